@@ -1,0 +1,233 @@
+# minimax: convert, verify and serve MiniMax checkpoints. `make help` lists the targets and switches.
+
+#: CC=clang        the C compiler (gcc)
+CC := $(if $(filter default,$(origin CC)),gcc,$(CC))
+#: V=1             show every command
+V ?= 0
+#: SAN=1           address and undefined-behaviour sanitizers, in build/san
+SAN ?= 0
+#: CUDA=0          leave the CUDA backend out (built when nvcc is found)
+NVCC ?= $(shell command -v nvcc)
+CUDA ?= $(if $(filter 0,$(SAN)),$(if $(NVCC),1,0),0)
+#: STATIC=1        link jansson, zstd, OpenSSL and PCRE2 into the programs, to carry them to another machine
+STATIC ?= 0
+#: MPI=1           reserved: ranks over several hosts do not exist yet
+MPI ?= 0
+#: BUILD=DIR       where everything built goes (build)
+BUILD ?= build$(if $(filter 1,$(SAN)),/san)
+#: PREFIX, DESTDIR where install puts things (/usr/local)
+PREFIX ?= /usr/local
+#: FUZZ_SECONDS=N  length of each fuzz run (60)
+FUZZ_SECONDS ?= 60
+
+ifneq ($(MPI),0)
+$(error MPI=1 is reserved: this version runs tensor-parallel ranks inside one host)
+endif
+ifeq ($(MAKELEVEL),0)
+MAKEFLAGS += -j$(shell nproc)
+endif
+Q = $(if $(filter 1,$(V)),,@)
+.DEFAULT_GOAL = all
+
+# ---- flags
+
+PKGS = jansson libcrypto libpcre2-8 libzstd
+WARN = -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Werror
+CPPFLAGS = -I. -D_GNU_SOURCE $(PKG_CFLAGS) -MMD -MP
+CFLAGS = -std=c11 -O2 -g -ffile-prefix-map=$(CURDIR)=. -fPIE -fstack-protector-strong -fstack-clash-protection $(WARN)
+LDFLAGS = -pie -Wl,-z,relro,-z,now -Wl,-z,noexecstack
+LD = $(CC)
+PKG_CFLAGS := $(shell pkg-config --cflags $(PKGS))
+LIBS := $(shell pkg-config --libs $(PKGS))
+ifeq ($(STATIC),1)
+LIBS := -Wl,-Bstatic $(LIBS) -Wl,-Bdynamic
+endif
+LIBS += -lm -lpthread
+
+ifeq ($(SAN),1)
+SANITIZE = -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+CFLAGS += $(SANITIZE) $(if $(filter 1,$(FUZZ)),-fsanitize=fuzzer-no-link)
+LDFLAGS += $(SANITIZE)
+else
+CPPFLAGS += -D_FORTIFY_SOURCE=3
+endif
+
+CUDA_SRC = $(wildcard runtime/cuda/*.cu)
+ifeq ($(CUDA),1)
+CUDA_HOME := $(patsubst %/bin/,%,$(dir $(realpath $(NVCC))))
+NVCCFLAGS = -std=c++17 -O3 -lineinfo -I. -DMM_CUDA -MMD -MP -cudart static -Xcompiler -fPIE,-fstack-protector-strong,-Wall \
+  -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90a,code=sm_90a
+ifneq ($(CUDA_SRC),)
+CPPFLAGS += -DMM_CUDA
+LD = $(CXX)
+LDFLAGS += -static-libstdc++ -static-libgcc
+LIBS += -L$(CUDA_HOME)/lib64 -lcudart_static -ldl -lrt
+endif
+endif
+
+# ---- floors, lowest first; a program or test links the floors it may include, highest first
+
+FLOORS = formats quant loader convert runtime
+src_of = $(filter-out $(1)/minimax_%,$(wildcard $(1)/*.c $(if $(filter runtime,$(1)),runtime/cpu/*.c)))
+obj_of = $(patsubst %,$(BUILD)/%.o,$(basename $(call src_of,$(1))) $(if $(filter runtime1,$(1)$(CUDA)),$(CUDA_SRC)))
+lib = $(BUILD)/lib$(1).a
+LIBS_formats = $(call lib,formats)
+LIBS_quant = $(call lib,quant) $(LIBS_formats)
+LIBS_loader = $(call lib,loader) $(LIBS_quant)
+LIBS_convert = $(call lib,convert) $(LIBS_loader)
+LIBS_runtime = $(call lib,runtime) $(LIBS_loader)
+LIBS_all = $(call lib,runtime) $(LIBS_convert)
+
+PROGRAM_SRC = $(wildcard */minimax_*.c)
+UNIT_SRC = $(wildcard tests/unit/*/test_*.c)
+MODEL_SRC = $(wildcard tests/model/*.c tests/ops/*.c)
+BENCH_SRC = $(wildcard tests/bench/bench_*.c)
+FUZZ_SRC = $(wildcard tests/fuzz/fuzz_*.c)
+PROGRAMS = $(patsubst %.c,$(BUILD)/bin/%,$(subst _,-,$(notdir $(PROGRAM_SRC))))
+UNIT = $(UNIT_SRC:%.c=$(BUILD)/%)
+MODEL = $(MODEL_SRC:%.c=$(BUILD)/%)
+BENCH = $(BENCH_SRC:%.c=$(BUILD)/%)
+
+all: $(PROGRAMS) ## build the programs into build/bin
+	@echo "$(if $(filter 1,$(CUDA)),CUDA backend: built with $(NVCC),CUDA backend: not built ($(if $(NVCC),CUDA=0,no nvcc found)))"
+tests: $(UNIT) $(MODEL)
+
+link = $(Q)mkdir -p $(@D) && $(LD) $(LDFLAGS) $(filter-out $(BUILD)/flags,$^) $(LIBS)
+
+# Everything is compiled again when the compiler or a flag changes.
+FLAGS = $(CC) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) $(LIBS) $(NVCCFLAGS)
+$(BUILD)/flags: FORCE
+	@mkdir -p $(@D) && echo '$(FLAGS)' | cmp -s - $@ || echo '$(FLAGS)' > $@
+$(BUILD)/%.o: %.c $(BUILD)/flags
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -c $< -o $@
+$(BUILD)/%.cu.o: %.cu $(BUILD)/flags
+	@mkdir -p $(@D)
+	$(Q)$(NVCC) $(NVCCFLAGS) -c $< -o $@
+
+define floor_rule
+$(call lib,$(1)): $(call obj_of,$(1))
+	@mkdir -p $$(@D)
+	$(Q)rm -f $$@ && ar rcsD $$@ $$^
+$(BUILD)/tests/unit/$(1)/%: $(BUILD)/tests/unit/$(1)/%.o $$(LIBS_$(1))
+	$$(link) -lcmocka -o $$@
+endef
+$(foreach f,$(FLOORS),$(eval $(call floor_rule,$(f))))
+
+define program_rule
+$(BUILD)/bin/$(subst _,-,$(notdir $(1:.c=))): $(BUILD)/$(1:.c=.o) $(LIBS_all)
+	$$(link) -o $$@
+endef
+$(foreach p,$(PROGRAM_SRC),$(eval $(call program_rule,$(p))))
+
+$(MODEL): $(BUILD)/%: $(BUILD)/%.o $(LIBS_all)
+	$(link) -lcmocka -o $@
+$(BENCH): $(BUILD)/%: $(BUILD)/%.o $(LIBS_all)
+	$(link) -o $@
+
+# ---- tests: every test program is a target check/NAME; scripts/test.sh runs it, prints one line and keeps its result
+
+SCRIPT_TESTS = $(shell find tests/model tests/cli tests/interop tests/fault -maxdepth 1 -type f -perm -u+x 2>/dev/null | sort)
+# Exhaustive over 2^32 inputs, or whole models: minutes under valgrind, and the sanitizers see the same code.
+VALGRIND_SKIP = quant/test_numbers
+VALGRIND_UNIT = $(filter-out $(VALGRIND_SKIP:%=tests/unit/%.c),$(filter-out tests/unit/runtime/%,$(UNIT_SRC)))
+export VENV ?= $(CURDIR)/build/venv
+export SAN
+run = $(Q)BUILD=$(abspath $(BUILD)) scripts/test.sh $@
+
+T_UNIT = $(UNIT_SRC:tests/%.c=check/%)
+T_MODEL = $(patsubst tests/%.c,check/%,$(filter $(addsuffix /test_%,tests/model tests/ops),$(MODEL_SRC)))
+T_SCRIPT = $(SCRIPT_TESTS:tests/%=check/%)
+T_SAN = $(UNIT_SRC:tests/%.c=check/san/%)
+T_CLANG = $(UNIT_SRC:tests/%.c=check/clang/%) check/clang/programs
+T_VALGRIND = $(VALGRIND_UNIT:tests/unit/%.c=check/valgrind/%)
+T_FUZZ = $(FUZZ_SRC:tests/fuzz/%.c=check/fuzz/%)
+T_TREE = check/lint check/reproducible
+
+$(T_UNIT) $(T_MODEL): check/%: $(BUILD)/tests/%
+	$(run) $<
+$(T_SCRIPT): check/%: $(PROGRAMS) $(MODEL)
+	$(run) tests/$*
+$(filter check/interop/%,$(T_SCRIPT)): $(VENV)/ready
+$(T_VALGRIND): check/valgrind/%: $(BUILD)/tests/unit/%
+	$(run) valgrind -q --error-exitcode=99 --leak-check=full --errors-for-leak-kinds=definite,indirect,possible $<
+$(filter check/san/%,$(T_SAN)): check/san/%: build-san
+	$(run) $(BUILD)/san/tests/$*
+$(filter-out check/clang/programs,$(T_CLANG)): check/clang/%: build-clang
+	$(run) $(BUILD)/clang/tests/$*
+check/clang/programs: build-clang
+	$(run) true
+$(T_FUZZ): check/fuzz/%: build-fuzz
+	$(run) scripts/fuzz.sh $(BUILD)/fuzz $* $(FUZZ_SECONDS)
+check/lint:
+	$(run) $(MAKE) --no-print-directory lint
+check/reproducible: build-clang
+	$(run) scripts/reproducible.sh $(BUILD)/clang/bin $(MAKE) CC=clang CUDA=0
+
+build-san:
+	+$(Q)$(MAKE) --no-print-directory SAN=1 BUILD=$(BUILD)/san all tests >/dev/null
+build-clang:
+	+$(Q)$(MAKE) --no-print-directory CC=clang CUDA=0 BUILD=$(BUILD)/clang all tests >/dev/null
+build-fuzz:
+	+$(Q)$(MAKE) --no-print-directory CC=clang SAN=1 FUZZ=1 BUILD=$(BUILD)/fuzz fuzzers
+
+count = @scripts/test.sh --count $(BUILD) $^
+
+check: $(T_UNIT) $(T_MODEL) $(T_SCRIPT) ## every test; ends with "N passed, N failed"
+ifneq ($(SAN),1)
+check: $(T_TREE) $(T_VALGRIND) $(T_SAN) $(T_CLANG) $(T_FUZZ)
+endif
+unit: $(T_UNIT) ## unit tests
+model: $(T_MODEL) $(filter check/model/%,$(T_SCRIPT)) ## operators and whole models against reference results
+cli: $(filter-out check/model/%,$(T_SCRIPT)) ## the programs from outside: command lines, interop, hardening
+valgrind: $(T_VALGRIND) ## small unit tests under valgrind
+check-san: $(T_SAN) ## unit tests under address and undefined-behaviour sanitizers
+check-clang: $(T_CLANG) ## build with clang, unit tests
+fuzz: $(T_FUZZ) ## FUZZ_SECONDS of libFuzzer on every tests/fuzz/fuzz_*.c
+check unit model cli valgrind check-san check-clang fuzz:
+	$(count)
+
+$(VENV)/ready:
+	$(Q)scripts/venv.sh $(VENV) safetensors==0.8.0 numpy==2.4.6
+
+$(FUZZ_SRC:%.c=$(BUILD)/%): $(BUILD)/%: $(BUILD)/%.o $(LIBS_all)
+	$(link) -fsanitize=fuzzer -o $@
+fuzzers: $(FUZZ_SRC:%.c=$(BUILD)/%)
+
+GPU = $(BUILD)/tests/ops/gpu
+$(GPU): $(patsubst %,$(BUILD)/%.o,$(wildcard tests/ops/*.cu)) $(LIBS_all)
+	$(link) -o $@
+gpu: $(if $(filter 1,$(CUDA)),$(GPU)) ## CUDA tests, on a machine with a GPU
+	$(Q)$(if $(filter 1,$(CUDA)),$(GPU),echo "make gpu: needs CUDA=1" >&2; exit 2)
+
+# ---- the tree
+
+demo: $(PROGRAMS) ## convert, verify, list and run the two small checkpoints
+	$(Q)scripts/demo.sh $(BUILD)
+bench: $(PROGRAMS) $(BENCH) ## conversion rates beside memcpy and the disk of the same run
+	$(Q)for b in $(BENCH); do $$b || exit 1; done
+
+SOURCES = $(shell find formats quant loader convert runtime tests -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh')
+lint: ## format, clang-tidy, floors, file lengths, names
+	$(Q)clang-format --dry-run -Werror $(SOURCES)
+	$(Q)scripts/floors.sh
+	$(Q)scripts/tree.sh
+	$(Q)printf '%s\n' $(filter %.c,$(SOURCES)) | xargs -P $(shell nproc) -I{} clang-tidy --quiet {} -- -std=c11 -D_GNU_SOURCE -I. $(PKG_CFLAGS) 2>&1 | \
+	  { ! grep -vE '^[0-9]+ warnings? generated'; }
+format: ## rewrite the sources in the house style
+	$(Q)clang-format -i $(SOURCES)
+
+install: all ## programs, man pages and shell completions below PREFIX
+	$(Q)scripts/install.sh "$(DESTDIR)$(PREFIX)" $(PROGRAMS)
+clean: ## remove what was built
+	rm -rf $(BUILD)
+help: ## this list
+	@echo "targets"; sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 16
+	@echo "switches"; sed -n 's/^#: /  /p' Makefile
+
+-include $(patsubst %,$(BUILD)/%.d,$(basename $(filter %.c,$(SOURCES))) $(filter %.cu,$(SOURCES)))
+.DELETE_ON_ERROR:
+FORCE:
+.PHONY: FORCE all tests check unit model cli valgrind check-san check-clang fuzz fuzzers gpu demo bench lint format install clean help \
+  build-san build-clang build-fuzz $(T_UNIT) $(T_MODEL) $(T_SCRIPT) $(T_TREE) $(T_SAN) $(T_CLANG) $(T_VALGRIND) $(T_FUZZ)
+.SECONDARY:

@@ -1,0 +1,28 @@
+#!/bin/sh
+# scripts/bootstrap.sh demo | check: on Debian 12 or newer, installs what is missing with apt (as root or with sudo), then runs
+# `make demo` or `make check`. Arguments after the first go to make.
+set -eu
+cd "$(dirname "$0")/.."
+
+build='gcc g++ libc6-dev make pkg-config libjansson-dev libzstd-dev libssl-dev libpcre2-dev'
+case ${1-} in
+  demo) packages=$build ;;
+  check) packages="$build ca-certificates git libcmocka-dev clang clang-format clang-tidy libclang-rt-14-dev binutils valgrind libc6-dbg strace python3 python3-venv" ;;
+  *) echo "usage: scripts/bootstrap.sh demo | check" >&2; exit 2 ;;
+esac
+target=$1
+shift
+
+missing=
+for package in $packages; do
+  case $(dpkg-query -W -f '${Status}' "$package" 2>/dev/null) in *' installed') ;; *) missing="$missing $package" ;; esac
+done
+if [ -n "$missing" ]; then
+  command -v apt-get >/dev/null || { echo "bootstrap: no apt-get here; install by hand:$missing" >&2; exit 2; }
+  root=
+  [ "$(id -u)" -eq 0 ] || root='sudo'
+  echo "bootstrap: installing$missing"
+  $root apt-get update -q
+  $root env DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends $missing
+fi
+exec make "$target" "$@"

@@ -1,0 +1,46 @@
+#!/bin/sh
+# The floors: who may include whom, read off the #include lines. One line per violation; exit status 1 if there is any.
+# formats < quant < loader < {convert, runtime} < programs (minimax_*.c); tests may include anything. Outside libraries have one home each.
+set -u
+cd "$(dirname "$0")/.."
+find . \( -path ./.git -o -path ./build -o -path ./tests \) -prune -o \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' \) -print |
+  sed 's|^\./||' | sort | xargs awk '
+function floor(path) {
+  if (path ~ /(^|\/)minimax_[^\/]*\.c$/) return 5
+  sub(/\/.*/, "", path)
+  return path in rank ? rank[path] : 0
+}
+function complain(why) {
+  printf "%s:%d: %s\n", FILENAME, FNR, why
+  bad = 1
+}
+BEGIN {
+  rank["formats"] = 1; rank["quant"] = 2; rank["loader"] = 3; rank["convert"] = 4; rank["runtime"] = 4
+  home["jansson"] = "^formats/json\\.c$"
+  home["openssl"] = "^formats/hash\\.c$"
+  home["zstd"] = "^formats/frame\\.c$"
+  home["pcre2"] = "^runtime/tokenizer\\.c$"
+  home["cuda|cub|nccl"] = "^runtime/cuda/"
+  home["mpi"] = "^runtime/mpi\\.c$"
+}
+FNR == 1 && !floor(FILENAME) { complain("is on no floor (formats, quant, loader, convert, runtime)") }
+/^[ \t]*#[ \t]*include[ \t]*</ {
+  match($0, /<[^>]*>/)
+  header = tolower(substr($0, RSTART + 1, RLENGTH - 2))
+  for (library in home) {
+    if (header ~ "^(" library ")" && FILENAME !~ home[library]) complain("<" header "> belongs only in " home[library])
+  }
+  next
+}
+/^[ \t]*#[ \t]*include[ \t]*"/ {
+  match($0, /"[^"]*"/)
+  header = substr($0, RSTART + 1, RLENGTH - 2)
+  mine = floor(FILENAME)
+  theirs = floor(header)
+  if (!theirs) complain("\"" header "\": include paths start at the root: \"formats/base.h\"")
+  else if (theirs > mine) complain("\"" header "\" is on a higher floor")
+  else if (theirs == mine && mine == 4 && substr(header, 1, 4) != substr(FILENAME, 1, 4)) complain("\"" header "\": convert and runtime never include each other")
+  if (header ~ /^runtime\/cuda\// && FILENAME !~ /^runtime\/cuda\//) complain("\"" header "\" is only for runtime/cuda")
+}
+END { exit bad }
+'

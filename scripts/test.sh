@@ -1,0 +1,46 @@
+#!/bin/sh
+# Runs one test program and keeps its result, or counts the results of many.
+#   scripts/test.sh check/NAME COMMAND…    runs COMMAND with PATH, BUILD and TMPDIR set; prints one line, and the whole log of a failure.
+#                                          Exit status 77 of COMMAND: it could not run here and said why on its last line.
+#   scripts/test.sh --count BUILD check/NAME…    prints "N passed, N failed" as its last line; exit status 1 if any failed.
+# Results lie in BUILD/check/NAME.{log,result}.
+set -u
+
+if [ "$1" = --count ]; then
+  build=$2 passed=0 failed=0
+  shift 2
+  for name; do
+    case $(cat "$build/$name.result" 2>/dev/null) in
+      pass) passed=$((passed + 1)) ;;
+      skip) echo "not run: ${name#check/}: $(tail -n 1 "$build/$name.log")" ;;
+      *) failed=$((failed + 1)); echo "failed: ${name#check/} (log: $build/$name.log)" ;;
+    esac
+  done
+  echo "$passed passed, $failed failed"
+  [ "$failed" -eq 0 ]
+  exit
+fi
+
+name=$1
+shift
+log=$BUILD/$name.log
+mkdir -p "$(dirname "$log")"
+rm -f "$BUILD/$name.result"
+TMPDIR=$(mktemp -d "$BUILD/$name.XXXXXX") || exit 1
+export BUILD TMPDIR PATH="$BUILD/bin:$VENV/bin:$PATH"
+export ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1:detect_stack_use_after_return=1:allocator_may_return_null=1
+export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
+
+start=$(date +%s%N)
+timeout 600 "$@" >"$log" 2>&1 </dev/null
+status=$?
+ms=$((($(date +%s%N) - start) / 1000000))
+rm -rf "$TMPDIR"
+case $status in
+  0) result=pass ;;
+  77) result=skip ;;
+  *) result=fail; cat "$log" ;;
+esac
+echo "$result" >"$BUILD/$name.result"
+printf '%-4s %4d.%03d s  %s%s\n' "$result" $((ms / 1000)) $((ms % 1000)) "${name#check/}" \
+  "$([ $result = fail ] && echo ": exit status $status" || tail -n 1 "$log" | cut -c 1-120 | sed 's/^/: /')"
