@@ -1,0 +1,111 @@
+/* Errors, checked arithmetic, allocation. Everything else stands on this file.
+ *
+ * Error style (design: one line, one exit status): a function that can fail takes `mm_err *err` last and returns
+ * bool (or a pointer, NULL on failure). The first failure recorded in an mm_err wins. Nothing below the programs
+ * prints or exits. */
+#ifndef MM_FORMATS_BASE_H
+#define MM_FORMATS_BASE_H
+
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define MM_VERSION "0.1.0"
+
+#if defined(__GNUC__)
+#define MM_PRINTF(f, a) __attribute__((format(printf, f, a)))
+#else
+#define MM_PRINTF(f, a)
+#endif
+
+/* Exit statuses of every program; an mm_err carries one of them. */
+typedef enum mm_status {
+  MM_OK = 0,
+  MM_BUG = 1,          /* an error of ours; says so */
+  MM_USAGE = 2,        /* options, or an output path that must not be touched */
+  MM_BAD_INPUT = 3,    /* a source file is malformed or inconsistent */
+  MM_UNSUPPORTED = 4,  /* valid, but not something this version does */
+  MM_IO = 5,           /* the operating system refused; carries strerror */
+  MM_INTEGRITY = 6,    /* a packed checkpoint is not what its manifest says */
+  MM_LOCKED = 7,       /* another run owns the output */
+  MM_LIMIT = 8,        /* memory or another limit */
+  MM_INTERRUPTED = 75  /* stopped in a resumable state */
+} mm_status;
+
+/* Where a failure was seen. Strings are borrowed for the call only; NULL and -1 mean "does not apply". */
+typedef struct mm_where {
+  const char *file;
+  const char *tensor;
+  int64_t offset; /* bytes from the start of `file` */
+} mm_where;
+
+static inline mm_where mm_at(const char *file, const char *tensor) {
+  mm_where w = {file, tensor, -1};
+  return w;
+}
+
+static inline mm_where mm_at_offset(const char *file, const char *tensor, uint64_t offset) {
+  mm_where w = {file, tensor, offset > INT64_MAX ? INT64_MAX : (int64_t)offset};
+  return w;
+}
+
+/* The first failure of a call chain. Zero-initialise before use (`mm_err err = {0}`). */
+typedef struct mm_err {
+  mm_status status;  /* MM_OK while nothing has failed */
+  char code[24];     /* "E_PREFIX": stable, documented in README.md */
+  char text[3072];   /* `CODE: FILE: tensor "NAME": offset N: found …, expected …`, names escaped, no newline */
+} mm_err;
+
+/* Records a failure unless `err` already holds one. `fmt` says what was found and what was expected.
+ * File and tensor names are escaped (control bytes and invalid UTF-8 as \xNN) and cut at 1,000 bytes.
+ * Returns false, so that `return mm_fail(…)` works. Does not allocate. `err` may be NULL. */
+bool mm_fail(mm_err *err, mm_status status, const char *code, mm_where where, const char *fmt, ...) MM_PRINTF(5, 6);
+
+/* mm_fail(MM_IO, "E_IO") with `what` (e.g. "open") and strerror(errno_value). */
+bool mm_fail_errno(mm_err *err, mm_where where, const char *what, int errno_value);
+
+/* mm_fail(MM_LIMIT, "E_MEMORY") naming the bytes wanted. */
+bool mm_fail_memory(mm_err *err, uint64_t bytes);
+
+/* Writes `text` (n bytes) to `out` with control bytes, quotes, backslashes and invalid UTF-8 as \xNN; always
+ * NUL-terminated, cut with "…" at cap. Returns out. */
+char *mm_escape(char *out, size_t cap, const char *text, size_t n);
+
+/* Length (1–4) of the valid UTF-8 sequence at the start of text (n ≥ 1 bytes); 0 if there is none: overlong forms, surrogates
+ * and code points beyond U+10FFFF are invalid. */
+size_t mm_utf8_len(const char *text, size_t n);
+
+/* Checked arithmetic for every size that comes from a file: false on overflow, *out then unspecified. */
+static inline bool mm_add(uint64_t a, uint64_t b, uint64_t *out) { return !__builtin_add_overflow(a, b, out); }
+static inline bool mm_mul(uint64_t a, uint64_t b, uint64_t *out) { return !__builtin_mul_overflow(a, b, out); }
+
+static inline uint64_t mm_ceil_div(uint64_t a, uint64_t b) { return a / b + (a % b != 0); }
+static inline uint64_t mm_round_up(uint64_t a, uint64_t b) { return mm_ceil_div(a, b) * b; }
+static inline uint64_t mm_min(uint64_t a, uint64_t b) { return a < b ? a : b; }
+static inline uint64_t mm_max(uint64_t a, uint64_t b) { return a > b ? a : b; }
+uint64_t mm_gcd(uint64_t a, uint64_t b);
+
+/* Zeroed memory for count elements of size bytes; NULL and E_MEMORY on overflow or exhaustion. Free with free(). */
+void *mm_calloc(size_t count, size_t size, mm_err *err);
+/* Grows *array (element size `size`) so that it holds at least want elements; *cap is its capacity. */
+bool mm_grow(void **array, size_t *cap, size_t want, size_t size, mm_err *err);
+
+/* An arena: many small pieces, freed together. Zero-initialise; close accepts an unused one. */
+typedef struct mm_arena {
+  struct mm_arena_chunk *chunk;
+} mm_arena;
+void *mm_arena_alloc(mm_arena *a, size_t n, mm_err *err); /* 16-byte aligned, zeroed */
+char *mm_arena_strndup(mm_arena *a, const char *s, size_t n, mm_err *err);
+/* printf into the arena. */
+char *mm_arena_printf(mm_arena *a, mm_err *err, const char *fmt, ...) MM_PRINTF(3, 4);
+void mm_arena_close(mm_arena *a);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

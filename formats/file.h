@@ -1,0 +1,66 @@
+/* Files: opening untrusted ones safely, exact reads and writes, mappings, and directories that appear at once.
+ * Every call retries EINTR and handles short transfers. Paths in messages are as given. */
+#ifndef MM_FORMATS_FILE_H
+#define MM_FORMATS_FILE_H
+
+#include "formats/base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Identity of a file at open time; compared again at the end of a run. */
+typedef struct mm_file_id {
+  uint64_t dev, ino, size;
+  int64_t mtime_ns, ctime_ns;
+} mm_file_id;
+
+typedef struct mm_file {
+  int fd; /* -1 when closed */
+  uint64_t size;
+  mm_file_id id;
+} mm_file;
+#define MM_FILE_NONE {-1, 0, {0, 0, 0, 0, 0}}
+
+/* O_RDONLY|O_NONBLOCK|O_CLOEXEC|O_NOCTTY, then fstat: anything but a regular file is MM_BAD_INPUT E_FS_TYPE (says what it
+ * is); absent is MM_BAD_INPUT E_FS_MISSING; ELOOP is E_FS_TYPE in words; other errors MM_IO. Follows symlinks. */
+bool mm_file_open(mm_file *f, const char *path, mm_err *err);
+void mm_file_close(mm_file *f); /* reading side only: a failed close loses nothing */
+/* The file at path still is `id`; MM_IO E_CHANGED otherwise. */
+bool mm_file_unchanged(const mm_file *f, const char *path, mm_err *err);
+/* Exactly n bytes at offset; a short file is MM_IO E_SHORT_READ with the offset. */
+bool mm_file_read(const mm_file *f, const char *path, void *buf, size_t n, uint64_t offset, mm_err *err);
+/* For one pass over much data, without filling the page cache: takes what the cache already holds, else reads past it through `direct`
+ * (a descriptor with O_DIRECT, or -1 where the file system has none). buf is aligned to MM_DIRECT and has room for n + 2·MM_DIRECT; the
+ * bytes start at buf + *skew. Errors as mm_file_read. */
+#define MM_DIRECT 4096
+bool mm_file_stream(const mm_file *f, int direct, const char *path, uint8_t *buf, size_t n, uint64_t offset, size_t *skew, mm_err *err);
+/* Whole regular file of at most max bytes, NUL-terminated beyond *n; free() it. */
+char *mm_file_slurp(const char *path, uint64_t max, size_t *n, mm_err *err);
+
+/* A read-only private mapping of a whole file (size > 0). */
+typedef struct mm_map {
+  const uint8_t *data;
+  uint64_t size;
+} mm_map;
+bool mm_map_open(mm_map *m, const mm_file *f, const char *path, mm_err *err);
+void mm_map_close(mm_map *m); /* accepts a zeroed one */
+
+/* Exact write at offset; MM_IO on failure. */
+bool mm_pwrite(int fd, const char *path, const void *buf, size_t n, uint64_t offset, mm_err *err);
+/* Creates (O_EXCL|O_NOFOLLOW) dir/name below an open directory, mode 0644 & ~umask, read-write; -1 on failure. */
+int mm_create_at(int dirfd, const char *dir, const char *name, mm_err *err);
+/* Writes, fsyncs and closes a new small file below dirfd. */
+bool mm_write_file_at(int dirfd, const char *dir, const char *name, const void *buf, size_t n, mm_err *err);
+/* fsync that reports; for a directory EINVAL/ENOTSUP are tolerated. */
+bool mm_fsync(int fd, const char *path, bool directory, mm_err *err);
+/* close that reports. */
+bool mm_close(int fd, const char *path, mm_err *err);
+
+/* True for a plain base name: 1–255 bytes, no '/', '\\', NUL or control byte, not "." or "..". */
+bool mm_base_name_ok(const char *name, size_t n);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

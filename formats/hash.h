@@ -1,0 +1,37 @@
+/* SHA-256 (FIPS 180-4, through OpenSSL's EVP) and the block tree of packed files: the file is cut into blocks of
+ * 4 MiB (the last may be shorter), each block is hashed, and the root is SHA-256 over the concatenated block digests. */
+#ifndef MM_FORMATS_HASH_H
+#define MM_FORMATS_HASH_H
+
+#include "formats/base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define MM_HASH_BLOCK (UINT64_C(4) << 20)
+typedef struct mm_digest {
+  uint8_t byte[32];
+} mm_digest;
+
+/* One-shot; a failing library call is MM_BUG E_HASH. */
+bool mm_sha256(const void *data, size_t n, mm_digest *out, mm_err *err);
+/* Streaming. */
+typedef struct mm_sha256_state mm_sha256_state;
+mm_sha256_state *mm_sha256_begin(mm_err *err);
+bool mm_sha256_add(mm_sha256_state *s, const void *data, size_t n, mm_err *err);
+bool mm_sha256_end(mm_sha256_state *s, mm_digest *out, mm_err *err); /* frees s; out may be NULL to abandon */
+
+static inline uint64_t mm_hash_blocks(uint64_t size) { return mm_ceil_div(size, MM_HASH_BLOCK); }
+/* Root over n block digests (n may be 0). */
+bool mm_hash_root(const mm_digest *blocks, size_t n, mm_digest *out, mm_err *err);
+
+bool mm_digest_equal(const mm_digest *a, const mm_digest *b);
+#define MM_HEX_LEN 64
+void mm_digest_hex(const mm_digest *d, char out[MM_HEX_LEN + 1]); /* lower case */
+bool mm_digest_parse(const char *hex, size_t n, mm_digest *out);  /* exactly 64 lower-case hex digits */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,175 @@
+/* JSON documents over jansson: the strict reading that jansson leaves to its caller, required fields with one error
+ * line each, and building. */
+#include "formats/json.h"
+
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "formats/file.h"
+
+#define MAX_DEPTH  32
+#define MAX_VALUES (UINT32_C(4) << 20) /* jansson takes up to some 150 bytes for each */
+
+/* What jansson would let through: raw NUL bytes (taken for white space after a number), nesting up to 2,048, and lists of
+ * tiny values that grow a hundredfold in memory. */
+static bool prescan(const char *text, size_t n, const char *file, mm_err *err) {
+  const char *nul = n ? memchr(text, '\0', n) : NULL;
+  if (nul)
+    return mm_fail(err, MM_BAD_INPUT, "E_JSON", mm_at_offset(file, NULL, (uint64_t)(nul - text)), "found a NUL byte, expected JSON text");
+  unsigned depth = 0, values = 0;
+  bool quoted = false;
+  for (size_t i = 0; i < n; i++) {
+    char c = text[i];
+    if (c == '"') quoted = !quoted;
+    if (quoted) {
+      if (c == '\\') i++;
+      continue;
+    }
+    if (c == '{' || c == '[') depth++;
+    if ((c == '}' || c == ']') && depth > 0) depth--;
+    if (c == '{' || c == '[' || c == ',') values++;
+    if (depth > MAX_DEPTH)
+      return mm_fail(err, MM_BAD_INPUT, "E_JSON", mm_at_offset(file, NULL, i), "found nesting deeper than %d", MAX_DEPTH);
+    if (values > MAX_VALUES) return mm_fail(err, MM_LIMIT, "E_LIMIT", mm_at_offset(file, NULL, i), "found more than %u values", MAX_VALUES);
+  }
+  return true;
+}
+
+mm_json *mm_json_parse(const char *text, size_t n, const char *file, mm_err *err) {
+  if (!prescan(text, n, file, err)) return NULL;
+  json_error_t e;
+  mm_json *j = json_loadb(text, n, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &e);
+  if (j) return j;
+  if (json_error_code(&e) == json_error_out_of_memory) {
+    mm_fail_memory(err, n);
+    return NULL;
+  }
+  char what[4 * sizeof e.text];
+  mm_escape(what, sizeof what, e.text, strlen(e.text));
+  const char *code = json_error_code(&e) == json_error_numeric_overflow ? "E_NUMBER" : "E_JSON";
+  mm_fail(err, MM_BAD_INPUT, code, mm_at_offset(file, NULL, e.position > 0 ? (uint64_t)e.position : 0), "%s", what);
+  return NULL;
+}
+
+mm_json *mm_json_load(const char *path, uint64_t max_bytes, mm_err *err) {
+  size_t n;
+  char *text = mm_file_slurp(path, max_bytes, &n, err);
+  if (!text) return NULL;
+  mm_json *j = mm_json_parse(text, n, path, err);
+  free(text);
+  return j;
+}
+
+void mm_json_free(mm_json *j) { json_decref(j); }
+
+mm_json_type mm_json_type_of(const mm_json *j) {
+  if (!j) return MM_JSON_NULL;
+  switch (json_typeof(j)) {
+    case JSON_OBJECT: return MM_JSON_OBJ;
+    case JSON_ARRAY: return MM_JSON_ARR;
+    case JSON_STRING: return MM_JSON_STR;
+    case JSON_INTEGER: return MM_JSON_INT;
+    case JSON_REAL: return MM_JSON_REAL;
+    case JSON_TRUE:
+    case JSON_FALSE: return MM_JSON_BOOL;
+    case JSON_NULL: break;
+  }
+  return MM_JSON_NULL;
+}
+
+const mm_json *mm_json_get(const mm_json *obj, const char *key) { return json_object_get(obj, key); }
+size_t mm_json_size(const mm_json *j) { return json_is_array(j) ? json_array_size(j) : json_object_size(j); }
+const mm_json *mm_json_at(const mm_json *arr, size_t i) { return json_array_get(arr, i); }
+
+bool mm_json_next(const mm_json *obj, void **iter, const char **key, const mm_json **value) {
+  json_t *o = (json_t *)obj; /* jansson's iterators want it writable; nothing is written */
+  *iter = *iter ? json_object_iter_next(o, *iter) : json_object_iter(o);
+  if (!*iter) return false;
+  *key = json_object_iter_key(*iter);
+  *value = json_object_iter_value(*iter);
+  return true;
+}
+
+int64_t mm_json_int(const mm_json *j) { return json_integer_value(j); }
+double mm_json_number(const mm_json *j) { return json_number_value(j); }
+bool mm_json_bool(const mm_json *j) { return json_is_true(j); }
+const char *mm_json_str(const mm_json *j) { return json_string_value(j); }
+size_t mm_json_str_len(const mm_json *j) { return json_string_length(j); }
+
+static const char *type_name(mm_json_type t) {
+  static const char *const name[] = {"null", "a boolean", "an integer", "a real number", "a string", "an array", "an object"};
+  return name[t];
+}
+
+static bool wrong_type(const mm_json *found, const char *key, const char *expected, const mm_json_ctx *c, mm_err *err) {
+  const char *what = found ? type_name(mm_json_type_of(found)) : "nothing";
+  return mm_fail(err, c->status, c->code, mm_at(c->file, NULL), "key \"%s\": found %s, expected %s", key, what, expected);
+}
+
+const mm_json *mm_json_need(const mm_json *obj, const char *key, mm_json_type type, const mm_json_ctx *c, mm_err *err) {
+  const mm_json *j = mm_json_get(obj, key);
+  if (j && mm_json_type_of(j) == type) return j;
+  wrong_type(j, key, type_name(type), c, err);
+  return NULL;
+}
+
+bool mm_json_need_int(const mm_json *obj, const char *key, int64_t lo, int64_t hi, int64_t *out, const mm_json_ctx *c, mm_err *err) {
+  const mm_json *j = mm_json_need(obj, key, MM_JSON_INT, c, err);
+  if (!j) return false;
+  *out = mm_json_int(j);
+  if (*out >= lo && *out <= hi) return true;
+  return mm_fail(err, c->status, c->code, mm_at(c->file, NULL), "key \"%s\": found %lld, expected %lld to %lld", key, (long long)*out,
+                 (long long)lo, (long long)hi);
+}
+
+bool mm_json_need_number(const mm_json *obj, const char *key, double *out, const mm_json_ctx *c, mm_err *err) {
+  const mm_json *j = mm_json_get(obj, key);
+  if (!json_is_number(j)) return wrong_type(j, key, "a number", c, err);
+  *out = mm_json_number(j);
+  return true;
+}
+
+bool mm_json_need_bool(const mm_json *obj, const char *key, bool *out, const mm_json_ctx *c, mm_err *err) {
+  const mm_json *j = mm_json_need(obj, key, MM_JSON_BOOL, c, err);
+  if (!j) return false;
+  *out = mm_json_bool(j);
+  return true;
+}
+
+/* The caller gets no length, so a NUL inside would cut the string unseen. */
+bool mm_json_need_str(const mm_json *obj, const char *key, const char **out, const mm_json_ctx *c, mm_err *err) {
+  const mm_json *j = mm_json_need(obj, key, MM_JSON_STR, c, err);
+  if (!j) return false;
+  *out = mm_json_str(j);
+  if (strlen(*out) == mm_json_str_len(j)) return true;
+  return mm_fail(err, c->status, c->code, mm_at(c->file, NULL), "key \"%s\": found a string with a NUL character", key);
+}
+
+bool mm_json_only_keys(const mm_json *obj, const char *const *keys, const mm_json_ctx *c, mm_err *err) {
+  void *iter = NULL;
+  const char *key;
+  const mm_json *value;
+  while (mm_json_next(obj, &iter, &key, &value)) {
+    const char *const *k = keys;
+    while (*k && strcmp(*k, key) != 0) k++;
+    if (*k) continue;
+    char shown[256];
+    return mm_fail(err, c->status, c->code, mm_at(c->file, NULL), "found unknown key \"%s\"",
+                   mm_escape(shown, sizeof shown, key, strlen(key)));
+  }
+  return true;
+}
+
+mm_json *mm_json_new_obj(void) { return json_object(); }
+mm_json *mm_json_new_arr(void) { return json_array(); }
+mm_json *mm_json_new_str(const char *s) { return json_string(s); }
+mm_json *mm_json_new_int(int64_t v) { return json_integer(v); }
+mm_json *mm_json_new_real(double v) { return json_real(v); }
+mm_json *mm_json_new_bool(bool v) { return json_boolean(v); }
+bool mm_json_set(mm_json *obj, const char *key, mm_json *value) { return json_object_set_new(obj, key, value) == 0; }
+bool mm_json_append(mm_json *arr, mm_json *value) { return json_array_append_new(arr, value) == 0; }
+
+char *mm_json_dump(const mm_json *j, bool pretty) {
+  return json_dumps(j, JSON_ENCODE_ANY | JSON_REAL_PRECISION(17) | (pretty ? JSON_INDENT(1) : JSON_COMPACT));
+}

@@ -1,0 +1,70 @@
+/* JSON documents of moderate size: configs, manifests, tokenizers (jansson behind it; no other file includes it).
+ * Parsing is strict: raw NUL bytes, duplicate keys, trailing text, nesting beyond 32, more than 4 Mi values
+ * and sizes beyond the caller's limit are refused with the byte position. Large untrusted maps (safetensors headers, indexes) go through
+ * scan.h. */
+#ifndef MM_FORMATS_JSON_H
+#define MM_FORMATS_JSON_H
+
+#include "formats/base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct json_t mm_json; /* a node; owned ones are released with mm_json_free, borrowed ones never */
+
+/* Parses n bytes; `file` is for messages. MM_BAD_INPUT E_JSON on malformed text. */
+mm_json *mm_json_parse(const char *text, size_t n, const char *file, mm_err *err);
+/* Reads and parses a regular file of at most max_bytes (E_LIMIT beyond). */
+mm_json *mm_json_load(const char *path, uint64_t max_bytes, mm_err *err);
+void mm_json_free(mm_json *j); /* accepts NULL */
+
+typedef enum mm_json_type { MM_JSON_NULL, MM_JSON_BOOL, MM_JSON_INT, MM_JSON_REAL, MM_JSON_STR, MM_JSON_ARR, MM_JSON_OBJ } mm_json_type;
+mm_json_type mm_json_type_of(const mm_json *j); /* NULL counts as MM_JSON_NULL */
+
+/* Borrowed; NULL when absent (a present null gives a node of type MM_JSON_NULL). */
+const mm_json *mm_json_get(const mm_json *obj, const char *key);
+size_t mm_json_size(const mm_json *arr_or_obj);
+const mm_json *mm_json_at(const mm_json *arr, size_t i);
+/* Iterates an object in insertion order: start with *iter = NULL, ends with false. */
+bool mm_json_next(const mm_json *obj, void **iter, const char **key, const mm_json **value);
+
+/* Values of a known type (the caller checked it). Strings may hold NUL bytes: use the length. */
+int64_t mm_json_int(const mm_json *j);
+double mm_json_number(const mm_json *j); /* MM_JSON_INT or MM_JSON_REAL */
+bool mm_json_bool(const mm_json *j);
+const char *mm_json_str(const mm_json *j);
+size_t mm_json_str_len(const mm_json *j);
+
+/* Required fields. status/code say whose fault a violation is: a config (MM_BAD_INPUT, "E_CFG_TYPE"/"E_CFG_RANGE") or
+ * a manifest (MM_INTEGRITY, "E_MANIFEST"). The line names file and key, what was found and what was expected. */
+typedef struct mm_json_ctx {
+  const char *file;
+  mm_status status;
+  const char *code;
+} mm_json_ctx;
+bool mm_json_need_int(const mm_json *obj, const char *key, int64_t lo, int64_t hi, int64_t *out, const mm_json_ctx *c, mm_err *err);
+bool mm_json_need_number(const mm_json *obj, const char *key, double *out, const mm_json_ctx *c, mm_err *err);
+bool mm_json_need_bool(const mm_json *obj, const char *key, bool *out, const mm_json_ctx *c, mm_err *err);
+bool mm_json_need_str(const mm_json *obj, const char *key, const char **out, const mm_json_ctx *c, mm_err *err);
+const mm_json *mm_json_need(const mm_json *obj, const char *key, mm_json_type type, const mm_json_ctx *c, mm_err *err);
+/* Every key of obj is among the NULL-terminated list, else fails naming the first unknown one. */
+bool mm_json_only_keys(const mm_json *obj, const char *const *keys, const mm_json_ctx *c, mm_err *err);
+
+/* Building. New nodes are owned; set/append take over value's ownership also on failure and return false only for
+ * want of memory. Passing a NULL value or container is that failure, so that calls nest. */
+mm_json *mm_json_new_obj(void);
+mm_json *mm_json_new_arr(void);
+mm_json *mm_json_new_str(const char *s);
+mm_json *mm_json_new_int(int64_t v);
+mm_json *mm_json_new_real(double v); /* finite; written with 17 significant digits */
+mm_json *mm_json_new_bool(bool v);
+bool mm_json_set(mm_json *obj, const char *key, mm_json *value);
+bool mm_json_append(mm_json *arr, mm_json *value);
+/* Text, keys in insertion order, 1-space indent when `pretty`; free() it. NULL on want of memory. */
+char *mm_json_dump(const mm_json *j, bool pretty);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,441 @@
+/* Reading the manifest of a packed checkpoint: hostile text to an mm_pack on which every reader may rely. The rules are those of
+ * FORMAT.md. Memory stays in proportion to the text: every count is that of an array that stands in it. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "formats/file.h"
+#include "formats/pack.h"
+
+typedef struct reader {
+  mm_pack *p;
+  mm_json_ctx ctx; /* its file is `place` */
+  char *place;     /* "DIR/manifest.json: tensors[3]: pieces[0]", for messages */
+  size_t file_len; /* of the part before the first ": " */
+  mm_err *err;
+} reader;
+
+#define PLACE_MAX 96 /* bytes after the file's name */
+
+/* Says where in the manifest the next messages are about. */
+static void MM_PRINTF(2, 3) at(reader *r, const char *fmt, ...) {
+  va_list ap;
+  va_start(ap, fmt);
+  vsnprintf(r->place + r->file_len, PLACE_MAX, fmt, ap);
+  va_end(ap);
+}
+
+#define REFUSE(r, ...) mm_fail((r)->err, MM_INTEGRITY, "E_MANIFEST", mm_at((r)->place, NULL), __VA_ARGS__)
+
+static void at_top(reader *r) { r->place[r->file_len] = '\0'; }
+
+/* Zeroed arena memory for the `count` entries of an array that stands in the text. */
+static void *take(reader *r, size_t count, size_t size) { return mm_arena_alloc(&r->p->arena, count * size, r->err); }
+
+static const mm_json *array(reader *r, const mm_json *obj, const char *key, size_t lo, size_t hi) {
+  const mm_json *j = mm_json_need(obj, key, MM_JSON_ARR, &r->ctx, r->err);
+  if (!j || (mm_json_size(j) >= lo && mm_json_size(j) <= hi)) return j;
+  REFUSE(r, "key \"%s\": found %zu entries, expected %zu to %zu", key, mm_json_size(j), lo, hi);
+  return NULL;
+}
+
+static bool u32(reader *r, const mm_json *obj, const char *key, uint32_t lo, uint32_t *out) {
+  int64_t v;
+  if (!mm_json_need_int(obj, key, lo, UINT32_MAX, &v, &r->ctx, r->err)) return false;
+  *out = (uint32_t)v;
+  return true;
+}
+
+static bool u64(reader *r, const mm_json *obj, const char *key, uint64_t *out) {
+  int64_t v;
+  if (!mm_json_need_int(obj, key, 0, INT64_MAX, &v, &r->ctx, r->err)) return false;
+  *out = (uint64_t)v;
+  return true;
+}
+
+/* An array of objects: checked as such before memory is taken for each of them. */
+static const mm_json *objects(reader *r, const mm_json *obj, const char *key, size_t lo, size_t hi) {
+  const mm_json *j = array(r, obj, key, lo, hi);
+  for (size_t i = 0; j && i < mm_json_size(j); i++) {
+    if (mm_json_type_of(mm_json_at(j, i)) == MM_JSON_OBJ) continue;
+    REFUSE(r, "key \"%s\": entry %zu: expected an object", key, i);
+    return NULL;
+  }
+  return j;
+}
+
+static bool only(reader *r, const mm_json *obj, const char *const *keys) { return mm_json_only_keys(obj, keys, &r->ctx, r->err); }
+
+/* `count` numbers of 32 bits, as in a cell or a range. */
+static bool u32_list(reader *r, const mm_json *j, const char *key, size_t count, uint32_t *out) {
+  if (mm_json_type_of(j) != MM_JSON_ARR || mm_json_size(j) != count)
+    return REFUSE(r, "key \"%s\": expected an array of %zu integers", key, count);
+  for (size_t i = 0; i < count; i++) {
+    const mm_json *v = mm_json_at(j, i);
+    if (mm_json_type_of(v) != MM_JSON_INT || mm_json_int(v) < 0 || mm_json_int(v) > UINT32_MAX)
+      return REFUSE(r, "key \"%s\": entry %zu: expected an integer from 0 to %u", key, i, UINT32_MAX);
+    out[i] = (uint32_t)mm_json_int(v);
+  }
+  return true;
+}
+
+static char *text(reader *r, const mm_json *obj, const char *key, size_t min) {
+  const char *s;
+  if (!mm_json_need_str(obj, key, &s, &r->ctx, r->err)) return NULL;
+  if (strlen(s) >= min) return mm_arena_strndup(&r->p->arena, s, strlen(s), r->err);
+  REFUSE(r, "key \"%s\": found an empty string", key);
+  return NULL;
+}
+
+/* A plain file name: the only thing of a manifest that ever becomes part of a path. */
+static char *base_name(reader *r, const mm_json *obj, const char *key) {
+  char *s = text(r, obj, key, 1), shown[300];
+  if (!s || mm_base_name_ok(s, strlen(s))) return s;
+  REFUSE(r, "key \"%s\": found \"%s\", expected a plain file name", key, mm_escape(shown, sizeof shown, s, strlen(s)));
+  return NULL;
+}
+
+static bool digest_of(reader *r, const mm_json *j, const char *key, mm_digest *out) {
+  if (mm_json_type_of(j) == MM_JSON_STR && mm_digest_parse(mm_json_str(j), mm_json_str_len(j), out)) return true;
+  return REFUSE(r, "key \"%s\": expected a digest of %d lower-case hexadecimal digits", key, MM_HEX_LEN);
+}
+
+static bool digest(reader *r, const mm_json *obj, const char *key, mm_digest *out) { return digest_of(r, mm_json_get(obj, key), key, out); }
+
+static int by_text(const void *a, const void *b) { return strcmp(*(const char *const *)a, *(const char *const *)b); }
+
+/* Sorts names. */
+static bool unique(reader *r, const char **names, size_t count) {
+  qsort(names, count, sizeof *names, by_text);
+  for (size_t i = 1; i < count; i++) {
+    char shown[512];
+    if (strcmp(names[i - 1], names[i]) == 0)
+      return REFUSE(r, "found \"%s\" twice", mm_escape(shown, sizeof shown, names[i], strlen(names[i])));
+  }
+  return true;
+}
+
+/* ---- cuts ---- */
+
+/* One rank's range; `covered` is the end of what the ranks before it hold without a gap. */
+static bool read_range(reader *r, const mm_cut *c, const mm_json *j, mm_range *out, uint64_t *covered) {
+  uint32_t v[3];
+  if (!u32_list(r, j, "ranks", 3, v)) return false;
+  *out = (mm_range){v[0], v[1], v[2]};
+  if ((uint64_t)v[0] + v[2] > c->local) return REFUSE(r, "found local %u + %u, expected at most %u", v[0], v[2], c->local);
+  if ((uint64_t)v[1] + v[2] > c->whole) return REFUSE(r, "found whole %u + %u, expected at most %u", v[1], v[2], c->whole);
+  if (v[1] > *covered) return REFUSE(r, "found a start at %u, but the ranks before end at %llu", v[1], (unsigned long long)*covered);
+  *covered = mm_max(*covered, (uint64_t)v[1] + v[2]);
+  return true;
+}
+
+static bool read_cut(reader *r, size_t i, const mm_json *j, mm_cut *out) {
+  static const char *const none_keys[] = {"axis", NULL};
+  static const char *const keys[] = {"axis", "whole", "local", "ranks", NULL};
+  at(r, ": cuts[%zu]", i);
+  const char *axis;
+  if (!only(r, j, keys) || !mm_json_need_str(j, "axis", &axis, &r->ctx, r->err)) return false;
+  if (strcmp(axis, "none") == 0) return only(r, j, none_keys);
+  out->axis = strcmp(axis, "rows") == 0 ? MM_AXIS_ROWS : strcmp(axis, "cols") == 0 ? MM_AXIS_COLS : MM_AXIS_NONE;
+  if (out->axis == MM_AXIS_NONE) return REFUSE(r, "key \"axis\": expected none, rows or cols");
+  if (!u32(r, j, "whole", 1, &out->whole) || !u32(r, j, "local", 1, &out->local)) return false;
+  const mm_json *ranks = array(r, j, "ranks", r->p->tp, r->p->tp);
+  if (!ranks || !(out->rank = take(r, r->p->tp, sizeof *out->rank))) return false;
+  uint64_t covered = 0;
+  for (uint32_t k = 0; k < r->p->tp; k++) {
+    at(r, ": cuts[%zu].ranks[%u]", i, k);
+    if (!read_range(r, out, mm_json_at(ranks, k), &out->rank[k], &covered)) return false;
+  }
+  at(r, ": cuts[%zu]", i);
+  return covered == out->whole || REFUSE(r, "found ranks that end at %llu, expected %u", (unsigned long long)covered, out->whole);
+}
+
+static bool read_cuts(reader *r, const mm_json *root) {
+  at_top(r);
+  const mm_json *list = objects(r, root, "cuts", 0, SIZE_MAX);
+  if (!list || !(r->p->cut = take(r, mm_json_size(list), sizeof *r->p->cut))) return false;
+  for (size_t i = 0; i < mm_json_size(list); i++, r->p->cut_count++)
+    if (!read_cut(r, i, mm_json_at(list, i), &r->p->cut[i])) return false;
+  return true;
+}
+
+/* ---- tensors ---- */
+
+static bool read_plane(reader *r, const mm_json *j, mm_pack_plane *out) {
+  static const char *const keys[] = {"suffix", "dtype", "cell", NULL};
+  const char *dtype;
+  uint32_t cell[2];
+  if (!only(r, j, keys) || !(out->suffix = text(r, j, "suffix", 0)) || !mm_json_need_str(j, "dtype", &dtype, &r->ctx, r->err)) return false;
+  if (!mm_dtype_parse(dtype, strlen(dtype), &out->dtype)) {
+    char shown[128];
+    return REFUSE(r, "found unknown dtype \"%s\"", mm_escape(shown, sizeof shown, dtype, strlen(dtype)));
+  }
+  if (!u32_list(r, mm_json_get(j, "cell"), "cell", 2, cell)) return false;
+  out->cell_n = cell[0];
+  out->cell_k = cell[1];
+  return true;
+}
+
+/* Reads one piece that must begin at local row `row`, and checks it against its cut. */
+static bool read_piece(reader *r, const mm_json *j, const mm_pack_tensor *t, uint64_t row, mm_piece *out) {
+  static const char *const keys[] = {"source", "rows", "at", "local_rows", "cut", NULL};
+  if (!only(r, j, keys) || !(out->source = text(r, j, "source", 1)) || !u32(r, j, "rows", 1, &out->rows) ||
+      !u32(r, j, "at", 0, &out->local_at) || !u32(r, j, "local_rows", 1, &out->local_rows) || !u32(r, j, "cut", 0, &out->cut))
+    return false;
+  if (out->local_at != row) return REFUSE(r, "key \"at\": found %u, expected %llu", out->local_at, (unsigned long long)row);
+  if (out->cut >= r->p->cut_count) return REFUSE(r, "key \"cut\": found %u of %zu", out->cut, r->p->cut_count);
+  const mm_cut *c = &r->p->cut[out->cut];
+  bool by_rows = c->axis == MM_AXIS_ROWS, by_cols = c->axis == MM_AXIS_COLS;
+  uint32_t whole_rows = by_rows ? c->whole : out->local_rows, local_rows = by_rows ? c->local : out->local_rows;
+  uint32_t whole_cols = by_cols ? c->whole : t->cols, local_cols = by_cols ? c->local : t->cols;
+  if (out->rows != whole_rows || out->local_rows != local_rows)
+    return REFUSE(r, "found %u rows cut to %u, expected %u to %u", out->rows, out->local_rows, whole_rows, local_rows);
+  if (t->whole_cols != whole_cols || t->cols != local_cols)
+    return REFUSE(r, "found %u columns cut to %u, expected %u to %u", t->whole_cols, t->cols, whole_cols, local_cols);
+  return true;
+}
+
+/* Adds the tensor's bytes on a rank of its stage to *total. */
+static bool add_bytes(reader *r, const mm_pack_tensor *t, uint64_t *total) {
+  for (unsigned i = 0; i < t->plane_count; i++) {
+    mm_shape shape = mm_pack_plane_shape(t, i);
+    uint64_t bytes;
+    if (!mm_shape_bytes(&shape, t->plane[i].dtype, &bytes) || !mm_add(*total, bytes, total))
+      return REFUSE(r, "planes[%u]: its bytes cannot be counted", i);
+  }
+  return true;
+}
+
+static bool read_tensor(reader *r, size_t i, const mm_json *j, mm_pack_tensor *t) {
+  static const char *const keys[] = {"name", "scheme", "vector",     "stage",  "lead",   "whole_lead",
+                                     "rows", "cols",   "whole_cols", "planes", "pieces", NULL};
+  at(r, ": tensors[%zu]", i);
+  if (!only(r, j, keys) || !(t->name = text(r, j, "name", 1)) || !(t->scheme = text(r, j, "scheme", 1)) ||
+      !mm_json_need_bool(j, "vector", &t->vector, &r->ctx, r->err) || !u32(r, j, "stage", 0, &t->stage) ||
+      !u32(r, j, "lead", 0, &t->lead) || !u32(r, j, "whole_lead", 0, &t->whole_lead) || !u32(r, j, "rows", 1, &t->rows) ||
+      !u32(r, j, "cols", 1, &t->cols) || !u32(r, j, "whole_cols", 1, &t->whole_cols))
+    return false;
+  if (t->stage >= r->p->pp) return REFUSE(r, "key \"stage\": found %u of %u", t->stage, r->p->pp);
+  if ((uint64_t)t->lead * r->p->ep != t->whole_lead)
+    return REFUSE(r, "found lead %u of %u, expected whole_lead divided by ep %u", t->lead, t->whole_lead, r->p->ep);
+  const mm_json *planes = objects(r, j, "planes", 1, t->vector ? 1 : MM_PACK_PLANES);
+  const mm_json *pieces = planes ? objects(r, j, "pieces", 1, MM_PACK_PIECES) : NULL;
+  if (!pieces) return false;
+  for (; t->plane_count < mm_json_size(planes); t->plane_count++) {
+    at(r, ": tensors[%zu].planes[%u]", i, t->plane_count);
+    if (!read_plane(r, mm_json_at(planes, t->plane_count), &t->plane[t->plane_count])) return false;
+  }
+  uint64_t row = 0;
+  for (; t->piece_count < mm_json_size(pieces); row += t->piece[t->piece_count++].local_rows) {
+    at(r, ": tensors[%zu].pieces[%u]", i, t->piece_count);
+    if (!read_piece(r, mm_json_at(pieces, t->piece_count), t, row, &t->piece[t->piece_count])) return false;
+  }
+  at(r, ": tensors[%zu]", i);
+  if (row != t->rows) return REFUSE(r, "found pieces of %llu rows, expected %u", (unsigned long long)row, t->rows);
+  if (t->vector && (t->lead != 0 || t->cols != 1 || t->plane[0].cell_n != 1 || t->plane[0].cell_k != 1))
+    return REFUSE(r, "found a vector of lead %u, %u columns and cells [%u, %u], expected 0, 1 and [1, 1]", t->lead, t->cols,
+                  t->plane[0].cell_n, t->plane[0].cell_k);
+  return true;
+}
+
+/* Every tensor, that no two planes share a name, and the bytes of a rank of each stage: bytes[pp]. */
+static bool read_tensors(reader *r, const mm_json *root, uint64_t *bytes) {
+  mm_pack *p = r->p;
+  at_top(r);
+  const mm_json *list = objects(r, root, "tensors", 0, SIZE_MAX);
+  size_t count = list ? mm_json_size(list) : 0, name_count = 0;
+  if (!list || !(p->tensor = take(r, count, sizeof *p->tensor))) return false;
+  for (; p->tensor_count < count; name_count += p->tensor[p->tensor_count++].plane_count) {
+    mm_pack_tensor *t = &p->tensor[p->tensor_count];
+    if (!read_tensor(r, p->tensor_count, mm_json_at(list, p->tensor_count), t) || !add_bytes(r, t, &bytes[t->stage])) return false;
+  }
+  mm_arena scratch = {0};
+  const char **names = mm_arena_alloc(&scratch, name_count * sizeof *names, r->err);
+  bool ok = names;
+  for (size_t i = 0, n = 0; ok && i < count; i++)
+    for (unsigned k = 0; ok && k < p->tensor[i].plane_count; k++, n++)
+      ok = (names[n] = mm_arena_printf(&scratch, r->err, "%s%s", p->tensor[i].name, p->tensor[i].plane[k].suffix));
+  at(r, ": tensors");
+  ok = ok && unique(r, names, name_count);
+  mm_arena_close(&scratch);
+  return ok;
+}
+
+/* ---- files ---- */
+
+static bool read_part(reader *r, uint32_t rank, uint32_t part, const mm_json *j, mm_part *out) {
+  static const char *const keys[] = {"file", "size", "root", "blocks", NULL};
+  at(r, ": ranks[%u].parts[%u]", rank, part);
+  char name[64];
+  mm_part_name(name, rank, part);
+  if (!only(r, j, keys) || !(out->file = text(r, j, "file", 1))) return false;
+  if (strcmp(out->file, name) != 0) return REFUSE(r, "key \"file\": expected \"%s\"", name);
+  if (!u64(r, j, "size", &out->size) || !digest(r, j, "root", &out->root)) return false;
+  const mm_json *blocks = array(r, j, "blocks", mm_hash_blocks(out->size), mm_hash_blocks(out->size));
+  if (!blocks || !(out->block = take(r, mm_json_size(blocks), sizeof *out->block))) return false;
+  for (; out->block_count < mm_json_size(blocks); out->block_count++)
+    if (!digest_of(r, mm_json_at(blocks, out->block_count), "blocks", &out->block[out->block_count])) return false;
+  mm_digest root;
+  if (!mm_hash_root(out->block, out->block_count, &root, r->err)) return false;
+  return mm_digest_equal(&root, &out->root) || REFUSE(r, "key \"root\": is not the digest of the blocks' digests");
+}
+
+/* The parts of every rank, whose files must be able to hold the bytes[] of its stage. */
+static bool read_ranks(reader *r, const mm_json *root, const uint64_t *bytes) {
+  static const char *const keys[] = {"parts", NULL};
+  mm_pack *p = r->p;
+  at_top(r);
+  const mm_json *list = objects(r, root, "ranks", mm_pack_ranks(p), mm_pack_ranks(p));
+  if (!list || !(p->rank = take(r, mm_pack_ranks(p), sizeof *p->rank))) return false;
+  for (uint32_t i = 0; i < mm_pack_ranks(p); i++) {
+    mm_rank_parts *rank = &p->rank[i];
+    at(r, ": ranks[%u]", i);
+    const mm_json *j = mm_json_at(list, i), *parts = only(r, j, keys) ? objects(r, j, "parts", 0, UINT32_MAX) : NULL;
+    if (!parts || !(rank->part = take(r, mm_json_size(parts), sizeof *rank->part))) return false;
+    uint64_t total = 0;
+    for (; rank->part_count < mm_json_size(parts); rank->part_count++) {
+      mm_part *part = &rank->part[rank->part_count];
+      if (!read_part(r, i, (uint32_t)rank->part_count, mm_json_at(parts, rank->part_count), part)) return false;
+      total += part->size; /* cannot overflow: the text holds 64 bytes for each 4 MiB */
+    }
+    at(r, ": ranks[%u]", i);
+    if (total < bytes[i / p->tp])
+      return REFUSE(r, "found parts of %llu bytes for tensors of %llu", (unsigned long long)total, (unsigned long long)bytes[i / p->tp]);
+  }
+  return true;
+}
+
+/* "sources" or "files": digest_key says what was hashed. */
+static bool read_files(reader *r, const mm_json *root, const char *key, const char *digest_key, mm_pack_file **out, size_t *count) {
+  const char *const keys[] = {"name", "size", digest_key, NULL};
+  at_top(r);
+  const mm_json *list = objects(r, root, key, 0, SIZE_MAX);
+  if (!list || !(*out = take(r, mm_json_size(list), sizeof **out))) return false;
+  for (; *count < mm_json_size(list); ++*count) {
+    const mm_json *j = mm_json_at(list, *count);
+    mm_pack_file *f = &(*out)[*count];
+    at(r, ": %s[%zu]", key, *count);
+    if (!only(r, j, keys) || !(f->name = base_name(r, j, "name")) || !u64(r, j, "size", &f->size) || !digest(r, j, digest_key, &f->sha256))
+      return false;
+  }
+  return true;
+}
+
+/* No source twice; no companion twice, or under the name of a part or of the manifest. */
+static bool check_file_names(reader *r) {
+  const mm_pack *p = r->p;
+  size_t most = mm_max(p->source_count, p->file_count + 1), n = 0;
+  for (uint32_t i = 0; i < mm_pack_ranks(p); i++) most += p->rank[i].part_count;
+  const char **names = mm_calloc(most, sizeof *names, r->err);
+  if (!names) return false;
+  for (size_t i = 0; i < p->source_count; i++) names[i] = p->source[i].name;
+  at(r, ": sources");
+  bool ok = unique(r, names, p->source_count);
+  for (size_t i = 0; i < p->file_count; i++) names[n++] = p->file[i].name;
+  for (uint32_t i = 0; i < mm_pack_ranks(p); i++)
+    for (size_t k = 0; k < p->rank[i].part_count; k++) names[n++] = p->rank[i].part[k].file;
+  names[n++] = MM_MANIFEST;
+  at(r, ": files");
+  ok = ok && unique(r, names, n);
+  free(names);
+  return ok;
+}
+
+/* ---- the whole ---- */
+
+/* Token ids, ascending. */
+static bool read_dead_rows(reader *r, const mm_json *root) {
+  mm_pack *p = r->p;
+  at_top(r);
+  const mm_json *list = array(r, root, "dead_rows", 0, p->model.vocab);
+  if (!list || !(p->dead_row = take(r, mm_json_size(list), sizeof *p->dead_row))) return false;
+  if (!u32_list(r, list, "dead_rows", mm_json_size(list), p->dead_row)) return false;
+  p->dead_rows = mm_json_size(list);
+  for (size_t i = 0; i < p->dead_rows; i++)
+    if (p->dead_row[i] >= p->model.vocab || (i > 0 && p->dead_row[i] <= p->dead_row[i - 1]))
+      return REFUSE(r, "key \"dead_rows\": entry %zu: found %u, expected ascending ids below %u", i, p->dead_row[i], p->model.vocab);
+  return true;
+}
+
+/* Before anything else is understood: whether this version may read on. */
+static bool check_version(reader *r, const mm_json *root) {
+  const char *format;
+  int64_t version;
+  if (mm_json_type_of(root) != MM_JSON_OBJ) return REFUSE(r, "expected an object");
+  if (!mm_json_need_str(root, "format", &format, &r->ctx, r->err)) return false;
+  if (strcmp(format, MM_PACK_FORMAT) != 0) {
+    char shown[128];
+    mm_escape(shown, sizeof shown, format, strlen(format));
+    return mm_fail(r->err, MM_UNSUPPORTED, "E_VERSION", mm_at(r->place, NULL), "found format \"%s\", expected \"" MM_PACK_FORMAT "\"",
+                   shown);
+  }
+  if (!mm_json_need_int(root, "version", INT64_MIN, INT64_MAX, &version, &r->ctx, r->err)) return false;
+  if (version == MM_PACK_VERSION) return true;
+  return mm_fail(r->err, MM_UNSUPPORTED, "E_VERSION", mm_at(r->place, NULL), "found format version %lld, expected %d", (long long)version,
+                 MM_PACK_VERSION);
+}
+
+static bool read_parallel(reader *r, const mm_json *root) {
+  static const char *const keys[] = {"tp", "ep", "pp", NULL};
+  int64_t tp, ep, pp;
+  at_top(r);
+  const mm_json *j = mm_json_need(root, "parallel", MM_JSON_OBJ, &r->ctx, r->err);
+  at(r, ": parallel");
+  if (!j || !only(r, j, keys) || !mm_json_need_int(j, "tp", 1, MM_MAX_TP, &tp, &r->ctx, r->err) ||
+      !mm_json_need_int(j, "ep", 1, tp, &ep, &r->ctx, r->err) || !mm_json_need_int(j, "pp", 1, MM_MAX_LAYERS, &pp, &r->ctx, r->err))
+    return false;
+  if (tp % ep != 0) return REFUSE(r, "found ep %lld, expected a divisor of tp %lld", (long long)ep, (long long)tp);
+  r->p->tp = (uint32_t)tp;
+  r->p->ep = (uint32_t)ep;
+  r->p->pp = (uint32_t)pp;
+  return true;
+}
+
+static bool read_model(reader *r, const mm_json *root) {
+  const mm_json *j = mm_json_need(root, "model", MM_JSON_OBJ, &r->ctx, r->err);
+  at(r, ": model");
+  return j && mm_model_from_json(&r->p->model, j, r->place, r->err);
+}
+
+static bool read_manifest(reader *r, const mm_json *root) {
+  static const char *const keys[] = {"format", "version", "tool",  "quant",   "tp_align", "plan",      "model", "parallel",
+                                     "cuts",   "tensors", "ranks", "sources", "files",    "dead_rows", NULL};
+  mm_pack *p = r->p;
+  uint64_t bytes[MM_MAX_LAYERS] = {0}; /* pp is at most that */
+  return check_version(r, root) && only(r, root, keys) && (p->tool = text(r, root, "tool", 1)) && (p->quant = text(r, root, "quant", 1)) &&
+         (p->tp_align = text(r, root, "tp_align", 1)) && digest(r, root, "plan", &p->plan) && read_model(r, root) &&
+         read_parallel(r, root) && read_cuts(r, root) && read_tensors(r, root, bytes) && read_ranks(r, root, bytes) &&
+         read_files(r, root, "sources", "header_sha256", &p->source, &p->source_count) &&
+         read_files(r, root, "files", "sha256", &p->file, &p->file_count) && check_file_names(r) && read_dead_rows(r, root);
+}
+
+bool mm_pack_parse(mm_pack *p, const char *dir, const char *text, size_t n, mm_err *err) {
+  memset(p, 0, sizeof *p);
+  size_t len = strlen(dir) + sizeof "/" MM_MANIFEST - 1;
+  char *place = mm_calloc(len + PLACE_MAX, 1, err);
+  if (!place) return false;
+  snprintf(place, len + 1, "%s/%s", dir, MM_MANIFEST);
+  reader r = {p, {place, MM_INTEGRITY, "E_MANIFEST"}, place, len, err};
+  mm_err e = {0};
+  mm_json *root = mm_json_parse(text, n, place, &e);
+  if (!root && err && err->status == MM_OK) {
+    *err = e;
+    if (e.status == MM_BAD_INPUT) err->status = MM_INTEGRITY; /* the same failure, in a file of ours */
+  }
+  bool ok = root && (p->dir = mm_arena_strndup(&p->arena, dir, strlen(dir), err)) && read_manifest(&r, root);
+  mm_json_free(root);
+  free(place);
+  return ok;
+}
+
+bool mm_pack_open(mm_pack *p, const char *dir, mm_err *err) {
+  memset(p, 0, sizeof *p);
+  mm_arena scratch = {0};
+  size_t n;
+  char *path = mm_arena_printf(&scratch, err, "%s/%s", dir, MM_MANIFEST);
+  char *text = path ? mm_file_slurp(path, MM_MANIFEST_MAX, &n, err) : NULL;
+  bool ok = text && mm_pack_parse(p, dir, text, n, err);
+  free(text);
+  mm_arena_close(&scratch);
+  return ok;
+}

@@ -1,0 +1,217 @@
+/* The model object of the manifest: one table of fields gives writing, reading and the list of known keys. */
+#include "formats/model.h"
+
+#include <math.h>
+#include <string.h>
+
+typedef enum field_kind { FIELD_NAME, FIELD_WORD, FIELD_BOOL, FIELD_U32, FIELD_U64, FIELD_REAL, FIELD_DEEPNORM } field_kind;
+
+typedef struct field {
+  const char *key;
+  field_kind kind;
+  size_t offset;
+  const char *const *words; /* FIELD_WORD: an enum's values by name, NULL-terminated */
+} field;
+
+static const char *const family_words[] = {[MM_FAMILY_M1] = "m1", [MM_FAMILY_M2] = "m2", NULL};
+static const char *const router_words[] = {[MM_ROUTER_SOFTMAX] = "softmax", [MM_ROUTER_SIGMOID_BIAS] = "sigmoid_bias", NULL};
+
+#define FIELD(name, kind, words) \
+  { #name, kind, offsetof(mm_model, name), words }
+static const field fields[] = {
+    FIELD(architecture, FIELD_NAME, NULL),
+    FIELD(family, FIELD_WORD, family_words),
+    FIELD(router, FIELD_WORD, router_words),
+    FIELD(postnorm, FIELD_BOOL, NULL),
+    FIELD(qk_norm, FIELD_BOOL, NULL),
+    FIELD(hidden, FIELD_U32, NULL),
+    FIELD(layers, FIELD_U32, NULL),
+    FIELD(heads, FIELD_U32, NULL),
+    FIELD(kv_heads, FIELD_U32, NULL),
+    FIELD(head_dim, FIELD_U32, NULL),
+    FIELD(rotary_dim, FIELD_U32, NULL),
+    FIELD(experts, FIELD_U32, NULL),
+    FIELD(top_k, FIELD_U32, NULL),
+    FIELD(intermediate, FIELD_U32, NULL),
+    FIELD(vocab, FIELD_U32, NULL),
+    FIELD(max_positions, FIELD_U64, NULL),
+    FIELD(rope_theta, FIELD_REAL, NULL),
+    FIELD(norm_eps, FIELD_REAL, NULL),
+    FIELD(lightning_norm_eps, FIELD_REAL, NULL),
+    FIELD(deepnorm_lightning, FIELD_DEEPNORM, NULL),
+    FIELD(deepnorm_full, FIELD_DEEPNORM, NULL),
+    FIELD(deepnorm_mlp, FIELD_DEEPNORM, NULL),
+};
+#define FIELD_COUNT (sizeof fields / sizeof *fields)
+
+/* mm_family and mm_router are both stored as an enum of int's size. */
+_Static_assert(sizeof(mm_family) == sizeof(int) && sizeof(mm_router) == sizeof(int), "words are read and written as int");
+
+static mm_json *deepnorm_to_json(const mm_deepnorm *d) {
+  mm_json *o = mm_json_new_obj();
+  if (mm_json_set(o, "alpha", mm_json_new_real(d->alpha)) && mm_json_set(o, "beta", mm_json_new_real(d->beta))) return o;
+  mm_json_free(o);
+  return NULL;
+}
+
+static mm_json *field_to_json(const field *f, const void *at) {
+  switch (f->kind) {
+    case FIELD_NAME: return mm_json_new_str(at);
+    case FIELD_WORD: return mm_json_new_str(f->words[*(const int *)at]);
+    case FIELD_BOOL: return mm_json_new_bool(*(const bool *)at);
+    case FIELD_U32: return mm_json_new_int(*(const uint32_t *)at);
+    case FIELD_U64: return mm_json_new_int((int64_t) * (const uint64_t *)at);
+    case FIELD_REAL: return mm_json_new_real(*(const double *)at);
+    case FIELD_DEEPNORM: return deepnorm_to_json(at);
+  }
+  return NULL;
+}
+
+static mm_json *attn_to_json(const mm_model *m) {
+  mm_json *list = mm_json_new_arr();
+  for (uint32_t l = 0; l < m->layers; l++) {
+    if (mm_json_append(list, mm_json_new_int(m->attn[l]))) continue;
+    mm_json_free(list);
+    return NULL;
+  }
+  return list;
+}
+
+mm_json *mm_model_to_json(const mm_model *m, mm_err *err) {
+  mm_json *o = mm_json_new_obj();
+  bool ok = true;
+  for (size_t i = 0; ok && i < FIELD_COUNT; i++)
+    ok = mm_json_set(o, fields[i].key, field_to_json(&fields[i], (const char *)m + fields[i].offset));
+  if (ok && mm_json_set(o, "attn", attn_to_json(m))) return o;
+  mm_json_free(o);
+  mm_fail_memory(err, sizeof *m);
+  return NULL;
+}
+
+static bool read_name(const mm_json *obj, const char *key, char *out, const mm_json_ctx *c, mm_err *err) {
+  const char *s;
+  if (!mm_json_need_str(obj, key, &s, c, err)) return false;
+  size_t n = strlen(s), cap = sizeof((mm_model *)0)->architecture;
+  if (n == 0 || n >= cap)
+    return mm_fail(err, c->status, c->code, mm_at(c->file, NULL), "key \"%s\": found %zu bytes, expected 1 to %zu", key, n, cap - 1);
+  memcpy(out, s, n + 1);
+  return true;
+}
+
+static bool read_word(const mm_json *obj, const field *f, int *out, const mm_json_ctx *c, mm_err *err) {
+  const char *s;
+  if (!mm_json_need_str(obj, f->key, &s, c, err)) return false;
+  for (int i = 0; f->words[i]; i++) {
+    if (strcmp(f->words[i], s) != 0) continue;
+    *out = i;
+    return true;
+  }
+  char shown[128];
+  return mm_fail(err, c->status, c->code, mm_at(c->file, NULL), "key \"%s\": found unknown word \"%s\"", f->key,
+                 mm_escape(shown, sizeof shown, s, strlen(s)));
+}
+
+static bool read_deepnorm(const mm_json *obj, const char *key, mm_deepnorm *out, const mm_json_ctx *c, mm_err *err) {
+  static const char *const keys[] = {"alpha", "beta", NULL};
+  const mm_json *o = mm_json_need(obj, key, MM_JSON_OBJ, c, err);
+  return o && mm_json_only_keys(o, keys, c, err) && mm_json_need_number(o, "alpha", &out->alpha, c, err) &&
+         mm_json_need_number(o, "beta", &out->beta, c, err);
+}
+
+static bool read_field(const mm_json *obj, const field *f, void *at, const mm_json_ctx *c, mm_err *err) {
+  int64_t v;
+  switch (f->kind) {
+    case FIELD_NAME: return read_name(obj, f->key, at, c, err);
+    case FIELD_WORD: return read_word(obj, f, at, c, err);
+    case FIELD_BOOL: return mm_json_need_bool(obj, f->key, at, c, err);
+    case FIELD_U32:
+      if (!mm_json_need_int(obj, f->key, 0, UINT32_MAX, &v, c, err)) return false;
+      *(uint32_t *)at = (uint32_t)v;
+      return true;
+    case FIELD_U64:
+      if (!mm_json_need_int(obj, f->key, 0, INT64_MAX, &v, c, err)) return false;
+      *(uint64_t *)at = (uint64_t)v;
+      return true;
+    case FIELD_REAL: return mm_json_need_number(obj, f->key, at, c, err);
+    case FIELD_DEEPNORM: return read_deepnorm(obj, f->key, at, c, err);
+  }
+  return false;
+}
+
+static bool read_attn(mm_model *m, const mm_json *obj, const mm_json_ctx *c, mm_err *err) {
+  const mm_json *list = mm_json_need(obj, "attn", MM_JSON_ARR, c, err);
+  if (!list) return false;
+  if (mm_json_size(list) != m->layers || m->layers > MM_MAX_LAYERS)
+    return mm_fail(err, c->status, c->code, mm_at(c->file, NULL), "key \"attn\": found %zu entries for %u layers (at most %d)",
+                   mm_json_size(list), m->layers, MM_MAX_LAYERS);
+  for (uint32_t l = 0; l < m->layers; l++) {
+    const mm_json *j = mm_json_at(list, l);
+    int64_t v = mm_json_int(j);
+    if (mm_json_type_of(j) != MM_JSON_INT || (v != MM_ATTN_LIGHTNING && v != MM_ATTN_FULL))
+      return mm_fail(err, c->status, c->code, mm_at(c->file, NULL), "key \"attn\": layer %u: expected 0 (lightning) or 1 (full)", l);
+    m->attn[l] = (uint8_t)v;
+  }
+  return true;
+}
+
+bool mm_model_from_json(mm_model *m, const mm_json *obj, const char *file, mm_err *err) {
+  const mm_json_ctx c = {file, MM_INTEGRITY, "E_MANIFEST"};
+  const char *keys[FIELD_COUNT + 2] = {[FIELD_COUNT] = "attn"};
+  for (size_t i = 0; i < FIELD_COUNT; i++) keys[i] = fields[i].key;
+  memset(m, 0, sizeof *m);
+  if (!mm_json_only_keys(obj, keys, &c, err)) return false;
+  for (size_t i = 0; i < FIELD_COUNT; i++)
+    if (!read_field(obj, &fields[i], (char *)m + fields[i].offset, &c, err)) return false;
+  return read_attn(m, obj, &c, err) && mm_model_check(m, file, c.status, c.code, err);
+}
+
+bool mm_model_check(const mm_model *m, const char *file, mm_status status, const char *code, mm_err *err) {
+#define REFUSE(...) return mm_fail(err, status, code, mm_at(file, NULL), __VA_ARGS__)
+  /* Heads, rows and ids are counted in 32 bits (ids in 31) further on; lightning qkv has 3·heads·head_dim rows. */
+  const struct {
+    const char *key;
+    uint64_t value, lo, hi;
+  } range[] = {
+      {"hidden", m->hidden, 1, INT32_MAX},
+      {"layers", m->layers, 1, MM_MAX_LAYERS},
+      {"heads", m->heads, 1, INT32_MAX},
+      {"kv_heads", m->kv_heads, 1, m->heads},
+      {"head_dim", m->head_dim, 1, INT32_MAX},
+      {"rotary_dim", m->rotary_dim, 2, m->head_dim},
+      {"experts", m->experts, 1, INT32_MAX},
+      {"top_k", m->top_k, 1, m->experts},
+      {"intermediate", m->intermediate, 1, INT32_MAX / 2},
+      {"vocab", m->vocab, 1, INT32_MAX},
+      {"max_positions", m->max_positions, 1, INT64_MAX},
+      {"3 x heads x head_dim", 3 * (uint64_t)m->heads * m->head_dim, 1, INT32_MAX},
+  };
+  for (size_t i = 0; i < sizeof range / sizeof *range; i++)
+    if (range[i].value < range[i].lo || range[i].value > range[i].hi)
+      REFUSE("%s: found %llu, expected %llu to %llu", range[i].key, (unsigned long long)range[i].value, (unsigned long long)range[i].lo,
+             (unsigned long long)range[i].hi);
+  if (m->heads % m->kv_heads != 0) REFUSE("heads: found %u, expected a multiple of kv_heads %u", m->heads, m->kv_heads);
+  if (m->rotary_dim % 2 != 0) REFUSE("rotary_dim: found %u, expected an even number", m->rotary_dim);
+
+  const struct {
+    const char *key;
+    double value;
+    bool positive;
+  } real[] = {
+      {"rope_theta", m->rope_theta, true},
+      {"norm_eps", m->norm_eps, true},
+      {"lightning_norm_eps", m->lightning_norm_eps, true},
+      {"deepnorm_lightning.alpha", m->deepnorm_lightning.alpha, false},
+      {"deepnorm_lightning.beta", m->deepnorm_lightning.beta, false},
+      {"deepnorm_full.alpha", m->deepnorm_full.alpha, false},
+      {"deepnorm_full.beta", m->deepnorm_full.beta, false},
+      {"deepnorm_mlp.alpha", m->deepnorm_mlp.alpha, false},
+      {"deepnorm_mlp.beta", m->deepnorm_mlp.beta, false},
+  };
+  for (size_t i = 0; i < sizeof real / sizeof *real; i++)
+    if (!isfinite(real[i].value) || (real[i].positive && real[i].value <= 0))
+      REFUSE("%s: found %g, expected a %s number", real[i].key, real[i].value, real[i].positive ? "positive" : "finite");
+  for (uint32_t l = 0; l < m->layers; l++)
+    if (m->attn[l] > MM_ATTN_FULL) REFUSE("attn: layer %u: found %u, expected 0 or 1", l, m->attn[l]);
+  return true;
+#undef REFUSE
+}

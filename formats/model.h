@@ -1,0 +1,64 @@
+/* The hyperparameters of one model, as the converter reads them from a config.json and writes them to the manifest,
+ * and as the runtime reads them back. Symbols in brackets are those of the model documentation. */
+#ifndef MM_FORMATS_MODEL_H
+#define MM_FORMATS_MODEL_H
+
+#include "formats/base.h"
+#include "formats/json.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define MM_MAX_LAYERS 1024
+
+/* Which forward graph. Text-01, M1 and their -hf exports share one; M2 … M2.7 share the other. */
+typedef enum mm_family { MM_FAMILY_M1, MM_FAMILY_M2 } mm_family;
+
+typedef enum mm_attn { MM_ATTN_LIGHTNING = 0, MM_ATTN_FULL = 1 } mm_attn;
+
+typedef enum mm_router {
+  MM_ROUTER_SOFTMAX,     /* softmax over E, top-k, renormalised */
+  MM_ROUTER_SIGMOID_BIAS /* sigmoid, chosen by score + bias, weights = unbiased scores renormalised */
+} mm_router;
+
+/* h = alpha·residual + beta·branch (1, 1 for M2). */
+typedef struct mm_deepnorm {
+  double alpha, beta;
+} mm_deepnorm;
+
+typedef struct mm_model {
+  char architecture[64]; /* as in the config: "MiniMaxM1ForCausalLM" */
+  mm_family family;
+  mm_router router;
+  bool postnorm;         /* true: the residual is the normalised tensor; false: pre-norm */
+  bool qk_norm;          /* RMS norm of q over all heads and of k over all kv heads, before RoPE */
+  uint32_t hidden;       /* [H] */
+  uint32_t layers;       /* [L] ≤ MM_MAX_LAYERS */
+  uint32_t heads;        /* [nh] */
+  uint32_t kv_heads;     /* [nkv] divides heads */
+  uint32_t head_dim;     /* [d]; heads·head_dim may differ from hidden */
+  uint32_t rotary_dim;   /* [dr] even, ≤ head_dim */
+  uint32_t experts;      /* [E] */
+  uint32_t top_k;        /* [k] ≤ experts */
+  uint32_t intermediate; /* [I] per expert */
+  uint32_t vocab;        /* [V] */
+  uint64_t max_positions;
+  double rope_theta, norm_eps;
+  double lightning_norm_eps; /* of self_attn.norm: 1e-6 in every reference class */
+  mm_deepnorm deepnorm_lightning, deepnorm_full, deepnorm_mlp;
+  uint8_t attn[MM_MAX_LAYERS]; /* mm_attn of each absolute layer index */
+} mm_model;
+
+/* The manifest's "model" object: every field above by its own name. A new reference, or NULL. */
+mm_json *mm_model_to_json(const mm_model *m, mm_err *err);
+/* Reads and checks that object; unknown or missing keys are refused by name (MM_INTEGRITY). */
+bool mm_model_from_json(mm_model *m, const mm_json *obj, const char *file, mm_err *err);
+/* Range and divisibility rules that hold for every model (heads % kv_heads, top_k ≤ experts, rotary_dim ≤ head_dim,
+ * eps > 0, …), status and code given by the caller: E_CFG_RANGE for a config, E_MANIFEST for a manifest. */
+bool mm_model_check(const mm_model *m, const char *file, mm_status status, const char *code, mm_err *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

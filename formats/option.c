@@ -1,0 +1,407 @@
+/* Command lines: one table of options is the parser, --help, the man page and the completions of bash, zsh and fish. */
+#include "formats/option.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define WIDTH     96 /* of the help text */
+#define HELP_FROM 30 /* column of the explanations */
+
+static const mm_option builtin[] = {
+    {.name = "help", .letter = 'h', .help = "print this help"},
+    {.name = "version", .help = "print the version"},
+};
+#define BUILTINS (sizeof builtin / sizeof *builtin)
+
+/* The program's options, then the built-in ones. */
+static const mm_option *option_at(const mm_program *p, size_t i) {
+  if (i < p->option_count) return &p->options[i];
+  return i - p->option_count < BUILTINS ? &builtin[i - p->option_count] : NULL;
+}
+
+/* ---- values ---- */
+
+static bool usage(mm_err *err, const mm_option *o, const char *found, const char *expected) {
+  char shown[256];
+  return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--%s: found \"%s\", expected %s", o->name,
+                 mm_escape(shown, sizeof shown, found, strlen(found)), expected);
+}
+
+static bool parse_digits(const char **s, uint64_t *out) {
+  const char *p = *s;
+  for (*out = 0; *p >= '0' && *p <= '9'; p++)
+    if (!mm_mul(*out, 10, out) || !mm_add(*out, (uint64_t)(*p - '0'), out)) return false;
+  bool some = p != *s;
+  *s = p;
+  return some;
+}
+
+static bool parse_u64(const mm_option *o, const char *s, mm_err *err) {
+  uint64_t v;
+  const char *p = s;
+  if (parse_digits(&p, &v) && *p == '\0' && v >= o->lo && (o->hi == 0 || v <= o->hi)) {
+    *(uint64_t *)o->target = v;
+    return true;
+  }
+  char expected[96];
+  unsigned long long lo = o->lo, hi = o->hi ? o->hi : UINT64_MAX;
+  snprintf(expected, sizeof expected, "an integer from %llu to %llu", lo, hi);
+  return usage(err, o, s, expected);
+}
+
+static bool parse_size(const mm_option *o, const char *s, mm_err *err) {
+  static const char units[] = "KMGT";
+  uint64_t v;
+  const char *p = s;
+  bool ok = parse_digits(&p, &v);
+  const char *unit = *p ? strchr(units, *p) : NULL;
+  if (unit) {
+    ok = ok && mm_mul(v, UINT64_C(1) << (10 * (unit - units + 1)), &v);
+    p += strcmp(p + 1, "iB") == 0 ? 3 : 1;
+  }
+  if (!ok || *p != '\0') return usage(err, o, s, "bytes, as in 512M or 4GiB");
+  *(uint64_t *)o->target = v;
+  return true;
+}
+
+static bool parse_real(const mm_option *o, const char *s, mm_err *err) {
+  char *end;
+  double v = strtod(s, &end);
+  if (s[0] == '\0' || strspn(s, "+-.0123456789eE") != strlen(s) || *end != '\0' || !isfinite(v)) return usage(err, o, s, "a number");
+  *(double *)o->target = v;
+  return true;
+}
+
+/* `word` is one of the '|'-separated choices. */
+static bool is_choice(const char *choices, const char *word) {
+  size_t n = strlen(word);
+  for (const char *c = choices; *c; c += strcspn(c, "|"), c += *c == '|')
+    if (strcspn(c, "|") == n && memcmp(c, word, n) == 0) return true;
+  return false;
+}
+
+static bool set_value(const mm_option *o, const char *s, mm_err *err) {
+  if (o->choices && !is_choice(o->choices, s)) return usage(err, o, s, o->choices);
+  switch (o->kind) {
+    case MM_OPT_FLAG: break;
+    case MM_OPT_STR: *(const char **)o->target = s; return true;
+    case MM_OPT_U64: return parse_u64(o, s, err);
+    case MM_OPT_SIZE: return parse_size(o, s, err);
+    case MM_OPT_REAL: return parse_real(o, s, err);
+    case MM_OPT_LIST: {
+      mm_option_list *list = o->target;
+      void *items = list->item;
+      if (!mm_grow(&items, &list->cap, list->count + 1, sizeof *list->item, err)) return false;
+      list->item = items;
+      list->item[list->count++] = s;
+      return true;
+    }
+  }
+  return false;
+}
+
+/* ---- text ---- */
+
+/* Options as users type them: "-o, --output DIR". */
+static void left_column(const mm_option *o, char *out, size_t cap) {
+  char letter[8] = "    ", alias[96] = "";
+  if (o->letter) snprintf(letter, sizeof letter, "-%c, ", o->letter);
+  if (o->alias) snprintf(alias, sizeof alias, ", --%s", o->alias);
+  snprintf(out, cap, "  %s--%s%s%s%s", letter, o->name, alias, o->arg ? " " : "", o->arg ? o->arg : "");
+}
+
+/* Words of `text` from column `at` on, wrapped and indented to HELP_FROM. */
+static void put_wrapped(FILE *f, size_t at, const char *text) {
+  while (*text) {
+    size_t n = strcspn(text, " ");
+    if (at > HELP_FROM && at + 1 + n > WIDTH) {
+      fprintf(f, "\n%*s", HELP_FROM, "");
+      at = HELP_FROM;
+    } else if (at > HELP_FROM) {
+      fputc(' ', f);
+      at++;
+    }
+    fwrite(text, 1, n, f);
+    at += n;
+    text += n;
+    text += strspn(text, " ");
+  }
+}
+
+static void print_help(const mm_program *p, FILE *f) {
+  fprintf(f, "%s: %s\n\nusage: %s [OPTION…] %s\n\noptions:\n", p->name, p->summary, p->name, p->operands);
+  const mm_option *o;
+  for (size_t i = 0; (o = option_at(p, i)); i++) {
+    char left[256], choices[512] = "";
+    left_column(o, left, sizeof left);
+    if (o->choices) snprintf(choices, sizeof choices, " (%s)", o->choices);
+    fputs(left, f);
+    if (strlen(left) + 2 > HELP_FROM) fputc('\n', f);
+    fprintf(f, "%*s", (int)(strlen(left) + 2 > HELP_FROM ? HELP_FROM : HELP_FROM - strlen(left)), "");
+    char text[2048];
+    snprintf(text, sizeof text, "%s%s", o->help, choices);
+    put_wrapped(f, HELP_FROM, text);
+    fputc('\n', f);
+  }
+  if (p->epilog) fprintf(f, "\n%s\n", p->epilog);
+}
+
+/* roff: backslash, hyphen and a leading control character lose their meaning. */
+static void put_roff(FILE *f, const char *s) {
+  for (bool start = true; *s; start = *s++ == '\n') {
+    if (start && (*s == '.' || *s == '\'')) fputs("\\&", f);
+    if (*s == '\\')
+      fputs("\\e", f);
+    else if (*s == '-')
+      fputs("\\-", f);
+    else
+      fputc(*s, f);
+  }
+}
+
+static void print_man(const mm_program *p, FILE *f) {
+  fprintf(f, ".TH %s 1 \"\" \"minimax " MM_VERSION "\" \"User Commands\"\n.SH NAME\n", p->name);
+  fprintf(f, "%s \\- ", p->name);
+  put_roff(f, p->summary);
+  fprintf(f, "\n.SH SYNOPSIS\n.B %s\n[OPTION...] ", p->name);
+  put_roff(f, p->operands);
+  fputs("\n.SH OPTIONS\n", f);
+  const mm_option *o;
+  for (size_t i = 0; (o = option_at(p, i)); i++) {
+    char left[256];
+    left_column(o, left, sizeof left);
+    fputs(".TP\n", f);
+    put_roff(f, left + strspn(left, " "));
+    fputc('\n', f);
+    put_roff(f, o->help);
+    fputc('\n', f);
+    if (!o->choices) continue;
+    fputs("One of: ", f);
+    put_roff(f, o->choices);
+    fputs(".\n", f);
+  }
+  if (!p->epilog) return;
+  fputs(".SH NOTES\n.nf\n", f);
+  put_roff(f, p->epilog);
+  fputs("\n.fi\n", f);
+}
+
+/* Writes s with `|` as spaces, the separator of shell word lists. */
+static void put_choices(FILE *f, const char *s) {
+  for (; *s; s++) fputc(*s == '|' ? ' ' : *s, f);
+}
+
+static void print_bash(const mm_program *p, FILE *f) {
+  const mm_option *o;
+  fprintf(f, "_%s() {\n  local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]}\n  case $prev in\n", p->name);
+  for (size_t i = 0; (o = option_at(p, i)); i++) {
+    if (!o->choices) continue;
+    fprintf(f, "    --%s%s%s) COMPREPLY=($(compgen -W '", o->name, o->alias ? "|--" : "", o->alias ? o->alias : "");
+    put_choices(f, o->choices);
+    fputs("' -- \"$cur\")); return ;;\n", f);
+  }
+  fputs("  esac\n  if [[ $cur == -* ]]; then\n    COMPREPLY=($(compgen -W '", f);
+  for (size_t i = 0; (o = option_at(p, i)); i++) {
+    fprintf(f, "--%s ", o->name);
+    if (o->alias) fprintf(f, "--%s ", o->alias);
+    if (o->letter) fprintf(f, "-%c ", o->letter);
+  }
+  fprintf(f, "' -- \"$cur\"))\n  else\n    COMPREPLY=($(compgen -f -- \"$cur\"))\n  fi\n}\ncomplete -o filenames -F _%s %s\n", p->name,
+          p->name);
+}
+
+/* Inside single quotes; bytes of `special` get a backslash. */
+static void put_quoted(FILE *f, const char *s, const char *special) {
+  for (; *s; s++) {
+    if (*s == '\'')
+      fputs("'\\''", f);
+    else
+      fprintf(f, "%s%c", strchr(special, *s) ? "\\" : "", *s);
+  }
+}
+
+static void put_zsh(const mm_option *o, const char *dashed, FILE *f) {
+  fprintf(f, "  '%s%s%s[", o->kind == MM_OPT_LIST ? "*" : "", dashed, o->kind == MM_OPT_FLAG ? "" : dashed[1] == '-' ? "=" : "+");
+  put_quoted(f, o->help, "[]:\\");
+  fputc(']', f);
+  if (o->kind != MM_OPT_FLAG) {
+    fputc(':', f);
+    put_quoted(f, o->arg, "[]:\\");
+    fputc(':', f);
+    if (o->choices) {
+      fputc('(', f);
+      put_choices(f, o->choices);
+      fputc(')', f);
+    } else {
+      fputs("_files", f);
+    }
+  }
+  fputs("' \\\n", f);
+}
+
+static void print_zsh(const mm_program *p, FILE *f) {
+  const mm_option *o;
+  fprintf(f, "#compdef %s\n_arguments -s \\\n", p->name);
+  for (size_t i = 0; (o = option_at(p, i)); i++) {
+    char dashed[96];
+    snprintf(dashed, sizeof dashed, "--%s", o->name);
+    put_zsh(o, dashed, f);
+    if (o->alias) {
+      snprintf(dashed, sizeof dashed, "--%s", o->alias);
+      put_zsh(o, dashed, f);
+    }
+    if (o->letter) {
+      snprintf(dashed, sizeof dashed, "-%c", o->letter);
+      put_zsh(o, dashed, f);
+    }
+  }
+  fputs("  '*:file:_files'\n", f);
+}
+
+static void print_fish(const mm_program *p, FILE *f) {
+  const mm_option *o;
+  for (size_t i = 0; (o = option_at(p, i)); i++) {
+    fprintf(f, "complete -c %s -l %s", p->name, o->name);
+    if (o->alias) fprintf(f, " -l %s", o->alias);
+    if (o->letter) fprintf(f, " -s %c", o->letter);
+    if (o->kind != MM_OPT_FLAG) fputs(" -r", f);
+    if (o->choices) {
+      fputs(" -f -a '", f);
+      put_choices(f, o->choices);
+      fputc('\'', f);
+    }
+    fputs(" -d '", f);
+    put_quoted(f, o->help, "\\");
+    fputs("'\n", f);
+  }
+}
+
+static void print_version(const mm_program *p, FILE *f) { fprintf(f, "%s " MM_VERSION "\n", p->name); }
+
+/* The text that `word` ("--help-man") asks for, if any. */
+static void (*printer_of(const char *word))(const mm_program *, FILE *) {
+  static const struct {
+    const char *word;
+    void (*print)(const mm_program *, FILE *);
+  } table[] = {{"--help", print_help},      {"-h", print_help},        {"--version", print_version}, {"--help-man", print_man},
+               {"--help-bash", print_bash}, {"--help-zsh", print_zsh}, {"--help-fish", print_fish}};
+  for (size_t i = 0; i < sizeof table / sizeof *table; i++)
+    if (strcmp(table[i].word, word) == 0) return table[i].print;
+  return NULL;
+}
+
+/* ---- parsing ---- */
+
+typedef struct parser {
+  const mm_program *p;
+  char **next, **end; /* arguments not looked at yet */
+  bool *seen;         /* [option_count] */
+  mm_err *err;
+} parser;
+
+static bool unknown(const parser *a, const char *word) {
+  char shown[256];
+  return mm_fail(a->err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "unknown option \"%s\"; see %s --help",
+                 mm_escape(shown, sizeof shown, word, strlen(word)), a->p->name);
+}
+
+/* `value` is what followed '=' (or the letter), NULL if nothing did. */
+static bool take(parser *a, const mm_option *o, const char *value) {
+  size_t i = (size_t)(o - a->p->options);
+  if (a->seen[i] && o->kind != MM_OPT_LIST)
+    return mm_fail(a->err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--%s: found twice, expected once", o->name);
+  a->seen[i] = true;
+  if (o->kind == MM_OPT_FLAG) {
+    *(bool *)o->target = true;
+    return !value || usage(a->err, o, value, "no value");
+  }
+  if (!value && a->next == a->end)
+    return mm_fail(a->err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--%s: found no value, expected %s", o->name, o->arg);
+  return set_value(o, value ? value : *a->next++, a->err);
+}
+
+static bool take_long(parser *a, const char *word) {
+  const char *name = word + 2;
+  size_t n = strcspn(name, "=");
+  for (size_t i = 0; i < a->p->option_count; i++) {
+    const mm_option *o = &a->p->options[i];
+    bool hit = strlen(o->name) == n && memcmp(o->name, name, n) == 0;
+    hit = hit || (o->alias && strlen(o->alias) == n && memcmp(o->alias, name, n) == 0);
+    if (hit) return take(a, o, name[n] == '=' ? name + n + 1 : NULL);
+  }
+  return unknown(a, word);
+}
+
+/* "-q", "-qv", "-o DIR", "-oDIR". */
+static bool take_letters(parser *a, const char *word) {
+  for (const char *c = word + 1; *c; c++) {
+    const mm_option *o = NULL;
+    for (size_t i = 0; !o && i < a->p->option_count; i++)
+      if (a->p->options[i].letter == *c) o = &a->p->options[i];
+    if (!o) return unknown(a, word);
+    if (o->kind != MM_OPT_FLAG) return take(a, o, c[1] ? c + 1 : NULL);
+    if (!take(a, o, NULL)) return false;
+  }
+  return true;
+}
+
+static bool parse_all(parser *a, const char **operands, size_t *count, bool *done) {
+  bool only_operands = false;
+  while (a->next < a->end) {
+    const char *word = *a->next++;
+    if (only_operands || word[0] != '-' || word[1] == '\0') {
+      if (*count == a->p->max_operands) {
+        char shown[256];
+        return mm_fail(a->err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found \"%s\", expected at most %u operands (%s)",
+                       mm_escape(shown, sizeof shown, word, strlen(word)), a->p->max_operands, a->p->operands);
+      }
+      operands[(*count)++] = word;
+      continue;
+    }
+    void (*print)(const mm_program *, FILE *) = printer_of(word);
+    if (print) {
+      print(a->p, stdout);
+      *done = true;
+      if (fflush(stdout) != 0 || ferror(stdout)) return mm_fail_errno(a->err, mm_at("stdout", NULL), "write", errno);
+      return true;
+    }
+    only_operands = strcmp(word, "--") == 0;
+    if (only_operands) continue;
+    if (!(word[1] == '-' ? take_long(a, word) : take_letters(a, word))) return false;
+  }
+  if (*count >= a->p->min_operands) return true;
+  return mm_fail(a->err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found %zu operands, expected %u (%s); see %s --help", *count,
+                 a->p->min_operands, a->p->operands, a->p->name);
+}
+
+bool mm_options_parse(const mm_program *p, int argc, char **argv, const char **operands, size_t *operand_count, bool *done, mm_err *err) {
+  parser a = {p, argv + (argc > 0), argv + argc, mm_calloc(p->option_count, sizeof(bool), err), err};
+  *operand_count = 0;
+  *done = false;
+  bool ok = a.seen && parse_all(&a, operands, operand_count, done);
+  free(a.seen);
+  return ok;
+}
+
+int mm_program_fail(const mm_program *p, const mm_err *err) {
+  bool known = err->status != MM_OK;
+  char line[sizeof err->text + 128];
+  int n = snprintf(line, sizeof line, "%s: error: %s\n", p->name, known ? err->text : "E_BUG: failed without saying why; this is a bug");
+  if (n >= (int)sizeof line) n = (int)sizeof line - 1;
+  ssize_t written = write(STDERR_FILENO, line, (size_t)n);
+  (void)written; /* nobody is left to be told */
+  return known ? (int)err->status : MM_BUG;
+}
+
+void mm_program_start(void) {
+  signal(SIGPIPE, SIG_IGN);
+  signal(SIGXFSZ, SIG_IGN);
+  /* A closed 0, 1 or 2 would be given to the next file opened, and messages would land in it. open takes the lowest. */
+  for (int fd = 0; fd <= 2; fd++)
+    if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) != fd) _exit(MM_IO);
+}

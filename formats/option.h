@@ -1,0 +1,55 @@
+/* Command lines from one table: the parser, --help, the man page and the shell completions all read it. */
+#ifndef MM_FORMATS_OPTION_H
+#define MM_FORMATS_OPTION_H
+
+#include <stdio.h>
+
+#include "formats/base.h"
+
+typedef enum mm_option_kind {
+  MM_OPT_FLAG, /* bool* */
+  MM_OPT_STR,  /* const char** (borrowed from argv) */
+  MM_OPT_LIST, /* mm_option_list*: may be repeated */
+  MM_OPT_U64,  /* uint64_t*, range checked */
+  MM_OPT_SIZE, /* uint64_t* bytes; suffixes K M G T (powers of 1024) with optional iB */
+  MM_OPT_REAL  /* double* */
+} mm_option_kind;
+
+typedef struct mm_option_list {
+  const char **item; /* free() it */
+  size_t count, cap;
+} mm_option_list;
+
+typedef struct mm_option {
+  const char *name;  /* "tp" for --tp; long names only have this */
+  const char *alias; /* another long name ("tensor-parallel-size"), or NULL */
+  char letter;       /* short form, or 0; not h, which is --help */
+  mm_option_kind kind;
+  void *target;
+  const char *arg;     /* metavariable in the help, NULL for flags */
+  const char *help;    /* one line; "%" is literal */
+  const char *choices; /* "none|bf16|block_fp8" checked by the parser, or NULL */
+  uint64_t lo, hi;     /* MM_OPT_U64 range, both inclusive; hi 0 means no limit */
+} mm_option;
+
+typedef struct mm_program {
+  const char *name;     /* "minimax-convert" */
+  const char *summary;  /* one line */
+  const char *operands; /* "SRC -o DIR" */
+  unsigned min_operands, max_operands;
+  const mm_option *options;
+  size_t option_count;
+  const char *epilog; /* exit statuses, examples; may be NULL */
+} mm_program;
+
+/* --help, --version and the hidden --help-man, --help-bash, --help-zsh, --help-fish are recognised for every program: the text goes to
+ * stdout and *done becomes true (the program then exits 0). Operands are gathered in operands[max_operands]. "--" ends options;
+ * --name=value and --name value are equal. Unknown, repeated (except lists) or malformed options are MM_USAGE E_USAGE. */
+bool mm_options_parse(const mm_program *p, int argc, char **argv, const char **operands, size_t *operand_count, bool *done, mm_err *err);
+
+/* Prints "NAME: error: TEXT\n" to stderr in one write and returns the exit status of err (MM_BUG if err holds none). */
+int mm_program_fail(const mm_program *p, const mm_err *err);
+/* To be called first in main: ignores SIGPIPE and SIGXFSZ, opens /dev/null on closed descriptors 0–2. */
+void mm_program_start(void);
+
+#endif

@@ -1,0 +1,182 @@
+/* The packed checkpoint as a value: names and shapes of what is stored, and the text of its manifest (manifest.c reads it). */
+#include "formats/pack.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static uint64_t cells(uint32_t extent, uint32_t cell) { return cell == 0 ? 1 : mm_ceil_div(extent, cell); }
+
+mm_shape mm_pack_plane_shape(const mm_pack_tensor *t, unsigned p) {
+  uint64_t n = cells(t->rows, t->plane[p].cell_n), k = cells(t->cols, t->plane[p].cell_k);
+  if (t->vector) return mm_shape1(n);
+  return t->lead == 0 ? mm_shape2(n, k) : mm_shape3(t->lead, n, k);
+}
+
+void mm_part_name(char out[64], uint32_t rank, uint32_t part) { snprintf(out, 64, "model-rank-%05u-part-%05u.safetensors", rank, part); }
+
+void mm_pack_close(mm_pack *p) {
+  mm_arena_close(&p->arena);
+  memset(p, 0, sizeof *p);
+}
+
+/* Building: NULL anywhere is want of memory and passes upwards; what was built so far is freed on the way. */
+
+static mm_json *complete(mm_json *o, bool ok) {
+  if (ok) return o;
+  mm_json_free(o);
+  return NULL;
+}
+
+/* A new empty array, borrowed from `o`, which holds it as member `key`. */
+static mm_json *new_list(mm_json *o, const char *key) {
+  mm_json *a = mm_json_new_arr();
+  return mm_json_set(o, key, a) ? a : NULL;
+}
+
+static mm_json *digest_json(const mm_digest *d) {
+  char hex[MM_HEX_LEN + 1];
+  mm_digest_hex(d, hex);
+  return mm_json_new_str(hex);
+}
+
+static bool put_u32s(mm_json *list, const uint32_t *v, size_t count) {
+  bool ok = list;
+  for (size_t i = 0; ok && i < count; i++) ok = mm_json_append(list, mm_json_new_int(v[i]));
+  return ok;
+}
+
+static mm_json *range_json(const mm_range *r) {
+  mm_json *a = mm_json_new_arr();
+  return complete(a, put_u32s(a, (const uint32_t[]){r->at, r->from, r->count}, 3));
+}
+
+static mm_json *cut_json(const mm_cut *c, uint32_t tp) {
+  static const char *const axis[] = {[MM_AXIS_NONE] = "none", [MM_AXIS_ROWS] = "rows", [MM_AXIS_COLS] = "cols"};
+  mm_json *o = mm_json_new_obj();
+  bool ok = mm_json_set(o, "axis", mm_json_new_str(axis[c->axis]));
+  if (c->axis == MM_AXIS_NONE) return complete(o, ok);
+  ok = ok && mm_json_set(o, "whole", mm_json_new_int(c->whole)) && mm_json_set(o, "local", mm_json_new_int(c->local));
+  mm_json *ranks = new_list(o, "ranks");
+  for (uint32_t i = 0; i < tp; i++) ok = mm_json_append(ranks, range_json(&c->rank[i])) && ok;
+  return complete(o, ok);
+}
+
+static mm_json *plane_json(const mm_pack_plane *p) {
+  mm_json *o = mm_json_new_obj();
+  return complete(o, mm_json_set(o, "suffix", mm_json_new_str(p->suffix)) &&
+                         mm_json_set(o, "dtype", mm_json_new_str(mm_dtype_name(p->dtype))) &&
+                         put_u32s(new_list(o, "cell"), (const uint32_t[]){p->cell_n, p->cell_k}, 2));
+}
+
+static mm_json *piece_json(const mm_piece *p) {
+  mm_json *o = mm_json_new_obj();
+  return complete(o, mm_json_set(o, "source", mm_json_new_str(p->source)) && mm_json_set(o, "rows", mm_json_new_int(p->rows)) &&
+                         mm_json_set(o, "at", mm_json_new_int(p->local_at)) &&
+                         mm_json_set(o, "local_rows", mm_json_new_int(p->local_rows)) && mm_json_set(o, "cut", mm_json_new_int(p->cut)));
+}
+
+static mm_json *tensor_json(const mm_pack_tensor *t) {
+  mm_json *o = mm_json_new_obj();
+  bool ok = mm_json_set(o, "name", mm_json_new_str(t->name)) && mm_json_set(o, "scheme", mm_json_new_str(t->scheme)) &&
+            mm_json_set(o, "vector", mm_json_new_bool(t->vector)) && mm_json_set(o, "stage", mm_json_new_int(t->stage)) &&
+            mm_json_set(o, "lead", mm_json_new_int(t->lead)) && mm_json_set(o, "whole_lead", mm_json_new_int(t->whole_lead)) &&
+            mm_json_set(o, "rows", mm_json_new_int(t->rows)) && mm_json_set(o, "cols", mm_json_new_int(t->cols)) &&
+            mm_json_set(o, "whole_cols", mm_json_new_int(t->whole_cols));
+  mm_json *planes = new_list(o, "planes"), *pieces = new_list(o, "pieces");
+  for (unsigned i = 0; i < t->plane_count; i++) ok = mm_json_append(planes, plane_json(&t->plane[i])) && ok;
+  for (unsigned i = 0; i < t->piece_count; i++) ok = mm_json_append(pieces, piece_json(&t->piece[i])) && ok;
+  return complete(o, ok);
+}
+
+static mm_json *part_json(const mm_part *p) {
+  mm_json *o = mm_json_new_obj();
+  bool ok = mm_json_set(o, "file", mm_json_new_str(p->file)) && mm_json_set(o, "size", mm_json_new_int((int64_t)p->size)) &&
+            mm_json_set(o, "root", digest_json(&p->root));
+  mm_json *blocks = new_list(o, "blocks");
+  for (size_t b = 0; b < p->block_count; b++) ok = mm_json_append(blocks, digest_json(&p->block[b])) && ok;
+  return complete(o, ok);
+}
+
+static mm_json *rank_json(const mm_rank_parts *r) {
+  mm_json *o = mm_json_new_obj(), *parts = new_list(o, "parts");
+  bool ok = parts;
+  for (size_t i = 0; i < r->part_count; i++) ok = mm_json_append(parts, part_json(&r->part[i])) && ok;
+  return complete(o, ok);
+}
+
+static bool put_files(mm_json *list, const mm_pack_file *f, size_t count, const char *digest_key) {
+  bool ok = list;
+  for (size_t i = 0; i < count; i++) {
+    mm_json *o = mm_json_new_obj();
+    bool set = mm_json_set(o, "name", mm_json_new_str(f[i].name)) && mm_json_set(o, "size", mm_json_new_int((int64_t)f[i].size)) &&
+               mm_json_set(o, digest_key, digest_json(&f[i].sha256));
+    ok = mm_json_append(list, complete(o, set)) && ok;
+  }
+  return ok;
+}
+
+static mm_json *parallel_json(const mm_pack *p) {
+  mm_json *o = mm_json_new_obj();
+  return complete(o, mm_json_set(o, "tp", mm_json_new_int(p->tp)) && mm_json_set(o, "ep", mm_json_new_int(p->ep)) &&
+                         mm_json_set(o, "pp", mm_json_new_int(p->pp)));
+}
+
+static mm_json *pack_json(const mm_pack *p, mm_err *err) {
+  mm_json *o = mm_json_new_obj();
+  bool ok = mm_json_set(o, "format", mm_json_new_str(MM_PACK_FORMAT)) && mm_json_set(o, "version", mm_json_new_int(MM_PACK_VERSION)) &&
+            mm_json_set(o, "tool", mm_json_new_str(p->tool)) && mm_json_set(o, "quant", mm_json_new_str(p->quant)) &&
+            mm_json_set(o, "tp_align", mm_json_new_str(p->tp_align)) && mm_json_set(o, "plan", digest_json(&p->plan)) &&
+            mm_json_set(o, "model", mm_model_to_json(&p->model, err)) && mm_json_set(o, "parallel", parallel_json(p));
+  mm_json *cuts = new_list(o, "cuts"), *tensors = new_list(o, "tensors"), *ranks = new_list(o, "ranks");
+  for (size_t i = 0; i < p->cut_count; i++) ok = mm_json_append(cuts, cut_json(&p->cut[i], p->tp)) && ok;
+  for (size_t i = 0; i < p->tensor_count; i++) ok = mm_json_append(tensors, tensor_json(&p->tensor[i])) && ok;
+  for (uint32_t i = 0; i < mm_pack_ranks(p); i++) ok = mm_json_append(ranks, rank_json(&p->rank[i])) && ok;
+  ok = put_files(new_list(o, "sources"), p->source, p->source_count, "header_sha256") && ok;
+  ok = put_files(new_list(o, "files"), p->file, p->file_count, "sha256") && ok;
+  return complete(o, put_u32s(new_list(o, "dead_rows"), p->dead_row, p->dead_rows) && ok);
+}
+
+static bool put_node(FILE *f, const mm_json *j) {
+  char *text = mm_json_dump(j, false);
+  bool ok = text && fputs(text, f) >= 0;
+  free(text);
+  return ok;
+}
+
+/* One member a line, and in lists of objects one object a line: `grep` finds a tensor, `diff` shows what changed. */
+static bool put_lines(FILE *f, const mm_json *root) {
+  void *iter = NULL;
+  const char *key, *before = "{\n";
+  const mm_json *value;
+  bool ok = true;
+  while (ok && mm_json_next(root, &iter, &key, &value)) {
+    fprintf(f, "%s\"%s\":", before, key);
+    before = ",\n";
+    if (mm_json_type_of(value) != MM_JSON_ARR || mm_json_type_of(mm_json_at(value, 0)) != MM_JSON_OBJ) {
+      ok = put_node(f, value);
+      continue;
+    }
+    for (size_t i = 0; ok && i < mm_json_size(value); i++) {
+      fputs(i == 0 ? "[\n" : ",\n", f);
+      ok = put_node(f, mm_json_at(value, i));
+    }
+    fputs("\n]", f);
+  }
+  fputs("\n}\n", f);
+  return ok && !ferror(f);
+}
+
+char *mm_pack_text(const mm_pack *p, mm_err *err) {
+  char *text = NULL;
+  size_t n;
+  mm_json *root = pack_json(p, err);
+  FILE *f = root ? open_memstream(&text, &n) : NULL;
+  bool ok = f && put_lines(f, root);
+  if (f && fclose(f) != 0) ok = false;
+  mm_json_free(root);
+  if (ok) return text;
+  free(text);
+  mm_fail_memory(err, p->tensor_count * sizeof *p->tensor);
+  return NULL;
+}

@@ -1,0 +1,129 @@
+/* The packed checkpoint: manifest and part files (FORMAT.md is the description for readers without this source). */
+#ifndef MM_FORMATS_PACK_H
+#define MM_FORMATS_PACK_H
+
+#include "formats/hash.h"
+#include "formats/model.h"
+#include "formats/tensor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define MM_PACK_FORMAT  "minimax-packed"
+#define MM_PACK_VERSION 1
+#define MM_MANIFEST     "manifest.json"
+#define MM_MANIFEST_MAX (UINT64_C(256) << 20)
+#define MM_PACK_PLANES  4
+#define MM_PACK_PIECES  3
+#define MM_MAX_TP       1024
+
+/* Along the cut axis: local rows (or columns) [at, at + count) of a rank are [from, from + count) of the whole matrix; the rest
+ * of the local extent is zero padding. */
+typedef struct mm_range {
+  uint32_t at, from, count;
+} mm_range;
+
+typedef enum mm_axis { MM_AXIS_NONE, MM_AXIS_ROWS, MM_AXIS_COLS } mm_axis; /* NONE: every rank holds all of it */
+
+typedef struct mm_cut {
+  mm_axis axis;
+  uint32_t whole; /* extent of the uncut matrix along the axis (0 for NONE) */
+  uint32_t local; /* extent on every rank (0 for NONE) */
+  mm_range *rank; /* [tp], by rank within a stage; NULL for NONE */
+} mm_cut;
+
+/* One source matrix (or a stack of them, "{e}" in its name) inside a packed tensor. Pieces lie side by side along rows. */
+typedef struct mm_piece {
+  const char *source; /* the Hugging Face name it came from, "{e}" standing for the expert */
+  uint32_t rows;      /* of the uncut matrix */
+  uint32_t local_at;  /* first local row of this piece */
+  uint32_t local_rows;
+  uint32_t cut; /* index into mm_pack.cut */
+} mm_piece;
+
+typedef struct mm_pack_plane {
+  const char *suffix;
+  mm_dtype dtype;
+  uint32_t cell_n, cell_k; /* as in quant.h; 0 = whole extent */
+} mm_pack_plane;
+
+typedef struct mm_pack_tensor {
+  const char *name; /* without the plane's suffix */
+  const char *scheme;
+  bool vector;         /* stored as [rows]; cols is 1 */
+  uint32_t lead;       /* 0: [rows, cols]; E/ep: [E/ep, rows, cols] */
+  uint32_t whole_lead; /* E over all ranks, 0 with lead 0 */
+  uint32_t stage;      /* pipeline stage that holds it */
+  uint32_t rows, cols; /* on one rank */
+  uint32_t whole_cols; /* of the uncut matrix */
+  unsigned plane_count, piece_count;
+  mm_pack_plane plane[MM_PACK_PLANES];
+  mm_piece piece[MM_PACK_PIECES];
+} mm_pack_tensor;
+
+typedef struct mm_part {
+  const char *file; /* plain base name */
+  uint64_t size;
+  mm_digest root;
+  size_t block_count;
+  mm_digest *block; /* one per 4 MiB */
+} mm_part;
+
+typedef struct mm_rank_parts {
+  size_t part_count;
+  mm_part *part;
+} mm_rank_parts;
+
+/* A companion file copied byte for byte, or a source file's fingerprint. */
+typedef struct mm_pack_file {
+  const char *name;
+  uint64_t size;
+  mm_digest sha256; /* companions: of the file; sources: of the safetensors header (prefix included) */
+} mm_pack_file;
+
+/* What the reader fills points into `arena`; so does, best, what a writer fills: close frees nothing else. */
+typedef struct mm_pack {
+  char *dir;
+  char *tool;     /* "minimax-convert 0.1.0" */
+  char *quant;    /* the --quant word given */
+  char *tp_align; /* "split", "pad" */
+  mm_model model;
+  uint32_t tp, ep, pp; /* ranks: pp·tp of them, rank = stage·tp + tensor-parallel rank; ep divides tp */
+  size_t tensor_count, cut_count, source_count, file_count;
+  mm_pack_tensor *tensor; /* in layer order; the same on every rank of its stage */
+  mm_cut *cut;
+  mm_rank_parts *rank; /* [pp·tp] */
+  mm_pack_file *source, *file;
+  mm_digest plan;   /* of the plan: also in every part's metadata, so parts of different runs never mix */
+  size_t dead_rows; /* ids whose lm_head row is all zero: never to be sampled */
+  uint32_t *dead_row;
+  mm_arena arena;
+} mm_pack;
+
+static inline uint32_t mm_pack_ranks(const mm_pack *p) { return p->pp * p->tp; }
+/* Whether a rank stores tensor t. */
+static inline bool mm_pack_holds(const mm_pack *p, const mm_pack_tensor *t, uint32_t rank) { return rank / p->tp == t->stage; }
+/* The first expert of a stacked tensor on a rank: tp/ep ranks share the same experts and cut each among them. */
+static inline uint32_t mm_pack_first_lead(const mm_pack *p, const mm_pack_tensor *t, uint32_t rank) {
+  return rank % p->tp / (p->tp / p->ep) * t->lead;
+}
+
+/* Stored shape of plane p on one rank: [lead?, cells…], or [rows] for a vector. */
+mm_shape mm_pack_plane_shape(const mm_pack_tensor *t, unsigned p);
+/* "model-rank-00003-part-00001.safetensors" */
+void mm_part_name(char out[64], uint32_t rank, uint32_t part);
+
+/* Reads and checks DIR/manifest.json: everything a reader relies on (ranges inside extents, cuts of tp entries, cells, pieces
+ * that tile the rows, base names, digests, counts). MM_INTEGRITY E_MANIFEST; other versions MM_UNSUPPORTED E_VERSION. */
+bool mm_pack_open(mm_pack *p, const char *dir, mm_err *err);
+/* The same from memory (for fuzzing); dir may be any text. */
+bool mm_pack_parse(mm_pack *p, const char *dir, const char *text, size_t n, mm_err *err);
+void mm_pack_close(mm_pack *p); /* accepts a zeroed or half-opened one */
+/* The manifest's text, a deterministic function of *p; free() it. */
+char *mm_pack_text(const mm_pack *p, mm_err *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,69 @@
+/* A work loop over POSIX threads. Items are taken in order, so when one fails every lower-numbered item has been taken
+ * already and runs to its end: the error reported, that of the lowest failing item, does not depend on timing. */
+#include "formats/pool.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+typedef struct work {
+  mm_pool_fn *fn;
+  void *ctx;
+  pthread_mutex_t lock; /* guards what follows */
+  size_t next, count;   /* count drops to 0 on a failure: nothing more is taken */
+  size_t failed;        /* lowest failing item, SIZE_MAX while there is none */
+  mm_err err;
+} work;
+
+typedef struct worker {
+  work *work;
+  unsigned index;
+  pthread_t thread;
+} worker;
+
+static void *run_worker(void *arg) {
+  worker *self = arg;
+  work *w = self->work;
+  pthread_mutex_lock(&w->lock);
+  while (w->next < w->count) {
+    size_t item = w->next++;
+    pthread_mutex_unlock(&w->lock);
+    mm_err err = {0};
+    bool ok = w->fn(w->ctx, item, self->index, &err);
+    pthread_mutex_lock(&w->lock);
+    if (ok) continue;
+    w->count = 0;
+    if (item < w->failed) {
+      w->failed = item;
+      w->err = err;
+    }
+  }
+  pthread_mutex_unlock(&w->lock);
+  return NULL;
+}
+
+bool mm_pool_run(unsigned threads, size_t count, mm_pool_fn *fn, void *ctx, mm_err *err) {
+  if (threads > count) threads = count ? (unsigned)count : 1;
+  worker *workers = mm_calloc(threads, sizeof *workers, err);
+  if (!workers) return false;
+  work w = {.fn = fn, .ctx = ctx, .lock = PTHREAD_MUTEX_INITIALIZER, .count = count, .failed = SIZE_MAX};
+  unsigned started = 1; /* worker 0 is the caller */
+  for (; started < threads; started++) {
+    workers[started] = (worker){.work = &w, .index = started};
+    if (pthread_create(&workers[started].thread, NULL, run_worker, &workers[started]) != 0) break;
+  }
+  workers[0].work = &w;
+  run_worker(&workers[0]);
+  for (unsigned i = 1; i < started; i++) pthread_join(workers[i].thread, NULL);
+  free(workers);
+  if (w.failed == SIZE_MAX) return true;
+  if (err && err->status == MM_OK) *err = w.err;
+  return false;
+}
+
+unsigned mm_pool_cpus(void) {
+  cpu_set_t set;
+  int n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : (int)sysconf(_SC_NPROCESSORS_ONLN);
+  return n > 0 ? (unsigned)n : 1;
+}

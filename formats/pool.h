@@ -1,0 +1,24 @@
+/* A work loop over threads: items are taken in order by whoever is free. */
+#ifndef MM_FORMATS_POOL_H
+#define MM_FORMATS_POOL_H
+
+#include "formats/base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Handles one item; worker is 0 … threads-1 and owns its scratch. False stops the pool. */
+typedef bool mm_pool_fn(void *ctx, size_t item, unsigned worker, mm_err *err);
+
+/* Runs fn for items 0 … count-1 on `threads` threads (≥ 1; the caller is one of them) and waits for all. The error of the
+ * lowest-numbered failing worker call that was recorded first is copied to err. Fewer threads than asked (EAGAIN) is
+ * not an error as long as one runs. */
+bool mm_pool_run(unsigned threads, size_t count, mm_pool_fn *fn, void *ctx, mm_err *err);
+/* Online CPUs the process may run on (affinity respected), at least 1. */
+unsigned mm_pool_cpus(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

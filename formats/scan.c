@@ -1,0 +1,241 @@
+/* A pull scanner for large untrusted JSON (RFC 8259). One pass, no allocation; the caller's calls are the grammar. */
+#include "formats/scan.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define DEPTH_MAX   32
+#define FOUND_BYTES 24
+
+char *mm_scan_found(const mm_scan *s, char out[MM_SCAN_FOUND]) {
+  if (s->pos >= s->len) {
+    memcpy(out, "the end", sizeof "the end");
+    return out;
+  }
+  const char *p = s->text + s->pos;
+  size_t n = 1, max = (size_t)mm_min(s->len - s->pos, FOUND_BYTES);
+  while (n < max && !memchr(" \t\r\n,:]}", p[n], 8)) n++;
+  char text[MM_SCAN_FOUND - 2];
+  snprintf(out, MM_SCAN_FOUND, "\"%s\"", mm_escape(text, sizeof text, p, n));
+  return out;
+}
+
+static bool fail(const mm_scan *s, const char *code, const char *expected, mm_err *err) {
+  char found[MM_SCAN_FOUND];
+  return mm_fail(err, s->status, code, mm_at_offset(s->file, s->tensor, s->base + s->pos), "found %s, expected %s", mm_scan_found(s, found),
+                 expected);
+}
+
+char mm_scan_peek(mm_scan *s) {
+  for (; s->pos < s->len; s->pos++) {
+    char c = s->text[s->pos];
+    if (c != ' ' && c != '\n' && c != '\t' && c != '\r') return c;
+  }
+  return 0;
+}
+
+bool mm_scan_open(mm_scan *s, char bracket, mm_err *err) {
+  if (mm_scan_peek(s) != bracket) return fail(s, "E_JSON", bracket == '{' ? "an object" : "an array", err);
+  if (s->depth == DEPTH_MAX) return fail(s, "E_JSON", "at most 32 levels of nesting", err);
+  s->depth++;
+  s->pos++;
+  return true;
+}
+
+bool mm_scan_more(mm_scan *s, char close, bool first, bool *more, mm_err *err) {
+  char c = mm_scan_peek(s);
+  *more = true;
+  if (c == close) {
+    *more = false;
+    s->depth--;
+  } else if (first) {
+    return true;
+  } else if (c != ',') {
+    return fail(s, "E_JSON", close == '}' ? "a comma or \"}\"" : "a comma or \"]\"", err);
+  }
+  s->pos++;
+  return true;
+}
+
+/* Value of the four hex digits at p, or -1. */
+static int hex4(const char *p, size_t n) {
+  int v = 0;
+  if (n < 4) return -1;
+  for (int i = 0; i < 4; i++) {
+    char c = p[i];
+    int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+    if (digit < 0) return -1;
+    v = v * 16 + digit;
+  }
+  return v;
+}
+
+/* Decodes the escape at p (p[0] is the backslash): its length, or 0 if it is not one. Surrogates must come in pairs. */
+static size_t escape_len(const char *p, size_t n, uint32_t *code) {
+  static const char plain[] = "\"\\/bfnrt", value[] = "\"\\/\b\f\n\r\t";
+  if (n < 2) return 0;
+  const char *hit = memchr(plain, p[1], 8);
+  if (hit) {
+    *code = (uint8_t)value[hit - plain];
+    return 2;
+  }
+  int high = p[1] == 'u' ? hex4(p + 2, n - 2) : -1;
+  if (high < 0 || (high >= 0xDC00 && high <= 0xDFFF)) return 0;
+  *code = (uint32_t)high;
+  if (high < 0xD800 || high > 0xDFFF) return 6;
+  int low = n >= 8 && p[6] == '\\' && p[7] == 'u' ? hex4(p + 8, n - 8) : -1;
+  if (low < 0xDC00 || low > 0xDFFF) return 0;
+  *code = 0x10000 + (((uint32_t)high - 0xD800) << 10) + ((uint32_t)low - 0xDC00);
+  return 12;
+}
+
+bool mm_scan_string(mm_scan *s, mm_scan_str *out, mm_err *err) {
+  if (mm_scan_peek(s) != '"') return fail(s, "E_JSON", "a string", err);
+  size_t start = ++s->pos;
+  bool escaped = false;
+  while (s->pos < s->len) {
+    const char *p = s->text + s->pos;
+    size_t left = s->len - s->pos, step = 1;
+    uint8_t c = (uint8_t)*p;
+    uint32_t code;
+    if (c == '"') {
+      *out = (mm_scan_str){s->text + start, s->pos - start, escaped};
+      s->pos++;
+      return true;
+    }
+    if (c == '\\') {
+      escaped = true;
+      if (!(step = escape_len(p, left, &code))) return fail(s, "E_JSON", "an escape of JSON (surrogates in pairs)", err);
+    } else if (c < 0x20) {
+      return fail(s, "E_JSON", "no raw control character in a string", err);
+    } else if (c >= 0x80 && !(step = mm_utf8_len(p, left))) {
+      return fail(s, "E_JSON", "valid UTF-8", err);
+    }
+    s->pos += step;
+  }
+  return fail(s, "E_JSON", "the closing quote of a string", err);
+}
+
+bool mm_scan_key(mm_scan *s, mm_scan_str *key, mm_err *err) {
+  if (mm_scan_peek(s) != '"') return fail(s, "E_JSON", "a key in quotes", err);
+  if (!mm_scan_string(s, key, err)) return false;
+  if (mm_scan_peek(s) != ':') return fail(s, "E_JSON", "a colon after the key", err);
+  s->pos++;
+  return true;
+}
+
+static bool digit_at(const mm_scan *s, size_t pos) { return pos < s->len && s->text[pos] >= '0' && s->text[pos] <= '9'; }
+
+bool mm_scan_u64(mm_scan *s, uint64_t *out, mm_err *err) {
+  static const char expected[] = "a plain non-negative integer below 2^64";
+  char first = mm_scan_peek(s);
+  size_t pos = s->pos;
+  uint64_t v = 0;
+  for (; digit_at(s, pos); pos++) {
+    if (!mm_mul(v, 10, &v) || !mm_add(v, (uint64_t)(s->text[pos] - '0'), &v)) return fail(s, "E_NUMBER", expected, err);
+  }
+  bool leading_zero = first == '0' && pos - s->pos > 1;
+  bool real = pos < s->len && memchr(".eE", s->text[pos], 3);
+  if (pos == s->pos || leading_zero || real) return fail(s, "E_NUMBER", expected, err);
+  s->pos = pos;
+  *out = v;
+  return true;
+}
+
+/* Consumes one or more digits; false if there is none. */
+static bool skip_digits(mm_scan *s) {
+  size_t start = s->pos;
+  while (digit_at(s, s->pos)) s->pos++;
+  return s->pos > start;
+}
+
+static bool accept(mm_scan *s, const char *any_of) {
+  if (s->pos >= s->len || s->text[s->pos] == 0 || !strchr(any_of, s->text[s->pos])) return false;
+  s->pos++;
+  return true;
+}
+
+static bool skip_number(mm_scan *s, mm_err *err) {
+  accept(s, "-");
+  bool ok = accept(s, "0") || skip_digits(s);
+  if (ok && accept(s, ".")) ok = skip_digits(s);
+  if (ok && accept(s, "eE")) {
+    accept(s, "+-");
+    ok = skip_digits(s);
+  }
+  return ok || fail(s, "E_JSON", "a digit of a number", err);
+}
+
+static bool skip_word(mm_scan *s, const char *word, mm_err *err) {
+  size_t n = strlen(word);
+  if (s->len - s->pos < n || memcmp(s->text + s->pos, word, n) != 0) return fail(s, "E_JSON", "a value", err);
+  s->pos += n;
+  return true;
+}
+
+/* Recursion ends at DEPTH_MAX, which mm_scan_open keeps. */
+static bool skip_members(mm_scan *s, char open, mm_err *err) {
+  char close = open == '{' ? '}' : ']';
+  mm_scan_str key;
+  if (!mm_scan_open(s, open, err)) return false;
+  for (bool first = true, more;; first = false) {
+    if (!mm_scan_more(s, close, first, &more, err)) return false;
+    if (!more) return true;
+    if (open == '{' && !mm_scan_key(s, &key, err)) return false;
+    if (!mm_scan_skip(s, err)) return false;
+  }
+}
+
+bool mm_scan_skip(mm_scan *s, mm_err *err) {
+  mm_scan_str string;
+  char c = mm_scan_peek(s);
+  switch (c) {
+    case '{':
+    case '[': return skip_members(s, c, err);
+    case '"': return mm_scan_string(s, &string, err);
+    case 't': return skip_word(s, "true", err);
+    case 'f': return skip_word(s, "false", err);
+    case 'n': return skip_word(s, "null", err);
+    default: break;
+  }
+  if (c != '-' && !(c >= '0' && c <= '9')) return fail(s, "E_JSON", "a value", err);
+  return skip_number(s, err);
+}
+
+bool mm_scan_end(mm_scan *s, mm_err *err) {
+  mm_scan_peek(s);
+  return s->pos == s->len || fail(s, "E_JSON", "nothing but white space after the value", err);
+}
+
+static size_t put_utf8(char *out, uint32_t c) {
+  if (c < 0x80) {
+    out[0] = (char)c;
+    return 1;
+  }
+  size_t n = c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
+  for (size_t i = n - 1; i > 0; i--, c >>= 6) out[i] = (char)(0x80 | (c & 0x3F));
+  out[0] = (char)((0xF00 >> n) | c); /* lead bytes 110…, 1110…, 11110… */
+  return n;
+}
+
+char *mm_scan_unescape(mm_arena *a, mm_scan_str s, size_t *n, mm_err *err) {
+  char *out = mm_arena_strndup(a, s.p, s.n, err); /* no escape is longer than what it stands for */
+  if (!out || !s.escaped) {
+    *n = s.n;
+    return out;
+  }
+  size_t to = 0;
+  for (size_t from = 0; from < s.n;) {
+    uint32_t code;
+    size_t len = s.p[from] == '\\' ? escape_len(s.p + from, s.n - from, &code) : 0;
+    if (len) {
+      to += put_utf8(out + to, code);
+      from += len;
+    } else {
+      out[to++] = s.p[from++];
+    }
+  }
+  out[to] = 0;
+  *n = to;
+  return out;
+}

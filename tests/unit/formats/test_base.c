@@ -1,0 +1,252 @@
+/* formats/base: the error line, escaping, UTF-8, checked arithmetic, allocation, arenas. */
+#include "formats/base.h"
+
+#include <malloc.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* Absurd sizes must reach our own check under the sanitizer too. */
+const char *__asan_default_options(void);
+const char *__asan_default_options(void) { return "allocator_may_return_null=1"; }
+
+static void test_error_line(void **state) {
+  (void)state;
+  static const struct {
+    mm_where where;
+    const char *text;
+  } cases[] = {
+      {{"a.st", "w", 17}, "E_X: a.st: tensor \"w\": offset 17: found 3, expected 4"},
+      {{"a.st", "w", -1}, "E_X: a.st: tensor \"w\": found 3, expected 4"},
+      {{"a.st", NULL, 0}, "E_X: a.st: offset 0: found 3, expected 4"},
+      {{NULL, "w", -1}, "E_X: tensor \"w\": found 3, expected 4"},
+      {{NULL, NULL, -1}, "E_X: found 3, expected 4"},
+      {{"a\nb\"c\\\x1b[2J", "\x7f\xc2\x9bπ\xff", 1},
+       "E_X: a\\x0ab\\x22c\\x5c\\x1b[2J: tensor \"\\x7f\\xc2\\x9bπ\\xff\": offset 1: found 3, expected 4"},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    mm_err err = {0};
+    assert_false(mm_fail(&err, MM_BAD_INPUT, "E_X", cases[i].where, "found %d, expected %d", 3, 4));
+    assert_int_equal(err.status, MM_BAD_INPUT);
+    assert_string_equal(err.code, "E_X");
+    assert_string_equal(err.text, cases[i].text);
+  }
+}
+
+static void test_first_failure_wins(void **state) {
+  (void)state;
+  mm_err err = {0};
+  mm_fail(&err, MM_IO, "E_FIRST", mm_at("one", NULL), "1");
+  assert_false(mm_fail(&err, MM_BUG, "E_SECOND", mm_at("two", NULL), "2"));
+  assert_int_equal(err.status, MM_IO);
+  assert_string_equal(err.text, "E_FIRST: one: 1");
+  assert_false(mm_fail(NULL, MM_BUG, "E_X", mm_at(NULL, NULL), "x"));
+}
+
+static void test_error_helpers(void **state) {
+  (void)state;
+  mm_err io = {0}, memory = {0}, wide = {0}, line = {0};
+  assert_false(mm_fail_errno(&io, mm_at("f", NULL), "open", 13));
+  assert_int_equal(io.status, MM_IO);
+  assert_string_equal(io.text, "E_IO: f: open: Permission denied");
+  assert_false(mm_fail_memory(&memory, 12345));
+  assert_int_equal(memory.status, MM_LIMIT);
+  assert_string_equal(memory.text, "E_MEMORY: cannot allocate 12345 bytes");
+  mm_fail(&wide, MM_IO, "E_X", mm_at_offset(NULL, NULL, UINT64_MAX), "far");
+  assert_string_equal(wide.text, "E_X: offset 9223372036854775807: far");
+  mm_fail(&line, MM_IO, "E_X", mm_at(NULL, NULL), "two\nlines\x1b%s", "\t\x7f");
+  assert_string_equal(line.text, "E_X: two lines   ");
+}
+
+/* The longest parts that apply together still fit, each name cut at 1,000 bytes; a message too long is cut. */
+static void test_error_bounds(void **state) {
+  (void)state;
+  char name[5000], message[5000];
+  memset(name, '\n', sizeof name - 1);
+  name[sizeof name - 1] = 0;
+  memset(message, 'm', sizeof message - 1);
+  message[sizeof message - 1] = 0;
+  struct mallinfo2 before = mallinfo2();
+  mm_err err = {0};
+  mm_fail(&err, MM_IO, "E_CODE", mm_at_offset(name, name, 5), "%s", message);
+  assert_int_equal(mallinfo2().uordblks, before.uordblks);
+  assert_int_equal(strlen(err.text), sizeof err.text - 1);
+  const char *tensor = strstr(err.text, ": tensor \"");
+  assert_non_null(tensor);
+  size_t file_n = (size_t)(tensor - err.text) - strlen("E_CODE: ");
+  assert_in_range(file_n, 990, 1000);
+  assert_memory_equal(tensor - 3, "…", 3);
+  assert_non_null(strstr(tensor, "…\": offset 5: mmm"));
+}
+
+static void test_escape(void **state) {
+  (void)state;
+  static const struct {
+    const char *in;
+    size_t n, cap;
+    const char *out;
+  } cases[] = {
+      {"plain", 5, 64, "plain"},
+      {"a\0b", 3, 64, "a\\x00b"},
+      {"é€😀", 9, 64, "é€😀"},
+      {"\xc3", 1, 64, "\\xc3"},                          /* cut sequence */
+      {"\xe2\x82", 2, 64, "\\xe2\\x82"},                 /* cut sequence */
+      {"\xc0\xaf", 2, 64, "\\xc0\\xaf"},                 /* overlong */
+      {"\xed\xa0\x80", 3, 64, "\\xed\\xa0\\x80"},        /* surrogate */
+      {"\xc2\x80\xc2\xa0", 4, 64, "\\xc2\\x80\xc2\xa0"}, /* C1 control, then no-break space */
+      {"\"\\", 2, 64, "\\x22\\x5c"},
+      {"", 0, 64, ""},
+      {"", 0, 1, ""},
+      {"abcdefgh", 8, 9, "abcdefgh"},
+      {"abcdefgh", 8, 8, "abcd…"},
+      {"abcdefgh", 8, 4, "…"},
+      {"abcdefgh", 8, 3, "ab"},
+      {"ab\n\n", 4, 10, "ab\\x0a…"},
+      {"éééé", 8, 8, "éé…"},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    char *out = malloc(cases[i].cap); /* exactly: the sanitizer sees one byte too many */
+    assert_ptr_equal(mm_escape(out, cases[i].cap, cases[i].in, cases[i].n), out);
+    assert_string_equal(out, cases[i].out);
+    free(out);
+  }
+  char untouched = 'x';
+  mm_escape(&untouched, 0, "abc", 3);
+  assert_int_equal(untouched, 'x');
+}
+
+/* Decodes by arithmetic, then asks whether the code point is allowed and needed that many bytes. */
+static size_t utf8_by_arithmetic(const uint8_t *s, size_t n) {
+  size_t len = s[0] < 0x80 ? 1 : s[0] >> 5 == 6 ? 2 : s[0] >> 4 == 14 ? 3 : s[0] >> 3 == 30 ? 4 : 0;
+  if (len == 0 || len > n) return 0;
+  uint32_t code = len == 1 ? s[0] : s[0] & (0x7Fu >> len);
+  for (size_t i = 1; i < len; i++) {
+    if (s[i] >> 6 != 2) return 0;
+    code = code << 6 | (s[i] & 63u);
+  }
+  size_t needed = code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
+  return needed != len || (code >= 0xD800 && code < 0xE000) || code > 0x10FFFF ? 0 : len;
+}
+
+static void test_utf8(void **state) {
+  (void)state;
+  static const uint8_t edge[] = {0x00, 0x7F, 0x80, 0xA5, 0xBF, 0xC0, 0xFF};
+  for (unsigned pair = 0; pair < 65536; pair++) {
+    for (size_t c = 0; c < sizeof edge; c++) {
+      for (size_t d = 0; d < sizeof edge; d++) {
+        uint8_t s[4] = {(uint8_t)(pair >> 8), (uint8_t)pair, edge[c], edge[d]};
+        for (size_t n = 1; n <= 4; n++) {
+          if (mm_utf8_len((const char *)s, n) != utf8_by_arithmetic(s, n))
+            fail_msg("%02x %02x %02x %02x, %zu bytes", s[0], s[1], s[2], s[3], n);
+        }
+      }
+    }
+  }
+}
+
+static void test_arithmetic(void **state) {
+  (void)state;
+  uint64_t v;
+  assert_true(mm_add(UINT64_MAX - 1, 1, &v));
+  assert_true(v == UINT64_MAX);
+  assert_false(mm_add(UINT64_MAX, 1, &v));
+  assert_true(mm_mul(UINT64_C(1) << 32, UINT64_C(1) << 31, &v));
+  assert_true(v == UINT64_C(1) << 63);
+  assert_false(mm_mul(UINT64_C(1) << 32, UINT64_C(1) << 32, &v));
+  assert_true(mm_ceil_div(7, 4) == 2 && mm_ceil_div(8, 4) == 2 && mm_ceil_div(0, 4) == 0 &&
+              mm_ceil_div(UINT64_MAX, 2) == UINT64_C(1) << 63);
+  assert_true(mm_round_up(1, 4096) == 4096 && mm_round_up(4096, 4096) == 4096 && mm_round_up(0, 4096) == 0);
+  assert_true(mm_min(3, 5) == 3 && mm_min(5, 3) == 3 && mm_max(3, 5) == 5 && mm_max(5, 3) == 5);
+  assert_true(mm_gcd(192, 128) == 64 && mm_gcd(128, 192) == 64 && mm_gcd(0, 9) == 9 && mm_gcd(9, 0) == 9 && mm_gcd(17, 5) == 1);
+}
+
+static void test_allocation(void **state) {
+  (void)state;
+  mm_err err = {0};
+  char *zeroed = mm_calloc(1000, 3, &err);
+  assert_non_null(zeroed);
+  for (size_t i = 0; i < 3000; i++) assert_int_equal(zeroed[i], 0);
+  free(zeroed);
+  void *none = mm_calloc(0, 8, &err);
+  assert_non_null(none);
+  free(none);
+  assert_null(mm_calloc(SIZE_MAX / 2, 4, &err));
+  assert_int_equal(err.status, MM_LIMIT);
+  assert_string_equal(err.code, "E_MEMORY");
+  mm_err exhausted = {0};
+  assert_null(mm_calloc((size_t)1 << 60, 1, &exhausted));
+  assert_string_equal(exhausted.text, "E_MEMORY: cannot allocate 1152921504606846976 bytes");
+}
+
+static void test_grow(void **state) {
+  (void)state;
+  mm_err err = {0};
+  void *array = NULL;
+  size_t cap = 0, moves = 0;
+  for (size_t i = 0; i < 100000; i++) {
+    size_t before = cap;
+    assert_true(mm_grow(&array, &cap, i + 1, sizeof i, &err));
+    assert_true(cap > i);
+    moves += cap != before;
+    ((size_t *)array)[i] = i * 7 + 1;
+  }
+  assert_in_range(moves, 1, 40); /* geometric: pushes cost O(1) each */
+  for (size_t i = 0; i < 100000; i++) assert_true(((size_t *)array)[i] == i * 7 + 1);
+  size_t held = cap;
+  void *same = array;
+  assert_false(mm_grow(&array, &cap, SIZE_MAX / 4, sizeof(size_t), &err));
+  assert_string_equal(err.code, "E_MEMORY");
+  assert_true(cap == held && array == same);
+  free(array);
+}
+
+static void test_arena(void **state) {
+  (void)state;
+  enum { PIECES = 3000 };
+  mm_err err = {0};
+  mm_arena a = {0};
+  static uint8_t *piece[PIECES];
+  static size_t size[PIECES];
+  for (size_t i = 0; i < PIECES; i++) { /* sizes 0 … 200 KB, large among small */
+    size[i] = i % 97 == 5 ? 200000 + i : (i * i) % 700;
+    piece[i] = mm_arena_alloc(&a, size[i], &err);
+    assert_non_null(piece[i]);
+    assert_int_equal((uintptr_t)piece[i] % 16, 0);
+    for (size_t j = 0; j < size[i]; j++) {
+      if (piece[i][j] != 0) fail_msg("piece %zu is not zeroed", i);
+    }
+    memset(piece[i], (int)(i % 251 + 1), size[i]);
+  }
+  for (size_t i = 0; i < PIECES; i++) { /* no piece reaches into another */
+    for (size_t j = 0; j < size[i]; j++) {
+      if (piece[i][j] != i % 251 + 1) fail_msg("piece %zu was overwritten", i);
+    }
+  }
+  assert_string_equal(mm_arena_strndup(&a, "abcdef", 3, &err), "abc");
+  assert_string_equal(mm_arena_strndup(&a, NULL, 0, &err), "");
+  assert_string_equal(mm_arena_printf(&a, &err, "%s-%05d", "rank", 42), "rank-00042");
+  char *full = mm_arena_printf(&a, &err, "%016d", 77); /* the terminator needs a byte of its own */
+  memset(mm_arena_alloc(&a, 16, &err), 'x', 16);
+  assert_string_equal(full, "0000000000000077");
+  assert_int_equal(err.status, MM_OK);
+  assert_null(mm_arena_alloc(&a, SIZE_MAX - 4, &err));
+  assert_string_equal(err.code, "E_MEMORY");
+  mm_arena_close(&a);
+  assert_null(a.chunk);
+  mm_arena_close(&a);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_error_line),    cmocka_unit_test(test_first_failure_wins),
+      cmocka_unit_test(test_error_helpers), cmocka_unit_test(test_error_bounds),
+      cmocka_unit_test(test_escape),        cmocka_unit_test(test_utf8),
+      cmocka_unit_test(test_arithmetic),    cmocka_unit_test(test_allocation),
+      cmocka_unit_test(test_grow),          cmocka_unit_test(test_arena),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,297 @@
+/* JSON: what is refused and where, exact numbers, required fields, building. */
+#include <locale.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "formats/json.h"
+
+static mm_json *parse(const char *text, mm_err *err) {
+  *err = (mm_err){0};
+  return mm_json_parse(text, strlen(text), "config.json", err);
+}
+
+static void refuses_text(const char *text, size_t n, mm_status status, const char *code, const char *what) {
+  mm_err err = {0};
+  assert_null(mm_json_parse(text, n, "config.json", &err));
+  assert_int_equal(err.status, status);
+  assert_string_equal(err.code, code);
+  assert_non_null(strstr(err.text, "config.json: offset "));
+  if (!strstr(err.text, what)) fail_msg("\"%s\" does not say \"%s\"", err.text, what);
+}
+
+static void test_refused(void **state) {
+  (void)state;
+#define REFUSES(text, code, what) refuses_text(text, sizeof(text) - 1, MM_BAD_INPUT, code, what)
+  REFUSES("{\"a\": 1\0}", "E_JSON", "offset 7: found a NUL byte");
+  REFUSES("{\"a\": \"b\0c\"}", "E_JSON", "offset 8: found a NUL byte");
+  REFUSES("{\"a\": \"b\\\0c\"}", "E_JSON", "offset 9: found a NUL byte");
+  REFUSES("{\"a\": 1}\0", "E_JSON", "offset 8: found a NUL byte");
+  REFUSES("", "E_JSON", "expected near end of file");
+  REFUSES("7", "E_JSON", "'[' or '{' expected");
+  REFUSES("{\"a\": 1, \"b\": 2, \"a\": 3}", "E_JSON", "duplicate object key");
+  REFUSES("{\"a\": 1, \"\\u0061\": 3}", "E_JSON", "duplicate object key");
+  REFUSES("{\"a\": 1} x", "E_JSON", "end of file expected");
+  REFUSES("{\"a\": 1,}", "E_JSON", "string or '}' expected");
+  REFUSES("{\"a\": NaN}", "E_JSON", "invalid token");
+  REFUSES("{\"a\": \"\xc0\x80\"}", "E_JSON", "unable to decode byte 0xc0");
+  REFUSES("{\"a\": \"\\ud800\"}", "E_JSON", "Unicode");
+  REFUSES("\xef\xbb\xbf{}", "E_JSON", "'[' or '{' expected");
+  REFUSES("{\"a\": 9223372036854775808}", "E_NUMBER", "too big integer");
+  REFUSES("{\"a\": -9223372036854775809}", "E_NUMBER", "too big negative integer");
+  REFUSES("{\"a\": 1e999}", "E_NUMBER", "real number overflow");
+}
+
+/* Control bytes of the text never reach the message raw. */
+static void test_message_is_escaped(void **state) {
+  (void)state;
+  mm_err err;
+  assert_null(parse("{\"a\": \x1b[31m}", &err));
+  assert_non_null(strstr(err.text, "\\x1b"));
+  assert_null(strchr(err.text, 0x1b));
+}
+
+static void test_depth(void **state) {
+  (void)state;
+  char text[256];
+  for (int depth = 31; depth <= 33; depth++) {
+    memset(text, '[', (size_t)depth);
+    memset(text + depth, ']', (size_t)depth);
+    mm_err err = {0};
+    mm_json *j = mm_json_parse(text, 2 * (size_t)depth, "deep.json", &err);
+    assert_int_equal(j != NULL, depth <= 32);
+    if (!j) assert_non_null(strstr(err.text, "offset 32: found nesting deeper than 32"));
+    mm_json_free(j);
+  }
+}
+
+#define TIMES8(x)  x x x x x x x x
+#define TIMES40(x) TIMES8(x) TIMES8(x) TIMES8(x) TIMES8(x) TIMES8(x)
+
+/* Brackets inside strings do not count, closed ones do not add up, and no string hides its end. */
+static void test_depth_and_strings(void **state) {
+  (void)state;
+  static const char *const shallow[] = {"[\"" TIMES40("[") "\"]", "[\"\\\"" TIMES40("{") "\"]", "[\"\\\\\\\"" TIMES40("[") "\"]",
+                                        "[" TIMES40("{},") "1]", "[" TIMES40("[],") "1]"};
+  for (size_t i = 0; i < sizeof shallow / sizeof *shallow; i++) {
+    mm_err err;
+    mm_json *j = parse(shallow[i], &err);
+    if (!j) fail_msg("%s: %s", shallow[i], err.text);
+    mm_json_free(j);
+  }
+  REFUSES("[\"\\\\\", " TIMES40("[") TIMES40("]") "]", "E_JSON", "found nesting deeper than 32");
+  REFUSES("[\"}\", 1, " TIMES40("[1, \"]]]]\", ") "2" TIMES40("]") "]", "E_JSON", "found nesting deeper than 32");
+  REFUSES("[\"}\", 1, " TIMES40("{\"}}\": ") "2" TIMES40("}") "]", "E_JSON", "found nesting deeper than 32");
+  REFUSES("][", "E_JSON", "'[' or '{' expected");
+  /* A backslash as the last byte of memory. */
+  char *last = malloc(3);
+  memcpy(last, "[\"\\", 3);
+  refuses_text(last, 3, MM_BAD_INPUT, "E_JSON", "offset 3: invalid escape");
+  free(last);
+}
+
+static void test_value_count(void **state) {
+  (void)state;
+  size_t most = (size_t)4 << 20; /* the bracket and the commas */
+  char *text = malloc(2 * most + 8);
+  assert_non_null(text);
+  for (size_t extra = 0; extra <= 1; extra++) {
+    size_t n = 0;
+    text[n++] = '[';
+    for (size_t i = 0; i < most - 1 + extra; i++) {
+      text[n++] = '0';
+      text[n++] = ',';
+    }
+    text[n++] = '0';
+    text[n++] = ']';
+    mm_err err = {0};
+    mm_json *j = extra ? NULL : mm_json_parse(text, n, "config.json", &err);
+    if (extra)
+      refuses_text(text, n, MM_LIMIT, "E_LIMIT", "more than 4194304 values");
+    else
+      assert_int_equal(mm_json_size(j), most);
+    mm_json_free(j);
+  }
+  free(text);
+}
+
+static void test_values(void **state) {
+  (void)state;
+  mm_err err;
+  mm_json *j = parse(
+      "{\"i\": 9007199254740993, \"m\": -9223372036854775808, \"r\": 3.5565588200778455, \"t\": true, \"f\": false, "
+      "\"z\": null, \"s\": \"a\\u0000b\", \"l\": [1, 2.5, \"x\"], \"o\": {\"k\": {}}}",
+      &err);
+  assert_non_null(j);
+  assert_true(mm_json_int(mm_json_get(j, "i")) == INT64_C(9007199254740993));
+  assert_true(mm_json_int(mm_json_get(j, "m")) == INT64_MIN);
+  assert_true(mm_json_number(mm_json_get(j, "r")) == 3.5565588200778455);
+  assert_true(mm_json_bool(mm_json_get(j, "t")));
+  assert_false(mm_json_bool(mm_json_get(j, "f")));
+  assert_null(mm_json_get(j, "absent"));
+  assert_int_equal(mm_json_str_len(mm_json_get(j, "s")), 3);
+  assert_memory_equal(mm_json_str(mm_json_get(j, "s")), "a\0b", 4);
+  static const struct {
+    const char *key;
+    mm_json_type type;
+  } want[] = {{"i", MM_JSON_INT},  {"m", MM_JSON_INT}, {"r", MM_JSON_REAL}, {"t", MM_JSON_BOOL}, {"f", MM_JSON_BOOL},
+              {"z", MM_JSON_NULL}, {"s", MM_JSON_STR}, {"l", MM_JSON_ARR},  {"o", MM_JSON_OBJ}};
+  void *iter = NULL;
+  const char *key;
+  const mm_json *value;
+  size_t n = 0;
+  for (; mm_json_next(j, &iter, &key, &value); n++) {
+    assert_string_equal(key, want[n].key);
+    assert_int_equal(mm_json_type_of(value), want[n].type);
+  }
+  assert_int_equal(n, sizeof want / sizeof *want);
+  assert_int_equal(mm_json_type_of(NULL), MM_JSON_NULL);
+  assert_int_equal(mm_json_size(mm_json_get(j, "l")), 3);
+  assert_int_equal(mm_json_size(mm_json_get(j, "o")), 1);
+  assert_string_equal(mm_json_str(mm_json_at(mm_json_get(j, "l"), 2)), "x");
+  mm_json_free(j);
+}
+
+static void test_need(void **state) {
+  (void)state;
+  const mm_json_ctx c = {"config.json", MM_BAD_INPUT, "E_CFG_TYPE"};
+  mm_err err;
+  int64_t i;
+  double d;
+  bool b;
+  const char *s;
+  mm_json *j = parse("{\"i\": 7, \"r\": 1.5, \"b\": true, \"s\": \"word\", \"n\": \"a\\u0000b\", \"q\": \"7\", \"l\": []}", &err);
+  assert_true(mm_json_need_int(j, "i", 7, 7, &i, &c, &err) && i == 7);
+  assert_true(mm_json_need_number(j, "r", &d, &c, &err) && d == 1.5);
+  assert_true(mm_json_need_number(j, "i", &d, &c, &err) && d == 7);
+  assert_true(mm_json_need_bool(j, "b", &b, &c, &err) && b);
+  assert_true(mm_json_need_str(j, "s", &s, &c, &err) && strcmp(s, "word") == 0);
+  assert_non_null(mm_json_need(j, "l", MM_JSON_ARR, &c, &err));
+  assert_int_equal(err.status, MM_OK);
+#define FAILS(call, line)                   \
+  do {                                      \
+    err = (mm_err){0};                      \
+    assert_false(call);                     \
+    assert_string_equal(err.text, line);    \
+    assert_int_equal(err.status, c.status); \
+  } while (0)
+  FAILS(mm_json_need_int(j, "i", 8, 9, &i, &c, &err), "E_CFG_TYPE: config.json: key \"i\": found 7, expected 8 to 9");
+  FAILS(mm_json_need_int(j, "i", 5, 6, &i, &c, &err), "E_CFG_TYPE: config.json: key \"i\": found 7, expected 5 to 6");
+  FAILS(mm_json_need_int(j, "r", 0, 9, &i, &c, &err), "E_CFG_TYPE: config.json: key \"r\": found a real number, expected an integer");
+  FAILS(mm_json_need_int(j, "q", 0, 9, &i, &c, &err), "E_CFG_TYPE: config.json: key \"q\": found a string, expected an integer");
+  FAILS(mm_json_need_int(j, "b", 0, 9, &i, &c, &err), "E_CFG_TYPE: config.json: key \"b\": found a boolean, expected an integer");
+  FAILS(mm_json_need_int(j, "x", 0, 9, &i, &c, &err), "E_CFG_TYPE: config.json: key \"x\": found nothing, expected an integer");
+  FAILS(mm_json_need_number(j, "q", &d, &c, &err), "E_CFG_TYPE: config.json: key \"q\": found a string, expected a number");
+  FAILS(mm_json_need_bool(j, "i", &b, &c, &err), "E_CFG_TYPE: config.json: key \"i\": found an integer, expected a boolean");
+  FAILS(mm_json_need_str(j, "l", &s, &c, &err), "E_CFG_TYPE: config.json: key \"l\": found an array, expected a string");
+  FAILS(mm_json_need_str(j, "n", &s, &c, &err), "E_CFG_TYPE: config.json: key \"n\": found a string with a NUL character");
+  FAILS(mm_json_need(j, "s", MM_JSON_OBJ, &c, &err), "E_CFG_TYPE: config.json: key \"s\": found a string, expected an object");
+  static const char *const all[] = {"i", "r", "b", "s", "n", "q", "l", NULL}, *const most[] = {"i", "r", "b", "s", "n", "q", NULL};
+  assert_true(mm_json_only_keys(j, all, &c, &err));
+  FAILS(mm_json_only_keys(j, most, &c, &err), "E_CFG_TYPE: config.json: found unknown key \"l\"");
+  mm_json_free(j);
+}
+
+static mm_json *sample(void) {
+  mm_json *o = mm_json_new_obj(), *a = mm_json_new_arr();
+  assert_true(mm_json_append(a, mm_json_new_bool(true)) && mm_json_append(a, mm_json_new_real(0.1)));
+  assert_true(mm_json_append(a, mm_json_new_real(1e-5)) && mm_json_append(a, mm_json_new_real(2)));
+  assert_true(mm_json_set(o, "z", mm_json_new_int(INT64_C(9007199254740993))) && mm_json_set(o, "a", a));
+  assert_true(mm_json_set(o, "s", mm_json_new_str("q\"\n…")));
+  return o;
+}
+
+static void test_building(void **state) {
+  (void)state;
+  mm_json *o = sample();
+  char *text = mm_json_dump(o, false);
+  assert_string_equal(text, "{\"z\":9007199254740993,\"a\":[true,0.10000000000000001,1.0000000000000001e-5,2.0],\"s\":\"q\\\"\\n…\"}");
+  free(text);
+  text = mm_json_dump(mm_json_get(o, "a"), true);
+  assert_string_equal(text, "[\n true,\n 0.10000000000000001,\n 1.0000000000000001e-5,\n 2.0\n]");
+  free(text);
+  assert_false(mm_json_set(o, "n", NULL));
+  assert_false(mm_json_set(NULL, "n", mm_json_new_int(1))); /* the leak checker sees whether the value was freed */
+  assert_false(mm_json_append(NULL, mm_json_new_int(1)));
+  assert_null(mm_json_get(o, "n"));
+  mm_json_free(o);
+  mm_json_free(NULL);
+}
+
+/* 1,000 doubles of every size, written and read back, equal bit for bit. */
+static void test_reals_round_trip(void **state) {
+  (void)state;
+  uint64_t bits = 1;
+  for (int i = 0; i < 1000; i++) {
+    bits = bits * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    double v, back;
+    uint64_t finite = (bits >> 52 & 0x7ff) == 0x7ff ? bits ^ UINT64_C(1) << 60 : bits;
+    memcpy(&v, &finite, sizeof v);
+    mm_json *a = mm_json_new_arr();
+    assert_true(mm_json_append(a, mm_json_new_real(v)));
+    char *text = mm_json_dump(a, false);
+    mm_json_free(a);
+    mm_err err;
+    a = parse(text, &err);
+    assert_non_null(a);
+    back = mm_json_number(mm_json_at(a, 0));
+    assert_memory_equal(&back, &v, sizeof v);
+    mm_json_free(a);
+    free(text);
+  }
+}
+
+/* A decimal comma in the locale changes neither reading nor writing. */
+static void test_locale(void **state) {
+  (void)state;
+  if (!setlocale(LC_NUMERIC, "de_DE.UTF-8")) skip();
+  mm_err err;
+  mm_json *j = parse("[1.5]", &err);
+  assert_non_null(j);
+  assert_true(mm_json_number(mm_json_at(j, 0)) == 1.5);
+  char *text = mm_json_dump(j, false);
+  assert_string_equal(text, "[1.5]");
+  free(text);
+  mm_json_free(j);
+  setlocale(LC_NUMERIC, "C");
+}
+
+static void test_load(void **state) {
+  (void)state;
+  char path[] = "/tmp/mm_json_XXXXXX";
+  int fd = mkstemp(path);
+  assert_true(fd >= 0);
+  assert_int_equal(write(fd, "{\"a\": 41}", 9), 9);
+  close(fd);
+  mm_err err = {0};
+  mm_json *j = mm_json_load(path, 9, &err);
+  assert_int_equal(mm_json_int(mm_json_get(j, "a")), 41);
+  mm_json_free(j);
+  assert_null(mm_json_load(path, 8, &err));
+  assert_string_equal(err.code, "E_LIMIT");
+  unlink(path);
+  err = (mm_err){0};
+  assert_null(mm_json_load(path, 9, &err));
+  assert_string_equal(err.code, "E_FS_MISSING");
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_refused),
+      cmocka_unit_test(test_message_is_escaped),
+      cmocka_unit_test(test_depth),
+      cmocka_unit_test(test_depth_and_strings),
+      cmocka_unit_test(test_value_count),
+      cmocka_unit_test(test_values),
+      cmocka_unit_test(test_need),
+      cmocka_unit_test(test_building),
+      cmocka_unit_test(test_reals_round_trip),
+      cmocka_unit_test(test_locale),
+      cmocka_unit_test(test_load),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,208 @@
+/* The manifest's model object: every field survives, every rule refuses. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "formats/model.h"
+
+/* All values differ, so that a swapped field shows. */
+static mm_model sample(void) {
+  mm_model m = {.architecture = "MiniMaxM1ForCausalLM",
+                .family = MM_FAMILY_M2,
+                .router = MM_ROUTER_SIGMOID_BIAS,
+                .postnorm = true,
+                .qk_norm = false,
+                .hidden = 96,
+                .layers = 5,
+                .heads = 12,
+                .kv_heads = 4,
+                .head_dim = 20,
+                .rotary_dim = 10,
+                .experts = 7,
+                .top_k = 3,
+                .intermediate = 48,
+                .vocab = 300,
+                .max_positions = UINT64_C(9007199254740993),
+                .rope_theta = 1e7,
+                .norm_eps = 1e-5,
+                .lightning_norm_eps = 1e-6,
+                .deepnorm_lightning = {3.5565588200778455, 1.25},
+                .deepnorm_full = {2.5, 0.75},
+                .deepnorm_mlp = {1.5, 0.1},
+                .attn = {0, 1, 1, 0, 1}};
+  return m;
+}
+
+static void test_round_trip(void **state) {
+  (void)state;
+  mm_err err = {0};
+  mm_model m = sample(), back;
+  mm_json *j = mm_model_to_json(&m, &err);
+  char *text = mm_json_dump(j, false);
+  mm_json_free(j);
+  j = mm_json_parse(text, strlen(text), "manifest.json", &err);
+  assert_true(mm_model_from_json(&back, j, "manifest.json", &err));
+  assert_string_equal(back.architecture, m.architecture);
+#define SAME(field) assert_true(back.field == m.field)
+  SAME(family), SAME(router), SAME(postnorm), SAME(qk_norm), SAME(hidden), SAME(layers), SAME(heads), SAME(kv_heads), SAME(head_dim);
+  SAME(rotary_dim), SAME(experts), SAME(top_k), SAME(intermediate), SAME(vocab), SAME(max_positions), SAME(rope_theta), SAME(norm_eps);
+  SAME(lightning_norm_eps), SAME(deepnorm_lightning.alpha), SAME(deepnorm_lightning.beta), SAME(deepnorm_full.alpha);
+  SAME(deepnorm_full.beta), SAME(deepnorm_mlp.alpha), SAME(deepnorm_mlp.beta);
+  assert_memory_equal(back.attn, m.attn, sizeof m.attn);
+  mm_json_free(j);
+  free(text);
+}
+
+/* The words and keys of the page, not only of ourselves. */
+static void test_text(void **state) {
+  (void)state;
+  mm_err err = {0};
+  mm_model m = sample();
+  m.layers = 2;
+  mm_json *j = mm_model_to_json(&m, &err);
+  char *text = mm_json_dump(j, false);
+  assert_string_equal(text,
+                      "{\"architecture\":\"MiniMaxM1ForCausalLM\",\"family\":\"m2\",\"router\":\"sigmoid_bias\",\"postnorm\":true,"
+                      "\"qk_norm\":false,\"hidden\":96,\"layers\":2,\"heads\":12,\"kv_heads\":4,\"head_dim\":20,\"rotary_dim\":10,"
+                      "\"experts\":7,\"top_k\":3,\"intermediate\":48,\"vocab\":300,\"max_positions\":9007199254740993,"
+                      "\"rope_theta\":10000000.0,\"norm_eps\":1.0000000000000001e-5,\"lightning_norm_eps\":9.9999999999999995e-7,"
+                      "\"deepnorm_lightning\":{\"alpha\":3.5565588200778455,\"beta\":1.25},\"deepnorm_full\":{\"alpha\":2.5,\"beta\":0.75},"
+                      "\"deepnorm_mlp\":{\"alpha\":1.5,\"beta\":0.10000000000000001},\"attn\":[0,1]}");
+  free(text);
+  mm_json_free(j);
+}
+
+/* The sample's text with `old` replaced must be refused with a line that says `what`. */
+static void refuses(const char *old, const char *new, const char *what) {
+  mm_err err = {0};
+  mm_model m = sample();
+  mm_json *j = mm_model_to_json(&m, &err);
+  char *text = mm_json_dump(j, false), changed[2048];
+  mm_json_free(j);
+  char *at = strstr(text, old);
+  if (!at) fail_msg("\"%s\" is not in the text", old);
+  int n = snprintf(changed, sizeof changed, "%.*s%s%s", (int)(at - text), text, new, at + strlen(old));
+  free(text);
+  j = mm_json_parse(changed, (size_t)n, "manifest.json", &err);
+  assert_non_null(j);
+  if (mm_model_from_json(&m, j, "manifest.json", &err)) fail_msg("accepted \"%s\"", new);
+  mm_json_free(j);
+  assert_int_equal(err.status, MM_INTEGRITY);
+  assert_string_equal(err.code, "E_MANIFEST");
+  if (!strstr(err.text, what)) fail_msg("\"%s\" does not say \"%s\"", err.text, what);
+}
+
+static void test_refused_text(void **state) {
+  (void)state;
+  refuses("\"hidden\":96,", "", "key \"hidden\": found nothing");
+  refuses("\"hidden\":96", "\"hidden\":96,\"hiden\":1", "unknown key \"hiden\"");
+  refuses("\"hidden\":96", "\"hidden\":96.5", "key \"hidden\": found a real number");
+  refuses("\"hidden\":96", "\"hidden\":-1", "key \"hidden\": found -1");
+  refuses("\"vocab\":300", "\"vocab\":4294967296", "key \"vocab\": found 4294967296");
+  refuses("\"max_positions\":9007199254740993", "\"max_positions\":-5", "key \"max_positions\": found -5");
+  refuses("MiniMaxM1ForCausalLM", "", "key \"architecture\": found 0 bytes");
+  refuses("MiniMaxM1ForCausalLM", "0123456789012345678901234567890123456789012345678901234567890123",
+          "key \"architecture\": found 64 bytes");
+  refuses("\"m2\"", "\"m3\"", "key \"family\": found unknown word \"m3\"");
+  refuses("\"sigmoid_bias\"", "\"sigmoid\"", "key \"router\": found unknown word \"sigmoid\"");
+  refuses("\"postnorm\":true", "\"postnorm\":1", "key \"postnorm\": found an integer");
+  refuses("\"norm_eps\":1.0000000000000001e-5", "\"norm_eps\":\"1e-5\"", "key \"norm_eps\": found a string");
+  refuses("\"beta\":1.25", "\"gamma\":1.25", "unknown key \"gamma\"");
+  refuses("{\"alpha\":1.5,", "{", "key \"alpha\": found nothing");
+  refuses("{\"alpha\":3.5565588200778455,\"beta\":1.25}", "[1,2]", "key \"deepnorm_lightning\": found an array");
+  refuses("[0,1,1,0,1]", "[0,1,1,0]", "key \"attn\": found 4 entries for 5 layers");
+  refuses("[0,1,1,0,1]", "[0,1,1,0,1,1]", "key \"attn\": found 6 entries for 5 layers");
+  refuses("[0,1,1,0,1]", "[0,1,2,0,1]", "key \"attn\": layer 2");
+  refuses("[0,1,1,0,1]", "[0,1,1,true,1]", "key \"attn\": layer 3");
+  refuses("\"layers\":5", "\"layers\":1025", "found 5 entries for 1025 layers");
+  refuses("\"heads\":12,", "\"heads\":13,", "heads: found 13, expected a multiple of kv_heads 4");
+}
+
+/* attn[] takes 1,024 layers and no entry more. */
+static void test_most_layers(void **state) {
+  (void)state;
+  for (int layers = 1024; layers <= 1025; layers++) {
+    mm_model m = sample();
+    mm_err err = {0};
+    mm_json *j = mm_model_to_json(&m, &err), *attn = mm_json_new_arr();
+    for (int l = 0; l < layers; l++) assert_true(mm_json_append(attn, mm_json_new_int(l % 3 == 0)));
+    assert_true(mm_json_set(j, "layers", mm_json_new_int(layers)) && mm_json_set(j, "attn", attn));
+    assert_int_equal(mm_model_from_json(&m, j, "manifest.json", &err), layers == 1024);
+    if (layers == 1024) assert_int_equal(m.attn[1023], 1);
+    if (layers == 1025) assert_non_null(strstr(err.text, "1025 layers (at most 1024)"));
+    mm_json_free(j);
+  }
+}
+
+static void breaks(const mm_model *m, const char *line) {
+  mm_err err = {0};
+  assert_false(mm_model_check(m, "config.json", MM_BAD_INPUT, "E_CFG_RANGE", &err));
+  assert_int_equal(err.status, MM_BAD_INPUT);
+  assert_string_equal(err.text, line);
+}
+
+#define RULE(change, line)                         \
+  do {                                             \
+    mm_model m = sample();                         \
+    change;                                        \
+    breaks(&m, "E_CFG_RANGE: config.json: " line); \
+  } while (0)
+
+static void test_rules(void **state) {
+  (void)state;
+  mm_err err = {0};
+  mm_model good = sample();
+  assert_true(mm_model_check(&good, "config.json", MM_BAD_INPUT, "E_CFG_RANGE", &err));
+  /* The bounds themselves are good. */
+  mm_model edge = good;
+  edge.top_k = edge.experts;
+  edge.rotary_dim = edge.head_dim;
+  edge.kv_heads = edge.heads;
+  edge.layers = MM_MAX_LAYERS;
+  assert_true(mm_model_check(&edge, "config.json", MM_BAD_INPUT, "E_CFG_RANGE", &err));
+  RULE(m.hidden = 0, "hidden: found 0, expected 1 to 2147483647");
+  RULE(m.layers = 0, "layers: found 0, expected 1 to 1024");
+  RULE(m.layers = 1025, "layers: found 1025, expected 1 to 1024");
+  RULE(m.heads = 0, "heads: found 0, expected 1 to 2147483647");
+  RULE(m.kv_heads = 0, "kv_heads: found 0, expected 1 to 12");
+  RULE(m.kv_heads = 24, "kv_heads: found 24, expected 1 to 12");
+  RULE(m.kv_heads = 5, "heads: found 12, expected a multiple of kv_heads 5");
+  RULE(m.head_dim = 0, "head_dim: found 0, expected 1 to 2147483647");
+  RULE(m.rotary_dim = 0, "rotary_dim: found 0, expected 2 to 20");
+  RULE(m.rotary_dim = 22, "rotary_dim: found 22, expected 2 to 20");
+  RULE(m.rotary_dim = 9, "rotary_dim: found 9, expected an even number");
+  RULE(m.experts = 0, "experts: found 0, expected 1 to 2147483647");
+  RULE(m.top_k = 0, "top_k: found 0, expected 1 to 7");
+  RULE(m.top_k = 8, "top_k: found 8, expected 1 to 7");
+  RULE(m.intermediate = 0, "intermediate: found 0, expected 1 to 1073741823");
+  RULE(m.intermediate = 1073741824, "intermediate: found 1073741824, expected 1 to 1073741823");
+  RULE(m.vocab = 0, "vocab: found 0, expected 1 to 2147483647");
+  RULE(m.vocab = 2147483648, "vocab: found 2147483648, expected 1 to 2147483647");
+  RULE(m.max_positions = 0, "max_positions: found 0, expected 1 to 9223372036854775807");
+  RULE(m.max_positions = UINT64_C(1) << 63, "max_positions: found 9223372036854775808, expected 1 to 9223372036854775807");
+  RULE((m.heads = 65536, m.head_dim = 16384), "3 x heads x head_dim: found 3221225472, expected 1 to 2147483647");
+  RULE(m.rope_theta = 0, "rope_theta: found 0, expected a positive number");
+  RULE(m.norm_eps = -1e-5, "norm_eps: found -1e-05, expected a positive number");
+  RULE(m.norm_eps = INFINITY, "norm_eps: found inf, expected a positive number");
+  RULE(m.lightning_norm_eps = 0, "lightning_norm_eps: found 0, expected a positive number");
+  RULE(m.deepnorm_lightning.alpha = INFINITY, "deepnorm_lightning.alpha: found inf, expected a finite number");
+  RULE(m.deepnorm_lightning.beta = INFINITY, "deepnorm_lightning.beta: found inf, expected a finite number");
+  RULE(m.deepnorm_full.alpha = INFINITY, "deepnorm_full.alpha: found inf, expected a finite number");
+  RULE(m.deepnorm_full.beta = INFINITY, "deepnorm_full.beta: found inf, expected a finite number");
+  RULE(m.deepnorm_mlp.alpha = INFINITY, "deepnorm_mlp.alpha: found inf, expected a finite number");
+  RULE(m.deepnorm_mlp.beta = INFINITY, "deepnorm_mlp.beta: found inf, expected a finite number");
+  RULE(m.attn[4] = 2, "attn: layer 4: found 2, expected 0 or 1");
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_round_trip),  cmocka_unit_test(test_text),  cmocka_unit_test(test_refused_text),
+      cmocka_unit_test(test_most_layers), cmocka_unit_test(test_rules),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

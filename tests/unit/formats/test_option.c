@@ -1,0 +1,414 @@
+/* Command lines: what is accepted, what is refused, and that help, man page and completions show every option of the table. */
+#include <fcntl.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "formats/option.h"
+
+static struct {
+  bool quiet, verbose;
+  const char *output, *quant;
+  mm_option_list ignore;
+  uint64_t tp, port, part_size;
+  double temperature;
+} got;
+
+static const mm_option options[] = {
+    {.name = "output", .letter = 'o', .kind = MM_OPT_STR, .target = &got.output, .arg = "DIR", .help = "where the result goes"},
+    {.name = "quant", .kind = MM_OPT_STR, .target = &got.quant, .arg = "SCHEME", .help = "weight scheme", .choices = "none|bf16|block_fp8"},
+    {.name = "ignore", .kind = MM_OPT_LIST, .target = &got.ignore, .arg = "PATTERN", .help = "leave tensors of this name as they are"},
+    {.name = "tp",
+     .alias = "tensor-parallel-size",
+     .kind = MM_OPT_U64,
+     .target = &got.tp,
+     .arg = "N",
+     .help = "ranks; one thread's share isn't [more] than 100% of a rank: never",
+     .lo = 1,
+     .hi = 1024},
+    {.name = "port", .kind = MM_OPT_U64, .target = &got.port, .arg = "N", .help = "without an upper limit", .lo = 5},
+    {.name = "part-size", .kind = MM_OPT_SIZE, .target = &got.part_size, .arg = "BYTES_EACH", .help = "largest part file"},
+    {.name = "temperature", .letter = 't', .kind = MM_OPT_REAL, .target = &got.temperature, .arg = "X", .help = "0 is greedy"},
+    {.name = "quiet", .letter = 'q', .kind = MM_OPT_FLAG, .target = &got.quiet, .help = ".starts with a dot, as roff requests do"},
+    {.name = "verbose",
+     .letter = 'v',
+     .kind = MM_OPT_FLAG,
+     .target = &got.verbose,
+     .help = "says more, and at such length that the line ends with column 96 or wraps \\ here, while the next one is longer than that by "
+             "a letter: x and so it goes below"},
+};
+#define OPTIONS (sizeof options / sizeof *options)
+
+static const mm_program program = {.name = "minimax-sample",
+                                   .summary = "a table for tests",
+                                   .operands = "SRC [MORE]",
+                                   .min_operands = 1,
+                                   .max_operands = 2,
+                                   .options = options,
+                                   .option_count = OPTIONS,
+                                   .epilog = "Exit status: 0 done.\n.not a request\n'nor this"};
+
+/* Splits `line` at spaces ("_" stands for an empty argument) and parses it. */
+static bool parse(const char *line, const char **operands, size_t *count, bool *done, mm_err *err) {
+  static char buf[512];
+  char *argv[32] = {"minimax-sample"};
+  int argc = 1;
+  snprintf(buf, sizeof buf, "%s", line);
+  for (char *word = strtok(buf, " "); word; word = strtok(NULL, " ")) argv[argc++] = strcmp(word, "_") == 0 ? "" : word;
+  free(got.ignore.item);
+  memset(&got, 0, sizeof got);
+  *err = (mm_err){0};
+  return mm_options_parse(&program, argc, argv, operands, count, done, err);
+}
+
+static void test_accepted(void **state) {
+  (void)state;
+  const char *operand[2];
+  size_t count;
+  bool done;
+  mm_err err;
+  assert_true(parse("src -o out --tp 8 --quant=block_fp8 --ignore a --ignore=b -qv --temperature -0.5 more", operand, &count, &done, &err));
+  assert_false(done);
+  assert_int_equal(count, 2);
+  assert_string_equal(operand[0], "src");
+  assert_string_equal(operand[1], "more");
+  assert_string_equal(got.output, "out");
+  assert_string_equal(got.quant, "block_fp8");
+  assert_int_equal(got.tp, 8);
+  assert_int_equal(got.ignore.count, 2);
+  assert_string_equal(got.ignore.item[0], "a");
+  assert_string_equal(got.ignore.item[1], "b");
+  assert_true(got.quiet && got.verbose);
+  assert_true(got.temperature == -0.5);
+
+  assert_true(parse("--tensor-parallel-size=1024 -qoout --output-is-an-operand", operand, &count, &done, &err) == false);
+  assert_true(parse("--tensor-parallel-size=1024 -qoout -- --output", operand, &count, &done, &err));
+  assert_int_equal(got.tp, 1024);
+  assert_true(got.quiet);
+  assert_string_equal(got.output, "out");
+  assert_string_equal(operand[0], "--output");
+  assert_true(parse("x --tp 1", operand, &count, &done, &err));
+  assert_true(parse("- -t1e-3", operand, &count, &done, &err));
+  assert_string_equal(operand[0], "-");
+  assert_true(got.temperature == 1e-3);
+  assert_true(parse("x --port 18446744073709551615 --output _", operand, &count, &done, &err));
+  assert_true(got.port == UINT64_MAX);
+  assert_string_equal(got.output, "");
+}
+
+static void test_sizes(void **state) {
+  (void)state;
+  static const struct {
+    const char *line;
+    uint64_t bytes;
+  } good[] = {{"x --part-size 100", 100},
+              {"x --part-size 3K", 3072},
+              {"x --part-size 512M", UINT64_C(512) << 20},
+              {"x --part-size 4GiB", UINT64_C(4) << 30},
+              {"x --part-size=2T", UINT64_C(2) << 40},
+              {"x --part-size 16777215T", UINT64_C(16777215) << 40}};
+  const char *operand[2];
+  size_t count;
+  bool done;
+  mm_err err;
+  for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+    assert_true(parse(good[i].line, operand, &count, &done, &err));
+    assert_true(got.part_size == good[i].bytes);
+  }
+}
+
+static void test_refused(void **state) {
+  (void)state;
+  static const struct {
+    const char *line, *text;
+  } bad[] = {
+      {"x --tp=", "--tp: found \"\", expected an integer from 1 to 1024"},
+      {"x --tp _", "--tp: found \"\", expected an integer from 1 to 1024"},
+      {"x --tp 8x", "--tp: found \"8x\", expected an integer from 1 to 1024"},
+      {"x --tp 0", "--tp: found \"0\", expected an integer from 1 to 1024"},
+      {"x --tp 1025", "--tp: found \"1025\", expected an integer from 1 to 1024"},
+      {"x --tp -1", "--tp: found \"-1\", expected an integer from 1 to 1024"},
+      {"x --tp +1", "--tp: found \"+1\", expected an integer from 1 to 1024"},
+      {"x --tp 0x8", "--tp: found \"0x8\", expected an integer from 1 to 1024"},
+      {"x --tp 18446744073709551617", "--tp: found \"18446744073709551617\", expected an integer from 1 to 1024"},
+      {"x --port 4", "--port: found \"4\", expected an integer from 5 to 18446744073709551615"},
+      {"x --tensor-parallel-size 4 --tp 4", "--tp: found twice, expected once"},
+      {"x -q --quiet", "--quiet: found twice, expected once"},
+      {"x --tp", "--tp: found no value, expected N"},
+      {"x -o", "--output: found no value, expected DIR"},
+      {"x --quiet=yes", "--quiet: found \"yes\", expected no value"},
+      {"x --quant fp8", "--quant: found \"fp8\", expected none|bf16|block_fp8"},
+      {"x --quant bf1", "--quant: found \"bf1\", expected none|bf16|block_fp8"},
+      {"x --quant bf16|block_fp8", "--quant: found \"bf16|block_fp8\", expected none|bf16|block_fp8"},
+      {"x --quant=", "--quant: found \"\", expected none|bf16|block_fp8"},
+      {"x --part-size 4GB", "--part-size: found \"4GB\", expected bytes, as in 512M or 4GiB"},
+      {"x --part-size 4g", "--part-size: found \"4g\", expected bytes, as in 512M or 4GiB"},
+      {"x --part-size G", "--part-size: found \"G\", expected bytes, as in 512M or 4GiB"},
+      {"x --part-size _", "--part-size: found \"\", expected bytes, as in 512M or 4GiB"},
+      {"x --part-size 16777216T", "--part-size: found \"16777216T\", expected bytes, as in 512M or 4GiB"},
+      {"x --part-size 1.5G", "--part-size: found \"1.5G\", expected bytes, as in 512M or 4GiB"},
+      {"x -t nan", "--temperature: found \"nan\", expected a number"},
+      {"x -t inf", "--temperature: found \"inf\", expected a number"},
+      {"x -t 1e999", "--temperature: found \"1e999\", expected a number"},
+      {"x -t 1x", "--temperature: found \"1x\", expected a number"},
+      {"x -t 0x10", "--temperature: found \"0x10\", expected a number"},
+      {"x -t _", "--temperature: found \"\", expected a number"},
+      {"x --tensor 4", "unknown option \"--tensor\"; see minimax-sample --help"},
+      {"x --tps 4", "unknown option \"--tps\"; see minimax-sample --help"},
+      {"x --=4", "unknown option \"--=4\"; see minimax-sample --help"},
+      {"x -z", "unknown option \"-z\"; see minimax-sample --help"},
+      {"x -qz", "unknown option \"-qz\"; see minimax-sample --help"},
+      {"x --help-me", "unknown option \"--help-me\"; see minimax-sample --help"},
+      {"x \x1b[1m -\x1b", "unknown option \"-\\x1b\"; see minimax-sample --help"},
+      {"-q", "found 0 operands, expected 1 (SRC [MORE]); see minimax-sample --help"},
+      {"a b c", "found \"c\", expected at most 2 operands (SRC [MORE])"},
+      {"a b -- -c", "found \"-c\", expected at most 2 operands (SRC [MORE])"},
+  };
+  for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+    const char *operand[2];
+    size_t count;
+    bool done;
+    mm_err err;
+    if (parse(bad[i].line, operand, &count, &done, &err)) fail_msg("accepted: %s", bad[i].line);
+    assert_int_equal(err.status, MM_USAGE);
+    assert_string_equal(err.code, "E_USAGE");
+    assert_string_equal(err.text + strlen("E_USAGE: "), bad[i].text);
+  }
+}
+
+/* What the program prints to stdout for one hidden or plain help option. */
+static char *printed(const char *word) {
+  static char text[16384];
+  FILE *file = tmpfile();
+  assert_non_null(file);
+  fflush(stdout);
+  int saved = dup(STDOUT_FILENO);
+  dup2(fileno(file), STDOUT_FILENO);
+  const char *operand[2];
+  size_t count;
+  bool done;
+  mm_err err;
+  bool ok = parse(word, operand, &count, &done, &err);
+  fflush(stdout);
+  dup2(saved, STDOUT_FILENO);
+  close(saved);
+  assert_true(ok && done);
+  rewind(file);
+  text[fread(text, 1, sizeof text - 1, file)] = '\0';
+  fclose(file);
+  return text;
+}
+
+/* Every option's text in the form that `how` gives it ("--%s ", ".TP\n… \\-\\-%s") is in the output of `word`. */
+static void lists_every(const char *word, const char *how, const char *dash, bool explained) {
+  char *text = printed(word);
+  for (size_t i = 0; i < OPTIONS; i++) {
+    const char *names[2] = {options[i].name, options[i].alias};
+    for (int n = 0; n < 2 && names[n]; n++) {
+      char name[64], want[96];
+      size_t at = 0;
+      for (const char *c = names[n]; *c; c++)
+        at += (size_t)snprintf(name + at, sizeof name - at, "%.*s", *c == '-' ? 9 : 1, *c == '-' ? dash : c);
+      snprintf(want, sizeof want, how, name);
+      if (!strstr(text, want)) fail_msg("%s does not list \"%s\":\n%s", word, want, text);
+    }
+    char first[10];
+    snprintf(first, sizeof first, "%s", options[i].help);
+    if (explained && !strstr(text, first)) fail_msg("%s does not explain %s", word, options[i].name);
+  }
+  assert_non_null(strstr(text, "version"));
+  assert_non_null(strstr(text, "bf16"));
+}
+
+static void test_help(void **state) {
+  (void)state;
+  lists_every("--help", "--%s", "-", true);
+  lists_every("--help-man", "\\-\\-%s", "\\-", true);
+  lists_every("--help-bash", "--%s ", "-", false);
+  lists_every("--help-zsh", "--%s", "-", true);
+  lists_every("--help-fish", " -l %s ", "-", true);
+  assert_string_equal(printed("--help"),
+                      "minimax-sample: a table for tests\n"
+                      "\n"
+                      "usage: minimax-sample [OPTION…] SRC [MORE]\n"
+                      "\n"
+                      "options:\n"
+                      "  -o, --output DIR            where the result goes\n"
+                      "      --quant SCHEME          weight scheme (none|bf16|block_fp8)\n"
+                      "      --ignore PATTERN        leave tensors of this name as they are\n"
+                      "      --tp, --tensor-parallel-size N\n"
+                      "                              ranks; one thread's share isn't [more] than 100% of a rank: never\n"
+                      "      --port N                without an upper limit\n"
+                      "      --part-size BYTES_EACH  largest part file\n"
+                      "  -t, --temperature X         0 is greedy\n"
+                      "  -q, --quiet                 .starts with a dot, as roff requests do\n"
+                      "  -v, --verbose               says more, and at such length that the line ends with column 96 or\n"
+                      "                              wraps \\ here, while the next one is longer than that by a letter:\n"
+                      "                              x and so it goes below\n"
+                      "  -h, --help                  print this help\n"
+                      "      --version               print the version\n"
+                      "\n"
+                      "Exit status: 0 done.\n"
+                      ".not a request\n"
+                      "'nor this\n");
+  assert_string_equal(printed("--version"), "minimax-sample " MM_VERSION "\n");
+  char *short_form = strdup(printed("-h"));
+  assert_string_equal(printed("a b --help --unknown"), short_form); /* what follows is not read */
+  free(short_form);
+}
+
+static void test_escapes(void **state) {
+  (void)state;
+  assert_non_null(strstr(printed("--help-man"), "\n\\&.starts with a dot"));
+  assert_non_null(strstr(printed("--help-man"), "wraps \\e here"));
+  assert_non_null(strstr(printed("--help-man"), "\n\\&.not a request\n\\&'nor this\n"));
+  assert_non_null(strstr(printed("--help-man"), "\n.TP\n\\-o, \\-\\-output DIR\nwhere the result goes\n.TP\n"));
+  assert_non_null(
+      strstr(printed("--help-zsh"), "'--tp=[ranks; one thread'\\''s share isn'\\''t \\[more\\] than 100% of a rank\\: never]:N:_files'"));
+  assert_non_null(strstr(printed("--help-zsh"), "'*--ignore=["));
+  assert_non_null(strstr(printed("--help-fish"), " -l tp -l tensor-parallel-size -r -d 'ranks; one thread'\\''s share"));
+  assert_non_null(strstr(printed("--help-fish"), " -l quiet -s q -d '"));
+  assert_non_null(strstr(printed("--help-fish"), "wraps \\\\ here"));
+}
+
+/* The shells themselves find nothing wrong with the completions (each only where it is installed). */
+static void test_shells(void **state) {
+  (void)state;
+  static const struct { const char *shell, *word; } check[] = {{"bash", "--help-bash"}, {"zsh", "--help-zsh"}, {"fish", "--help-fish"}};
+  for (size_t i = 0; i < sizeof check / sizeof *check; i++) {
+    FILE *file = tmpfile();
+    assert_non_null(file);
+    fputs(printed(check[i].word), file);
+    fflush(file);
+    rewind(file);
+    pid_t pid = fork();
+    if (pid == 0) {
+      dup2(fileno(file), STDIN_FILENO);
+      execlp(check[i].shell, check[i].shell, "-n", "/dev/stdin", (char *)NULL);
+      _exit(0);
+    }
+    int status;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+    fclose(file);
+  }
+}
+
+static void test_full_stdout(void **state) {
+  (void)state;
+  fflush(stdout);
+  int saved = dup(STDOUT_FILENO), full = open("/dev/full", O_WRONLY);
+  dup2(full, STDOUT_FILENO);
+  close(full);
+  const char *operand[2];
+  size_t count;
+  bool done;
+  mm_err err;
+  bool ok = parse("--help", operand, &count, &done, &err);
+  clearerr(stdout);
+  dup2(saved, STDOUT_FILENO);
+  close(saved);
+  assert_false(ok);
+  assert_string_equal(err.text, "E_IO: stdout: write: No space left on device");
+}
+
+/* Runs fn in a child whose stderr is returned; *status is its exit status. */
+static const char *child(void (*fn)(void), int *status) {
+  static char text[8192];
+  int pipes[2];
+  assert_int_equal(pipe(pipes), 0);
+  pid_t pid = fork();
+  if (pid == 0) {
+    dup2(pipes[1], STDERR_FILENO);
+    close(pipes[0]);
+    close(pipes[1]);
+    fn();
+    _exit(99);
+  }
+  close(pipes[1]);
+  size_t n = 0;
+  ssize_t some;
+  while ((some = read(pipes[0], text + n, sizeof text - 1 - n)) > 0) n += (size_t)some;
+  text[n] = '\0';
+  close(pipes[0]);
+  assert_int_equal(waitpid(pid, status, 0), pid);
+  return text;
+}
+
+static void fail_plainly(void) {
+  mm_err err = {0};
+  mm_fail(&err, MM_BAD_INPUT, "E_PREFIX", mm_at("a.safetensors", "t"), "found 3 bytes, expected 8");
+  _exit(mm_program_fail(&program, &err));
+}
+
+static void fail_without_reason(void) {
+  mm_err err = {0};
+  _exit(mm_program_fail(&program, &err));
+}
+
+static void fail_at_length(void) {
+  mm_err err = {.status = MM_IO};
+  memset(err.text, 'x', sizeof err.text - 1);
+  _exit(mm_program_fail(&program, &err));
+}
+
+static void test_program_fail(void **state) {
+  (void)state;
+  int status;
+  assert_string_equal(child(fail_plainly, &status),
+                      "minimax-sample: error: E_PREFIX: a.safetensors: tensor \"t\": found 3 bytes, expected 8\n");
+  assert_int_equal(WEXITSTATUS(status), MM_BAD_INPUT);
+  assert_non_null(strstr(child(fail_without_reason, &status), "minimax-sample: error: E_BUG"));
+  assert_int_equal(WEXITSTATUS(status), MM_BUG);
+  const char *line = child(fail_at_length, &status);
+  assert_int_equal(strlen(line), strlen("minimax-sample: error: ") + sizeof((mm_err *)0)->text - 1 + 1);
+  assert_int_equal(line[strlen(line) - 1], '\n');
+}
+
+static void start_closed(void) {
+  int err = dup(STDERR_FILENO);
+  for (int fd = 0; fd <= 2; fd++) close(fd);
+  mm_program_start();
+  bool open_now = fcntl(0, F_GETFD) >= 0 && fcntl(1, F_GETFD) >= 0 && fcntl(2, F_GETFD) >= 0;
+  bool harmless = write(1, "lost", 4) == 4 && write(2, "lost", 4) == 4 && read(0, (char[1]){0}, 1) == 0;
+  int pipes[2];
+  bool alive = pipe(pipes) == 0 && close(pipes[0]) == 0 && write(pipes[1], "x", 1) < 0; /* SIGPIPE would kill */
+  alive = alive && raise(SIGXFSZ) == 0;
+  dup2(err, STDERR_FILENO);
+  dprintf(STDERR_FILENO, "%d %d %d", open_now, harmless, alive);
+  _exit(0);
+}
+
+static void start_open(void) {
+  mm_program_start();
+  dprintf(STDERR_FILENO, "still here");
+  _exit(0);
+}
+
+static void test_program_start(void **state) {
+  (void)state;
+  int status;
+  assert_string_equal(child(start_closed, &status), "1 1 1");
+  assert_string_equal(child(start_open, &status), "still here");
+}
+
+static int free_list(void **state) {
+  (void)state;
+  free(got.ignore.item);
+  return 0;
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_accepted),    cmocka_unit_test(test_sizes),        cmocka_unit_test(test_refused),
+      cmocka_unit_test(test_help),        cmocka_unit_test(test_escapes),      cmocka_unit_test(test_shells),
+      cmocka_unit_test(test_full_stdout), cmocka_unit_test(test_program_fail), cmocka_unit_test(test_program_start),
+  };
+  return cmocka_run_group_tests(tests, NULL, free_list);
+}

@@ -1,0 +1,182 @@
+/* formats/pool: every item once, in order of number, the lowest failing item's error, and fewer threads than asked. */
+#include "formats/pool.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+/* Stands before the library's: fails with EAGAIN once `threads_left` have been made. */
+static int threads_left = -1; /* -1: no limit */
+static unsigned threads_made;
+int pthread_create(pthread_t *t, const pthread_attr_t *a, void *(*f)(void *), void *arg) {
+  int (*real)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
+  *(void **)&real = dlsym(RTLD_NEXT, "pthread_create");
+  if (threads_left == 0) return EAGAIN;
+  if (threads_left > 0) threads_left--;
+  threads_made++;
+  return real(t, a, f, arg);
+}
+
+enum { ITEMS = 2000 };
+
+typedef struct tally {
+  atomic_uint done[ITEMS];
+  atomic_uint worker_busy[64];
+  unsigned workers;
+  atomic_bool wrong;
+} tally;
+
+static bool count_item(void *ctx, size_t item, unsigned worker, mm_err *err) {
+  tally *t = ctx;
+  (void)err;
+  if (item >= ITEMS || worker >= t->workers) {
+    t->wrong = true;
+    return true;
+  }
+  if (atomic_fetch_add(&t->worker_busy[worker], 1) != 0) t->wrong = true; /* a worker's scratch is its own */
+  atomic_fetch_add(&t->done[item], 1);
+  if (item % 64 == 0) sched_yield();
+  atomic_fetch_sub(&t->worker_busy[worker], 1);
+  return true;
+}
+
+static void test_every_item_once(void **state) {
+  (void)state;
+  static const unsigned threads[] = {1, 2, 7, 64};
+  for (size_t i = 0; i < sizeof threads / sizeof threads[0]; i++) {
+    static tally t;
+    memset(&t, 0, sizeof t);
+    t.workers = threads[i];
+    mm_err err = {0};
+    threads_made = 0;
+    assert_true(mm_pool_run(threads[i], ITEMS, count_item, &t, &err));
+    assert_int_equal(threads_made, threads[i] - 1); /* the caller works too */
+    assert_false(t.wrong);
+    for (size_t j = 0; j < ITEMS; j++) assert_int_equal(t.done[j], 1);
+  }
+}
+
+static void test_few_items(void **state) {
+  (void)state;
+  static tally t;
+  memset(&t, 0, sizeof t);
+  t.workers = 3;
+  mm_err err = {0};
+  threads_made = 0;
+  assert_true(mm_pool_run(50, 3, count_item, &t, &err));
+  assert_int_equal(threads_made, 2);
+  assert_true(t.done[0] == 1 && t.done[1] == 1 && t.done[2] == 1 && t.done[3] == 0);
+  threads_made = 0;
+  assert_true(mm_pool_run(50, 0, count_item, &t, &err));
+  assert_int_equal(threads_made, 0);
+  assert_int_equal(t.done[0], 1);
+}
+
+/* Items 0 and 1 wait for each other: only real parallelism lets both finish. */
+static bool meet(void *ctx, size_t item, unsigned worker, mm_err *err) {
+  atomic_uint *arrived = ctx;
+  (void)worker;
+  atomic_fetch_add(arrived, 1);
+  for (int i = 0; i < 5000 && atomic_load(arrived) < 2; i++) nanosleep(&(struct timespec){0, 1000000}, NULL);
+  return atomic_load(arrived) == 2 || mm_fail(err, MM_BUG, "E_ALONE", mm_at(NULL, NULL), "item %zu waited alone", item);
+}
+
+static void test_parallel(void **state) {
+  (void)state;
+  atomic_uint arrived = 0;
+  mm_err err = {0};
+  assert_true(mm_pool_run(2, 2, meet, &arrived, &err));
+}
+
+/* Items 11, 37 and 90 fail, 11 long after the others. */
+static bool fail_some(void *ctx, size_t item, unsigned worker, mm_err *err) {
+  tally *t = ctx;
+  (void)worker;
+  atomic_fetch_add(&t->done[item], 1);
+  if (item == 11) nanosleep(&(struct timespec){0, 2000000}, NULL);
+  if (item != 11 && item != 37 && item != 90) return true;
+  return mm_fail(err, MM_IO, "E_ITEM", mm_at(NULL, NULL), "item %zu", item);
+}
+
+static void test_lowest_failure_is_reported(void **state) {
+  (void)state;
+  static const unsigned threads[] = {1, 2, 8, 40};
+  for (int round = 0; round < 40; round++) {
+    static tally t;
+    memset(&t, 0, sizeof t);
+    mm_err err = {0};
+    assert_false(mm_pool_run(threads[round % 4], ITEMS, fail_some, &t, &err));
+    assert_int_equal(err.status, MM_IO);
+    assert_string_equal(err.text, "E_ITEM: item 11");
+    size_t done = 0;
+    for (size_t i = 0; i < ITEMS; i++) {
+      assert_true(t.done[i] <= 1);
+      assert_true(i > 11 || t.done[i] == 1); /* nothing below the failure is left out */
+      done += t.done[i];
+    }
+    if (threads[round % 4] == 1) assert_int_equal(done, 12); /* nothing is begun after it */
+  }
+  static tally t;
+  mm_err earlier = {0};
+  mm_fail(&earlier, MM_USAGE, "E_EARLIER", mm_at(NULL, NULL), "before");
+  assert_false(mm_pool_run(2, 100, fail_some, &t, &earlier));
+  assert_string_equal(earlier.code, "E_EARLIER");
+  assert_false(mm_pool_run(2, 100, fail_some, &t, NULL));
+}
+
+static void test_fewer_threads_than_asked(void **state) {
+  (void)state;
+  for (int limit = 0; limit < 3; limit++) {
+    static tally t;
+    memset(&t, 0, sizeof t);
+    t.workers = (unsigned)limit + 1;
+    mm_err err = {0};
+    threads_left = limit;
+    bool ok = mm_pool_run(8, ITEMS, count_item, &t, &err);
+    threads_left = -1;
+    assert_true(ok);
+    assert_false(t.wrong);
+    for (size_t j = 0; j < ITEMS; j++) assert_int_equal(t.done[j], 1);
+  }
+}
+
+static void test_cpus(void **state) {
+  (void)state;
+  cpu_set_t before, one;
+  unsigned all = mm_pool_cpus();
+  assert_true(all >= 1);
+  assert_int_equal(sched_getaffinity(0, sizeof before, &before), 0);
+  CPU_ZERO(&one);
+  for (size_t i = 0; i < CPU_SETSIZE; i++) {
+    if (CPU_ISSET(i, &before)) {
+      CPU_SET(i, &one);
+      break;
+    }
+  }
+  assert_int_equal(all, CPU_COUNT(&before));
+  assert_int_equal(sched_setaffinity(0, sizeof one, &one), 0);
+  unsigned alone = mm_pool_cpus();
+  sched_setaffinity(0, sizeof before, &before);
+  assert_int_equal(alone, 1);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_every_item_once),
+      cmocka_unit_test(test_few_items),
+      cmocka_unit_test(test_parallel),
+      cmocka_unit_test(test_lowest_failure_is_reported),
+      cmocka_unit_test(test_cpus),
+      cmocka_unit_test(test_fewer_threads_than_asked),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

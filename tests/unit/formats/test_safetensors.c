@@ -1,0 +1,651 @@
+/* formats/safetensors: every hostile header is refused with its code and names file and tensor; every valid one is read
+ * exactly; what is written is read back. The tables' row marks (A01 …) are those of the fault catalogue. */
+#include "formats/safetensors.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+/* A file's first bytes in a block of exactly that size, so that the sanitizer sees one byte too many. */
+typedef struct blob {
+  char *p;
+  size_t n;
+} blob;
+
+static blob file_of(const char *json, size_t n) {
+  blob b = {malloc(8 + n), 8 + n};
+  uint64_t length = n;
+  assert_non_null(b.p);
+  for (size_t i = 0; i < 8; i++) b.p[i] = (char)(length >> 8 * i);
+  memcpy(b.p + 8, json, n);
+  return b;
+}
+
+static blob repeat(const char *before, const char *piece, size_t count, const char *after) {
+  size_t a = strlen(before), m = strlen(piece), z = strlen(after);
+  blob b = {malloc(a + count * m + z + 1), a + count * m + z};
+  memcpy(b.p, before, a);
+  for (size_t i = 0; i < count; i++) memcpy(b.p + a + i * m, piece, m);
+  memcpy(b.p + a + count * m, after, z + 1);
+  return b;
+}
+
+/* Parses and expects a refusal: code, a line that names the file and says `says`, nothing raw in it, nothing left open. */
+static void refused(const char *row, const char *bytes, size_t n, uint64_t file_size, mm_status status, const char *code,
+                    const char *says) {
+  mm_st st;
+  mm_err err = {0};
+  char start[64];
+  if (mm_st_parse(&st, "evil.safetensors", bytes, n, file_size, status, &err)) fail_msg("%s: accepted, expected %s %s", row, code, says);
+  snprintf(start, sizeof start, "%s: evil.safetensors: ", code);
+  if (err.status != status || strcmp(err.code, code) != 0 || strncmp(err.text, start, strlen(start)) != 0 || !strstr(err.text, says)) {
+    fail_msg("%s: expected %s … %s, got %d %s", row, start, says, (int)err.status, err.text);
+  }
+  for (const char *c = err.text; *c; c++) assert_true((uint8_t)*c >= 0x20 && *c != 0x7F);
+  assert_int_equal(!strstr(err.text, "big-endian"), strcmp(row, "A04") != 0); /* a guess made only where it holds */
+  assert_true(st.count == 0 && !st.tensor && !st.path);
+  mm_st_close(&st);
+}
+
+static void refused_json(const char *row, const char *json, size_t n, uint64_t data, const char *code, const char *says) {
+  blob b = file_of(json, n);
+  refused(row, b.p, b.n, b.n + data, MM_BAD_INPUT, code, says);
+  refused(row, b.p, b.n, b.n + data, MM_INTEGRITY, code, says);
+  free(b.p);
+}
+
+#define T(name, dtype, shape, offsets) "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":" offsets "}"
+#define W(dtype, shape, offsets)       "{" T("w", dtype, shape, offsets) "}"
+#define J(text)                        text, sizeof text - 1
+#define TW                             "tensor \"w\": "
+
+static const struct {
+  const char *row, *json;
+  size_t n;
+  uint64_t data; /* bytes after the header */
+  const char *code, *says;
+} hostile[] = {
+    {"A05 cut", J("{\"w\":{\"dtype\":\"U8\",\"shape\":[1],\"data_off"), 9, "E_JSON", TW "offset 48: found the end"},
+    {"A05 eats data", J("{}\1\2\3"), 1, "E_JSON", "offset 10: found \"\\x01\\x02\\x03\", expected nothing but white space"},
+    {"A08 space", J(" {}"), 0, "E_JSON", "offset 8: found \" \", expected \"{\""},
+    {"A08 BOM", J("\xef\xbb\xbf{}"), 0, "E_JSON", "\\xef"},
+    {"A08 UTF-16", J("\xff\xfe{\0}\0"), 0, "E_JSON", "\\xff"},
+    {"A08 array", J("[]"), 0, "E_JSON", "found \"[\""},
+    {"A08 scalar", J("17"), 0, "E_JSON", "found \"1\""},
+    {"A08 letter", J("x{}"), 0, "E_JSON", "found \"x\""},
+    {"A09 NUL inside", J("{\"w\":\0{}}"), 0, "E_FIELD", TW "offset 13: tensor: found \"\\x00{\", expected an object"},
+    {"A09 NUL padding", J("{}\0\0\0"), 0, "E_JSON", "offset 10: found \"\\x00"},
+    {"A09 NUL first", J("\0{}"), 0, "E_JSON", "\\x00"},
+    {"A09 NUL in number", J("{\"w\":{\"shape\":[1\0]}}"), 0, "E_JSON", TW "offset 24: found \"\\x00\""},
+    {"A09 NUL in name", J("{\"w\0\":{}}"), 0, "E_JSON", "\\x00"},
+    {"A10 bad UTF-8", J("{\"w\xff\":1}"), 0, "E_JSON", "valid UTF-8"},
+    {"A10 overlong", J("{\"w\xc0\xaf\":1}"), 0, "E_JSON", "valid UTF-8"},
+    {"A10 surrogate", J("{\"w\xed\xa0\x80\":1}"), 0, "E_JSON", "valid UTF-8"},
+    {"A10 lone escape", J("{\"w\\ud800\":1}"), 0, "E_JSON", "escape"},
+    {"A10 raw control", J("{\"w\n\":1}"), 0, "E_JSON", "control"},
+    {"A11 trailing text", J("{} x"), 0, "E_JSON", "offset 11: found \"x\""},
+    {"A11 two objects", J("{}{}"), 0, "E_JSON", "offset 10: found \"{\""},
+    {"A11 comment", J("{/*c*/}"), 0, "E_JSON", "key"},
+    {"A11 trailing comma", J("{" T("w", "U8", "[1]", "[0,1]") ",}"), 1, "E_JSON", "key"},
+    {"A11 comma in array", J(W("U8", "[1,]", "[0,1]")), 1, "E_SHAPE", TW},
+    {"A11 NaN", J(W("U8", "[NaN]", "[0,1]")), 1, "E_SHAPE", TW "offset 36: shape: found \"NaN\""},
+    {"A11 unquoted key", J("{w:1}"), 0, "E_JSON", "offset 9: found \"w\", expected a key"},
+    {"A11 unclosed", J("{"), 0, "E_PREFIX", "expected at least 2"},
+    {"A11 unclosed", J("{ "), 0, "E_JSON", "found the end"},
+    {"A13 same", J("{" T("w", "U8", "[1]", "[0,1]") "," T("w", "U8", "[1]", "[0,1]") "}"), 1, "E_DUP_KEY", TW "found twice"},
+    {"A13 other range", J("{" T("w", "U8", "[1]", "[0,1]") "," T("w", "U8", "[2]", "[1,3]") "}"), 3, "E_DUP_KEY", TW "found twice"},
+    {"A13 escaped", J("{" T("w", "U8", "[1]", "[0,1]") "," T("\\u0077", "U8", "[1]", "[1,2]") "}"), 2, "E_DUP_KEY", TW "found twice"},
+    {"A13 far apart",
+     J("{" T("w", "U8", "[1]", "[0,1]") "," T("a", "U8", "[1]", "[1,2]") "," T("z", "U8", "[1]", "[2,3]") "," T("w", "I8", "[1]",
+                                                                                                                "[3,4]") "}"),
+     4, "E_DUP_KEY", TW "found twice"},
+    {"A14 dtype", J("{\"w\":{\"dtype\":\"U8\",\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}"), 1, "E_DUP_KEY",
+     "found \"dtype\" twice"},
+    {"A14 shape", J("{\"w\":{\"dtype\":\"U8\",\"shape\":[1],\"shape\":[1],\"data_offsets\":[0,1]}}"), 1, "E_DUP_KEY",
+     TW "offset 47: found \"shape\""},
+    {"A14 offsets", J("{\"w\":{\"data_offsets\":[0,1],\"dtype\":\"U8\",\"data_offsets\":[0,1],\"shape\":[1]}}"), 1, "E_DUP_KEY",
+     "\"data_offsets\" twice"},
+    {"A14 escaped", J("{\"w\":{\"dtype\":\"U8\",\"d\\u0074ype\":\"U8\"}}"), 1, "E_DUP_KEY", "found \"dtype\" twice"},
+    {"A14 metadata", J("{\"__metadata__\":{},\"__metadata__\":{}}"), 0, "E_DUP_KEY", "\"__metadata__\" twice"},
+    {"A14 metadata escaped", J("{\"__metadata__\":{},\"__metadat\\u0061__\":{}}"), 0, "E_DUP_KEY", "\"__metadata__\" twice"},
+    {"A14 metadata key", J("{\"__metadata__\":{\"k\":\"1\",\"a\":\"2\",\"\\u006b\":\"3\"}}"), 0, "E_DUP_KEY",
+     "__metadata__: found key \"k\" twice"},
+    {"A15 null", J("{\"__metadata__\":null}"), 0, "E_META", "offset 24: __metadata__: found \"null\", expected an object of strings"},
+    {"A15 array", J("{\"__metadata__\":[]}"), 0, "E_META", "object of strings"},
+    {"A15 string", J("{\"__metadata__\":\"x\"}"), 0, "E_META", "object of strings"},
+    {"A15 number value", J("{\"__metadata__\":{\"k\":1}}"), 0, "E_META", "found \"1\", expected a string"},
+    {"A15 null value", J("{\"__metadata__\":{\"k\":null}}"), 0, "E_META", "expected a string"},
+    {"A15 nested", J("{\"__metadata__\":{\"k\":{}}}"), 0, "E_META", "expected a string"},
+    {"A15 a tensor", J("{" T("__metadata__", "U8", "[1]", "[0,1]") "}"), 1, "E_META", "found \"[1\", expected a string"},
+    {"A15 NUL value", J("{\"__metadata__\":{\"k\":\"a\\u0000\"}}"), 0, "E_META", "NUL"},
+    {"A15 NUL key", J("{\"__metadata__\":{\"k\\u0000\":\"a\"}}"), 0, "E_META", "NUL"},
+    {"A16 no dtype", J("{\"w\":{\"shape\":[1],\"data_offsets\":[0,1]}}"), 1, "E_FIELD", "found no \"dtype\""},
+    {"A16 no shape", J("{\"w\":{\"dtype\":\"U8\",\"data_offsets\":[0,1]}}"), 1, "E_FIELD", TW "offset 48: found no \"shape\""},
+    {"A16 no offsets", J("{\"w\":{\"dtype\":\"U8\",\"shape\":[1]}}"), 1, "E_FIELD", "found no \"data_offsets\""},
+    {"A16 empty", J("{\"w\":{}}"), 0, "E_FIELD", "found no \"dtype\""},
+    {"A16 null tensor", J("{\"w\":null}"), 0, "E_FIELD", TW "offset 13: tensor: found \"null\", expected an object"},
+    {"A16 array tensor", J("{\"w\":[\"U8\",[1],[0,1]]}"), 1, "E_FIELD", "expected an object"},
+    {"A16 number tensor", J("{\"w\":3}"), 0, "E_FIELD", "found \"3\""},
+    {"A16 null dtype", J("{\"w\":{\"dtype\":null}}"), 0, "E_FIELD", "dtype: found \"null\", expected a string"},
+    {"A16 dtype as map", J("{\"w\":{\"dtype\":{\"a\":1}}}"), 0, "E_FIELD", "dtype: found"},
+    {"A16 null shape", J(W("U8", "null", "[0,1]")), 1, "E_FIELD", "shape: found \"null\", expected an array"},
+    {"A16 shape as map", J(W("U8", "{}", "[0,1]")), 1, "E_FIELD", "expected an array"},
+    {"A16 offsets as text", J(W("U8", "[1]", "\"0,1\"")), 1, "E_FIELD", "data_offsets: found"},
+    {"A16 unknown key", J("{\"w\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1],\"device\":0}}"), 1, "E_FIELD",
+     TW "offset 69: found key \"device\""},
+    {"A16 key with NUL", J("{\"w\":{\"dtype\\u0000\":\"U8\"}}"), 1, "E_FIELD", "found key \"dtype\\x00\""},
+    {"A17 unknown", J(W("F128", "[1]", "[0,16]")), 16, "E_DTYPE", TW "offset 28: found dtype \"F128\""},
+    {"A17 lower case", J(W("f32", "[1]", "[0,4]")), 4, "E_DTYPE", "\"f32\""},
+    {"A17 NUL", J(W("F32\\u0000x", "[1]", "[0,4]")), 4, "E_DTYPE", "\"F32\\x00x\""},
+    {"A17 torch", J(W("torch.float32", "[1]", "[0,4]")), 4, "E_DTYPE", "torch.float32"},
+    {"A17 empty", J(W("", "[1]", "[0,4]")), 4, "E_DTYPE", "found dtype \"\""},
+    {"A18 negative", J(W("U8", "[-1]", "[0,1]")), 1, "E_SHAPE", TW "offset 36: shape: found \"-1\", expected a plain non-negative integer"},
+    {"A18 product positive", J(W("U8", "[-2,-3]", "[0,6]")), 6, "E_SHAPE", "found \"-2\""},
+    {"A18 float", J(W("U8", "[1.0]", "[0,1]")), 1, "E_SHAPE", "found \"1.0\""},
+    {"A18 string", J(W("U8", "[\"1\"]", "[0,1]")), 1, "E_SHAPE", "found \"\\x221\\x22\""},
+    {"A18 bool", J(W("U8", "[true]", "[0,1]")), 1, "E_SHAPE", "found \"true\""},
+    {"A18 null", J(W("U8", "[null]", "[0,1]")), 1, "E_SHAPE", "found \"null\""},
+    {"A18 nested", J(W("U8", "[[1]]", "[0,1]")), 1, "E_SHAPE", "found \"[1\""},
+    {"A18 -0", J(W("U8", "[-0]", "[0,0]")), 0, "E_SHAPE", "found \"-0\""},
+    {"A18 exponent", J(W("U8", "[4e0]", "[0,4]")), 4, "E_SHAPE", "found \"4e0\""},
+    {"A18 2^64", J(W("U8", "[18446744073709551616]", "[0,0]")), 0, "E_SHAPE", "18446744073709551616"},
+    {"A18 leading zero", J(W("U8", "[01]", "[0,1]")), 1, "E_SHAPE", "found \"01\""},
+    {"A19 rank 9", J(W("U8", "[1,1,1,1,1,1,1,1,1]", "[0,1]")), 1, "E_SHAPE", TW "offset 52: shape: expected at most 8 numbers"},
+    {"A20 none", J(W("U8", "[1]", "[]")), 1, "E_OFFSETS", TW "offset 56: found 0 data_offsets, expected 2"},
+    {"A20 one", J(W("U8", "[1]", "[1]")), 1, "E_OFFSETS", "found 1 data_offsets"},
+    {"A20 three", J(W("U8", "[1]", "[0,1,1]")), 1, "E_OFFSETS", "data_offsets: expected at most 2 numbers"},
+    {"A20 float", J(W("U8", "[1]", "[0,1.0]")), 1, "E_OFFSETS", "data_offsets: found \"1.0\""},
+    {"A20 negative", J(W("U8", "[1]", "[-1,0]")), 1, "E_OFFSETS", "found \"-1\""},
+    {"A20 2^63", J(W("U8", "[1]", "[9223372036854775808,9223372036854775809]")), 1, "E_HOLE", "begins at data byte 9223372036854775808"},
+    {"A20 2^64", J(W("U8", "[1]", "[0,18446744073709551616]")), 1, "E_OFFSETS", "found \"18446744073709551616\""},
+    {"A20 near 2^64", J(W("U8", "[1]", "[18446744073709551614,18446744073709551615]")), 1, "E_HOLE", TW},
+    {"A21", J(W("U8", "[1]", "[2,1]")), 2, "E_OFFSETS", TW "offset 59: found data_offsets [2, 1], expected begin <= end"},
+    {"A22 small", J(W("F32", "[2,3]", "[0,23]")), 23, "E_SIZE",
+     TW "offset 64: found data_offsets of 23 bytes, expected 24 for shape [2, 3] of F32"},
+    {"A22 large", J(W("F32", "[2,3]", "[0,25]")), 25, "E_SIZE", "of 25 bytes, expected 24"},
+    {"A22 zero", J(W("F32", "[2,3]", "[0,0]")), 0, "E_SIZE", "of 0 bytes, expected 24"},
+    {"A22 zero dim", J(W("F32", "[0,3]", "[0,12]")), 12, "E_SIZE", "of 12 bytes, expected 0"},
+    {"A22 scalar", J(W("F32", "[]", "[0,8]")), 8, "E_SIZE", "of 8 bytes, expected 4 for shape []"},
+    {"A22 tera", J(W("U8", "[17592186044416]", "[0,4]")), 4, "E_SIZE", "expected 17592186044416"},
+    {"A23 overflow", J(W("U8", "[18446744073709551615,18446744073709551615]", "[0,1]")), 1, "E_SHAPE",
+     TW "offset 100: shape [18446744073709551615, "},
+    {"A23 wraps to 0", J(W("U8", "[4294967296,4294967296]", "[0,0]")), 0, "E_SHAPE", "the number of elements overflows"},
+    {"A23 wraps right", J(W("U8", "[6148914691236517206,3]", "[0,2]")), 2, "E_SHAPE", "the number of elements overflows"},
+    {"A23 bytes wrap", J(W("F32", "[4611686018427387905]", "[0,4]")), 4, "E_SHAPE", "the size overflows 64 bits"},
+    {"A23 bits wrap", J(W("U8", "[2305843009213693953]", "[0,1]")), 1, "E_SHAPE", "the size overflows 64 bits"},
+    {"A23 F4 bits wrap", J(W("F4", "[4611686018427387906]", "[0,1]")), 1, "E_SHAPE", "the size overflows 64 bits"},
+    {"A23 signed wrap", J(W("U8", "[9223372036854775808,2]", "[0,0]")), 0, "E_SHAPE", "overflows"},
+    {"A23 32-bit wrap", J(W("U8", "[65536,65537]", "[0,65536]")), 65536, "E_SIZE", "expected 4295032832"},
+    {"A23 then 0", J(W("U8", "[4294967296,4294967296,0]", "[0,0]")), 0, "E_SHAPE", "overflows"},
+    {"A24 partial", J("{" T("a", "U8", "[4]", "[0,4]") "," T("w", "U8", "[4]", "[3,7]") "}"), 7, "E_OVERLAP",
+     TW "begins at data byte 3, expected 4, where tensor \"a\" ends"},
+    {"A24 nested", J("{" T("a", "U8", "[9]", "[0,9]") "," T("w", "U8", "[2]", "[3,5]") "}"), 9, "E_OVERLAP",
+     TW "begins at data byte 3, expected 9"},
+    {"A24 aliases", J("{" T("a", "U8", "[4]", "[0,4]") "," T("w", "U8", "[4]", "[0,4]") "}"), 4, "E_OVERLAP",
+     "begins at data byte 0, expected 4"},
+    {"A24 empty inside", J("{" T("a", "U8", "[4]", "[0,4]") "," T("w", "U8", "[0]", "[2,2]") "}"), 4, "E_OVERLAP",
+     TW "begins at data byte 2"},
+    {"A25 start", J(W("U8", "[4]", "[1,5]")), 5, "E_HOLE", TW "begins at data byte 1, expected 0: 1 bytes before it belong to no tensor"},
+    {"A25 middle", J("{" T("w", "U8", "[4]", "[6,10]") "," T("a", "U8", "[4]", "[0,4]") "}"), 10, "E_HOLE",
+     TW "begins at data byte 6, expected 4: 2 bytes"},
+    {"A25 empty beyond", J("{" T("a", "U8", "[4]", "[0,4]") "," T("w", "U8", "[0]", "[5,5]") "}"), 5, "E_HOLE", TW "begins at data byte 5"},
+    {"A26 one byte", J(W("U8", "[4]", "[0,4]")), 5, "E_TRAILING", "offset 65: found 1 bytes after the last tensor, expected none"},
+    {"A26 archive", J(W("U8", "[4]", "[0,4]")), 5004, "E_TRAILING", "found 5000 bytes after the last tensor"},
+    {"A26 no tensors", J("{}"), 1, "E_TRAILING", "offset 10: found 1 bytes"},
+    {"A27 by one", J(W("U8", "[4]", "[0,4]")), 3, "E_TRUNCATED",
+     TW "ends at data byte 4, but the file ends at data byte 3 (the header describes 4 data bytes, 1 are missing)"},
+    {"A27 all", J(W("U8", "[4]", "[0,4]")), 0, "E_TRUNCATED", "but the file ends at data byte 0"},
+    {"A27 second", J("{" T("z", "U8", "[4]", "[8,12]") "," T("a", "U8", "[4]", "[0,4]") "," T("w", "U8", "[4]", "[4,8]") "}"), 5,
+     "E_TRUNCATED", TW "ends at data byte 8, but the file ends at data byte 5 (the header describes 12 data bytes, 7 are missing)"},
+    {"A27 huge", J("{" T("a", "U8", "[1152921504606846976]", "[0,1152921504606846976]") "}"), 5, "E_TRUNCATED", "1152921504606846976"},
+    {"A28 empty", J("{" T("", "U8", "[1]", "[0,1]") "}"), 1, "E_NAME", "the tensor name \"\" is empty"},
+    {"A28 NUL", J("{" T("a\\u0000b", "U8", "[1]", "[0,1]") "}"), 1, "E_NAME", "\"a\\x00b\" holds a control character"},
+    {"A28 metadata and NUL", J("{\"__metadata__\\u0000\":{}}"), 0, "E_NAME", "\"__metadata__\\x00\""},
+    {"A28 terminal", J("{" T("\\u001b[2J\\u0007", "U8", "[1]", "[0,1]") "}"), 1, "E_NAME", "\"\\x1b[2J\\x07\" holds a control character"},
+    {"A28 DEL", J("{" T("a\x7f", "U8", "[1]", "[0,1]") "}"), 1, "E_NAME", "\"a\\x7f\" holds a control character"},
+    {"A28 shown escaped", J("{" T("\\\"\\u009b", "U8", "[2]", "[0,1]") "}"), 1, "E_SIZE", "tensor \"\\x22\\xc2\\x9b\": "},
+    {"A30 odd F4", J(W("F4", "[3]", "[0,2]")), 2, "E_SHAPE", TW "offset 60: shape [3] of F4: the size is not a whole number of bytes"},
+    {"A30 odd F6", J(W("F6_E2M3", "[2]", "[0,1]")), 1, "E_SHAPE", "not a whole number of bytes"},
+};
+
+static void test_hostile_headers(void **state) {
+  (void)state;
+  for (size_t i = 0; i < sizeof hostile / sizeof hostile[0]; i++) {
+    refused_json(hostile[i].row, hostile[i].json, hostile[i].n, hostile[i].data, hostile[i].code, hostile[i].says);
+  }
+}
+
+static void test_long_hostile_headers(void **state) {
+  (void)state;
+  blob b = repeat("{\"w\":", "{\"a\":", 3000, "1");
+  refused_json("A12", b.p, b.n, 0, "E_FIELD", TW);
+  free(b.p);
+  b = repeat("{\"w\":{\"shape\":", "[", 3000, "");
+  refused_json("A12 arrays", b.p, b.n, 0, "E_SHAPE", TW "offset 23: shape: found \"[[[");
+  free(b.p);
+  b = repeat("{\"w\":{\"shape\":[1", ",1", 4999, "]}}");
+  refused_json("A19 rank 5000", b.p, b.n, 0, "E_SHAPE", TW "offset 39: shape: expected at most 8");
+  free(b.p);
+  b = repeat("{\"", "n", 65536, "\":{}}");
+  refused_json("A28 64 KB", b.p, b.n, 0, "E_NAME", "…\" is longer than 4096 bytes");
+  free(b.p);
+
+  /* A24: a thousand tensors over the same bytes */
+  char *json = malloc(1000 * 80), *end = json;
+  for (int i = 0; i < 1000; i++)
+    end += sprintf(end, "%s\"t%03d\":{\"dtype\":\"U8\",\"shape\":[8],\"data_offsets\":[0,8]}", i ? "," : "{", i * 7 % 1000);
+  end += sprintf(end, "}");
+  refused_json("A24 1000", json, (size_t)(end - json), 8, "E_OVERLAP", "begins at data byte 0, expected 8, where tensor \"t");
+  free(json);
+}
+
+/* More entries than a reader's memory is bounded for. */
+static void test_too_many_entries(void **state) {
+  (void)state;
+  blob b = repeat("{\"__metadata__\":{\"\":\"\"", ",\"a\":\"\"", 1000000, "}}");
+  refused_json("metadata", b.p, b.n, 0, "E_LIMIT", "more than 1,000,000 metadata entries");
+  free(b.p);
+  b = repeat("{\"a\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[0,1]}",
+             ",\"a\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[0,1]}", 1000000, "}");
+  refused_json("tensors", b.p, b.n, 1, "E_LIMIT", "more than 1,000,000 tensors");
+  free(b.p);
+}
+
+static const struct {
+  const char *row, *bytes;
+  size_t n;
+  uint64_t file_size;
+  const char *code, *says;
+} wrong_files[] = {
+    {"A02 by one", J("\3\0\0\0\0\0\0\0{}"), 10, "E_PREFIX", "offset 0: found header length 3, expected at most the 2 bytes that follow"},
+    {"A02 by far", J("\0\0\0\1\0\0\0\0{}"), 10, "E_PREFIX", "found header length 16777216, expected at most the 2 bytes"},
+    {"A03 2^64-1", J("\xff\xff\xff\xff\xff\xff\xff\xff{}"), 10, "E_PREFIX", "18446744073709551615, expected at most the 100,000,000 cap"},
+    {"A03 2^64-8", J("\xf8\xff\xff\xff\xff\xff\xff\xff{}"), 10, "E_PREFIX", "18446744073709551608, expected at most the 100,000,000 cap"},
+    {"A03 2^63", J("\0\0\0\0\0\0\0\x80{}"), 10, "E_PREFIX", "9223372036854775808, expected at most the 100,000,000 cap"},
+    {"A03 over the cap", J("\x01\xe1\xf5\x05\0\0\0\0{}"), UINT64_MAX, "E_PREFIX", "100000001, expected at most the 100,000,000 cap"},
+    {"A03 at the cap", J("\x00\xe1\xf5\x05\0\0\0\0{}"), 100000007, "E_PREFIX",
+     "100000000, expected at most the 99999999 bytes that follow"},
+    {"A04", J("\0\0\0\0\0\0\0\2{}"), 10, "E_PREFIX", "100,000,000 cap: it was written big-endian"},
+    {"A03 2^57", J("\0\0\0\0\0\0\0\2[]"), 10, "E_PREFIX", "144115188075855872, expected at most the 100,000,000 cap"},
+    {"length 0", J("\0\0\0\0\0\0\0\0{}"), 10, "E_PREFIX", "found header length 0, expected at least 2"},
+    {"length 1", J("\1\0\0\0\0\0\0\0{}"), 10, "E_PREFIX", "found header length 1, expected at least 2"},
+    {"A06 LFS", J("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n"), 75, "E_NOT_ST",
+     "Git LFS pointer, the tensors are not here: run `git lfs pull`"},
+    {"A06 HTML", J("<!DOCTYPE html><html><head>"), 27, "E_NOT_ST", "an HTML or XML page"},
+    {"A06 html", J("\n  <html lang=\"en\"><head>"), 25, "E_NOT_ST", "download the file again"},
+    {"A06 XML", J("<?xml version=\"1.0\"?><Error>"), 28, "E_NOT_ST", "an HTML or XML page"},
+    {"A06 GGUF", J("GGUF\3\0\0\0\1\0\0\0\0\0\0\0"), 16, "E_NOT_ST", "a GGUF file: give the original"},
+    {"A06 ZIP", J("PK\3\4\0\0\x08\x08\0\0\0\0\0\0"), 14, "E_NOT_ST", "a ZIP archive or a PyTorch checkpoint"},
+    {"A06 gzip", J("\x1f\x8b\x08\x08\x01\x02\x03\x04\x00\x03model"), 15, "E_NOT_ST", "a gzip archive"},
+    {"A06 gzip, small length", J("\x1f\x8b\x08\0\0\0\0\0\0\3"), 99999999, "E_NOT_ST", "a gzip archive"},
+    {"A06 zstd", J("\x28\xb5\x2f\xfd\x24\x00\x01\x00\x00"), 9, "E_NOT_ST", "a zstd archive"},
+    {"A06 pickle", J("\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20"), 10, "E_NOT_ST", "a Python pickle"},
+    {"A06 pickle 4", J("\x80\x04\x95\x10\0\0\0\0\0\0\0"), 11, "E_NOT_ST", "a Python pickle"},
+    {"B02 config", J("{\n  \"architectures\": ["), 22, "E_NOT_ST", "JSON text"},
+    {"B02 index", J("{\"metadata\": {"), 14, "E_NOT_ST", "JSON text"},
+    {"A07 short", J("\0\0\0\0\0\0\0\0"), 8, "E_NOT_ST", "zeros only, never written?"},
+};
+
+static void test_wrong_files(void **state) {
+  (void)state;
+  for (size_t i = 0; i < sizeof wrong_files / sizeof wrong_files[0]; i++) {
+    char *copy = malloc(wrong_files[i].n);
+    memcpy(copy, wrong_files[i].bytes, wrong_files[i].n);
+    refused(wrong_files[i].row, copy, wrong_files[i].n, wrong_files[i].file_size, MM_BAD_INPUT, wrong_files[i].code, wrong_files[i].says);
+    free(copy);
+  }
+  char zeros[4096] = {0};
+  refused("A07", zeros, sizeof zeros, sizeof zeros, MM_BAD_INPUT, "E_NOT_ST", "zeros only, never written?");
+  for (size_t n = 0; n < 8; n++) {
+    char says[32], *copy = malloc(n ? n : 1);
+    memcpy(copy, "\2\0\0\0\0\0\0\0", n);
+    snprintf(says, sizeof says, "found %zu bytes in all", n);
+    refused("A01", copy, n, n, MM_BAD_INPUT, "E_PREFIX", says);
+    free(copy);
+  }
+}
+
+/* The caller holds less than the header: its fault, not the file's. */
+static void test_short_buffer(void **state) {
+  (void)state;
+  mm_st st;
+  mm_err err = {0};
+  assert_false(mm_st_parse(&st, "f", "\4\0\0\0\0\0\0\0{}", 10, 12, MM_BAD_INPUT, &err));
+  assert_int_equal(err.status, MM_BUG);
+}
+
+/* Accepted files (A29, A31) */
+
+static mm_st accepted(const char *json, size_t n, uint64_t data) {
+  mm_st st;
+  mm_err err = {0};
+  blob b = file_of(json, n);
+  if (!mm_st_parse(&st, "good.safetensors", b.p, b.n, b.n + data, MM_BAD_INPUT, &err)) fail_msg("%s: %s", json, err.text);
+  free(b.p); /* nothing points into the caller's bytes */
+  assert_string_equal(st.path, "good.safetensors");
+  assert_true(st.data_start == 8 + n);
+  return st;
+}
+
+static void has(const mm_st *st, const char *name, mm_dtype t, mm_shape shape, uint64_t relative, uint64_t bytes) {
+  const mm_st_tensor *found = mm_st_find(st, name);
+  if (!found) fail_msg("no %s", name);
+  assert_string_equal(found->name, name);
+  assert_int_equal(found->dtype, t);
+  assert_true(mm_shape_equal(&found->shape, &shape));
+  assert_true(found->offset == st->data_start + relative && found->bytes == bytes);
+}
+
+static void test_accepted(void **state) {
+  (void)state;
+  mm_st st = accepted(J("{}"), 0);
+  assert_true(st.count == 0 && st.metadata_count == 0);
+  assert_null(mm_st_find(&st, "w"));
+  mm_st_close(&st);
+
+  st = accepted(J("{\"__metadata__\":{}}"), 0);
+  assert_true(st.count == 0 && st.metadata_count == 0);
+  mm_st_close(&st);
+
+  static const char rich[] =
+      "{\"__metadata__\":{\"format\":\"pt\",\"\":\"\",\"esc\\u0061ped\\n\":\"\\ud83d\\ude00\\\\\"},\n"
+      "\"zero.dim\" : { \"shape\" : [ 3 , 0 ] , \"dtype\" : \"F32\" , \"data_offsets\" : [ 7 , 7 ] } ,"
+      "\"scalar\":{\"data_offsets\":[3,7],\"dtype\":\"F32\",\"shape\":[]}," /* misaligned, too */
+      "\"\\u0061 name é 😀\":{\"dtype\":\"U8\",\"shape\":[1,3],\"data_offsets\":[0,3]},"
+      "\"../../etc/passwd\":{\"dtype\":\"BF16\",\"shape\":[2],\"data_offsets\":[7,11]},"
+      "\"Zero.early\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[3,3]}," /* before \"scalar\" by name, too */
+      "\"zero.first\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]},"
+      "\"zero.last\":{\"dtype\":\"U8\",\"shape\":[0,4294967296,4294967296],\"data_offsets\":[11,11]}}      \n\t ";
+  st = accepted(J(rich), 11);
+  assert_true(st.count == 7 && st.metadata_count == 3);
+  for (size_t i = 1; i < st.count; i++) assert_true(strcmp(st.tensor[i - 1].name, st.tensor[i].name) < 0);
+  has(&st, "zero.dim", MM_F32, mm_shape2(3, 0), 7, 0);
+  has(&st, "scalar", MM_F32, (mm_shape){0, {0}}, 3, 4);
+  has(&st, "a name é 😀", MM_U8, mm_shape2(1, 3), 0, 3);
+  has(&st, "../../etc/passwd", MM_BF16, mm_shape1(2), 7, 4);
+  has(&st, "Zero.early", MM_U8, mm_shape1(0), 3, 0);
+  has(&st, "zero.first", MM_U8, mm_shape1(0), 0, 0);
+  has(&st, "zero.last", MM_U8, mm_shape3(0, UINT64_C(1) << 32, UINT64_C(1) << 32), 11, 0);
+  assert_null(mm_st_find(&st, "scala"));
+  assert_null(mm_st_find(&st, "__metadata__"));
+  static const char *const pairs[] = {"", "", "escaped\n", "😀\\", "format", "pt"};
+  for (size_t i = 0; i < 3; i++) {
+    assert_string_equal(st.metadata[i].key, pairs[2 * i]);
+    assert_string_equal(st.metadata[i].value, pairs[2 * i + 1]);
+  }
+  mm_st_close(&st);
+  mm_st_close(&st);
+
+  /* rank 8, reverse order in the file, the longest name */
+  char longest[4097];
+  memset(longest, 'n', 4096);
+  longest[4096] = 0;
+  blob b = repeat("{" T("b", "I16", "[1,2,1,2,1,1,1,3]", "[5,29]") "," T("a", "BOOL", "[5]", "[0,5]") ",\"", "n", 4096,
+                  "\":{\"dtype\":\"I8\",\"shape\":[1],\"data_offsets\":[29,30]}}");
+  st = accepted(b.p, b.n, 30);
+  has(&st, "a", MM_BOOL, mm_shape1(5), 0, 5);
+  has(&st, "b", MM_I16, (mm_shape){8, {1, 2, 1, 2, 1, 1, 1, 3}}, 5, 24);
+  has(&st, longest, MM_I8, mm_shape1(1), 29, 1);
+  mm_st_close(&st);
+  free(b.p);
+}
+
+/* All types in one file, written by mm_st_header and read back; also exact text. */
+static void test_round_trip_of_types(void **state) {
+  (void)state;
+  mm_st_tensor t[MM_DTYPE_COUNT];
+  char names[MM_DTYPE_COUNT][32];
+  for (unsigned i = 0; i < MM_DTYPE_COUNT; i++) { /* names descend while the file ascends */
+    snprintf(names[i], sizeof names[i], "t%02u", MM_DTYPE_COUNT - i);
+    t[i] = (mm_st_tensor){.name = names[i], .dtype = (mm_dtype)i, .shape = mm_shape3(i + 1, 4, i % 3), .offset = 999, .bytes = 999};
+  }
+  static const uint64_t aligns[] = {1, 8, 64, 4096, 1000};
+  for (size_t a = 0; a < 5; a++) {
+    mm_err err = {0};
+    size_t n = 0;
+    char *header = mm_st_header(t, MM_DTYPE_COUNT, NULL, 0, aligns[a], &n, &err);
+    assert_non_null(header);
+    assert_int_equal(n % aligns[a], 0);
+    uint64_t at = n;
+    for (unsigned i = 0; i < MM_DTYPE_COUNT; i++) {
+      uint64_t bytes = (uint64_t)(i + 1) * 4 * (i % 3) * mm_dtype_bits((mm_dtype)i) / 8;
+      assert_true(t[i].offset == at && t[i].bytes == bytes);
+      at += bytes;
+    }
+    mm_st st;
+    assert_true(mm_st_parse(&st, "f", header, n, at, MM_INTEGRITY, &err));
+    assert_true(st.count == MM_DTYPE_COUNT && st.data_start == n);
+    for (unsigned i = 0; i < MM_DTYPE_COUNT; i++) has(&st, t[i].name, t[i].dtype, t[i].shape, t[i].offset - n, t[i].bytes);
+    mm_st_close(&st);
+    free(header);
+  }
+}
+
+static void test_header_text(void **state) {
+  (void)state;
+  mm_st_tensor t[] = {{.name = "b \"\\\n\x7fé", .dtype = MM_BF16, .shape = mm_shape2(2, 3)},
+                      {.name = "a", .dtype = MM_F32, .shape = {0, {0}}}};
+  const struct mm_st_meta metadata[] = {{"plan", "\tx"}, {"rank", "3"}};
+  static const char expected[] =
+      "{\"__metadata__\":{\"plan\":\"\\u0009x\",\"rank\":\"3\"},"
+      "\"b \\\"\\\\\\u000a\x7fé\":{\"dtype\":\"BF16\",\"shape\":[2,3],\"data_offsets\":[0,12]},"
+      "\"a\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[12,16]}}";
+  mm_err err = {0};
+  size_t n = 0;
+  char *header = mm_st_header(t, 2, metadata, 2, 4096, &n, &err);
+  assert_non_null(header);
+  assert_int_equal(n, 4096);
+  assert_memory_equal(header, "\xf8\x0f\0\0\0\0\0\0", 8);
+  assert_memory_equal(header + 8, expected, sizeof expected - 1);
+  for (size_t i = 8 + sizeof expected - 1; i < n; i++) assert_int_equal(header[i], ' ');
+  assert_true(t[0].offset == 4096 && t[0].bytes == 12 && t[1].offset == 4108 && t[1].bytes == 4);
+  free(header);
+
+  header = mm_st_header(NULL, 0, NULL, 0, 1, &n, &err); /* nothing at all is still a file */
+  assert_int_equal(n, 10);
+  assert_memory_equal(header, "\2\0\0\0\0\0\0\0{}", 10);
+  free(header);
+  header = mm_st_header(NULL, 0, metadata, 1, 1, &n, &err);
+  assert_memory_equal(header + 8, "{\"__metadata__\":{\"plan\":\"\\u0009x\"}}", n - 8);
+  free(header);
+}
+
+static void test_unwritable_headers(void **state) {
+  (void)state;
+  const mm_st_tensor bad[] = {
+      {.name = "w\xff", .dtype = MM_U8, .shape = mm_shape1(1)},
+      {.name = "w", .dtype = MM_F4, .shape = mm_shape1(3)},
+      {.name = "w", .dtype = MM_F32, .shape = mm_shape2(UINT64_C(1) << 32, UINT64_C(1) << 32)},
+  };
+  static const char *const codes[] = {"E_NAME", "E_SHAPE", "E_SHAPE"};
+  for (size_t i = 0; i < 3; i++) {
+    mm_st_tensor t = bad[i];
+    mm_err err = {0};
+    size_t n;
+    assert_null(mm_st_header(&t, 1, NULL, 0, 8, &n, &err));
+    assert_int_equal(err.status, MM_BUG);
+    assert_string_equal(err.code, codes[i]);
+    assert_non_null(strstr(err.text, "tensor \"w"));
+  }
+  const struct mm_st_meta bad_metadata[] = {{"key\xff", "v"}, {"k", "value\xff"}};
+  for (size_t i = 0; i < 2; i++) {
+    mm_err err = {0};
+    size_t n;
+    assert_null(mm_st_header(NULL, 0, &bad_metadata[i], 1, 8, &n, &err));
+    assert_string_equal(err.code, "E_NAME");
+  }
+  mm_st_tensor many[9]; /* each fits, the sum does not */
+  for (size_t i = 0; i < 9; i++) many[i] = (mm_st_tensor){.name = "w", .dtype = MM_U8, .shape = mm_shape1((UINT64_C(1) << 61) - 1)};
+  mm_err err = {0};
+  size_t n;
+  assert_null(mm_st_header(many, 9, NULL, 0, 8, &n, &err));
+  assert_string_equal(err.code, "E_SHAPE");
+
+  blob value = repeat("", "v", 100000000, "");
+  const struct mm_st_meta metadata = {"k", value.p};
+  mm_err large = {0};
+  assert_null(mm_st_header(NULL, 0, &metadata, 1, 8, &n, &large));
+  assert_int_equal(large.status, MM_LIMIT);
+  free(value.p);
+}
+
+/* 200,000 tensors in shuffled order of names and of ranges, within a second even under the sanitizer. */
+static void test_many_tensors(void **state) {
+  (void)state;
+  enum { MANY = 200000 };
+  char *json = malloc(MANY * 96), *end = json;
+  for (size_t i = 0; i < MANY; i++) {
+    size_t name = i * 77773 % MANY, place = i * 99991 % MANY;
+    end += sprintf(end, "%s\"layers.%06zu\":{\"dtype\":\"BF16\",\"shape\":[3,1],\"data_offsets\":[%zu,%zu]}", i ? "," : "{", name,
+                   place * 6, place * 6 + 6);
+  }
+  end += sprintf(end, "}");
+  clock_t before = clock();
+  mm_st st = accepted(json, (size_t)(end - json), MANY * 6);
+  assert_true(clock() - before < 3 * CLOCKS_PER_SEC);
+  assert_int_equal(st.count, MANY);
+  for (size_t i = 0; i < MANY; i += 997) {
+    char name[32];
+    snprintf(name, sizeof name, "layers.%06zu", i * 77773 % MANY);
+    has(&st, name, MM_BF16, mm_shape2(3, 1), i * 99991 % MANY * 6, 6);
+  }
+  mm_st_close(&st);
+  free(json);
+}
+
+/* Files on disk */
+
+static char dir[] = "/tmp/mm_test_safetensors_XXXXXX";
+
+static const char *write_file(const char *name, const char *bytes, size_t n, uint64_t size) {
+  static char path[128];
+  snprintf(path, sizeof path, "%s/%s", dir, name);
+  int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+  assert_true(fd >= 0);
+  assert_int_equal(write(fd, bytes, n), n);
+  assert_int_equal(ftruncate(fd, (off_t)size), 0);
+  close(fd);
+  return path;
+}
+
+static void open_refused(const char *path, const char *code, const char *says) {
+  mm_st st;
+  mm_err err = {0};
+  alarm(10); /* a FIFO must not hang us */
+  if (mm_st_open(&st, path, MM_BAD_INPUT, &err)) fail_msg("%s: accepted", path);
+  alarm(0);
+  if (strcmp(err.code, code) != 0 || !strstr(err.text, path) || !strstr(err.text, says)) fail_msg("%s", err.text);
+  assert_int_equal(err.status, MM_BAD_INPUT);
+  mm_st_close(&st);
+}
+
+static void test_open(void **state) {
+  (void)state;
+  static const char json[] = "{" T("w", "F32", "[4]", "[0,16]") "}";
+  blob b = file_of(J(json));
+  const char *path = write_file("good", b.p, b.n, b.n + 16);
+  struct stat s;
+  mm_st st;
+  mm_err err = {0};
+  assert_true(mm_st_open(&st, path, MM_BAD_INPUT, &err));
+  assert_int_equal(stat(path, &s), 0);
+  assert_true(st.id.ino == s.st_ino && st.id.size == b.n + 16 && st.data_start == b.n);
+  assert_string_equal(st.path, path);
+  has(&st, "w", MM_F32, mm_shape1(4), 0, 16);
+  mm_st_close(&st);
+
+  /* A32: a sparse file of a terabyte: only the header is read, and it fits the size */
+  static const char large[] = "{" T("w", "U8", "[1099511627776]", "[0,1099511627776]") "}";
+  blob l = file_of(J(large));
+  path = write_file("large", l.p, l.n, l.n + (UINT64_C(1) << 40));
+  assert_true(mm_st_open(&st, path, MM_BAD_INPUT, &err));
+  has(&st, "w", MM_U8, mm_shape1(UINT64_C(1) << 40), 0, UINT64_C(1) << 40);
+  mm_st_close(&st);
+
+  open_refused(write_file("short", b.p, b.n, b.n + 15), "E_TRUNCATED", "tensor \"w\"");
+  open_refused(write_file("cut", b.p, b.n - 3, b.n - 3), "E_PREFIX", "an interrupted download?");
+  open_refused(write_file("empty", "", 0, 0), "E_PREFIX", "found 0 bytes");
+  open_refused(write_file("seven", b.p, 7, 7), "E_PREFIX", "found 7 bytes");
+  open_refused(write_file("zeros", "", 0, 4096), "E_NOT_ST", "never written?");
+  static const char lfs[] = "version https://git-lfs.github.com/spec/v1\noid sha256:0f1e\nsize 99\n";
+  open_refused(write_file("lfs", J(lfs), sizeof lfs - 1), "E_NOT_ST", "git lfs pull");
+  open_refused(dir, "E_FS_TYPE", "a directory");
+  char fifo[128];
+  snprintf(fifo, sizeof fifo, "%s/fifo", dir);
+  assert_int_equal(mkfifo(fifo, 0600), 0);
+  open_refused(fifo, "E_FS_TYPE", "a FIFO");
+  open_refused("/nonexistent/x.safetensors", "E_FS_MISSING", "no such file");
+  free(b.p);
+  free(l.p);
+}
+
+static void test_real_files(void **state) {
+  (void)state;
+  static const struct {
+    const char *path;
+    size_t count;
+    uint64_t data_start;
+    const char *name;
+    mm_dtype dtype;
+    uint64_t rows, cols;
+  } files[] = {
+      {"tests/data/tiny-m1/model-00001-of-00002.safetensors", 59, 6944, "model.embed_tokens.weight", MM_BF16, 2048, 256},
+      {"tests/data/tiny-m1/model-00002-of-00002.safetensors", 58, 6792, "lm_head.weight", MM_BF16, 2048, 256},
+      {"tests/data/tiny-m2/model-00001-of-00002.safetensors", 126, 15056, "model.embed_tokens.weight", MM_BF16, 2048, 256},
+      {"tests/data/tiny-m2/model-00002-of-00002.safetensors", 125, 14904, "lm_head.weight", MM_BF16, 2048, 256},
+  };
+  for (size_t i = 0; i < 4; i++) {
+    mm_st st;
+    mm_err err = {0};
+    if (!mm_st_open(&st, files[i].path, MM_BAD_INPUT, &err)) fail_msg("%s", err.text);
+    assert_int_equal(st.count, files[i].count);
+    assert_true(st.data_start == files[i].data_start);
+    const mm_st_tensor *t = mm_st_find(&st, files[i].name);
+    assert_non_null(t);
+    mm_shape shape = mm_shape2(files[i].rows, files[i].cols);
+    assert_true(t->dtype == files[i].dtype && mm_shape_equal(&t->shape, &shape) && t->bytes == 2 * files[i].rows * files[i].cols);
+    assert_int_equal(st.metadata_count, 1);
+    assert_string_equal(st.metadata[0].key, "format");
+    assert_string_equal(st.metadata[0].value, "pt");
+    mm_st_close(&st);
+  }
+}
+
+static int set_up(void **state) {
+  (void)state;
+  return mkdtemp(dir) ? 0 : -1;
+}
+
+static int tear_down(void **state) {
+  (void)state;
+  char command[64];
+  snprintf(command, sizeof command, "rm -rf %s", dir);
+  return system(command);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_hostile_headers),
+      cmocka_unit_test(test_long_hostile_headers),
+      cmocka_unit_test(test_too_many_entries),
+      cmocka_unit_test(test_wrong_files),
+      cmocka_unit_test(test_short_buffer),
+      cmocka_unit_test(test_accepted),
+      cmocka_unit_test(test_round_trip_of_types),
+      cmocka_unit_test(test_header_text),
+      cmocka_unit_test(test_unwritable_headers),
+      cmocka_unit_test(test_many_tensors),
+      cmocka_unit_test(test_open),
+      cmocka_unit_test(test_real_files),
+  };
+  return cmocka_run_group_tests(tests, set_up, tear_down);
+}
