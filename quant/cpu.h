@@ -1,0 +1,38 @@
+/* Which SIMD level runs. A hot loop is written once, as a fixed-length plain C loop in an always-inlined body, and compiled for
+ * each level by MM_VERSIONS: the levels run the same IEEE operations element by element, so their bytes are equal by
+ * construction (fused multiply-add is kept out below, since it would round once where the plain code rounds twice). */
+#ifndef MM_QUANT_CPU_H
+#define MM_QUANT_CPU_H
+
+#ifdef __clang__
+#pragma STDC FP_CONTRACT OFF /* gcc does not contract under -std=c11 */
+#endif
+
+#define MM_INLINE static inline __attribute__((always_inline))
+
+typedef enum mm_cpu { MM_CPU_PLAIN, MM_CPU_AVX2, MM_CPU_AVX512 } mm_cpu;
+
+/* The best level of this machine, or the limit set below. Any thread. */
+mm_cpu mm_cpu_level(void);
+/* Never above `most` from now on: for tests and benchmarks that compare levels. */
+void mm_cpu_limit(mm_cpu most);
+
+/* Defines `static void NAME PARAMS`, which runs NAME_body ARGS compiled for the machine's level. */
+#ifdef __x86_64__
+#define MM_VERSIONS(name, params, args)                                                                                \
+  static void name##_plain params { name##_body args; }                                                                \
+  __attribute__((target("avx2"))) static void name##_avx2 params { name##_body args; }                                 \
+  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))) static void name##_avx512 params { name##_body args; } \
+  static void name params {                                                                                            \
+    switch (mm_cpu_level()) {                                                                                          \
+      case MM_CPU_PLAIN: name##_plain args; return;                                                                    \
+      case MM_CPU_AVX2: name##_avx2 args; return;                                                                      \
+      case MM_CPU_AVX512: name##_avx512 args; return;                                                                  \
+    }                                                                                                                  \
+  }
+#else
+#define MM_VERSIONS(name, params, args) \
+  static void name params { name##_body args; }
+#endif
+
+#endif

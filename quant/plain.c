@@ -1,0 +1,49 @@
+/* Plain schemes: the matrix as it is, one element per weight, in bf16, f16 or f32. Narrowing rounds to nearest even. */
+#include "quant/tile.h"
+
+MM_INLINE void pack_bf16_body(const mm_pack_args *a, void *const plane[MM_MAX_PLANES]) {
+  for (uint32_t row = 0; row < a->n; row++)
+    for (uint32_t k = 0; k < a->k; k += MM_TILE) {
+      float t[MM_TILE];
+      uint16_t h[MM_TILE];
+      mm_tile_load(t, a, row, k);
+      for (int i = 0; i < MM_TILE; i++) h[i] = mm_f32_to_bf16(t[i]);
+      memcpy((uint16_t *)plane[0] + (size_t)row * a->k + k, h, mm_tile_count(a, k) * sizeof *h);
+    }
+}
+MM_VERSIONS(pack_bf16, (const mm_pack_args *a, void *const plane[MM_MAX_PLANES]), (a, plane))
+
+static void pack_f16(const mm_pack_args *a, void *const plane[MM_MAX_PLANES]) {
+  uint16_t *out = plane[0];
+  for (size_t i = 0, count = (size_t)a->n * a->k; i < count; i++) out[i] = mm_f32_to_f16(a->bf16 ? mm_bf16_to_f32(a->bf16[i]) : a->w[i]);
+}
+
+static void pack_f32(const mm_pack_args *a, void *const plane[MM_MAX_PLANES]) {
+  size_t count = (size_t)a->n * a->k;
+  if (a->bf16)
+    mm_widen(plane[0], a->bf16, MM_BF16, count);
+  else
+    memcpy(plane[0], a->w, count * sizeof(float));
+}
+
+const mm_scheme mm_scheme_bf16 = {.name = "bf16",
+                                  .synonym = {"bfloat16"},
+                                  .plane_count = 1,
+                                  .plane = {{"", MM_BF16, {1, 1}, false}},
+                                  .strip = 1,
+                                  .pack = pack_bf16,
+                                  .unpack = mm_unpack};
+const mm_scheme mm_scheme_f16 = {.name = "f16",
+                                 .synonym = {"float16", "fp16"},
+                                 .plane_count = 1,
+                                 .plane = {{"", MM_F16, {1, 1}, false}},
+                                 .strip = 1,
+                                 .pack = pack_f16,
+                                 .unpack = mm_unpack};
+const mm_scheme mm_scheme_f32 = {.name = "f32",
+                                 .synonym = {"float32", "fp32"},
+                                 .plane_count = 1,
+                                 .plane = {{"", MM_F32, {1, 1}, false}},
+                                 .strip = 1,
+                                 .pack = pack_f32,
+                                 .unpack = mm_unpack};

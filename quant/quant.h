@@ -1,0 +1,119 @@
+/* Weight schemes: how a matrix of numbers becomes packed bytes, and back. No I/O here.
+ *
+ * A matrix W is [n, k], row-major, k along the contracted axis (y = x·Wᵀ). A scheme stores it as one to four planes. One stored
+ * element of a plane stands for a cell of W: codes have cell {1, 1} (or {1, 2} for two nibbles in a byte), scales the block
+ * they cover ({128, 128}), per-row scales {1, 0}, per-matrix scales {0, 0}; 0 means the whole extent. A plane is row-major over
+ * its cells: [ceil(n/cell.n), ceil(k/cell.k)].
+ *
+ * Cutting commutes with packing: scales are chosen on the whole matrix, then rows and columns are cut. Where a cut falls inside
+ * a scale's cell, the shard stores the scale on a finer grid (the same value repeated), codes untouched; so every reader takes
+ * the cell sizes from the mm_packed it is given, never from the scheme. */
+#ifndef MM_QUANT_QUANT_H
+#define MM_QUANT_QUANT_H
+
+#include "formats/tensor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define MM_MAX_PLANES 4
+
+typedef struct mm_cell {
+  uint32_t n, k; /* rows and columns of W under one stored element; 0 = all of them */
+} mm_cell;
+
+typedef struct mm_plane {
+  const char *suffix; /* appended to the tensor's name: "" for codes, "_scale_inv" … */
+  mm_dtype dtype;
+  mm_cell cell;
+  bool scale; /* may be stored on a finer grid; codes may not */
+} mm_plane;
+
+/* How scales are chosen. ABSMAX follows the convention of the format's own tools; MSE takes, from a fixed window of scales, the
+ * one with the least squared error of the group. */
+typedef enum mm_search {
+  MM_SEARCH_ABSMAX,
+  MM_SEARCH_MSE,
+  MM_SEARCH_FOUR_SIX /* NVFP4 only: the better of mapping the block's maximum to 6 and to 4 (arXiv 2512.02010) */
+} mm_search;
+
+/* What `pack` is given: rows [0, n) of a strip, all k columns; finite (the caller refused NaN and infinity). */
+typedef struct mm_pack_args {
+  const float *w;       /* [n, k] exact f32, or NULL when bf16 is given */
+  const uint16_t *bf16; /* [n, k] bf16: the same bytes come out as for its values in w, sooner */
+  uint32_t n, k;
+  float amax;       /* over the whole fusion group (w1 and w3; q, k and v), when the scheme says needs_amax; else unspecified */
+  mm_search search; /* one that the scheme has; ABSMAX always */
+} mm_pack_args;
+
+/* What one code stands for before scaling. Two nibbles share a byte, the even column in the low one. */
+typedef enum mm_code {
+  MM_CODE_PLAIN, /* a number of plane 0's own dtype */
+  MM_CODE_E4M3,
+  MM_CODE_INT8,
+  MM_CODE_E2M1,       /* nibble */
+  MM_CODE_INT4,       /* nibble, two's complement: -8 … 7 */
+  MM_CODE_INT4_OFFSET /* nibble, value + 8 */
+} mm_code;
+
+/* What a scheme's engines do to the activations x [t, k] before the product. Scales are amax / largest code of the span unless
+ * the checkpoint carries a static one. */
+typedef enum mm_act_quant {
+  MM_ACT_KEPT,
+  MM_ACT_FP8_TENSOR,
+  MM_ACT_FP8_TOKEN,
+  MM_ACT_FP8_GROUP, /* 1 x 128 */
+  MM_ACT_INT8_TOKEN,
+  MM_ACT_NVFP4, /* 1 x 16, e4m3 scales under one f32 scale */
+  MM_ACT_MXFP4, /* 1 x 32, e8m0 scales */
+  MM_ACT_MXFP8  /* 1 x 32, e8m0 scales */
+} mm_act_quant;
+
+struct mm_packed;
+
+/* A weight is the value of its code times the product of the scales over it, in plane order, in f32. */
+typedef struct mm_scheme {
+  const char *name;       /* the --quant word, the file's name, the manifest's word */
+  const char *synonym[4]; /* words of other tools for the same bytes, in any case; NULL when fewer */
+  mm_code code;           /* of plane 0 */
+  mm_act_quant act;
+  unsigned plane_count;
+  mm_plane plane[MM_MAX_PLANES];
+  uint32_t strip; /* pack is called on multiples of this many rows (the last strip of a matrix may be shorter); 0 = whole matrix */
+  bool needs_amax;
+  unsigned searches; /* bits 1u << mm_search, beyond ABSMAX; MSE, where present, is the default */
+  /* Fills plane[i] densely for this strip: ceil(n/cell.n) x ceil(k/cell.k) elements of the scheme's own cells; a {0, 0} plane is
+   * written whole by every strip, always the same. Deterministic: the same bytes on every CPU and for every split into strips. */
+  void (*pack)(const mm_pack_args *a, void *const plane[MM_MAX_PLANES]);
+  /* Rows [row, row + rows) of matrix `lead` as f32: out[rows, k]. */
+  void (*unpack)(const struct mm_packed *m, uint32_t lead, uint32_t row, uint32_t rows, float *out);
+} mm_scheme;
+
+/* A packed tensor in memory: `lead` matrices (1 for a plain linear) of [n, k], planes one after the other per lead. Borrows all. */
+typedef struct mm_packed {
+  const mm_scheme *scheme;
+  uint32_t lead, n, k;
+  const void *plane[MM_MAX_PLANES]; /* each [lead, ceil(n/cell.n), ceil(k/cell.k)], naturally aligned */
+  mm_cell cell[MM_MAX_PLANES];      /* of the stored grid: scheme's, or finer for scales */
+} mm_packed;
+
+/* The unpack of every scheme: decodes codes by scheme->code and multiplies by the scale planes on their stored grid. */
+void mm_unpack(const mm_packed *m, uint32_t lead, uint32_t row, uint32_t rows, float *out);
+
+static inline uint32_t mm_cells(uint32_t extent, uint32_t cell) { return cell == 0 ? 1 : (extent + cell - 1) / cell; }
+/* Elements of plane i of one matrix [n, k] under `cell`. */
+static inline uint64_t mm_plane_elements(uint32_t n, uint32_t k, mm_cell cell) {
+  return (uint64_t)mm_cells(n, cell.n) * mm_cells(k, cell.k);
+}
+
+/* Registry: NULL when unknown. Names are those of design §3 plus the documented synonyms ("block_wise_fp8", "FP8_BLOCK"). */
+const mm_scheme *mm_scheme_find(const char *name);
+const mm_scheme *mm_scheme_at(size_t i); /* NULL past the end */
+/* The plain scheme that stores a source type as it is (BF16, F16, F32); NULL for other types. */
+const mm_scheme *mm_scheme_plain(mm_dtype t);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

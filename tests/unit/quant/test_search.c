@@ -1,0 +1,176 @@
+/* Scale selection: what it gains over absmax on Gaussian and heavy-tailed matrices, in dB, and that the scales it takes are the best
+ * of their windows by an independent search in doubles. */
+#include "tests/unit/quant/matrix.h"
+
+static const double e2m1[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+
+static double error_e2m1(const float *w, uint32_t n, double s) {
+  double sum = 0;
+  for (uint32_t i = 0; i < n; i++) {
+    double a = fabs((double)w[i]), least = (double)INFINITY;
+    for (int c = 0; c < 8; c++) least = fmin(least, fabs(a - e2m1[c] * s));
+    sum += least * least;
+  }
+  return sum;
+}
+
+static double error_int(const float *w, uint32_t n, double s, double lo, double hi) {
+  double sum = 0;
+  for (uint32_t i = 0; i < n; i++) {
+    double d = (double)w[i] - s * fmax(lo, fmin(hi, rint((double)w[i] / s)));
+    sum += d * d;
+  }
+  return sum;
+}
+
+static float group_amax(const float *w, uint32_t n) {
+  float most = 0;
+  for (uint32_t i = 0; i < n; i++) most = fmaxf(most, fabsf(w[i]));
+  return most;
+}
+
+/* 1 + the f32 rounding that the fast search may differ by. */
+#define NEAR 1.00001
+
+static void test_nvfp4_window(void **state) {
+  (void)state;
+  matrix m = matrix_open(64, 320);
+  matrix_fill(&m, student, 0.02);
+  packed p = pack_matrix(mm_scheme_find("nvfp4"), &m, MM_SEARCH_MSE);
+  float s2 = matrix_amax(&m) / 2688.0f;
+  for (uint32_t b = 0; b < 64 * 20; b++) {
+    const float *w = m.w + (size_t)b * 16;
+    int base = mm_f32_to_e4m3(group_amax(w, 16) / (6 * s2)), stored = ((uint8_t *)p.plane[1])[b];
+    double least = (double)INFINITY;
+    for (int c = base - 3; c <= base + 8; c++)
+      if (c >= 1 && c <= 126) least = fmin(least, error_e2m1(w, 16, (double)mm_e4m3_value[c] * (double)s2));
+    assert_in_range(stored, base - 3, base + 8);
+    assert_true(error_e2m1(w, 16, (double)mm_e4m3_value[stored] * (double)s2) <= least * NEAR);
+  }
+  packed_close(&p);
+  matrix_close(&m);
+}
+
+static void test_mxfp4_window(void **state) {
+  (void)state;
+  matrix m = matrix_open(64, 320);
+  matrix_fill(&m, student, 0.02);
+  packed p = pack_matrix(mm_scheme_find("mxfp4"), &m, MM_SEARCH_MSE);
+  for (uint32_t b = 0; b < 64 * 10; b++) {
+    const float *w = m.w + (size_t)b * 32;
+    int stored = ((uint8_t *)p.plane[1])[b], base = ilogbf(group_amax(w, 32)) - 2 + 127;
+    double least = (double)INFINITY;
+    for (int e = base - 1; e <= base + 2; e++) least = fmin(least, error_e2m1(w, 32, ldexp(1, e - 127)));
+    assert_in_range(stored, base - 1, base + 2);
+    assert_true(error_e2m1(w, 32, ldexp(1, stored - 127)) <= least * NEAR);
+  }
+  packed_close(&p);
+  matrix_close(&m);
+}
+
+/* The int4 search is coarse, then fine: within 1 % of the full grid per group on average, and inside its window. */
+static void test_int4_window(void **state) {
+  (void)state;
+  matrix m = matrix_open(64, 512);
+  matrix_fill(&m, student, 0.02);
+  packed p = pack_matrix(mm_scheme_find("w4a16"), &m, MM_SEARCH_MSE);
+  double found = 0, best = 0;
+  int negative = 0;
+  for (uint32_t g = 0; g < 64 * 4; g++) {
+    const float *w = m.w + (size_t)g * 128;
+    double amax = (double)group_amax(w, 128), s = (double)mm_bf16_to_f32(((uint16_t *)p.plane[1])[g]), least = (double)INFINITY;
+    for (double c = 1.15; c >= 0.8; c -= 0.005)
+      for (int sign = -1; sign <= 1; sign += 2)
+        least = fmin(least, error_int(w, 128, (double)mm_bf16_to_f32(mm_f32_to_bf16((float)(sign * c * amax / 8))), -8, 7));
+    negative += s < 0;
+    assert_true(fabs(s) >= 0.796 * amax / 8 && fabs(s) <= 1.155 * amax / 8);
+    found += error_int(w, 128, s, -8, 7);
+    best += least;
+  }
+  assert_true(found <= 1.01 * best);
+  assert_in_range(negative, 64, 192); /* of 256: both signs are used */
+  packed_close(&p);
+  matrix_close(&m);
+}
+
+static void test_row_shrink(void **state) {
+  (void)state;
+  static const struct {
+    const char *name;
+    double top;
+  } schemes[] = {{"int8", 127}, {"w4a8", 7}};
+  matrix m = matrix_open(16, 700);
+  matrix_fill(&m, student, 0.02);
+  for (int i = 0; i < 2; i++) {
+    packed p = pack_matrix(mm_scheme_find(schemes[i].name), &m, MM_SEARCH_MSE);
+    double top = schemes[i].top, found = 0, best = 0;
+    for (uint32_t r = 0; r < 16; r++) {
+      const float *w = m.w + (size_t)r * 700;
+      double full = (double)group_amax(w, 700) / top, s = (double)((float *)p.plane[1])[r], least = (double)INFINITY;
+      for (int u = 0; u <= 128; u++) least = fmin(least, error_int(w, 700, full * (1 - u / 160.0), -top, top));
+      assert_true(s > 0 && s <= full * NEAR && s >= full * 0.19);
+      found += error_int(w, 700, s, -top, top);
+      best += least;
+      assert_true(error_int(w, 700, s, -top, top) <= error_int(w, 700, full, -top, top) * NEAR);
+    }
+    assert_true(found <= 1.01 * best);
+    packed_close(&p);
+  }
+  matrix_close(&m);
+}
+
+/* Reference SQNR of a group format under a given rule for the scale. */
+static double sqnr_floor_mxfp4(const matrix *m) {
+  double signal = 0, noise = 0;
+  for (size_t b = 0; b < (size_t)m->n * m->k / 32; b++) {
+    const float *w = m->w + b * 32;
+    noise += error_e2m1(w, 32, ldexp(1, ilogbf(group_amax(w, 32)) - 2));
+    for (int i = 0; i < 32; i++) signal += (double)w[i] * (double)w[i];
+  }
+  return 10 * log10(signal / noise);
+}
+static double sqnr_seventh_int4(const matrix *m) {
+  double signal = 0, noise = 0;
+  for (size_t b = 0; b < (size_t)m->n * m->k / 128; b++) {
+    const float *w = m->w + b * 128;
+    noise += error_int(w, 128, (double)group_amax(w, 128) / 7, -8, 7);
+    for (int i = 0; i < 128; i++) signal += (double)w[i] * (double)w[i];
+  }
+  return 10 * log10(signal / noise);
+}
+static double sqnr_of(const matrix *m, const char *name, mm_search search) {
+  packed p = pack_matrix(mm_scheme_find(name), m, search);
+  double x = sqnr(m, &p);
+  packed_close(&p);
+  return x;
+}
+
+static void test_gain(void **state) {
+  (void)state;
+  double (*const draws[2])(void) = {gaussian, student};
+  for (int d = 0; d < 2; d++) {
+    matrix m = matrix_open(512, 2048);
+    matrix_fill(&m, draws[d], 0.02);
+    double nvfp4 = sqnr_of(&m, "nvfp4", MM_SEARCH_MSE), nvfp4_absmax = sqnr_of(&m, "nvfp4", MM_SEARCH_ABSMAX);
+    double four_six = sqnr_of(&m, "nvfp4", MM_SEARCH_FOUR_SIX), int4 = sqnr_of(&m, "w4a16", MM_SEARCH_MSE), seventh = sqnr_seventh_int4(&m);
+    double mxfp4 = sqnr_of(&m, "mxfp4", MM_SEARCH_MSE), floored = sqnr_floor_mxfp4(&m);
+    print_message("%s: nvfp4 %.3f absmax %.3f four-over-six %.3f; int4 g128 %.3f absmax/7 %.3f; mxfp4 %.3f floor %.3f dB\n",
+                  d ? "Student-t" : "Gaussian", nvfp4, nvfp4_absmax, four_six, int4, seventh, mxfp4, floored);
+    assert_true(int4 >= seventh + 1.6);
+    assert_true(nvfp4 >= nvfp4_absmax + (d ? 1.0 : 1.3));
+    assert_true(nvfp4 >= four_six + (d ? 0.4 : 0.5));
+    assert_true(mxfp4 >= floored + 0.19);
+    for (size_t i = 0; mm_scheme_at(i); i++)
+      if (mm_scheme_at(i)->searches >> MM_SEARCH_MSE & 1)
+        assert_true(sqnr_of(&m, mm_scheme_at(i)->name, MM_SEARCH_MSE) > sqnr_of(&m, mm_scheme_at(i)->name, MM_SEARCH_ABSMAX));
+    matrix_close(&m);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_nvfp4_window), cmocka_unit_test(test_mxfp4_window), cmocka_unit_test(test_int4_window),
+      cmocka_unit_test(test_row_shrink),   cmocka_unit_test(test_gain),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
