@@ -1,0 +1,41 @@
+/* Names to a struct: the weights of one rank as the forward pass uses them. */
+#ifndef MM_LOADER_BIND_H
+#define MM_LOADER_BIND_H
+
+#include "loader/shards.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* hpr = heads per rank, kpr = max(1, kv_heads/tp), Ir = intermediate per rank (padded under --tp-align pad). Weights that a
+ * layer does not have keep scheme == NULL. */
+typedef struct mm_layer_weights {
+  mm_packed input_norm, post_norm; /* [H] */
+  mm_packed qkv;         /* lightning: [hpr·3·d, H], per head q,k,v; full: [(hpr + 2·kpr)·d, H], q then k then v */
+  mm_packed out;         /* o_proj or out_proj: [H, hpr·d] */
+  mm_packed output_gate; /* lightning: [hpr·d, H] */
+  mm_packed attn_norm;   /* lightning self_attn.norm: [hpr·d] */
+  mm_packed q_norm, k_norm; /* M2: [hpr·d], [kpr·d] */
+  mm_packed router;      /* [E, H] */
+  mm_packed router_bias; /* M2: [E] */
+  mm_packed w13;         /* E x [2·Ir, H]: w1 (gate) rows, then w3 (up) rows */
+  mm_packed w2;          /* E x [H, Ir] */
+} mm_layer_weights;
+
+typedef struct mm_rank_weights {
+  uint32_t rank, tp;
+  uint32_t vocab_first, vocab_rows; /* ids [vocab_first, vocab_first + vocab_rows) live here; rows past model.vocab are padding */
+  mm_packed embed, head; /* [vocab_rows, H] */
+  mm_packed final_norm;  /* [H] */
+  mm_layer_weights *layer; /* [layers] */
+} mm_rank_weights;
+
+/* Fails (MM_INTEGRITY) naming the first tensor that is absent or has another shape than the model implies. */
+bool mm_bind(mm_rank_weights *w, const mm_shards *s, uint32_t rank, mm_err *err);
+void mm_bind_close(mm_rank_weights *w);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

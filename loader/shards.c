@@ -1,0 +1,189 @@
+/* Opening a packed checkpoint for use: what the manifest promises is found in the part headers, then mapped. */
+#include "loader/shards.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "formats/safetensors.h"
+
+/* The parts of one rank while they are checked. */
+typedef struct opening {
+  const mm_pack *pack;
+  uint32_t rank;
+  mm_shard_rank *out;
+  mm_st *st;   /* [part_count] */
+  bool **used; /* [part_count][st.count]: named by the manifest */
+  mm_err *err;
+} opening;
+
+/* A file that is absent or not a file was bad input where a source is read; of a packed checkpoint it is a broken promise. */
+static bool broken(mm_err *err) {
+  if (err && err->status == MM_BAD_INPUT) err->status = MM_INTEGRITY;
+  return false;
+}
+
+static const char *metadata(const mm_st *st, const char *key) {
+  for (size_t i = 0; i < st->metadata_count; i++)
+    if (strcmp(st->metadata[i].key, key) == 0) return st->metadata[i].value;
+  return "nothing";
+}
+
+/* A part says itself whose part it is and of which plan, so that files of two runs, ranks or places never mix. */
+static bool check_metadata(const opening *o, const mm_st *st, uint32_t part_index) {
+  char version[16], rank[16], tp[16], part[16], plan[MM_HEX_LEN + 1];
+  snprintf(version, sizeof version, "%d", MM_PACK_VERSION);
+  snprintf(rank, sizeof rank, "%u", o->rank);
+  snprintf(tp, sizeof tp, "%u", o->pack->tp);
+  snprintf(part, sizeof part, "%u", part_index);
+  mm_digest_hex(&o->pack->plan, plan);
+  const char *const expected[][2] = {
+      {"format", MM_PACK_FORMAT}, {"version", version}, {"rank", rank}, {"tp", tp}, {"part", part}, {"plan", plan}};
+  for (size_t i = 0; i < sizeof expected / sizeof *expected; i++) {
+    const char *found = metadata(st, expected[i][0]);
+    if (strcmp(found, expected[i][1]) == 0) continue;
+    char shown[128];
+    return mm_fail(o->err, MM_INTEGRITY, "E_PART", mm_at(st->path, NULL), "metadata \"%s\": found %s, expected %s", expected[i][0],
+                   mm_escape(shown, sizeof shown, found, strlen(found)), expected[i][1]);
+  }
+  return true;
+}
+
+/* Size against the manifest and against the header before a byte is mapped; one file, not two of the same name. */
+static bool open_part(opening *o, uint32_t i) {
+  const mm_part *part = &o->pack->rank[o->rank].part[i];
+  mm_arena scratch = {0};
+  mm_file f = MM_FILE_NONE;
+  mm_st *st = &o->st[i];
+  const char *path = mm_arena_printf(&scratch, o->err, "%s/%s", o->pack->dir, part->file);
+  bool ok = path && mm_file_open(&f, path, o->err);
+  if (ok && f.size != part->size)
+    ok = mm_fail(o->err, MM_INTEGRITY, "E_SIZE", mm_at(path, NULL), "found %" PRIu64 " bytes, expected %" PRIu64, f.size, part->size);
+  ok = ok && mm_st_open(st, path, MM_INTEGRITY, o->err);
+  if (ok && memcmp(&st->id, &f.id, sizeof f.id) != 0)
+    ok = mm_fail(o->err, MM_IO, "E_CHANGED", mm_at(path, NULL), "the file was changed while it was opened");
+  ok = ok && check_metadata(o, st, i) && (o->used[i] = mm_calloc(st->count, sizeof(bool), o->err)) &&
+       mm_map_open(&o->out->map[i], &f, path, o->err);
+  mm_file_close(&f);
+  mm_arena_close(&scratch);
+  return ok || broken(o->err);
+}
+
+static bool place_plane(opening *o, const mm_pack_tensor *t, unsigned p, mm_shard_plane *out) {
+  size_t parts = o->pack->rank[o->rank].part_count;
+  char name[512], found[128], expected[128];
+  snprintf(name, sizeof name, "%s%s", t->name, t->plane[p].suffix);
+  const mm_st_tensor *at = NULL;
+  uint32_t part = 0;
+  for (; part < parts && !(at = mm_st_find(&o->st[part], name)); part++) continue;
+  if (!at) return mm_fail(o->err, MM_INTEGRITY, "E_MISSING", mm_at(o->pack->dir, name), "found in no part of rank %u", o->rank);
+  const char *file = o->st[part].path;
+  mm_shape shape = mm_pack_plane_shape(t, p);
+  if (at->dtype != t->plane[p].dtype || !mm_shape_equal(&at->shape, &shape))
+    return mm_fail(o->err, MM_INTEGRITY, "E_SHAPE", mm_at(file, name), "found %s %s, expected %s %s", mm_dtype_name(at->dtype),
+                   mm_shape_text(&at->shape, found, sizeof found), mm_dtype_name(t->plane[p].dtype),
+                   mm_shape_text(&shape, expected, sizeof expected));
+  size_t align = mm_max(1, mm_dtype_size(at->dtype));
+  if (at->offset % align != 0)
+    return mm_fail(o->err, MM_INTEGRITY, "E_ALIGN", mm_at_offset(file, name, at->offset), "expected a multiple of %zu", align);
+  o->used[part][at - o->st[part].tensor] = true;
+  *out = (mm_shard_plane){part, at->offset, at->bytes};
+  return true;
+}
+
+static bool place_planes(opening *o) {
+  for (size_t i = 0; i < o->pack->tensor_count; i++)
+    for (unsigned p = 0; mm_pack_holds(o->pack, &o->pack->tensor[i], o->rank) && p < o->pack->tensor[i].plane_count; p++)
+      if (!place_plane(o, &o->pack->tensor[i], p, &o->out->plane[i * MM_PACK_PLANES + p])) return false;
+  for (size_t part = 0; part < o->pack->rank[o->rank].part_count; part++)
+    for (size_t i = 0; i < o->st[part].count; i++)
+      if (!o->used[part][i])
+        return mm_fail(o->err, MM_INTEGRITY, "E_EXTRA", mm_at(o->st[part].path, o->st[part].tensor[i].name), "not in the manifest");
+  return true;
+}
+
+static bool open_rank(mm_shards *s, uint32_t rank, mm_err *err) {
+  size_t parts = s->pack.rank[rank].part_count;
+  opening o = {.pack = &s->pack, .rank = rank, .out = &s->rank[rank], .err = err};
+  o.st = mm_calloc(parts, sizeof *o.st, err);
+  o.used = mm_calloc(parts, sizeof *o.used, err);
+  o.out->map = mm_calloc(parts, sizeof *o.out->map, err);
+  o.out->plane = mm_calloc(s->pack.tensor_count * MM_PACK_PLANES, sizeof *o.out->plane, err);
+  bool ok = o.st && o.used && o.out->map && o.out->plane;
+  for (uint32_t i = 0; ok && i < parts; i++) ok = open_part(&o, i);
+  ok = ok && place_planes(&o);
+  for (size_t i = 0; i < parts; i++) {
+    if (o.st) mm_st_close(&o.st[i]);
+    if (o.used) free(o.used[i]);
+  }
+  free(o.st);
+  free(o.used);
+  return ok;
+}
+
+/* Codes are stored on the scheme's own grid, scales on it or on a finer one. */
+static bool same_or_finer(uint32_t stored, uint32_t scheme, bool scale) {
+  return stored == scheme || (scale && stored != 0 && (scheme == 0 || scheme % stored == 0));
+}
+
+/* What unpack takes for granted. */
+static bool check_scheme(const mm_pack *pack, const mm_pack_tensor *t, mm_err *err) {
+  const mm_scheme *s = mm_scheme_find(t->scheme);
+  char shown[64];
+  if (!s)
+    return mm_fail(err, MM_UNSUPPORTED, "E_SCHEME", mm_at(pack->dir, t->name), "found unknown scheme \"%s\"",
+                   mm_escape(shown, sizeof shown, t->scheme, strlen(t->scheme)));
+  bool same = t->plane_count == s->plane_count;
+  for (unsigned p = 0; same && p < t->plane_count; p++) {
+    const mm_pack_plane *a = &t->plane[p];
+    const mm_plane *b = &s->plane[p];
+    same = a->dtype == b->dtype && strcmp(a->suffix, b->suffix) == 0 && same_or_finer(a->cell_n, b->cell.n, b->scale) &&
+           same_or_finer(a->cell_k, b->cell.k, b->scale);
+  }
+  return same || mm_fail(err, MM_INTEGRITY, "E_SCHEME", mm_at(pack->dir, t->name), "its planes are not those of %s", s->name);
+}
+
+bool mm_shards_open(mm_shards *s, const char *dir, mm_err *err) {
+  *s = (mm_shards){0};
+  if (!mm_pack_open(&s->pack, dir, err)) return broken(err);
+  for (size_t i = 0; i < s->pack.tensor_count; i++)
+    if (!check_scheme(&s->pack, &s->pack.tensor[i], err)) return false;
+  s->rank = mm_calloc(mm_pack_ranks(&s->pack), sizeof *s->rank, err);
+  if (!s->rank) return false;
+  for (uint32_t r = 0; r < mm_pack_ranks(&s->pack); r++)
+    if (!open_rank(s, r, err)) return false;
+  return true;
+}
+
+void mm_shards_close(mm_shards *s) {
+  for (uint32_t r = 0; s->rank && r < mm_pack_ranks(&s->pack); r++) {
+    for (size_t i = 0; s->rank[r].map && i < s->pack.rank[r].part_count; i++) mm_map_close(&s->rank[r].map[i]);
+    free(s->rank[r].map);
+    free(s->rank[r].plane);
+  }
+  free(s->rank);
+  mm_pack_close(&s->pack);
+  *s = (mm_shards){0};
+}
+
+mm_packed mm_shards_tensor(const mm_shards *s, uint32_t rank, size_t i) {
+  const mm_pack_tensor *t = &s->pack.tensor[i];
+  const mm_shard_rank *r = &s->rank[rank];
+  mm_packed out = {.scheme = mm_scheme_find(t->scheme), .lead = t->lead ? t->lead : 1, .n = t->rows, .k = t->cols};
+  for (unsigned p = 0; p < t->plane_count; p++) {
+    const mm_shard_plane *at = &r->plane[i * MM_PACK_PLANES + p];
+    out.plane[p] = r->map[at->part].data + at->offset;
+    out.cell[p] = (mm_cell){t->plane[p].cell_n, t->plane[p].cell_k};
+  }
+  return out;
+}
+
+bool mm_shards_find(const mm_shards *s, uint32_t rank, const char *name, mm_packed *out) {
+  for (size_t i = 0; i < s->pack.tensor_count; i++) {
+    if (strcmp(s->pack.tensor[i].name, name) != 0 || !mm_pack_holds(&s->pack, &s->pack.tensor[i], rank)) continue;
+    *out = mm_shards_tensor(s, rank, i);
+    return true;
+  }
+  return false;
+}

@@ -1,0 +1,43 @@
+/* A packed checkpoint opened for use: manifest read, part headers checked against it, files mapped read-only. Zero copy: tensors
+ * point into the mappings. */
+#ifndef MM_LOADER_SHARDS_H
+#define MM_LOADER_SHARDS_H
+
+#include "formats/file.h"
+#include "formats/pack.h"
+#include "quant/quant.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Where one plane of one tensor lies on one rank. */
+typedef struct mm_shard_plane {
+  uint32_t part;
+  uint64_t offset, bytes; /* in that part's file */
+} mm_shard_plane;
+
+typedef struct mm_shard_rank {
+  mm_map *map;           /* [part_count]; data NULL where not mapped */
+  mm_shard_plane *plane; /* [tensor_count · MM_PACK_PLANES] */
+} mm_shard_rank;
+
+typedef struct mm_shards {
+  mm_pack pack;
+  mm_shard_rank *rank; /* [pp·tp] */
+} mm_shards;
+
+/* Opens every rank. Checks: file sizes, part metadata (rank, tp, plan), that the parts of a rank hold exactly the planes of
+ * the manifest with dtype and shape, and that every scheme is known. Digests are verify's business. */
+bool mm_shards_open(mm_shards *s, const char *dir, mm_err *err);
+void mm_shards_close(mm_shards *s);
+
+/* Tensor i of the manifest on one rank of its stage (mm_pack_holds), ready for unpack. Vectors come as n rows of k = 1. */
+mm_packed mm_shards_tensor(const mm_shards *s, uint32_t rank, size_t i);
+/* By name; false when absent from that rank. */
+bool mm_shards_find(const mm_shards *s, uint32_t rank, const char *name, mm_packed *out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,168 @@
+/* The checks behind minimax-verify. */
+#include "loader/verify.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <limits.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "formats/pool.h"
+
+/* --- digests --- */
+
+typedef struct mm_block_file {
+  uint32_t rank, part;
+  size_t first; /* item number of its first block */
+} mm_block_file;
+
+typedef struct mm_block_job {
+  const mm_shards *s;
+  mm_block_file *file; /* [files + 1]; the last one only ends the one before */
+} mm_block_job;
+
+/* The names of the tensors that a block of a part touches, as many as fit. */
+static void tensors_in(const mm_shards *s, uint32_t rank, uint32_t part, uint64_t from, uint64_t end, char *out, size_t cap) {
+  size_t n = 0;
+  out[0] = 0;
+  for (size_t i = 0; i < s->pack.tensor_count; i++)
+    for (unsigned j = 0; j < s->pack.tensor[i].plane_count; j++) {
+      const mm_shard_plane *x = &s->rank[rank].plane[i * MM_PACK_PLANES + j];
+      if (x->part != part || x->offset >= end || x->offset + x->bytes <= from || n + 4 >= cap) continue;
+      int k = snprintf(out + n, cap - n, "%s%s%s", n ? ", " : "", s->pack.tensor[i].name, s->pack.tensor[i].plane[j].suffix);
+      n += k < 0 ? 0 : (size_t)k;
+      if (n >= cap) snprintf(out + cap - 4, 4, "...");
+    }
+  if (out[0] == 0) snprintf(out, cap, "header");
+}
+
+static bool check_block(void *ctx, size_t item, unsigned worker, mm_err *err) {
+  (void)worker;
+  const mm_block_job *job = ctx;
+  const mm_block_file *f = job->file;
+  while (f[1].first <= item) f++;
+  uint32_t rank = f->rank, part = f->part;
+  const mm_part *p = &job->s->pack.rank[rank].part[part];
+  size_t block = item - f->first;
+  uint64_t at = block * MM_HASH_BLOCK, n = mm_min(MM_HASH_BLOCK, p->size - at);
+  mm_digest d;
+  if (!mm_sha256(job->s->rank[rank].map[part].data + at, n, &d, err)) return false;
+  if (mm_digest_equal(&d, &p->block[block])) return true;
+  char names[512], path[PATH_MAX];
+  tensors_in(job->s, rank, part, at, at + n, names, sizeof names);
+  snprintf(path, sizeof path, "%s/%s", job->s->pack.dir, p->file);
+  return mm_fail(err, MM_INTEGRITY, "E_DIGEST", mm_at_offset(path, NULL, at), "found block %zu of %zu damaged (%llu bytes; it holds: %s)",
+                 block, p->block_count, (unsigned long long)n, names);
+}
+
+bool mm_verify_blocks(const mm_shards *s, unsigned threads, mm_err *err) {
+  size_t files = 0, n = 0;
+  for (uint32_t r = 0; r < mm_pack_ranks(&s->pack); r++) files += s->pack.rank[r].part_count;
+  mm_block_job job = {.s = s, .file = mm_calloc(files + 1, sizeof *job.file, err)};
+  bool ok = job.file != NULL;
+  for (uint32_t r = 0; ok && r < mm_pack_ranks(&s->pack); r++)
+    for (uint32_t i = 0; ok && i < s->pack.rank[r].part_count; i++, n++) {
+      const mm_part *p = &s->pack.rank[r].part[i];
+      mm_digest root;
+      ok = mm_hash_root(p->block, p->block_count, &root, err);
+      if (ok && !mm_digest_equal(&root, &p->root))
+        ok = mm_fail(err, MM_INTEGRITY, "E_DIGEST", mm_at(p->file, NULL),
+                     "found block digests in the manifest that do not make up its sha256");
+      job.file[n].rank = r;
+      job.file[n].part = i;
+      job.file[n + 1].first = job.file[n].first + p->block_count;
+    }
+  ok = ok && mm_pool_run(threads, job.file[files].first, check_block, &job, err);
+  free(job.file);
+  return ok;
+}
+
+/* --- directory --- */
+
+static bool listed(const mm_pack *p, const char *name) {
+  if (strcmp(name, MM_MANIFEST) == 0) return true;
+  for (size_t i = 0; i < p->file_count; i++)
+    if (strcmp(name, p->file[i].name) == 0) return true;
+  for (uint32_t r = 0; r < mm_pack_ranks(p); r++)
+    for (size_t i = 0; i < p->rank[r].part_count; i++)
+      if (strcmp(name, p->rank[r].part[i].file) == 0) return true;
+  return false;
+}
+
+static bool nothing_else(const mm_pack *p, mm_err *err) {
+  DIR *d = opendir(p->dir);
+  if (!d) return mm_fail_errno(err, mm_at(p->dir, NULL), "list", errno);
+  bool ok = true;
+  for (struct dirent *e; ok && (e = readdir(d));)
+    if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0 && !listed(p, e->d_name)) {
+      char path[PATH_MAX];
+      snprintf(path, sizeof path, "%s/%s", p->dir, e->d_name);
+      ok = mm_fail(err, MM_INTEGRITY, "E_EXTRA", mm_at(path, NULL), "found a file that the manifest does not list");
+    }
+  closedir(d);
+  return ok;
+}
+
+bool mm_verify_files(const mm_pack *p, mm_err *err) {
+  for (size_t i = 0; i < p->file_count; i++) {
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/%s", p->dir, p->file[i].name);
+    size_t n = 0;
+    mm_digest d;
+    char *text = mm_file_slurp(path, p->file[i].size, &n, err);
+    bool ok = text && mm_sha256(text, n, &d, err);
+    free(text);
+    if (!ok) return false;
+    if (n != p->file[i].size || !mm_digest_equal(&d, &p->file[i].sha256))
+      return mm_fail(err, MM_INTEGRITY, "E_DIGEST", mm_at(path, NULL), "found other contents than the manifest's sha256");
+  }
+  return nothing_else(p, err);
+}
+
+/* --- numbers --- */
+
+static bool check_scales(const mm_pack *p, const mm_packed *m, const mm_pack_tensor *t, uint32_t rank, mm_err *err) {
+  for (unsigned i = 0; i < t->plane_count; i++) {
+    if (!m->scheme->plane[i].scale || t->plane[i].dtype != MM_F32) continue;
+    uint32_t rows = mm_cells(m->n, m->cell[i].n), cols = mm_cells(m->k, m->cell[i].k);
+    const float *v = m->plane[i];
+    for (uint64_t j = 0; j < (uint64_t)m->lead * rows * cols; j++) {
+      if (v[j] > 0 && isfinite(v[j])) continue;
+      bool padded = p->tp_align[0] == 'p' && v[j] == 0; /* whole blocks that only fill up a rank */
+      if (!padded)
+        return mm_fail(err, MM_INTEGRITY, "E_SCALE", mm_at(p->rank[rank].part[0].file, t->name),
+                       "found scale %g at element %llu, expected a positive number", (double)v[j], (unsigned long long)j);
+    }
+  }
+  return true;
+}
+
+static bool check_tensor(void *ctx, size_t item, unsigned worker, mm_err *err) {
+  (void)worker;
+  const mm_shards *s = ctx;
+  uint32_t rank = (uint32_t)(item / s->pack.tensor_count);
+  const mm_pack_tensor *t = &s->pack.tensor[item % s->pack.tensor_count];
+  if (!mm_pack_holds(&s->pack, t, rank)) return true;
+  mm_packed m = mm_shards_tensor(s, rank, item % s->pack.tensor_count);
+  if (!check_scales(&s->pack, &m, t, rank, err)) return false;
+  uint32_t unit = (uint32_t)mm_max(1, (UINT64_C(1) << 20) / m.k);
+  float *row = mm_calloc((size_t)unit * m.k, sizeof *row, err);
+  bool ok = row != NULL;
+  for (uint32_t e = 0; ok && e < m.lead; e++)
+    for (uint32_t at = 0; ok && at < m.n; at += unit) {
+      uint32_t rows = (uint32_t)mm_min(unit, m.n - at);
+      m.scheme->unpack(&m, e, at, rows, row);
+      for (size_t i = 0; ok && i < (size_t)rows * m.k; i++)
+        if (!isfinite(row[i]))
+          ok = mm_fail(err, MM_INTEGRITY, "E_NONFINITE", mm_at(s->pack.rank[rank].part[0].file, t->name),
+                       "found NaN or infinity in matrix %u, row %zu, column %zu", e, at + i / m.k, i % m.k);
+    }
+  free(row);
+  return ok;
+}
+
+bool mm_verify_numbers(const mm_shards *s, unsigned threads, mm_err *err) {
+  return mm_pool_run(threads, s->pack.tensor_count * mm_pack_ranks(&s->pack), check_tensor, (void *)s, err);
+}
