@@ -1,0 +1,305 @@
+/* Opening a Hugging Face checkpoint: config, index, headers of every shard, one spelling for every name. */
+#include "convert/hf.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "convert/index.h"
+
+#define CONFIG_MAX  (UINT64_C(16) << 20)
+#define SINGLE_FILE "model.safetensors"
+
+static char *join(mm_hf *hf, const char *name, mm_err *err) { return mm_arena_printf(&hf->arena, err, "%s/%s", hf->dir, name); }
+
+static bool exists(const char *path) { return access(path, F_OK) == 0; }
+
+/* quantization_config: block FP8 is read here; other methods are refused until their reader exists. */
+static bool read_quantization(mm_hf *hf, mm_err *err) {
+  const mm_json *q = mm_json_get(hf->config, "quantization_config");
+  mm_json_ctx ctx = {hf->config_path, MM_BAD_INPUT, "E_Q_CONFIG"};
+  if (mm_json_type_of(q) == MM_JSON_NULL) return true;
+  const char *method = NULL;
+  if (mm_json_type_of(q) != MM_JSON_OBJ)
+    return mm_fail(err, MM_BAD_INPUT, "E_Q_CONFIG", mm_at(hf->config_path, NULL), "key \"quantization_config\": expected an object");
+  if (!mm_json_need_str(q, "quant_method", &method, &ctx, err)) return false;
+  char shown[64];
+  mm_escape(shown, sizeof shown, method, strlen(method));
+  if (strcmp(method, "fp8") != 0)
+    return mm_fail(err, MM_UNSUPPORTED, "E_Q_METHOD", mm_at(hf->config_path, NULL), "found quant_method \"%s\", expected \"fp8\" or none",
+                   shown);
+  const mm_json *block = mm_json_get(q, "weight_block_size");
+  if (mm_json_type_of(block) == MM_JSON_NULL)
+    return mm_fail(err, MM_UNSUPPORTED, "E_Q_METHOD", mm_at(hf->config_path, NULL),
+                   "found quant_method \"fp8\" without weight_block_size (per-tensor FP8), expected block FP8");
+  uint32_t side[2] = {0, 0};
+  for (size_t i = 0; i < 2; i++) {
+    const mm_json *v = mm_json_type_of(block) == MM_JSON_ARR && mm_json_size(block) == 2 ? mm_json_at(block, i) : NULL;
+    if (mm_json_type_of(v) != MM_JSON_INT || mm_json_int(v) < 1 || mm_json_int(v) > (1 << 20))
+      return mm_fail(err, MM_BAD_INPUT, "E_Q_CONFIG", mm_at(hf->config_path, NULL),
+                     "key \"weight_block_size\": expected two integers from 1 to 1048576");
+    side[i] = (uint32_t)mm_json_int(v);
+  }
+  hf->block = (mm_cell){side[0], side[1]};
+  return true;
+}
+
+/* A shard may be a link into its own folder or into the Hub cache's blobs (snapshots/REV/x -> ../../blobs/SHA256). */
+static bool inside(mm_hf *hf, const char *path, mm_err *err) {
+  char real[PATH_MAX], base[PATH_MAX], blobs[PATH_MAX + 32], real_blobs[PATH_MAX];
+  if (!realpath(path, real) || !realpath(hf->dir, base)) return true; /* opening reports what is wrong */
+  size_t n = strlen(base);
+  if (strncmp(real, base, n) == 0 && real[n] == '/') return true;
+  snprintf(blobs, sizeof blobs, "%s/../../blobs", base);
+  if (realpath(blobs, real_blobs)) {
+    n = strlen(real_blobs);
+    if (strncmp(real, real_blobs, n) == 0 && real[n] == '/') return true;
+  }
+  char shown[512];
+  return mm_fail(err, MM_BAD_INPUT, "E_FS_OUTSIDE", mm_at(path, NULL),
+                 "found a link to %s, expected a file below the checkpoint or its Hub cache (--allow-outside-links)",
+                 mm_escape(shown, sizeof shown, real, strlen(real)));
+}
+
+static bool missing_shard(const mm_hf_file *f, mm_err *err) {
+  static const char *const partial[] = {".incomplete", ".part"};
+  char path[PATH_MAX];
+  for (size_t i = 0; i < 2; i++) {
+    snprintf(path, sizeof path, "%s%s", f->path, partial[i]);
+    if (exists(path))
+      return mm_fail(err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(f->path, NULL),
+                     "found only %s%s, expected the file: its download seems unfinished", f->name, partial[i]);
+  }
+  return true;
+}
+
+static int by_original(const void *key, const void *t) { return strcmp(key, ((const mm_hf_tensor *)t)->original); }
+
+static bool header_digest(mm_hf_file *f, uint64_t n, mm_err *err) {
+  mm_file open = MM_FILE_NONE;
+  char *bytes = mm_calloc(1, n, err);
+  bool ok =
+      bytes && mm_file_open(&open, f->path, err) && mm_file_read(&open, f->path, bytes, n, 0, err) && mm_sha256(bytes, n, &f->header, err);
+  free(bytes);
+  mm_file_close(&open);
+  return ok;
+}
+
+static bool read_header(mm_hf *hf, uint32_t index, bool indexed, mm_err *err) {
+  mm_hf_file *f = &hf->file[index];
+  mm_st st = {0};
+  if (!exists(f->path) && errno == ENOENT && !missing_shard(f, err)) return false;
+  bool ok = mm_st_open(&st, f->path, MM_BAD_INPUT, err) && header_digest(f, st.data_start, err);
+  f->id = st.id;
+  if (ok && !indexed) {
+    ok = st.count > 0 || mm_fail(err, MM_BAD_INPUT, "E_IDX", mm_at(f->path, NULL), "found no tensors");
+    hf->tensor = ok ? mm_calloc(st.count, sizeof *hf->tensor, err) : NULL;
+    ok = ok && hf->tensor;
+    for (size_t i = 0; ok && i < st.count; i++) {
+      char *name = mm_arena_strndup(&hf->arena, st.tensor[i].name, strlen(st.tensor[i].name), err);
+      ok = name != NULL;
+      hf->tensor[i] = (mm_hf_tensor){.name = name, .original = name};
+    }
+    hf->tensor_count = ok ? st.count : 0;
+  }
+  for (size_t i = 0; ok && i < st.count; i++) {
+    const mm_st_tensor *s = &st.tensor[i];
+    mm_hf_tensor *t = bsearch(s->name, hf->tensor, hf->tensor_count, sizeof *t, by_original);
+    if (!t) {
+      ok = mm_fail(err, MM_BAD_INPUT, "E_IDX_TENSOR", mm_at(f->path, s->name), "found in this file, but the index does not list it");
+    } else if (t->file != index) {
+      ok = mm_fail(err, MM_BAD_INPUT, "E_DUP_TENSOR", mm_at(f->path, s->name), "found in this file, but the index lists it in %s",
+                   hf->file[t->file].name);
+    } else {
+      t->found = true;
+      t->dtype = s->dtype;
+      t->shape = s->shape;
+      t->offset = s->offset;
+      t->bytes = s->bytes;
+    }
+  }
+  mm_st_close(&st);
+  return ok;
+}
+
+static const struct {
+  const char *theirs, *canonical;
+} spelling[] = {
+    {".mlp.", ".block_sparse_moe."},
+    {".experts.routed_experts.", ".experts."},
+    {".experts.gate_up_proj_scales_inv", ".experts.w13_weight_scale_inv"},
+    {".experts.gate_up_proj_scale_inv", ".experts.w13_weight_scale_inv"},
+    {".experts.gate_up_proj.weight", ".experts.w13_weight"},
+    {".experts.gate_up_proj", ".experts.w13_weight"},
+    {".experts.w13.weight", ".experts.w13_weight"},
+    {".experts.down_proj_scales_inv", ".experts.w2_weight_scale_inv"},
+    {".experts.down_proj_scale_inv", ".experts.w2_weight_scale_inv"},
+    {".experts.down_proj.weight", ".experts.w2_weight"},
+    {".experts.down_proj", ".experts.w2_weight"},
+    {".experts.w2.weight", ".experts.w2_weight"},
+};
+/* Behind "experts.{e}." */
+static const struct { const char *theirs, *canonical; } projection[] = {{"gate_proj.", "w1."}, {"up_proj.", "w3."}, {"down_proj.", "w2."}};
+
+/* One spelling per name: the prefix of the MoE block, fused expert names, gate/up/down for w1/w3/w2. */
+static bool canonical_name(mm_hf *hf, mm_hf_tensor *t, mm_err *err) {
+  const char *name = t->original;
+  for (size_t i = 0; i < sizeof spelling / sizeof *spelling; i++) {
+    const char *at = strstr(name, spelling[i].theirs);
+    if (!at) continue;
+    name = mm_arena_printf(&hf->arena, err, "%.*s%s%s", (int)(at - name), name, spelling[i].canonical, at + strlen(spelling[i].theirs));
+    if (!name) return false;
+  }
+  const char *at = strstr(name, ".experts.");
+  const char *rest = at ? at + strlen(".experts.") : NULL;
+  size_t digits = rest ? strspn(rest, "0123456789") : 0;
+  if (digits > 0 && rest[digits] == '.') {
+    rest += digits + 1;
+    for (size_t i = 0; i < 3; i++)
+      if (strncmp(rest, projection[i].theirs, strlen(projection[i].theirs)) == 0) {
+        name = mm_arena_printf(&hf->arena, err, "%.*s%s%s", (int)(rest - name), name, projection[i].canonical,
+                               rest + strlen(projection[i].theirs));
+        if (!name) return false;
+        break;
+      }
+  }
+  t->name = name;
+  return true;
+}
+
+static int by_name(const void *a, const void *b) { return strcmp(((const mm_hf_tensor *)a)->name, ((const mm_hf_tensor *)b)->name); }
+
+static bool canonical_names(mm_hf *hf, mm_err *err) {
+  for (size_t i = 0; i < hf->tensor_count; i++)
+    if (!canonical_name(hf, &hf->tensor[i], err)) return false;
+  qsort(hf->tensor, hf->tensor_count, sizeof *hf->tensor, by_name);
+  for (size_t i = 1; i < hf->tensor_count; i++) {
+    const mm_hf_tensor *a = &hf->tensor[i - 1], *b = &hf->tensor[i];
+    if (strcmp(a->name, b->name) != 0) continue;
+    char shown[256];
+    return mm_fail(err, MM_BAD_INPUT, "E_DUP_TENSOR", mm_at(hf->file[a->file].path, a->original), "found again as \"%s\" in %s",
+                   mm_escape(shown, sizeof shown, b->original, strlen(b->original)), hf->file[b->file].name);
+  }
+  return true;
+}
+
+static bool read_headers(mm_hf *hf, bool indexed, const mm_hf_options *o, mm_err *err) {
+  for (uint32_t i = 0; i < hf->file_count; i++) {
+    if (!o->allow_outside_links && !inside(hf, hf->file[i].path, err)) return false;
+    if (!read_header(hf, i, indexed, err)) return false;
+  }
+  for (size_t i = 0; i < hf->tensor_count; i++) {
+    const mm_hf_tensor *t = &hf->tensor[i];
+    if (!t->found)
+      return mm_fail(err, MM_BAD_INPUT, "E_IDX_TENSOR", mm_at(hf->file[t->file].path, t->original),
+                     "found in the index, but not in the file that it names");
+  }
+  return true;
+}
+
+static bool read_index(mm_hf *hf, const char *path, mm_err *err) {
+  size_t n = 0;
+  char *text = mm_file_slurp(path, MM_INDEX_MAX, &n, err);
+  bool ok = text && mm_index_parse(hf, path, text, n, err);
+  free(text);
+  return ok;
+}
+
+bool mm_hf_open(mm_hf *hf, const char *dir, const mm_hf_options *o, mm_err *err) {
+  *hf = (mm_hf){.names_only = o->names_only};
+  hf->dir = mm_arena_strndup(&hf->arena, dir, strlen(dir), err);
+  if (!hf->dir) return false;
+  char *index = join(hf, MM_INDEX_NAME, err), *single = join(hf, SINGLE_FILE, err);
+  hf->config_path = join(hf, "config.json", err);
+  if (!index || !single || !hf->config_path) return false;
+  hf->config = mm_json_load(hf->config_path, CONFIG_MAX, err);
+  if (!hf->config || !read_quantization(hf, err)) return false;
+  bool indexed = exists(index);
+  if (indexed) {
+    if (!read_index(hf, index, err)) return false;
+  } else {
+    hf->file = mm_calloc(1, sizeof *hf->file, err);
+    if (!hf->file) return false;
+    *hf->file = (mm_hf_file){.name = SINGLE_FILE};
+    hf->file_count = 1;
+  }
+  bool names_single = false;
+  for (size_t i = 0; i < hf->file_count; i++) {
+    hf->file[i].path = join(hf, hf->file[i].name, err);
+    if (!hf->file[i].path) return false;
+    names_single = names_single || strcmp(hf->file[i].name, SINGLE_FILE) == 0;
+  }
+  if (indexed && !names_single && exists(single))
+    return mm_fail(err, MM_BAD_INPUT, "E_AMBIGUOUS", mm_at(hf->dir, NULL),
+                   "found both %s and %s, which the index does not name: remove one", MM_INDEX_NAME, SINGLE_FILE);
+  if (o->names_only && !indexed)
+    return mm_fail(err, MM_BAD_INPUT, "E_IDX", mm_at(index, NULL), "found no index, expected one for --names-only");
+  return (o->names_only || read_headers(hf, indexed, o, err)) && canonical_names(hf, err);
+}
+
+void mm_hf_close(mm_hf *hf) {
+  mm_json_free(hf->config);
+  free(hf->file);
+  free(hf->tensor);
+  mm_arena_close(&hf->arena);
+  *hf = (mm_hf){0};
+}
+
+static int by_canonical(const void *key, const void *t) { return strcmp(key, ((const mm_hf_tensor *)t)->name); }
+
+mm_hf_tensor *mm_hf_find(const mm_hf *hf, const char *canonical) {
+  return bsearch(canonical, hf->tensor, hf->tensor_count, sizeof *hf->tensor, by_canonical);
+}
+
+bool mm_hf_unchanged(const mm_hf *hf, mm_err *err) {
+  for (size_t i = 0; i < hf->file_count; i++) {
+    mm_file f = MM_FILE_NONE;
+    f.id = hf->file[i].id;
+    if (!mm_file_unchanged(&f, hf->file[i].path, err)) return false;
+  }
+  return true;
+}
+
+void mm_hf_reader_open(mm_hf_reader *r, const mm_hf *hf) {
+  *r = (mm_hf_reader){.hf = hf, .slot = {{UINT32_MAX, MM_FILE_NONE, -1}, {UINT32_MAX, MM_FILE_NONE, -1}}};
+}
+
+static void close_slot(mm_hf_reader *r, unsigned i) {
+  mm_file_close(&r->slot[i].open);
+  if (r->slot[i].direct >= 0) close(r->slot[i].direct);
+  r->slot[i].direct = -1;
+  r->slot[i].file = UINT32_MAX;
+}
+
+void mm_hf_reader_close(mm_hf_reader *r) {
+  for (unsigned i = 0; i < 2; i++) close_slot(r, i);
+}
+
+/* Makes r->last the slot of the tensor's file. */
+static bool open_slot(mm_hf_reader *r, uint32_t file, mm_err *err) {
+  const mm_hf_file *f = &r->hf->file[file];
+  if (r->slot[r->last].file == file) return true;
+  r->last ^= 1;
+  if (r->slot[r->last].file == file) return true;
+  close_slot(r, r->last);
+  mm_file *open_file = &r->slot[r->last].open;
+  if (!mm_file_open(open_file, f->path, err)) return false;
+  if (memcmp(&open_file->id, &f->id, sizeof f->id) != 0)
+    return mm_fail(err, MM_IO, "E_CHANGED", mm_at(f->path, NULL), "found a file that changed since its header was read");
+  r->slot[r->last].direct = open(f->path, O_RDONLY | O_DIRECT | O_CLOEXEC);
+  r->slot[r->last].file = file;
+  return true;
+}
+
+bool mm_hf_read(mm_hf_reader *r, const mm_hf_tensor *t, uint64_t at, void *buf, size_t n, mm_err *err) {
+  return open_slot(r, t->file, err) && mm_file_read(&r->slot[r->last].open, r->hf->file[t->file].path, buf, n, t->offset + at, err);
+}
+
+bool mm_hf_stream(mm_hf_reader *r, const mm_hf_tensor *t, uint64_t at, uint8_t *buf, size_t n, size_t *skew, mm_err *err) {
+  return open_slot(r, t->file, err) &&
+         mm_file_stream(&r->slot[r->last].open, r->slot[r->last].direct, r->hf->file[t->file].path, buf, n, t->offset + at, skew, err);
+}

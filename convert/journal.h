@@ -1,0 +1,44 @@
+/* The journal of a conversion, beside the staging directory: which blocks and steps are durable. After a crash it says what need not be
+ * done again; nothing it says is trusted before the bytes have been hashed again.
+ *
+ * File: a header {magic, plan digest, source digest}, then records {u32 length, payload, u64 check}, check being the first eight bytes
+ * of the payload's SHA-256. A record is appended and synced only after the data it speaks of was synced. A torn or damaged tail is cut. */
+#ifndef MM_CONVERT_JOURNAL_H
+#define MM_CONVERT_JOURNAL_H
+
+#include "convert/blocks.h"
+
+/* A finished step and what it wrote. */
+typedef struct mm_step_entry {
+  uint32_t step;
+  size_t put_count, dead_count;
+  mm_put *put;
+  uint32_t *dead; /* all-zero lm_head rows it saw */
+} mm_step_entry;
+
+/* A block on disk with its digest. */
+typedef struct mm_block_entry {
+  mm_done at;
+  mm_digest digest;
+} mm_block_entry;
+
+typedef struct mm_journal {
+  int fd; /* -1 when closed */
+  char *path;
+  uint64_t size;
+  size_t step_count, block_count, step_cap, block_cap;
+  mm_step_entry *step; /* read back by mm_journal_resume */
+  mm_block_entry *block;
+  mm_arena arena;
+} mm_journal;
+
+/* Starts an empty journal for the plan (an old one is replaced). parent is an open descriptor of the directory that holds it. */
+bool mm_journal_create(mm_journal *j, int parent, const char *name, const mm_plan *p, mm_err *err);
+/* Reads an existing one. Absent: false with *absent set and no error. Another plan, source, tool or option: MM_USAGE E_RESUME. */
+bool mm_journal_resume(mm_journal *j, int parent, const char *name, const mm_plan *p, bool *absent, mm_err *err);
+/* Appends one record and syncs it. Digests are taken from the plan's parts. */
+bool mm_journal_append(mm_journal *j, const mm_plan *p, const mm_step_entry *steps, size_t step_count, const mm_done *done,
+                       size_t done_count, mm_err *err);
+void mm_journal_close(mm_journal *j);
+
+#endif

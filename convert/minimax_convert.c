@@ -1,0 +1,249 @@
+/* minimax-convert: a Hugging Face checkpoint in, a packed, pre-sharded, quantised checkpoint out. */
+#include <signal.h>
+#include <string.h>
+#include <time.h>
+
+#include "convert/report.h"
+#include "formats/option.h"
+#include "formats/pool.h"
+
+/* Memory: the plan and the program, per thread a strip in four forms and one block, and the blocks being assembled. */
+#define MEM_FIXED  (UINT64_C(64) << 20)
+#define MEM_THREAD (4 * MM_STRIP_BYTES + 2 * MM_HASH_BLOCK)
+
+static mm_progress progress;
+
+/* The first signal stops in a resumable state (status 75), a second one at once. */
+static void on_signal(int n) {
+  atomic_store(&progress.stop, true);
+  signal(n, SIG_DFL);
+}
+
+typedef struct mm_convert_args {
+  const char *source, *output, *quant, *align, *recipe, *search;
+  mm_option_list ignore, override;
+  uint64_t tp, ep, pp, threads, part_size, commit_bytes, mem_limit;
+  bool dry_run, names_only, list, json, quiet, force, outside, resume, restart;
+} mm_convert_args;
+
+static double now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* --quant (a scheme, a preset or a recipe line) or --recipe, then --search, --ignore and --override, as one line. */
+static char *recipe_line(const mm_convert_args *a, mm_arena *arena, mm_err *err) {
+  const char *base = a->recipe ? mm_recipe_load(arena, a->recipe, err) : a->quant;
+  if (!base) return NULL;
+  const mm_scheme *scheme = mm_scheme_find(base);
+  const char *preset = mm_recipe_preset(base);
+  char *line = mm_arena_printf(arena, err, "%s", preset ? preset : scheme ? scheme->name : base);
+  if (line && a->search) line = mm_arena_printf(arena, err, "%s; search=%s", line, a->search);
+  for (size_t i = 0; line && i < a->ignore.count; i++) line = mm_arena_printf(arena, err, "%s; %s=none", line, a->ignore.item[i]);
+  for (size_t i = 0; line && i < a->override.count; i++) line = mm_arena_printf(arena, err, "%s; %s", line, a->override.item[i]);
+  return line;
+}
+
+static bool make_plan(const mm_convert_args *a, mm_hf *hf, mm_plan *plan, mm_err *err) {
+  mm_hf_options ho = {.allow_outside_links = a->outside, .names_only = a->names_only};
+  if (!mm_hf_open(hf, a->source, &ho, err)) return false;
+  char *recipe = recipe_line(a, &hf->arena, err);
+  if (!recipe) return false;
+  mm_plan_options po = {.quant = recipe,
+                        .tp = (uint32_t)a->tp,
+                        .ep = (uint32_t)a->ep,
+                        .pp = (uint32_t)a->pp,
+                        .part_size = a->part_size,
+                        .align = strcmp(a->align, "pad") == 0     ? MM_ALIGN_PAD
+                                 : strcmp(a->align, "error") == 0 ? MM_ALIGN_ERROR
+                                                                  : MM_ALIGN_SPLIT};
+  if (!mm_plan_build(plan, hf, &po, err)) return false;
+  if (!a->names_only || hf->total_size == 0 || hf->total_size == plan->source_bytes) return true;
+  return mm_fail(err, MM_BAD_INPUT, "E_IDX", mm_at(hf->dir, NULL), "found total_size %llu in the index, expected %llu from the names",
+                 (unsigned long long)hf->total_size, (unsigned long long)plan->source_bytes);
+}
+
+/* How many output blocks may be assembled at once within the limit. */
+static bool assembly_buffers(const mm_convert_args *a, size_t *buffers, mm_err *err) {
+  uint64_t limit = a->mem_limit ? a->mem_limit : (UINT64_C(256) << 20) + a->threads * (UINT64_C(64) << 20);
+  uint64_t need = MEM_FIXED + a->threads * MEM_THREAD;
+  if (limit < need)
+    return mm_fail(err, MM_LIMIT, "E_MEMORY", mm_at(NULL, NULL), "found --mem-limit %llu, expected at least %llu for %llu threads",
+                   (unsigned long long)limit, (unsigned long long)need, (unsigned long long)a->threads);
+  *buffers = (limit - need) / MM_HASH_BLOCK;
+  return true;
+}
+
+static bool convert(const mm_convert_args *a, mm_plan *plan, mm_err *err) {
+  mm_report_style style = a->json ? MM_REPORT_JSON : MM_REPORT_TEXT;
+  if (a->dry_run) return mm_report_plan(stdout, plan, style, a->list, err);
+  if (!a->quiet && !mm_report_plan(stderr, plan, MM_REPORT_TEXT, a->list, err)) return false;
+  size_t buffers = 0;
+  if (!assembly_buffers(a, &buffers, err)) return false;
+  mm_writer_options o = {.target = a->output,
+                         .force = a->force,
+                         .leftover = a->resume    ? MM_LEFTOVER_RESUME
+                                     : a->restart ? MM_LEFTOVER_RESTART
+                                                  : MM_LEFTOVER_REFUSE,
+                         .buffers = buffers,
+                         .commit_bytes = a->commit_bytes,
+                         .threads = (unsigned)a->threads};
+  mm_digest manifest;
+  double start = now();
+  mm_watch *watch = a->quiet ? NULL : mm_watch_open(plan, &progress);
+  bool ok = mm_convert_run(plan, &o, &progress, &manifest, err);
+  mm_watch_close(watch);
+  if (!ok || (a->quiet && !a->json)) return ok;
+  return mm_report_summary(a->json ? stdout : stderr, plan, now() - start, &manifest, style, err);
+}
+
+int main(int argc, char **argv) {
+  mm_program_start();
+  mm_convert_args a = {.quant = "none",
+                       .align = "split",
+                       .tp = 1,
+                       .ep = 1,
+                       .pp = 1,
+                       .threads = mm_pool_cpus(),
+                       .part_size = UINT64_C(4) << 30,
+                       .commit_bytes = UINT64_C(64) << 20};
+  const mm_option options[] = {
+      {.name = "output",
+       .letter = 'o',
+       .kind = MM_OPT_STR,
+       .target = &a.output,
+       .arg = "DIR",
+       .help = "the packed checkpoint to make; appears when complete"},
+      {.name = "tp",
+       .alias = "tensor-parallel-size",
+       .kind = MM_OPT_U64,
+       .target = &a.tp,
+       .arg = "N",
+       .help = "tensor-parallel ranks (default 1)",
+       .lo = 1,
+       .hi = MM_MAX_TP},
+      {.name = "ep",
+       .alias = "expert-parallel-size",
+       .kind = MM_OPT_U64,
+       .target = &a.ep,
+       .arg = "N",
+       .help = "expert-parallel groups inside the tp ranks: each holds 1/N of the experts, cut among tp/N ranks (default 1)",
+       .lo = 1,
+       .hi = MM_MAX_TP},
+      {.name = "pp",
+       .alias = "pipeline-parallel-size",
+       .kind = MM_OPT_U64,
+       .target = &a.pp,
+       .arg = "N",
+       .help = "pipeline stages of whole layers, tp ranks each (default 1)",
+       .lo = 1,
+       .hi = MM_MAX_LAYERS},
+      {.name = "quant",
+       .kind = MM_OPT_STR,
+       .target = &a.quant,
+       .arg = "SCHEME",
+       .help = "none (kept as stored), bf16, a scheme such as block_fp8, or a preset (default none)"},
+      {.name = "search",
+       .kind = MM_OPT_STR,
+       .target = &a.search,
+       .arg = "HOW",
+       .help = "how schemes that can choose pick their scales (default mse)",
+       .choices = "absmax|mse|four_six"},
+      {.name = "ignore",
+       .kind = MM_OPT_LIST,
+       .target = &a.ignore,
+       .arg = "PATTERN",
+       .help = "keep tensors of these names as stored (glob, or re:REGEX); may be repeated"},
+      {.name = "override",
+       .kind = MM_OPT_LIST,
+       .target = &a.override,
+       .arg = "PATTERN=SCHEME",
+       .help = "another scheme for these names; may be repeated, the last match wins"},
+      {.name = "recipe",
+       .kind = MM_OPT_STR,
+       .target = &a.recipe,
+       .arg = "FILE",
+       .help = "default scheme, search and rules from a JSON file, instead of --quant"},
+      {.name = "tp-align",
+       .kind = MM_OPT_STR,
+       .target = &a.align,
+       .arg = "HOW",
+       .help = "a cut inside a scale's block: finer scale grid, zero padding, or refusal (default split)",
+       .choices = "split|pad|error"},
+      {.name = "part-size",
+       .kind = MM_OPT_SIZE,
+       .target = &a.part_size,
+       .arg = "BYTES",
+       .help = "largest part file (default 4G; a larger tensor gets its own part)"},
+      {.name = "jobs",
+       .letter = 'j',
+       .kind = MM_OPT_U64,
+       .target = &a.threads,
+       .arg = "N",
+       .help = "threads (default: CPUs)",
+       .lo = 1,
+       .hi = 1024},
+      {.name = "mem-limit",
+       .kind = MM_OPT_SIZE,
+       .target = &a.mem_limit,
+       .arg = "BYTES",
+       .help = "never use more memory (default 256M + 64M a thread); too little exits 8 with the figure needed"},
+      {.name = "dry-run", .kind = MM_OPT_FLAG, .target = &a.dry_run, .help = "print the plan with its exact bytes and stop"},
+      {.name = "names-only",
+       .kind = MM_OPT_FLAG,
+       .target = &a.names_only,
+       .help = "with --dry-run: plan from config.json and the index alone, without weight files"},
+      {.name = "list", .kind = MM_OPT_FLAG, .target = &a.list, .help = "list every packed tensor of the plan"},
+      {.name = "force",
+       .kind = MM_OPT_FLAG,
+       .target = &a.force,
+       .help = "replace a packed checkpoint of that name (whole until the new one is complete)"},
+      {.name = "resume",
+       .kind = MM_OPT_FLAG,
+       .target = &a.resume,
+       .help = "continue an interrupted conversion (or start, if there is none)"},
+      {.name = "restart", .kind = MM_OPT_FLAG, .target = &a.restart, .help = "discard an interrupted conversion and start anew"},
+      {.name = "journal-every",
+       .kind = MM_OPT_SIZE,
+       .target = &a.commit_bytes,
+       .arg = "BYTES",
+       .help = "source bytes between journal records, about what a crash costs (default 64M)"},
+      {.name = "allow-outside-links",
+       .kind = MM_OPT_FLAG,
+       .target = &a.outside,
+       .help = "follow links that leave the checkpoint and its Hub cache"},
+      {.name = "json", .kind = MM_OPT_FLAG, .target = &a.json, .help = "plan or summary as JSON on stdout"},
+      {.name = "quiet", .letter = 'q', .kind = MM_OPT_FLAG, .target = &a.quiet, .help = "no plan, progress or summary on stderr"},
+  };
+  const mm_program program = {
+      .name = "minimax-convert",
+      .summary = "turn a Hugging Face checkpoint into packed tensor-parallel shards",
+      .operands = "SRC -o DIR",
+      .min_operands = 1,
+      .max_operands = 1,
+      .options = options,
+      .option_count = sizeof options / sizeof *options,
+      .epilog =
+          "Exit status: 0 done, 2 usage, 3 bad input, 4 valid but unsupported, 5 I/O, 7 output locked, 8 memory or limit, 75 interrupted "
+          "(--resume continues).",
+  };
+  mm_err err = {0};
+  size_t operands = 0;
+  bool done = false;
+  if (!mm_options_parse(&program, argc, argv, &a.source, &operands, &done, &err)) return mm_program_fail(&program, &err);
+  if (done) return MM_OK;
+  if (!a.dry_run && !a.output) mm_fail(&err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found no -o DIR, expected one (or --dry-run)");
+  if (a.names_only && !a.dry_run) mm_fail(&err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --names-only without --dry-run");
+  if (err.status != MM_OK) return mm_program_fail(&program, &err);
+
+  struct sigaction action = {.sa_handler = on_signal};
+  sigaction(SIGINT, &action, NULL);
+  sigaction(SIGTERM, &action, NULL);
+  mm_hf hf = {0};
+  mm_plan plan = {0};
+  bool ok = make_plan(&a, &hf, &plan, &err) && convert(&a, &plan, &err);
+  mm_plan_close(&plan);
+  mm_hf_close(&hf);
+  return ok ? MM_OK : mm_program_fail(&program, &err);
+}

@@ -1,0 +1,228 @@
+/* From rules and a source to packed tensors and the steps that fill them. */
+#include "convert/plan.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct mm_planner {
+  mm_plan *p;
+  mm_hf *hf;
+  const mm_arch *arch;
+  const mm_plan_options *o;
+  const mm_rule *first_layer_rule;
+  mm_err *err;
+  size_t tensor_cap, plan_cap, missing;
+  char first_missing[256];
+} mm_planner;
+
+bool mm_plan_copies(const mm_scheme *s, const mm_matrix *x, const mm_hf *hf) {
+  if (!x->scale) return s->plane_count == 1 && s == mm_scheme_plain(x->weight->dtype);
+  return s->plane_count == 2 && s->plane[0].dtype == MM_F8_E4M3 && s->plane[1].cell.n == hf->block.n && s->plane[1].cell.k == hf->block.k &&
+         s->plane[1].dtype == MM_F32;
+}
+
+/* What `--quant none` stores: the source's own encoding, which must be one for the whole packed tensor. */
+static const mm_scheme *as_stored(mm_planner *b, const mm_plan_tensor *pt, const mm_pack_tensor *t, size_t matrices) {
+  const mm_matrix *first = &pt->matrix[0];
+  const mm_scheme *s = first->scale ? mm_scheme_find("block_fp8") : mm_scheme_plain(first->weight->dtype);
+  for (size_t i = 0; i < matrices; i++)
+    if (!mm_plan_copies(s, &pt->matrix[i], b->hf)) {
+      const mm_hf_tensor *w = pt->matrix[i].weight;
+      mm_fail(b->err, MM_UNSUPPORTED, "E_MIXED", mm_at(b->hf->file[w->file].path, w->original),
+              "found %s%s, which cannot be kept beside %s in \"%s\"; expected one encoding per packed tensor (or another --quant)",
+              mm_dtype_name(w->dtype), w->dtype == MM_F8_E4M3 ? " (with its weight_block_size)" : "", s->name, t->name);
+      return NULL;
+    }
+  return s;
+}
+
+static bool choose(mm_planner *b, mm_plan_tensor *pt, const mm_pack_tensor *t, size_t matrices) {
+  const char *names[MM_PACK_PIECES + 2] = {t->name};
+  for (unsigned i = 0; i < t->piece_count; i++) names[1 + i] = t->piece[i].source;
+  if (!mm_recipe_choose(&b->p->recipe, pt->rule[0]->kind, names, &pt->scheme, b->err)) return false;
+  if (!pt->scheme) pt->scheme = as_stored(b, pt, t, matrices);
+  if (!pt->scheme) return false;
+  pt->search = mm_recipe_search(&b->p->recipe, pt->scheme);
+  return true;
+}
+
+static void missing(mm_planner *b, const mm_rule *r, uint32_t layer, uint32_t expert) {
+  if (b->missing++ == 0) mm_rule_name(b->first_missing, sizeof b->first_missing, r->theirs, layer, expert);
+}
+
+static bool find_matrices(mm_planner *b, mm_plan_tensor *pt, const mm_pack_tensor *t, uint32_t leads) {
+  pt->matrix = mm_arena_alloc(&b->p->pack.arena, (size_t)leads * t->piece_count * sizeof *pt->matrix, b->err);
+  if (!pt->matrix) return false;
+  for (uint32_t e = 0; e < leads; e++)
+    for (unsigned i = 0; i < t->piece_count; i++) {
+      mm_matrix *x = &pt->matrix[e * t->piece_count + i];
+      mm_found f = mm_hf_matrix(b->hf, &b->p->pack.model, pt->rule, t->piece_count, i, pt->layer, e, x, b->err);
+      if (f == MM_FAILED) return false;
+      if (f == MM_ABSENT) missing(b, pt->rule[i], pt->layer, e);
+    }
+  return true;
+}
+
+/* Lays the pieces side by side along rows and sets the local shape. */
+static bool place_pieces(mm_planner *b, const mm_plan_tensor *pt, mm_pack_tensor *t) {
+  const mm_model *m = &b->p->pack.model;
+  for (unsigned i = 0; i < t->piece_count; i++) {
+    mm_piece *x = &t->piece[i];
+    if (!mm_cut_find(b->p, pt->rule[i], b->o->align, &x->cut, b->err)) return false;
+    const mm_cut *c = &b->p->pack.cut[x->cut];
+    x->rows = mm_dim_extent(pt->rule[i]->rows, m);
+    x->local_at = t->rows;
+    x->local_rows = c->axis == MM_AXIS_ROWS ? c->local : x->rows;
+    t->rows += x->local_rows;
+    t->whole_cols = mm_dim_extent(pt->rule[i]->cols, m);
+    t->cols = c->axis == MM_AXIS_COLS ? c->local : t->whole_cols;
+  }
+  return true;
+}
+
+/* The name with {l} replaced and {e} left standing. */
+static const char *source_name(mm_planner *b, const mm_rule *r, uint32_t layer) {
+  const char *at = strstr(r->theirs, "{l}");
+  if (!at) return r->theirs;
+  return mm_arena_printf(&b->p->pack.arena, b->err, "%.*s%u%s", (int)(at - r->theirs), r->theirs, layer, at + 3);
+}
+
+/* Layers in pp runs; what has no layer lies before the first or after the last. */
+static uint32_t stage_of(const mm_planner *b, const mm_rule *r, uint32_t layer) {
+  const mm_pack *p = &b->p->pack;
+  if (strstr(r->theirs, "{l}")) return (uint32_t)((uint64_t)layer * p->pp / p->model.layers);
+  return r < b->first_layer_rule ? 0 : p->pp - 1;
+}
+
+static bool add_tensor(mm_planner *b, const mm_rule *const *rules, unsigned pieces, uint32_t layer) {
+  mm_plan *p = b->p;
+  if (!mm_grow((void **)&p->pack.tensor, &b->tensor_cap, p->pack.tensor_count + 1, sizeof *p->pack.tensor, b->err) ||
+      !mm_grow((void **)&p->tensor, &b->plan_cap, p->pack.tensor_count + 1, sizeof *p->tensor, b->err))
+    return false;
+  mm_pack_tensor *t = &p->pack.tensor[p->pack.tensor_count];
+  mm_plan_tensor *pt = &p->tensor[p->pack.tensor_count];
+  *t = (mm_pack_tensor){.piece_count = pieces, .vector = rules[0]->cols == MM_DIM_NONE};
+  *pt = (mm_plan_tensor){.layer = layer};
+  char name[256];
+  mm_rule_name(name, sizeof name, rules[0]->ours, layer, 0);
+  t->name = mm_arena_strndup(&p->pack.arena, name, strlen(name), b->err);
+  t->whole_lead = mm_rule_stacks(rules[0]) ? p->pack.model.experts : 0;
+  t->lead = t->whole_lead / p->pack.ep;
+  t->stage = stage_of(b, rules[0], layer);
+  if (!t->name) return false;
+  for (unsigned i = 0; i < pieces; i++) {
+    pt->rule[i] = rules[i];
+    t->piece[i].source = source_name(b, rules[i], layer);
+    if (!t->piece[i].source) return false;
+  }
+  uint32_t leads = t->whole_lead ? t->whole_lead : 1;
+  if (!find_matrices(b, pt, t, leads) || !place_pieces(b, pt, t)) return false;
+  p->pack.tensor_count++;
+  if (b->missing) return true; /* reported once, at the end */
+  if (!choose(b, pt, t, (size_t)leads * pieces)) return false;
+  t->scheme = pt->scheme->name;
+  return mm_cut_cells(p, t, pt->scheme, b->o->align, b->err);
+}
+
+/* Rules [from, to) for one layer; those that share a packed name become one tensor. */
+static bool add_rules(mm_planner *b, size_t from, size_t to, uint32_t layer) {
+  const mm_arch *a = b->arch;
+  for (size_t i = from; i < to;) {
+    const mm_rule *piece[MM_PACK_PIECES];
+    unsigned n = 0;
+    for (; i < to && n < MM_PACK_PIECES && (n == 0 || strcmp(a->rule[i].ours, piece[0]->ours) == 0); i++)
+      if (mm_rule_applies(&a->rule[i], &b->p->pack.model, layer)) piece[n++] = &a->rule[i];
+    if (n > 0 && !add_tensor(b, piece, n, layer)) return false;
+  }
+  return true;
+}
+
+static bool add_tensors(mm_planner *b) {
+  const mm_arch *a = b->arch;
+  size_t first = 0, last = a->rule_count;
+  while (!strstr(a->rule[first].theirs, "{l}")) first++;
+  while (!strstr(a->rule[last - 1].theirs, "{l}")) last--;
+  b->first_layer_rule = &a->rule[first];
+  if (!add_rules(b, 0, first, 0)) return false;
+  for (uint32_t l = 0; l < b->p->pack.model.layers; l++)
+    if (!add_rules(b, first, last, l)) return false;
+  if (!add_rules(b, last, a->rule_count, 0)) return false;
+  if (b->missing == 0) return true;
+  return mm_fail(b->err, MM_BAD_INPUT, "E_MISSING", mm_at(b->hf->dir, b->first_missing), "found no such tensor (and %zu more are missing)",
+                 b->missing - 1);
+}
+
+uint32_t mm_strip_rows(const mm_hf *hf, const mm_scheme *s, uint32_t cols) {
+  uint32_t unit = s->strip ? s->strip : 1, block = hf->block.n ? hf->block.n : 1;
+  unit = unit / (uint32_t)mm_gcd(unit, block) * block;
+  uint64_t rows = MM_STRIP_BYTES / (4 * (uint64_t)cols) / unit * unit;
+  return (uint32_t)mm_min(mm_max(rows, unit), UINT32_MAX / 2 / unit * unit);
+}
+
+static bool add_step(mm_plan *p, size_t *cap, mm_step s, mm_err *err) {
+  if (!mm_grow((void **)&p->step, cap, p->step_count + 1, sizeof s, err)) return false;
+  p->step[p->step_count++] = s;
+  return true;
+}
+
+/* Steps in file order. A scheme that needs the whole group's amax (or whole matrices) takes a stack entry at once. */
+static bool add_steps(mm_plan *p, mm_err *err) {
+  size_t cap = 0;
+  for (uint32_t i = 0; i < p->pack.tensor_count; i++) {
+    const mm_pack_tensor *t = &p->pack.tensor[i];
+    const mm_scheme *s = p->tensor[i].scheme;
+    for (uint32_t e = 0; e < (t->whole_lead ? t->whole_lead : 1); e++) {
+      if (s->needs_amax || s->strip == 0) {
+        if (!add_step(p, &cap, (mm_step){i, e, MM_ALL_PIECES, 0, 0}, err)) return false;
+        continue;
+      }
+      uint32_t unit = mm_strip_rows(p->hf, s, t->whole_cols);
+      for (unsigned j = 0; j < t->piece_count; j++)
+        for (uint32_t row = 0; row < t->piece[j].rows; row += unit)
+          if (!add_step(p, &cap, (mm_step){i, e, j, row, (uint32_t)mm_min(unit, t->piece[j].rows - row)}, err)) return false;
+    }
+  }
+  return true;
+}
+
+static bool add_sources(mm_plan *p, const mm_hf *hf, mm_err *err) {
+  p->pack.source = mm_calloc(hf->file_count, sizeof *p->pack.source, err);
+  if (!p->pack.source) return false;
+  p->pack.source_count = hf->file_count;
+  for (size_t i = 0; i < hf->file_count; i++)
+    p->pack.source[i] = (mm_pack_file){.name = hf->file[i].name, .size = hf->file[i].id.size, .sha256 = hf->file[i].header};
+  for (size_t i = 0; i < hf->tensor_count; i++)
+    if (hf->tensor[i].used) p->source_bytes += hf->tensor[i].bytes;
+  return true;
+}
+
+bool mm_plan_build(mm_plan *p, mm_hf *hf, const mm_plan_options *o, mm_err *err) {
+  static const char *const align_word[] = {"split", "pad", "error"};
+  *p = (mm_plan){.hf = hf};
+  mm_planner b = {.p = p, .hf = hf, .o = o, .err = err, .arch = mm_arch_find(hf->config, hf->config_path, err)};
+  if (!b.arch || !b.arch->read_config(hf->config, hf->config_path, &p->pack.model, err)) return false;
+  if (!mm_cut_feasible(&p->pack.model, o, hf->config_path, err)) return false;
+  p->pack.tp = o->tp;
+  p->pack.ep = o->ep;
+  p->pack.pp = o->pp;
+  p->pack.tool = mm_arena_printf(&p->pack.arena, err, "minimax-convert %s", MM_VERSION);
+  p->pack.quant = mm_arena_strndup(&p->pack.arena, o->quant, strlen(o->quant), err);
+  p->pack.tp_align = mm_arena_strndup(&p->pack.arena, align_word[o->align], strlen(align_word[o->align]), err);
+  if (!p->pack.tool || !p->pack.quant || !p->pack.tp_align) return false;
+  if (!mm_recipe_parse(&p->recipe, o->quant, err) || !add_tensors(&b) || !mm_hf_all_used(hf, &p->pack.model, err)) return false;
+  return add_sources(p, hf, err) && mm_layout(p, o->part_size, err) && add_steps(p, err);
+}
+
+void mm_plan_close(mm_plan *p) {
+  for (uint32_t i = 0; p->part && i < p->part_count; i++)
+    for (uint32_t r = 0; p->part[i].file && r < p->pack.tp; r++) free(p->part[i].file[r].header);
+  free(p->part);
+  free(p->step);
+  free(p->tensor);
+  mm_recipe_close(&p->recipe);
+  free(p->pack.tensor); /* grown while planning; the rest of the pack lies in its arena */
+  free(p->pack.cut);
+  free(p->pack.source);
+  mm_pack_close(&p->pack);
+  *p = (mm_plan){0};
+}

@@ -1,0 +1,140 @@
+/* Parsing recipes and matching names. */
+#include "convert/recipe.h"
+
+#include <fnmatch.h>
+#include <regex.h>
+#include <stdio.h>
+#include <string.h>
+
+#define RECIPE_MAX (UINT64_C(1) << 20)
+
+static const char *const search_word[] = {[MM_SEARCH_ABSMAX] = "absmax", [MM_SEARCH_MSE] = "mse", [MM_SEARCH_FOUR_SIX] = "four_six"};
+
+static const struct {
+  const char *name, *line;
+} preset[] = {
+    {"experts_nvfp4", "none; *.experts.*=nvfp4a16"},
+    {"experts_int4", "none; *.experts.*=w4a16"},
+    {"experts_fp8", "none; *.experts.*=block_fp8"},
+    {"fp8_attention_nvfp4_experts", "block_fp8; *.experts.*=nvfp4a16"},
+    {"fp8_attention_int4_experts", "block_fp8; *.experts.*=w4afp8"},
+};
+
+const char *mm_recipe_preset(const char *name) {
+  for (size_t i = 0; i < sizeof preset / sizeof *preset; i++)
+    if (strcmp(preset[i].name, name) == 0) return preset[i].line;
+  return NULL;
+}
+
+static bool bad(mm_err *err, const char *what, const char *text) {
+  char shown[256];
+  return mm_fail(err, MM_USAGE, "E_RECIPE", mm_at(NULL, NULL), "found %s \"%s\"", what, mm_escape(shown, sizeof shown, text, strlen(text)));
+}
+
+static bool scheme_word(const char *word, const mm_scheme **out, mm_err *err) {
+  *out = mm_scheme_find(word);
+  return *out || strcmp(word, "none") == 0 || bad(err, "unknown scheme", word);
+}
+
+/* Spaces around are not part of a field. */
+static char *trim(char *s) {
+  s += strspn(s, " \t");
+  size_t n = strlen(s);
+  while (n > 0 && strchr(" \t", s[n - 1])) s[--n] = 0;
+  return s;
+}
+
+static bool compile(const char *pattern, regex_t *re, mm_err *err) {
+  return regcomp(re, pattern, REG_EXTENDED | REG_NOSUB) == 0 || bad(err, "a regular expression that does not compile:", pattern);
+}
+
+static bool check_pattern(const char *pattern, mm_err *err) {
+  if (strncmp(pattern, "re:", 3) != 0) return *pattern != 0 || bad(err, "an empty pattern", pattern);
+  regex_t re;
+  if (!compile(pattern + 3, &re, err)) return false;
+  regfree(&re);
+  return true;
+}
+
+static bool field(mm_recipe *r, char *text, mm_err *err) {
+  char *equals = strrchr(text, '=');
+  if (!equals) return bad(err, "no \"=\" in", text);
+  *equals = 0;
+  char *left = trim(text), *right = trim(equals + 1);
+  if (strcmp(left, "search") == 0) {
+    for (size_t i = 0; i < sizeof search_word / sizeof *search_word; i++)
+      if (strcmp(right, search_word[i]) == 0) {
+        r->search = (mm_search)i;
+        return true;
+      }
+    return bad(err, "unknown search", right);
+  }
+  mm_override *o = &r->override[r->count];
+  o->pattern = left;
+  if (!check_pattern(left, err) || !scheme_word(right, &o->scheme, err)) return false;
+  r->count++;
+  return true;
+}
+
+bool mm_recipe_parse(mm_recipe *r, const char *text, mm_err *err) {
+  *r = (mm_recipe){.search = MM_SEARCH_MSE};
+  char *copy = mm_arena_strndup(&r->arena, text, strlen(text), err);
+  size_t fields = 1;
+  for (const char *p = text; *p; p++) fields += *p == ';';
+  r->override = mm_arena_alloc(&r->arena, fields * sizeof *r->override, err);
+  if (!copy || !r->override) return false;
+  char *save = NULL, *word = strtok_r(copy, ";", &save);
+  if (!word) return bad(err, "an empty recipe", text);
+  if (!scheme_word(trim(word), &r->scheme, err)) return false;
+  while ((word = strtok_r(NULL, ";", &save)))
+    if (!field(r, word, err)) return false;
+  return true;
+}
+
+void mm_recipe_close(mm_recipe *r) {
+  mm_arena_close(&r->arena);
+  *r = (mm_recipe){0};
+}
+
+char *mm_recipe_load(mm_arena *a, const char *path, mm_err *err) {
+  static const char *const keys[] = {"default", "search", "rules", NULL}, *const rule_keys[] = {"match", "scheme", NULL};
+  const mm_json_ctx c = {path, MM_BAD_INPUT, "E_RECIPE"};
+  const char *scheme = NULL, *search = "mse";
+  mm_json *j = mm_json_load(path, RECIPE_MAX, err);
+  bool ok = j && mm_json_only_keys(j, keys, &c, err) && mm_json_need_str(j, "default", &scheme, &c, err) &&
+            (!mm_json_get(j, "search") || mm_json_need_str(j, "search", &search, &c, err));
+  char *line = ok ? mm_arena_printf(a, err, "%s; search=%s", scheme, search) : NULL;
+  const mm_json *rules = ok ? mm_json_get(j, "rules") : NULL;
+  for (size_t i = 0; line && i < mm_json_size(rules); i++) {
+    const char *match = NULL, *word = NULL;
+    const mm_json *rule = mm_json_at(rules, i);
+    ok = mm_json_only_keys(rule, rule_keys, &c, err) && mm_json_need_str(rule, "match", &match, &c, err) &&
+         mm_json_need_str(rule, "scheme", &word, &c, err);
+    line = ok ? mm_arena_printf(a, err, "%s; %s=%s", line, match, word) : NULL;
+  }
+  mm_json_free(j);
+  return line;
+}
+
+static bool matches(const char *pattern, const char *const *names) {
+  regex_t re;
+  bool expression = strncmp(pattern, "re:", 3) == 0, hit = false;
+  if (expression && regcomp(&re, pattern + 3, REG_EXTENDED | REG_NOSUB) != 0) return false; /* it compiled when the recipe was parsed */
+  for (; *names && !hit; names++) hit = expression ? regexec(&re, *names, 0, NULL, 0) == 0 : fnmatch(pattern, *names, 0) == 0;
+  if (expression) regfree(&re);
+  return hit;
+}
+
+bool mm_recipe_choose(const mm_recipe *r, mm_kind kind, const char *const *names, const mm_scheme **scheme, mm_err *err) {
+  *scheme = kind == MM_KIND_LINEAR || kind == MM_KIND_EXPERT ? r->scheme : NULL;
+  for (size_t i = 0; i < r->count; i++)
+    if (matches(r->override[i].pattern, names)) *scheme = r->override[i].scheme;
+  if (kind == MM_KIND_KEEP && *scheme)
+    return mm_fail(err, MM_USAGE, "E_RECIPE", mm_at(NULL, names[0]),
+                   "found a pattern that gives it %s, expected norms, routers and biases to be kept", (*scheme)->name);
+  return true;
+}
+
+mm_search mm_recipe_search(const mm_recipe *r, const mm_scheme *scheme) {
+  return scheme->searches & 1u << r->search ? r->search : MM_SEARCH_ABSMAX;
+}

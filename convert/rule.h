@@ -1,0 +1,97 @@
+/* Architectures as tables. A rule says "their tensor becomes that tensor of ours, of this shape, cut this way". Two conventions
+ * do all the remapping: a placeholder of theirs that is missing in ours becomes a new leading axis (experts stack to
+ * [E, rows, cols]); rules that share a name of ours in one layer lie side by side along rows in table order (q|k|v, w1|w3).
+ * A checkpoint that already holds our fused tensor is read through the same rule: rows and expert are found inside it. */
+#ifndef MM_CONVERT_RULE_H
+#define MM_CONVERT_RULE_H
+
+#include "formats/json.h"
+#include "formats/model.h"
+
+/* An extent of a matrix, by its meaning. */
+typedef enum mm_dim {
+  MM_DIM_NONE,   /* no second dimension: a vector */
+  MM_DIM_HIDDEN, /* H */
+  MM_DIM_VOCAB,  /* V */
+  MM_DIM_Q,      /* nh·d */
+  MM_DIM_QKV,    /* 3·nh·d, interleaved per head (lightning) */
+  MM_DIM_KV,     /* nkv·d */
+  MM_DIM_INTER,  /* I of one expert */
+  MM_DIM_EXPERTS /* E */
+} mm_dim;
+
+/* How a tensor is divided over tensor-parallel ranks. */
+typedef enum mm_divide {
+  MM_WHOLE,      /* every rank holds all of it */
+  MM_ROWS,       /* rows in tp equal runs (whole heads) */
+  MM_COLS,       /* columns in tp equal runs */
+  MM_KV_ROWS,    /* rows by kv head; head r·nkv/tp, replicated when tp > nkv */
+  MM_INTER_ROWS, /* rows of an expert; may be padded to whole blocks */
+  MM_INTER_COLS, /* columns of an expert, placed as MM_INTER_ROWS */
+  MM_VOCAB_ROWS  /* rows, the vocabulary padded to lcm(64, tp) */
+} mm_divide;
+
+/* What a tensor is for; decides whether a scheme applies to it. */
+typedef enum mm_kind {
+  MM_KIND_KEEP,   /* norms, router, bias: always stored as they come */
+  MM_KIND_EMBED,  /* embedding and head: kept unless asked */
+  MM_KIND_LINEAR, /* attention projections */
+  MM_KIND_EXPERT  /* expert projections */
+} mm_kind;
+
+typedef enum mm_layer_filter { MM_ANY_LAYER, MM_LIGHTNING_LAYER, MM_FULL_LAYER } mm_layer_filter;
+
+typedef struct mm_rule {
+  const char *theirs; /* canonical Hugging Face name with {l} and {e} */
+  const char *ours;   /* packed name with {l} */
+  mm_dim rows, cols;
+  mm_divide divide;
+  mm_kind kind;
+  mm_layer_filter layers;
+} mm_rule;
+
+typedef struct mm_arch {
+  const char *names[4];       /* of `architectures[0]`, NULL-terminated */
+  const char *model_types[4]; /* of each of these names; lower case without '_' and '-' */
+  /* Fills *m from a config.json already parsed; aliases and defaults of the family. */
+  bool (*read_config)(const mm_json *config, const char *file, mm_model *m, mm_err *err);
+  const mm_rule *rule;
+  size_t rule_count;
+} mm_arch;
+
+extern const mm_arch mm_arch_minimax_m1, mm_arch_minimax_m2;
+
+/* By `architectures[0]`, or model_type where architectures is absent. Known but unsupported models (M3, VL) are refused by name,
+ * MM_UNSUPPORTED E_ARCH. */
+const mm_arch *mm_arch_find(const mm_json *config, const char *file, mm_err *err);
+
+/* `architectures[0]`, or the one of a's names that model_type stands for; for a config in which mm_arch_find found a. */
+const char *mm_arch_name(const mm_arch *a, const mm_json *config);
+
+/* Elements along a dimension; 1 for MM_DIM_NONE. */
+uint32_t mm_dim_extent(mm_dim d, const mm_model *m);
+/* The pattern with {l} and {e} replaced into out; an absent placeholder is ignored. Returns out. */
+char *mm_rule_name(char *out, size_t cap, const char *pattern, uint32_t layer, uint32_t expert);
+/* True when theirs has {e} and ours has not. */
+bool mm_rule_stacks(const mm_rule *r);
+bool mm_rule_applies(const mm_rule *r, const mm_model *m, uint32_t layer);
+
+/* Config readers shared by the families. Each accepts the first key of a NULL-terminated list that is present. */
+typedef struct mm_config {
+  const mm_json *obj;
+  const char *file;
+} mm_config;
+/* Required integer ≥ 1 within u32. */
+bool mm_config_u32(mm_config c, const char *const *keys, uint32_t *out, mm_err *err);
+/* Optional: leaves *out when absent or null. */
+bool mm_config_u32_or(mm_config c, const char *const *keys, uint32_t *out, mm_err *err);
+bool mm_config_number_or(mm_config c, const char *const *keys, double *out, mm_err *err);
+bool mm_config_bool_or(mm_config c, const char *key, bool *out, mm_err *err);
+/* hidden_size … vocab_size, rope and norm: everything both families share. Defaults must be in *m already. */
+bool mm_config_common(mm_config c, mm_model *m, mm_err *err);
+/* Fails (MM_UNSUPPORTED E_CFG_FEATURE) unless key is absent, null or the string `only`. */
+bool mm_config_only(mm_config c, const char *key, const char *only, mm_err *err);
+/* attn_type_list or layer_types into m->attn; leaves m->attn when both are absent. */
+bool mm_config_attn_types(mm_config c, mm_model *m, mm_err *err);
+
+#endif

@@ -1,0 +1,311 @@
+/* Writing the output so that what has the final name is complete: stage, sync, manifest last, rename, sync the parent. */
+#include "convert/writer.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <libgen.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "formats/file.h"
+
+/* Copied byte for byte when the source has them. */
+static const char *const companion[] = {
+    "config.json", "generation_config.json", "tokenizer.json",      "tokenizer_config.json", "special_tokens_map.json", "vocab.json",
+    "merges.txt",  "added_tokens.json",      "chat_template.jinja", "chat_template.json",
+};
+#define COMPANION_MAX (UINT64_C(256) << 20)
+
+static bool usage(mm_err *err, const char *path, const char *what) {
+  return mm_fail(err, MM_USAGE, "E_OUTPUT", mm_at(path, NULL), "%s", what);
+}
+
+/* True when `a` is `b` or lies below it (both absolute and resolved). */
+static bool below(const char *a, const char *b) {
+  size_t n = strlen(b);
+  return strncmp(a, b, n) == 0 && (a[n] == 0 || a[n] == '/' || (n > 0 && b[n - 1] == '/'));
+}
+
+/* Whether the directory is a packed checkpoint; fills *pack (close it). */
+static bool is_packed(const char *path, mm_pack *pack) {
+  char manifest[PATH_MAX];
+  snprintf(manifest, sizeof manifest, "%s/%s", path, MM_MANIFEST);
+  return access(manifest, F_OK) == 0 && mm_pack_open(pack, path, NULL);
+}
+
+static bool is_empty(const char *path) {
+  DIR *d = opendir(path);
+  if (!d) return false;
+  size_t n = 0;
+  while (readdir(d)) n++;
+  closedir(d);
+  return n == 2;
+}
+
+/* The target must not be anything that could be lost, nor overlap the source. */
+static bool check_target(mm_writer *w, mm_err *err) {
+  const char *target = w->o.target;
+  char copy[PATH_MAX], parent[PATH_MAX], source[PATH_MAX], real[PATH_MAX * 2];
+  struct stat st;
+  snprintf(copy, sizeof copy, "%s", target);
+  if (!realpath(dirname(copy), parent)) return mm_fail_errno(err, mm_at(target, NULL), "resolve the parent of", errno);
+  snprintf(copy, sizeof copy, "%s", target);
+  const char *name = basename(copy);
+  if (!mm_base_name_ok(name, strlen(name))) return usage(err, target, "found no usable directory name");
+  snprintf(real, sizeof real, "%s/%s", parent, name);
+  if (!realpath(w->plan->hf->dir, source)) return mm_fail_errno(err, mm_at(w->plan->hf->dir, NULL), "resolve", errno);
+  if (below(real, source) || below(source, real)) return usage(err, target, "found an output that is, holds or lies in the source");
+  w->staging = mm_arena_printf(&w->arena, err, "%s/.%s.partial", parent, name);
+  w->journal_name = mm_arena_printf(&w->arena, err, ".%s.partial.journal", name);
+  if (!w->staging || !w->journal_name) return false;
+  w->staging_name = strrchr(w->staging, '/') + 1;
+  w->parent = open(parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (w->parent < 0) return mm_fail_errno(err, mm_at(parent, NULL), "open", errno);
+  if (lstat(target, &st) != 0) return errno == ENOENT || mm_fail_errno(err, mm_at(target, NULL), "look at", errno);
+  if (!S_ISDIR(st.st_mode)) return usage(err, target, "found something that is not a directory, expected a new name");
+  mm_pack old = {0};
+  bool ours = is_packed(target, &old), same = ours && mm_digest_equal(&old.plan, &w->plan->pack.plan);
+  mm_pack_close(&old);
+  w->exchange = true;
+  w->complete = same && w->o.leftover == MM_LEFTOVER_RESUME;
+  if (w->complete || is_empty(target)) return true;
+  if (!ours) return usage(err, target, "found a directory that is not empty and not a packed checkpoint");
+  return w->o.force || usage(err, target, "found a packed checkpoint already there; --force replaces it");
+}
+
+/* Empties the staging directory. It holds nothing but what this program wrote there. */
+static void clear(mm_writer *w) {
+  int fd = openat(w->dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  DIR *d = fd < 0 ? NULL : fdopendir(fd);
+  if (!d) return;
+  for (struct dirent *e; (e = readdir(d));)
+    if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0) unlinkat(w->dir, e->d_name, 0);
+  closedir(d);
+}
+
+static bool take_staging(mm_writer *w, mm_err *err) {
+  bool made = mkdirat(w->parent, w->staging_name, 0700) == 0;
+  if (!made && errno != EEXIST) return mm_fail_errno(err, mm_at(w->staging, NULL), "create", errno);
+  w->dir = openat(w->parent, w->staging_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+  if (w->dir < 0) return mm_fail_errno(err, mm_at(w->staging, NULL), "open", errno);
+  if (flock(w->dir, LOCK_EX | LOCK_NB) == 0) return true;
+  int why = errno;
+  close(w->dir);
+  w->dir = -1;
+  if (why != EWOULDBLOCK) return mm_fail_errno(err, mm_at(w->staging, NULL), "lock", why);
+  return mm_fail(err, MM_LOCKED, "E_LOCKED", mm_at(w->staging, NULL), "found another run writing this output");
+}
+
+/* The journal of an interrupted run, or a new one. */
+static bool open_journal(mm_writer *w, mm_err *err) {
+  bool absent = faccessat(w->parent, w->journal_name, F_OK, AT_SYMLINK_NOFOLLOW) != 0;
+  if (!absent && w->o.leftover == MM_LEFTOVER_REFUSE)
+    return mm_fail(err, MM_USAGE, "E_LEFTOVER", mm_at(w->staging, NULL),
+                   "found an interrupted conversion; --resume continues it, --restart discards it");
+  if (!absent && w->o.leftover == MM_LEFTOVER_RESUME) {
+    if (mm_journal_resume(&w->journal, w->parent, w->journal_name, w->plan, &absent, err)) return true;
+    if (!absent) return false;
+    mm_journal_close(&w->journal);
+  }
+  clear(w);
+  return mm_journal_create(&w->journal, w->parent, w->journal_name, w->plan, err);
+}
+
+static uint64_t staged_bytes(const mm_writer *w) {
+  uint64_t n = 0;
+  struct stat s;
+  for (uint32_t r = 0; r < w->plan->pack.tp; r++)
+    for (uint32_t i = 0; i < w->plan->part_count; i++)
+      if (fstatat(w->dir, mm_plan_entry(w->plan, i, r)->file, &s, AT_SYMLINK_NOFOLLOW) == 0) n += (uint64_t)s.st_blocks * 512;
+  return n;
+}
+
+static bool check_space(mm_writer *w, mm_err *err) {
+  struct statvfs v;
+  if (fstatvfs(w->dir, &v) != 0) return mm_fail_errno(err, mm_at(w->staging, NULL), "ask for free space of", errno);
+  uint64_t room = (uint64_t)v.f_bavail * v.f_frsize, have = staged_bytes(w);
+  uint64_t need = w->plan->output_bytes > have ? w->plan->output_bytes - have : 0;
+  if (room >= need) return true;
+  return mm_fail(err, MM_IO, "E_SPACE", mm_at(w->o.target, NULL), "found %llu bytes free, expected %llu", (unsigned long long)room,
+                 (unsigned long long)need);
+}
+
+bool mm_writer_open(mm_writer *w, mm_plan *p, const mm_writer_options *o, mm_err *err) {
+  *w = (mm_writer){.plan = p, .o = *o, .parent = -1, .dir = -1, .journal = {.fd = -1}};
+  pthread_mutex_init(&w->lock, NULL);
+  if (!check_target(w, err)) return false;
+  if (w->complete) return true;
+  w->skip = mm_calloc(p->step_count, sizeof *w->skip, err);
+  return w->skip && take_staging(w, err) && open_journal(w, err) && check_space(w, err) &&
+         mm_blocks_open(&w->blocks, p, w->dir, w->staging, o->buffers, err);
+}
+
+static void drop_pending(mm_step_entry *e, size_t n) {
+  for (size_t i = 0; i < n; i++) {
+    free(e[i].put);
+    free(e[i].dead);
+  }
+  free(e);
+}
+
+void mm_writer_close(mm_writer *w, bool keep) {
+  bool started = w->journal.fd >= 0;
+  mm_blocks_close(&w->blocks);
+  mm_journal_close(&w->journal);
+  if (!keep && w->dir >= 0 && started) {
+    clear(w);
+    unlinkat(w->parent, w->staging_name, AT_REMOVEDIR);
+    unlinkat(w->parent, w->journal_name, 0);
+  }
+  if (w->dir >= 0) close(w->dir);
+  if (w->parent >= 0) close(w->parent);
+  drop_pending(w->pending, w->pending_count);
+  free(w->skip);
+  free(w->dead);
+  pthread_mutex_destroy(&w->lock);
+  mm_arena_close(&w->arena);
+}
+
+bool mm_writer_begin_part(mm_writer *w, uint32_t part, mm_err *err) {
+  bool *kept = mm_calloc(w->plan->pack.tp, sizeof *kept, err);
+  bool resumed = w->journal.step_count + w->journal.block_count > 0;
+  bool ok = kept && mm_blocks_begin(&w->blocks, part, resumed, kept, err) && (!resumed || mm_writer_trust(w, kept, err));
+  free(kept);
+  return ok;
+}
+
+/* Snapshot, sync the data, then the record: nothing is journaled before it is durable. */
+static bool commit(mm_writer *w, mm_err *err) {
+  mm_done *done = NULL;
+  size_t done_count = 0;
+  pthread_mutex_lock(&w->lock);
+  mm_step_entry *steps = w->pending;
+  size_t count = w->pending_count;
+  w->pending = NULL;
+  w->pending_count = w->pending_cap = 0;
+  w->pending_bytes = 0;
+  pthread_mutex_unlock(&w->lock);
+  mm_blocks_take_done(&w->blocks, &done, &done_count);
+  bool ok = mm_blocks_sync(&w->blocks, err) && mm_journal_append(&w->journal, w->plan, steps, count, done, done_count, err);
+  free(done);
+  drop_pending(steps, count);
+  return ok;
+}
+
+bool mm_writer_commit(mm_writer *w, mm_err *err) { return w->blocks.plan == NULL || w->blocks.block[0] == NULL || commit(w, err); }
+
+bool mm_writer_step_done(mm_writer *w, uint32_t step, uint64_t source_bytes, mm_put_log *log, uint32_t *dead, size_t dead_count,
+                         mm_err *err) {
+  mm_step_entry e = {.step = step, .put = log->put, .put_count = log->count, .dead = dead, .dead_count = dead_count};
+  *log = (mm_put_log){0};
+  pthread_mutex_lock(&w->lock);
+  bool ok = mm_grow((void **)&w->pending, &w->pending_cap, w->pending_count + 1, sizeof e, err) &&
+            mm_grow((void **)&w->dead, &w->dead_cap, w->dead_count + dead_count, sizeof *w->dead, err);
+  if (ok) {
+    w->pending[w->pending_count++] = e;
+    for (size_t i = 0; i < dead_count; i++) w->dead[w->dead_count++] = dead[i];
+    w->pending_bytes += source_bytes;
+  } else {
+    free(e.put);
+    free(e.dead);
+  }
+  bool due = ok && w->pending_bytes >= w->o.commit_bytes && !w->committing;
+  w->committing = w->committing || due;
+  pthread_mutex_unlock(&w->lock);
+  if (!due) return ok;
+  ok = commit(w, err);
+  pthread_mutex_lock(&w->lock);
+  w->committing = false;
+  pthread_mutex_unlock(&w->lock);
+  return ok;
+}
+
+bool mm_writer_end_part(mm_writer *w, mm_err *err) {
+  mm_done *done = NULL;
+  size_t done_count = 0;
+  if (!mm_blocks_end(&w->blocks, w->o.threads, err)) return false;
+  mm_blocks_take_done(&w->blocks, &done, &done_count);
+  bool ok = mm_journal_append(&w->journal, w->plan, w->pending, w->pending_count, done, done_count, err);
+  free(done);
+  drop_pending(w->pending, w->pending_count);
+  w->pending = NULL;
+  w->pending_count = w->pending_cap = 0;
+  w->pending_bytes = 0;
+  return ok;
+}
+
+/* A resumed run may find its own file there. */
+static bool replace_file(mm_writer *w, const char *name, const void *text, size_t n, mm_err *err) {
+  unlinkat(w->dir, name, 0);
+  return mm_write_file_at(w->dir, w->staging, name, text, n, err);
+}
+
+static bool copy_companions(mm_writer *w, mm_err *err) {
+  mm_pack *pack = &w->plan->pack;
+  const size_t most = sizeof companion / sizeof *companion;
+  pack->file = mm_arena_alloc(&pack->arena, most * sizeof *pack->file, err);
+  if (!pack->file) return false;
+  for (size_t i = 0; i < most; i++) {
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/%s", w->plan->hf->dir, companion[i]);
+    if (access(path, F_OK) != 0) continue;
+    mm_pack_file *f = &pack->file[pack->file_count];
+    size_t n = 0;
+    char *text = mm_file_slurp(path, COMPANION_MAX, &n, err);
+    bool ok = text && mm_sha256(text, n, &f->sha256, err) && replace_file(w, companion[i], text, n, err);
+    free(text);
+    if (!ok) return false;
+    f->name = companion[i];
+    f->size = n;
+    pack->file_count++;
+  }
+  return true;
+}
+
+static int by_value(const void *a, const void *b) {
+  uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+  return (x > y) - (x < y);
+}
+
+static bool write_manifest(mm_writer *w, mm_digest *digest, mm_err *err) {
+  if (w->dead_count) qsort(w->dead, w->dead_count, sizeof *w->dead, by_value);
+  w->plan->pack.dead_row = w->dead;
+  w->plan->pack.dead_rows = w->dead_count;
+  char *text = mm_pack_text(&w->plan->pack, err);
+  bool ok = text && mm_sha256(text, strlen(text), digest, err) && replace_file(w, MM_MANIFEST, text, strlen(text), err);
+  free(text);
+  w->plan->pack.dead_row = NULL;
+  w->plan->pack.dead_rows = 0;
+  return ok && mm_fsync(w->dir, w->staging, true, err);
+}
+
+bool mm_writer_publish(mm_writer *w, mm_digest *manifest, mm_err *err) {
+  if (!copy_companions(w, err) || !mm_hf_unchanged(w->plan->hf, err) || !write_manifest(w, manifest, err)) return false;
+  mode_t mask = umask(0);
+  umask(mask);
+  if (fchmod(w->dir, 0777 & ~mask) != 0) return mm_fail_errno(err, mm_at(w->staging, NULL), "set the mode of", errno);
+  char copy[PATH_MAX];
+  snprintf(copy, sizeof copy, "%s", w->o.target);
+  const char *name = basename(copy);
+  if (renameat2(w->parent, w->staging_name, w->parent, name, w->exchange ? RENAME_EXCHANGE : RENAME_NOREPLACE) != 0)
+    return mm_fail_errno(err, mm_at(w->o.target, NULL), "publish", errno);
+  if (!mm_fsync(w->parent, w->o.target, true, err)) return false;
+  if (w->exchange) { /* what was there before now has the staging name */
+    close(w->dir);
+    w->dir = openat(w->parent, w->staging_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (w->dir < 0) return mm_fail_errno(err, mm_at(w->staging, NULL), "open", errno);
+    clear(w);
+    if (unlinkat(w->parent, w->staging_name, AT_REMOVEDIR) != 0) return mm_fail_errno(err, mm_at(w->staging, NULL), "remove", errno);
+  }
+  close(w->dir);
+  w->dir = -1;
+  if (unlinkat(w->parent, w->journal_name, 0) != 0) return mm_fail_errno(err, mm_at(w->journal_name, NULL), "remove", errno);
+  return true;
+}

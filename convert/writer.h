@@ -1,0 +1,65 @@
+/* The output directory: a staging directory beside the target, part files block by block, a journal of what is durable, the manifest
+ * last, one rename. What has the final name is complete; what has the staging name can be continued. */
+#ifndef MM_CONVERT_WRITER_H
+#define MM_CONVERT_WRITER_H
+
+#include <pthread.h>
+
+#include "convert/blocks.h"
+#include "convert/journal.h"
+
+typedef enum mm_leftover { MM_LEFTOVER_REFUSE, MM_LEFTOVER_RESUME, MM_LEFTOVER_RESTART } mm_leftover;
+
+typedef struct mm_writer_options {
+  const char *target;
+  bool force;            /* replace a packed checkpoint of that name */
+  mm_leftover leftover;  /* what to do with an interrupted run */
+  size_t buffers;        /* of MM_HASH_BLOCK, for assembling */
+  uint64_t commit_bytes; /* source bytes converted between two journal records: about what a crash costs */
+  unsigned threads;
+} mm_writer_options;
+
+typedef struct mm_writer {
+  mm_plan *plan;
+  mm_writer_options o;
+  char *staging; /* ".NAME.partial" beside the target; its journal is ".NAME.partial.journal" */
+  const char *staging_name;
+  char *journal_name;
+  int parent, dir; /* descriptors of the target's parent and the staging directory; -1 when closed */
+  bool exchange;   /* something of ours (or empty) has the target's name */
+  bool complete;   /* resume found the target finished already */
+  mm_blocks blocks;
+  mm_journal journal;
+  bool *skip; /* [plan.step_count]: done by the interrupted run, and verified */
+  pthread_mutex_t lock;
+  mm_step_entry *pending; /* finished, not yet journaled */
+  size_t pending_count, pending_cap;
+  uint64_t pending_bytes;
+  bool committing;
+  size_t dead_count, dead_cap;
+  uint32_t *dead; /* all-zero lm_head rows */
+  mm_arena arena;
+} mm_writer;
+
+/* Checks the target (MM_USAGE when it exists and is not ours, or lies in the source or around it), takes the staging directory
+ * (MM_LOCKED when another run holds it), reads the journal and checks free space (MM_IO). */
+bool mm_writer_open(mm_writer *w, mm_plan *p, const mm_writer_options *o, mm_err *err);
+/* Closes without publishing. Keeps what can be continued, or removes it all. Accepts a half-opened writer. */
+void mm_writer_close(mm_writer *w, bool keep);
+
+/* Starts a part on every rank; with a journal, verifies what it claims and sets skip[] for the part's steps. */
+bool mm_writer_begin_part(mm_writer *w, uint32_t part, mm_err *err);
+/* A step is done: takes over log->put and dead (both freed here). May commit. */
+bool mm_writer_step_done(mm_writer *w, uint32_t step, uint64_t source_bytes, mm_put_log *log, uint32_t *dead, size_t dead_count,
+                         mm_err *err);
+/* Makes everything finished so far durable and journals it. */
+bool mm_writer_commit(mm_writer *w, mm_err *err);
+bool mm_writer_end_part(mm_writer *w, mm_err *err);
+
+/* Companions, manifest, syncs, rename. Afterwards the target is complete. *manifest is the manifest's digest. */
+bool mm_writer_publish(mm_writer *w, mm_digest *manifest, mm_err *err);
+
+/* resume.c: what the journal claims for the current part, verified. */
+bool mm_writer_trust(mm_writer *w, const bool *kept, mm_err *err);
+
+#endif

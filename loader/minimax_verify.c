@@ -1,0 +1,164 @@
+/* minimax-verify: proves a packed checkpoint, alone or against its source. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "convert/compare.h"
+#include "formats/option.h"
+#include "formats/pool.h"
+#include "loader/verify.h"
+
+typedef struct mm_verify_args {
+  const char *dir, *source;
+  uint64_t threads;
+  bool json, list, quiet;
+} mm_verify_args;
+
+static double now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static uint64_t total_bytes(const mm_pack *p, size_t *blocks) {
+  uint64_t n = 0;
+  for (uint32_t r = 0; r < mm_pack_ranks(p); r++)
+    for (size_t i = 0; i < p->rank[r].part_count; i++) {
+      n += p->rank[r].part[i].size;
+      *blocks += p->rank[r].part[i].block_count;
+    }
+  return n;
+}
+
+static mm_align align_of(const char *word) {
+  return strcmp(word, "pad") == 0 ? MM_ALIGN_PAD : strcmp(word, "error") == 0 ? MM_ALIGN_ERROR : MM_ALIGN_SPLIT;
+}
+
+/* Errors per tensor, worst SQNR first when listed. */
+typedef struct mm_ranked {
+  const char *name;
+  mm_tensor_error e;
+} mm_ranked;
+
+static int worst_first(const void *a, const void *b) {
+  double x = mm_sqnr_db(&((const mm_ranked *)a)->e), y = mm_sqnr_db(&((const mm_ranked *)b)->e);
+  return (x > y) - (x < y);
+}
+
+static mm_json *errors_json(const mm_ranked *x, size_t n) {
+  mm_json *list = mm_json_new_arr();
+  bool ok = list != NULL;
+  for (size_t i = 0; ok && i < n; i++) {
+    mm_json *o = mm_json_new_obj();
+    double db = mm_sqnr_db(&x[i].e);
+    ok = o && mm_json_set(o, "name", mm_json_new_str(x[i].name)) && mm_json_set(o, "max_abs", mm_json_new_real(x[i].e.max_abs)) &&
+         mm_json_set(o, "rmse", mm_json_new_real(sqrt(x[i].e.noise / (double)x[i].e.count))) &&
+         (!isfinite(db) || mm_json_set(o, "sqnr_db", mm_json_new_real(db)));
+    ok = mm_json_append(list, o) && ok;
+  }
+  if (ok) return list;
+  mm_json_free(list);
+  return NULL;
+}
+
+static bool print_errors(const mm_verify_args *a, mm_ranked *x, size_t n, mm_err *err) {
+  qsort(x, n, sizeof *x, worst_first);
+  size_t exact = 0;
+  for (size_t i = 0; i < n; i++) exact += x[i].e.noise == 0;
+  if (a->json) {
+    mm_json *o = mm_json_new_obj();
+    bool ok = mm_json_set(o, "exact_tensors", mm_json_new_int((int64_t)exact)) && mm_json_set(o, "tensors", errors_json(x, n));
+    char *text = ok ? mm_json_dump(o, true) : NULL;
+    mm_json_free(o);
+    if (!text) return mm_fail_memory(err, 0);
+    puts(text);
+    free(text);
+    return true;
+  }
+  printf("against %s: %zu of %zu tensors exact\n", a->source, exact, n);
+  size_t shown = a->list ? n : mm_min(5, n - exact);
+  for (size_t i = 0; i < shown; i++) printf("  %-60s SQNR %6.2f dB  max |error| %.3g\n", x[i].name, mm_sqnr_db(&x[i].e), x[i].e.max_abs);
+  return true;
+}
+
+static bool against_source(const mm_verify_args *a, const mm_shards *s, mm_err *err) {
+  mm_hf hf = {0};
+  mm_plan plan = {0};
+  mm_hf_options ho = {.allow_outside_links = true};
+  mm_plan_options po = {.quant = s->pack.quant,
+                        .tp = s->pack.tp,
+                        .ep = s->pack.ep,
+                        .pp = s->pack.pp,
+                        .align = align_of(s->pack.tp_align),
+                        .part_size = UINT64_MAX / 2};
+  size_t n = s->pack.tensor_count;
+  mm_tensor_error *e = mm_calloc(n, sizeof *e, err);
+  mm_ranked *x = mm_calloc(n, sizeof *x, err);
+  bool ok = e && x && mm_hf_open(&hf, a->source, &ho, err) && mm_plan_build(&plan, &hf, &po, err) &&
+            mm_compare(&plan, s, (unsigned)a->threads, e, err);
+  for (size_t i = 0; ok && i < n; i++) x[i] = (mm_ranked){s->pack.tensor[i].name, e[i]};
+  ok = ok && print_errors(a, x, n, err);
+  free(x);
+  free(e);
+  mm_plan_close(&plan);
+  mm_hf_close(&hf);
+  return ok;
+}
+
+static bool verify(const mm_verify_args *a, mm_err *err) {
+  mm_shards s = {0};
+  double start = now();
+  unsigned threads = (unsigned)a->threads;
+  bool ok = mm_shards_open(&s, a->dir, err) && mm_verify_files(&s.pack, err) && mm_verify_blocks(&s, threads, err);
+  double hashed = now() - start;
+  ok = ok && mm_verify_numbers(&s, threads, err);
+  if (ok && !a->quiet) {
+    size_t blocks = 0;
+    uint64_t bytes = total_bytes(&s.pack, &blocks);
+    fprintf(stderr, "verified %s: %u ranks, %zu tensors, %zu blocks, %.3f GB (SHA-256 at %.2f GB/s); integrity only, not signed\n", a->dir,
+            mm_pack_ranks(&s.pack), s.pack.tensor_count, blocks, (double)bytes / 1e9, (double)bytes / hashed / 1e9);
+  }
+  ok = ok && (!a->source || against_source(a, &s, err));
+  mm_shards_close(&s);
+  return ok;
+}
+
+int main(int argc, char **argv) {
+  mm_program_start();
+  mm_verify_args a = {.threads = mm_pool_cpus()};
+  const mm_option options[] = {
+      {.name = "source",
+       .kind = MM_OPT_STR,
+       .target = &a.source,
+       .arg = "SRC",
+       .help = "also compare every weight with the checkpoint it was made from"},
+      {.name = "list", .kind = MM_OPT_FLAG, .target = &a.list, .help = "with --source: every tensor, worst SQNR first"},
+      {.name = "json", .kind = MM_OPT_FLAG, .target = &a.json, .help = "with --source: errors as JSON on stdout"},
+      {.name = "jobs",
+       .letter = 'j',
+       .kind = MM_OPT_U64,
+       .target = &a.threads,
+       .arg = "N",
+       .help = "threads (default: CPUs)",
+       .lo = 1,
+       .hi = 1024},
+      {.name = "quiet", .letter = 'q', .kind = MM_OPT_FLAG, .target = &a.quiet, .help = "no summary on stderr"},
+  };
+  const mm_program program = {
+      .name = "minimax-verify",
+      .summary = "prove a packed checkpoint: digests, completeness, finite numbers, error against its source",
+      .operands = "DIR",
+      .min_operands = 1,
+      .max_operands = 1,
+      .options = options,
+      .option_count = sizeof options / sizeof *options,
+      .epilog = "Exit status: 0 proven, 2 usage, 3 bad source, 4 unsupported, 5 I/O, 6 damaged or incomplete, 8 memory or limit.",
+  };
+  mm_err err = {0};
+  size_t operands = 0;
+  bool done = false;
+  if (!mm_options_parse(&program, argc, argv, &a.dir, &operands, &done, &err)) return mm_program_fail(&program, &err);
+  if (done || verify(&a, &err)) return MM_OK;
+  return mm_program_fail(&program, &err);
+}

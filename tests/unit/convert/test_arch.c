@@ -1,0 +1,524 @@
+/* convert/arch*: every spelling and default of a config.json that the families publish is read as documented; every config that is
+ * not one of theirs is refused with a line that names file and key; the rules name every tensor of the released models once. The
+ * marks C02 … are those of the fault catalogue. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "convert/plan.h"
+#include "convert/rule.h"
+
+/* All values differ, so that a swapped key shows. */
+static const char m1[] =
+    "{\"architectures\":[\"MiniMaxM1ForCausalLM\"],\"model_type\":\"minimax_m1\",\"attn_type_list\":[0,1,0,0,1],\"hidden_size\":96,"
+    "\"num_hidden_layers\":5,\"num_attention_heads\":12,\"num_key_value_heads\":4,\"head_dim\":20,\"intermediate_size\":48,"
+    "\"num_local_experts\":7,\"num_experts_per_tok\":3,\"rotary_dim\":10,\"rope_theta\":10000000,\"max_position_embeddings\":4096,"
+    "\"rms_norm_eps\":2e-05,\"postnorm\":true,\"layernorm_full_attention_alpha\":2.5,\"layernorm_full_attention_beta\":0.75,"
+    "\"layernorm_linear_attention_alpha\":3.5565588200778455,\"layernorm_linear_attention_beta\":1.25,\"layernorm_mlp_alpha\":1.5,"
+    "\"layernorm_mlp_beta\":0.5,\"shared_intermediate_size\":0,\"shared_moe_mode\":\"sigmoid\",\"sliding_window\":null,"
+    "\"hidden_act\":\"silu\",\"tie_word_embeddings\":false,\"vocab_size\":300,\"auto_map\":{\"AutoModel\":\"evil.Class\"}}";
+static const char m2[] =
+    "{\"architectures\":[\"MiniMaxM2ForCausalLM\"],\"model_type\":\"minimax_m2\",\"attn_type_list\":[1,1,1],\"hidden_size\":80,"
+    "\"num_hidden_layers\":3,\"num_attention_heads\":12,\"num_key_value_heads\":4,\"head_dim\":20,\"intermediate_size\":48,"
+    "\"num_local_experts\":9,\"num_experts_per_tok\":5,\"rotary_dim\":6,\"rope_theta\":6000000,\"max_position_embeddings\":204800,"
+    "\"rms_norm_eps\":3e-06,\"scoring_func\":\"sigmoid\",\"use_routing_bias\":true,\"use_qk_norm\":true,\"qk_norm_type\":\"per_layer\","
+    "\"shared_intermediate_size\":0,\"mlp_intermediate_size\":8192,\"use_mtp\":true,\"num_mtp_modules\":3,\"mtp_transformer_layers\":1,"
+    "\"sliding_window\":null,\"attn_window_size\":null,\"swa_rope_theta\":-1.0,\"tie_word_embeddings\":false,\"vocab_size\":300}";
+
+/* `text` with the first `old` replaced by `new`; free() it. */
+static char *edited(const char *text, const char *old, const char *new) {
+  const char *at = strstr(text, old);
+  if (!at) fail_msg("\"%s\" is not in the config", old);
+  size_t cap = strlen(text) + strlen(new) + 1;
+  char *out = malloc(cap);
+  assert_non_null(out);
+  snprintf(out, cap, "%.*s%s%s", (int)(at - text), text, new, at + strlen(old));
+  return out;
+}
+
+static bool read_text(const char *text, mm_model *m, const mm_arch **arch, mm_err *err) {
+  mm_json *j = mm_json_parse(text, strlen(text), "dir/config.json", err);
+  *arch = j ? mm_arch_find(j, "dir/config.json", err) : NULL;
+  bool ok = *arch && (*arch)->read_config(j, "dir/config.json", m, err);
+  mm_json_free(j);
+  return ok;
+}
+
+static mm_model accepted(const char *text) {
+  mm_model m;
+  mm_err err = {0};
+  const mm_arch *arch;
+  if (!read_text(text, &m, &arch, &err)) fail_msg("refused: %s", err.text);
+  return m;
+}
+
+/* `base` with `old` replaced is read, and the field has the value. */
+#define READS(base, old, new, field, value)                                                                   \
+  do {                                                                                                        \
+    char *text_ = edited(base, old, new);                                                                     \
+    mm_model m_ = accepted(text_);                                                                            \
+    free(text_);                                                                                              \
+    if (!(m_.field == (value))) fail_msg("%s: %s is %g, expected %s", new, #field, (double)m_.field, #value); \
+  } while (0)
+
+/* `base` with `old` replaced is refused with this status and a line that says all of `says`. */
+static void refused(const char *base, const char *old, const char *new, mm_status status, const char *code, const char *says) {
+  char *text = edited(base, old, new), start[64];
+  mm_model m;
+  mm_err err = {0};
+  const mm_arch *arch;
+  if (read_text(text, &m, &arch, &err)) fail_msg("accepted \"%s\" for \"%s\"", new, old);
+  free(text);
+  snprintf(start, sizeof start, "%s: dir/config.json: ", code);
+  if (err.status != status || strncmp(err.text, start, strlen(start)) != 0 || !strstr(err.text, says))
+    fail_msg("\"%s\" for \"%s\": expected status %d, %s… %s, got %d, %s", new, old, (int)status, start, says, (int)err.status, err.text);
+  for (const char *c = err.text; *c; c++) assert_true((uint8_t)*c >= 0x20 && *c != 0x7f);
+}
+
+static void assert_deepnorm(mm_deepnorm d, double alpha, double beta) {
+  assert_true(d.alpha == alpha);
+  assert_true(d.beta == beta);
+}
+
+static void test_m1(void **state) {
+  (void)state;
+  mm_model m = accepted(m1);
+  assert_string_equal(m.architecture, "MiniMaxM1ForCausalLM");
+  assert_int_equal(m.family, MM_FAMILY_M1);
+  assert_int_equal(m.router, MM_ROUTER_SOFTMAX);
+  assert_true(m.postnorm && !m.qk_norm);
+  const uint64_t found[] = {m.hidden,  m.layers, m.heads,        m.kv_heads, m.head_dim,     m.rotary_dim,
+                            m.experts, m.top_k,  m.intermediate, m.vocab,    m.max_positions};
+  const uint64_t expected[] = {96, 5, 12, 4, 20, 10, 7, 3, 48, 300, 4096};
+  assert_memory_equal(found, expected, sizeof expected);
+  assert_true(m.rope_theta == 1e7 && m.norm_eps == 2e-5 && m.lightning_norm_eps == 1e-6);
+  assert_deepnorm(m.deepnorm_lightning, 3.5565588200778455, 1.25);
+  assert_deepnorm(m.deepnorm_full, 2.5, 0.75);
+  assert_deepnorm(m.deepnorm_mlp, 1.5, 0.5);
+  const uint8_t attn[] = {0, 1, 0, 0, 1};
+  assert_memory_equal(m.attn, attn, sizeof attn);
+}
+
+static void test_m2(void **state) {
+  (void)state;
+  mm_model m = accepted(m2);
+  assert_string_equal(m.architecture, "MiniMaxM2ForCausalLM");
+  assert_int_equal(m.family, MM_FAMILY_M2);
+  assert_int_equal(m.router, MM_ROUTER_SIGMOID_BIAS);
+  assert_true(m.qk_norm && !m.postnorm);
+  const uint64_t found[] = {m.hidden,  m.layers, m.heads,        m.kv_heads, m.head_dim,     m.rotary_dim,
+                            m.experts, m.top_k,  m.intermediate, m.vocab,    m.max_positions};
+  const uint64_t expected[] = {80, 3, 12, 4, 20, 6, 9, 5, 48, 300, 204800};
+  assert_memory_equal(found, expected, sizeof expected);
+  assert_true(m.rope_theta == 6e6 && m.norm_eps == 3e-6);
+  assert_deepnorm(m.deepnorm_full, 1, 1);
+  assert_deepnorm(m.deepnorm_mlp, 1, 1);
+  for (int l = 0; l < 3; l++) assert_int_equal(m.attn[l], MM_ATTN_FULL);
+}
+
+/* The files as they are published, or lie in tests/data. */
+static mm_model loaded(const char *path) {
+  mm_model m;
+  mm_err err = {0};
+  mm_json *j = mm_json_load(path, 1 << 20, &err);
+  if (!j) fail_msg("%s", err.text);
+  const mm_arch *arch = mm_arch_find(j, path, &err);
+  if (!arch || !arch->read_config(j, path, &m, &err)) fail_msg("%s", err.text);
+  mm_json_free(j);
+  return m;
+}
+
+static void test_tiny_configs(void **state) {
+  (void)state;
+  mm_model m = loaded("tests/data/tiny-m1/config.json");
+  assert_true(m.family == MM_FAMILY_M1 && m.hidden == 256 && m.heads == 8 && m.head_dim == 64 && m.intermediate == 128 &&
+              m.rotary_dim == 32);
+  assert_deepnorm(m.deepnorm_lightning, 2.0, 1.0);
+  assert_deepnorm(m.deepnorm_full, 1.8, 0.9);
+  assert_deepnorm(m.deepnorm_mlp, 2.1, 1.1);
+  m = loaded("tests/data/tiny-m2/config.json");
+  assert_true(m.family == MM_FAMILY_M2 && m.experts == 8 && m.top_k == 4 && m.intermediate == 192 && m.rope_theta == 5e6);
+}
+
+static void test_released_config(void **state) {
+  (void)state;
+  static const char path[] = "../shared/released/minimax-m1/config.json";
+  if (access(path, R_OK) != 0) {
+    print_message("%s is not here\n", path);
+    skip();
+  }
+  mm_model m = loaded(path);
+  assert_true(m.hidden == 6144 && m.layers == 80 && m.heads == 64 && m.kv_heads == 8 && m.head_dim == 128 && m.rotary_dim == 64);
+  assert_true(m.experts == 32 && m.top_k == 2 && m.intermediate == 9216 && m.vocab == 200064 && m.max_positions == 10240000);
+  assert_true(m.rope_theta == 1e7 && m.norm_eps == 1e-5 && m.postnorm);
+  assert_deepnorm(m.deepnorm_lightning, 3.5565588200778455, 1);
+  assert_deepnorm(m.deepnorm_full, 3.5565588200778455, 1);
+  assert_deepnorm(m.deepnorm_mlp, 3.5565588200778455, 1);
+  for (uint32_t l = 0; l < 80; l++) assert_int_equal(m.attn[l], l % 8 == 7 ? MM_ATTN_FULL : MM_ATTN_LIGHTNING);
+}
+
+/* The transformers-native form: other names for the same facts, and post-norm without saying so. */
+static void test_hf_form(void **state) {
+  (void)state;
+  static const char hf[] =
+      "{\"architectures\":[\"MiniMaxForCausalLM\"],\"model_type\":\"minimax\",\"layer_types\":[\"linear_attention\",\"full_attention\","
+      "\"linear_attention\"],\"hidden_size\":96,\"num_hidden_layers\":3,\"num_attention_heads\":12,\"num_key_value_heads\":4,"
+      "\"head_dim\":20,\"intermediate_size\":48,\"num_local_experts\":7,\"num_experts_per_tok\":3,\"vocab_size\":300,"
+      "\"linear_attn_alpha_factor\":3.5,\"linear_attn_beta_factor\":1.25,\"full_attn_alpha_factor\":2.5,\"full_attn_beta_factor\":0.75,"
+      "\"mlp_alpha_factor\":1.5,\"mlp_beta_factor\":0.5,\"block_size\":256,\"max_position_embeddings\":4096,"
+      "\"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":10000000.0,\"partial_rotary_factor\":0.5}}";
+  mm_model m = accepted(hf);
+  assert_string_equal(m.architecture, "MiniMaxForCausalLM");
+  assert_true(m.family == MM_FAMILY_M1 && m.postnorm);
+  assert_true(m.rotary_dim == 10 && m.rope_theta == 1e7);
+  assert_deepnorm(m.deepnorm_lightning, 3.5, 1.25);
+  assert_deepnorm(m.deepnorm_full, 2.5, 0.75);
+  assert_deepnorm(m.deepnorm_mlp, 1.5, 0.5);
+  const uint8_t attn[] = {0, 1, 0};
+  assert_memory_equal(m.attn, attn, sizeof attn);
+  READS(hf, "\"layer_types\":[\"linear_attention\",\"full_attention\",\"linear_attention\"],", "", attn[0], MM_ATTN_FULL);
+  READS(hf, "\"layer_types\":[\"linear_attention\",\"full_attention\",\"linear_attention\"],", "", attn[1], MM_ATTN_LIGHTNING);
+  READS(hf, "\"layer_types\":[\"linear_attention\",\"full_attention\",\"linear_attention\"],", "", attn[2], MM_ATTN_FULL);
+  READS(hf, "\"block_size\":256", "\"postnorm\":false", postnorm, false);
+}
+
+static void test_m1_defaults(void **state) {
+  (void)state;
+  /* head_dim and rotary_dim absent: hidden / heads, and all of a head. */
+  char *a = edited(m1, "\"head_dim\":20,", ""), *b = edited(a, "\"rotary_dim\":10,", "");
+  mm_model m = accepted(b);
+  assert_true(m.head_dim == 8 && m.rotary_dim == 8);
+  free(a);
+  free(b);
+  READS(m1, "\"postnorm\":true", "\"x\":1", postnorm, false);
+  READS(m1, "\"MiniMaxM1ForCausalLM\"", "\"MiniMaxText01ForCausalLM\"", postnorm, true);
+  READS(m1, "\"rope_theta\":10000000", "\"x\":1", rope_theta, 1e6);
+  READS(m1, "\"rope_theta\":10000000", "\"rope_theta\":null", rope_theta, 1e6);
+  READS(m1, "\"max_position_embeddings\":4096", "\"x\":1", max_positions, 131072);
+  READS(m1, "\"rms_norm_eps\":2e-05", "\"x\":1", norm_eps, 1e-5);
+  READS(m1, "\"layernorm_full_attention_alpha\":2.5", "\"x\":1", deepnorm_full.alpha, 1);
+  READS(m1, "\"layernorm_linear_attention_beta\":1.25", "\"x\":1", deepnorm_lightning.beta, 1);
+  for (int l = 0; l < 5; l++) READS(m1, "\"attn_type_list\":[0,1,0,0,1],", "", attn[l], MM_ATTN_FULL);
+  /* The default of post-norm goes by the class, which model_type names where there is no `architectures`. */
+  static const struct {
+    const char *type;
+    bool postnorm;
+  } type[] = {{"minimax_m1", false}, {"MiniMax-M1", false}, {"minimax_text_01", false}, {"MiniMaxText01", false}, {"minimax", true}};
+  for (size_t i = 0; i < sizeof type / sizeof *type; i++) {
+    char head[128];
+    snprintf(head, sizeof head, "{\"model_type\":\"%s\",\"y\":1", type[i].type);
+    a = edited(m1, "{\"architectures\":[\"MiniMaxM1ForCausalLM\"],\"model_type\":\"minimax_m1\"", head);
+    READS(a, "\"postnorm\":true", "\"x\":1", postnorm, type[i].postnorm);
+    b = edited(a, "\"attn_type_list\":[0,1,0,0,1],", "");
+    READS(b, "\"hidden_size\":96", "\"hidden_size\":96", attn[1], type[i].postnorm ? MM_ATTN_LIGHTNING : MM_ATTN_FULL);
+    free(a);
+    free(b);
+  }
+}
+
+static void test_m2_defaults(void **state) {
+  (void)state;
+  READS(m2, "\"rotary_dim\":6,", "", rotary_dim, 10); /* half a head */
+  char *a = edited(m2, "\"rotary_dim\":6,", "");
+  READS(a, "\"head_dim\":20,", "", head_dim, 128);
+  READS(a, "\"head_dim\":20,", "", rotary_dim, 64);
+  free(a);
+  READS(m2, "\"rope_theta\":6000000,", "", rope_theta, 5e6);
+  READS(m2, "\"max_position_embeddings\":204800,", "", max_positions, 196608);
+  READS(m2, "\"rms_norm_eps\":3e-06,", "", norm_eps, 1e-6);
+  READS(m2, "\"attn_type_list\":[1,1,1],", "", attn[2], MM_ATTN_FULL);
+  READS(m2, "\"scoring_func\":\"sigmoid\",", "", router, MM_ROUTER_SIGMOID_BIAS);
+  READS(m2, "\"use_routing_bias\":true,\"use_qk_norm\":true,\"qk_norm_type\":\"per_layer\",", "", qk_norm, true);
+  READS(m2, "{\"architectures\":[\"MiniMaxM2ForCausalLM\"],\"model_type\":\"minimax_m2\"", "{\"model_type\":\"MiniMax-M2\"", family,
+        MM_FAMILY_M2);
+}
+
+/* Either spelling; the remote one wins where both stand. */
+static void test_aliases(void **state) {
+  (void)state;
+  READS(m1, "\"attn_type_list\":[0,1,0,0,1]", "\"decoder_attention_types\":[1,0,0,0,1]", attn[0], MM_ATTN_FULL);
+  READS(m1, "\"attn_type_list\":[0,1,0,0,1]", "\"layer_types\":[\"full_attention\",0,0,0,\"linear_attention\"]", attn[0], MM_ATTN_FULL);
+  READS(
+      m1, "\"hidden_size\":96",
+      "\"hidden_size\":96,\"layer_types\":[\"full_attention\",\"full_attention\",\"full_attention\",\"full_attention\",\"full_attention\"]",
+      attn[0], MM_ATTN_LIGHTNING);
+  READS(m1, "\"layernorm_linear_attention_alpha\"", "\"linear_attn_alpha_factor\"", deepnorm_lightning.alpha, 3.5565588200778455);
+  READS(m1, "\"layernorm_full_attention_beta\"", "\"full_attn_beta_factor\"", deepnorm_full.beta, 0.75);
+  READS(m1, "\"layernorm_mlp_beta\"", "\"mlp_beta_factor\"", deepnorm_mlp.beta, 0.5);
+  READS(m1, "\"hidden_size\":96", "\"hidden_size\":96,\"mlp_alpha_factor\":9", deepnorm_mlp.alpha, 1.5);
+  READS(m1, "\"num_local_experts\":7", "\"num_experts\":7", experts, 7);
+  READS(m1, "\"num_local_experts\":7", "\"num_local_experts\":7,\"num_experts\":8", experts, 7);
+  READS(m1, "\"num_local_experts\":7", "\"num_local_experts\":[7,7,7,7,7]", experts, 7);
+  READS(m1, "\"shared_intermediate_size\":0", "\"shared_intermediate_size\":[0]", hidden, 96);
+  READS(m1, "\"rotary_dim\":10", "\"partial_rotary_factor\":0.5", rotary_dim, 10);
+  READS(m1, "\"rotary_dim\":10", "\"partial_rotary_factor\":1", rotary_dim, 20);
+  READS(m1, "\"rotary_dim\":10", "\"rotary_dim\":10,\"partial_rotary_factor\":0.2", rotary_dim, 10);
+  READS(m1, "\"rotary_dim\":10", "\"rope_scaling\":{\"type\":\"default\",\"partial_rotary_factor\":0.2}", rotary_dim, 4);
+  READS(m1, "\"rotary_dim\":10", "\"rope_parameters\":{\"partial_rotary_factor\":0.2},\"rotary_dim\":6", rotary_dim, 6);
+  READS(m1, "\"rope_theta\":10000000", "\"rope_parameters\":{\"rope_theta\":1234.5}", rope_theta, 1234.5);
+  READS(m1, "\"rope_theta\":10000000", "\"rope_parameters\":{\"rope_theta\":1234.5},\"rope_theta\":77", rope_theta, 77);
+  READS(m1, "\"rope_theta\":10000000", "\"rope_scaling\":null,\"rope_parameters\":null", rope_theta, 1e6);
+}
+
+/* C02, C03, C04, C05: each needed key absent, null, zero, negative, huge, of another type. */
+static void test_needed_keys(void **state) {
+  (void)state;
+  static const char *const needed[] = {"hidden_size",       "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+                                       "intermediate_size", "num_local_experts", "num_experts_per_tok", "vocab_size"};
+  static const char *const whole_only[] = {"32.5", "4.0", "\"32\"", "true", "{}", "1e3"};
+  for (int family = 0; family < 2; family++)
+    for (size_t i = 0; i < sizeof needed / sizeof *needed; i++) {
+      const char *base = family ? m2 : m1;
+      char key[64], old[96], new[96], says[96];
+      snprintf(key, sizeof key, "\"%s\":", needed[i]);
+      const char *value = strstr(base, key) + strlen(key);
+      snprintf(old, sizeof old, "%s%.*s", key, (int)strcspn(value, ",}"), value);
+      snprintf(says, sizeof says, "key \"%s\" is missing", needed[i]);
+      refused(base, old, "\"x\":1", MM_BAD_INPUT, "E_CFG_MISSING", says);
+      snprintf(new, sizeof new, "%snull", key);
+      refused(base, old, new, MM_BAD_INPUT, "E_CFG_MISSING", says);
+      static const char *const outside[] = {"0", "-1", "-2147483648", "2147483648", "1099511627776", "-9223372036854775808"};
+      for (size_t k = 0; k < sizeof outside / sizeof *outside; k++) {
+        snprintf(new, sizeof new, "%s%s", key, outside[k]);
+        snprintf(says, sizeof says, "key \"%s\": found %s, expected 1 to 2147483647", needed[i], outside[k]);
+        refused(base, old, new, MM_BAD_INPUT, "E_CFG_RANGE", says);
+      }
+      for (size_t k = 0; k < sizeof whole_only / sizeof *whole_only; k++) {
+        snprintf(new, sizeof new, "%s%s", key, whole_only[k]);
+        snprintf(says, sizeof says, "key \"%s\": expected an integer", needed[i]);
+        refused(base, old, new, MM_BAD_INPUT, "E_CFG_TYPE", says);
+      }
+    }
+  refused(m1, "\"num_hidden_layers\":5", "\"num_hidden_layers\":2000000000", MM_BAD_INPUT, "E_CFG_RANGE",
+          "key \"num_hidden_layers\": found 2000000000, expected at most 1024");
+}
+
+static void test_optional_keys(void **state) {
+  (void)state;
+  refused(m1, "\"head_dim\":20", "\"head_dim\":0", MM_BAD_INPUT, "E_CFG_RANGE", "key \"head_dim\": found 0");
+  refused(m1, "\"head_dim\":20", "\"head_dim\":-128", MM_BAD_INPUT, "E_CFG_RANGE", "key \"head_dim\": found -128");
+  refused(m1, "\"head_dim\":20", "\"head_dim\":\"20\"", MM_BAD_INPUT, "E_CFG_TYPE", "key \"head_dim\"");
+  refused(m1, "\"rotary_dim\":10", "\"rotary_dim\":0", MM_BAD_INPUT, "E_CFG_RANGE", "key \"rotary_dim\": found 0");
+  refused(m1, "\"rotary_dim\":10", "\"rotary_dim\":10.0", MM_BAD_INPUT, "E_CFG_TYPE", "key \"rotary_dim\"");
+  refused(m1, "\"max_position_embeddings\":4096", "\"max_position_embeddings\":0", MM_BAD_INPUT, "E_CFG_RANGE",
+          "key \"max_position_embeddings\": found 0");
+  refused(m1, "\"max_position_embeddings\":4096", "\"max_position_embeddings\":9007199254740993", MM_BAD_INPUT, "E_CFG_RANGE",
+          "found 9007199254740993");
+  refused(m1, "\"rms_norm_eps\":2e-05", "\"rms_norm_eps\":\"1e-5\"", MM_BAD_INPUT, "E_CFG_TYPE", "key \"rms_norm_eps\": expected a number");
+  refused(m1, "\"rope_theta\":10000000", "\"rope_theta\":true", MM_BAD_INPUT, "E_CFG_TYPE", "key \"rope_theta\": expected a number");
+  refused(m1, "\"layernorm_mlp_alpha\":1.5", "\"layernorm_mlp_alpha\":[1.5]", MM_BAD_INPUT, "E_CFG_TYPE", "key \"layernorm_mlp_alpha\"");
+  refused(m1, "\"layernorm_mlp_alpha\":1.5", "\"mlp_alpha_factor\":\"1\"", MM_BAD_INPUT, "E_CFG_TYPE", "key \"mlp_alpha_factor\"");
+  refused(m1, "\"postnorm\":true", "\"postnorm\":1", MM_BAD_INPUT, "E_CFG_TYPE", "key \"postnorm\": expected true or false");
+  refused(m1, "\"tie_word_embeddings\":false", "\"tie_word_embeddings\":\"no\"", MM_BAD_INPUT, "E_CFG_TYPE", "key \"tie_word_embeddings\"");
+  refused(m1, "\"rotary_dim\":10", "\"partial_rotary_factor\":0.33", MM_BAD_INPUT, "E_CFG_RANGE",
+          "partial_rotary_factor 0.33 of head_dim 20");
+  refused(m1, "\"rotary_dim\":10", "\"partial_rotary_factor\":1.1", MM_BAD_INPUT, "E_CFG_RANGE", "partial_rotary_factor 1.1");
+  refused(m1, "\"rotary_dim\":10", "\"partial_rotary_factor\":-0.5", MM_BAD_INPUT, "E_CFG_RANGE", "partial_rotary_factor -0.5");
+  refused(m1, "\"rotary_dim\":10", "\"rope_parameters\":[0.5]", MM_BAD_INPUT, "E_CFG_TYPE", "key \"rope_parameters\": expected an object");
+}
+
+/* C06, C07: rules between two numbers name both. */
+static void test_relations(void **state) {
+  (void)state;
+  refused(m1, "\"num_key_value_heads\":4", "\"num_key_value_heads\":5", MM_BAD_INPUT, "E_CFG_RANGE",
+          "heads: found 12, expected a multiple of kv_heads 5");
+  refused(m1, "\"num_key_value_heads\":4", "\"num_key_value_heads\":24", MM_BAD_INPUT, "E_CFG_RANGE",
+          "kv_heads: found 24, expected 1 to 12");
+  refused(m2, "\"num_experts_per_tok\":5", "\"num_experts_per_tok\":10", MM_BAD_INPUT, "E_CFG_RANGE", "top_k: found 10, expected 1 to 9");
+  refused(m1, "\"rotary_dim\":10", "\"rotary_dim\":22", MM_BAD_INPUT, "E_CFG_RANGE", "rotary_dim: found 22, expected 2 to 20");
+  refused(m1, "\"rotary_dim\":10", "\"rotary_dim\":7", MM_BAD_INPUT, "E_CFG_RANGE", "rotary_dim: found 7, expected an even number");
+  refused(m1, "\"rms_norm_eps\":2e-05", "\"rms_norm_eps\":0", MM_BAD_INPUT, "E_CFG_RANGE", "norm_eps: found 0, expected a positive number");
+  refused(m2, "\"rms_norm_eps\":3e-06", "\"rms_norm_eps\":-1e-6", MM_BAD_INPUT, "E_CFG_RANGE", "norm_eps: found -1e-06");
+  refused(m1, "\"rope_theta\":10000000", "\"rope_theta\":0", MM_BAD_INPUT, "E_CFG_RANGE", "rope_theta: found 0");
+  refused(m2, "\"rope_theta\":6000000", "\"rope_theta\":-5e6", MM_BAD_INPUT, "E_CFG_RANGE", "rope_theta: found -5e+06");
+  refused(m1, "\"num_attention_heads\":12", "\"num_attention_heads\":200000000", MM_BAD_INPUT, "E_CFG_RANGE", "3 x heads x head_dim");
+  char *a = edited(m1, "\"head_dim\":20,", ""); /* no head_dim, and more heads than channels */
+  refused(a, "\"hidden_size\":96", "\"hidden_size\":11", MM_BAD_INPUT, "E_CFG_RANGE", "head_dim: found 0");
+  free(a);
+}
+
+/* C12 and lists of experts. */
+static void test_lists(void **state) {
+  (void)state;
+  static const char old[] = "\"attn_type_list\":[0,1,0,0,1]";
+  refused(m1, old, "\"attn_type_list\":[0,1,0,0]", MM_BAD_INPUT, "E_CFG_RANGE", "\"attn_type_list\": found 4 entries, expected 5");
+  refused(m1, old, "\"attn_type_list\":[]", MM_BAD_INPUT, "E_CFG_RANGE", "found 0 entries, expected 5");
+  refused(m1, old, "\"attn_type_list\":[0,1,0,2,1]", MM_BAD_INPUT, "E_CFG_RANGE", "\"attn_type_list\": entry 3");
+  refused(m1, old, "\"attn_type_list\":[0,-1,0,0,1]", MM_BAD_INPUT, "E_CFG_RANGE", "entry 1");
+  refused(m1, old, "\"attn_type_list\":[0,1.0,0,0,1]", MM_BAD_INPUT, "E_CFG_RANGE", "entry 1");
+  refused(m1, old, "\"attn_type_list\":[0,1,true,0,1]", MM_BAD_INPUT, "E_CFG_RANGE", "entry 2");
+  refused(m1, old, "\"attn_type_list\":[0,1,0,0,\"1\"]", MM_BAD_INPUT, "E_CFG_RANGE", "entry 4");
+  refused(m1, old, "\"attn_type_list\":1", MM_BAD_INPUT, "E_CFG_TYPE", "key \"attn_type_list\": expected a list");
+  refused(m1, old, "\"layer_types\":[\"linear_attention\",\"sliding_attention\",0,0,1]", MM_BAD_INPUT, "E_CFG_RANGE",
+          "\"layer_types\": entry 1");
+  refused(m2, "[1,1,1]", "[1,0,1]", MM_UNSUPPORTED, "E_CFG_FEATURE", "layer 1 is lightning attention");
+  refused(m1, "\"num_local_experts\":7", "\"num_local_experts\":[7,7,7,7]", MM_BAD_INPUT, "E_CFG_RANGE", "found 4 entries, expected 5");
+  refused(m1, "\"num_local_experts\":7", "\"num_local_experts\":[]", MM_BAD_INPUT, "E_CFG_RANGE", "\"num_local_experts\": found 0 entries");
+  refused(m1, "\"num_local_experts\":7", "\"num_local_experts\":[7,7,8,7,7]", MM_UNSUPPORTED, "E_CFG_FEATURE", "layers differ (7 and 8)");
+  refused(m1, "\"num_local_experts\":7", "\"num_local_experts\":[7,7,0,7,7]", MM_BAD_INPUT, "E_CFG_RANGE", "found 0, expected 1");
+  refused(m1, "\"num_local_experts\":7", "\"num_local_experts\":[7,\"7\",7,7,7]", MM_BAD_INPUT, "E_CFG_TYPE", "\"num_local_experts\"");
+}
+
+/* Valid configs of models that this version would compute wrongly. */
+static void test_features(void **state) {
+  (void)state;
+#define FEATURE(base, old, new, says) refused(base, old, new, MM_UNSUPPORTED, "E_CFG_FEATURE", says)
+  FEATURE(m1, "\"shared_intermediate_size\":0", "\"shared_intermediate_size\":8192", "\"shared_intermediate_size\": found 8192");
+  FEATURE(m1, "\"shared_intermediate_size\":0", "\"shared_intermediate_size\":[0,64]", "\"shared_intermediate_size\": found 64");
+  FEATURE(m1, "\"hidden_act\":\"silu\"", "\"hidden_act\":\"gelu\"", "key \"hidden_act\"");
+  FEATURE(m1, "\"sliding_window\":null", "\"sliding_window\":4096", "key \"sliding_window\"");
+  FEATURE(m1, "\"tie_word_embeddings\":false", "\"tie_word_embeddings\":true", "key \"tie_word_embeddings\"");
+  FEATURE(m1, "\"rotary_dim\":10", "\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":4}", "key \"rope_type\"");
+  FEATURE(m1, "\"rotary_dim\":10", "\"rope_scaling\":{\"type\":\"linear\"}", "key \"type\"");
+  FEATURE(m2, "\"scoring_func\":\"sigmoid\"", "\"scoring_func\":\"softmax\"", "key \"scoring_func\"");
+  FEATURE(m2, "\"qk_norm_type\":\"per_layer\"", "\"qk_norm_type\":\"per_head\"", "key \"qk_norm_type\"");
+  FEATURE(m2, "\"use_qk_norm\":true", "\"use_qk_norm\":false", "key \"use_qk_norm\"");
+  FEATURE(m2, "\"use_routing_bias\":true", "\"use_routing_bias\":false", "key \"use_routing_bias\"");
+  refused(m1, "\"shared_intermediate_size\":0", "\"shared_intermediate_size\":\"0\"", MM_BAD_INPUT, "E_CFG_TYPE",
+          "key \"shared_intermediate_size\"");
+}
+
+/* C08, and near misses that would give garbage. */
+static void test_architectures(void **state) {
+  (void)state;
+  static const char head[] = "\"architectures\":[\"MiniMaxM1ForCausalLM\"],\"model_type\":\"minimax_m1\"";
+#define ARCH(new, says) refused(m1, head, new, MM_UNSUPPORTED, "E_ARCH", says)
+  ARCH("\"architectures\":[\"MiniMaxM3SparseForConditionalGeneration\"],\"model_type\":\"minimax_m3_vl\"", "MiniMax-M3");
+  ARCH("\"architectures\":[\"MiniMaxM3SparseForCausalLM\"]", "MiniMax-M3");
+  ARCH("\"model_type\":\"MiniMax-M3-VL\"", "MiniMax-M3");
+  ARCH("\"architectures\":[\"MiniMaxVL01ForConditionalGeneration\"]", "MiniMax-VL-01");
+  ARCH("\"model_type\":\"minimax_vl_01\"", "MiniMax-VL-01");
+  ARCH("\"architectures\":[\"LlamaForCausalLM\"]", "found architecture \"LlamaForCausalLM\", expected MiniMaxM1ForCausalLM");
+  ARCH("\"architectures\":[\"minimaxm1forcausallm\"]", "found architecture \"minimaxm1forcausallm\"");
+  ARCH("\"architectures\":[\"Evil\\u001b[2J\\n\"]", "found architecture \"Evil\\x1b[2J\\x0a\"");
+  ARCH("\"architectures\":[\"MiniMaxM1ForCausalLM\\u0000Evil\"]", "no single name in \"architectures\"");
+  ARCH("\"model_type\":\"minimax_m1\\u0000evil\"", "and no \"model_type\"");
+  ARCH("\"model_type\":\"llama\"", "found model_type \"llama\"");
+  ARCH("\"architectures\":[],\"model_type\":\"minimax_m1\"", "no single name in \"architectures\"");
+  ARCH("\"architectures\":[\"MiniMaxM1ForCausalLM\",\"MiniMaxM2ForCausalLM\"]", "no single name in \"architectures\"");
+  ARCH("\"architectures\":\"MiniMaxM1ForCausalLM\"", "no single name in \"architectures\"");
+  ARCH("\"architectures\":[7]", "no single name in \"architectures\"");
+  ARCH("\"x\":1", "is this the model's config.json?");
+  static const char *const not_object[] = {"[1]", "[]"};
+  for (size_t i = 0; i < 2; i++) {
+    mm_model m;
+    mm_err err = {0};
+    const mm_arch *arch;
+    assert_false(read_text(not_object[i], &m, &arch, &err));
+    assert_int_equal(err.status, MM_BAD_INPUT);
+    assert_string_equal(err.code, "E_CFG_TYPE");
+  }
+}
+
+/* ---- rules ---- */
+
+static int by_text(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
+
+/* Names that the rules make for a model: how many, none twice. FP8 matrices count their scale too. */
+static size_t names_of(const mm_arch *arch, const mm_model *m, bool fp8) {
+  size_t cap = 200000, n = 0;
+  char **name = calloc(cap, sizeof *name), text[256];
+  assert_non_null(name);
+  for (size_t i = 0; i < arch->rule_count; i++) {
+    const mm_rule *r = &arch->rule[i];
+    bool layered = strstr(r->theirs, "{l}"), stacked = strstr(r->theirs, "{e}");
+    assert_true(stacked == mm_rule_stacks(r));
+    for (uint32_t l = 0; l < (layered ? m->layers : 1); l++) {
+      if (!mm_rule_applies(r, m, l)) continue;
+      for (uint32_t e = 0; e < (stacked ? m->experts : 1); e++) {
+        assert_true(n + 2 < cap);
+        name[n++] = strdup(mm_rule_name(text, sizeof text, r->theirs, l, e));
+        assert_null(strchr(text, '{'));
+        bool scaled = fp8 && (r->kind == MM_KIND_LINEAR || r->kind == MM_KIND_EXPERT);
+        if (scaled) name[n++] = strdup(strcat(text, "_scale_inv"));
+      }
+    }
+  }
+  qsort(name, n, sizeof *name, by_text);
+  for (size_t i = 1; i < n; i++) assert_string_not_equal(name[i - 1], name[i]);
+  for (size_t i = 0; i < n; i++) free(name[i]);
+  free(name);
+  return n;
+}
+
+static void test_rules(void **state) {
+  (void)state;
+  mm_model big = {.layers = 80, .experts = 32};
+  for (uint32_t l = 0; l < 80; l++) big.attn[l] = l % 8 == 7;
+  assert_int_equal(names_of(&mm_arch_minimax_m1, &big, false), 8243);
+  big.layers = 62;
+  big.experts = 256;
+  memset(big.attn, MM_ATTN_FULL, sizeof big.attn);
+  assert_int_equal(names_of(&mm_arch_minimax_m2, &big, true), 96103);
+
+  mm_model m = accepted(m1);
+  assert_int_equal(mm_dim_extent(MM_DIM_NONE, &m), 1);
+  assert_int_equal(mm_dim_extent(MM_DIM_HIDDEN, &m), 96);
+  assert_int_equal(mm_dim_extent(MM_DIM_VOCAB, &m), 300);
+  assert_int_equal(mm_dim_extent(MM_DIM_Q, &m), 240);
+  assert_int_equal(mm_dim_extent(MM_DIM_QKV, &m), 720);
+  assert_int_equal(mm_dim_extent(MM_DIM_KV, &m), 80);
+  assert_int_equal(mm_dim_extent(MM_DIM_INTER, &m), 48);
+  assert_int_equal(mm_dim_extent(MM_DIM_EXPERTS, &m), 7);
+
+  char name[64];
+  assert_string_equal(mm_rule_name(name, sizeof name, "a.{l}.b.{e}.c", 1023, 4294967295), "a.1023.b.4294967295.c");
+  assert_string_equal(mm_rule_name(name, sizeof name, "plain", 1, 2), "plain");
+}
+
+/* Which tp a released model can be cut into, and what is said of the others. */
+static void test_feasible(void **state) {
+  (void)state;
+  static const struct {
+    mm_model m;
+    const char *fits;
+  } model[] = {{{.heads = 64, .kv_heads = 8, .intermediate = 9216, .layers = 80, .experts = 32}, ", 1, 2, 4, 8, 16, 32, 64,"},
+               {{.heads = 48, .kv_heads = 8, .intermediate = 1536, .layers = 62, .experts = 256}, ", 1, 2, 4, 8, 16, 24, 48,"}};
+  for (size_t i = 0; i < 2; i++)
+    for (uint32_t tp = 1; tp <= 1100; tp++) {
+      mm_err err = {0};
+      char word[16], list[64];
+      snprintf(word, sizeof word, ", %u,", tp);
+      snprintf(list, sizeof list, "expected one of %.*s", (int)strlen(model[i].fits) - 3, model[i].fits + 2);
+      bool fits = strstr(model[i].fits, word) != NULL;
+      assert_int_equal(mm_cut_feasible(&model[i].m, &(mm_plan_options){.tp = tp, .ep = 1, .pp = 1}, "config.json", &err), fits);
+      if (!fits && (err.status != MM_UNSUPPORTED || strcmp(err.code, "E_TP") != 0 || !strstr(err.text, list)))
+        fail_msg("tp %u: \"%s\" does not say \"%s\"", tp, err.text, list);
+    }
+  static const struct {
+    uint32_t tp;
+    const char *says;
+  } reason[] = {{7, "num_attention_heads 64 is not a multiple of it"}, {3, "num_attention_heads"}, {128, "num_attention_heads"}};
+  for (size_t i = 0; i < 3; i++) {
+    mm_err err = {0};
+    assert_false(mm_cut_feasible(&model[0].m, &(mm_plan_options){.tp = reason[i].tp, .ep = 1, .pp = 1}, "config.json", &err));
+    assert_non_null(strstr(err.text, reason[i].says));
+  }
+  mm_err err = {0};
+  assert_false(mm_cut_feasible(&model[1].m, &(mm_plan_options){.tp = 6, .ep = 1, .pp = 1}, "config.json", &err));
+  assert_non_null(strstr(err.text, "num_key_value_heads 8 neither divides it nor is divided by it"));
+  mm_model odd = {.heads = 8, .kv_heads = 8, .intermediate = 100};
+  err = (mm_err){0};
+  assert_false(mm_cut_feasible(&odd, &(mm_plan_options){.tp = 8, .ep = 1, .pp = 1}, "config.json", &err));
+  assert_non_null(strstr(err.text, "intermediate_size 100 is not a multiple of tp/ep 8; expected one of 1, 2, 4"));
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_m1),           cmocka_unit_test(test_m2),
+      cmocka_unit_test(test_tiny_configs), cmocka_unit_test(test_released_config),
+      cmocka_unit_test(test_hf_form),      cmocka_unit_test(test_m1_defaults),
+      cmocka_unit_test(test_m2_defaults),  cmocka_unit_test(test_aliases),
+      cmocka_unit_test(test_needed_keys),  cmocka_unit_test(test_optional_keys),
+      cmocka_unit_test(test_relations),    cmocka_unit_test(test_lists),
+      cmocka_unit_test(test_features),     cmocka_unit_test(test_architectures),
+      cmocka_unit_test(test_rules),        cmocka_unit_test(test_feasible),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,631 @@
+/* convert/hf, index, matrix: a source that is whole is read whatever its files and spellings; every broken one is refused with its
+ * status and a line that names file and tensor. The rows' marks (B01 …, D01 …) are those of the fault catalogue. */
+#include <fcntl.h>
+#include <limits.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <time.h>
+
+#include "convert/index.h"
+#include "tests/unit/convert/source.h"
+
+static const char shard1[] = "src/model-00001-of-00002.safetensors", shard2[] = "src/model-00002-of-00002.safetensors";
+
+#define REFUSED(depth_, row, code, says) src_refused(s, (src_options){.depth = (depth_)}, row, MM_BAD_INPUT, code, says)
+#define ACCEPTED(row)                    src_accepted(s, (src_options){.depth = SRC_READ}, row)
+
+static void test_whole(void **state) {
+  (void)state;
+  FRESH(s) {
+    src_write(s);
+    ACCEPTED("whole");
+    src_accepted(s, (src_options){SRC_READ, "bf16", false}, "whole, bf16");
+  }
+  /* The index may name model.safetensors too. */
+  FRESH(s) {
+    s->file[0] = "model.safetensors";
+    for (size_t i = 0; i < s->count; i++) s->t[i].file = s->file[s->t[i].shard];
+    src_write(s);
+    ACCEPTED("an index of model.safetensors and another");
+  }
+  /* Files that the index does not name are nobody's business, nor is their count in the names. */
+  FRESH(s) {
+    src_write(s);
+    src_put(src_path(s, "src/other.safetensors"), "junk", 4);
+    ACCEPTED("a stranger");
+  }
+}
+
+/* B01: file names of the index. `shown` is what the line must show of them. */
+static void test_file_names(void **state) {
+  (void)state;
+  static char long_name[5001], name256[257], name255[256];
+  memset(long_name, 'a', sizeof long_name - 1);
+  memset(name256, 'a', sizeof name256 - 1);
+  memset(name255, 'b', sizeof name255 - 1);
+  static const struct {
+    const char *name, *shown;
+  } bad[] = {{"../x", "../x"},
+             {"a/../../x", "a/../../x"},
+             {"/etc/passwd", "/etc/passwd"},
+             {"sub/model.safetensors", "sub/model"},
+             {"a\\\\b", "a\\x5cb"},
+             {"..\\\\x", "..\\x5cx"},
+             {".", "\".\""},
+             {"..", "\"..\""},
+             {"", "\"\""},
+             {"a\\u0000b", "a\\x00b"},
+             {"a\\nb", "a\\x0ab"},
+             {"\\u001b[2J", "\\x1b[2J"},
+             {"a\\u007f", "a\\x7f"},
+             {name256, "aaaa"},
+             {long_name, "aaaa"}};
+  for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+    FRESH(s) {
+      src_find(s, "lm_head.weight")->file = bad[i].name;
+      src_write(s);
+      REFUSED(SRC_OPEN, "B01", "E_IDX_PATH", bad[i].shown);
+      REFUSED(SRC_OPEN, "B01", "E_IDX_PATH", "tensor \"lm_head.weight\"");
+    }
+  }
+  FRESH(s) { /* the own folder spelt out is a path all the same */
+    char own[256];
+    snprintf(own, sizeof own, "%s/%s", s->root, shard1);
+    src_find(s, "lm_head.weight")->file = own;
+    src_write(s);
+    REFUSED(SRC_OPEN, "B01", "E_IDX_PATH", "plain base name");
+  }
+  static const char *const good[] = {name255, "-f", ".hidden", "r\xc3\xa9sum\xc3\xa9 1.safetensors", "...", "model 1"};
+  for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+    FRESH(s) {
+      s->file[0] = good[i];
+      for (size_t k = 0; k < s->count; k++) s->t[k].file = s->file[s->t[k].shard];
+      src_write(s);
+      ACCEPTED(good[i]);
+    }
+  }
+  FRESH(s) {
+    src_find(s, "lm_head.weight")->shard = 1;
+    src_find(s, "lm_head.weight")->file = "model-0000\\u0032-of-00002.safetensors";
+    src_write(s);
+    ACCEPTED("an escaped spelling of a file's name");
+  }
+}
+
+/* B02, B03 */
+static void test_wrong_files(void **state) {
+  (void)state;
+  static const char *const not_st[] = {"config.json", MM_INDEX_NAME};
+  for (size_t i = 0; i < 2; i++) {
+    FRESH(s) {
+      src_find(s, "lm_head.weight")->file = not_st[i];
+      src_write(s);
+      REFUSED(SRC_OPEN, "B02", "E_NOT_ST", not_st[i]);
+    }
+  }
+  FRESH(s) {
+    src_write(s);
+    unlink(src_path(s, shard2));
+    REFUSED(SRC_OPEN, "B03", "E_FS_MISSING", shard2);
+  }
+  static const char *const unfinished[] = {".incomplete", ".part"};
+  for (size_t i = 0; i < 2; i++) {
+    FRESH(s) {
+      char part[64];
+      snprintf(part, sizeof part, "%s%s", shard2, unfinished[i]);
+      src_write(s);
+      src_move(s, shard2, part);
+      REFUSED(SRC_OPEN, "B03", "E_FS_MISSING", "download seems unfinished");
+      REFUSED(SRC_OPEN, "B03", "E_FS_MISSING", unfinished[i]);
+    }
+  }
+  FRESH(s) {
+    static const char pointer[] = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n";
+    src_write(s);
+    src_put(src_path(s, shard1), pointer, strlen(pointer));
+    REFUSED(SRC_OPEN, "A06", "E_NOT_ST", "git lfs pull");
+    src_put(src_path(s, shard1), "", 0);
+    REFUSED(SRC_OPEN, "A01", "E_PREFIX", shard1);
+  }
+}
+
+/* B04: what the index says of a tensor and what its file holds. Both file names are in the line. */
+static void test_tensor_places(void **state) {
+  (void)state;
+  FRESH(s) {
+    src_find(s, "lm_head.weight")->shard = -1;
+    src_write(s);
+    REFUSED(SRC_OPEN, "B04 absent", "E_IDX_TENSOR", "tensor \"lm_head.weight\": found in the index, but not in the file");
+  }
+  for (int twice = 0; twice < 2; twice++) {
+    FRESH(s) {
+      src_tensor *t = src_find(s, "lm_head.weight");
+      if (twice) {
+        src_tensor *copy = src_add(s, "lm_head.weight", "BF16", 2, VOCAB, HIDDEN);
+        copy->shard = 1 - t->shard;
+        copy->file = NULL;
+      } else {
+        t->file = s->file[1 - t->shard];
+      }
+      src_write(s);
+      REFUSED(SRC_OPEN, "B04 elsewhere or twice", "E_DUP_TENSOR", "lm_head.weight");
+      REFUSED(SRC_OPEN, "B04", "E_DUP_TENSOR", s->file[0]);
+      REFUSED(SRC_OPEN, "B04", "E_DUP_TENSOR", s->file[1]);
+    }
+  }
+  FRESH(s) {
+    src_find(s, "lm_head.weight")->file = NULL;
+    src_write(s);
+    REFUSED(SRC_OPEN, "B04 not listed", "E_IDX_TENSOR", "the index does not list it");
+  }
+  /* Two spellings of one tensor. */
+  FRESH(s) {
+    src_add(s, "model.layers.0.mlp.gate.weight", "F32", 2, EXPERTS, HIDDEN);
+    src_write(s);
+    REFUSED(SRC_OPEN, "two spellings", "E_DUP_TENSOR", "model.layers.0.mlp.gate.weight");
+  }
+  FRESH(s) {
+    src_add(s, SRC_MOE "experts.2.gate_proj.weight", "F8_E4M3", 2, INTER, HIDDEN);
+    src_write(s);
+    REFUSED(SRC_OPEN, "two spellings", "E_DUP_TENSOR", "experts.2.w1.weight");
+  }
+}
+
+/* Experts by their own names, all in one stack, or some both ways. */
+static void test_fused(void **state) {
+  (void)state;
+  for (int first = 0; first <= EXPERTS; first++) { /* experts below `first` keep their own tensors */
+    FRESH(s) {
+      src_shape(src_add(s, SRC_MOE "experts.w13_weight", "F8_E4M3", 1, 1, 0), "F8_E4M3", 3, EXPERTS, 2 * INTER, HIDDEN);
+      src_shape(src_add(s, SRC_MOE "experts.w13_weight_scale_inv", "F32", 1, 1, 0), "F32", 3, EXPERTS, 2, 1);
+      for (int e = first; e < EXPERTS; e++) {
+        for (int w = 1; w <= 3; w += 2) {
+          char name[64];
+          snprintf(name, sizeof name, "experts.%d.w%d.weight", e, w);
+          src_remove(s, name);
+          snprintf(name, sizeof name, "experts.%d.w%d.weight_scale_inv", e, w);
+          src_remove(s, name);
+        }
+      }
+      src_write(s);
+      if (first == 0)
+        ACCEPTED("a stack");
+      else
+        REFUSED(SRC_PLAN, "by name and in a stack", first < EXPERTS ? "E_DUP_TENSOR" : "E_UNKNOWN", "experts.w13_weight");
+    }
+  }
+  FRESH(s) { /* one row too many in the stack */
+    src_shape(src_add(s, SRC_MOE "experts.w2_weight", "F8_E4M3", 1, 1, 0), "F8_E4M3", 3, EXPERTS, HIDDEN + 1, INTER);
+    for (int e = 0; e < EXPERTS; e++) {
+      char name[64];
+      snprintf(name, sizeof name, "experts.%d.w2.weight", e);
+      src_remove(s, name);
+      snprintf(name, sizeof name, "experts.%d.w2.weight_scale_inv", e);
+      src_remove(s, name);
+    }
+    src_write(s);
+    REFUSED(SRC_PLAN, "stack of another shape", "E_SHAPE", "found shape [3, 11, 6], expected [3, 10, 6]");
+  }
+}
+
+/* B05, B06, B07: the index's own text. */
+static void test_index_text(void **state) {
+  (void)state;
+  static const struct {
+    const char *text, *code, *says;
+  } bad[] = {
+      {"{}", "E_IDX", "found no \"weight_map\""},
+      {"{\"weight_map\":{}}", "E_IDX", "empty weight_map"},
+      {"{\"weight_map\":[]}", "E_IDX", "not an object"},
+      {"{\"weight_map\":null}", "E_IDX", "not an object"},
+      {"{\"weight_map\":{\"a\":1}}", "E_IDX", "not a string"},
+      {"{\"weight_map\":{\"a\":null}}", "E_IDX", "not a string"},
+      {"{\"weight_map\":{\"a\":[\"x\"]}}", "E_IDX", "not a string"},
+      {"{\"weight_map\":{\"a\":\"x\",\"b\":\"x\",\"a\":\"y\"}}", "E_DUP_KEY", "tensor \"a\""},
+      {"{\"weight_map\":{\"a\":\"x\",\"\\u0061\":\"x\"}}", "E_DUP_KEY", "tensor \"a\""},
+      {"{\"weight_map\":{\"a\":\"x\"},\"weight_map\":{\"b\":\"x\"}}", "E_IDX", "twice"},
+      {"{\"metadata\":{},\"metadata\":{},\"weight_map\":{\"a\":\"x\"}}", "E_IDX", "twice"},
+      {"{\"metadata\":[],\"weight_map\":{\"a\":\"x\"}}", "E_IDX", "metadata"},
+      {"{\"weight_map\":{\"\":\"x\"}}", "E_NAME", "empty"},
+      {"{\"weight_map\":{\"a\\u0000b\":\"x\"}}", "E_NAME", "NUL"},
+      {"{\"metadata\":{\"total_size\":-1},\"weight_map\":{\"a\":\"x\"}}", "E_NUMBER", "-1"},
+      {"{\"metadata\":{\"total_size\":\"5\"},\"weight_map\":{\"a\":\"x\"}}", "E_NUMBER", "5"},
+      {"{\"metadata\":{\"total_size\":18446744073709551616},\"weight_map\":{\"a\":\"x\"}}", "E_NUMBER", "18446744073709551616"},
+      {"{\"weight_map\":{\"a\":\"x\"}", "E_JSON", "offset"},
+      {"{\"weight_map\":{\"a\":\"x\"}}}", "E_JSON", "offset"},
+      {"{\"weight_map\":{\"a\":\"x\",}}", "E_JSON", "offset"},
+      {"[]", "E_JSON", "offset 0"},
+      {"\xef\xbb\xbf{\"weight_map\":{\"a\":\"x\"}}", "E_JSON", "offset 0"},
+      {"{\"weight_map\":{\"a\xff\":\"x\"}}", "E_JSON", "offset"},
+      {"version https://git-lfs.github.com/spec/v1\n", "E_JSON", "offset 0"},
+  };
+  for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+    FRESH(s) {
+      s->index = bad[i].text;
+      src_write(s);
+      REFUSED(SRC_OPEN, bad[i].text, bad[i].code, bad[i].says);
+      REFUSED(SRC_OPEN, bad[i].text, bad[i].code, MM_INDEX_NAME);
+    }
+  }
+  FRESH(s) {
+    static char deep[5001];
+    src_write(s);
+    ACCEPTED("B06: a wrong total_size does not matter where the headers are there");
+    memset(deep, '[', sizeof deep - 1);
+    src_put(src_path(s, "src/" MM_INDEX_NAME), deep, sizeof deep - 1);
+    REFUSED(SRC_OPEN, "B07", "E_JSON", MM_INDEX_NAME);
+    memcpy(deep, "{\"a\":", 5);
+    src_put(src_path(s, "src/" MM_INDEX_NAME), deep, sizeof deep - 1);
+    REFUSED(SRC_OPEN, "B07", "E_JSON", MM_INDEX_NAME);
+    src_put(src_path(s, "src/" MM_INDEX_NAME), "", 0);
+    REFUSED(SRC_OPEN, "B07", "E_JSON", MM_INDEX_NAME);
+    assert_int_equal(truncate(src_path(s, "src/" MM_INDEX_NAME), 200 << 20), 0);
+    REFUSED(SRC_OPEN, "B07", "E_LIMIT", MM_INDEX_NAME);
+  }
+}
+
+/* As many entries as 64 MB hold, every one with a file of its own: seconds would mean a search of all files for each tensor. */
+static void test_many_files(void **state) {
+  (void)state;
+  char *text = NULL;
+  size_t n = 0;
+  FILE *f = open_memstream(&text, &n);
+  fputs("{\"weight_map\":{", f);
+  enum { MANY = 300000 };
+  for (unsigned i = 0; i < MANY; i++) fprintf(f, "%s\"t%u\":\"f%u\"", i ? "," : "", i * 7919u % MANY, i % 2 ? i : MANY - i);
+  fputs("}}", f);
+  fclose(f);
+  mm_hf hf = {0};
+  mm_err err = {0};
+  clock_t start = clock();
+  assert_true(mm_index_parse(&hf, "index", text, n, &err));
+  double seconds = (double)(clock() - start) / CLOCKS_PER_SEC;
+  assert_int_equal(hf.tensor_count, MANY);
+  assert_int_equal(hf.file_count, MANY);
+  for (size_t i = 0; i < hf.tensor_count; i++) { /* every tensor still has its own file */
+    unsigned t = (unsigned)strtoul(hf.tensor[i].name + 1, NULL, 10), k = 0;
+    sscanf(hf.file[hf.tensor[i].file].name, "f%u", &k);
+    assert_int_equal((k % 2 ? k : MANY - k) * 7919u % MANY, t);
+  }
+  if (seconds > 5) fail_msg("%.1f s for %d files", seconds, MANY);
+  mm_hf_close(&hf);
+  free(text);
+}
+
+/* Puts everything into one file without an index. */
+static void one_file(source *s) {
+  for (size_t i = 0; i < s->count; i++) s->t[i].shard = 0;
+  s->file[0] = "model.safetensors";
+  s->file_count = 1;
+  s->index = "";
+}
+
+/* B08 */
+static void test_ambiguous(void **state) {
+  (void)state;
+  FRESH(s) {
+    src_write(s);
+    src_write_shard(s, 0, src_path(s, "src/model.safetensors"));
+    REFUSED(SRC_OPEN, "B08", "E_AMBIGUOUS", MM_INDEX_NAME);
+    REFUSED(SRC_OPEN, "B08", "E_AMBIGUOUS", "model.safetensors");
+  }
+  FRESH(s) {
+    s->index = "";
+    src_write(s);
+    REFUSED(SRC_OPEN, "neither", "E_FS_MISSING", "model.safetensors");
+  }
+  FRESH(s) {
+    one_file(s);
+    src_write(s);
+    ACCEPTED("one file");
+    src_link(s, "nothing", "src/" MM_INDEX_NAME); /* which is not "no index" */
+    REFUSED(SRC_OPEN, "dangling index", "E_FS_MISSING", MM_INDEX_NAME);
+  }
+}
+
+enum { AS_FIFO, AS_DIRECTORY, AS_SOCKET, AS_LOOP, AS_DANGLING, AS_DEVICE };
+
+/* Puts something else where a file was. */
+static void instead(const source *s, const char *name, int what) {
+  const char *path = src_path(s, name);
+  assert_int_equal(unlink(path), 0);
+  if (what == AS_FIFO) assert_int_equal(mkfifo(path, 0600), 0);
+  if (what == AS_DIRECTORY) assert_int_equal(mkdir(path, 0700), 0);
+  if (what == AS_LOOP) src_link(s, strrchr(path, '/') + 1, name);
+  if (what == AS_DANGLING) src_link(s, "nothing", name);
+  if (what == AS_DEVICE) src_link(s, "/dev/zero", name);
+  if (what == AS_SOCKET) {
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+    snprintf(a.sun_path, sizeof a.sun_path, "%.100s", path);
+    assert_int_equal(bind(fd, (struct sockaddr *)&a, sizeof a), 0);
+    close(fd);
+  }
+}
+
+/* B09, B10, B11: none of it may hang or be read. */
+static void test_file_types(void **state) {
+  (void)state;
+  static const char *const at[] = {shard1, "src/config.json", "src/" MM_INDEX_NAME};
+  static const struct {
+    const char *row, *code, *says;
+  } expected[] = {[AS_FIFO] = {"B09", "E_FS_TYPE", "a FIFO"},
+                  [AS_DIRECTORY] = {"B10", "E_FS_TYPE", "a directory"},
+                  [AS_SOCKET] = {"B10", "E_FS_TYPE", "a socket"},
+                  [AS_LOOP] = {"B11", "E_FS_TYPE", "a loop of symbolic links"},
+                  [AS_DANGLING] = {"B11", "E_FS_MISSING", "a symbolic link to nothing"},
+                  [AS_DEVICE] = {"B10", "E_FS_TYPE", "a device"}};
+  for (size_t i = 0; i < sizeof at / sizeof *at; i++) {
+    for (int what = AS_FIFO; what <= AS_DEVICE; what++) {
+      FRESH(s) {
+        src_write(s);
+        instead(s, at[i], what);
+        for (int part = 0; part < 2; part++)
+          src_refused(s, (src_options){.outside = true}, expected[what].row, MM_BAD_INPUT, expected[what].code,
+                      part ? at[i] : expected[what].says);
+      }
+    }
+  }
+}
+
+/* Moves root/src to the layout of the Hub's cache: root/snapshots/rev/NAME -> ../../blobs/N, and makes src a link to it. */
+static void to_hub(const source *s) {
+  assert_int_equal(mkdir(src_path(s, "snapshots"), 0755), 0);
+  assert_int_equal(mkdir(src_path(s, "blobs"), 0755), 0);
+  src_move(s, "src", "snapshots/rev");
+  struct dirent **entry;
+  int n = scandir(src_path(s, "snapshots/rev"), &entry, NULL, alphasort);
+  for (int i = 0; i < n; i++) {
+    char from[512], to[64];
+    snprintf(from, sizeof from, "snapshots/rev/%s", entry[i]->d_name);
+    snprintf(to, sizeof to, "../../blobs/%d", i);
+    if (entry[i]->d_name[0] != '.') {
+      src_move(s, from, to + strlen("../../"));
+      src_link(s, to, from);
+    }
+    free(entry[i]);
+  }
+  free(entry);
+  src_link(s, "snapshots/rev", "src");
+}
+
+/* Moves a file of the source to root/folder/NAME and leaves a link. */
+static void move_out(const source *s, const char *name, const char *folder) {
+  char to[256];
+  snprintf(to, sizeof to, "../%s/%s", folder, strrchr(name, '/') + 1);
+  if (access(src_path(s, folder), F_OK) != 0) assert_int_equal(mkdir(src_path(s, folder), 0755), 0);
+  src_move(s, name, to + strlen("../"));
+  src_link(s, to, name);
+}
+
+/* B12, B14 and A34: links. */
+static void test_links(void **state) {
+  (void)state;
+  FRESH(s) {
+    src_write(s);
+    to_hub(s);
+    ACCEPTED("B12");
+    char blob[64], link[128];
+    ssize_t n = readlink(src_path(s, shard1), link, sizeof link - 1);
+    assert_true(n > 6);
+    link[n] = 0;
+    snprintf(blob, sizeof blob, "%s", link + strlen("../../"));
+    assert_int_equal(mkdir(src_path(s, "blobs2"), 0755), 0); /* beside the store, not in it */
+    src_move(s, blob, "blobs2/x");
+    assert_int_equal(unlink(src_path(s, shard1)), 0);
+    src_link(s, "../../blobs2/x", shard1);
+    REFUSED(SRC_OPEN, "B14", "E_FS_OUTSIDE", "blobs2/x");
+  }
+  FRESH(s) {
+    src_write(s);
+    src_move(s, shard1, "src/real");
+    src_link(s, "real", shard1);
+    ACCEPTED("a link inside");
+    assert_int_equal(link(src_path(s, shard2), src_path(s, "src/again")), 0);
+    ACCEPTED("A34 hard link");
+  }
+  /* A folder whose name begins like the checkpoint's is outside; config and index are files of the checkpoint as well. */
+  static const struct {
+    const char *name, *folder;
+  } out[] = {{shard1, "else"}, {shard2, "src2"}, {"src/config.json", "else"}, {"src/" MM_INDEX_NAME, "else"}};
+  for (size_t i = 0; i < sizeof out / sizeof *out; i++) {
+    FRESH(s) {
+      src_write(s);
+      move_out(s, out[i].name, out[i].folder);
+      REFUSED(SRC_OPEN, "B14", "E_FS_OUTSIDE", out[i].folder);
+      REFUSED(SRC_OPEN, "B14", "E_FS_OUTSIDE", "--allow-outside-links");
+      src_accepted(s, (src_options){.depth = SRC_READ, .outside = true}, "B14 allowed");
+    }
+  }
+}
+
+/* B16: one descriptor after the other, whatever the number of files. */
+static void test_descriptors(void **state) {
+  (void)state;
+  source *s = src_open();
+  static char names[300][16];
+  s->file_count = 0;
+  src_write(s); /* config and an index to be replaced */
+  s->file_count = 2;
+  for (int i = 0; i < 300; i++) snprintf(names[i], sizeof names[i], "m-%d", i);
+  for (size_t i = 0; i < s->count; i++) {
+    s->t[i].shard = (int)i;
+    s->t[i].file = names[i];
+    char path[32];
+    snprintf(path, sizeof path, "src/%s", names[i]);
+    src_write_shard(s, (int)i, src_path(s, path));
+  }
+  for (size_t i = s->count; i < 300; i++) { /* the others hold layers past the last */
+    char text[256], path[32];
+    int n = snprintf(text + 8, sizeof text - 8, "{\"model.layers.%zu.x\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", i);
+    memcpy(text, &(uint64_t){(uint64_t)n}, 8);
+    snprintf(path, sizeof path, "src/%s", names[i]);
+    src_put(src_path(s, path), text, (size_t)n + 9);
+  }
+  FILE *f = fopen(src_path(s, "src/" MM_INDEX_NAME), "wb");
+  fputs("{\"weight_map\":{", f);
+  for (size_t i = 0; i < 300; i++)
+    if (i < s->count)
+      fprintf(f, "\"%s\":\"%s\",", s->t[i].name, names[i]);
+    else
+      fprintf(f, "\"model.layers.%zu.x\":\"%s\"%s", i, names[i], i < 299 ? "," : "}}");
+  fclose(f);
+  struct rlimit few = {64, 64}, before;
+  getrlimit(RLIMIT_NOFILE, &before);
+  few.rlim_max = before.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &few);
+  ACCEPTED("B16");
+  setrlimit(RLIMIT_NOFILE, &before);
+  src_close(s);
+}
+
+/* B15: permissions; for root they do not exist (tests/cli/convert_hostile.py drops them). */
+static void test_permissions(void **state) {
+  (void)state;
+  if (geteuid() == 0) {
+    print_message("root may read everything\n");
+    skip();
+  }
+  FRESH(s) {
+    src_write(s);
+    chmod(src_path(s, shard1), 0);
+    src_refused(s, (src_options){0}, "B15", MM_IO, "E_IO", shard1);
+    chmod(src_path(s, "src"), 0);
+    src_refused(s, (src_options){0}, "B15", MM_IO, "E_IO", "src/config.json");
+    chmod(src_path(s, "src"), 0755);
+  }
+}
+
+/* A33: the files are the same at the end as at the beginning. */
+static void test_changed(void **state) {
+  (void)state;
+  static const char *const touched[] = {shard1, shard2, "src/config.json", "src/" MM_INDEX_NAME};
+  for (size_t i = 0; i < sizeof touched / sizeof *touched; i++) {
+    source *s = src_open();
+    mm_hf hf;
+    mm_err err = {0};
+    src_write(s);
+    char dir[128];
+    snprintf(dir, sizeof dir, "%s", src_path(s, "src"));
+    assert_true(mm_hf_open(&hf, dir, &(mm_hf_options){0}, &err));
+    assert_true(mm_hf_unchanged(&hf, &err));
+    struct timespec now[2] = {{0, UTIME_NOW}, {1000000000, 5}};
+    assert_int_equal(utimensat(AT_FDCWD, src_path(s, touched[i]), now, 0), 0);
+    if (mm_hf_unchanged(&hf, &err)) fail_msg("%s was written to, and nobody saw it", touched[i]);
+    assert_int_equal(err.status, MM_IO);
+    assert_string_equal(err.code, "E_CHANGED");
+    assert_non_null(strstr(err.text, touched[i]));
+    mm_hf_close(&hf);
+    src_close(s);
+  }
+}
+
+/* C01: the text of config.json; C14: its quantization. */
+static void test_config_text(void **state) {
+  (void)state;
+  static const struct {
+    const char *text, *code;
+  } bad[] = {{"", "E_JSON"},
+             {"{\"hidden_size\":1", "E_JSON"},
+             {"{\"hidden_size\":NaN}", "E_JSON"},
+             {"{\"hidden_size\":1e999}", "E_NUMBER"},
+             {"{\"hidden_size\":9223372036854775808}", "E_NUMBER"},
+             {"{\"hidden_size\":1,\"hidden_size\":1}", "E_JSON"},
+             {"{\"hidden_size\":1} x", "E_JSON"},
+             {"[1]", "E_CFG_TYPE"}};
+  for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+    FRESH(s) {
+      snprintf(s->config, sizeof s->config, "%s", bad[i].text);
+      src_write(s);
+      REFUSED(SRC_PLAN, bad[i].text, bad[i].code, "src/config.json");
+    }
+  }
+  FRESH(s) {
+    src_write(s);
+    unlink(src_path(s, "src/config.json"));
+    REFUSED(SRC_OPEN, "C01", "E_FS_MISSING", "src/config.json");
+  }
+}
+
+/* C14 */
+static void test_quantization_config(void **state) {
+  (void)state;
+  static const struct {
+    const char *value;
+    mm_status status;
+    const char *code, *says;
+  } quant[] = {
+      {"{\"quant_method\":\"awq\",\"weight_block_size\":[128,128]}", MM_UNSUPPORTED, "E_Q_METHOD", "found quant_method \"awq\""},
+      {"{\"quant_method\":\"f\\u001bp8\"}", MM_UNSUPPORTED, "E_Q_METHOD", "f\\x1bp8"},
+      {"{\"quant_method\":\"fp8\"}", MM_UNSUPPORTED, "E_Q_METHOD", "without weight_block_size"},
+      {"{\"quant_method\":\"fp8\",\"weight_block_size\":null}", MM_UNSUPPORTED, "E_Q_METHOD", "without weight_block_size"},
+      {"{\"weight_block_size\":[128,128]}", MM_BAD_INPUT, "E_Q_CONFIG", "key \"quant_method\": found nothing"},
+      {"{\"quant_method\":8,\"weight_block_size\":[128,128]}", MM_BAD_INPUT, "E_Q_CONFIG", "key \"quant_method\""},
+      {"{\"quant_method\":\"fp8\",\"weight_block_size\":[0,0]}", MM_BAD_INPUT, "E_Q_CONFIG", "key \"weight_block_size\""},
+      {"{\"quant_method\":\"fp8\",\"weight_block_size\":[128]}", MM_BAD_INPUT, "E_Q_CONFIG", "key \"weight_block_size\""},
+      {"{\"quant_method\":\"fp8\",\"weight_block_size\":[128,128,128]}", MM_BAD_INPUT, "E_Q_CONFIG", "key \"weight_block_size\""},
+      {"{\"quant_method\":\"fp8\",\"weight_block_size\":128}", MM_BAD_INPUT, "E_Q_CONFIG", "key \"weight_block_size\""},
+      {"{\"quant_method\":\"fp8\",\"weight_block_size\":[128,-128]}", MM_BAD_INPUT, "E_Q_CONFIG", "key \"weight_block_size\""},
+      {"{\"quant_method\":\"fp8\",\"weight_block_size\":[128.0,128]}", MM_BAD_INPUT, "E_Q_CONFIG", "key \"weight_block_size\""},
+      {"{\"quant_method\":\"fp8\",\"weight_block_size\":[1099511627776,1099511627776]}", MM_BAD_INPUT, "E_Q_CONFIG",
+       "key \"weight_block_size\""},
+      {"\"fp8\"", MM_BAD_INPUT, "E_Q_CONFIG", "key \"quantization_config\""},
+      {"null", MM_BAD_INPUT, "E_Q_CONFIG", "declares no quantization_config"},
+  };
+  for (size_t i = 0; i < sizeof quant / sizeof *quant; i++) {
+    FRESH(s) {
+      src_config(s, "{\"quant_method\":\"fp8\",\"weight_block_size\":[128,128]}", "%s", quant[i].value);
+      src_write(s);
+      src_refused(s, (src_options){.depth = SRC_PLAN}, quant[i].value, quant[i].status, quant[i].code, quant[i].says);
+    }
+  }
+}
+
+/* C04, C09, C10: counts that the headers do not prove, whether or not there is a tensor that contradicts them, cost neither memory nor
+ * time. */
+static void test_unproved_numbers(void **state) {
+  (void)state;
+  clock_t start = clock();
+  static const char *const experts[] = {"4", "100000", "20000000", "2147483647"};
+  for (size_t i = 0; i < sizeof experts / sizeof *experts; i++) {
+    for (int gate = 0; gate < 2; gate++) {
+      FRESH(s) {
+        src_config(s, "\"num_local_experts\":3", "\"num_local_experts\":%s", experts[i]);
+        src_config(s, "\"num_hidden_layers\":1", "\"num_hidden_layers\":1024");
+        if (!gate) src_remove(s, "gate.weight");
+        src_write(s);
+        REFUSED(SRC_PLAN, experts[i], gate ? "E_SHAPE" : "E_MISSING", "gate.weight");
+      }
+    }
+  }
+  FRESH(s) {
+    src_config(s, "\"num_hidden_layers\":1", "\"num_hidden_layers\":3");
+    src_write(s);
+    REFUSED(SRC_PLAN, "C10", "E_MISSING", "tensor \"model.layers.1.input_layernorm.weight\": found no such tensor (and 37 more");
+  }
+  double seconds = (double)(clock() - start) / CLOCKS_PER_SEC;
+  if (seconds > 3) fail_msg("C04: %.1f s to refuse", seconds);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_whole),
+      cmocka_unit_test(test_file_names),
+      cmocka_unit_test(test_wrong_files),
+      cmocka_unit_test(test_tensor_places),
+      cmocka_unit_test(test_fused),
+      cmocka_unit_test(test_index_text),
+      cmocka_unit_test(test_many_files),
+      cmocka_unit_test(test_ambiguous),
+      cmocka_unit_test(test_file_types),
+      cmocka_unit_test(test_links),
+      cmocka_unit_test(test_descriptors),
+      cmocka_unit_test(test_permissions),
+      cmocka_unit_test(test_changed),
+      cmocka_unit_test(test_config_text),
+      cmocka_unit_test(test_quantization_config),
+      cmocka_unit_test(test_unproved_numbers),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
