@@ -1,0 +1,93 @@
+/* The reference backend: plain f32 loops that say what each op means. Weights are unpacked a strip of rows at a time; every number
+ * is computed in the same order whatever the number of threads and whatever else is in the batch. */
+#ifndef MM_RUNTIME_CPU_CPU_H
+#define MM_RUNTIME_CPU_CPU_H
+
+#include "formats/pool.h"
+#include "runtime/engine.h"
+#include "runtime/ops.h"
+
+/* Rows of a weight that are unpacked at once. */
+#define MM_CPU_STRIP 16
+/* Tokens of one block of lightning attention. */
+#define MM_CPU_BLOCK 256
+
+/* What one layer remembers, for every slot. */
+typedef struct mm_cpu_cache {
+  float *state; /* lightning: [slots, heads, d (key), d (value)] */
+  float *k, *v; /* full: [slots, kv_heads, max_positions, d], k after norm and RoPE */
+} mm_cpu_cache;
+
+struct mm_backend {
+  mm_backend_config c;
+  uint32_t heads, kv_heads, d; /* on this rank */
+  mm_arena arena;              /* every buffer below but the caches and logits */
+  mm_cpu_cache *cache;         /* [layers] */
+  float *slope;                /* [layers, heads] */
+  float *inv_freq;             /* [rotary_dim/2] */
+  float *rope;                 /* [max_tokens, rotary_dim]: cosines, then sines, of the step's rows */
+  float *vector;               /* a norm weight or router bias */
+  float *sums;                 /* [max_tokens, 2]: sums of squares */
+  float *score;                /* [max_tokens, E] of the router */
+  uint32_t *pick;              /* [max_tokens, top_k] experts */
+  float *pick_weight;          /* [max_tokens, top_k] */
+  uint32_t *first_pair;        /* [E + 1]: where an expert's (row, expert) pairs begin */
+  uint32_t *pair_row;          /* [max_tokens·top_k] sorted by expert */
+  float *pair_weight;          /* [max_tokens·top_k] */
+  float *pair_act;             /* [max_tokens·top_k, Ir]: SiLU(w1 x) ⊙ (w3 x) */
+  float **scratch;             /* [threads] */
+
+  const mm_batch *batch;
+  float *logits; /* [out_count, vocab_rows] */
+  size_t logits_cap;
+  mm_err err; /* the first failure of this step */
+};
+
+typedef float mm_f32x4 __attribute__((vector_size(16), aligned(4), may_alias));
+
+static inline float mm_cpu_dot(const float *a, const float *b, size_t n) {
+  mm_f32x4 s0 = {0}, s1 = {0}, s2 = {0}, s3 = {0};
+  size_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    s0 += *(const mm_f32x4 *)(a + i) * *(const mm_f32x4 *)(b + i);
+    s1 += *(const mm_f32x4 *)(a + i + 4) * *(const mm_f32x4 *)(b + i + 4);
+    s2 += *(const mm_f32x4 *)(a + i + 8) * *(const mm_f32x4 *)(b + i + 8);
+    s3 += *(const mm_f32x4 *)(a + i + 12) * *(const mm_f32x4 *)(b + i + 12);
+  }
+  s0 = (s0 + s1) + (s2 + s3);
+  float s = (s0[0] + s0[1]) + (s0[2] + s0[3]);
+  for (; i < n; i++) s += a[i] * b[i];
+  return s;
+}
+
+/* y += a·x */
+static inline void mm_cpu_axpy(float *y, float a, const float *x, size_t n) {
+  size_t i = 0;
+  for (; i + 4 <= n; i += 4) *(mm_f32x4 *)(y + i) += a * *(const mm_f32x4 *)(x + i);
+  for (; i < n; i++) y[i] += a * x[i];
+}
+
+static inline float *mm_cpu_row(mm_act a, size_t t) { return (float *)a.data + t * a.width; }
+
+float mm_cpu_sigmoid(float x);
+float mm_cpu_silu(float x);
+
+/* fn over `count` items, on the backend's threads when there is enough to do: `work` counts multiplications. */
+void mm_cpu_each(mm_backend *b, size_t count, uint64_t work, mm_pool_fn *fn, void *job);
+/* A vector weight as f32[n], valid until the next call. */
+const float *mm_cpu_vector(mm_backend *b, const mm_packed *w);
+/* y[rows, w.n]: row i is x[pick[i]]·Wᵀ, or x[i]·Wᵀ when pick is NULL; x[…, w.k]. */
+void mm_cpu_matmul(mm_backend *b, float *y, const float *x, const uint32_t *pick, uint32_t rows, const mm_packed *w);
+
+void mm_cpu_embed(mm_backend *b, mm_act x, const mm_packed *table);
+void mm_cpu_norm(mm_backend *b, mm_act y, mm_act x, const mm_packed *w, double eps);
+void mm_cpu_linear(mm_backend *b, mm_act y, mm_act x, const mm_packed *w);
+void mm_cpu_gqa(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_packed *q_norm, const mm_packed *k_norm);
+void mm_cpu_lightning(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv);
+void mm_cpu_gated_norm(mm_backend *b, mm_act y, mm_act o, mm_act gate, const mm_packed *w, double eps);
+void mm_cpu_route(mm_backend *b, mm_act x, const mm_packed *router, const mm_packed *bias);
+void mm_cpu_experts(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, const mm_packed *w2);
+void mm_cpu_combine(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act branch, mm_deepnorm scale, const mm_packed *w, double eps);
+void mm_cpu_logits(mm_backend *b, mm_act x, const mm_packed *head);
+
+#endif

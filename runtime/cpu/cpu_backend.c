@@ -1,0 +1,150 @@
+/* The reference backend's life: its buffers, and the start and end of a step. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/cpu/cpu.h"
+#include "runtime/position.h"
+
+/* rows x columns of a 4-byte type. */
+static void *matrix(mm_backend *b, uint64_t rows, uint64_t columns, mm_err *err) {
+  uint64_t count, bytes;
+  if (mm_mul(rows, columns, &count) && mm_mul(count, 4, &bytes) && bytes <= SIZE_MAX) return mm_arena_alloc(&b->arena, (size_t)bytes, err);
+  mm_fail_memory(err, UINT64_MAX);
+  return NULL;
+}
+
+/* Caches come from calloc, so that pages of positions never reached are never touched. */
+static bool open_caches(mm_backend *b, mm_err *err) {
+  const mm_model *m = b->c.model;
+  const mm_limits *limits = &b->c.limits;
+  uint64_t state, kv;
+  if (!mm_mul((uint64_t)limits->slots * b->heads, (uint64_t)b->d * b->d, &state)) return mm_fail_memory(err, UINT64_MAX);
+  if (!mm_mul((uint64_t)limits->slots * b->kv_heads, (uint64_t)limits->max_positions * b->d, &kv)) return mm_fail_memory(err, UINT64_MAX);
+  b->cache = mm_calloc(m->layers, sizeof *b->cache, err);
+  if (!b->cache) return false;
+  for (uint32_t l = 0; l < m->layers; l++) {
+    mm_cpu_cache *c = &b->cache[l];
+    if (m->attn[l] == MM_ATTN_LIGHTNING) {
+      if (!(c->state = mm_calloc(state, sizeof(float), err))) return false;
+    } else {
+      if (!(c->k = mm_calloc(kv, sizeof(float), err)) || !(c->v = mm_calloc(kv, sizeof(float), err))) return false;
+    }
+  }
+  return true;
+}
+
+static bool open_position_tables(mm_backend *b, mm_err *err) {
+  const mm_model *m = b->c.model;
+  b->slope = matrix(b, m->layers, b->heads, err);
+  b->inv_freq = matrix(b, 1, m->rotary_dim / 2, err);
+  b->rope = matrix(b, b->c.limits.max_tokens, m->rotary_dim, err);
+  if (!b->slope || !b->inv_freq || !b->rope) return false;
+  uint32_t first_head = b->c.weights->rank * b->heads;
+  for (uint32_t l = 0; l < m->layers; l++)
+    for (uint32_t h = 0; h < b->heads; h++) b->slope[l * b->heads + h] = (float)mm_lightning_decay(m, l, first_head + h);
+  for (uint32_t i = 0; i < m->rotary_dim / 2; i++) b->inv_freq[i] = mm_rope_inv_freq(m, i);
+  return true;
+}
+
+static bool open_buffers(mm_backend *b, mm_err *err) {
+  const mm_model *m = b->c.model;
+  uint32_t tokens = b->c.limits.max_tokens;
+  uint32_t ir = b->c.weights->layer[0].w2.k;
+  uint64_t pairs = (uint64_t)tokens * m->top_k;
+  uint64_t widest = mm_max(mm_max(m->hidden, m->experts), (uint64_t)b->heads * b->d);
+  if (!(b->vector = matrix(b, 1, widest, err)) || !(b->sums = matrix(b, tokens, 2, err))) return false;
+  if (!(b->score = matrix(b, tokens, m->experts, err)) || !(b->pick = matrix(b, pairs, 1, err))) return false;
+  if (!(b->pick_weight = matrix(b, pairs, 1, err)) || !(b->first_pair = matrix(b, m->experts + UINT64_C(1), 1, err))) return false;
+  if (!(b->pair_row = matrix(b, pairs, 1, err)) || !(b->pair_weight = matrix(b, pairs, 1, err))) return false;
+  if (!(b->pair_act = matrix(b, pairs, ir, err))) return false;
+  /* A thread needs two strips (w1 and w3), or the scores of one query, or the decays of one block. */
+  uint64_t scratch = mm_max(mm_max(2 * MM_CPU_STRIP * mm_max(widest, ir), b->c.limits.max_positions), MM_CPU_BLOCK + 1);
+  if (!(b->scratch = mm_arena_alloc(&b->arena, b->c.threads * sizeof *b->scratch, err))) return false;
+  for (unsigned t = 0; t < b->c.threads; t++)
+    if (!(b->scratch[t] = matrix(b, 1, scratch, err))) return false;
+  return true;
+}
+
+static void cpu_close(mm_backend *b) {
+  if (!b) return;
+  for (uint32_t l = 0; b->cache && l < b->c.model->layers; l++) {
+    free(b->cache[l].state);
+    free(b->cache[l].k);
+    free(b->cache[l].v);
+  }
+  free(b->cache);
+  free(b->logits);
+  mm_arena_close(&b->arena);
+  free(b);
+}
+
+static mm_backend *cpu_open(const mm_backend_config *c, mm_err *err) {
+  mm_backend *b = mm_calloc(1, sizeof *b, err);
+  if (!b) return NULL;
+  b->c = *c;
+  b->heads = c->model->heads / c->weights->tp;
+  b->kv_heads = (uint32_t)mm_max(1, c->model->kv_heads / c->weights->tp);
+  b->d = c->model->head_dim;
+  if (open_caches(b, err) && open_position_tables(b, err) && open_buffers(b, err)) return b;
+  cpu_close(b);
+  return NULL;
+}
+
+static bool cpu_act(mm_backend *b, uint32_t width, mm_act *out, mm_err *err) {
+  *out = (mm_act){matrix(b, b->c.limits.max_tokens, width, err), width};
+  return out->data != NULL;
+}
+
+/* Cosines and sines of every row, in the reference's precision: an f32 product of position and frequency. */
+static void turn_rows(mm_backend *b) {
+  uint32_t half = b->c.model->rotary_dim / 2;
+  for (uint32_t i = 0; i < b->batch->span_count; i++) {
+    const mm_span *s = &b->batch->span[i];
+    for (uint32_t t = 0; t < s->count; t++) {
+      float *turn = b->rope + (size_t)(s->first + t) * 2 * half;
+      for (uint32_t j = 0; j < half; j++) {
+        float angle = (float)(s->pos + t) * b->inv_freq[j];
+        turn[j] = cosf(angle);
+        turn[half + j] = sinf(angle);
+      }
+    }
+  }
+}
+
+static bool cpu_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
+  size_t logits = (size_t)batch->out_count * b->c.weights->vocab_rows;
+  if (!mm_grow((void **)&b->logits, &b->logits_cap, logits, sizeof *b->logits, err)) return false;
+  b->batch = batch;
+  b->err.status = MM_OK;
+  turn_rows(b);
+  return true;
+}
+
+static bool cpu_end(mm_backend *b, float *out, mm_err *err) {
+  if (b->err.status != MM_OK) {
+    if (err && err->status == MM_OK) *err = b->err;
+    return false;
+  }
+  if (b->batch->out_count) memcpy(out, b->logits, (size_t)b->batch->out_count * b->c.weights->vocab_rows * sizeof *out);
+  return true;
+}
+
+const mm_ops mm_ops_cpu = {
+    .name = "cpu",
+    .open = cpu_open,
+    .close = cpu_close,
+    .act = cpu_act,
+    .begin = cpu_begin,
+    .embed = mm_cpu_embed,
+    .norm = mm_cpu_norm,
+    .linear = mm_cpu_linear,
+    .gqa = mm_cpu_gqa,
+    .lightning = mm_cpu_lightning,
+    .gated_norm = mm_cpu_gated_norm,
+    .route = mm_cpu_route,
+    .experts = mm_cpu_experts,
+    .combine = mm_cpu_combine,
+    .logits = mm_cpu_logits,
+    .end = cpu_end,
+};

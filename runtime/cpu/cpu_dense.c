@@ -1,0 +1,107 @@
+/* The reference backend's dense ops: embedding, norms, matrix products, residuals, logits. */
+#include <math.h>
+#include <string.h>
+
+#include "runtime/cpu/cpu.h"
+
+/* Below this many multiplications, starting threads costs more than it saves. */
+#define WORTH_THREADS (UINT64_C(1) << 21)
+
+float mm_cpu_sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+float mm_cpu_silu(float x) { return x / (1.0f + expf(-x)); }
+
+void mm_cpu_each(mm_backend *b, size_t count, uint64_t work, mm_pool_fn *fn, void *job) {
+  if (b->c.threads > 1 && work >= WORTH_THREADS) {
+    mm_pool_run(b->c.threads, count, fn, job, &b->err); /* end() reports b->err */
+    return;
+  }
+  for (size_t i = 0; i < count; i++) fn(job, i, 0, &b->err);
+}
+
+const float *mm_cpu_vector(mm_backend *b, const mm_packed *w) {
+  w->scheme->unpack(w, 0, 0, w->n, b->vector);
+  return b->vector;
+}
+
+typedef struct matmul {
+  mm_backend *b;
+  float *y;
+  const float *x;
+  const uint32_t *pick;
+  uint32_t rows;
+  const mm_packed *w;
+} matmul;
+
+static bool matmul_strip(void *ctx, size_t item, unsigned worker, mm_err *err) {
+  (void)err;
+  const matmul *j = ctx;
+  const mm_packed *w = j->w;
+  float *strip = j->b->scratch[worker];
+  uint32_t first = (uint32_t)item * MM_CPU_STRIP, count = (uint32_t)mm_min(MM_CPU_STRIP, w->n - first);
+  w->scheme->unpack(w, 0, first, count, strip);
+  for (uint32_t t = 0; t < j->rows; t++) {
+    const float *x = j->x + (size_t)(j->pick ? j->pick[t] : t) * w->k;
+    float *y = j->y + (size_t)t * w->n + first;
+    for (uint32_t i = 0; i < count; i++) y[i] = mm_cpu_dot(x, strip + (size_t)i * w->k, w->k);
+  }
+  return true;
+}
+
+void mm_cpu_matmul(mm_backend *b, float *y, const float *x, const uint32_t *pick, uint32_t rows, const mm_packed *w) {
+  matmul j = {b, y, x, pick, rows, w};
+  mm_cpu_each(b, mm_ceil_div(w->n, MM_CPU_STRIP), (uint64_t)rows * w->n * w->k, matmul_strip, &j);
+}
+
+void mm_cpu_linear(mm_backend *b, mm_act y, mm_act x, const mm_packed *w) { mm_cpu_matmul(b, y.data, x.data, NULL, b->batch->tokens, w); }
+
+void mm_cpu_logits(mm_backend *b, mm_act x, const mm_packed *head) {
+  mm_cpu_matmul(b, b->logits, x.data, b->batch->out, b->batch->out_count, head);
+}
+
+void mm_cpu_embed(mm_backend *b, mm_act x, const mm_packed *table) {
+  const mm_rank_weights *w = b->c.weights;
+  for (uint32_t t = 0; t < b->batch->tokens; t++) {
+    uint32_t local = (uint32_t)b->batch->id[t] - w->vocab_first; /* wraps to beyond vocab_rows for ids of lower ranks */
+    if (local < w->vocab_rows)
+      table->scheme->unpack(table, 0, local, 1, mm_cpu_row(x, t));
+    else
+      memset(mm_cpu_row(x, t), 0, x.width * sizeof(float));
+  }
+  mm_comm_sum(b->c.comm, w->rank, x.data, (size_t)b->batch->tokens * x.width);
+}
+
+static void norm_row(float *y, const float *x, const float *w, uint32_t n, double eps) {
+  float r = 1.0f / sqrtf(mm_cpu_dot(x, x, n) / (float)n + (float)eps);
+  for (uint32_t i = 0; i < n; i++) y[i] = x[i] * r * w[i];
+}
+
+void mm_cpu_norm(mm_backend *b, mm_act y, mm_act x, const mm_packed *w, double eps) {
+  const float *weight = mm_cpu_vector(b, w);
+  for (uint32_t t = 0; t < b->batch->tokens; t++) norm_row(mm_cpu_row(y, t), mm_cpu_row(x, t), weight, x.width, eps);
+}
+
+void mm_cpu_gated_norm(mm_backend *b, mm_act y, mm_act o, mm_act gate, const mm_packed *w, double eps) {
+  const float *weight = mm_cpu_vector(b, w);
+  uint32_t n = o.width, T = b->batch->tokens;
+  for (uint32_t t = 0; t < T; t++) b->sums[t] = mm_cpu_dot(mm_cpu_row(o, t), mm_cpu_row(o, t), n);
+  mm_comm_sum(b->c.comm, b->c.weights->rank, b->sums, T);
+  float whole = (float)n * (float)b->c.weights->tp;
+  for (uint32_t t = 0; t < T; t++) {
+    const float *x = mm_cpu_row(o, t), *g = mm_cpu_row(gate, t);
+    float *out = mm_cpu_row(y, t), r = 1.0f / sqrtf(b->sums[t] / whole + (float)eps);
+    for (uint32_t i = 0; i < n; i++) out[i] = mm_cpu_sigmoid(g[i]) * (x[i] * r * weight[i]);
+  }
+}
+
+void mm_cpu_combine(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act branch, mm_deepnorm scale, const mm_packed *w, double eps) {
+  const float *weight = mm_cpu_vector(b, w);
+  float alpha = (float)scale.alpha, beta = (float)scale.beta;
+  uint32_t H = h.width;
+  mm_comm_sum(b->c.comm, b->c.weights->rank, branch.data, (size_t)b->batch->tokens * H);
+  for (uint32_t t = 0; t < b->batch->tokens; t++) {
+    const float *res = mm_cpu_row(residual, t), *add = mm_cpu_row(branch, t);
+    float *sum = mm_cpu_row(h, t);
+    for (uint32_t i = 0; i < H; i++) sum[i] = alpha * res[i] + beta * add[i];
+    norm_row(mm_cpu_row(n, t), sum, weight, H, eps);
+  }
+}

@@ -1,0 +1,118 @@
+/* The reference backend's router and experts. Rows are sorted by expert, so that each chosen expert is unpacked once a step. */
+#include <math.h>
+#include <string.h>
+
+#include "runtime/cpu/cpu.h"
+
+/* The next best of E keys not yet taken, the lower id first; some id in any case. */
+static uint32_t take_best(const float *key, const uint32_t *taken, uint32_t taken_count, uint32_t E) {
+  uint32_t best = E;
+  for (uint32_t e = 0; e < E; e++) {
+    bool free = true;
+    for (uint32_t i = 0; i < taken_count; i++) free &= taken[i] != e;
+    if (free && (best == E || key[e] > key[best])) best = e;
+  }
+  return best;
+}
+
+/* z[E] becomes the scores; the chosen ids and their weights, which add up to 1. */
+static void choose(const mm_model *m, float *z, const float *bias, uint32_t *pick, float *weight, float *key) {
+  uint32_t E = m->experts;
+  if (m->router == MM_ROUTER_SIGMOID_BIAS) {
+    for (uint32_t e = 0; e < E; e++) z[e] = mm_cpu_sigmoid(z[e]);
+    for (uint32_t e = 0; e < E; e++) key[e] = z[e] + (bias ? bias[e] : 0.0f);
+  } else {
+    memcpy(key, z, E * sizeof *z); /* softmax keeps the order */
+  }
+  for (uint32_t i = 0; i < m->top_k; i++) pick[i] = take_best(key, pick, i, E);
+  float sum = 0.0f;
+  for (uint32_t i = 0; i < m->top_k; i++) {
+    /* Renormalised over the chosen, the softmax's own denominator cancels. pick[0] holds the largest. */
+    weight[i] = m->router == MM_ROUTER_SOFTMAX ? expf(z[pick[i]] - z[pick[0]]) : z[pick[i]];
+    sum += weight[i];
+  }
+  for (uint32_t i = 0; i < m->top_k; i++) weight[i] /= sum;
+}
+
+static void sort_by_expert(mm_backend *b) {
+  uint32_t E = b->c.model->experts, k = b->c.model->top_k, *first = b->first_pair;
+  size_t pairs = (size_t)b->batch->tokens * k;
+  memset(first, 0, (E + (size_t)1) * sizeof *first);
+  for (size_t p = 0; p < pairs; p++) first[b->pick[p] + 1]++;
+  for (uint32_t e = 0; e < E; e++) first[e + 1] += first[e];
+  for (size_t p = 0; p < pairs; p++) {
+    uint32_t at = first[b->pick[p]]++;
+    b->pair_row[at] = (uint32_t)(p / k);
+    b->pair_weight[at] = b->pick_weight[p];
+  }
+  memmove(first + 1, first, E * sizeof *first); /* filling moved every start to the next one's */
+  first[0] = 0;
+}
+
+void mm_cpu_route(mm_backend *b, mm_act x, const mm_packed *router, const mm_packed *bias) {
+  const mm_model *m = b->c.model;
+  uint32_t T = b->batch->tokens;
+  mm_cpu_matmul(b, b->score, x.data, NULL, T, router);
+  const float *bias_values = bias ? mm_cpu_vector(b, bias) : NULL;
+  for (uint32_t t = 0; t < T; t++) {
+    size_t at = (size_t)t * m->top_k;
+    choose(m, b->score + (size_t)t * m->experts, bias_values, b->pick + at, b->pick_weight + at, b->scratch[0]);
+  }
+  sort_by_expert(b);
+}
+
+typedef struct experts {
+  mm_backend *b;
+  mm_act y, x;
+  const mm_packed *w13, *w2;
+  size_t up_strips; /* of one expert */
+} experts;
+
+/* pair_act of one expert, a strip of its Ir columns. */
+static bool up_strip(void *ctx, size_t item, unsigned worker, mm_err *err) {
+  (void)err;
+  const experts *j = ctx;
+  const mm_backend *b = j->b;
+  const mm_packed *w = j->w13;
+  uint32_t e = (uint32_t)(item / j->up_strips), first = (uint32_t)(item % j->up_strips) * MM_CPU_STRIP;
+  if (b->first_pair[e] == b->first_pair[e + 1]) return true;
+  uint32_t ir = w->n / 2, count = (uint32_t)mm_min(MM_CPU_STRIP, ir - first);
+  float *gate = b->scratch[worker], *up = gate + (size_t)MM_CPU_STRIP * w->k;
+  w->scheme->unpack(w, e, first, count, gate);
+  w->scheme->unpack(w, e, ir + first, count, up);
+  for (uint32_t p = b->first_pair[e]; p < b->first_pair[e + 1]; p++) {
+    const float *x = mm_cpu_row(j->x, b->pair_row[p]);
+    float *act = b->pair_act + (size_t)p * ir + first;
+    for (uint32_t i = 0; i < count; i++)
+      act[i] = mm_cpu_silu(mm_cpu_dot(x, gate + (size_t)i * w->k, w->k)) * mm_cpu_dot(x, up + (size_t)i * w->k, w->k);
+  }
+  return true;
+}
+
+/* A strip of the columns of y, over all experts in order. */
+static bool down_strip(void *ctx, size_t item, unsigned worker, mm_err *err) {
+  (void)err;
+  const experts *j = ctx;
+  const mm_backend *b = j->b;
+  const mm_packed *w = j->w2;
+  uint32_t first = (uint32_t)item * MM_CPU_STRIP, count = (uint32_t)mm_min(MM_CPU_STRIP, w->n - first);
+  float *strip = b->scratch[worker];
+  for (uint32_t t = 0; t < b->batch->tokens; t++) memset(mm_cpu_row(j->y, t) + first, 0, count * sizeof(float));
+  for (uint32_t e = 0; e < w->lead; e++) {
+    if (b->first_pair[e] == b->first_pair[e + 1]) continue;
+    w->scheme->unpack(w, e, first, count, strip);
+    for (uint32_t p = b->first_pair[e]; p < b->first_pair[e + 1]; p++) {
+      const float *act = b->pair_act + (size_t)p * w->k;
+      float *row = mm_cpu_row(j->y, b->pair_row[p]) + first;
+      for (uint32_t i = 0; i < count; i++) row[i] += b->pair_weight[p] * mm_cpu_dot(act, strip + (size_t)i * w->k, w->k);
+    }
+  }
+  return true;
+}
+
+void mm_cpu_experts(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, const mm_packed *w2) {
+  experts j = {b, y, x, w13, w2, mm_ceil_div(w2->k, MM_CPU_STRIP)};
+  uint64_t down = (uint64_t)b->batch->tokens * b->c.model->top_k * w2->n * w2->k;
+  mm_cpu_each(b, w13->lead * j.up_strips, 2 * down, up_strip, &j);
+  mm_cpu_each(b, mm_ceil_div(w2->n, MM_CPU_STRIP), down, down_strip, &j);
+}

@@ -1,0 +1,44 @@
+/* The engine: tensor-parallel ranks as threads of one process over one backend each, stepping together. */
+#ifndef MM_RUNTIME_ENGINE_H
+#define MM_RUNTIME_ENGINE_H
+
+#include "loader/shards.h"
+#include "runtime/ops.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Ranks meeting in shared memory. A failing rank breaks the meeting for all (no rank waits for ever). */
+typedef struct mm_comm mm_comm;
+mm_comm *mm_comm_open(uint32_t ranks, mm_err *err);
+void mm_comm_close(mm_comm *c); /* accepts NULL */
+/* By a rank that cannot go on: whoever waits or comes later returns at once, its sums unspecified, until mm_comm_mend. */
+void mm_comm_break(mm_comm *c);
+/* Only while no rank is at work. */
+void mm_comm_mend(mm_comm *c);
+/* Every rank passes its x[n]; afterwards each holds the sum taken in rank order, bit-identical on all ranks. */
+void mm_comm_sum(mm_comm *c, uint32_t rank, float *x, size_t n);
+
+typedef struct mm_engine mm_engine;
+typedef struct mm_engine_config {
+  const mm_ops *ops;
+  mm_limits limits;
+  unsigned threads; /* CPU threads per rank, ≥ 1 */
+} mm_engine_config;
+
+/* Borrows the shards until close. */
+mm_engine *mm_engine_open(const mm_shards *shards, const mm_engine_config *c, mm_err *err);
+void mm_engine_close(mm_engine *e); /* accepts NULL */
+const mm_model *mm_engine_model(const mm_engine *e);
+
+/* Runs one batch on all ranks; logits[out_count, vocab], ids whose head row is zero are -INFINITY.
+ * Refuses (MM_USAGE E_BATCH) ids ≥ vocab, positions past the limit, unknown slots, rows not covered by spans, one slot in two
+ * spans, and a pos that the slot does not hold: lightning state cannot go back, so there pos is 0 or exactly where the slot
+ * stands. After any other failure the slots of the batch hold nothing. */
+bool mm_engine_step(mm_engine *e, const mm_batch *batch, float *logits, mm_err *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,315 @@
+/* minimax-eval: what a packed checkpoint predicts. Mean negative log-likelihood and perplexity of a text's ids, or the logits of
+ * given prompts as a safetensors file. */
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "formats/option.h"
+#include "formats/pool.h"
+#include "formats/safetensors.h"
+#include "runtime/engine.h"
+
+#define IDS_MAX (UINT64_C(1) << 30) /* bytes of --ids and of one ids tensor */
+
+typedef struct eval_args {
+  const char *dir, *ids, *logits, *ids_from;
+  uint64_t window, limit, chunk, threads; /* threads: 0 where not given */
+  bool json;
+} eval_args;
+
+/* A checkpoint at work on one sequence. */
+typedef struct eval {
+  const eval_args *a;
+  mm_shards shards;
+  mm_engine *engine;
+  uint32_t vocab, chunk;
+  uint32_t *rows; /* [chunk]: 0, 1, …: every row's logits are wanted */
+  float *logits;  /* [chunk, vocab] */
+} eval;
+
+/* Takes the logits of `count` positions from `pos` on. */
+typedef bool take_fn(void *ctx, const eval *e, uint32_t pos, uint32_t count, mm_err *err);
+
+static bool open_engine(eval *e, uint64_t longest, mm_err *err) {
+  const mm_pack *pack = &e->shards.pack;
+  if (longest > pack->model.max_positions || longest > UINT32_MAX)
+    return mm_fail(err, MM_USAGE, "E_LENGTH", mm_at(pack->dir, NULL), "found %llu tokens in one sequence, expected at most %llu",
+                   (unsigned long long)longest, (unsigned long long)pack->model.max_positions);
+  e->vocab = pack->model.vocab;
+  e->chunk = (uint32_t)mm_min(e->a->chunk, longest);
+  uint64_t logits;
+  if (!mm_mul(e->chunk, e->vocab, &logits)) return mm_fail_memory(err, UINT64_MAX);
+  e->logits = mm_calloc(logits, sizeof *e->logits, err);
+  e->rows = mm_calloc(e->chunk, sizeof *e->rows, err);
+  if (!e->logits || !e->rows) return false;
+  for (uint32_t i = 0; i < e->chunk; i++) e->rows[i] = i;
+  uint64_t threads = e->a->threads ? e->a->threads : mm_max(1, mm_pool_cpus() / pack->tp);
+  mm_engine_config c = {&mm_ops_cpu, {e->chunk, 1, (uint32_t)longest}, (unsigned)threads};
+  e->engine = mm_engine_open(&e->shards, &c, err);
+  return e->engine;
+}
+
+static void eval_close(eval *e) {
+  mm_engine_close(e->engine);
+  mm_shards_close(&e->shards);
+  free(e->rows);
+  free(e->logits);
+}
+
+/* Feeds one sequence from its start. */
+static bool feed(eval *e, const int32_t *id, uint32_t count, take_fn *take, void *ctx, mm_err *err) {
+  for (uint32_t pos = 0; pos < count; pos += e->chunk) {
+    uint32_t n = (uint32_t)mm_min(e->chunk, count - pos);
+    mm_span span = {0, 0, n, pos};
+    mm_batch b = {n, id + pos, 1, &span, n, e->rows};
+    if (!mm_engine_step(e->engine, &b, e->logits, err) || !take(ctx, e, pos, n, err)) return false;
+  }
+  return true;
+}
+
+/* ---- likelihood ---- */
+
+typedef struct likelihood {
+  const int32_t *target; /* of the window's positions */
+  double nll;            /* summed */
+} likelihood;
+
+static bool add_nll(void *ctx, const eval *e, uint32_t pos, uint32_t count, mm_err *err) {
+  (void)err;
+  likelihood *l = ctx;
+  for (uint32_t t = 0; t < count; t++) {
+    const float *x = e->logits + (size_t)t * e->vocab;
+    double top = -INFINITY, sum = 0;
+    for (uint32_t i = 0; i < e->vocab; i++) top = fmax(top, x[i]);
+    for (uint32_t i = 0; i < e->vocab; i++) sum += exp(x[i] - top);
+    l->nll += top + log(sum) - x[l->target[pos + t]];
+  }
+  return true;
+}
+
+static int32_t *read_ids(const char *path, uint32_t vocab, size_t *count, mm_err *err) {
+  mm_json *root = mm_json_load(path, IDS_MAX, err);
+  if (!root) return NULL;
+  *count = mm_json_type_of(root) == MM_JSON_ARR ? mm_json_size(root) : 0;
+  int32_t *id = mm_calloc(*count, sizeof *id, err);
+  bool ok = id;
+  for (size_t i = 0; ok && i < *count; i++) {
+    const mm_json *j = mm_json_at(root, i);
+    ok = mm_json_type_of(j) == MM_JSON_INT && mm_json_int(j) >= 0 && mm_json_int(j) < vocab;
+    if (ok) id[i] = (int32_t)mm_json_int(j);
+    if (!ok) mm_fail(err, MM_BAD_INPUT, "E_IDS", mm_at(path, NULL), "entry %zu: expected an id below %u", i, vocab);
+  }
+  mm_json_free(root);
+  if (ok) return id;
+  free(id);
+  return NULL;
+}
+
+static bool print_likelihood(const eval_args *a, double nll, uint64_t windows, mm_err *err) {
+  uint64_t tokens = windows * a->window;
+  if (!a->json) {
+    printf("nll %.6f, perplexity %.4f over %llu tokens in %llu windows of %llu\n", nll, exp(nll), (unsigned long long)tokens,
+           (unsigned long long)windows, (unsigned long long)a->window);
+    return true;
+  }
+  mm_json *o = mm_json_new_obj();
+  bool ok = mm_json_set(o, "nll", mm_json_new_real(nll)) && mm_json_set(o, "perplexity", mm_json_new_real(exp(nll))) &&
+            mm_json_set(o, "tokens", mm_json_new_int((int64_t)tokens)) && mm_json_set(o, "windows", mm_json_new_int((int64_t)windows)) &&
+            mm_json_set(o, "window", mm_json_new_int((int64_t)a->window));
+  char *text = ok ? mm_json_dump(o, false) : NULL;
+  if (text) puts(text);
+  mm_json_free(o);
+  free(text);
+  return text || mm_fail_memory(err, 4096);
+}
+
+/* Windows of `window` ids, each from its own start; every id of a window predicts the next one of the text. */
+static bool run_likelihood(eval *e, mm_err *err) {
+  const eval_args *a = e->a;
+  size_t count;
+  int32_t *id = read_ids(a->ids, e->shards.pack.model.vocab, &count, err);
+  if (!id) return false;
+  uint64_t windows = count ? (count - 1) / a->window : 0;
+  if (a->limit) windows = mm_min(windows, a->limit);
+  bool ok = windows || mm_fail(err, MM_BAD_INPUT, "E_IDS", mm_at(a->ids, NULL), "found %zu ids, expected more than a window of %llu", count,
+                               (unsigned long long)a->window);
+  ok = ok && open_engine(e, a->window, err);
+  likelihood l = {0};
+  for (uint64_t w = 0; ok && w < windows; w++) {
+    const int32_t *first = id + w * a->window;
+    l.target = first + 1;
+    ok = feed(e, first, (uint32_t)a->window, add_nll, &l, err);
+  }
+  free(id);
+  return ok && print_likelihood(a, l.nll / (double)(windows * a->window), windows, err);
+}
+
+/* ---- logits ---- */
+
+typedef struct logits_file {
+  int fd;
+  const char *path;
+  uint64_t offset; /* of the current prompt's logits */
+} logits_file;
+
+static bool write_logits(void *ctx, const eval *e, uint32_t pos, uint32_t count, mm_err *err) {
+  const logits_file *f = ctx;
+  size_t row = (size_t)e->vocab * sizeof *e->logits;
+  return mm_pwrite(f->fd, f->path, e->logits, count * row, f->offset + pos * row, err);
+}
+
+/* The prompts: I32 vectors named "ids.NAME" of one file, in the order of their names. */
+typedef struct prompts {
+  mm_st st;
+  mm_file file;
+  mm_st_tensor *out; /* [count]: "logits.NAME", F32 [tokens, vocab] */
+  const mm_st_tensor **in;
+  size_t count;
+  uint64_t longest;
+  mm_arena arena;
+} prompts;
+
+static bool open_prompts(prompts *p, const char *path, uint32_t vocab, mm_err *err) {
+  *p = (prompts){.file = MM_FILE_NONE};
+  if (!mm_st_open(&p->st, path, MM_BAD_INPUT, err) || !mm_file_open(&p->file, path, err)) return false;
+  p->in = mm_arena_alloc(&p->arena, p->st.count * sizeof *p->in, err);
+  p->out = mm_arena_alloc(&p->arena, p->st.count * sizeof *p->out, err);
+  if (!p->in || !p->out) return false;
+  for (size_t i = 0; i < p->st.count; i++) {
+    const mm_st_tensor *t = &p->st.tensor[i];
+    if (strncmp(t->name, "ids.", 4) != 0) continue;
+    if (t->dtype != MM_I32 || t->shape.rank != 1 || t->shape.dim[0] == 0 || t->bytes > IDS_MAX) {
+      char shape[128];
+      return mm_fail(err, MM_BAD_INPUT, "E_IDS", mm_at(path, t->name), "found %s %s, expected I32 [tokens]", mm_dtype_name(t->dtype),
+                     mm_shape_text(&t->shape, shape, sizeof shape));
+    }
+    const char *name = mm_arena_printf(&p->arena, err, "logits.%s", t->name + 4);
+    if (!name) return false;
+    p->in[p->count] = t;
+    p->out[p->count++] = (mm_st_tensor){.name = name, .dtype = MM_F32, .shape = mm_shape2(t->shape.dim[0], vocab)};
+    p->longest = mm_max(p->longest, t->shape.dim[0]);
+  }
+  return p->count || mm_fail(err, MM_BAD_INPUT, "E_IDS", mm_at(path, NULL), "found no tensor named ids.NAME");
+}
+
+static void close_prompts(prompts *p) {
+  mm_file_close(&p->file);
+  mm_st_close(&p->st);
+  mm_arena_close(&p->arena);
+}
+
+static bool write_all(eval *e, prompts *p, logits_file *f, mm_err *err) {
+  size_t header_bytes;
+  void *header = mm_st_header(p->out, p->count, NULL, 0, 8, &header_bytes, err);
+  bool ok = header && mm_pwrite(f->fd, f->path, header, header_bytes, 0, err);
+  free(header);
+  for (size_t i = 0; ok && i < p->count; i++) {
+    uint64_t n = p->in[i]->shape.dim[0];
+    int32_t *id = mm_calloc(n, sizeof *id, err);
+    f->offset = p->out[i].offset;
+    ok = id && mm_file_read(&p->file, p->st.path, id, p->in[i]->bytes, p->in[i]->offset, err) &&
+         feed(e, id, (uint32_t)n, write_logits, f, err);
+    free(id);
+  }
+  return ok;
+}
+
+/* OUT.partial: what has the final name is complete. */
+static bool create(logits_file *f, const char *partial, mm_err *err) {
+  f->path = partial;
+  f->fd = open(partial, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+  return f->fd >= 0 || mm_fail_errno(err, mm_at(partial, NULL), "open", errno);
+}
+
+static bool publish(const logits_file *f, const char *path, bool written, mm_err *err) {
+  bool ok = written && mm_fsync(f->fd, f->path, false, err);
+  ok = mm_close(f->fd, f->path, err) && ok;
+  if (ok && rename(f->path, path) != 0) ok = mm_fail_errno(err, mm_at(path, NULL), "rename", errno);
+  if (!ok) unlink(f->path);
+  return ok;
+}
+
+static bool run_logits(eval *e, mm_err *err) {
+  const char *path = e->a->logits, *partial = NULL;
+  prompts p;
+  logits_file f;
+  bool ok = open_prompts(&p, e->a->ids_from, e->shards.pack.model.vocab, err) && open_engine(e, p.longest, err) &&
+            (partial = mm_arena_printf(&p.arena, err, "%s.partial", path)) && create(&f, partial, err) &&
+            publish(&f, path, write_all(e, &p, &f, err), err);
+  if (ok) printf("%s: logits of %zu prompts\n", path, p.count);
+  close_prompts(&p);
+  return ok;
+}
+
+int main(int argc, char **argv) {
+  mm_program_start();
+  eval_args a = {.window = 512, .chunk = 512};
+  const mm_option options[] = {
+      {.name = "ids",
+       .kind = MM_OPT_STR,
+       .target = &a.ids,
+       .arg = "FILE.json",
+       .help = "print the mean negative log-likelihood of these ids (a flat array)"},
+      {.name = "window",
+       .kind = MM_OPT_U64,
+       .target = &a.window,
+       .arg = "N",
+       .help = "ids that are scored together, each window from its own start (default 512)",
+       .lo = 1,
+       .hi = INT32_MAX},
+      {.name = "limit", .kind = MM_OPT_U64, .target = &a.limit, .arg = "N", .help = "at most so many windows (default all)", .lo = 1},
+      {.name = "logits",
+       .kind = MM_OPT_STR,
+       .target = &a.logits,
+       .arg = "OUT.safetensors",
+       .help = "write logits.NAME, F32 [tokens, vocab], for every prompt of --ids-from"},
+      {.name = "ids-from",
+       .kind = MM_OPT_STR,
+       .target = &a.ids_from,
+       .arg = "IN.safetensors",
+       .help = "prompts: every tensor ids.NAME, I32 [tokens]"},
+      {.name = "chunk",
+       .kind = MM_OPT_U64,
+       .target = &a.chunk,
+       .arg = "N",
+       .help = "tokens fed at once (default 512)",
+       .lo = 1,
+       .hi = UINT32_MAX},
+      {.name = "threads",
+       .kind = MM_OPT_U64,
+       .target = &a.threads,
+       .arg = "N",
+       .help = "threads of each rank (default: CPUs divided among the ranks)",
+       .lo = 1,
+       .hi = 1024},
+      {.name = "json", .kind = MM_OPT_FLAG, .target = &a.json, .help = "print the likelihood as JSON"},
+  };
+  const mm_program program = {
+      .name = "minimax-eval",
+      .summary = "likelihood of a text, or logits of prompts, under a packed checkpoint",
+      .operands = "DIR",
+      .min_operands = 1,
+      .max_operands = 1,
+      .options = options,
+      .option_count = sizeof options / sizeof *options,
+      .epilog =
+          "Exit status: 0 done, 2 usage, 3 bad input, 4 valid but unsupported, 5 I/O, 6 integrity of the checkpoint, 8 memory or limit.",
+  };
+  mm_err err = {0};
+  size_t operands = 0;
+  bool done = false;
+  if (!mm_options_parse(&program, argc, argv, &a.dir, &operands, &done, &err)) return mm_program_fail(&program, &err);
+  if (done) return MM_OK;
+  if (!a.ids == !a.logits || !a.logits != !a.ids_from) {
+    mm_fail(&err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "expected either --ids, or --logits with --ids-from");
+    return mm_program_fail(&program, &err);
+  }
+  eval e = {.a = &a};
+  bool ok = mm_shards_open(&e.shards, a.dir, &err) && (a.ids ? run_likelihood(&e, &err) : run_logits(&e, &err));
+  if (ok && fflush(stdout) != 0) ok = mm_fail_errno(&err, mm_at("standard output", NULL), "write", errno);
+  eval_close(&e);
+  return ok ? MM_OK : mm_program_fail(&program, &err);
+}

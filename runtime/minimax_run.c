@@ -1,0 +1,291 @@
+/* minimax-run: a prompt in, text out, from a packed checkpoint. */
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "formats/option.h"
+#include "formats/pool.h"
+#include "runtime/engine.h"
+#include "runtime/sample.h"
+#include "runtime/tokenizer.h"
+#include "runtime/utf8.h"
+
+#define PREFILL_ROWS  512 /* tokens of the prompt per step */
+#define PROMPT_MAX    (UINT64_C(1) << 30)
+#define COMPANION_MAX (UINT64_C(16) << 20)
+
+static const mm_ops *const devices[] = {
+    &mm_ops_cpu,
+#ifdef MM_CUDA
+    &mm_ops_cuda,
+#endif
+};
+#ifdef MM_CUDA
+#define DEVICES "cpu|cuda"
+#else
+#define DEVICES "cpu"
+#endif
+
+typedef struct run_args {
+  const char *dir, *prompt, *prompt_file, *device;
+  double temperature, top_p;
+  uint64_t top_k, seed, max_tokens, max_model_len, threads; /* max_model_len and threads: 0 where not given */
+  bool added_tokens, ignore_eos, quiet;
+} run_args;
+
+typedef struct run {
+  const run_args *a;
+  mm_shards shards;
+  mm_tokenizer *tokenizer;
+  mm_sampler *sampler;
+  mm_engine *engine;
+  int32_t *prompt; /* [prompt_count] */
+  size_t prompt_count;
+  uint32_t budget; /* tokens to generate at most, ≥ 1 */
+  bool *is_end;    /* [vocab] */
+  float *logits;   /* [vocab] of the last step */
+  char *text;      /* printable text of the last token */
+  size_t text_cap;
+  mm_utf8_stream utf8;
+  double load_s, prefill_s, decode_s;
+  uint32_t generated, steps; /* tokens chosen, and steps taken for them after the prompt */
+} run;
+
+static double now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* ---- What to stop at ---- */
+
+/* The path of a file that the converter copied beside the parts, NULL without an error when the source had none. free() it. */
+static bool companion_path(const mm_pack *p, const char *name, char **path, mm_err *err) {
+  *path = NULL;
+  for (size_t i = 0; i < p->file_count; i++) {
+    if (strcmp(p->file[i].name, name) != 0) continue;
+    return asprintf(path, "%s/%s", p->dir, name) >= 0 || mm_fail_memory(err, strlen(name));
+  }
+  return true;
+}
+
+/* Marks the ids of eos_token_id, one or a list, if the file exists and has it. */
+static bool ends_from_file(run *r, const char *name, bool *found, mm_err *err) {
+  uint32_t vocab = r->shards.pack.model.vocab;
+  char *path;
+  if (!companion_path(&r->shards.pack, name, &path, err)) return false;
+  if (!path) return true;
+  mm_json *root = mm_json_load(path, COMPANION_MAX, err);
+  const mm_json *eos = mm_json_get(root, "eos_token_id");
+  bool ok = root, list = mm_json_type_of(eos) == MM_JSON_ARR;
+  size_t count = list ? mm_json_size(eos) : mm_json_type_of(eos) != MM_JSON_NULL;
+  for (size_t i = 0; ok && i < count; i++) {
+    const mm_json *id = list ? mm_json_at(eos, i) : eos;
+    ok = mm_json_type_of(id) == MM_JSON_INT && mm_json_int(id) >= 0 && mm_json_int(id) < vocab;
+    if (ok) r->is_end[mm_json_int(id)] = *found = true;
+    if (!ok) mm_fail(err, MM_BAD_INPUT, "E_CFG_RANGE", mm_at(path, NULL), "eos_token_id: expected ids below %u", vocab);
+  }
+  mm_json_free(root);
+  free(path);
+  return ok;
+}
+
+static bool find_ends(run *r, mm_err *err) {
+  static const char *const files[] = {"generation_config.json", "config.json"};
+  static const char *const names[] = {"<end_of_sentence>", "<end_of_document>", "[e~["};
+  bool found = r->a->ignore_eos;
+  for (size_t i = 0; !found && i < sizeof files / sizeof *files; i++)
+    if (!ends_from_file(r, files[i], &found, err)) return false;
+  for (size_t i = 0; !found && i < sizeof names / sizeof *names; i++) {
+    int32_t id = mm_tokenizer_find(r->tokenizer, names[i]);
+    if (mm_tokenizer_is_special(r->tokenizer, id)) r->is_end[id] = true;
+  }
+  return true;
+}
+
+/* ---- Opening ---- */
+
+static bool read_prompt(run *r, mm_err *err) {
+  const run_args *a = r->a;
+  if (!a->prompt == !a->prompt_file)
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "expected one of --prompt and --prompt-file");
+  size_t n = a->prompt ? strlen(a->prompt) : 0;
+  char *file = a->prompt ? NULL : mm_file_slurp(a->prompt_file, PROMPT_MAX, &n, err);
+  bool ok = (a->prompt || file) &&
+            mm_tokenizer_encode(r->tokenizer, file ? file : a->prompt, n, a->added_tokens, &r->prompt, &r->prompt_count, err);
+  free(file);
+  if (ok && r->prompt_count == 0) return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "the prompt is empty");
+  return ok;
+}
+
+/* How many tokens may follow the prompt. */
+static bool set_budget(run *r, mm_err *err) {
+  uint64_t most = r->shards.pack.model.max_positions, limit = r->a->max_model_len ? r->a->max_model_len : most;
+  if (limit > most)
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--max-model-len: found %llu, the model has %llu positions",
+                   (unsigned long long)limit, (unsigned long long)most);
+  if (r->prompt_count >= limit)
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "the prompt has %zu tokens, expected fewer than %llu (--max-model-len)",
+                   r->prompt_count, (unsigned long long)limit);
+  r->budget = (uint32_t)mm_min(r->a->max_tokens, limit - r->prompt_count);
+  return true;
+}
+
+static bool open_tokenizer(run *r, mm_err *err) {
+  char *path;
+  if (!companion_path(&r->shards.pack, "tokenizer.json", &path, err)) return false;
+  if (!path) return mm_fail(err, MM_UNSUPPORTED, "E_TOKENIZER", mm_at(r->a->dir, NULL), "the checkpoint has no tokenizer.json");
+  r->tokenizer = mm_tokenizer_open(path, r->shards.pack.model.vocab, err);
+  free(path);
+  return r->tokenizer;
+}
+
+static bool open_engine(run *r, mm_err *err) {
+  unsigned threads = (unsigned)(r->a->threads ? r->a->threads : mm_max(1, mm_pool_cpus() / r->shards.pack.tp));
+  mm_engine_config c = {.limits = {(uint32_t)mm_min(PREFILL_ROWS, r->prompt_count), 1, (uint32_t)r->prompt_count + r->budget},
+                        .threads = threads};
+  for (size_t i = 0; i < sizeof devices / sizeof *devices; i++)
+    if (strcmp(devices[i]->name, r->a->device) == 0) c.ops = devices[i];
+  r->engine = mm_engine_open(&r->shards, &c, err);
+  return r->engine;
+}
+
+/* Everything small is checked before the weights are bound. */
+static bool run_open(run *r, mm_err *err) {
+  const mm_sampling sampling = {r->a->temperature, r->a->top_p, (uint32_t)r->a->top_k, r->a->seed};
+  double start = now();
+  if (!mm_shards_open(&r->shards, r->a->dir, err)) return false;
+  uint32_t vocab = r->shards.pack.model.vocab;
+  r->is_end = mm_calloc(vocab, sizeof *r->is_end, err);
+  r->logits = mm_calloc(vocab, sizeof *r->logits, err);
+  if (!r->is_end || !r->logits) return false;
+  if (!(r->sampler = mm_sampler_open(&sampling, vocab, err))) return false;
+  if (!open_tokenizer(r, err) || !read_prompt(r, err) || !set_budget(r, err) || !find_ends(r, err) || !open_engine(r, err)) return false;
+  r->load_s = now() - start;
+  return true;
+}
+
+static void run_close(run *r) {
+  mm_engine_close(r->engine);
+  mm_sampler_close(r->sampler);
+  mm_tokenizer_close(r->tokenizer);
+  mm_shards_close(&r->shards);
+  free(r->prompt);
+  free(r->is_end);
+  free(r->logits);
+  free(r->text);
+}
+
+/* ---- Generating ---- */
+
+static bool step(run *r, const int32_t *id, uint32_t count, uint32_t pos, bool last, mm_err *err) {
+  const mm_span span = {0, 0, count, pos};
+  const uint32_t out = count - 1;
+  const mm_batch batch = {.tokens = count, .id = id, .span_count = 1, .span = &span, .out_count = last, .out = &out};
+  return mm_engine_step(r->engine, &batch, r->logits, err);
+}
+
+static bool prefill(run *r, mm_err *err) {
+  double start = now();
+  uint32_t count = (uint32_t)r->prompt_count;
+  for (uint32_t at = 0, rows; at < count; at += rows) {
+    rows = (uint32_t)mm_min(PREFILL_ROWS, count - at);
+    if (!step(r, r->prompt + at, rows, at, at + rows == count, err)) return false;
+  }
+  r->prefill_s = now() - start;
+  return true;
+}
+
+static bool choose(run *r, int32_t *id, mm_err *err) {
+  size_t n;
+  for (uint32_t i = 0; i < r->shards.pack.model.vocab; i++)
+    if (!mm_tokenizer_bytes(r->tokenizer, (int32_t)i, &n)) r->logits[i] = -INFINITY; /* a row of the head that no token has */
+  *id = mm_sample(r->sampler, r->logits);
+  if (*id >= 0) return true;
+  return mm_fail(err, MM_INTEGRITY, "E_LOGITS", mm_at(r->a->dir, NULL), "no logit after %zu tokens is a number",
+                 r->prompt_count + r->generated);
+}
+
+/* Writes what the bytes make printable; n = 0 ends the text. */
+static bool put_bytes(run *r, const char *bytes, size_t n, mm_err *err) {
+  if (!mm_grow((void **)&r->text, &r->text_cap, 3 * n + 4, 1, err)) return false;
+  size_t len = mm_utf8_push(&r->utf8, bytes, n, r->text);
+  if (n == 0) r->text[len++] = '\n';
+  if (fwrite(r->text, 1, len, stdout) == len && fflush(stdout) == 0) return true;
+  return mm_fail_errno(err, mm_at("stdout", NULL), "write", errno);
+}
+
+/* *ended: at an end token, not for want of budget. */
+static bool generate(run *r, bool *ended, mm_err *err) {
+  double start = now();
+  int32_t id;
+  for (*ended = false;; r->steps++) {
+    if (!choose(r, &id, err)) return false;
+    r->generated++;
+    if ((*ended = r->is_end[id])) break;
+    size_t n;
+    const char *bytes = mm_tokenizer_bytes(r->tokenizer, id, &n);
+    if (!mm_tokenizer_is_special(r->tokenizer, id) && !put_bytes(r, bytes, n, err)) return false;
+    if (r->generated == r->budget) break;
+    if (!step(r, &id, 1, (uint32_t)r->prompt_count + r->steps, true, err)) return false;
+  }
+  r->decode_s = now() - start;
+  return put_bytes(r, "", 0, err);
+}
+
+static bool run_all(const run_args *a, mm_err *err) {
+  run r = {.a = a};
+  bool ended;
+  bool ok = run_open(&r, err) && prefill(&r, err) && generate(&r, &ended, err);
+  if (ok && !a->quiet)
+    fprintf(stderr, "prompt %zu tokens at %.1f/s, %u new tokens at %.1f/s up to %s, loaded in %.2f s\n", r.prompt_count,
+            (double)r.prompt_count / r.prefill_s, r.generated, (double)r.steps / r.decode_s,
+            ended                         ? "an end token"
+            : r.budget == r.a->max_tokens ? "--max-tokens"
+                                          : "--max-model-len",
+            r.load_s);
+  run_close(&r);
+  return ok;
+}
+
+int main(int argc, char **argv) {
+  mm_program_start();
+  run_args a = {.device = "cpu", .top_p = 1, .max_tokens = 256};
+  const mm_option options[] = {
+      {"prompt", NULL, 'p', MM_OPT_STR, &a.prompt, "TEXT", "text to continue", NULL, 0, 0},
+      {"prompt-file", NULL, 0, MM_OPT_STR, &a.prompt_file, "FILE", "the same from a file, its last newline included", NULL, 0, 0},
+      {"added-tokens", NULL, 0, MM_OPT_FLAG, &a.added_tokens, NULL,
+       "read control tokens such as <end_of_sentence> in the prompt as tokens (default: as text)", NULL, 0, 0},
+      {"max-tokens", NULL, 'n', MM_OPT_U64, &a.max_tokens, "N", "tokens to generate at most (256)", NULL, 1, INT32_MAX},
+      {"max-model-len", NULL, 0, MM_OPT_U64, &a.max_model_len, "N",
+       "tokens of prompt and answer at most (as many as the model has positions)", NULL, 2, INT32_MAX},
+      {"ignore-eos", NULL, 0, MM_OPT_FLAG, &a.ignore_eos, NULL, "do not stop at end tokens", NULL, 0, 0},
+      {"temperature", NULL, 0, MM_OPT_REAL, &a.temperature, "X", "0: always the likeliest token (0)", NULL, 0, 0},
+      {"top-k", NULL, 0, MM_OPT_U64, &a.top_k, "N", "draw from the N likeliest tokens, 0 for all (0)", NULL, 0, INT32_MAX},
+      {"top-p", NULL, 0, MM_OPT_REAL, &a.top_p, "X", "draw from the likeliest tokens that together reach probability X (1)", NULL, 0, 0},
+      {"seed", NULL, 0, MM_OPT_U64, &a.seed, "N", "of the draws (0)", NULL, 0, 0},
+      {"device", NULL, 0, MM_OPT_STR, &a.device, "NAME", "where to compute, cpu unless given", DEVICES, 0, 0},
+      {"threads", NULL, 't', MM_OPT_U64, &a.threads, "N", "CPU threads per rank (CPUs / ranks)", NULL, 1, 1024},
+      {"quiet", NULL, 'q', MM_OPT_FLAG, &a.quiet, NULL, "no summary on stderr", NULL, 0, 0},
+  };
+  const mm_program program = {
+      .name = "minimax-run",
+      .summary = "continue a text with a packed checkpoint",
+      .operands = "DIR -p TEXT",
+      .min_operands = 1,
+      .max_operands = 1,
+      .options = options,
+      .option_count = sizeof options / sizeof *options,
+      .epilog =
+          "The prompt is used as it is, without a chat template. Text goes to stdout as it is generated.\n"
+          "Exit status: 0 done, 2 usage, 3 bad tokenizer or config, 4 unsupported, 5 I/O, 6 damaged checkpoint, 8 memory or limit.",
+  };
+  mm_err err = {0};
+  size_t operands = 0;
+  bool done = false;
+  if (!mm_options_parse(&program, argc, argv, &a.dir, &operands, &done, &err)) return mm_program_fail(&program, &err);
+  if (done || run_all(&a, &err)) return MM_OK;
+  return mm_program_fail(&program, &err);
+}

@@ -1,0 +1,112 @@
+/* The backend seam: what the forward pass (forward.c, written once) asks of a device. Ops are cut at the fusion points, take no
+ * decision on computed values, and neither wait nor allocate, so that the same calls can be captured as a CUDA graph. A backend
+ * instance belongs to one tensor-parallel rank; ops that sum over ranks are collective: every rank makes the same calls.
+ *
+ * Notation: T = rows (tokens) of the step, H = hidden, hpr = heads/tp, kpr = max(1, kv_heads/tp), d = head_dim. */
+#ifndef MM_RUNTIME_OPS_H
+#define MM_RUNTIME_OPS_H
+
+#include "formats/model.h"
+#include "loader/bind.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Consecutive rows [first, first + count) of a step belong to one sequence, whose caches in `slot` hold `pos` tokens already.
+ * pos 0 starts from empty caches whatever the slot held. slot -1: a padding row; nothing is read or written for it. */
+typedef struct mm_span {
+  int32_t slot;
+  uint32_t first, count;
+  uint32_t pos;
+} mm_span;
+
+typedef struct mm_batch {
+  uint32_t tokens;   /* T ≤ limits.max_tokens */
+  const int32_t *id; /* [T], each in [0, vocab) */
+  uint32_t span_count;
+  const mm_span *span; /* cover the rows 0 … T-1 in order */
+  uint32_t out_count;  /* rows whose logits are wanted */
+  const uint32_t *out; /* [out_count], ascending */
+} mm_batch;
+
+typedef struct mm_limits {
+  uint32_t max_tokens;    /* rows of one step */
+  uint32_t slots;         /* sequences with caches */
+  uint32_t max_positions; /* tokens of one sequence */
+} mm_limits;
+
+typedef struct mm_backend mm_backend;
+
+/* An activation matrix [max_tokens, width], rows 0 … T-1 in use; storage and number type are the backend's. */
+typedef struct mm_act {
+  void *data;
+  uint32_t width;
+} mm_act;
+
+struct mm_comm; /* the ranks of one engine (engine.h) */
+
+typedef struct mm_backend_config {
+  const mm_model *model;
+  const mm_rank_weights *weights;
+  mm_limits limits;
+  struct mm_comm *comm;
+  unsigned threads; /* a hint for CPU backends */
+} mm_backend_config;
+
+typedef struct mm_ops {
+  const char *name; /* the --device word */
+  mm_backend *(*open)(const mm_backend_config *c, mm_err *err);
+  void (*close)(mm_backend *b);                                         /* accepts NULL */
+  bool (*act)(mm_backend *b, uint32_t width, mm_act *out, mm_err *err); /* freed by close */
+
+  /* Starts a step: the batch stays valid until end. */
+  bool (*begin)(mm_backend *b, const mm_batch *batch, mm_err *err);
+  /* Embedding rows of the batch's ids, summed over ranks: x[T, H]. */
+  void (*embed)(mm_backend *b, mm_act x, const mm_packed *table);
+  /* y = RMS(x; w, eps): x·rsqrt(mean(x²) + eps)·w. */
+  void (*norm)(mm_backend *b, mm_act y, mm_act x, const mm_packed *w, double eps);
+  /* y[T, n] = x[T, k]·Wᵀ. */
+  void (*linear)(mm_backend *b, mm_act y, mm_act x, const mm_packed *w);
+  /* Full attention of layer `layer`: optional QK norm (mean square over all ranks' heads), partial RoPE, KV write, causal softmax.
+   * qkv[T, (hpr + 2·kpr)·d] is clobbered; o[T, hpr·d]. q_norm and k_norm are NULL without QK norm. */
+  void (*gqa)(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_packed *q_norm, const mm_packed *k_norm);
+  /* Lightning attention: SiLU on qkv[T, hpr·3·d] (per head q, k, v), state update, o[T, hpr·d]. qkv is clobbered. */
+  void (*lightning)(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv);
+  /* y = sigmoid(gate) · RMS(o; w, eps), the mean square over all ranks' heads: y, o, gate [T, hpr·d]. y may be o. */
+  void (*gated_norm)(mm_backend *b, mm_act y, mm_act o, mm_act gate, const mm_packed *w, double eps);
+  /* Chooses top_k experts and weights for each row of x[T, H]; kept inside the backend until the next route. bias may be NULL. */
+  void (*route)(mm_backend *b, mm_act x, const mm_packed *router, const mm_packed *bias);
+  /* y = Σ weight · w2(SiLU(w1 x) ⊙ (w3 x)) over the routed experts: this rank's partial sum. */
+  void (*experts)(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, const mm_packed *w2);
+  /* h = alpha·residual + beta·Σ_ranks branch (in rank order, identical on all ranks), then n = RMS(h; w, eps). h or n may be the
+   * same buffer as residual; branch is clobbered. */
+  void (*combine)(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act branch, mm_deepnorm scale, const mm_packed *w, double eps);
+  /* This rank's logits of the batch's `out` rows, fp32: x·headᵀ. */
+  void (*logits)(mm_backend *b, mm_act x, const mm_packed *head);
+  /* Ends the step; any failure since begin is reported here. Copies this rank's logits to out[out_count, vocab_rows] (host);
+   * out may be NULL when out_count is 0. */
+  bool (*end)(mm_backend *b, float *out, mm_err *err);
+} mm_ops;
+
+extern const mm_ops mm_ops_cpu;
+#ifdef MM_CUDA
+extern const mm_ops mm_ops_cuda;
+#endif
+
+/* One step of one rank (forward.c). The acts are opened once per rank. */
+typedef struct mm_forward {
+  const mm_ops *ops;
+  mm_backend *backend;
+  const mm_model *model;
+  const mm_rank_weights *weights;
+  mm_act h, n, qkv, o, gate, branch;
+} mm_forward;
+bool mm_forward_open(mm_forward *f, const mm_ops *ops, const mm_backend_config *c, mm_err *err);
+void mm_forward_close(mm_forward *f);
+bool mm_forward_step(mm_forward *f, const mm_batch *batch, float *logits, mm_err *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,23 @@
+/* Byte-level BPE from a Hugging Face tokenizer.json. */
+#ifndef MM_RUNTIME_TOKENIZER_H
+#define MM_RUNTIME_TOKENIZER_H
+
+#include "formats/base.h"
+
+typedef struct mm_tokenizer mm_tokenizer;
+
+/* `vocab` bounds every id. MM_BAD_INPUT for a malformed file, MM_UNSUPPORTED for a split pattern or component that is not known. */
+mm_tokenizer *mm_tokenizer_open(const char *path, uint32_t vocab, mm_err *err);
+void mm_tokenizer_close(mm_tokenizer *t); /* accepts NULL */
+
+/* Token ids of n bytes of text (any bytes; invalid UTF-8 is carried through byte tokens). added = true recognises the added
+ * tokens' text as such tokens; false encodes them as plain text. free(*ids). MM_LIMIT for want of memory or past 2 GiB. Safe from
+ * several threads at once. */
+bool mm_tokenizer_encode(const mm_tokenizer *t, const char *text, size_t n, bool added, int32_t **ids, size_t *count, mm_err *err);
+/* The bytes of one id (borrowed, *n long); NULL for an id without a token. Special tokens give their text. */
+const char *mm_tokenizer_bytes(const mm_tokenizer *t, int32_t id, size_t *n);
+bool mm_tokenizer_is_special(const mm_tokenizer *t, int32_t id);
+/* The id of an added or ordinary token's exact text; -1 when absent. */
+int32_t mm_tokenizer_find(const mm_tokenizer *t, const char *text);
+
+#endif

@@ -1,0 +1,51 @@
+#!/bin/sh
+# scripts/floors.sh finds every kind of violation, one at a time, and finds nothing wrong in a tree that has none.
+set -eu
+mkdir -p "$TMPDIR/scripts"
+cp scripts/floors.sh "$TMPDIR/scripts"
+cd "$TMPDIR"
+
+# put FILE LINE: a tree of clean files, plus FILE with LINE.
+put() {
+  rm -rf formats quant loader convert runtime tests other
+  mkdir -p formats quant loader convert runtime/cpu runtime/cuda tests other
+  printf '#include <jansson.h>\n#include "formats/json.h"\n' >formats/json.c
+  printf '#include <openssl/evp.h>\n' >formats/hash.c
+  printf '#include <zstd.h>\n' >formats/frame.c
+  printf '#include "formats/json.h"\n#include "quant/quant.h"\n' >quant/plain.c
+  printf '#include "quant/quant.h"\n#include "loader/bind.h"\n' >loader/bind.c
+  printf '#include "loader/bind.h"\n' >convert/plan.c
+  printf '#include "runtime/ops.h"\n#include "loader/bind.h"\n' >runtime/cpu/linear.c
+  printf '#include <cuda_runtime.h>\n#include "runtime/ops.h"\n' >runtime/cuda/linear.cu
+  printf '#include "runtime/engine.h"\n#include "convert/plan.h"\n' >convert/minimax_convert.c
+  printf '#include "runtime/engine.h"\n#include "convert/plan.h"\n' >tests/test_all.c
+  [ -z "$1" ] || printf '%b\n' "$2" >>"$1"
+}
+count=0
+refuse() {
+  put "$1" "$2"
+  if scripts/floors.sh >found; then echo "not found: $1: $2"; exit 1; fi
+  [ "$(wc -l <found)" -eq 1 ] && grep -q "^$1:[0-9]*: " found || { echo "for $1: $2:"; cat found; exit 1; }
+  count=$((count + 1))
+}
+
+put '' ''
+scripts/floors.sh
+refuse formats/json.c '#include "quant/quant.h"'
+refuse quant/plain.c '#include "loader/bind.h"'
+refuse quant/plain.c '#include "runtime/ops.h"'
+refuse loader/bind.c '#include "convert/plan.h"'
+refuse convert/plan.c '#include "runtime/engine.h"'
+refuse runtime/cpu/linear.c '  #  include "convert/plan.h"'
+refuse runtime/cpu/linear.c '#include "runtime/cuda/stream.h"'
+refuse loader/bind.c '#include "bind.h"'
+refuse formats/file.c '#include <jansson.h>'
+refuse loader/bind.c '#include <openssl/sha.h>'
+refuse formats/file.c '#include <zstd.h>'
+refuse runtime/engine.c '#include <cuda_runtime.h>'
+refuse runtime/engine.c '#include <cublas_v2.h>'
+refuse runtime/engine.c '#include <nccl.h>'
+refuse runtime/engine.c '#include <mpi.h>'
+refuse loader/bind.c '#define PCRE2_CODE_UNIT_WIDTH 8\n#include <pcre2.h>'
+refuse other/thing.c '/* on no floor */'
+echo "$count violations found out"

@@ -1,0 +1,63 @@
+#!/usr/bin/env python3
+"""Plans of full-size checkpoints, read from real headers over holes (scripts/sparse_checkpoint.py) and from the released index alone.
+
+Every source tensor is used once, the byte counts are those of the released models, impossible tensor-parallel sizes are refused with
+the reason, and a dry run takes less than a second and 64 MiB and writes nothing.
+"""
+import json
+import os
+import subprocess
+import sys
+import time
+
+CONVERT = os.path.join(os.environ["BUILD"], "bin", "minimax-convert")
+RELEASED = "../shared/released/minimax-m1"
+SAN = os.environ.get("SAN") == "1"  # the limits are for the programs as users have them
+
+
+def dry_run(source, *options):
+    """(exit status, stdout, stderr) of a dry run that kept the limits."""
+    target = os.path.join(os.environ["TMPDIR"], "never")
+    start = time.monotonic()
+    with open(os.environ["TMPDIR"] + "/out", "w+") as out, open(os.environ["TMPDIR"] + "/err", "w+") as err:
+        child = subprocess.Popen([CONVERT, source, "-o", target, "--dry-run", "--json", *options], stdout=out, stderr=err)
+        _, status, usage = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+        seconds, mib = time.monotonic() - start, usage.ru_maxrss / 1024
+        out.seek(0)
+        err.seek(0)
+        result = child.returncode, out.read(), err.read()
+    print(f"{os.path.basename(source)} {' '.join(options)}: status {result[0]}, {seconds:.2f} s, {mib:.0f} MiB")
+    assert SAN or (seconds < 1 and mib < 64), "a dry run must take less than 1 s and 64 MiB"
+    assert not os.path.exists(target), "a dry run must not write"
+    return result
+
+
+def plans(source, tensors, tensor_bytes, quant, *options):
+    """The plan at tp 1, 8 and 16 (cuts inside blocks for M2), with a scheme that keeps the source's bytes; 7 is refused."""
+    for tp in (1, 8, 16):
+        status, out, err = dry_run(source, "--tp", str(tp), "--quant", quant, *options)
+        assert status == 0, err
+        plan = json.loads(out)
+        assert plan["source_tensors"] == tensors and plan["source_bytes"] == tensor_bytes, plan
+        assert len(plan["rank_bytes"]) == tp and sum(plan["rank_bytes"]) == plan["output_bytes"], plan
+        assert plan["output_bytes"] >= tensor_bytes, plan
+        assert tp > 1 or plan["output_bytes"] < 1.0001 * tensor_bytes, "one rank holds each weight once, and headers"
+    status, out, err = dry_run(source, "--tp", "7", "--quant", quant, *options)
+    assert status == 4 and out == "" and err.count("\n") == 1 and "E_TP" in err and "num_attention_heads" in err, err
+
+
+def sparse(name, *options):
+    path = os.path.join(os.environ["TMPDIR"], name)
+    subprocess.run([sys.executable, "scripts/sparse_checkpoint.py", path, *options], check=True)
+    return path
+
+
+plans(sparse("m2", "--m2"), 96103, 230121630720, "block_fp8")
+if os.path.exists(RELEASED):
+    config, index = RELEASED + "/config.json", RELEASED + "/model.safetensors.index.json"
+    plans(sparse("m1", "--config", config, "--index", index), 8243, 912210767872, "none")
+    plans(RELEASED, 8243, 912210767872, "none", "--names-only")
+    print("full-size plans of M1 and M2 hold")
+else:
+    print(f"full-size plan of M2 holds; M1 not run: {RELEASED} is not here")

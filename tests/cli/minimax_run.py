@@ -1,0 +1,158 @@
+#!/usr/bin/env python3
+"""minimax-run from outside: the reference's greedy text, where it stops, sampling, and what it refuses."""
+import json
+import os
+import re
+import shutil
+import struct
+import subprocess
+
+BIN, TMP = os.path.join(os.environ["BUILD"], "bin"), os.environ["TMPDIR"]
+
+
+def convert(source, name, tp=1):
+    target = os.path.join(TMP, name)
+    subprocess.run([f"{BIN}/minimax-convert", source, "-o", target, "--tp", str(tp), "--quant", "none", "-q"], check=True)
+    return target
+
+
+def run(*args, status=0, **how):
+    """stdout of a run that ends with this status, without its final newline; stderr holds one line at most."""
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **how}
+    done = subprocess.run([f"{BIN}/minimax-run", *args], timeout=120, **how)
+    err = done.stderr.decode()
+    assert done.returncode == status and err.count("\n") <= 1, (args, done.returncode, err)
+    run.err = err
+    if done.stdout is None or status:
+        return None
+    assert done.stdout.endswith(b"\n")
+    return done.stdout.decode()[:-1]
+
+
+def refused(status, text, *args, **how):
+    run(*args, status=status, **how)
+    assert run.err.startswith("minimax-run: error: E_") and text in run.err, run.err
+
+
+def tensor(path, name):
+    with open(path, "rb") as f:
+        n = struct.unpack("<Q", f.read(8))[0]
+        entry = json.loads(f.read(n))[name]
+        begin, end = entry["data_offsets"]
+        f.seek(8 + n + begin)
+        return struct.unpack(f"<{(end - begin) // 4}i", f.read(end - begin))
+
+
+def texts(model, ids):
+    """The text of each id, by GPT-2's byte alphabet."""
+    doc = json.load(open(f"{model}/tokenizer.json"))
+    own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = [b for b in range(256) if b not in own]
+    byte = {**{chr(b): b for b in own}, **{chr(256 + i): b for i, b in enumerate(rest)}}
+    text = {i: bytes(byte[c] for c in token).decode(errors="replace") for token, i in doc["model"]["vocab"].items()}
+    text.update({t["id"]: t["content"] for t in doc["added_tokens"]})
+    return [text[i] for i in ids]
+
+
+def changed_source(model, name, files):
+    """A copy of a source with some JSON files replaced."""
+    source = os.path.join(TMP, name)
+    shutil.copytree(model, source)
+    for file, content in files.items():
+        with open(f"{source}/{file}", "w") as f:
+            json.dump(content, f)
+    return source
+
+
+for model in ("tests/data/tiny-m1", "tests/data/tiny-m2"):
+    prompt, out = ("".join(texts(model, tensor(f"{model}/golden.safetensors", f"greedy.{x}"))) for x in ("prompt", "out"))
+    for tp in (1, 2, 8):
+        packed = convert(model, f"{os.path.basename(model)}-{tp}", tp)
+        assert run(packed, "-p", prompt, "--added-tokens", "-n", "48") == out
+        assert re.match(r"prompt 24 tokens at [\d.]+/s, 48 new tokens at [\d.]+/s up to --max-tokens, loaded in [\d.]+ s\n$", run.err), run.err
+
+model, packed = "tests/data/tiny-m1", os.path.join(TMP, "tiny-m1-1")
+golden = tensor(f"{model}/golden.safetensors", "greedy.out")
+prompt, out = ("".join(texts(model, tensor(f"{model}/golden.safetensors", f"greedy.{x}"))) for x in ("prompt", "out"))
+greedy = [packed, "-p", prompt, "--added-tokens", "-n", "48", "-q"]
+
+# Other ways to the same text.
+with open(f"{TMP}/prompt", "w") as f:
+    f.write(prompt)
+assert run(packed, "--prompt-file", f"{TMP}/prompt", "--added-tokens", "-n48", "-q") == out and run.err == ""
+assert run(*greedy, "--threads", "3", "--device", "cpu") == out
+assert run(*greedy, "--top-k", "1", "--temperature", "1") == out
+assert run(*greedy, "--top-p", "1e-9", "--temperature", "5", "--seed", "18446744073709551615") == out
+assert run(*greedy, preexec_fn=lambda: os.close(0)) == out
+run(packed, "-p", prompt, "-n", "1")  # a control token that nobody asked to read as one is text
+assert int(re.match(r"prompt (\d+) tokens", run.err)[1]) > 24
+
+# Draws.
+drawn = [run(packed, "-p", "And", "-n", "40", "-q", "--temperature", "1", "--seed", seed) for seed in ("1", "1", "2")]
+assert drawn[0] == drawn[1] != drawn[2] and drawn[0] != run(packed, "-p", "And", "-n", "40", "-q")
+assert run(packed, "-p", "And", "-n", "300", "-q", "--temperature", "1000").count("\ufffd") > 0  # bytes at random, still UTF-8
+
+# End tokens: of generation_config.json, then of config.json, then by name; never by a fixed number.
+stop = golden[9]
+before = "".join(texts(model, golden[: golden.index(stop)]))
+assert 0 < len(before) < len(out)
+config = json.load(open(f"{model}/config.json"))
+tokenizer = json.load(open(f"{model}/tokenizer.json"))
+vocab = tokenizer["model"]["vocab"]
+spelled = next(k for k, v in vocab.items() if v == stop)
+named = json.loads(json.dumps(tokenizer))
+del named["model"]["vocab"][spelled]
+named["model"]["merges"] = [m for m in named["model"]["merges"] if spelled not in (m[0], m[1], m[0] + m[1])]
+next(t for t in named["added_tokens"] if t["content"] == "<end_of_sentence>")["id"] = stop
+for name, files in {
+    "generation": {"generation_config.json": {"eos_token_id": stop}, "config.json": {**config, "eos_token_id": golden[0]}},
+    "generation-list": {"generation_config.json": {"eos_token_id": [7, stop]}},
+    "generation-null": {"generation_config.json": {"eos_token_id": None}, "config.json": {**config, "eos_token_id": stop}},
+    "config": {"config.json": {**config, "eos_token_id": stop}},
+    "named": {"tokenizer.json": named},
+}.items():
+    other = convert(changed_source(model, f"{name}-source", files), name)
+    args = [other, "-p", prompt, "--added-tokens", "-n", "48"]
+    assert run(*args) == before and "up to an end token" in run.err, (name, run.err)
+    assert len(run(*args, "--ignore-eos", "-q")) > len(before)
+for bad in (-1, 2048, 1.5, "7", True, [stop, 2048]):
+    other = os.path.join(TMP, "generation")
+    with open(f"{other}/generation_config.json", "w") as f:
+        json.dump({"eos_token_id": bad}, f)
+    refused(3, "eos_token_id: expected ids below 2048", other, "-p", "And")
+
+# Lengths.
+assert len(run(packed, "-p", prompt, "--added-tokens", "--max-model-len", "30")) < len(out) and "6 new tokens" in run.err
+assert "up to --max-model-len" in run.err
+refused(2, "expected fewer than 24", packed, "-p", prompt, "--added-tokens", "--max-model-len", "24")
+refused(2, "the model has 8192 positions", packed, "-p", "And", "--max-model-len", "8193")
+refused(2, "the prompt is empty", packed, "-p", "")
+refused(2, "one of --prompt and --prompt-file", packed)
+refused(2, "one of --prompt and --prompt-file", packed, "-p", "And", "--prompt-file", f"{TMP}/prompt")
+refused(2, "--max-tokens", packed, "-p", "And", "-n", "0")
+refused(2, "temperature", packed, "-p", "And", "--temperature", "-1")
+refused(2, "top-p", packed, "-p", "And", "--top-p", "0")
+refused(2, "--device", packed, "-p", "And", "--device", "abacus")
+refused(3, "E_FS_MISSING", packed, "--prompt-file", f"{TMP}/absent")
+
+# Text is written token by token, and a failing stdout ends the run.
+child = subprocess.Popen([f"{BIN}/minimax-run", packed, "-p", "And", "-n", "400", "-q", "--ignore-eos"], stdout=subprocess.PIPE)
+first = os.read(child.stdout.fileno(), 1 << 16)
+rest = child.stdout.read()
+assert child.wait() == 0 and 0 < len(first) < len(rest)
+with open("/dev/full", "w") as full:
+    refused(5, "E_IO: stdout: ", *greedy, stdout=full)
+reader, writer = os.pipe()
+os.close(reader)
+refused(5, "E_IO: stdout: ", *greedy, stdout=writer)
+os.close(writer)
+
+# The packed checkpoint's own tokenizer.
+damaged = os.path.join(TMP, "config")
+with open(f"{damaged}/tokenizer.json", "w") as f:
+    f.write(json.dumps({**tokenizer, "normalizer": {"type": "NFC"}}))
+refused(4, "normalizer is not null", damaged, "-p", "And")
+os.truncate(f"{damaged}/tokenizer.json", 1000)
+refused(3, "E_JSON", damaged, "-p", "And")
+os.remove(f"{damaged}/tokenizer.json")
+refused(3, "E_FS_MISSING", damaged, "-p", "And")

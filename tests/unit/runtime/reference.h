@@ -1,0 +1,414 @@
+/* A second opinion for tests: random small models, their forward pass in double written token by token from the model
+ * documentation, and the same weights cut for tp ranks as packed shards in memory. Shares no arithmetic with the runtime. */
+#ifndef MM_TESTS_REFERENCE_H
+#define MM_TESTS_REFERENCE_H
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "loader/shards.h"
+
+#define REF_LAYERS 4
+
+static uint64_t ref_seed = 1;
+
+/* Uniform in [-1, 1), another value at every call (splitmix64). */
+static inline float ref_random(void) {
+  uint64_t z = ref_seed += UINT64_C(0x9e3779b97f4a7c15);
+  z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+  z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
+  return (float)((z ^ (z >> 31)) >> 40) / 8388608.0f - 1.0f;
+}
+
+static inline float *ref_fill(size_t n, float scale, float shift) {
+  float *w = malloc((n ? n : 1) * sizeof *w);
+  for (size_t i = 0; i < n; i++) w[i] = shift + scale * ref_random();
+  return w;
+}
+
+typedef struct ref_layer {
+  float *input_norm, *post_norm;
+  float *qkv, *gate, *attn_norm;      /* lightning */
+  float *q, *k, *v, *q_norm, *k_norm; /* full */
+  float *o, *router, *bias, *w1, *w3, *w2;
+} ref_layer;
+
+typedef struct ref_model {
+  mm_model m;
+  float *embed, *head, *norm;
+  ref_layer layer[REF_LAYERS];
+} ref_model;
+
+/* hidden 24, 3 or 4 layers, 8 heads of 6 on 2 kv heads, rotary 4, 5 experts of 40, vocab 50. */
+static inline mm_model ref_dims(mm_family family, bool postnorm) {
+  mm_model m = {.architecture = "Test", .family = family, .postnorm = postnorm, .hidden = 24, .heads = 8, .kv_heads = 2, .head_dim = 6};
+  m.layers = family == MM_FAMILY_M1 ? 4 : 3;
+  m.rotary_dim = 4;
+  m.experts = 5;
+  m.top_k = family == MM_FAMILY_M1 ? 2 : 3;
+  m.intermediate = 40;
+  m.vocab = 50;
+  m.max_positions = 4096;
+  m.rope_theta = 1e4;
+  m.norm_eps = 1e-5;
+  m.lightning_norm_eps = 1e-3; /* far enough from norm_eps to be seen */
+  m.router = family == MM_FAMILY_M1 ? MM_ROUTER_SOFTMAX : MM_ROUTER_SIGMOID_BIAS;
+  m.qk_norm = family == MM_FAMILY_M2;
+  m.deepnorm_lightning = m.deepnorm_full = m.deepnorm_mlp = (mm_deepnorm){1, 1};
+  for (uint32_t l = 0; l < m.layers; l++) m.attn[l] = MM_ATTN_FULL;
+  if (family == MM_FAMILY_M1) {
+    m.deepnorm_lightning = (mm_deepnorm){1.7, 0.9};
+    m.deepnorm_full = (mm_deepnorm){1.3, 1.1};
+    m.deepnorm_mlp = (mm_deepnorm){0.8, 1.2};
+    m.attn[0] = m.attn[1] = m.attn[3] = MM_ATTN_LIGHTNING;
+  }
+  return m;
+}
+
+static inline ref_model ref_build(mm_model m) {
+  ref_model r = {.m = m};
+  size_t H = m.hidden, q = (size_t)m.heads * m.head_dim, kv = (size_t)m.kv_heads * m.head_dim, E = m.experts, I = m.intermediate;
+  float s = 1.5f / sqrtf((float)H);
+  r.embed = ref_fill(m.vocab * H, 1, 0);
+  r.head = ref_fill(m.vocab * H, 1, 0);
+  r.norm = ref_fill(H, 0.5f, 1);
+  for (uint32_t l = 0; l < m.layers; l++) {
+    ref_layer *w = &r.layer[l];
+    w->input_norm = ref_fill(H, 0.5f, 1);
+    w->post_norm = ref_fill(H, 0.5f, 1);
+    if (m.attn[l] == MM_ATTN_LIGHTNING) {
+      w->qkv = ref_fill(3 * q * H, s, 0);
+      w->gate = ref_fill(q * H, s, 0);
+      w->attn_norm = ref_fill(q, 0.5f, 1);
+    } else {
+      w->q = ref_fill(q * H, 2 * s, 0);
+      w->k = ref_fill(kv * H, 2 * s, 0);
+      w->v = ref_fill(kv * H, s, 0);
+      w->q_norm = ref_fill(q, 0.5f, 1);
+      w->k_norm = ref_fill(kv, 0.5f, 1);
+    }
+    w->o = ref_fill(H * q, s, 0);
+    w->router = ref_fill(E * H, s, 0);
+    w->bias = ref_fill(E, 0.5f, 0);
+    w->w1 = ref_fill(E * I * H, s, 0);
+    w->w3 = ref_fill(E * I * H, s, 0);
+    w->w2 = ref_fill(E * H * I, s, 0);
+  }
+  return r;
+}
+
+static inline void ref_free(ref_model *r) {
+  free(r->embed), free(r->head), free(r->norm);
+  for (int l = 0; l < REF_LAYERS; l++) {
+    ref_layer *w = &r->layer[l];
+    float *all[] = {w->input_norm, w->post_norm, w->qkv, w->gate,   w->attn_norm, w->q,  w->k,  w->v,
+                    w->q_norm,     w->k_norm,    w->o,   w->router, w->bias,      w->w1, w->w3, w->w2};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
+  }
+}
+
+/* ---- arithmetic, one token at a time ---- */
+
+static inline double ref_sigmoid(double x) { return 1 / (1 + exp(-x)); }
+
+static inline void ref_matvec(double *y, const double *x, const float *w, size_t n, size_t k) {
+  for (size_t i = 0; i < n; i++) {
+    y[i] = 0;
+    for (size_t j = 0; j < k; j++) y[i] += x[j] * w[i * k + j];
+  }
+}
+
+static inline void ref_rms(double *y, const double *x, const float *w, size_t n, double eps) {
+  double sum = 0;
+  for (size_t i = 0; i < n; i++) sum += x[i] * x[i];
+  for (size_t i = 0; i < n; i++) y[i] = x[i] / sqrt(sum / (double)n + eps) * w[i];
+}
+
+/* The ALiBi recipe as published: a geometric series that starts at its own ratio. */
+static inline void ref_slopes(double *out, uint32_t heads) {
+  double levels = log2(heads);
+  if (levels == floor(levels)) {
+    double start = pow(2, -pow(2, -(levels - 3)));
+    for (uint32_t h = 0; h < heads; h++) out[h] = h ? out[h - 1] * start : start;
+    return;
+  }
+  uint32_t below = 1u << (uint32_t)floor(levels);
+  double twice[256];
+  ref_slopes(out, below);
+  ref_slopes(twice, 2 * below);
+  for (uint32_t h = below; h < heads; h++) out[h] = twice[2 * (h - below)];
+}
+
+/* S[heads, d, d] moves on by one token; qkv[heads, 3, d] is the projection before SiLU. */
+static inline void ref_lightning(const mm_model *m, uint32_t layer, double *S, double *o, const double *qkv) {
+  uint32_t d = m->head_dim;
+  double slope[256];
+  ref_slopes(slope, m->heads);
+  for (uint32_t h = 0; h < m->heads; h++) {
+    double s = slope[h] * (1 - layer / (m->layers - 1.0) + 1e-5);
+    const double *z = qkv + h * 3 * d;
+    double *state = S + h * d * d;
+    for (uint32_t a = 0; a < d; a++)
+      for (uint32_t c = 0; c < d; c++) {
+        double k = z[d + a] * ref_sigmoid(z[d + a]), v = z[2 * d + c] * ref_sigmoid(z[2 * d + c]);
+        state[a * d + c] = exp(-s) * state[a * d + c] + k * v;
+      }
+    for (uint32_t c = 0; c < d; c++) {
+      o[h * d + c] = 0;
+      for (uint32_t a = 0; a < d; a++) o[h * d + c] += z[a] * ref_sigmoid(z[a]) * state[a * d + c];
+    }
+  }
+}
+
+static inline void ref_rope(const mm_model *m, double *x, uint32_t heads, uint32_t pos) {
+  uint32_t half = m->rotary_dim / 2;
+  for (uint32_t h = 0; h < heads; h++)
+    for (uint32_t i = 0; i < half; i++) {
+      double angle = pos * pow(m->rope_theta, -(2.0 * i) / m->rotary_dim), *p = x + h * m->head_dim, a = p[i], b = p[i + half];
+      p[i] = a * cos(angle) - b * sin(angle);
+      p[i + half] = b * cos(angle) + a * sin(angle);
+    }
+}
+
+/* k_cache, v_cache [positions, kv_heads·d]; q, k, v of one token at pos (clobbered). */
+static inline void ref_gqa(const mm_model *m, const ref_layer *w, double *k_cache, double *v_cache, uint32_t pos, double *o, double *q,
+                           double *k, const double *v) {
+  uint32_t d = m->head_dim, kv = m->kv_heads * d, group = m->heads / m->kv_heads;
+  if (m->qk_norm) {
+    ref_rms(q, q, w->q_norm, (size_t)m->heads * d, m->norm_eps);
+    ref_rms(k, k, w->k_norm, kv, m->norm_eps);
+  }
+  ref_rope(m, q, m->heads, pos);
+  ref_rope(m, k, m->kv_heads, pos);
+  memcpy(k_cache + (size_t)pos * kv, k, kv * sizeof *k);
+  memcpy(v_cache + (size_t)pos * kv, v, kv * sizeof *v);
+  for (uint32_t h = 0; h < m->heads; h++) {
+    double sum = 0;
+    for (uint32_t c = 0; c < d; c++) o[h * d + c] = 0;
+    for (uint32_t t = 0; t <= pos; t++) {
+      const double *kt = k_cache + (size_t)t * kv + h / group * d, *vt = v_cache + (size_t)t * kv + h / group * d;
+      double score = 0;
+      for (uint32_t c = 0; c < d; c++) score += q[h * d + c] * kt[c];
+      double e = exp(score / sqrt(d));
+      sum += e;
+      for (uint32_t c = 0; c < d; c++) o[h * d + c] += e * vt[c];
+    }
+    for (uint32_t c = 0; c < d; c++) o[h * d + c] /= sum;
+  }
+}
+
+/* Experts by falling key, lower id first; weights renormalised. z[E] are the router's logits. */
+static inline void ref_route(const mm_model *m, const float *bias, const double *z, uint32_t *pick, double *weight) {
+  double score[64], total = 0, sum = 0;
+  bool sigmoid = m->router == MM_ROUTER_SIGMOID_BIAS, taken[64] = {false};
+  for (uint32_t e = 0; e < m->experts; e++) total += exp(z[e]);
+  for (uint32_t e = 0; e < m->experts; e++) score[e] = sigmoid ? ref_sigmoid(z[e]) : exp(z[e]) / total;
+  for (uint32_t i = 0; i < m->top_k; i++) {
+    double best = -INFINITY;
+    for (uint32_t e = 0; e < m->experts; e++) {
+      double key = score[e] + (sigmoid ? bias[e] : 0);
+      if (taken[e] || key <= best) continue;
+      best = key;
+      pick[i] = e;
+    }
+    taken[pick[i]] = true;
+    weight[i] = score[pick[i]];
+    sum += weight[i];
+  }
+  for (uint32_t i = 0; i < m->top_k; i++) weight[i] /= sum;
+}
+
+static inline void ref_moe(const mm_model *m, const ref_layer *w, double *y, const double *x) {
+  size_t H = m->hidden, I = m->intermediate;
+  double z[64], weight[64], gate[64], up[64], down[64];
+  uint32_t pick[64];
+  ref_matvec(z, x, w->router, m->experts, H);
+  ref_route(m, w->bias, z, pick, weight);
+  for (size_t i = 0; i < H; i++) y[i] = 0;
+  for (uint32_t j = 0; j < m->top_k; j++) {
+    ref_matvec(gate, x, w->w1 + pick[j] * I * H, I, H);
+    ref_matvec(up, x, w->w3 + pick[j] * I * H, I, H);
+    for (size_t i = 0; i < I; i++) gate[i] *= ref_sigmoid(gate[i]) * up[i];
+    ref_matvec(down, gate, w->w2 + pick[j] * H * I, H, I);
+    for (size_t i = 0; i < H; i++) y[i] += weight[j] * down[i];
+  }
+}
+
+/* One sequence. */
+typedef struct ref_state {
+  uint32_t pos;
+  double *S[REF_LAYERS], *k[REF_LAYERS], *v[REF_LAYERS];
+} ref_state;
+
+static inline ref_state ref_start(const mm_model *m, uint32_t positions) {
+  ref_state s = {0};
+  for (uint32_t l = 0; l < m->layers; l++) {
+    s.S[l] = calloc((size_t)m->heads * m->head_dim * m->head_dim, sizeof(double));
+    s.k[l] = calloc((size_t)positions * m->kv_heads * m->head_dim, sizeof(double));
+    s.v[l] = calloc((size_t)positions * m->kv_heads * m->head_dim, sizeof(double));
+  }
+  return s;
+}
+
+static inline void ref_stop(ref_state *s) {
+  for (int l = 0; l < REF_LAYERS; l++) free(s->S[l]), free(s->k[l]), free(s->v[l]);
+}
+
+/* Logits[vocab] of the next token after `id`. */
+static inline void ref_step(const ref_model *r, ref_state *s, int32_t id, double *logits) {
+  const mm_model *m = &r->m;
+  size_t H = m->hidden, q = (size_t)m->heads * m->head_dim, kv = (size_t)m->kv_heads * m->head_dim;
+  double x[64], n[64], res[64], a[64], o[128], gate[128], z[384];
+  for (size_t i = 0; i < H; i++) x[i] = r->embed[(size_t)id * H + i];
+  for (uint32_t l = 0; l < m->layers; l++) {
+    const ref_layer *w = &r->layer[l];
+    bool lightning = m->attn[l] == MM_ATTN_LIGHTNING;
+    ref_rms(n, x, w->input_norm, H, m->norm_eps);
+    memcpy(res, m->postnorm ? n : x, sizeof res);
+    if (lightning) {
+      ref_matvec(z, n, w->qkv, 3 * q, H);
+      ref_lightning(m, l, s->S[l], o, z);
+      ref_rms(o, o, w->attn_norm, q, m->lightning_norm_eps);
+      ref_matvec(gate, n, w->gate, q, H);
+      for (size_t i = 0; i < q; i++) o[i] *= ref_sigmoid(gate[i]);
+    } else {
+      ref_matvec(z, n, w->q, q, H);
+      ref_matvec(z + q, n, w->k, kv, H);
+      ref_matvec(z + q + kv, n, w->v, kv, H);
+      ref_gqa(m, w, s->k[l], s->v[l], s->pos, o, z, z + q, z + q + kv);
+    }
+    ref_matvec(a, o, w->o, H, q);
+    mm_deepnorm d = lightning ? m->deepnorm_lightning : m->deepnorm_full;
+    for (size_t i = 0; i < H; i++) x[i] = d.alpha * res[i] + d.beta * a[i];
+    ref_rms(n, x, w->post_norm, H, m->norm_eps);
+    memcpy(res, m->postnorm ? n : x, sizeof res);
+    ref_moe(m, w, a, n);
+    for (size_t i = 0; i < H; i++) x[i] = m->deepnorm_mlp.alpha * res[i] + m->deepnorm_mlp.beta * a[i];
+  }
+  ref_rms(n, x, r->norm, H, m->norm_eps);
+  ref_matvec(logits, n, r->head, m->vocab, H);
+  s->pos++;
+}
+
+/* ---- the same weights as shards in memory ---- */
+
+typedef struct ref_shards {
+  mm_shards s;
+  size_t tensor_cap, float_count[64];
+  float *data[64]; /* of each rank */
+} ref_shards;
+
+/* Lays rows [at, at + rows) x columns [col, col + cols) of every lead of w[lead, n, k] into the rank's tensor `name`, after what
+ * is there already (pieces come in order, per lead). */
+typedef struct ref_piece {
+  const float *w;
+  size_t n, k, at, rows, col, cols;
+} ref_piece;
+
+static inline void ref_put(ref_shards *out, uint32_t rank, const char *name, uint32_t lead, bool vector, const ref_piece *p,
+                           size_t pieces) {
+  mm_pack *pack = &out->s.pack;
+  size_t rows = 0, index = 0, leads = lead ? lead : 1, cols = p[0].cols;
+  for (size_t i = 0; i < pieces; i++) rows += p[i].rows;
+  while (index < pack->tensor_count && strcmp(pack->tensor[index].name, name)) index++;
+  if (index == pack->tensor_count) {
+    pack->tensor = realloc(pack->tensor, (index + 1) * sizeof *pack->tensor);
+    for (uint32_t r = 0; r < pack->tp; r++)
+      out->s.rank[r].plane = realloc(out->s.rank[r].plane, (index + 1) * MM_PACK_PLANES * sizeof(mm_shard_plane));
+    pack->tensor[index] =
+        (mm_pack_tensor){.name = strdup(name), .scheme = "f32", .vector = vector, .lead = lead, .whole_lead = lead, .rows = (uint32_t)rows};
+    pack->tensor[index].cols = pack->tensor[index].whole_cols = (uint32_t)cols;
+    pack->tensor[index].plane_count = 1;
+    pack->tensor[index].plane[0] = (mm_pack_plane){"", MM_F32, 1, 1};
+    pack->tensor_count++;
+  }
+  size_t start = out->float_count[rank], count = leads * rows * cols;
+  out->data[rank] = realloc(out->data[rank], (start + count) * sizeof(float));
+  out->float_count[rank] += count;
+  out->s.rank[rank].plane[index * MM_PACK_PLANES] = (mm_shard_plane){0, start * sizeof(float), count * sizeof(float)};
+  float *to = out->data[rank] + start;
+  for (size_t e = 0; e < leads; e++)
+    for (size_t i = 0; i < pieces; i++)
+      for (size_t r = 0; r < p[i].rows; r++, to += cols)
+        memcpy(to, p[i].w + (e * p[i].n + p[i].at + r) * p[i].k + p[i].col, cols * sizeof(float));
+}
+
+/* One plain matrix or vector, cut along rows (and columns). */
+static inline void ref_put1(ref_shards *out, uint32_t rank, const char *name, const float *w, size_t n, size_t k, size_t at, size_t rows,
+                            size_t col, size_t cols) {
+  ref_piece p = {w, n, k, at, rows, col, cols};
+  ref_put(out, rank, name, 0, k == 1, &p, 1);
+}
+
+static inline void ref_put_layer(ref_shards *out, const ref_model *r, uint32_t rank, uint32_t l) {
+  const mm_model *m = &r->m;
+  const ref_layer *w = &r->layer[l];
+  uint32_t tp = out->s.pack.tp, d = m->head_dim, hpr = m->heads / tp, kpr = m->kv_heads >= tp ? m->kv_heads / tp : 1;
+  size_t H = m->hidden, q = (size_t)m->heads * d, kv = (size_t)m->kv_heads * d, qr = hpr * d, kr = kpr * d, q0 = rank * qr;
+  size_t kv_head = m->kv_heads >= tp ? rank * kpr : rank / (tp / m->kv_heads), k0 = kv_head * d, ir = m->intermediate / tp;
+  char name[128];
+#define NAME(text) (snprintf(name, sizeof name, "model.layers.%u." text, l), name)
+  ref_put1(out, rank, NAME("input_layernorm.weight"), w->input_norm, H, 1, 0, H, 0, 1);
+  ref_put1(out, rank, NAME("post_attention_layernorm.weight"), w->post_norm, H, 1, 0, H, 0, 1);
+  if (m->attn[l] == MM_ATTN_LIGHTNING) {
+    ref_put1(out, rank, NAME("self_attn.qkv_proj.weight"), w->qkv, 3 * q, H, 3 * q0, 3 * qr, 0, H);
+    ref_put1(out, rank, NAME("self_attn.output_gate.weight"), w->gate, q, H, q0, qr, 0, H);
+    ref_put1(out, rank, NAME("self_attn.norm.weight"), w->attn_norm, q, 1, q0, qr, 0, 1);
+    ref_put1(out, rank, NAME("self_attn.out_proj.weight"), w->o, H, q, 0, H, q0, qr);
+  } else {
+    ref_piece qkv[] = {{w->q, q, H, q0, qr, 0, H}, {w->k, kv, H, k0, kr, 0, H}, {w->v, kv, H, k0, kr, 0, H}};
+    ref_put(out, rank, NAME("self_attn.qkv_proj.weight"), 0, false, qkv, 3);
+    ref_put1(out, rank, NAME("self_attn.o_proj.weight"), w->o, H, q, 0, H, q0, qr);
+    if (m->qk_norm) {
+      ref_put1(out, rank, NAME("self_attn.q_norm.weight"), w->q_norm, q, 1, q0, qr, 0, 1);
+      ref_put1(out, rank, NAME("self_attn.k_norm.weight"), w->k_norm, kv, 1, k0, kr, 0, 1);
+    }
+  }
+  ref_put1(out, rank, NAME("block_sparse_moe.gate.weight"), w->router, m->experts, H, 0, m->experts, 0, H);
+  if (m->router == MM_ROUTER_SIGMOID_BIAS)
+    ref_put1(out, rank, NAME("block_sparse_moe.e_score_correction_bias"), w->bias, m->experts, 1, 0, m->experts, 0, 1);
+  size_t I = m->intermediate;
+  ref_piece w13[] = {{w->w1, I, H, rank * ir, ir, 0, H}, {w->w3, I, H, rank * ir, ir, 0, H}};
+  ref_put(out, rank, NAME("block_sparse_moe.experts.w13_weight"), m->experts, false, w13, 2);
+  ref_piece w2 = {w->w2, H, I, 0, H, rank * ir, ir};
+  ref_put(out, rank, NAME("block_sparse_moe.experts.w2_weight"), m->experts, false, &w2, 1);
+#undef NAME
+}
+
+/* Vocabulary rows beyond the last id hold large numbers: nothing may ever see them. */
+static inline void ref_put_vocab(ref_shards *out, const ref_model *r, uint32_t rank, const char *name, const float *w) {
+  size_t V = r->m.vocab, H = r->m.hidden, tp = out->s.pack.tp, rows = (V + 3) / tp + 1;
+  float *padded = malloc(rows * tp * H * sizeof *padded);
+  for (size_t i = 0; i < rows * tp * H; i++) padded[i] = i < V * H ? w[i] : 1000.0f;
+  ref_put1(out, rank, name, padded, rows * tp, H, rank * rows, rows, 0, H);
+  free(padded);
+}
+
+static inline ref_shards *ref_cut(const ref_model *r, uint32_t tp) {
+  ref_shards *out = calloc(1, sizeof *out);
+  mm_pack *pack = &out->s.pack;
+  *pack = (mm_pack){.dir = "memory", .model = r->m, .tp = tp, .ep = 1, .pp = 1};
+  pack->rank = calloc(tp, sizeof *pack->rank);
+  out->s.rank = calloc(tp, sizeof *out->s.rank);
+  for (uint32_t rank = 0; rank < tp; rank++) {
+    ref_put_vocab(out, r, rank, "model.embed_tokens.weight", r->embed);
+    for (uint32_t l = 0; l < r->m.layers; l++) ref_put_layer(out, r, rank, l);
+    ref_put1(out, rank, "model.norm.weight", r->norm, r->m.hidden, 1, 0, r->m.hidden, 0, 1);
+    ref_put_vocab(out, r, rank, "lm_head.weight", r->head);
+  }
+  for (uint32_t rank = 0; rank < tp; rank++) {
+    out->s.rank[rank].map = calloc(1, sizeof(mm_map));
+    out->s.rank[rank].map[0] = (mm_map){(const uint8_t *)out->data[rank], out->float_count[rank] * sizeof(float)};
+  }
+  return out;
+}
+
+static inline void ref_uncut(ref_shards *out) {
+  for (size_t i = 0; i < out->s.pack.tensor_count; i++) free((char *)(uintptr_t)out->s.pack.tensor[i].name);
+  for (uint32_t r = 0; r < out->s.pack.tp; r++) free(out->data[r]), free(out->s.rank[r].map), free(out->s.rank[r].plane);
+  free(out->s.pack.tensor), free(out->s.pack.rank), free(out->s.rank), free(out);
+}
+
+#endif

@@ -1,0 +1,333 @@
+/* The engine: whole random models against the double-precision reference in every way of feeding, what it refuses, and ranks that
+ * fail. */
+#include <math.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "runtime/engine.h"
+#include "tests/unit/runtime/reference.h"
+
+#define LENGTH 40
+
+typedef struct running {
+  ref_model ref;
+  ref_shards *shards;
+  mm_engine *engine;
+  float *logits;
+} running;
+
+static const mm_limits limits = {LENGTH, 3, LENGTH};
+
+static void start(running *r, mm_model m, uint32_t tp, const mm_ops *ops) {
+  mm_err err = {0};
+  r->ref = ref_build(m);
+  r->shards = ref_cut(&r->ref, tp);
+  r->engine = mm_engine_open(&r->shards->s, &(mm_engine_config){ops, limits, 1}, &err);
+  if (!r->engine) fail_msg("%s", err.text);
+  r->logits = malloc(LENGTH * m.vocab * sizeof(float));
+}
+
+static void stop(running *r) {
+  mm_engine_close(r->engine);
+  ref_uncut(r->shards);
+  ref_free(&r->ref);
+  free(r->logits);
+}
+
+/* Not 7 apart everywhere: every id of the vocabulary's two ends and middle occurs. */
+static int32_t id_at(uint32_t sequence, uint32_t t) { return (int32_t)((t * t * 3 + t * 7 + sequence * 11) % 50); }
+
+/* Expected logits of a sequence's every position. */
+static double *expect(const ref_model *ref, uint32_t sequence, uint32_t n) {
+  double *out = malloc(n * ref->m.vocab * sizeof *out);
+  ref_state s = ref_start(&ref->m, n);
+  for (uint32_t t = 0; t < n; t++) ref_step(ref, &s, id_at(sequence, t), out + t * ref->m.vocab);
+  ref_stop(&s);
+  return out;
+}
+
+/* Runs the spans; ids follow the sequence that each slot holds (slot s holds sequence s). All logits wanted. */
+static bool step(running *r, const mm_span *span, uint32_t spans, mm_err *err) {
+  int32_t id[LENGTH];
+  uint32_t out[LENGTH], rows = 0;
+  for (uint32_t i = 0; i < spans; i++)
+    for (uint32_t t = 0; t < span[i].count; t++, rows++) {
+      id[rows] = span[i].slot < 0 ? 0 : id_at((uint32_t)span[i].slot, span[i].pos + t);
+      out[rows] = rows;
+    }
+  return mm_engine_step(r->engine, &(mm_batch){rows, id, spans, span, rows, out}, r->logits, err);
+}
+
+static void check_rows(const running *r, uint32_t row, uint32_t count, const double *expected) {
+  for (uint32_t i = 0; i < count * r->ref.m.vocab; i++) {
+    double found = r->logits[row * r->ref.m.vocab + i];
+    if (!(fabs(found - expected[i]) <= 2e-4)) fail_msg("logit %u of row %u: found %.8g, expected %.8g", i, row, found, expected[i]);
+  }
+}
+
+/* Two sequences: at once, in chunks, token by token, side by side with padding, and again in used slots. */
+static void feed_every_way(running *r) {
+  uint32_t V = r->ref.m.vocab;
+  double *first = expect(&r->ref, 0, LENGTH), *second = expect(&r->ref, 1, LENGTH);
+  mm_err err = {0};
+  for (uint32_t chunk = 1; chunk <= LENGTH; chunk = chunk * 3 + 1)
+    for (uint32_t pos = 0; pos < LENGTH; pos += chunk) {
+      mm_span s = {0, 0, (uint32_t)mm_min(chunk, LENGTH - pos), pos};
+      assert_true(step(r, &s, 1, &err));
+      check_rows(r, 0, s.count, first + pos * V);
+    }
+  assert_true(step(r, (const mm_span[]){{1, 0, 7, 0}, {-1, 7, 2, 5}, {0, 9, 4, 0}}, 3, &err));
+  check_rows(r, 0, 7, second);
+  check_rows(r, 9, 4, first);
+  assert_true(step(r, (const mm_span[]){{0, 0, 1, 4}, {1, 1, 20, 7}, {-1, 21, 1, 0}}, 3, &err));
+  check_rows(r, 0, 1, first + 4 * V);
+  check_rows(r, 1, 20, second + 7 * V);
+  free(first), free(second);
+}
+
+static void models(void **state) {
+  (void)state;
+  static const struct {
+    mm_family family;
+    bool postnorm;
+  } kind[] = {{MM_FAMILY_M1, true}, {MM_FAMILY_M1, false}, {MM_FAMILY_M2, false}};
+  for (size_t i = 0; i < sizeof kind / sizeof *kind; i++)
+    for (uint32_t tp = 1; tp <= 8; tp *= 2) {
+      running r;
+      start(&r, ref_dims(kind[i].family, kind[i].postnorm), tp, &mm_ops_cpu);
+      feed_every_way(&r);
+      stop(&r);
+    }
+}
+
+/* Twelve heads: slopes that are no plain geometric series, cut in the middle of both halves. */
+static void odd_head_count(void **state) {
+  (void)state;
+  mm_model m = ref_dims(MM_FAMILY_M1, true);
+  m.heads = 12;
+  for (uint32_t tp = 1; tp <= 4; tp += 3) {
+    running r;
+    start(&r, m, tp, &mm_ops_cpu);
+    feed_every_way(&r);
+    stop(&r);
+  }
+}
+
+/* Only the rows asked for, in order; ids whose head row is zero can never win. */
+static void outputs(void **state) {
+  (void)state;
+  running r;
+  start(&r, ref_dims(MM_FAMILY_M1, true), 2, &mm_ops_cpu);
+  uint32_t dead[] = {3, 31, 49}, V = r.ref.m.vocab;
+  r.shards->s.pack.dead_rows = 3;
+  r.shards->s.pack.dead_row = dead;
+  double *expected = expect(&r.ref, 0, 9);
+  for (uint32_t t = 0; t < 9; t++)
+    for (int i = 0; i < 3; i++) expected[t * V + dead[i]] = -INFINITY;
+  int32_t id[9];
+  for (uint32_t t = 0; t < 9; t++) id[t] = id_at(0, t);
+  mm_span span = {2, 0, 9, 0};
+  const uint32_t out[] = {0, 5, 8};
+  mm_err err = {0};
+  assert_true(mm_engine_step(r.engine, &(mm_batch){9, id, 1, &span, 3, out}, r.logits, &err));
+  for (uint32_t i = 0; i < 3; i++)
+    for (uint32_t v = 0; v < V; v++) {
+      double found = r.logits[i * V + v], want = expected[out[i] * V + v];
+      assert_true(want == found || fabs(found - want) <= 2e-4);
+    }
+  /* No row wanted, no row at all. */
+  assert_true(mm_engine_step(r.engine, &(mm_batch){9, id, 1, &span, 0, NULL}, NULL, &err));
+  assert_true(mm_engine_step(r.engine, &(mm_batch){0, NULL, 0, NULL, 0, NULL}, NULL, &err));
+  free(expected);
+  stop(&r);
+}
+
+/* Each refusal leaves the engine and the slots as they were. */
+static void refusals(void **state) {
+  (void)state;
+  static const int32_t good[LENGTH + 1] = {1, 2, 3}, high[] = {1, 50, 3}, negative[] = {1, -1, 3};
+  static const uint32_t rows[] = {0, 2}, far[] = {0, 3}, falling[] = {1, 0}, twice[] = {1, 1};
+#define SPAN(...) \
+  (const mm_span[]) { __VA_ARGS__ }
+  const mm_batch batch[] = {
+      {3, high, 1, SPAN({0, 0, 3, 0}), 0, NULL}, /* ids */
+      {3, negative, 1, SPAN({0, 0, 3, 0}), 0, NULL},
+      {LENGTH + 1, good, 1, SPAN({0, 0, LENGTH + 1, 0}), 0, NULL}, /* rows */
+      {3, good, 1, SPAN({0, 0, 2, 0}), 0, NULL},                   /* not covered */
+      {3, good, 0, NULL, 0, NULL},
+      {3, good, 1, SPAN({0, 0, 4, 0}), 0, NULL},               /* beyond the end */
+      {3, good, 1, SPAN({0, 1, 2, 0}), 0, NULL},               /* a gap */
+      {3, good, 2, SPAN({0, 0, 3, 0}, {1, 3, 0, 0}), 0, NULL}, /* an empty span */
+      {3, good, 2, SPAN({0, 0, 2, 0}, {1, 1, 1, 0}), 0, NULL}, /* an overlap */
+      {3, good, 1, SPAN({3, 0, 3, 0}), 0, NULL},               /* slots */
+      {3, good, 1, SPAN({-2, 0, 3, 0}), 0, NULL},
+      {3, good, 2, SPAN({1, 0, 2, 0}, {1, 2, 1, 0}), 0, NULL}, /* one slot twice */
+      {3, good, 1, SPAN({0, 0, 3, 4}), 0, NULL},               /* positions that the slot does not hold */
+      {3, good, 1, SPAN({0, 0, 3, 2}), 0, NULL},
+      {3, good, 1, SPAN({0, 0, 3, UINT32_MAX}), 0, NULL},
+      {3, good, 1, SPAN({0, 0, 3, 0}), 2, far}, /* outputs */
+      {3, good, 1, SPAN({0, 0, 3, 0}), 2, falling},
+      {3, good, 1, SPAN({0, 0, 3, 0}), 2, twice},
+  };
+  running r;
+  start(&r, ref_dims(MM_FAMILY_M1, true), 2, &mm_ops_cpu);
+  mm_err err = {0};
+  assert_true(mm_engine_step(r.engine, &(mm_batch){3, good, 1, SPAN({0, 0, 3, 0}), 2, rows}, r.logits, &err));
+  for (size_t i = 0; i < sizeof batch / sizeof *batch; i++) {
+    mm_err e = {0};
+    if (mm_engine_step(r.engine, &batch[i], r.logits, &e)) fail_msg("batch %zu was not refused", i);
+    assert_int_equal(e.status, MM_USAGE);
+    assert_string_equal(e.code, "E_BATCH");
+  }
+  assert_true(mm_engine_step(r.engine, &(mm_batch){3, good, 1, SPAN({0, 0, 3, 3}), 2, rows}, r.logits, &err));
+  stop(&r);
+  /* Without lightning state a sequence may go back, but not ahead; nor beyond the limit. */
+  start(&r, ref_dims(MM_FAMILY_M2, false), 2, &mm_ops_cpu);
+  mm_err e = {0};
+  assert_true(mm_engine_step(r.engine, &(mm_batch){3, good, 1, SPAN({0, 0, 3, 0}), 0, NULL}, NULL, &err));
+  assert_true(mm_engine_step(r.engine, &(mm_batch){3, good, 1, SPAN({0, 0, 3, 2}), 0, NULL}, NULL, &err));
+  assert_false(mm_engine_step(r.engine, &(mm_batch){3, good, 1, SPAN({0, 0, 3, 6}), 0, NULL}, NULL, &e));
+  assert_true(mm_engine_step(r.engine, &(mm_batch){LENGTH - 5, good, 1, SPAN({0, 0, LENGTH - 5, 5}), 0, NULL}, NULL, &err));
+  e = (mm_err){0};
+  assert_false(mm_engine_step(r.engine, &(mm_batch){1, good, 1, SPAN({0, 0, 1, LENGTH}), 0, NULL}, NULL, &e));
+  stop(&r);
+}
+
+static void bad_limits(void **state) {
+  (void)state;
+  static const mm_limits bad[] = {{0, 1, 1}, {1, 0, 1}, {1, 1, 0}, {1, 1, 4097}};
+  ref_model ref = ref_build(ref_dims(MM_FAMILY_M2, false));
+  ref_shards *shards = ref_cut(&ref, 1);
+  for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+    mm_err err = {0};
+    assert_null(mm_engine_open(&shards->s, &(mm_engine_config){&mm_ops_cpu, bad[i], 1}, &err));
+    assert_string_equal(err.code, "E_LIMITS");
+  }
+  ref_uncut(shards);
+  ref_free(&ref);
+}
+
+/* ---- ranks that fail ---- */
+
+static atomic_int begins, ends, opens;
+static int fail_begin, fail_end, fail_open; /* the n-th call fails, from 1; 0: none */
+
+static mm_backend *failing_open(const mm_backend_config *c, mm_err *err) {
+  if (++opens == fail_open) {
+    mm_fail(err, MM_LIMIT, "E_TEST", mm_at(NULL, NULL), "open");
+    return NULL;
+  }
+  return mm_ops_cpu.open(c, err);
+}
+
+static bool failing_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
+  if (++begins == fail_begin) return mm_fail(err, MM_LIMIT, "E_TEST", mm_at(NULL, NULL), "begin");
+  return mm_ops_cpu.begin(b, batch, err);
+}
+
+static bool failing_end(mm_backend *b, float *out, mm_err *err) {
+  if (++ends == fail_end) return mm_fail(err, MM_LIMIT, "E_TEST", mm_at(NULL, NULL), "end");
+  return mm_ops_cpu.end(b, out, err);
+}
+
+/* A rank that fails ends the step for all; the next step works, its slots start again. */
+static void failing_rank(void **state) {
+  (void)state;
+  mm_ops ops = mm_ops_cpu;
+  ops.begin = failing_begin;
+  ops.end = failing_end;
+  for (int at_end = 0; at_end < 2; at_end++)
+    for (int nth = 5; nth <= 8; nth++) {
+      running r;
+      begins = ends = 0;
+      fail_begin = at_end ? 0 : nth;
+      fail_end = at_end ? nth : 0;
+      start(&r, ref_dims(MM_FAMILY_M1, true), 4, &ops);
+      double *expected = expect(&r.ref, 0, 6);
+      mm_err err = {0};
+      assert_true(step(&r, &(mm_span){0, 0, 3, 0}, 1, &err));
+      assert_false(step(&r, &(mm_span){0, 0, 3, 3}, 1, &err));
+      assert_string_equal(err.code, "E_TEST");
+      for (uint32_t pos = 3; pos <= 6; pos += 3) { /* the slot holds nothing now */
+        err = (mm_err){0};
+        assert_false(step(&r, &(mm_span){0, 0, 3, pos}, 1, &err));
+        assert_string_equal(err.code, "E_BATCH");
+      }
+      err = (mm_err){0};
+      assert_true(step(&r, &(mm_span){0, 0, 6, 0}, 1, &err));
+      check_rows(&r, 0, 6, expected);
+      free(expected);
+      stop(&r);
+    }
+}
+
+static void failing_opens(void **state) {
+  (void)state;
+  mm_ops ops = mm_ops_cpu;
+  ops.open = failing_open;
+  ref_model ref = ref_build(ref_dims(MM_FAMILY_M2, false));
+  ref_shards *shards = ref_cut(&ref, 4);
+  for (fail_open = 1; fail_open <= 4; fail_open++) {
+    mm_err err = {0};
+    opens = 0;
+    assert_null(mm_engine_open(&shards->s, &(mm_engine_config){&ops, limits, 1}, &err));
+    assert_string_equal(err.code, "E_TEST");
+  }
+  fail_open = 0;
+  shards->s.pack.tensor[5].rows++; /* and a tensor of another shape than the model's */
+  mm_err err = {0};
+  assert_null(mm_engine_open(&shards->s, &(mm_engine_config){&ops, limits, 1}, &err));
+  assert_int_equal(err.status, MM_INTEGRITY);
+  assert_non_null(strstr(err.text, shards->s.pack.tensor[5].name));
+  ref_uncut(shards);
+  ref_free(&ref);
+}
+
+/* ---- sums over ranks ---- */
+
+typedef struct member {
+  mm_comm *comm;
+  uint32_t rank;
+  float x[101];
+} member;
+
+static void *sum_member(void *arg) {
+  member *m = arg;
+  for (size_t n = 0; n <= 101; n += 101) mm_comm_sum(m->comm, m->rank, m->x, n);
+  return NULL;
+}
+
+/* In rank order: 1e8 + 1 - 1e8 + 1 is 1 and nothing else, on every rank. */
+static void sums(void **state) {
+  (void)state;
+  static const float part[] = {1e8f, 1, -1e8f, 1};
+  member m[4];
+  pthread_t thread[4];
+  mm_err err = {0};
+  mm_comm *comm = mm_comm_open(4, &err);
+  for (uint32_t r = 0; r < 4; r++) {
+    m[r] = (member){.comm = comm, .rank = r};
+    for (int i = 0; i < 101; i++) m[r].x[i] = part[r] * (float)(i + 1);
+    pthread_create(&thread[r], NULL, sum_member, &m[r]);
+  }
+  for (uint32_t r = 0; r < 4; r++) pthread_join(thread[r], NULL);
+  for (int i = 0; i < 101; i++) {
+    float k = (float)(i + 1), expected = ((part[0] * k + part[1] * k) + part[2] * k) + part[3] * k;
+    for (uint32_t r = 0; r < 4; r++) assert_memory_equal(&m[r].x[i], &expected, sizeof expected);
+  }
+  mm_comm_close(comm);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(models),     cmocka_unit_test(odd_head_count), cmocka_unit_test(outputs),       cmocka_unit_test(refusals),
+      cmocka_unit_test(bad_limits), cmocka_unit_test(failing_rank),   cmocka_unit_test(failing_opens), cmocka_unit_test(sums),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
