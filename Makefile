@@ -11,7 +11,7 @@ NVCC ?= $(shell command -v nvcc)
 CUDA ?= $(if $(filter 0,$(SAN)),$(if $(NVCC),1,0),0)
 #: STATIC=1        link jansson, zstd, OpenSSL and PCRE2 into the programs, to carry them to another machine
 STATIC ?= 0
-#: MPI=1           reserved: ranks over several hosts do not exist yet
+#: MPI=1           conversions over several processes with mpirun (Open MPI)
 MPI ?= 0
 #: BUILD=DIR       where everything built goes (build)
 BUILD ?= build$(if $(filter 1,$(SAN)),/san)
@@ -20,9 +20,6 @@ PREFIX ?= /usr/local
 #: FUZZ_SECONDS=N  length of each fuzz run (60)
 FUZZ_SECONDS ?= 60
 
-ifneq ($(MPI),0)
-$(error MPI=1 is reserved: this version runs tensor-parallel ranks inside one host)
-endif
 ifeq ($(MAKELEVEL),0)
 MAKEFLAGS += -j$(shell nproc)
 endif
@@ -43,6 +40,10 @@ ifeq ($(STATIC),1)
 LIBS := -Wl,-Bstatic $(LIBS) -Wl,-Bdynamic
 endif
 LIBS += -lm -lpthread
+ifeq ($(MPI),1)
+CPPFLAGS += -DMM_MPI $(shell pkg-config --cflags-only-I ompi-c | sed 's/-I/-isystem /g')
+LIBS += $(shell pkg-config --libs ompi-c)
+endif
 
 ifeq ($(SAN),1)
 SANITIZE = -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer

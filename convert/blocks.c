@@ -99,6 +99,7 @@ static bool old_file(mm_blocks *b, uint32_t rank) {
 bool mm_blocks_begin(mm_blocks *b, uint32_t part, bool existing, bool *kept, mm_err *err) {
   b->part = part;
   for (uint32_t r = 0; r < b->plan->pack.tp; r++) {
+    if (!mm_plan_wants(b->plan, part, r)) continue;
     mm_part *x = part_of(b, r);
     x->block_count = mm_hash_blocks(layout_of(b, r)->size);
     if (!x->block) x->block = mm_arena_alloc(&b->plan->pack.arena, x->block_count * sizeof *x->block, err);
@@ -201,7 +202,7 @@ bool mm_blocks_put(mm_blocks *b, mm_put_log *log, uint32_t rank, uint64_t offset
 
 bool mm_blocks_sync(mm_blocks *b, mm_err *err) {
   for (uint32_t r = 0; r < b->plan->pack.tp; r++)
-    if (fdatasync(b->fd[r]) != 0) return mm_fail_errno(err, mm_at(part_of(b, r)->file, NULL), "fdatasync", errno);
+    if (b->fd[r] >= 0 && fdatasync(b->fd[r]) != 0) return mm_fail_errno(err, mm_at(part_of(b, r)->file, NULL), "fdatasync", errno);
   return true;
 }
 
@@ -225,6 +226,7 @@ static bool finish_rest(void *ctx, size_t item, unsigned worker, mm_err *err) {
   mm_rest *rest = ctx;
   mm_blocks *b = rest->b;
   uint32_t rank = (uint32_t)(item / rest->most), block = (uint32_t)(item % rest->most);
+  if (!b->block[rank]) return true; /* a rank that is not wanted */
   mm_part *part = part_of(b, rank);
   if (block >= part->block_count || b->block[rank][block].state == MM_BLOCK_DONE) return true;
   const mm_block *x = &b->block[rank][block];
@@ -242,7 +244,8 @@ static bool hash_rest(mm_blocks *b, unsigned threads, mm_err *err) {
   mm_rest rest = {.b = b, .buffer = mm_calloc(threads, sizeof *rest.buffer, err)};
   bool ok = rest.buffer != NULL;
   for (unsigned i = 0; ok && i < threads; i++) ok = (rest.buffer[i] = mm_calloc(1, MM_HASH_BLOCK, err)) != NULL;
-  for (uint32_t r = 0; r < b->plan->pack.tp; r++) rest.most = mm_max(rest.most, part_of(b, r)->block_count);
+  for (uint32_t r = 0; r < b->plan->pack.tp; r++)
+    if (b->block[r]) rest.most = mm_max(rest.most, part_of(b, r)->block_count);
   ok = ok && mm_pool_run(threads, rest.most * b->plan->pack.tp, finish_rest, &rest, err);
   for (unsigned i = 0; rest.buffer && i < threads; i++) free(rest.buffer[i]);
   free(rest.buffer);
@@ -252,6 +255,7 @@ static bool hash_rest(mm_blocks *b, unsigned threads, mm_err *err) {
 bool mm_blocks_end(mm_blocks *b, unsigned threads, mm_err *err) {
   if (!hash_rest(b, threads, err)) return false;
   for (uint32_t r = 0; r < b->plan->pack.tp; r++) {
+    if (!b->block[r]) continue;
     mm_part *part = part_of(b, r);
     if (!mm_hash_root(part->block, part->block_count, &part->root, err) || !mm_fsync(b->fd[r], part->file, false, err)) return false;
     int fd = b->fd[r];

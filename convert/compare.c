@@ -94,6 +94,7 @@ static bool compare_step(void *ctx, size_t item, unsigned worker, mm_err *err) {
         uint32_t lo = (uint32_t)mm_max(row, take.from), hi = (uint32_t)mm_min(row + rows, take.from + take.count);
         if (lo >= hi) continue;
         uint32_t rank = t->stage * p->tp + r, first = mm_pack_first_lead(p, t, rank);
+        if (job->s->pack.rank[rank].part_count == 0) continue;                          /* not in this directory */
         if (t->lead && (step->lead < first || step->lead >= first + t->lead)) continue; /* another rank's expert */
         mm_packed m = mm_shards_tensor(job->s, rank, step->tensor);
         if (!add_rank(w, &m, step->lead - first, x->local_at + take.at + (lo - take.from),

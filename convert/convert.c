@@ -55,6 +55,7 @@ static bool run_parts(mm_convert_job *job, unsigned threads, mm_err *err) {
   for (uint32_t part = 0; part < p->part_count; part++) {
     job->first = end;
     while (end < p->step_count && p->tensor[p->step[end].tensor].part == part) end++;
+    if (part % job->out->o.shares != job->out->o.share) continue;
     if (!mm_writer_begin_part(job->out, part, err) || !mm_pool_run(threads, end - job->first, run_item, job, err) ||
         !mm_writer_end_part(job->out, err))
       return false;
@@ -67,7 +68,7 @@ static bool run_all(mm_convert_job *job, unsigned threads, mm_digest *manifest, 
   job->worker = mm_calloc(threads, sizeof *job->worker, err);
   if (!job->worker) return false;
   for (unsigned i = 0; i < threads; i++) mm_worker_open(&job->worker[i], job->p->hf);
-  bool ok = run_parts(job, threads, err) && mm_writer_publish(job->out, manifest, err);
+  bool ok = run_parts(job, threads, err) && (job->out->o.shares > 1 || mm_writer_publish(job->out, manifest, err));
   for (unsigned i = 0; i < threads; i++) mm_worker_close(&job->worker[i]);
   free(job->worker);
   return ok;

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "convert/index.h"
@@ -16,7 +17,11 @@
 
 static char *join(mm_hf *hf, const char *name, mm_err *err) { return mm_arena_printf(&hf->arena, err, "%s/%s", hf->dir, name); }
 
-static bool exists(const char *path) { return access(path, F_OK) == 0; }
+/* Also of a link to nothing, which is not the same as no file. */
+static bool exists(const char *path) {
+  struct stat st;
+  return lstat(path, &st) == 0;
+}
 
 /* quantization_config: block FP8 is read here; other methods are refused until their reader exists. */
 static bool read_quantization(mm_hf *hf, mm_err *err) {
@@ -48,10 +53,9 @@ static bool read_quantization(mm_hf *hf, mm_err *err) {
   return true;
 }
 
-/* A shard may be a link into its own folder or into the Hub cache's blobs (snapshots/REV/x -> ../../blobs/SHA256). */
-static bool inside(mm_hf *hf, const char *path, mm_err *err) {
+bool mm_hf_inside(const mm_hf *hf, const char *path, mm_err *err) {
   char real[PATH_MAX], base[PATH_MAX], blobs[PATH_MAX + 32], real_blobs[PATH_MAX];
-  if (!realpath(path, real) || !realpath(hf->dir, base)) return true; /* opening reports what is wrong */
+  if (hf->outside_allowed || !realpath(path, real) || !realpath(hf->dir, base)) return true;
   size_t n = strlen(base);
   if (strncmp(real, base, n) == 0 && real[n] == '/') return true;
   snprintf(blobs, sizeof blobs, "%s/../../blobs", base);
@@ -187,10 +191,9 @@ static bool canonical_names(mm_hf *hf, mm_err *err) {
   return true;
 }
 
-static bool read_headers(mm_hf *hf, bool indexed, const mm_hf_options *o, mm_err *err) {
+static bool read_headers(mm_hf *hf, bool indexed, mm_err *err) {
   for (uint32_t i = 0; i < hf->file_count; i++) {
-    if (!o->allow_outside_links && !inside(hf, hf->file[i].path, err)) return false;
-    if (!read_header(hf, i, indexed, err)) return false;
+    if (!mm_hf_inside(hf, hf->file[i].path, err) || !read_header(hf, i, indexed, err)) return false;
   }
   for (size_t i = 0; i < hf->tensor_count; i++) {
     const mm_hf_tensor *t = &hf->tensor[i];
@@ -201,23 +204,39 @@ static bool read_headers(mm_hf *hf, bool indexed, const mm_hf_options *o, mm_err
   return true;
 }
 
+/* The text of config or index; noted, so that mm_hf_unchanged covers it. */
+static char *read_text(mm_hf *hf, const char *path, uint64_t max, size_t *n, mm_err *err) {
+  mm_file f = MM_FILE_NONE;
+  if (!mm_hf_inside(hf, path, err) || !mm_file_open(&f, path, err)) return NULL;
+  hf->text[hf->text_count++] = (struct mm_hf_text){path, f.id};
+  mm_file_close(&f);
+  return mm_file_slurp(path, max, n, err);
+}
+
+static bool read_config(mm_hf *hf, mm_err *err) {
+  size_t n = 0;
+  char *text = read_text(hf, hf->config_path, CONFIG_MAX, &n, err);
+  hf->config = text ? mm_json_parse(text, n, hf->config_path, err) : NULL;
+  free(text);
+  return hf->config && read_quantization(hf, err);
+}
+
 static bool read_index(mm_hf *hf, const char *path, mm_err *err) {
   size_t n = 0;
-  char *text = mm_file_slurp(path, MM_INDEX_MAX, &n, err);
+  char *text = read_text(hf, path, MM_INDEX_MAX, &n, err);
   bool ok = text && mm_index_parse(hf, path, text, n, err);
   free(text);
   return ok;
 }
 
 bool mm_hf_open(mm_hf *hf, const char *dir, const mm_hf_options *o, mm_err *err) {
-  *hf = (mm_hf){.names_only = o->names_only};
+  *hf = (mm_hf){.names_only = o->names_only, .outside_allowed = o->allow_outside_links};
   hf->dir = mm_arena_strndup(&hf->arena, dir, strlen(dir), err);
   if (!hf->dir) return false;
   char *index = join(hf, MM_INDEX_NAME, err), *single = join(hf, SINGLE_FILE, err);
   hf->config_path = join(hf, "config.json", err);
   if (!index || !single || !hf->config_path) return false;
-  hf->config = mm_json_load(hf->config_path, CONFIG_MAX, err);
-  if (!hf->config || !read_quantization(hf, err)) return false;
+  if (!read_config(hf, err)) return false;
   bool indexed = exists(index);
   if (indexed) {
     if (!read_index(hf, index, err)) return false;
@@ -238,7 +257,7 @@ bool mm_hf_open(mm_hf *hf, const char *dir, const mm_hf_options *o, mm_err *err)
                    "found both %s and %s, which the index does not name: remove one", MM_INDEX_NAME, SINGLE_FILE);
   if (o->names_only && !indexed)
     return mm_fail(err, MM_BAD_INPUT, "E_IDX", mm_at(index, NULL), "found no index, expected one for --names-only");
-  return (o->names_only || read_headers(hf, indexed, o, err)) && canonical_names(hf, err);
+  return (o->names_only || read_headers(hf, indexed, err)) && canonical_names(hf, err);
 }
 
 void mm_hf_close(mm_hf *hf) {
@@ -260,6 +279,11 @@ bool mm_hf_unchanged(const mm_hf *hf, mm_err *err) {
     mm_file f = MM_FILE_NONE;
     f.id = hf->file[i].id;
     if (!mm_file_unchanged(&f, hf->file[i].path, err)) return false;
+  }
+  for (size_t i = 0; i < hf->text_count; i++) {
+    mm_file f = MM_FILE_NONE;
+    f.id = hf->text[i].id;
+    if (!mm_file_unchanged(&f, hf->text[i].path, err)) return false;
   }
   return true;
 }

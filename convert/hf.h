@@ -35,18 +35,27 @@ typedef struct mm_hf {
   mm_hf_tensor *tensor; /* sorted by canonical name */
   mm_cell block;        /* weight_block_size of a block-FP8 source; {0, 0} when the config declares none */
   bool names_only;      /* opened from the index alone: shapes come from the rules, no weights can be read */
-  uint64_t total_size;  /* the index's metadata.total_size; 0 when absent */
+  bool outside_allowed; /* links may lead anywhere */
+  size_t text_count;
+  struct mm_hf_text {
+    const char *path;
+    mm_file_id id;
+  } text[2];           /* config and index as they were read */
+  uint64_t total_size; /* the index's metadata.total_size; 0 when absent */
   mm_arena arena;
 } mm_hf;
 
 typedef struct mm_hf_options {
-  bool allow_outside_links; /* follow a shard's symlink out of the checkpoint and its Hub cache */
+  bool allow_outside_links; /* follow symlinks out of the checkpoint and its Hub cache */
   bool names_only;          /* for planning when only config.json and the index are there */
 } mm_hf_options;
 
 bool mm_hf_open(mm_hf *hf, const char *dir, const mm_hf_options *o, mm_err *err);
 void mm_hf_close(mm_hf *hf);
 mm_hf_tensor *mm_hf_find(const mm_hf *hf, const char *canonical);
+/* A file of the checkpoint may be a link into its own folder or into the Hub cache's blobs (snapshots/REV/x -> ../../blobs/SHA256);
+ * one that leads elsewhere is MM_BAD_INPUT E_FS_OUTSIDE unless that was allowed. What cannot be resolved passes: opening tells why. */
+bool mm_hf_inside(const mm_hf *hf, const char *path, mm_err *err);
 /* Every file still is what it was at open; MM_IO E_CHANGED otherwise. */
 bool mm_hf_unchanged(const mm_hf *hf, mm_err *err);
 

@@ -6,11 +6,18 @@
 
 #include "formats/scan.h"
 
+/* A file name as it came up; `at` is what mm_hf_tensor.file says until all are known. */
+typedef struct mm_noted {
+  const char *name;
+  uint32_t at;
+} mm_noted;
+
 typedef struct mm_index_reader {
   mm_hf *hf;
   mm_scan scan;
   const char *path;
-  size_t tensor_cap, file_cap;
+  size_t tensor_cap, noted_count, noted_cap;
+  mm_noted *noted;
   bool seen_map, seen_metadata;
   mm_err *err;
 } mm_index_reader;
@@ -21,32 +28,23 @@ static bool bad(mm_index_reader *r, const char *code, const char *tensor, const 
 
 static char *text_of(mm_index_reader *r, mm_scan_str s, size_t *n) { return mm_scan_unescape(&r->hf->arena, s, n, r->err); }
 
-/* Entries of one file mostly follow each other, so the search starts at the last file. */
-static bool file_index(mm_index_reader *r, mm_scan_str s, const char *tensor, uint32_t *out) {
-  mm_hf *hf = r->hf;
+/* Notes the file of a tensor, once for a run of tensors of one file. */
+static bool note_file(mm_index_reader *r, mm_scan_str s, const char *tensor, uint32_t *out) {
+  const char *last = r->noted_count ? r->noted[r->noted_count - 1].name : "";
   size_t n = 0;
-  if (!s.escaped) {
-    for (size_t i = hf->file_count; i-- > 0;)
-      if (strlen(hf->file[i].name) == s.n && memcmp(hf->file[i].name, s.p, s.n) == 0) {
-        *out = (uint32_t)i;
-        return true;
-      }
-  }
-  char *name = text_of(r, s, &n);
-  if (!name) return false;
-  if (!mm_base_name_ok(name, n)) {
-    char shown[256];
-    return mm_fail(r->err, MM_BAD_INPUT, "E_IDX_PATH", mm_at(r->path, tensor), "found file name \"%s\", expected a plain base name",
-                   mm_escape(shown, sizeof shown, name, n));
-  }
-  for (size_t i = 0; i < hf->file_count; i++)
-    if (strcmp(hf->file[i].name, name) == 0) {
-      *out = (uint32_t)i;
-      return true;
+  if (s.escaped || s.n == 0 || strlen(last) != s.n || memcmp(last, s.p, s.n) != 0) {
+    char *name = text_of(r, s, &n);
+    if (!name) return false;
+    if (!mm_base_name_ok(name, n)) {
+      char shown[256];
+      return mm_fail(r->err, MM_BAD_INPUT, "E_IDX_PATH", mm_at(r->path, tensor), "found file name \"%s\", expected a plain base name",
+                     mm_escape(shown, sizeof shown, name, n));
     }
-  if (!mm_grow((void **)&hf->file, &r->file_cap, hf->file_count + 1, sizeof *hf->file, r->err)) return false;
-  hf->file[hf->file_count] = (mm_hf_file){.name = name};
-  *out = (uint32_t)hf->file_count++;
+    if (!mm_grow((void **)&r->noted, &r->noted_cap, r->noted_count + 1, sizeof *r->noted, r->err)) return false;
+    r->noted[r->noted_count] = (mm_noted){name, (uint32_t)r->noted_count};
+    r->noted_count++;
+  }
+  *out = (uint32_t)(r->noted_count - 1);
   return true;
 }
 
@@ -69,7 +67,7 @@ static bool weight_map(mm_index_reader *r) {
     if (!mm_grow((void **)&hf->tensor, &r->tensor_cap, hf->tensor_count + 1, sizeof *hf->tensor, r->err)) return false;
     mm_hf_tensor *t = &hf->tensor[hf->tensor_count];
     *t = (mm_hf_tensor){.name = name, .original = name};
-    if (!file_index(r, value, name, &t->file)) return false;
+    if (!note_file(r, value, name, &t->file)) return false;
     hf->tensor_count++;
   }
   return hf->tensor_count > 0 || bad(r, "E_IDX", NULL, "found an empty weight_map");
@@ -90,25 +88,54 @@ static bool metadata(mm_index_reader *r) {
   }
 }
 
+static int by_file(const void *a, const void *b) { return strcmp(((const mm_noted *)a)->name, ((const mm_noted *)b)->name); }
+
+/* One file, in order of names, for all that was noted under its name. */
+static bool make_files(mm_index_reader *r) {
+  mm_hf *hf = r->hf;
+  size_t cap = 0;
+  uint32_t *file = mm_calloc(r->noted_count, sizeof *file, r->err);
+  bool ok = file != NULL;
+  qsort(r->noted, r->noted_count, sizeof *r->noted, by_file);
+  for (size_t i = 0; ok && i < r->noted_count; i++) {
+    if (i == 0 || by_file(&r->noted[i - 1], &r->noted[i]) != 0) {
+      ok = mm_grow((void **)&hf->file, &cap, hf->file_count + 1, sizeof *hf->file, r->err);
+      if (ok) hf->file[hf->file_count++] = (mm_hf_file){.name = r->noted[i].name};
+    }
+    file[r->noted[i].at] = (uint32_t)(hf->file_count - 1);
+  }
+  for (size_t i = 0; ok && i < hf->tensor_count; i++) hf->tensor[i].file = file[hf->tensor[i].file];
+  free(file);
+  return ok;
+}
+
 static int by_name(const void *a, const void *b) { return strcmp(((const mm_hf_tensor *)a)->name, ((const mm_hf_tensor *)b)->name); }
 
-bool mm_index_parse(mm_hf *hf, const char *path, const char *text, size_t n, mm_err *err) {
-  mm_index_reader r = {.hf = hf, .path = path, .err = err, .scan = {.text = text, .len = n, .file = path, .status = MM_BAD_INPUT}};
-  if (!mm_scan_open(&r.scan, '{', err)) return false;
+static bool parse(mm_index_reader *r) {
+  mm_hf *hf = r->hf;
+  mm_err *err = r->err;
+  if (!mm_scan_open(&r->scan, '{', err)) return false;
   for (bool first = true, more = false;; first = false) {
     mm_scan_str key;
-    if (!mm_scan_more(&r.scan, '}', first, &more, err)) return false;
+    if (!mm_scan_more(&r->scan, '}', first, &more, err)) return false;
     if (!more) break;
-    if (!mm_scan_key(&r.scan, &key, err)) return false;
+    if (!mm_scan_key(&r->scan, &key, err)) return false;
     bool map = key.n == 10 && memcmp(key.p, "weight_map", 10) == 0, meta = key.n == 8 && memcmp(key.p, "metadata", 8) == 0;
-    if (map && mm_scan_peek(&r.scan) != '{') return bad(&r, "E_IDX", NULL, "found a weight_map that is not an object");
-    if (!(map ? weight_map(&r) : meta ? metadata(&r) : mm_scan_skip(&r.scan, err))) return false;
+    if (map && mm_scan_peek(&r->scan) != '{') return bad(r, "E_IDX", NULL, "found a weight_map that is not an object");
+    if (!(map ? weight_map(r) : meta ? metadata(r) : mm_scan_skip(&r->scan, err))) return false;
   }
-  if (!mm_scan_end(&r.scan, err)) return false;
-  if (!r.seen_map) return bad(&r, "E_IDX", NULL, "found no \"weight_map\"");
+  if (!mm_scan_end(&r->scan, err)) return false;
+  if (!r->seen_map) return bad(r, "E_IDX", NULL, "found no \"weight_map\"");
   qsort(hf->tensor, hf->tensor_count, sizeof *hf->tensor, by_name);
   for (size_t i = 1; i < hf->tensor_count; i++)
     if (strcmp(hf->tensor[i - 1].name, hf->tensor[i].name) == 0)
-      return bad(&r, "E_DUP_KEY", hf->tensor[i].name, "found twice in weight_map");
-  return true;
+      return bad(r, "E_DUP_KEY", hf->tensor[i].name, "found twice in weight_map");
+  return make_files(r);
+}
+
+bool mm_index_parse(mm_hf *hf, const char *path, const char *text, size_t n, mm_err *err) {
+  mm_index_reader r = {.hf = hf, .path = path, .err = err, .scan = {.text = text, .len = n, .file = path, .status = MM_BAD_INPUT}};
+  bool ok = parse(&r);
+  free(r.noted);
+  return ok;
 }

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -41,6 +42,13 @@ static bool make_header(const mm_plan *p, mm_journal_header *h, mm_err *err) {
   return true;
 }
 
+/* Two runs never write one journal; the kernel frees the lock when a run dies. */
+static bool lock(const mm_journal *j, mm_err *err) {
+  if (flock(j->fd, LOCK_EX | LOCK_NB) == 0) return true;
+  if (errno != EWOULDBLOCK) return mm_fail_errno(err, mm_at(j->path, NULL), "lock", errno);
+  return mm_fail(err, MM_LOCKED, "E_LOCKED", mm_at(j->path, NULL), "found another run writing this part of the output");
+}
+
 bool mm_journal_create(mm_journal *j, int parent, const char *name, const mm_plan *p, mm_err *err) {
   mm_journal_header h;
   *j = (mm_journal){.fd = -1};
@@ -49,7 +57,7 @@ bool mm_journal_create(mm_journal *j, int parent, const char *name, const mm_pla
   if (unlinkat(parent, name, 0) != 0 && errno != ENOENT) return mm_fail_errno(err, mm_at(name, NULL), "remove", errno);
   j->fd = mm_create_at(parent, ".", name, err);
   j->size = sizeof h;
-  return j->fd >= 0 && mm_pwrite(j->fd, name, &h, sizeof h, 0, err) && mm_fsync(j->fd, name, false, err) &&
+  return j->fd >= 0 && lock(j, err) && mm_pwrite(j->fd, name, &h, sizeof h, 0, err) && mm_fsync(j->fd, name, false, err) &&
          mm_fsync(parent, ".", true, err);
 }
 
@@ -103,8 +111,8 @@ static bool read_payload(mm_journal *j, mm_cursor *c, mm_err *err) {
   return c->at == c->n;
 }
 
-/* Reads whole records; what follows the last good one is cut off. */
-static bool read_records(mm_journal *j, const uint8_t *text, size_t n, mm_err *err) {
+/* Reads whole records and returns where the last good one ends. */
+static bool read_records(mm_journal *j, const uint8_t *text, size_t n, uint64_t *end, mm_err *err) {
   size_t at = sizeof(mm_journal_header);
   while (n - at > 4) {
     uint32_t length;
@@ -118,42 +126,56 @@ static bool read_records(mm_journal *j, const uint8_t *text, size_t n, mm_err *e
     if (mm_digest_check(&d) != check || !read_payload(j, &c, err)) break;
     at += 12 + (size_t)length;
   }
-  j->size = at;
-  if (err->status != MM_OK) return false;
-  return ftruncate(j->fd, (off_t)at) == 0 || mm_fail_errno(err, mm_at(j->path, NULL), "cut", errno);
+  *end = at;
+  return err->status == MM_OK;
 }
 
-bool mm_journal_resume(mm_journal *j, int parent, const char *name, const mm_plan *p, bool *absent, mm_err *err) {
+/* Reads the journal open at fd into j; *end is the size that is good, 0 when it died before its header was written. */
+static bool read_journal(mm_journal *j, int fd, const char *name, const mm_plan *p, uint64_t *end, mm_err *err) {
   mm_journal_header h;
   struct stat s;
-  *j = (mm_journal){.fd = -1};
-  *absent = false;
-  j->path = mm_arena_strndup(&j->arena, name, strlen(name), err);
-  if (!j->path || !make_header(p, &h, err)) return false;
-  j->fd = openat(parent, name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-  if (j->fd < 0 && errno == ENOENT) {
-    *absent = true;
-    return false;
-  }
-  if (j->fd < 0 || fstat(j->fd, &s) != 0) return mm_fail_errno(err, mm_at(name, NULL), "open", errno);
+  *end = 0;
+  if (!make_header(p, &h, err)) return false;
+  if (fstat(fd, &s) != 0) return mm_fail_errno(err, mm_at(name, NULL), "look at", errno);
   if (!S_ISREG(s.st_mode) || (uint64_t)s.st_size > JOURNAL_MAX)
     return mm_fail(err, MM_USAGE, "E_RESUME", mm_at(name, NULL), "found something that is not a journal; --restart discards it");
   size_t n = (size_t)s.st_size;
-  uint8_t *text = mm_calloc(n + 1, 1, err);
-  mm_file f = {.fd = j->fd, .size = n};
+  if (n < sizeof h) return true;
+  uint8_t *text = mm_calloc(n, 1, err);
+  mm_file f = {.fd = fd, .size = n};
   bool ok = text && mm_file_read(&f, name, text, n, 0, err);
-  if (ok && n < sizeof h) { /* died before its header was written */
-    *absent = true;
-    ok = false;
-  } else if (ok && memcmp(text, &h, sizeof h) != 0) {
+  if (ok && memcmp(text, &h, sizeof h) != 0) {
     bool ours = memcmp(text, magic, sizeof magic) == 0, plan = memcmp(text + 8, h.plan, sizeof h.plan) == 0;
     ok = mm_fail(err, MM_USAGE, "E_RESUME", mm_at(name, NULL), "found %s; --restart discards it",
                  !ours  ? "something that is not a journal"
                  : plan ? "a run whose source files have changed since"
                         : "a run of another source, option or tool version");
   }
-  ok = ok && read_records(j, text, n, err);
+  ok = ok && read_records(j, text, n, end, err);
   free(text);
+  return ok;
+}
+
+bool mm_journal_resume(mm_journal *j, int parent, const char *name, const mm_plan *p, bool *absent, mm_err *err) {
+  *j = (mm_journal){.fd = -1};
+  *absent = false;
+  j->path = mm_arena_strndup(&j->arena, name, strlen(name), err);
+  if (!j->path) return false;
+  j->fd = openat(parent, name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+  if (j->fd < 0 && errno != ENOENT) return mm_fail_errno(err, mm_at(name, NULL), "open", errno);
+  *absent = j->fd < 0;
+  if (*absent || !lock(j, err) || !read_journal(j, j->fd, name, p, &j->size, err)) return false;
+  *absent = j->size == 0;
+  if (*absent) return false;
+  return ftruncate(j->fd, (off_t)j->size) == 0 || mm_fail_errno(err, mm_at(name, NULL), "cut", errno);
+}
+
+bool mm_journal_merge(mm_journal *j, int parent, const char *name, const mm_plan *p, mm_err *err) {
+  uint64_t end;
+  int fd = openat(parent, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+  if (fd < 0) return mm_fail_errno(err, mm_at(name, NULL), "open", errno);
+  bool ok = read_journal(j, fd, name, p, &end, err);
+  close(fd);
   return ok;
 }
 

@@ -23,7 +23,7 @@ typedef struct mm_block_entry {
 } mm_block_entry;
 
 typedef struct mm_journal {
-  int fd; /* -1 when closed */
+  int fd; /* of the own file, locked; -1 when closed */
   char *path;
   uint64_t size;
   size_t step_count, block_count, step_cap, block_cap;
@@ -34,8 +34,11 @@ typedef struct mm_journal {
 
 /* Starts an empty journal for the plan (an old one is replaced). parent is an open descriptor of the directory that holds it. */
 bool mm_journal_create(mm_journal *j, int parent, const char *name, const mm_plan *p, mm_err *err);
-/* Reads an existing one. Absent: false with *absent set and no error. Another plan, source, tool or option: MM_USAGE E_RESUME. */
+/* Reads an existing one. Absent: false with *absent set and no error. Another plan, source, tool or option: MM_USAGE E_RESUME; held by
+ * another run: MM_LOCKED. */
 bool mm_journal_resume(mm_journal *j, int parent, const char *name, const mm_plan *p, bool *absent, mm_err *err);
+/* Adds what the journal of another run of the same plan claims (--part i/n wrote it). */
+bool mm_journal_merge(mm_journal *j, int parent, const char *name, const mm_plan *p, mm_err *err);
 /* Appends one record and syncs it. Digests are taken from the plan's parts. */
 bool mm_journal_append(mm_journal *j, const mm_plan *p, const mm_step_entry *steps, size_t step_count, const mm_done *done,
                        size_t done_count, mm_err *err);

@@ -108,7 +108,7 @@ static bool lay_part(mm_plan *p, uint32_t part, const char *plan, mm_err *err) {
     offset += slot[i].bytes;
     ok = st[i].name != NULL;
   }
-  for (uint32_t r = 0; ok && r < p->pack.tp; r++) ok = make_header(p, r, part, st, count, plan, err);
+  for (uint32_t r = 0; ok && r < p->pack.tp; r++) ok = !mm_plan_wants(p, part, r) || make_header(p, r, part, st, count, plan, err);
   mm_arena_close(&names);
   free(st);
   free(slot);
@@ -133,7 +133,8 @@ static bool name_parts(mm_plan *p, mm_err *err) {
   return true;
 }
 
-/* The digest covers everything but sizes and contents: sources, options, tool, model, tensors, cuts. */
+/* The digest covers everything but sizes and contents: sources, options, tool, model, tensors, cuts. It is the same whichever ranks are
+ * wanted, so files of several runs fit together. */
 static bool plan_digest(mm_plan *p, mm_err *err) {
   char *text = mm_pack_text(&p->pack, err);
   bool ok = text && mm_sha256(text, strlen(text), &p->pack.plan, err);
@@ -143,6 +144,8 @@ static bool plan_digest(mm_plan *p, mm_err *err) {
 
 bool mm_layout(mm_plan *p, uint64_t part_size, mm_err *err) {
   if (!fill_parts(p, part_size, err) || !name_parts(p, err) || !plan_digest(p, err)) return false;
+  for (uint32_t w = 0; w < mm_pack_ranks(&p->pack); w++)
+    if (!p->wanted[w]) p->pack.rank[w].part_count = 0;
   char plan[MM_HEX_LEN + 1];
   mm_digest_hex(&p->pack.plan, plan);
   for (uint32_t i = 0; i < p->part_count; i++)

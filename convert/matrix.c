@@ -1,5 +1,6 @@
 /* Finding each matrix of the model inside the source, and refusing what does not fit. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "convert/hf.h"
@@ -77,13 +78,17 @@ mm_found mm_hf_matrix(mm_hf *hf, const mm_model *m, const mm_rule *const *piece,
   const mm_rule *r = piece[i];
   char name[NAME_MAX_LEN];
   *out = (mm_matrix){.rows = mm_dim_extent(r->rows, m), .cols = mm_dim_extent(r->cols, m)};
-  mm_hf_tensor *t = mm_hf_find(hf, mm_rule_name(name, sizeof name, r->theirs, layer, expert));
-  bool fused = false, stacks = mm_rule_stacks(r);
-  if (!t && (pieces > 1 || stacks)) {
-    t = mm_hf_find(hf, mm_rule_name(name, sizeof name, r->ours, layer, 0));
-    fused = t != NULL;
+  mm_hf_tensor *own = mm_hf_find(hf, mm_rule_name(name, sizeof name, r->theirs, layer, expert)), *whole = NULL;
+  bool stacks = mm_rule_stacks(r);
+  if (pieces > 1 || stacks) whole = mm_hf_find(hf, mm_rule_name(name, sizeof name, r->ours, layer, 0));
+  if (!own && !whole) return MM_ABSENT;
+  if (own && whole) {
+    mm_fail(err, MM_BAD_INPUT, "E_DUP_TENSOR", mm_at(hf->file[own->file].path, own->original), "found again inside \"%s\" in %s",
+            whole->original, hf->file[whole->file].name);
+    return MM_FAILED;
   }
-  if (!t) return MM_ABSENT;
+  mm_hf_tensor *t = own ? own : whole;
+  bool fused = t == whole;
   uint64_t before = 0, all = out->rows;
   if (fused) extents(m, piece, pieces, i, 1, &before, &all);
   mm_shape want = r->cols == MM_DIM_NONE ? mm_shape1(out->rows)
@@ -108,9 +113,11 @@ static bool redundant(const char *name, const mm_model *m) {
   static const char *const buffer[] = {".rotary_emb.inv_freq", ".slope_rate", ".query_decay", ".key_decay", ".diagonal_decay"};
   for (size_t i = 0; i < sizeof buffer / sizeof *buffer; i++)
     if (ends_with(name, buffer[i])) return true;
-  unsigned layer = 0;
-  int n = 0;
-  return sscanf(name, "model.layers.%9u.%n", &layer, &n) == 1 && n > 0 && layer >= m->layers;
+  static const char before[] = "model.layers.";
+  if (strncmp(name, before, sizeof before - 1) != 0) return false;
+  const char *number = name + sizeof before - 1;
+  size_t n = strspn(number, "0123456789");
+  return n > 0 && n < 10 && number[0] != '0' && number[n] == '.' && strtoul(number, NULL, 10) >= m->layers;
 }
 
 bool mm_hf_all_used(const mm_hf *hf, const mm_model *m, mm_err *err) {

@@ -3,6 +3,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "convert/mpi.h"
 #include "convert/report.h"
 #include "formats/option.h"
 #include "formats/pool.h"
@@ -20,9 +21,10 @@ static void on_signal(int n) {
 }
 
 typedef struct mm_convert_args {
-  const char *source, *output, *quant, *align, *recipe, *search;
+  const char *source, *output, *quant, *align, *recipe, *search, *part, *ranks;
   mm_option_list ignore, override;
   uint64_t tp, ep, pp, threads, part_size, commit_bytes, mem_limit;
+  uint32_t process, processes; /* of mpirun */
   bool dry_run, names_only, list, json, quiet, force, outside, resume, restart;
 } mm_convert_args;
 
@@ -55,6 +57,7 @@ static bool make_plan(const mm_convert_args *a, mm_hf *hf, mm_plan *plan, mm_err
                         .ep = (uint32_t)a->ep,
                         .pp = (uint32_t)a->pp,
                         .part_size = a->part_size,
+                        .ranks = a->ranks,
                         .align = strcmp(a->align, "pad") == 0     ? MM_ALIGN_PAD
                                  : strcmp(a->align, "error") == 0 ? MM_ALIGN_ERROR
                                                                   : MM_ALIGN_SPLIT};
@@ -75,27 +78,53 @@ static bool assembly_buffers(const mm_convert_args *a, size_t *buffers, mm_err *
   return true;
 }
 
+/* "I/N" with I below N. */
+static bool parse_share(const char *text, uint32_t *share, uint32_t *shares, mm_err *err) {
+  int end = 0;
+  if (sscanf(text, "%9u/%9u%n", share, shares, &end) == 2 && text[end] == 0 && *share < *shares) return true;
+  return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found another --part than I/N with I from 0 to N - 1");
+}
+
+/* This process's share of the parts, then, in the first of several processes, what remains: publishing. */
+static bool run(const mm_convert_args *a, mm_plan *plan, mm_writer_options o, mm_digest *manifest, mm_err *err) {
+  bool ok = mm_convert_run(plan, &o, &progress, manifest, err);
+  bool all = mm_mpi_all(ok); /* the first failure is reported by its own process */
+  if (a->processes == 1 || !ok) return ok;
+  if (!all) return mm_fail(err, MM_INTERRUPTED, "E_INTERRUPTED", mm_at(NULL, NULL), "another process failed; --resume continues");
+  if (a->process == 0) {
+    o.share = 0;
+    o.shares = 1;
+    o.leftover = MM_LEFTOVER_RESUME;
+    ok = mm_convert_run(plan, &o, &progress, manifest, err);
+  }
+  return mm_mpi_all(ok) || ok;
+}
+
 static bool convert(const mm_convert_args *a, mm_plan *plan, mm_err *err) {
   mm_report_style style = a->json ? MM_REPORT_JSON : MM_REPORT_TEXT;
-  if (a->dry_run) return mm_report_plan(stdout, plan, style, a->list, err);
-  if (!a->quiet && !mm_report_plan(stderr, plan, MM_REPORT_TEXT, a->list, err)) return false;
-  size_t buffers = 0;
-  if (!assembly_buffers(a, &buffers, err)) return false;
+  bool first = a->process == 0;
+  if (a->dry_run) return !first || mm_report_plan(stdout, plan, style, a->list, err);
+  if (!a->quiet && first && !mm_report_plan(stderr, plan, MM_REPORT_TEXT, a->list, err)) return false;
   mm_writer_options o = {.target = a->output,
                          .force = a->force,
                          .leftover = a->resume    ? MM_LEFTOVER_RESUME
                                      : a->restart ? MM_LEFTOVER_RESTART
                                                   : MM_LEFTOVER_REFUSE,
-                         .buffers = buffers,
+                         .share = a->process,
+                         .shares = a->processes,
                          .commit_bytes = a->commit_bytes,
                          .threads = (unsigned)a->threads};
+  if (a->part && !parse_share(a->part, &o.share, &o.shares, err)) return false;
+  if (!assembly_buffers(a, &o.buffers, err)) return false;
   mm_digest manifest;
   double start = now();
-  mm_watch *watch = a->quiet ? NULL : mm_watch_open(plan, &progress);
-  bool ok = mm_convert_run(plan, &o, &progress, &manifest, err);
+  mm_watch *watch = a->quiet || !first ? NULL : mm_watch_open(plan, &progress);
+  bool ok = run(a, plan, o, &manifest, err);
   mm_watch_close(watch);
-  if (!ok || (a->quiet && !a->json)) return ok;
-  return mm_report_summary(a->json ? stdout : stderr, plan, now() - start, &manifest, style, err);
+  if (!ok || !first || (a->quiet && !a->json)) return ok;
+  if (!a->part) return mm_report_summary(a->json ? stdout : stderr, plan, now() - start, &manifest, style, err);
+  fprintf(stderr, "part %s done in %.2f s; when all are, --resume without --part publishes\n", a->part, now() - start);
+  return true;
 }
 
 int main(int argc, char **argv) {
@@ -204,6 +233,16 @@ int main(int argc, char **argv) {
        .target = &a.resume,
        .help = "continue an interrupted conversion (or start, if there is none)"},
       {.name = "restart", .kind = MM_OPT_FLAG, .target = &a.restart, .help = "discard an interrupted conversion and start anew"},
+      {.name = "ranks",
+       .kind = MM_OPT_STR,
+       .target = &a.ranks,
+       .arg = "LIST",
+       .help = "only the files of these ranks, such as 0,2-5; they fit those of other runs of the same plan"},
+      {.name = "part",
+       .kind = MM_OPT_STR,
+       .target = &a.part,
+       .arg = "I/N",
+       .help = "only the I-th of N shares of the output (I from 0), for job arrays; a last run with --resume publishes"},
       {.name = "journal-every",
        .kind = MM_OPT_SIZE,
        .target = &a.commit_bytes,
@@ -228,22 +267,29 @@ int main(int argc, char **argv) {
           "Exit status: 0 done, 2 usage, 3 bad input, 4 valid but unsupported, 5 I/O, 7 output locked, 8 memory or limit, 75 interrupted "
           "(--resume continues).",
   };
+  mm_mpi_start(&argc, &argv, &a.process, &a.processes);
   mm_err err = {0};
   size_t operands = 0;
   bool done = false;
-  if (!mm_options_parse(&program, argc, argv, &a.source, &operands, &done, &err)) return mm_program_fail(&program, &err);
-  if (done) return MM_OK;
+  if (!mm_options_parse(&program, argc, argv, &a.source, &operands, &done, &err) || done) {
+    mm_mpi_end();
+    return done ? MM_OK : mm_program_fail(&program, &err);
+  }
   if (!a.dry_run && !a.output) mm_fail(&err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found no -o DIR, expected one (or --dry-run)");
   if (a.names_only && !a.dry_run) mm_fail(&err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --names-only without --dry-run");
-  if (err.status != MM_OK) return mm_program_fail(&program, &err);
-
+  if (err.status != MM_OK) {
+    mm_mpi_end();
+    return mm_program_fail(&program, &err);
+  }
   struct sigaction action = {.sa_handler = on_signal};
   sigaction(SIGINT, &action, NULL);
   sigaction(SIGTERM, &action, NULL);
   mm_hf hf = {0};
   mm_plan plan = {0};
-  bool ok = make_plan(&a, &hf, &plan, &err) && convert(&a, &plan, &err);
+  bool ok = mm_mpi_all(make_plan(&a, &hf, &plan, &err)) && convert(&a, &plan, &err);
   mm_plan_close(&plan);
   mm_hf_close(&hf);
+  if (!ok && err.status == MM_OK) mm_fail(&err, MM_INTERRUPTED, "E_INTERRUPTED", mm_at(NULL, NULL), "another process failed");
+  mm_mpi_end();
   return ok ? MM_OK : mm_program_fail(&program, &err);
 }

@@ -1,8 +1,11 @@
 /* From rules and a source to packed tensors and the steps that fill them. */
 #include "convert/plan.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#define MISSING_MOST 100000 /* tensors counted as missing */
 
 typedef struct mm_planner {
   mm_plan *p;
@@ -50,12 +53,16 @@ static void missing(mm_planner *b, const mm_rule *r, uint32_t layer, uint32_t ex
   if (b->missing++ == 0) mm_rule_name(b->first_missing, sizeof b->first_missing, r->theirs, layer, expert);
 }
 
+/* Once something is missing the rest is only counted, and not for ever: nothing may grow with a number of experts that no header proves. */
 static bool find_matrices(mm_planner *b, mm_plan_tensor *pt, const mm_pack_tensor *t, uint32_t leads) {
-  pt->matrix = mm_arena_alloc(&b->p->pack.arena, (size_t)leads * t->piece_count * sizeof *pt->matrix, b->err);
-  if (!pt->matrix) return false;
-  for (uint32_t e = 0; e < leads; e++)
+  mm_matrix only_counted;
+  if (b->missing == 0) {
+    pt->matrix = mm_arena_alloc(&b->p->pack.arena, (size_t)leads * t->piece_count * sizeof *pt->matrix, b->err);
+    if (!pt->matrix) return false;
+  }
+  for (uint32_t e = 0; e < leads && b->missing < MISSING_MOST; e++)
     for (unsigned i = 0; i < t->piece_count; i++) {
-      mm_matrix *x = &pt->matrix[e * t->piece_count + i];
+      mm_matrix *x = pt->matrix ? &pt->matrix[e * t->piece_count + i] : &only_counted;
       mm_found f = mm_hf_matrix(b->hf, &b->p->pack.model, pt->rule, t->piece_count, i, pt->layer, e, x, b->err);
       if (f == MM_FAILED) return false;
       if (f == MM_ABSENT) missing(b, pt->rule[i], pt->layer, e);
@@ -148,8 +155,8 @@ static bool add_tensors(mm_planner *b) {
     if (!add_rules(b, first, last, l)) return false;
   if (!add_rules(b, last, a->rule_count, 0)) return false;
   if (b->missing == 0) return true;
-  return mm_fail(b->err, MM_BAD_INPUT, "E_MISSING", mm_at(b->hf->dir, b->first_missing), "found no such tensor (and %zu more are missing)",
-                 b->missing - 1);
+  return mm_fail(b->err, MM_BAD_INPUT, "E_MISSING", mm_at(b->hf->dir, b->first_missing),
+                 "found no such tensor (and %s%zu more are missing)", b->missing < MISSING_MOST ? "" : "at least ", b->missing - 1);
 }
 
 uint32_t mm_strip_rows(const mm_hf *hf, const mm_scheme *s, uint32_t cols) {
@@ -185,6 +192,26 @@ static bool add_steps(mm_plan *p, mm_err *err) {
   return true;
 }
 
+/* "0,2-5" into p->wanted. */
+static bool read_ranks(mm_plan *p, const char *text, mm_err *err) {
+  uint32_t all = mm_pack_ranks(&p->pack);
+  p->wanted = mm_arena_alloc(&p->pack.arena, all * sizeof *p->wanted, err);
+  if (!p->wanted) return false;
+  for (uint32_t w = 0; !text && w < all; w++) p->wanted[w] = true;
+  while (text && *text) {
+    unsigned from, to;
+    int n = 0, m = 0;
+    if (sscanf(text, "%9u%n-%9u%n", &from, &n, &to, &m) < 1) break;
+    if (m == 0) to = from;
+    text += m ? m : n;
+    if (from > to || to >= all || (*text != 0 && *text++ != ',')) break;
+    for (; from <= to; from++) p->wanted[from] = true;
+    if (*text == 0) return true;
+  }
+  return !text ||
+         mm_fail(err, MM_USAGE, "E_RANKS", mm_at(NULL, NULL), "found another --ranks than a list such as 0,2-5 of ranks below %u", all);
+}
+
 static bool add_sources(mm_plan *p, const mm_hf *hf, mm_err *err) {
   p->pack.source = mm_calloc(hf->file_count, sizeof *p->pack.source, err);
   if (!p->pack.source) return false;
@@ -210,7 +237,7 @@ bool mm_plan_build(mm_plan *p, mm_hf *hf, const mm_plan_options *o, mm_err *err)
   p->pack.tp_align = mm_arena_strndup(&p->pack.arena, align_word[o->align], strlen(align_word[o->align]), err);
   if (!p->pack.tool || !p->pack.quant || !p->pack.tp_align) return false;
   if (!mm_recipe_parse(&p->recipe, o->quant, err) || !add_tensors(&b) || !mm_hf_all_used(hf, &p->pack.model, err)) return false;
-  return add_sources(p, hf, err) && mm_layout(p, o->part_size, err) && add_steps(p, err);
+  return add_sources(p, hf, err) && read_ranks(p, o->ranks, err) && mm_layout(p, o->part_size, err) && add_steps(p, err);
 }
 
 void mm_plan_close(mm_plan *p) {

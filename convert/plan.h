@@ -14,6 +14,7 @@ typedef struct mm_plan_options {
   uint32_t tp, ep, pp; /* ep divides tp: tp/ep ranks share experts and cut them; pp stages of whole layers */
   mm_align align;      /* what to do where a cut falls inside a scale's block */
   uint64_t part_size;  /* a part ends before it would exceed this (one larger tensor still gets a part of its own) */
+  const char *ranks;   /* "0,2-5": only these ranks\' files are made; NULL: all */
 } mm_plan_options;
 
 /* How a packed tensor is made; parallel to pack.tensor. */
@@ -54,13 +55,17 @@ typedef struct mm_plan {
   mm_plan_tensor *tensor;
   uint32_t part_count; /* of all stages */
   mm_plan_part *part;
+  bool *wanted; /* [pp·tp] ranks whose files are made */
   size_t step_count;
   mm_step *step;         /* in part order */
   uint64_t source_bytes; /* weight bytes that will be read */
   uint64_t output_bytes; /* of all part files, headers included */
 } mm_plan;
 
-/* The manifest's entry of a part's file; rank counts within the stage. */
+static inline bool mm_plan_wants(const mm_plan *p, uint32_t part, uint32_t rank) {
+  return p->wanted[p->part[part].stage * p->pack.tp + rank];
+}
+/* The manifest's entry of a part's file on a wanted rank; rank counts within the stage. */
 static inline mm_part *mm_plan_entry(const mm_plan *p, uint32_t part, uint32_t rank) {
   return &p->pack.rank[p->part[part].stage * p->pack.tp + rank].part[p->part[part].number];
 }

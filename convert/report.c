@@ -73,7 +73,8 @@ bool mm_report_plan(FILE *f, const mm_plan *p, mm_report_style style, bool tenso
           (unsigned long long)p->source_bytes, p->hf->file_count);
   fprintf(f, "plan: --tp %u --ep %u --pp %u --quant \"%s\": %zu packed tensors, %u parts, %llu bytes in all\n", p->pack.tp, p->pack.ep,
           p->pack.pp, p->pack.quant, p->pack.tensor_count, p->part_count, (unsigned long long)p->output_bytes);
-  for (uint32_t r = 0; r < mm_pack_ranks(&p->pack); r++) fprintf(f, "  rank %u: %llu bytes\n", r, (unsigned long long)rank_bytes(p, r));
+  for (uint32_t r = 0; r < mm_pack_ranks(&p->pack); r++)
+    if (p->wanted[r]) fprintf(f, "  rank %u: %llu bytes\n", r, (unsigned long long)rank_bytes(p, r));
   for (size_t i = 0; tensors && i < p->pack.tensor_count; i++) {
     const mm_pack_tensor *t = &p->pack.tensor[i];
     char lead[16] = "";

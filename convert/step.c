@@ -108,6 +108,7 @@ static bool scatter(mm_worker *w, const mm_strip *s, const void *const plane[MM_
     size_t size = mm_dtype_size(stored->dtype);
     uint32_t stored_cols = mm_cells(s->t->cols, stored->cell_k);
     for (uint32_t r = 0; r < s->plan->pack.tp; r++) {
+      if (!mm_plan_wants(s->plan, s->pt->part, r)) continue;
       uint32_t first = mm_pack_first_lead(&s->plan->pack, s->t, r);
       if (s->t->lead && (s->lead < first || s->lead >= first + s->t->lead)) continue; /* another rank's expert */
       uint64_t at = s->pt->offset[i] + (s->lead - first) * s->pt->lead_bytes[i];

@@ -63,9 +63,11 @@ static bool check_target(mm_writer *w, mm_err *err) {
   if (!realpath(w->plan->hf->dir, source)) return mm_fail_errno(err, mm_at(w->plan->hf->dir, NULL), "resolve", errno);
   if (below(real, source) || below(source, real)) return usage(err, target, "found an output that is, holds or lies in the source");
   w->staging = mm_arena_printf(&w->arena, err, "%s/.%s.partial", parent, name);
-  w->journal_name = mm_arena_printf(&w->arena, err, ".%s.partial.journal", name);
-  if (!w->staging || !w->journal_name) return false;
+  if (!w->staging) return false;
   w->staging_name = strrchr(w->staging, '/') + 1;
+  w->journal_name = mm_arena_printf(&w->arena, err, "%s.journal", w->staging_name);
+  if (w->o.shares > 1) w->journal_name = mm_arena_printf(&w->arena, err, "%s.journal.%u-%u", w->staging_name, w->o.share, w->o.shares);
+  if (!w->journal_name) return false;
   w->parent = open(parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (w->parent < 0) return mm_fail_errno(err, mm_at(parent, NULL), "open", errno);
   if (lstat(target, &st) != 0) return errno == ENOENT || mm_fail_errno(err, mm_at(target, NULL), "look at", errno);
@@ -95,7 +97,7 @@ static bool take_staging(mm_writer *w, mm_err *err) {
   if (!made && errno != EEXIST) return mm_fail_errno(err, mm_at(w->staging, NULL), "create", errno);
   w->dir = openat(w->parent, w->staging_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
   if (w->dir < 0) return mm_fail_errno(err, mm_at(w->staging, NULL), "open", errno);
-  if (flock(w->dir, LOCK_EX | LOCK_NB) == 0) return true;
+  if (flock(w->dir, (w->o.shares > 1 ? LOCK_SH : LOCK_EX) | LOCK_NB) == 0) return true; /* shares write side by side */
   int why = errno;
   close(w->dir);
   w->dir = -1;
@@ -103,19 +105,51 @@ static bool take_staging(mm_writer *w, mm_err *err) {
   return mm_fail(err, MM_LOCKED, "E_LOCKED", mm_at(w->staging, NULL), "found another run writing this output");
 }
 
-/* The journal of an interrupted run, or a new one. */
+/* Calls fn for every journal of this output, the shares' too; stops when it returns false. */
+static bool each_journal(mm_writer *w, bool (*fn)(mm_writer *w, const char *name, mm_err *err), mm_err *err) {
+  size_t n = strlen(w->staging_name);
+  int fd = openat(w->parent, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  DIR *d = fd < 0 ? NULL : fdopendir(fd);
+  if (!d) return mm_fail_errno(err, mm_at(w->staging, NULL), "list the parent of", errno);
+  bool ok = true;
+  for (struct dirent *e; ok && (e = readdir(d));)
+    if (strncmp(e->d_name, w->staging_name, n) == 0 && strncmp(e->d_name + n, ".journal", strlen(".journal")) == 0)
+      ok = fn(w, e->d_name, err);
+  closedir(d);
+  return ok;
+}
+
+static bool refuse_leftover(mm_writer *w, const char *name, mm_err *err) {
+  (void)name;
+  return mm_fail(err, MM_USAGE, "E_LEFTOVER", mm_at(w->staging, NULL),
+                 "found an interrupted conversion; --resume continues it, --restart discards it");
+}
+
+static bool merge_journal(mm_writer *w, const char *name, mm_err *err) {
+  return strcmp(name, w->journal_name) == 0 || mm_journal_merge(&w->journal, w->parent, name, w->plan, err);
+}
+
+static bool remove_journal(mm_writer *w, const char *name, mm_err *err) {
+  return unlinkat(w->parent, name, 0) == 0 || errno == ENOENT || mm_fail_errno(err, mm_at(name, NULL), "remove", errno);
+}
+
+/* The journal of an interrupted run, or a new one. A share looks at its own journal only; the others may be writing theirs. */
 static bool open_journal(mm_writer *w, mm_err *err) {
-  bool absent = faccessat(w->parent, w->journal_name, F_OK, AT_SYMLINK_NOFOLLOW) != 0;
-  if (!absent && w->o.leftover == MM_LEFTOVER_REFUSE)
-    return mm_fail(err, MM_USAGE, "E_LEFTOVER", mm_at(w->staging, NULL),
-                   "found an interrupted conversion; --resume continues it, --restart discards it");
-  if (!absent && w->o.leftover == MM_LEFTOVER_RESUME) {
-    if (mm_journal_resume(&w->journal, w->parent, w->journal_name, w->plan, &absent, err)) return true;
+  bool alone = w->o.shares == 1, absent = faccessat(w->parent, w->journal_name, F_OK, AT_SYMLINK_NOFOLLOW) != 0;
+  if (w->o.leftover == MM_LEFTOVER_REFUSE && !(alone ? each_journal(w, refuse_leftover, err) : absent || refuse_leftover(w, NULL, err)))
+    return false;
+  if (w->o.leftover == MM_LEFTOVER_RESUME && !absent) {
+    if (mm_journal_resume(&w->journal, w->parent, w->journal_name, w->plan, &absent, err))
+      return !alone || each_journal(w, merge_journal, err);
     if (!absent) return false;
     mm_journal_close(&w->journal);
   }
-  clear(w);
-  return mm_journal_create(&w->journal, w->parent, w->journal_name, w->plan, err);
+  if (!alone) return mm_journal_create(&w->journal, w->parent, w->journal_name, w->plan, err);
+  bool resume = w->o.leftover == MM_LEFTOVER_RESUME;
+  if (!resume) clear(w);
+  if (!resume && !each_journal(w, remove_journal, err)) return false;
+  if (!mm_journal_create(&w->journal, w->parent, w->journal_name, w->plan, err)) return false;
+  return !resume || each_journal(w, merge_journal, err);
 }
 
 static uint64_t staged_bytes(const mm_writer *w) {
@@ -123,7 +157,8 @@ static uint64_t staged_bytes(const mm_writer *w) {
   struct stat s;
   for (uint32_t r = 0; r < w->plan->pack.tp; r++)
     for (uint32_t i = 0; i < w->plan->part_count; i++)
-      if (fstatat(w->dir, mm_plan_entry(w->plan, i, r)->file, &s, AT_SYMLINK_NOFOLLOW) == 0) n += (uint64_t)s.st_blocks * 512;
+      if (mm_plan_wants(w->plan, i, r) && fstatat(w->dir, mm_plan_entry(w->plan, i, r)->file, &s, AT_SYMLINK_NOFOLLOW) == 0)
+        n += (uint64_t)s.st_blocks * 512;
   return n;
 }
 
@@ -137,11 +172,20 @@ static bool check_space(mm_writer *w, mm_err *err) {
                  (unsigned long long)need);
 }
 
+/* A run that died between its rename and its end left the journal, and under --force the checkpoint it replaced. */
+static bool clean_up(mm_writer *w, mm_err *err) {
+  w->dir = openat(w->parent, w->staging_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+  if (w->dir >= 0) clear(w);
+  if (w->dir >= 0 && unlinkat(w->parent, w->staging_name, AT_REMOVEDIR) != 0)
+    return mm_fail_errno(err, mm_at(w->staging, NULL), "remove", errno);
+  return each_journal(w, remove_journal, err);
+}
+
 bool mm_writer_open(mm_writer *w, mm_plan *p, const mm_writer_options *o, mm_err *err) {
   *w = (mm_writer){.plan = p, .o = *o, .parent = -1, .dir = -1, .journal = {.fd = -1}};
   pthread_mutex_init(&w->lock, NULL);
   if (!check_target(w, err)) return false;
-  if (w->complete) return true;
+  if (w->complete) return clean_up(w, err);
   w->skip = mm_calloc(p->step_count, sizeof *w->skip, err);
   return w->skip && take_staging(w, err) && open_journal(w, err) && check_space(w, err) &&
          mm_blocks_open(&w->blocks, p, w->dir, w->staging, o->buffers, err);
@@ -159,10 +203,10 @@ void mm_writer_close(mm_writer *w, bool keep) {
   bool started = w->journal.fd >= 0;
   mm_blocks_close(&w->blocks);
   mm_journal_close(&w->journal);
-  if (!keep && w->dir >= 0 && started) {
+  if (!keep && w->dir >= 0 && started && w->o.shares == 1) {
     clear(w);
     unlinkat(w->parent, w->staging_name, AT_REMOVEDIR);
-    unlinkat(w->parent, w->journal_name, 0);
+    each_journal(w, remove_journal, NULL);
   }
   if (w->dir >= 0) close(w->dir);
   if (w->parent >= 0) close(w->parent);
@@ -199,7 +243,7 @@ static bool commit(mm_writer *w, mm_err *err) {
   return ok;
 }
 
-bool mm_writer_commit(mm_writer *w, mm_err *err) { return w->blocks.plan == NULL || w->blocks.block[0] == NULL || commit(w, err); }
+bool mm_writer_commit(mm_writer *w, mm_err *err) { return w->blocks.plan == NULL || w->pending_count == 0 || commit(w, err); }
 
 bool mm_writer_step_done(mm_writer *w, uint32_t step, uint64_t source_bytes, mm_put_log *log, uint32_t *dead, size_t dead_count,
                          mm_err *err) {
@@ -256,6 +300,7 @@ static bool copy_companions(mm_writer *w, mm_err *err) {
     char path[PATH_MAX];
     snprintf(path, sizeof path, "%s/%s", w->plan->hf->dir, companion[i]);
     if (access(path, F_OK) != 0) continue;
+    if (!mm_hf_inside(w->plan->hf, path, err)) return false;
     mm_pack_file *f = &pack->file[pack->file_count];
     size_t n = 0;
     char *text = mm_file_slurp(path, COMPANION_MAX, &n, err);
@@ -306,6 +351,5 @@ bool mm_writer_publish(mm_writer *w, mm_digest *manifest, mm_err *err) {
   }
   close(w->dir);
   w->dir = -1;
-  if (unlinkat(w->parent, w->journal_name, 0) != 0) return mm_fail_errno(err, mm_at(w->journal_name, NULL), "remove", errno);
-  return true;
+  return each_journal(w, remove_journal, err);
 }

@@ -12,22 +12,23 @@ typedef enum mm_leftover { MM_LEFTOVER_REFUSE, MM_LEFTOVER_RESUME, MM_LEFTOVER_R
 
 typedef struct mm_writer_options {
   const char *target;
-  bool force;            /* replace a packed checkpoint of that name */
-  mm_leftover leftover;  /* what to do with an interrupted run */
-  size_t buffers;        /* of MM_HASH_BLOCK, for assembling */
-  uint64_t commit_bytes; /* source bytes converted between two journal records: about what a crash costs */
+  bool force;             /* replace a packed checkpoint of that name */
+  mm_leftover leftover;   /* what to do with an interrupted run */
+  uint32_t share, shares; /* this run makes the parts p with p % shares == share, and publishes only when shares is 1 */
+  size_t buffers;         /* of MM_HASH_BLOCK, for assembling */
+  uint64_t commit_bytes;  /* source bytes converted between two journal records: about what a crash costs */
   unsigned threads;
 } mm_writer_options;
 
 typedef struct mm_writer {
   mm_plan *plan;
   mm_writer_options o;
-  char *staging; /* ".NAME.partial" beside the target; its journal is ".NAME.partial.journal" */
+  char *staging; /* ".NAME.partial" beside the target */
   const char *staging_name;
-  char *journal_name;
-  int parent, dir; /* descriptors of the target's parent and the staging directory; -1 when closed */
-  bool exchange;   /* something of ours (or empty) has the target's name */
-  bool complete;   /* resume found the target finished already */
+  char *journal_name; /* ".NAME.partial.journal", for a share with ".I-N" behind it */
+  int parent, dir;    /* descriptors of the target's parent and the staging directory; -1 when closed */
+  bool exchange;      /* something of ours (or empty) has the target's name */
+  bool complete;      /* resume found the target finished already */
   mm_blocks blocks;
   mm_journal journal;
   bool *skip; /* [plan.step_count]: done by the interrupted run, and verified */

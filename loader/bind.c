@@ -9,13 +9,14 @@ typedef struct binding {
   const mm_model *m;
   uint32_t rank, tp;
   uint64_t q, kv; /* this rank's query and key rows: hpr·d and kpr·d */
+  uint64_t ir;    /* columns of its experts, the same in every layer */
   mm_err *err;
 } binding;
 
 /* [lead, n, k] under `name`; k is 1 for vectors. */
 static bool bind(const binding *b, const char *name, uint32_t lead, uint64_t n, uint64_t k, mm_packed *out) {
   mm_where where = mm_at(b->s->pack.dir, name);
-  if (!mm_shards_find(b->s, b->rank, name, out)) return mm_fail(b->err, MM_INTEGRITY, "E_MISSING", where, "not in the manifest");
+  if (!mm_shards_find(b->s, b->rank, name, out)) return mm_fail(b->err, MM_INTEGRITY, "E_MISSING", where, "rank %u has none", b->rank);
   if (out->lead == lead && out->n == n && out->k == k) return true;
   return mm_fail(b->err, MM_INTEGRITY, "E_SHAPE", where, "found %u x [%u, %u] on a rank, expected %u x [%llu, %llu] from the model",
                  out->lead, out->n, out->k, lead, (unsigned long long)n, (unsigned long long)k);
@@ -41,16 +42,10 @@ static bool bind_attention(const binding *b, uint32_t l, mm_layer_weights *w) {
                              bind_layer(b, l, "self_attn.k_norm.weight", 1, b->kv, 1, &w->k_norm)));
 }
 
-/* Ir is what w2 says, as padding may have widened it; w13 must agree, and the ranks together must cover I. */
 static bool bind_experts(const binding *b, uint32_t l, mm_layer_weights *w) {
   const mm_model *m = b->m;
-  char name[128];
-  snprintf(name, sizeof name, "model.layers.%u.block_sparse_moe.experts.w2_weight", l);
-  uint64_t least = mm_ceil_div(m->intermediate, b->tp);
-  mm_packed found;
-  uint64_t ir = mm_shards_find(b->s, b->rank, name, &found) ? mm_max(found.k, least) : least;
-  return bind(b, name, m->experts, m->hidden, ir, &w->w2) &&
-         bind_layer(b, l, "block_sparse_moe.experts.w13_weight", m->experts, 2 * ir, m->hidden, &w->w13);
+  return bind_layer(b, l, "block_sparse_moe.experts.w2_weight", m->experts, m->hidden, b->ir, &w->w2) &&
+         bind_layer(b, l, "block_sparse_moe.experts.w13_weight", m->experts, 2 * b->ir, m->hidden, &w->w13);
 }
 
 static bool bind_whole_layer(const binding *b, uint32_t l, mm_layer_weights *w) {
@@ -63,11 +58,16 @@ static bool bind_whole_layer(const binding *b, uint32_t l, mm_layer_weights *w) 
          bind_experts(b, l, w);
 }
 
+/* This rank's share of an extent that padding may have widened: as its tensor says, but no less than divides `whole`. */
+static uint64_t share(const binding *b, const char *name, bool columns, uint32_t whole) {
+  mm_packed t;
+  uint64_t least = mm_ceil_div(whole, b->tp);
+  return mm_shards_find(b->s, b->rank, name, &t) ? mm_max(columns ? t.k : t.n, least) : least;
+}
+
 /* Every rank holds as many ids, in rank order; the last ones may be padding. */
 static bool bind_vocab(const binding *b, mm_rank_weights *w) {
-  mm_packed found;
-  uint64_t least = mm_ceil_div(b->m->vocab, b->tp);
-  uint64_t rows = mm_shards_find(b->s, b->rank, "model.embed_tokens.weight", &found) ? mm_max(found.n, least) : least;
+  uint64_t rows = share(b, "model.embed_tokens.weight", false, b->m->vocab);
   w->vocab_rows = (uint32_t)rows;
   w->vocab_first = (uint32_t)(rows * b->rank);
   return bind(b, "model.embed_tokens.weight", 1, rows, b->m->hidden, &w->embed) &&
@@ -92,6 +92,7 @@ bool mm_bind(mm_rank_weights *w, const mm_shards *s, uint32_t rank, mm_err *err)
   if (!check_tp(&b)) return false;
   b.q = (uint64_t)m->heads / b.tp * m->head_dim;
   b.kv = mm_max(1, m->kv_heads / b.tp) * m->head_dim;
+  b.ir = share(&b, "model.layers.0.block_sparse_moe.experts.w2_weight", true, m->intermediate);
   w->layer = mm_calloc(m->layers, sizeof *w->layer, err);
   bool ok = w->layer && bind_vocab(&b, w) && bind(&b, "model.norm.weight", 1, m->hidden, 1, &w->final_norm);
   for (uint32_t l = 0; ok && l < m->layers; l++) ok = bind_whole_layer(&b, l, &w->layer[l]);

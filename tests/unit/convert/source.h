@@ -230,7 +230,7 @@ static inline void src_write(const source *s) {
   src_put(src_path(s, "src/config.json"), s->config, strlen(s->config));
   src_put(src_path(s, "src/tokenizer.json"), "{}", 2);
   for (size_t i = 0; i < s->file_count; i++) {
-    char name[64];
+    char name[300];
     snprintf(name, sizeof name, "src/%s", s->file[i]);
     src_write_shard(s, (int)i, src_path(s, name));
   }
@@ -285,7 +285,7 @@ static inline bool src_read(const source *s, src_options o, mm_err *err) {
   char dir[128];
   snprintf(dir, sizeof dir, "%s", src_path(s, "src"));
   mm_hf_options ho = {.allow_outside_links = o.outside};
-  mm_plan_options po = {.quant = o.quant ? o.quant : "none", .tp = 1, .part_size = UINT64_C(4) << 30};
+  mm_plan_options po = {.quant = o.quant ? o.quant : "none", .tp = 1, .ep = 1, .pp = 1, .part_size = UINT64_C(4) << 30};
   bool ok = mm_hf_open(&hf, dir, &ho, err) && (o.depth < SRC_PLAN || mm_plan_build(&plan, &hf, &po, err)) &&
             (o.depth < SRC_READ || src_decode(&plan, err));
   mm_plan_close(&plan);

@@ -187,7 +187,7 @@ static void reads_back(void **state) {
   write_checkpoint(&c);
   if (!mm_shards_open(&s, c.dir, &err)) fail_msg("%s", err.text);
   for (unsigned r = 0; r < 2; r++) {
-    mm_packed a, e, n, none;
+    mm_packed a = {0}, e = {0}, n = {0}, none;
     assert_true(mm_shards_find(&s, r, "a.weight", &a) && mm_shards_find(&s, r, "e.w", &e) && mm_shards_find(&s, r, "n.weight", &n));
     assert_false(mm_shards_find(&s, r, "e.w_scale_inv", &none));
     assert_true(a.n == 4 && a.k == 6 && a.lead == 1 && n.n == 5 && n.k == 1 && e.lead == 2 && e.n == 130 && e.k == 192);
@@ -296,7 +296,7 @@ static void broken_promises(void **state) {
     variations[i].edit(&c);
     write_checkpoint(&c);
     if (mm_shards_open(&s, c.dir, &err)) fail_msg("%s: not refused", variations[i].name);
-    if (err.status != variations[i].status || strcmp(err.code, variations[i].code) || !strstr(err.text, variations[i].says))
+    if (err.status != variations[i].status || strcmp(err.code, variations[i].code) != 0 || !strstr(err.text, variations[i].says))
       fail_msg("%s: found %d %s", variations[i].name, err.status, err.text);
     mm_shards_close(&s); /* of a half-opened one */
     finish(&c);

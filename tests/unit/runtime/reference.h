@@ -135,7 +135,7 @@ static inline void ref_slopes(double *out, uint32_t heads) {
     return;
   }
   uint32_t below = 1u << (uint32_t)floor(levels);
-  double twice[256];
+  double twice[256] = {0};
   ref_slopes(out, below);
   ref_slopes(twice, 2 * below);
   for (uint32_t h = below; h < heads; h++) out[h] = twice[2 * (h - below)];
@@ -144,7 +144,7 @@ static inline void ref_slopes(double *out, uint32_t heads) {
 /* S[heads, d, d] moves on by one token; qkv[heads, 3, d] is the projection before SiLU. */
 static inline void ref_lightning(const mm_model *m, uint32_t layer, double *S, double *o, const double *qkv) {
   uint32_t d = m->head_dim;
-  double slope[256];
+  double slope[256] = {0};
   ref_slopes(slope, m->heads);
   for (uint32_t h = 0; h < m->heads; h++) {
     double s = slope[h] * (1 - layer / (m->layers - 1.0) + 1e-5);
@@ -172,10 +172,10 @@ static inline void ref_rope(const mm_model *m, double *x, uint32_t heads, uint32
     }
 }
 
-/* k_cache, v_cache [positions, kv_heads·d]; q, k, v of one token at pos (clobbered). */
-static inline void ref_gqa(const mm_model *m, const ref_layer *w, double *k_cache, double *v_cache, uint32_t pos, double *o, double *q,
-                           double *k, const double *v) {
-  uint32_t d = m->head_dim, kv = m->kv_heads * d, group = m->heads / m->kv_heads;
+/* k_cache, v_cache [positions, kv_heads·d]; qkv[(heads + 2·kv_heads)·d] of one token at pos (clobbered). */
+static inline void ref_gqa(const mm_model *m, const ref_layer *w, double *k_cache, double *v_cache, uint32_t pos, double *o, double *qkv) {
+  uint32_t d = m->head_dim, kv = m->kv_heads * d;
+  double *q = qkv, *k = q + (size_t)m->heads * d, *v = k + kv;
   if (m->qk_norm) {
     ref_rms(q, q, w->q_norm, (size_t)m->heads * d, m->norm_eps);
     ref_rms(k, k, w->k_norm, kv, m->norm_eps);
@@ -185,10 +185,11 @@ static inline void ref_gqa(const mm_model *m, const ref_layer *w, double *k_cach
   memcpy(k_cache + (size_t)pos * kv, k, kv * sizeof *k);
   memcpy(v_cache + (size_t)pos * kv, v, kv * sizeof *v);
   for (uint32_t h = 0; h < m->heads; h++) {
+    uint32_t kv_head = h * m->kv_heads / m->heads;
     double sum = 0;
     for (uint32_t c = 0; c < d; c++) o[h * d + c] = 0;
     for (uint32_t t = 0; t <= pos; t++) {
-      const double *kt = k_cache + (size_t)t * kv + h / group * d, *vt = v_cache + (size_t)t * kv + h / group * d;
+      const double *kt = k_cache + (size_t)t * kv + kv_head * d, *vt = v_cache + (size_t)t * kv + kv_head * d;
       double score = 0;
       for (uint32_t c = 0; c < d; c++) score += q[h * d + c] * kt[c];
       double e = exp(score / sqrt(d));
@@ -201,7 +202,7 @@ static inline void ref_gqa(const mm_model *m, const ref_layer *w, double *k_cach
 
 /* Experts by falling key, lower id first; weights renormalised. z[E] are the router's logits. */
 static inline void ref_route(const mm_model *m, const float *bias, const double *z, uint32_t *pick, double *weight) {
-  double score[64], total = 0, sum = 0;
+  double score[64] = {0}, total = 0, sum = 0;
   bool sigmoid = m->router == MM_ROUTER_SIGMOID_BIAS, taken[64] = {false};
   for (uint32_t e = 0; e < m->experts; e++) total += exp(z[e]);
   for (uint32_t e = 0; e < m->experts; e++) score[e] = sigmoid ? ref_sigmoid(z[e]) : exp(z[e]) / total;
@@ -222,8 +223,8 @@ static inline void ref_route(const mm_model *m, const float *bias, const double 
 
 static inline void ref_moe(const mm_model *m, const ref_layer *w, double *y, const double *x) {
   size_t H = m->hidden, I = m->intermediate;
-  double z[64], weight[64], gate[64], up[64], down[64];
-  uint32_t pick[64];
+  double z[64] = {0}, weight[64] = {0}, gate[64] = {0}, up[64] = {0}, down[64] = {0};
+  uint32_t pick[64] = {0};
   ref_matvec(z, x, w->router, m->experts, H);
   ref_route(m, w->bias, z, pick, weight);
   for (size_t i = 0; i < H; i++) y[i] = 0;
@@ -260,7 +261,7 @@ static inline void ref_stop(ref_state *s) {
 static inline void ref_step(const ref_model *r, ref_state *s, int32_t id, double *logits) {
   const mm_model *m = &r->m;
   size_t H = m->hidden, q = (size_t)m->heads * m->head_dim, kv = (size_t)m->kv_heads * m->head_dim;
-  double x[64], n[64], res[64], a[64], o[128], gate[128], z[384];
+  double x[64] = {0}, n[64] = {0}, res[64] = {0}, a[64] = {0}, o[128] = {0}, gate[128] = {0}, z[384] = {0};
   for (size_t i = 0; i < H; i++) x[i] = r->embed[(size_t)id * H + i];
   for (uint32_t l = 0; l < m->layers; l++) {
     const ref_layer *w = &r->layer[l];
@@ -277,7 +278,7 @@ static inline void ref_step(const ref_model *r, ref_state *s, int32_t id, double
       ref_matvec(z, n, w->q, q, H);
       ref_matvec(z + q, n, w->k, kv, H);
       ref_matvec(z + q + kv, n, w->v, kv, H);
-      ref_gqa(m, w, s->k[l], s->v[l], s->pos, o, z, z + q, z + q + kv);
+      ref_gqa(m, w, s->k[l], s->v[l], s->pos, o, z);
     }
     ref_matvec(a, o, w->o, H, q);
     mm_deepnorm d = lightning ? m->deepnorm_lightning : m->deepnorm_full;
@@ -312,7 +313,7 @@ static inline void ref_put(ref_shards *out, uint32_t rank, const char *name, uin
   mm_pack *pack = &out->s.pack;
   size_t rows = 0, index = 0, leads = lead ? lead : 1, cols = p[0].cols;
   for (size_t i = 0; i < pieces; i++) rows += p[i].rows;
-  while (index < pack->tensor_count && strcmp(pack->tensor[index].name, name)) index++;
+  while (index < pack->tensor_count && strcmp(pack->tensor[index].name, name) != 0) index++;
   if (index == pack->tensor_count) {
     pack->tensor = realloc(pack->tensor, (index + 1) * sizeof *pack->tensor);
     for (uint32_t r = 0; r < pack->tp; r++)
@@ -335,12 +336,8 @@ static inline void ref_put(ref_shards *out, uint32_t rank, const char *name, uin
         memcpy(to, p[i].w + (e * p[i].n + p[i].at + r) * p[i].k + p[i].col, cols * sizeof(float));
 }
 
-/* One plain matrix or vector, cut along rows (and columns). */
-static inline void ref_put1(ref_shards *out, uint32_t rank, const char *name, const float *w, size_t n, size_t k, size_t at, size_t rows,
-                            size_t col, size_t cols) {
-  ref_piece p = {w, n, k, at, rows, col, cols};
-  ref_put(out, rank, name, 0, k == 1, &p, 1);
-}
+/* One plain matrix, or a vector where k is 1. */
+static inline void ref_put1(ref_shards *out, uint32_t rank, const char *name, ref_piece p) { ref_put(out, rank, name, 0, p.k == 1, &p, 1); }
 
 static inline void ref_put_layer(ref_shards *out, const ref_model *r, uint32_t rank, uint32_t l) {
   const mm_model *m = &r->m;
@@ -350,25 +347,25 @@ static inline void ref_put_layer(ref_shards *out, const ref_model *r, uint32_t r
   size_t kv_head = m->kv_heads >= tp ? rank * kpr : rank / (tp / m->kv_heads), k0 = kv_head * d, ir = m->intermediate / tp;
   char name[128];
 #define NAME(text) (snprintf(name, sizeof name, "model.layers.%u." text, l), name)
-  ref_put1(out, rank, NAME("input_layernorm.weight"), w->input_norm, H, 1, 0, H, 0, 1);
-  ref_put1(out, rank, NAME("post_attention_layernorm.weight"), w->post_norm, H, 1, 0, H, 0, 1);
+  ref_put1(out, rank, NAME("input_layernorm.weight"), (ref_piece){w->input_norm, H, 1, 0, H, 0, 1});
+  ref_put1(out, rank, NAME("post_attention_layernorm.weight"), (ref_piece){w->post_norm, H, 1, 0, H, 0, 1});
   if (m->attn[l] == MM_ATTN_LIGHTNING) {
-    ref_put1(out, rank, NAME("self_attn.qkv_proj.weight"), w->qkv, 3 * q, H, 3 * q0, 3 * qr, 0, H);
-    ref_put1(out, rank, NAME("self_attn.output_gate.weight"), w->gate, q, H, q0, qr, 0, H);
-    ref_put1(out, rank, NAME("self_attn.norm.weight"), w->attn_norm, q, 1, q0, qr, 0, 1);
-    ref_put1(out, rank, NAME("self_attn.out_proj.weight"), w->o, H, q, 0, H, q0, qr);
+    ref_put1(out, rank, NAME("self_attn.qkv_proj.weight"), (ref_piece){w->qkv, 3 * q, H, 3 * q0, 3 * qr, 0, H});
+    ref_put1(out, rank, NAME("self_attn.output_gate.weight"), (ref_piece){w->gate, q, H, q0, qr, 0, H});
+    ref_put1(out, rank, NAME("self_attn.norm.weight"), (ref_piece){w->attn_norm, q, 1, q0, qr, 0, 1});
+    ref_put1(out, rank, NAME("self_attn.out_proj.weight"), (ref_piece){w->o, H, q, 0, H, q0, qr});
   } else {
     ref_piece qkv[] = {{w->q, q, H, q0, qr, 0, H}, {w->k, kv, H, k0, kr, 0, H}, {w->v, kv, H, k0, kr, 0, H}};
     ref_put(out, rank, NAME("self_attn.qkv_proj.weight"), 0, false, qkv, 3);
-    ref_put1(out, rank, NAME("self_attn.o_proj.weight"), w->o, H, q, 0, H, q0, qr);
+    ref_put1(out, rank, NAME("self_attn.o_proj.weight"), (ref_piece){w->o, H, q, 0, H, q0, qr});
     if (m->qk_norm) {
-      ref_put1(out, rank, NAME("self_attn.q_norm.weight"), w->q_norm, q, 1, q0, qr, 0, 1);
-      ref_put1(out, rank, NAME("self_attn.k_norm.weight"), w->k_norm, kv, 1, k0, kr, 0, 1);
+      ref_put1(out, rank, NAME("self_attn.q_norm.weight"), (ref_piece){w->q_norm, q, 1, q0, qr, 0, 1});
+      ref_put1(out, rank, NAME("self_attn.k_norm.weight"), (ref_piece){w->k_norm, kv, 1, k0, kr, 0, 1});
     }
   }
-  ref_put1(out, rank, NAME("block_sparse_moe.gate.weight"), w->router, m->experts, H, 0, m->experts, 0, H);
+  ref_put1(out, rank, NAME("block_sparse_moe.gate.weight"), (ref_piece){w->router, m->experts, H, 0, m->experts, 0, H});
   if (m->router == MM_ROUTER_SIGMOID_BIAS)
-    ref_put1(out, rank, NAME("block_sparse_moe.e_score_correction_bias"), w->bias, m->experts, 1, 0, m->experts, 0, 1);
+    ref_put1(out, rank, NAME("block_sparse_moe.e_score_correction_bias"), (ref_piece){w->bias, m->experts, 1, 0, m->experts, 0, 1});
   size_t I = m->intermediate;
   ref_piece w13[] = {{w->w1, I, H, rank * ir, ir, 0, H}, {w->w3, I, H, rank * ir, ir, 0, H}};
   ref_put(out, rank, NAME("block_sparse_moe.experts.w13_weight"), m->experts, false, w13, 2);
@@ -382,7 +379,7 @@ static inline void ref_put_vocab(ref_shards *out, const ref_model *r, uint32_t r
   size_t V = r->m.vocab, H = r->m.hidden, tp = out->s.pack.tp, rows = (V + 3) / tp + 1;
   float *padded = malloc(rows * tp * H * sizeof *padded);
   for (size_t i = 0; i < rows * tp * H; i++) padded[i] = i < V * H ? w[i] : 1000.0f;
-  ref_put1(out, rank, name, padded, rows * tp, H, rank * rows, rows, 0, H);
+  ref_put1(out, rank, name, (ref_piece){padded, rows * tp, H, rank * rows, rows, 0, H});
   free(padded);
 }
 
@@ -393,9 +390,10 @@ static inline ref_shards *ref_cut(const ref_model *r, uint32_t tp) {
   pack->rank = calloc(tp, sizeof *pack->rank);
   out->s.rank = calloc(tp, sizeof *out->s.rank);
   for (uint32_t rank = 0; rank < tp; rank++) {
+    pack->rank[rank].part_count = 1;
     ref_put_vocab(out, r, rank, "model.embed_tokens.weight", r->embed);
     for (uint32_t l = 0; l < r->m.layers; l++) ref_put_layer(out, r, rank, l);
-    ref_put1(out, rank, "model.norm.weight", r->norm, r->m.hidden, 1, 0, r->m.hidden, 0, 1);
+    ref_put1(out, rank, "model.norm.weight", (ref_piece){r->norm, r->m.hidden, 1, 0, r->m.hidden, 0, 1});
     ref_put_vocab(out, r, rank, "lm_head.weight", r->head);
   }
   for (uint32_t rank = 0; rank < tp; rank++) {

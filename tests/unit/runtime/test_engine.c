@@ -155,25 +155,25 @@ static void refusals(void **state) {
   static const uint32_t rows[] = {0, 2}, far[] = {0, 3}, falling[] = {1, 0}, twice[] = {1, 1};
 #define SPAN(...) \
   (const mm_span[]) { __VA_ARGS__ }
-  const mm_batch batch[] = {
-      {3, high, 1, SPAN({0, 0, 3, 0}), 0, NULL}, /* ids */
-      {3, negative, 1, SPAN({0, 0, 3, 0}), 0, NULL},
-      {LENGTH + 1, good, 1, SPAN({0, 0, LENGTH + 1, 0}), 0, NULL}, /* rows */
-      {3, good, 1, SPAN({0, 0, 2, 0}), 0, NULL},                   /* not covered */
-      {3, good, 0, NULL, 0, NULL},
-      {3, good, 1, SPAN({0, 0, 4, 0}), 0, NULL},               /* beyond the end */
-      {3, good, 1, SPAN({0, 1, 2, 0}), 0, NULL},               /* a gap */
-      {3, good, 2, SPAN({0, 0, 3, 0}, {1, 3, 0, 0}), 0, NULL}, /* an empty span */
-      {3, good, 2, SPAN({0, 0, 2, 0}, {1, 1, 1, 0}), 0, NULL}, /* an overlap */
-      {3, good, 1, SPAN({3, 0, 3, 0}), 0, NULL},               /* slots */
-      {3, good, 1, SPAN({-2, 0, 3, 0}), 0, NULL},
-      {3, good, 2, SPAN({1, 0, 2, 0}, {1, 2, 1, 0}), 0, NULL}, /* one slot twice */
-      {3, good, 1, SPAN({0, 0, 3, 4}), 0, NULL},               /* positions that the slot does not hold */
-      {3, good, 1, SPAN({0, 0, 3, 2}), 0, NULL},
-      {3, good, 1, SPAN({0, 0, 3, UINT32_MAX}), 0, NULL},
-      {3, good, 1, SPAN({0, 0, 3, 0}), 2, far}, /* outputs */
-      {3, good, 1, SPAN({0, 0, 3, 0}), 2, falling},
-      {3, good, 1, SPAN({0, 0, 3, 0}), 2, twice},
+  const mm_batch *const batch[] = {
+      &(mm_batch){3, high, 1, SPAN({0, 0, 3, 0}), 0, NULL}, /* ids */
+      &(mm_batch){3, negative, 1, SPAN({0, 0, 3, 0}), 0, NULL},
+      &(mm_batch){LENGTH + 1, good, 1, SPAN({0, 0, LENGTH + 1, 0}), 0, NULL}, /* rows */
+      &(mm_batch){3, good, 1, SPAN({0, 0, 2, 0}), 0, NULL},                   /* not covered */
+      &(mm_batch){3, good, 0, NULL, 0, NULL},
+      &(mm_batch){3, good, 1, SPAN({0, 0, 4, 0}), 0, NULL},               /* beyond the end */
+      &(mm_batch){3, good, 1, SPAN({0, 1, 2, 0}), 0, NULL},               /* a gap */
+      &(mm_batch){3, good, 2, SPAN({0, 0, 3, 0}, {1, 3, 0, 0}), 0, NULL}, /* an empty span */
+      &(mm_batch){3, good, 2, SPAN({0, 0, 2, 0}, {1, 1, 1, 0}), 0, NULL}, /* an overlap */
+      &(mm_batch){3, good, 1, SPAN({3, 0, 3, 0}), 0, NULL},               /* slots */
+      &(mm_batch){3, good, 1, SPAN({-2, 0, 3, 0}), 0, NULL},
+      &(mm_batch){3, good, 2, SPAN({1, 0, 2, 0}, {1, 2, 1, 0}), 0, NULL}, /* one slot twice */
+      &(mm_batch){3, good, 1, SPAN({0, 0, 3, 4}), 0, NULL},               /* positions that the slot does not hold */
+      &(mm_batch){3, good, 1, SPAN({0, 0, 3, 2}), 0, NULL},
+      &(mm_batch){3, good, 1, SPAN({0, 0, 3, UINT32_MAX}), 0, NULL},
+      &(mm_batch){3, good, 1, SPAN({0, 0, 3, 0}), 2, far}, /* outputs */
+      &(mm_batch){3, good, 1, SPAN({0, 0, 3, 0}), 2, falling},
+      &(mm_batch){3, good, 1, SPAN({0, 0, 3, 0}), 2, twice},
   };
   running r;
   start(&r, ref_dims(MM_FAMILY_M1, true), 2, &mm_ops_cpu);
@@ -181,7 +181,7 @@ static void refusals(void **state) {
   assert_true(mm_engine_step(r.engine, &(mm_batch){3, good, 1, SPAN({0, 0, 3, 0}), 2, rows}, r.logits, &err));
   for (size_t i = 0; i < sizeof batch / sizeof *batch; i++) {
     mm_err e = {0};
-    if (mm_engine_step(r.engine, &batch[i], r.logits, &e)) fail_msg("batch %zu was not refused", i);
+    if (mm_engine_step(r.engine, batch[i], r.logits, &e)) fail_msg("batch %zu was not refused", i);
     assert_int_equal(e.status, MM_USAGE);
     assert_string_equal(e.code, "E_BATCH");
   }

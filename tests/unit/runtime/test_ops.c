@@ -206,7 +206,7 @@ static void norm(void **state) {
   mm_batch batch = plain(&span, ids, 9);
   step(&r, &batch, call_norm, NULL, NULL);
   for (uint32_t t = 0; t < 9; t++) {
-    double x[64], y[64];
+    double x[64] = {0}, y[64] = {0};
     for (uint32_t i = 0; i < H; i++) x[i] = row(r.x[0], H, t)[i];
     ref_rms(y, x, r.ref.norm, H, 0.01);
     for (uint32_t i = 0; i < H; i++) close_to(row(r.y[0], H, t)[i], y[i], "norm", t, i);
@@ -311,7 +311,7 @@ static void logits(void **state) {
     float *got[2] = {malloc(3 * rows * sizeof(float)), malloc(3 * rows * sizeof(float))};
     step(&r, &batch, call_logits, NULL, got);
     for (uint32_t j = 0; j < 3; j++) {
-      double x[64], expected[64];
+      double x[64] = {0}, expected[64] = {0};
       for (uint32_t i = 0; i < H; i++) x[i] = row(r.x[0], H, out[j])[i];
       ref_matvec(expected, x, r.ref.head, r.ref.m.vocab, H);
       for (uint32_t v = 0; v < r.ref.m.vocab; v++) close_to(got[v / rows][j * rows + v % rows], expected[v], "logits", j, v);
@@ -377,7 +377,7 @@ static void attention(mm_family family, uint32_t layer, uint32_t tp, unsigned th
   sequence seq[2];
   for (int i = 0; i < 2; i++)
     seq[i] = (sequence){calloc(q * d, sizeof(double)), calloc(2 * ROWS * kv, sizeof(double)), calloc(2 * ROWS * kv, sizeof(double))};
-  double *expected = calloc((size_t)ROWS * q, sizeof *expected), all[512];
+  double *expected = calloc((size_t)ROWS * q, sizeof *expected), all[512] = {0};
   for (size_t f = 0; f < sizeof feeds / sizeof *feeds; f++) {
     mm_batch batch = {feeds[f].rows, ids, feeds[f].spans, feeds[f].span, 0, NULL};
     for (uint32_t s = 0; s < feeds[f].spans; s++) {
@@ -392,7 +392,7 @@ static void attention(mm_family family, uint32_t layer, uint32_t tp, unsigned th
         else if (lightning)
           ref_lightning(m, layer, seq[span->slot].S, o, all);
         else
-          ref_gqa(m, &r.ref.layer[layer], seq[span->slot].k, seq[span->slot].v, span->pos + t - span->first, o, all, all + q, all + q + kv);
+          ref_gqa(m, &r.ref.layer[layer], seq[span->slot].k, seq[span->slot].v, span->pos + t - span->first, o, all);
       }
     }
     for (uint32_t i = 0; i < tp; i++) memset(r.y[i].data, 0xff, (size_t)ROWS * qr * sizeof(float)); /* NaN */
@@ -500,7 +500,7 @@ static void experts(void **state) {
     mm_batch batch = plain(&span, ids, T);
     step(&r, &batch, call_moe, NULL, NULL);
     for (uint32_t t = 0; t < T; t++) {
-      double x[64], y[64];
+      double x[64] = {0}, y[64] = {0};
       for (uint32_t i = 0; i < H; i++) x[i] = row(r.x[0], H, t)[i];
       ref_moe(&r.ref.m, &r.ref.layer[1], y, x);
       for (uint32_t i = 0; i < H; i++) {

@@ -1,0 +1,14 @@
+/* Processes of one conversion on a shared file system. Built with MPI=1 they are started by mpirun; otherwise there is one. */
+#ifndef MM_CONVERT_MPI_H
+#define MM_CONVERT_MPI_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* To be called first in main. */
+void mm_mpi_start(int *argc, char ***argv, uint32_t *rank, uint32_t *size);
+/* Waits for all processes; true when every one of them passed true. */
+bool mm_mpi_all(bool ok);
+void mm_mpi_end(void);
+
+#endif
