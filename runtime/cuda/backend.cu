@@ -1,0 +1,391 @@
+/* The CUDA backend of ops.h for one rank on one device: weights uploaded at open, caches and buffers allocated there, kernels launched
+ * on one stream.
+ *
+ * A step whose spans are single tokens takes the decode kernels; its calls depend on the numbers of tokens and outputs alone, and all
+ * else is read from device memory. So the second such step is captured as a graph, and from then on begin uploads the batch, the ops
+ * between do nothing, and end replays. Any other step takes the prefill kernels, launched one by one. */
+#include <stdio.h>
+#include <string.h>
+
+#include <map>
+#include <utility>
+
+#include "runtime/cuda/device.cuh"
+#include "runtime/cuda/launch.h"
+#include "runtime/cuda/upload.h"
+#include "runtime/ops.h"
+#include "runtime/position.h"
+
+namespace {
+
+/* One step's batch, as the kernels read it; the same layout in pinned host memory and on the device. */
+struct batch_arrays {
+  int32_t *id, *slot;
+  uint32_t *pos, *out;
+  mm_cu_span *span;
+  uint2 *tile;
+};
+
+struct layer_cache {
+  float *state, *slope; /* lightning */
+  mm_cu_kv kv;          /* full attention */
+};
+
+struct step_graph {
+  int seen = 0;
+  cudaGraphExec_t exec = nullptr;
+};
+
+enum step_mode { EAGER, CAPTURE, REPLAY };
+
+}  // namespace
+
+struct mm_backend {
+  mm_backend_config c;
+  mm_cu_memory memory;
+  cudaStream_t stream = nullptr;
+  std::map<const mm_packed *, mm_cu_weight> weight;
+  std::map<const mm_packed *, const float *> values; /* norms, router, bias as f32 */
+  std::vector<layer_cache> cache;
+  mm_cu_heads heads = {};
+  float *inv_freq = nullptr;
+  uint32_t *page_table = nullptr, pages_per_slot = 0;
+  void *gqa_work = nullptr;
+  mm_cu_route route = {};
+  bf16 *middle = nullptr;
+  float *pair_out = nullptr;
+
+  batch_arrays host = {}, device = {};
+  void *host_block = nullptr, *device_block = nullptr;
+  size_t block_bytes = 0;
+
+  float *logits = nullptr;
+  size_t logits_rows = 0;
+
+  /* the step under way */
+  uint32_t tokens = 0, spans = 0, tiles = 0, outs = 0;
+  bool decode = false;
+  step_mode mode = EAGER;
+  step_graph *graph = nullptr;
+  std::map<std::pair<uint32_t, uint32_t>, step_graph> graphs; /* by tokens and outputs */
+  mm_err err = {};
+};
+
+namespace {
+
+/* Whether an op launches anything now; after a failure, nothing more. */
+bool running(const mm_backend *b) { return b->mode != REPLAY && b->err.status == MM_OK; }
+void check(mm_backend *b, cudaError_t e, const char *what) { mm_cu_check(e, what, &b->err); }
+bf16 *rows_of(mm_act a) { return static_cast<bf16 *>(a.data); }
+
+/* ---- open and close ---- */
+
+bool upload_value(mm_backend *b, const mm_packed *w, mm_err *err) {
+  if (!w->scheme) return true;
+  const float *p = mm_cu_upload_f32(&b->memory, w, err);
+  b->values[w] = p;
+  return p != nullptr;
+}
+
+bool upload_matrix(mm_backend *b, const mm_packed *w, const char *name, mm_err *err) {
+  return !w->scheme || mm_cu_upload(&b->memory, w, name, &b->weight[w], err);
+}
+
+bool upload_weights(mm_backend *b, mm_err *err) {
+  const mm_rank_weights *w = b->c.weights;
+  if (!upload_matrix(b, &w->embed, "model.embed_tokens.weight", err) || !upload_matrix(b, &w->head, "lm_head.weight", err)) return false;
+  if (b->weight[&w->embed].code != MM_CU_BF16)
+    return mm_fail(err, MM_UNSUPPORTED, "E_SCHEME", mm_at(NULL, "model.embed_tokens.weight"),
+                   "found scheme %s; the cuda backend embeds bf16", w->embed.scheme->name);
+  if (!upload_value(b, &w->final_norm, err)) return false;
+  for (uint32_t l = 0; l < b->c.model->layers; l++) {
+    const mm_layer_weights *y = &w->layer[l];
+    char name[64];
+    snprintf(name, sizeof name, "model.layers.%u", l);
+    const mm_packed *vectors[] = {&y->input_norm, &y->post_norm, &y->attn_norm, &y->q_norm, &y->k_norm, &y->router, &y->router_bias};
+    const mm_packed *matrices[] = {&y->qkv, &y->out, &y->output_gate, &y->w13, &y->w2};
+    for (const mm_packed *p : vectors) {
+      if (!upload_value(b, p, err)) return false;
+    }
+    for (const mm_packed *p : matrices) {
+      if (!upload_matrix(b, p, name, err)) return false;
+    }
+  }
+  return true;
+}
+
+bool open_caches(mm_backend *b, mm_err *err) {
+  const mm_model *m = b->c.model;
+  const mm_limits *limits = &b->c.limits;
+  const uint32_t d = m->head_dim, first_head = b->c.weights->rank * b->heads.heads;
+  b->pages_per_slot = (uint32_t)mm_ceil_div(limits->max_positions, MM_CU_PAGE);
+  const uint64_t pages = (uint64_t)limits->slots * b->pages_per_slot, cells = pages * b->heads.kv_heads * MM_CU_PAGE * d;
+  std::vector<uint32_t> table(pages);
+  for (uint64_t i = 0; i < pages; i++) table[i] = (uint32_t)i;
+  if (!(b->page_table = b->memory.array<uint32_t>(pages, err))) return false;
+  if (!mm_cu_check(cudaMemcpy(b->page_table, table.data(), pages * 4, cudaMemcpyHostToDevice), "copy pages", err)) return false;
+  b->cache.resize(m->layers);
+  for (uint32_t l = 0; l < m->layers; l++) {
+    layer_cache &c = b->cache[l];
+    if (m->attn[l] == MM_ATTN_LIGHTNING) {
+      std::vector<float> slope(b->heads.heads);
+      for (uint32_t h = 0; h < slope.size(); h++) slope[h] = (float)mm_lightning_decay(m, l, first_head + h);
+      c.slope = b->memory.array<float>(slope.size(), err);
+      c.state = b->memory.array<float>((uint64_t)limits->slots * b->heads.heads * d * d, err);
+      if (!c.slope || !c.state) return false;
+      if (!mm_cu_check(cudaMemcpy(c.slope, slope.data(), slope.size() * 4, cudaMemcpyHostToDevice), "copy slopes", err)) return false;
+    } else {
+      c.kv = {b->memory.array<bf16>(cells, err), b->memory.array<bf16>(cells, err), b->page_table, b->pages_per_slot};
+      if (!c.kv.k || !c.kv.v) return false;
+    }
+  }
+  std::vector<float> freq(m->rotary_dim / 2);
+  for (uint32_t i = 0; i < freq.size(); i++) freq[i] = mm_rope_inv_freq(m, i);
+  b->inv_freq = b->memory.array<float>(freq.size(), err);
+  return b->inv_freq && mm_cu_check(cudaMemcpy(b->inv_freq, freq.data(), freq.size() * 4, cudaMemcpyHostToDevice), "copy frequencies", err);
+}
+
+bool open_experts(mm_backend *b, mm_err *err) {
+  const mm_model *m = b->c.model;
+  const uint64_t tokens = b->c.limits.max_tokens, pairs = tokens * m->top_k, inter = b->c.weights->layer[0].w2.k;
+  const uint64_t slots = mm_min(m->experts, MM_CU_SKINNY * m->top_k);
+  mm_cu_memory *y = &b->memory;
+  b->route = {m->experts,
+              m->top_k,
+              y->array<float>(tokens * m->experts, err),
+              y->array<uint32_t>(pairs, err),
+              y->array<float>(pairs, err),
+              y->array<uint32_t>(m->experts, err),
+              y->array<uint32_t>(1, err),
+              y->array<uint32_t>(1, err),
+              y->array<uint32_t>(slots, err),
+              y->array<uint32_t>(slots, err),
+              y->array<float>(slots * MM_CU_SKINNY, err),
+              y->array<uint32_t>(m->experts + UINT64_C(1), err),
+              y->array<uint32_t>(pairs, err)};
+  b->middle = y->array<bf16>(mm_max(slots * MM_CU_SKINNY, pairs) * inter, err);
+  b->pair_out = y->array<float>(tokens > MM_CU_SKINNY ? pairs * m->hidden : 1, err);
+  return err->status == MM_OK;
+}
+
+/* The arrays of batch_arrays inside one block. A span has at least one row, a tile at most 64 of one span. */
+size_t place_arrays(const mm_limits *limits, char *base, batch_arrays *a) {
+  const size_t t = limits->max_tokens;
+  size_t at = 0;
+  auto take = [&](size_t bytes) {
+    char *p = base + at;
+    at += mm_round_up(bytes, 256);
+    return static_cast<void *>(p);
+  };
+  a->id = static_cast<int32_t *>(take(t * 4)), a->slot = static_cast<int32_t *>(take(t * 4));
+  a->pos = static_cast<uint32_t *>(take(t * 4)), a->out = static_cast<uint32_t *>(take(t * 4));
+  a->span = static_cast<mm_cu_span *>(take(t * sizeof(mm_cu_span))), a->tile = static_cast<uint2 *>(take(t * sizeof(uint2)));
+  return at;
+}
+
+bool open_batch(mm_backend *b, mm_err *err) {
+  batch_arrays none;
+  b->block_bytes = place_arrays(&b->c.limits, nullptr, &none);
+  if (!mm_cu_check(cudaMallocHost(&b->host_block, b->block_bytes), "cudaMallocHost", err)) return false;
+  if (!(b->device_block = b->memory.alloc(b->block_bytes, err))) return false;
+  place_arrays(&b->c.limits, static_cast<char *>(b->host_block), &b->host);
+  place_arrays(&b->c.limits, static_cast<char *>(b->device_block), &b->device);
+  const uint64_t work = mm_cu_gqa_work(b->heads, b->c.limits.max_tokens);
+  return (b->gqa_work = b->memory.alloc(work, err)) != nullptr;
+}
+
+bool check_model(const mm_backend_config *c, mm_err *err) {
+  const mm_model *m = c->model;
+  if (c->weights->tp != 1)
+    return mm_fail(err, MM_UNSUPPORTED, "E_TP", mm_at(NULL, NULL), "found %u ranks; the cuda backend runs one", c->weights->tp);
+  if ((m->head_dim != 64 && m->head_dim != 128) || m->heads / m->kv_heads > 8 || m->experts > MM_CU_MAX_EXPERTS ||
+      m->top_k > MM_CU_MAX_TOP_K)
+    return mm_fail(
+        err, MM_UNSUPPORTED, "E_MODEL", mm_at(NULL, NULL),
+        "found head_dim %u, %u heads on %u kv heads, %u experts, top %u; the cuda backend has head_dim 64 or 128, groups of up to 8 "
+        "heads, %u experts, top %u",
+        m->head_dim, m->heads, m->kv_heads, m->experts, m->top_k, MM_CU_MAX_EXPERTS, MM_CU_MAX_TOP_K);
+  return true;
+}
+
+void drop_graphs(mm_backend *b) {
+  for (auto &g : b->graphs) {
+    if (g.second.exec) cudaGraphExecDestroy(g.second.exec);
+  }
+  b->graphs.clear();
+}
+
+void cuda_close(mm_backend *b) {
+  if (!b) return;
+  drop_graphs(b);
+  if (b->stream) cudaStreamDestroy(b->stream);
+  cudaFree(b->logits);
+  cudaFreeHost(b->host_block);
+  delete b;
+}
+
+mm_backend *cuda_open(const mm_backend_config *c, mm_err *err) {
+  if (!check_model(c, err) || !mm_cu_check(cudaSetDevice((int)c->weights->rank), "cudaSetDevice", err)) return nullptr;
+  mm_backend *b = new mm_backend;
+  const mm_model *m = c->model;
+  b->c = *c;
+  b->heads = {m->heads / c->weights->tp, (uint32_t)mm_max(1, m->kv_heads / c->weights->tp), m->head_dim, m->rotary_dim};
+  mm_err first = {};
+  bool ok = mm_cu_check(cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking), "cudaStreamCreate", &first) &&
+            upload_weights(b, &first) && open_caches(b, &first) && open_experts(b, &first) && open_batch(b, &first) &&
+            mm_cu_check(cudaDeviceSynchronize(), "upload", &first);
+  if (ok) return b;
+  if (err && err->status == MM_OK) *err = first;
+  cuda_close(b);
+  return nullptr;
+}
+
+bool cuda_act(mm_backend *b, uint32_t width, mm_act *out, mm_err *err) {
+  *out = {b->memory.array<bf16>((uint64_t)b->c.limits.max_tokens * width, err), width};
+  return out->data != nullptr;
+}
+
+/* ---- a step ---- */
+
+void fill_batch(mm_backend *b, const mm_batch *batch) {
+  batch_arrays *h = &b->host;
+  memcpy(h->id, batch->id, batch->tokens * sizeof *h->id);
+  if (batch->out_count) memcpy(h->out, batch->out, batch->out_count * sizeof *h->out);
+  b->tokens = batch->tokens, b->spans = batch->span_count, b->outs = batch->out_count, b->tiles = 0, b->decode = true;
+  for (uint32_t i = 0; i < batch->span_count; i++) {
+    const mm_span *s = &batch->span[i];
+    h->span[i] = {s->slot, s->first, s->count, s->pos};
+    for (uint32_t t = 0; t < s->count; t++) h->slot[s->first + t] = s->slot, h->pos[s->first + t] = s->pos + t;
+    for (uint32_t t = 0; t < s->count; t += MM_CU_TILE) h->tile[b->tiles++] = make_uint2(i, t);
+    b->decode &= s->count == 1;
+  }
+}
+
+bool grow_logits(mm_backend *b, size_t rows, mm_err *err) {
+  if (rows <= b->logits_rows) return true;
+  drop_graphs(b);
+  cudaFree(b->logits);
+  b->logits = nullptr, b->logits_rows = 0;
+  if (!mm_cu_check(cudaMalloc(&b->logits, rows * b->c.weights->vocab_rows * sizeof(float)), "cudaMalloc", err)) return false;
+  b->logits_rows = rows;
+  return true;
+}
+
+bool cuda_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
+  b->err.status = MM_OK;
+  if (!grow_logits(b, batch->out_count, err)) return false;
+  fill_batch(b, batch);
+  if (!mm_cu_check(cudaMemcpyAsync(b->device_block, b->host_block, b->block_bytes, cudaMemcpyHostToDevice, b->stream), "copy batch", err))
+    return false;
+  b->mode = EAGER, b->graph = nullptr;
+  if (b->decode && b->tokens > 0) {
+    b->graph = &b->graphs[{b->tokens, b->outs}];
+    if (b->graph->exec)
+      b->mode = REPLAY;
+    else if (b->graph->seen++ > 0)
+      b->mode = CAPTURE;
+  }
+  return b->mode != CAPTURE || mm_cu_check(cudaStreamBeginCapture(b->stream, cudaStreamCaptureModeThreadLocal), "begin capture", err);
+}
+
+/* Turns what was captured into a graph; also after a failure, so that the stream can be used again. */
+void finish_capture(mm_backend *b) {
+  cudaGraph_t g = nullptr;
+  check(b, cudaStreamEndCapture(b->stream, &g), "end capture");
+  if (b->err.status == MM_OK) check(b, cudaGraphInstantiate(&b->graph->exec, g, 0), "instantiate graph");
+  if (g) cudaGraphDestroy(g);
+}
+
+bool cuda_end(mm_backend *b, float *out, mm_err *err) {
+  if (b->mode == CAPTURE) finish_capture(b);
+  if (b->mode != EAGER && b->err.status == MM_OK) check(b, cudaGraphLaunch(b->graph->exec, b->stream), "launch graph");
+  if (b->err.status == MM_OK && b->outs)
+    check(b, cudaMemcpyAsync(out, b->logits, (size_t)b->outs * b->c.weights->vocab_rows * sizeof(float), cudaMemcpyDeviceToHost, b->stream),
+          "copy logits");
+  check(b, cudaStreamSynchronize(b->stream), "step");
+  if (b->err.status == MM_OK) return true;
+  if (err && err->status == MM_OK) *err = b->err;
+  return false;
+}
+
+/* ---- ops ---- */
+
+mm_cu_rows rows(const mm_backend *b) { return {b->device.slot, b->device.pos}; }
+
+void cuda_embed(mm_backend *b, mm_act x, const mm_packed *table) {
+  if (!running(b)) return;
+  const mm_cu_weight &w = b->weight[table];
+  check(b, mm_cu_embed(rows_of(x), reinterpret_cast<const bf16 *>(w.data), b->device.id, b->tokens, x.width, b->stream), "embed");
+}
+
+void cuda_norm(mm_backend *b, mm_act y, mm_act x, const mm_packed *w, double eps) {
+  if (!running(b)) return;
+  check(b, mm_cu_norm(rows_of(y), rows_of(x), b->values[w], (float)eps, b->tokens, y.width, b->stream), "norm");
+}
+
+void cuda_linear(mm_backend *b, mm_act y, mm_act x, const mm_packed *w) {
+  if (!running(b)) return;
+  const mm_cu_linear a = {rows_of(x), nullptr, rows_of(y), nullptr, b->tokens};
+  check(b, (b->tokens <= MM_CU_SKINNY ? mm_cu_skinny : mm_cu_gemm)(b->weight[w], a, b->stream), "linear");
+}
+
+void cuda_gqa(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_packed *q_norm, const mm_packed *k_norm) {
+  if (!running(b)) return;
+  const mm_cu_kv &kv = b->cache[layer].kv;
+  const float *qn = q_norm ? b->values[q_norm] : nullptr, *kn = k_norm ? b->values[k_norm] : nullptr;
+  check(b, mm_cu_rope(b->heads, rows(b), kv, {rows_of(qkv), qn, kn, b->inv_freq, (float)b->c.model->norm_eps, b->tokens}, b->stream),
+        "rope");
+  const mm_cu_gqa a = {rows_of(qkv), rows_of(o), b->gqa_work, b->tokens, b->c.limits.max_tokens};
+  if (b->decode) {
+    check(b, mm_cu_gqa_decode(b->heads, rows(b), kv, a, b->stream), "gqa decode");
+  } else {
+    check(b, mm_cu_gqa_prefill(b->heads, {b->device.span, b->device.tile, b->tiles}, kv, a, b->stream), "gqa prefill");
+  }
+}
+
+void cuda_lightning(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv) {
+  if (!running(b)) return;
+  const layer_cache &c = b->cache[layer];
+  const mm_cu_lightning a = {rows_of(qkv), rows_of(o), c.state, c.slope, b->heads.heads, b->heads.head_dim};
+  if (b->decode) {
+    check(b, mm_cu_lightning_decode(a, rows(b), b->tokens, b->stream), "lightning decode");
+  } else {
+    check(b, mm_cu_lightning_prefill(a, b->device.span, b->spans, b->stream), "lightning prefill");
+  }
+}
+
+void cuda_gated_norm(mm_backend *b, mm_act y, mm_act o, mm_act gate, const mm_packed *w, double eps) {
+  if (!running(b)) return;
+  check(b, mm_cu_gated_norm(rows_of(y), rows_of(o), rows_of(gate), b->values[w], (float)eps, b->tokens, y.width, b->stream), "gated norm");
+}
+
+void cuda_route(mm_backend *b, mm_act x, const mm_packed *router, const mm_packed *bias) {
+  if (!running(b)) return;
+  const mm_cu_router m = {b->values[router], bias ? b->values[bias] : nullptr, b->c.model->router == MM_ROUTER_SIGMOID_BIAS, x.width};
+  check(b, mm_cu_route_tokens(m, b->route, rows_of(x), b->tokens, b->stream), "route");
+}
+
+void cuda_experts(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, const mm_packed *w2) {
+  if (!running(b)) return;
+  const mm_cu_experts a = {rows_of(x), rows_of(y), b->middle, b->pair_out, b->tokens};
+  auto *run = b->tokens <= MM_CU_SKINNY ? mm_cu_experts_skinny : mm_cu_experts_gemm;
+  check(b, run(b->weight[w13], b->weight[w2], b->route, a, b->stream), "experts");
+}
+
+void cuda_combine(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act branch, mm_deepnorm scale, const mm_packed *w, double eps) {
+  if (!running(b)) return;
+  const mm_cu_combine a = {rows_of(h),   rows_of(n),         rows_of(residual), rows_of(branch),
+                           b->values[w], (float)scale.alpha, (float)scale.beta, (float)eps};
+  check(b, mm_cu_combine_rows(a, b->tokens, h.width, b->stream), "combine");
+}
+
+void cuda_logits(mm_backend *b, mm_act x, const mm_packed *head) {
+  if (!running(b) || b->outs == 0) return;
+  const mm_cu_linear a = {rows_of(x), b->device.out, nullptr, b->logits, b->outs};
+  check(b, (b->outs <= MM_CU_SKINNY ? mm_cu_skinny : mm_cu_gemm)(b->weight[head], a, b->stream), "logits");
+}
+
+}  // namespace
+
+const mm_ops mm_ops_cuda = {"cuda",   cuda_open,      cuda_close,      cuda_act,   cuda_begin,   cuda_embed,   cuda_norm,   cuda_linear,
+                            cuda_gqa, cuda_lightning, cuda_gated_norm, cuda_route, cuda_experts, cuda_combine, cuda_logits, cuda_end};

@@ -1,0 +1,99 @@
+/* What every kernel here shares: bf16 fragments and mma.sync, asynchronous copies, reductions, programmatic dependent launch. */
+#ifndef MM_CUDA_DEVICE_CUH
+#define MM_CUDA_DEVICE_CUH
+
+#include <cuda_bf16.h>
+#include <stdint.h>
+
+typedef __nv_bfloat16 bf16;
+typedef __nv_bfloat162 bf162;
+
+/* Programmatic dependent launch: a kernel may start while its predecessor runs. It may read weights at once, and anything a kernel
+ * wrote only after wait(). Every kernel calls wait(), so completion stays transitive along the stream. */
+__device__ __forceinline__ void grid_wait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void grid_launch_next() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void copy16(void *shared, const void *global) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((uint32_t)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
+}
+/* As copy16, zeros where !valid; global must still be a mapped address. */
+__device__ __forceinline__ void copy16_or_zero(void *shared, const void *global, bool valid) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((uint32_t)__cvta_generic_to_shared(shared)), "l"(global),
+               "r"(valid ? 16 : 0)
+               : "memory");
+}
+__device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N>
+__device__ __forceinline__ void copy_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+/* d[16, 8] += a[16, 16] · b[16, 8]. Lane (g, t) = (lane / 4, lane % 4) holds a: rows g and g+8, columns 2t, 2t+1, 2t+8, 2t+9 as
+ * {row g low, row g+8 low, row g high, row g+8 high}; b: column g, rows as a's columns; d: {row g, columns 2t, 2t+1}, {row g+8, …}. */
+__device__ __forceinline__ void mma(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ void ldmatrix4(uint32_t r[4], const void *shared) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"((uint32_t)__cvta_generic_to_shared(shared)));
+}
+__device__ __forceinline__ void ldmatrix4_trans(uint32_t r[4], const void *shared) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"((uint32_t)__cvta_generic_to_shared(shared)));
+}
+
+__device__ __forceinline__ uint32_t pack2(float lo, float hi) {
+  bf162 p = __floats2bfloat162_rn(lo, hi);
+  return *reinterpret_cast<uint32_t *>(&p);
+}
+__device__ __forceinline__ float low(uint32_t pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float high(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
+__device__ __forceinline__ uint32_t mul2(uint32_t a, uint32_t b) {
+  bf162 p = __hmul2(*reinterpret_cast<bf162 *>(&a), *reinterpret_cast<bf162 *>(&b));
+  return *reinterpret_cast<uint32_t *>(&p);
+}
+/* Eight bf16 of a 16-byte piece. */
+__device__ __forceinline__ void widen8(float out[8], uint4 q) {
+  const uint32_t w[4] = {q.x, q.y, q.z, q.w};
+#pragma unroll
+  for (int i = 0; i < 4; i++) out[2 * i] = low(w[i]), out[2 * i + 1] = high(w[i]);
+}
+__device__ __forceinline__ uint4 narrow8(const float v[8]) {
+  return make_uint4(pack2(v[0], v[1]), pack2(v[2], v[3]), pack2(v[4], v[5]), pack2(v[6], v[7]));
+}
+
+__device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
+__device__ __forceinline__ float silu(float x) { return x * sigmoid(x); }
+
+__device__ __forceinline__ float warp_sum(float v) {
+#pragma unroll
+  for (int m = 16; m > 0; m >>= 1) v += __shfl_xor_sync(0xffffffffu, v, m);
+  return v;
+}
+/* The sum over the block, on every thread; the same bits for the same block size. scratch: 33 floats of shared memory. */
+__device__ __forceinline__ float block_sum(float v, float *scratch) {
+  v = warp_sum(v);
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = v;
+  __syncthreads();
+  if (threadIdx.x < 32) {
+    v = warp_sum(threadIdx.x < (blockDim.x + 31) / 32 ? scratch[threadIdx.x] : 0.0f);
+    if (threadIdx.x == 0) scratch[32] = v;
+  }
+  __syncthreads();
+  return scratch[32];
+}
+
+#endif

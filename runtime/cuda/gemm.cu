@@ -1,0 +1,53 @@
+/* y = x·Wᵀ for any number of rows (gemm.cuh). */
+#include "runtime/cuda/gemm.cuh"
+#include "runtime/cuda/launch.h"
+
+namespace {
+
+struct dense_job {
+  const mm_cu_weight &w;
+  const mm_cu_linear &a;
+  uint32_t first, column;
+
+  __device__ uint32_t rows() const { return min(a.tokens - first, (uint32_t)kGemmRows); }
+  __device__ const bf16 *x(uint32_t r) const { return a.x + (size_t)(a.rows ? a.rows[first + r] : first + r) * w.k; }
+  __device__ weight_row weight(uint32_t r) const { return {0, min(column + r, w.n - 1)}; }
+  __device__ void emit(uint32_t r, uint32_t c, const float (&v)[8][2]) const {
+    const float f = w.global ? w.global[0] : 1.0f;
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        const uint32_t at = column + c + n * 8 + i;
+        if (at >= w.n) continue;
+        const size_t to = (size_t)(first + r) * w.n + at;
+        if (a.y32) {
+          a.y32[to] = v[n][i] * f;
+        } else {
+          a.y[to] = __float2bfloat16_rn(v[n][i] * f);
+        }
+      }
+    }
+  }
+};
+
+template <mm_cu_code C, mm_cu_scale S>
+__global__ void __launch_bounds__(kGemmThreads, 1) gemm(const __grid_constant__ mm_cu_weight w, const __grid_constant__ mm_cu_linear a) {
+  grid_wait();
+  grid_launch_next();
+  gemm_tile<C, S>(w, dense_job{w, a, blockIdx.x * kGemmRows, blockIdx.y * kGemmColumns});
+}
+
+struct gemm_launch {
+  const mm_cu_weight &w;
+  const mm_cu_linear &a;
+  cudaStream_t s;
+  template <mm_cu_code C, mm_cu_scale S>
+  cudaError_t run() const {
+    return launch(gemm<C, S>, dim3(ceil_div(a.tokens, kGemmRows), ceil_div(w.n, kGemmColumns)), kGemmThreads, sizeof(gemm_shared), s, w, a);
+  }
+};
+
+}  // namespace
+
+cudaError_t mm_cu_gemm(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s) { return for_scheme(w, gemm_launch{w, a, s}); }

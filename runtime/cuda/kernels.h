@@ -1,0 +1,183 @@
+/* Host launch functions of the CUDA kernels: device pointers and a stream in, an error out. None allocates, waits or reads device
+ * memory, so all can be captured in a graph. Activations are bf16, row-major; T = rows of the step; accumulation is fp32. */
+#ifndef MM_CUDA_KERNELS_H
+#define MM_CUDA_KERNELS_H
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+#include <stdint.h>
+
+/* ---- weights ---- */
+
+enum mm_cu_code {
+  MM_CU_BF16,
+  MM_CU_E4M3,
+  MM_CU_INT4, /* (v & 15) ^ 8, nibbles in pair order (weight.cuh) */
+  MM_CU_E2M1  /* in pair order */
+};
+
+enum mm_cu_scale {
+  MM_CU_PLAIN,  /* no scale */
+  MM_CU_COARSE, /* f32, k cell a multiple of the piece of a warp (64 for E4M3, 128 for INT4), or the whole row */
+  MM_CU_FINE,   /* f32, k cell a multiple of 8 */
+  MM_CU_NV,     /* e4m3, one per 16 of a row */
+  MM_CU_MX      /* e8m0, one per 32 of a row */
+};
+
+/* `lead` matrices [n, k] in device memory: y = x·Wᵀ. */
+struct mm_cu_weight {
+  mm_cu_code code;
+  mm_cu_scale scale_kind;
+  uint32_t lead, n, k; /* k % 8 == 0 */
+  size_t pitch;        /* bytes from row to row, a multiple of 16; padding codes are zero */
+  const uint8_t *data; /* [lead, n, pitch], 16-byte aligned */
+  const void *scale;   /* [lead, scale_rows, scale_pitch] elements */
+  uint32_t scale_rows, scale_pitch;
+  uint32_t cell_n_log2, cell_k_log2; /* of the scale grid; 31: the whole extent */
+  const float *global;               /* [lead] further factors, or NULL */
+};
+
+/* ---- dense ---- */
+
+/* y[T, n] = x[rows, k]·Wᵀ for T ≤ 16; rows NULL: row t of x, else row rows[t]. Exactly one of y and y32 is given. */
+struct mm_cu_linear {
+  const __nv_bfloat16 *x;
+  const uint32_t *rows;
+  __nv_bfloat16 *y;
+  float *y32;
+  uint32_t tokens;
+};
+#define MM_CU_SKINNY 16
+cudaError_t mm_cu_skinny(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s);
+/* The same for any T. */
+cudaError_t mm_cu_gemm(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s);
+
+/* ---- mixture of experts ---- */
+
+#define MM_CU_MAX_EXPERTS 512
+#define MM_CU_MAX_TOP_K   16
+
+/* The routing of a step, in device memory. */
+struct mm_cu_route {
+  uint32_t experts, top_k;
+  float *logits;    /* [max_tokens, experts] */
+  uint32_t *id;     /* [max_tokens, top_k] chosen experts, best first */
+  float *weight;    /* [max_tokens, top_k] */
+  uint32_t *count;  /* [experts] tokens of each expert */
+  uint32_t *ticket; /* [1] zero between launches */
+  /* T ≤ MM_CU_SKINNY: the experts in use, ascending */
+  uint32_t *used;        /* [1] */
+  uint32_t *slot_expert; /* [min(experts, 16·top_k)] */
+  uint32_t *slot_tokens; /* same: bit t set if token t goes there */
+  float *slot_weight;    /* [slots, 16] */
+  /* any T: pairs (token, choice) sorted by expert, then token */
+  uint32_t *offset; /* [experts + 1] */
+  uint32_t *pair;   /* [max_tokens · top_k] = token · top_k + choice */
+};
+
+struct mm_cu_router {
+  const float *w;    /* [experts, k] */
+  const float *bias; /* [experts]: sigmoid scores, chosen by score + bias; NULL: softmax */
+  bool sigmoid;
+  uint32_t k;
+};
+/* Fills r for x[T, k]: the slot lists for T ≤ MM_CU_SKINNY, the sorted pairs for more. */
+cudaError_t mm_cu_route_tokens(const mm_cu_router &m, const mm_cu_route &r, const __nv_bfloat16 *x, uint32_t tokens, cudaStream_t s);
+
+/* y[T, H] = Σ weight · w2(SiLU(w1 x) ⊙ (w3 x)). middle: [slots, 16, I] bf16 for T ≤ MM_CU_SKINNY, [T · top_k, I] for more. */
+struct mm_cu_experts {
+  const __nv_bfloat16 *x;
+  __nv_bfloat16 *y, *middle;
+  float *pair_out; /* [T · top_k, H], only for T > MM_CU_SKINNY */
+  uint32_t tokens;
+};
+cudaError_t mm_cu_experts_skinny(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a,
+                                 cudaStream_t s);
+cudaError_t mm_cu_experts_gemm(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a,
+                               cudaStream_t s);
+
+/* ---- attention ---- */
+
+/* Where each row of the step stands, in device memory. */
+struct mm_cu_rows {
+  const int32_t *slot; /* [T]; -1: padding */
+  const uint32_t *pos; /* [T] tokens before this one in its sequence */
+};
+
+#define MM_CU_PAGE 64
+/* One layer's KV cache: pages of 64 positions, [page][kv head][64][d], found through table[slot · pages_per_slot + pos / 64]. */
+struct mm_cu_kv {
+  __nv_bfloat16 *k, *v;
+  const uint32_t *table;
+  uint32_t pages_per_slot;
+};
+struct mm_cu_heads {
+  uint32_t heads, kv_heads, head_dim, rotary_dim; /* head_dim 64 or 128; heads / kv_heads ≤ 8 */
+};
+
+/* Optional QK norm over all heads (q_norm [heads·d], k_norm [kv_heads·d], f32, or NULL), RoPE with inv_freq[rotary_dim/2], q back in
+ * place, k and v into the cache. qkv[T, (heads + 2·kv_heads)·d]. */
+struct mm_cu_qkv {
+  __nv_bfloat16 *qkv;
+  const float *q_norm, *k_norm, *inv_freq;
+  float eps;
+  uint32_t tokens;
+};
+cudaError_t mm_cu_rope(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv &kv, const mm_cu_qkv &a, cudaStream_t s);
+
+/* o[T, heads·d] for rows that are one token each. work: mm_cu_gqa_work(max_tokens) bytes, zero at first. */
+struct mm_cu_gqa {
+  const __nv_bfloat16 *qkv;
+  __nv_bfloat16 *o;
+  void *work;
+  uint32_t tokens, max_tokens;
+};
+size_t mm_cu_gqa_work(const mm_cu_heads &h, uint32_t max_tokens);
+cudaError_t mm_cu_gqa_decode(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv &kv, const mm_cu_gqa &a, cudaStream_t s);
+
+/* A stretch of rows [first, first + count) of one sequence whose cache holds pos tokens before it. */
+struct mm_cu_span {
+  int32_t slot;
+  uint32_t first, count, pos;
+};
+/* Tile i: rows [first, first + 64) of span[tile[i].x], first = tile[i].y rows into the span. */
+struct mm_cu_tiles {
+  const mm_cu_span *span;
+  const uint2 *tile;
+  uint32_t count;
+};
+#define MM_CU_TILE 64
+/* o for the rows of the tiles; their k and v are in the cache already. */
+cudaError_t mm_cu_gqa_prefill(const mm_cu_heads &h, const mm_cu_tiles &t, const mm_cu_kv &kv, const mm_cu_gqa &a, cudaStream_t s);
+
+/* Lightning attention of one layer. state [slots][heads][d key][d value] fp32, in place. slope[heads]: the decay per token is
+ * exp(-slope). qkv[T, heads·3·d] (per head q, k, v) before SiLU; o[T, heads·d]. */
+struct mm_cu_lightning {
+  const __nv_bfloat16 *qkv;
+  __nv_bfloat16 *o;
+  float *state;
+  const float *slope;
+  uint32_t heads, head_dim;
+};
+cudaError_t mm_cu_lightning_decode(const mm_cu_lightning &a, const mm_cu_rows &r, uint32_t tokens, cudaStream_t s);
+cudaError_t mm_cu_lightning_prefill(const mm_cu_lightning &a, const mm_cu_span *span, uint32_t spans, cudaStream_t s);
+
+/* ---- rows ---- */
+
+cudaError_t mm_cu_embed(__nv_bfloat16 *x, const __nv_bfloat16 *table, const int32_t *id, uint32_t tokens, uint32_t width, cudaStream_t s);
+/* y = RMS(x; w, eps). */
+cudaError_t mm_cu_norm(__nv_bfloat16 *y, const __nv_bfloat16 *x, const float *w, float eps, uint32_t tokens, uint32_t width,
+                       cudaStream_t s);
+/* y = sigmoid(gate) · RMS(o; w, eps). */
+cudaError_t mm_cu_gated_norm(__nv_bfloat16 *y, const __nv_bfloat16 *o, const __nv_bfloat16 *gate, const float *w, float eps,
+                             uint32_t tokens, uint32_t width, cudaStream_t s);
+/* h = alpha·residual + beta·branch, n = RMS(h; w, eps). h and n may be the residual's buffer. */
+struct mm_cu_combine {
+  __nv_bfloat16 *h, *n;
+  const __nv_bfloat16 *residual, *branch;
+  const float *w;
+  float alpha, beta, eps;
+};
+cudaError_t mm_cu_combine_rows(const mm_cu_combine &a, uint32_t tokens, uint32_t width, cudaStream_t s);
+
+#endif

@@ -1,0 +1,74 @@
+/* Lightning attention, one token per sequence: S ← e^{-s}·S + k ⊗ v in place, o = qᵀ·S.
+ *
+ * A block owns 32 value columns of one head of one row: eight lanes cover a 128-byte stretch of a state row, so a warp's load takes four
+ * rows and the block's four warps d rows in d/16 turns, all in flight together. S is [d key][d value]. */
+#include "runtime/cuda/device.cuh"
+#include "runtime/cuda/kernels.h"
+#include "runtime/cuda/launch.h"
+
+namespace {
+
+constexpr int kThreads = 128, kColumns = 32, kRows = kThreads * 4 / kColumns;
+
+template <int D>
+__global__ void __launch_bounds__(kThreads)
+    lightning_step(const __grid_constant__ mm_cu_lightning a, const __grid_constant__ mm_cu_rows r) {
+  __shared__ float q[D], k[D], part[kThreads / 32][kColumns];
+  const uint32_t head = blockIdx.x / (D / kColumns), c0 = blockIdx.x % (D / kColumns) * kColumns, row = blockIdx.y;
+  const uint32_t c = threadIdx.x % 8 * 4, a0 = threadIdx.x / 8;
+  grid_wait();
+  grid_launch_next();
+  const int32_t slot = r.slot[row];
+  bf16 *o = a.o + ((size_t)row * a.heads + head) * D + c0;
+  if (slot < 0) {
+    if (threadIdx.x < kColumns) o[threadIdx.x] = __float2bfloat16_rn(0.0f);
+    return;
+  }
+  float4 *state = reinterpret_cast<float4 *>(a.state + (((size_t)slot * a.heads + head) * D + a0) * D + c0 + c);
+  float4 old[D / kRows];
+  const bool fresh = r.pos[row] == 0;
+#pragma unroll
+  for (int i = 0; i < D / kRows; i++) old[i] = fresh ? make_float4(0, 0, 0, 0) : __ldcs(state + i * kRows * D / 4);
+
+  const bf16 *qkv = a.qkv + ((size_t)row * a.heads + head) * 3 * D;
+  if (threadIdx.x < D) {
+    q[threadIdx.x] = silu(__bfloat162float(qkv[threadIdx.x]));
+    k[threadIdx.x] = silu(__bfloat162float(qkv[D + threadIdx.x]));
+  }
+  const uint2 vq = *reinterpret_cast<const uint2 *>(qkv + 2 * D + c0 + c);
+  const float v[4] = {silu(low(vq.x)), silu(high(vq.x)), silu(low(vq.y)), silu(high(vq.y))};
+  const float decay = __expf(-a.slope[head]);
+  __syncthreads();
+
+  float out[4] = {0, 0, 0, 0};
+#pragma unroll
+  for (int i = 0; i < D / kRows; i++) {
+    const float kk = k[a0 + i * kRows], qq = q[a0 + i * kRows];
+    float4 n = old[i];
+    n.x = decay * n.x + kk * v[0], n.y = decay * n.y + kk * v[1], n.z = decay * n.z + kk * v[2], n.w = decay * n.w + kk * v[3];
+    __stcs(state + i * kRows * D / 4, n);
+    out[0] += qq * n.x, out[1] += qq * n.y, out[2] += qq * n.z, out[3] += qq * n.w;
+  }
+#pragma unroll
+  for (int j = 0; j < 4; j++) {
+    out[j] += __shfl_xor_sync(0xffffffffu, out[j], 8);
+    out[j] += __shfl_xor_sync(0xffffffffu, out[j], 16);
+    if (threadIdx.x % 32 < 8) part[threadIdx.x / 32][c + j] = out[j];
+  }
+  __syncthreads();
+  if (threadIdx.x < kColumns) {
+    float sum = 0;
+#pragma unroll
+    for (int w = 0; w < kThreads / 32; w++) sum += part[w][threadIdx.x];
+    o[threadIdx.x] = __float2bfloat16_rn(sum);
+  }
+}
+
+}  // namespace
+
+cudaError_t mm_cu_lightning_decode(const mm_cu_lightning &a, const mm_cu_rows &r, uint32_t tokens, cudaStream_t s) {
+  const dim3 grid(a.heads * (a.head_dim / kColumns), tokens);
+  if (a.head_dim == 128) return launch(lightning_step<128>, grid, kThreads, 0, s, a, r);
+  if (a.head_dim == 64) return launch(lightning_step<64>, grid, kThreads, 0, s, a, r);
+  return cudaErrorNotSupported;
+}

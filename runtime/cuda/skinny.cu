@@ -1,0 +1,56 @@
+/* y = x·Wᵀ for at most 16 rows of x: the weights are read once, at the memory's rate (stream.cuh). */
+#include "runtime/cuda/launch.h"
+#include "runtime/cuda/stream.cuh"
+
+namespace {
+
+struct linear_job {
+  const mm_cu_weight &w;
+  const mm_cu_linear &a;
+
+  __device__ uint32_t items() const { return (w.n + 7) / 8; }
+  __device__ uint32_t segments() const { return 1; }
+  __device__ bool early() const { return true; }
+  __device__ weight_row row(uint32_t item, uint32_t, uint32_t g) const { return {0, min(item * 8 + g, w.n - 1)}; }
+  __device__ const bf16 *x(uint32_t, uint32_t token) const {
+    if (token >= a.tokens) return nullptr;
+    return a.x + (size_t)(a.rows ? a.rows[token] : token) * w.k;
+  }
+  __device__ void emit(uint32_t item, uint32_t token, uint32_t c, float sum) const {
+    uint32_t n = item * 8 + c;
+    if (token >= a.tokens || n >= w.n) return;
+    if (w.global) sum *= w.global[0];
+    size_t at = (size_t)token * w.n + n;
+    if (a.y32) {
+      a.y32[at] = sum;
+    } else {
+      a.y[at] = __float2bfloat16_rn(sum);
+    }
+  }
+};
+
+template <mm_cu_code C, mm_cu_scale S, int kHalves>
+__global__ void __launch_bounds__(kWarps * 32, 2) skinny(const __grid_constant__ mm_cu_weight w, const __grid_constant__ mm_cu_linear a) {
+  grid_launch_next();
+  linear_job job{w, a};
+  stream_rows<C, S, kHalves>(w, job);
+}
+
+struct skinny_launch {
+  const mm_cu_weight &w;
+  const mm_cu_linear &a;
+  cudaStream_t s;
+  template <mm_cu_code C, mm_cu_scale S>
+  cudaError_t run() const {
+    unsigned grid = min(ceil_div(w.n, 8), multiprocessors());
+    if (a.tokens <= 8) return launch(skinny<C, S, 1>, grid, kWarps * 32, sizeof(stream_shared<1>), s, w, a);
+    return launch(skinny<C, S, 2>, grid, kWarps * 32, sizeof(stream_shared<2>), s, w, a);
+  }
+};
+
+}  // namespace
+
+cudaError_t mm_cu_skinny(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s) {
+  if (a.tokens > MM_CU_SKINNY) return cudaErrorInvalidValue;
+  return for_scheme(w, skinny_launch{w, a, s});
+}

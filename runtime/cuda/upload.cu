@@ -1,0 +1,151 @@
+/* Packed weights to device memory: codes stay as small as they are stored, rows padded to 16 bytes, nibbles reordered; scales keep
+ * their grid, as f32 unless they are one byte per 16 or 32 columns. */
+#include "runtime/cuda/upload.h"
+
+#include <string.h>
+
+#include "runtime/cuda/launch.h"
+#include "runtime/cuda/weight.cuh"
+
+namespace {
+
+/* Nibble i of each word to its place in pair order (weight.cuh); int4 codes become value + 8. */
+__global__ void reorder_nibbles(uint32_t *words, size_t n, uint32_t flip) {
+  for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
+    const uint32_t w = words[i] ^ flip;
+    uint32_t out = 0;
+#pragma unroll
+    for (int k = 0; k < 8; k++) out |= (w >> (4 * k) & 15) << (4 * (k / 2 + k % 2 * 4));
+    words[i] = out;
+  }
+}
+
+bool unsupported(const mm_packed *w, const char *name, mm_err *err) {
+  return mm_fail(err, MM_UNSUPPORTED, "E_SCHEME", mm_at(NULL, name),
+                 "found scheme %s with scales per [%u, %u]; the cuda backend has no kernel for it", w->scheme->name, w->cell[1].n,
+                 w->cell[1].k);
+}
+
+bool find_code(const mm_packed *w, mm_cu_code *code, uint32_t *bits) {
+  switch (w->scheme->code) {
+    case MM_CODE_PLAIN: *code = MM_CU_BF16, *bits = 16; return w->scheme->plane[0].dtype == MM_BF16;
+    case MM_CODE_E4M3: *code = MM_CU_E4M3, *bits = 8; return true;
+    case MM_CODE_INT4:
+    case MM_CODE_INT4_OFFSET: *code = MM_CU_INT4, *bits = 4; return true;
+    case MM_CODE_E2M1: *code = MM_CU_E2M1, *bits = 4; return true;
+    case MM_CODE_INT8: return false;
+  }
+  return false;
+}
+
+/* Log2 of a cell's extent; 31 for the whole matrix. False unless a power of two. */
+bool cell_log2(uint32_t cell, uint32_t *out) {
+  *out = cell == 0 ? 31 : (uint32_t)__builtin_ctz(cell);
+  return cell == 0 || (cell & (cell - 1)) == 0;
+}
+
+bool copy_codes(mm_cu_memory *memory, const mm_packed *w, uint32_t bits, mm_cu_weight *out, mm_err *err) {
+  const size_t row = (size_t)w->k * bits / 8, rows = (size_t)w->lead * w->n;
+  out->pitch = mm_round_up(row, 16);
+  uint8_t *data = memory->array<uint8_t>(rows * out->pitch, err);
+  if (!data) return false;
+  out->data = data;
+  if (!mm_cu_check(cudaMemcpy2D(data, out->pitch, w->plane[0], row, row, rows, cudaMemcpyHostToDevice), "copy weights", err)) return false;
+  if (bits != 4) return true;
+  reorder_nibbles<<<1024, 256>>>(reinterpret_cast<uint32_t *>(data), rows * out->pitch / 4,
+                                 w->scheme->code == MM_CODE_INT4 ? 0x88888888u : 0);
+  return mm_cu_check(cudaGetLastError(), "reorder_nibbles", err);
+}
+
+float scale_value(const mm_packed *w, size_t i) {
+  switch (w->scheme->plane[1].dtype) {
+    case MM_F32: return static_cast<const float *>(w->plane[1])[i];
+    case MM_BF16: {
+      const uint32_t bits = (uint32_t) static_cast<const uint16_t *>(w->plane[1])[i] << 16;
+      float f;
+      memcpy(&f, &bits, sizeof f);
+      return f;
+    }
+    default: { /* e8m0 */
+      const uint8_t e = static_cast<const uint8_t *>(w->plane[1])[i];
+      const uint32_t bits = e == 0 ? 0x00400000u : (uint32_t)e << 23;
+      float f;
+      memcpy(&f, &bits, sizeof f);
+      return f;
+    }
+  }
+}
+
+bool copy_float_scales(mm_cu_memory *memory, const mm_packed *w, mm_cu_weight *out, mm_err *err) {
+  out->scale_rows = mm_cells(w->n, w->cell[1].n), out->scale_pitch = mm_cells(w->k, w->cell[1].k);
+  std::vector<float> scale((size_t)w->lead * out->scale_rows * out->scale_pitch);
+  for (size_t i = 0; i < scale.size(); i++) scale[i] = scale_value(w, i);
+  float *to = memory->array<float>(scale.size(), err);
+  out->scale = to;
+  return to && mm_cu_check(cudaMemcpy(to, scale.data(), scale.size() * sizeof(float), cudaMemcpyHostToDevice), "copy scales", err);
+}
+
+bool copy_byte_scales(mm_cu_memory *memory, const mm_packed *w, mm_cu_weight *out, mm_err *err) {
+  const size_t row = mm_cells(w->k, w->cell[1].k), rows = (size_t)w->lead * w->n;
+  out->scale_rows = w->n, out->scale_pitch = (uint32_t)mm_round_up(row, 4);
+  uint8_t *to = memory->array<uint8_t>(rows * out->scale_pitch, err);
+  out->scale = to;
+  return to && mm_cu_check(cudaMemcpy2D(to, out->scale_pitch, w->plane[1], row, row, rows, cudaMemcpyHostToDevice), "copy scales", err);
+}
+
+/* The last f32 plane of NVFP4, one per matrix, with the 2^8 that the kernels leave to it. */
+bool copy_globals(mm_cu_memory *memory, const mm_packed *w, mm_cu_weight *out, mm_err *err) {
+  std::vector<float> global(w->lead);
+  for (uint32_t i = 0; i < w->lead; i++) global[i] = static_cast<const float *>(w->plane[2])[i] * 256.0f;
+  float *to = memory->array<float>(w->lead, err);
+  out->global = to;
+  return to && mm_cu_check(cudaMemcpy(to, global.data(), global.size() * sizeof(float), cudaMemcpyHostToDevice), "copy scales", err);
+}
+
+}  // namespace
+
+mm_cu_memory::~mm_cu_memory() {
+  for (void *p : block) cudaFree(p);
+}
+
+void *mm_cu_memory::alloc(uint64_t bytes, mm_err *err) {
+  void *p = nullptr;
+  if (!mm_cu_check(cudaMalloc(&p, bytes + 256), "cudaMalloc", err)) return nullptr;
+  block.push_back(p);
+  return mm_cu_check(cudaMemset(p, 0, bytes + 256), "cudaMemset", err) ? p : nullptr;
+}
+
+bool mm_cu_check(cudaError_t e, const char *what, mm_err *err) {
+  if (e == cudaSuccess) return true;
+  const bool memory = e == cudaErrorMemoryAllocation;
+  return mm_fail(err, memory ? MM_LIMIT : MM_IO, memory ? "E_MEMORY" : "E_CUDA", mm_at(NULL, NULL), "%s: %s", what, cudaGetErrorString(e));
+}
+
+bool mm_cu_upload(mm_cu_memory *memory, const mm_packed *w, const char *name, mm_cu_weight *out, mm_err *err) {
+  uint32_t bits = 0;
+  *out = {};
+  out->lead = w->lead, out->n = w->n, out->k = w->k;
+  if (!find_code(w, &out->code, &bits) || w->k % 8 != 0) return unsupported(w, name, err);
+  if (w->scheme->plane_count > 1) {
+    if (!cell_log2(w->cell[1].n, &out->cell_n_log2) || !cell_log2(w->cell[1].k, &out->cell_k_log2)) return unsupported(w, name, err);
+    const uint32_t chunk = 4 * 128 / bits; /* columns of a warp's load */
+    if (out->code == MM_CU_E2M1) {
+      const bool nv = w->scheme->plane_count == 3;
+      if (w->cell[1].n != 1 || w->cell[1].k != (nv ? 16 : 32) || (nv && (w->cell[2].n || w->cell[2].k))) return unsupported(w, name, err);
+      out->scale_kind = nv ? MM_CU_NV : MM_CU_MX;
+      if (!copy_byte_scales(memory, w, out, err) || (nv && !copy_globals(memory, w, out, err))) return false;
+    } else {
+      if (w->cell[1].k != 0 && w->cell[1].k % 8 != 0) return unsupported(w, name, err);
+      out->scale_kind = w->cell[1].k % chunk == 0 ? MM_CU_COARSE : MM_CU_FINE;
+      if (!copy_float_scales(memory, w, out, err)) return false;
+    }
+  }
+  return copy_codes(memory, w, bits, out, err);
+}
+
+float *mm_cu_upload_f32(mm_cu_memory *memory, const mm_packed *w, mm_err *err) {
+  std::vector<float> v((size_t)w->lead * w->n * w->k);
+  for (uint32_t i = 0; i < w->lead; i++) w->scheme->unpack(w, i, 0, w->n, v.data() + (size_t)i * w->n * w->k);
+  float *p = memory->array<float>(v.size(), err);
+  return p && mm_cu_check(cudaMemcpy(p, v.data(), v.size() * sizeof(float), cudaMemcpyHostToDevice), "copy weights", err) ? p : nullptr;
+}

@@ -1,0 +1,30 @@
+/* Packed weights on their way to the device. */
+#ifndef MM_CUDA_UPLOAD_H
+#define MM_CUDA_UPLOAD_H
+
+#include <vector>
+
+#include "quant/quant.h"
+#include "runtime/cuda/kernels.h"
+
+/* Device memory of one backend, freed together. */
+struct mm_cu_memory {
+  std::vector<void *> block;
+  ~mm_cu_memory();
+  /* Zeroed, 256-byte aligned, with 256 bytes to spare behind; NULL and E_MEMORY when the device has no more. */
+  void *alloc(uint64_t bytes, mm_err *err);
+  template <class T>
+  T *array(uint64_t count, mm_err *err) {
+    return static_cast<T *>(alloc(count * sizeof(T), err));
+  }
+};
+
+/* Records a CUDA failure as MM_IO E_CUDA (MM_LIMIT E_MEMORY when out of memory); true for cudaSuccess. */
+bool mm_cu_check(cudaError_t e, const char *what, mm_err *err);
+
+/* Copies w to the device in the layout of kernels.h. MM_UNSUPPORTED E_SCHEME, naming tensor and scheme, when no kernel reads it. */
+bool mm_cu_upload(mm_cu_memory *memory, const mm_packed *w, const char *name, mm_cu_weight *out, mm_err *err);
+/* w's values as f32, [lead, n, k]: norms, the router. NULL on failure. */
+float *mm_cu_upload_f32(mm_cu_memory *memory, const mm_packed *w, mm_err *err);
+
+#endif

@@ -1,0 +1,110 @@
+/* Stored weights to bf16 fragments, in registers. A piece is 16 bytes of one row: kPiece consecutive weights along k, widened to
+ * kPiece / 2 registers of two neighbours each, exactly (every code is exact in bf16).
+ *
+ * Pair order of 4-bit codes: nibble i of a 32-bit word (low first) holds weight 2i of its eight for i < 4, weight 2(i-4)+1 else, so
+ * that one shift and one mask give both halves of a register. */
+#ifndef MM_CUDA_WEIGHT_CUH
+#define MM_CUDA_WEIGHT_CUH
+
+#include "runtime/cuda/device.cuh"
+#include "runtime/cuda/kernels.h"
+
+template <mm_cu_code C>
+struct codec;
+
+template <>
+struct codec<MM_CU_BF16> {
+  static constexpr int kPiece = 8;
+  static __device__ __forceinline__ void widen(uint32_t out[4], uint4 q) { out[0] = q.x, out[1] = q.y, out[2] = q.z, out[3] = q.w; }
+};
+
+/* The seven magnitude bits of e4m3 are the top mantissa and low exponent bits of a bf16 that is 2^-120 times the value; subnormals
+ * come out right as bf16 subnormals. */
+template <>
+struct codec<MM_CU_E4M3> {
+  static constexpr int kPiece = 16;
+  static __device__ __forceinline__ uint32_t pair(uint32_t spread) {
+    return mul2((spread & 0x80008000u) | ((spread >> 4) & 0x07f007f0u), 0x7b807b80u /* 2^120 */);
+  }
+  static __device__ __forceinline__ void widen(uint32_t out[8], uint4 q) {
+    const uint32_t w[4] = {q.x, q.y, q.z, q.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      out[2 * i] = pair(__byte_perm(w[i], 0, 0x1404));
+      out[2 * i + 1] = pair(__byte_perm(w[i], 0, 0x3424));
+    }
+  }
+};
+
+/* bf16 128 + u has u in its low mantissa bits; u = v + 8. */
+template <>
+struct codec<MM_CU_INT4> {
+  static constexpr int kPiece = 32;
+  static __device__ __forceinline__ void widen(uint32_t out[16], uint4 q) {
+    const uint32_t w[4] = {q.x, q.y, q.z, q.w};
+    const bf162 bias = __floats2bfloat162_rn(136.0f, 136.0f);
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+      uint32_t u = ((w[i / 4] >> (i % 4 * 4)) & 0x000f000fu) | 0x43004300u;
+      bf162 v = __hsub2(*reinterpret_cast<bf162 *>(&u), bias);
+      out[i] = *reinterpret_cast<uint32_t *>(&v);
+    }
+  }
+};
+
+/* Without the factor 2^126, which the caller multiplies in with the block scale: out = e2m1 · 2^-126. */
+template <>
+struct codec<MM_CU_E2M1> {
+  static constexpr int kPiece = 32;
+  static __device__ __forceinline__ void widen(uint32_t out[16], uint4 q) {
+    const uint32_t w[4] = {q.x, q.y, q.z, q.w};
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+      uint32_t r = w[i / 4] << (12 - i % 4 * 4);
+      out[i] = (r & 0x80008000u) | ((r >> 6) & 0x01c001c0u);
+    }
+  }
+};
+
+/* Block scales that belong to a piece, as they multiply its registers. */
+template <mm_cu_code C, mm_cu_scale S>
+struct piece_scale {
+  static constexpr int kPiece = codec<C>::kPiece;
+  float f[S == MM_CU_FINE ? kPiece / 8 : 1];
+  uint32_t bits;
+
+  /* row: the first scale element of the piece's row; k0: the piece's first column. */
+  __device__ __forceinline__ void load(const mm_cu_weight &w, const void *row, uint32_t k0) {
+    if constexpr (S == MM_CU_FINE) {
+#pragma unroll
+      for (int i = 0; i < kPiece / 8; i++) f[i] = k0 + 8 * i < w.k ? static_cast<const float *>(row)[(k0 + 8 * i) >> w.cell_k_log2] : 0.0f;
+    } else if constexpr (S == MM_CU_NV) {
+      bits = k0 < w.k ? *reinterpret_cast<const uint16_t *>(static_cast<const uint8_t *>(row) + k0 / 16) : 0;
+    } else if constexpr (S == MM_CU_MX) {
+      bits = k0 < w.k ? static_cast<const uint8_t *>(row)[k0 / 32] : 0;
+    }
+  }
+
+  __device__ __forceinline__ void apply(uint32_t v[]) const {
+    if constexpr (S == MM_CU_FINE) {
+#pragma unroll
+      for (int i = 0; i < kPiece / 2; i++) v[i] = pack2(low(v[i]) * f[i / 4], high(v[i]) * f[i / 4]);
+    } else if constexpr (S == MM_CU_NV) {
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        /* e4m3 · 2^-120 as f32 bits, times 2^120 · 2^118; the missing 2^8 is in the weight's global factor. */
+        float e = __uint_as_float((bits >> (8 * h) & 0x7f) << 20) * 0x1p120f;
+        uint32_t m = pack2(e * 0x1p118f, e * 0x1p118f);
+#pragma unroll
+        for (int i = 0; i < kPiece / 4; i++) v[h * kPiece / 4 + i] = mul2(v[h * kPiece / 4 + i], m);
+      }
+    } else if constexpr (S == MM_CU_MX) {
+      uint32_t e = bits == 0 ? 0x40 : bits << 7; /* 2^-127 is a bf16 subnormal */
+      uint32_t m = e << 16 | e;
+#pragma unroll
+      for (int i = 0; i < kPiece / 2; i++) v[i] = mul2(mul2(v[i], 0x7e807e80u /* 2^126 */), m);
+    }
+  }
+};
+
+#endif

@@ -1,0 +1,327 @@
+/* Kernel rates beside the device's own copy rate in the same run. Synthetic weights are made on the device; inputs rotate over more than
+ * three times the L2 cache; medians of graph replays. */
+#include <algorithm>
+#include <memory>
+
+#include "tests/ops/gpu.h"
+
+static double g_copy;
+
+static void row(const char *what, double us, double bytes) {
+  printf("%-64s %10.2f us %8.0f GB/s  %.2f of copy\n", what, us, bytes / us * 1e-3, bytes / us * 1e6 / g_copy);
+}
+static void flops(const char *what, double us, double flop) { printf("%-64s %10.2f us %8.1f TFLOP/s\n", what, us, flop / us * 1e-6); }
+
+struct scheme {
+  const char *name;
+  mm_cu_code code;
+  mm_cu_scale kind;
+  uint32_t cell_n_log2, cell_k_log2;
+};
+static const scheme kBf16 = {"bf16", MM_CU_BF16, MM_CU_PLAIN, 0, 0}, kFp8 = {"block_fp8", MM_CU_E4M3, MM_CU_COARSE, 7, 7},
+                    kInt4 = {"int4 g128", MM_CU_INT4, MM_CU_COARSE, 0, 7}, kNv = {"nvfp4", MM_CU_E2M1, MM_CU_NV, 0, 4},
+                    kMx = {"mxfp4", MM_CU_E2M1, MM_CU_MX, 0, 5};
+
+struct bench_weight {
+  mm_cu_weight d = {};
+  buffer<uint8_t> codes, micro;
+  buffer<float> scale, global;
+  double matrix_bytes = 0; /* codes and scales of one of the lead matrices */
+  bench_weight(const scheme &s, uint32_t lead, uint32_t n, uint32_t k) {
+    d.code = s.code, d.scale_kind = s.kind, d.lead = lead, d.n = n, d.k = k;
+    const uint32_t bits = s.code == MM_CU_BF16 ? 16 : s.code == MM_CU_E4M3 ? 8 : 4;
+    d.pitch = (size_t)k * bits / 8;
+    codes.open((size_t)lead * n * d.pitch);
+    if (s.code == MM_CU_BF16) {
+      fill_random_bf16((__nv_bfloat16 *)codes.p, codes.n / 2, g_rng.below(1 << 30));
+    } else {
+      fill_random(codes.p, codes.n, g_rng.below(1 << 30));
+    }
+    d.data = codes.p, matrix_bytes = (double)n * (double)d.pitch;
+    d.cell_n_log2 = s.cell_n_log2, d.cell_k_log2 = s.cell_k_log2;
+    if (s.kind == MM_CU_PLAIN) return;
+    d.scale_rows = (n + (1u << s.cell_n_log2) - 1) >> s.cell_n_log2, d.scale_pitch = (k + (1u << s.cell_k_log2) - 1) >> s.cell_k_log2;
+    const size_t cells = (size_t)d.scale_rows * d.scale_pitch;
+    if (s.kind == MM_CU_COARSE) {
+      scale.open(lead * cells), d.scale = scale.p, matrix_bytes += 4.0 * (double)cells;
+      fill_random_float(scale.p, scale.n, 0.001f, 0.002f, g_rng.below(1 << 30));
+    } else {
+      micro.open(lead * cells), d.scale = micro.p, matrix_bytes += (double)cells;
+      if (s.kind == MM_CU_NV) {
+        fill_random(micro.p, micro.n, g_rng.below(1 << 30));
+        global.open(lead), d.global = global.p;
+        fill_random_float(global.p, lead, 1e-3f, 2e-3f, 5);
+      } else {
+        CUDA_OK(cudaMemset(micro.p, 118, micro.n));
+      }
+    }
+  }
+};
+
+static void bench_skinny(const scheme &s, uint32_t n, uint32_t k, std::vector<uint32_t> tokens) {
+  std::vector<std::unique_ptr<bench_weight>> w;
+  double total = 0;
+  do w.emplace_back(new bench_weight(s, 1, n, k)), total += w.back()->matrix_bytes;
+  while (total < 200e6 || w.size() < 3);
+  buffer<__nv_bfloat16> x((size_t)16 * k), y((size_t)16 * n);
+  fill_random_bf16(x.p, x.n, 7);
+  for (uint32_t t : tokens) {
+    const int count = (int)w.size() * 4;
+    double us = time_graph(count, [&](cudaStream_t st, int i) {
+      CUDA_OK(mm_cu_skinny(w[(size_t)i % w.size()]->d, {x.p, nullptr, y.p, nullptr, t}, st));
+    });
+    char what[120];
+    snprintf(what, sizeof what, "linear %-9s %u x %u, %.1f MB, T=%u", s.name, n, k, w[0]->matrix_bytes * 1e-6, t);
+    row(what, us, w[0]->matrix_bytes);
+  }
+}
+
+struct bench_route {
+  buffer<float> logits, weight, slot_weight;
+  buffer<uint32_t> id, count, ticket, used, slot_expert, slot_tokens, offset, pair;
+  mm_cu_route r = {};
+  bench_route(uint32_t experts, uint32_t top_k, uint32_t tokens) {
+    uint32_t slots = std::min(experts, MM_CU_SKINNY * top_k), pairs = tokens * top_k;
+    logits.open((size_t)tokens * experts), weight.open(pairs), id.open(pairs), count.open(experts), ticket.open(1), ticket.zero();
+    used.open(1), slot_expert.open(slots), slot_tokens.open(slots), slot_weight.open((size_t)slots * MM_CU_SKINNY);
+    offset.open(experts + 1), pair.open(pairs);
+    r = {experts, top_k,         logits.p,      id.p,          weight.p, count.p, ticket.p,
+         used.p,  slot_expert.p, slot_tokens.p, slot_weight.p, offset.p, pair.p};
+  }
+};
+
+static void bench_experts(const char *model, const scheme &s, uint32_t experts, uint32_t top_k, uint32_t hidden, uint32_t inter,
+                          std::vector<uint32_t> tokens) {
+  bench_weight w13(s, experts, 2 * inter, hidden), w2(s, experts, hidden, inter);
+  const int kSets = 16;
+  for (uint32_t t : tokens) {
+    std::vector<std::unique_ptr<bench_route>> routes;
+    buffer<float> router((size_t)experts * hidden);
+    buffer<__nv_bfloat16> x((size_t)kSets * t * hidden), y((size_t)t * hidden);
+    fill_random_float(router.p, router.n, -0.02f, 0.02f, 3);
+    fill_random_bf16(x.p, x.n, 11);
+    mm_cu_router m = {router.p, nullptr, true, hidden};
+    double used = 0;
+    for (int i = 0; i < kSets; i++) {
+      routes.emplace_back(new bench_route(experts, top_k, t));
+      CUDA_OK(mm_cu_route_tokens(m, routes.back()->r, x.p + (size_t)i * t * hidden, t, 0));
+      used += (t <= MM_CU_SKINNY ? routes.back()->used.get()[0] : (double)experts) / kSets;
+    }
+    const bool skinny = t <= MM_CU_SKINNY;
+    buffer<__nv_bfloat16> middle((skinny ? (size_t)std::min(experts, MM_CU_SKINNY * top_k) * MM_CU_SKINNY : (size_t)t * top_k) * inter);
+    buffer<float> pair_out(skinny ? 1 : (size_t)t * top_k * hidden);
+    double us = time_graph(
+        skinny ? kSets : 1,
+        [&](cudaStream_t st, int i) {
+          mm_cu_experts a = {x.p + (size_t)(i % kSets) * t * hidden, y.p, middle.p, pair_out.p, t};
+          CUDA_OK((skinny ? mm_cu_experts_skinny : mm_cu_experts_gemm)(w13.d, w2.d, routes[(size_t)i % kSets]->r, a, st));
+        },
+        skinny ? 30 : 5);
+    char what[120];
+    const double bytes = used * (w13.matrix_bytes + w2.matrix_bytes);
+    snprintf(what, sizeof what, "experts %s %-9s T=%u, %.1f in use, %.0f MB", model, s.name, t, used, bytes * 1e-6);
+    if (skinny) {
+      row(what, us, bytes);
+    } else {
+      flops(what, us, 6.0 * t * top_k * hidden * inter);
+    }
+    if (&s == &kFp8) {
+      us = time_graph(skinny ? kSets : 1, [&](cudaStream_t st, int i) {
+        CUDA_OK(mm_cu_route_tokens(m, routes[(size_t)i % kSets]->r, x.p + (size_t)(i % kSets) * t * hidden, t, st));
+      });
+      snprintf(what, sizeof what, "router %s T=%u", model, t);
+      row(what, us, (double)experts * hidden * 4);
+    }
+  }
+}
+
+static void bench_lightning() {
+  const uint32_t heads = 64, d = 128, slots = 256;
+  buffer<float> state((size_t)slots * heads * d * d), slope(heads);
+  fill_random_float(state.p, state.n, -1, 1, 3);
+  fill_random_float(slope.p, heads, 0.01f, 0.9f, 4);
+  std::vector<int32_t> slot(2 * slots);
+  for (uint32_t i = 0; i < 2 * slots; i++) slot[i] = (int32_t)(i * 37 % slots);
+  buffer<int32_t> dslot;
+  buffer<uint32_t> pos;
+  dslot.put(slot), pos.put(std::vector<uint32_t>(slots, 5));
+  {
+    buffer<__nv_bfloat16> qkv((size_t)slots * heads * 3 * d), o((size_t)slots * heads * d);
+    fill_random_bf16(qkv.p, qkv.n, 9);
+    for (uint32_t b : {1u, 4u, 16u, 64u, 256u}) {
+      double us = time_graph(b < 64 ? 64 : 8, [&](cudaStream_t st, int i) {
+        CUDA_OK(mm_cu_lightning_decode({qkv.p, o.p, state.p, slope.p, heads, d}, {dslot.p + (uint32_t)i * b % slots, pos.p}, b, st));
+      });
+      char what[120];
+      snprintf(what, sizeof what, "lightning decode H=64 D=128 B=%u", b);
+      row(what, us, (double)b * heads * d * (8.0 * d + 8));
+    }
+  }
+  for (uint32_t n : {2048u, 8192u, 32768u, 131072u}) {
+    buffer<__nv_bfloat16> qkv((size_t)n * heads * 3 * d), o((size_t)n * heads * d);
+    buffer<mm_cu_span> span;
+    fill_random_bf16(qkv.p, qkv.n, 9);
+    span.put({{0, 0, n, 0}});
+    double us = time_graph(
+        2,
+        [&](cudaStream_t st, int) {
+          CUDA_OK(mm_cu_lightning_prefill({qkv.p, o.p, state.p, slope.p, heads, d}, span.p, 1, st));
+        },
+        8);
+    char what[120];
+    snprintf(what, sizeof what, "lightning prefill H=64 D=128 n=%u, SiLU included", n);
+    row(what, us, (double)n * heads * d * 8);
+  }
+}
+
+static void bench_gqa(const char *model, uint32_t heads, uint32_t batch, uint32_t context) {
+  const mm_cu_heads h = {heads, 8, 128, 64};
+  const double bytes = (double)batch * context * 8 * 128 * 4;
+  const uint32_t sets = (uint32_t)std::max(1.0, std::ceil(200e6 / bytes)), per_slot = (context + MM_CU_PAGE) / MM_CU_PAGE;
+  const uint32_t pages = sets * batch * per_slot;
+  buffer<__nv_bfloat16> k((size_t)pages * 8 * MM_CU_PAGE * 128), v(k.n), qkv((size_t)batch * (heads + 16) * 128),
+      o((size_t)batch * heads * 128);
+  fill_random_bf16(k.p, k.n, 1), fill_random_bf16(v.p, v.n, 2), fill_random_bf16(qkv.p, qkv.n, 3);
+  std::vector<uint32_t> table(pages), pos(batch, context - 1);
+  for (uint32_t i = 0; i < pages; i++) table[i] = i;
+  for (uint32_t i = pages - 1; i > 0; i--) std::swap(table[i], table[g_rng.below(i + 1)]);
+  std::vector<int32_t> slot(batch * sets);
+  for (uint32_t i = 0; i < batch * sets; i++) slot[i] = (int32_t)i;
+  buffer<uint32_t> dtable, dpos;
+  buffer<int32_t> dslot;
+  dtable.put(table), dpos.put(pos), dslot.put(slot);
+  buffer<uint8_t> work(mm_cu_gqa_work(h, batch));
+  work.zero();
+  const mm_cu_kv kv = {k.p, v.p, dtable.p, per_slot};
+  double us = time_graph(std::max(8, (int)sets), [&](cudaStream_t st, int i) {
+    CUDA_OK(mm_cu_gqa_decode(h, {dslot.p + (uint32_t)i % sets * batch, dpos.p}, kv, {qkv.p, o.p, work.p, batch, batch}, st));
+  });
+  char what[120];
+  snprintf(what, sizeof what, "gqa decode %s B=%u context %u, %.0f MB", model, batch, context, bytes * 1e-6);
+  row(what, us, bytes);
+}
+
+static void bench_gqa_prefill(uint32_t n) {
+  const mm_cu_heads h = {48, 8, 128, 64};
+  const uint32_t per_slot = n / MM_CU_PAGE;
+  buffer<__nv_bfloat16> k((size_t)n * 1024), v(k.n), qkv((size_t)n * 8192), o((size_t)n * 6144);
+  fill_random_bf16(k.p, k.n, 1), fill_random_bf16(v.p, v.n, 2), fill_random_bf16(qkv.p, qkv.n, 3);
+  std::vector<uint32_t> table(per_slot);
+  std::vector<uint2> tile;
+  for (uint32_t i = 0; i < per_slot; i++) table[i] = i;
+  for (uint32_t i = 0; i < n; i += MM_CU_TILE) tile.push_back(make_uint2(0, n - MM_CU_TILE - i));
+  buffer<uint32_t> dtable;
+  buffer<mm_cu_span> span;
+  buffer<uint2> dtile;
+  dtable.put(table), span.put({{0, 0, n, 0}}), dtile.put(tile);
+  double us = time_graph(
+      2,
+      [&](cudaStream_t st, int) {
+        CUDA_OK(mm_cu_gqa_prefill(h, {span.p, dtile.p, (uint32_t)tile.size()}, {k.p, v.p, dtable.p, per_slot}, {qkv.p, o.p, nullptr, n, n},
+                                  st));
+      },
+      5);
+  char what[120];
+  snprintf(what, sizeof what, "gqa prefill 48/8 x 128, n=%u, causal", n);
+  flops(what, us, 2.0 * 48 * 128 * (double)n * n);
+}
+
+static void bench_rows(uint32_t tokens, uint32_t width) {
+  const size_t n = (size_t)tokens * width;
+  buffer<__nv_bfloat16> a(n), b(n), c(n), d(n);
+  buffer<float> w(width);
+  fill_random_bf16(a.p, n, 1), fill_random_bf16(b.p, n, 2), fill_random_bf16(c.p, n, 3), fill_random_float(w.p, width, 0.5f, 1.5f, 4);
+  char what[120];
+  double us = time_graph(64, [&](cudaStream_t st, int) {
+    CUDA_OK(mm_cu_combine_rows({c.p, d.p, a.p, b.p, w.p, 3.5f, 1.0f, 1e-5f}, tokens, width, st));
+  });
+  snprintf(what, sizeof what, "combine + norm T=%u width %u", tokens, width);
+  row(what, us, 8.0 * (double)n);
+  us = time_graph(64, [&](cudaStream_t st, int) { CUDA_OK(mm_cu_gated_norm(c.p, a.p, b.p, w.p, 1e-6f, tokens, width, st)); });
+  snprintf(what, sizeof what, "gated norm T=%u width %u", tokens, width);
+  row(what, us, 6.0 * (double)n);
+  if (width != 8192) return;
+  const mm_cu_heads h = {48, 8, 128, 64};
+  buffer<__nv_bfloat16> k((size_t)(tokens / MM_CU_PAGE + 1) * 8 * MM_CU_PAGE * 128), v(k.n);
+  buffer<int32_t> slot;
+  buffer<uint32_t> pos, table;
+  buffer<float> norm(6144), freq(32);
+  std::vector<uint32_t> at(tokens), pages(tokens / MM_CU_PAGE + 1);
+  for (uint32_t i = 0; i < tokens; i++) at[i] = i;
+  for (uint32_t i = 0; i < pages.size(); i++) pages[i] = i;
+  slot.put(std::vector<int32_t>(tokens, 0)), pos.put(at), table.put(pages);
+  fill_random_float(norm.p, norm.n, 0.5f, 1.5f, 4), fill_random_float(freq.p, freq.n, 0.0f, 1.0f, 4);
+  us = time_graph(64, [&](cudaStream_t st, int) {
+    CUDA_OK(mm_cu_rope(h, {slot.p, pos.p}, {k.p, v.p, table.p, (uint32_t)pages.size()}, {a.p, norm.p, norm.p, freq.p, 1e-6f, tokens}, st));
+  });
+  snprintf(what, sizeof what, "qk norm + rope + cache write T=%u, 48/8 x 128", tokens);
+  row(what, us, 4.0 * (double)n);
+}
+
+static void bench_gemm(const scheme &s, uint32_t tokens, uint32_t n, uint32_t k) {
+  bench_weight w(s, 1, n, k);
+  buffer<__nv_bfloat16> x((size_t)tokens * k), y((size_t)tokens * n);
+  fill_random_bf16(x.p, x.n, 7);
+  double us = time_graph(
+      4,
+      [&](cudaStream_t st, int) {
+        CUDA_OK(mm_cu_gemm(w.d, {x.p, nullptr, y.p, nullptr, tokens}, st));
+      },
+      6);
+  char what[120];
+  snprintf(what, sizeof what, "gemm %-9s T=%u %u x %u", s.name, tokens, n, k);
+  flops(what, us, 2.0 * tokens * n * k);
+}
+
+void bench_kernels() {
+  g_copy = copy_rate();
+  bench_skinny(kFp8, 8192, 3072, {1, 8, 16});
+  bench_skinny(kFp8, 3072, 6144, {1, 8, 16});
+  bench_skinny(kFp8, 6144, 8192, {1, 8, 16});
+  bench_skinny(kFp8, 24576, 6144, {1, 8, 16});
+  bench_skinny(kBf16, 24576, 6144, {1, 16});
+  bench_skinny(kBf16, 200064, 3072, {1});
+  bench_skinny(kInt4, 24576, 6144, {1, 16});
+  bench_skinny(kNv, 24576, 6144, {1, 16});
+  bench_skinny(kMx, 24576, 6144, {1});
+  bench_experts("M1", kFp8, 32, 2, 6144, 9216, {1, 4, 16});
+  bench_experts("M2", kFp8, 256, 8, 3072, 1536, {1, 4, 16, 8192});
+  bench_experts("M2", kInt4, 256, 8, 3072, 1536, {1, 16});
+  bench_experts("M2", kNv, 256, 8, 3072, 1536, {1, 16});
+  bench_lightning();
+  bench_gqa("M1", 64, 1, 1024);
+  bench_gqa("M2", 48, 1, 1024);
+  bench_gqa("M2", 48, 1, 8192);
+  bench_gqa("M1", 64, 1, 32768);
+  bench_gqa("M2", 48, 1, 65536);
+  bench_gqa("M2", 48, 32, 4096);
+  bench_rows(1, 3072);
+  bench_rows(1, 8192);
+  bench_rows(8192, 8192);
+  bench_gqa_prefill(8192);
+  bench_gemm(kBf16, 8192, 8192, 3072);
+  bench_gemm(kFp8, 8192, 8192, 3072);
+  bench_gemm(kFp8, 64, 8192, 3072);
+}
+
+/* One launch of each hot kernel, for a profiler. */
+void profile_kernels() {
+  bench_weight fp8(kFp8, 1, 24576, 6144), nv(kNv, 1, 24576, 6144), i4(kInt4, 1, 24576, 6144);
+  buffer<__nv_bfloat16> x((size_t)16 * 6144), y((size_t)16 * 24576);
+  fill_random_bf16(x.p, x.n, 7);
+  for (uint32_t t : {1u, 16u}) {
+    CUDA_OK(mm_cu_skinny(fp8.d, {x.p, nullptr, y.p, nullptr, t}, 0));
+    CUDA_OK(mm_cu_skinny(i4.d, {x.p, nullptr, y.p, nullptr, t}, 0));
+    CUDA_OK(mm_cu_skinny(nv.d, {x.p, nullptr, y.p, nullptr, t}, 0));
+  }
+  const uint32_t heads = 64, d = 128, n = 8192;
+  buffer<float> state((size_t)heads * d * d), slope(heads);
+  fill_random_float(state.p, state.n, -1, 1, 3);
+  fill_random_float(slope.p, heads, 0.01f, 0.9f, 4);
+  buffer<__nv_bfloat16> qkv((size_t)n * heads * 3 * d), o((size_t)n * heads * d);
+  buffer<mm_cu_span> span;
+  fill_random_bf16(qkv.p, qkv.n, 9);
+  span.put({{0, 0, n, 0}});
+  CUDA_OK(mm_cu_lightning_prefill({qkv.p, o.p, state.p, slope.p, heads, d}, span.p, 1, 0));
+  CUDA_OK(cudaDeviceSynchronize());
+}

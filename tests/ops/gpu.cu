@@ -1,0 +1,264 @@
+/* The harness's body, and main: `ops [test|bench|profile] [seed]`. Exits 77 without a GPU. */
+#include "tests/ops/gpu.h"
+
+#include <string.h>
+#include <time.h>
+
+#include <algorithm>
+#include <atomic>
+#include <thread>
+
+rng g_rng;
+int g_failures;
+
+uint64_t rng::next() {
+  uint64_t z = (s += 0x9e3779b97f4a7c15u);
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+  return z ^ (z >> 31);
+}
+double rng::uniform() { return (double)(next() >> 11) * 0x1p-53; }
+double rng::normal() { return sqrt(-2 * log(1 - uniform())) * cos(6.283185307179586 * uniform()); }
+
+std::vector<__nv_bfloat16> random_bf16(size_t n, double sigma) {
+  std::vector<__nv_bfloat16> v(n);
+  for (auto &x : v) x = __float2bfloat16((float)(g_rng.normal() * sigma));
+  return v;
+}
+std::vector<float> random_float(size_t n, double mean, double sigma) {
+  std::vector<float> v(n);
+  for (auto &x : v) x = (float)(mean + g_rng.normal() * sigma);
+  return v;
+}
+
+void parallel(uint32_t n, const std::function<void(uint32_t)> &f) {
+  std::atomic<uint32_t> next(0);
+  std::vector<std::thread> threads;
+  for (unsigned i = 0; i < std::thread::hardware_concurrency(); i++) {
+    threads.emplace_back([&] {
+      for (uint32_t j; (j = next++) < n;) f(j);
+    });
+  }
+  for (auto &t : threads) t.join();
+}
+
+double relative_error(const std::vector<double> &want, const std::vector<double> &got) {
+  double d = 0, s = 0;
+  for (size_t i = 0; i < want.size(); i++) {
+    if (!std::isfinite(got[i])) return INFINITY;
+    d += (got[i] - want[i]) * (got[i] - want[i]), s += want[i] * want[i];
+  }
+  return sqrt(d / s);
+}
+
+void report(const std::string &what, double error, double limit) {
+  bool ok = error <= limit;
+  if (!ok) g_failures++;
+  printf("%-4s %-72s %.2e (limit %.0e)\n", ok ? "ok" : "FAIL", what.c_str(), error, limit);
+}
+void report_true(const std::string &what, bool ok) {
+  if (!ok) g_failures++;
+  printf("%-4s %s\n", ok ? "ok" : "FAIL", what.c_str());
+}
+
+static double e4m3(uint8_t c) {
+  int e = c >> 3 & 15, m = c & 7;
+  double v = e == 0 ? m * 0x1p-9 : ldexp(8 + m, e - 10);
+  return c & 0x80 ? -v : v;
+}
+static const double kE2m1[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+
+static uint32_t log2_cell(uint32_t cell) {
+  if (cell == 0) return 31;
+  uint32_t l = 0;
+  while ((1u << l) < cell) l++;
+  return l;
+}
+
+/* Two nibbles' places in pair order (weight.cuh). */
+static void put_nibble(uint8_t *row, uint32_t k, uint32_t v) {
+  uint32_t in = k % 8, nibble = in / 2 + (in % 2) * 4;
+  row[k / 8 * 4 + nibble / 2] |= (uint8_t)(v << (nibble % 2 * 4));
+}
+
+void random_weight(test_weight *t, mm_cu_code code, mm_cu_scale kind, uint32_t lead, uint32_t n, uint32_t k, uint32_t cell_n,
+                   uint32_t cell_k) {
+  mm_cu_weight &d = t->d;
+  d = {};
+  d.code = code, d.scale_kind = kind, d.lead = lead, d.n = n, d.k = k;
+  uint32_t bits = code == MM_CU_BF16 ? 16 : code == MM_CU_E4M3 ? 8 : 4;
+  d.pitch = ((size_t)k * bits / 8 + 15) / 16 * 16;
+  std::vector<uint8_t> codes((size_t)lead * n * d.pitch, 0), micro;
+  std::vector<float> scale, global;
+  t->w.assign((size_t)lead * n * k, 0);
+  d.cell_n_log2 = 0;
+  if (kind == MM_CU_COARSE || kind == MM_CU_FINE) {
+    d.cell_n_log2 = log2_cell(cell_n), d.cell_k_log2 = log2_cell(cell_k);
+    d.scale_rows = cell_n ? (n + cell_n - 1) / cell_n : 1, d.scale_pitch = cell_k ? (k + cell_k - 1) / cell_k : 1;
+    scale.resize((size_t)lead * d.scale_rows * d.scale_pitch);
+    for (auto &x : scale) x = (float)(0.01 + 0.02 * g_rng.uniform());
+  } else if (kind == MM_CU_NV || kind == MM_CU_MX) {
+    uint32_t group = kind == MM_CU_NV ? 16 : 32;
+    d.scale_rows = n, d.scale_pitch = ((k + group - 1) / group + 3) / 4 * 4;
+    micro.resize((size_t)lead * n * d.scale_pitch);
+    for (auto &x : micro) x = (uint8_t)(kind == MM_CU_NV ? g_rng.below(0x7f) : 120 + g_rng.below(6));
+  }
+  if (kind == MM_CU_NV) {
+    for (uint32_t e = 0; e < lead; e++) global.push_back((float)(0.001 + 0.001 * g_rng.uniform()));
+  }
+  for (uint32_t e = 0; e < lead; e++) {
+    for (uint32_t r = 0; r < n; r++) {
+      uint8_t *row = codes.data() + ((size_t)e * n + r) * d.pitch;
+      for (uint32_t c = 0; c < k; c++) {
+        double v = 0;
+        if (code == MM_CU_BF16) {
+          __nv_bfloat16 b = __float2bfloat16((float)(g_rng.normal() * 0.05));
+          memcpy(row + 2 * c, &b, 2);
+          v = to_float(b);
+        } else if (code == MM_CU_E4M3) {
+          do row[c] = (uint8_t)g_rng.next();
+          while ((row[c] & 0x7f) == 0x7f);
+          v = e4m3(row[c]);
+        } else {
+          uint32_t q = g_rng.below(16);
+          put_nibble(row, c, code == MM_CU_INT4 ? q ^ 8 : q);
+          v = code == MM_CU_INT4 ? (double)((int)(q ^ 8) - 8) : q & 8 ? -kE2m1[q & 7] : kE2m1[q & 7];
+        }
+        if (kind == MM_CU_COARSE || kind == MM_CU_FINE)
+          v *= scale[((size_t)e * d.scale_rows + (r >> d.cell_n_log2)) * d.scale_pitch + (c >> d.cell_k_log2)];
+        if (kind == MM_CU_NV) v *= e4m3(micro[((size_t)e * n + r) * d.scale_pitch + c / 16]) * global[e];
+        if (kind == MM_CU_MX) v *= ldexp(1, micro[((size_t)e * n + r) * d.scale_pitch + c / 32] - 127);
+        t->w[((size_t)e * n + r) * k + c] = (float)v;
+      }
+    }
+  }
+  t->codes.put(codes), d.data = t->codes.p;
+  if (!scale.empty()) t->scale.put(scale), d.scale = t->scale.p;
+  if (!micro.empty()) t->micro.put(micro), d.scale = t->micro.p;
+  if (!global.empty()) {
+    for (auto &x : global) x *= 256; /* NV: the kernel's share of the block scale's exponent */
+    t->global.put(global), d.global = t->global.p;
+  }
+}
+
+double time_graph(int count, const std::function<void(cudaStream_t, int)> &launch, int replays) {
+  cudaStream_t s;
+  cudaGraph_t graph;
+  cudaGraphExec_t exec;
+  cudaEvent_t from, to;
+  CUDA_OK(cudaStreamCreate(&s));
+  CUDA_OK(cudaEventCreate(&from));
+  CUDA_OK(cudaEventCreate(&to));
+  launch(s, 0); /* attributes are set and modules loaded outside the capture */
+  CUDA_OK(cudaStreamSynchronize(s));
+  CUDA_OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
+  for (int i = 0; i < count; i++) launch(s, i);
+  CUDA_OK(cudaStreamEndCapture(s, &graph));
+  CUDA_OK(cudaGraphInstantiate(&exec, graph, 0));
+  std::vector<float> ms;
+  for (int i = 0; i < replays + 3; i++) {
+    CUDA_OK(cudaEventRecord(from, s));
+    CUDA_OK(cudaGraphLaunch(exec, s));
+    CUDA_OK(cudaEventRecord(to, s));
+    CUDA_OK(cudaEventSynchronize(to));
+    float t;
+    CUDA_OK(cudaEventElapsedTime(&t, from, to));
+    if (i >= 3) ms.push_back(t);
+  }
+  std::sort(ms.begin(), ms.end());
+  CUDA_OK(cudaGraphExecDestroy(exec));
+  CUDA_OK(cudaGraphDestroy(graph));
+  CUDA_OK(cudaEventDestroy(from));
+  CUDA_OK(cudaEventDestroy(to));
+  CUDA_OK(cudaStreamDestroy(s));
+  return ms[ms.size() / 2] * 1e3 / count;
+}
+
+/* Four 16-byte words in flight per thread. */
+__global__ static void copy_words(uint4 *to, const uint4 *from) {
+  const size_t at = blockIdx.x * (size_t)(4 * blockDim.x) + threadIdx.x;
+  uint4 v[4];
+#pragma unroll
+  for (int i = 0; i < 4; i++) v[i] = __ldcs(from + at + i * blockDim.x);
+#pragma unroll
+  for (int i = 0; i < 4; i++) __stcs(to + at + i * blockDim.x, v[i]);
+}
+
+double copy_rate() {
+  const size_t n = (size_t)4 << 30;
+  buffer<uint8_t> a(n), b(n);
+  fill_random(a.p, n, 1);
+  double engine = time_graph(
+      2, [&](cudaStream_t s, int) { CUDA_OK(cudaMemcpyAsync(b.p, a.p, n, cudaMemcpyDeviceToDevice, s)); }, 5);
+  double kernel = time_graph(
+      2,
+      [&](cudaStream_t s, int) {
+        copy_words<<<(unsigned)(n / (4 * 512 * 16)), 512, 0, s>>>((uint4 *)b.p, (const uint4 *)a.p);
+        CUDA_OK(cudaGetLastError());
+      },
+      5);
+  printf("device copy, read + write: memcpy %.0f GB/s, kernel %.0f GB/s\n", 2e-3 * (double)n / engine, 2e-3 * (double)n / kernel);
+  return 2.0 * (double)n / (std::min(engine, kernel) * 1e-6);
+}
+
+__device__ static uint32_t mix(uint32_t x) {
+  x ^= x >> 16, x *= 0x7feb352du, x ^= x >> 15, x *= 0x846ca68bu, x ^= x >> 16;
+  return x;
+}
+__global__ static void fill_words(uint32_t *p, size_t n, uint32_t seed) {
+  for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
+    uint32_t v = mix((uint32_t)i * 2654435761u + seed);
+    /* no byte may be 0x7f or 0xff: clear the lowest bit of every byte whose low seven are set */
+    uint32_t all = v & 0x7f7f7f7fu, bad = ((all + 0x01010101u) & 0x80808080u) >> 7;
+    p[i] = v & ~bad;
+  }
+}
+__global__ static void fill_bf16(__nv_bfloat16 *p, size_t n, uint32_t seed) {
+  for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
+    uint32_t v = mix((uint32_t)i * 2654435761u + seed);
+    p[i] = __float2bfloat16(((float)(v & 0xffff) + (float)(v >> 16)) / 32768.0f - 2.0f);
+  }
+}
+__global__ static void fill_float(float *p, size_t n, float low, float high, uint32_t seed) {
+  for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x)
+    p[i] = low + (high - low) * (float)mix((uint32_t)i * 2654435761u + seed) * 0x1p-32f;
+}
+void fill_random(void *p, size_t bytes, uint32_t seed) {
+  fill_words<<<1024, 256>>>((uint32_t *)p, bytes / 4, seed);
+  CUDA_OK(cudaGetLastError());
+}
+void fill_random_bf16(__nv_bfloat16 *p, size_t n, uint32_t seed) {
+  fill_bf16<<<1024, 256>>>(p, n, seed);
+  CUDA_OK(cudaGetLastError());
+}
+void fill_random_float(float *p, size_t n, float low, float high, uint32_t seed) {
+  fill_float<<<1024, 256>>>(p, n, low, high, seed);
+  CUDA_OK(cudaGetLastError());
+}
+
+int main(int argc, char **argv) {
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+    fprintf(stderr, "ops: no CUDA device\n");
+    return 77;
+  }
+  const char *what = argc > 1 ? argv[1] : "all";
+  g_rng.s = argc > 2 ? strtoull(argv[2], NULL, 10) : (uint64_t)time(NULL) * 1000003u;
+  printf("seed %llu\n", (unsigned long long)g_rng.s);
+  setvbuf(stdout, NULL, _IOLBF, 0);
+  if (strcmp(what, "profile") == 0) {
+    profile_kernels();
+    return 0;
+  }
+  if (strcmp(what, "bench") != 0) {
+    test_linear();
+    test_experts();
+    test_attention();
+    test_lightning();
+    test_rows();
+    test_models();
+    printf("%s: %d failure(s)\n", g_failures ? "FAILED" : "all passed", g_failures);
+  }
+  if (strcmp(what, "test") != 0) bench_kernels();
+  return g_failures ? 1 : 0;
+}

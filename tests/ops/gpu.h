@@ -1,0 +1,114 @@
+/* Harness of the GPU tests and benchmarks: fresh random inputs, poisoned device buffers, double references, graph timing. */
+#ifndef MM_TESTS_OPS_GPU_H
+#define MM_TESTS_OPS_GPU_H
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "runtime/cuda/kernels.h"
+
+#define CUDA_OK(call)                                                                        \
+  do {                                                                                       \
+    cudaError_t e_ = (call);                                                                 \
+    if (e_ != cudaSuccess) {                                                                 \
+      fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(e_)); \
+      exit(1);                                                                               \
+    }                                                                                        \
+  } while (0)
+
+/* splitmix64; the seed is printed by main. */
+struct rng {
+  uint64_t s;
+  uint64_t next();
+  double uniform(); /* [0, 1) */
+  double normal();
+  uint32_t below(uint32_t n) { return (uint32_t)(next() % n); }
+};
+extern rng g_rng;
+
+inline float to_float(__nv_bfloat16 v) { return __bfloat162float(v); }
+inline float to_float(float v) { return v; }
+inline double silu_ref(double x) { return x / (1 + exp(-x)); }
+
+/* A device array; poisoned (0xff bytes: NaN) until written. */
+template <class T>
+struct buffer {
+  T *p = nullptr;
+  size_t n = 0;
+  buffer() = default;
+  explicit buffer(size_t count) { open(count); }
+  buffer(const buffer &) = delete;
+  buffer &operator=(const buffer &) = delete;
+  ~buffer() { cudaFree(p); }
+  void open(size_t count) {
+    cudaFree(p);
+    n = count;
+    CUDA_OK(cudaMalloc(&p, n * sizeof(T) + 256));
+    poison();
+  }
+  void poison() { CUDA_OK(cudaMemset(p, 0xff, n * sizeof(T) + 256)); }
+  void zero() { CUDA_OK(cudaMemset(p, 0, n * sizeof(T) + 256)); }
+  void put(const std::vector<T> &v) {
+    if (n != v.size()) open(v.size());
+    CUDA_OK(cudaMemcpy(p, v.data(), n * sizeof(T), cudaMemcpyHostToDevice));
+  }
+  std::vector<T> get() const {
+    std::vector<T> v(n);
+    CUDA_OK(cudaDeviceSynchronize());
+    CUDA_OK(cudaMemcpy(v.data(), p, n * sizeof(T), cudaMemcpyDeviceToHost));
+    return v;
+  }
+};
+
+/* Normal values, already rounded to bf16. */
+std::vector<__nv_bfloat16> random_bf16(size_t n, double sigma = 1);
+std::vector<float> random_float(size_t n, double mean, double sigma);
+
+/* f(0) … f(n-1) on all processors. */
+void parallel(uint32_t n, const std::function<void(uint32_t)> &f);
+
+/* ‖got - want‖ / ‖want‖; infinite if anything is not finite. */
+double relative_error(const std::vector<double> &want, const std::vector<double> &got);
+/* Prints one line and counts a failure when the error is above limit or not a number. */
+void report(const std::string &what, double error, double limit);
+void report_true(const std::string &what, bool ok);
+extern int g_failures;
+
+/* A random weight of a scheme: what the device reads, and its meaning as plain numbers. */
+struct test_weight {
+  mm_cu_weight d = {};
+  std::vector<float> w; /* [lead, n, k] */
+  buffer<uint8_t> codes, micro;
+  buffer<float> scale, global;
+};
+/* cell: of f32 scale grids (0: whole extent); ignored by NV and MX. */
+void random_weight(test_weight *t, mm_cu_code code, mm_cu_scale kind, uint32_t lead, uint32_t n, uint32_t k, uint32_t cell_n = 128,
+                   uint32_t cell_k = 128);
+
+/* Median microseconds of one of `count` launches in a replayed graph. */
+double time_graph(int count, const std::function<void(cudaStream_t, int)> &launch, int replays = 30);
+/* Device-to-device copy, bytes read plus written per second. */
+double copy_rate();
+/* Bytes with every e4m3 finite and every float scale sane, made on the device. */
+void fill_random(void *p, size_t bytes, uint32_t seed);
+void fill_random_bf16(__nv_bfloat16 *p, size_t n, uint32_t seed);
+void fill_random_float(float *p, size_t n, float low, float high, uint32_t seed);
+
+void test_linear();
+void test_experts();
+void test_attention();
+void test_lightning();
+void test_rows();
+void test_models();
+void bench_kernels();
+void profile_kernels();
+
+#endif

@@ -1,0 +1,139 @@
+/* QK norm, RoPE, KV pages and attention against doubles: pages are scattered, unused cells hold NaN. */
+#include <algorithm>
+
+#include "tests/ops/gpu.h"
+
+struct attention_case {
+  mm_cu_heads h;
+  bool norm;
+};
+
+/* One step over sequences that hold `before` tokens each and bring `count` more. */
+static void check_gqa(const attention_case &c, const std::vector<uint32_t> &before, const std::vector<uint32_t> &count) {
+  const mm_cu_heads &h = c.h;
+  const uint32_t d = h.head_dim, seqs = (uint32_t)before.size(), width = (h.heads + 2 * h.kv_heads) * d;
+  uint32_t most = 0, tokens = 0;
+  for (uint32_t i = 0; i < seqs; i++) most = std::max(most, before[i] + count[i]), tokens += count[i];
+  const uint32_t per_slot = most / MM_CU_PAGE + 1, pages = per_slot * seqs;
+  std::vector<uint32_t> table(pages);
+  for (uint32_t i = 0; i < pages; i++) table[i] = i;
+  for (uint32_t i = pages - 1; i > 0; i--) std::swap(table[i], table[g_rng.below(i + 1)]);
+
+  const size_t cells = (size_t)pages * h.kv_heads * MM_CU_PAGE * d;
+  const __nv_bfloat16 nan = __float2bfloat16(NAN);
+  std::vector<__nv_bfloat16> k(cells, nan), v(cells, nan);
+  auto cell = [&](uint32_t seq, uint32_t head, uint32_t pos) {
+    return (((size_t)table[seq * per_slot + pos / MM_CU_PAGE] * h.kv_heads + head) * MM_CU_PAGE + pos % MM_CU_PAGE) * d;
+  };
+  for (uint32_t s = 0; s < seqs; s++) {
+    for (uint32_t p = 0; p < before[s]; p++) {
+      for (uint32_t head = 0; head < h.kv_heads; head++) {
+        for (uint32_t i = 0; i < d; i++) {
+          k[cell(s, head, p) + i] = __float2bfloat16((float)g_rng.normal());
+          v[cell(s, head, p) + i] = __float2bfloat16((float)g_rng.normal());
+        }
+      }
+    }
+  }
+  auto qkv = random_bf16((size_t)tokens * width);
+  auto qn = random_float((size_t)h.heads * d, 1, 0.2), kn = random_float((size_t)h.kv_heads * d, 1, 0.2);
+  std::vector<float> freq(h.rotary_dim / 2);
+  for (uint32_t i = 0; i < freq.size(); i++) freq[i] = (float)pow(5e6, -2.0 * i / h.rotary_dim);
+  std::vector<int32_t> slot;
+  std::vector<uint32_t> pos, seq_of;
+  std::vector<mm_cu_span> span;
+  std::vector<uint2> tile;
+  for (uint32_t s = 0; s < seqs; s++) {
+    span.push_back({(int32_t)s, (uint32_t)slot.size(), count[s], before[s]});
+    for (uint32_t i = 0; i < count[s]; i += MM_CU_TILE) tile.push_back(make_uint2(s, i));
+    for (uint32_t i = 0; i < count[s]; i++) slot.push_back((int32_t)s), pos.push_back(before[s] + i), seq_of.push_back(s);
+  }
+
+  buffer<__nv_bfloat16> dk, dv, dqkv, o((size_t)tokens * h.heads * d);
+  buffer<float> dqn, dkn, dfreq;
+  buffer<int32_t> dslot;
+  buffer<uint32_t> dpos, dtable;
+  buffer<mm_cu_span> dspan;
+  buffer<uint2> dtile;
+  dk.put(k), dv.put(v), dqkv.put(qkv), dqn.put(qn), dkn.put(kn), dfreq.put(freq), dslot.put(slot), dpos.put(pos), dtable.put(table);
+  dspan.put(span), dtile.put(tile);
+  buffer<uint8_t> work(mm_cu_gqa_work(h, tokens));
+  work.zero();
+  mm_cu_rows rows = {dslot.p, dpos.p};
+  mm_cu_kv kv = {dk.p, dv.p, dtable.p, per_slot};
+  CUDA_OK(mm_cu_rope(h, rows, kv, {dqkv.p, c.norm ? dqn.p : nullptr, c.norm ? dkn.p : nullptr, dfreq.p, 1e-6f, tokens}, 0));
+  mm_cu_gqa a = {dqkv.p, o.p, work.p, tokens, tokens};
+  const bool decode = *std::max_element(count.begin(), count.end()) == 1;
+  if (decode) {
+    CUDA_OK(mm_cu_gqa_decode(h, rows, kv, a, 0));
+    o.poison();
+    CUDA_OK(mm_cu_gqa_decode(h, rows, kv, a, 0)); /* again: the counters must come back to zero */
+  } else {
+    CUDA_OK(mm_cu_gqa_prefill(h, {dspan.p, dtile.p, (uint32_t)tile.size()}, kv, a, 0));
+  }
+  auto out = o.get();
+  auto k_after = dk.get(), v_after = dv.get();
+
+  auto turned = [&](const __nv_bfloat16 *x, const float *w, double scale, uint32_t p, uint32_t i) {
+    auto value = [&](uint32_t j) { return (double)to_float(x[j]) * (c.norm ? scale * w[j] : 1.0); };
+    const uint32_t half = h.rotary_dim / 2;
+    if (i >= h.rotary_dim) return value(i);
+    const double angle = (double)((float)p * freq[i % half]);
+    return i < half ? value(i) * cos(angle) - value(i + half) * sin(angle) : value(i) * cos(angle) + value(i - half) * sin(angle);
+  };
+  auto scale_of = [&](const __nv_bfloat16 *x, uint32_t n) {
+    double sum = 0;
+    for (uint32_t i = 0; i < n; i++) sum += (double)to_float(x[i]) * to_float(x[i]);
+    return 1 / sqrt(sum / n + 1e-6);
+  };
+  std::vector<double> want, got, kv_want, kv_got;
+  for (uint32_t t = 0; t < tokens; t++) {
+    const __nv_bfloat16 *row = &qkv[(size_t)t * width], *kr = row + h.heads * d;
+    const double ks = scale_of(kr, h.kv_heads * d);
+    for (uint32_t head = 0; head < h.kv_heads; head++) {
+      for (uint32_t i = 0; i < d; i++) {
+        const size_t at = cell(seq_of[t], head, pos[t]) + i;
+        kv_want.push_back(turned(kr + head * d, &kn[head * d], ks, pos[t], i)), kv_got.push_back(to_float(k_after[at]));
+        kv_want.push_back(to_float(kr[(h.kv_heads + head) * d + i])), kv_got.push_back(to_float(v_after[at]));
+      }
+    }
+  }
+  const uint32_t step = 1 + tokens / 16, checked = (tokens + step - 1) / step;
+  want.resize((size_t)checked * h.heads * d), got.resize(want.size());
+  parallel(checked * h.heads, [&](uint32_t job) {
+    const uint32_t t = job / h.heads * step, head = job % h.heads, kvh = head / (h.heads / h.kv_heads);
+    const __nv_bfloat16 *row = &qkv[(size_t)t * width];
+    const double qs = scale_of(row, h.heads * d);
+    std::vector<double> q(d), s(pos[t] + 1), sum(d, 0.0);
+    double top = -INFINITY, total = 0;
+    for (uint32_t i = 0; i < d; i++) q[i] = turned(row + head * d, &qn[head * d], qs, pos[t], i);
+    for (uint32_t p = 0; p <= pos[t]; p++) {
+      double dot = 0;
+      for (uint32_t i = 0; i < d; i++) dot += q[i] * to_float(k_after[cell(seq_of[t], kvh, p) + i]);
+      s[p] = dot / sqrt((double)d), top = std::max(top, s[p]);
+    }
+    for (uint32_t p = 0; p <= pos[t]; p++) {
+      const double e = exp(s[p] - top);
+      total += e;
+      for (uint32_t i = 0; i < d; i++) sum[i] += e * to_float(v_after[cell(seq_of[t], kvh, p) + i]);
+    }
+    for (uint32_t i = 0; i < d; i++)
+      want[(size_t)job * d + i] = sum[i] / total, got[(size_t)job * d + i] = to_float(out[((size_t)t * h.heads + head) * d + i]);
+  });
+  char what[160];
+  snprintf(what, sizeof what, "gqa %s %u/%u heads x %u, %u rows, up to %u keys%s", decode ? "decode" : "prefill", h.heads, h.kv_heads, d,
+           tokens, most, c.norm ? ", qk norm" : "");
+  report(std::string(what) + ": cache", relative_error(kv_want, kv_got), 3e-3);
+  report(what, relative_error(want, got), 1e-2);
+}
+
+void test_attention() {
+  const attention_case tiny = {{8, 2, 64, 32}, true}, m1 = {{64, 8, 128, 64}, false}, m2 = {{48, 8, 128, 64}, true};
+  check_gqa(tiny, {0, 5, 63, 64, 200}, {1, 1, 1, 1, 1});
+  check_gqa(m1, {1000}, {1});
+  check_gqa(m2, {3000, 17}, {1, 1});
+  check_gqa(m2, std::vector<uint32_t>(40, 100), std::vector<uint32_t>(40, 1));
+  check_gqa(tiny, {0, 5, 64}, {130, 64, 1});
+  check_gqa(m1, {0}, {200});
+  check_gqa(m2, {70, 0, 3}, {65, 100, 1});
+}

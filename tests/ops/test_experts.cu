@@ -1,0 +1,136 @@
+/* Routing and experts against doubles. */
+#include <algorithm>
+
+#include "tests/ops/gpu.h"
+
+struct route_buffers {
+  buffer<float> logits, weight, slot_weight;
+  buffer<uint32_t> id, count, ticket, used, slot_expert, slot_tokens, offset, pair;
+  mm_cu_route r = {};
+  route_buffers(uint32_t experts, uint32_t top_k, uint32_t tokens) {
+    uint32_t slots = std::min(experts, MM_CU_SKINNY * top_k), pairs = tokens * top_k;
+    logits.open((size_t)tokens * experts), weight.open(pairs), id.open(pairs), count.open(experts), ticket.open(1), ticket.zero();
+    used.open(1), slot_expert.open(slots), slot_tokens.open(slots), slot_weight.open((size_t)slots * MM_CU_SKINNY);
+    offset.open(experts + 1), pair.open(pairs);
+    r = {experts, top_k,         logits.p,      id.p,          weight.p, count.p, ticket.p,
+         used.p,  slot_expert.p, slot_tokens.p, slot_weight.p, offset.p, pair.p};
+  }
+};
+
+struct routed {
+  std::vector<uint32_t> id;
+  std::vector<double> weight;
+};
+
+static routed reference_route(const std::vector<float> &w, const std::vector<float> &bias, bool sigmoid,
+                              const std::vector<__nv_bfloat16> &x, uint32_t tokens, uint32_t experts, uint32_t k, uint32_t top_k) {
+  routed out;
+  for (uint32_t t = 0; t < tokens; t++) {
+    std::vector<double> z(experts), score(experts);
+    std::vector<uint32_t> order(experts);
+    for (uint32_t e = 0; e < experts; e++) {
+      double sum = 0;
+      for (uint32_t j = 0; j < k; j++) sum += (double)w[(size_t)e * k + j] * to_float(x[(size_t)t * k + j]);
+      z[e] = sigmoid ? 1 / (1 + exp(-sum)) : sum;
+      score[e] = z[e] + (sigmoid ? bias[e] : 0);
+      order[e] = e;
+    }
+    std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return score[a] > score[b]; });
+    double total = 0;
+    for (uint32_t j = 0; j < top_k; j++) total += sigmoid ? z[order[j]] : exp(z[order[j]] - z[order[0]]);
+    for (uint32_t j = 0; j < top_k; j++) {
+      out.id.push_back(order[j]);
+      out.weight.push_back((sigmoid ? z[order[j]] : exp(z[order[j]] - z[order[0]])) / total);
+    }
+  }
+  return out;
+}
+
+struct expert_case {
+  const char *name;
+  mm_cu_code code;
+  mm_cu_scale kind;
+  uint32_t cell_n, cell_k;
+};
+
+static void check_experts(const expert_case &c, uint32_t tokens, uint32_t experts, uint32_t top_k, uint32_t hidden, uint32_t inter,
+                          bool sigmoid) {
+  auto x = random_bf16((size_t)tokens * hidden);
+  auto rw = random_float((size_t)experts * hidden, 0, 1 / sqrt((double)hidden)), bias = random_float(experts, 0.2, 0.1);
+  buffer<float> drw, dbias;
+  buffer<__nv_bfloat16> dx, y((size_t)tokens * hidden);
+  drw.put(rw), dbias.put(bias), dx.put(x);
+  route_buffers rb(experts, top_k, tokens);
+  mm_cu_router m = {drw.p, sigmoid ? dbias.p : nullptr, sigmoid, hidden};
+  for (int i = 0; i < 2; i++) CUDA_OK(mm_cu_route_tokens(m, rb.r, dx.p, tokens, 0)); /* twice: the ticket must come back to zero */
+  auto want_route = reference_route(rw, bias, sigmoid, x, tokens, experts, hidden, top_k);
+  auto id = rb.id.get();
+  auto weight = rb.weight.get();
+  std::vector<double> w_want, w_got;
+  bool same = true;
+  for (size_t i = 0; i < id.size(); i++) {
+    same &= id[i] == want_route.id[i];
+    w_want.push_back(want_route.weight[i]), w_got.push_back(weight[i]);
+  }
+  char what[160];
+  snprintf(what, sizeof what, "route %s T=%u E=%u top %u: experts", sigmoid ? "sigmoid+bias" : "softmax", tokens, experts, top_k);
+  report_true(what, same);
+  report(std::string(what) + ", weights", relative_error(w_want, w_got), 1e-5);
+
+  test_weight w13, w2;
+  random_weight(&w13, c.code, c.kind, experts, 2 * inter, hidden, c.cell_n, c.cell_k);
+  random_weight(&w2, c.code, c.kind, experts, hidden, inter, c.cell_n, c.cell_k);
+  uint32_t slots = std::min(experts, MM_CU_SKINNY * top_k);
+  buffer<__nv_bfloat16> middle(tokens <= MM_CU_SKINNY ? (size_t)slots * MM_CU_SKINNY * inter : (size_t)tokens * top_k * inter);
+  buffer<float> pair_out(tokens <= MM_CU_SKINNY ? 1 : (size_t)tokens * top_k * hidden);
+  mm_cu_experts a = {dx.p, y.p, middle.p, pair_out.p, tokens};
+  CUDA_OK(tokens <= MM_CU_SKINNY ? mm_cu_experts_skinny(w13.d, w2.d, rb.r, a, 0) : mm_cu_experts_gemm(w13.d, w2.d, rb.r, a, 0));
+  auto out = y.get();
+  const uint32_t step = 1 + tokens / 24, checked = (tokens + step - 1) / step;
+  std::vector<double> want((size_t)checked * hidden, 0.0), got;
+  parallel(checked, [&](uint32_t row) {
+    const uint32_t t = row * step;
+    for (uint32_t j = 0; j < top_k; j++) {
+      uint32_t e = want_route.id[t * top_k + j];
+      std::vector<double> mid(inter);
+      for (uint32_t i = 0; i < inter; i++) {
+        double gate = 0, up = 0;
+        for (uint32_t q = 0; q < hidden; q++) {
+          double v = to_float(x[(size_t)t * hidden + q]);
+          gate += v * w13.w[((size_t)e * 2 * inter + i) * hidden + q];
+          up += v * w13.w[((size_t)e * 2 * inter + inter + i) * hidden + q];
+        }
+        mid[i] = silu_ref(gate) * up * want_route.weight[t * top_k + j];
+      }
+      for (uint32_t n = 0; n < hidden; n++) {
+        for (uint32_t i = 0; i < inter; i++) want[(size_t)row * hidden + n] += mid[i] * w2.w[((size_t)e * hidden + n) * inter + i];
+      }
+    }
+  });
+  for (uint32_t row = 0; row < checked; row++) {
+    for (uint32_t n = 0; n < hidden; n++) got.push_back(to_float(out[(size_t)row * step * hidden + n]));
+  }
+  snprintf(what, sizeof what, "experts %-18s T=%u E=%u top %u H=%u I=%u", c.name, tokens, experts, top_k, hidden, inter);
+  report(what, relative_error(want, got), 8e-3);
+}
+
+void test_experts() {
+  const expert_case cases[] = {
+      {"bf16", MM_CU_BF16, MM_CU_PLAIN, 0, 0},
+      {"block_fp8", MM_CU_E4M3, MM_CU_COARSE, 128, 128},
+      {"block_fp8 64", MM_CU_E4M3, MM_CU_COARSE, 64, 64},
+      {"block_fp8 32", MM_CU_E4M3, MM_CU_FINE, 32, 32},
+      {"int4 g128", MM_CU_INT4, MM_CU_COARSE, 1, 128},
+      {"int4 g32", MM_CU_INT4, MM_CU_FINE, 1, 32},
+      {"nvfp4", MM_CU_E2M1, MM_CU_NV, 1, 16},
+      {"mxfp4", MM_CU_E2M1, MM_CU_MX, 1, 32},
+  };
+  for (const auto &c : cases) {
+    check_experts(c, 1, 8, 4, 256, 192, true);
+    check_experts(c, 7, 32, 2, 256, 128, false);
+    check_experts(c, 16, 24, 8, 256, 192, true);
+    check_experts(c, 100, 12, 3, 256, 192, true);
+  }
+  check_experts(cases[1], 3, 256, 8, 384, 128, true);
+  check_experts(cases[1], 260, 32, 2, 256, 128, false);
+}

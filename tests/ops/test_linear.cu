@@ -1,0 +1,88 @@
+/* Dense products against a double product of the same numbers, every scheme, odd shapes among them. */
+#include "tests/ops/gpu.h"
+
+struct scheme_case {
+  const char *name;
+  mm_cu_code code;
+  mm_cu_scale kind;
+  uint32_t cell_n, cell_k;
+  double limit; /* of the result before its own rounding to bf16 */
+};
+
+/* bf16 results carry 2^-9 each, about 1.7e-3 in norm; FINE rounds every scaled weight to bf16 too. */
+static const scheme_case kSchemes[] = {
+    {"bf16", MM_CU_BF16, MM_CU_PLAIN, 0, 0, 3e-3},
+    {"block_fp8 128x128", MM_CU_E4M3, MM_CU_COARSE, 128, 128, 3e-3},
+    {"block_fp8 64x64", MM_CU_E4M3, MM_CU_COARSE, 64, 64, 3e-3},
+    {"block_fp8 8x128", MM_CU_E4M3, MM_CU_COARSE, 8, 128, 3e-3},
+    {"block_fp8 64x32", MM_CU_E4M3, MM_CU_FINE, 64, 32, 4e-3},
+    {"block_fp8 8x8", MM_CU_E4M3, MM_CU_FINE, 8, 8, 4e-3},
+    {"channel_fp8", MM_CU_E4M3, MM_CU_COARSE, 1, 0, 3e-3},
+    {"tensor_wise_fp8", MM_CU_E4M3, MM_CU_COARSE, 0, 0, 3e-3},
+    {"int4 g128", MM_CU_INT4, MM_CU_COARSE, 1, 128, 3e-3},
+    {"int4 channel", MM_CU_INT4, MM_CU_COARSE, 1, 0, 3e-3},
+    {"int4 g32", MM_CU_INT4, MM_CU_FINE, 1, 32, 4e-3},
+    {"nvfp4", MM_CU_E2M1, MM_CU_NV, 1, 16, 3e-3},
+    {"mxfp4", MM_CU_E2M1, MM_CU_MX, 1, 32, 3e-3},
+};
+
+static void check_linear(const scheme_case &c, uint32_t tokens, uint32_t n, uint32_t k, bool wide, bool gather) {
+  test_weight w;
+  random_weight(&w, c.code, c.kind, 1, n, k, c.cell_n, c.cell_k);
+  const uint32_t rows = gather ? tokens * 3 : tokens;
+  auto x = random_bf16((size_t)rows * k);
+  std::vector<uint32_t> pick(tokens);
+  for (uint32_t t = 0; t < tokens; t++) pick[t] = gather ? t * 3 + g_rng.below(3) : t;
+  buffer<__nv_bfloat16> dx, y((size_t)tokens * n);
+  buffer<float> y32((size_t)tokens * n);
+  buffer<uint32_t> dpick;
+  dx.put(x), dpick.put(pick);
+  mm_cu_linear a = {dx.p, gather ? dpick.p : nullptr, wide ? nullptr : y.p, wide ? y32.p : nullptr, tokens};
+  CUDA_OK(tokens <= MM_CU_SKINNY ? mm_cu_skinny(w.d, a, 0) : mm_cu_gemm(w.d, a, 0));
+  std::vector<double> want((size_t)tokens * n), got;
+  parallel(tokens, [&](uint32_t t) {
+    for (uint32_t i = 0; i < n; i++) {
+      double sum = 0;
+      const float *row = &w.w[(size_t)i * k];
+      for (uint32_t j = 0; j < k; j++) sum += (double)to_float(x[(size_t)pick[t] * k + j]) * row[j];
+      want[(size_t)t * n + i] = sum;
+    }
+  });
+  if (wide) {
+    for (auto v : y32.get()) got.push_back(v);
+  } else {
+    for (auto v : y.get()) got.push_back(to_float(v));
+  }
+  char what[160];
+  snprintf(what, sizeof what, "linear %-18s T=%-3u n=%-5u k=%-5u%s%s", c.name, tokens, n, k, wide ? " f32" : "", gather ? " gather" : "");
+  report(what, relative_error(want, got), wide && tokens <= MM_CU_SKINNY && c.kind != MM_CU_FINE ? 1e-5 : c.limit);
+}
+
+/* A row's result must not depend on the rows beside it (within the skinny kernel's eight). */
+static void check_rows_independent() {
+  test_weight w;
+  random_weight(&w, MM_CU_E4M3, MM_CU_COARSE, 1, 520, 3072);
+  buffer<__nv_bfloat16> x, y((size_t)8 * 520), y1(520);
+  x.put(random_bf16(8 * 3072));
+  CUDA_OK(mm_cu_skinny(w.d, {x.p, nullptr, y.p, nullptr, 8}, 0));
+  auto all = y.get();
+  bool same = true;
+  for (uint32_t t = 0; t < 8; t++) {
+    CUDA_OK(mm_cu_skinny(w.d, {x.p + t * 3072, nullptr, y1.p, nullptr, 1}, 0));
+    auto one = y1.get();
+    for (uint32_t i = 0; i < 520; i++) same &= to_float(one[i]) == to_float(all[t * 520 + i]);
+  }
+  report_true("linear: one row alone = the same row among eight, bit for bit", same);
+}
+
+void test_linear() {
+  for (const auto &c : kSchemes) {
+    check_linear(c, 1, 520, 1024, false, false);
+    check_linear(c, 5, 264, 3072, true, false);
+    check_linear(c, 16, 133, c.cell_k == 128 ? 640 : 192, true, true);
+    check_linear(c, 77, 200, c.cell_k == 128 ? 384 : 192, true, false);
+    check_linear(c, 300, 264, 512, false, true);
+  }
+  check_linear(kSchemes[5], 3, 40, 24, true, false); /* a rank's share of a tiny expert */
+  check_rows_independent();
+}

@@ -1,0 +1,60 @@
+/* Norms, residual and embedding against doubles. */
+#include "tests/ops/gpu.h"
+
+static void check_row_kernels(uint32_t tokens, uint32_t width) {
+  const size_t n = (size_t)tokens * width;
+  auto x = random_bf16(n), b = random_bf16(n), gate = random_bf16(n, 2);
+  auto w = random_float(width, 1, 0.3);
+  buffer<__nv_bfloat16> dx, db, dg, y(n), h(n);
+  buffer<float> dw;
+  dx.put(x), db.put(b), dg.put(gate), dw.put(w);
+  auto rms = [&](auto value, uint32_t t, double eps) {
+    double sum = 0;
+    for (uint32_t i = 0; i < width; i++) sum += value((size_t)t * width + i) * value((size_t)t * width + i);
+    return 1 / sqrt(sum / width + eps);
+  };
+  auto compare = [&](const char *name, const buffer<__nv_bfloat16> &out, auto want_at) {
+    std::vector<double> want, got;
+    auto v = out.get();
+    for (uint32_t t = 0; t < tokens; t++) {
+      for (uint32_t i = 0; i < width; i++) want.push_back(want_at(t, i)), got.push_back(to_float(v[(size_t)t * width + i]));
+    }
+    char what[100];
+    snprintf(what, sizeof what, "%s T=%u width %u", name, tokens, width);
+    report(what, relative_error(want, got), 3e-3);
+  };
+  std::vector<double> scale(tokens);
+  auto plain = [&](size_t i) { return (double)to_float(x[i]); };
+  for (uint32_t t = 0; t < tokens; t++) scale[t] = rms(plain, t, 1e-5);
+  CUDA_OK(mm_cu_norm(y.p, dx.p, dw.p, 1e-5f, tokens, width, 0));
+  compare("norm", y, [&](uint32_t t, uint32_t i) { return plain((size_t)t * width + i) * scale[t] * w[i]; });
+  y.poison();
+  CUDA_OK(mm_cu_gated_norm(y.p, dx.p, dg.p, dw.p, 1e-5f, tokens, width, 0));
+  compare("gated norm", y, [&](uint32_t t, uint32_t i) {
+    return plain((size_t)t * width + i) * scale[t] * w[i] / (1 + exp(-(double)to_float(gate[(size_t)t * width + i])));
+  });
+  auto sum = [&](size_t i) { return 3.5565588200778455 * to_float(x[i]) + 0.9 * to_float(b[i]); };
+  for (uint32_t t = 0; t < tokens; t++) scale[t] = rms(sum, t, 1e-6);
+  y.poison();
+  CUDA_OK(mm_cu_combine_rows({h.p, y.p, dx.p, db.p, dw.p, 3.5565588200778455f, 0.9f, 1e-6f}, tokens, width, 0));
+  compare("combine: h", h, [&](uint32_t t, uint32_t i) { return sum((size_t)t * width + i); });
+  compare("combine: n", y, [&](uint32_t t, uint32_t i) { return sum((size_t)t * width + i) * scale[t] * w[i]; });
+  CUDA_OK(mm_cu_combine_rows({dx.p, dx.p, dx.p, db.p, dw.p, 3.5565588200778455f, 0.9f, 1e-6f}, tokens, width, 0));
+  compare("combine in place", dx, [&](uint32_t t, uint32_t i) { return sum((size_t)t * width + i) * scale[t] * w[i]; });
+
+  std::vector<int32_t> id(tokens);
+  for (auto &i : id) i = (int32_t)g_rng.below(tokens);
+  buffer<int32_t> did;
+  did.put(id);
+  y.poison();
+  CUDA_OK(mm_cu_embed(y.p, db.p, did.p, tokens, width, 0));
+  compare("embed", y, [&](uint32_t t, uint32_t i) { return (double)to_float(b[(size_t)id[t] * width + i]); });
+}
+
+void test_rows() {
+  check_row_kernels(1, 3072);
+  check_row_kernels(3, 6144);
+  check_row_kernels(5, 8192);
+  check_row_kernels(17, 256);
+  check_row_kernels(2, 16384);
+}
