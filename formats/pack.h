@@ -102,10 +102,8 @@ typedef struct mm_pack {
 } mm_pack;
 
 static inline uint32_t mm_pack_ranks(const mm_pack *p) { return p->pp * p->tp; }
-/* Whether a rank stores tensor t: of its stage, and its files are in this directory. */
-static inline bool mm_pack_holds(const mm_pack *p, const mm_pack_tensor *t, uint32_t rank) {
-  return rank / p->tp == t->stage && p->rank[rank].part_count > 0;
-}
+/* Whether tensor t belongs to a rank. */
+static inline bool mm_pack_holds(const mm_pack *p, const mm_pack_tensor *t, uint32_t rank) { return rank / p->tp == t->stage; }
 /* The first expert of a stacked tensor on a rank: tp/ep ranks share the same experts and cut each among them. */
 static inline uint32_t mm_pack_first_lead(const mm_pack *p, const mm_pack_tensor *t, uint32_t rank) {
   return rank % p->tp / (p->tp / p->ep) * t->lead;

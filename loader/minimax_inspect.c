@@ -56,8 +56,11 @@ static void list_packed(mm_listing *l) {
       n += snprintf(x->type + n, sizeof x->type - (size_t)n, " %ux%u", t->plane[p].cell_n, t->plane[p].cell_k);
     mm_shape s = t->vector ? mm_shape1(t->rows) : t->lead ? mm_shape3(t->lead, t->rows, t->cols) : mm_shape2(t->rows, t->cols);
     mm_shape_text(&s, x->shape, sizeof x->shape);
-    for (unsigned p = 0; p < t->plane_count; p++)
-      x->bytes += l->shards.rank[t->stage * l->shards.pack.tp].plane[i * MM_PACK_PLANES + p].bytes;
+    for (unsigned p = 0; p < t->plane_count; p++) {
+      mm_shape plane = mm_pack_plane_shape(t, p);
+      uint64_t bytes = 0;
+      if (mm_shape_bytes(&plane, t->plane[p].dtype, &bytes)) x->bytes += bytes; /* the manifest's reader has refused overflow */
+    }
     x->index = i;
   }
 }
@@ -133,18 +136,18 @@ static bool print_listing(const mm_inspect_args *a, const mm_listing *l, mm_err 
   return true;
 }
 
-/* Whether the stored bytes of two tensors with equal type and shape are equal, on every rank. */
+/* Whether the stored bytes of two tensors with equal type and shape are equal, on every rank that both directories hold. */
 static bool same_packed(const mm_listing *a, const mm_listed *x, const mm_listing *b, const mm_listed *y) {
-  const mm_pack *p0 = &a->shards.pack, *p1 = &b->shards.pack;
-  if (p0->tp != p1->tp || p0->ep != p1->ep || p0->pp != p1->pp) return false;
-  for (uint32_t r = p0->tensor[x->index].stage * p0->tp; r < (p0->tensor[x->index].stage + 1) * p0->tp; r++)
-    for (unsigned p = 0; p < a->shards.pack.tensor[x->index].plane_count; p++) {
-      const mm_shard_plane *u = &a->shards.rank[r].plane[x->index * MM_PACK_PLANES + p],
-                           *v = &b->shards.rank[r].plane[y->index * MM_PACK_PLANES + p];
-      if (u->bytes != v->bytes ||
-          memcmp(a->shards.rank[r].map[u->part].data + u->offset, b->shards.rank[r].map[v->part].data + v->offset, u->bytes) != 0)
-        return false;
+  const mm_pack *p = &a->shards.pack, *q = &b->shards.pack;
+  if (p->tp != q->tp || p->ep != q->ep || p->pp != q->pp) return false;
+  uint32_t first = p->tensor[x->index].stage * p->tp;
+  for (uint32_t r = first; r < first + p->tp; r++) {
+    const mm_shard_rank *s = &a->shards.rank[r], *t = &b->shards.rank[r];
+    for (unsigned i = 0; s->plane && t->plane && i < p->tensor[x->index].plane_count; i++) {
+      const mm_shard_plane *u = &s->plane[x->index * MM_PACK_PLANES + i], *v = &t->plane[y->index * MM_PACK_PLANES + i];
+      if (u->bytes != v->bytes || memcmp(s->map[u->part].data + u->offset, t->map[v->part].data + v->offset, u->bytes) != 0) return false;
     }
+  }
   return true;
 }
 

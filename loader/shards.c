@@ -152,7 +152,7 @@ bool mm_shards_open(mm_shards *s, const char *dir, mm_err *err) {
   s->rank = mm_calloc(mm_pack_ranks(&s->pack), sizeof *s->rank, err);
   if (!s->rank) return false;
   for (uint32_t r = 0; r < mm_pack_ranks(&s->pack); r++)
-    if (!open_rank(s, r, err)) return false;
+    if (s->pack.rank[r].part_count > 0 && !open_rank(s, r, err)) return false;
   return true;
 }
 
@@ -180,6 +180,7 @@ mm_packed mm_shards_tensor(const mm_shards *s, uint32_t rank, size_t i) {
 }
 
 bool mm_shards_find(const mm_shards *s, uint32_t rank, const char *name, mm_packed *out) {
+  if (!s->rank[rank].plane) return false;
   for (size_t i = 0; i < s->pack.tensor_count; i++) {
     if (strcmp(s->pack.tensor[i].name, name) != 0 || !mm_pack_holds(&s->pack, &s->pack.tensor[i], rank)) continue;
     *out = mm_shards_tensor(s, rank, i);

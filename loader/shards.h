@@ -19,7 +19,7 @@ typedef struct mm_shard_plane {
 
 typedef struct mm_shard_rank {
   mm_map *map;           /* [part_count]; data NULL where not mapped */
-  mm_shard_plane *plane; /* [tensor_count · MM_PACK_PLANES] */
+  mm_shard_plane *plane; /* [tensor_count · MM_PACK_PLANES]; NULL where the rank's files are not in the directory */
 } mm_shard_rank;
 
 typedef struct mm_shards {

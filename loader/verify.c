@@ -144,7 +144,7 @@ static bool check_tensor(void *ctx, size_t item, unsigned worker, mm_err *err) {
   const mm_shards *s = ctx;
   uint32_t rank = (uint32_t)(item / s->pack.tensor_count);
   const mm_pack_tensor *t = &s->pack.tensor[item % s->pack.tensor_count];
-  if (!mm_pack_holds(&s->pack, t, rank)) return true;
+  if (!mm_pack_holds(&s->pack, t, rank) || !s->rank[rank].plane) return true;
   mm_packed m = mm_shards_tensor(s, rank, item % s->pack.tensor_count);
   if (!check_scales(&s->pack, &m, t, rank, err)) return false;
   uint32_t unit = (uint32_t)mm_max(1, (UINT64_C(1) << 20) / m.k);
