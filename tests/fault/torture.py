@@ -1,0 +1,101 @@
+#!/usr/bin/env python3
+"""torture.py CONVERT SRC [--every N] [--kill] [--seed S]: fails (or kills at) one system call after another of a small conversion.
+
+The conversion is traced once. Then, for each system call after the configuration is first read, for each occurrence and each errno that it
+may give, the conversion runs again with that one call failing (strace -e inject). Each run must end with a documented status, with exactly
+one line on stderr unless it succeeded, and with nothing or a complete checkpoint under the final name; then --resume must complete it byte
+for byte. With --kill the process is killed on entering the call instead. --every N takes every N-th case, from a random start."""
+import argparse
+import collections
+import filecmp
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+ERRORS = {
+    "openat": ["EACCES", "EMFILE", "EIO"], "pread64": ["EIO", "EINTR"], "preadv2": ["EIO"], "pwrite64": ["ENOSPC", "EIO", "EINTR"],
+    "fsync": ["EIO"], "fdatasync": ["EIO"], "renameat2": ["EIO", "EEXIST"], "mkdirat": ["EACCES", "ENOSPC"], "fallocate": ["ENOSPC"],
+    "newfstatat": ["EIO"], "flock": ["EINTR", "ENOLCK"], "getdents64": ["EIO"], "close": ["EIO"], "fchmod": ["EPERM"], "mmap": ["ENOMEM"],
+    "unlinkat": ["EIO"], "fstatfs": ["EIO"], "lseek": ["EIO"],
+}
+ALLOWED = {0, 2, 3, 5, 6, 7, 8}  # 1 would be a bug of ours
+
+parser = argparse.ArgumentParser()
+parser.add_argument("convert")
+parser.add_argument("source")
+parser.add_argument("--every", type=int, default=1)
+parser.add_argument("--kill", action="store_true")
+parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(4), "little"))
+args = parser.parse_args()
+rng = random.Random(args.seed)
+work = tempfile.mkdtemp(prefix="mm-torture-")
+
+
+def command(out, *more):
+    return [args.convert, args.source, "-o", out, "--tp", "2", "--quant", "block_fp8", "-q", "-j", "1", "--part-size", "4M",
+            "--journal-every", "1M", *more]
+
+
+def same(a, b):
+    names = sorted(os.listdir(a))
+    return names == sorted(os.listdir(b)) and filecmp.cmpfiles(a, b, names, shallow=False)[0] == names
+
+
+def occurrences():
+    """system call -> (first, last): its occurrences from the first look at the configuration on."""
+    log = os.path.join(work, "trace")
+    subprocess.run(["strace", "-f", "-o", log, *command(os.path.join(work, "traced"))], check=True)
+    started, before, after = False, collections.Counter(), collections.Counter()
+    with open(log, errors="replace") as f:
+        for line in f:
+            m = re.match(r"\d+ +(\w+)\(", line)
+            if not m:
+                continue
+            started = started or "config.json" in line
+            (after if started else before)[m[1]] += 1
+    return {call: (before[call] + 1, before[call] + after[call]) for call in ERRORS if after[call]}
+
+
+def attempt(number, call, when, what):
+    parent = os.path.join(work, f"run{number}")
+    out = os.path.join(parent, "out")
+    os.mkdir(parent)
+    p = subprocess.run(["strace", "-f", "-o", "/dev/null", "-e", f"inject={call}:{what}:when={when}", *command(out)], capture_output=True, check=False)
+    lines = p.stderr.decode(errors="replace").splitlines()
+    wrong = None
+    if args.kill:
+        wrong = None if p.returncode in (0, -9, 137) else f"status {p.returncode}"
+    elif p.returncode not in ALLOWED:
+        wrong = f"status {p.returncode}"
+    elif p.returncode != 0 and len(lines) != 1:
+        wrong = f"{len(lines)} lines on stderr"
+    if not wrong and os.path.exists(out) and not same(out, reference):
+        wrong = "something incomplete has the final name"
+    if not wrong:
+        again = subprocess.run(command(out, "--resume"), capture_output=True, check=False)
+        left = [x for x in os.listdir(parent) if x != "out"]
+        if again.returncode != 0 or not same(out, reference) or left:
+            wrong = f"--resume: status {again.returncode}, left {left}: {again.stderr.decode(errors='replace')}"
+    shutil.rmtree(parent)
+    if wrong:
+        print(f"{call} {what} when={when}: {wrong}: {' | '.join(lines[:3])}")
+    return not wrong
+
+
+try:
+    reference = os.path.join(work, "reference")
+    subprocess.run(command(reference), check=True)
+    cases = []
+    for call, (first, last) in occurrences().items():
+        for when in range(first, last + 1):
+            cases += [(call, when, w) for w in (["signal=KILL"] if args.kill else [f"error={e}" for e in ERRORS[call]])]
+    chosen = cases[rng.randrange(args.every) :: args.every]
+    good = sum(attempt(i, *case) for i, case in enumerate(chosen))
+    print(f"{'kill at' if args.kill else 'failing'} each system call: {good} of {len(chosen)} right ({len(cases)} cases, seed {args.seed})")
+    sys.exit(good != len(chosen))
+finally:
+    shutil.rmtree(work)
