@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/cpu/cpu.h"
+#include "runtime/cpu/cpu_backend.h"
 #include "runtime/position.h"
 
 /* rows x columns of a 4-byte type. */
@@ -42,7 +42,7 @@ static bool open_position_tables(mm_backend *b, mm_err *err) {
   if (!b->slope || !b->inv_freq || !b->rope) return false;
   uint32_t first_head = b->c.weights->rank * b->heads;
   for (uint32_t l = 0; l < m->layers; l++)
-    for (uint32_t h = 0; h < b->heads; h++) b->slope[l * b->heads + h] = (float)mm_lightning_decay(m, l, first_head + h);
+    for (uint32_t h = 0; h < b->heads; h++) b->slope[(size_t)l * b->heads + h] = (float)mm_lightning_decay(m, l, first_head + h);
   for (uint32_t i = 0; i < m->rotary_dim / 2; i++) b->inv_freq[i] = mm_rope_inv_freq(m, i);
   return true;
 }
@@ -50,7 +50,7 @@ static bool open_position_tables(mm_backend *b, mm_err *err) {
 static bool open_buffers(mm_backend *b, mm_err *err) {
   const mm_model *m = b->c.model;
   uint32_t tokens = b->c.limits.max_tokens;
-  uint32_t ir = b->c.weights->layer[0].w2.k;
+  uint32_t ir = b->c.weights->layer[0].w2.k; /* the same in every layer */
   uint64_t pairs = (uint64_t)tokens * m->top_k;
   uint64_t widest = mm_max(mm_max(m->hidden, m->experts), (uint64_t)b->heads * b->d);
   if (!(b->vector = matrix(b, 1, widest, err)) || !(b->sums = matrix(b, tokens, 2, err))) return false;

@@ -2,7 +2,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "runtime/cpu/cpu.h"
+#include "runtime/cpu/cpu_backend.h"
 
 /* Below this many multiplications, starting threads costs more than it saves. */
 #define WORTH_THREADS (UINT64_C(1) << 21)
@@ -48,7 +48,8 @@ static bool matmul_strip(void *ctx, size_t item, unsigned worker, mm_err *err) {
 }
 
 void mm_cpu_matmul(mm_backend *b, float *y, const float *x, const uint32_t *pick, uint32_t rows, const mm_packed *w) {
-  matmul j = {b, y, x, pick, rows, w};
+  matmul j = {.b = b, .x = x, .pick = pick, .rows = rows, .w = w};
+  j.y = y;
   mm_cpu_each(b, mm_ceil_div(w->n, MM_CPU_STRIP), (uint64_t)rows * w->n * w->k, matmul_strip, &j);
 }
 

@@ -2,7 +2,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "runtime/cpu/cpu.h"
+#include "runtime/cpu/cpu_backend.h"
 
 static void scale_row(float *x, float r, const float *w, uint32_t n) {
   for (uint32_t i = 0; i < n; i++) x[i] = x[i] * r * w[i];

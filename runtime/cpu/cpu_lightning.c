@@ -5,7 +5,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "runtime/cpu/cpu.h"
+#include "runtime/cpu/cpu_backend.h"
 
 typedef struct lightning {
   mm_backend *b;

@@ -2,7 +2,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "runtime/cpu/cpu.h"
+#include "runtime/cpu/cpu_backend.h"
 
 /* The next best of E keys not yet taken, the lower id first; some id in any case. */
 static uint32_t take_best(const float *key, const uint32_t *taken, uint32_t taken_count, uint32_t E) {

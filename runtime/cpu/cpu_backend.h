@@ -1,7 +1,7 @@
 /* The reference backend: plain f32 loops that say what each op means. Weights are unpacked a strip of rows at a time; every number
  * is computed in the same order whatever the number of threads and whatever else is in the batch. */
-#ifndef MM_RUNTIME_CPU_CPU_H
-#define MM_RUNTIME_CPU_CPU_H
+#ifndef MM_RUNTIME_CPU_CPU_BACKEND_H
+#define MM_RUNTIME_CPU_CPU_BACKEND_H
 
 #include "formats/pool.h"
 #include "runtime/engine.h"
