@@ -1,0 +1,42 @@
+#!/bin/sh
+# Too little disk, address space or descriptors: a documented status and one line, or success; never anything else.
+convert=$BUILD/bin/minimax-convert
+out=${TMPDIR:?}/limits
+mkdir -p "$out/disk"
+"$convert" tests/data/tiny-m2 -o "$out/one" --tp 2 --quant block_fp8 -q || exit 1
+cases=0
+# judge NAME STATUS ALLOWED: the status is allowed, stderr has one line unless it is 0, and the output is whole or absent.
+judge() {
+  cases=$((cases + 1))
+  case " $3 " in *" $2 "*) ;; *) echo "$1: status $2, expected one of $3"; cat "$out/err"; exit 1 ;; esac
+  [ "$2" -eq 0 ] || [ "$(wc -l <"$out/err")" -eq 1 ] || { echo "$1: more than one line"; cat "$out/err"; exit 1; }
+  if [ "$2" -eq 0 ]; then diff -r "$out/one" "$4" >/dev/null; else [ ! -e "$4" ]; fi || { echo "$1: status $2, but the output is wrong"; exit 1; }
+}
+
+if mount -t tmpfs -o size=1m tmpfs "$out/disk" 2>/dev/null; then
+  trap 'umount "$out/disk"' EXIT
+  for kib in $(seq 256 256 12288); do
+    mount -o remount,size=${kib}k "$out/disk" || exit 1
+    status=0
+    "$convert" tests/data/tiny-m2 -o "$out/disk/x" --tp 2 --quant block_fp8 -q --restart 2>"$out/err" || status=$?
+    judge "tmpfs of $kib KiB" $status "0 5" "$out/disk/x"
+    rm -rf "$out/disk/x" "$out"/disk/.x*
+  done
+  disk="$cases disk sizes"
+else
+  disk="no tmpfs may be mounted here, so disk sizes were not tried"
+fi
+for mib in $(seq 20 20 400); do
+  status=0
+  prlimit --as=$((mib * 1048576)) "$convert" tests/data/tiny-m2 -o "$out/x" --tp 2 --quant block_fp8 -q --restart 2>"$out/err" || status=$?
+  # 127: the loader could not map the libraries; nothing of ours ran
+  judge "address space of $mib MiB" $status "0 8 127" "$out/x"
+  rm -rf "$out/x" "$out"/.x*
+done
+for n in $(seq 4 2 40); do
+  status=0
+  prlimit --nofile=$n "$convert" tests/data/tiny-m2 -o "$out/x" --tp 2 --quant block_fp8 -q --restart 2>"$out/err" || status=$?
+  judge "$n descriptors" $status "0 5 127" "$out/x"
+  rm -rf "$out/x" "$out"/.x*
+done
+echo "limits: $cases cases right ($disk, address space 20 to 400 MiB, 4 to 40 descriptors)"

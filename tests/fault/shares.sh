@@ -1,0 +1,42 @@
+#!/bin/sh
+# Several processes make one output: --part I/N by hand, mpirun where the build has it; the same bytes as one process, also after one of
+# them was killed.
+set -e
+out=${TMPDIR:?}/shares
+convert=$BUILD/bin/minimax-convert
+mkdir -p "$out"
+python3 scripts/bench_checkpoint.py "$out/src" --layers 1 --experts 8 --hidden 1024 --inter 512 --heads 8 --vocab 4096
+common="$out/src --tp 2 --quant mxfp8 --part-size 2M -q"
+run() { timeout 120 "$@" $common; }
+run "$convert" -o "$out/one"
+parts=$(ls "$out/one" | grep -c rank-00000)
+[ "$parts" -ge 4 ]
+
+for i in 0 1 2; do run "$convert" -o "$out/parts" --part $i/3 & done
+wait
+[ ! -e "$out/parts" ] # nothing is published before the last run
+run "$convert" -o "$out/parts" --resume
+diff -r "$out/one" "$out/parts"
+[ "$(ls -A "$out" | sort | tr '\n' ' ')" = "one parts src " ]
+status=0
+run "$convert" -o "$out/none" --part 3/3 2>"$out/err" || status=$?
+[ $status -eq 2 ] && grep -q -- --part "$out/err"
+rm "$out/err"
+echo "--part: $parts parts a rank by three processes, the same bytes as one"
+
+if ! command -v mpirun >/dev/null || ! pkg-config --exists ompi-c; then
+  echo "--part done; Open MPI is not installed, so mpirun was not tried"
+  exit 0
+fi
+make -s MPI=1 CUDA=0 SAN=0 BUILD="$BUILD/mpi" "$BUILD/mpi/bin/minimax-convert" >/dev/null
+mpi() { OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 run mpirun --oversubscribe -n 4 "$BUILD/mpi/bin/minimax-convert" -j 1 "$@"; }
+mpi -o "$out/mpi"
+diff -r "$out/one" "$out/mpi"
+# One process is killed at its third block write: mpirun ends the others; what is done stays.
+status=0
+OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 timeout 60 mpirun --oversubscribe -n 3 "$BUILD/mpi/bin/minimax-convert" -j 1 -o "$out/killed" $common : \
+  -n 1 strace -f -o /dev/null -e inject=pwrite64:signal=KILL:when=3 "$BUILD/mpi/bin/minimax-convert" -j 1 -o "$out/killed" $common >/dev/null 2>&1 || status=$?
+[ $status -ne 0 ] && [ ! -e "$out/killed" ]
+mpi -o "$out/killed" --resume
+diff -r "$out/one" "$out/killed"
+echo "--part and mpirun -n 4: the same bytes as one process, also after one was killed"
