@@ -169,6 +169,7 @@ mm_json *mm_json_new_real(double v) { return json_real(v); }
 mm_json *mm_json_new_bool(bool v) { return json_boolean(v); }
 bool mm_json_set(mm_json *obj, const char *key, mm_json *value) { return json_object_set_new(obj, key, value) == 0; }
 bool mm_json_append(mm_json *arr, mm_json *value) { return json_array_append_new(arr, value) == 0; }
+void mm_json_remove(mm_json *obj, const char *key) { json_object_del(obj, key); }
 
 char *mm_json_dump(const mm_json *j, bool pretty) {
   return json_dumps(j, JSON_ENCODE_ANY | JSON_REAL_PRECISION(17) | (pretty ? JSON_INDENT(1) : JSON_COMPACT));

@@ -321,10 +321,10 @@ static bool read_files(reader *r, const mm_json *root, const char *key, const ch
   return true;
 }
 
-/* No source twice; no companion twice, or under the name of a part or of the manifest. */
+/* No source twice; no companion twice, or under the name of a part, of the manifest or of its signature. */
 static bool check_file_names(reader *r) {
   const mm_pack *p = r->p;
-  size_t most = mm_max(p->source_count, p->file_count + 1), n = 0;
+  size_t most = mm_max(p->source_count, p->file_count + 2), n = 0;
   for (uint32_t i = 0; i < mm_pack_ranks(p); i++) most += p->rank[i].part_count;
   const char **names = mm_calloc(most, sizeof *names, r->err);
   if (!names) return false;
@@ -335,6 +335,7 @@ static bool check_file_names(reader *r) {
   for (uint32_t i = 0; i < mm_pack_ranks(p); i++)
     for (size_t k = 0; k < p->rank[i].part_count; k++) names[n++] = p->rank[i].part[k].file;
   names[n++] = MM_MANIFEST;
+  names[n++] = MM_SIGNATURE;
   at(r, ": files");
   ok = ok && unique(r, names, n);
   free(names);
@@ -398,8 +399,8 @@ static bool read_model(reader *r, const mm_json *root) {
 }
 
 static bool read_manifest(reader *r, const mm_json *root) {
-  static const char *const keys[] = {"format", "version", "tool",  "quant",   "tp_align", "plan",      "model", "parallel",
-                                     "cuts",   "tensors", "ranks", "sources", "files",    "dead_rows", NULL};
+  static const char *const keys[] = {"format", "version", "tool",  "quant",   "tp_align", "plan",      "model",  "parallel",
+                                     "cuts",   "tensors", "ranks", "sources", "files",    "dead_rows", "sha256", NULL};
   mm_pack *p = r->p;
   uint64_t bytes[MM_MAX_LAYERS] = {0}; /* pp is at most that */
   return check_version(r, root) && only(r, root, keys) && (p->tool = text(r, root, "tool", 1)) && (p->quant = text(r, root, "quant", 1)) &&
@@ -407,6 +408,18 @@ static bool read_manifest(reader *r, const mm_json *root) {
          read_parallel(r, root) && read_cuts(r, root) && read_tensors(r, root, bytes) && read_ranks(r, root, bytes) &&
          read_files(r, root, "sources", "header_sha256", &p->source, &p->source_count) &&
          read_files(r, root, "files", "sha256", &p->file, &p->file_count) && check_file_names(r) && read_dead_rows(r, root);
+}
+
+/* The text ends with its own digest: then no byte of it was changed by accident. Looked at last, since what is wrong says more. */
+static bool check_seal(reader *r, const char *text, size_t n) {
+  mm_digest d;
+  char hex[MM_HEX_LEN + 1], seal[sizeof MM_MANIFEST_SEAL + MM_HEX_LEN];
+  size_t len = sizeof MM_MANIFEST_SEAL - 3 + MM_HEX_LEN; /* without "%s" and NUL */
+  at_top(r);
+  if (!mm_sha256(text, n < len ? n : n - len, &d, r->err)) return false;
+  mm_digest_hex(&d, hex);
+  snprintf(seal, sizeof seal, MM_MANIFEST_SEAL, hex);
+  return (n > len && memcmp(text + n - len, seal, len) == 0) || REFUSE(r, "key \"sha256\": is not the digest of the text before it");
 }
 
 bool mm_pack_parse(mm_pack *p, const char *dir, const char *text, size_t n, mm_err *err) {
@@ -422,7 +435,7 @@ bool mm_pack_parse(mm_pack *p, const char *dir, const char *text, size_t n, mm_e
     *err = e;
     if (e.status == MM_BAD_INPUT) err->status = MM_INTEGRITY; /* the same failure, in a file of ours */
   }
-  bool ok = root && (p->dir = mm_arena_strndup(&p->arena, dir, strlen(dir), err)) && read_manifest(&r, root);
+  bool ok = root && (p->dir = mm_arena_strndup(&p->arena, dir, strlen(dir), err)) && read_manifest(&r, root) && check_seal(&r, text, n);
   mm_json_free(root);
   free(place);
   return ok;

@@ -163,8 +163,17 @@ static bool put_lines(FILE *f, const mm_json *root) {
     }
     fputs("\n]", f);
   }
-  fputs("\n}\n", f);
+  fputs(before, f);
   return ok && !ferror(f);
+}
+
+/* The digest of the text so far, as its last member. */
+static bool put_seal(FILE *f, char *const *text, const size_t *n, mm_err *err) {
+  mm_digest d;
+  char hex[MM_HEX_LEN + 1];
+  if (fflush(f) != 0 || !mm_sha256(*text, *n, &d, err)) return false;
+  mm_digest_hex(&d, hex);
+  return fprintf(f, MM_MANIFEST_SEAL, hex) > 0;
 }
 
 char *mm_pack_text(const mm_pack *p, mm_err *err) {
@@ -172,7 +181,7 @@ char *mm_pack_text(const mm_pack *p, mm_err *err) {
   size_t n;
   mm_json *root = pack_json(p, err);
   FILE *f = root ? open_memstream(&text, &n) : NULL;
-  bool ok = f && put_lines(f, root);
+  bool ok = f && put_lines(f, root) && put_seal(f, &text, &n, err);
   if (f && fclose(f) != 0) ok = false;
   mm_json_free(root);
   if (ok) return text;

@@ -10,13 +10,15 @@
 extern "C" {
 #endif
 
-#define MM_PACK_FORMAT  "minimax-packed"
-#define MM_PACK_VERSION 1
-#define MM_MANIFEST     "manifest.json"
-#define MM_MANIFEST_MAX (UINT64_C(256) << 20)
-#define MM_PACK_PLANES  4
-#define MM_PACK_PIECES  3
-#define MM_MAX_TP       1024
+#define MM_PACK_FORMAT   "minimax-packed"
+#define MM_PACK_VERSION  1
+#define MM_MANIFEST      "manifest.json"
+#define MM_MANIFEST_MAX  (UINT64_C(256) << 20)
+#define MM_MANIFEST_SEAL "\"sha256\":\"%s\"\n}\n" /* its last bytes: the digest of all before them */
+#define MM_SIGNATURE     "model.sig"              /* may stand beside it (loader/signature.h) */
+#define MM_PACK_PLANES   4
+#define MM_PACK_PIECES   3
+#define MM_MAX_TP        1024
 
 /* Along the cut axis: local rows (or columns) [at, at + count) of a rank are [from, from + count) of the whole matrix; the rest
  * of the local extent is zero padding. */

@@ -217,6 +217,9 @@ static void test_building(void **state) {
   assert_false(mm_json_set(o, "n", NULL));
   assert_false(mm_json_set(NULL, "n", mm_json_new_int(1))); /* the leak checker sees whether the value was freed */
   assert_false(mm_json_append(NULL, mm_json_new_int(1)));
+  mm_json_remove(o, "a");
+  mm_json_remove(o, "absent");
+  assert_true(mm_json_size(o) == 2 && mm_json_get(o, "z") && !mm_json_get(o, "a"));
   assert_null(mm_json_get(o, "n"));
   mm_json_free(o);
   mm_json_free(NULL);

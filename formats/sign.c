@@ -1,0 +1,102 @@
+/* ECDSA through OpenSSL's EVP, and base64. */
+#include "formats/sign.h"
+
+#include <limits.h>
+#include <openssl/bio.h>
+#include <openssl/evp.h>
+#include <openssl/obj_mac.h>
+#include <openssl/pem.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "formats/file.h"
+
+enum { KEY_FILE_MAX = 1 << 16 };
+
+static bool failed(mm_err *err, const char *what) {
+  return mm_fail(err, MM_BUG, "E_SIGN", mm_at(NULL, NULL), "%s failed in the crypto library", what);
+}
+
+/* An mm_key is OpenSSL's key under our name; it is never looked into here. */
+static EVP_PKEY *pkey(const mm_key *k) { return (EVP_PKEY *)(uintptr_t)k; }
+
+static bool right_kind(const EVP_PKEY *k, const char *path, mm_err *err) {
+  char group[64] = "";
+  size_t n;
+  if (EVP_PKEY_is_a(k, "EC") && EVP_PKEY_get_group_name(k, group, sizeof group, &n) == 1 && strcmp(group, SN_X9_62_prime256v1) == 0)
+    return true;
+  return mm_fail(err, MM_INTEGRITY, "E_KEY", mm_at(path, NULL), "found a key of type %s %s, expected EC " SN_X9_62_prime256v1,
+                 EVP_PKEY_get0_type_name(k), group);
+}
+
+mm_key *mm_key_open(const char *path, bool private_key, mm_err *err) {
+  size_t n;
+  char *text = mm_file_slurp(path, KEY_FILE_MAX, &n, err);
+  if (!text) return NULL;
+  BIO *b = BIO_new_mem_buf(text, (int)n);
+  char empty[] = ""; /* the password: without one OpenSSL would ask at the terminal */
+  EVP_PKEY *k = !b ? NULL : private_key ? PEM_read_bio_PrivateKey(b, NULL, NULL, empty) : PEM_read_bio_PUBKEY(b, NULL, NULL, empty);
+  if (!k)
+    mm_fail(err, MM_BAD_INPUT, "E_KEY", mm_at(path, NULL), "expected a %s key in PEM",
+            private_key ? "private (and not encrypted)" : "public");
+  if (k && !right_kind(k, path, err)) {
+    EVP_PKEY_free(k);
+    k = NULL;
+  }
+  BIO_free(b);
+  explicit_bzero(text, n);
+  free(text);
+  return (mm_key *)k;
+}
+
+void mm_key_close(mm_key *k) { EVP_PKEY_free(pkey(k)); }
+
+bool mm_key_fingerprint(const mm_key *k, mm_digest *out, mm_err *err) {
+  BIO *b = BIO_new(BIO_s_mem());
+  char *text;
+  bool ok = (b && PEM_write_bio_PUBKEY(b, pkey(k)) == 1) || failed(err, "writing the public key");
+  long n = ok ? BIO_get_mem_data(b, &text) : 0;
+  ok = ok && mm_sha256(text, (size_t)n, out, err);
+  BIO_free(b);
+  return ok;
+}
+
+bool mm_key_sign(const mm_key *k, const void *data, size_t n, uint8_t signature[MM_SIGNATURE_BYTES], size_t *length, mm_err *err) {
+  EVP_MD_CTX *c = EVP_MD_CTX_new();
+  *length = MM_SIGNATURE_BYTES;
+  bool ok = c && EVP_DigestSignInit(c, NULL, EVP_sha256(), NULL, pkey(k)) == 1 && EVP_DigestSign(c, signature, length, data, n) == 1;
+  EVP_MD_CTX_free(c);
+  return ok || failed(err, "signing");
+}
+
+bool mm_key_verify(const mm_key *k, const void *data, size_t n, const uint8_t *signature, size_t length, mm_where where, mm_err *err) {
+  EVP_MD_CTX *c = EVP_MD_CTX_new();
+  bool ready = c && EVP_DigestVerifyInit(c, NULL, EVP_sha256(), NULL, pkey(k)) == 1;
+  bool good = ready && EVP_DigestVerify(c, signature, length, data, n) == 1;
+  EVP_MD_CTX_free(c);
+  if (!ready) return failed(err, "verifying");
+  return good || mm_fail(err, MM_INTEGRITY, "E_SIGNATURE", where, "the signature is not that of the given key over this statement");
+}
+
+char *mm_base64(const void *data, size_t n, mm_err *err) {
+  char *text = n > INT_MAX / 2 ? NULL : mm_calloc(n / 3 * 4 + 5, 1, err);
+  if (text) EVP_EncodeBlock((unsigned char *)text, data, (int)n);
+  return text ? text : (mm_fail_memory(err, n), NULL);
+}
+
+uint8_t *mm_base64_parse(const char *text, size_t *n, mm_where where, mm_err *err) {
+  size_t length = strlen(text), padding = 0;
+  while (padding < 2 && padding < length && text[length - 1 - padding] == '=') padding++;
+  uint8_t *data = length > INT_MAX ? NULL : mm_calloc(length / 4 * 3 + 4, 1, err);
+  if (!data) return mm_fail_memory(err, length), NULL;
+  int got = EVP_DecodeBlock(data, (const unsigned char *)text, (int)length);
+  *n = got < 0 ? 0 : (size_t)got - padding;
+  data[*n] = 0;
+  char *again = got < 0 ? NULL : mm_base64(data, *n, err); /* the library takes spaces and stray bits, which would be a second spelling */
+  bool same = again && strcmp(again, text) == 0;
+  free(again);
+  if (same) return data;
+  free(data);
+  mm_fail(err, MM_INTEGRITY, "E_SIGNATURE", where, "expected base64");
+  return NULL;
+}
