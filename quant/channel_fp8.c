@@ -9,9 +9,9 @@ MM_INLINE void pack_body(const mm_pack_args *a, void *const plane[MM_MAX_PLANES]
     if (s == 0) s = 1;
     ((float *)plane[1])[row] = s;
     for (uint32_t k = 0; k < a->k; k += MM_TILE) {
-      float t[MM_TILE];
+      float room[MM_TILE];
       uint8_t code[MM_TILE];
-      mm_tile_load(t, a, row, k);
+      const float *t = mm_tile_load(room, a, row, k);
       mm_tile_e4m3(code, t, &s, MM_TILE);
       mm_tile_store(a, plane[0], row, k, code);
     }

@@ -8,9 +8,9 @@ MM_INLINE void pack_body(const mm_pack_args *a, void *const plane[MM_MAX_PLANES]
     float s = mm_row_int_scale(a, row, 127);
     ((float *)plane[1])[row] = s;
     for (uint32_t k = 0; k < a->k; k += MM_TILE) {
-      float t[MM_TILE];
+      float room[MM_TILE];
       uint8_t code[MM_TILE];
-      mm_tile_load(t, a, row, k);
+      const float *t = mm_tile_load(room, a, row, k);
       mm_tile_int(code, t, &s, MM_TILE, -127, 127);
       mm_tile_store(a, plane[0], row, k, code);
     }

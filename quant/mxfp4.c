@@ -16,21 +16,23 @@ MM_INLINE int clamp_exponent(int e) { return mm_max_int(0, mm_min_int(254, e)); 
 MM_INLINE int floor_exponent(float amax) { return (int)(mm_f32_bits(amax) >> 23) - 2; }
 
 /* Replaces the exponents of a tile's blocks by those of least error. */
-MM_INLINE void best_exponents(int exponent[BLOCKS], const float t[MM_TILE], const float amax[BLOCKS]) {
-  float x[MM_TILE], unit[BLOCKS], s[2][BLOCKS], error[2][BLOCKS], least[BLOCKS];
+MM_INLINE void best_exponents(int exponent[BLOCKS], const float t[MM_TILE], const float amax[BLOCKS], const float *importance) {
+  float x[MM_TILE], p[MM_TILE], unit[BLOCKS], one[BLOCKS], s[2][BLOCKS], error[2][BLOCKS], least[BLOCKS];
   int trial[2][BLOCKS];
   for (int b = 0; b < BLOCKS; b++) {
     unit[b] = mm_unit(amax[b]);
+    one[b] = 1;
     least[b] = INFINITY;
   }
   mm_tile_across(x, t, unit, BLOCK);
+  if (importance) mm_tile_across(p, importance, one, BLOCK);
   for (int up = 2; up >= 0; up -= 2) {
     for (int j = 0; j < 2; j++)
       for (int b = 0; b < BLOCKS; b++) {
         trial[j][b] = clamp_exponent(floor_exponent(amax[b]) + up - j);
         s[j][b] = mm_e8m0_to_f32((uint8_t)trial[j][b]) * unit[b];
       }
-    mm_error_e2m1(error[0], x, BLOCK, BLOCKS, s[0]);
+    mm_error_e2m1(error[0], x, BLOCK, BLOCKS, s[0], importance ? p : NULL);
     for (int j = 0; j < 2; j++) mm_keep_least(exponent, least, trial[j], error[j], BLOCKS);
   }
 }
@@ -39,15 +41,15 @@ MM_INLINE void pack_body(const mm_pack_args *a, void *const plane[MM_MAX_PLANES]
   uint32_t across = mm_cells(a->k, BLOCK);
   for (uint32_t row = 0; row < a->n; row++)
     for (uint32_t k = 0; k < a->k; k += MM_TILE) {
-      float t[MM_TILE], amax[BLOCKS], s[BLOCKS];
+      float room[MM_TILE], weights[MM_TILE], amax[BLOCKS], s[BLOCKS];
       int exponent[BLOCKS];
       uint8_t code[MM_TILE], stored[BLOCKS];
-      mm_tile_load(t, a, row, k);
+      const float *t = mm_tile_load(room, a, row, k);
       for (int b = 0; b < BLOCKS; b++) {
         amax[b] = mm_tile_amax(t + b * BLOCK, BLOCK);
         exponent[b] = clamp_exponent(floor_exponent(amax[b]) + ((mm_f32_bits(amax[b]) & 0x7fffff) >= 0x600000));
       }
-      if (a->search == MM_SEARCH_MSE) best_exponents(exponent, t, amax);
+      if (a->search == MM_SEARCH_MSE) best_exponents(exponent, t, amax, mm_tile_importance(weights, a, k));
       for (int b = 0; b < BLOCKS; b++) {
         stored[b] = amax[b] == 0 ? 127 : (uint8_t)exponent[b];
         s[b] = mm_e8m0_to_f32(stored[b]);

@@ -15,9 +15,9 @@ MM_INLINE void pack_body(const mm_pack_args *a, void *const plane[MM_MAX_PLANES]
   uint32_t across = mm_cells(a->k, BLOCK);
   for (uint32_t row = 0; row < a->n; row++)
     for (uint32_t k = 0; k < a->k; k += MM_TILE) {
-      float t[MM_TILE], s[BLOCKS];
+      float room[MM_TILE], s[BLOCKS];
       uint8_t scale[BLOCKS], code[MM_TILE];
-      mm_tile_load(t, a, row, k);
+      const float *t = mm_tile_load(room, a, row, k);
       for (int b = 0; b < BLOCKS; b++) {
         scale[b] = block_scale(t + b * BLOCK);
         s[b] = mm_e8m0_to_f32(scale[b]);

@@ -24,11 +24,15 @@ static inline float mm_f32_from_bits(uint32_t u) {
 }
 
 static inline float mm_bf16_to_f32(uint16_t h) { return mm_f32_from_bits((uint32_t)h << 16); }
-/* Round to nearest even; NaN stays NaN (quieted, sign and upper payload kept); overflow gives infinity. */
+/* Round to nearest even; overflow gives infinity. x is not NaN. */
+static inline uint16_t mm_finite_to_bf16(float x) {
+  uint32_t u = mm_f32_bits(x);
+  return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+}
+/* The same for any x: NaN stays NaN (quieted, sign and upper payload kept). */
 static inline uint16_t mm_f32_to_bf16(float x) {
   uint32_t u = mm_f32_bits(x);
-  if ((u & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((u >> 16) | 0x40u);
-  return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+  return (u & 0x7fffffffu) > 0x7f800000u ? (uint16_t)((u >> 16) | 0x40u) : mm_finite_to_bf16(x);
 }
 float mm_f16_to_f32(uint16_t h);
 uint16_t mm_f32_to_f16(float x); /* RNE; overflow gives infinity; NaN stays NaN */
@@ -37,10 +41,10 @@ uint16_t mm_f32_to_f16(float x); /* RNE; overflow gives infinity; NaN stays NaN 
 extern const float mm_e4m3_value[256];
 extern const float mm_e5m2_value[256];
 extern const float mm_e2m1_value[16];
-/* The same without a table: the code's bits lie where f32 keeps exponent and mantissa, only the bias differs. */
+/* The same without a table: the code's bits lie where bf16 and f32 keep exponent and mantissa, only the bias differs. */
 static inline float mm_e4m3_to_f32(uint8_t c) {
-  uint32_t sign = (uint32_t)(c & 0x80) << 24, u = c & 0x7f, nan = (uint32_t)(u == 0x7f) * 0x7fc00000u;
-  return mm_f32_from_bits(sign | nan | mm_f32_bits(mm_f32_from_bits(u << 20) * 0x1p120f));
+  uint16_t u = c & 0x7f, nan = (uint16_t)((u == 0x7f) * 0x7fc0);
+  return mm_bf16_to_f32((uint16_t)((c & 0x80) << 8 | u << 4 | nan)) * 0x1p120f;
 }
 static inline float mm_e2m1_to_f32(uint8_t c) {
   return mm_f32_from_bits((uint32_t)(c & 8) << 28 | mm_f32_bits(mm_f32_from_bits((uint32_t)(c & 7) << 22) * 0x1p126f));
@@ -51,16 +55,19 @@ static inline float mm_e8m0_to_f32(uint8_t e) {
 
 /* Magnitude u (f32 bits, at most the format's largest value) to the code of a float format with `mantissa` bits whose smallest
  * normal number has the f32 bits `least`. Adding 2^(23 - mantissa) times the binade's power of two puts the format's step at the
- * adder's last place, so the adder rounds to nearest even; what was added counts the steps. Subnormals share the lowest binade. */
+ * adder's last place, so the adder rounds to nearest even; what was added counts the steps. Subnormals share the lowest binade.
+ * Only the low 16 bits of the result count, so that the codes below `least` are taken off in the adder too (as an even number). */
 static inline uint32_t mm_small_float(uint32_t u, uint32_t least, unsigned mantissa) {
-  uint32_t binade = (u > least ? u : least) & 0x7f800000u, magic = binade + ((23 - mantissa) << 23);
-  return ((binade - least) >> (23 - mantissa)) + mm_f32_bits(mm_f32_from_bits(u) + mm_f32_from_bits(magic)) - magic;
+  uint32_t binade = (u > least ? u : least) & 0x7f800000u, below = least >> (23 - mantissa);
+  float magic = mm_f32_from_bits(binade + ((23 - mantissa) << 23) + (uint16_t)(0 - below));
+  return mm_f32_bits(mm_f32_from_bits(u) + magic) + (binade >> (23 - mantissa));
 }
 
-/* Saturating encoders (±448, ±57344, ±6 beyond the largest value). x is not NaN. */
+/* Saturating encoders (±448, ±57344, ±6 beyond the largest value). x is not NaN. From a magnitude's bits only the low byte counts. */
+static inline uint32_t mm_magnitude_to_e4m3(uint32_t u) { return mm_small_float(u < 0x43e00000u ? u : 0x43e00000u, 0x3c800000u, 3); }
 static inline uint8_t mm_finite_to_e4m3(float x) {
-  uint32_t b = mm_f32_bits(x), u = b & 0x7fffffffu;
-  return (uint8_t)((b >> 24 & 0x80u) | mm_small_float(u < 0x43e00000u ? u : 0x43e00000u, 0x3c800000u, 3));
+  uint32_t b = mm_f32_bits(x);
+  return (uint8_t)((b >> 24 & 0x80u) | mm_magnitude_to_e4m3(b & 0x7fffffffu));
 }
 static inline uint8_t mm_finite_to_e2m1(float x) {
   uint32_t b = mm_f32_bits(x), u = b & 0x7fffffffu;

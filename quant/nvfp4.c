@@ -18,16 +18,19 @@ MM_INLINE int scale_code(float amax, float top, float s2) {
 }
 
 /* Replaces the codes of a tile's blocks, which are absmax's, by the candidates of least error, the first among equals. */
-MM_INLINE void best_codes(int code[BLOCKS], const float t[MM_TILE], const float amax[BLOCKS], float s2, mm_search search) {
-  float x[MM_TILE], unit[BLOCKS], s[2][BLOCKS], error[2][BLOCKS], least[BLOCKS];
+MM_INLINE void best_codes(int code[BLOCKS], const float t[MM_TILE], const float amax[BLOCKS], float s2, mm_search search,
+                          const float *importance) {
+  float x[MM_TILE], p[MM_TILE], unit[BLOCKS], one[BLOCKS], s[2][BLOCKS], error[2][BLOCKS], least[BLOCKS];
   int first[BLOCKS], other[BLOCKS], trial[2][BLOCKS], trials = search == MM_SEARCH_FOUR_SIX ? 2 : BELOW + 1 + ABOVE;
   for (int b = 0; b < BLOCKS; b++) {
     unit[b] = mm_unit(amax[b]);
+    one[b] = 1;
     least[b] = INFINITY;
     first[b] = code[b];
     other[b] = scale_code(amax[b], 4, s2);
   }
   mm_tile_across(x, t, unit, BLOCK);
+  if (importance) mm_tile_across(p, importance, one, BLOCK);
   for (int c = 0; c < trials; c += 2) {
     for (int j = 0; j < 2; j++)
       for (int b = 0; b < BLOCKS; b++) {
@@ -35,7 +38,7 @@ MM_INLINE void best_codes(int code[BLOCKS], const float t[MM_TILE], const float 
         if (search == MM_SEARCH_FOUR_SIX) trial[j][b] = j ? other[b] : first[b];
         s[j][b] = mm_f32_from_bits((uint32_t)trial[j][b] << 20) * 0x1p120f * (s2 * unit[b]); /* a positive E4M3 code's value */
       }
-    for (int b = 0; b < BLOCKS; b += MM_LANES) mm_error_e2m1(&error[0][b], x + b, BLOCK, BLOCKS, &s[0][b]);
+    for (int b = 0; b < BLOCKS; b += MM_LANES) mm_error_e2m1(&error[0][b], x + b, BLOCK, BLOCKS, &s[0][b], importance ? p + b : NULL);
     for (int j = 0; j < 2; j++) mm_keep_least(code, least, trial[j], error[j], BLOCKS);
   }
 }
@@ -47,13 +50,13 @@ MM_INLINE void pack_body(const mm_pack_args *a, void *const plane[MM_MAX_PLANES]
   uint32_t across = mm_cells(a->k, BLOCK);
   for (uint32_t row = 0; row < a->n; row++)
     for (uint32_t k = 0; k < a->k; k += MM_TILE) {
-      float t[MM_TILE], amax[BLOCKS], s[BLOCKS];
+      float room[MM_TILE], weights[MM_TILE], amax[BLOCKS], s[BLOCKS];
       int scale[BLOCKS];
       uint8_t code[MM_TILE], stored[BLOCKS];
-      mm_tile_load(t, a, row, k);
+      const float *t = mm_tile_load(room, a, row, k);
       for (int b = 0; b < BLOCKS; b++) amax[b] = mm_tile_amax(t + b * BLOCK, BLOCK);
       for (int b = 0; b < BLOCKS; b++) scale[b] = scale_code(amax[b], 6, s2);
-      if (a->search != MM_SEARCH_ABSMAX) best_codes(scale, t, amax, s2, a->search);
+      if (a->search != MM_SEARCH_ABSMAX) best_codes(scale, t, amax, s2, a->search, mm_tile_importance(weights, a, k));
       for (int b = 0; b < BLOCKS; b++) {
         stored[b] = amax[b] == 0 ? 0x38 : (uint8_t)scale[b];
         s[b] = mm_e4m3_value[stored[b]] * s2;

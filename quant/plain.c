@@ -4,10 +4,10 @@
 MM_INLINE void pack_bf16_body(const mm_pack_args *a, void *const plane[MM_MAX_PLANES]) {
   for (uint32_t row = 0; row < a->n; row++)
     for (uint32_t k = 0; k < a->k; k += MM_TILE) {
-      float t[MM_TILE];
+      float room[MM_TILE];
       uint16_t h[MM_TILE];
-      mm_tile_load(t, a, row, k);
-      for (int i = 0; i < MM_TILE; i++) h[i] = mm_f32_to_bf16(t[i]);
+      const float *t = mm_tile_load(room, a, row, k);
+      for (int i = 0; i < MM_TILE; i++) h[i] = mm_finite_to_bf16(t[i]);
       memcpy((uint16_t *)plane[0] + (size_t)row * a->k + k, h, mm_tile_count(a, k) * sizeof *h);
     }
 }

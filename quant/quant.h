@@ -45,6 +45,9 @@ typedef struct mm_pack_args {
   uint32_t n, k;
   float amax;       /* over the whole fusion group (w1 and w3; q, k and v), when the scheme says needs_amax; else unspecified */
   mm_search search; /* one that the scheme has; ABSMAX always */
+  /* [k], or NULL for 1 everywhere: what a squared error in each column counts when scales are searched, such as the mean square of
+   * the activations it meets. Positive, of ordinary size. */
+  const float *importance;
 } mm_pack_args;
 
 /* What one code stands for before scaling. Two nibbles share a byte, the even column in the low one. */

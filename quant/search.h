@@ -1,7 +1,7 @@
 /* Scale selection by least squared error. Eight trials run at once, one per SIMD lane; each lane sums (w - ŵ)² over its group in
- * order, with the decoder's own arithmetic: ŵ = value(code) · s in f32. Trial codes come from w · (1/s) instead of w / s; the two
- * differ only where both neighbours are equally far. Groups are first scaled by a power of two, so that neither tiny nor huge
- * weights underflow or overflow when squared. */
+ * order, times the column's importance where one is given, with the decoder's own arithmetic: ŵ = value(code) · s in f32. Trial codes come
+ * from w · (1/s) instead of w / s; the two differ only where both neighbours are equally far. Groups are first scaled by a power of two, so
+ * that neither tiny nor huge weights underflow or overflow when squared. */
 #ifndef MM_QUANT_SEARCH_H
 #define MM_QUANT_SEARCH_H
 
@@ -23,47 +23,61 @@ MM_INLINE void mm_tile_across(float x[MM_TILE], const float t[MM_TILE], const fl
     for (int g = 0; g < groups; g++) x[i * groups + g] = t[g * group + i] * unit[g];
 }
 
-/* Adds the squared errors of eight magnitudes in E2M1. Rounds as mm_small_float does. */
-MM_INLINE void mm_add_error_e2m1(mm_lanes *sum, const mm_lanes *w, const mm_lanes *inverse, const mm_lanes *scale) {
+/* Importances of the columns [k, k + 256), anything past the end of the row; NULL where none are given. */
+MM_INLINE const float *mm_tile_importance(float room[MM_TILE], const mm_pack_args *a, uint32_t k) {
+  if (!a->importance || mm_tile_count(a, k) == MM_TILE) return a->importance ? a->importance + k : NULL;
+  memset(room, 0, MM_TILE * sizeof *room);
+  return memcpy(room, a->importance + k, mm_tile_count(a, k) * sizeof *room);
+}
+
+/* Adds the squared errors of eight magnitudes in E2M1, times their importance if given. Rounds as mm_small_float does. */
+MM_INLINE void mm_add_error_e2m1(mm_lanes *sum, const mm_lanes *w, const mm_lanes *inverse, const mm_lanes *scale,
+                                 const float *importance) {
   mm_lanes_int u = (mm_lanes_int)(*w * *inverse), binade;
   mm_lanes_min(&u, 0x40c00000);
   binade = u;
   mm_lanes_max(&binade, 0x3f800000);
   mm_lanes magic = (mm_lanes)((binade & 0x7f800000) + (22 << 23));
   mm_lanes d = *w - ((mm_lanes)u + magic - magic) * *scale;
-  *sum += d * d;
+  *sum += importance ? d * d * MM_LANES_FROM(importance) : d * d;
 }
 
-/* Eight of the groups side by side in x (mm_tile_across), each under two scales of its own, s[g] and s[groups + g]. */
-MM_INLINE void mm_error_e2m1(float *error, const float *x, int group, int groups, const float *s) {
+/* Eight of the groups side by side in x (mm_tile_across), each under two scales of its own, s[g] and s[groups + g]. `importance`, if
+ * not NULL, lies as x does. */
+MM_INLINE void mm_error_e2m1(float *error, const float *x, int group, int groups, const float *s, const float *importance) {
   mm_lanes scale0 = MM_LANES_FROM(s), inverse0 = 1.0f / scale0, sum0 = {0};
   mm_lanes scale1 = MM_LANES_FROM(s + groups), inverse1 = 1.0f / scale1, sum1 = {0};
   for (int i = 0; i < group; i++) {
     mm_lanes w = (mm_lanes)((mm_lanes_int)MM_LANES_FROM(x + i * groups) & 0x7fffffff);
-    mm_add_error_e2m1(&sum0, &w, &inverse0, &scale0);
-    mm_add_error_e2m1(&sum1, &w, &inverse1, &scale1);
+    const float *p = importance ? importance + i * groups : NULL;
+    mm_add_error_e2m1(&sum0, &w, &inverse0, &scale0, p);
+    mm_add_error_e2m1(&sum1, &w, &inverse1, &scale1, p);
   }
   MM_LANES_AT(error) = sum0;
   MM_LANES_AT(error + groups) = sum1;
 }
 
-/* Adds the squared errors of one weight under eight scales, in integer codes [lo, hi]; y is w / s. Rounds as mm_round_clamp does. */
-MM_INLINE void mm_add_error_int(mm_lanes *sum, float w, const mm_lanes *y, const mm_lanes *scale, int32_t lo, int32_t hi) {
+/* Adds the squared errors of one weight under eight scales, in integer codes [lo, hi], times its importance if given; y is w / s.
+ * Rounds as mm_round_clamp does. */
+MM_INLINE void mm_add_error_int(mm_lanes *sum, float w, const mm_lanes *y, const mm_lanes *scale, int32_t lo, int32_t hi,
+                                const float *importance) {
   mm_lanes_int b = (mm_lanes_int)(*y + MM_INT_MAGIC);
   mm_lanes_max(&b, 0x4b400000 + lo);
   mm_lanes_min(&b, 0x4b400000 + hi);
   mm_lanes d = w - ((mm_lanes)b - MM_INT_MAGIC) * *scale;
-  *sum += d * d;
+  *sum += importance ? d * d * *importance : d * d;
 }
 
 /* One group under sixteen scales; adds to error[]. */
-MM_INLINE void mm_error_int(float error[2 * MM_LANES], const float *x, int n, const float s[2 * MM_LANES], int32_t lo, int32_t hi) {
+MM_INLINE void mm_error_int(float error[2 * MM_LANES], const float *x, int n, const float s[2 * MM_LANES], int32_t lo, int32_t hi,
+                            const float *importance) {
   mm_lanes scale0 = MM_LANES_FROM(s), inverse0 = 1.0f / scale0, sum0 = MM_LANES_FROM(error);
   mm_lanes scale1 = MM_LANES_FROM(s + MM_LANES), inverse1 = 1.0f / scale1, sum1 = MM_LANES_FROM(error + MM_LANES);
   for (int i = 0; i < n; i++) {
     mm_lanes y0 = x[i] * inverse0, y1 = x[i] * inverse1;
-    mm_add_error_int(&sum0, x[i], &y0, &scale0, lo, hi);
-    mm_add_error_int(&sum1, x[i], &y1, &scale1, lo, hi);
+    const float *p = importance ? importance + i : NULL;
+    mm_add_error_int(&sum0, x[i], &y0, &scale0, lo, hi, p);
+    mm_add_error_int(&sum1, x[i], &y1, &scale1, lo, hi, p);
   }
   MM_LANES_AT(error) = sum0;
   MM_LANES_AT(error + MM_LANES) = sum1;
@@ -96,12 +110,12 @@ MM_INLINE float mm_row_int_scale(const mm_pack_args *a, uint32_t row, int32_t to
   int shrink = 0;
   for (int step = 8; step; step /= 8) {
     int first = step == 8 ? 0 : shrink - 8;
-    float scale[TRIED], error[TRIED] = {0}, t[MM_TILE];
+    float scale[TRIED], error[TRIED] = {0}, room[MM_TILE], x[MM_TILE], p[MM_TILE];
     for (int c = 0; c < TRIED; c++) scale[c] = s * unit * (1.0f - (float)mm_max_int(first + c * step, 0) / 160.0f);
     for (uint32_t k = 0; k < a->k; k += MM_TILE) {
-      mm_tile_load(t, a, row, k);
-      for (int i = 0; i < MM_TILE; i++) t[i] *= unit;
-      mm_error_int(error, t, MM_TILE, scale, -top, top);
+      const float *t = mm_tile_load(room, a, row, k);
+      for (int i = 0; i < MM_TILE; i++) x[i] = t[i] * unit;
+      mm_error_int(error, x, MM_TILE, scale, -top, top, mm_tile_importance(p, a, k));
     }
     shrink = mm_max_int(first + mm_least(error, TRIED) * step, 0);
   }

@@ -25,20 +25,18 @@ MM_INLINE void mm_lanes_min(mm_lanes_int *x, int32_t hi) {
 
 MM_INLINE uint32_t mm_tile_count(const mm_pack_args *a, uint32_t k) { return (uint32_t)mm_min(MM_TILE, a->k - k); }
 
-/* Columns [k, k + 256) of a row. */
-MM_INLINE void mm_tile_load(float t[MM_TILE], const mm_pack_args *a, uint32_t row, uint32_t k) {
+/* Columns [k, k + 256) of a row: in place where they are there as f32, or in `room`. */
+MM_INLINE const float *mm_tile_load(float room[MM_TILE], const mm_pack_args *a, uint32_t row, uint32_t k) {
   size_t first = (size_t)row * a->k + k, count = mm_tile_count(a, k);
-  if (count < MM_TILE) {
-    memset(t, 0, MM_TILE * sizeof *t);
-    if (a->bf16)
-      mm_widen(t, a->bf16 + first, MM_BF16, count);
-    else
-      memcpy(t, a->w + first, count * sizeof *t);
-  } else if (a->bf16) {
-    for (int i = 0; i < MM_TILE; i++) t[i] = mm_bf16_to_f32(a->bf16[first + (size_t)i]);
-  } else {
-    memcpy(t, a->w + first, MM_TILE * sizeof *t);
-  }
+  if (count < MM_TILE) memset(room, 0, MM_TILE * sizeof *room);
+  if (count == MM_TILE && !a->bf16) return a->w + first;
+  if (count == MM_TILE)
+    for (int i = 0; i < MM_TILE; i++) room[i] = mm_bf16_to_f32(a->bf16[first + (size_t)i]);
+  else if (a->bf16)
+    mm_widen(room, a->bf16 + first, MM_BF16, count);
+  else
+    memcpy(room, a->w + first, count * sizeof *room);
+  return room;
 }
 
 /* Largest magnitude of n; as bits, because unsigned integers of magnitudes compare as the floats do. */
@@ -53,10 +51,9 @@ MM_INLINE float mm_tile_amax(const float *t, int n) {
 
 /* Largest magnitude of a whole row. */
 MM_INLINE float mm_row_amax(const mm_pack_args *a, uint32_t row) {
-  float most = 0, t[MM_TILE];
+  float most = 0, room[MM_TILE];
   for (uint32_t k = 0; k < a->k; k += MM_TILE) {
-    mm_tile_load(t, a, row, k);
-    float m = mm_tile_amax(t, MM_TILE);
+    float m = mm_tile_amax(mm_tile_load(room, a, row, k), MM_TILE);
     most = m > most ? m : most;
   }
   return most;
@@ -75,7 +72,8 @@ MM_INLINE int32_t mm_round_clamp(float y, int32_t lo, int32_t hi) {
 
 /* Codes of a tile: t / s by true division, one scale per `group` weights. */
 MM_INLINE void mm_tile_divide(float y[MM_TILE], const float t[MM_TILE], const float *s, int group) {
-  for (int i = 0; i < MM_TILE; i += MM_LANES) MM_LANES_AT(y + i) = MM_LANES_FROM(t + i) / s[i / group];
+  for (int g = 0; g < MM_TILE; g += group)
+    for (int i = g; i < g + group; i += MM_LANES) MM_LANES_AT(y + i) = MM_LANES_FROM(t + i) / s[g / group];
 }
 MM_INLINE void mm_tile_e4m3(uint8_t code[MM_TILE], const float t[MM_TILE], const float *s, int group) {
   float y[MM_TILE];
@@ -95,7 +93,11 @@ MM_INLINE void mm_tile_int(uint8_t code[MM_TILE], const float t[MM_TILE], const 
 
 /* The tile's codes at column k of a row of the code plane: one byte each, or two nibbles to a byte, low first. */
 MM_INLINE void mm_tile_store(const mm_pack_args *a, void *plane, uint32_t row, uint32_t k, const uint8_t code[MM_TILE]) {
-  memcpy((uint8_t *)plane + (size_t)row * a->k + k, code, mm_tile_count(a, k));
+  uint8_t *to = (uint8_t *)plane + (size_t)row * a->k + k;
+  if (mm_tile_count(a, k) == MM_TILE)
+    memcpy(to, code, MM_TILE);
+  else
+    memcpy(to, code, mm_tile_count(a, k));
 }
 MM_INLINE void mm_tile_store_nibbles(const mm_pack_args *a, void *plane, uint32_t row, uint32_t k, const uint8_t code[MM_TILE]) {
   uint16_t two[MM_TILE / 2];

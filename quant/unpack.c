@@ -12,64 +12,62 @@ static float scale_value(mm_dtype t, const void *plane, size_t i) {
   }
 }
 
-MM_INLINE void decode(float t[MM_TILE], const uint8_t c[MM_TILE], mm_code code) {
+enum { LONG = 64, SHORT = 16 }; /* columns under one scale; fewer only on finer or odd grids */
+
+/* t[i] = the value of code i times s[i / LONG]. */
+#define DECODE(value)                     \
+  for (int g = 0; g < MM_TILE; g += LONG) \
+    for (int i = g; i < g + LONG; i++) t[i] = (value)*s[g / LONG];
+MM_INLINE void decode(float *restrict t, const uint8_t *restrict c, mm_code code, const float *restrict s) {
   uint8_t nibble[MM_TILE];
   if (code >= MM_CODE_E2M1) mm_tile_split_nibbles(nibble, c);
   switch (code) {
     case MM_CODE_PLAIN: break; /* mm_widen's */
-    case MM_CODE_E4M3:
-      for (int i = 0; i < MM_TILE; i++) t[i] = mm_e4m3_to_f32(c[i]);
-      break;
-    case MM_CODE_INT8:
-      for (int i = 0; i < MM_TILE; i++) t[i] = (float)(int8_t)c[i];
-      break;
-    case MM_CODE_E2M1:
-      for (int i = 0; i < MM_TILE; i++) t[i] = mm_e2m1_to_f32(nibble[i]);
-      break;
-    case MM_CODE_INT4:
-      for (int i = 0; i < MM_TILE; i++) t[i] = (float)((nibble[i] ^ 8) - 8);
-      break;
-    case MM_CODE_INT4_OFFSET:
-      for (int i = 0; i < MM_TILE; i++) t[i] = (float)(nibble[i] - 8);
-      break;
+    case MM_CODE_E4M3: DECODE(mm_e4m3_to_f32(c[i])) break;
+    case MM_CODE_INT8: DECODE((float)(int8_t)c[i]) break;
+    case MM_CODE_E2M1: DECODE(mm_e2m1_to_f32(nibble[i])) break;
+    case MM_CODE_INT4: DECODE((float)((nibble[i] ^ 8) - 8)) break;
+    case MM_CODE_INT4_OFFSET: DECODE((float)(nibble[i] - 8)) break;
   }
 }
 
-/* s[c] is the product of the scales over columns k + c·step of a row. */
+/* s[c] is the product of the scales over columns k + c · step of a row; step divides every cell. */
 static void tile_scales(float *s, const mm_packed *m, uint32_t lead, uint32_t row, uint32_t k, uint32_t step, uint32_t count) {
   for (uint32_t c = 0; c < count; c++) s[c] = 1;
   for (unsigned i = 1; i < m->scheme->plane_count; i++) {
     mm_cell cell = m->cell[i];
-    size_t line = (size_t)lead * mm_cells(m->n, cell.n) + (cell.n ? row / cell.n : 0), first = line * mm_cells(m->k, cell.k);
-    for (uint32_t c = 0; c < count; c++)
-      s[c] *= scale_value(m->scheme->plane[i].dtype, m->plane[i], first + (cell.k ? (k + c * step) / cell.k : 0));
+    size_t line = (size_t)lead * mm_cells(m->n, cell.n) + (cell.n ? row / cell.n : 0);
+    size_t at = line * mm_cells(m->k, cell.k) + (cell.k ? k / cell.k : 0);
+    uint32_t end = cell.k ? (cell.k - k % cell.k) / step : count; /* of the cell at `at` */
+    for (uint32_t c = 0; c < count; end += cell.k / step) {
+      float v = scale_value(m->scheme->plane[i].dtype, m->plane[i], at++);
+      for (; c < end && c < count; c++) s[c] *= v;
+    }
   }
 }
 
-/* Columns that are sure to share their scales: 16, or 1 on a grid that is finer or odd. */
-static uint32_t shared_columns(const mm_packed *m) {
-  for (unsigned i = 1; i < m->scheme->plane_count; i++)
-    if (m->cell[i].k % 16) return 1;
-  return 16;
-}
-
 MM_INLINE void unpack_row_body(const mm_packed *m, uint32_t lead, uint32_t row, float *out) {
-  uint32_t per_byte = m->scheme->plane[0].cell.k, share = shared_columns(m);
+  uint32_t per_byte = m->scheme->plane[0].cell.k, step = LONG;
+  for (unsigned i = 1; i < m->scheme->plane_count; i++)
+    while (m->cell[i].k % step) step /= 2;
   const uint8_t *codes = (const uint8_t *)m->plane[0] + ((size_t)lead * m->n + row) * mm_cells(m->k, per_byte);
   for (uint32_t k = 0; k < m->k; k += MM_TILE) {
     uint32_t count = (uint32_t)mm_min(MM_TILE, m->k - k);
-    uint8_t c[MM_TILE];
-    float t[MM_TILE], s[MM_TILE] = {0};
-    memcpy(c, codes + k / per_byte, mm_cells(count, per_byte));
-    memset(c + mm_cells(count, per_byte), 0, MM_TILE - mm_cells(count, per_byte));
-    decode(t, c, m->scheme->code);
-    tile_scales(s, m, lead, row, k, share, mm_cells(count, share));
-    if (share == 16) {
-      for (int i = 0; i < MM_TILE; i += MM_LANES) MM_LANES_AT(t + i) *= s[i / 16];
-    } else {
-      for (uint32_t i = 0; i < count; i++) t[i] *= s[i];
+    bool whole = count == MM_TILE;
+    uint8_t pad[MM_TILE];
+    float room[MM_TILE], s[MM_TILE], one[MM_TILE / LONG] = {1, 1, 1, 1}, *t = whole ? out + k : room;
+    if (!whole) {
+      memset(pad, 0, sizeof pad);
+      memcpy(pad, codes + k / per_byte, mm_cells(count, per_byte));
+      memset(s, 0, sizeof s);
     }
-    memcpy(out + k, t, count * sizeof *t);
+    tile_scales(s, m, lead, row, k, step, mm_cells(count, step));
+    for (uint32_t ahead = 8 * MM_TILE; whole && ahead < 9 * MM_TILE; ahead += 64) __builtin_prefetch(codes + (k + ahead) / per_byte);
+    decode(t, whole ? codes + k / per_byte : pad, m->scheme->code, step == LONG ? s : one);
+    for (uint32_t i = 0; step < LONG && step >= SHORT && i < MM_TILE; i += SHORT)
+      for (uint32_t j = i; j < i + SHORT; j += MM_LANES) MM_LANES_AT(t + j) *= s[i / step];
+    for (uint32_t i = 0; step < SHORT && i < count; i++) t[i] *= s[i / step];
+    if (!whole) memcpy(out + k, room, count * sizeof *room);
   }
 }
 MM_VERSIONS(unpack_row, (const mm_packed *m, uint32_t lead, uint32_t row, float *out), (m, lead, row, out))

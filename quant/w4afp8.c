@@ -6,7 +6,7 @@ MM_INLINE void pack_body(const mm_pack_args *a, void *const plane[MM_MAX_PLANES]
 MM_VERSIONS(pack, (const mm_pack_args *a, void *const plane[MM_MAX_PLANES]), (a, plane))
 
 const mm_scheme mm_scheme_w4afp8 = {.name = "w4afp8",
-                                    .synonym = {"w4a8_fp8", "w4a8_awq"},
+                                    .synonym = {"w4a8_fp8"},
                                     .code = MM_CODE_INT4,
                                     .act = MM_ACT_FP8_TOKEN,
                                     .plane_count = 2,
