@@ -58,18 +58,23 @@ void mm_blocks_close(mm_blocks *b) {
   *b = (mm_blocks){0};
 }
 
-/* Blocks inside the codes of one tensor are assembled; all others start as CACHED. */
+/* Blocks that hold nothing but codes are assembled; all others start as CACHED. `filled` counts a block's codes meanwhile. */
 static void choose_states(mm_blocks *b, uint32_t rank) {
   const mm_plan *p = b->plan;
   uint64_t base = layout_of(b, rank)->header_bytes;
-  for (size_t i = 0; i < part_of(b, rank)->block_count; i++) b->block[rank][i].state = MM_BLOCK_CACHED;
-  for (size_t i = 0; i < p->pack.tensor_count; i++) {
-    const mm_plan_tensor *t = &p->tensor[i];
-    if (t->part != b->part) continue;
-    uint32_t lead = p->pack.tensor[i].lead ? p->pack.tensor[i].lead : 1;
-    uint64_t from = base + t->offset[0], end = from + t->lead_bytes[0] * lead;
-    for (uint64_t k = mm_ceil_div(from, MM_HASH_BLOCK); (k + 1) * MM_HASH_BLOCK <= end; k++) b->block[rank][k].state = MM_BLOCK_ASSEMBLED;
-  }
+  mm_block *block = b->block[rank];
+  for (size_t i = 0; i < p->pack.tensor_count; i++)
+    for (unsigned j = 0; p->tensor[i].part == b->part && j < MM_PACK_PIECES; j++) {
+      const mm_place *codes = &p->tensor[i].place[j][0];
+      uint64_t at = base + codes->offset, end = at + codes->bytes;
+      while (at < end) {
+        uint64_t k = at / MM_HASH_BLOCK, stop = mm_min(end, (k + 1) * MM_HASH_BLOCK);
+        block[k].filled += (uint32_t)(stop - at);
+        at = stop;
+      }
+    }
+  for (size_t k = 0; k < part_of(b, rank)->block_count; k++)
+    block[k] = (mm_block){.state = block[k].filled == MM_HASH_BLOCK ? MM_BLOCK_ASSEMBLED : MM_BLOCK_CACHED};
 }
 
 static bool new_file(mm_blocks *b, uint32_t rank, mm_err *err) {

@@ -24,7 +24,7 @@ static uint64_t step_bytes(const mm_plan *p, const mm_step *s) {
   for (uint32_t i = 0; i < t->piece_count; i++) {
     const mm_matrix *x = &pt->matrix[s->lead * t->piece_count + i];
     if (s->piece == MM_ALL_PIECES || s->piece == i)
-      bytes += (uint64_t)(s->piece == MM_ALL_PIECES ? x->rows : s->rows) * x->cols * mm_dtype_size(x->weight->dtype);
+      bytes += (uint64_t)(s->piece == MM_ALL_PIECES ? x->rows : s->rows) * x->cols * mm_code_bits(x) / 8;
   }
   return bytes;
 }
@@ -74,10 +74,10 @@ static bool run_all(mm_convert_job *job, unsigned threads, mm_digest *manifest, 
   return ok;
 }
 
-static bool manifest_digest(const char *dir, mm_digest *out, mm_err *err) {
+static bool manifest_digest(const mm_plan *p, const char *dir, mm_digest *out, mm_err *err) {
   char path[PATH_MAX];
   size_t n = 0;
-  snprintf(path, sizeof path, "%s/%s", dir, MM_MANIFEST);
+  snprintf(path, sizeof path, "%s/%s", dir, mm_plan_manifest(p));
   char *text = mm_file_slurp(path, MM_MANIFEST_MAX, &n, err);
   bool ok = text && mm_sha256(text, n, out, err);
   free(text);
@@ -91,7 +91,7 @@ bool mm_convert_run(mm_plan *p, const mm_writer_options *o, mm_progress *progres
   mm_writer out;
   mm_convert_job job = {.p = p, .out = &out, .progress = progress};
   bool ok = mm_writer_open(&out, p, o, err) &&
-            (out.complete ? manifest_digest(o->target, manifest, err) : run_all(&job, o->threads, manifest, err));
+            (out.complete ? manifest_digest(p, o->target, manifest, err) : run_all(&job, o->threads, manifest, err));
   if (!ok && err->status == MM_INTERRUPTED) {
     mm_err late = {0}; /* the interruption is what is reported; without this record only more is done again */
     mm_writer_commit(&out, &late);

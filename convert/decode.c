@@ -1,7 +1,7 @@
 /* Reading strips of source matrices. */
 #include "convert/decode.h"
 
-#include <math.h>
+#include <float.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,9 +15,10 @@ void mm_decoder_open(mm_decoder *d, const mm_hf *hf) {
 void mm_decoder_close(mm_decoder *d) {
   mm_hf_reader_close(&d->reader);
   free(d->buffer);
-  free(d->scale_raw);
   free(d->scale);
   free(d->wide);
+  mm_room *room[] = {&d->stored, &d->grid, &d->codes, &d->zero, &d->order, &d->smooth, &d->whole};
+  for (size_t i = 0; i < sizeof room / sizeof *room; i++) free(room[i]->data);
 }
 
 /* Bits that are all set in exactly the values that are not finite. */
@@ -48,14 +49,15 @@ static size_t first_not_finite(const void *data, mm_dtype t, size_t n) {
   return n;
 }
 
-/* Fails if any of the n values of rows from `row` is not finite. */
-static bool all_finite(const mm_decoder *d, const mm_matrix *x, uint32_t row, const void *data, mm_dtype t, size_t n, mm_err *err) {
+bool mm_decode_finite(const mm_decoder *d, const mm_matrix *x, uint32_t row, const void *data, mm_dtype t, size_t n, mm_err *err) {
   size_t i = first_not_finite(data, t, n);
   if (i == n) return true;
   const mm_hf_tensor *w = x->weight;
-  uint64_t at = w->offset + x->at + ((uint64_t)row * x->cols + i) * mm_dtype_size(w->dtype);
-  return mm_fail(err, MM_BAD_INPUT, "E_NONFINITE", mm_at_offset(d->reader.hf->file[w->file].path, w->original, at),
-                 "found NaN or infinity at row %zu, column %zu, expected finite values", row + i / x->cols, i % x->cols);
+  mm_where where = mm_at(d->reader.hf->file[w->file].path, w->original);
+  if (x->encoding->codes.span == MM_SPAN_GRID && x->encoding->codes.cell.n * x->encoding->codes.cell.k == 1)
+    where.offset = (int64_t)(w->offset + x->at + ((uint64_t)row * x->cols + i) * mm_dtype_size(w->dtype));
+  return mm_fail(err, MM_BAD_INPUT, "E_NONFINITE", where, "found NaN or infinity at row %zu, column %zu, expected finite values in %s",
+                 row + i / x->cols, i % x->cols, mm_dtype_name(t));
 }
 
 #define STREAM_MIN ((size_t)256 << 10) /* smaller reads go through the page cache */
@@ -74,10 +76,32 @@ static bool window(mm_decoder *d, size_t n, mm_err *err) {
   return true;
 }
 
+/* n bytes of part p from byte `at`, into a buffer. */
+static bool read_room(mm_decoder *d, mm_room *room, const mm_source *p, uint64_t at, size_t n, mm_err *err) {
+  return mm_grow(&room->data, &room->cap, n, 1, err) && mm_hf_read(&d->reader, p->tensor, p->at + at, room->data, n, err);
+}
+
+/* Elements [first, first + count) of each of `lines` lines, dense. */
+static bool read_lines(mm_decoder *d, mm_room *room, const mm_source *p, uint64_t lines, uint64_t first, uint64_t count, mm_err *err) {
+  size_t size = mm_dtype_size(p->tensor->dtype), bytes = count * size;
+  if (!mm_grow(&room->data, &room->cap, lines * bytes, 1, err)) return false;
+  for (uint64_t i = 0; i < lines; i++)
+    if (!mm_hf_read(&d->reader, p->tensor, p->at + (i * p->line + first) * size, (uint8_t *)room->data + i * bytes, bytes, err))
+      return false;
+  return true;
+}
+
+static mm_cell code_cell(const mm_matrix *x) {
+  mm_cell c = x->encoding->codes.cell;
+  if (x->weight->dtype == MM_F4) c.k = 2; /* counted in nibbles, read in bytes */
+  return c;
+}
+
 bool mm_decode_codes(mm_decoder *d, const mm_matrix *x, uint32_t row, uint32_t rows, mm_err *err) {
   const mm_hf_tensor *t = x->weight;
-  size_t size = mm_dtype_size(t->dtype), n = (size_t)rows * x->cols, bytes = n * size, skew = 0;
-  uint64_t at = x->at + (uint64_t)row * x->cols * size;
+  size_t size = t->dtype == MM_F4 ? 1 : mm_dtype_size(t->dtype), line = mm_cells(x->cols, code_cell(x).k), n = rows * line;
+  size_t bytes = n * size, skew = 0;
+  uint64_t at = x->at + row * (line * size);
   if (!window(d, bytes, err)) return false;
   if (!(bytes < STREAM_MIN ? mm_hf_read(&d->reader, t, at, d->buffer, bytes, err)
                            : mm_hf_stream(&d->reader, t, at, d->buffer, bytes, &skew, err)))
@@ -87,42 +111,251 @@ bool mm_decode_codes(mm_decoder *d, const mm_matrix *x, uint32_t row, uint32_t r
     skew = 0;
   }
   d->raw = d->buffer + skew;
-  return all_finite(d, x, row, d->raw, t->dtype, n, err);
+  for (size_t i = 0; x->encoding->flip && i < bytes; i++) ((uint8_t *)d->raw)[i] ^= x->encoding->flip;
+  return x->encoding->code > MM_CODE_E4M3 || mm_decode_finite(d, x, row, d->raw, t->dtype, n, err);
 }
+
+/* ---- scales ---- */
+
+#define SCALE_MAX (FLT_MAX / 448) /* with more, the largest code would stand for infinity */
 
 static float scale_value(const void *p, mm_dtype t, size_t i) {
-  if (t == MM_F32) return ((const float *)p)[i];
-  if (t == MM_BF16) return mm_bf16_to_f32(((const uint16_t *)p)[i]);
-  return mm_e8m0_to_f32(((const uint8_t *)p)[i]);
+  switch (t) {
+    case MM_F32: return ((const float *)p)[i];
+    case MM_BF16: return mm_bf16_to_f32(((const uint16_t *)p)[i]);
+    case MM_F16: return mm_f16_to_f32(((const uint16_t *)p)[i]);
+    case MM_F8_E4M3: return mm_e4m3_value[((const uint8_t *)p)[i]];
+    default: return mm_e8m0_to_f32(((const uint8_t *)p)[i]);
+  }
 }
 
-bool mm_decode_scales(mm_decoder *d, const mm_matrix *x, uint32_t row, uint32_t rows, mm_err *err) {
-  const mm_hf_tensor *t = x->scale;
-  mm_cell block = d->reader.hf->block;
-  size_t cols = mm_cells(x->cols, block.k), n = mm_cells(rows, block.n) * cols, size = mm_dtype_size(t->dtype);
-  uint64_t at = x->scale_at + row / block.n * cols * size;
-  if (!mm_grow(&d->scale_raw, &d->scale_raw_cap, n * size, 1, err) || !mm_grow((void **)&d->scale, &d->scale_cap, n, sizeof(float), err) ||
-      !mm_hf_read(&d->reader, t, at, d->scale_raw, n * size, err))
+/* A tensor read as scales: rows [row, +rows) by columns of its cells. */
+typedef struct mm_scale_grid {
+  uint64_t row, rows, cols;
+  bool turned;
+} mm_scale_grid;
+
+static bool bad_scale(const mm_decoder *d, const mm_source *p, const mm_scale_grid *g, uint64_t r, uint64_t c, float v,
+                      bool may_be_negative, mm_err *err) {
+  const mm_hf_tensor *t = p->tensor;
+  uint64_t i = g->turned ? c * p->line + g->row + r : (g->row + r) * p->line + c;
+  return mm_fail(err, MM_BAD_INPUT, "E_Q_SCALE",
+                 mm_at_offset(d->reader.hf->file[t->file].path, t->original, t->offset + p->at + i * mm_dtype_size(t->dtype)),
+                 "found scale %g of block row %llu, column %llu, expected a %s number, at most %g", (double)v,
+                 (unsigned long long)(g->row + r), (unsigned long long)c, may_be_negative ? "nonzero" : "positive", (double)SCALE_MAX);
+}
+
+/* Scales of a tensor as f32, row-major, each checked. */
+static bool read_scales(mm_decoder *d, const mm_source *p, const mm_scale_grid *g, bool may_be_negative, float *out, mm_err *err) {
+  size_t size = mm_dtype_size(p->tensor->dtype);
+  if (!(g->turned ? read_lines(d, &d->stored, p, g->cols, g->row, g->rows, err)
+                  : read_room(d, &d->stored, p, g->row * p->line * size, g->rows * g->cols * size, err)))
     return false;
-  for (size_t i = 0; i < n; i++) {
-    d->scale[i] = scale_value(d->scale_raw, t->dtype, i);
-    if (!(d->scale[i] > 0) || !isfinite(d->scale[i]))
-      return mm_fail(err, MM_BAD_INPUT, "E_Q_SCALE", mm_at_offset(d->reader.hf->file[t->file].path, t->original, t->offset + at + i * size),
-                     "found scale %g of block row %zu, column %zu, expected a positive finite number", (double)d->scale[i],
-                     row / block.n + i / cols, i % cols);
+  for (uint64_t r = 0; r < g->rows; r++)
+    for (uint64_t c = 0; c < g->cols; c++) {
+      float v = scale_value(d->stored.data, p->tensor->dtype, g->turned ? c * g->rows + r : r * g->cols + c);
+      float most = may_be_negative && v < 0 ? -v : v;
+      if (!(most > 0) || most > SCALE_MAX) return bad_scale(d, p, g, r, c, v, may_be_negative, err);
+      out[r * g->cols + c] = v;
+    }
+  return true;
+}
+
+bool mm_decode_global(mm_decoder *d, const mm_matrix *x, float *out, mm_err *err) {
+  bool has = x->part[MM_GLOBAL].tensor != NULL;
+  const mm_source *p = &x->part[has ? MM_GLOBAL : MM_SCALE];
+  mm_scale_grid one = {0, 1, 1, false};
+  if (!read_scales(d, p, &one, false, out, err)) return false;
+  if (!x->encoding->reciprocal) return true;
+  float g = *out;
+  *out = 1 / g;
+  return *out <= SCALE_MAX || bad_scale(d, p, &one, 0, 0, g, false, err);
+}
+
+/* Scales over the rows into d->scale, [cells of rows][cells of columns], times the global one. d->stored keeps them as stored. */
+static bool decode_scales(mm_decoder *d, const mm_matrix *x, uint32_t row, uint32_t rows, mm_err *err) {
+  const mm_encoding *e = x->encoding;
+  mm_scale_grid g = {.row = x->cell.n ? row / x->cell.n : 0,
+                     .rows = mm_cells(rows, x->cell.n),
+                     .cols = mm_cells(x->cols, x->cell.k),
+                     .turned = e->part[MM_SCALE].span == MM_SPAN_TURNED};
+  size_t n = g.rows * g.cols;
+  float global = 1;
+  if (x->part[MM_GLOBAL].tensor &&
+      !(e->reciprocal ? read_scales(d, &x->part[MM_GLOBAL], &(mm_scale_grid){0, 1, 1, false}, false, &global, err)
+                      : mm_decode_global(d, x, &global, err)))
+    return false;
+  if (!mm_grow((void **)&d->scale, &d->scale_cap, n, sizeof(float), err) ||
+      !read_scales(d, &x->part[MM_SCALE], &g, e->signed_scale, d->scale, err))
+    return false;
+  for (size_t i = 0; x->part[MM_GLOBAL].tensor && i < n; i++) d->scale[i] = e->reciprocal ? d->scale[i] / global : d->scale[i] * global;
+  return true;
+}
+
+/* ---- integers with zero points or in words of several rows ---- */
+
+/* Codes into d->codes, one byte each: [rows, cols]. */
+static bool read_words(mm_decoder *d, const mm_matrix *x, uint32_t row, uint32_t rows, mm_err *err) {
+  const mm_form *f = &x->encoding->codes;
+  mm_source p = {x->weight, x->at, x->line};
+  size_t size = mm_dtype_size(x->weight->dtype);
+  uint64_t lines = f->span == MM_SPAN_TURNED ? mm_cells(x->cols, f->cell.k) : mm_cells(rows + row % f->cell.n, f->cell.n);
+  uint64_t width = f->span == MM_SPAN_TURNED ? mm_cells(x->rows, f->cell.n) : mm_cells(x->cols, f->cell.k);
+  mm_words w = {.bits = mm_code_bits(x),
+                .size = size,
+                .line = x->line,
+                .turned = f->span == MM_SPAN_TURNED,
+                .cell = f->cell,
+                .order = x->encoding->order};
+  uint32_t skip = 0;
+  if (!mm_grow(&d->codes.data, &d->codes.cap, (size_t)rows * x->cols, 1, err)) return false;
+  if (w.turned) {
+    if (d->whole_of != x->weight || d->whole_at != x->at) {
+      d->whole_of = NULL;
+      if (!read_room(d, &d->whole, &p, 0, ((lines - 1) * x->line + width) * size, err)) return false;
+      d->whole_of = x->weight;
+      d->whole_at = x->at;
+    }
+    w.data = d->whole.data;
+  } else {
+    skip = row / f->cell.n;
+    if (!read_room(d, &d->stored, &p, skip * x->line * size, lines * x->line * size, err)) return false;
+    w.data = d->stored.data;
   }
+  mm_words_spread(&w, row - skip * f->cell.n, rows, x->cols, d->codes.data);
+  return true;
+}
+
+/* GPTQ's two formats store zero points one apart and look alike otherwise; symmetric ones give the format away. */
+static bool check_zeros(const mm_decoder *d, const mm_matrix *x, uint8_t middle, size_t n, mm_err *err) {
+  const mm_quantization *q = &d->reader.hf->quantization;
+  const mm_hf_tensor *t = x->part[MM_ZERO].tensor;
+  for (size_t i = 0; q->symmetric && i < n; i++)
+    if (((const uint8_t *)d->zero.data)[i] != middle)
+      return mm_fail(err, MM_BAD_INPUT, "E_Q_ZERO", mm_at(d->reader.hf->file[t->file].path, t->original),
+                     "found zero point %u, expected %u of a symmetric quantization (is checkpoint_format right?)",
+                     ((const uint8_t *)d->zero.data)[i], middle);
+  return true;
+}
+
+/* Zero points into d->zero, one byte each: [rows, groups]. */
+static bool read_zeros(mm_decoder *d, const mm_matrix *x, uint32_t row, uint32_t rows, uint32_t groups, mm_err *err) {
+  const mm_form *f = &x->encoding->part[MM_ZERO];
+  const mm_source *p = &x->part[MM_ZERO];
+  size_t n = (size_t)rows * groups;
+  uint8_t mask = (uint8_t)((1u << mm_code_bits(x)) - 1), middle = (uint8_t)(mask / 2 + 1);
+  if (!mm_grow(&d->zero.data, &d->zero.cap, n, 1, err)) return false;
+  uint8_t *zero = d->zero.data;
+  memset(zero, middle, n);
+  if (!p->tensor) return true;
+  mm_words w = {
+      .bits = mm_code_bits(x), .size = 4, .turned = f->span == MM_SPAN_TURNED, .cell = {f->cell.n, 1}, .order = x->encoding->order};
+  uint32_t first = row / w.cell.n, count = mm_cells(row + rows, w.cell.n) - first;
+  w.line = w.turned ? count : groups;
+  if (!(w.turned ? read_lines(d, &d->stored, p, groups, first, count, err)
+                 : read_lines(d, &d->stored, p, 1, (uint64_t)first * groups, (uint64_t)count * groups, err)))
+    return false;
+  /* The whole word was made smaller, with borrows from one zero point to the next. */
+  uint32_t *word = d->stored.data, less = x->encoding->less ? d->reader.hf->quantization.zero_less : 0;
+  for (size_t i = 0; i < (size_t)count * groups; i++) word[i] += less * (UINT32_MAX / mask);
+  w.data = word;
+  mm_words_spread(&w, row - first * w.cell.n, rows, groups, zero);
+  return !x->encoding->less || check_zeros(d, x, middle, n, err);
+}
+
+/* The group of every column into d->order. */
+static bool read_order(mm_decoder *d, const mm_matrix *x, uint32_t groups, mm_err *err) {
+  const mm_source *p = &x->part[MM_ORDER];
+  if (!mm_grow(&d->order.data, &d->order.cap, x->cols, sizeof(uint32_t), err)) return false;
+  uint32_t *order = d->order.data, g = x->cell.k ? x->cell.k : x->cols;
+  for (uint32_t k = 0; k < x->cols; k++) order[k] = k / g;
+  if (!p->tensor) return true;
+  if (!mm_hf_read(&d->reader, p->tensor, p->at, order, x->cols * sizeof *order, err)) return false;
+  for (uint32_t k = 0; k < x->cols; k++)
+    if (order[k] >= groups)
+      return mm_fail(
+          err, MM_BAD_INPUT, "E_Q_ORDER",
+          mm_at_offset(d->reader.hf->file[p->tensor->file].path, p->tensor->original, p->tensor->offset + p->at + k * sizeof *order),
+          "found group %d of column %u, expected 0 to %u", (int32_t)order[k], k, groups - 1);
+  return true;
+}
+
+static bool decode_integers(mm_decoder *d, const mm_matrix *x, uint32_t row, uint32_t rows, mm_err *err) {
+  uint32_t groups = mm_cells(x->cols, x->cell.k);
+  uint8_t sign = x->encoding->code == MM_CODE_INT4 ? 8 : 0; /* two's complement to offset binary */
+  if (!read_words(d, x, row, rows, err) || !read_zeros(d, x, row, rows, groups, err) || !read_order(d, x, groups, err) ||
+      !decode_scales(d, x, row, rows, err))
+    return false;
+  const uint32_t *order = d->order.data;
+  for (uint32_t r = 0; r < rows; r++) {
+    const uint8_t *code = (const uint8_t *)d->codes.data + (size_t)r * x->cols, *zero = (const uint8_t *)d->zero.data + (size_t)r * groups;
+    const float *scale = d->scale + (size_t)r * groups;
+    float *out = d->wide + (size_t)r * x->cols;
+    for (uint32_t k = 0; k < x->cols; k++) out[k] = (float)((code[k] ^ sign) - zero[order[k]]) * scale[order[k]];
+  }
+  return true;
+}
+
+/* ---- numbers ---- */
+
+/* Codes in rows of their own under scales: what a packed scheme's unpack reads, on the source's grid. */
+static bool decode_grid(mm_decoder *d, const mm_matrix *x, uint32_t row, uint32_t rows, mm_err *err) {
+  if (!decode_scales(d, x, row, rows, err) || !mm_decode_codes(d, x, row, rows, err)) return false;
+  bool pairs = x->encoding->code >= MM_CODE_E2M1;
+  mm_scheme view = {.code = x->encoding->code,
+                    .plane_count = 2,
+                    .plane = {{.dtype = MM_U8, .cell = {1, pairs ? 2 : 1}}, {.dtype = MM_F32, .cell = x->cell, .scale = true}}};
+  mm_packed m = {.scheme = &view, .lead = 1, .n = rows, .k = x->cols, .plane = {d->raw, d->scale}, .cell = {view.plane[0].cell, x->cell}};
+  mm_unpack(&m, 0, 0, rows, d->wide);
+  return true;
+}
+
+static bool apply_smooth(mm_decoder *d, const mm_matrix *x, uint32_t rows, mm_err *err) {
+  if (!mm_grow(&d->smooth.data, &d->smooth.cap, x->cols, sizeof(float), err)) return false;
+  float *smooth = d->smooth.data;
+  if (!read_scales(d, &x->part[MM_SMOOTH], &(mm_scale_grid){0, 1, x->cols, false}, false, smooth, err)) return false;
+  for (uint32_t r = 0; r < rows; r++)
+    for (uint32_t k = 0; k < x->cols; k++) d->wide[(size_t)r * x->cols + k] *= smooth[k];
   return true;
 }
 
 bool mm_decode_f32(mm_decoder *d, const mm_matrix *x, uint32_t row, uint32_t rows, mm_err *err) {
   size_t n = (size_t)rows * x->cols;
-  if (!mm_decode_codes(d, x, row, rows, err) || !mm_grow((void **)&d->wide, &d->wide_cap, n, sizeof(float), err)) return false;
-  if (!x->scale)
-    return mm_widen(d->wide, d->raw, x->weight->dtype, n) ||
-           mm_fail(err, MM_BUG, "E_DTYPE", mm_at(NULL, x->weight->name), "found no decoder");
-  if (!mm_decode_scales(d, x, row, rows, err)) return false;
-  const mm_scheme *fp8 = mm_scheme_find("block_fp8");
-  mm_packed view = {.scheme = fp8, .lead = 1, .n = rows, .k = x->cols, .plane = {d->raw, d->scale}, .cell = {{1, 1}, d->reader.hf->block}};
-  fp8->unpack(&view, 0, 0, rows, d->wide);
-  return all_finite(d, x, row, d->wide, MM_F32, n, err);
+  if (!mm_grow((void **)&d->wide, &d->wide_cap, n, sizeof(float), err)) return false;
+  if (mm_is_plain(x)) return mm_decode_codes(d, x, row, rows, err) && mm_widen(d->wide, d->raw, x->weight->dtype, n);
+  return (mm_encoding_is_grid(x) ? decode_grid(d, x, row, rows, err) : decode_integers(d, x, row, rows, err)) &&
+         (!x->part[MM_SMOOTH].tensor || apply_smooth(d, x, rows, err)) && mm_decode_finite(d, x, row, d->wide, MM_F32, n, err);
+}
+
+/* ---- planes that are kept ---- */
+
+/* The scheme's scale plane out of scales on a coarser grid, which are repeated. */
+static bool repeat(mm_decoder *d, const mm_matrix *x, mm_cell fine, const void *from, size_t size, uint32_t rows, mm_err *err) {
+  uint32_t n = mm_cells(rows, fine.n), k = mm_cells(x->cols, fine.k), across = mm_cells(x->cols, x->cell.k);
+  if (!mm_grow(&d->grid.data, &d->grid.cap, (size_t)n * k * size, 1, err)) return false;
+  for (uint32_t r = 0; r < n; r++)
+    for (uint32_t c = 0; c < k; c++) {
+      uint32_t i = x->cell.n ? r * fine.n / x->cell.n : 0, j = x->cell.k ? c * fine.k / x->cell.k : 0;
+      memcpy((uint8_t *)d->grid.data + ((size_t)r * k + c) * size, (const uint8_t *)from + ((size_t)i * across + j) * size, size);
+    }
+  return true;
+}
+
+bool mm_decode_planes(mm_decoder *d, const mm_matrix *x, const mm_scheme *s, uint32_t row, uint32_t rows, float global,
+                      const void *plane[MM_MAX_PLANES], mm_err *err) {
+  const mm_plane *p = &s->plane[1];
+  if (!mm_decode_codes(d, x, row, rows, err)) return false;
+  plane[0] = d->raw;
+  if (mm_is_plain(x)) return true;
+  if (s->code != x->encoding->code) /* a nibble's two's complement and its offset binary */
+    for (size_t i = 0, n = (size_t)rows * mm_cells(x->cols, 2); i < n; i++) ((uint8_t *)d->raw)[i] ^= 0x88;
+  if (x->part[MM_GLOBAL].tensor && !mm_decode_global(d, x, &d->global, err)) return false;
+  if (!decode_scales(d, x, row, rows, err)) return false;
+  const void *scales = p->dtype == MM_F32 ? d->scale : d->stored.data;
+  if (x->part[MM_GLOBAL].tensor && d->global != global) mm_nvfp4_regrade(d->raw, d->stored.data, rows, x->cols, d->global, global);
+  d->global = global;
+  plane[2] = &d->global;
+  if (!repeat(d, x, p->cell, scales, mm_dtype_size(p->dtype), rows, err)) return false;
+  plane[1] = d->grid.data;
+  return true;
 }

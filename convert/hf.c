@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "convert/encoding.h"
 #include "convert/index.h"
 
 #define CONFIG_MAX  (UINT64_C(16) << 20)
@@ -21,36 +22,6 @@ static char *join(mm_hf *hf, const char *name, mm_err *err) { return mm_arena_pr
 static bool exists(const char *path) {
   struct stat st;
   return lstat(path, &st) == 0;
-}
-
-/* quantization_config: block FP8 is read here; other methods are refused until their reader exists. */
-static bool read_quantization(mm_hf *hf, mm_err *err) {
-  const mm_json *q = mm_json_get(hf->config, "quantization_config");
-  mm_json_ctx ctx = {hf->config_path, MM_BAD_INPUT, "E_Q_CONFIG"};
-  if (mm_json_type_of(q) == MM_JSON_NULL) return true;
-  const char *method = NULL;
-  if (mm_json_type_of(q) != MM_JSON_OBJ)
-    return mm_fail(err, MM_BAD_INPUT, "E_Q_CONFIG", mm_at(hf->config_path, NULL), "key \"quantization_config\": expected an object");
-  if (!mm_json_need_str(q, "quant_method", &method, &ctx, err)) return false;
-  char shown[64];
-  mm_escape(shown, sizeof shown, method, strlen(method));
-  if (strcmp(method, "fp8") != 0)
-    return mm_fail(err, MM_UNSUPPORTED, "E_Q_METHOD", mm_at(hf->config_path, NULL), "found quant_method \"%s\", expected \"fp8\" or none",
-                   shown);
-  const mm_json *block = mm_json_get(q, "weight_block_size");
-  if (mm_json_type_of(block) == MM_JSON_NULL)
-    return mm_fail(err, MM_UNSUPPORTED, "E_Q_METHOD", mm_at(hf->config_path, NULL),
-                   "found quant_method \"fp8\" without weight_block_size (per-tensor FP8), expected block FP8");
-  uint32_t side[2] = {0, 0};
-  for (size_t i = 0; i < 2; i++) {
-    const mm_json *v = mm_json_type_of(block) == MM_JSON_ARR && mm_json_size(block) == 2 ? mm_json_at(block, i) : NULL;
-    if (mm_json_type_of(v) != MM_JSON_INT || mm_json_int(v) < 1 || mm_json_int(v) > (1 << 20))
-      return mm_fail(err, MM_BAD_INPUT, "E_Q_CONFIG", mm_at(hf->config_path, NULL),
-                     "key \"weight_block_size\": expected two integers from 1 to 1048576");
-    side[i] = (uint32_t)mm_json_int(v);
-  }
-  hf->block = (mm_cell){side[0], side[1]};
-  return true;
 }
 
 bool mm_hf_inside(const mm_hf *hf, const char *path, mm_err *err) {
@@ -130,49 +101,56 @@ static bool read_header(mm_hf *hf, uint32_t index, bool indexed, mm_err *err) {
   return ok;
 }
 
-static const struct {
+typedef struct mm_alias {
   const char *theirs, *canonical;
-} spelling[] = {
-    {".mlp.", ".block_sparse_moe."},
-    {".experts.routed_experts.", ".experts."},
-    {".experts.gate_up_proj_scales_inv", ".experts.w13_weight_scale_inv"},
-    {".experts.gate_up_proj_scale_inv", ".experts.w13_weight_scale_inv"},
-    {".experts.gate_up_proj.weight", ".experts.w13_weight"},
-    {".experts.gate_up_proj", ".experts.w13_weight"},
-    {".experts.w13.weight", ".experts.w13_weight"},
-    {".experts.down_proj_scales_inv", ".experts.w2_weight_scale_inv"},
-    {".experts.down_proj_scale_inv", ".experts.w2_weight_scale_inv"},
-    {".experts.down_proj.weight", ".experts.w2_weight"},
-    {".experts.down_proj", ".experts.w2_weight"},
-    {".experts.w2.weight", ".experts.w2_weight"},
-};
-/* Behind "experts.{e}." */
-static const struct { const char *theirs, *canonical; } projection[] = {{"gate_proj.", "w1."}, {"up_proj.", "w3."}, {"down_proj.", "w2."}};
+} mm_alias;
+static const mm_alias block[] = {{".mlp.", ".block_sparse_moe."}, {".experts.routed_experts.", ".experts."}, {NULL, NULL}};
+/* Behind ".experts.{e}." */
+static const mm_alias projection[] = {{"gate_proj.", "w1."}, {"up_proj.", "w3."}, {"down_proj.", "w2."}, {NULL, NULL}};
+/* Behind ".experts.", and what follows them. */
+static const mm_alias stack[] = {{"gate_up_proj", "w13_"}, {"down_proj", "w2_"}, {"w13", "w13_"}, {"w2", "w2_"}, {NULL, NULL}};
+static const mm_alias stack_part[] = {{"", "weight"}, {"scale_inv", "weight_scale_inv"}, {"scales_inv", "weight_scale_inv"}, {NULL, NULL}};
+
+/* The name with n bytes from `at` replaced. */
+static char *respelt(mm_hf *hf, const char *name, const char *at, size_t n, const char *by, mm_err *err) {
+  return mm_arena_printf(&hf->arena, err, "%.*s%s%s", (int)(at - name), name, by, at + n);
+}
+
+static const mm_alias *begins(const mm_alias *s, const char *text) {
+  for (; s->theirs; s++)
+    if (strncmp(text, s->theirs, strlen(s->theirs)) == 0) return s;
+  return NULL;
+}
+
+/* "gate_up_proj", "gate_up_proj_scale_inv", "w13.qweight": a stack's part. */
+static const char *stack_name(mm_hf *hf, const char *name, const char *rest, mm_err *err) {
+  const mm_alias *s = begins(stack, rest);
+  const char *part = s ? rest + strlen(s->theirs) : NULL;
+  if (!s || !memchr("._", *part, 3)) return name;
+  if (*part) part++;
+  const char *canonical = part;
+  for (const mm_alias *p = stack_part; p->theirs; p++)
+    if (strcmp(part, p->theirs) == 0) canonical = p->canonical;
+  return mm_arena_printf(&hf->arena, err, "%.*s%s%s", (int)(rest - name), name, s->canonical, canonical);
+}
 
 /* One spelling per name: the prefix of the MoE block, fused expert names, gate/up/down for w1/w3/w2. */
 static bool canonical_name(mm_hf *hf, mm_hf_tensor *t, mm_err *err) {
-  const char *name = t->original;
-  for (size_t i = 0; i < sizeof spelling / sizeof *spelling; i++) {
-    const char *at = strstr(name, spelling[i].theirs);
-    if (!at) continue;
-    name = mm_arena_printf(&hf->arena, err, "%.*s%s%s", (int)(at - name), name, spelling[i].canonical, at + strlen(spelling[i].theirs));
-    if (!name) return false;
-  }
-  const char *at = strstr(name, ".experts.");
-  const char *rest = at ? at + strlen(".experts.") : NULL;
-  size_t digits = rest ? strspn(rest, "0123456789") : 0;
-  if (digits > 0 && rest[digits] == '.') {
-    rest += digits + 1;
-    for (size_t i = 0; i < 3; i++)
-      if (strncmp(rest, projection[i].theirs, strlen(projection[i].theirs)) == 0) {
-        name = mm_arena_printf(&hf->arena, err, "%.*s%s%s", (int)(rest - name), name, projection[i].canonical,
-                               rest + strlen(projection[i].theirs));
-        if (!name) return false;
-        break;
-      }
+  const char *name = t->original, *at;
+  for (const mm_alias *s = block; name && s->theirs; s++)
+    if ((at = strstr(name, s->theirs))) name = respelt(hf, name, at, strlen(s->theirs), s->canonical, err);
+  at = name ? strstr(name, ".experts.") : NULL;
+  if (at) {
+    at += strlen(".experts.");
+    size_t digits = strspn(at, "0123456789");
+    const mm_alias *s = digits > 0 && at[digits] == '.' ? begins(projection, at + digits + 1) : NULL;
+    if (s)
+      name = respelt(hf, name, at + digits + 1, strlen(s->theirs), s->canonical, err);
+    else
+      name = stack_name(hf, name, at, err);
   }
   t->name = name;
-  return true;
+  return name != NULL;
 }
 
 static int by_name(const void *a, const void *b) { return strcmp(((const mm_hf_tensor *)a)->name, ((const mm_hf_tensor *)b)->name); }
@@ -213,11 +191,42 @@ static char *read_text(mm_hf *hf, const char *path, uint64_t max, size_t *n, mm_
   return mm_file_slurp(path, max, n, err);
 }
 
-static bool read_config(mm_hf *hf, mm_err *err) {
+static mm_json *read_json(mm_hf *hf, const char *path, mm_err *err) {
   size_t n = 0;
-  char *text = read_text(hf, hf->config_path, CONFIG_MAX, &n, err);
-  hf->config = text ? mm_json_parse(text, n, hf->config_path, err) : NULL;
+  char *text = read_text(hf, path, CONFIG_MAX, &n, err);
+  mm_json *j = text ? mm_json_parse(text, n, path, err) : NULL;
   free(text);
+  return j;
+}
+
+/* The quantization: in config.json (or its text model's part), or in a file of its own. */
+static bool read_quantization(mm_hf *hf, mm_err *err) {
+  static const char *const key[] = {"quantization_config", "compression_config"};
+  static const struct {
+    const char *file, *method;
+  } beside[] = {{"hf_quant_config.json", "modelopt"},
+                {"quantize_config.json", "gptq"},
+                {"quant_config.json", "awq"},
+                {"quant_model_description.json", "ModelSlim"}};
+  const mm_json *from[] = {hf->config, mm_json_get(hf->config, "text_config")};
+  for (size_t i = 0; i < 4; i++) {
+    const mm_json *q = mm_json_get(from[i / 2], key[i % 2]);
+    if (mm_json_type_of(q) != MM_JSON_NULL) return mm_quantization_parse(hf, q, hf->config_path, NULL, err);
+  }
+  for (size_t i = 0; i < sizeof beside / sizeof *beside; i++) {
+    const char *path = join(hf, beside[i].file, err);
+    if (!path) return false;
+    if (!exists(path)) continue;
+    mm_json *j = read_json(hf, path, err);
+    bool ok = j && mm_quantization_parse(hf, j, path, beside[i].method, err);
+    mm_json_free(j);
+    return ok;
+  }
+  return true;
+}
+
+static bool read_config(mm_hf *hf, mm_err *err) {
+  hf->config = read_json(hf, hf->config_path, err);
   return hf->config && read_quantization(hf, err);
 }
 

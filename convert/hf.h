@@ -26,6 +26,18 @@ typedef struct mm_hf_tensor {
   bool used;
 } mm_hf_tensor;
 
+/* What the checkpoint says of its quantization, wherever it says so (quantization.c). Where tensors say more, they are believed. */
+typedef struct mm_quantization {
+  const char *method; /* quant_method or what stands for it; NULL: none is declared */
+  const char *path;   /* of the file that declares it */
+  mm_cell block;      /* of block FP8; {0, 0}: none is declared */
+  uint32_t group[4];  /* columns per scale; UINT32_MAX: all of them */
+  unsigned groups;    /* 0: nothing is said, or different things for different modules */
+  bool zeros, order;  /* every integer matrix has zero points, a g_idx */
+  bool gptq, symmetric;
+  uint32_t zero_less; /* GPTQ stores words of zero points less this in each: 1 in its first format, 0 in its second */
+} mm_quantization;
+
 typedef struct mm_hf {
   char *dir;
   char *config_path;
@@ -33,14 +45,14 @@ typedef struct mm_hf {
   size_t file_count, tensor_count;
   mm_hf_file *file;
   mm_hf_tensor *tensor; /* sorted by canonical name */
-  mm_cell block;        /* weight_block_size of a block-FP8 source; {0, 0} when the config declares none */
+  mm_quantization quantization;
   bool names_only;      /* opened from the index alone: shapes come from the rules, no weights can be read */
   bool outside_allowed; /* links may lead anywhere */
   size_t text_count;
   struct mm_hf_text {
     const char *path;
     mm_file_id id;
-  } text[2];           /* config and index as they were read */
+  } text[3];           /* config, quantization and index as they were read */
   uint64_t total_size; /* the index's metadata.total_size; 0 when absent */
   mm_arena arena;
 } mm_hf;
@@ -59,12 +71,32 @@ bool mm_hf_inside(const mm_hf *hf, const char *path, mm_err *err);
 /* Every file still is what it was at open; MM_IO E_CHANGED otherwise. */
 bool mm_hf_unchanged(const mm_hf *hf, mm_err *err);
 
+/* The tensors beside the codes, where the encoding has them. */
+typedef enum mm_companion {
+  MM_SCALE,  /* multiplies the codes under each of its cells */
+  MM_GLOBAL, /* one number over all scales */
+  MM_ZERO,   /* integer codes that stand for 0 */
+  MM_ORDER,  /* the group of each column ("g_idx") */
+  MM_SMOOTH, /* multiplies each column ("pre_quant_scale") */
+  MM_COMPANIONS
+} mm_companion;
+
+/* The elements of one matrix inside a tensor that may hold more. */
+typedef struct mm_source {
+  const mm_hf_tensor *tensor; /* NULL: there is none */
+  uint64_t at;                /* byte offset of the first element */
+  uint64_t line;              /* elements from one line to the next */
+} mm_source;
+
 /* One matrix of the model as it lies in the source. */
 typedef struct mm_matrix {
-  const mm_hf_tensor *weight;
-  const mm_hf_tensor *scale; /* block-FP8 multiplier, or NULL */
-  uint64_t at, scale_at;     /* byte offsets of the first element inside those tensors */
-  uint32_t rows, cols;       /* cols is 1 for a vector */
+  const struct mm_encoding *encoding;
+  const mm_hf_tensor *weight; /* of the codes */
+  uint64_t at, line;          /* as in mm_source */
+  mm_source part[MM_COMPANIONS];
+  mm_cell cell;        /* weights under one scale */
+  bool static_input;   /* the source also has a scale for the activations */
+  uint32_t rows, cols; /* cols is 1 for a vector */
 } mm_matrix;
 
 typedef enum mm_found { MM_FOUND, MM_ABSENT, MM_FAILED } mm_found;

@@ -4,24 +4,37 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "convert/plan.h"
+#include "convert/layout_hf.h"
 
 #define DATA_ALIGN 4096
 
-/* Sizes that are multiples of 4 KiB first, then of 256, of 16, then the rest: what comes first keeps the next aligned. */
-static unsigned align_class(uint64_t bytes) { return bytes % DATA_ALIGN == 0 ? 0 : bytes % 256 == 0 ? 1 : bytes % 16 == 0 ? 2 : 3; }
+/* Sizes that are multiples of 4 KiB first, then of 256, 16, 4 and 2, then the rest: what comes first keeps the next aligned, and every
+ * element begins on a multiple of its own size. */
+static const uint64_t align_class[] = {DATA_ALIGN, 256, 16, 4, 2, 1};
+#define ALIGN_CLASSES (sizeof align_class / sizeof *align_class)
 
-typedef struct mm_slot { /* one plane of one tensor inside a part */
-  uint32_t tensor;
+static size_t class_of(uint64_t bytes) {
+  size_t i = 0;
+  while (bytes % align_class[i] != 0) i++;
+  return i;
+}
+
+typedef struct mm_slot { /* one stored tensor of a part: a plane of a tensor, or of one piece of it */
+  uint32_t tensor, piece;
   unsigned plane;
-  uint64_t bytes;
 } mm_slot;
 
-static bool plane_bytes(const mm_plan *p, uint32_t tensor, unsigned plane, uint64_t *bytes, mm_err *err) {
-  const mm_pack_tensor *t = &p->pack.tensor[tensor];
-  mm_shape s = mm_pack_plane_shape(t, plane);
-  return mm_shape_bytes(&s, t->plane[plane].dtype, bytes) ||
-         mm_fail(err, MM_LIMIT, "E_SIZE", mm_at(NULL, t->name), "found a size beyond 64 bits");
+/* Pieces stored by themselves; packed ones share their tensor. */
+static uint32_t apart(const mm_plan *p, uint32_t tensor) { return p->unsharded ? p->pack.tensor[tensor].piece_count : 1; }
+
+static mm_shape shape_of(const mm_plan *p, mm_slot s) {
+  return p->unsharded ? mm_unsharded_shape(p, s.tensor, s.piece, s.plane) : mm_pack_plane_shape(&p->pack.tensor[s.tensor], s.plane);
+}
+
+static const char *name_of(const mm_plan *p, mm_slot s, mm_arena *a, mm_err *err) {
+  const mm_pack_tensor *t = &p->pack.tensor[s.tensor];
+  if (p->unsharded) return mm_unsharded_name(p, s.tensor, s.piece, s.plane, a, err);
+  return mm_arena_printf(a, err, "%s%s", t->name, t->plane[s.plane].suffix);
 }
 
 static bool open_part(mm_plan *p, size_t *cap, uint32_t stage, mm_err *err) {
@@ -41,12 +54,14 @@ static bool fill_parts(mm_plan *p, uint64_t part_size, mm_err *err) {
   for (uint32_t i = 0; i < p->pack.tensor_count; i++) {
     const mm_pack_tensor *t = &p->pack.tensor[i];
     uint64_t total = 0;
-    for (unsigned j = 0; j < t->plane_count; j++) {
-      uint64_t bytes = 0;
-      if (!plane_bytes(p, i, j, &bytes, err)) return false;
-      p->tensor[i].lead_bytes[j] = bytes / (t->lead ? t->lead : 1);
-      total += bytes + 512; /* its share of the header */
-    }
+    for (uint32_t j = 0; j < apart(p, i); j++)
+      for (unsigned k = 0; k < t->plane_count; k++) {
+        uint64_t *bytes = &p->tensor[i].place[j][k].bytes;
+        mm_shape s = shape_of(p, (mm_slot){i, j, k});
+        if (!mm_shape_bytes(&s, t->plane[k].dtype, bytes))
+          return mm_fail(err, MM_LIMIT, "E_SIZE", mm_at(NULL, t->name), "found a size beyond 64 bits");
+        total += *bytes + 512; /* its share of the header */
+      }
     bool fits = p->part_count > 0 && p->part[p->part_count - 1].stage == t->stage && in_part + total <= part_size;
     if (!fits && !open_part(p, &cap, t->stage, err)) return false;
     in_part = total + (fits ? in_part : DATA_ALIGN);
@@ -55,20 +70,19 @@ static bool fill_parts(mm_plan *p, uint64_t part_size, mm_err *err) {
   return true;
 }
 
-/* The planes of one part in file order. */
+/* What one part stores, in file order. */
 static mm_slot *order_part(const mm_plan *p, uint32_t part, size_t *count, mm_err *err) {
   size_t n = 0, all = 0;
   for (size_t i = 0; i < p->pack.tensor_count; i++)
-    if (p->tensor[i].part == part) all += p->pack.tensor[i].plane_count;
+    if (p->tensor[i].part == part) all += apart(p, (uint32_t)i) * p->pack.tensor[i].plane_count;
   mm_slot *slot = mm_calloc(all, sizeof *slot, err);
   if (!slot) return NULL;
-  for (unsigned class = 0; class < 4; class ++)
+  for (size_t class = 0; class < ALIGN_CLASSES; class ++)
     for (uint32_t i = 0; i < p->pack.tensor_count; i++) {
       if (p->tensor[i].part != part) continue;
-      for (unsigned j = 0; j < p->pack.tensor[i].plane_count; j++) {
-        uint64_t bytes = p->tensor[i].lead_bytes[j] * (p->pack.tensor[i].lead ? p->pack.tensor[i].lead : 1);
-        if (align_class(bytes) == class) slot[n++] = (mm_slot){i, j, bytes};
-      }
+      for (uint32_t j = 0; j < apart(p, i); j++)
+        for (unsigned k = 0; k < p->pack.tensor[i].plane_count; k++)
+          if (class_of(p->tensor[i].place[j][k].bytes) == class) slot[n++] = (mm_slot){i, j, k};
     }
   *count = n;
   return slot;
@@ -80,10 +94,13 @@ static bool make_header(mm_plan *p, uint32_t rank, uint32_t part, mm_st_tensor *
   snprintf(text[1], sizeof text[1], "%u", p->part[part].stage * p->pack.tp + rank);
   snprintf(text[2], sizeof text[2], "%u", p->pack.tp);
   snprintf(text[3], sizeof text[3], "%u", p->part[part].number);
-  const struct mm_st_meta meta[] = {{"format", MM_PACK_FORMAT}, {"version", text[0]}, {"rank", text[1]}, {"tp", text[2]},
-                                    {"part", text[3]},          {"plan", plan}};
+  const struct mm_st_meta packed[] = {{"format", MM_PACK_FORMAT}, {"version", text[0]}, {"rank", text[1]}, {"tp", text[2]},
+                                      {"part", text[3]},          {"plan", plan}},
+                          unsharded[] = {{"format", "pt"}, {"plan", plan}}; /* transformers loads no other format */
+  const struct mm_st_meta *meta = p->unsharded ? unsharded : packed;
+  size_t meta_count = p->unsharded ? sizeof unsharded / sizeof *unsharded : sizeof packed / sizeof *packed;
   mm_plan_file *out = &p->part[part].file[rank];
-  out->header = mm_st_header(st, count, meta, sizeof meta / sizeof *meta, DATA_ALIGN, &out->header_bytes, err);
+  out->header = mm_st_header(st, count, meta, meta_count, DATA_ALIGN, &out->header_bytes, err);
   if (!out->header) return false;
   out->size = count ? st[count - 1].offset + st[count - 1].bytes : out->header_bytes;
   mm_plan_entry(p, part, rank)->size = out->size;
@@ -99,13 +116,12 @@ static bool lay_part(mm_plan *p, uint32_t part, const char *plan, mm_err *err) {
   uint64_t offset = 0;
   mm_arena names = {0};
   for (size_t i = 0; ok && i < count; i++) {
-    const mm_pack_tensor *t = &p->pack.tensor[slot[i].tensor];
-    const mm_pack_plane *plane = &t->plane[slot[i].plane];
-    st[i] = (mm_st_tensor){.name = mm_arena_printf(&names, err, "%s%s", t->name, plane->suffix),
-                           .dtype = plane->dtype,
-                           .shape = mm_pack_plane_shape(t, slot[i].plane)};
-    p->tensor[slot[i].tensor].offset[slot[i].plane] = offset;
-    offset += slot[i].bytes;
+    mm_place *place = &p->tensor[slot[i].tensor].place[slot[i].piece][slot[i].plane];
+    st[i] = (mm_st_tensor){.name = name_of(p, slot[i], &names, err),
+                           .dtype = p->pack.tensor[slot[i].tensor].plane[slot[i].plane].dtype,
+                           .shape = shape_of(p, slot[i])};
+    place->offset = offset;
+    offset += place->bytes;
     ok = st[i].name != NULL;
   }
   for (uint32_t r = 0; ok && r < p->pack.tp; r++) ok = !mm_plan_wants(p, part, r) || make_header(p, r, part, st, count, plan, err);
@@ -126,7 +142,7 @@ static bool name_parts(mm_plan *p, mm_err *err) {
     for (uint32_t i = 0; i < x->part_count; i++) {
       char name[64];
       mm_part_name(name, w, i);
-      x->part[i].file = mm_arena_strndup(&p->pack.arena, name, strlen(name), err);
+      x->part[i].file = p->unsharded ? mm_unsharded_file(p, i, err) : mm_arena_strndup(&p->pack.arena, name, strlen(name), err);
       if (!x->part[i].file) return false;
     }
   }
@@ -136,6 +152,7 @@ static bool name_parts(mm_plan *p, mm_err *err) {
 /* The digest covers everything but sizes and contents: sources, options, tool, model, tensors, cuts. It is the same whichever ranks are
  * wanted, so files of several runs fit together. */
 static bool plan_digest(mm_plan *p, mm_err *err) {
+  if (p->unsharded) return mm_unsharded_digest(p, &p->pack.plan, err);
   char *text = mm_pack_text(&p->pack, err);
   bool ok = text && mm_sha256(text, strlen(text), &p->pack.plan, err);
   free(text);

@@ -1,106 +1,45 @@
 /* Finding each matrix of the model inside the source, and refusing what does not fit. */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "convert/hf.h"
+#include "convert/encoding.h"
 
 #define NAME_MAX_LEN 256
 
-/* Rows of the pieces before `i`, and of all: in units of `unit` rows, each piece rounded up. */
-static void extents(const mm_model *m, const mm_rule *const *piece, unsigned pieces, unsigned i, uint32_t unit, uint64_t *before,
-                    uint64_t *all) {
-  *before = *all = 0;
-  for (unsigned p = 0; p < pieces; p++) {
-    uint64_t n = mm_ceil_div(mm_dim_extent(piece[p]->rows, m), unit);
-    if (p < i) *before += n;
-    *all += n;
-  }
-}
-
-static bool shape_is(const mm_hf *hf, const mm_hf_tensor *t, mm_shape want, const char *code, mm_err *err) {
-  if (mm_shape_equal(&t->shape, &want)) return true;
-  char found[128], expected[128];
-  return mm_fail(err, MM_BAD_INPUT, code, mm_at(hf->file[t->file].path, t->original), "found shape %s, expected %s",
-                 mm_shape_text(&t->shape, found, sizeof found), mm_shape_text(&want, expected, sizeof expected));
-}
-
-/* Without headers, a tensor has the shape that the model implies and the released dtype. */
-static void assume(mm_hf_tensor *t, mm_shape shape, mm_dtype dtype) {
-  t->shape = shape;
-  t->dtype = dtype;
-  if (!mm_shape_bytes(&shape, dtype, &t->bytes)) t->bytes = 0;
-}
-
-static bool is_plain(mm_dtype t) { return t == MM_BF16 || t == MM_F16 || t == MM_F32; }
-
-static bool dtype_is_readable(const mm_hf *hf, const mm_hf_tensor *t, const mm_rule *r, mm_err *err) {
-  if (is_plain(t->dtype) || (t->dtype == MM_F8_E4M3 && (r->kind == MM_KIND_LINEAR || r->kind == MM_KIND_EXPERT))) return true;
-  return mm_fail(err, MM_BAD_INPUT, "E_DTYPE", mm_at(hf->file[t->file].path, t->original), "found %s, expected BF16, F16%s",
-                 mm_dtype_name(t->dtype),
-                 r->kind == MM_KIND_LINEAR || r->kind == MM_KIND_EXPERT ? ", F32 or F8_E4M3 with block scales" : " or F32");
-}
-
-static mm_hf_tensor *scale_of(const mm_hf *hf, const mm_hf_tensor *t) {
-  char name[NAME_MAX_LEN + 16];
-  snprintf(name, sizeof name, "%s_scale_inv", t->name);
-  return mm_hf_find(hf, name);
-}
-
-/* The block scale of an FP8 tensor; shape [E?, Σ⌈rows/bn⌉, ⌈cols/bk⌉]. */
-static bool find_scale(mm_hf *hf, const mm_model *m, const mm_rule *const *piece, unsigned pieces, unsigned i, uint32_t expert, bool fused,
-                       mm_matrix *out, mm_err *err) {
-  const mm_hf_tensor *w = out->weight;
-  const char *path = hf->file[w->file].path;
-  if (hf->block.n == 0)
-    return mm_fail(err, MM_BAD_INPUT, "E_Q_CONFIG", mm_at(path, w->original),
-                   "found F8_E4M3, but %s declares no quantization_config with weight_block_size", hf->config_path);
-  mm_hf_tensor *s = scale_of(hf, w);
-  if (!s)
-    return mm_fail(err, MM_BAD_INPUT, "E_Q_MISSING", mm_at(path, w->original), "found F8_E4M3 without a scale, expected \"%s_scale_inv\"",
-                   w->original);
-  uint64_t before = 0, rows = mm_ceil_div(out->rows, hf->block.n), all = rows, cols = mm_ceil_div(out->cols, hf->block.k);
-  if (fused) extents(m, piece, pieces, i, hf->block.n, &before, &all);
-  mm_shape want = fused && mm_rule_stacks(piece[i]) ? mm_shape3(m->experts, all, cols) : mm_shape2(all, cols);
-  if (hf->names_only) assume(s, want, MM_F32);
-  if (!shape_is(hf, s, want, "E_Q_SHAPE", err)) return false;
-  if (s->dtype != MM_F32 && s->dtype != MM_BF16 && s->dtype != MM_F8_E8M0 && s->dtype != MM_U8)
-    return mm_fail(err, MM_BAD_INPUT, "E_Q_DTYPE", mm_at(hf->file[s->file].path, s->original),
-                   "found a scale of %s, expected F32, BF16 or F8_E8M0", mm_dtype_name(s->dtype));
-  s->used = true;
-  out->scale = s;
-  out->scale_at = ((fused && mm_rule_stacks(piece[i]) ? expert * all : 0) + before) * cols * mm_dtype_size(s->dtype);
-  return true;
+/* Where piece `i` lies: alone under its own name, or fused under the packed one. */
+static mm_site place_of(const mm_model *m, const mm_rule *const *piece, unsigned pieces, unsigned i, uint32_t expert, bool fused,
+                        const char *name) {
+  const mm_rule *r = piece[i];
+  mm_site p = {.name = name,
+               .vector = r->cols == MM_DIM_NONE,
+               .rows = mm_dim_extent(r->rows, m),
+               .cols = mm_dim_extent(r->cols, m),
+               .pieces = 1,
+               .assumed = r->rows == MM_DIM_EXPERTS ? MM_F32 : MM_BF16};
+  p.piece_rows[0] = p.rows;
+  if (!fused) return p;
+  p.piece = i;
+  p.pieces = pieces;
+  for (unsigned j = 0; j < pieces; j++) p.piece_rows[j] = mm_dim_extent(piece[j]->rows, m);
+  if (mm_rule_stacks(r)) p.entry = expert, p.entries = m->experts;
+  return p;
 }
 
 mm_found mm_hf_matrix(mm_hf *hf, const mm_model *m, const mm_rule *const *piece, unsigned pieces, unsigned i, uint32_t layer,
                       uint32_t expert, mm_matrix *out, mm_err *err) {
   const mm_rule *r = piece[i];
-  char name[NAME_MAX_LEN];
-  *out = (mm_matrix){.rows = mm_dim_extent(r->rows, m), .cols = mm_dim_extent(r->cols, m)};
-  mm_hf_tensor *own = mm_hf_find(hf, mm_rule_name(name, sizeof name, r->theirs, layer, expert)), *whole = NULL;
-  bool stacks = mm_rule_stacks(r);
-  if (pieces > 1 || stacks) whole = mm_hf_find(hf, mm_rule_name(name, sizeof name, r->ours, layer, 0));
-  if (!own && !whole) return MM_ABSENT;
+  bool plain_only = r->kind != MM_KIND_LINEAR && r->kind != MM_KIND_EXPERT;
+  char name[NAME_MAX_LEN], fused_name[NAME_MAX_LEN];
+  mm_site alone = place_of(m, piece, pieces, i, expert, false, mm_rule_name(name, sizeof name, r->theirs, layer, expert));
+  mm_site fused = place_of(m, piece, pieces, i, expert, true, mm_rule_name(fused_name, sizeof fused_name, r->ours, layer, 0));
+  const mm_hf_tensor *own = mm_encoding_codes(hf, &alone, plain_only), *whole = NULL;
+  if (pieces > 1 || mm_rule_stacks(r)) whole = mm_encoding_codes(hf, &fused, plain_only);
   if (own && whole) {
     mm_fail(err, MM_BAD_INPUT, "E_DUP_TENSOR", mm_at(hf->file[own->file].path, own->original), "found again inside \"%s\" in %s",
             whole->original, hf->file[whole->file].name);
     return MM_FAILED;
   }
-  mm_hf_tensor *t = own ? own : whole;
-  bool fused = t == whole;
-  uint64_t before = 0, all = out->rows;
-  if (fused) extents(m, piece, pieces, i, 1, &before, &all);
-  mm_shape want = r->cols == MM_DIM_NONE ? mm_shape1(out->rows)
-                  : fused && stacks      ? mm_shape3(m->experts, all, out->cols)
-                                         : mm_shape2(all, out->cols);
-  if (hf->names_only) assume(t, want, r->rows == MM_DIM_EXPERTS ? MM_F32 : scale_of(hf, t) ? MM_F8_E4M3 : MM_BF16);
-  if (!shape_is(hf, t, want, "E_SHAPE", err) || !dtype_is_readable(hf, t, r, err)) return MM_FAILED;
-  t->used = true;
-  out->weight = t;
-  out->at = ((fused && stacks ? expert * all : 0) + before) * out->cols * mm_dtype_size(t->dtype);
-  if (t->dtype == MM_F8_E4M3 && !find_scale(hf, m, piece, pieces, i, expert, fused, out, err)) return MM_FAILED;
-  return MM_FOUND;
+  return mm_encoding_find(hf, whole ? &fused : &alone, plain_only, out, err);
 }
 
 static bool ends_with(const char *s, const char *end) {
@@ -130,8 +69,8 @@ bool mm_hf_all_used(const mm_hf *hf, const mm_model *m, mm_err *err) {
     if (!first) first = t;
   }
   if (!first) return true;
-  bool scale = ends_with(first->name, "_scale_inv");
-  return mm_fail(err, MM_BAD_INPUT, scale ? "E_Q_ORPHAN" : "E_UNKNOWN", mm_at(hf->file[first->file].path, first->original),
-                 "found %s that this architecture does not have (and %zu more)",
-                 scale ? "a scale without its FP8 weight, or a tensor" : "a tensor", more);
+  const char *what, *code = mm_encoding_leftover(first->name, &what);
+  mm_status status = strcmp(code, "E_Q_METHOD") == 0 || strcmp(code, "E_Q_TRANSFORM") == 0 ? MM_UNSUPPORTED : MM_BAD_INPUT;
+  return mm_fail(err, status, code, mm_at(hf->file[first->file].path, first->original),
+                 "found %s that this architecture does not have (and %zu more)", what, more);
 }

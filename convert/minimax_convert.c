@@ -1,5 +1,6 @@
 /* minimax-convert: a Hugging Face checkpoint in, a packed, pre-sharded, quantised checkpoint out. */
 #include <signal.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -21,7 +22,7 @@ static void on_signal(int n) {
 }
 
 typedef struct mm_convert_args {
-  const char *source, *output, *quant, *align, *recipe, *search, *part, *ranks;
+  const char *source, *output, *layout, *dialect, *quant, *align, *recipe, *search, *part, *ranks;
   mm_option_list ignore, override;
   uint64_t tp, ep, pp, threads, part_size, commit_bytes, mem_limit;
   uint32_t process, processes; /* of mpirun */
@@ -58,6 +59,8 @@ static bool make_plan(const mm_convert_args *a, mm_hf *hf, mm_plan *plan, mm_err
                         .pp = (uint32_t)a->pp,
                         .part_size = a->part_size,
                         .ranks = a->ranks,
+                        .unsharded = strcmp(a->layout, "hf") == 0,
+                        .dialect = a->dialect,
                         .align = strcmp(a->align, "pad") == 0     ? MM_ALIGN_PAD
                                  : strcmp(a->align, "error") == 0 ? MM_ALIGN_ERROR
                                                                   : MM_ALIGN_SPLIT};
@@ -68,13 +71,14 @@ static bool make_plan(const mm_convert_args *a, mm_hf *hf, mm_plan *plan, mm_err
 }
 
 /* How many output blocks may be assembled at once within the limit. */
-static bool assembly_buffers(const mm_convert_args *a, size_t *buffers, mm_err *err) {
+static bool assembly_buffers(const mm_convert_args *a, uint64_t output_bytes, size_t *buffers, mm_err *err) {
   uint64_t limit = a->mem_limit ? a->mem_limit : (UINT64_C(256) << 20) + a->threads * (UINT64_C(64) << 20);
-  uint64_t need = MEM_FIXED + a->threads * MEM_THREAD;
+  uint64_t fixed = MEM_FIXED * (strcmp(a->layout, "hf") == 0 ? 2 : 1); /* a tensor for each expert */
+  uint64_t need = fixed + a->threads * MEM_THREAD;
   if (limit < need)
     return mm_fail(err, MM_LIMIT, "E_MEMORY", mm_at(NULL, NULL), "found --mem-limit %llu, expected at least %llu for %llu threads",
                    (unsigned long long)limit, (unsigned long long)need, (unsigned long long)a->threads);
-  *buffers = (limit - need) / MM_HASH_BLOCK;
+  *buffers = mm_min((limit - need) / MM_HASH_BLOCK, output_bytes / MM_HASH_BLOCK);
   return true;
 }
 
@@ -115,7 +119,7 @@ static bool convert(const mm_convert_args *a, mm_plan *plan, mm_err *err) {
                          .commit_bytes = a->commit_bytes,
                          .threads = (unsigned)a->threads};
   if (a->part && !parse_share(a->part, &o.share, &o.shares, err)) return false;
-  if (!assembly_buffers(a, &o.buffers, err)) return false;
+  if (!assembly_buffers(a, plan->output_bytes, &o.buffers, err)) return false;
   mm_digest manifest;
   double start = now();
   mm_watch *watch = a->quiet || !first ? NULL : mm_watch_open(plan, &progress);
@@ -127,9 +131,17 @@ static bool convert(const mm_convert_args *a, mm_plan *plan, mm_err *err) {
   return true;
 }
 
+/* Before the processes have met: this one's line, then the end of all. */
+static int give_up(const mm_program *program, const mm_err *err) {
+  int status = mm_program_fail(program, err);
+  mm_mpi_abort(status);
+  return status;
+}
+
 int main(int argc, char **argv) {
   mm_program_start();
-  mm_convert_args a = {.quant = "none",
+  mm_convert_args a = {.layout = "packed",
+                       .quant = "none",
                        .align = "split",
                        .tp = 1,
                        .ep = 1,
@@ -144,6 +156,19 @@ int main(int argc, char **argv) {
        .target = &a.output,
        .arg = "DIR",
        .help = "the packed checkpoint to make; appears when complete"},
+      {.name = "layout",
+       .kind = MM_OPT_STR,
+       .target = &a.layout,
+       .arg = "WORD",
+       .help = "packed shards, or hf: unsharded, with Hugging Face names and quantization_config (default packed)",
+       .choices = "packed|hf"},
+      {.name = "dialect",
+       .kind = MM_OPT_STR,
+       .target = &a.dialect,
+       .arg = "WORD",
+       .help = "with --layout hf: whose spelling of the scheme, fp8 (Hugging Face), ct (compressed-tensors) or modelopt "
+               "(default: the first that has it)",
+       .choices = "fp8|ct|modelopt"},
       {.name = "tp",
        .alias = "tensor-parallel-size",
        .kind = MM_OPT_U64,
@@ -271,16 +296,16 @@ int main(int argc, char **argv) {
   mm_err err = {0};
   size_t operands = 0;
   bool done = false;
-  if (!mm_options_parse(&program, argc, argv, &a.source, &operands, &done, &err) || done) {
+  if (!mm_options_parse(&program, argc, argv, &a.source, &operands, &done, &err)) return give_up(&program, &err);
+  if (done) {
     mm_mpi_end();
-    return done ? MM_OK : mm_program_fail(&program, &err);
+    return MM_OK;
   }
   if (!a.dry_run && !a.output) mm_fail(&err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found no -o DIR, expected one (or --dry-run)");
+  if (a.dialect && strcmp(a.layout, "hf") != 0)
+    mm_fail(&err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --dialect without --layout hf");
   if (a.names_only && !a.dry_run) mm_fail(&err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --names-only without --dry-run");
-  if (err.status != MM_OK) {
-    mm_mpi_end();
-    return mm_program_fail(&program, &err);
-  }
+  if (err.status != MM_OK) return give_up(&program, &err);
   struct sigaction action = {.sa_handler = on_signal};
   sigaction(SIGINT, &action, NULL);
   sigaction(SIGTERM, &action, NULL);
@@ -289,6 +314,8 @@ int main(int argc, char **argv) {
   bool ok = mm_mpi_all(make_plan(&a, &hf, &plan, &err)) && convert(&a, &plan, &err);
   mm_plan_close(&plan);
   mm_hf_close(&hf);
+  free(a.ignore.item);
+  free(a.override.item);
   if (!ok && err.status == MM_OK) mm_fail(&err, MM_INTERRUPTED, "E_INTERRUPTED", mm_at(NULL, NULL), "another process failed");
   mm_mpi_end();
   return ok ? MM_OK : mm_program_fail(&program, &err);

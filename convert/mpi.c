@@ -21,6 +21,13 @@ bool mm_mpi_all(bool ok) {
 
 void mm_mpi_end(void) { MPI_Finalize(); }
 
+void mm_mpi_abort(int status) {
+  int n = 1;
+  MPI_Comm_size(MPI_COMM_WORLD, &n);
+  if (n > 1) MPI_Abort(MPI_COMM_WORLD, status);
+  MPI_Finalize();
+}
+
 #else
 
 void mm_mpi_start(int *argc, char ***argv, uint32_t *rank, uint32_t *size) {
@@ -33,5 +40,7 @@ void mm_mpi_start(int *argc, char ***argv, uint32_t *rank, uint32_t *size) {
 bool mm_mpi_all(bool ok) { return ok; }
 
 void mm_mpi_end(void) {}
+
+void mm_mpi_abort(int status) { (void)status; }
 
 #endif

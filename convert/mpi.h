@@ -10,5 +10,7 @@ void mm_mpi_start(int *argc, char ***argv, uint32_t *rank, uint32_t *size);
 /* Waits for all processes; true when every one of them passed true. */
 bool mm_mpi_all(bool ok);
 void mm_mpi_end(void);
+/* Ends all processes with `status`, for one that cannot meet the others; returns where there are no others. */
+void mm_mpi_abort(int status);
 
 #endif

@@ -5,6 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "convert/dialect.h"
+#include "convert/encoding.h"
+
 #define MISSING_MOST 100000 /* tensors counted as missing */
 
 typedef struct mm_planner {
@@ -18,24 +21,22 @@ typedef struct mm_planner {
   char first_missing[256];
 } mm_planner;
 
-bool mm_plan_copies(const mm_scheme *s, const mm_matrix *x, const mm_hf *hf) {
-  if (!x->scale) return s->plane_count == 1 && s == mm_scheme_plain(x->weight->dtype);
-  return s->plane_count == 2 && s->plane[0].dtype == MM_F8_E4M3 && s->plane[1].cell.n == hf->block.n && s->plane[1].cell.k == hf->block.k &&
-         s->plane[1].dtype == MM_F32;
-}
-
 /* What `--quant none` stores: the source's own encoding, which must be one for the whole packed tensor. */
 static const mm_scheme *as_stored(mm_planner *b, const mm_plan_tensor *pt, const mm_pack_tensor *t, size_t matrices) {
-  const mm_matrix *first = &pt->matrix[0];
-  const mm_scheme *s = first->scale ? mm_scheme_find("block_fp8") : mm_scheme_plain(first->weight->dtype);
-  for (size_t i = 0; i < matrices; i++)
-    if (!mm_plan_copies(s, &pt->matrix[i], b->hf)) {
-      const mm_hf_tensor *w = pt->matrix[i].weight;
-      mm_fail(b->err, MM_UNSUPPORTED, "E_MIXED", mm_at(b->hf->file[w->file].path, w->original),
-              "found %s%s, which cannot be kept beside %s in \"%s\"; expected one encoding per packed tensor (or another --quant)",
-              mm_dtype_name(w->dtype), w->dtype == MM_F8_E4M3 ? " (with its weight_block_size)" : "", s->name, t->name);
-      return NULL;
-    }
+  const mm_scheme *s = mm_encoding_scheme(pt->matrix, matrices, t->piece_count);
+  for (size_t i = 0; i < matrices; i++) {
+    const mm_matrix *x = &pt->matrix[i];
+    mm_where at = mm_at(b->hf->file[x->weight->file].path, x->weight->original);
+    if (s && mm_encoding_keeps(x, s)) continue;
+    if (i == 0)
+      mm_fail(b->err, MM_UNSUPPORTED, "E_Q_KEEP", at,
+              "found %s in a form that no packed scheme holds bit for bit; expected another --quant", x->encoding->name);
+    else
+      mm_fail(b->err, MM_UNSUPPORTED, "E_MIXED", at,
+              "found %s, which cannot be kept beside %s in \"%s\"; expected one encoding per packed tensor (or another --quant)",
+              x->encoding->name, s->name, t->name);
+    return NULL;
+  }
   return s;
 }
 
@@ -54,7 +55,7 @@ static void missing(mm_planner *b, const mm_rule *r, uint32_t layer, uint32_t ex
 }
 
 /* Once something is missing the rest is only counted, and not for ever: nothing may grow with a number of experts that no header proves. */
-static bool find_matrices(mm_planner *b, mm_plan_tensor *pt, const mm_pack_tensor *t, uint32_t leads) {
+static bool find_matrices(mm_planner *b, mm_plan_tensor *pt, const mm_pack_tensor *t, uint32_t first, uint32_t leads) {
   mm_matrix only_counted;
   if (b->missing == 0) {
     pt->matrix = mm_arena_alloc(&b->p->pack.arena, (size_t)leads * t->piece_count * sizeof *pt->matrix, b->err);
@@ -63,22 +64,24 @@ static bool find_matrices(mm_planner *b, mm_plan_tensor *pt, const mm_pack_tenso
   for (uint32_t e = 0; e < leads && b->missing < MISSING_MOST; e++)
     for (unsigned i = 0; i < t->piece_count; i++) {
       mm_matrix *x = pt->matrix ? &pt->matrix[e * t->piece_count + i] : &only_counted;
-      mm_found f = mm_hf_matrix(b->hf, &b->p->pack.model, pt->rule, t->piece_count, i, pt->layer, e, x, b->err);
+      mm_found f = mm_hf_matrix(b->hf, &b->p->pack.model, pt->rule, t->piece_count, i, pt->layer, first + e, x, b->err);
       if (f == MM_FAILED) return false;
-      if (f == MM_ABSENT) missing(b, pt->rule[i], pt->layer, e);
+      if (f == MM_ABSENT) missing(b, pt->rule[i], pt->layer, first + e);
     }
   return true;
 }
 
-/* Lays the pieces side by side along rows and sets the local shape. */
+/* Lays the pieces side by side along rows, or each by itself and uncut, and sets the local shape. */
 static bool place_pieces(mm_planner *b, const mm_plan_tensor *pt, mm_pack_tensor *t) {
   const mm_model *m = &b->p->pack.model;
   for (unsigned i = 0; i < t->piece_count; i++) {
     mm_piece *x = &t->piece[i];
-    if (!mm_cut_find(b->p, pt->rule[i], b->o->align, &x->cut, b->err)) return false;
+    mm_rule rule = *pt->rule[i];
+    if (b->p->unsharded) rule.divide = MM_WHOLE;
+    if (!mm_cut_find(b->p, &rule, b->o->align, &x->cut, b->err)) return false;
     const mm_cut *c = &b->p->pack.cut[x->cut];
     x->rows = mm_dim_extent(pt->rule[i]->rows, m);
-    x->local_at = t->rows;
+    x->local_at = b->p->unsharded ? 0 : t->rows;
     x->local_rows = c->axis == MM_AXIS_ROWS ? c->local : x->rows;
     t->rows += x->local_rows;
     t->whole_cols = mm_dim_extent(pt->rule[i]->cols, m);
@@ -87,8 +90,13 @@ static bool place_pieces(mm_planner *b, const mm_plan_tensor *pt, mm_pack_tensor
   return true;
 }
 
-/* The name with {l} replaced and {e} left standing. */
-static const char *source_name(mm_planner *b, const mm_rule *r, uint32_t layer) {
+/* The name with {l} replaced and, in a stack of experts, {e} left standing. */
+static const char *source_name(mm_planner *b, const mm_rule *r, uint32_t layer, uint32_t expert) {
+  char name[256];
+  if (b->p->unsharded) {
+    mm_rule_name(name, sizeof name, r->theirs, layer, expert);
+    return mm_arena_strndup(&b->p->pack.arena, name, strlen(name), b->err);
+  }
   const char *at = strstr(r->theirs, "{l}");
   if (!at) return r->theirs;
   return mm_arena_printf(&b->p->pack.arena, b->err, "%.*s%u%s", (int)(at - r->theirs), r->theirs, layer, at + 3);
@@ -101,7 +109,8 @@ static uint32_t stage_of(const mm_planner *b, const mm_rule *r, uint32_t layer) 
   return r < b->first_layer_rule ? 0 : p->pp - 1;
 }
 
-static bool add_tensor(mm_planner *b, const mm_rule *const *rules, unsigned pieces, uint32_t layer) {
+/* `expert` counts in the unsharded layout only: the packed one stacks all of them in one tensor. */
+static bool add_tensor(mm_planner *b, const mm_rule *const *rules, unsigned pieces, uint32_t layer, uint32_t expert) {
   mm_plan *p = b->p;
   if (!mm_grow((void **)&p->pack.tensor, &b->tensor_cap, p->pack.tensor_count + 1, sizeof *p->pack.tensor, b->err) ||
       !mm_grow((void **)&p->tensor, &b->plan_cap, p->pack.tensor_count + 1, sizeof *p->tensor, b->err))
@@ -113,19 +122,19 @@ static bool add_tensor(mm_planner *b, const mm_rule *const *rules, unsigned piec
   char name[256];
   mm_rule_name(name, sizeof name, rules[0]->ours, layer, 0);
   t->name = mm_arena_strndup(&p->pack.arena, name, strlen(name), b->err);
-  t->whole_lead = mm_rule_stacks(rules[0]) ? p->pack.model.experts : 0;
+  t->whole_lead = mm_rule_stacks(rules[0]) && !p->unsharded ? p->pack.model.experts : 0;
   t->lead = t->whole_lead / p->pack.ep;
   t->stage = stage_of(b, rules[0], layer);
   if (!t->name) return false;
   for (unsigned i = 0; i < pieces; i++) {
     pt->rule[i] = rules[i];
-    t->piece[i].source = source_name(b, rules[i], layer);
+    t->piece[i].source = source_name(b, rules[i], layer, expert);
     if (!t->piece[i].source) return false;
   }
   uint32_t leads = t->whole_lead ? t->whole_lead : 1;
-  if (!find_matrices(b, pt, t, leads) || !place_pieces(b, pt, t)) return false;
-  p->pack.tensor_count++;
+  if (!find_matrices(b, pt, t, expert, leads) || !place_pieces(b, pt, t)) return false;
   if (b->missing) return true; /* reported once, at the end */
+  p->pack.tensor_count++;
   if (!choose(b, pt, t, (size_t)leads * pieces)) return false;
   t->scheme = pt->scheme->name;
   return mm_cut_cells(p, t, pt->scheme, b->o->align, b->err);
@@ -139,7 +148,9 @@ static bool add_rules(mm_planner *b, size_t from, size_t to, uint32_t layer) {
     unsigned n = 0;
     for (; i < to && n < MM_PACK_PIECES && (n == 0 || strcmp(a->rule[i].ours, piece[0]->ours) == 0); i++)
       if (mm_rule_applies(&a->rule[i], &b->p->pack.model, layer)) piece[n++] = &a->rule[i];
-    if (n > 0 && !add_tensor(b, piece, n, layer)) return false;
+    uint32_t times = n > 0 && b->p->unsharded && mm_rule_stacks(piece[0]) ? b->p->pack.model.experts : n > 0;
+    for (uint32_t e = 0; e < times && b->missing < MISSING_MOST; e++)
+      if (!add_tensor(b, piece, n, layer, e)) return false;
   }
   return true;
 }
@@ -160,7 +171,7 @@ static bool add_tensors(mm_planner *b) {
 }
 
 uint32_t mm_strip_rows(const mm_hf *hf, const mm_scheme *s, uint32_t cols) {
-  uint32_t unit = s->strip ? s->strip : 1, block = hf->block.n ? hf->block.n : 1;
+  uint32_t unit = s->strip ? s->strip : 1, block = hf->quantization.block.n ? hf->quantization.block.n : 1;
   unit = unit / (uint32_t)mm_gcd(unit, block) * block;
   uint64_t rows = MM_STRIP_BYTES / (4 * (uint64_t)cols) / unit * unit;
   return (uint32_t)mm_min(mm_max(rows, unit), UINT32_MAX / 2 / unit * unit);
@@ -225,9 +236,11 @@ static bool add_sources(mm_plan *p, const mm_hf *hf, mm_err *err) {
 
 bool mm_plan_build(mm_plan *p, mm_hf *hf, const mm_plan_options *o, mm_err *err) {
   static const char *const align_word[] = {"split", "pad", "error"};
-  *p = (mm_plan){.hf = hf};
+  *p = (mm_plan){.hf = hf, .unsharded = o->unsharded};
   mm_planner b = {.p = p, .hf = hf, .o = o, .err = err, .arch = mm_arch_find(hf->config, hf->config_path, err)};
   if (!b.arch || !b.arch->read_config(hf->config, hf->config_path, &p->pack.model, err)) return false;
+  if (o->unsharded && (o->tp > 1 || o->pp > 1))
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --layout hf with --tp %u --pp %u, expected 1 of each", o->tp, o->pp);
   if (!mm_cut_feasible(&p->pack.model, o, hf->config_path, err)) return false;
   p->pack.tp = o->tp;
   p->pack.ep = o->ep;
@@ -237,6 +250,7 @@ bool mm_plan_build(mm_plan *p, mm_hf *hf, const mm_plan_options *o, mm_err *err)
   p->pack.tp_align = mm_arena_strndup(&p->pack.arena, align_word[o->align], strlen(align_word[o->align]), err);
   if (!p->pack.tool || !p->pack.quant || !p->pack.tp_align) return false;
   if (!mm_recipe_parse(&p->recipe, o->quant, err) || !add_tensors(&b) || !mm_hf_all_used(hf, &p->pack.model, err)) return false;
+  if (o->unsharded && !(mm_dialect_spell(p, o->dialect, err) && mm_dialect_texts(p, err))) return false;
   return add_sources(p, hf, err) && read_ranks(p, o->ranks, err) && mm_layout(p, o->part_size, err) && add_steps(p, err);
 }
 

@@ -3,7 +3,7 @@
 #ifndef MM_CONVERT_PLAN_H
 #define MM_CONVERT_PLAN_H
 
-#include "convert/hf.h"
+#include "convert/index.h"
 #include "convert/recipe.h"
 #include "formats/pack.h"
 
@@ -15,18 +15,27 @@ typedef struct mm_plan_options {
   mm_align align;      /* what to do where a cut falls inside a scale's block */
   uint64_t part_size;  /* a part ends before it would exceed this (one larger tensor still gets a part of its own) */
   const char *ranks;   /* "0,2-5": only these ranks\' files are made; NULL: all */
+  bool unsharded;      /* the Hugging Face layout (layout_hf.h) instead of the packed one: one rank, their names */
+  const char *dialect; /* of the unsharded layout: how schemes are spelt (dialect.h); NULL: the first that can */
 } mm_plan_options;
 
-/* How a packed tensor is made; parallel to pack.tensor. */
+/* Where a stored tensor lies. */
+typedef struct mm_place {
+  uint64_t offset; /* from the part's data start */
+  uint64_t bytes;
+} mm_place;
+
+/* How a packed tensor is made; parallel to pack.tensor. In the unsharded layout a pack.tensor is a group of source matrices that
+ * share their scales' range (q, k, v; w1 and w3 of one expert): its pieces all start at row 0 and each is stored by itself. */
 typedef struct mm_plan_tensor {
   const mm_rule *rule[MM_PACK_PIECES];
   const mm_scheme *scheme;
-  mm_search search; /* how the scheme chooses its scales */
+  mm_search search;                   /* how the scheme chooses its scales */
+  const struct mm_spelling *spelling; /* unsharded and quantised: dialect.h; else NULL */
   uint32_t layer;
-  uint32_t part;                       /* index into plan.part */
-  uint64_t offset[MM_PACK_PLANES];     /* from the part's data start */
-  uint64_t lead_bytes[MM_PACK_PLANES]; /* of one matrix of the stack, stored, on one rank */
-  mm_matrix *matrix;                   /* [max(1, lead)][piece_count] */
+  uint32_t part;                                  /* index into plan.part */
+  mm_place place[MM_PACK_PIECES][MM_PACK_PLANES]; /* packed: all pieces in the first */
+  mm_matrix *matrix;                              /* [max(1, lead)][piece_count] */
 } mm_plan_tensor;
 
 /* A unit of work: rows [row, row + rows) of one piece of one stack entry, or (piece == MM_ALL_PIECES) the whole entry. */
@@ -48,6 +57,12 @@ typedef struct mm_plan_part {
   mm_plan_file *file;     /* [tp] */
 } mm_plan_part;
 
+/* A file written from memory instead of being copied from the source. */
+typedef struct mm_plan_text {
+  const char *name, *text;
+} mm_plan_text;
+#define MM_PLAN_TEXTS 2
+
 typedef struct mm_plan {
   const mm_hf *hf;
   mm_recipe recipe;
@@ -56,6 +71,9 @@ typedef struct mm_plan {
   uint32_t part_count; /* of all stages */
   mm_plan_part *part;
   bool *wanted; /* [pp·tp] ranks whose files are made */
+  bool unsharded;
+  const struct mm_dialect *dialect; /* NULL while nothing unsharded is quantised */
+  mm_plan_text text[MM_PLAN_TEXTS]; /* unsharded: config.json and what the dialect has beside it; name NULL past the end */
   size_t step_count;
   mm_step *step;         /* in part order */
   uint64_t source_bytes; /* weight bytes that will be read */
@@ -70,6 +88,9 @@ static inline mm_part *mm_plan_entry(const mm_plan *p, uint32_t part, uint32_t r
   return &p->pack.rank[p->part[part].stage * p->pack.tp + rank].part[p->part[part].number];
 }
 
+/* The file that is written last: the manifest, or the index of the unsharded layout. */
+static inline const char *mm_plan_manifest(const mm_plan *p) { return p->unsharded ? MM_INDEX_NAME : MM_MANIFEST; }
+
 /* Builds the plan or refuses: infeasible tp (MM_UNSUPPORTED E_TP, naming the dimension and the sizes that would do), missing or
  * unknown tensors, mixed encodings. Borrows hf until close. */
 bool mm_plan_build(mm_plan *p, mm_hf *hf, const mm_plan_options *o, mm_err *err);
@@ -79,14 +100,12 @@ void mm_plan_close(mm_plan *p);
 /* Rows of a strip: as many as fit MM_STRIP_BYTES of f32, a multiple of the scheme's strip and of the source's block. */
 #define MM_STRIP_BYTES (UINT64_C(8) << 20)
 uint32_t mm_strip_rows(const mm_hf *hf, const mm_scheme *s, uint32_t cols);
-/* True when the source's bytes are stored as they are (codes copied, scales widened to f32). */
-bool mm_plan_copies(const mm_scheme *s, const mm_matrix *x, const mm_hf *hf);
 /* Cuts of the model for this tp, and the stored cells that fit them (cut.c). */
 bool mm_cut_feasible(const mm_model *m, const mm_plan_options *o, const char *file, mm_err *err);
 bool mm_cut_find(mm_plan *p, const mm_rule *r, mm_align align, uint32_t *index, mm_err *err);
 bool mm_cut_equal(const mm_cut *a, const mm_cut *b, uint32_t tp);
 bool mm_cut_cells(const mm_plan *p, mm_pack_tensor *t, const mm_scheme *s, mm_align align, mm_err *err);
-/* Parts, offsets, headers, the plan's digest (layout.c). */
+/* Parts, offsets, headers, the plan's digest (layout.c, layout_hf.c). */
 bool mm_layout(mm_plan *p, uint64_t part_size, mm_err *err);
 
 #endif

@@ -28,10 +28,29 @@ static uint64_t rank_bytes(const mm_plan *p, uint32_t rank) {
   return n;
 }
 
-static uint64_t tensor_bytes(const mm_plan *p, size_t i) {
-  uint64_t n = 0;
-  for (unsigned j = 0; j < p->pack.tensor[i].plane_count; j++)
-    n += p->tensor[i].lead_bytes[j] * (p->pack.tensor[i].lead ? p->pack.tensor[i].lead : 1);
+/* What is listed of a plan: packed tensors, or the matrices of an unsharded one. */
+typedef struct mm_listed {
+  const char *name, *scheme;
+  uint32_t lead, rows, cols;
+  uint64_t bytes; /* of all planes */
+} mm_listed;
+
+static uint32_t listed_count(const mm_plan *p, size_t i) { return p->unsharded ? p->pack.tensor[i].piece_count : 1; }
+
+static mm_listed listed(const mm_plan *p, size_t i, uint32_t piece) {
+  const mm_pack_tensor *t = &p->pack.tensor[i];
+  mm_listed x = {.name = t->name, .scheme = t->scheme, .lead = t->lead, .rows = t->rows, .cols = t->cols};
+  if (p->unsharded) {
+    x.name = t->piece[piece].source;
+    x.rows = t->piece[piece].rows;
+  }
+  for (unsigned k = 0; k < t->plane_count; k++) x.bytes += p->tensor[i].place[piece][k].bytes;
+  return x;
+}
+
+static size_t output_tensors(const mm_plan *p) {
+  size_t n = 0;
+  for (size_t i = 0; i < p->pack.tensor_count; i++) n += p->unsharded ? listed_count(p, i) * p->pack.tensor[i].plane_count : 1;
   return n;
 }
 
@@ -41,24 +60,28 @@ static size_t used_names(const mm_plan *p) {
   return n;
 }
 
+static mm_json *listed_json(mm_listed t) {
+  mm_json *x = mm_json_new_obj();
+  if (mm_json_set(x, "name", mm_json_new_str(t.name)) && mm_json_set(x, "scheme", mm_json_new_str(t.scheme)) &&
+      mm_json_set(x, "lead", mm_json_new_int(t.lead)) && mm_json_set(x, "rows", mm_json_new_int(t.rows)) &&
+      mm_json_set(x, "cols", mm_json_new_int(t.cols)) && mm_json_set(x, "bytes", mm_json_new_int((int64_t)t.bytes)))
+    return x;
+  mm_json_free(x);
+  return NULL;
+}
+
 static mm_json *plan_json(const mm_plan *p, bool tensors) {
   mm_json *j = mm_json_new_obj(), *ranks = mm_json_new_arr(), *list = tensors ? mm_json_new_arr() : NULL;
   bool ok = j && ranks;
   for (uint32_t r = 0; ok && r < mm_pack_ranks(&p->pack); r++) ok = mm_json_append(ranks, mm_json_new_int((int64_t)rank_bytes(p, r)));
-  for (size_t i = 0; ok && list && i < p->pack.tensor_count; i++) {
-    const mm_pack_tensor *t = &p->pack.tensor[i];
-    mm_json *x = mm_json_new_obj();
-    ok = x && mm_json_set(x, "name", mm_json_new_str(t->name)) && mm_json_set(x, "scheme", mm_json_new_str(t->scheme)) &&
-         mm_json_set(x, "lead", mm_json_new_int(t->lead)) && mm_json_set(x, "rows", mm_json_new_int(t->rows)) &&
-         mm_json_set(x, "cols", mm_json_new_int(t->cols)) && mm_json_set(x, "bytes", mm_json_new_int((int64_t)tensor_bytes(p, i)));
-    ok = mm_json_append(list, x) && ok;
-  }
+  for (size_t i = 0; ok && list && i < p->pack.tensor_count; i++)
+    for (uint32_t k = 0; ok && k < listed_count(p, i); k++) ok = mm_json_append(list, listed_json(listed(p, i, k)));
   ok = ok && mm_json_set(j, "architecture", mm_json_new_str(p->pack.model.architecture)) &&
        mm_json_set(j, "quant", mm_json_new_str(p->pack.quant)) && mm_json_set(j, "tp", mm_json_new_int(p->pack.tp)) &&
        mm_json_set(j, "ep", mm_json_new_int(p->pack.ep)) && mm_json_set(j, "pp", mm_json_new_int(p->pack.pp)) &&
        mm_json_set(j, "source_tensors", mm_json_new_int((int64_t)used_names(p))) &&
        mm_json_set(j, "source_bytes", mm_json_new_int((int64_t)p->source_bytes)) &&
-       mm_json_set(j, "output_tensors", mm_json_new_int((int64_t)p->pack.tensor_count)) &&
+       mm_json_set(j, "output_tensors", mm_json_new_int((int64_t)output_tensors(p))) &&
        mm_json_set(j, "output_bytes", mm_json_new_int((int64_t)p->output_bytes)) && mm_json_set(j, "parts", mm_json_new_int(p->part_count));
   ok = mm_json_set(j, "rank_bytes", ranks) && ok;
   if (list) ok = mm_json_set(j, "tensors", list) && ok;
@@ -71,17 +94,18 @@ bool mm_report_plan(FILE *f, const mm_plan *p, mm_report_style style, bool tenso
   if (style == MM_REPORT_JSON) return print_json(f, plan_json(p, tensors), err);
   fprintf(f, "%s: %zu tensors, %llu bytes of weights in %zu files\n", p->pack.model.architecture, used_names(p),
           (unsigned long long)p->source_bytes, p->hf->file_count);
-  fprintf(f, "plan: --tp %u --ep %u --pp %u --quant \"%s\": %zu packed tensors, %u parts, %llu bytes in all\n", p->pack.tp, p->pack.ep,
-          p->pack.pp, p->pack.quant, p->pack.tensor_count, p->part_count, (unsigned long long)p->output_bytes);
+  fprintf(f, "plan: --tp %u --ep %u --pp %u --quant \"%s\": %zu %s tensors, %u parts, %llu bytes in all\n", p->pack.tp, p->pack.ep,
+          p->pack.pp, p->pack.quant, output_tensors(p), p->unsharded ? "unsharded" : "packed", p->part_count,
+          (unsigned long long)p->output_bytes);
   for (uint32_t r = 0; r < mm_pack_ranks(&p->pack); r++)
     if (p->wanted[r]) fprintf(f, "  rank %u: %llu bytes\n", r, (unsigned long long)rank_bytes(p, r));
-  for (size_t i = 0; tensors && i < p->pack.tensor_count; i++) {
-    const mm_pack_tensor *t = &p->pack.tensor[i];
-    char lead[16] = "";
-    if (t->lead) snprintf(lead, sizeof lead, "%u x ", t->lead);
-    fprintf(f, "  %-60s %-10s %s[%u, %u]  %llu bytes\n", t->name, t->scheme, lead, t->rows, t->cols,
-            (unsigned long long)tensor_bytes(p, i));
-  }
+  for (size_t i = 0; tensors && i < p->pack.tensor_count; i++)
+    for (uint32_t j = 0; j < listed_count(p, i); j++) {
+      mm_listed t = listed(p, i, j);
+      char lead[16] = "";
+      if (t.lead) snprintf(lead, sizeof lead, "%u x ", t.lead);
+      fprintf(f, "  %-60s %-10s %s[%u, %u]  %llu bytes\n", t.name, t.scheme, lead, t.rows, t.cols, (unsigned long long)t.bytes);
+    }
   return written(f, err);
 }
 
@@ -95,15 +119,16 @@ bool mm_report_summary(FILE *f, const mm_plan *p, double seconds, const mm_diges
   mm_digest_hex(manifest, hex);
   double in = (double)p->source_bytes / seconds / 1e9, out = (double)p->output_bytes / seconds / 1e9;
   if (style == MM_REPORT_TEXT) {
-    fprintf(f, "done in %.2f s: %.2f GB read (%.2f GB/s), %.2f GB written (%.2f GB/s), peak RSS %.0f MiB\nmanifest sha256 %s\n", seconds,
-            (double)p->source_bytes / 1e9, in, (double)p->output_bytes / 1e9, out, (double)peak_rss() / (1 << 20), hex);
+    fprintf(f, "done in %.2f s: %.2f GB read (%.2f GB/s), %.2f GB written (%.2f GB/s), peak RSS %.0f MiB\n%s sha256 %s\n", seconds,
+            (double)p->source_bytes / 1e9, in, (double)p->output_bytes / 1e9, out, (double)peak_rss() / (1 << 20),
+            p->unsharded ? "index" : "manifest", hex);
     return written(f, err);
   }
   mm_json *j = plan_json(p, false);
   bool ok = j && mm_json_set(j, "seconds", mm_json_new_real(seconds)) && mm_json_set(j, "read_gb_per_s", mm_json_new_real(in)) &&
             mm_json_set(j, "written_gb_per_s", mm_json_new_real(out)) &&
             mm_json_set(j, "peak_rss_bytes", mm_json_new_int((int64_t)peak_rss())) &&
-            mm_json_set(j, "manifest_sha256", mm_json_new_str(hex));
+            mm_json_set(j, p->unsharded ? "index_sha256" : "manifest_sha256", mm_json_new_str(hex));
   if (!ok) {
     mm_json_free(j);
     j = NULL;

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "convert/dialect.h"
+
 void mm_worker_open(mm_worker *w, const mm_hf *hf) {
   *w = (mm_worker){0};
   mm_decoder_open(&w->source, hf);
@@ -25,19 +27,15 @@ typedef struct mm_strip {
   const mm_plan_tensor *pt;
   const mm_matrix *x;
   uint32_t tensor, lead, piece, row, rows;
+  bool keep;   /* the source's codes are stored */
+  float group; /* what the entry's pieces share: amax, or the global scale of codes that are kept */
 } mm_strip;
 
-/* The planes of the strip on the scheme's own cells, in w's buffers: copied from the source or packed. */
-static bool pack_strip(mm_worker *w, const mm_strip *s, float amax, const void *plane[MM_MAX_PLANES], mm_err *err) {
+/* The planes of the strip on the scheme's own cells, in w's buffers: kept from the source or packed. */
+static bool pack_strip(mm_worker *w, const mm_strip *s, const void *plane[MM_MAX_PLANES], mm_err *err) {
   const mm_scheme *sc = s->pt->scheme;
-  if (mm_plan_copies(sc, s->x, s->plan->hf)) {
-    if (!mm_decode_codes(&w->source, s->x, s->row, s->rows, err)) return false;
-    if (s->x->scale && !mm_decode_scales(&w->source, s->x, s->row, s->rows, err)) return false;
-    plane[0] = w->source.raw;
-    plane[1] = w->source.scale;
-    return true;
-  }
-  bool bf16 = !s->x->scale && s->x->weight->dtype == MM_BF16; /* packed as it is: the same bytes as through f32, sooner */
+  if (s->keep) return mm_decode_planes(&w->source, s->x, sc, s->row, s->rows, s->group, plane, err);
+  bool bf16 = mm_is_plain(s->x) && s->x->weight->dtype == MM_BF16; /* packed as it is: the same bytes as through f32, sooner */
   if (!(bf16 ? mm_decode_codes(&w->source, s->x, s->row, s->rows, err) : mm_decode_f32(&w->source, s->x, s->row, s->rows, err)))
     return false;
   for (unsigned i = 0; i < sc->plane_count; i++) {
@@ -49,10 +47,11 @@ static bool pack_strip(mm_worker *w, const mm_strip *s, float amax, const void *
                        .bf16 = bf16 ? w->source.raw : NULL,
                        .n = s->rows,
                        .k = s->x->cols,
-                       .amax = amax,
+                       .amax = s->group,
                        .search = s->pt->search};
   sc->pack(&args, w->plane);
-  return true;
+  size_t n = (size_t)s->rows * s->x->cols;
+  return sc->code != MM_CODE_PLAIN || mm_decode_finite(&w->source, s->x, s->row, w->plane[0], sc->plane[0].dtype, n, err);
 }
 
 /* Stored cells along one axis that a rank takes from a strip. Stored cell `to + i` is the scheme's cell `from(i)` of the strip. */
@@ -105,13 +104,14 @@ static bool scatter(mm_worker *w, const mm_strip *s, const void *const plane[MM_
   const mm_scheme *sc = s->pt->scheme;
   for (unsigned i = 0; i < sc->plane_count; i++) {
     const mm_pack_plane *stored = &s->t->plane[i];
-    size_t size = mm_dtype_size(stored->dtype);
+    const mm_place *place = &s->pt->place[s->plan->unsharded ? s->piece : 0][i];
+    size_t size = mm_dtype_size(sc->plane[i].dtype);
     uint32_t stored_cols = mm_cells(s->t->cols, stored->cell_k);
     for (uint32_t r = 0; r < s->plan->pack.tp; r++) {
       if (!mm_plan_wants(s->plan, s->pt->part, r)) continue;
       uint32_t first = mm_pack_first_lead(&s->plan->pack, s->t, r);
       if (s->t->lead && (s->lead < first || s->lead >= first + s->t->lead)) continue; /* another rank's expert */
-      uint64_t at = s->pt->offset[i] + (s->lead - first) * s->pt->lead_bytes[i];
+      uint64_t at = place->offset + (s->lead - first) * (place->bytes / (s->t->lead ? s->t->lead : 1));
       mm_range all_rows = {0, 0, x->rows}, all_cols = {0, 0, s->x->cols};
       if (cut->axis == MM_AXIS_ROWS) all_rows = cut->rank[r];
       if (cut->axis == MM_AXIS_COLS) all_cols = cut->rank[r];
@@ -121,10 +121,18 @@ static bool scatter(mm_worker *w, const mm_strip *s, const void *const plane[MM_
       uint64_t row_bytes = (uint64_t)stored_cols * size;
       if (!mm_grow(&w->slice, &w->slice_cap, rows.count * row_bytes, 1, err)) return false;
       gather(&rows, &cols, plane[i], mm_cells(s->x->cols, sc->plane[i].cell.k), stored_cols, size, w->slice);
+      if (s->pt->spelling) mm_dialect_scale(s->pt->spelling, sc, i, w->slice);
       if (!mm_blocks_put(out, &w->log, r, at + rows.to * row_bytes, w->slice, rows.count * row_bytes, err)) return false;
     }
   }
   return true;
+}
+
+/* What a dialect stores beside the planes: the shape of a matrix whose words do not tell it. */
+static bool put_shape(mm_worker *w, const mm_strip *s, mm_blocks *out, mm_err *err) {
+  if (!s->pt->spelling || !s->pt->spelling->shape || s->row > 0) return true;
+  int64_t shape[2] = {s->x->rows, s->x->cols};
+  return mm_blocks_put(out, &w->log, 0, s->pt->place[s->piece][s->pt->scheme->plane_count].offset, shape, sizeof shape, err);
 }
 
 /* A head row of zeros gives logit 0 for an id that was never trained. */
@@ -139,43 +147,61 @@ static bool note_dead_rows(mm_worker *w, const mm_strip *s, mm_err *err) {
   return true;
 }
 
-static bool run_strip(mm_worker *w, mm_strip *s, float amax, mm_blocks *out, mm_err *err) {
+static bool run_strip(mm_worker *w, mm_strip *s, mm_blocks *out, mm_err *err) {
   const void *plane[MM_MAX_PLANES] = {0};
-  if (!pack_strip(w, s, amax, plane, err)) return false;
+  if (!pack_strip(w, s, plane, err)) return false;
   if (strcmp(s->t->name, "lm_head.weight") == 0 && !note_dead_rows(w, s, err)) return false;
-  return scatter(w, s, plane, out, err);
+  return scatter(w, s, plane, out, err) && put_shape(w, s, out, err);
 }
 
-static bool strip_amax(mm_worker *w, const mm_strip *s, float *amax, mm_err *err) {
+static bool strip_amax(mm_worker *w, mm_strip *s, mm_blocks *out, mm_err *err) {
+  (void)out;
   if (!mm_decode_f32(&w->source, s->x, s->row, s->rows, err)) return false;
-  float m = *amax;
+  float m = s->group;
   for (size_t i = 0, n = (size_t)s->rows * s->x->cols; i < n; i++) m = fmaxf(m, fabsf(w->source.wide[i]));
-  *amax = m;
+  s->group = m;
   return true;
 }
 
-/* All pieces of one stack entry: first the group's amax where the scheme wants it, then the packing. */
-static bool run_entry(mm_worker *w, mm_strip *s, mm_blocks *out, mm_err *err) {
-  float amax = 0;
-  for (int pass = s->pt->scheme->needs_amax ? 0 : 1; pass < 2; pass++)
-    for (s->piece = 0; s->piece < s->t->piece_count; s->piece++) {
-      s->x = &s->pt->matrix[s->lead * s->t->piece_count + s->piece];
-      uint32_t unit = s->pt->scheme->strip ? mm_strip_rows(s->plan->hf, s->pt->scheme, s->x->cols) : s->x->rows;
-      for (s->row = 0; s->row < s->x->rows; s->row += unit) {
-        s->rows = (uint32_t)mm_min(unit, s->x->rows - s->row);
-        if (!(pass == 0 ? strip_amax(w, s, &amax, err) : run_strip(w, s, amax, out, err))) return false;
-      }
+/* Does one thing to every strip of a stack entry. */
+static bool for_entry(mm_worker *w, mm_strip *s, bool (*run)(mm_worker *, mm_strip *, mm_blocks *, mm_err *), mm_blocks *out, mm_err *err) {
+  for (s->piece = 0; s->piece < s->t->piece_count; s->piece++) {
+    s->x = &s->pt->matrix[s->lead * s->t->piece_count + s->piece];
+    uint32_t unit = s->pt->scheme->strip ? mm_strip_rows(s->plan->hf, s->pt->scheme, s->x->cols) : s->x->rows;
+    for (s->row = 0; s->row < s->x->rows; s->row += unit) {
+      s->rows = (uint32_t)mm_min(unit, s->x->rows - s->row);
+      if (!run(w, s, out, err)) return false;
     }
+  }
   return true;
+}
+
+/* Codes are kept when all pieces can be and their global scales agree, or can be made to (NVFP4's second level). */
+static bool find_group(mm_worker *w, mm_strip *s, mm_err *err) {
+  const mm_matrix *x = &s->pt->matrix[s->lead * s->t->piece_count];
+  const mm_scheme *sc = s->pt->scheme;
+  float least = INFINITY, most = 0;
+  s->keep = true;
+  for (unsigned i = 0; s->keep && i < s->t->piece_count; i++) s->keep = mm_encoding_keeps(&x[i], sc);
+  for (unsigned i = 0; s->keep && sc->needs_amax && i < s->t->piece_count; i++) {
+    float global;
+    if (!mm_decode_global(&w->source, &x[i], &global, err)) return false;
+    least = fminf(least, global);
+    most = fmaxf(most, global);
+  }
+  if (sc->needs_amax && sc->plane_count == 2 && least != most) s->keep = false;
+  s->group = s->keep ? most : 0;
+  return s->keep || !sc->needs_amax || for_entry(w, s, strip_amax, NULL, err);
 }
 
 bool mm_step_run(mm_worker *w, const mm_plan *p, const mm_step *step, mm_blocks *out, mm_err *err) {
   mm_strip s = {.plan = p, .t = &p->pack.tensor[step->tensor], .pt = &p->tensor[step->tensor], .tensor = step->tensor, .lead = step->lead};
   w->log.count = w->dead_count = 0;
-  if (step->piece == MM_ALL_PIECES) return run_entry(w, &s, out, err);
+  if (step->piece == MM_ALL_PIECES) return find_group(w, &s, err) && for_entry(w, &s, run_strip, out, err);
   s.piece = step->piece;
   s.row = step->row;
   s.rows = step->rows;
   s.x = &s.pt->matrix[s.lead * s.t->piece_count + s.piece];
-  return run_strip(w, &s, 0, out, err);
+  s.keep = mm_encoding_keeps(s.x, s.pt->scheme);
+  return run_strip(w, &s, out, err);
 }

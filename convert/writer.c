@@ -14,7 +14,9 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include "convert/layout_hf.h"
 #include "formats/file.h"
+#include "loader/verify.h"
 
 /* Copied byte for byte when the source has them. */
 static const char *const companion[] = {
@@ -22,6 +24,14 @@ static const char *const companion[] = {
     "merges.txt",  "added_tokens.json",      "chat_template.jinja", "chat_template.json",
 };
 #define COMPANION_MAX (UINT64_C(256) << 20)
+
+/* A file that an unsharded checkpoint of ours may hold. */
+static bool in_unsharded(const void *ctx, const char *name) {
+  (void)ctx;
+  for (size_t i = 0; i < sizeof companion / sizeof *companion; i++)
+    if (strcmp(name, companion[i]) == 0) return true;
+  return mm_unsharded_has(name);
+}
 
 static bool usage(mm_err *err, const char *path, const char *what) {
   return mm_fail(err, MM_USAGE, "E_OUTPUT", mm_at(path, NULL), "%s", what);
@@ -33,11 +43,17 @@ static bool below(const char *a, const char *b) {
   return strncmp(a, b, n) == 0 && (a[n] == 0 || a[n] == '/' || (n > 0 && b[n - 1] == '/'));
 }
 
-/* Whether the directory is a packed checkpoint; fills *pack (close it). */
-static bool is_packed(const char *path, mm_pack *pack) {
+/* Whether the directory is an output of this program, in either layout: *plan is its plan, *extra names what is in it beside. */
+static bool is_ours(const char *path, mm_digest *plan, mm_err *extra) {
   char manifest[PATH_MAX];
+  mm_pack pack = {0};
   snprintf(manifest, sizeof manifest, "%s/%s", path, MM_MANIFEST);
-  return access(manifest, F_OK) == 0 && mm_pack_open(pack, path, NULL);
+  if (access(manifest, F_OK) != 0) return mm_unsharded_plan(path, plan) && (mm_nothing_else(path, in_unsharded, NULL, extra), true);
+  bool ours = mm_pack_open(&pack, path, NULL);
+  if (ours) mm_verify_listing(&pack, extra);
+  *plan = pack.plan;
+  mm_pack_close(&pack);
+  return ours;
 }
 
 static bool is_empty(const char *path) {
@@ -70,16 +86,18 @@ static bool check_target(mm_writer *w, mm_err *err) {
   if (!w->journal_name) return false;
   w->parent = open(parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (w->parent < 0) return mm_fail_errno(err, mm_at(parent, NULL), "open", errno);
-  if (lstat(target, &st) != 0) return errno == ENOENT || mm_fail_errno(err, mm_at(target, NULL), "look at", errno);
+  if (lstat(real, &st) != 0) return errno == ENOENT || mm_fail_errno(err, mm_at(target, NULL), "look at", errno);
   if (!S_ISDIR(st.st_mode)) return usage(err, target, "found something that is not a directory, expected a new name");
-  mm_pack old = {0};
-  bool ours = is_packed(target, &old), same = ours && mm_digest_equal(&old.plan, &w->plan->pack.plan);
-  mm_pack_close(&old);
+  mm_digest old;
+  mm_err extra = {0};
+  bool ours = is_ours(target, &old, &extra), same = ours && mm_digest_equal(&old, &w->plan->pack.plan);
   w->exchange = true;
   w->complete = same && w->o.leftover == MM_LEFTOVER_RESUME;
   if (w->complete || is_empty(target)) return true;
-  if (!ours) return usage(err, target, "found a directory that is not empty and not a packed checkpoint");
-  return w->o.force || usage(err, target, "found a packed checkpoint already there; --force replaces it");
+  if (!ours) return usage(err, target, "found a directory that is not empty and not a converted checkpoint");
+  if (!w->o.force) return usage(err, target, "found a converted checkpoint already there; --force replaces it");
+  return extra.status == MM_OK ||
+         mm_fail(err, MM_USAGE, "E_OUTPUT", mm_at(target, NULL), "found more than a converted checkpoint: %s", extra.text);
 }
 
 /* Empties the staging directory. It holds nothing but what this program wrote there. */
@@ -97,8 +115,15 @@ static bool take_staging(mm_writer *w, mm_err *err) {
   if (!made && errno != EEXIST) return mm_fail_errno(err, mm_at(w->staging, NULL), "create", errno);
   w->dir = openat(w->parent, w->staging_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
   if (w->dir < 0) return mm_fail_errno(err, mm_at(w->staging, NULL), "open", errno);
-  if (flock(w->dir, (w->o.shares > 1 ? LOCK_SH : LOCK_EX) | LOCK_NB) == 0) return true; /* shares write side by side */
+  struct stat held, named;
+  bool locked = flock(w->dir, (w->o.shares > 1 ? LOCK_SH : LOCK_EX) | LOCK_NB) == 0; /* shares write side by side */
   int why = errno;
+  if (locked) { /* of a run that has just published, the directory has another name now */
+    locked = fstat(w->dir, &held) == 0 && fstatat(w->parent, w->staging_name, &named, AT_SYMLINK_NOFOLLOW) == 0 &&
+             held.st_dev == named.st_dev && held.st_ino == named.st_ino;
+    why = EWOULDBLOCK;
+  }
+  if (locked) return true;
   close(w->dir);
   w->dir = -1;
   if (why != EWOULDBLOCK) return mm_fail_errno(err, mm_at(w->staging, NULL), "lock", why);
@@ -133,8 +158,15 @@ static bool remove_journal(mm_writer *w, const char *name, mm_err *err) {
   return unlinkat(w->parent, name, 0) == 0 || errno == ENOENT || mm_fail_errno(err, mm_at(name, NULL), "remove", errno);
 }
 
+/* Files in the staging directory that no interrupted run of ours left: each has its journal. */
+static bool is_foreign(mm_writer *w) {
+  mm_err leftover = {0};
+  return !is_empty(w->staging) && each_journal(w, refuse_leftover, &leftover);
+}
+
 /* The journal of an interrupted run, or a new one. A share looks at its own journal only; the others may be writing theirs. */
 static bool open_journal(mm_writer *w, mm_err *err) {
+  if (is_foreign(w)) return usage(err, w->staging, "found files in it that no interrupted conversion left");
   bool alone = w->o.shares == 1, absent = faccessat(w->parent, w->journal_name, F_OK, AT_SYMLINK_NOFOLLOW) != 0;
   if (w->o.leftover == MM_LEFTOVER_REFUSE && !(alone ? each_journal(w, refuse_leftover, err) : absent || refuse_leftover(w, NULL, err)))
     return false;
@@ -181,13 +213,26 @@ static bool clean_up(mm_writer *w, mm_err *err) {
   return each_journal(w, remove_journal, err);
 }
 
+/* Refuses at the start what could not be copied at the end. */
+static bool check_companions(mm_writer *w, mm_err *err) {
+  for (size_t i = 0; i < sizeof companion / sizeof *companion; i++) {
+    char path[PATH_MAX];
+    mm_file f = MM_FILE_NONE;
+    snprintf(path, sizeof path, "%s/%s", w->plan->hf->dir, companion[i]);
+    if (access(path, F_OK) != 0) continue;
+    if (!mm_hf_inside(w->plan->hf, path, err) || !mm_file_open(&f, path, err)) return false;
+    mm_file_close(&f);
+  }
+  return true;
+}
+
 bool mm_writer_open(mm_writer *w, mm_plan *p, const mm_writer_options *o, mm_err *err) {
   *w = (mm_writer){.plan = p, .o = *o, .parent = -1, .dir = -1, .journal = {.fd = -1}};
   pthread_mutex_init(&w->lock, NULL);
   if (!check_target(w, err)) return false;
   if (w->complete) return clean_up(w, err);
   w->skip = mm_calloc(p->step_count, sizeof *w->skip, err);
-  return w->skip && take_staging(w, err) && open_journal(w, err) && check_space(w, err) &&
+  return w->skip && check_companions(w, err) && take_staging(w, err) && open_journal(w, err) && check_space(w, err) &&
          mm_blocks_open(&w->blocks, p, w->dir, w->staging, o->buffers, err);
 }
 
@@ -291,6 +336,19 @@ static bool replace_file(mm_writer *w, const char *name, const void *text, size_
   return mm_write_file_at(w->dir, w->staging, name, text, n, err);
 }
 
+static bool is_written(const mm_plan *p, const char *name) {
+  for (size_t i = 0; i < MM_PLAN_TEXTS && p->text[i].name; i++)
+    if (strcmp(p->text[i].name, name) == 0) return true;
+  return false;
+}
+
+static bool write_texts(mm_writer *w, mm_err *err) {
+  const mm_plan *p = w->plan;
+  for (size_t i = 0; i < MM_PLAN_TEXTS && p->text[i].name; i++)
+    if (!replace_file(w, p->text[i].name, p->text[i].text, strlen(p->text[i].text), err)) return false;
+  return true;
+}
+
 static bool copy_companions(mm_writer *w, mm_err *err) {
   mm_pack *pack = &w->plan->pack;
   const size_t most = sizeof companion / sizeof *companion;
@@ -299,8 +357,7 @@ static bool copy_companions(mm_writer *w, mm_err *err) {
   for (size_t i = 0; i < most; i++) {
     char path[PATH_MAX];
     snprintf(path, sizeof path, "%s/%s", w->plan->hf->dir, companion[i]);
-    if (access(path, F_OK) != 0) continue;
-    if (!mm_hf_inside(w->plan->hf, path, err)) return false;
+    if (access(path, F_OK) != 0 || is_written(w->plan, companion[i])) continue;
     mm_pack_file *f = &pack->file[pack->file_count];
     size_t n = 0;
     char *text = mm_file_slurp(path, COMPANION_MAX, &n, err);
@@ -319,33 +376,48 @@ static int by_value(const void *a, const void *b) {
   return (x > y) - (x < y);
 }
 
+/* The manifest, or in the unsharded layout the index. */
 static bool write_manifest(mm_writer *w, mm_digest *digest, mm_err *err) {
   if (w->dead_count) qsort(w->dead, w->dead_count, sizeof *w->dead, by_value);
   w->plan->pack.dead_row = w->dead;
   w->plan->pack.dead_rows = w->dead_count;
-  char *text = mm_pack_text(&w->plan->pack, err);
-  bool ok = text && mm_sha256(text, strlen(text), digest, err) && replace_file(w, MM_MANIFEST, text, strlen(text), err);
+  char *text = w->plan->unsharded ? mm_unsharded_index(w->plan, err) : mm_pack_text(&w->plan->pack, err);
+  bool ok = text && mm_sha256(text, strlen(text), digest, err) && replace_file(w, mm_plan_manifest(w->plan), text, strlen(text), err);
   free(text);
   w->plan->pack.dead_row = NULL;
   w->plan->pack.dead_rows = 0;
   return ok && mm_fsync(w->dir, w->staging, true, err);
 }
 
-bool mm_writer_publish(mm_writer *w, mm_digest *manifest, mm_err *err) {
-  if (!copy_companions(w, err) || !mm_hf_unchanged(w->plan->hf, err) || !write_manifest(w, manifest, err)) return false;
-  mode_t mask = umask(0);
-  umask(mask);
-  if (fchmod(w->dir, 0777 & ~mask) != 0) return mm_fail_errno(err, mm_at(w->staging, NULL), "set the mode of", errno);
+/* Gives the staging directory the target's name. *old is what had it before, with the staging name now and locked, or -1. */
+static bool take_name(mm_writer *w, int *old, mm_err *err) {
   char copy[PATH_MAX];
   snprintf(copy, sizeof copy, "%s", w->o.target);
   const char *name = basename(copy);
-  if (renameat2(w->parent, w->staging_name, w->parent, name, w->exchange ? RENAME_EXCHANGE : RENAME_NOREPLACE) != 0)
-    return mm_fail_errno(err, mm_at(w->o.target, NULL), "publish", errno);
-  if (!mm_fsync(w->parent, w->o.target, true, err)) return false;
-  if (w->exchange) { /* what was there before now has the staging name */
+  unsigned how = w->exchange ? RENAME_EXCHANGE : RENAME_NOREPLACE;
+  if (w->exchange) *old = openat(w->parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+  bool ready = !w->exchange || (*old >= 0 && flock(*old, LOCK_EX | LOCK_NB) == 0);
+  if (ready && renameat2(w->parent, w->staging_name, w->parent, name, how) == 0) return true;
+  mm_fail_errno(err, mm_at(w->o.target, NULL), "publish", errno);
+  if (*old >= 0) close(*old);
+  *old = -1;
+  return false;
+}
+
+bool mm_writer_publish(mm_writer *w, mm_digest *manifest, mm_err *err) {
+  if (!copy_companions(w, err) || !write_texts(w, err) || !mm_hf_unchanged(w->plan->hf, err) || !write_manifest(w, manifest, err))
+    return false;
+  mode_t mask = umask(0);
+  umask(mask);
+  if (fchmod(w->dir, 0777 & ~mask) != 0) return mm_fail_errno(err, mm_at(w->staging, NULL), "set the mode of", errno);
+  int old = -1;
+  if (!take_name(w, &old, err)) return false;
+  if (old >= 0) {
     close(w->dir);
-    w->dir = openat(w->parent, w->staging_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    if (w->dir < 0) return mm_fail_errno(err, mm_at(w->staging, NULL), "open", errno);
+    w->dir = old;
+  }
+  if (!mm_fsync(w->parent, w->o.target, true, err)) return false;
+  if (w->exchange) {
     clear(w);
     if (unlinkat(w->parent, w->staging_name, AT_REMOVEDIR) != 0) return mm_fail_errno(err, mm_at(w->staging, NULL), "remove", errno);
   }

@@ -45,7 +45,10 @@ class Packed:
     def __init__(self, path):
         self.path = path
         with open(os.path.join(path, "manifest.json"), "rb") as f:
-            self.manifest = json.load(f)
+            text = f.read()
+        self.manifest = json.loads(text)
+        end = f'"sha256":"{hashlib.sha256(text[:-78]).hexdigest()}"\n}}\n'
+        assert text[-78:].decode() == end, "the manifest's own digest"
         self.tp, self.ep, self.pp = (self.manifest["parallel"][key] for key in ("tp", "ep", "pp"))
         self.parts = [[Part(os.path.join(path, p["file"])) for p in rank["parts"]] for rank in self.manifest["ranks"]]
 

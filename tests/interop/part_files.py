@@ -74,7 +74,7 @@ def check_ranks(pack):
 def check_manifest(pack, source):
     m, tp = pack.manifest, pack.tp
     assert list(m) == ["format", "version", "tool", "quant", "tp_align", "plan", "model", "parallel", "cuts", "tensors", "ranks", "sources",
-                       "files", "dead_rows"], list(m)
+                       "files", "dead_rows", "sha256"], list(m)
     assert (m["format"], m["version"]) == ("minimax-packed", 1) and m["parallel"].keys() == {"tp", "ep", "pp"}
     assert tp % pack.ep == 0 and len(m["ranks"]) == pack.pp * tp
     for cut in m["cuts"]:

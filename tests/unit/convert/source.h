@@ -32,6 +32,11 @@ typedef struct src_tensor {
   const char *file; /* file that the index names; NULL: the index does not list it */
 } src_tensor;
 
+typedef struct src_dims {
+  unsigned hidden, heads, kv_heads, head_dim, experts, inter, vocab;
+  bool bf16; /* instead of block FP8 */
+} src_dims;
+
 typedef struct source {
   char root[64]; /* a fresh directory; the checkpoint is root/src */
   char config[2048];
@@ -43,6 +48,7 @@ typedef struct source {
 } source;
 
 static inline size_t src_size(const char *dtype) {
+  if (strcmp(dtype, "I64") == 0) return 8;
   return strcmp(dtype, "F32") == 0 || strcmp(dtype, "I32") == 0 ? 4 : strcmp(dtype, "BF16") == 0 || strcmp(dtype, "F16") == 0 ? 2 : 1;
 }
 
@@ -92,11 +98,11 @@ static inline src_tensor *src_add(source *s, const char *name, const char *dtype
   return t;
 }
 
-static inline void src_matrix(source *s, const char *name, uint64_t rows, uint64_t cols) {
+static inline void src_matrix(source *s, bool bf16, const char *name, uint64_t rows, uint64_t cols) {
   char scale[160];
   snprintf(scale, sizeof scale, "%s_scale_inv", name);
-  src_add(s, name, "F8_E4M3", 2, rows, cols);
-  src_add(s, scale, "F32", 2, (rows + 127) / 128, (cols + 127) / 128); /* mostly in the other shard */
+  src_add(s, name, bf16 ? "BF16" : "F8_E4M3", 2, rows, cols);
+  if (!bf16) src_add(s, scale, "F32", 2, (rows + 127) / 128, (cols + 127) / 128); /* mostly in the other shard */
 }
 
 static inline src_tensor *src_find(source *s, const char *end) {
@@ -117,7 +123,7 @@ static inline void src_remove(source *s, const char *end) {
 #define SRC_ATTN "model.layers.0.self_attn."
 #define SRC_MOE  "model.layers.0.block_sparse_moe."
 
-static inline source *src_open(void) {
+static inline source *src_open_as(src_dims d) {
   const char *tmp = getenv("TMPDIR");
   source *s = malloc(sizeof *s);
   assert_non_null(s);
@@ -125,32 +131,34 @@ static inline source *src_open(void) {
   snprintf(s->root, sizeof s->root, "%.40s/convert.XXXXXX", tmp && strlen(tmp) < 40 ? tmp : "/tmp");
   assert_non_null(mkdtemp(s->root));
   snprintf(s->config, sizeof s->config,
-           "{\"architectures\":[\"MiniMaxM2ForCausalLM\"],\"hidden_size\":%d,\"num_hidden_layers\":1,\"num_attention_heads\":%d,"
-           "\"num_key_value_heads\":%d,\"head_dim\":%d,\"intermediate_size\":%d,\"num_local_experts\":%d,\"num_experts_per_tok\":2,"
-           "\"rotary_dim\":2,\"vocab_size\":%d,\"chat_template\":\"{{ evil() }}\",\"quantization_config\":{\"quant_method\":\"fp8\","
-           "\"weight_block_size\":[128,128]}}",
-           HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INTER, EXPERTS, VOCAB);
-  src_add(s, "model.embed_tokens.weight", "BF16", 2, VOCAB, HIDDEN);
-  src_add(s, "model.layers.0.input_layernorm.weight", "BF16", 1, HIDDEN, 0);
-  src_matrix(s, SRC_ATTN "q_proj.weight", HEADS * HEAD_DIM, HIDDEN);
-  src_matrix(s, SRC_ATTN "k_proj.weight", KV_HEADS * HEAD_DIM, HIDDEN);
-  src_matrix(s, SRC_ATTN "v_proj.weight", KV_HEADS * HEAD_DIM, HIDDEN);
-  src_matrix(s, SRC_ATTN "o_proj.weight", HIDDEN, HEADS * HEAD_DIM);
-  src_add(s, SRC_ATTN "q_norm.weight", "BF16", 1, HEADS * HEAD_DIM, 0);
-  src_add(s, SRC_ATTN "k_norm.weight", "BF16", 1, KV_HEADS * HEAD_DIM, 0);
-  src_add(s, "model.layers.0.post_attention_layernorm.weight", "BF16", 1, HIDDEN, 0);
-  src_add(s, SRC_MOE "gate.weight", "F32", 2, EXPERTS, HIDDEN);
-  src_add(s, SRC_MOE "e_score_correction_bias", "F32", 1, EXPERTS, 0);
-  for (int e = 0; e < EXPERTS; e++)
+           "{\"architectures\":[\"MiniMaxM2ForCausalLM\"],\"hidden_size\":%u,\"num_hidden_layers\":1,\"num_attention_heads\":%u,"
+           "\"num_key_value_heads\":%u,\"head_dim\":%u,\"intermediate_size\":%u,\"num_local_experts\":%u,\"num_experts_per_tok\":2,"
+           "\"rotary_dim\":2,\"vocab_size\":%u,\"chat_template\":\"{{ evil() }}\",\"quantization_config\":%s}",
+           d.hidden, d.heads, d.kv_heads, d.head_dim, d.inter, d.experts, d.vocab,
+           d.bf16 ? "null" : "{\"quant_method\":\"fp8\",\"weight_block_size\":[128,128]}");
+  src_add(s, "model.embed_tokens.weight", "BF16", 2, d.vocab, d.hidden);
+  src_add(s, "model.layers.0.input_layernorm.weight", "BF16", 1, d.hidden, 0);
+  src_matrix(s, d.bf16, SRC_ATTN "q_proj.weight", d.heads * d.head_dim, d.hidden);
+  src_matrix(s, d.bf16, SRC_ATTN "k_proj.weight", d.kv_heads * d.head_dim, d.hidden);
+  src_matrix(s, d.bf16, SRC_ATTN "v_proj.weight", d.kv_heads * d.head_dim, d.hidden);
+  src_matrix(s, d.bf16, SRC_ATTN "o_proj.weight", d.hidden, d.heads * d.head_dim);
+  src_add(s, SRC_ATTN "q_norm.weight", "BF16", 1, d.heads * d.head_dim, 0);
+  src_add(s, SRC_ATTN "k_norm.weight", "BF16", 1, d.kv_heads * d.head_dim, 0);
+  src_add(s, "model.layers.0.post_attention_layernorm.weight", "BF16", 1, d.hidden, 0);
+  src_add(s, SRC_MOE "gate.weight", "F32", 2, d.experts, d.hidden);
+  src_add(s, SRC_MOE "e_score_correction_bias", "F32", 1, d.experts, 0);
+  for (unsigned e = 0; e < d.experts; e++)
     for (int w = 1; w <= 3; w++) {
       char name[128];
-      snprintf(name, sizeof name, SRC_MOE "experts.%d.w%d.weight", e, w);
-      src_matrix(s, name, w == 2 ? HIDDEN : INTER, w == 2 ? INTER : HIDDEN);
+      snprintf(name, sizeof name, SRC_MOE "experts.%u.w%d.weight", e, w);
+      src_matrix(s, d.bf16, name, w == 2 ? d.hidden : d.inter, w == 2 ? d.inter : d.hidden);
     }
-  src_add(s, "model.norm.weight", "BF16", 1, HIDDEN, 0);
-  src_add(s, "lm_head.weight", "BF16", 2, VOCAB, HIDDEN);
+  src_add(s, "model.norm.weight", "BF16", 1, d.hidden, 0);
+  src_add(s, "lm_head.weight", "BF16", 2, d.vocab, d.hidden);
   return s;
 }
+
+static inline source *src_open(void) { return src_open_as((src_dims){HIDDEN, HEADS, KV_HEADS, HEAD_DIM, EXPERTS, INTER, VOCAB, false}); }
 
 /* "root/name" in one of four buffers. */
 static inline const char *src_path(const source *s, const char *name) {
@@ -188,10 +196,11 @@ static inline void src_put(const char *path, const void *bytes, size_t n) {
   assert_int_equal(fclose(f), 0);
 }
 
-static inline void src_write_shard(const source *s, int shard, const char *path) {
+/* The JSON header of a shard; free() it. */
+static inline char *src_header(const source *s, int shard, size_t *n) {
   char *header = NULL;
-  size_t n = 0, at = 0;
-  FILE *f = open_memstream(&header, &n);
+  size_t at = 0;
+  FILE *f = open_memstream(&header, n);
   fprintf(f, "{\"__metadata__\":{\"format\":\"pt\"}");
   for (size_t i = 0; i < s->count; i++) {
     const src_tensor *t = &s->t[i];
@@ -203,7 +212,13 @@ static inline void src_write_shard(const source *s, int shard, const char *path)
   }
   fputc('}', f);
   fclose(f);
-  f = fopen(path, "wb");
+  return header;
+}
+
+static inline void src_write_shard(const source *s, int shard, const char *path) {
+  size_t n = 0;
+  char *header = src_header(s, shard, &n);
+  FILE *f = fopen(path, "wb");
   if (!f) fail_msg("cannot make %s", path);
   uint64_t length = n; /* little-endian, like the format */
   fwrite(&length, 8, 1, f);
@@ -212,6 +227,16 @@ static inline void src_write_shard(const source *s, int shard, const char *path)
     if (s->t[i].shard == shard) fwrite(s->t[i].data, 1, s->t[i].bytes, f);
   assert_int_equal(fclose(f), 0);
   free(header);
+}
+
+/* Where a tensor's data begins in its file. */
+static inline size_t src_offset(const source *s, const src_tensor *t) {
+  size_t n = 0;
+  free(src_header(s, t->shard, &n));
+  n += 8;
+  for (const src_tensor *x = s->t; x < t; x++)
+    if (x->shard == t->shard) n += x->bytes;
+  return n;
 }
 
 static inline void src_write_index(const source *s) {
@@ -266,14 +291,24 @@ typedef struct src_options {
   bool outside;
 } src_options;
 
+/* Reads every weight the way a conversion does: as stored where the plan copies, else as numbers. */
 static inline bool src_decode(const mm_plan *p, mm_err *err) {
   mm_decoder d;
   mm_decoder_open(&d, p->hf);
   bool ok = true;
   for (size_t i = 0; ok && i < p->pack.tensor_count; i++) {
     const mm_pack_tensor *t = &p->pack.tensor[i];
-    for (size_t k = 0; ok && k < (size_t)(t->lead ? t->lead : 1) * t->piece_count; k++)
-      ok = mm_decode_f32(&d, &p->tensor[i].matrix[k], 0, p->tensor[i].matrix[k].rows, err);
+    for (size_t k = 0; ok && k < (size_t)(t->lead ? t->lead : 1) * t->piece_count; k++) {
+      const mm_matrix *x = &p->tensor[i].matrix[k];
+      const mm_scheme *scheme = p->tensor[i].scheme;
+      const void *plane[MM_MAX_PLANES];
+      float global = 0;
+      if (mm_encoding_keeps(x, scheme))
+        ok = (!scheme->needs_amax || mm_decode_global(&d, x, &global, err)) &&
+             mm_decode_planes(&d, x, scheme, 0, x->rows, global, plane, err);
+      else
+        ok = mm_decode_f32(&d, x, 0, x->rows, err);
+    }
   }
   mm_decoder_close(&d);
   return ok;

@@ -1,0 +1,113 @@
+/* convert/step: how the work is cut into steps, and in which order they run, changes no byte of the output. */
+#include "convert/convert.h"
+#include "tests/unit/convert/source.h"
+
+/* Cuts every strip into pieces of `few` times the least number of rows that the scheme and the source allow, and turns the order of the
+ * steps of each part round. */
+static void cut_finer(mm_plan *p, uint32_t few) {
+  size_t cap = 0, count = 0;
+  mm_step *finer = NULL;
+  mm_err err = {0};
+  for (size_t i = 0; i < p->step_count; i++) {
+    mm_step s = p->step[i];
+    const mm_scheme *scheme = p->tensor[s.tensor].scheme;
+    uint32_t block = p->hf->quantization.block.n ? p->hf->quantization.block.n : 1, strip = scheme->strip ? scheme->strip : 1;
+    uint32_t unit = few * (strip / (uint32_t)mm_gcd(strip, block) * block);
+    for (uint32_t row = 0; row < s.rows || (row == 0 && s.piece == MM_ALL_PIECES); row += unit) {
+      mm_step part = s;
+      if (s.piece != MM_ALL_PIECES) {
+        part.row += row;
+        part.rows = s.rows - row < unit ? s.rows - row : unit;
+      }
+      assert_true(mm_grow((void **)&finer, &cap, count + 1, sizeof *finer, &err));
+      finer[count++] = part;
+    }
+  }
+  assert_true(count >= p->step_count);
+  for (size_t from = 0, to; from < count; from = to) { /* [from, to): one part */
+    for (to = from + 1; to < count && p->tensor[finer[to].tensor].part == p->tensor[finer[from].tensor].part;) to++;
+    for (size_t i = from, j = to - 1; i < j; i++, j--) {
+      mm_step s = finer[i];
+      finer[i] = finer[j];
+      finer[j] = s;
+    }
+  }
+  free(p->step);
+  p->step = finer;
+  p->step_count = count;
+}
+
+static size_t convert(const char *from, const char *target, const mm_plan_options *o, uint32_t few) {
+  mm_hf hf = {0};
+  mm_plan plan = {0};
+  mm_progress progress = {0};
+  mm_digest manifest;
+  mm_err err = {0};
+  if (!mm_hf_open(&hf, from, &(mm_hf_options){0}, &err) || !mm_plan_build(&plan, &hf, o, &err)) fail_msg("%s", err.text);
+  if (few) cut_finer(&plan, few);
+  size_t steps = plan.step_count;
+  mm_writer_options w = {.target = target, .shares = 1, .buffers = 4, .commit_bytes = 8 << 20, .threads = few ? 3 : 1};
+  if (!mm_convert_run(&plan, &w, &progress, &manifest, &err)) fail_msg("%s", err.text);
+  mm_plan_close(&plan);
+  mm_hf_close(&hf);
+  return steps;
+}
+
+static void assert_same(const char *a, const char *b) {
+  struct dirent **entry;
+  int n = scandir(a, &entry, NULL, alphasort), files = 0;
+  for (int i = 0; i < n; i++) {
+    char path[2][512];
+    snprintf(path[0], sizeof path[0], "%s/%.200s", a, entry[i]->d_name);
+    snprintf(path[1], sizeof path[1], "%s/%.200s", b, entry[i]->d_name);
+    if (entry[i]->d_name[0] != '.') {
+      size_t size[2];
+      mm_err err = {0};
+      char *text[2];
+      for (int k = 0; k < 2; k++) {
+        text[k] = mm_file_slurp(path[k], 1 << 30, &size[k], &err);
+        if (!text[k]) fail_msg("%s", err.text);
+      }
+      if (size[0] != size[1] || memcmp(text[0], text[1], size[0]) != 0) fail_msg("%s differs from %s", path[1], path[0]);
+      free(text[0]);
+      free(text[1]);
+      files++;
+    }
+    free(entry[i]);
+  }
+  free(entry);
+  assert_true(files >= 3);
+}
+
+static void test_strips(void **state) {
+  (void)state;
+  static const src_dims fp8 = {260, 4, 2, 70, 3, 520, 70, false}, bf16 = {260, 4, 2, 70, 3, 520, 70, true};
+  static const struct {
+    const src_dims *dims;
+    mm_plan_options o;
+    uint32_t few;
+  } run[] = {
+      {&fp8, {.quant = "none", .tp = 4, .part_size = 600 << 10}, 1},
+      {&fp8, {.quant = "none", .tp = 4, .align = MM_ALIGN_PAD, .part_size = 1 << 30}, 1},
+      {&fp8, {.quant = "bf16", .tp = 2, .part_size = 600 << 10}, 1},
+      {&bf16, {.quant = "none", .tp = 4, .part_size = 600 << 10}, 37},
+      {&bf16, {.quant = "block_fp8", .tp = 2, .part_size = 1 << 30}, 1},
+      {&bf16, {.quant = "int8", .tp = 1, .part_size = 1 << 30}, 19},
+  };
+  for (size_t i = 0; i < sizeof run / sizeof *run; i++) {
+    source *s = src_open_as(*run[i].dims);
+    src_write(s);
+    mm_plan_options o = run[i].o;
+    o.ep = o.pp = 1;
+    size_t whole = convert(src_path(s, "src"), src_path(s, "whole"), &o, 0),
+           finer = convert(src_path(s, "src"), src_path(s, "finer"), &o, run[i].few);
+    if (finer < whole + 20) fail_msg("%s: %zu and %zu steps", o.quant, whole, finer);
+    assert_same(src_path(s, "whole"), src_path(s, "finer"));
+    src_close(s);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_strips)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
