@@ -7,11 +7,16 @@
 #include "convert/compare.h"
 #include "formats/option.h"
 #include "formats/pool.h"
+#include "loader/signature.h"
 #include "loader/verify.h"
 
+/* Each does what the one before does, and more. */
+typedef enum mm_verify_level { MM_LEVEL_HEADER, MM_LEVEL_SAMPLE, MM_LEVEL_FULL, MM_LEVEL_SOURCE } mm_verify_level;
+
 typedef struct mm_verify_args {
-  const char *dir, *source;
-  uint64_t threads;
+  const char *dir, *source, *level_word, *key;
+  mm_verify_level level;
+  uint64_t threads, samples, seed;
   bool json, list, quiet;
 } mm_verify_args;
 
@@ -19,16 +24,6 @@ static double now(void) {
   struct timespec t;
   clock_gettime(CLOCK_MONOTONIC, &t);
   return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static uint64_t total_bytes(const mm_pack *p, size_t *blocks) {
-  uint64_t n = 0;
-  for (uint32_t r = 0; r < mm_pack_ranks(p); r++)
-    for (size_t i = 0; i < p->rank[r].part_count; i++) {
-      n += p->rank[r].part[i].size;
-      *blocks += p->rank[r].part[i].block_count;
-    }
-  return n;
 }
 
 static mm_align align_of(const char *word) {
@@ -97,6 +92,7 @@ static bool against_source(const mm_verify_args *a, const mm_shards *s, mm_err *
   mm_ranked *x = mm_calloc(n, sizeof *x, err);
   bool ok = e && x && mm_hf_open(&hf, a->source, &ho, err) && mm_plan_build(&plan, &hf, &po, err) &&
             mm_compare(&plan, s, (unsigned)a->threads, e, err);
+  if (!ok && err->status == MM_USAGE) err->status = MM_UNSUPPORTED; /* the manifest's words, not the user's */
   for (size_t i = 0; ok && i < n; i++) x[i] = (mm_ranked){s->pack.tensor[i].name, e[i]};
   ok = ok && print_errors(a, x, n, err);
   free(x);
@@ -106,28 +102,90 @@ static bool against_source(const mm_verify_args *a, const mm_shards *s, mm_err *
   return ok;
 }
 
+/* What was looked at, and what that proves. */
+static void print_summary(const mm_verify_args *a, const mm_shards *s, double hashed) {
+  static const char *const word[] = {"headers of", "headers and a sample of", "verified", "verified"};
+  const mm_pack *p = &s->pack;
+  size_t blocks = 0, seen = 0;
+  uint64_t bytes = 0;
+  for (uint32_t r = 0; r < mm_pack_ranks(p); r++)
+    for (size_t i = 0; i < p->rank[r].part_count; i++) {
+      blocks += p->rank[r].part[i].block_count;
+      seen += mm_min(p->rank[r].part[i].block_count, a->level == MM_LEVEL_SAMPLE ? a->samples : 0);
+      bytes += p->rank[r].part[i].size;
+    }
+  fprintf(stderr, "%s %s: %u ranks, %zu tensors, %zu blocks, %.3f GB; ", word[a->level], a->dir, mm_pack_ranks(p), p->tensor_count, blocks,
+          (double)bytes / 1e9);
+  if (a->level == MM_LEVEL_SAMPLE) fprintf(stderr, "%zu blocks hashed, --seed %llu; ", seen, (unsigned long long)a->seed);
+  if (a->level >= MM_LEVEL_FULL) fprintf(stderr, "SHA-256 at %.2f GB/s; ", (double)bytes / hashed / 1e9);
+  fprintf(stderr, "%s\n", a->key ? "signed with the key given" : "integrity only, no signature checked");
+}
+
+static bool check_signature(const mm_verify_args *a, const mm_pack *p, mm_err *err) {
+  mm_key *key = mm_key_open(a->key, false, err);
+  bool ok = key && mm_signature_check(p, key, err);
+  mm_key_close(key);
+  return ok;
+}
+
 static bool verify(const mm_verify_args *a, mm_err *err) {
   mm_shards s = {0};
-  double start = now();
   unsigned threads = (unsigned)a->threads;
-  bool ok = mm_shards_open(&s, a->dir, err) && mm_verify_files(&s.pack, err) && mm_verify_blocks(&s, threads, err);
+  bool full = a->level >= MM_LEVEL_FULL;
+  bool ok = mm_shards_open(&s, a->dir, err) && (!a->key || check_signature(a, &s.pack, err)) &&
+            (a->level == MM_LEVEL_HEADER ? mm_verify_listing(&s.pack, err) : mm_verify_files(&s.pack, err));
+  double start = now();
+  if (a->level == MM_LEVEL_SAMPLE) ok = ok && mm_verify_sample(&s, (uint32_t)a->samples, a->seed, threads, err);
+  if (full) ok = ok && mm_verify_blocks(&s, threads, err);
   double hashed = now() - start;
-  ok = ok && mm_verify_numbers(&s, threads, err);
-  if (ok && !a->quiet) {
-    size_t blocks = 0;
-    uint64_t bytes = total_bytes(&s.pack, &blocks);
-    fprintf(stderr, "verified %s: %u ranks, %zu tensors, %zu blocks, %.3f GB (SHA-256 at %.2f GB/s); integrity only, not signed\n", a->dir,
-            mm_pack_ranks(&s.pack), s.pack.tensor_count, blocks, (double)bytes / 1e9, (double)bytes / hashed / 1e9);
-  }
-  ok = ok && (!a->source || against_source(a, &s, err));
+  if (full) ok = ok && mm_verify_numbers(&s, threads, err);
+  if (ok && !a->quiet) print_summary(a, &s, hashed);
+  ok = ok && (a->level < MM_LEVEL_SOURCE || against_source(a, &s, err));
   mm_shards_close(&s);
   return ok;
 }
 
+/* --source asks for its level by itself. */
+static bool choose_level(mm_verify_args *a, mm_err *err) {
+  static const char *const words[] = {"header", "sample", "full", "source"};
+  a->level = a->source ? MM_LEVEL_SOURCE : MM_LEVEL_FULL;
+  for (unsigned i = 0; a->level_word && i < sizeof words / sizeof *words; i++)
+    if (strcmp(a->level_word, words[i]) == 0) a->level = (mm_verify_level)i;
+  if ((a->level == MM_LEVEL_SOURCE) == (a->source != NULL)) return true;
+  return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--level source goes with --source SRC");
+}
+
+/* A fresh sample each time, unless --seed repeats one. */
+static uint64_t fresh_seed(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_REALTIME, &t);
+  return (uint64_t)t.tv_sec * 1000003u + (uint64_t)t.tv_nsec;
+}
+
 int main(int argc, char **argv) {
   mm_program_start();
-  mm_verify_args a = {.threads = mm_pool_cpus()};
+  mm_verify_args a = {.threads = mm_pool_cpus(), .samples = 16, .seed = fresh_seed()};
   const mm_option options[] = {
+      {.name = "level",
+       .kind = MM_OPT_STR,
+       .target = &a.level_word,
+       .arg = "LEVEL",
+       .choices = "header|sample|full|source",
+       .help = "header: manifest, headers and sizes; sample: and some blocks of every part; full: every byte and number (default); source: "
+               "and the weights they were made from (default with --source)"},
+      {.name = "samples",
+       .kind = MM_OPT_U64,
+       .target = &a.samples,
+       .arg = "N",
+       .help = "with --level sample: blocks of 4 MiB of every part (16)",
+       .lo = 1,
+       .hi = UINT32_MAX},
+      {.name = "seed", .kind = MM_OPT_U64, .target = &a.seed, .arg = "S", .help = "with --level sample: which blocks (default: printed)"},
+      {.name = "key",
+       .kind = MM_OPT_STR,
+       .target = &a.key,
+       .arg = "PUBLIC.pem",
+       .help = "the checkpoint must be signed with this EC key (minimax-archive sign)"},
       {.name = "source",
        .kind = MM_OPT_STR,
        .target = &a.source,
@@ -153,12 +211,16 @@ int main(int argc, char **argv) {
       .max_operands = 1,
       .options = options,
       .option_count = sizeof options / sizeof *options,
-      .epilog = "Exit status: 0 proven, 2 usage, 3 bad source, 4 unsupported, 5 I/O, 6 damaged or incomplete, 8 memory or limit.",
+      .epilog =
+          "A signature is proven with the digests that it lists: with --level header that the manifest, the companions and the names of "
+          "all "
+          "files are the signer's, from --level full on every byte.\n\nExit status: 0 proven, 2 usage, 3 bad source, 4 unsupported, 5 I/O, "
+          "6 damaged or incomplete, 8 memory or limit.",
   };
   mm_err err = {0};
   size_t operands = 0;
   bool done = false;
   if (!mm_options_parse(&program, argc, argv, &a.dir, &operands, &done, &err)) return mm_program_fail(&program, &err);
-  if (done || verify(&a, &err)) return MM_OK;
+  if (done || (choose_level(&a, &err) && verify(&a, &err))) return MM_OK;
   return mm_program_fail(&program, &err);
 }

@@ -13,14 +13,14 @@
 
 /* --- digests --- */
 
-typedef struct mm_block_file {
+typedef struct mm_block {
   uint32_t rank, part;
-  size_t first; /* item number of its first block */
-} mm_block_file;
+  size_t index;
+} mm_block;
 
 typedef struct mm_block_job {
   const mm_shards *s;
-  mm_block_file *file; /* [files + 1]; the last one only ends the one before */
+  mm_block *block;
 } mm_block_job;
 
 /* The names of the tensors that a block of a part touches, as many as fit. */
@@ -38,51 +38,74 @@ static void tensors_in(const mm_shards *s, uint32_t rank, uint32_t part, uint64_
   if (out[0] == 0) snprintf(out, cap, "header");
 }
 
-static bool check_block(void *ctx, size_t item, unsigned worker, mm_err *err) {
-  (void)worker;
-  const mm_block_job *job = ctx;
-  const mm_block_file *f = job->file;
-  while (f[1].first <= item) f++;
-  uint32_t rank = f->rank, part = f->part;
-  const mm_part *p = &job->s->pack.rank[rank].part[part];
-  size_t block = item - f->first;
+bool mm_verify_block(const mm_shards *s, uint32_t rank, uint32_t part, size_t block, mm_err *err) {
+  const mm_part *p = &s->pack.rank[rank].part[part];
   uint64_t at = block * MM_HASH_BLOCK, n = mm_min(MM_HASH_BLOCK, p->size - at);
   mm_digest d;
-  if (!mm_sha256(job->s->rank[rank].map[part].data + at, n, &d, err)) return false;
+  if (!mm_sha256(s->rank[rank].map[part].data + at, n, &d, err)) return false;
   if (mm_digest_equal(&d, &p->block[block])) return true;
   char names[512], path[PATH_MAX];
-  tensors_in(job->s, rank, part, at, at + n, names, sizeof names);
-  snprintf(path, sizeof path, "%s/%s", job->s->pack.dir, p->file);
+  tensors_in(s, rank, part, at, at + n, names, sizeof names);
+  snprintf(path, sizeof path, "%s/%s", s->pack.dir, p->file);
   return mm_fail(err, MM_INTEGRITY, "E_DIGEST", mm_at_offset(path, NULL, at), "found block %zu of %zu damaged (%llu bytes; it holds: %s)",
                  block, p->block_count, (unsigned long long)n, names);
 }
 
-bool mm_verify_blocks(const mm_shards *s, unsigned threads, mm_err *err) {
-  size_t files = 0, n = 0;
-  for (uint32_t r = 0; r < mm_pack_ranks(&s->pack); r++) files += s->pack.rank[r].part_count;
-  mm_block_job job = {.s = s, .file = mm_calloc(files + 1, sizeof *job.file, err)};
-  bool ok = job.file != NULL;
-  for (uint32_t r = 0; ok && r < mm_pack_ranks(&s->pack); r++)
-    for (uint32_t i = 0; ok && i < s->pack.rank[r].part_count; i++, n++) {
-      const mm_part *p = &s->pack.rank[r].part[i];
-      mm_digest root;
-      ok = mm_hash_root(p->block, p->block_count, &root, err);
-      if (ok && !mm_digest_equal(&root, &p->root))
-        ok = mm_fail(err, MM_INTEGRITY, "E_DIGEST", mm_at(p->file, NULL),
-                     "found block digests in the manifest that do not make up its sha256");
-      job.file[n].rank = r;
-      job.file[n].part = i;
-      job.file[n + 1].first = job.file[n].first + p->block_count;
+static bool check_block(void *ctx, size_t item, unsigned worker, mm_err *err) {
+  (void)worker;
+  const mm_block_job *job = ctx;
+  const mm_block *b = &job->block[item];
+  return mm_verify_block(job->s, b->rank, b->part, b->index, err);
+}
+
+/* The finaliser of splitmix64: a random function of 64 bits. */
+static uint64_t scatter(uint64_t x) {
+  x = (x ^ x >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
+  x = (x ^ x >> 27) * UINT64_C(0x94D049BB133111EB);
+  return x ^ x >> 31;
+}
+
+bool mm_verify_sample(const mm_shards *s, uint32_t count, uint64_t seed, unsigned threads, mm_err *err) {
+  size_t total = 0, n = 0;
+  for (uint32_t r = 0; r < mm_pack_ranks(&s->pack); r++)
+    for (size_t i = 0; i < s->pack.rank[r].part_count; i++) total += mm_min(count, s->pack.rank[r].part[i].block_count);
+  mm_block_job job = {.s = s, .block = mm_calloc(total, sizeof *job.block, err)};
+  if (!job.block) return false;
+  for (uint32_t r = 0; r < mm_pack_ranks(&s->pack); r++)
+    for (uint32_t i = 0; i < s->pack.rank[r].part_count; i++) {
+      uint64_t blocks = s->pack.rank[r].part[i].block_count, wanted = mm_min(count, blocks);
+      for (uint64_t k = 0; k < wanted; k++, n++) {
+        uint64_t from = k * blocks / wanted, end = (k + 1) * blocks / wanted;
+        job.block[n] = (mm_block){r, i, from + scatter(seed ^ scatter(n + 1)) % (end - from)};
+      }
     }
-  ok = ok && mm_pool_run(threads, job.file[files].first, check_block, &job, err);
-  free(job.file);
+  bool ok = mm_pool_run(threads, n, check_block, &job, err);
+  free(job.block);
   return ok;
 }
 
+/* A sample of as many as there are is all of them. */
+bool mm_verify_blocks(const mm_shards *s, unsigned threads, mm_err *err) { return mm_verify_sample(s, UINT32_MAX, 0, threads, err); }
+
 /* --- directory --- */
 
-static bool listed(const mm_pack *p, const char *name) {
-  if (strcmp(name, MM_MANIFEST) == 0) return true;
+bool mm_nothing_else(const char *dir, bool (*listed)(const void *ctx, const char *name), const void *ctx, mm_err *err) {
+  DIR *d = opendir(dir);
+  if (!d) return mm_fail_errno(err, mm_at(dir, NULL), "list", errno);
+  bool ok = true;
+  for (struct dirent *e; ok && (e = readdir(d));)
+    if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0 && !listed(ctx, e->d_name)) {
+      char path[PATH_MAX];
+      snprintf(path, sizeof path, "%s/%s", dir, e->d_name);
+      ok = mm_fail(err, MM_INTEGRITY, "E_EXTRA", mm_at(path, NULL), "found a file that the manifest does not list");
+    }
+  closedir(d);
+  return ok;
+}
+
+static bool in_manifest(const void *ctx, const char *name) {
+  const mm_pack *p = ctx;
+  if (strcmp(name, MM_MANIFEST) == 0 || strcmp(name, MM_SIGNATURE) == 0) return true;
   for (size_t i = 0; i < p->file_count; i++)
     if (strcmp(name, p->file[i].name) == 0) return true;
   for (uint32_t r = 0; r < mm_pack_ranks(p); r++)
@@ -91,34 +114,34 @@ static bool listed(const mm_pack *p, const char *name) {
   return false;
 }
 
-static bool nothing_else(const mm_pack *p, mm_err *err) {
-  DIR *d = opendir(p->dir);
-  if (!d) return mm_fail_errno(err, mm_at(p->dir, NULL), "list", errno);
-  bool ok = true;
-  for (struct dirent *e; ok && (e = readdir(d));)
-    if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0 && !listed(p, e->d_name)) {
-      char path[PATH_MAX];
-      snprintf(path, sizeof path, "%s/%s", p->dir, e->d_name);
-      ok = mm_fail(err, MM_INTEGRITY, "E_EXTRA", mm_at(path, NULL), "found a file that the manifest does not list");
-    }
-  closedir(d);
-  return ok;
+bool mm_verify_listing(const mm_pack *p, mm_err *err) { return mm_nothing_else(p->dir, in_manifest, p, err); }
+
+bool mm_verify_companion(const mm_pack *p, const mm_pack_file *f, char **text, mm_err *err) {
+  char path[PATH_MAX];
+  snprintf(path, sizeof path, "%s/%s", p->dir, f->name);
+  size_t n = 0;
+  mm_digest d;
+  mm_err e = {0};
+  *text = mm_file_slurp(path, f->size, &n, &e);
+  bool ok = *text && mm_sha256(*text, n, &d, &e);
+  if (ok && (n != f->size || !mm_digest_equal(&d, &f->sha256)))
+    ok = mm_fail(&e, MM_INTEGRITY, "E_DIGEST", mm_at(path, NULL), "found other contents than the manifest's sha256");
+  if (ok) return true;
+  free(*text);
+  *text = NULL;
+  if (e.status == MM_BAD_INPUT) e.status = MM_INTEGRITY; /* absent or longer: here a broken promise */
+  if (err && err->status == MM_OK) *err = e;
+  return false;
 }
 
 bool mm_verify_files(const mm_pack *p, mm_err *err) {
   for (size_t i = 0; i < p->file_count; i++) {
-    char path[PATH_MAX];
-    snprintf(path, sizeof path, "%s/%s", p->dir, p->file[i].name);
-    size_t n = 0;
-    mm_digest d;
-    char *text = mm_file_slurp(path, p->file[i].size, &n, err);
-    bool ok = text && mm_sha256(text, n, &d, err);
+    char *text;
+    bool ok = mm_verify_companion(p, &p->file[i], &text, err);
     free(text);
     if (!ok) return false;
-    if (n != p->file[i].size || !mm_digest_equal(&d, &p->file[i].sha256))
-      return mm_fail(err, MM_INTEGRITY, "E_DIGEST", mm_at(path, NULL), "found other contents than the manifest's sha256");
   }
-  return nothing_else(p, err);
+  return mm_verify_listing(p, err);
 }
 
 /* --- numbers --- */

@@ -257,6 +257,16 @@ static void fewer_codes(checkpoint *c) {
   c->tensor[1].plane[0].cell_k = 2;
   for (unsigned r = 0; r < 2; r++) c->part[r][0].tensor[0].shape = mm_shape3(2, 130, 96);
 }
+/* Codes never stand on a finer grid: one nibble to a byte. */
+static void more_codes(checkpoint *c) {
+  c->tensor[1].scheme = "mxfp4";
+  c->tensor[1].plane[0].dtype = MM_U8;
+  c->tensor[1].plane[1] = (mm_pack_plane){"_scale", MM_U8, 1, 32};
+  for (unsigned r = 0; r < 2; r++) {
+    c->part[r][0].tensor[0].dtype = MM_U8;
+    c->part[r][1].tensor[0] = (mm_st_tensor){.name = "e.w_scale", .dtype = MM_U8, .shape = mm_shape3(2, 130, 6)};
+  }
+}
 
 static const struct {
   const char *name;
@@ -283,6 +293,7 @@ static const struct {
     {"no scales", fewer_planes, MM_INTEGRITY, "E_SCHEME", "\"e.w\""},
     {"coarser scales", coarser_scales, MM_INTEGRITY, "E_SCHEME", "\"e.w\""},
     {"a grid that does not divide", other_grid, MM_INTEGRITY, "E_SCHEME", "\"e.w\""},
+    {"one code to a byte of two", more_codes, MM_INTEGRITY, "E_SCHEME", "\"e.w\""},
     {"codes for two", fewer_codes, MM_INTEGRITY, "E_SCHEME", "\"e.w\""},
 };
 

@@ -1,0 +1,125 @@
+/* minimax-archive: packs checkpoints for transport and cold storage, unpacks them, and signs them. */
+#include <inttypes.h>
+#include <limits.h>
+#include <string.h>
+#include <time.h>
+
+#include "formats/frame.h"
+#include "formats/option.h"
+#include "formats/pool.h"
+#include "loader/archive.h"
+#include "loader/signature.h"
+
+typedef struct mm_archive_args {
+  const char *operand[2]; /* verb, directory */
+  const char *output, *key;
+  uint64_t level, threads;
+  bool quiet;
+} mm_archive_args;
+
+static double now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static bool pack_or_unpack(const mm_archive_args *a, bool pack, mm_err *err) {
+  mm_archive_totals t;
+  double start = now();
+  const char *dir = a->operand[1];
+  unsigned threads = (unsigned)a->threads;
+  bool ok = pack ? mm_archive_pack(dir, a->output, (int)a->level, threads, &t, err) : mm_archive_unpack(dir, a->output, threads, &t, err);
+  if (!ok || a->quiet) return ok;
+  fprintf(stderr, "%s %s: parts of %.3f GB in %.3f GB (%.2f %%), %.2f GB/s\n", pack ? "packed" : "unpacked", dir, (double)t.bytes / 1e9,
+          (double)t.packed / 1e9, 100.0 * (double)t.packed / (double)t.bytes, (double)t.bytes / (now() - start) / 1e9);
+  return true;
+}
+
+static bool list(const mm_archive_args *a, mm_err *err) {
+  mm_archive x;
+  bool ok = mm_archive_open(&x, a->operand[1], err);
+  for (size_t i = 0; ok && i < x.part_count; i++) {
+    const mm_archive_part *p = &x.part[i];
+    printf("%s  %zu blocks  %" PRIu64 " bytes  %" PRIu64 " packed  %.2f %%\n", p->part->file, p->part->block_count, p->part->size, p->size,
+           100.0 * (double)p->size / (double)p->part->size);
+  }
+  mm_archive_close(&x);
+  return ok;
+}
+
+static bool sign(const mm_archive_args *a, mm_err *err) {
+  mm_key *key = mm_key_open(a->key, true, err);
+  bool ok = key && mm_signature_make(a->operand[1], key, (unsigned)a->threads, err);
+  mm_key_close(key);
+  if (ok && !a->quiet) fprintf(stderr, "signed %s: %s\n", a->operand[1], MM_SIGNATURE);
+  return ok;
+}
+
+static bool need(const mm_archive_args *a, const char *option, bool given, bool wanted, mm_err *err) {
+  if (given == wanted) return true;
+  return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "%s %s --%s", a->operand[0], wanted ? "needs" : "does not take", option);
+}
+
+static bool run(const mm_archive_args *a, mm_err *err) {
+  const char *verb = a->operand[0];
+  bool pack = strcmp(verb, "pack") == 0, unpack = strcmp(verb, "unpack") == 0, signs = strcmp(verb, "sign") == 0;
+  if (!pack && !unpack && !signs && strcmp(verb, "list") != 0) {
+    char shown[64];
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found \"%s\", expected pack, unpack, list or sign",
+                   mm_escape(shown, sizeof shown, verb, strlen(verb)));
+  }
+  if (!need(a, "output", a->output, pack || unpack, err) || !need(a, "key", a->key, signs, err)) return false;
+  return pack || unpack ? pack_or_unpack(a, pack, err) : signs ? sign(a, err) : list(a, err);
+}
+
+int main(int argc, char **argv) {
+  mm_program_start();
+  mm_archive_args a = {.level = 1, .threads = mm_pool_cpus()};
+  const mm_option options[] = {
+      {.name = "output",
+       .letter = 'o',
+       .kind = MM_OPT_STR,
+       .target = &a.output,
+       .arg = "DIR",
+       .help = "pack, unpack: the new directory; it appears when it is complete"},
+      {.name = "level",
+       .kind = MM_OPT_U64,
+       .target = &a.level,
+       .arg = "N",
+       .help = "pack: 1 (default, smallest and fastest for weights) or one of zstd's levels",
+       .lo = 1,
+       .hi = MM_FRAME_LEVEL_MAX},
+      {.name = "key",
+       .kind = MM_OPT_STR,
+       .target = &a.key,
+       .arg = "PRIVATE.pem",
+       .help = "sign: an EC private key on P-256, as from: openssl ecparam -name prime256v1 -genkey -noout"},
+      {.name = "jobs",
+       .letter = 'j',
+       .kind = MM_OPT_U64,
+       .target = &a.threads,
+       .arg = "N",
+       .help = "threads (default: CPUs)",
+       .lo = 1,
+       .hi = 1024},
+      {.name = "quiet", .letter = 'q', .kind = MM_OPT_FLAG, .target = &a.quiet, .help = "no summary on stderr"},
+  };
+  const mm_program program = {
+      .name = "minimax-archive",
+      .summary = "pack a checkpoint for transport and cold storage, unpack it to the same bytes, list an archive, sign a checkpoint",
+      .operands = "pack|unpack|list|sign DIR",
+      .min_operands = 2,
+      .max_operands = 2,
+      .options = options,
+      .option_count = sizeof options / sizeof *options,
+      .epilog =
+          "Exit status: 0 done, 2 usage, 3 bad key, 4 unsupported, 5 I/O, 6 damaged or hostile, 7 locked by another run, 8 memory or "
+          "limit.",
+  };
+  mm_err err = {0};
+  size_t operands = 0;
+  bool done = false;
+  if (!mm_options_parse(&program, argc, argv, a.operand, &operands, &done, &err)) return mm_program_fail(&program, &err);
+  if (done || run(&a, &err)) return MM_OK;
+  return mm_program_fail(&program, &err);
+}

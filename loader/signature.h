@@ -1,0 +1,26 @@
+/* The signature of a packed checkpoint: an OpenSSF Model Signing (OMS v1.0) bundle beside the manifest, made and checked with an EC
+ * key. Layers, outermost first: a Sigstore bundle (media type v0.3, public key named by its fingerprint), a DSSE v1 envelope, an
+ * in-toto Statement v1 whose predicate lists every file with its SHA-256 (serialization "files"). */
+#ifndef MM_LOADER_SIGNATURE_H
+#define MM_LOADER_SIGNATURE_H
+
+#include "formats/pack.h"
+#include "formats/sign.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Proves the directory (files and blocks), then writes DIR/model.sig, replacing an old one at once. */
+bool mm_signature_make(const char *dir, const mm_key *key, unsigned threads, mm_err *err);
+/* DIR/model.sig is signed by `key` and lists just the files of p's directory, with the digests of its manifest and companions:
+ * MM_INTEGRITY E_SIGNATURE otherwise. Does not read the parts: the manifest, now known to be the signer's, has the digests of their
+ * blocks (verify.h). */
+bool mm_signature_check(const mm_pack *p, const mm_key *key, mm_err *err);
+/* The same on the bundle's text (for fuzzing). */
+bool mm_signature_parse(const mm_pack *p, const mm_key *key, const char *text, size_t n, mm_err *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
