@@ -81,7 +81,7 @@ LIBS_all = $(call lib,runtime) $(LIBS_convert)
 
 PROGRAM_SRC = $(wildcard */minimax_*.c)
 UNIT_SRC = $(wildcard tests/unit/*/test_*.c)
-MODEL_SRC = $(wildcard tests/model/*.c tests/ops/*.c)
+MODEL_SRC = $(wildcard tests/model/*.c tests/ops/*.c tests/fault/*.c)
 BENCH_SRC = $(wildcard tests/bench/bench_*.c)
 FUZZ_SRC = $(wildcard tests/fuzz/fuzz_*.c)
 PROGRAMS = $(patsubst %.c,$(BUILD)/bin/%,$(subst _,-,$(notdir $(PROGRAM_SRC))))
@@ -129,9 +129,9 @@ $(BENCH): $(BUILD)/%: $(BUILD)/%.o $(LIBS_all)
 # ---- tests: every test program is a target check/NAME; scripts/test.sh runs it, prints one line and keeps its result
 
 SCRIPT_TESTS = $(shell find tests/model tests/cli tests/interop tests/fault -maxdepth 1 -type f -perm -u+x 2>/dev/null | sort)
-# Exhaustive over 2^32 inputs, or whole models: minutes under valgrind, and the sanitizers see the same code.
-VALGRIND_SKIP = quant/test_numbers
-VALGRIND_UNIT = $(filter-out $(VALGRIND_SKIP:%=tests/unit/%.c),$(filter-out tests/unit/runtime/%,$(UNIT_SRC)))
+# Large enough to take minutes under valgrind; the sanitizers see the same code.
+VALGRIND_SKIP = quant/test_numbers quant/test_schemes runtime/test_sample runtime/test_tokenizer
+VALGRIND_UNIT = $(filter-out $(VALGRIND_SKIP:%=tests/unit/%.c),$(UNIT_SRC))
 export VENV ?= $(CURDIR)/build/venv
 export SAN
 run = $(Q)BUILD=$(abspath $(BUILD)) scripts/test.sh $@
@@ -139,10 +139,10 @@ run = $(Q)BUILD=$(abspath $(BUILD)) scripts/test.sh $@
 T_UNIT = $(UNIT_SRC:tests/%.c=check/%)
 T_MODEL = $(patsubst tests/%.c,check/%,$(filter $(addsuffix /test_%,tests/model tests/ops),$(MODEL_SRC)))
 T_SCRIPT = $(SCRIPT_TESTS:tests/%=check/%)
-T_SAN = $(UNIT_SRC:tests/%.c=check/san/%)
-T_CLANG = $(UNIT_SRC:tests/%.c=check/clang/%) check/clang/programs
+T_SAN = check/san/build $(UNIT_SRC:tests/%.c=check/san/%) check/san/part_files
+T_CLANG = check/clang/build $(UNIT_SRC:tests/%.c=check/clang/%)
 T_VALGRIND = $(VALGRIND_UNIT:tests/unit/%.c=check/valgrind/%)
-T_FUZZ = $(FUZZ_SRC:tests/fuzz/%.c=check/fuzz/%)
+T_FUZZ = check/fuzz/build $(FUZZ_SRC:tests/fuzz/%.c=check/fuzz/%)
 T_TREE = check/lint check/reproducible
 
 $(T_UNIT) $(T_MODEL): check/%: $(BUILD)/tests/%
@@ -152,25 +152,24 @@ $(T_SCRIPT): check/%: $(PROGRAMS) $(MODEL)
 $(filter check/interop/%,$(T_SCRIPT)): $(VENV)/ready
 $(T_VALGRIND): check/valgrind/%: $(BUILD)/tests/unit/%
 	$(run) valgrind -q --error-exitcode=99 --leak-check=full --errors-for-leak-kinds=definite,indirect,possible $<
-$(filter check/san/%,$(T_SAN)): check/san/%: build-san
+$(filter-out %/build %/part_files,$(T_SAN)): check/san/%: check/san/build
 	$(run) $(BUILD)/san/tests/$*
-$(filter-out check/clang/programs,$(T_CLANG)): check/clang/%: build-clang
+check/san/part_files: check/san/build $(VENV)/ready
+	$(run) env BUILD=$(abspath $(BUILD))/san tests/interop/part_files.py
+$(filter-out %/build,$(T_CLANG)): check/clang/%: check/clang/build
 	$(run) $(BUILD)/clang/tests/$*
-check/clang/programs: build-clang
-	$(run) true
-$(T_FUZZ): check/fuzz/%: build-fuzz
+$(filter-out %/build,$(T_FUZZ)): check/fuzz/%: check/fuzz/build
 	$(run) scripts/fuzz.sh $(BUILD)/fuzz $* $(FUZZ_SECONDS)
+check/san/build:
+	$(run) $(MAKE) -k --no-print-directory SAN=1 BUILD=$(BUILD)/san all tests
+check/clang/build:
+	$(run) $(MAKE) -k --no-print-directory CC=clang CUDA=0 BUILD=$(BUILD)/clang all tests
+check/fuzz/build:
+	$(run) $(MAKE) -k --no-print-directory CC=clang SAN=1 FUZZ=1 BUILD=$(BUILD)/fuzz fuzzers
 check/lint:
 	$(run) $(MAKE) --no-print-directory lint
-check/reproducible: build-clang
+check/reproducible: check/clang/build
 	$(run) scripts/reproducible.sh $(BUILD)/clang/bin $(MAKE) CC=clang CUDA=0
-
-build-san:
-	+$(Q)$(MAKE) --no-print-directory SAN=1 BUILD=$(BUILD)/san all tests >/dev/null
-build-clang:
-	+$(Q)$(MAKE) --no-print-directory CC=clang CUDA=0 BUILD=$(BUILD)/clang all tests >/dev/null
-build-fuzz:
-	+$(Q)$(MAKE) --no-print-directory CC=clang SAN=1 FUZZ=1 BUILD=$(BUILD)/fuzz fuzzers
 
 count = @scripts/test.sh --count $(BUILD) $^
 
@@ -182,7 +181,7 @@ unit: $(T_UNIT) ## unit tests
 model: $(T_MODEL) $(filter check/model/%,$(T_SCRIPT)) ## operators and whole models against reference results
 cli: $(filter-out check/model/%,$(T_SCRIPT)) ## the programs from outside: command lines, interop, hardening
 valgrind: $(T_VALGRIND) ## small unit tests under valgrind
-check-san: $(T_SAN) ## unit tests under address and undefined-behaviour sanitizers
+check-san: $(T_SAN) ## unit tests and conversions under address and undefined-behaviour sanitizers
 check-clang: $(T_CLANG) ## build with clang, unit tests
 fuzz: $(T_FUZZ) ## FUZZ_SECONDS of libFuzzer on every tests/fuzz/fuzz_*.c
 check unit model cli valgrind check-san check-clang fuzz:
@@ -206,13 +205,16 @@ gpu: $(if $(filter 1,$(CUDA)),$(GPU)) ## CUDA tests, on a machine with a GPU
 demo: $(PROGRAMS) ## convert, verify, list and run the two small checkpoints
 	$(Q)scripts/demo.sh $(BUILD)
 bench: $(PROGRAMS) $(BENCH) ## conversion rates beside memcpy and the disk of the same run
+	$(Q)scripts/bench_convert.py $(BUILD)/bin
 	$(Q)for b in $(BENCH); do $$b || exit 1; done
 
 SOURCES = $(shell find formats quant loader convert runtime tests -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh')
-lint: ## format, clang-tidy, floors, file lengths, names
+lint: lint-format lint-tree lint-tidy ## format, clang-tidy, floors, file lengths, names
+lint-format:
 	$(Q)clang-format --dry-run -Werror $(SOURCES)
-	$(Q)scripts/floors.sh
-	$(Q)scripts/tree.sh
+lint-tree:
+	$(Q)scripts/floors.sh && scripts/tree.sh
+lint-tidy:
 	$(Q)printf '%s\n' $(filter %.c,$(SOURCES)) | xargs -P $(shell nproc) -I{} clang-tidy --quiet {} -- -std=c11 -D_GNU_SOURCE -I. $(PKG_CFLAGS) 2>&1 | \
 	  { ! grep -vE '^[0-9]+ warnings? generated'; }
 format: ## rewrite the sources in the house style
@@ -230,5 +232,5 @@ help: ## this list
 .DELETE_ON_ERROR:
 FORCE:
 .PHONY: FORCE all tests check unit model cli valgrind check-san check-clang fuzz fuzzers gpu demo bench lint format install clean help \
-  build-san build-clang build-fuzz $(T_UNIT) $(T_MODEL) $(T_SCRIPT) $(T_TREE) $(T_SAN) $(T_CLANG) $(T_VALGRIND) $(T_FUZZ)
+  lint-format lint-tree lint-tidy $(T_UNIT) $(T_MODEL) $(T_SCRIPT) $(T_TREE) $(T_SAN) $(T_CLANG) $(T_VALGRIND) $(T_FUZZ)
 .SECONDARY:

@@ -17,11 +17,11 @@ function complain(why) {
 BEGIN {
   rank["formats"] = 1; rank["quant"] = 2; rank["loader"] = 3; rank["convert"] = 4; rank["runtime"] = 4
   home["jansson"] = "^formats/json\\.c$"
-  home["openssl"] = "^formats/hash\\.c$"
+  home["openssl"] = "^formats/(hash|sign)\\.c$"
   home["zstd"] = "^formats/frame\\.c$"
   home["pcre2"] = "^runtime/tokenizer\\.c$"
   home["cuda|cub|nccl"] = "^runtime/cuda/"
-  home["mpi"] = "^runtime/mpi\\.c$"
+  home["mpi"] = "^convert/mpi\\.c$"
 }
 FNR == 1 && !floor(FILENAME) { complain("is on no floor (formats, quant, loader, convert, runtime)") }
 /^[ \t]*#[ \t]*include[ \t]*</ {

@@ -6,7 +6,7 @@ bin=$1
 shift
 copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT
-cp -r Makefile formats quant loader convert runtime "$copy"
+cp -r Makefile formats quant loader convert runtime tests "$copy"
 "$@" --no-print-directory -C "$copy" BUILD=build all >/dev/null
 count=0
 for program in "$bin"/*; do

@@ -42,5 +42,10 @@ case $status in
   *) result=fail; cat "$log" ;;
 esac
 echo "$result" >"$BUILD/$name.result"
-printf '%-4s %4d.%03d s  %s%s\n' "$result" $((ms / 1000)) $((ms % 1000)) "${name#check/}" \
-  "$([ $result = fail ] && echo ": exit status $status" || tail -n 1 "$log" | cut -c 1-120 | sed 's/^/: /')"
+if [ $result = fail ]; then
+  note="exit status $status"
+else # CMocka's count, or the last line
+  note=$(grep -E '^\[  PASSED|SKIPPED TEST' "$log" | tr '\n' ' ')
+  note=${note:-$(tail -n 1 "$log" | cut -c 1-140)}
+fi
+printf '%-4s %4d.%03d s  %s: %s\n' "$result" $((ms / 1000)) $((ms % 1000)) "${name#check/}" "$note"

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""kill.py CONVERT SRC RUNS [SEED]: kill -9 at random moments, resume, compare with an undisturbed run byte for byte.
+"""kill.py CONVERT SRC RUNS [SEED] [-- OPTION…]: kill -9 at random moments, resume, compare with an undisturbed run byte for byte.
 
 Each run starts a conversion into a fresh directory, kills it after a random part of the time that an undisturbed run takes, and goes on
-with --resume, which is killed again now and then. Prints how many of the runs ended identical; exit status 1 unless all did."""
+with --resume, which is killed again now and then. OPTIONs are those of the conversion (by default block FP8 at tp 2). Prints how many of the runs ended identical; exit status 1 unless all did."""
 import filecmp
 import os
 import random
@@ -12,14 +12,16 @@ import sys
 import tempfile
 import time
 
-convert, source, runs = sys.argv[1], sys.argv[2], int(sys.argv[3])
-seed = int(sys.argv[4]) if len(sys.argv) > 4 else int.from_bytes(os.urandom(4), "little")
+split = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+convert, source, runs, *seed = sys.argv[1:split]
+runs, seed = int(runs), int(seed[0]) if seed else int.from_bytes(os.urandom(4), "little")
+options = sys.argv[split + 1:] or ["--tp", "2", "--quant", "block_fp8", "--part-size", "48M"]
 rng = random.Random(seed)
 work = tempfile.mkdtemp(prefix="mm-kill-")
 
 
 def command(out, *more):
-    return [convert, source, "-o", out, "--tp", "2", "--quant", "block_fp8", "-q", "-j", "3", "--part-size", "48M", "--journal-every", "1M", *more]
+    return [convert, source, "-o", out, *options, "-q", "-j", "3", "--journal-every", "1M", *more]
 
 
 def same(a, b):

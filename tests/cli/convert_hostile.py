@@ -1,0 +1,414 @@
+#!/usr/bin/env python3
+"""minimax-convert from outside, on broken sources and forbidden outputs: the documented exit status, exactly one line on stderr, nothing
+on stdout, and every file as it was, nothing left. The rows' marks (B01, …) are those of the fault catalogue."""
+import fcntl
+import json
+import os
+import resource
+import shutil
+import socket
+import struct
+import subprocess
+import tempfile
+import time
+
+import convert_files as cf
+from convert_files import INDEX, SINGLE, Checkpoint, Scratch, small
+
+CONVERT = shutil.which("minimax-convert")
+SHARD1, SHARD2 = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+USAGE, BAD, UNSUPPORTED, IO, LOCKED = 2, 3, 4, 5, 7
+
+
+def convert(*args, **options):
+    return cf.run(CONVERT, "-q", "-j", "2", *args, **options)
+
+
+def refused(root, status, code, *says, args=(), source="src", output="out", **options):
+    """A conversion below root that must fail at once and change nothing."""
+    before, start = cf.tree(root), time.monotonic()
+    done = convert(os.path.join(root, source), "-o", os.path.join(root, output), *args, **options)
+    cf.assert_error(done, "minimax-convert", status, code, *says)
+    assert cf.tree(root) == before, f"{code}: found {sorted(set(cf.tree(root)) ^ set(before))}"
+    assert time.monotonic() - start < 10, f"{code}: {time.monotonic() - start} s"
+
+
+def source(spoil=None, after=None):
+    """A fresh root with root/src: spoil(checkpoint) before it is written, after(path of src)."""
+    scratch = Scratch()
+    root = scratch.__enter__()
+    c = small()
+    if spoil:
+        spoil(c)
+    c.save(os.path.join(root, "src"))
+    if after:
+        after(os.path.join(root, "src"))
+    return scratch, root
+
+
+def check(status, code, *says, spoil=None, after=None, args=(), **options):
+    scratch, root = source(spoil, after)
+    with scratch:
+        refused(root, status, code, *says, args=args, **options)
+
+
+def whole():
+    """The source that the others spoil converts, and the result is proven."""
+    scratch, root = source()
+    with scratch:
+        cf.ok(CONVERT, "-q", root + "/src", "-o", root + "/out")
+        cf.ok("minimax-verify", "-q", root + "/out", "--source", root + "/src")
+        assert sorted(os.listdir(root)) == ["out", "src"]
+
+
+def index_and_files():
+    def put(file):
+        def spoil(c):
+            c.file["lm_head.weight"] = file
+        return spoil
+
+    def drop(c):
+        c.file["lm_head.weight"] = SHARD1
+        c.index = json.dumps({"weight_map": {k: v for k, v in c.file.items() if k != "lm_head.weight"}})
+
+    for bad in ("../x", "/etc/passwd", "a\\b", "", "..", "\x1b[2J"):
+        c = small()
+        text = json.dumps({"weight_map": {**c.file, "lm_head.weight": bad}})
+        check(BAD, "E_IDX_PATH", "lm_head.weight", INDEX, spoil=lambda c, t=text: setattr(c, "index", t))
+    check(BAD, "E_FS_MISSING", SHARD2, "download seems unfinished",
+          after=lambda s: os.rename(f"{s}/{SHARD2}", f"{s}/{SHARD2}.incomplete"))
+    check(BAD, "E_FS_MISSING", SHARD2, after=lambda s: os.remove(f"{s}/{SHARD2}"))
+    check(BAD, "E_IDX_TENSOR", "lm_head.weight", "does not list it", spoil=drop)
+    check(BAD, "E_AMBIGUOUS", INDEX, SINGLE, after=lambda s: shutil.copy(f"{s}/{SHARD1}", f"{s}/{SINGLE}"))
+    check(BAD, "E_DUP_KEY", spoil=lambda c: setattr(c, "index", '{"weight_map":{"a":"x","b":"x","a":"x"}}'))
+    check(BAD, "E_JSON", INDEX, spoil=lambda c: setattr(c, "index", '{"weight_map":{"a":"x"'))
+    check(BAD, "E_FS_MISSING", "config.json", after=lambda s: os.remove(s + "/config.json"))
+    check(BAD, "E_FS_MISSING", "config.json", after=shutil.rmtree)
+    for name, code, shown in (("\x1b[31mred", "E_NAME", r"\x1b[31mred"), ("été\u202e", "E_UNKNOWN", "été")):
+        check(BAD, code, shown, spoil=lambda c, n=name: (c.tensors.update({n: ("U8", [1], b"1")}), c.file.update({n: SHARD1})))
+
+
+def replace(path, make):
+    os.remove(path)
+    make(path)
+
+
+def make_socket(path):
+    with socket.socket(socket.AF_UNIX) as s:
+        old = os.getcwd()
+        os.chdir(os.path.dirname(path))  # the address is short
+        s.bind(os.path.basename(path))
+        os.chdir(old)
+
+
+def file_types():
+    """B09, B10, B11: a FIFO must not hang."""
+    for name in (SHARD1, INDEX, "config.json"):
+        for make, code, says in (
+            (os.mkfifo, "E_FS_TYPE", "a FIFO"),
+            (os.mkdir, "E_FS_TYPE", "a directory"),
+            (make_socket, "E_FS_TYPE", "a socket"),
+            (lambda p: os.symlink(os.path.basename(p), p), "E_FS_TYPE", "loop"),
+            (lambda p: os.symlink("nothing", p), "E_FS_MISSING", "link to nothing"),
+        ):
+            check(BAD, code, name, says, after=lambda s, n=name, m=make: replace(f"{s}/{n}", m))
+    check(BAD, "E_FS_TYPE", "a device", after=lambda s: replace(f"{s}/{SHARD1}", lambda p: os.symlink("/dev/zero", p)),
+          args=("--allow-outside-links",))
+    check(BAD, "E_NOT_ST", "git lfs pull", SHARD1,
+          after=lambda s: replace(f"{s}/{SHARD1}", lambda p: open(p, "w").write("version https://git-lfs.github.com/spec/v1\n")))
+
+
+def links():
+    """B12, B14"""
+    scratch, root = source()
+    with scratch:
+        cf.ok(CONVERT, "-q", root + "/src", "-o", root + "/plain")
+        os.makedirs(root + "/hub/blobs")
+        os.makedirs(root + "/hub/snapshots")
+        os.rename(root + "/src", root + "/hub/snapshots/rev")
+        for i, name in enumerate(sorted(os.listdir(root + "/hub/snapshots/rev"))):
+            at = f"{root}/hub/snapshots/rev/{name}"
+            os.rename(at, f"{root}/hub/blobs/{i:064x}")
+            os.symlink(f"../../blobs/{i:064x}", at)
+        cf.ok(CONVERT, "-q", root + "/hub/snapshots/rev", "-o", root + "/hub-out")
+        assert cf.same_files(root + "/plain", root + "/hub-out")
+        refused(root, USAGE, "E_OUTPUT", source="hub/snapshots/rev", output="hub/snapshots/rev/out")
+
+    def outside(name):
+        def after(s):
+            os.rename(f"{s}/{name}", f"{s}/../{name}")
+            os.symlink(f"../{name}", f"{s}/{name}")
+        return after
+
+    for name in (SHARD1, INDEX, "config.json"):
+        check(BAD, "E_FS_OUTSIDE", name, "--allow-outside-links", after=outside(name))
+        scratch, root = source(after=outside(name))
+        with scratch:
+            cf.ok(CONVERT, "-q", "--allow-outside-links", root + "/src", "-o", root + "/out")
+            cf.ok("minimax-verify", "-q", root + "/out", "--source", root + "/src")
+
+
+def companions():
+    """Files that are copied along are files of the checkpoint too."""
+    def add(make):
+        return lambda s: make(s + "/tokenizer.json")
+
+    check(BAD, "E_FS_TYPE", "tokenizer.json", "a FIFO", after=add(os.mkfifo))
+    check(BAD, "E_FS_TYPE", "tokenizer.json", "a directory", after=add(os.mkdir))
+    check(BAD, "E_FS_OUTSIDE", "tokenizer.json", after=add(lambda p: os.symlink("/etc/passwd", p)))
+    scratch, root = source(after=add(lambda p: open(p, "w").write("{ }")))
+    with scratch:
+        cf.ok(CONVERT, "-q", root + "/src", "-o", root + "/out")
+        assert open(root + "/out/tokenizer.json").read() == "{ }"
+        for name in os.listdir(root + "/out"):
+            assert os.stat(f"{root}/out/{name}").st_mode & 0o111 == 0, name
+
+
+def permissions():
+    """B15: as nobody, who may not read one shard, then not look into the folder."""
+    if os.geteuid() != 0:
+        def as_nobody():
+            pass
+    else:
+        def as_nobody():
+            os.setgroups([])
+            os.setgid(65534)
+            os.setuid(65534)
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="convert-") as root:
+        program = shutil.copy(CONVERT, root + "/program")
+        small().save(root + "/src")
+        os.chmod(root, 0o777)
+
+        def attempt(*says):
+            before = cf.tree(root)
+            done = cf.run(program, "-q", root + "/src", "-o", root + "/out", preexec_fn=as_nobody)
+            cf.assert_error(done, "minimax-convert", IO, "E_IO", "Permission denied", *says)
+            assert cf.tree(root) == before
+
+        os.chmod(f"{root}/src/{SHARD2}", 0)
+        attempt(SHARD2)
+        os.chmod(root + "/src", 0o000)
+        attempt("config.json")
+        os.chmod(root + "/src", 0o755)
+        os.chmod(f"{root}/src/{SHARD2}", 0o644)
+        os.chmod(root, 0o555)  # nowhere to write
+        attempt(".out.partial")
+        os.chmod(root, 0o755)
+
+
+def descriptors():
+    """B16: 300 shards under RLIMIT_NOFILE 64; the same bytes as without."""
+    c = small(experts=50)
+    c.file = {name: f"m-{i}" for i, name in enumerate(c.tensors)}
+    assert len(c.file) > 300
+    with Scratch() as root:
+        c.save(root + "/src")
+        c.file = dict.fromkeys(c.tensors, SHARD1)
+        c.save(root + "/one")
+        def few():
+            resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+        for jobs in (1, 8):
+            cf.ok(CONVERT, "-q", "-j", jobs, root + "/src", "-o", f"{root}/out{jobs}", preexec_fn=few)
+        cf.ok(CONVERT, "-q", root + "/one", "-o", root + "/out")
+        assert cf.same_files(root + "/out1", root + "/out8")
+        assert cf.packed(root + "/out")[0] == cf.packed(root + "/out1")[0]
+
+
+def source_paths():
+    """B17"""
+    for name in ("with space", "new\nline", "ünïcode ✓", "-dash", "quote\"'$(x)`", "a" * 255):
+        with Scratch() as root:
+            small().save(os.path.join(root, name))
+            output = f"out of {name}"[:200].replace("\n", "_")
+            cf.ok(CONVERT, "-q", "-o", "out", "--", name, cwd=root)
+            cf.ok(CONVERT, "-q", f"./{name}/", "-o", f"./{output}/", cwd=root)
+            cf.ok("minimax-verify", "-q", "out", cwd=root)
+            assert cf.same_files(f"{root}/out", f"{root}/{output}")
+    for path in ("x" * 4095, "./" * 2047 + "x", "y" * 300, "no/such/dir", ""):
+        with Scratch() as root:
+            before = cf.tree(root)
+            done = convert(path, "-o", "out", cwd=root)
+            assert done.returncode in (BAD, IO), (path[:20], done)
+            cf.assert_error(done, "minimax-convert", done.returncode, "E_IO" if done.returncode == IO else "E_FS_MISSING")
+            assert cf.tree(root) == before
+
+
+def output_overlaps():
+    """B18: the output is the source, holds it or lies in it, however the paths are spelt."""
+    scratch, root = source(after=lambda s: (os.mkdir(s + "/sub"), os.symlink("src", s + "/../link")))
+    with scratch:
+        for output in ("src", "src/", "./src", "src/out", "src/sub", "src/sub/out", "src/../src", "link", "link/out", "link/sub/../out"):
+            refused(root, USAGE, "E_OUTPUT", output=output)
+        refused(root, USAGE, "E_OUTPUT", output="src", args=("--force",))
+        refused(root, USAGE, "E_OUTPUT", source="link", output="src/out")
+        before = cf.tree(root)
+        for output in ("..", ".", root, root + "/", "../src", "/"):  # from inside the source
+            cf.assert_error(convert(".", "-o", output, cwd=root + "/src"), "minimax-convert", USAGE, "E_OUTPUT")
+        assert cf.tree(root) == before
+
+
+def output_exists():
+    """B19: what has the output's name already is never touched."""
+    scratch, root = source(after=lambda s: (
+        os.mkdir(s + "/../full"), open(s + "/../full/precious", "w").close(), os.mkfifo(s + "/../fifo"), os.mkdir(s + "/../real"),
+        open(s + "/../file", "w").close(), os.symlink("real", s + "/../link"), os.symlink("nothing", s + "/../dangling"),
+        os.symlink("/dev/null", s + "/../device"), make_socket(s + "/../socket"),
+        os.mkdir(s + "/../theirs"), open(s + "/../theirs/manifest.json", "w").write("{}")))
+    with scratch:
+        for output in ("full", "fifo", "file", "link", "link/", "dangling", "dangling/", "device", "socket", "theirs"):
+            for args in ((), ("--force",), ("--restart",), ("--resume",)):
+                refused(root, USAGE, "E_OUTPUT", output=output, args=args)
+        for output in ("", ".", ".."):
+            before = cf.tree(root)
+            cf.assert_error(convert("src", "-o", output, cwd=root), "minimax-convert", USAGE, "E_OUTPUT")
+            assert cf.tree(root) == before
+        refused(root, IO, "E_IO", "No such file", output="nowhere/out")
+        refused(root, IO, "E_IO", output="file/out")
+        for name in ("n" * 256, "new\nline", "back\\slash"):
+            refused(root, USAGE, "E_OUTPUT", "no usable directory name", output=name)
+        refused(root, IO, "E_IO", "too long", output="n" * 250)
+        cf.assert_error(convert(root + "/src", "-o", "/dev/null"), "minimax-convert", USAGE, "E_OUTPUT")
+        cf.ok(CONVERT, "-q", root + "/src", "-o", root + "/real")  # an empty directory may be filled
+
+
+def force():
+    """--force replaces a checkpoint of ours, and nothing else that lies there."""
+    scratch, root = source()
+    with scratch:
+        out = root + "/out"
+        cf.ok(CONVERT, "-q", root + "/src", "-o", out)
+        first = cf.tree(out)
+        refused(root, USAGE, "E_OUTPUT", "--force")
+        cf.ok(CONVERT, "-q", root + "/src", "-o", out, "--force", "--quant", "bf16")
+        assert cf.tree(out) != first and sorted(os.listdir(root)) == ["out", "src"]
+        cf.ok(CONVERT, "-q", root + "/src", "-o", out, "--force")
+        assert cf.tree(out) == first
+        part = next(n for n in os.listdir(out) if n.startswith("model-rank"))
+        os.remove(f"{out}/{part}")  # a damaged one too
+        cf.ok(CONVERT, "-q", root + "/src", "-o", out, "--force")
+        assert cf.tree(out) == first
+        open(out + "/notes.txt", "w").write("precious")
+        refused(root, USAGE, "E_OUTPUT", "notes.txt", args=("--force",))
+        os.remove(out + "/notes.txt")
+        os.mkdir(out + "/sub")
+        refused(root, USAGE, "E_OUTPUT", "sub", args=("--force",))
+
+
+def failing_force():
+    """A conversion that fails with --force leaves the old checkpoint as it was."""
+    scratch, root = source()
+    with scratch:
+        cf.ok(CONVERT, "-q", root + "/src", "-o", root + "/out")
+        c = Checkpoint.load(root + "/src")
+        dtype, shape, data = c.tensors["lm_head.weight"]
+        c.tensors["lm_head.weight"] = (dtype, shape, data[:-2] + b"\x80\x7f")
+        shutil.rmtree(root + "/src")
+        c.save(root + "/src")
+        refused(root, BAD, "E_NONFINITE", "lm_head.weight", args=("--force",))
+
+
+def locked():
+    """Another run holds the staging directory: exit 7 at once. And what only looks like one is not emptied."""
+    scratch, root = source()
+    with scratch:
+        os.mkdir(root + "/.out.partial", 0o700)
+        open(root + "/.out.partial/part", "w").write("theirs")
+        fd = os.open(root + "/.out.partial", os.O_RDONLY)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        for args in ((), ("--restart",), ("--resume",)):
+            refused(root, LOCKED, "E_LOCKED", ".out.partial", args=args)
+        os.close(fd)
+        refused(root, USAGE, "E_OUTPUT", ".out.partial")
+        shutil.rmtree(root + "/.out.partial")
+        os.mkdir(root + "/elsewhere")
+        open(root + "/elsewhere/precious", "w").close()
+        os.symlink("elsewhere", root + "/.out.partial")  # planted
+        refused(root, IO, "E_IO", ".out.partial")
+        os.remove(root + "/.out.partial")
+        cf.ok(CONVERT, "-q", root + "/src", "-o", root + "/out")
+
+
+def lock_race():
+    """A second run that opened the staging directory just before the first published it must not take the published one for it."""
+    strace = shutil.which("strace")
+    if not strace or os.environ.get("SAN") == "1":
+        print("lock_race: not run: needs strace, and no sanitizer")
+        return
+    scratch, root = source()
+    with scratch:
+        # The first sleeps before it publishes; the second, between its open and its flock.
+        first = subprocess.Popen([strace, "-f", "-qq", "-o", "/dev/null", "-e", "trace=renameat2", "-e",
+                                  "inject=renameat2:delay_enter=400000", CONVERT, "-q", root + "/src", "-o", root + "/out"])
+        while not os.path.exists(root + "/.out.partial") and first.poll() is None:
+            time.sleep(0.002)
+        second = cf.run(strace, "-f", "-qq", "-o", "/dev/null", "-e", "trace=flock", "-e", "inject=flock:delay_enter=900000",
+                        CONVERT, "-q", root + "/src", "-o", root + "/out", "--quant", "bf16")
+        assert first.wait() == 0
+        cf.assert_error(second, "minimax-convert", LOCKED, "E_LOCKED", ".out.partial")
+        cf.ok("minimax-verify", "-q", root + "/out", "--source", root + "/src")
+        assert sorted(os.listdir(root)) == ["out", "src"], os.listdir(root)
+
+
+def parallel_degree():
+    """C13"""
+    for tp in ("0", "-1", "2147483648", "4294967297", "8x", "", "1.5", "1025"):
+        check(USAGE, "E_USAGE", "--tp", args=(f"--tp={tp}",))
+    check(UNSUPPORTED, "E_TP", "num_attention_heads 2", "expected one of 1, 2", args=("--tp", "3"))
+    check(UNSUPPORTED, "E_TP", args=("--tp", "1024"))
+
+
+def values():
+    """What is found only when weights are read leaves nothing either."""
+    def spoil(name, at, new):
+        def edit(c):
+            dtype, shape, data = c.tensors[name]
+            c.tensors[name] = (dtype, shape, data[:at] + new + data[at + len(new) :])
+        return edit
+
+    one = "model.layers.0.block_sparse_moe.experts.2.w2.weight"
+    for args in ((), ("--quant", "bf16"), ("--quant", "block_fp8"), ("--tp", "2")):
+        check(BAD, "E_NONFINITE", one, "row 3, column 5", spoil=spoil(one, 3 * 6 + 5, b"\x7f"), args=args)
+        check(BAD, "E_Q_SCALE", one + "_scale_inv", "block row 0, column 0", spoil=spoil(one + "_scale_inv", 0, struct.pack("<f", 0)), args=args)
+    check(BAD, "E_NONFINITE", "lm_head.weight", spoil=spoil("lm_head.weight", 0, b"\x80\xff"))
+    check(BAD, "E_Q_MISSING", one, spoil=lambda c: c.tensors.pop(one + "_scale_inv"))
+    o_proj = "model.layers.0.self_attn.o_proj.weight"
+    check(BAD, "E_Q_ORPHAN", o_proj + "_scale_inv", spoil=lambda c: c.tensors.update({o_proj: ("BF16", [10, 8], bytes(160))}))
+    check(UNSUPPORTED, "E_MIXED", one, spoil=lambda c: (c.tensors.update({one: ("BF16", [10, 6], bytes(120))}), c.tensors.pop(one + "_scale_inv")))
+    check(UNSUPPORTED, "E_Q_METHOD", "exl9", spoil=lambda c: c.config["quantization_config"].update(quant_method="exl9"))
+    check(UNSUPPORTED, "E_ARCH", "MiniMax-M3", spoil=lambda c: c.config.update(architectures=["MiniMaxM3SparseForCausalLM"]))
+
+
+def narrowing():
+    """Numbers that the stored type does not hold are refused, not turned into infinity."""
+    big = small(fp8=False)
+    name = "model.layers.0.self_attn.o_proj.weight"
+    dtype, shape, data = big.tensors[name]
+    with Scratch() as root:
+        big.tensors[name] = (dtype, shape, data[:4] + struct.pack("<H", 0x4780) + data[6:])  # 65536
+        big.save(root + "/src")
+        refused(root, BAD, "E_NONFINITE", name, args=("--quant", "f16"))
+        cf.ok(CONVERT, "-q", root + "/src", "-o", root + "/out", "--quant", "bf16")
+    with Scratch() as root:
+        wide = b"".join(b"\0\0" + data[i : i + 2] for i in range(0, len(data), 2))
+        big.tensors[name] = ("F32", shape, wide[:8] + struct.pack("<I", 0x7F7FFFFF) + wide[12:])
+        big.save(root + "/src")
+        refused(root, BAD, "E_NONFINITE", name, args=("--quant", "bf16"))
+
+
+def streams():
+    """Progress and results that nobody can take; the error line is one line without -q too."""
+    scratch, root = source(spoil=lambda c: c.tensors.update(
+        {"lm_head.weight": ("BF16", [12, 10], b"\x80\x7f" * 120)}))
+    with scratch:
+        done = cf.run(CONVERT, root + "/src", "-o", root + "/out")
+        lines = done.stderr.decode().splitlines()
+        assert done.returncode == BAD and sum("error:" in x for x in lines) == 1 and "error:" in lines[-1], done
+        with open("/dev/full", "w") as full:
+                    done = subprocess.run([CONVERT, root + "/src", "--dry-run", "--json"], stdout=full, stderr=subprocess.PIPE, check=False)
+        assert done.returncode == IO and done.stderr.count(b"\n") == 1, done
+        assert os.listdir(root) == ["src"]
+
+
+if __name__ == "__main__":
+    cf.main([whole, index_and_files, file_types, links, companions, permissions, descriptors, source_paths, output_overlaps, output_exists,
+             force, failing_force, locked, lock_race, parallel_degree, values, narrowing, streams])
