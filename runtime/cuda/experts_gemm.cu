@@ -1,8 +1,9 @@
 /* The experts of a prefill step: two grouped products over the sorted pairs (token, choice) and a sum per token.
  *
- * Up: a block's 128 weight rows are 64 of w1 and the 64 matching ones of w3 in alternate groups of eight, so that a thread holds gate and
- * up of the same column; middle[place in the sorted order, I]. Down: pair_out[pair, H] = weight · w2·middle, f32. The sum over a token's
- * choices is taken in their order: the same bits every time. Tiles of 128 pairs never mix experts; a block finds its expert by counting. */
+ * Up: half of a block's weight rows are of w1 and half the matching ones of w3, in alternate groups of eight, so that a thread holds gate
+ * and up of the same column; middle[place in the sorted order, I]. Down: pair_out[pair, H] = weight · w2·middle, f32. The sum over a
+ * token's choices is taken in their order: the same bits every time. Tiles of 128 pairs never mix experts; a block finds its expert by
+ * counting. */
 #include "runtime/cuda/gemm.cuh"
 #include "runtime/cuda/launch.h"
 
@@ -57,11 +58,10 @@ struct up_job {
     const float f = w.global ? w.global[tile.expert] : 1.0f;
 #pragma unroll
     for (int n = 0; n < 8; n += 2) {
-#pragma unroll
-      for (int j = 0; j < 2; j++) {
-        const uint32_t at = column + (c + n * 8) / 16 * 8 + c % 8 + j;
-        if (at < inter) a.middle[(size_t)(tile.first + i) * inter + at] = __float2bfloat16_rn(silu(v[n][j] * f) * (v[n + 1][j] * f));
-      }
+      const uint32_t at = column + (c + n * 8) / 16 * 8 + c % 8; /* even, and so is inter */
+      if (at >= inter) continue;
+      *reinterpret_cast<uint32_t *>(a.middle + (size_t)(tile.first + i) * inter + at) =
+          pack2(silu(v[n][0] * f) * (v[n + 1][0] * f), silu(v[n][1] * f) * (v[n + 1][1] * f));
     }
   }
 };
@@ -81,11 +81,8 @@ struct down_job {
     const float f = r.weight[pair] * (w.global ? w.global[tile.expert] : 1.0f);
 #pragma unroll
     for (int n = 0; n < 8; n++) {
-#pragma unroll
-      for (int j = 0; j < 2; j++) {
-        const uint32_t at = column + c + n * 8 + j;
-        if (at < w.n) a.pair_out[(size_t)pair * w.n + at] = v[n][j] * f;
-      }
+      const uint32_t at = column + c + n * 8; /* even, and so is w.n */
+      if (at < w.n) *reinterpret_cast<float2 *>(a.pair_out + (size_t)pair * w.n + at) = make_float2(v[n][0] * f, v[n][1] * f);
     }
   }
 };
@@ -136,9 +133,8 @@ struct grouped_launch {
   template <mm_cu_code C, mm_cu_scale S>
   cudaError_t run() const {
     const unsigned tiles = most_tiles(r, a.tokens);
-    if (up)
-      return launch(grouped_up<C, S>, dim3(ceil_div(w.n / 2, kGemmColumns / 2), tiles), kGemmThreads, sizeof(gemm_shared), s, w, r, a);
-    return launch(grouped_down<C, S>, dim3(ceil_div(w.n, kGemmColumns), tiles), kGemmThreads, sizeof(gemm_shared), s, w, r, a);
+    const gemm_block b = gemm_block_here();
+    return launch(up ? grouped_up<C, S> : grouped_down<C, S>, dim3(ceil_div(w.n, b.columns), tiles), b.threads, b.shared, s, w, r, a);
   }
 };
 

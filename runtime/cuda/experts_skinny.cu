@@ -1,8 +1,8 @@
 /* The experts of a decode step (T ≤ 16): two passes over the weights of the experts in use alone, each read once.
  *
- * Up: an item is four intermediate columns of one expert, w1 rows in fragment rows 0-3 and the matching w3 rows in 4-7, for all tokens;
- * middle[slot, token, I] = weight · SiLU(w1 x) · (w3 x), written only for the tokens of that expert.
- * Down: an item is eight rows of y; its k axis runs over all slots, so the sum over experts is the accumulator's.
+ * Up: a tile is eight intermediate columns of the experts in use, w1 rows in its first half and the matching w3 rows in its second, for
+ * all tokens; middle[slot, token, I] = weight · SiLU(w1 x) · (w3 x), written only for the tokens of that expert.
+ * Down: a tile is 16 rows of y; its k axis runs over all slots, so the sum over experts is the accumulator's.
  *
  * Up lets the next kernel start only after its own wait, so down may read the slot lists, which the router wrote before up, at once and
  * fetch w2 while up still runs. */
@@ -11,70 +11,95 @@
 
 namespace {
 
+constexpr int kMaxSlots = MM_CU_SKINNY * MM_CU_MAX_TOP_K;
+
+struct slot_list {
+  uint32_t expert[kMaxSlots], tokens[kMaxSlots];
+};
+/* The step's slots into shared memory; returns how many. */
+__device__ uint32_t read_slots(slot_list &to, const mm_cu_route &r) {
+  const uint32_t used = __ldcg(r.used);
+  for (uint32_t i = threadIdx.x; i < used; i += kStreamThreads)
+    to.expert[i] = __ldcg(&r.slot_expert[i]), to.tokens[i] = __ldcg(&r.slot_tokens[i]);
+  __syncthreads();
+  return used;
+}
+
 struct up_job {
+  static constexpr bool kEarly = false, kSplit = true;
   const mm_cu_weight &w;
   const mm_cu_route &r;
   const mm_cu_experts &a;
   const float *global2;
-  uint32_t inter, per_expert, count;
+  const slot_list &slots;
+  uint32_t inter;
+  share columns; /* of all slots, one after the other */
 
-  __device__ uint32_t items() const { return count; }
+  __device__ uint32_t tokens() const { return a.tokens; }
+  __device__ uint32_t tiles() const { return (columns.end - columns.first + 7) / 8; }
   __device__ uint32_t segments() const { return 1; }
-  __device__ bool early() const { return false; }
-  __device__ weight_row row(uint32_t item, uint32_t, uint32_t g) const {
-    uint32_t i = min(item % per_expert * 4 + g % 4, inter - 1);
-    return {__ldcg(&r.slot_expert[item / per_expert]), g < 4 ? i : inter + i};
+  __device__ uint32_t valid(uint32_t tile) const { return min(columns.end - columns.first - tile * 8, 8); }
+  __device__ weight_row row(uint32_t tile, uint32_t, uint32_t i) const {
+    const uint32_t c = min(columns.first + tile * 8 + i % 8, columns.end - 1);
+    return {slots.expert[c / inter], c % inter + i / 8 * inter};
   }
   __device__ const bf16 *x(uint32_t, uint32_t token) const { return token < a.tokens ? a.x + (size_t)token * w.k : nullptr; }
-  __device__ void emit(uint32_t item, uint32_t token, uint32_t c, float sum) const {
-    uint32_t slot = item / per_expert, i = item % per_expert * 4 + c;
-    float up = __shfl_down_sync(0xffffffffu, sum, 4);
-    if (c >= 4 || i >= inter || !(__ldcg(&r.slot_tokens[slot]) >> token & 1)) return;
-    uint32_t expert = __ldcg(&r.slot_expert[slot]);
+  __device__ void emit(uint32_t tile, uint32_t token, uint32_t i, float sum) const {
+    float up = __shfl_down_sync(0xffffffffu, sum, 8);
+    const uint32_t c = columns.first + tile * 8 + i;
+    if (i >= 8 || c >= columns.end) return;
+    const uint32_t slot = c / inter, expert = slots.expert[slot];
+    if (!(slots.tokens[slot] >> token & 1)) return;
     if (w.global) sum *= w.global[expert], up *= w.global[expert];
-    float scale = __ldcg(&r.slot_weight[slot * MM_CU_SKINNY + token]) * (global2 ? global2[expert] : 1.0f);
-    a.middle[((size_t)slot * MM_CU_SKINNY + token) * inter + i] = __float2bfloat16_rn(silu(sum) * up * scale);
+    const float scale = __ldcg(&r.slot_weight[slot * MM_CU_SKINNY + token]) * (global2 ? global2[expert] : 1.0f);
+    a.middle[((size_t)slot * MM_CU_SKINNY + token) * inter + c % inter] = __float2bfloat16_rn(silu(sum) * up * scale);
   }
 };
 
 struct down_job {
+  static constexpr bool kEarly = true, kSplit = false;
   const mm_cu_weight &w;
-  const mm_cu_route &r;
   const mm_cu_experts &a;
-  uint32_t slots;
+  const slot_list &slots;
+  uint32_t used;
+  share rows;
 
-  __device__ uint32_t items() const { return (w.n + 7) / 8; }
-  __device__ uint32_t segments() const { return slots; }
-  __device__ bool early() const { return true; }
-  __device__ weight_row row(uint32_t item, uint32_t slot, uint32_t g) const {
-    return {__ldcg(&r.slot_expert[slot]), min(item * 8 + g, w.n - 1)};
+  __device__ uint32_t tokens() const { return a.tokens; }
+  __device__ uint32_t tiles() const { return (rows.end - rows.first + 15) / 16; }
+  __device__ uint32_t segments() const { return used; }
+  __device__ uint32_t valid(uint32_t tile) const { return min(rows.end - rows.first - tile * 16, 16); }
+  __device__ weight_row row(uint32_t tile, uint32_t slot, uint32_t i) const {
+    return {slots.expert[slot], min(rows.first + tile * 16 + i, w.n - 1)};
   }
   __device__ const bf16 *x(uint32_t slot, uint32_t token) const {
-    if (!(__ldcg(&r.slot_tokens[slot]) >> token & 1)) return nullptr;
+    if (!(slots.tokens[slot] >> token & 1)) return nullptr;
     return a.middle + ((size_t)slot * MM_CU_SKINNY + token) * w.k;
   }
-  __device__ void emit(uint32_t item, uint32_t token, uint32_t c, float sum) const {
-    uint32_t n = item * 8 + c;
-    if (token < a.tokens && n < w.n) a.y[(size_t)token * w.n + n] = __float2bfloat16_rn(sum);
+  __device__ void emit(uint32_t tile, uint32_t token, uint32_t i, float sum) const {
+    const uint32_t n = rows.first + tile * 16 + i;
+    if (token < a.tokens && n < rows.end) a.y[(size_t)token * w.n + n] = __float2bfloat16_rn(sum);
   }
 };
 
 template <mm_cu_code C, mm_cu_scale S, int kHalves>
-__global__ void __launch_bounds__(kWarps * 32, 2)
+__global__ void __launch_bounds__(kStreamThreads, 2)
     experts_up(const __grid_constant__ mm_cu_weight w, const float *global2, const __grid_constant__ mm_cu_route r,
                const __grid_constant__ mm_cu_experts a) {
+  __shared__ slot_list slots;
   grid_wait();
   grid_launch_next();
-  uint32_t inter = w.n / 2, per_expert = (inter + 3) / 4;
-  up_job job{w, r, a, global2, inter, per_expert, __ldcg(r.used) * per_expert};
+  const uint32_t used = read_slots(slots, r), inter = w.n / 2;
+  up_job job{w, r, a, global2, slots, inter, share(used * inter)};
   stream_rows<C, S, kHalves>(w, job);
 }
 
 template <mm_cu_code C, mm_cu_scale S, int kHalves>
-__global__ void __launch_bounds__(kWarps * 32, 2)
+__global__ void __launch_bounds__(kStreamThreads, 2)
     experts_down(const __grid_constant__ mm_cu_weight w, const __grid_constant__ mm_cu_route r, const __grid_constant__ mm_cu_experts a) {
+  __shared__ slot_list slots;
   grid_launch_next();
-  down_job job{w, r, a, __ldcg(r.used)};
+  const uint32_t used = read_slots(slots, r);
+  down_job job{w, a, slots, used, share(w.n)};
   stream_rows<C, S, kHalves>(w, job);
 }
 
@@ -86,9 +111,9 @@ struct up_launch {
   cudaStream_t s;
   template <mm_cu_code C, mm_cu_scale S>
   cudaError_t run() const {
-    unsigned grid = multiprocessors();
-    if (a.tokens <= 8) return launch(experts_up<C, S, 1>, grid, kWarps * 32, sizeof(stream_shared<1>), s, w, global2, r, a);
-    return launch(experts_up<C, S, 2>, grid, kWarps * 32, sizeof(stream_shared<2>), s, w, global2, r, a);
+    const unsigned grid = multiprocessors();
+    if (a.tokens <= 8) return launch(experts_up<C, S, 1>, grid, kStreamThreads, sizeof(stream_shared<1>), s, w, global2, r, a);
+    return launch(experts_up<C, S, 2>, grid, kStreamThreads, sizeof(stream_shared<2>), s, w, global2, r, a);
   }
 };
 
@@ -99,9 +124,9 @@ struct down_launch {
   cudaStream_t s;
   template <mm_cu_code C, mm_cu_scale S>
   cudaError_t run() const {
-    unsigned grid = min(ceil_div(w.n, 8), multiprocessors());
-    if (a.tokens <= 8) return launch(experts_down<C, S, 1>, grid, kWarps * 32, sizeof(stream_shared<1>), s, w, r, a);
-    return launch(experts_down<C, S, 2>, grid, kWarps * 32, sizeof(stream_shared<2>), s, w, r, a);
+    const unsigned grid = min(ceil_div(w.n, 8), multiprocessors());
+    if (a.tokens <= 8) return launch(experts_down<C, S, 1>, grid, kStreamThreads, sizeof(stream_shared<1>), s, w, r, a);
+    return launch(experts_down<C, S, 2>, grid, kStreamThreads, sizeof(stream_shared<2>), s, w, r, a);
   }
 };
 

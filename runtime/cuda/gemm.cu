@@ -14,18 +14,23 @@ struct dense_job {
   __device__ weight_row weight(uint32_t r) const { return {0, min(column + r, w.n - 1)}; }
   __device__ void emit(uint32_t r, uint32_t c, const float (&v)[8][2]) const {
     const float f = w.global ? w.global[0] : 1.0f;
+    const size_t to = (size_t)(first + r) * w.n + column + c; /* column + c is even */
+    const uint32_t left = w.n > column + c ? w.n - column - c : 0;
+    if (a.y32 || w.n % 2 != 0) {
 #pragma unroll
-    for (int n = 0; n < 8; n++) {
-#pragma unroll
-      for (int i = 0; i < 2; i++) {
-        const uint32_t at = column + c + n * 8 + i;
-        if (at >= w.n) continue;
-        const size_t to = (size_t)(first + r) * w.n + at;
+      for (uint32_t i = 0; i < 16; i++) {
+        const uint32_t at = i / 2 * 8 + i % 2;
+        if (at >= left) continue;
         if (a.y32) {
-          a.y32[to] = v[n][i] * f;
+          a.y32[to + at] = v[i / 2][i % 2] * f;
         } else {
-          a.y[to] = __float2bfloat16_rn(v[n][i] * f);
+          a.y[to + at] = __float2bfloat16_rn(v[i / 2][i % 2] * f);
         }
+      }
+    } else {
+#pragma unroll
+      for (uint32_t n = 0; n < 8; n++) {
+        if (n * 8 < left) *reinterpret_cast<uint32_t *>(a.y + to + n * 8) = pack2(v[n][0] * f, v[n][1] * f);
       }
     }
   }
@@ -44,7 +49,8 @@ struct gemm_launch {
   cudaStream_t s;
   template <mm_cu_code C, mm_cu_scale S>
   cudaError_t run() const {
-    return launch(gemm<C, S>, dim3(ceil_div(a.tokens, kGemmRows), ceil_div(w.n, kGemmColumns)), kGemmThreads, sizeof(gemm_shared), s, w, a);
+    const gemm_block b = gemm_block_here();
+    return launch(gemm<C, S>, dim3(ceil_div(a.tokens, kGemmRows), ceil_div(w.n, b.columns)), b.threads, b.shared, s, w, a);
   }
 };
 

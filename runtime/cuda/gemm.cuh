@@ -1,4 +1,5 @@
-/* The core of every prefill product: a block multiplies 128 activation rows with 128 weight rows, 64 columns at a time.
+/* The core of every prefill product: a block multiplies 128 activation rows with 128 weight rows, 64 columns at a time (on sm_90a with
+ * 256 weight rows: gemm_hopper.cuh).
  *
  * Activations go to shared memory as they are (cp.async); weights are fetched as codes into registers one step ahead, widened there,
  * scaled, rounded to bf16 and stored, so device memory never holds them wide. Eight warps, 32 x 64 results each, mma.m16n8k16.
@@ -11,13 +12,39 @@
 #ifndef MM_CUDA_GEMM_CUH
 #define MM_CUDA_GEMM_CUH
 
+#include "runtime/cuda/gemm_hopper.cuh"
+#include "runtime/cuda/launch.h"
 #include "runtime/cuda/stream.cuh"
 
-constexpr int kGemmThreads = 256, kGemmRows = 128, kGemmColumns = 128, kGemmK = 64, kGemmPad = 8;
+constexpr int kGemmRows = 128, kGemmK = 64, kGemmPad = 8;
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+constexpr int kGemmThreads = hopper_gemm::kThreads, kGemmColumns = hopper_gemm::kColumns;
+#else
+constexpr int kGemmThreads = 256, kGemmColumns = 128;
+#endif
 
 struct gemm_shared {
   bf16 x[2][kGemmRows][kGemmK + kGemmPad], w[2][kGemmColumns][kGemmK + kGemmPad];
 };
+
+/* What the host needs of the block that the current device runs. */
+struct gemm_block {
+  unsigned columns, threads;
+  size_t shared;
+};
+inline gemm_block gemm_block_here() {
+  if (hopper()) return {hopper_gemm::kColumns, hopper_gemm::kThreads, sizeof(hopper_gemm::shared)};
+  return {128, 256, sizeof(gemm_shared)};
+}
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+template <mm_cu_code C, mm_cu_scale S, class Job>
+__device__ __forceinline__ void gemm_tile(const mm_cu_weight &w, const Job &job) {
+  hopper_gemm::tile<C, S>(w, job);
+}
+
+#else
 
 /* This thread's pieces of a weight tile, on their way through registers. */
 template <mm_cu_code C, mm_cu_scale S, class Job>
@@ -135,5 +162,7 @@ __device__ __forceinline__ void gemm_tile(const mm_cu_weight &w, const Job &job)
     job.emit(r, col0 + 2 * t, v);
   }
 }
+
+#endif
 
 #endif

@@ -29,6 +29,14 @@ inline unsigned multiprocessors() {
   return (unsigned)n;
 }
 
+/* The device runs code for sm_90a. */
+inline bool hopper() {
+  int device = 0, major = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  return major == 9;
+}
+
 inline unsigned ceil_div(unsigned a, unsigned b) { return (a + b - 1) / b; }
 
 #endif

@@ -11,6 +11,7 @@
 #include "runtime/cuda/device.cuh"
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/launch.h"
+#include "runtime/cuda/lightning.h"
 
 namespace {
 
@@ -224,6 +225,7 @@ __global__ void __launch_bounds__(kThreads, 1) lightning_span(const __grid_const
 }  // namespace
 
 cudaError_t mm_cu_lightning_prefill(const mm_cu_lightning &a, const mm_cu_span *span, uint32_t spans, cudaStream_t s) {
+  if (a.head_dim == 128 && hopper()) return mm_cu_lightning_hopper(a, span, spans, s);
   const dim3 grid(a.heads * (a.head_dim / V), spans);
   if (a.head_dim == 128) return launch(lightning_span<128>, grid, kThreads, sizeof(tile_shared<128>), s, a, span);
   if (a.head_dim == 64) return launch(lightning_span<64>, grid, kThreads, sizeof(tile_shared<64>), s, a, span);

@@ -6,64 +6,71 @@
 
 namespace {
 
-/* Sum of squares of n bf16, n % 8 == 0, over the block. */
-__device__ float square_sum(const bf16 *x, uint32_t n, float *scratch) {
-  float sum = 0;
-  for (uint32_t i = threadIdx.x * 8; i < n; i += blockDim.x * 8) {
-    float v[8];
-    widen8(v, *reinterpret_cast<const uint4 *>(x + i));
-#pragma unroll
-    for (int j = 0; j < 8; j++) sum += v[j] * v[j];
-  }
-  return block_sum(sum, scratch);
-}
+constexpr uint32_t kMaxThreads = 1024, kMaxHalf = 64;
 
-/* A block per row. A thread takes one column pair (i, i + half) of the rotary part, or two neighbours of the rest. */
-__global__ void rope(const __grid_constant__ mm_cu_heads h, const __grid_constant__ mm_cu_rows r, const __grid_constant__ mm_cu_kv kv,
-                     const __grid_constant__ mm_cu_qkv a) {
-  __shared__ float scratch[33], cosine[64], sine[64];
+/* A block per row, a thread per pair of 16-byte pieces of a head: in the rotary part those that turn into each other, else neighbours. */
+__global__ void __launch_bounds__(kMaxThreads) rope(const __grid_constant__ mm_cu_heads h, const __grid_constant__ mm_cu_rows r,
+                                                    const __grid_constant__ mm_cu_kv kv, const __grid_constant__ mm_cu_qkv a) {
+  __shared__ float part[2][kMaxThreads / 32], cosine[kMaxHalf], sine[kMaxHalf];
+  const uint32_t row = blockIdx.x, d = h.head_dim, half = h.rotary_dim / 2, per_head = d / 16, warp = threadIdx.x / 32;
+  const uint32_t head = threadIdx.x / per_head, p = threadIdx.x % per_head; /* heads of q, k, v in turn */
+  const bool turns = p < half / 8, is_q = head < h.heads, is_k = !is_q && head < h.heads + h.kv_heads;
+  const bool active = head < h.heads + 2 * h.kv_heads;
+  const uint32_t c0 = turns ? p * 8 : p * 16, c1 = turns ? c0 + half : c0 + 8; /* columns of the two pieces */
+  float w[2][8];
+  if (a.q_norm && (is_q || is_k)) {
+    const float *from = is_q ? a.q_norm + head * d : a.k_norm + (head - h.heads) * d;
+#pragma unroll
+    for (int i = 0; i < 8; i++) w[0][i] = from[c0 + i], w[1][i] = from[c1 + i];
+  }
   grid_wait();
   grid_launch_next();
-  const uint32_t row = blockIdx.x, d = h.head_dim, half = h.rotary_dim / 2;
   const int32_t slot = r.slot[row];
+  const uint32_t pos = r.pos[row];
+  bf16 *from = a.qkv + ((size_t)row * (h.heads + 2 * h.kv_heads) + head) * d;
+  uint4 raw[2] = {};
+  if (active) raw[0] = *reinterpret_cast<const uint4 *>(from + c0), raw[1] = *reinterpret_cast<const uint4 *>(from + c1);
   if (slot < 0) return;
-  const uint32_t pos = r.pos[row], q_width = h.heads * d, k_width = h.kv_heads * d;
-  bf16 *q = a.qkv + (size_t)row * (q_width + 2 * k_width), *k = q + q_width;
+  const uint32_t page = kv.table[(size_t)slot * kv.pages_per_slot + pos / MM_CU_PAGE];
   if (threadIdx.x < half) sincosf((float)pos * a.inv_freq[threadIdx.x], &sine[threadIdx.x], &cosine[threadIdx.x]);
-  float q_scale = 1, k_scale = 1;
+  float x[2][8];
+  widen8(x[0], raw[0]), widen8(x[1], raw[1]);
   if (a.q_norm) {
-    q_scale = rsqrtf(square_sum(q, q_width, scratch) / (float)q_width + a.eps);
-    k_scale = rsqrtf(square_sum(k, k_width, scratch) / (float)k_width + a.eps);
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < 8; i++) sum += x[0][i] * x[0][i] + x[1][i] * x[1][i];
+    const float q_sum = warp_sum(is_q ? sum : 0.0f), k_sum = warp_sum(is_k ? sum : 0.0f);
+    if (threadIdx.x % 32 == 0) part[0][warp] = q_sum, part[1][warp] = k_sum;
   }
   __syncthreads();
-
-  const uint32_t page = kv.table[(size_t)slot * kv.pages_per_slot + pos / MM_CU_PAGE], in_page = pos % MM_CU_PAGE;
-  auto cell = [&](bf16 *pool, uint32_t head) { return pool + (((size_t)page * h.kv_heads + head) * MM_CU_PAGE + in_page) * d; };
-  for (uint32_t i = threadIdx.x; i < (h.heads + h.kv_heads) * d / 2; i += blockDim.x) {
-    const uint32_t head = i / (d / 2), p = i % (d / 2);
-    const bool is_q = head < h.heads;
-    const uint32_t c0 = p < half ? p : 2 * p, c1 = p < half ? p + half : 2 * p + 1;
-    bf16 *from = q + head * d; /* k follows q */
-    float x0 = __bfloat162float(from[c0]), x1 = __bfloat162float(from[c1]);
-    if (a.q_norm) {
-      const float *w = is_q ? a.q_norm + head * d : a.k_norm + (head - h.heads) * d;
-      const float scale = is_q ? q_scale : k_scale;
-      x0 *= scale * w[c0], x1 *= scale * w[c1];
-    }
-    if (p < half) {
-      const float y0 = x0 * cosine[p] - x1 * sine[p];
-      x1 = x1 * cosine[p] + x0 * sine[p], x0 = y0;
-    }
-    bf16 *to = is_q ? from : cell(kv.k, head - h.heads);
-    to[c0] = __float2bfloat16_rn(x0), to[c1] = __float2bfloat16_rn(x1);
+  if (a.q_norm && (is_q || is_k)) {
+    float sum = 0;
+    for (uint32_t i = 0; i < blockDim.x / 32; i++) sum += part[is_k][i];
+    const float scale = rsqrtf(sum / (float)((is_q ? h.heads : h.kv_heads) * d) + a.eps);
+#pragma unroll
+    for (int i = 0; i < 8; i++) x[0][i] *= scale * w[0][i], x[1][i] *= scale * w[1][i];
   }
-  for (uint32_t i = threadIdx.x * 8; i < k_width; i += blockDim.x * 8)
-    *reinterpret_cast<uint4 *>(cell(kv.v, i / d) + i % d) = *reinterpret_cast<const uint4 *>(k + k_width + i);
+  if (turns && (is_q || is_k)) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      const float c = cosine[c0 + i], s = sine[c0 + i], y = x[0][i] * c - x[1][i] * s;
+      x[1][i] = x[1][i] * c + x[0][i] * s, x[0][i] = y;
+    }
+  }
+  if (!active) return;
+  bf16 *to = from;
+  if (!is_q) {
+    const uint32_t kv_head = head - h.heads - (is_k ? 0 : h.kv_heads);
+    to = (is_k ? kv.k : kv.v) + (((size_t)page * h.kv_heads + kv_head) * MM_CU_PAGE + pos % MM_CU_PAGE) * d;
+  }
+  *reinterpret_cast<uint4 *>(to + c0) = narrow8(x[0]), *reinterpret_cast<uint4 *>(to + c1) = narrow8(x[1]);
 }
 
 }  // namespace
 
 cudaError_t mm_cu_rope(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv &kv, const mm_cu_qkv &a, cudaStream_t s) {
-  if (h.rotary_dim > 128 || h.rotary_dim > h.head_dim || h.rotary_dim % 2 != 0 || h.head_dim % 8 != 0) return cudaErrorNotSupported;
-  return launch(rope, a.tokens, 1024, 0, s, h, r, kv, a);
+  const uint32_t threads = ceil_div((h.heads + 2 * h.kv_heads) * h.head_dim / 16, 32) * 32;
+  if (h.rotary_dim > 2 * kMaxHalf || h.rotary_dim > h.head_dim || h.rotary_dim % 16 != 0 || h.head_dim % 16 != 0 || threads > kMaxThreads)
+    return cudaErrorNotSupported;
+  return launch(rope, a.tokens, threads < kMaxHalf ? kMaxHalf : threads, 0, s, h, r, kv, a);
 }

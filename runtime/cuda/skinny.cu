@@ -5,22 +5,25 @@
 namespace {
 
 struct linear_job {
+  static constexpr bool kEarly = true, kSplit = false;
   const mm_cu_weight &w;
   const mm_cu_linear &a;
+  share rows;
 
-  __device__ uint32_t items() const { return (w.n + 7) / 8; }
+  __device__ uint32_t tokens() const { return a.tokens; }
+  __device__ uint32_t tiles() const { return (rows.end - rows.first + 15) / 16; }
   __device__ uint32_t segments() const { return 1; }
-  __device__ bool early() const { return true; }
-  __device__ weight_row row(uint32_t item, uint32_t, uint32_t g) const { return {0, min(item * 8 + g, w.n - 1)}; }
+  __device__ uint32_t valid(uint32_t tile) const { return min(rows.end - rows.first - tile * 16, 16); }
+  __device__ weight_row row(uint32_t tile, uint32_t, uint32_t i) const { return {0, min(rows.first + tile * 16 + i, w.n - 1)}; }
   __device__ const bf16 *x(uint32_t, uint32_t token) const {
     if (token >= a.tokens) return nullptr;
     return a.x + (size_t)(a.rows ? a.rows[token] : token) * w.k;
   }
-  __device__ void emit(uint32_t item, uint32_t token, uint32_t c, float sum) const {
-    uint32_t n = item * 8 + c;
-    if (token >= a.tokens || n >= w.n) return;
+  __device__ void emit(uint32_t tile, uint32_t token, uint32_t i, float sum) const {
+    const uint32_t n = rows.first + tile * 16 + i;
+    if (token >= a.tokens || n >= rows.end) return;
     if (w.global) sum *= w.global[0];
-    size_t at = (size_t)token * w.n + n;
+    const size_t at = (size_t)token * w.n + n;
     if (a.y32) {
       a.y32[at] = sum;
     } else {
@@ -30,9 +33,10 @@ struct linear_job {
 };
 
 template <mm_cu_code C, mm_cu_scale S, int kHalves>
-__global__ void __launch_bounds__(kWarps * 32, 2) skinny(const __grid_constant__ mm_cu_weight w, const __grid_constant__ mm_cu_linear a) {
+__global__ void __launch_bounds__(kStreamThreads, 2)
+    skinny(const __grid_constant__ mm_cu_weight w, const __grid_constant__ mm_cu_linear a) {
   grid_launch_next();
-  linear_job job{w, a};
+  linear_job job{w, a, share(w.n)};
   stream_rows<C, S, kHalves>(w, job);
 }
 
@@ -42,9 +46,9 @@ struct skinny_launch {
   cudaStream_t s;
   template <mm_cu_code C, mm_cu_scale S>
   cudaError_t run() const {
-    unsigned grid = min(ceil_div(w.n, 8), multiprocessors());
-    if (a.tokens <= 8) return launch(skinny<C, S, 1>, grid, kWarps * 32, sizeof(stream_shared<1>), s, w, a);
-    return launch(skinny<C, S, 2>, grid, kWarps * 32, sizeof(stream_shared<2>), s, w, a);
+    const unsigned grid = min(ceil_div(w.n, 8), multiprocessors());
+    if (a.tokens <= 8) return launch(skinny<C, S, 1>, grid, kStreamThreads, sizeof(stream_shared<1>), s, w, a);
+    return launch(skinny<C, S, 2>, grid, kStreamThreads, sizeof(stream_shared<2>), s, w, a);
   }
 };
 

@@ -19,20 +19,23 @@ struct codec<MM_CU_BF16> {
 };
 
 /* The seven magnitude bits of e4m3 are the top mantissa and low exponent bits of a bf16 that is 2^-120 times the value; subnormals
- * come out right as bf16 subnormals. */
+ * come out right as bf16 subnormals. `shrunk` leaves the factor to the caller. */
 template <>
 struct codec<MM_CU_E4M3> {
   static constexpr int kPiece = 16;
-  static __device__ __forceinline__ uint32_t pair(uint32_t spread) {
-    return mul2((spread & 0x80008000u) | ((spread >> 4) & 0x07f007f0u), 0x7b807b80u /* 2^120 */);
-  }
-  static __device__ __forceinline__ void widen(uint32_t out[8], uint4 q) {
+  static __device__ __forceinline__ uint32_t pair(uint32_t spread) { return (spread & 0x80008000u) | ((spread >> 4) & 0x07f007f0u); }
+  static __device__ __forceinline__ void shrunk(uint32_t out[8], uint4 q) {
     const uint32_t w[4] = {q.x, q.y, q.z, q.w};
 #pragma unroll
     for (int i = 0; i < 4; i++) {
       out[2 * i] = pair(__byte_perm(w[i], 0, 0x1404));
       out[2 * i + 1] = pair(__byte_perm(w[i], 0, 0x3424));
     }
+  }
+  static __device__ __forceinline__ void widen(uint32_t out[8], uint4 q) {
+    shrunk(out, q);
+#pragma unroll
+    for (int i = 0; i < 8; i++) out[i] = mul2(out[i], 0x7b807b80u /* 2^120 */);
   }
 };
 
@@ -106,5 +109,32 @@ struct piece_scale {
     }
   }
 };
+
+struct weight_row {
+  uint32_t matrix, row;
+};
+
+/* Calls f.template run<code, scale>() for the pair of a weight; cudaErrorNotSupported for a pair without kernels. */
+template <class F>
+cudaError_t for_scheme(const mm_cu_weight &w, const F &f) {
+  switch (w.code) {
+    case MM_CU_BF16:
+      if (w.scale_kind == MM_CU_PLAIN) return f.template run<MM_CU_BF16, MM_CU_PLAIN>();
+      break;
+    case MM_CU_E4M3:
+      if (w.scale_kind == MM_CU_COARSE) return f.template run<MM_CU_E4M3, MM_CU_COARSE>();
+      if (w.scale_kind == MM_CU_FINE) return f.template run<MM_CU_E4M3, MM_CU_FINE>();
+      break;
+    case MM_CU_INT4:
+      if (w.scale_kind == MM_CU_COARSE) return f.template run<MM_CU_INT4, MM_CU_COARSE>();
+      if (w.scale_kind == MM_CU_FINE) return f.template run<MM_CU_INT4, MM_CU_FINE>();
+      break;
+    case MM_CU_E2M1:
+      if (w.scale_kind == MM_CU_NV) return f.template run<MM_CU_E2M1, MM_CU_NV>();
+      if (w.scale_kind == MM_CU_MX) return f.template run<MM_CU_E2M1, MM_CU_MX>();
+      break;
+  }
+  return cudaErrorNotSupported;
+}
 
 #endif

@@ -1,0 +1,132 @@
+/* What sm_90a adds: mbarriers, pairs of blocks that share memory, and warpgroup products (wgmma) whose operands lie in shared memory.
+ *
+ * Operands are stacks of blocks of 64 bf16 (128 bytes) by any number of rows, 1024-byte aligned; the 16-byte piece c of row r lies at
+ * piece c ^ (r % 8) of its row (the 128-byte swizzle). A block serves as [row][k] or, turned, as [k][row]. */
+#ifndef MM_CUDA_HOPPER_CUH
+#define MM_CUDA_HOPPER_CUH
+
+#include <stdint.h>
+
+__device__ __forceinline__ uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
+
+/* Byte of 16-byte piece c of row r in a block. */
+__device__ __forceinline__ uint32_t swizzled(uint32_t r, uint32_t c) { return r * 128 + (c ^ (r % 8)) * 16; }
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+/* ---- mbarriers; an address of shared memory of this block, or of the other block of the pair where said ---- */
+
+__device__ __forceinline__ void barrier_open(uint32_t barrier, uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+__device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+/* Arrives, and lets the phase wait for so many bytes of store_pair. */
+__device__ __forceinline__ void barrier_arrive_expecting(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+/* barrier: as from block_address. No fence: it orders this thread's shared memory reads, not its stores to the other block. */
+__device__ __forceinline__ void barrier_arrive_pair(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+/* Waits for the end of the phase of this parity; the first phase has parity 0. */
+__device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+/* ---- a pair of blocks ---- */
+
+__device__ __forceinline__ uint32_t block_address(uint32_t address, uint32_t rank) {
+  uint32_t r;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(address), "r"(rank));
+  return r;
+}
+/* Stores 16 bytes in the other block and counts them at its barrier (addresses from block_address). The plain way, st and an arrive
+ * with release.cluster, costs a fence that waits for every load of the thread. */
+__device__ __forceinline__ void store_pair(uint32_t address, uint4 v, uint32_t barrier) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(address), "r"(v.x),
+               "r"(v.y), "r"(v.z), "r"(v.w), "r"(barrier)
+               : "memory");
+}
+/* All threads of both blocks; also makes new mbarriers known to the other block. */
+__device__ __forceinline__ void pair_sync() {
+  asm volatile(
+      "fence.mbarrier_init.release.cluster;\n"
+      "barrier.cluster.arrive.release.aligned;\n"
+      "barrier.cluster.wait.acquire.aligned;" ::
+          : "memory");
+}
+
+/* ---- warpgroup products ---- */
+
+/* Between ordinary stores to shared memory and wgmma that reads them: by the storing thread before its barrier, or after it by the reader
+ * where the other block stored. */
+__device__ __forceinline__ void stores_before_wgmma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+/* Until at most N groups are under way; d: the results that are used next. */
+template <int N>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+template <int N, int R>
+__device__ __forceinline__ void wgmma_wait(float (&d)[R]) {
+  wgmma_wait<N>();
+#pragma unroll
+  for (int i = 0; i < R; i++) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+/* Descriptor of the operand at `address`: groups of eight rows follow one another; turned operands of more than 64 columns continue
+ * `block` bytes on. */
+__device__ __forceinline__ uint64_t operand(uint32_t address, uint32_t block = 0) {
+  return (uint64_t)1 << 62 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)(block >> 4) << 16 | (address & 0x3ffff) >> 4;
+}
+
+#define MM_F8(d, i) \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define MM_F32(d, i) MM_F8(d, i), MM_F8(d, i + 8), MM_F8(d, i + 16), MM_F8(d, i + 24)
+#define MM_R32       "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define MM_R64                                                                                                                            \
+  MM_R32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%" \
+         "63"
+#define MM_R128                                                                                                                          \
+  MM_R64                                                                                                                                 \
+      ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95" \
+      ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%" \
+      "122,%123,%124,%125,%126,%127"
+
+/* d[64, 64] (+)= a[64, 16] · b[64, 16]ᵀ; d[4n + i]: as mma's d, rows of warp w of the group from 16w, columns from 8n. */
+__device__ __forceinline__ void wgmma64(float (&d)[32], uint64_t a, uint64_t b, int add) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" MM_R32
+               "}, %32, %33, p, 1, 1, 0, 0;\n}"
+               : MM_F32(d, 0)
+               : "l"(a), "l"(b), "r"(add));
+}
+/* d[64, 256] (+)= a[64, 16] · b[256, 16]ᵀ. */
+__device__ __forceinline__ void wgmma256(float (&d)[128], uint64_t a, uint64_t b, int add) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\nwgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" MM_R128
+               "}, %128, %129, p, 1, 1, 0, 0;\n}"
+               : MM_F32(d, 0), MM_F32(d, 32), MM_F32(d, 64), MM_F32(d, 96)
+               : "l"(a), "l"(b), "r"(add));
+}
+/* d[64, 64] += a[64, 16] · b[16, 64], a in registers as mma's a, b turned. */
+__device__ __forceinline__ void wgmma64_turned(float (&d)[32], const uint32_t (&a)[4], uint64_t b) {
+  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" MM_R32 "}, {%32,%33,%34,%35}, %36, 1, 1, 1, 1;"
+               : MM_F32(d, 0)
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+/* d[64, 128] += a[16, 64]ᵀ · b[16, 128], both turned. */
+__device__ __forceinline__ void wgmma128_turned(float (&d)[64], uint64_t a, uint64_t b) {
+  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" MM_R64 "}, %64, %65, 1, 1, 1, 1, 1;"
+               : MM_F32(d, 0), MM_F32(d, 32)
+               : "l"(a), "l"(b));
+}
+
+#endif
+#endif
