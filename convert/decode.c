@@ -91,15 +91,10 @@ static bool read_lines(mm_decoder *d, mm_room *room, const mm_source *p, uint64_
   return true;
 }
 
-static mm_cell code_cell(const mm_matrix *x) {
-  mm_cell c = x->encoding->codes.cell;
-  if (x->weight->dtype == MM_F4) c.k = 2; /* counted in nibbles, read in bytes */
-  return c;
-}
-
 bool mm_decode_codes(mm_decoder *d, const mm_matrix *x, uint32_t row, uint32_t rows, mm_err *err) {
   const mm_hf_tensor *t = x->weight;
-  size_t size = t->dtype == MM_F4 ? 1 : mm_dtype_size(t->dtype), line = mm_cells(x->cols, code_cell(x).k), n = rows * line;
+  size_t size = t->dtype == MM_F4 ? 1 : mm_dtype_size(t->dtype); /* F4 is counted in nibbles, read in bytes */
+  size_t line = mm_cells(x->cols, x->encoding->codes.cell.k), n = rows * line;
   size_t bytes = n * size, skew = 0;
   uint64_t at = x->at + row * (line * size);
   if (!window(d, bytes, err)) return false;

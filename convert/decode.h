@@ -12,7 +12,7 @@ typedef struct mm_room {
 } mm_room;
 
 /* For one thread: a reader and scratch for one strip of rows. Buffers grow to the largest strip asked for; codes that lie on their side
- * are read a whole matrix at a time, a sixteenth of its weights in f32 or less. */
+ * are read a whole matrix at a time and kept while its strips follow. */
 typedef struct mm_decoder {
   mm_hf_reader reader;
   void *raw;       /* source codes, inside buffer */

@@ -8,16 +8,16 @@
 struct mm_dialect {
   const char *name;
   bool mixes; /* several schemes in one checkpoint */
-  /* The quantization_config of a plan. left_out is the list of modules that stay as they are (taken over). NULL on want of memory. */
-  mm_json *(*config)(const mm_plan *p, mm_json *left_out, mm_err *err);
+  /* The quantization_config of a plan. `list` holds the modules that stay as they are (taken over). NULL on want of memory. */
+  mm_json *(*config)(const mm_plan *p, mm_json *list, mm_err *err);
   const char *file; /* the same in its own file, or NULL */
-  mm_json *(*file_config)(const mm_plan *p, mm_json *left_out, mm_err *err);
+  mm_json *(*file_config)(const mm_plan *p, mm_json *list, mm_err *err);
 };
 
-static mm_json *fp8_config(const mm_plan *p, mm_json *left_out, mm_err *err);
-static mm_json *ct_config(const mm_plan *p, mm_json *left_out, mm_err *err);
-static mm_json *modelopt_config(const mm_plan *p, mm_json *left_out, mm_err *err);
-static mm_json *modelopt_file(const mm_plan *p, mm_json *left_out, mm_err *err);
+static mm_json *fp8_config(const mm_plan *p, mm_json *list, mm_err *err);
+static mm_json *ct_config(const mm_plan *p, mm_json *list, mm_err *err);
+static mm_json *modelopt_config(const mm_plan *p, mm_json *list, mm_err *err);
+static mm_json *modelopt_file(const mm_plan *p, mm_json *list, mm_err *err);
 
 static const mm_dialect fp8 = {.name = "fp8", .config = fp8_config}, ct = {.name = "ct", .mixes = true, .config = ct_config},
                         modelopt = {

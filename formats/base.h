@@ -26,15 +26,15 @@ extern "C" {
 /* Exit statuses of every program; an mm_err carries one of them. */
 typedef enum mm_status {
   MM_OK = 0,
-  MM_BUG = 1,          /* an error of ours; says so */
-  MM_USAGE = 2,        /* options, or an output path that must not be touched */
-  MM_BAD_INPUT = 3,    /* a source file is malformed or inconsistent */
-  MM_UNSUPPORTED = 4,  /* valid, but not something this version does */
-  MM_IO = 5,           /* the operating system refused; carries strerror */
-  MM_INTEGRITY = 6,    /* a packed checkpoint is not what its manifest says */
-  MM_LOCKED = 7,       /* another run owns the output */
-  MM_LIMIT = 8,        /* memory or another limit */
-  MM_INTERRUPTED = 75  /* stopped in a resumable state */
+  MM_BUG = 1,         /* an error of ours; says so */
+  MM_USAGE = 2,       /* options, or an output path that must not be touched */
+  MM_BAD_INPUT = 3,   /* a source file is malformed or inconsistent */
+  MM_UNSUPPORTED = 4, /* valid, but not something this version does */
+  MM_IO = 5,          /* the operating system refused; carries strerror */
+  MM_INTEGRITY = 6,   /* a packed checkpoint is not what its manifest says */
+  MM_LOCKED = 7,      /* another run owns the output */
+  MM_LIMIT = 8,       /* memory or another limit */
+  MM_INTERRUPTED = 75 /* stopped in a resumable state */
 } mm_status;
 
 /* Where a failure was seen. Strings are borrowed for the call only; NULL and -1 mean "does not apply". */
@@ -56,9 +56,9 @@ static inline mm_where mm_at_offset(const char *file, const char *tensor, uint64
 
 /* The first failure of a call chain. Zero-initialise before use (`mm_err err = {0}`). */
 typedef struct mm_err {
-  mm_status status;  /* MM_OK while nothing has failed */
-  char code[24];     /* "E_PREFIX": stable, documented in README.md */
-  char text[3072];   /* `CODE: FILE: tensor "NAME": offset N: found …, expected …`, names escaped, no newline */
+  mm_status status; /* MM_OK while nothing has failed */
+  char code[24];    /* "E_PREFIX": stable, documented in README.md */
+  char text[3072];  /* `CODE: FILE: tensor "NAME": offset N: found …, expected …`, names escaped, no newline */
 } mm_err;
 
 /* Records a failure unless `err` already holds one. `fmt` says what was found and what was expected.

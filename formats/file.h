@@ -20,7 +20,12 @@ typedef struct mm_file {
   uint64_t size;
   mm_file_id id;
 } mm_file;
-#define MM_FILE_NONE {-1, 0, {0, 0, 0, 0, 0}}
+#define MM_FILE_NONE \
+  {                  \
+    -1, 0, {         \
+      0, 0, 0, 0, 0  \
+    }                \
+  }
 
 /* O_RDONLY|O_NONBLOCK|O_CLOEXEC|O_NOCTTY, then fstat: anything but a regular file is MM_BAD_INPUT E_FS_TYPE (says what it
  * is); absent is MM_BAD_INPUT E_FS_MISSING; ELOOP is E_FS_TYPE in words; other errors MM_IO. Follows symlinks. */

@@ -30,7 +30,7 @@ typedef struct mm_st {
   size_t metadata_count;
   struct mm_st_meta {
     const char *key, *value;
-  } *metadata;
+  } * metadata;
   mm_arena arena;
 } mm_st;
 
@@ -48,7 +48,8 @@ const mm_st_tensor *mm_st_find(const mm_st *st, const char *name);
 /* The header of a new file: tensors in file order (dtype, shape, name; offset and bytes are ignored and recomputed as a
  * dense sequence), metadata pairs, padded with spaces so that data starts on a multiple of `align`. Returns malloc'ed
  * bytes, prefix included, and fills each tensor's offset and bytes. */
-void *mm_st_header(mm_st_tensor *tensors, size_t count, const struct mm_st_meta *metadata, size_t metadata_count, uint64_t align, size_t *n, mm_err *err);
+void *mm_st_header(mm_st_tensor *tensors, size_t count, const struct mm_st_meta *metadata, size_t metadata_count, uint64_t align, size_t *n,
+                   mm_err *err);
 
 #ifdef __cplusplus
 }

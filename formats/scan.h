@@ -14,9 +14,9 @@ typedef struct mm_scan {
   const char *text;
   size_t len, pos;
   unsigned depth;
-  const char *file; /* for messages */
-  uint64_t base;    /* file offset of text[0], added to reported offsets */
-  mm_status status; /* of failures: MM_BAD_INPUT or MM_INTEGRITY */
+  const char *file;   /* for messages */
+  uint64_t base;      /* file offset of text[0], added to reported offsets */
+  mm_status status;   /* of failures: MM_BAD_INPUT or MM_INTEGRITY */
   const char *tensor; /* for messages, or NULL */
 } mm_scan;
 

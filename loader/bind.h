@@ -12,23 +12,23 @@ extern "C" {
  * layer does not have keep scheme == NULL. */
 typedef struct mm_layer_weights {
   mm_packed input_norm, post_norm; /* [H] */
-  mm_packed qkv;         /* lightning: [hpr·3·d, H], per head q,k,v; full: [(hpr + 2·kpr)·d, H], q then k then v */
-  mm_packed out;         /* o_proj or out_proj: [H, hpr·d] */
-  mm_packed output_gate; /* lightning: [hpr·d, H] */
-  mm_packed attn_norm;   /* lightning self_attn.norm: [hpr·d] */
-  mm_packed q_norm, k_norm; /* M2: [hpr·d], [kpr·d] */
-  mm_packed router;      /* [E, H] */
-  mm_packed router_bias; /* M2: [E] */
-  mm_packed w13;         /* E x [2·Ir, H]: w1 (gate) rows, then w3 (up) rows */
-  mm_packed w2;          /* E x [H, Ir] */
+  mm_packed qkv;                   /* lightning: [hpr·3·d, H], per head q,k,v; full: [(hpr + 2·kpr)·d, H], q then k then v */
+  mm_packed out;                   /* o_proj or out_proj: [H, hpr·d] */
+  mm_packed output_gate;           /* lightning: [hpr·d, H] */
+  mm_packed attn_norm;             /* lightning self_attn.norm: [hpr·d] */
+  mm_packed q_norm, k_norm;        /* M2: [hpr·d], [kpr·d] */
+  mm_packed router;                /* [E, H] */
+  mm_packed router_bias;           /* M2: [E] */
+  mm_packed w13;                   /* E x [2·Ir, H]: w1 (gate) rows, then w3 (up) rows */
+  mm_packed w2;                    /* E x [H, Ir] */
 } mm_layer_weights;
 
 typedef struct mm_rank_weights {
   uint32_t rank, tp;
   uint32_t vocab_first, vocab_rows; /* ids [vocab_first, vocab_first + vocab_rows) live here; rows past model.vocab are padding */
-  mm_packed embed, head; /* [vocab_rows, H] */
-  mm_packed final_norm;  /* [H] */
-  mm_layer_weights *layer; /* [layers] */
+  mm_packed embed, head;            /* [vocab_rows, H] */
+  mm_packed final_norm;             /* [H] */
+  mm_layer_weights *layer;          /* [layers] */
 } mm_rank_weights;
 
 /* Fails (MM_INTEGRITY) naming the first tensor that is absent or has another shape than the model implies. */

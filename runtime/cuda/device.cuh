@@ -30,11 +30,6 @@ __device__ __forceinline__ void copy16_or_zero(void *shared, const void *global,
                "r"(valid ? 16 : 0)
                : "memory");
 }
-__device__ __forceinline__ void copy4_or_zero(void *shared, const void *global, bool valid) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"((uint32_t)__cvta_generic_to_shared(shared)), "l"(global),
-               "r"(valid ? 4 : 0)
-               : "memory");
-}
 __device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N>
 __device__ __forceinline__ void copy_wait() {

@@ -82,7 +82,7 @@ struct down_job {
 };
 
 template <mm_cu_code C, mm_cu_scale S, int kHalves>
-__global__ void __launch_bounds__(kStreamThreads, 2)
+__global__ void __launch_bounds__(kStreamThreads, kHalves == 1 ? 2 : 1)
     experts_up(const __grid_constant__ mm_cu_weight w, const float *global2, const __grid_constant__ mm_cu_route r,
                const __grid_constant__ mm_cu_experts a) {
   __shared__ slot_list slots;
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kStreamThreads, 2)
 }
 
 template <mm_cu_code C, mm_cu_scale S, int kHalves>
-__global__ void __launch_bounds__(kStreamThreads, 2)
+__global__ void __launch_bounds__(kStreamThreads, kHalves == 1 ? 2 : 1)
     experts_down(const __grid_constant__ mm_cu_weight w, const __grid_constant__ mm_cu_route r, const __grid_constant__ mm_cu_experts a) {
   __shared__ slot_list slots;
   grid_launch_next();

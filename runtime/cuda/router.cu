@@ -1,37 +1,54 @@
 /* The router: logits in fp32, the top k experts of each token, and the lists that the expert kernels read.
  *
- * One launch for T ≤ 16: a block per expert multiplies its row with all tokens; the last block to finish chooses (one warp per token)
- * and lists the experts in use. For more tokens: logits, choice and a counting sort are three launches. Ties go to the lower id. */
+ * One launch for T ≤ 16: a block per expert and four tokens holds the expert's row before it waits for the tokens; the last block to
+ * finish chooses (one warp per token) and lists the experts in use. For more tokens: logits, choice and a counting sort are three
+ * launches. Ties go to the lower id. */
 #include "runtime/cuda/device.cuh"
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/launch.h"
 
 namespace {
 
-constexpr int kThreads = 256, kChunk = 16, kPerLane = MM_CU_MAX_EXPERTS / 32;
+constexpr int kThreads = 256, kWarps = kThreads / 32;
+constexpr int kSteps = 8, kTokens = 4; /* of a block: float4 per thread, tokens */
+constexpr uint32_t kMaxWidth = kThreads * 4 * kSteps;
 
-/* logits[token, expert] for tokens [first, first + n), n ≤ kChunk. */
-__device__ void expert_logits(const mm_cu_router &m, const mm_cu_route &r, const bf16 *x, uint32_t expert, uint32_t first, uint32_t n) {
-  __shared__ float part[kThreads / 32][kChunk];
-  float acc[kChunk] = {};
-  const float *w = m.w + (size_t)expert * m.k;
-  for (uint32_t k = threadIdx.x * 4; k < m.k; k += kThreads * 4) {
-    float4 v = *reinterpret_cast<const float4 *>(w + k);
-    for (uint32_t i = 0; i < kChunk; i++) {
-      if (i >= n) break;
-      uint2 q = *reinterpret_cast<const uint2 *>(x + (size_t)(first + i) * m.k + k);
-      acc[i] += v.x * low(q.x) + v.y * high(q.x) + v.z * low(q.y) + v.w * high(q.y);
+/* logits[token, expert] for the block's expert and its kTokens tokens. */
+__device__ __forceinline__ void expert_logits(const mm_cu_router &m, const mm_cu_route &r, const bf16 *x, uint32_t tokens) {
+  __shared__ float part[kWarps][kTokens];
+  const uint32_t expert = blockIdx.x, first = blockIdx.y * kTokens, n = min(tokens - first, kTokens);
+  const float *row = m.w + (size_t)expert * m.k;
+  float4 w[kSteps];
+#pragma unroll
+  for (int i = 0; i < kSteps; i++) {
+    const uint32_t k = (i * kThreads + threadIdx.x) * 4;
+    w[i] = k < m.k ? *reinterpret_cast<const float4 *>(row + k) : make_float4(0, 0, 0, 0);
+  }
+  grid_wait();
+  grid_launch_next();
+  float acc[kTokens] = {};
+#pragma unroll
+  for (int t = 0; t < kTokens; t++) {
+    if (t >= n) break;
+    const bf16 *from = x + (size_t)(first + t) * m.k;
+#pragma unroll
+    for (int i = 0; i < kSteps; i++) {
+      const uint32_t k = (i * kThreads + threadIdx.x) * 4;
+      if (k >= m.k) break;
+      const uint2 q = *reinterpret_cast<const uint2 *>(from + k);
+      acc[t] += w[i].x * low(q.x) + w[i].y * high(q.x) + w[i].z * low(q.y) + w[i].w * high(q.y);
     }
   }
 #pragma unroll
-  for (int i = 0; i < kChunk; i++) {
-    float sum = warp_sum(acc[i]);
-    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32][i] = sum;
+  for (int t = 0; t < kTokens; t++) {
+    const float sum = warp_sum(acc[t]);
+    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32][t] = sum;
   }
   __syncthreads();
   if (threadIdx.x < n) {
     float sum = 0;
-    for (int i = 0; i < kThreads / 32; i++) sum += part[i][threadIdx.x];
+#pragma unroll
+    for (int i = 0; i < kWarps; i++) sum += part[i][threadIdx.x];
     r.logits[(size_t)(first + threadIdx.x) * r.experts + expert] = sum;
   }
 }
@@ -42,23 +59,30 @@ __device__ uint32_t ordered(float f) {
   return u & 0x80000000u ? ~u : u | 0x80000000u;
 }
 
-/* One warp chooses the experts of one token. */
-__device__ void choose(const mm_cu_router &m, const mm_cu_route &r, uint32_t token) {
+/* What lane j < top_k holds after a choice. */
+struct chosen {
+  uint32_t id;
+  float weight;
+};
+
+/* One warp chooses the experts of one token, best first; kPerLane · 32 ≥ experts. */
+template <int kPerLane>
+__device__ __forceinline__ chosen choose_among(const mm_cu_router &m, const mm_cu_route &r, uint32_t token) {
   const uint32_t lane = threadIdx.x % 32;
   const float *logits = r.logits + (size_t)token * r.experts;
   uint32_t key[kPerLane];
+  float score[kPerLane];
 #pragma unroll
   for (int i = 0; i < kPerLane; i++) {
-    uint32_t e = i * 32 + lane;
-    key[i] = 0;
+    const uint32_t e = i * 32 + lane;
+    key[i] = 0, score[i] = e < r.experts ? __ldcg(&logits[e]) : 0.0f;
     if (e < r.experts) {
-      float z = __ldcg(&logits[e]);
-      if (m.sigmoid) z = 1.0f / (1.0f + expf(-z)) + (m.bias ? m.bias[e] : 0.0f);
-      key[i] = ordered(z);
+      if (m.sigmoid) score[i] = 1.0f / (1.0f + expf(-score[i]));
+      key[i] = ordered(score[i] + (m.sigmoid && m.bias ? m.bias[e] : 0.0f));
     }
   }
-  float total = 0, first = 0, mine = 0;
-  uint32_t mine_id = 0;
+  float total = 0, first = 0;
+  chosen mine = {0, 0};
   for (uint32_t j = 0; j < r.top_k; j++) {
     uint32_t best = 0;
 #pragma unroll
@@ -70,71 +94,88 @@ __device__ void choose(const mm_cu_router &m, const mm_cu_route &r, uint32_t tok
       if (key[i] == best) id = i * 32 + lane;
     }
     id = __reduce_min_sync(0xffffffffu, id);
+    float value = 0;
 #pragma unroll
     for (int i = 0; i < kPerLane; i++) {
-      if (i * 32 + lane == id) key[i] = 0;
+      if (i * 32 + lane == id) key[i] = 0, value = score[i];
     }
-    float z = __ldcg(&logits[id]);
-    if (j == 0) first = z;
-    float score = m.sigmoid ? 1.0f / (1.0f + expf(-z)) : expf(z - first);
-    total += score;
-    if (lane == j) mine = score, mine_id = id;
+    value = __shfl_sync(0xffffffffu, value, id % 32);
+    if (j == 0) first = value;
+    if (!m.sigmoid) value = expf(value - first);
+    total += value;
+    if (lane == j) mine = {id, value};
   }
+  mine.weight /= total;
   if (lane < r.top_k) {
-    r.id[(size_t)token * r.top_k + lane] = mine_id;
-    r.weight[(size_t)token * r.top_k + lane] = mine / total;
+    r.id[(size_t)token * r.top_k + lane] = mine.id;
+    r.weight[(size_t)token * r.top_k + lane] = mine.weight;
   }
+  return mine;
+}
+__device__ chosen choose(const mm_cu_router &m, const mm_cu_route &r, uint32_t token) {
+  if (r.experts <= 32) return choose_among<1>(m, r, token);
+  if (r.experts <= 256) return choose_among<8>(m, r, token);
+  return choose_among<MM_CU_MAX_EXPERTS / 32>(m, r, token);
 }
 
-/* The experts in use, ascending, with their tokens and weights (one block). */
-__device__ void list_slots(const mm_cu_route &r, uint32_t tokens) {
-  __shared__ uint32_t mask[MM_CU_MAX_EXPERTS], before[MM_CU_MAX_EXPERTS];
-  for (uint32_t e = threadIdx.x; e < r.experts; e += kThreads) mask[e] = 0;
+/* The choices of a step of few tokens, and from them the experts in use, ascending, with their tokens and weights (one block). */
+__device__ void list_slots(const mm_cu_router &m, const mm_cu_route &r, uint32_t tokens) {
+  constexpr int kRounds = MM_CU_MAX_EXPERTS / kThreads;
+  __shared__ chosen choice[MM_CU_SKINNY][MM_CU_MAX_TOP_K];
+  __shared__ uint32_t in_use[kRounds * kWarps];
+  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  for (uint32_t token = warp; token < tokens; token += kWarps) {
+    const chosen c = choose(m, r, token);
+    if (lane < r.top_k) choice[token][lane] = c;
+  }
   __syncthreads();
-  for (uint32_t p = threadIdx.x; p < tokens * r.top_k; p += kThreads) atomicOr(&mask[r.id[p]], 1u << (p / r.top_k));
+  uint32_t mask[kRounds] = {};
+#pragma unroll
+  for (int i = 0; i < kRounds; i++) {
+    for (uint32_t p = 0; p < tokens * r.top_k; p++)
+      mask[i] |= (uint32_t)(choice[p / r.top_k][p % r.top_k].id == i * kThreads + threadIdx.x) << (p / r.top_k);
+    const uint32_t some = __ballot_sync(0xffffffffu, mask[i] != 0);
+    if (lane == 0) in_use[i * kWarps + warp] = some;
+  }
   __syncthreads();
-  if (threadIdx.x < 32) {
-    uint32_t used = 0;
-    for (uint32_t e0 = 0; e0 < r.experts; e0 += 32) {
-      uint32_t e = e0 + threadIdx.x, some = __ballot_sync(0xffffffffu, e < r.experts && mask[e] != 0);
-      if (e < r.experts) before[e] = used + __popc(some & ((1u << threadIdx.x) - 1));
-      used += __popc(some);
+#pragma unroll
+  for (int i = 0; i < kRounds; i++) {
+    const uint32_t e = i * kThreads + threadIdx.x;
+    uint32_t slot = 0, used = 0;
+#pragma unroll
+    for (int j = 0; j < kRounds * kWarps; j++) {
+      if (j == i * kWarps + (int)warp) slot = used + __popc(in_use[j] & ((1u << lane) - 1));
+      used += __popc(in_use[j]);
     }
-    if (threadIdx.x == 0) *r.used = used;
+    if (e == 0) *r.used = used;
+    if (e >= r.experts) continue;
+    r.count[e] = __popc(mask[i]);
+    if (mask[i] == 0) continue;
+    r.slot_expert[slot] = e, r.slot_tokens[slot] = mask[i];
+    for (uint32_t p = 0; p < tokens * r.top_k; p++) {
+      const chosen c = choice[p / r.top_k][p % r.top_k];
+      if (c.id == e) r.slot_weight[slot * MM_CU_SKINNY + p / r.top_k] = c.weight;
+    }
   }
-  __syncthreads();
-  for (uint32_t e = threadIdx.x; e < r.experts; e += kThreads) {
-    r.count[e] = __popc(mask[e]);
-    if (mask[e] != 0) r.slot_expert[before[e]] = e, r.slot_tokens[before[e]] = mask[e];
-  }
-  for (uint32_t p = threadIdx.x; p < tokens * r.top_k; p += kThreads)
-    r.slot_weight[before[r.id[p]] * MM_CU_SKINNY + p / r.top_k] = r.weight[p];
 }
 
 __global__ void __launch_bounds__(kThreads)
     route_few(const __grid_constant__ mm_cu_router m, const __grid_constant__ mm_cu_route r, const bf16 *x, uint32_t tokens) {
   __shared__ bool last;
-  grid_wait();
-  grid_launch_next();
-  expert_logits(m, r, x, blockIdx.x, 0, tokens);
+  expert_logits(m, r, x, tokens);
   __threadfence();
   __syncthreads();
-  if (threadIdx.x == 0) last = atomicAdd(r.ticket, 1) == gridDim.x - 1;
+  if (threadIdx.x == 0) last = atomicAdd(r.ticket, 1) == gridDim.x * gridDim.y - 1;
   __syncthreads();
   if (!last) return;
   __threadfence();
-  for (uint32_t token = threadIdx.x / 32; token < tokens; token += kThreads / 32) choose(m, r, token);
-  __syncthreads();
-  list_slots(r, tokens);
+  list_slots(m, r, tokens);
   if (threadIdx.x == 0) *r.ticket = 0;
 }
 
 __global__ void __launch_bounds__(kThreads)
     logits_many(const __grid_constant__ mm_cu_router m, const __grid_constant__ mm_cu_route r, const bf16 *x, uint32_t tokens) {
-  grid_wait();
-  grid_launch_next();
-  uint32_t first = blockIdx.y * kChunk;
-  expert_logits(m, r, x, blockIdx.x, first, min(tokens - first, kChunk));
+  expert_logits(m, r, x, tokens);
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -179,9 +220,10 @@ __global__ void __launch_bounds__(1024) sort_pairs(const __grid_constant__ mm_cu
 }  // namespace
 
 cudaError_t mm_cu_route_tokens(const mm_cu_router &m, const mm_cu_route &r, const __nv_bfloat16 *x, uint32_t tokens, cudaStream_t s) {
-  if (r.experts > MM_CU_MAX_EXPERTS || r.top_k > MM_CU_MAX_TOP_K || m.k % 4 != 0) return cudaErrorInvalidValue;
-  if (tokens <= MM_CU_SKINNY) return launch(route_few, r.experts, kThreads, 0, s, m, r, x, tokens);
-  cudaError_t e = launch(logits_many, dim3(r.experts, ceil_div(tokens, kChunk)), kThreads, 0, s, m, r, x, tokens);
+  if (r.experts > MM_CU_MAX_EXPERTS || r.top_k > MM_CU_MAX_TOP_K || m.k % 4 != 0 || m.k > kMaxWidth) return cudaErrorInvalidValue;
+  const dim3 grid(r.experts, ceil_div(tokens, kTokens));
+  if (tokens <= MM_CU_SKINNY) return launch(route_few, grid, kThreads, 0, s, m, r, x, tokens);
+  cudaError_t e = launch(logits_many, grid, kThreads, 0, s, m, r, x, tokens);
   if (e == cudaSuccess) e = launch(choose_many, ceil_div(tokens, kThreads / 32), kThreads, 0, s, m, r, tokens);
   if (e == cudaSuccess) e = launch(sort_pairs, ceil_div(r.experts, 32), 1024, 0, s, r, tokens);
   return e;

@@ -33,7 +33,7 @@ struct linear_job {
 };
 
 template <mm_cu_code C, mm_cu_scale S, int kHalves>
-__global__ void __launch_bounds__(kStreamThreads, 2)
+__global__ void __launch_bounds__(kStreamThreads, kHalves == 1 ? 2 : 1)
     skinny(const __grid_constant__ mm_cu_weight w, const __grid_constant__ mm_cu_linear a) {
   grid_launch_next();
   linear_job job{w, a, share(w.n)};

@@ -22,13 +22,47 @@
 constexpr int kStreamWarps = 12, kStreamThreads = kStreamWarps * 32, kStages = 6;
 constexpr int kSumPitch = 20; /* floats from token to token: no bank conflicts */
 
+/* A warp's chunk in shared memory: the codes of rows 0-7 and 8-15 by lane, and the scales that travel with them (COARSE and MX one word
+ * per row, NV two). */
+struct stream_stage {
+  uint4 codes[2][32];
+  uint32_t scale[32];
+};
+
 /* kHalves: 1 for up to 8 tokens, 2 for up to 16. */
 template <int kHalves>
 struct stream_shared {
-  uint4 codes[kStreamWarps][kStages][2][32];
-  uint32_t scale[kStreamWarps][kStages][32];
+  stream_stage ring[kStreamWarps][kStages];
   float sum[2][kStreamWarps][kHalves * 8 * kSumPitch];
 };
+
+/* Shared memory by its 32-bit address: the ring's places are one sum away from a single cursor. */
+__device__ __forceinline__ void fetch16(uint32_t to, const void *from, bool valid) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
+}
+__device__ __forceinline__ void fetch4(uint32_t to, const void *from, bool valid) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(valid ? 4 : 0) : "memory");
+}
+__device__ __forceinline__ uint4 ring16(uint32_t at) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
+  return v;
+}
+__device__ __forceinline__ uint32_t ring4(uint32_t at) {
+  uint32_t v;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(at) : "memory");
+  return v;
+}
+__device__ __forceinline__ uint32_t ring2(uint32_t at) {
+  uint16_t v;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(at) : "memory");
+  return v;
+}
+__device__ __forceinline__ uint32_t ring1(uint32_t at) {
+  uint32_t v;
+  asm volatile("ld.shared.u8 %0, [%1];" : "=r"(v) : "r"(at) : "memory");
+  return v;
+}
 
 /* The part [first, end) of `count` that is this block's. */
 struct share {
@@ -37,63 +71,61 @@ struct share {
       : first((uint32_t)((uint64_t)count * blockIdx.x / gridDim.x)), end((uint32_t)((uint64_t)count * (blockIdx.x + 1) / gridDim.x)) {}
 };
 
-/* Scales that travel with the codes: one word (COARSE, MX) or two (NV) per row and chunk. */
 template <mm_cu_code C, mm_cu_scale S, class Job>
 struct stream_loader {
   static constexpr bool kScales = S == MM_CU_COARSE || S == MM_CU_NV || S == MM_CU_MX;
   static constexpr int kWords = S == MM_CU_NV ? 2 : 1;
   const mm_cu_weight &w;
   const Job &job;
-  uint4 *codes;    /* the lane's, stage 0 */
-  uint32_t *scale; /* the lane's word, stage 0 */
-  uint32_t tile = 0, segment = 0, chunk = threadIdx.x / 32, stage = 0;
-  const uint8_t *row[2], *scale_row;
+  const uint32_t pitch, warp, lane;
+  const uint32_t scale_row;   /* of the tile; the lane fetches one of its words if below 16 */
+  uint32_t tile, segment, at; /* bytes into the row */
+  const uint8_t *row[2], *scale;
   uint32_t bytes[2]; /* of each row from the lane's first on; 0 if it does not exist */
 
-  template <class Shared>
-  __device__ stream_loader(const mm_cu_weight &weight, const Job &j, Shared &sh) : w(weight), job(j) {
-    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    codes = &sh.codes[warp][0][0][lane];
-    scale = &sh.scale[warp][0][scale_place() * kWords + lane % kWords];
+  __device__ stream_loader(const mm_cu_weight &weight, const Job &j)
+      : w(weight),
+        job(j),
+        pitch((uint32_t)weight.pitch),
+        warp(threadIdx.x / 32),
+        lane(threadIdx.x % 32),
+        scale_row(lane / 4 + 8 * (lane % 4 / kWords)),
+        tile(0),
+        segment(0) {
     locate();
   }
-  /* Row of the tile whose scales the lane fetches; beyond 15: none. */
-  static __device__ __forceinline__ uint32_t scale_place() { return threadIdx.x % 32 / 4 + 8 * (threadIdx.x % 4 / kWords); }
-
   __device__ __forceinline__ void locate() {
+    at = warp * 64;
     if (tile >= job.tiles()) return;
-    const uint32_t g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    const uint32_t g = lane / 4, t = lane % 4, valid = job.valid(tile);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-      const weight_row at = job.row(tile, segment, g + 8 * h);
-      row[h] = w.data + ((size_t)at.matrix * w.n + at.row) * w.pitch + 16 * t;
-      bytes[h] = g + 8 * h < job.valid(tile) || (Job::kSplit && g < job.valid(tile)) ? (uint32_t)w.pitch - 16 * t : 0;
+      const weight_row r = job.row(tile, segment, g + 8 * h);
+      row[h] = w.data + ((size_t)r.matrix * w.n + r.row) * pitch + 16 * t;
+      bytes[h] = (Job::kSplit ? g : g + 8 * h) < valid ? pitch - 16 * t : 0;
       if (kScales && h == (int)(t / kWords)) {
-        const size_t first = ((size_t)at.matrix * w.scale_rows + (at.row >> w.cell_n_log2)) * w.scale_pitch;
-        scale_row = static_cast<const uint8_t *>(w.scale) + first * (S == MM_CU_COARSE ? 4 : 1);
+        const size_t first = ((size_t)r.matrix * w.scale_rows + (r.row >> w.cell_n_log2)) * w.scale_pitch;
+        scale = static_cast<const uint8_t *>(w.scale) + first * (S == MM_CU_COARSE ? 4 : 1) + t % kWords * 4;
       }
     }
   }
-  /* Fetches the warp's next chunk into the ring, or nothing at the end. */
-  __device__ __forceinline__ void next() {
+  /* Fetches the warp's next chunk into a stage, or nothing at the end. */
+  __device__ __forceinline__ void next(uint32_t stage) {
     if (tile < job.tiles()) {
-      const uint32_t at = chunk * 64;
 #pragma unroll
-      for (int h = 0; h < 2; h++) copy16_or_zero(codes + stage * 64 + h * 32, row[h] + at, (int)at < (int)bytes[h]);
-      if (kScales && scale_place() < 16) {
-        const uint32_t from = S == MM_CU_COARSE ? (chunk * 4 * codec<C>::kPiece >> w.cell_k_log2) * 4
-                                                : chunk * 4 * kWords + threadIdx.x % kWords * 4;
-        copy4_or_zero(scale + stage * 32, scale_row + from, S == MM_CU_COARSE || from < w.scale_pitch);
+      for (int h = 0; h < 2; h++) fetch16(stage + lane * 16 + h * 512, row[h] + at, (int)at < (int)bytes[h]);
+      if (kScales && scale_row < 16) {
+        const uint32_t from = S == MM_CU_COARSE ? (at * (codec<C>::kPiece / 4) / 4 >> w.cell_k_log2) * 4 : at / 16 * kWords;
+        const bool exists = S == MM_CU_COARSE || from + lane % kWords * 4 < w.scale_pitch;
+        fetch4(stage + 1024 + (scale_row * kWords + lane % kWords) * 4, scale + from, exists);
       }
-      chunk += kStreamWarps;
-      if (chunk * 64 >= w.pitch) {
-        chunk = threadIdx.x / 32;
+      at += kStreamWarps * 64;
+      if (at >= pitch) {
         if (++segment == job.segments()) segment = 0, tile++;
         locate();
       }
     }
     copy_commit();
-    stage = stage + 1 == kStages ? 0 : stage + 1;
   }
 };
 
@@ -130,16 +162,17 @@ template <mm_cu_code C, mm_cu_scale S, int kHalves, class Job>
 __device__ __forceinline__ void stream_rows(const mm_cu_weight &w, const Job &job) {
   extern __shared__ uint4 shared_raw[];
   auto &sh = *reinterpret_cast<stream_shared<kHalves> *>(shared_raw);
-  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  constexpr int kPiece = codec<C>::kPiece;
+  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, pitch = (uint32_t)w.pitch;
+  constexpr int kPiece = codec<C>::kPiece, kBytes = sizeof(stream_stage);
   /* E4M3 codes enter the product 2^-120 small, the activations 2^60 large. */
   constexpr bool kShrunk = C == MM_CU_E4M3 && S == MM_CU_COARSE;
 
-  stream_loader<C, S, Job> loader(w, job, sh);
-  for (int i = 0; i < kStages; i++) loader.next();
+  const uint32_t ring = (uint32_t)__cvta_generic_to_shared(&sh.ring[warp]), ring_end = ring + kStages * kBytes;
+  stream_loader<C, S, Job> loader(w, job);
+  for (uint32_t stage = ring; stage < ring_end; stage += kBytes) loader.next(stage);
   if (Job::kEarly) grid_wait();
 
-  uint32_t stage = 0;
+  uint32_t stage = ring;
   for (uint32_t tile = 0; tile < job.tiles(); tile++) {
     float acc[kHalves][4] = {};
     const bool upper = Job::kSplit || job.valid(tile) > 8;
@@ -151,36 +184,37 @@ __device__ __forceinline__ void stream_rows(const mm_cu_weight &w, const Job &jo
       const float *fine[2];
       if (S == MM_CU_FINE) {
         for (int h = 0; h < 2; h++) {
-          const weight_row at = job.row(tile, segment, g + 8 * h);
-          fine[h] = static_cast<const float *>(w.scale) +
-                    ((size_t)at.matrix * w.scale_rows + (at.row >> w.cell_n_log2)) * w.scale_pitch;
+          const weight_row r = job.row(tile, segment, g + 8 * h);
+          fine[h] = static_cast<const float *>(w.scale) + ((size_t)r.matrix * w.scale_rows + (r.row >> w.cell_n_log2)) * w.scale_pitch;
         }
       }
-      for (uint32_t chunk = warp; chunk * 64 < w.pitch; chunk += kStreamWarps) {
-        const uint32_t k0 = (chunk * 4 + t) * kPiece;
+      for (uint32_t at = warp * 64; at < pitch; at += kStreamWarps * 64) {
+        const uint32_t k0 = at / 16 * kPiece + t * kPiece;
         stream_x<kPiece> xs[kHalves];
 #pragma unroll
         for (int n = 0; n < kHalves; n++) xs[n].load(x[n], k0, width[n]);
         copy_wait<kStages - 1>();
-        const uint4 q[2] = {sh.codes[warp][stage][0][lane], sh.codes[warp][stage][1][lane]};
-        const uint32_t *scale = sh.scale[warp][stage];
+        const uint4 q[2] = {ring16(stage + lane * 16), ring16(stage + lane * 16 + 512)};
         piece_scale<C, S> ps[2];
         float f[2];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-          if (S == MM_CU_COARSE) f[h] = __uint_as_float(scale[g + 8 * h]);
-          if (S == MM_CU_NV) ps[h].bits = reinterpret_cast<const uint16_t *>(scale)[(g + 8 * h) * 4 + t];
-          if (S == MM_CU_MX) ps[h].bits = reinterpret_cast<const uint8_t *>(scale)[(g + 8 * h) * 4 + t];
+          const uint32_t scale = stage + 1024 + h * 32 * (S == MM_CU_NV ? 2 : 1);
+          if (S == MM_CU_COARSE) f[h] = __uint_as_float(ring4(scale + g * 4));
+          if (S == MM_CU_NV) ps[h].bits = ring2(scale + lane * 2);
+          if (S == MM_CU_MX) ps[h].bits = ring1(scale + lane);
           if (S == MM_CU_FINE) ps[h].load(w, fine[h], k0);
         }
-        loader.next();
-        stage = stage + 1 == kStages ? 0 : stage + 1;
+        loader.next(stage);
+        stage = stage + kBytes == ring_end ? ring : stage + kBytes;
 
-        uint32_t v[2][kPiece / 2] = {};
+        uint32_t v[2][kPiece / 2];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-          if (h == 1 && !upper) break;
-          if constexpr (kShrunk) {
+          if (h == 1 && !upper) { /* rows that do not exist: any bits will do */
+#pragma unroll
+            for (int i = 0; i < kPiece / 2; i++) asm("" : "=r"(v[1][i]));
+          } else if constexpr (kShrunk) {
             codec<C>::shrunk(v[h], q[h]);
           } else {
             codec<C>::widen(v[h], q[h]);
@@ -200,8 +234,8 @@ __device__ __forceinline__ void stream_rows(const mm_cu_weight &w, const Job &jo
         }
       }
     }
-    float *sum = sh.sum[tile % 2][0];
     constexpr int kWarpSums = kHalves * 8 * kSumPitch;
+    float *sum = sh.sum[tile % 2][0];
 #pragma unroll
     for (int n = 0; n < kHalves; n++) {
 #pragma unroll

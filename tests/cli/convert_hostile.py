@@ -236,14 +236,16 @@ def source_paths():
 def output_overlaps():
     """B18: the output is the source, holds it or lies in it, however the paths are spelt."""
     scratch, root = source(after=lambda s: (os.mkdir(s + "/sub"), os.symlink("src", s + "/../link")))
+    overlap = "is, holds or lies in the source"
     with scratch:
-        for output in ("src", "src/", "./src", "src/out", "src/sub", "src/sub/out", "src/../src", "link", "link/out", "link/sub/../out"):
-            refused(root, USAGE, "E_OUTPUT", output=output)
-        refused(root, USAGE, "E_OUTPUT", output="src", args=("--force",))
-        refused(root, USAGE, "E_OUTPUT", source="link", output="src/out")
+        for output in ("src", "src/", "./src", "src/out", "src/sub", "src/sub/out", "src/../src", "link/out", "link/sub/../out"):
+            refused(root, USAGE, "E_OUTPUT", overlap, output=output)
+        refused(root, USAGE, "E_OUTPUT", overlap, output="src", args=("--force",))
+        refused(root, USAGE, "E_OUTPUT", overlap, source="link", output="src/out")
+        refused(root, USAGE, "E_OUTPUT", "not a directory", output="link")
         before = cf.tree(root)
-        for output in ("..", ".", root, root + "/", "../src", "/"):  # from inside the source
-            cf.assert_error(convert(".", "-o", output, cwd=root + "/src"), "minimax-convert", USAGE, "E_OUTPUT")
+        for output, says in ((root, overlap), (root + "/", overlap), ("../src", overlap), ("..", "name"), (".", "name"), ("/", "name")):
+            cf.assert_error(convert(".", "-o", output, cwd=root + "/src"), "minimax-convert", USAGE, "E_OUTPUT", says)  # from inside
         assert cf.tree(root) == before
 
 

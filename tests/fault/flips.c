@@ -123,6 +123,7 @@ static void try_bit(flips *f, const victim *v, uint64_t bit) {
 static void try_random(flips *f, uint64_t count, uint64_t seed) {
   uint64_t total = 0;
   for (size_t i = 0; i < f->count; i++) total += f->file[i].size * 8;
+  if (total == 0) stop(f->dir, "holds no bytes");
   for (uint64_t n = 0; n < count; n++) {
     seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
     uint64_t bit = (seed >> 16) % total;

@@ -1,4 +1,4 @@
-/* The harness's body, and main: `ops [test|bench|profile] [seed]`. Exits 77 without a GPU. */
+/* The harness's body, and main: `gpu [all|test|bench|profile] [SUBJECT …]`, seeded by $MM_SEED. Exits 77 without a GPU. */
 #include "tests/ops/gpu.h"
 
 #include <string.h>
@@ -236,29 +236,46 @@ void fill_random_float(float *p, size_t n, float low, float high, uint32_t seed)
   CUDA_OK(cudaGetLastError());
 }
 
+struct subject {
+  const char *name;
+  void (*test)(), (*bench)();
+};
+static const subject kSubjects[] = {
+    {"linear", test_linear, bench_linear},
+    {"experts", test_experts, bench_experts},
+    {"attention", test_attention, bench_attention},
+    {"lightning", test_lightning, bench_lightning},
+    {"rows", test_rows, bench_rows},
+    {"models", test_models, NULL},
+};
+
 int main(int argc, char **argv) {
   int devices = 0;
   if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
-    fprintf(stderr, "ops: no CUDA device\n");
+    fprintf(stderr, "gpu: no CUDA device\n");
     return 77;
   }
-  const char *what = argc > 1 ? argv[1] : "all";
-  g_rng.s = argc > 2 ? strtoull(argv[2], NULL, 10) : (uint64_t)time(NULL) * 1000003u;
+  const std::string what = argc > 1 ? argv[1] : "all";
+  const char *seed = getenv("MM_SEED");
+  g_rng.s = seed ? strtoull(seed, NULL, 10) : (uint64_t)time(NULL) * 1000003u;
   printf("seed %llu\n", (unsigned long long)g_rng.s);
   setvbuf(stdout, NULL, _IOLBF, 0);
-  if (strcmp(what, "profile") == 0) {
+  auto chosen = [&](const subject &s) { return argc < 3 || std::find(argv + 2, argv + argc, std::string(s.name)) != argv + argc; };
+  if (what == "profile") {
     profile_kernels();
     return 0;
   }
-  if (strcmp(what, "bench") != 0) {
-    test_linear();
-    test_experts();
-    test_attention();
-    test_lightning();
-    test_rows();
-    test_models();
+  if (what != "bench") {
+    for (const subject &s : kSubjects) {
+      if (chosen(s)) s.test();
+    }
     printf("%s: %d failure(s)\n", g_failures ? "FAILED" : "all passed", g_failures);
   }
-  if (strcmp(what, "test") != 0) bench_kernels();
+  if (what != "test") {
+    bench_copy();
+    for (const subject &s : kSubjects) {
+      if (s.bench && chosen(s)) s.bench();
+    }
+  }
   return g_failures ? 1 : 0;
 }

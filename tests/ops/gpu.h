@@ -108,7 +108,12 @@ void test_attention();
 void test_lightning();
 void test_rows();
 void test_models();
-void bench_kernels();
+void bench_copy(); /* before the others: their ceiling */
+void bench_linear();
+void bench_experts();
+void bench_attention();
+void bench_lightning();
+void bench_rows();
 void profile_kernels();
 
 #endif
