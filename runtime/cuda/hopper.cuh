@@ -91,6 +91,7 @@ __device__ __forceinline__ uint64_t operand(uint32_t address, uint32_t block = 0
 #define MM_F8(d, i) \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
 #define MM_F32(d, i) MM_F8(d, i), MM_F8(d, i + 8), MM_F8(d, i + 16), MM_F8(d, i + 24)
+// clang-format off
 #define MM_R32       "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define MM_R64                                                                                                                         \
   MM_R32                                                                                                                               \
@@ -101,6 +102,7 @@ __device__ __forceinline__ uint64_t operand(uint32_t address, uint32_t block = 0
   ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95" \
   ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%" \
   "122,%123,%124,%125,%126,%127"
+// clang-format on
 
 /* d[64, 64] (+)= a[64, 16] · b[64, 16]ᵀ; d[4n + i]: as mma's d, rows of warp w of the group from 16w, columns from 8n. */
 __device__ __forceinline__ void wgmma64(float (&d)[32], uint64_t a, uint64_t b, int add) {

@@ -96,6 +96,8 @@ static void test_strips(void **state) {
   };
   for (size_t i = 0; i < sizeof run / sizeof *run; i++) {
     source *s = src_open_as(*run[i].dims);
+    for (unsigned row = 1; row < run[i].dims->vocab; row += 33) /* noted in the manifest, from whatever step */
+      memset(src_find(s, "lm_head.weight")->data + row * run[i].dims->hidden * 2, 0, run[i].dims->hidden * 2);
     src_write(s);
     mm_plan_options o = run[i].o;
     o.ep = o.pp = 1;

@@ -1,7 +1,7 @@
 /* Every scheme against its definition, written here a second time: scales from the rule of the format, codes as the nearest value
  * to w / s found by trying all of them. Then what all schemes owe: the same bytes on every CPU level, for both input types and for
  * every split into strips; cutting commutes with packing; zero, tiny and huge weights stay what they are. */
-#include "tests/unit/quant/matrix.h"
+#include "tests/unit/quant/weights.h"
 
 #include "quant/cpu.h"
 

@@ -1,6 +1,6 @@
 /* Scale selection: what it gains over absmax on Gaussian and heavy-tailed matrices, in dB, and that the scales it takes are the best
  * of their windows by an independent search in doubles. */
-#include "tests/unit/quant/matrix.h"
+#include "tests/unit/quant/weights.h"
 
 static const double e2m1[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
 
