@@ -130,7 +130,7 @@ $(BENCH): $(BUILD)/%: $(BUILD)/%.o $(LIBS_all)
 
 SCRIPT_TESTS = $(shell find tests/model tests/cli tests/interop tests/fault -maxdepth 1 -type f -perm -u+x 2>/dev/null | sort)
 # Large enough to take minutes under valgrind; the sanitizers see the same code.
-VALGRIND_SKIP = quant/test_numbers quant/test_schemes runtime/test_sample runtime/test_tokenizer
+VALGRIND_SKIP = convert/test_hf quant/test_numbers quant/test_schemes runtime/test_sample runtime/test_tokenizer
 VALGRIND_UNIT = $(filter-out $(VALGRIND_SKIP:%=tests/unit/%.c),$(UNIT_SRC))
 export VENV ?= $(CURDIR)/build/venv
 export SAN

@@ -43,7 +43,7 @@ extern const float mm_e5m2_value[256];
 extern const float mm_e2m1_value[16];
 /* The same without a table: the code's bits lie where bf16 and f32 keep exponent and mantissa, only the bias differs. */
 static inline float mm_e4m3_to_f32(uint8_t c) {
-  uint16_t u = c & 0x7f, nan = (uint16_t)((u == 0x7f) * 0x7fc0);
+  uint16_t u = c & 0x7f, nan = u == 0x7f ? 0x7fc0 : 0;
   return mm_bf16_to_f32((uint16_t)((c & 0x80) << 8 | u << 4 | nan)) * 0x1p120f;
 }
 static inline float mm_e2m1_to_f32(uint8_t c) {

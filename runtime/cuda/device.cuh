@@ -43,6 +43,12 @@ __device__ __forceinline__ void mma(float d[4], const uint32_t a[4], uint32_t b0
                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
+/* The same with f16 operands. */
+__device__ __forceinline__ void mma_half(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
 __device__ __forceinline__ void ldmatrix4(uint32_t r[4], const void *shared) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -62,6 +68,10 @@ __device__ __forceinline__ float low(uint32_t pair) { return __uint_as_float(pai
 __device__ __forceinline__ float high(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
 __device__ __forceinline__ uint32_t mul2(uint32_t a, uint32_t b) {
   bf162 p = __hmul2(*reinterpret_cast<bf162 *>(&a), *reinterpret_cast<bf162 *>(&b));
+  return *reinterpret_cast<uint32_t *>(&p);
+}
+__device__ __forceinline__ uint32_t max2(uint32_t a, uint32_t b) {
+  bf162 p = __hmax2(*reinterpret_cast<bf162 *>(&a), *reinterpret_cast<bf162 *>(&b));
   return *reinterpret_cast<uint32_t *>(&p);
 }
 /* Eight bf16 of a 16-byte piece. */

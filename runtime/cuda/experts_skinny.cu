@@ -26,7 +26,8 @@ __device__ uint32_t read_slots(slot_list &to, const mm_cu_route &r) {
 }
 
 struct up_job {
-  static constexpr bool kEarly = false, kSplit = true;
+  static constexpr bool kEarly = false;
+  static constexpr int kPerTile = 8;
   const mm_cu_weight &w;
   const mm_cu_route &r;
   const mm_cu_experts &a;
@@ -36,28 +37,30 @@ struct up_job {
   share columns; /* of all slots, one after the other */
 
   __device__ uint32_t tokens() const { return a.tokens; }
-  __device__ uint32_t tiles() const { return (columns.end - columns.first + 7) / 8; }
-  __device__ uint32_t segments() const { return 1; }
-  __device__ uint32_t valid(uint32_t tile) const { return min(columns.end - columns.first - tile * 8, 8); }
-  __device__ weight_row row(uint32_t tile, uint32_t, uint32_t i) const {
-    const uint32_t c = min(columns.first + tile * 8 + i % 8, columns.end - 1);
-    return {slots.expert[c / inter], c % inter + i / 8 * inter};
+  __device__ uint32_t first() const { return columns.first; }
+  __device__ uint32_t end() const { return columns.end; }
+  __device__ row_group group(uint32_t first) const {
+    const uint32_t c = first % inter;
+    return {c, min(min(columns.end - first, kTiles * kPerTile), inter - c)};
   }
+  __device__ uint32_t apart() const { return inter; }
+  __device__ uint32_t segments() const { return 1; }
+  __device__ uint32_t matrix(uint32_t first, uint32_t) const { return slots.expert[first / inter]; }
   __device__ const bf16 *x(uint32_t, uint32_t token) const { return token < a.tokens ? a.x + (size_t)token * w.k : nullptr; }
-  __device__ void emit(uint32_t tile, uint32_t token, uint32_t i, float sum) const {
-    float up = __shfl_down_sync(0xffffffffu, sum, 8);
-    const uint32_t c = columns.first + tile * 8 + i;
-    if (i >= 8 || c >= columns.end) return;
-    const uint32_t slot = c / inter, expert = slots.expert[slot];
+  template <class Sum>
+  __device__ void emit(uint32_t column, uint32_t token, const Sum &sum) const {
+    const uint32_t slot = column / inter, expert = slots.expert[slot];
     if (!(slots.tokens[slot] >> token & 1)) return;
-    if (w.global) sum *= w.global[expert], up *= w.global[expert];
+    const float global = w.global ? w.global[expert] : 1.0f;
     const float scale = __ldcg(&r.slot_weight[slot * MM_CU_SKINNY + token]) * (global2 ? global2[expert] : 1.0f);
-    a.middle[((size_t)slot * MM_CU_SKINNY + token) * inter + c % inter] = __float2bfloat16_rn(silu(sum) * up * scale);
+    const float middle = silu(sum(0) * global) * (sum(1) * global) * scale;
+    a.middle[((size_t)slot * MM_CU_SKINNY + token) * inter + column % inter] = __float2bfloat16_rn(middle);
   }
 };
 
 struct down_job {
-  static constexpr bool kEarly = true, kSplit = false;
+  static constexpr bool kEarly = true;
+  static constexpr int kPerTile = 16;
   const mm_cu_weight &w;
   const mm_cu_experts &a;
   const slot_list &slots;
@@ -65,19 +68,19 @@ struct down_job {
   share rows;
 
   __device__ uint32_t tokens() const { return a.tokens; }
-  __device__ uint32_t tiles() const { return (rows.end - rows.first + 15) / 16; }
+  __device__ uint32_t first() const { return rows.first; }
+  __device__ uint32_t end() const { return rows.end; }
+  __device__ row_group group(uint32_t first) const { return {first, min(rows.end - first, kTiles * kPerTile)}; }
+  __device__ uint32_t apart() const { return 8; }
   __device__ uint32_t segments() const { return used; }
-  __device__ uint32_t valid(uint32_t tile) const { return min(rows.end - rows.first - tile * 16, 16); }
-  __device__ weight_row row(uint32_t tile, uint32_t slot, uint32_t i) const {
-    return {slots.expert[slot], min(rows.first + tile * 16 + i, w.n - 1)};
-  }
+  __device__ uint32_t matrix(uint32_t, uint32_t slot) const { return slots.expert[slot]; }
   __device__ const bf16 *x(uint32_t slot, uint32_t token) const {
     if (!(slots.tokens[slot] >> token & 1)) return nullptr;
     return a.middle + ((size_t)slot * MM_CU_SKINNY + token) * w.k;
   }
-  __device__ void emit(uint32_t tile, uint32_t token, uint32_t i, float sum) const {
-    const uint32_t n = rows.first + tile * 16 + i;
-    if (token < a.tokens && n < rows.end) a.y[(size_t)token * w.n + n] = __float2bfloat16_rn(sum);
+  template <class Sum>
+  __device__ void emit(uint32_t row, uint32_t token, const Sum &sum) const {
+    a.y[(size_t)token * w.n + row] = __float2bfloat16_rn(sum(0));
   }
 };
 

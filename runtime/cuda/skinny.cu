@@ -5,29 +5,32 @@
 namespace {
 
 struct linear_job {
-  static constexpr bool kEarly = true, kSplit = false;
+  static constexpr bool kEarly = true;
+  static constexpr int kPerTile = 16;
   const mm_cu_weight &w;
   const mm_cu_linear &a;
   share rows;
 
   __device__ uint32_t tokens() const { return a.tokens; }
-  __device__ uint32_t tiles() const { return (rows.end - rows.first + 15) / 16; }
+  __device__ uint32_t first() const { return rows.first; }
+  __device__ uint32_t end() const { return rows.end; }
+  __device__ row_group group(uint32_t first) const { return {first, min(rows.end - first, kTiles * kPerTile)}; }
+  __device__ uint32_t apart() const { return 8; }
   __device__ uint32_t segments() const { return 1; }
-  __device__ uint32_t valid(uint32_t tile) const { return min(rows.end - rows.first - tile * 16, 16); }
-  __device__ weight_row row(uint32_t tile, uint32_t, uint32_t i) const { return {0, min(rows.first + tile * 16 + i, w.n - 1)}; }
+  __device__ uint32_t matrix(uint32_t, uint32_t) const { return 0; }
   __device__ const bf16 *x(uint32_t, uint32_t token) const {
     if (token >= a.tokens) return nullptr;
     return a.x + (size_t)(a.rows ? a.rows[token] : token) * w.k;
   }
-  __device__ void emit(uint32_t tile, uint32_t token, uint32_t i, float sum) const {
-    const uint32_t n = rows.first + tile * 16 + i;
-    if (token >= a.tokens || n >= rows.end) return;
-    if (w.global) sum *= w.global[0];
-    const size_t at = (size_t)token * w.n + n;
+  template <class Sum>
+  __device__ void emit(uint32_t row, uint32_t token, const Sum &sum) const {
+    float y = sum(0);
+    if (w.global) y *= w.global[0];
+    const size_t at = (size_t)token * w.n + row;
     if (a.y32) {
-      a.y32[at] = sum;
+      a.y32[at] = y;
     } else {
-      a.y[at] = __float2bfloat16_rn(sum);
+      a.y[at] = __float2bfloat16_rn(y);
     }
   }
 };

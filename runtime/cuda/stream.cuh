@@ -1,29 +1,36 @@
 /* The core of every decode product: at most 16 activation rows against weight rows streamed once from memory.
  *
- * A tile is 16 weight rows, the M side of mma.m16n8k16; tokens are its N side. The warps of a block share a tile along k: a warp's
- * chunk is 64 bytes of each row, lane (g, t) fetching bytes 16t … 16t+15 of rows g and g+8 through its own ring in shared memory
- * (cp.async; no barrier, each lane reads back its own codes), and the ring runs on across tiles. What a lane fetched is its fragment:
- * which k an mma slot means is free as long as both sides agree. The warps' sums meet in shared memory in a fixed order, which depends
- * neither on the other tokens nor on where a tile lies, so a token's result has the same bits in every batch.
+ * A block takes its rows in groups of up to four tiles; a tile is 16 weight rows, the M side of mma.m16n8k16, and tokens are its N side.
+ * The warps share a group along k: a warp's step is 64 bytes of every row of the group, lane (g, t) fetching bytes 16t … 16t+15 of rows
+ * g and g+8 of each tile through the warp's own ring in shared memory (cp.async; no barrier, each lane reads back its own codes), and
+ * the ring runs on across groups. What a lane fetched is its fragment: which k an mma slot means is free as long as both sides agree.
+ * Activations are read once per step and held in registers for all tiles. The warps' sums meet in shared memory in a fixed order, which
+ * depends neither on the other tokens nor on where a row lies, so a token's result has the same bits in every batch.
  *
  * A job says what the rows are:
- *   tiles(), segments()       a block's tiles; a tile's k axis is `segments` stretches of w.k
- *   valid(tile)               rows of the tile that exist, at the start of its 16 or of each 8 if split()
- *   row(tile, segment, i)     {matrix, row} of row i of the tile, a readable one also past the valid
+ *   kPerTile                  16, or 8: then a tile's rows 8-15 belong to rows 0-7 and lie `apart` rows behind them
+ *   first(), end()            the block's rows; group(first) is the next group of them, never across matrices
+ *   segments()                a row's k axis is so many stretches of w.k
+ *   matrix(group, segment)    in which the group's rows lie for that stretch
  *   x(segment, token)         the activations of that stretch, NULL for zeros
- *   emit(tile, token, i, sum) by whole warps, lane l holding i = l % 16 */
+ *   emit(row, token, sum)     sum(i) is the product of row i of the group's tiles */
 #ifndef MM_CUDA_STREAM_CUH
 #define MM_CUDA_STREAM_CUH
 
 #include "runtime/cuda/weight.cuh"
 
-/* Twelve divides the chunks of a row in all real shapes; six stages are 72 KB in flight, and two blocks fit a multiprocessor, so that
- * the next kernel's weights arrive while this one ends. */
-constexpr int kStreamWarps = 12, kStreamThreads = kStreamWarps * 32, kStages = 6;
-constexpr int kSumPitch = 20; /* floats from token to token: no bank conflicts */
+/* Twelve divides the steps of a row in all real shapes; six stages are 72 KB in flight, and two blocks fit a multiprocessor, so that the
+ * next kernel's weights arrive while this one ends. */
+constexpr int kStreamWarps = 12, kStreamThreads = kStreamWarps * 32, kStages = 6, kStep = kStreamWarps * 64;
+constexpr int kTiles = 4, kSumPitch = kTiles * 16 + 4; /* floats from token to token: no bank conflicts */
 
-/* A warp's chunk in shared memory: the codes of rows 0-7 and 8-15 by lane, and the scales that travel with them (COARSE and MX one word
- * per row, NV two). */
+/* Rows [row, row + count) of a matrix, count ≤ kTiles · kPerTile. */
+struct row_group {
+  uint32_t row, count;
+};
+
+/* A warp's share of one tile in shared memory: the codes of rows 0-7 and 8-15 by lane, and the scales that travel with them (COARSE and
+ * MX one word per row, NV two). */
 struct stream_stage {
   uint4 codes[2][32];
   uint32_t scale[32];
@@ -33,7 +40,7 @@ struct stream_stage {
 template <int kHalves>
 struct stream_shared {
   stream_stage ring[kStreamWarps][kStages];
-  float sum[2][kStreamWarps][kHalves * 8 * kSumPitch];
+  float sum[kStreamWarps][kHalves * 8 * kSumPitch];
 };
 
 /* Shared memory by its 32-bit address: the ring's places are one sum away from a single cursor. */
@@ -71,90 +78,181 @@ struct share {
       : first((uint32_t)((uint64_t)count * blockIdx.x / gridDim.x)), end((uint32_t)((uint64_t)count * (blockIdx.x + 1) / gridDim.x)) {}
 };
 
+/* Place of a warp along k: a stretch, and bytes into the row. */
+struct stream_place {
+  uint32_t segment, at;
+  /* To the warp's next step; false, and back to the first, at the end. */
+  __device__ __forceinline__ bool next(uint32_t pitch, uint32_t segments) {
+    at += kStep;
+    if (at < pitch) return true;
+    at = threadIdx.x / 32 * 64;
+    if (++segment < segments) return true;
+    segment = 0;
+    return false;
+  }
+};
+
 template <mm_cu_code C, mm_cu_scale S, class Job>
 struct stream_loader {
   static constexpr bool kScales = S == MM_CU_COARSE || S == MM_CU_NV || S == MM_CU_MX;
   static constexpr int kWords = S == MM_CU_NV ? 2 : 1;
   const mm_cu_weight &w;
   const Job &job;
-  const uint32_t pitch, warp, lane;
-  const uint32_t scale_row;   /* of the tile; the lane fetches one of its words if below 16 */
-  uint32_t tile, segment, at; /* bytes into the row */
-  const uint8_t *row[2], *scale;
-  uint32_t bytes[2]; /* of each row from the lane's first on; 0 if it does not exist */
+  const uint32_t pitch, g, t;
+  const uint32_t scale_of; /* row of the tile whose scale the lane fetches; beyond 15: none */
+  const size_t apart;      /* bytes from a row of a tile's first half to its fellow in the second */
+  uint32_t first, tile, tiles;
+  row_group group;
+  stream_place place;
+  const uint8_t *from; /* of the lane's first row of the tile */
 
   __device__ stream_loader(const mm_cu_weight &weight, const Job &j)
       : w(weight),
         job(j),
         pitch((uint32_t)weight.pitch),
-        warp(threadIdx.x / 32),
-        lane(threadIdx.x % 32),
-        scale_row(lane / 4 + 8 * (lane % 4 / kWords)),
-        tile(0),
-        segment(0) {
+        g(threadIdx.x % 32 / 4),
+        t(threadIdx.x % 4),
+        scale_of(g + 8 * (t / kWords)),
+        apart((size_t)j.apart() * weight.pitch),
+        first(j.first()),
+        tile(0) {
+    place = {0, threadIdx.x / 32 * 64};
+    if (place.at >= pitch) first = job.end(); /* rows too short for this warp */
+    if (first < job.end()) open_group();
+  }
+  __device__ __forceinline__ void open_group() {
+    group = job.group(first);
+    tiles = (group.count + Job::kPerTile - 1) / Job::kPerTile;
     locate();
   }
   __device__ __forceinline__ void locate() {
-    at = warp * 64;
-    if (tile >= job.tiles()) return;
-    const uint32_t g = lane / 4, t = lane % 4, valid = job.valid(tile);
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-      const weight_row r = job.row(tile, segment, g + 8 * h);
-      row[h] = w.data + ((size_t)r.matrix * w.n + r.row) * pitch + 16 * t;
-      bytes[h] = (Job::kSplit ? g : g + 8 * h) < valid ? pitch - 16 * t : 0;
-      if (kScales && h == (int)(t / kWords)) {
-        const size_t first = ((size_t)r.matrix * w.scale_rows + (r.row >> w.cell_n_log2)) * w.scale_pitch;
-        scale = static_cast<const uint8_t *>(w.scale) + first * (S == MM_CU_COARSE ? 4 : 1) + t % kWords * 4;
-      }
+    from = w.data + ((size_t)job.matrix(first, place.segment) * w.n + group.row + g) * pitch + place.at + 16 * t;
+  }
+  __device__ __forceinline__ void fetch_scale(uint32_t stage) const {
+    const uint32_t row = min(tile * Job::kPerTile + scale_of % Job::kPerTile, group.count - 1) + scale_of / Job::kPerTile * job.apart();
+    const size_t line = (size_t)job.matrix(first, place.segment) * w.scale_rows + ((group.row + row) >> w.cell_n_log2);
+    const uint32_t word = t % kWords, to = stage + 1024 + (scale_of * kWords + word) * 4;
+    if (S == MM_CU_COARSE) {
+      const uint32_t cell = (place.at * (codec<C>::kPiece / 4) / 4) >> w.cell_k_log2;
+      fetch4(to, static_cast<const float *>(w.scale) + line * w.scale_pitch + cell, true);
+    } else {
+      const uint32_t byte = place.at / 16 * kWords + word * 4;
+      fetch4(to, static_cast<const uint8_t *>(w.scale) + line * w.scale_pitch + byte, byte < w.scale_pitch);
     }
   }
-  /* Fetches the warp's next chunk into a stage, or nothing at the end. */
+  /* Fetches the warp's part of the next tile into a stage, or nothing at the end. */
   __device__ __forceinline__ void next(uint32_t stage) {
-    if (tile < job.tiles()) {
-#pragma unroll
-      for (int h = 0; h < 2; h++) fetch16(stage + lane * 16 + h * 512, row[h] + at, (int)at < (int)bytes[h]);
-      if (kScales && scale_row < 16) {
-        const uint32_t from = S == MM_CU_COARSE ? (at * (codec<C>::kPiece / 4) / 4 >> w.cell_k_log2) * 4 : at / 16 * kWords;
-        const bool exists = S == MM_CU_COARSE || from + lane % kWords * 4 < w.scale_pitch;
-        fetch4(stage + 1024 + (scale_row * kWords + lane % kWords) * 4, scale + from, exists);
-      }
-      at += kStreamWarps * 64;
-      if (at >= pitch) {
-        if (++segment == job.segments()) segment = 0, tile++;
-        locate();
+    if (first < job.end()) {
+      const bool inside = place.at + 16 * t < pitch;
+      const uint32_t row = tile * Job::kPerTile + g;
+      fetch16(stage + threadIdx.x % 32 * 16, from, inside && row < group.count);
+      fetch16(stage + threadIdx.x % 32 * 16 + 512, from + apart, inside && row + (16 - Job::kPerTile == 0 ? 8 : 0) < group.count);
+      if (kScales && scale_of < 16) fetch_scale(stage);
+      from += (size_t)pitch * Job::kPerTile;
+      if (++tile == tiles) {
+        tile = 0;
+        if (place.next(pitch, job.segments())) {
+          locate();
+        } else if ((first += group.count) < job.end()) {
+          open_group();
+        }
       }
     }
     copy_commit();
   }
 };
 
-/* The activations that go with a lane's piece. */
+/* The activations that go with a lane's pieces, as they lie in memory. */
 template <int kPiece>
 struct stream_x {
-  uint4 q[kPiece / 8];
+  uint32_t q[kPiece / 2];
   /* columns [k0, k0 + kPiece) of a row of `width`, zeros beyond */
   __device__ __forceinline__ void load(const bf16 *row, uint32_t k0, uint32_t width) {
 #pragma unroll
-    for (int i = 0; i < kPiece / 8; i++)
-      q[i] = k0 + 8 * i < width ? *reinterpret_cast<const uint4 *>(row + k0 + 8 * i) : make_uint4(0, 0, 0, 0);
+    for (int i = 0; i < kPiece / 8; i++) {
+      uint4 v = make_uint4(0, 0, 0, 0);
+      if (row && k0 + 8 * i < width) v = *reinterpret_cast<const uint4 *>(row + k0 + 8 * i);
+      q[4 * i] = v.x, q[4 * i + 1] = v.y, q[4 * i + 2] = v.z, q[4 * i + 3] = v.w;
+    }
   }
-  __device__ __forceinline__ void multiply(uint32_t factor) {
+  /* To f16, times a power of two that brings the token's largest of this step to 2^14 … 2^15: exact but for numbers 2^-29 of that and
+   * less. back: the inverse powers of tokens 2t and 2t+1, as the product's columns need them. */
+  __device__ __forceinline__ void to_half(float back[2]) {
+    uint32_t largest = 0;
 #pragma unroll
-    for (int i = 0; i < kPiece / 8; i++)
-      q[i] = make_uint4(mul2(q[i].x, factor), mul2(q[i].y, factor), mul2(q[i].z, factor), mul2(q[i].w, factor));
+    for (int i = 0; i < kPiece / 2; i++) largest = max2(largest, q[i] & 0x7fff7fffu);
+    largest = max(largest & 0xffffu, largest >> 16);
+    largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+    largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+    const uint32_t power = min(268 - (largest >> 7), 253u), factor = power << 23 | power << 7;
+#pragma unroll
+    for (int i = 0; i < kPiece / 2; i++) {
+      const uint32_t v = mul2(q[i], factor);
+      asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(q[i]) : "f"(high(v)), "f"(low(v)));
+    }
+    const float inverse = __uint_as_float((254 - power) << 23);
+    back[0] = __shfl_sync(0xffffffffu, inverse, threadIdx.x % 4 * 8);
+    back[1] = __shfl_sync(0xffffffffu, inverse, threadIdx.x % 4 * 8 + 4);
   }
 };
 
-/* acc[16 rows, 8 tokens] += a · x over one chunk; lo and hi are the widened pieces of rows g and g+8. */
-template <int kPiece>
-__device__ __forceinline__ void multiply_chunk(float acc[4], const uint32_t lo[], const uint32_t hi[], const stream_x<kPiece> &x) {
+/* acc[16 rows, 8 tokens] += a · x over one step of a tile; v: the widened pieces of rows g and g+8. */
+template <bool kHalf, int kPiece>
+__device__ __forceinline__ void multiply_tile(float acc[4], const uint32_t (&v)[2][kPiece / 2], const stream_x<kPiece> &x) {
 #pragma unroll
-  for (int i = 0; i < kPiece / 8; i++) {
-    const uint32_t even[4] = {lo[4 * i], hi[4 * i], lo[4 * i + 1], hi[4 * i + 1]};
-    const uint32_t odd[4] = {lo[4 * i + 2], hi[4 * i + 2], lo[4 * i + 3], hi[4 * i + 3]};
-    mma(acc, even, x.q[i].x, x.q[i].y);
-    mma(acc, odd, x.q[i].z, x.q[i].w);
+  for (int i = 0; i < kPiece / 2; i += 2) {
+    const uint32_t a[4] = {v[0][i], v[1][i], v[0][i + 1], v[1][i + 1]};
+    if constexpr (kHalf) {
+      mma_half(acc, a, x.q[i], x.q[i + 1]);
+    } else {
+      mma(acc, a, x.q[i], x.q[i + 1]);
+    }
+  }
+}
+
+/* Products of the lane's two pieces in a stage with the activations of the step. fine: FINE scales' rows. */
+template <mm_cu_code C, mm_cu_scale S, int kHalves>
+__device__ __forceinline__ void stream_tile(float (&acc)[kHalves][4], const mm_cu_weight &w, uint32_t stage, const uint4 (&q)[2],
+                                            const uint32_t (&scale)[2], const float *const (&fine)[2], uint32_t k0,
+                                            const stream_x<codec<C>::kPiece> (&x)[kHalves], const float (&back)[kHalves][2]) {
+  constexpr int kPiece = codec<C>::kPiece;
+  constexpr bool kHalf = C == MM_CU_E4M3 && S == MM_CU_COARSE;
+  uint32_t v[2][kPiece / 2];
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    if constexpr (kHalf) {
+      codec<C>::widen_half(v[h], q[h]);
+    } else {
+      piece_scale<C, S> ps;
+      ps.bits = scale[h];
+      if (S == MM_CU_FINE) ps.load(w, fine[h], k0);
+      codec<C>::widen(v[h], q[h]);
+      ps.apply(v[h]);
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < kHalves; n++) {
+    if (S == MM_CU_COARSE) {
+      float part[4] = {0, 0, 0, 0};
+      multiply_tile<kHalf, kPiece>(part, v, x[n]);
+#pragma unroll
+      for (int i = 0; i < 4; i++) acc[n][i] += part[i] * (__uint_as_float(scale[i / 2]) * (kHalf ? back[n][i % 2] : 1.0f));
+    } else {
+      multiply_tile<kHalf, kPiece>(acc[n], v, x[n]);
+    }
+  }
+}
+
+/* The scales of rows g and g+8 of a stage. */
+template <mm_cu_scale S>
+__device__ __forceinline__ void ring_scales(uint32_t scale[2], uint32_t stage) {
+  const uint32_t lane = threadIdx.x % 32, at = stage + 1024;
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    scale[h] = 0;
+    if (S == MM_CU_COARSE) scale[h] = ring4(at + lane / 4 * 4 + h * 32);
+    if (S == MM_CU_NV) scale[h] = ring2(at + lane * 2 + h * 64);
+    if (S == MM_CU_MX) scale[h] = ring1(at + lane + h * 32);
   }
 }
 
@@ -164,8 +262,7 @@ __device__ __forceinline__ void stream_rows(const mm_cu_weight &w, const Job &jo
   auto &sh = *reinterpret_cast<stream_shared<kHalves> *>(shared_raw);
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, pitch = (uint32_t)w.pitch;
   constexpr int kPiece = codec<C>::kPiece, kBytes = sizeof(stream_stage);
-  /* E4M3 codes enter the product 2^-120 small, the activations 2^60 large. */
-  constexpr bool kShrunk = C == MM_CU_E4M3 && S == MM_CU_COARSE;
+  constexpr bool kHalf = C == MM_CU_E4M3 && S == MM_CU_COARSE;
 
   const uint32_t ring = (uint32_t)__cvta_generic_to_shared(&sh.ring[warp]), ring_end = ring + kStages * kBytes;
   stream_loader<C, S, Job> loader(w, job);
@@ -173,83 +270,72 @@ __device__ __forceinline__ void stream_rows(const mm_cu_weight &w, const Job &jo
   if (Job::kEarly) grid_wait();
 
   uint32_t stage = ring;
-  for (uint32_t tile = 0; tile < job.tiles(); tile++) {
-    float acc[kHalves][4] = {};
-    const bool upper = Job::kSplit || job.valid(tile) > 8;
-    for (uint32_t segment = 0; segment < job.segments(); segment++) {
-      const bf16 *x[kHalves];
-      uint32_t width[kHalves];
+  stream_place place = {0, warp * 64};
+  stream_x<kPiece> ahead[kHalves];
+  auto load_x = [&] {
 #pragma unroll
-      for (int n = 0; n < kHalves; n++) x[n] = job.x(segment, g + 8 * n), width[n] = x[n] ? w.k : 0;
-      const float *fine[2];
-      if (S == MM_CU_FINE) {
-        for (int h = 0; h < 2; h++) {
-          const weight_row r = job.row(tile, segment, g + 8 * h);
-          fine[h] = static_cast<const float *>(w.scale) + ((size_t)r.matrix * w.scale_rows + (r.row >> w.cell_n_log2)) * w.scale_pitch;
-        }
+    for (int n = 0; n < kHalves; n++) ahead[n].load(job.x(place.segment, g + 8 * n), place.at / 16 * kPiece + t * kPiece, w.k);
+  };
+  load_x();
+  for (uint32_t first = job.first(); first < job.end();) {
+    const row_group group = job.group(first);
+    float acc[kTiles][kHalves][4] = {};
+    for (bool more = place.at < pitch; more;) {
+      stream_x<kPiece> x[kHalves];
+      float back[kHalves][2];
+      const uint32_t k0 = place.at / 16 * kPiece + t * kPiece, segment = place.segment;
+#pragma unroll
+      for (int n = 0; n < kHalves; n++) {
+        x[n] = ahead[n];
+        if (kHalf) x[n].to_half(back[n]);
       }
-      for (uint32_t at = warp * 64; at < pitch; at += kStreamWarps * 64) {
-        const uint32_t k0 = at / 16 * kPiece + t * kPiece;
-        stream_x<kPiece> xs[kHalves];
+      more = place.next(pitch, job.segments());
+      load_x();
 #pragma unroll
-        for (int n = 0; n < kHalves; n++) xs[n].load(x[n], k0, width[n]);
+      for (int i = 0; i < kTiles; i++) {
+        if (i * Job::kPerTile >= group.count) break;
         copy_wait<kStages - 1>();
         const uint4 q[2] = {ring16(stage + lane * 16), ring16(stage + lane * 16 + 512)};
-        piece_scale<C, S> ps[2];
-        float f[2];
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-          const uint32_t scale = stage + 1024 + h * 32 * (S == MM_CU_NV ? 2 : 1);
-          if (S == MM_CU_COARSE) f[h] = __uint_as_float(ring4(scale + g * 4));
-          if (S == MM_CU_NV) ps[h].bits = ring2(scale + lane * 2);
-          if (S == MM_CU_MX) ps[h].bits = ring1(scale + lane);
-          if (S == MM_CU_FINE) ps[h].load(w, fine[h], k0);
-        }
+        uint32_t scale[2];
+        ring_scales<S>(scale, stage);
         loader.next(stage);
         stage = stage + kBytes == ring_end ? ring : stage + kBytes;
-
-        uint32_t v[2][kPiece / 2];
+        const float *fine[2];
+        if (S == MM_CU_FINE) {
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-          if (h == 1 && !upper) { /* rows that do not exist: any bits will do */
-#pragma unroll
-            for (int i = 0; i < kPiece / 2; i++) asm("" : "=r"(v[1][i]));
-          } else if constexpr (kShrunk) {
-            codec<C>::shrunk(v[h], q[h]);
-          } else {
-            codec<C>::widen(v[h], q[h]);
-            ps[h].apply(v[h]);
+          for (int h = 0; h < 2; h++) {
+            const uint32_t row =
+                min(i * Job::kPerTile + (g + 8 * h) % Job::kPerTile, group.count - 1) + (g + 8 * h) / Job::kPerTile * job.apart();
+            fine[h] = static_cast<const float *>(w.scale) +
+                      ((size_t)job.matrix(first, segment) * w.scale_rows + ((group.row + row) >> w.cell_n_log2)) * w.scale_pitch;
           }
         }
-#pragma unroll
-        for (int n = 0; n < kHalves; n++) {
-          if (kShrunk) xs[n].multiply(0x5d805d80u /* 2^60 */);
-          if (S == MM_CU_COARSE) {
-            float part[4] = {0, 0, 0, 0};
-            multiply_chunk<kPiece>(part, v[0], v[1], xs[n]);
-            acc[n][0] += part[0] * f[0], acc[n][1] += part[1] * f[0], acc[n][2] += part[2] * f[1], acc[n][3] += part[3] * f[1];
-          } else {
-            multiply_chunk<kPiece>(acc[n], v[0], v[1], xs[n]);
-          }
-        }
+        stream_tile<C, S, kHalves>(acc[i], w, stage, q, scale, fine, k0, x, back);
       }
     }
-    constexpr int kWarpSums = kHalves * 8 * kSumPitch;
-    float *sum = sh.sum[tile % 2][0];
+    __syncthreads(); /* the sums of the group before are read */
 #pragma unroll
-    for (int n = 0; n < kHalves; n++) {
+    for (int i = 0; i < kTiles; i++) {
 #pragma unroll
-      for (int i = 0; i < 4; i++)
-        sum[warp * kWarpSums + (n * 8 + 2 * t + i % 2) * kSumPitch + g + i / 2 * 8] = acc[n][i] * (kShrunk ? 0x1p60f : 1.0f);
+      for (int n = 0; n < kHalves; n++) {
+#pragma unroll
+        for (int j = 0; j < 4; j++) sh.sum[warp][(n * 8 + 2 * t + j % 2) * kSumPitch + i * 16 + g + j / 2 * 8] = acc[i][n][j];
+      }
     }
     __syncthreads();
-    const uint32_t token = threadIdx.x / 16, i = threadIdx.x % 16;
-    if (token / 2 * 2 < job.tokens()) {
-      float total = 0;
+    constexpr uint32_t kRows = kTiles * Job::kPerTile;
+    for (uint32_t i = threadIdx.x; i < job.tokens() * kRows; i += kStreamThreads) {
+      const uint32_t token = i / kRows, row = i % kRows;
+      if (row >= group.count) continue;
+      job.emit(first + row, token, [&](uint32_t half) {
+        const uint32_t at = token * kSumPitch + row / Job::kPerTile * 16 + row % Job::kPerTile + half * 8;
+        float sum = 0;
 #pragma unroll
-      for (int from = 0; from < kStreamWarps; from++) total += sum[from * kWarpSums + token * kSumPitch + i];
-      job.emit(tile, token, i, total);
+        for (int from = 0; from < kStreamWarps; from++) sum += sh.sum[from][at];
+        return sum;
+      });
     }
+    first += group.count;
   }
 }
 

@@ -295,7 +295,7 @@ def mixed():
 def keeping(model):
     """Modules that the user keeps are listed, and the experts of a layer also as one module."""
     for dialect in ("ct", "modelopt"):
-        options = ["--override", "model.layers.1.block_sparse_moe.experts.*=bf16", "--override", "*self_attn.*_proj.weight=bf16"]
+        options = ["--override", "model.layers.1.block_sparse_moe.experts.*=bf16", "--override", "*.layers.0.*.experts.0.*=bf16", "--override", "*self_attn.*_proj.weight=bf16"]
         out = convert(f"tests/data/{model}", "hf", "--layout", "hf", "--quant", "nvfp4a16", "--dialect", dialect, "--part-size", str(PART), *options)
         hf = Unsharded(out)
         expected, key = CONFIGS["nvfp4a16", dialect]

@@ -124,7 +124,7 @@ static void test_m2(void **state) {
 
 /* The files as they are published, or lie in tests/data. */
 static mm_model loaded(const char *path) {
-  mm_model m;
+  mm_model m = {0};
   mm_err err = {0};
   mm_json *j = mm_json_load(path, 1 << 20, &err);
   if (!j) fail_msg("%s", err.text);

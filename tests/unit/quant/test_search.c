@@ -1,5 +1,6 @@
 /* Scale selection: what it gains over absmax on Gaussian and heavy-tailed matrices, in dB, and that the scales it takes are the best
  * of their windows by an independent search in doubles. */
+#include "quant/cpu.h"
 #include "tests/unit/quant/weights.h"
 
 static const double e2m1[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
@@ -119,6 +120,84 @@ static void test_row_shrink(void **state) {
   matrix_close(&m);
 }
 
+/* Packs with the given importances on one SIMD level. */
+static packed pack_weighted(const mm_scheme *s, const matrix *m, const float *importance, mm_cpu level) {
+  packed p = packed_open(s, m->n, m->k);
+  mm_pack_args a = {.w = m->w, .n = m->n, .k = m->k, .amax = matrix_amax(m), .search = MM_SEARCH_MSE, .importance = importance};
+  mm_cpu_limit(level);
+  s->pack(&a, p.plane);
+  mm_cpu_limit(MM_CPU_AVX512);
+  return p;
+}
+static double weighted_error(const matrix *m, const packed *p, const float *importance) {
+  float *out = calloc((size_t)m->n * m->k, sizeof *out);
+  double sum = 0;
+  assert_non_null(out);
+  p->view.scheme->unpack(&p->view, 0, 0, m->n, out);
+  for (size_t i = 0; i < (size_t)m->n * m->k; i++) {
+    double d = (double)m->w[i] - (double)out[i];
+    sum += d * d * (double)importance[i % m->k];
+  }
+  free(out);
+  return sum;
+}
+
+/* Importances move scales to where they say: the weighted error falls, for every scheme that searches; equal ones change nothing; every
+ * SIMD level finds the same bytes. 700 columns: the last tile is not whole. */
+static void test_importance(void **state) {
+  (void)state;
+  enum { N = 32, K = 700 };
+  matrix m = matrix_open(N, K);
+  matrix_fill(&m, student, 0.02);
+  float importance[K], equal[K];
+  for (int i = 0; i < K; i++) {
+    importance[i] = (float)exp(1.5 * gaussian());
+    equal[i] = 4;
+  }
+  for (size_t i = 0; mm_scheme_at(i); i++) {
+    const mm_scheme *s = mm_scheme_at(i);
+    if (!(s->searches >> MM_SEARCH_MSE & 1)) continue;
+    packed none = pack_weighted(s, &m, NULL, MM_CPU_PLAIN), same = pack_weighted(s, &m, equal, MM_CPU_PLAIN);
+    packed plain = pack_weighted(s, &m, importance, MM_CPU_PLAIN), fast = pack_weighted(s, &m, importance, MM_CPU_AVX512);
+    if (!packed_equal(&none, &same)) fail_msg("%s: equal importances change the bytes", s->name);
+    if (!packed_equal(&plain, &fast)) fail_msg("%s: SIMD levels differ", s->name);
+    double found = weighted_error(&m, &plain, importance), before = weighted_error(&m, &none, importance);
+    if (found >= 0.995 * before) fail_msg("%s: weighted error %g, %g without importances", s->name, found, before);
+    packed_close(&none);
+    packed_close(&same);
+    packed_close(&plain);
+    packed_close(&fast);
+  }
+  matrix_close(&m);
+}
+
+/* Under importances, too, the scale is the best of the window by an independent search. */
+static void test_importance_window(void **state) {
+  (void)state;
+  enum { N = 32, K = 320 };
+  matrix m = matrix_open(N, K);
+  matrix_fill(&m, student, 0.02);
+  float importance[K], s2 = matrix_amax(&m) / 2688.0f;
+  for (int i = 0; i < K; i++) importance[i] = (float)exp(2 * gaussian());
+  packed p = pack_weighted(mm_scheme_find("nvfp4"), &m, importance, MM_CPU_AVX512);
+  for (uint32_t b = 0; b < N * K / 16; b++) {
+    const float *w = m.w + (size_t)b * 16, *weight = importance + b * 16 % K;
+    int base = mm_f32_to_e4m3(group_amax(w, 16) / (6 * s2)), stored = ((uint8_t *)p.plane[1])[b];
+    double least = (double)INFINITY, found = 0;
+    for (int c = base - 3; c <= base + 8; c++) {
+      if (c < 1 || c > 126) continue;
+      double sum = 0;
+      for (uint32_t i = 0; i < 16; i++) sum += (double)weight[i] * error_e2m1(w + i, 1, (double)mm_e4m3_value[c] * (double)s2);
+      least = fmin(least, sum);
+      if (c == stored) found = sum;
+    }
+    assert_in_range(stored, base - 3, base + 8);
+    assert_true(found <= least * NEAR);
+  }
+  packed_close(&p);
+  matrix_close(&m);
+}
+
 /* Reference SQNR of a group format under a given rule for the scale. */
 static double sqnr_floor_mxfp4(const matrix *m) {
   double signal = 0, noise = 0;
@@ -169,8 +248,9 @@ static void test_gain(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_nvfp4_window), cmocka_unit_test(test_mxfp4_window), cmocka_unit_test(test_int4_window),
-      cmocka_unit_test(test_row_shrink),   cmocka_unit_test(test_gain),
+      cmocka_unit_test(test_nvfp4_window),      cmocka_unit_test(test_mxfp4_window), cmocka_unit_test(test_int4_window),
+      cmocka_unit_test(test_row_shrink),        cmocka_unit_test(test_gain),         cmocka_unit_test(test_importance),
+      cmocka_unit_test(test_importance_window),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

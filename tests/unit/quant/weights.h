@@ -1,6 +1,6 @@
 /* Random matrices for the tests of quant/: every element differs, values are exact in bf16 so that both kinds of input agree. */
-#ifndef MM_TESTS_MATRIX_H
-#define MM_TESTS_MATRIX_H
+#ifndef MM_TESTS_WEIGHTS_H
+#define MM_TESTS_WEIGHTS_H
 
 #include <math.h>
 #include <setjmp.h>
