@@ -8,7 +8,7 @@
 #include "convert/dialect.h"
 #include "convert/encoding.h"
 
-#define MISSING_MOST 100000 /* tensors counted as missing */
+#define MISSING_MOST 10000 /* tensors counted as missing */
 
 typedef struct mm_planner {
   mm_plan *p;

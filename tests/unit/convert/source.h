@@ -279,7 +279,7 @@ static inline source *src_close(source *s) {
   return NULL;
 }
 
-/* FRESH(s) { … }: a whole source that the block spoils, writes and has read. */
+/* FRESH(s) { … }: a whole source that the block spoils, writes and has read. NOLINTNEXTLINE(bugprone-macro-parentheses) */
 #define FRESH(s) for (source *s = src_open(); s; s = src_close(s))
 
 /* How far a source is read: opened, planned, every weight decoded. */

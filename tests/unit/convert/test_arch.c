@@ -256,6 +256,10 @@ static void test_aliases(void **state) {
   READS(m1, "\"num_local_experts\":7", "\"num_local_experts\":7,\"num_experts\":8", experts, 7);
   READS(m1, "\"num_local_experts\":7", "\"num_local_experts\":[7,7,7,7,7]", experts, 7);
   READS(m1, "\"shared_intermediate_size\":0", "\"shared_intermediate_size\":[0]", hidden, 96);
+}
+
+static void test_rope_aliases(void **state) {
+  (void)state;
   READS(m1, "\"rotary_dim\":10", "\"partial_rotary_factor\":0.5", rotary_dim, 10);
   READS(m1, "\"rotary_dim\":10", "\"partial_rotary_factor\":1", rotary_dim, 20);
   READS(m1, "\"rotary_dim\":10", "\"rotary_dim\":10,\"partial_rotary_factor\":0.2", rotary_dim, 10);
@@ -436,7 +440,9 @@ static size_t names_of(const mm_arch *arch, const mm_model *m, bool fp8) {
         name[n++] = strdup(mm_rule_name(text, sizeof text, r->theirs, l, e));
         assert_null(strchr(text, '{'));
         bool scaled = fp8 && (r->kind == MM_KIND_LINEAR || r->kind == MM_KIND_EXPERT);
-        if (scaled) name[n++] = strdup(strcat(text, "_scale_inv"));
+        if (!scaled) continue;
+        snprintf(text + strlen(text), sizeof text - strlen(text), "_scale_inv");
+        name[n++] = strdup(text);
       }
     }
   }
@@ -511,14 +517,23 @@ static void test_feasible(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_m1),           cmocka_unit_test(test_m2),
-      cmocka_unit_test(test_tiny_configs), cmocka_unit_test(test_released_config),
-      cmocka_unit_test(test_hf_form),      cmocka_unit_test(test_m1_defaults),
-      cmocka_unit_test(test_m2_defaults),  cmocka_unit_test(test_aliases),
-      cmocka_unit_test(test_needed_keys),  cmocka_unit_test(test_optional_keys),
-      cmocka_unit_test(test_relations),    cmocka_unit_test(test_lists),
-      cmocka_unit_test(test_features),     cmocka_unit_test(test_architectures),
-      cmocka_unit_test(test_rules),        cmocka_unit_test(test_feasible),
+      cmocka_unit_test(test_m1),
+      cmocka_unit_test(test_m2),
+      cmocka_unit_test(test_tiny_configs),
+      cmocka_unit_test(test_released_config),
+      cmocka_unit_test(test_hf_form),
+      cmocka_unit_test(test_m1_defaults),
+      cmocka_unit_test(test_m2_defaults),
+      cmocka_unit_test(test_aliases),
+      cmocka_unit_test(test_rope_aliases),
+      cmocka_unit_test(test_needed_keys),
+      cmocka_unit_test(test_optional_keys),
+      cmocka_unit_test(test_relations),
+      cmocka_unit_test(test_lists),
+      cmocka_unit_test(test_features),
+      cmocka_unit_test(test_architectures),
+      cmocka_unit_test(test_rules),
+      cmocka_unit_test(test_feasible),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

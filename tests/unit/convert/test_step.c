@@ -61,16 +61,15 @@ static void assert_same(const char *a, const char *b) {
     snprintf(path[0], sizeof path[0], "%s/%.200s", a, entry[i]->d_name);
     snprintf(path[1], sizeof path[1], "%s/%.200s", b, entry[i]->d_name);
     if (entry[i]->d_name[0] != '.') {
-      size_t size[2];
+      size_t n0, n1;
       mm_err err = {0};
-      char *text[2];
-      for (int k = 0; k < 2; k++) {
-        text[k] = mm_file_slurp(path[k], 1 << 30, &size[k], &err);
-        if (!text[k]) fail_msg("%s", err.text);
-      }
-      if (size[0] != size[1] || memcmp(text[0], text[1], size[0]) != 0) fail_msg("%s differs from %s", path[1], path[0]);
-      free(text[0]);
-      free(text[1]);
+      char *text0 = mm_file_slurp(path[0], 1 << 30, &n0, &err), *text1 = mm_file_slurp(path[1], 1 << 30, &n1, &err);
+      if (!text0 || !text1)
+        fail_msg("%s", err.text);
+      else if (n0 != n1 || memcmp(text0, text1, n0) != 0)
+        fail_msg("%s differs from %s", path[1], path[0]);
+      free(text0);
+      free(text1);
       files++;
     }
     free(entry[i]);

@@ -324,6 +324,12 @@ static float number(const src_tensor *t, size_t i) {
   return f;
 }
 
+static uint32_t bits_of(float f) {
+  uint32_t u;
+  memcpy(&u, &f, sizeof u);
+  return u;
+}
+
 /* Every matrix of the plan decodes to what its tensors in memory stand for. Block is 4 x 3. */
 static void assert_exact(const source *s) {
   mm_hf hf = {0};
@@ -347,7 +353,10 @@ static void assert_exact(const source *s) {
         if (strcmp(s->t[j].name, x->weight->original) == 0) w = &s->t[j];
         if (strcmp(s->t[j].name, scale_name) == 0) scale = &s->t[j];
       }
-      assert_non_null(w);
+      if (!w) {
+        fail_msg("%s is not in the source", x->weight->original);
+        continue;
+      }
       /* From the middle too, on a multiple of the block's height. */
       for (uint32_t row = 0; row < x->rows; row += 4) {
         if (!mm_decode_f32(&d, x, row, x->rows - row, &err)) fail_msg("%s", err.text);
@@ -356,7 +365,8 @@ static void assert_exact(const source *s) {
             float want = number(w, r * x->cols + c);
             if (scale) want *= number(scale, r / 4 * ((x->cols + 2) / 3) + c / 3);
             float found = d.wide[(r - row) * x->cols + c];
-            if (memcmp(&found, &want, 4) != 0) fail_msg("%s [%zu, %zu]: found %g, expected %g", w->name, r, c, (double)found, (double)want);
+            if (bits_of(found) != bits_of(want))
+              fail_msg("%s [%zu, %zu]: found %g, expected %g", w->name, r, c, (double)found, (double)want);
           }
       }
     }
@@ -394,10 +404,9 @@ static void test_exact(void **state) {
         k++;
       }
       for (int odd = 0; odd < 4; odd++) {
-        char pad[8] = "x.......";
-        pad[1 + odd] = 0;
-        src_tensor *t = src_add(s, "model.layers.9.", "U8", 1, (uint64_t)odd + 1, 0); /* skipped, but moves what follows */
-        strcat(t->name, pad);
+        char name[32];
+        snprintf(name, sizeof name, "model.layers.9.%.*s", odd + 1, "xxxx"); /* skipped, but moves what follows */
+        src_tensor *t = src_add(s, name, "U8", 1, (uint64_t)odd + 1, 0);
         src_tensor first = s->t[0];
         s->t[0] = *t;
         *t = first;
