@@ -205,6 +205,7 @@ static bool refuse(const mm_hf *hf, const mm_site *p, const mm_encoding *const *
   }
   char list[1024];
   choice_text(&want, list, sizeof list);
+  if (!t) return mm_fail(err, MM_BUG, "E_BUG", mm_at(hf->dir, NULL), "found no row behind the best match");
   mm_where at = mm_at(hf->file[t->file].path, t->original), at_scale = s ? mm_at(hf->file[s->file].path, s->original) : at;
   const char *dtype = mm_dtype_name(t->dtype);
   switch (best) {

@@ -138,6 +138,7 @@ static int give_up(const mm_program *program, const mm_err *err) {
   return status;
 }
 
+/* NOLINTNEXTLINE(readability-function-size): most of it is the option table */
 int main(int argc, char **argv) {
   mm_program_start();
   mm_convert_args a = {.layout = "packed",

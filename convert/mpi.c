@@ -30,6 +30,7 @@ void mm_mpi_abort(int status) {
 
 #else
 
+/* NOLINTNEXTLINE(readability-non-const-parameter): the MPI build changes them */
 void mm_mpi_start(int *argc, char ***argv, uint32_t *rank, uint32_t *size) {
   (void)argc;
   (void)argv;

@@ -290,6 +290,7 @@ static bool commit(mm_writer *w, mm_err *err) {
 
 bool mm_writer_commit(mm_writer *w, mm_err *err) { return w->blocks.plan == NULL || w->pending_count == 0 || commit(w, err); }
 
+/* NOLINTNEXTLINE(readability-non-const-parameter): dead is taken over */
 bool mm_writer_step_done(mm_writer *w, uint32_t step, uint64_t source_bytes, mm_put_log *log, uint32_t *dead, size_t dead_count,
                          mm_err *err) {
   mm_step_entry e = {.step = step, .put = log->put, .put_count = log->count, .dead = dead, .dead_count = dead_count};
