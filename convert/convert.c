@@ -90,12 +90,12 @@ static bool resumable(mm_status s) { return s == MM_INTERRUPTED || s == MM_IO ||
 bool mm_convert_run(mm_plan *p, const mm_writer_options *o, mm_progress *progress, mm_digest *manifest, mm_err *err) {
   mm_writer out;
   mm_convert_job job = {.p = p, .out = &out, .progress = progress};
-  bool ok = mm_writer_open(&out, p, o, err) &&
-            (out.complete ? manifest_digest(p, o->target, manifest, err) : run_all(&job, o->threads, manifest, err));
+  bool opened = mm_writer_open(&out, p, o, err);
+  bool ok = opened && (out.complete ? manifest_digest(p, o->target, manifest, err) : run_all(&job, o->threads, manifest, err));
   if (!ok && err->status == MM_INTERRUPTED) {
     mm_err late = {0}; /* the interruption is what is reported; without this record only more is done again */
     mm_writer_commit(&out, &late);
   }
-  mm_writer_close(&out, ok || resumable(err->status));
+  mm_writer_close(&out, ok || (opened ? resumable(err->status) : !out.fresh));
   return ok;
 }

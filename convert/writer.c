@@ -176,8 +176,10 @@ static bool open_journal(mm_writer *w, mm_err *err) {
     if (!absent) return false;
     mm_journal_close(&w->journal);
   }
-  if (!alone) return mm_journal_create(&w->journal, w->parent, w->journal_name, w->plan, err);
+  mm_err leftover = {0};
   bool resume = w->o.leftover == MM_LEFTOVER_RESUME;
+  w->fresh = !resume || each_journal(w, refuse_leftover, &leftover);
+  if (!alone) return mm_journal_create(&w->journal, w->parent, w->journal_name, w->plan, err);
   if (!resume) clear(w);
   if (!resume && !each_journal(w, remove_journal, err)) return false;
   if (!mm_journal_create(&w->journal, w->parent, w->journal_name, w->plan, err)) return false;

@@ -28,6 +28,7 @@ typedef struct mm_writer {
   char *journal_name; /* ".NAME.partial.journal", for a share with ".I-N" behind it */
   int parent, dir;    /* descriptors of the target's parent and the staging directory; -1 when closed */
   bool exchange;      /* something of ours (or empty) has the target's name */
+  bool fresh;         /* this run began the journal: there was nothing to continue */
   bool complete;      /* resume found the target finished already */
   mm_blocks blocks;
   mm_journal journal;
