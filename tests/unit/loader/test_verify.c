@@ -103,7 +103,7 @@ static void sealed(void **state) {
   }
   copy[n] = '\n';
   refused(copy, n + 1, "a line behind the digest");
-  memmove(copy + n - 77, copy + n - 78, 78);
+  memcpy(copy + n - 77, manifest + n - 78, 78);
   copy[n - 78] = ' ';
   refused(copy, n + 1, "a space before the digest");
   memcpy(copy, manifest, n);

@@ -294,7 +294,7 @@ static void test_cutting(void **state) {
           packed shard = cut(&p, row, n, col, k);
           s->unpack(&shard.view, 0, 0, n, part);
           for (uint32_t r = 0; r < n; r++)
-            if (memcmp(part + (size_t)r * k, whole + (size_t)(row + r) * K + col, k * sizeof *part))
+            if (memcmp(part + (size_t)r * k, whole + (size_t)(row + r) * K + col, k * sizeof *part) != 0)
               fail_msg("%s: shard %ux%u at [%u, %u] differs in row %u", s->name, n, k, row, col, r);
           packed_close(&shard);
         }

@@ -89,7 +89,7 @@ static inline void packed_close(packed *p) {
 }
 static inline bool packed_equal(const packed *a, const packed *b) {
   for (unsigned i = 0; i < a->view.scheme->plane_count; i++)
-    if (a->bytes[i] != b->bytes[i] || memcmp(a->plane[i], b->plane[i], a->bytes[i])) return false;
+    if (a->bytes[i] != b->bytes[i] || memcmp(a->plane[i], b->plane[i], a->bytes[i]) != 0) return false;
   return true;
 }
 static inline packed pack_matrix(const mm_scheme *s, const matrix *m, mm_search search) {
@@ -101,7 +101,7 @@ static inline packed pack_matrix(const mm_scheme *s, const matrix *m, mm_search 
 
 /* Signal to quantisation noise, dB. */
 static inline double sqnr(const matrix *m, const packed *p) {
-  float *out = calloc((size_t)m->n * m->k, sizeof *out);
+  float *out = malloc((size_t)m->n * m->k * sizeof *out);
   assert_non_null(out);
   p->view.scheme->unpack(&p->view, 0, 0, m->n, out);
   double signal = 0, noise = 0;
