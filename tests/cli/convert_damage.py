@@ -8,6 +8,7 @@ import random
 import re
 import shutil
 import struct
+import subprocess
 
 import convert_files as cf
 from convert_files import Scratch, small
@@ -256,5 +257,36 @@ def against_source():
         assert exact == of - 1 and b"layers.1.block_sparse_moe.experts.w2_weight" in done.stdout, done
 
 
+def inspect():
+    """minimax-inspect lists both kinds of checkpoint and tells two apart; what it and verify cannot print is a failure."""
+    with Packed() as root:
+        inspector = shutil.which("minimax-inspect")
+        done = json.loads(cf.ok(inspector, root + "/src", "--json").stdout)
+        c = cf.Checkpoint.load(root + "/src")
+        assert done["kind"] == "source"
+        assert {t["name"]: (t["type"], json.loads(t["shape"]), t["bytes"]) for t in done["tensors"]} == \
+            {k: (d, shape, len(data)) for k, (d, shape, data) in c.tensors.items()}
+        done = json.loads(cf.ok(inspector, root + "/out", "--json", "--match", "w13").stdout)
+        assert done["kind"] == "packed" and [t["name"] for t in done["tensors"]] == \
+            [f"model.layers.{i}.block_sparse_moe.experts.w13_weight" for i in range(3)]
+        assert all(t["type"].startswith("block_fp8") and t["shape"] == "[3, 6, 10]" for t in done["tensors"]), done
+        cf.ok(CONVERT, "-q", root + "/src", "-o", root + "/bf16", "--tp", 2, "--quant", "bf16")
+        cf.ok(inspector, root + "/out", "--diff", root + "/out", "--data")
+        cf.ok(inspector, root + "/src", "--diff", root + "/src", "--data")
+        name = "model.layers.1.block_sparse_moe.experts.1.w2.weight"
+        dtype, shape, data = c.tensors[name]
+        c.tensors[name] = (dtype, shape, data[:-1] + bytes([data[-1] ^ 1]))
+        c.save(root + "/near")
+        for a, b, more, status in (("src", "near", (), 0), ("src", "near", ("--data",), 6), ("out", "bf16", (), 6), ("out", "src", ("--data",), 2)):
+            done = cf.run(inspector, f"{root}/{a}", "--diff", f"{root}/{b}", *more)
+            assert done.returncode == status, (a, b, more, done)
+            assert more == () or status == 2 or name.encode() in done.stdout, done
+        for command in ((inspector, root + "/src"), (inspector, root + "/out", "--json"), (VERIFY, "-q", root + "/out", "--source", root + "/src"),
+                        (VERIFY, "-q", root + "/out", "--source", root + "/src", "--json"), (inspector, root + "/out", "--diff", root + "/out")):
+            with open("/dev/full", "w", encoding="utf-8") as full:
+                done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
+            assert done.returncode == 5 and done.stderr.count(b"\n") == 1, (command, done)
+
+
 if __name__ == "__main__":
-    cf.main([part_sizes, flips, blanks, lengths, places, missing_and_added, against_source])
+    cf.main([part_sizes, flips, blanks, lengths, places, missing_and_added, against_source, inspect])

@@ -351,6 +351,76 @@ def lock_race():
         assert sorted(os.listdir(root)) == ["out", "src"], os.listdir(root)
 
 
+def interrupted():
+    """What an interrupted run has done is kept until it is continued or discarded, whatever is tried meanwhile."""
+    with Scratch() as root:
+        small(hidden=256, inter=256, experts=8, vocab=512).save(root + "/src")
+        parts = ("--part-size", "300K")
+        cf.ok(CONVERT, "-q", root + "/src", "-o", root + "/whole", *parts)
+        done = convert(root + "/src", "-o", root + "/out", *parts,  # the experts' part is larger than files may be
+                       preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (600 << 10, 600 << 10)))
+        cf.assert_error(done, "minimax-convert", IO, "E_IO", "too large")
+        assert sorted(os.listdir(root)) == [".out.partial", ".out.partial.journal", "src", "whole"], os.listdir(root)
+        assert len(os.listdir(root + "/.out.partial")) >= 2
+        refused(root, USAGE, "E_LEFTOVER", "--resume", args=parts)
+        for other in ((*parts, "--tp", "2"), (*parts, "--quant", "bf16"), ("--part-size", "2M")):
+            refused(root, USAGE, "E_RESUME", "--restart", args=("--resume", *other))
+        os.rename(root + "/src", root + "/away")
+        small(hidden=256, inter=256, experts=8, vocab=512, layers=2).save(root + "/src")
+        refused(root, USAGE, "E_RESUME", args=(*parts, "--resume"))
+        shutil.rmtree(root + "/src")
+        os.rename(root + "/away", root + "/src")
+        with open(f"{root}/src/{SHARD1}", "r+b") as f:  # the same header, other weights
+            f.seek(-1, os.SEEK_END)
+            last = f.read(1)
+            f.seek(-1, os.SEEK_END)
+            f.write(bytes([last[0] ^ 1]))
+        refused(root, USAGE, "E_RESUME", args=(*parts, "--resume"))
+        cf.ok(CONVERT, "-q", root + "/src", "-o", root + "/out", "--restart", *parts)
+        assert not cf.same_files(root + "/out", root + "/whole") and sorted(os.listdir(root)) == ["out", "src", "whole"]
+
+
+def resumed():
+    """Continued, an interrupted run gives what an uninterrupted one does."""
+    with Scratch() as root:
+        small(hidden=256, inter=256, experts=8, vocab=512).save(root + "/src")
+        cf.ok(CONVERT, "-q", root + "/src", "-o", root + "/whole", "--part-size", "300K")
+        done = convert(root + "/src", "-o", root + "/out", "--part-size", "300K",
+                       preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (600 << 10, 600 << 10)))
+        cf.assert_error(done, "minimax-convert", IO, "E_IO", "too large")
+        cf.ok(CONVERT, "-q", root + "/src", "-o", root + "/out", "--resume", "--part-size", "300K")
+        assert cf.same_files(root + "/out", root + "/whole") and sorted(os.listdir(root)) == ["out", "src", "whole"]
+
+
+def no_space():
+    """A32, K05: sparse files of 4 TiB each, whose headers are right: refused by the space check at once, and nothing is left to resume."""
+    vocab = 2**31 - 1
+    c = small(hidden=1024, heads=2, dim=512)
+    c.config["vocab_size"] = vocab
+    ends = ("model.embed_tokens.weight", "lm_head.weight")
+    for name in ends:
+        c.tensors[name] = ("BF16", [0], b"")
+        c.file[name] = name
+    with Scratch() as root:
+        c.save(root + "/src")
+        for name in ends:
+            size = vocab * 1024 * 2
+            header = json.dumps({name: {"dtype": "BF16", "shape": [vocab, 1024], "data_offsets": [0, size]}}).encode()
+            with open(f"{root}/src/{name}", "wb") as f:
+                f.write(struct.pack("<Q", len(header)) + header)
+                try:
+                    f.truncate(8 + len(header) + size)
+                except OSError as e:
+                    print(f"no_space: not run: {e}")
+                    return
+        for args in ((), ("--quant", "bf16"), ("--resume",)):
+            start = time.monotonic()
+            done = convert(root + "/src", "-o", root + "/out", *args)
+            cf.assert_error(done, "minimax-convert", IO, "E_SPACE", "bytes free")
+            assert os.listdir(root) == ["src"], os.listdir(root)
+            assert time.monotonic() - start < 5
+
+
 def parallel_degree():
     """C13"""
     for tp in ("0", "-1", "2147483648", "4294967297", "8x", "", "1.5", "1025"):
@@ -413,4 +483,4 @@ def streams():
 
 if __name__ == "__main__":
     cf.main([whole, index_and_files, file_types, links, companions, permissions, descriptors, source_paths, output_overlaps, output_exists,
-             force, failing_force, locked, lock_race, parallel_degree, values, narrowing, streams])
+             force, failing_force, locked, lock_race, interrupted, resumed, no_space, parallel_degree, values, narrowing, streams])
