@@ -101,15 +101,19 @@ static bool old_file(mm_blocks *b, uint32_t rank) {
   return false;
 }
 
+bool mm_blocks_digests(mm_plan *p, uint32_t part, uint32_t rank, mm_err *err) {
+  mm_part *x = mm_plan_entry(p, part, rank);
+  x->block_count = mm_hash_blocks(p->part[part].file[rank].size);
+  if (!x->block) x->block = mm_arena_alloc(&p->pack.arena, x->block_count * sizeof *x->block, err);
+  return x->block != NULL;
+}
+
 bool mm_blocks_begin(mm_blocks *b, uint32_t part, bool existing, bool *kept, mm_err *err) {
   b->part = part;
   for (uint32_t r = 0; r < b->plan->pack.tp; r++) {
     if (!mm_plan_wants(b->plan, part, r)) continue;
     mm_part *x = part_of(b, r);
-    x->block_count = mm_hash_blocks(layout_of(b, r)->size);
-    if (!x->block) x->block = mm_arena_alloc(&b->plan->pack.arena, x->block_count * sizeof *x->block, err);
-    b->block[r] = mm_calloc(x->block_count, sizeof **b->block, err);
-    if (!x->block || !b->block[r]) return false;
+    if (!mm_blocks_digests(b->plan, part, r, err) || !(b->block[r] = mm_calloc(x->block_count, sizeof **b->block, err))) return false;
     choose_states(b, r);
     kept[r] = existing && old_file(b, r);
     if (!kept[r] && !new_file(b, r, err)) return false;
@@ -144,7 +148,7 @@ static bool mark_done(mm_blocks *b, uint32_t rank, uint32_t block, mm_err *err) 
   x->buffer = NULL;
   x->state = MM_BLOCK_DONE;
   bool ok = mm_grow((void **)&b->done, &b->done_cap, b->done_count + 1, sizeof *b->done, err);
-  if (ok) b->done[b->done_count++] = (mm_done){rank, b->part, block};
+  if (ok) b->done[b->done_count++] = (mm_done){.rank = rank, .part = b->part, .block = block};
   pthread_mutex_unlock(&b->lock);
   return ok;
 }

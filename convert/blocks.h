@@ -36,9 +36,10 @@ typedef struct mm_block {
   mm_block_state state;
 } mm_block;
 
-/* A block that became DONE. */
+/* A block that became DONE, later its frame in an archive. */
 typedef struct mm_done {
   uint32_t rank, part, block;
+  uint32_t packed, stride; /* of its frame; 0 while it is plain */
 } mm_done;
 
 typedef struct mm_blocks {
@@ -61,6 +62,8 @@ typedef struct mm_blocks {
 bool mm_blocks_open(mm_blocks *b, mm_plan *p, int dir, const char *dir_name, size_t buffers, mm_err *err);
 void mm_blocks_close(mm_blocks *b); /* accepts a half-opened one */
 
+/* Gives part `part` of a rank room for its digests, unless it has that. */
+bool mm_blocks_digests(mm_plan *p, uint32_t part, uint32_t rank, mm_err *err);
 /* Starts part `part` on every rank. New files get their size and header; with `existing`, files of the right size are kept (others are
  * made anew and kept[tp] says which). */
 bool mm_blocks_begin(mm_blocks *b, uint32_t part, bool existing, bool *kept, mm_err *err);

@@ -56,8 +56,9 @@ static bool run_parts(mm_convert_job *job, unsigned threads, mm_err *err) {
     job->first = end;
     while (end < p->step_count && p->tensor[p->step[end].tensor].part == part) end++;
     if (part % job->out->o.shares != job->out->o.share) continue;
-    if (!mm_writer_begin_part(job->out, part, err) || !mm_pool_run(threads, end - job->first, run_item, job, err) ||
-        !mm_writer_end_part(job->out, err))
+    bool finished;
+    if (!mm_writer_begin_part(job->out, part, &finished, err) || !mm_pool_run(threads, end - job->first, run_item, job, err) ||
+        !(finished || mm_writer_end_part(job->out, err)))
       return false;
     for (uint32_t r = 0; r < p->pack.tp; r++) atomic_fetch_add(&job->progress->written_bytes, p->part[part].file[r].size);
   }

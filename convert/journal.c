@@ -11,11 +11,12 @@
 
 #include "formats/file.h"
 
-static const char magic[8] = "MMJRNL1\n";
+static const char magic[8] = "MMJRNL2\n";
 
 typedef struct mm_journal_header {
   char magic[8];
   uint8_t plan[32], source[32];
+  uint64_t level;
 } mm_journal_header;
 
 #define JOURNAL_MAX (UINT64_C(4) << 30)
@@ -33,12 +34,13 @@ static bool source_digest(const mm_plan *p, mm_digest *out, mm_err *err) {
   return mm_sha256_end(s, ok ? out : NULL, err) && ok;
 }
 
-static bool make_header(const mm_plan *p, mm_journal_header *h, mm_err *err) {
+static bool make_header(const mm_plan *p, int level, mm_journal_header *h, mm_err *err) {
   mm_digest source;
   memcpy(h->magic, magic, sizeof magic);
   memcpy(h->plan, p->pack.plan.byte, sizeof h->plan);
   if (!source_digest(p, &source, err)) return false;
   memcpy(h->source, source.byte, sizeof h->source);
+  h->level = (uint64_t)level;
   return true;
 }
 
@@ -51,9 +53,9 @@ static bool lock(const mm_journal *j, mm_err *err) {
 
 bool mm_journal_create(mm_journal *j, int parent, const char *name, const mm_plan *p, mm_err *err) {
   mm_journal_header h;
-  *j = (mm_journal){.fd = -1};
+  *j = (mm_journal){.fd = -1, .level = j->level};
   j->path = mm_arena_strndup(&j->arena, name, strlen(name), err);
-  if (!j->path || !make_header(p, &h, err)) return false;
+  if (!j->path || !make_header(p, j->level, &h, err)) return false;
   if (unlinkat(parent, name, 0) != 0 && errno != ENOENT) return mm_fail_errno(err, mm_at(name, NULL), "remove", errno);
   j->fd = mm_create_at(parent, ".", name, err);
   j->size = sizeof h;
@@ -135,7 +137,7 @@ static bool read_journal(mm_journal *j, int fd, const char *name, const mm_plan 
   mm_journal_header h;
   struct stat s;
   *end = 0;
-  if (!make_header(p, &h, err)) return false;
+  if (!make_header(p, j->level, &h, err)) return false;
   if (fstat(fd, &s) != 0) return mm_fail_errno(err, mm_at(name, NULL), "look at", errno);
   if (!S_ISREG(s.st_mode) || (uint64_t)s.st_size > JOURNAL_MAX)
     return mm_fail(err, MM_USAGE, "E_RESUME", mm_at(name, NULL), "found something that is not a journal; --restart discards it");
@@ -145,11 +147,12 @@ static bool read_journal(mm_journal *j, int fd, const char *name, const mm_plan 
   mm_file f = {.fd = fd, .size = n};
   bool ok = text && mm_file_read(&f, name, text, n, 0, err);
   if (ok && memcmp(text, &h, sizeof h) != 0) {
-    bool ours = memcmp(text, magic, sizeof magic) == 0, plan = memcmp(text + 8, h.plan, sizeof h.plan) == 0;
+    bool ours = memcmp(text, magic, sizeof magic) == 0, plan = memcmp(text + offsetof(mm_journal_header, plan), h.plan, sizeof h.plan) == 0;
+    bool source = memcmp(text + offsetof(mm_journal_header, source), h.source, sizeof h.source) == 0;
     ok = mm_fail(err, MM_USAGE, "E_RESUME", mm_at(name, NULL), "found %s; --restart discards it",
-                 !ours  ? "something that is not a journal"
-                 : plan ? "a run whose source files have changed since"
-                        : "a run of another source, option or tool version");
+                 !ours             ? "something that is not a journal"
+                 : plan && !source ? "a run whose source files have changed since"
+                                   : "a run of another source, option or tool version");
   }
   ok = ok && read_records(j, text, n, end, err);
   free(text);
@@ -157,7 +160,7 @@ static bool read_journal(mm_journal *j, int fd, const char *name, const mm_plan 
 }
 
 bool mm_journal_resume(mm_journal *j, int parent, const char *name, const mm_plan *p, bool *absent, mm_err *err) {
-  *j = (mm_journal){.fd = -1};
+  *j = (mm_journal){.fd = -1, .level = j->level};
   *absent = false;
   j->path = mm_arena_strndup(&j->arena, name, strlen(name), err);
   if (!j->path) return false;
@@ -212,5 +215,5 @@ void mm_journal_close(mm_journal *j) {
   free(j->step);
   free(j->block);
   mm_arena_close(&j->arena);
-  *j = (mm_journal){.fd = -1};
+  *j = (mm_journal){.fd = -1, .level = j->level};
 }

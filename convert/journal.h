@@ -1,8 +1,9 @@
 /* The journal of a conversion, beside the staging directory: which blocks and steps are durable. After a crash it says what need not be
  * done again; nothing it says is trusted before the bytes have been hashed again.
  *
- * File: a header {magic, plan digest, source digest}, then records {u32 length, payload, u64 check}, check being the first eight bytes
- * of the payload's SHA-256. A record is appended and synced only after the data it speaks of was synced. A torn or damaged tail is cut. */
+ * File: a header {magic, plan digest, source digest, level of --compress}, then records {u32 length, payload, u64 check}, check being the
+ * first eight bytes of the payload's SHA-256. A record is appended and synced only after the data it speaks of was synced. A torn or
+ * damaged tail is cut. */
 #ifndef MM_CONVERT_JOURNAL_H
 #define MM_CONVERT_JOURNAL_H
 
@@ -16,7 +17,7 @@ typedef struct mm_step_entry {
   uint32_t *dead; /* all-zero lm_head rows it saw */
 } mm_step_entry;
 
-/* A block on disk with its digest. */
+/* A block on disk, or its frame, with its digest. */
 typedef struct mm_block_entry {
   mm_done at;
   mm_digest digest;
@@ -25,6 +26,7 @@ typedef struct mm_block_entry {
 typedef struct mm_journal {
   int fd; /* of the own file, locked; -1 when closed */
   char *path;
+  int level; /* of --compress, 0 without: set before the journal is opened */
   uint64_t size;
   size_t step_count, block_count, step_cap, block_cap;
   mm_step_entry *step; /* read back by mm_journal_resume */

@@ -22,9 +22,10 @@ static void on_signal(int n) {
 }
 
 typedef struct mm_convert_args {
-  const char *source, *output, *layout, *dialect, *quant, *align, *recipe, *search, *part, *ranks;
+  const char *source, *output, *layout, *dialect, *quant, *align, *recipe, *search, *part, *ranks, *compress;
   mm_option_list ignore, override;
   uint64_t tp, ep, pp, threads, part_size, commit_bytes, mem_limit;
+  int level;                   /* of compress, 0 without */
   uint32_t process, processes; /* of mpirun */
   bool dry_run, names_only, list, json, quiet, force, outside, resume, restart;
 } mm_convert_args;
@@ -70,11 +71,21 @@ static bool make_plan(const mm_convert_args *a, mm_hf *hf, mm_plan *plan, mm_err
                  (unsigned long long)hf->total_size, (unsigned long long)plan->source_bytes);
 }
 
+/* "zstd" or "zstd:LEVEL". */
+static bool parse_compress(const char *text, int *level, mm_err *err) {
+  int end = 0;
+  *level = 1;
+  if (strcmp(text, "zstd") == 0) return true;
+  if (sscanf(text, "zstd:%2d%n", level, &end) == 1 && text[end] == 0 && *level >= 1 && *level <= MM_FRAME_LEVEL_MAX) return true;
+  return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found another --compress than zstd or zstd:LEVEL with LEVEL from 1 to %d",
+                 MM_FRAME_LEVEL_MAX);
+}
+
 /* How many output blocks may be assembled at once within the limit. */
-static bool assembly_buffers(const mm_convert_args *a, uint64_t output_bytes, size_t *buffers, mm_err *err) {
+static bool assembly_buffers(const mm_convert_args *a, uint64_t output_bytes, int level, size_t *buffers, mm_err *err) {
   uint64_t limit = a->mem_limit ? a->mem_limit : (UINT64_C(256) << 20) + a->threads * (UINT64_C(64) << 20);
   uint64_t fixed = MEM_FIXED * (strcmp(a->layout, "hf") == 0 ? 2 : 1); /* a tensor for each expert */
-  uint64_t need = fixed + a->threads * MEM_THREAD;
+  uint64_t need = fixed + a->threads * (MEM_THREAD + (level > 0 ? mm_archive_lane_bytes(level) : 0));
   if (limit < need)
     return mm_fail(err, MM_LIMIT, "E_MEMORY", mm_at(NULL, NULL), "found --mem-limit %llu, expected at least %llu for %llu threads",
                    (unsigned long long)limit, (unsigned long long)need, (unsigned long long)a->threads);
@@ -117,9 +128,10 @@ static bool convert(const mm_convert_args *a, mm_plan *plan, mm_err *err) {
                          .share = a->process,
                          .shares = a->processes,
                          .commit_bytes = a->commit_bytes,
-                         .threads = (unsigned)a->threads};
+                         .threads = (unsigned)a->threads,
+                         .level = a->level};
   if (a->part && !parse_share(a->part, &o.share, &o.shares, err)) return false;
-  if (!assembly_buffers(a, plan->output_bytes, &o.buffers, err)) return false;
+  if (!assembly_buffers(a, plan->output_bytes, o.level, &o.buffers, err)) return false;
   mm_digest manifest;
   double start = now();
   mm_watch *watch = a->quiet || !first ? NULL : mm_watch_open(plan, &progress);
@@ -231,6 +243,12 @@ int main(int argc, char **argv) {
        .target = &a.part_size,
        .arg = "BYTES",
        .help = "largest part file (default 4G; a larger tensor gets its own part)"},
+      {.name = "compress",
+       .kind = MM_OPT_STR,
+       .target = &a.compress,
+       .arg = "zstd[:LEVEL]",
+       .help = "make an archive, for transport: part by part, so that only one lies there uncompressed (LEVEL 1 to 19, default 1: "
+               "smallest and fastest for weights); minimax-archive unpack gives the checkpoint"},
       {.name = "jobs",
        .letter = 'j',
        .kind = MM_OPT_U64,
@@ -305,6 +323,9 @@ int main(int argc, char **argv) {
   if (!a.dry_run && !a.output) mm_fail(&err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found no -o DIR, expected one (or --dry-run)");
   if (a.dialect && strcmp(a.layout, "hf") != 0)
     mm_fail(&err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --dialect without --layout hf");
+  if (a.compress) parse_compress(a.compress, &a.level, &err);
+  if (a.compress && strcmp(a.layout, "hf") == 0)
+    mm_fail(&err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --compress with --layout hf; archives hold packed checkpoints");
   if (a.names_only && !a.dry_run) mm_fail(&err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --names-only without --dry-run");
   if (err.status != MM_OK) return give_up(&program, &err);
   struct sigaction action = {.sa_handler = on_signal};

@@ -71,18 +71,23 @@ static void take_blocks(mm_trust *t) {
   }
 }
 
+static bool take_dead(mm_writer *w, const mm_step_entry *e, mm_err *err) {
+  if (!mm_grow((void **)&w->dead, &w->dead_cap, w->dead_count + e->dead_count, sizeof *w->dead, err)) return false;
+  for (size_t k = 0; k < e->dead_count; k++) w->dead[w->dead_count++] = e->dead[k];
+  return true;
+}
+
 static bool take_steps(mm_trust *t, mm_err *err) {
   mm_writer *w = t->w;
   for (size_t i = 0; i < w->journal.step_count; i++) {
     const mm_step_entry *e = &w->journal.step[i];
-    if (!t->step_holds[i]) continue;
+    if (!t->step_holds[i] || w->skip[e->step]) continue; /* journaled again by a run that did not trust it */
     w->skip[e->step] = true;
     for (size_t k = 0; k < e->put_count; k++) {
       mm_block *x = &w->blocks.block[e->put[k].rank][e->put[k].offset / MM_HASH_BLOCK];
       if (x->state != MM_BLOCK_DONE) x->state = MM_BLOCK_CACHED;
     }
-    if (!mm_grow((void **)&w->dead, &w->dead_cap, w->dead_count + e->dead_count, sizeof *w->dead, err)) return false;
-    for (size_t k = 0; k < e->dead_count; k++) w->dead[w->dead_count++] = e->dead[k];
+    if (!take_dead(w, e, err)) return false;
   }
   return true;
 }
@@ -102,4 +107,56 @@ bool mm_writer_trust(mm_writer *w, const bool *kept, mm_err *err) {
   free(t.block_holds);
   free(t.step_holds);
   return ok;
+}
+
+/* The journal's digests and frames of an archived part; *whole: of all its blocks, on all ranks. */
+static bool claim_frames(mm_writer *w, uint32_t part, bool *whole, mm_err *err) {
+  const mm_plan *p = w->plan;
+  for (uint32_t r = 0; r < p->pack.tp; r++)
+    if (mm_plan_wants(p, part, r) &&
+        (!mm_blocks_digests(w->plan, part, r, err) ||
+         !mm_archive_part_make(mm_writer_archived(w, part, r), mm_plan_entry(p, part, r), &w->archive.arena, err)))
+      return false;
+  for (size_t i = 0; i < w->journal.block_count; i++) {
+    const mm_block_entry *e = &w->journal.block[i];
+    if (e->at.packed == 0 || e->at.part != part || e->at.rank >= p->pack.tp || !mm_plan_wants(p, part, e->at.rank)) continue;
+    mm_part *x = mm_plan_entry(p, part, e->at.rank);
+    bool known = e->at.stride == 1 || e->at.stride == 2 || e->at.stride == 4;
+    if (!known || e->at.block >= x->block_count || e->at.packed > mm_frame_bound(MM_HASH_BLOCK)) continue;
+    x->block[e->at.block] = e->digest;
+    mm_writer_archived(w, part, e->at.rank)->frame[e->at.block] = (mm_archive_frame){.bytes = e->at.packed, .stride = e->at.stride};
+  }
+  *whole = true;
+  for (uint32_t r = 0; r < p->pack.tp; r++) {
+    mm_archive_part *x = mm_plan_wants(p, part, r) ? mm_writer_archived(w, part, r) : NULL;
+    for (size_t b = 0; x && b < x->part->block_count; b++) {
+      *whole = *whole && x->frame[b].bytes > 0;
+      x->frame[b].at = x->size;
+      x->size += x->frame[b].bytes;
+    }
+  }
+  return true;
+}
+
+bool mm_writer_trust_archived(mm_writer *w, uint32_t part, bool *holds, mm_err *err) {
+  const mm_plan *p = w->plan;
+  if (!claim_frames(w, part, holds, err)) return false;
+  for (uint32_t r = 0; *holds && r < p->pack.tp; r++) {
+    if (!mm_plan_wants(p, part, r)) continue;
+    mm_part *x = mm_plan_entry(p, part, r);
+    mm_err why = {0};
+    *holds = mm_archive_prove_part(mm_writer_archived(w, part, r), w->staging, &w->lanes, &why);
+    if (!*holds && why.status != MM_INTEGRITY && why.status != MM_BAD_INPUT) { /* neither damaged nor absent */
+      *err = why;
+      return false;
+    }
+    if (*holds && !mm_hash_root(x->block, x->block_count, &x->root, err)) return false;
+  }
+  for (size_t i = 0; *holds && i < w->journal.step_count; i++) {
+    const mm_step_entry *e = &w->journal.step[i];
+    if (e->step >= p->step_count || p->tensor[p->step[e->step].tensor].part != part || w->skip[e->step]) continue;
+    w->skip[e->step] = true;
+    if (!take_dead(w, e, err)) return false;
+  }
+  return true;
 }

@@ -43,14 +43,22 @@ static bool below(const char *a, const char *b) {
   return strncmp(a, b, n) == 0 && (a[n] == 0 || a[n] == '/' || (n > 0 && b[n - 1] == '/'));
 }
 
-/* Whether the directory is an output of this program, in either layout: *plan is its plan, *extra names what is in it beside. */
-static bool is_ours(const char *path, mm_digest *plan, mm_err *extra) {
+/* Whether the directory is an output of this program, in either layout: *plan is its plan, *archived whether it is an archive, *extra names
+ * what is in it beside. */
+static bool is_ours(const char *path, mm_digest *plan, bool *archived, mm_err *extra) {
   char manifest[PATH_MAX];
   mm_pack pack = {0};
+  mm_archive archive;
   snprintf(manifest, sizeof manifest, "%s/%s", path, MM_MANIFEST);
+  *archived = !mm_archive_refuse(path, NULL);
   if (access(manifest, F_OK) != 0) return mm_unsharded_plan(path, plan) && (mm_nothing_else(path, in_unsharded, NULL, extra), true);
   bool ours = mm_pack_open(&pack, path, NULL);
-  if (ours) mm_verify_listing(&pack, extra);
+  if (ours && *archived) {
+    mm_archive_open(&archive, path, extra);
+    mm_archive_close(&archive);
+  } else if (ours) {
+    mm_verify_listing(&pack, extra);
+  }
   *plan = pack.plan;
   mm_pack_close(&pack);
   return ours;
@@ -90,7 +98,8 @@ static bool check_target(mm_writer *w, mm_err *err) {
   if (!S_ISDIR(st.st_mode)) return usage(err, target, "found something that is not a directory, expected a new name");
   mm_digest old;
   mm_err extra = {0};
-  bool ours = is_ours(target, &old, &extra), same = ours && mm_digest_equal(&old, &w->plan->pack.plan);
+  bool archived, ours = is_ours(target, &old, &archived, &extra);
+  bool same = ours && mm_digest_equal(&old, &w->plan->pack.plan) && archived == (w->o.level > 0);
   w->exchange = true;
   w->complete = same && w->o.leftover == MM_LEFTOVER_RESUME;
   if (w->complete || is_empty(target)) return true;
@@ -196,23 +205,33 @@ static uint64_t staged_bytes(const mm_writer *w) {
   return n;
 }
 
+/* What the files of the largest part take. */
+static uint64_t largest_part(const mm_plan *p) {
+  uint64_t most = 0;
+  for (uint32_t i = 0; i < p->part_count; i++) {
+    uint64_t n = 0;
+    for (uint32_t r = 0; r < p->pack.tp; r++) n += mm_plan_wants(p, i, r) ? p->part[i].file[r].size : 0;
+    most = mm_max(most, n);
+  }
+  return most;
+}
+
+/* Refuses what cannot fit. How small an archive gets is seen when it is made: only one part must fit beside it. */
 static bool check_space(mm_writer *w, mm_err *err) {
   struct statvfs v;
   if (fstatvfs(w->dir, &v) != 0) return mm_fail_errno(err, mm_at(w->staging, NULL), "ask for free space of", errno);
   uint64_t room = (uint64_t)v.f_bavail * v.f_frsize, have = staged_bytes(w);
-  uint64_t need = w->plan->output_bytes > have ? w->plan->output_bytes - have : 0;
+  uint64_t whole = w->o.level > 0 ? largest_part(w->plan) : w->plan->output_bytes, need = whole > have ? whole - have : 0;
   if (room >= need) return true;
   return mm_fail(err, MM_IO, "E_SPACE", mm_at(w->o.target, NULL), "found %llu bytes free, expected %llu", (unsigned long long)room,
                  (unsigned long long)need);
 }
 
-/* A run that died between its rename and its end left the journal, and under --force the checkpoint it replaced. */
-static bool clean_up(mm_writer *w, mm_err *err) {
-  w->dir = openat(w->parent, w->staging_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-  if (w->dir >= 0) clear(w);
-  if (w->dir >= 0 && unlinkat(w->parent, w->staging_name, AT_REMOVEDIR) != 0)
-    return mm_fail_errno(err, mm_at(w->staging, NULL), "remove", errno);
-  return each_journal(w, remove_journal, err);
+/* Removes the staging directory and all journals. The directory, which is the lock, goes last. */
+static bool remove_staging(mm_writer *w, mm_err *err) {
+  clear(w);
+  if (!each_journal(w, remove_journal, err)) return false;
+  return unlinkat(w->parent, w->staging_name, AT_REMOVEDIR) == 0 || mm_fail_errno(err, mm_at(w->staging, NULL), "remove", errno);
 }
 
 /* Refuses at the start what could not be copied at the end. */
@@ -232,10 +251,12 @@ bool mm_writer_open(mm_writer *w, mm_plan *p, const mm_writer_options *o, mm_err
   *w = (mm_writer){.plan = p, .o = *o, .parent = -1, .dir = -1, .journal = {.fd = -1}};
   pthread_mutex_init(&w->lock, NULL);
   if (!check_target(w, err)) return false;
-  if (w->complete) return clean_up(w, err);
+  /* A run that died between its rename and its end left the journal, and under --force the checkpoint it replaced. */
+  if (w->complete) return w->o.shares > 1 || (take_staging(w, err) && remove_staging(w, err));
+  w->journal.level = o->level;
   w->skip = mm_calloc(p->step_count, sizeof *w->skip, err);
   return w->skip && check_companions(w, err) && take_staging(w, err) && open_journal(w, err) && check_space(w, err) &&
-         mm_blocks_open(&w->blocks, p, w->dir, w->staging, o->buffers, err);
+         mm_blocks_open(&w->blocks, p, w->dir, w->staging, o->buffers, err) && (o->level == 0 || mm_writer_archive_open(w, err));
 }
 
 static void drop_pending(mm_step_entry *e, size_t n) {
@@ -250,23 +271,24 @@ void mm_writer_close(mm_writer *w, bool keep) {
   bool started = w->journal.fd >= 0;
   mm_blocks_close(&w->blocks);
   mm_journal_close(&w->journal);
-  if (!keep && w->dir >= 0 && started && w->o.shares == 1) {
-    clear(w);
-    unlinkat(w->parent, w->staging_name, AT_REMOVEDIR);
-    each_journal(w, remove_journal, NULL);
-  }
+  if (!keep && w->dir >= 0 && started && w->o.shares == 1) remove_staging(w, NULL);
   if (w->dir >= 0) close(w->dir);
   if (w->parent >= 0) close(w->parent);
   drop_pending(w->pending, w->pending_count);
+  mm_archive_lanes_close(&w->lanes);
+  mm_archive_close(&w->archive);
   free(w->skip);
   free(w->dead);
   pthread_mutex_destroy(&w->lock);
   mm_arena_close(&w->arena);
 }
 
-bool mm_writer_begin_part(mm_writer *w, uint32_t part, mm_err *err) {
-  bool *kept = mm_calloc(w->plan->pack.tp, sizeof *kept, err);
+bool mm_writer_begin_part(mm_writer *w, uint32_t part, bool *finished, mm_err *err) {
   bool resumed = w->journal.step_count + w->journal.block_count > 0;
+  *finished = false;
+  if (resumed && w->o.level > 0 && !mm_writer_trust_archived(w, part, finished, err)) return false;
+  if (*finished) return mm_writer_remove_plain(w, part, err);
+  bool *kept = mm_calloc(w->plan->pack.tp, sizeof *kept, err);
   bool ok = kept && mm_blocks_begin(&w->blocks, part, resumed, kept, err) && (!resumed || mm_writer_trust(w, kept, err));
   free(kept);
   return ok;
@@ -330,11 +352,10 @@ bool mm_writer_end_part(mm_writer *w, mm_err *err) {
   w->pending = NULL;
   w->pending_count = w->pending_cap = 0;
   w->pending_bytes = 0;
-  return ok;
+  return ok && (w->o.level == 0 || mm_writer_archive_part(w, w->blocks.part, err));
 }
 
-/* A resumed run may find its own file there. */
-static bool replace_file(mm_writer *w, const char *name, const void *text, size_t n, mm_err *err) {
+bool mm_writer_replace(mm_writer *w, const char *name, const void *text, size_t n, mm_err *err) {
   unlinkat(w->dir, name, 0);
   return mm_write_file_at(w->dir, w->staging, name, text, n, err);
 }
@@ -348,7 +369,7 @@ static bool is_written(const mm_plan *p, const char *name) {
 static bool write_texts(mm_writer *w, mm_err *err) {
   const mm_plan *p = w->plan;
   for (size_t i = 0; i < MM_PLAN_TEXTS && p->text[i].name; i++)
-    if (!replace_file(w, p->text[i].name, p->text[i].text, strlen(p->text[i].text), err)) return false;
+    if (!mm_writer_replace(w, p->text[i].name, p->text[i].text, strlen(p->text[i].text), err)) return false;
   return true;
 }
 
@@ -364,7 +385,7 @@ static bool copy_companions(mm_writer *w, mm_err *err) {
     mm_pack_file *f = &pack->file[pack->file_count];
     size_t n = 0;
     char *text = mm_file_slurp(path, COMPANION_MAX, &n, err);
-    bool ok = text && mm_sha256(text, n, &f->sha256, err) && replace_file(w, companion[i], text, n, err);
+    bool ok = text && mm_sha256(text, n, &f->sha256, err) && mm_writer_replace(w, companion[i], text, n, err);
     free(text);
     if (!ok) return false;
     f->name = companion[i];
@@ -379,13 +400,21 @@ static int by_value(const void *a, const void *b) {
   return (x > y) - (x < y);
 }
 
+static bool write_table(mm_writer *w, mm_err *err) {
+  if (w->o.level == 0) return true;
+  char *text = mm_archive_text(&w->archive, err);
+  bool ok = text && mm_writer_replace(w, MM_ARCHIVE, text, strlen(text), err);
+  free(text);
+  return ok;
+}
+
 /* The manifest, or in the unsharded layout the index. */
 static bool write_manifest(mm_writer *w, mm_digest *digest, mm_err *err) {
   if (w->dead_count) qsort(w->dead, w->dead_count, sizeof *w->dead, by_value);
   w->plan->pack.dead_row = w->dead;
   w->plan->pack.dead_rows = w->dead_count;
   char *text = w->plan->unsharded ? mm_unsharded_index(w->plan, err) : mm_pack_text(&w->plan->pack, err);
-  bool ok = text && mm_sha256(text, strlen(text), digest, err) && replace_file(w, mm_plan_manifest(w->plan), text, strlen(text), err);
+  bool ok = text && mm_sha256(text, strlen(text), digest, err) && mm_writer_replace(w, mm_plan_manifest(w->plan), text, strlen(text), err);
   free(text);
   w->plan->pack.dead_row = NULL;
   w->plan->pack.dead_rows = 0;
@@ -408,7 +437,8 @@ static bool take_name(mm_writer *w, int *old, mm_err *err) {
 }
 
 bool mm_writer_publish(mm_writer *w, mm_digest *manifest, mm_err *err) {
-  if (!copy_companions(w, err) || !write_texts(w, err) || !mm_hf_unchanged(w->plan->hf, err) || !write_manifest(w, manifest, err))
+  if (!copy_companions(w, err) || !write_texts(w, err) || !write_table(w, err) || !mm_hf_unchanged(w->plan->hf, err) ||
+      !write_manifest(w, manifest, err))
     return false;
   mode_t mask = umask(0);
   umask(mask);
@@ -420,11 +450,8 @@ bool mm_writer_publish(mm_writer *w, mm_digest *manifest, mm_err *err) {
     w->dir = old;
   }
   if (!mm_fsync(w->parent, w->o.target, true, err)) return false;
-  if (w->exchange) {
-    clear(w);
-    if (unlinkat(w->parent, w->staging_name, AT_REMOVEDIR) != 0) return mm_fail_errno(err, mm_at(w->staging, NULL), "remove", errno);
-  }
+  bool ok = w->exchange ? remove_staging(w, err) : each_journal(w, remove_journal, err);
   close(w->dir);
   w->dir = -1;
-  return each_journal(w, remove_journal, err);
+  return ok;
 }

@@ -1,5 +1,9 @@
 /* The output directory: a staging directory beside the target, part files block by block, a journal of what is durable, the manifest
- * last, one rename. What has the final name is complete; what has the staging name can be continued. */
+ * last, one rename. What has the final name is complete; what has the staging name can be continued.
+ *
+ * With a level, the directory is an archive (formats/ARCHIVE.md). A frame's place is known when all frames before it are, but blocks are
+ * finished in any order: so a part is written plainly, then packed, journaled as frames and removed. The disk holds the archive and one
+ * part. */
 #ifndef MM_CONVERT_WRITER_H
 #define MM_CONVERT_WRITER_H
 
@@ -7,6 +11,7 @@
 
 #include "convert/blocks.h"
 #include "convert/journal.h"
+#include "loader/archive.h"
 
 typedef enum mm_leftover { MM_LEFTOVER_REFUSE, MM_LEFTOVER_RESUME, MM_LEFTOVER_RESTART } mm_leftover;
 
@@ -18,6 +23,7 @@ typedef struct mm_writer_options {
   size_t buffers;         /* of MM_HASH_BLOCK, for assembling */
   uint64_t commit_bytes;  /* source bytes converted between two journal records: about what a crash costs */
   unsigned threads;
+  int level; /* of zstd: the output is an archive; 0: it is not */
 } mm_writer_options;
 
 typedef struct mm_writer {
@@ -32,7 +38,9 @@ typedef struct mm_writer {
   bool complete;      /* resume found the target finished already */
   mm_blocks blocks;
   mm_journal journal;
-  bool *skip; /* [plan.step_count]: done by the interrupted run, and verified */
+  mm_archive archive;     /* its table: every part's entry, by rank and part */
+  mm_archive_lanes lanes; /* open when there is a level */
+  bool *skip;             /* [plan.step_count]: done by the interrupted run, and verified */
   pthread_mutex_t lock;
   mm_step_entry *pending; /* finished, not yet journaled */
   size_t pending_count, pending_cap;
@@ -49,8 +57,9 @@ bool mm_writer_open(mm_writer *w, mm_plan *p, const mm_writer_options *o, mm_err
 /* Closes without publishing. Keeps what can be continued, or removes it all. Accepts a half-opened writer. */
 void mm_writer_close(mm_writer *w, bool keep);
 
-/* Starts a part on every rank; with a journal, verifies what it claims and sets skip[] for the part's steps. */
-bool mm_writer_begin_part(mm_writer *w, uint32_t part, mm_err *err);
+/* Starts a part on every rank; with a journal, verifies what it claims and sets skip[] for the part's steps. *finished: an archived part
+ * that needs nothing more, not even mm_writer_end_part. */
+bool mm_writer_begin_part(mm_writer *w, uint32_t part, bool *finished, mm_err *err);
 /* A step is done: takes over log->put and dead (both freed here). May commit. */
 bool mm_writer_step_done(mm_writer *w, uint32_t step, uint64_t source_bytes, mm_put_log *log, uint32_t *dead, size_t dead_count,
                          mm_err *err);
@@ -61,7 +70,17 @@ bool mm_writer_end_part(mm_writer *w, mm_err *err);
 /* Companions, manifest, syncs, rename. Afterwards the target is complete. *manifest is the manifest's digest. */
 bool mm_writer_publish(mm_writer *w, mm_digest *manifest, mm_err *err);
 
-/* resume.c: what the journal claims for the current part, verified. */
+/* --- between writer.c, resume.c (what the journal claims for a part, verified) and pack_output.c (archives) --- */
 bool mm_writer_trust(mm_writer *w, const bool *kept, mm_err *err);
+/* *holds: the archived part is there, every frame proven. */
+bool mm_writer_trust_archived(mm_writer *w, uint32_t part, bool *holds, mm_err *err);
+bool mm_writer_archive_open(mm_writer *w, mm_err *err);
+/* Packs a part that has ended, journals its frames and removes the plain files. */
+bool mm_writer_archive_part(mm_writer *w, uint32_t part, mm_err *err);
+bool mm_writer_remove_plain(mm_writer *w, uint32_t part, mm_err *err);
+/* The table's entry of a part's file on a wanted rank, as mm_plan_entry. */
+mm_archive_part *mm_writer_archived(const mm_writer *w, uint32_t part, uint32_t rank);
+/* A file of the staging directory, written anew: a resumed run may find its own there. */
+bool mm_writer_replace(mm_writer *w, const char *name, const void *text, size_t n, mm_err *err);
 
 #endif

@@ -18,6 +18,9 @@ typedef struct mm_frame mm_frame;
 mm_frame *mm_frame_open(mm_err *err);
 void mm_frame_close(mm_frame *f); /* accepts NULL */
 
+/* Memory that packing at this level may need, block and frame aside. */
+size_t mm_frame_memory(int level);
+
 /* Room that a frame of n bytes may need. */
 size_t mm_frame_bound(size_t n);
 

@@ -1,17 +1,14 @@
-/* Archives: their table, packing and unpacking. Both ways a part at a time, its blocks in parallel, each proven by its digest. */
+/* Archives: their table, and whole checkpoints to archives and back, a part at a time. */
 #include "loader/archive.h"
 
 #include <inttypes.h>
 #include <limits.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "formats/file.h"
-#include "formats/frame.h"
-#include "formats/pool.h"
 #include "formats/staging.h"
 #include "loader/verify.h"
 
@@ -40,13 +37,17 @@ static bool read_frame(const mm_json *j, uint64_t content, mm_archive_frame *f, 
   return true;
 }
 
+bool mm_archive_part_make(mm_archive_part *p, const mm_part *part, mm_arena *arena, mm_err *err) {
+  *p = (mm_archive_part){.part = part, .file = mm_arena_printf(arena, err, "%s.zst", part->file)};
+  return p->file && (p->frame = mm_arena_alloc(arena, part->block_count * sizeof *p->frame, err));
+}
+
 static bool read_part(mm_archive *a, const mm_json *j, const mm_part *part, const mm_json_ctx *c, mm_err *err) {
   static const char *const keys[] = {"file", "frames", NULL};
   mm_archive_part *p = &a->part[a->part_count];
   const char *file;
   const mm_json *frames;
-  p->part = part;
-  if (!(p->file = mm_arena_printf(&a->arena, err, "%s.zst", part->file))) return false;
+  if (!mm_archive_part_make(p, part, &a->arena, err)) return false;
   if (mm_json_type_of(j) != MM_JSON_OBJ) return REFUSE(c, err, "expected parts as objects");
   if (!mm_json_only_keys(j, keys, c, err) || !mm_json_need_str(j, "file", &file, c, err) ||
       !(frames = mm_json_need(j, "frames", MM_JSON_ARR, c, err)))
@@ -54,7 +55,6 @@ static bool read_part(mm_archive *a, const mm_json *j, const mm_part *part, cons
   if (strcmp(file, p->file) != 0) return REFUSE(c, err, "key \"file\": expected \"%s\"", p->file);
   if (mm_json_size(frames) != part->block_count)
     return REFUSE(c, err, "%s: found %zu frames, expected %zu", p->file, mm_json_size(frames), part->block_count);
-  if (!(p->frame = mm_arena_alloc(&a->arena, part->block_count * sizeof *p->frame, err))) return false;
   for (size_t b = 0; b < part->block_count; b++) {
     uint64_t content = mm_min(MM_HASH_BLOCK, part->size - b * MM_HASH_BLOCK);
     if (!read_frame(mm_json_at(frames, b), content, &p->frame[b], c, err)) return false;
@@ -150,34 +150,14 @@ void mm_archive_close(mm_archive *a) {
   *a = (mm_archive){0};
 }
 
-/* ---- what both ways need ---- */
-
-/* What one thread works with. */
-typedef struct lane {
-  mm_frame *coder;
-  uint8_t *frame, *block; /* [mm_frame_bound(MM_HASH_BLOCK)], [MM_HASH_BLOCK] */
-} lane;
-
-static void close_lanes(lane *l, unsigned threads) {
-  for (unsigned i = 0; l && i < threads; i++) {
-    mm_frame_close(l[i].coder);
-    free(l[i].frame);
-    free(l[i].block);
-  }
-  free(l);
+bool mm_archive_refuse(const char *dir, mm_err *err) {
+  char path[PATH_MAX];
+  snprintf(path, sizeof path, "%s/%s", dir, MM_ARCHIVE);
+  return access(path, F_OK) != 0 || mm_fail(err, MM_UNSUPPORTED, "E_ARCHIVE", mm_at(dir, NULL),
+                                            "found an archive of a packed checkpoint; minimax-archive unpack gives the checkpoint back");
 }
 
-static lane *open_lanes(unsigned threads, mm_err *err) {
-  lane *l = mm_calloc(threads, sizeof *l, err);
-  for (unsigned i = 0; l && i < threads; i++) {
-    if ((l[i].coder = mm_frame_open(err)) && (l[i].frame = mm_calloc(mm_frame_bound(MM_HASH_BLOCK), 1, err)) &&
-        (l[i].block = mm_calloc(MM_HASH_BLOCK, 1, err)))
-      continue;
-    close_lanes(l, threads);
-    return NULL;
-  }
-  return l;
-}
+/* ---- whole archives ---- */
 
 /* Whatever is not a part: companions, proven, and the signature if there is one. */
 static bool copy_companions(const mm_pack *p, const mm_staging *s, mm_err *err) {
@@ -195,88 +175,6 @@ static bool copy_companions(const mm_pack *p, const mm_staging *s, mm_err *err) 
   return ok;
 }
 
-/* ---- packing ---- */
-
-/* One part being packed. Frames follow each other in the order of their blocks, so each waits for its turn to be given its place. */
-typedef struct packing {
-  const mm_shards *shards;
-  uint32_t rank, part;
-  int level;
-  char to[PATH_MAX]; /* for messages */
-  int out;
-  lane *lane;         /* [threads] */
-  mm_archive_part *p; /* its frames and size are filled here */
-  pthread_mutex_t lock;
-  pthread_cond_t next;
-  size_t turn;   /* the block whose frame is placed next; guarded, like p->size */
-  size_t failed; /* the lowest block that never takes its turn; SIZE_MAX while there is none */
-} packing;
-
-/* The width of the elements that most of a block's bytes belong to. */
-static unsigned stride_of(const packing *k, uint64_t from, uint64_t end) {
-  const mm_pack *p = &k->shards->pack;
-  uint64_t bytes[5] = {0}; /* by width */
-  for (size_t i = 0; i < p->tensor_count; i++)
-    for (unsigned j = 0; mm_pack_holds(p, &p->tensor[i], k->rank) && j < p->tensor[i].plane_count; j++) {
-      const mm_shard_plane *x = &k->shards->rank[k->rank].plane[i * MM_PACK_PLANES + j];
-      uint64_t lo = mm_max(x->offset, from), hi = mm_min(x->offset + x->bytes, end);
-      size_t width = mm_dtype_size(p->tensor[i].plane[j].dtype);
-      if (x->part == k->part && lo < hi && width < 5) bytes[width] += hi - lo;
-    }
-  return bytes[4] > bytes[2] && bytes[4] > bytes[1] ? 4 : bytes[2] > bytes[1] ? 2 : 1;
-}
-
-/* False when a block before it failed: that one says why. */
-static bool take_turn(packing *k, size_t b, size_t bytes) {
-  pthread_mutex_lock(&k->lock);
-  while (k->turn != b && k->failed > b) pthread_cond_wait(&k->next, &k->lock);
-  bool mine = k->turn == b;
-  if (mine) {
-    k->p->frame[b].at = k->p->size;
-    k->p->size += bytes;
-    k->turn++;
-    pthread_cond_broadcast(&k->next);
-  }
-  pthread_mutex_unlock(&k->lock);
-  return mine;
-}
-
-static bool give_up(packing *k, size_t b) {
-  pthread_mutex_lock(&k->lock);
-  k->failed = mm_min(k->failed, b);
-  pthread_cond_broadcast(&k->next);
-  pthread_mutex_unlock(&k->lock);
-  return false;
-}
-
-static bool pack_block(void *ctx, size_t b, unsigned worker, mm_err *err) {
-  packing *k = ctx;
-  const lane *l = &k->lane[worker];
-  const mm_part *part = k->p->part;
-  uint64_t at = b * MM_HASH_BLOCK, n = mm_min(MM_HASH_BLOCK, part->size - at);
-  unsigned stride = stride_of(k, at, at + n);
-  size_t bytes;
-  if (!mm_verify_block(k->shards, k->rank, k->part, b, err) ||
-      !mm_frame_pack(l->coder, k->shards->rank[k->rank].map[k->part].data + at, n, stride, k->level, l->frame, &bytes, err))
-    return give_up(k, b);
-  mm_archive_frame *f = &k->p->frame[b];
-  f->bytes = (uint32_t)bytes;
-  f->stride = stride;
-  return take_turn(k, b, bytes) && (mm_pwrite(k->out, k->to, l->frame, bytes, f->at, err) || give_up(k, b));
-}
-
-static bool pack_part(packing *k, const mm_staging *s, unsigned threads, mm_err *err) {
-  snprintf(k->to, sizeof k->to, "%s/%s", s->path, k->p->file);
-  k->out = mm_create_at(s->dir, s->path, k->p->file, err);
-  if (k->out < 0) return false;
-  pthread_mutex_init(&k->lock, NULL);
-  pthread_cond_init(&k->next, NULL);
-  bool ok = mm_pool_run(threads, k->p->part->block_count, pack_block, k, err) && mm_fsync(k->out, k->to, false, err);
-  pthread_cond_destroy(&k->next);
-  pthread_mutex_destroy(&k->lock);
-  return mm_close(k->out, k->to, err) && ok;
-}
-
 /* One part a line. */
 static bool put_table(FILE *f, const mm_archive *a) {
   fprintf(f, "{\n\"format\":\"%s\",\n\"version\":%d,\n\"parts\":[", MM_ARCHIVE_FORMAT, MM_ARCHIVE_VERSION);
@@ -290,13 +188,21 @@ static bool put_table(FILE *f, const mm_archive *a) {
   return !ferror(f);
 }
 
-static bool write_table(const mm_archive *a, const mm_staging *s, mm_err *err) {
+char *mm_archive_text(const mm_archive *a, mm_err *err) {
   char *text = NULL;
   size_t n = 0;
   FILE *f = open_memstream(&text, &n);
   bool ok = f && put_table(f, a);
   if (f && fclose(f) != 0) ok = false;
-  ok = ok ? mm_write_file_at(s->dir, s->path, MM_ARCHIVE, text, n, err) : mm_fail_memory(err, n);
+  if (ok) return text;
+  free(text);
+  mm_fail_memory(err, n);
+  return NULL;
+}
+
+static bool write_table(const mm_archive *a, const mm_staging *s, mm_err *err) {
+  char *text = mm_archive_text(a, err);
+  bool ok = text && mm_write_file_at(s->dir, s->path, MM_ARCHIVE, text, strlen(text), err);
   free(text);
   return ok;
 }
@@ -309,19 +215,16 @@ static bool copy_manifest(const char *dir, const mm_staging *s, mm_err *err) {
   return ok;
 }
 
-/* Every part of `shards`, into a's table. */
-static bool pack_parts(mm_archive *a, const mm_shards *shards, const mm_staging *s, int level, lane *lanes, unsigned threads, mm_err *err) {
-  const mm_pack *p = &shards->pack;
+/* Every part of the checkpoint p, into a's table. */
+static bool pack_parts(mm_archive *a, const mm_pack *p, const mm_staging *s, int level, const mm_archive_lanes *l, mm_err *err) {
   size_t count = part_count(p);
   if (!(a->part = mm_arena_alloc(&a->arena, count * sizeof *a->part, err))) return false;
   for (uint32_t r = 0; r < mm_pack_ranks(p); r++)
     for (uint32_t i = 0; i < p->rank[r].part_count; i++) {
-      mm_archive_part *x = &a->part[a->part_count++];
-      x->part = &p->rank[r].part[i];
-      x->file = mm_arena_printf(&a->arena, err, "%s.zst", x->part->file);
-      x->frame = mm_arena_alloc(&a->arena, x->part->block_count * sizeof *x->frame, err);
-      packing k = {.shards = shards, .rank = r, .part = i, .level = level, .lane = lanes, .p = x, .failed = SIZE_MAX};
-      if (!x->file || !x->frame || !pack_part(&k, s, threads, err)) return false;
+      mm_archive_part *x = &a->part[a->part_count];
+      if (!mm_archive_part_make(x, &p->rank[r].part[i], &a->arena, err) || !mm_archive_pack_part(x, p->dir, s->dir, s->path, level, l, err))
+        return false;
+      a->part_count++;
     }
   return true;
 }
@@ -339,73 +242,31 @@ bool mm_archive_pack(const char *dir, const char *target, int level, unsigned th
   mm_archive a = {0};
   mm_shards shards = {0};
   mm_staging s = MM_STAGING_NONE;
-  lane *lanes = open_lanes(threads, err);
-  bool ok = lanes && mm_shards_open(&shards, dir, err) && mm_verify_listing(&shards.pack, err) &&
-            mm_staging_open(&s, target, "pack", 0, err) && pack_parts(&a, &shards, &s, level, lanes, threads, err) &&
+  mm_archive_lanes l = {0};
+  bool ok = mm_archive_lanes_open(&l, threads, err) && mm_shards_open(&shards, dir, err) && mm_verify_listing(&shards.pack, err) &&
+            mm_staging_open(&s, target, "pack", 0, err) && pack_parts(&a, &shards.pack, &s, level, &l, err) &&
             copy_companions(&shards.pack, &s, err) && copy_manifest(dir, &s, err) && write_table(&a, &s, err) &&
             mm_staging_publish(&s, err);
   *t = totals(&a);
   mm_staging_close(&s);
   mm_arena_close(&a.arena);
   mm_shards_close(&shards);
-  close_lanes(lanes, threads);
-  return ok;
-}
-
-/* ---- unpacking ---- */
-
-/* One part being unpacked. */
-typedef struct unpacking {
-  const mm_archive_part *part;
-  const char *from, *to; /* paths, for messages */
-  mm_file in;
-  int out;
-  lane *lane; /* [threads] */
-} unpacking;
-
-static bool unpack_block(void *ctx, size_t b, unsigned worker, mm_err *err) {
-  const unpacking *u = ctx;
-  const lane *l = &u->lane[worker];
-  const mm_part *p = u->part->part;
-  const mm_archive_frame *f = &u->part->frame[b];
-  uint64_t at = b * MM_HASH_BLOCK, n = mm_min(MM_HASH_BLOCK, p->size - at);
-  char place[PATH_MAX + 32];
-  mm_digest d;
-  snprintf(place, sizeof place, "%s: block %zu", u->from, b);
-  mm_where where = mm_at_offset(place, NULL, f->at);
-  if (!mm_file_read(&u->in, u->from, l->frame, f->bytes, f->at, err) ||
-      !mm_frame_unpack(l->coder, l->frame, f->bytes, f->stride, l->block, n, where, err) || !mm_sha256(l->block, n, &d, err))
-    return false;
-  if (!mm_digest_equal(&d, &p->block[b]))
-    return mm_fail(err, MM_INTEGRITY, "E_DIGEST", where, "found other contents than the manifest has for offset %" PRIu64 " of %s", at,
-                   p->file);
-  return mm_pwrite(u->out, u->to, l->block, n, at, err);
-}
-
-static bool unpack_part(const mm_archive *a, const mm_archive_part *part, const mm_staging *s, lane *lanes, unsigned threads, mm_err *err) {
-  char from[PATH_MAX], to[PATH_MAX];
-  snprintf(from, sizeof from, "%s/%s", a->pack.dir, part->file);
-  snprintf(to, sizeof to, "%s/%s", s->path, part->part->file);
-  unpacking u = {.part = part, .from = from, .to = to, .in = MM_FILE_NONE, .out = -1, .lane = lanes};
-  bool ok = mm_file_open(&u.in, from, err) && (u.out = mm_create_at(s->dir, s->path, part->part->file, err)) >= 0 &&
-            mm_pool_run(threads, part->part->block_count, unpack_block, &u, err) && mm_fsync(u.out, to, false, err);
-  if (u.out >= 0 && !mm_close(u.out, to, err)) ok = false;
-  mm_file_close(&u.in);
+  mm_archive_lanes_close(&l);
   return ok;
 }
 
 bool mm_archive_unpack(const char *dir, const char *target, unsigned threads, mm_archive_totals *t, mm_err *err) {
   mm_archive a = {0};
   mm_staging s = MM_STAGING_NONE;
-  lane *lanes = open_lanes(threads, err);
-  bool ok = lanes && mm_archive_open(&a, dir, err);
+  mm_archive_lanes l = {0};
+  bool ok = mm_archive_lanes_open(&l, threads, err) && mm_archive_open(&a, dir, err);
   *t = totals(&a);
   ok = ok && mm_staging_open(&s, target, "unpack", t->bytes, err);
-  for (size_t i = 0; ok && i < a.part_count; i++) ok = unpack_part(&a, &a.part[i], &s, lanes, threads, err);
+  for (size_t i = 0; ok && i < a.part_count; i++) ok = mm_archive_unpack_part(&a.part[i], dir, s.dir, s.path, &l, err);
   ok = ok && copy_companions(&a.pack, &s, err) && mm_write_file_at(s.dir, s.path, MM_MANIFEST, a.manifest, a.manifest_bytes, err) &&
        mm_staging_publish(&s, err);
   mm_staging_close(&s);
   mm_archive_close(&a);
-  close_lanes(lanes, threads);
+  mm_archive_lanes_close(&l);
   return ok;
 }

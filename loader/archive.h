@@ -3,6 +3,7 @@
 #ifndef MM_LOADER_ARCHIVE_H
 #define MM_LOADER_ARCHIVE_H
 
+#include "formats/frame.h"
 #include "formats/pack.h"
 
 #ifdef __cplusplus
@@ -52,6 +53,37 @@ bool mm_archive_pack(const char *dir, const char *target, int level, unsigned th
 /* Unpacks the archive in `dir` into the new directory `target`, which then equals the one that was packed. Every block is checked against
  * the manifest before it is written: MM_INTEGRITY (E_FRAME, E_DIGEST) names file and block. */
 bool mm_archive_unpack(const char *dir, const char *target, unsigned threads, mm_archive_totals *t, mm_err *err);
+
+/* --- a part at a time, for whoever makes the parts (archive_part.c) --- */
+
+/* Scratch for packing and unpacking, one for each thread. */
+typedef struct mm_archive_lane {
+  mm_frame *coder;
+  uint8_t *frame, *block; /* [mm_frame_bound(MM_HASH_BLOCK)], [MM_HASH_BLOCK] */
+} mm_archive_lane;
+typedef struct mm_archive_lanes {
+  unsigned threads;
+  mm_archive_lane *lane;
+} mm_archive_lanes;
+bool mm_archive_lanes_open(mm_archive_lanes *l, unsigned threads, mm_err *err);
+void mm_archive_lanes_close(mm_archive_lanes *l); /* accepts a zeroed one */
+/* Bytes of one lane that packs at this level. */
+size_t mm_archive_lane_bytes(int level);
+
+/* The entry of `part`, with its file's name and room in `arena` for its frames. */
+bool mm_archive_part_make(mm_archive_part *p, const mm_part *part, mm_arena *arena, mm_err *err);
+/* Packs from_dir/part->file into a new, synced file p->file below the open directory `to`, and fills p's size and frames. Blocks that are
+ * not those of the part's digests are MM_INTEGRITY E_DIGEST. */
+bool mm_archive_pack_part(mm_archive_part *p, const char *from_dir, int to, const char *to_dir, int level, const mm_archive_lanes *l,
+                          mm_err *err);
+/* The reverse: dir/p->file into a new, synced file below `to`. */
+bool mm_archive_unpack_part(const mm_archive_part *p, const char *dir, int to, const char *to_dir, const mm_archive_lanes *l, mm_err *err);
+/* Unpacks every block of dir/p->file and compares its digest: MM_INTEGRITY (E_SIZE, E_FRAME, E_DIGEST). */
+bool mm_archive_prove_part(const mm_archive_part *p, const char *dir, const mm_archive_lanes *l, mm_err *err);
+/* The table, a deterministic function of *a's parts; free() it. */
+char *mm_archive_text(const mm_archive *a, mm_err *err);
+/* The archive in `dir`, where another kind of checkpoint was expected: MM_UNSUPPORTED E_ARCHIVE, and what to do. True where it is none. */
+bool mm_archive_refuse(const char *dir, mm_err *err);
 
 #ifdef __cplusplus
 }

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "formats/safetensors.h"
+#include "loader/archive.h"
 
 /* The parts of one rank while they are checked. */
 typedef struct opening {
@@ -146,6 +147,7 @@ static bool check_scheme(const mm_pack *pack, const mm_pack_tensor *t, mm_err *e
 
 bool mm_shards_open(mm_shards *s, const char *dir, mm_err *err) {
   *s = (mm_shards){0};
+  if (!mm_archive_refuse(dir, err)) return false;
   if (!mm_pack_open(&s->pack, dir, err)) return broken(err);
   for (size_t i = 0; i < s->pack.tensor_count; i++)
     if (!check_scheme(&s->pack, &s->pack.tensor[i], err)) return false;

@@ -44,6 +44,24 @@ for model, quant in (("tiny-m2", "nvfp4"), ("tiny-m1", "block_fp8"), ("tiny-m1",
     assert [line.split()[0] for line in listing] == parts
     run("minimax-archive", "unpack", b, "-o", c, "-q")
     assert same(a, c), (model, quant)
+    convert = ("minimax-convert", "tests/data/" + model, "-o", work + "/direct", "--tp", "2", "--quant", quant, "--part-size", "5M", "-q")
+    run(*convert, "--compress", "zstd")
+    assert same(work + "/direct", b), (model, quant)
+    run(*convert, "--compress", "zstd", "--resume")  # complete already
+    run(*convert, "--resume", expect=2)  # an archive is not the checkpoint
+    for tool, more in (("minimax-verify", ()), ("minimax-inspect", ()), ("minimax-run", ("-p", "x"))):
+        assert "minimax-archive unpack" in run(tool, work + "/direct", *more, expect=4).stderr
+    open(work + "/direct/extra", "w").close()
+    assert "extra" in run(*convert, "--compress", "zstd:3", "--force", expect=2).stderr
+    os.remove(work + "/direct/extra")
+    run(*convert, "--compress", "zstd:3", "--force")
+    assert not same(work + "/direct", b)
+    run("minimax-archive", "unpack", work + "/direct", "-o", work + "/again", "-q")
+    assert same(a, work + "/again")
+    run(*convert, "--force")
+    assert same(a, work + "/direct")
+    shutil.rmtree(work + "/direct")
+    shutil.rmtree(work + "/again")
     run("minimax-verify", c, "-q")
     table = json.load(open(b + "/archive.json"))
     for part, entry in zip(parts, table["parts"]):
@@ -63,6 +81,9 @@ for model, quant in (("tiny-m2", "nvfp4"), ("tiny-m1", "block_fp8"), ("tiny-m1",
 shutil.rmtree(c)
 
 # Command lines.
+for word in ("gzip", "zstd:", "zstd:0", "zstd:20", "zstd:3x"):
+    run("minimax-convert", "tests/data/tiny-m2", "-o", c, "--compress", word, expect=2)
+run("minimax-convert", "tests/data/tiny-m2", "-o", c, "--compress", "zstd", "--layout", "hf", expect=2)
 run("minimax-archive", "pack", a, expect=2)
 run("minimax-archive", "unpack", b, expect=2)
 run("minimax-archive", "list", b, "-o", c, expect=2)
@@ -71,7 +92,7 @@ run("minimax-archive", "sign", a, expect=2)
 run("minimax-archive", "repack", a, "-o", c, expect=2)
 run("minimax-archive", "pack", a, "-o", b, expect=2)
 run("minimax-archive", "pack", a, "-o", work + "/no/c", expect=5)
-run("minimax-archive", "pack", b, "-o", c, expect=6)
+run("minimax-archive", "pack", b, "-o", c, expect=4)
 run("minimax-archive", "unpack", a, "-o", c, expect=6)
 run("minimax-archive", "unpack", work, "-o", c, expect=6)
 nothing_left("packed", "archive")

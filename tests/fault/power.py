@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""power.py CONVERT SRC STATES [--seed S]: what a disk could hold after power failed during a conversion, and whether --resume copes.
+"""power.py CONVERT SRC STATES [--seed S] [--options "…"]: what a disk could hold after power failed during a conversion, and whether --resume copes.
 
 A conversion is traced with strace and every change below its output's parent is recorded. A random point and a random fate of the changes
 that were not synced by then make a state: all of them kept, all lost, one of them lost, one of them kept, or the last write torn in half.
@@ -22,6 +22,7 @@ parser.add_argument("convert")
 parser.add_argument("source")
 parser.add_argument("states", type=int)
 parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(4), "little"))
+parser.add_argument("--options", default="", help="more options of the conversion, in one word")
 args = parser.parse_args()
 rng = random.Random(args.seed)
 work = os.path.realpath(tempfile.mkdtemp(prefix="mm-power-"))
@@ -29,7 +30,7 @@ work = os.path.realpath(tempfile.mkdtemp(prefix="mm-power-"))
 
 def command(parent, *more):
     return [args.convert, args.source, "-o", os.path.join(parent, "out"), "--tp", "2", "--quant", "block_fp8", "-q", "-j", "1", "--part-size", "4M",
-            "--journal-every", "256K", *more]
+            "--journal-every", "256K", *args.options.split(), *more]
 
 
 def unhex(text):

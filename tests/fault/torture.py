@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""torture.py CONVERT SRC [--every N] [--kill] [--seed S]: fails (or kills at) one system call after another of a small conversion.
+"""torture.py CONVERT SRC [--every N] [--kill] [--seed S] [--options "…"]: fails (or kills at) one system call after another of a small conversion.
 
 The conversion is traced once. Then, for each system call after the configuration is first read, for each occurrence and each errno that it
 may give, the conversion runs again with that one call failing (strace -e inject). Each run must end with a documented status, with exactly
@@ -30,6 +30,7 @@ parser.add_argument("source")
 parser.add_argument("--every", type=int, default=1)
 parser.add_argument("--kill", action="store_true")
 parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(4), "little"))
+parser.add_argument("--options", default="", help="more options of the conversion, in one word")
 args = parser.parse_args()
 rng = random.Random(args.seed)
 work = tempfile.mkdtemp(prefix="mm-torture-")
@@ -37,7 +38,7 @@ work = tempfile.mkdtemp(prefix="mm-torture-")
 
 def command(out, *more):
     return [args.convert, args.source, "-o", out, "--tp", "2", "--quant", "block_fp8", "-q", "-j", "1", "--part-size", "4M",
-            "--journal-every", "1M", *more]
+            "--journal-every", "1M", *args.options.split(), *more]
 
 
 def same(a, b):
