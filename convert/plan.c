@@ -215,9 +215,9 @@ static bool read_ranks(mm_plan *p, const char *text, mm_err *err) {
     if (sscanf(text, "%9u%n-%9u%n", &from, &n, &to, &m) < 1) break;
     if (m == 0) to = from;
     text += m ? m : n;
-    if (from > to || to >= all || (*text != 0 && *text++ != ',')) break;
+    if (from > to || to >= all || (*text != 0 && *text != ',')) break;
     for (; from <= to; from++) p->wanted[from] = true;
-    if (*text == 0) return true;
+    if (*text++ == 0) return true; /* what follows a comma is a rank */
   }
   return !text ||
          mm_fail(err, MM_USAGE, "E_RANKS", mm_at(NULL, NULL), "found another --ranks than a list such as 0,2-5 of ranks below %u", all);

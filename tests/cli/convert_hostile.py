@@ -328,6 +328,16 @@ def locked():
         refused(root, IO, "E_IO", ".out.partial")
         os.remove(root + "/.out.partial")
         cf.ok(CONVERT, "-q", root + "/src", "-o", root + "/out")
+        # A run that finds its output complete does not clear what another one is staging there.
+        os.mkdir(root + "/.out.partial", 0o700)
+        open(root + "/.out.partial/part", "w").write("theirs")
+        fd = os.open(root + "/.out.partial", os.O_RDONLY)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        cf.assert_error(cf.run(CONVERT, "-q", root + "/src", "-o", root + "/out", "--resume"), "minimax-convert", LOCKED, "E_LOCKED", ".out.partial")
+        assert os.listdir(root + "/.out.partial") == ["part"]
+        os.close(fd)
+        cf.ok(CONVERT, "-q", root + "/src", "-o", root + "/out", "--resume")
+        assert sorted(os.listdir(root)) == ["elsewhere", "out", "src"], os.listdir(root)
 
 
 def lock_race():
@@ -427,6 +437,8 @@ def parallel_degree():
         check(USAGE, "E_USAGE", "--tp", args=(f"--tp={tp}",))
     check(UNSUPPORTED, "E_TP", "num_attention_heads 2", "expected one of 1, 2", args=("--tp", "3"))
     check(UNSUPPORTED, "E_TP", args=("--tp", "1024"))
+    for ranks in ("", "0,", ",0", "0,,1", "2", "1-0", "0-2", "0;1", "x"):
+        check(USAGE, "E_RANKS", args=("--tp", "2", "--ranks", ranks))
 
 
 def values():
