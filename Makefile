@@ -188,7 +188,7 @@ check unit model cli valgrind check-san check-clang fuzz:
 	$(count)
 
 $(VENV)/ready:
-	$(Q)scripts/venv.sh $(VENV) safetensors==0.8.0 numpy==2.4.6
+	$(Q)scripts/venv.sh $(VENV) safetensors==0.8.0 numpy==2.4.6 ml_dtypes==0.6.0
 
 $(FUZZ_SRC:%.c=$(BUILD)/%): $(BUILD)/%: $(BUILD)/%.o $(LIBS_all)
 	$(link) -fsanitize=fuzzer -o $@

@@ -2,7 +2,6 @@
 #include "convert/compare.h"
 
 #include <math.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,19 +9,23 @@
 #include "formats/pool.h"
 
 double mm_sqnr_db(const mm_tensor_error *e) { return e->noise == 0 ? (double)INFINITY : 10 * log10(e->signal / e->noise); }
+double mm_rmse(const mm_tensor_error *e) { return e->count == 0 ? 0 : sqrt(e->noise / (double)e->count); }
+double mm_cosine(const mm_tensor_error *e) {
+  if (e->signal == 0 && e->packed == 0) return 1;
+  return e->signal == 0 || e->packed == 0 ? 0 : e->product / sqrt(e->signal) / sqrt(e->packed);
+}
 
 typedef struct mm_compare_worker {
   mm_decoder source;
-  float *row; /* one unpacked local row */
-  size_t row_cap;
+  float *row, *scale; /* of one local row: unpacked, and what it was multiplied with */
+  size_t row_cap, scale_cap;
 } mm_compare_worker;
 
 typedef struct mm_compare_job {
   const mm_plan *plan;
   const mm_shards *s;
   mm_compare_worker *worker;
-  mm_tensor_error *out;
-  pthread_mutex_t lock;
+  mm_tensor_error *sum; /* [step_count]: added up in order at the end, so that the figures are the same every time */
 } mm_compare_job;
 
 static bool same_tensor(const mm_pack *p, const mm_pack_tensor *a, const mm_pack *q, const mm_pack_tensor *b) {
@@ -49,25 +52,71 @@ static bool same_plan(const mm_plan *plan, const mm_shards *s, mm_err *err) {
   return true;
 }
 
+/* The distance between the two largest codes, over the scale; 0 where codes are the numbers themselves. */
+static double largest_step(mm_code code) {
+  switch (code) {
+    case MM_CODE_E4M3: return 32;
+    case MM_CODE_E2M1: return 2;
+    case MM_CODE_INT8:
+    case MM_CODE_INT4:
+    case MM_CODE_INT4_OFFSET: return 1;
+    case MM_CODE_PLAIN: break;
+  }
+  return 0;
+}
+
+static void merge(mm_tensor_error *to, const mm_tensor_error *e) {
+  bool first = to->most_scale == 0;
+  to->signal += e->signal;
+  to->noise += e->noise;
+  to->packed += e->packed;
+  to->product += e->product;
+  to->max_abs = fmax(to->max_abs, e->max_abs);
+  to->count += e->count;
+  to->clipped += e->clipped;
+  to->flushed += e->flushed;
+  to->nonfinite += e->nonfinite;
+  if (e->most_scale == 0) return;
+  to->least_scale = first ? e->least_scale : fmin(to->least_scale, e->least_scale);
+  to->most_scale = fmax(to->most_scale, e->most_scale);
+}
+
+/* One row: source w, packed v, and the scales v was multiplied with (step is 0 where there are none). */
+static void add_row(mm_tensor_error *sum, const float *w, const float *v, const float *scale, uint32_t n, double step) {
+  mm_tensor_error row = {.count = n, .least_scale = step > 0 ? fabs((double)scale[0]) : 0};
+  for (uint32_t j = 0; j < n; j++) {
+    double a = (double)w[j], b = (double)v[j], e = b - a, s = step > 0 ? fabs((double)scale[j]) : 0;
+    if (step > 0) {
+      row.least_scale = fmin(row.least_scale, s);
+      row.most_scale = fmax(row.most_scale, s);
+    }
+    if (!isfinite(e)) {
+      row.nonfinite++;
+      continue;
+    }
+    row.signal += a * a;
+    row.noise += e * e;
+    row.packed += b * b;
+    row.product += a * b;
+    row.max_abs = fmax(row.max_abs, fabs(e));
+    row.clipped += step > 0 && fabs(e) > step / 2 * s * (1 + 1e-4); /* ties: v and the quotient were rounded to f32 */
+    row.flushed += a != 0 && b == 0;
+  }
+  merge(sum, &row);
+}
+
 /* Adds rows of one rank: local row `local` + i holds source row `row` + i, columns [cols.from, +count) of it. */
 static bool add_rank(mm_compare_worker *w, const mm_packed *m, uint32_t lead, uint32_t local, const float *wide, uint32_t rows,
                      uint32_t whole_cols, mm_range cols, mm_tensor_error *sum, mm_err *err) {
-  if (!mm_grow((void **)&w->row, &w->row_cap, m->k, sizeof *w->row, err)) return false;
+  double step = largest_step(m->scheme->code);
+  if (!mm_grow((void **)&w->row, &w->row_cap, m->k, sizeof *w->row, err) ||
+      !mm_grow((void **)&w->scale, &w->scale_cap, m->k, sizeof *w->scale, err))
+    return false;
   for (uint32_t i = 0; i < rows; i++) {
     m->scheme->unpack(m, lead, local + i, 1, w->row);
-    const float *a = wide + (size_t)i * whole_cols + cols.from, *b = w->row + cols.at;
-    double signal = 0, noise = 0, most = 0;
-    for (uint32_t j = 0; j < cols.count; j++) {
-      double e = (double)b[j] - (double)a[j];
-      signal += (double)a[j] * (double)a[j];
-      noise += e * e;
-      most = fmax(most, fabs(e));
-    }
-    sum->signal += signal;
-    sum->noise += noise;
-    sum->max_abs = fmax(sum->max_abs, most);
+    if (step > 0) mm_row_scales(m, lead, local + i, w->scale);
+    add_row(sum, wide + (size_t)i * whole_cols + cols.from, w->row + cols.at, w->scale + cols.at, cols.count, step);
   }
-  sum->count += (uint64_t)rows * cols.count;
   return true;
 }
 
@@ -77,7 +126,7 @@ static bool compare_step(void *ctx, size_t item, unsigned worker, mm_err *err) {
   const mm_step *step = &job->plan->step[item];
   const mm_pack *p = &job->plan->pack;
   const mm_pack_tensor *t = &p->tensor[step->tensor];
-  mm_tensor_error sum = {0};
+  mm_tensor_error *sum = &job->sum[item];
   for (uint32_t i = 0; i < t->piece_count; i++) {
     if (step->piece != MM_ALL_PIECES && step->piece != i) continue;
     const mm_piece *x = &t->piece[i];
@@ -88,6 +137,7 @@ static bool compare_step(void *ctx, size_t item, unsigned worker, mm_err *err) {
     for (uint32_t row = from; row < end; row += unit) {
       uint32_t rows = (uint32_t)mm_min(unit, end - row);
       if (!mm_decode_f32(&w->source, matrix, row, rows, err)) return false;
+      sum->nonfinite += w->source.zeroed;
       for (uint32_t r = 0; r < p->tp; r++) {
         mm_range take = cut->axis == MM_AXIS_ROWS ? cut->rank[r] : (mm_range){0, 0, x->rows};
         mm_range cols = cut->axis == MM_AXIS_COLS ? cut->rank[r] : (mm_range){0, 0, t->whole_cols};
@@ -98,34 +148,29 @@ static bool compare_step(void *ctx, size_t item, unsigned worker, mm_err *err) {
         if (t->lead && (step->lead < first || step->lead >= first + t->lead)) continue; /* another rank's expert */
         mm_packed m = mm_shards_tensor(job->s, rank, step->tensor);
         if (!add_rank(w, &m, step->lead - first, x->local_at + take.at + (lo - take.from),
-                      w->source.wide + (size_t)(lo - row) * t->whole_cols, hi - lo, t->whole_cols, cols, &sum, err))
+                      w->source.wide + (size_t)(lo - row) * t->whole_cols, hi - lo, t->whole_cols, cols, sum, err))
           return false;
       }
     }
   }
-  pthread_mutex_lock(&job->lock);
-  mm_tensor_error *e = &job->out[step->tensor];
-  e->signal += sum.signal;
-  e->noise += sum.noise;
-  e->max_abs = fmax(e->max_abs, sum.max_abs);
-  e->count += sum.count;
-  pthread_mutex_unlock(&job->lock);
   return true;
 }
 
 bool mm_compare(const mm_plan *plan, const mm_shards *s, unsigned threads, mm_tensor_error *out, mm_err *err) {
   if (!same_plan(plan, s, err)) return false;
-  mm_compare_job job = {.plan = plan, .s = s, .out = out, .worker = mm_calloc(threads, sizeof *job.worker, err)};
-  if (!job.worker) return false;
-  memset(out, 0, s->pack.tensor_count * sizeof *out);
-  pthread_mutex_init(&job.lock, NULL);
-  for (unsigned i = 0; i < threads; i++) mm_decoder_open(&job.worker[i].source, plan->hf);
-  bool ok = mm_pool_run(threads, plan->step_count, compare_step, &job, err);
-  for (unsigned i = 0; i < threads; i++) {
+  mm_compare_job job = {.plan = plan, .s = s};
+  job.worker = mm_calloc(threads, sizeof *job.worker, err);
+  job.sum = mm_calloc(plan->step_count, sizeof *job.sum, err);
+  for (unsigned i = 0; job.worker && i < threads; i++) mm_decoder_open(&job.worker[i].source, plan->hf);
+  bool ok = job.worker && job.sum && mm_pool_run(threads, plan->step_count, compare_step, &job, err);
+  for (unsigned i = 0; job.worker && i < threads; i++) {
     mm_decoder_close(&job.worker[i].source);
     free(job.worker[i].row);
+    free(job.worker[i].scale);
   }
-  pthread_mutex_destroy(&job.lock);
+  memset(out, 0, s->pack.tensor_count * sizeof *out);
+  for (size_t i = 0; ok && i < plan->step_count; i++) merge(&out[plan->step[i].tensor], &job.sum[i]);
+  free(job.sum);
   free(job.worker);
   return ok;
 }

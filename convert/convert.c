@@ -39,6 +39,7 @@ static bool run_item(void *ctx, size_t item, unsigned worker, mm_err *err) {
     return mm_fail(err, MM_INTERRUPTED, "E_INTERRUPTED", mm_at(NULL, NULL), "stopped by a signal; --resume continues");
   if (!job->out->skip[step]) {
     if (!mm_step_run(w, job->p, s, &job->out->blocks, err)) return false;
+    atomic_fetch_add(&job->progress->zeroed, w->zeroed);
     uint32_t *dead = w->dead;
     size_t dead_count = w->dead_count;
     w->dead = NULL;

@@ -60,6 +60,20 @@ bool mm_decode_finite(const mm_decoder *d, const mm_matrix *x, uint32_t row, con
                  row + i / x->cols, i % x->cols, mm_dtype_name(t));
 }
 
+/* The n codes in d->raw: refuses what is not finite, or makes it 0 and counts it. */
+static bool settle(mm_decoder *d, const mm_matrix *x, uint32_t row, size_t n, mm_err *err) {
+  mm_dtype t = x->weight->dtype;
+  if (!d->reader.hf->nonfinite_allowed) return mm_decode_finite(d, x, row, d->raw, t, n, err);
+  const size_t size = mm_dtype_size(t);
+  const uint32_t mask = nonfinite_mask(t);
+  for (size_t i = first_not_finite(d->raw, t, n); i < n; i++) {
+    if ((bits_at(d->raw, size, i) & mask) != mask) continue;
+    memset((uint8_t *)d->raw + i * size, 0, size);
+    d->zeroed++;
+  }
+  return true;
+}
+
 #define STREAM_MIN ((size_t)256 << 10) /* smaller reads go through the page cache */
 
 /* Room for n bytes wherever they start inside an aligned window. The old contents are not kept. */
@@ -97,6 +111,7 @@ bool mm_decode_codes(mm_decoder *d, const mm_matrix *x, uint32_t row, uint32_t r
   size_t line = mm_cells(x->cols, x->encoding->codes.cell.k), n = rows * line;
   size_t bytes = n * size, skew = 0;
   uint64_t at = x->at + row * (line * size);
+  d->zeroed = 0;
   if (!window(d, bytes, err)) return false;
   if (!(bytes < STREAM_MIN ? mm_hf_read(&d->reader, t, at, d->buffer, bytes, err)
                            : mm_hf_stream(&d->reader, t, at, d->buffer, bytes, &skew, err)))
@@ -107,7 +122,7 @@ bool mm_decode_codes(mm_decoder *d, const mm_matrix *x, uint32_t row, uint32_t r
   }
   d->raw = d->buffer + skew;
   for (size_t i = 0; x->encoding->flip && i < bytes; i++) ((uint8_t *)d->raw)[i] ^= x->encoding->flip;
-  return x->encoding->code > MM_CODE_E4M3 || mm_decode_finite(d, x, row, d->raw, t->dtype, n, err);
+  return x->encoding->code > MM_CODE_E4M3 || settle(d, x, row, n, err);
 }
 
 /* ---- scales ---- */
@@ -316,6 +331,7 @@ static bool apply_smooth(mm_decoder *d, const mm_matrix *x, uint32_t rows, mm_er
 
 bool mm_decode_f32(mm_decoder *d, const mm_matrix *x, uint32_t row, uint32_t rows, mm_err *err) {
   size_t n = (size_t)rows * x->cols;
+  d->zeroed = 0;
   if (!mm_grow((void **)&d->wide, &d->wide_cap, n, sizeof(float), err)) return false;
   if (mm_is_plain(x)) return mm_decode_codes(d, x, row, rows, err) && mm_widen(d->wide, d->raw, x->weight->dtype, n);
   return (mm_encoding_is_grid(x) ? decode_grid(d, x, row, rows, err) : decode_integers(d, x, row, rows, err)) &&

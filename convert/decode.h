@@ -27,13 +27,15 @@ typedef struct mm_decoder {
   const mm_hf_tensor *whole_of;
   uint64_t whole_at;
   float global;
+  uint64_t zeroed; /* values of the rows decoded last that were not finite and are 0 now, where hf allows it */
 } mm_decoder;
 
 void mm_decoder_open(mm_decoder *d, const mm_hf *hf);
 void mm_decoder_close(mm_decoder *d);
 
-/* Rows [row, row + rows) of x; row must be a multiple of the source's block height. Values that are not finite, and scales, zero points
- * and group indices that cannot be, are MM_BAD_INPUT (E_NONFINITE, E_Q_SCALE, E_Q_ZERO, E_Q_ORDER) with the tensor and the file offset. */
+/* Rows [row, row + rows) of x; row must be a multiple of the source's block height. Values that are not finite (unless hf allows them:
+ * then they are taken as 0 and counted), and scales, zero points and group indices that cannot be, are MM_BAD_INPUT (E_NONFINITE,
+ * E_Q_SCALE, E_Q_ZERO, E_Q_ORDER) with the tensor and the file offset. */
 /* Codes as stored, into d->raw: [rows, cols], two or four columns to a byte or word where they are packed so. Not for codes that lie on
  * their side or share bytes between rows. */
 bool mm_decode_codes(mm_decoder *d, const mm_matrix *x, uint32_t row, uint32_t rows, mm_err *err);

@@ -239,7 +239,7 @@ static bool read_index(mm_hf *hf, const char *path, mm_err *err) {
 }
 
 bool mm_hf_open(mm_hf *hf, const char *dir, const mm_hf_options *o, mm_err *err) {
-  *hf = (mm_hf){.names_only = o->names_only, .outside_allowed = o->allow_outside_links};
+  *hf = (mm_hf){.names_only = o->names_only, .outside_allowed = o->allow_outside_links, .nonfinite_allowed = o->allow_nonfinite};
   hf->dir = mm_arena_strndup(&hf->arena, dir, strlen(dir), err);
   if (!hf->dir) return false;
   char *index = join(hf, MM_INDEX_NAME, err), *single = join(hf, SINGLE_FILE, err);

@@ -46,8 +46,9 @@ typedef struct mm_hf {
   mm_hf_file *file;
   mm_hf_tensor *tensor; /* sorted by canonical name */
   mm_quantization quantization;
-  bool names_only;      /* opened from the index alone: shapes come from the rules, no weights can be read */
-  bool outside_allowed; /* links may lead anywhere */
+  bool names_only;        /* opened from the index alone: shapes come from the rules, no weights can be read */
+  bool outside_allowed;   /* links may lead anywhere */
+  bool nonfinite_allowed; /* weights that are NaN or infinite are read as 0 */
   size_t text_count;
   struct mm_hf_text {
     const char *path;
@@ -60,6 +61,7 @@ typedef struct mm_hf {
 typedef struct mm_hf_options {
   bool allow_outside_links; /* follow symlinks out of the checkpoint and its Hub cache */
   bool names_only;          /* for planning when only config.json and the index are there */
+  bool allow_nonfinite;     /* read weights that are NaN or infinite as 0 */
 } mm_hf_options;
 
 bool mm_hf_open(mm_hf *hf, const char *dir, const mm_hf_options *o, mm_err *err);

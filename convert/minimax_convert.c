@@ -27,7 +27,7 @@ typedef struct mm_convert_args {
   uint64_t tp, ep, pp, threads, part_size, commit_bytes, mem_limit;
   int level;                   /* of compress, 0 without */
   uint32_t process, processes; /* of mpirun */
-  bool dry_run, names_only, list, json, quiet, force, outside, resume, restart;
+  bool dry_run, names_only, list, json, quiet, force, outside, nonfinite, resume, restart;
 } mm_convert_args;
 
 static double now(void) {
@@ -50,7 +50,7 @@ static char *recipe_line(const mm_convert_args *a, mm_arena *arena, mm_err *err)
 }
 
 static bool make_plan(const mm_convert_args *a, mm_hf *hf, mm_plan *plan, mm_err *err) {
-  mm_hf_options ho = {.allow_outside_links = a->outside, .names_only = a->names_only};
+  mm_hf_options ho = {.allow_outside_links = a->outside, .names_only = a->names_only, .allow_nonfinite = a->nonfinite};
   if (!mm_hf_open(hf, a->source, &ho, err)) return false;
   char *recipe = recipe_line(a, &hf->arena, err);
   if (!recipe) return false;
@@ -132,14 +132,18 @@ static bool convert(const mm_convert_args *a, mm_plan *plan, mm_err *err) {
                          .level = a->level};
   if (a->part && !parse_share(a->part, &o.share, &o.shares, err)) return false;
   if (!assembly_buffers(a, plan->output_bytes, o.level, &o.buffers, err)) return false;
-  mm_digest manifest;
+  mm_outcome outcome = {0};
   double start = now();
   mm_watch *watch = a->quiet || !first ? NULL : mm_watch_open(plan, &progress);
-  bool ok = run(a, plan, o, &manifest, err);
+  bool ok = run(a, plan, o, &outcome.manifest, err);
   mm_watch_close(watch);
+  outcome.seconds = now() - start;
+  outcome.zeroed = atomic_load(&progress.zeroed);
+  if (ok && outcome.zeroed && !a->quiet)
+    fprintf(stderr, "%llu weights were NaN or infinite and are stored as 0\n", (unsigned long long)outcome.zeroed);
   if (!ok || !first || (a->quiet && !a->json)) return ok;
-  if (!a->part) return mm_report_summary(a->json ? stdout : stderr, plan, now() - start, &manifest, style, err);
-  fprintf(stderr, "part %s done in %.2f s; when all are, --resume without --part publishes\n", a->part, now() - start);
+  if (!a->part) return mm_report_summary(a->json ? stdout : stderr, plan, &outcome, style, err);
+  fprintf(stderr, "part %s done in %.2f s; when all are, --resume without --part publishes\n", a->part, outcome.seconds);
   return true;
 }
 
@@ -296,6 +300,10 @@ int main(int argc, char **argv) {
        .kind = MM_OPT_FLAG,
        .target = &a.outside,
        .help = "follow links that leave the checkpoint and its Hub cache"},
+      {.name = "allow-nonfinite",
+       .kind = MM_OPT_FLAG,
+       .target = &a.nonfinite,
+       .help = "store weights that are NaN or infinite as 0 and say how many; they are an error otherwise"},
       {.name = "json", .kind = MM_OPT_FLAG, .target = &a.json, .help = "plan or summary as JSON on stdout"},
       {.name = "quiet", .letter = 'q', .kind = MM_OPT_FLAG, .target = &a.quiet, .help = "no plan, progress or summary on stderr"},
   };

@@ -114,19 +114,20 @@ static uint64_t peak_rss(void) {
   return getrusage(RUSAGE_SELF, &u) == 0 ? (uint64_t)u.ru_maxrss * 1024 : 0;
 }
 
-bool mm_report_summary(FILE *f, const mm_plan *p, double seconds, const mm_digest *manifest, mm_report_style style, mm_err *err) {
+bool mm_report_summary(FILE *f, const mm_plan *p, const mm_outcome *o, mm_report_style style, mm_err *err) {
   char hex[MM_HEX_LEN + 1];
-  mm_digest_hex(manifest, hex);
-  double in = (double)p->source_bytes / seconds / 1e9, out = (double)p->output_bytes / seconds / 1e9;
+  mm_digest_hex(&o->manifest, hex);
+  double in = (double)p->source_bytes / o->seconds / 1e9, out = (double)p->output_bytes / o->seconds / 1e9;
   if (style == MM_REPORT_TEXT) {
-    fprintf(f, "done in %.2f s: %.2f GB read (%.2f GB/s), %.2f GB written (%.2f GB/s), peak RSS %.0f MiB\n%s sha256 %s\n", seconds,
+    fprintf(f, "done in %.2f s: %.2f GB read (%.2f GB/s), %.2f GB written (%.2f GB/s), peak RSS %.0f MiB\n%s sha256 %s\n", o->seconds,
             (double)p->source_bytes / 1e9, in, (double)p->output_bytes / 1e9, out, (double)peak_rss() / (1 << 20),
             p->unsharded ? "index" : "manifest", hex);
     return written(f, err);
   }
   mm_json *j = plan_json(p, false);
-  bool ok = j && mm_json_set(j, "seconds", mm_json_new_real(seconds)) && mm_json_set(j, "read_gb_per_s", mm_json_new_real(in)) &&
+  bool ok = j && mm_json_set(j, "seconds", mm_json_new_real(o->seconds)) && mm_json_set(j, "read_gb_per_s", mm_json_new_real(in)) &&
             mm_json_set(j, "written_gb_per_s", mm_json_new_real(out)) &&
+            mm_json_set(j, "zeroed_weights", mm_json_new_int((int64_t)o->zeroed)) &&
             mm_json_set(j, "peak_rss_bytes", mm_json_new_int((int64_t)peak_rss())) &&
             mm_json_set(j, p->unsharded ? "index_sha256" : "manifest_sha256", mm_json_new_str(hex));
   if (!ok) {

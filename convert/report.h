@@ -16,7 +16,12 @@ typedef struct mm_watch mm_watch;
 mm_watch *mm_watch_open(const mm_plan *p, const mm_progress *progress); /* NULL: no thread to be had, nothing is drawn */
 void mm_watch_close(mm_watch *w);                                       /* accepts NULL */
 
+typedef struct mm_outcome {
+  double seconds;
+  uint64_t zeroed; /* mm_progress's */
+  mm_digest manifest;
+} mm_outcome;
 /* The last words: wall time, rates, peak RSS, manifest digest. */
-bool mm_report_summary(FILE *f, const mm_plan *p, double seconds, const mm_digest *manifest, mm_report_style style, mm_err *err);
+bool mm_report_summary(FILE *f, const mm_plan *p, const mm_outcome *o, mm_report_style style, mm_err *err);
 
 #endif

@@ -150,6 +150,7 @@ static bool note_dead_rows(mm_worker *w, const mm_strip *s, mm_err *err) {
 static bool run_strip(mm_worker *w, mm_strip *s, mm_blocks *out, mm_err *err) {
   const void *plane[MM_MAX_PLANES] = {0};
   if (!pack_strip(w, s, plane, err)) return false;
+  w->zeroed += w->source.zeroed;
   if (strcmp(s->t->name, "lm_head.weight") == 0 && !note_dead_rows(w, s, err)) return false;
   return scatter(w, s, plane, out, err) && put_shape(w, s, out, err);
 }
@@ -196,7 +197,7 @@ static bool find_group(mm_worker *w, mm_strip *s, mm_err *err) {
 
 bool mm_step_run(mm_worker *w, const mm_plan *p, const mm_step *step, mm_blocks *out, mm_err *err) {
   mm_strip s = {.plan = p, .t = &p->pack.tensor[step->tensor], .pt = &p->tensor[step->tensor], .tensor = step->tensor, .lead = step->lead};
-  w->log.count = w->dead_count = 0;
+  w->log.count = w->dead_count = w->zeroed = 0;
   if (step->piece == MM_ALL_PIECES) return find_group(w, &s, err) && for_entry(w, &s, run_strip, out, err);
   s.piece = step->piece;
   s.row = step->row;

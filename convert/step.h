@@ -12,8 +12,9 @@ typedef struct mm_worker {
   void *plane[MM_MAX_PLANES]; /* the strip packed, on the scheme's own cells */
   void *slice;                /* one rank's share of a plane */
   size_t plane_cap[MM_MAX_PLANES], slice_cap;
-  mm_put_log log; /* of the step that ran last; its owner may take the array */
-  uint32_t *dead; /* all-zero lm_head rows that step saw; likewise */
+  mm_put_log log;  /* of the step that ran last; its owner may take the array */
+  uint64_t zeroed; /* weights of that step that were not finite and are 0 */
+  uint32_t *dead;  /* all-zero lm_head rows that step saw; likewise */
   size_t dead_count, dead_cap;
 } mm_worker;
 

@@ -4,7 +4,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "convert/compare.h"
+#include "convert/report_error.h"
 #include "formats/option.h"
 #include "formats/pool.h"
 #include "loader/signature.h"
@@ -14,8 +14,9 @@
 typedef enum mm_verify_level { MM_LEVEL_HEADER, MM_LEVEL_SAMPLE, MM_LEVEL_FULL, MM_LEVEL_SOURCE } mm_verify_level;
 
 typedef struct mm_verify_args {
-  const char *dir, *source, *level_word, *key;
+  const char *dir, *source, *level_word, *key, *report;
   mm_verify_level level;
+  double min_sqnr;
   uint64_t threads, samples, seed;
   bool json, list, quiet;
 } mm_verify_args;
@@ -30,57 +31,35 @@ static mm_align align_of(const char *word) {
   return strcmp(word, "pad") == 0 ? MM_ALIGN_PAD : strcmp(word, "error") == 0 ? MM_ALIGN_ERROR : MM_ALIGN_SPLIT;
 }
 
-/* Errors per tensor, worst SQNR first when listed. */
-typedef struct mm_ranked {
-  const char *name;
-  mm_tensor_error e;
-} mm_ranked;
-
-static int worst_first(const void *a, const void *b) {
-  double x = mm_sqnr_db(&((const mm_ranked *)a)->e), y = mm_sqnr_db(&((const mm_ranked *)b)->e);
-  return (x > y) - (x < y);
-}
-
-static mm_json *errors_json(const mm_ranked *x, size_t n) {
-  mm_json *list = mm_json_new_arr();
-  bool ok = list != NULL;
-  for (size_t i = 0; ok && i < n; i++) {
-    mm_json *o = mm_json_new_obj();
-    double db = mm_sqnr_db(&x[i].e);
-    ok = o && mm_json_set(o, "name", mm_json_new_str(x[i].name)) && mm_json_set(o, "max_abs", mm_json_new_real(x[i].e.max_abs)) &&
-         mm_json_set(o, "rmse", mm_json_new_real(sqrt(x[i].e.noise / (double)x[i].e.count))) &&
-         (!isfinite(db) || mm_json_set(o, "sqnr_db", mm_json_new_real(db)));
-    ok = mm_json_append(list, o) && ok;
-  }
-  if (ok) return list;
-  mm_json_free(list);
-  return NULL;
-}
-
-static bool print_errors(const mm_verify_args *a, mm_ranked *x, size_t n, mm_err *err) {
-  qsort(x, n, sizeof *x, worst_first);
-  size_t exact = 0;
-  for (size_t i = 0; i < n; i++) exact += x[i].e.noise == 0;
+static bool print_errors(const mm_verify_args *a, const mm_error_report *r, mm_err *err) {
+  size_t exact = mm_report_exact(r);
   if (a->json) {
-    mm_json *o = mm_json_new_obj();
-    bool ok = mm_json_set(o, "exact_tensors", mm_json_new_int((int64_t)exact)) && mm_json_set(o, "tensors", errors_json(x, n));
-    char *text = ok ? mm_json_dump(o, true) : NULL;
+    mm_json *o = mm_report_json(r);
+    char *text = o ? mm_json_dump(o, true) : NULL;
     mm_json_free(o);
     if (!text) return mm_fail_memory(err, 0);
     puts(text);
     free(text);
     return true;
   }
-  printf("against %s: %zu of %zu tensors exact\n", a->source, exact, n);
-  size_t shown = a->list ? n : mm_min(5, n - exact);
-  for (size_t i = 0; i < shown; i++) printf("  %-60s SQNR %6.2f dB  max |error| %.3g\n", x[i].name, mm_sqnr_db(&x[i].e), x[i].e.max_abs);
+  printf("against %s: %zu of %zu tensors exact\n", a->source, exact, r->count);
+  size_t shown = a->list ? r->count : mm_min(5, r->count - exact);
+  for (size_t i = 0; i < shown; i++)
+    printf("  %-60s SQNR %6.2f dB  max |error| %.3g\n", r->row[i].name, mm_sqnr_db(&r->row[i].e), r->row[i].e.max_abs);
   return true;
+}
+
+/* The rows are ranked: the first is the worst. */
+static bool good_enough(const mm_verify_args *a, const mm_error_report *r, mm_err *err) {
+  if (r->count == 0 || !(mm_sqnr_db(&r->row[0].e) < a->min_sqnr)) return true;
+  return mm_fail(err, MM_INTEGRITY, "E_SQNR", mm_at(a->dir, r->row[0].name),
+                 "found SQNR %.2f dB against the source, expected at least %.2f", mm_sqnr_db(&r->row[0].e), a->min_sqnr);
 }
 
 static bool against_source(const mm_verify_args *a, const mm_shards *s, mm_err *err) {
   mm_hf hf = {0};
   mm_plan plan = {0};
-  mm_hf_options ho = {.allow_outside_links = true};
+  mm_hf_options ho = {.allow_outside_links = true, .allow_nonfinite = true};
   mm_plan_options po = {.quant = s->pack.quant,
                         .tp = s->pack.tp,
                         .ep = s->pack.ep,
@@ -89,13 +68,14 @@ static bool against_source(const mm_verify_args *a, const mm_shards *s, mm_err *
                         .part_size = UINT64_MAX / 2};
   size_t n = s->pack.tensor_count;
   mm_tensor_error *e = mm_calloc(n, sizeof *e, err);
-  mm_ranked *x = mm_calloc(n, sizeof *x, err);
-  bool ok = e && x && mm_hf_open(&hf, a->source, &ho, err) && mm_plan_build(&plan, &hf, &po, err) &&
+  mm_error_report r = {a->dir, a->source, s->pack.quant, mm_calloc(n, sizeof *r.row, err), n};
+  bool ok = e && r.row && mm_hf_open(&hf, a->source, &ho, err) && mm_plan_build(&plan, &hf, &po, err) &&
             mm_compare(&plan, s, (unsigned)a->threads, e, err);
   if (!ok && err->status == MM_USAGE) err->status = MM_UNSUPPORTED; /* the manifest's words, not the user's */
-  for (size_t i = 0; ok && i < n; i++) x[i] = (mm_ranked){s->pack.tensor[i].name, e[i]};
-  ok = ok && print_errors(a, x, n, err);
-  free(x);
+  for (size_t i = 0; ok && i < n; i++) r.row[i] = (mm_error_row){s->pack.tensor[i].name, s->pack.tensor[i].scheme, e[i]};
+  if (ok) mm_report_rank(&r);
+  ok = ok && print_errors(a, &r, err) && (!a->report || mm_report_write(a->report, &r, err)) && good_enough(a, &r, err);
+  free(r.row);
   free(e);
   mm_plan_close(&plan);
   mm_hf_close(&hf);
@@ -142,7 +122,8 @@ static bool verify(const mm_verify_args *a, mm_err *err) {
   if (ok && !a->quiet) print_summary(a, &s, hashed);
   ok = ok && (a->level < MM_LEVEL_SOURCE || against_source(a, &s, err));
   mm_shards_close(&s);
-  return ok;
+  bool written = fflush(stdout) == 0 && !ferror(stdout);
+  return ok && (written || mm_fail(err, MM_IO, "E_IO", mm_at("standard output", NULL), "cannot be written"));
 }
 
 /* --source asks for its level by itself. */
@@ -151,6 +132,9 @@ static bool choose_level(mm_verify_args *a, mm_err *err) {
   a->level = a->source ? MM_LEVEL_SOURCE : MM_LEVEL_FULL;
   for (unsigned i = 0; a->level_word && i < sizeof words / sizeof *words; i++)
     if (strcmp(a->level_word, words[i]) == 0) a->level = (mm_verify_level)i;
+  if (a->report && !mm_report_path_ok(a->report, err)) return false;
+  if (!a->source && (a->report || isfinite(a->min_sqnr)))
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--report and --min-sqnr go with --source SRC");
   if ((a->level == MM_LEVEL_SOURCE) == (a->source != NULL)) return true;
   return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--level source goes with --source SRC");
 }
@@ -164,7 +148,7 @@ static uint64_t fresh_seed(void) {
 
 int main(int argc, char **argv) {
   mm_program_start();
-  mm_verify_args a = {.threads = mm_pool_cpus(), .samples = 16, .seed = fresh_seed()};
+  mm_verify_args a = {.threads = mm_pool_cpus(), .samples = 16, .seed = fresh_seed(), .min_sqnr = -(double)INFINITY};
   const mm_option options[] = {
       {.name = "level",
        .kind = MM_OPT_STR,
@@ -191,6 +175,16 @@ int main(int argc, char **argv) {
        .target = &a.source,
        .arg = "SRC",
        .help = "also compare every weight with the checkpoint it was made from"},
+      {.name = "report",
+       .kind = MM_OPT_STR,
+       .target = &a.report,
+       .arg = "FILE",
+       .help = "with --source: errors of every tensor as .json, .csv or .html (a page of figures)"},
+      {.name = "min-sqnr",
+       .kind = MM_OPT_REAL,
+       .target = &a.min_sqnr,
+       .arg = "DB",
+       .help = "with --source: exit 6 if a tensor's SQNR is below this"},
       {.name = "list", .kind = MM_OPT_FLAG, .target = &a.list, .help = "with --source: every tensor, worst SQNR first"},
       {.name = "json", .kind = MM_OPT_FLAG, .target = &a.json, .help = "with --source: errors as JSON on stdout"},
       {.name = "jobs",
@@ -215,7 +209,7 @@ int main(int argc, char **argv) {
           "A signature is proven with the digests that it lists: with --level header that the manifest, the companions and the names of "
           "all "
           "files are the signer's, from --level full on every byte.\n\nExit status: 0 proven, 2 usage, 3 bad source, 4 unsupported, 5 I/O, "
-          "6 damaged or incomplete, 8 memory or limit.",
+          "6 damaged, incomplete or below --min-sqnr, 8 memory or limit.",
   };
   mm_err err = {0};
   size_t operands = 0;

@@ -104,6 +104,9 @@ typedef struct mm_packed {
 /* The unpack of every scheme: decodes codes by scheme->code and multiplies by the scale planes on their stored grid. */
 void mm_unpack(const mm_packed *m, uint32_t lead, uint32_t row, uint32_t rows, float *out);
 
+/* What unpack multiplies the codes of a row with: the product of the scales over each column, out[k]; 1 where a scheme has none. */
+void mm_row_scales(const mm_packed *m, uint32_t lead, uint32_t row, float *out);
+
 static inline uint32_t mm_cells(uint32_t extent, uint32_t cell) { return cell == 0 ? 1 : (extent + cell - 1) / cell; }
 /* Elements of plane i of one matrix [n, k] under `cell`. */
 static inline uint64_t mm_plane_elements(uint32_t n, uint32_t k, mm_cell cell) {

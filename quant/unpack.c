@@ -72,6 +72,8 @@ MM_INLINE void unpack_row_body(const mm_packed *m, uint32_t lead, uint32_t row, 
 }
 MM_VERSIONS(unpack_row, (const mm_packed *m, uint32_t lead, uint32_t row, float *out), (m, lead, row, out))
 
+void mm_row_scales(const mm_packed *m, uint32_t lead, uint32_t row, float *out) { tile_scales(out, m, lead, row, 0, 1, m->k); }
+
 void mm_unpack(const mm_packed *m, uint32_t lead, uint32_t row, uint32_t rows, float *out) {
   if (m->scheme->code == MM_CODE_PLAIN) {
     mm_dtype t = m->scheme->plane[0].dtype;

@@ -462,6 +462,27 @@ def values():
     check(UNSUPPORTED, "E_ARCH", "MiniMax-M3", spoil=lambda c: c.config.update(architectures=["MiniMaxM3SparseForCausalLM"]))
 
 
+def allowed():
+    """--allow-nonfinite: the bytes are those of a source with 0 in these places, and the run says how many there were."""
+    one = "model.layers.0.block_sparse_moe.experts.2.w2.weight"
+
+    def source(root, name, at_one, at_head):
+        c = small()
+        for tensor, at, new in ((one, 3 * 6 + 5, at_one), (one, 7, at_one), ("lm_head.weight", 238, at_head)):
+            dtype, shape, data = c.tensors[tensor]
+            c.tensors[tensor] = (dtype, shape, data[:at] + new + data[at + len(new) :])
+        c.save(f"{root}/{name}")
+
+    with Scratch() as root:
+        source(root, "bad", b"\xff", b"\x80\x7f")
+        source(root, "zero", b"\0", b"\0\0")
+        for i, args in enumerate(((), ("--quant", "bf16"), ("--quant", "nvfp4"), ("--tp", "2"))):
+            done = cf.ok(CONVERT, root + "/bad", "-o", f"{root}/a{i}", "--allow-nonfinite", *args)
+            assert b"3 weights were NaN or infinite and are stored as 0\n" in done.stderr, done
+            cf.ok(CONVERT, "-q", root + "/zero", "-o", f"{root}/b{i}", *args)
+            assert cf.packed(f"{root}/a{i}")[0] == cf.packed(f"{root}/b{i}")[0], args
+
+
 def narrowing():
     """Numbers that the stored type does not hold are refused, not turned into infinity."""
     big = small(fp8=False)
@@ -495,4 +516,4 @@ def streams():
 
 if __name__ == "__main__":
     cf.main([whole, index_and_files, file_types, links, companions, permissions, descriptors, source_paths, output_overlaps, output_exists,
-             force, failing_force, locked, lock_race, interrupted, resumed, no_space, parallel_degree, values, narrowing, streams])
+             force, failing_force, locked, lock_race, interrupted, resumed, no_space, parallel_degree, values, allowed, narrowing, streams])

@@ -1,0 +1,153 @@
+#!/usr/bin/env python3
+"""minimax-verify --report: every figure of every tensor computed again with numpy from the packed parts and the source, the three formats
+saying the same, --min-sqnr refusing what is below it, --allow-nonfinite counted. Weights are new in every run; the seed is printed."""
+import csv
+import json
+import os
+import re
+import secrets
+import subprocess
+import sys
+import xml.dom.minidom
+
+import ml_dtypes
+import numpy as np
+from packed import Packed
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
+from convert_files import small
+
+BIN, TMP = os.path.join(os.environ["BUILD"], "bin"), os.environ["TMPDIR"]
+E2M1 = np.array([0, .5, 1, 1.5, 2, 3, 4, 6, -0., -.5, -1, -1.5, -2, -3, -4, -6], "f4")
+SCALE = {"F32": lambda s: s.view("f4"), "BF16": lambda s: (s.astype("u4") << 16).view("f4"), "U8": lambda s: np.exp2(s.astype("f8") - 127).astype("f4"),
+         "F8_E4M3": lambda s: s.view(ml_dtypes.float8_e4m3fn).astype("f4")}
+
+
+def nibbles(codes):
+    return codes >> 4 * (np.arange(codes.shape[-1]) % 2).astype("u1") & 15
+
+
+SCHEMES = {  # values of codes that lie one to a weight, and the step between the largest two
+    "block_fp8": (lambda c: c.view(ml_dtypes.float8_e4m3fn).astype("f4"), 32), "int8": (lambda c: c.view("i1").astype("f4"), 1),
+    "nvfp4": (lambda c: E2M1[nibbles(c)], 2), "mxfp4": (lambda c: E2M1[nibbles(c)], 2), "w4a16": (lambda c: nibbles(c).astype("f4") - 8, 1)}
+
+
+def run(*args):
+    return subprocess.run(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
+
+
+def number(data):
+    return (np.frombuffer(data, "<u2").astype("u4") << 16).view("<f4")
+
+
+def checkpoint(seed, path):
+    """Heavy-tailed weights, some rows far smaller than others; one NaN and two infinities in one expert. Returns {name: bf16 bytes}."""
+    rng = np.random.default_rng(seed)
+    c = small(hidden=160, heads=4, kv=2, dim=32, experts=2, inter=96, vocab=16, layers=2, fp8=False)
+    for name, (dtype, shape, _) in c.tensors.items():
+        if len(shape) == 2 and dtype == "BF16":
+            w = rng.standard_t(4, shape) * 0.02 * 2.0 ** rng.integers(-6, 1, (shape[0], 1))
+            bits = w.astype(ml_dtypes.bfloat16).view("<u2")
+            if name.endswith("layers.1.block_sparse_moe.experts.1.w2.weight"):
+                bits[3, 5], bits[7, 0], bits[159, 95] = 0x7FC1, 0x7F80, 0xFF80
+            c.tensors[name] = (dtype, shape, bits.tobytes())
+    c.save(path)
+    return {name: data for name, (_, _, data) in c.tensors.items()}
+
+
+def expected(pack, source, t, values, step):
+    w, v, s, lost = [], [], [], 0
+    for planes in zip(*(pack.whole(t, p) for p in t["planes"])):
+        for e in range(t["whole_lead"] or 1):
+            x = number(source[planes[0][0].replace("{e}", str(e))])
+            bad = ~np.isfinite(x)
+            lost += int(bad.sum())
+            scale = np.ones(x.size, "f4")
+            for (_, elements), p in zip(planes[1:], t["planes"][1:]):
+                scale = scale * SCALE[p["dtype"]](np.ascontiguousarray(elements[e]).ravel())
+            w.append(np.where(bad, 0, x).astype("f8"))
+            v.append((values(np.ascontiguousarray(planes[0][1][e])).ravel() * scale).astype("f8"))
+            s.append(np.abs(scale.astype("f8")))
+    w, v, s = (np.concatenate(x) for x in (w, v, s))
+    d = v - w
+    return {"count": w.size, "nonfinite": lost, "sqnr_db": 10 * np.log10((w * w).sum() / (d * d).sum()), "rmse": np.sqrt((d * d).mean()),
+            "max_abs": np.abs(d).max(), "cosine": (w * v).sum() / np.sqrt((w * w).sum() * (v * v).sum()),
+            "clipped_share": (np.abs(d) > step / 2 * s * (1 + 1e-4)).mean(), "flushed_share": ((w != 0) & (v == 0)).mean(),
+            "least_scale": s.min(), "most_scale": s.max()}
+
+
+def check(scheme, source):
+    """One scheme; returns the command and the report."""
+    out = os.path.join(TMP, scheme)
+    done = run(f"{BIN}/minimax-convert", f"{TMP}/src", "-o", out, "--quant", scheme, "--tp", "2", "--allow-nonfinite")
+    assert done.returncode == 0 and "3 weights were NaN or infinite and are stored as 0\n" in done.stderr, done.stderr
+    verify = [f"{BIN}/minimax-verify", out, "--quiet", "--source", f"{TMP}/src"]
+    for ending in ("json", "csv", "html"):
+        done = run(*verify, "--report", f"{TMP}/{scheme}.{ending}")
+        assert done.returncode == 0, done.stderr
+    with open(f"{TMP}/{scheme}.json", encoding="utf-8") as f:
+        report = json.load(f)
+    assert json.loads(run(*verify, "--json").stdout) == report
+    rows, pack = {row["name"]: row for row in report["tensors"]}, Packed(out)
+    for t in pack.manifest["tensors"]:
+        row = rows.pop(t["name"])
+        assert row["scheme"] == t["scheme"]
+        if t["scheme"] != scheme:
+            assert "sqnr_db" not in row and row["max_abs"] == 0 and row["cosine"] > 1 - 1e-12, row
+            continue
+        for key, want in expected(pack, source, t, *SCHEMES[scheme]).items():
+            if abs(row[key] - want) > 1e-9 * abs(want):
+                sys.exit(f"{scheme} {t['name']}: {key} is {row[key]}, expected {want}")
+    assert not rows
+    return verify, report
+
+
+def check_csv(path, report):
+    with open(path, encoding="utf-8", newline="") as f:
+        for line, row in zip(csv.DictReader(f), report["tensors"], strict=True):
+            assert {key: line[key] for key in ("name", "scheme")} == {key: row[key] for key in ("name", "scheme")}
+            for key in set(line) - {"name", "scheme"}:
+                assert line[key] == "" and key not in row or float(line[key]) == row[key], (line, row)
+
+
+def check_html(path, report, db):
+    with open(path, encoding="utf-8") as f:
+        page = f.read()
+    svg = [xml.dom.minidom.parseString(x) for x in re.findall(r"<svg.*?</svg>", page, re.S)]
+    assert len(svg) == 3 and not re.search(r"<script|https?:|\bsrc=|@import|url\(", page)
+    titles = [n.firstChild.data for n in svg[2].getElementsByTagName("title")]
+    layered = [row for row in report["tensors"] if ".layers." in row["name"]]
+    want = [row["name"] + (f": {row['sqnr_db']:.2f} dB" if "sqnr_db" in row else ": exact") for row in layered]
+    assert sorted(titles) == sorted(want), "the map shows every tensor of every layer"
+    for plot in svg[:2]:
+        bars = [int(n.firstChild.data.split(": ")[1]) for n in plot.getElementsByTagName("title")]
+        assert sum(bars) == len(db), "a histogram counts every tensor that is not exact"
+
+
+def main():
+    seed = int(sys.argv[1]) if len(sys.argv) > 1 else secrets.randbits(32)
+    print(f"seed {seed}", flush=True)
+    source = checkpoint(seed, f"{TMP}/src")
+    done = run(f"{BIN}/minimax-convert", f"{TMP}/src", "-o", f"{TMP}/strict", "--quant", "int8")
+    assert done.returncode == 3 and "E_NONFINITE" in done.stderr and not os.path.exists(f"{TMP}/strict"), done.stderr
+    clipped = flushed = 0
+    for scheme in SCHEMES:
+        verify, report = check(scheme, source)
+        assert sum(row["nonfinite"] for row in report["tensors"]) == 3
+        clipped += sum(row["clipped_share"] > 0 for row in report["tensors"])
+        flushed += sum(row["flushed_share"] > 0 for row in report["tensors"])
+        db = [row["sqnr_db"] for row in report["tensors"] if "sqnr_db" in row]
+        assert db == sorted(db) and report["exact_tensors"] == len(report["tensors"]) - len(db)
+        check_csv(f"{TMP}/{scheme}.csv", report)
+        check_html(f"{TMP}/{scheme}.html", report, db)
+    assert clipped and flushed
+    assert run(*verify, "--min-sqnr", f"{db[0] - 0.01}").returncode == 0
+    low = run(*verify, "--min-sqnr", f"{db[0] + 0.01}")
+    assert low.returncode == 6 and "E_SQNR" in low.stderr and report["tensors"][0]["name"] in low.stderr, low.stderr
+    for wrong in (verify + ["--report", f"{TMP}/r.txt"], verify[:3] + ["--report", f"{TMP}/x.json"], verify[:3] + ["--min-sqnr", "-3"]):
+        assert run(*wrong).returncode == 2
+    assert run(*verify, "--report", "/dev/full/r.json").returncode == 5
+    print(f"{len(SCHEMES)} schemes: figures equal, JSON = CSV = HTML, --min-sqnr refuses below {db[0]:.2f} dB")
+
+
+main()
