@@ -172,7 +172,13 @@ void mm_shards_close(mm_shards *s) {
 mm_packed mm_shards_tensor(const mm_shards *s, uint32_t rank, size_t i) {
   const mm_pack_tensor *t = &s->pack.tensor[i];
   const mm_shard_rank *r = &s->rank[rank];
-  mm_packed out = {.scheme = mm_scheme_find(t->scheme), .lead = t->lead ? t->lead : 1, .n = t->rows, .k = t->cols};
+  mm_packed out = {.scheme = mm_scheme_find(t->scheme), .lead = t->lead ? t->lead : 1, .n = t->rows, .k = t->cols, .tensor = (uint32_t)i};
+  const mm_cut *cut = &s->pack.cut[t->piece[0].cut];
+  if (cut->axis == MM_AXIS_COLS) {
+    const mm_range *own = &cut->rank[rank % s->pack.tp];
+    out.first_k = own->from - own->at; /* padding in front is another rank's */
+    out.whole_k = cut->whole;
+  }
   for (unsigned p = 0; p < t->plane_count; p++) {
     const mm_shard_plane *at = &r->plane[i * MM_PACK_PLANES + p];
     out.plane[p] = r->map[at->part].data + at->offset;

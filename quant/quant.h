@@ -60,18 +60,37 @@ typedef enum mm_code {
   MM_CODE_INT4_OFFSET /* nibble, value + 8 */
 } mm_code;
 
-/* What a scheme's engines do to the activations x [t, k] before the product. Scales are amax / largest code of the span unless
- * the checkpoint carries a static one. */
+/* What a scheme's engines do to the activations x [t, k] before the product: an index of mm_act_formats. */
 typedef enum mm_act_quant {
   MM_ACT_KEPT,
-  MM_ACT_FP8_TENSOR,
+  MM_ACT_FP8_TENSOR, /* under the static scale of the checkpoint, or one for each token where it has none */
   MM_ACT_FP8_TOKEN,
   MM_ACT_FP8_GROUP, /* 1 x 128 */
   MM_ACT_INT8_TOKEN,
-  MM_ACT_NVFP4, /* 1 x 16, e4m3 scales under one f32 scale */
-  MM_ACT_MXFP4, /* 1 x 32, e8m0 scales */
-  MM_ACT_MXFP8  /* 1 x 32, e8m0 scales */
+  MM_ACT_NVFP4, /* 1 x 16, E4M3 scales under one f32 scale: static, or one for each token */
+  MM_ACT_MXFP4, /* 1 x 32, E8M0 scales */
+  MM_ACT_MXFP8  /* 1 x 32, E8M0 scales */
 } mm_act_quant;
+
+/* A token's row of x is rounded to codes under one scale for all of it, or for each group of columns (counted from the first column
+ * of the uncut x). Formulas: activation.c. */
+typedef struct mm_act_format {
+  mm_code code;   /* E4M3, INT8 or E2M1; PLAIN: x is kept */
+  uint32_t group; /* columns of a group; 0: the row */
+  mm_dtype scale; /* of the groups: F32, F8_E8M0, or F8_E4M3 under the row's scale */
+  bool fixed;     /* a static scale may stand for the row's */
+} mm_act_format;
+extern const mm_act_format mm_act_formats[];
+
+/* Amaxes of a row: of all of it, then of each group of the whole_k columns of the uncut row. */
+static inline uint32_t mm_act_amaxes(const mm_act_format *f, uint32_t whole_k) {
+  return 1 + (f->group ? (whole_k + f->group - 1) / f->group : 0);
+}
+/* Raises amax[] to the magnitudes of x[k], columns first … first + k - 1 of the uncut row; the largest over all shares of a row are the
+ * row's, whatever the cut. */
+void mm_act_amax(const mm_act_format *f, const float *x, uint32_t k, uint32_t first, float *amax);
+/* x[k] becomes the numbers that its codes stand for: code · scale. `fixed` is the static scale, 0 for none. What is no number stays so. */
+void mm_act_round(const mm_act_format *f, float *x, uint32_t k, uint32_t first, const float *amax, float fixed);
 
 struct mm_packed;
 
@@ -99,6 +118,9 @@ typedef struct mm_packed {
   uint32_t lead, n, k;
   const void *plane[MM_MAX_PLANES]; /* each [lead, ceil(n/cell.n), ceil(k/cell.k)], naturally aligned */
   mm_cell cell[MM_MAX_PLANES];      /* of the stored grid: scheme's, or finer for scales */
+  uint32_t first_k, whole_k;        /* cut along k: column 0 is column first_k of the whole_k uncut ones; 0, 0: not cut */
+  float input_scale;                /* static scale of x (mm_act_format.fixed); 0: none */
+  uint32_t tensor;                  /* its number in the manifest it comes from */
 } mm_packed;
 
 /* The unpack of every scheme: decodes codes by scheme->code and multiplies by the scale planes on their stored grid. */

@@ -58,16 +58,22 @@ static bool meet(mm_comm *c) {
   return met;
 }
 
-void mm_comm_sum(mm_comm *c, uint32_t rank, float *x, size_t n) {
+static float add(float a, float b) { return a + b; }
+static float largest(float a, float b) { return a > b ? a : b; }
+
+/* Each rank reduces its own stretch and hands the result to all: every element is reduced once, so all ranks hold the same bits. */
+static void reduce(mm_comm *c, uint32_t rank, float *x, size_t n, float (*op)(float, float)) {
   if (c->ranks == 1) return;
   c->x[rank] = x;
   if (!meet(c)) return;
-  /* Each rank sums its own stretch and hands the result to all: every element is summed once, so all ranks hold the same bits. */
   size_t from = n * rank / c->ranks, to = n * (rank + 1) / c->ranks;
   for (size_t i = from; i < to; i++) {
-    float sum = c->x[0][i];
-    for (uint32_t r = 1; r < c->ranks; r++) sum += c->x[r][i];
-    for (uint32_t r = 0; r < c->ranks; r++) c->x[r][i] = sum;
+    float v = c->x[0][i];
+    for (uint32_t r = 1; r < c->ranks; r++) v = op(v, c->x[r][i]);
+    for (uint32_t r = 0; r < c->ranks; r++) c->x[r][i] = v;
   }
   meet(c);
 }
+
+void mm_comm_sum(mm_comm *c, uint32_t rank, float *x, size_t n) { reduce(c, rank, x, n, add); }
+void mm_comm_max(mm_comm *c, uint32_t rank, float *x, size_t n) { reduce(c, rank, x, n, largest); }

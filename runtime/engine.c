@@ -43,7 +43,7 @@ struct mm_engine {
 static bool open_rank(rank *r, mm_err *err) {
   mm_engine *e = r->engine;
   if (!mm_bind(&r->weights, e->shards, r->index, err)) return false;
-  mm_backend_config c = {e->model, &r->weights, e->config.limits, e->comm, e->config.threads};
+  mm_backend_config c = {e->model, &r->weights, e->config.limits, e->comm, e->config.threads, e->config.act_quant, e->config.calibration};
   return mm_forward_open(&r->forward, e->config.ops, &c, err);
 }
 
@@ -103,6 +103,9 @@ static bool run_task(mm_engine *e, mm_err *err) {
 
 static bool check_config(const mm_model *m, const mm_engine_config *c, mm_err *err) {
   const mm_limits *l = &c->limits;
+  if (c->act_quant && !c->ops->act_quant)
+    return mm_fail(err, MM_UNSUPPORTED, "E_ACT_QUANT", mm_at(NULL, NULL),
+                   "found activation quantisation on for %s, which computes with activations as they are; expected off", c->ops->name);
   if (l->max_tokens && l->slots && l->max_positions && c->threads && l->max_positions <= m->max_positions) return true;
   return mm_fail(err, MM_USAGE, "E_LIMITS", mm_at(NULL, NULL),
                  "found %u tokens a step, %u slots, %u positions, %u threads; expected at least 1 of each and at most %llu positions",

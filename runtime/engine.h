@@ -19,12 +19,16 @@ void mm_comm_break(mm_comm *c);
 void mm_comm_mend(mm_comm *c);
 /* Every rank passes its x[n]; afterwards each holds the sum taken in rank order, bit-identical on all ranks. */
 void mm_comm_sum(mm_comm *c, uint32_t rank, float *x, size_t n);
+/* The same with the largest of each. */
+void mm_comm_max(mm_comm *c, uint32_t rank, float *x, size_t n);
 
 typedef struct mm_engine mm_engine;
 typedef struct mm_engine_config {
   const mm_ops *ops;
   mm_limits limits;
   unsigned threads; /* CPU threads per rank, ≥ 1 */
+  bool act_quant;   /* as in mm_backend_config; the ops must be able to */
+  struct mm_calibration *calibration;
 } mm_engine_config;
 
 /* Borrows the shards until close. */

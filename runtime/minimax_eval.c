@@ -15,7 +15,7 @@
 #define IDS_MAX (UINT64_C(1) << 30) /* bytes of --ids and of one ids tensor */
 
 typedef struct eval_args {
-  const char *dir, *ids, *logits, *ids_from;
+  const char *dir, *ids, *logits, *ids_from, *act_quant;
   uint64_t window, limit, chunk, threads; /* threads: 0 where not given */
   bool json;
 } eval_args;
@@ -47,7 +47,10 @@ static bool open_engine(eval *e, uint64_t longest, mm_err *err) {
   if (!e->logits || !e->rows) return false;
   for (uint32_t i = 0; i < e->chunk; i++) e->rows[i] = i;
   uint64_t threads = e->a->threads ? e->a->threads : mm_max(1, mm_pool_cpus() / pack->tp);
-  mm_engine_config c = {&mm_ops_cpu, {e->chunk, 1, (uint32_t)longest}, (unsigned)threads};
+  mm_engine_config c = {.ops = &mm_ops_cpu,
+                        .limits = {e->chunk, 1, (uint32_t)longest},
+                        .threads = (unsigned)threads,
+                        .act_quant = strcmp(e->a->act_quant, "on") == 0};
   e->engine = mm_engine_open(&e->shards, &c, err);
   return e->engine;
 }
@@ -246,7 +249,7 @@ static bool run_logits(eval *e, mm_err *err) {
 
 int main(int argc, char **argv) {
   mm_program_start();
-  eval_args a = {.window = 512, .chunk = 512};
+  eval_args a = {.window = 512, .chunk = 512, .act_quant = "on"};
   const mm_option options[] = {
       {.name = "ids",
        .kind = MM_OPT_STR,
@@ -278,6 +281,12 @@ int main(int argc, char **argv) {
        .help = "tokens fed at once (default 512)",
        .lo = 1,
        .hi = UINT32_MAX},
+      {.name = "act-quant",
+       .kind = MM_OPT_STR,
+       .target = &a.act_quant,
+       .arg = "WORD",
+       .help = "round the inputs of linears as their scheme defines, or not: weights alone are quantised then (default on)",
+       .choices = "on|off"},
       {.name = "threads",
        .kind = MM_OPT_U64,
        .target = &a.threads,

@@ -29,7 +29,7 @@ static const mm_ops *const devices[] = {
 #endif
 
 typedef struct run_args {
-  const char *dir, *prompt, *prompt_file, *device;
+  const char *dir, *prompt, *prompt_file, *device, *act_quant; /* act_quant: NULL where not given */
   double temperature, top_p;
   uint64_t top_k, seed, max_tokens, max_model_len, threads; /* max_model_len and threads: 0 where not given */
   bool added_tokens, ignore_eos, quiet;
@@ -44,9 +44,10 @@ typedef struct run {
   int32_t *prompt; /* [prompt_count] */
   size_t prompt_count;
   uint32_t budget; /* tokens to generate at most, ≥ 1 */
-  bool *is_end;    /* [vocab] */
-  float *logits;   /* [vocab] of the last step */
-  char *text;      /* printable text of the last token */
+  bool act_quant;
+  bool *is_end;  /* [vocab] */
+  float *logits; /* [vocab] of the last step */
+  char *text;    /* printable text of the last token */
   size_t text_cap;
   mm_utf8_stream utf8;
   double load_s, prefill_s, decode_s;
@@ -148,6 +149,7 @@ static bool open_engine(run *r, mm_err *err) {
                         .threads = threads};
   for (size_t i = 0; i < sizeof devices / sizeof *devices; i++)
     if (strcmp(devices[i]->name, r->a->device) == 0) c.ops = devices[i];
+  c.act_quant = r->act_quant = r->a->act_quant ? strcmp(r->a->act_quant, "on") == 0 : c.ops->act_quant;
   r->engine = mm_engine_open(&r->shards, &c, err);
   return r->engine;
 }
@@ -240,12 +242,12 @@ static bool run_all(const run_args *a, mm_err *err) {
   bool ended;
   bool ok = run_open(&r, err) && prefill(&r, err) && generate(&r, &ended, err);
   if (ok && !a->quiet)
-    fprintf(stderr, "prompt %zu tokens at %.1f/s, %u new tokens at %.1f/s up to %s, loaded in %.2f s\n", r.prompt_count,
+    fprintf(stderr, "prompt %zu tokens at %.1f/s, %u new tokens at %.1f/s up to %s, loaded in %.2f s, --act-quant %s\n", r.prompt_count,
             (double)r.prompt_count / r.prefill_s, r.generated, (double)r.steps / r.decode_s,
             ended                         ? "an end token"
             : r.budget == r.a->max_tokens ? "--max-tokens"
                                           : "--max-model-len",
-            r.load_s);
+            r.load_s, r.act_quant ? "on" : "off");
   run_close(&r);
   return ok;
 }
@@ -267,6 +269,9 @@ int main(int argc, char **argv) {
       {"top-p", NULL, 0, MM_OPT_REAL, &a.top_p, "X", "draw from the likeliest tokens that together reach probability X (1)", NULL, 0, 0},
       {"seed", NULL, 0, MM_OPT_U64, &a.seed, "N", "of the draws (0)", NULL, 0, 0},
       {"device", NULL, 0, MM_OPT_STR, &a.device, "NAME", "where to compute, cpu unless given", DEVICES, 0, 0},
+      {"act-quant", NULL, 0, MM_OPT_STR, &a.act_quant, "WORD",
+       "round the inputs of linears as their scheme defines, or not: weights alone are quantised then (on where the device can, else off)",
+       "on|off", 0, 0},
       {"threads", NULL, 't', MM_OPT_U64, &a.threads, "N", "CPU threads per rank (CPUs / ranks)", NULL, 1, 1024},
       {"quiet", NULL, 'q', MM_OPT_FLAG, &a.quiet, NULL, "no summary on stderr", NULL, 0, 0},
   };

@@ -45,6 +45,7 @@ typedef struct mm_act {
 } mm_act;
 
 struct mm_comm; /* the ranks of one engine (engine.h) */
+struct mm_calibration;
 
 typedef struct mm_backend_config {
   const mm_model *model;
@@ -52,6 +53,8 @@ typedef struct mm_backend_config {
   mm_limits limits;
   struct mm_comm *comm;
   unsigned threads; /* a hint for CPU backends */
+  bool act_quant;   /* the inputs of linears are rounded as their schemes say (mm_scheme.act); else weights alone are quantised */
+  struct mm_calibration *calibration; /* NULL, or what the inputs of linears are added to (calibration.h); CPU backends */
 } mm_backend_config;
 
 typedef struct mm_ops {
@@ -66,7 +69,8 @@ typedef struct mm_ops {
   void (*embed)(mm_backend *b, mm_act x, const mm_packed *table);
   /* y = RMS(x; w, eps): x·rsqrt(mean(x²) + eps)·w. */
   void (*norm)(mm_backend *b, mm_act y, mm_act x, const mm_packed *w, double eps);
-  /* y[T, n] = x[T, k]·Wᵀ. */
+  /* y[T, n] = x[T, k]·Wᵀ, x rounded first under act_quant: as a whole row, whatever rank holds which part of it. So do experts (x by
+   * w13, the products by w2) and logits. */
   void (*linear)(mm_backend *b, mm_act y, mm_act x, const mm_packed *w);
   /* Full attention of layer `layer`: optional QK norm (mean square over all ranks' heads), partial RoPE, KV write, causal softmax.
    * qkv[T, (hpr + 2·kpr)·d] is clobbered; o[T, hpr·d]. q_norm and k_norm are NULL without QK norm. */
@@ -87,6 +91,7 @@ typedef struct mm_ops {
   /* Ends the step; any failure since begin is reported here. Copies this rank's logits to out[out_count, vocab_rows] (host);
    * out may be NULL when out_count is 0. */
   bool (*end)(mm_backend *b, float *out, mm_err *err);
+  bool act_quant; /* can round inputs */
 } mm_ops;
 
 extern const mm_ops mm_ops_cpu;

@@ -58,6 +58,11 @@ static bool open_buffers(mm_backend *b, mm_err *err) {
   if (!(b->pick_weight = matrix(b, pairs, 1, err)) || !(b->first_pair = matrix(b, m->experts + UINT64_C(1), 1, err))) return false;
   if (!(b->pair_row = matrix(b, pairs, 1, err)) || !(b->pair_weight = matrix(b, pairs, 1, err))) return false;
   if (!(b->pair_act = matrix(b, pairs, ir, err))) return false;
+  if (b->c.act_quant) {
+    uint64_t row = mm_max(mm_max(m->hidden, m->intermediate), (uint64_t)m->heads * m->head_dim);
+    if (!(b->amax = matrix(b, pairs, mm_act_amaxes(&mm_act_formats[MM_ACT_NVFP4], (uint32_t)row), err))) return false;
+    if (!(b->rounded = matrix(b, tokens, widest, err))) return false;
+  }
   /* A thread needs two strips (w1 and w3), or the scores of one query, or the decays of one block. */
   uint64_t scratch = mm_max(mm_max(2 * MM_CPU_STRIP * mm_max(widest, ir), b->c.limits.max_positions), MM_CPU_BLOCK + 1);
   if (!(b->scratch = mm_arena_alloc(&b->arena, b->c.threads * sizeof *b->scratch, err))) return false;
@@ -147,4 +152,5 @@ const mm_ops mm_ops_cpu = {
     .combine = mm_cpu_combine,
     .logits = mm_cpu_logits,
     .end = cpu_end,
+    .act_quant = true,
 };

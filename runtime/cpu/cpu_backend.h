@@ -35,6 +35,8 @@ struct mm_backend {
   uint32_t *pair_row;          /* [max_tokens·top_k] sorted by expert */
   float *pair_weight;          /* [max_tokens·top_k] */
   float *pair_act;             /* [max_tokens·top_k, Ir]: SiLU(w1 x) ⊙ (w3 x) */
+  float *amax;                 /* [max_tokens·top_k, amaxes of the widest row]; this and the next under act_quant only */
+  float *rounded;              /* [max_tokens, widest input] */
   float **scratch;             /* [threads] */
 
   const mm_batch *batch;
@@ -74,6 +76,10 @@ float mm_cpu_silu(float x);
 
 /* fn over `count` items, on the backend's threads when there is enough to do: `work` counts multiplications. */
 void mm_cpu_each(mm_backend *b, size_t count, uint64_t work, mm_pool_fn *fn, void *job);
+/* What a linear w is given: x[T, w->k] itself, or a copy rounded as w's scheme says, valid until the next call (cpu_input.c). */
+const float *mm_cpu_input(mm_backend *b, mm_act x, const mm_packed *w);
+/* The same in place, x[rows, w->k]. Collective where w is cut along k. */
+void mm_cpu_round(mm_backend *b, float *x, uint32_t rows, const mm_packed *w);
 /* A vector weight as f32[n], valid until the next call. */
 const float *mm_cpu_vector(mm_backend *b, const mm_packed *w);
 /* y[rows, w.n]: row i is x[pick[i]]·Wᵀ, or x[i]·Wᵀ when pick is NULL; x[…, w.k]. */

@@ -53,10 +53,12 @@ void mm_cpu_matmul(mm_backend *b, float *y, const float *x, const uint32_t *pick
   mm_cpu_each(b, mm_ceil_div(w->n, MM_CPU_STRIP), (uint64_t)rows * w->n * w->k, matmul_strip, &j);
 }
 
-void mm_cpu_linear(mm_backend *b, mm_act y, mm_act x, const mm_packed *w) { mm_cpu_matmul(b, y.data, x.data, NULL, b->batch->tokens, w); }
+void mm_cpu_linear(mm_backend *b, mm_act y, mm_act x, const mm_packed *w) {
+  mm_cpu_matmul(b, y.data, mm_cpu_input(b, x, w), NULL, b->batch->tokens, w);
+}
 
 void mm_cpu_logits(mm_backend *b, mm_act x, const mm_packed *head) {
-  mm_cpu_matmul(b, b->logits, x.data, b->batch->out, b->batch->out_count, head);
+  mm_cpu_matmul(b, b->logits, mm_cpu_input(b, x, head), b->batch->out, b->batch->out_count, head);
 }
 
 void mm_cpu_embed(mm_backend *b, mm_act x, const mm_packed *table) {

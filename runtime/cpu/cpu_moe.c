@@ -63,7 +63,8 @@ void mm_cpu_route(mm_backend *b, mm_act x, const mm_packed *router, const mm_pac
 
 typedef struct experts {
   mm_backend *b;
-  mm_act y, x;
+  mm_act y;
+  const float *x; /* [T, H] */
   const mm_packed *w13, *w2;
   size_t up_strips; /* of one expert */
 } experts;
@@ -81,7 +82,7 @@ static bool up_strip(void *ctx, size_t item, unsigned worker, mm_err *err) {
   w->scheme->unpack(w, e, first, count, gate);
   w->scheme->unpack(w, e, ir + first, count, up);
   for (uint32_t p = b->first_pair[e]; p < b->first_pair[e + 1]; p++) {
-    const float *x = mm_cpu_row(j->x, b->pair_row[p]);
+    const float *x = j->x + (size_t)b->pair_row[p] * w->k;
     float *act = b->pair_act + (size_t)p * ir + first;
     for (uint32_t i = 0; i < count; i++)
       act[i] = mm_cpu_silu(mm_cpu_dot(x, gate + (size_t)i * w->k, w->k)) * mm_cpu_dot(x, up + (size_t)i * w->k, w->k);
@@ -111,8 +112,9 @@ static bool down_strip(void *ctx, size_t item, unsigned worker, mm_err *err) {
 }
 
 void mm_cpu_experts(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, const mm_packed *w2) {
-  experts j = {b, y, x, w13, w2, mm_ceil_div(w2->k, MM_CPU_STRIP)};
+  experts j = {b, y, mm_cpu_input(b, x, w13), w13, w2, mm_ceil_div(w2->k, MM_CPU_STRIP)};
   uint64_t down = (uint64_t)b->batch->tokens * b->c.model->top_k * w2->n * w2->k;
   mm_cpu_each(b, w13->lead * j.up_strips, 2 * down, up_strip, &j);
+  mm_cpu_round(b, b->pair_act, b->batch->tokens * b->c.model->top_k, w2);
   mm_cpu_each(b, mm_ceil_div(w2->n, MM_CPU_STRIP), down, down_strip, &j);
 }

@@ -68,8 +68,11 @@ for model in ("tests/data/tiny-m1", "tests/data/tiny-m2"):
     prompt, out = ("".join(texts(model, tensor(f"{model}/golden.safetensors", f"greedy.{x}"))) for x in ("prompt", "out"))
     for tp in (1, 2, 8):
         packed = convert(model, f"{os.path.basename(model)}-{tp}", tp)
-        assert run(packed, "-p", prompt, "--added-tokens", "-n", "48") == out
-        assert re.match(r"prompt 24 tokens at [\d.]+/s, 48 new tokens at [\d.]+/s up to --max-tokens, loaded in [\d.]+ s\n$", run.err), run.err
+        assert run(packed, "-p", prompt, "--added-tokens", "-n", "48", "--act-quant", "off") == out
+        assert re.match(r"prompt 24 tokens at [\d.]+/s, 48 new tokens at [\d.]+/s up to --max-tokens, loaded in [\d.]+ s, --act-quant off\n$",
+                        run.err), run.err
+        run(packed, "-p", prompt, "-n", "1")
+        assert run.err.endswith(", --act-quant on\n"), run.err
 
 model, packed = "tests/data/tiny-m1", os.path.join(TMP, "tiny-m1-1")
 golden = tensor(f"{model}/golden.safetensors", "greedy.out")

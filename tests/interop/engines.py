@@ -85,7 +85,7 @@ def same_conversion(model):
 def ours(packed, golden):
     """Our logits of the prompts."""
     out = os.path.join(TMP, "logits.safetensors")
-    subprocess.run([os.path.join(BIN, "minimax-eval"), packed, "--logits", out, "--ids-from", golden], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([os.path.join(BIN, "minimax-eval"), packed, "--act-quant", "off", "--logits", out, "--ids-from", golden], check=True, stdout=subprocess.DEVNULL)
     return load_file(out)
 
 

@@ -180,7 +180,7 @@ static void open_all(golden *g, const char *dir, const char *file) {
   mm_file_close(&f);
   if (!mm_shards_open(&g->shards, dir, &err)) die(&err);
   unsigned threads = (unsigned)mm_max(1, mm_pool_cpus() / g->shards.pack.tp);
-  mm_engine_config c = {&mm_ops_cpu, {LONGEST, 3, LONGEST}, threads};
+  mm_engine_config c = {.ops = &mm_ops_cpu, .limits = {LONGEST, 3, LONGEST}, .threads = threads};
   g->engine = mm_engine_open(&g->shards, &c, &err);
   if (!g->engine) die(&err);
   g->vocab = mm_engine_model(g->engine)->vocab;

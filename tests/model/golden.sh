@@ -9,7 +9,7 @@ trap 'rm -rf "$work"' EXIT
 
 # likelihood NAME TP EXPECTED
 likelihood() {
-  minimax-eval "$work/$1-$2" --ids tests/data/"$1"/held-out-ids.json --window 512 --limit 40 >"$work/nll" || return 1
+  minimax-eval "$work/$1-$2" --act-quant off --ids tests/data/"$1"/held-out-ids.json --window 512 --limit 40 >"$work/nll" || return 1
   awk -v name="$1" -v tp="$2" -v expected="$3" '
     { difference = $2 - expected; if (difference < 0) difference = -difference
       printf "%s, tp %s: nll %.6f, reference %s, difference %.1e <= 1e-4\n", name, tp, $2, expected, difference

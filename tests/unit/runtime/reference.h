@@ -388,6 +388,7 @@ static inline ref_shards *ref_cut(const ref_model *r, uint32_t tp) {
   mm_pack *pack = &out->s.pack;
   *pack = (mm_pack){.dir = "memory", .model = r->m, .tp = tp, .ep = 1, .pp = 1};
   pack->rank = calloc(tp, sizeof *pack->rank);
+  pack->cut = calloc(1, sizeof *pack->cut);
   out->s.rank = calloc(tp, sizeof *out->s.rank);
   for (uint32_t rank = 0; rank < tp; rank++) {
     pack->rank[rank].part_count = 1;
@@ -406,7 +407,7 @@ static inline ref_shards *ref_cut(const ref_model *r, uint32_t tp) {
 static inline void ref_uncut(ref_shards *out) {
   for (size_t i = 0; i < out->s.pack.tensor_count; i++) free((char *)(uintptr_t)out->s.pack.tensor[i].name);
   for (uint32_t r = 0; r < out->s.pack.tp; r++) free(out->data[r]), free(out->s.rank[r].map), free(out->s.rank[r].plane);
-  free(out->s.pack.tensor), free(out->s.pack.rank), free(out->s.rank), free(out);
+  free(out->s.pack.tensor), free(out->s.pack.cut), free(out->s.pack.rank), free(out->s.rank), free(out);
 }
 
 #endif

@@ -28,7 +28,7 @@ static void start(running *r, mm_model m, uint32_t tp, const mm_ops *ops) {
   mm_err err = {0};
   r->ref = ref_build(m);
   r->shards = ref_cut(&r->ref, tp);
-  r->engine = mm_engine_open(&r->shards->s, &(mm_engine_config){ops, limits, 1}, &err);
+  r->engine = mm_engine_open(&r->shards->s, &(mm_engine_config){.ops = ops, .limits = limits, .threads = 1}, &err);
   if (!r->engine) fail_msg("%s", err.text);
   r->logits = malloc(LENGTH * m.vocab * sizeof(float));
 }
@@ -206,7 +206,7 @@ static void bad_limits(void **state) {
   ref_shards *shards = ref_cut(&ref, 1);
   for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
     mm_err err = {0};
-    assert_null(mm_engine_open(&shards->s, &(mm_engine_config){&mm_ops_cpu, bad[i], 1}, &err));
+    assert_null(mm_engine_open(&shards->s, &(mm_engine_config){.ops = &mm_ops_cpu, .limits = bad[i], .threads = 1}, &err));
     assert_string_equal(err.code, "E_LIMITS");
   }
   ref_uncut(shards);
@@ -276,13 +276,13 @@ static void failing_opens(void **state) {
   for (fail_open = 1; fail_open <= 4; fail_open++) {
     mm_err err = {0};
     opens = 0;
-    assert_null(mm_engine_open(&shards->s, &(mm_engine_config){&ops, limits, 1}, &err));
+    assert_null(mm_engine_open(&shards->s, &(mm_engine_config){.ops = &ops, .limits = limits, .threads = 1}, &err));
     assert_string_equal(err.code, "E_TEST");
   }
   fail_open = 0;
   shards->s.pack.tensor[5].rows++; /* and a tensor of another shape than the model's */
   mm_err err = {0};
-  assert_null(mm_engine_open(&shards->s, &(mm_engine_config){&ops, limits, 1}, &err));
+  assert_null(mm_engine_open(&shards->s, &(mm_engine_config){.ops = &ops, .limits = limits, .threads = 1}, &err));
   assert_int_equal(err.status, MM_INTEGRITY);
   assert_non_null(strstr(err.text, shards->s.pack.tensor[5].name));
   ref_uncut(shards);

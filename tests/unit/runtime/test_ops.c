@@ -38,7 +38,7 @@ static void open_ranks(ranks *r, mm_model m, uint32_t tp, unsigned threads) {
   r->comm = mm_comm_open(tp, &err);
   for (uint32_t i = 0; i < tp; i++) {
     assert_true(mm_bind(&r->w[i], &r->shards->s, i, &err));
-    mm_backend_config c = {&r->ref.m, &r->w[i], {ROWS, 3, 2 * ROWS}, r->comm, threads};
+    mm_backend_config c = {.model = &r->ref.m, .weights = &r->w[i], .limits = {ROWS, 3, 2 * ROWS}, .comm = r->comm, .threads = threads};
     r->b[i] = mm_ops_cpu.open(&c, &err);
     assert_non_null(r->b[i]);
     assert_true(mm_ops_cpu.act(r->b[i], 256, &r->x[i], &err));
@@ -125,9 +125,9 @@ static void linear(void **state) {
   }
   fill(scale, 50, 0.02f);
   const mm_packed all[] = {
-      {mm_scheme_find("f32"), 1, N, K, {f32}, {{1, 1}}},
-      {mm_scheme_find("bf16"), 1, N, K, {bf16}, {{1, 1}}},
-      {mm_scheme_find("block_fp8"), 1, N, K, {fp8, scale}, {{1, 1}, {4, 9}}},
+      {.scheme = mm_scheme_find("f32"), .lead = 1, .n = N, .k = K, .plane = {f32}, .cell = {{1, 1}}},
+      {.scheme = mm_scheme_find("bf16"), .lead = 1, .n = N, .k = K, .plane = {bf16}, .cell = {{1, 1}}},
+      {.scheme = mm_scheme_find("block_fp8"), .lead = 1, .n = N, .k = K, .plane = {fp8, scale}, .cell = {{1, 1}, {4, 9}}},
   };
   for (int s = 0; s < 3; s++)
     for (uint32_t T = 0; T <= 5; T += 5) {
@@ -153,7 +153,7 @@ static void threads_change_nothing(void **state) {
   (void)state;
   enum { N = 200, K = 48, T = ROWS };
   float *w = ref_fill((size_t)N * K, 1, 0), *x = ref_fill((size_t)T * K, 1, 0), *first = malloc(sizeof(float) * N * T);
-  mm_packed p = {mm_scheme_find("f32"), 1, N, K, {w}, {{1, 1}}};
+  mm_packed p = {.scheme = mm_scheme_find("f32"), .lead = 1, .n = N, .k = K, .plane = {w}, .cell = {{1, 1}}};
   packed = &p;
   for (unsigned threads = 1; threads <= 4; threads++) {
     ranks r;
@@ -538,10 +538,10 @@ static void route(mm_router kind, uint32_t E, uint32_t top_k, const float *z, co
     w2[e * H + e] = 1 / silu_one;
   }
   const mm_scheme *f32 = mm_scheme_find("f32");
-  routing w = {{f32, 1, E, H, {router}, {{1, 1}}},
-               {bias ? f32 : NULL, 1, E, 1, {bias}, {{1, 1}}},
-               {f32, E, 2, H, {w13}, {{1, 1}}},
-               {f32, E, H, 1, {w2}, {{1, 1}}}};
+  routing w = {{.scheme = f32, .lead = 1, .n = E, .k = H, .plane = {router}, .cell = {{1, 1}}},
+               {.scheme = bias ? f32 : NULL, .lead = 1, .n = E, .k = 1, .plane = {bias}, .cell = {{1, 1}}},
+               {.scheme = f32, .lead = E, .n = 2, .k = H, .plane = {w13}, .cell = {{1, 1}}},
+               {.scheme = f32, .lead = E, .n = H, .k = 1, .plane = {w2}, .cell = {{1, 1}}}};
   mm_span span;
   mm_batch batch = plain(&span, ids, 1);
   memset(r.x[0].data, 0, H * sizeof(float));

@@ -1,0 +1,100 @@
+/* Activation quantisation against its definitions in double, whole and in parts, and at its edges. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "tests/unit/quant/rounded.h"
+
+enum { K = 417, ROWS = 200 };
+
+static uint64_t seed = 7;
+static double uniform(void) {
+  seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+  return (double)(seed >> 40) / 16777216.0;
+}
+
+/* Numbers over many binades, some rows tiny or huge, some groups all zero, some numbers half way between codes. */
+static void fill(float *x, int row) {
+  double size = ldexp(1, row % 7 == 0 ? -60 : row % 11 == 0 ? 40 : row % 5);
+  for (int i = 0; i < K; i++) x[i] = (float)((uniform() - 0.5) * size * ldexp(1, (int)(uniform() * 6)));
+  for (int i = 0; i < K; i += 9) x[i] = (float)(ldexp(1, -(i % 12)) * size * (i % 2 ? 1.25 : -1.75));
+  for (int i = 160; i < 192; i++) x[i] = 0;
+  for (int i = 192; i < 224; i++) x[i] = (float)((uniform() - 0.5) * size);
+  x[200] = (float)(row % 2 ? 6 * size : 7 * size); /* largest codes of E2M1 and E4M3: the next power of two begins just above */
+}
+
+static void round_parts(mm_act_quant a, float *x, const uint32_t *cut, double fixed) {
+  const mm_act_format *f = &mm_act_formats[a];
+  float *amax = calloc(mm_act_amaxes(f, K), sizeof *amax);
+  for (; *cut < K; cut++) mm_act_amax(f, x + *cut, cut[1] - *cut, *cut, amax);
+  for (uint32_t i = 0, n = 29; i < K; i += n) mm_act_round(f, x + i, i + n < K ? n : K - i, i, amax, (float)fixed);
+  free(amax);
+}
+
+static void as_defined(void **state) {
+  (void)state;
+  static const uint32_t cut[] = {0, 48, 192, 200, K};
+  for (mm_act_quant a = MM_ACT_FP8_TENSOR; a <= MM_ACT_MXFP8; a++)
+    for (int row = 0; row < ROWS; row++) {
+      float x[K], y[K];
+      double want[K], fixed = row % 3 == 0 ? (double)(float)(0.003 * (row + 1)) : 0;
+      fill(x, row);
+      memcpy(y, x, sizeof y);
+      round_parts(a, y, cut, fixed);
+      ref_round(a, x, K, fixed, want);
+      for (int i = 0; i < K; i++)
+        if ((double)y[i] != want[i])
+          fail_msg("format %d, row %d, column %d: %.9g: found %.9g, expected %.9g", a, row, i, x[i], y[i], want[i]);
+    }
+}
+
+/* What is wrong in a model must not be rounded away. */
+static void no_number_stays_none(void **state) {
+  (void)state;
+  for (mm_act_quant a = MM_ACT_FP8_TENSOR; a <= MM_ACT_MXFP8; a++) {
+    float x[K];
+    static const uint32_t whole[] = {0, K};
+    fill(x, 1);
+    x[17] = NAN;
+    round_parts(a, x, whole, 0);
+    assert_true(isnan(x[17]) && !isnan(x[16]));
+    memset(x, 0, sizeof x);
+    round_parts(a, x, whole, 0);
+    for (int i = 0; i < K; i++) assert_true(x[i] == 0);
+  }
+}
+
+/* The row of each scheme. */
+static void schemes(void **state) {
+  (void)state;
+  static const struct {
+    const char *name;
+    mm_act_quant act;
+  } row[] = {{"bf16", MM_ACT_KEPT},
+             {"f16", MM_ACT_KEPT},
+             {"f32", MM_ACT_KEPT},
+             {"block_fp8", MM_ACT_FP8_GROUP},
+             {"channel_fp8", MM_ACT_FP8_TOKEN},
+             {"mxfp8", MM_ACT_MXFP8},
+             {"int8", MM_ACT_INT8_TOKEN},
+             {"tensor_wise_fp8", MM_ACT_FP8_TENSOR},
+             {"nvfp4", MM_ACT_NVFP4},
+             {"nvfp4a16", MM_ACT_KEPT},
+             {"mxfp4", MM_ACT_MXFP4},
+             {"w4a16", MM_ACT_KEPT},
+             {"w4afp8", MM_ACT_FP8_TENSOR},
+             {"w4a8", MM_ACT_INT8_TOKEN}};
+  size_t n = sizeof row / sizeof *row;
+  for (size_t i = 0; i < n; i++) assert_int_equal(mm_scheme_find(row[i].name)->act, row[i].act);
+  assert_null(mm_scheme_at(n));
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(as_defined), cmocka_unit_test(no_number_stays_none), cmocka_unit_test(schemes)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,210 @@
+/* Activation quantisation in the reference backend: the inputs of linears and experts, whole and cut over ranks. */
+#include <math.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "runtime/engine.h"
+#include "tests/unit/quant/rounded.h"
+#include "tests/unit/runtime/reference.h"
+
+enum { T = 5, N = 11, K = 192, MOST = 8 };
+
+static const int32_t ids[T] = {0, 49, 7, 13, 14};
+static const mm_span span = {0, 0, T, 0};
+static const mm_batch batch = {.tokens = T, .id = ids, .span_count = 1, .span = &span};
+
+/* The ranks of one model; its weights matter to bind alone. */
+typedef struct ranks {
+  ref_model ref;
+  ref_shards *shards;
+  uint32_t tp;
+  mm_comm *comm;
+  mm_rank_weights w[MOST];
+  mm_backend *b[MOST];
+  mm_act x[MOST], y[MOST];
+} ranks;
+
+static void open_ranks(ranks *r, mm_model m, uint32_t tp, bool act_quant) {
+  mm_err err = {0};
+  *r = (ranks){.ref = ref_build(m), .tp = tp, .comm = mm_comm_open(tp, &err)};
+  r->shards = ref_cut(&r->ref, tp);
+  for (uint32_t i = 0; i < tp; i++) {
+    assert_true(mm_bind(&r->w[i], &r->shards->s, i, &err));
+    mm_backend_config c = {
+        .model = &r->ref.m, .weights = &r->w[i], .limits = {T, 1, T}, .comm = r->comm, .threads = 2, .act_quant = act_quant};
+    r->b[i] = mm_ops_cpu.open(&c, &err);
+    assert_non_null(r->b[i]);
+    assert_true(mm_ops_cpu.act(r->b[i], 256, &r->x[i], &err) && mm_ops_cpu.act(r->b[i], 256, &r->y[i], &err));
+  }
+}
+
+static void close_ranks(ranks *r) {
+  for (uint32_t i = 0; i < r->tp; i++) {
+    mm_ops_cpu.close(r->b[i]);
+    mm_bind_close(&r->w[i]);
+  }
+  mm_comm_close(r->comm);
+  ref_uncut(r->shards);
+  ref_free(&r->ref);
+}
+
+typedef struct call {
+  ranks *r;
+  uint32_t rank;
+  const mm_packed *w; /* NULL: the experts of layer 1 */
+} call;
+
+static void *run(void *arg) {
+  const call *c = arg;
+  mm_backend *b = c->r->b[c->rank];
+  const mm_layer_weights *l = &c->r->w[c->rank].layer[1];
+  uint32_t hidden = c->r->ref.m.hidden;
+  mm_act x = {c->r->x[c->rank].data, c->w ? c->w->k : hidden}, y = {c->r->y[c->rank].data, c->w ? c->w->n : hidden};
+  if (c->w) {
+    mm_ops_cpu.linear(b, y, x, c->w);
+    return NULL;
+  }
+  mm_ops_cpu.route(b, x, &l->router, &l->router_bias);
+  mm_ops_cpu.experts(b, y, x, &l->w13, &l->w2);
+  return NULL;
+}
+
+/* One step of the op on every rank at once. */
+static void step(ranks *r, const mm_packed *w) {
+  pthread_t thread[MOST];
+  call c[MOST];
+  mm_err err = {0};
+  for (uint32_t i = 0; i < r->tp; i++) {
+    c[i] = (call){r, i, w ? &w[i] : NULL};
+    assert_true(mm_ops_cpu.begin(r->b[i], &batch, &err));
+    assert_int_equal(pthread_create(&thread[i], NULL, run, &c[i]), 0);
+  }
+  for (uint32_t i = 0; i < r->tp; i++) pthread_join(thread[i], NULL);
+  for (uint32_t i = 0; i < r->tp; i++) assert_true(mm_ops_cpu.end(r->b[i], NULL, &err));
+}
+
+/* Buffers wide enough for the linears below: 256 inputs of o_proj, for 192 with padding. */
+static mm_model dims(void) {
+  mm_model m = ref_dims(MM_FAMILY_M2, false);
+  m.head_dim = 32;
+  m.intermediate = 40;
+  return m;
+}
+
+/* y = rounded(x)·Wᵀ, W cut along its columns over tp ranks, the last of which has `padding` columns more than there are. */
+static void check_linear(mm_act_quant act, uint32_t tp, uint32_t padding, float fixed) {
+  static float x[T * K], w[N * K], part[MOST][N * K];
+  mm_scheme scheme = *mm_scheme_find("f32");
+  scheme.act = act;
+  mm_packed cut[MOST];
+  ranks r;
+  open_ranks(&r, dims(), tp, true);
+  uint32_t k = K / tp;
+  for (int i = 0; i < T * K; i++) x[i] = ldexpf(ref_random(), i % 7) * (i / K == 1 ? 1e-3f : 1);
+  for (int i = 0; i < N * K; i++) w[i] = ref_random();
+  for (uint32_t i = 0; i < tp; i++) {
+    uint32_t first = i + 1 == tp ? i * k - padding : i * k; /* padding in front, where another rank has its own columns */
+    uint32_t wide = i + 1 == tp ? k + padding : k, at = wide - k;
+    cut[i] = (mm_packed){.scheme = &scheme, .lead = 1, .n = N, .k = wide, .plane = {part[i]}, .cell = {{1, 1}}, .input_scale = fixed};
+    if (tp > 1) cut[i].first_k = first, cut[i].whole_k = K;
+    for (uint32_t n = 0; n < N; n++)
+      for (uint32_t j = 0; j < wide; j++) part[i][n * wide + j] = j < at ? 0 : w[n * K + first + j];
+    for (uint32_t t = 0; t < T; t++)
+      for (uint32_t j = 0; j < wide; j++) ((float *)r.x[i].data)[t * wide + j] = j < at ? 0 : x[t * K + first + j];
+  }
+  step(&r, cut);
+  for (uint32_t t = 0; t < T; t++) {
+    double rounded[K];
+    ref_round(act, x + (size_t)t * K, K, fixed, rounded);
+    for (uint32_t n = 0; n < N; n++) {
+      double want = 0, found = 0, size = 0;
+      for (uint32_t j = 0; j < K; j++) want += rounded[j] * w[n * K + j], size += fabs(rounded[j] * w[n * K + j]);
+      for (uint32_t i = 0; i < tp; i++) found += ((float *)r.y[i].data)[t * N + n];
+      if (!(fabs(found - want) <= 1e-6 * size))
+        fail_msg("format %d, tp %u, token %u, output %u: found %.9g, expected %.9g", act, tp, t, n, found, want);
+    }
+  }
+  close_ranks(&r);
+}
+
+static void linear(void **state) {
+  (void)state;
+  for (mm_act_quant a = MM_ACT_KEPT; a <= MM_ACT_MXFP8; a++)
+    for (uint32_t tp = 1; tp <= MOST; tp *= 2) {
+      check_linear(a, tp, 0, 0);
+      check_linear(a, tp, 0, 0.01f);
+      if (tp > 1) check_linear(a, tp, 7, 0);
+    }
+}
+
+/* Summed over the ranks, what the experts of layer 1 give for inputs that do not depend on tp. */
+static void run_experts(mm_act_quant up, mm_act_quant down, uint32_t tp, double *out) {
+  ranks r;
+  ref_seed = 99;
+  open_ranks(&r, dims(), tp, true);
+  uint32_t hidden = r.ref.m.hidden, own = r.ref.m.intermediate / tp;
+  mm_scheme scheme[2] = {*mm_scheme_find("f32"), *mm_scheme_find("f32")};
+  scheme[0].act = up, scheme[1].act = down;
+  for (uint32_t i = 0; i < T * hidden; i++)
+    for (uint32_t j = 0; j < tp; j++) ((float *)r.x[j].data)[i] = sinf((float)(i * i + 1));
+  for (uint32_t i = 0; i < tp; i++) {
+    mm_layer_weights *l = &r.w[i].layer[1];
+    l->w13.scheme = &scheme[0], l->w2.scheme = &scheme[1];
+    if (tp > 1) l->w2.first_k = i * own, l->w2.whole_k = own * tp;
+  }
+  step(&r, NULL);
+  for (uint32_t i = 0; i < T * hidden; i++) {
+    out[i] = 0;
+    for (uint32_t j = 0; j < tp; j++) out[i] += ((float *)r.y[j].data)[i];
+  }
+  close_ranks(&r);
+}
+
+/* Cut or not, experts round the same numbers to the same codes; both inputs are rounded. */
+static void experts(void **state) {
+  (void)state;
+  enum { OUT = T * 24 };
+  for (mm_act_quant a = MM_ACT_FP8_TENSOR; a <= MM_ACT_MXFP8; a++) {
+    double off[OUT], up[OUT], down[OUT], on[OUT], cut[OUT], apart[3] = {0};
+    run_experts(MM_ACT_KEPT, MM_ACT_KEPT, 1, off);
+    run_experts(a, MM_ACT_KEPT, 1, up);
+    run_experts(MM_ACT_KEPT, a, 1, down);
+    run_experts(a, a, 1, on);
+    for (uint32_t tp = 2; tp <= 8; tp *= 2) {
+      run_experts(a, a, tp, cut);
+      for (int i = 0; i < OUT; i++)
+        if (!(fabs(cut[i] - on[i]) <= 3e-6 * fmax(1, fabs(on[i])))) fail_msg("format %d, tp %u: %g, not %g", a, tp, cut[i], on[i]);
+    }
+    for (int i = 0; i < OUT; i++) {
+      apart[0] = fmax(apart[0], fabs(up[i] - off[i]));
+      apart[1] = fmax(apart[1], fabs(down[i] - off[i]));
+      apart[2] = fmax(apart[2], fabs(on[i] - up[i]));
+    }
+    for (int i = 0; i < 3; i++) assert_true(apart[i] > 1e-4);
+  }
+}
+
+/* A device that cannot is not asked twice. */
+static void refused(void **state) {
+  (void)state;
+  mm_err err = {0};
+  mm_ops plain = mm_ops_cpu;
+  plain.act_quant = false;
+  ref_model ref = ref_build(dims());
+  ref_shards *shards = ref_cut(&ref, 1);
+  mm_engine_config c = {.ops = &plain, .limits = {T, 1, T}, .threads = 1, .act_quant = true};
+  assert_null(mm_engine_open(&shards->s, &c, &err));
+  assert_string_equal(err.code, "E_ACT_QUANT");
+  ref_uncut(shards);
+  ref_free(&ref);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(linear), cmocka_unit_test(experts), cmocka_unit_test(refused)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
