@@ -10,12 +10,13 @@
 #include "formats/option.h"
 #include "formats/pool.h"
 #include "formats/safetensors.h"
+#include "runtime/calibration.h"
 #include "runtime/engine.h"
 
 #define IDS_MAX (UINT64_C(1) << 30) /* bytes of --ids and of one ids tensor */
 
 typedef struct eval_args {
-  const char *dir, *ids, *logits, *ids_from, *act_quant;
+  const char *dir, *ids, *logits, *ids_from, *act_quant, *collect;
   uint64_t window, limit, chunk, threads; /* threads: 0 where not given */
   bool json;
 } eval_args;
@@ -25,6 +26,7 @@ typedef struct eval {
   const eval_args *a;
   mm_shards shards;
   mm_engine *engine;
+  mm_calibration *calibration; /* --collect */
   uint32_t vocab, chunk;
   uint32_t *rows; /* [chunk]: 0, 1, …: every row's logits are wanted */
   float *logits;  /* [chunk, vocab] */
@@ -46,17 +48,20 @@ static bool open_engine(eval *e, uint64_t longest, mm_err *err) {
   e->rows = mm_calloc(e->chunk, sizeof *e->rows, err);
   if (!e->logits || !e->rows) return false;
   for (uint32_t i = 0; i < e->chunk; i++) e->rows[i] = i;
+  if (e->a->collect && !(e->calibration = mm_calibration_open(&e->shards, err))) return false;
   uint64_t threads = e->a->threads ? e->a->threads : mm_max(1, mm_pool_cpus() / pack->tp);
   mm_engine_config c = {.ops = &mm_ops_cpu,
                         .limits = {e->chunk, 1, (uint32_t)longest},
                         .threads = (unsigned)threads,
-                        .act_quant = strcmp(e->a->act_quant, "on") == 0};
+                        .act_quant = strcmp(e->a->act_quant, "on") == 0,
+                        .calibration = e->calibration};
   e->engine = mm_engine_open(&e->shards, &c, err);
   return e->engine;
 }
 
 static void eval_close(eval *e) {
   mm_engine_close(e->engine);
+  mm_calibration_close(e->calibration);
   mm_shards_close(&e->shards);
   free(e->rows);
   free(e->logits);
@@ -71,6 +76,28 @@ static bool feed(eval *e, const int32_t *id, uint32_t count, take_fn *take, void
     if (!mm_engine_step(e->engine, &b, e->logits, err) || !take(ctx, e, pos, n, err)) return false;
   }
   return true;
+}
+
+/* ---- output files ---- */
+
+typedef struct output {
+  int fd;
+  const char *path;
+} output;
+
+/* OUT.partial: what has the final name is complete. */
+static bool create(output *f, const char *partial, mm_err *err) {
+  f->path = partial;
+  f->fd = open(partial, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+  return f->fd >= 0 || mm_fail_errno(err, mm_at(partial, NULL), "open", errno);
+}
+
+static bool publish(const output *f, const char *path, bool written, mm_err *err) {
+  bool ok = written && mm_fsync(f->fd, f->path, false, err);
+  ok = mm_close(f->fd, f->path, err) && ok;
+  if (ok && rename(f->path, path) != 0) ok = mm_fail_errno(err, mm_at(path, NULL), "rename", errno);
+  if (!ok) unlink(f->path);
+  return ok;
 }
 
 /* ---- likelihood ---- */
@@ -129,6 +156,15 @@ static bool print_likelihood(const eval_args *a, double nll, uint64_t windows, m
   return text || mm_fail_memory(err, 4096);
 }
 
+static bool write_calibration(const eval *e, mm_err *err) {
+  output f;
+  char *partial;
+  if (asprintf(&partial, "%s.partial", e->a->collect) < 0) return mm_fail_memory(err, strlen(e->a->collect));
+  bool ok = create(&f, partial, err) && publish(&f, e->a->collect, mm_calibration_write(e->calibration, f.fd, partial, err), err);
+  free(partial);
+  return ok;
+}
+
 /* Windows of `window` ids, each from its own start; every id of a window predicts the next one of the text. */
 static bool run_likelihood(eval *e, mm_err *err) {
   const eval_args *a = e->a;
@@ -147,21 +183,20 @@ static bool run_likelihood(eval *e, mm_err *err) {
     ok = feed(e, first, (uint32_t)a->window, add_nll, &l, err);
   }
   free(id);
-  return ok && print_likelihood(a, l.nll / (double)(windows * a->window), windows, err);
+  return ok && (!a->collect || write_calibration(e, err)) && print_likelihood(a, l.nll / (double)(windows * a->window), windows, err);
 }
 
 /* ---- logits ---- */
 
 typedef struct logits_file {
-  int fd;
-  const char *path;
+  output file;
   uint64_t offset; /* of the current prompt's logits */
 } logits_file;
 
 static bool write_logits(void *ctx, const eval *e, uint32_t pos, uint32_t count, mm_err *err) {
   const logits_file *f = ctx;
   size_t row = (size_t)e->vocab * sizeof *e->logits;
-  return mm_pwrite(f->fd, f->path, e->logits, count * row, f->offset + pos * row, err);
+  return mm_pwrite(f->file.fd, f->file.path, e->logits, count * row, f->offset + pos * row, err);
 }
 
 /* The prompts: I32 vectors named "ids.NAME" of one file, in the order of their names. */
@@ -207,7 +242,7 @@ static void close_prompts(prompts *p) {
 static bool write_all(eval *e, prompts *p, logits_file *f, mm_err *err) {
   size_t header_bytes;
   void *header = mm_st_header(p->out, p->count, NULL, 0, 8, &header_bytes, err);
-  bool ok = header && mm_pwrite(f->fd, f->path, header, header_bytes, 0, err);
+  bool ok = header && mm_pwrite(f->file.fd, f->file.path, header, header_bytes, 0, err);
   free(header);
   for (size_t i = 0; ok && i < p->count; i++) {
     uint64_t n = p->in[i]->shape.dim[0];
@@ -220,28 +255,13 @@ static bool write_all(eval *e, prompts *p, logits_file *f, mm_err *err) {
   return ok;
 }
 
-/* OUT.partial: what has the final name is complete. */
-static bool create(logits_file *f, const char *partial, mm_err *err) {
-  f->path = partial;
-  f->fd = open(partial, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
-  return f->fd >= 0 || mm_fail_errno(err, mm_at(partial, NULL), "open", errno);
-}
-
-static bool publish(const logits_file *f, const char *path, bool written, mm_err *err) {
-  bool ok = written && mm_fsync(f->fd, f->path, false, err);
-  ok = mm_close(f->fd, f->path, err) && ok;
-  if (ok && rename(f->path, path) != 0) ok = mm_fail_errno(err, mm_at(path, NULL), "rename", errno);
-  if (!ok) unlink(f->path);
-  return ok;
-}
-
 static bool run_logits(eval *e, mm_err *err) {
   const char *path = e->a->logits, *partial = NULL;
   prompts p;
   logits_file f;
   bool ok = open_prompts(&p, e->a->ids_from, e->shards.pack.model.vocab, err) && open_engine(e, p.longest, err) &&
-            (partial = mm_arena_printf(&p.arena, err, "%s.partial", path)) && create(&f, partial, err) &&
-            publish(&f, path, write_all(e, &p, &f, err), err);
+            (partial = mm_arena_printf(&p.arena, err, "%s.partial", path)) && create(&f.file, partial, err) &&
+            publish(&f.file, path, write_all(e, &p, &f, err), err);
   if (ok) printf("%s: logits of %zu prompts\n", path, p.count);
   close_prompts(&p);
   return ok;
@@ -264,6 +284,11 @@ int main(int argc, char **argv) {
        .lo = 1,
        .hi = INT32_MAX},
       {.name = "limit", .kind = MM_OPT_U64, .target = &a.limit, .arg = "N", .help = "at most so many windows (default all)", .lo = 1},
+      {.name = "collect",
+       .kind = MM_OPT_STR,
+       .target = &a.collect,
+       .arg = "OUT.safetensors",
+       .help = "with --ids: write what the inputs of every linear look like, for --importance and --act-scales of minimax-convert"},
       {.name = "logits",
        .kind = MM_OPT_STR,
        .target = &a.logits,
@@ -312,8 +337,8 @@ int main(int argc, char **argv) {
   bool done = false;
   if (!mm_options_parse(&program, argc, argv, &a.dir, &operands, &done, &err)) return mm_program_fail(&program, &err);
   if (done) return MM_OK;
-  if (!a.ids == !a.logits || !a.logits != !a.ids_from) {
-    mm_fail(&err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "expected either --ids, or --logits with --ids-from");
+  if (!a.ids == !a.logits || !a.logits != !a.ids_from || (a.collect && !a.ids)) {
+    mm_fail(&err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "expected either --ids (and --collect), or --logits with --ids-from");
     return mm_program_fail(&program, &err);
   }
   eval e = {.a = &a};

@@ -76,7 +76,9 @@ float mm_cpu_silu(float x);
 
 /* fn over `count` items, on the backend's threads when there is enough to do: `work` counts multiplications. */
 void mm_cpu_each(mm_backend *b, size_t count, uint64_t work, mm_pool_fn *fn, void *job);
-/* What a linear w is given: x[T, w->k] itself, or a copy rounded as w's scheme says, valid until the next call (cpu_input.c). */
+/* Shows the calibration, if there is one, what matrix `lead` of w is given: row i is x[pick[i]], or x[i] when pick is NULL. */
+void mm_cpu_observe(mm_backend *b, const mm_packed *w, uint32_t lead, const float *x, const uint32_t *pick, uint32_t rows);
+/* What a linear w computes with: x[T, w->k] itself, or a copy rounded as w's scheme says, valid until the next call (cpu_input.c). */
 const float *mm_cpu_input(mm_backend *b, mm_act x, const mm_packed *w);
 /* The same in place, x[rows, w->k]. Collective where w is cut along k. */
 void mm_cpu_round(mm_backend *b, float *x, uint32_t rows, const mm_packed *w);

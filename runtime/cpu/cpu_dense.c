@@ -54,10 +54,12 @@ void mm_cpu_matmul(mm_backend *b, float *y, const float *x, const uint32_t *pick
 }
 
 void mm_cpu_linear(mm_backend *b, mm_act y, mm_act x, const mm_packed *w) {
+  mm_cpu_observe(b, w, 0, x.data, NULL, b->batch->tokens);
   mm_cpu_matmul(b, y.data, mm_cpu_input(b, x, w), NULL, b->batch->tokens, w);
 }
 
 void mm_cpu_logits(mm_backend *b, mm_act x, const mm_packed *head) {
+  mm_cpu_observe(b, head, 0, x.data, b->batch->out, b->batch->out_count);
   mm_cpu_matmul(b, b->logits, mm_cpu_input(b, x, head), b->batch->out, b->batch->out_count, head);
 }
 

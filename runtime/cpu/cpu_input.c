@@ -1,8 +1,14 @@
-/* The inputs of linears, between the op that made them and the product: rounded as the weight's scheme says. Scales belong to the uncut
- * row: the ranks that hold parts of it find its largest magnitudes together, so that what is rounded to what does not depend on tp. */
+/* The inputs of linears, between the op that made them and the product: shown to a calibration, rounded as the weight's scheme says. Scales
+ * belong to the uncut row: the ranks that hold parts of it find its largest magnitudes together, so that what is rounded to what does not
+ * depend on tp. */
 #include <string.h>
 
+#include "runtime/calibration.h"
 #include "runtime/cpu/cpu_backend.h"
+
+void mm_cpu_observe(mm_backend *b, const mm_packed *w, uint32_t lead, const float *x, const uint32_t *pick, uint32_t rows) {
+  if (b->c.calibration) mm_calibration_add(b->c.calibration, b->c.weights->rank, w, lead, x, pick, rows);
+}
 
 void mm_cpu_round(mm_backend *b, float *x, uint32_t rows, const mm_packed *w) {
   const mm_act_format *f = &mm_act_formats[w->scheme->act];

@@ -111,10 +111,23 @@ static bool down_strip(void *ctx, size_t item, unsigned worker, mm_err *err) {
   return true;
 }
 
+/* What each expert is given: its rows of x, and what its w1 and w3 made of them. */
+static void observe_up(const experts *j, const float *x) {
+  const uint32_t *first = j->b->first_pair;
+  for (uint32_t e = 0; e < j->w13->lead; e++) mm_cpu_observe(j->b, j->w13, e, x, j->b->pair_row + first[e], first[e + 1] - first[e]);
+}
+static void observe_down(const experts *j) {
+  const uint32_t *first = j->b->first_pair;
+  for (uint32_t e = 0; e < j->w2->lead; e++)
+    mm_cpu_observe(j->b, j->w2, e, j->b->pair_act + (size_t)first[e] * j->w2->k, NULL, first[e + 1] - first[e]);
+}
+
 void mm_cpu_experts(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, const mm_packed *w2) {
   experts j = {b, y, mm_cpu_input(b, x, w13), w13, w2, mm_ceil_div(w2->k, MM_CPU_STRIP)};
   uint64_t down = (uint64_t)b->batch->tokens * b->c.model->top_k * w2->n * w2->k;
+  observe_up(&j, x.data);
   mm_cpu_each(b, w13->lead * j.up_strips, 2 * down, up_strip, &j);
+  observe_down(&j);
   mm_cpu_round(b, b->pair_act, b->batch->tokens * b->c.model->top_k, w2);
   mm_cpu_each(b, mm_ceil_div(w2->n, MM_CPU_STRIP), down, down_strip, &j);
 }

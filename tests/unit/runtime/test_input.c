@@ -1,4 +1,5 @@
-/* Activation quantisation in the reference backend: the inputs of linears and experts, whole and cut over ranks. */
+/* What the reference backend does between ops: activation quantisation of the inputs of linears and experts, whole and cut over ranks, and
+ * what a calibration sees of them. */
 #include <math.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -7,7 +8,10 @@
 #include <stdint.h>
 
 #include <cmocka.h>
+#include <unistd.h>
 
+#include "formats/safetensors.h"
+#include "runtime/calibration.h"
 #include "runtime/engine.h"
 #include "tests/unit/quant/rounded.h"
 #include "tests/unit/runtime/reference.h"
@@ -24,6 +28,7 @@ typedef struct ranks {
   ref_shards *shards;
   uint32_t tp;
   mm_comm *comm;
+  mm_calibration *calibration; /* of one rank, where act_quant is off */
   mm_rank_weights w[MOST];
   mm_backend *b[MOST];
   mm_act x[MOST], y[MOST];
@@ -33,10 +38,16 @@ static void open_ranks(ranks *r, mm_model m, uint32_t tp, bool act_quant) {
   mm_err err = {0};
   *r = (ranks){.ref = ref_build(m), .tp = tp, .comm = mm_comm_open(tp, &err)};
   r->shards = ref_cut(&r->ref, tp);
+  if (!act_quant) r->calibration = mm_calibration_open(&r->shards->s, &err);
   for (uint32_t i = 0; i < tp; i++) {
     assert_true(mm_bind(&r->w[i], &r->shards->s, i, &err));
-    mm_backend_config c = {
-        .model = &r->ref.m, .weights = &r->w[i], .limits = {T, 1, T}, .comm = r->comm, .threads = 2, .act_quant = act_quant};
+    mm_backend_config c = {.model = &r->ref.m,
+                           .weights = &r->w[i],
+                           .limits = {T, 1, T},
+                           .comm = r->comm,
+                           .threads = 2,
+                           .act_quant = act_quant,
+                           .calibration = r->calibration};
     r->b[i] = mm_ops_cpu.open(&c, &err);
     assert_non_null(r->b[i]);
     assert_true(mm_ops_cpu.act(r->b[i], 256, &r->x[i], &err) && mm_ops_cpu.act(r->b[i], 256, &r->y[i], &err));
@@ -49,6 +60,7 @@ static void close_ranks(ranks *r) {
     mm_bind_close(&r->w[i]);
   }
   mm_comm_close(r->comm);
+  mm_calibration_close(r->calibration);
   ref_uncut(r->shards);
   ref_free(&r->ref);
 }
@@ -189,6 +201,94 @@ static void experts(void **state) {
   }
 }
 
+/* ---- calibration ---- */
+
+typedef struct sums {
+  double square[5][64], amax[5];
+  int64_t rows[5];
+} sums;
+
+static void add(sums *s, uint32_t e, const double *x, size_t n) {
+  s->rows[e]++;
+  for (size_t i = 0; i < n; i++) {
+    s->square[e][i] += x[i] * x[i];
+    s->amax[e] = fmax(s->amax[e], fabs(x[i]));
+  }
+}
+
+/* One tensor of the file: [5] or [5, k] numbers. */
+static const void *written(const mm_st *st, const uint8_t *bytes, const char *name, mm_dtype t, size_t count) {
+  const mm_st_tensor *x = mm_st_find(st, name);
+  assert_non_null(x);
+  assert_int_equal(x->dtype, t);
+  assert_int_equal(x->bytes, count * mm_dtype_size(t));
+  return bytes + x->offset;
+}
+
+static void check_sums(const mm_st *st, const uint8_t *bytes, const char *stem, const sums *s, size_t k) {
+  char name[3][96];
+  snprintf(name[0], sizeof *name, "%s.mean_square", stem);
+  snprintf(name[1], sizeof *name, "%s.amax", stem);
+  snprintf(name[2], sizeof *name, "%s.rows", stem);
+  const float *mean = written(st, bytes, name[0], MM_F32, 5 * k), *amax = written(st, bytes, name[1], MM_F32, 5);
+  const int64_t *rows = written(st, bytes, name[2], MM_I64, 5);
+  for (uint32_t e = 0; e < 5; e++) {
+    assert_int_equal(rows[e], s->rows[e]);
+    if (!(fabs(amax[e] - s->amax[e]) <= 1e-5 * s->amax[e])) fail_msg("%s, expert %u: amax %g, expected %g", stem, e, amax[e], s->amax[e]);
+    for (size_t i = 0; i < k; i++) {
+      double want = rows[e] ? s->square[e][i] / (double)rows[e] : 0;
+      if (!(fabs(mean[e * k + i] - want) <= 1e-5 * want))
+        fail_msg("%s, expert %u, %zu: %g, expected %g", stem, e, i, mean[e * k + i], want);
+    }
+  }
+}
+
+/* Two steps through the experts of layer 1, and what their w1, w3 and w2 were given by then. */
+static void calibration(void **state) {
+  (void)state;
+  ranks r;
+  sums up = {0}, down = {0};
+  mm_err err = {0};
+  open_ranks(&r, dims(), 1, false);
+  const mm_model *m = &r.ref.m;
+  const ref_layer *w = &r.ref.layer[1];
+  size_t H = m->hidden, I = m->intermediate;
+  for (int turn = 0; turn < 2; turn++) {
+    for (uint32_t i = 0; i < T * H; i++) ((float *)r.x[0].data)[i] = 2 * ref_random();
+    step(&r, NULL);
+    for (uint32_t t = 0; t < T; t++) {
+      double x[64], z[64] = {0}, weight[64], gate[64], top[64];
+      uint32_t pick[64];
+      for (size_t i = 0; i < H; i++) x[i] = ((float *)r.x[0].data)[t * H + i];
+      ref_matvec(z, x, w->router, m->experts, H);
+      ref_route(m, w->bias, z, pick, weight);
+      for (uint32_t j = 0; j < m->top_k; j++) {
+        ref_matvec(gate, x, w->w1 + pick[j] * I * H, I, H);
+        ref_matvec(top, x, w->w3 + pick[j] * I * H, I, H);
+        for (size_t i = 0; i < I; i++) top[i] *= gate[i] * ref_sigmoid(gate[i]);
+        add(&up, pick[j], x, H);
+        add(&down, pick[j], top, I);
+      }
+    }
+  }
+  char path[] = "/tmp/calibration.XXXXXX";
+  int fd = mkstemp(path);
+  assert_true(fd >= 0 && mm_calibration_write(r.calibration, fd, path, &err));
+  mm_st st;
+  mm_map map;
+  mm_file f = MM_FILE_NONE;
+  assert_true(mm_st_open(&st, path, MM_BAD_INPUT, &err) && mm_file_open(&f, path, &err) && mm_map_open(&map, &f, path, &err));
+  assert_int_equal(st.count, 6); /* nothing else was given anything */
+  check_sums(&st, map.data, "model.layers.1.block_sparse_moe.experts.w13_weight", &up, H);
+  check_sums(&st, map.data, "model.layers.1.block_sparse_moe.experts.w2_weight", &down, I);
+  mm_map_close(&map);
+  mm_file_close(&f);
+  mm_st_close(&st);
+  close(fd);
+  unlink(path);
+  close_ranks(&r);
+}
+
 /* A device that cannot is not asked twice. */
 static void refused(void **state) {
   (void)state;
@@ -205,6 +305,7 @@ static void refused(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(linear), cmocka_unit_test(experts), cmocka_unit_test(refused)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(linear), cmocka_unit_test(experts), cmocka_unit_test(calibration),
+                                     cmocka_unit_test(refused)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

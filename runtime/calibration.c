@@ -1,0 +1,134 @@
+/* Sums over the inputs of linears. */
+#include "runtime/calibration.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "formats/safetensors.h"
+
+enum { MEAN_SQUARE, AMAX, ROWS, WRITTEN };
+static const char *const suffix[] = {".mean_square", ".amax", ".rows"};
+
+/* Of one tensor of the manifest. */
+typedef struct inputs {
+  uint32_t leads, k; /* k uncut */
+  double *square;    /* [leads, k] sums */
+  float *amax;       /* [tp, leads] */
+  int64_t *rows;     /* [leads] */
+} inputs;
+
+struct mm_calibration {
+  const mm_shards *s;
+  inputs *in; /* [tensor_count]; vectors have none */
+};
+
+mm_calibration *mm_calibration_open(const mm_shards *s, mm_err *err) {
+  mm_calibration *c = mm_calloc(1, sizeof *c, err);
+  if (!c) return NULL;
+  c->s = s;
+  c->in = mm_calloc(s->pack.tensor_count, sizeof *c->in, err);
+  bool ok = c->in;
+  for (size_t i = 0; ok && i < s->pack.tensor_count; i++) {
+    const mm_pack_tensor *t = &s->pack.tensor[i];
+    if (t->vector) continue;
+    inputs *in = &c->in[i];
+    *in = (inputs){.leads = t->lead ? t->lead : 1, .k = t->whole_cols};
+    in->square = mm_calloc((size_t)in->leads * in->k, sizeof *in->square, err);
+    in->amax = mm_calloc((size_t)in->leads * s->pack.tp, sizeof *in->amax, err);
+    in->rows = mm_calloc(in->leads, sizeof *in->rows, err);
+    ok = in->square && in->amax && in->rows;
+  }
+  if (ok) return c;
+  mm_calibration_close(c);
+  return NULL;
+}
+
+void mm_calibration_close(mm_calibration *c) {
+  if (!c) return;
+  for (size_t i = 0; c->in && i < c->s->pack.tensor_count; i++) {
+    free(c->in[i].square);
+    free(c->in[i].amax);
+    free(c->in[i].rows);
+  }
+  free(c->in);
+  free(c);
+}
+
+void mm_calibration_add(mm_calibration *c, uint32_t rank, const mm_packed *w, uint32_t lead, const float *x, const uint32_t *pick,
+                        uint32_t rows) {
+  const mm_pack *p = &c->s->pack;
+  const mm_cut *cut = &p->cut[p->tensor[w->tensor].piece[0].cut];
+  inputs *in = &c->in[w->tensor];
+  mm_range own = {0, 0, in->k};
+  if (cut->axis == MM_AXIS_COLS) own = cut->rank[rank];
+  if (rank == 0) in->rows[lead] += rows;
+  if (rank != 0 && cut->axis != MM_AXIS_COLS) return;
+  double *square = in->square + (size_t)lead * in->k + own.from;
+  float *amax = &in->amax[(size_t)rank * in->leads + lead];
+  for (uint32_t t = 0; t < rows; t++) {
+    const float *row = x + (size_t)(pick ? pick[t] : t) * w->k + own.at;
+    for (uint32_t i = 0; i < own.count; i++) {
+      square[i] += (double)row[i] * (double)row[i];
+      *amax = fmaxf(*amax, fabsf(row[i]));
+    }
+  }
+}
+
+static bool given(const inputs *in) {
+  for (uint32_t e = 0; in->square && e < in->leads; e++)
+    if (in->rows[e]) return true;
+  return false;
+}
+
+/* The three tensors of in, written where st says. */
+static bool write_inputs(const mm_calibration *c, const inputs *in, const mm_st_tensor *st, int fd, const char *path, mm_err *err) {
+  float *line = mm_calloc(in->k, sizeof *line, err);
+  bool ok = line;
+  for (uint32_t e = 0; ok && e < in->leads; e++) {
+    float amax = 0;
+    for (uint32_t r = 0; r < c->s->pack.tp; r++) amax = fmaxf(amax, in->amax[(size_t)r * in->leads + e]);
+    for (uint32_t i = 0; i < in->k; i++) line[i] = (float)(in->square[(size_t)e * in->k + i] / (double)(in->rows[e] ? in->rows[e] : 1));
+    size_t bytes = in->k * sizeof *line;
+    ok = mm_pwrite(fd, path, line, bytes, st[MEAN_SQUARE].offset + e * bytes, err) &&
+         mm_pwrite(fd, path, &amax, sizeof amax, st[AMAX].offset + e * sizeof amax, err);
+  }
+  free(line);
+  return ok && mm_pwrite(fd, path, in->rows, st[ROWS].bytes, st[ROWS].offset, err);
+}
+
+/* Headers in manifest order; returns how many tensors. */
+static size_t describe(const mm_calibration *c, mm_st_tensor *st, mm_arena *names, mm_err *err) {
+  size_t n = 0;
+  for (size_t i = 0; i < c->s->pack.tensor_count; i++) {
+    const mm_pack_tensor *t = &c->s->pack.tensor[i];
+    const inputs *in = &c->in[i];
+    if (!given(in)) continue;
+    st[n + MEAN_SQUARE].shape = t->lead ? mm_shape2(in->leads, in->k) : mm_shape1(in->k);
+    st[n + AMAX].shape = st[n + ROWS].shape = mm_shape1(in->leads);
+    for (int j = 0; j < WRITTEN; j++) {
+      st[n + (size_t)j].dtype = j == ROWS ? MM_I64 : MM_F32;
+      if (!(st[n + (size_t)j].name = mm_arena_printf(names, err, "%s%s", t->name, suffix[j]))) return 0;
+    }
+    n += WRITTEN;
+  }
+  return n;
+}
+
+bool mm_calibration_write(const mm_calibration *c, int fd, const char *path, mm_err *err) {
+  static const struct mm_st_meta meta = {"format", "minimax-calibration"};
+  mm_arena names = {0};
+  mm_st_tensor *st = mm_calloc(c->s->pack.tensor_count * WRITTEN, sizeof *st, err);
+  size_t n = st ? describe(c, st, &names, err) : 0, header_bytes;
+  void *header = n ? mm_st_header(st, n, &meta, 1, 64, &header_bytes, err) : NULL;
+  bool ok = header && mm_pwrite(fd, path, header, header_bytes, 0, err);
+  const mm_st_tensor *next = st;
+  for (size_t i = 0; ok && i < c->s->pack.tensor_count; i++) {
+    if (!given(&c->in[i])) continue;
+    ok = write_inputs(c, &c->in[i], next, fd, path, err);
+    next += WRITTEN;
+  }
+  free(header);
+  free(st);
+  mm_arena_close(&names);
+  return ok;
+}
