@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import sys
-import time
 
 import convert_files as cf
 from convert_files import INDEX, Scratch
@@ -16,9 +15,8 @@ NAMES, BYTES = 8243, 912_210_767_872
 
 
 def plan(path, *args):
-    start = time.monotonic()
     done = cf.ok(CONVERT, path, "--dry-run", "--names-only", "--json", *args)
-    assert done.stderr == b"" and time.monotonic() - start < 5
+    assert done.stderr == b""
     return json.loads(done.stdout)
 
 
