@@ -82,16 +82,18 @@ LIBS_all = $(call lib,runtime) $(LIBS_convert)
 PROGRAM_SRC = $(wildcard */minimax_*.c)
 UNIT_SRC = $(wildcard tests/unit/*/test_*.c)
 MODEL_SRC = $(wildcard tests/model/*.c tests/ops/*.c tests/fault/*.c)
+PRELOAD_SRC = $(wildcard tests/fault/preload/*.c)
 BENCH_SRC = $(wildcard tests/bench/bench_*.c)
 FUZZ_SRC = $(wildcard tests/fuzz/fuzz_*.c)
 PROGRAMS = $(patsubst %.c,$(BUILD)/bin/%,$(subst _,-,$(notdir $(PROGRAM_SRC))))
 UNIT = $(UNIT_SRC:%.c=$(BUILD)/%)
 MODEL = $(MODEL_SRC:%.c=$(BUILD)/%)
+PRELOAD = $(PRELOAD_SRC:%.c=$(BUILD)/%.so)
 BENCH = $(BENCH_SRC:%.c=$(BUILD)/%)
 
 all: $(PROGRAMS) ## build the programs into build/bin
 	@echo "$(if $(filter 1,$(CUDA)),CUDA backend: built with $(NVCC),CUDA backend: not built ($(if $(NVCC),CUDA=0,no nvcc found)))"
-tests: $(UNIT) $(MODEL)
+tests: $(UNIT) $(MODEL) $(PRELOAD)
 
 link = $(Q)mkdir -p $(@D) && $(LD) $(LDFLAGS) $(filter-out $(BUILD)/flags,$^) $(LIBS)
 
@@ -123,6 +125,9 @@ $(foreach p,$(PROGRAM_SRC),$(eval $(call program_rule,$(p))))
 
 $(MODEL): $(BUILD)/%: $(BUILD)/%.o $(LIBS_all)
 	$(link) -lcmocka -o $@
+$(PRELOAD): $(BUILD)/%.so: %.c $(BUILD)/flags
+	@mkdir -p $(@D)
+	$(Q)$(CC) -std=c11 -D_GNU_SOURCE -O2 $(WARN) -fPIC -shared $< -o $@
 $(BENCH): $(BUILD)/%: $(BUILD)/%.o $(LIBS_all)
 	$(link) -o $@
 
@@ -147,7 +152,7 @@ T_TREE = check/lint check/reproducible
 
 $(T_UNIT) $(T_MODEL): check/%: $(BUILD)/tests/%
 	$(run) $<
-$(T_SCRIPT): check/%: $(PROGRAMS) $(MODEL)
+$(T_SCRIPT): check/%: $(PROGRAMS) $(MODEL) $(PRELOAD)
 	$(run) tests/$*
 $(filter check/interop/%,$(T_SCRIPT)): $(VENV)/ready
 $(T_VALGRIND): check/valgrind/%: $(BUILD)/tests/unit/%

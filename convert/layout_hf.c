@@ -108,8 +108,7 @@ char *mm_unsharded_index(const mm_plan *p, mm_err *err) {
           plan);
   bool ok = each_stored(p, put_stored, &w, err);
   fputs("\n }\n}\n", w.f);
-  bool written = !ferror(w.f);
-  if (fclose(w.f) != 0 || !written) ok = mm_fail_memory(err, n);
+  if (!mm_close_text(w.f, &text)) ok = mm_fail_memory(err, n);
   if (ok) return text;
   free(text);
   return NULL;

@@ -45,7 +45,9 @@ static char *trim(char *s) {
 }
 
 static bool compile(const char *pattern, regex_t *re, mm_err *err) {
-  return regcomp(re, pattern, REG_EXTENDED | REG_NOSUB) == 0 || bad(err, "a regular expression that does not compile:", pattern);
+  int wrong = regcomp(re, pattern, REG_EXTENDED | REG_NOSUB);
+  if (wrong == REG_ESPACE) return mm_fail_memory(err, 0);
+  return wrong == 0 || bad(err, "a regular expression that does not compile:", pattern);
 }
 
 static bool check_pattern(const char *pattern, mm_err *err) {
@@ -116,19 +118,25 @@ char *mm_recipe_load(mm_arena *a, const char *path, mm_err *err) {
   return line;
 }
 
-static bool matches(const char *pattern, const char *const *names) {
+/* *hit: the pattern matches one of the names. Whatever else than a match or none comes back is want of memory. */
+static bool match(const char *pattern, const char *const *names, bool *hit, mm_err *err) {
+  bool expression = strncmp(pattern, "re:", 3) == 0;
   regex_t re;
-  bool expression = strncmp(pattern, "re:", 3) == 0, hit = false;
-  if (expression && regcomp(&re, pattern + 3, REG_EXTENDED | REG_NOSUB) != 0) return false; /* it compiled when the recipe was parsed */
-  for (; *names && !hit; names++) hit = expression ? regexec(&re, *names, 0, NULL, 0) == 0 : fnmatch(pattern, *names, 0) == 0;
+  int r = expression ? REG_NOMATCH : FNM_NOMATCH, none = r;
+  if (expression && !compile(pattern + 3, &re, err)) return false;
+  for (; *names && r == none; names++) r = expression ? regexec(&re, *names, 0, NULL, 0) : fnmatch(pattern, *names, 0);
   if (expression) regfree(&re);
-  return hit;
+  *hit = r == 0;
+  return r == 0 || r == none || mm_fail_memory(err, 0);
 }
 
 bool mm_recipe_choose(const mm_recipe *r, mm_kind kind, const char *const *names, const mm_scheme **scheme, mm_err *err) {
   *scheme = kind == MM_KIND_LINEAR || kind == MM_KIND_EXPERT ? r->scheme : NULL;
-  for (size_t i = 0; i < r->count; i++)
-    if (matches(r->override[i].pattern, names)) *scheme = r->override[i].scheme;
+  for (size_t i = 0; i < r->count; i++) {
+    bool hit;
+    if (!match(r->override[i].pattern, names, &hit, err)) return false;
+    if (hit) *scheme = r->override[i].scheme;
+  }
   if (kind == MM_KIND_KEEP && *scheme)
     return mm_fail(err, MM_USAGE, "E_RECIPE", mm_at(NULL, names[0]),
                    "found a pattern that gives it %s, expected norms, routers and biases to be kept", (*scheme)->name);

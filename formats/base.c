@@ -1,6 +1,7 @@
 /* Errors, allocation and arenas: the parts of base.h that are not one line. */
 #include "formats/base.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -97,6 +98,7 @@ bool mm_fail(mm_err *err, mm_status status, const char *code, mm_where where, co
 
 bool mm_fail_errno(mm_err *err, mm_where where, const char *what, int errno_value) {
   char buf[128];
+  if (errno_value == ENOMEM) return mm_fail(err, MM_LIMIT, "E_MEMORY", where, "%s: %s", what, strerror_r(errno_value, buf, sizeof buf));
   return mm_fail(err, MM_IO, "E_IO", where, "%s: %s", what, strerror_r(errno_value, buf, sizeof buf));
 }
 
@@ -132,6 +134,11 @@ bool mm_grow(void **array, size_t *cap, size_t want, size_t size, mm_err *err) {
   *array = p;
   *cap = next;
   return true;
+}
+
+bool mm_close_text(FILE *f, char *const *text) {
+  bool written = !ferror(f);
+  return fclose(f) == 0 && written && *text;
 }
 
 /* Arena */

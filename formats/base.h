@@ -10,6 +10,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -66,7 +67,7 @@ typedef struct mm_err {
  * Returns false, so that `return mm_fail(…)` works. Does not allocate. `err` may be NULL. */
 bool mm_fail(mm_err *err, mm_status status, const char *code, mm_where where, const char *fmt, ...) MM_PRINTF(5, 6);
 
-/* mm_fail(MM_IO, "E_IO") with `what` (e.g. "open") and strerror(errno_value). */
+/* mm_fail(MM_IO, "E_IO") with `what` (e.g. "open") and strerror(errno_value); ENOMEM is MM_LIMIT "E_MEMORY". */
 bool mm_fail_errno(mm_err *err, mm_where where, const char *what, int errno_value);
 
 /* mm_fail(MM_LIMIT, "E_MEMORY") naming the bytes wanted. */
@@ -94,6 +95,10 @@ uint64_t mm_gcd(uint64_t a, uint64_t b);
 void *mm_calloc(size_t count, size_t size, mm_err *err);
 /* Grows *array (element size `size`) so that it holds at least want elements; *cap is its capacity. */
 bool mm_grow(void **array, size_t *cap, size_t want, size_t size, mm_err *err);
+
+/* Closes a stream of open_memstream whose buffer is *text: true when all of it is there. glibc's fclose reports success and leaves no text
+ * when its last allocation fails. */
+bool mm_close_text(FILE *f, char *const *text);
 
 /* An arena: many small pieces, freed together. Zero-initialise; close accepts an unused one. */
 typedef struct mm_arena {

@@ -1,4 +1,4 @@
-/* SHA-256 (FIPS 180-4, through OpenSSL's EVP) and the block tree of packed files: the file is cut into blocks of
+/* SHA-256 (FIPS 180-4, through OpenSSL) and the block tree of packed files: the file is cut into blocks of
  * 4 MiB (the last may be shorter), each block is hashed, and the root is SHA-256 over the concatenated block digests. */
 #ifndef MM_FORMATS_HASH_H
 #define MM_FORMATS_HASH_H
@@ -14,7 +14,7 @@ typedef struct mm_digest {
   uint8_t byte[32];
 } mm_digest;
 
-/* One-shot; a failing library call is MM_BUG E_HASH. */
+/* One-shot. */
 bool mm_sha256(const void *data, size_t n, mm_digest *out, mm_err *err);
 /* Streaming. */
 typedef struct mm_sha256_state mm_sha256_state;

@@ -3,6 +3,7 @@
 #include "formats/json.h"
 
 #include <jansson.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -36,12 +37,32 @@ static bool prescan(const char *text, size_t n, const char *file, mm_err *err) {
   return true;
 }
 
+/* jansson takes a failed allocation for a mistake in the text that it reads, and may write a text in which something is missing. So whether
+ * one failed on this thread is noted here. */
+static _Thread_local bool starved;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static void *noted_malloc(size_t n) {
+  void *p = malloc(n);
+  if (!p) starved = true;
+  return p;
+}
+
+static void set_malloc(void) { json_set_alloc_funcs(noted_malloc, free); }
+
+static void note_failures(void) {
+  pthread_once(&once, set_malloc);
+  starved = false;
+}
+
 mm_json *mm_json_parse(const char *text, size_t n, const char *file, mm_err *err) {
   if (!prescan(text, n, file, err)) return NULL;
+  note_failures();
   json_error_t e;
   mm_json *j = json_loadb(text, n, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &e);
-  if (j) return j;
-  if (json_error_code(&e) == json_error_out_of_memory) {
+  if (j && !starved) return j;
+  json_decref(j);
+  if (starved) {
     mm_fail_memory(err, n);
     return NULL;
   }
@@ -172,5 +193,9 @@ bool mm_json_append(mm_json *arr, mm_json *value) { return json_array_append_new
 void mm_json_remove(mm_json *obj, const char *key) { json_object_del(obj, key); }
 
 char *mm_json_dump(const mm_json *j, bool pretty) {
-  return json_dumps(j, JSON_ENCODE_ANY | JSON_REAL_PRECISION(17) | (pretty ? JSON_INDENT(1) : JSON_COMPACT));
+  note_failures();
+  char *text = json_dumps(j, JSON_ENCODE_ANY | JSON_REAL_PRECISION(17) | (pretty ? JSON_INDENT(1) : JSON_COMPACT));
+  if (!starved) return text;
+  free(text);
+  return NULL;
 }

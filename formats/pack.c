@@ -94,6 +94,7 @@ static mm_json *part_json(const mm_part *p) {
   bool ok = mm_json_set(o, "file", mm_json_new_str(p->file)) && mm_json_set(o, "size", mm_json_new_int((int64_t)p->size)) &&
             mm_json_set(o, "root", digest_json(&p->root));
   mm_json *blocks = new_list(o, "blocks");
+  ok = blocks && ok;
   for (size_t b = 0; b < p->block_count; b++) ok = mm_json_append(blocks, digest_json(&p->block[b])) && ok;
   return complete(o, ok);
 }
@@ -129,6 +130,7 @@ static mm_json *pack_json(const mm_pack *p, mm_err *err) {
             mm_json_set(o, "tp_align", mm_json_new_str(p->tp_align)) && mm_json_set(o, "plan", digest_json(&p->plan)) &&
             mm_json_set(o, "model", mm_model_to_json(&p->model, err)) && mm_json_set(o, "parallel", parallel_json(p));
   mm_json *cuts = new_list(o, "cuts"), *tensors = new_list(o, "tensors"), *ranks = new_list(o, "ranks");
+  ok = cuts && ok;
   for (size_t i = 0; i < p->cut_count; i++) ok = mm_json_append(cuts, cut_json(&p->cut[i], p->tp)) && ok;
   for (size_t i = 0; i < p->tensor_count; i++) ok = mm_json_append(tensors, tensor_json(&p->tensor[i])) && ok;
   for (uint32_t i = 0; i < mm_pack_ranks(p); i++) ok = mm_json_append(ranks, rank_json(&p->rank[i])) && ok;
@@ -164,7 +166,7 @@ static bool put_lines(FILE *f, const mm_json *root) {
     fputs("\n]", f);
   }
   fputs(before, f);
-  return ok && !ferror(f);
+  return ok;
 }
 
 /* The digest of the text so far, as its last member. */
@@ -182,7 +184,7 @@ char *mm_pack_text(const mm_pack *p, mm_err *err) {
   mm_json *root = pack_json(p, err);
   FILE *f = root ? open_memstream(&text, &n) : NULL;
   bool ok = f && put_lines(f, root) && put_seal(f, &text, &n, err);
-  if (f && fclose(f) != 0) ok = false;
+  if (f && !mm_close_text(f, &text)) ok = false;
   mm_json_free(root);
   if (ok) return text;
   free(text);

@@ -512,8 +512,7 @@ void *mm_st_header(mm_st_tensor *tensors, size_t count, const struct mm_st_meta 
     return NULL;
   }
   bool ok = put_header(out, tensors, count, metadata, metadata_count, align, err);
-  bool written = !ferror(out);
-  if (fclose(out) != 0 || !written) ok = mm_fail_memory(err, *n);
+  if (!mm_close_text(out, &text)) ok = mm_fail_memory(err, *n);
   if (ok && *n - PREFIX_BYTES > MM_ST_HEADER_MAX) {
     ok = mm_fail(err, MM_LIMIT, "E_LIMIT", mm_at(NULL, NULL), "a header of %zu bytes, expected at most 100,000,000", *n - PREFIX_BYTES);
   }

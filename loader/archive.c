@@ -176,7 +176,7 @@ static bool copy_companions(const mm_pack *p, const mm_staging *s, mm_err *err) 
 }
 
 /* One part a line. */
-static bool put_table(FILE *f, const mm_archive *a) {
+static void put_table(FILE *f, const mm_archive *a) {
   fprintf(f, "{\n\"format\":\"%s\",\n\"version\":%d,\n\"parts\":[", MM_ARCHIVE_FORMAT, MM_ARCHIVE_VERSION);
   for (size_t i = 0; i < a->part_count; i++) {
     fprintf(f, "%s\n{\"file\":\"%s\",\"frames\":[", i ? "," : "", a->part[i].file);
@@ -185,16 +185,14 @@ static bool put_table(FILE *f, const mm_archive *a) {
     fputs("]}", f);
   }
   fputs("\n]\n}\n", f);
-  return !ferror(f);
 }
 
 char *mm_archive_text(const mm_archive *a, mm_err *err) {
   char *text = NULL;
   size_t n = 0;
   FILE *f = open_memstream(&text, &n);
-  bool ok = f && put_table(f, a);
-  if (f && fclose(f) != 0) ok = false;
-  if (ok) return text;
+  if (f) put_table(f, a);
+  if (f && mm_close_text(f, &text)) return text;
   free(text);
   mm_fail_memory(err, n);
   return NULL;
