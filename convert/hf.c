@@ -320,9 +320,15 @@ static bool open_slot(mm_hf_reader *r, uint32_t file, mm_err *err) {
   if (r->slot[r->last].file == file) return true;
   close_slot(r, r->last);
   mm_file *open_file = &r->slot[r->last].open;
-  if (!mm_file_open(open_file, f->path, err)) return false;
-  if (memcmp(&open_file->id, &f->id, sizeof f->id) != 0)
-    return mm_fail(err, MM_IO, "E_CHANGED", mm_at(f->path, NULL), "found a file that changed since its header was read");
+  mm_err why = {0};
+  bool found = mm_file_open(open_file, f->path, &why);
+  if (!found && why.status != MM_BAD_INPUT) {
+    *err = why;
+    return false;
+  }
+  if (!found || memcmp(&open_file->id, &f->id, sizeof f->id) != 0)
+    return mm_fail(err, MM_IO, "E_CHANGED", mm_at(f->path, NULL), "found %s since its header was read",
+                   found ? "another file, or a change," : "it gone or of another kind");
   r->slot[r->last].direct = open(f->path, O_RDONLY | O_DIRECT | O_CLOEXEC);
   r->slot[r->last].file = file;
   return true;

@@ -1,4 +1,4 @@
-/* Files: opening untrusted ones safely, exact reads and writes, mappings. */
+/* Files: opening untrusted ones safely, exact reads and writes. */
 #include "formats/file.h"
 
 #include <errno.h>
@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -141,19 +140,6 @@ char *mm_file_slurp(const char *path, uint64_t max, size_t *n, mm_err *err) {
   *n = f.size;
   mm_file_close(&f);
   return text;
-}
-
-bool mm_map_open(mm_map *m, const mm_file *f, const char *path, mm_err *err) {
-  *m = (mm_map){0};
-  void *p = mmap(NULL, f->size, PROT_READ, MAP_PRIVATE, f->fd, 0);
-  if (p == MAP_FAILED) return mm_fail_errno(err, mm_at(path, NULL), "mmap", errno);
-  *m = (mm_map){p, f->size};
-  return true;
-}
-
-void mm_map_close(mm_map *m) {
-  if (m->data) munmap((void *)(uintptr_t)m->data, m->size);
-  *m = (mm_map){0};
 }
 
 bool mm_pwrite(int fd, const char *path, const void *buf, size_t n, uint64_t offset, mm_err *err) {

@@ -50,6 +50,8 @@ typedef struct mm_map {
 } mm_map;
 bool mm_map_open(mm_map *m, const mm_file *f, const char *path, mm_err *err);
 void mm_map_close(mm_map *m); /* accepts a zeroed one */
+/* From now on a mapped page that is not there ends the program with one line and MM_IO: E_CHANGED when the file was cut, else E_IO. */
+void mm_map_watch(void);
 
 /* Exact write at offset; MM_IO on failure. */
 bool mm_pwrite(int fd, const char *path, const void *buf, size_t n, uint64_t offset, mm_err *err);

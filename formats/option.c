@@ -9,6 +9,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "formats/file.h"
+
 #define WIDTH     96 /* of the help text */
 #define HELP_FROM 30 /* column of the explanations */
 
@@ -401,6 +403,7 @@ int mm_program_fail(const mm_program *p, const mm_err *err) {
 void mm_program_start(void) {
   signal(SIGPIPE, SIG_IGN);
   signal(SIGXFSZ, SIG_IGN);
+  mm_map_watch();
   /* A closed 0, 1 or 2 would be given to the next file opened, and messages would land in it. open takes the lowest. */
   for (int fd = 0; fd <= 2; fd++)
     if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) != fd) _exit(MM_IO);

@@ -1,0 +1,106 @@
+#!/usr/bin/env python3
+"""Files that change under a program. A source that is cut, written to, replaced or removed while it is converted, a part that is cut while it is
+mapped: status 5, one line that names the file, nothing under the final name. strace holds the program at the moment when it has read the
+headers (or mapped the part), and the test changes the file meanwhile."""
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+if not shutil.which("strace") or os.environ.get("SAN") == "1":
+    print("needs strace, and no sanitizer")
+    sys.exit(77)
+BIN = os.environ["BUILD"] + "/bin/"
+work = os.path.realpath(tempfile.mkdtemp(dir=os.environ.get("TMPDIR")))
+SOURCE, PACKED, OTHER = work + "/source", work + "/packed", work + "/other"
+SHARD, PART = "model-00002-of-00002.safetensors", "model-rank-00000-part-00000.safetensors"
+count = 0
+
+
+def wait_for(holds, p):
+    end = time.monotonic() + 20
+    while not holds():
+        assert p.poll() is None and time.monotonic() < end, p.communicate()
+        time.sleep(0.005)
+
+
+def judge(name, p, file):
+    global count
+    out, err = p.communicate(timeout=60)
+    line = err.decode()
+    wrong = p.returncode != 5 or line.count("\n") != 1 or file not in line or not ("E_CHANGED" in line or "E_SHORT_READ" in line)
+    if wrong or os.path.exists(work + "/out") or (out and "run" not in name):
+        sys.exit(f"{name}: status {p.returncode}, stdout {out[:100]}, stderr {line}")
+    count += 1
+
+
+def cut(path):
+    os.truncate(path, 8192)
+
+
+def longer(path):
+    with open(path, "ab") as f:
+        f.write(b"x")
+
+
+def written(path):
+    with open(path, "r+b") as f:
+        f.seek(-1, 2)
+        last = f.read(1)
+        f.seek(-1, 2)
+        f.write(last)
+
+
+def replaced(path):
+    shutil.copy(path, path + ".new")
+    os.rename(path + ".new", path)
+
+
+for change in (cut, longer, written, replaced, os.unlink):
+    for file in (SHARD, "config.json"):
+        if change is cut and file == "config.json":
+            continue  # shorter than that
+        shutil.copytree("tests/data/tiny-m2", SOURCE)
+        # The journal's first write: the plan is made, no weight has been read.
+        p = subprocess.Popen(["strace", "-f", "-qq", "-o", "/dev/null", "-e", "inject=pwrite64:delay_enter=300000:when=1", BIN + "minimax-convert", SOURCE, "-o",
+                              work + "/out", "--tp", "2", "--quant", "block_fp8", "-q"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        wait_for(lambda: os.path.exists(work + "/.out.partial.journal"), p)
+        change(f"{SOURCE}/{file}")
+        judge(f"minimax-convert, {file} {change.__name__}", p, file)
+        for left in (".out.partial.journal", ".out.partial"):
+            path = f"{work}/{left}"
+            if os.path.isdir(path):
+                shutil.rmtree(path)
+            elif os.path.exists(path):
+                os.unlink(path)
+        shutil.rmtree(SOURCE)
+
+for target in (PACKED, OTHER):
+    subprocess.run([BIN + "minimax-convert", "tests/data/tiny-m2", "-o", target, "-q"], check=True)
+
+
+def maps_part(strace):
+    """The traced child has the part mapped."""
+    for pid in open(f"/proc/{strace}/task/{strace}/children", encoding="ascii").read().split():
+        try:
+            if PACKED + "/" + PART in open(f"/proc/{pid}/maps", encoding="utf-8").read():
+                return True
+        except OSError:
+            pass
+    return False
+
+
+whole = open(f"{PACKED}/{PART}", "rb").read()
+for command in (["minimax-run", PACKED, "-p", "In the", "-n", "4", "-q"], ["minimax-verify", PACKED, "-q"], ["minimax-inspect", PACKED, "--diff", OTHER, "--data"],
+                ["minimax-eval", PACKED, "--ids", "tests/data/tiny-m2/held-out-ids.json", "--limit", "1"]):
+    p = subprocess.Popen(["strace", "-f", "-qq", "-o", "/dev/null", "-P", f"{PACKED}/{PART}", "-e", "inject=mmap:delay_exit=300000:when=1", BIN + command[0],
+                          *command[1:]], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    wait_for(lambda: maps_part(p.pid), p)
+    cut(f"{PACKED}/{PART}")
+    judge(command[0], p, PART)
+    with open(f"{PACKED}/{PART}", "wb") as f:
+        f.write(whole)
+shutil.rmtree(work)
+print(f"{count} files changed under a program: each named, status 5")
