@@ -81,7 +81,7 @@ LIBS_all = $(call lib,runtime) $(LIBS_convert)
 
 PROGRAM_SRC = $(wildcard */minimax_*.c)
 UNIT_SRC = $(wildcard tests/unit/*/test_*.c)
-MODEL_SRC = $(wildcard tests/model/*.c tests/ops/*.c tests/fault/*.c)
+MODEL_SRC = $(wildcard tests/model/*.c tests/ops/*.c tests/fault/*.c tests/interop/*.c)
 PRELOAD_SRC = $(wildcard tests/fault/preload/*.c)
 BENCH_SRC = $(wildcard tests/bench/bench_*.c)
 FUZZ_SRC = $(wildcard tests/fuzz/fuzz_*.c)
@@ -209,6 +209,13 @@ gpu: $(if $(filter 1,$(CUDA)),$(GPU)) ## CUDA tests, on a machine with a GPU
 
 demo: $(PROGRAMS) ## convert, verify, list and run the two small checkpoints
 	$(Q)scripts/demo.sh $(BUILD)
+exact: $(BUILD)/tests/interop/quant_codes $(VENV)/ready ## casts of all 2^32 numbers to every format, beside ml_dtypes (minutes)
+	$(Q)BUILD=$(BUILD) $(VENV)/bin/python tests/interop/quant_oracles.py --all
+bench-quant: $(BUILD)/tests/bench/bench_quant ## GB/s of every scheme, search and SIMD level beside memcpy of the same run
+	$(Q)$<
+bench-quality: $(PROGRAMS) $(BUILD)/tests/bench/bench_quality ## SQNR gains of the searches, likelihood of the small checkpoints by scheme
+	$(Q)$(BUILD)/tests/bench/bench_quality
+	$(Q)tests/bench/quality.py $(BUILD)/bin
 bench: $(PROGRAMS) $(BENCH) ## conversion rates beside memcpy and the disk of the same run
 	$(Q)scripts/bench_convert.py $(BUILD)/bin
 	$(Q)for b in $(BENCH); do $$b || exit 1; done
@@ -236,6 +243,6 @@ help: ## this list
 -include $(patsubst %,$(BUILD)/%.d,$(basename $(filter %.c,$(SOURCES))) $(filter %.cu,$(SOURCES)))
 .DELETE_ON_ERROR:
 FORCE:
-.PHONY: FORCE all tests check unit model cli valgrind check-san check-clang fuzz fuzzers gpu demo bench lint format install clean help \
+.PHONY: FORCE all tests check unit model cli valgrind check-san check-clang fuzz fuzzers gpu demo exact bench bench-quant bench-quality lint format install clean help \
   lint-format lint-tree lint-tidy $(T_UNIT) $(T_MODEL) $(T_SCRIPT) $(T_TREE) $(T_SAN) $(T_CLANG) $(T_VALGRIND) $(T_FUZZ)
 .SECONDARY:

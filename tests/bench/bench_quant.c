@@ -141,7 +141,7 @@ static double rate_of_team(const work *x, const field *f, unsigned threads) {
   team t = {x, f};
   mm_err err = {0};
   double start = clock_of(CLOCK_MONOTONIC);
-  if (!mm_pool_run(threads, threads, member, &t, &err)) exit(err.status);
+  if (!mm_pool_run(threads, threads, member, &t, &err)) exit((int)err.status);
   return (double)f->n * f->k * 2 * threads / (clock_of(CLOCK_MONOTONIC) - start) / 1e9;
 }
 
@@ -162,7 +162,7 @@ typedef struct figures {
 static figures measure(const work *x, const field *f, size_t rounds) {
   static double at[LEVELS][ROUNDS_MAX], copied[ROUNDS_MAX], ratio[ROUNDS_MAX];
   const work memory = {.run = copy};
-  int best = mm_cpu_level();
+  int best = (int)mm_cpu_level();
   for (size_t r = 0; r < rounds; r++) {
     copied[r] = rate(&memory, f);
     for (int l = 0; l <= best; l++) {
@@ -214,7 +214,7 @@ static const char *goal_text(const work *x, const figures *y, char text[48]) {
 static void print_row(const work *x, const field *large, const field *small, size_t rounds) {
   char text[48];
   figures dram = measure(x, &large[0], rounds), cache = measure(x, small, rounds);
-  int best = mm_cpu_level();
+  int best = (int)mm_cpu_level();
   printf("%-6s %-15s %-8s", x->run == pack ? "pack" : "unpack", x->scheme->name, x->run == pack ? search_word[x->search] : "");
   for (int l = 0; l < LEVELS; l++) printf(l <= best ? " %7.2f" : "       -", dram.level[l]);
   printf(" %8.2f  %-18s", dram.ratio, goal_text(x, &dram, text));
