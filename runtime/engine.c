@@ -7,6 +7,21 @@
 #include <stdlib.h>
 #include <string.h>
 
+typedef enum work { OPEN, STEP, COLLECT } work;
+
+typedef struct slot_state {
+  uint32_t held;       /* tokens that its caches hold */
+  uint64_t last_batch; /* number of the last batch that named it */
+  bool chose;          /* some step chose a token after its last row */
+  int32_t chosen;      /* that token, where the engine chooses */
+} slot_state;
+
+/* The choices of a step that the engine itself made, until they are collected. */
+typedef struct choices {
+  int32_t *id;
+  size_t cap;
+} choices;
+
 typedef struct rank {
   mm_engine *engine;
   uint32_t index;
@@ -23,18 +38,29 @@ struct mm_engine {
   const mm_model *model;
   mm_engine_config config;
   mm_comm *comm;
-  bool lightning;       /* some layer keeps a state that cannot go back */
-  uint32_t *held;       /* [slots] tokens each slot's caches hold */
-  uint64_t *last_batch; /* [slots] number of the last batch that named the slot */
+  bool lightning;   /* some layer keeps a state that cannot go back */
+  bool *never;      /* [vocab] ids that are not to be chosen */
+  slot_state *slot; /* [slots] */
   uint64_t batches;
+
+  bool device_chooses;
+  uint64_t queued, collected;     /* batches with sampling, ever */
+  uint32_t outstanding[MM_QUEUE]; /* out_count of queued batch i at i % MM_QUEUE */
+  choices choices[MM_QUEUE];      /* the same; unused where the device chooses, like the rest: */
+  mm_sampler *sampler;
+  float *choice_logits; /* [out_count, vocab] */
+  int32_t *choice_id;   /* [T] of the step, none MM_ID_CHOSEN */
+  size_t choice_logits_cap, choice_id_cap;
 
   pthread_mutex_t lock;
   pthread_cond_t changed;
-  uint64_t task; /* counts what was handed to the ranks; the first task is opening */
+  uint64_t task; /* counts what was handed to the ranks */
+  work work;     /* what it was */
   uint32_t busy; /* ranks that have not finished it */
   bool stop;
   const mm_batch *batch;
   float *logits;
+  int32_t *id; /* where choices are collected */
 
   uint32_t started; /* threads */
   rank rank[];      /* [tp] */
@@ -43,7 +69,15 @@ struct mm_engine {
 static bool open_rank(rank *r, mm_err *err) {
   mm_engine *e = r->engine;
   if (!mm_bind(&r->weights, e->shards, r->index, err)) return false;
-  mm_backend_config c = {e->model, &r->weights, e->config.limits, e->comm, e->config.threads, e->config.act_quant, e->config.calibration};
+  mm_backend_config c = {.model = e->model,
+                         .weights = &r->weights,
+                         .limits = e->config.limits,
+                         .comm = e->comm,
+                         .threads = e->config.threads,
+                         .act_quant = e->config.act_quant,
+                         .calibration = e->config.calibration,
+                         .never = e->never,
+                         .eager = e->config.eager};
   return mm_forward_open(&r->forward, e->config.ops, &c, err);
 }
 
@@ -51,6 +85,7 @@ static bool open_rank(rank *r, mm_err *err) {
 static bool step_rank(rank *r, mm_err *err) {
   const mm_engine *e = r->engine;
   const mm_rank_weights *w = &r->weights;
+  if (e->batch->sampling) return mm_forward_step(&r->forward, e->batch, NULL, err);
   size_t rows = e->batch->out_count, vocab = e->model->vocab;
   if (!mm_grow((void **)&r->logits, &r->logits_cap, rows * w->vocab_rows, sizeof *r->logits, err)) return false;
   if (!mm_forward_step(&r->forward, e->batch, r->logits, err)) return false;
@@ -59,6 +94,15 @@ static bool step_rank(rank *r, mm_err *err) {
   for (size_t i = 0; i < rows; i++)
     memcpy(e->logits + i * vocab + w->vocab_first, r->logits + i * w->vocab_rows, columns * sizeof *r->logits);
   return true;
+}
+
+static bool do_work(rank *r, work w, mm_err *err) {
+  switch (w) {
+    case OPEN: return open_rank(r, err);
+    case STEP: return step_rank(r, err);
+    case COLLECT: return r->forward.ops->collect(r->forward.backend, r->engine->id, err);
+  }
+  return false;
 }
 
 static void *rank_main(void *arg) {
@@ -72,8 +116,9 @@ static void *rank_main(void *arg) {
       continue;
     }
     task = e->task;
+    work w = e->work;
     pthread_mutex_unlock(&e->lock);
-    bool done = task == 1 ? open_rank(r, &r->err) : step_rank(r, &r->err);
+    bool done = do_work(r, w, &r->err);
     if (!done) mm_comm_break(e->comm);
     pthread_mutex_lock(&e->lock);
     if (--e->busy == 0) pthread_cond_broadcast(&e->changed);
@@ -84,11 +129,12 @@ static void *rank_main(void *arg) {
 }
 
 /* Hands the next task to every rank and waits for all; the lowest failing rank's error is the task's. */
-static bool run_task(mm_engine *e, mm_err *err) {
+static bool run_task(mm_engine *e, work w, mm_err *err) {
   pthread_mutex_lock(&e->lock);
   for (uint32_t r = 0; r < e->started; r++) e->rank[r].err.status = MM_OK;
   mm_comm_mend(e->comm);
   e->task++;
+  e->work = w;
   e->busy = e->started;
   pthread_cond_broadcast(&e->changed);
   while (e->busy) pthread_cond_wait(&e->changed, &e->lock);
@@ -120,7 +166,17 @@ static bool start_ranks(mm_engine *e, mm_err *err) {
     if (failed)
       return mm_fail(err, MM_LIMIT, "E_THREADS", mm_at(NULL, NULL), "started %u of %u rank threads: %s", e->started, tp, strerror(failed));
   }
-  return run_task(e, err);
+  return run_task(e, OPEN, err);
+}
+
+static bool open_choices(mm_engine *e, mm_err *err) {
+  uint32_t vocab = e->model->vocab;
+  const mm_pack *pack = &e->shards->pack;
+  e->device_chooses = e->config.ops->choose && pack->tp == 1;
+  if (!(e->never = mm_calloc(vocab, sizeof *e->never, err))) return false;
+  if (e->config.never) memcpy(e->never, e->config.never, vocab * sizeof *e->never);
+  for (size_t i = 0; i < pack->dead_rows; i++) e->never[pack->dead_row[i]] = true;
+  return e->device_chooses || (e->sampler = mm_sampler_open(vocab, err));
 }
 
 mm_engine *mm_engine_open(const mm_shards *shards, const mm_engine_config *c, mm_err *err) {
@@ -136,9 +192,8 @@ mm_engine *mm_engine_open(const mm_shards *shards, const mm_engine_config *c, mm
   pthread_mutex_init(&e->lock, NULL);
   pthread_cond_init(&e->changed, NULL);
   e->comm = mm_comm_open(tp, err);
-  e->held = mm_calloc(c->limits.slots, sizeof *e->held, err);
-  e->last_batch = mm_calloc(c->limits.slots, sizeof *e->last_batch, err);
-  if (e->comm && e->held && e->last_batch && start_ranks(e, err)) return e;
+  e->slot = mm_calloc(c->limits.slots, sizeof *e->slot, err);
+  if (e->comm && e->slot && open_choices(e, err) && start_ranks(e, err)) return e;
   mm_engine_close(e);
   return NULL;
 }
@@ -157,8 +212,12 @@ void mm_engine_close(mm_engine *e) {
   pthread_cond_destroy(&e->changed);
   pthread_mutex_destroy(&e->lock);
   mm_comm_close(e->comm);
-  free(e->held);
-  free(e->last_batch);
+  for (uint32_t i = 0; i < MM_QUEUE; i++) free(e->choices[i].id);
+  mm_sampler_close(e->sampler);
+  free(e->choice_logits);
+  free(e->choice_id);
+  free(e->never);
+  free(e->slot);
   free(e);
 }
 
@@ -169,20 +228,25 @@ static bool refuse(mm_err *err, const char *what, uint64_t index, int64_t found,
                  (long long)found, expected, (unsigned long long)limit);
 }
 
-static bool check_span(mm_engine *e, const mm_batch *b, uint32_t i, uint32_t first, mm_err *err) {
-  const mm_span *s = &b->span[i];
+static bool check_ids(const mm_engine *e, const mm_batch *b, const mm_span *s, mm_err *err) {
+  for (uint32_t i = s->first; i < s->first + s->count; i++) {
+    bool known = b->id[i] == MM_ID_CHOSEN ? s->slot >= 0 && e->slot[s->slot].chose : b->id[i] >= 0 && (uint32_t)b->id[i] < e->model->vocab;
+    if (!known) return refuse(err, "id of row", i, b->id[i], "one that was chosen, or less than", e->model->vocab);
+  }
+  return true;
+}
+
+static bool check_slot(mm_engine *e, const mm_span *s, uint32_t i, mm_err *err) {
   const mm_limits *limits = &e->config.limits;
-  if (s->first != first) return refuse(err, "first row of span", i, s->first, "row", first);
-  if (s->count == 0 || s->count > b->tokens - first) return refuse(err, "rows of span", i, s->count, "1 …", b->tokens - first);
   if (s->slot == -1) return true;
   if (s->slot < 0 || (uint32_t)s->slot >= limits->slots) return refuse(err, "slot of span", i, s->slot, "less than", limits->slots);
   if ((uint64_t)s->pos + s->count > limits->max_positions)
     return refuse(err, "last position of span", i, (int64_t)s->pos + s->count, "at most", limits->max_positions);
-  uint32_t held = e->held[s->slot];
-  if (e->lightning ? s->pos != 0 && s->pos != held : s->pos > held)
-    return refuse(err, "position of span", i, s->pos, e->lightning ? "0 or" : "at most", held);
-  if (e->last_batch[s->slot] == e->batches) return refuse(err, "slot of span", i, s->slot, "one span for each slot, of", limits->slots);
-  e->last_batch[s->slot] = e->batches;
+  slot_state *slot = &e->slot[s->slot];
+  if (e->lightning ? s->pos != 0 && s->pos != slot->held : s->pos > slot->held)
+    return refuse(err, "position of span", i, s->pos, e->lightning ? "0 or" : "at most", slot->held);
+  if (slot->last_batch == e->batches) return refuse(err, "slot of span", i, s->slot, "one span for each slot, of", limits->slots);
+  slot->last_batch = e->batches;
   return true;
 }
 
@@ -192,30 +256,106 @@ static bool check_batch(mm_engine *e, const mm_batch *b, mm_err *err) {
     return refuse(err, "rows of batch", e->batches, b->tokens, "at most", e->config.limits.max_tokens);
   uint32_t first = 0;
   for (uint32_t i = 0; i < b->span_count; i++) {
-    if (!check_span(e, b, i, first, err)) return false;
-    first += b->span[i].count;
+    const mm_span *s = &b->span[i];
+    if (s->first != first) return refuse(err, "first row of span", i, s->first, "row", first);
+    if (s->count == 0 || s->count > b->tokens - first) return refuse(err, "rows of span", i, s->count, "1 …", b->tokens - first);
+    if (!check_slot(e, s, i, err) || !check_ids(e, b, s, err)) return false;
+    first += s->count;
   }
   if (first != b->tokens) return refuse(err, "rows in spans of batch", e->batches, first, "all", b->tokens);
-  for (uint32_t i = 0; i < b->tokens; i++)
-    if (b->id[i] < 0 || (uint32_t)b->id[i] >= e->model->vocab) return refuse(err, "id of row", i, b->id[i], "less than", e->model->vocab);
   for (uint32_t i = 0; i < b->out_count; i++)
     if (b->out[i] >= b->tokens || (i && b->out[i] <= b->out[i - 1]))
       return refuse(err, "output row", i, b->out[i], "ascending and less than", b->tokens);
   return true;
 }
 
-bool mm_engine_step(mm_engine *e, const mm_batch *batch, float *logits, mm_err *err) {
-  if (!check_batch(e, batch, err)) return false;
+/* What the slots hold after a batch: all of it, or nothing where it failed. */
+static void keep_slots(mm_engine *e, const mm_batch *batch, bool done) {
+  for (uint32_t i = 0, out = 0; i < batch->span_count; i++) {
+    const mm_span *s = &batch->span[i];
+    if (s->slot < 0) continue;
+    slot_state *slot = &e->slot[s->slot];
+    slot->held = done ? s->pos + s->count : 0;
+    while (out < batch->out_count && batch->out[out] + 1 < s->first + s->count) out++;
+    slot->chose = done && batch->sampling && out < batch->out_count && batch->out[out] + 1 == s->first + s->count;
+  }
+}
+
+/* Runs the batch; logits of ids whose head row is zero become -INFINITY. */
+static bool run_step(mm_engine *e, const mm_batch *batch, float *logits, mm_err *err) {
+  const mm_pack *pack = &e->shards->pack;
   e->batch = batch;
   e->logits = logits;
-  bool done = run_task(e, err);
-  for (uint32_t i = 0; i < batch->span_count; i++) {
-    const mm_span *s = &batch->span[i];
-    if (s->slot >= 0) e->held[s->slot] = done ? s->pos + s->count : 0;
-  }
-  if (!done) return false;
-  const mm_pack *pack = &e->shards->pack;
-  for (size_t i = 0; i < batch->out_count; i++)
+  if (!run_task(e, STEP, err)) return false;
+  for (size_t i = 0; logits && i < batch->out_count; i++)
     for (size_t j = 0; j < pack->dead_rows; j++) logits[i * e->model->vocab + pack->dead_row[j]] = -INFINITY;
   return true;
+}
+
+bool mm_engine_step(mm_engine *e, const mm_batch *batch, float *logits, mm_err *err) {
+  mm_batch plain = *batch;
+  plain.sampling = NULL;
+  if (!check_batch(e, &plain, err)) return false;
+  bool done = run_step(e, &plain, logits, err);
+  keep_slots(e, &plain, done);
+  return done;
+}
+
+/* A step without sampling, and the choices from its logits. */
+static bool step_and_choose(mm_engine *e, const mm_batch *batch, choices *to, mm_err *err) {
+  size_t vocab = e->model->vocab;
+  if (!mm_grow((void **)&e->choice_logits, &e->choice_logits_cap, batch->out_count * vocab, sizeof *e->choice_logits, err) ||
+      !mm_grow((void **)&e->choice_id, &e->choice_id_cap, batch->tokens, sizeof *e->choice_id, err) ||
+      !mm_grow((void **)&to->id, &to->cap, batch->out_count, sizeof *to->id, err))
+    return false;
+  for (uint32_t i = 0; i < batch->span_count; i++) {
+    const mm_span *s = &batch->span[i];
+    for (uint32_t t = s->first; t < s->first + s->count; t++)
+      e->choice_id[t] = batch->id[t] == MM_ID_CHOSEN ? e->slot[s->slot].chosen : batch->id[t];
+  }
+  mm_batch plain = *batch;
+  plain.id = e->choice_id;
+  plain.sampling = NULL;
+  if (!run_step(e, &plain, e->choice_logits, err)) return false;
+  const mm_span *s = batch->span;
+  for (uint32_t i = 0; i < batch->out_count; i++) {
+    uint32_t row = batch->out[i];
+    while (row >= s->first + s->count) s++;
+    float *logits = e->choice_logits + i * vocab;
+    for (size_t v = 0; v < vocab; v++)
+      if (e->never[v]) logits[v] = -INFINITY;
+    to->id[i] = mm_sample(e->sampler, &batch->sampling[i], s->pos + (row - s->first) + UINT64_C(1), logits);
+    if (s->slot >= 0) e->slot[s->slot].chosen = to->id[i] < 0 ? 0 : to->id[i]; /* of rows of one slot, the last stays */
+  }
+  return true;
+}
+
+bool mm_engine_queues(const mm_engine *e) { return e->device_chooses; }
+
+bool mm_engine_queue(mm_engine *e, const mm_batch *batch, mm_err *err) {
+  for (uint32_t i = 0; i < batch->out_count; i++)
+    if (!mm_sampling_check(&batch->sampling[i], err)) return false;
+  if (e->queued - e->collected == MM_QUEUE) return refuse(err, "batches queued before batch", e->batches, MM_QUEUE, "less than", MM_QUEUE);
+  if (!check_batch(e, batch, err)) return false;
+  uint32_t at = (uint32_t)(e->queued % MM_QUEUE);
+  bool done = e->device_chooses ? run_step(e, batch, NULL, err) : step_and_choose(e, batch, &e->choices[at], err);
+  keep_slots(e, batch, done);
+  if (!done) return false;
+  e->outstanding[at] = batch->out_count;
+  e->queued++;
+  return true;
+}
+
+bool mm_engine_collect(mm_engine *e, int32_t *id, mm_err *err) {
+  if (e->collected == e->queued) return refuse(err, "collected after batch", e->batches, 0, "batches queued, at most", MM_QUEUE);
+  uint32_t at = (uint32_t)(e->collected++ % MM_QUEUE);
+  if (!e->device_chooses) {
+    memcpy(id, e->choices[at].id, e->outstanding[at] * sizeof *id);
+    return true;
+  }
+  e->id = id;
+  if (run_task(e, COLLECT, err)) return true;
+  e->collected = e->queued;
+  for (uint32_t i = 0; i < e->config.limits.slots; i++) e->slot[i] = (slot_state){.last_batch = e->slot[i].last_batch};
+  return false;
 }

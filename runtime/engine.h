@@ -29,6 +29,8 @@ typedef struct mm_engine_config {
   unsigned threads; /* CPU threads per rank, ≥ 1 */
   bool act_quant;   /* as in mm_backend_config; the ops must be able to */
   struct mm_calibration *calibration;
+  const bool *never; /* [vocab]: ids that no step chooses, or NULL; ids whose head row is zero are never chosen */
+  bool eager;        /* ops.h */
 } mm_engine_config;
 
 /* Borrows the shards until close. */
@@ -41,6 +43,16 @@ const mm_model *mm_engine_model(const mm_engine *e);
  * spans, and a pos that the slot does not hold: lightning state cannot go back, so there pos is 0 or exactly where the slot
  * stands. After any other failure the slots of the batch hold nothing. */
 bool mm_engine_step(mm_engine *e, const mm_batch *batch, float *logits, mm_err *err);
+
+/* Whether mm_engine_queue returns before the step is done, so that it pays to queue the next batch before collecting this one. */
+bool mm_engine_queues(const mm_engine *e);
+/* Queues one batch with sampling; what it chooses comes back by mm_engine_collect, in order. A device backend goes on by itself: the
+ * next batch may name MM_ID_CHOSEN before this one's choices were collected. Refuses what mm_engine_step refuses, MM_ID_CHOSEN in a
+ * slot that nothing was chosen for, and more than MM_QUEUE batches outstanding; E_SAMPLING for settings out of range. */
+bool mm_engine_queue(mm_engine *e, const mm_batch *batch, mm_err *err);
+/* Waits for the oldest queued batch: id[out_count] of it, -1 where no logit was a number. After a failure nothing is queued any more
+ * and no slot holds anything. */
+bool mm_engine_collect(mm_engine *e, int32_t *id, mm_err *err);
 
 #ifdef __cplusplus
 }

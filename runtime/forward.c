@@ -68,5 +68,5 @@ bool mm_forward_step(mm_forward *f, const mm_batch *batch, float *logits, mm_err
     ops->combine(b, f->h, f->n, residual, f->branch, m->deepnorm_mlp, next, m->norm_eps);
   }
   ops->logits(b, f->n, &w->head);
-  return ops->end(b, logits, err);
+  return batch->sampling ? ops->choose(b, err) : ops->end(b, logits, err);
 }

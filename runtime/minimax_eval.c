@@ -72,7 +72,7 @@ static bool feed(eval *e, const int32_t *id, uint32_t count, take_fn *take, void
   for (uint32_t pos = 0; pos < count; pos += e->chunk) {
     uint32_t n = (uint32_t)mm_min(e->chunk, count - pos);
     mm_span span = {0, 0, n, pos};
-    mm_batch b = {n, id + pos, 1, &span, n, e->rows};
+    mm_batch b = {n, id + pos, 1, &span, n, e->rows, NULL};
     if (!mm_engine_step(e->engine, &b, e->logits, err) || !take(ctx, e, pos, n, err)) return false;
   }
   return true;

@@ -8,7 +8,6 @@
 #include "formats/option.h"
 #include "formats/pool.h"
 #include "runtime/engine.h"
-#include "runtime/sample.h"
 #include "runtime/tokenizer.h"
 #include "runtime/utf8.h"
 
@@ -39,19 +38,19 @@ typedef struct run {
   const run_args *a;
   mm_shards shards;
   mm_tokenizer *tokenizer;
-  mm_sampler *sampler;
+  mm_sampling sampling;
   mm_engine *engine;
   int32_t *prompt; /* [prompt_count] */
   size_t prompt_count;
   uint32_t budget; /* tokens to generate at most, ≥ 1 */
   bool act_quant;
-  bool *is_end;  /* [vocab] */
-  float *logits; /* [vocab] of the last step */
-  char *text;    /* printable text of the last token */
+  bool *is_end; /* [vocab] */
+  bool *never;  /* [vocab] ids that no token has */
+  char *text;   /* printable text of the last token */
   size_t text_cap;
   mm_utf8_stream utf8;
   double load_s, prefill_s, decode_s;
-  uint32_t generated, steps; /* tokens chosen, and steps taken for them after the prompt */
+  uint32_t queued, generated; /* tokens to be chosen, and those collected */
 } run;
 
 static double now(void) {
@@ -91,6 +90,14 @@ static bool ends_from_file(run *r, const char *name, bool *found, mm_err *err) {
   mm_json_free(root);
   free(path);
   return ok;
+}
+
+static bool find_never(run *r, mm_err *err) {
+  uint32_t vocab = r->shards.pack.model.vocab;
+  if (!(r->never = mm_calloc(vocab, sizeof *r->never, err))) return false;
+  size_t n;
+  for (uint32_t i = 0; i < vocab; i++) r->never[i] = !mm_tokenizer_bytes(r->tokenizer, (int32_t)i, &n);
+  return true;
 }
 
 static bool find_ends(run *r, mm_err *err) {
@@ -146,7 +153,8 @@ static bool open_tokenizer(run *r, mm_err *err) {
 static bool open_engine(run *r, mm_err *err) {
   unsigned threads = (unsigned)(r->a->threads ? r->a->threads : mm_max(1, mm_pool_cpus() / r->shards.pack.tp));
   mm_engine_config c = {.limits = {(uint32_t)mm_min(PREFILL_ROWS, r->prompt_count), 1, (uint32_t)r->prompt_count + r->budget},
-                        .threads = threads};
+                        .threads = threads,
+                        .never = r->never};
   for (size_t i = 0; i < sizeof devices / sizeof *devices; i++)
     if (strcmp(devices[i]->name, r->a->device) == 0) c.ops = devices[i];
   c.act_quant = r->act_quant = r->a->act_quant ? strcmp(r->a->act_quant, "on") == 0 : c.ops->act_quant;
@@ -156,58 +164,57 @@ static bool open_engine(run *r, mm_err *err) {
 
 /* Everything small is checked before the weights are bound. */
 static bool run_open(run *r, mm_err *err) {
-  const mm_sampling sampling = {r->a->temperature, r->a->top_p, (uint32_t)r->a->top_k, r->a->seed};
+  r->sampling = (mm_sampling){r->a->temperature, r->a->top_p, (uint32_t)r->a->top_k, r->a->seed};
   double start = now();
+  if (!mm_sampling_check(&r->sampling, err)) return false;
   if (!mm_shards_open(&r->shards, r->a->dir, err)) return false;
-  uint32_t vocab = r->shards.pack.model.vocab;
-  r->is_end = mm_calloc(vocab, sizeof *r->is_end, err);
-  r->logits = mm_calloc(vocab, sizeof *r->logits, err);
-  if (!r->is_end || !r->logits) return false;
-  if (!(r->sampler = mm_sampler_open(&sampling, vocab, err))) return false;
-  if (!open_tokenizer(r, err) || !read_prompt(r, err) || !set_budget(r, err) || !find_ends(r, err) || !open_engine(r, err)) return false;
+  if (!(r->is_end = mm_calloc(r->shards.pack.model.vocab, sizeof *r->is_end, err))) return false;
+  if (!open_tokenizer(r, err) || !read_prompt(r, err) || !set_budget(r, err)) return false;
+  if (!find_ends(r, err) || !find_never(r, err) || !open_engine(r, err)) return false;
   r->load_s = now() - start;
   return true;
 }
 
 static void run_close(run *r) {
   mm_engine_close(r->engine);
-  mm_sampler_close(r->sampler);
   mm_tokenizer_close(r->tokenizer);
   mm_shards_close(&r->shards);
   free(r->prompt);
   free(r->is_end);
-  free(r->logits);
+  free(r->never);
   free(r->text);
 }
 
 /* ---- Generating ---- */
 
-static bool step(run *r, const int32_t *id, uint32_t count, uint32_t pos, bool last, mm_err *err) {
+/* One step; the last of the prompt and every later one choose a token. */
+static bool step(run *r, const int32_t *id, uint32_t count, uint32_t pos, bool choose, mm_err *err) {
   const mm_span span = {0, 0, count, pos};
   const uint32_t out = count - 1;
-  const mm_batch batch = {.tokens = count, .id = id, .span_count = 1, .span = &span, .out_count = last, .out = &out};
-  return mm_engine_step(r->engine, &batch, r->logits, err);
+  const mm_batch batch = {
+      .tokens = count, .id = id, .span_count = 1, .span = &span, .out_count = choose, .out = &out, .sampling = &r->sampling};
+  r->queued += choose;
+  return choose ? mm_engine_queue(r->engine, &batch, err) : mm_engine_step(r->engine, &batch, NULL, err);
 }
 
-static bool prefill(run *r, mm_err *err) {
+static bool collect(run *r, int32_t *id, mm_err *err) {
+  if (!mm_engine_collect(r->engine, id, err)) return false;
+  if (*id >= 0) return true;
+  return mm_fail(err, MM_INTEGRITY, "E_LOGITS", mm_at(r->a->dir, NULL), "no logit after %zu tokens is a number",
+                 r->prompt_count + r->generated);
+}
+
+/* *first: the token after the prompt. */
+static bool prefill(run *r, int32_t *first, mm_err *err) {
   double start = now();
   uint32_t count = (uint32_t)r->prompt_count;
   for (uint32_t at = 0, rows; at < count; at += rows) {
     rows = (uint32_t)mm_min(PREFILL_ROWS, count - at);
     if (!step(r, r->prompt + at, rows, at, at + rows == count, err)) return false;
   }
+  if (!collect(r, first, err)) return false;
   r->prefill_s = now() - start;
   return true;
-}
-
-static bool choose(run *r, int32_t *id, mm_err *err) {
-  size_t n;
-  for (uint32_t i = 0; i < r->shards.pack.model.vocab; i++)
-    if (!mm_tokenizer_bytes(r->tokenizer, (int32_t)i, &n)) r->logits[i] = -INFINITY; /* a row of the head that no token has */
-  *id = mm_sample(r->sampler, r->logits);
-  if (*id >= 0) return true;
-  return mm_fail(err, MM_INTEGRITY, "E_LOGITS", mm_at(r->a->dir, NULL), "no logit after %zu tokens is a number",
-                 r->prompt_count + r->generated);
 }
 
 /* Writes what the bytes make printable; n = 0 ends the text. */
@@ -219,19 +226,22 @@ static bool put_bytes(run *r, const char *bytes, size_t n, mm_err *err) {
   return mm_fail_errno(err, mm_at("stdout", NULL), "write", errno);
 }
 
-/* *ended: at an end token, not for want of budget. */
-static bool generate(run *r, bool *ended, mm_err *err) {
+/* From the token after the prompt on. Where the engine queues, it always has a step to do while a token is on its way to stdout. *ended: at
+ * an end token, not for want of budget. */
+static bool generate(run *r, int32_t id, bool *ended, mm_err *err) {
+  static const int32_t chosen = MM_ID_CHOSEN;
+  const uint32_t ahead = mm_engine_queues(r->engine) ? 2 : 0;
   double start = now();
-  int32_t id;
-  for (*ended = false;; r->steps++) {
-    if (!choose(r, &id, err)) return false;
-    r->generated++;
+  for (r->generated = 1;; r->generated++) {
+    while (ahead && r->queued < mm_min(r->budget, r->generated + ahead))
+      if (!step(r, &chosen, 1, (uint32_t)r->prompt_count + r->queued - 1, true, err)) return false;
     if ((*ended = r->is_end[id])) break;
     size_t n;
     const char *bytes = mm_tokenizer_bytes(r->tokenizer, id, &n);
     if (!mm_tokenizer_is_special(r->tokenizer, id) && !put_bytes(r, bytes, n, err)) return false;
     if (r->generated == r->budget) break;
-    if (!step(r, &id, 1, (uint32_t)r->prompt_count + r->steps, true, err)) return false;
+    if (!ahead && !step(r, &chosen, 1, (uint32_t)r->prompt_count + r->queued - 1, true, err)) return false;
+    if (!collect(r, &id, err)) return false;
   }
   r->decode_s = now() - start;
   return put_bytes(r, "", 0, err);
@@ -240,10 +250,11 @@ static bool generate(run *r, bool *ended, mm_err *err) {
 static bool run_all(const run_args *a, mm_err *err) {
   run r = {.a = a};
   bool ended;
-  bool ok = run_open(&r, err) && prefill(&r, err) && generate(&r, &ended, err);
+  int32_t first;
+  bool ok = run_open(&r, err) && prefill(&r, &first, err) && generate(&r, first, &ended, err);
   if (ok && !a->quiet)
     fprintf(stderr, "prompt %zu tokens at %.1f/s, %u new tokens at %.1f/s up to %s, loaded in %.2f s, --act-quant %s\n", r.prompt_count,
-            (double)r.prompt_count / r.prefill_s, r.generated, (double)r.steps / r.decode_s,
+            (double)r.prompt_count / r.prefill_s, r.generated, (double)(r.generated - 1) / r.decode_s,
             ended                         ? "an end token"
             : r.budget == r.a->max_tokens ? "--max-tokens"
                                           : "--max-model-len",

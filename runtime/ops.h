@@ -8,6 +8,7 @@
 
 #include "formats/model.h"
 #include "loader/bind.h"
+#include "runtime/sample.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -21,14 +22,21 @@ typedef struct mm_span {
   uint32_t pos;
 } mm_span;
 
+#define MM_ID_CHOSEN (-1) /* as an id: the token chosen after the last row that its slot was given */
+
 typedef struct mm_batch {
   uint32_t tokens;   /* T ≤ limits.max_tokens */
-  const int32_t *id; /* [T], each in [0, vocab) */
+  const int32_t *id; /* [T], each in [0, vocab) or MM_ID_CHOSEN */
   uint32_t span_count;
   const mm_span *span; /* cover the rows 0 … T-1 in order */
   uint32_t out_count;  /* rows whose logits are wanted */
   const uint32_t *out; /* [out_count], ascending */
+  /* [out_count]: how to choose the token after each output row (the draw is the one of that token's position), or NULL: no choice */
+  const mm_sampling *sampling;
 } mm_batch;
+
+/* Steps whose choices may be outstanding at a time. */
+#define MM_QUEUE 4
 
 typedef struct mm_limits {
   uint32_t max_tokens;    /* rows of one step */
@@ -55,6 +63,8 @@ typedef struct mm_backend_config {
   unsigned threads; /* a hint for CPU backends */
   bool act_quant;   /* the inputs of linears are rounded as their schemes say (mm_scheme.act); else weights alone are quantised */
   struct mm_calibration *calibration; /* NULL, or what the inputs of linears are added to (calibration.h); CPU backends */
+  const bool *never;                  /* [vocab]: ids that are not to be chosen */
+  bool eager;                         /* never replay a recorded step: for debuggers, and to look between ops */
 } mm_backend_config;
 
 typedef struct mm_ops {
@@ -92,6 +102,15 @@ typedef struct mm_ops {
    * out may be NULL when out_count is 0. */
   bool (*end)(mm_backend *b, float *out, mm_err *err);
   bool act_quant; /* can round inputs */
+
+  /* Both NULL in a backend that leaves choices to the engine, which then gives no sampling and no MM_ID_CHOSEN.
+   * In place of end: chooses a token for each output row, keeps it for its slot, and returns without waiting. */
+  bool (*choose)(mm_backend *b, mm_err *err);
+  /* Waits for the oldest step so ended; id[out_count] of it, -1 where no logit was a number. Any failure since its begin. */
+  bool (*collect)(mm_backend *b, int32_t *id, mm_err *err);
+
+  /* Bytes read plus written a second by a copy within the device's memory, measured now; NULL where steps do not live there. */
+  bool (*copy_rate)(double *rate, mm_err *err);
 } mm_ops;
 
 extern const mm_ops mm_ops_cpu;
@@ -109,6 +128,7 @@ typedef struct mm_forward {
 } mm_forward;
 bool mm_forward_open(mm_forward *f, const mm_ops *ops, const mm_backend_config *c, mm_err *err);
 void mm_forward_close(mm_forward *f);
+/* With batch->sampling the step ends by choose, and logits is not used. */
 bool mm_forward_step(mm_forward *f, const mm_batch *batch, float *logits, mm_err *err);
 
 #ifdef __cplusplus

@@ -12,25 +12,30 @@ typedef struct candidate {
 } candidate;
 
 struct mm_sampler {
-  mm_sampling set;
   uint32_t vocab;
-  uint64_t draws;       /* taken so far */
   candidate *candidate; /* [vocab] */
 };
 
-mm_sampler *mm_sampler_open(const mm_sampling *set, uint32_t vocab, mm_err *err) {
+bool mm_sampling_check(const mm_sampling *set, mm_err *err) {
   const mm_where nowhere = mm_at(NULL, NULL);
-  if (!(set->temperature >= 0 && set->temperature < INFINITY)) {
-    mm_fail(err, MM_USAGE, "E_SAMPLING", nowhere, "temperature: found %g, expected a finite number of at least 0", set->temperature);
-    return NULL;
-  }
-  if (!(set->top_p > 0 && set->top_p <= 1)) {
-    mm_fail(err, MM_USAGE, "E_SAMPLING", nowhere, "top-p: found %g, expected more than 0 and at most 1", set->top_p);
-    return NULL;
-  }
+  if (!(set->temperature >= 0 && set->temperature < INFINITY))
+    return mm_fail(err, MM_USAGE, "E_SAMPLING", nowhere, "temperature: found %g, expected a finite number of at least 0", set->temperature);
+  if (!(set->top_p > 0 && set->top_p <= 1))
+    return mm_fail(err, MM_USAGE, "E_SAMPLING", nowhere, "top-p: found %g, expected more than 0 and at most 1", set->top_p);
+  return true;
+}
+
+/* 53 bits. The splitmix64 generator (Steele, Lea, Flood 2014), whose state is a counter: seed + n·golden ratio. */
+double mm_draw(uint64_t seed, uint64_t n) {
+  uint64_t x = seed + n * UINT64_C(0x9E3779B97F4A7C15);
+  x = (x ^ x >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
+  x = (x ^ x >> 27) * UINT64_C(0x94D049BB133111EB);
+  return (double)((x ^ x >> 31) >> 11) * 0x1p-53;
+}
+
+mm_sampler *mm_sampler_open(uint32_t vocab, mm_err *err) {
   mm_sampler *s = mm_calloc(1, sizeof *s, err);
   if (!s) return NULL;
-  s->set = *set;
   s->vocab = vocab;
   if ((s->candidate = mm_calloc(vocab, sizeof *s->candidate, err))) return s;
   free(s);
@@ -41,14 +46,6 @@ void mm_sampler_close(mm_sampler *s) {
   if (!s) return;
   free(s->candidate);
   free(s);
-}
-
-/* In [0, 1), 53 bits. The splitmix64 generator (Steele, Lea, Flood 2014), whose state is a counter: seed + n·golden ratio. */
-static double draw(mm_sampler *s) {
-  uint64_t x = s->set.seed + ++s->draws * UINT64_C(0x9E3779B97F4A7C15);
-  x = (x ^ x >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
-  x = (x ^ x >> 27) * UINT64_C(0x94D049BB133111EB);
-  return (double)((x ^ x >> 31) >> 11) * 0x1p-53;
 }
 
 /* The larger logit first, the lower id among equals. */
@@ -96,8 +93,7 @@ static int32_t greedy(const float *logits, uint32_t vocab) {
   return best;
 }
 
-int32_t mm_sample(mm_sampler *s, const float *logits) {
-  const mm_sampling *set = &s->set;
+int32_t mm_sample(mm_sampler *s, const mm_sampling *set, uint64_t n, const float *logits) {
   int32_t best = greedy(logits, s->vocab);
   if (set->temperature == 0 || best < 0) return best;
   candidate *c = s->candidate;
@@ -110,7 +106,7 @@ int32_t mm_sample(mm_sampler *s, const float *logits) {
   }
   if (set->top_k && set->top_k < count) count = keep_best(c, count, set->top_k, INFINITY);
   if (set->top_p < 1) count = keep_best(c, count, count, set->top_p * total(c, count));
-  double target = draw(s) * total(c, count), sum = 0;
+  double target = mm_draw(set->seed, n) * total(c, count), sum = 0;
   int32_t id = best;
   for (size_t i = 0; i < count && sum <= target; i++) {
     if (c[i].weight == 0) continue;

@@ -1,12 +1,17 @@
 /* The CUDA backend of ops.h for one rank on one device: weights uploaded at open, caches and buffers allocated there, kernels launched
  * on one stream.
  *
- * A step whose spans are single tokens takes the decode kernels; its calls depend on the numbers of tokens and outputs alone, and all
- * else is read from device memory. So the second such step is captured as a graph, and from then on begin uploads the batch, the ops
- * between do nothing, and end replays. Any other step takes the prefill kernels, launched one by one. */
+ * A step whose spans are single tokens takes the decode kernels. Where every row's output is wanted it is padded with rows of slot -1
+ * to one of a few sizes; its calls then depend on that size alone, and all else is read from device memory. So the second such step is
+ * captured as a graph, and from then on begin uploads the batch, the ops between do nothing, and end or choose replays. Any other step is
+ * launched kernel by kernel.
+ *
+ * Nothing waits but end and collect: a step ended by choose leaves its choices on the device, where the next one finds them. */
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
+#include <deque>
 #include <map>
 #include <utility>
 
@@ -22,9 +27,26 @@ namespace {
 struct batch_arrays {
   int32_t *id, *slot;
   uint32_t *pos, *out;
+  mm_cu_draw *draw;
+  /* of steps that are not decode steps */
   mm_cu_span *span;
   uint2 *tile;
 };
+
+/* The host's side of a step under way. */
+struct step_memory {
+  void *block = nullptr; /* pinned; batch_arrays as uploaded */
+  int32_t *id = nullptr; /* pinned; what it chose */
+  cudaEvent_t done = nullptr;
+  uint32_t outs = 0;
+};
+constexpr uint32_t kSteps = MM_QUEUE + 1; /* a step may begin while as many as may be are outstanding */
+
+/* Rows that a decode step is padded to. */
+constexpr uint32_t kBuckets[] = {1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256};
+
+/* What follows the forward pass in a step. */
+enum step_end { LOGITS, GREEDY, DRAWS };
 
 struct layer_cache {
   float *state, *slope; /* lightning */
@@ -55,19 +77,26 @@ struct mm_backend {
   bf16 *middle = nullptr;
   float *pair_out = nullptr;
 
-  batch_arrays host = {}, device = {};
-  void *host_block = nullptr, *device_block = nullptr;
-  size_t block_bytes = 0;
+  step_memory memory_of_step[kSteps];
+  void *device_block = nullptr;
+  batch_arrays device = {};
+  uint64_t steps = 0;
+  std::deque<step_memory *> queued; /* ended by choose, not collected */
+  mm_cu_choose choice = {};
 
   float *logits = nullptr;
   size_t logits_rows = 0;
 
   /* the step under way */
-  uint32_t tokens = 0, spans = 0, tiles = 0, outs = 0;
+  uint32_t rows = 0, outs = 0;   /* with padding */
+  uint32_t wanted = 0;           /* outputs without it */
+  uint32_t spans = 0, tiles = 0; /* not of decode steps */
   bool decode = false;
+  step_end ending = LOGITS;
+  step_memory *step = nullptr;
   step_mode mode = EAGER;
   step_graph *graph = nullptr;
-  std::map<std::pair<uint32_t, uint32_t>, step_graph> graphs; /* by tokens and outputs */
+  std::map<std::pair<uint32_t, step_end>, step_graph> graphs; /* by rows and ending */
   mm_err err = {};
 };
 
@@ -168,30 +197,45 @@ bool open_experts(mm_backend *b, mm_err *err) {
   return err->status == MM_OK;
 }
 
-/* The arrays of batch_arrays inside one block. A span has at least one row, a tile at most 64 of one span. */
-size_t place_arrays(const mm_limits *limits, char *base, batch_arrays *a) {
-  const size_t t = limits->max_tokens;
+/* The arrays of a step inside one block; returns its bytes. A span has at least one row, a tile at most 64 of one span. */
+size_t place_arrays(uint32_t rows, bool decode, char *base, batch_arrays *a) {
   size_t at = 0;
-  auto take = [&](size_t bytes) {
+  auto take = [&](size_t size) {
     char *p = base + at;
-    at += mm_round_up(bytes, 256);
+    at += mm_round_up(rows * size, 256);
     return static_cast<void *>(p);
   };
-  a->id = static_cast<int32_t *>(take(t * 4)), a->slot = static_cast<int32_t *>(take(t * 4));
-  a->pos = static_cast<uint32_t *>(take(t * 4)), a->out = static_cast<uint32_t *>(take(t * 4));
-  a->span = static_cast<mm_cu_span *>(take(t * sizeof(mm_cu_span))), a->tile = static_cast<uint2 *>(take(t * sizeof(uint2)));
+  a->id = static_cast<int32_t *>(take(4)), a->slot = static_cast<int32_t *>(take(4));
+  a->pos = static_cast<uint32_t *>(take(4)), a->out = static_cast<uint32_t *>(take(4));
+  a->draw = static_cast<mm_cu_draw *>(take(sizeof(mm_cu_draw)));
+  if (decode) return at;
+  a->span = static_cast<mm_cu_span *>(take(sizeof(mm_cu_span))), a->tile = static_cast<uint2 *>(take(sizeof(uint2)));
   return at;
 }
 
 bool open_batch(mm_backend *b, mm_err *err) {
+  const uint32_t rows = b->c.limits.max_tokens;
   batch_arrays none;
-  b->block_bytes = place_arrays(&b->c.limits, nullptr, &none);
-  if (!mm_cu_check(cudaMallocHost(&b->host_block, b->block_bytes), "cudaMallocHost", err)) return false;
-  if (!(b->device_block = b->memory.alloc(b->block_bytes, err))) return false;
-  place_arrays(&b->c.limits, static_cast<char *>(b->host_block), &b->host);
-  place_arrays(&b->c.limits, static_cast<char *>(b->device_block), &b->device);
-  const uint64_t work = mm_cu_gqa_work(b->heads, b->c.limits.max_tokens);
-  return (b->gqa_work = b->memory.alloc(work, err)) != nullptr;
+  const size_t bytes = place_arrays(rows, false, nullptr, &none);
+  for (step_memory &m : b->memory_of_step) {
+    if (!mm_cu_check(cudaMallocHost(&m.block, bytes), "cudaMallocHost", err) ||
+        !mm_cu_check(cudaMallocHost(&m.id, rows * sizeof *m.id), "cudaMallocHost", err) ||
+        !mm_cu_check(cudaEventCreateWithFlags(&m.done, cudaEventDisableTiming), "cudaEventCreate", err))
+      return false;
+  }
+  return (b->device_block = b->memory.alloc(bytes, err)) && (b->gqa_work = b->memory.alloc(mm_cu_gqa_work(b->heads, rows), err));
+}
+
+bool open_choice(mm_backend *b, mm_err *err) {
+  const uint32_t rows = b->c.limits.max_tokens, vocab = b->c.model->vocab;
+  mm_cu_memory *y = &b->memory;
+  std::vector<uint8_t> never(vocab);
+  for (uint32_t i = 0; b->c.never && i < vocab; i++) never[i] = b->c.never[i];
+  uint8_t *mask = y->array<uint8_t>(vocab, err);
+  b->choice.never = mask, b->choice.vocab = vocab, b->choice.vocab_rows = b->c.weights->vocab_rows;
+  b->choice.id = y->array<int32_t>(rows, err), b->choice.chosen = y->array<int32_t>(b->c.limits.slots, err);
+  b->choice.best = y->array<unsigned long long>(rows, err), b->choice.ticket = y->array<uint32_t>(rows, err);
+  return err->status == MM_OK && mm_cu_check(cudaMemcpy(mask, never.data(), vocab, cudaMemcpyHostToDevice), "copy mask", err);
 }
 
 bool check_model(const mm_backend_config *c, mm_err *err) {
@@ -220,7 +264,11 @@ void cuda_close(mm_backend *b) {
   drop_graphs(b);
   if (b->stream) cudaStreamDestroy(b->stream);
   cudaFree(b->logits);
-  cudaFreeHost(b->host_block);
+  for (step_memory &m : b->memory_of_step) {
+    cudaFreeHost(m.block);
+    cudaFreeHost(m.id);
+    if (m.done) cudaEventDestroy(m.done);
+  }
   delete b;
 }
 
@@ -233,7 +281,7 @@ mm_backend *cuda_open(const mm_backend_config *c, mm_err *err) {
   mm_err first = {};
   bool ok = mm_cu_check(cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking), "cudaStreamCreate", &first) &&
             upload_weights(b, &first) && open_caches(b, &first) && open_experts(b, &first) && open_batch(b, &first) &&
-            mm_cu_check(cudaDeviceSynchronize(), "upload", &first);
+            open_choice(b, &first) && mm_cu_check(cudaDeviceSynchronize(), "upload", &first);
   if (ok) return b;
   if (err && err->status == MM_OK) *err = first;
   cuda_close(b);
@@ -247,18 +295,12 @@ bool cuda_act(mm_backend *b, uint32_t width, mm_act *out, mm_err *err) {
 
 /* ---- a step ---- */
 
-void fill_batch(mm_backend *b, const mm_batch *batch) {
-  batch_arrays *h = &b->host;
-  memcpy(h->id, batch->id, batch->tokens * sizeof *h->id);
-  if (batch->out_count) memcpy(h->out, batch->out, batch->out_count * sizeof *h->out);
-  b->tokens = batch->tokens, b->spans = batch->span_count, b->outs = batch->out_count, b->tiles = 0, b->decode = true;
-  for (uint32_t i = 0; i < batch->span_count; i++) {
-    const mm_span *s = &batch->span[i];
-    h->span[i] = {s->slot, s->first, s->count, s->pos};
-    for (uint32_t t = 0; t < s->count; t++) h->slot[s->first + t] = s->slot, h->pos[s->first + t] = s->pos + t;
-    for (uint32_t t = 0; t < s->count; t += MM_CU_TILE) h->tile[b->tiles++] = make_uint2(i, t);
-    b->decode &= s->count == 1;
+/* The rows that a decode step of this many is padded to, if it can be. */
+uint32_t bucket_of(const mm_backend *b, uint32_t rows) {
+  for (uint32_t n : kBuckets) {
+    if (rows <= n) return (uint32_t)mm_min(n, b->c.limits.max_tokens);
   }
+  return rows;
 }
 
 bool grow_logits(mm_backend *b, size_t rows, mm_err *err) {
@@ -271,20 +313,61 @@ bool grow_logits(mm_backend *b, size_t rows, mm_err *err) {
   return true;
 }
 
+/* What kind of step this is, and its sizes. */
+void plan_step(mm_backend *b, const mm_batch *batch) {
+  b->decode = batch->tokens > 0 && batch->span_count == batch->tokens;
+  b->ending = batch->sampling ? GREEDY : LOGITS;
+  for (uint32_t i = 0; batch->sampling && i < batch->out_count; i++) {
+    if (batch->sampling[i].temperature > 0) b->ending = DRAWS;
+  }
+  const bool pads = b->decode && batch->out_count == batch->tokens;
+  b->rows = pads ? bucket_of(b, batch->tokens) : batch->tokens;
+  b->wanted = batch->out_count, b->outs = pads ? b->rows : batch->out_count;
+  b->spans = batch->span_count, b->tiles = 0;
+  b->mode = EAGER, b->graph = nullptr;
+  if (!pads || b->c.eager) return;
+  b->graph = &b->graphs[{b->rows, b->ending}];
+  if (b->graph->exec) {
+    b->mode = REPLAY;
+  } else if (b->graph->seen++ > 0) {
+    b->mode = CAPTURE;
+  }
+}
+
+mm_cu_draw draw_of(const mm_sampling *s, uint32_t pos) {
+  if (s->temperature == 0) return {};
+  const double scale = M_LOG2E / s->temperature;
+  return {(float)fmin(scale, 1e30), s->top_k, s->top_p, mm_draw(s->seed, pos + UINT64_C(1))};
+}
+
+void fill_batch(mm_backend *b, const mm_batch *batch, const batch_arrays *h) {
+  for (uint32_t i = 0; i < batch->span_count; i++) {
+    const mm_span *s = &batch->span[i];
+    for (uint32_t t = 0; t < s->count; t++)
+      h->id[s->first + t] = batch->id[s->first + t], h->slot[s->first + t] = s->slot, h->pos[s->first + t] = s->pos + t;
+    if (b->decode) continue;
+    h->span[i] = {s->slot, s->first, s->count, s->pos};
+    for (uint32_t t = 0; t < s->count; t += MM_CU_TILE) h->tile[b->tiles++] = make_uint2(i, t);
+  }
+  for (uint32_t i = batch->tokens; i < b->rows; i++) h->id[i] = 0, h->slot[i] = -1, h->pos[i] = 0;
+  for (uint32_t i = 0; i < b->outs; i++) {
+    h->out[i] = i < batch->out_count ? batch->out[i] : i;
+    h->draw[i] = batch->sampling && i < batch->out_count ? draw_of(&batch->sampling[i], h->pos[h->out[i]]) : mm_cu_draw{};
+  }
+}
+
 bool cuda_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
   b->err.status = MM_OK;
-  if (!grow_logits(b, batch->out_count, err)) return false;
-  fill_batch(b, batch);
-  if (!mm_cu_check(cudaMemcpyAsync(b->device_block, b->host_block, b->block_bytes, cudaMemcpyHostToDevice, b->stream), "copy batch", err))
+  plan_step(b, batch);
+  if (!grow_logits(b, b->outs, err)) return false;
+  b->step = &b->memory_of_step[b->steps++ % kSteps];
+  if (!mm_cu_check(cudaEventSynchronize(b->step->done), "earlier step", err)) return false;
+  batch_arrays host;
+  const size_t bytes = place_arrays(b->rows, b->decode, static_cast<char *>(b->step->block), &host);
+  place_arrays(b->rows, b->decode, static_cast<char *>(b->device_block), &b->device);
+  fill_batch(b, batch, &host);
+  if (!mm_cu_check(cudaMemcpyAsync(b->device_block, b->step->block, bytes, cudaMemcpyHostToDevice, b->stream), "copy batch", err))
     return false;
-  b->mode = EAGER, b->graph = nullptr;
-  if (b->decode && b->tokens > 0) {
-    b->graph = &b->graphs[{b->tokens, b->outs}];
-    if (b->graph->exec)
-      b->mode = REPLAY;
-    else if (b->graph->seen++ > 0)
-      b->mode = CAPTURE;
-  }
   return b->mode != CAPTURE || mm_cu_check(cudaStreamBeginCapture(b->stream, cudaStreamCaptureModeThreadLocal), "begin capture", err);
 }
 
@@ -296,48 +379,88 @@ void finish_capture(mm_backend *b) {
   if (g) cudaGraphDestroy(g);
 }
 
-bool cuda_end(mm_backend *b, float *out, mm_err *err) {
+/* Whatever the ops left to launch. */
+void finish_step(mm_backend *b) {
   if (b->mode == CAPTURE) finish_capture(b);
   if (b->mode != EAGER && b->err.status == MM_OK) check(b, cudaGraphLaunch(b->graph->exec, b->stream), "launch graph");
-  if (b->err.status == MM_OK && b->outs)
-    check(b, cudaMemcpyAsync(out, b->logits, (size_t)b->outs * b->c.weights->vocab_rows * sizeof(float), cudaMemcpyDeviceToHost, b->stream),
-          "copy logits");
-  check(b, cudaStreamSynchronize(b->stream), "step");
+}
+
+/* True without a failure since begin; else hands it on. */
+bool succeeded(const mm_backend *b, mm_err *err) {
   if (b->err.status == MM_OK) return true;
   if (err && err->status == MM_OK) *err = b->err;
   return false;
 }
 
+bool cuda_end(mm_backend *b, float *out, mm_err *err) {
+  finish_step(b);
+  if (b->err.status == MM_OK && b->wanted)
+    check(b,
+          cudaMemcpyAsync(out, b->logits, (size_t)b->wanted * b->c.weights->vocab_rows * sizeof(float), cudaMemcpyDeviceToHost, b->stream),
+          "copy logits");
+  check(b, cudaStreamSynchronize(b->stream), "step");
+  return succeeded(b, err);
+}
+
+bool cuda_choose(mm_backend *b, mm_err *err) {
+  if (running(b) && b->outs) {
+    b->choice.logits = b->logits, b->choice.tokens = b->rows;
+    b->choice.out = b->device.out, b->choice.slot = b->device.slot, b->choice.draw = b->device.draw;
+    check(b, mm_cu_choose_tokens(b->choice, b->outs, b->ending == DRAWS, b->stream), "choose");
+  }
+  finish_step(b);
+  step_memory *m = b->step;
+  m->outs = b->wanted;
+  if (b->err.status == MM_OK && m->outs)
+    check(b, cudaMemcpyAsync(m->id, b->choice.id, m->outs * sizeof *m->id, cudaMemcpyDeviceToHost, b->stream), "copy choices");
+  if (b->err.status == MM_OK) check(b, cudaEventRecord(m->done, b->stream), "record event");
+  if (!succeeded(b, err)) return false;
+  b->queued.push_back(m);
+  return true;
+}
+
+bool cuda_collect(mm_backend *b, int32_t *id, mm_err *err) {
+  const step_memory *m = b->queued.front();
+  b->queued.pop_front();
+  const bool done = mm_cu_check(cudaEventSynchronize(m->done), "step", err);
+  if (done) memcpy(id, m->id, m->outs * sizeof *id);
+  if (!done) b->queued.clear();
+  return done;
+}
+
 /* ---- ops ---- */
 
-mm_cu_rows rows(const mm_backend *b) { return {b->device.slot, b->device.pos}; }
+mm_cu_rows places(const mm_backend *b) { return {b->device.slot, b->device.pos}; }
 
 void cuda_embed(mm_backend *b, mm_act x, const mm_packed *table) {
   if (!running(b)) return;
   const mm_cu_weight &w = b->weight[table];
-  check(b, mm_cu_embed(rows_of(x), reinterpret_cast<const bf16 *>(w.data), b->device.id, b->tokens, x.width, b->stream), "embed");
+  check(b,
+        mm_cu_embed(rows_of(x), reinterpret_cast<const bf16 *>(w.data), {b->device.id, b->device.slot, b->choice.chosen}, b->rows, x.width,
+                    b->stream),
+        "embed");
 }
 
 void cuda_norm(mm_backend *b, mm_act y, mm_act x, const mm_packed *w, double eps) {
   if (!running(b)) return;
-  check(b, mm_cu_norm(rows_of(y), rows_of(x), b->values[w], (float)eps, b->tokens, y.width, b->stream), "norm");
+  check(b, mm_cu_norm(rows_of(y), rows_of(x), b->values[w], (float)eps, b->rows, y.width, b->stream), "norm");
 }
 
 void cuda_linear(mm_backend *b, mm_act y, mm_act x, const mm_packed *w) {
   if (!running(b)) return;
-  const mm_cu_linear a = {rows_of(x), nullptr, rows_of(y), nullptr, b->tokens};
-  check(b, (b->tokens <= MM_CU_SKINNY ? mm_cu_skinny : mm_cu_gemm)(b->weight[w], a, b->stream), "linear");
+  const mm_cu_linear a = {rows_of(x), nullptr, rows_of(y), nullptr, b->rows};
+  check(b, (b->rows <= MM_CU_SKINNY ? mm_cu_skinny : mm_cu_gemm)(b->weight[w], a, b->stream), "linear");
 }
 
 void cuda_gqa(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_packed *q_norm, const mm_packed *k_norm) {
   if (!running(b)) return;
   const mm_cu_kv &kv = b->cache[layer].kv;
   const float *qn = q_norm ? b->values[q_norm] : nullptr, *kn = k_norm ? b->values[k_norm] : nullptr;
-  check(b, mm_cu_rope(b->heads, rows(b), kv, {rows_of(qkv), qn, kn, b->inv_freq, (float)b->c.model->norm_eps, b->tokens}, b->stream),
+  check(b, mm_cu_rope(b->heads, places(b), kv, {rows_of(qkv), qn, kn, b->inv_freq, (float)b->c.model->norm_eps, b->rows}, b->stream),
         "rope");
-  const mm_cu_gqa a = {rows_of(qkv), rows_of(o), b->gqa_work, b->tokens, b->c.limits.max_tokens};
+  const mm_cu_gqa a = {rows_of(qkv), rows_of(o), b->gqa_work, b->rows, b->c.limits.max_tokens};
   if (b->decode) {
-    check(b, mm_cu_gqa_decode(b->heads, rows(b), kv, a, b->stream), "gqa decode");
+    check(b, mm_cu_gqa_decode(b->heads, places(b), kv, a, b->stream), "gqa decode");
   } else {
     check(b, mm_cu_gqa_prefill(b->heads, {b->device.span, b->device.tile, b->tiles}, kv, a, b->stream), "gqa prefill");
   }
@@ -348,7 +471,7 @@ void cuda_lightning(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv) {
   const layer_cache &c = b->cache[layer];
   const mm_cu_lightning a = {rows_of(qkv), rows_of(o), c.state, c.slope, b->heads.heads, b->heads.head_dim};
   if (b->decode) {
-    check(b, mm_cu_lightning_decode(a, rows(b), b->tokens, b->stream), "lightning decode");
+    check(b, mm_cu_lightning_decode(a, places(b), b->rows, b->stream), "lightning decode");
   } else {
     check(b, mm_cu_lightning_prefill(a, b->device.span, b->spans, b->stream), "lightning prefill");
   }
@@ -356,19 +479,20 @@ void cuda_lightning(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv) {
 
 void cuda_gated_norm(mm_backend *b, mm_act y, mm_act o, mm_act gate, const mm_packed *w, double eps) {
   if (!running(b)) return;
-  check(b, mm_cu_gated_norm(rows_of(y), rows_of(o), rows_of(gate), b->values[w], (float)eps, b->tokens, y.width, b->stream), "gated norm");
+  check(b, mm_cu_gated_norm(rows_of(y), rows_of(o), rows_of(gate), b->values[w], (float)eps, b->rows, y.width, b->stream), "gated norm");
 }
 
 void cuda_route(mm_backend *b, mm_act x, const mm_packed *router, const mm_packed *bias) {
   if (!running(b)) return;
-  const mm_cu_router m = {b->values[router], bias ? b->values[bias] : nullptr, b->c.model->router == MM_ROUTER_SIGMOID_BIAS, x.width};
-  check(b, mm_cu_route_tokens(m, b->route, rows_of(x), b->tokens, b->stream), "route");
+  const mm_cu_router m = {b->values[router], bias ? b->values[bias] : nullptr, b->c.model->router == MM_ROUTER_SIGMOID_BIAS, x.width,
+                          b->device.slot};
+  check(b, mm_cu_route_tokens(m, b->route, rows_of(x), b->rows, b->stream), "route");
 }
 
 void cuda_experts(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, const mm_packed *w2) {
   if (!running(b)) return;
-  const mm_cu_experts a = {rows_of(x), rows_of(y), b->middle, b->pair_out, b->tokens};
-  auto *run = b->tokens <= MM_CU_SKINNY ? mm_cu_experts_skinny : mm_cu_experts_gemm;
+  const mm_cu_experts a = {rows_of(x), rows_of(y), b->middle, b->pair_out, b->rows};
+  auto *run = b->rows <= MM_CU_SKINNY ? mm_cu_experts_skinny : mm_cu_experts_gemm;
   check(b, run(b->weight[w13], b->weight[w2], b->route, a, b->stream), "experts");
 }
 
@@ -376,7 +500,7 @@ void cuda_combine(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act bra
   if (!running(b)) return;
   const mm_cu_combine a = {rows_of(h),   rows_of(n),         rows_of(residual), rows_of(branch),
                            b->values[w], (float)scale.alpha, (float)scale.beta, (float)eps};
-  check(b, mm_cu_combine_rows(a, b->tokens, h.width, b->stream), "combine");
+  check(b, mm_cu_combine_rows(a, b->rows, h.width, b->stream), "combine");
 }
 
 void cuda_logits(mm_backend *b, mm_act x, const mm_packed *head) {
@@ -387,5 +511,6 @@ void cuda_logits(mm_backend *b, mm_act x, const mm_packed *head) {
 
 }  // namespace
 
-const mm_ops mm_ops_cuda = {"cuda",   cuda_open,      cuda_close,      cuda_act,   cuda_begin,   cuda_embed,   cuda_norm,   cuda_linear,
-                            cuda_gqa, cuda_lightning, cuda_gated_norm, cuda_route, cuda_experts, cuda_combine, cuda_logits, cuda_end};
+const mm_ops mm_ops_cuda = {"cuda",      cuda_open, cuda_close,     cuda_act,        cuda_begin,     cuda_embed,   cuda_norm,
+                            cuda_linear, cuda_gqa,  cuda_lightning, cuda_gated_norm, cuda_route,     cuda_experts, cuda_combine,
+                            cuda_logits, cuda_end,  cuda_choose,    cuda_collect,    mm_cu_copy_rate};

@@ -80,6 +80,7 @@ struct mm_cu_router {
   const float *bias; /* [experts]: sigmoid scores, chosen by score + bias; NULL: softmax */
   bool sigmoid;
   uint32_t k;
+  const int32_t *slot; /* [T]; rows of slot -1 choose no expert (id ~0); NULL: all rows choose */
 };
 /* Fills r for x[T, k]: the slot lists for T ≤ MM_CU_SKINNY, the sorted pairs for more. */
 cudaError_t mm_cu_route_tokens(const mm_cu_router &m, const mm_cu_route &r, const __nv_bfloat16 *x, uint32_t tokens, cudaStream_t s);
@@ -164,7 +165,12 @@ cudaError_t mm_cu_lightning_prefill(const mm_cu_lightning &a, const mm_cu_span *
 
 /* ---- rows ---- */
 
-cudaError_t mm_cu_embed(__nv_bfloat16 *x, const __nv_bfloat16 *table, const int32_t *id, uint32_t tokens, uint32_t width, cudaStream_t s);
+/* x[t] = table[id[t]], where id -1 is chosen[slot[t]]; zeros for slot -1. */
+struct mm_cu_ids {
+  const int32_t *id, *slot, *chosen;
+};
+cudaError_t mm_cu_embed(__nv_bfloat16 *x, const __nv_bfloat16 *table, const mm_cu_ids &ids, uint32_t tokens, uint32_t width,
+                        cudaStream_t s);
 /* y = RMS(x; w, eps). */
 cudaError_t mm_cu_norm(__nv_bfloat16 *y, const __nv_bfloat16 *x, const float *w, float eps, uint32_t tokens, uint32_t width,
                        cudaStream_t s);
@@ -179,5 +185,29 @@ struct mm_cu_combine {
   float alpha, beta, eps;
 };
 cudaError_t mm_cu_combine_rows(const mm_cu_combine &a, uint32_t tokens, uint32_t width, cudaStream_t s);
+
+/* ---- the next token ---- */
+
+/* mm_sampling of one output row, and its draw. */
+struct mm_cu_draw {
+  float scale; /* log2(e) / temperature; 0: greedy */
+  uint32_t top_k;
+  double top_p, u;
+};
+/* id[rows]: the choices from logits[rows, vocab_rows], -1 where there is none; each is kept in chosen[slots] where its row is the last
+ * of its slot. out[rows] names the rows of the step, slot[tokens] is theirs. */
+struct mm_cu_choose {
+  const float *logits;
+  const uint8_t *never; /* [vocab] 1: not to be chosen */
+  uint32_t vocab, vocab_rows, tokens;
+  const uint32_t *out;
+  const int32_t *slot;
+  const mm_cu_draw *draw; /* [rows] */
+  int32_t *id, *chosen;
+  unsigned long long *best; /* [rows], and ticket: zero between launches */
+  uint32_t *ticket;
+};
+/* draws: some row is not greedy. */
+cudaError_t mm_cu_choose_tokens(const mm_cu_choose &a, uint32_t rows, bool draws, cudaStream_t s);
 
 #endif

@@ -113,6 +113,10 @@ __device__ __forceinline__ chosen choose_among(const mm_cu_router &m, const mm_c
   return mine;
 }
 __device__ chosen choose(const mm_cu_router &m, const mm_cu_route &r, uint32_t token) {
+  if (m.slot && m.slot[token] < 0) {
+    if (threadIdx.x % 32 < r.top_k) r.id[(size_t)token * r.top_k + threadIdx.x % 32] = ~0u;
+    return {~0u, 0};
+  }
   if (r.experts <= 32) return choose_among<1>(m, r, token);
   if (r.experts <= 256) return choose_among<8>(m, r, token);
   return choose_among<MM_CU_MAX_EXPERTS / 32>(m, r, token);
@@ -194,7 +198,9 @@ __global__ void __launch_bounds__(1024) sort_pairs(const __grid_constant__ mm_cu
   const uint32_t pairs = tokens * r.top_k, lane = threadIdx.x % 32;
   for (uint32_t e = threadIdx.x; e < r.experts; e += 1024) count[e] = 0;
   __syncthreads();
-  for (uint32_t p = threadIdx.x; p < pairs; p += 1024) atomicAdd(&count[r.id[p]], 1);
+  for (uint32_t p = threadIdx.x; p < pairs; p += 1024) {
+    if (r.id[p] < r.experts) atomicAdd(&count[r.id[p]], 1);
+  }
   __syncthreads();
   if (threadIdx.x == 0) {
     offset[0] = 0;

@@ -93,12 +93,15 @@ __global__ void combine_rows(const __grid_constant__ mm_cu_combine a, uint32_t w
       });
 }
 
-__global__ void embed_rows(bf16 *x, const bf16 *table, const int32_t *id, uint32_t width) {
+__global__ void embed_rows(bf16 *x, const bf16 *table, const __grid_constant__ mm_cu_ids ids, uint32_t width) {
   grid_wait();
   grid_launch_next();
-  const uint4 *from = reinterpret_cast<const uint4 *>(table + (size_t)id[blockIdx.x] * width);
+  const int32_t slot = ids.slot[blockIdx.x];
+  int32_t id = ids.id[blockIdx.x];
+  if (id < 0 && slot >= 0) id = ids.chosen[slot];
   uint4 *to = reinterpret_cast<uint4 *>(x + (size_t)blockIdx.x * width);
-  for (uint32_t i = threadIdx.x; i < width / 8; i += blockDim.x) to[i] = from[i];
+  const uint4 *from = reinterpret_cast<const uint4 *>(table + (slot < 0 ? 0 : (size_t)id * width));
+  for (uint32_t i = threadIdx.x; i < width / 8; i += blockDim.x) to[i] = slot < 0 ? make_uint4(0, 0, 0, 0) : from[i];
 }
 
 bool row_threads(uint32_t width, unsigned *threads) {
@@ -127,8 +130,8 @@ cudaError_t mm_cu_combine_rows(const mm_cu_combine &a, uint32_t tokens, uint32_t
   return launch(combine_rows, tokens, threads, 0, s, a, width);
 }
 
-cudaError_t mm_cu_embed(bf16 *x, const bf16 *table, const int32_t *id, uint32_t tokens, uint32_t width, cudaStream_t s) {
+cudaError_t mm_cu_embed(bf16 *x, const bf16 *table, const mm_cu_ids &ids, uint32_t tokens, uint32_t width, cudaStream_t s) {
   unsigned threads;
   if (!row_threads(width, &threads)) return cudaErrorInvalidValue;
-  return launch(embed_rows, tokens, threads, 0, s, x, table, id, width);
+  return launch(embed_rows, tokens, threads, 0, s, x, table, ids, width);
 }

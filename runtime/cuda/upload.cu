@@ -2,6 +2,7 @@
  * their grid, as f32 unless they are one byte per 16 or 32 columns. */
 #include "runtime/cuda/upload.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "runtime/cuda/launch.h"
@@ -19,6 +20,56 @@ __global__ void reorder_nibbles(uint32_t *words, size_t n, uint32_t flip) {
     words[i] = out;
   }
 }
+
+/* ---- random weights ---- */
+
+__device__ uint32_t mix(size_t i, uint32_t seed) {
+  uint64_t x = ((uint64_t)seed << 40) + i;
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+  return (uint32_t)(x >> 32);
+}
+
+__global__ void random_floats(float *p, size_t n, float low, float high, uint32_t seed) {
+  for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x)
+    p[i] = low + (high - low) * (float)(mix(i, seed) >> 8) * 0x1p-24f;
+}
+
+/* Random codes of 4, 8 (no NaN of e4m3) or 16 bits (bf16 of magnitude below `most`). */
+__global__ void random_codes(uint32_t *p, size_t words, uint32_t bits, float most, uint32_t seed) {
+  for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < words; i += (size_t)gridDim.x * blockDim.x) {
+    const uint32_t v = mix(i, seed), nan = ((v & 0x7f7f7f7fu) + 0x01010101u & 0x80808080u) >> 7;
+    if (bits == 16) {
+      const bf162 pair = __floats2bfloat162_rn(most * (float)(short)v * 0x1p-15f, most * (float)(short)(v >> 16) * 0x1p-15f);
+      p[i] = *reinterpret_cast<const uint32_t *>(&pair);
+    } else {
+      p[i] = bits == 8 ? v & ~nan : v;
+    }
+  }
+}
+
+/* Of byte scales: 2^-7 as e8m0; 2^8 as e4m3, under a global scale of 2^-15. */
+constexpr int kRandomByteScale = 120;
+constexpr float kRandomGlobal = 0x1p-15f;
+
+/* Another seed for each weight. */
+uint32_t next_seed() {
+  static uint32_t seed;
+  return ++seed;
+}
+
+bool fill_floats(float *p, size_t n, float low, float high, mm_err *err) {
+  random_floats<<<1024, 256>>>(p, n, low, high, next_seed());
+  return mm_cu_check(cudaGetLastError(), "random_floats", err);
+}
+
+/* Scales under which uniformly random codes have variance 1/k, within a few per cent. */
+bool fill_scales(const mm_packed *w, float *to, size_t n, mm_err *err) {
+  const float rms = w->scheme->code == MM_CODE_E4M3 ? 108.0f : 4.6f, scale = 1.0f / (rms * sqrtf((float)w->k));
+  return fill_floats(to, n, 0.9f * scale, 1.1f * scale, err);
+}
+
+/* ---- packed weights ---- */
 
 bool unsupported(const mm_packed *w, const char *name, mm_err *err) {
   return mm_fail(err, MM_UNSUPPORTED, "E_SCHEME", mm_at(NULL, name),
@@ -50,6 +101,10 @@ bool copy_codes(mm_cu_memory *memory, const mm_packed *w, uint32_t bits, mm_cu_w
   uint8_t *data = memory->array<uint8_t>(rows * out->pitch, err);
   if (!data) return false;
   out->data = data;
+  if (!w->plane[0]) {
+    random_codes<<<1024, 256>>>(reinterpret_cast<uint32_t *>(data), rows * out->pitch / 4, bits, sqrtf(3.0f / (float)w->k), next_seed());
+    return mm_cu_check(cudaGetLastError(), "random_codes", err);
+  }
   if (!mm_cu_check(cudaMemcpy2D(data, out->pitch, w->plane[0], row, row, rows, cudaMemcpyHostToDevice), "copy weights", err)) return false;
   if (bits != 4) return true;
   reorder_nibbles<<<1024, 256>>>(reinterpret_cast<uint32_t *>(data), rows * out->pitch / 4,
@@ -78,10 +133,12 @@ float scale_value(const mm_packed *w, size_t i) {
 
 bool copy_float_scales(mm_cu_memory *memory, const mm_packed *w, mm_cu_weight *out, mm_err *err) {
   out->scale_rows = mm_cells(w->n, w->cell[1].n), out->scale_pitch = mm_cells(w->k, w->cell[1].k);
-  std::vector<float> scale((size_t)w->lead * out->scale_rows * out->scale_pitch);
-  for (size_t i = 0; i < scale.size(); i++) scale[i] = scale_value(w, i);
-  float *to = memory->array<float>(scale.size(), err);
+  const size_t n = (size_t)w->lead * out->scale_rows * out->scale_pitch;
+  float *to = memory->array<float>(n, err);
   out->scale = to;
+  if (!w->plane[0]) return to && fill_scales(w, to, n, err);
+  std::vector<float> scale(n);
+  for (size_t i = 0; i < n; i++) scale[i] = scale_value(w, i);
   return to && mm_cu_check(cudaMemcpy(to, scale.data(), scale.size() * sizeof(float), cudaMemcpyHostToDevice), "copy scales", err);
 }
 
@@ -90,19 +147,25 @@ bool copy_byte_scales(mm_cu_memory *memory, const mm_packed *w, mm_cu_weight *ou
   out->scale_rows = w->n, out->scale_pitch = (uint32_t)mm_round_up(row, 4);
   uint8_t *to = memory->array<uint8_t>(rows * out->scale_pitch, err);
   out->scale = to;
+  if (!w->plane[0]) return to && mm_cu_check(cudaMemset(to, kRandomByteScale, rows * out->scale_pitch), "cudaMemset", err);
   return to && mm_cu_check(cudaMemcpy2D(to, out->scale_pitch, w->plane[1], row, row, rows, cudaMemcpyHostToDevice), "copy scales", err);
 }
 
 /* The last f32 plane of NVFP4, one per matrix, with the 2^8 that the kernels leave to it. */
 bool copy_globals(mm_cu_memory *memory, const mm_packed *w, mm_cu_weight *out, mm_err *err) {
-  std::vector<float> global(w->lead);
-  for (uint32_t i = 0; i < w->lead; i++) global[i] = static_cast<const float *>(w->plane[2])[i] * 256.0f;
+  std::vector<float> global(w->lead, kRandomGlobal * 256.0f);
+  for (uint32_t i = 0; w->plane[0] && i < w->lead; i++) global[i] = static_cast<const float *>(w->plane[2])[i] * 256.0f;
   float *to = memory->array<float>(w->lead, err);
   out->global = to;
   return to && mm_cu_check(cudaMemcpy(to, global.data(), global.size() * sizeof(float), cudaMemcpyHostToDevice), "copy scales", err);
 }
 
 }  // namespace
+
+bool mm_cu_random_bits(void *p, size_t bytes, mm_err *err) {
+  random_codes<<<1024, 256>>>(static_cast<uint32_t *>(p), bytes / 4, 4, 0, next_seed());
+  return mm_cu_check(cudaGetLastError(), "random_codes", err);
+}
 
 mm_cu_memory::~mm_cu_memory() {
   for (void *p : block) cudaFree(p);
@@ -144,8 +207,12 @@ bool mm_cu_upload(mm_cu_memory *memory, const mm_packed *w, const char *name, mm
 }
 
 float *mm_cu_upload_f32(mm_cu_memory *memory, const mm_packed *w, mm_err *err) {
-  std::vector<float> v((size_t)w->lead * w->n * w->k);
+  const size_t n = (size_t)w->lead * w->n * w->k;
+  float *p = memory->array<float>(n, err);
+  if (!p) return nullptr;
+  const float most = sqrtf(3.0f / (float)w->k);
+  if (!w->plane[0]) return (w->k == 1 ? fill_floats(p, n, 0.99f, 1.01f, err) : fill_floats(p, n, -most, most, err)) ? p : nullptr;
+  std::vector<float> v(n);
   for (uint32_t i = 0; i < w->lead; i++) w->scheme->unpack(w, i, 0, w->n, v.data() + (size_t)i * w->n * w->k);
-  float *p = memory->array<float>(v.size(), err);
-  return p && mm_cu_check(cudaMemcpy(p, v.data(), v.size() * sizeof(float), cudaMemcpyHostToDevice), "copy weights", err) ? p : nullptr;
+  return mm_cu_check(cudaMemcpy(p, v.data(), n * sizeof(float), cudaMemcpyHostToDevice), "copy weights", err) ? p : nullptr;
 }

@@ -66,7 +66,7 @@ static void step(golden *g, feed *seq, uint32_t sequences, const uint32_t *count
     }
     if (seq[i].slot >= 0) seq[i].pos += count[i];
   }
-  mm_batch b = {rows, id, sequences, span, rows, out};
+  mm_batch b = {rows, id, sequences, span, rows, out, NULL};
   mm_err err = {0};
   if (!mm_engine_step(g->engine, &b, logits, &err)) die(&err);
 }
@@ -124,7 +124,7 @@ static void check_greedy(golden *g) {
     wrong += next != expected[i];
     mm_span span = {0, 0, 1, (uint32_t)(n + i)};
     uint32_t out = 0;
-    mm_batch b = {1, &next, 1, &span, 1, &out};
+    mm_batch b = {1, &next, 1, &span, 1, &out, NULL};
     mm_err err = {0};
     if (!mm_engine_step(g->engine, &b, logits, &err)) die(&err);
     next = argmax(logits, g->vocab);

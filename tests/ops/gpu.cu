@@ -8,6 +8,8 @@
 #include <atomic>
 #include <thread>
 
+#include "runtime/cuda/upload.h"
+
 rng g_rng;
 int g_failures;
 
@@ -174,31 +176,15 @@ double time_graph(int count, const std::function<void(cudaStream_t, int)> &launc
   return ms[ms.size() / 2] * 1e3 / count;
 }
 
-/* Four 16-byte words in flight per thread. */
-__global__ static void copy_words(uint4 *to, const uint4 *from) {
-  const size_t at = blockIdx.x * (size_t)(4 * blockDim.x) + threadIdx.x;
-  uint4 v[4];
-#pragma unroll
-  for (int i = 0; i < 4; i++) v[i] = __ldcs(from + at + i * blockDim.x);
-#pragma unroll
-  for (int i = 0; i < 4; i++) __stcs(to + at + i * blockDim.x, v[i]);
-}
-
 double copy_rate() {
-  const size_t n = (size_t)4 << 30;
-  buffer<uint8_t> a(n), b(n);
-  fill_random(a.p, n, 1);
-  double engine = time_graph(
-      2, [&](cudaStream_t s, int) { CUDA_OK(cudaMemcpyAsync(b.p, a.p, n, cudaMemcpyDeviceToDevice, s)); }, 5);
-  double kernel = time_graph(
-      2,
-      [&](cudaStream_t s, int) {
-        copy_words<<<(unsigned)(n / (4 * 512 * 16)), 512, 0, s>>>((uint4 *)b.p, (const uint4 *)a.p);
-        CUDA_OK(cudaGetLastError());
-      },
-      5);
-  printf("device copy, read + write: memcpy %.0f GB/s, kernel %.0f GB/s\n", 2e-3 * (double)n / engine, 2e-3 * (double)n / kernel);
-  return 2.0 * (double)n / (std::min(engine, kernel) * 1e-6);
+  double rate = 0;
+  mm_err err = {};
+  if (!mm_cu_copy_rate(&rate, &err)) {
+    fprintf(stderr, "%s\n", err.text);
+    exit(1);
+  }
+  printf("device copy, read + write: %.0f GB/s\n", rate * 1e-9);
+  return rate;
 }
 
 __device__ static uint32_t mix(uint32_t x) {
@@ -246,6 +232,7 @@ static const subject kSubjects[] = {
     {"attention", test_attention, bench_attention},
     {"lightning", test_lightning, bench_lightning},
     {"rows", test_rows, bench_rows},
+    {"choice", test_choice, NULL},
     {"models", test_models, NULL},
 };
 

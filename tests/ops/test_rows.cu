@@ -42,13 +42,26 @@ static void check_row_kernels(uint32_t tokens, uint32_t width) {
   CUDA_OK(mm_cu_combine_rows({dx.p, dx.p, dx.p, db.p, dw.p, 3.5565588200778455f, 0.9f, 1e-6f}, tokens, width, 0));
   compare("combine in place", dx, [&](uint32_t t, uint32_t i) { return sum((size_t)t * width + i) * scale[t] * w[i]; });
 
-  std::vector<int32_t> id(tokens);
-  for (auto &i : id) i = (int32_t)g_rng.below(tokens);
-  buffer<int32_t> did;
-  did.put(id);
+  /* ids from the step, ids that a slot chose before, padding rows */
+  std::vector<int32_t> id(tokens), slot(tokens), chosen(tokens);
+  for (uint32_t t = 0; t < tokens; t++) {
+    id[t] = g_rng.below(3) == 0 ? -1 : (int32_t)g_rng.below(tokens);
+    slot[t] = g_rng.below(4) == 0 ? -1 : (int32_t)(tokens - 1 - t);
+    chosen[t] = (int32_t)g_rng.below(tokens);
+  }
+  buffer<int32_t> did, dslot, dchosen;
+  did.put(id), dslot.put(slot), dchosen.put(chosen);
   y.poison();
-  CUDA_OK(mm_cu_embed(y.p, db.p, did.p, tokens, width, 0));
-  compare("embed", y, [&](uint32_t t, uint32_t i) { return (double)to_float(b[(size_t)id[t] * width + i]); });
+  CUDA_OK(mm_cu_embed(y.p, db.p, {did.p, dslot.p, dchosen.p}, tokens, width, 0));
+  bool same = true;
+  const auto got = y.get();
+  for (uint32_t t = 0; t < tokens; t++) {
+    for (uint32_t i = 0; i < width; i++) {
+      const int32_t from = slot[t] < 0 ? -1 : id[t] < 0 ? chosen[slot[t]] : id[t];
+      same &= to_float(got[(size_t)t * width + i]) == (from < 0 ? 0.0f : to_float(b[(size_t)from * width + i]));
+    }
+  }
+  report_true("embed T=" + std::to_string(tokens), same);
 }
 
 void test_rows() {

@@ -61,7 +61,7 @@ static bool step(running *r, const mm_span *span, uint32_t spans, mm_err *err) {
       id[rows] = span[i].slot < 0 ? 0 : id_at((uint32_t)span[i].slot, span[i].pos + t);
       out[rows] = rows;
     }
-  return mm_engine_step(r->engine, &(mm_batch){rows, id, spans, span, rows, out}, r->logits, err);
+  return mm_engine_step(r->engine, &(mm_batch){rows, id, spans, span, rows, out, NULL}, r->logits, err);
 }
 
 static void check_rows(const running *r, uint32_t row, uint32_t count, const double *expected) {
@@ -135,15 +135,15 @@ static void outputs(void **state) {
   mm_span span = {2, 0, 9, 0};
   const uint32_t out[] = {0, 5, 8};
   mm_err err = {0};
-  assert_true(mm_engine_step(r.engine, &(mm_batch){9, id, 1, &span, 3, out}, r.logits, &err));
+  assert_true(mm_engine_step(r.engine, &(mm_batch){9, id, 1, &span, 3, out, NULL}, r.logits, &err));
   for (uint32_t i = 0; i < 3; i++)
     for (uint32_t v = 0; v < V; v++) {
       double found = r.logits[i * V + v], want = expected[out[i] * V + v];
       assert_true(want == found || fabs(found - want) <= 2e-4);
     }
   /* No row wanted, no row at all. */
-  assert_true(mm_engine_step(r.engine, &(mm_batch){9, id, 1, &span, 0, NULL}, NULL, &err));
-  assert_true(mm_engine_step(r.engine, &(mm_batch){0, NULL, 0, NULL, 0, NULL}, NULL, &err));
+  assert_true(mm_engine_step(r.engine, &(mm_batch){9, id, 1, &span, 0, NULL, NULL}, NULL, &err));
+  assert_true(mm_engine_step(r.engine, &(mm_batch){0, NULL, 0, NULL, 0, NULL, NULL}, NULL, &err));
   free(expected);
   stop(&r);
 }
@@ -156,46 +156,146 @@ static void refusals(void **state) {
 #define SPAN(...) \
   (const mm_span[]) { __VA_ARGS__ }
   const mm_batch *const batch[] = {
-      &(mm_batch){3, high, 1, SPAN({0, 0, 3, 0}), 0, NULL}, /* ids */
-      &(mm_batch){3, negative, 1, SPAN({0, 0, 3, 0}), 0, NULL},
-      &(mm_batch){LENGTH + 1, good, 1, SPAN({0, 0, LENGTH + 1, 0}), 0, NULL}, /* rows */
-      &(mm_batch){3, good, 1, SPAN({0, 0, 2, 0}), 0, NULL},                   /* not covered */
-      &(mm_batch){3, good, 0, NULL, 0, NULL},
-      &(mm_batch){3, good, 1, SPAN({0, 0, 4, 0}), 0, NULL},               /* beyond the end */
-      &(mm_batch){3, good, 1, SPAN({0, 1, 2, 0}), 0, NULL},               /* a gap */
-      &(mm_batch){3, good, 2, SPAN({0, 0, 3, 0}, {1, 3, 0, 0}), 0, NULL}, /* an empty span */
-      &(mm_batch){3, good, 2, SPAN({0, 0, 2, 0}, {1, 1, 1, 0}), 0, NULL}, /* an overlap */
-      &(mm_batch){3, good, 1, SPAN({3, 0, 3, 0}), 0, NULL},               /* slots */
-      &(mm_batch){3, good, 1, SPAN({-2, 0, 3, 0}), 0, NULL},
-      &(mm_batch){3, good, 2, SPAN({1, 0, 2, 0}, {1, 2, 1, 0}), 0, NULL}, /* one slot twice */
-      &(mm_batch){3, good, 1, SPAN({0, 0, 3, 4}), 0, NULL},               /* positions that the slot does not hold */
-      &(mm_batch){3, good, 1, SPAN({0, 0, 3, 2}), 0, NULL},
-      &(mm_batch){3, good, 1, SPAN({0, 0, 3, UINT32_MAX}), 0, NULL},
-      &(mm_batch){3, good, 1, SPAN({0, 0, 3, 0}), 2, far}, /* outputs */
-      &(mm_batch){3, good, 1, SPAN({0, 0, 3, 0}), 2, falling},
-      &(mm_batch){3, good, 1, SPAN({0, 0, 3, 0}), 2, twice},
+      &(mm_batch){3, high, 1, SPAN({0, 0, 3, 0}), 0, NULL, NULL}, /* ids */
+      &(mm_batch){3, negative, 1, SPAN({0, 0, 3, 0}), 0, NULL, NULL},
+      &(mm_batch){LENGTH + 1, good, 1, SPAN({0, 0, LENGTH + 1, 0}), 0, NULL, NULL}, /* rows */
+      &(mm_batch){3, good, 1, SPAN({0, 0, 2, 0}), 0, NULL, NULL},                   /* not covered */
+      &(mm_batch){3, good, 0, NULL, 0, NULL, NULL},
+      &(mm_batch){3, good, 1, SPAN({0, 0, 4, 0}), 0, NULL, NULL},               /* beyond the end */
+      &(mm_batch){3, good, 1, SPAN({0, 1, 2, 0}), 0, NULL, NULL},               /* a gap */
+      &(mm_batch){3, good, 2, SPAN({0, 0, 3, 0}, {1, 3, 0, 0}), 0, NULL, NULL}, /* an empty span */
+      &(mm_batch){3, good, 2, SPAN({0, 0, 2, 0}, {1, 1, 1, 0}), 0, NULL, NULL}, /* an overlap */
+      &(mm_batch){3, good, 1, SPAN({3, 0, 3, 0}), 0, NULL, NULL},               /* slots */
+      &(mm_batch){3, good, 1, SPAN({-2, 0, 3, 0}), 0, NULL, NULL},
+      &(mm_batch){3, good, 2, SPAN({1, 0, 2, 0}, {1, 2, 1, 0}), 0, NULL, NULL}, /* one slot twice */
+      &(mm_batch){3, good, 1, SPAN({0, 0, 3, 4}), 0, NULL, NULL},               /* positions that the slot does not hold */
+      &(mm_batch){3, good, 1, SPAN({0, 0, 3, 2}), 0, NULL, NULL},
+      &(mm_batch){3, good, 1, SPAN({0, 0, 3, UINT32_MAX}), 0, NULL, NULL},
+      &(mm_batch){3, good, 1, SPAN({0, 0, 3, 0}), 2, far, NULL}, /* outputs */
+      &(mm_batch){3, good, 1, SPAN({0, 0, 3, 0}), 2, falling, NULL},
+      &(mm_batch){3, good, 1, SPAN({0, 0, 3, 0}), 2, twice, NULL},
   };
   running r;
   start(&r, ref_dims(MM_FAMILY_M1, true), 2, &mm_ops_cpu);
   mm_err err = {0};
-  assert_true(mm_engine_step(r.engine, &(mm_batch){3, good, 1, SPAN({0, 0, 3, 0}), 2, rows}, r.logits, &err));
+  assert_true(mm_engine_step(r.engine, &(mm_batch){3, good, 1, SPAN({0, 0, 3, 0}), 2, rows, NULL}, r.logits, &err));
   for (size_t i = 0; i < sizeof batch / sizeof *batch; i++) {
     mm_err e = {0};
     if (mm_engine_step(r.engine, batch[i], r.logits, &e)) fail_msg("batch %zu was not refused", i);
     assert_int_equal(e.status, MM_USAGE);
     assert_string_equal(e.code, "E_BATCH");
   }
-  assert_true(mm_engine_step(r.engine, &(mm_batch){3, good, 1, SPAN({0, 0, 3, 3}), 2, rows}, r.logits, &err));
+  assert_true(mm_engine_step(r.engine, &(mm_batch){3, good, 1, SPAN({0, 0, 3, 3}), 2, rows, NULL}, r.logits, &err));
   stop(&r);
   /* Without lightning state a sequence may go back, but not ahead; nor beyond the limit. */
   start(&r, ref_dims(MM_FAMILY_M2, false), 2, &mm_ops_cpu);
   mm_err e = {0};
-  assert_true(mm_engine_step(r.engine, &(mm_batch){3, good, 1, SPAN({0, 0, 3, 0}), 0, NULL}, NULL, &err));
-  assert_true(mm_engine_step(r.engine, &(mm_batch){3, good, 1, SPAN({0, 0, 3, 2}), 0, NULL}, NULL, &err));
-  assert_false(mm_engine_step(r.engine, &(mm_batch){3, good, 1, SPAN({0, 0, 3, 6}), 0, NULL}, NULL, &e));
-  assert_true(mm_engine_step(r.engine, &(mm_batch){LENGTH - 5, good, 1, SPAN({0, 0, LENGTH - 5, 5}), 0, NULL}, NULL, &err));
+  assert_true(mm_engine_step(r.engine, &(mm_batch){3, good, 1, SPAN({0, 0, 3, 0}), 0, NULL, NULL}, NULL, &err));
+  assert_true(mm_engine_step(r.engine, &(mm_batch){3, good, 1, SPAN({0, 0, 3, 2}), 0, NULL, NULL}, NULL, &err));
+  assert_false(mm_engine_step(r.engine, &(mm_batch){3, good, 1, SPAN({0, 0, 3, 6}), 0, NULL, NULL}, NULL, &e));
+  assert_true(mm_engine_step(r.engine, &(mm_batch){LENGTH - 5, good, 1, SPAN({0, 0, LENGTH - 5, 5}), 0, NULL, NULL}, NULL, &err));
   e = (mm_err){0};
-  assert_false(mm_engine_step(r.engine, &(mm_batch){1, good, 1, SPAN({0, 0, 1, LENGTH}), 0, NULL}, NULL, &e));
+  assert_false(mm_engine_step(r.engine, &(mm_batch){1, good, 1, SPAN({0, 0, 1, LENGTH}), 0, NULL, NULL}, NULL, &e));
+  stop(&r);
+}
+
+/* ---- choices ---- */
+
+#define NEW 7 /* tokens chosen for each of two sequences */
+
+static int32_t best(const float *logits, uint32_t vocab, const bool *never) {
+  int32_t id = -1;
+  for (uint32_t i = 0; i < vocab; i++)
+    if (!never[i] && (id < 0 || logits[i] > logits[id])) id = (int32_t)i;
+  return id;
+}
+
+/* Greedy continuations of sequences 0 (five tokens in slot 2) and 1 (three in slot 0), a step at a time from the logits. */
+static void continue_plainly(running *r, const bool *never, int32_t to[NEW][2]) {
+  const uint32_t out[] = {4, 7}, vocab = r->ref.m.vocab;
+  int32_t id[8];
+  mm_err err = {0};
+  for (uint32_t i = 0; i < 8; i++) id[i] = i < 5 ? id_at(0, i) : id_at(1, i - 5);
+  const mm_span prompt[] = {{2, 0, 5, 0}, {0, 5, 3, 0}};
+  assert_true(mm_engine_step(r->engine, &(mm_batch){8, id, 2, prompt, 2, out, NULL}, r->logits, &err));
+  for (uint32_t n = 0;; n++) {
+    for (uint32_t i = 0; i < 2; i++) to[n][i] = best(r->logits + i * vocab, vocab, never);
+    if (n + 1 == NEW) return;
+    const mm_span span[] = {{2, 0, 1, 5 + n}, {0, 1, 1, 3 + n}};
+    assert_true(mm_engine_step(r->engine, &(mm_batch){2, to[n], 2, span, 2, (const uint32_t[]){0, 1}, NULL}, r->logits, &err));
+  }
+}
+
+/* The same queued ahead, the tokens never seen on the way; rows in the other order half of the time, a padding row between. */
+static void continue_queued(running *r, int32_t to[NEW][2]) {
+  static const mm_sampling greedy[] = {{0, 1, 0, 0}, {0, 1, 0, 0}};
+  static const int32_t chosen[] = {MM_ID_CHOSEN, 0, MM_ID_CHOSEN};
+  int32_t id[8];
+  mm_err err = {0};
+  for (uint32_t i = 0; i < 8; i++) id[i] = i < 5 ? id_at(0, i) : id_at(1, i - 5);
+  const mm_span prompt[] = {{2, 0, 5, 0}, {0, 5, 3, 0}};
+  assert_true(mm_engine_queue(r->engine, &(mm_batch){8, id, 2, prompt, 2, (const uint32_t[]){4, 7}, greedy}, &err));
+  uint32_t queued = 1;
+  for (uint32_t n = 0; n < NEW; n++) {
+    for (; queued < NEW && queued < n + MM_QUEUE; queued++) {
+      const mm_span a = {2, 0, 1, 4 + queued}, b = {0, 2, 1, 2 + queued}, pad = {-1, 1, 1, 0};
+      const mm_span turned[] = {{0, 0, 1, b.pos}, pad, {2, 2, 1, a.pos}};
+      const mm_batch batch = {3, chosen, 3, queued % 2 ? turned : (const mm_span[]){a, pad, b}, 2, (const uint32_t[]){0, 2}, greedy};
+      assert_true(mm_engine_queue(r->engine, &batch, &err));
+    }
+    assert_true(mm_engine_collect(r->engine, to[n], &err));
+    if (n % 2) to[n][0] ^= to[n][1], to[n][1] ^= to[n][0], to[n][0] ^= to[n][1];
+  }
+}
+
+static void queue(void **state) {
+  (void)state;
+  for (uint32_t tp = 1; tp <= 2; tp++) {
+    running r;
+    start(&r, ref_dims(MM_FAMILY_M1, true), tp, &mm_ops_cpu);
+    bool never[50] = {false};
+    int32_t want[NEW][2], got[NEW][2];
+    for (int round = 0; round < 2; round++) {
+      continue_plainly(&r, never, want);
+      mm_engine_close(r.engine);
+      mm_err err = {0};
+      assert_non_null(r.engine = mm_engine_open(
+                          &r.shards->s, &(mm_engine_config){.ops = &mm_ops_cpu, .limits = limits, .threads = 1, .never = never}, &err));
+      continue_queued(&r, got);
+      assert_memory_equal(want, got, sizeof want);
+      never[want[0][0]] = never[want[3][1]] = true; /* and again without these */
+    }
+    stop(&r);
+  }
+}
+
+static void queue_refusals(void **state) {
+  (void)state;
+  running r;
+  start(&r, ref_dims(MM_FAMILY_M2, false), 1, &mm_ops_cpu);
+  const mm_sampling greedy = {0, 1, 0, 0}, cold = {-1, 1, 0, 0};
+  const int32_t id[] = {3, 4}, chosen = MM_ID_CHOSEN;
+  const uint32_t first = 0, second = 1;
+  int32_t got[2];
+  mm_err err = {0};
+  assert_false(mm_engine_collect(r.engine, got, &err));
+  assert_string_equal(err.code, "E_BATCH");
+  err = (mm_err){0};
+  assert_false(mm_engine_queue(r.engine, &(mm_batch){2, id, 1, &(mm_span){0, 0, 2, 0}, 1, &second, &cold}, &err));
+  assert_string_equal(err.code, "E_SAMPLING");
+  const mm_batch next = {1, &chosen, 1, &(mm_span){0, 0, 1, 2}, 1, &first, &greedy};
+  for (int with_choice = 0; with_choice < 2; with_choice++) { /* nothing was chosen after row 1 */
+    err = (mm_err){0};
+    assert_true(mm_engine_queue(r.engine, &(mm_batch){2, id, 1, &(mm_span){0, 0, 2, 0}, 1, with_choice ? &second : &first, &greedy}, &err));
+    assert_true(mm_engine_queue(r.engine, &next, &err) == with_choice);
+  }
+  mm_span span = {0, 0, 1, 3};
+  assert_true(mm_engine_queue(r.engine, &(mm_batch){1, &chosen, 1, &span, 1, &first, &greedy}, &err));
+  span.pos++;
+  assert_false(mm_engine_queue(r.engine, &(mm_batch){1, &chosen, 1, &span, 1, &first, &greedy}, &err));
+  assert_string_equal(err.code, "E_BATCH");
+  for (int i = 0; i < MM_QUEUE; i++) assert_true(mm_engine_collect(r.engine, got, &(mm_err){0}));
+  assert_false(mm_engine_collect(r.engine, got, &(mm_err){0}));
   stop(&r);
 }
 
@@ -326,8 +426,9 @@ static void sums(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(models),     cmocka_unit_test(odd_head_count), cmocka_unit_test(outputs),       cmocka_unit_test(refusals),
-      cmocka_unit_test(bad_limits), cmocka_unit_test(failing_rank),   cmocka_unit_test(failing_opens), cmocka_unit_test(sums),
+      cmocka_unit_test(models),        cmocka_unit_test(odd_head_count), cmocka_unit_test(outputs),    cmocka_unit_test(refusals),
+      cmocka_unit_test(queue),         cmocka_unit_test(queue_refusals), cmocka_unit_test(bad_limits), cmocka_unit_test(failing_rank),
+      cmocka_unit_test(failing_opens), cmocka_unit_test(sums),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

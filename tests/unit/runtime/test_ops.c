@@ -96,7 +96,7 @@ static void fill(float *x, size_t n, float scale) {
 /* One span of n rows in slot 0, all outputs unwanted. */
 static mm_batch plain(mm_span *span, const int32_t *id, uint32_t n) {
   *span = (mm_span){0, 0, n, 0};
-  return (mm_batch){n, id, 1, span, 0, NULL};
+  return (mm_batch){n, id, 1, span, 0, NULL, NULL};
 }
 
 static const int32_t ids[ROWS] = {0, 49, 7, 13, 14, 12, 26, 27, 28, 48, 1, 41, 42, 6};
@@ -379,7 +379,7 @@ static void attention(mm_family family, uint32_t layer, uint32_t tp, unsigned th
     seq[i] = (sequence){calloc(q * d, sizeof(double)), calloc(2 * ROWS * kv, sizeof(double)), calloc(2 * ROWS * kv, sizeof(double))};
   double *expected = calloc((size_t)ROWS * q, sizeof *expected), all[512] = {0};
   for (size_t f = 0; f < sizeof feeds / sizeof *feeds; f++) {
-    mm_batch batch = {feeds[f].rows, ids, feeds[f].spans, feeds[f].span, 0, NULL};
+    mm_batch batch = {feeds[f].rows, ids, feeds[f].spans, feeds[f].span, 0, NULL, NULL};
     for (uint32_t s = 0; s < feeds[f].spans; s++) {
       const mm_span *span = &feeds[f].span[s];
       if (span->slot >= 0 && span->pos == 0) memset(seq[span->slot].S, 0, q * d * sizeof(double));
@@ -458,7 +458,7 @@ static void lightning_vector(void **state) {
     open_ranks(&r, m, 1, 1);
     for (uint32_t pos = 0; pos < 7; pos += block) {
       mm_span span = {0, 0, (uint32_t)mm_min(block, 7 - pos), pos};
-      mm_batch batch = {span.count, ids, 1, &span, 0, NULL};
+      mm_batch batch = {span.count, ids, 1, &span, 0, NULL, NULL};
       memset(r.x[0].data, 0, 7 * 48 * sizeof(float));
       for (uint32_t t = 0; t < span.count; t++)
         for (int i = 0; i < 6; i++) row(r.x[0], 48, t)[i] = before_silu(qkv[pos + t][i] / (pos + t < 5 ? 4 : 1));

@@ -10,31 +10,39 @@
 
 #include "runtime/sample.h"
 
-static mm_sampler *open_ok(double temperature, double top_p, uint32_t top_k, uint64_t seed, uint32_t vocab) {
-  const mm_sampling set = {temperature, top_p, top_k, seed};
+/* One sequence of draws. */
+typedef struct draws {
+  mm_sampling set;
+  mm_sampler *room;
+  uint64_t n;
+} draws;
+
+static draws open_ok(double temperature, double top_p, uint32_t top_k, uint64_t seed, uint32_t vocab) {
   mm_err err = {0};
-  mm_sampler *s = mm_sampler_open(&set, vocab, &err);
-  if (!s) fail_msg("%s", err.text);
-  return s;
+  draws d = {{temperature, top_p, top_k, seed}, mm_sampler_open(vocab, &err), 0};
+  if (!d.room || !mm_sampling_check(&d.set, &err)) fail_msg("%s", err.text);
+  return d;
 }
 
+static int32_t next(draws *d, const float *logits) { return mm_sample(d->room, &d->set, ++d->n, logits); }
+
 static int32_t once(double temperature, double top_p, uint32_t top_k, const float *logits, uint32_t vocab) {
-  mm_sampler *s = open_ok(temperature, top_p, top_k, 11, vocab);
-  int32_t id = mm_sample(s, logits);
-  mm_sampler_close(s);
+  draws s = open_ok(temperature, top_p, top_k, 11, vocab);
+  int32_t id = next(&s, logits);
+  mm_sampler_close(s.room);
   return id;
 }
 
 #define DRAWS 200000
 
-static void count_draws(mm_sampler *s, const float *logits, uint32_t vocab, unsigned *seen) {
+static void count_draws(draws s, const float *logits, uint32_t vocab, unsigned *seen) {
   memset(seen, 0, vocab * sizeof *seen);
   for (unsigned i = 0; i < DRAWS; i++) {
-    int32_t id = mm_sample(s, logits);
+    int32_t id = next(&s, logits);
     assert_in_range(id, 0, vocab - 1);
     seen[id]++;
   }
-  mm_sampler_close(s);
+  mm_sampler_close(s.room);
 }
 
 /* Draws follow p[vocab] (which sums to 1): chi-square below the mean of its distribution plus five standard deviations. */
@@ -134,12 +142,12 @@ static void test_odd_logits(void **state) {
   const float some[] = {NAN, -INFINITY, 0, -INFINITY, NAN, 0, -80, -INFINITY}, none[] = {NAN, -INFINITY, -NAN};
   const float infinite[] = {3, INFINITY, NAN, INFINITY, -INFINITY};
   for (size_t c = 0; c < sizeof sets / sizeof *sets; c++) {
-    mm_sampler *s = open_ok(sets[c].temperature, sets[c].top_p, sets[c].top_k, c, 8);
+    draws s = open_ok(sets[c].temperature, sets[c].top_p, sets[c].top_k, c, 8);
     for (unsigned i = 0; i < 20000; i++) {
-      int32_t id = mm_sample(s, some);
+      int32_t id = next(&s, some);
       assert_true(id == 2 || id == 5 || id == 6);
     }
-    mm_sampler_close(s);
+    mm_sampler_close(s.room);
     assert_int_equal(once(sets[c].temperature, sets[c].top_p, sets[c].top_k, none, 3), -1);
     int32_t id = once(sets[c].temperature, sets[c].top_p, sets[c].top_k, infinite, 5);
     assert_true(id == 1 || (id == 3 && sets[c].temperature > 0));
@@ -163,10 +171,10 @@ static void test_large(void **state) {
   unsigned *seen = malloc(LARGE * sizeof *seen);
   assert_true(logits && seen);
   for (unsigned i = 0; i < LARGE; i++) logits[i] = (float)((i * UINT64_C(2654435761) + 12345) % LARGE) * 1e-4f;
-  mm_sampler *s = open_ok(1, 1, 50, 9, LARGE);
+  draws s = open_ok(1, 1, 50, 9, LARGE);
   memset(seen, 0, LARGE * sizeof *seen);
-  for (unsigned i = 0; i < 200; i++) seen[mm_sample(s, logits)]++;
-  mm_sampler_close(s);
+  for (unsigned i = 0; i < 200; i++) seen[next(&s, logits)]++;
+  mm_sampler_close(s.room);
   unsigned kinds = 0;
   for (unsigned i = 0; i < LARGE; i++) {
     if (seen[i]) assert_true(logits[i] >= (float)(LARGE - 50) * 1e-4f);
@@ -185,9 +193,9 @@ static void test_generator(void **state) {
   enum { CELLS = 1 << 16 }; /* equal weights: the id is the top 16 bits of the draw */
   float *logits = calloc(CELLS, sizeof *logits);
   assert_non_null(logits);
-  mm_sampler *s = open_ok(1, 1, 0, 1234567, CELLS);
-  for (size_t i = 0; i < sizeof want / sizeof *want; i++) assert_int_equal(mm_sample(s, logits), want[i] >> 48);
-  mm_sampler_close(s);
+  draws s = open_ok(1, 1, 0, 1234567, CELLS);
+  for (size_t i = 0; i < sizeof want / sizeof *want; i++) assert_int_equal(next(&s, logits), want[i] >> 48);
+  mm_sampler_close(s.room);
   free(logits);
 }
 
@@ -197,7 +205,7 @@ static void test_refused(void **state) {
                                      {1, 0, 0, 0},  {1, -0.5, 0, 0},  {1, 1.5, 0, 0}, {1, NAN, 0, 0}};
   for (size_t i = 0; i < sizeof sets / sizeof *sets; i++) {
     mm_err err = {0};
-    assert_null(mm_sampler_open(&sets[i], 8, &err));
+    assert_false(mm_sampling_check(&sets[i], &err));
     assert_int_equal(err.status, MM_USAGE);
     assert_string_equal(err.code, "E_SAMPLING");
   }

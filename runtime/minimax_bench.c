@@ -1,0 +1,370 @@
+/* minimax-bench: how fast layers of real size run on a GPU, beside what the device's own copy rate would allow. Random weights of the
+ * released shapes are made on the device: no checkpoint is read. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "formats/option.h"
+#include "runtime/engine.h"
+
+#define CHUNK   1024 /* tokens of a context per step */
+#define WARMUP  8    /* steps before those that count */
+#define REPEATS 5    /* prefill steps that count, after one that does not */
+
+#define SUBJECTS "layers|decode|prefill"
+#define SCHEMES  "bf16|block_fp8|channel_fp8|tensor_wise_fp8|w4a16|w4afp8|w4a8|nvfp4|mxfp4|mxfp8"
+
+/* Rates that bound arithmetic, operations a second: what this kind of GPU reaches in large products (H200). */
+#define FP8_RATE       1.5e15
+#define BF16_RATE      7.5e14
+#define ATTENTION_RATE 6.5e14
+
+typedef struct bench_args {
+  const char *model, *quant, *experts;
+  uint64_t layers, batch, context, tokens, steps; /* 0: the subject's own */
+} bench_args;
+
+/* What a subject measures of one model. */
+typedef struct bench_case {
+  const char *subject, *model;
+  uint32_t layers;
+  uint32_t vocab;
+  const char *quant, *experts; /* schemes of the attention and of the experts */
+  uint32_t batch[8];           /* decode steps of so many sequences; 0 ends */
+  uint32_t context;            /* tokens that each holds before */
+  uint32_t tokens;             /* of a prefill step; 0: none */
+} bench_case;
+
+static const bench_case cases[] = {
+    {"layers", "m1", 8, 2048, "block_fp8", "block_fp8", {1, 4, 16, 64, 256}, 1024, 0},
+    {"layers", "m2", 8, 2048, "block_fp8", "block_fp8", {1, 4, 16, 64, 256}, 1024, 0},
+    {"decode", "m2", 62, 200064, "block_fp8", "w4a16", {1}, 1024, 0},
+    {"decode", "m2", 62, 200064, "block_fp8", "nvfp4", {1}, 1024, 0},
+    {"prefill", "m1", 8, 2048, "block_fp8", "block_fp8", {0}, 0, 8192},
+    {"prefill", "m2", 8, 2048, "block_fp8", "block_fp8", {0}, 0, 8192},
+};
+
+typedef struct bench {
+  const bench_case *c;
+  uint32_t steps;
+  mm_model model;
+  mm_rank_weights weights;
+  mm_forward forward;
+  int32_t *id;           /* [max_tokens] */
+  mm_span *span;         /* [slots] */
+  uint32_t *out;         /* [slots] 0, 1, … */
+  mm_sampling *sampling; /* [slots] greedy */
+  float *logits;         /* [vocab] */
+  double *time;          /* [steps] */
+  double copy_rate;      /* bytes read plus written a second */
+} bench;
+
+static double now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* ---- Shapes ---- */
+
+static mm_model model_of(const bench_case *c) {
+  const bool m1 = strcmp(c->model, "m1") == 0;
+  const double alpha = m1 ? 3.5565588200778455 : 1;
+  mm_model m = {.family = m1 ? MM_FAMILY_M1 : MM_FAMILY_M2,
+                .router = m1 ? MM_ROUTER_SOFTMAX : MM_ROUTER_SIGMOID_BIAS,
+                .postnorm = m1,
+                .qk_norm = !m1,
+                .hidden = m1 ? 6144 : 3072,
+                .layers = c->layers,
+                .heads = m1 ? 64 : 48,
+                .kv_heads = 8,
+                .head_dim = 128,
+                .rotary_dim = 64,
+                .experts = m1 ? 32 : 256,
+                .top_k = m1 ? 2 : 8,
+                .intermediate = m1 ? 9216 : 1536,
+                .vocab = c->vocab,
+                .max_positions = 1 << 20,
+                .rope_theta = m1 ? 1e7 : 5e6,
+                .norm_eps = m1 ? 1e-5 : 1e-6,
+                .lightning_norm_eps = 1e-6,
+                .deepnorm_lightning = {alpha, 1},
+                .deepnorm_full = {alpha, 1},
+                .deepnorm_mlp = {alpha, 1}};
+  for (uint32_t l = 0; l < c->layers; l++) m.attn[l] = m1 && l % 8 != 7 ? MM_ATTN_LIGHTNING : MM_ATTN_FULL;
+  return m;
+}
+
+/* A weight without planes: the backend makes its numbers. */
+static mm_packed weight(const char *scheme, uint32_t lead, uint32_t n, uint32_t k) {
+  mm_packed w = {.scheme = mm_scheme_find(scheme), .lead = lead, .n = n, .k = k};
+  for (unsigned i = 0; i < w.scheme->plane_count; i++) w.cell[i] = w.scheme->plane[i].cell;
+  return w;
+}
+static mm_packed vector(uint32_t n) { return weight("bf16", 1, n, 1); }
+
+static bool make_weights(bench *b, mm_err *err) {
+  const mm_model *m = &b->model;
+  const bench_case *c = b->c;
+  const uint32_t q = m->heads * m->head_dim, kv = m->kv_heads * m->head_dim;
+  mm_rank_weights *w = &b->weights;
+  *w = (mm_rank_weights){.tp = 1, .vocab_rows = m->vocab};
+  w->embed = w->head = weight("bf16", 1, m->vocab, m->hidden);
+  w->final_norm = vector(m->hidden);
+  if (!(w->layer = mm_calloc(m->layers, sizeof *w->layer, err))) return false;
+  for (uint32_t l = 0; l < m->layers; l++) {
+    mm_layer_weights *y = &w->layer[l];
+    const bool lightning = m->attn[l] == MM_ATTN_LIGHTNING;
+    y->input_norm = y->post_norm = vector(m->hidden);
+    y->qkv = weight(c->quant, 1, lightning ? 3 * q : q + 2 * kv, m->hidden);
+    y->out = weight(c->quant, 1, m->hidden, q);
+    if (lightning) y->output_gate = weight(c->quant, 1, q, m->hidden), y->attn_norm = vector(q);
+    if (m->qk_norm) y->q_norm = vector(q), y->k_norm = vector(kv);
+    y->router = weight("bf16", 1, m->experts, m->hidden);
+    if (m->router == MM_ROUTER_SIGMOID_BIAS) y->router_bias = vector(m->experts);
+    y->w13 = weight(c->experts, m->experts, 2 * m->intermediate, m->hidden);
+    y->w2 = weight(c->experts, m->experts, m->hidden, m->intermediate);
+  }
+  return true;
+}
+
+/* ---- Floors ---- */
+
+/* Bytes of one of the `lead` matrices, as stored. */
+static double bytes_of(const mm_packed *w) {
+  double bytes = 0;
+  for (unsigned i = 0; w->scheme && i < w->scheme->plane_count; i++)
+    bytes += (double)mm_plane_elements(w->n, w->k, w->cell[i]) * (double)mm_dtype_size(w->scheme->plane[i].dtype);
+  return bytes;
+}
+static double parameters_of(const mm_packed *w) { return w->scheme ? (double)w->n * w->k : 0; }
+
+/* Experts that T tokens of uniform routing reach. */
+static double experts_reached(const mm_model *m, double tokens) {
+  return m->experts * (1 - pow(1 - (double)m->top_k / m->experts, tokens));
+}
+
+/* Bytes that a decode step must move: weights once, states in and out, caches. */
+static double decode_bytes(const bench *b, uint32_t rows, double context) {
+  const mm_model *m = &b->model;
+  double sum = bytes_of(&b->weights.head);
+  for (uint32_t l = 0; l < m->layers; l++) {
+    const mm_layer_weights *y = &b->weights.layer[l];
+    sum += bytes_of(&y->qkv) + bytes_of(&y->out) + bytes_of(&y->output_gate) + bytes_of(&y->router);
+    sum += experts_reached(m, rows) * (bytes_of(&y->w13) + bytes_of(&y->w2));
+    sum += m->attn[l] == MM_ATTN_LIGHTNING ? 8.0 * rows * m->heads * m->head_dim * m->head_dim
+                                           : 4.0 * rows * context * m->kv_heads * m->head_dim;
+  }
+  return sum;
+}
+
+/* Seconds of a prefill of T tokens from an empty cache: of each part the longer of its bytes and its operations. */
+static double prefill_floor(const bench *b, double tokens) {
+  const mm_model *m = &b->model;
+  const double q = m->heads * m->head_dim;
+  double sum = 0;
+  for (uint32_t l = 0; l < m->layers; l++) {
+    const mm_layer_weights *y = &b->weights.layer[l];
+    const double rate = y->qkv.scheme->code == MM_CODE_E4M3 ? FP8_RATE : BF16_RATE;
+    const double expert_rate = y->w13.scheme->code == MM_CODE_E4M3 ? FP8_RATE : BF16_RATE;
+    const double dense = parameters_of(&y->qkv) + parameters_of(&y->out) + parameters_of(&y->output_gate);
+    sum += 2 * tokens * dense / rate;
+    sum += fmax(2 * tokens * m->top_k * (parameters_of(&y->w13) + parameters_of(&y->w2)) / expert_rate,
+                m->experts * (bytes_of(&y->w13) + bytes_of(&y->w2)) / b->copy_rate);
+    sum += m->attn[l] == MM_ATTN_LIGHTNING ? 8 * tokens * q / b->copy_rate : 2 * q * tokens * tokens / ATTENTION_RATE;
+  }
+  return sum;
+}
+
+/* ---- Steps ---- */
+
+static bool feed(bench *b, uint32_t slot, uint32_t pos, uint32_t count, uint32_t outs, mm_err *err) {
+  const mm_span span = {(int32_t)slot, 0, count, pos};
+  const uint32_t last = count - 1;
+  for (uint32_t i = 0; i < count; i++) b->id[i] = (int32_t)(mm_draw(slot, pos + i + UINT64_C(1)) * b->model.vocab);
+  const mm_batch batch = {.tokens = count, .id = b->id, .span_count = 1, .span = &span, .out_count = outs, .out = &last};
+  return mm_forward_step(&b->forward, &batch, b->logits, err);
+}
+
+static bool collect(bench *b, double *at, mm_err *err) {
+  if (!b->forward.ops->collect(b->forward.backend, b->id, err)) return false;
+  *at = now();
+  if (b->id[0] >= 0) return true;
+  return mm_fail(err, MM_INTEGRITY, "E_LOGITS", mm_at(NULL, NULL), "no logit is a number");
+}
+
+static int ascending(const void *a, const void *b) {
+  const double x = *(const double *)a, y = *(const double *)b;
+  return (x > y) - (x < y);
+}
+static double median(double *x, size_t n) {
+  qsort(x, n, sizeof *x, ascending);
+  return x[n / 2];
+}
+
+/* Greedy steps of `rows` sequences, each queued before the one before it is collected; *step_s: the median time from one to the next. */
+static bool decode(bench *b, uint32_t rows, double *step_s, mm_err *err) {
+  const uint32_t context = b->c->context;
+  for (uint32_t s = 0; s < rows; s++) {
+    for (uint32_t pos = 0, n; pos < context; pos += n)
+      if (!feed(b, s, pos, n = (uint32_t)mm_min(CHUNK, context - pos), 0, err)) return false;
+    b->id[s] = (int32_t)s;
+  }
+  double before = 0, at;
+  for (uint32_t i = 0; i <= b->steps + WARMUP; i++) {
+    for (uint32_t s = 0; s < rows; s++) b->span[s] = (mm_span){(int32_t)s, s, 1, context + i};
+    const mm_batch batch = {rows, b->id, rows, b->span, rows, b->out, b->sampling};
+    if (!mm_forward_step(&b->forward, &batch, NULL, err)) return false;
+    if (i > 0) { /* the step before this one */
+      if (!collect(b, &at, err)) return false;
+      if (i > WARMUP) b->time[i - WARMUP - 1] = at - before;
+      before = at;
+    }
+    for (uint32_t s = 0; s < rows; s++) b->id[s] = MM_ID_CHOSEN;
+  }
+  *step_s = median(b->time, b->steps);
+  return collect(b, &at, err);
+}
+
+static bool prefill(bench *b, double *step_s, mm_err *err) {
+  for (int i = -1; i < REPEATS; i++) {
+    const double from = now();
+    if (!feed(b, 0, 0, b->c->tokens, 1, err)) return false;
+    if (i >= 0) b->time[i] = now() - from;
+  }
+  *step_s = median(b->time, REPEATS);
+  if (!isfinite(b->logits[0])) return mm_fail(err, MM_INTEGRITY, "E_LOGITS", mm_at(NULL, NULL), "no logit is a number");
+  return true;
+}
+
+/* ---- Cases ---- */
+
+static bool measure(bench *b, mm_err *err) {
+  const bench_case *c = b->c;
+  double s;
+  for (int i = 0; i < 8 && c->batch[i]; i++) {
+    if (!decode(b, c->batch[i], &s, err)) return false;
+    const double bytes = decode_bytes(b, c->batch[i], c->context + WARMUP + b->steps / 2), floor_s = bytes / b->copy_rate;
+    printf("%s x %u %s/%s, decode B=%u context %u: %9.1f us, %7.1f tokens/s, %.3f GB floor %.1f us, %.2f x floor (%.2f of copy)\n",
+           c->model, c->layers, c->quant, c->experts, c->batch[i], c->context, s * 1e6, c->batch[i] / s, bytes * 1e-9, floor_s * 1e6,
+           s / floor_s, floor_s / s);
+  }
+  if (!c->tokens) return true;
+  if (!prefill(b, &s, err)) return false;
+  const double floor_s = prefill_floor(b, c->tokens);
+  printf("%s x %u %s/%s, prefill T=%u: %9.2f ms, %.2f ms a layer, %.0f tokens/s, floor %.2f ms, %.2f of it\n", c->model, c->layers,
+         c->quant, c->experts, c->tokens, s * 1e3, s * 1e3 / c->layers, c->tokens / s, floor_s * 1e3, floor_s / s);
+  return true;
+}
+
+static uint32_t most_rows(const bench_case *c) {
+  uint32_t most = 1;
+  for (int i = 0; i < 8 && c->batch[i]; i++) most = (uint32_t)mm_max(most, c->batch[i]);
+  return most;
+}
+
+static bool open_case(bench *b, const mm_ops *ops, mm_err *err) {
+  const bench_case *c = b->c;
+  const uint32_t slots = most_rows(c), chunk = (uint32_t)mm_min(CHUNK, c->context);
+  const mm_limits limits = {(uint32_t)mm_max(mm_max(slots, chunk), c->tokens), slots,
+                            (uint32_t)mm_max(c->context + b->steps + WARMUP + 1, c->tokens)};
+  b->model = model_of(c);
+  b->id = mm_calloc(limits.max_tokens, sizeof *b->id, err);
+  b->span = mm_calloc(slots, sizeof *b->span, err);
+  b->out = mm_calloc(slots, sizeof *b->out, err);
+  b->sampling = mm_calloc(slots, sizeof *b->sampling, err);
+  b->logits = mm_calloc(b->model.vocab, sizeof *b->logits, err);
+  b->time = mm_calloc(mm_max(b->steps, REPEATS), sizeof *b->time, err);
+  if (!b->id || !b->span || !b->out || !b->sampling || !b->logits || !b->time) return false;
+  for (uint32_t i = 0; i < slots; i++) b->out[i] = i, b->sampling[i].top_p = 1;
+  const mm_backend_config config = {.model = &b->model, .weights = &b->weights, .limits = limits, .threads = 1};
+  return make_weights(b, err) && mm_forward_open(&b->forward, ops, &config, err);
+}
+
+static void close_case(bench *b) {
+  mm_forward_close(&b->forward);
+  free(b->weights.layer);
+  free(b->id);
+  free(b->span);
+  free(b->out);
+  free(b->sampling);
+  free(b->logits);
+  free(b->time);
+}
+
+static bool is_subject(const char *word) {
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+    if (strcmp(cases[i].subject, word) == 0) return true;
+  return false;
+}
+
+/* The case under the options given. */
+static bench_case adjusted(bench_case c, const bench_args *a) {
+  if (a->layers) c.layers = (uint32_t)a->layers;
+  if (a->quant) c.quant = a->quant;
+  if (a->experts) c.experts = a->experts;
+  if (a->batch && c.batch[0]) c.batch[0] = (uint32_t)a->batch, c.batch[1] = 0;
+  if (a->context && c.context) c.context = (uint32_t)a->context;
+  if (a->tokens && c.tokens) c.tokens = (uint32_t)a->tokens;
+  return c;
+}
+
+static bool bench_all(const bench_args *a, const char *subject, mm_err *err) {
+#ifdef MM_CUDA
+  const mm_ops *ops = &mm_ops_cuda;
+#else
+  const mm_ops *ops = NULL;
+#endif
+  double copy_rate;
+  if (!is_subject(subject))
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found subject \"%s\", expected " SUBJECTS, subject);
+  if (!ops) return mm_fail(err, MM_UNSUPPORTED, "E_CUDA", mm_at(NULL, NULL), "a GPU is measured, and this build has no CUDA backend");
+  if (!ops->copy_rate(&copy_rate, err)) return false;
+  printf("device copy %.0f GB/s, read + write\n", copy_rate * 1e-9);
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    if (strcmp(cases[i].subject, subject) != 0 || (a->model && strcmp(cases[i].model, a->model) != 0)) continue;
+    const bench_case c = adjusted(cases[i], a);
+    bench b = {.c = &c, .steps = (uint32_t)a->steps, .copy_rate = copy_rate};
+    bool ok = open_case(&b, ops, err) && measure(&b, err);
+    close_case(&b);
+    if (!ok) return false;
+  }
+  return true;
+}
+
+int main(int argc, char **argv) {
+  mm_program_start();
+  bench_args a = {.steps = 64};
+  const mm_option options[] = {
+      {"model", NULL, 0, MM_OPT_STR, &a.model, "NAME", "only this model's shapes", "m1|m2", 0, 0},
+      {"layers", NULL, 0, MM_OPT_U64, &a.layers, "N", "layers of the model (8; all of M2 for decode)", NULL, 1, MM_MAX_LAYERS},
+      {"quant", NULL, 0, MM_OPT_STR, &a.quant, "SCHEME", "of the attention's matrices (block_fp8)", SCHEMES, 0, 0},
+      {"expert-quant", NULL, 0, MM_OPT_STR, &a.experts, "SCHEME", "of the experts (block_fp8; w4a16 and nvfp4 for decode)", SCHEMES, 0, 0},
+      {"batch", NULL, 0, MM_OPT_U64, &a.batch, "N", "sequences of a decode step (1, 4, 16, 64 and 256; 1 for decode)", NULL, 1, 256},
+      {"context", NULL, 0, MM_OPT_U64, &a.context, "N", "tokens that each of them holds (1024)", NULL, 1, 1 << 19},
+      {"tokens", NULL, 0, MM_OPT_U64, &a.tokens, "N", "of a prefill step (8192)", NULL, 1, 1 << 19},
+      {"steps", NULL, 0, MM_OPT_U64, &a.steps, "N", "decode steps that count (64)", NULL, 5, 100000},
+  };
+  const mm_program program = {
+      .name = "minimax-bench",
+      .summary = "time layers of real size on a GPU beside its own copy rate",
+      .operands = SUBJECTS,
+      .min_operands = 1,
+      .max_operands = 1,
+      .options = options,
+      .option_count = sizeof options / sizeof *options,
+      .epilog =
+          "Weights are random and made on the device; nothing is read from disk. layers: decode steps of eight layers. decode: steps of\n"
+          "the whole of M2 with 4-bit experts. prefill: one step of many tokens. Medians; a floor is the least bytes over the copy\n"
+          "rate of the same run, or the operations over the rate of large products where that is longer.\n"
+          "Exit status: 0 done, 2 usage, 4 no CUDA backend, 5 the device failed, 6 no logit was a number, 8 memory.",
+  };
+  mm_err err = {0};
+  const char *subject;
+  size_t operands = 0;
+  bool done = false;
+  if (!mm_options_parse(&program, argc, argv, &subject, &operands, &done, &err)) return mm_program_fail(&program, &err);
+  if (done || bench_all(&a, subject, &err)) return MM_OK;
+  return mm_program_fail(&program, &err);
+}

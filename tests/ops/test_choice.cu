@@ -1,0 +1,140 @@
+/* What a step does besides its layers: the choice of the next token, and padding rows that reach no expert. */
+#include <algorithm>
+#include <numeric>
+
+#include "tests/ops/gpu.h"
+
+/* sample.h's rule in doubles, over ascending ids: what each id's share of the draw is. */
+static std::vector<double> shares(const std::vector<float> &x, const std::vector<uint8_t> &never, double temperature, uint32_t top_k,
+                                  double top_p) {
+  std::vector<uint32_t> order;
+  for (uint32_t v = 0; v < x.size(); v++) {
+    if (!never[v] && x[v] > -INFINITY) order.push_back(v);
+  }
+  std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return x[a] > x[b]; });
+  if (top_k && order.size() > top_k) order.resize(top_k);
+  auto weight = [&](uint32_t v) { return exp(((double)x[v] - x[order[0]]) / temperature); };
+  double total = 0, sum = 0;
+  for (uint32_t v : order) total += weight(v);
+  size_t kept = 0;
+  while (kept < order.size() && (kept == 0 || sum < top_p * total)) sum += weight(order[kept++]);
+  if (top_p < 1) order.resize(kept), total = sum;
+  std::vector<double> p(x.size(), 0);
+  for (uint32_t v : order) p[v] = weight(v) / total;
+  return p;
+}
+
+struct choice_settings {
+  double temperature;
+  uint32_t top_k;
+  double top_p;
+};
+
+/* Rows of one step under different settings; ties and ids that are never to be chosen among the logits. */
+static void check_choice(uint32_t vocab, const std::vector<choice_settings> &set) {
+  const uint32_t rows = (uint32_t)set.size(), pitch = vocab + 5, slots = rows + 3;
+  std::vector<float> x = random_float((size_t)rows * pitch, 0, 3);
+  std::vector<uint8_t> never(vocab);
+  for (auto &n : never) n = g_rng.below(10) == 0;
+  for (size_t i = 0; i < x.size(); i += 1 + g_rng.below(5)) x[i] = (float)(int)x[i]; /* equal ones */
+  for (size_t i = 0; i < x.size(); i += 1 + g_rng.below(50)) x[i] = i % 2 ? NAN : -INFINITY;
+  std::vector<mm_cu_draw> draw;
+  std::vector<uint32_t> out;
+  std::vector<int32_t> slot;
+  for (uint32_t i = 0; i < rows; i++) {
+    draw.push_back({set[i].temperature > 0 ? (float)(M_LOG2E / set[i].temperature) : 0, set[i].top_k, set[i].top_p, g_rng.uniform()});
+    slot.push_back((int32_t)(slots - 1 - i)), slot.push_back((int32_t)(slots - 1 - i)); /* two rows of each sequence, the later wanted */
+    out.push_back(2 * i + 1);
+  }
+  slot[1] = -1; /* padding: chosen for nobody */
+  buffer<float> dx;
+  buffer<uint8_t> dnever;
+  buffer<mm_cu_draw> ddraw;
+  buffer<uint32_t> dout, ticket(rows);
+  buffer<int32_t> dslot, id(rows), chosen(slots);
+  buffer<unsigned long long> best(rows);
+  dx.put(x), dnever.put(never), ddraw.put(draw), dout.put(out), dslot.put(slot), best.zero(), ticket.zero();
+  const mm_cu_choose a = {dx.p, dnever.p, vocab, pitch, 2 * rows, dout.p, dslot.p, ddraw.p, id.p, chosen.p, best.p, ticket.p};
+  for (int i = 0; i < 2; i++) CUDA_OK(mm_cu_choose_tokens(a, rows, true, 0)); /* twice: the counters come back to zero */
+  const auto got = id.get(), kept = chosen.get();
+  uint32_t wrong = 0, lost = 0;
+  for (uint32_t i = 0; i < rows; i++) {
+    const std::vector<float> row(x.begin() + (size_t)i * pitch, x.begin() + (size_t)i * pitch + vocab);
+    const auto p =
+        shares(row, never, set[i].temperature > 0 ? set[i].temperature : 1, set[i].temperature > 0 ? set[i].top_k : 1, set[i].top_p);
+    const double before = got[i] < 0 ? 2 : std::accumulate(p.begin(), p.begin() + got[i], 0.0), u = set[i].temperature > 0 ? draw[i].u : 0;
+    wrong += got[i] < 0 || p[got[i]] == 0 || u < before - 1e-5 || u > before + p[got[i]] + 1e-5;
+    lost += i > 0 && kept[slots - 1 - i] != got[i];
+  }
+  lost += kept[slots - 1] != -1 || kept[0] != -1; /* poison */
+  char what[120];
+  snprintf(what, sizeof what, "choice from %u logits: %u of %u rows wrong, %u not kept", vocab, wrong, rows, lost);
+  report_true(what, wrong == 0 && lost == 0);
+}
+
+static void check_no_choice() {
+  const uint32_t vocab = 1000;
+  buffer<float> x;
+  buffer<uint8_t> never;
+  buffer<mm_cu_draw> draw;
+  buffer<uint32_t> out, ticket(2);
+  buffer<int32_t> slot, id(2), chosen(2);
+  buffer<unsigned long long> best(2);
+  std::vector<float> v(2 * vocab, NAN);
+  v[vocab + 7] = 3;
+  std::vector<uint8_t> mask(vocab, 0);
+  mask[7] = 1;
+  x.put(v), never.put(mask), draw.put({{1, 0, 1, 0.5}, {0, 0, 1, 0}}), out.put({0, 1}), slot.put({0, 1}), best.zero(), ticket.zero();
+  CUDA_OK(mm_cu_choose_tokens({x.p, never.p, vocab, vocab, 2, out.p, slot.p, draw.p, id.p, chosen.p, best.p, ticket.p}, 2, true, 0));
+  report_true("choice from no number: none", id.get() == std::vector<int32_t>{-1, -1});
+}
+
+/* Padding rows among others: they choose nothing, and the lists are those of the others alone. */
+static void check_padding(uint32_t tokens, uint32_t experts, uint32_t top_k) {
+  const uint32_t hidden = 256, slots = std::min(experts, MM_CU_SKINNY * top_k), pairs = tokens * top_k;
+  buffer<float> w, logits((size_t)tokens * experts), weight(pairs), slot_weight((size_t)slots * MM_CU_SKINNY);
+  buffer<uint32_t> id(pairs), count(experts), ticket(1), used(1), slot_expert(slots), slot_tokens(slots), offset(experts + 1), pair(pairs);
+  buffer<__nv_bfloat16> x;
+  buffer<int32_t> slot;
+  std::vector<int32_t> s(tokens);
+  for (uint32_t t = 0; t < tokens; t++) s[t] = t % 3 == 1 ? -1 : (int32_t)t;
+  w.put(random_float((size_t)experts * hidden, 0, 0.1)), x.put(random_bf16((size_t)tokens * hidden)), slot.put(s), ticket.zero();
+  const mm_cu_route r = {experts, top_k,         logits.p,      id.p,          weight.p, count.p, ticket.p,
+                         used.p,  slot_expert.p, slot_tokens.p, slot_weight.p, offset.p, pair.p};
+  CUDA_OK(mm_cu_route_tokens({w.p, nullptr, true, hidden, slot.p}, r, x.p, tokens, 0));
+  const auto ids = id.get(), counts = count.get();
+  std::vector<uint32_t> want(experts, 0);
+  bool ok = true;
+  for (uint32_t p = 0; p < pairs; p++) {
+    if (s[p / top_k] < 0) {
+      ok &= ids[p] == ~0u;
+    } else {
+      ok &= ids[p] < experts;
+      if (ids[p] < experts) want[ids[p]]++;
+    }
+  }
+  ok &= counts == want;
+  if (tokens <= MM_CU_SKINNY) {
+    const auto masks = slot_tokens.get();
+    const uint32_t n = used.get()[0];
+    ok &= n == (uint32_t)std::count_if(want.begin(), want.end(), [](uint32_t c) { return c > 0; });
+    for (uint32_t i = 0; i < n; i++) {
+      for (uint32_t t = 0; t < tokens; t++) ok &= !(masks[i] >> t & 1) || s[t] >= 0;
+    }
+  } else {
+    const auto order = pair.get();
+    const uint32_t n = offset.get()[experts];
+    for (uint32_t i = 0; i < n; i++) ok &= s[order[i] / top_k] >= 0;
+    ok &= n == std::accumulate(want.begin(), want.end(), 0u);
+  }
+  report_true("router with padding rows, T=" + std::to_string(tokens), ok);
+}
+
+void test_choice() {
+  check_choice(2048, {{0, 0, 1}, {1, 0, 1}, {0.7, 20, 1}, {1, 0, 0.9}, {2, 100, 0.5}, {1e-4, 0, 1}, {0, 5, 0.3}, {1, 1, 1}});
+  check_choice(200064, {{0, 0, 1}, {1, 0, 1}, {0.7, 50, 0.95}, {1.3, 0, 0.8}});
+  check_choice(97, std::vector<choice_settings>(200, {1, 12, 0.8}));
+  check_no_choice();
+  check_padding(8, 32, 4);
+  check_padding(100, 12, 3);
+}
