@@ -288,7 +288,7 @@ int main(int argc, char **argv) {
        .kind = MM_OPT_STR,
        .target = &a.collect,
        .arg = "OUT.safetensors",
-       .help = "with --ids: write what the inputs of every linear look like, for --importance and --act-scales of minimax-convert"},
+       .help = "with --ids: what the inputs of every linear look like: what minimax-convert reads with --importance and --act-scales"},
       {.name = "logits",
        .kind = MM_OPT_STR,
        .target = &a.logits,

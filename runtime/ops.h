@@ -101,7 +101,6 @@ typedef struct mm_ops {
   /* Ends the step; any failure since begin is reported here. Copies this rank's logits to out[out_count, vocab_rows] (host);
    * out may be NULL when out_count is 0. */
   bool (*end)(mm_backend *b, float *out, mm_err *err);
-  bool act_quant; /* can round inputs */
 
   /* Both NULL in a backend that leaves choices to the engine, which then gives no sampling and no MM_ID_CHOSEN.
    * In place of end: chooses a token for each output row, keeps it for its slot, and returns without waiting. */
@@ -111,6 +110,8 @@ typedef struct mm_ops {
 
   /* Bytes read plus written a second by a copy within the device's memory, measured now; NULL where steps do not live there. */
   bool (*copy_rate)(double *rate, mm_err *err);
+
+  bool act_quant; /* can round inputs */
 } mm_ops;
 
 extern const mm_ops mm_ops_cpu;
