@@ -192,6 +192,18 @@ fuzz: $(T_FUZZ) ## FUZZ_SECONDS of libFuzzer on every tests/fuzz/fuzz_*.c
 check unit model cli valgrind check-san check-clang fuzz:
 	$(count)
 
+# Before a release: hours. The parts are in scripts/soak.sh; each runs alone as soak-PART and leaves BUILD/soak/PART.log.
+#: SOAK="kill fuzz" the parts of make soak
+SOAK ?= calls alloc kill power flips mpi memory layer fuzz
+soak: $(PROGRAMS) $(MODEL) $(PRELOAD) soak-fuzz-build ## the fault tests whole, a figure a line; soak-PART for one of them
+	$(Q)failed=0; for p in $(SOAK); do BUILD=$(abspath $(BUILD)) scripts/soak.sh $$p || failed=1; done; exit $$failed
+soak-fuzz: soak-fuzz-build
+	$(Q)BUILD=$(abspath $(BUILD)) scripts/soak.sh fuzz
+soak-%: $(PROGRAMS) $(MODEL) $(PRELOAD)
+	$(Q)BUILD=$(abspath $(BUILD)) scripts/soak.sh $*
+soak-fuzz-build:
+	$(Q)$(MAKE) --no-print-directory CC=clang SAN=1 FUZZ=1 CUDA=0 BUILD=$(BUILD)/soak-fuzz fuzzers >/dev/null
+
 $(VENV)/ready:
 	$(Q)scripts/venv.sh $(VENV) safetensors==0.8.0 numpy==2.4.6 ml_dtypes==0.6.0
 
@@ -243,6 +255,7 @@ help: ## this list
 -include $(patsubst %,$(BUILD)/%.d,$(basename $(filter %.c,$(SOURCES))) $(filter %.cu,$(SOURCES)))
 .DELETE_ON_ERROR:
 FORCE:
-.PHONY: FORCE all tests check unit model cli valgrind check-san check-clang fuzz fuzzers gpu demo exact bench bench-quant bench-quality lint format install clean help \
+.PHONY: FORCE all tests check unit model cli valgrind check-san check-clang fuzz fuzzers soak soak-fuzz soak-fuzz-build gpu demo exact bench \
+  bench-quant bench-quality lint format install clean help \
   lint-format lint-tree lint-tidy $(T_UNIT) $(T_MODEL) $(T_SCRIPT) $(T_TREE) $(T_SAN) $(T_CLANG) $(T_VALGRIND) $(T_FUZZ)
 .SECONDARY:

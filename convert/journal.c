@@ -18,6 +18,7 @@ typedef struct mm_journal_header {
   uint8_t plan[32], source[32];
   uint64_t level;
 } mm_journal_header;
+_Static_assert(sizeof(mm_journal_header) == MM_JOURNAL_HEADER, "the header has no padding");
 
 #define JOURNAL_MAX (UINT64_C(4) << 30)
 
@@ -113,8 +114,7 @@ static bool read_payload(mm_journal *j, mm_cursor *c, mm_err *err) {
   return c->at == c->n;
 }
 
-/* Reads whole records and returns where the last good one ends. */
-static bool read_records(mm_journal *j, const uint8_t *text, size_t n, uint64_t *end, mm_err *err) {
+bool mm_journal_parse(mm_journal *j, const uint8_t *text, size_t n, uint64_t *end, mm_err *err) {
   size_t at = sizeof(mm_journal_header);
   while (n - at > 4) {
     uint32_t length;
@@ -154,7 +154,7 @@ static bool read_journal(mm_journal *j, int fd, const char *name, const mm_plan 
                  : plan && !source ? "a run whose source files have changed since"
                                    : "a run of another source, option or tool version");
   }
-  ok = ok && read_records(j, text, n, end, err);
+  ok = ok && mm_journal_parse(j, text, n, end, err);
   free(text);
   return ok;
 }

@@ -46,4 +46,8 @@ bool mm_journal_append(mm_journal *j, const mm_plan *p, const mm_step_entry *ste
                        size_t done_count, mm_err *err);
 void mm_journal_close(mm_journal *j);
 
+/* The records of a whole journal text[n], n being at least its header's size, into j; *end is where the last good one ends. For fuzzing. */
+#define MM_JOURNAL_HEADER 80
+bool mm_journal_parse(mm_journal *j, const uint8_t *text, size_t n, uint64_t *end, mm_err *err);
+
 #endif

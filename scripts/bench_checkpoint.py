@@ -2,6 +2,7 @@
 """Makes an M2-shaped checkpoint with real bytes, for benchmarks and fault tests.
 
   bench_checkpoint.py OUT [--layers 2] [--experts 64] [--vocab 2048] [--hidden 3072] [--inter 1536] [--heads 48] [--bf16] [--files 8]
+  bench_checkpoint.py OUT --m1 [--layers 2]    layers of M1's own size, all lightning attention, in BF16
 
 Block FP8 by default, as M2 is released; --bf16 gives the same tensors in BF16. Values come from a seeded generator: the same arguments
 make the same bytes. Pairs of weight and scale, and of w1 and w3, fall into different files on purpose.
@@ -14,6 +15,9 @@ import struct
 
 from sparse_checkpoint import M2_CONFIG, size_of, tensors
 
+M1_CONFIG = dict(json.load(open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../tests/data/tiny-m1/config.json"), encoding="utf-8")), head_dim=128,
+                 num_key_value_heads=8, rotary_dim=64, num_experts_per_tok=2)
+M1_SIZES = {"experts": 32, "hidden": 6144, "inter": 9216, "heads": 64}
 POOL = 1 << 24
 NO_NAN = bytes(b if b & 0x7F != 0x7F else b - 1 for b in range(256))
 # High bytes of BF16 numbers of ordinary size: ±2^-7 to ±2^-3.
@@ -50,12 +54,15 @@ def main():
     for name, default in (("layers", 2), ("experts", 64), ("vocab", 2048), ("hidden", 3072), ("inter", 1536), ("heads", 48), ("files", 8), ("seed", 1)):
         parser.add_argument("--" + name, type=int, default=default)
     parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--m1", action="store_true")
+    if parser.parse_known_args()[0].m1:
+        parser.set_defaults(**M1_SIZES)
     args = parser.parse_args()
-    config = dict(M2_CONFIG, num_hidden_layers=args.layers, num_local_experts=args.experts, vocab_size=args.vocab, hidden_size=args.hidden,
-                  intermediate_size=args.inter, num_attention_heads=args.heads, attn_type_list=[1] * args.layers,
-                  num_experts_per_tok=min(8, args.experts))
+    config = dict(M1_CONFIG if args.m1 else M2_CONFIG, num_hidden_layers=args.layers, num_local_experts=args.experts, vocab_size=args.vocab, hidden_size=args.hidden,
+                  intermediate_size=args.inter, num_attention_heads=args.heads, attn_type_list=[0 if args.m1 else 1] * args.layers,
+                  num_experts_per_tok=min(2 if args.m1 else 8, args.experts))
     everything = [t for t in tensors(config)]
-    if args.bf16:
+    if args.bf16 and not args.m1:
         del config["quantization_config"]
         everything = [(n, "BF16" if d == "F8_E4M3" else d, s) for n, d, s in everything if not n.endswith("_scale_inv")]
     os.mkdir(args.out)

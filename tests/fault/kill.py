@@ -4,6 +4,7 @@
 Each run starts a conversion into a fresh directory, kills it after a random part of the time that an undisturbed run takes, and goes on
 with --resume, which is killed again now and then. OPTIONs are those of the conversion (by default block FP8 at tp 2). Prints how many of the runs ended identical; exit status 1 unless all did."""
 import filecmp
+import multiprocessing.pool
 import os
 import random
 import shutil
@@ -16,7 +17,6 @@ split = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
 convert, source, runs, *seed = sys.argv[1:split]
 runs, seed = int(runs), int(seed[0]) if seed else int.from_bytes(os.urandom(4), "little")
 options = sys.argv[split + 1:] or ["--tp", "2", "--quant", "block_fp8", "--part-size", "48M"]
-rng = random.Random(seed)
 work = tempfile.mkdtemp(prefix="mm-kill-")
 
 
@@ -34,7 +34,7 @@ def attempt(number):
     parent = os.path.join(work, f"run{number}")
     out = os.path.join(parent, "out")
     os.mkdir(parent)
-    kills = 0
+    rng, kills = random.Random(f"{seed} {number}"), 0
     for _ in range(60):
         p = subprocess.Popen(command(out, "--resume"), stderr=subprocess.PIPE)
         if kills < 6 and rng.random() < 0.8:
@@ -62,7 +62,8 @@ try:
     start = time.monotonic()
     subprocess.run(command(reference), check=True)
     usual = time.monotonic() - start
-    good = sum(attempt(i) for i in range(runs))
+    with multiprocessing.pool.ThreadPool(os.cpu_count()) as pool:
+        good = sum(pool.imap_unordered(attempt, range(runs)))
     print(f"kill -9: {good} of {runs} runs identical after --resume (seed {seed}, {usual * 1000:.0f} ms undisturbed)")
     sys.exit(good != runs)
 finally:

@@ -7,6 +7,7 @@ that were not synced by then make a state: all of them kept, all lost, one of th
 state nothing incomplete may have the final name, and --resume must end with the reference output, byte for byte, and nothing beside it."""
 import argparse
 import filecmp
+import multiprocessing.pool
 import os
 import random
 import re
@@ -24,7 +25,6 @@ parser.add_argument("states", type=int)
 parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(4), "little"))
 parser.add_argument("--options", default="", help="more options of the conversion, in one word")
 args = parser.parse_args()
-rng = random.Random(args.seed)
 work = os.path.realpath(tempfile.mkdtemp(prefix="mm-power-"))
 
 
@@ -140,7 +140,7 @@ def same(a, b):
     return names == sorted(os.listdir(b)) and filecmp.cmpfiles(a, b, names, shallow=False)[0] == names
 
 
-def state(changes):
+def state(changes, rng):
     point = rng.randrange(1, len(changes) + 1)
     loose = unsynced(changes, point)
     fate = rng.choice(["kept", "lost", "one lost", "one kept", "torn"])
@@ -157,7 +157,7 @@ def state(changes):
 
 
 def check(changes, number, reference):
-    point, fate, lost, torn = state(changes)
+    point, fate, lost, torn = state(changes, random.Random(f"{args.seed} {number}"))
     parent = os.path.join(work, f"state{number}")
     build(changes, point, lost, torn, parent)
     out = os.path.join(parent, "out")
@@ -178,7 +178,8 @@ try:
     os.mkdir(first)
     recorded = record(first)
     reference = os.path.join(first, "out")
-    good = sum(check(recorded, i, reference) for i in range(args.states))
+    with multiprocessing.pool.ThreadPool(os.cpu_count()) as pool:
+        good = sum(pool.starmap(check, [(recorded, i, reference) for i in range(args.states)], 1))
     print(f"power failure: {good} of {args.states} states right after --resume ({len(recorded)} changes, seed {args.seed})")
     sys.exit(good != args.states)
 finally:

@@ -8,6 +8,7 @@ for byte. With --kill the process is killed on entering the call instead. --ever
 import argparse
 import collections
 import filecmp
+import multiprocessing.pool
 import os
 import random
 import re
@@ -95,7 +96,8 @@ try:
         for when in range(first, last + 1):
             cases += [(call, when, w) for w in (["signal=KILL"] if args.kill else [f"error={e}" for e in ERRORS[call]])]
     chosen = cases[rng.randrange(args.every) :: args.every]
-    good = sum(attempt(i, *case) for i, case in enumerate(chosen))
+    with multiprocessing.pool.ThreadPool(os.cpu_count()) as pool:
+        good = sum(pool.starmap(attempt, [(i, *case) for i, case in enumerate(chosen)], 1))
     print(f"{'kill at' if args.kill else 'failing'} each system call: {good} of {len(chosen)} right ({len(cases)} cases, seed {args.seed})")
     sys.exit(good != len(chosen))
 finally:

@@ -1,0 +1,57 @@
+#!/bin/sh
+# One part of `make soak`: scripts/soak.sh PART. BUILD is the build folder; the part's log is BUILD/soak/PART.log and its last line the figure.
+#   calls    each system call of a conversion fails, each occurrence, each errno, and it is killed there
+#   alloc    each allocation of each program fails
+#   kill     kill -9 at random moments
+#   power    states of a disk after power failed
+#   flips    every bit of a small packed checkpoint, random bits of a larger one
+#   mpi      several processes, one of them killed
+#   memory   peak memory of a conversion far larger than its limit
+#   layer    one real-size layer of M1 and of M2, converted and verified against its source (24 GB of disk; LAYER=m2: 8 GB)
+#   fuzz     FUZZ_RUNS inputs (100,000,000) to each fuzz target, at most FUZZ_LIMIT seconds each (14,400)
+# SCALE=N (100) does N percent of the cases of the first five. SOAK_DIR is where they write (BUILD/soak/tmp); on a tmpfs they are faster.
+set -u
+part=$1 scale=${SCALE:-100}
+log=$BUILD/soak/$part.log
+mkdir -p "$BUILD/soak"
+TMPDIR=${SOAK_DIR:-$BUILD/soak/tmp}/$part.$$
+mkdir -p "$TMPDIR"
+trap 'rm -rf "$TMPDIR"' EXIT
+trap 'exit 130' INT TERM
+export TMPDIR BUILD PATH="$BUILD/bin:$PATH" FUZZ_RUNS="${FUZZ_RUNS:-100000000}" FUZZ_LIMIT="${FUZZ_LIMIT:-14400}"
+convert=$BUILD/bin/minimax-convert tiny=tests/data/tiny-m2
+every=$(((99 + scale) / scale))
+archive="--tp 2 --quant block_fp8 --part-size 4M --compress zstd"
+
+# Prints what it runs, then runs it: python3 tests/fault/NAME ARGUMENTS.
+fault() {
+  echo "\$ $*"
+  name=$1
+  shift
+  python3 "tests/fault/$name" "$@"
+}
+
+run() {
+  case $part in
+    calls)
+      fault torture.py "$convert" $tiny --every $every && fault torture.py "$convert" $tiny --every $every --kill &&
+        fault torture.py "$convert" $tiny --every $((4 * every)) --options "--compress zstd" ;;
+    alloc) fault alloc.py --every $every ;;
+    kill)
+      fault kill.py "$convert" tests/data/tiny-m1 $((scale / 2)) -- $archive && fault kill.py "$convert" $tiny $((5 * scale)) ;;
+    power)
+      fault power.py "$convert" $tiny $((2 * scale)) --options "--compress zstd" && fault power.py "$convert" $tiny $((20 * scale)) ;;
+    flips) FLIPS=$((100 * scale)) fault flips.py ;;
+    mpi) sh tests/fault/shares.sh ;;
+    memory) python3 scripts/bench_memory.py "$convert" --gb "${GB:-4}" ;;
+    layer) sh scripts/real_layer.sh "${LAYER:-both}" ;;
+    fuzz) scripts/fuzz_runs.sh "$BUILD/soak-fuzz" ;;
+    *) echo "no such part: $part"; return 2 ;;
+  esac
+}
+
+start=$(date +%s)
+run >"$log" 2>&1 </dev/null
+status=$?
+printf '%-6s %6d s  %s\n' "$part" $(($(date +%s) - start)) "$(tail -n 1 "$log")"
+[ $status -eq 0 ] || { echo "soak-$part: exit status $status, log: $log" >&2; exit 1; }

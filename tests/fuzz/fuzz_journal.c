@@ -1,0 +1,57 @@
+/* libFuzzer target: any bytes as the records of a journal. What is accepted lies inside the text, holds only memory that is there, and is
+ * read as the same again when the text is cut where its last good record ends. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "convert/journal.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
+
+static void must(bool holds) {
+  if (!holds) abort(); /* a finding */
+}
+
+/* The checks of all records made right, which no mutation finds by chance. */
+static void seal(uint8_t *text, size_t n) {
+  for (size_t at = MM_JOURNAL_HEADER; n - at > 12;) {
+    uint32_t length;
+    mm_digest d;
+    memcpy(&length, text + at, 4);
+    if (length > n - at - 12) return;
+    must(mm_sha256(text + at + 4, length, &d, NULL));
+    uint64_t check = mm_digest_check(&d);
+    memcpy(text + at + 4 + length, &check, 8);
+    at += 12 + (size_t)length;
+  }
+}
+
+/* Looks at every byte of what was read. */
+static uint64_t sum(const mm_journal *j) {
+  uint64_t s = 0;
+  for (size_t i = 0; i < j->block_count; i++) s += j->block[i].at.block + j->block[i].digest.byte[31];
+  for (size_t i = 0; i < j->step_count; i++) {
+    const mm_step_entry *e = &j->step[i];
+    for (size_t k = 0; k < e->put_count; k++) s += e->put[k].offset + e->put[k].check;
+    for (size_t k = 0; k < e->dead_count; k++) s += e->dead[k];
+  }
+  return s;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
+  mm_journal j = {.fd = -1}, again = {.fd = -1};
+  mm_err err = {0};
+  uint64_t end, end_again;
+  uint8_t *text = calloc(1, MM_JOURNAL_HEADER + n); /* not one byte more */
+  must(text);
+  if (n) memcpy(text + MM_JOURNAL_HEADER, data, n);
+  seal(text, MM_JOURNAL_HEADER + n);
+  must(mm_journal_parse(&j, text, MM_JOURNAL_HEADER + n, &end, &err) && err.status == MM_OK);
+  must(end >= MM_JOURNAL_HEADER && end <= MM_JOURNAL_HEADER + n);
+  must(mm_journal_parse(&again, text, end, &end_again, &err) && end_again == end);
+  if (end == MM_JOURNAL_HEADER + n) must(again.block_count == j.block_count && again.step_count == j.step_count && sum(&again) == sum(&j));
+  must(sum(&j) == sum(&j));
+  mm_journal_close(&j);
+  mm_journal_close(&again);
+  free(text);
+  return 0;
+}
