@@ -269,6 +269,28 @@ static void queue(void **state) {
   }
 }
 
+/* A choice is the draw of its position: the same as from the logits of a plain step. */
+static void queue_draws(void **state) {
+  (void)state;
+  running r;
+  start(&r, ref_dims(MM_FAMILY_M2, false), 1, &mm_ops_cpu);
+  int32_t id[4], got;
+  for (uint32_t t = 0; t < 4; t++) id[t] = id_at(0, t);
+  mm_span span = {1, 0, 4, 0};
+  const uint32_t last = 3;
+  mm_err err = {0};
+  mm_sampler *sampler = mm_sampler_open(r.ref.m.vocab, &err);
+  assert_true(mm_engine_step(r.engine, &(mm_batch){4, id, 1, &span, 1, &last, NULL}, r.logits, &err));
+  for (uint64_t seed = 0; seed < 20; seed++) {
+    const mm_sampling set = {1.5, 0.9, 30, seed};
+    assert_true(mm_engine_queue(r.engine, &(mm_batch){4, id, 1, &span, 1, &last, &set}, &err));
+    assert_true(mm_engine_collect(r.engine, &got, &err));
+    assert_int_equal(got, mm_sample(sampler, &set, 4, r.logits));
+  }
+  mm_sampler_close(sampler);
+  stop(&r);
+}
+
 static void queue_refusals(void **state) {
   (void)state;
   running r;
@@ -426,9 +448,9 @@ static void sums(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(models),        cmocka_unit_test(odd_head_count), cmocka_unit_test(outputs),    cmocka_unit_test(refusals),
-      cmocka_unit_test(queue),         cmocka_unit_test(queue_refusals), cmocka_unit_test(bad_limits), cmocka_unit_test(failing_rank),
-      cmocka_unit_test(failing_opens), cmocka_unit_test(sums),
+      cmocka_unit_test(models),       cmocka_unit_test(odd_head_count), cmocka_unit_test(outputs),        cmocka_unit_test(refusals),
+      cmocka_unit_test(queue),        cmocka_unit_test(queue_draws),    cmocka_unit_test(queue_refusals), cmocka_unit_test(bad_limits),
+      cmocka_unit_test(failing_rank), cmocka_unit_test(failing_opens),  cmocka_unit_test(sums),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
