@@ -77,7 +77,8 @@ static bool open_rank(rank *r, mm_err *err) {
                          .act_quant = e->config.act_quant,
                          .calibration = e->config.calibration,
                          .never = e->never,
-                         .eager = e->config.eager};
+                         .eager = e->config.eager,
+                         .kv_fp8 = e->config.kv_fp8};
   return mm_forward_open(&r->forward, e->config.ops, &c, err);
 }
 

@@ -29,8 +29,8 @@ typedef struct mm_engine_config {
   unsigned threads; /* CPU threads per rank, ≥ 1 */
   bool act_quant;   /* as in mm_backend_config; the ops must be able to */
   struct mm_calibration *calibration;
-  const bool *never; /* [vocab]: ids that no step chooses, or NULL; ids whose head row is zero are never chosen */
-  bool eager;        /* ops.h */
+  const bool *never;  /* [vocab]: ids that no step chooses, or NULL; ids whose head row is zero are never chosen */
+  bool eager, kv_fp8; /* ops.h */
 } mm_engine_config;
 
 /* Borrows the shards until close. */

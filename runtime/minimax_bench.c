@@ -21,7 +21,7 @@
 #define ATTENTION_RATE 6.5e14
 
 typedef struct bench_args {
-  const char *model, *quant, *experts;
+  const char *model, *quant, *experts, *kv;
   uint64_t layers, batch, context, tokens, steps; /* 0: the subject's own */
 } bench_args;
 
@@ -48,6 +48,7 @@ static const bench_case cases[] = {
 typedef struct bench {
   const bench_case *c;
   uint32_t steps;
+  bool kv_fp8;
   mm_model model;
   mm_rank_weights weights;
   mm_forward forward;
@@ -154,7 +155,7 @@ static double decode_bytes(const bench *b, uint32_t rows, double context) {
     sum += bytes_of(&y->qkv) + bytes_of(&y->out) + bytes_of(&y->output_gate) + bytes_of(&y->router);
     sum += experts_reached(m, rows) * (bytes_of(&y->w13) + bytes_of(&y->w2));
     sum += m->attn[l] == MM_ATTN_LIGHTNING ? 8.0 * rows * m->heads * m->head_dim * m->head_dim
-                                           : 4.0 * rows * context * m->kv_heads * m->head_dim;
+                                           : 2.0 * rows * context * m->kv_heads * (b->kv_fp8 ? m->head_dim + 4 : 2 * m->head_dim);
   }
   return sum;
 }
@@ -245,10 +246,10 @@ static bool measure(bench *b, mm_err *err) {
   double s;
   for (int i = 0; i < 8 && c->batch[i]; i++) {
     if (!decode(b, c->batch[i], &s, err)) return false;
-    const double bytes = decode_bytes(b, c->batch[i], c->context + WARMUP + b->steps / 2), floor_s = bytes / b->copy_rate;
-    printf("%s x %u %s/%s, decode B=%u context %u: %9.1f us, %7.1f tokens/s, %.3f GB floor %.1f us, %.2f x floor (%.2f of copy)\n",
-           c->model, c->layers, c->quant, c->experts, c->batch[i], c->context, s * 1e6, c->batch[i] / s, bytes * 1e-9, floor_s * 1e6,
-           s / floor_s, floor_s / s);
+    const double bytes = decode_bytes(b, c->batch[i], c->context + WARMUP + 0.5 * b->steps), floor_s = bytes / b->copy_rate;
+    printf("%s x %u %s/%s, decode B=%u context %u%s: %9.1f us, %7.1f tokens/s, %.3f GB floor %.1f us, %.2f x floor (%.2f of copy)\n",
+           c->model, c->layers, c->quant, c->experts, c->batch[i], c->context, b->kv_fp8 ? " fp8" : "", s * 1e6, c->batch[i] / s,
+           bytes * 1e-9, floor_s * 1e6, s / floor_s, floor_s / s);
   }
   if (!c->tokens) return true;
   if (!prefill(b, &s, err)) return false;
@@ -278,7 +279,7 @@ static bool open_case(bench *b, const mm_ops *ops, mm_err *err) {
   b->time = mm_calloc(mm_max(b->steps, REPEATS), sizeof *b->time, err);
   if (!b->id || !b->span || !b->out || !b->sampling || !b->logits || !b->time) return false;
   for (uint32_t i = 0; i < slots; i++) b->out[i] = i, b->sampling[i].top_p = 1;
-  const mm_backend_config config = {.model = &b->model, .weights = &b->weights, .limits = limits, .threads = 1};
+  const mm_backend_config config = {.model = &b->model, .weights = &b->weights, .limits = limits, .threads = 1, .kv_fp8 = b->kv_fp8};
   return make_weights(b, err) && mm_forward_open(&b->forward, ops, &config, err);
 }
 
@@ -325,7 +326,7 @@ static bool bench_all(const bench_args *a, const char *subject, mm_err *err) {
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     if (strcmp(cases[i].subject, subject) != 0 || (a->model && strcmp(cases[i].model, a->model) != 0)) continue;
     const bench_case c = adjusted(cases[i], a);
-    bench b = {.c = &c, .steps = (uint32_t)a->steps, .copy_rate = copy_rate};
+    bench b = {.c = &c, .steps = (uint32_t)a->steps, .kv_fp8 = strcmp(a->kv, "fp8") == 0, .copy_rate = copy_rate};
     bool ok = open_case(&b, ops, err) && measure(&b, err);
     close_case(&b);
     if (!ok) return false;
@@ -335,12 +336,13 @@ static bool bench_all(const bench_args *a, const char *subject, mm_err *err) {
 
 int main(int argc, char **argv) {
   mm_program_start();
-  bench_args a = {.steps = 64};
+  bench_args a = {.kv = "auto", .steps = 64};
   const mm_option options[] = {
       {"model", NULL, 0, MM_OPT_STR, &a.model, "NAME", "only this model's shapes", "m1|m2", 0, 0},
       {"layers", NULL, 0, MM_OPT_U64, &a.layers, "N", "layers of the model (8; all of M2 for decode)", NULL, 1, MM_MAX_LAYERS},
       {"quant", NULL, 0, MM_OPT_STR, &a.quant, "SCHEME", "of the attention's matrices (block_fp8)", SCHEMES, 0, 0},
       {"expert-quant", NULL, 0, MM_OPT_STR, &a.experts, "SCHEME", "of the experts (block_fp8; w4a16 and nvfp4 for decode)", SCHEMES, 0, 0},
+      {"kv-cache-dtype", NULL, 0, MM_OPT_STR, &a.kv, "TYPE", "of cached keys and values (auto: bf16)", "auto|fp8", 0, 0},
       {"batch", NULL, 0, MM_OPT_U64, &a.batch, "N", "sequences of a decode step (1, 4, 16, 64 and 256; 1 for decode)", NULL, 1, 256},
       {"context", NULL, 0, MM_OPT_U64, &a.context, "N", "tokens that each of them holds (1024)", NULL, 1, 1 << 19},
       {"tokens", NULL, 0, MM_OPT_U64, &a.tokens, "N", "of a prefill step (8192)", NULL, 1, 1 << 19},

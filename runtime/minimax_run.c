@@ -28,7 +28,7 @@ static const mm_ops *const devices[] = {
 #endif
 
 typedef struct run_args {
-  const char *dir, *prompt, *prompt_file, *device, *act_quant; /* act_quant: NULL where not given */
+  const char *dir, *prompt, *prompt_file, *device, *act_quant, *kv; /* act_quant: NULL where not given */
   double temperature, top_p;
   uint64_t top_k, seed, max_tokens, max_model_len, threads; /* max_model_len and threads: 0 where not given */
   bool added_tokens, ignore_eos, quiet;
@@ -154,7 +154,8 @@ static bool open_engine(run *r, mm_err *err) {
   unsigned threads = (unsigned)(r->a->threads ? r->a->threads : mm_max(1, mm_pool_cpus() / r->shards.pack.tp));
   mm_engine_config c = {.limits = {(uint32_t)mm_min(PREFILL_ROWS, r->prompt_count), 1, (uint32_t)r->prompt_count + r->budget},
                         .threads = threads,
-                        .never = r->never};
+                        .never = r->never,
+                        .kv_fp8 = strcmp(r->a->kv, "fp8") == 0};
   for (size_t i = 0; i < sizeof devices / sizeof *devices; i++)
     if (strcmp(devices[i]->name, r->a->device) == 0) c.ops = devices[i];
   c.act_quant = r->act_quant = r->a->act_quant ? strcmp(r->a->act_quant, "on") == 0 : c.ops->act_quant;
@@ -265,7 +266,7 @@ static bool run_all(const run_args *a, mm_err *err) {
 
 int main(int argc, char **argv) {
   mm_program_start();
-  run_args a = {.device = "cpu", .top_p = 1, .max_tokens = 256};
+  run_args a = {.device = "cpu", .kv = "auto", .top_p = 1, .max_tokens = 256};
   const mm_option options[] = {
       {"prompt", NULL, 'p', MM_OPT_STR, &a.prompt, "TEXT", "text to continue", NULL, 0, 0},
       {"prompt-file", NULL, 0, MM_OPT_STR, &a.prompt_file, "FILE", "the same from a file, its last newline included", NULL, 0, 0},
@@ -283,6 +284,8 @@ int main(int argc, char **argv) {
       {"act-quant", NULL, 0, MM_OPT_STR, &a.act_quant, "WORD",
        "round the inputs of linears as their scheme defines, or not: weights alone are quantised then (on where the device can, else off)",
        "on|off", 0, 0},
+      {"kv-cache-dtype", NULL, 0, MM_OPT_STR, &a.kv, "TYPE", "of cached keys and values, fp8 on cuda: e4m3 (auto: the device's own)",
+       "auto|fp8", 0, 0},
       {"threads", NULL, 't', MM_OPT_U64, &a.threads, "N", "CPU threads per rank (CPUs / ranks)", NULL, 1, 1024},
       {"quiet", NULL, 'q', MM_OPT_FLAG, &a.quiet, NULL, "no summary on stderr", NULL, 0, 0},
   };

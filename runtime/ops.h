@@ -65,6 +65,7 @@ typedef struct mm_backend_config {
   struct mm_calibration *calibration; /* NULL, or what the inputs of linears are added to (calibration.h); CPU backends */
   const bool *never;                  /* [vocab]: ids that are not to be chosen */
   bool eager;                         /* never replay a recorded step: for debuggers, and to look between ops */
+  bool kv_fp8; /* caches of full attention in e4m3, a scale for each token and head; MM_UNSUPPORTED where there are none */
 } mm_backend_config;
 
 typedef struct mm_ops {

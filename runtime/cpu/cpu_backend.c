@@ -85,6 +85,10 @@ static void cpu_close(mm_backend *b) {
 }
 
 static mm_backend *cpu_open(const mm_backend_config *c, mm_err *err) {
+  if (c->kv_fp8) {
+    mm_fail(err, MM_UNSUPPORTED, "E_SCHEME", mm_at(NULL, NULL), "found a KV cache in fp8; the cpu backend keeps f32");
+    return NULL;
+  }
   mm_backend *b = mm_calloc(1, sizeof *b, err);
   if (!b) return NULL;
   b->c = *c;

@@ -148,7 +148,8 @@ bool open_caches(mm_backend *b, mm_err *err) {
   const mm_limits *limits = &b->c.limits;
   const uint32_t d = m->head_dim, first_head = b->c.weights->rank * b->heads.heads;
   b->pages_per_slot = (uint32_t)mm_ceil_div(limits->max_positions, MM_CU_PAGE);
-  const uint64_t pages = (uint64_t)limits->slots * b->pages_per_slot, cells = pages * b->heads.kv_heads * MM_CU_PAGE * d;
+  const uint64_t pages = (uint64_t)limits->slots * b->pages_per_slot, cells = pages * b->heads.kv_heads * MM_CU_PAGE;
+  const uint64_t cell_bytes = b->c.kv_fp8 ? d : 2 * d;
   std::vector<uint32_t> table(pages);
   for (uint64_t i = 0; i < pages; i++) table[i] = (uint32_t)i;
   if (!(b->page_table = b->memory.array<uint32_t>(pages, err))) return false;
@@ -164,8 +165,11 @@ bool open_caches(mm_backend *b, mm_err *err) {
       if (!c.slope || !c.state) return false;
       if (!mm_cu_check(cudaMemcpy(c.slope, slope.data(), slope.size() * 4, cudaMemcpyHostToDevice), "copy slopes", err)) return false;
     } else {
-      c.kv = {b->memory.array<bf16>(cells, err), b->memory.array<bf16>(cells, err), b->page_table, b->pages_per_slot};
+      c.kv = {b->memory.alloc(cells * cell_bytes, err), b->memory.alloc(cells * cell_bytes, err), b->page_table, b->pages_per_slot};
       if (!c.kv.k || !c.kv.v) return false;
+      if (!b->c.kv_fp8) continue;
+      c.kv.k_scale = b->memory.array<float>(cells, err), c.kv.v_scale = b->memory.array<float>(cells, err);
+      if (!c.kv.k_scale || !c.kv.v_scale) return false;
     }
   }
   std::vector<float> freq(m->rotary_dim / 2);

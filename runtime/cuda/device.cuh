@@ -3,6 +3,8 @@
 #define MM_CUDA_DEVICE_CUH
 
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
 #include <stdint.h>
 
 typedef __nv_bfloat16 bf16;
@@ -74,6 +76,31 @@ __device__ __forceinline__ void ldmatrix4_trans(uint32_t r[4], const void *share
 __device__ __forceinline__ uint32_t pack2(float lo, float hi) {
   bf162 p = __floats2bfloat162_rn(lo, hi);
   return *reinterpret_cast<uint32_t *>(&p);
+}
+__device__ __forceinline__ uint32_t pack2_half(float lo, float hi) {
+  half2 p = __floats2half2_rn(lo, hi);
+  return *reinterpret_cast<uint32_t *>(&p);
+}
+/* Two e4m3 as f16, exactly. */
+__device__ __forceinline__ uint32_t widen2_half(uint16_t codes) {
+  __half2_raw p = __nv_cvt_fp8x2_to_halfraw2(codes, __NV_E4M3);
+  return *reinterpret_cast<uint32_t *>(&p);
+}
+/* Sixteen e4m3 as two 16-byte pieces of f16. */
+__device__ __forceinline__ void widen16_half(uint4 out[2], uint4 q) {
+  const uint32_t w[4] = {q.x, q.y, q.z, q.w};
+  uint32_t v[8];
+#pragma unroll
+  for (int i = 0; i < 4; i++) v[2 * i] = widen2_half((uint16_t)w[i]), v[2 * i + 1] = widen2_half((uint16_t)(w[i] >> 16));
+  out[0] = make_uint4(v[0], v[1], v[2], v[3]), out[1] = make_uint4(v[4], v[5], v[6], v[7]);
+}
+/* Eight numbers times `inverse` as e4m3. */
+__device__ __forceinline__ uint2 narrow8_e4m3(const float v[8], float inverse) {
+  uint32_t w[4];
+#pragma unroll
+  for (int i = 0; i < 4; i++)
+    w[i] = __nv_cvt_float2_to_fp8x2(make_float2(v[2 * i] * inverse, v[2 * i + 1] * inverse), __NV_SATFINITE, __NV_E4M3);
+  return make_uint2(w[0] | w[1] << 16, w[2] | w[3] << 16);
 }
 __device__ __forceinline__ float low(uint32_t pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float high(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }

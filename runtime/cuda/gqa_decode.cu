@@ -3,7 +3,8 @@
  * A block is (kv head, row, split); its warps take tiles of 16 keys in turn. Each warp keeps three tiles of keys and values in shared
  * memory under its own asynchronous copies and waits for nobody. Both products have the keys or the value columns on the 16-row side of
  * mma.m16n8k16 and the query heads of the group on its eight columns: sᵀ = K qᵀ, oᵀ = Vᵀ pᵀ. Warps merge in shared memory; the last block
- * of a (row, kv head) merges the splits. How a row is split depends on its own length and the number of rows alone. */
+ * of a (row, kv head) merges the splits. A tile of an e4m3 cache is widened to f16 in shared memory, exactly; its scales go to the scores
+ * and the probabilities. How a row is split depends on its own length and the number of rows alone. */
 #include "runtime/cuda/device.cuh"
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/launch.h"
@@ -24,25 +25,42 @@ struct work_space {
   uint32_t splits;
 };
 
-/* A warp's tile; the 16-byte piece c of row r lies at piece c ^ (r % 8). */
+/* A warp's tile of bf16 or f16; the 16-byte piece c of row r lies at piece c ^ (r % 8). */
 template <int D>
 struct key_tile {
-  bf16 k[kKeys][D], v[kKeys][D];
+  uint16_t k[kKeys][D], v[kKeys][D];
+};
+/* The same in e4m3, as it lies in the cache. */
+template <int D>
+struct narrow_tile {
+  uint8_t k[kKeys][D], v[kKeys][D];
+  float k_scale[kKeys], v_scale[kKeys];
+};
+template <int D, bool kFp8>
+struct tile_ring {
+  key_tile<D> tile[kWarps][kStages];
 };
 template <int D>
+struct tile_ring<D, true> {
+  narrow_tile<D> tile[kWarps][kStages];
+  key_tile<D> wide[kWarps];
+};
+template <int D, bool kFp8>
 union decode_shared {
-  key_tile<D> tile[kWarps][kStages];
+  tile_ring<D, kFp8> ring;
   partial<D> part[kWarps];
 };
 
 template <int D>
-__device__ __forceinline__ bf16 *piece(bf16 (&m)[kKeys][D], uint32_t row, uint32_t c) {
+__device__ __forceinline__ uint16_t *piece(uint16_t (&m)[kKeys][D], uint32_t row, uint32_t c) {
   return &m[row][(c ^ row % 8) * 8];
 }
 
-/* Starts the copy of 16 keys; those at or past valid become zeros, so that what the cache holds there never reaches a sum. */
+/* Starts the copy of 16 keys from `cell` (token and head) on; those at or past valid become zeros, so that what the cache holds there
+ * never reaches a sum. */
 template <int D>
-__device__ __forceinline__ void fetch_tile(key_tile<D> &to, const bf16 *k, const bf16 *v, uint32_t valid) {
+__device__ __forceinline__ void fetch_tile(key_tile<D> &to, const mm_cu_kv &kv, size_t cell, uint32_t valid) {
+  const bf16 *k = static_cast<const bf16 *>(kv.k) + cell * D, *v = static_cast<const bf16 *>(kv.v) + cell * D;
 #pragma unroll
   for (int i = 0; i < kKeys * D / 8 / 32; i++) {
     const uint32_t at = i * 32 + threadIdx.x % 32, row = at / (D / 8), c = at % (D / 8);
@@ -50,6 +68,40 @@ __device__ __forceinline__ void fetch_tile(key_tile<D> &to, const bf16 *k, const
     copy16_or_zero(piece<D>(to.v, row, c), v + at * 8, row < valid);
   }
 }
+template <int D>
+__device__ __forceinline__ void fetch_tile(narrow_tile<D> &to, const mm_cu_kv &kv, size_t cell, uint32_t valid) {
+  const uint8_t *k = static_cast<const uint8_t *>(kv.k) + cell * D, *v = static_cast<const uint8_t *>(kv.v) + cell * D;
+  const uint32_t lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < kKeys * D / 16 / 32; i++) {
+    const uint32_t at = (i * 32 + lane) * 16, row = at / D;
+    copy16_or_zero(&to.k[0][0] + at, k + at, row < valid);
+    copy16_or_zero(&to.v[0][0] + at, v + at, row < valid);
+  }
+  if (lane < kKeys / 4) copy16(&to.k_scale[lane * 4], kv.k_scale + cell + lane * 4);
+  if (lane >= 16 && lane < 16 + kKeys / 4) copy16(&to.v_scale[(lane - 16) * 4], kv.v_scale + cell + (lane - 16) * 4);
+}
+
+/* Each lane widens what it fetched. */
+template <int D>
+__device__ __forceinline__ void widen_tile(key_tile<D> &to, const narrow_tile<D> &from) {
+#pragma unroll
+  for (int i = 0; i < kKeys * D / 16 / 32; i++) {
+    const uint32_t at = (i * 32 + threadIdx.x % 32) * 16, row = at / D, c = at % D / 8;
+    uint4 wide[2];
+    widen16_half(wide, *reinterpret_cast<const uint4 *>(&from.k[0][0] + at));
+    *reinterpret_cast<uint4 *>(piece<D>(to.k, row, c)) = wide[0], *reinterpret_cast<uint4 *>(piece<D>(to.k, row, c + 1)) = wide[1];
+    widen16_half(wide, *reinterpret_cast<const uint4 *>(&from.v[0][0] + at));
+    *reinterpret_cast<uint4 *>(piece<D>(to.v, row, c)) = wide[0], *reinterpret_cast<uint4 *>(piece<D>(to.v, row, c + 1)) = wide[1];
+  }
+}
+
+/* What lane (g, t) multiplies the scores and the probabilities of keys g and g + 8 by. Probabilities times value scales are f16: a power
+ * of two, taken back at the end, keeps them in range for values of 1e-4 to 1e5. */
+struct key_factors {
+  float k[2], v[2];
+};
+constexpr float kValueUp = 256;
 
 /* The 8 x 8 matrix of 16-bit values spread over the warp (lane (g, t): row g, columns 2t, 2t+1), turned. */
 __device__ __forceinline__ uint32_t turn(uint32_t pair) {
@@ -64,20 +116,23 @@ struct running {
   float o[D / 16][4] = {}, m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0};
 };
 
-template <int D>
-__device__ __forceinline__ void fold_tile(key_tile<D> &tile, uint32_t valid, float scale, const uint32_t (&q)[D / 16][2], running<D> &r) {
+template <int D, bool kFp8>
+__device__ __forceinline__ void fold_tile(key_tile<D> &tile, const key_factors &f, uint32_t valid, float scale,
+                                          const uint32_t (&q)[D / 16][2], running<D> &r) {
   const uint32_t lane = threadIdx.x % 32, g = lane / 4;
+  const auto multiply = kFp8 ? mma_half : mma;
+  const auto pack = kFp8 ? pack2_half : pack2;
   uint32_t a[4];
   float s[2][4] = {};
 #pragma unroll
   for (int j = 0; j < D / 16; j++) {
     ldmatrix4(a, piece<D>(tile.k, lane % 16, 2 * j + lane / 16));
-    mma(s[j % 2], a, q[j][0], q[j][1]);
+    multiply(s[j % 2], a, q[j][0], q[j][1]);
   }
   uint32_t p[2];
   float e[4];
 #pragma unroll
-  for (int i = 0; i < 4; i++) e[i] = g + i / 2 * 8 < valid ? (s[0][i] + s[1][i]) * scale : -INFINITY;
+  for (int i = 0; i < 4; i++) e[i] = g + i / 2 * 8 < valid ? (s[0][i] + s[1][i]) * (kFp8 ? scale * f.k[i / 2] : scale) : -INFINITY;
 #pragma unroll
   for (int h = 0; h < 2; h++) {
     float top = fmaxf(r.m[h], fmaxf(e[h], e[h + 2]));
@@ -90,12 +145,35 @@ __device__ __forceinline__ void fold_tile(key_tile<D> &tile, uint32_t valid, flo
 #pragma unroll
     for (int j = 0; j < D / 16; j++) r.o[j][h] *= shrink, r.o[j][h + 2] *= shrink;
   }
-  p[0] = turn(pack2(e[0], e[1])), p[1] = turn(pack2(e[2], e[3]));
+  if (kFp8) e[0] *= f.v[0], e[1] *= f.v[0], e[2] *= f.v[1], e[3] *= f.v[1];
+  p[0] = turn(pack(e[0], e[1])), p[1] = turn(pack(e[2], e[3]));
 #pragma unroll
   for (int j = 0; j < D / 16; j++) {
     ldmatrix4_trans(a, piece<D>(tile.v, lane % 8 + lane / 16 * 8, 2 * j + lane / 8 % 2));
-    mma(r.o[j], a, p[0], p[1]);
+    multiply(r.o[j], a, p[0], p[1]);
   }
+}
+
+/* Folds a fetched tile, which every lane has waited for. */
+template <int D>
+__device__ __forceinline__ void fold_stage(tile_ring<D, false> &ring, uint32_t stage, uint32_t valid, float scale,
+                                           const uint32_t (&q)[D / 16][2], running<D> &r) {
+  fold_tile<D, false>(ring.tile[threadIdx.x / 32][stage], {}, valid, scale, q, r);
+}
+template <int D>
+__device__ __forceinline__ void fold_stage(tile_ring<D, true> &ring, uint32_t stage, uint32_t valid, float scale,
+                                           const uint32_t (&q)[D / 16][2], running<D> &r) {
+  const uint32_t warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4;
+  const narrow_tile<D> &from = ring.tile[warp][stage];
+  key_factors f;
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    const uint32_t key = g + 8 * i;
+    f.k[i] = from.k_scale[key], f.v[i] = key < valid ? from.v_scale[key] * kValueUp : 0.0f; /* an unused cell's scale may be anything */
+  }
+  widen_tile<D>(ring.wide[warp], from);
+  __syncwarp();
+  fold_tile<D, true>(ring.wide[warp], f, valid, scale, q, r);
 }
 
 /* factor[i][head] = what part i's o counts in the sum, normalised or relative to the largest m; a warp per head. */
@@ -134,12 +212,12 @@ __device__ __forceinline__ void sum_parts(const partial<D> *p, uint32_t n, uint3
   }
 }
 
-template <int D>
+template <int D, bool kFp8>
 __global__ void __launch_bounds__(kThreads, 1)
     gqa_step(const __grid_constant__ mm_cu_heads h, const __grid_constant__ mm_cu_rows r, const __grid_constant__ mm_cu_kv kv,
              const __grid_constant__ mm_cu_gqa a, const __grid_constant__ work_space ws) {
   extern __shared__ __align__(128) uint8_t shared_raw[];
-  auto &sh = *reinterpret_cast<decode_shared<D> *>(shared_raw);
+  auto &sh = *reinterpret_cast<decode_shared<D, kFp8> *>(shared_raw);
   __shared__ float factor[kMaxSplits][kGroup];
   __shared__ bool last;
   const uint32_t kv_head = blockIdx.x, row = blockIdx.y, split = blockIdx.z, group = h.heads / h.kv_heads;
@@ -167,8 +245,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   uint32_t page = page_of(next); /* known a turn before it is needed */
   auto fetch = [&](uint32_t stage) {
     if (next < end) {
-      const size_t at = (((size_t)page * h.kv_heads + kv_head) * MM_CU_PAGE + next % (MM_CU_PAGE / kKeys) * kKeys) * D;
-      fetch_tile<D>(sh.tile[warp][stage], kv.k + at, kv.v + at, keys - next * kKeys);
+      const size_t cell = ((size_t)page * h.kv_heads + kv_head) * MM_CU_PAGE + next % (MM_CU_PAGE / kKeys) * kKeys;
+      fetch_tile<D>(sh.ring.tile[warp][stage], kv, cell, keys - next * kKeys);
     }
     copy_commit();
     next += kWarps;
@@ -181,7 +259,10 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
   for (int j = 0; j < D / 16; j++) {
 #pragma unroll
-    for (int i = 0; i < 2; i++) q[j][i] = g < group ? *reinterpret_cast<const uint32_t *>(q_row + j * 16 + i * 8 + 2 * t) : 0;
+    for (int i = 0; i < 2; i++) {
+      q[j][i] = g < group ? *reinterpret_cast<const uint32_t *>(q_row + j * 16 + i * 8 + 2 * t) : 0;
+      if (kFp8) q[j][i] = pack2_half(low(q[j][i]), high(q[j][i]));
+    }
   }
   const float scale = rsqrtf((float)D) * 1.4426950408889634f;
   running<D> sum;
@@ -191,20 +272,22 @@ __global__ void __launch_bounds__(kThreads, 1)
     fetch(stage == 0 ? kStages - 1 : stage - 1);
     copy_wait<kStages - 1>();
     __syncwarp();
-    fold_tile<D>(sh.tile[warp][stage], keys - tile * kKeys, scale, q, sum);
+    fold_stage<D>(sh.ring, stage, keys - tile * kKeys, scale, q, sum);
     stage = stage == kStages - 1 ? 0 : stage + 1;
   }
   copy_wait<0>();
   __syncthreads();
 
   partial<D> &own = sh.part[warp];
+  constexpr float down = kFp8 ? 1 / kValueUp : 1;
 #pragma unroll
   for (int i = 0; i < 2; i++) {
 #pragma unroll
     for (int d = 4; d < 32; d *= 2) sum.l[i] += __shfl_xor_sync(0xffffffffu, sum.l[i], d);
     if (g == 0) own.m[2 * t + i] = sum.m[i], own.l[2 * t + i] = sum.l[i];
 #pragma unroll
-    for (int j = 0; j < D / 16; j++) own.o[2 * t + i][j * 16 + g] = sum.o[j][i], own.o[2 * t + i][j * 16 + 8 + g] = sum.o[j][i + 2];
+    for (int j = 0; j < D / 16; j++)
+      own.o[2 * t + i][j * 16 + g] = sum.o[j][i] * down, own.o[2 * t + i][j * 16 + 8 + g] = sum.o[j][i + 2] * down;
   }
   __syncthreads();
   partial<D> *mine = reinterpret_cast<partial<D> *>(ws.part) + (((size_t)row * h.kv_heads + kv_head) * ws.splits + split);
@@ -243,7 +326,9 @@ uint32_t splits_for(const mm_cu_heads &h, uint32_t rows) {
 
 template <int D>
 cudaError_t run(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv &kv, const mm_cu_gqa &a, const work_space &ws, cudaStream_t s) {
-  return launch(gqa_step<D>, dim3(h.kv_heads, a.tokens, ws.splits), kThreads, sizeof(decode_shared<D>), s, h, r, kv, a, ws);
+  const dim3 grid(h.kv_heads, a.tokens, ws.splits);
+  if (kv.k_scale) return launch(gqa_step<D, true>, grid, kThreads, sizeof(decode_shared<D, true>), s, h, r, kv, a, ws);
+  return launch(gqa_step<D, false>, grid, kThreads, sizeof(decode_shared<D, false>), s, h, r, kv, a, ws);
 }
 
 }  // namespace

@@ -106,11 +106,13 @@ struct mm_cu_rows {
 };
 
 #define MM_CU_PAGE 64
-/* One layer's KV cache: pages of 64 positions, [page][kv head][64][d], found through table[slot · pages_per_slot + pos / 64]. */
+/* One layer's KV cache: pages of 64 positions, [page][kv head][64][d], found through table[slot · pages_per_slot + pos / 64]. Numbers are
+ * bf16; with scales (f32, [page][kv head][64], largest magnitude / 448) they are e4m3. */
 struct mm_cu_kv {
-  __nv_bfloat16 *k, *v;
+  void *k, *v;
   const uint32_t *table;
   uint32_t pages_per_slot;
+  float *k_scale, *v_scale;
 };
 struct mm_cu_heads {
   uint32_t heads, kv_heads, head_dim, rotary_dim; /* head_dim 64 or 128; heads / kv_heads ≤ 8 */

@@ -1,5 +1,6 @@
 /* Between the qkv projection and attention, one pass over qkv: the optional RMS norm of q over all heads and of k over all kv heads,
- * RoPE on the first rotary_dim columns of each head (halves rotated against each other), q back in place, k and v to their pages. */
+ * RoPE on the first rotary_dim columns of each head (halves rotated against each other), q back in place, k and v to their pages, as bf16
+ * or as e4m3 under one scale per token and head. */
 #include "runtime/cuda/device.cuh"
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/launch.h"
@@ -65,13 +66,24 @@ __global__ void __launch_bounds__(kMaxThreads) rope(const __grid_constant__ mm_c
       x[1][i] = x[1][i] * c + x[0][i] * s, x[0][i] = y;
     }
   }
-  if (!active) return;
-  bf16 *to = from;
-  if (!is_q) {
-    const uint32_t kv_head = head - h.heads - (is_k ? 0 : h.kv_heads);
-    to = (is_k ? kv.k : kv.v) + (((size_t)page * h.kv_heads + kv_head) * MM_CU_PAGE + pos % MM_CU_PAGE) * d;
+  float top = 0; /* the largest magnitude of the head */
+  if (kv.k_scale) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) top = fmaxf(top, fmaxf(fabsf(x[0][i]), fabsf(x[1][i])));
+    for (uint32_t m = per_head / 2; m > 0; m /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, m));
   }
-  *reinterpret_cast<uint4 *>(to + c0) = narrow8(x[0]), *reinterpret_cast<uint4 *>(to + c1) = narrow8(x[1]);
+  if (!active) return;
+  const uint32_t kv_head = head - h.heads - (is_k ? 0 : h.kv_heads);
+  const size_t cell = ((size_t)page * h.kv_heads + kv_head) * MM_CU_PAGE + pos % MM_CU_PAGE;
+  if (is_q || !kv.k_scale) {
+    bf16 *to = is_q ? from : static_cast<bf16 *>(is_k ? kv.k : kv.v) + cell * d;
+    *reinterpret_cast<uint4 *>(to + c0) = narrow8(x[0]), *reinterpret_cast<uint4 *>(to + c1) = narrow8(x[1]);
+    return;
+  }
+  uint8_t *to = static_cast<uint8_t *>(is_k ? kv.k : kv.v) + cell * d;
+  const float inverse = top > 0 ? 448.0f / top : 0.0f;
+  *reinterpret_cast<uint2 *>(to + c0) = narrow8_e4m3(x[0], inverse), *reinterpret_cast<uint2 *>(to + c1) = narrow8_e4m3(x[1], inverse);
+  if (p == 0) (is_k ? kv.k_scale : kv.v_scale)[cell] = top / 448.0f;
 }
 
 }  // namespace

@@ -63,7 +63,7 @@ void report_true(const std::string &what, bool ok) {
   printf("%-4s %s\n", ok ? "ok" : "FAIL", what.c_str());
 }
 
-static double e4m3(uint8_t c) {
+double e4m3(uint8_t c) {
   int e = c >> 3 & 15, m = c & 7;
   double v = e == 0 ? m * 0x1p-9 : ldexp(8 + m, e - 10);
   return c & 0x80 ? -v : v;

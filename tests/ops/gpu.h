@@ -36,6 +36,7 @@ extern rng g_rng;
 
 inline float to_float(__nv_bfloat16 v) { return __bfloat162float(v); }
 inline float to_float(float v) { return v; }
+double e4m3(uint8_t code);
 inline double silu_ref(double x) { return x / (1 + exp(-x)); }
 
 /* A device array; poisoned (0xff bytes: NaN) until written. */

@@ -5,7 +5,53 @@
 
 struct attention_case {
   mm_cu_heads h;
-  bool norm;
+  bool norm, fp8; /* QK norm; an e4m3 cache */
+};
+
+/* One side (keys or values) of a cache, on both machines. Cells not yet used hold NaN, and NaN scales. */
+struct cache_side {
+  bool fp8;
+  uint32_t d;
+  std::vector<__nv_bfloat16> wide;
+  std::vector<uint8_t> codes;
+  std::vector<float> scale;
+  buffer<__nv_bfloat16> dwide;
+  buffer<uint8_t> dcodes;
+  buffer<float> dscale;
+
+  cache_side(bool is_fp8, size_t cells, uint32_t width) : fp8(is_fp8), d(width) {
+    if (fp8) {
+      codes.assign(cells * d, 0x7f), scale.assign(cells, NAN);
+    } else {
+      wide.assign(cells * d, __float2bfloat16(NAN));
+    }
+  }
+  void fill(size_t cell) {
+    if (fp8) scale[cell] = (float)(0.002 + 0.008 * g_rng.uniform());
+    for (uint32_t i = 0; i < d; i++) {
+      if (fp8) {
+        codes[cell * d + i] = (uint8_t)(g_rng.below(2) * 0x80 + g_rng.below(0x7f));
+      } else {
+        wide[cell * d + i] = __float2bfloat16((float)g_rng.normal());
+      }
+    }
+  }
+  void put() {
+    if (fp8) {
+      dcodes.put(codes), dscale.put(scale);
+    } else {
+      dwide.put(wide);
+    }
+  }
+  void get() {
+    if (fp8) {
+      codes = dcodes.get(), scale = dscale.get();
+    } else {
+      wide = dwide.get();
+    }
+  }
+  void *data() { return fp8 ? (void *)dcodes.p : (void *)dwide.p; }
+  double at(size_t cell, uint32_t i) const { return fp8 ? e4m3(codes[cell * d + i]) * scale[cell] : to_float(wide[cell * d + i]); }
 };
 
 /* One step over sequences that hold `before` tokens each and bring `count` more. */
@@ -19,20 +65,14 @@ static void check_gqa(const attention_case &c, const std::vector<uint32_t> &befo
   for (uint32_t i = 0; i < pages; i++) table[i] = i;
   for (uint32_t i = pages - 1; i > 0; i--) std::swap(table[i], table[g_rng.below(i + 1)]);
 
-  const size_t cells = (size_t)pages * h.kv_heads * MM_CU_PAGE * d;
-  const __nv_bfloat16 nan = __float2bfloat16(NAN);
-  std::vector<__nv_bfloat16> k(cells, nan), v(cells, nan);
+  const size_t cells = (size_t)pages * h.kv_heads * MM_CU_PAGE;
+  cache_side k(c.fp8, cells, d), v(c.fp8, cells, d);
   auto cell = [&](uint32_t seq, uint32_t head, uint32_t pos) {
-    return (((size_t)table[seq * per_slot + pos / MM_CU_PAGE] * h.kv_heads + head) * MM_CU_PAGE + pos % MM_CU_PAGE) * d;
+    return ((size_t)table[seq * per_slot + pos / MM_CU_PAGE] * h.kv_heads + head) * MM_CU_PAGE + pos % MM_CU_PAGE;
   };
   for (uint32_t s = 0; s < seqs; s++) {
     for (uint32_t p = 0; p < before[s]; p++) {
-      for (uint32_t head = 0; head < h.kv_heads; head++) {
-        for (uint32_t i = 0; i < d; i++) {
-          k[cell(s, head, p) + i] = __float2bfloat16((float)g_rng.normal());
-          v[cell(s, head, p) + i] = __float2bfloat16((float)g_rng.normal());
-        }
-      }
+      for (uint32_t head = 0; head < h.kv_heads; head++) k.fill(cell(s, head, p)), v.fill(cell(s, head, p));
     }
   }
   auto qkv = random_bf16((size_t)tokens * width);
@@ -49,18 +89,18 @@ static void check_gqa(const attention_case &c, const std::vector<uint32_t> &befo
     for (uint32_t i = 0; i < count[s]; i++) slot.push_back((int32_t)s), pos.push_back(before[s] + i), seq_of.push_back(s);
   }
 
-  buffer<__nv_bfloat16> dk, dv, dqkv, o((size_t)tokens * h.heads * d);
+  buffer<__nv_bfloat16> dqkv, o((size_t)tokens * h.heads * d);
   buffer<float> dqn, dkn, dfreq;
   buffer<int32_t> dslot;
   buffer<uint32_t> dpos, dtable;
   buffer<mm_cu_span> dspan;
   buffer<uint2> dtile;
-  dk.put(k), dv.put(v), dqkv.put(qkv), dqn.put(qn), dkn.put(kn), dfreq.put(freq), dslot.put(slot), dpos.put(pos), dtable.put(table);
+  k.put(), v.put(), dqkv.put(qkv), dqn.put(qn), dkn.put(kn), dfreq.put(freq), dslot.put(slot), dpos.put(pos), dtable.put(table);
   dspan.put(span), dtile.put(tile);
   buffer<uint8_t> work(mm_cu_gqa_work(h, tokens));
   work.zero();
   mm_cu_rows rows = {dslot.p, dpos.p};
-  mm_cu_kv kv = {dk.p, dv.p, dtable.p, per_slot};
+  mm_cu_kv kv = {k.data(), v.data(), dtable.p, per_slot, k.dscale.p, v.dscale.p};
   CUDA_OK(mm_cu_rope(h, rows, kv, {dqkv.p, c.norm ? dqn.p : nullptr, c.norm ? dkn.p : nullptr, dfreq.p, 1e-6f, tokens}, 0));
   mm_cu_gqa a = {dqkv.p, o.p, work.p, tokens, tokens};
   const bool decode = *std::max_element(count.begin(), count.end()) == 1;
@@ -72,7 +112,7 @@ static void check_gqa(const attention_case &c, const std::vector<uint32_t> &befo
     CUDA_OK(mm_cu_gqa_prefill(h, {dspan.p, dtile.p, (uint32_t)tile.size()}, kv, a, 0));
   }
   auto out = o.get();
-  auto k_after = dk.get(), v_after = dv.get();
+  k.get(), v.get();
 
   auto turned = [&](const __nv_bfloat16 *x, const float *w, double scale, uint32_t p, uint32_t i) {
     auto value = [&](uint32_t j) { return (double)to_float(x[j]) * (c.norm ? scale * w[j] : 1.0); };
@@ -92,9 +132,9 @@ static void check_gqa(const attention_case &c, const std::vector<uint32_t> &befo
     const double ks = scale_of(kr, h.kv_heads * d);
     for (uint32_t head = 0; head < h.kv_heads; head++) {
       for (uint32_t i = 0; i < d; i++) {
-        const size_t at = cell(seq_of[t], head, pos[t]) + i;
-        kv_want.push_back(turned(kr + head * d, &kn[head * d], ks, pos[t], i)), kv_got.push_back(to_float(k_after[at]));
-        kv_want.push_back(to_float(kr[(h.kv_heads + head) * d + i])), kv_got.push_back(to_float(v_after[at]));
+        const size_t at = cell(seq_of[t], head, pos[t]);
+        kv_want.push_back(turned(kr + head * d, &kn[head * d], ks, pos[t], i)), kv_got.push_back(k.at(at, i));
+        kv_want.push_back(to_float(kr[(h.kv_heads + head) * d + i])), kv_got.push_back(v.at(at, i));
       }
     }
   }
@@ -109,31 +149,33 @@ static void check_gqa(const attention_case &c, const std::vector<uint32_t> &befo
     for (uint32_t i = 0; i < d; i++) q[i] = turned(row + head * d, &qn[head * d], qs, pos[t], i);
     for (uint32_t p = 0; p <= pos[t]; p++) {
       double dot = 0;
-      for (uint32_t i = 0; i < d; i++) dot += q[i] * to_float(k_after[cell(seq_of[t], kvh, p) + i]);
+      for (uint32_t i = 0; i < d; i++) dot += q[i] * k.at(cell(seq_of[t], kvh, p), i);
       s[p] = dot / sqrt((double)d), top = std::max(top, s[p]);
     }
     for (uint32_t p = 0; p <= pos[t]; p++) {
       const double e = exp(s[p] - top);
       total += e;
-      for (uint32_t i = 0; i < d; i++) sum[i] += e * to_float(v_after[cell(seq_of[t], kvh, p) + i]);
+      for (uint32_t i = 0; i < d; i++) sum[i] += e * v.at(cell(seq_of[t], kvh, p), i);
     }
     for (uint32_t i = 0; i < d; i++)
       want[(size_t)job * d + i] = sum[i] / total, got[(size_t)job * d + i] = to_float(out[((size_t)t * h.heads + head) * d + i]);
   });
   char what[160];
-  snprintf(what, sizeof what, "gqa %s %u/%u heads x %u, %u rows, up to %u keys%s", decode ? "decode" : "prefill", h.heads, h.kv_heads, d,
-           tokens, most, c.norm ? ", qk norm" : "");
-  report(std::string(what) + ": cache", relative_error(kv_want, kv_got), 3e-3);
+  snprintf(what, sizeof what, "gqa %s %u/%u heads x %u, %u rows, up to %u keys%s%s", decode ? "decode" : "prefill", h.heads, h.kv_heads, d,
+           tokens, most, c.norm ? ", qk norm" : "", c.fp8 ? ", fp8 cache" : "");
+  report(std::string(what) + ": cache", relative_error(kv_want, kv_got), c.fp8 ? 3e-2 : 3e-3);
   report(what, relative_error(want, got), 1e-2);
 }
 
 void test_attention() {
-  const attention_case tiny = {{8, 2, 64, 32}, true}, m1 = {{64, 8, 128, 64}, false}, m2 = {{48, 8, 128, 64}, true};
-  check_gqa(tiny, {0, 5, 63, 64, 200}, {1, 1, 1, 1, 1});
-  check_gqa(m1, {1000}, {1});
-  check_gqa(m2, {3000, 17}, {1, 1});
-  check_gqa(m2, std::vector<uint32_t>(40, 100), std::vector<uint32_t>(40, 1));
-  check_gqa(tiny, {0, 5, 64}, {130, 64, 1});
-  check_gqa(m1, {0}, {200});
-  check_gqa(m2, {70, 0, 3}, {65, 100, 1});
+  for (bool fp8 : {false, true}) {
+    const attention_case tiny = {{8, 2, 64, 32}, true, fp8}, m1 = {{64, 8, 128, 64}, false, fp8}, m2 = {{48, 8, 128, 64}, true, fp8};
+    check_gqa(tiny, {0, 5, 63, 64, 200}, {1, 1, 1, 1, 1});
+    check_gqa(m1, {1000}, {1});
+    check_gqa(m2, {3000, 17}, {1, 1});
+    check_gqa(m2, std::vector<uint32_t>(40, 100), std::vector<uint32_t>(40, 1));
+    check_gqa(tiny, {0, 5, 64}, {130, 64, 1});
+    check_gqa(m1, {0}, {200});
+    check_gqa(m2, {70, 0, 3}, {65, 100, 1});
+  }
 }

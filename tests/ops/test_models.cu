@@ -196,10 +196,10 @@ static std::vector<int32_t> held_out(const std::string &name) {
   return ids;
 }
 
-static side open_side(const mm_shards *shards, const mm_ops *ops, uint32_t slots, bool records) {
+static side open_side(const mm_shards *shards, const mm_ops *ops, uint32_t slots, bool records, bool kv_fp8 = false) {
   mm_err err = {};
   mm_engine_config c = {};
-  c.ops = ops, c.limits = {slots * ROWS, slots, 512}, c.threads = 4, c.eager = records;
+  c.ops = ops, c.limits = {slots * ROWS, slots, 512}, c.threads = 4, c.eager = records, c.kv_fp8 = kv_fp8;
   const mm_model *m = &shards->pack.model;
   side s = {mm_engine_open(shards, &c, &err), m->vocab, m->hidden, m->layers, records};
   must(s.engine != nullptr, err);
@@ -325,6 +325,29 @@ static void check_queue(const mm_shards *shards, const std::string &name, const 
   mm_engine_close(s.engine);
 }
 
+/* An e4m3 cache: three bits of mantissa in every key and value, at most 2^-4 off, about 2.5 % of a head's size. */
+static void check_fp8_cache(const mm_shards *shards, const std::string &name, const std::vector<std::vector<int32_t>> &seq) {
+  const side wide = open_side(shards, &mm_ops_cuda, 8, false), narrow = open_side(shards, &mm_ops_cuda, 8, false, true);
+  std::vector<double> want, got;
+  for (auto v : feed(wide, seq, 0, 64).logits) want.push_back(v);
+  for (auto v : feed(narrow, seq, 0, 64).logits) got.push_back(v);
+  for (const auto &step : feed_steps(wide, seq, 64, 8)) want.insert(want.end(), step.begin(), step.end());
+  for (const auto &step : feed_steps(narrow, seq, 64, 8)) got.insert(got.end(), step.begin(), step.end());
+  std::vector<double> errors;
+  for (size_t row = 0; row < want.size() / wide.vocab; row++) {
+    std::vector<double> a, b;
+    for (size_t i = row * wide.vocab; i < (row + 1) * wide.vocab; i++) {
+      if (std::isfinite(want[i])) a.push_back(want[i]), b.push_back(got[i]);
+    }
+    errors.push_back(relative_error(a, b));
+  }
+  std::sort(errors.begin(), errors.end());
+  report(name + ": e4m3 cache beside bf16, prefill and decode, median row", errors[errors.size() / 2], 3e-2);
+  report_true(name + ": e4m3 cache is one", errors[errors.size() / 2] > 0);
+  mm_engine_close(wide.engine);
+  mm_engine_close(narrow.engine);
+}
+
 static void check_model(const std::string &dir, const std::string &name) {
   mm_shards shards = {};
   mm_err err = {};
@@ -342,6 +365,7 @@ static void check_model(const std::string &dir, const std::string &name) {
   compare_sides(&shards, name, {seq.begin(), seq.begin() + 3});
   check_buckets(&shards, name, seq);
   check_queue(&shards, name, seq);
+  check_fp8_cache(&shards, name, seq);
   mm_shards_close(&shards);
 }
 
