@@ -18,11 +18,13 @@ mm_cpu mm_cpu_level(void);
 void mm_cpu_limit(mm_cpu most);
 
 /* Defines `static void NAME PARAMS`, which runs NAME_body ARGS compiled for the machine's level. */
+#define MM_VERSIONS(name, params, args) MM_VERSIONS_BY_WIDTH(name, params, args, args, args)
+/* The same where the body has its own arguments at levels without (NARROW) and with (WIDE) vectors of 32 bytes and more. */
 #ifdef __x86_64__
-#define MM_VERSIONS(name, params, args)                                                                                \
-  static void name##_plain params { name##_body args; }                                                                \
-  __attribute__((target("avx2"))) static void name##_avx2 params { name##_body args; }                                 \
-  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))) static void name##_avx512 params { name##_body args; } \
+#define MM_VERSIONS_BY_WIDTH(name, params, args, narrow, wide)                                                         \
+  static void name##_plain params { name##_body narrow; }                                                              \
+  __attribute__((target("avx2"))) static void name##_avx2 params { name##_body wide; }                                 \
+  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))) static void name##_avx512 params { name##_body wide; } \
   static void name params {                                                                                            \
     switch (mm_cpu_level()) {                                                                                          \
       case MM_CPU_PLAIN: name##_plain args; return;                                                                    \
@@ -31,8 +33,8 @@ void mm_cpu_limit(mm_cpu most);
     }                                                                                                                  \
   }
 #else
-#define MM_VERSIONS(name, params, args) \
-  static void name params { name##_body args; }
+#define MM_VERSIONS_BY_WIDTH(name, params, args, narrow, wide) \
+  static void name params { name##_body narrow; }
 #endif
 
 #endif

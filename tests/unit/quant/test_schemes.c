@@ -252,6 +252,36 @@ static void test_same_bytes(void **state) {
   mm_cpu_limit(MM_CPU_AVX512);
 }
 
+/* block_fp8 of every bf16 weight under every mantissa of the largest, at both ends of the exponents and in between: bf16 input, which wide
+ * levels compare where plain code divides, against f32 input, which is divided everywhere. */
+static void test_block_fp8_bf16(void **state) {
+  (void)state;
+  static const uint32_t exponent[] = {1, 8, 13, 14, 15, 127, 200, 254};
+  const mm_scheme *s = mm_scheme_find("block_fp8");
+  matrix m = matrix_open(128, 256);
+  for (uint32_t top = 0; top < 128 * sizeof exponent / sizeof *exponent; top++) {
+    uint32_t most = exponent[top / 128] << 7 | top % 128;
+    for (uint32_t i = 0; i < m.n * m.k; i++) { /* a row of a block is the mantissas of one exponent */
+      uint32_t h = i == 0 || i == 128 || i > most ? most : i;
+      m.bf16[i] = (uint16_t)(h | (i * 2654435761u >> 31) << 15);
+      m.w[i] = mm_bf16_to_f32(m.bf16[i]);
+    }
+    mm_cpu_limit(MM_CPU_PLAIN);
+    packed plain = pack_matrix(s, &m, MM_SEARCH_ABSMAX);
+    for (int level = MM_CPU_PLAIN; level <= MM_CPU_AVX512; level++) {
+      mm_cpu_limit((mm_cpu)level);
+      packed p = packed_open(s, m.n, m.k);
+      mm_pack_args a = {.bf16 = m.bf16, .n = m.n, .k = m.k};
+      s->pack(&a, p.plane);
+      if (!packed_equal(&plain, &p)) fail_msg("largest weight %04x: level %d differs", most, level);
+      packed_close(&p);
+    }
+    packed_close(&plain);
+  }
+  matrix_close(&m);
+  mm_cpu_limit(MM_CPU_AVX512);
+}
+
 static uint32_t finer(uint32_t cell, uint32_t cut) { return cell == 0 || cut % cell == 0 ? cell : (uint32_t)mm_gcd(cell, cut); }
 
 /* The shard [row, row + n) x [col, col + k) of a packed matrix: codes copied, scales repeated on the grid that divides the cut. */
@@ -479,11 +509,17 @@ static void test_registry(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_registry),     cmocka_unit_test(test_plain),
-      cmocka_unit_test(test_absmax),       cmocka_unit_test(test_search_codes),
-      cmocka_unit_test(test_same_bytes),   cmocka_unit_test(test_cutting),
-      cmocka_unit_test(test_lead),         cmocka_unit_test(test_extremes),
-      cmocka_unit_test(test_nvfp4_vector), cmocka_unit_test(test_int4_mxfp4_vectors),
+      cmocka_unit_test(test_registry),
+      cmocka_unit_test(test_plain),
+      cmocka_unit_test(test_absmax),
+      cmocka_unit_test(test_search_codes),
+      cmocka_unit_test(test_same_bytes),
+      cmocka_unit_test(test_cutting),
+      cmocka_unit_test(test_lead),
+      cmocka_unit_test(test_extremes),
+      cmocka_unit_test(test_block_fp8_bf16),
+      cmocka_unit_test(test_nvfp4_vector),
+      cmocka_unit_test(test_int4_mxfp4_vectors),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
