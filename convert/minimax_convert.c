@@ -22,7 +22,7 @@ static void on_signal(int n) {
 }
 
 typedef struct mm_convert_args {
-  const char *source, *output, *layout, *dialect, *quant, *align, *recipe, *search, *part, *ranks, *compress;
+  const char *source, *output, *layout, *dialect, *quant, *align, *recipe, *search, *part, *ranks, *compress, *importance, *act_scales;
   mm_option_list ignore, override;
   uint64_t tp, ep, pp, threads, part_size, commit_bytes, mem_limit;
   int level;                   /* of compress, 0 without */
@@ -49,10 +49,32 @@ static char *recipe_line(const mm_convert_args *a, mm_arena *arena, mm_err *err)
   return line;
 }
 
-static bool make_plan(const mm_convert_args *a, mm_hf *hf, mm_plan *plan, mm_err *err) {
+/* The files that calibrate a conversion; each is open where its path is set. */
+typedef struct mm_calibration_files {
+  mm_importance importance;
+  mm_act_scales act_scales;
+} mm_calibration_files;
+
+/* The recipe names them by what they hold, so that a resumed run knows another file from the same. */
+static char *open_calibration(const mm_convert_args *a, mm_calibration_files *c, char *line, mm_arena *arena, mm_err *err) {
+  char hex[MM_HEX_LEN + 1];
+  if (line && a->importance) {
+    if (!mm_importance_open(&c->importance, a->importance, err)) return NULL;
+    mm_digest_hex(&c->importance.digest, hex);
+    line = mm_arena_printf(arena, err, "%s; importance=%s", line, hex);
+  }
+  if (line && a->act_scales) {
+    if (!mm_act_scales_open(&c->act_scales, a->act_scales, err)) return NULL;
+    mm_digest_hex(&c->act_scales.digest, hex);
+    line = mm_arena_printf(arena, err, "%s; act_scales=%s", line, hex);
+  }
+  return line;
+}
+
+static bool make_plan(const mm_convert_args *a, mm_hf *hf, mm_calibration_files *c, mm_plan *plan, mm_err *err) {
   mm_hf_options ho = {.allow_outside_links = a->outside, .names_only = a->names_only, .allow_nonfinite = a->nonfinite};
   if (!mm_hf_open(hf, a->source, &ho, err)) return false;
-  char *recipe = recipe_line(a, &hf->arena, err);
+  char *recipe = open_calibration(a, c, recipe_line(a, &hf->arena, err), &hf->arena, err);
   if (!recipe) return false;
   mm_plan_options po = {.quant = recipe,
                         .tp = (uint32_t)a->tp,
@@ -62,6 +84,8 @@ static bool make_plan(const mm_convert_args *a, mm_hf *hf, mm_plan *plan, mm_err
                         .ranks = a->ranks,
                         .unsharded = strcmp(a->layout, "hf") == 0,
                         .dialect = a->dialect,
+                        .importance = a->importance ? &c->importance : NULL,
+                        .act_scales = a->act_scales ? &c->act_scales : NULL,
                         .align = strcmp(a->align, "pad") == 0     ? MM_ALIGN_PAD
                                  : strcmp(a->align, "error") == 0 ? MM_ALIGN_ERROR
                                                                   : MM_ALIGN_SPLIT};
@@ -231,6 +255,18 @@ int main(int argc, char **argv) {
        .target = &a.override,
        .arg = "PATTERN=SCHEME",
        .help = "another scheme for these names; may be repeated, the last match wins"},
+      {.name = "importance",
+       .kind = MM_OPT_STR,
+       .target = &a.importance,
+       .arg = "FILE",
+       .help = "weigh errors by what each input channel sees when scales are searched: safetensors of minimax-eval --collect, or an "
+               "importance matrix of llama.cpp"},
+      {.name = "act-scales",
+       .kind = MM_OPT_STR,
+       .target = &a.act_scales,
+       .arg = "FILE",
+       .help = "static scales of activations for tensor_wise_fp8, w4afp8 and nvfp4: safetensors of minimax-eval --collect, or names and "
+               "numbers in safetensors or JSON"},
       {.name = "recipe",
        .kind = MM_OPT_STR,
        .target = &a.recipe,
@@ -331,6 +367,8 @@ int main(int argc, char **argv) {
   if (!a.dry_run && !a.output) mm_fail(&err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found no -o DIR, expected one (or --dry-run)");
   if (a.dialect && strcmp(a.layout, "hf") != 0)
     mm_fail(&err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --dialect without --layout hf");
+  if (a.act_scales && strcmp(a.layout, "hf") == 0)
+    mm_fail(&err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --act-scales with --layout hf, whose dialects are written without");
   if (a.compress) parse_compress(a.compress, &a.level, &err);
   if (a.compress && strcmp(a.layout, "hf") == 0)
     mm_fail(&err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --compress with --layout hf; archives hold packed checkpoints");
@@ -341,8 +379,11 @@ int main(int argc, char **argv) {
   sigaction(SIGTERM, &action, NULL);
   mm_hf hf = {0};
   mm_plan plan = {0};
-  bool ok = mm_mpi_all(make_plan(&a, &hf, &plan, &err)) && convert(&a, &plan, &err);
+  mm_calibration_files calibration = {0};
+  bool ok = mm_mpi_all(make_plan(&a, &hf, &calibration, &plan, &err)) && convert(&a, &plan, &err);
   mm_plan_close(&plan);
+  mm_importance_close(&calibration.importance);
+  mm_act_scales_close(&calibration.act_scales);
   mm_hf_close(&hf);
   free(a.ignore.item);
   free(a.override.item);

@@ -50,6 +50,44 @@ static bool choose(mm_planner *b, mm_plan_tensor *pt, const mm_pack_tensor *t, s
   return true;
 }
 
+/* Importance for the matrices whose scales are searched; first is the expert of the first. */
+static bool weigh(mm_planner *b, mm_plan_tensor *pt, const mm_pack_tensor *t, uint32_t first, size_t matrices) {
+  struct mm_calibrated *c = &b->p->calibrated;
+  if (!b->o->importance || pt->search == MM_SEARCH_ABSMAX) return true;
+  pt->weights = mm_arena_alloc(&b->p->pack.arena, matrices * sizeof *pt->weights, b->err);
+  for (size_t i = 0; pt->weights && i < matrices; i++) {
+    const mm_rule *rule = pt->rule[i % t->piece_count];
+    if (mm_encoding_keeps(&pt->matrix[i], pt->scheme)) continue;
+    switch (mm_importance_find(b->o->importance, rule, pt->layer, first + (uint32_t)(i / t->piece_count), b->p->pack.model.experts,
+                               t->whole_cols, &pt->weights[i], b->err)) {
+      case MM_WEIGHED: c->weighed++; break;
+      case MM_TOO_FEW: c->too_few++; break;
+      case MM_NO_ENTRY: c->no_entry++; break;
+      case MM_WEIGHING_FAILED: return false;
+    }
+  }
+  return pt->weights;
+}
+
+static bool scale_inputs(mm_planner *b, const mm_plan_tensor *pt, mm_pack_tensor *t) {
+  struct mm_calibrated *c = &b->p->calibrated;
+  if (!b->o->act_scales || !mm_act_formats[pt->scheme->act].fixed) return true;
+  c->scaled++;
+  return mm_act_scales_find(b->o->act_scales, t, pt->rule, pt->layer, b->p->pack.model.experts, pt->scheme, &t->input_scale, &c->unreached,
+                            b->err);
+}
+
+/* A file that changes nothing was not meant so. */
+static bool calibration_used(const mm_planner *b) {
+  const struct mm_calibrated *c = &b->p->calibrated;
+  if (b->o->importance && c->weighed == 0)
+    return mm_fail(b->err, MM_USAGE, "E_IMPORTANCE", mm_at(b->o->importance->path, NULL),
+                   "found nothing to weigh: no scale is searched, or the file has no moments of those matrices");
+  return !b->o->act_scales || c->scaled ||
+         mm_fail(b->err, MM_USAGE, "E_ACT_SCALES", mm_at(b->o->act_scales->path, NULL),
+                 "found no scheme with static activations, expected tensor_wise_fp8, w4afp8 or nvfp4");
+}
+
 static void missing(mm_planner *b, const mm_rule *r, uint32_t layer, uint32_t expert) {
   if (b->missing++ == 0) mm_rule_name(b->first_missing, sizeof b->first_missing, r->theirs, layer, expert);
 }
@@ -137,6 +175,7 @@ static bool add_tensor(mm_planner *b, const mm_rule *const *rules, unsigned piec
   p->pack.tensor_count++;
   if (!choose(b, pt, t, (size_t)leads * pieces)) return false;
   t->scheme = pt->scheme->name;
+  if (!weigh(b, pt, t, expert, (size_t)leads * pieces) || !scale_inputs(b, pt, t)) return false;
   return mm_cut_cells(p, t, pt->scheme, b->o->align, b->err);
 }
 
@@ -165,7 +204,7 @@ static bool add_tensors(mm_planner *b) {
   for (uint32_t l = 0; l < b->p->pack.model.layers; l++)
     if (!add_rules(b, first, last, l)) return false;
   if (!add_rules(b, last, a->rule_count, 0)) return false;
-  if (b->missing == 0) return true;
+  if (b->missing == 0) return calibration_used(b);
   return mm_fail(b->err, MM_BAD_INPUT, "E_MISSING", mm_at(b->hf->dir, b->first_missing),
                  "found no such tensor (and %s%zu more are missing)", b->missing < MISSING_MOST ? "" : "at least ", b->missing - 1);
 }
@@ -249,7 +288,11 @@ bool mm_plan_build(mm_plan *p, mm_hf *hf, const mm_plan_options *o, mm_err *err)
   p->pack.quant = mm_arena_strndup(&p->pack.arena, o->quant, strlen(o->quant), err);
   p->pack.tp_align = mm_arena_strndup(&p->pack.arena, align_word[o->align], strlen(align_word[o->align]), err);
   if (!p->pack.tool || !p->pack.quant || !p->pack.tp_align) return false;
-  if (!mm_recipe_parse(&p->recipe, o->quant, err) || !add_tensors(&b) || !mm_hf_all_used(hf, &p->pack.model, err)) return false;
+  if (!mm_recipe_parse(&p->recipe, o->quant, err)) return false;
+  if (!o->made && (!p->recipe.importance != !o->importance || !p->recipe.act_scales != !o->act_scales))
+    return mm_fail(err, MM_USAGE, "E_RECIPE", mm_at(NULL, NULL),
+                   "found a digest in a recipe; files are named by --importance and --act-scales");
+  if (!add_tensors(&b) || !mm_hf_all_used(hf, &p->pack.model, err)) return false;
   if (o->unsharded && !(mm_dialect_spell(p, o->dialect, err) && mm_dialect_texts(p, err))) return false;
   return add_sources(p, hf, err) && read_ranks(p, o->ranks, err) && mm_layout(p, o->part_size, err) && add_steps(p, err);
 }

@@ -3,6 +3,8 @@
 #ifndef MM_CONVERT_PLAN_H
 #define MM_CONVERT_PLAN_H
 
+#include "convert/act_scales.h"
+#include "convert/importance.h"
 #include "convert/index.h"
 #include "convert/recipe.h"
 #include "formats/pack.h"
@@ -10,13 +12,16 @@
 typedef enum mm_align { MM_ALIGN_SPLIT, MM_ALIGN_PAD, MM_ALIGN_ERROR } mm_align;
 
 typedef struct mm_plan_options {
-  const char *quant;   /* a recipe (recipe.h): "none", "bf16", "nvfp4a16; *self_attn*=block_fp8" */
-  uint32_t tp, ep, pp; /* ep divides tp: tp/ep ranks share experts and cut them; pp stages of whole layers */
-  mm_align align;      /* what to do where a cut falls inside a scale's block */
-  uint64_t part_size;  /* a part ends before it would exceed this (one larger tensor still gets a part of its own) */
-  const char *ranks;   /* "0,2-5": only these ranks\' files are made; NULL: all */
-  bool unsharded;      /* the Hugging Face layout (layout_hf.h) instead of the packed one: one rank, their names */
-  const char *dialect; /* of the unsharded layout: how schemes are spelt (dialect.h); NULL: the first that can */
+  const char *quant;               /* a recipe (recipe.h): "none", "bf16", "nvfp4a16; *self_attn*=block_fp8" */
+  uint32_t tp, ep, pp;             /* ep divides tp: tp/ep ranks share experts and cut them; pp stages of whole layers */
+  mm_align align;                  /* what to do where a cut falls inside a scale's block */
+  uint64_t part_size;              /* a part ends before it would exceed this (one larger tensor still gets a part of its own) */
+  const char *ranks;               /* "0,2-5": only these ranks\' files are made; NULL: all */
+  bool unsharded;                  /* the Hugging Face layout (layout_hf.h) instead of the packed one: one rank, their names */
+  const char *dialect;             /* of the unsharded layout: how schemes are spelt (dialect.h); NULL: the first that can */
+  const mm_importance *importance; /* weighs searches; NULL: none does */
+  const mm_act_scales *act_scales; /* gives static scales of activations; NULL: none */
+  bool made;                       /* planned again to look at what was made: the two files of its recipe are not at hand */
 } mm_plan_options;
 
 /* Where a stored tensor lies. */
@@ -36,6 +41,7 @@ typedef struct mm_plan_tensor {
   uint32_t part;                                  /* index into plan.part */
   mm_place place[MM_PACK_PIECES][MM_PACK_PLANES]; /* packed: all pieces in the first */
   mm_matrix *matrix;                              /* [max(1, lead)][piece_count] */
+  const uint8_t **weights; /* parallel to matrix: mm_importance_weights' values, NULL for none; NULL: none of them has any */
 } mm_plan_tensor;
 
 /* A unit of work: rows [row, row + rows) of one piece of one stack entry, or (piece == MM_ALL_PIECES) the whole entry. */
@@ -74,6 +80,10 @@ typedef struct mm_plan {
   bool unsharded;
   const struct mm_dialect *dialect; /* NULL while nothing unsharded is quantised */
   mm_plan_text text[MM_PLAN_TEXTS]; /* unsharded: config.json and what the dialect has beside it; name NULL past the end */
+  struct mm_calibrated {
+    uint64_t weighed, too_few, no_entry; /* matrices that are searched under --importance, and why others are searched without */
+    uint64_t scaled, unreached;          /* tensors with a static scale; experts of theirs that calibration had none for */
+  } calibrated;
   size_t step_count;
   mm_step *step;         /* in part order */
   uint64_t source_bytes; /* weight bytes that will be read */

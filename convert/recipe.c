@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "formats/hash.h"
+
 #define RECIPE_MAX (UINT64_C(1) << 20)
 
 static const char *const search_word[] = {[MM_SEARCH_ABSMAX] = "absmax", [MM_SEARCH_MSE] = "mse", [MM_SEARCH_FOUR_SIX] = "four_six"};
@@ -58,6 +60,13 @@ static bool check_pattern(const char *pattern, mm_err *err) {
   return true;
 }
 
+static bool digest_word(const char **out, const char *word, mm_err *err) {
+  mm_digest d;
+  if (*out || !mm_digest_parse(word, strlen(word), &d)) return bad(err, "no digest, or a second one:", word);
+  *out = word;
+  return true;
+}
+
 static bool field(mm_recipe *r, char *text, mm_err *err) {
   char *equals = strrchr(text, '=');
   if (!equals) return bad(err, "no \"=\" in", text);
@@ -71,6 +80,8 @@ static bool field(mm_recipe *r, char *text, mm_err *err) {
       }
     return bad(err, "unknown search", right);
   }
+  if (strcmp(left, "importance") == 0) return digest_word(&r->importance, right, err);
+  if (strcmp(left, "act_scales") == 0) return digest_word(&r->act_scales, right, err);
   mm_override *o = &r->override[r->count];
   o->pattern = left;
   if (!check_pattern(left, err) || !scheme_word(right, &o->scheme, err)) return false;

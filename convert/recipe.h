@@ -1,10 +1,11 @@
 /* Which scheme each tensor gets. A recipe is one line of text, kept in the manifest:
  *
- *   SCHEME [; search=absmax|mse|four_six] [; PATTERN=SCHEME]…
+ *   SCHEME [; search=absmax|mse|four_six] [; PATTERN=SCHEME]… [; importance=DIGEST] [; act_scales=DIGEST]
  *
  * The first SCHEME ("none" keeps what is stored) goes to attention and expert projections; norms, routers and biases are never
  * quantised, embedding and head only where a pattern names them. A PATTERN is a glob, or a POSIX extended regular expression behind
- * "re:", held against the packed name and the Hugging Face names it is made of; the last one that matches wins. */
+ * "re:", held against the packed name and the Hugging Face names it is made of; the last one that matches wins. The digests
+ * are those of the files that weighed searches and gave static scales of activations: minimax-convert puts them there. */
 #ifndef MM_CONVERT_RECIPE_H
 #define MM_CONVERT_RECIPE_H
 
@@ -17,8 +18,9 @@ typedef struct mm_override {
 } mm_override;
 
 typedef struct mm_recipe {
-  const mm_scheme *scheme; /* NULL: none */
-  mm_search search;        /* for the schemes that have it; the others choose by absmax */
+  const mm_scheme *scheme;             /* NULL: none */
+  const char *importance, *act_scales; /* SHA-256 in hexadecimal, or NULL */
+  mm_search search;                    /* for the schemes that have it; the others choose by absmax */
   size_t count;
   mm_override *override;
   mm_arena arena;

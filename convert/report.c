@@ -83,6 +83,13 @@ static mm_json *plan_json(const mm_plan *p, bool tensors) {
        mm_json_set(j, "source_bytes", mm_json_new_int((int64_t)p->source_bytes)) &&
        mm_json_set(j, "output_tensors", mm_json_new_int((int64_t)output_tensors(p))) &&
        mm_json_set(j, "output_bytes", mm_json_new_int((int64_t)p->output_bytes)) && mm_json_set(j, "parts", mm_json_new_int(p->part_count));
+  if (p->recipe.importance)
+    ok = ok && mm_json_set(j, "weighed_matrices", mm_json_new_int((int64_t)p->calibrated.weighed)) &&
+         mm_json_set(j, "unweighed_too_few_tokens", mm_json_new_int((int64_t)p->calibrated.too_few)) &&
+         mm_json_set(j, "unweighed_no_entry", mm_json_new_int((int64_t)p->calibrated.no_entry));
+  if (p->recipe.act_scales)
+    ok = ok && mm_json_set(j, "scaled_tensors", mm_json_new_int((int64_t)p->calibrated.scaled)) &&
+         mm_json_set(j, "unreached_experts", mm_json_new_int((int64_t)p->calibrated.unreached));
   ok = mm_json_set(j, "rank_bytes", ranks) && ok;
   if (list) ok = mm_json_set(j, "tensors", list) && ok;
   if (ok) return j;
@@ -97,6 +104,13 @@ bool mm_report_plan(FILE *f, const mm_plan *p, mm_report_style style, bool tenso
   fprintf(f, "plan: --tp %u --ep %u --pp %u --quant \"%s\": %zu %s tensors, %u parts, %llu bytes in all\n", p->pack.tp, p->pack.ep,
           p->pack.pp, p->pack.quant, output_tensors(p), p->unsharded ? "unsharded" : "packed", p->part_count,
           (unsigned long long)p->output_bytes);
+  const struct mm_calibrated *c = &p->calibrated;
+  if (p->recipe.importance)
+    fprintf(f, "importance: %llu matrices weighed; without weights %llu with fewer than %d tokens and %llu that the file lacks\n",
+            (unsigned long long)c->weighed, (unsigned long long)c->too_few, MM_IMPORTANCE_ROWS, (unsigned long long)c->no_entry);
+  if (p->recipe.act_scales)
+    fprintf(f, "static activation scales: %llu tensors; %llu experts that calibration did not reach take the largest of the others\n",
+            (unsigned long long)c->scaled, (unsigned long long)c->unreached);
   for (uint32_t r = 0; r < mm_pack_ranks(&p->pack); r++)
     if (p->wanted[r]) fprintf(f, "  rank %u: %llu bytes\n", r, (unsigned long long)rank_bytes(p, r));
   for (size_t i = 0; tensors && i < p->pack.tensor_count; i++)

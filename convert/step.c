@@ -15,6 +15,7 @@ void mm_worker_open(mm_worker *w, const mm_hf *hf) {
 void mm_worker_close(mm_worker *w) {
   mm_decoder_close(&w->source);
   free(w->slice);
+  free(w->importance);
   free(w->log.put);
   free(w->dead);
   for (int i = 0; i < MM_MAX_PLANES; i++) free(w->plane[i]);
@@ -43,12 +44,18 @@ static bool pack_strip(mm_worker *w, const mm_strip *s, const void *plane[MM_MAX
     if (!mm_grow(&w->plane[i], &w->plane_cap[i], bytes, 1, err)) return false;
     plane[i] = w->plane[i];
   }
+  const uint8_t *weights = s->pt->weights ? s->pt->weights[s->lead * s->t->piece_count + s->piece] : NULL;
+  if (weights) {
+    if (!mm_grow((void **)&w->importance, &w->importance_cap, s->x->cols, sizeof *w->importance, err)) return false;
+    mm_importance_weights(weights, s->x->cols, w->importance);
+  }
   mm_pack_args args = {.w = bf16 ? NULL : w->source.wide,
                        .bf16 = bf16 ? w->source.raw : NULL,
                        .n = s->rows,
                        .k = s->x->cols,
                        .amax = s->group,
-                       .search = s->pt->search};
+                       .search = s->pt->search,
+                       .importance = weights ? w->importance : NULL};
   sc->pack(&args, w->plane);
   size_t n = (size_t)s->rows * s->x->cols;
   return sc->code != MM_CODE_PLAIN || mm_decode_finite(&w->source, s->x, s->row, w->plane[0], sc->plane[0].dtype, n, err);

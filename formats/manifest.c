@@ -1,5 +1,6 @@
 /* Reading the manifest of a packed checkpoint: hostile text to an mm_pack on which every reader may rely. The rules are those of
  * FORMAT.md. Memory stays in proportion to the text: every count is that of an array that stands in it. */
+#include <float.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -206,14 +207,24 @@ static bool add_bytes(reader *r, const mm_pack_tensor *t, uint64_t *total) {
   return true;
 }
 
+/* Optional: an f32 above 0. */
+static bool read_input_scale(reader *r, const mm_json *j, float *out) {
+  double v;
+  if (!mm_json_get(j, "input_scale")) return true;
+  if (!mm_json_need_number(j, "input_scale", &v, &r->ctx, r->err)) return false;
+  if (!(v > 0 && v <= (double)FLT_MAX && (double)(float)v == v)) return REFUSE(r, "key \"input_scale\": expected a positive F32");
+  *out = (float)v;
+  return true;
+}
+
 static bool read_tensor(reader *r, size_t i, const mm_json *j, mm_pack_tensor *t) {
-  static const char *const keys[] = {"name", "scheme", "vector",     "stage",  "lead",   "whole_lead",
-                                     "rows", "cols",   "whole_cols", "planes", "pieces", NULL};
+  static const char *const keys[] = {"name", "scheme",     "vector", "stage",  "lead",        "whole_lead", "rows",
+                                     "cols", "whole_cols", "planes", "pieces", "input_scale", NULL};
   at(r, ": tensors[%zu]", i);
   if (!only(r, j, keys) || !(t->name = text(r, j, "name", 1)) || !(t->scheme = text(r, j, "scheme", 1)) ||
       !mm_json_need_bool(j, "vector", &t->vector, &r->ctx, r->err) || !u32(r, j, "stage", 0, &t->stage) ||
       !u32(r, j, "lead", 0, &t->lead) || !u32(r, j, "whole_lead", 0, &t->whole_lead) || !u32(r, j, "rows", 1, &t->rows) ||
-      !u32(r, j, "cols", 1, &t->cols) || !u32(r, j, "whole_cols", 1, &t->whole_cols))
+      !u32(r, j, "cols", 1, &t->cols) || !u32(r, j, "whole_cols", 1, &t->whole_cols) || !read_input_scale(r, j, &t->input_scale))
     return false;
   if (t->stage >= r->p->pp) return REFUSE(r, "key \"stage\": found %u of %u", t->stage, r->p->pp);
   if ((uint64_t)t->lead * r->p->ep != t->whole_lead)

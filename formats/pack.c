@@ -82,7 +82,8 @@ static mm_json *tensor_json(const mm_pack_tensor *t) {
             mm_json_set(o, "vector", mm_json_new_bool(t->vector)) && mm_json_set(o, "stage", mm_json_new_int(t->stage)) &&
             mm_json_set(o, "lead", mm_json_new_int(t->lead)) && mm_json_set(o, "whole_lead", mm_json_new_int(t->whole_lead)) &&
             mm_json_set(o, "rows", mm_json_new_int(t->rows)) && mm_json_set(o, "cols", mm_json_new_int(t->cols)) &&
-            mm_json_set(o, "whole_cols", mm_json_new_int(t->whole_cols));
+            mm_json_set(o, "whole_cols", mm_json_new_int(t->whole_cols)) &&
+            (t->input_scale == 0 || mm_json_set(o, "input_scale", mm_json_new_real((double)t->input_scale)));
   mm_json *planes = new_list(o, "planes"), *pieces = new_list(o, "pieces");
   for (unsigned i = 0; i < t->plane_count; i++) ok = mm_json_append(planes, plane_json(&t->plane[i])) && ok;
   for (unsigned i = 0; i < t->piece_count; i++) ok = mm_json_append(pieces, piece_json(&t->piece[i])) && ok;

@@ -62,6 +62,7 @@ typedef struct mm_pack_tensor {
   unsigned plane_count, piece_count;
   mm_pack_plane plane[MM_PACK_PLANES];
   mm_piece piece[MM_PACK_PIECES];
+  float input_scale; /* static scale of the activations; 0: none */
 } mm_pack_tensor;
 
 typedef struct mm_part {

@@ -61,6 +61,7 @@ static bool against_source(const mm_verify_args *a, const mm_shards *s, mm_err *
   mm_plan plan = {0};
   mm_hf_options ho = {.allow_outside_links = true, .allow_nonfinite = true};
   mm_plan_options po = {.quant = s->pack.quant,
+                        .made = true,
                         .tp = s->pack.tp,
                         .ep = s->pack.ep,
                         .pp = s->pack.pp,

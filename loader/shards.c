@@ -142,7 +142,9 @@ static bool check_scheme(const mm_pack *pack, const mm_pack_tensor *t, mm_err *e
     same = a->dtype == b->dtype && strcmp(a->suffix, b->suffix) == 0 && same_or_finer(a->cell_n, b->cell.n, b->scale) &&
            same_or_finer(a->cell_k, b->cell.k, b->scale);
   }
-  return same || mm_fail(err, MM_INTEGRITY, "E_SCHEME", mm_at(pack->dir, t->name), "its planes are not those of %s", s->name);
+  if (!same) return mm_fail(err, MM_INTEGRITY, "E_SCHEME", mm_at(pack->dir, t->name), "its planes are not those of %s", s->name);
+  return t->input_scale == 0 || mm_act_formats[s->act].fixed ||
+         mm_fail(err, MM_INTEGRITY, "E_SCHEME", mm_at(pack->dir, t->name), "found an input_scale, which %s does not have", s->name);
 }
 
 bool mm_shards_open(mm_shards *s, const char *dir, mm_err *err) {
@@ -172,7 +174,12 @@ void mm_shards_close(mm_shards *s) {
 mm_packed mm_shards_tensor(const mm_shards *s, uint32_t rank, size_t i) {
   const mm_pack_tensor *t = &s->pack.tensor[i];
   const mm_shard_rank *r = &s->rank[rank];
-  mm_packed out = {.scheme = mm_scheme_find(t->scheme), .lead = t->lead ? t->lead : 1, .n = t->rows, .k = t->cols, .tensor = (uint32_t)i};
+  mm_packed out = {.scheme = mm_scheme_find(t->scheme),
+                   .lead = t->lead ? t->lead : 1,
+                   .n = t->rows,
+                   .k = t->cols,
+                   .tensor = (uint32_t)i,
+                   .input_scale = t->input_scale};
   const mm_cut *cut = &s->pack.cut[t->piece[0].cut];
   if (cut->axis == MM_AXIS_COLS) {
     const mm_range *own = &cut->rank[rank % s->pack.tp];

@@ -43,8 +43,7 @@ static float power_of_two(mm_code c, float amax) {
   return mm_e8m0_to_f32((uint8_t)(e < 0 ? 0 : e > 254 ? 254 : e));
 }
 
-static float row_scale(const mm_act_format *f, float amax, float fixed) {
-  if (f->fixed && fixed > 0) return fixed;
+float mm_act_scale(const mm_act_format *f, float amax) {
   return fmaxf(amax, LEAST_AMAX) / (f->scale == MM_F8_E4M3 ? 448.0f * largest_code(f->code) : largest_code(f->code));
 }
 
@@ -78,7 +77,7 @@ void mm_act_amax(const mm_act_format *f, const float *x, uint32_t k, uint32_t fi
 }
 
 void mm_act_round(const mm_act_format *f, float *x, uint32_t k, uint32_t first, const float *amax, float fixed) {
-  float row = row_scale(f, amax[0], fixed);
+  float row = f->fixed && fixed > 0 ? fixed : mm_act_scale(f, amax[0]);
   for (uint32_t at = 0, n; at < k; at += n) {
     n = run_length(f, at, first, k);
     round_run(f->code, x + at, n, f->group ? group_scale(f, amax[1 + (first + at) / f->group], row) : row);

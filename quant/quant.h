@@ -89,6 +89,8 @@ static inline uint32_t mm_act_amaxes(const mm_act_format *f, uint32_t whole_k) {
 /* Raises amax[] to the magnitudes of x[k], columns first … first + k - 1 of the uncut row; the largest over all shares of a row are the
  * row's, whatever the cut. */
 void mm_act_amax(const mm_act_format *f, const float *x, uint32_t k, uint32_t first, float *amax);
+/* The scale of a row with this amax; a static scale is one of the largest that calibration saw. */
+float mm_act_scale(const mm_act_format *f, float amax);
 /* x[k] becomes the numbers that its codes stand for: code · scale. `fixed` is the static scale, 0 for none. What is no number stays so. */
 void mm_act_round(const mm_act_format *f, float *x, uint32_t k, uint32_t first, const float *amax, float fixed);
 

@@ -1,21 +1,28 @@
 #!/usr/bin/env python3
-"""minimax-eval --collect from outside: the same numbers for every way of cutting a checkpoint, those of the first layer's attention as numpy
-computes them from the source, and as many rows as tokens (for experts, as tokens times the experts that each takes)."""
+"""Calibration from outside. minimax-eval --collect gives the same numbers for every way of cutting a checkpoint, those of the first layer's
+attention as numpy computes them from the source, and as many rows as tokens (for experts, as tokens times the experts that each takes).
+minimax-convert takes them, and the same written as llama.cpp's importance matrices, to the same bytes; the error that the text meets gets
+less, a changed file is not the one that a run was begun with, and static scales are those of the collected maxima whoever spells them."""
 import json
 import os
+import struct
 import subprocess
 
 import numpy as np
-from safetensors.numpy import load_file
+from packed import Packed
+from safetensors.numpy import load_file, save_file
+from unsharded import Unsharded
 
 BIN, TMP = os.path.join(os.environ["BUILD"], "bin"), os.environ["TMPDIR"]
 WINDOW, WINDOWS = 96, 2
 
 
-def convert(model, name, *options):
+def convert(model, name, *options, status=0):
+    """The directory made; with a status, the line of the refusal."""
     out = os.path.join(TMP, name)
-    subprocess.run([f"{BIN}/minimax-convert", f"tests/data/{model}", "-o", out, "--quiet", *options], check=True)
-    return out
+    done = subprocess.run([f"{BIN}/minimax-convert", f"tests/data/{model}", "-o", out, "--quiet", *options], stderr=subprocess.PIPE, text=True)
+    assert done.returncode == status, done.stderr
+    return done.stderr if status else out
 
 
 def collect(model, packed):
@@ -68,6 +75,176 @@ def check(model, top_k):
     print(f"{model}: {len(one)} tensors of inputs, the same at tp 1, 2, 8 and padded")
 
 
+def text(s):
+    return struct.pack("<Q", len(s)) + s.encode()
+
+
+def gguf(tensors):
+    """llama.cpp's form of {name: (moments [E, k], tokens [E])}, sums and counts, as its writer lays them out."""
+    flat = {}
+    for name, (moments, tokens) in tensors.items():
+        flat[name + ".in_sum2"] = (moments * tokens[:, None]).astype("<f4")
+        flat[name + ".counts"] = tokens.astype("<f4")[:, None]
+    pairs = text("general.type") + struct.pack("<I", 8) + text("imatrix")
+    pairs += text("imatrix.datasets") + struct.pack("<IIQ", 9, 8, 1) + text("held-out.txt")
+    pairs += text("imatrix.chunk_count") + struct.pack("<II", 4, 8) + text("imatrix.chunk_size") + struct.pack("<II", 4, 512)
+    infos, data = b"", b""
+    for name, x in flat.items():
+        data += bytes(-len(data) % 32)
+        infos += text(name) + struct.pack("<IQQIQ", 2, x.shape[1], x.shape[0], 0, len(data))
+        data += x.tobytes()
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(flat), 4) + pairs + infos
+    return head + bytes(-len(head) % 32) + data
+
+
+def dat(tensors):
+    """The older form: means times calls, experts one after another."""
+    out = struct.pack("<i", len(tensors))
+    for name, (moments, _) in tensors.items():
+        values = (moments * 8).astype("<f4").tobytes()
+        out += struct.pack("<i", len(name)) + name.encode() + struct.pack("<ii", 8, len(values) // 4) + values
+    return out + struct.pack("<ii", 8, 12) + b"held-out.txt"
+
+
+def as_llama(collected, layers):
+    """tiny-m2's moments under llama.cpp's names; as many tokens in every matrix, so that sums are exact multiples of means."""
+    out = {}
+    for layer in range(layers):
+        theirs = f"model.layers.{layer}."
+        for ours, names in {"self_attn.qkv_proj.weight": ["attn_q", "attn_k", "attn_v"], "self_attn.o_proj.weight": ["attn_output"],
+                            "block_sparse_moe.experts.w13_weight": ["ffn_gate_exps", "ffn_up_exps"],
+                            "block_sparse_moe.experts.w2_weight": ["ffn_down_exps"]}.items():
+            x = collected[theirs + ours + ".mean_square"]
+            x = x.reshape(-1, x.shape[-1])
+            for name in names:
+                out[f"blk.{layer}.{name}.weight"] = (x, np.full(len(x), 64.0))
+    return out
+
+
+def same(a, b):
+    for part_a, part_b in zip(Packed(a).parts[0], Packed(b).parts[0], strict=True):
+        assert all((part_a.elements(name) == part_b.elements(name)).all() for name in part_a.tensors)
+
+
+def write(name, data):
+    path = os.path.join(TMP, name)
+    with open(path, "wb") as f:
+        f.write(data)
+    return path
+
+
+def weighed_error(model, path, plain, collected):
+    """Squared errors of all quantised matrices, each column weighed by what the text shows it."""
+    total = 0
+    for module in path.quantised():
+        layer = module.split("self_attn")[0].split("block_sparse_moe")[0]
+        last = module.rsplit(".", 1)[-1]
+        ours = {"o_proj": "self_attn.o_proj", "w1": "block_sparse_moe.experts.w13_", "w3": "block_sparse_moe.experts.w13_",
+                "w2": "block_sparse_moe.experts.w2_"}.get(last, "self_attn.qkv_proj")
+        x = collected[f"{layer}{ours}{'' if ours.endswith('_') else '.'}weight.mean_square"]
+        x = x[int(module.split(".")[-2])] if x.ndim == 2 else x
+        e = path.weight(module).astype("f8") - plain.weight(module)
+        total += (e * e * x).sum() / len(e)
+    return total
+
+
+def importance():
+    """Weighed searches of tiny-m2."""
+    model, file = "tiny-m2", os.path.join(TMP, "tiny-m2-1.safetensors")
+    collected = load_file(file)
+    even = {k: (np.full_like(v, 64) if k.endswith(".rows") else v) for k, v in collected.items()}
+    save_file(even, os.path.join(TMP, "even.safetensors"))
+    llama = as_llama(collected, 4)
+    want = convert(model, "st", "--quant", "w4a8", "--importance", os.path.join(TMP, "even.safetensors"))
+    same(want, convert(model, "gguf", "--quant", "w4a8", "--importance", write("imatrix.gguf", gguf(llama))))
+    same(want, convert(model, "dat", "--quant", "w4a8", "--importance", write("imatrix.dat", dat(llama))))
+    subprocess.run([f"{BIN}/minimax-verify", want, "--source", f"tests/data/{model}"], check=True, stdout=subprocess.DEVNULL)
+    hf = ["--layout", "hf", "--override", "*.w2.weight=bf16"]  # 192 columns are no groups of 128
+    exact = Unsharded(convert(model, "exact", "--quant", "bf16", "--layout", "hf"))
+    exact.weight = lambda module: np.ascontiguousarray((exact.modules[module]["weight"][0].astype("<u4") << 16).view("<f4"))
+    for scheme in ("w4a16", "nvfp4a16", "mxfp4"):
+        plain = weighed_error(model, Unsharded(convert(model, scheme, "--quant", scheme, *hf)), exact, collected)
+        less = weighed_error(model, Unsharded(convert(model, scheme + "-w", "--quant", scheme, *hf, "--importance", file)), exact, collected)
+        assert less < plain, (scheme, less, plain)
+        print(f"{model} {scheme}: error in the outputs {100 * (1 - less / plain):.2f} % less under importance")
+
+    # A run is continued with the file that it was begun with, and no other.
+    other = write("other.dat", dat({name: (x * 2 + 1, n) for name, (x, n) in llama.items()}))
+    part = ["--quant", "w4a8", "--part-size", "256K", "--part", "0/2"]
+    convert(model, "begun", *part, "--importance", file)
+    assert "E_RESUME" in convert(model, "begun", *part, "--resume", "--importance", other, status=2)
+    assert "E_RESUME" in convert(model, "begun", *part, "--resume", status=2)
+    same(convert(model, "begun", "--quant", "w4a8", "--part-size", "256K", "--resume", "--importance", file),
+         convert(model, "whole", "--quant", "w4a8", "--part-size", "256K", "--importance", file))
+
+    # What would change nothing, or is of another model, is refused.
+    assert "E_IMPORTANCE" in convert(model, "none", "--quant", "block_fp8", "--importance", file, status=2)
+    assert "E_IMPORTANCE" in convert("tiny-m1", "m1", "--quant", "w4a8", "--importance", file, status=3)
+    assert "E_IMPORTANCE" in convert(model, "text", "--quant", "w4a8", "--importance", "tests/data/held-out.txt", status=3)
+    with open(os.path.join(want, "manifest.json"), encoding="utf-8") as f:
+        line = json.load(f)["quant"]
+    assert line.startswith("w4a8; importance=") and "E_RECIPE" in convert(model, "line", "--quant", line, status=2)
+
+
+def nll(model, packed):
+    done = subprocess.run([f"{BIN}/minimax-eval", packed, "--ids", f"tests/data/{model}/held-out-ids.json", "--window", "128", "--limit", "3",
+                           "--json"], check=True, stdout=subprocess.PIPE)
+    return json.loads(done.stdout)["nll"]
+
+
+def scales(packed):
+    with open(os.path.join(packed, "manifest.json"), encoding="utf-8") as f:
+        return {t["name"]: t["input_scale"] for t in json.load(f)["tensors"] if "input_scale" in t}
+
+
+def static_scales():
+    model, file = "tiny-m2", os.path.join(TMP, "tiny-m2-1.safetensors")
+    collected = load_file(file)
+    amax = {k[:-len(".amax")]: np.float32(v.max()) for k, v in collected.items() if k.endswith(".amax") and "lm_head" not in k}
+    for scheme, top in (("tensor_wise_fp8", 448), ("w4afp8", 448), ("nvfp4", 2688)):
+        for tp in ("1", "8"):
+            packed = convert(model, f"{scheme}-{tp}", "--quant", scheme, "--act-scales", file, "--tp", tp)
+            found = scales(packed)
+            assert found == {k: float(v / np.float32(top)) for k, v in amax.items()}, scheme
+        fixed, dynamic = (nll(model, convert(model, f"{scheme}-{n}", "--quant", scheme, *o)) for n, o in (("s", ["--act-scales", file]), ("d", [])))
+        assert fixed != dynamic and abs(fixed - dynamic) < 0.05, (scheme, fixed, dynamic)
+        print(f"{model} {scheme}: nll {dynamic:.4f} with scales for each token, {fixed:.4f} with static ones")
+
+    # The same in the spellings of other tools: one number for each matrix, the largest of those that share a tensor.
+    theirs = {}
+    for layer in range(4):
+        at = f"model.layers.{layer}."
+        for i, p in enumerate("qkv"):
+            theirs[f"{at}self_attn.{p}_proj."] = amax[at + "self_attn.qkv_proj.weight"] / np.float32(1 + i)
+        theirs[f"{at}self_attn.o_proj."] = amax[at + "self_attn.o_proj.weight"]
+        for e in range(7):  # and one that calibration never reached
+            for w in ("w1", "w3", "w2"):
+                ours = at + f"block_sparse_moe.experts.{'w2' if w == 'w2' else 'w13'}_weight"
+                theirs[f"{at}block_sparse_moe.experts.{e}.{w}."] = amax[ours] / np.float32(1 + (e + ord(w[1])) % 3)
+    spelt = {"activation_scale": lambda x: x, "input_scale": lambda x: x / np.float32(2688), "input_global_scale": lambda x: np.float32(2688) / x}
+    want = {k: float(v / np.float32(2688)) for k, v in amax.items()}
+    for suffix, of in spelt.items():
+        numbers = {k + suffix: float(of(v)) for k, v in theirs.items()}
+        path = write("scales.json", json.dumps(numbers).encode())
+        found = scales(convert(model, f"json-{suffix}", "--quant", "nvfp4", "--act-scales", path))
+        assert found.keys() == want.keys() and all(abs(found[k] / want[k] - 1) < 2e-7 for k in want), suffix
+        save_file({k: np.array(v, np.float32) for k, v in numbers.items()}, os.path.join(TMP, "scales.safetensors"))
+        assert scales(convert(model, f"st-{suffix}", "--quant", "nvfp4", "--act-scales", os.path.join(TMP, "scales.safetensors"))) == found
+
+    done = subprocess.run([f"{BIN}/minimax-convert", f"tests/data/{model}", "--quant", "nvfp4", "--act-scales", path, "--dry-run", "--json"],
+                          check=True, stdout=subprocess.PIPE)
+    assert (json.loads(done.stdout)["scaled_tensors"], json.loads(done.stdout)["unreached_experts"]) == (16, 8)
+    numbers.pop("model.layers.2.self_attn.o_proj." + suffix)
+    refused = convert(model, "less", "--quant", "nvfp4", "--act-scales", write("less.json", json.dumps(numbers).encode()), status=3)
+    assert "E_ACT_SCALES" in refused and "model.layers.2.self_attn.o_proj.weight" in refused
+    for bad in (b"[]", b"{}", b'{"a.input_scale": -1}', b'{"a.input_scale": "1"}', b'{"a.scale": 1}', b""):
+        assert "error: E_" in convert(model, "bad", "--quant", "nvfp4", "--act-scales", write("bad.json", bad), status=3), bad
+    assert "E_ACT_SCALES" in convert(model, "no", "--quant", "int8", "--act-scales", file, status=2)
+
+
 if __name__ == "__main__":
     check("tiny-m1", 2)
     check("tiny-m2", 4)
+    importance()
+    static_scales()
+    print("calibration: collected, weighed and scaled as numpy has it")

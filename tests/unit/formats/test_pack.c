@@ -14,6 +14,8 @@
 #define COUNT(a) (sizeof(a) / sizeof *(a))
 #define PLAIN(type) \
   { "", type, 1, 1 }
+#define TENSOR(...) \
+  { __VA_ARGS__ }
 
 static mm_range vocab_ranks[] = {{0, 0, 64}, {0, 64, 36}}; /* 100 rows as 64 + 36 and 28 of padding */
 static mm_range q_ranks[] = {{0, 0, 24}, {0, 24, 24}};
@@ -25,61 +27,20 @@ static mm_cut cuts[] = {{MM_AXIS_NONE, 0, 0, NULL},     {MM_AXIS_ROWS, 100, 64, 
 
 /* All numbers of a kind differ where they may. */
 static mm_pack_tensor tensors[] = {
-    {"model.embed_tokens.weight",
-     "bf16",
-     false,
-     0,
-     0,
-     0,
-     64,
-     32,
-     32,
-     1,
-     1,
-     {PLAIN(MM_BF16)},
-     {{"model.embed_tokens.weight", 100, 0, 64, 1}}},
-    {"model.layers.0.input_layernorm.weight", "f32", true, 0, 0, 0, 32, 1, 1, 1, 1, {PLAIN(MM_F32)}, {{"in.weight", 32, 0, 32, 0}}},
-    {"model.layers.0.self_attn.qkv_proj.weight",
-     "block_fp8",
-     false,
-     0,
-     0,
-     0,
-     40,
-     32,
-     32,
-     2,
-     3,
-     {PLAIN(MM_F8_E4M3), {"_scale_inv", MM_F32, 8, 16}},
-     {{"q_proj.weight", 48, 0, 24, 2}, {"k_proj.weight", 8, 24, 8, 3}, {"v_proj.weight", 8, 32, 8, 3}}},
-    {"model.layers.0.self_attn.q_norm.weight", "bf16", true, 0, 0, 0, 24, 1, 1, 1, 1, {PLAIN(MM_BF16)}, {{"q_norm.weight", 48, 0, 24, 2}}},
-    {"model.layers.0.mlp.experts.w13_weight",
-     "nvfp4",
-     false,
-     4,
-     4,
-     0,
-     24,
-     32,
-     32,
-     3,
-     2,
-     {{"", MM_U8, 1, 2}, {"_scale", MM_F8_E4M3, 1, 16}, {"_scale_2", MM_F32, 0, 0}},
-     {{"experts.{e}.w1.weight", 23, 0, 12, 4}, {"experts.{e}.w3.weight", 23, 12, 12, 4}}},
-    {"model.layers.0.mlp.experts.w2_weight",
-     "block_fp8",
-     false,
-     4,
-     4,
-     0,
-     32,
-     12,
-     23,
-     2,
-     1,
-     {PLAIN(MM_F8_E4M3), {"_scale_inv", MM_F32, 0, 4}},
-     {{"experts.{e}.w2.weight", 32, 0, 32, 5}}},
-};
+    TENSOR("model.embed_tokens.weight", "bf16", false, 0, 0, 0, 64, 32, 32, 1, 1, {PLAIN(MM_BF16)},
+           {{"model.embed_tokens.weight", 100, 0, 64, 1}}, 0),
+    TENSOR("model.layers.0.input_layernorm.weight", "f32", true, 0, 0, 0, 32, 1, 1, 1, 1, {PLAIN(MM_F32)}, {{"in.weight", 32, 0, 32, 0}},
+           0),
+    TENSOR("model.layers.0.self_attn.qkv_proj.weight", "block_fp8", false, 0, 0, 0, 40, 32, 32, 2, 3,
+           {PLAIN(MM_F8_E4M3), {"_scale_inv", MM_F32, 8, 16}},
+           {{"q_proj.weight", 48, 0, 24, 2}, {"k_proj.weight", 8, 24, 8, 3}, {"v_proj.weight", 8, 32, 8, 3}}, 0.0625f),
+    TENSOR("model.layers.0.self_attn.q_norm.weight", "bf16", true, 0, 0, 0, 24, 1, 1, 1, 1, {PLAIN(MM_BF16)},
+           {{"q_norm.weight", 48, 0, 24, 2}}, 0),
+    TENSOR("model.layers.0.mlp.experts.w13_weight", "nvfp4", false, 4, 4, 0, 24, 32, 32, 3, 2,
+           {{"", MM_U8, 1, 2}, {"_scale", MM_F8_E4M3, 1, 16}, {"_scale_2", MM_F32, 0, 0}},
+           {{"experts.{e}.w1.weight", 23, 0, 12, 4}, {"experts.{e}.w3.weight", 23, 12, 12, 4}}, 3e-3f),
+    TENSOR("model.layers.0.mlp.experts.w2_weight", "block_fp8", false, 4, 4, 0, 32, 12, 23, 2, 1,
+           {PLAIN(MM_F8_E4M3), {"_scale_inv", MM_F32, 0, 4}}, {{"experts.{e}.w2.weight", 32, 0, 32, 5}}, 0)};
 
 static mm_digest blocks[][3] = {{{{1}}, {{2}}, {{3}}}, {{{4}}}, {{{5}}, {{6}}}};
 static mm_part parts0[] = {{"model-rank-00000-part-00000.safetensors", (UINT64_C(8) << 20) + 1, {{0}}, 3, blocks[0]},
@@ -155,7 +116,8 @@ static void same_file(const mm_pack_file *a, const mm_pack_file *b) {
 }
 
 static void same_tensor(const mm_pack_tensor *a, const mm_pack_tensor *b) {
-  SAME_TEXT(name), SAME_TEXT(scheme), SAME(vector), SAME(stage), SAME(lead), SAME(whole_lead), SAME(rows), SAME(cols), SAME(whole_cols);
+  SAME_TEXT(name), SAME_TEXT(scheme), SAME(vector), SAME(stage), SAME(lead), SAME(whole_lead), SAME(rows), SAME(cols), SAME(whole_cols),
+      SAME(input_scale);
   SAME(plane_count), SAME(piece_count);
   for (unsigned i = 0; i < a->plane_count; i++)
     SAME_TEXT(plane[i].suffix), SAME(plane[i].dtype), SAME(plane[i].cell_n), SAME(plane[i].cell_k);
@@ -399,6 +361,10 @@ static void test_tensors(void **state) {
       /* vectors */
       {VECTOR, "\"lead\":0,\"whole_lead\":0", "\"lead\":1,\"whole_lead\":1",
        "tensors[1]: found a vector of lead 1, 1 columns and cells [1, 1]"},
+      {QKV, "\"input_scale\":0.0625", "\"input_scale\":0", "key \"input_scale\": expected a positive F32"},
+      {QKV, "\"input_scale\":0.0625", "\"input_scale\":0.1", "key \"input_scale\": expected a positive F32"},
+      {QKV, "\"input_scale\":0.0625", "\"input_scale\":1e39", "key \"input_scale\": expected a positive F32"},
+      {QKV, "\"input_scale\":0.0625", "\"input_scale\":\"1\"", "input_scale"},
       {VECTOR, "\"cols\":1,\"whole_cols\":1", "\"cols\":2,\"whole_cols\":2", "tensors[1]: found a vector of lead 0, 2 columns"},
       {VECTOR, "[1,1]", "[0,1]", "tensors[1]: found a vector of lead 0, 1 columns and cells [0, 1]"},
       {VECTOR, "[1,1]", "[1,0]", "tensors[1]: found a vector of lead 0, 1 columns and cells [1, 0]"},
@@ -491,7 +457,7 @@ static void test_not_json(void **state) {
 static void test_sizes(void **state) {
   (void)state;
   mm_pack p = sample();
-  mm_pack_tensor huge = {"h", "u8", false, 0, 0, 0, 13000000, 1, 1, 1, 1, {PLAIN(MM_U8)}, {{"h", 13000000, 0, 13000000, 0}}};
+  mm_pack_tensor huge = {"h", "u8", false, 0, 0, 0, 13000000, 1, 1, 1, 1, {PLAIN(MM_U8)}, {{"h", 13000000, 0, 13000000, 0}}, 0};
   p.tensor = &huge;
   p.tensor_count = 1;
   char *text = text_of(&p); /* rank 0 has 12 MiB + 1, rank 1 has 8 MiB */
@@ -519,8 +485,8 @@ static void test_sizes(void **state) {
   for (unsigned i = 0; i < 10; i++) {
     uint32_t rows = i < 8 ? UINT32_C(1) << 29 : i == 8 ? UINT32_MAX : 4;
     snprintf(name[i], sizeof name[i], "t%u", i);
-    many[i] = (mm_pack_tensor){name[i], "u8", false, i < 8 ? UINT32_MAX : 0, i < 8 ? UINT32_MAX : 0,   0, rows, 1,
-                               1,       1,    1,     {PLAIN(MM_U8)},         {{"h", rows, 0, rows, 0}}};
+    many[i] = (mm_pack_tensor){name[i], "u8", false, i < 8 ? UINT32_MAX : 0, i < 8 ? UINT32_MAX : 0,    0, rows, 1,
+                               1,       1,    1,     {PLAIN(MM_U8)},         {{"h", rows, 0, rows, 0}}, 0};
   }
   p.tensor = many;
   p.tensor_count = 10;
@@ -541,7 +507,7 @@ static void test_shapes_and_names(void **state) {
     mm_shape s = mm_pack_plane_shape(&tensors[want[i].tensor], want[i].plane);
     assert_string_equal(mm_shape_text(&s, shape, sizeof shape), want[i].shape);
   }
-  mm_pack_tensor odd = {"o", "x", false, 0, 0, 0, 9, 33, 33, 1, 1, {{"", MM_U8, 4, 2}}, {{"o", 9, 0, 9, 0}}};
+  mm_pack_tensor odd = {"o", "x", false, 0, 0, 0, 9, 33, 33, 1, 1, {{"", MM_U8, 4, 2}}, {{"o", 9, 0, 9, 0}}, 0};
   mm_shape s = mm_pack_plane_shape(&odd, 0);
   assert_string_equal(mm_shape_text(&s, shape, sizeof shape), "[3, 17]");
   mm_part_name(name, 3, 1);

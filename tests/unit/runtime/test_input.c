@@ -257,8 +257,8 @@ static void calibration(void **state) {
     for (uint32_t i = 0; i < T * H; i++) ((float *)r.x[0].data)[i] = 2 * ref_random();
     step(&r, NULL);
     for (uint32_t t = 0; t < T; t++) {
-      double x[64], z[64] = {0}, weight[64], gate[64], top[64];
-      uint32_t pick[64];
+      double x[64] = {0}, z[64] = {0}, weight[64] = {0}, gate[64] = {0}, top[64] = {0};
+      uint32_t pick[64] = {0};
       for (size_t i = 0; i < H; i++) x[i] = ((float *)r.x[0].data)[t * H + i];
       ref_matvec(z, x, w->router, m->experts, H);
       ref_route(m, w->bias, z, pick, weight);

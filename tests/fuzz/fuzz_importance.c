@@ -1,0 +1,31 @@
+/* Importance files of any bytes; what is accepted must answer for every matrix of a model. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "convert/importance.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+  enum { EXPERTS = 3, COLS = 4 };
+  mm_importance m = {0};
+  mm_err err = {0};
+  const mm_arch *a = &mm_arch_minimax_m2;
+  if (mm_importance_parse(&m, "file", data, size, &err)) {
+    float sum = 0, w[6];
+    for (size_t i = 0; i < a->rule_count; i++)
+      for (uint32_t e = 0; e < EXPERTS; e++)
+        for (uint32_t cols = COLS; cols <= 6; cols += 2) {
+          const uint8_t *values = NULL;
+          mm_err ignored = {0};
+          if (mm_importance_find(&m, &a->rule[i], e % 2, e, EXPERTS, cols, &values, &ignored) != MM_WEIGHED) continue;
+          mm_importance_weights(values, cols, w);
+          for (uint32_t j = 0; j < cols; j++) sum += w[j];
+        }
+    if (!(sum >= 0)) abort();
+  } else if (err.status == MM_OK) {
+    abort();
+  }
+  mm_importance_close(&m);
+  return 0;
+}

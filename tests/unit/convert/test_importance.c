@@ -1,0 +1,177 @@
+/* Importance files: three containers with the same numbers, and what is refused of damaged ones. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+#include "convert/importance.h"
+#include "tests/unit/convert/moments.h"
+
+/* A rule of M2 by the end of its name. */
+static const mm_rule *rule(const char *end) {
+  const mm_arch *a = &mm_arch_minimax_m2;
+  for (size_t i = 0; i < a->rule_count; i++) {
+    size_t n = strlen(a->rule[i].theirs), k = strlen(end);
+    if (n >= k && strcmp(a->rule[i].theirs + n - k, end) == 0) return &a->rule[i];
+  }
+  fail_msg("no rule %s", end);
+  return NULL;
+}
+
+/* From memory of exactly that size, so that sanitizers see a byte too far. */
+static bool parse(mm_importance *m, const bytes *b, uint8_t **data, mm_err *err) {
+  *data = malloc(b->n ? b->n : 1);
+  memcpy(*data, b->at, b->n);
+  return mm_importance_parse(m, "file", *data, b->n, err);
+}
+
+static void check_row(const mm_importance *m, const char *end, uint32_t layer, uint32_t e, unsigned of, uint32_t cols) {
+  mm_err err = {0};
+  const uint8_t *values = NULL;
+  float v;
+  if (mm_importance_find(m, rule(end), layer, e, 3, cols, &values, &err) != MM_WEIGHED) fail_msg("%s, %u: %s", end, e, err.text);
+  for (uint32_t j = 0; j < cols; j++) {
+    memcpy(&v, values + j * sizeof v, sizeof v);
+    assert_true(v == moment(of, j));
+  }
+}
+
+static mm_weighing weighing(const mm_importance *m, const char *end, uint32_t layer, uint32_t e, uint32_t cols, mm_err *err) {
+  const uint8_t *values = (const uint8_t *)1;
+  mm_weighing w = mm_importance_find(m, rule(end), layer, e, 3, cols, &values, err);
+  if (w == MM_TOO_FEW) assert_null(values);
+  return w;
+}
+
+static void three_containers(void **state) {
+  (void)state;
+  const bytes file[] = {gguf(), dat(), collected()};
+  for (int i = 0; i < 3; i++) {
+    mm_importance m;
+    mm_err err = {0};
+    uint8_t *data;
+    if (!parse(&m, &file[i], &data, &err)) fail_msg("file %d: %s", i, err.text);
+    check_row(&m, "q_proj.weight", 1, 0, 0, 6);
+    check_row(&m, "experts.{e}.w2.weight", 0, 0, 1, 4);
+    check_row(&m, "experts.{e}.w2.weight", 0, 2, 3, 4);
+    if (i < 2) check_row(&m, "lm_head.weight", 0, 0, 2, 6);
+    assert_int_equal(weighing(&m, "experts.{e}.w2.weight", 0, 1, 4, &err), MM_TOO_FEW); /* 31 tokens, or none */
+    assert_int_equal(weighing(&m, "q_proj.weight", 0, 0, 6, &err), MM_NO_ENTRY);
+    assert_int_equal(weighing(&m, "k_proj.weight", 1, 0, 6, &err), MM_NO_ENTRY);
+    assert_int_equal(err.status, MM_OK);
+    assert_int_equal(weighing(&m, "q_proj.weight", 1, 0, 5, &err), MM_WEIGHING_FAILED);
+    assert_string_equal(err.code, "E_IMPORTANCE");
+    assert_non_null(strstr(err.text, "expected 1 x 5"));
+    mm_importance_close(&m);
+    free(data);
+  }
+}
+
+/* No file is read beyond its end, and none but the whole one is taken. */
+static void cut_short(void **state) {
+  (void)state;
+  const bytes file[] = {gguf(), dat(), collected()};
+  const size_t whole[] = {file[0].n, file[1].n - 15, file[2].n}; /* what a .dat has behind its entries may be missing */
+  for (int i = 0; i < 3; i++)
+    for (size_t n = 0; n < whole[i]; n++) {
+      bytes b = file[i];
+      mm_importance m = {0};
+      mm_err err = {0};
+      uint8_t *data;
+      b.n = n;
+      if (parse(&m, &b, &data, &err)) fail_msg("file %d is taken with %zu of %zu bytes", i, n, whole[i]);
+      assert_int_equal(err.status, MM_BAD_INPUT);
+      mm_importance_close(&m);
+      free(data);
+    }
+}
+
+static size_t offset_of(const bytes *b, const char *text) {
+  for (size_t i = 0; i + strlen(text) <= b->n; i++)
+    if (memcmp(b->at + i, text, strlen(text)) == 0) return i;
+  fail_msg("no %s", text);
+  return 0;
+}
+
+static void damaged(void **state) {
+  (void)state;
+  static const struct {
+    const char *behind; /* bytes are written `skip` bytes behind this text */
+    int skip;
+    const char *with;
+    size_t n;
+    const char *says;
+  } damage[] = {
+      {"GGUF", 0, "\2", 1, "version of GGUF"},
+      {"GGUF", 4, "\xff\xff\xff\xff\xff\xff\xff\x7f", 8, "more entries than"},
+      {"GGUF", 12, "\xff\xff\xff\xff\xff\xff\xff\x7f", 8, "more entries than"},
+      {"general.type", 12, "x", 1, "no general.type"},
+      {"general.alignment", 4, "\x30", 1, "impossible general.alignment"},
+      {"general.alignment", 4, "\0", 1, "impossible general.alignment"},
+      {"imatrix.datasets", 4, "\x09", 1, "array of arrays"},
+      {"imatrix.datasets", 8, "\xff\xff\xff\xff\xff\xff\xff\xff", 8, "end of the file"},
+      {"flags", 4, "\x0d", 1, "unknown type"},
+      {"flags", 4, "\x0b", 1, "end of the file"},
+      {"attn_q.weight.counts", -15, "\0", 1, "NUL byte"},
+      {"attn_q.weight.counts", 0, "\5", 1, "1 to 4"},
+      {"attn_q.weight.counts", 0, "\0", 1, "1 to 4"},
+      {"attn_q.weight.counts", 4, "\0", 1, "impossible shape"},
+      {"attn_q.weight.in_sum2", 12, "\xff\xff\xff\xff\xff\xff\xff\xff", 8, "impossible shape"},
+      {"attn_q.weight.counts", 20, "\x0c", 1, "another type than F32"},
+      {"attn_q.weight.in_sum2", 24, "\x80", 1, "does not begin where"},
+      {"output.weight.in_sum2", 4, "\xff", 1, "beyond the end"},
+      {"attn_q.weight.counts", -6, "kounts", 6, "without their counts"},
+      {"output.weight.in_sum2", -7, "in_xxxx", 7, NULL},
+  };
+  for (size_t i = 0; i < sizeof damage / sizeof *damage; i++) {
+    bytes b = gguf();
+    mm_importance m = {0};
+    mm_err err = {0};
+    uint8_t *data;
+    memcpy(b.at + (int)(offset_of(&b, damage[i].behind) + strlen(damage[i].behind)) + damage[i].skip, damage[i].with, damage[i].n);
+    bool ok = parse(&m, &b, &data, &err);
+    if (ok != !damage[i].says) fail_msg("damage %zu: %s", i, err.text);
+    if (!ok && (strcmp(err.code, "E_IMPORTANCE") != 0 || !strstr(err.text, damage[i].says) || !strstr(err.text, "offset")))
+      fail_msg("damage %zu: %s, expected %s", i, err.text, damage[i].says);
+    mm_importance_close(&m);
+    free(data);
+  }
+}
+
+/* Values are looked at when they are wanted. */
+static void no_mean_squares(void **state) {
+  (void)state;
+  static const float bad[] = {-1.0f, NAN, INFINITY};
+  for (size_t i = 0; i < 3; i++) {
+    bytes b = collected();
+    mm_importance m;
+    mm_err err = {0};
+    uint8_t *data;
+    memcpy(b.at + b.n - 8 - 4 * sizeof(float), &bad[i], sizeof(float));
+    assert_true(parse(&m, &b, &data, &err));
+    assert_int_equal(weighing(&m, "q_proj.weight", 1, 0, 6, &err), MM_WEIGHING_FAILED);
+    char where[40];
+    snprintf(where, sizeof where, "offset %zu", b.n - 8 - 4 * sizeof(float));
+    assert_non_null(strstr(err.text, where));
+    mm_importance_close(&m);
+    free(data);
+  }
+}
+
+static void weights(void **state) {
+  (void)state;
+  static const float square[] = {0, 1, 7, 4};
+  float w[4];
+  mm_importance_weights((const uint8_t *)square, 4, w);
+  assert_true(w[0] == 1e-4f && w[1] == 1.0f / 3 && w[2] == 7.0f / 3 && w[3] == 4.0f / 3);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(three_containers), cmocka_unit_test(cut_short), cmocka_unit_test(damaged),
+                                     cmocka_unit_test(no_mean_squares), cmocka_unit_test(weights)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
