@@ -1,5 +1,6 @@
 #!/bin/sh
-# One part of `make soak`: scripts/soak.sh PART. BUILD is the build folder; the part's log is BUILD/soak/PART.log and its last line the figure.
+# One part of `make soak`: scripts/soak.sh PART. BUILD is the build folder; the part's log is BUILD/soak/PART.log, and what it prints the last
+# line of each program in it: the figures.
 #   calls    each system call of a conversion fails, each occurrence, each errno, and it is killed there
 #   alloc    each allocation of each program fails
 #   kill     kill -9 at random moments
@@ -53,5 +54,6 @@ run() {
 start=$(date +%s)
 run >"$log" 2>&1 </dev/null
 status=$?
-printf '%-6s %6d s  %s\n' "$part" $(($(date +%s) - start)) "$(tail -n 1 "$log")"
+figures=$(awk '/^\$ / { if (last) print last; last = ""; next } { last = $0 } END { print last }' "$log" | paste -sd ';' | sed 's/;/; /g')
+printf '%-6s %6d s  %s\n' "$part" $(($(date +%s) - start)) "$figures"
 [ $status -eq 0 ] || { echo "soak-$part: exit status $status, log: $log" >&2; exit 1; }
