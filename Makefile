@@ -82,7 +82,7 @@ LIBS_all = $(call lib,runtime) $(LIBS_convert)
 PROGRAM_SRC = $(wildcard */minimax_*.c)
 UNIT_SRC = $(wildcard tests/unit/*/test_*.c)
 MODEL_SRC = $(wildcard tests/model/*.c tests/ops/*.c tests/fault/*.c tests/interop/*.c)
-PRELOAD_SRC = $(wildcard tests/fault/preload/*.c)
+PRELOAD_SRC = $(wildcard tests/*/preload/*.c)
 BENCH_SRC = $(wildcard tests/bench/bench_*.c)
 FUZZ_SRC = $(wildcard tests/fuzz/fuzz_*.c)
 PROGRAMS = $(patsubst %.c,$(BUILD)/bin/%,$(subst _,-,$(notdir $(PROGRAM_SRC))))
@@ -228,7 +228,7 @@ bench-quant: $(BUILD)/tests/bench/bench_quant ## GB/s of every scheme, search an
 bench-quality: $(PROGRAMS) $(BUILD)/tests/bench/bench_quality ## SQNR gains of the searches, likelihood of the small checkpoints by scheme
 	$(Q)$(BUILD)/tests/bench/bench_quality
 	$(Q)tests/bench/quality.py $(BUILD)/bin
-bench: $(PROGRAMS) $(BENCH) ## conversion rates beside memcpy and the disk of the same run
+bench: $(PROGRAMS) $(BENCH) $(PRELOAD) ## conversion rates beside memcpy and the disk of the same run
 	$(Q)scripts/bench_convert.py $(BUILD)/bin
 	$(Q)for b in $(BENCH); do $$b || exit 1; done
 

@@ -2,7 +2,8 @@
 """bench_convert.py BIN_DIR [--gb 1] [--runs 3] [--dir DIR]: conversion rates beside what memory and disk give in the same run.
 
 Ceilings first: memcpy, SHA-256 on one core, direct reading of the source, direct writing with fsync. Then cp (with fsync) and the
-conversions alternate, A B A B; every run starts with the source out of the page cache and ends when the output is durable. Medians."""
+conversions alternate, A B A B; every run starts with the source out of the page cache and ends when the output is durable. Medians. What
+hashing adds is the difference to the same conversion with a SHA-256 that does nothing (tests/bench/preload/no_hash.c)."""
 import argparse
 import ctypes
 import os
@@ -20,6 +21,7 @@ parser.add_argument("--runs", type=int, default=3)
 parser.add_argument("--dir", help="where to work (default: the temporary directory)")
 args = parser.parse_args()
 work = tempfile.mkdtemp(prefix="mm-bench-", dir=args.dir)
+UNHASHED, NO_HASH = ", no hashing", os.path.join(args.bin, "../tests/bench/preload/no_hash.so")
 scripts = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -69,8 +71,8 @@ def copy(source):
         os.close(fd)
 
 
-def convert(source, *options):
-    subprocess.run([os.path.join(args.bin, "minimax-convert"), source, "-o", os.path.join(work, "out"), "-q", *options], check=True)
+def convert(source, *options, **environment):
+    subprocess.run([os.path.join(args.bin, "minimax-convert"), source, "-o", os.path.join(work, "out"), "-q", *options], check=True, env=dict(os.environ, **environment))
 
 
 def run_all(source, actions):
@@ -88,14 +90,14 @@ def table(title, source, out_bytes, actions):
     size = sum(os.path.getsize(p) for p in files_of(source))
     seconds = run_all(source, [("direct read", lambda: read_direct(source)), ("direct write", lambda: write_direct(size)), ("cp + fsync", lambda: copy(source)), *actions])
     print(f"{title}: {size / 1e9:.2f} GB in, median of {args.runs}")
-    ceiling = max(seconds["direct read"], seconds["direct write"])
     for name, t in seconds.items():
         ratio = f"  {t / seconds['cp + fsync']:.2f} x cp"
         if name in out_bytes:
             floor = max(seconds["direct read"], seconds["direct write"] * out_bytes[name])
             ratio += f"  {t / floor:.2f} x max(read, write)"
-        print(f"  {name:28s} {t:6.2f} s  {size / t / 1e9:5.2f} GB/s of source{ratio}")
-    return ceiling
+        if name + UNHASHED in seconds:
+            ratio += f"  hashing {100 * (1 - seconds[name + UNHASHED] / t):.1f} % of the time"
+        print(f"  {name:32s} {t:6.2f} s  {size / t / 1e9:5.2f} GB/s of source{ratio}")
 
 
 try:
@@ -104,12 +106,14 @@ try:
     subprocess.run([sys.executable, os.path.join(scripts, "bench_checkpoint.py"), os.path.join(work, "fp8"), "--layers", "1", "--experts", str(experts)], check=True, stdout=subprocess.DEVNULL)
     fp8 = os.path.join(work, "fp8")
     table("remap of block FP8", fp8, {"--quant none --tp 8": 1.0, "--quant none --tp 1": 1.0},
-          [("--quant none --tp 1", lambda: convert(fp8)), ("--quant none --tp 8", lambda: convert(fp8, "--tp", "8"))])
+          [("--quant none --tp 1", lambda: convert(fp8)), ("--quant none --tp 8", lambda: convert(fp8, "--tp", "8")),
+           ("--quant none --tp 8" + UNHASHED, lambda: convert(fp8, "--tp", "8", LD_PRELOAD=NO_HASH))])
     shutil.rmtree(fp8)
     subprocess.run([sys.executable, os.path.join(scripts, "bench_checkpoint.py"), os.path.join(work, "bf16"), "--layers", "1", "--experts", str(experts), "--bf16"], check=True, stdout=subprocess.DEVNULL)
     bf16 = os.path.join(work, "bf16")
     table("BF16 source", bf16, {"--quant block_fp8 --tp 8": 0.5, "--quant nvfp4a16 absmax": 0.28, "--quant nvfp4a16 mse": 0.28},
           [("--quant block_fp8 --tp 8", lambda: convert(bf16, "--tp", "8", "--quant", "block_fp8")),
+           ("--quant block_fp8 --tp 8" + UNHASHED, lambda: convert(bf16, "--tp", "8", "--quant", "block_fp8", LD_PRELOAD=NO_HASH)),
            ("--quant nvfp4a16 absmax", lambda: convert(bf16, "--tp", "8", "--quant", "nvfp4a16", "--search", "absmax")),
            ("--quant nvfp4a16 mse", lambda: convert(bf16, "--tp", "8", "--quant", "nvfp4a16"))])
 finally:
