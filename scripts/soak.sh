@@ -35,7 +35,7 @@ fault() {
 run() {
   case $part in
     calls)
-      fault torture.py "$convert" $tiny --every $every && fault torture.py "$convert" $tiny --every $every --kill &&
+      fault torture.py "$convert" $tiny --every $every && fault torture.py "$convert" $tiny --every $every --resumed && fault torture.py "$convert" $tiny --every $every --kill &&
         fault torture.py "$convert" $tiny --every $((4 * every)) --options "--compress zstd" ;;
     alloc) fault alloc.py --every $every ;;
     kill)

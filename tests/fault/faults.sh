@@ -8,6 +8,7 @@ python3 tests/fault/kill.py "$convert" tests/data/tiny-m2 10 -- --layout hf --qu
 python3 tests/fault/kill.py "$convert" tests/data/tiny-m1 10 -- --tp 2 --quant block_fp8 --part-size 4M --compress zstd
 python3 tests/fault/torture.py "$convert" tests/data/tiny-m2 --every 40
 python3 tests/fault/torture.py "$convert" tests/data/tiny-m2 --every 80 --options "--compress zstd"
+python3 tests/fault/torture.py "$convert" tests/data/tiny-m2 --every 80 --resumed
 python3 tests/fault/torture.py "$convert" tests/data/tiny-m2 --every 20 --kill
 [ "$SAN" = 1 ] || python3 tests/fault/alloc.py --every 150 # the sanitizers have an allocator of their own
 python3 tests/fault/power.py "$convert" tests/data/tiny-m2 100

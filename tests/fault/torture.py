@@ -4,7 +4,7 @@
 The conversion is traced once. Then, for each system call after the configuration is first read, for each occurrence and each errno that it
 may give, the conversion runs again with that one call failing (strace -e inject). Each run must end with a documented status, with exactly
 one line on stderr unless it succeeded, and with nothing or a complete checkpoint under the final name; then --resume must complete it byte
-for byte. With --kill the process is killed on entering the call instead. --every N takes every N-th case, from a random start."""
+for byte. With --resumed the conversion is one that was killed before and goes on. With --kill the process is killed on entering the call instead. --every N takes every N-th case, from a random start."""
 import argparse
 import collections
 import filecmp
@@ -30,9 +30,11 @@ parser.add_argument("convert")
 parser.add_argument("source")
 parser.add_argument("--every", type=int, default=1)
 parser.add_argument("--kill", action="store_true")
+parser.add_argument("--resumed", action="store_true")
 parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(4), "little"))
 parser.add_argument("--options", default="", help="more options of the conversion, in one word")
 args = parser.parse_args()
+goes_on = ["--resume"] if args.resumed else []
 rng = random.Random(args.seed)
 work = tempfile.mkdtemp(prefix="mm-torture-")
 
@@ -47,10 +49,20 @@ def same(a, b):
     return names == sorted(os.listdir(b)) and filecmp.cmpfiles(a, b, names, shallow=False)[0] == names
 
 
+def begin(name):
+    """A new directory for the output, with the interrupted conversion in it when there is one."""
+    parent = os.path.join(work, name)
+    if args.resumed:
+        shutil.copytree(stopped, parent)
+    else:
+        os.mkdir(parent)
+    return parent
+
+
 def occurrences():
     """system call -> (first, last): its occurrences from the first look at the configuration on."""
     log = os.path.join(work, "trace")
-    subprocess.run(["strace", "-f", "-o", log, *command(os.path.join(work, "traced"))], check=True)
+    subprocess.run(["strace", "-f", "-o", log, *command(os.path.join(begin("traced"), "out"), *goes_on)], check=True)
     started, before, after = False, collections.Counter(), collections.Counter()
     with open(log, errors="replace") as f:
         for line in f:
@@ -63,10 +75,9 @@ def occurrences():
 
 
 def attempt(number, call, when, what):
-    parent = os.path.join(work, f"run{number}")
+    parent = begin(f"run{number}")
     out = os.path.join(parent, "out")
-    os.mkdir(parent)
-    p = subprocess.run(["strace", "-f", "-o", "/dev/null", "-e", f"inject={call}:{what}:when={when}", *command(out)], capture_output=True, check=False)
+    p = subprocess.run(["strace", "-f", "-o", "/dev/null", "-e", f"inject={call}:{what}:when={when}", *command(out, *goes_on)], capture_output=True, check=False)
     lines = p.stderr.decode(errors="replace").splitlines()
     wrong = None
     if args.kill:
@@ -91,6 +102,12 @@ def attempt(number, call, when, what):
 try:
     reference = os.path.join(work, "reference")
     subprocess.run(command(reference), check=True)
+    stopped = os.path.join(work, "stopped")
+    os.mkdir(stopped)
+    if args.resumed:
+        half = ["strace", "-f", "-o", "/dev/null", "-e", "inject=fdatasync:signal=KILL:when=5", *command(os.path.join(stopped, "out"))]
+        subprocess.run(half, stderr=subprocess.DEVNULL, check=False)
+        assert ".out.partial.journal" in os.listdir(stopped), "the conversion was over before it was killed"
     cases = []
     for call, (first, last) in occurrences().items():
         for when in range(first, last + 1):
@@ -98,7 +115,7 @@ try:
     chosen = cases[rng.randrange(args.every) :: args.every]
     with multiprocessing.pool.ThreadPool(os.cpu_count()) as pool:
         good = sum(pool.starmap(attempt, [(i, *case) for i, case in enumerate(chosen)], 1))
-    print(f"{'kill at' if args.kill else 'failing'} each system call: {good} of {len(chosen)} right ({len(cases)} cases, seed {args.seed})")
+    print(f"{'kill at' if args.kill else 'failing'} each system call{' of a resumed run' if args.resumed else ''}: {good} of {len(chosen)} right ({len(cases)} cases, seed {args.seed})")
     sys.exit(good != len(chosen))
 finally:
     shutil.rmtree(work)
