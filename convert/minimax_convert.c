@@ -387,7 +387,8 @@ int main(int argc, char **argv) {
   mm_hf_close(&hf);
   free(a.ignore.item);
   free(a.override.item);
-  if (!ok && err.status == MM_OK && a.processes > 1) mm_fail(&err, MM_INTERRUPTED, "E_INTERRUPTED", mm_at(NULL, NULL), "another process failed");
+  if (!ok && err.status == MM_OK && a.processes > 1)
+    mm_fail(&err, MM_INTERRUPTED, "E_INTERRUPTED", mm_at(NULL, NULL), "another process failed");
   mm_mpi_end();
   return ok ? MM_OK : mm_program_fail(&program, &err);
 }
