@@ -23,11 +23,11 @@ def dry_run(source, *options):
         child = subprocess.Popen([CONVERT, source, "-o", target, "--dry-run", "--json", *options], stdout=out, stderr=err)
         _, status, usage = os.wait4(child.pid, 0)
         child.returncode = os.waitstatus_to_exitcode(status)
-        seconds, mib = time.monotonic() - start, usage.ru_maxrss / 1024
+        wall, seconds, mib = time.monotonic() - start, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
         out.seek(0)
         err.seek(0)
         result = child.returncode, out.read(), err.read()
-    print(f"{os.path.basename(source)} {' '.join(options)}: status {result[0]}, {seconds:.2f} s, {mib:.0f} MiB")
+    print(f"{os.path.basename(source)} {' '.join(options)}: status {result[0]}, {wall:.2f} s, {seconds:.2f} s of CPU, {mib:.0f} MiB")
     assert SAN or mib < 64, "a dry run must take less than 64 MiB"
     assert not os.path.exists(target), "a dry run must not write"
     return result
