@@ -38,10 +38,11 @@ __device__ __forceinline__ void copy16(void *shared, const void *global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((uint32_t)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
 }
 /* As copy16, zeros where !valid; global must still be a mapped address. */
+__device__ __forceinline__ void copy16_to(uint32_t shared, const void *global, bool valid) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(valid ? 16 : 0) : "memory");
+}
 __device__ __forceinline__ void copy16_or_zero(void *shared, const void *global, bool valid) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((uint32_t)__cvta_generic_to_shared(shared)), "l"(global),
-               "r"(valid ? 16 : 0)
-               : "memory");
+  copy16_to((uint32_t)__cvta_generic_to_shared(shared), global, valid);
 }
 __device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N>
@@ -52,20 +53,23 @@ __device__ __forceinline__ void copy_wait() {
 /* d[16, 8] += a[16, 16] · b[16, 8]. Lane (g, t) = (lane / 4, lane % 4) holds a: rows g and g+8, columns 2t, 2t+1, 2t+8, 2t+9 as
  * {row g low, row g+8 low, row g high, row g+8 high}; b: column g, rows as a's columns; d: {row g, columns 2t, 2t+1}, {row g+8, …}. */
 __device__ __forceinline__ void mma(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 /* The same with f16 operands. */
 __device__ __forceinline__ void mma_half(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-__device__ __forceinline__ void ldmatrix4(uint32_t r[4], const void *shared) {
+__device__ __forceinline__ void ldmatrix4_at(uint32_t r[4], uint32_t shared) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"((uint32_t)__cvta_generic_to_shared(shared)));
+               : "r"(shared));
+}
+__device__ __forceinline__ void ldmatrix4(uint32_t r[4], const void *shared) {
+  ldmatrix4_at(r, (uint32_t)__cvta_generic_to_shared(shared));
 }
 __device__ __forceinline__ void ldmatrix4_trans(uint32_t r[4], const void *shared) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -110,6 +114,14 @@ __device__ __forceinline__ uint32_t mul2(uint32_t a, uint32_t b) {
 }
 __device__ __forceinline__ uint32_t max2(uint32_t a, uint32_t b) {
   bf162 p = __hmax2(*reinterpret_cast<bf162 *>(&a), *reinterpret_cast<bf162 *>(&b));
+  return *reinterpret_cast<uint32_t *>(&p);
+}
+__device__ __forceinline__ uint32_t mul_half2(uint32_t a, uint32_t b) {
+  __half2 p = __hmul2(*reinterpret_cast<__half2 *>(&a), *reinterpret_cast<__half2 *>(&b));
+  return *reinterpret_cast<uint32_t *>(&p);
+}
+__device__ __forceinline__ uint32_t fma_half2(uint32_t a, uint32_t b, uint32_t c) {
+  __half2 p = __hfma2(*reinterpret_cast<__half2 *>(&a), *reinterpret_cast<__half2 *>(&b), *reinterpret_cast<__half2 *>(&c));
   return *reinterpret_cast<uint32_t *>(&p);
 }
 /* Eight bf16 of a 16-byte piece. */

@@ -14,7 +14,7 @@
 
 #include "runtime/cuda/gemm_hopper.cuh"
 #include "runtime/cuda/launch.h"
-#include "runtime/cuda/stream.cuh"
+#include "runtime/cuda/weight.cuh"
 
 constexpr int kGemmRows = 128, kGemmK = 64, kGemmPad = 8;
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL

@@ -8,7 +8,7 @@
 #include <cuda_fp16.h>
 
 #include "runtime/cuda/hopper.cuh"
-#include "runtime/cuda/stream.cuh"
+#include "runtime/cuda/weight.cuh"
 
 namespace hopper_gemm {
 

@@ -20,8 +20,8 @@ enum mm_cu_scale {
   MM_CU_PLAIN,  /* no scale */
   MM_CU_COARSE, /* f32, k cell a multiple of the piece of a warp (64 for E4M3, 128 for INT4), or the whole row */
   MM_CU_FINE,   /* f32, k cell a multiple of 8 */
-  MM_CU_NV,     /* e4m3, one per 16 of a row */
-  MM_CU_MX      /* e8m0, one per 32 of a row */
+  MM_CU_NV,     /* e4m3, one per 16 of a row; scale_pitch a multiple of 16, and scale 16-byte aligned */
+  MM_CU_MX      /* e8m0, one per 32 of a row; likewise */
 };
 
 /* `lead` matrices [n, k] in device memory: y = x·Wᵀ. */

@@ -5,17 +5,15 @@
 namespace {
 
 struct linear_job {
-  static constexpr bool kEarly = true;
-  static constexpr int kPerTile = 16;
+  static constexpr uint32_t kBoxes = 1;
   const mm_cu_weight &w;
   const mm_cu_linear &a;
-  share rows;
+  const stream_plan &p;
 
   __device__ uint32_t tokens() const { return a.tokens; }
-  __device__ uint32_t first() const { return rows.first; }
-  __device__ uint32_t end() const { return rows.end; }
-  __device__ row_group group(uint32_t first) const { return {first, min(rows.end - first, kTiles * kPerTile)}; }
-  __device__ uint32_t apart() const { return 8; }
+  __device__ uint32_t groups() const { return p.part_groups; }
+  __device__ row_group rows(uint32_t group) const { return stream_share(p, group); }
+  __device__ uint32_t apart() const { return 0; }
   __device__ uint32_t segments() const { return 1; }
   __device__ uint32_t matrix(uint32_t, uint32_t) const { return 0; }
   __device__ const bf16 *x(uint32_t, uint32_t token) const {
@@ -23,7 +21,7 @@ struct linear_job {
     return a.x + (size_t)(a.rows ? a.rows[token] : token) * w.k;
   }
   template <class Sum>
-  __device__ void emit(uint32_t row, uint32_t token, const Sum &sum) const {
+  __device__ void emit(uint32_t, uint32_t row, uint32_t token, const Sum &sum) const {
     float y = sum(0);
     if (w.global) y *= w.global[0];
     const size_t at = (size_t)token * w.n + row;
@@ -36,11 +34,11 @@ struct linear_job {
 };
 
 template <mm_cu_code C, mm_cu_scale S, int kHalves>
-__global__ void __launch_bounds__(kStreamThreads, kHalves == 1 ? 2 : 1)
-    skinny(const __grid_constant__ mm_cu_weight w, const __grid_constant__ mm_cu_linear a) {
+__global__ void __launch_bounds__(kStreamThreads, stream_blocks<C>(kHalves))
+    skinny(const __grid_constant__ stream_source from, const __grid_constant__ stream_plan p, const __grid_constant__ mm_cu_weight w,
+           const __grid_constant__ mm_cu_linear a) {
   grid_launch_next();
-  linear_job job{w, a, share(w.n)};
-  stream_rows<C, S, kHalves>(w, job);
+  stream_rows<C, S, kHalves>(w, from, p, linear_job{w, a, p});
 }
 
 struct skinny_launch {
@@ -49,9 +47,12 @@ struct skinny_launch {
   cudaStream_t s;
   template <mm_cu_code C, mm_cu_scale S>
   cudaError_t run() const {
-    const unsigned grid = min(ceil_div(w.n, 8), multiprocessors());
-    if (a.tokens <= 8) return launch(skinny<C, S, 1>, grid, kStreamThreads, sizeof(stream_shared<1>), s, w, a);
-    return launch(skinny<C, S, 2>, grid, kStreamThreads, sizeof(stream_shared<2>), s, w, a);
+    const stream_plan p = mm_cu_plan_stream(w, 1, w.n, 1, a.tokens, 0);
+    stream_source from = {};
+    const cudaError_t e = mm_cu_open_source(w, p, &from);
+    if (e != cudaSuccess) return e;
+    const unsigned grid = min(p.part_groups, multiprocessors());
+    return launch(a.tokens <= 8 ? skinny<C, S, 1> : skinny<C, S, 2>, grid, kStreamThreads, p.shared(), s, from, p, w, a);
   }
 };
 

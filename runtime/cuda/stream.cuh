@@ -1,341 +1,489 @@
 /* The core of every decode product: at most 16 activation rows against weight rows streamed once from memory.
  *
- * A block takes its rows in groups of up to four tiles; a tile is 16 weight rows, the M side of mma.m16n8k16, and tokens are its N side.
- * The warps share a group along k: a warp's step is 64 bytes of every row of the group, lane (g, t) fetching bytes 16t … 16t+15 of rows
- * g and g+8 of each tile through the warp's own ring in shared memory (cp.async; no barrier, each lane reads back its own codes), and
- * the ring runs on across groups. What a lane fetched is its fragment: which k an mma slot means is free as long as both sides agree.
- * Activations are read once per step and held in registers for all tiles. The warps' sums meet in shared memory in a fixed order, which
- * depends neither on the other tokens nor on where a row lies, so a token's result has the same bits in every batch.
+ * A block takes groups of at most 48 weight rows. A stage is 128 bytes of every row of a group; stages go through a ring in shared memory,
+ * filled far ahead by tensor copies (sm_90a) or cp.async. Row r's 16-byte piece c lies at piece
+ * c ^ (r % 8) of its 128 bytes, so that ldmatrix meets no bank twice.
+ *
+ * Eight warps share a row's stages in turn, each with its own part of the ring: weight rows are the M side of mma.m16n8k16, tokens its N side. Lane
+ * (g, t) of a fragment holds bytes 4t … 4t+3 of a piece of rows g and g+8; which k an mma slot means is free as long as both sides agree,
+ * so what ldmatrix gives needs no shuffle. Codes become f16 in registers, exactly; activations become f16 times a power of two of the token
+ * and stage. The warps' sums meet in shared memory in a fixed order, which depends neither on the other tokens nor on where a row lies, so
+ * a token's result has the same bits in every batch.
  *
  * A job says what the rows are:
- *   kPerTile                  16, or 8: then a tile's rows 8-15 belong to rows 0-7 and lie `apart` rows behind them
- *   first(), end()            the block's rows; group(first) is the next group of them, never across matrices
- *   segments()                a row's k axis is so many stretches of w.k
- *   matrix(group, segment)    in which the group's rows lie for that stretch
- *   x(segment, token)         the activations of that stretch, NULL for zeros
- *   emit(row, token, sum)     sum(i) is the product of row i of the group's tiles */
+ *   kBoxes                         1, or 2: then a group has a second run of rows, apart() rows behind the first
+ *   groups(), rows(group)          the groups; a block takes every gridDim.x-th
+ *   segments()                     a row's k axis is so many stretches of w.k
+ *   matrix(group, segment)         in which the group's rows lie for that stretch
+ *   x(segment, token)              the activations of that stretch, NULL for zeros
+ *   tokens(), emit(group, row, token, sum)   sum(b) is the product of the row of run b */
 #ifndef MM_CUDA_STREAM_CUH
 #define MM_CUDA_STREAM_CUH
 
+#include "runtime/cuda/hopper.cuh"
+#include "runtime/cuda/stream_plan.h"
 #include "runtime/cuda/weight.cuh"
 
-/* Twelve divides the steps of a row in all real shapes; six stages are 72 KB in flight, and two blocks fit a multiprocessor, so that the
- * next kernel's weights arrive while this one ends. */
-constexpr int kStreamWarps = 12, kStreamThreads = kStreamWarps * 32, kStages = 6, kStep = kStreamWarps * 64;
-constexpr int kTiles = 4, kSumPitch = kTiles * 16 + 4; /* floats from token to token: no bank conflicts */
-
-/* Rows [row, row + count) of a matrix, count ≤ kTiles · kPerTile. */
 struct row_group {
-  uint32_t row, count;
+  uint32_t first, count;
 };
 
-/* A warp's share of one tile in shared memory: the codes of rows 0-7 and 8-15 by lane, and the scales that travel with them (COARSE and
- * MX one word per row, NV two). */
-struct stream_stage {
-  uint4 codes[2][32];
-  uint32_t scale[32];
+/* Group i of a part. */
+__device__ __forceinline__ row_group stream_share(const stream_plan &p, uint32_t i) {
+  return {i * p.rows_each + min(i, p.rows_over), p.rows_each + (i < p.rows_over)};
+}
+/* Blocks that must fit a multiprocessor's registers. */
+template <mm_cu_code C>
+constexpr int stream_blocks(int halves) {
+  return halves == 2 && codec<C>::kPiece == 32 ? 1 : 2;
+}
+
+template <mm_cu_code C, mm_cu_scale S>
+struct stream_kind {
+  static constexpr int kPiece = codec<C>::kPiece; /* weights of 16 bytes */
+  static constexpr int kRegs = kPiece / 8;        /* activation registers that go with a lane's part of a piece */
+  static constexpr bool kHalf = C != MM_CU_BF16 && S != MM_CU_FINE;
+  static constexpr bool kByteScales = S == MM_CU_NV || S == MM_CU_MX;
+  /* What the f16 of the codes lack (codec::halves); the factor of an NV weight holds 2^8 of it already. */
+  static constexpr float kFactor = C != MM_CU_E2M1 ? 1.0f : S == MM_CU_NV ? 0x1p6f : 0x1p14f;
 };
 
-/* kHalves: 1 for up to 8 tokens, 2 for up to 16. */
-template <int kHalves>
-struct stream_shared {
-  stream_stage ring[kStreamWarps][kStages];
-  float sum[kStreamWarps][kHalves * 8 * kSumPitch];
-};
+/* ---- stages ---- */
 
-/* Shared memory by its 32-bit address: the ring's places are one sum away from a single cursor. */
-__device__ __forceinline__ void fetch16(uint32_t to, const void *from, bool valid) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
-}
-__device__ __forceinline__ void fetch4(uint32_t to, const void *from, bool valid) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(valid ? 4 : 0) : "memory");
-}
-__device__ __forceinline__ uint4 ring16(uint32_t at) {
-  uint4 v;
-  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
-  return v;
-}
-__device__ __forceinline__ uint32_t ring4(uint32_t at) {
-  uint32_t v;
-  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(at) : "memory");
-  return v;
-}
-__device__ __forceinline__ uint32_t ring2(uint32_t at) {
-  uint16_t v;
-  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(at) : "memory");
-  return v;
-}
-__device__ __forceinline__ uint32_t ring1(uint32_t at) {
-  uint32_t v;
-  asm volatile("ld.shared.u8 %0, [%1];" : "=r"(v) : "r"(at) : "memory");
-  return v;
-}
-
-/* The part [first, end) of `count` that is this block's. */
-struct share {
-  uint32_t first, end;
-  __device__ explicit share(uint32_t count)
-      : first((uint32_t)((uint64_t)count * blockIdx.x / gridDim.x)), end((uint32_t)((uint64_t)count * (blockIdx.x + 1) / gridDim.x)) {}
-};
-
-/* Place of a warp along k: a stretch, and bytes into the row. */
-struct stream_place {
-  uint32_t segment, at;
-  /* To the warp's next step; false, and back to the first, at the end. */
-  __device__ __forceinline__ bool next(uint32_t pitch, uint32_t segments) {
-    at += kStep;
-    if (at < pitch) return true;
-    at = threadIdx.x / 32 * 64;
-    if (++segment < segments) return true;
-    segment = 0;
-    return false;
-  }
-};
-
-template <mm_cu_code C, mm_cu_scale S, class Job>
-struct stream_loader {
-  static constexpr bool kScales = S == MM_CU_COARSE || S == MM_CU_NV || S == MM_CU_MX;
-  static constexpr int kWords = S == MM_CU_NV ? 2 : 1;
+/* The stages of a warp, in order. */
+template <class Job>
+struct stream_cursor {
   const mm_cu_weight &w;
+  const stream_plan &p;
   const Job &job;
-  const uint32_t pitch, g, t;
-  const uint32_t scale_of; /* row of the tile whose scale the lane fetches; beyond 15: none */
-  const size_t apart;      /* bytes from a row of a tile's first half to its fellow in the second */
-  uint32_t first, tile, tiles;
-  row_group group;
-  stream_place place;
-  const uint8_t *from; /* of the lane's first row of the tile */
+  uint32_t group, segment, step;
+  uint32_t matrix, first; /* where the group's rows lie */
 
-  __device__ stream_loader(const mm_cu_weight &weight, const Job &j)
-      : w(weight),
-        job(j),
-        pitch((uint32_t)weight.pitch),
-        g(threadIdx.x % 32 / 4),
-        t(threadIdx.x % 4),
-        scale_of(g + 8 * (t / kWords)),
-        apart((size_t)j.apart() * weight.pitch),
-        first(j.first()),
-        tile(0) {
-    place = {0, threadIdx.x / 32 * 64};
-    if (place.at >= pitch) first = job.end(); /* rows too short for this warp */
-    if (first < job.end()) open_group();
+  __device__ __forceinline__ stream_cursor(const mm_cu_weight &weight, const stream_plan &plan, const Job &j)
+      : w(weight), p(plan), job(j), group(blockIdx.x), segment(0), step(threadIdx.x / 32) {
+    if (step >= p.steps) group = job.groups(); /* rows are too short for this warp */
+    find_rows();
   }
-  __device__ __forceinline__ void open_group() {
-    group = job.group(first);
-    tiles = (group.count + Job::kPerTile - 1) / Job::kPerTile;
-    locate();
+  __device__ __forceinline__ bool more() const { return group < job.groups(); }
+  __device__ __forceinline__ void find_rows() {
+    if (more()) matrix = job.matrix(group, segment), first = job.rows(group).first;
   }
-  __device__ __forceinline__ void locate() {
-    from = w.data + ((size_t)job.matrix(first, place.segment) * w.n + group.row + g) * pitch + place.at + 16 * t;
+  __device__ __forceinline__ void next() {
+    step += kStreamWarps;
+    if (step < p.steps) return;
+    step = threadIdx.x / 32;
+    if (++segment == job.segments()) segment = 0, group += gridDim.x;
+    find_rows();
   }
-  __device__ __forceinline__ void fetch_scale(uint32_t stage) const {
-    const uint32_t row = min(tile * Job::kPerTile + scale_of % Job::kPerTile, group.count - 1) + scale_of / Job::kPerTile * job.apart();
-    const size_t line = (size_t)job.matrix(first, place.segment) * w.scale_rows + ((group.row + row) >> w.cell_n_log2);
-    const uint32_t word = t % kWords, to = stage + 1024 + (scale_of * kWords + word) * 4;
-    if (S == MM_CU_COARSE) {
-      const uint32_t cell = (place.at * (codec<C>::kPiece / 4) / 4) >> w.cell_k_log2;
-      fetch4(to, static_cast<const float *>(w.scale) + line * w.scale_pitch + cell, true);
-    } else {
-      const uint32_t byte = place.at / 16 * kWords + word * 4;
-      fetch4(to, static_cast<const uint8_t *>(w.scale) + line * w.scale_pitch + byte, byte < w.scale_pitch);
+};
+
+/* A warp's part of the ring: p.depth places. */
+template <mm_cu_scale S, class Job>
+struct stream_ring {
+  static constexpr bool kByteScales = S == MM_CU_NV || S == MM_CU_MX;
+  const stream_plan &p;
+  const stream_source &from;
+  stream_cursor<Job> ahead; /* the stage to be fetched next */
+  const uint32_t codes, scales, full; /* shared addresses of place 0 */
+  uint32_t place = 0, phase = 0;
+
+  __device__ __forceinline__ stream_ring(const mm_cu_weight &w, const stream_source &source, const stream_plan &plan, const Job &job,
+                                         uint32_t shared)
+      : p(plan),
+        from(source),
+        ahead(w, plan, job),
+        codes(shared + threadIdx.x / 32 * p.depth * p.code_bytes()),
+        scales(shared + p.scales() + threadIdx.x / 32 * p.depth * p.scale_bytes()),
+        full(shared + p.barriers() + threadIdx.x / 32 * p.depth * 8) {
+    open();
+    for (uint32_t i = 0; i < p.depth; i++) fetch(i);
+  }
+  /* The first row of a run, counted over all matrices. */
+  __device__ __forceinline__ uint32_t row(uint32_t run) const { return ahead.matrix * ahead.w.n + ahead.first + run * ahead.job.apart(); }
+  /* Byte of the stage in a row of scales. */
+  __device__ __forceinline__ uint32_t scale_at() const { return S == MM_CU_NV ? ahead.step * 16 : ahead.step / 2 * 16; }
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  __device__ __forceinline__ void open() const {
+    if (threadIdx.x % 32 == 0) {
+      for (uint32_t i = 0; i < p.depth; i++) barrier_open(full + i * 8, 1);
+      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
+    __syncwarp();
   }
-  /* Fetches the warp's part of the next tile into a stage, or nothing at the end. */
-  __device__ __forceinline__ void next(uint32_t stage) {
-    if (first < job.end()) {
-      const bool inside = place.at + 16 * t < pitch;
-      const uint32_t row = tile * Job::kPerTile + g;
-      fetch16(stage + threadIdx.x % 32 * 16, from, inside && row < group.count);
-      fetch16(stage + threadIdx.x % 32 * 16 + 512, from + apart, inside && row + (16 - Job::kPerTile == 0 ? 8 : 0) < group.count);
-      if (kScales && scale_of < 16) fetch_scale(stage);
-      from += (size_t)pitch * Job::kPerTile;
-      if (++tile == tiles) {
-        tile = 0;
-        if (place.next(pitch, job.segments())) {
-          locate();
-        } else if ((first += group.count) < job.end()) {
-          open_group();
-        }
+  __device__ __forceinline__ void fetch(uint32_t to) {
+    if (!ahead.more()) return;
+    if (threadIdx.x % 32 == 0) {
+      const uint32_t barrier = full + to * 8;
+      barrier_arrive_expecting(barrier, Job::kBoxes * p.box * (kByteScales ? kLine + 16 : kLine));
+#pragma unroll
+      for (uint32_t run = 0; run < Job::kBoxes; run++) {
+        const uint32_t in = run * p.run();
+        tensor_copy(codes + to * p.code_bytes() + in * kLine, &from.codes, ahead.step * kLine, row(run), barrier);
+        if (kByteScales) tensor_copy(scales + to * p.scale_bytes() + in * 16, &from.scales, scale_at(), row(run), barrier);
       }
+    }
+    ahead.next();
+  }
+  __device__ __forceinline__ void wait() const { barrier_wait(full + place * 8, phase); }
+#else
+  __device__ __forceinline__ void open() const {}
+  __device__ __forceinline__ void fetch(uint32_t to) {
+    if (ahead.more()) {
+      const mm_cu_weight &w = ahead.w;
+      fetch_rows(codes + to * p.code_bytes(), w.data, w.pitch, ahead.step * kLine, kLine / 16);
+      if (kByteScales) fetch_rows(scales + to * p.scale_bytes(), static_cast<const uint8_t *>(w.scale), w.scale_pitch, scale_at(), 1);
+      ahead.next();
     }
     copy_commit();
   }
+  /* `pieces` of 16 bytes from byte `at` of the stage's rows; zeros beyond the matrices. */
+  __device__ __forceinline__ void fetch_rows(uint32_t to, const uint8_t *data, size_t pitch, uint32_t at, uint32_t pieces) const {
+    const uint32_t rows = ahead.w.lead * ahead.w.n;
+    for (uint32_t i = threadIdx.x % 32; i < Job::kBoxes * p.box * pieces; i += 32) {
+      const uint32_t c = i % pieces, r = i / pieces % p.box, run = i / pieces / p.box, in = run * p.run() + r;
+      const bool valid = row(run) + r < rows && at + c * 16 < pitch;
+      copy16_to(to + (pieces == 1 ? in * 16 : swizzled(in, c)), valid ? data + (row(run) + r) * pitch + at + c * 16 : data, valid);
+    }
+  }
+  __device__ __forceinline__ void wait() const {
+    copy_wait<kOtherDepth - 1>();
+    __syncwarp();
+  }
+#endif
+
+  /* The place in use is read: fills it again and moves on. */
+  __device__ __forceinline__ void done() {
+    __syncwarp();
+    fetch(place);
+    if (++place == p.depth) place = 0, phase ^= 1;
+  }
 };
 
-/* The activations that go with a lane's pieces, as they lie in memory. */
-template <int kPiece>
+/* ---- activations ---- */
+
+/* What goes with a lane's part of a stage, for tokens g and g+8. */
+template <int kPiece, int kHalves>
 struct stream_x {
-  uint32_t q[kPiece / 2];
-  /* columns [k0, k0 + kPiece) of a row of `width`, zeros beyond */
-  __device__ __forceinline__ void load(const bf16 *row, uint32_t k0, uint32_t width) {
+  static constexpr int kRegs = kPiece / 8;
+  uint32_t q[kHalves][8][kRegs];
+  float back[kHalves][2]; /* inverse scales of tokens 2t and 2t+1, as the product's columns need them */
+  const bf16 *row[kHalves];
+  uint32_t segment = ~0u; /* of the rows */
+
+  /* The cursor's stage; zeros beyond k or without a row. */
+  template <class Job>
+  __device__ __forceinline__ void load(const stream_cursor<Job> &at) {
+    if (segment != at.segment) {
+      segment = at.segment;
 #pragma unroll
-    for (int i = 0; i < kPiece / 8; i++) {
-      uint4 v = make_uint4(0, 0, 0, 0);
-      if (row && k0 + 8 * i < width) v = *reinterpret_cast<const uint4 *>(row + k0 + 8 * i);
-      q[4 * i] = v.x, q[4 * i + 1] = v.y, q[4 * i + 2] = v.z, q[4 * i + 3] = v.w;
+      for (int n = 0; n < kHalves; n++) row[n] = at.job.x(segment, threadIdx.x % 32 / 4 + 8 * n);
+    }
+    const uint32_t first = at.step * 8 * kPiece + threadIdx.x % 4 * (kPiece / 4);
+#pragma unroll
+    for (int n = 0; n < kHalves; n++) {
+      const uint32_t end = row[n] && at.more() ? at.w.k : 0;
+#pragma unroll
+      for (int c = 0; c < 8; c++) {
+        const uint32_t k = first + c * kPiece;
+        if constexpr (kRegs == 4) {
+          const uint4 v = k < end ? __ldcg(reinterpret_cast<const uint4 *>(row[n] + k)) : make_uint4(0, 0, 0, 0);
+          q[n][c][0] = v.x, q[n][c][1] = v.y, q[n][c][2] = v.z, q[n][c][3] = v.w;
+        } else if constexpr (kRegs == 2) {
+          const uint2 v = k < end ? __ldcg(reinterpret_cast<const uint2 *>(row[n] + k)) : make_uint2(0, 0);
+          q[n][c][0] = v.x, q[n][c][1] = v.y;
+        } else {
+          q[n][c][0] = k < end ? __ldcg(reinterpret_cast<const uint32_t *>(row[n] + k)) : 0;
+        }
+      }
     }
   }
-  /* To f16, times a power of two that brings the token's largest of this step to 2^14 … 2^15: exact but for numbers 2^-29 of that and
-   * less. back: the inverse powers of tokens 2t and 2t+1, as the product's columns need them. */
-  __device__ __forceinline__ void to_half(float back[2]) {
-    uint32_t largest = 0;
+  __device__ __forceinline__ void take(const stream_x &ahead) {
 #pragma unroll
-    for (int i = 0; i < kPiece / 2; i++) largest = max2(largest, q[i] & 0x7fff7fffu);
-    largest = max(largest & 0xffffu, largest >> 16);
-    largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
-    largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-    const uint32_t power = min(268 - (largest >> 7), 253u), factor = power << 23 | power << 7;
+    for (int n = 0; n < kHalves; n++) {
 #pragma unroll
-    for (int i = 0; i < kPiece / 2; i++) {
-      const uint32_t v = mul2(q[i], factor);
-      asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(q[i]) : "f"(high(v)), "f"(low(v)));
+      for (int i = 0; i < 8 * kRegs; i++) q[n][i / kRegs][i % kRegs] = ahead.q[n][i / kRegs][i % kRegs];
     }
-    const float inverse = __uint_as_float((254 - power) << 23);
-    back[0] = __shfl_sync(0xffffffffu, inverse, threadIdx.x % 4 * 8);
-    back[1] = __shfl_sync(0xffffffffu, inverse, threadIdx.x % 4 * 8 + 4);
+  }
+  /* bf16 to f16 times the power of two that brings the token's largest magnitude of the stage to 2^14 … 2^15: exact but for numbers below
+   * 2^-28 of it. */
+  __device__ __forceinline__ void to_half(float factor) {
+#pragma unroll
+    for (int n = 0; n < kHalves; n++) {
+      uint32_t largest = 0;
+#pragma unroll
+      for (int c = 0; c < 8; c++) {
+#pragma unroll
+        for (int i = 0; i < kRegs; i++) largest = max2(largest, q[n][c][i] & 0x7fff7fffu);
+      }
+      largest = max(largest & 0xffffu, largest >> 16);
+      largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+      largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+      const uint32_t power = min(268 - (largest >> 7), 253u), by = power << 23 | power << 7; /* two bf16 */
+#pragma unroll
+      for (int c = 0; c < 8; c++) {
+#pragma unroll
+        for (int i = 0; i < kRegs; i++) {
+          const uint32_t v = mul2(q[n][c][i], by);
+          asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(q[n][c][i]) : "f"(high(v)), "f"(low(v)));
+        }
+      }
+      const float inverse = __uint_as_float((254 - power) << 23) * factor;
+      back[n][0] = __shfl_sync(0xffffffffu, inverse, threadIdx.x % 4 * 8);
+      back[n][1] = __shfl_sync(0xffffffffu, inverse, threadIdx.x % 4 * 8 + 4);
+    }
   }
 };
 
-/* acc[16 rows, 8 tokens] += a · x over one step of a tile; v: the widened pieces of rows g and g+8. */
-template <bool kHalf, int kPiece>
-__device__ __forceinline__ void multiply_tile(float acc[4], const uint32_t (&v)[2][kPiece / 2], const stream_x<kPiece> &x) {
+/* ---- scales ---- */
+
+/* COARSE: lane l holds those of rows l and l+32 of the group for both halves of a stage, fetched a stage ahead. FINE: read where used. */
+template <mm_cu_code C>
+struct stream_scales {
+  float value[2][2], ahead[2][2];
+
+  /* Of row `in` of the group, at column k. */
+  template <class Job>
+  static __device__ __forceinline__ float at(const stream_cursor<Job> &c, uint32_t in, uint32_t k) {
+    const mm_cu_weight &w = c.w;
+    const uint32_t n = min(c.first + (Job::kBoxes == 2 && in >= c.p.run() ? in - c.p.run() + c.job.apart() : in), w.n - 1);
+    const float *matrix = static_cast<const float *>(w.scale) + (size_t)c.matrix * w.scale_rows * w.scale_pitch;
+    return __ldg(matrix + (n >> w.cell_n_log2) * w.scale_pitch + (min(k, w.k - 1) >> w.cell_k_log2));
+  }
+  template <class Job>
+  __device__ __forceinline__ void fetch(const stream_cursor<Job> &c) {
+    if (!c.more()) return;
 #pragma unroll
-  for (int i = 0; i < kPiece / 2; i += 2) {
-    const uint32_t a[4] = {v[0][i], v[1][i], v[0][i + 1], v[1][i + 1]};
-    if constexpr (kHalf) {
-      mma_half(acc, a, x.q[i], x.q[i + 1]);
-    } else {
-      mma(acc, a, x.q[i], x.q[i + 1]);
+    for (int i = 0; i < 2; i++) {
+#pragma unroll
+      for (int h = 0; h < 2; h++) ahead[i][h] = at(c, threadIdx.x % 32 + i * 32, (c.step * 8 + h * 4) * codec<C>::kPiece);
     }
   }
-}
-
-/* Products of the lane's two pieces in a stage with the activations of the step. fine: FINE scales' rows. */
-template <mm_cu_code C, mm_cu_scale S, int kHalves>
-__device__ __forceinline__ void stream_tile(float (&acc)[kHalves][4], const mm_cu_weight &w, uint32_t stage, const uint4 (&q)[2],
-                                            const uint32_t (&scale)[2], const float *const (&fine)[2], uint32_t k0,
-                                            const stream_x<codec<C>::kPiece> (&x)[kHalves], const float (&back)[kHalves][2]) {
-  constexpr int kPiece = codec<C>::kPiece;
-  constexpr bool kHalf = C == MM_CU_E4M3 && S == MM_CU_COARSE;
-  uint32_t v[2][kPiece / 2];
+  __device__ __forceinline__ void take() {
 #pragma unroll
-  for (int h = 0; h < 2; h++) {
-    if constexpr (kHalf) {
-      codec<C>::widen_half(v[h], q[h]);
-    } else {
-      piece_scale<C, S> ps;
-      ps.bits = scale[h];
-      if (S == MM_CU_FINE) ps.load(w, fine[h], k0);
-      codec<C>::widen(v[h], q[h]);
-      ps.apply(v[h]);
+    for (int i = 0; i < 2; i++) value[i][0] = ahead[i][0], value[i][1] = ahead[i][1];
+  }
+  /* Of row g + 8h of tile i, for a half of the stage. */
+  __device__ __forceinline__ float of(int i, int h, int half) const {
+    return __shfl_sync(0xffffffffu, value[i / 2][half], i % 2 * 16 + h * 8 + threadIdx.x % 32 / 4);
+  }
+};
+
+/* The byte scales of rows g and g+8 of a tile: 16 bytes a row, of one stage (NV) or two (MX). */
+template <mm_cu_scale S>
+struct tile_bytes {
+  uint32_t word[2][4];
+  __device__ __forceinline__ tile_bytes(uint32_t shared, uint32_t step) {
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      const uint32_t at = shared + (threadIdx.x % 32 / 4 + h * 8) * 16;
+      if (S == MM_CU_NV) {
+        asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(word[h][0]), "=r"(word[h][1]), "=r"(word[h][2]), "=r"(word[h][3])
+                     : "r"(at)
+                     : "memory");
+      } else {
+        asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(word[h][0]), "=r"(word[h][1]) : "r"(at + step % 2 * 8) : "memory");
+      }
     }
+  }
+  /* NV: of the lane's half of piece c, twice in f16. */
+  __device__ __forceinline__ uint32_t half(int h, int c) const {
+    const uint32_t byte = threadIdx.x % 4 / 2 * 0x11 + c % 2 * 0x22;
+    uint32_t twice[2];
+    codec<MM_CU_E4M3>::halves(twice, __byte_perm(word[h][c / 2], 0, byte));
+    return twice[0];
+  }
+  /* MX: of piece c. */
+  __device__ __forceinline__ float power(int h, int c) const {
+    const uint32_t e = word[h][c / 4] >> (c % 4 * 8) & 0xff;
+    return __uint_as_float(e == 0 ? 0x00400000u : e << 23);
+  }
+};
+
+/* ---- products ---- */
+
+template <int kHalves>
+struct tile_sum {
+  float v[kHalves][4];
+  /* What comes behind in the program happens after the sums are known, so after what they were made of was read. */
+  __device__ __forceinline__ void hold() {
+#pragma unroll
+    for (int n = 0; n < kHalves; n++) asm volatile("" : "+f"(v[n][0]), "+f"(v[n][1]), "+f"(v[n][2]), "+f"(v[n][3])::"memory");
+  }
+  __device__ __forceinline__ void zero() {
+#pragma unroll
+    for (int n = 0; n < kHalves; n++) {
+#pragma unroll
+      for (int i = 0; i < 4; i++) v[n][i] = 0;
+    }
+  }
+};
+
+/* acc += one tile of a stage, tile i of the group. codes: the lane's ldmatrix address of the tile's piece 0; bytes: of the tile's scales. */
+template <mm_cu_code C, mm_cu_scale S, int kHalves, class Job>
+__device__ __forceinline__ void stream_tile(tile_sum<kHalves> &acc, uint32_t codes, uint32_t byte_scales, int i,
+                                            const stream_cursor<Job> &at, const stream_scales<C> &scales,
+                                            const stream_x<codec<C>::kPiece, kHalves> &x) {
+  using kind = stream_kind<C, S>;
+  tile_sum<kHalves> part[2]; /* of each half of the stage */
+  part[0].zero(), part[1].zero();
+  const tile_bytes<S> bytes(byte_scales, at.step);
+#pragma unroll
+  for (int q = 0; q < 4; q++) {
+    const int p = kHalves == 1 ? q / 2 + q % 2 * 2 : q; /* with one product at a time, the halves in turn */
+    uint32_t r[4];
+    ldmatrix4_at(r, codes ^ (p * 32));
+    if constexpr (C == MM_CU_BF16) {
+#pragma unroll
+      for (int n = 0; n < kHalves; n++) mma(part[p / 2].v[n], r, x.q[n][2 * p][0], x.q[n][2 * p + 1][0]);
+    } else {
+#pragma unroll
+      for (int b = 0; b < 2; b++) {
+        const int c = 2 * p + b;
+        uint32_t v[2][kind::kRegs];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+          codec<C>::halves(v[h], r[2 * b + h]);
+          if constexpr (S == MM_CU_NV) {
+            const uint32_t s = bytes.half(h, c);
+#pragma unroll
+            for (int j = 0; j < kind::kRegs; j++) v[h][j] = mul_half2(v[h][j], s);
+          } else if constexpr (S == MM_CU_FINE) {
+            const uint32_t k = (at.step * 8 + c) * kind::kPiece + threadIdx.x % 4 * (kind::kPiece / 4);
+            const float f = scales.at(at, i * 16 + h * 8 + threadIdx.x % 32 / 4, k);
+#pragma unroll
+            for (int j = 0; j < kind::kRegs; j++) {
+              const float2 wide = __half22float2(*reinterpret_cast<const __half2 *>(&v[h][j]));
+              v[h][j] = pack2(wide.x * f, wide.y * f);
+            }
+          }
+        }
+        tile_sum<kHalves> piece;
+        if (S == MM_CU_MX) piece.zero();
+        tile_sum<kHalves> &to = S == MM_CU_MX ? piece : part[p / 2];
+#pragma unroll
+        for (int j = 0; j < kind::kRegs; j += 2) {
+          const uint32_t a[4] = {v[0][j], v[1][j], v[0][j + 1], v[1][j + 1]};
+#pragma unroll
+          for (int n = 0; n < kHalves; n++) {
+            if constexpr (kind::kHalf) {
+              mma_half(to.v[n], a, x.q[n][c][j], x.q[n][c][j + 1]);
+            } else {
+              mma(to.v[n], a, x.q[n][c][j], x.q[n][c][j + 1]);
+            }
+          }
+        }
+        if constexpr (S == MM_CU_MX) {
+          const float s[2] = {bytes.power(0, c), bytes.power(1, c)};
+#pragma unroll
+          for (int n = 0; n < kHalves; n++) {
+#pragma unroll
+            for (int j = 0; j < 4; j++) part[p / 2].v[n][j] += piece.v[n][j] * s[j / 2];
+          }
+        }
+      }
+    }
+  }
+  float scale[2][2];
+  if (S == MM_CU_COARSE) {
+#pragma unroll
+    for (int h = 0; h < 2; h++) scale[h][0] = scales.of(i, h, 0), scale[h][1] = scales.of(i, h, 1);
   }
 #pragma unroll
   for (int n = 0; n < kHalves; n++) {
-    if (S == MM_CU_COARSE) {
-      float part[4] = {0, 0, 0, 0};
-      multiply_tile<kHalf, kPiece>(part, v, x[n]);
 #pragma unroll
-      for (int i = 0; i < 4; i++) acc[n][i] += part[i] * (__uint_as_float(scale[i / 2]) * (kHalf ? back[n][i % 2] : 1.0f));
-    } else {
-      multiply_tile<kHalf, kPiece>(acc[n], v, x[n]);
+    for (int j = 0; j < 4; j++) {
+      float sum = part[0].v[n][j] + part[1].v[n][j];
+      if (S == MM_CU_COARSE) sum = part[0].v[n][j] * scale[j / 2][0] + part[1].v[n][j] * scale[j / 2][1];
+      acc.v[n][j] += kind::kHalf ? sum * x.back[n][j % 2] : sum;
     }
   }
 }
 
-/* The scales of rows g and g+8 of a stage. */
-template <mm_cu_scale S>
-__device__ __forceinline__ void ring_scales(uint32_t scale[2], uint32_t stage) {
-  const uint32_t lane = threadIdx.x % 32, at = stage + 1024;
+/* ---- a block ---- */
+
+/* The warps' sums of a group, then emit. The upper half of the warps hand theirs to the lower half, those go to all threads. */
+template <int kHalves, class Job>
+__device__ __forceinline__ void stream_emit(const stream_plan &p, const Job &job, uint32_t group, float *sum,
+                                            const tile_sum<kHalves> (&acc)[kStreamTiles]) {
+  constexpr uint32_t kKept = kStreamWarps / 2;
+  const uint32_t warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, pitch = p.sum_pitch(), each = kHalves * 8 * pitch;
+  __syncthreads(); /* the sums of the group before are read */
 #pragma unroll
-  for (int h = 0; h < 2; h++) {
-    scale[h] = 0;
-    if (S == MM_CU_COARSE) scale[h] = ring4(at + lane / 4 * 4 + h * 32);
-    if (S == MM_CU_NV) scale[h] = ring2(at + lane * 2 + h * 64);
-    if (S == MM_CU_MX) scale[h] = ring1(at + lane + h * 32);
+  for (int round = 0; round < 2; round++) {
+    if (warp / kKept != round) {
+#pragma unroll
+      for (int i = 0; i < kStreamTiles; i++) {
+        if (i >= p.tiles()) break;
+#pragma unroll
+        for (int n = 0; n < kHalves; n++) {
+#pragma unroll
+          for (int j = 0; j < 4; j++) {
+            float *to = &sum[warp % kKept * each + (n * 8 + 2 * t + j % 2) * pitch + i * 16 + g + j / 2 * 8];
+            *to = round == 0 ? acc[i].v[n][j] : acc[i].v[n][j] + *to;
+          }
+        }
+      }
+    }
+    __syncthreads();
+  }
+  const row_group rows = job.rows(group);
+  for (uint32_t i = threadIdx.x; i < job.tokens() * p.run(); i += kStreamThreads) {
+    const uint32_t token = i / p.run(), row = i % p.run();
+    if (row >= rows.count) continue;
+    job.emit(group, rows.first + row, token, [&](uint32_t run) {
+      float total = 0;
+#pragma unroll
+      for (int from = 0; from < kKept; from++) total += sum[from * each + token * pitch + run * p.run() + row];
+      return total;
+    });
   }
 }
 
 template <mm_cu_code C, mm_cu_scale S, int kHalves, class Job>
-__device__ __forceinline__ void stream_rows(const mm_cu_weight &w, const Job &job) {
-  extern __shared__ uint4 shared_raw[];
-  auto &sh = *reinterpret_cast<stream_shared<kHalves> *>(shared_raw);
-  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, pitch = (uint32_t)w.pitch;
-  constexpr int kPiece = codec<C>::kPiece, kBytes = sizeof(stream_stage);
-  constexpr bool kHalf = C == MM_CU_E4M3 && S == MM_CU_COARSE;
-
-  const uint32_t ring = (uint32_t)__cvta_generic_to_shared(&sh.ring[warp]), ring_end = ring + kStages * kBytes;
-  stream_loader<C, S, Job> loader(w, job);
-  for (uint32_t stage = ring; stage < ring_end; stage += kBytes) loader.next(stage);
-  if (Job::kEarly) grid_wait();
-
-  uint32_t stage = ring;
-  stream_place place = {0, warp * 64};
-  stream_x<kPiece> ahead[kHalves];
-  auto load_x = [&] {
+__device__ __forceinline__ void stream_rows(const mm_cu_weight &w, const stream_source &source, const stream_plan &p, const Job &job) {
+  extern __shared__ __align__(1024) uint8_t stream_shared[];
+  using kind = stream_kind<C, S>;
+  constexpr bool kAhead = kind::kRegs * kHalves <= 2; /* registers suffice to fetch activations a stage ahead */
+  const uint32_t lane = threadIdx.x % 32;
+  /* ldmatrix: lanes 0-7 address rows 0-7 of a piece, 8-15 rows 8-15 of it, 16-31 the same of the next piece */
+  const uint32_t place = swizzled(lane % 16, lane / 16);
+  stream_ring<S, Job> ring(w, source, p, job, shared_address(stream_shared));
+  stream_cursor<Job> next(w, p, job);
+  stream_scales<C> scales;
+  if (S == MM_CU_COARSE) scales.fetch(next);
+  grid_wait();
+  stream_x<kind::kPiece, kHalves> x, ahead;
+  if (kAhead) ahead.load(next);
+  for (uint32_t group = blockIdx.x; group < job.groups(); group += gridDim.x) {
+    tile_sum<kHalves> acc[kStreamTiles];
 #pragma unroll
-    for (int n = 0; n < kHalves; n++) ahead[n].load(job.x(place.segment, g + 8 * n), place.at / 16 * kPiece + t * kPiece, w.k);
-  };
-  load_x();
-  for (uint32_t first = job.first(); first < job.end();) {
-    const row_group group = job.group(first);
-    float acc[kTiles][kHalves][4] = {};
-    for (bool more = place.at < pitch; more;) {
-      stream_x<kPiece> x[kHalves];
-      float back[kHalves][2];
-      const uint32_t k0 = place.at / 16 * kPiece + t * kPiece, segment = place.segment;
-#pragma unroll
-      for (int n = 0; n < kHalves; n++) {
-        x[n] = ahead[n];
-        if (kHalf) x[n].to_half(back[n]);
+    for (auto &a : acc) a.zero();
+    while (next.group == group) {
+      const stream_cursor<Job> at = next;
+      if (kAhead) {
+        x.take(ahead);
+      } else {
+        x.load(at);
       }
-      more = place.next(pitch, job.segments());
-      load_x();
+      scales.take();
+      next.next();
+      if (S == MM_CU_COARSE) scales.fetch(next);
+      if (kAhead) ahead.load(next);
+      if (kind::kHalf) x.to_half(kind::kFactor);
+      ring.wait();
+      const uint32_t codes = ring.codes + ring.place * p.code_bytes() + place, bytes = ring.scales + ring.place * p.scale_bytes();
 #pragma unroll
-      for (int i = 0; i < kTiles; i++) {
-        if (i * Job::kPerTile >= group.count) break;
-        copy_wait<kStages - 1>();
-        const uint4 q[2] = {ring16(stage + lane * 16), ring16(stage + lane * 16 + 512)};
-        uint32_t scale[2];
-        ring_scales<S>(scale, stage);
-        loader.next(stage);
-        stage = stage + kBytes == ring_end ? ring : stage + kBytes;
-        const float *fine[2];
-        if (S == MM_CU_FINE) {
-#pragma unroll
-          for (int h = 0; h < 2; h++) {
-            const uint32_t row =
-                min(i * Job::kPerTile + (g + 8 * h) % Job::kPerTile, group.count - 1) + (g + 8 * h) / Job::kPerTile * job.apart();
-            fine[h] = static_cast<const float *>(w.scale) +
-                      ((size_t)job.matrix(first, segment) * w.scale_rows + ((group.row + row) >> w.cell_n_log2)) * w.scale_pitch;
-          }
-        }
-        stream_tile<C, S, kHalves>(acc[i], w, stage, q, scale, fine, k0, x, back);
+      for (int i = 0; i < kStreamTiles; i++) {
+        if (i >= p.tiles()) break;
+        stream_tile<C, S, kHalves>(acc[i], codes + i * 16 * kLine, bytes + i * 256, i, at, scales, x);
       }
+#pragma unroll
+      for (int i = 0; i < kStreamTiles; i++) acc[i].hold();
+      ring.done();
     }
-    __syncthreads(); /* the sums of the group before are read */
-#pragma unroll
-    for (int i = 0; i < kTiles; i++) {
-#pragma unroll
-      for (int n = 0; n < kHalves; n++) {
-#pragma unroll
-        for (int j = 0; j < 4; j++) sh.sum[warp][(n * 8 + 2 * t + j % 2) * kSumPitch + i * 16 + g + j / 2 * 8] = acc[i][n][j];
-      }
-    }
-    __syncthreads();
-    constexpr uint32_t kRows = kTiles * Job::kPerTile;
-    for (uint32_t i = threadIdx.x; i < job.tokens() * kRows; i += kStreamThreads) {
-      const uint32_t token = i / kRows, row = i % kRows;
-      if (row >= group.count) continue;
-      job.emit(first + row, token, [&](uint32_t half) {
-        const uint32_t at = token * kSumPitch + row / Job::kPerTile * 16 + row % Job::kPerTile + half * 8;
-        float sum = 0;
-#pragma unroll
-        for (int from = 0; from < kStreamWarps; from++) sum += sh.sum[from][at];
-        return sum;
-      });
-    }
-    first += group.count;
+    stream_emit<kHalves>(p, job, group, reinterpret_cast<float *>(stream_shared + p.sums()), acc);
   }
 }
 

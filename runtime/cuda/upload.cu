@@ -10,13 +10,17 @@
 
 namespace {
 
-/* Nibble i of each word to its place in pair order (weight.cuh); int4 codes become value + 8. */
-__global__ void reorder_nibbles(uint32_t *words, size_t n, uint32_t flip) {
+/* Nibbles of each word to pair order (weight.cuh); int4 codes become value + 8 by `flip`. */
+__global__ void reorder_nibbles(uint32_t *words, size_t n, bool e2m1, uint32_t flip) {
   for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
     const uint32_t w = words[i] ^ flip;
     uint32_t out = 0;
 #pragma unroll
-    for (int k = 0; k < 8; k++) out |= (w >> (4 * k) & 15) << (4 * (k / 2 + k % 2 * 4));
+    for (int k = 0; k < 8; k++) {
+      const int pair = k / 2, half = k % 2 * 16, sign[4] = {15, 12, 14, 13};
+      const uint32_t code = w >> (4 * k) & 15;
+      out |= e2m1 ? ((code & 7) << (9 - 3 * pair) | code >> 3 << sign[pair]) << half : code << (4 * pair + half);
+    }
     words[i] = out;
   }
 }
@@ -107,7 +111,7 @@ bool copy_codes(mm_cu_memory *memory, const mm_packed *w, uint32_t bits, mm_cu_w
   }
   if (!mm_cu_check(cudaMemcpy2D(data, out->pitch, w->plane[0], row, row, rows, cudaMemcpyHostToDevice), "copy weights", err)) return false;
   if (bits != 4) return true;
-  reorder_nibbles<<<1024, 256>>>(reinterpret_cast<uint32_t *>(data), rows * out->pitch / 4,
+  reorder_nibbles<<<1024, 256>>>(reinterpret_cast<uint32_t *>(data), rows * out->pitch / 4, out->code == MM_CU_E2M1,
                                  w->scheme->code == MM_CODE_INT4 ? 0x88888888u : 0);
   return mm_cu_check(cudaGetLastError(), "reorder_nibbles", err);
 }
@@ -144,7 +148,7 @@ bool copy_float_scales(mm_cu_memory *memory, const mm_packed *w, mm_cu_weight *o
 
 bool copy_byte_scales(mm_cu_memory *memory, const mm_packed *w, mm_cu_weight *out, mm_err *err) {
   const size_t row = mm_cells(w->k, w->cell[1].k), rows = (size_t)w->lead * w->n;
-  out->scale_rows = w->n, out->scale_pitch = (uint32_t)mm_round_up(row, 4);
+  out->scale_rows = w->n, out->scale_pitch = (uint32_t)mm_round_up(row, 16);
   uint8_t *to = memory->array<uint8_t>(rows * out->scale_pitch, err);
   out->scale = to;
   if (!w->plane[0]) return to && mm_cu_check(cudaMemset(to, kRandomByteScale, rows * out->scale_pitch), "cudaMemset", err);

@@ -1,8 +1,9 @@
 /* Stored weights to bf16 fragments, in registers. A piece is 16 bytes of one row: kPiece consecutive weights along k, widened to
  * kPiece / 2 registers of two neighbours each, exactly (every code is exact in bf16).
  *
- * Pair order of 4-bit codes: nibble i of a 32-bit word (low first) holds weight 2i of its eight for i < 4, weight 2(i-4)+1 else, so
- * that one shift and one mask give both halves of a register. */
+ * Pair order of 4-bit codes: the low half of a 32-bit word holds weights 0, 2, 4 and 6 of its eight, the high half 1, 3, 5 and 7 in the same
+ * bits, so that shifts and masks give both halves of a register. Pair j of INT4 lies in bits 4j … 4j+3. Pair j of E2M1 has its magnitude in
+ * bits 9-3j … 11-3j and its signs in bits 15, 12, 14, 13: for the first two pairs one mask takes both. */
 #ifndef MM_CUDA_WEIGHT_CUH
 #define MM_CUDA_WEIGHT_CUH
 
@@ -34,10 +35,7 @@ struct codec<MM_CU_E4M3> {
       out[2 * i + 1] = pair(__byte_perm(w[i], 0, 0x3424));
     }
   }
-
-  /* To f16 divided by kHalfFactor, in one instruction a pair where there is one. */
 #if __CUDA_ARCH__ >= 890
-  static constexpr float kHalfFactor = 1.0f;
   static __device__ __forceinline__ void halves(uint32_t out[2], uint32_t w) {
     asm("{\n.reg .b16 lo, hi;\n"
         "mov.b32 {lo, hi}, %2;\n"
@@ -47,18 +45,16 @@ struct codec<MM_CU_E4M3> {
         : "r"(w));
   }
 #else
-  static constexpr float kHalfFactor = 256.0f;
-  static __device__ __forceinline__ uint32_t half_pair(uint32_t spread) { return (spread & 0x80008000u) | ((spread >> 1) & 0x3f803f80u); }
+  static __device__ __forceinline__ uint32_t half_pair(uint32_t spread) {
+    return mul_half2((spread & 0x80008000u) | ((spread >> 1) & 0x3f803f80u), 0x5c005c00u /* 2^8 */);
+  }
   static __device__ __forceinline__ void halves(uint32_t out[2], uint32_t w) {
     out[0] = half_pair(__byte_perm(w, 0, 0x1404)), out[1] = half_pair(__byte_perm(w, 0, 0x3424));
   }
 #endif
-  static __device__ __forceinline__ void widen_half(uint32_t out[8], uint4 q) {
-    halves(out, q.x), halves(out + 2, q.y), halves(out + 4, q.z), halves(out + 6, q.w);
-  }
 };
 
-/* bf16 128 + u has u in its low mantissa bits; u = v + 8. */
+/* bf16 128 + u has u in its low mantissa bits, f16 1024 + u and 64 + u / 16 too; u = v + 8. */
 template <>
 struct codec<MM_CU_INT4> {
   static constexpr int kPiece = 32;
@@ -72,19 +68,35 @@ struct codec<MM_CU_INT4> {
       out[i] = *reinterpret_cast<uint32_t *>(&v);
     }
   }
+  static __device__ __forceinline__ void halves(uint32_t out[4], uint32_t w) {
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+      const uint32_t even = (w >> (i * 4) & 0x000f000fu) | 0x64006400u, odd = (w >> (i * 4) & 0x00f000f0u) | 0x64006400u;
+      out[i] = fma_half2(even, 0x3c003c00u, 0xe408e408u);         /* -1032 */
+      out[i + 1] = fma_half2(odd, 0x2c002c00u, 0xd480d480u); /* / 16 - 72 */
+    }
+  }
 };
 
-/* Without the factor 2^126, which the caller multiplies in with the block scale: out = e2m1 · 2^-126. */
+/* bf16 without the factor 2^126, which the caller multiplies in with the block scale; f16 without 2^14. */
 template <>
 struct codec<MM_CU_E2M1> {
   static constexpr int kPiece = 32;
   static __device__ __forceinline__ void widen(uint32_t out[16], uint4 q) {
     const uint32_t w[4] = {q.x, q.y, q.z, q.w};
 #pragma unroll
-    for (int i = 0; i < 16; i++) {
-      uint32_t r = w[i / 4] << (12 - i % 4 * 4);
-      out[i] = (r & 0x80008000u) | ((r >> 6) & 0x01c001c0u);
+    for (int i = 0; i < 4; i++) {
+      out[4 * i] = (w[i] & 0x80008000u) | (w[i] >> 3 & 0x01c001c0u);
+      out[4 * i + 1] = (w[i] << 3 & 0x80008000u) | (w[i] & 0x01c001c0u);
+      out[4 * i + 2] = (w[i] << 1 & 0x80008000u) | (w[i] << 3 & 0x01c001c0u);
+      out[4 * i + 3] = (w[i] << 2 & 0x80008000u) | (w[i] << 6 & 0x01c001c0u);
     }
+  }
+  static __device__ __forceinline__ void halves(uint32_t out[4], uint32_t w) {
+    out[0] = w & 0x8e008e00u;
+    out[1] = w << 3 & 0x8e008e00u;
+    out[2] = (w << 1 & 0x80008000u) | (w << 6 & 0x0e000e00u);
+    out[3] = (w << 2 & 0x80008000u) | (w << 9 & 0x0e000e00u);
   }
 };
 

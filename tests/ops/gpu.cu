@@ -77,10 +77,18 @@ static uint32_t log2_cell(uint32_t cell) {
   return l;
 }
 
-/* Two nibbles' places in pair order (weight.cuh). */
-static void put_nibble(uint8_t *row, uint32_t k, uint32_t v) {
-  uint32_t in = k % 8, nibble = in / 2 + (in % 2) * 4;
-  row[k / 8 * 4 + nibble / 2] |= (uint8_t)(v << (nibble % 2 * 4));
+/* A 4-bit code at column k of a row, in pair order (weight.cuh). */
+static void put_nibble(uint8_t *row, uint32_t k, uint32_t v, bool e2m1) {
+  static const uint8_t kInt4[4] = {0, 4, 8, 12}, kMagnitude[4] = {9, 6, 3, 0}, kSign[4] = {15, 12, 14, 13};
+  const uint32_t pair = k % 8 / 2, half = k % 2 * 16;
+  uint32_t word;
+  memcpy(&word, row + k / 8 * 4, 4);
+  if (e2m1) {
+    word |= (v & 7) << (kMagnitude[pair] + half) | (v >> 3) << (kSign[pair] + half);
+  } else {
+    word |= v << (kInt4[pair] + half);
+  }
+  memcpy(row + k / 8 * 4, &word, 4);
 }
 
 void random_weight(test_weight *t, mm_cu_code code, mm_cu_scale kind, uint32_t lead, uint32_t n, uint32_t k, uint32_t cell_n,
@@ -101,7 +109,7 @@ void random_weight(test_weight *t, mm_cu_code code, mm_cu_scale kind, uint32_t l
     for (auto &x : scale) x = (float)(0.01 + 0.02 * g_rng.uniform());
   } else if (kind == MM_CU_NV || kind == MM_CU_MX) {
     uint32_t group = kind == MM_CU_NV ? 16 : 32;
-    d.scale_rows = n, d.scale_pitch = ((k + group - 1) / group + 3) / 4 * 4;
+    d.scale_rows = n, d.scale_pitch = ((k + group - 1) / group + 15) / 16 * 16;
     micro.resize((size_t)lead * n * d.scale_pitch);
     for (auto &x : micro) x = (uint8_t)(kind == MM_CU_NV ? g_rng.below(0x7f) : 120 + g_rng.below(6));
   }
@@ -123,7 +131,7 @@ void random_weight(test_weight *t, mm_cu_code code, mm_cu_scale kind, uint32_t l
           v = e4m3(row[c]);
         } else {
           uint32_t q = g_rng.below(16);
-          put_nibble(row, c, code == MM_CU_INT4 ? q ^ 8 : q);
+          put_nibble(row, c, code == MM_CU_INT4 ? q ^ 8 : q, code == MM_CU_E2M1);
           v = code == MM_CU_INT4 ? (double)((int)(q ^ 8) - 8) : q & 8 ? -kE2m1[q & 7] : kE2m1[q & 7];
         }
         if (kind == MM_CU_COARSE || kind == MM_CU_FINE)

@@ -83,6 +83,10 @@ void test_linear() {
     check_linear(c, 77, 200, c.cell_k == 128 ? 384 : 192, true, false);
     check_linear(c, 300, 264, 512, false, true);
   }
+  for (int i : {1, 8, 11, 12}) { /* several groups a block, every place of the ring used again */
+    check_linear(kSchemes[i], 3, 9000, 2048, true, false);
+    check_linear(kSchemes[i], 13, 2100, 3072, true, false);
+  }
   check_linear(kSchemes[5], 3, 40, 24, true, false); /* a rank's share of a tiny expert */
   check_rows_independent();
 }
