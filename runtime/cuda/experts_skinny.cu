@@ -76,25 +76,25 @@ struct down_job {
   }
 };
 
-template <mm_cu_code C, mm_cu_scale S, int kHalves>
-__global__ void __launch_bounds__(kStreamThreads, stream_blocks<C>(kHalves))
+template <mm_cu_code C, mm_cu_scale S, int kTokens>
+__global__ void __launch_bounds__(kStreamThreads, stream_blocks<C>(kTokens))
     experts_up(const __grid_constant__ stream_source from, const __grid_constant__ stream_plan p, const __grid_constant__ mm_cu_weight w,
                const float *global2, const __grid_constant__ mm_cu_route r, const __grid_constant__ mm_cu_experts a) {
   __shared__ slot_list slots;
   grid_wait();
   grid_launch_next();
   const uint32_t used = read_slots(slots, r);
-  stream_rows<C, S, kHalves>(w, from, p, up_job{w, r, a, p, global2, slots, used, w.n / 2});
+  stream_rows<C, S, kTokens>(w, from, p, up_job{w, r, a, p, global2, slots, used, w.n / 2});
 }
 
-template <mm_cu_code C, mm_cu_scale S, int kHalves>
-__global__ void __launch_bounds__(kStreamThreads, stream_blocks<C>(kHalves))
+template <mm_cu_code C, mm_cu_scale S, int kTokens>
+__global__ void __launch_bounds__(kStreamThreads, stream_blocks<C>(kTokens))
     experts_down(const __grid_constant__ stream_source from, const __grid_constant__ stream_plan p, const __grid_constant__ mm_cu_weight w,
                  const __grid_constant__ mm_cu_route r, const __grid_constant__ mm_cu_experts a) {
   __shared__ slot_list slots;
   grid_launch_next();
   const uint32_t used = read_slots(slots, r);
-  stream_rows<C, S, kHalves>(w, from, p, down_job{w, a, p, slots, used});
+  stream_rows<C, S, kTokens>(w, from, p, down_job{w, a, p, slots, used});
 }
 
 struct up_launch {
@@ -105,11 +105,11 @@ struct up_launch {
   cudaStream_t s;
   template <mm_cu_code C, mm_cu_scale S>
   cudaError_t run() const {
-    const stream_plan p = mm_cu_plan_stream(w, r.top_k, w.n / 2, 2, a.tokens, sizeof(slot_list));
+    const stream_plan p = mm_cu_plan_stream(w, r.top_k, w.n / 2, 2, 1, a.tokens, sizeof(slot_list));
     stream_source from = {};
     const cudaError_t e = mm_cu_open_source(w, p, &from);
     if (e != cudaSuccess) return e;
-    return launch(a.tokens <= 8 ? experts_up<C, S, 1> : experts_up<C, S, 2>, multiprocessors(), kStreamThreads, p.shared(), s, from, p, w,
+    return launch(p.tokens == 1 ? experts_up<C, S, 1> : p.tokens == 8 ? experts_up<C, S, 8> : experts_up<C, S, 16>, multiprocessors(), kStreamThreads, p.shared(), s, from, p, w,
                   global2, r, a);
   }
 };
@@ -121,11 +121,11 @@ struct down_launch {
   cudaStream_t s;
   template <mm_cu_code C, mm_cu_scale S>
   cudaError_t run() const {
-    const stream_plan p = mm_cu_plan_stream(w, 1, w.n, 1, a.tokens, sizeof(slot_list));
+    const stream_plan p = mm_cu_plan_stream(w, 1, w.n, 1, r.top_k, a.tokens, sizeof(slot_list));
     stream_source from = {};
     const cudaError_t e = mm_cu_open_source(w, p, &from);
     if (e != cudaSuccess) return e;
-    return launch(a.tokens <= 8 ? experts_down<C, S, 1> : experts_down<C, S, 2>, min(p.part_groups, multiprocessors()), kStreamThreads,
+    return launch(p.tokens == 1 ? experts_down<C, S, 1> : p.tokens == 8 ? experts_down<C, S, 8> : experts_down<C, S, 16>, min(p.part_groups, multiprocessors()), kStreamThreads,
                   p.shared(), s, from, p, w, r, a);
   }
 };

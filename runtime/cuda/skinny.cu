@@ -33,12 +33,12 @@ struct linear_job {
   }
 };
 
-template <mm_cu_code C, mm_cu_scale S, int kHalves>
-__global__ void __launch_bounds__(kStreamThreads, stream_blocks<C>(kHalves))
+template <mm_cu_code C, mm_cu_scale S, int kTokens>
+__global__ void __launch_bounds__(kStreamThreads, stream_blocks<C>(kTokens))
     skinny(const __grid_constant__ stream_source from, const __grid_constant__ stream_plan p, const __grid_constant__ mm_cu_weight w,
            const __grid_constant__ mm_cu_linear a) {
   grid_launch_next();
-  stream_rows<C, S, kHalves>(w, from, p, linear_job{w, a, p});
+  stream_rows<C, S, kTokens>(w, from, p, linear_job{w, a, p});
 }
 
 struct skinny_launch {
@@ -47,12 +47,12 @@ struct skinny_launch {
   cudaStream_t s;
   template <mm_cu_code C, mm_cu_scale S>
   cudaError_t run() const {
-    const stream_plan p = mm_cu_plan_stream(w, 1, w.n, 1, a.tokens, 0);
+    const stream_plan p = mm_cu_plan_stream(w, 1, w.n, 1, 1, a.tokens, 0);
     stream_source from = {};
     const cudaError_t e = mm_cu_open_source(w, p, &from);
     if (e != cudaSuccess) return e;
     const unsigned grid = min(p.part_groups, multiprocessors());
-    return launch(a.tokens <= 8 ? skinny<C, S, 1> : skinny<C, S, 2>, grid, kStreamThreads, p.shared(), s, from, p, w, a);
+    return launch(p.tokens == 1 ? skinny<C, S, 1> : p.tokens == 8 ? skinny<C, S, 8> : skinny<C, S, 16>, grid, kStreamThreads, p.shared(), s, from, p, w, a);
   }
 };
 

@@ -34,8 +34,8 @@ __device__ __forceinline__ row_group stream_share(const stream_plan &p, uint32_t
 }
 /* Blocks that must fit a multiprocessor's registers. */
 template <mm_cu_code C>
-constexpr int stream_blocks(int halves) {
-  return halves == 2 && codec<C>::kPiece == 32 ? 1 : 2;
+constexpr int stream_blocks(int tokens) {
+  return tokens == 16 && codec<C>::kPiece == 32 ? 1 : 2;
 }
 
 template <mm_cu_code C, mm_cu_scale S>
@@ -162,6 +162,24 @@ struct stream_ring {
 
 /* ---- activations ---- */
 
+/* bf16 to f16 times the power of two that brings the largest magnitude (its bf16 bits) to 2^14 … 2^15: exact but for numbers below 2^-28
+ * of it. */
+struct half_scale {
+  uint32_t factor; /* two bf16 */
+  float inverse;
+  __device__ __forceinline__ explicit half_scale(uint32_t largest) {
+    const uint32_t power = min(268 - (largest >> 7), 253u);
+    factor = power << 23 | power << 7;
+    inverse = __uint_as_float((254 - power) << 23);
+  }
+  __device__ __forceinline__ uint32_t convert(uint32_t pair) const {
+    const uint32_t v = mul2(pair, factor);
+    uint32_t out;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high(v)), "f"(low(v)));
+    return out;
+  }
+};
+
 /* What goes with a lane's part of a stage, for tokens g and g+8. */
 template <int kPiece, int kHalves>
 struct stream_x {
@@ -205,8 +223,7 @@ struct stream_x {
       for (int i = 0; i < 8 * kRegs; i++) q[n][i / kRegs][i % kRegs] = ahead.q[n][i / kRegs][i % kRegs];
     }
   }
-  /* bf16 to f16 times the power of two that brings the token's largest magnitude of the stage to 2^14 … 2^15: exact but for numbers below
-   * 2^-28 of it. */
+  /* To f16, scaled by the token's largest of the stage. */
   __device__ __forceinline__ void to_half(float factor) {
 #pragma unroll
     for (int n = 0; n < kHalves; n++) {
@@ -219,19 +236,69 @@ struct stream_x {
       largest = max(largest & 0xffffu, largest >> 16);
       largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
       largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-      const uint32_t power = min(268 - (largest >> 7), 253u), by = power << 23 | power << 7; /* two bf16 */
+      const half_scale scale(largest);
 #pragma unroll
       for (int c = 0; c < 8; c++) {
 #pragma unroll
-        for (int i = 0; i < kRegs; i++) {
-          const uint32_t v = mul2(q[n][c][i], by);
-          asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(q[n][c][i]) : "f"(high(v)), "f"(low(v)));
-        }
+        for (int i = 0; i < kRegs; i++) q[n][c][i] = scale.convert(q[n][c][i]);
       }
-      const float inverse = __uint_as_float((254 - power) << 23) * factor;
-      back[n][0] = __shfl_sync(0xffffffffu, inverse, threadIdx.x % 4 * 8);
-      back[n][1] = __shfl_sync(0xffffffffu, inverse, threadIdx.x % 4 * 8 + 4);
+      back[n][0] = __shfl_sync(0xffffffffu, scale.inverse * factor, threadIdx.x % 4 * 8);
+      back[n][1] = __shfl_sync(0xffffffffu, scale.inverse * factor, threadIdx.x % 4 * 8 + 4);
     }
+  }
+};
+
+/* A single token's activations of all segments in shared memory, as the stages' products take them: 16 bytes of each lane t in
+ * turn, and behind them the inverse scale of each stage. Only column 0 of the products counts, so lanes with g > 0 hold zeros. */
+template <mm_cu_code C, mm_cu_scale S>
+struct one_token {
+  using kind = stream_kind<C, S>;
+  static constexpr uint32_t kBytes = kind::kPiece * 16; /* of a stage */
+  uint8_t *const x;
+  float *const back;
+
+  __device__ __forceinline__ one_token(uint8_t *shared, const stream_plan &p)
+      : x(shared), back(reinterpret_cast<float *>(shared + p.one_stages * kBytes)) {}
+
+  template <class Job>
+  __device__ __forceinline__ void fill(const mm_cu_weight &w, const stream_plan &p, const Job &job) const {
+    const uint32_t pieces = p.steps * kind::kPiece, total = job.segments() * pieces; /* of eight columns; a warp's belong to one stage, */
+    for (uint32_t i = threadIdx.x; i < (total + 31) / 32 * 32; i += kStreamThreads) { /* or half a warp's */
+      const uint32_t segment = i / pieces, k = i % pieces * 8;
+      const bf16 *row = i < total ? job.x(segment, 0) : nullptr;
+      const uint4 v = row && k < w.k ? __ldcg(reinterpret_cast<const uint4 *>(row + k)) : make_uint4(0, 0, 0, 0);
+      uint32_t q[4] = {v.x, v.y, v.z, v.w};
+      if (kind::kHalf) {
+        const uint32_t all = max2(max2(q[0] & 0x7fff7fffu, q[1] & 0x7fff7fffu), max2(q[2] & 0x7fff7fffu, q[3] & 0x7fff7fffu));
+        uint32_t largest = max(all & 0xffffu, all >> 16);
+#pragma unroll
+        for (int m = 1; m < kind::kPiece; m <<= 1) largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, m));
+        const half_scale scale(largest);
+#pragma unroll
+        for (int j = 0; j < 4; j++) q[j] = scale.convert(q[j]);
+        if (i < total && i % kind::kPiece == 0) back[i / kind::kPiece] = scale.inverse * kind::kFactor;
+      }
+      if (i >= total) continue;
+#pragma unroll
+      for (int j = 0; j < 4; j++) {
+        const uint32_t column = k % (8 * kind::kPiece) + 2 * j, in = column % kind::kPiece, t = in / (kind::kPiece / 4);
+        const uint32_t r = column / kind::kPiece * kind::kRegs + in % (kind::kPiece / 4) / 2;
+        *reinterpret_cast<uint32_t *>(x + i / kind::kPiece * kBytes + (r / 4 * 4 + t) * 16 + r % 4 * 4) = q[j];
+      }
+    }
+    __syncthreads();
+  }
+  __device__ __forceinline__ void load(stream_x<kind::kPiece, 1> &to, uint32_t stage) const {
+    if (threadIdx.x % 32 < 4) {
+#pragma unroll
+      for (int i = 0; i < 2 * kind::kRegs; i++) {
+        const uint4 v = *reinterpret_cast<const uint4 *>(x + stage * kBytes + (i * 4 + threadIdx.x % 4) * 16);
+        const uint32_t q[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+        for (int j = 0; j < 4; j++) to.q[0][(4 * i + j) / kind::kRegs][(4 * i + j) % kind::kRegs] = q[j];
+      }
+    }
+    if (kind::kHalf) to.back[0][0] = to.back[0][1] = back[stage];
   }
 };
 
@@ -326,17 +393,19 @@ __device__ __forceinline__ void stream_tile(tile_sum<kHalves> &acc, uint32_t cod
                                             const stream_cursor<Job> &at, const stream_scales<C> &scales,
                                             const stream_x<codec<C>::kPiece, kHalves> &x) {
   using kind = stream_kind<C, S>;
-  tile_sum<kHalves> part[2]; /* of each half of the stage */
-  part[0].zero(), part[1].zero();
+  constexpr int kChains = kHalves == 1 ? 4 : 2; /* of products that wait for each other; chain c belongs to half c / (kChains / 2) */
+  tile_sum<kHalves> part[kChains];
+#pragma unroll
+  for (auto &chain : part) chain.zero();
   const tile_bytes<S> bytes(byte_scales, at.step);
 #pragma unroll
-  for (int q = 0; q < 4; q++) {
-    const int p = kHalves == 1 ? q / 2 + q % 2 * 2 : q; /* with one product at a time, the halves in turn */
+  for (int p = 0; p < 4; p++) {
+    const int chain = p * kChains / 4;
     uint32_t r[4];
     ldmatrix4_at(r, codes ^ (p * 32));
     if constexpr (C == MM_CU_BF16) {
 #pragma unroll
-      for (int n = 0; n < kHalves; n++) mma(part[p / 2].v[n], r, x.q[n][2 * p][0], x.q[n][2 * p + 1][0]);
+      for (int n = 0; n < kHalves; n++) mma(part[chain].v[n], r, x.q[n][2 * p][0], x.q[n][2 * p + 1][0]);
     } else {
 #pragma unroll
       for (int b = 0; b < 2; b++) {
@@ -361,7 +430,7 @@ __device__ __forceinline__ void stream_tile(tile_sum<kHalves> &acc, uint32_t cod
         }
         tile_sum<kHalves> piece;
         if (S == MM_CU_MX) piece.zero();
-        tile_sum<kHalves> &to = S == MM_CU_MX ? piece : part[p / 2];
+        tile_sum<kHalves> &to = S == MM_CU_MX ? piece : part[chain];
 #pragma unroll
         for (int j = 0; j < kind::kRegs; j += 2) {
           const uint32_t a[4] = {v[0][j], v[1][j], v[0][j + 1], v[1][j + 1]};
@@ -379,7 +448,7 @@ __device__ __forceinline__ void stream_tile(tile_sum<kHalves> &acc, uint32_t cod
 #pragma unroll
           for (int n = 0; n < kHalves; n++) {
 #pragma unroll
-            for (int j = 0; j < 4; j++) part[p / 2].v[n][j] += piece.v[n][j] * s[j / 2];
+            for (int j = 0; j < 4; j++) part[chain].v[n][j] += piece.v[n][j] * s[j / 2];
           }
         }
       }
@@ -394,8 +463,9 @@ __device__ __forceinline__ void stream_tile(tile_sum<kHalves> &acc, uint32_t cod
   for (int n = 0; n < kHalves; n++) {
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-      float sum = part[0].v[n][j] + part[1].v[n][j];
-      if (S == MM_CU_COARSE) sum = part[0].v[n][j] * scale[j / 2][0] + part[1].v[n][j] * scale[j / 2][1];
+      const float half[2] = {kChains == 4 ? part[0].v[n][j] + part[1].v[n][j] : part[0].v[n][j],
+                             kChains == 4 ? part[2].v[n][j] + part[kChains - 1].v[n][j] : part[1].v[n][j]};
+      const float sum = S == MM_CU_COARSE ? half[0] * scale[j / 2][0] + half[1] * scale[j / 2][1] : half[0] + half[1];
       acc.v[n][j] += kind::kHalf ? sum * x.back[n][j % 2] : sum;
     }
   }
@@ -403,16 +473,16 @@ __device__ __forceinline__ void stream_tile(tile_sum<kHalves> &acc, uint32_t cod
 
 /* ---- a block ---- */
 
-/* The warps' sums of a group, then emit. The upper half of the warps hand theirs to the lower half, those go to all threads. */
-template <int kHalves, class Job>
+/* The warps' sums of a group, then emit. Of 16 tokens, the upper half of the warps first hand theirs to the lower half. */
+template <int kTokens, class Job, int kHalves>
 __device__ __forceinline__ void stream_emit(const stream_plan &p, const Job &job, uint32_t group, float *sum,
                                             const tile_sum<kHalves> (&acc)[kStreamTiles]) {
-  constexpr uint32_t kKept = kStreamWarps / 2;
-  const uint32_t warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, pitch = p.sum_pitch(), each = kHalves * 8 * pitch;
-  __syncthreads(); /* the sums of the group before are read */
+  constexpr uint32_t kRounds = kTokens == 16 ? 2 : 1, kKept = kStreamWarps / kRounds;
+  const uint32_t warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, pitch = p.sum_pitch(), each = kTokens * pitch;
+  if (kTokens > 1) __syncthreads(); /* the sums of the group before are read; one token has room for two groups' sums */
 #pragma unroll
-  for (int round = 0; round < 2; round++) {
-    if (warp / kKept != round) {
+  for (uint32_t round = 0; round < kRounds; round++) {
+    if (kRounds == 1 || warp / kKept != round) {
 #pragma unroll
       for (int i = 0; i < kStreamTiles; i++) {
         if (i >= p.tiles()) break;
@@ -420,6 +490,7 @@ __device__ __forceinline__ void stream_emit(const stream_plan &p, const Job &job
         for (int n = 0; n < kHalves; n++) {
 #pragma unroll
           for (int j = 0; j < 4; j++) {
+            if (kTokens == 1 && (t != 0 || j % 2 != 0)) continue;
             float *to = &sum[warp % kKept * each + (n * 8 + 2 * t + j % 2) * pitch + i * 16 + g + j / 2 * 8];
             *to = round == 0 ? acc[i].v[n][j] : acc[i].v[n][j] + *to;
           }
@@ -429,8 +500,8 @@ __device__ __forceinline__ void stream_emit(const stream_plan &p, const Job &job
     __syncthreads();
   }
   const row_group rows = job.rows(group);
-  for (uint32_t i = threadIdx.x; i < job.tokens() * p.run(); i += kStreamThreads) {
-    const uint32_t token = i / p.run(), row = i % p.run();
+  for (uint32_t i = threadIdx.x; i < (kTokens == 1 ? 1 : job.tokens()) * p.run(); i += kStreamThreads) {
+    const uint32_t token = kTokens == 1 ? 0 : i / p.run(), row = i - token * p.run();
     if (row >= rows.count) continue;
     job.emit(group, rows.first + row, token, [&](uint32_t run) {
       float total = 0;
@@ -441,11 +512,13 @@ __device__ __forceinline__ void stream_emit(const stream_plan &p, const Job &job
   }
 }
 
-template <mm_cu_code C, mm_cu_scale S, int kHalves, class Job>
+/* kTokens: 1, 8 or 16, the most there may be. */
+template <mm_cu_code C, mm_cu_scale S, int kTokens, class Job>
 __device__ __forceinline__ void stream_rows(const mm_cu_weight &w, const stream_source &source, const stream_plan &p, const Job &job) {
   extern __shared__ __align__(1024) uint8_t stream_shared[];
   using kind = stream_kind<C, S>;
-  constexpr bool kAhead = kind::kRegs * kHalves <= 2; /* registers suffice to fetch activations a stage ahead */
+  constexpr int kHalves = kTokens == 16 ? 2 : 1;
+  constexpr bool kOne = kTokens == 1, kAhead = !kOne && kind::kRegs * kHalves <= 2; /* registers suffice to fetch x a stage ahead */
   const uint32_t lane = threadIdx.x % 32;
   /* ldmatrix: lanes 0-7 address rows 0-7 of a piece, 8-15 rows 8-15 of it, 16-31 the same of the next piece */
   const uint32_t place = swizzled(lane % 16, lane / 16);
@@ -453,16 +526,22 @@ __device__ __forceinline__ void stream_rows(const mm_cu_weight &w, const stream_
   stream_cursor<Job> next(w, p, job);
   stream_scales<C> scales;
   if (S == MM_CU_COARSE) scales.fetch(next);
+  const one_token<C, S> token(stream_shared + p.ones(), p);
+  float *const sum = reinterpret_cast<float *>(stream_shared + p.sums());
+  stream_x<kind::kPiece, kHalves> x = {}, ahead;
   grid_wait();
-  stream_x<kind::kPiece, kHalves> x, ahead;
+  if constexpr (kOne) token.fill(w, p, job);
   if (kAhead) ahead.load(next);
-  for (uint32_t group = blockIdx.x; group < job.groups(); group += gridDim.x) {
+  uint32_t turn = 0;
+  for (uint32_t group = blockIdx.x; group < job.groups(); group += gridDim.x, turn ^= 1) {
     tile_sum<kHalves> acc[kStreamTiles];
 #pragma unroll
     for (auto &a : acc) a.zero();
     while (next.group == group) {
       const stream_cursor<Job> at = next;
-      if (kAhead) {
+      if constexpr (kOne) {
+        token.load(x, at.segment * p.steps + at.step);
+      } else if (kAhead) {
         x.take(ahead);
       } else {
         x.load(at);
@@ -471,7 +550,7 @@ __device__ __forceinline__ void stream_rows(const mm_cu_weight &w, const stream_
       next.next();
       if (S == MM_CU_COARSE) scales.fetch(next);
       if (kAhead) ahead.load(next);
-      if (kind::kHalf) x.to_half(kind::kFactor);
+      if (kind::kHalf && !kOne) x.to_half(kind::kFactor);
       ring.wait();
       const uint32_t codes = ring.codes + ring.place * p.code_bytes() + place, bytes = ring.scales + ring.place * p.scale_bytes();
 #pragma unroll
@@ -483,7 +562,7 @@ __device__ __forceinline__ void stream_rows(const mm_cu_weight &w, const stream_
       for (int i = 0; i < kStreamTiles; i++) acc[i].hold();
       ring.done();
     }
-    stream_emit<kHalves>(p, job, group, reinterpret_cast<float *>(stream_shared + p.sums()), acc);
+    stream_emit<kTokens>(p, job, group, kOne ? sum + turn * kStreamWarps * p.sum_pitch() : sum, acc);
   }
 }
 

@@ -8,7 +8,7 @@
 namespace {
 
 /* Shared memory of a block such that two fit a multiprocessor: the next kernel's weights arrive while this one ends. */
-constexpr uint32_t kMostShared = 113 * 1024, kMostDepth = 8;
+constexpr uint32_t kMostShared = 113 * 1024, kMostDepth = 8, kMostOne = 40 * 1024;
 
 /* Groups of a part so that the last round of blocks is as full as it can be, then as few as possible. */
 uint32_t cut_groups(uint32_t parts, uint32_t rows, uint32_t most_rows) {
@@ -47,10 +47,13 @@ cudaError_t map_boxes(CUtensorMap *to, const void *data, uint64_t pitch, uint64_
 
 }  // namespace
 
-stream_plan mm_cu_plan_stream(const mm_cu_weight &w, uint32_t parts, uint32_t rows, uint32_t boxes, uint32_t tokens, uint32_t beside) {
+stream_plan mm_cu_plan_stream(const mm_cu_weight &w, uint32_t parts, uint32_t rows, uint32_t boxes, uint32_t segments, uint32_t tokens,
+                              uint32_t beside) {
   stream_plan p = {};
   p.boxes = boxes, p.tokens = tokens > 8 ? 16 : 8;
   p.steps = (uint32_t)((w.pitch + kLine - 1) / kLine);
+  const uint32_t one_bytes = w.code == MM_CU_BF16 ? 128 : w.code == MM_CU_E4M3 ? 256 : 512;
+  if (tokens == 1 && segments * p.steps * one_bytes <= kMostOne) p.tokens = 1, p.one_stages = segments * p.steps, p.one_bytes = one_bytes;
   p.row_scales = w.scale_kind == MM_CU_NV || w.scale_kind == MM_CU_MX ? 16 : 0;
   for (uint32_t most = kStreamTiles * 16; p.depth < kOtherDepth; most -= 8) { /* fewer rows until each warp has two places */
     p.part_groups = cut_groups(parts, rows, most / boxes);

@@ -131,8 +131,10 @@ void test_experts() {
     check_experts(c, 16, 24, 8, 256, 192, true);
     check_experts(c, 100, 12, 3, 256, 192, true);
   }
+  check_experts(cases[1], 1, 6, 3, 1536, 1280, true);
   check_experts(cases[1], 2, 6, 3, 1536, 1280, true);
   check_experts(cases[6], 11, 6, 3, 1536, 1280, true);
+  check_experts(cases[6], 1, 20, 16, 256, 1536, true);
   check_experts(cases[1], 3, 256, 8, 384, 128, true);
   check_experts(cases[1], 260, 32, 2, 256, 128, false);
 }

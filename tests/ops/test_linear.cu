@@ -84,6 +84,7 @@ void test_linear() {
     check_linear(c, 300, 264, 512, false, true);
   }
   for (int i : {1, 8, 11, 12}) { /* several groups a block, every place of the ring used again */
+    check_linear(kSchemes[i], 1, 9000, 2048, true, true);
     check_linear(kSchemes[i], 3, 9000, 2048, true, false);
     check_linear(kSchemes[i], 13, 2100, 3072, true, false);
   }
