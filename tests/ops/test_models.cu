@@ -266,6 +266,18 @@ static std::vector<std::vector<float>> feed_steps(const side &s, const std::vect
   return out;
 }
 
+/* A prompt in stretches of whole tiles, beside other sequences, and in one go alone: bit for bit. */
+static void check_chunks(const mm_shards *shards, const std::string &name, const std::vector<std::vector<int32_t>> &seq) {
+  const side s = open_side(shards, &mm_ops_cuda, 3, false);
+  const auto whole = feed(s, {seq[0]}, 0, ROWS).logits;
+  const auto first = feed(s, {seq.begin(), seq.begin() + 3}, 0, 64).logits,
+             rest = feed(s, {seq.begin(), seq.begin() + 3}, 64, ROWS - 64).logits;
+  const size_t cut = (size_t)64 * s.vocab;
+  report_true(name + ": prefill in chunks of 64 among others = whole and alone, bit for bit",
+              std::equal(first.begin(), first.begin() + cut, whole.begin()) && std::equal(whole.begin() + cut, whole.end(), rest.begin()));
+  mm_engine_close(s.engine);
+}
+
 /* The same steps launched one by one and replayed, alone in their bucket and beside other sequences: bit for bit. */
 static void check_buckets(const mm_shards *shards, const std::string &name, const std::vector<std::vector<int32_t>> &seq) {
   const side graphs = open_side(shards, &mm_ops_cuda, 8, false), eager = open_side(shards, &mm_ops_cuda, 8, true);
@@ -363,6 +375,7 @@ static void check_model(const std::string &dir, const std::string &name) {
     s.assign(text.begin() + from, text.begin() + from + ROWS + DECODED);
   }
   compare_sides(&shards, name, {seq.begin(), seq.begin() + 3});
+  check_chunks(&shards, name, seq);
   check_buckets(&shards, name, seq);
   check_queue(&shards, name, seq);
   check_fp8_cache(&shards, name, seq);
