@@ -130,6 +130,12 @@ __device__ __forceinline__ void widen8(float out[8], uint4 q) {
 #pragma unroll
   for (int i = 0; i < 4; i++) out[2 * i] = low(w[i]), out[2 * i + 1] = high(w[i]);
 }
+/* Eight numbers from a 16-byte aligned place. */
+__device__ __forceinline__ void load8(float out[8], const bf16 *from) { widen8(out, *reinterpret_cast<const uint4 *>(from)); }
+__device__ __forceinline__ void load8(float out[8], const float *from) {
+  const float4 a = reinterpret_cast<const float4 *>(from)[0], b = reinterpret_cast<const float4 *>(from)[1];
+  out[0] = a.x, out[1] = a.y, out[2] = a.z, out[3] = a.w, out[4] = b.x, out[5] = b.y, out[6] = b.z, out[7] = b.w;
+}
 __device__ __forceinline__ uint4 narrow8(const float v[8]) {
   return make_uint4(pack2(v[0], v[1]), pack2(v[2], v[3]), pack2(v[4], v[5]), pack2(v[6], v[7]));
 }

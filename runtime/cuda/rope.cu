@@ -28,8 +28,8 @@ __global__ void __launch_bounds__(kMaxThreads) rope(const __grid_constant__ mm_c
   float w[2][8];
   if (a.q_norm && (is_q || is_k)) {
     const float *from = is_q ? a.q_norm + head * d : a.k_norm + (head - h.heads) * d;
-#pragma unroll
-    for (int i = 0; i < 8; i++) w[0][i] = from[c0 + i], w[1][i] = from[c1 + i];
+    load8(w[0], from + c0);
+    load8(w[1], from + c1);
   }
   const float freq = threadIdx.x < half ? a.inv_freq[threadIdx.x] : 0.0f;
   grid_wait();

@@ -8,12 +8,7 @@ namespace {
 
 constexpr int kMaxThreads = 1024, kMaxTurns = 2; /* rows of up to 16,384 columns */
 
-__device__ __forceinline__ uint4 load8(const bf16 *row, uint32_t c) { return *reinterpret_cast<const uint4 *>(row + c); }
 __device__ __forceinline__ void store8(bf16 *row, uint32_t c, const float v[8]) { *reinterpret_cast<uint4 *>(row + c) = narrow8(v); }
-__device__ __forceinline__ void load_weight(float out[8], const float *w, uint32_t c) {
-  float4 a = *reinterpret_cast<const float4 *>(w + c), b = *reinterpret_cast<const float4 *>(w + c + 4);
-  out[0] = a.x, out[1] = a.y, out[2] = a.z, out[3] = a.w, out[4] = b.x, out[5] = b.y, out[6] = b.z, out[7] = b.w;
-}
 
 /* value(c, v) yields a row's columns [c, c + 8) before the norm; finish(c, v) takes them normalised, weights not yet applied. */
 template <class Value, class Finish>
@@ -44,10 +39,10 @@ __global__ void norm_rows(bf16 *y, const bf16 *x, const float *w, float eps, uin
   grid_launch_next();
   const size_t row = (size_t)blockIdx.x * width;
   normalise(
-      width, eps, [&](uint32_t c, float v[8]) { widen8(v, load8(x + row, c)); },
+      width, eps, [&](uint32_t c, float v[8]) { load8(v, x + row + c); },
       [&](uint32_t c, float v[8]) {
         float f[8];
-        load_weight(f, w, c);
+        load8(f, w + c);
 #pragma unroll
         for (int j = 0; j < 8; j++) v[j] *= f[j];
         store8(y + row, c, v);
@@ -59,11 +54,11 @@ __global__ void gated_norm_rows(bf16 *y, const bf16 *o, const bf16 *gate, const 
   grid_launch_next();
   const size_t row = (size_t)blockIdx.x * width;
   normalise(
-      width, eps, [&](uint32_t c, float v[8]) { widen8(v, load8(o + row, c)); },
+      width, eps, [&](uint32_t c, float v[8]) { load8(v, o + row + c); },
       [&](uint32_t c, float v[8]) {
         float f[8], z[8];
-        load_weight(f, w, c);
-        widen8(z, load8(gate + row, c));
+        load8(f, w + c);
+        load8(z, gate + row + c);
 #pragma unroll
         for (int j = 0; j < 8; j++) v[j] *= f[j] * sigmoid(z[j]);
         store8(y + row, c, v);
@@ -78,15 +73,15 @@ __global__ void combine_rows(const __grid_constant__ mm_cu_combine a, uint32_t w
       width, a.eps,
       [&](uint32_t c, float v[8]) {
         float b[8];
-        widen8(v, load8(a.residual + row, c));
-        widen8(b, load8(a.branch + row, c));
+        load8(v, a.residual + row + c);
+        load8(b, a.branch + row + c);
 #pragma unroll
         for (int j = 0; j < 8; j++) v[j] = a.alpha * v[j] + a.beta * b[j];
         store8(a.h + row, c, v);
       },
       [&](uint32_t c, float v[8]) {
         float f[8];
-        load_weight(f, a.w, c);
+        load8(f, a.w + c);
 #pragma unroll
         for (int j = 0; j < 8; j++) v[j] *= f[j];
         store8(a.n + row, c, v);
