@@ -9,9 +9,9 @@
 #include "runtime/cuda/kernels.h"
 
 constexpr uint32_t kStreamWarps = 8, kStreamThreads = 32 * kStreamWarps;
-constexpr int kStreamTiles = 3; /* of 16 rows, in a group */
-constexpr uint32_t kLine = 128; /* bytes of a row in a stage */
-constexpr uint32_t kOtherDepth = 2;  /* stream_plan.depth without tensor copies */
+constexpr int kStreamTiles = 3;     /* of 16 rows, in a group */
+constexpr uint32_t kLine = 128;     /* bytes of a row in a stage */
+constexpr uint32_t kOtherDepth = 2; /* stream_plan.depth without tensor copies */
 
 struct stream_plan {
   uint32_t boxes;                /* runs of rows in a group */

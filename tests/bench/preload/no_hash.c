@@ -1,4 +1,5 @@
-/* LD_PRELOAD: SHA-256 costs nothing (and every digest is zero), so that a benchmark can tell what hashing adds to the time of a conversion. */
+/* LD_PRELOAD: SHA-256 costs nothing (and every digest is zero), so that a benchmark can tell what hashing adds to the time of a conversion.
+ */
 #include <stddef.h>
 #include <string.h>
 
