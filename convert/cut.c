@@ -62,8 +62,9 @@ static bool fill(mm_plan *p, const mm_rule *r, mm_align align, mm_cut *c, mm_err
   c->rank = mm_arena_alloc(&p->pack.arena, tp * sizeof *c->rank, err);
   if (!c->rank) return false;
   if (r->divide == MM_KV_ROWS) {
-    c->local = (m->kv_heads >= tp ? m->kv_heads / tp : 1) * m->head_dim;
-    for (uint32_t i = 0; i < tp; i++) c->rank[i] = (mm_range){0, (uint32_t)((uint64_t)i * m->kv_heads / tp) * m->head_dim, c->local};
+    uint32_t each = c->whole / m->kv_heads;
+    c->local = (m->kv_heads >= tp ? m->kv_heads / tp : 1) * each;
+    for (uint32_t i = 0; i < tp; i++) c->rank[i] = (mm_range){0, (uint32_t)((uint64_t)i * m->kv_heads / tp) * each, c->local};
     return true;
   }
   bool inter = r->divide == MM_INTER_ROWS || r->divide == MM_INTER_COLS;

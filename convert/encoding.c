@@ -88,7 +88,8 @@ static uint64_t rows_of_cells(const mm_site *p, unsigned pieces, uint32_t cell) 
 static unsigned shapes(const mm_form *f, const mm_site *p, mm_cell c, mm_shape out[3]) {
   uint64_t n = rows_of_cells(p, p->pieces, c.n), k = cells(p->cols, c.k);
   mm_shape lead = p->entries ? mm_shape1(p->entries) : (mm_shape){0};
-  unsigned count = f->span == MM_SPAN_ONE ? 3 : f->span == MM_SPAN_ROWS ? 2 : 1;
+  bool scalar = p->vector && n == 1; /* a vector of one may have no axis */
+  unsigned count = f->span == MM_SPAN_ONE ? 3 : f->span == MM_SPAN_ROWS || scalar ? 2 : 1;
 #define AXIS(i, extent) out[i].dim[out[i].rank++] = (extent)
   for (unsigned i = 0; i < count; i++) out[i] = lead;
   switch (f->span) {

@@ -12,6 +12,7 @@
 
 #include "convert/encoding.h"
 #include "convert/index.h"
+#include "convert/kv_scales.h"
 
 #define CONFIG_MAX  (UINT64_C(16) << 20)
 #define SINGLE_FILE "model.safetensors"
@@ -139,6 +140,9 @@ static bool canonical_name(mm_hf *hf, mm_hf_tensor *t, mm_err *err) {
   const char *name = t->original, *at;
   for (const mm_alias *s = block; name && s->theirs; s++)
     if ((at = strstr(name, s->theirs))) name = respelt(hf, name, at, strlen(s->theirs), s->canonical, err);
+  at = name ? strstr(name, ".self_attn.") : NULL;
+  const char *kv = at ? mm_kv_spelling(at + strlen(".self_attn.")) : NULL;
+  if (kv) name = respelt(hf, name, at + strlen(".self_attn."), strlen(at + strlen(".self_attn.")), kv, err);
   at = name ? strstr(name, ".experts.") : NULL;
   if (at) {
     at += strlen(".experts.");

@@ -22,7 +22,8 @@ static void on_signal(int n) {
 }
 
 typedef struct mm_convert_args {
-  const char *source, *output, *layout, *dialect, *quant, *align, *recipe, *search, *part, *ranks, *compress, *importance, *act_scales;
+  const char *source, *output, *layout, *dialect, *quant, *align, *recipe, *search, *part, *ranks, *compress, *importance, *act_scales,
+      *kv_scales;
   mm_option_list ignore, override;
   uint64_t tp, ep, pp, threads, part_size, commit_bytes, mem_limit;
   int level;                   /* of compress, 0 without */
@@ -36,7 +37,7 @@ static double now(void) {
   return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* --quant (a scheme, a preset or a recipe line) or --recipe, then --search, --ignore and --override, as one line. */
+/* --quant (a scheme, a preset or a recipe line) or --recipe, then --search, --kv-scales, --ignore and --override, as one line. */
 static char *recipe_line(const mm_convert_args *a, mm_arena *arena, mm_err *err) {
   const char *base = a->recipe ? mm_recipe_load(arena, a->recipe, err) : a->quant;
   if (!base) return NULL;
@@ -44,6 +45,7 @@ static char *recipe_line(const mm_convert_args *a, mm_arena *arena, mm_err *err)
   const char *preset = mm_recipe_preset(base);
   char *line = mm_arena_printf(arena, err, "%s", preset ? preset : scheme ? scheme->name : base);
   if (line && a->search) line = mm_arena_printf(arena, err, "%s; search=%s", line, a->search);
+  if (line && a->kv_scales) line = mm_arena_printf(arena, err, "%s; kv_scales=%s", line, a->kv_scales);
   for (size_t i = 0; line && i < a->ignore.count; i++) line = mm_arena_printf(arena, err, "%s; %s=none", line, a->ignore.item[i]);
   for (size_t i = 0; line && i < a->override.count; i++) line = mm_arena_printf(arena, err, "%s; %s", line, a->override.item[i]);
   return line;
@@ -267,6 +269,12 @@ int main(int argc, char **argv) {
        .arg = "FILE",
        .help = "static scales of activations for tensor_wise_fp8, w4afp8 and nvfp4: safetensors of minimax-eval --collect, or names and "
                "numbers in safetensors or JSON"},
+      {.name = "kv-scales",
+       .kind = MM_OPT_STR,
+       .target = &a.kv_scales,
+       .arg = "WORD",
+       .help = "scales of a quantised KV cache that the source has: kept as stored, cast to F32, or dropped (default keep)",
+       .choices = "keep|f32|drop"},
       {.name = "recipe",
        .kind = MM_OPT_STR,
        .target = &a.recipe,

@@ -7,6 +7,7 @@
 
 #include "convert/dialect.h"
 #include "convert/encoding.h"
+#include "convert/kv_scales.h"
 
 #define MISSING_MOST 10000 /* tensors counted as missing */
 
@@ -194,6 +195,20 @@ static bool add_rules(mm_planner *b, size_t from, size_t to, uint32_t layer) {
   return true;
 }
 
+static bool add_kv_scales(mm_planner *b, uint32_t layer) {
+  const mm_plan *p = b->p;
+  const mm_rule *rule[MM_KV_RULES];
+  unsigned n = mm_kv_rules(b->hf, &p->pack.model, layer, p->unsharded, rule);
+  for (unsigned i = 0; i < n; i++) {
+    char name[256];
+    if (p->recipe.kv_scales == MM_KV_DROP)
+      mm_hf_find(b->hf, mm_rule_name(name, sizeof name, rule[i]->theirs, layer, 0))->used = true;
+    else if (!add_tensor(b, &rule[i], 1, layer, 0))
+      return false;
+  }
+  return true;
+}
+
 static bool add_tensors(mm_planner *b) {
   const mm_arch *a = b->arch;
   size_t first = 0, last = a->rule_count;
@@ -202,7 +217,7 @@ static bool add_tensors(mm_planner *b) {
   b->first_layer_rule = &a->rule[first];
   if (!add_rules(b, 0, first, 0)) return false;
   for (uint32_t l = 0; l < b->p->pack.model.layers; l++)
-    if (!add_rules(b, first, last, l)) return false;
+    if (!add_rules(b, first, last, l) || !add_kv_scales(b, l)) return false;
   if (!add_rules(b, last, a->rule_count, 0)) return false;
   if (b->missing == 0) return calibration_used(b);
   return mm_fail(b->err, MM_BAD_INPUT, "E_MISSING", mm_at(b->hf->dir, b->first_missing),

@@ -10,7 +10,8 @@
 
 #define RECIPE_MAX (UINT64_C(1) << 20)
 
-static const char *const search_word[] = {[MM_SEARCH_ABSMAX] = "absmax", [MM_SEARCH_MSE] = "mse", [MM_SEARCH_FOUR_SIX] = "four_six"};
+static const char *const search_word[] = {[MM_SEARCH_ABSMAX] = "absmax", [MM_SEARCH_MSE] = "mse", [MM_SEARCH_FOUR_SIX] = "four_six", NULL};
+static const char *const kv_word[] = {[MM_KV_KEEP] = "keep", [MM_KV_F32] = "f32", [MM_KV_DROP] = "drop", NULL};
 
 static const struct {
   const char *name, *line;
@@ -60,6 +61,12 @@ static bool check_pattern(const char *pattern, mm_err *err) {
   return true;
 }
 
+static bool one_of(const char *const *words, const char *word, unsigned *out) {
+  for (*out = 0; words[*out]; ++*out)
+    if (strcmp(word, words[*out]) == 0) return true;
+  return false;
+}
+
 static bool digest_word(const char **out, const char *word, mm_err *err) {
   mm_digest d;
   if (*out || !mm_digest_parse(word, strlen(word), &d)) return bad(err, "no digest, or a second one:", word);
@@ -72,13 +79,16 @@ static bool field(mm_recipe *r, char *text, mm_err *err) {
   if (!equals) return bad(err, "no \"=\" in", text);
   *equals = 0;
   char *left = trim(text), *right = trim(equals + 1);
+  unsigned choice;
   if (strcmp(left, "search") == 0) {
-    for (size_t i = 0; i < sizeof search_word / sizeof *search_word; i++)
-      if (strcmp(right, search_word[i]) == 0) {
-        r->search = (mm_search)i;
-        return true;
-      }
-    return bad(err, "unknown search", right);
+    if (!one_of(search_word, right, &choice)) return bad(err, "unknown search", right);
+    r->search = (mm_search)choice;
+    return true;
+  }
+  if (strcmp(left, "kv_scales") == 0) {
+    if (!one_of(kv_word, right, &choice)) return bad(err, "unknown use of KV scales", right);
+    r->kv_scales = (mm_kv_scales)choice;
+    return true;
   }
   if (strcmp(left, "importance") == 0) return digest_word(&r->importance, right, err);
   if (strcmp(left, "act_scales") == 0) return digest_word(&r->act_scales, right, err);
@@ -148,9 +158,10 @@ bool mm_recipe_choose(const mm_recipe *r, mm_kind kind, const char *const *names
     if (!match(r->override[i].pattern, names, &hit, err)) return false;
     if (hit) *scheme = r->override[i].scheme;
   }
-  if (kind == MM_KIND_KEEP && *scheme)
+  if ((kind == MM_KIND_KEEP || kind == MM_KIND_KV_SCALE) && *scheme)
     return mm_fail(err, MM_USAGE, "E_RECIPE", mm_at(NULL, names[0]),
-                   "found a pattern that gives it %s, expected norms, routers and biases to be kept", (*scheme)->name);
+                   "found a pattern that gives it %s, expected norms, routers, biases and KV scales to be kept", (*scheme)->name);
+  if (kind == MM_KIND_KV_SCALE && r->kv_scales == MM_KV_F32) *scheme = mm_scheme_plain(MM_F32);
   return true;
 }
 

@@ -1,6 +1,6 @@
 /* Which scheme each tensor gets. A recipe is one line of text, kept in the manifest:
  *
- *   SCHEME [; search=absmax|mse|four_six] [; PATTERN=SCHEME]… [; importance=DIGEST] [; act_scales=DIGEST]
+ *   SCHEME [; search=absmax|mse|four_six] [; kv_scales=keep|f32|drop] [; PATTERN=SCHEME]… [; importance=DIGEST] [; act_scales=DIGEST]
  *
  * The first SCHEME ("none" keeps what is stored) goes to attention and expert projections; norms, routers and biases are never
  * quantised, embedding and head only where a pattern names them. A PATTERN is a glob, or a POSIX extended regular expression behind
@@ -17,10 +17,13 @@ typedef struct mm_override {
   const mm_scheme *scheme; /* NULL: none */
 } mm_override;
 
+typedef enum mm_kv_scales { MM_KV_KEEP, MM_KV_F32, MM_KV_DROP } mm_kv_scales;
+
 typedef struct mm_recipe {
   const mm_scheme *scheme;             /* NULL: none */
   const char *importance, *act_scales; /* SHA-256 in hexadecimal, or NULL */
-  mm_search search;                    /* for the schemes that have it; the others choose by absmax */
+  mm_kv_scales kv_scales;
+  mm_search search; /* for the schemes that have it; the others choose by absmax */
   size_t count;
   mm_override *override;
   mm_arena arena;

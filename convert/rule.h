@@ -10,14 +10,15 @@
 
 /* An extent of a matrix, by its meaning. */
 typedef enum mm_dim {
-  MM_DIM_NONE,   /* no second dimension: a vector */
-  MM_DIM_HIDDEN, /* H */
-  MM_DIM_VOCAB,  /* V */
-  MM_DIM_Q,      /* nh·d */
-  MM_DIM_QKV,    /* 3·nh·d, interleaved per head (lightning) */
-  MM_DIM_KV,     /* nkv·d */
-  MM_DIM_INTER,  /* I of one expert */
-  MM_DIM_EXPERTS /* E */
+  MM_DIM_NONE,     /* no second dimension: a vector */
+  MM_DIM_HIDDEN,   /* H */
+  MM_DIM_VOCAB,    /* V */
+  MM_DIM_Q,        /* nh·d */
+  MM_DIM_QKV,      /* 3·nh·d, interleaved per head (lightning) */
+  MM_DIM_KV,       /* nkv·d */
+  MM_DIM_KV_HEADS, /* nkv */
+  MM_DIM_INTER,    /* I of one expert */
+  MM_DIM_EXPERTS   /* E */
 } mm_dim;
 
 /* How a tensor is divided over tensor-parallel ranks. */
@@ -25,7 +26,7 @@ typedef enum mm_divide {
   MM_WHOLE,      /* every rank holds all of it */
   MM_ROWS,       /* rows in tp equal runs (whole heads) */
   MM_COLS,       /* columns in tp equal runs */
-  MM_KV_ROWS,    /* rows by kv head; head r·nkv/tp, replicated when tp > nkv */
+  MM_KV_ROWS,    /* rows by kv head, each as many; head r·nkv/tp, replicated when tp > nkv */
   MM_INTER_ROWS, /* rows of an expert; may be padded to whole blocks */
   MM_INTER_COLS, /* columns of an expert, placed as MM_INTER_ROWS */
   MM_VOCAB_ROWS  /* rows, the vocabulary padded to lcm(64, tp) */
@@ -33,10 +34,11 @@ typedef enum mm_divide {
 
 /* What a tensor is for; decides whether a scheme applies to it. */
 typedef enum mm_kind {
-  MM_KIND_KEEP,   /* norms, router, bias: always stored as they come */
-  MM_KIND_EMBED,  /* embedding and head: kept unless asked */
-  MM_KIND_LINEAR, /* attention projections */
-  MM_KIND_EXPERT  /* expert projections */
+  MM_KIND_KEEP,    /* norms, router, bias: always stored as they come */
+  MM_KIND_EMBED,   /* embedding and head: kept unless asked */
+  MM_KIND_LINEAR,  /* attention projections */
+  MM_KIND_EXPERT,  /* expert projections */
+  MM_KIND_KV_SCALE /* of a quantised KV cache: kept, or as the recipe says */
 } mm_kind;
 
 typedef enum mm_layer_filter { MM_ANY_LAYER, MM_LIGHTNING_LAYER, MM_FULL_LAYER } mm_layer_filter;

@@ -1,0 +1,131 @@
+#!/usr/bin/env python3
+"""KV-cache scales beside the weights, under every name that calibrating tools give them: kept, cast or dropped, under the one name that
+engines look for, and cut with the KV heads. Weights and logits do not notice."""
+import json
+import os
+import shutil
+import subprocess
+
+import numpy as np
+from packed import Packed
+from safetensors.numpy import save_file
+from unsharded import Unsharded
+
+BIN, TMP = os.path.join(os.environ["BUILD"], "bin"), os.environ["TMPDIR"]
+HEADS = 2
+
+
+def source(model, name, scales):
+    """A copy of a tiny checkpoint with {what follows "self_attn.": numbers} in each of its layers `at`."""
+    out = os.path.join(TMP, name)
+    shutil.rmtree(out, ignore_errors=True)
+    shutil.copytree(f"tests/data/{model}", out)
+    save_file(scales, os.path.join(out, "kv.safetensors"))
+    path = os.path.join(out, "model.safetensors.index.json")
+    with open(path, encoding="utf-8") as f:
+        index = json.load(f)
+    index["weight_map"].update({k: "kv.safetensors" for k in scales})
+    index["metadata"]["total_size"] += sum(v.nbytes for v in scales.values())
+    with open(path, "w", encoding="utf-8") as f:
+        json.dump(index, f)
+    return out
+
+
+def layers(of, names, layer_count=4):
+    """Another number in every tensor: `of` gives its shape and type."""
+    return {f"model.layers.{i}.self_attn.{n}": of(1 + i + 10 * j) for i in range(layer_count) for j, n in enumerate(names)}
+
+
+def scalar(x):
+    return np.array(0.125 * x, np.float32)
+
+
+def one(x):
+    return np.array([0.125 * x], np.float16)
+
+
+def heads(x):
+    return np.array([0.125 * x + 0.5 * h for h in range(HEADS)], np.float32)
+
+
+def convert(src, name, *options, status=0):
+    out = os.path.join(TMP, name)
+    shutil.rmtree(out, ignore_errors=True)
+    done = subprocess.run([f"{BIN}/minimax-convert", src, "-o", out, "--quiet", *options], stderr=subprocess.PIPE, text=True)
+    assert done.returncode == status, done.stderr
+    return done.stderr if status else out
+
+
+def found(packed):
+    """The KV scales of a packed checkpoint, put together: name -> (type, numbers)."""
+    out = {}
+    for t in packed.manifest["tensors"]:
+        if ".self_attn.attn." not in t["name"]:
+            continue
+        assert t["vector"] and t["planes"][0]["suffix"] == ""
+        dtype = t["planes"][0]["dtype"]
+        (_, bits), = packed.whole(t, t["planes"][0])
+        out[t["name"]] = (dtype, bits.reshape(-1).view({"F32": np.float32, "F16": np.float16}[dtype]))
+    return out
+
+
+def check(spelling, of, want, *options, tps=("1", "2", "8")):
+    """spelling: names in the source; want: ours -> the name it comes from, and the type."""
+    given = layers(of, spelling)
+    src = source("tiny-m2", "src", given)
+    for tp in tps:
+        path = convert(src, "out", "--tp", tp, *options)
+        got = found(Packed(path))
+        assert got.keys() == {f"model.layers.{i}.self_attn.attn.{n}" for i in range(4) for n in want}, (spelling, got.keys())
+        for i in range(4):
+            for ours, (theirs, dtype) in want.items():
+                t, values = got[f"model.layers.{i}.self_attn.attn.{ours}"]
+                numbers = given[f"model.layers.{i}.self_attn.{theirs}"].reshape(-1)
+                assert t == dtype and (values == numbers.astype(values.dtype)).all(), (spelling, tp, ours, values, numbers)
+        subprocess.run([f"{BIN}/minimax-verify", path, "--source", src, "-q"], check=True, stdout=subprocess.DEVNULL)
+
+
+def nll(packed):
+    done = subprocess.run([f"{BIN}/minimax-eval", packed, "--ids", "tests/data/tiny-m2/held-out-ids.json", "--window", "64", "--limit", "1",
+                           "--json"], check=True, stdout=subprocess.PIPE)
+    return json.loads(done.stdout)["nll"]
+
+
+if __name__ == "__main__":
+    for k in ("k_proj.k_scale", "qkv_proj.k_scale", "k_proj.output_scale", "k_cache.scale", "k_scale", "attn.k_scale"):
+        v = k.replace("k_proj", "v_proj").replace("qv_proj", "qkv_proj").replace("k_cache", "v_cache").replace("k_scale", "v_scale")
+        assert v != k
+        check([k, v], scalar, {"k_scale": (k, "F32"), "v_scale": (v, "F32")}, tps=("1",))
+    two = {"k_scale": ("k_scale", "F32"), "v_scale": ("v_scale", "F32")}
+    check(["k_scale", "v_scale"], heads, two)
+    check(["k_scale", "v_scale"], one, {n: (n, "F16") for n in two})
+    check(["k_scale", "v_scale"], one, two, "--kv-scales", "f32", tps=("2",))
+    check(["kv_scale"], scalar, {n: ("kv_scale", "F32") for n in two}, tps=("1", "2"))
+    check(["attn.q_scale", "k_scale", "v_scale", "k_proj.k_zero_point", "attn.v_zero_point"], scalar,
+          {"q_scale": ("attn.q_scale", "F32"), "k_zero_point": ("k_proj.k_zero_point", "F32"), "v_zero_point": ("attn.v_zero_point", "F32"), **two},
+          tps=("8",))
+
+    # Dropped, there is nothing of them; and nothing else is another for them.
+    src = source("tiny-m2", "src", layers(heads, ["k_scale", "v_scale"]))
+    with_them, without = convert(src, "with", "--tp", "2"), convert(src, "without", "--tp", "2", "--kv-scales", "drop")
+    assert len(found(Packed(with_them))) == 8 and not found(Packed(without))
+    subprocess.run([f"{BIN}/minimax-verify", without, "--source", src, "-q"], check=True, stdout=subprocess.DEVNULL)
+    assert nll(with_them) == nll(without)
+
+    # Unsharded, under the name that compressed-tensors gives them; one for both stays one.
+    hf = Unsharded(convert(src, "hf", "--layout", "hf"))
+    assert (hf.tensors["model.layers.3.self_attn.v_scale"][0].view(np.float32) == heads(14)).all()
+    hf = Unsharded(convert(source("tiny-m2", "src", layers(scalar, ["attn.kv_scale"])), "hf", "--layout", "hf"))
+    assert sum("_scale" in n and "_inv" not in n for n in hf.tensors) == 4 and "model.layers.0.self_attn.kv_scale" in hf.tensors
+
+    # Two for the same, another shape than one or the heads', and those of layers without a cache are refused.
+    assert "E_DUP_TENSOR" in convert(source("tiny-m2", "src", layers(scalar, ["k_scale", "k_proj.k_scale"])), "no", status=3)
+    assert "E_UNKNOWN" in convert(source("tiny-m2", "src", layers(scalar, ["k_scale", "kv_scale"])), "no", status=3)
+    assert "E_SHAPE" in convert(source("tiny-m2", "src", layers(lambda x: np.full(3, x, np.float32), ["k_scale"])), "no", status=3)
+    assert "E_DTYPE" in convert(source("tiny-m2", "src", layers(lambda x: np.full(1, x, np.int32), ["k_scale"])), "no", status=3)
+    assert "E_NONFINITE" in convert(source("tiny-m2", "src", layers(lambda x: np.full(1, np.nan, np.float32), ["k_scale"])), "no", status=3)
+    assert "E_UNKNOWN" in convert(source("tiny-m1", "src", layers(scalar, ["k_scale"], 1)), "no", status=3)
+    m1 = {f"model.layers.2.self_attn.{n}": scalar(7) for n in ("k_proj.k_scale", "v_proj.v_scale")}
+    assert len(found(Packed(convert(source("tiny-m1", "src", m1), "m1", "--tp", "2")))) == 2
+    assert "E_RECIPE" in convert("tests/data/tiny-m2", "no", "--quant", "bf16; kv_scales=maybe", status=2)
+    print("KV scales: every spelling kept under one name, cut with the heads, cast and dropped on request")
