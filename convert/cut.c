@@ -114,7 +114,8 @@ static uint32_t fit(const mm_cut *c, uint32_t tp, uint32_t base, uint32_t cell, 
   return (uint32_t)g;
 }
 
-bool mm_cut_cells(const mm_plan *p, mm_pack_tensor *t, const mm_scheme *s, mm_align align, mm_err *err) {
+bool mm_cut_cells(const mm_plan *p, const mm_plan_tensor *pt, mm_pack_tensor *t, mm_align align, mm_err *err) {
+  const mm_scheme *s = pt->scheme;
   uint32_t tp = p->pack.tp;
   if (align == MM_ALIGN_PAD && s->code == MM_CODE_INT4_OFFSET)
     return mm_fail(err, MM_UNSUPPORTED, "E_TP_ALIGN", mm_at(p->hf->dir, t->name),
@@ -122,7 +123,8 @@ bool mm_cut_cells(const mm_plan *p, mm_pack_tensor *t, const mm_scheme *s, mm_al
   static const mm_cut none = {.axis = MM_AXIS_NONE};
   for (unsigned i = 0; i < s->plane_count; i++) {
     const mm_plane *plane = &s->plane[i];
-    uint32_t n = plane->cell.n, k = plane->cell.k;
+    mm_cell cell = mm_plan_cell(pt, i);
+    uint32_t n = cell.n, k = cell.k;
     for (unsigned j = 0; j < t->piece_count; j++) {
       const mm_piece *x = &t->piece[j];
       const mm_cut *c = &p->pack.cut[x->cut];
@@ -130,13 +132,13 @@ bool mm_cut_cells(const mm_plan *p, mm_pack_tensor *t, const mm_scheme *s, mm_al
       if (n > 1) n = fit(rows ? c : &none, tp, x->local_at, n, !plane->scale);
       if (k > 1 && cols) k = fit(c, tp, 0, k, !plane->scale);
     }
-    bool finer = n != plane->cell.n || k != plane->cell.k;
+    bool finer = n != cell.n || k != cell.k;
     if (finer && (!plane->scale || align == MM_ALIGN_ERROR))
       return mm_fail(
           err, MM_UNSUPPORTED, "E_TP_ALIGN", mm_at(p->hf->dir, t->name),
           "found a cut at tp %u inside a %s cell of %u x %u (the finest grid that fits is %u x %u); expected --tp-align split or "
           "another --tp",
-          tp, s->name, plane->cell.n, plane->cell.k, n, k);
+          tp, s->name, cell.n, cell.k, n, k);
     t->plane[i] = (mm_pack_plane){.suffix = plane->suffix, .dtype = plane->dtype, .cell_n = n, .cell_k = k};
   }
   t->plane_count = s->plane_count;

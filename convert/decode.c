@@ -352,7 +352,7 @@ static bool repeat(mm_decoder *d, const mm_matrix *x, mm_cell fine, const void *
   return true;
 }
 
-bool mm_decode_planes(mm_decoder *d, const mm_matrix *x, const mm_scheme *s, uint32_t row, uint32_t rows, float global,
+bool mm_decode_planes(mm_decoder *d, const mm_matrix *x, const mm_scheme *s, mm_cell grid, uint32_t row, uint32_t rows, float global,
                       const void *plane[MM_MAX_PLANES], mm_err *err) {
   const mm_plane *p = &s->plane[1];
   if (!mm_decode_codes(d, x, row, rows, err)) return false;
@@ -366,7 +366,7 @@ bool mm_decode_planes(mm_decoder *d, const mm_matrix *x, const mm_scheme *s, uin
   if (x->part[MM_GLOBAL].tensor && d->global != global) mm_nvfp4_regrade(d->raw, d->stored.data, rows, x->cols, d->global, global);
   d->global = global;
   plane[2] = &d->global;
-  if (!repeat(d, x, p->cell, scales, mm_dtype_size(p->dtype), rows, err)) return false;
+  if (!repeat(d, x, grid, scales, mm_dtype_size(p->dtype), rows, err)) return false;
   plane[1] = d->grid.data;
   return true;
 }

@@ -131,6 +131,10 @@ static bool spell_in(mm_plan *p, const mm_dialect *d, mm_err *err) {
       return mm_fail(err, MM_UNSUPPORTED, "E_DIALECT", at,
                      "found %s of %u columns, but dialect %s holds whole groups of %u (--override gives it another scheme)", t->scheme,
                      t->cols, d->name, group_of(s, pt->scheme));
+    if (pt->grid.n != pt->scheme->plane[1].cell.n || pt->grid.k != pt->scheme->plane[1].cell.k)
+      return mm_fail(err, MM_UNSUPPORTED, "E_DIALECT", at,
+                     "found %s with a scale for %u x %u, but dialect %s writes %u x %u (--quant %s makes it so)", t->scheme, pt->grid.n,
+                     pt->grid.k, d->name, pt->scheme->plane[1].cell.n, pt->scheme->plane[1].cell.k, t->scheme);
     if (!first) first = s;
     if (s != first && !d->mixes)
       return mm_fail(err, MM_UNSUPPORTED, "E_DIALECT", at, "found %s beside %s, but dialect %s holds one scheme", t->scheme, first->scheme,

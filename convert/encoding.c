@@ -392,7 +392,7 @@ bool mm_encoding_is_grid(const mm_matrix *x) {
   return x->weight->dtype != MM_I32 || x->cols % f->cell.k == 0; /* no padding at the end of a row */
 }
 
-bool mm_encoding_keeps(const mm_matrix *x, const mm_scheme *s) {
+bool mm_encoding_keeps(const mm_matrix *x, const mm_scheme *s, mm_cell grid) {
   const mm_encoding *e = x->encoding;
   const mm_plane *p = &s->plane[1];
   if (mm_is_plain(x)) return s == mm_scheme_plain(x->weight->dtype);
@@ -400,7 +400,18 @@ bool mm_encoding_keeps(const mm_matrix *x, const mm_scheme *s) {
   if (s->plane_count != (e->part[MM_GLOBAL].suffix ? 3 : 2)) return false;
   mm_dtype t = x->part[MM_SCALE].tensor->dtype;
   bool typed_alike = p->dtype == t || p->dtype == MM_F32 || (p->dtype == MM_U8 && t == MM_F8_E8M0);
-  return typed_alike && covers(x->cell.n, p->cell.n, x->rows) && covers(x->cell.k, p->cell.k, x->cols);
+  return typed_alike && covers(x->cell.n, grid.n, x->rows) && covers(x->cell.k, grid.k, x->cols);
+}
+
+static uint32_t finer(uint32_t grid, uint32_t cell, uint32_t extent) {
+  return covers(cell, grid, extent) || (grid != 0 && grid % cell != 0) ? grid : cell;
+}
+
+mm_cell mm_encoding_grid(const mm_matrix *x, size_t matrices, const mm_scheme *s) {
+  mm_cell g = s->plane[1].cell;
+  for (size_t i = 0; i < matrices && !s->needs_amax && s->code != MM_CODE_PLAIN; i++)
+    if (!mm_is_plain(&x[i])) g = (mm_cell){finer(g.n, x[i].cell.n, x[i].rows), finer(g.k, x[i].cell.k, x[i].cols)};
+  return g;
 }
 
 const mm_scheme *mm_encoding_scheme(const mm_matrix *x, size_t matrices, unsigned pieces) {

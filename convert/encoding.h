@@ -80,8 +80,11 @@ static inline unsigned mm_code_bits(const mm_matrix *x) {
 static inline bool mm_is_plain(const mm_matrix *x) { return x->encoding->code == MM_CODE_PLAIN; }
 /* True when each row's codes lie together, in bytes, and their scales alone say what they stand for. */
 bool mm_encoding_is_grid(const mm_matrix *x);
-/* True when scheme s holds x bit for bit: the same codes under the same scales, on s's grid or a coarser one. */
-bool mm_encoding_keeps(const mm_matrix *x, const mm_scheme *s);
+/* True when scheme s holds x bit for bit, scales (plane 1) stored on this grid: the same codes under the same scales on it or a coarser
+ * one. */
+bool mm_encoding_keeps(const mm_matrix *x, const mm_scheme *s, mm_cell grid);
+/* The scheme's own grid of scales, or a finer one that divides it where the matrices of a packed tensor come on that. */
+mm_cell mm_encoding_grid(const mm_matrix *x, size_t matrices, const mm_scheme *s);
 /* The scheme that `--quant none` means for the matrices of a packed tensor, `pieces` to each of its entries; NULL: none would do. */
 const mm_scheme *mm_encoding_scheme(const mm_matrix *x, size_t matrices, unsigned pieces);
 

@@ -23,12 +23,13 @@ typedef struct mm_planner {
 } mm_planner;
 
 /* What `--quant none` stores: the source's own encoding, which must be one for the whole packed tensor. */
-static const mm_scheme *as_stored(mm_planner *b, const mm_plan_tensor *pt, const mm_pack_tensor *t, size_t matrices) {
+static const mm_scheme *as_stored(mm_planner *b, mm_plan_tensor *pt, const mm_pack_tensor *t, size_t matrices) {
   const mm_scheme *s = mm_encoding_scheme(pt->matrix, matrices, t->piece_count);
+  if (s) pt->grid = mm_encoding_grid(pt->matrix, matrices, s);
   for (size_t i = 0; i < matrices; i++) {
     const mm_matrix *x = &pt->matrix[i];
     mm_where at = mm_at(b->hf->file[x->weight->file].path, x->weight->original);
-    if (s && mm_encoding_keeps(x, s)) continue;
+    if (s && mm_encoding_keeps(x, s, pt->grid)) continue;
     if (i == 0)
       mm_fail(b->err, MM_UNSUPPORTED, "E_Q_KEEP", at,
               "found %s in a form that no packed scheme holds bit for bit; expected another --quant", x->encoding->name);
@@ -45,8 +46,10 @@ static bool choose(mm_planner *b, mm_plan_tensor *pt, const mm_pack_tensor *t, s
   const char *names[MM_PACK_PIECES + 2] = {t->name};
   for (unsigned i = 0; i < t->piece_count; i++) names[1 + i] = t->piece[i].source;
   if (!mm_recipe_choose(&b->p->recipe, pt->rule[0]->kind, names, &pt->scheme, b->err)) return false;
-  if (!pt->scheme) pt->scheme = as_stored(b, pt, t, matrices);
-  if (!pt->scheme) return false;
+  if (pt->scheme)
+    pt->grid = pt->scheme->plane[1].cell;
+  else if (!(pt->scheme = as_stored(b, pt, t, matrices)))
+    return false;
   pt->search = mm_recipe_search(&b->p->recipe, pt->scheme);
   return true;
 }
@@ -58,7 +61,7 @@ static bool weigh(mm_planner *b, mm_plan_tensor *pt, const mm_pack_tensor *t, ui
   pt->weights = mm_arena_alloc(&b->p->pack.arena, matrices * sizeof *pt->weights, b->err);
   for (size_t i = 0; pt->weights && i < matrices; i++) {
     const mm_rule *rule = pt->rule[i % t->piece_count];
-    if (mm_encoding_keeps(&pt->matrix[i], pt->scheme)) continue;
+    if (mm_encoding_keeps(&pt->matrix[i], pt->scheme, pt->grid)) continue;
     switch (mm_importance_find(b->o->importance, rule, pt->layer, first + (uint32_t)(i / t->piece_count), b->p->pack.model.experts,
                                t->whole_cols, &pt->weights[i], b->err)) {
       case MM_WEIGHED: c->weighed++; break;
@@ -177,7 +180,7 @@ static bool add_tensor(mm_planner *b, const mm_rule *const *rules, unsigned piec
   if (!choose(b, pt, t, (size_t)leads * pieces)) return false;
   t->scheme = pt->scheme->name;
   if (!weigh(b, pt, t, expert, (size_t)leads * pieces) || !scale_inputs(b, pt, t)) return false;
-  return mm_cut_cells(p, t, pt->scheme, b->o->align, b->err);
+  return mm_cut_cells(p, pt, t, b->o->align, b->err);
 }
 
 /* Rules [from, to) for one layer; those that share a packed name become one tensor. */

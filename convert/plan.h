@@ -36,6 +36,7 @@ typedef struct mm_plan_tensor {
   const mm_rule *rule[MM_PACK_PIECES];
   const mm_scheme *scheme;
   mm_search search;                   /* how the scheme chooses its scales */
+  mm_cell grid;                       /* of the scales (plane 1) before cuts: the scheme's, or that of a source kept as it is */
   const struct mm_spelling *spelling; /* unsharded and quantised: dialect.h; else NULL */
   uint32_t layer;
   uint32_t part;                                  /* index into plan.part */
@@ -49,6 +50,9 @@ typedef struct mm_plan_tensor {
 typedef struct mm_step {
   uint32_t tensor, lead, piece, row, rows;
 } mm_step;
+
+/* Weights under one element of a plane before cuts. */
+static inline mm_cell mm_plan_cell(const mm_plan_tensor *t, unsigned plane) { return plane == 1 ? t->grid : t->scheme->plane[plane].cell; }
 
 /* One part on one rank. Header bytes include the length prefix. */
 typedef struct mm_plan_file {
@@ -114,7 +118,7 @@ uint32_t mm_strip_rows(const mm_hf *hf, const mm_scheme *s, uint32_t cols);
 bool mm_cut_feasible(const mm_model *m, const mm_plan_options *o, const char *file, mm_err *err);
 bool mm_cut_find(mm_plan *p, const mm_rule *r, mm_align align, uint32_t *index, mm_err *err);
 bool mm_cut_equal(const mm_cut *a, const mm_cut *b, uint32_t tp);
-bool mm_cut_cells(const mm_plan *p, mm_pack_tensor *t, const mm_scheme *s, mm_align align, mm_err *err);
+bool mm_cut_cells(const mm_plan *p, const mm_plan_tensor *pt, mm_pack_tensor *t, mm_align align, mm_err *err);
 /* Parts, offsets, headers, the plan's digest (layout.c, layout_hf.c). */
 bool mm_layout(mm_plan *p, uint64_t part_size, mm_err *err);
 

@@ -32,10 +32,10 @@ typedef struct mm_strip {
   float group; /* what the entry's pieces share: amax, or the global scale of codes that are kept */
 } mm_strip;
 
-/* The planes of the strip on the scheme's own cells, in w's buffers: kept from the source or packed. */
+/* The planes of the strip on the plan's cells, in w's buffers: kept from the source or packed. */
 static bool pack_strip(mm_worker *w, const mm_strip *s, const void *plane[MM_MAX_PLANES], mm_err *err) {
   const mm_scheme *sc = s->pt->scheme;
-  if (s->keep) return mm_decode_planes(&w->source, s->x, sc, s->row, s->rows, s->group, plane, err);
+  if (s->keep) return mm_decode_planes(&w->source, s->x, sc, s->pt->grid, s->row, s->rows, s->group, plane, err);
   bool bf16 = mm_is_plain(s->x) && s->x->weight->dtype == MM_BF16; /* packed as it is: the same bytes as through f32, sooner */
   if (!(bf16 ? mm_decode_codes(&w->source, s->x, s->row, s->rows, err) : mm_decode_f32(&w->source, s->x, s->row, s->rows, err)))
     return false;
@@ -114,6 +114,7 @@ static bool scatter(mm_worker *w, const mm_strip *s, const void *const plane[MM_
     const mm_place *place = &s->pt->place[s->plan->unsharded ? s->piece : 0][i];
     size_t size = mm_dtype_size(sc->plane[i].dtype);
     uint32_t stored_cols = mm_cells(s->t->cols, stored->cell_k);
+    mm_cell cell = mm_plan_cell(s->pt, i);
     for (uint32_t r = 0; r < s->plan->pack.tp; r++) {
       if (!mm_plan_wants(s->plan, s->pt->part, r)) continue;
       uint32_t first = mm_pack_first_lead(&s->plan->pack, s->t, r);
@@ -122,12 +123,12 @@ static bool scatter(mm_worker *w, const mm_strip *s, const void *const plane[MM_
       mm_range all_rows = {0, 0, x->rows}, all_cols = {0, 0, s->x->cols};
       if (cut->axis == MM_AXIS_ROWS) all_rows = cut->rank[r];
       if (cut->axis == MM_AXIS_COLS) all_cols = cut->rank[r];
-      mm_run rows = run_of(all_rows, s->row, s->row + s->rows, x->local_at, stored->cell_n, sc->plane[i].cell.n);
-      mm_run cols = run_of(all_cols, 0, s->x->cols, 0, stored->cell_k, sc->plane[i].cell.k);
+      mm_run rows = run_of(all_rows, s->row, s->row + s->rows, x->local_at, stored->cell_n, cell.n);
+      mm_run cols = run_of(all_cols, 0, s->x->cols, 0, stored->cell_k, cell.k);
       if (rows.count == 0 || cols.count == 0) continue;
       uint64_t row_bytes = (uint64_t)stored_cols * size;
       if (!mm_grow(&w->slice, &w->slice_cap, rows.count * row_bytes, 1, err)) return false;
-      gather(&rows, &cols, plane[i], mm_cells(s->x->cols, sc->plane[i].cell.k), stored_cols, size, w->slice);
+      gather(&rows, &cols, plane[i], mm_cells(s->x->cols, cell.k), stored_cols, size, w->slice);
       if (s->pt->spelling) mm_dialect_scale(s->pt->spelling, sc, i, w->slice);
       if (!mm_blocks_put(out, &w->log, r, at + rows.to * row_bytes, w->slice, rows.count * row_bytes, err)) return false;
     }
@@ -190,7 +191,7 @@ static bool find_group(mm_worker *w, mm_strip *s, mm_err *err) {
   const mm_scheme *sc = s->pt->scheme;
   float least = INFINITY, most = 0;
   s->keep = true;
-  for (unsigned i = 0; s->keep && i < s->t->piece_count; i++) s->keep = mm_encoding_keeps(&x[i], sc);
+  for (unsigned i = 0; s->keep && i < s->t->piece_count; i++) s->keep = mm_encoding_keeps(&x[i], sc, s->pt->grid);
   for (unsigned i = 0; s->keep && sc->needs_amax && i < s->t->piece_count; i++) {
     float global;
     if (!mm_decode_global(&w->source, &x[i], &global, err)) return false;
@@ -210,6 +211,6 @@ bool mm_step_run(mm_worker *w, const mm_plan *p, const mm_step *step, mm_blocks 
   s.row = step->row;
   s.rows = step->rows;
   s.x = &s.pt->matrix[s.lead * s.t->piece_count + s.piece];
-  s.keep = mm_encoding_keeps(s.x, s.pt->scheme);
+  s.keep = mm_encoding_keeps(s.x, s.pt->scheme, s.pt->grid);
   return run_strip(w, &s, out, err);
 }

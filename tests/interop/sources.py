@@ -147,7 +147,16 @@ def check_global_scales():
                 assert 0 < error < 0.06, (ratio, name, error)
 
 
+def check_finer_unsharded():
+    """A grid finer than the scheme's is kept, but no dialect writes it."""
+    source = os.path.join(TMP, "ct_int4_g32")
+    p = subprocess.run([CONVERT, source, "-o", source + "-hf", "--layout", "hf", "--quiet"], capture_output=True, text=True)
+    assert p.returncode == 4 and "E_DIALECT" in p.stderr and "1 x 32" in p.stderr, p.stderr
+
+
 names = sys.argv[1:] or list(CASES)
 count = sum(check_case(name) for name in names)
 check_global_scales()
+if "ct_int4_g32" in names:
+    check_finer_unsharded()
 print(f"{len(names)} encodings, {count} checkpoints: exact")
