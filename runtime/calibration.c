@@ -6,8 +6,8 @@
 
 #include "formats/safetensors.h"
 
-enum { MEAN_SQUARE, AMAX, ROWS, WRITTEN };
-static const char *const suffix[] = {".mean_square", ".amax", ".rows"};
+enum { ROWS, MEAN_SQUARE, AMAX, WRITTEN }; /* in file order: the widest type first, so that all are aligned */
+static const char *const suffix[] = {".rows", ".mean_square", ".amax"};
 
 /* Of one tensor of the manifest. */
 typedef struct inputs {
@@ -80,8 +80,8 @@ static bool given(const inputs *in) {
   return false;
 }
 
-/* The three tensors of in, written where st says. */
-static bool write_inputs(const mm_calibration *c, const inputs *in, const mm_st_tensor *st, int fd, const char *path, mm_err *err) {
+/* The three tensors of in, at their offsets in the file. */
+static bool write_inputs(const mm_calibration *c, const inputs *in, const uint64_t offset[WRITTEN], int fd, const char *path, mm_err *err) {
   float *line = mm_calloc(in->k, sizeof *line, err);
   bool ok = line;
   for (uint32_t e = 0; ok && e < in->leads; e++) {
@@ -89,43 +89,42 @@ static bool write_inputs(const mm_calibration *c, const inputs *in, const mm_st_
     for (uint32_t r = 0; r < c->s->pack.tp; r++) amax = fmaxf(amax, in->amax[(size_t)r * in->leads + e]);
     for (uint32_t i = 0; i < in->k; i++) line[i] = (float)(in->square[(size_t)e * in->k + i] / (double)(in->rows[e] ? in->rows[e] : 1));
     size_t bytes = in->k * sizeof *line;
-    ok = mm_pwrite(fd, path, line, bytes, st[MEAN_SQUARE].offset + e * bytes, err) &&
-         mm_pwrite(fd, path, &amax, sizeof amax, st[AMAX].offset + e * sizeof amax, err);
+    ok = mm_pwrite(fd, path, line, bytes, offset[MEAN_SQUARE] + e * bytes, err) &&
+         mm_pwrite(fd, path, &amax, sizeof amax, offset[AMAX] + e * sizeof amax, err);
   }
   free(line);
-  return ok && mm_pwrite(fd, path, in->rows, st[ROWS].bytes, st[ROWS].offset, err);
+  return ok && mm_pwrite(fd, path, in->rows, in->leads * sizeof *in->rows, offset[ROWS], err);
 }
 
-/* Headers in manifest order; returns how many tensors. */
-static size_t describe(const mm_calibration *c, mm_st_tensor *st, mm_arena *names, mm_err *err) {
-  size_t n = 0;
+/* One kind of tensor for every matrix that was given anything, in manifest order; how many into *n. */
+static bool describe(const mm_calibration *c, int what, mm_st_tensor *st, size_t *n, mm_arena *names, mm_err *err) {
+  *n = 0;
   for (size_t i = 0; i < c->s->pack.tensor_count; i++) {
     const mm_pack_tensor *t = &c->s->pack.tensor[i];
     const inputs *in = &c->in[i];
     if (!given(in)) continue;
-    st[n + MEAN_SQUARE].shape = t->lead ? mm_shape2(in->leads, in->k) : mm_shape1(in->k);
-    st[n + AMAX].shape = st[n + ROWS].shape = mm_shape1(in->leads);
-    for (int j = 0; j < WRITTEN; j++) {
-      st[n + (size_t)j].dtype = j == ROWS ? MM_I64 : MM_F32;
-      if (!(st[n + (size_t)j].name = mm_arena_printf(names, err, "%s%s", t->name, suffix[j]))) return 0;
-    }
-    n += WRITTEN;
+    const char *name = mm_arena_printf(names, err, "%s%s", t->name, suffix[what]);
+    if (!name) return false;
+    mm_shape shape = what != MEAN_SQUARE ? mm_shape1(in->leads) : t->lead ? mm_shape2(in->leads, in->k) : mm_shape1(in->k);
+    st[(*n)++] = (mm_st_tensor){.name = name, .dtype = what == ROWS ? MM_I64 : MM_F32, .shape = shape};
   }
-  return n;
+  return true;
 }
 
 bool mm_calibration_write(const mm_calibration *c, int fd, const char *path, mm_err *err) {
   static const struct mm_st_meta meta = {"format", "minimax-calibration"};
   mm_arena names = {0};
   mm_st_tensor *st = mm_calloc(c->s->pack.tensor_count * WRITTEN, sizeof *st, err);
-  size_t n = st ? describe(c, st, &names, err) : 0, header_bytes;
-  void *header = n ? mm_st_header(st, n, &meta, 1, 64, &header_bytes, err) : NULL;
-  bool ok = header && mm_pwrite(fd, path, header, header_bytes, 0, err);
+  size_t n = 0, header_bytes;
+  bool ok = st;
+  for (int what = 0; ok && what < WRITTEN; what++) ok = describe(c, what, st + (size_t)what * n, &n, &names, err);
+  void *header = ok ? mm_st_header(st, n * WRITTEN, &meta, 1, 64, &header_bytes, err) : NULL;
+  ok = header && mm_pwrite(fd, path, header, header_bytes, 0, err);
   const mm_st_tensor *next = st;
   for (size_t i = 0; ok && i < c->s->pack.tensor_count; i++) {
     if (!given(&c->in[i])) continue;
-    ok = write_inputs(c, &c->in[i], next, fd, path, err);
-    next += WRITTEN;
+    ok = write_inputs(c, &c->in[i], (uint64_t[]){next[0].offset, next[n].offset, next[2 * n].offset}, fd, path, err);
+    next++;
   }
   free(header);
   free(st);
