@@ -152,7 +152,8 @@ static bool open_tokenizer(run *r, mm_err *err) {
 
 static bool open_engine(run *r, mm_err *err) {
   unsigned threads = (unsigned)(r->a->threads ? r->a->threads : mm_max(1, mm_pool_cpus() / r->shards.pack.tp));
-  mm_engine_config c = {.limits = {(uint32_t)mm_min(PREFILL_ROWS, r->prompt_count), 1, (uint32_t)r->prompt_count + r->budget},
+  mm_engine_config c = {.ops = devices[0],
+                        .limits = {(uint32_t)mm_min(PREFILL_ROWS, r->prompt_count), 1, (uint32_t)r->prompt_count + r->budget},
                         .threads = threads,
                         .never = r->never,
                         .kv_fp8 = strcmp(r->a->kv, "fp8") == 0};
