@@ -121,11 +121,12 @@ bool mm_unsharded_has(const char *file) {
          (sscanf(file, "model-%9u-of-%9u.safetensors%n", &part, &parts, &end) == 2 && file[end] == 0 && end > 0);
 }
 
-bool mm_unsharded_plan(const char *dir, mm_digest *plan) {
+bool mm_unsharded_plan(const char *dir, mm_digest *plan, mm_err *err) {
   char path[PATH_MAX];
-  mm_err ignored = {0};
+  mm_err why = {0};
   snprintf(path, sizeof path, "%s/%s", dir, MM_INDEX_NAME);
-  mm_json *index = mm_json_load(path, MM_INDEX_MAX, &ignored);
+  mm_json *index = mm_json_load(path, MM_INDEX_MAX, &why);
+  if (why.status == MM_LIMIT || why.status == MM_IO) *err = why; /* not that it is another directory */
   const mm_json *hex = mm_json_get(mm_json_get(index, "metadata"), "plan");
   bool ours = mm_json_type_of(hex) == MM_JSON_STR && mm_digest_parse(mm_json_str(hex), mm_json_str_len(hex), plan);
   mm_json_free(index);

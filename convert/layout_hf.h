@@ -17,6 +17,6 @@ char *mm_unsharded_index(const mm_plan *p, mm_err *err);
 /* Whether a file of that name may be written by this layout, beside companions. */
 bool mm_unsharded_has(const char *file);
 /* The plan's digest in the index of a directory that this layout wrote; false for any other directory. */
-bool mm_unsharded_plan(const char *dir, mm_digest *plan);
+bool mm_unsharded_plan(const char *dir, mm_digest *plan, mm_err *err);
 
 #endif

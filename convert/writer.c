@@ -45,32 +45,36 @@ static bool below(const char *a, const char *b) {
 
 /* Whether the directory is an output of this program, in either layout: *plan is its plan, *archived whether it is an archive, *extra names
  * what is in it beside. */
-static bool is_ours(const char *path, mm_digest *plan, bool *archived, mm_err *extra) {
+static bool is_ours(const char *path, mm_digest *plan, bool *archived, mm_err *extra, mm_err *err) {
   char manifest[PATH_MAX];
   mm_pack pack = {0};
   mm_archive archive;
   snprintf(manifest, sizeof manifest, "%s/%s", path, MM_MANIFEST);
   *archived = !mm_archive_refuse(path, NULL);
-  if (access(manifest, F_OK) != 0) return mm_unsharded_plan(path, plan) && (mm_nothing_else(path, in_unsharded, NULL, extra), true);
-  bool ours = mm_pack_open(&pack, path, NULL);
+  if (access(manifest, F_OK) != 0) return mm_unsharded_plan(path, plan, err) && (mm_nothing_else(path, in_unsharded, NULL, extra), true);
+  mm_err why = {0};
+  bool ours = mm_pack_open(&pack, path, &why);
+  if (why.status == MM_LIMIT || why.status == MM_IO) *err = why;
   if (ours && *archived) {
     mm_archive_open(&archive, path, extra);
     mm_archive_close(&archive);
   } else if (ours) {
     mm_verify_listing(&pack, extra);
   }
+  if (extra->status == MM_LIMIT || extra->status == MM_IO) *err = *extra;
   *plan = pack.plan;
   mm_pack_close(&pack);
   return ours;
 }
 
-static bool is_empty(const char *path) {
+static bool is_empty(const char *path, bool *empty, mm_err *err) {
   DIR *d = opendir(path);
-  if (!d) return false;
+  if (!d) return mm_fail_errno(err, mm_at(path, NULL), "list", errno);
   size_t n = 0;
   while (readdir(d)) n++;
   closedir(d);
-  return n == 2;
+  *empty = n == 2;
+  return true;
 }
 
 /* The target must not be anything that could be lost, nor overlap the source. */
@@ -98,11 +102,12 @@ static bool check_target(mm_writer *w, mm_err *err) {
   if (!S_ISDIR(st.st_mode)) return usage(err, target, "found something that is not a directory, expected a new name");
   mm_digest old;
   mm_err extra = {0};
-  bool archived, ours = is_ours(target, &old, &archived, &extra);
+  bool archived, empty = false, ours = is_ours(target, &old, &archived, &extra, err);
+  if (err->status != MM_OK || !is_empty(target, &empty, err)) return false;
   bool same = ours && mm_digest_equal(&old, &w->plan->pack.plan) && archived == (w->o.level > 0);
   w->exchange = true;
   w->complete = same && w->o.leftover == MM_LEFTOVER_RESUME;
-  if (w->complete || is_empty(target)) return true;
+  if (w->complete || empty) return true;
   if (!ours) return usage(err, target, "found a directory that is not empty and not a converted checkpoint");
   if (!w->o.force) return usage(err, target, "found a converted checkpoint already there; --force replaces it");
   return extra.status == MM_OK ||
@@ -167,15 +172,20 @@ static bool remove_journal(mm_writer *w, const char *name, mm_err *err) {
   return unlinkat(w->parent, name, 0) == 0 || errno == ENOENT || mm_fail_errno(err, mm_at(name, NULL), "remove", errno);
 }
 
-/* Files in the staging directory that no interrupted run of ours left: each has its journal. */
-static bool is_foreign(mm_writer *w) {
+/* Refuses files in the staging directory that no interrupted run of ours left: each has its journal. */
+static bool check_foreign(mm_writer *w, mm_err *err) {
   mm_err leftover = {0};
-  return !is_empty(w->staging) && each_journal(w, refuse_leftover, &leftover);
+  bool empty = false;
+  if (!is_empty(w->staging, &empty, err)) return false;
+  if (empty || (!each_journal(w, refuse_leftover, &leftover) && leftover.status == MM_USAGE)) return true;
+  if (leftover.status == MM_OK) return usage(err, w->staging, "found files in it that no interrupted conversion left");
+  *err = leftover;
+  return false;
 }
 
 /* The journal of an interrupted run, or a new one. A share looks at its own journal only; the others may be writing theirs. */
 static bool open_journal(mm_writer *w, mm_err *err) {
-  if (is_foreign(w)) return usage(err, w->staging, "found files in it that no interrupted conversion left");
+  if (!check_foreign(w, err)) return false;
   bool alone = w->o.shares == 1, absent = faccessat(w->parent, w->journal_name, F_OK, AT_SYMLINK_NOFOLLOW) != 0;
   if (w->o.leftover == MM_LEFTOVER_REFUSE && !(alone ? each_journal(w, refuse_leftover, err) : absent || refuse_leftover(w, NULL, err)))
     return false;

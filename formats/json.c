@@ -3,7 +3,7 @@
 #include "formats/json.h"
 
 #include <jansson.h>
-#include <pthread.h>
+#include <setjmp.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -37,32 +37,74 @@ static bool prescan(const char *text, size_t n, const char *file, mm_err *err) {
   return true;
 }
 
-/* jansson takes a failed allocation for a mistake in the text that it reads, and may write a text in which something is missing. So whether
- * one failed on this thread is noted here. */
-static _Thread_local bool starved;
-static pthread_once_t once = PTHREAD_ONCE_INIT;
+/* Memory of jansson. When it has none its reader goes on without the bytes that it could not keep, and runs past those that it did (2.14,
+ * lex_scan_string). So a failed allocation leaves the reader at once, and frees what the document has so far. The writer leaves things out
+ * instead: there it is noted. */
+typedef struct block {
+  struct block *before, *after; /* of the same document; as large as malloc's alignment */
+} block;
 
-static void *noted_malloc(size_t n) {
-  void *p = malloc(n);
-  if (!p) starved = true;
-  return p;
+typedef struct reading {
+  block first;
+  jmp_buf out_of_memory;
+} reading;
+
+static _Thread_local reading *now_reading;
+static _Thread_local bool starved;
+
+static void *block_malloc(size_t n) {
+  block *b = malloc(sizeof *b + n);
+  if (!b && now_reading) longjmp(now_reading->out_of_memory, 1);
+  if (!b) {
+    starved = true;
+    return NULL;
+  }
+  *b = (block){0};
+  if (now_reading) {
+    *b = (block){&now_reading->first, now_reading->first.after};
+    if (b->after) b->after->before = b;
+    now_reading->first.after = b;
+  }
+  return b + 1;
 }
 
-static void set_malloc(void) { json_set_alloc_funcs(noted_malloc, free); }
+static void block_free(void *p) {
+  if (!p) return;
+  block *b = (block *)p - 1;
+  if (b->before) b->before->after = b->after;
+  if (b->after) b->after->before = b->before;
+  free(b);
+}
 
-static void note_failures(void) {
-  pthread_once(&once, set_malloc);
-  starved = false;
+/* Before main: what jansson has allocated by its own means could not be freed by these. */
+__attribute__((constructor)) static void set_memory(void) { json_set_alloc_funcs(block_malloc, block_free); }
+
+/* NULL with e->text empty: want of memory. */
+static json_t *read_text(const char *text, size_t n, json_error_t *e) {
+  reading r = {0};
+  e->text[0] = 0;
+  now_reading = &r;
+  if (setjmp(r.out_of_memory) != 0) {
+    now_reading = NULL;
+    for (block *b = r.first.after, *next; b; b = next) {
+      next = b->after;
+      free(b);
+    }
+    e->text[0] = 0;
+    return NULL;
+  }
+  json_t *j = json_loadb(text, n, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, e);
+  now_reading = NULL;
+  if (r.first.after) r.first.after->before = NULL;
+  return j;
 }
 
 mm_json *mm_json_parse(const char *text, size_t n, const char *file, mm_err *err) {
   if (!prescan(text, n, file, err)) return NULL;
-  note_failures();
   json_error_t e;
-  mm_json *j = json_loadb(text, n, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &e);
-  if (j && !starved) return j;
-  json_decref(j);
-  if (starved) {
+  mm_json *j = read_text(text, n, &e);
+  if (j) return j;
+  if (e.text[0] == 0) {
     mm_fail_memory(err, n);
     return NULL;
   }
@@ -192,10 +234,25 @@ bool mm_json_set(mm_json *obj, const char *key, mm_json *value) { return json_ob
 bool mm_json_append(mm_json *arr, mm_json *value) { return json_array_append_new(arr, value) == 0; }
 void mm_json_remove(mm_json *obj, const char *key) { json_object_del(obj, key); }
 
+typedef struct text {
+  char *text;
+  size_t n, cap;
+} text;
+
+static int append(const char *bytes, size_t n, void *to) {
+  text *t = to;
+  starved = starved || !mm_grow((void **)&t->text, &t->cap, t->n + n + 1, 1, NULL);
+  if (starved) return -1;
+  memcpy(t->text + t->n, bytes, n);
+  t->text[t->n += n] = 0;
+  return 0;
+}
+
 char *mm_json_dump(const mm_json *j, bool pretty) {
-  note_failures();
-  char *text = json_dumps(j, JSON_ENCODE_ANY | JSON_REAL_PRECISION(17) | (pretty ? JSON_INDENT(1) : JSON_COMPACT));
-  if (!starved) return text;
-  free(text);
+  text t = {0};
+  starved = false;
+  int r = json_dump_callback(j, append, &t, JSON_ENCODE_ANY | JSON_REAL_PRECISION(17) | (pretty ? JSON_INDENT(1) : JSON_COMPACT));
+  if (r == 0 && !starved) return t.text;
+  free(t.text);
   return NULL;
 }
