@@ -49,7 +49,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
   must(end >= MM_JOURNAL_HEADER && end <= MM_JOURNAL_HEADER + n);
   must(mm_journal_parse(&again, text, end, &end_again, &err) && end_again == end);
   if (end == MM_JOURNAL_HEADER + n) must(again.block_count == j.block_count && again.step_count == j.step_count && sum(&again) == sum(&j));
-  must(sum(&j) == sum(&j));
+  volatile uint64_t looked = sum(&j);
+  (void)looked;
   mm_journal_close(&j);
   mm_journal_close(&again);
   free(text);
