@@ -41,6 +41,7 @@ JOBS = {
     "archive pack": (["minimax-archive", "pack", PACKED, "-o", OUT, "-j", "1", "-q"], ARCHIVE, None),
     "archive unpack": (["minimax-archive", "unpack", ARCHIVE, "-o", OUT, "-j", "1", "-q"], PACKED, None),
     "run": (["minimax-run", work + "/text", "-p", "In the", "-n", "2", "-q", "-t", "1"], None, None),
+    "eval": (["minimax-eval", work + "/text", "--ids", "tests/data/tiny-m2/held-out-ids.json", "--window", "8", "--limit", "1", "--threads", "1"], None, None),
 }
 
 
