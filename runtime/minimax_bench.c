@@ -9,10 +9,11 @@
 #include "runtime/engine.h"
 
 #define CHUNK   1024 /* tokens of a context per step */
-#define WARMUP  8    /* steps before those that count */
+#define WARMUP  0.25 /* seconds of steps before those that count: clocks rise from idle meanwhile */
 #define REPEATS 5    /* prefill steps that count, after one that does not */
+#define ROUNDS  4    /* over the layers, in a step of one op */
 
-#define SUBJECTS "layers|decode|prefill"
+#define SUBJECTS "kernels|layers|decode|prefill"
 #define SCHEMES  "bf16|block_fp8|channel_fp8|tensor_wise_fp8|w4a16|w4afp8|w4a8|nvfp4|mxfp4|mxfp8"
 
 /* Rates that bound arithmetic, operations a second: what this kind of GPU reaches in large products (H200). */
@@ -37,6 +38,8 @@ typedef struct bench_case {
 } bench_case;
 
 static const bench_case cases[] = {
+    {"kernels", "m1", 8, 2048, "block_fp8", "block_fp8", {1, 16}, 1024, 0},
+    {"kernels", "m2", 8, 2048, "block_fp8", "block_fp8", {1, 16}, 1024, 0},
     {"layers", "m1", 8, 2048, "block_fp8", "block_fp8", {1, 4, 16, 64, 256}, 1024, 0},
     {"layers", "m2", 8, 2048, "block_fp8", "block_fp8", {1, 4, 16, 64, 256}, 1024, 0},
     {"decode", "m2", 62, 200064, "block_fp8", "w4a16", {1}, 1024, 0},
@@ -47,6 +50,7 @@ static const bench_case cases[] = {
 
 typedef struct bench {
   const bench_case *c;
+  const mm_ops *ops;
   uint32_t steps;
   bool kv_fp8;
   mm_model model;
@@ -146,6 +150,13 @@ static double experts_reached(const mm_model *m, double tokens) {
   return m->experts * (1 - pow(1 - (double)m->top_k / m->experts, tokens));
 }
 
+/* A lightning layer's states in and out, another's keys and values. */
+static double layer_cache_bytes(const bench *b, uint32_t l, uint32_t rows, double context) {
+  const mm_model *m = &b->model;
+  if (m->attn[l] == MM_ATTN_LIGHTNING) return 8.0 * rows * m->heads * m->head_dim * m->head_dim;
+  return 2.0 * rows * context * m->kv_heads * (b->kv_fp8 ? m->head_dim + 4 : 2 * m->head_dim);
+}
+
 /* Bytes that a decode step must move: weights once, states in and out, caches. */
 static double decode_bytes(const bench *b, uint32_t rows, double context) {
   const mm_model *m = &b->model;
@@ -154,8 +165,7 @@ static double decode_bytes(const bench *b, uint32_t rows, double context) {
     const mm_layer_weights *y = &b->weights.layer[l];
     sum += bytes_of(&y->qkv) + bytes_of(&y->out) + bytes_of(&y->output_gate) + bytes_of(&y->router);
     sum += experts_reached(m, rows) * (bytes_of(&y->w13) + bytes_of(&y->w2));
-    sum += m->attn[l] == MM_ATTN_LIGHTNING ? 8.0 * rows * m->heads * m->head_dim * m->head_dim
-                                           : 2.0 * rows * context * m->kv_heads * (b->kv_fp8 ? m->head_dim + 4 : 2 * m->head_dim);
+    sum += layer_cache_bytes(b, l, rows, context);
   }
   return sum;
 }
@@ -204,25 +214,48 @@ static double median(double *x, size_t n) {
   return x[n / 2];
 }
 
-/* Greedy steps of `rows` sequences, each queued before the one before it is collected; *step_s: the median time from one to the next. */
-static bool decode(bench *b, uint32_t rows, double *step_s, mm_err *err) {
+/* ---- Decode steps, whole and of one op ---- */
+
+typedef struct op {
+  const char *name;
+  bool (*in)(const bench *b, uint32_t layer); /* whether the layer has it */
+  void (*run)(bench *b, uint32_t layer);
+  double (*bytes)(const bench *b, uint32_t layer, uint32_t rows); /* that it must move */
+} op;
+
+/* What a step queues: the forward pass, or ROUNDS times the op in all layers that have it. */
+static bool queue_step(bench *b, const op *o, const mm_batch *batch, mm_err *err) {
+  const mm_ops *ops = b->forward.ops;
+  if (!o) return mm_forward_step(&b->forward, batch, NULL, err);
+  if (!ops->begin(b->forward.backend, batch, err)) return false;
+  for (uint32_t l = 0; l < ROUNDS * b->model.layers; l++)
+    if (o->in(b, l % b->model.layers)) o->run(b, l % b->model.layers);
+  return ops->choose(b->forward.backend, err);
+}
+
+static bool fill_contexts(bench *b, uint32_t rows, mm_err *err) {
   const uint32_t context = b->c->context;
-  for (uint32_t s = 0; s < rows; s++) {
+  for (uint32_t s = 0; s < rows; s++)
     for (uint32_t pos = 0, n; pos < context; pos += n)
       if (!feed(b, s, pos, n = (uint32_t)mm_min(CHUNK, context - pos), 0, err)) return false;
+  return true;
+}
+
+/* Greedy steps of `rows` sequences, each queued before the one before it is collected, all at the position behind the context; *step_s: the
+ * median time from one to the next. */
+static bool decode(bench *b, const op *o, uint32_t rows, double *step_s, mm_err *err) {
+  for (uint32_t s = 0; s < rows; s++) {
+    b->span[s] = (mm_span){(int32_t)s, s, 1, b->c->context};
     b->id[s] = (int32_t)s;
   }
-  double before = 0, at;
-  for (uint32_t i = 0; i <= b->steps + WARMUP; i++) {
-    for (uint32_t s = 0; s < rows; s++) b->span[s] = (mm_span){(int32_t)s, s, 1, context + i};
-    const mm_batch batch = {rows, b->id, rows, b->span, rows, b->out, b->sampling};
-    if (!mm_forward_step(&b->forward, &batch, NULL, err)) return false;
-    if (i > 0) { /* the step before this one */
-      if (!collect(b, &at, err)) return false;
-      if (i > WARMUP) b->time[i - WARMUP - 1] = at - before;
-      before = at;
-    }
+  const mm_batch batch = {rows, b->id, rows, b->span, rows, b->out, b->sampling};
+  if (!queue_step(b, o, &batch, err)) return false;
+  const double start = now();
+  double before = start, at = start;
+  for (uint32_t counted = 0; counted < b->steps; before = at) {
     for (uint32_t s = 0; s < rows; s++) b->id[s] = MM_ID_CHOSEN;
+    if (!queue_step(b, o, &batch, err) || !collect(b, &at, err)) return false; /* collects the step before the one just queued */
+    if (before - start > WARMUP) b->time[counted++] = at - before;
   }
   *step_s = median(b->time, b->steps);
   return collect(b, &at, err);
@@ -239,24 +272,135 @@ static bool prefill(bench *b, double *step_s, mm_err *err) {
   return true;
 }
 
+/* ---- Ops ---- */
+
+static bool in_all(const bench *b, uint32_t l) {
+  (void)b, (void)l;
+  return true;
+}
+static bool in_none(const bench *b, uint32_t l) {
+  (void)b, (void)l;
+  return false;
+}
+static bool in_lightning(const bench *b, uint32_t l) { return b->model.attn[l] == MM_ATTN_LIGHTNING; }
+static bool in_full(const bench *b, uint32_t l) { return b->model.attn[l] == MM_ATTN_FULL; }
+
+static mm_act qkv_of(const bench *b, uint32_t l) { return (mm_act){b->forward.qkv.data, b->weights.layer[l].qkv.n}; }
+static void run_qkv(bench *b, uint32_t l) {
+  b->forward.ops->linear(b->forward.backend, qkv_of(b, l), b->forward.n, &b->weights.layer[l].qkv);
+}
+static void run_out(bench *b, uint32_t l) {
+  b->forward.ops->linear(b->forward.backend, b->forward.branch, b->forward.o, &b->weights.layer[l].out);
+}
+static void run_gate(bench *b, uint32_t l) {
+  b->forward.ops->linear(b->forward.backend, b->forward.gate, b->forward.n, &b->weights.layer[l].output_gate);
+}
+static void run_gqa(bench *b, uint32_t l) {
+  const mm_layer_weights *w = &b->weights.layer[l];
+  const bool norms = b->model.qk_norm;
+  b->forward.ops->gqa(b->forward.backend, l, b->forward.o, qkv_of(b, l), norms ? &w->q_norm : NULL, norms ? &w->k_norm : NULL);
+}
+static void run_lightning(bench *b, uint32_t l) { b->forward.ops->lightning(b->forward.backend, l, b->forward.o, qkv_of(b, l)); }
+static void run_gated_norm(bench *b, uint32_t l) {
+  const mm_forward *f = &b->forward;
+  f->ops->gated_norm(f->backend, f->o, f->o, f->gate, &b->weights.layer[l].attn_norm, b->model.lightning_norm_eps);
+}
+static void run_combine(bench *b, uint32_t l) {
+  const mm_forward *f = &b->forward;
+  f->ops->combine(f->backend, f->h, f->n, f->n, f->branch, b->model.deepnorm_mlp, &b->weights.layer[l].post_norm, b->model.norm_eps);
+}
+static void run_route(bench *b, uint32_t l) {
+  const mm_layer_weights *w = &b->weights.layer[l];
+  b->forward.ops->route(b->forward.backend, b->forward.n, &w->router, w->router_bias.scheme ? &w->router_bias : NULL);
+}
+static void run_experts(bench *b, uint32_t l) {
+  if (l == 0) run_route(b, l);
+  b->forward.ops->experts(b->forward.backend, b->forward.branch, b->forward.n, &b->weights.layer[l].w13, &b->weights.layer[l].w2);
+}
+
+static double qkv_bytes(const bench *b, uint32_t l, uint32_t rows) { return (void)rows, bytes_of(&b->weights.layer[l].qkv); }
+static double out_bytes(const bench *b, uint32_t l, uint32_t rows) { return (void)rows, bytes_of(&b->weights.layer[l].out); }
+static double gate_bytes(const bench *b, uint32_t l, uint32_t rows) { return (void)rows, bytes_of(&b->weights.layer[l].output_gate); }
+static double route_bytes(const bench *b, uint32_t l, uint32_t rows) { return (void)rows, bytes_of(&b->weights.layer[l].router); }
+static double cache_bytes(const bench *b, uint32_t l, uint32_t rows) { return layer_cache_bytes(b, l, rows, b->c->context); }
+static double experts_bytes(const bench *b, uint32_t l, uint32_t rows) {
+  const mm_layer_weights *w = &b->weights.layer[l];
+  return experts_reached(&b->model, rows) * (bytes_of(&w->w13) + bytes_of(&w->w2));
+}
+static double no_bytes(const bench *b, uint32_t l, uint32_t rows) { return (void)b, (void)l, (void)rows, 0; }
+
+static const op ops_of_a_layer[] = {
+    {"qkv projection, lightning", in_lightning, run_qkv, qkv_bytes},
+    {"qkv projection, full", in_full, run_qkv, qkv_bytes},
+    {"norm, RoPE, cache write, attention", in_full, run_gqa, cache_bytes},
+    {"lightning attention", in_lightning, run_lightning, cache_bytes},
+    {"output gate", in_lightning, run_gate, gate_bytes},
+    {"gated norm", in_lightning, run_gated_norm, no_bytes},
+    {"output projection", in_all, run_out, out_bytes},
+    {"residual and norm", in_all, run_combine, no_bytes},
+    {"router", in_all, run_route, route_bytes},
+    {"experts, and a router for all layers", in_all, run_experts, experts_bytes},
+};
+
+static bool open_case(bench *b, mm_err *err);
+static void close_case(bench *b);
+
+/* The median step of one op; the backend is opened anew, since it records one step for each number of rows. */
+static bool time_op(bench *b, const op *o, uint32_t rows, double *step_s, mm_err *err) {
+  close_case(b);
+  return open_case(b, err) && fill_contexts(b, rows, err) && decode(b, o, rows, step_s, err);
+}
+
+/* Every op of the model's layers for itself: what it adds to a step that only chooses tokens. */
+static bool measure_ops(bench *b, uint32_t rows, mm_err *err) {
+  static const op nothing = {"", in_none, NULL, no_bytes};
+  const bench_case *c = b->c;
+  double empty, step;
+  if (!time_op(b, &nothing, rows, &empty, err)) return false;
+  for (size_t i = 0; i < sizeof ops_of_a_layer / sizeof *ops_of_a_layer; i++) {
+    const op *o = &ops_of_a_layer[i];
+    double bytes = 0;
+    uint32_t layers = 0;
+    for (uint32_t l = 0; l < b->model.layers; l++)
+      if (o->in(b, l)) bytes += o->bytes(b, l, rows), layers++;
+    if (layers == 0) continue;
+    if (!time_op(b, o, rows, &step, err)) return false;
+    const double one = (step - empty) / (ROUNDS * layers), moved = bytes / layers;
+    printf("%s %s/%s B=%u %s: %.2f us", c->model, c->quant, c->experts, rows, o->name, one * 1e6);
+    if (moved > 0) printf(", %.1f MB, %.2f of copy", moved * 1e-6, moved / one / b->copy_rate);
+    printf("\n");
+  }
+  return true;
+}
+
 /* ---- Cases ---- */
+
+static bool measure_layers(bench *b, uint32_t rows, mm_err *err) {
+  const bench_case *c = b->c;
+  double s;
+  if (!fill_contexts(b, rows, err) || !decode(b, NULL, rows, &s, err)) return false;
+  const double bytes = decode_bytes(b, rows, c->context + 1), floor_s = bytes / b->copy_rate;
+  printf("%s x %u %s/%s, decode B=%u context %u%s: %.1f us, %.1f tokens/s, %.3f GB, floor %.1f us, %.2f x floor\n", c->model, c->layers,
+         c->quant, c->experts, rows, c->context, b->kv_fp8 ? " fp8" : "", s * 1e6, rows / s, bytes * 1e-9, floor_s * 1e6, s / floor_s);
+  return true;
+}
+
+static bool measure_prefill(bench *b, mm_err *err) {
+  const bench_case *c = b->c;
+  double s;
+  if (!prefill(b, &s, err)) return false;
+  const double floor_s = prefill_floor(b, c->tokens);
+  printf("%s x %u %s/%s, prefill T=%u: %.2f ms, %.2f ms a layer, %.0f tokens/s, floor %.2f ms, %.2f of it\n", c->model, c->layers, c->quant,
+         c->experts, c->tokens, s * 1e3, s * 1e3 / c->layers, c->tokens / s, floor_s * 1e3, floor_s / s);
+  return true;
+}
 
 static bool measure(bench *b, mm_err *err) {
   const bench_case *c = b->c;
-  double s;
-  for (int i = 0; i < 8 && c->batch[i]; i++) {
-    if (!decode(b, c->batch[i], &s, err)) return false;
-    const double bytes = decode_bytes(b, c->batch[i], c->context + WARMUP + 0.5 * b->steps), floor_s = bytes / b->copy_rate;
-    printf("%s x %u %s/%s, decode B=%u context %u%s: %9.1f us, %7.1f tokens/s, %.3f GB floor %.1f us, %.2f x floor (%.2f of copy)\n",
-           c->model, c->layers, c->quant, c->experts, c->batch[i], c->context, b->kv_fp8 ? " fp8" : "", s * 1e6, c->batch[i] / s,
-           bytes * 1e-9, floor_s * 1e6, s / floor_s, floor_s / s);
-  }
-  if (!c->tokens) return true;
-  if (!prefill(b, &s, err)) return false;
-  const double floor_s = prefill_floor(b, c->tokens);
-  printf("%s x %u %s/%s, prefill T=%u: %9.2f ms, %.2f ms a layer, %.0f tokens/s, floor %.2f ms, %.2f of it\n", c->model, c->layers,
-         c->quant, c->experts, c->tokens, s * 1e3, s * 1e3 / c->layers, c->tokens / s, floor_s * 1e3, floor_s / s);
-  return true;
+  const bool kernels = strcmp(c->subject, "kernels") == 0;
+  for (int i = 0; i < 8 && c->batch[i]; i++)
+    if (!(kernels ? measure_ops : measure_layers)(b, c->batch[i], err)) return false;
+  return !c->tokens || measure_prefill(b, err);
 }
 
 static uint32_t most_rows(const bench_case *c) {
@@ -265,11 +409,10 @@ static uint32_t most_rows(const bench_case *c) {
   return most;
 }
 
-static bool open_case(bench *b, const mm_ops *ops, mm_err *err) {
+static bool open_case(bench *b, mm_err *err) {
   const bench_case *c = b->c;
   const uint32_t slots = most_rows(c), chunk = (uint32_t)mm_min(CHUNK, c->context);
-  const mm_limits limits = {(uint32_t)mm_max(mm_max(slots, chunk), c->tokens), slots,
-                            (uint32_t)mm_max(c->context + b->steps + WARMUP + 1, c->tokens)};
+  const mm_limits limits = {(uint32_t)mm_max(mm_max(slots, chunk), c->tokens), slots, (uint32_t)mm_max(c->context + 1, c->tokens)};
   b->model = model_of(c);
   b->id = mm_calloc(limits.max_tokens, sizeof *b->id, err);
   b->span = mm_calloc(slots, sizeof *b->span, err);
@@ -280,7 +423,7 @@ static bool open_case(bench *b, const mm_ops *ops, mm_err *err) {
   if (!b->id || !b->span || !b->out || !b->sampling || !b->logits || !b->time) return false;
   for (uint32_t i = 0; i < slots; i++) b->out[i] = i, b->sampling[i].top_p = 1;
   const mm_backend_config config = {.model = &b->model, .weights = &b->weights, .limits = limits, .threads = 1, .kv_fp8 = b->kv_fp8};
-  return make_weights(b, err) && mm_forward_open(&b->forward, ops, &config, err);
+  return make_weights(b, err) && mm_forward_open(&b->forward, b->ops, &config, err);
 }
 
 static void close_case(bench *b) {
@@ -292,6 +435,9 @@ static void close_case(bench *b) {
   free(b->sampling);
   free(b->logits);
   free(b->time);
+  b->forward = (mm_forward){0};
+  b->weights.layer = NULL;
+  b->id = NULL, b->span = NULL, b->out = NULL, b->sampling = NULL, b->logits = NULL, b->time = NULL;
 }
 
 static bool is_subject(const char *word) {
@@ -326,8 +472,8 @@ static bool bench_all(const bench_args *a, const char *subject, mm_err *err) {
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     if (strcmp(cases[i].subject, subject) != 0 || (a->model && strcmp(cases[i].model, a->model) != 0)) continue;
     const bench_case c = adjusted(cases[i], a);
-    bench b = {.c = &c, .steps = (uint32_t)a->steps, .kv_fp8 = strcmp(a->kv, "fp8") == 0, .copy_rate = copy_rate};
-    bool ok = open_case(&b, ops, err) && measure(&b, err);
+    bench b = {.c = &c, .ops = ops, .steps = (uint32_t)a->steps, .kv_fp8 = strcmp(a->kv, "fp8") == 0, .copy_rate = copy_rate};
+    bool ok = open_case(&b, err) && measure(&b, err);
     close_case(&b);
     if (!ok) return false;
   }
@@ -343,7 +489,8 @@ int main(int argc, char **argv) {
       {"quant", NULL, 0, MM_OPT_STR, &a.quant, "SCHEME", "of the attention's matrices (block_fp8)", SCHEMES, 0, 0},
       {"expert-quant", NULL, 0, MM_OPT_STR, &a.experts, "SCHEME", "of the experts (block_fp8; w4a16 and nvfp4 for decode)", SCHEMES, 0, 0},
       {"kv-cache-dtype", NULL, 0, MM_OPT_STR, &a.kv, "TYPE", "of cached keys and values (auto: bf16)", "auto|fp8", 0, 0},
-      {"batch", NULL, 0, MM_OPT_U64, &a.batch, "N", "sequences of a decode step (1, 4, 16, 64 and 256; 1 for decode)", NULL, 1, 256},
+      {"batch", NULL, 0, MM_OPT_U64, &a.batch, "N", "sequences of a decode step (1, 4, 16, 64 and 256; 1 and 16 for kernels, 1 for decode)",
+       NULL, 1, 256},
       {"context", NULL, 0, MM_OPT_U64, &a.context, "N", "tokens that each of them holds (1024)", NULL, 1, 1 << 19},
       {"tokens", NULL, 0, MM_OPT_U64, &a.tokens, "N", "of a prefill step (8192)", NULL, 1, 1 << 19},
       {"steps", NULL, 0, MM_OPT_U64, &a.steps, "N", "decode steps that count (64)", NULL, 5, 100000},
@@ -357,7 +504,8 @@ int main(int argc, char **argv) {
       .options = options,
       .option_count = sizeof options / sizeof *options,
       .epilog =
-          "Weights are random and made on the device; nothing is read from disk. layers: decode steps of eight layers. decode: steps of\n"
+          "Weights are random and made on the device; nothing is read from disk. kernels: each op of a layer. layers: decode steps of "
+          "eight layers. decode: steps of\n"
           "the whole of M2 with 4-bit experts. prefill: one step of many tokens. Medians; a floor is the least bytes over the copy\n"
           "rate of the same run, or the operations over the rate of large products where that is longer.\n"
           "Exit status: 0 done, 2 usage, 4 no CUDA backend, 5 the device failed, 6 no logit was a number, 8 memory.",
