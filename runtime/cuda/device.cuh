@@ -44,10 +44,24 @@ __device__ __forceinline__ void copy16_to(uint32_t shared, const void *global, b
 __device__ __forceinline__ void copy16_or_zero(void *shared, const void *global, bool valid) {
   copy16_to((uint32_t)__cvta_generic_to_shared(shared), global, valid);
 }
+__device__ __forceinline__ void copy4_to(uint32_t shared, const void *global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared), "l"(global) : "memory");
+}
+__device__ __forceinline__ float shared_float(uint32_t shared) {
+  float v;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(shared) : "memory");
+  return v;
+}
 __device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N>
 __device__ __forceinline__ void copy_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+/* Barrier `id` (1 … 15) of `threads` threads, the arriving ones among them. */
+__device__ __forceinline__ void named_sync(uint32_t id, uint32_t threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+__device__ __forceinline__ void named_arrive(uint32_t id, uint32_t threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 /* d[16, 8] += a[16, 16] · b[16, 8]. Lane (g, t) = (lane / 4, lane % 4) holds a: rows g and g+8, columns 2t, 2t+1, 2t+8, 2t+9 as
@@ -115,6 +129,12 @@ __device__ __forceinline__ uint32_t mul2(uint32_t a, uint32_t b) {
 __device__ __forceinline__ uint32_t max2(uint32_t a, uint32_t b) {
   bf162 p = __hmax2(*reinterpret_cast<bf162 *>(&a), *reinterpret_cast<bf162 *>(&b));
   return *reinterpret_cast<uint32_t *>(&p);
+}
+/* (a & b) | c as one instruction, also for constants b and c. */
+__device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t d;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
 }
 __device__ __forceinline__ uint32_t mul_half2(uint32_t a, uint32_t b) {
   __half2 p = __hmul2(*reinterpret_cast<__half2 *>(&a), *reinterpret_cast<__half2 *>(&b));

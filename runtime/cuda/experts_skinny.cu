@@ -14,12 +14,14 @@ constexpr int kMaxSlots = MM_CU_SKINNY * MM_CU_MAX_TOP_K;
 
 struct slot_list {
   uint32_t expert[kMaxSlots], tokens[kMaxSlots];
+  float weight[kMaxSlots]; /* of token 0 */
 };
 /* The step's slots into shared memory; returns how many. */
 __device__ uint32_t read_slots(slot_list &to, const mm_cu_route &r) {
   const uint32_t used = __ldcg(r.used);
   for (uint32_t i = threadIdx.x; i < used; i += kStreamThreads)
-    to.expert[i] = __ldcg(&r.slot_expert[i]), to.tokens[i] = __ldcg(&r.slot_tokens[i]);
+    to.expert[i] = __ldcg(&r.slot_expert[i]), to.tokens[i] = __ldcg(&r.slot_tokens[i]),
+    to.weight[i] = __ldcg(&r.slot_weight[i * MM_CU_SKINNY]);
   __syncthreads();
   return used;
 }
@@ -46,7 +48,8 @@ struct up_job {
     const uint32_t slot = group / p.part_groups, expert = slots.expert[slot];
     if (!(slots.tokens[slot] >> token & 1)) return;
     const float global = w.global ? w.global[expert] : 1.0f;
-    const float scale = __ldcg(&r.slot_weight[slot * MM_CU_SKINNY + token]) * (global2 ? global2[expert] : 1.0f);
+    const float weight = token == 0 ? slots.weight[slot] : __ldcg(&r.slot_weight[slot * MM_CU_SKINNY + token]);
+    const float scale = weight * (global2 ? global2[expert] : 1.0f);
     const float middle = silu(sum(0) * global) * (sum(1) * global) * scale;
     a.middle[((size_t)slot * MM_CU_SKINNY + token) * inter + column] = __float2bfloat16_rn(middle);
   }
@@ -109,7 +112,7 @@ struct up_launch {
     stream_source from = {};
     const cudaError_t e = mm_cu_open_source(w, p, &from);
     if (e != cudaSuccess) return e;
-    return launch(p.tokens == 1 ? experts_up<C, S, 1> : p.tokens == 8 ? experts_up<C, S, 8> : experts_up<C, S, 16>, multiprocessors(), kStreamThreads, p.shared(), s, from, p, w,
+    return launch(p.tokens == 1 ? experts_up<C, S, 1> : p.tokens == 8 ? experts_up<C, S, 8> : experts_up<C, S, 16>, multiprocessors(), kStreamThreads, p.shared, s, from, p, w,
                   global2, r, a);
   }
 };
@@ -126,7 +129,7 @@ struct down_launch {
     const cudaError_t e = mm_cu_open_source(w, p, &from);
     if (e != cudaSuccess) return e;
     return launch(p.tokens == 1 ? experts_down<C, S, 1> : p.tokens == 8 ? experts_down<C, S, 8> : experts_down<C, S, 16>, min(p.part_groups, multiprocessors()), kStreamThreads,
-                  p.shared(), s, from, p, w, r, a);
+                  p.shared, s, from, p, w, r, a);
   }
 };
 

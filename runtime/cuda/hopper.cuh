@@ -30,6 +30,10 @@ __device__ __forceinline__ void barrier_arrive_expecting(uint32_t barrier, uint3
 __device__ __forceinline__ void barrier_arrive_pair(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
+/* Arrives when this thread's cp.async so far are done. */
+__device__ __forceinline__ void barrier_arrive_copied(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
 /* Waits for the end of the phase of this parity; the first phase has parity 0. */
 __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
   asm volatile(

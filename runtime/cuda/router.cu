@@ -122,6 +122,26 @@ __device__ chosen choose(const mm_cu_router &m, const mm_cu_route &r, uint32_t t
   return choose_among<MM_CU_MAX_EXPERTS / 32>(m, r, token);
 }
 
+/* The choices of a single token, and from them the experts in use, ascending (one block). */
+__device__ void list_one(const mm_cu_router &m, const mm_cu_route &r) {
+  __shared__ uint32_t in_use[MM_CU_MAX_EXPERTS / 32];
+  const uint32_t lane = threadIdx.x % 32;
+  if (threadIdx.x < 32) {
+    if (lane < MM_CU_MAX_EXPERTS / 32) in_use[lane] = 0;
+    const chosen c = choose(m, r, 0);
+    __syncwarp();
+    uint32_t slot = 0;
+    for (uint32_t j = 0; j < r.top_k; j++) slot += __shfl_sync(0xffffffffu, c.id, j) < c.id;
+    if (lane < r.top_k) {
+      r.slot_expert[slot] = c.id, r.slot_tokens[slot] = 1, r.slot_weight[slot * MM_CU_SKINNY] = c.weight;
+      atomicOr(&in_use[c.id / 32], 1u << c.id % 32);
+    }
+    if (lane == 0) *r.used = r.top_k;
+  }
+  __syncthreads();
+  for (uint32_t e = threadIdx.x; e < r.experts; e += kThreads) r.count[e] = in_use[e / 32] >> e % 32 & 1;
+}
+
 /* The choices of a step of few tokens, and from them the experts in use, ascending, with their tokens and weights (one block). */
 __device__ void list_slots(const mm_cu_router &m, const mm_cu_route &r, uint32_t tokens) {
   constexpr int kRounds = MM_CU_MAX_EXPERTS / kThreads;
@@ -136,8 +156,9 @@ __device__ void list_slots(const mm_cu_router &m, const mm_cu_route &r, uint32_t
   uint32_t mask[kRounds] = {};
 #pragma unroll
   for (int i = 0; i < kRounds; i++) {
-    for (uint32_t p = 0; p < tokens * r.top_k; p++)
-      mask[i] |= (uint32_t)(choice[p / r.top_k][p % r.top_k].id == i * kThreads + threadIdx.x) << (p / r.top_k);
+    for (uint32_t t = 0; t < tokens; t++) {
+      for (uint32_t j = 0; j < r.top_k; j++) mask[i] |= (uint32_t)(choice[t][j].id == i * kThreads + threadIdx.x) << t;
+    }
     const uint32_t some = __ballot_sync(0xffffffffu, mask[i] != 0);
     if (lane == 0) in_use[i * kWarps + warp] = some;
   }
@@ -156,9 +177,10 @@ __device__ void list_slots(const mm_cu_router &m, const mm_cu_route &r, uint32_t
     r.count[e] = __popc(mask[i]);
     if (mask[i] == 0) continue;
     r.slot_expert[slot] = e, r.slot_tokens[slot] = mask[i];
-    for (uint32_t p = 0; p < tokens * r.top_k; p++) {
-      const chosen c = choice[p / r.top_k][p % r.top_k];
-      if (c.id == e) r.slot_weight[slot * MM_CU_SKINNY + p / r.top_k] = c.weight;
+    for (uint32_t t = 0; t < tokens; t++) {
+      for (uint32_t j = 0; j < r.top_k; j++) {
+        if (choice[t][j].id == e) r.slot_weight[slot * MM_CU_SKINNY + t] = choice[t][j].weight;
+      }
     }
   }
 }
@@ -167,13 +189,21 @@ __global__ void __launch_bounds__(kThreads)
     route_few(const __grid_constant__ mm_cu_router m, const __grid_constant__ mm_cu_route r, const bf16 *x, uint32_t tokens) {
   __shared__ bool last;
   expert_logits(m, r, x, tokens);
-  __threadfence();
-  __syncthreads();
-  if (threadIdx.x == 0) last = atomicAdd(r.ticket, 1) == gridDim.x * gridDim.y - 1;
+  if (threadIdx.x < 32) { /* the warp that wrote the logits */
+    __syncwarp();
+    if (threadIdx.x == 0) {
+      __threadfence();
+      last = atomicAdd(r.ticket, 1) == gridDim.x * gridDim.y - 1;
+      __threadfence();
+    }
+  }
   __syncthreads();
   if (!last) return;
-  __threadfence();
-  list_slots(m, r, tokens);
+  if (tokens == 1) {
+    list_one(m, r);
+  } else {
+    list_slots(m, r, tokens);
+  }
   if (threadIdx.x == 0) *r.ticket = 0;
 }
 

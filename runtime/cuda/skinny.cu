@@ -52,7 +52,7 @@ struct skinny_launch {
     const cudaError_t e = mm_cu_open_source(w, p, &from);
     if (e != cudaSuccess) return e;
     const unsigned grid = min(p.part_groups, multiprocessors());
-    return launch(p.tokens == 1 ? skinny<C, S, 1> : p.tokens == 8 ? skinny<C, S, 8> : skinny<C, S, 16>, grid, kStreamThreads, p.shared(), s, from, p, w, a);
+    return launch(p.tokens == 1 ? skinny<C, S, 1> : p.tokens == 8 ? skinny<C, S, 8> : skinny<C, S, 16>, grid, kStreamThreads, p.shared, s, from, p, w, a);
   }
 };
 

@@ -4,7 +4,7 @@
  * filled far ahead by tensor copies (sm_90a) or cp.async. Row r's 16-byte piece c lies at piece
  * c ^ (r % 8) of its 128 bytes, so that ldmatrix meets no bank twice.
  *
- * Eight warps share a row's stages in turn, each with its own part of the ring: weight rows are the M side of mma.m16n8k16, tokens its N side. Lane
+ * Twelve warps share a row's stages in turn, each with its own part of the ring: weight rows are the M side of mma.m16n8k16, tokens its N side. Lane
  * (g, t) of a fragment holds bytes 4t … 4t+3 of a piece of rows g and g+8; which k an mma slot means is free as long as both sides agree,
  * so what ldmatrix gives needs no shuffle. Codes become f16 in registers, exactly; activations become f16 times a power of two of the token
  * and stage. The warps' sums meet in shared memory in a fixed order, which depends neither on the other tokens nor on where a row lies, so
@@ -35,7 +35,7 @@ __device__ __forceinline__ row_group stream_share(const stream_plan &p, uint32_t
 /* Blocks that must fit a multiprocessor's registers. */
 template <mm_cu_code C>
 constexpr int stream_blocks(int tokens) {
-  return tokens == 16 && codec<C>::kPiece == 32 ? 1 : 2;
+  return tokens == 16 || (tokens == 8 && codec<C>::kPiece == 32) ? 1 : 2;
 }
 
 template <mm_cu_code C, mm_cu_scale S>
@@ -53,60 +53,92 @@ struct stream_kind {
 /* The stages of a warp, in order. */
 template <class Job>
 struct stream_cursor {
-  const mm_cu_weight &w;
   const stream_plan &p;
   const Job &job;
   uint32_t group, segment, step;
-  uint32_t matrix, first; /* where the group's rows lie */
 
-  __device__ __forceinline__ stream_cursor(const mm_cu_weight &weight, const stream_plan &plan, const Job &j)
-      : w(weight), p(plan), job(j), group(blockIdx.x), segment(0), step(threadIdx.x / 32) {
-    if (step >= p.steps) group = job.groups(); /* rows are too short for this warp */
-    find_rows();
+  __device__ __forceinline__ stream_cursor(const stream_plan &plan, const Job &j) : p(plan), job(j), group(blockIdx.x), segment(0) {
+    if (!more()) return;
+    step = first();
+    if (step >= p.steps) next();
   }
   __device__ __forceinline__ bool more() const { return group < job.groups(); }
-  __device__ __forceinline__ void find_rows() {
-    if (more()) matrix = job.matrix(group, segment), first = job.rows(group).first;
+  /* The matrix, not the segment's number, says which warp comes first: that does not change with the other tokens' experts. */
+  __device__ __forceinline__ uint32_t first() const {
+    return (threadIdx.x / 32 + kStreamWarps - job.matrix(group, segment) * p.steps % kStreamWarps) % kStreamWarps;
   }
-  __device__ __forceinline__ void next() {
+  /* True if the next stage belongs to another group or segment. */
+  __device__ __forceinline__ bool next() {
     step += kStreamWarps;
-    if (step < p.steps) return;
-    step = threadIdx.x / 32;
-    if (++segment == job.segments()) segment = 0, group += gridDim.x;
-    find_rows();
+    if (step < p.steps) return false;
+    do {
+      if (++segment == job.segments()) segment = 0, group += gridDim.x;
+      if (!more()) break;
+      step = first();
+    } while (step >= p.steps);
+    return true;
   }
 };
 
+/* The row of scales of row `in` of a group. */
+template <class Job>
+__device__ __forceinline__ const float *scale_line(const mm_cu_weight &w, const stream_cursor<Job> &at, uint32_t in) {
+  const uint32_t run = at.p.run, first = at.job.rows(at.group).first, matrix = at.job.matrix(at.group, at.segment);
+  const uint32_t n = min(first + (Job::kBoxes == 2 && in >= run ? in - run + at.job.apart() : in), w.n - 1);
+  return static_cast<const float *>(w.scale) + ((size_t)matrix * w.scale_rows + (n >> w.cell_n_log2)) * w.scale_pitch;
+}
+
 /* A warp's part of the ring: p.depth places. */
-template <mm_cu_scale S, class Job>
+template <mm_cu_code C, mm_cu_scale S, class Job>
 struct stream_ring {
   static constexpr bool kByteScales = S == MM_CU_NV || S == MM_CU_MX;
+  const mm_cu_weight &w;
   const stream_plan &p;
   const stream_source &from;
-  stream_cursor<Job> ahead; /* the stage to be fetched next */
   const uint32_t codes, scales, full; /* shared addresses of place 0 */
+  const uint32_t last_cell;           /* COARSE: column of the scale grid */
+  stream_cursor<Job> ahead;           /* the stage to be fetched next */
+  uint32_t row;                       /* its first, counted over all matrices */
+  const float *line[2];               /* COARSE: the scales of rows l and l+32, l the lane */
   uint32_t place = 0, phase = 0;
 
-  __device__ __forceinline__ stream_ring(const mm_cu_weight &w, const stream_source &source, const stream_plan &plan, const Job &job,
+  __device__ __forceinline__ stream_ring(const mm_cu_weight &weight, const stream_source &source, const stream_plan &plan, const Job &job,
                                          uint32_t shared)
-      : p(plan),
+      : w(weight),
+        p(plan),
         from(source),
-        ahead(w, plan, job),
-        codes(shared + threadIdx.x / 32 * p.depth * p.code_bytes()),
-        scales(shared + p.scales() + threadIdx.x / 32 * p.depth * p.scale_bytes()),
-        full(shared + p.barriers() + threadIdx.x / 32 * p.depth * 8) {
+        codes(shared + threadIdx.x / 32 * p.depth * p.code_bytes),
+        scales(shared + p.scales + threadIdx.x / 32 * p.depth * p.scale_bytes),
+        full(shared + p.barriers + threadIdx.x / 32 * p.depth * 8),
+        last_cell((weight.k - 1) >> weight.cell_k_log2),
+        ahead(plan, job) {
     open();
+    find();
     for (uint32_t i = 0; i < p.depth; i++) fetch(i);
   }
-  /* The first row of a run, counted over all matrices. */
-  __device__ __forceinline__ uint32_t row(uint32_t run) const { return ahead.matrix * ahead.w.n + ahead.first + run * ahead.job.apart(); }
-  /* Byte of the stage in a row of scales. */
+  __device__ __forceinline__ void find() {
+    if (!ahead.more()) return;
+    row = ahead.job.matrix(ahead.group, ahead.segment) * w.n + ahead.job.rows(ahead.group).first;
+    if (S != MM_CU_COARSE) return;
+    line[0] = scale_line(w, ahead, threadIdx.x % 32), line[1] = scale_line(w, ahead, threadIdx.x % 32 + 32);
+  }
+  /* COARSE: of all rows for the first half of the stage, then for the second. */
+  __device__ __forceinline__ void fetch_scales(uint32_t to) const {
+    const uint32_t at = scales + to * p.scale_bytes + threadIdx.x % 32 * 4, rows = Job::kBoxes * p.run, k = ahead.step * 8 * codec<C>::kPiece;
+    const uint32_t cell[2] = {min(k >> w.cell_k_log2, last_cell), min((k + 4 * codec<C>::kPiece) >> w.cell_k_log2, last_cell)};
+#pragma unroll
+    for (uint32_t i = 0; i < 2; i++) {
+      if (i * 32 + threadIdx.x % 32 >= rows) break;
+      copy4_to(at + i * 128, line[i] + cell[0]), copy4_to(at + i * 128 + rows * 4, line[i] + cell[1]);
+    }
+  }
+  /* Byte of the stage in a row of byte scales. */
   __device__ __forceinline__ uint32_t scale_at() const { return S == MM_CU_NV ? ahead.step * 16 : ahead.step / 2 * 16; }
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   __device__ __forceinline__ void open() const {
     if (threadIdx.x % 32 == 0) {
-      for (uint32_t i = 0; i < p.depth; i++) barrier_open(full + i * 8, 1);
+      for (uint32_t i = 0; i < p.depth; i++) barrier_open(full + i * 8, S == MM_CU_COARSE ? 33 : 1);
       asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncwarp();
@@ -115,35 +147,40 @@ struct stream_ring {
     if (!ahead.more()) return;
     if (threadIdx.x % 32 == 0) {
       const uint32_t barrier = full + to * 8;
-      barrier_arrive_expecting(barrier, Job::kBoxes * p.box * (kByteScales ? kLine + 16 : kLine));
+      barrier_arrive_expecting(barrier, p.fetch_bytes);
 #pragma unroll
       for (uint32_t run = 0; run < Job::kBoxes; run++) {
-        const uint32_t in = run * p.run();
-        tensor_copy(codes + to * p.code_bytes() + in * kLine, &from.codes, ahead.step * kLine, row(run), barrier);
-        if (kByteScales) tensor_copy(scales + to * p.scale_bytes() + in * 16, &from.scales, scale_at(), row(run), barrier);
+        const uint32_t in = run * p.run, n = row + run * ahead.job.apart();
+        tensor_copy(codes + to * p.code_bytes + in * kLine, &from.codes, ahead.step * kLine, n, barrier);
+        if (kByteScales) tensor_copy(scales + to * p.scale_bytes + in * 16, &from.scales, scale_at(), n, barrier);
       }
     }
-    ahead.next();
+    if (S == MM_CU_COARSE) {
+      fetch_scales(to);
+      barrier_arrive_copied(full + to * 8);
+    }
+    if (ahead.next()) find();
   }
   __device__ __forceinline__ void wait() const { barrier_wait(full + place * 8, phase); }
 #else
   __device__ __forceinline__ void open() const {}
   __device__ __forceinline__ void fetch(uint32_t to) {
     if (ahead.more()) {
-      const mm_cu_weight &w = ahead.w;
-      fetch_rows(codes + to * p.code_bytes(), w.data, w.pitch, ahead.step * kLine, kLine / 16);
-      if (kByteScales) fetch_rows(scales + to * p.scale_bytes(), static_cast<const uint8_t *>(w.scale), w.scale_pitch, scale_at(), 1);
-      ahead.next();
+      fetch_rows(codes + to * p.code_bytes, w.data, w.pitch, ahead.step * kLine, kLine / 16);
+      if (kByteScales) fetch_rows(scales + to * p.scale_bytes, static_cast<const uint8_t *>(w.scale), w.scale_pitch, scale_at(), 1);
+      if (S == MM_CU_COARSE) fetch_scales(to);
+      if (ahead.next()) find();
     }
     copy_commit();
   }
   /* `pieces` of 16 bytes from byte `at` of the stage's rows; zeros beyond the matrices. */
   __device__ __forceinline__ void fetch_rows(uint32_t to, const uint8_t *data, size_t pitch, uint32_t at, uint32_t pieces) const {
-    const uint32_t rows = ahead.w.lead * ahead.w.n;
+    const uint32_t rows = w.lead * w.n;
     for (uint32_t i = threadIdx.x % 32; i < Job::kBoxes * p.box * pieces; i += 32) {
-      const uint32_t c = i % pieces, r = i / pieces % p.box, run = i / pieces / p.box, in = run * p.run() + r;
-      const bool valid = row(run) + r < rows && at + c * 16 < pitch;
-      copy16_to(to + (pieces == 1 ? in * 16 : swizzled(in, c)), valid ? data + (row(run) + r) * pitch + at + c * 16 : data, valid);
+      const uint32_t c = i % pieces, r = i / pieces % p.box, run = i / pieces / p.box, in = run * p.run + r;
+      const uint32_t n = row + run * ahead.job.apart() + r;
+      const bool valid = n < rows && at + c * 16 < pitch;
+      copy16_to(to + (pieces == 1 ? in * 16 : swizzled(in, c)), valid ? data + n * pitch + at + c * 16 : data, valid);
     }
   }
   __device__ __forceinline__ void wait() const {
@@ -191,7 +228,7 @@ struct stream_x {
 
   /* The cursor's stage; zeros beyond k or without a row. */
   template <class Job>
-  __device__ __forceinline__ void load(const stream_cursor<Job> &at) {
+  __device__ __forceinline__ void load(const stream_cursor<Job> &at, uint32_t width) {
     if (segment != at.segment) {
       segment = at.segment;
 #pragma unroll
@@ -200,7 +237,7 @@ struct stream_x {
     const uint32_t first = at.step * 8 * kPiece + threadIdx.x % 4 * (kPiece / 4);
 #pragma unroll
     for (int n = 0; n < kHalves; n++) {
-      const uint32_t end = row[n] && at.more() ? at.w.k : 0;
+      const uint32_t end = row[n] && at.more() ? width : 0;
 #pragma unroll
       for (int c = 0; c < 8; c++) {
         const uint32_t k = first + c * kPiece;
@@ -304,38 +341,6 @@ struct one_token {
 
 /* ---- scales ---- */
 
-/* COARSE: lane l holds those of rows l and l+32 of the group for both halves of a stage, fetched a stage ahead. FINE: read where used. */
-template <mm_cu_code C>
-struct stream_scales {
-  float value[2][2], ahead[2][2];
-
-  /* Of row `in` of the group, at column k. */
-  template <class Job>
-  static __device__ __forceinline__ float at(const stream_cursor<Job> &c, uint32_t in, uint32_t k) {
-    const mm_cu_weight &w = c.w;
-    const uint32_t n = min(c.first + (Job::kBoxes == 2 && in >= c.p.run() ? in - c.p.run() + c.job.apart() : in), w.n - 1);
-    const float *matrix = static_cast<const float *>(w.scale) + (size_t)c.matrix * w.scale_rows * w.scale_pitch;
-    return __ldg(matrix + (n >> w.cell_n_log2) * w.scale_pitch + (min(k, w.k - 1) >> w.cell_k_log2));
-  }
-  template <class Job>
-  __device__ __forceinline__ void fetch(const stream_cursor<Job> &c) {
-    if (!c.more()) return;
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-#pragma unroll
-      for (int h = 0; h < 2; h++) ahead[i][h] = at(c, threadIdx.x % 32 + i * 32, (c.step * 8 + h * 4) * codec<C>::kPiece);
-    }
-  }
-  __device__ __forceinline__ void take() {
-#pragma unroll
-    for (int i = 0; i < 2; i++) value[i][0] = ahead[i][0], value[i][1] = ahead[i][1];
-  }
-  /* Of row g + 8h of tile i, for a half of the stage. */
-  __device__ __forceinline__ float of(int i, int h, int half) const {
-    return __shfl_sync(0xffffffffu, value[i / 2][half], i % 2 * 16 + h * 8 + threadIdx.x % 32 / 4);
-  }
-};
-
 /* The byte scales of rows g and g+8 of a tile: 16 bytes a row, of one stage (NV) or two (MX). */
 template <mm_cu_scale S>
 struct tile_bytes {
@@ -387,17 +392,16 @@ struct tile_sum {
   }
 };
 
-/* acc += one tile of a stage, tile i of the group. codes: the lane's ldmatrix address of the tile's piece 0; bytes: of the tile's scales. */
+/* acc += one tile of a stage, tile i of the group. codes: the lane's ldmatrix address of the tile's piece 0; scales: of the stage. */
 template <mm_cu_code C, mm_cu_scale S, int kHalves, class Job>
-__device__ __forceinline__ void stream_tile(tile_sum<kHalves> &acc, uint32_t codes, uint32_t byte_scales, int i,
-                                            const stream_cursor<Job> &at, const stream_scales<C> &scales,
-                                            const stream_x<codec<C>::kPiece, kHalves> &x) {
+__device__ __forceinline__ void stream_tile(tile_sum<kHalves> &acc, uint32_t codes, uint32_t scales, int i, const mm_cu_weight &w,
+                                            const stream_cursor<Job> &at, const stream_x<codec<C>::kPiece, kHalves> &x) {
   using kind = stream_kind<C, S>;
   constexpr int kChains = kHalves == 1 ? 4 : 2; /* of products that wait for each other; chain c belongs to half c / (kChains / 2) */
   tile_sum<kHalves> part[kChains];
 #pragma unroll
   for (auto &chain : part) chain.zero();
-  const tile_bytes<S> bytes(byte_scales, at.step);
+  const tile_bytes<S> bytes(scales + i * 256, at.step);
 #pragma unroll
   for (int p = 0; p < 4; p++) {
     const int chain = p * kChains / 4;
@@ -420,7 +424,7 @@ __device__ __forceinline__ void stream_tile(tile_sum<kHalves> &acc, uint32_t cod
             for (int j = 0; j < kind::kRegs; j++) v[h][j] = mul_half2(v[h][j], s);
           } else if constexpr (S == MM_CU_FINE) {
             const uint32_t k = (at.step * 8 + c) * kind::kPiece + threadIdx.x % 4 * (kind::kPiece / 4);
-            const float f = scales.at(at, i * 16 + h * 8 + threadIdx.x % 32 / 4, k);
+            const float f = __ldg(scale_line(w, at, i * 16 + h * 8 + threadIdx.x % 32 / 4) + (min(k, w.k - 1) >> w.cell_k_log2));
 #pragma unroll
             for (int j = 0; j < kind::kRegs; j++) {
               const float2 wide = __half22float2(*reinterpret_cast<const __half2 *>(&v[h][j]));
@@ -457,7 +461,10 @@ __device__ __forceinline__ void stream_tile(tile_sum<kHalves> &acc, uint32_t cod
   float scale[2][2];
   if (S == MM_CU_COARSE) {
 #pragma unroll
-    for (int h = 0; h < 2; h++) scale[h][0] = scales.of(i, h, 0), scale[h][1] = scales.of(i, h, 1);
+    for (int h = 0; h < 2; h++) {
+      const uint32_t from = scales + (i * 16 + h * 8 + threadIdx.x % 32 / 4) * 4;
+      scale[h][0] = shared_float(from), scale[h][1] = shared_float(from + Job::kBoxes * at.p.run * 4);
+    }
   }
 #pragma unroll
   for (int n = 0; n < kHalves; n++) {
@@ -473,42 +480,66 @@ __device__ __forceinline__ void stream_tile(tile_sum<kHalves> &acc, uint32_t cod
 
 /* ---- a block ---- */
 
-/* The warps' sums of a group, then emit. Of 16 tokens, the upper half of the warps first hand theirs to the lower half. */
-template <int kTokens, class Job, int kHalves>
-__device__ __forceinline__ void stream_emit(const stream_plan &p, const Job &job, uint32_t group, float *sum,
-                                            const tile_sum<kHalves> (&acc)[kStreamTiles]) {
-  constexpr uint32_t kRounds = kTokens == 16 ? 2 : 1, kKept = kStreamWarps / kRounds;
-  const uint32_t warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, pitch = p.sum_pitch(), each = kTokens * pitch;
-  if (kTokens > 1) __syncthreads(); /* the sums of the group before are read; one token has room for two groups' sums */
+/* acc to the sums of a warp: [token][row]. */
+template <int kTokens, int kHalves>
+__device__ __forceinline__ void stream_put(const stream_plan &p, float *sum, const tile_sum<kHalves> (&acc)[kStreamTiles], bool add) {
+  const uint32_t g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
-  for (uint32_t round = 0; round < kRounds; round++) {
-    if (kRounds == 1 || warp / kKept != round) {
+  for (int i = 0; i < kStreamTiles; i++) {
+    if (i >= p.tiles) break;
 #pragma unroll
-      for (int i = 0; i < kStreamTiles; i++) {
-        if (i >= p.tiles()) break;
+    for (int n = 0; n < kHalves; n++) {
 #pragma unroll
-        for (int n = 0; n < kHalves; n++) {
-#pragma unroll
-          for (int j = 0; j < 4; j++) {
-            if (kTokens == 1 && (t != 0 || j % 2 != 0)) continue;
-            float *to = &sum[warp % kKept * each + (n * 8 + 2 * t + j % 2) * pitch + i * 16 + g + j / 2 * 8];
-            *to = round == 0 ? acc[i].v[n][j] : acc[i].v[n][j] + *to;
-          }
-        }
+      for (int j = 0; j < 4; j++) {
+        if (kTokens == 1 && (t != 0 || j % 2 != 0)) continue;
+        float *to = &sum[(n * 8 + 2 * t + j % 2) * p.sum_pitch + i * 16 + g + j / 2 * 8];
+        *to = add ? acc[i].v[n][j] + *to : acc[i].v[n][j];
       }
     }
-    __syncthreads();
   }
+}
+template <int kTokens, int kWarps, class Job>
+__device__ __forceinline__ void stream_take(const stream_plan &p, const Job &job, uint32_t group, const float *sum, uint32_t token,
+                                            uint32_t row) {
   const row_group rows = job.rows(group);
-  for (uint32_t i = threadIdx.x; i < (kTokens == 1 ? 1 : job.tokens()) * p.run(); i += kStreamThreads) {
-    const uint32_t token = kTokens == 1 ? 0 : i / p.run(), row = i - token * p.run();
-    if (row >= rows.count) continue;
-    job.emit(group, rows.first + row, token, [&](uint32_t run) {
-      float total = 0;
+  if (row >= rows.count) return;
+  job.emit(group, rows.first + row, token, [&](uint32_t run) {
+    float total = 0;
 #pragma unroll
-      for (int from = 0; from < kKept; from++) total += sum[from * each + token * pitch + run * p.run() + row];
-      return total;
-    });
+    for (int from = 0; from < kWarps; from++) total += sum[(from * kTokens + token) * p.sum_pitch + run * p.run + row];
+    return total;
+  });
+}
+
+/* The warps' sums of a group, then emit. turn: the block's groups before this one. */
+template <int kTokens, class Job, int kHalves>
+__device__ __forceinline__ void stream_emit(const stream_plan &p, const Job &job, uint32_t group, uint32_t turn, float *sum,
+                                            const tile_sum<kHalves> (&acc)[kStreamTiles]) {
+  const uint32_t warp = threadIdx.x / 32, each = kTokens * p.sum_pitch;
+  if constexpr (kTokens == 1) {
+    /* There is room for two groups' sums; the warps emit in turn, and none but that one waits for the others. */
+    const uint32_t full = 1 + turn % 2, empty = 3 + turn % 2, emits = turn % kStreamWarps;
+    sum += turn % 2 * kStreamWarps * each;
+    if (turn >= 2 && warp != (turn - 2) % kStreamWarps) named_sync(empty, kStreamThreads);
+    stream_put<1>(p, sum + warp * each, acc, false);
+    if (warp != emits) {
+      named_arrive(full, kStreamThreads);
+    } else {
+      named_sync(full, kStreamThreads);
+      for (uint32_t row = threadIdx.x % 32; row < p.run; row += 32) stream_take<1, kStreamWarps>(p, job, group, sum, 0, row);
+      named_arrive(empty, kStreamThreads);
+    }
+  } else {
+    /* The upper half of the warps first hand theirs to the lower half. */
+    constexpr uint32_t kRounds = 2, kKept = kStreamWarps / kRounds;
+    __syncthreads(); /* the sums of the group before are read */
+#pragma unroll
+    for (uint32_t round = 0; round < kRounds; round++) {
+      if (warp / kKept != round) stream_put<kTokens>(p, sum + warp % kKept * each, acc, round > 0);
+      __syncthreads();
+    }
+    for (uint32_t i = threadIdx.x; i < job.tokens() * p.run; i += kStreamThreads)
+      stream_take<kTokens, kKept>(p, job, group, sum, i / p.run, i % p.run);
   }
 }
 
@@ -518,22 +549,20 @@ __device__ __forceinline__ void stream_rows(const mm_cu_weight &w, const stream_
   extern __shared__ __align__(1024) uint8_t stream_shared[];
   using kind = stream_kind<C, S>;
   constexpr int kHalves = kTokens == 16 ? 2 : 1;
-  constexpr bool kOne = kTokens == 1, kAhead = !kOne && kind::kRegs * kHalves <= 2; /* registers suffice to fetch x a stage ahead */
+  constexpr bool kOne = kTokens == 1, kAhead = kTokens == 16 && kind::kRegs <= 2; /* registers suffice to fetch x a stage ahead */
   const uint32_t lane = threadIdx.x % 32;
   /* ldmatrix: lanes 0-7 address rows 0-7 of a piece, 8-15 rows 8-15 of it, 16-31 the same of the next piece */
   const uint32_t place = swizzled(lane % 16, lane / 16);
-  stream_ring<S, Job> ring(w, source, p, job, shared_address(stream_shared));
-  stream_cursor<Job> next(w, p, job);
-  stream_scales<C> scales;
-  if (S == MM_CU_COARSE) scales.fetch(next);
-  const one_token<C, S> token(stream_shared + p.ones(), p);
-  float *const sum = reinterpret_cast<float *>(stream_shared + p.sums());
+  stream_ring<C, S, Job> ring(w, source, p, job, shared_address(stream_shared));
+  stream_cursor<Job> next(p, job);
+  const one_token<C, S> token(stream_shared + p.ones, p);
+  float *const sum = reinterpret_cast<float *>(stream_shared + p.sums);
   stream_x<kind::kPiece, kHalves> x = {}, ahead;
   grid_wait();
   if constexpr (kOne) token.fill(w, p, job);
-  if (kAhead) ahead.load(next);
+  if (kAhead) ahead.load(next, w.k);
   uint32_t turn = 0;
-  for (uint32_t group = blockIdx.x; group < job.groups(); group += gridDim.x, turn ^= 1) {
+  for (uint32_t group = blockIdx.x; group < job.groups(); group += gridDim.x, turn++) {
     tile_sum<kHalves> acc[kStreamTiles];
 #pragma unroll
     for (auto &a : acc) a.zero();
@@ -544,25 +573,23 @@ __device__ __forceinline__ void stream_rows(const mm_cu_weight &w, const stream_
       } else if (kAhead) {
         x.take(ahead);
       } else {
-        x.load(at);
+        x.load(at, w.k);
       }
-      scales.take();
       next.next();
-      if (S == MM_CU_COARSE) scales.fetch(next);
-      if (kAhead) ahead.load(next);
+      if (kAhead) ahead.load(next, w.k);
       if (kind::kHalf && !kOne) x.to_half(kind::kFactor);
       ring.wait();
-      const uint32_t codes = ring.codes + ring.place * p.code_bytes() + place, bytes = ring.scales + ring.place * p.scale_bytes();
+      const uint32_t codes = ring.codes + ring.place * p.code_bytes + place, scales = ring.scales + ring.place * p.scale_bytes;
 #pragma unroll
       for (int i = 0; i < kStreamTiles; i++) {
-        if (i >= p.tiles()) break;
-        stream_tile<C, S, kHalves>(acc[i], codes + i * 16 * kLine, bytes + i * 256, i, at, scales, x);
+        if (i >= p.tiles) break;
+        stream_tile<C, S, kHalves>(acc[i], codes + i * 16 * kLine, scales, i, w, at, x);
       }
 #pragma unroll
       for (int i = 0; i < kStreamTiles; i++) acc[i].hold();
       ring.done();
     }
-    stream_emit<kTokens>(p, job, group, kOne ? sum + turn * kStreamWarps * p.sum_pitch() : sum, acc);
+    stream_emit<kTokens>(p, job, group, turn, sum, acc);
   }
 }
 

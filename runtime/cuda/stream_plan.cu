@@ -16,10 +16,34 @@ uint32_t cut_groups(uint32_t parts, uint32_t rows, uint32_t most_rows) {
   uint32_t best = least;
   double best_cost = 1e30;
   for (uint32_t groups = least; groups <= most; groups++) {
-    const double rounds = ceil_div(parts * groups, blocks), cost = rounds * (ceil_div(rows, groups) + 0.5); /* half a row's time to end a group */
+    const double rounds = ceil_div(parts * groups, blocks), cost = rounds * (ceil_div(rows, groups) + 2); /* two rows' time to end a group */
     if (cost < best_cost) best_cost = cost, best = groups;
   }
   return best;
+}
+
+/* Bytes of f32 (half by half of the stage) or byte scales that travel with a row and stage. */
+uint32_t row_scales(const mm_cu_weight &w) {
+  switch (w.scale_kind) {
+    case MM_CU_COARSE: return 8;
+    case MM_CU_NV:
+    case MM_CU_MX: return 16;
+    default: return 0;
+  }
+}
+
+uint32_t piece_columns(const mm_cu_weight &w) { return w.code == MM_CU_BF16 ? 8 : w.code == MM_CU_E4M3 ? 16 : 32; }
+
+/* Lays out shared memory for a ring of p->depth stages a warp. */
+void place(stream_plan *p, const mm_cu_weight &w, uint32_t boxes) {
+  p->run = (p->box + 7) / 8 * 8, p->tiles = (boxes * p->run + 15) / 16, p->sum_pitch = p->tiles * 16 + 4;
+  p->code_bytes = boxes * p->run * kLine, p->scale_bytes = boxes * p->run * row_scales(w);
+  p->fetch_bytes = boxes * p->box * (kLine + (w.scale_kind == MM_CU_COARSE ? 0 : row_scales(w)));
+  p->scales = kStreamWarps * p->depth * p->code_bytes;
+  p->sums = p->scales + kStreamWarps * p->depth * p->scale_bytes;
+  p->ones = p->sums + (p->tokens == 1 ? 2 : p->tokens / 2) * kStreamWarps * p->sum_pitch * 4; /* two groups' sums, or half the warps' */
+  p->barriers = p->ones + (p->one_stages * (piece_columns(w) * 16 + 4) + 7) / 8 * 8;
+  p->shared = p->barriers + kStreamWarps * p->depth * 8;
 }
 
 typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *, const cuuint64_t *,
@@ -50,21 +74,20 @@ cudaError_t map_boxes(CUtensorMap *to, const void *data, uint64_t pitch, uint64_
 stream_plan mm_cu_plan_stream(const mm_cu_weight &w, uint32_t parts, uint32_t rows, uint32_t boxes, uint32_t segments, uint32_t tokens,
                               uint32_t beside) {
   stream_plan p = {};
-  p.boxes = boxes, p.tokens = tokens > 8 ? 16 : 8;
+  p.tokens = tokens > 8 ? 16 : 8;
   p.steps = (uint32_t)((w.pitch + kLine - 1) / kLine);
-  const uint32_t one_bytes = w.code == MM_CU_BF16 ? 128 : w.code == MM_CU_E4M3 ? 256 : 512;
-  if (tokens == 1 && segments * p.steps * one_bytes <= kMostOne) p.tokens = 1, p.one_stages = segments * p.steps, p.one_bytes = one_bytes;
-  p.row_scales = w.scale_kind == MM_CU_NV || w.scale_kind == MM_CU_MX ? 16 : 0;
-  for (uint32_t most = kStreamTiles * 16; p.depth < kOtherDepth; most -= 8) { /* fewer rows until each warp has two places */
+  if (tokens == 1 && segments * p.steps * piece_columns(w) * 16 <= kMostOne) p.tokens = 1, p.one_stages = segments * p.steps;
+  const uint32_t least = hopper() ? 1 : kOtherDepth;
+  for (uint32_t most = kStreamTiles * 16; p.depth < least; most -= 8) { /* fewer rows until each warp has its places */
     p.part_groups = cut_groups(parts, rows, most / boxes);
     p.rows_each = rows / p.part_groups, p.rows_over = rows % p.part_groups;
     p.box = p.rows_each + (p.rows_over > 0);
     p.depth = 0;
-    const uint32_t none = beside + p.shared();
-    p.depth = 1;
-    const uint32_t one = beside + p.shared() - none;
-    p.depth = std::min((kMostShared - none) / one, hopper() ? kMostDepth : kOtherDepth);
+    place(&p, w, boxes);
+    const uint32_t each = kStreamWarps * (p.code_bytes + p.scale_bytes + 8);
+    p.depth = std::min((kMostShared - beside - p.shared) / each, hopper() ? kMostDepth : kOtherDepth);
   }
+  place(&p, w, boxes);
   return p;
 }
 
@@ -72,7 +95,7 @@ cudaError_t mm_cu_open_source(const mm_cu_weight &w, const stream_plan &p, strea
   if (!hopper()) return cudaSuccess;
   const uint64_t rows = (uint64_t)w.lead * w.n;
   cudaError_t e = map_boxes(&to->codes, w.data, w.pitch, rows, kLine, p.box, CU_TENSOR_MAP_SWIZZLE_128B);
-  if (e == cudaSuccess && p.row_scales)
-    e = map_boxes(&to->scales, w.scale, w.scale_pitch, rows, p.row_scales, p.box, CU_TENSOR_MAP_SWIZZLE_NONE);
+  if (e == cudaSuccess && (w.scale_kind == MM_CU_NV || w.scale_kind == MM_CU_MX))
+    e = map_boxes(&to->scales, w.scale, w.scale_pitch, rows, 16, p.box, CU_TENSOR_MAP_SWIZZLE_NONE);
   return e;
 }

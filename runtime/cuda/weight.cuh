@@ -71,7 +71,7 @@ struct codec<MM_CU_INT4> {
   static __device__ __forceinline__ void halves(uint32_t out[4], uint32_t w) {
 #pragma unroll
     for (int i = 0; i < 4; i += 2) {
-      const uint32_t even = (w >> (i * 4) & 0x000f000fu) | 0x64006400u, odd = (w >> (i * 4) & 0x00f000f0u) | 0x64006400u;
+      const uint32_t even = and_or(w >> (i * 4), 0x000f000fu, 0x64006400u), odd = and_or(w >> (i * 4), 0x00f000f0u, 0x64006400u);
       out[i] = fma_half2(even, 0x3c003c00u, 0xe408e408u);         /* -1032 */
       out[i + 1] = fma_half2(odd, 0x2c002c00u, 0xd480d480u); /* / 16 - 72 */
     }

@@ -313,22 +313,13 @@ void bench_rows() {
 
 /* One launch of each hot kernel, for a profiler. */
 void profile_kernels() {
-  bench_weight fp8(kFp8, 1, 24576, 6144), nv(kNv, 1, 24576, 6144), i4(kInt4, 1, 24576, 6144);
-  buffer<__nv_bfloat16> x((size_t)16 * 6144), y((size_t)16 * 24576);
-  fill_random_bf16(x.p, x.n, 7);
-  for (uint32_t t : {1u, 16u}) {
-    CUDA_OK(mm_cu_skinny(fp8.d, {x.p, nullptr, y.p, nullptr, t}, 0));
-    CUDA_OK(mm_cu_skinny(i4.d, {x.p, nullptr, y.p, nullptr, t}, 0));
-    CUDA_OK(mm_cu_skinny(nv.d, {x.p, nullptr, y.p, nullptr, t}, 0));
+  for (uint32_t k : {3072u, 6144u}) {
+    bench_weight fp8(kFp8, 1, k == 3072 ? 8192 : 3072, k);
+    buffer<__nv_bfloat16> x((size_t)16 * k), y((size_t)16 * 8192);
+    fill_random_bf16(x.p, x.n, 7);
+    for (uint32_t t : {1u, 8u, 16u}) {
+      CUDA_OK(mm_cu_skinny(fp8.d, {x.p, nullptr, y.p, nullptr, t}, 0));
+      CUDA_OK(cudaDeviceSynchronize());
+    }
   }
-  const uint32_t heads = 64, d = 128, n = 8192;
-  buffer<float> state((size_t)heads * d * d), slope(heads);
-  fill_random_float(state.p, state.n, -1, 1, 3);
-  fill_random_float(slope.p, heads, 0.01f, 0.9f, 4);
-  buffer<__nv_bfloat16> qkv((size_t)n * heads * 3 * d), o((size_t)n * heads * d);
-  buffer<mm_cu_span> span;
-  fill_random_bf16(qkv.p, qkv.n, 9);
-  span.put({{0, 0, n, 0}});
-  CUDA_OK(mm_cu_lightning_prefill({qkv.p, o.p, state.p, slope.p, heads, d}, span.p, 1, 0));
-  CUDA_OK(cudaDeviceSynchronize());
 }
