@@ -202,7 +202,10 @@ static bool open_journal(mm_writer *w, mm_err *err) {
   if (!resume) clear(w);
   if (!resume && !each_journal(w, remove_journal, err)) return false;
   if (!mm_journal_create(&w->journal, w->parent, w->journal_name, w->plan, err)) return false;
-  return !resume || each_journal(w, merge_journal, err);
+  if (!resume || each_journal(w, merge_journal, err)) return true;
+  remove_journal(w, w->journal_name, NULL); /* new and empty: the shares' own run goes on without it */
+  mm_journal_close(&w->journal);
+  return false;
 }
 
 static uint64_t staged_bytes(const mm_writer *w) {

@@ -15,6 +15,11 @@ parts=$(ls "$out/one" | grep -c rank-00000)
 for i in 0 1 2; do run "$convert" -o "$out/parts" --part $i/3 & done
 wait
 [ ! -e "$out/parts" ] # nothing is published before the last run
+ls -A "$out" >"$TMPDIR/before"
+status=0
+run "$convert" -o "$out/parts" --resume --ignore '*gate*' 2>"$TMPDIR/err" || status=$?
+[ $status -eq 2 ] && grep -q E_RESUME "$TMPDIR/err"
+ls -A "$out" | diff "$TMPDIR/before" - # other options are refused and leave the shares' run as it was
 run "$convert" -o "$out/parts" --resume
 diff -r "$out/one" "$out/parts"
 [ "$(ls -A "$out" | sort | tr '\n' ' ')" = "one parts src " ]
