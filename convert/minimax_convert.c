@@ -155,6 +155,7 @@ static bool convert(const mm_convert_args *a, mm_plan *plan, mm_err *err) {
                          .shares = a->processes,
                          .commit_bytes = a->commit_bytes,
                          .threads = (unsigned)a->threads,
+                         .stop = &progress.stop,
                          .level = a->level};
   if (a->part && !parse_share(a->part, &o.share, &o.shares, err)) return false;
   if (!assembly_buffers(a, plan->output_bytes, o.level, &o.buffers, err)) return false;

@@ -1,17 +1,23 @@
 /* Output as an archive: parts that have ended become files of frames, and leave the disk. */
 #include <errno.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 #include "convert/writer.h"
 #include "formats/file.h"
 
+static bool stopped(const void *ctx) { return atomic_load((const _Atomic bool *)ctx); }
+
 bool mm_writer_archive_open(mm_writer *w, mm_err *err) {
   const mm_pack *p = &w->plan->pack;
   mm_archive *a = &w->archive;
   for (uint32_t r = 0; r < mm_pack_ranks(p); r++) a->part_count += p->rank[r].part_count;
   a->part = mm_arena_alloc(&a->arena, a->part_count * sizeof *a->part, err);
-  return a->part && mm_archive_lanes_open(&w->lanes, w->o.threads, err);
+  if (!a->part || !mm_archive_lanes_open(&w->lanes, w->o.threads, err)) return false;
+  w->lanes.stopped = stopped;
+  w->lanes.ctx = w->o.stop;
+  return true;
 }
 
 mm_archive_part *mm_writer_archived(const mm_writer *w, uint32_t part, uint32_t rank) {

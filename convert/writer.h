@@ -23,7 +23,8 @@ typedef struct mm_writer_options {
   size_t buffers;         /* of MM_HASH_BLOCK, for assembling */
   uint64_t commit_bytes;  /* source bytes converted between two journal records: about what a crash costs */
   unsigned threads;
-  int level; /* of zstd: the output is an archive; 0: it is not */
+  const _Atomic bool *stop; /* set when a signal asks for the end */
+  int level;                /* of zstd: the output is an archive; 0: it is not */
 } mm_writer_options;
 
 typedef struct mm_writer {

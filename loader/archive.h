@@ -64,6 +64,8 @@ typedef struct mm_archive_lane {
 typedef struct mm_archive_lanes {
   unsigned threads;
   mm_archive_lane *lane;
+  bool (*stopped)(const void *ctx); /* asked before a block is packed: true ends it with MM_INTERRUPTED. NULL: nobody asks */
+  const void *ctx;
 } mm_archive_lanes;
 bool mm_archive_lanes_open(mm_archive_lanes *l, unsigned threads, mm_err *err);
 void mm_archive_lanes_close(mm_archive_lanes *l); /* accepts a zeroed one */

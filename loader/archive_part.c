@@ -41,8 +41,8 @@ typedef struct packing {
   mm_file in;
   mm_st header; /* of `from`: what its bytes are */
   int out, level;
-  const mm_archive_lane *lane; /* [threads] */
-  mm_archive_part *p;          /* its frames and size are filled here */
+  const mm_archive_lanes *lanes;
+  mm_archive_part *p; /* its frames and size are filled here */
   pthread_mutex_t lock;
   pthread_cond_t next;
   size_t turn;   /* the block whose frame is placed next; guarded, like p->size */
@@ -103,7 +103,11 @@ static bool give_up(packing *k, size_t b) {
 
 static bool pack_block(void *ctx, size_t b, unsigned worker, mm_err *err) {
   packing *k = ctx;
-  const mm_archive_lane *l = &k->lane[worker];
+  const mm_archive_lane *l = &k->lanes->lane[worker];
+  if (k->lanes->stopped && k->lanes->stopped(k->lanes->ctx)) {
+    mm_fail(err, MM_INTERRUPTED, "E_INTERRUPTED", mm_at(NULL, NULL), "stopped by a signal; --resume continues");
+    return give_up(k, b);
+  }
   uint64_t at = b * MM_HASH_BLOCK, n = mm_min(MM_HASH_BLOCK, k->p->part->size - at);
   unsigned stride = stride_of(&k->header, at, at + n);
   size_t bytes;
@@ -117,7 +121,7 @@ static bool pack_block(void *ctx, size_t b, unsigned worker, mm_err *err) {
 
 bool mm_archive_pack_part(mm_archive_part *p, const char *from_dir, int to, const char *to_dir, int level, const mm_archive_lanes *l,
                           mm_err *err) {
-  packing k = {.in = MM_FILE_NONE, .out = -1, .level = level, .lane = l->lane, .p = p, .failed = SIZE_MAX};
+  packing k = {.in = MM_FILE_NONE, .out = -1, .level = level, .lanes = l, .p = p, .failed = SIZE_MAX};
   snprintf(k.from, sizeof k.from, "%s/%s", from_dir, p->part->file);
   snprintf(k.to, sizeof k.to, "%s/%s", to_dir, p->file);
   pthread_mutex_init(&k.lock, NULL);

@@ -165,6 +165,19 @@ r = run("minimax-archive", "unpack", b, "-o", c, expect=5, preexec_fn=lambda: re
 assert "File too large" in r.stderr
 nothing_left("packed", "archive")
 
+# A signal while a part is packed (slowly) stops at the next block, in a state that can be resumed.
+p = subprocess.Popen([BIN + "minimax-convert", "tests/data/tiny-m1", "-o", c, "--compress", "zstd:19", "-j", "1", "-q"], stderr=subprocess.PIPE, text=True)
+while not (os.path.isdir(work + "/.back.partial") and [f for f in os.listdir(work + "/.back.partial") if f.endswith(".zst")]):
+    assert p.poll() is None
+    time.sleep(0.001)
+p.send_signal(signal.SIGTERM)
+assert "E_INTERRUPTED" in p.communicate()[1] and p.returncode == 75 and not os.path.exists(c)
+run("minimax-convert", "tests/data/tiny-m1", "-o", c, "-q", "--resume", expect=2)  # not an archive
+run("minimax-convert", "tests/data/tiny-m1", "-o", c, "-q", "--resume", "--compress", "zstd", expect=2)  # another level
+run("minimax-convert", "tests/data/tiny-m1", "-o", c, "-q", "--restart")
+shutil.rmtree(c)
+nothing_left("packed", "archive")
+
 # Killed at any moment: the name is not there, or is complete; the next run starts afresh.
 start = time.monotonic()
 run("minimax-archive", "unpack", b, "-o", c, "-q")
