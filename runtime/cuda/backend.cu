@@ -460,12 +460,8 @@ void cuda_gqa(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_pack
   if (!running(b)) return;
   const mm_cu_kv &kv = b->cache[layer].kv;
   const float *qn = q_norm ? b->values[q_norm] : nullptr, *kn = k_norm ? b->values[k_norm] : nullptr;
-  mm_cu_qkv x = {rows_of(qkv), qn, kn, b->inv_freq, (float)b->c.model->norm_eps, b->rows, nullptr, 0};
-  if (b->decode && b->rows <= MM_CU_SKINNY) {
-    const mm_cu_weight &out = b->weight[&b->c.weights->layer[layer].out];
-    x.next = out.data, x.next_bytes = out.n * out.pitch;
-  }
-  check(b, mm_cu_rope(b->heads, places(b), kv, x, b->stream), "rope");
+  check(b, mm_cu_rope(b->heads, places(b), kv, {rows_of(qkv), qn, kn, b->inv_freq, (float)b->c.model->norm_eps, b->rows}, b->stream),
+        "rope");
   const mm_cu_gqa a = {rows_of(qkv), rows_of(o), b->gqa_work, b->rows, b->c.limits.max_tokens};
   if (b->decode) {
     check(b, mm_cu_gqa_decode(b->heads, places(b), kv, a, b->stream), "gqa decode");

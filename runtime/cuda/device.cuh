@@ -23,17 +23,6 @@ __device__ __forceinline__ void grid_launch_next() {
 #endif
 }
 
-/* Block `index` of `count` asks for its share of [p, p + bytes) to be brought into the L2 cache. */
-__device__ __forceinline__ void prefetch_share(const void *p, size_t bytes, uint32_t index, uint32_t count) {
-#if __CUDA_ARCH__ >= 900
-  constexpr uint32_t kPiece = 4096;
-  for (size_t at = ((size_t)index * blockDim.x + threadIdx.x) * kPiece; at < bytes; at += (size_t)count * blockDim.x * kPiece) {
-    const uint32_t n = bytes - at < kPiece ? (uint32_t)(bytes - at) / 16 * 16 : kPiece;
-    if (n) asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(static_cast<const char *>(p) + at), "r"(n) : "memory");
-  }
-#endif
-}
-
 __device__ __forceinline__ void copy16(void *shared, const void *global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((uint32_t)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
 }

@@ -125,9 +125,6 @@ struct mm_cu_qkv {
   const float *q_norm, *k_norm, *inv_freq;
   float eps;
   uint32_t tokens;
-  /* 16-byte aligned bytes that are read soon after: fetched into the L2 cache while attention leaves the memory idle. Or none. */
-  const void *next;
-  size_t next_bytes;
 };
 cudaError_t mm_cu_rope(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv &kv, const mm_cu_qkv &a, cudaStream_t s);
 

@@ -9,17 +9,10 @@ namespace {
 
 constexpr uint32_t kMaxThreads = 1024, kMaxHalf = 64;
 
-constexpr uint32_t kPrefetchBlocks = 64;
-
-/* A block per row, a thread per pair of 16-byte pieces of a head: in the rotary part those that turn into each other, else neighbours.
- * Blocks past the rows prefetch, and wait for nothing. */
+/* A block per row, a thread per pair of 16-byte pieces of a head: in the rotary part those that turn into each other, else neighbours. */
 __global__ void __launch_bounds__(kMaxThreads) rope(const __grid_constant__ mm_cu_heads h, const __grid_constant__ mm_cu_rows r,
                                                     const __grid_constant__ mm_cu_kv kv, const __grid_constant__ mm_cu_qkv a) {
   __shared__ float part[2][kMaxThreads / 32], cosine[kMaxHalf], sine[kMaxHalf];
-  if (blockIdx.x >= a.tokens) {
-    prefetch_share(a.next, a.next_bytes, blockIdx.x - a.tokens, kPrefetchBlocks);
-    return;
-  }
   const uint32_t row = blockIdx.x, d = h.head_dim, half = h.rotary_dim / 2, per_head = d / 16, warp = threadIdx.x / 32;
   const uint32_t head = threadIdx.x / per_head, p = threadIdx.x % per_head; /* heads of q, k, v in turn */
   const bool turns = p < half / 8, is_q = head < h.heads, is_k = !is_q && head < h.heads + h.kv_heads;
@@ -92,5 +85,5 @@ cudaError_t mm_cu_rope(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv
   const uint32_t threads = ceil_div((h.heads + 2 * h.kv_heads) * h.head_dim / 16, 32) * 32;
   if (h.rotary_dim > 2 * kMaxHalf || h.rotary_dim > h.head_dim || h.rotary_dim % 16 != 0 || h.head_dim % 16 != 0 || threads > kMaxThreads)
     return cudaErrorNotSupported;
-  return launch(rope, a.tokens + (a.next ? kPrefetchBlocks : 0), threads < kMaxHalf ? kMaxHalf : threads, 0, s, h, r, kv, a);
+  return launch(rope, a.tokens, threads < kMaxHalf ? kMaxHalf : threads, 0, s, h, r, kv, a);
 }
