@@ -1,7 +1,8 @@
 /* The experts of a decode step (T ≤ 16): two passes over the weights of the experts in use alone, each read once.
  *
- * Up: a group is intermediate columns of one expert, w1 rows and the matching w3 rows, for all tokens; middle[slot, token, I] = weight · SiLU(w1 x) · (w3 x), written only for the tokens of that expert.
- * Down: a group is rows of y; its k axis runs over all slots, so the sum over experts is the accumulator's.
+ * Up: a group is intermediate columns of one expert, w1 rows and the matching w3 rows, for all tokens; middle[slot, token, I] = weight ·
+ * SiLU(w1 x) · (w3 x), written only for the tokens of that expert. Down: a group is rows of y; its k axis runs over all slots, so the sum
+ * over experts is the accumulator's.
  *
  * Up lets the next kernel start only after its own wait, so down may read the slot lists, which the router wrote before up, at once and
  * fetch w2 while up still runs. */
@@ -80,7 +81,7 @@ struct down_job {
 };
 
 template <mm_cu_code C, mm_cu_scale S, int kTokens>
-__global__ void __launch_bounds__(kStreamThreads, stream_blocks<C>(kTokens))
+__global__ void __launch_bounds__(kStreamThreads, stream_blocks(kTokens))
     experts_up(const __grid_constant__ stream_source from, const __grid_constant__ stream_plan p, const __grid_constant__ mm_cu_weight w,
                const float *global2, const __grid_constant__ mm_cu_route r, const __grid_constant__ mm_cu_experts a) {
   __shared__ slot_list slots;
@@ -91,7 +92,7 @@ __global__ void __launch_bounds__(kStreamThreads, stream_blocks<C>(kTokens))
 }
 
 template <mm_cu_code C, mm_cu_scale S, int kTokens>
-__global__ void __launch_bounds__(kStreamThreads, stream_blocks<C>(kTokens))
+__global__ void __launch_bounds__(kStreamThreads, stream_blocks(kTokens))
     experts_down(const __grid_constant__ stream_source from, const __grid_constant__ stream_plan p, const __grid_constant__ mm_cu_weight w,
                  const __grid_constant__ mm_cu_route r, const __grid_constant__ mm_cu_experts a) {
   __shared__ slot_list slots;
@@ -112,8 +113,10 @@ struct up_launch {
     stream_source from = {};
     const cudaError_t e = mm_cu_open_source(w, p, &from);
     if (e != cudaSuccess) return e;
-    return launch(p.tokens == 1 ? experts_up<C, S, 1> : p.tokens == 8 ? experts_up<C, S, 8> : experts_up<C, S, 16>, multiprocessors(), kStreamThreads, p.shared, s, from, p, w,
-                  global2, r, a);
+    return launch(p.tokens == 1   ? experts_up<C, S, 1>
+                  : p.tokens == 8 ? experts_up<C, S, 8>
+                                  : experts_up<C, S, 16>,
+                  multiprocessors(), kStreamThreads, p.shared, s, from, p, w, global2, r, a);
   }
 };
 
@@ -128,8 +131,10 @@ struct down_launch {
     stream_source from = {};
     const cudaError_t e = mm_cu_open_source(w, p, &from);
     if (e != cudaSuccess) return e;
-    return launch(p.tokens == 1 ? experts_down<C, S, 1> : p.tokens == 8 ? experts_down<C, S, 8> : experts_down<C, S, 16>, min(p.part_groups, multiprocessors()), kStreamThreads,
-                  p.shared, s, from, p, w, r, a);
+    return launch(p.tokens == 1   ? experts_down<C, S, 1>
+                  : p.tokens == 8 ? experts_down<C, S, 8>
+                                  : experts_down<C, S, 16>,
+                  min(p.part_groups, multiprocessors()), kStreamThreads, p.shared, s, from, p, w, r, a);
   }
 };
 

@@ -48,8 +48,8 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
 
 /* The box of a tensor map (a CUtensorMap in constant memory) at (x, y) to shared memory; its bytes count at the barrier. */
 __device__ __forceinline__ void tensor_copy(uint32_t to, const void *map, uint32_t x, uint32_t y, uint32_t barrier) {
-  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to), "l"(map),
-               "r"(x), "r"(y), "r"(barrier)
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+               "l"(map), "r"(x), "r"(y), "r"(barrier)
                : "memory");
 }
 

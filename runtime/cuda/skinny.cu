@@ -34,7 +34,7 @@ struct linear_job {
 };
 
 template <mm_cu_code C, mm_cu_scale S, int kTokens>
-__global__ void __launch_bounds__(kStreamThreads, stream_blocks<C>(kTokens))
+__global__ void __launch_bounds__(kStreamThreads, stream_blocks(kTokens))
     skinny(const __grid_constant__ stream_source from, const __grid_constant__ stream_plan p, const __grid_constant__ mm_cu_weight w,
            const __grid_constant__ mm_cu_linear a) {
   grid_launch_next();
@@ -52,7 +52,10 @@ struct skinny_launch {
     const cudaError_t e = mm_cu_open_source(w, p, &from);
     if (e != cudaSuccess) return e;
     const unsigned grid = min(p.part_groups, multiprocessors());
-    return launch(p.tokens == 1 ? skinny<C, S, 1> : p.tokens == 8 ? skinny<C, S, 8> : skinny<C, S, 16>, grid, kStreamThreads, p.shared, s, from, p, w, a);
+    return launch(p.tokens == 1   ? skinny<C, S, 1>
+                  : p.tokens == 8 ? skinny<C, S, 8>
+                                  : skinny<C, S, 16>,
+                  grid, kStreamThreads, p.shared, s, from, p, w, a);
   }
 };
 

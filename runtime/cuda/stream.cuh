@@ -4,11 +4,11 @@
  * filled far ahead by tensor copies (sm_90a) or cp.async. Row r's 16-byte piece c lies at piece
  * c ^ (r % 8) of its 128 bytes, so that ldmatrix meets no bank twice.
  *
- * Twelve warps share a row's stages in turn, each with its own part of the ring: weight rows are the M side of mma.m16n8k16, tokens its N side. Lane
- * (g, t) of a fragment holds bytes 4t … 4t+3 of a piece of rows g and g+8; which k an mma slot means is free as long as both sides agree,
- * so what ldmatrix gives needs no shuffle. Codes become f16 in registers, exactly; activations become f16 times a power of two of the token
- * and stage. The warps' sums meet in shared memory in a fixed order, which depends neither on the other tokens nor on where a row lies, so
- * a token's result has the same bits in every batch.
+ * Twelve warps share a row's stages in turn, each with its own part of the ring: weight rows are the M side of mma.m16n8k16, tokens its N
+ * side. Lane (g, t) of a fragment holds bytes 4t … 4t+3 of a piece of rows g and g+8; which k an mma slot means is free as long as both
+ * sides agree, so what ldmatrix gives needs no shuffle. Codes become f16 in registers, exactly; activations become f16 times a power of two
+ * of the token and stage. The warps' sums meet in shared memory in a fixed order, which depends neither on the other tokens nor on where a
+ * row lies, so a token's result has the same bits in every batch.
  *
  * A job says what the rows are:
  *   kBoxes                         1, or 2: then a group has a second run of rows, apart() rows behind the first
@@ -33,10 +33,7 @@ __device__ __forceinline__ row_group stream_share(const stream_plan &p, uint32_t
   return {i * p.rows_each + min(i, p.rows_over), p.rows_each + (i < p.rows_over)};
 }
 /* Blocks that must fit a multiprocessor's registers. */
-template <mm_cu_code C>
-constexpr int stream_blocks(int tokens) {
-  return tokens == 16 || (tokens == 8 && codec<C>::kPiece == 32) ? 1 : 2;
-}
+constexpr int stream_blocks(int tokens) { return tokens == 1 ? 2 : 1; }
 
 template <mm_cu_code C, mm_cu_scale S>
 struct stream_kind {
@@ -80,12 +77,15 @@ struct stream_cursor {
   }
 };
 
-/* The row of scales of row `in` of a group. */
+/* The scales of row `in` of a group, from the first of its matrix. */
 template <class Job>
-__device__ __forceinline__ const float *scale_line(const mm_cu_weight &w, const stream_cursor<Job> &at, uint32_t in) {
-  const uint32_t run = at.p.run, first = at.job.rows(at.group).first, matrix = at.job.matrix(at.group, at.segment);
-  const uint32_t n = min(first + (Job::kBoxes == 2 && in >= run ? in - run + at.job.apart() : in), w.n - 1);
-  return static_cast<const float *>(w.scale) + ((size_t)matrix * w.scale_rows + (n >> w.cell_n_log2)) * w.scale_pitch;
+__device__ __forceinline__ uint32_t scale_row(const mm_cu_weight &w, const stream_cursor<Job> &at, uint32_t in) {
+  const uint32_t run = at.p.run, first = at.job.rows(at.group).first;
+  return (min(first + (Job::kBoxes == 2 && in >= run ? in - run + at.job.apart() : in), w.n - 1) >> w.cell_n_log2) * w.scale_pitch;
+}
+template <class Job>
+__device__ __forceinline__ const float *scale_matrix(const mm_cu_weight &w, const stream_cursor<Job> &at) {
+  return static_cast<const float *>(w.scale) + (size_t)at.job.matrix(at.group, at.segment) * (w.scale_rows * w.scale_pitch);
 }
 
 /* A warp's part of the ring: p.depth places. */
@@ -98,8 +98,9 @@ struct stream_ring {
   const uint32_t codes, scales, full; /* shared addresses of place 0 */
   const uint32_t last_cell;           /* COARSE: column of the scale grid */
   stream_cursor<Job> ahead;           /* the stage to be fetched next */
-  uint32_t row;                       /* its first, counted over all matrices */
-  const float *line[2];               /* COARSE: the scales of rows l and l+32, l the lane */
+  uint32_t group, first, row;         /* its group's first row in the matrix, and counted over all matrices */
+  const float *matrix;                /* COARSE: its scales, */
+  uint32_t line[2];                   /* and there those of rows l and l+32, l the lane */
   uint32_t place = 0, phase = 0;
 
   __device__ __forceinline__ stream_ring(const mm_cu_weight &weight, const stream_source &source, const stream_plan &plan, const Job &job,
@@ -111,25 +112,33 @@ struct stream_ring {
         scales(shared + p.scales + threadIdx.x / 32 * p.depth * p.scale_bytes),
         full(shared + p.barriers + threadIdx.x / 32 * p.depth * 8),
         last_cell((weight.k - 1) >> weight.cell_k_log2),
-        ahead(plan, job) {
+        ahead(plan, job),
+        group(~0u) {
     open();
     find();
     for (uint32_t i = 0; i < p.depth; i++) fetch(i);
   }
   __device__ __forceinline__ void find() {
     if (!ahead.more()) return;
-    row = ahead.job.matrix(ahead.group, ahead.segment) * w.n + ahead.job.rows(ahead.group).first;
-    if (S != MM_CU_COARSE) return;
-    line[0] = scale_line(w, ahead, threadIdx.x % 32), line[1] = scale_line(w, ahead, threadIdx.x % 32 + 32);
+    if (ahead.group != group) {
+      group = ahead.group, first = ahead.job.rows(group).first;
+      if (S == MM_CU_COARSE) line[0] = scale_row(w, ahead, threadIdx.x % 32), line[1] = scale_row(w, ahead, threadIdx.x % 32 + 32);
+    }
+    row = ahead.job.matrix(group, ahead.segment) * w.n + first;
+    if (S == MM_CU_COARSE) matrix = scale_matrix(w, ahead);
+  }
+  /* COARSE: the column of the scale grid for a half of the stage. */
+  __device__ __forceinline__ uint32_t scale_cell(uint32_t half) const {
+    return min((ahead.step * 2 + half) * (4 * codec<C>::kPiece) >> w.cell_k_log2, last_cell);
   }
   /* COARSE: of all rows for the first half of the stage, then for the second. */
   __device__ __forceinline__ void fetch_scales(uint32_t to) const {
-    const uint32_t at = scales + to * p.scale_bytes + threadIdx.x % 32 * 4, rows = Job::kBoxes * p.run, k = ahead.step * 8 * codec<C>::kPiece;
-    const uint32_t cell[2] = {min(k >> w.cell_k_log2, last_cell), min((k + 4 * codec<C>::kPiece) >> w.cell_k_log2, last_cell)};
+    const uint32_t at = scales + to * p.scale_bytes + threadIdx.x % 32 * 4, rows = Job::kBoxes * p.run;
+    const float *cell[2] = {matrix + scale_cell(0), matrix + scale_cell(1)};
 #pragma unroll
     for (uint32_t i = 0; i < 2; i++) {
       if (i * 32 + threadIdx.x % 32 >= rows) break;
-      copy4_to(at + i * 128, line[i] + cell[0]), copy4_to(at + i * 128 + rows * 4, line[i] + cell[1]);
+      copy4_to(at + i * 128, cell[0] + line[i]), copy4_to(at + i * 128 + rows * 4, cell[1] + line[i]);
     }
   }
   /* Byte of the stage in a row of byte scales. */
@@ -299,7 +308,7 @@ struct one_token {
 
   template <class Job>
   __device__ __forceinline__ void fill(const mm_cu_weight &w, const stream_plan &p, const Job &job) const {
-    const uint32_t pieces = p.steps * kind::kPiece, total = job.segments() * pieces; /* of eight columns; a warp's belong to one stage, */
+    const uint32_t pieces = p.steps * kind::kPiece, total = job.segments() * pieces;  /* of eight columns; a warp's belong to one stage, */
     for (uint32_t i = threadIdx.x; i < (total + 31) / 32 * 32; i += kStreamThreads) { /* or half a warp's */
       const uint32_t segment = i / pieces, k = i % pieces * 8;
       const bf16 *row = i < total ? job.x(segment, 0) : nullptr;
@@ -424,7 +433,8 @@ __device__ __forceinline__ void stream_tile(tile_sum<kHalves> &acc, uint32_t cod
             for (int j = 0; j < kind::kRegs; j++) v[h][j] = mul_half2(v[h][j], s);
           } else if constexpr (S == MM_CU_FINE) {
             const uint32_t k = (at.step * 8 + c) * kind::kPiece + threadIdx.x % 4 * (kind::kPiece / 4);
-            const float f = __ldg(scale_line(w, at, i * 16 + h * 8 + threadIdx.x % 32 / 4) + (min(k, w.k - 1) >> w.cell_k_log2));
+            const float f =
+                __ldg(scale_matrix(w, at) + scale_row(w, at, i * 16 + h * 8 + threadIdx.x % 32 / 4) + (min(k, w.k - 1) >> w.cell_k_log2));
 #pragma unroll
             for (int j = 0; j < kind::kRegs; j++) {
               const float2 wide = __half22float2(*reinterpret_cast<const __half2 *>(&v[h][j]));
@@ -549,7 +559,7 @@ __device__ __forceinline__ void stream_rows(const mm_cu_weight &w, const stream_
   extern __shared__ __align__(1024) uint8_t stream_shared[];
   using kind = stream_kind<C, S>;
   constexpr int kHalves = kTokens == 16 ? 2 : 1;
-  constexpr bool kOne = kTokens == 1, kAhead = kTokens == 16 && kind::kRegs <= 2; /* registers suffice to fetch x a stage ahead */
+  constexpr bool kOne = kTokens == 1, kAhead = !kOne && kind::kRegs * kHalves <= 4; /* registers suffice to fetch x a stage ahead */
   const uint32_t lane = threadIdx.x % 32;
   /* ldmatrix: lanes 0-7 address rows 0-7 of a piece, 8-15 rows 8-15 of it, 16-31 the same of the next piece */
   const uint32_t place = swizzled(lane % 16, lane / 16);

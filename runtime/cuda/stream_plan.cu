@@ -7,16 +7,21 @@
 
 namespace {
 
-/* Shared memory of a block such that two fit a multiprocessor: the next kernel's weights arrive while this one ends. */
-constexpr uint32_t kMostShared = 113 * 1024, kMostDepth = 8, kMostOne = 40 * 1024;
+/* Shared memory of a block. One token's kernels fit a multiprocessor twice, so that the next one's weights arrive while this one ends; the
+ * others' registers do not. */
+constexpr uint32_t kMostTwice = 113 * 1024, kMostAlone = 200 * 1024, kMostOther = 96 * 1024;
+constexpr uint32_t kMostDepth = 8;
+constexpr uint32_t kMostOne = 40 * 1024; /* bytes of a token's activations that wait in shared memory */
 
 /* Groups of a part so that the last round of blocks is as full as it can be, then as few as possible. */
 uint32_t cut_groups(uint32_t parts, uint32_t rows, uint32_t most_rows) {
-  const uint32_t blocks = multiprocessors(), least = ceil_div(rows, most_rows), most = std::max(least, std::min(ceil_div(rows, 8), 4 * least + blocks));
+  const uint32_t blocks = multiprocessors(), least = ceil_div(rows, most_rows),
+                 most = std::max(least, std::min(ceil_div(rows, 8), 4 * least + blocks));
   uint32_t best = least;
   double best_cost = 1e30;
   for (uint32_t groups = least; groups <= most; groups++) {
-    const double rounds = ceil_div(parts * groups, blocks), cost = rounds * (ceil_div(rows, groups) + 2); /* two rows' time to end a group */
+    const double rounds = ceil_div(parts * groups, blocks),
+                 cost = rounds * (ceil_div(rows, groups) + 2); /* two rows' time to end a group */
     if (cost < best_cost) best_cost = cost, best = groups;
   }
   return best;
@@ -77,7 +82,8 @@ stream_plan mm_cu_plan_stream(const mm_cu_weight &w, uint32_t parts, uint32_t ro
   p.tokens = tokens > 8 ? 16 : 8;
   p.steps = (uint32_t)((w.pitch + kLine - 1) / kLine);
   if (tokens == 1 && segments * p.steps * piece_columns(w) * 16 <= kMostOne) p.tokens = 1, p.one_stages = segments * p.steps;
-  const uint32_t least = hopper() ? 1 : kOtherDepth;
+  const uint32_t room = (!hopper() ? kMostOther : p.tokens == 1 ? kMostTwice : kMostAlone) - beside;
+  const uint32_t least = hopper() && boxes == 2 ? 1 : 2;
   for (uint32_t most = kStreamTiles * 16; p.depth < least; most -= 8) { /* fewer rows until each warp has its places */
     p.part_groups = cut_groups(parts, rows, most / boxes);
     p.rows_each = rows / p.part_groups, p.rows_over = rows % p.part_groups;
@@ -85,7 +91,7 @@ stream_plan mm_cu_plan_stream(const mm_cu_weight &w, uint32_t parts, uint32_t ro
     p.depth = 0;
     place(&p, w, boxes);
     const uint32_t each = kStreamWarps * (p.code_bytes + p.scale_bytes + 8);
-    p.depth = std::min((kMostShared - beside - p.shared) / each, hopper() ? kMostDepth : kOtherDepth);
+    p.depth = std::min((room - p.shared) / each, hopper() ? kMostDepth : kOtherDepth);
   }
   place(&p, w, boxes);
   return p;

@@ -1,9 +1,9 @@
 /* Stored weights to bf16 fragments, in registers. A piece is 16 bytes of one row: kPiece consecutive weights along k, widened to
  * kPiece / 2 registers of two neighbours each, exactly (every code is exact in bf16).
  *
- * Pair order of 4-bit codes: the low half of a 32-bit word holds weights 0, 2, 4 and 6 of its eight, the high half 1, 3, 5 and 7 in the same
- * bits, so that shifts and masks give both halves of a register. Pair j of INT4 lies in bits 4j … 4j+3. Pair j of E2M1 has its magnitude in
- * bits 9-3j … 11-3j and its signs in bits 15, 12, 14, 13: for the first two pairs one mask takes both. */
+ * Pair order of 4-bit codes: the low half of a 32-bit word holds weights 0, 2, 4 and 6 of its eight, the high half 1, 3, 5 and 7 in the
+ * same bits, so that shifts and masks give both halves of a register. Pair j of INT4 lies in bits 4j … 4j+3. Pair j of E2M1 has its
+ * magnitude in bits 9-3j … 11-3j and its signs in bits 15, 12, 14, 13: for the first two pairs one mask takes both. */
 #ifndef MM_CUDA_WEIGHT_CUH
 #define MM_CUDA_WEIGHT_CUH
 
@@ -72,7 +72,7 @@ struct codec<MM_CU_INT4> {
 #pragma unroll
     for (int i = 0; i < 4; i += 2) {
       const uint32_t even = and_or(w >> (i * 4), 0x000f000fu, 0x64006400u), odd = and_or(w >> (i * 4), 0x00f000f0u, 0x64006400u);
-      out[i] = fma_half2(even, 0x3c003c00u, 0xe408e408u);         /* -1032 */
+      out[i] = fma_half2(even, 0x3c003c00u, 0xe408e408u);    /* -1032 */
       out[i + 1] = fma_half2(odd, 0x2c002c00u, 0xd480d480u); /* / 16 - 72 */
     }
   }
