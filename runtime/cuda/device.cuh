@@ -47,14 +47,6 @@ __device__ __forceinline__ void copy_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
-/* Barrier `id` (1 … 15) of `threads` threads, the arriving ones among them. */
-__device__ __forceinline__ void named_sync(uint32_t id, uint32_t threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-__device__ __forceinline__ void named_arrive(uint32_t id, uint32_t threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
 /* d[16, 8] += a[16, 16] · b[16, 8]. Lane (g, t) = (lane / 4, lane % 4) holds a: rows g and g+8, columns 2t, 2t+1, 2t+8, 2t+9 as
  * {row g low, row g+8 low, row g high, row g+8 high}; b: column g, rows as a's columns; d: {row g, columns 2t, 2t+1}, {row g+8, …}. */
 __device__ __forceinline__ void mma(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {

@@ -527,17 +527,12 @@ __device__ __forceinline__ void stream_emit(const stream_plan &p, const Job &job
                                             const tile_sum<kHalves> (&acc)[kStreamTiles]) {
   const uint32_t warp = threadIdx.x / 32, each = kTokens * p.sum_pitch;
   if constexpr (kTokens == 1) {
-    /* There is room for two groups' sums; the warps emit in turn, and none but that one waits for the others. */
-    const uint32_t full = 1 + turn % 2, empty = 3 + turn % 2, emits = turn % kStreamWarps;
+    /* There is room for two groups' sums, so one barrier does; the warps emit in turn while the others go on. */
     sum += turn % 2 * kStreamWarps * each;
-    if (turn >= 2 && warp != (turn - 2) % kStreamWarps) named_sync(empty, kStreamThreads);
     stream_put<1>(p, sum + warp * each, acc, false);
-    if (warp != emits) {
-      named_arrive(full, kStreamThreads);
-    } else {
-      named_sync(full, kStreamThreads);
+    __syncthreads();
+    if (warp == turn % kStreamWarps) {
       for (uint32_t row = threadIdx.x % 32; row < p.run; row += 32) stream_take<1, kStreamWarps>(p, job, group, sum, 0, row);
-      named_arrive(empty, kStreamThreads);
     }
   } else {
     /* The upper half of the warps first hand theirs to the lower half. */
