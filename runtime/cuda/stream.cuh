@@ -40,7 +40,6 @@ struct stream_kind {
   static constexpr int kPiece = codec<C>::kPiece; /* weights of 16 bytes */
   static constexpr int kRegs = kPiece / 8;        /* activation registers that go with a lane's part of a piece */
   static constexpr bool kHalf = C != MM_CU_BF16 && S != MM_CU_FINE;
-  static constexpr bool kByteScales = S == MM_CU_NV || S == MM_CU_MX;
   /* What the f16 of the codes lack (codec::halves); the factor of an NV weight holds 2^8 of it already. */
   static constexpr float kFactor = C != MM_CU_E2M1 ? 1.0f : S == MM_CU_NV ? 0x1p6f : 0x1p14f;
 };
