@@ -207,9 +207,67 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) *r.ticket = 0;
 }
 
-__global__ void __launch_bounds__(kThreads)
+/* logits of kTile tokens and 32 experts a block, four of each a thread: fp32 products, k ascending. */
+constexpr int kTile = 64, kTileThreads = 128, kDepth = 32;
+__global__ void __launch_bounds__(kTileThreads)
     logits_many(const __grid_constant__ mm_cu_router m, const __grid_constant__ mm_cu_route r, const bf16 *x, uint32_t tokens) {
-  expert_logits(m, r, x, tokens);
+  __shared__ float4 xs[kDepth][kTile / 4], ws[kDepth][32 / 4];
+  const uint32_t tid = threadIdx.x, token = blockIdx.x * kTile + tid % kTile, expert = blockIdx.y * 32 + tid % 32;
+  uint2 next_x[4];
+  float4 next_w[2];
+  auto fetch = [&](uint32_t k0) { /* four k a piece; a lane for each token and each expert, so that the stores below meet no bank twice */
+#pragma unroll
+                                  for (int i = 0; i < 4; i++) {
+                                    const uint32_t k = k0 + (tid / kTile + 2 * i) * 4;
+                                    next_x[i] = token < tokens && k < m.k ? *reinterpret_cast<const uint2 *>(x + (size_t)token * m.k + k)
+                                                                          : make_uint2(0, 0);
+                                  }
+#pragma unroll
+                                  for (int i = 0; i < 2; i++) {
+                                    const uint32_t k = k0 + (tid / 32 + 4 * i) * 4;
+                                    next_w[i] = expert < r.experts && k < m.k
+                                                    ? *reinterpret_cast<const float4 *>(m.w + (size_t)expert * m.k + k)
+                                                    : float4{};
+                                  }
+  };
+  grid_wait();
+  grid_launch_next();
+  fetch(0);
+  float acc[4][4] = {};
+  for (uint32_t k0 = 0; k0 < m.k; k0 += kDepth) {
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      float *to = reinterpret_cast<float *>(xs[(tid / kTile + 2 * i) * 4]) + tid % kTile;
+      to[0] = low(next_x[i].x), to[kTile] = high(next_x[i].x), to[2 * kTile] = low(next_x[i].y), to[3 * kTile] = high(next_x[i].y);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      float *to = reinterpret_cast<float *>(ws[(tid / 32 + 4 * i) * 4]) + tid % 32;
+      to[0] = next_w[i].x, to[32] = next_w[i].y, to[64] = next_w[i].z, to[96] = next_w[i].w;
+    }
+    __syncthreads();
+    fetch(k0 + kDepth);
+#pragma unroll
+    for (int k = 0; k < kDepth; k++) {
+      const float4 p = xs[k][tid / 8], q = ws[k][tid % 8];
+      const float a[4] = {p.x, p.y, p.z, p.w}, b[4] = {q.x, q.y, q.z, q.w};
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+#pragma unroll
+        for (int j = 0; j < 4; j++) acc[i][j] += a[i] * b[j];
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const uint32_t t = blockIdx.x * kTile + tid / 8 * 4 + i;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      const uint32_t e = blockIdx.y * 32 + tid % 8 * 4 + j;
+      if (t < tokens && e < r.experts) r.logits[(size_t)t * r.experts + e] = acc[i][j];
+    }
+  }
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -221,6 +279,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 /* pair[offset[e] …] = the pairs of expert e in token order. A warp owns an expert and scans all choices: stable, no atomics. */
+constexpr int kAtOnce = 8; /* loads of 32 choices in flight */
 __global__ void __launch_bounds__(1024) sort_pairs(const __grid_constant__ mm_cu_route r, uint32_t tokens) {
   __shared__ uint32_t count[MM_CU_MAX_EXPERTS], offset[MM_CU_MAX_EXPERTS + 1];
   grid_wait();
@@ -245,10 +304,16 @@ __global__ void __launch_bounds__(1024) sort_pairs(const __grid_constant__ mm_cu
   }
   for (uint32_t e = blockIdx.x * 32 + threadIdx.x / 32; e < r.experts; e += gridDim.x * 32) {
     uint32_t at = offset[e];
-    for (uint32_t p0 = 0; p0 < pairs && at < offset[e + 1]; p0 += 32) {
-      uint32_t p = p0 + lane, hits = __ballot_sync(0xffffffffu, p < pairs && r.id[p] == e);
-      if (hits >> lane & 1) r.pair[at + __popc(hits & ((1u << lane) - 1))] = p;
-      at += __popc(hits);
+    for (uint32_t p0 = 0; p0 < pairs && at < offset[e + 1]; p0 += 32 * kAtOnce) {
+      uint32_t id[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; i++) id[i] = p0 + i * 32 + lane < pairs ? r.id[p0 + i * 32 + lane] : ~0u;
+#pragma unroll
+      for (int i = 0; i < kAtOnce; i++) {
+        const uint32_t hits = __ballot_sync(0xffffffffu, id[i] == e);
+        if (hits >> lane & 1) r.pair[at + __popc(hits & ((1u << lane) - 1))] = p0 + i * 32 + lane;
+        at += __popc(hits);
+      }
     }
   }
 }
@@ -257,9 +322,9 @@ __global__ void __launch_bounds__(1024) sort_pairs(const __grid_constant__ mm_cu
 
 cudaError_t mm_cu_route_tokens(const mm_cu_router &m, const mm_cu_route &r, const __nv_bfloat16 *x, uint32_t tokens, cudaStream_t s) {
   if (r.experts > MM_CU_MAX_EXPERTS || r.top_k > MM_CU_MAX_TOP_K || m.k % 4 != 0 || m.k > kMaxWidth) return cudaErrorInvalidValue;
-  const dim3 grid(r.experts, ceil_div(tokens, kTokens));
-  if (tokens <= MM_CU_SKINNY) return launch(route_few, grid, kThreads, 0, s, m, r, x, tokens);
-  cudaError_t e = launch(logits_many, grid, kThreads, 0, s, m, r, x, tokens);
+  if (tokens <= MM_CU_SKINNY) return launch(route_few, dim3(r.experts, ceil_div(tokens, kTokens)), kThreads, 0, s, m, r, x, tokens);
+  const dim3 tiles(ceil_div(tokens, kTile), ceil_div(r.experts, 32));
+  cudaError_t e = launch(logits_many, tiles, kTileThreads, 0, s, m, r, x, tokens);
   if (e == cudaSuccess) e = launch(choose_many, ceil_div(tokens, kThreads / 32), kThreads, 0, s, m, r, tokens);
   if (e == cudaSuccess) e = launch(sort_pairs, ceil_div(r.experts, 32), 1024, 0, s, r, tokens);
   return e;
