@@ -48,7 +48,7 @@ static int by_name(const void *a, const void *b) {
 }
 
 bool mm_importance_parse(mm_importance *m, const char *path, const void *data, uint64_t size, mm_err *err) {
-  *m = (mm_importance){.path = path, .map = m->map, .data = data};
+  *m = (mm_importance){.path = path, .data = data};
   uint64_t head = 0;
   if (size >= sizeof head) memcpy(&head, data, sizeof head);
   bool gguf = size >= 4 && memcmp(data, "GGUF", 4) == 0;
@@ -64,11 +64,13 @@ bool mm_importance_parse(mm_importance *m, const char *path, const void *data, u
 
 bool mm_importance_open(mm_importance *m, const char *path, mm_err *err) {
   mm_file f = MM_FILE_NONE;
-  *m = (mm_importance){.path = path};
+  mm_map map = {0};
+  *m = (mm_importance){0};
   bool ok = mm_file_open(&f, path, err) &&
             (f.size > 0 || mm_fail(err, MM_BAD_INPUT, "E_IMPORTANCE", mm_at(path, NULL), "found an empty file")) &&
-            mm_map_open(&m->map, &f, path, err) && mm_importance_parse(m, path, m->map.data, m->map.size, err) &&
-            mm_sha256(m->map.data, m->map.size, &m->digest, err);
+            mm_map_open(&map, &f, path, err) && mm_importance_parse(m, path, map.data, map.size, err);
+  m->map = map;
+  ok = ok && mm_sha256(map.data, map.size, &m->digest, err);
   mm_file_close(&f);
   return ok;
 }

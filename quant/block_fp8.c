@@ -69,6 +69,10 @@ typedef struct ladder {                                         /* each number o
 
 MM_INLINE void ladder_open(ladder *l, float s) {
   int exponent = (int)(mm_f32_bits(s) >> 23), steps = 0;
+  if (exponent <= 5) { /* near the smallest numbers exponents end, and steps come closer */
+    *l = (ladder){.least = (bytes){0} + (uint8_t)255};
+    return;
+  }
   uint16_t weight[BLOCK];
   uint8_t code[BLOCK];
   for (int m = 0; m < BLOCK; m++) weight[m] = (uint16_t)(exponent << 7 | m);
@@ -77,7 +81,7 @@ MM_INLINE void ladder_open(ladder *l, float s) {
     if (code[m + 1] != code[m]) l->step[steps++] = (bytes){0} + (uint8_t)m;
   while (steps < STEPS) l->step[steps++] = (bytes){0} + (uint8_t)127;
   l->base = (bytes){0} + (uint8_t)(code[0] - 8 * exponent);
-  l->least = (bytes){0} + (uint8_t)(exponent > 5 ? exponent - 5 : 255); /* code 0x30 or more at `exponent` is 8 or more five below */
+  l->least = (bytes){0} + (uint8_t)(exponent - 5); /* code 0x30 or more at `exponent` is 8 or more five below */
 }
 
 /* False where the ladder does not hold for all of the run; its codes are nothing then. */

@@ -252,10 +252,11 @@ static bool decode(bench *b, const op *o, uint32_t rows, double *step_s, mm_err 
   if (!queue_step(b, o, &batch, err)) return false;
   const double start = now();
   double before = start, at = start;
-  for (uint32_t counted = 0; counted < b->steps; before = at) {
+  for (uint32_t counted = 0; counted < b->steps;) {
     for (uint32_t s = 0; s < rows; s++) b->id[s] = MM_ID_CHOSEN;
     if (!queue_step(b, o, &batch, err) || !collect(b, &at, err)) return false; /* collects the step before the one just queued */
     if (before - start > WARMUP) b->time[counted++] = at - before;
+    before = at;
   }
   *step_s = median(b->time, b->steps);
   return collect(b, &at, err);
