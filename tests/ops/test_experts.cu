@@ -114,6 +114,28 @@ static void check_experts(const expert_case &c, uint32_t tokens, uint32_t expert
   report(what, relative_error(want, got), 8e-3);
 }
 
+/* The same for router and experts together: the others' experts come between a row's own. */
+static void check_rows_independent(const expert_case &c) {
+  const uint32_t experts = 24, top_k = 8, hidden = 1536, inter = 384, buckets[][2] = {{1, 1}, {2, 8}, {9, MM_CU_SKINNY}};
+  buffer<float> router;
+  router.put(random_float((size_t)experts * hidden, 0, 1 / sqrt((double)hidden)));
+  test_weight w13, w2;
+  random_weight(&w13, c.code, c.kind, experts, 2 * inter, hidden, c.cell_n, c.cell_k);
+  random_weight(&w2, c.code, c.kind, experts, hidden, inter, c.cell_n, c.cell_k);
+  for (auto &b : buckets) {
+    const bool same = same_among_others(b[0], b[1], hidden, [&](const __nv_bfloat16 *x, uint32_t tokens) {
+      route_buffers rb(experts, top_k, tokens);
+      buffer<__nv_bfloat16> y((size_t)tokens * hidden), middle((size_t)experts * MM_CU_SKINNY * inter);
+      CUDA_OK(mm_cu_route_tokens({router.p, nullptr, true, hidden}, rb.r, x, tokens, 0));
+      CUDA_OK(mm_cu_experts_skinny(w13.d, w2.d, rb.r, {x, y.p, middle.p, nullptr, tokens}, 0));
+      return y.get();
+    });
+    char what[120];
+    snprintf(what, sizeof what, "experts %-18s T=%u-%u: a row's bits whatever lies beside it", c.name, b[0], b[1]);
+    report_true(what, same);
+  }
+}
+
 void test_experts() {
   const expert_case cases[] = {
       {"bf16", MM_CU_BF16, MM_CU_PLAIN, 0, 0},
@@ -137,4 +159,5 @@ void test_experts() {
   check_experts(cases[6], 1, 20, 16, 256, 1536, true);
   check_experts(cases[1], 3, 256, 8, 384, 128, true);
   check_experts(cases[1], 260, 32, 2, 256, 128, false);
+  for (int i : {0, 1, 4, 6, 7}) check_rows_independent(cases[i]);
 }
