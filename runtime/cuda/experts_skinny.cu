@@ -11,6 +11,13 @@
 
 namespace {
 
+/* Warps of a block. A single token's 4-bit codes are widened faster by sixteen with 128 registers each (int4: 30 us, with twelve and 80
+ * registers 34), e4m3 by twelve (40 us, with sixteen 42). */
+template <mm_cu_code C>
+__host__ __device__ constexpr uint32_t expert_warps(int tokens) {
+  return tokens == 1 && codec<C>::kPiece == 32 ? 16 : kStreamWarps;
+}
+
 constexpr int kMaxSlots = MM_CU_SKINNY * MM_CU_MAX_TOP_K;
 
 struct slot_list {
@@ -20,14 +27,17 @@ struct slot_list {
 /* The step's slots into shared memory; returns how many. */
 __device__ uint32_t read_slots(slot_list &to, const mm_cu_route &r) {
   const uint32_t used = __ldcg(r.used);
-  for (uint32_t i = threadIdx.x; i < used; i += kStreamThreads)
+  for (uint32_t i = threadIdx.x; i < used; i += blockDim.x)
     to.expert[i] = __ldcg(&r.slot_expert[i]), to.tokens[i] = __ldcg(&r.slot_tokens[i]),
     to.weight[i] = __ldcg(&r.slot_weight[i * MM_CU_SKINNY]);
   __syncthreads();
   return used;
 }
 
+template <mm_cu_code C, int kMost>
 struct up_job {
+  static constexpr int kTokens = kMost;
+  static constexpr uint32_t kWarps = expert_warps<C>(kMost);
   static constexpr uint32_t kBoxes = 2;
   const mm_cu_weight &w;
   const mm_cu_route &r;
@@ -56,7 +66,10 @@ struct up_job {
   }
 };
 
+template <mm_cu_code C, int kMost>
 struct down_job {
+  static constexpr int kTokens = kMost;
+  static constexpr uint32_t kWarps = expert_warps<C>(kMost);
   static constexpr uint32_t kBoxes = 1;
   const mm_cu_weight &w;
   const mm_cu_experts &a;
@@ -81,24 +94,24 @@ struct down_job {
 };
 
 template <mm_cu_code C, mm_cu_scale S, int kTokens>
-__global__ void __launch_bounds__(kStreamThreads, stream_blocks(kTokens))
+__global__ void __launch_bounds__(32 * expert_warps<C>(kTokens), stream_blocks(kTokens, expert_warps<C>(kTokens)))
     experts_up(const __grid_constant__ stream_source from, const __grid_constant__ stream_plan p, const __grid_constant__ mm_cu_weight w,
                const float *global2, const __grid_constant__ mm_cu_route r, const __grid_constant__ mm_cu_experts a) {
   __shared__ slot_list slots;
   grid_wait();
   grid_launch_next();
   const uint32_t used = read_slots(slots, r);
-  stream_rows<C, S, kTokens>(w, from, p, up_job{w, r, a, p, global2, slots, used, w.n / 2});
+  stream_rows<C, S>(w, from, p, up_job<C, kTokens>{w, r, a, p, global2, slots, used, w.n / 2});
 }
 
 template <mm_cu_code C, mm_cu_scale S, int kTokens>
-__global__ void __launch_bounds__(kStreamThreads, stream_blocks(kTokens))
+__global__ void __launch_bounds__(32 * expert_warps<C>(kTokens), stream_blocks(kTokens, expert_warps<C>(kTokens)))
     experts_down(const __grid_constant__ stream_source from, const __grid_constant__ stream_plan p, const __grid_constant__ mm_cu_weight w,
                  const __grid_constant__ mm_cu_route r, const __grid_constant__ mm_cu_experts a) {
   __shared__ slot_list slots;
   grid_launch_next();
   const uint32_t used = read_slots(slots, r);
-  stream_rows<C, S, kTokens>(w, from, p, down_job{w, a, p, slots, used});
+  stream_rows<C, S>(w, from, p, down_job<C, kTokens>{w, a, p, slots, used});
 }
 
 struct up_launch {
@@ -109,14 +122,14 @@ struct up_launch {
   cudaStream_t s;
   template <mm_cu_code C, mm_cu_scale S>
   cudaError_t run() const {
-    const stream_plan p = mm_cu_plan_stream(w, r.top_k, w.n / 2, 2, 1, a.tokens, sizeof(slot_list));
+    const stream_plan p = mm_cu_plan_stream(w, r.top_k, w.n / 2, 2, 1, a.tokens, sizeof(slot_list), expert_warps<C>(1));
     stream_source from = {};
     const cudaError_t e = mm_cu_open_source(w, p, &from);
     if (e != cudaSuccess) return e;
     return launch(p.tokens == 1   ? experts_up<C, S, 1>
                   : p.tokens == 8 ? experts_up<C, S, 8>
                                   : experts_up<C, S, 16>,
-                  multiprocessors(), kStreamThreads, p.shared, s, from, p, w, global2, r, a);
+                  multiprocessors(), 32 * p.warps, p.shared, s, from, p, w, global2, r, a);
   }
 };
 
@@ -127,14 +140,14 @@ struct down_launch {
   cudaStream_t s;
   template <mm_cu_code C, mm_cu_scale S>
   cudaError_t run() const {
-    const stream_plan p = mm_cu_plan_stream(w, 1, w.n, 1, r.top_k, a.tokens, sizeof(slot_list));
+    const stream_plan p = mm_cu_plan_stream(w, 1, w.n, 1, r.top_k, a.tokens, sizeof(slot_list), expert_warps<C>(1));
     stream_source from = {};
     const cudaError_t e = mm_cu_open_source(w, p, &from);
     if (e != cudaSuccess) return e;
     return launch(p.tokens == 1   ? experts_down<C, S, 1>
                   : p.tokens == 8 ? experts_down<C, S, 8>
                                   : experts_down<C, S, 16>,
-                  min(p.part_groups, multiprocessors()), kStreamThreads, p.shared, s, from, p, w, r, a);
+                  min(p.part_groups, multiprocessors()), 32 * p.warps, p.shared, s, from, p, w, r, a);
   }
 };
 

@@ -4,7 +4,10 @@
 
 namespace {
 
+template <int kMost>
 struct linear_job {
+  static constexpr int kTokens = kMost;
+  static constexpr uint32_t kWarps = kStreamWarps;
   static constexpr uint32_t kBoxes = 1;
   const mm_cu_weight &w;
   const mm_cu_linear &a;
@@ -34,11 +37,11 @@ struct linear_job {
 };
 
 template <mm_cu_code C, mm_cu_scale S, int kTokens>
-__global__ void __launch_bounds__(kStreamThreads, stream_blocks(kTokens))
+__global__ void __launch_bounds__(32 * kStreamWarps, stream_blocks(kTokens, kStreamWarps))
     skinny(const __grid_constant__ stream_source from, const __grid_constant__ stream_plan p, const __grid_constant__ mm_cu_weight w,
            const __grid_constant__ mm_cu_linear a) {
   grid_launch_next();
-  stream_rows<C, S, kTokens>(w, from, p, linear_job{w, a, p});
+  stream_rows<C, S>(w, from, p, linear_job<kTokens>{w, a, p});
 }
 
 struct skinny_launch {
@@ -47,7 +50,7 @@ struct skinny_launch {
   cudaStream_t s;
   template <mm_cu_code C, mm_cu_scale S>
   cudaError_t run() const {
-    const stream_plan p = mm_cu_plan_stream(w, 1, w.n, 1, 1, a.tokens, 0);
+    const stream_plan p = mm_cu_plan_stream(w, 1, w.n, 1, 1, a.tokens, 0, kStreamWarps);
     stream_source from = {};
     const cudaError_t e = mm_cu_open_source(w, p, &from);
     if (e != cudaSuccess) return e;
@@ -55,7 +58,7 @@ struct skinny_launch {
     return launch(p.tokens == 1   ? skinny<C, S, 1>
                   : p.tokens == 8 ? skinny<C, S, 8>
                                   : skinny<C, S, 16>,
-                  grid, kStreamThreads, p.shared, s, from, p, w, a);
+                  grid, 32 * p.warps, p.shared, s, from, p, w, a);
   }
 };
 

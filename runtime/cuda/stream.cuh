@@ -4,13 +4,14 @@
  * filled far ahead by tensor copies (sm_90a) or cp.async. Row r's 16-byte piece c lies at piece
  * c ^ (r % 8) of its 128 bytes, so that ldmatrix meets no bank twice.
  *
- * Twelve warps share a row's stages in turn, each with its own part of the ring: weight rows are the M side of mma.m16n8k16, tokens its N
+ * The warps share a row's stages in turn, each with its own part of the ring: weight rows are the M side of mma.m16n8k16, tokens its N
  * side. Lane (g, t) of a fragment holds bytes 4t … 4t+3 of a piece of rows g and g+8; which k an mma slot means is free as long as both
  * sides agree, so what ldmatrix gives needs no shuffle. Codes become f16 in registers, exactly; activations become f16 times a power of two
- * of the token and stage. The warps' sums meet in shared memory in a fixed order, which depends neither on the other tokens nor on where a
- * row lies, so a token's result has the same bits in every batch.
+ * of the token and stage. The warps' sums meet in shared memory in a fixed order, which does not depend on the other tokens, so a token's
+ * result has the same bits in every batch of its bucket: alone, up to 8, up to 16.
  *
  * A job says what the rows are:
+ *   kTokens, kWarps                1, 8 or 16, the most there may be; of a block (stream_plan.warps)
  *   kBoxes                         1, or 2: then a group has a second run of rows, apart() rows behind the first
  *   groups(), rows(group)          the groups; a block takes every gridDim.x-th
  *   segments()                     a row's k axis is so many stretches of w.k
@@ -33,7 +34,7 @@ __device__ __forceinline__ row_group stream_share(const stream_plan &p, uint32_t
   return {i * p.rows_each + min(i, p.rows_over), p.rows_each + (i < p.rows_over)};
 }
 /* Blocks that must fit a multiprocessor's registers. */
-constexpr int stream_blocks(int tokens) { return tokens == 1 ? 2 : 1; }
+__host__ __device__ constexpr int stream_blocks(int tokens, uint32_t warps) { return tokens == 1 && warps == 12 ? 2 : 1; }
 
 template <mm_cu_code C, mm_cu_scale S>
 struct stream_kind {
@@ -49,30 +50,36 @@ struct stream_kind {
 /* The stages of a warp, in order. */
 template <class Job>
 struct stream_cursor {
+  static constexpr uint32_t kWarps = Job::kWarps;
   const stream_plan &p;
   const Job &job;
   uint32_t group, segment, step;
 
-  __device__ __forceinline__ stream_cursor(const stream_plan &plan, const Job &j) : p(plan), job(j), group(blockIdx.x), segment(0) {
+  __device__ __forceinline__ stream_cursor(const stream_plan &plan, const Job &j)
+      : p(plan), job(j), group(blockIdx.x), segment(0), step(threadIdx.x / 32) {
     if (!more()) return;
-    step = first();
-    if (step >= p.steps) next();
+    if (Job::kTokens > 1) step = first();
+    if (step >= p.steps) turn();
   }
   __device__ __forceinline__ bool more() const { return group < job.groups(); }
-  /* The matrix, not the segment's number, says which warp comes first: that does not change with the other tokens' experts. */
+  /* Several tokens: the matrix, not the segment's number, says which warp comes first: that does not change with their experts. */
   __device__ __forceinline__ uint32_t first() const {
-    return (threadIdx.x / 32 + kStreamWarps - job.matrix(group, segment) * p.steps % kStreamWarps) % kStreamWarps;
+    return (threadIdx.x / 32 + kWarps - job.matrix(group, segment) * p.steps % kWarps) % kWarps;
   }
   /* True if the next stage belongs to another group or segment. */
   __device__ __forceinline__ bool next() {
-    step += kStreamWarps;
+    step += kWarps;
     if (step < p.steps) return false;
+    turn();
+    return true;
+  }
+  /* To the next segment in which the warp has a stage. A single token's warps take all stages of the block in turn. */
+  __device__ __forceinline__ void turn() {
     do {
       if (++segment == job.segments()) segment = 0, group += gridDim.x;
       if (!more()) break;
-      step = first();
+      step = Job::kTokens > 1 ? first() : step - p.steps;
     } while (step >= p.steps);
-    return true;
   }
 };
 
@@ -307,8 +314,8 @@ struct one_token {
 
   template <class Job>
   __device__ __forceinline__ void fill(const mm_cu_weight &w, const stream_plan &p, const Job &job) const {
-    const uint32_t pieces = p.steps * kind::kPiece, total = job.segments() * pieces;  /* of eight columns; a warp's belong to one stage, */
-    for (uint32_t i = threadIdx.x; i < (total + 31) / 32 * 32; i += kStreamThreads) { /* or half a warp's */
+    const uint32_t pieces = p.steps * kind::kPiece, total = job.segments() * pieces; /* of eight columns; a warp's belong to one stage, */
+    for (uint32_t i = threadIdx.x; i < (total + 31) / 32 * 32; i += blockDim.x) {    /* or half a warp's */
       const uint32_t segment = i / pieces, k = i % pieces * 8;
       const bf16 *row = i < total ? job.x(segment, 0) : nullptr;
       const uint4 v = row && k < w.k ? __ldcg(reinterpret_cast<const uint4 *>(row + k)) : make_uint4(0, 0, 0, 0);
@@ -349,14 +356,15 @@ struct one_token {
 
 /* ---- scales ---- */
 
-/* The byte scales of rows g and g+8 of a tile: 16 bytes a row, of one stage (NV) or two (MX). */
+/* The byte scales of rows g and g+8 of a tile, or of row g twice (`second` rows on: 8 or 0): 16 bytes a row, of one stage (NV) or two
+ * (MX). */
 template <mm_cu_scale S>
 struct tile_bytes {
   uint32_t word[2][4];
-  __device__ __forceinline__ tile_bytes(uint32_t shared, uint32_t step) {
+  __device__ __forceinline__ tile_bytes(uint32_t shared, uint32_t second, uint32_t step) {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-      const uint32_t at = shared + (threadIdx.x % 32 / 4 + h * 8) * 16;
+      const uint32_t at = shared + (threadIdx.x % 32 / 4 + h * second) * 16;
       if (S == MM_CU_NV) {
         asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
                      : "=r"(word[h][0]), "=r"(word[h][1]), "=r"(word[h][2]), "=r"(word[h][3])
@@ -385,11 +393,14 @@ struct tile_bytes {
 
 template <int kHalves>
 struct tile_sum {
-  float v[kHalves][4];
+  float v[kHalves][4]; /* a single token's: 0 and 2 */
   /* What comes behind in the program happens after the sums are known, so after what they were made of was read. */
-  __device__ __forceinline__ void hold() {
+  __device__ __forceinline__ void hold(int step) {
 #pragma unroll
-    for (int n = 0; n < kHalves; n++) asm volatile("" : "+f"(v[n][0]), "+f"(v[n][1]), "+f"(v[n][2]), "+f"(v[n][3])::"memory");
+    for (int n = 0; n < kHalves; n++) {
+#pragma unroll
+      for (int i = 0; i < 4; i += step) asm volatile("" : "+f"(v[n][i])::"memory");
+    }
   }
   __device__ __forceinline__ void zero() {
 #pragma unroll
@@ -400,16 +411,18 @@ struct tile_sum {
   }
 };
 
-/* acc += one tile of a stage, tile i of the group. codes: the lane's ldmatrix address of the tile's piece 0; scales: of the stage. */
+/* acc += one tile of a stage, tile i of the group. codes: the lane's ldmatrix address of the tile's piece 0; scales: of the stage;
+ * second: 8, or 0 if the tile's second half lies behind the stage, where the first is read again and its sums are not used. */
 template <mm_cu_code C, mm_cu_scale S, int kHalves, class Job>
-__device__ __forceinline__ void stream_tile(tile_sum<kHalves> &acc, uint32_t codes, uint32_t scales, int i, const mm_cu_weight &w,
-                                            const stream_cursor<Job> &at, const stream_x<codec<C>::kPiece, kHalves> &x) {
+__device__ __forceinline__ void stream_tile(tile_sum<kHalves> &acc, uint32_t codes, uint32_t scales, int i, uint32_t second,
+                                            const mm_cu_weight &w, const stream_cursor<Job> &at,
+                                            const stream_x<codec<C>::kPiece, kHalves> &x) {
   using kind = stream_kind<C, S>;
   constexpr int kChains = kHalves == 1 ? 4 : 2; /* of products that wait for each other; chain c belongs to half c / (kChains / 2) */
   tile_sum<kHalves> part[kChains];
 #pragma unroll
   for (auto &chain : part) chain.zero();
-  const tile_bytes<S> bytes(scales + i * 256, at.step);
+  const tile_bytes<S> bytes(scales + i * 256, second, at.step);
 #pragma unroll
   for (int p = 0; p < 4; p++) {
     const int chain = p * kChains / 4;
@@ -471,14 +484,14 @@ __device__ __forceinline__ void stream_tile(tile_sum<kHalves> &acc, uint32_t cod
   if (S == MM_CU_COARSE) {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-      const uint32_t from = scales + (i * 16 + h * 8 + threadIdx.x % 32 / 4) * 4;
+      const uint32_t from = scales + (i * 16 + h * second + threadIdx.x % 32 / 4) * 4;
       scale[h][0] = shared_float(from), scale[h][1] = shared_float(from + Job::kBoxes * at.p.run * 4);
     }
   }
 #pragma unroll
   for (int n = 0; n < kHalves; n++) {
 #pragma unroll
-    for (int j = 0; j < 4; j++) {
+    for (int j = 0; j < 4; j += Job::kTokens == 1 ? 2 : 1) {
       const float half[2] = {kChains == 4 ? part[0].v[n][j] + part[1].v[n][j] : part[0].v[n][j],
                              kChains == 4 ? part[2].v[n][j] + part[kChains - 1].v[n][j] : part[1].v[n][j]};
       const float sum = S == MM_CU_COARSE ? half[0] * scale[j / 2][0] + half[1] * scale[j / 2][1] : half[0] + half[1];
@@ -521,42 +534,43 @@ __device__ __forceinline__ void stream_take(const stream_plan &p, const Job &job
 }
 
 /* The warps' sums of a group, then emit. turn: the block's groups before this one. */
-template <int kTokens, class Job, int kHalves>
+template <class Job, int kHalves>
 __device__ __forceinline__ void stream_emit(const stream_plan &p, const Job &job, uint32_t group, uint32_t turn, float *sum,
                                             const tile_sum<kHalves> (&acc)[kStreamTiles]) {
+  constexpr int kTokens = Job::kTokens;
+  constexpr uint32_t kWarps = Job::kWarps;
   const uint32_t warp = threadIdx.x / 32, each = kTokens * p.sum_pitch;
   if constexpr (kTokens == 1) {
     /* There is room for two groups' sums, so one barrier does; the warps emit in turn while the others go on. */
-    sum += turn % 2 * kStreamWarps * each;
+    sum += turn % 2 * kWarps * each;
     stream_put<1>(p, sum + warp * each, acc, false);
     __syncthreads();
-    if (warp == turn % kStreamWarps) {
-      for (uint32_t row = threadIdx.x % 32; row < p.run; row += 32) stream_take<1, kStreamWarps>(p, job, group, sum, 0, row);
+    if (warp == turn % kWarps) {
+      for (uint32_t row = threadIdx.x % 32; row < p.run; row += 32) stream_take<1, kWarps>(p, job, group, sum, 0, row);
     }
   } else {
     /* The upper half of the warps first hand theirs to the lower half. */
-    constexpr uint32_t kRounds = 2, kKept = kStreamWarps / kRounds;
+    constexpr uint32_t kRounds = 2, kKept = kWarps / kRounds;
     __syncthreads(); /* the sums of the group before are read */
 #pragma unroll
     for (uint32_t round = 0; round < kRounds; round++) {
       if (warp / kKept != round) stream_put<kTokens>(p, sum + warp % kKept * each, acc, round > 0);
       __syncthreads();
     }
-    for (uint32_t i = threadIdx.x; i < job.tokens() * p.run; i += kStreamThreads)
+    for (uint32_t i = threadIdx.x; i < job.tokens() * p.run; i += 32 * kWarps)
       stream_take<kTokens, kKept>(p, job, group, sum, i / p.run, i % p.run);
   }
 }
 
-/* kTokens: 1, 8 or 16, the most there may be. */
-template <mm_cu_code C, mm_cu_scale S, int kTokens, class Job>
+template <mm_cu_code C, mm_cu_scale S, class Job>
 __device__ __forceinline__ void stream_rows(const mm_cu_weight &w, const stream_source &source, const stream_plan &p, const Job &job) {
   extern __shared__ __align__(1024) uint8_t stream_shared[];
   using kind = stream_kind<C, S>;
-  constexpr int kHalves = kTokens == 16 ? 2 : 1;
-  constexpr bool kOne = kTokens == 1, kAhead = !kOne && kind::kRegs * kHalves <= 4; /* registers suffice to fetch x a stage ahead */
+  constexpr int kHalves = Job::kTokens == 16 ? 2 : 1;
+  constexpr bool kOne = Job::kTokens == 1, kAhead = !kOne && kind::kRegs * kHalves <= 4; /* registers suffice to fetch x a stage ahead */
   const uint32_t lane = threadIdx.x % 32;
   /* ldmatrix: lanes 0-7 address rows 0-7 of a piece, 8-15 rows 8-15 of it, 16-31 the same of the next piece */
-  const uint32_t place = swizzled(lane % 16, lane / 16);
+  const uint32_t place = swizzled(lane % 8, lane / 16), below = lane / 8 % 2 * kLine;
   stream_ring<C, S, Job> ring(w, source, p, job, shared_address(stream_shared));
   stream_cursor<Job> next(p, job);
   const one_token<C, S> token(stream_shared + p.ones, p);
@@ -587,13 +601,14 @@ __device__ __forceinline__ void stream_rows(const mm_cu_weight &w, const stream_
 #pragma unroll
       for (int i = 0; i < kStreamTiles; i++) {
         if (i >= p.tiles) break;
-        stream_tile<C, S, kHalves>(acc[i], codes + i * 16 * kLine, scales, i, w, at, x);
+        const uint32_t second = i * 16 + 8 < Job::kBoxes * p.run ? 8 : 0;
+        stream_tile<C, S, kHalves>(acc[i], codes + i * 16 * kLine + second * below, scales, i, second, w, at, x);
       }
 #pragma unroll
-      for (int i = 0; i < kStreamTiles; i++) acc[i].hold();
+      for (int i = 0; i < kStreamTiles; i++) acc[i].hold(kOne ? 2 : 1);
       ring.done();
     }
-    stream_emit<kTokens>(p, job, group, turn, sum, acc);
+    stream_emit(p, job, group, turn, sum, acc);
   }
 }
 

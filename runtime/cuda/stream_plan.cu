@@ -45,11 +45,11 @@ void place(stream_plan *p, const mm_cu_weight &w, uint32_t boxes) {
   p->run = (p->box + 7) / 8 * 8, p->tiles = (boxes * p->run + 15) / 16, p->sum_pitch = p->tiles * 16 + 4;
   p->code_bytes = boxes * p->run * kLine, p->scale_bytes = boxes * p->run * row_scales(w);
   p->fetch_bytes = boxes * p->box * (kLine + (w.scale_kind == MM_CU_COARSE ? 0 : row_scales(w)));
-  p->scales = kStreamWarps * p->depth * p->code_bytes;
-  p->sums = p->scales + kStreamWarps * p->depth * p->scale_bytes;
-  p->ones = p->sums + (p->tokens == 1 ? 2 : p->tokens / 2) * kStreamWarps * p->sum_pitch * 4; /* two groups' sums, or half the warps' */
+  p->scales = p->warps * p->depth * p->code_bytes;
+  p->sums = p->scales + p->warps * p->depth * p->scale_bytes;
+  p->ones = p->sums + (p->tokens == 1 ? 2 : p->tokens / 2) * p->warps * p->sum_pitch * 4; /* two groups' sums, or half the warps' */
   p->barriers = p->ones + (p->one_stages * (piece_columns(w) * 16 + 4) + 7) / 8 * 8;
-  p->shared = p->barriers + kStreamWarps * p->depth * 8;
+  p->shared = p->barriers + p->warps * p->depth * 8;
 }
 
 typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *, const cuuint64_t *,
@@ -78,11 +78,13 @@ cudaError_t map_boxes(CUtensorMap *to, const void *data, uint64_t pitch, uint64_
 }  // namespace
 
 stream_plan mm_cu_plan_stream(const mm_cu_weight &w, uint32_t parts, uint32_t rows, uint32_t boxes, uint32_t segments, uint32_t tokens,
-                              uint32_t beside) {
+                              uint32_t beside, uint32_t one_warps) {
   stream_plan p = {};
   p.tokens = tokens > 8 ? 16 : 8;
+  p.warps = kStreamWarps;
   p.steps = (uint32_t)((w.pitch + kLine - 1) / kLine);
-  if (tokens == 1 && segments * p.steps * piece_columns(w) * 16 <= kMostOne) p.tokens = 1, p.one_stages = segments * p.steps;
+  if (tokens == 1 && segments * p.steps * piece_columns(w) * 16 <= kMostOne)
+    p.tokens = 1, p.warps = one_warps, p.one_stages = segments * p.steps;
   const uint64_t bytes = (uint64_t)rows * w.pitch;
   const bool alone = p.tokens > 1 || boxes * segments > 1 || bytes > kLarge; /* experts cannot start early */
   const uint32_t room = (!hopper() ? kMostOther : alone ? kMostAlone : kMostTwice) - beside;
@@ -93,7 +95,7 @@ stream_plan mm_cu_plan_stream(const mm_cu_weight &w, uint32_t parts, uint32_t ro
     p.box = p.rows_each + (p.rows_over > 0);
     p.depth = 0;
     place(&p, w, boxes);
-    const uint32_t each = kStreamWarps * (p.code_bytes + p.scale_bytes + 8);
+    const uint32_t each = p.warps * (p.code_bytes + p.scale_bytes + 8);
     p.depth = std::min((room - p.shared) / each, hopper() ? kMostDepth : kOtherDepth);
   }
   place(&p, w, boxes);

@@ -8,10 +8,10 @@
 
 #include "runtime/cuda/kernels.h"
 
-constexpr uint32_t kStreamWarps = 12, kStreamThreads = 32 * kStreamWarps;
-constexpr int kStreamTiles = 3;     /* of 16 rows, in a group */
-constexpr uint32_t kLine = 128;     /* bytes of a row in a stage */
-constexpr uint32_t kOtherDepth = 2; /* stream_plan.depth without tensor copies */
+constexpr uint32_t kStreamWarps = 12; /* of a block; experts_skinny.cu has an exception */
+constexpr int kStreamTiles = 3;       /* of 16 rows, in a group */
+constexpr uint32_t kLine = 128;       /* bytes of a row in a stage */
+constexpr uint32_t kOtherDepth = 2;   /* stream_plan.depth without tensor copies */
 
 struct stream_plan {
   uint32_t box;                  /* rows that are fetched of each run: the most that a group has */
@@ -23,11 +23,11 @@ struct stream_plan {
   uint32_t one_stages;           /* tokens 1: stages of all segments of a row */
   uint32_t run;                  /* rows from one run of a stage to the next */
   uint32_t tiles;
-  uint32_t code_bytes, scale_bytes; /* of a stage */
-  uint32_t fetch_bytes;             /* by tensor copies */
-  uint32_t sum_pitch;               /* floats from token to token: no bank conflicts */
-  /* Places in shared memory. What lies behind the codes and scales is there to be read as the second half of a last tile. */
-  uint32_t scales, sums, ones, barriers, shared;
+  uint32_t code_bytes, scale_bytes;              /* of a stage */
+  uint32_t fetch_bytes;                          /* by tensor copies */
+  uint32_t sum_pitch;                            /* floats from token to token: no bank conflicts */
+  uint32_t scales, sums, ones, barriers, shared; /* places in shared memory */
+  uint32_t warps;                                /* of a block */
 };
 
 struct stream_source {
@@ -35,9 +35,9 @@ struct stream_source {
 };
 
 /* Cuts `parts` equal runs of `rows` rows (each twice, `boxes` = 2) into groups for w's kernel. segments: of one token's k axis. beside:
- * shared memory that the kernel has besides. */
+ * shared memory that the kernel has besides. one_warps: of a block for a single token. */
 stream_plan mm_cu_plan_stream(const mm_cu_weight &w, uint32_t parts, uint32_t rows, uint32_t boxes, uint32_t segments, uint32_t tokens,
-                              uint32_t beside);
+                              uint32_t beside, uint32_t one_warps);
 /* Fills `to` on a device with a copy engine; else leaves it alone. */
 cudaError_t mm_cu_open_source(const mm_cu_weight &w, const stream_plan &p, stream_source *to);
 
