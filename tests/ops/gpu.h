@@ -85,7 +85,7 @@ extern int g_failures;
 /* Whether run(x, tokens), which returns `tokens` rows, gives the same bits for a row of `width` numbers wherever it lies among `least` …
  * `most` rows and whatever the others hold. */
 bool same_among_others(uint32_t least, uint32_t most, uint32_t width,
-                       const std::function<std::vector<__nv_bfloat16>(const __nv_bfloat16 *x, uint32_t tokens)> &run);
+                       const std::function<std::vector<float>(const __nv_bfloat16 *x, uint32_t tokens)> &run);
 
 /* A random weight of a scheme: what the device reads, and its meaning as plain numbers. */
 struct test_weight {

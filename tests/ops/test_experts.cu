@@ -128,7 +128,9 @@ static void check_rows_independent(const expert_case &c) {
       buffer<__nv_bfloat16> y((size_t)tokens * hidden), middle((size_t)experts * MM_CU_SKINNY * inter);
       CUDA_OK(mm_cu_route_tokens({router.p, nullptr, true, hidden}, rb.r, x, tokens, 0));
       CUDA_OK(mm_cu_experts_skinny(w13.d, w2.d, rb.r, {x, y.p, middle.p, nullptr, tokens}, 0));
-      return y.get();
+      std::vector<float> out;
+      for (auto v : y.get()) out.push_back(to_float(v));
+      return out;
     });
     char what[120];
     snprintf(what, sizeof what, "experts %-18s T=%u-%u: a row's bits whatever lies beside it", c.name, b[0], b[1]);

@@ -65,8 +65,8 @@ static void check_rows_independent(const scheme_case &c) {
   random_weight(&w, c.code, c.kind, 1, n, k, c.cell_n, c.cell_k);
   for (auto &b : buckets) {
     const bool same = same_among_others(b[0], b[1], k, [&](const __nv_bfloat16 *x, uint32_t tokens) {
-      buffer<__nv_bfloat16> y((size_t)tokens * n);
-      CUDA_OK(mm_cu_skinny(w.d, {x, nullptr, y.p, nullptr, tokens}, 0));
+      buffer<float> y((size_t)tokens * n);
+      CUDA_OK(mm_cu_skinny(w.d, {x, nullptr, nullptr, y.p, tokens}, 0));
       return y.get();
     });
     char what[120];
