@@ -127,6 +127,24 @@ __device__ __forceinline__ uint32_t fma_half2(uint32_t a, uint32_t b, uint32_t c
   __half2 p = __hfma2(*reinterpret_cast<__half2 *>(&a), *reinterpret_cast<__half2 *>(&b), *reinterpret_cast<__half2 *>(&c));
   return *reinterpret_cast<uint32_t *>(&p);
 }
+/* bf16 to f16 times the power of two that brings the largest magnitude (its bf16 bits) to 2^14 … 2^15: exact but for numbers below 2^-28
+ * of it. */
+struct half_scale {
+  uint32_t factor; /* two bf16 */
+  float inverse;
+  __device__ __forceinline__ explicit half_scale(uint32_t largest) {
+    const uint32_t power = min(268 - (largest >> 7), 253u);
+    factor = power << 23 | power << 7;
+    inverse = __uint_as_float((254 - power) << 23);
+  }
+  __device__ __forceinline__ uint32_t convert(uint32_t pair) const {
+    const uint32_t v = mul2(pair, factor);
+    uint32_t out;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high(v)), "f"(low(v)));
+    return out;
+  }
+};
+
 /* Eight bf16 of a 16-byte piece. */
 __device__ __forceinline__ void widen8(float out[8], uint4 q) {
   const uint32_t w[4] = {q.x, q.y, q.z, q.w};

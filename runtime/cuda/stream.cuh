@@ -214,24 +214,6 @@ struct stream_ring {
 
 /* ---- activations ---- */
 
-/* bf16 to f16 times the power of two that brings the largest magnitude (its bf16 bits) to 2^14 … 2^15: exact but for numbers below 2^-28
- * of it. */
-struct half_scale {
-  uint32_t factor; /* two bf16 */
-  float inverse;
-  __device__ __forceinline__ explicit half_scale(uint32_t largest) {
-    const uint32_t power = min(268 - (largest >> 7), 253u);
-    factor = power << 23 | power << 7;
-    inverse = __uint_as_float((254 - power) << 23);
-  }
-  __device__ __forceinline__ uint32_t convert(uint32_t pair) const {
-    const uint32_t v = mul2(pair, factor);
-    uint32_t out;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high(v)), "f"(low(v)));
-    return out;
-  }
-};
-
 /* What goes with a lane's part of a stage, for tokens g and g+8. */
 template <int kPiece, int kHalves>
 struct stream_x {
