@@ -131,6 +131,13 @@ __device__ __forceinline__ void wgmma256(float (&d)[128], uint64_t a, uint64_t b
                : MM_F32(d, 0), MM_F32(d, 32), MM_F32(d, 64), MM_F32(d, 96)
                : "l"(a), "l"(b), "r"(add));
 }
+/* d[64, 128] (+)= a[64, 32] · b[128, 32]ᵀ, both e4m3 in blocks of 128 columns. */
+__device__ __forceinline__ void wgmma128_e4m3(float (&d)[64], uint64_t a, uint64_t b, int add) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" MM_R64
+               "}, %64, %65, p, 1, 1;\n}"
+               : MM_F32(d, 0), MM_F32(d, 32)
+               : "l"(a), "l"(b), "r"(add));
+}
 /* d[64, 64] += a[64, 16] · b[16, 64], a in registers as mma's a, b turned. */
 __device__ __forceinline__ void wgmma64_turned(float (&d)[32], const uint32_t (&a)[4], uint64_t b) {
   asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" MM_R32 "}, {%32,%33,%34,%35}, %36, 1, 1, 1, 1;"

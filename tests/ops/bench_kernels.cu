@@ -273,6 +273,31 @@ static void bench_gemm(const scheme &s, uint32_t tokens, uint32_t n, uint32_t k)
   flops(what, us, 2.0 * tokens * n * k);
 }
 
+static void bench_rounded(uint32_t tokens, uint32_t n, uint32_t k) {
+  bench_weight w(kFp8, 1, n, k);
+  if (!mm_cu_multiplies_codes(w.d)) return;
+  buffer<__nv_bfloat16> x((size_t)tokens * k), y((size_t)tokens * n);
+  code_buffers codes(tokens, k);
+  fill_random_bf16(x.p, x.n, 7);
+  char what[120];
+  double us = time_graph(
+      8,
+      [&](cudaStream_t st, int) {
+        CUDA_OK(mm_cu_encode(codes.d, {x.p, k, nullptr}, st));
+      },
+      6);
+  snprintf(what, sizeof what, "inputs to codes T=%u, %u columns", tokens, k);
+  row(what, us, 3.0 * tokens * k);
+  us = time_graph(
+      4,
+      [&](cudaStream_t st, int) {
+        CUDA_OK(mm_cu_gemm_fp8(w.d, {codes.d, y.p, nullptr}, st));
+      },
+      6);
+  snprintf(what, sizeof what, "gemm rounded   T=%u %u x %u", tokens, n, k);
+  flops(what, us, 2.0 * tokens * n * k);
+}
+
 void bench_copy() { g_copy = copy_rate(); }
 void bench_linear() {
   bench_skinny(kFp8, 2048, 3072, {1, 8, 16});
@@ -288,6 +313,9 @@ void bench_linear() {
   bench_gemm(kBf16, 8192, 8192, 3072);
   bench_gemm(kFp8, 8192, 8192, 3072);
   bench_gemm(kFp8, 64, 8192, 3072);
+  bench_rounded(8192, 8192, 3072);
+  bench_rounded(8192, 6144, 8192);
+  bench_rounded(64, 8192, 3072);
 }
 void bench_experts() {
   experts_rate("M1", kFp8, 32, 2, 6144, 9216, {1, 4, 16});

@@ -88,6 +88,36 @@ double e4m3(uint8_t c) {
   double v = e == 0 ? m * 0x1p-9 : ldexp(8 + m, e - 10);
   return c & 0x80 ? -v : v;
 }
+uint8_t nearest_e4m3(float v) {
+  uint8_t best = 0;
+  for (uint8_t c = 1; c < 0x7f; c++) {
+    const double now = fabs(e4m3(c) - fabs((double)v)), then = fabs(e4m3(best) - fabs((double)v));
+    if (now < then || (now == then && c % 2 == 0)) best = c;
+  }
+  return (uint8_t)(best | (std::signbit(v) ? 0x80 : 0));
+}
+std::vector<float> rounded_rows(const std::vector<float> &x, uint32_t k, std::vector<float> *scales) {
+  std::vector<float> out(x.size());
+  const size_t groups = (k + 127) / 128, rows = x.size() / k;
+  if (scales) scales->resize(rows * groups);
+  parallel((uint32_t)rows, [&](uint32_t r) {
+    for (size_t g = 0; g < groups; g++) {
+      const size_t from = r * (size_t)k + g * 128, to = std::min(from + 128, (r + (size_t)1) * k);
+      float amax = 1e-10f;
+      for (size_t i = from; i < to; i++) amax = std::max(amax, fabsf(x[i]));
+      const float scale = amax / 448.0f;
+      for (size_t i = from; i < to; i++) out[i] = (float)e4m3(nearest_e4m3(x[i] / scale)) * scale;
+      if (scales) (*scales)[r * groups + g] = scale;
+    }
+  });
+  return out;
+}
+code_buffers::code_buffers(uint32_t rows, uint32_t k) {
+  d.rows = rows, d.pitch = (k + 127) / 128 * 128, d.scale_pitch = rows + 3;
+  code.open((size_t)rows * d.pitch), scale.open((size_t)d.pitch / 128 * d.scale_pitch);
+  d.code = code.p, d.scale = scale.p;
+}
+
 static const double kE2m1[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
 
 static uint32_t log2_cell(uint32_t cell) {

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/cuda/fp8.h"
 #include "runtime/cuda/kernels.h"
 
 #define CUDA_OK(call)                                                                        \
@@ -37,6 +38,10 @@ extern rng g_rng;
 inline float to_float(__nv_bfloat16 v) { return __bfloat162float(v); }
 inline float to_float(float v) { return v; }
 double e4m3(uint8_t code);
+/* The nearest e4m3, of two the even one; beyond the largest, the largest. By trying all. */
+uint8_t nearest_e4m3(float v);
+/* Rows of k numbers as products with rounded inputs see them: e4m3 under amax / 448 of 128 columns. scale: [rows, groups], or NULL. */
+std::vector<float> rounded_rows(const std::vector<float> &x, uint32_t k, std::vector<float> *scale = nullptr);
 inline double silu_ref(double x) { return x / (1 + exp(-x)); }
 
 /* A device array; poisoned (0xff bytes: NaN) until written. */
@@ -97,6 +102,14 @@ struct test_weight {
 /* cell: of f32 scale grids (0: whole extent); ignored by NV and MX. */
 void random_weight(test_weight *t, mm_cu_code code, mm_cu_scale kind, uint32_t lead, uint32_t n, uint32_t k, uint32_t cell_n = 128,
                    uint32_t cell_k = 128);
+
+/* Room for the codes of rows of k numbers. */
+struct code_buffers {
+  buffer<uint8_t> code;
+  buffer<float> scale;
+  mm_cu_codes d;
+  code_buffers(uint32_t rows, uint32_t k);
+};
 
 /* Median microseconds of one of `count` launches in a replayed graph. */
 double time_graph(int count, const std::function<void(cudaStream_t, int)> &launch, int replays = 30);

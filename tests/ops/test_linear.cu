@@ -58,6 +58,77 @@ static void check_linear(const scheme_case &c, uint32_t tokens, uint32_t n, uint
   report(what, relative_error(want, got), wide && tokens <= MM_CU_SKINNY && c.kind != MM_CU_FINE ? 1e-5 : c.limit);
 }
 
+/* Codes and scales bit for bit, and the numbers they stand for in bf16. Rows hold groups of zeros, of tiny and of large numbers. */
+static void check_encode(uint32_t rows, uint32_t k) {
+  auto x = random_bf16((size_t)rows * 2 * k);
+  for (size_t i = 0; i < x.size(); i++) {
+    const size_t kind = i / 128 % 5;
+    x[i] = __float2bfloat16(to_float(x[i]) * (kind == 1 ? 0.0f : kind == 2 ? 1e-14f : kind == 3 ? 3e4f : 1.0f));
+  }
+  std::vector<uint32_t> pick(rows);
+  std::vector<float> picked, scale;
+  for (uint32_t r = 0; r < rows; r++) {
+    pick[r] = 2 * r + g_rng.below(2);
+    for (uint32_t j = 0; j < k; j++) picked.push_back(to_float(x[(size_t)pick[r] * k + j]));
+  }
+  const auto want = rounded_rows(picked, k, &scale);
+  buffer<__nv_bfloat16> dx, y((size_t)rows * k);
+  buffer<uint32_t> dpick;
+  dx.put(x), dpick.put(pick);
+  code_buffers to(rows, k);
+  const mm_cu_inputs in = {dx.p, k, dpick.p};
+  CUDA_OK(mm_cu_encode(to.d, in, 0));
+  CUDA_OK(mm_cu_round(y.p, rows, in, 0));
+  const auto code = to.code.get();
+  const auto got_scale = to.scale.get();
+  const auto got = y.get();
+  bool codes = true, scales = true, numbers = true;
+  for (uint32_t r = 0; r < rows; r++) {
+    for (uint32_t j = 0; j < to.d.pitch; j++) {
+      const float s = got_scale[(size_t)(j / 128) * to.d.scale_pitch + r];
+      scales &= s == scale[(size_t)r * (to.d.pitch / 128) + j / 128];
+      codes &= (float)e4m3(code[(size_t)r * to.d.pitch + j]) * s == (j < k ? want[(size_t)r * k + j] : 0.0f);
+      if (j < k) numbers &= to_float(got[(size_t)r * k + j]) == to_float(__float2bfloat16(want[(size_t)r * k + j]));
+    }
+  }
+  char what[100];
+  snprintf(what, sizeof what, "rounded inputs, %u rows of %u: scales, codes, as bf16", rows, k);
+  report_true(what, scales && codes && numbers);
+}
+
+/* Products of rounded rows: f32 results carry the tensor cores' short sums of 128 columns. */
+static void check_rounded(uint32_t tokens, uint32_t n, uint32_t k, uint32_t cell_n, uint32_t cell_k, bool wide) {
+  test_weight w;
+  random_weight(&w, MM_CU_E4M3, MM_CU_COARSE, 1, n, k, cell_n, cell_k);
+  if (!mm_cu_multiplies_codes(w.d)) return; /* not of this device */
+  auto x = random_bf16((size_t)tokens * k);
+  std::vector<float> plain;
+  for (auto v : x) plain.push_back(to_float(v));
+  const auto rounded = rounded_rows(plain, k);
+  buffer<__nv_bfloat16> dx, y((size_t)tokens * n);
+  buffer<float> y32((size_t)tokens * n);
+  dx.put(x);
+  code_buffers codes(tokens, k);
+  CUDA_OK(mm_cu_encode(codes.d, {dx.p, k, nullptr}, 0));
+  CUDA_OK(mm_cu_gemm_fp8(w.d, {codes.d, wide ? nullptr : y.p, wide ? y32.p : nullptr}, 0));
+  std::vector<double> want((size_t)tokens * n), got;
+  parallel(tokens, [&](uint32_t t) {
+    for (uint32_t i = 0; i < n; i++) {
+      double sum = 0;
+      for (uint32_t j = 0; j < k; j++) sum += (double)rounded[(size_t)t * k + j] * w.w[(size_t)i * k + j];
+      want[(size_t)t * n + i] = sum;
+    }
+  });
+  if (wide) {
+    for (auto v : y32.get()) got.push_back(v);
+  } else {
+    for (auto v : y.get()) got.push_back(to_float(v));
+  }
+  char what[160];
+  snprintf(what, sizeof what, "linear rounded %ux%u T=%-4u n=%-5u k=%-5u%s", cell_n, cell_k, tokens, n, k, wide ? " f32" : "");
+  report(what, relative_error(want, got), wide ? 1e-3 : 3e-3);
+}
+
 /* A row's result must not depend on the rows beside it, nor on their number as long as the same kernel takes them. */
 static void check_rows_independent(const scheme_case &c) {
   const uint32_t n = 520, k = 3072, buckets[][2] = {{1, 1}, {2, 8}, {9, MM_CU_SKINNY}};
@@ -89,5 +160,16 @@ void test_linear() {
     check_linear(kSchemes[i], 13, 2100, 3072, true, false);
   }
   check_linear(kSchemes[5], 3, 40, 24, true, false); /* a rank's share of a tiny expert */
+  check_encode(3, 24);
+  check_encode(70, 1000);
+  check_encode(5, 3072);
+  for (bool wide : {false, true}) {
+    check_rounded(1, 256, 128, 128, 128, wide);
+    check_rounded(77, 200, 384, 128, 128, wide);
+    check_rounded(300, 133, 192, 128, 128, wide);
+    check_rounded(140, 520, 3072, 128, 128, wide);
+    check_rounded(140, 520, 1000, 256, 0, wide);
+    check_rounded(2500, 2304, 640, 128, 128, wide); /* several tiles a block, strips of rows */
+  }
   for (int i : {0, 1, 8, 11, 12}) check_rows_independent(kSchemes[i]);
 }

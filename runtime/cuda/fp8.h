@@ -1,0 +1,38 @@
+/* Products whose inputs are rounded too: E4M3 codes under an f32 scale for 128 columns of a row (quant/activation.c), times block FP8
+ * weights. Host launch functions, as in kernels.h. */
+#ifndef MM_CUDA_FP8_H
+#define MM_CUDA_FP8_H
+
+#include "runtime/cuda/kernels.h"
+
+#define MM_CU_GROUP 128
+
+/* Rounded rows. code: [rows, pitch], zeros behind the last column; scale: [pitch / 128, scale_pitch], a group's scales side by side. */
+struct mm_cu_codes {
+  uint8_t *code; /* 16-byte aligned */
+  float *scale;
+  uint32_t rows, pitch, scale_pitch; /* pitch a multiple of 128, scale_pitch ≥ rows */
+};
+
+/* The rows that are rounded: row i is row i of x[…, k], or row rows[i]. */
+struct mm_cu_inputs {
+  const __nv_bfloat16 *x;
+  uint32_t k;
+  const uint32_t *rows; /* or NULL */
+};
+cudaError_t mm_cu_encode(const mm_cu_codes &to, const mm_cu_inputs &in, cudaStream_t s);
+/* y[i] = the numbers that row i's codes stand for, in bf16: within 2^-9 of them. For products that read bf16. */
+cudaError_t mm_cu_round(__nv_bfloat16 *y, uint32_t count, const mm_cu_inputs &in, cudaStream_t s);
+
+/* The current device multiplies w's codes as they are: sm_90a, E4M3, whole groups of 128 rows and columns under one scale. */
+bool mm_cu_multiplies_codes(const mm_cu_weight &w);
+
+/* y[T, n] = x·Wᵀ; exactly one of y and y32 is given. */
+struct mm_cu_product {
+  mm_cu_codes x; /* rows: T */
+  __nv_bfloat16 *y;
+  float *y32;
+};
+cudaError_t mm_cu_gemm_fp8(const mm_cu_weight &w, const mm_cu_product &a, cudaStream_t s);
+
+#endif

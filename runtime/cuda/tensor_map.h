@@ -1,0 +1,13 @@
+/* Where the copy engine finds a matrix (hopper.cuh, tensor_copy): made on the host for each launch. */
+#ifndef MM_CUDA_TENSOR_MAP_H
+#define MM_CUDA_TENSOR_MAP_H
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+#include <stdint.h>
+
+/* Boxes of 128 bytes by `box_rows` rows, swizzled, of a byte matrix; pitch a multiple of 16. What lies outside the matrix comes as zeros.
+ */
+cudaError_t mm_cu_map_boxes(CUtensorMap *to, const void *data, uint64_t pitch, uint64_t rows, uint32_t box_rows);
+
+#endif
