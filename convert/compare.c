@@ -105,17 +105,23 @@ static void add_row(mm_tensor_error *sum, const float *w, const float *v, const 
   merge(sum, &row);
 }
 
-/* Adds rows of one rank: local row `local` + i holds source row `row` + i, columns [cols.from, +count) of it. */
-static bool add_rank(mm_compare_worker *w, const mm_packed *m, uint32_t lead, uint32_t local, const float *wide, uint32_t rows,
-                     uint32_t whole_cols, mm_range cols, mm_tensor_error *sum, mm_err *err) {
+/* Rows of one rank's share: local row `local` + i of entry `lead` holds columns [cols.from, +count) of source row i in `wide`. */
+typedef struct mm_shared_rows {
+  uint32_t lead, local, rows, whole_cols;
+  const float *wide; /* [rows, whole_cols] */
+  mm_range cols;
+} mm_shared_rows;
+
+static bool add_rank(mm_compare_worker *w, const mm_packed *m, const mm_shared_rows *x, mm_tensor_error *sum, mm_err *err) {
   double step = largest_step(m->scheme->code);
   if (!mm_grow((void **)&w->row, &w->row_cap, m->k, sizeof *w->row, err) ||
       !mm_grow((void **)&w->scale, &w->scale_cap, m->k, sizeof *w->scale, err))
     return false;
-  for (uint32_t i = 0; i < rows; i++) {
-    m->scheme->unpack(m, lead, local + i, 1, w->row);
-    if (step > 0) mm_row_scales(m, lead, local + i, w->scale);
-    add_row(sum, wide + (size_t)i * whole_cols + cols.from, w->row + cols.at, w->scale + cols.at, cols.count, step);
+  for (uint32_t i = 0; i < x->rows; i++) {
+    m->scheme->unpack(m, x->lead, x->local + i, 1, w->row);
+    if (step > 0) mm_row_scales(m, x->lead, x->local + i, w->scale);
+    const float *from = x->wide + (size_t)i * x->whole_cols + x->cols.from;
+    add_row(sum, from, w->row + x->cols.at, w->scale + x->cols.at, x->cols.count, step);
   }
   return true;
 }
@@ -147,9 +153,13 @@ static bool compare_step(void *ctx, size_t item, unsigned worker, mm_err *err) {
         if (job->s->pack.rank[rank].part_count == 0) continue;                          /* not in this directory */
         if (t->lead && (step->lead < first || step->lead >= first + t->lead)) continue; /* another rank's expert */
         mm_packed m = mm_shards_tensor(job->s, rank, step->tensor);
-        if (!add_rank(w, &m, step->lead - first, x->local_at + take.at + (lo - take.from),
-                      w->source.wide + (size_t)(lo - row) * t->whole_cols, hi - lo, t->whole_cols, cols, sum, err))
-          return false;
+        const mm_shared_rows share = {.lead = step->lead - first,
+                                      .local = x->local_at + take.at + (lo - take.from),
+                                      .rows = hi - lo,
+                                      .whole_cols = t->whole_cols,
+                                      .wide = w->source.wide + (size_t)(lo - row) * t->whole_cols,
+                                      .cols = cols};
+        if (!add_rank(w, &m, &share, sum, err)) return false;
       }
     }
   }

@@ -197,8 +197,9 @@ __global__ void __launch_bounds__(kThreads, 1)
 template <class Job>
 cudaError_t launch_product(const Job &job, const mm_cu_codes &x, uint32_t tiles, cudaStream_t s) {
   CUtensorMap x_map, w_map;
-  cudaError_t e = mm_cu_map_boxes(&x_map, x.code, x.pitch, x.rows, kRows);
-  if (e == cudaSuccess) e = mm_cu_map_boxes(&w_map, job.w.data, job.w.pitch, (uint64_t)job.w.lead * job.w.n, kRun);
+  cudaError_t e = mm_cu_map_boxes(&x_map, x.code, x.pitch, x.rows, 128, kRows, CU_TENSOR_MAP_SWIZZLE_128B);
+  if (e == cudaSuccess)
+    e = mm_cu_map_boxes(&w_map, job.w.data, job.w.pitch, (uint64_t)job.w.lead * job.w.n, 128, kRun, CU_TENSOR_MAP_SWIZZLE_128B);
   return e != cudaSuccess ? e : launch(product<Job>, min(tiles, multiprocessors()), kThreads, sizeof(shared), s, x_map, w_map, job);
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "runtime/cuda/launch.h"
+#include "runtime/cuda/tensor_map.h"
 
 namespace {
 
@@ -52,29 +53,6 @@ void place(stream_plan *p, const mm_cu_weight &w, uint32_t boxes) {
   p->shared = p->barriers + p->warps * p->depth * 8;
 }
 
-typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *, const cuuint64_t *,
-                              const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
-                              CUtensorMapFloatOOBfill);
-
-encode_fn find_encode() {
-  void *fn = nullptr;
-  cudaDriverEntryPointQueryResult found;
-  cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &fn, 12000, cudaEnableDefault, &found);
-  return reinterpret_cast<encode_fn>(fn);
-}
-
-/* Boxes of `rows` rows of `width` bytes in a byte matrix. */
-cudaError_t map_boxes(CUtensorMap *to, const void *data, uint64_t pitch, uint64_t total_rows, uint32_t width, uint32_t rows,
-                      CUtensorMapSwizzle swizzle) {
-  static const encode_fn encode = find_encode();
-  if (!encode) return cudaErrorNotSupported;
-  const cuuint64_t extent[2] = {pitch, total_rows}, stride[1] = {pitch};
-  const cuuint32_t box[2] = {width, rows}, step[2] = {1, 1};
-  const CUresult r = encode(to, CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, const_cast<void *>(data), extent, stride, box, step,
-                            CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  return r == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
-}
-
 }  // namespace
 
 stream_plan mm_cu_plan_stream(const mm_cu_weight &w, uint32_t parts, uint32_t rows, uint32_t boxes, uint32_t segments, uint32_t tokens,
@@ -105,8 +83,8 @@ stream_plan mm_cu_plan_stream(const mm_cu_weight &w, uint32_t parts, uint32_t ro
 cudaError_t mm_cu_open_source(const mm_cu_weight &w, const stream_plan &p, stream_source *to) {
   if (!hopper()) return cudaSuccess;
   const uint64_t rows = (uint64_t)w.lead * w.n;
-  cudaError_t e = map_boxes(&to->codes, w.data, w.pitch, rows, kLine, p.box, CU_TENSOR_MAP_SWIZZLE_128B);
+  cudaError_t e = mm_cu_map_boxes(&to->codes, w.data, w.pitch, rows, kLine, p.box, CU_TENSOR_MAP_SWIZZLE_128B);
   if (e == cudaSuccess && (w.scale_kind == MM_CU_NV || w.scale_kind == MM_CU_MX))
-    e = map_boxes(&to->scales, w.scale, w.scale_pitch, rows, 16, p.box, CU_TENSOR_MAP_SWIZZLE_NONE);
+    e = mm_cu_map_boxes(&to->scales, w.scale, w.scale_pitch, rows, 16, p.box, CU_TENSOR_MAP_SWIZZLE_NONE);
   return e;
 }

@@ -16,13 +16,13 @@ encode_fn find_encode() {
 
 }  // namespace
 
-cudaError_t mm_cu_map_boxes(CUtensorMap *to, const void *data, uint64_t pitch, uint64_t rows, uint32_t box_rows) {
+cudaError_t mm_cu_map_boxes(CUtensorMap *to, const void *data, uint64_t pitch, uint64_t rows, uint32_t width, uint32_t box_rows,
+                            CUtensorMapSwizzle swizzle) {
   static const encode_fn encode = find_encode();
   if (!encode) return cudaErrorNotSupported;
   const cuuint64_t extent[2] = {pitch, rows}, stride[1] = {pitch};
-  const cuuint32_t box[2] = {128, box_rows}, step[2] = {1, 1};
-  const CUresult r =
-      encode(to, CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, const_cast<void *>(data), extent, stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
-             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const cuuint32_t box[2] = {width, box_rows}, step[2] = {1, 1};
+  const CUresult r = encode(to, CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, const_cast<void *>(data), extent, stride, box, step,
+                            CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return r == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }

@@ -6,8 +6,9 @@
 #include <cuda_runtime.h>
 #include <stdint.h>
 
-/* Boxes of 128 bytes by `box_rows` rows, swizzled, of a byte matrix; pitch a multiple of 16. What lies outside the matrix comes as zeros.
- */
-cudaError_t mm_cu_map_boxes(CUtensorMap *to, const void *data, uint64_t pitch, uint64_t rows, uint32_t box_rows);
+/* Boxes of `box_rows` rows of `width` bytes of a byte matrix; pitch a multiple of 16. What lies outside the matrix comes as zeros.
+ * cudaErrorNotSupported where the driver makes no such maps. */
+cudaError_t mm_cu_map_boxes(CUtensorMap *to, const void *data, uint64_t pitch, uint64_t rows, uint32_t width, uint32_t box_rows,
+                            CUtensorMapSwizzle swizzle);
 
 #endif
