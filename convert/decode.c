@@ -171,15 +171,27 @@ static bool read_scales(mm_decoder *d, const mm_source *p, const mm_scale_grid *
   return true;
 }
 
-bool mm_decode_global(mm_decoder *d, const mm_matrix *x, float *out, mm_err *err) {
-  bool has = x->part[MM_GLOBAL].tensor != NULL;
-  const mm_source *p = &x->part[has ? MM_GLOBAL : MM_SCALE];
+/* A tensor that is one scale for all. */
+static bool read_one(mm_decoder *d, const mm_source *p, bool reciprocal, float *out, mm_err *err) {
   mm_scale_grid one = {0, 1, 1, false};
   if (!read_scales(d, p, &one, false, out, err)) return false;
-  if (!x->encoding->reciprocal) return true;
+  if (!reciprocal) return true;
   float g = *out;
   *out = 1 / g;
   return *out <= SCALE_MAX || bad_scale(d, p, &one, 0, 0, g, false, err);
+}
+
+bool mm_decode_global(mm_decoder *d, const mm_matrix *x, float *out, mm_err *err) {
+  return read_one(d, &x->part[x->part[MM_GLOBAL].tensor ? MM_GLOBAL : MM_SCALE], x->encoding->reciprocal, out, err);
+}
+
+bool mm_decode_input(mm_decoder *d, const mm_matrix *x, float *out, mm_err *err) {
+  const mm_source *p = &x->part[MM_INPUT];
+  uint32_t stored = 0;
+  *out = 0;
+  if (!p->tensor) return true;
+  if (!mm_hf_read(&d->reader, p->tensor, p->at, &stored, mm_dtype_size(p->tensor->dtype), err)) return false;
+  return scale_value(&stored, p->tensor->dtype, 0) == 0 || read_one(d, p, x->encoding->reciprocal, out, err);
 }
 
 /* Scales over the rows into d->scale, [cells of rows][cells of columns], times the global one. d->stored keeps them as stored. */

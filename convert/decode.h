@@ -45,6 +45,8 @@ bool mm_decode_f32(mm_decoder *d, const mm_matrix *x, uint32_t row, uint32_t row
 bool mm_decode_finite(const mm_decoder *d, const mm_matrix *x, uint32_t row, const void *data, mm_dtype t, size_t n, mm_err *err);
 /* The one scale of a whole matrix: NVFP4's global one as a multiplier, or the only one. */
 bool mm_decode_global(mm_decoder *d, const mm_matrix *x, float *out, mm_err *err);
+/* The static scale of x's activations as a multiplier; 0: the source has none, or one that calibration never reached. */
+bool mm_decode_input(mm_decoder *d, const mm_matrix *x, float *out, mm_err *err);
 /* The planes of a scheme that keeps x on this grid (mm_encoding_keeps), for these rows. `global` is the scale that the
  * packed tensor's matrices share; only NVFP4 may have another one of its own, and then changes to it. */
 bool mm_decode_planes(mm_decoder *d, const mm_matrix *x, const mm_scheme *s, mm_cell grid, uint32_t row, uint32_t rows, float global,

@@ -30,8 +30,12 @@ static const mm_dialect *const dialects[] = {&fp8, &ct, &modelopt}; /* in the or
 #define STATIC      "\"dynamic\": false}"
 #define DYNAMIC     "\"dynamic\": true}"
 #define MX          "\"strategy\": \"group\", \"group_size\": 32, \"scale_dtype\": \"torch.uint8\", \"zp_dtype\": null, "
+#define NV          "\"strategy\": \"tensor_group\", \"group_size\": 16, \"scale_dtype\": \"torch.float8_e4m3fn\", \"zp_dtype\": null, "
 #define GROUP(format, weights, inputs) \
   "{\"format\": \"" format "\", \"weights\": " weights ", \"input_activations\": " inputs ", \"output_activations\": null}"
+
+/* ModelOpt's. */
+#define MODELOPT4 "{\"dynamic\": false, \"num_bits\": 4, \"type\": \"float\", \"group_size\": 16}"
 
 static const mm_spelling spelling[] = {
     {.dialect = &fp8,
@@ -43,6 +47,11 @@ static const mm_spelling spelling[] = {
      .scheme = "tensor_wise_fp8",
      .suffix = {".weight", ".weight_scale"},
      .config = "{\"activation_scheme\": \"dynamic\", \"fmt\": \"float8_e4m3fn\", \"quant_method\": \"fp8\", \"weight_block_size\": null}"},
+    {.dialect = &fp8,
+     .scheme = "tensor_wise_fp8",
+     .suffix = {".weight", ".weight_scale"},
+     .input = ".input_scale",
+     .config = "{\"activation_scheme\": \"static\", \"fmt\": \"float8_e4m3fn\", \"quant_method\": \"fp8\", \"weight_block_size\": null}"},
     {.dialect = &ct,
      .scheme = "block_fp8",
      .suffix = {".weight", ".weight_scale"},
@@ -57,6 +66,11 @@ static const mm_spelling spelling[] = {
      .scheme = "tensor_wise_fp8",
      .suffix = {".weight", ".weight_scale"},
      .config = GROUP("float-quantized", FLOAT("8") "\"strategy\": \"tensor\", " STATIC, FLOAT("8") "\"strategy\": \"token\", " DYNAMIC)},
+    {.dialect = &ct,
+     .scheme = "tensor_wise_fp8",
+     .suffix = {".weight", ".weight_scale"},
+     .input = ".input_scale",
+     .config = GROUP("float-quantized", FLOAT("8") "\"strategy\": \"tensor\", " STATIC, FLOAT("8") "\"strategy\": \"tensor\", " STATIC)},
     {.dialect = &ct,
      .scheme = "int8",
      .suffix = {".weight", ".weight_scale"},
@@ -73,10 +87,14 @@ static const mm_spelling spelling[] = {
      .suffix = {".weight_packed", ".weight_scale", ".weight_global_scale"},
      .reciprocal = true,
      .whole_groups = true,
-     .config = GROUP("nvfp4-pack-quantized",
-                     FLOAT("4") "\"strategy\": \"tensor_group\", \"group_size\": 16, \"scale_dtype\": \"torch.float8_e4m3fn\", "
-                                "\"zp_dtype\": null, " STATIC,
-                     "null")},
+     .config = GROUP("nvfp4-pack-quantized", FLOAT("4") NV STATIC, "null")},
+    {.dialect = &ct,
+     .scheme = "nvfp4",
+     .suffix = {".weight_packed", ".weight_scale", ".weight_global_scale"},
+     .input = ".input_global_scale",
+     .reciprocal = true,
+     .whole_groups = true,
+     .config = GROUP("nvfp4-pack-quantized", FLOAT("4") NV STATIC, FLOAT("4") NV "\"dynamic\": \"local\"}")},
     {.dialect = &ct,
      .scheme = "mxfp4",
      .suffix = {".weight_packed", ".weight_scale"},
@@ -93,13 +111,22 @@ static const mm_spelling spelling[] = {
      .scalar = true,
      .whole_groups = true,
      .algorithm = "W4A16_NVFP4",
-     .config = "{\"weights\": {\"dynamic\": false, \"num_bits\": 4, \"type\": \"float\", \"group_size\": 16}}"},
+     .config = "{\"weights\": " MODELOPT4 "}"},
+    {.dialect = &modelopt,
+     .scheme = "nvfp4",
+     .suffix = {".weight", ".weight_scale", ".weight_scale_2"},
+     .input = ".input_scale",
+     .scalar = true,
+     .whole_groups = true,
+     .algorithm = "NVFP4",
+     .config = "{\"weights\": " MODELOPT4 ", \"input_activations\": " MODELOPT4 "}"},
 };
 #define SPELLINGS (sizeof spelling / sizeof *spelling)
 
-static const mm_spelling *find_spelling(const mm_dialect *d, const char *scheme) {
+static const mm_spelling *find_spelling(const mm_dialect *d, const mm_pack_tensor *t) {
   for (size_t i = 0; i < SPELLINGS; i++)
-    if (spelling[i].dialect == d && strcmp(spelling[i].scheme, scheme) == 0) return &spelling[i];
+    if (spelling[i].dialect == d && strcmp(spelling[i].scheme, t->scheme) == 0 && !spelling[i].input == !(t->input_scale > 0))
+      return &spelling[i];
   return NULL;
 }
 
@@ -107,11 +134,14 @@ static const mm_spelling *find_spelling(const mm_dialect *d, const char *scheme)
 static uint32_t group_of(const mm_spelling *s, const mm_scheme *scheme) { return s->whole_groups ? scheme->plane[1].cell.k : 1; }
 
 static bool no_spelling(const mm_dialect *d, const mm_pack_tensor *t, mm_err *err) {
-  char known[256] = "";
+  const char *fixed = " with static scales of the inputs";
+  char known[512] = "";
   for (size_t i = 0; i < SPELLINGS; i++)
-    if (spelling[i].dialect == d) snprintf(known + strlen(known), sizeof known - strlen(known), "%s, ", spelling[i].scheme);
+    if (spelling[i].dialect == d)
+      snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s, ", spelling[i].scheme, spelling[i].input ? fixed : "");
   return mm_fail(err, MM_UNSUPPORTED, "E_DIALECT", mm_at(NULL, t->piece[0].source),
-                 "found %s, which dialect %s has no spelling for; expected one of %sbf16 or none", t->scheme, d->name, known);
+                 "found %s%s, which dialect %s has no spelling for; expected one of %sbf16 or none", t->scheme,
+                 t->input_scale > 0 ? fixed : "", d->name, known);
 }
 
 /* Spells every tensor in d, or says what it cannot spell. */
@@ -123,7 +153,7 @@ static bool spell_in(mm_plan *p, const mm_dialect *d, mm_err *err) {
     mm_where at = mm_at(p->hf->dir, t->piece[0].source);
     pt->spelling = NULL;
     if (pt->scheme->code == MM_CODE_PLAIN) continue;
-    const mm_spelling *s = pt->spelling = find_spelling(d, t->scheme);
+    const mm_spelling *s = pt->spelling = find_spelling(d, t);
     if (!s) return no_spelling(d, t, err);
     if (pt->rule[0]->kind == MM_KIND_EMBED)
       return mm_fail(err, MM_UNSUPPORTED, "E_DIALECT", at, "found %s, but engines keep embedding and head as they are", t->scheme);
@@ -163,6 +193,7 @@ bool mm_dialect_spell(mm_plan *p, const char *word, mm_err *err) {
     for (unsigned j = 0; s && j < t->plane_count; j++) t->plane[j].suffix = s->suffix[j];
     if (s && s->words) t->plane[0].dtype = s->words;
     if (s && s->shape) t->plane[t->plane_count++] = (mm_pack_plane){.suffix = ".weight_shape", .dtype = MM_I64};
+    if (s && s->input) t->plane[t->plane_count++] = (mm_pack_plane){.suffix = s->input, .dtype = MM_F32};
   }
   return true;
 }

@@ -291,10 +291,9 @@ static bool group_declared(const mm_hf *hf, const mm_matrix *x, mm_err *err) {
                           "found a scale for every %u columns, which is no group_size of %s", g, q->path);
 }
 
-static void mark_used(mm_hf *hf, const mm_site *p, const char *suffix, bool *seen) {
+static void mark_used(mm_hf *hf, const mm_site *p, const char *suffix) {
   mm_hf_tensor *t = find(hf, p, suffix);
   if (t) t->used = true;
-  if (t && seen) *seen = true;
 }
 
 static bool take(mm_hf *hf, const mm_site *p, const mm_encoding *e, mm_matrix *out, mm_err *err) {
@@ -311,8 +310,7 @@ static bool take(mm_hf *hf, const mm_site *p, const mm_encoding *e, mm_matrix *o
                    hf->quantization.method);
   for (unsigned i = 0; i < MM_COMPANIONS; i++)
     if (!companion(hf, p, e, (mm_companion)i, out, err)) return false;
-  mark_used(hf, p, e->input, &out->static_input);
-  for (size_t i = 0; i < sizeof e->unread / sizeof *e->unread; i++) mark_used(hf, p, e->unread[i], NULL);
+  for (size_t i = 0; i < sizeof e->unread / sizeof *e->unread; i++) mark_used(hf, p, e->unread[i]);
   return group_declared(hf, out, err);
 }
 
@@ -420,7 +418,7 @@ const mm_scheme *mm_encoding_scheme(const mm_matrix *x, size_t matrices, unsigne
   if (!e->scheme) return NULL;
   if (e->part[MM_GLOBAL].suffix) {
     bool input = false; /* calibration that missed some experts still is calibration */
-    for (size_t i = 0; i < matrices; i++) input = input || x[i].static_input;
+    for (size_t i = 0; i < matrices; i++) input = input || x[i].part[MM_INPUT].tensor;
     return mm_scheme_find(input ? "nvfp4" : "nvfp4a16");
   }
   const mm_scheme *s = mm_scheme_find(e->scheme);

@@ -35,11 +35,10 @@ typedef struct mm_encoding {
   mm_form codes, part[MM_COMPANIONS];
   mm_code code;          /* of the codes as read, after `flip` */
   uint8_t flip;          /* exclusive-or of each byte of codes */
-  bool reciprocal;       /* global divides */
+  bool reciprocal;       /* global and input divide */
   bool signed_scale;     /* scales may be negative */
   bool less;             /* zero points are stored less mm_quantization.zero_less */
   const uint8_t *order;  /* [8] nibble of each of a word's columns; NULL: in order */
-  const char *input;     /* static scale of the activations */
   const char *unread[3]; /* says nothing about the weights */
   const char *scheme;    /* the packed scheme that keeps it; NULL: none does */
 } mm_encoding;

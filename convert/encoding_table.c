@@ -34,17 +34,19 @@
   { .suffix = "pre_quant_scale", .dtypes = FLOAT, .span = MM_SPAN_COLS, .cell = {0, 1}, .optional = true }
 #define G_IDX(s) \
   { .suffix = s, .dtypes = BIT(MM_I32), .span = MM_SPAN_COLS, .cell = {0, 1}, .optional = true }
-#define INPUT .input = "input_scale"
+#define INPUT(s) \
+  { .suffix = s, .dtypes = FLOAT, .span = MM_SPAN_ONE, .optional = true }
 
 /* Where AWQ's words hold columns 0 … 7: its nibbles are columns 0, 2, 4, 6, 1, 3, 5, 7. */
 static const uint8_t awq_order[8] = {0, 4, 1, 5, 2, 6, 3, 7};
 
 /* compressed-tensors' pack-quantized: words of 32 / bits columns, offset binary; zero points packed along rows. */
 #define PACKED(title, per)                                                                                                     \
-  .name = title, .codes = GRID("weight_packed", BIT(MM_I32), 1, per), .signed_scale = true, .unread = {"weight_shape"}, INPUT, \
+  .name = title, .codes = GRID("weight_packed", BIT(MM_I32), 1, per), .signed_scale = true, .unread = {"weight_shape"},        \
   .part = {[MM_SCALE] = GRID("weight_scale", FLOAT, 1, MM_CELL_GROUP),                                                         \
            [MM_ZERO] = {.suffix = "weight_zero_point", .dtypes = BIT(MM_I32), .cell = {per, MM_CELL_GROUP}, .optional = true}, \
-           [MM_ORDER] = G_IDX("weight_g_idx")}
+           [MM_ORDER] = G_IDX("weight_g_idx"),                                                                                 \
+           [MM_INPUT] = INPUT("input_scale")}
 /* GPTQ: the same words along the columns of a matrix that lies on its side. */
 #define GPTQ(title, per)                                                                              \
   .name = title, .codes = TURNED("qweight", BIT(MM_I32), 1, per), .signed_scale = true, .less = true, \
@@ -66,22 +68,19 @@ const mm_encoding mm_encodings[] = {
      .scheme = "mxfp8"},
     {.name = "SGLang W4AFP8",
      .codes = PAIRS("weight", BIT(MM_I8) | BIT(MM_U8)),
-     .part = {[MM_SCALE] = GRID("weight_scale_inv", BIT(MM_F32) | BIT(MM_BF16), 1, 128)},
+     .part = {[MM_SCALE] = GRID("weight_scale_inv", BIT(MM_F32) | BIT(MM_BF16), 1, 128), [MM_INPUT] = INPUT("input_scale")},
      .code = MM_CODE_INT4,
      .signed_scale = true,
-     INPUT,
      .scheme = "w4afp8"},
     {.name = "tensor-wise FP8",
      .codes = FP8,
-     .part = {[MM_SCALE] = ONE("weight_scale", FLOAT)},
+     .part = {[MM_SCALE] = ONE("weight_scale", FLOAT), [MM_INPUT] = INPUT("input_scale")},
      .code = MM_CODE_E4M3,
-     INPUT,
      .scheme = "tensor_wise_fp8"},
     {.name = "per-channel FP8",
      .codes = FP8,
-     .part = {[MM_SCALE] = PER_ROW},
+     .part = {[MM_SCALE] = PER_ROW, [MM_INPUT] = INPUT("input_scale")},
      .code = MM_CODE_E4M3,
-     INPUT,
      .unread = {"input_scale_ub", "activation_scale_ub"},
      .scheme = "channel_fp8"},
     {.name = "compressed-tensors block FP8",
@@ -102,16 +101,17 @@ const mm_encoding mm_encodings[] = {
      .codes = PAIRS("weight", E2M1),
      .part = {[MM_SCALE] = GRID("weight_scale", BIT(MM_F8_E4M3), 1, 16),
               [MM_GLOBAL] = ONE("weight_scale_2", BIT(MM_F32)),
-              [MM_SMOOTH] = SMOOTH},
+              [MM_SMOOTH] = SMOOTH,
+              [MM_INPUT] = INPUT("input_scale")},
      .code = MM_CODE_E2M1,
-     INPUT,
      .scheme = "nvfp4"},
     {.name = "compressed-tensors NVFP4",
      .codes = PAIRS("weight_packed", E2M1),
-     .part = {[MM_SCALE] = GRID("weight_scale", BIT(MM_F8_E4M3), 1, 16), [MM_GLOBAL] = ONE("weight_global_scale", BIT(MM_F32))},
+     .part = {[MM_SCALE] = GRID("weight_scale", BIT(MM_F8_E4M3), 1, 16),
+              [MM_GLOBAL] = ONE("weight_global_scale", BIT(MM_F32)),
+              [MM_INPUT] = INPUT("input_global_scale")},
      .code = MM_CODE_E2M1,
      .reciprocal = true,
-     .input = "input_global_scale",
      .scheme = "nvfp4"},
     {.name = "MXFP4",
      .codes = PAIRS("weight", E2M1),
@@ -127,15 +127,13 @@ const mm_encoding mm_encodings[] = {
     {PACKED("compressed-tensors packed int8", 4), .code = MM_CODE_INT8, .flip = 0x80, .scheme = "int8"},
     {.name = "ModelOpt int4",
      .codes = {.suffix = "weight", .dtypes = BIT(MM_U8), .cell = {2, 1}},
-     .part = {[MM_SCALE] = GRID("weight_scale", FLOAT, 1, MM_CELL_GROUP), [MM_SMOOTH] = SMOOTH},
+     .part = {[MM_SCALE] = GRID("weight_scale", FLOAT, 1, MM_CELL_GROUP), [MM_SMOOTH] = SMOOTH, [MM_INPUT] = INPUT("input_scale")},
      .code = MM_CODE_INT4,
-     INPUT,
      .unread = {"weight_scale_2"}}, /* W4A8's second scale is for its FP8 products */
     {.name = "per-channel int8",
      .codes = {.suffix = "weight", .dtypes = BIT(MM_I8), .cell = {1, 1}},
-     .part = {[MM_SCALE] = PER_ROW, [MM_SMOOTH] = SMOOTH},
+     .part = {[MM_SCALE] = PER_ROW, [MM_SMOOTH] = SMOOTH, [MM_INPUT] = INPUT("input_scale")},
      .code = MM_CODE_INT8,
-     INPUT,
      .unread = {"input_zero_point"},
      .scheme = "int8"},
     {.name = "AWQ",

@@ -80,6 +80,7 @@ typedef enum mm_companion {
   MM_ZERO,   /* integer codes that stand for 0 */
   MM_ORDER,  /* the group of each column ("g_idx") */
   MM_SMOOTH, /* multiplies each column ("pre_quant_scale") */
+  MM_INPUT,  /* static scale of the activations; says nothing about the weights */
   MM_COMPANIONS
 } mm_companion;
 
@@ -97,7 +98,6 @@ typedef struct mm_matrix {
   uint64_t at, line;          /* as in mm_source */
   mm_source part[MM_COMPANIONS];
   mm_cell cell;        /* weights under one scale */
-  bool static_input;   /* the source also has a scale for the activations */
   uint32_t rows, cols; /* cols is 1 for a vector */
 } mm_matrix;
 

@@ -24,7 +24,7 @@ mm_shape mm_unsharded_shape(const mm_plan *p, uint32_t tensor, uint32_t piece, u
   const mm_scheme *scheme = p->tensor[tensor].scheme;
   uint32_t rows = t->piece[piece].rows;
   if (t->vector) return mm_shape1(rows);
-  if (plane == scheme->plane_count) return mm_shape1(2);
+  if (s && s->shape && plane == scheme->plane_count) return mm_shape1(2);
   if (s && x->cell_n == 0 && x->cell_k == 0) return s->scalar ? (mm_shape){0} : mm_shape1(1);
   uint32_t ours_in_theirs = (uint32_t)(mm_dtype_size(x->dtype) / mm_dtype_size(scheme->plane[plane].dtype));
   return mm_shape2(mm_cells(rows, x->cell_n), mm_cells(t->cols, x->cell_k) / ours_in_theirs);

@@ -376,8 +376,6 @@ int main(int argc, char **argv) {
   if (!a.dry_run && !a.output) mm_fail(&err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found no -o DIR, expected one (or --dry-run)");
   if (a.dialect && strcmp(a.layout, "hf") != 0)
     mm_fail(&err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --dialect without --layout hf");
-  if (a.act_scales && strcmp(a.layout, "hf") == 0)
-    mm_fail(&err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --act-scales with --layout hf, whose dialects are written without");
   if (a.compress) parse_compress(a.compress, &a.level, &err);
   if (a.compress && strcmp(a.layout, "hf") == 0)
     mm_fail(&err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --compress with --layout hf; archives hold packed checkpoints");

@@ -1,12 +1,13 @@
 /* From rules and a source to packed tensors and the steps that fill them. */
 #include "convert/plan.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "convert/decode.h"
 #include "convert/dialect.h"
-#include "convert/encoding.h"
 #include "convert/kv_scales.h"
 
 #define MISSING_MOST 10000 /* tensors counted as missing */
@@ -17,6 +18,7 @@ typedef struct mm_planner {
   const mm_arch *arch;
   const mm_plan_options *o;
   const mm_rule *first_layer_rule;
+  mm_decoder source; /* for static scales of activations */
   mm_err *err;
   size_t tensor_cap, plan_cap, missing;
   char first_missing[256];
@@ -73,12 +75,51 @@ static bool weigh(mm_planner *b, mm_plan_tensor *pt, const mm_pack_tensor *t, ui
   return pt->weights;
 }
 
-static bool scale_inputs(mm_planner *b, const mm_plan_tensor *pt, mm_pack_tensor *t) {
+/* The source's own static scale where it means the same to the scheme: the largest of those that share the tensor. */
+static bool own_input_scale(mm_planner *b, const mm_plan_tensor *pt, mm_pack_tensor *t, size_t matrices) {
+  uint64_t without = 0;
+  for (size_t i = 0; i < matrices && !b->hf->names_only; i += t->piece_count) {
+    float most = 0;
+    for (size_t j = i; j < i + t->piece_count; j++) {
+      const mm_matrix *x = &pt->matrix[j];
+      const mm_scheme *own = x->encoding->scheme ? mm_scheme_find(x->encoding->scheme) : NULL;
+      float v = 0;
+      if (own && own->act == pt->scheme->act && !mm_decode_input(&b->source, x, &v, b->err)) return false;
+      most = fmaxf(most, v);
+    }
+    without += most == 0;
+    t->input_scale = fmaxf(t->input_scale, most);
+  }
+  if (t->input_scale > 0) b->p->calibrated.scaled++, b->p->calibrated.unreached += without;
+  return true;
+}
+
+static bool scale_inputs(mm_planner *b, const mm_plan_tensor *pt, mm_pack_tensor *t, size_t matrices) {
   struct mm_calibrated *c = &b->p->calibrated;
-  if (!b->o->act_scales || !mm_act_formats[pt->scheme->act].fixed) return true;
+  if (!mm_act_formats[pt->scheme->act].fixed) return true;
+  if (!b->o->act_scales) return own_input_scale(b, pt, t, matrices);
   c->scaled++;
+  if (b->p->pack.tensor_count > 1 && pt[-1].layer == pt->layer && pt[-1].rule[0] == pt->rule[0]) {
+    t->input_scale = t[-1].input_scale; /* unsharded: another expert of the same layer */
+    return true;
+  }
   return mm_act_scales_find(b->o->act_scales, t, pt->rule, pt->layer, b->p->pack.model.experts, pt->scheme, &t->input_scale, &c->unreached,
                             b->err);
+}
+
+/* Unsharded: experts that calibration never reached take the largest scale of their layer's others. */
+static void share_input_scales(mm_plan *p) {
+  for (size_t i = 0, end; i < p->pack.tensor_count; i = end) {
+    float most = 0;
+    for (end = i;
+         end < p->pack.tensor_count && p->tensor[end].layer == p->tensor[i].layer && p->tensor[end].rule[0] == p->tensor[i].rule[0]; end++)
+      most = fmaxf(most, p->pack.tensor[end].input_scale);
+    for (size_t j = i; most > 0 && j < end; j++) {
+      if (p->pack.tensor[j].input_scale > 0) continue;
+      p->pack.tensor[j].input_scale = most;
+      p->calibrated.unreached++;
+    }
+  }
 }
 
 /* A file that changes nothing was not meant so. */
@@ -179,7 +220,7 @@ static bool add_tensor(mm_planner *b, const mm_rule *const *rules, unsigned piec
   p->pack.tensor_count++;
   if (!choose(b, pt, t, (size_t)leads * pieces)) return false;
   t->scheme = pt->scheme->name;
-  if (!weigh(b, pt, t, expert, (size_t)leads * pieces) || !scale_inputs(b, pt, t)) return false;
+  if (!weigh(b, pt, t, expert, (size_t)leads * pieces) || !scale_inputs(b, pt, t, (size_t)leads * pieces)) return false;
   return mm_cut_cells(p, pt, t, b->o->align, b->err);
 }
 
@@ -222,7 +263,10 @@ static bool add_tensors(mm_planner *b) {
   for (uint32_t l = 0; l < b->p->pack.model.layers; l++)
     if (!add_rules(b, first, last, l) || !add_kv_scales(b, l)) return false;
   if (!add_rules(b, last, a->rule_count, 0)) return false;
-  if (b->missing == 0) return calibration_used(b);
+  if (b->missing == 0) {
+    share_input_scales(b->p);
+    return calibration_used(b);
+  }
   return mm_fail(b->err, MM_BAD_INPUT, "E_MISSING", mm_at(b->hf->dir, b->first_missing),
                  "found no such tensor (and %s%zu more are missing)", b->missing < MISSING_MOST ? "" : "at least ", b->missing - 1);
 }
@@ -310,7 +354,10 @@ bool mm_plan_build(mm_plan *p, mm_hf *hf, const mm_plan_options *o, mm_err *err)
   if (!o->made && (!p->recipe.importance != !o->importance || !p->recipe.act_scales != !o->act_scales))
     return mm_fail(err, MM_USAGE, "E_RECIPE", mm_at(NULL, NULL),
                    "found a digest in a recipe; files are named by --importance and --act-scales");
-  if (!add_tensors(&b) || !mm_hf_all_used(hf, &p->pack.model, err)) return false;
+  mm_decoder_open(&b.source, hf);
+  bool ok = add_tensors(&b);
+  mm_decoder_close(&b.source);
+  if (!ok || !mm_hf_all_used(hf, &p->pack.model, err)) return false;
   if (o->unsharded && !(mm_dialect_spell(p, o->dialect, err) && mm_dialect_texts(p, err))) return false;
   return add_sources(p, hf, err) && read_ranks(p, o->ranks, err) && mm_layout(p, o->part_size, err) && add_steps(p, err);
 }

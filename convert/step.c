@@ -136,11 +136,15 @@ static bool scatter(mm_worker *w, const mm_strip *s, const void *const plane[MM_
   return true;
 }
 
-/* What a dialect stores beside the planes: the shape of a matrix whose words do not tell it. */
-static bool put_shape(mm_worker *w, const mm_strip *s, mm_blocks *out, mm_err *err) {
-  if (!s->pt->spelling || !s->pt->spelling->shape || s->row > 0) return true;
+/* What a dialect stores beside the planes: the shape of a matrix whose words do not tell it, or the static scale of its inputs. */
+static bool put_beside(mm_worker *w, const mm_strip *s, mm_blocks *out, mm_err *err) {
+  const mm_spelling *spelt = s->pt->spelling;
+  if (!spelt || s->row > 0 || !(spelt->shape || spelt->input)) return true;
   int64_t shape[2] = {s->x->rows, s->x->cols};
-  return mm_blocks_put(out, &w->log, 0, s->pt->place[s->piece][s->pt->scheme->plane_count].offset, shape, sizeof shape, err);
+  float input = spelt->reciprocal ? 1 / s->t->input_scale : s->t->input_scale;
+  const void *data = spelt->shape ? (const void *)shape : &input;
+  uint64_t at = s->pt->place[s->piece][s->pt->scheme->plane_count].offset;
+  return mm_blocks_put(out, &w->log, 0, at, data, spelt->shape ? sizeof shape : sizeof input, err);
 }
 
 /* A head row of zeros gives logit 0 for an id that was never trained. */
@@ -160,7 +164,7 @@ static bool run_strip(mm_worker *w, mm_strip *s, mm_blocks *out, mm_err *err) {
   if (!pack_strip(w, s, plane, err)) return false;
   w->zeroed += w->source.zeroed;
   if (strcmp(s->t->name, "lm_head.weight") == 0 && !note_dead_rows(w, s, err)) return false;
-  return scatter(w, s, plane, out, err) && put_shape(w, s, out, err);
+  return scatter(w, s, plane, out, err) && put_beside(w, s, out, err);
 }
 
 static bool strip_amax(mm_worker *w, mm_strip *s, mm_blocks *out, mm_err *err) {

@@ -318,7 +318,7 @@ static void test_leftovers(void **state) {
   src_close(s);
 }
 
-/* A missing scale of the activations is no matter: no packed scheme stores it. */
+/* A missing scale of the activations is no matter; tests/interop/static_inputs.py has wrong ones. */
 static void test_input_scales(void **state) {
   (void)state;
   source *s = encoded(form_of("tensor-wise FP8"));
