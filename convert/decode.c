@@ -30,20 +30,19 @@ static uint32_t bits_at(const void *data, size_t size, size_t i) {
   return size == 4 ? ((const uint32_t *)data)[i] : size == 2 ? ((const uint16_t *)data)[i] : ((const uint8_t *)data)[i];
 }
 
-/* Index of the first value that is not finite, or n. Blocks are tested whole (a loop that vectorises), then searched. */
+/* Index of the first value that is not finite, or n. Such a value has all bits of the mask, which end below the sign: added to their
+ * lowest they reach it, eight bytes at a time. Blocks are tested whole (a loop that vectorises), then searched. */
 static size_t first_not_finite(const void *data, mm_dtype t, size_t n) {
-  const size_t block = 4096, size = mm_dtype_size(t);
-  const uint32_t mask = nonfinite_mask(t);
-  for (size_t i = 0; i < n; i += block) {
-    size_t end = i + block < n ? i + block : n;
-    unsigned any = 0;
-    if (size == 4)
-      for (size_t j = i; j < end; j++) any |= (((const uint32_t *)data)[j] & mask) == mask;
-    else if (size == 2)
-      for (size_t j = i; j < end; j++) any |= (((const uint16_t *)data)[j] & mask) == mask;
-    else
-      for (size_t j = i; j < end; j++) any |= (((const uint8_t *)data)[j] & mask) == mask;
-    for (size_t j = i; any && j < end; j++)
+  enum { WORDS = 512 };
+  const size_t size = mm_dtype_size(t), each = WORDS * sizeof(uint64_t) / size;
+  const uint32_t mask = nonfinite_mask(t), lowest = mask & ~(mask - 1);
+  const uint64_t spread = size == 4 ? 0x0000000100000001 : size == 2 ? 0x0001000100010001 : 0x0101010101010101;
+  const uint64_t masks = mask * spread, lows = lowest * spread, signs = (mask + lowest) * spread;
+  for (size_t i = 0; i < n; i += each) {
+    uint64_t word[WORDS] = {0}, any = 0;
+    memcpy(word, (const uint8_t *)data + i * size, (n - i < each ? n - i : each) * size);
+    for (size_t j = 0; j < WORDS; j++) any |= (word[j] & masks) + lows;
+    for (size_t j = i; any & signs && j < n; j++)
       if ((bits_at(data, size, j) & mask) == mask) return j;
   }
   return n;
