@@ -11,44 +11,57 @@
 
 enum { MM_INT4_GROUP = 128 };
 
-/* Errors of a group under eight scales. */
-MM_INLINE void mm_int4_error(float error[MM_LANES], const float x[MM_INT4_GROUP], const float s[MM_LANES], const float *importance) {
-  mm_lanes scale = MM_LANES_FROM(s), inverse = 1.0f / scale, sum = {0};
-  for (int i = 0; i < MM_INT4_GROUP; i++) {
-    mm_lanes y = x[i] * inverse;
-    mm_add_error_int(&sum, x[i], &y, &scale, -8, 7, importance ? importance + i : NULL);
-  }
-  MM_LANES_AT(error) = sum;
+/* A group in 16 bits, 4096 for one: there scales of the window are whole numbers below 1200, weights stay below 8192 and the sum of 128
+ * squared errors below 2^31. */
+MM_INLINE void mm_int4_shorten(int16_t w[MM_INT4_GROUP], const float x[MM_INT4_GROUP]) {
+  for (int i = 0; i < MM_INT4_GROUP; i++) w[i] = (int16_t)mm_round_clamp(x[i] * 4096, -8192, 8192);
 }
 
-/* Errors of a group under eight scales and, in the second half, under their negatives: -s with codes [-8, 7] is s with [-7, 8]. */
-MM_INLINE void mm_int4_error_both(float error[2 * MM_LANES], const float x[MM_INT4_GROUP], const float s[MM_LANES],
-                                  const float *importance) {
-  mm_lanes scale = MM_LANES_FROM(s), inverse = 1.0f / scale, plus = {0}, minus = {0};
-  for (int i = 0; i < MM_INT4_GROUP; i++) {
-    mm_lanes y = x[i] * inverse;
-    const float *p = importance ? importance + i : NULL;
-    mm_add_error_int(&plus, x[i], &y, &scale, -8, 7, p);
-    mm_add_error_int(&minus, x[i], &y, &scale, -7, 8, p);
+/* Squared errors of a group under n scales of either sign, codes in [-8, 7]. Codes are rounded from quotients of four fractional bits: a
+ * trial may take the neighbour where both are all but equally far. */
+MM_INLINE void mm_int4_errors(float *error, const int16_t w[MM_INT4_GROUP], const float *s, int n) {
+  for (int c = 0; c < n; c++) {
+    int16_t step = (int16_t)(s[c] * 4096), inverse = (int16_t)(0x1p20f / (s[c] * 4096)), d[MM_INT4_GROUP];
+    int32_t sum = 0;
+    for (int i = 0; i < MM_INT4_GROUP; i++) {
+      int16_t q = (int16_t)((int16_t)((int16_t)(w[i] * inverse >> 16) + 8) >> 4);
+      q = q > -8 ? q : -8;
+      q = q < 7 ? q : 7;
+      d[i] = (int16_t)(w[i] - (int16_t)(q * step));
+    }
+    for (int i = 0; i < MM_INT4_GROUP; i++) sum += d[i] * d[i]; /* apart from the loop above it becomes pmaddwd */
+    error[c] = (float)sum;
   }
-  MM_LANES_AT(error) = plus;
-  MM_LANES_AT(error + MM_LANES) = minus;
 }
 
 /* The bf16 bits of a group's scale: eight scales across the window are tried with both signs, then every second number around the
  * best, with its sign. Scales run from large to small, so that ties keep the larger. */
 MM_INLINE uint16_t mm_int4_search(const float group[MM_INT4_GROUP], float amax, const float *importance) {
-  float unit = mm_unit(amax), x[MM_INT4_GROUP], s[MM_LANES], error[2 * MM_LANES];
+  enum { COARSE = 16, FINE = 8 };
+  float unit = mm_unit(amax), x[MM_INT4_GROUP], s[COARSE], error[COARSE] = {0};
+  int16_t w[MM_INT4_GROUP];
   for (int i = 0; i < MM_INT4_GROUP; i++) x[i] = group[i] * unit;
+  mm_int4_shorten(w, x);
   int low = mm_f32_to_bf16(amax * unit * 0.1f), high = mm_f32_to_bf16(amax * unit * 0.14375f);
-  for (int c = 0; c < MM_LANES; c++) s[c] = mm_bf16_to_f32((uint16_t)(high - c * (high - low) / (MM_LANES - 1)));
-  mm_int4_error_both(error, x, s, importance);
-  int coarse = mm_least(error, 2 * MM_LANES), best = mm_f32_to_bf16(s[coarse % MM_LANES]);
-  float sign = coarse < MM_LANES ? 1.0f : -1.0f;
-  for (int i = 0; i < MM_INT4_GROUP; i++) x[i] *= sign;
-  for (int c = 0; c < MM_LANES; c++) s[c] = mm_bf16_to_f32((uint16_t)mm_max_int(low, mm_min_int(high, best + MM_LANES - 2 * c)));
-  mm_int4_error(error, x, s, importance);
-  return mm_f32_to_bf16(sign * s[mm_least(error, MM_LANES)] / unit);
+  for (int c = 0; c < COARSE; c++) {
+    float scale = mm_bf16_to_f32((uint16_t)(high - c / 2 * (high - low) / (COARSE / 2 - 1)));
+    s[c] = c % 2 ? -scale : scale;
+  }
+  if (importance)
+    mm_error_int(error, x, MM_INT4_GROUP, s, -8, 7, importance);
+  else
+    mm_int4_errors(error, w, s, COARSE);
+  float coarse = s[mm_least(error, COARSE)], sign = coarse < 0 ? -1.0f : 1.0f;
+  int best = mm_f32_to_bf16(coarse * sign);
+  for (int c = 0; c < COARSE; c++) { /* the second half as the first */
+    s[c] = sign * mm_bf16_to_f32((uint16_t)mm_max_int(low, mm_min_int(high, best + FINE - 2 * (c % FINE))));
+    error[c] = 0;
+  }
+  if (importance)
+    mm_error_int(error, x, MM_INT4_GROUP, s, -8, 7, importance);
+  else
+    mm_int4_errors(error, w, s, FINE);
+  return mm_f32_to_bf16(s[mm_least(error, FINE)] / unit);
 }
 
 MM_INLINE uint16_t mm_int4_scale(const float group[MM_INT4_GROUP], mm_search search, const float *importance) {

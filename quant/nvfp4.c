@@ -33,12 +33,20 @@ MM_INLINE void best_codes(int code[BLOCKS], const float t[MM_TILE], const float 
   if (importance) mm_tile_across(p, importance, one, BLOCK);
   for (int c = 0; c < trials; c += 2) {
     for (int j = 0; j < 2; j++)
-      for (int b = 0; b < BLOCKS; b++) {
-        trial[j][b] = mm_max_int(1, mm_min_int(126, first[b] - BELOW + c + j));
-        if (search == MM_SEARCH_FOUR_SIX) trial[j][b] = j ? other[b] : first[b];
-        s[j][b] = mm_f32_from_bits((uint32_t)trial[j][b] << 20) * 0x1p120f * (s2 * unit[b]); /* a positive E4M3 code's value */
+      for (int b = 0; b < BLOCKS; b += MM_LANES) {
+        const int *from = search == MM_SEARCH_FOUR_SIX && j ? other : first;
+        mm_lanes_int bits = (mm_lanes_int)MM_LANES_FROM(from + b) + (search == MM_SEARCH_FOUR_SIX ? 0 : c + j - BELOW);
+        mm_lanes_min(&bits, 126);
+        mm_lanes_max(&bits, 1);
+        MM_LANES_AT(&trial[j][b]) = (mm_lanes)bits;
+        MM_LANES_AT(&s[j][b]) = (mm_lanes)(bits << 20) * 0x1p120f * (s2 * MM_LANES_FROM(unit + b)); /* a positive E4M3 code's value */
       }
-    for (int b = 0; b < BLOCKS; b += MM_LANES) mm_error_e2m1(&error[0][b], x + b, BLOCK, BLOCKS, &s[0][b], importance ? p + b : NULL);
+    for (int b = 0; b < BLOCKS; b += MM_LANES) {
+      if (importance)
+        mm_error_e2m1(&error[0][b], x + b, BLOCK, BLOCKS, &s[0][b], p + b);
+      else
+        mm_error_e2m1(&error[0][b], x + b, BLOCK, BLOCKS, &s[0][b], NULL);
+    }
     for (int j = 0; j < 2; j++) mm_keep_least(code, least, trial[j], error[j], BLOCKS);
   }
 }

@@ -1,7 +1,7 @@
 /* Scale selection by least squared error. Eight trials run at once, one per SIMD lane; each lane sums (w - ŵ)² over its group in
- * order, times the column's importance where one is given, with the decoder's own arithmetic: ŵ = value(code) · s in f32. Trial codes come
- * from w · (1/s) instead of w / s; the two differ only where both neighbours are equally far. Groups are first scaled by a power of two, so
- * that neither tiny nor huge weights underflow or overflow when squared. */
+ * order, times the column's importance where one is given: integers as the decoder computes them, ŵ = code · s in f32, E2M1 in units of s.
+ * Trial codes come from w · (1/s) instead of w / s; the two differ only where both neighbours are equally far. Groups are first scaled by a
+ * power of two, so that neither tiny nor huge weights underflow or overflow when squared. */
 #ifndef MM_QUANT_SEARCH_H
 #define MM_QUANT_SEARCH_H
 
@@ -16,11 +16,26 @@ MM_INLINE float mm_unit(float amax) {
   return mm_f32_from_bits((254 - (uint32_t)mm_max_int(1, mm_min_int(253, (int)e))) << 23);
 }
 
+/* Rows 0 and 4, 1 and 5, 2 and 6, 3 and 7, element by element in turn. */
+MM_INLINE void mm_interleave(mm_lanes out[MM_LANES], const mm_lanes row[MM_LANES]) {
+  for (int l = 0; l < MM_LANES / 2; l++) {
+    out[2 * l] = __builtin_shufflevector(row[l], row[l + 4], 0, 8, 1, 9, 2, 10, 3, 11);
+    out[2 * l + 1] = __builtin_shufflevector(row[l], row[l + 4], 4, 12, 5, 13, 6, 14, 7, 15);
+  }
+}
+
 /* A tile of groups turned so that groups lie side by side, each times its unit: x[i * groups + g] = t[g * group + i] · unit[g]. */
 MM_INLINE void mm_tile_across(float x[MM_TILE], const float t[MM_TILE], const float *unit, int group) {
   int groups = MM_TILE / group;
-  for (int i = 0; i < group; i++)
-    for (int g = 0; g < groups; g++) x[i * groups + g] = t[g * group + i] * unit[g];
+  for (int g = 0; g < groups; g += MM_LANES)
+    for (int i = 0; i < group; i += MM_LANES) {
+      mm_lanes row[MM_LANES], turned[MM_LANES];
+      for (int l = 0; l < MM_LANES; l++) row[l] = MM_LANES_FROM(t + (g + l) * group + i);
+      mm_interleave(turned, row); /* three times: all eight rows are turned into columns */
+      mm_interleave(row, turned);
+      mm_interleave(turned, row);
+      for (int l = 0; l < MM_LANES; l++) MM_LANES_AT(x + (i + l) * groups + g) = turned[l] * MM_LANES_FROM(unit + g);
+    }
 }
 
 /* Importances of the columns [k, k + 256), anything past the end of the row; NULL where none are given. */
@@ -30,15 +45,16 @@ MM_INLINE const float *mm_tile_importance(float room[MM_TILE], const mm_pack_arg
   return memcpy(room, a->importance + k, mm_tile_count(a, k) * sizeof *room);
 }
 
-/* Adds the squared errors of eight magnitudes in E2M1, times their importance if given. Rounds as mm_small_float does. */
-MM_INLINE void mm_add_error_e2m1(mm_lanes *sum, const mm_lanes *w, const mm_lanes *inverse, const mm_lanes *scale,
-                                 const float *importance) {
-  mm_lanes_int u = (mm_lanes_int)(*w * *inverse), binade;
+/* Adds the squared errors of eight magnitudes in E2M1, in units of their scales, times their importance if given. Rounds as mm_small_float
+ * does. */
+MM_INLINE void mm_add_error_e2m1(mm_lanes *sum, const mm_lanes *w, const mm_lanes *inverse, const float *importance) {
+  mm_lanes y = *w * *inverse;
+  mm_lanes_int u = (mm_lanes_int)y, binade;
   mm_lanes_min(&u, 0x40c00000);
   binade = u;
   mm_lanes_max(&binade, 0x3f800000);
   mm_lanes magic = (mm_lanes)((binade & 0x7f800000) + (22 << 23));
-  mm_lanes d = *w - ((mm_lanes)u + magic - magic) * *scale;
+  mm_lanes d = y - ((mm_lanes)u + magic - magic);
   *sum += importance ? d * d * MM_LANES_FROM(importance) : d * d;
 }
 
@@ -50,11 +66,11 @@ MM_INLINE void mm_error_e2m1(float *error, const float *x, int group, int groups
   for (int i = 0; i < group; i++) {
     mm_lanes w = (mm_lanes)((mm_lanes_int)MM_LANES_FROM(x + i * groups) & 0x7fffffff);
     const float *p = importance ? importance + i * groups : NULL;
-    mm_add_error_e2m1(&sum0, &w, &inverse0, &scale0, p);
-    mm_add_error_e2m1(&sum1, &w, &inverse1, &scale1, p);
+    mm_add_error_e2m1(&sum0, &w, &inverse0, p);
+    mm_add_error_e2m1(&sum1, &w, &inverse1, p);
   }
-  MM_LANES_AT(error) = sum0;
-  MM_LANES_AT(error + groups) = sum1;
+  MM_LANES_AT(error) = sum0 * scale0 * scale0;
+  MM_LANES_AT(error + groups) = sum1 * scale1 * scale1;
 }
 
 /* Adds the squared errors of one weight under eight scales, in integer codes [lo, hi], times its importance if given; y is w / s.
@@ -86,8 +102,12 @@ MM_INLINE void mm_error_int(float error[2 * MM_LANES], const float *x, int n, co
 /* The first of n with the least error. */
 MM_INLINE int mm_least(const float *error, int n) {
   int best = 0;
-  for (int c = 1; c < n; c++)
-    if (error[c] < error[best]) best = c;
+  float least = error[0];
+  for (int c = 1; c < n; c++) { /* without branches: which it is cannot be foretold */
+    bool better = error[c] < least;
+    best = better ? c : best;
+    least = better ? error[c] : least;
+  }
   return best;
 }
 
