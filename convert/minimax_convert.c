@@ -12,6 +12,7 @@
 /* Memory: the plan and the program, per thread a strip in four forms and one block, and the blocks being assembled. */
 #define MEM_FIXED  (UINT64_C(64) << 20)
 #define MEM_THREAD (4 * MM_STRIP_BYTES + 2 * MM_HASH_BLOCK)
+#define WAITING    4
 
 static mm_progress progress;
 
@@ -107,14 +108,18 @@ static bool parse_compress(const char *text, int *level, mm_err *err) {
                  MM_FRAME_LEVEL_MAX);
 }
 
-/* How many output blocks may be assembled at once within the limit. */
-static bool assembly_buffers(const mm_convert_args *a, uint64_t output_bytes, int level, size_t *buffers, mm_err *err) {
-  uint64_t limit = a->mem_limit ? a->mem_limit : (UINT64_C(256) << 20) + a->threads * (UINT64_C(64) << 20);
+/* Threads, and how many output blocks may be assembled at once, within the limit. Without --jobs the threads are as many as the CPUs and
+ * WAITING more, since each waits for the disk in its turn, but no more than a --mem-limit has room for. */
+static bool share_memory(const mm_convert_args *a, uint64_t output_bytes, int level, unsigned *threads, size_t *buffers, mm_err *err) {
   uint64_t fixed = MEM_FIXED * (strcmp(a->layout, "hf") == 0 ? 2 : 1); /* a tensor for each expert */
-  uint64_t need = fixed + a->threads * (MEM_THREAD + (level > 0 ? mm_archive_lane_bytes(level) : 0));
+  uint64_t each = MEM_THREAD + (level > 0 ? mm_archive_lane_bytes(level) : 0), n = a->threads;
+  if (n == 0) n = mm_pool_cpus() + WAITING;
+  if (a->threads == 0 && a->mem_limit) n = mm_max(1, mm_min(n, a->mem_limit > fixed ? (a->mem_limit - fixed) / each : 0));
+  uint64_t limit = a->mem_limit ? a->mem_limit : (UINT64_C(256) << 20) + n * (UINT64_C(64) << 20), need = fixed + n * each;
   if (limit < need)
     return mm_fail(err, MM_LIMIT, "E_MEMORY", mm_at(NULL, NULL), "found --mem-limit %llu, expected at least %llu for %llu threads",
-                   (unsigned long long)limit, (unsigned long long)need, (unsigned long long)a->threads);
+                   (unsigned long long)limit, (unsigned long long)need, (unsigned long long)n);
+  *threads = (unsigned)n;
   *buffers = mm_min((limit - need) / MM_HASH_BLOCK, output_bytes / MM_HASH_BLOCK);
   return true;
 }
@@ -154,11 +159,10 @@ static bool convert(const mm_convert_args *a, mm_plan *plan, mm_err *err) {
                          .share = a->process,
                          .shares = a->processes,
                          .commit_bytes = a->commit_bytes,
-                         .threads = (unsigned)a->threads,
                          .stop = &progress.stop,
                          .level = a->level};
   if (a->part && !parse_share(a->part, &o.share, &o.shares, err)) return false;
-  if (!assembly_buffers(a, plan->output_bytes, o.level, &o.buffers, err)) return false;
+  if (!share_memory(a, plan->output_bytes, o.level, &o.threads, &o.buffers, err)) return false;
   mm_outcome outcome = {0};
   double start = now();
   mm_watch *watch = a->quiet || !first ? NULL : mm_watch_open(plan, &progress);
@@ -190,7 +194,6 @@ int main(int argc, char **argv) {
                        .tp = 1,
                        .ep = 1,
                        .pp = 1,
-                       .threads = mm_pool_cpus(),
                        .part_size = UINT64_C(4) << 30,
                        .commit_bytes = UINT64_C(64) << 20};
   const mm_option options[] = {
@@ -303,7 +306,7 @@ int main(int argc, char **argv) {
        .kind = MM_OPT_U64,
        .target = &a.threads,
        .arg = "N",
-       .help = "threads (default: CPUs)",
+       .help = "threads (default: CPUs and four, which wait for the disk in turn)",
        .lo = 1,
        .hi = 1024},
       {.name = "mem-limit",
