@@ -276,8 +276,9 @@ uint32_t mm_dim_extent(mm_dim d, const mm_model *m) {
 char *mm_rule_name(char *out, size_t cap, const char *pattern, uint32_t layer, uint32_t expert) {
   size_t n = 0;
   while (*pattern && n + 12 < cap) {
-    bool is_layer = strncmp(pattern, "{l}", 3) == 0;
-    if (is_layer || strncmp(pattern, "{e}", 3) == 0) {
+    bool is_layer = pattern[0] == '{' && pattern[1] == 'l' && pattern[2] == '}';
+    bool is_expert = pattern[0] == '{' && pattern[1] == 'e' && pattern[2] == '}';
+    if (is_layer || is_expert) {
       n += (size_t)snprintf(out + n, cap - n, "%u", is_layer ? layer : expert);
       pattern += 3;
     } else {

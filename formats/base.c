@@ -143,7 +143,9 @@ bool mm_close_text(FILE *f, char *const *text) {
 
 /* Arena */
 
-#define CHUNK_BYTES ((size_t)64 << 10)
+/* Chunks double from the least to the most: a small document costs little memory, a large one few allocations. */
+#define CHUNK_LEAST ((size_t)1 << 10)
+#define CHUNK_MOST  ((size_t)64 << 10)
 
 struct mm_arena_chunk {
   struct mm_arena_chunk *next;
@@ -159,11 +161,12 @@ void *mm_arena_alloc(mm_arena *a, size_t n, mm_err *err) {
   }
   n = (n + 15) & ~(size_t)15;
   if (!c || n > c->cap - c->used) {
-    size_t cap = n > CHUNK_BYTES / 4 ? n : CHUNK_BYTES;
+    bool alone = n > CHUNK_MOST / 4;
+    size_t usual = mm_min(mm_max(c ? 2 * c->cap : CHUNK_LEAST, 2 * n), CHUNK_MOST), cap = alone ? n : usual;
     struct mm_arena_chunk *fresh = mm_calloc(1, sizeof *fresh + cap, err);
     if (!fresh) return NULL;
     fresh->cap = cap;
-    if (c && cap == n) { /* a large piece of its own goes second: the rest of the first chunk stays in use */
+    if (c && alone) { /* goes second: the rest of the first chunk stays in use */
       fresh->next = c->next;
       c->next = fresh;
     } else {

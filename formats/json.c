@@ -18,10 +18,12 @@ static bool prescan(const char *text, size_t n, const char *file, mm_err *err) {
   const char *nul = n ? memchr(text, '\0', n) : NULL;
   if (nul)
     return mm_fail(err, MM_BAD_INPUT, "E_JSON", mm_at_offset(file, NULL, (uint64_t)(nul - text)), "found a NUL byte, expected JSON text");
+  static const bool syntax[256] = {['"'] = true, ['\\'] = true, ['{'] = true, ['['] = true, ['}'] = true, [']'] = true, [','] = true};
   unsigned depth = 0, values = 0;
   bool quoted = false;
   for (size_t i = 0; i < n; i++) {
     char c = text[i];
+    if (!syntax[(uint8_t)c]) continue;
     if (c == '"') quoted = !quoted;
     if (quoted) {
       if (c == '\\') i++;
