@@ -47,7 +47,7 @@ endif
 
 ifeq ($(SAN),1)
 SANITIZE = -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
-CFLAGS += $(SANITIZE) $(if $(filter 1,$(FUZZ)),-fsanitize=fuzzer-no-link)
+CFLAGS += $(SANITIZE) $(if $(FUZZ),-fsanitize=fuzzer-no-link) $(if $(filter fast,$(FUZZ)),-fno-sanitize-coverage=trace-cmp)
 LDFLAGS += $(SANITIZE)
 else
 CPPFLAGS += -D_FORTIFY_SOURCE=3
@@ -202,7 +202,8 @@ soak-fuzz: soak-fuzz-build
 soak-%: $(PROGRAMS) $(MODEL) $(PRELOAD)
 	$(Q)BUILD=$(abspath $(BUILD)) scripts/soak.sh $*
 soak-fuzz-build:
-	$(Q)$(MAKE) --no-print-directory CC=clang SAN=1 FUZZ=1 CUDA=0 BUILD=$(BUILD)/soak-fuzz fuzzers >/dev/null
+	$(Q)$(MAKE) --no-print-directory CC=clang SAN=1 FUZZ=1 CUDA=0 BUILD=$(BUILD)/fuzz fuzzers >/dev/null
+	$(Q)$(MAKE) --no-print-directory CC=clang SAN=1 FUZZ=fast CUDA=0 BUILD=$(BUILD)/soak-fuzz fuzzers >/dev/null
 
 $(VENV)/ready:
 	$(Q)scripts/venv.sh $(VENV) safetensors==0.8.0 numpy==2.4.6 ml_dtypes==0.6.0

@@ -1,30 +1,58 @@
 #!/bin/sh
-# FUZZ_RUNS inputs to every fuzz target in BUILD, in as many processes as there are CPUs that share one corpus, at most FUZZ_LIMIT seconds each:
-# scripts/fuzz_runs.sh BUILD. Prints how many were run and how fast; exit status 1 after a finding, or when time ran out before.
+# Runs inputs until FUZZ_LOG (tests/fuzz/RUNS.md) counts FUZZ_RUNS of every fuzz target, or FUZZ_LIMIT seconds are over: scripts/fuzz_runs.sh BUILD
+# [TARGET…]. What was run is added to the log every minute, so that runs add up. As many targets at once as there are CPUs (FUZZ_JOBS). Of
+# each minute an eighth goes to the program that watches comparisons (BUILD/fuzz) with inputs of up to 16 KiB, the rest to the one that does
+# not (BUILD/soak-fuzz), twice as fast, with up to 1 KiB; they share a corpus. Prints the sums; exit status 1 after a finding, or when too few ran.
 set -u
-build=$1 status=0 total=0 targets=0 verdict="no finding"
-export ASAN_OPTIONS=quarantine_size_mb=4:malloc_context_size=1 # half as fast again
-cpus=$(nproc)
-for program in "$build"/tests/fuzz/fuzz_*; do
-  [ -x "$program" ] && [ -f "$program" ] || continue
-  case $program in *.o | *.d) continue ;; esac
-  name=${program##*/fuzz_}
-  mkdir -p "$build/corpus/$name"
-  dict=
-  [ ! -f "tests/fuzz/$name.dict" ] || dict=-dict=tests/fuzz/$name.dict
-  start=$(date +%s)
-  for i in $(seq "$cpus"); do
-    "$program" -runs=$(((FUZZ_RUNS + cpus - 1) / cpus)) -max_total_time="$FUZZ_LIMIT" -max_len=4096 -timeout=5 -rss_limit_mb=2048 -malloc_limit_mb=512 -reload=60 \
-      -print_final_stats=1 -artifact_prefix="$build/$name-" $dict "$build/corpus/$name" "tests/fuzz/corpus/$name" >"$build/$name-$i.log" 2>&1 ||
-      echo "$i" >"$build/$name-found" &
+build=$1 log=${FUZZ_LOG:-tests/fuzz/RUNS.md}
+shift
+[ $# -gt 0 ] || set -- $(ls tests/fuzz/fuzz_*.c | sed 's/.*fuzz_\(.*\)\.c/\1/')
+end=$(($(date +%s) + FUZZ_LIMIT)) commit=$(git rev-parse --short HEAD)
+[ -z "$(git status --porcelain -- formats loader convert tests/fuzz/*.c)" ] || commit=$commit+
+export FUZZ_CORPUS="$build/corpus"
+
+sum() { awk -F '|' -v t=" $1 " '$4 == t { n += $5 } END { printf "%d", n }' "$log"; }
+
+# A minute of one target: "INPUTS SECONDS FINDINGS" into BUILD/NAME.slice.
+slice() {
+  begin=$(date +%s) found=0
+  {
+    FUZZ_LEN=16384 scripts/fuzz.sh "$build/fuzz" "fuzz_$1" 7 && FUZZ_LEN=1024 scripts/fuzz.sh "$build/soak-fuzz" "fuzz_$1" 52
+  } >"$build/$1.out" 2>&1 || found=1
+  inputs=$(awk '/^inputs run without/ || /^stat::number_of_executed_units/ { n += $NF } END { printf "%d", n }' "$build/$1.out")
+  echo "$inputs $(($(date +%s) - begin)) $found" >"$build/$1.slice"
+  [ $found -eq 0 ] || { echo "$1: a FINDING"; cat "$build/$1.out"; }
+}
+
+# One row for a day, a commit and a target.
+add() {
+  read -r inputs seconds found <"$build/$1.slice"
+  awk -F ' [|] ' -v OFS=' | ' -v key="| $(date -u +%F) | $commit | $1 | " -v n="$inputs" -v s="$seconds" -v f="$found" '
+    index($0, key) == 1 { $4 += n; $5 += s; sub(/ [|]$/, "", $6); $6 = $6 + f " |"; done = 1 }
+    { print }
+    END { if (!done) print key n OFS s OFS f " |" }' "$log" >"$log.new" && mv "$log.new" "$log"
+  return "$found"
+}
+
+status=0
+while [ "$(date +%s)" -lt "$end" ] && [ $status -eq 0 ]; do
+  running=
+  for name in $(for t in "$@"; do echo "$(sum "$t") $t"; done | sort -n | awk -v want="$FUZZ_RUNS" '$1 < want { print $2 }' | head -n "${FUZZ_JOBS:-$(nproc)}"); do
+    slice "$name" &
+    running="$running $name"
   done
+  [ -n "$running" ] || break
   wait
-  seconds=$(($(date +%s) - start))
-  runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$build/$name"-[0-9]*.log | awk '{ n += $1 } END { printf "%d", n }')
-  echo "$name: $runs inputs in $seconds s, $((runs / (seconds + 1)))/s"
-  [ ! -e "$build/$name-found" ] || { echo "$name: a finding, see $build/$name-*.log"; rm "$build/$name-found"; status=1 verdict="a FINDING"; }
-  [ "$runs" -ge "$FUZZ_RUNS" ] || { status=1; [ "$verdict" != "no finding" ] || verdict="no finding, but time ran out"; }
-  total=$((total + runs)) targets=$((targets + 1))
+  for name in $running; do add "$name" || status=1; done
 done
-echo "fuzz: $total inputs to $targets targets, at least $FUZZ_RUNS wanted of each, $verdict"
-exit $status
+enough=1 total=0
+for name in "$@"; do
+  n=$(sum "$name") total=$((total + $(sum "$name")))
+  echo "$name: $n inputs"
+  [ "$n" -ge "$FUZZ_RUNS" ] || enough=0
+done
+verdict="no finding"
+[ $enough -eq 1 ] || verdict="no finding, but time ran out"
+[ $status -eq 0 ] || verdict="a FINDING"
+echo "fuzz: $total inputs to $# targets, at least $FUZZ_RUNS wanted of each, $verdict"
+[ $enough$status = 10 ]

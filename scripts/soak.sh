@@ -9,7 +9,7 @@
 #   mpi      several processes, one of them killed
 #   memory   peak memory of a conversion far larger than its limit
 #   layer    one real-size layer of M1 and of M2, converted and verified against its source (24 GB of disk; LAYER=m2: 8 GB)
-#   fuzz     FUZZ_RUNS inputs (100,000,000) to each fuzz target, at most FUZZ_LIMIT seconds each (14,400)
+#   fuzz     inputs to each fuzz target until tests/fuzz/RUNS.md counts FUZZ_RUNS (100,000,000), at most FUZZ_LIMIT seconds (14,400)
 # SCALE=N (100) does N percent of the cases of the first five. SOAK_DIR is where they write (BUILD/soak/tmp); on a tmpfs they are faster.
 set -u
 part=$1 scale=${SCALE:-100}
@@ -46,7 +46,7 @@ run() {
     mpi) sh tests/fault/shares.sh ;;
     memory) python3 scripts/bench_memory.py "$convert" --gb "${GB:-4}" ;;
     layer) sh scripts/real_layer.sh "${LAYER:-both}" ;;
-    fuzz) scripts/fuzz_runs.sh "$BUILD/soak-fuzz" ;;
+    fuzz) scripts/fuzz_runs.sh "$BUILD" ;;
     *) echo "no such part: $part"; return 2 ;;
   esac
 }
