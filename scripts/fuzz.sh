@@ -1,9 +1,9 @@
 #!/bin/sh
-# One libFuzzer run: scripts/fuzz.sh BUILD fuzz_NAME SECONDS. Starts from the saved inputs in tests/fuzz/corpus/NAME, keeps what it
-# finds in FUZZ_CORPUS/NAME (BUILD/corpus) and a crashing input in BUILD. Inputs have at most FUZZ_LEN bytes (16384). The last line says how
-# many inputs were run.
+# One libFuzzer run: scripts/fuzz.sh BUILD fuzz_NAME SECONDS [-OPTION=VALUE…]. Starts from the saved inputs in tests/fuzz/corpus/NAME, keeps
+# what it finds in FUZZ_CORPUS/NAME (BUILD/corpus) and a crashing input in BUILD. The last line says how many inputs were run.
 set -eu
 build=$1 program=$2 seconds=$3
+shift 3
 name=${program#fuzz_}
 saved=tests/fuzz/corpus/$name corpus=${FUZZ_CORPUS:-$build/corpus}/$name
 mkdir -p "$corpus"
@@ -14,7 +14,7 @@ dict=
 # getting it again. An input allocates far less than a MiB; a stack is had by running the input that is reported.
 export ASAN_OPTIONS=quarantine_size_mb=1:thread_local_quarantine_size_kb=64:malloc_context_size=0:allocator_release_to_os_interval_ms=-1
 "$build/tests/fuzz/$program" -runs=0 "$saved" >"$build/$name.log" 2>&1 &&
-  "$build/tests/fuzz/$program" -max_total_time="$seconds" -max_len="${FUZZ_LEN:-16384}" -timeout=5 -rss_limit_mb=2048 -malloc_limit_mb=512 \
-    -print_final_stats=1 -artifact_prefix="$build/$name-" $dict "$corpus" "$saved" >"$build/$name.log" 2>&1 ||
+  "$build/tests/fuzz/$program" -max_total_time="$seconds" -max_len=16384 -timeout=5 -rss_limit_mb=2048 -malloc_limit_mb=512 -reload=0 \
+    -print_final_stats=1 -artifact_prefix="$build/$name-" $dict "$@" "$corpus" "$saved" >"$build/$name.log" 2>&1 ||
   { tail -n 60 "$build/$name.log"; exit 1; }
 sed -n 's/^stat::number_of_executed_units: */inputs run without a finding: /p' "$build/$name.log"
