@@ -114,14 +114,25 @@ static bool check_target(mm_writer *w, mm_err *err) {
          mm_fail(err, MM_USAGE, "E_OUTPUT", mm_at(target, NULL), "found more than a converted checkpoint: %s", extra.text);
 }
 
-/* Empties the staging directory. It holds nothing but what this program wrote there. */
-static void clear(mm_writer *w) {
-  int fd = openat(w->dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+static DIR *list(int dir, const char *path, const char *what, mm_err *err) {
+  int fd = openat(dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   DIR *d = fd < 0 ? NULL : fdopendir(fd);
-  if (!d) return;
-  for (struct dirent *e; (e = readdir(d));)
-    if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0) unlinkat(w->dir, e->d_name, 0);
+  if (d) return d;
+  mm_fail_errno(err, mm_at(path, NULL), what, errno);
+  if (fd >= 0) close(fd);
+  return NULL;
+}
+
+/* Empties the staging directory. It holds nothing but what this program wrote there. */
+static bool clear(mm_writer *w, mm_err *err) {
+  DIR *d = list(w->dir, w->staging, "list", err);
+  if (!d) return false;
+  bool ok = true;
+  for (struct dirent *e; ok && (e = readdir(d));)
+    if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0 && unlinkat(w->dir, e->d_name, 0) != 0)
+      ok = mm_fail_errno(err, mm_at(w->staging, NULL), "empty", errno);
   closedir(d);
+  return ok;
 }
 
 static bool take_staging(mm_writer *w, mm_err *err) {
@@ -147,9 +158,8 @@ static bool take_staging(mm_writer *w, mm_err *err) {
 /* Calls fn for every journal of this output, the shares' too; stops when it returns false. */
 static bool each_journal(mm_writer *w, bool (*fn)(mm_writer *w, const char *name, mm_err *err), mm_err *err) {
   size_t n = strlen(w->staging_name);
-  int fd = openat(w->parent, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  DIR *d = fd < 0 ? NULL : fdopendir(fd);
-  if (!d) return mm_fail_errno(err, mm_at(w->staging, NULL), "list the parent of", errno);
+  DIR *d = list(w->parent, w->staging, "list the parent of", err);
+  if (!d) return false;
   bool ok = true;
   for (struct dirent *e; ok && (e = readdir(d));)
     if (strncmp(e->d_name, w->staging_name, n) == 0 && strncmp(e->d_name + n, ".journal", strlen(".journal")) == 0)
@@ -199,8 +209,7 @@ static bool open_journal(mm_writer *w, mm_err *err) {
   bool resume = w->o.leftover == MM_LEFTOVER_RESUME;
   w->fresh = !resume || each_journal(w, refuse_leftover, &leftover);
   if (!alone) return mm_journal_create(&w->journal, w->parent, w->journal_name, w->plan, err);
-  if (!resume) clear(w);
-  if (!resume && !each_journal(w, remove_journal, err)) return false;
+  if (!resume && (!clear(w, err) || !each_journal(w, remove_journal, err))) return false;
   if (!mm_journal_create(&w->journal, w->parent, w->journal_name, w->plan, err)) return false;
   if (!resume || each_journal(w, merge_journal, err)) return true;
   remove_journal(w, w->journal_name, NULL); /* new and empty: the shares' own run goes on without it */
@@ -242,8 +251,7 @@ static bool check_space(mm_writer *w, mm_err *err) {
 
 /* Removes the staging directory and all journals. The directory, which is the lock, goes last. */
 static bool remove_staging(mm_writer *w, mm_err *err) {
-  clear(w);
-  if (!each_journal(w, remove_journal, err)) return false;
+  if (!clear(w, err) || !each_journal(w, remove_journal, err)) return false;
   return unlinkat(w->parent, w->staging_name, AT_REMOVEDIR) == 0 || mm_fail_errno(err, mm_at(w->staging, NULL), "remove", errno);
 }
 
