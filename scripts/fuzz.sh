@@ -10,9 +10,9 @@ mkdir -p "$corpus"
 [ -n "$(ls "$saved" 2>/dev/null)" ] || { echo "$saved: no saved inputs to start from"; exit 1; }
 dict=
 [ ! -f "tests/fuzz/$name.dict" ] || dict=-dict=tests/fuzz/$name.dict
-# Half the time of an input, or more, went into memory that is kept from reuse, into stacks of allocations, and into giving memory back and
-# getting it again. An input allocates far less than a MiB; a stack is had by running the input that is reported.
-export ASAN_OPTIONS=quarantine_size_mb=1:thread_local_quarantine_size_kb=64:malloc_context_size=0:allocator_release_to_os_interval_ms=-1
+# Half the time of an input, or more, went into freed memory that is kept for long, into stacks of allocations, and into giving memory back and
+# getting it again. A stack is had by running the input that is reported.
+export ASAN_OPTIONS="quarantine_size_mb=8:thread_local_quarantine_size_kb=64:malloc_context_size=0:allocator_release_to_os_interval_ms=-1:${ASAN_OPTIONS-}"
 "$build/tests/fuzz/$program" -runs=0 "$saved" >"$build/$name.log" 2>&1 &&
   "$build/tests/fuzz/$program" -max_total_time="$seconds" -max_len=16384 -timeout=5 -rss_limit_mb=2048 -malloc_limit_mb=512 -reload=0 \
     -print_final_stats=1 -artifact_prefix="$build/$name-" $dict "$@" "$corpus" "$saved" >"$build/$name.log" 2>&1 ||
