@@ -10,6 +10,6 @@ python3 tests/fault/torture.py "$convert" tests/data/tiny-m2 --every 40
 python3 tests/fault/torture.py "$convert" tests/data/tiny-m2 --every 80 --options "--compress zstd"
 python3 tests/fault/torture.py "$convert" tests/data/tiny-m2 --every 80 --resumed
 python3 tests/fault/torture.py "$convert" tests/data/tiny-m2 --every 20 --kill
-[ "$SAN" = 1 ] || python3 tests/fault/alloc.py --every 250 # the sanitizers have an allocator of their own
+[ "$SAN" = 1 ] || python3 tests/fault/alloc.py --every 120 # the sanitizers have an allocator of their own
 python3 tests/fault/power.py "$convert" tests/data/tiny-m2 100
 python3 tests/fault/power.py "$convert" tests/data/tiny-m2 30 --options "--compress zstd"

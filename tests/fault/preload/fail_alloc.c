@@ -136,11 +136,11 @@ static void start_forking(const char *file) {
 }
 
 static int counted_main(int argc, char **argv, char **environment) {
-  const char *at = getenv("FAIL_ALLOC");
+  const char *at = getenv("FAIL_ALLOC"), *forks = getenv("ALLOC_FORK");
   fail_at = at ? strtol(at, NULL, 10) : 0;
   ever_after = at && strchr(at, '+');
   *(void **)&real_pthread_create = dlsym(RTLD_NEXT, "pthread_create");
-  if (getenv("ALLOC_FORK")) start_forking(getenv("ALLOC_FORK"));
+  if (forks) start_forking(forks);
   atexit(report);
   atomic_store(&counting, true);
   return real_main(argc, argv, environment);
