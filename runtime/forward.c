@@ -12,8 +12,9 @@ static bool open_acts(mm_forward *f, mm_err *err) {
   }
   const mm_ops *ops = f->ops;
   mm_backend *b = f->backend;
-  return ops->act(b, m->hidden, &f->h, err) && ops->act(b, m->hidden, &f->n, err) && ops->act(b, m->hidden, &f->branch, err) &&
-         ops->act(b, qkv, &f->qkv, err) && ops->act(b, heads, &f->o, err) && (!lightning || ops->act(b, heads, &f->gate, err));
+  return ops->act(b, m->hidden, &f->h, err) && ops->act(b, m->hidden, &f->n, err) && ops->act(b, m->hidden, &f->spare, err) &&
+         ops->act(b, m->hidden, &f->branch, err) && ops->act(b, qkv, &f->qkv, err) && ops->act(b, heads, &f->o, err) &&
+         (!lightning || ops->act(b, heads, &f->gate, err));
 }
 
 bool mm_forward_open(mm_forward *f, const mm_ops *ops, const mm_backend_config *c, mm_err *err) {
@@ -30,15 +31,15 @@ void mm_forward_close(mm_forward *f) {
 }
 
 /* n[T, H] -> branch[T, H]: this rank's partial sum of the attention of layer l. */
-static void attention(const mm_forward *f, uint32_t l) {
+static void attention(const mm_forward *f, mm_act n, uint32_t l) {
   const mm_ops *ops = f->ops;
   mm_backend *b = f->backend;
   const mm_layer_weights *w = &f->weights->layer[l];
   mm_act qkv = {f->qkv.data, w->qkv.n}; /* the two kinds of layer differ in width */
-  ops->linear(b, qkv, f->n, &w->qkv);
+  ops->linear(b, qkv, n, &w->qkv);
   if (f->model->attn[l] == MM_ATTN_LIGHTNING) {
     ops->lightning(b, l, f->o, qkv);
-    ops->linear(b, f->gate, f->n, &w->output_gate);
+    ops->linear(b, f->gate, n, &w->output_gate);
     ops->gated_norm(b, f->o, f->o, f->gate, &w->attn_norm, f->model->lightning_norm_eps);
   } else {
     bool norms = f->model->qk_norm;
@@ -47,26 +48,36 @@ static void attention(const mm_forward *f, uint32_t l) {
   ops->linear(b, f->branch, f->o, &w->out);
 }
 
+/* The rows between two layers: h before the norm, n after it. */
+typedef struct stream {
+  mm_act h, n, spare;
+} stream;
+
+/* Adds the branch to the residual. Under postnorm that is the normalised tensor itself: what was before the norm is never added again. */
+static void combine(const mm_forward *f, stream *s, mm_deepnorm scale, const mm_packed *w) {
+  mm_act *residual = f->model->postnorm ? &s->n : &s->h;
+  const mm_act before = *residual;
+  *residual = s->spare, s->spare = before;
+  f->ops->combine(f->backend, s->h, s->n, before, f->branch, scale, w, f->model->norm_eps);
+}
+
 bool mm_forward_step(mm_forward *f, const mm_batch *batch, float *logits, mm_err *err) {
   const mm_ops *ops = f->ops;
   mm_backend *b = f->backend;
   const mm_model *m = f->model;
   const mm_rank_weights *w = f->weights;
   if (!ops->begin(b, batch, err)) return false;
-  /* Under postnorm the residual is the normalised tensor itself: what was before the norm is never added again. */
-  mm_act residual = m->postnorm ? f->n : f->h;
-  ops->embed(b, f->h, &w->embed);
-  ops->norm(b, f->n, f->h, &w->layer[0].input_norm, m->norm_eps);
+  stream s = {f->h, f->n, f->spare};
+  ops->embed(b, s.h, &w->embed);
+  ops->norm(b, s.n, s.h, &w->layer[0].input_norm, m->norm_eps);
   for (uint32_t l = 0; l < m->layers; l++) {
     const mm_layer_weights *layer = &w->layer[l];
-    attention(f, l);
-    mm_deepnorm scale = m->attn[l] == MM_ATTN_LIGHTNING ? m->deepnorm_lightning : m->deepnorm_full;
-    ops->combine(b, f->h, f->n, residual, f->branch, scale, &layer->post_norm, m->norm_eps);
-    ops->route(b, f->n, &layer->router, layer->router_bias.scheme ? &layer->router_bias : NULL);
-    ops->experts(b, f->branch, f->n, &layer->w13, &layer->w2);
-    const mm_packed *next = l + 1 < m->layers ? &w->layer[l + 1].input_norm : &w->final_norm;
-    ops->combine(b, f->h, f->n, residual, f->branch, m->deepnorm_mlp, next, m->norm_eps);
+    attention(f, s.n, l);
+    combine(f, &s, m->attn[l] == MM_ATTN_LIGHTNING ? m->deepnorm_lightning : m->deepnorm_full, &layer->post_norm);
+    ops->route(b, s.n, &layer->router, layer->router_bias.scheme ? &layer->router_bias : NULL);
+    ops->experts(b, f->branch, s.n, &layer->w13, &layer->w2);
+    combine(f, &s, m->deepnorm_mlp, l + 1 < m->layers ? &w->layer[l + 1].input_norm : &w->final_norm);
   }
-  ops->logits(b, f->n, &w->head);
+  ops->logits(b, s.n, &w->head);
   return batch->sampling ? ops->choose(b, err) : ops->end(b, logits, err);
 }

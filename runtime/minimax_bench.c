@@ -308,7 +308,7 @@ static void run_gated_norm(bench *b, uint32_t l) {
 }
 static void run_combine(bench *b, uint32_t l) {
   const mm_forward *f = &b->forward;
-  f->ops->combine(f->backend, f->h, f->n, f->n, f->branch, b->model.deepnorm_mlp, &b->weights.layer[l].post_norm, b->model.norm_eps);
+  f->ops->combine(f->backend, f->h, f->n, f->spare, f->branch, b->model.deepnorm_mlp, &b->weights.layer[l].post_norm, b->model.norm_eps);
 }
 static void run_route(bench *b, uint32_t l) {
   const mm_layer_weights *w = &b->weights.layer[l];

@@ -94,8 +94,8 @@ typedef struct mm_ops {
   void (*route)(mm_backend *b, mm_act x, const mm_packed *router, const mm_packed *bias);
   /* y = Σ weight · w2(SiLU(w1 x) ⊙ (w3 x)) over the routed experts: this rank's partial sum. */
   void (*experts)(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, const mm_packed *w2);
-  /* h = alpha·residual + beta·Σ_ranks branch (in rank order, identical on all ranks), then n = RMS(h; w, eps). h or n may be the
-   * same buffer as residual; branch is clobbered. */
+  /* h = alpha·residual + beta·Σ_ranks branch (in rank order, identical on all ranks), then n = RMS(h; w, eps). All four are apart;
+   * branch is clobbered. A backend may put it off until the next op, unless `eager`. */
   void (*combine)(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act branch, mm_deepnorm scale, const mm_packed *w, double eps);
   /* This rank's logits of the batch's `out` rows, fp32: x·headᵀ. */
   void (*logits)(mm_backend *b, mm_act x, const mm_packed *head);
@@ -126,7 +126,7 @@ typedef struct mm_forward {
   mm_backend *backend;
   const mm_model *model;
   const mm_rank_weights *weights;
-  mm_act h, n, qkv, o, gate, branch;
+  mm_act h, n, spare, qkv, o, gate, branch;
 } mm_forward;
 bool mm_forward_open(mm_forward *f, const mm_ops *ops, const mm_backend_config *c, mm_err *err);
 void mm_forward_close(mm_forward *f);

@@ -67,7 +67,7 @@ struct mm_backend {
   mm_cu_memory memory;
   cudaStream_t stream = nullptr;
   std::map<const mm_packed *, mm_cu_weight> weight;
-  std::map<const mm_packed *, const float *> values; /* norms, router, bias as f32 */
+  std::map<const mm_packed *, const float *> values; /* as f32: norms, bias, routers that are not bf16 */
   std::vector<layer_cache> cache;
   mm_cu_heads heads = {};
   float *inv_freq = nullptr;
@@ -96,6 +96,8 @@ struct mm_backend {
   step_memory *step = nullptr;
   step_mode mode = EAGER;
   step_graph *graph = nullptr;
+  mm_cu_combine put_off = {}; /* a residual and norm that the next op does along, or has done first; n NULL: none */
+  uint32_t put_off_width = 0;
   std::map<std::pair<uint32_t, step_end>, step_graph> graphs; /* by rows and ending */
   mm_err err = {};
 };
@@ -120,6 +122,12 @@ bool upload_matrix(mm_backend *b, const mm_packed *w, const char *name, mm_err *
   return !w->scheme || mm_cu_upload(&b->memory, w, name, &b->weight[w], err);
 }
 
+/* A router that is stored as bf16 is read so. */
+bool upload_router(mm_backend *b, const mm_packed *w, const char *name, mm_err *err) {
+  const bool narrow = w->scheme && w->scheme->code == MM_CODE_PLAIN && w->scheme->plane[0].dtype == MM_BF16;
+  return narrow ? upload_matrix(b, w, name, err) : upload_value(b, w, err);
+}
+
 bool upload_weights(mm_backend *b, mm_err *err) {
   const mm_rank_weights *w = b->c.weights;
   if (!upload_matrix(b, &w->embed, "model.embed_tokens.weight", err) || !upload_matrix(b, &w->head, "lm_head.weight", err)) return false;
@@ -131,7 +139,7 @@ bool upload_weights(mm_backend *b, mm_err *err) {
     const mm_layer_weights *y = &w->layer[l];
     char name[64];
     snprintf(name, sizeof name, "model.layers.%u", l);
-    const mm_packed *vectors[] = {&y->input_norm, &y->post_norm, &y->attn_norm, &y->q_norm, &y->k_norm, &y->router, &y->router_bias};
+    const mm_packed *vectors[] = {&y->input_norm, &y->post_norm, &y->attn_norm, &y->q_norm, &y->k_norm, &y->router_bias};
     const mm_packed *matrices[] = {&y->qkv, &y->out, &y->output_gate, &y->w13, &y->w2};
     for (const mm_packed *p : vectors) {
       if (!upload_value(b, p, err)) return false;
@@ -139,6 +147,7 @@ bool upload_weights(mm_backend *b, mm_err *err) {
     for (const mm_packed *p : matrices) {
       if (!upload_matrix(b, p, name, err)) return false;
     }
+    if (!upload_router(b, &y->router, name, err)) return false;
   }
   return true;
 }
@@ -185,10 +194,12 @@ bool open_experts(mm_backend *b, mm_err *err) {
   mm_cu_memory *y = &b->memory;
   b->route = {m->experts,
               m->top_k,
+              m->router == MM_ROUTER_SIGMOID_BIAS,
+              nullptr,
+              nullptr,
               y->array<float>(tokens * m->experts, err),
               y->array<uint32_t>(pairs, err),
               y->array<float>(pairs, err),
-              y->array<uint32_t>(m->experts, err),
               y->array<uint32_t>(1, err),
               y->array<uint32_t>(1, err),
               y->array<uint32_t>(slots, err),
@@ -361,7 +372,7 @@ void fill_batch(mm_backend *b, const mm_batch *batch, const batch_arrays *h) {
 }
 
 bool cuda_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
-  b->err.status = MM_OK;
+  b->err.status = MM_OK, b->put_off = {};
   plan_step(b, batch);
   if (!grow_logits(b, b->outs, err)) return false;
   b->step = &b->memory_of_step[b->steps++ % kSteps];
@@ -383,8 +394,16 @@ void finish_capture(mm_backend *b) {
   if (g) cudaGraphDestroy(g);
 }
 
+/* What was put off is launched now. */
+void catch_up(mm_backend *b) {
+  if (!running(b) || !b->put_off.n) return;
+  check(b, mm_cu_combine_rows(b->put_off, b->rows, b->put_off_width, b->stream), "combine");
+  b->put_off = {};
+}
+
 /* Whatever the ops left to launch. */
 void finish_step(mm_backend *b) {
+  catch_up(b);
   if (b->mode == CAPTURE) finish_capture(b);
   if (b->mode != EAGER && b->err.status == MM_OK) check(b, cudaGraphLaunch(b->graph->exec, b->stream), "launch graph");
 }
@@ -434,10 +453,17 @@ bool cuda_collect(mm_backend *b, int32_t *id, mm_err *err) {
 
 /* ---- ops ---- */
 
+/* At the start of an op: whether it launches anything, with all before it launched. */
+bool begin_op(mm_backend *b) {
+  if (!running(b)) return false;
+  catch_up(b);
+  return true;
+}
+
 mm_cu_rows places(const mm_backend *b) { return {b->device.slot, b->device.pos}; }
 
 void cuda_embed(mm_backend *b, mm_act x, const mm_packed *table) {
-  if (!running(b)) return;
+  if (!begin_op(b)) return;
   const mm_cu_weight &w = b->weight[table];
   check(b,
         mm_cu_embed(rows_of(x), reinterpret_cast<const bf16 *>(w.data), {b->device.id, b->device.slot, b->choice.chosen}, b->rows, x.width,
@@ -446,18 +472,18 @@ void cuda_embed(mm_backend *b, mm_act x, const mm_packed *table) {
 }
 
 void cuda_norm(mm_backend *b, mm_act y, mm_act x, const mm_packed *w, double eps) {
-  if (!running(b)) return;
+  if (!begin_op(b)) return;
   check(b, mm_cu_norm(rows_of(y), rows_of(x), b->values[w], (float)eps, b->rows, y.width, b->stream), "norm");
 }
 
 void cuda_linear(mm_backend *b, mm_act y, mm_act x, const mm_packed *w) {
-  if (!running(b)) return;
+  if (!begin_op(b)) return;
   const mm_cu_linear a = {rows_of(x), nullptr, rows_of(y), nullptr, b->rows};
   check(b, (b->rows <= MM_CU_SKINNY ? mm_cu_skinny : mm_cu_gemm)(b->weight[w], a, b->stream), "linear");
 }
 
 void cuda_gqa(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_packed *q_norm, const mm_packed *k_norm) {
-  if (!running(b)) return;
+  if (!begin_op(b)) return;
   const mm_cu_kv &kv = b->cache[layer].kv;
   const float *qn = q_norm ? b->values[q_norm] : nullptr, *kn = k_norm ? b->values[k_norm] : nullptr;
   check(b, mm_cu_rope(b->heads, places(b), kv, {rows_of(qkv), qn, kn, b->inv_freq, (float)b->c.model->norm_eps, b->rows}, b->stream),
@@ -471,7 +497,7 @@ void cuda_gqa(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_pack
 }
 
 void cuda_lightning(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv) {
-  if (!running(b)) return;
+  if (!begin_op(b)) return;
   const layer_cache &c = b->cache[layer];
   const mm_cu_lightning a = {rows_of(qkv), rows_of(o), c.state, c.slope, b->heads.heads, b->heads.head_dim};
   if (b->decode) {
@@ -482,33 +508,42 @@ void cuda_lightning(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv) {
 }
 
 void cuda_gated_norm(mm_backend *b, mm_act y, mm_act o, mm_act gate, const mm_packed *w, double eps) {
-  if (!running(b)) return;
+  if (!begin_op(b)) return;
   check(b, mm_cu_gated_norm(rows_of(y), rows_of(o), rows_of(gate), b->values[w], (float)eps, b->rows, y.width, b->stream), "gated norm");
 }
 
 void cuda_route(mm_backend *b, mm_act x, const mm_packed *router, const mm_packed *bias) {
   if (!running(b)) return;
-  const mm_cu_router m = {b->values[router], bias ? b->values[bias] : nullptr, b->c.model->router == MM_ROUTER_SIGMOID_BIAS, x.width,
-                          b->device.slot};
-  check(b, mm_cu_route_tokens(m, b->route, rows_of(x), b->rows, b->stream), "route");
+  const auto narrow = b->weight.find(router);
+  const bool wide = narrow == b->weight.end();
+  const mm_cu_router m = {wide ? static_cast<const void *>(b->values[router]) : narrow->second.data, wide, x.width};
+  b->route.bias = bias ? b->values[bias] : nullptr, b->route.slot = b->device.slot;
+  if (b->put_off.n == x.data) {
+    check(b, mm_cu_combine_route(b->put_off, m, b->route, b->rows, b->stream), "route");
+    b->put_off = {};
+  } else {
+    catch_up(b);
+    check(b, mm_cu_route_tokens(m, b->route, rows_of(x), b->rows, b->stream), "route");
+  }
 }
 
 void cuda_experts(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, const mm_packed *w2) {
-  if (!running(b)) return;
+  if (!begin_op(b)) return;
   const mm_cu_experts a = {rows_of(x), rows_of(y), b->middle, b->pair_out, b->rows};
   auto *run = b->rows <= MM_CU_SKINNY ? mm_cu_experts_skinny : mm_cu_experts_gemm;
   check(b, run(b->weight[w13], b->weight[w2], b->route, a, b->stream), "experts");
 }
 
 void cuda_combine(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act branch, mm_deepnorm scale, const mm_packed *w, double eps) {
-  if (!running(b)) return;
+  if (!begin_op(b)) return;
   const mm_cu_combine a = {rows_of(h),   rows_of(n),         rows_of(residual), rows_of(branch),
                            b->values[w], (float)scale.alpha, (float)scale.beta, (float)eps};
-  check(b, mm_cu_combine_rows(a, b->rows, h.width, b->stream), "combine");
+  b->put_off = a, b->put_off_width = h.width;
+  if (b->c.eager) catch_up(b);
 }
 
 void cuda_logits(mm_backend *b, mm_act x, const mm_packed *head) {
-  if (!running(b) || b->outs == 0) return;
+  if (!begin_op(b) || b->outs == 0) return;
   const mm_cu_linear a = {rows_of(x), b->device.out, nullptr, b->logits, b->outs};
   check(b, (b->outs <= MM_CU_SKINNY ? mm_cu_skinny : mm_cu_gemm)(b->weight[head], a, b->stream), "logits");
 }

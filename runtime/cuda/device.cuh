@@ -23,6 +23,21 @@ __device__ __forceinline__ void grid_launch_next() {
 #endif
 }
 
+/* Whether this block is the last of `blocks` to come here; then it sees what the others wrote before, through the L2 cache. The counter
+ * is zero before and after. */
+__device__ __forceinline__ bool last_of(uint32_t *counter, uint32_t blocks) {
+  __shared__ bool last;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    uint32_t before;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+    last = before == blocks - 1;
+    if (last) *counter = 0;
+  }
+  __syncthreads();
+  return last;
+}
+
 __device__ __forceinline__ void copy16(void *shared, const void *global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((uint32_t)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
 }
@@ -168,19 +183,6 @@ __device__ __forceinline__ float warp_sum(float v) {
 #pragma unroll
   for (int m = 16; m > 0; m >>= 1) v += __shfl_xor_sync(0xffffffffu, v, m);
   return v;
-}
-/* The sum over the block, on every thread; the same bits for the same block size. scratch: 33 floats of shared memory. */
-__device__ __forceinline__ float block_sum(float v, float *scratch) {
-  v = warp_sum(v);
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = v;
-  __syncthreads();
-  if (threadIdx.x < 32) {
-    v = warp_sum(threadIdx.x < (blockDim.x + 31) / 32 ? scratch[threadIdx.x] : 0.0f);
-    if (threadIdx.x == 0) scratch[32] = v;
-  }
-  __syncthreads();
-  return scratch[32];
 }
 
 #endif

@@ -7,6 +7,7 @@
  * Up lets the next kernel start only after its own wait, so down may read the slot lists, which the router wrote before up, at once and
  * fetch w2 while up still runs. */
 #include "runtime/cuda/launch.h"
+#include "runtime/cuda/route.cuh"
 #include "runtime/cuda/stream.cuh"
 
 namespace {
@@ -18,20 +19,27 @@ __host__ __device__ constexpr uint32_t expert_warps(int tokens) {
   return tokens == 1 && codec<C>::kPiece == 32 ? 16 : kStreamWarps;
 }
 
-constexpr int kMaxSlots = MM_CU_SKINNY * MM_CU_MAX_TOP_K;
-
 struct slot_list {
-  uint32_t expert[kMaxSlots], tokens[kMaxSlots];
+  uint32_t used, expert[kMaxSlots], tokens[kMaxSlots];
   float weight[kMaxSlots]; /* of token 0 */
 };
-/* The step's slots into shared memory; returns how many. */
-__device__ uint32_t read_slots(slot_list &to, const mm_cu_route &r) {
-  const uint32_t used = __ldcg(r.used);
-  for (uint32_t i = threadIdx.x; i < used; i += blockDim.x)
-    to.expert[i] = __ldcg(&r.slot_expert[i]), to.tokens[i] = __ldcg(&r.slot_tokens[i]),
-    to.weight[i] = __ldcg(&r.slot_weight[i * MM_CU_SKINNY]);
+/* The step's slots into shared memory; returns how many. A single token's are written down where `keep` says so. */
+__device__ uint32_t read_slots(slot_list &to, const mm_cu_route &r, uint32_t tokens, bool keep) {
+  if (tokens > 1) {
+    const uint32_t used = __ldcg(r.used);
+    for (uint32_t i = threadIdx.x; i < used; i += blockDim.x)
+      to.expert[i] = __ldcg(&r.slot_expert[i]), to.tokens[i] = __ldcg(&r.slot_tokens[i]),
+      to.weight[i] = __ldcg(&r.slot_weight[i * MM_CU_SKINNY]);
+    __syncthreads();
+    return used;
+  }
+  if (threadIdx.x < 32) {
+    const single_slot s = choose_single(r, keep);
+    if (s.some) to.expert[s.at] = s.c.id, to.tokens[s.at] = 1, to.weight[s.at] = s.c.weight;
+    if (threadIdx.x == 0) to.used = s.used;
+  }
   __syncthreads();
-  return used;
+  return to.used;
 }
 
 template <mm_cu_code C, int kMost>
@@ -100,7 +108,7 @@ __global__ void __launch_bounds__(32 * expert_warps<C>(kTokens), stream_blocks(k
   __shared__ slot_list slots;
   grid_wait();
   grid_launch_next();
-  const uint32_t used = read_slots(slots, r);
+  const uint32_t used = read_slots(slots, r, a.tokens, blockIdx.x == 0);
   stream_rows<C, S>(w, from, p, up_job<C, kTokens>{w, r, a, p, global2, slots, used, w.n / 2});
 }
 
@@ -110,7 +118,7 @@ __global__ void __launch_bounds__(32 * expert_warps<C>(kTokens), stream_blocks(k
                  const __grid_constant__ mm_cu_route r, const __grid_constant__ mm_cu_experts a) {
   __shared__ slot_list slots;
   grid_launch_next();
-  const uint32_t used = read_slots(slots, r);
+  const uint32_t used = read_slots(slots, r, a.tokens, false);
   stream_rows<C, S>(w, from, p, down_job<C, kTokens>{w, a, p, slots, used});
 }
 

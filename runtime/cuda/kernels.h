@@ -54,17 +54,19 @@ cudaError_t mm_cu_gemm(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_
 
 /* ---- mixture of experts ---- */
 
-#define MM_CU_MAX_EXPERTS 512
+#define MM_CU_MAX_EXPERTS 256
 #define MM_CU_MAX_TOP_K   16
 
-/* The routing of a step, in device memory. */
+/* The routing of a step, in device memory, and its rule. */
 struct mm_cu_route {
   uint32_t experts, top_k;
-  float *logits;    /* [max_tokens, experts] */
-  uint32_t *id;     /* [max_tokens, top_k] chosen experts, best first */
-  float *weight;    /* [max_tokens, top_k] */
-  uint32_t *count;  /* [experts] tokens of each expert */
-  uint32_t *ticket; /* [1] zero between launches */
+  bool sigmoid;        /* scores are sigmoids, else softmax */
+  const float *bias;   /* [experts], or NULL: sigmoids are chosen by score + bias */
+  const int32_t *slot; /* [T]; rows of slot -1 choose no expert (id ~0); NULL: all rows choose */
+  float *logits;       /* [max_tokens, experts] */
+  uint32_t *id;        /* [max_tokens, top_k] chosen experts, best first */
+  float *weight;       /* [max_tokens, top_k] */
+  uint32_t *ticket;    /* [1] zero between launches */
   /* T ≤ MM_CU_SKINNY: the experts in use, ascending */
   uint32_t *used;        /* [1] */
   uint32_t *slot_expert; /* [min(experts, 16·top_k)] */
@@ -76,13 +78,12 @@ struct mm_cu_route {
 };
 
 struct mm_cu_router {
-  const float *w;    /* [experts, k] */
-  const float *bias; /* [experts]: sigmoid scores, chosen by score + bias; NULL: softmax */
-  bool sigmoid;
+  const void *w; /* [experts, k] bf16, or f32 */
+  bool wide;     /* f32 */
   uint32_t k;
-  const int32_t *slot; /* [T]; rows of slot -1 choose no expert (id ~0); NULL: all rows choose */
 };
-/* Fills r for x[T, k]: the slot lists for T ≤ MM_CU_SKINNY, the sorted pairs for more. */
+/* Fills r for x[T, k]: the slot lists for T ≤ MM_CU_SKINNY, the sorted pairs for more. Of a single token the logits alone, which
+ * mm_cu_experts_skinny chooses from and then fills in the rest. */
 cudaError_t mm_cu_route_tokens(const mm_cu_router &m, const mm_cu_route &r, const __nv_bfloat16 *x, uint32_t tokens, cudaStream_t s);
 
 /* y[T, H] = Σ weight · w2(SiLU(w1 x) ⊙ (w3 x)). middle: [slots, 16, I] bf16 for T ≤ MM_CU_SKINNY, [T · top_k, I] for more. */
@@ -179,7 +180,7 @@ cudaError_t mm_cu_norm(__nv_bfloat16 *y, const __nv_bfloat16 *x, const float *w,
 /* y = sigmoid(gate) · RMS(o; w, eps). */
 cudaError_t mm_cu_gated_norm(__nv_bfloat16 *y, const __nv_bfloat16 *o, const __nv_bfloat16 *gate, const float *w, float eps,
                              uint32_t tokens, uint32_t width, cudaStream_t s);
-/* h = alpha·residual + beta·branch, n = RMS(h; w, eps). h and n may be the residual's buffer. */
+/* h = alpha·residual + beta·branch, n = RMS(h; w, eps). */
 struct mm_cu_combine {
   __nv_bfloat16 *h, *n;
   const __nv_bfloat16 *residual, *branch;
@@ -187,6 +188,9 @@ struct mm_cu_combine {
   float alpha, beta, eps;
 };
 cudaError_t mm_cu_combine_rows(const mm_cu_combine &a, uint32_t tokens, uint32_t width, cudaStream_t s);
+/* That, and the routing of a.n: for a single token one kernel, whose blocks all read the residual and the branch. Neither h nor n may be
+ * one of them. */
+cudaError_t mm_cu_combine_route(const mm_cu_combine &a, const mm_cu_router &m, const mm_cu_route &r, uint32_t tokens, cudaStream_t s);
 
 /* ---- the next token ---- */
 

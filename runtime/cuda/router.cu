@@ -1,214 +1,193 @@
 /* The router: logits in fp32, the top k experts of each token, and the lists that the expert kernels read.
  *
- * One launch for T ≤ 16: a block per expert and four tokens holds the expert's row before it waits for the tokens; the last block to
- * finish chooses (one warp per token) and lists the experts in use. For more tokens: logits, choice and a counting sort are three
- * launches. Ties go to the lower id. */
-#include "runtime/cuda/device.cuh"
-#include "runtime/cuda/kernels.h"
+ * T ≤ 16: one launch. A block has a few experts and tokens, a thread eight columns of all of them; the experts' rows are loaded before
+ * it waits for the tokens. A single token may bring its residual and norm along: each block makes the row for itself. And its choice is
+ * left to the kernels that need it (route.cuh). Else the last block to finish chooses, one warp per token, and lists the experts in use.
+ * For more tokens: logits, choice and a counting sort are three launches. Ties go to the lower id. */
 #include "runtime/cuda/launch.h"
+#include "runtime/cuda/norm.cuh"
+#include "runtime/cuda/route.cuh"
 
 namespace {
 
-constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kSteps = 8, kTokens = 4; /* of a block: float4 per thread, tokens */
-constexpr uint32_t kMaxWidth = kThreads * 4 * kSteps;
+constexpr uint32_t kMaxThreads = 768, kMaxWidth = kMaxThreads * 8, kMaxWarps = kMaxThreads / 32;
 
-/* logits[token, expert] for the block's expert and its kTokens tokens. */
-__device__ __forceinline__ void expert_logits(const mm_cu_router &m, const mm_cu_route &r, const bf16 *x, uint32_t tokens) {
-  __shared__ float part[kWarps][kTokens];
-  const uint32_t expert = blockIdx.x, first = blockIdx.y * kTokens, n = min(tokens - first, kTokens);
-  const float *row = m.w + (size_t)expert * m.k;
-  float4 w[kSteps];
+/* Eight weights of a row. */
+template <class W>
+struct piece_of;
+template <>
+struct piece_of<bf16> {
+  uint4 raw;
+  __device__ __forceinline__ void load(const bf16 *from) { raw = *reinterpret_cast<const uint4 *>(from); }
+  __device__ __forceinline__ void zero() { raw = make_uint4(0, 0, 0, 0); }
+  __device__ __forceinline__ void widen(float out[8]) const { widen8(out, raw); }
+};
+template <>
+struct piece_of<float> {
+  float v[8];
+  __device__ __forceinline__ void load(const float *from) { load8(v, from); }
+  __device__ __forceinline__ void zero() {
 #pragma unroll
-  for (int i = 0; i < kSteps; i++) {
-    const uint32_t k = (i * kThreads + threadIdx.x) * 4;
-    w[i] = k < m.k ? *reinterpret_cast<const float4 *>(row + k) : make_float4(0, 0, 0, 0);
+    for (int i = 0; i < 8; i++) v[i] = 0;
   }
-  grid_wait();
-  grid_launch_next();
-  float acc[kTokens] = {};
+  __device__ __forceinline__ void widen(float out[8]) const {
 #pragma unroll
-  for (int t = 0; t < kTokens; t++) {
-    if (t >= n) break;
-    const bf16 *from = x + (size_t)(first + t) * m.k;
-#pragma unroll
-    for (int i = 0; i < kSteps; i++) {
-      const uint32_t k = (i * kThreads + threadIdx.x) * 4;
-      if (k >= m.k) break;
-      const uint2 q = *reinterpret_cast<const uint2 *>(from + k);
-      acc[t] += w[i].x * low(q.x) + w[i].y * high(q.x) + w[i].z * low(q.y) + w[i].w * high(q.y);
-    }
+    for (int i = 0; i < 8; i++) out[i] = v[i];
   }
-#pragma unroll
-  for (int t = 0; t < kTokens; t++) {
-    const float sum = warp_sum(acc[t]);
-    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32][t] = sum;
-  }
-  __syncthreads();
-  if (threadIdx.x < n) {
-    float sum = 0;
-#pragma unroll
-    for (int i = 0; i < kWarps; i++) sum += part[i][threadIdx.x];
-    r.logits[(size_t)(first + threadIdx.x) * r.experts + expert] = sum;
-  }
-}
-
-/* Bits that order as the floats do. */
-__device__ uint32_t ordered(float f) {
-  uint32_t u = __float_as_uint(f);
-  return u & 0x80000000u ? ~u : u | 0x80000000u;
-}
-
-/* What lane j < top_k holds after a choice. */
-struct chosen {
-  uint32_t id;
-  float weight;
 };
 
-/* One warp chooses the experts of one token, best first; kPerLane · 32 ≥ experts. */
-template <int kPerLane>
-__device__ __forceinline__ chosen choose_among(const mm_cu_router &m, const mm_cu_route &r, uint32_t token) {
-  const uint32_t lane = threadIdx.x % 32;
-  const float *logits = r.logits + (size_t)token * r.experts;
-  uint32_t key[kPerLane];
-  float score[kPerLane];
+/* Lane i gets v[i % N], summed over the N lanes that i / N names; N is a power of two. */
+template <int N>
+__device__ __forceinline__ float spread_sums(const float (&v)[N]) {
+  const bool upper = threadIdx.x & N / 2;
+  if constexpr (N == 1) {
+    return v[0];
+  } else {
+    float half[N / 2];
 #pragma unroll
-  for (int i = 0; i < kPerLane; i++) {
-    const uint32_t e = i * 32 + lane;
-    key[i] = 0, score[i] = e < r.experts ? __ldcg(&logits[e]) : 0.0f;
-    if (e < r.experts) {
-      if (m.sigmoid) score[i] = 1.0f / (1.0f + expf(-score[i]));
-      key[i] = ordered(score[i] + (m.sigmoid && m.bias ? m.bias[e] : 0.0f));
+    for (int i = 0; i < N / 2; i++) {
+      const float a = v[i], b = v[i + N / 2];
+      half[i] = (upper ? b : a) + __shfl_xor_sync(0xffffffffu, upper ? a : b, N / 2);
     }
+    return spread_sums<N / 2>(half);
   }
-  float total = 0, first = 0;
-  chosen mine = {0, 0};
-  for (uint32_t j = 0; j < r.top_k; j++) {
-    uint32_t best = 0;
-#pragma unroll
-    for (int i = 0; i < kPerLane; i++) best = max(best, key[i]);
-    best = __reduce_max_sync(0xffffffffu, best);
-    uint32_t id = 0xffffffffu;
-#pragma unroll
-    for (int i = kPerLane - 1; i >= 0; i--) {
-      if (key[i] == best) id = i * 32 + lane;
-    }
-    id = __reduce_min_sync(0xffffffffu, id);
-    float value = 0;
-#pragma unroll
-    for (int i = 0; i < kPerLane; i++) {
-      if (i * 32 + lane == id) key[i] = 0, value = score[i];
-    }
-    value = __shfl_sync(0xffffffffu, value, id % 32);
-    if (j == 0) first = value;
-    if (!m.sigmoid) value = expf(value - first);
-    total += value;
-    if (lane == j) mine = {id, value};
-  }
-  mine.weight /= total;
-  if (lane < r.top_k) {
-    r.id[(size_t)token * r.top_k + lane] = mine.id;
-    r.weight[(size_t)token * r.top_k + lane] = mine.weight;
-  }
-  return mine;
-}
-__device__ chosen choose(const mm_cu_router &m, const mm_cu_route &r, uint32_t token) {
-  if (m.slot && m.slot[token] < 0) {
-    if (threadIdx.x % 32 < r.top_k) r.id[(size_t)token * r.top_k + threadIdx.x % 32] = ~0u;
-    return {~0u, 0};
-  }
-  if (r.experts <= 32) return choose_among<1>(m, r, token);
-  if (r.experts <= 256) return choose_among<8>(m, r, token);
-  return choose_among<MM_CU_MAX_EXPERTS / 32>(m, r, token);
 }
 
-/* The choices of a single token, and from them the experts in use, ascending (one block). */
-__device__ void list_one(const mm_cu_router &m, const mm_cu_route &r) {
-  __shared__ uint32_t in_use[MM_CU_MAX_EXPERTS / 32];
-  const uint32_t lane = threadIdx.x % 32;
-  if (threadIdx.x < 32) {
-    if (lane < MM_CU_MAX_EXPERTS / 32) in_use[lane] = 0;
-    const chosen c = choose(m, r, 0);
-    __syncwarp();
-    uint32_t slot = 0;
-    for (uint32_t j = 0; j < r.top_k; j++) slot += __shfl_sync(0xffffffffu, c.id, j) < c.id;
-    if (lane < r.top_k) {
-      r.slot_expert[slot] = c.id, r.slot_tokens[slot] = 1, r.slot_weight[slot * MM_CU_SKINNY] = c.weight;
-      atomicOr(&in_use[c.id / 32], 1u << c.id % 32);
-    }
-    if (lane == 0) *r.used = r.top_k;
+/* logits[token, expert] of kExperts experts and kTokens tokens; x, or with kMix a.n, which it makes and some block writes down. */
+template <class W, int kExperts, int kTokens, bool kMix>
+__device__ __forceinline__ void block_logits(const mm_cu_router &m, const mm_cu_route &r, const mm_cu_combine &a, const bf16 *x,
+                                             uint32_t tokens) {
+  __shared__ float norm_part[kTokens][kMaxWarps], part[kExperts * kTokens][kMaxWarps];
+  const uint32_t expert0 = blockIdx.x * kExperts, first = blockIdx.y * kTokens, n = min(tokens - first, kTokens);
+  const uint32_t c = threadIdx.x * 8, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  const bool inside = c < m.k;
+  piece_of<W> w[kExperts];
+#pragma unroll
+  for (int e = 0; e < kExperts; e++) {
+    w[e].zero();
+    if (inside && expert0 + e < r.experts) w[e].load(static_cast<const W *>(m.w) + (size_t)(expert0 + e) * m.k + c);
   }
+  float norm[8] = {};
+  if (kMix && inside) load8(norm, a.w + c);
+  grid_wait();
+  uint4 raw[kTokens];
+#pragma unroll
+  for (int t = 0; t < kTokens; t++) raw[t] = make_uint4(0, 0, 0, 0);
+  if (kMix) {
+    uint4 add[kTokens];
+#pragma unroll
+    for (int t = 0; t < kTokens; t++) {
+      add[t] = make_uint4(0, 0, 0, 0);
+      if (t >= n || !inside) continue;
+      const size_t at = (size_t)(first + t) * m.k + c;
+      raw[t] = *reinterpret_cast<const uint4 *>(a.residual + at), add[t] = *reinterpret_cast<const uint4 *>(a.branch + at);
+    }
+#pragma unroll
+    for (int t = 0; t < kTokens; t++) {
+      float v[8];
+      mix8(v, a, raw[t], add[t]);
+      const float sum = warp_sum(square8(v));
+      if (threadIdx.x % 32 == 0) norm_part[t][warp] = sum;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int t = 0; t < kTokens; t++) {
+      const float scale = norm_scale(norm_part[t], warps, m.k, a.eps);
+      float v[8];
+      mix8(v, a, raw[t], add[t]);
+      const bool mine = t < n && inside && threadIdx.x % gridDim.x == blockIdx.x;
+      const size_t at = (size_t)(first + t) * m.k + c;
+      if (mine) store8(a.h + at, v);
+      scale8(v, scale, norm);
+      raw[t] = narrow8(v);
+      if (mine) *reinterpret_cast<uint4 *>(a.n + at) = raw[t];
+    }
+  } else {
+#pragma unroll
+    for (int t = 0; t < kTokens; t++) {
+      if (t < n && inside) raw[t] = *reinterpret_cast<const uint4 *>(x + (size_t)(first + t) * m.k + c);
+    }
+  }
+  float acc[kExperts * kTokens];
+#pragma unroll
+  for (int e = 0; e < kExperts; e++) {
+    float f[8];
+    w[e].widen(f);
+#pragma unroll
+    for (int t = 0; t < kTokens; t++) {
+      float v[8], sum = 0;
+      widen8(v, raw[t]);
+#pragma unroll
+      for (int i = 0; i < 8; i++) sum += f[i] * v[i];
+      acc[e * kTokens + t] = sum;
+    }
+  }
+  float sum = spread_sums<kExperts * kTokens>(acc);
+#pragma unroll
+  for (int i = kExperts * kTokens; i < 32; i *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, i);
+  if (threadIdx.x % 32 < kExperts * kTokens) part[threadIdx.x % 32][warp] = sum;
   __syncthreads();
-  for (uint32_t e = threadIdx.x; e < r.experts; e += kThreads) r.count[e] = in_use[e / 32] >> e % 32 & 1;
+  if (threadIdx.x < kExperts * kTokens) {
+    const uint32_t expert = expert0 + threadIdx.x / kTokens, t = threadIdx.x % kTokens;
+    float logit = 0;
+    for (uint32_t i = 0; i < warps; i++) logit += part[threadIdx.x][i];
+    if (expert < r.experts && t < n) r.logits[(size_t)(first + t) * r.experts + expert] = logit;
+  }
 }
 
 /* The choices of a step of few tokens, and from them the experts in use, ascending, with their tokens and weights (one block). */
-__device__ void list_slots(const mm_cu_router &m, const mm_cu_route &r, uint32_t tokens) {
-  constexpr int kRounds = MM_CU_MAX_EXPERTS / kThreads;
-  __shared__ chosen choice[MM_CU_SKINNY][MM_CU_MAX_TOP_K];
-  __shared__ uint32_t in_use[kRounds * kWarps];
-  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  for (uint32_t token = warp; token < tokens; token += kWarps) {
-    const chosen c = choose(m, r, token);
-    if (lane < r.top_k) choice[token][lane] = c;
+__device__ void list_slots(const mm_cu_route &r, uint32_t tokens) {
+  constexpr uint32_t kWords = MM_CU_MAX_EXPERTS / 32;
+  __shared__ route_choice choice[kMaxSlots];
+  __shared__ uint32_t mask[MM_CU_MAX_EXPERTS], in_use[kWords];
+  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, pairs = tokens * r.top_k;
+  for (uint32_t e = threadIdx.x; e < kWords * 32; e += blockDim.x) mask[e] = 0;
+  __syncthreads();
+  for (uint32_t token = warp; token < tokens; token += blockDim.x / 32) {
+    const route_choice c = choose_experts(r, token);
+    if (lane >= r.top_k) continue;
+    choice[token * r.top_k + lane] = c;
+    r.id[token * r.top_k + lane] = c.id, r.weight[token * r.top_k + lane] = c.weight;
+    if (c.id < r.experts) atomicOr(&mask[c.id], 1u << token);
   }
   __syncthreads();
-  uint32_t mask[kRounds] = {};
-#pragma unroll
-  for (int i = 0; i < kRounds; i++) {
-    for (uint32_t t = 0; t < tokens; t++) {
-      for (uint32_t j = 0; j < r.top_k; j++) mask[i] |= (uint32_t)(choice[t][j].id == i * kThreads + threadIdx.x) << t;
-    }
-    const uint32_t some = __ballot_sync(0xffffffffu, mask[i] != 0);
-    if (lane == 0) in_use[i * kWarps + warp] = some;
+  for (uint32_t i = warp; i < kWords; i += blockDim.x / 32) {
+    const uint32_t some = __ballot_sync(0xffffffffu, mask[i * 32 + lane] != 0);
+    if (lane == 0) in_use[i] = some;
   }
   __syncthreads();
-#pragma unroll
-  for (int i = 0; i < kRounds; i++) {
-    const uint32_t e = i * kThreads + threadIdx.x;
-    uint32_t slot = 0, used = 0;
-#pragma unroll
-    for (int j = 0; j < kRounds * kWarps; j++) {
-      if (j == i * kWarps + (int)warp) slot = used + __popc(in_use[j] & ((1u << lane) - 1));
-      used += __popc(in_use[j]);
-    }
-    if (e == 0) *r.used = used;
-    if (e >= r.experts) continue;
-    r.count[e] = __popc(mask[i]);
-    if (mask[i] == 0) continue;
-    r.slot_expert[slot] = e, r.slot_tokens[slot] = mask[i];
-    for (uint32_t t = 0; t < tokens; t++) {
-      for (uint32_t j = 0; j < r.top_k; j++) {
-        if (choice[t][j].id == e) r.slot_weight[slot * MM_CU_SKINNY + t] = choice[t][j].weight;
-      }
-    }
+  auto slot_of = [&](uint32_t e) {
+    uint32_t slot = __popc(in_use[e / 32] & ((1u << e % 32) - 1));
+    for (uint32_t i = 0; i < e / 32; i++) slot += __popc(in_use[i]);
+    return slot;
+  };
+  if (threadIdx.x == 0) *r.used = slot_of(kWords * 32 - 1) + (in_use[kWords - 1] >> 31);
+  for (uint32_t i = threadIdx.x; i < pairs; i += blockDim.x) {
+    const route_choice c = choice[i];
+    if (c.id >= r.experts) continue;
+    const uint32_t slot = slot_of(c.id);
+    r.slot_weight[slot * MM_CU_SKINNY + i / r.top_k] = c.weight;
+    r.slot_expert[slot] = c.id, r.slot_tokens[slot] = mask[c.id]; /* the same from each of the expert's tokens */
   }
 }
 
-__global__ void __launch_bounds__(kThreads)
-    route_few(const __grid_constant__ mm_cu_router m, const __grid_constant__ mm_cu_route r, const bf16 *x, uint32_t tokens) {
-  __shared__ bool last;
-  expert_logits(m, r, x, tokens);
-  if (threadIdx.x < 32) { /* the warp that wrote the logits */
-    __syncwarp();
-    if (threadIdx.x == 0) {
-      __threadfence();
-      last = atomicAdd(r.ticket, 1) == gridDim.x * gridDim.y - 1;
-      __threadfence();
-    }
-  }
-  __syncthreads();
-  if (!last) return;
-  if (tokens == 1) {
-    list_one(m, r);
-  } else {
-    list_slots(m, r, tokens);
-  }
-  if (threadIdx.x == 0) *r.ticket = 0;
+template <class W, int kExperts, int kTokens, bool kMix>
+__global__ void __launch_bounds__(kMaxThreads) route_few(const __grid_constant__ mm_cu_router m, const __grid_constant__ mm_cu_route r,
+                                                         const __grid_constant__ mm_cu_combine a, const bf16 *x, uint32_t tokens) {
+  grid_launch_next();
+  block_logits<W, kExperts, kTokens, kMix>(m, r, a, x, tokens);
+  if (tokens == 1) return;
+  if (last_of(r.ticket, gridDim.x * gridDim.y)) list_slots(r, tokens);
 }
 
 /* logits of kTile tokens and 32 experts a block, four of each a thread: fp32 products, k ascending. */
 constexpr int kTile = 64, kTileThreads = 128, kDepth = 32;
+__device__ __forceinline__ float4 load4(const float *from) { return *reinterpret_cast<const float4 *>(from); }
+__device__ __forceinline__ float4 load4(const bf16 *from) {
+  const uint2 q = *reinterpret_cast<const uint2 *>(from);
+  return make_float4(low(q.x), high(q.x), low(q.y), high(q.y));
+}
+template <class W>
 __global__ void __launch_bounds__(kTileThreads)
     logits_many(const __grid_constant__ mm_cu_router m, const __grid_constant__ mm_cu_route r, const bf16 *x, uint32_t tokens) {
   __shared__ float4 xs[kDepth][kTile / 4], ws[kDepth][32 / 4];
@@ -226,7 +205,7 @@ __global__ void __launch_bounds__(kTileThreads)
                                   for (int i = 0; i < 2; i++) {
                                     const uint32_t k = k0 + (tid / 32 + 4 * i) * 4;
                                     next_w[i] = expert < r.experts && k < m.k
-                                                    ? *reinterpret_cast<const float4 *>(m.w + (size_t)expert * m.k + k)
+                                                    ? load4(static_cast<const W *>(m.w) + (size_t)expert * m.k + k)
                                                     : float4{};
                                   }
   };
@@ -270,12 +249,14 @@ __global__ void __launch_bounds__(kTileThreads)
   }
 }
 
-__global__ void __launch_bounds__(kThreads)
-    choose_many(const __grid_constant__ mm_cu_router m, const __grid_constant__ mm_cu_route r, uint32_t tokens) {
-  grid_wait();
+constexpr uint32_t kChoosers = 8; /* warps of a block, a token each */
+__global__ void __launch_bounds__(kChoosers * 32) choose_many(const __grid_constant__ mm_cu_route r, uint32_t tokens) {
   grid_launch_next();
-  uint32_t token = blockIdx.x * (kThreads / 32) + threadIdx.x / 32;
-  if (token < tokens) choose(m, r, token);
+  grid_wait();
+  const uint32_t token = blockIdx.x * kChoosers + threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (token >= tokens) return;
+  const route_choice c = choose_experts(r, token);
+  if (lane < r.top_k) r.id[(size_t)token * r.top_k + lane] = c.id, r.weight[(size_t)token * r.top_k + lane] = c.weight;
 }
 
 /* pair[offset[e] …] = the pairs of expert e in token order. A warp owns an expert and scans all choices: stable, no atomics. */
@@ -297,10 +278,7 @@ __global__ void __launch_bounds__(1024) sort_pairs(const __grid_constant__ mm_cu
   }
   __syncthreads();
   if (blockIdx.x == 0) {
-    for (uint32_t e = threadIdx.x; e <= r.experts; e += 1024) {
-      r.offset[e] = offset[e];
-      if (e < r.experts) r.count[e] = count[e];
-    }
+    for (uint32_t e = threadIdx.x; e <= r.experts; e += 1024) r.offset[e] = offset[e];
   }
   for (uint32_t e = blockIdx.x * 32 + threadIdx.x / 32; e < r.experts; e += gridDim.x * 32) {
     uint32_t at = offset[e];
@@ -318,14 +296,43 @@ __global__ void __launch_bounds__(1024) sort_pairs(const __grid_constant__ mm_cu
   }
 }
 
-}  // namespace
+constexpr int kFew = 4; /* tokens of a block */
 
-cudaError_t mm_cu_route_tokens(const mm_cu_router &m, const mm_cu_route &r, const __nv_bfloat16 *x, uint32_t tokens, cudaStream_t s) {
-  if (r.experts > MM_CU_MAX_EXPERTS || r.top_k > MM_CU_MAX_TOP_K || m.k % 4 != 0 || m.k > kMaxWidth) return cudaErrorInvalidValue;
-  if (tokens <= MM_CU_SKINNY) return launch(route_few, dim3(r.experts, ceil_div(tokens, kTokens)), kThreads, 0, s, m, r, x, tokens);
+template <class W>
+cudaError_t few(const mm_cu_router &m, const mm_cu_route &r, const mm_cu_combine *a, const bf16 *x, uint32_t tokens, cudaStream_t s) {
+  const unsigned threads = ceil_div(m.k, 256) * 32, pairs = ceil_div(r.experts, 2);
+  const dim3 fours(ceil_div(r.experts, 4), ceil_div(tokens, kFew));
+  if (a) return launch(route_few<W, 2, 1, true>, pairs, threads, 0, s, m, r, *a, x, tokens);
+  const mm_cu_combine none = {};
+  if (tokens == 1) return launch(route_few<W, 2, 1, false>, pairs, threads, 0, s, m, r, none, x, tokens);
+  if (r.experts > 64) return launch(route_few<W, 4, kFew, false>, fours, threads, 0, s, m, r, none, x, tokens);
+  return launch(route_few<W, 2, kFew, false>, dim3(pairs, fours.y), threads, 0, s, m, r, none, x, tokens);
+}
+
+template <class W>
+cudaError_t many(const mm_cu_router &m, const mm_cu_route &r, const bf16 *x, uint32_t tokens, cudaStream_t s) {
   const dim3 tiles(ceil_div(tokens, kTile), ceil_div(r.experts, 32));
-  cudaError_t e = launch(logits_many, tiles, kTileThreads, 0, s, m, r, x, tokens);
-  if (e == cudaSuccess) e = launch(choose_many, ceil_div(tokens, kThreads / 32), kThreads, 0, s, m, r, tokens);
+  cudaError_t e = launch(logits_many<W>, tiles, kTileThreads, 0, s, m, r, x, tokens);
+  if (e == cudaSuccess) e = launch(choose_many, ceil_div(tokens, kChoosers), kChoosers * 32, 0, s, r, tokens);
   if (e == cudaSuccess) e = launch(sort_pairs, ceil_div(r.experts, 32), 1024, 0, s, r, tokens);
   return e;
+}
+
+bool fits(const mm_cu_router &m, const mm_cu_route &r) {
+  return r.experts <= MM_CU_MAX_EXPERTS && r.top_k <= MM_CU_MAX_TOP_K && m.k % 8 == 0 && m.k <= kMaxWidth;
+}
+
+}  // namespace
+
+cudaError_t mm_cu_route_tokens(const mm_cu_router &m, const mm_cu_route &r, const bf16 *x, uint32_t tokens, cudaStream_t s) {
+  if (!fits(m, r)) return cudaErrorInvalidValue;
+  if (tokens > MM_CU_SKINNY) return (m.wide ? many<float> : many<bf16>)(m, r, x, tokens, s);
+  return (m.wide ? few<float> : few<bf16>)(m, r, nullptr, x, tokens, s);
+}
+
+cudaError_t mm_cu_combine_route(const mm_cu_combine &a, const mm_cu_router &m, const mm_cu_route &r, uint32_t tokens, cudaStream_t s) {
+  if (!fits(m, r)) return cudaErrorInvalidValue;
+  if (tokens == 1) return (m.wide ? few<float> : few<bf16>)(m, r, &a, nullptr, tokens, s);
+  const cudaError_t e = mm_cu_combine_rows(a, tokens, m.k, s);
+  return e != cudaSuccess ? e : mm_cu_route_tokens(m, r, a.n, tokens, s);
 }

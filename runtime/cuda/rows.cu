@@ -1,96 +1,83 @@
 /* Kernels that work row by row: embedding, RMS norm, gated norm, and the residual with its norm. A block per row, eight columns per
  * thread and turn; the row stays in registers between its sum and its use. */
-#include "runtime/cuda/device.cuh"
-#include "runtime/cuda/kernels.h"
 #include "runtime/cuda/launch.h"
+#include "runtime/cuda/norm.cuh"
 
 namespace {
 
 constexpr int kMaxThreads = 1024, kMaxTurns = 2; /* rows of up to 16,384 columns */
 
-__device__ __forceinline__ void store8(bf16 *row, uint32_t c, const float v[8]) { *reinterpret_cast<uint4 *>(row + c) = narrow8(v); }
-
-/* value(c, v) yields a row's columns [c, c + 8) before the norm; finish(c, v) takes them normalised, weights not yet applied. */
+/* value(i, c, v) yields a row's columns [c, c + 8), the thread's in turn i, before the norm; finish(i, c, v) takes them after it. */
 template <class Value, class Finish>
-__device__ __forceinline__ void normalise(uint32_t width, float eps, const Value &value, const Finish &finish) {
-  __shared__ float scratch[33];
-  float v[kMaxTurns][8], sum = 0;
+__device__ __forceinline__ void normalise(uint32_t width, float eps, const float *w, const Value &value, const Finish &finish) {
+  __shared__ float part[kMaxThreads / 32];
+  float f[kMaxTurns][8], v[kMaxTurns][8], sum = 0;
+  grid_launch_next();
 #pragma unroll
   for (int i = 0; i < kMaxTurns; i++) {
-    uint32_t c = (i * blockDim.x + threadIdx.x) * 8;
-    if (c >= width) break;
-    value(c, v[i]);
-#pragma unroll
-    for (int j = 0; j < 8; j++) sum += v[i][j] * v[i][j];
+    const uint32_t c = (i * blockDim.x + threadIdx.x) * 8;
+    if (c < width) load8(f[i], w + c);
   }
-  float scale = rsqrtf(block_sum(sum, scratch) / (float)width + eps);
+  grid_wait();
 #pragma unroll
   for (int i = 0; i < kMaxTurns; i++) {
-    uint32_t c = (i * blockDim.x + threadIdx.x) * 8;
+    const uint32_t c = (i * blockDim.x + threadIdx.x) * 8;
     if (c >= width) break;
+    value(i, c, v[i]);
+    sum = square8(v[i], sum);
+  }
+  sum = warp_sum(sum);
+  if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = sum;
+  __syncthreads();
+  const float scale = norm_scale(part, blockDim.x / 32, width, eps);
 #pragma unroll
-    for (int j = 0; j < 8; j++) v[i][j] *= scale;
-    finish(c, v[i]);
+  for (int i = 0; i < kMaxTurns; i++) {
+    const uint32_t c = (i * blockDim.x + threadIdx.x) * 8;
+    if (c >= width) break;
+    scale8(v[i], scale, f[i]);
+    finish(i, c, v[i]);
   }
 }
 
 __global__ void norm_rows(bf16 *y, const bf16 *x, const float *w, float eps, uint32_t width) {
-  grid_wait();
-  grid_launch_next();
   const size_t row = (size_t)blockIdx.x * width;
   normalise(
-      width, eps, [&](uint32_t c, float v[8]) { load8(v, x + row + c); },
-      [&](uint32_t c, float v[8]) {
-        float f[8];
-        load8(f, w + c);
-#pragma unroll
-        for (int j = 0; j < 8; j++) v[j] *= f[j];
-        store8(y + row, c, v);
-      });
+      width, eps, w, [&](int, uint32_t c, float v[8]) { load8(v, x + row + c); },
+      [&](int, uint32_t c, float v[8]) { store8(y + row + c, v); });
 }
 
 __global__ void gated_norm_rows(bf16 *y, const bf16 *o, const bf16 *gate, const float *w, float eps, uint32_t width) {
-  grid_wait();
-  grid_launch_next();
   const size_t row = (size_t)blockIdx.x * width;
+  uint4 raw[kMaxTurns];
   normalise(
-      width, eps, [&](uint32_t c, float v[8]) { load8(v, o + row + c); },
-      [&](uint32_t c, float v[8]) {
-        float f[8], z[8];
-        load8(f, w + c);
-        load8(z, gate + row + c);
+      width, eps, w,
+      [&](int i, uint32_t c, float v[8]) {
+        raw[i] = *reinterpret_cast<const uint4 *>(gate + row + c);
+        load8(v, o + row + c);
+      },
+      [&](int i, uint32_t c, float v[8]) {
+        float z[8];
+        widen8(z, raw[i]);
 #pragma unroll
-        for (int j = 0; j < 8; j++) v[j] *= f[j] * sigmoid(z[j]);
-        store8(y + row, c, v);
+        for (int j = 0; j < 8; j++) v[j] *= sigmoid(z[j]);
+        store8(y + row + c, v);
       });
 }
 
 __global__ void combine_rows(const __grid_constant__ mm_cu_combine a, uint32_t width) {
-  grid_wait();
-  grid_launch_next();
   const size_t row = (size_t)blockIdx.x * width;
   normalise(
-      width, a.eps,
-      [&](uint32_t c, float v[8]) {
-        float b[8];
-        load8(v, a.residual + row + c);
-        load8(b, a.branch + row + c);
-#pragma unroll
-        for (int j = 0; j < 8; j++) v[j] = a.alpha * v[j] + a.beta * b[j];
-        store8(a.h + row, c, v);
+      width, a.eps, a.w,
+      [&](int, uint32_t c, float v[8]) {
+        mix8(v, a, *reinterpret_cast<const uint4 *>(a.residual + row + c), *reinterpret_cast<const uint4 *>(a.branch + row + c));
+        store8(a.h + row + c, v);
       },
-      [&](uint32_t c, float v[8]) {
-        float f[8];
-        load8(f, a.w + c);
-#pragma unroll
-        for (int j = 0; j < 8; j++) v[j] *= f[j];
-        store8(a.n + row, c, v);
-      });
+      [&](int, uint32_t c, float v[8]) { store8(a.n + row + c, v); });
 }
 
 __global__ void embed_rows(bf16 *x, const bf16 *table, const __grid_constant__ mm_cu_ids ids, uint32_t width) {
-  grid_wait();
   grid_launch_next();
+  grid_wait();
   const int32_t slot = ids.slot[blockIdx.x];
   int32_t id = ids.id[blockIdx.x];
   if (id < 0 && slot >= 0) id = ids.chosen[slot];

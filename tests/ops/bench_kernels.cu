@@ -78,15 +78,15 @@ static void bench_skinny(const scheme &s, uint32_t n, uint32_t k, std::vector<ui
 
 struct bench_route {
   buffer<float> logits, weight, slot_weight;
-  buffer<uint32_t> id, count, ticket, used, slot_expert, slot_tokens, offset, pair;
+  buffer<uint32_t> id, ticket, used, slot_expert, slot_tokens, offset, pair;
   mm_cu_route r = {};
   bench_route(uint32_t experts, uint32_t top_k, uint32_t tokens) {
     uint32_t slots = std::min(experts, MM_CU_SKINNY * top_k), pairs = tokens * top_k;
-    logits.open((size_t)tokens * experts), weight.open(pairs), id.open(pairs), count.open(experts), ticket.open(1), ticket.zero();
+    logits.open((size_t)tokens * experts), weight.open(pairs), id.open(pairs), ticket.open(1), ticket.zero();
     used.open(1), slot_expert.open(slots), slot_tokens.open(slots), slot_weight.open((size_t)slots * MM_CU_SKINNY);
     offset.open(experts + 1), pair.open(pairs);
-    r = {experts, top_k,         logits.p,      id.p,          weight.p, count.p, ticket.p,
-         used.p,  slot_expert.p, slot_tokens.p, slot_weight.p, offset.p, pair.p};
+    r = {experts,  top_k,  true,          nullptr,       nullptr,       logits.p, id.p,  weight.p,
+         ticket.p, used.p, slot_expert.p, slot_tokens.p, slot_weight.p, offset.p, pair.p};
   }
 };
 
@@ -96,16 +96,17 @@ static void experts_rate(const char *model, const scheme &s, uint32_t experts, u
   const int kSets = 16;
   for (uint32_t t : tokens) {
     std::vector<std::unique_ptr<bench_route>> routes;
-    buffer<float> router((size_t)experts * hidden);
+    buffer<__nv_bfloat16> router((size_t)experts * hidden), h((size_t)t * hidden), n(h.n);
+    buffer<float> norm(hidden);
     buffer<__nv_bfloat16> x((size_t)kSets * t * hidden), y((size_t)t * hidden);
-    fill_random_float(router.p, router.n, -0.02f, 0.02f, 3);
+    fill_random_bf16(router.p, router.n, 3), fill_random_float(norm.p, norm.n, 0.5f, 1.5f, 4);
     fill_random_bf16(x.p, x.n, 11);
-    mm_cu_router m = {router.p, nullptr, true, hidden};
+    const mm_cu_router m = {router.p, false, hidden};
     double used = 0;
     for (int i = 0; i < kSets; i++) {
       routes.emplace_back(new bench_route(experts, top_k, t));
       CUDA_OK(mm_cu_route_tokens(m, routes.back()->r, x.p + (size_t)i * t * hidden, t, 0));
-      used += (t <= MM_CU_SKINNY ? routes.back()->used.get()[0] : (double)experts) / kSets;
+      used += (t == 1 ? top_k : t <= MM_CU_SKINNY ? routes.back()->used.get()[0] : (double)experts) / kSets;
     }
     const bool skinny = t <= MM_CU_SKINNY;
     buffer<__nv_bfloat16> middle((skinny ? (size_t)std::min(experts, MM_CU_SKINNY * top_k) * MM_CU_SKINNY : (size_t)t * top_k) * inter);
@@ -130,7 +131,14 @@ static void experts_rate(const char *model, const scheme &s, uint32_t experts, u
         CUDA_OK(mm_cu_route_tokens(m, routes[(size_t)i % kSets]->r, x.p + (size_t)(i % kSets) * t * hidden, t, st));
       });
       snprintf(what, sizeof what, "router %s T=%u", model, t);
-      row(what, us, (double)experts * hidden * 4);
+      row(what, us, (double)experts * hidden * 2);
+      if (!skinny) continue;
+      us = time_graph(kSets, [&](cudaStream_t st, int i) {
+        const __nv_bfloat16 *in = x.p + (size_t)(i % kSets) * t * hidden;
+        CUDA_OK(mm_cu_combine_route({h.p, n.p, in, in, norm.p, 1.0f, 0.5f, 1e-6f}, m, routes[(size_t)i % kSets]->r, t, st));
+      });
+      snprintf(what, sizeof what, "residual, norm and router %s T=%u", model, t);
+      row(what, us, (double)experts * hidden * 2 + 8.0 * t * hidden);
     }
   }
 }

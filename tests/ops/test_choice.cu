@@ -93,16 +93,16 @@ static void check_no_choice() {
 static void check_padding(uint32_t tokens, uint32_t experts, uint32_t top_k) {
   const uint32_t hidden = 256, slots = std::min(experts, MM_CU_SKINNY * top_k), pairs = tokens * top_k;
   buffer<float> w, logits((size_t)tokens * experts), weight(pairs), slot_weight((size_t)slots * MM_CU_SKINNY);
-  buffer<uint32_t> id(pairs), count(experts), ticket(1), used(1), slot_expert(slots), slot_tokens(slots), offset(experts + 1), pair(pairs);
+  buffer<uint32_t> id(pairs), ticket(1), used(1), slot_expert(slots), slot_tokens(slots), offset(experts + 1), pair(pairs);
   buffer<__nv_bfloat16> x;
   buffer<int32_t> slot;
   std::vector<int32_t> s(tokens);
   for (uint32_t t = 0; t < tokens; t++) s[t] = t % 3 == 1 ? -1 : (int32_t)t;
   w.put(random_float((size_t)experts * hidden, 0, 0.1)), x.put(random_bf16((size_t)tokens * hidden)), slot.put(s), ticket.zero();
-  const mm_cu_route r = {experts, top_k,         logits.p,      id.p,          weight.p, count.p, ticket.p,
-                         used.p,  slot_expert.p, slot_tokens.p, slot_weight.p, offset.p, pair.p};
-  CUDA_OK(mm_cu_route_tokens({w.p, nullptr, true, hidden, slot.p}, r, x.p, tokens, 0));
-  const auto ids = id.get(), counts = count.get();
+  const mm_cu_route r = {experts,  top_k,  true,          nullptr,       slot.p,        logits.p, id.p,  weight.p,
+                         ticket.p, used.p, slot_expert.p, slot_tokens.p, slot_weight.p, offset.p, pair.p};
+  CUDA_OK(mm_cu_route_tokens({w.p, true, hidden}, r, x.p, tokens, 0));
+  const auto ids = id.get();
   std::vector<uint32_t> want(experts, 0);
   bool ok = true;
   for (uint32_t p = 0; p < pairs; p++) {
@@ -113,17 +113,18 @@ static void check_padding(uint32_t tokens, uint32_t experts, uint32_t top_k) {
       if (ids[p] < experts) want[ids[p]]++;
     }
   }
-  ok &= counts == want;
   if (tokens <= MM_CU_SKINNY) {
-    const auto masks = slot_tokens.get();
+    const auto masks = slot_tokens.get(), expert = slot_expert.get();
     const uint32_t n = used.get()[0];
     ok &= n == (uint32_t)std::count_if(want.begin(), want.end(), [](uint32_t c) { return c > 0; });
     for (uint32_t i = 0; i < n; i++) {
+      ok &= expert[i] < experts && want[expert[i]] == (uint32_t)__builtin_popcount(masks[i]) && (i == 0 || expert[i] > expert[i - 1]);
       for (uint32_t t = 0; t < tokens; t++) ok &= !(masks[i] >> t & 1) || s[t] >= 0;
     }
   } else {
-    const auto order = pair.get();
-    const uint32_t n = offset.get()[experts];
+    const auto order = pair.get(), from = offset.get();
+    const uint32_t n = from[experts];
+    for (uint32_t e = 0; e < experts; e++) ok &= from[e + 1] - from[e] == want[e];
     for (uint32_t i = 0; i < n; i++) ok &= s[order[i] / top_k] >= 0;
     ok &= n == std::accumulate(want.begin(), want.end(), 0u);
   }

@@ -1,19 +1,39 @@
 /* Routing and experts against doubles. */
+#include <string.h>
+
 #include <algorithm>
 
 #include "tests/ops/gpu.h"
 
 struct route_buffers {
   buffer<float> logits, weight, slot_weight;
-  buffer<uint32_t> id, count, ticket, used, slot_expert, slot_tokens, offset, pair;
+  buffer<uint32_t> id, ticket, used, slot_expert, slot_tokens, offset, pair;
   mm_cu_route r = {};
-  route_buffers(uint32_t experts, uint32_t top_k, uint32_t tokens) {
+  route_buffers(uint32_t experts, uint32_t top_k, uint32_t tokens, bool sigmoid, const float *bias) {
     uint32_t slots = std::min(experts, MM_CU_SKINNY * top_k), pairs = tokens * top_k;
-    logits.open((size_t)tokens * experts), weight.open(pairs), id.open(pairs), count.open(experts), ticket.open(1), ticket.zero();
+    logits.open((size_t)tokens * experts), weight.open(pairs), id.open(pairs), ticket.open(1), ticket.zero();
     used.open(1), slot_expert.open(slots), slot_tokens.open(slots), slot_weight.open((size_t)slots * MM_CU_SKINNY);
     offset.open(experts + 1), pair.open(pairs);
-    r = {experts, top_k,         logits.p,      id.p,          weight.p, count.p, ticket.p,
-         used.p,  slot_expert.p, slot_tokens.p, slot_weight.p, offset.p, pair.p};
+    r = {experts,  top_k,  sigmoid,       bias,          nullptr,       logits.p, id.p,  weight.p,
+         ticket.p, used.p, slot_expert.p, slot_tokens.p, slot_weight.p, offset.p, pair.p};
+  }
+};
+
+/* A router as bf16 or f32, by chance. */
+struct router_weight {
+  std::vector<float> w;
+  buffer<float> wide;
+  buffer<__nv_bfloat16> narrow;
+  mm_cu_router d = {};
+  router_weight(uint32_t experts, uint32_t k) {
+    const auto rounded = random_bf16((size_t)experts * k, 1 / sqrt((double)k));
+    d = {nullptr, g_rng.below(2) == 0, k};
+    if (d.wide) {
+      w = random_float((size_t)experts * k, 0, 1 / sqrt((double)k)), wide.put(w), d.w = wide.p;
+    } else {
+      for (auto v : rounded) w.push_back(to_float(v));
+      narrow.put(rounded), d.w = narrow.p;
+    }
   }
 };
 
@@ -56,26 +76,14 @@ struct expert_case {
 static void check_experts(const expert_case &c, uint32_t tokens, uint32_t experts, uint32_t top_k, uint32_t hidden, uint32_t inter,
                           bool sigmoid) {
   auto x = random_bf16((size_t)tokens * hidden);
-  auto rw = random_float((size_t)experts * hidden, 0, 1 / sqrt((double)hidden)), bias = random_float(experts, 0.2, 0.1);
-  buffer<float> drw, dbias;
+  router_weight rw(experts, hidden);
+  const auto bias = random_float(experts, 0.2, 0.1);
+  buffer<float> dbias;
   buffer<__nv_bfloat16> dx, y((size_t)tokens * hidden);
-  drw.put(rw), dbias.put(bias), dx.put(x);
-  route_buffers rb(experts, top_k, tokens);
-  mm_cu_router m = {drw.p, sigmoid ? dbias.p : nullptr, sigmoid, hidden};
-  for (int i = 0; i < 2; i++) CUDA_OK(mm_cu_route_tokens(m, rb.r, dx.p, tokens, 0)); /* twice: the ticket must come back to zero */
-  auto want_route = reference_route(rw, bias, sigmoid, x, tokens, experts, hidden, top_k);
-  auto id = rb.id.get();
-  auto weight = rb.weight.get();
-  std::vector<double> w_want, w_got;
-  bool same = true;
-  for (size_t i = 0; i < id.size(); i++) {
-    same &= id[i] == want_route.id[i];
-    w_want.push_back(want_route.weight[i]), w_got.push_back(weight[i]);
-  }
-  char what[160];
-  snprintf(what, sizeof what, "route %s T=%u E=%u top %u: experts", sigmoid ? "sigmoid+bias" : "softmax", tokens, experts, top_k);
-  report_true(what, same);
-  report(std::string(what) + ", weights", relative_error(w_want, w_got), 1e-5);
+  dbias.put(bias), dx.put(x);
+  route_buffers rb(experts, top_k, tokens, sigmoid, sigmoid ? dbias.p : nullptr);
+  for (int i = 0; i < 2; i++) CUDA_OK(mm_cu_route_tokens(rw.d, rb.r, dx.p, tokens, 0)); /* twice: the ticket must come back to zero */
+  auto want_route = reference_route(rw.w, bias, sigmoid, x, tokens, experts, hidden, top_k);
 
   test_weight w13, w2;
   random_weight(&w13, c.code, c.kind, experts, 2 * inter, hidden, c.cell_n, c.cell_k);
@@ -85,6 +93,19 @@ static void check_experts(const expert_case &c, uint32_t tokens, uint32_t expert
   buffer<float> pair_out(tokens <= MM_CU_SKINNY ? 1 : (size_t)tokens * top_k * hidden);
   mm_cu_experts a = {dx.p, y.p, middle.p, pair_out.p, tokens};
   CUDA_OK(tokens <= MM_CU_SKINNY ? mm_cu_experts_skinny(w13.d, w2.d, rb.r, a, 0) : mm_cu_experts_gemm(w13.d, w2.d, rb.r, a, 0));
+  auto id = rb.id.get();
+  auto weight = rb.weight.get();
+  std::vector<double> w_want, w_got;
+  bool same = true;
+  for (size_t i = 0; i < id.size(); i++) {
+    same &= id[i] == want_route.id[i];
+    w_want.push_back(want_route.weight[i]), w_got.push_back(weight[i]);
+  }
+  char what[160];
+  snprintf(what, sizeof what, "route %s T=%u E=%u top %u%s: experts", sigmoid ? "sigmoid+bias" : "softmax", tokens, experts, top_k,
+           rw.d.wide ? ", f32" : "");
+  report_true(what, same);
+  report(std::string(what) + ", weights", relative_error(w_want, w_got), 1e-5);
   auto out = y.get();
   const uint32_t step = 1 + tokens / 24, checked = (tokens + step - 1) / step;
   std::vector<double> want((size_t)checked * hidden, 0.0), got;
@@ -117,16 +138,15 @@ static void check_experts(const expert_case &c, uint32_t tokens, uint32_t expert
 /* The same for router and experts together: the others' experts come between a row's own. */
 static void check_rows_independent(const expert_case &c) {
   const uint32_t experts = 24, top_k = 8, hidden = 1536, inter = 384, buckets[][2] = {{1, 1}, {2, 8}, {9, MM_CU_SKINNY}};
-  buffer<float> router;
-  router.put(random_float((size_t)experts * hidden, 0, 1 / sqrt((double)hidden)));
+  const router_weight router(experts, hidden);
   test_weight w13, w2;
   random_weight(&w13, c.code, c.kind, experts, 2 * inter, hidden, c.cell_n, c.cell_k);
   random_weight(&w2, c.code, c.kind, experts, hidden, inter, c.cell_n, c.cell_k);
   for (auto &b : buckets) {
     const bool same = same_among_others(b[0], b[1], hidden, [&](const __nv_bfloat16 *x, uint32_t tokens) {
-      route_buffers rb(experts, top_k, tokens);
+      route_buffers rb(experts, top_k, tokens, true, nullptr);
       buffer<__nv_bfloat16> y((size_t)tokens * hidden), middle((size_t)experts * MM_CU_SKINNY * inter);
-      CUDA_OK(mm_cu_route_tokens({router.p, nullptr, true, hidden}, rb.r, x, tokens, 0));
+      CUDA_OK(mm_cu_route_tokens(router.d, rb.r, x, tokens, 0));
       CUDA_OK(mm_cu_experts_skinny(w13.d, w2.d, rb.r, {x, y.p, middle.p, nullptr, tokens}, 0));
       std::vector<float> out;
       for (auto v : y.get()) out.push_back(to_float(v));
@@ -138,7 +158,36 @@ static void check_rows_independent(const expert_case &c) {
   }
 }
 
+template <class T>
+static bool same_bits(const buffer<T> &a, const buffer<T> &b) {
+  const auto x = a.get(), y = b.get();
+  return memcmp(x.data(), y.data(), x.size() * sizeof(T)) == 0;
+}
+
+/* The residual and its norm along with the router = one after the other, bit for bit. */
+static void check_combined(uint32_t tokens, uint32_t experts, uint32_t top_k, uint32_t hidden) {
+  const size_t n = (size_t)tokens * hidden;
+  const router_weight router(experts, hidden);
+  buffer<__nv_bfloat16> residual, branch, h[2], y[2];
+  buffer<float> w;
+  residual.put(random_bf16(n)), branch.put(random_bf16(n, 3)), w.put(random_float(hidden, 1, 0.3));
+  route_buffers one(experts, top_k, tokens, true, nullptr), two(experts, top_k, tokens, true, nullptr);
+  for (int i = 0; i < 2; i++) h[i].open(n), y[i].open(n);
+  const auto job = [&](int i) { return mm_cu_combine{h[i].p, y[i].p, residual.p, branch.p, w.p, 3.55f, 0.9f, 1e-6f}; };
+  CUDA_OK(mm_cu_combine_rows(job(0), tokens, hidden, 0));
+  CUDA_OK(mm_cu_route_tokens(router.d, one.r, y[0].p, tokens, 0));
+  CUDA_OK(mm_cu_combine_route(job(1), router.d, two.r, tokens, 0));
+  char what[120];
+  snprintf(what, sizeof what, "residual, norm and router T=%u E=%u H=%u = one by one, bit for bit", tokens, experts, hidden);
+  report_true(what, same_bits(h[0], h[1]) && same_bits(y[0], y[1]) && same_bits(one.logits, two.logits) && same_bits(one.id, two.id));
+}
+
 void test_experts() {
+  for (uint32_t tokens : {1u, 2u, 7u, 16u, 40u}) {
+    check_combined(tokens, 256, 8, 3072);
+    check_combined(tokens, 32, 2, 6144);
+    check_combined(tokens, 10, 3, 256);
+  }
   const expert_case cases[] = {
       {"bf16", MM_CU_BF16, MM_CU_PLAIN, 0, 0},
       {"block_fp8", MM_CU_E4M3, MM_CU_COARSE, 128, 128},
