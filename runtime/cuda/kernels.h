@@ -163,6 +163,7 @@ struct mm_cu_lightning {
   const float *slope;
   uint32_t heads, head_dim;
 };
+/* States are read at once: no kernel may still be writing them. A slot has one row at most. */
 cudaError_t mm_cu_lightning_decode(const mm_cu_lightning &a, const mm_cu_rows &r, uint32_t tokens, cudaStream_t s);
 cudaError_t mm_cu_lightning_prefill(const mm_cu_lightning &a, const mm_cu_span *span, uint32_t spans, cudaStream_t s);
 

@@ -1,26 +1,27 @@
 /* Lightning attention, one token per sequence: S ← e^{-s}·S + k ⊗ v in place, o = qᵀ·S.
  *
- * A block owns 32 value columns of one head of one row: eight lanes cover a 128-byte stretch of a state row, so a warp's load takes four
- * rows and the block's four warps d rows in d/16 turns, all in flight together. S is [d key][d value]. */
+ * A block owns 64 value columns of one head of one row: sixteen lanes cover a 256-byte stretch of a state row, so a warp's load takes two
+ * rows and the block's eight warps d rows in d/16 turns, all in flight together, and before the projection is waited for: the state is the
+ * step before's. S is [d key][d value]. */
 #include "runtime/cuda/device.cuh"
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/launch.h"
 
 namespace {
 
-constexpr int kThreads = 128, kColumns = 32, kRows = kThreads * 4 / kColumns;
+constexpr int kThreads = 256, kColumns = 64, kLanes = kColumns / 4, kRows = kThreads / kLanes;
 
 template <int D>
 __global__ void __launch_bounds__(kThreads)
     lightning_step(const __grid_constant__ mm_cu_lightning a, const __grid_constant__ mm_cu_rows r) {
   __shared__ float q[D], k[D], part[kThreads / 32][kColumns];
   const uint32_t head = blockIdx.x / (D / kColumns), c0 = blockIdx.x % (D / kColumns) * kColumns, row = blockIdx.y;
-  const uint32_t c = threadIdx.x % 8 * 4, a0 = threadIdx.x / 8;
-  grid_wait();
+  const uint32_t c = threadIdx.x % kLanes * 4, a0 = threadIdx.x / kLanes;
   grid_launch_next();
   const int32_t slot = r.slot[row];
   bf16 *o = a.o + ((size_t)row * a.heads + head) * D + c0;
   if (slot < 0) {
+    grid_wait();
     if (threadIdx.x < kColumns) o[threadIdx.x] = __float2bfloat16_rn(0.0f);
     return;
   }
@@ -29,6 +30,8 @@ __global__ void __launch_bounds__(kThreads)
   const bool fresh = r.pos[row] == 0;
 #pragma unroll
   for (int i = 0; i < D / kRows; i++) old[i] = fresh ? make_float4(0, 0, 0, 0) : __ldcs(state + i * kRows * D / 4);
+  const float decay = __expf(-a.slope[head]);
+  grid_wait();
 
   const bf16 *qkv = a.qkv + ((size_t)row * a.heads + head) * 3 * D;
   if (threadIdx.x < D) {
@@ -37,7 +40,6 @@ __global__ void __launch_bounds__(kThreads)
   }
   const uint2 vq = *reinterpret_cast<const uint2 *>(qkv + 2 * D + c0 + c);
   const float v[4] = {silu(low(vq.x)), silu(high(vq.x)), silu(low(vq.y)), silu(high(vq.y))};
-  const float decay = __expf(-a.slope[head]);
   __syncthreads();
 
   float out[4] = {0, 0, 0, 0};
@@ -51,9 +53,9 @@ __global__ void __launch_bounds__(kThreads)
   }
 #pragma unroll
   for (int j = 0; j < 4; j++) {
-    out[j] += __shfl_xor_sync(0xffffffffu, out[j], 8);
-    out[j] += __shfl_xor_sync(0xffffffffu, out[j], 16);
-    if (threadIdx.x % 32 < 8) part[threadIdx.x / 32][c + j] = out[j];
+#pragma unroll
+    for (int n = kLanes; n < 32; n *= 2) out[j] += __shfl_xor_sync(0xffffffffu, out[j], n);
+    if (threadIdx.x % 32 < kLanes) part[threadIdx.x / 32][c + j] = out[j];
   }
   __syncthreads();
   if (threadIdx.x < kColumns) {
