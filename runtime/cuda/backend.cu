@@ -486,12 +486,12 @@ void cuda_gqa(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_pack
   if (!begin_op(b)) return;
   const mm_cu_kv &kv = b->cache[layer].kv;
   const float *qn = q_norm ? b->values[q_norm] : nullptr, *kn = k_norm ? b->values[k_norm] : nullptr;
-  check(b, mm_cu_rope(b->heads, places(b), kv, {rows_of(qkv), qn, kn, b->inv_freq, (float)b->c.model->norm_eps, b->rows}, b->stream),
-        "rope");
+  const mm_cu_qkv p = {rows_of(qkv), qn, kn, b->inv_freq, (float)b->c.model->norm_eps, b->rows};
   const mm_cu_gqa a = {rows_of(qkv), rows_of(o), b->gqa_work, b->rows, b->c.limits.max_tokens};
   if (b->decode) {
-    check(b, mm_cu_gqa_decode(b->heads, places(b), kv, a, b->stream), "gqa decode");
+    check(b, mm_cu_gqa_decode(b->heads, places(b), kv, p, a, b->stream), "gqa decode");
   } else {
+    check(b, mm_cu_rope(b->heads, places(b), kv, p, b->stream), "rope");
     check(b, mm_cu_gqa_prefill(b->heads, {b->device.span, b->device.tile, b->tiles}, kv, a, b->stream), "gqa prefill");
   }
 }

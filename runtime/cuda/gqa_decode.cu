@@ -1,17 +1,20 @@
-/* Attention of single tokens over their caches, split along the keys, in one launch.
+/* Attention of single tokens over their caches, split along the keys, in one launch with all that comes between it and the projection: QK
+ * norm, RoPE and the token's own key and value, which the block of the last split writes to the cache.
  *
- * A block is (kv head, row, split); its warps take tiles of 16 keys in turn. Each warp keeps three tiles of keys and values in shared
- * memory under its own asynchronous copies and waits for nobody. Both products have the keys or the value columns on the 16-row side of
- * mma.m16n8k16 and the query heads of the group on its eight columns: sᵀ = K qᵀ, oᵀ = Vᵀ pᵀ. Warps merge in shared memory; the last block
- * of a (row, kv head) merges the splits. A tile of an e4m3 cache is widened to f16 in shared memory, exactly; its scales go to the scores
- * and the probabilities. How a row is split depends on its own length and the number of rows alone. */
+ * A block is (kv head, row, split); its warps take tiles of 16 keys in turn, and fetch the first before they wait for the projection: what
+ * the cache held before the step, no kernel of the step writes. The token's own key and value are laid into their tile by hand. Each warp
+ * keeps three tiles of keys and values in shared memory under its own asynchronous copies and waits for nobody. Both products have the keys
+ * or the value columns on the 16-row side of mma.m16n8k16 and the query heads of the group on its eight columns: sᵀ = K qᵀ, oᵀ = Vᵀ pᵀ.
+ * Warps merge in shared memory; the last block of a (row, kv head) merges the splits. A tile of an e4m3 cache is widened to f16 in shared
+ * memory, exactly; its scales go to the scores and the probabilities. How a row is split depends on its own length and the number of rows
+ * alone. */
 #include "runtime/cuda/device.cuh"
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/launch.h"
 
 namespace {
 
-constexpr int kWarps = 8, kThreads = kWarps * 32, kGroup = 8, kMaxSplits = 32, kKeys = 16, kStages = 3;
+constexpr int kWarps = 8, kThreads = kWarps * 32, kGroup = 8, kMaxSplits = 32, kKeys = 16, kStages = 2;
 
 /* An unnormalised result: o = Σ exp2(s - m)·v, l = Σ exp2(s - m), per head of the group. */
 template <int D>
@@ -110,6 +113,37 @@ __device__ __forceinline__ uint32_t turn(uint32_t pair) {
   return r;
 }
 
+__device__ __forceinline__ uint4 narrow8_half(const float v[8]) {
+  return make_uint4(pack2_half(v[0], v[1]), pack2_half(v[2], v[3]), pack2_half(v[4], v[5]), pack2_half(v[6], v[7]));
+}
+
+/* The token's own key and value as the cache holds them, and the queries of the group; rows of queries apart by eight numbers, so that
+ * fragments meet no bank twice. */
+template <int D>
+struct own_token {
+  uint16_t q[kGroup][D + 8];
+  __align__(16) uint16_t k[D], v[D]; /* of an e4m3 cache: the codes, in the first half */
+  float k_scale, v_scale, cosine[D / 2], sine[D / 2];
+};
+
+/* Lays the token's own key and value into row `row` of a fetched tile. */
+template <int D>
+__device__ __forceinline__ void lay_own(key_tile<D> &tile, const own_token<D> &own, uint32_t row) {
+  const uint32_t lane = threadIdx.x % 32, c = lane % (D / 8);
+  if (lane < 2 * (D / 8))
+    *reinterpret_cast<uint4 *>(piece<D>(lane < D / 8 ? tile.k : tile.v, row, c)) =
+        *reinterpret_cast<const uint4 *>((lane < D / 8 ? own.k : own.v) + c * 8);
+}
+template <int D>
+__device__ __forceinline__ void lay_own(narrow_tile<D> &tile, const own_token<D> &own, uint32_t row) {
+  const uint32_t lane = threadIdx.x % 32, c = lane % (D / 16);
+  if (lane < 2 * (D / 16))
+    *reinterpret_cast<uint4 *>((lane < D / 16 ? tile.k : tile.v)[row] + c * 16) =
+        *reinterpret_cast<const uint4 *>((lane < D / 16 ? own.k : own.v) + c * 8);
+  if (lane == 16) tile.k_scale[row] = own.k_scale;
+  if (lane == 17) tile.v_scale[row] = own.v_scale;
+}
+
 /* What a warp has summed: lane (g, t) holds heads 2t and 2t+1, columns 16j + g and + 8. l is this lane's share. */
 template <int D>
 struct running {
@@ -176,93 +210,222 @@ __device__ __forceinline__ void fold_stage(tile_ring<D, true> &ring, uint32_t st
   fold_tile<D, true>(ring.wide[warp], f, valid, scale, q, r);
 }
 
-/* factor[i][head] = what part i's o counts in the sum, normalised or relative to the largest m; a warp per head. */
-template <int D>
-__device__ __forceinline__ void weigh(const partial<D> *p, uint32_t n, bool normalise, float (*factor)[kGroup], float *m_out,
-                                      float *l_out) {
-  const uint32_t lane = threadIdx.x % 32, head = threadIdx.x / 32;
-  const float m = lane < n ? p[lane].m[head] : -INFINITY, l = lane < n ? p[lane].l[head] : 0.0f;
-  float top = m;
-#pragma unroll
-  for (int d = 16; d > 0; d /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, d));
-  const float f = l > 0 ? exp2f(m - top) : 0.0f, sum = warp_sum(f * l);
-  if (lane < n) factor[lane][head] = normalise ? f / sum : f;
-  if (lane == 0 && !normalise) m_out[head] = top, l_out[head] = sum;
-  __syncthreads();
-}
-static_assert(kWarps == kGroup && kMaxSplits <= 32, "weigh");
+/* Where partial results lie: in this block's shared memory, or in memory, written by others. */
+struct here {
+  template <class T>
+  __device__ __forceinline__ T operator()(const T *p) const {
+    return *p;
+  }
+};
+struct elsewhere {
+  template <class T>
+  __device__ __forceinline__ T operator()(const T *p) const {
+    return __ldcg(p);
+  }
+};
 
-/* Σ over the parts of factor · o, four columns of a head to a thread; results to put(head, column, sum). */
-template <int D, class Put>
-__device__ __forceinline__ void sum_parts(const partial<D> *p, uint32_t n, uint32_t group, const float (*factor)[kGroup], Put put) {
+/* Joins n partial results, four columns of a head to a thread: put(head, column, o, m, l), o unnormalised. */
+template <int D, class Where, class Put>
+__device__ __forceinline__ void join(const partial<D> *p, uint32_t n, uint32_t group, Where at, Put put) {
+  constexpr uint32_t kAtOnce = 8;
   for (uint32_t i = threadIdx.x * 4; i < group * D; i += kThreads * 4) {
     const uint32_t head = i / D, c = i % D;
     float4 sum = make_float4(0, 0, 0, 0);
-    for (uint32_t j0 = 0; j0 < n; j0 += 8) {
-      float4 v[8];
+    float top = -INFINITY, total = 0;
+    for (uint32_t j0 = 0; j0 < n; j0 += kAtOnce) {
+      float4 v[kAtOnce];
+      float m[kAtOnce], l[kAtOnce];
 #pragma unroll
-      for (uint32_t j = 0; j < 8; j++) v[j] = *reinterpret_cast<const float4 *>(&p[min(j0 + j, n - 1)].o[head][c]);
+      for (uint32_t j = 0; j < kAtOnce; j++) { /* all loads before the first use */
+        const partial<D> &from = p[min(j0 + j, n - 1)];
+        v[j] = at(reinterpret_cast<const float4 *>(&from.o[head][c])), l[j] = at(&from.l[head]);
+        m[j] = j0 + j < n ? at(&from.m[head]) : -INFINITY;
+      }
+      float most = top;
 #pragma unroll
-      for (uint32_t j = 0; j < 8; j++) {
-        const float f = j0 + j < n ? factor[j0 + j][head] : 0.0f;
+      for (uint32_t j = 0; j < kAtOnce; j++) most = fmaxf(most, m[j]);
+      const float shrink = exp2f(top - most);
+      top = most, total *= shrink;
+      sum.x *= shrink, sum.y *= shrink, sum.z *= shrink, sum.w *= shrink;
+#pragma unroll
+      for (uint32_t j = 0; j < kAtOnce; j++) {
+        const float f = exp2f(m[j] - top);
+        total += f * l[j];
         sum.x += f * v[j].x, sum.y += f * v[j].y, sum.z += f * v[j].z, sum.w += f * v[j].w;
       }
     }
-    put(head, c, sum);
+    put(head, c, sum, top, total);
   }
 }
+
+/* A row's queries of one kv head, its own key and value. A thread has a pair of 16-byte pieces of a head: in the rotary part those that
+ * turn into each other, else neighbours (rope.cu). Weights and angles are read before the projection is waited for. */
+template <int D, bool kFp8>
+struct own_work {
+  const mm_cu_heads &h;
+  const mm_cu_qkv &p;
+  uint32_t group, head, c0, c1; /* of the group's queries, then key, then value */
+  bool active, turns;
+  float w[2][8];
+
+  __device__ __forceinline__ own_work(const mm_cu_heads &heads, const mm_cu_qkv &job, uint32_t kv_head) : h(heads), p(job) {
+    constexpr uint32_t kPairs = D / 16;
+    const uint32_t half = h.rotary_dim / 2, at = threadIdx.x % kPairs;
+    group = h.heads / h.kv_heads, head = threadIdx.x / kPairs;
+    active = head < group + 2, turns = at < half / 8 && head <= group;
+    c0 = at < half / 8 ? at * 8 : at * 16, c1 = at < half / 8 ? c0 + half : c0 + 8;
+    if (p.q_norm && head <= group) {
+      const float *from = head < group ? p.q_norm + (kv_head * group + head) * D : p.k_norm + kv_head * D;
+      load8(w[0], from + c0), load8(w[1], from + c1);
+    }
+  }
+
+  /* Σ squares of the row's q and of its k, for every thread. */
+  __device__ __forceinline__ float2 squares(const bf16 *row, float (*part)[kWarps]) const {
+    constexpr int kAtOnce = 4;
+    const uint32_t q_pieces = h.heads * D / 8, pieces = q_pieces + h.kv_heads * D / 8;
+    float2 sum = make_float2(0, 0);
+    for (uint32_t i0 = threadIdx.x; i0 < pieces; i0 += kAtOnce * kThreads) {
+      uint4 raw[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; i++)
+        raw[i] = i0 + i * kThreads < pieces ? reinterpret_cast<const uint4 *>(row)[i0 + i * kThreads] : make_uint4(0, 0, 0, 0);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; i++) {
+        float v[8], s = 0;
+        widen8(v, raw[i]);
+#pragma unroll
+        for (int j = 0; j < 8; j++) s += v[j] * v[j];
+        if (i0 + i * kThreads < q_pieces) {
+          sum.x += s;
+        } else {
+          sum.y += s;
+        }
+      }
+    }
+    sum.x = warp_sum(sum.x), sum.y = warp_sum(sum.y);
+    if (threadIdx.x % 32 == 0) part[0][threadIdx.x / 32] = sum.x, part[1][threadIdx.x / 32] = sum.y;
+    __syncthreads();
+    sum = make_float2(0, 0);
+#pragma unroll
+    for (int i = 0; i < kWarps; i++) sum.x += part[0][i], sum.y += part[1][i];
+    return sum;
+  }
+
+  /* row: the projection's; to: where the token's own key and value stay, by `cell`, if this block writes them. */
+  __device__ __forceinline__ void run(own_token<D> &own, const mm_cu_kv &kv, const bf16 *row, uint32_t kv_head, size_t cell,
+                                      bool writes) const {
+    __shared__ float part[2][kWarps];
+    uint4 raw[2] = {};
+    if (active) {
+      const uint32_t at = head < group ? kv_head * group + head : h.heads + (head - group) * h.kv_heads + kv_head;
+      raw[0] = *reinterpret_cast<const uint4 *>(row + at * D + c0), raw[1] = *reinterpret_cast<const uint4 *>(row + at * D + c1);
+    }
+    const float2 sum = p.q_norm ? squares(row, part) : float2{};
+    float x[2][8];
+    widen8(x[0], raw[0]), widen8(x[1], raw[1]);
+    if (p.q_norm) {
+      const float scale = rsqrtf(head < group ? sum.x / (float)(h.heads * D) + p.eps : sum.y / (float)(h.kv_heads * D) + p.eps);
+      if (head <= group) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) x[0][i] *= scale * w[0][i], x[1][i] *= scale * w[1][i];
+      }
+    }
+    if (turns) {
+#pragma unroll
+      for (int i = 0; i < 8; i++) {
+        const float c = own.cosine[c0 + i], d = own.sine[c0 + i], turned = x[0][i] * c - x[1][i] * d;
+        x[1][i] = x[1][i] * c + x[0][i] * d, x[0][i] = turned;
+      }
+    }
+    float top = 0; /* the largest magnitude of the head */
+    if (kFp8) {
+#pragma unroll
+      for (int i = 0; i < 8; i++) top = fmaxf(top, fmaxf(fabsf(x[0][i]), fabsf(x[1][i])));
+#pragma unroll
+      for (uint32_t m = D / 32; m > 0; m /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, m));
+    }
+    if (!active) return;
+    uint4 y[2] = {narrow8(x[0]), narrow8(x[1])};
+    if (head < group) {
+      if (kFp8) widen8(x[0], y[0]), widen8(x[1], y[1]), y[0] = narrow8_half(x[0]), y[1] = narrow8_half(x[1]);
+      *reinterpret_cast<uint4 *>(&own.q[head][c0]) = y[0], *reinterpret_cast<uint4 *>(&own.q[head][c1]) = y[1];
+      return;
+    }
+    const bool key = head == group;
+    if (!kFp8) {
+      uint16_t *to = key ? own.k : own.v;
+      *reinterpret_cast<uint4 *>(to + c0) = y[0], *reinterpret_cast<uint4 *>(to + c1) = y[1];
+      bf16 *kept = static_cast<bf16 *>(key ? kv.k : kv.v) + cell * D;
+      if (writes) *reinterpret_cast<uint4 *>(kept + c0) = y[0], *reinterpret_cast<uint4 *>(kept + c1) = y[1];
+      return;
+    }
+    const float inverse = top > 0 ? 448.0f / top : 0.0f;
+    const uint2 code[2] = {narrow8_e4m3(x[0], inverse), narrow8_e4m3(x[1], inverse)};
+    uint8_t *to = reinterpret_cast<uint8_t *>(key ? own.k : own.v), *kept = static_cast<uint8_t *>(key ? kv.k : kv.v) + cell * D;
+    *reinterpret_cast<uint2 *>(to + c0) = code[0], *reinterpret_cast<uint2 *>(to + c1) = code[1];
+    if (writes) *reinterpret_cast<uint2 *>(kept + c0) = code[0], *reinterpret_cast<uint2 *>(kept + c1) = code[1];
+    if (threadIdx.x % (D / 16) != 0) return;
+    (key ? own.k_scale : own.v_scale) = top / 448.0f;
+    if (writes) (key ? kv.k_scale : kv.v_scale)[cell] = top / 448.0f;
+  }
+};
 
 template <int D, bool kFp8>
 __global__ void __launch_bounds__(kThreads, 1)
     gqa_step(const __grid_constant__ mm_cu_heads h, const __grid_constant__ mm_cu_rows r, const __grid_constant__ mm_cu_kv kv,
-             const __grid_constant__ mm_cu_gqa a, const __grid_constant__ work_space ws) {
+             const __grid_constant__ mm_cu_qkv p, const __grid_constant__ mm_cu_gqa a, const __grid_constant__ work_space ws) {
   extern __shared__ __align__(128) uint8_t shared_raw[];
   auto &sh = *reinterpret_cast<decode_shared<D, kFp8> *>(shared_raw);
-  __shared__ float factor[kMaxSplits][kGroup];
-  __shared__ bool last;
+  __shared__ own_token<D> own;
   const uint32_t kv_head = blockIdx.x, row = blockIdx.y, split = blockIdx.z, group = h.heads / h.kv_heads;
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  grid_wait();
   grid_launch_next();
   bf16 *o = a.o + ((size_t)row * h.heads + kv_head * group) * D;
-  auto put_result = [&](uint32_t head, uint32_t c, float4 v) {
-    *reinterpret_cast<uint2 *>(o + head * D + c) = make_uint2(pack2(v.x, v.y), pack2(v.z, v.w));
+  auto put_result = [&](uint32_t head, uint32_t c, float4 v, float, float l) {
+    const float f = 1.0f / l;
+    *reinterpret_cast<uint2 *>(o + head * D + c) = make_uint2(pack2(f * v.x, f * v.y), pack2(f * v.z, f * v.w));
   };
   const int32_t slot = r.slot[row];
   if (slot < 0) {
+    grid_wait();
     if (split == 0) {
       for (uint32_t i = threadIdx.x; i < group * D; i += kThreads) o[i] = __float2bfloat16_rn(0.0f);
     }
     return;
   }
-  const uint32_t keys = r.pos[row] + 1, tiles = (keys + kKeys - 1) / kKeys;
+  const uint32_t pos = r.pos[row], tiles = pos / kKeys + 1; /* pos keys in the cache, and the token's own */
   const uint32_t per_split = (tiles + ws.splits * kWarps - 1) / (ws.splits * kWarps) * kWarps;
   const uint32_t used = (tiles + per_split - 1) / per_split, end = min(tiles, (split + 1) * per_split);
-  if (split >= used) return;
+  if (split >= used) {
+    grid_wait();
+    return;
+  }
 
   uint32_t next = split * per_split + warp; /* the warp's next tile to fetch */
+  auto cell_of = [&](uint32_t page, uint32_t at) { return ((size_t)page * h.kv_heads + kv_head) * MM_CU_PAGE + at % MM_CU_PAGE; };
   auto page_of = [&](uint32_t tile) { return tile < end ? kv.table[(size_t)slot * kv.pages_per_slot + tile / (MM_CU_PAGE / kKeys)] : 0; };
   uint32_t page = page_of(next); /* known a turn before it is needed */
   auto fetch = [&](uint32_t stage) {
-    if (next < end) {
-      const size_t cell = ((size_t)page * h.kv_heads + kv_head) * MM_CU_PAGE + next % (MM_CU_PAGE / kKeys) * kKeys;
-      fetch_tile<D>(sh.ring.tile[warp][stage], kv, cell, keys - next * kKeys);
-    }
+    if (next < end) fetch_tile<D>(sh.ring.tile[warp][stage], kv, cell_of(page, next * kKeys), pos - next * kKeys);
     copy_commit();
     next += kWarps;
     page = page_of(next);
   };
 #pragma unroll
   for (int i = 0; i < kStages - 1; i++) fetch(i);
-  const bf16 *q_row = a.qkv + (size_t)row * (h.heads + 2 * h.kv_heads) * D + (kv_head * group + g) * D;
+  const own_work<D, kFp8> work(h, p, kv_head);
+  if (threadIdx.x < h.rotary_dim / 2) sincosf((float)pos * p.inv_freq[threadIdx.x], &own.sine[threadIdx.x], &own.cosine[threadIdx.x]);
+  const size_t own_cell = cell_of(kv.table[(size_t)slot * kv.pages_per_slot + pos / MM_CU_PAGE], pos);
+  __syncthreads();
+  grid_wait();
+  work.run(own, kv, a.qkv + (size_t)row * (h.heads + 2 * h.kv_heads) * D, kv_head, own_cell, split == used - 1);
+  __syncthreads();
   uint32_t q[D / 16][2];
 #pragma unroll
   for (int j = 0; j < D / 16; j++) {
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-      q[j][i] = g < group ? *reinterpret_cast<const uint32_t *>(q_row + j * 16 + i * 8 + 2 * t) : 0;
-      if (kFp8) q[j][i] = pack2_half(low(q[j][i]), high(q[j][i]));
-    }
+    for (int i = 0; i < 2; i++) q[j][i] = g < group ? *reinterpret_cast<const uint32_t *>(&own.q[g][j * 16 + i * 8 + 2 * t]) : 0;
   }
   const float scale = rsqrtf((float)D) * 1.4426950408889634f;
   running<D> sum;
@@ -272,42 +435,39 @@ __global__ void __launch_bounds__(kThreads, 1)
     fetch(stage == 0 ? kStages - 1 : stage - 1);
     copy_wait<kStages - 1>();
     __syncwarp();
-    fold_stage<D>(sh.ring, stage, keys - tile * kKeys, scale, q, sum);
+    if (tile == tiles - 1) {
+      lay_own<D>(sh.ring.tile[warp][stage], own, pos % kKeys);
+      __syncwarp();
+    }
+    fold_stage<D>(sh.ring, stage, pos + 1 - tile * kKeys, scale, q, sum);
     stage = stage == kStages - 1 ? 0 : stage + 1;
   }
   copy_wait<0>();
   __syncthreads();
 
-  partial<D> &own = sh.part[warp];
+  partial<D> &mine_of_warp = sh.part[warp];
   constexpr float down = kFp8 ? 1 / kValueUp : 1;
 #pragma unroll
   for (int i = 0; i < 2; i++) {
 #pragma unroll
     for (int d = 4; d < 32; d *= 2) sum.l[i] += __shfl_xor_sync(0xffffffffu, sum.l[i], d);
-    if (g == 0) own.m[2 * t + i] = sum.m[i], own.l[2 * t + i] = sum.l[i];
+    if (g == 0) mine_of_warp.m[2 * t + i] = sum.m[i], mine_of_warp.l[2 * t + i] = sum.l[i];
 #pragma unroll
     for (int j = 0; j < D / 16; j++)
-      own.o[2 * t + i][j * 16 + g] = sum.o[j][i] * down, own.o[2 * t + i][j * 16 + 8 + g] = sum.o[j][i + 2] * down;
+      mine_of_warp.o[2 * t + i][j * 16 + g] = sum.o[j][i] * down, mine_of_warp.o[2 * t + i][j * 16 + 8 + g] = sum.o[j][i + 2] * down;
   }
   __syncthreads();
   partial<D> *mine = reinterpret_cast<partial<D> *>(ws.part) + (((size_t)row * h.kv_heads + kv_head) * ws.splits + split);
-  weigh<D>(sh.part, kWarps, used == 1, factor, mine->m, mine->l);
   if (used == 1) {
-    sum_parts<D>(sh.part, kWarps, group, factor, put_result);
+    join<D>(sh.part, kWarps, group, here{}, put_result);
     return;
   }
-  sum_parts<D>(sh.part, kWarps, group, factor,
-               [&](uint32_t head, uint32_t c, float4 v) { *reinterpret_cast<float4 *>(&mine->o[head][c]) = v; });
-  __threadfence();
-  __syncthreads();
-  uint32_t *counter = ws.counter + row * h.kv_heads + kv_head;
-  if (threadIdx.x == 0) last = atomicAdd(counter, 1) == used - 1;
-  __syncthreads();
-  if (!last) return;
-  __threadfence();
-  if (threadIdx.x == 0) *counter = 0;
-  weigh<D>(mine - split, used, true, factor, nullptr, nullptr);
-  sum_parts<D>(mine - split, used, group, factor, put_result);
+  join<D>(sh.part, kWarps, group, here{}, [&](uint32_t head, uint32_t c, float4 v, float m, float l) {
+    *reinterpret_cast<float4 *>(&mine->o[head][c]) = v;
+    if (c == 0) mine->m[head] = m, mine->l[head] = l;
+  });
+  if (!last_of(ws.counter + row * h.kv_heads + kv_head, used)) return;
+  join<D>(mine - split, used, group, elsewhere{}, put_result);
 }
 
 size_t counter_bytes(const mm_cu_heads &h, uint32_t rows) { return ((size_t)rows * h.kv_heads * sizeof(uint32_t) + 255) / 256 * 256; }
@@ -325,10 +485,11 @@ uint32_t splits_for(const mm_cu_heads &h, uint32_t rows) {
 }
 
 template <int D>
-cudaError_t run(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv &kv, const mm_cu_gqa &a, const work_space &ws, cudaStream_t s) {
+cudaError_t run(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv &kv, const mm_cu_qkv &p, const mm_cu_gqa &a, const work_space &ws,
+                cudaStream_t s) {
   const dim3 grid(h.kv_heads, a.tokens, ws.splits);
-  if (kv.k_scale) return launch(gqa_step<D, true>, grid, kThreads, sizeof(decode_shared<D, true>), s, h, r, kv, a, ws);
-  return launch(gqa_step<D, false>, grid, kThreads, sizeof(decode_shared<D, false>), s, h, r, kv, a, ws);
+  if (kv.k_scale) return launch(gqa_step<D, true>, grid, kThreads, sizeof(decode_shared<D, true>), s, h, r, kv, p, a, ws);
+  return launch(gqa_step<D, false>, grid, kThreads, sizeof(decode_shared<D, false>), s, h, r, kv, p, a, ws);
 }
 
 }  // namespace
@@ -342,11 +503,13 @@ size_t mm_cu_gqa_work(const mm_cu_heads &h, uint32_t max_tokens) {
   return counter_bytes(h, max_tokens) + most * (h.head_dim == 64 ? sizeof(partial<64>) : sizeof(partial<128>));
 }
 
-cudaError_t mm_cu_gqa_decode(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv &kv, const mm_cu_gqa &a, cudaStream_t s) {
-  if (h.heads % h.kv_heads != 0 || h.heads / h.kv_heads > kGroup) return cudaErrorNotSupported;
+cudaError_t mm_cu_gqa_decode(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv &kv, const mm_cu_qkv &p, const mm_cu_gqa &a,
+                             cudaStream_t s) {
+  if (h.heads % h.kv_heads != 0 || h.heads / h.kv_heads > kGroup || h.rotary_dim > h.head_dim || h.rotary_dim % 16 != 0)
+    return cudaErrorNotSupported;
   work_space ws = {static_cast<uint32_t *>(a.work), nullptr, splits_for(h, a.tokens)};
   ws.part = reinterpret_cast<float *>(static_cast<char *>(a.work) + counter_bytes(h, a.tokens));
-  if (h.head_dim == 128) return run<128>(h, r, kv, a, ws, s);
-  if (h.head_dim == 64) return run<64>(h, r, kv, a, ws, s);
+  if (h.head_dim == 128) return run<128>(h, r, kv, p, a, ws, s);
+  if (h.head_dim == 64) return run<64>(h, r, kv, p, a, ws, s);
   return cudaErrorNotSupported;
 }

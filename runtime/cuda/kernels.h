@@ -129,7 +129,8 @@ struct mm_cu_qkv {
 };
 cudaError_t mm_cu_rope(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv &kv, const mm_cu_qkv &a, cudaStream_t s);
 
-/* o[T, heads·d] for rows that are one token each. work: mm_cu_gqa_work(max_tokens) bytes, zero at first. */
+/* mm_cu_rope, and o[T, heads·d], for rows that are one token each, of a slot one. work: mm_cu_gqa_work(max_tokens) bytes, zero at first.
+ * What the cache holds before each row's position is read at once (grid_wait): no kernel may still be writing it. */
 struct mm_cu_gqa {
   const __nv_bfloat16 *qkv;
   __nv_bfloat16 *o;
@@ -137,7 +138,8 @@ struct mm_cu_gqa {
   uint32_t tokens, max_tokens;
 };
 size_t mm_cu_gqa_work(const mm_cu_heads &h, uint32_t max_tokens);
-cudaError_t mm_cu_gqa_decode(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv &kv, const mm_cu_gqa &a, cudaStream_t s);
+cudaError_t mm_cu_gqa_decode(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv &kv, const mm_cu_qkv &p, const mm_cu_gqa &a,
+                             cudaStream_t s);
 
 /* A stretch of rows [first, first + count) of one sequence whose cache holds pos tokens before it. */
 struct mm_cu_span {

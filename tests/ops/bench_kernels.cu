@@ -201,11 +201,15 @@ static void bench_gqa(const char *model, uint32_t heads, uint32_t batch, uint32_
   buffer<uint8_t> work(mm_cu_gqa_work(h, batch));
   work.zero();
   const mm_cu_kv kv = {k.p, v.p, dtable.p, per_slot};
+  buffer<float> norm((size_t)heads * 128), freq(32);
+  fill_random_float(norm.p, norm.n, 0.5f, 1.5f, 4), fill_random_float(freq.p, freq.n, 0.0f, 1.0f, 4);
+  const float *weight = heads == 48 ? norm.p : nullptr;
   double us = time_graph(std::max(8, (int)sets), [&](cudaStream_t st, int i) {
-    CUDA_OK(mm_cu_gqa_decode(h, {dslot.p + (uint32_t)i % sets * batch, dpos.p}, kv, {qkv.p, o.p, work.p, batch, batch}, st));
+    const mm_cu_rows rows = {dslot.p + (uint32_t)i % sets * batch, dpos.p};
+    CUDA_OK(mm_cu_gqa_decode(h, rows, kv, {qkv.p, weight, weight, freq.p, 1e-6f, batch}, {qkv.p, o.p, work.p, batch, batch}, st));
   });
   char what[120];
-  snprintf(what, sizeof what, "gqa decode %s B=%u context %u, %.0f MB", model, batch, context, bytes * 1e-6);
+  snprintf(what, sizeof what, "qk norm, rope, gqa decode %s B=%u context %u, %.0f MB", model, batch, context, bytes * 1e-6);
   row(what, us, bytes);
 }
 

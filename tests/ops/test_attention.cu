@@ -101,14 +101,15 @@ static void check_gqa(const attention_case &c, const std::vector<uint32_t> &befo
   work.zero();
   mm_cu_rows rows = {dslot.p, dpos.p};
   mm_cu_kv kv = {k.data(), v.data(), dtable.p, per_slot, k.dscale.p, v.dscale.p};
-  CUDA_OK(mm_cu_rope(h, rows, kv, {dqkv.p, c.norm ? dqn.p : nullptr, c.norm ? dkn.p : nullptr, dfreq.p, 1e-6f, tokens}, 0));
+  const mm_cu_qkv p = {dqkv.p, c.norm ? dqn.p : nullptr, c.norm ? dkn.p : nullptr, dfreq.p, 1e-6f, tokens};
   mm_cu_gqa a = {dqkv.p, o.p, work.p, tokens, tokens};
   const bool decode = *std::max_element(count.begin(), count.end()) == 1;
   if (decode) {
-    CUDA_OK(mm_cu_gqa_decode(h, rows, kv, a, 0));
+    CUDA_OK(mm_cu_gqa_decode(h, rows, kv, p, a, 0));
     o.poison();
-    CUDA_OK(mm_cu_gqa_decode(h, rows, kv, a, 0)); /* again: the counters must come back to zero */
+    CUDA_OK(mm_cu_gqa_decode(h, rows, kv, p, a, 0)); /* again: the counters must come back to zero */
   } else {
+    CUDA_OK(mm_cu_rope(h, rows, kv, p, 0));
     CUDA_OK(mm_cu_gqa_prefill(h, {dspan.p, dtile.p, (uint32_t)tile.size()}, kv, a, 0));
   }
   auto out = o.get();
