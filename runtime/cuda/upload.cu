@@ -17,9 +17,9 @@ __global__ void reorder_nibbles(uint32_t *words, size_t n, bool e2m1, uint32_t f
     uint32_t out = 0;
 #pragma unroll
     for (int k = 0; k < 8; k++) {
-      const int pair = k / 2, half = k % 2 * 16, sign[4] = {15, 12, 14, 13};
+      const int pair = k / 2, half = k % 2 * 16, magnitude[4] = {9, 1, 12, 4}, sign[4] = {15, 7, 8, 0};
       const uint32_t code = w >> (4 * k) & 15;
-      out |= e2m1 ? ((code & 7) << (9 - 3 * pair) | code >> 3 << sign[pair]) << half : code << (4 * pair + half);
+      out |= e2m1 ? ((code & 7) << magnitude[pair] | code >> 3 << sign[pair]) << half : code << (4 * pair + half);
     }
     words[i] = out;
   }

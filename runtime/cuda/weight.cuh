@@ -2,8 +2,9 @@
  * kPiece / 2 registers of two neighbours each, exactly (every code is exact in bf16).
  *
  * Pair order of 4-bit codes: the low half of a 32-bit word holds weights 0, 2, 4 and 6 of its eight, the high half 1, 3, 5 and 7 in the
- * same bits, so that shifts and masks give both halves of a register. Pair j of INT4 lies in bits 4j … 4j+3. Pair j of E2M1 has its
- * magnitude in bits 9-3j … 11-3j and its signs in bits 15, 12, 14, 13: for the first two pairs one mask takes both. */
+ * same bits, so that shifts and masks give both halves of a register. Pair j of INT4 lies in bits 4j … 4j+3. The pairs of E2M1 have their
+ * magnitudes from bits 9, 1, 12 and 4 up and their signs in bits 15, 7, 8 and 0: the first two lie eight bits apart as in an f16, and so do
+ * the others after one shift of magnitudes and one of signs. */
 #ifndef MM_CUDA_WEIGHT_CUH
 #define MM_CUDA_WEIGHT_CUH
 
@@ -68,6 +69,10 @@ struct codec<MM_CU_INT4> {
       out[i] = *reinterpret_cast<uint32_t *>(&v);
     }
   }
+  /* u as f16 subnormals: 2^-24 of it, 2^-20 in the odd pairs. */
+  static __device__ __forceinline__ void raw(uint32_t out[4], uint32_t w) {
+    out[0] = w & 0x000f000fu, out[1] = w & 0x00f000f0u, out[2] = w >> 8 & 0x000f000fu, out[3] = w >> 8 & 0x00f000f0u;
+  }
   static __device__ __forceinline__ void halves(uint32_t out[4], uint32_t w) {
 #pragma unroll
     for (int i = 0; i < 4; i += 2) {
@@ -85,18 +90,15 @@ struct codec<MM_CU_E2M1> {
   static __device__ __forceinline__ void widen(uint32_t out[16], uint4 q) {
     const uint32_t w[4] = {q.x, q.y, q.z, q.w};
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-      out[4 * i] = (w[i] & 0x80008000u) | (w[i] >> 3 & 0x01c001c0u);
-      out[4 * i + 1] = (w[i] << 3 & 0x80008000u) | (w[i] & 0x01c001c0u);
-      out[4 * i + 2] = (w[i] << 1 & 0x80008000u) | (w[i] << 3 & 0x01c001c0u);
-      out[4 * i + 3] = (w[i] << 2 & 0x80008000u) | (w[i] << 6 & 0x01c001c0u);
+    for (int i = 0; i < 16; i++) {
+      if (i % 4 == 0) halves(out + i, w[i / 4]);
+      out[i] = (out[i] & 0x80008000u) | (out[i] >> 3 & 0x01c001c0u);
     }
   }
   static __device__ __forceinline__ void halves(uint32_t out[4], uint32_t w) {
-    out[0] = w & 0x8e008e00u;
-    out[1] = w << 3 & 0x8e008e00u;
-    out[2] = (w << 1 & 0x80008000u) | (w << 6 & 0x0e000e00u);
-    out[3] = (w << 2 & 0x80008000u) | (w << 9 & 0x0e000e00u);
+    const uint32_t other = (w << 7 & 0x80808080u) | (w >> 3 & ~0x80808080u);
+    out[0] = w & 0x8e008e00u, out[1] = w << 8 & 0x8e008e00u;
+    out[2] = other & 0x8e008e00u, out[3] = other << 8 & 0x8e008e00u;
   }
 };
 

@@ -118,7 +118,7 @@ code_buffers::code_buffers(uint32_t rows, uint32_t k) {
   d.code = code.p, d.scale = scale.p;
 }
 
-static const double kE2m1[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+const double kE2m1[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
 
 static uint32_t log2_cell(uint32_t cell) {
   if (cell == 0) return 31;
@@ -127,9 +127,8 @@ static uint32_t log2_cell(uint32_t cell) {
   return l;
 }
 
-/* A 4-bit code at column k of a row, in pair order (weight.cuh). */
-static void put_nibble(uint8_t *row, uint32_t k, uint32_t v, bool e2m1) {
-  static const uint8_t kInt4[4] = {0, 4, 8, 12}, kMagnitude[4] = {9, 6, 3, 0}, kSign[4] = {15, 12, 14, 13};
+void put_nibble(uint8_t *row, uint32_t k, uint32_t v, bool e2m1) {
+  static const uint8_t kInt4[4] = {0, 4, 8, 12}, kMagnitude[4] = {9, 1, 12, 4}, kSign[4] = {15, 7, 8, 0};
   const uint32_t pair = k % 8 / 2, half = k % 2 * 16;
   uint32_t word;
   memcpy(&word, row + k / 8 * 4, 4);

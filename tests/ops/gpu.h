@@ -103,6 +103,11 @@ struct test_weight {
 void random_weight(test_weight *t, mm_cu_code code, mm_cu_scale kind, uint32_t lead, uint32_t n, uint32_t k, uint32_t cell_n = 128,
                    uint32_t cell_k = 128);
 
+/* Puts a 4-bit code (int4 with its offset) at column k of a row of zeros, in pair order (weight.cuh). */
+void put_nibble(uint8_t *row, uint32_t k, uint32_t v, bool e2m1);
+/* The magnitudes of e2m1. */
+extern const double kE2m1[8];
+
 /* Room for the codes of rows of k numbers. */
 struct code_buffers {
   buffer<uint8_t> code;

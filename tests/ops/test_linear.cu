@@ -1,4 +1,5 @@
 /* Dense products against a double product of the same numbers, every scheme, odd shapes among them. */
+#include "runtime/cuda/weight.cuh"
 #include "tests/ops/gpu.h"
 
 struct scheme_case {
@@ -129,6 +130,47 @@ static void check_rounded(uint32_t tokens, uint32_t n, uint32_t k, uint32_t cell
   report(what, relative_error(want, got), wide ? 1e-3 : 3e-3);
 }
 
+/* Pieces of 32 codes by each way of widening them. */
+template <mm_cu_code C>
+__global__ static void widen_pieces(uint32_t *half, uint32_t *raw, uint32_t *wide, const uint4 *piece) {
+  const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x, w[4] = {piece[i].x, piece[i].y, piece[i].z, piece[i].w};
+  for (int j = 0; j < 4; j++) {
+    codec<C>::halves(half + i * 16 + j * 4, w[j]);
+    if constexpr (C == MM_CU_INT4) codec<C>::raw(raw + i * 16 + j * 4, w[j]);
+  }
+  uint32_t all[16];
+  codec<C>::widen(all, piece[i]);
+  for (int j = 0; j < 16; j++) wide[i * 16 + j] = all[j];
+}
+/* Every code at every place, bit for bit. */
+template <mm_cu_code C>
+static void check_widening(const char *name) {
+  constexpr bool kE2m1Codes = C == MM_CU_E2M1;
+  const uint32_t pieces = 2048;
+  std::vector<uint8_t> bytes(pieces * 16, 0), code(pieces * 32);
+  for (uint32_t i = 0; i < pieces * 32; i++) {
+    code[i] = (uint8_t)((i / 32 + i) % 16);
+    put_nibble(bytes.data() + i / 32 * 16, i % 32, code[i], kE2m1Codes);
+  }
+  buffer<uint8_t> in;
+  buffer<uint32_t> half(pieces * 16), raw(pieces * 16), wide(pieces * 16);
+  in.put(bytes);
+  widen_pieces<C><<<pieces / 128, 128>>>(half.p, raw.p, wide.p, reinterpret_cast<const uint4 *>(in.p));
+  CUDA_OK(cudaGetLastError());
+  const auto h = half.get(), r = raw.get(), b = wide.get();
+  bool same = true;
+  for (uint32_t i = 0; i < pieces * 32; i++) {
+    const uint32_t shift = i % 2 * 16, bits = b[i / 2] >> shift << 16;
+    const double value = kE2m1Codes ? (code[i] & 8 ? -1 : 1) * kE2m1[code[i] & 7] : (double)code[i] - 8;
+    float widened;
+    memcpy(&widened, &bits, 4);
+    auto f16 = [&](uint32_t v) { return (double)__half2float(__ushort_as_half((unsigned short)(v >> shift))); };
+    same &= f16(h[i / 2]) == ldexp(value, kE2m1Codes ? -14 : 0) && widened == (float)ldexp(value, kE2m1Codes ? -126 : 0);
+    if (!kE2m1Codes) same &= f16(r[i / 2]) == ldexp(code[i], i / 2 % 2 ? -20 : -24);
+  }
+  report_true(std::string("codes widened exactly: ") + name, same);
+}
+
 /* A row's result must not depend on the rows beside it, nor on their number as long as the same kernel takes them. */
 static void check_rows_independent(const scheme_case &c) {
   const uint32_t n = 520, k = 3072, buckets[][2] = {{1, 1}, {2, 8}, {9, MM_CU_SKINNY}};
@@ -147,6 +189,7 @@ static void check_rows_independent(const scheme_case &c) {
 }
 
 void test_linear() {
+  check_widening<MM_CU_INT4>("int4"), check_widening<MM_CU_E2M1>("e2m1");
   for (const auto &c : kSchemes) {
     check_linear(c, 1, 520, 1024, false, false);
     check_linear(c, 5, 264, 3072, true, false);
