@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include <algorithm>
 #include <deque>
 #include <map>
 #include <utility>
@@ -364,6 +365,8 @@ void fill_batch(mm_backend *b, const mm_batch *batch, const batch_arrays *h) {
     h->span[i] = {s->slot, s->first, s->count, s->pos};
     for (uint32_t t = 0; t < s->count; t += MM_CU_TILE) h->tile[b->tiles++] = make_uint2(i, t);
   }
+  auto before = [&](uint2 tile) { return batch->span[tile.x].pos + tile.y; };
+  std::sort(h->tile, h->tile + b->tiles, [&](uint2 x, uint2 y) { return before(x) != before(y) ? before(x) > before(y) : x.x < y.x; });
   for (uint32_t i = batch->tokens; i < b->rows; i++) h->id[i] = 0, h->slot[i] = -1, h->pos[i] = 0;
   for (uint32_t i = 0; i < b->outs; i++) {
     h->out[i] = i < batch->out_count ? batch->out[i] : i;

@@ -179,6 +179,24 @@ __device__ __forceinline__ uint4 narrow8(const float v[8]) {
 __device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
 __device__ __forceinline__ float silu(float x) { return x * sigmoid(x); }
 
+/* d: four words of eight; afterwards lane t of each four has word t of all. */
+__device__ __forceinline__ void turn_words(uint32_t (&d)[4]) {
+#pragma unroll
+  for (int m = 1; m < 4; m *= 2) {
+    const bool upper = threadIdx.x & m;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      if (i & m) continue;
+      const uint32_t got = __shfl_xor_sync(0xffffffffu, upper ? d[i] : d[i | m], m);
+      if (upper) {
+        d[i] = got;
+      } else {
+        d[i | m] = got;
+      }
+    }
+  }
+}
+
 __device__ __forceinline__ float warp_sum(float v) {
 #pragma unroll
   for (int m = 16; m > 0; m >>= 1) v += __shfl_xor_sync(0xffffffffu, v, m);

@@ -27,28 +27,6 @@ struct tile {
   uint32_t column;              /* of the result, of the first run */
 };
 
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-
-/* d: four words of eight; afterwards lane t of each four has word t of all. */
-__device__ __forceinline__ void turn_words(uint32_t (&d)[4]) {
-#pragma unroll
-  for (int m = 1; m < 4; m *= 2) {
-    const bool upper = threadIdx.x & m;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      if (i & m) continue;
-      const uint32_t got = __shfl_xor_sync(0xffffffffu, upper ? d[i] : d[i | m], m);
-      if (upper) {
-        d[i] = got;
-      } else {
-        d[i | m] = got;
-      }
-    }
-  }
-}
-
-#endif
-
 /* ---- jobs: find, by a whole warp, says what tile `index` is, false beyond the last; emit takes one row of a tile,
  * out[run][4n + 2·half] and the next being columns 8n + 2·(lane % 4) and the next of a run, from the four lanes that hold the row ---- */
 

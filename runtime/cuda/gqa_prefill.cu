@@ -1,9 +1,11 @@
-/* Causal attention of stretches of tokens over the paged cache, which holds their own keys already.
+/* Causal attention of stretches of tokens over the paged cache, which holds their own keys already: on sm_80, and over e4m3 caches
+ * everywhere; sm_90a has gqa_hopper.cu.
  *
  * A block is 64 query rows of one head, a warp 16 of them; it walks the pages of 64 keys, two of them in shared memory at a time. The
  * score tile stays in registers: its accumulators are the left operand of p·v. Running maximum and sum in base 2. A page of an e4m3 cache
  * is widened to f16 in shared memory, exactly; its scales go to the scores and the probabilities. */
 #include "runtime/cuda/device.cuh"
+#include "runtime/cuda/gqa.h"
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/launch.h"
 
@@ -225,8 +227,8 @@ cudaError_t run(const mm_cu_heads &h, const mm_cu_tiles &t, const mm_cu_kv &kv, 
 }  // namespace
 
 cudaError_t mm_cu_gqa_prefill(const mm_cu_heads &h, const mm_cu_tiles &t, const mm_cu_kv &kv, const mm_cu_gqa &a, cudaStream_t s) {
-  if (h.heads % h.kv_heads != 0) return cudaErrorNotSupported;
+  if (h.heads % h.kv_heads != 0 || (h.head_dim != 64 && h.head_dim != 128)) return cudaErrorNotSupported;
+  if (!kv.k_scale && hopper()) return mm_cu_gqa_hopper(h, t, kv, a, s);
   if (h.head_dim == 128) return kv.k_scale ? run<128, true>(h, t, kv, a, s) : run<128, false>(h, t, kv, a, s);
-  if (h.head_dim == 64) return kv.k_scale ? run<64, true>(h, t, kv, a, s) : run<64, false>(h, t, kv, a, s);
-  return cudaErrorNotSupported;
+  return kv.k_scale ? run<64, true>(h, t, kv, a, s) : run<64, false>(h, t, kv, a, s);
 }

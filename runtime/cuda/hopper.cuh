@@ -67,6 +67,12 @@ __device__ __forceinline__ void store_pair(uint32_t address, uint4 v, uint32_t b
                "r"(v.y), "r"(v.z), "r"(v.w), "r"(barrier)
                : "memory");
 }
+/* Shared memory of this block, as the copy engine sees it, to the other (to and barrier from block_address); counted at its barrier. */
+__device__ __forceinline__ void copy_pair(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "r"(from),
+               "r"(bytes), "r"(barrier)
+               : "memory");
+}
 /* All threads of both blocks; also makes new mbarriers known to the other block. */
 __device__ __forceinline__ void pair_sync() {
   asm volatile(
@@ -83,6 +89,12 @@ __device__ __forceinline__ void pair_sync() {
 __device__ __forceinline__ void stores_before_wgmma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+/* The compiler computes d before what follows, and uses it after what came before. */
+template <int R>
+__device__ __forceinline__ void hold(float (&d)[R]) {
+#pragma unroll
+  for (int i = 0; i < R; i++) asm volatile("" : "+f"(d[i])::"memory");
+}
 /* Until at most N groups are under way; d: the results that are used next. */
 template <int N>
 __device__ __forceinline__ void wgmma_wait() {
@@ -91,14 +103,18 @@ __device__ __forceinline__ void wgmma_wait() {
 template <int N, int R>
 __device__ __forceinline__ void wgmma_wait(float (&d)[R]) {
   wgmma_wait<N>();
-#pragma unroll
-  for (int i = 0; i < R; i++) asm volatile("" : "+f"(d[i])::"memory");
+  hold(d);
 }
 
 /* Descriptor of the operand at `address`: groups of eight rows follow one another; turned operands of more than 64 columns continue
  * `block` bytes on. */
 __device__ __forceinline__ uint64_t operand(uint32_t address, uint32_t block = 0) {
   return (uint64_t)1 << 62 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)(block >> 4) << 16 | (address & 0x3ffff) >> 4;
+}
+
+/* The operand so many bytes on. */
+__device__ __forceinline__ uint64_t operand_after(uint64_t operand, uint32_t bytes) {
+  return (operand & 0xffffffff00000000) | ((uint32_t)operand + (bytes >> 4));
 }
 
 #define MM_F8(d, i) \
@@ -138,10 +154,23 @@ __device__ __forceinline__ void wgmma128_e4m3(float (&d)[64], uint64_t a, uint64
                : MM_F32(d, 0), MM_F32(d, 32)
                : "l"(a), "l"(b), "r"(add));
 }
+/* d[64, 128] (+)= a[64, 16] · b[128, 16]ᵀ. */
+__device__ __forceinline__ void wgmma128(float (&d)[64], uint64_t a, uint64_t b, int add) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" MM_R64
+               "}, %64, %65, p, 1, 1, 0, 0;\n}"
+               : MM_F32(d, 0), MM_F32(d, 32)
+               : "l"(a), "l"(b), "r"(add));
+}
 /* d[64, 64] += a[64, 16] · b[16, 64], a in registers as mma's a, b turned. */
 __device__ __forceinline__ void wgmma64_turned(float (&d)[32], const uint32_t (&a)[4], uint64_t b) {
   asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" MM_R32 "}, {%32,%33,%34,%35}, %36, 1, 1, 1, 1;"
                : MM_F32(d, 0)
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+/* The same, 128 columns. */
+__device__ __forceinline__ void wgmma128_turned(float (&d)[64], const uint32_t (&a)[4], uint64_t b) {
+  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" MM_R64 "}, {%64,%65,%66,%67}, %68, 1, 1, 1, 1;"
+               : MM_F32(d, 0), MM_F32(d, 32)
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 /* d[64, 128] += a[16, 64]ᵀ · b[16, 128], both turned. */

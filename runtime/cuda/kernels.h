@@ -146,14 +146,14 @@ struct mm_cu_span {
   int32_t slot;
   uint32_t first, count, pos;
 };
-/* Tile i: rows [first, first + 64) of span[tile[i].x], first = tile[i].y rows into the span. */
+/* Tile i: rows [first, first + 64) of span[tile[i].x], first = tile[i].y rows into the span; any order, the most keys first is fastest. */
 struct mm_cu_tiles {
   const mm_cu_span *span;
   const uint2 *tile;
   uint32_t count;
 };
 #define MM_CU_TILE 64
-/* o for the rows of the tiles; their k and v are in the cache already. */
+/* o for the rows of the tiles; their k and v are in the cache already. A row's bits do not depend on its tile. */
 cudaError_t mm_cu_gqa_prefill(const mm_cu_heads &h, const mm_cu_tiles &t, const mm_cu_kv &kv, const mm_cu_gqa &a, cudaStream_t s);
 
 /* Lightning attention of one layer. state [slots][heads][d key][d value] fp32, in place. slope[heads]: the decay per token is

@@ -213,10 +213,10 @@ static void bench_gqa(const char *model, uint32_t heads, uint32_t batch, uint32_
   row(what, us, bytes);
 }
 
-static void bench_gqa_prefill(uint32_t n) {
-  const mm_cu_heads h = {48, 8, 128, 64};
+static void bench_gqa_prefill(uint32_t heads, uint32_t n) {
+  const mm_cu_heads h = {heads, 8, 128, 64};
   const uint32_t per_slot = n / MM_CU_PAGE;
-  buffer<__nv_bfloat16> k((size_t)n * 1024), v(k.n), qkv((size_t)n * 8192), o((size_t)n * 6144);
+  buffer<__nv_bfloat16> k((size_t)n * 1024), v(k.n), qkv((size_t)n * (heads + 16) * 128), o((size_t)n * heads * 128);
   fill_random_bf16(k.p, k.n, 1), fill_random_bf16(v.p, v.n, 2), fill_random_bf16(qkv.p, qkv.n, 3);
   std::vector<uint32_t> table(per_slot);
   std::vector<uint2> tile;
@@ -234,8 +234,8 @@ static void bench_gqa_prefill(uint32_t n) {
       },
       5);
   char what[120];
-  snprintf(what, sizeof what, "gqa prefill 48/8 x 128, n=%u, causal", n);
-  flops(what, us, 2.0 * 48 * 128 * (double)n * n);
+  snprintf(what, sizeof what, "gqa prefill %u/8 x 128, n=%u, causal", heads, n);
+  flops(what, us, 2.0 * heads * 128 * (double)n * n);
 }
 
 static void rows_rate(uint32_t tokens, uint32_t width) {
@@ -342,7 +342,8 @@ void bench_attention() {
   bench_gqa("M1", 64, 1, 32768);
   bench_gqa("M2", 48, 1, 65536);
   bench_gqa("M2", 48, 32, 4096);
-  bench_gqa_prefill(8192);
+  for (uint32_t n : {2048u, 8192u, 32768u}) bench_gqa_prefill(48, n);
+  bench_gqa_prefill(64, 8192);
 }
 void bench_rows() {
   rows_rate(1, 3072);

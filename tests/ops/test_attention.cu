@@ -168,6 +168,49 @@ static void check_gqa(const attention_case &c, const std::vector<uint32_t> &befo
   report(what, relative_error(want, got), 1e-2);
 }
 
+/* A prompt whose stretches end anywhere gives the same bits as in one go. */
+static void check_stretches(const mm_cu_heads &h, bool fp8) {
+  const uint32_t tokens = 420, d = h.head_dim, width = (h.heads + 2 * h.kv_heads) * d, pages = tokens / MM_CU_PAGE + 1;
+  const size_t cells = (size_t)pages * h.kv_heads * MM_CU_PAGE;
+  cache_side k(fp8, cells, d), v(fp8, cells, d);
+  k.put(), v.put();
+  std::vector<uint32_t> table(pages), pos(tokens);
+  for (uint32_t i = 0; i < pages; i++) table[i] = i;
+  for (uint32_t i = 0; i < tokens; i++) pos[i] = i;
+  std::vector<mm_cu_span> span = {{0, 0, tokens, 0}};
+  for (uint32_t end : {5u, 69u, 128u, 233u, 297u, tokens}) {
+    const uint32_t first = span.size() == 1 ? 0 : span.back().first + span.back().count;
+    span.push_back({0, first, end - first, first});
+  }
+  std::vector<uint2> tile;
+  std::vector<uint32_t> from;
+  for (uint32_t s = 0; s < span.size(); s++) {
+    from.push_back((uint32_t)tile.size());
+    for (uint32_t i = 0; i < span[s].count; i += MM_CU_TILE) tile.push_back(make_uint2(s, i));
+  }
+  buffer<__nv_bfloat16> qkv, o((size_t)tokens * h.heads * d);
+  buffer<float> freq;
+  buffer<int32_t> slot;
+  buffer<uint32_t> dtable, dpos;
+  buffer<mm_cu_span> dspan;
+  buffer<uint2> dtile;
+  qkv.put(random_bf16((size_t)tokens * width)), freq.put(std::vector<float>(h.rotary_dim / 2, 0.1f));
+  slot.put(std::vector<int32_t>(tokens, 0)), dtable.put(table), dpos.put(pos), dspan.put(span), dtile.put(tile);
+  const mm_cu_kv kv = {k.data(), v.data(), dtable.p, pages, k.dscale.p, v.dscale.p};
+  CUDA_OK(mm_cu_rope(h, {slot.p, dpos.p}, kv, {qkv.p, nullptr, nullptr, freq.p, 1e-6f, tokens}, 0));
+  auto attend = [&](uint32_t first, uint32_t count) {
+    o.poison();
+    CUDA_OK(mm_cu_gqa_prefill(h, {dspan.p, dtile.p + first, count}, kv, {qkv.p, o.p, nullptr, tokens, tokens}, 0));
+    auto out = o.get();
+    return std::vector<uint16_t>((const uint16_t *)out.data(), (const uint16_t *)out.data() + out.size());
+  };
+  const auto whole = attend(0, from[1]), parts = attend(from[1], (uint32_t)tile.size() - from[1]);
+  char what[120];
+  snprintf(what, sizeof what, "gqa prefill %u/%u heads x %u%s: in stretches = whole, bit for bit", h.heads, h.kv_heads, d,
+           fp8 ? ", fp8 cache" : "");
+  report_true(what, whole == parts);
+}
+
 void test_attention() {
   for (bool fp8 : {false, true}) {
     const attention_case tiny = {{8, 2, 64, 32}, true, fp8}, m1 = {{64, 8, 128, 64}, false, fp8}, m2 = {{48, 8, 128, 64}, true, fp8};
@@ -178,5 +221,9 @@ void test_attention() {
     check_gqa(tiny, {0, 5, 64}, {130, 64, 1});
     check_gqa(m1, {0}, {200});
     check_gqa(m2, {70, 0, 3}, {65, 100, 1});
+    check_gqa({{9, 3, 128, 64}, true, fp8}, {300, 0, 126}, {129, 64, 3});
+    check_gqa(m1, {5000}, {70});
+    check_stretches(m2.h, fp8);
+    check_stretches({6, 2, 64, 32}, fp8);
   }
 }
