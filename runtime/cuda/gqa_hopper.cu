@@ -175,6 +175,7 @@ __device__ __forceinline__ void consume(const mm_cu_heads &h, bf16 *out, gqa_sha
   place qp, kp, vp;
   if (group == 1) turn_pass(1);
   auto let_go = [&](uint64_t &barrier) {
+    __syncwarp();
     if (lane == 0) barrier_arrive(shared_address(&barrier));
   };
   for (;; qp.go()) {

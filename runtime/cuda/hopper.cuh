@@ -22,7 +22,7 @@ __device__ __forceinline__ void barrier_open(uint32_t barrier, uint32_t arrivals
 __device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-/* Arrives, and lets the phase wait for so many bytes of store_pair. */
+/* Arrives, and lets the phase wait for so many bytes that the copy engine brings. */
 __device__ __forceinline__ void barrier_arrive_expecting(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
@@ -60,13 +60,6 @@ __device__ __forceinline__ uint32_t block_address(uint32_t address, uint32_t ran
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(address), "r"(rank));
   return r;
 }
-/* Stores 16 bytes in the other block and counts them at its barrier (addresses from block_address). The plain way, st and an arrive
- * with release.cluster, costs a fence that waits for every load of the thread. */
-__device__ __forceinline__ void store_pair(uint32_t address, uint4 v, uint32_t barrier) {
-  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(address), "r"(v.x),
-               "r"(v.y), "r"(v.z), "r"(v.w), "r"(barrier)
-               : "memory");
-}
 /* Shared memory of this block, as the copy engine sees it, to the other (to and barrier from block_address); counted at its barrier. */
 __device__ __forceinline__ void copy_pair(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier) {
   asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "r"(from),
@@ -84,8 +77,7 @@ __device__ __forceinline__ void pair_sync() {
 
 /* ---- warpgroup products ---- */
 
-/* Between ordinary stores to shared memory and wgmma that reads them: by the storing thread before its barrier, or after it by the reader
- * where the other block stored. */
+/* Between ordinary stores to shared memory and wgmma or the copy engine that reads them: by the storing thread before its barrier. */
 __device__ __forceinline__ void stores_before_wgmma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
