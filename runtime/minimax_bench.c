@@ -22,7 +22,7 @@
 #define ATTENTION_RATE 6.5e14
 
 typedef struct bench_args {
-  const char *model, *quant, *experts, *kv;
+  const char *model, *quant, *experts, *kv, *act_quant;
   uint64_t layers, batch, context, tokens, steps; /* 0: the subject's own */
 } bench_args;
 
@@ -52,7 +52,7 @@ typedef struct bench {
   const bench_case *c;
   const mm_ops *ops;
   uint32_t steps;
-  bool kv_fp8;
+  bool kv_fp8, act_quant;
   mm_model model;
   mm_rank_weights weights;
   mm_forward forward;
@@ -423,7 +423,8 @@ static bool open_case(bench *b, mm_err *err) {
   b->time = mm_calloc(mm_max(b->steps, REPEATS), sizeof *b->time, err);
   if (!b->id || !b->span || !b->out || !b->sampling || !b->logits || !b->time) return false;
   for (uint32_t i = 0; i < slots; i++) b->out[i] = i, b->sampling[i].top_p = 1;
-  const mm_backend_config config = {.model = &b->model, .weights = &b->weights, .limits = limits, .threads = 1, .kv_fp8 = b->kv_fp8};
+  const mm_backend_config config = {
+      .model = &b->model, .weights = &b->weights, .limits = limits, .threads = 1, .kv_fp8 = b->kv_fp8, .act_quant = b->act_quant};
   return make_weights(b, err) && mm_forward_open(&b->forward, b->ops, &config, err);
 }
 
@@ -473,7 +474,12 @@ static bool bench_all(const bench_args *a, const char *subject, mm_err *err) {
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     if (strcmp(cases[i].subject, subject) != 0 || (a->model && strcmp(cases[i].model, a->model) != 0)) continue;
     const bench_case c = adjusted(cases[i], a);
-    bench b = {.c = &c, .ops = ops, .steps = (uint32_t)a->steps, .kv_fp8 = strcmp(a->kv, "fp8") == 0, .copy_rate = copy_rate};
+    bench b = {.c = &c,
+               .ops = ops,
+               .steps = (uint32_t)a->steps,
+               .kv_fp8 = strcmp(a->kv, "fp8") == 0,
+               .act_quant = strcmp(a->act_quant, "on") == 0,
+               .copy_rate = copy_rate};
     bool ok = open_case(&b, err) && measure(&b, err);
     close_case(&b);
     if (!ok) return false;
@@ -483,12 +489,14 @@ static bool bench_all(const bench_args *a, const char *subject, mm_err *err) {
 
 int main(int argc, char **argv) {
   mm_program_start();
-  bench_args a = {.kv = "auto", .steps = 64};
+  bench_args a = {.kv = "auto", .act_quant = "on", .steps = 64};
   const mm_option options[] = {
       {"model", NULL, 0, MM_OPT_STR, &a.model, "NAME", "only this model's shapes", "m1|m2", 0, 0},
       {"layers", NULL, 0, MM_OPT_U64, &a.layers, "N", "layers of the model (8; all of M2 for decode)", NULL, 1, MM_MAX_LAYERS},
       {"quant", NULL, 0, MM_OPT_STR, &a.quant, "SCHEME", "of the attention's matrices (block_fp8)", SCHEMES, 0, 0},
       {"expert-quant", NULL, 0, MM_OPT_STR, &a.experts, "SCHEME", "of the experts (block_fp8; w4a16 and nvfp4 for decode)", SCHEMES, 0, 0},
+      {"act-quant", NULL, 0, MM_OPT_STR, &a.act_quant, "WORD", "round the inputs of linears as their scheme defines, or not (on)", "on|off",
+       0, 0},
       {"kv-cache-dtype", NULL, 0, MM_OPT_STR, &a.kv, "TYPE", "of cached keys and values (auto: bf16)", "auto|fp8", 0, 0},
       {"batch", NULL, 0, MM_OPT_U64, &a.batch, "N", "sequences of a decode step (1, 4, 16, 64 and 256; 1 and 16 for kernels, 1 for decode)",
        NULL, 1, 256},

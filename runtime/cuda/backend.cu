@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "runtime/cuda/device.cuh"
+#include "runtime/cuda/inputs.h"
 #include "runtime/cuda/launch.h"
 #include "runtime/cuda/upload.h"
 #include "runtime/ops.h"
@@ -69,12 +70,15 @@ struct mm_backend {
   cudaStream_t stream = nullptr;
   std::map<const mm_packed *, mm_cu_weight> weight;
   std::map<const mm_packed *, const float *> values; /* as f32: norms, bias, routers that are not bf16 */
+  std::map<const mm_packed *, const bf16 *> router;  /* those that are not bf16, in pieces (mm_cu_router) */
   std::vector<layer_cache> cache;
   mm_cu_heads heads = {};
   float *inv_freq = nullptr;
   uint32_t *page_table = nullptr, pages_per_slot = 0;
   void *gqa_work = nullptr;
   mm_cu_route route = {};
+  float *route_product = nullptr;
+  mm_cu_rounded inputs;
   bf16 *middle = nullptr;
   float *pair_out = nullptr;
 
@@ -120,13 +124,21 @@ bool upload_value(mm_backend *b, const mm_packed *w, mm_err *err) {
 }
 
 bool upload_matrix(mm_backend *b, const mm_packed *w, const char *name, mm_err *err) {
-  return !w->scheme || mm_cu_upload(&b->memory, w, name, &b->weight[w], err);
+  if (!w->scheme) return true;
+  mm_cu_weight *to = &b->weight[w];
+  if (!mm_cu_upload(&b->memory, w, name, to, err)) return false;
+  if (!b->c.act_quant) to->rounding = {};
+  return true;
 }
 
-/* A router that is stored as bf16 is read so. */
+/* A router that is stored as bf16 is read so; another one as f32, and in three pieces of bf16 for many rows. */
 bool upload_router(mm_backend *b, const mm_packed *w, const char *name, mm_err *err) {
-  const bool narrow = w->scheme && w->scheme->code == MM_CODE_PLAIN && w->scheme->plane[0].dtype == MM_BF16;
-  return narrow ? upload_matrix(b, w, name, err) : upload_value(b, w, err);
+  if (!w->scheme || (w->scheme->code == MM_CODE_PLAIN && w->scheme->plane[0].dtype == MM_BF16)) return upload_matrix(b, w, name, err);
+  if (!upload_value(b, w, err)) return false;
+  const size_t n = (size_t)w->n * w->k;
+  bf16 *to = b->memory.array<bf16>(3 * n, err);
+  b->router[w] = to;
+  return to && mm_cu_check(mm_cu_split(to, b->values[w], n, 0), "split router", err);
 }
 
 bool upload_weights(mm_backend *b, mm_err *err) {
@@ -208,9 +220,11 @@ bool open_experts(mm_backend *b, mm_err *err) {
               y->array<float>(slots * MM_CU_SKINNY, err),
               y->array<uint32_t>(m->experts + UINT64_C(1), err),
               y->array<uint32_t>(pairs, err)};
+  b->route_product = y->array<float>(tokens > MM_CU_SKINNY ? tokens * 3 * m->experts : 1, err);
   b->middle = y->array<bf16>(mm_max(slots * MM_CU_SKINNY, pairs) * inter, err);
   b->pair_out = y->array<float>(tokens > MM_CU_SKINNY ? pairs * m->hidden : 1, err);
-  return err->status == MM_OK;
+  const uint32_t widest = (uint32_t)mm_max(m->hidden, b->heads.heads * b->heads.head_dim);
+  return err->status == MM_OK && (!b->c.act_quant || b->inputs.open(y, (uint32_t)tokens, widest, err));
 }
 
 /* The arrays of a step inside one block; returns its bytes. A span has at least one row, a tile at most 64 of one span. */
@@ -376,6 +390,7 @@ void fill_batch(mm_backend *b, const mm_batch *batch, const batch_arrays *h) {
 
 bool cuda_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
   b->err.status = MM_OK, b->put_off = {};
+  b->inputs.coded = b->inputs.rounded = nullptr;
   plan_step(b, batch);
   if (!grow_logits(b, b->outs, err)) return false;
   b->step = &b->memory_of_step[b->steps++ % kSteps];
@@ -467,6 +482,7 @@ mm_cu_rows places(const mm_backend *b) { return {b->device.slot, b->device.pos};
 
 void cuda_embed(mm_backend *b, mm_act x, const mm_packed *table) {
   if (!begin_op(b)) return;
+  b->inputs.wrote(x.data);
   const mm_cu_weight &w = b->weight[table];
   check(b,
         mm_cu_embed(rows_of(x), reinterpret_cast<const bf16 *>(w.data), {b->device.id, b->device.slot, b->choice.chosen}, b->rows, x.width,
@@ -476,17 +492,18 @@ void cuda_embed(mm_backend *b, mm_act x, const mm_packed *table) {
 
 void cuda_norm(mm_backend *b, mm_act y, mm_act x, const mm_packed *w, double eps) {
   if (!begin_op(b)) return;
+  b->inputs.wrote(y.data);
   check(b, mm_cu_norm(rows_of(y), rows_of(x), b->values[w], (float)eps, b->rows, y.width, b->stream), "norm");
 }
 
 void cuda_linear(mm_backend *b, mm_act y, mm_act x, const mm_packed *w) {
   if (!begin_op(b)) return;
-  const mm_cu_linear a = {rows_of(x), nullptr, rows_of(y), nullptr, b->rows};
-  check(b, (b->rows <= MM_CU_SKINNY ? mm_cu_skinny : mm_cu_gemm)(b->weight[w], a, b->stream), "linear");
+  check(b, b->inputs.linear(b->weight[w], {rows_of(x), nullptr, rows_of(y), nullptr, b->rows}, b->stream), "linear");
 }
 
 void cuda_gqa(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_packed *q_norm, const mm_packed *k_norm) {
   if (!begin_op(b)) return;
+  b->inputs.wrote(o.data);
   const mm_cu_kv &kv = b->cache[layer].kv;
   const float *qn = q_norm ? b->values[q_norm] : nullptr, *kn = k_norm ? b->values[k_norm] : nullptr;
   const mm_cu_qkv p = {rows_of(qkv), qn, kn, b->inv_freq, (float)b->c.model->norm_eps, b->rows};
@@ -501,6 +518,7 @@ void cuda_gqa(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_pack
 
 void cuda_lightning(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv) {
   if (!begin_op(b)) return;
+  b->inputs.wrote(o.data);
   const layer_cache &c = b->cache[layer];
   const mm_cu_lightning a = {rows_of(qkv), rows_of(o), c.state, c.slope, b->heads.heads, b->heads.head_dim};
   if (b->decode) {
@@ -512,6 +530,7 @@ void cuda_lightning(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv) {
 
 void cuda_gated_norm(mm_backend *b, mm_act y, mm_act o, mm_act gate, const mm_packed *w, double eps) {
   if (!begin_op(b)) return;
+  b->inputs.wrote(y.data);
   check(b, mm_cu_gated_norm(rows_of(y), rows_of(o), rows_of(gate), b->values[w], (float)eps, b->rows, y.width, b->stream), "gated norm");
 }
 
@@ -519,7 +538,8 @@ void cuda_route(mm_backend *b, mm_act x, const mm_packed *router, const mm_packe
   if (!running(b)) return;
   const auto narrow = b->weight.find(router);
   const bool wide = narrow == b->weight.end();
-  const mm_cu_router m = {wide ? static_cast<const void *>(b->values[router]) : narrow->second.data, wide, x.width};
+  const mm_cu_router m = {wide ? static_cast<const void *>(b->values[router]) : narrow->second.data, wide, x.width,
+                          wide ? b->router[router] : nullptr, b->route_product};
   b->route.bias = bias ? b->values[bias] : nullptr, b->route.slot = b->device.slot;
   if (b->put_off.n == x.data) {
     check(b, mm_cu_combine_route(b->put_off, m, b->route, b->rows, b->stream), "route");
@@ -533,12 +553,12 @@ void cuda_route(mm_backend *b, mm_act x, const mm_packed *router, const mm_packe
 void cuda_experts(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, const mm_packed *w2) {
   if (!begin_op(b)) return;
   const mm_cu_experts a = {rows_of(x), rows_of(y), b->middle, b->pair_out, b->rows};
-  auto *run = b->rows <= MM_CU_SKINNY ? mm_cu_experts_skinny : mm_cu_experts_gemm;
-  check(b, run(b->weight[w13], b->weight[w2], b->route, a, b->stream), "experts");
+  check(b, b->inputs.experts(b->weight[w13], b->weight[w2], b->route, a, b->stream), "experts");
 }
 
 void cuda_combine(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act branch, mm_deepnorm scale, const mm_packed *w, double eps) {
   if (!begin_op(b)) return;
+  b->inputs.wrote(h.data), b->inputs.wrote(n.data);
   const mm_cu_combine a = {rows_of(h),   rows_of(n),         rows_of(residual), rows_of(branch),
                            b->values[w], (float)scale.alpha, (float)scale.beta, (float)eps};
   b->put_off = a, b->put_off_width = h.width;
@@ -547,12 +567,11 @@ void cuda_combine(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act bra
 
 void cuda_logits(mm_backend *b, mm_act x, const mm_packed *head) {
   if (!begin_op(b) || b->outs == 0) return;
-  const mm_cu_linear a = {rows_of(x), b->device.out, nullptr, b->logits, b->outs};
-  check(b, (b->outs <= MM_CU_SKINNY ? mm_cu_skinny : mm_cu_gemm)(b->weight[head], a, b->stream), "logits");
+  check(b, b->inputs.linear(b->weight[head], {rows_of(x), b->device.out, nullptr, b->logits, b->outs}, b->stream), "logits");
 }
 
 }  // namespace
 
-const mm_ops mm_ops_cuda = {"cuda",      cuda_open, cuda_close,     cuda_act,        cuda_begin,     cuda_embed,   cuda_norm,
-                            cuda_linear, cuda_gqa,  cuda_lightning, cuda_gated_norm, cuda_route,     cuda_experts, cuda_combine,
-                            cuda_logits, cuda_end,  cuda_choose,    cuda_collect,    mm_cu_copy_rate};
+const mm_ops mm_ops_cuda = {"cuda",      cuda_open, cuda_close,     cuda_act,        cuda_begin,      cuda_embed,   cuda_norm,
+                            cuda_linear, cuda_gqa,  cuda_lightning, cuda_gated_norm, cuda_route,      cuda_experts, cuda_combine,
+                            cuda_logits, cuda_end,  cuda_choose,    cuda_collect,    mm_cu_copy_rate, true};

@@ -4,6 +4,7 @@
  * and up of the same column; middle[place in the sorted order, I]. Down: pair_out[pair, H] = weight · w2·middle, f32. The sum over a
  * token's choices is taken in their order: the same bits every time. Tiles of 128 pairs never mix experts; a block finds its expert by
  * counting. */
+#include "runtime/cuda/fp8.h"
 #include "runtime/cuda/gemm.cuh"
 #include "runtime/cuda/launch.h"
 
@@ -143,6 +144,8 @@ struct grouped_launch {
 cudaError_t mm_cu_experts_gemm(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a,
                                cudaStream_t s) {
   cudaError_t e = for_scheme(w13, grouped_launch{w13, r, a, s, true});
+  if (e == cudaSuccess && w2.rounding.kind != MM_ACT_KEPT)
+    e = mm_cu_round(a.middle, a.tokens * r.top_k, {a.middle, w2.k, nullptr}, w2.rounding, s);
   if (e == cudaSuccess) e = for_scheme(w2, grouped_launch{w2, r, a, s, false});
   if (e == cudaSuccess) e = launch(sum_pairs, a.tokens, 256, 0, s, a.y, a.pair_out, r.top_k, w2.n);
   return e;

@@ -4,8 +4,11 @@
  * SiLU(w1 x) · (w3 x), written only for the tokens of that expert. Down: a group is rows of y; its k axis runs over all slots, so the sum
  * over experts is the accumulator's.
  *
+ * Where w2's inputs are rounded, a launch between the two does that, and gives them the weights.
+ *
  * Up lets the next kernel start only after its own wait, so down may read the slot lists, which the router wrote before up, at once and
  * fetch w2 while up still runs. */
+#include "runtime/cuda/fp8.h"
 #include "runtime/cuda/launch.h"
 #include "runtime/cuda/route.cuh"
 #include "runtime/cuda/stream.cuh"
@@ -52,6 +55,7 @@ struct up_job {
   const mm_cu_experts &a;
   const stream_plan &p;
   const float *global2;
+  bool rounds;
   const slot_list &slots;
   uint32_t used, inter;
 
@@ -67,8 +71,11 @@ struct up_job {
     const uint32_t slot = group / p.part_groups, expert = slots.expert[slot];
     if (!(slots.tokens[slot] >> token & 1)) return;
     const float global = w.global ? w.global[expert] : 1.0f;
-    const float weight = token == 0 ? slots.weight[slot] : __ldcg(&r.slot_weight[slot * MM_CU_SKINNY + token]);
-    const float scale = weight * (global2 ? global2[expert] : 1.0f);
+    float scale = 1; /* of w2's inputs; where those are rounded it comes after that */
+    if (!rounds) {
+      const float weight = token == 0 ? slots.weight[slot] : __ldcg(&r.slot_weight[slot * MM_CU_SKINNY + token]);
+      scale = weight * (global2 ? global2[expert] : 1.0f);
+    }
     const float middle = silu(sum(0) * global) * (sum(1) * global) * scale;
     a.middle[((size_t)slot * MM_CU_SKINNY + token) * inter + column] = __float2bfloat16_rn(middle);
   }
@@ -104,12 +111,12 @@ struct down_job {
 template <mm_cu_code C, mm_cu_scale S, int kTokens>
 __global__ void __launch_bounds__(32 * expert_warps<C>(kTokens), stream_blocks(kTokens, expert_warps<C>(kTokens)))
     experts_up(const __grid_constant__ stream_source from, const __grid_constant__ stream_plan p, const __grid_constant__ mm_cu_weight w,
-               const float *global2, const __grid_constant__ mm_cu_route r, const __grid_constant__ mm_cu_experts a) {
+               const float *global2, bool rounds, const __grid_constant__ mm_cu_route r, const __grid_constant__ mm_cu_experts a) {
   __shared__ slot_list slots;
   grid_wait();
   grid_launch_next();
   const uint32_t used = read_slots(slots, r, a.tokens, blockIdx.x == 0);
-  stream_rows<C, S>(w, from, p, up_job<C, kTokens>{w, r, a, p, global2, slots, used, w.n / 2});
+  stream_rows<C, S>(w, from, p, up_job<C, kTokens>{w, r, a, p, global2, rounds, slots, used, w.n / 2});
 }
 
 template <mm_cu_code C, mm_cu_scale S, int kTokens>
@@ -125,6 +132,7 @@ __global__ void __launch_bounds__(32 * expert_warps<C>(kTokens), stream_blocks(k
 struct up_launch {
   const mm_cu_weight &w;
   const float *global2;
+  bool rounds;
   const mm_cu_route &r;
   const mm_cu_experts &a;
   cudaStream_t s;
@@ -137,7 +145,7 @@ struct up_launch {
     return launch(p.tokens == 1   ? experts_up<C, S, 1>
                   : p.tokens == 8 ? experts_up<C, S, 8>
                                   : experts_up<C, S, 16>,
-                  multiprocessors(), 32 * p.warps, p.shared, s, from, p, w, global2, r, a);
+                  multiprocessors(), 32 * p.warps, p.shared, s, from, p, w, global2, rounds, r, a);
   }
 };
 
@@ -164,6 +172,8 @@ struct down_launch {
 cudaError_t mm_cu_experts_skinny(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a,
                                  cudaStream_t s) {
   if (a.tokens > MM_CU_SKINNY) return cudaErrorInvalidValue;
-  cudaError_t e = for_scheme(w13, up_launch{w13, w2.global, r, a, s});
+  const bool rounds = w2.rounding.kind != MM_ACT_KEPT;
+  cudaError_t e = for_scheme(w13, up_launch{w13, w2.global, rounds, r, a, s});
+  if (e == cudaSuccess && rounds) e = mm_cu_round_slots(a.middle, w2.k, r, w2.global, w2.rounding, s);
   return e != cudaSuccess ? e : for_scheme(w2, down_launch{w2, r, a, s});
 }

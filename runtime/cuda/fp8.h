@@ -1,5 +1,5 @@
-/* Products whose inputs are rounded too: E4M3 codes under an f32 scale for 128 columns of a row (quant/activation.c), times block FP8
- * weights. Host launch functions, as in kernels.h. */
+/* Products whose inputs are rounded too (quant/activation.c): as codes, E4M3 under an f32 scale for 128 columns of a row, times block FP8
+ * weights; or as the numbers that codes of any kind stand for. Host launch functions, as in kernels.h. */
 #ifndef MM_CUDA_FP8_H
 #define MM_CUDA_FP8_H
 
@@ -21,10 +21,15 @@ struct mm_cu_inputs {
   const uint32_t *rows; /* or NULL */
 };
 cudaError_t mm_cu_encode(const mm_cu_codes &to, const mm_cu_inputs &in, cudaStream_t s);
-/* y[i] = the numbers that row i's codes stand for, in bf16: within 2^-9 of them. For products that read bf16. */
-cudaError_t mm_cu_round(__nv_bfloat16 *y, uint32_t count, const mm_cu_inputs &in, cudaStream_t s);
+/* y[i] = the numbers that row i's codes stand for, in bf16: within 2^-9 of them. For products that read bf16. y may be in.x. */
+cudaError_t mm_cu_round(__nv_bfloat16 *y, uint32_t count, const mm_cu_inputs &in, const mm_cu_rounding &how, cudaStream_t s);
+/* The same for the rows of middle[slots, 16, k] that r's slots name, in place, times factor[slot, token] and, unless NULL,
+ * global[expert]. */
+cudaError_t mm_cu_round_slots(__nv_bfloat16 *middle, uint32_t k, const mm_cu_route &r, const float *global, const mm_cu_rounding &how,
+                              cudaStream_t s);
 
-/* The current device multiplies w's codes as they are: sm_90a, E4M3, whole groups of 128 rows and columns under one scale. */
+/* The current device multiplies w's codes as they are with codes of rounded rows: sm_90a, E4M3, whole groups of 128 rows and columns under
+ * one scale, inputs rounded in groups of 128. */
 bool mm_cu_multiplies_codes(const mm_cu_weight &w);
 
 /* y[T, n] = x·Wᵀ; exactly one of y and y32 is given. */
@@ -34,5 +39,18 @@ struct mm_cu_product {
   float *y32;
 };
 cudaError_t mm_cu_gemm_fp8(const mm_cu_weight &w, const mm_cu_product &a, cudaStream_t s);
+
+/* Both of a layer's experts, and their intermediate size is whole groups. */
+bool mm_cu_experts_multiply_codes(const mm_cu_weight &w13, const mm_cu_weight &w2);
+
+/* y[T, H] as mm_cu_experts_gemm's, with r's sorted pairs; the products of gate and up are rounded too. */
+struct mm_cu_rounded_experts {
+  mm_cu_codes x;           /* rows: T */
+  mm_cu_codes middle;      /* rows: T · top_k, pitch: I */
+  __nv_bfloat16 *pair_out; /* [T · top_k, H] */
+  __nv_bfloat16 *y;
+};
+cudaError_t mm_cu_experts_fp8(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_rounded_experts &a,
+                              cudaStream_t s);
 
 #endif

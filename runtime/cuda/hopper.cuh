@@ -7,6 +7,13 @@
 
 #include <stdint.h>
 
+/* A kernel whose blocks come in pairs. */
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#define MM_PAIR __cluster_dims__(2, 1, 1)
+#else
+#define MM_PAIR
+#endif
+
 __device__ __forceinline__ uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
 /* Byte of 16-byte piece c of row r in a block. */
@@ -51,6 +58,14 @@ __device__ __forceinline__ void tensor_copy(uint32_t to, const void *map, uint32
   asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
                "l"(map), "r"(x), "r"(y), "r"(barrier)
                : "memory");
+}
+/* The same into both blocks of a pair, at the same places, where the bytes count at each one's own barrier. */
+__device__ __forceinline__ void tensor_copy_pair(uint32_t to, const void *map, uint32_t x, uint32_t y, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::
+          "r"(to),
+      "l"(map), "r"(x), "r"(y), "r"(barrier), "h"((uint16_t)3)
+      : "memory");
 }
 
 /* ---- a pair of blocks ---- */
@@ -139,12 +154,13 @@ __device__ __forceinline__ void wgmma256(float (&d)[128], uint64_t a, uint64_t b
                : MM_F32(d, 0), MM_F32(d, 32), MM_F32(d, 64), MM_F32(d, 96)
                : "l"(a), "l"(b), "r"(add));
 }
-/* d[64, 128] (+)= a[64, 32] · b[128, 32]ᵀ, both e4m3 in blocks of 128 columns. */
-__device__ __forceinline__ void wgmma128_e4m3(float (&d)[64], uint64_t a, uint64_t b, int add) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" MM_R64
-               "}, %64, %65, p, 1, 1;\n}"
-               : MM_F32(d, 0), MM_F32(d, 32)
-               : "l"(a), "l"(b), "r"(add));
+/* d[64, 64] (+)= a[64, 32] · b[64, 32]ᵀ, both e4m3, b in blocks of 128 columns; a in registers, as ldmatrix gives it: of lane (g, t) bytes
+ * 4t … 4t+3 of rows g and g+8, then bytes 16 + 4t … of both. */
+__device__ __forceinline__ void wgmma64_e4m3(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int add) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\nwgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {" MM_R32
+               "}, {%32,%33,%34,%35}, %36, p, 1, 1;\n}"
+               : MM_F32(d, 0)
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 /* d[64, 128] (+)= a[64, 16] · b[128, 16]ᵀ. */
 __device__ __forceinline__ void wgmma128(float (&d)[64], uint64_t a, uint64_t b, int add) {

@@ -7,6 +7,8 @@
 #include <cuda_runtime.h>
 #include <stdint.h>
 
+#include "quant/quant.h"
+
 /* ---- weights ---- */
 
 enum mm_cu_code {
@@ -24,6 +26,12 @@ enum mm_cu_scale {
   MM_CU_MX      /* e8m0, one per 32 of a row; likewise */
 };
 
+/* How the inputs of a product are rounded before it (quant/activation.c): MM_ACT_KEPT, not at all. */
+struct mm_cu_rounding {
+  mm_act_quant kind;
+  float fixed; /* the static scale; 0: none */
+};
+
 /* `lead` matrices [n, k] in device memory: y = x·Wᵀ. */
 struct mm_cu_weight {
   mm_cu_code code;
@@ -35,6 +43,7 @@ struct mm_cu_weight {
   uint32_t scale_rows, scale_pitch;
   uint32_t cell_n_log2, cell_k_log2; /* of the scale grid; 31: the whole extent */
   const float *global;               /* [lead] further factors, or NULL */
+  mm_cu_rounding rounding;           /* of its inputs */
 };
 
 /* ---- dense ---- */
@@ -81,12 +90,19 @@ struct mm_cu_router {
   const void *w; /* [experts, k] bf16, or f32 */
   bool wide;     /* f32 */
   uint32_t k;
+  const void *piece; /* f32, T > MM_CU_SKINNY: w as the sum of three bf16 matrices, [3, experts, k] (mm_cu_split), */
+  float *product;    /* and room for [T, 3, experts] */
 };
+/* w[n] as the sum of three bf16 arrays. */
+cudaError_t mm_cu_split(__nv_bfloat16 *to, const float *w, size_t n, cudaStream_t s);
+/* r.logits of x[T, k], T > MM_CU_SKINNY: the first part of mm_cu_route_tokens. */
+cudaError_t mm_cu_route_logits(const mm_cu_router &m, const mm_cu_route &r, const __nv_bfloat16 *x, uint32_t tokens, cudaStream_t s);
 /* Fills r for x[T, k]: the slot lists for T ≤ MM_CU_SKINNY, the sorted pairs for more. Of a single token the logits alone, which
  * mm_cu_experts_skinny chooses from and then fills in the rest. */
 cudaError_t mm_cu_route_tokens(const mm_cu_router &m, const mm_cu_route &r, const __nv_bfloat16 *x, uint32_t tokens, cudaStream_t s);
 
-/* y[T, H] = Σ weight · w2(SiLU(w1 x) ⊙ (w3 x)). middle: [slots, 16, I] bf16 for T ≤ MM_CU_SKINNY, [T · top_k, I] for more. */
+/* y[T, H] = Σ weight · w2(SiLU(w1 x) ⊙ (w3 x)), the inputs of w2 rounded as it says; x is rounded already. middle: [slots, 16, I] bf16 for
+ * T ≤ MM_CU_SKINNY, [T · top_k, I] for more. */
 struct mm_cu_experts {
   const __nv_bfloat16 *x;
   __nv_bfloat16 *y, *middle;

@@ -259,12 +259,6 @@ __device__ __forceinline__ void put_out(const span_job &j, pair_shared &sh, uint
 
 #endif
 
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-#define MM_PAIR __cluster_dims__(2, 1, 1)
-#else
-#define MM_PAIR
-#endif
-
 __global__ void MM_PAIR __launch_bounds__(kThreads, 1) lightning_pair(const __grid_constant__ mm_cu_lightning a, const mm_cu_span *spans) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) uint8_t shared_raw[];

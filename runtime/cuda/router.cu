@@ -3,7 +3,7 @@
  * T ≤ 16: one launch. A block has a few experts and tokens, a thread eight columns of all of them; the experts' rows are loaded before
  * it waits for the tokens. A single token may bring its residual and norm along: each block makes the row for itself. And its choice is
  * left to the kernels that need it (route.cuh). Else the last block to finish chooses, one warp per token, and lists the experts in use.
- * For more tokens: logits, choice and a counting sort are three launches. Ties go to the lower id. */
+ * For more tokens logits (router_many.cu), choice and a counting sort are launches of their own. Ties go to the lower id. */
 #include "runtime/cuda/launch.h"
 #include "runtime/cuda/norm.cuh"
 #include "runtime/cuda/route.cuh"
@@ -180,75 +180,6 @@ __global__ void __launch_bounds__(kMaxThreads) route_few(const __grid_constant__
   if (last_of(r.ticket, gridDim.x * gridDim.y)) list_slots(r, tokens);
 }
 
-/* logits of kTile tokens and 32 experts a block, four of each a thread: fp32 products, k ascending. */
-constexpr int kTile = 64, kTileThreads = 128, kDepth = 32;
-__device__ __forceinline__ float4 load4(const float *from) { return *reinterpret_cast<const float4 *>(from); }
-__device__ __forceinline__ float4 load4(const bf16 *from) {
-  const uint2 q = *reinterpret_cast<const uint2 *>(from);
-  return make_float4(low(q.x), high(q.x), low(q.y), high(q.y));
-}
-template <class W>
-__global__ void __launch_bounds__(kTileThreads)
-    logits_many(const __grid_constant__ mm_cu_router m, const __grid_constant__ mm_cu_route r, const bf16 *x, uint32_t tokens) {
-  __shared__ float4 xs[kDepth][kTile / 4], ws[kDepth][32 / 4];
-  const uint32_t tid = threadIdx.x, token = blockIdx.x * kTile + tid % kTile, expert = blockIdx.y * 32 + tid % 32;
-  uint2 next_x[4];
-  float4 next_w[2];
-  auto fetch = [&](uint32_t k0) { /* four k a piece; a lane for each token and each expert, so that the stores below meet no bank twice */
-#pragma unroll
-                                  for (int i = 0; i < 4; i++) {
-                                    const uint32_t k = k0 + (tid / kTile + 2 * i) * 4;
-                                    next_x[i] = token < tokens && k < m.k ? *reinterpret_cast<const uint2 *>(x + (size_t)token * m.k + k)
-                                                                          : make_uint2(0, 0);
-                                  }
-#pragma unroll
-                                  for (int i = 0; i < 2; i++) {
-                                    const uint32_t k = k0 + (tid / 32 + 4 * i) * 4;
-                                    next_w[i] = expert < r.experts && k < m.k
-                                                    ? load4(static_cast<const W *>(m.w) + (size_t)expert * m.k + k)
-                                                    : float4{};
-                                  }
-  };
-  grid_wait();
-  grid_launch_next();
-  fetch(0);
-  float acc[4][4] = {};
-  for (uint32_t k0 = 0; k0 < m.k; k0 += kDepth) {
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      float *to = reinterpret_cast<float *>(xs[(tid / kTile + 2 * i) * 4]) + tid % kTile;
-      to[0] = low(next_x[i].x), to[kTile] = high(next_x[i].x), to[2 * kTile] = low(next_x[i].y), to[3 * kTile] = high(next_x[i].y);
-    }
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-      float *to = reinterpret_cast<float *>(ws[(tid / 32 + 4 * i) * 4]) + tid % 32;
-      to[0] = next_w[i].x, to[32] = next_w[i].y, to[64] = next_w[i].z, to[96] = next_w[i].w;
-    }
-    __syncthreads();
-    fetch(k0 + kDepth);
-#pragma unroll
-    for (int k = 0; k < kDepth; k++) {
-      const float4 p = xs[k][tid / 8], q = ws[k][tid % 8];
-      const float a[4] = {p.x, p.y, p.z, p.w}, b[4] = {q.x, q.y, q.z, q.w};
-#pragma unroll
-      for (int i = 0; i < 4; i++) {
-#pragma unroll
-        for (int j = 0; j < 4; j++) acc[i][j] += a[i] * b[j];
-      }
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
-    const uint32_t t = blockIdx.x * kTile + tid / 8 * 4 + i;
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-      const uint32_t e = blockIdx.y * 32 + tid % 8 * 4 + j;
-      if (t < tokens && e < r.experts) r.logits[(size_t)t * r.experts + e] = acc[i][j];
-    }
-  }
-}
-
 constexpr uint32_t kChoosers = 8; /* warps of a block, a token each */
 __global__ void __launch_bounds__(kChoosers * 32) choose_many(const __grid_constant__ mm_cu_route r, uint32_t tokens) {
   grid_launch_next();
@@ -259,41 +190,41 @@ __global__ void __launch_bounds__(kChoosers * 32) choose_many(const __grid_const
   if (lane < r.top_k) r.id[(size_t)token * r.top_k + lane] = c.id, r.weight[(size_t)token * r.top_k + lane] = c.weight;
 }
 
-/* pair[offset[e] …] = the pairs of expert e in token order. A warp owns an expert and scans all choices: stable, no atomics. */
-constexpr int kAtOnce = 8; /* loads of 32 choices in flight */
-__global__ void __launch_bounds__(1024) sort_pairs(const __grid_constant__ mm_cu_route r, uint32_t tokens) {
-  __shared__ uint32_t count[MM_CU_MAX_EXPERTS], offset[MM_CU_MAX_EXPERTS + 1];
+/* pair[offset[e] …] = the pairs of expert e in token order. A block for each expert looks at all choices twice, each of its warps at a
+ * stretch: first how many are its own or of lower experts, then where its own go. Stable, no atomics. */
+constexpr uint32_t kSorters = 32, kAtOnce = 4; /* warps; loads of 32 choices in flight */
+__global__ void __launch_bounds__(kSorters * 32) sort_pairs(const __grid_constant__ mm_cu_route r, uint32_t tokens) {
+  __shared__ uint32_t own[kSorters], lower[kSorters];
   grid_wait();
   grid_launch_next();
-  const uint32_t pairs = tokens * r.top_k, lane = threadIdx.x % 32;
-  for (uint32_t e = threadIdx.x; e < r.experts; e += 1024) count[e] = 0;
-  __syncthreads();
-  for (uint32_t p = threadIdx.x; p < pairs; p += 1024) {
-    if (r.id[p] < r.experts) atomicAdd(&count[r.id[p]], 1);
-  }
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    offset[0] = 0;
-    for (uint32_t e = 0; e < r.experts; e++) offset[e + 1] = offset[e] + count[e];
-  }
-  __syncthreads();
-  if (blockIdx.x == 0) {
-    for (uint32_t e = threadIdx.x; e <= r.experts; e += 1024) r.offset[e] = offset[e];
-  }
-  for (uint32_t e = blockIdx.x * 32 + threadIdx.x / 32; e < r.experts; e += gridDim.x * 32) {
-    uint32_t at = offset[e];
-    for (uint32_t p0 = 0; p0 < pairs && at < offset[e + 1]; p0 += 32 * kAtOnce) {
+  const uint32_t e = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32, pairs = tokens * r.top_k;
+  const uint32_t each = (pairs + kSorters * 32 - 1) / (kSorters * 32) * 32, first = min(warp * each, pairs), end = min(first + each, pairs);
+  auto look = [&](const auto &see) {
+    for (uint32_t p0 = first; p0 < end; p0 += 32 * kAtOnce) {
       uint32_t id[kAtOnce];
 #pragma unroll
-      for (int i = 0; i < kAtOnce; i++) id[i] = p0 + i * 32 + lane < pairs ? r.id[p0 + i * 32 + lane] : ~0u;
+      for (uint32_t i = 0; i < kAtOnce; i++) id[i] = p0 + i * 32 + lane < end ? r.id[p0 + i * 32 + lane] : ~0u;
 #pragma unroll
-      for (int i = 0; i < kAtOnce; i++) {
-        const uint32_t hits = __ballot_sync(0xffffffffu, id[i] == e);
-        if (hits >> lane & 1) r.pair[at + __popc(hits & ((1u << lane) - 1))] = p0 + i * 32 + lane;
-        at += __popc(hits);
-      }
+      for (uint32_t i = 0; i < kAtOnce; i++) see(p0 + i * 32 + lane, id[i]);
     }
+  };
+  uint32_t mine = 0, below = 0;
+  look([&](uint32_t, uint32_t id) { mine += id == e, below += id < e; });
+  mine = __reduce_add_sync(0xffffffffu, mine), below = __reduce_add_sync(0xffffffffu, below);
+  if (lane == 0) own[warp] = mine, lower[warp] = below;
+  __syncthreads();
+  uint32_t at = __reduce_add_sync(0xffffffffu, lower[lane]);
+  const uint32_t all = __reduce_add_sync(0xffffffffu, own[lane]);
+  if (threadIdx.x == 0) {
+    r.offset[e] = at;
+    if (e + 1 == r.experts) r.offset[r.experts] = at + all;
   }
+  at += __reduce_add_sync(0xffffffffu, lane < warp ? own[lane] : 0);
+  look([&](uint32_t pair, uint32_t id) {
+    const uint32_t hits = __ballot_sync(0xffffffffu, id == e);
+    if (id == e) r.pair[at + __popc(hits & ((1u << lane) - 1))] = pair;
+    at += __popc(hits);
+  });
 }
 
 constexpr int kFew = 4; /* tokens of a block */
@@ -309,12 +240,10 @@ cudaError_t few(const mm_cu_router &m, const mm_cu_route &r, const mm_cu_combine
   return launch(route_few<W, 2, kFew, false>, dim3(pairs, fours.y), threads, 0, s, m, r, none, x, tokens);
 }
 
-template <class W>
 cudaError_t many(const mm_cu_router &m, const mm_cu_route &r, const bf16 *x, uint32_t tokens, cudaStream_t s) {
-  const dim3 tiles(ceil_div(tokens, kTile), ceil_div(r.experts, 32));
-  cudaError_t e = launch(logits_many<W>, tiles, kTileThreads, 0, s, m, r, x, tokens);
+  cudaError_t e = mm_cu_route_logits(m, r, x, tokens, s);
   if (e == cudaSuccess) e = launch(choose_many, ceil_div(tokens, kChoosers), kChoosers * 32, 0, s, r, tokens);
-  if (e == cudaSuccess) e = launch(sort_pairs, ceil_div(r.experts, 32), 1024, 0, s, r, tokens);
+  if (e == cudaSuccess) e = launch(sort_pairs, r.experts, kSorters * 32, 0, s, r, tokens);
   return e;
 }
 
@@ -326,7 +255,7 @@ bool fits(const mm_cu_router &m, const mm_cu_route &r) {
 
 cudaError_t mm_cu_route_tokens(const mm_cu_router &m, const mm_cu_route &r, const bf16 *x, uint32_t tokens, cudaStream_t s) {
   if (!fits(m, r)) return cudaErrorInvalidValue;
-  if (tokens > MM_CU_SKINNY) return (m.wide ? many<float> : many<bf16>)(m, r, x, tokens, s);
+  if (tokens > MM_CU_SKINNY) return many(m, r, x, tokens, s);
   return (m.wide ? few<float> : few<bf16>)(m, r, nullptr, x, tokens, s);
 }
 

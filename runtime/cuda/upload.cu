@@ -192,6 +192,7 @@ bool mm_cu_upload(mm_cu_memory *memory, const mm_packed *w, const char *name, mm
   uint32_t bits = 0;
   *out = {};
   out->lead = w->lead, out->n = w->n, out->k = w->k;
+  out->rounding = {w->scheme->act, w->input_scale};
   if (!find_code(w, &out->code, &bits) || w->k % 8 != 0) return unsupported(w, name, err);
   if (w->scheme->plane_count > 1) {
     if (!cell_log2(w->cell[1].n, &out->cell_n_log2) || !cell_log2(w->cell[1].k, &out->cell_k_log2)) return unsupported(w, name, err);

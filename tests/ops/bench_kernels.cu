@@ -126,6 +126,21 @@ static void experts_rate(const char *model, const scheme &s, uint32_t experts, u
     } else {
       flops(what, us, 6.0 * t * top_k * hidden * inter);
     }
+    mm_cu_weight up = w13.d, down = w2.d;
+    up.rounding.kind = down.rounding.kind = MM_ACT_FP8_GROUP;
+    if (!skinny && mm_cu_experts_multiply_codes(up, down)) {
+      code_buffers codes(t, hidden), mid(t * top_k, inter);
+      CUDA_OK(mm_cu_encode(codes.d, {x.p, hidden, nullptr}, 0));
+      us = time_graph(
+          1,
+          [&](cudaStream_t st, int) {
+            const mm_cu_rounded_experts a = {codes.d, mid.d, (__nv_bfloat16 *)pair_out.p, y.p};
+            CUDA_OK(mm_cu_experts_fp8(up, down, routes[0]->r, a, st));
+          },
+          5);
+      snprintf(what, sizeof what, "experts %s rounded T=%u, %.0f MB", model, t, bytes * 1e-6);
+      flops(what, us, 6.0 * t * top_k * hidden * inter);
+    }
     if (&s == &kFp8) {
       us = time_graph(skinny ? kSets : 1, [&](cudaStream_t st, int i) {
         CUDA_OK(mm_cu_route_tokens(m, routes[(size_t)i % kSets]->r, x.p + (size_t)(i % kSets) * t * hidden, t, st));
@@ -287,6 +302,7 @@ static void bench_gemm(const scheme &s, uint32_t tokens, uint32_t n, uint32_t k)
 
 static void bench_rounded(uint32_t tokens, uint32_t n, uint32_t k) {
   bench_weight w(kFp8, 1, n, k);
+  w.d.rounding.kind = MM_ACT_FP8_GROUP;
   if (!mm_cu_multiplies_codes(w.d)) return;
   buffer<__nv_bfloat16> x((size_t)tokens * k), y((size_t)tokens * n);
   code_buffers codes(tokens, k);
@@ -327,11 +343,11 @@ void bench_linear() {
   bench_gemm(kFp8, 64, 8192, 3072);
   bench_rounded(8192, 8192, 3072);
   bench_rounded(8192, 6144, 8192);
-  bench_rounded(64, 8192, 3072);
+  for (uint32_t t : {32u, 64u, 128u, 256u}) bench_rounded(t, 8192, 3072);
 }
 void bench_experts() {
-  experts_rate("M1", kFp8, 32, 2, 6144, 9216, {1, 4, 16});
-  experts_rate("M2", kFp8, 256, 8, 3072, 1536, {1, 4, 16, 8192});
+  experts_rate("M1", kFp8, 32, 2, 6144, 9216, {1, 4, 16, 64, 256, 8192});
+  experts_rate("M2", kFp8, 256, 8, 3072, 1536, {1, 4, 16, 64, 256, 8192});
   experts_rate("M2", kInt4, 256, 8, 3072, 1536, {1, 16});
   experts_rate("M2", kNv, 256, 8, 3072, 1536, {1, 16});
 }

@@ -96,20 +96,20 @@ uint8_t nearest_e4m3(float v) {
   }
   return (uint8_t)(best | (std::signbit(v) ? 0x80 : 0));
 }
+void round_row(float *x, uint32_t k, float *scale) {
+  for (uint32_t g = 0; g * 128 < k; g++) {
+    float *from = x + g * 128, *to = x + std::min(k, g * 128 + 128), amax = 1e-10f;
+    for (float *p = from; p < to; p++) amax = std::max(amax, fabsf(*p));
+    const float s = amax / 448.0f;
+    for (float *p = from; p < to; p++) *p = (float)e4m3(nearest_e4m3(*p / s)) * s;
+    if (scale) scale[g] = s;
+  }
+}
 std::vector<float> rounded_rows(const std::vector<float> &x, uint32_t k, std::vector<float> *scales) {
-  std::vector<float> out(x.size());
+  std::vector<float> out = x;
   const size_t groups = (k + 127) / 128, rows = x.size() / k;
   if (scales) scales->resize(rows * groups);
-  parallel((uint32_t)rows, [&](uint32_t r) {
-    for (size_t g = 0; g < groups; g++) {
-      const size_t from = r * (size_t)k + g * 128, to = std::min(from + 128, (r + (size_t)1) * k);
-      float amax = 1e-10f;
-      for (size_t i = from; i < to; i++) amax = std::max(amax, fabsf(x[i]));
-      const float scale = amax / 448.0f;
-      for (size_t i = from; i < to; i++) out[i] = (float)e4m3(nearest_e4m3(x[i] / scale)) * scale;
-      if (scales) (*scales)[r * groups + g] = scale;
-    }
-  });
+  parallel((uint32_t)rows, [&](uint32_t r) { round_row(&out[r * (size_t)k], k, scales ? &(*scales)[r * groups] : nullptr); });
   return out;
 }
 code_buffers::code_buffers(uint32_t rows, uint32_t k) {

@@ -40,7 +40,9 @@ inline float to_float(float v) { return v; }
 double e4m3(uint8_t code);
 /* The nearest e4m3, of two the even one; beyond the largest, the largest. By trying all. */
 uint8_t nearest_e4m3(float v);
-/* Rows of k numbers as products with rounded inputs see them: e4m3 under amax / 448 of 128 columns. scale: [rows, groups], or NULL. */
+/* k numbers as products with rounded inputs see them: e4m3 under amax / 448 of 128 columns. scale: [groups], or NULL. */
+void round_row(float *x, uint32_t k, float *scale);
+/* The same of rows of k numbers. */
 std::vector<float> rounded_rows(const std::vector<float> &x, uint32_t k, std::vector<float> *scale = nullptr);
 inline double silu_ref(double x) { return x / (1 + exp(-x)); }
 

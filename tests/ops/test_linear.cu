@@ -79,7 +79,7 @@ static void check_encode(uint32_t rows, uint32_t k) {
   code_buffers to(rows, k);
   const mm_cu_inputs in = {dx.p, k, dpick.p};
   CUDA_OK(mm_cu_encode(to.d, in, 0));
-  CUDA_OK(mm_cu_round(y.p, rows, in, 0));
+  CUDA_OK(mm_cu_round(y.p, rows, in, {MM_ACT_FP8_GROUP, 0}, 0));
   const auto code = to.code.get();
   const auto got_scale = to.scale.get();
   const auto got = y.get();
@@ -97,10 +97,43 @@ static void check_encode(uint32_t rows, uint32_t k) {
   report_true(what, scales && codes && numbers);
 }
 
+/* Every kind of rounding beside quant/activation.c, bit for bit in bf16; in place, as experts do it, and of rows from anywhere. */
+static void check_round(mm_act_quant kind, float fixed, uint32_t rows, uint32_t k) {
+  const mm_act_format *f = &mm_act_formats[kind];
+  auto x = random_bf16((size_t)rows * k);
+  for (size_t i = 0; i < x.size(); i++) x[i] = __float2bfloat16(to_float(x[i]) * (float)exp2((double)(i / 16 % 11) - 8));
+  std::vector<float> want;
+  for (uint32_t r = 0; r < rows; r++) {
+    std::vector<float> row, amax(mm_act_amaxes(f, k));
+    for (uint32_t j = 0; j < k; j++) row.push_back(to_float(x[(size_t)(rows - 1 - r) * k + j]));
+    mm_act_amax(f, row.data(), k, 0, amax.data());
+    mm_act_round(f, row.data(), k, 0, amax.data(), fixed);
+    for (float v : row) want.push_back(to_float(__float2bfloat16(v)));
+  }
+  std::vector<uint32_t> turned;
+  for (uint32_t r = 0; r < rows; r++) turned.push_back(rows - 1 - r);
+  buffer<__nv_bfloat16> dx, y((size_t)rows * k);
+  buffer<uint32_t> pick;
+  dx.put(x), pick.put(turned);
+  CUDA_OK(mm_cu_round(y.p, rows, {dx.p, k, pick.p}, {kind, fixed}, 0));
+  CUDA_OK(mm_cu_round(dx.p, rows, {dx.p, k, nullptr}, {kind, fixed}, 0));
+  const auto got = y.get(), in_place = dx.get();
+  bool same = true;
+  for (uint32_t r = 0; r < rows; r++) {
+    for (uint32_t j = 0; j < k; j++)
+      same &= to_float(got[(size_t)r * k + j]) == want[(size_t)r * k + j] &&
+              to_float(in_place[(size_t)(rows - 1 - r) * k + j]) == want[(size_t)r * k + j];
+  }
+  char what[100];
+  snprintf(what, sizeof what, "inputs of kind %d rounded, scale %g, %u rows of %u", (int)kind, (double)fixed, rows, k);
+  report_true(what, same);
+}
+
 /* Products of rounded rows: f32 results carry the tensor cores' short sums of 128 columns. */
 static void check_rounded(uint32_t tokens, uint32_t n, uint32_t k, uint32_t cell_n, uint32_t cell_k, bool wide) {
   test_weight w;
   random_weight(&w, MM_CU_E4M3, MM_CU_COARSE, 1, n, k, cell_n, cell_k);
+  w.d.rounding.kind = MM_ACT_FP8_GROUP;
   if (!mm_cu_multiplies_codes(w.d)) return; /* not of this device */
   auto x = random_bf16((size_t)tokens * k);
   std::vector<float> plain;
@@ -206,6 +239,12 @@ void test_linear() {
   check_encode(3, 24);
   check_encode(70, 1000);
   check_encode(5, 3072);
+  for (int kind = MM_ACT_FP8_TENSOR; kind <= MM_ACT_MXFP8; kind++) {
+    for (uint32_t k : {24u, 1000u, 3072u}) {
+      check_round((mm_act_quant)kind, 0, 7, k);
+      if (mm_act_formats[kind].fixed) check_round((mm_act_quant)kind, 0.003f, 7, k);
+    }
+  }
   for (bool wide : {false, true}) {
     check_rounded(1, 256, 128, 128, 128, wide);
     check_rounded(77, 200, 384, 128, 128, wide);

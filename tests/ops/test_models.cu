@@ -9,12 +9,10 @@
 #include "runtime/engine.h"
 #include "tests/ops/gpu.h"
 
-/* bf16 activations through the layers of a tiny model against f32 ones: the median row, and what a row may be off by before its routing
- * must explain it. */
-#define ROW_LIMIT 1e-2
-#define FAR_ROW   5e-2
-#define ROWS      96
-#define DECODED   24
+/* A row may be off by so many times what the median row may before its routing must explain it. */
+#define FAR     5
+#define ROWS    96
+#define DECODED 24
 
 static void must(bool ok, const mm_err &err) {
   if (ok) return;
@@ -45,6 +43,12 @@ static void cuda_route(mm_backend *b, mm_act x, const mm_packed *router, const m
   for (auto f : v) g_routed.back().push_back(to_float(f));
   mm_ops_cuda.route(b, x, router, bias);
 }
+
+enum inputs { KEPT, ROUNDED };
+static const char *const kInputs[] = {"", ", inputs rounded"};
+/* Of the median row: bf16 activations through the layers of a tiny model against f32 ones. Where inputs are rounded, what bf16 moves is now
+ * and then another code: of E4M3 up to 2^-4 off, of E2M1 a third. */
+static double limit_of(inputs in, mm_code code) { return in == KEPT ? 1e-2 : code == MM_CODE_E2M1 ? 1e-1 : 3e-2; }
 
 struct side {
   mm_engine *engine;
@@ -88,6 +92,7 @@ static fed feed(const side &s, const std::vector<std::vector<int32_t>> &seq, uin
 struct routers {
   const mm_model *m;
   std::vector<std::vector<float>> w, bias; /* by layer: [experts, hidden], [experts] or empty */
+  mm_code code;                            /* of the experts' rounded inputs */
 };
 
 /* The scores by which experts are chosen, in doubles. */
@@ -148,11 +153,11 @@ static std::string describe(const departure &d) {
 }
 
 /* Median row error, and every row that is far off or chooses another token although the CPU's logits of both lie further apart than
- * twice ROW_LIMIT of the larger: those must have taken other experts at a near tie, by scores that until there were as exact as any, or
+ * twice `limit` of the larger: those must have taken other experts at a near tie, by scores that until there were as exact as any, or
  * follow such a row of their sequence. Rows of a sequence ascend; sequence(row) says whose each is. */
 template <class Sequence>
 static void compare(const std::string &what, const routers &r, const fed &cpu, const fed &gpu, uint32_t vocab, const Sequence &sequence,
-                    tied_layers *tied) {
+                    tied_layers *tied, double limit) {
   const size_t rows = cpu.logits.size() / vocab, routed = (size_t)r.m->layers * r.m->hidden;
   std::vector<double> error(rows);
   uint32_t differ = 0, ties = 0, after = 0, unexplained = 0;
@@ -167,9 +172,9 @@ static void compare(const std::string &what, const routers &r, const fed &cpu, c
     differ += a != b;
     const departure d = find_departure(r, &cpu.routed[row * routed], &gpu.routed[row * routed]);
     uint32_t &lowest = (*tied)[sequence(row)];
-    const bool tie = d.any && d.gap < 2 * d.moved && d.before <= ROW_LIMIT, follows = lowest < (d.any ? d.layer : r.m->layers);
+    const bool tie = d.any && d.gap < 2 * d.moved && d.before <= limit, follows = lowest < (d.any ? d.layer : r.m->layers);
     if (tie) lowest = std::min(lowest, d.layer);
-    if (error[row] <= FAR_ROW && (a == b || c[a] - c[b] <= 2 * ROW_LIMIT * fabs(c[a]))) continue;
+    if (error[row] <= FAR * limit && (a == b || c[a] - c[b] <= 2 * limit * fabs(c[a]))) continue;
     (tie ? ties : follows ? after : unexplained)++;
     printf("     %s: row %zu: error %.1e, CPU chooses %zu, GPU %zu, logits %.4f and %.4f: %s\n", what.c_str(), row, error[row], a, b, c[a],
            c[b], describe(d).c_str());
@@ -178,8 +183,9 @@ static void compare(const std::string &what, const routers &r, const fed &cpu, c
   char text[240];
   snprintf(text, sizeof text, "%s: %u greedy choices differ; off: %u rows past a near tie of the router, %u after one, %u without cause",
            what.c_str(), differ, ties, after, unexplained);
-  report(what + ": median row", error[rows / 2], ROW_LIMIT);
-  report_true(text, unexplained == 0);
+  report(what + ": median row", error[rows / 2], limit);
+  /* under rounding to E2M1 a row's own error says little: one code is a third off */
+  if (limit < limit_of(ROUNDED, MM_CODE_E2M1)) report_true(text, unexplained == 0);
 }
 
 /* Token ids of the model's held-out text. */
@@ -196,10 +202,10 @@ static std::vector<int32_t> held_out(const std::string &name) {
   return ids;
 }
 
-static side open_side(const mm_shards *shards, const mm_ops *ops, uint32_t slots, bool records, bool kv_fp8 = false) {
+static side open_side(const mm_shards *shards, const mm_ops *ops, uint32_t slots, inputs in, bool records, bool kv_fp8 = false) {
   mm_err err = {};
   mm_engine_config c = {};
-  c.ops = ops, c.limits = {slots * ROWS, slots, 512}, c.threads = 4, c.eager = records, c.kv_fp8 = kv_fp8;
+  c.ops = ops, c.limits = {slots * ROWS, slots, 512}, c.threads = 4, c.eager = records, c.kv_fp8 = kv_fp8, c.act_quant = in == ROUNDED;
   const mm_model *m = &shards->pack.model;
   side s = {mm_engine_open(shards, &c, &err), m->vocab, m->hidden, m->layers, records};
   must(s.engine != nullptr, err);
@@ -210,7 +216,7 @@ static routers read_routers(const mm_shards *shards) {
   mm_rank_weights w = {};
   mm_err err = {};
   must(mm_bind(&w, shards, 0, &err), err);
-  routers r = {&shards->pack.model, {}, {}};
+  routers r = {&shards->pack.model, {}, {}, mm_act_formats[w.layer[0].w2.scheme->act].code};
   for (uint32_t l = 0; l < r.m->layers; l++) {
     const mm_layer_weights *y = &w.layer[l];
     r.w.emplace_back((size_t)r.m->experts * r.m->hidden);
@@ -222,18 +228,19 @@ static routers read_routers(const mm_shards *shards) {
   return r;
 }
 
-static void compare_sides(const mm_shards *shards, const std::string &name, const std::vector<std::vector<int32_t>> &seq) {
+static void compare_sides(const mm_shards *shards, const std::string &name, const std::vector<std::vector<int32_t>> &seq, inputs in) {
   static mm_ops cpu_ops = mm_ops_cpu, cuda_ops = mm_ops_cuda;
   cpu_ops.begin = recorded_begin<&mm_ops_cpu>, cpu_ops.route = cpu_route;
   cuda_ops.begin = recorded_begin<&mm_ops_cuda>, cuda_ops.route = cuda_route;
   const uint32_t slots = (uint32_t)seq.size(), vocab = shards->pack.model.vocab;
   const size_t routed = (size_t)shards->pack.model.layers * shards->pack.model.hidden;
-  const side cpu = open_side(shards, &cpu_ops, slots, true), gpu = open_side(shards, &cuda_ops, slots, true);
+  const side cpu = open_side(shards, &cpu_ops, slots, in, true), gpu = open_side(shards, &cuda_ops, slots, in, true);
   const routers r = read_routers(shards);
+  const double limit = limit_of(in, r.code);
   const fed want = feed(cpu, seq, 0, ROWS);
   const auto by_stretch = [](size_t row) { return row / ROWS; };
   tied_layers tied(slots, kNone), first_tied(1, kNone);
-  compare(name + ": prefill of 3 x 96", r, want, feed(gpu, seq, 0, ROWS), vocab, by_stretch, &tied);
+  compare(name + ": prefill of 3 x 96", r, want, feed(gpu, seq, 0, ROWS), vocab, by_stretch, &tied, limit);
   fed chunks = want;
   for (uint32_t first = 0; first < ROWS; first += 32) {
     const fed part = feed(gpu, seq, first, 32);
@@ -244,16 +251,16 @@ static void compare_sides(const mm_shards *shards, const std::string &name, cons
     }
   }
   tied.assign(slots, kNone);
-  compare(name + ": prefill in chunks of 32", r, want, chunks, vocab, by_stretch, &tied);
+  compare(name + ": prefill in chunks of 32", r, want, chunks, vocab, by_stretch, &tied, limit);
   fed c, g, alone, steps;
   for (uint32_t t = ROWS; t < ROWS + DECODED; t++) c.append(feed(cpu, seq, t, 1)), g.append(feed(gpu, seq, t, 1));
   compare(
-      name + ": decode, 3 at a time", r, c, g, vocab, [=](size_t row) { return row % slots; }, &tied);
+      name + ": decode, 3 at a time", r, c, g, vocab, [=](size_t row) { return row % slots; }, &tied, limit);
   const std::vector<std::vector<int32_t>> one(1, seq[0]);
   alone.logits.assign(want.logits.begin(), want.logits.begin() + (size_t)ROWS * vocab);
   alone.routed.assign(want.routed.begin(), want.routed.begin() + ROWS * routed);
   for (uint32_t t = 0; t < ROWS; t++) steps.append(feed(gpu, one, t, 1));
-  compare(name + ": decode from the first token", r, alone, steps, vocab, by_stretch, &first_tied);
+  compare(name + ": decode from the first token", r, alone, steps, vocab, by_stretch, &first_tied, limit);
   mm_engine_close(cpu.engine);
   mm_engine_close(gpu.engine);
 }
@@ -267,8 +274,8 @@ static std::vector<std::vector<float>> feed_steps(const side &s, const std::vect
 }
 
 /* A prompt in stretches of whole tiles, beside other sequences, and in one go alone: bit for bit. */
-static void check_chunks(const mm_shards *shards, const std::string &name, const std::vector<std::vector<int32_t>> &seq) {
-  const side s = open_side(shards, &mm_ops_cuda, 3, false);
+static void check_chunks(const mm_shards *shards, const std::string &name, const std::vector<std::vector<int32_t>> &seq, inputs in) {
+  const side s = open_side(shards, &mm_ops_cuda, 3, in, false);
   const auto whole = feed(s, {seq[0]}, 0, ROWS).logits;
   const auto first = feed(s, {seq.begin(), seq.begin() + 3}, 0, 64).logits,
              rest = feed(s, {seq.begin(), seq.begin() + 3}, 64, ROWS - 64).logits;
@@ -279,8 +286,8 @@ static void check_chunks(const mm_shards *shards, const std::string &name, const
 }
 
 /* The same steps launched one by one and replayed, alone in their bucket and beside other sequences: bit for bit. */
-static void check_buckets(const mm_shards *shards, const std::string &name, const std::vector<std::vector<int32_t>> &seq) {
-  const side graphs = open_side(shards, &mm_ops_cuda, 8, false), eager = open_side(shards, &mm_ops_cuda, 8, true);
+static void check_buckets(const mm_shards *shards, const std::string &name, const std::vector<std::vector<int32_t>> &seq, inputs in) {
+  const side graphs = open_side(shards, &mm_ops_cuda, 8, in, false), eager = open_side(shards, &mm_ops_cuda, 8, in, true);
   side plain = eager;
   plain.records = false;
   std::vector<std::vector<int32_t>> five(seq.begin(), seq.begin() + 5), eight(seq.begin(), seq.begin() + 8);
@@ -297,9 +304,9 @@ static void check_buckets(const mm_shards *shards, const std::string &name, cons
 }
 
 /* Tokens chosen on the device and fed back there, queued ahead, beside choices made from the logits of plain steps. */
-static void check_queue(const mm_shards *shards, const std::string &name, const std::vector<std::vector<int32_t>> &seq) {
+static void check_queue(const mm_shards *shards, const std::string &name, const std::vector<std::vector<int32_t>> &seq, inputs in) {
   const uint32_t n = 3, prompt = 20;
-  const side s = open_side(shards, &mm_ops_cuda, n, false);
+  const side s = open_side(shards, &mm_ops_cuda, n, in, false);
   const std::vector<std::vector<int32_t>> three(seq.begin(), seq.begin() + n);
   std::vector<std::vector<int32_t>> want = three, got(n);
   fed f = feed(s, three, 0, prompt);
@@ -339,7 +346,7 @@ static void check_queue(const mm_shards *shards, const std::string &name, const 
 
 /* An e4m3 cache: three bits of mantissa in every key and value, at most 2^-4 off, about 2.5 % of a head's size. */
 static void check_fp8_cache(const mm_shards *shards, const std::string &name, const std::vector<std::vector<int32_t>> &seq) {
-  const side wide = open_side(shards, &mm_ops_cuda, 8, false), narrow = open_side(shards, &mm_ops_cuda, 8, false, true);
+  const side wide = open_side(shards, &mm_ops_cuda, 8, KEPT, false), narrow = open_side(shards, &mm_ops_cuda, 8, KEPT, false, true);
   std::vector<double> want, got;
   for (auto v : feed(wide, seq, 0, 64).logits) want.push_back(v);
   for (auto v : feed(narrow, seq, 0, 64).logits) got.push_back(v);
@@ -374,10 +381,13 @@ static void check_model(const std::string &dir, const std::string &name) {
     const uint32_t from = g_rng.below((uint32_t)text.size() - ROWS - DECODED);
     s.assign(text.begin() + from, text.begin() + from + ROWS + DECODED);
   }
-  compare_sides(&shards, name, {seq.begin(), seq.begin() + 3});
-  check_chunks(&shards, name, seq);
-  check_buckets(&shards, name, seq);
-  check_queue(&shards, name, seq);
+  for (inputs in : {KEPT, ROUNDED}) {
+    const std::string what = name + kInputs[in];
+    compare_sides(&shards, what, {seq.begin(), seq.begin() + 3}, in);
+    check_chunks(&shards, what, seq, in);
+    check_buckets(&shards, what, seq, in);
+    check_queue(&shards, what, seq, in);
+  }
   check_fp8_cache(&shards, name, seq);
   mm_shards_close(&shards);
 }

@@ -1,0 +1,54 @@
+/* Which kernels a product takes (inputs.h). */
+#include "runtime/cuda/inputs.h"
+
+bool mm_cu_rounded::open(mm_cu_memory *memory, uint32_t tokens, uint32_t widest, mm_err *err) {
+  const uint64_t pitch = mm_round_up(widest, MM_CU_GROUP);
+  codes.code = memory->array<uint8_t>(tokens * pitch, err);
+  codes.scale = memory->array<float>(tokens * (pitch / MM_CU_GROUP), err);
+  rows = memory->array<__nv_bfloat16>((uint64_t)tokens * widest, err);
+  return codes.code && codes.scale && rows;
+}
+
+cudaError_t mm_cu_rounded::encode(const __nv_bfloat16 *x, const uint32_t *pick, uint32_t tokens, uint32_t k, cudaStream_t s) {
+  if (coded == x && !pick) return cudaSuccess;
+  codes.rows = codes.scale_pitch = tokens, codes.pitch = (uint32_t)mm_round_up(k, MM_CU_GROUP);
+  coded = pick ? nullptr : x;
+  return mm_cu_encode(codes, {x, k, pick}, s);
+}
+
+cudaError_t mm_cu_rounded::round(const __nv_bfloat16 **x, const uint32_t *pick, uint32_t tokens, const mm_cu_weight &w, cudaStream_t s) {
+  if (w.rounding.kind == MM_ACT_KEPT) return cudaSuccess;
+  const __nv_bfloat16 *from = *x;
+  *x = rows;
+  if (rounded == from && !pick && how.kind == w.rounding.kind && how.fixed == w.rounding.fixed) return cudaSuccess;
+  rounded = pick ? nullptr : from, how = w.rounding;
+  return mm_cu_round(rows, tokens, {from, w.k, pick}, how, s);
+}
+
+cudaError_t mm_cu_rounded::linear(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s) {
+  wrote(a.y);
+  if (a.tokens > MM_CU_SKINNY && mm_cu_multiplies_codes(w)) {
+    const cudaError_t e = encode(a.x, a.rows, a.tokens, w.k, s);
+    return e != cudaSuccess ? e : mm_cu_gemm_fp8(w, {codes, a.y, a.y32}, s);
+  }
+  mm_cu_linear given = a;
+  const cudaError_t e = round(&given.x, a.rows, a.tokens, w, s);
+  if (w.rounding.kind != MM_ACT_KEPT) given.rows = nullptr;
+  return e != cudaSuccess ? e : (a.tokens <= MM_CU_SKINNY ? mm_cu_skinny : mm_cu_gemm)(w, given, s);
+}
+
+cudaError_t mm_cu_rounded::experts(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a,
+                                   cudaStream_t s) {
+  wrote(a.y);
+  if (a.tokens > MM_CU_SKINNY && mm_cu_experts_multiply_codes(w13, w2)) {
+    const cudaError_t e = encode(a.x, nullptr, a.tokens, w13.k, s);
+    /* codes of middle and their scales take less than its bf16 would, bf16 of pair_out half of its f32 */
+    const uint32_t pairs = a.tokens * r.top_k;
+    uint8_t *code = reinterpret_cast<uint8_t *>(a.middle);
+    const mm_cu_codes middle = {code, reinterpret_cast<float *>(code + (size_t)pairs * w2.k), pairs, w2.k, pairs};
+    return e != cudaSuccess ? e : mm_cu_experts_fp8(w13, w2, r, {codes, middle, reinterpret_cast<__nv_bfloat16 *>(a.pair_out), a.y}, s);
+  }
+  mm_cu_experts given = a;
+  const cudaError_t e = round(&given.x, nullptr, a.tokens, w13, s);
+  return e != cudaSuccess ? e : (a.tokens <= MM_CU_SKINNY ? mm_cu_experts_skinny : mm_cu_experts_gemm)(w13, w2, r, given, s);
+}

@@ -1,0 +1,33 @@
+/* Products as a step asks for them: inputs rounded as the weight says, the kernel by the number of rows. */
+#ifndef MM_CUDA_INPUTS_H
+#define MM_CUDA_INPUTS_H
+
+#include "runtime/cuda/fp8.h"
+#include "runtime/cuda/upload.h"
+
+/* Room for the rounded inputs of one product, kept for the next ones that read the same. */
+struct mm_cu_rounded {
+  mm_cu_codes codes = {}; /* [max_tokens, widest input]; rows, pitch and scale_pitch are of what it holds */
+  __nv_bfloat16 *rows = nullptr;
+
+  const __nv_bfloat16 *coded = nullptr, *rounded = nullptr; /* what codes and rows were made of */
+  mm_cu_rounding how = {};                                  /* rows */
+
+  bool open(mm_cu_memory *memory, uint32_t tokens, uint32_t widest, mm_err *err);
+  /* These rows are others now. */
+  void wrote(const void *x) {
+    if (coded == x) coded = nullptr;
+    if (rounded == x) rounded = nullptr;
+  }
+
+  /* y = x·Wᵀ for any T. */
+  cudaError_t linear(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s);
+  /* a.middle and a.pair_out have room for T ≤ MM_CU_SKINNY and for max_tokens. */
+  cudaError_t experts(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a, cudaStream_t s);
+
+ private:
+  cudaError_t encode(const __nv_bfloat16 *x, const uint32_t *pick, uint32_t tokens, uint32_t k, cudaStream_t s);
+  cudaError_t round(const __nv_bfloat16 **x, const uint32_t *pick, uint32_t tokens, const mm_cu_weight &w, cudaStream_t s);
+};
+
+#endif
