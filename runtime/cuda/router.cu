@@ -247,20 +247,21 @@ cudaError_t many(const mm_cu_router &m, const mm_cu_route &r, const bf16 *x, uin
   return e;
 }
 
-bool fits(const mm_cu_router &m, const mm_cu_route &r) {
+bool fits(const mm_cu_router &m, const mm_cu_route &r, uint32_t tokens) {
+  if (m.wide && tokens > MM_CU_SKINNY && !(m.piece && m.product)) return false;
   return r.experts <= MM_CU_MAX_EXPERTS && r.top_k <= MM_CU_MAX_TOP_K && m.k % 8 == 0 && m.k <= kMaxWidth;
 }
 
 }  // namespace
 
 cudaError_t mm_cu_route_tokens(const mm_cu_router &m, const mm_cu_route &r, const bf16 *x, uint32_t tokens, cudaStream_t s) {
-  if (!fits(m, r)) return cudaErrorInvalidValue;
+  if (!fits(m, r, tokens)) return cudaErrorInvalidValue;
   if (tokens > MM_CU_SKINNY) return many(m, r, x, tokens, s);
   return (m.wide ? few<float> : few<bf16>)(m, r, nullptr, x, tokens, s);
 }
 
 cudaError_t mm_cu_combine_route(const mm_cu_combine &a, const mm_cu_router &m, const mm_cu_route &r, uint32_t tokens, cudaStream_t s) {
-  if (!fits(m, r)) return cudaErrorInvalidValue;
+  if (!fits(m, r, tokens)) return cudaErrorInvalidValue;
   if (tokens == 1) return (m.wide ? few<float> : few<bf16>)(m, r, &a, nullptr, tokens, s);
   const cudaError_t e = mm_cu_combine_rows(a, tokens, m.k, s);
   return e != cudaSuccess ? e : mm_cu_route_tokens(m, r, a.n, tokens, s);

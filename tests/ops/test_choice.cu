@@ -101,7 +101,10 @@ static void check_padding(uint32_t tokens, uint32_t experts, uint32_t top_k) {
   w.put(random_float((size_t)experts * hidden, 0, 0.1)), x.put(random_bf16((size_t)tokens * hidden)), slot.put(s), ticket.zero();
   const mm_cu_route r = {experts,  top_k,  true,          nullptr,       slot.p,        logits.p, id.p,  weight.p,
                          ticket.p, used.p, slot_expert.p, slot_tokens.p, slot_weight.p, offset.p, pair.p};
-  CUDA_OK(mm_cu_route_tokens({w.p, true, hidden}, r, x.p, tokens, 0));
+  buffer<__nv_bfloat16> piece((size_t)3 * experts * hidden);
+  buffer<float> product((size_t)tokens * 3 * experts);
+  CUDA_OK(mm_cu_split(piece.p, w.p, (size_t)experts * hidden, 0));
+  CUDA_OK(mm_cu_route_tokens({w.p, true, hidden, piece.p, product.p}, r, x.p, tokens, 0));
   const auto ids = id.get();
   std::vector<uint32_t> want(experts, 0);
   bool ok = true;
