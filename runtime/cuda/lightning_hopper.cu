@@ -14,7 +14,7 @@
 
 namespace {
 
-constexpr int kThreads = 512, C = 64, V = 64, kStages = 3, kConverters = 256, kBlock = C * 128 /* bytes of 64 rows of 64 columns */;
+constexpr int kThreads = 512, C = 64, kStages = 3, kBlock = C * 128 /* bytes of 64 rows of 64 columns */;
 
 struct tile_shared {
   uint8_t q[2][kBlock], k[2][kBlock], v[kBlock], v_decayed[kBlock];
@@ -27,7 +27,7 @@ struct pair_shared {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-constexpr int D = 128;
+constexpr int D = 128, V = 64, kConverters = 256;
 
 struct span_job {
   const bf16 *in; /* row 0: q, k, v of the head */
