@@ -15,11 +15,11 @@ typedef struct mm_spelling {
   const char *scheme;
   const mm_dialect *dialect;
   const char *suffix[MM_MAX_PLANES]; /* of the scheme's planes, behind the module's name */
+  const char *input;                 /* a further suffix, of the inputs' static scale, F32; NULL: the inputs have none */
   mm_dtype words;                    /* the type of the codes, when several of ours make one word of theirs; else the scheme's */
   bool shape;                        /* a further ".weight_shape", I64 [2]: rows and columns */
   bool reciprocal;                   /* the scale of the whole matrix and that of its inputs are stored as 1/scale */
   bool scalar;                       /* they have shape [], not [1] */
-  const char *input;                 /* a further suffix, of the inputs' static scale, F32; NULL: the inputs have none */
   bool whole_groups;                 /* columns must be a multiple of the scale's group */
   const char *algorithm;             /* ModelOpt's word */
   const char *config;                /* JSON object: the whole quantization_config but for the modules left out, or one config group */

@@ -109,13 +109,16 @@ static bool parse_compress(const char *text, int *level, mm_err *err) {
 }
 
 /* Threads, and how many output blocks may be assembled at once, within the limit. Without --jobs the threads are as many as the CPUs and
- * WAITING more, since each waits for the disk in its turn, but no more than a --mem-limit has room for. */
+ * WAITING more, since each waits for the disk in its turn, but no more than the limit has room for. */
 static bool share_memory(const mm_convert_args *a, uint64_t output_bytes, int level, unsigned *threads, size_t *buffers, mm_err *err) {
   uint64_t fixed = MEM_FIXED * (strcmp(a->layout, "hf") == 0 ? 2 : 1); /* a tensor for each expert */
-  uint64_t each = MEM_THREAD + (level > 0 ? mm_archive_lane_bytes(level) : 0), n = a->threads;
-  if (n == 0) n = mm_pool_cpus() + WAITING;
-  if (a->threads == 0 && a->mem_limit) n = mm_max(1, mm_min(n, a->mem_limit > fixed ? (a->mem_limit - fixed) / each : 0));
-  uint64_t limit = a->mem_limit ? a->mem_limit : (UINT64_C(256) << 20) + n * (UINT64_C(64) << 20), need = fixed + n * each;
+  uint64_t each = MEM_THREAD + (level > 0 ? mm_archive_lane_bytes(level) : 0), limit, need;
+  uint64_t n = a->threads ? a->threads : mm_pool_cpus() + WAITING;
+  for (;; n--) {
+    limit = a->mem_limit ? a->mem_limit : (UINT64_C(256) << 20) + n * (UINT64_C(64) << 20);
+    need = fixed + n * each;
+    if (need <= limit || a->threads || n == 1) break;
+  }
   if (limit < need)
     return mm_fail(err, MM_LIMIT, "E_MEMORY", mm_at(NULL, NULL), "found --mem-limit %llu, expected at least %llu for %llu threads",
                    (unsigned long long)limit, (unsigned long long)need, (unsigned long long)n);
