@@ -1,7 +1,7 @@
 /* Scale selection by least squared error. Eight trials run at once, one per SIMD lane; each lane sums (w - ŵ)² over its group in
- * order, times the column's importance where one is given: integers as the decoder computes them, ŵ = code · s in f32, E2M1 in units of s.
- * Trial codes come from w · (1/s) instead of w / s; the two differ only where both neighbours are equally far. Groups are first scaled by a
- * power of two, so that neither tiny nor huge weights underflow or overflow when squared. */
+ * order, times the column's importance where one is given, with the decoder's own arithmetic: ŵ = value(code) · s in f32 (int4.h has
+ * another way without importance). Trial codes come from w · (1/s) instead of w / s; the two differ only where both neighbours are equally
+ * far. Groups are first scaled by a power of two, so that neither tiny nor huge weights underflow or overflow when squared. */
 #ifndef MM_QUANT_SEARCH_H
 #define MM_QUANT_SEARCH_H
 
@@ -45,16 +45,15 @@ MM_INLINE const float *mm_tile_importance(float room[MM_TILE], const mm_pack_arg
   return memcpy(room, a->importance + k, mm_tile_count(a, k) * sizeof *room);
 }
 
-/* Adds the squared errors of eight magnitudes in E2M1, in units of their scales, times their importance if given. Rounds as mm_small_float
- * does. */
-MM_INLINE void mm_add_error_e2m1(mm_lanes *sum, const mm_lanes *w, const mm_lanes *inverse, const float *importance) {
-  mm_lanes y = *w * *inverse;
-  mm_lanes_int u = (mm_lanes_int)y, binade;
+/* Adds the squared errors of eight magnitudes in E2M1, times their importance if given. Rounds as mm_small_float does. */
+MM_INLINE void mm_add_error_e2m1(mm_lanes *sum, const mm_lanes *w, const mm_lanes *inverse, const mm_lanes *scale,
+                                 const float *importance) {
+  mm_lanes_int u = (mm_lanes_int)(*w * *inverse), binade;
   mm_lanes_min(&u, 0x40c00000);
   binade = u;
   mm_lanes_max(&binade, 0x3f800000);
   mm_lanes magic = (mm_lanes)((binade & 0x7f800000) + (22 << 23));
-  mm_lanes d = y - ((mm_lanes)u + magic - magic);
+  mm_lanes d = *w - ((mm_lanes)u + magic - magic) * *scale;
   *sum += importance ? d * d * MM_LANES_FROM(importance) : d * d;
 }
 
@@ -66,11 +65,11 @@ MM_INLINE void mm_error_e2m1(float *error, const float *x, int group, int groups
   for (int i = 0; i < group; i++) {
     mm_lanes w = (mm_lanes)((mm_lanes_int)MM_LANES_FROM(x + i * groups) & 0x7fffffff);
     const float *p = importance ? importance + i * groups : NULL;
-    mm_add_error_e2m1(&sum0, &w, &inverse0, p);
-    mm_add_error_e2m1(&sum1, &w, &inverse1, p);
+    mm_add_error_e2m1(&sum0, &w, &inverse0, &scale0, p);
+    mm_add_error_e2m1(&sum1, &w, &inverse1, &scale1, p);
   }
-  MM_LANES_AT(error) = sum0 * scale0 * scale0;
-  MM_LANES_AT(error + groups) = sum1 * scale1 * scale1;
+  MM_LANES_AT(error) = sum0;
+  MM_LANES_AT(error + groups) = sum1;
 }
 
 /* Adds the squared errors of one weight under eight scales, in integer codes [lo, hi], times its importance if given; y is w / s.
