@@ -415,12 +415,14 @@ static double seconds(void) {
   return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* E07: one piece of 1 MB, and texts that make the split backtrack. */
+/* E07: one piece of 1 MB, and texts that make the split backtrack. What takes squared time takes an hour here; how fast the machine is, or
+ * a sanitizer, is not judged. */
 static void check_speed(const mm_tokenizer *t) {
   static const char *const units[] = {"a",        "A",    " ", "\n", " \n", "0", "!", "/", "'s", "Aa", "\xe4\xb8\xad",
                                       "\xcc\x81", "\xff", "<", "Aa "};
   const size_t n = 1 << 20;
   char *text = malloc(n + 8);
+  double most = 0;
   assert_non_null(text);
   for (size_t i = 0; i < sizeof units / sizeof *units; i++) {
     size_t len = 0, count;
@@ -428,8 +430,10 @@ static void check_speed(const mm_tokenizer *t) {
     double start = seconds();
     free(encode(t, text, len, true, &count));
     double took = seconds() - start;
-    if (took > 1) fail_msg("1 MB of \"%s\" took %.2f s", units[i], took);
+    most = took > most ? took : most;
+    if (took > 60) fail_msg("1 MB of \"%s\" took %.2f s", units[i], took);
   }
+  print_message("1 MB in %.2f s at most\n", most);
   free(text);
 }
 
