@@ -69,10 +69,6 @@ struct codec<MM_CU_INT4> {
       out[i] = *reinterpret_cast<uint32_t *>(&v);
     }
   }
-  /* u as f16 subnormals: 2^-24 of it, 2^-20 in the odd pairs. */
-  static __device__ __forceinline__ void raw(uint32_t out[4], uint32_t w) {
-    out[0] = w & 0x000f000fu, out[1] = w & 0x00f000f0u, out[2] = w >> 8 & 0x000f000fu, out[3] = w >> 8 & 0x00f000f0u;
-  }
   static __device__ __forceinline__ void halves(uint32_t out[4], uint32_t w) {
 #pragma unroll
     for (int i = 0; i < 4; i += 2) {

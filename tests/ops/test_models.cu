@@ -184,8 +184,7 @@ static void compare(const std::string &what, const routers &r, const fed &cpu, c
   snprintf(text, sizeof text, "%s: %u greedy choices differ; off: %u rows past a near tie of the router, %u after one, %u without cause",
            what.c_str(), differ, ties, after, unexplained);
   report(what + ": median row", error[rows / 2], limit);
-  /* under rounding to E2M1 a row's own error says little: one code is a third off */
-  if (limit < limit_of(ROUNDED, MM_CODE_E2M1)) report_true(text, unexplained == 0);
+  report_true(text, unexplained == 0);
 }
 
 /* Token ids of the model's held-out text. */
