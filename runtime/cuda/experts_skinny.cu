@@ -126,6 +126,11 @@ __global__ void __launch_bounds__(32 * expert_warps<C>(kTokens), stream_blocks(k
   __shared__ slot_list slots;
   grid_launch_next();
   const uint32_t used = read_slots(slots, r, a.tokens, false);
+  if (used == 0) { /* padding alone */
+    grid_wait();
+    for (uint32_t i = blockIdx.x * blockDim.x + threadIdx.x; i < a.tokens * w.n; i += gridDim.x * blockDim.x) a.y[i] = bf16();
+    return;
+  }
   stream_rows<C, S>(w, from, p, down_job<C, kTokens>{w, a, p, slots, used});
 }
 
@@ -172,6 +177,7 @@ struct down_launch {
 cudaError_t mm_cu_experts_skinny(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a,
                                  cudaStream_t s) {
   if (a.tokens > MM_CU_SKINNY) return cudaErrorInvalidValue;
+  if (a.tokens == 0) return cudaSuccess;
   const bool rounds = w2.rounding.kind != MM_ACT_KEPT;
   cudaError_t e = for_scheme(w13, up_launch{w13, w2.global, rounds, r, a, s});
   if (e == cudaSuccess && rounds) e = mm_cu_round_slots(a.middle, w2.k, r, w2.global, w2.rounding, s);

@@ -180,6 +180,8 @@ __device__ __forceinline__ void consume(const mm_cu_heads &h, bf16 *out, gqa_sha
   };
   for (;; qp.go()) {
     barrier_wait(shared_address(&sh.q_full[qp.stage]), qp.parity);
+    /* racecheck sets lane 31's read against the producer's next write: it does not see that __syncwarp puts a warp's reads before its lane
+     * 0 arrives at q_empty (let_go), for which the producer waits. */
     const job now = sh.next[qp.stage];
     const uint32_t q = shared_address(sh.q[qp.stage][group]);
     if (now.blocks == 0) break;

@@ -66,5 +66,6 @@ struct skinny_launch {
 
 cudaError_t mm_cu_skinny(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s) {
   if (a.tokens > MM_CU_SKINNY) return cudaErrorInvalidValue;
+  if (a.tokens == 0) return cudaSuccess;
   return for_scheme(w, skinny_launch{w, a, s});
 }

@@ -151,6 +151,8 @@ struct stream_ring {
   __device__ __forceinline__ uint32_t scale_at() const { return S == MM_CU_NV ? ahead.step * 16 : ahead.step / 2 * 16; }
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  /* racecheck says that this writes what ldmatrix reads and cp.async writes elsewhere. The addresses it names lie in the rings of codes and
+   * of scales, where no plan of its launches has a barrier. */
   __device__ __forceinline__ void open() const {
     if (threadIdx.x % 32 == 0) {
       for (uint32_t i = 0; i < p.depth; i++) barrier_open(full + i * 8, S == MM_CU_COARSE ? 33 : 1);

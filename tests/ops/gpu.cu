@@ -290,6 +290,7 @@ static const subject kSubjects[] = {
     {"lightning", test_lightning, bench_lightning},
     {"rows", test_rows, bench_rows},
     {"choice", test_choice, NULL},
+    {"edges", test_edges, NULL},
     {"models", test_models, NULL},
 };
 

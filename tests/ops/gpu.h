@@ -133,6 +133,7 @@ void test_attention();
 void test_lightning();
 void test_rows();
 void test_choice();
+void test_edges();
 void test_models();
 void bench_copy(); /* before the others: their ceiling */
 void bench_linear();

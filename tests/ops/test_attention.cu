@@ -218,6 +218,8 @@ void test_attention() {
     check_gqa(m1, {1000}, {1});
     check_gqa(m2, {3000, 17}, {1, 1});
     check_gqa(m2, std::vector<uint32_t>(40, 100), std::vector<uint32_t>(40, 1));
+    check_gqa(m2, {62, 63, 64, 65, 127, 128, 129}, {1, 1, 1, 1, 1, 1, 1}); /* ends of pages and blocks */
+    check_gqa(tiny, {63, 64, 65, 127, 128, 1}, {1, 2, 65, 64, 129, 63});
     check_gqa(tiny, {0, 5, 64}, {130, 64, 1});
     check_gqa(m1, {0}, {200});
     check_gqa(m2, {70, 0, 3}, {65, 100, 1});

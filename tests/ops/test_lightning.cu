@@ -79,7 +79,11 @@ static void check_prefill(uint32_t heads, uint32_t d, double factor, const std::
   buffer<__nv_bfloat16> qkv, o((size_t)tokens * heads * d);
   buffer<float> state, slope;
   buffer<mm_cu_span> dspan;
-  qkv.put(c.qkv), slope.put(c.slope), dspan.put(span), state.put(c.state);
+  auto with_nan = c.state; /* what a slot held that starts afresh must not matter */
+  for (const auto &s : span) {
+    for (size_t i = 0; s.pos == 0 && i < (size_t)heads * d * d; i++) with_nan[(size_t)s.slot * heads * d * d + i] = NAN;
+  }
+  qkv.put(c.qkv), slope.put(c.slope), dspan.put(span), state.put(with_nan);
   CUDA_OK(mm_cu_lightning_prefill({qkv.p, o.p, state.p, slope.p, heads, d}, dspan.p, (uint32_t)span.size(), 0));
   std::vector<double> out((size_t)tokens * heads * d, 0.0), after(c.state.begin(), c.state.end()), got_state;
   for (const auto &s : span) recurrence(c, s.first, s.count, (uint32_t)s.slot, s.pos == 0, &out, &after);

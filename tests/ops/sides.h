@@ -1,0 +1,32 @@
+/* The backends that whole models are compared on, beside the CPU's and CUDA's own: */
+#ifndef MM_TESTS_OPS_SIDES_H
+#define MM_TESTS_OPS_SIDES_H
+
+#include <string>
+#include <vector>
+
+#include "runtime/ops.h"
+
+/* The CPU backend with every op's result rounded to bf16, as CUDA keeps it: how far such rounding alone moves a row. */
+extern const mm_ops kNarrowOps;
+
+/* The CUDA backend, eager, and beside it the same op again in f32 on the very numbers that the GPU's was given, rows of both compared: no
+ * difference adds up from op to op. Products, norms, attention and caches are the CPU backend's; routing and experts are computed here. */
+extern const mm_ops kPairedOps;
+/* An act of that backend: the GPU's rows. */
+std::vector<float> paired_rows(mm_act a, uint32_t rows);
+/* One line on all ops since the last call. */
+void report_paired(const std::string &what);
+
+/* A router as numbers, and the scores by which experts are chosen. */
+struct router_numbers {
+  std::vector<float> w, bias; /* [experts, hidden], [experts] or empty */
+  uint32_t experts, hidden;
+  bool sigmoid;
+  router_numbers(const mm_packed *w, const mm_packed *bias, bool sigmoid);
+  std::vector<double> scores(const float *x) const; /* without the bias */
+  std::vector<double> keys(const float *x) const;
+};
+std::vector<uint32_t> best_first(const std::vector<double> &key);
+
+#endif

@@ -1,0 +1,189 @@
+/* What a server may be given: rows that are no numbers beside rows that are, numbers of any size, odd shapes, one expert for all, steps of
+ * padding alone. */
+#include <string.h>
+
+#include <algorithm>
+
+#include "tests/ops/gpu.h"
+#include "tests/ops/routing.h"
+
+struct edge_scheme {
+  const char *name;
+  mm_cu_code code;
+  mm_cu_scale kind;
+  uint32_t cell_n, cell_k;
+  bool rounded = false; /* inputs as codes */
+};
+static const edge_scheme kEdge[] = {
+    {"bf16", MM_CU_BF16, MM_CU_PLAIN, 0, 0},
+    {"block_fp8", MM_CU_E4M3, MM_CU_COARSE, 128, 128},
+    {"fp8 8x8", MM_CU_E4M3, MM_CU_FINE, 8, 8},
+    {"int4", MM_CU_INT4, MM_CU_COARSE, 1, 128},
+    {"nvfp4", MM_CU_E2M1, MM_CU_NV, 1, 16},
+    {"mxfp4", MM_CU_E2M1, MM_CU_MX, 1, 32},
+    {"rounded", MM_CU_E4M3, MM_CU_COARSE, 128, 128, true},
+};
+
+/* y[tokens, n] in f32 by the kernel that takes such a step. */
+static std::vector<float> product(const edge_scheme &c, const test_weight &w, const std::vector<__nv_bfloat16> &x, uint32_t tokens) {
+  buffer<__nv_bfloat16> dx;
+  buffer<float> y((size_t)tokens * w.d.n);
+  dx.put(x);
+  if (c.rounded) {
+    code_buffers codes(tokens, w.d.k);
+    CUDA_OK(mm_cu_encode(codes.d, {dx.p, w.d.k, nullptr}, 0));
+    CUDA_OK(mm_cu_gemm_fp8(w.d, {codes.d, nullptr, y.p}, 0));
+    return y.get();
+  }
+  CUDA_OK((tokens <= MM_CU_SKINNY ? mm_cu_skinny : mm_cu_gemm)(w.d, {dx.p, nullptr, nullptr, y.p, tokens}, 0));
+  return y.get();
+}
+
+static bool same_bits(const float *a, const float *b, size_t n) { return memcmp(a, b, n * sizeof *a) == 0; }
+static __nv_bfloat16 to_bf16(double v) { return __float2bfloat16((float)v); }
+
+/* A row of NaN, of infinities or with one of them leaves every other row's bits alone, and has no number where its sum has none. */
+static void check_strange_rows(const edge_scheme &c, uint32_t tokens, uint32_t n, uint32_t k) {
+  test_weight w;
+  random_weight(&w, c.code, c.kind, 1, n, k, c.cell_n, c.cell_k);
+  if (c.rounded) w.d.rounding.kind = MM_ACT_FP8_GROUP;
+  if (c.rounded && !mm_cu_multiplies_codes(w.d)) return; /* not of this device */
+  auto x = random_bf16((size_t)tokens * k);
+  const auto plain = product(c, w, x, tokens);
+  const double kinds[] = {NAN, INFINITY, -INFINITY, 3.3e38};
+  bool others = true, own = true;
+  for (uint32_t kind = 0; kind < 6; kind++) {
+    auto y = x;
+    const uint32_t at = g_rng.below(tokens);
+    for (uint32_t i = 0; i < k; i++) {
+      if (kind < 4 || i == k / 2) y[(size_t)at * k + i] = to_bf16(kinds[kind % 4]);
+    }
+    const auto got = product(c, w, y, tokens);
+    others &= same_bits(got.data(), plain.data(), (size_t)at * n);
+    others &= same_bits(&got[(size_t)(at + 1) * n], &plain[(size_t)(at + 1) * n], (size_t)(tokens - at - 1) * n);
+    for (uint32_t i = 0; i < n && kind == 0; i++) own &= std::isnan(got[(size_t)at * n + i]);
+  }
+  char what[120];
+  snprintf(what, sizeof what, "linear %s T=%u n=%u k=%u: a row that is no number: others' bits the same", c.name, tokens, n, k);
+  report_true(what, others);
+  snprintf(what, sizeof what, "linear %s T=%u n=%u k=%u: NaN stays one", c.name, tokens, n, k);
+  report_true(what, own);
+}
+
+/* Rows of numbers of any size, each as exact relative to itself; outputs of a wide range among them. */
+static void check_sizes(const edge_scheme &c, uint32_t tokens, uint32_t n, uint32_t k) {
+  test_weight w;
+  random_weight(&w, c.code, c.kind, 1, n, k, c.cell_n, c.cell_k);
+  if (c.rounded) w.d.rounding.kind = MM_ACT_FP8_GROUP;
+  if (c.rounded && !mm_cu_multiplies_codes(w.d)) return;
+  const double sizes[] = {1, 3e4, 1e-30, 0x1p-125, 1e30, 1e-6};
+  auto x = random_bf16((size_t)tokens * k);
+  std::vector<float> plain;
+  for (uint32_t t = 0; t < tokens; t++) {
+    for (uint32_t i = 0; i < k; i++) {
+      auto &v = x[(size_t)t * k + i];
+      v = to_bf16(to_float(v) * sizes[t % 6] * (t % 12 >= 6 && i == 3 ? 1e4 : 1));
+      plain.push_back(to_float(v));
+    }
+  }
+  const auto seen = c.rounded ? rounded_rows(plain, k) : plain;
+  const auto got = product(c, w, x, tokens);
+  double worst = 0;
+  for (uint32_t t = 0; t < tokens; t++) {
+    std::vector<double> want(n), row;
+    for (uint32_t i = 0; i < n; i++) {
+      for (uint32_t j = 0; j < k; j++) want[i] += (double)seen[(size_t)t * k + j] * w.w[(size_t)i * k + j];
+      row.push_back(got[(size_t)t * n + i]);
+    }
+    const bool zero = std::all_of(want.begin(), want.end(), [](double v) { return v == 0; });
+    const bool is_zero = std::all_of(row.begin(), row.end(), [](double v) { return v == 0; });
+    worst = std::max(worst, zero ? (is_zero ? 0 : INFINITY) : relative_error(want, row));
+  }
+  char what[120];
+  snprintf(what, sizeof what, "linear %s T=%u n=%u k=%u: numbers from 1e-38 to 1e30, worst row", c.name, tokens, n, k);
+  report(what, worst, c.kind == MM_CU_FINE || tokens > MM_CU_SKINNY ? 6e-3 : 1e-3);
+}
+
+/* Experts: chosen by r, y of x. */
+static std::vector<float> mixture(const edge_scheme &c, const test_weight &w13, const test_weight &w2, const mm_cu_route &r,
+                                  const __nv_bfloat16 *x, uint32_t tokens) {
+  const uint32_t hidden = w13.d.k, inter = w2.d.k, pairs = tokens * r.top_k, slots = std::min(r.experts, MM_CU_SKINNY * r.top_k);
+  buffer<__nv_bfloat16> y((size_t)tokens * hidden), middle((size_t)std::max(slots * MM_CU_SKINNY, pairs) * inter);
+  if (c.rounded) {
+    code_buffers codes(tokens, hidden), between(pairs, inter);
+    buffer<__nv_bfloat16> out((size_t)pairs * hidden);
+    CUDA_OK(mm_cu_encode(codes.d, {x, hidden, nullptr}, 0));
+    CUDA_OK(mm_cu_experts_fp8(w13.d, w2.d, r, {codes.d, between.d, out.p, y.p}, 0));
+  } else {
+    buffer<float> out((size_t)pairs * hidden);
+    CUDA_OK((tokens <= MM_CU_SKINNY ? mm_cu_experts_skinny : mm_cu_experts_gemm)(w13.d, w2.d, r, {x, y.p, middle.p, out.p, tokens}, 0));
+    CUDA_OK(cudaDeviceSynchronize());
+  }
+  std::vector<float> v;
+  for (auto f : y.get()) v.push_back(to_float(f));
+  return v;
+}
+
+/* All tokens to the same experts, most experts never; a row that is no number among them; then padding rows; then nothing but those. */
+static void check_one_expert(const edge_scheme &c, uint32_t tokens, uint32_t top_k) {
+  const uint32_t experts = 24, hidden = 256, inter = 128;
+  test_weight w13, w2;
+  random_weight(&w13, c.code, c.kind, experts, 2 * inter, hidden, c.cell_n, c.cell_k);
+  random_weight(&w2, c.code, c.kind, experts, hidden, inter, c.cell_n, c.cell_k);
+  if (c.rounded) w13.d.rounding.kind = w2.d.rounding.kind = MM_ACT_FP8_GROUP;
+  if (c.rounded && (tokens <= MM_CU_SKINNY || !mm_cu_experts_multiply_codes(w13.d, w2.d))) return;
+  const router_weight rw(experts, hidden, tokens);
+  const auto row = random_bf16(hidden);
+  std::vector<__nv_bfloat16> x;
+  for (uint32_t t = 0; t < tokens; t++) x.insert(x.end(), row.begin(), row.end());
+  buffer<__nv_bfloat16> dx;
+  buffer<int32_t> slot;
+  dx.put(x);
+  const auto run = [&](const std::vector<int32_t> &slots) {
+    route_buffers rb(experts, top_k, tokens, true, nullptr);
+    if (!slots.empty()) slot.put(slots), rb.r.slot = slot.p;
+    CUDA_OK(mm_cu_route_tokens(rw.d, rb.r, dx.p, tokens, 0));
+    return mixture(c, w13, w2, rb.r, dx.p, tokens);
+  };
+  const auto all = run({});
+  bool same = true, finite = true;
+  for (uint32_t t = 0; t < tokens; t++) same &= same_bits(all.data(), &all[(size_t)t * hidden], hidden);
+  for (float v : all) finite &= std::isfinite(v);
+  const uint32_t odd = g_rng.below(tokens);
+  auto strange = x;
+  for (uint32_t i = 0; i < hidden; i++) strange[(size_t)odd * hidden + i] = to_bf16(NAN);
+  dx.put(strange);
+  const auto beside = run({});
+  bool others = true;
+  for (uint32_t t = 0; t < tokens; t++) others &= t == odd || same_bits(all.data(), &beside[(size_t)t * hidden], hidden);
+  dx.put(x);
+  std::vector<int32_t> slots(tokens);
+  for (uint32_t t = 0; t < tokens; t++) slots[t] = t % 2 ? (int32_t)t : -1;
+  const auto padded = run(slots);
+  bool mixed = true;
+  for (uint32_t t = 1; t < tokens; t += 2) mixed &= same_bits(all.data(), &padded[(size_t)t * hidden], hidden);
+  run(std::vector<int32_t>(tokens, -1));
+  char what[160];
+  snprintf(what, sizeof what, "experts %s T=%u top %u, one choice for all: ", c.name, tokens, top_k);
+  report_true(what + std::string("rows the same, numbers"), same && finite);
+  report_true(what + std::string("a row of NaN leaves the others alone"), others);
+  report_true(what + std::string("padding rows do too; padding alone ends"), mixed);
+}
+
+void test_edges() {
+  for (const auto &c : kEdge) {
+    if (!c.rounded) {
+      check_strange_rows(c, 1, 40, 256);
+      check_strange_rows(c, 7, 65, 640);
+      check_strange_rows(c, 16, 1, 384);
+    }
+    check_strange_rows(c, 17, 1, 384);
+    check_strange_rows(c, 150, 65, 384);
+    if (!c.rounded) check_sizes(c, 1, 40, 256), check_sizes(c, 8, 1, 128), check_sizes(c, 13, 9, 1280);
+    check_sizes(c, 24, 130, 384);
+    for (uint32_t tokens : {1u, 3u, 16u, 17u, 140u, 600u}) {
+      check_one_expert(c, tokens, 1);
+      check_one_expert(c, tokens, 8);
+    }
+  }
+}
