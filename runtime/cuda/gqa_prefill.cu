@@ -228,6 +228,7 @@ cudaError_t run(const mm_cu_heads &h, const mm_cu_tiles &t, const mm_cu_kv &kv, 
 
 cudaError_t mm_cu_gqa_prefill(const mm_cu_heads &h, const mm_cu_tiles &t, const mm_cu_kv &kv, const mm_cu_gqa &a, cudaStream_t s) {
   if (h.heads % h.kv_heads != 0 || (h.head_dim != 64 && h.head_dim != 128)) return cudaErrorNotSupported;
+  if (t.count == 0) return cudaSuccess;
   if (!kv.k_scale && hopper()) return mm_cu_gqa_hopper(h, t, kv, a, s);
   if (h.head_dim == 128) return kv.k_scale ? run<128, true>(h, t, kv, a, s) : run<128, false>(h, t, kv, a, s);
   return kv.k_scale ? run<64, true>(h, t, kv, a, s) : run<64, false>(h, t, kv, a, s);

@@ -179,7 +179,10 @@ void *mm_cu_memory::alloc(uint64_t bytes, mm_err *err) {
   void *p = nullptr;
   if (!mm_cu_check(cudaMalloc(&p, bytes + 256), "cudaMalloc", err)) return nullptr;
   block.push_back(p);
-  return mm_cu_check(cudaMemset(p, 0, bytes + 256), "cudaMemset", err) ? p : nullptr;
+  /* Neither the host nor the steps' stream waits for a memset: its zeros could come after what the first step wrote. */
+  const bool zero =
+      mm_cu_check(cudaMemset(p, 0, bytes + 256), "cudaMemset", err) && mm_cu_check(cudaStreamSynchronize(0), "cudaMemset", err);
+  return zero ? p : nullptr;
 }
 
 bool mm_cu_check(cudaError_t e, const char *what, mm_err *err) {

@@ -7,7 +7,8 @@
 
 #include "runtime/ops.h"
 
-/* The CPU backend with every op's result rounded to bf16, as CUDA keeps it: how far such rounding alone moves a row. */
+/* The CPU backend with every op's result rounded to bf16, which CUDA keeps, up or down by chance: how far such rounding alone moves a row,
+ * another time each time. */
 extern const mm_ops kNarrowOps;
 
 /* The CUDA backend, eager, and beside it the same op again in f32 on the very numbers that the GPU's was given, rows of both compared: no

@@ -12,10 +12,11 @@
 #include "tests/ops/gpu.h"
 #include "tests/ops/sides.h"
 
-/* The median row may be off by so many times what bf16 on the CPU moves it, and a row by so many times that before its routing must explain
- * it: on the CPU the largest row without other experts was off by 6 medians, with 32 stretches of text in 11 schemes of both models. */
-#define NEAR    2
+/* The median row may be off by so many times what bf16 on the CPU moves it, and a row by so many times that again, or twice what it moves
+ * that very row in several tries, before its routing must explain it. */
+#define NEAR    1.5
 #define FAR     5
+#define TRIES   4
 #define ROWS    96
 #define DECODED 24
 
@@ -143,29 +144,38 @@ static double median(std::vector<double> v) {
   return v[v.size() / 2];
 }
 
-/* What rounding to bf16 alone does to the median row of the CPU: of the logits, and of the routers' inputs by layer. */
+/* What rounding to bf16 alone does to the CPU: to the median row's logits, to its routers' inputs by layer; at most to each row, and at
+ * most to any logit of it. */
 struct noise {
   double logits;
-  std::vector<double> layer;
+  std::vector<double> layer, most, logit;
 };
-static noise measure_noise(const fed &cpu, const fed &narrow, const mm_model *m) {
+static noise measure_noise(const fed &cpu, const std::vector<fed> &tries, const mm_model *m) {
   const size_t rows = cpu.logits.size() / m->vocab, routed = (size_t)m->layers * m->hidden;
-  std::vector<double> error;
-  for (size_t r = 0; r < rows; r++) error.push_back(row_error(&cpu.logits[r * m->vocab], &narrow.logits[r * m->vocab], m->vocab));
-  noise n = {median(error), {}};
-  for (uint32_t l = 0; l < m->layers; l++) {
+  noise n = {0, {}, std::vector<double>(rows), std::vector<double>(rows)};
+  std::vector<double> logits;
+  std::vector<std::vector<double>> layer(m->layers);
+  for (const fed &t : tries) {
     for (size_t r = 0; r < rows; r++) {
-      const float *a = &cpu.routed[r * routed + l * m->hidden], *b = &narrow.routed[r * routed + l * m->hidden];
-      error[r] = relative_error({a, a + m->hidden}, {b, b + m->hidden});
+      logits.push_back(row_error(&cpu.logits[r * m->vocab], &t.logits[r * m->vocab], m->vocab));
+      n.most[r] = std::max(n.most[r], logits.back());
+      for (size_t i = r * m->vocab; i < (r + 1) * m->vocab; i++) {
+        if (std::isfinite(cpu.logits[i])) n.logit[r] = std::max(n.logit[r], fabs((double)t.logits[i] - cpu.logits[i]));
+      }
+      for (uint32_t l = 0; l < m->layers; l++) {
+        const float *a = &cpu.routed[r * routed + l * m->hidden], *b = &t.routed[r * routed + l * m->hidden];
+        layer[l].push_back(relative_error({a, a + m->hidden}, {b, b + m->hidden}));
+      }
     }
-    n.layer.push_back(median(error));
   }
+  n.logits = median(logits);
+  for (const auto &l : layer) n.layer.push_back(median(l));
   return n;
 }
 
 /* Median row error, and every row that is far off or chooses another token although the CPU's logits of both lie further apart than
- * twice the limit of the larger: those must have taken other experts at a near tie, by scores that until there were off by no more than a
- * row's may be, or follow such a row of their sequence. Rows of a sequence ascend; sequence(row) says whose each is. */
+ * they may move: those must have taken other experts at a near tie, by scores that until there were off by no more than a row's may be, or
+ * follow such a row of their sequence. Rows of a sequence ascend; sequence(row) says whose each is. */
 template <class Sequence>
 static void compare(const std::string &what, const routers &r, const fed &cpu, const fed &gpu, uint32_t vocab, const Sequence &sequence,
                     tied_layers *tied, const noise &moved) {
@@ -183,7 +193,8 @@ static void compare(const std::string &what, const routers &r, const fed &cpu, c
     const bool tie = d.any && d.gap < 2 * d.moved && d.before <= FAR * NEAR * moved.layer[d.layer],
                follows = lowest < (d.any ? d.layer : r.m->layers);
     if (tie) lowest = std::min(lowest, d.layer);
-    if (error[row] <= FAR * limit && (a == b || c[a] - c[b] <= 2 * limit * fabs(c[a]))) continue;
+    const bool near = error[row] <= std::max(FAR * limit, 2 * moved.most[row]);
+    if (near && (a == b || c[a] - c[b] <= 2 * std::max(limit * fabs(c[a]), moved.logit[row]))) continue;
     (tie ? ties : follows ? after : unexplained)++;
     printf("     %s: row %zu: error %.1e, CPU chooses %zu, GPU %zu, logits %.4f and %.4f: %s\n", what.c_str(), row, error[row], a, b, c[a],
            c[b], describe(d).c_str());
@@ -243,7 +254,10 @@ static void compare_sides(const mm_shards *shards, const std::string &name, cons
              narrow = open_side(shards, &narrow_ops, slots, in, true);
   const routers r = read_routers(shards);
   const fed want = feed(cpu, seq, 0, ROWS);
-  const noise moved = measure_noise(want, feed(narrow, seq, 0, ROWS), r.m);
+  std::vector<fed> tries(TRIES), later(1);
+  for (fed &t : tries) t = feed(narrow, seq, 0, ROWS);
+  for (uint32_t t = ROWS; t < ROWS + DECODED; t++) later[0].append(feed(narrow, seq, t, 1));
+  const noise moved = measure_noise(want, tries, r.m);
   const auto by_stretch = [](size_t row) { return row / ROWS; };
   tied_layers tied(slots, kNone), first_tied(1, kNone);
   compare(name + ": prefill of 3 x 96", r, want, feed(gpu, seq, 0, ROWS), vocab, by_stretch, &tied, moved);
@@ -258,11 +272,10 @@ static void compare_sides(const mm_shards *shards, const std::string &name, cons
   }
   tied.assign(slots, kNone);
   compare(name + ": prefill in chunks of 32", r, want, chunks, vocab, by_stretch, &tied, moved);
-  fed c, g, n, alone, steps;
-  for (uint32_t t = ROWS; t < ROWS + DECODED; t++)
-    c.append(feed(cpu, seq, t, 1)), g.append(feed(gpu, seq, t, 1)), n.append(feed(narrow, seq, t, 1));
+  fed c, g, alone, steps;
+  for (uint32_t t = ROWS; t < ROWS + DECODED; t++) c.append(feed(cpu, seq, t, 1)), g.append(feed(gpu, seq, t, 1));
   compare(
-      name + ": decode, 3 at a time", r, c, g, vocab, [=](size_t row) { return row % slots; }, &tied, measure_noise(c, n, r.m));
+      name + ": decode, 3 at a time", r, c, g, vocab, [=](size_t row) { return row % slots; }, &tied, measure_noise(c, later, r.m));
   const std::vector<std::vector<int32_t>> one(1, seq[0]);
   alone.logits.assign(want.logits.begin(), want.logits.begin() + (size_t)ROWS * vocab);
   alone.routed.assign(want.routed.begin(), want.routed.begin() + ROWS * routed);
@@ -278,6 +291,26 @@ static std::vector<std::vector<float>> feed_steps(const side &s, const std::vect
   std::vector<std::vector<float>> out;
   for (uint32_t t = first; t < first + count; t++) out.push_back(feed(s, seq, t, 1).logits);
   return out;
+}
+
+__global__ static void spin(long long cycles) {
+  for (const long long from = clock64(); clock64() - from < cycles;) continue;
+}
+static bool late_act(mm_backend *b, uint32_t width, mm_act *out, mm_err *err) {
+  spin<<<1, 1>>>(20000000);
+  return mm_ops_cuda.act(b, width, out, err);
+}
+/* The first step on a device that has other things to do while an engine opens. */
+static void check_first_step(const mm_shards *shards, const std::string &name, const std::vector<int32_t> &seq) {
+  static mm_ops late = mm_ops_cuda;
+  late.act = late_act;
+  const side plain = open_side(shards, &mm_ops_cuda, 1, KEPT, false);
+  feed(plain, {seq}, 0, ROWS);
+  const auto want = feed(plain, {seq}, 0, ROWS).logits;
+  const side busy = open_side(shards, &late, 1, KEPT, false);
+  report_true(name + ": the first step on a busy device = a later one, bit for bit", feed(busy, {seq}, 0, ROWS).logits == want);
+  mm_engine_close(plain.engine);
+  mm_engine_close(busy.engine);
 }
 
 /* A prompt in stretches of whole tiles, beside other sequences, and in one go alone: bit for bit. */
@@ -404,6 +437,7 @@ static void check_model(const std::string &dir, const std::string &name) {
     check_buckets(&shards, what, seq, in);
     check_queue(&shards, what, seq, in);
   }
+  check_first_step(&shards, name, seq[0]);
   check_fp8_cache(&shards, name, seq);
   mm_shards_close(&shards);
 }
