@@ -1,4 +1,4 @@
-/* The backends that whole models are compared on, beside the CPU's and CUDA's own: */
+/* The backends that whole models are compared on, beside the CPU's and CUDA's own. */
 #ifndef MM_TESTS_OPS_SIDES_H
 #define MM_TESTS_OPS_SIDES_H
 
@@ -12,7 +12,8 @@
 extern const mm_ops kNarrowOps;
 
 /* The CUDA backend, eager, and beside it the same op again in f32 on the very numbers that the GPU's was given, rows of both compared: no
- * difference adds up from op to op. Products, norms, attention and caches are the CPU backend's; routing and experts are computed here. */
+ * difference adds up from op to op. Norms, attention and its caches are the CPU backend's; products, routing and experts are computed here,
+ * where weights need widening only once. */
 extern const mm_ops kPairedOps;
 /* An act of that backend: the GPU's rows. */
 std::vector<float> paired_rows(mm_act a, uint32_t rows);

@@ -293,26 +293,6 @@ static std::vector<std::vector<float>> feed_steps(const side &s, const std::vect
   return out;
 }
 
-__global__ static void spin(long long cycles) {
-  for (const long long from = clock64(); clock64() - from < cycles;) continue;
-}
-static bool late_act(mm_backend *b, uint32_t width, mm_act *out, mm_err *err) {
-  spin<<<1, 1>>>(20000000);
-  return mm_ops_cuda.act(b, width, out, err);
-}
-/* The first step on a device that has other things to do while an engine opens. */
-static void check_first_step(const mm_shards *shards, const std::string &name, const std::vector<int32_t> &seq) {
-  static mm_ops late = mm_ops_cuda;
-  late.act = late_act;
-  const side plain = open_side(shards, &mm_ops_cuda, 1, KEPT, false);
-  feed(plain, {seq}, 0, ROWS);
-  const auto want = feed(plain, {seq}, 0, ROWS).logits;
-  const side busy = open_side(shards, &late, 1, KEPT, false);
-  report_true(name + ": the first step on a busy device = a later one, bit for bit", feed(busy, {seq}, 0, ROWS).logits == want);
-  mm_engine_close(plain.engine);
-  mm_engine_close(busy.engine);
-}
-
 /* A prompt in stretches of whole tiles, beside other sequences, and in one go alone: bit for bit. */
 static void check_chunks(const mm_shards *shards, const std::string &name, const std::vector<std::vector<int32_t>> &seq, inputs in) {
   const side s = open_side(shards, &mm_ops_cuda, 3, in, false);
@@ -437,7 +417,6 @@ static void check_model(const std::string &dir, const std::string &name) {
     check_buckets(&shards, what, seq, in);
     check_queue(&shards, what, seq, in);
   }
-  check_first_step(&shards, name, seq[0]);
   check_fp8_cache(&shards, name, seq);
   mm_shards_close(&shards);
 }
