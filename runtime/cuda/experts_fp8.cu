@@ -11,15 +11,18 @@ namespace {
 
 using namespace fp8_gemm;
 
-/* Tiles of 256 sorted places that never mix experts, each with `wide` columns of tiles: those of an expert follow one another. */
+/* Tiles of 256 sorted places that never mix experts, `wide` tiles of two runs beside one another: those of an expert follow one another,
+ * first all of the same runs, so that what runs at a time shares weights. Where up to 64 places are left over, each block of a pair takes
+ * them with runs of its own. */
 struct expert_tiles {
   mm_cu_route r;
+  uint32_t wide;
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   __device__ void prepare(shared &sh) const {
     const uint32_t lane = threadIdx.x % 32, each = (r.experts + 31) / 32, from = lane * each;
     uint32_t mine = 0;
-    for (uint32_t e = from; e < min(from + each, r.experts); e++) mine += tiles(r.offset[e], r.offset[e + 1]);
+    for (uint32_t e = from; e < min(from + each, r.experts); e++) mine += tiles(e);
     uint32_t end = mine;
 #pragma unroll
     for (int d = 1; d < 32; d <<= 1) {
@@ -29,44 +32,69 @@ struct expert_tiles {
     uint32_t before = end - mine;
     for (uint32_t e = from; e < min(from + each, r.experts); e++) {
       sh.before[e] = before;
-      before += tiles(r.offset[e], r.offset[e + 1]);
+      before += tiles(e);
     }
     if (lane == 31) sh.before[r.experts] = end;
   }
-  __device__ static uint32_t tiles(uint32_t from, uint32_t to) { return (to - from + kPair * kRows - 1) / (kPair * kRows); }
-  /* Fills matrix, first and rows; *column: which column of tiles. */
-  __device__ bool find(uint32_t index, uint32_t wide, uint32_t rank, const shared &sh, tile *t, uint32_t *column) const {
-    if (index >= sh.before[r.experts] * wide) return false;
+  __device__ bool apart(uint32_t left) const { return left > 0 && left <= kFew && wide % 2 == 0; }
+  __device__ uint32_t tiles(uint32_t e) const {
+    const uint32_t places = r.offset[e + 1] - r.offset[e], left = places % (kPair * kRows);
+    return places / (kPair * kRows) * wide + (apart(left) ? wide / 2 : left > 0 ? wide : 0);
+  }
+  /* Fills all but runs and column; *across: which of `wide`. */
+  __device__ bool find(uint32_t index, uint32_t rank, const shared &sh, tile *t, uint32_t *across) const {
+    if (index >= sh.before[r.experts]) return false;
     uint32_t e = 0;
     for (uint32_t end = r.experts; end - e > 1;) {
       const uint32_t middle = (e + end) / 2;
-      (sh.before[middle] * wide <= index ? e : end) = middle;
+      (sh.before[middle] <= index ? e : end) = middle;
     }
-    const uint32_t high = sh.before[e + 1] - sh.before[e], in = index - sh.before[e] * wide;
-    const uint32_t first = r.offset[e] + in % high * kPair * kRows, left = min(r.offset[e + 1] - first, kPair * kRows);
-    const uint32_t each = left <= kRows ? kRows / 2 : kRows; /* up to 128 rows: half for each block */
-    *column = in / high;
-    t->matrix = e, t->first = first + rank * each, t->rows = left > rank * each ? min(left - rank * each, each) : 0;
+    const uint32_t from = r.offset[e], end = r.offset[e + 1], in = index - sh.before[e];
+    const uint32_t whole = (end - from) / (kPair * kRows), left = (end - from) % (kPair * kRows);
+    t->matrix = e;
+    if (apart(left)) { /* of each two across: whole tiles of one and of the other, and one tile of both */
+      const uint32_t two = in / (2 * whole + 1), i = in % (2 * whole + 1);
+      t->apart = i == 2 * whole;
+      *across = 2 * two + (t->apart ? rank : i / whole);
+      split_rows(from + (t->apart ? whole : i % whole) * kPair * kRows, end, t->apart ? 0 : rank, t);
+    } else {
+      const uint32_t high = whole + (left > 0);
+      *across = in / high;
+      split_rows(from + in % high * kPair * kRows, end, rank, t);
+    }
     return true;
   }
 #endif
 };
 
-/* Codes and scales of each sorted place's token; rows without an expert have no place. */
-__global__ void spread(mm_cu_codes to, mm_cu_codes x, const uint32_t *pair, const uint32_t *places, uint32_t top_k) {
+/* Codes and scales of each sorted place's token, a warp a place; rows without an expert have no place. */
+constexpr uint32_t kSpreaders = 8, kAtOnce = 6; /* warps; loads of 512 codes in flight */
+__global__ void __launch_bounds__(kSpreaders * 32)
+    spread(mm_cu_codes to, mm_cu_codes x, const uint32_t *pair, const uint32_t *places, uint32_t top_k) {
   grid_wait();
   grid_launch_next();
-  const uint32_t place = blockIdx.x;
+  const uint32_t place = blockIdx.x * kSpreaders + threadIdx.x / 32, lane = threadIdx.x % 32;
   if (place >= *places) return;
   const uint32_t token = pair[place] / top_k;
   const uint4 *from = reinterpret_cast<const uint4 *>(x.code + (size_t)token * x.pitch);
-  for (uint32_t i = threadIdx.x; i < x.pitch / 16; i += blockDim.x)
-    reinterpret_cast<uint4 *>(to.code + (size_t)place * to.pitch)[i] = from[i];
-  for (uint32_t i = threadIdx.x; i < x.pitch / MM_CU_GROUP; i += blockDim.x)
+  uint4 *row = reinterpret_cast<uint4 *>(to.code + (size_t)place * to.pitch);
+  for (uint32_t first = lane; first < x.pitch / 16; first += kAtOnce * 32) {
+    uint4 q[kAtOnce];
+#pragma unroll
+    for (uint32_t i = 0; i < kAtOnce; i++) {
+      if (first + i * 32 < x.pitch / 16) q[i] = from[first + i * 32];
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < kAtOnce; i++) {
+      if (first + i * 32 < x.pitch / 16) row[first + i * 32] = q[i];
+    }
+  }
+  for (uint32_t i = lane; i < x.pitch / MM_CU_GROUP; i += 32)
     to.scale[(size_t)i * to.scale_pitch + place] = x.scale[(size_t)i * x.scale_pitch + token];
 }
 
 struct up_job {
+  static constexpr bool kHeld = true;
   mm_cu_weight w;
   expert_tiles tiles;
   mm_cu_codes x, middle;
@@ -76,43 +104,48 @@ struct up_job {
   __device__ const mm_cu_codes &codes() const { return x; }
   __device__ void prepare(shared &sh) const { tiles.prepare(sh); }
   __device__ bool find(uint32_t index, uint32_t rank, const shared &sh, tile *t) const {
-    uint32_t column;
-    if (!tiles.find(index, inter / kRun, rank, sh, t, &column)) return false;
-    t->column = column * kRun, t->run[0] = t->column, t->run[1] = inter + t->column;
+    uint32_t across;
+    if (!tiles.find(index, rank, sh, t, &across)) return false;
+    t->column = across * kRun, t->run[0] = t->column, t->run[1] = inter + t->column;
     return true;
   }
   __device__ uint32_t name(const tile &t, uint32_t i) const { return t.first + i; }
-  __device__ __forceinline__ void emit(const tile &t, uint32_t r, uint32_t place, float (&out)[2][64], int half) const {
+  template <int N, class Most>
+  __device__ __forceinline__ void emit(const tile &t, uint32_t r, uint32_t place, float (&out)[2][4 * N], int half, uint32_t column,
+                                       const Most &most_of) const {
+    constexpr int kPieces = N / 8; /* of 16 columns a lane */
     float most = 0;
 #pragma unroll
-    for (int i = 0; i < 32; i++) {
+    for (int i = 0; i < 2 * N; i++) {
       const int at = i / 2 * 4 + 2 * half + i % 2;
       out[0][at] = silu(out[0][at]) * out[1][at];
       most = fmaxf(most, fabsf(out[0][at]));
     }
+    const act_scale scale(most_of(most));
+    uint32_t v[kPieces][4]; /* words: of columns 8n … 8n + 15 the lane's two and two, n even */
 #pragma unroll
-    for (int m = 1; m < 4; m *= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, m));
-    const act_scale scale(most);
-    uint32_t v[2][4]; /* words: of columns 8n … 8n + 15 the lane's two and two, n even: v[n / 2 % 2][n / 4] */
-#pragma unroll
-    for (int n = 0; n < 16; n += 2) {
+    for (int n = 0; n < N; n += 2) {
       const int at = n * 4 + 2 * half;
-      v[n / 2 % 2][n / 4] = scale.codes(out[0][at], out[0][at + 1]) | (uint32_t)scale.codes(out[0][at + 4], out[0][at + 5]) << 16;
+      v[n / 2 % kPieces][n / 2 / kPieces] = scale.codes(out[0][at], out[0][at + 1]) | (uint32_t)scale.codes(out[0][at + 4], out[0][at + 5])
+                                                                                          << 16;
     }
-    turn_words(v[0]), turn_words(v[1]); /* now the words of all four lanes, of columns 32·lane … 32·lane + 31 */
+#pragma unroll
+    for (int i = 0; i < kPieces; i++) turn_words(v[i]); /* now the words of all four lanes, of columns 16·kPieces·lane … */
     const uint32_t lane = threadIdx.x % 4;
     if (r >= t.rows) return;
-    uint8_t *to = middle.code + (size_t)place * middle.pitch + t.column + lane * 32;
+    uint8_t *to = middle.code + (size_t)place * middle.pitch + t.column + column + lane * 16 * kPieces;
 #pragma unroll
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < kPieces; i++)
       *reinterpret_cast<uint4 *>(to + i * 16) = make_uint4(__byte_perm(v[i][0], v[i][1], 0x5410), __byte_perm(v[i][2], v[i][3], 0x5410),
                                                            __byte_perm(v[i][0], v[i][1], 0x7632), __byte_perm(v[i][2], v[i][3], 0x7632));
+    if (column > 0) return; /* the other group writes the scale */
     if (lane == 0) middle.scale[(size_t)(t.column / kRun) * middle.scale_pitch + place] = scale.value;
   }
 #endif
 };
 
 struct down_job {
+  static constexpr bool kHeld = true;
   mm_cu_weight w;
   expert_tiles tiles;
   mm_cu_codes middle;
@@ -122,14 +155,16 @@ struct down_job {
   __device__ const mm_cu_codes &codes() const { return middle; }
   __device__ void prepare(shared &sh) const { tiles.prepare(sh); }
   __device__ bool find(uint32_t index, uint32_t rank, const shared &sh, tile *t) const {
-    uint32_t column;
-    if (!tiles.find(index, (w.n + 2 * kRun - 1) / (2 * kRun), rank, sh, t, &column)) return false;
-    t->column = column * 2 * kRun, t->run[0] = t->column, t->run[1] = t->column + kRun;
+    uint32_t across;
+    if (!tiles.find(index, rank, sh, t, &across)) return false;
+    t->column = across * 2 * kRun, t->run[0] = t->column, t->run[1] = t->column + kRun;
     return true;
   }
   __device__ uint32_t name(const tile &t, uint32_t i) const { return tiles.r.pair[t.first + i]; }
-  __device__ __forceinline__ void emit(const tile &t, uint32_t r, uint32_t pair, float (&out)[2][64], int half) const {
-    store_bf16(pair_out + (size_t)pair * w.n, t, w.n, out, half, tiles.r.weight[pair], r < t.rows);
+  template <int N, class Most>
+  __device__ __forceinline__ void emit(const tile &t, uint32_t r, uint32_t pair, float (&out)[2][4 * N], int half, uint32_t column,
+                                       const Most &) const {
+    store_bf16<N>(pair_out + (size_t)pair * w.n, t.column + column, w.n, out, half, tiles.r.weight[pair], r < t.rows);
   }
 #endif
 };
@@ -162,12 +197,13 @@ cudaError_t mm_cu_experts_fp8(const mm_cu_weight &w13, const mm_cu_weight &w2, c
                               cudaStream_t s) {
   if (!mm_cu_experts_multiply_codes(w13, w2)) return cudaErrorNotSupported;
   const unsigned pairs = a.x.rows * r.top_k, tiles = min(pairs, pairs / (kPair * kRows) + r.experts); /* the most there can be */
+  const unsigned across = w13.n / 2 / kRun, down = ceil_div(w2.n, 2 * kRun);
   /* the rows side by side; they and their scales take less room than the bf16 of the pairs' results, which come later */
   uint8_t *code = reinterpret_cast<uint8_t *>(a.pair_out);
   const mm_cu_codes x = {code, reinterpret_cast<float *>(code + (size_t)pairs * a.x.pitch), pairs, a.x.pitch, pairs};
-  cudaError_t e = launch(spread, pairs, 128, 0, s, x, a.x, r.pair, r.offset + r.experts, r.top_k);
-  if (e == cudaSuccess) e = launch_product(up_job{w13, {r}, x, a.middle, w13.n / 2}, x, tiles * (w13.n / 2 / kRun), s);
-  if (e == cudaSuccess) e = launch_product(down_job{w2, {r}, a.middle, a.pair_out}, a.middle, tiles * ceil_div(w2.n, 2 * kRun), s);
+  cudaError_t e = launch(spread, ceil_div(pairs, kSpreaders), kSpreaders * 32, 0, s, x, a.x, r.pair, r.offset + r.experts, r.top_k);
+  if (e == cudaSuccess) e = launch_product(up_job{w13, {r, across}, x, a.middle, w13.n / 2}, x, tiles * across, s);
+  if (e == cudaSuccess) e = launch_product(down_job{w2, {r, down}, a.middle, a.pair_out}, a.middle, tiles * down, s);
   if (e == cudaSuccess) e = launch(sum_choices, a.x.rows, min(ceil_div(w2.n, 8 * 32) * 32, 512u), 0, s, a.y, a.pair_out, r.top_k, w2.n);
   return e;
 }

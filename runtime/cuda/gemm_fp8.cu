@@ -6,6 +6,7 @@ namespace {
 using namespace fp8_gemm;
 
 struct dense_job {
+  static constexpr bool kHeld = false;
   mm_cu_weight w;
   mm_cu_product a;
 
@@ -17,22 +18,23 @@ struct dense_job {
     const uint32_t high = (a.x.rows + kPair * kRows - 1) / (kPair * kRows), wide = (w.n + 2 * kRun - 1) / (2 * kRun);
     if (index >= high * wide) return false;
     const uint32_t strip = index / (8 * wide), in = index % (8 * wide), tall = min(8u, high - strip * 8);
-    t->matrix = 0, t->first = ((strip * 8 + in % tall) * kPair + rank) * kRows;
-    t->rows = t->first < a.x.rows ? min(kRows, a.x.rows - t->first) : 0;
+    split_rows((strip * 8 + in % tall) * kPair * kRows, a.x.rows, rank, t);
     t->column = in / tall * 2 * kRun, t->run[0] = t->column, t->run[1] = t->column + kRun;
     return true;
   }
   __device__ uint32_t name(const tile &t, uint32_t i) const { return t.first + i; }
-  __device__ __forceinline__ void emit(const tile &t, uint32_t r, uint32_t row, float (&out)[2][64], int half) const {
+  template <int N, class Most>
+  __device__ __forceinline__ void emit(const tile &t, uint32_t r, uint32_t row, float (&out)[2][4 * N], int half, uint32_t column,
+                                       const Most &) const {
     const bool mine = r < t.rows;
     if (!a.y32 && w.n % 8 == 0) {
-      store_bf16(a.y + (size_t)row * w.n, t, w.n, out, half, 1.0f, mine);
+      store_bf16<N>(a.y + (size_t)row * w.n, t.column + column, w.n, out, half, 1.0f, mine);
       return;
     }
 #pragma unroll
-    for (int i = 0; i < 64; i++) {
-      const uint32_t at = t.column + i / 32 * kRun + i % 32 / 2 * 8 + threadIdx.x % 4 * 2 + i % 2;
-      const float v = out[i / 32][i % 32 / 2 * 4 + 2 * half + i % 2];
+    for (int i = 0; i < 4 * N; i++) {
+      const uint32_t at = t.column + i / (2 * N) * kRun + column + i % (2 * N) / 2 * 8 + threadIdx.x % 4 * 2 + i % 2;
+      const float v = out[i / (2 * N)][i % (2 * N) / 2 * 4 + 2 * half + i % 2];
       if (!mine || at >= w.n) continue;
       if (a.y32) {
         a.y32[(size_t)row * w.n + at] = v;

@@ -156,11 +156,32 @@ __device__ __forceinline__ void wgmma256(float (&d)[128], uint64_t a, uint64_t b
 }
 /* d[64, 64] (+)= a[64, 32] · b[64, 32]ᵀ, both e4m3, b in blocks of 128 columns; a in registers, as ldmatrix gives it: of lane (g, t) bytes
  * 4t … 4t+3 of rows g and g+8, then bytes 16 + 4t … of both. */
-__device__ __forceinline__ void wgmma64_e4m3(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int add) {
+__device__ __forceinline__ void wgmma_e4m3(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int add) {
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\nwgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {" MM_R32
                "}, {%32,%33,%34,%35}, %36, p, 1, 1;\n}"
                : MM_F32(d, 0)
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+}
+/* d[64, 128] (+)= a[64, 32] · b[128, 32]ᵀ, a in registers. */
+__device__ __forceinline__ void wgmma_e4m3(float (&d)[64], const uint32_t (&a)[4], uint64_t b, int add) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\nwgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" MM_R64
+               "}, {%64,%65,%66,%67}, %68, p, 1, 1;\n}"
+               : MM_F32(d, 0), MM_F32(d, 32)
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+}
+/* d[64, 64] (+)= a[64, 32] · b[64, 32]ᵀ, both e4m3, in blocks of 128 columns. */
+__device__ __forceinline__ void wgmma_e4m3(float (&d)[32], uint64_t a, uint64_t b, int add) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {" MM_R32
+               "}, %32, %33, p, 1, 1;\n}"
+               : MM_F32(d, 0)
+               : "l"(a), "l"(b), "r"(add));
+}
+/* d[64, 128] (+)= a[64, 32] · b[128, 32]ᵀ. */
+__device__ __forceinline__ void wgmma_e4m3(float (&d)[64], uint64_t a, uint64_t b, int add) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" MM_R64
+               "}, %64, %65, p, 1, 1;\n}"
+               : MM_F32(d, 0), MM_F32(d, 32)
+               : "l"(a), "l"(b), "r"(add));
 }
 /* d[64, 128] (+)= a[64, 16] · b[128, 16]ᵀ. */
 __device__ __forceinline__ void wgmma128(float (&d)[64], uint64_t a, uint64_t b, int add) {

@@ -254,4 +254,5 @@ void test_experts() {
   check_experts(rounded, 100, 12, 3, 384, 256, true);
   check_experts(rounded, 260, 32, 2, 200, 128, false);
   check_experts(rounded, 700, 6, 3, 1024, 640, true); /* several tiles an expert, several a block */
+  check_experts(rounded, 600, 6, 3, 512, 512, true);  /* up to 64 rows left over, of two tiles across and more */
 }
