@@ -148,6 +148,7 @@ bool upload_weights(mm_backend *b, mm_err *err) {
     return mm_fail(err, MM_UNSUPPORTED, "E_SCHEME", mm_at(NULL, "model.embed_tokens.weight"),
                    "found scheme %s; the cuda backend embeds bf16", w->embed.scheme->name);
   if (!upload_value(b, &w->final_norm, err)) return false;
+  b->inputs.all_codes = b->c.act_quant;
   for (uint32_t l = 0; l < b->c.model->layers; l++) {
     const mm_layer_weights *y = &w->layer[l];
     char name[64];
@@ -159,6 +160,7 @@ bool upload_weights(mm_backend *b, mm_err *err) {
     }
     for (const mm_packed *p : matrices) {
       if (!upload_matrix(b, p, name, err)) return false;
+      b->inputs.all_codes &= !p->scheme || mm_cu_multiplies_codes(b->weight[p]);
     }
     if (!upload_router(b, &y->router, name, err)) return false;
   }
@@ -531,7 +533,10 @@ void cuda_lightning(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv) {
 void cuda_gated_norm(mm_backend *b, mm_act y, mm_act o, mm_act gate, const mm_packed *w, double eps) {
   if (!begin_op(b)) return;
   b->inputs.wrote(y.data);
-  check(b, mm_cu_gated_norm(rows_of(y), rows_of(o), rows_of(gate), b->values[w], (float)eps, b->rows, y.width, b->stream), "gated norm");
+  check(b,
+        mm_cu_gated_norm(rows_of(y), rows_of(o), rows_of(gate), b->values[w], (float)eps, b->rows, y.width,
+                         b->inputs.beside(rows_of(y), b->rows, y.width), b->stream),
+        "gated norm");
 }
 
 void cuda_route(mm_backend *b, mm_act x, const mm_packed *router, const mm_packed *bias) {
@@ -559,8 +564,9 @@ void cuda_experts(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, const
 void cuda_combine(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act branch, mm_deepnorm scale, const mm_packed *w, double eps) {
   if (!begin_op(b)) return;
   b->inputs.wrote(h.data), b->inputs.wrote(n.data);
-  const mm_cu_combine a = {rows_of(h),   rows_of(n),         rows_of(residual), rows_of(branch),
-                           b->values[w], (float)scale.alpha, (float)scale.beta, (float)eps};
+  const mm_cu_combine a = {rows_of(h),        rows_of(n),   rows_of(residual),
+                           rows_of(branch),   b->values[w], (float)scale.alpha,
+                           (float)scale.beta, (float)eps,   b->inputs.beside(rows_of(n), b->rows, n.width)};
   b->put_off = a, b->put_off_width = h.width;
   if (b->c.eager) catch_up(b);
 }

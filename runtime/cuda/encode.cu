@@ -40,17 +40,7 @@ __global__ void __launch_bounds__(kWarps * 32) encode(mm_cu_codes to, mm_cu_inpu
 #pragma unroll
   for (uint32_t i = 0; i < kAtOnce; i++) {
     const uint32_t at = first + i * kWarps * 2, r = at / groups, g = at - r * groups;
-    uint32_t most = max2(max2(q[i].x & 0x7fff7fffu, q[i].y & 0x7fff7fffu), max2(q[i].z & 0x7fff7fffu, q[i].w & 0x7fff7fffu));
-#pragma unroll
-    for (int m = 1; m < 16; m *= 2) most = max2(most, __shfl_xor_sync(0xffffffffu, most, m));
-    const act_scale scale(fmaxf(low(most), high(most)));
-    float v[8];
-    widen8(v, q[i]);
-    if (r >= to.rows) continue;
-    *reinterpret_cast<uint2 *>(to.code + (size_t)r * to.pitch + g * MM_CU_GROUP + lane * 8) =
-        make_uint2(scale.codes(v[0], v[1]) | (uint32_t)scale.codes(v[2], v[3]) << 16,
-                   scale.codes(v[4], v[5]) | (uint32_t)scale.codes(v[6], v[7]) << 16);
-    if (lane == 0) to.scale[(size_t)g * to.scale_pitch + r] = scale.value;
+    encode8(to, r, g * MM_CU_GROUP + lane * 8, q[i], r < to.rows);
   }
 }
 

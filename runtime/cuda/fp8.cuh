@@ -22,4 +22,20 @@ struct act_scale {
   }
 };
 
+/* Codes and scale of a group of 128 columns from 16 lanes side by side, eight columns each: q, from `column` on. Those lanes call it
+ * together; with `keep` they write. */
+__device__ __forceinline__ void encode8(const mm_cu_codes &to, uint32_t row, uint32_t column, uint4 q, bool keep = true) {
+  const uint32_t lanes = 0xffffu << (threadIdx.x & 16);
+  uint32_t most = max2(max2(q.x & 0x7fff7fffu, q.y & 0x7fff7fffu), max2(q.z & 0x7fff7fffu, q.w & 0x7fff7fffu));
+#pragma unroll
+  for (int m = 1; m < 16; m *= 2) most = max2(most, __shfl_xor_sync(lanes, most, m));
+  const act_scale scale(fmaxf(low(most), high(most)));
+  float v[8];
+  widen8(v, q);
+  if (!keep) return;
+  *reinterpret_cast<uint2 *>(to.code + (size_t)row * to.pitch + column) = make_uint2(
+      scale.codes(v[0], v[1]) | (uint32_t)scale.codes(v[2], v[3]) << 16, scale.codes(v[4], v[5]) | (uint32_t)scale.codes(v[6], v[7]) << 16);
+  if (threadIdx.x % 16 == 0) to.scale[(size_t)(column / MM_CU_GROUP) * to.scale_pitch + row] = scale.value;
+}
+
 #endif

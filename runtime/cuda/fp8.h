@@ -5,15 +5,6 @@
 
 #include "runtime/cuda/kernels.h"
 
-#define MM_CU_GROUP 128
-
-/* Rounded rows. code: [rows, pitch], zeros behind the last column; scale: [pitch / 128, scale_pitch], a group's scales side by side. */
-struct mm_cu_codes {
-  uint8_t *code; /* 16-byte aligned */
-  float *scale;
-  uint32_t rows, pitch, scale_pitch; /* pitch a multiple of 128, scale_pitch ≥ rows */
-};
-
 /* The rows that are rounded: row i is row i of x[…, k], or row rows[i]. */
 struct mm_cu_inputs {
   const __nv_bfloat16 *x;

@@ -9,6 +9,12 @@ bool mm_cu_rounded::open(mm_cu_memory *memory, uint32_t tokens, uint32_t widest,
   return codes.code && codes.scale && rows;
 }
 
+mm_cu_codes mm_cu_rounded::beside(const __nv_bfloat16 *x, uint32_t tokens, uint32_t k) {
+  if (!all_codes || tokens <= MM_CU_SKINNY || k % MM_CU_GROUP != 0) return {};
+  codes.rows = codes.scale_pitch = tokens, codes.pitch = k, coded = x;
+  return codes;
+}
+
 cudaError_t mm_cu_rounded::encode(const __nv_bfloat16 *x, const uint32_t *pick, uint32_t tokens, uint32_t k, cudaStream_t s) {
   if (coded == x && !pick) return cudaSuccess;
   codes.rows = codes.scale_pitch = tokens, codes.pitch = (uint32_t)mm_round_up(k, MM_CU_GROUP);

@@ -12,6 +12,7 @@ struct mm_cu_rounded {
 
   const __nv_bfloat16 *coded = nullptr, *rounded = nullptr; /* what codes and rows were made of */
   mm_cu_rounding how = {};                                  /* rows */
+  bool all_codes = false;                                   /* every product of more rows than MM_CU_SKINNY multiplies codes */
 
   bool open(mm_cu_memory *memory, uint32_t tokens, uint32_t widest, mm_err *err);
   /* These rows are others now. */
@@ -19,6 +20,9 @@ struct mm_cu_rounded {
     if (coded == x) coded = nullptr;
     if (rounded == x) rounded = nullptr;
   }
+
+  /* For the kernel that writes x[tokens, k] next: the codes that it is to write too. Nothing where no product would read them. */
+  mm_cu_codes beside(const __nv_bfloat16 *x, uint32_t tokens, uint32_t k);
 
   /* y = x·Wᵀ for any T. */
   cudaError_t linear(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s);

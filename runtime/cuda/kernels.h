@@ -187,6 +187,15 @@ cudaError_t mm_cu_lightning_prefill(const mm_cu_lightning &a, const mm_cu_span *
 
 /* ---- rows ---- */
 
+#define MM_CU_GROUP 128
+/* Rounded rows (fp8.h). code: [rows, pitch], zeros behind the last column; scale: [pitch / 128, scale_pitch], a group's scales side by
+ * side. */
+struct mm_cu_codes {
+  uint8_t *code; /* 16-byte aligned */
+  float *scale;
+  uint32_t rows, pitch, scale_pitch; /* pitch a multiple of 128, scale_pitch ≥ rows */
+};
+
 /* x[t] = table[id[t]], where id -1 is chosen[slot[t]]; zeros for slot -1. */
 struct mm_cu_ids {
   const int32_t *id, *slot, *chosen;
@@ -196,15 +205,16 @@ cudaError_t mm_cu_embed(__nv_bfloat16 *x, const __nv_bfloat16 *table, const mm_c
 /* y = RMS(x; w, eps). */
 cudaError_t mm_cu_norm(__nv_bfloat16 *y, const __nv_bfloat16 *x, const float *w, float eps, uint32_t tokens, uint32_t width,
                        cudaStream_t s);
-/* y = sigmoid(gate) · RMS(o; w, eps). */
+/* y = sigmoid(gate) · RMS(o; w, eps). codes, unless nothing: y's too; then width is whole groups. */
 cudaError_t mm_cu_gated_norm(__nv_bfloat16 *y, const __nv_bfloat16 *o, const __nv_bfloat16 *gate, const float *w, float eps,
-                             uint32_t tokens, uint32_t width, cudaStream_t s);
-/* h = alpha·residual + beta·branch, n = RMS(h; w, eps). */
+                             uint32_t tokens, uint32_t width, const mm_cu_codes &codes, cudaStream_t s);
+/* h = alpha·residual + beta·branch, n = RMS(h; w, eps); codes likewise n's, T > 1. */
 struct mm_cu_combine {
   __nv_bfloat16 *h, *n;
   const __nv_bfloat16 *residual, *branch;
   const float *w;
   float alpha, beta, eps;
+  mm_cu_codes codes;
 };
 cudaError_t mm_cu_combine_rows(const mm_cu_combine &a, uint32_t tokens, uint32_t width, cudaStream_t s);
 /* That, and the routing of a.n: for a single token one kernel, whose blocks all read the residual and the branch. Neither h nor n may be

@@ -1,5 +1,6 @@
 /* Kernels that work row by row: embedding, RMS norm, gated norm, and the residual with its norm. A block per row, eight columns per
  * thread and turn; the row stays in registers between its sum and its use. */
+#include "runtime/cuda/fp8.cuh"
 #include "runtime/cuda/launch.h"
 #include "runtime/cuda/norm.cuh"
 
@@ -39,6 +40,13 @@ __device__ __forceinline__ void normalise(uint32_t width, float eps, const float
   }
 }
 
+/* Eight columns of the result, and of its codes if there are any. */
+__device__ __forceinline__ void finish8(bf16 *row, uint32_t c, const float v[8], const mm_cu_codes &codes) {
+  const uint4 q = narrow8(v);
+  *reinterpret_cast<uint4 *>(row + c) = q;
+  if (codes.code) encode8(codes, blockIdx.x, c, q);
+}
+
 __global__ void norm_rows(bf16 *y, const bf16 *x, const float *w, float eps, uint32_t width) {
   const size_t row = (size_t)blockIdx.x * width;
   normalise(
@@ -46,7 +54,7 @@ __global__ void norm_rows(bf16 *y, const bf16 *x, const float *w, float eps, uin
       [&](int, uint32_t c, float v[8]) { store8(y + row + c, v); });
 }
 
-__global__ void gated_norm_rows(bf16 *y, const bf16 *o, const bf16 *gate, const float *w, float eps, uint32_t width) {
+__global__ void gated_norm_rows(bf16 *y, const bf16 *o, const bf16 *gate, const float *w, float eps, uint32_t width, mm_cu_codes codes) {
   const size_t row = (size_t)blockIdx.x * width;
   uint4 raw[kMaxTurns];
   normalise(
@@ -60,7 +68,7 @@ __global__ void gated_norm_rows(bf16 *y, const bf16 *o, const bf16 *gate, const 
         widen8(z, raw[i]);
 #pragma unroll
         for (int j = 0; j < 8; j++) v[j] *= sigmoid(z[j]);
-        store8(y + row + c, v);
+        finish8(y + row, c, v, codes);
       });
 }
 
@@ -72,7 +80,7 @@ __global__ void combine_rows(const __grid_constant__ mm_cu_combine a, uint32_t w
         mix8(v, a, *reinterpret_cast<const uint4 *>(a.residual + row + c), *reinterpret_cast<const uint4 *>(a.branch + row + c));
         store8(a.h + row + c, v);
       },
-      [&](int, uint32_t c, float v[8]) { store8(a.n + row + c, v); });
+      [&](int, uint32_t c, float v[8]) { finish8(a.n + row, c, v, a.codes); });
 }
 
 __global__ void embed_rows(bf16 *x, const bf16 *table, const __grid_constant__ mm_cu_ids ids, uint32_t width) {
@@ -91,6 +99,10 @@ bool row_threads(uint32_t width, unsigned *threads) {
   return width % 8 == 0 && width <= kMaxThreads * kMaxTurns * 8;
 }
 
+bool codes_fit(const mm_cu_codes &codes, uint32_t tokens, uint32_t width) {
+  return !codes.code || (width % MM_CU_GROUP == 0 && codes.pitch == width && codes.rows == tokens);
+}
+
 }  // namespace
 
 cudaError_t mm_cu_norm(bf16 *y, const bf16 *x, const float *w, float eps, uint32_t tokens, uint32_t width, cudaStream_t s) {
@@ -100,15 +112,15 @@ cudaError_t mm_cu_norm(bf16 *y, const bf16 *x, const float *w, float eps, uint32
 }
 
 cudaError_t mm_cu_gated_norm(bf16 *y, const bf16 *o, const bf16 *gate, const float *w, float eps, uint32_t tokens, uint32_t width,
-                             cudaStream_t s) {
+                             const mm_cu_codes &codes, cudaStream_t s) {
   unsigned threads;
-  if (!row_threads(width, &threads)) return cudaErrorInvalidValue;
-  return launch(gated_norm_rows, tokens, threads, 0, s, y, o, gate, w, eps, width);
+  if (!row_threads(width, &threads) || !codes_fit(codes, tokens, width)) return cudaErrorInvalidValue;
+  return launch(gated_norm_rows, tokens, threads, 0, s, y, o, gate, w, eps, width, codes);
 }
 
 cudaError_t mm_cu_combine_rows(const mm_cu_combine &a, uint32_t tokens, uint32_t width, cudaStream_t s) {
   unsigned threads;
-  if (!row_threads(width, &threads)) return cudaErrorInvalidValue;
+  if (!row_threads(width, &threads) || !codes_fit(a.codes, tokens, width)) return cudaErrorInvalidValue;
   return launch(combine_rows, tokens, threads, 0, s, a, width);
 }
 

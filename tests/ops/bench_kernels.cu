@@ -90,6 +90,24 @@ struct bench_route {
   }
 };
 
+/* Every token's choices drawn alike from all experts, as a trained router's are: the sorted pairs. Returns the experts in use. */
+static uint32_t draw_pairs(bench_route *b, uint32_t tokens) {
+  const uint32_t experts = b->r.experts, top_k = b->r.top_k;
+  std::vector<std::vector<uint32_t>> of(experts);
+  for (uint32_t t = 0; t < tokens; t++) {
+    for (uint32_t j = 0; j < top_k;) {
+      const uint32_t e = g_rng.below(experts);
+      if (!of[e].empty() && of[e].back() / top_k == t) continue;
+      of[e].push_back(t * top_k + j++);
+    }
+  }
+  std::vector<uint32_t> offset, pair;
+  for (const auto &pairs : of) offset.push_back((uint32_t)pair.size()), pair.insert(pair.end(), pairs.begin(), pairs.end());
+  offset.push_back((uint32_t)pair.size());
+  b->offset.put(offset), b->pair.put(pair), b->weight.put(std::vector<float>(pair.size(), 1.0f / (float)top_k));
+  return (uint32_t)std::count_if(of.begin(), of.end(), [](const auto &pairs) { return !pairs.empty(); });
+}
+
 static void experts_rate(const char *model, const scheme &s, uint32_t experts, uint32_t top_k, uint32_t hidden, uint32_t inter,
                          std::vector<uint32_t> tokens) {
   bench_weight w13(s, experts, 2 * inter, hidden), w2(s, experts, hidden, inter);
@@ -105,8 +123,12 @@ static void experts_rate(const char *model, const scheme &s, uint32_t experts, u
     double used = 0;
     for (int i = 0; i < kSets; i++) {
       routes.emplace_back(new bench_route(experts, top_k, t));
-      CUDA_OK(mm_cu_route_tokens(m, routes.back()->r, x.p + (size_t)i * t * hidden, t, 0));
-      used += (t == 1 ? top_k : t <= MM_CU_SKINNY ? routes.back()->used.get()[0] : (double)experts) / kSets;
+      if (t > MM_CU_SKINNY) {
+        used += (double)draw_pairs(routes.back().get(), t) / kSets;
+      } else {
+        CUDA_OK(mm_cu_route_tokens(m, routes.back()->r, x.p + (size_t)i * t * hidden, t, 0));
+        used += (t == 1 ? top_k : routes.back()->used.get()[0]) / (double)kSets;
+      }
     }
     const bool skinny = t <= MM_CU_SKINNY;
     buffer<__nv_bfloat16> middle((skinny ? (size_t)std::min(experts, MM_CU_SKINNY * top_k) * MM_CU_SKINNY : (size_t)t * top_k) * inter);
@@ -264,7 +286,7 @@ static void rows_rate(uint32_t tokens, uint32_t width) {
   });
   snprintf(what, sizeof what, "combine + norm T=%u width %u", tokens, width);
   row(what, us, 8.0 * (double)n);
-  us = time_graph(64, [&](cudaStream_t st, int) { CUDA_OK(mm_cu_gated_norm(c.p, a.p, b.p, w.p, 1e-6f, tokens, width, st)); });
+  us = time_graph(64, [&](cudaStream_t st, int) { CUDA_OK(mm_cu_gated_norm(c.p, a.p, b.p, w.p, 1e-6f, tokens, width, {}, st)); });
   snprintf(what, sizeof what, "gated norm T=%u width %u", tokens, width);
   row(what, us, 6.0 * (double)n);
   if (width != 8192) return;

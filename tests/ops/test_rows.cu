@@ -1,5 +1,15 @@
 /* Norms, residual and embedding against doubles. */
+#include <string.h>
+
 #include "tests/ops/gpu.h"
+
+/* Whether codes are what mm_cu_encode makes of y. */
+static bool same_codes(const code_buffers &got, const buffer<__nv_bfloat16> &y, uint32_t width) {
+  code_buffers want(got.d.rows, width);
+  CUDA_OK(mm_cu_encode(want.d, {y.p, width, nullptr}, 0));
+  const auto a = want.scale.get(), b = got.scale.get(); /* with poison behind the rows */
+  return want.code.get() == got.code.get() && memcmp(a.data(), b.data(), a.size() * sizeof a[0]) == 0;
+}
 
 static void check_row_kernels(uint32_t tokens, uint32_t width) {
   const size_t n = (size_t)tokens * width;
@@ -29,14 +39,18 @@ static void check_row_kernels(uint32_t tokens, uint32_t width) {
   CUDA_OK(mm_cu_norm(y.p, dx.p, dw.p, 1e-5f, tokens, width, 0));
   compare("norm", y, [&](uint32_t t, uint32_t i) { return plain((size_t)t * width + i) * scale[t] * w[i]; });
   y.poison();
-  CUDA_OK(mm_cu_gated_norm(y.p, dx.p, dg.p, dw.p, 1e-5f, tokens, width, 0));
+  code_buffers beside(tokens, width);
+  CUDA_OK(mm_cu_gated_norm(y.p, dx.p, dg.p, dw.p, 1e-5f, tokens, width, beside.d, 0));
+  report_true("gated norm: codes T=" + std::to_string(tokens), same_codes(beside, y, width));
   compare("gated norm", y, [&](uint32_t t, uint32_t i) {
     return plain((size_t)t * width + i) * scale[t] * w[i] / (1 + exp(-(double)to_float(gate[(size_t)t * width + i])));
   });
   auto sum = [&](size_t i) { return 3.5565588200778455 * to_float(x[i]) + 0.9 * to_float(b[i]); };
   for (uint32_t t = 0; t < tokens; t++) scale[t] = rms(sum, t, 1e-6);
   y.poison();
-  CUDA_OK(mm_cu_combine_rows({h.p, y.p, dx.p, db.p, dw.p, 3.5565588200778455f, 0.9f, 1e-6f}, tokens, width, 0));
+  beside.code.poison(), beside.scale.poison();
+  CUDA_OK(mm_cu_combine_rows({h.p, y.p, dx.p, db.p, dw.p, 3.5565588200778455f, 0.9f, 1e-6f, beside.d}, tokens, width, 0));
+  report_true("combine: codes T=" + std::to_string(tokens), same_codes(beside, y, width));
   compare("combine: h", h, [&](uint32_t t, uint32_t i) { return sum((size_t)t * width + i); });
   compare("combine: n", y, [&](uint32_t t, uint32_t i) { return sum((size_t)t * width + i) * scale[t] * w[i]; });
 
