@@ -67,40 +67,42 @@ struct expert_tiles {
 #endif
 };
 
-/* Codes and scales of each sorted place's token, a warp a place; rows without an expert have no place. */
-constexpr uint32_t kSpreaders = 8, kAtOnce = 6; /* warps; loads of 512 codes in flight */
+/* Codes and scales of each sorted place's token, 32 places a block; rows without an expert have no place. */
+constexpr uint32_t kPlaces = 32, kSpreaders = 8, kAtOnce = 6; /* kSpreaders: warps; kAtOnce: loads of 512 codes in flight */
 __global__ void __launch_bounds__(kSpreaders * 32)
     spread(mm_cu_codes to, mm_cu_codes x, const uint32_t *pair, const uint32_t *places, uint32_t top_k) {
   grid_wait();
   grid_launch_next();
-  const uint32_t place = blockIdx.x * kSpreaders + threadIdx.x / 32, lane = threadIdx.x % 32;
-  if (place >= *places) return;
-  const uint32_t token = pair[place] / top_k;
-  const uint4 *from = reinterpret_cast<const uint4 *>(x.code + (size_t)token * x.pitch);
-  uint4 *row = reinterpret_cast<uint4 *>(to.code + (size_t)place * to.pitch);
-  for (uint32_t first = lane; first < x.pitch / 16; first += kAtOnce * 32) {
-    uint4 q[kAtOnce];
+  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, block = blockIdx.x * kPlaces, end = min(*places, block + kPlaces);
+  for (uint32_t place = block + warp; place < end; place += kSpreaders) {
+    const uint4 *from = reinterpret_cast<const uint4 *>(x.code + (size_t)(pair[place] / top_k) * x.pitch);
+    uint4 *row = reinterpret_cast<uint4 *>(to.code + (size_t)place * to.pitch);
+    for (uint32_t first = lane; first < x.pitch / 16; first += kAtOnce * 32) {
+      uint4 q[kAtOnce];
 #pragma unroll
-    for (uint32_t i = 0; i < kAtOnce; i++) {
-      if (first + i * 32 < x.pitch / 16) q[i] = from[first + i * 32];
-    }
+      for (uint32_t i = 0; i < kAtOnce; i++) {
+        if (first + i * 32 < x.pitch / 16) q[i] = from[first + i * 32];
+      }
 #pragma unroll
-    for (uint32_t i = 0; i < kAtOnce; i++) {
-      if (first + i * 32 < x.pitch / 16) row[first + i * 32] = q[i];
+      for (uint32_t i = 0; i < kAtOnce; i++) {
+        if (first + i * 32 < x.pitch / 16) row[first + i * 32] = q[i];
+      }
     }
   }
-  for (uint32_t i = lane; i < x.pitch / MM_CU_GROUP; i += 32)
-    to.scale[(size_t)i * to.scale_pitch + place] = x.scale[(size_t)i * x.scale_pitch + token];
+  if (block + lane >= end) return;
+  const uint32_t token = pair[block + lane] / top_k;
+  for (uint32_t g = warp; g < x.pitch / MM_CU_GROUP; g += kSpreaders)
+    to.scale[(size_t)g * to.scale_pitch + block + lane] = x.scale[(size_t)g * x.scale_pitch + token];
 }
 
 struct up_job {
-  static constexpr bool kHeld = true;
   mm_cu_weight w;
   expert_tiles tiles;
   mm_cu_codes x, middle;
   uint32_t inter;
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  static constexpr bool kHeld = true;
   __device__ const mm_cu_codes &codes() const { return x; }
   __device__ void prepare(shared &sh) const { tiles.prepare(sh); }
   __device__ bool find(uint32_t index, uint32_t rank, const shared &sh, tile *t) const {
@@ -145,13 +147,13 @@ struct up_job {
 };
 
 struct down_job {
-  static constexpr bool kHeld = true;
   mm_cu_weight w;
   expert_tiles tiles;
   mm_cu_codes middle;
   __nv_bfloat16 *pair_out;
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  static constexpr bool kHeld = true;
   __device__ const mm_cu_codes &codes() const { return middle; }
   __device__ void prepare(shared &sh) const { tiles.prepare(sh); }
   __device__ bool find(uint32_t index, uint32_t rank, const shared &sh, tile *t) const {
@@ -201,7 +203,7 @@ cudaError_t mm_cu_experts_fp8(const mm_cu_weight &w13, const mm_cu_weight &w2, c
   /* the rows side by side; they and their scales take less room than the bf16 of the pairs' results, which come later */
   uint8_t *code = reinterpret_cast<uint8_t *>(a.pair_out);
   const mm_cu_codes x = {code, reinterpret_cast<float *>(code + (size_t)pairs * a.x.pitch), pairs, a.x.pitch, pairs};
-  cudaError_t e = launch(spread, ceil_div(pairs, kSpreaders), kSpreaders * 32, 0, s, x, a.x, r.pair, r.offset + r.experts, r.top_k);
+  cudaError_t e = launch(spread, ceil_div(pairs, kPlaces), kSpreaders * 32, 0, s, x, a.x, r.pair, r.offset + r.experts, r.top_k);
   if (e == cudaSuccess) e = launch_product(up_job{w13, {r, across}, x, a.middle, w13.n / 2}, x, tiles * across, s);
   if (e == cudaSuccess) e = launch_product(down_job{w2, {r, down}, a.middle, a.pair_out}, a.middle, tiles * down, s);
   if (e == cudaSuccess) e = launch(sum_choices, a.x.rows, min(ceil_div(w2.n, 8 * 32) * 32, 512u), 0, s, a.y, a.pair_out, r.top_k, w2.n);

@@ -6,11 +6,11 @@ namespace {
 using namespace fp8_gemm;
 
 struct dense_job {
-  static constexpr bool kHeld = false;
   mm_cu_weight w;
   mm_cu_product a;
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  static constexpr bool kHeld = false;
   __device__ const mm_cu_codes &codes() const { return a.x; }
   __device__ void prepare(shared &) const {}
   __device__ bool find(uint32_t index, uint32_t rank, shared &, tile *t) const {

@@ -54,10 +54,10 @@ struct shared {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/* first and rows of this block: of the rows [from, end), 256 at most, half where that is 64 at most, else 128 and the rest. */
+/* first and rows of this block: of the rows [from, end), 256 at most, 64 each where that is enough, else 128. */
 __device__ __forceinline__ void split_rows(uint32_t from, uint32_t end, uint32_t rank, tile *t) {
-  const uint32_t rows = min(end - from, kPair * kRows), before = rank * (rows <= kPair * kFew ? kFew : kRows);
-  t->first = from + before, t->rows = rows > before ? min(rows - before, rows <= kPair * kFew ? kFew : kRows) : 0;
+  const uint32_t rows = min(end - from, kPair * kRows), each = rows <= kPair * kFew ? kFew : kRows, before = rank * each;
+  t->first = from + before, t->rows = rows > before ? min(rows - before, each) : 0;
 }
 
 /* The columns of a row of a tile that emit is given, times f in bf16: 16-byte pieces, n (the row's) a multiple of 8. */
@@ -165,16 +165,13 @@ __device__ __forceinline__ void multiply(const Job &job, shared &sh, const tile 
     }
   };
   load_scales(0);
-  wait_full(at);
   for (uint32_t s = 0; s < steps; s++, at++) {
-    step_shared &step = sh.step[at % kStages];
     const float f[2][2] = {{next[0] * next[2], next[1] * next[2]}, {next[0] * next[3], next[1] * next[3]}};
     load_scales(min(s + 1, steps - 1));
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
+    if (!Job::kHeld || s == 0) wait_full(at);
+    step_shared &step = sh.step[at % kStages];
+    auto ask = [&](float(&part)[4 * N], int h) {
       const uint32_t x = shared_address(step.x) + first * 128, run = shared_address(step.w[h]) + column * 128;
-      float part[4 * N];
-      if (N == 16) named_sync(kTurns + group);
       wgmma_begin();
 #pragma unroll
       for (int k = 0; k < 4; k++) {
@@ -186,14 +183,34 @@ __device__ __forceinline__ void multiply(const Job &job, shared &sh, const tile 
         }
       }
       wgmma_commit();
-      wgmma_wait<0>(part);
-      if (h == 1) {
-        release(sh, at % kStages);
-        if (s + 1 < steps) wait_full(at + 1);
-      }
+    };
+    auto add = [&](const float(&part)[4 * N], int h) {
 #pragma unroll
       for (int i = 0; i < 4 * N; i++) out[h][i] = fmaf(part[i], f[h][i / 2 % 2], out[h][i]);
       hold(out[h]);
+    };
+    auto leave = [&]() {
+      release(sh, at % kStages);
+      if (Job::kHeld && s + 1 < steps) wait_full(at + 1);
+    };
+    if constexpr (N == 16) {
+      float part[4 * N];
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        named_sync(kTurns + group);
+        ask(part, h);
+        wgmma_wait<0>(part);
+        if (h == 1) leave();
+        add(part, h);
+      }
+    } else {
+      float part[2][4 * N];
+      ask(part[0], 0), ask(part[1], 1);
+      wgmma_wait<1>(part[0]);
+      add(part[0], 0);
+      wgmma_wait<0>(part[1]);
+      leave();
+      add(part[1], 1);
     }
   }
   const uint32_t row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;

@@ -1,5 +1,5 @@
 /* Kernels that work row by row: embedding, RMS norm, gated norm, and the residual with its norm. A block per row, eight columns per
- * thread and turn; the row stays in registers between its sum and its use. */
+ * thread and turn; the row stays in registers between its sum and its use. Bits do not depend on the number of threads. */
 #include "runtime/cuda/fp8.cuh"
 #include "runtime/cuda/launch.h"
 #include "runtime/cuda/norm.cuh"
@@ -11,8 +11,8 @@ constexpr int kMaxThreads = 1024, kMaxTurns = 2; /* rows of up to 16,384 columns
 /* value(i, c, v) yields a row's columns [c, c + 8), the thread's in turn i, before the norm; finish(i, c, v) takes them after it. */
 template <class Value, class Finish>
 __device__ __forceinline__ void normalise(uint32_t width, float eps, const float *w, const Value &value, const Finish &finish) {
-  __shared__ float part[kMaxThreads / 32];
-  float f[kMaxTurns][8], v[kMaxTurns][8], sum = 0;
+  __shared__ float part[kMaxThreads / 32 * kMaxTurns];
+  float f[kMaxTurns][8], v[kMaxTurns][8], sum[kMaxTurns] = {};
   grid_launch_next();
 #pragma unroll
   for (int i = 0; i < kMaxTurns; i++) {
@@ -25,12 +25,15 @@ __device__ __forceinline__ void normalise(uint32_t width, float eps, const float
     const uint32_t c = (i * blockDim.x + threadIdx.x) * 8;
     if (c >= width) break;
     value(i, c, v[i]);
-    sum = square8(v[i], sum);
+    sum[i] = square8(v[i]);
   }
-  sum = warp_sum(sum);
-  if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = sum;
+#pragma unroll
+  for (int i = 0; i < kMaxTurns; i++) {
+    sum[i] = warp_sum(sum[i]);
+    if (threadIdx.x % 32 == 0) part[(i * blockDim.x + threadIdx.x) / 32] = sum[i];
+  }
   __syncthreads();
-  const float scale = norm_scale(part, blockDim.x / 32, width, eps);
+  const float scale = norm_scale(part, (width + 255) / 256, width, eps);
 #pragma unroll
   for (int i = 0; i < kMaxTurns; i++) {
     const uint32_t c = (i * blockDim.x + threadIdx.x) * 8;
@@ -94,8 +97,10 @@ __global__ void embed_rows(bf16 *x, const bf16 *table, const __grid_constant__ m
   for (uint32_t i = threadIdx.x; i < width / 8; i += blockDim.x) to[i] = slot < 0 ? make_uint4(0, 0, 0, 0) : from[i];
 }
 
-bool row_threads(uint32_t width, unsigned *threads) {
-  *threads = min(ceil_div(ceil_div(width, 8), 32) * 32, (unsigned)kMaxThreads);
+/* The most that are of use, or for many rows half of that, so that a multiprocessor has several. */
+bool row_threads(uint32_t tokens, uint32_t width, unsigned *threads) {
+  const unsigned warps = ceil_div(width, 256);
+  *threads = min(tokens > 128 && warps > 16 ? ceil_div(warps, kMaxTurns) : warps, kMaxThreads / 32u) * 32;
   return width % 8 == 0 && width <= kMaxThreads * kMaxTurns * 8;
 }
 
@@ -107,25 +112,25 @@ bool codes_fit(const mm_cu_codes &codes, uint32_t tokens, uint32_t width) {
 
 cudaError_t mm_cu_norm(bf16 *y, const bf16 *x, const float *w, float eps, uint32_t tokens, uint32_t width, cudaStream_t s) {
   unsigned threads;
-  if (!row_threads(width, &threads)) return cudaErrorInvalidValue;
+  if (!row_threads(tokens, width, &threads)) return cudaErrorInvalidValue;
   return launch(norm_rows, tokens, threads, 0, s, y, x, w, eps, width);
 }
 
 cudaError_t mm_cu_gated_norm(bf16 *y, const bf16 *o, const bf16 *gate, const float *w, float eps, uint32_t tokens, uint32_t width,
                              const mm_cu_codes &codes, cudaStream_t s) {
   unsigned threads;
-  if (!row_threads(width, &threads) || !codes_fit(codes, tokens, width)) return cudaErrorInvalidValue;
+  if (!row_threads(tokens, width, &threads) || !codes_fit(codes, tokens, width)) return cudaErrorInvalidValue;
   return launch(gated_norm_rows, tokens, threads, 0, s, y, o, gate, w, eps, width, codes);
 }
 
 cudaError_t mm_cu_combine_rows(const mm_cu_combine &a, uint32_t tokens, uint32_t width, cudaStream_t s) {
   unsigned threads;
-  if (!row_threads(width, &threads) || !codes_fit(a.codes, tokens, width)) return cudaErrorInvalidValue;
+  if (!row_threads(tokens, width, &threads) || !codes_fit(a.codes, tokens, width)) return cudaErrorInvalidValue;
   return launch(combine_rows, tokens, threads, 0, s, a, width);
 }
 
 cudaError_t mm_cu_embed(bf16 *x, const bf16 *table, const mm_cu_ids &ids, uint32_t tokens, uint32_t width, cudaStream_t s) {
   unsigned threads;
-  if (!row_threads(width, &threads)) return cudaErrorInvalidValue;
+  if (!row_threads(tokens, width, &threads)) return cudaErrorInvalidValue;
   return launch(embed_rows, tokens, threads, 0, s, x, table, ids, width);
 }

@@ -1,6 +1,8 @@
 /* Norms, residual and embedding against doubles. */
 #include <string.h>
 
+#include <algorithm>
+
 #include "tests/ops/gpu.h"
 
 /* Whether codes are what mm_cu_encode makes of y. */
@@ -50,6 +52,12 @@ static void check_row_kernels(uint32_t tokens, uint32_t width) {
   y.poison();
   beside.code.poison(), beside.scale.poison();
   CUDA_OK(mm_cu_combine_rows({h.p, y.p, dx.p, db.p, dw.p, 3.5565588200778455f, 0.9f, 1e-6f, beside.d}, tokens, width, 0));
+  const uint32_t few = std::min(tokens, 128u);
+  buffer<__nv_bfloat16> few_h((size_t)few * width), few_n(few_h.n);
+  CUDA_OK(mm_cu_combine_rows({few_h.p, few_n.p, dx.p, db.p, dw.p, 3.5565588200778455f, 0.9f, 1e-6f}, few, width, 0));
+  const auto all_n = y.get(), some_n = few_n.get();
+  report_true("combine: a row's bits among others T=" + std::to_string(tokens),
+              memcmp(all_n.data(), some_n.data(), some_n.size() * sizeof some_n[0]) == 0);
   report_true("combine: codes T=" + std::to_string(tokens), same_codes(beside, y, width));
   compare("combine: h", h, [&](uint32_t t, uint32_t i) { return sum((size_t)t * width + i); });
   compare("combine: n", y, [&](uint32_t t, uint32_t i) { return sum((size_t)t * width + i) * scale[t] * w[i]; });
@@ -82,4 +90,6 @@ void test_rows() {
   check_row_kernels(5, 8192);
   check_row_kernels(17, 256);
   check_row_kernels(2, 16384);
+  check_row_kernels(131, 6144); /* half the threads */
+  check_row_kernels(129, 8192);
 }
