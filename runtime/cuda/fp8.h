@@ -19,6 +19,9 @@ cudaError_t mm_cu_round(__nv_bfloat16 *y, uint32_t count, const mm_cu_inputs &in
 cudaError_t mm_cu_round_slots(__nv_bfloat16 *middle, uint32_t k, const mm_cu_route &r, const float *global, const mm_cu_rounding &how,
                               cudaStream_t s);
 
+/* The kernels of a single token, of so many columns in all, round their inputs as w says: they are given as they are. */
+bool mm_cu_rounds_itself(const mm_cu_weight &w, uint32_t columns);
+
 /* The current device multiplies w's codes as they are with codes of rounded rows: sm_90a, E4M3, whole groups of 128 rows and columns under
  * one scale, inputs rounded in groups of 128. */
 bool mm_cu_multiplies_codes(const mm_cu_weight &w);

@@ -1,6 +1,8 @@
 /* Which kernels a product takes (inputs.h). */
 #include "runtime/cuda/inputs.h"
 
+#include <algorithm>
+
 bool mm_cu_rounded::open(mm_cu_memory *memory, uint32_t tokens, uint32_t widest, mm_err *err) {
   const uint64_t pitch = mm_round_up(widest, MM_CU_GROUP);
   codes.code = memory->array<uint8_t>(tokens * pitch, err);
@@ -22,8 +24,9 @@ cudaError_t mm_cu_rounded::encode(const __nv_bfloat16 *x, const uint32_t *pick, 
   return mm_cu_encode(codes, {x, k, pick}, s);
 }
 
-cudaError_t mm_cu_rounded::round(const __nv_bfloat16 **x, const uint32_t *pick, uint32_t tokens, const mm_cu_weight &w, cudaStream_t s) {
-  if (w.rounding.kind == MM_ACT_KEPT) return cudaSuccess;
+cudaError_t mm_cu_rounded::round(const __nv_bfloat16 **x, const uint32_t *pick, uint32_t tokens, const mm_cu_weight &w, uint32_t columns,
+                                 cudaStream_t s) {
+  if (w.rounding.kind == MM_ACT_KEPT || (tokens == 1 && mm_cu_rounds_itself(w, columns))) return cudaSuccess;
   const __nv_bfloat16 *from = *x;
   *x = rows;
   if (rounded == from && !pick && how.kind == w.rounding.kind && how.fixed == w.rounding.fixed) return cudaSuccess;
@@ -38,8 +41,8 @@ cudaError_t mm_cu_rounded::linear(const mm_cu_weight &w, const mm_cu_linear &a, 
     return e != cudaSuccess ? e : mm_cu_gemm_fp8(w, {codes, a.y, a.y32}, s);
   }
   mm_cu_linear given = a;
-  const cudaError_t e = round(&given.x, a.rows, a.tokens, w, s);
-  if (w.rounding.kind != MM_ACT_KEPT) given.rows = nullptr;
+  const cudaError_t e = round(&given.x, a.rows, a.tokens, w, w.k, s);
+  if (given.x != a.x) given.rows = nullptr;
   return e != cudaSuccess ? e : (a.tokens <= MM_CU_SKINNY ? mm_cu_skinny : mm_cu_gemm)(w, given, s);
 }
 
@@ -55,6 +58,6 @@ cudaError_t mm_cu_rounded::experts(const mm_cu_weight &w13, const mm_cu_weight &
     return e != cudaSuccess ? e : mm_cu_experts_fp8(w13, w2, r, {codes, middle, reinterpret_cast<__nv_bfloat16 *>(a.pair_out), a.y}, s);
   }
   mm_cu_experts given = a;
-  const cudaError_t e = round(&given.x, nullptr, a.tokens, w13, s);
+  const cudaError_t e = round(&given.x, nullptr, a.tokens, w13, std::max(w13.k, r.top_k * w2.k), s);
   return e != cudaSuccess ? e : (a.tokens <= MM_CU_SKINNY ? mm_cu_experts_skinny : mm_cu_experts_gemm)(w13, w2, r, given, s);
 }

@@ -31,7 +31,9 @@ struct mm_cu_rounded {
 
  private:
   cudaError_t encode(const __nv_bfloat16 *x, const uint32_t *pick, uint32_t tokens, uint32_t k, cudaStream_t s);
-  cudaError_t round(const __nv_bfloat16 **x, const uint32_t *pick, uint32_t tokens, const mm_cu_weight &w, cudaStream_t s);
+  /* columns: of the step's widest product. */
+  cudaError_t round(const __nv_bfloat16 **x, const uint32_t *pick, uint32_t tokens, const mm_cu_weight &w, uint32_t columns,
+                    cudaStream_t s);
 };
 
 #endif

@@ -1,4 +1,6 @@
-/* y = x·Wᵀ for at most 16 rows of x: the weights are read once, at the memory's rate (stream.cuh). */
+/* y = x·Wᵀ for at most 16 rows of x: the weights are read once, at the memory's rate (gemv.cuh for one row, stream.cuh for more). */
+#include "runtime/cuda/fp8.h"
+#include "runtime/cuda/gemv.cuh"
 #include "runtime/cuda/launch.h"
 #include "runtime/cuda/stream.cuh"
 
@@ -44,25 +46,71 @@ __global__ void __launch_bounds__(32 * kStreamWarps, stream_blocks(kTokens, kStr
   stream_rows<C, S>(w, from, p, linear_job<kTokens>{w, a, p});
 }
 
+/* ---- a single token ---- */
+
+struct one_job {
+  const mm_cu_weight &w;
+  const mm_cu_linear &a;
+
+  __device__ uint32_t fours() const { return (w.n + 3) / 4; }
+  __device__ uint32_t segments() const { return 1; }
+  __device__ uint32_t apart() const { return 1; }
+  __device__ uint32_t behind() const { return 2; }
+  __device__ four_place at(uint32_t four, uint32_t) const { return {0, 4 * four, w.n - 4 * four}; }
+  __device__ const bf16 *x(uint32_t) const { return a.x + (size_t)(a.rows ? a.rows[0] : 0) * w.k; }
+  __device__ float times(uint32_t) const { return 1; }
+  __device__ bool rounds() const { return w.rounding.kind == MM_ACT_FP8_GROUP; }
+  __device__ void emit(uint32_t four, const float (&sum)[kFour]) const {
+    const float global = w.global ? w.global[0] : 1.0f;
+#pragma unroll
+    for (uint32_t i = 0; i < kFour; i++) {
+      if (4 * four + i >= w.n) break;
+      if (a.y32) {
+        a.y32[4 * four + i] = sum[i] * global;
+      } else {
+        a.y[4 * four + i] = __float2bfloat16_rn(sum[i] * global);
+      }
+    }
+  }
+};
+
+template <mm_cu_code C, mm_cu_scale S>
+__global__ void __launch_bounds__(32 * kGemvWarps, 2)
+    one(const __grid_constant__ gemv_plan p, const __grid_constant__ mm_cu_weight w, const __grid_constant__ mm_cu_linear a) {
+  grid_launch_next();
+  const one_job job{w, a};
+  gemv_rows<C, S>(w, p, job, [&] {
+    grid_wait();
+    gemv_fill<C, S>(w, p, job, 0);
+    __syncthreads();
+  });
+}
+
 struct skinny_launch {
   const mm_cu_weight &w;
   const mm_cu_linear &a;
   cudaStream_t s;
   template <mm_cu_code C, mm_cu_scale S>
   cudaError_t run() const {
-    const stream_plan p = mm_cu_plan_stream(w, 1, w.n, 1, 1, a.tokens, 0, kStreamWarps);
+    if (a.tokens == 1 && w.k <= kGemvColumns) {
+      const uint32_t fours = ceil_div(w.n, 4), blocks = min(fours, multiprocessors());
+      const gemv_plan p = plan_gemv<C, S>(w, fours, 1, blocks);
+      return launch(one<C, S>, blocks, 32 * kGemvWarps, p.shared, s, p, w, a);
+    }
+    const stream_plan p = mm_cu_plan_stream(w, 1, w.n, 1, 1, max(a.tokens, 2), 0, kStreamWarps);
     stream_source from = {};
     const cudaError_t e = mm_cu_open_source(w, p, &from);
     if (e != cudaSuccess) return e;
     const unsigned grid = min(p.part_groups, multiprocessors());
-    return launch(p.tokens == 1   ? skinny<C, S, 1>
-                  : p.tokens == 8 ? skinny<C, S, 8>
-                                  : skinny<C, S, 16>,
-                  grid, 32 * p.warps, p.shared, s, from, p, w, a);
+    return launch(p.tokens == 8 ? skinny<C, S, 8> : skinny<C, S, 16>, grid, 32 * p.warps, p.shared, s, from, p, w, a);
   }
 };
 
 }  // namespace
+
+bool mm_cu_rounds_itself(const mm_cu_weight &w, uint32_t columns) {
+  return w.rounding.kind == MM_ACT_FP8_GROUP && w.code != MM_CU_BF16 && w.scale_kind != MM_CU_FINE && columns <= kGemvColumns;
+}
 
 cudaError_t mm_cu_skinny(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s) {
   if (a.tokens > MM_CU_SKINNY) return cudaErrorInvalidValue;

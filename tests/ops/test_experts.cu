@@ -53,6 +53,7 @@ struct middle_codes {
   std::vector<float> scale;
   std::vector<uint32_t> place;
   mm_cu_codes d;
+  std::vector<__nv_bfloat16> single; /* a single token's numbers, of slots of these experts (place) */
   double at(uint32_t pair, uint32_t i) const { return e4m3(code[(size_t)place[pair] * d.pitch + i]) * scale_of(pair, i); }
   double scale_of(uint32_t pair, uint32_t i) const { return scale[(size_t)(i / 128) * d.scale_pitch + place[pair]]; }
 };
@@ -80,12 +81,12 @@ static std::vector<__nv_bfloat16> run_experts(const expert_case &c, const test_w
                                               const __nv_bfloat16 *x, uint32_t tokens, middle_codes *given = nullptr) {
   const uint32_t hidden = w13.d.k, inter = w2.d.k, slots = std::min(r.experts, MM_CU_SKINNY * r.top_k), pairs = tokens * r.top_k;
   buffer<__nv_bfloat16> y((size_t)tokens * hidden);
-  if (c.rounded) {
+  if (c.rounded && tokens > MM_CU_SKINNY) {
     code_buffers codes(tokens, hidden), middle(pairs, inter);
     buffer<__nv_bfloat16> pair_out((size_t)pairs * hidden);
     CUDA_OK(mm_cu_encode(codes.d, {x, hidden, nullptr}, 0));
     CUDA_OK(mm_cu_experts_fp8(w13.d, w2.d, r, {codes.d, middle.d, pair_out.p, y.p}, 0));
-    *given = {middle.code.get(), middle.scale.get(), std::vector<uint32_t>(pairs), middle.d};
+    *given = {middle.code.get(), middle.scale.get(), std::vector<uint32_t>(pairs), middle.d, {}};
     std::vector<uint32_t> sorted(pairs);
     CUDA_OK(cudaMemcpy(sorted.data(), r.pair, pairs * sizeof sorted[0], cudaMemcpyDeviceToHost));
     for (uint32_t i = 0; i < pairs; i++) given->place[sorted[i]] = i;
@@ -95,6 +96,10 @@ static std::vector<__nv_bfloat16> run_experts(const expert_case &c, const test_w
   buffer<__nv_bfloat16> middle((size_t)(skinny ? slots * MM_CU_SKINNY : pairs) * inter);
   buffer<float> pair_out(skinny ? 1 : (size_t)pairs * hidden);
   CUDA_OK((skinny ? mm_cu_experts_skinny : mm_cu_experts_gemm)(w13.d, w2.d, r, {x, y.p, middle.p, pair_out.p, tokens}, 0));
+  if (c.rounded) { /* a single token's, before they are rounded */
+    given->place.resize(slots), given->single = middle.get();
+    CUDA_OK(cudaMemcpy(given->place.data(), r.slot_expert, slots * sizeof(uint32_t), cudaMemcpyDeviceToHost));
+  }
   return y.get();
 }
 
@@ -153,7 +158,16 @@ static void check_experts(const expert_case &c, uint32_t tokens, uint32_t expert
         /* the tensor cores' short sums */
         by[i] = SHORT_SUM * (fabs(s * (1 + gate * (1 - s)) * up) * sqrt(gates) + fabs(gate * s) * sqrt(ups));
       }
-      if (c.rounded) { /* from here on with the GPU's own codes */
+      if (c.rounded && tokens == 1) { /* from here on with the GPU's own numbers, rounded here */
+        const size_t slot = (size_t)(std::find(given.place.begin(), given.place.end(), e) - given.place.begin());
+        std::vector<float> own(inter);
+        for (uint32_t i = 0; i < inter; i++) {
+          own[i] = to_float(given.single[slot * MM_CU_SKINNY * inter + i]);
+          if (!(fabs(own[i] - mid[i]) <= by[i] + fabs(mid[i]) * 0x1p-8)) coded = false;
+        }
+        round_row(own.data(), inter, nullptr);
+        for (uint32_t i = 0; i < inter; i++) mid[i] = own[i];
+      } else if (c.rounded) { /* with the GPU's own codes */
         const uint32_t pair = t * top_k + j;
         if (!codes_of(given, pair, mid, by)) coded = false;
         for (uint32_t i = 0; i < inter; i++) mid[i] = given.at(pair, i);
@@ -250,6 +264,7 @@ void test_experts() {
   check_experts(cases[1], 260, 32, 2, 256, 128, false);
   for (int i : {0, 1, 4, 6, 7}) check_rows_independent(cases[i]);
   const expert_case rounded = {"block_fp8 rounded", MM_CU_E4M3, MM_CU_COARSE, 128, 128, true};
+  for (uint32_t top_k : {1u, 3u, 8u}) check_experts(rounded, 1, 12, top_k, 384, 256, top_k > 1);
   check_experts(rounded, 17, 32, 2, 256, 128, false);
   check_experts(rounded, 100, 12, 3, 384, 256, true);
   check_experts(rounded, 260, 32, 2, 200, 128, false);

@@ -163,6 +163,32 @@ static void check_rounded(uint32_t tokens, uint32_t n, uint32_t k, uint32_t cell
   report(what, relative_error(want, got), wide ? 1e-3 : 3e-3);
 }
 
+/* A single token's kernel rounds its own inputs. */
+static void check_one_rounded(const scheme_case &c, uint32_t n, uint32_t k) {
+  test_weight w;
+  random_weight(&w, c.code, c.kind, 1, n, k, c.cell_n, c.cell_k);
+  w.d.rounding.kind = MM_ACT_FP8_GROUP;
+  auto x = random_bf16(k);
+  std::vector<float> plain;
+  for (uint32_t j = 0; j < k; j++) {
+    x[j] = __float2bfloat16(to_float(x[j]) * (float)exp2((double)(j / 128 % 7) * 4 - 12));
+    plain.push_back(to_float(x[j]));
+  }
+  const auto rounded = rounded_rows(plain, k);
+  buffer<__nv_bfloat16> dx;
+  buffer<float> y(n);
+  dx.put(x);
+  CUDA_OK(mm_cu_skinny(w.d, {dx.p, nullptr, nullptr, y.p, 1}, 0));
+  std::vector<double> want(n), got;
+  for (uint32_t i = 0; i < n; i++) {
+    for (uint32_t j = 0; j < k; j++) want[i] += (double)rounded[j] * w.w[(size_t)i * k + j];
+  }
+  for (auto v : y.get()) got.push_back(v);
+  char what[120];
+  snprintf(what, sizeof what, "linear %-18s T=1   n=%-5u k=%-5u inputs rounded in the kernel", c.name, n, k);
+  report(what, mm_cu_rounds_itself(w.d, k) ? relative_error(want, got) : INFINITY, 1e-5);
+}
+
 /* Pieces of 32 codes by each way of widening them. */
 template <mm_cu_code C>
 __global__ static void widen_pieces(uint32_t *half, uint32_t *wide, const uint4 *piece) {
@@ -221,6 +247,9 @@ void test_linear() {
   check_widening<MM_CU_INT4>("int4"), check_widening<MM_CU_E2M1>("e2m1");
   for (const auto &c : kSchemes) {
     check_linear(c, 1, 520, 1024, false, false);
+    check_linear(c, 1, 133, c.cell_k == 128 ? 640 : 192, true, true);
+    check_linear(c, 1, 3, 9216, true, false);
+    check_linear(c, 1, 2050, 1024, true, false);
     check_linear(c, 5, 264, 3072, true, false);
     check_linear(c, 16, 133, c.cell_k == 128 ? 640 : 192, true, true);
     check_linear(c, 77, 200, c.cell_k == 128 ? 384 : 192, true, false);
@@ -231,7 +260,8 @@ void test_linear() {
     check_linear(kSchemes[i], 3, 9000, 2048, true, false);
     check_linear(kSchemes[i], 13, 2100, 3072, true, false);
   }
-  check_linear(kSchemes[5], 3, 40, 24, true, false); /* a rank's share of a tiny expert */
+  check_linear(kSchemes[5], 3, 40, 24, true, false),
+      check_linear(kSchemes[5], 1, 40, 24, true, false); /* a rank's share of a tiny expert */
   check_encode(3, 24);
   check_encode(70, 1000);
   check_encode(5, 3072);
@@ -241,6 +271,7 @@ void test_linear() {
       if (mm_act_formats[kind].fixed) check_round((mm_act_quant)kind, 0.003f, 7, k);
     }
   }
+  for (int i : {1, 2, 6, 8, 11, 12}) check_one_rounded(kSchemes[i], 300, 3072), check_one_rounded(kSchemes[i], 133, 640);
   for (bool wide : {false, true}) {
     check_rounded(1, 256, 128, 128, 128, wide);
     check_rounded(77, 200, 384, 128, 128, wide);

@@ -1,0 +1,347 @@
+/* The core of a single token's decode products: weight rows, each read once from memory, times one row of activations.
+ *
+ * Rows go in fours, every gridDim.x-th of which is a block's: so all blocks read near each other, which the memory rewards. An item is 512
+ * bytes of each row of a four, 16 a lane and row; a block's items, four by four, are shared out evenly among its warps, each of which has a
+ * ring of them on their way to shared memory. No barrier of the block comes between the first item and the last.
+ *
+ * The product is mma.m16n8k16 turned on its side: a lane's quad, lanes 4g … 4g+3, holds a stretch g of the chunk, of one row as row g of
+ * the M side and of another as row g+8, and the activations of the same stretch as column g of the N side. So each lane needs just the
+ * activations of its own columns, no weight is moved between lanes, and of the 16 x 8 sums those count that belong to row g or g+8 and
+ * column g: lane 4g + g/2 holds both. Codes become f16 in registers, exactly; activations are f16 times a power of two of the stretch.
+ * What lanes and warps sum of a row meets in shared memory in an order that the shape alone decides.
+ *
+ * A job says what the rows are:
+ *   fours(), segments()         a row's k axis is so many stretches of w.k
+ *   at(four, segment)           where the rows lie for that stretch
+ *   apart(), behind()           rows from a four's first to its second; from these two to the others
+ *   x(segment), times(segment)  the activations, and what their products are multiplied by
+ *   rounds()                    activations are rounded to E4M3 in groups of 128
+ *   emit(four, sum[4])          the sums of the rows */
+#ifndef MM_CUDA_GEMV_CUH
+#define MM_CUDA_GEMV_CUH
+
+#include "runtime/cuda/fp8.cuh"
+#include "runtime/cuda/hopper.cuh"
+#include "runtime/cuda/launch.h"
+#include "runtime/cuda/weight.cuh"
+
+constexpr uint32_t kGemvWarps = 16, kFour = 4;
+constexpr int kGemvDepth = 3;            /* items of a warp's ring */
+constexpr uint32_t kGemvColumns = 40000; /* the most activations that fit beside the rings */
+
+struct four_place {
+  uint32_t matrix, first, rows; /* how many of the four there are */
+};
+
+template <mm_cu_code C, mm_cu_scale S>
+struct gemv_kind {
+  static constexpr uint32_t kLane = codec<C>::kPiece; /* columns of 16 bytes */
+  static constexpr uint32_t kChunk = 32 * kLane;      /* columns of an item */
+  static constexpr uint32_t kX = kLane / 8;           /* 16-byte pieces of a lane's activations */
+  static constexpr bool kHalf = C != MM_CU_BF16 && S != MM_CU_FINE;
+  /* Bytes of a row's scales in an item: f32 of its eight stretches, or those of its codes. */
+  static constexpr uint32_t kScales = S == MM_CU_COARSE ? 32 : S == MM_CU_NV ? 64 : S == MM_CU_MX ? 32 : 0;
+  static constexpr uint32_t kCodes = kFour * 512, kItem = kCodes + kFour * kScales;
+  /* What the f16 of the codes lack (codec::halves); the factor of an NV weight holds 2^8 of it already. */
+  static constexpr float kFactor = C != MM_CU_E2M1 || S == MM_CU_MX ? 1.0f : 0x1p6f;
+};
+
+/* Places in shared memory, and how many fours a warp touches at most. */
+struct gemv_plan {
+  uint32_t chunks; /* of a row's segment */
+  uint32_t touched;
+  uint32_t x, back, sums, shared;
+};
+
+/* For a grid of `blocks` blocks that share so many fours. Where smaller kernels still end, two blocks of the launch might come to one
+ * multiprocessor and none to another, for up to half as much again of the time: so a block takes more than half of the shared memory. */
+template <mm_cu_code C, mm_cu_scale S>
+gemv_plan plan_gemv(const mm_cu_weight &w, uint32_t fours, uint32_t segments, uint32_t blocks) {
+  constexpr uint32_t kMoreThanHalf = 113 * 1024 + 128;
+  gemv_plan p;
+  p.chunks = (uint32_t)((w.pitch + 511) / 512);
+  const uint32_t items = segments * p.chunks;
+  p.touched = (ceil_div(fours, blocks) * items + kGemvWarps - 1) / kGemvWarps / items + 2;
+  p.x = kGemvWarps * (uint32_t)kGemvDepth * gemv_kind<C, S>::kItem;
+  p.back = p.x + items * codec<C>::kPiece * 64, p.sums = p.back + items * 32;
+  p.shared = max(p.sums + kGemvWarps * p.touched * kFour * 32, kMoreThanHalf);
+  return p;
+}
+
+/* As copy16_to, and the rest of the 128 bytes to the L2 cache; where !valid nothing is read. */
+__device__ __forceinline__ void copy16_line(uint32_t shared, const void *global, bool valid) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(valid ? 16 : 0) : "memory");
+}
+
+/* What a warp fetches next, of `left` items. */
+template <mm_cu_code C, mm_cu_scale S, class Job>
+struct gemv_fetch {
+  using kind = gemv_kind<C, S>;
+  /* Of a row's scales in an item: f32 of its stretches one by one, or 16 bytes each. The first lanes bring the first row's. */
+  static constexpr uint32_t kPieces = S == MM_CU_COARSE ? 8 : kind::kScales / 16;
+  const mm_cu_weight &w;
+  const Job &job;
+  const uint32_t chunks, mine;  /* of a row's segment; of the chunks, those that the lane has a part in */
+  const uint32_t apart, behind; /* bytes */
+  uint32_t left, four, segment, chunk, rows;
+  const uint8_t *from, *scale; /* the lane's part of the first row; of the scales */
+
+  __device__ __forceinline__ gemv_fetch(const mm_cu_weight &weight, const Job &j, uint32_t count, uint32_t first, uint32_t in,
+                                        uint32_t chunk_count)
+      : w(weight),
+        job(j),
+        chunks(chunk_count),
+        mine(((uint32_t)weight.pitch + 511 - threadIdx.x % 32 * 16) / 512),
+        apart(j.apart() * (uint32_t)weight.pitch),
+        behind(j.behind() * (uint32_t)weight.pitch),
+        left(count),
+        four(first),
+        segment(in / chunk_count),
+        chunk(in % chunk_count) {
+    if (left) find();
+  }
+  __device__ __forceinline__ void find() {
+    const uint32_t lane = threadIdx.x % 32;
+    const four_place p = job.at(four, segment);
+    rows = p.rows;
+    from = w.data + ((size_t)p.matrix * w.n + p.first) * w.pitch + chunk * 512 + lane * 16;
+    if constexpr (kind::kScales > 0) {
+      const uint32_t r = min(lane / kPieces, rows - 1), n = p.first + r % 2 * job.apart() + r / 2 * job.behind();
+      const uint8_t *base = static_cast<const uint8_t *>(w.scale);
+      if (S == MM_CU_COARSE) {
+        scale = base + ((size_t)p.matrix * w.scale_rows + (n >> w.cell_n_log2)) * w.scale_pitch * 4;
+      } else {
+        scale = base + ((size_t)p.matrix * w.n + n) * w.scale_pitch + lane % kPieces * 16;
+      }
+    }
+  }
+  /* The lane's part to `to` of an item's place. */
+  __device__ __forceinline__ void operator()(uint32_t to, uint32_t lane) {
+    if (left) {
+      const bool some = chunk < mine;
+      const uint8_t *second = from + behind;
+      copy16_line(to + lane * 16, from, some);
+      copy16_line(to + lane * 16 + 512, from + apart, some && rows > 1);
+      copy16_line(to + lane * 16 + 1024, second, some && rows > 2);
+      copy16_line(to + lane * 16 + 1536, second + apart, some && rows > 3);
+      if constexpr (S == MM_CU_COARSE) {                       /* every lane one */
+        constexpr uint32_t kStretch = C == MM_CU_INT4 ? 7 : 6; /* log2 of its columns, which a cell is a multiple of */
+        const uint32_t cell = (chunk * 8 + lane % 8) >> (w.cell_k_log2 - kStretch);
+        copy4_to(to + kind::kCodes + lane * 4, scale + min(cell, w.scale_pitch - 1) * 4);
+      } else if constexpr (kind::kScales > 0) {
+        const uint32_t at = chunk * kind::kScales;
+        if (lane < kFour * kPieces) copy16_to(to + kind::kCodes + lane * 16, scale + at, at + lane % kPieces * 16 < w.scale_pitch);
+      }
+      left--, from += 512;
+      if (++chunk == chunks) {
+        chunk = 0;
+        if (++segment == job.segments()) segment = 0, four += gridDim.x;
+        if (left) find();
+      }
+    }
+    copy_commit();
+  }
+};
+
+/* ---- activations ---- */
+
+extern __shared__ __align__(16) uint8_t gemv_shared[];
+
+/* A lane's 16-byte piece q of chunk c lies at x[(c · kX + q) · 32 + lane]; back: the inverse scales of each chunk's eight stretches, times
+ * job.times(segment). Threads from `first` on, a warp's first, do it. */
+template <mm_cu_code C, mm_cu_scale S, class Job>
+__device__ __forceinline__ void gemv_fill(const mm_cu_weight &w, const gemv_plan &p, const Job &job, uint32_t first) {
+  using kind = gemv_kind<C, S>;
+  constexpr uint32_t kStretch = kind::kLane / 2, kAtOnce = 4; /* pieces of a stretch; a thread's loads on their way */
+  uint4 *const x = reinterpret_cast<uint4 *>(gemv_shared + p.x);
+  float *const back = reinterpret_cast<float *>(gemv_shared + p.back);
+  const uint32_t each = p.chunks * (kind::kChunk / 8), total = job.segments() * each, step = blockDim.x - first; /* multiples of 32 */
+  for (uint32_t from = threadIdx.x - first; from < total; from += kAtOnce * step) {
+    uint4 v[kAtOnce];
+#pragma unroll
+    for (uint32_t j = 0; j < kAtOnce; j++) {
+      const uint32_t i = from + j * step, segment = i / each, k = (i - segment * each) * 8;
+      v[j] = i < total && k < w.k ? __ldcg(reinterpret_cast<const uint4 *>(job.x(segment) + k)) : make_uint4(0, 0, 0, 0);
+    }
+#pragma unroll
+    for (uint32_t j = 0; j < kAtOnce; j++) {
+      const uint32_t i = from + j * step, in = i % (kind::kChunk / 8);
+      if (i >= total) break;
+      uint32_t q[4] = {v[j].x, v[j].y, v[j].z, v[j].w};
+      if (kind::kHalf) {
+        const uint32_t all = max2(max2(q[0] & 0x7fff7fffu, q[1] & 0x7fff7fffu), max2(q[2] & 0x7fff7fffu, q[3] & 0x7fff7fffu));
+        uint32_t largest = max(all & 0xffffu, all >> 16);
+        float inverse;
+        if (job.rounds()) { /* to codes of 128 columns, which are f16 as they are */
+#pragma unroll
+          for (uint32_t m = 1; m < 16; m <<= 1) largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, m));
+          const act_scale scale(low(largest));
+#pragma unroll
+          for (int c = 0; c < 4; c++) q[c] = widen2_half(scale.codes(low(q[c]), high(q[c])));
+          inverse = scale.value;
+        } else {
+#pragma unroll
+          for (uint32_t m = 1; m < kStretch; m <<= 1) largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, m));
+          const half_scale scale(largest);
+#pragma unroll
+          for (int c = 0; c < 4; c++) q[c] = scale.convert(q[c]);
+          inverse = scale.inverse;
+        }
+        if (i % kStretch == 0) back[i / kStretch] = inverse * (kind::kFactor * job.times(i / each));
+      }
+      x[(i - in) + in % kind::kX * 32 + in / kind::kX] = make_uint4(q[0], q[1], q[2], q[3]);
+    }
+  }
+}
+
+/* ---- products ---- */
+
+/* MX: what brings the codes' f16 of a lane to the largest scale of its quad, twice in f16, and that scale. */
+struct quad_power {
+  uint32_t half;
+  float most;
+  __device__ __forceinline__ explicit quad_power(uint32_t e) {
+    uint32_t top = max(e, __shfl_xor_sync(0xffffffffu, e, 1));
+    top = max(top, __shfl_xor_sync(0xffffffffu, top, 2));
+    const int field = 29 + (int)e - (int)top; /* of 2^14 and less */
+    const uint32_t h = field > 0 ? (uint32_t)field << 10 : field > -10 ? 0x200u >> -field : 0;
+    half = h << 16 | h;
+    most = __uint_as_float(top == 0 ? 0x00400000u : top << 23);
+  }
+};
+
+/* acc += the products of the item at `item`; lanes 4g + g/2 alone have sums. FINE: `place` says whose scales, `k` is the lane's first
+ * column. */
+template <mm_cu_code C, mm_cu_scale S, class Job>
+__device__ __forceinline__ void gemv_add(float (&acc)[kFour], const uint8_t *item, const uint4 *x, float back, const mm_cu_weight &w,
+                                         const Job &job, const four_place &place, uint32_t k) {
+  using kind = gemv_kind<C, S>;
+  constexpr int kWord = kind::kLane / 8; /* registers of a word of codes */
+  const uint32_t lane = threadIdx.x % 32;
+  const uint8_t *const scale = item + kind::kCodes;
+  uint32_t b[kind::kX * 4];
+#pragma unroll
+  for (uint32_t q = 0; q < kind::kX; q++) {
+    const uint4 v = x[q * 32];
+    b[4 * q] = v.x, b[4 * q + 1] = v.y, b[4 * q + 2] = v.z, b[4 * q + 3] = v.w;
+  }
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    const uint4 code[2] = {reinterpret_cast<const uint4 *>(item)[h * 64 + lane], reinterpret_cast<const uint4 *>(item)[h * 64 + 32 + lane]};
+    const uint32_t word[2][4] = {{code[0].x, code[0].y, code[0].z, code[0].w}, {code[1].x, code[1].y, code[1].z, code[1].w}};
+    float d[2][4] = {}, f[2] = {back, back};
+    uint32_t times[2][2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const uint32_t row = h * 2 + r;
+      if constexpr (S == MM_CU_NV)
+        codec<MM_CU_E4M3>::halves(times[r], __byte_perm(reinterpret_cast<const uint16_t *>(scale)[row * 32 + lane], 0, 0x1100));
+      if constexpr (S == MM_CU_MX) {
+        const quad_power e(scale[row * 32 + lane]);
+        times[r][0] = times[r][1] = e.half, f[r] *= e.most;
+      }
+      if constexpr (S == MM_CU_COARSE) f[r] *= reinterpret_cast<const float *>(scale)[row * 8 + lane / 4];
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      if constexpr (C == MM_CU_BF16) {
+        if (i % 2) continue;
+        const uint32_t a[4] = {word[0][i], word[1][i], word[0][i + 1], word[1][i + 1]};
+        mma(d[i / 2], a, b[i], b[i + 1]);
+      } else {
+        uint32_t v[2][kWord];
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+          codec<C>::halves(v[r], word[r][i]);
+          if constexpr (S == MM_CU_NV || S == MM_CU_MX) {
+#pragma unroll
+            for (int j = 0; j < kWord; j++) v[r][j] = mul_half2(v[r][j], times[r][i / 2]);
+          } else if constexpr (S == MM_CU_FINE) {
+            const uint32_t n = min(place.first + r * job.apart() + h * job.behind(), w.n - 1);
+            const float s =
+                __ldg(static_cast<const float *>(w.scale) + ((size_t)place.matrix * w.scale_rows + (n >> w.cell_n_log2)) * w.scale_pitch +
+                      (min(k + i * (kind::kLane / 4), w.k - 1) >> w.cell_k_log2));
+#pragma unroll
+            for (int j = 0; j < kWord; j++) {
+              const float2 wide = __half22float2(*reinterpret_cast<const __half2 *>(&v[r][j]));
+              v[r][j] = pack2(wide.x * s, wide.y * s);
+            }
+          }
+        }
+#pragma unroll
+        for (int j = 0; j < kWord; j += 2) {
+          const uint32_t a[4] = {v[0][j], v[1][j], v[0][j + 1], v[1][j + 1]};
+          if constexpr (kind::kHalf) {
+            mma_half(d[i % 2], a, b[i * kWord + j], b[i * kWord + j + 1]);
+          } else {
+            mma(d[i % 2], a, b[i * kWord + j], b[i * kWord + j + 1]);
+          }
+        }
+      }
+    }
+    const bool odd = threadIdx.x & 4; /* g % 2: the column within the lane's two */
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+      acc[h * 2 + r] += (odd ? d[0][2 * r + 1] + d[1][2 * r + 1] : d[0][2 * r] + d[1][2 * r]) * (kind::kHalf ? f[r] : 1.0f);
+  }
+}
+
+/* ---- a block ---- */
+
+/* ready(): called once the first weights are on their way; returns when the activations lie in shared memory. */
+template <mm_cu_code C, mm_cu_scale S, class Job, class Ready>
+__device__ __forceinline__ void gemv_rows(const mm_cu_weight &w, const gemv_plan &p, const Job &job, const Ready &ready) {
+  using kind = gemv_kind<C, S>;
+  const uint4 *const x = reinterpret_cast<const uint4 *>(gemv_shared + p.x);
+  const float *const back = reinterpret_cast<const float *>(gemv_shared + p.back);
+  float *const sums = reinterpret_cast<float *>(gemv_shared + p.sums);
+  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4;
+  const uint32_t fours = job.fours(), mine = fours > blockIdx.x ? (fours - blockIdx.x - 1) / gridDim.x + 1 : 0;
+  const uint32_t each = job.segments() * p.chunks, items = mine * each;
+  const uint32_t first = items * warp / kGemvWarps, end = items * (warp + 1) / kGemvWarps;
+  const uint32_t before = first / max(each, 1); /* fours of the block */
+  uint32_t four = before * gridDim.x + blockIdx.x, in = first - before * each, left = end - first;
+  gemv_fetch<C, S, Job> fetch(w, job, left, four, in, p.chunks);
+  const uint8_t *const ring = gemv_shared + warp * (kGemvDepth * kind::kItem), *item = ring;
+  uint32_t free = shared_address(ring);
+  for (int i = 0; i + 1 < kGemvDepth; i++, free += kind::kItem) fetch(free, lane);
+  ready();
+  float *sum = sums + (warp * p.touched * 8 + g) * kFour; /* of this stretch, of the warp's fours one after another */
+  float acc[kFour] = {};
+  const uint4 *at = x + in * (kind::kX * 32) + lane;
+  const float *inverse = back + in * 8 + g;
+  while (left) {
+    copy_wait<kGemvDepth - 2>();
+    __syncwarp(); /* the scales have come, and the item before is read */
+    fetch(free, lane);
+    free = shared_address(item);
+    four_place place = {};
+    uint32_t k = 0;
+    if (S == MM_CU_FINE) place = job.at(four, in / p.chunks), k = in % p.chunks * kind::kChunk + lane * kind::kLane;
+    gemv_add<C, S>(acc, item, at, kind::kHalf ? *inverse : 1.0f, w, job, place, k);
+    item += kind::kItem, at += kind::kX * 32, inverse += 8;
+    if (item == ring + kGemvDepth * kind::kItem) item = ring;
+    if (++in == each) in = 0, four += gridDim.x, at = x + lane, inverse = back + g;
+    if (--left && in) continue;
+    if (lane % 4 == g / 2) *reinterpret_cast<float4 *>(sum) = make_float4(acc[0], acc[1], acc[2], acc[3]);
+    sum += 8 * kFour;
+#pragma unroll
+    for (float &a : acc) a = 0;
+  }
+  __syncthreads();
+  for (uint32_t i = threadIdx.x; i < mine; i += 32 * kGemvWarps) {
+    const uint32_t begin = i * each, last = begin + each;
+    float total[kFour] = {};
+    for (uint32_t from = begin * kGemvWarps / max(items, 1); from < kGemvWarps; from++) {
+      const uint32_t start = items * from / kGemvWarps;
+      if (start >= last) break;
+      if (items * (from + 1) / kGemvWarps <= max(begin, start)) continue; /* has none of the four, or none at all */
+      const float4 *v = reinterpret_cast<const float4 *>(sums) + (from * p.touched + i - start / each) * 8;
+#pragma unroll
+      for (int j = 0; j < 8; j++) total[0] += v[j].x, total[1] += v[j].y, total[2] += v[j].z, total[3] += v[j].w;
+    }
+    job.emit(i * gridDim.x + blockIdx.x, total);
+  }
+}
+
+#endif
