@@ -9,6 +9,20 @@
 
 #include "formats/file.h"
 
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define __SANITIZE_ADDRESS__ 1
+#endif
+#endif
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#define POISON(p, n)   __asan_poison_memory_region(p, n)
+#define UNPOISON(p, n) __asan_unpoison_memory_region(p, n)
+#else
+#define POISON(p, n)   ((void)0)
+#define UNPOISON(p, n) ((void)0)
+#endif
+
 #define MAX_DEPTH  32
 #define MAX_VALUES (UINT32_C(4) << 20) /* jansson takes up to some 150 bytes for each */
 
@@ -41,41 +55,79 @@ static bool prescan(const char *text, size_t n, const char *file, mm_err *err) {
 
 /* Memory of jansson. When it has none its reader goes on without the bytes that it could not keep, and runs past those that it did (2.14,
  * lex_scan_string). So a failed allocation leaves the reader at once, and frees what the document has so far. The writer leaves things out
- * instead: there it is noted. */
-typedef struct block {
-  struct block *before, *after; /* of the same document; as large as malloc's alignment */
-} block;
+ * instead: there it is noted. Small blocks of a document share chunks; a chunk goes with its last block. Under AddressSanitizer all of it
+ * but the blocks themselves is out of bounds. */
+#define CHUNK ((size_t)4 << 10)
+
+typedef struct chunk {
+  struct chunk *before, *after; /* of the document that is being read */
+  size_t used, cap, live;       /* bytes, bytes, blocks */
+  _Alignas(max_align_t) char data[];
+} chunk;
+
+typedef struct head { /* of a block */
+  _Alignas(max_align_t) chunk *home;
+  size_t size;
+} head;
 
 typedef struct reading {
-  block first;
+  chunk *newest;
   jmp_buf out_of_memory;
 } reading;
 
 static _Thread_local reading *now_reading;
 static _Thread_local bool starved;
 
+/* A chunk with room for n bytes: the newest of the document, or a new one; a large block has its own. NULL for want of memory. */
+static chunk *chunk_for(size_t n) {
+  chunk *last = now_reading ? now_reading->newest : NULL;
+  if (last && n <= last->cap - last->used) return last;
+  size_t cap = now_reading && n < CHUNK / 4 ? CHUNK : n;
+  chunk *c = malloc(sizeof *c + cap);
+  if (!c) return NULL;
+  *c = (chunk){.cap = cap};
+  POISON(c->data, cap);
+  if (!now_reading) return c;
+  bool second = last && cap != CHUNK; /* the rest of the newest stays in use */
+  c->before = second ? last : NULL;
+  c->after = second ? last->after : last;
+  if (c->before) c->before->after = c;
+  if (c->after) c->after->before = c;
+  if (!second) now_reading->newest = c;
+  return c;
+}
+
+static void drop(chunk *c) {
+  if (c->before) c->before->after = c->after;
+  if (c->after) c->after->before = c->before;
+  if (now_reading && now_reading->newest == c) now_reading->newest = c->after;
+  UNPOISON(c->data, c->cap);
+  free(c);
+}
+
 static void *block_malloc(size_t n) {
-  block *b = malloc(sizeof *b + n);
-  if (!b && now_reading) longjmp(now_reading->out_of_memory, 1);
-  if (!b) {
+  chunk *c = n <= SIZE_MAX / 2 ? chunk_for(sizeof(head) + mm_round_up(n, sizeof(head))) : NULL;
+  if (!c && now_reading) longjmp(now_reading->out_of_memory, 1);
+  if (!c) {
     starved = true;
     return NULL;
   }
-  *b = (block){0};
-  if (now_reading) {
-    *b = (block){&now_reading->first, now_reading->first.after};
-    if (b->after) b->after->before = b;
-    now_reading->first.after = b;
-  }
-  return b + 1;
+  head *h = (head *)(void *)(c->data + c->used);
+  UNPOISON(h, sizeof *h + n);
+  *h = (head){c, n};
+  POISON(h, sizeof *h);
+  c->used += sizeof *h + mm_round_up(n, sizeof *h);
+  c->live++;
+  return h + 1;
 }
 
 static void block_free(void *p) {
   if (!p) return;
-  block *b = (block *)p - 1;
-  if (b->before) b->before->after = b->after;
-  if (b->after) b->after->before = b->before;
-  free(b);
+  head *h = (head *)p - 1;
+  UNPOISON(h, sizeof *h);
+  chunk *c = h->home;
+  POISON(h, sizeof *h + h->size);
+  if (--c->live == 0) drop(c);
 }
 
 /* Before main: what jansson has allocated by its own means could not be freed by these. */
@@ -87,17 +139,13 @@ static json_t *read_text(const char *text, size_t n, json_error_t *e) {
   e->text[0] = 0;
   now_reading = &r;
   if (setjmp(r.out_of_memory) != 0) {
+    while (r.newest) drop(r.newest);
     now_reading = NULL;
-    for (block *b = r.first.after, *next; b; b = next) {
-      next = b->after;
-      free(b);
-    }
     e->text[0] = 0;
     return NULL;
   }
   json_t *j = json_loadb(text, n, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, e);
   now_reading = NULL;
-  if (r.first.after) r.first.after->before = NULL;
   return j;
 }
 

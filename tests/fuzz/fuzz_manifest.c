@@ -9,9 +9,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 enum { LINE = sizeof MM_MANIFEST_SEAL - 3 + MM_HEX_LEN };
 
-/* What comes before "parallel" in a manifest. */
+/* What comes before "parallel" in a manifest. Here it comes last: what is no JSON is refused before it is read. */
 static const char head[] =
-    "{\"format\":\"minimax-packed\",\"version\":1,\"tool\":\"t\",\"quant\":\"q\",\"tp_align\":\"split\","
+    "\"format\":\"minimax-packed\",\"version\":1,\"tool\":\"t\",\"quant\":\"q\",\"tp_align\":\"split\","
     "\"plan\":\"0000000000000000000000000000000000000000000000000000000000000000\","
     "\"model\":{\"architecture\":\"MiniMaxM2ForCausalLM\",\"family\":\"m2\",\"router\":\"sigmoid_bias\",\"postnorm\":false,"
     "\"qk_norm\":true,\"hidden\":128,\"layers\":1,\"heads\":8,\"kv_heads\":8,\"head_dim\":128,\"rotary_dim\":64,\"experts\":4,"
@@ -23,14 +23,14 @@ static const char head[] =
  * of its last line is made right, which no mutation finds by chance. */
 static char *sealed(const uint8_t *data, size_t size, size_t *n) {
   bool whole = size > 0 && data[0] == '{';
-  size_t start = whole ? 0 : sizeof head - 1, end = start + size + !whole;
-  *n = whole ? size : end + LINE;
+  *n = whole ? size : size + sizeof head + 1 + LINE;
   char *text = malloc(*n + 1), hex[MM_HEX_LEN + 1];
   mm_digest d;
   if (!text) abort();
-  memcpy(text, head, start);
-  if (size) memcpy(text + start, data, size);
-  if (!whole) text[end - 1] = ',';
+  if (!whole) text[0] = '{';
+  if (size) memcpy(text + !whole, data, size);
+  if (!whole) text[1 + size] = ',';
+  if (!whole) memcpy(text + 2 + size, head, sizeof head - 1);
   if (*n < LINE) return text;
   if (!mm_sha256(text, *n - LINE, &d, NULL)) abort();
   mm_digest_hex(&d, hex);
