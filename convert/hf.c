@@ -334,6 +334,8 @@ static bool open_slot(mm_hf_reader *r, uint32_t file, mm_err *err) {
     return mm_fail(err, MM_IO, "E_CHANGED", mm_at(f->path, NULL), "found %s since its header was read",
                    found ? "another file, or a change," : "it gone or of another kind");
   r->slot[r->last].direct = open(f->path, O_RDONLY | O_DIRECT | O_CLOEXEC);
+  if (r->slot[r->last].direct >= 0)
+    posix_fadvise(open_file->fd, 0, 0, POSIX_FADV_RANDOM); /* small reads: what is around them is not wanted */
   r->slot[r->last].file = file;
   return true;
 }

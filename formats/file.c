@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/uio.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #define TRANSFER_MAX ((size_t)1 << 30) /* one call; the kernel's own bound is just below 2 GiB */
@@ -108,15 +108,29 @@ bool mm_file_read(const mm_file *f, const char *path, void *buf, size_t n, uint6
   return true;
 }
 
+/* Whether the page cache has all of a range; no where it cannot be asked (kernels before 6.5, files of other users). Reading with
+ * RWF_NOWAIT would tell too, but has the kernel read ahead, up to 8 MiB that are then read again past the cache. */
+static bool is_cached(int fd, uint64_t offset, size_t n) {
+#ifndef SYS_cachestat
+#define SYS_cachestat 451 /* on every machine but Alpha */
+#endif
+  struct {
+    uint64_t offset, bytes;
+  } range = {offset, n};
+  struct {
+    uint64_t cached, dirty, writeback, evicted, recently_evicted;
+  } pages = {0};
+  uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+  return syscall(SYS_cachestat, fd, &range, &pages, 0) == 0 && pages.cached >= (offset + n - 1) / page - offset / page + 1;
+}
+
 bool mm_file_stream(const mm_file *f, int direct, const char *path, uint8_t *buf, size_t n, uint64_t offset, size_t *skew, mm_err *err) {
   *skew = offset % MM_DIRECT;
-  struct iovec whole = {buf + *skew, n};
   size_t done = 0;
-  ssize_t got = preadv2(f->fd, &whole, 1, (off_t)offset, RWF_NOWAIT);
-  if (got > 0) done = (size_t)got;
-  if (direct >= 0 && done < n) { /* the aligned window around what is missing; the end of the file may cut its last read short */
-    uint64_t at = (offset + done) / MM_DIRECT * MM_DIRECT, end = mm_round_up(offset + n, MM_DIRECT);
-    uint8_t *to = buf + (at - (offset - *skew));
+  ssize_t got;
+  if (direct >= 0 && n > 0 && !is_cached(f->fd, offset, n)) { /* the aligned window; the end of the file may cut its last read short */
+    uint64_t at = offset - *skew, end = mm_round_up(offset + n, MM_DIRECT);
+    uint8_t *to = buf;
     while (at < offset + n && (got = pread(direct, to, (size_t)mm_min(end - at, TRANSFER_MAX), (off_t)at)) > 0) {
       at += (uint64_t)got;
       to += got;

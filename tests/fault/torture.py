@@ -18,7 +18,7 @@ import sys
 import tempfile
 
 ERRORS = {
-    "openat": ["EACCES", "EMFILE", "EIO"], "pread64": ["EIO", "EINTR"], "preadv2": ["EIO"], "pwrite64": ["ENOSPC", "EIO", "EINTR"],
+    "openat": ["EACCES", "EMFILE", "EIO"], "pread64": ["EIO", "EINTR"], "pwrite64": ["ENOSPC", "EIO", "EINTR"],
     "fsync": ["EIO"], "fdatasync": ["EIO"], "renameat2": ["EIO", "EEXIST"], "mkdirat": ["EACCES", "ENOSPC"], "fallocate": ["ENOSPC"],
     "newfstatat": ["EIO"], "flock": ["EINTR", "ENOLCK"], "getdents64": ["EIO"], "close": ["EIO"], "fchmod": ["EPERM"], "mmap": ["ENOMEM"],
     "unlinkat": ["EIO"], "fstatfs": ["EIO"], "lseek": ["EIO"],
