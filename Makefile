@@ -90,6 +90,7 @@ UNIT = $(UNIT_SRC:%.c=$(BUILD)/%)
 MODEL = $(MODEL_SRC:%.c=$(BUILD)/%)
 PRELOAD = $(PRELOAD_SRC:%.c=$(BUILD)/%.so)
 BENCH = $(BENCH_SRC:%.c=$(BUILD)/%)
+NO_HASH = $(BUILD)/tests/bench/no_hash
 
 all: $(PROGRAMS) ## build the programs into build/bin
 	@echo "$(if $(filter 1,$(CUDA)),CUDA backend: built with $(NVCC),CUDA backend: not built ($(if $(NVCC),CUDA=0,no nvcc found)))"
@@ -129,6 +130,8 @@ $(PRELOAD): $(BUILD)/%.so: %.c $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(Q)$(CC) -std=c11 -D_GNU_SOURCE -O2 $(WARN) -fPIC -shared $< -o $@
 $(BENCH): $(BUILD)/%: $(BUILD)/%.o $(LIBS_all)
+	$(link) -o $@
+$(NO_HASH): $(NO_HASH).o $(BUILD)/convert/minimax_convert.o $(LIBS_all)
 	$(link) -o $@
 
 # ---- tests: every test program is a target check/NAME; scripts/test.sh runs it, prints one line and keeps its result
@@ -229,7 +232,7 @@ bench-quant: $(BUILD)/tests/bench/bench_quant ## GB/s of every scheme, search an
 bench-quality: $(PROGRAMS) $(BUILD)/tests/bench/bench_quality ## SQNR gains of the searches, likelihood of the small checkpoints by scheme
 	$(Q)$(BUILD)/tests/bench/bench_quality
 	$(Q)tests/bench/quality.py $(BUILD)/bin
-bench: $(PROGRAMS) $(BENCH) $(PRELOAD) ## conversion rates beside memcpy and the disk of the same run
+bench: $(PROGRAMS) $(BENCH) $(NO_HASH) ## conversion rates beside memcpy and the disk of the same run
 	$(Q)scripts/bench_convert.py $(BUILD)/bin
 	$(Q)for b in $(BENCH); do $$b || exit 1; done
 

@@ -4,6 +4,7 @@
 #include <float.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "quant/numbers.h"
 
@@ -74,6 +75,7 @@ static bool settle(mm_decoder *d, const mm_matrix *x, uint32_t row, size_t n, mm
 }
 
 #define STREAM_MIN ((size_t)256 << 10) /* smaller reads go through the page cache */
+#define HUGE_PAGE  ((size_t)2 << 20)
 
 /* Room for n bytes wherever they start inside an aligned window. The old contents are not kept. */
 static bool window(mm_decoder *d, size_t n, mm_err *err) {
@@ -83,7 +85,9 @@ static bool window(mm_decoder *d, size_t n, mm_err *err) {
   free(d->buffer);
   d->buffer = NULL;
   d->buffer_cap = 0;
-  if (posix_memalign(&fresh, MM_DIRECT, want) != 0) return mm_fail_memory(err, want);
+  want = mm_round_up(want, HUGE_PAGE);
+  if (posix_memalign(&fresh, HUGE_PAGE, want) != 0) return mm_fail_memory(err, want);
+  madvise(fresh, want, MADV_HUGEPAGE); /* fewer pages to hand to the disk */
   d->buffer = fresh;
   d->buffer_cap = want;
   return true;

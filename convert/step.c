@@ -104,6 +104,12 @@ static void gather(const mm_run *rows, const mm_run *cols, const uint8_t *plane,
   }
 }
 
+/* Whether a rank's share lies in the plane as it will lie in the file: whole rows that follow each other. */
+static bool is_stretch(const mm_run *rows, const mm_run *cols, uint32_t plane_cols, uint32_t stored_cols) {
+  return cols->step == cols->cell && cols->count == stored_cols && plane_cols == stored_cols &&
+         (rows->count == 1 || rows->step == rows->cell);
+}
+
 /* Gives every rank its share of every plane of the packed strip. */
 static bool scatter(mm_worker *w, const mm_strip *s, const void *const plane[MM_MAX_PLANES], mm_blocks *out, mm_err *err) {
   const mm_piece *x = &s->t->piece[s->piece];
@@ -127,10 +133,15 @@ static bool scatter(mm_worker *w, const mm_strip *s, const void *const plane[MM_
       mm_run cols = run_of(all_cols, 0, s->x->cols, 0, stored->cell_k, cell.k);
       if (rows.count == 0 || cols.count == 0) continue;
       uint64_t row_bytes = (uint64_t)stored_cols * size;
-      if (!mm_grow(&w->slice, &w->slice_cap, rows.count * row_bytes, 1, err)) return false;
-      gather(&rows, &cols, plane[i], mm_cells(s->x->cols, cell.k), stored_cols, size, w->slice);
-      if (s->pt->spelling) mm_dialect_scale(s->pt->spelling, sc, i, w->slice);
-      if (!mm_blocks_put(out, &w->log, r, at + rows.to * row_bytes, w->slice, rows.count * row_bytes, err)) return false;
+      uint32_t plane_cols = mm_cells(s->x->cols, cell.k);
+      const void *bytes = (const uint8_t *)plane[i] + strip_cell(&rows, 0) * row_bytes;
+      if (s->pt->spelling || !is_stretch(&rows, &cols, plane_cols, stored_cols)) {
+        if (!mm_grow(&w->slice, &w->slice_cap, rows.count * row_bytes, 1, err)) return false;
+        gather(&rows, &cols, plane[i], plane_cols, stored_cols, size, w->slice);
+        if (s->pt->spelling) mm_dialect_scale(s->pt->spelling, sc, i, w->slice);
+        bytes = w->slice;
+      }
+      if (!mm_blocks_put(out, &w->log, r, at + rows.to * row_bytes, bytes, rows.count * row_bytes, err)) return false;
     }
   }
   return true;

@@ -3,7 +3,7 @@
 
 Ceilings first: memcpy, SHA-256 on one core, direct reading of the source, direct writing with fsync. Then cp (with fsync) and the
 conversions alternate, A B A B; every run starts with the source out of the page cache and ends when the output is durable. Medians. What
-hashing adds is the difference to the same conversion with a SHA-256 that does nothing (tests/bench/preload/no_hash.c)."""
+hashing adds is the difference to the same conversion with a SHA-256 that does nothing (tests/bench/no_hash.c)."""
 import argparse
 import ctypes
 import os
@@ -21,7 +21,7 @@ parser.add_argument("--runs", type=int, default=3)
 parser.add_argument("--dir", help="where to work (default: the temporary directory)")
 args = parser.parse_args()
 work = tempfile.mkdtemp(prefix="mm-bench-", dir=args.dir)
-UNHASHED, NO_HASH = ", no hashing", os.path.join(args.bin, "../tests/bench/preload/no_hash.so")
+UNHASHED, CONVERT, NO_HASH = ", no hashing", os.path.join(args.bin, "minimax-convert"), os.path.join(args.bin, "../tests/bench/no_hash")
 scripts = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -71,8 +71,8 @@ def copy(source):
         os.close(fd)
 
 
-def convert(source, *options, **environment):
-    subprocess.run([os.path.join(args.bin, "minimax-convert"), source, "-o", os.path.join(work, "out"), "-q", *options], check=True, env=dict(os.environ, **environment))
+def convert(source, *options, program=CONVERT):
+    subprocess.run([program, source, "-o", os.path.join(work, "out"), "-q", *options], check=True)
 
 
 def run_all(source, actions):
@@ -107,13 +107,13 @@ try:
     fp8 = os.path.join(work, "fp8")
     table("remap of block FP8", fp8, {"--quant none --tp 8": 1.0, "--quant none --tp 1": 1.0},
           [("--quant none --tp 1", lambda: convert(fp8)), ("--quant none --tp 8", lambda: convert(fp8, "--tp", "8")),
-           ("--quant none --tp 8" + UNHASHED, lambda: convert(fp8, "--tp", "8", LD_PRELOAD=NO_HASH))])
+           ("--quant none --tp 8" + UNHASHED, lambda: convert(fp8, "--tp", "8", program=NO_HASH))])
     shutil.rmtree(fp8)
     subprocess.run([sys.executable, os.path.join(scripts, "bench_checkpoint.py"), os.path.join(work, "bf16"), "--layers", "1", "--experts", str(experts), "--bf16"], check=True, stdout=subprocess.DEVNULL)
     bf16 = os.path.join(work, "bf16")
     table("BF16 source", bf16, {"--quant block_fp8 --tp 8": 0.5, "--quant nvfp4a16 absmax": 0.28, "--quant nvfp4a16 mse": 0.28},
           [("--quant block_fp8 --tp 8", lambda: convert(bf16, "--tp", "8", "--quant", "block_fp8")),
-           ("--quant block_fp8 --tp 8" + UNHASHED, lambda: convert(bf16, "--tp", "8", "--quant", "block_fp8", LD_PRELOAD=NO_HASH)),
+           ("--quant block_fp8 --tp 8" + UNHASHED, lambda: convert(bf16, "--tp", "8", "--quant", "block_fp8", program=NO_HASH)),
            ("--quant nvfp4a16 absmax", lambda: convert(bf16, "--tp", "8", "--quant", "nvfp4a16", "--search", "absmax")),
            ("--quant nvfp4a16 mse", lambda: convert(bf16, "--tp", "8", "--quant", "nvfp4a16"))])
 finally:
