@@ -35,9 +35,9 @@ void mm_file_close(mm_file *f); /* reading side only: a failed close loses nothi
 bool mm_file_unchanged(const mm_file *f, const char *path, mm_err *err);
 /* Exactly n bytes at offset; a short file is MM_IO E_SHORT_READ with the offset. */
 bool mm_file_read(const mm_file *f, const char *path, void *buf, size_t n, uint64_t offset, mm_err *err);
-/* For one pass over much data, without filling the page cache: takes what the cache already holds whole, else reads past it through `direct`
- * (a descriptor with O_DIRECT, or -1 where the file system has none). buf is aligned to MM_DIRECT and has room for n + 2·MM_DIRECT; the
- * bytes start at buf + *skew. Errors as mm_file_read. */
+/* For one pass over much data, without filling the page cache: takes what the cache already holds whole, else reads past it through
+ * `direct` (a descriptor with O_DIRECT, or -1 where the file system has none). buf is aligned to MM_DIRECT and has room for n +
+ * 2·MM_DIRECT; the bytes start at buf + *skew. Errors as mm_file_read. */
 #define MM_DIRECT 4096
 bool mm_file_stream(const mm_file *f, int direct, const char *path, uint8_t *buf, size_t n, uint64_t offset, size_t *skew, mm_err *err);
 /* Whole regular file of at most max bytes, NUL-terminated beyond *n; free() it. */

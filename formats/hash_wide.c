@@ -67,25 +67,27 @@ WIDE_ANY void load(lanes w[16], const uint8_t *const data[16], size_t at) {
   transpose(w);
 }
 
-WIDE_ANY void step(lanes a, lanes b, lanes c, lanes *d, lanes e, lanes f, lanes g, lanes *h, lanes w, uint32_t k) {
+/* Step i: the variables a to h are v[0] to v[7], turned by i. */
+WIDE_ANY void step(lanes v[8], unsigned i, lanes w, uint32_t k) {
+  lanes a = v[-i & 7], b = v[(1 - i) & 7], c = v[(2 - i) & 7], e = v[(4 - i) & 7], f = v[(5 - i) & 7], g = v[(6 - i) & 7];
   lanes choice = _mm512_ternarylogic_epi32(e, f, g, 0xca), majority = _mm512_ternarylogic_epi32(a, b, c, 0xe8);
   lanes e3 = xor3(_mm512_ror_epi32(e, 6), _mm512_ror_epi32(e, 11), _mm512_ror_epi32(e, 25));
   lanes a3 = xor3(_mm512_ror_epi32(a, 2), _mm512_ror_epi32(a, 13), _mm512_ror_epi32(a, 22));
-  lanes t = sum(sum(sum(*h, sum(w, _mm512_set1_epi32((int)k))), choice), e3);
-  *d = sum(*d, t);
-  *h = sum(t, sum(majority, a3));
+  lanes t = sum(sum(sum(v[(7 - i) & 7], sum(w, _mm512_set1_epi32((int)k))), choice), e3);
+  v[(3 - i) & 7] = sum(v[(3 - i) & 7], t);
+  v[(7 - i) & 7] = sum(t, sum(majority, a3));
 }
 
 /* Eight steps, after which every variable is in its place again. */
 WIDE_ANY void steps(lanes v[8], const lanes w[8], const uint32_t k[8]) {
-  step(v[0], v[1], v[2], &v[3], v[4], v[5], v[6], &v[7], w[0], k[0]);
-  step(v[7], v[0], v[1], &v[2], v[3], v[4], v[5], &v[6], w[1], k[1]);
-  step(v[6], v[7], v[0], &v[1], v[2], v[3], v[4], &v[5], w[2], k[2]);
-  step(v[5], v[6], v[7], &v[0], v[1], v[2], v[3], &v[4], w[3], k[3]);
-  step(v[4], v[5], v[6], &v[7], v[0], v[1], v[2], &v[3], w[4], k[4]);
-  step(v[3], v[4], v[5], &v[6], v[7], v[0], v[1], &v[2], w[5], k[5]);
-  step(v[2], v[3], v[4], &v[5], v[6], v[7], v[0], &v[1], w[6], k[6]);
-  step(v[1], v[2], v[3], &v[4], v[5], v[6], v[7], &v[0], w[7], k[7]);
+  step(v, 0, w[0], k[0]);
+  step(v, 1, w[1], k[1]);
+  step(v, 2, w[2], k[2]);
+  step(v, 3, w[3], k[3]);
+  step(v, 4, w[4], k[4]);
+  step(v, 5, w[5], k[5]);
+  step(v, 6, w[6], k[6]);
+  step(v, 7, w[7], k[7]);
 }
 
 /* The next sixteen words of the schedule. */
