@@ -3,7 +3,7 @@
 
 Ceilings first: memcpy, SHA-256 on one core, direct reading of the source, direct writing with fsync. Then cp (with fsync) and the
 conversions alternate, A B A B; every run starts with the source out of the page cache and ends when the output is durable. Medians. What
-hashing adds is the difference to the same conversion with a SHA-256 that does nothing (tests/bench/no_hash.c)."""
+hashing adds is the difference to the same conversion with a SHA-256 that does nothing (tests/bench/no_hash.c). The last line is the figures."""
 import argparse
 import ctypes
 import os
@@ -21,6 +21,7 @@ parser.add_argument("--runs", type=int, default=3)
 parser.add_argument("--dir", help="where to work (default: the temporary directory)")
 args = parser.parse_args()
 work = tempfile.mkdtemp(prefix="mm-bench-", dir=args.dir)
+figures = []
 UNHASHED, CONVERT, NO_HASH = ", no hashing", os.path.join(args.bin, "minimax-convert"), os.path.join(args.bin, "../tests/bench/no_hash")
 scripts = os.path.dirname(os.path.abspath(__file__))
 
@@ -91,13 +92,16 @@ def table(title, source, out_bytes, actions):
     seconds = run_all(source, [("direct read", lambda: read_direct(source)), ("direct write", lambda: write_direct(size)), ("cp + fsync", lambda: copy(source)), *actions])
     print(f"{title}: {size / 1e9:.2f} GB in, median of {args.runs}")
     for name, t in seconds.items():
-        ratio = f"  {t / seconds['cp + fsync']:.2f} x cp"
+        ratios = [f"{t / seconds['cp + fsync']:.2f} x cp"]
         if name in out_bytes:
             floor = max(seconds["direct read"], seconds["direct write"] * out_bytes[name])
-            ratio += f"  {t / floor:.2f} x max(read, write)"
+            ratios.append(f"{t / floor:.2f} x max(read, write)")
         if name + UNHASHED in seconds:
-            ratio += f"  hashing {100 * (1 - seconds[name + UNHASHED] / t):.1f} % of the time"
-        print(f"  {name:32s} {t:6.2f} s  {size / t / 1e9:5.2f} GB/s of source{ratio}")
+            ratios.append(f"hashing {100 * (1 - seconds[name + UNHASHED] / t):.1f} % of the time")
+        print(f"  {name:32s} {t:6.2f} s  {size / t / 1e9:5.2f} GB/s of source  {'  '.join(ratios)}")
+        if name in out_bytes:
+            figures.append(f"{name.removeprefix('--quant ')}: {', '.join(ratios)}")
+
 
 
 try:
@@ -116,5 +120,6 @@ try:
            ("--quant block_fp8 --tp 8" + UNHASHED, lambda: convert(bf16, "--tp", "8", "--quant", "block_fp8", program=NO_HASH)),
            ("--quant nvfp4a16 absmax", lambda: convert(bf16, "--tp", "8", "--quant", "nvfp4a16", "--search", "absmax")),
            ("--quant nvfp4a16 mse", lambda: convert(bf16, "--tp", "8", "--quant", "nvfp4a16"))])
+    print("; ".join(figures))
 finally:
     shutil.rmtree(work)

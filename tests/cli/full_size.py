@@ -15,6 +15,9 @@ RELEASED = "../shared/released/minimax-m1"
 SAN = os.environ.get("SAN") == "1"  # the limits are for the programs as users have them
 
 
+most = [0.0, 0.0]  # seconds and MiB of any plan
+
+
 def dry_run(source, *options):
     """(exit status, stdout, stderr) of a dry run that kept the limits."""
     target = os.path.join(os.environ["TMPDIR"], "never")
@@ -28,6 +31,7 @@ def dry_run(source, *options):
         err.seek(0)
         result = child.returncode, out.read(), err.read()
     print(f"{os.path.basename(source)} {' '.join(options)}: status {result[0]}, {wall:.2f} s, {seconds:.2f} s of CPU, {mib:.0f} MiB")
+    most[:] = max(most[0], wall), max(most[1], mib)
     assert SAN or mib < 64, "a dry run must take less than 64 MiB"
     assert not os.path.exists(target), "a dry run must not write"
     return result
@@ -58,6 +62,6 @@ if os.path.exists(RELEASED):
     config, index = RELEASED + "/config.json", RELEASED + "/model.safetensors.index.json"
     plans(sparse("m1", "--config", config, "--index", index), 8243, 912210767872, "none")
     plans(RELEASED, 8243, 912210767872, "none", "--names-only")
-    print("full-size plans of M1 and M2 hold")
+    print(f"full-size plans of M1 and M2 hold, bytes exact, at most {most[0]:.2f} s and {most[1]:.0f} MiB")
 else:
     print(f"full-size plan of M2 holds; M1 not run: {RELEASED} is not here")
