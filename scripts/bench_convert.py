@@ -103,7 +103,6 @@ def table(title, source, out_bytes, actions):
             figures.append(f"{name.removeprefix('--quant ')}: {', '.join(ratios)}")
 
 
-
 try:
     experts = max(8, int(args.gb * 64))
     print(f"load average {os.getloadavg()[0]:.1f}, {os.cpu_count()} CPUs, memcpy {memcpy_rate():.1f} GB/s on one core")
