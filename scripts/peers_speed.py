@@ -6,7 +6,8 @@
 BIN is the folder of the programs, WORK an empty folder on the disk to be measured. The checkpoint is M2-shaped with Student-t weights. Peers
 that are not installed (pip install torch safetensors ml_dtypes llmcompressor auto-round) or fail (auto-round fetches a dataset) are said so; their time begins after
 their imports, except auto-round's command, whose imports count. Ours is the whole program. Each scheme's row gives the SQNR of a sample of
-weights, dequantised from what was written, and the median and best wall time of the rounds, in which everybody runs once in turn."""
+weights, dequantised from what was written, and the median and best wall time of the rounds, in which everybody runs once in turn; then the
+median of CPU seconds, which other load on the machine hardly changes."""
 import argparse
 import glob
 import importlib.util
@@ -16,10 +17,19 @@ import shutil
 import statistics
 import subprocess
 import sys
-import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 IGNORE = ["lm_head", "re:.*block_sparse_moe\\.gate$", "re:.*embed_tokens"]
+
+
+def clock():
+    """Wall and CPU seconds, of finished children as well."""
+    t = os.times()
+    return t.elapsed, t.user + t.system + t.children_user + t.children_system
+
+
+def since(start):
+    return [now - then for then, now in zip(start, clock())]
 
 
 def linear(name):
@@ -32,7 +42,7 @@ def torch_script(src, out):
     import torch
     from safetensors import safe_open
     from safetensors.torch import save_file
-    start = time.perf_counter()
+    start = clock()
     os.mkdir(out)
     for path in sorted(glob.glob(src + "/*.safetensors")):
         tensors = {}
@@ -48,7 +58,7 @@ def torch_script(src, out):
                 tensors[name] = (b / s[:, None, :, None]).clamp(-448, 448).to(torch.float8_e4m3fn).view(n, k)
                 tensors[name + "_scale_inv"] = s
         save_file(tensors, f"{out}/{os.path.basename(path)}")
-    return time.perf_counter() - start
+    return since(start)
 
 
 def numpy_loop(src, out):
@@ -56,7 +66,7 @@ def numpy_loop(src, out):
     import numpy as np
     from safetensors import safe_open
     from safetensors.numpy import save_file
-    start = time.perf_counter()
+    start = clock()
     os.mkdir(out)
     for path in sorted(glob.glob(src + "/*.safetensors")):
         tensors = {}
@@ -76,26 +86,26 @@ def numpy_loop(src, out):
                         codes[i:i + 128, j:j + 128] = (block / s).astype(ml_dtypes.float8_e4m3fn)
                 tensors[name], tensors[name + "_scale_inv"] = codes, scale
         save_file(tensors, f"{out}/{os.path.basename(path)}")
-    return time.perf_counter() - start
+    return since(start)
 
 
 def llm_compressor(scheme):
     def run(src, out):
         from llmcompressor import model_free_ptq
-        start = time.perf_counter()
+        start = clock()
         model_free_ptq(src, out, scheme=scheme, ignore=IGNORE, device="cpu", max_workers=2)
-        return time.perf_counter() - start
+        return since(start)
     return run
 
 
 def auto_round(scheme):
     def run(src, out):
-        start = time.perf_counter()
-        done = subprocess.run([sys.executable, "-m", "auto_round", src, "--model_free", "--scheme", scheme, "--device_map", "cpu", "--output_dir",
-                               out], check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        start = clock()
+        done = subprocess.run([sys.executable, "-m", "auto_round", src, "--model_free", "--format", "auto_round", "--scheme", scheme, "--device_map", "cpu",
+                               "--output_dir", out], check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if done.returncode:
             raise RuntimeError(next((x for x in reversed(done.stdout.splitlines()) if "Error" in x), done.stdout[-200:]))
-        return time.perf_counter() - start
+        return since(start)
     return run
 
 
@@ -110,9 +120,9 @@ PEERS = {  # name: (scheme of ours, module, function)
 # ---- ours ----
 
 def ours(args, src, out, scheme, search, layout):
-    start = time.perf_counter()
+    start = clock()
     subprocess.run([f"{args.bin}/minimax-convert", src, "-o", out, "--quant", scheme, "--search", search, "--quiet", *layout], check=True)
-    return time.perf_counter() - start
+    return since(start)
 
 
 # ---- weights as they come back ----
@@ -197,15 +207,14 @@ def fixture(args):
 
 
 def child(name, src, out):
-    took = PEERS[name][2](src, out)
-    print(f"\nseconds {took}")
+    print("\nseconds", *PEERS[name][2](src, out))
 
 
 def peer(name, src, out):
     done = subprocess.run([sys.executable, __file__, "--child", name, src, out], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         raise RuntimeError(done.stderr.strip().splitlines()[-1])
-    return float(done.stdout.rsplit("seconds ", 1)[1])
+    return [float(x) for x in done.stdout.rsplit("seconds ", 1)[1].split()]
 
 
 def main():
@@ -239,9 +248,9 @@ def main():
         for turn in range(args.rounds):
             for name, run in list(runs.items()):
                 shutil.rmtree(out, ignore_errors=True)
-                start = time.perf_counter()
+                start = clock()
                 try:
-                    seconds[name].append(run() if name != "cp" else (run(), time.perf_counter() - start)[1])
+                    seconds[name].append(run() if name != "cp" else (run(), since(start))[1])
                     if turn == 0 and name != "cp":
                         packed = Folder(out)
                         notes[name] = f"SQNR {sqnr(source, packed):.2f} dB"
@@ -254,13 +263,14 @@ def main():
                 except (RuntimeError, subprocess.CalledProcessError, KeyError, StopIteration) as e:
                     notes[name] = f"failed: {e}"[:200]
                     del runs[name]
-        best = statistics.median(seconds["ours absmax"])
+        wall, cpu = map(statistics.median, zip(*seconds["ours absmax"]))
         for name, took in seconds.items():
             if took:
-                middle = statistics.median(took)
-                print(f"| {scheme} | {name} | {middle:.2f} s | {min(took):.2f} s | {size / middle:.3f} GB/s | {middle / best:.1f} x | {notes.get(name, '')} |", flush=True)
+                middle, work = map(statistics.median, zip(*took))
+                print(f"| {scheme} | {name} | {middle:.2f} s | {min(took)[0]:.2f} s | {size / middle:.3f} GB/s | {middle / wall:.1f} x | {work:.2f} s | "
+                      f"{work / cpu:.1f} x | {notes.get(name, '')} |", flush=True)
             else:
-                print(f"| {scheme} | {name} | | | | | {notes.get(name, '')} |", flush=True)
+                print(f"| {scheme} | {name} | | | | | | | {notes.get(name, '')} |", flush=True)
         print(f"load {os.getloadavg()[0]:.1f}", flush=True)
         shutil.rmtree(out + "-ours", ignore_errors=True)
     shutil.rmtree(out, ignore_errors=True)
