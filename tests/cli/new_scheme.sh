@@ -1,0 +1,36 @@
+#!/bin/sh
+# A scheme is one file and one row: in a copy of the sources, 7-bit integers from quant/int8.c as quant/int7.c and one row of
+# quant/registry.c are enough for every program to know them: converted and cut, verified against the source, run.
+set -eu
+repo=$PWD
+new=$TMPDIR/tree
+mkdir "$new"
+cp -r Makefile formats quant loader convert runtime "$new"
+mkdir "$new/tests"
+sed '/uint8_t/!s/int8/int7/g; s/127/63/g; s/ *\.synonym = .*//' quant/int8.c >"$new/quant/int7.c"
+sed 's/ROW(int8)/& ROW(int7)/' quant/registry.c >"$new/quant/registry.c"
+[ "$(diff -rq . "$new" 2>/dev/null | grep -c "tree/quant\|quant/registry.c")" = 2 ]
+cd "$new"
+unset MAKEFLAGS MAKEOVERRIDES MFLAGS
+bin=$TMPDIR/b/bin
+make -s CUDA=0 BUILD="$TMPDIR/b" "$bin/minimax-convert" "$bin/minimax-verify" "$bin/minimax-inspect" "$bin/minimax-eval"
+cd "$repo"
+nll() {
+  "$bin/minimax-eval" "$1" --ids "tests/data/$model/held-out-ids.json" --limit 2 | sed 's/^nll \([0-9.]*\),.*/\1/'
+}
+for model in tiny-m1 tiny-m2; do
+  "$bin/minimax-convert" "tests/data/$model" -o "$TMPDIR/$model-8" --quant int8 --quiet
+  for tp in 1 4; do
+    out=$TMPDIR/$model-$tp
+    "$bin/minimax-convert" "tests/data/$model" -o "$out" --quant int7 --tp $tp --quiet
+    "$bin/minimax-verify" "$out" --source "tests/data/$model" --min-sqnr 30 >"$TMPDIR/verified"
+    "$bin/minimax-inspect" "$out" >"$TMPDIR/listed"
+    grep -q ' int7 ' "$TMPDIR/listed"
+    echo "$(nll "$out") $(nll "$TMPDIR/$model-8")" | awk '{ exit !($1 > 0 && ($1 - $2) ^ 2 < 0.01 ^ 2) }'
+  done
+done
+if "$BUILD/bin/minimax-convert" tests/data/tiny-m1 -o "$TMPDIR/refused" --quant int7 --quiet 2>"$TMPDIR/err"; then
+  echo "int7 is known without its row" >&2
+  exit 1
+fi
+echo "one file and one row: int7 is converted, cut, verified and run"
