@@ -1,50 +1,62 @@
 #!/usr/bin/env python3
-"""Negative log-likelihood of the two small checkpoints for every scheme and search on their held-out text.
+"""Likelihood of the two small checkpoints' held-out text for every scheme and search.
 
   quality.py BIN [--limit WINDOWS] [--schemes A,B] [--models A,B]
 
-BIN is the folder of the programs. One row for each model, scheme and search: NLL a token, its distance from the unquantised checkpoint, and
-from the same scheme's absmax, each with the standard error of that distance (over stretches of two windows of 512 tokens, pairwise). A search
-minimises squared error, not NLL; on models this small a few thousandths either way are the text's. Exit status 1 if a search is worse than
-absmax by more than three standard errors. nvfp4a16 has nvfp4's weights, w4afp8 has w4a16's."""
+BIN is the folder of the programs. One row for each model, scheme and search: negative log-likelihood (NLL) a token over windows of 512, its distance
+from the unquantised checkpoint and from the same scheme's absmax; then the Kullback-Leibler divergence (KL) of the next token's distribution
+from the unquantised checkpoint's, which is how much likelihood the quantisation costs on text that the checkpoint itself would write, and its
+distance from absmax. Standard errors of distances are over stretches of two windows, pairwise. What the next word of this text happens to be
+moves NLL by a few thousandths either way; KL does not have that noise. Exit status 1 if a search is worse than absmax in either by more
+than three standard errors. nvfp4a16 has nvfp4's weights, w4afp8 has w4a16's."""
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
 SEARCHES = {"block_fp8": [], "channel_fp8": [], "tensor_wise_fp8": [], "mxfp8": [], "int8": ["mse"], "nvfp4": ["mse", "four_six"],
             "mxfp4": ["mse"], "w4a16": ["mse"], "w4a8": ["mse"]}
-STRETCH = 1024
+WINDOW, BATCH = 512, 8
 
 
-def stretches(model, tokens, folder):
-    """Files of ids: each stretch and the id that follows it."""
-    with open(f"tests/data/{model}/held-out-ids.json", encoding="utf-8") as f:
-        ids = json.load(f)
-    paths = []
-    for at in range(0, min(tokens, len(ids) - 1) - STRETCH + 1, STRETCH):
-        paths.append(os.path.join(folder, f"{model}-{at}.json"))
-        with open(paths[-1], "w", encoding="utf-8") as f:
-            json.dump(ids[at:at + STRETCH + 1], f)
-    return paths
+def log_softmax(x):
+    x = x - x.max(1, keepdims=True)
+    return x - np.log(np.exp(x).sum(1, keepdims=True))
 
 
-def nll(args, model, scheme, search, texts, folder):
-    """Of each stretch."""
-    out = os.path.join(folder, f"{model}-{scheme}-{search}")
+def windows(args, model, scheme, search, ids, folder):
+    """log p of every next id, window by window."""
+    out, prompts, logits = (os.path.join(folder, name) for name in ("packed", "prompts.safetensors", "logits.safetensors"))
     extra = ["--search", search] if search else []
-    subprocess.run([f"{args.bin}/minimax-convert", f"tests/data/{model}", "-o", out, "--quant", scheme, "--quiet", *extra], check=True)
-    return [json.loads(subprocess.run([f"{args.bin}/minimax-eval", out, "--ids", text, "--window", "512", "--act-quant", "off", "--json"], check=True,
-                                      stdout=subprocess.PIPE).stdout)["nll"] for text in texts]
+    subprocess.run([f"{args.bin}/minimax-convert", f"tests/data/{model}", "-o", out, "--force", "--quant", scheme, "--quiet", *extra], check=True)
+    for begin in range(0, len(ids), BATCH):
+        count = min(BATCH, len(ids) - begin)
+        save_file({f"ids.{i}": ids[begin + i, :WINDOW].copy() for i in range(count)}, prompts)
+        subprocess.run([f"{args.bin}/minimax-eval", out, "--logits", logits, "--ids-from", prompts, "--act-quant", "off"], check=True,
+                       stdout=subprocess.DEVNULL)
+        of = load_file(logits)
+        yield from (log_softmax(of[f"logits.{i}"]) for i in range(count))
+
+
+def measure(args, model, scheme, search, ids, plain, folder):
+    """NLL and KL of each stretch of two windows."""
+    nll, kl = [], []
+    for i, log_p in enumerate(windows(args, model, scheme, search, ids, folder)):
+        nll.append(-log_p[np.arange(WINDOW), ids[i, 1:]].mean(dtype="f8"))
+        if len(plain) == i:
+            plain.append(log_p)
+        kl.append((np.exp(plain[i]) * (plain[i] - log_p)).sum(1).mean(dtype="f8"))
+    return np.reshape(nll, (-1, 2)).mean(1), np.reshape(kl, (-1, 2)).mean(1)
 
 
 def distance(x, y):
     """Mean of x - y and its standard error."""
-    d = [a - b for a, b in zip(x, y)]
-    return statistics.mean(d), statistics.stdev(d) / len(d) ** 0.5
+    return (x - y).mean(), (x - y).std(ddof=1) / len(x) ** 0.5
 
 
 def main():
@@ -55,25 +67,27 @@ def main():
     p.add_argument("--models", default="tiny-m1,tiny-m2")
     args = p.parse_args()
     worse = []
-    print("| model | scheme | search | NLL | - none | - absmax |\n|---|---|---|---|---|---|")
+    print("| model | scheme | search | NLL | less `bf16` | less absmax | KL | less absmax |\n|---|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         for model in args.models.split(","):
-            texts = stretches(model, args.limit * 512, folder)
-            none = nll(args, model, "bf16", None, texts, folder)
-            print(f"| {model} | `bf16` | | {statistics.mean(none):.4f} | {len(texts) * STRETCH} tokens | |", flush=True)
+            with open(f"tests/data/{model}/held-out-ids.json", encoding="utf-8") as f:
+                text = np.array(json.load(f), "i4")
+            count = min(args.limit, (len(text) - 1) // WINDOW) // 2 * 2
+            ids = np.stack([text[i * WINDOW:(i + 1) * WINDOW + 1] for i in range(count)])
+            plain = []
+            none, _ = measure(args, model, "bf16", None, ids, plain, folder)
+            print(f"| {model} | `bf16` | | {none.mean():.4f} | {count * WINDOW} tokens | | | |", flush=True)
             for scheme in args.schemes.split(","):
                 absmax = None
                 for search in ["absmax", *SEARCHES[scheme]]:
-                    x = nll(args, model, scheme, search, texts, folder)
-                    line = f"| {model} | `{scheme}` | {search} | {statistics.mean(x):.4f} | {'%+.4f ± %.4f' % distance(x, none)} |"
-                    if search == "absmax":
-                        absmax = x
-                        print(line + " |", flush=True)
-                        continue
-                    mean, error = distance(x, absmax)
-                    print(line + f" {mean:+.4f} ± {error:.4f} |", flush=True)
-                    if search == "mse" and mean > 3 * error:
-                        worse.append(f"{model} {scheme}: mse is worse than absmax by {mean:.4f} ± {error:.4f}")
+                    found = measure(args, model, scheme, search, ids, plain, folder)
+                    absmax = absmax or found
+                    than = [distance(x, y) for x, y in zip(found, absmax)]
+                    words = ["", ""] if search == "absmax" else [f"{than[0][0]:+.4f} ± {than[0][1]:.4f}", f"{than[1][0]:+.5f} ± {than[1][1]:.5f}"]
+                    print(f"| {model} | `{scheme}` | {search} | {found[0].mean():.4f} | {'%+.4f ± %.4f' % distance(found[0], none)} | {words[0]} "
+                          f"| {found[1].mean():.5f} | {words[1]} |", flush=True)
+                    worse += [f"{model} {scheme}: {what} of {search} is worse than absmax by {mean:.5f} ± {error:.5f}"
+                              for what, (mean, error) in zip(("NLL", "KL"), than) if search == "mse" and mean > 3 * error]
     print("\n".join(worse) or "no search is worse than absmax by more than three standard errors")
     return 1 if worse else 0
 
