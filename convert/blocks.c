@@ -155,44 +155,13 @@ static bool mark_done(mm_blocks *b, uint32_t rank, uint32_t block, mm_err *err) 
   return ok;
 }
 
-static bool hash_full(mm_blocks *b, const mm_full *full, size_t count, mm_err *err) {
-  const uint8_t *data[MM_HASH_LANES] = {0};
-  mm_digest digest[MM_HASH_LANES];
-  for (size_t i = 0; i < count; i++) data[i] = b->block[full[i].rank][full[i].block].buffer;
-  bool ok = mm_sha256_each(data, count, MM_HASH_BLOCK, digest, err);
-  for (size_t i = 0; ok && i < count; i++) {
-    part_of(b, full[i].rank)->block[full[i].block] = digest[i];
-    ok = mark_done(b, full[i].rank, full[i].block, err);
-  }
-  return ok;
-}
-
-/* Takes the blocks that wait, if there are `least`. */
-static size_t take_full(mm_blocks *b, size_t least, mm_full full[MM_HASH_LANES]) {
-  size_t count = b->full_count >= least ? b->full_count : 0;
-  memcpy(full, b->full, count * sizeof *full);
-  b->full_count -= count;
-  return count;
-}
-
-bool mm_blocks_settle(mm_blocks *b, size_t least, mm_err *err) {
-  mm_full full[MM_HASH_LANES];
-  pthread_mutex_lock(&b->lock);
-  size_t count = take_full(b, least, full);
-  pthread_mutex_unlock(&b->lock);
-  return hash_full(b, full, count, err);
-}
-
-/* Writes a full buffer, and hashes it once there are enough, or at once where buffers are few. */
+/* Hashes and writes a full buffer. */
 static bool finish_assembled(mm_blocks *b, uint32_t rank, uint32_t block, mm_err *err) {
+  mm_part *part = part_of(b, rank);
+  const uint8_t *bytes = b->block[rank][block].buffer;
   int fd = b->direct[rank] >= 0 ? b->direct[rank] : b->fd[rank];
-  if (!mm_pwrite(fd, part_of(b, rank)->file, b->block[rank][block].buffer, MM_HASH_BLOCK, block * MM_HASH_BLOCK, err)) return false;
-  mm_full full[MM_HASH_LANES];
-  pthread_mutex_lock(&b->lock);
-  b->full[b->full_count++] = (mm_full){rank, block};
-  size_t count = take_full(b, b->buffer_count < 3 * MM_HASH_LANES ? 1 : MM_HASH_LANES, full);
-  pthread_mutex_unlock(&b->lock);
-  return hash_full(b, full, count, err);
+  return mm_sha256(bytes, MM_HASH_BLOCK, &part->block[block], err) &&
+         mm_pwrite(fd, part->file, bytes, MM_HASH_BLOCK, block * MM_HASH_BLOCK, err) && mark_done(b, rank, block, err);
 }
 
 /* The state of a block for a put, taking a buffer if it needs one. */
@@ -295,7 +264,7 @@ static bool hash_rest(mm_blocks *b, unsigned threads, mm_err *err) {
 }
 
 bool mm_blocks_end(mm_blocks *b, unsigned threads, mm_err *err) {
-  if (!mm_blocks_settle(b, 1, err) || !hash_rest(b, threads, err) || !mm_blocks_settle(b, 1, err)) return false;
+  if (!hash_rest(b, threads, err)) return false;
   for (uint32_t r = 0; r < b->plan->pack.tp; r++) {
     if (!b->block[r]) continue;
     mm_part *part = part_of(b, r);

@@ -1,7 +1,7 @@
 /* The part files being written, as 4 MiB hash blocks. Bytes arrive in any order from many threads. A block that lies wholly inside one
- * tensor's codes is assembled in memory, written past the page cache when full, and hashed, some at a time; the others (headers, scales,
- * small tensors, ends of files) go through the page cache and are hashed when the part ends. Memory is bounded by the buffers given: when
- * none is free, a block takes the second way. Contents and digests are the same on both ways. */
+ * tensor's codes is assembled in memory, hashed and written past the page cache when full; the others (headers, scales, small tensors,
+ * ends of files) go through the page cache and are hashed when the part ends. Memory is bounded by the buffers given: when none is free,
+ * a block takes the second way. Contents and digests are the same on both ways. */
 #ifndef MM_CONVERT_BLOCKS_H
 #define MM_CONVERT_BLOCKS_H
 
@@ -42,11 +42,6 @@ typedef struct mm_done {
   uint32_t packed, stride; /* of its frame; 0 while it is plain */
 } mm_done;
 
-/* A block written and not yet hashed. */
-typedef struct mm_full {
-  uint32_t rank, block;
-} mm_full;
-
 typedef struct mm_blocks {
   mm_plan *plan;
   int dir; /* staging directory; borrowed */
@@ -57,11 +52,9 @@ typedef struct mm_blocks {
   pthread_mutex_t lock;
   uint8_t **free_buffer;
   size_t free_count, buffer_count;
-  uint8_t *memory;             /* of all buffers, each aligned to its size */
-  mm_full full[MM_HASH_LANES]; /* hashed together when they are all */
-  size_t full_count;
-  bool zeroed;   /* the plan has padding that nobody writes: buffers start as zeros */
-  mm_done *done; /* since the last mm_blocks_take_done */
+  uint8_t *memory; /* of all buffers, each aligned to its size */
+  bool zeroed;     /* the plan has padding that nobody writes: buffers start as zeros */
+  mm_done *done;   /* since the last mm_blocks_take_done */
   size_t done_count, done_cap;
 } mm_blocks;
 
@@ -76,8 +69,6 @@ bool mm_blocks_digests(mm_plan *p, uint32_t part, uint32_t rank, mm_err *err);
 bool mm_blocks_begin(mm_blocks *b, uint32_t part, bool existing, bool *kept, mm_err *err);
 /* n bytes at `offset` from the data start. Threads may write disjoint ranges. What was written is appended to log. */
 bool mm_blocks_put(mm_blocks *b, mm_put_log *log, uint32_t rank, uint64_t offset, const void *bytes, size_t n, mm_err *err);
-/* Hashes the blocks that wait for others to be hashed with, if there are `least`: they become DONE. */
-bool mm_blocks_settle(mm_blocks *b, size_t least, mm_err *err);
 /* fdatasync of every file of the part. */
 bool mm_blocks_sync(mm_blocks *b, mm_err *err);
 /* Moves out the list of blocks that became DONE; free(*list). */

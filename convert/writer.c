@@ -315,12 +315,6 @@ bool mm_writer_begin_part(mm_writer *w, uint32_t part, bool *finished, mm_err *e
   return ok;
 }
 
-/* How many blocks 64 MiB of source make: what may wait to be hashed, and would be converted again after a crash. */
-static size_t may_wait(const mm_plan *p) {
-  double share = (double)p->output_bytes / (double)mm_max(p->source_bytes, 1);
-  return (size_t)(1 + (double)(UINT64_C(64) << 20) * share / (double)MM_HASH_BLOCK);
-}
-
 /* Snapshot, sync the data, then the record: nothing is journaled before it is durable. */
 static bool commit(mm_writer *w, mm_err *err) {
   mm_done *done = NULL;
@@ -332,9 +326,8 @@ static bool commit(mm_writer *w, mm_err *err) {
   w->pending_count = w->pending_cap = 0;
   w->pending_bytes = 0;
   pthread_mutex_unlock(&w->lock);
-  bool ok = mm_blocks_settle(&w->blocks, may_wait(w->plan), err);
   mm_blocks_take_done(&w->blocks, &done, &done_count);
-  ok = ok && mm_blocks_sync(&w->blocks, err) && mm_journal_append(&w->journal, w->plan, steps, count, done, done_count, err);
+  bool ok = mm_blocks_sync(&w->blocks, err) && mm_journal_append(&w->journal, w->plan, steps, count, done, done_count, err);
   free(done);
   drop_pending(steps, count);
   return ok;

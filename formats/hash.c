@@ -3,8 +3,6 @@
 #define OPENSSL_SUPPRESS_DEPRECATED
 #include "formats/hash.h"
 
-#include "formats/hash_wide.h"
-
 #include <openssl/sha.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,26 +18,6 @@ bool mm_sha256(const void *data, size_t n, mm_digest *out, mm_err *err) {
   SHA256_Init(&c);
   SHA256_Update(&c, data, n);
   SHA256_Final(out->byte, &c);
-  return true;
-}
-
-bool mm_sha256_each(const uint8_t *const *data, size_t count, size_t n, mm_digest *out, mm_err *err) {
-  while (count > 0) {
-    size_t group = mm_min(count, MM_HASH_LANES);
-    if (group > MM_HASH_LANES / 2 && n % 64 == 0 && mm_sha256_is_wide()) { /* all lanes take as long as some */
-      const uint8_t *lane[MM_HASH_LANES];
-      mm_digest digest[MM_HASH_LANES];
-      for (size_t i = 0; i < MM_HASH_LANES; i++) lane[i] = data[i < group ? i : 0];
-      mm_sha256_wide(lane, n, digest);
-      memcpy(out, digest, group * sizeof *out);
-    } else {
-      for (size_t i = 0; i < group; i++)
-        if (!mm_sha256(data[i], n, &out[i], err)) return false;
-    }
-    data += group;
-    out += group;
-    count -= group;
-  }
   return true;
 }
 

@@ -1,4 +1,4 @@
-/* SHA-256 (FIPS 180-4) and the block tree of packed files: the file is cut into blocks of
+/* SHA-256 (FIPS 180-4, through OpenSSL) and the block tree of packed files: the file is cut into blocks of
  * 4 MiB (the last may be shorter), each block is hashed, and the root is SHA-256 over the concatenated block digests. */
 #ifndef MM_FORMATS_HASH_H
 #define MM_FORMATS_HASH_H
@@ -16,9 +16,6 @@ typedef struct mm_digest {
 
 /* One-shot. */
 bool mm_sha256(const void *data, size_t n, mm_digest *out, mm_err *err);
-/* Of `count` messages of n bytes each, as many at once as the machine can. */
-#define MM_HASH_LANES 16 /* worth handing over together */
-bool mm_sha256_each(const uint8_t *const *data, size_t count, size_t n, mm_digest *out, mm_err *err);
 /* Streaming. */
 typedef struct mm_sha256_state mm_sha256_state;
 mm_sha256_state *mm_sha256_begin(mm_err *err);

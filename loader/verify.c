@@ -21,7 +21,6 @@ typedef struct mm_block {
 typedef struct mm_block_job {
   const mm_shards *s;
   mm_block *block;
-  size_t count;
 } mm_block_job;
 
 /* The names of the tensors that a block of a part touches, as many as fit. */
@@ -39,48 +38,24 @@ static void tensors_in(const mm_shards *s, uint32_t rank, uint32_t part, uint64_
   if (out[0] == 0) snprintf(out, cap, "header");
 }
 
-static uint64_t block_bytes(const mm_part *p, size_t block) { return mm_min(MM_HASH_BLOCK, p->size - block * MM_HASH_BLOCK); }
-
-static bool judge_block(const mm_shards *s, const mm_block *b, const mm_digest *found, mm_err *err) {
-  const mm_part *p = &s->pack.rank[b->rank].part[b->part];
-  if (mm_digest_equal(found, &p->block[b->index])) return true;
-  uint64_t at = b->index * MM_HASH_BLOCK, n = block_bytes(p, b->index);
+bool mm_verify_block(const mm_shards *s, uint32_t rank, uint32_t part, size_t block, mm_err *err) {
+  const mm_part *p = &s->pack.rank[rank].part[part];
+  uint64_t at = block * MM_HASH_BLOCK, n = mm_min(MM_HASH_BLOCK, p->size - at);
+  mm_digest d;
+  if (!mm_sha256(s->rank[rank].map[part].data + at, n, &d, err)) return false;
+  if (mm_digest_equal(&d, &p->block[block])) return true;
   char names[512], path[PATH_MAX];
-  tensors_in(s, b->rank, b->part, at, at + n, names, sizeof names);
+  tensors_in(s, rank, part, at, at + n, names, sizeof names);
   snprintf(path, sizeof path, "%s/%s", s->pack.dir, p->file);
   return mm_fail(err, MM_INTEGRITY, "E_DIGEST", mm_at_offset(path, NULL, at), "found block %zu of %zu damaged (%llu bytes; it holds: %s)",
-                 b->index, p->block_count, (unsigned long long)n, names);
+                 block, p->block_count, (unsigned long long)n, names);
 }
 
-/* A group of blocks, those of full size together. */
-static bool check_blocks(const mm_shards *s, const mm_block *block, size_t count, mm_err *err) {
-  const uint8_t *data[MM_HASH_LANES];
-  mm_digest digest[MM_HASH_LANES];
-  for (size_t i = 0, n; i < count; i += n) {
-    uint64_t bytes = 0;
-    for (n = 0; i + n < count; n++) {
-      const mm_block *b = &block[i + n];
-      uint64_t size = block_bytes(&s->pack.rank[b->rank].part[b->part], b->index);
-      if (n > 0 && size != bytes) break;
-      bytes = size;
-      data[n] = s->rank[b->rank].map[b->part].data + b->index * MM_HASH_BLOCK;
-    }
-    if (!mm_sha256_each(data, n, bytes, digest, err)) return false;
-    for (size_t k = 0; k < n; k++)
-      if (!judge_block(s, &block[i + k], &digest[k], err)) return false;
-  }
-  return true;
-}
-
-bool mm_verify_block(const mm_shards *s, uint32_t rank, uint32_t part, size_t block, mm_err *err) {
-  return check_blocks(s, &(mm_block){rank, part, block}, 1, err);
-}
-
-static bool check_group(void *ctx, size_t item, unsigned worker, mm_err *err) {
+static bool check_block(void *ctx, size_t item, unsigned worker, mm_err *err) {
   (void)worker;
   const mm_block_job *job = ctx;
-  size_t first = item * MM_HASH_LANES;
-  return check_blocks(job->s, job->block + first, mm_min(job->count - first, MM_HASH_LANES), err);
+  const mm_block *b = &job->block[item];
+  return mm_verify_block(job->s, b->rank, b->part, b->index, err);
 }
 
 /* The finaliser of splitmix64: a random function of 64 bits. */
@@ -104,8 +79,7 @@ bool mm_verify_sample(const mm_shards *s, uint32_t count, uint64_t seed, unsigne
         job.block[n] = (mm_block){r, i, from + scatter(seed ^ scatter(n + 1)) % (end - from)};
       }
     }
-  job.count = n;
-  bool ok = mm_pool_run(threads, mm_ceil_div(n, MM_HASH_LANES), check_group, &job, err);
+  bool ok = mm_pool_run(threads, n, check_block, &job, err);
   free(job.block);
   return ok;
 }

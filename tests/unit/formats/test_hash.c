@@ -100,30 +100,6 @@ static void test_block_counts(void **state) {
   assert_hex(&root, "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
 }
 
-/* Many at once are what each is alone: all counts around the number of lanes, lengths with and without whole 64-byte blocks. */
-static void test_each(void **state) {
-  (void)state;
-  enum { MOST = 2 * MM_HASH_LANES + 1 };
-  static const size_t length[] = {0, 1, 63, 64, 65, 128, 4096, 8191, 65536};
-  static uint8_t bytes[MOST][65536];
-  const uint8_t *data[MOST];
-  mm_digest out[MOST + 1], alone;
-  mm_err err = {0};
-  uint32_t x = 1;
-  for (size_t i = 0; i < sizeof bytes; i++) bytes[i / sizeof *bytes][i % sizeof *bytes] = (uint8_t)((x = x * 1664525 + 1013904223) >> 24);
-  for (size_t i = 0; i < MOST; i++) data[i] = bytes[MOST - 1 - i];
-  for (size_t k = 0; k < sizeof length / sizeof *length; k++)
-    for (size_t count = 0; count <= MOST; count += length[k] > 128 ? 8 : 1) {
-      memset(out, 0x5A, sizeof out);
-      assert_true(mm_sha256_each(data, count, length[k], out, &err));
-      for (size_t i = 0; i < count; i++) {
-        assert_true(mm_sha256(data[i], length[k], &alone, &err));
-        assert_memory_equal(&out[i], &alone, sizeof alone);
-      }
-      for (size_t i = 0; i < sizeof *out; i++) assert_int_equal(out[count].byte[i], 0x5A);
-    }
-}
-
 static void test_abandon(void **state) {
   (void)state;
   mm_err err = {0};
@@ -161,7 +137,7 @@ static void test_hex(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_fips_vectors), cmocka_unit_test(test_block_tree), cmocka_unit_test(test_block_counts),
-      cmocka_unit_test(test_each),         cmocka_unit_test(test_abandon),    cmocka_unit_test(test_hex),
+      cmocka_unit_test(test_abandon),      cmocka_unit_test(test_hex),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
