@@ -285,7 +285,7 @@ cudaError_t mm_cu_experts_skinny(const mm_cu_weight &w13, const mm_cu_weight &w2
   /* Long rows of E4M3 with inputs as they are come faster by stages (M1: 94 us, by fours 104; M2: 42, 41). */
   const bool by_stages = w13.code == MM_CU_E4M3 && w13.rounding.kind == MM_ACT_KEPT && w13.pitch > 4096;
   const uint32_t columns = max(w13.k, r.top_k * w2.k);
-  const bool one = a.tokens == 1 && !by_stages && columns <= kGemvColumns;
+  const bool one = a.tokens == 1 && !by_stages && takes_gemv(columns);
   cudaError_t e = for_scheme(w13, up_launch{w13, w2.global, rounds, one, r, a, s});
   if (e == cudaSuccess && rounds && !(one && mm_cu_rounds_itself(w2, columns)))
     e = mm_cu_round_slots(a.middle, w2.k, r, w2.global, w2.rounding, s);

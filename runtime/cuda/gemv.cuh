@@ -29,6 +29,9 @@ constexpr uint32_t kGemvWarps = 16, kFour = 4;
 constexpr int kGemvDepth = 3;            /* items of a warp's ring */
 constexpr uint32_t kGemvColumns = 40000; /* the most activations that fit beside the rings */
 
+/* A single token's products of so many columns take this core: on the devices whose shared memory it was laid out for. */
+inline bool takes_gemv(uint32_t columns) { return hopper() && columns <= kGemvColumns; }
+
 struct four_place {
   uint32_t matrix, first, rows; /* how many of the four there are */
 };

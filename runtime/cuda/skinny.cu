@@ -92,7 +92,7 @@ struct skinny_launch {
   cudaStream_t s;
   template <mm_cu_code C, mm_cu_scale S>
   cudaError_t run() const {
-    if (a.tokens == 1 && w.k <= kGemvColumns) {
+    if (a.tokens == 1 && takes_gemv(w.k)) {
       const uint32_t fours = ceil_div(w.n, 4), blocks = min(fours, multiprocessors());
       const gemv_plan p = plan_gemv<C, S>(w, fours, 1, blocks);
       return launch(one<C, S>, blocks, 32 * kGemvWarps, p.shared, s, p, w, a);
@@ -109,7 +109,7 @@ struct skinny_launch {
 }  // namespace
 
 bool mm_cu_rounds_itself(const mm_cu_weight &w, uint32_t columns) {
-  return w.rounding.kind == MM_ACT_FP8_GROUP && w.code != MM_CU_BF16 && w.scale_kind != MM_CU_FINE && columns <= kGemvColumns;
+  return w.rounding.kind == MM_ACT_FP8_GROUP && w.code != MM_CU_BF16 && w.scale_kind != MM_CU_FINE && takes_gemv(columns);
 }
 
 cudaError_t mm_cu_skinny(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s) {
