@@ -236,7 +236,7 @@ struct up_launch {
   template <mm_cu_code C, mm_cu_scale S>
   cudaError_t run() const {
     if (one) {
-      const uint32_t fours = r.top_k * ceil_div(w.n / 2, 2), blocks = min(fours, multiprocessors());
+      const uint32_t fours = r.top_k * ceil_div(w.n / 2, 2), blocks = gemv_blocks(fours);
       const gemv_plan p = plan_gemv<C, S>(w, fours, 1, blocks);
       return launch(one_experts_up<C, S>, blocks, 32 * kGemvWarps, p.shared, s, p, w, global2, rounds, r, a);
     }
@@ -260,7 +260,7 @@ struct down_launch {
   template <mm_cu_code C, mm_cu_scale S>
   cudaError_t run() const {
     if (one) {
-      const uint32_t fours = ceil_div(w.n, 4), blocks = min(fours, multiprocessors());
+      const uint32_t fours = ceil_div(w.n, 4), blocks = gemv_blocks(fours);
       const gemv_plan p = plan_gemv<C, S>(w, fours, r.top_k, blocks);
       return launch(one_experts_down<C, S>, blocks, 32 * kGemvWarps, p.shared, s, p, w, r, a);
     }

@@ -31,6 +31,8 @@ constexpr uint32_t kGemvColumns = 40000; /* the most activations that fit beside
 
 /* A single token's products of so many columns take this core: on the devices whose shared memory it was laid out for. */
 inline bool takes_gemv(uint32_t columns) { return hopper() && columns <= kGemvColumns; }
+/* Blocks of a launch: one a multiprocessor, more where those are few (a slice of a device): a block has room for the sums of 512 fours. */
+inline uint32_t gemv_blocks(uint32_t fours) { return min(fours, max(multiprocessors(), ceil_div(fours, 512))); }
 
 struct four_place {
   uint32_t matrix, first, rows; /* how many of the four there are */

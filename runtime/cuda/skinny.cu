@@ -93,7 +93,7 @@ struct skinny_launch {
   template <mm_cu_code C, mm_cu_scale S>
   cudaError_t run() const {
     if (a.tokens == 1 && takes_gemv(w.k)) {
-      const uint32_t fours = ceil_div(w.n, 4), blocks = min(fours, multiprocessors());
+      const uint32_t fours = ceil_div(w.n, 4), blocks = gemv_blocks(fours);
       const gemv_plan p = plan_gemv<C, S>(w, fours, 1, blocks);
       return launch(one<C, S>, blocks, 32 * kGemvWarps, p.shared, s, p, w, a);
     }

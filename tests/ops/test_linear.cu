@@ -1,4 +1,5 @@
 /* Dense products against a double product of the same numbers, every scheme, odd shapes among them. */
+#include "runtime/cuda/launch.h"
 #include "runtime/cuda/weight.cuh"
 #include "tests/ops/gpu.h"
 
@@ -165,6 +166,7 @@ static void check_rounded(uint32_t tokens, uint32_t n, uint32_t k, uint32_t cell
 
 /* A single token's kernel rounds its own inputs. */
 static void check_one_rounded(const scheme_case &c, uint32_t n, uint32_t k) {
+  if (!hopper()) return; /* elsewhere inputs come rounded already */
   test_weight w;
   random_weight(&w, c.code, c.kind, 1, n, k, c.cell_n, c.cell_k);
   w.d.rounding.kind = MM_ACT_FP8_GROUP;
