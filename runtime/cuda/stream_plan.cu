@@ -8,11 +8,9 @@
 
 namespace {
 
-/* Shared memory of a block. Where two fit a multiprocessor, the next kernel's weights arrive while this one ends; more than one token's
- * registers do not fit twice. */
-constexpr uint32_t kMostTwice = 113 * 1024, kMostAlone = 200 * 1024, kMostOther = 96 * 1024;
+/* Shared memory of a block, the only one of its kind on a multiprocessor; on other devices than sm_90. */
+constexpr uint32_t kMost = 200 * 1024, kMostOther = 96 * 1024;
 constexpr uint32_t kMostDepth = 8;
-constexpr uint64_t kLarge = 32000000;    /* bytes of weights from which on a deep ring is worth more than an early start */
 constexpr uint32_t kMostOne = 40 * 1024; /* bytes of a token's activations that wait in shared memory */
 
 /* Groups of a part so that the last round of blocks is as full as it can be, then as few as possible. */
@@ -63,9 +61,7 @@ stream_plan mm_cu_plan_stream(const mm_cu_weight &w, uint32_t parts, uint32_t ro
   p.steps = (uint32_t)((w.pitch + kLine - 1) / kLine);
   if (tokens == 1 && segments * p.steps * piece_columns(w) * 16 <= kMostOne)
     p.tokens = 1, p.warps = one_warps, p.one_stages = segments * p.steps;
-  const uint64_t bytes = (uint64_t)rows * w.pitch;
-  const bool alone = p.tokens > 1 || boxes * segments > 1 || bytes > kLarge; /* experts cannot start early */
-  const uint32_t room = (!hopper() ? kMostOther : alone ? kMostAlone : kMostTwice) - beside;
+  const uint32_t room = (hopper() ? kMost : kMostOther) - beside;
   const uint32_t least = hopper() ? 1 : kOtherDepth;
   for (uint32_t most = kStreamTiles * 16; p.depth < least; most -= 8) { /* fewer rows until each warp has its places */
     p.part_groups = cut_groups(parts, rows, most / boxes);

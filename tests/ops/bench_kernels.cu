@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <memory>
 
-#include "tests/ops/gpu.h"
+#include "tests/ops/routing.h"
 
 static double g_copy;
 
@@ -76,22 +76,8 @@ static void bench_skinny(const scheme &s, uint32_t n, uint32_t k, std::vector<ui
   }
 }
 
-struct bench_route {
-  buffer<float> logits, weight, slot_weight;
-  buffer<uint32_t> id, ticket, used, slot_expert, slot_tokens, offset, pair;
-  mm_cu_route r = {};
-  bench_route(uint32_t experts, uint32_t top_k, uint32_t tokens) {
-    uint32_t slots = std::min(experts, MM_CU_SKINNY * top_k), pairs = tokens * top_k;
-    logits.open((size_t)tokens * experts), weight.open(pairs), id.open(pairs), ticket.open(1), ticket.zero();
-    used.open(1), slot_expert.open(slots), slot_tokens.open(slots), slot_weight.open((size_t)slots * MM_CU_SKINNY);
-    offset.open(experts + 1), pair.open(pairs);
-    r = {experts,  top_k,  true,          nullptr,       nullptr,       logits.p, id.p,  weight.p,
-         ticket.p, used.p, slot_expert.p, slot_tokens.p, slot_weight.p, offset.p, pair.p};
-  }
-};
-
 /* Every token's choices drawn alike from all experts, as a trained router's are: the sorted pairs. Returns the experts in use. */
-static uint32_t draw_pairs(bench_route *b, uint32_t tokens) {
+static uint32_t draw_pairs(route_buffers *b, uint32_t tokens) {
   const uint32_t experts = b->r.experts, top_k = b->r.top_k;
   std::vector<std::vector<uint32_t>> of(experts);
   for (uint32_t t = 0; t < tokens; t++) {
@@ -113,7 +99,7 @@ static void experts_rate(const char *model, const scheme &s, uint32_t experts, u
   bench_weight w13(s, experts, 2 * inter, hidden), w2(s, experts, hidden, inter);
   const int kSets = 16;
   for (uint32_t t : tokens) {
-    std::vector<std::unique_ptr<bench_route>> routes;
+    std::vector<std::unique_ptr<route_buffers>> routes;
     buffer<__nv_bfloat16> router((size_t)experts * hidden), h((size_t)t * hidden), n(h.n);
     buffer<float> norm(hidden);
     buffer<__nv_bfloat16> x((size_t)kSets * t * hidden), y((size_t)t * hidden);
@@ -122,7 +108,7 @@ static void experts_rate(const char *model, const scheme &s, uint32_t experts, u
     const mm_cu_router m = {router.p, false, hidden};
     double used = 0;
     for (int i = 0; i < kSets; i++) {
-      routes.emplace_back(new bench_route(experts, top_k, t));
+      routes.emplace_back(new route_buffers(experts, top_k, t, true, nullptr));
       if (t > MM_CU_SKINNY) {
         used += (double)draw_pairs(routes.back().get(), t) / kSets;
       } else {
