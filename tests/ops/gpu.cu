@@ -44,11 +44,12 @@ void parallel(uint32_t n, const std::function<void(uint32_t)> &f) {
   for (auto &t : threads) t.join();
 }
 
-double relative_error(const std::vector<double> &want, const std::vector<double> &got) {
+double relative_error(const std::vector<double> &want, const std::vector<double> &got, const std::vector<double> *size) {
   double d = 0, s = 0;
   for (size_t i = 0; i < want.size(); i++) {
     if (!std::isfinite(got[i])) return INFINITY;
-    d += (got[i] - want[i]) * (got[i] - want[i]), s += want[i] * want[i];
+    const double of = size ? (*size)[i] : want[i];
+    d += (got[i] - want[i]) * (got[i] - want[i]), s += of * of;
   }
   return sqrt(d / s);
 }

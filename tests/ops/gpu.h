@@ -83,8 +83,9 @@ std::vector<float> random_float(size_t n, double mean, double sigma);
 /* f(0) … f(n-1) on all processors. */
 void parallel(uint32_t n, const std::function<void(uint32_t)> &f);
 
-/* ‖got - want‖ / ‖want‖; infinite if anything is not finite. */
-double relative_error(const std::vector<double> &want, const std::vector<double> &got);
+/* ‖got - want‖ / ‖want‖, or over ‖size‖, what each sum would be if the signs of its terms were random: so that few sums that happen to be
+ * small do not make the error large. Infinite if anything is not finite. */
+double relative_error(const std::vector<double> &want, const std::vector<double> &got, const std::vector<double> *size = nullptr);
 /* Prints one line and counts a failure when the error is above limit or not a number. */
 void report(const std::string &what, double error, double limit);
 void report_true(const std::string &what, bool ok);

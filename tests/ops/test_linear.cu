@@ -41,13 +41,16 @@ static void check_linear(const scheme_case &c, uint32_t tokens, uint32_t n, uint
   dx.put(x), dpick.put(pick);
   mm_cu_linear a = {dx.p, gather ? dpick.p : nullptr, wide ? nullptr : y.p, wide ? y32.p : nullptr, tokens};
   CUDA_OK(tokens <= MM_CU_SKINNY ? mm_cu_skinny(w.d, a, 0) : mm_cu_gemm(w.d, a, 0));
-  std::vector<double> want((size_t)tokens * n), got;
+  std::vector<double> want((size_t)tokens * n), size((size_t)tokens * n), got;
   parallel(tokens, [&](uint32_t t) {
     for (uint32_t i = 0; i < n; i++) {
-      double sum = 0;
+      double sum = 0, squares = 0;
       const float *row = &w.w[(size_t)i * k];
-      for (uint32_t j = 0; j < k; j++) sum += (double)to_float(x[(size_t)pick[t] * k + j]) * row[j];
-      want[(size_t)t * n + i] = sum;
+      for (uint32_t j = 0; j < k; j++) {
+        const double term = (double)to_float(x[(size_t)pick[t] * k + j]) * row[j];
+        sum += term, squares += term * term;
+      }
+      want[(size_t)t * n + i] = sum, size[(size_t)t * n + i] = sqrt(squares);
     }
   });
   if (wide) {
@@ -57,7 +60,7 @@ static void check_linear(const scheme_case &c, uint32_t tokens, uint32_t n, uint
   }
   char what[160];
   snprintf(what, sizeof what, "linear %-18s T=%-3u n=%-5u k=%-5u%s%s", c.name, tokens, n, k, wide ? " f32" : "", gather ? " gather" : "");
-  report(what, relative_error(want, got), wide && tokens <= MM_CU_SKINNY && c.kind != MM_CU_FINE ? 1e-5 : c.limit);
+  report(what, relative_error(want, got, &size), wide && tokens <= MM_CU_SKINNY && c.kind != MM_CU_FINE ? 1e-5 : c.limit);
 }
 
 /* Codes and scales bit for bit, and the numbers they stand for in bf16. Rows hold groups of zeros, of tiny and of large numbers. */
@@ -257,6 +260,7 @@ void test_linear() {
     check_linear(c, 77, 200, c.cell_k == 128 ? 384 : 192, true, false);
     check_linear(c, 300, 264, 512, false, true);
   }
+  for (int i : {0, 1, 5, 8, 11, 12}) check_linear(kSchemes[i], 1, 264, 36992, true, false); /* the longest rows of a single token's core */
   for (int i : {1, 8, 11, 12}) { /* several groups a block, every place of the ring used again */
     check_linear(kSchemes[i], 1, 9000, 2048, true, true);
     check_linear(kSchemes[i], 3, 9000, 2048, true, false);

@@ -17,6 +17,7 @@
 #define NEAR    1.5
 #define FAR     5
 #define TRIES   4
+#define MANY    20 /* tries where few leave something unexplained */
 #define ROWS    96
 #define DECODED 24
 
@@ -123,6 +124,19 @@ static departure find_departure(const routers &r, const float *cpu, const float 
 typedef std::vector<uint32_t> tied_layers;
 static const uint32_t kNone = UINT32_MAX;
 
+/* Which rows took the CPU's experts everywhere, as did all rows of their sequence before them. The others are off by what another expert
+ * gives, not by rounding. */
+template <class Sequence>
+static std::vector<bool> together(const routers &r, const fed &cpu, const fed &other, const Sequence &sequence) {
+  const size_t routed = (size_t)r.m->layers * r.m->hidden, rows = cpu.routed.size() / routed;
+  std::vector<bool> same(rows), parted(rows); /* parted: by sequence */
+  for (size_t row = 0; row < rows; row++) {
+    if (find_departure(r, &cpu.routed[row * routed], &other.routed[row * routed]).any) parted[sequence(row)] = true;
+    same[row] = !parted[sequence(row)];
+  }
+  return same;
+}
+
 static std::string describe(const departure &d) {
   if (!d.any) return "the same experts in every layer";
   char text[160];
@@ -139,29 +153,37 @@ static double row_error(const float *want, const float *got, uint32_t vocab) {
   }
   return relative_error(a, b);
 }
-static double median(std::vector<double> v) {
+static double median(std::vector<double> v) { /* of none 0 */
+  if (v.empty()) return 0;
   std::sort(v.begin(), v.end());
   return v[v.size() / 2];
 }
 
-/* What rounding to bf16 alone does to the CPU: to the median row's logits, to its routers' inputs by layer; at most to each row, and at
- * most to any logit of it. */
+/* What rounding to bf16 alone does to the CPU: to the median row's logits, to its routers' inputs by layer, and to each row in the mean of
+ * squares (of rows that stay together, 0 where none did); at most to each row, and at most to any logit of it. */
 struct noise {
   double logits;
-  std::vector<double> layer, most, logit;
+  std::vector<double> layer, row, most, logit;
 };
-static noise measure_noise(const fed &cpu, const std::vector<fed> &tries, const mm_model *m) {
+template <class Sequence>
+static noise measure_noise(const routers &router, const fed &cpu, const std::vector<fed> &tries, const Sequence &sequence) {
+  const mm_model *m = router.m;
   const size_t rows = cpu.logits.size() / m->vocab, routed = (size_t)m->layers * m->hidden;
-  noise n = {0, {}, std::vector<double>(rows), std::vector<double>(rows)};
+  noise n = {0, {}, std::vector<double>(rows), std::vector<double>(rows), std::vector<double>(rows)};
+  std::vector<uint32_t> together_in(rows);
   std::vector<double> logits;
   std::vector<std::vector<double>> layer(m->layers);
   for (const fed &t : tries) {
+    const auto same = together(router, cpu, t, sequence);
     for (size_t r = 0; r < rows; r++) {
-      logits.push_back(row_error(&cpu.logits[r * m->vocab], &t.logits[r * m->vocab], m->vocab));
-      n.most[r] = std::max(n.most[r], logits.back());
+      const double error = row_error(&cpu.logits[r * m->vocab], &t.logits[r * m->vocab], m->vocab);
+      n.most[r] = std::max(n.most[r], error);
       for (size_t i = r * m->vocab; i < (r + 1) * m->vocab; i++) {
         if (std::isfinite(cpu.logits[i])) n.logit[r] = std::max(n.logit[r], fabs((double)t.logits[i] - cpu.logits[i]));
       }
+      if (!same[r]) continue;
+      logits.push_back(error);
+      n.row[r] += error * error, together_in[r]++;
       for (uint32_t l = 0; l < m->layers; l++) {
         const float *a = &cpu.routed[r * routed + l * m->hidden], *b = &t.routed[r * routed + l * m->hidden];
         layer[l].push_back(relative_error({a, a + m->hidden}, {b, b + m->hidden}));
@@ -169,41 +191,68 @@ static noise measure_noise(const fed &cpu, const std::vector<fed> &tries, const 
     }
   }
   n.logits = median(logits);
+  for (size_t r = 0; r < rows; r++) n.row[r] = together_in[r] ? sqrt(n.row[r] / together_in[r]) : 0;
   for (const auto &l : layer) n.layer.push_back(median(l));
   return n;
 }
 
-/* Median row error, and every row that is far off or chooses another token although the CPU's logits of both lie further apart than
- * they may move: those must have taken other experts at a near tie, by scores that until there were off by no more than a row's may be, or
- * follow such a row of their sequence. Rows of a sequence ascend; sequence(row) says whose each is. */
+/* How a side's rows compare with the CPU's. Rows that are far off, or choose another token although the CPU's logits of both lie further
+ * apart than they may move, must have taken other experts at a near tie, by scores that until there were off by no more than a row's may
+ * be, or follow such a row of their sequence. Rows of a sequence ascend; sequence(row) says whose each is. */
+struct comparison {
+  std::vector<double> times; /* rows that still have the CPU's experts: their errors over what rounding does to them */
+  uint32_t differ = 0, ties = 0, after = 0, unexplained = 0;
+  std::vector<std::string> rows;
+};
 template <class Sequence>
-static void compare(const std::string &what, const routers &r, const fed &cpu, const fed &gpu, uint32_t vocab, const Sequence &sequence,
-                    tied_layers *tied, const noise &moved) {
+static comparison compare_rows(const routers &r, const fed &cpu, const fed &gpu, uint32_t vocab, const Sequence &sequence,
+                               tied_layers *tied, const noise &moved) {
   const double limit = NEAR * moved.logits;
   const size_t rows = cpu.logits.size() / vocab, routed = (size_t)r.m->layers * r.m->hidden;
-  std::vector<double> error(rows);
-  uint32_t differ = 0, ties = 0, after = 0, unexplained = 0;
+  const tied_layers before = *tied;
+  const auto same = together(r, cpu, gpu, sequence);
+  comparison x;
   for (size_t row = 0; row < rows; row++) {
     const float *c = &cpu.logits[row * vocab], *g = &gpu.logits[row * vocab];
-    error[row] = row_error(c, g, vocab);
+    const double error = row_error(c, g, vocab);
+    if (same[row] && before[sequence(row)] == kNone && moved.row[row] > 0) x.times.push_back(error / moved.row[row]);
     const size_t a = std::max_element(c, c + vocab) - c, b = std::max_element(g, g + vocab) - g;
-    differ += a != b;
+    x.differ += a != b;
     const departure d = find_departure(r, &cpu.routed[row * routed], &gpu.routed[row * routed]);
     uint32_t &lowest = (*tied)[sequence(row)];
     const bool tie = d.any && d.gap < 2 * d.moved && d.before <= FAR * NEAR * moved.layer[d.layer],
                follows = lowest < (d.any ? d.layer : r.m->layers);
     if (tie) lowest = std::min(lowest, d.layer);
-    const bool near = error[row] <= std::max(FAR * limit, 2 * moved.most[row]);
-    if (near && (a == b || c[a] - c[b] <= 2 * std::max(limit * fabs(c[a]), moved.logit[row]))) continue;
-    (tie ? ties : follows ? after : unexplained)++;
-    printf("     %s: row %zu: error %.1e, CPU chooses %zu, GPU %zu, logits %.4f and %.4f: %s\n", what.c_str(), row, error[row], a, b, c[a],
-           c[b], describe(d).c_str());
+    const bool near = error <= std::max(FAR * limit, 2 * moved.most[row]);
+    const double apart = 2 * std::max(limit * fabs(c[a]), moved.logit[row]);
+    if (near && (a == b || c[a] - c[b] <= apart)) continue;
+    (tie ? x.ties : follows ? x.after : x.unexplained)++;
+    char text[240];
+    snprintf(text, sizeof text,
+             "row %zu: error %.1e, in tries %.1e, CPU chooses %zu, GPU %zu, logits %.4f and %.4f, may be apart %.4f: ", row, error,
+             moved.most[row], a, b, c[a], c[b], apart);
+    x.rows.push_back(text + describe(d));
+  }
+  return x;
+}
+/* That, reported; again() gives what more tries do to the CPU. */
+template <class Sequence, class Again>
+static void compare(const std::string &what, const routers &r, const fed &cpu, const fed &gpu, uint32_t vocab, const Sequence &sequence,
+                    tied_layers *tied, const noise &moved, const Again &again) {
+  const tied_layers before = *tied;
+  comparison x = compare_rows(r, cpu, gpu, vocab, sequence, tied, moved);
+  if (x.unexplained > 0) *tied = before, x = compare_rows(r, cpu, gpu, vocab, sequence, tied, again());
+  for (const auto &row : x.rows) printf("     %s: %s\n", what.c_str(), row.c_str());
+  if (x.times.size() >= 8) { /* of fewer the middle says nothing */
+    report(what + ": median of " + std::to_string(x.times.size()) + " rows with the CPU's experts, over bf16's noise", median(x.times),
+           NEAR);
+  } else {
+    printf("     %s: %zu rows with the CPU's experts\n", what.c_str(), x.times.size());
   }
   char text[240];
   snprintf(text, sizeof text, "%s: %u greedy choices differ; off: %u rows past a near tie of the router, %u after one, %u without cause",
-           what.c_str(), differ, ties, after, unexplained);
-  report(what + ": median row", median(error), limit);
-  report_true(text, unexplained == 0);
+           what.c_str(), x.differ, x.ties, x.after, x.unexplained);
+  report_true(text, x.unexplained == 0);
 }
 
 /* Token ids of the model's held-out text. */
@@ -254,13 +303,27 @@ static void compare_sides(const mm_shards *shards, const std::string &name, cons
              narrow = open_side(shards, &narrow_ops, slots, in, true);
   const routers r = read_routers(shards);
   const fed want = feed(cpu, seq, 0, ROWS);
-  std::vector<fed> tries(TRIES), later(1);
-  for (fed &t : tries) t = feed(narrow, seq, 0, ROWS);
-  for (uint32_t t = ROWS; t < ROWS + DECODED; t++) later[0].append(feed(narrow, seq, t, 1));
-  const noise moved = measure_noise(want, tries, r.m);
+  fed c;
+  std::vector<fed> tries, later;
   const auto by_stretch = [](size_t row) { return row / ROWS; };
+  const auto by_slot = [=](size_t row) { return row % slots; };
+  const auto prefill_noise = [&](size_t n) {
+    while (tries.size() < n) tries.push_back(feed(narrow, seq, 0, ROWS));
+    return measure_noise(r, want, tries, by_stretch);
+  };
+  const auto decode_noise = [&](size_t n) {
+    while (later.size() < n) {
+      fed f;
+      feed(narrow, seq, 0, ROWS);
+      for (uint32_t t = ROWS; t < ROWS + DECODED; t++) f.append(feed(narrow, seq, t, 1));
+      later.push_back(f);
+    }
+    return measure_noise(r, c, later, by_slot);
+  };
+  const noise moved = prefill_noise(TRIES);
+  const auto more = [&] { return prefill_noise(MANY); };
   tied_layers tied(slots, kNone), first_tied(1, kNone);
-  compare(name + ": prefill of 3 x 96", r, want, feed(gpu, seq, 0, ROWS), vocab, by_stretch, &tied, moved);
+  compare(name + ": prefill of 3 x 96", r, want, feed(gpu, seq, 0, ROWS), vocab, by_stretch, &tied, moved, more);
   fed chunks = want;
   for (uint32_t first = 0; first < ROWS; first += 32) {
     const fed part = feed(gpu, seq, first, 32);
@@ -271,16 +334,15 @@ static void compare_sides(const mm_shards *shards, const std::string &name, cons
     }
   }
   tied.assign(slots, kNone);
-  compare(name + ": prefill in chunks of 32", r, want, chunks, vocab, by_stretch, &tied, moved);
-  fed c, g, alone, steps;
+  compare(name + ": prefill in chunks of 32", r, want, chunks, vocab, by_stretch, &tied, moved, more);
+  fed g, alone, steps;
   for (uint32_t t = ROWS; t < ROWS + DECODED; t++) c.append(feed(cpu, seq, t, 1)), g.append(feed(gpu, seq, t, 1));
-  compare(
-      name + ": decode, 3 at a time", r, c, g, vocab, [=](size_t row) { return row % slots; }, &tied, measure_noise(c, later, r.m));
+  compare(name + ": decode, 3 at a time", r, c, g, vocab, by_slot, &tied, decode_noise(TRIES), [&] { return decode_noise(MANY); });
   const std::vector<std::vector<int32_t>> one(1, seq[0]);
   alone.logits.assign(want.logits.begin(), want.logits.begin() + (size_t)ROWS * vocab);
   alone.routed.assign(want.routed.begin(), want.routed.begin() + ROWS * routed);
   for (uint32_t t = 0; t < ROWS; t++) steps.append(feed(gpu, one, t, 1));
-  compare(name + ": decode from the first token", r, alone, steps, vocab, by_stretch, &first_tied, moved);
+  compare(name + ": decode from the first token", r, alone, steps, vocab, by_stretch, &first_tied, moved, more);
   report_paired(name);
   for (const side *s : {&cpu, &gpu, &narrow}) mm_engine_close(s->engine);
 }
@@ -319,6 +381,9 @@ static void check_buckets(const mm_shards *shards, const std::string &name, cons
   bool same = true;
   for (size_t t = 0; t < a.size(); t++) same &= std::equal(a[t].begin(), a[t].end(), c[t].begin());
   report_true(name + ": 5 sequences of a bucket of 8 alone = beside 3 more, bit for bit", same);
+  const std::vector<std::vector<int32_t>> one(1, seq[0]);
+  report_true(name + ": 12 replayed steps of 1 sequence = launched ones, bit for bit",
+              feed_steps(graphs, one, 44, 12) == feed_steps(plain, one, 44, 12));
   mm_engine_close(graphs.engine);
   mm_engine_close(eager.engine);
 }
