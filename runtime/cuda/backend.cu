@@ -220,6 +220,7 @@ bool open_experts(mm_backend *b, mm_err *err) {
               y->array<uint32_t>(slots, err),
               y->array<uint32_t>(slots, err),
               y->array<float>(slots * MM_CU_SKINNY, err),
+              y->array<unsigned long long>(MM_CU_MAX_TOP_K, err),
               y->array<uint32_t>(m->experts + UINT64_C(1), err),
               y->array<uint32_t>(pairs, err)};
   b->route_product = y->array<float>(tokens > MM_CU_SKINNY ? tokens * 3 * m->experts : 1, err);

@@ -23,31 +23,49 @@ __host__ __device__ constexpr uint32_t expert_warps(int tokens) {
   return tokens == 1 && codec<C>::kPiece == 32 ? 16 : kStreamWarps;
 }
 
-template <int kMost>
+/* Of a kernel for so many tokens: the experts in use, ascending, their tokens as bits, and the weight of token 0. */
+template <int kTokens>
 struct slots_of {
+  static constexpr uint32_t kMost = kTokens * MM_CU_MAX_TOP_K;
   uint32_t used, expert[kMost], tokens[kMost];
-  float weight[kMost]; /* of token 0 */
+  float weight[kMost];
 };
-using slot_list = slots_of<kMaxSlots>;
-using one_slots = slots_of<MM_CU_MAX_TOP_K>;
-/* The step's slots into shared memory; returns how many. A single token's are written down where `keep` says so. */
-template <class Slots>
-__device__ uint32_t read_slots(Slots &to, const mm_cu_route &r, uint32_t tokens, bool keep) {
-  if (tokens > 1) {
-    const uint32_t used = __ldcg(r.used);
-    for (uint32_t i = threadIdx.x; i < used; i += blockDim.x)
-      to.expert[i] = __ldcg(&r.slot_expert[i]), to.tokens[i] = __ldcg(&r.slot_tokens[i]),
-      to.weight[i] = __ldcg(&r.slot_weight[i * MM_CU_SKINNY]);
-    __syncthreads();
-    return used;
+/* What chooses for a single token, which kernels for eight take too (stream_plan.cu). */
+template <int kTokens>
+struct slots_and_room {
+  slots_of<kTokens> slots;
+  choice_room room;
+};
+template <>
+struct slots_and_room<MM_CU_SKINNY> {
+  slots_of<MM_CU_SKINNY> slots;
+};
+
+/* The step's slots into shared memory, for up and down. Of a single token, up chooses them, and its first block writes them down; down
+ * reads what that has told, or chooses too. */
+enum phase { UP, DOWN };
+template <phase kPhase, int kTokens>
+__device__ void read_slots(slots_and_room<kTokens> &to, const mm_cu_route &r, uint32_t tokens, const choice_start &start) {
+  slots_of<kTokens> &s = to.slots;
+  if constexpr (kTokens < MM_CU_SKINNY) {
+    __shared__ bool told;
+    if (tokens == 1) {
+      if (kPhase == DOWN) {
+        if (threadIdx.x < 32) told = told_slots(s, r);
+        __syncthreads();
+        if (told) return;
+      }
+      if (threadIdx.x < kChoiceThreads) choose_slots(s, to.room, r, start, kPhase == UP && blockIdx.x == 0);
+      __syncthreads();
+      return;
+    }
   }
-  if (threadIdx.x < 32) {
-    const single_slot s = choose_single(r, keep);
-    if (s.some) to.expert[s.at] = s.c.id, to.tokens[s.at] = 1, to.weight[s.at] = s.c.weight;
-    if (threadIdx.x == 0) to.used = s.used;
-  }
+  const uint32_t used = __ldcg(r.used);
+  for (uint32_t i = threadIdx.x; i < used; i += blockDim.x)
+    s.expert[i] = __ldcg(&r.slot_expert[i]), s.tokens[i] = __ldcg(&r.slot_tokens[i]),
+    s.weight[i] = __ldcg(&r.slot_weight[i * MM_CU_SKINNY]);
+  if (threadIdx.x == 0) s.used = used;
   __syncthreads();
-  return to.used;
 }
 
 template <mm_cu_code C, int kMost>
@@ -61,7 +79,7 @@ struct up_job {
   const stream_plan &p;
   const float *global2;
   bool rounds;
-  const slot_list &slots;
+  const slots_of<kMost> &slots;
   uint32_t used, inter;
 
   __device__ uint32_t tokens() const { return a.tokens; }
@@ -94,7 +112,7 @@ struct down_job {
   const mm_cu_weight &w;
   const mm_cu_experts &a;
   const stream_plan &p;
-  const slot_list &slots;
+  const slots_of<kMost> &slots;
   uint32_t used;
 
   __device__ uint32_t tokens() const { return a.tokens; }
@@ -117,20 +135,24 @@ template <mm_cu_code C, mm_cu_scale S, int kTokens>
 __global__ void __launch_bounds__(32 * expert_warps<C>(kTokens), stream_blocks(kTokens, expert_warps<C>(kTokens)))
     experts_up(const __grid_constant__ stream_source from, const __grid_constant__ stream_plan p, const __grid_constant__ mm_cu_weight w,
                const float *global2, bool rounds, const __grid_constant__ mm_cu_route r, const __grid_constant__ mm_cu_experts a) {
-  __shared__ slot_list slots;
+  __shared__ slots_and_room<kTokens> shared;
+  const auto &slots = shared.slots;
+  const choice_start start(r);
   grid_wait();
   grid_launch_next();
-  const uint32_t used = read_slots(slots, r, a.tokens, blockIdx.x == 0);
-  stream_rows<C, S>(w, from, p, up_job<C, kTokens>{w, r, a, p, global2, rounds, slots, used, w.n / 2});
+  read_slots<UP>(shared, r, a.tokens, start);
+  stream_rows<C, S>(w, from, p, up_job<C, kTokens>{w, r, a, p, global2, rounds, slots, slots.used, w.n / 2});
 }
 
 template <mm_cu_code C, mm_cu_scale S, int kTokens>
 __global__ void __launch_bounds__(32 * expert_warps<C>(kTokens), stream_blocks(kTokens, expert_warps<C>(kTokens)))
     experts_down(const __grid_constant__ stream_source from, const __grid_constant__ stream_plan p, const __grid_constant__ mm_cu_weight w,
                  const __grid_constant__ mm_cu_route r, const __grid_constant__ mm_cu_experts a) {
-  __shared__ slot_list slots;
+  __shared__ slots_and_room<kTokens> shared;
+  const auto &slots = shared.slots;
   grid_launch_next();
-  const uint32_t used = read_slots(slots, r, a.tokens, false);
+  read_slots<DOWN>(shared, r, a.tokens, choice_start(r));
+  const uint32_t used = slots.used;
   if (used == 0) { /* padding alone */
     grid_wait();
     for (uint32_t i = blockIdx.x * blockDim.x + threadIdx.x; i < a.tokens * w.n; i += gridDim.x * blockDim.x) a.y[i] = bf16();
@@ -147,7 +169,7 @@ struct one_up {
   const mm_cu_experts &a;
   const float *global2;
   bool later; /* w2's inputs are rounded before they are weighted */
-  const one_slots &slots;
+  const slots_of<1> &slots;
   uint32_t used, inter;
 
   __device__ uint32_t each() const { return (inter + 1) / 2; }
@@ -177,7 +199,7 @@ struct one_up {
 struct one_down {
   const mm_cu_weight &w;
   const mm_cu_experts &a;
-  const one_slots &slots;
+  const slots_of<1> &slots;
   uint32_t used;
 
   __device__ uint32_t fours() const { return (w.n + 3) / 4; }
@@ -199,32 +221,40 @@ struct one_down {
 };
 
 template <mm_cu_code C, mm_cu_scale S>
-__global__ void __launch_bounds__(32 * kGemvWarps, 2)
+__global__ void __maxnreg__(kGemvRegisters)
     one_experts_up(const __grid_constant__ gemv_plan p, const __grid_constant__ mm_cu_weight w, const float *global2, bool rounds,
                    const __grid_constant__ mm_cu_route r, const __grid_constant__ mm_cu_experts a) {
-  __shared__ one_slots slots;
+  __shared__ slots_and_room<1> shared;
+  const choice_start start(r);
   grid_wait();
   grid_launch_next();
-  one_up job{w, a, global2, rounds, slots, 0, w.n / 2};
-  if (threadIdx.x >= 32) gemv_fill<C, S>(w, p, job, 32); /* while the first warp chooses */
-  job.used = read_slots(slots, r, 1, blockIdx.x == 0);
+  one_up job{w, a, global2, rounds, shared.slots, 0, w.n / 2};
+  if (threadIdx.x < kChoiceThreads) {
+    choose_slots(shared.slots, shared.room, r, start, blockIdx.x == 0);
+  } else {
+    gemv_fill<C, S>(w, p, job, kChoiceThreads);
+  }
+  __syncthreads();
+  job.used = shared.slots.used;
   gemv_rows<C, S>(w, p, job, [] {});
 }
 
 template <mm_cu_code C, mm_cu_scale S>
-__global__ void __launch_bounds__(32 * kGemvWarps, 2)
+__global__ void __maxnreg__(kGemvRegisters)
     one_experts_down(const __grid_constant__ gemv_plan p, const __grid_constant__ mm_cu_weight w, const __grid_constant__ mm_cu_route r,
                      const __grid_constant__ mm_cu_experts a) {
-  __shared__ one_slots slots;
+  __shared__ slots_and_room<1> shared;
   grid_launch_next();
-  const uint32_t used = read_slots(slots, r, 1, false);
-  const one_down job{w, a, slots, used};
+  read_slots<DOWN>(shared, r, 1, choice_start(r));
+  const one_down job{w, a, shared.slots, shared.slots.used};
   gemv_rows<C, S>(w, p, job, [&] {
     grid_wait();
     gemv_fill<C, S>(w, p, job, 0);
     __syncthreads();
   });
 }
+
+uint32_t slots_bytes(uint32_t tokens) { return tokens > 8 ? sizeof(slots_and_room<MM_CU_SKINNY>) : sizeof(slots_and_room<8>); }
 
 struct up_launch {
   const mm_cu_weight &w;
@@ -236,11 +266,10 @@ struct up_launch {
   template <mm_cu_code C, mm_cu_scale S>
   cudaError_t run() const {
     if (one) {
-      const uint32_t fours = r.top_k * ceil_div(w.n / 2, 2), blocks = gemv_blocks(fours);
-      const gemv_plan p = plan_gemv<C, S>(w, fours, 1, blocks);
-      return launch(one_experts_up<C, S>, blocks, 32 * kGemvWarps, p.shared, s, p, w, global2, rounds, r, a);
+      const gemv_plan p = plan_gemv<C, S>(w, r.top_k * ceil_div(w.n / 2, 2), 1);
+      return launch(one_experts_up<C, S>, p.blocks, 32 * kGemvWarps, p.shared, s, p, w, global2, rounds, r, a);
     }
-    const stream_plan p = mm_cu_plan_stream(w, r.top_k, w.n / 2, 2, 1, a.tokens, sizeof(slot_list), expert_warps<C>(1));
+    const stream_plan p = mm_cu_plan_stream(w, r.top_k, w.n / 2, 2, 1, a.tokens, slots_bytes(a.tokens), expert_warps<C>(1));
     stream_source from = {};
     const cudaError_t e = mm_cu_open_source(w, p, &from);
     if (e != cudaSuccess) return e;
@@ -260,11 +289,10 @@ struct down_launch {
   template <mm_cu_code C, mm_cu_scale S>
   cudaError_t run() const {
     if (one) {
-      const uint32_t fours = ceil_div(w.n, 4), blocks = gemv_blocks(fours);
-      const gemv_plan p = plan_gemv<C, S>(w, fours, r.top_k, blocks);
-      return launch(one_experts_down<C, S>, blocks, 32 * kGemvWarps, p.shared, s, p, w, r, a);
+      const gemv_plan p = plan_gemv<C, S>(w, ceil_div(w.n, 4), r.top_k);
+      return launch(one_experts_down<C, S>, p.blocks, 32 * kGemvWarps, p.shared, s, p, w, r, a);
     }
-    const stream_plan p = mm_cu_plan_stream(w, 1, w.n, 1, r.top_k, a.tokens, sizeof(slot_list), expert_warps<C>(1));
+    const stream_plan p = mm_cu_plan_stream(w, 1, w.n, 1, r.top_k, a.tokens, slots_bytes(a.tokens), expert_warps<C>(1));
     stream_source from = {};
     const cudaError_t e = mm_cu_open_source(w, p, &from);
     if (e != cudaSuccess) return e;

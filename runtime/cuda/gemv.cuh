@@ -26,13 +26,11 @@
 #include "runtime/cuda/weight.cuh"
 
 constexpr uint32_t kGemvWarps = 16, kFour = 4;
-constexpr int kGemvDepth = 3;            /* items of a warp's ring */
-constexpr uint32_t kGemvColumns = 40000; /* the most activations that fit beside the rings */
+constexpr int kGemvRegisters = 80;       /* of a thread: what is left is room for the small kernels before and after */
+constexpr uint32_t kGemvColumns = 37000; /* the most activations that fit beside the rings and the sums of a few fours */
 
 /* A single token's products of so many columns take this core: on the devices whose shared memory it was laid out for. */
 inline bool takes_gemv(uint32_t columns) { return hopper() && columns <= kGemvColumns; }
-/* Blocks of a launch: one a multiprocessor, more where those are few (a slice of a device): a block has room for the sums of 512 fours. */
-inline uint32_t gemv_blocks(uint32_t fours) { return min(fours, max(multiprocessors(), ceil_div(fours, 512))); }
 
 struct four_place {
   uint32_t matrix, first, rows; /* how many of the four there are */
@@ -44,38 +42,47 @@ struct gemv_kind {
   static constexpr uint32_t kChunk = 32 * kLane;      /* columns of an item */
   static constexpr uint32_t kX = kLane / 8;           /* 16-byte pieces of a lane's activations */
   static constexpr bool kHalf = C != MM_CU_BF16 && S != MM_CU_FINE;
+  /* INT4 is multiplied as value + 8, which masks alone bring to f16 (codec::offset_halves); 8 times the sum of a stretch's activations is
+   * taken from its products. Beside a stretch's inverse scale lies that number then. */
+  static constexpr bool kOffset = C == MM_CU_INT4 && kHalf;
+  static constexpr uint32_t kBack = kOffset ? 2 : 1; /* floats of a stretch */
   /* Bytes of a row's scales in an item: f32 of its eight stretches, or those of its codes. */
   static constexpr uint32_t kScales = S == MM_CU_COARSE ? 32 : S == MM_CU_NV ? 64 : S == MM_CU_MX ? 32 : 0;
   static constexpr uint32_t kCodes = kFour * 512, kItem = kCodes + kFour * kScales;
+  static constexpr uint32_t kDepth = C == MM_CU_E4M3 ? 4 : 3; /* items of a warp's ring; more make 4-bit codes slower */
   /* What the f16 of the codes lack (codec::halves); the factor of an NV weight holds 2^8 of it already. */
-  static constexpr float kFactor = C != MM_CU_E2M1 || S == MM_CU_MX ? 1.0f : 0x1p6f;
+  static constexpr float kFactor = kOffset ? 0x1p24f : C != MM_CU_E2M1 || S == MM_CU_MX ? 1.0f : 0x1p6f;
 };
 
 /* Places in shared memory, and how many fours a warp touches at most. */
 struct gemv_plan {
-  uint32_t chunks; /* of a row's segment */
+  uint32_t blocks, chunks; /* of a launch; of a row's segment */
   uint32_t touched;
   uint32_t x, back, sums, shared;
 };
 
-/* For a grid of `blocks` blocks that share so many fours. Where smaller kernels still end, two blocks of the launch might come to one
- * multiprocessor and none to another, for up to half as much again of the time: so a block takes more than half of the shared memory. */
+/* For so many fours: a block a multiprocessor, more where those are few (a slice of a device) or the rows so many that their sums would not
+ * fit. Where smaller kernels still end, two blocks of the launch might come to one multiprocessor and none to another, for up to half as
+ * much again of the time: so a block takes more than half of the shared memory. */
 template <mm_cu_code C, mm_cu_scale S>
-gemv_plan plan_gemv(const mm_cu_weight &w, uint32_t fours, uint32_t segments, uint32_t blocks) {
-  constexpr uint32_t kMoreThanHalf = 113 * 1024 + 128;
+gemv_plan plan_gemv(const mm_cu_weight &w, uint32_t fours, uint32_t segments) {
+  constexpr uint32_t kMoreThanHalf = 113 * 1024 + 128, kAll = 224 * 1024, kSums = kGemvWarps * kFour * 32;
   gemv_plan p;
   p.chunks = (uint32_t)((w.pitch + 511) / 512);
   const uint32_t items = segments * p.chunks;
-  p.touched = (ceil_div(fours, blocks) * items + kGemvWarps - 1) / kGemvWarps / items + 2;
-  p.x = kGemvWarps * (uint32_t)kGemvDepth * gemv_kind<C, S>::kItem;
-  p.back = p.x + items * codec<C>::kPiece * 64, p.sums = p.back + items * 32;
-  p.shared = max(p.sums + kGemvWarps * p.touched * kFour * 32, kMoreThanHalf);
+  p.x = kGemvWarps * gemv_kind<C, S>::kDepth * gemv_kind<C, S>::kItem;
+  p.back = p.x + items * codec<C>::kPiece * 64, p.sums = p.back + items * 32 * gemv_kind<C, S>::kBack;
+  p.blocks = min(fours, max(multiprocessors(), ceil_div(fours, ((kAll - p.sums) / kSums - 3) * kGemvWarps)));
+  p.touched = (ceil_div(fours, p.blocks) * items + kGemvWarps - 1) / kGemvWarps / items + 2;
+  p.shared = max(p.sums + p.touched * kSums, kMoreThanHalf);
   return p;
 }
 
 /* As copy16_to, and the rest of the 128 bytes to the L2 cache; where !valid nothing is read. */
 __device__ __forceinline__ void copy16_line(uint32_t shared, const void *global, bool valid) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(valid ? 16 : 0) : "memory");
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(shared), "l"(global), "r"(valid ? 16 : 0),
+               "l"(kReadOnce)
+               : "memory");
 }
 
 /* What a warp fetches next, of `left` items. */
@@ -89,7 +96,7 @@ struct gemv_fetch {
   const uint32_t chunks, mine;  /* of a row's segment; of the chunks, those that the lane has a part in */
   const uint32_t apart, behind; /* bytes */
   uint32_t left, four, segment, chunk, rows;
-  const uint8_t *from, *scale; /* the lane's part of the first row; of the scales */
+  const uint8_t *from = nullptr, *scale; /* the lane's part of the first row, or not found yet; of the scales */
 
   __device__ __forceinline__ gemv_fetch(const mm_cu_weight &weight, const Job &j, uint32_t count, uint32_t first, uint32_t in,
                                         uint32_t chunk_count)
@@ -102,9 +109,7 @@ struct gemv_fetch {
         left(count),
         four(first),
         segment(in / chunk_count),
-        chunk(in % chunk_count) {
-    if (left) find();
-  }
+        chunk(in % chunk_count) {}
   __device__ __forceinline__ void find() {
     const uint32_t lane = threadIdx.x % 32;
     const four_place p = job.at(four, segment);
@@ -123,6 +128,7 @@ struct gemv_fetch {
   /* The lane's part to `to` of an item's place. */
   __device__ __forceinline__ void operator()(uint32_t to, uint32_t lane) {
     if (left) {
+      if (!from) find();
       const bool some = chunk < mine;
       const uint8_t *second = from + behind;
       copy16_line(to + lane * 16, from, some);
@@ -139,9 +145,8 @@ struct gemv_fetch {
       }
       left--, from += 512;
       if (++chunk == chunks) {
-        chunk = 0;
+        chunk = 0, from = nullptr;
         if (++segment == job.segments()) segment = 0, four += gridDim.x;
-        if (left) find();
       }
     }
     copy_commit();
@@ -152,15 +157,69 @@ struct gemv_fetch {
 
 extern __shared__ __align__(16) uint8_t gemv_shared[];
 
-/* A lane's 16-byte piece q of chunk c lies at x[(c · kX + q) · 32 + lane]; back: the inverse scales of each chunk's eight stretches, times
- * job.times(segment). Threads from `first` on, a warp's first, do it. */
+/* Activations come as pieces of eight columns, are laid into shared memory as they are and converted there, so that little code, which each
+ * layer fetches again, does it. Piece q of a lane of chunk c lies at x[(c · kX + q) · 32 + lane]. */
+template <mm_cu_code C, mm_cu_scale S>
+__device__ __forceinline__ uint4 *gemv_piece(const gemv_plan &p, uint32_t i) {
+  using kind = gemv_kind<C, S>;
+  const uint32_t in = i % (kind::kChunk / 8);
+  return reinterpret_cast<uint4 *>(gemv_shared + p.x) + (i - in) + in % kind::kX * 32 + in / kind::kX;
+}
+
+/* What the calling thread has laid: pieces threadIdx.x - first + j · step. back: the inverse scales of each chunk's eight stretches, times
+ * job.times(segment), each with its offset if there is one. Warps call it whole. */
+template <mm_cu_code C, mm_cu_scale S, class Job>
+__device__ __forceinline__ void gemv_convert(const gemv_plan &p, const Job &job, uint32_t first) {
+  using kind = gemv_kind<C, S>;
+  if (!kind::kHalf) return;
+  constexpr uint32_t kStretch = kind::kLane / 2; /* pieces of a stretch */
+  float *const back = reinterpret_cast<float *>(gemv_shared + p.back);
+  const uint32_t each = p.chunks * (kind::kChunk / 8), total = job.segments() * each;
+#pragma unroll 2
+  for (uint32_t i = threadIdx.x - first; i < total; i += blockDim.x - first) { /* total and the step are multiples of 32 */
+    uint4 &v = *gemv_piece<C, S>(p, i);
+    uint32_t q[4] = {v.x, v.y, v.z, v.w};
+    const uint32_t all = max2(max2(q[0] & 0x7fff7fffu, q[1] & 0x7fff7fffu), max2(q[2] & 0x7fff7fffu, q[3] & 0x7fff7fffu));
+    uint32_t largest = max(all & 0xffffu, all >> 16);
+    float inverse;
+    if (job.rounds()) { /* to codes of 128 columns, which are f16 as they are */
+#pragma unroll
+      for (uint32_t m = 1; m < 16; m <<= 1) largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, m));
+      const act_scale scale(low(largest));
+#pragma unroll
+      for (int c = 0; c < 4; c++) q[c] = widen2_half(scale.codes(low(q[c]), high(q[c])));
+      inverse = scale.value;
+    } else {
+#pragma unroll
+      for (uint32_t m = 1; m < kStretch; m <<= 1) largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, m));
+      const half_scale scale(largest);
+#pragma unroll
+      for (int c = 0; c < 4; c++) q[c] = scale.convert(q[c]);
+      inverse = scale.inverse;
+    }
+    if constexpr (kind::kOffset) {
+      q[1] = mul_half2(q[1], 0x2c002c00u), q[3] = mul_half2(q[3], 0x2c002c00u); /* 2^-4: those codes are 2^4 times as large */
+      float sum = 0;
+#pragma unroll
+      for (int c = 0; c < 4; c++) {
+        const float2 f = __half22float2(*reinterpret_cast<const __half2 *>(&q[c]));
+        sum += (c % 2 ? 16.0f : 1.0f) * (f.x + f.y);
+      }
+#pragma unroll
+      for (uint32_t m = 1; m < kStretch; m <<= 1) sum += __shfl_xor_sync(0xffffffffu, sum, m);
+      if (i % kStretch == 0) back[i / kStretch * 2 + 1] = sum * 0x1p-21f; /* 8 · 2^-24 */
+    }
+    if (i % kStretch == 0) back[i / kStretch * kind::kBack] = inverse * (kind::kFactor * job.times(i / each));
+    v = make_uint4(q[0], q[1], q[2], q[3]);
+  }
+}
+
+/* All activations, by threads from `first` on, a warp's first. */
 template <mm_cu_code C, mm_cu_scale S, class Job>
 __device__ __forceinline__ void gemv_fill(const mm_cu_weight &w, const gemv_plan &p, const Job &job, uint32_t first) {
-  using kind = gemv_kind<C, S>;
-  constexpr uint32_t kStretch = kind::kLane / 2, kAtOnce = 4; /* pieces of a stretch; a thread's loads on their way */
-  uint4 *const x = reinterpret_cast<uint4 *>(gemv_shared + p.x);
-  float *const back = reinterpret_cast<float *>(gemv_shared + p.back);
-  const uint32_t each = p.chunks * (kind::kChunk / 8), total = job.segments() * each, step = blockDim.x - first; /* multiples of 32 */
+  constexpr uint32_t kAtOnce = 4; /* a thread's loads on their way */
+  const uint32_t each = p.chunks * (gemv_kind<C, S>::kChunk / 8), total = job.segments() * each, step = blockDim.x - first;
+#pragma unroll 1
   for (uint32_t from = threadIdx.x - first; from < total; from += kAtOnce * step) {
     uint4 v[kAtOnce];
 #pragma unroll
@@ -170,33 +229,10 @@ __device__ __forceinline__ void gemv_fill(const mm_cu_weight &w, const gemv_plan
     }
 #pragma unroll
     for (uint32_t j = 0; j < kAtOnce; j++) {
-      const uint32_t i = from + j * step, in = i % (kind::kChunk / 8);
-      if (i >= total) break;
-      uint32_t q[4] = {v[j].x, v[j].y, v[j].z, v[j].w};
-      if (kind::kHalf) {
-        const uint32_t all = max2(max2(q[0] & 0x7fff7fffu, q[1] & 0x7fff7fffu), max2(q[2] & 0x7fff7fffu, q[3] & 0x7fff7fffu));
-        uint32_t largest = max(all & 0xffffu, all >> 16);
-        float inverse;
-        if (job.rounds()) { /* to codes of 128 columns, which are f16 as they are */
-#pragma unroll
-          for (uint32_t m = 1; m < 16; m <<= 1) largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, m));
-          const act_scale scale(low(largest));
-#pragma unroll
-          for (int c = 0; c < 4; c++) q[c] = widen2_half(scale.codes(low(q[c]), high(q[c])));
-          inverse = scale.value;
-        } else {
-#pragma unroll
-          for (uint32_t m = 1; m < kStretch; m <<= 1) largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, m));
-          const half_scale scale(largest);
-#pragma unroll
-          for (int c = 0; c < 4; c++) q[c] = scale.convert(q[c]);
-          inverse = scale.inverse;
-        }
-        if (i % kStretch == 0) back[i / kStretch] = inverse * (kind::kFactor * job.times(i / each));
-      }
-      x[(i - in) + in % kind::kX * 32 + in / kind::kX] = make_uint4(q[0], q[1], q[2], q[3]);
+      if (from + j * step < total) *gemv_piece<C, S>(p, from + j * step) = v[j];
     }
   }
+  gemv_convert<C, S>(p, job, first);
 }
 
 /* ---- products ---- */
@@ -215,15 +251,16 @@ struct quad_power {
   }
 };
 
-/* acc += the products of the item at `item`; lanes 4g + g/2 alone have sums. FINE: `place` says whose scales, `k` is the lane's first
- * column. */
+/* acc += the products of the item at `item`, with the activations at x and back; lanes 4g + g/2 alone have sums. FINE: `place` says whose
+ * scales, `k` is the lane's first column. */
 template <mm_cu_code C, mm_cu_scale S, class Job>
-__device__ __forceinline__ void gemv_add(float (&acc)[kFour], const uint8_t *item, const uint4 *x, float back, const mm_cu_weight &w,
+__device__ __forceinline__ void gemv_add(float (&acc)[kFour], const uint8_t *item, const uint4 *x, const float *back, const mm_cu_weight &w,
                                          const Job &job, const four_place &place, uint32_t k) {
   using kind = gemv_kind<C, S>;
   constexpr int kWord = kind::kLane / 8; /* registers of a word of codes */
   const uint32_t lane = threadIdx.x % 32;
   const uint8_t *const scale = item + kind::kCodes;
+  const float inverse = kind::kHalf ? back[0] : 1.0f, offset = kind::kOffset ? back[kind::kBack - 1] : 0.0f;
   uint32_t b[kind::kX * 4];
 #pragma unroll
   for (uint32_t q = 0; q < kind::kX; q++) {
@@ -234,7 +271,7 @@ __device__ __forceinline__ void gemv_add(float (&acc)[kFour], const uint8_t *ite
   for (int h = 0; h < 2; h++) {
     const uint4 code[2] = {reinterpret_cast<const uint4 *>(item)[h * 64 + lane], reinterpret_cast<const uint4 *>(item)[h * 64 + 32 + lane]};
     const uint32_t word[2][4] = {{code[0].x, code[0].y, code[0].z, code[0].w}, {code[1].x, code[1].y, code[1].z, code[1].w}};
-    float d[2][4] = {}, f[2] = {back, back};
+    float d[2][4] = {}, f[2] = {inverse, inverse};
     uint32_t times[2][2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -257,7 +294,11 @@ __device__ __forceinline__ void gemv_add(float (&acc)[kFour], const uint8_t *ite
         uint32_t v[2][kWord];
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-          codec<C>::halves(v[r], word[r][i]);
+          if constexpr (kind::kOffset) {
+            codec<C>::offset_halves(v[r], word[r][i]);
+          } else {
+            codec<C>::halves(v[r], word[r][i]);
+          }
           if constexpr (S == MM_CU_NV || S == MM_CU_MX) {
 #pragma unroll
             for (int j = 0; j < kWord; j++) v[r][j] = mul_half2(v[r][j], times[r][i / 2]);
@@ -286,8 +327,10 @@ __device__ __forceinline__ void gemv_add(float (&acc)[kFour], const uint8_t *ite
     }
     const bool odd = threadIdx.x & 4; /* g % 2: the column within the lane's two */
 #pragma unroll
-    for (int r = 0; r < 2; r++)
-      acc[h * 2 + r] += (odd ? d[0][2 * r + 1] + d[1][2 * r + 1] : d[0][2 * r] + d[1][2 * r]) * (kind::kHalf ? f[r] : 1.0f);
+    for (int r = 0; r < 2; r++) {
+      const float sum = odd ? d[0][2 * r + 1] + d[1][2 * r + 1] : d[0][2 * r] + d[1][2 * r];
+      acc[h * 2 + r] += (kind::kOffset ? sum - offset : sum) * (kind::kHalf ? f[r] : 1.0f);
+    }
   }
 }
 
@@ -305,28 +348,38 @@ __device__ __forceinline__ void gemv_rows(const mm_cu_weight &w, const gemv_plan
   const uint32_t each = job.segments() * p.chunks, items = mine * each;
   const uint32_t first = items * warp / kGemvWarps, end = items * (warp + 1) / kGemvWarps;
   const uint32_t before = first / max(each, 1); /* fours of the block */
+  __shared__ uint2 span[kGemvWarps];            /* of each warp, the first and the last of the block's fours that it has a part in */
+  if (lane == 0) span[warp] = first < end ? make_uint2(before, (end - 1) / each) : make_uint2(1, 0);
   uint32_t four = before * gridDim.x + blockIdx.x, in = first - before * each, left = end - first;
   gemv_fetch<C, S, Job> fetch(w, job, left, four, in, p.chunks);
-  const uint8_t *const ring = gemv_shared + warp * (kGemvDepth * kind::kItem), *item = ring;
+  const uint8_t *const ring = gemv_shared + warp * (kind::kDepth * kind::kItem), *item = ring;
   uint32_t free = shared_address(ring);
-  for (int i = 0; i + 1 < kGemvDepth; i++, free += kind::kItem) fetch(free, lane);
-  ready();
   float *sum = sums + (warp * p.touched * 8 + g) * kFour; /* of this stretch, of the warp's fours one after another */
   float acc[kFour] = {};
   const uint4 *at = x + in * (kind::kX * 32) + lane;
-  const float *inverse = back + in * 8 + g;
-  while (left) {
-    copy_wait<kGemvDepth - 2>();
-    __syncwarp(); /* the scales have come, and the item before is read */
+  const float *inverse = back + (in * 8 + g) * kind::kBack;
+  uint32_t ahead = kind::kDepth - 1; /* items to fetch before the first is multiplied; here, so that the code is there once */
+#pragma unroll 1
+  while (true) {
+    if (ahead == 0) {
+      if (!left) break;
+      copy_wait<kind::kDepth - 2>();
+      __syncwarp(); /* the scales have come, and the item before is read */
+    }
     fetch(free, lane);
+    if (ahead > 0) {
+      free += kind::kItem;
+      if (--ahead == 0) ready();
+      continue;
+    }
     free = shared_address(item);
     four_place place = {};
     uint32_t k = 0;
     if (S == MM_CU_FINE) place = job.at(four, in / p.chunks), k = in % p.chunks * kind::kChunk + lane * kind::kLane;
-    gemv_add<C, S>(acc, item, at, kind::kHalf ? *inverse : 1.0f, w, job, place, k);
-    item += kind::kItem, at += kind::kX * 32, inverse += 8;
-    if (item == ring + kGemvDepth * kind::kItem) item = ring;
-    if (++in == each) in = 0, four += gridDim.x, at = x + lane, inverse = back + g;
+    gemv_add<C, S>(acc, item, at, inverse, w, job, place, k);
+    item += kind::kItem, at += kind::kX * 32, inverse += 8 * kind::kBack;
+    if (item == ring + kind::kDepth * kind::kItem) item = ring;
+    if (++in == each) in = 0, four += gridDim.x, at = x + lane, inverse = back + g * kind::kBack;
     if (--left && in) continue;
     if (lane % 4 == g / 2) *reinterpret_cast<float4 *>(sum) = make_float4(acc[0], acc[1], acc[2], acc[3]);
     sum += 8 * kFour;
@@ -334,18 +387,22 @@ __device__ __forceinline__ void gemv_rows(const mm_cu_weight &w, const gemv_plan
     for (float &a : acc) a = 0;
   }
   __syncthreads();
-  for (uint32_t i = threadIdx.x; i < mine; i += 32 * kGemvWarps) {
-    const uint32_t begin = i * each, last = begin + each;
+  for (uint32_t i = threadIdx.x / 8; i < (mine + 3) / 4 * 4; i += 4 * kGemvWarps) { /* eight threads a four, one a stretch */
     float total[kFour] = {};
-    for (uint32_t from = begin * kGemvWarps / max(items, 1); from < kGemvWarps; from++) {
-      const uint32_t start = items * from / kGemvWarps;
-      if (start >= last) break;
-      if (items * (from + 1) / kGemvWarps <= max(begin, start)) continue; /* has none of the four, or none at all */
-      const float4 *v = reinterpret_cast<const float4 *>(sums) + (from * p.touched + i - start / each) * 8;
-#pragma unroll
-      for (int j = 0; j < 8; j++) total[0] += v[j].x, total[1] += v[j].y, total[2] += v[j].z, total[3] += v[j].w;
+#pragma unroll 1
+    for (uint32_t from = i * each * kGemvWarps / max(items, 1); from < kGemvWarps; from++) { /* begins at or before the four */
+      const uint2 s = span[from];
+      if (i < s.x && s.x <= s.y) break;
+      if (i < s.x || i > s.y) continue; /* has none, or ends before it */
+      const float4 v = reinterpret_cast<const float4 *>(sums)[(from * p.touched + i - s.x) * 8 + threadIdx.x % 8];
+      total[0] += v.x, total[1] += v.y, total[2] += v.z, total[3] += v.w;
     }
-    job.emit(i * gridDim.x + blockIdx.x, total);
+#pragma unroll
+    for (uint32_t j = 0; j < kFour; j++) {
+#pragma unroll
+      for (uint32_t m = 1; m < 8; m <<= 1) total[j] += __shfl_xor_sync(0xffffffffu, total[j], m);
+    }
+    if (i < mine && threadIdx.x % 8 == 0) job.emit(i * gridDim.x + blockIdx.x, total);
   }
 }
 

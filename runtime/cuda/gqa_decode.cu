@@ -387,6 +387,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     *reinterpret_cast<uint2 *>(o + head * D + c) = make_uint2(pack2(f * v.x, f * v.y), pack2(f * v.z, f * v.w));
   };
   const int32_t slot = r.slot[row];
+  const uint32_t pos = r.pos[row];
   if (slot < 0) {
     grid_wait();
     if (split == 0) {
@@ -394,7 +395,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     return;
   }
-  const uint32_t pos = r.pos[row], tiles = pos / kKeys + 1; /* pos keys in the cache, and the token's own */
+  const uint32_t tiles = pos / kKeys + 1; /* pos keys in the cache, and the token's own */
   const uint32_t per_split = (tiles + ws.splits * kWarps - 1) / (ws.splits * kWarps) * kWarps;
   const uint32_t used = (tiles + per_split - 1) / per_split, end = min(tiles, (split + 1) * per_split);
   if (split >= used) {

@@ -16,6 +16,10 @@
 
 __device__ __forceinline__ uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
+/* L2 cache policy of what a step reads once: it goes first, and what each layer needs again (small weights, tables, code) stays. The number
+ * is what createpolicy.fractional.L2::evict_first makes of 1.0; as a constant it costs no registers. */
+constexpr uint64_t kReadOnce = 0x12f0000000000000;
+
 /* Byte of 16-byte piece c of row r in a block. */
 __device__ __forceinline__ uint32_t swizzled(uint32_t r, uint32_t c) { return r * 128 + (c ^ (r % 8)) * 16; }
 
@@ -58,6 +62,14 @@ __device__ __forceinline__ void tensor_copy(uint32_t to, const void *map, uint32
   asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
                "l"(map), "r"(x), "r"(y), "r"(barrier)
                : "memory");
+}
+/* The same of what is read once. */
+__device__ __forceinline__ void tensor_copy_once(uint32_t to, const void *map, uint32_t x, uint32_t y, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(
+          to),
+      "l"(map), "r"(x), "r"(y), "r"(barrier), "l"(kReadOnce)
+      : "memory");
 }
 /* The same into both blocks of a pair, at the same places, where the bytes count at each one's own barrier. */
 __device__ __forceinline__ void tensor_copy_pair(uint32_t to, const void *map, uint32_t x, uint32_t y, uint32_t barrier) {

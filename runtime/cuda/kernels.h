@@ -81,6 +81,8 @@ struct mm_cu_route {
   uint32_t *slot_expert; /* [min(experts, 16·top_k)] */
   uint32_t *slot_tokens; /* same: bit t set if token t goes there */
   float *slot_weight;    /* [slots, 16] */
+  /* T = 1, [MM_CU_MAX_TOP_K]: the slots for w2's kernel, weight << 32 | expert + 1, or ~0 where there is none; 0: not told yet */
+  unsigned long long *told;
   /* any T: pairs (token, choice) sorted by expert, then token */
   uint32_t *offset; /* [experts + 1] */
   uint32_t *pair;   /* [max_tokens · top_k] = token · top_k + choice */

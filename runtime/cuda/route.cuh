@@ -76,27 +76,101 @@ __device__ __forceinline__ route_choice choose_experts(const mm_cu_route &r, uin
   return mine;
 }
 
-/* What a lane of one warp holds of a single token's slots: of `used`, ascending by expert, slot `at`, if it is one of them. */
-struct single_slot {
-  uint32_t used, at;
-  bool some;
-  route_choice c;
+/* ---- a single token ---- */
+
+constexpr uint32_t kChoiceThreads = MM_CU_MAX_EXPERTS; /* threads that choose together, the block's first: each has an expert */
+
+/* In shared memory: each warp's best, ranked, and the token's. */
+struct choice_room {
+  static constexpr uint32_t kWarps = kChoiceThreads / 32, kBest = MM_CU_MAX_TOP_K;
+  union {
+    uint32_t key[32];
+    route_choice best[kBest];
+  } of[kWarps];
+  __align__(16) uint32_t key[kWarps][kBest];
+  route_choice chosen[kBest];
 };
-/* A single token's slots, from its logits; `keep`: written down, as the lists of several tokens are. */
-__device__ __forceinline__ single_slot choose_single(const mm_cu_route &r, bool keep) {
-  const uint32_t lane = threadIdx.x % 32;
-  single_slot s;
-  s.c = choose_experts(r, 0), s.at = 0, s.some = lane < r.top_k && s.c.id < r.experts;
-  for (uint32_t j = 0; j < r.top_k; j++) {
-    const uint32_t other = __shfl_sync(0xffffffffu, s.c.id, (int)j);
-    s.at += other < s.c.id || (other == s.c.id && j < lane);
+
+/* What they need that no kernel of the step writes: fetched before those are waited for. */
+struct choice_start {
+  float bias;
+  int32_t slot;
+  __device__ __forceinline__ explicit choice_start(const mm_cu_route &r) {
+    bias = r.bias && threadIdx.x < r.experts ? __ldg(&r.bias[threadIdx.x]) : 0.0f;
+    slot = r.slot ? __ldcg(&r.slot[0]) : 0;
   }
-  s.used = (uint32_t)__popc(__ballot_sync(0xffffffffu, s.some));
-  if (!keep) return s;
-  if (lane < r.top_k) r.id[lane] = s.c.id, r.weight[lane] = s.c.weight;
-  if (s.some) r.slot_expert[s.at] = s.c.id, r.slot_tokens[s.at] = 1, r.slot_weight[s.at * MM_CU_SKINNY] = s.c.weight;
-  if (lane == 0) *r.used = s.used;
-  return s;
+};
+
+__device__ __forceinline__ void choice_sync() { asm volatile("bar.sync 1, %0;" ::"n"(kChoiceThreads) : "memory"); }
+
+/* The step's slots, ascending by expert, from the single token's logits, to shared memory: what choose_experts chooses, sooner. Each warp
+ * ranks its 32 experts, then all rank the warps' best. `keep`: the choice and the slots are written down too, as those of several tokens
+ * are. For threads below kChoiceThreads; the block has to meet before it reads. */
+template <class Slots>
+__device__ __forceinline__ void choose_slots(Slots &to, choice_room &room, const mm_cu_route &r, const choice_start &start, bool keep) {
+  constexpr uint32_t kBest = choice_room::kBest, kWarps = choice_room::kWarps;
+  static_assert(kBest == 16, "two lanes for each of a warp's best");
+  const uint32_t e = threadIdx.x, warp = e / 32, lane = e % 32;
+  float score = e < r.experts ? __ldcg(&r.logits[e]) : 0.0f;
+  if (r.sigmoid) score = sigmoid(score);
+  uint32_t key = e < r.experts ? route_key(score + start.bias) : 0, above = 0;
+  const auto count = [&](const uint32_t *from, uint32_t at, uint32_t self) { /* of four from number `at` on, those that go before */
+                                                                             const uint4 v = *reinterpret_cast<const uint4 *>(from);
+                                                                             above += v.x > key || (v.x == key && at < self);
+                                                                             above += v.y > key || (v.y == key && at + 1 < self);
+                                                                             above += v.z > key || (v.z == key && at + 2 < self);
+                                                                             above += v.w > key || (v.w == key && at + 3 < self);
+  };
+  room.of[warp].key[lane] = key;
+  __syncwarp();
+#pragma unroll
+  for (uint32_t i = 0; i < 32; i += 4) count(&room.of[warp].key[i], i, lane);
+  __syncwarp();
+  if (above < kBest) room.key[warp][above] = key, room.of[warp].best[above] = {e, score};
+  choice_sync();
+  const uint32_t mine = lane / 2, half = lane % 2 * (kWarps / 2); /* two lanes for each of the warp's best: half of the lists each */
+  key = room.key[warp][mine], above = 0;
+#pragma unroll
+  for (uint32_t w = 0; w < kWarps / 2; w++) {
+    for (uint32_t i = 0; i < r.top_k; i += 4) count(&room.key[half + w][i], (half + w) * kBest + i, warp * kBest + mine);
+  }
+  above += __shfl_xor_sync(0xffffffffu, above, 1);
+  if (half == 0 && above < r.top_k) room.chosen[above] = room.of[warp].best[mine];
+  choice_sync();
+  if (e >= r.top_k) return;
+  const bool some = start.slot >= 0;
+  route_choice c = some ? room.chosen[e] : route_choice{~0u, 0};
+  const float first = room.chosen[0].weight;
+  const auto part = [&](float v) { return r.sigmoid ? v : __expf(v - first); };
+  float total = 0;
+  uint32_t at = 0;
+  for (uint32_t j = 0; j < r.top_k; j++) total += part(room.chosen[j].weight), at += room.chosen[j].id < c.id;
+  if (some) {
+    c.weight = part(c.weight) / total;
+    to.expert[at] = c.id, to.tokens[at] = 1, to.weight[at] = c.weight;
+  }
+  const uint32_t used = some ? r.top_k : 0;
+  if (e == 0) to.used = used;
+  if (!keep) return;
+  const unsigned long long told = (unsigned long long)__float_as_uint(c.weight) << 32 | (c.id + 1);
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(&r.told[some ? at : e]), "l"(some ? told : ~0ull) : "memory");
+  r.id[e] = c.id, r.weight[e] = c.weight;
+  if (some) r.slot_expert[at] = c.id, r.slot_tokens[at] = 1, r.slot_weight[at * MM_CU_SKINNY] = c.weight;
+  if (e == 0) *r.used = used;
+}
+
+/* For the kernel after the one that chose and kept: its slots from there, if they have come by now. For one whole warp. */
+template <class Slots>
+__device__ __forceinline__ bool told_slots(Slots &to, const mm_cu_route &r) {
+  const uint32_t lane = threadIdx.x % 32;
+  unsigned long long v = ~0ull;
+  if (lane < r.top_k) asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(&r.told[lane]) : "memory");
+  if (__any_sync(0xffffffffu, v == 0)) return false;
+  const bool some = v != ~0ull;
+  if (some) to.expert[lane] = (uint32_t)v - 1, to.tokens[lane] = 1, to.weight[lane] = __uint_as_float((uint32_t)(v >> 32));
+  const uint32_t used = __popc(__ballot_sync(0xffffffffu, some));
+  if (lane == 0) to.used = used;
+  return true;
 }
 
 constexpr int kMaxSlots = MM_CU_SKINNY * MM_CU_MAX_TOP_K;

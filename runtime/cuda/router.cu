@@ -176,7 +176,10 @@ __global__ void __launch_bounds__(kMaxThreads) route_few(const __grid_constant__
                                                          const __grid_constant__ mm_cu_combine a, const bf16 *x, uint32_t tokens) {
   grid_launch_next();
   block_logits<W, kExperts, kTokens, kMix>(m, r, a, x, tokens);
-  if (tokens == 1) return;
+  if (tokens == 1) {
+    if (blockIdx.x == 0 && threadIdx.x < MM_CU_MAX_TOP_K) r.told[threadIdx.x] = 0;
+    return;
+  }
   if (last_of(r.ticket, gridDim.x * gridDim.y)) list_slots(r, tokens);
 }
 

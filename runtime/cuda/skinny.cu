@@ -75,7 +75,7 @@ struct one_job {
 };
 
 template <mm_cu_code C, mm_cu_scale S>
-__global__ void __launch_bounds__(32 * kGemvWarps, 2)
+__global__ void __maxnreg__(kGemvRegisters)
     one(const __grid_constant__ gemv_plan p, const __grid_constant__ mm_cu_weight w, const __grid_constant__ mm_cu_linear a) {
   grid_launch_next();
   const one_job job{w, a};
@@ -93,9 +93,8 @@ struct skinny_launch {
   template <mm_cu_code C, mm_cu_scale S>
   cudaError_t run() const {
     if (a.tokens == 1 && takes_gemv(w.k)) {
-      const uint32_t fours = ceil_div(w.n, 4), blocks = gemv_blocks(fours);
-      const gemv_plan p = plan_gemv<C, S>(w, fours, 1, blocks);
-      return launch(one<C, S>, blocks, 32 * kGemvWarps, p.shared, s, p, w, a);
+      const gemv_plan p = plan_gemv<C, S>(w, ceil_div(w.n, 4), 1);
+      return launch(one<C, S>, p.blocks, 32 * kGemvWarps, p.shared, s, p, w, a);
     }
     const stream_plan p = mm_cu_plan_stream(w, 1, w.n, 1, 1, max(a.tokens, 2), 0, kStreamWarps);
     stream_source from = {};

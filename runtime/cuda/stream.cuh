@@ -168,7 +168,7 @@ struct stream_ring {
 #pragma unroll
       for (uint32_t run = 0; run < Job::kBoxes; run++) {
         const uint32_t in = run * p.run, n = row + run * ahead.job.apart();
-        tensor_copy(codes + to * p.code_bytes + in * kLine, &from.codes, ahead.step * kLine, n, barrier);
+        tensor_copy_once(codes + to * p.code_bytes + in * kLine, &from.codes, ahead.step * kLine, n, barrier);
         if (kByteScales) tensor_copy(scales + to * p.scale_bytes + in * 16, &from.scales, scale_at(), n, barrier);
       }
     }

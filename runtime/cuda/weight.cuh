@@ -77,6 +77,11 @@ struct codec<MM_CU_INT4> {
       out[i + 1] = fma_half2(odd, 0x2c002c00u, 0xd480d480u); /* / 16 - 72 */
     }
   }
+  /* u as subnormal f16: 2^-24 times it in registers 0 and 2, 2^-20 times it in 1 and 3. */
+  static __device__ __forceinline__ void offset_halves(uint32_t out[4], uint32_t w) {
+    const uint32_t next = w >> 8;
+    out[0] = w & 0x000f000fu, out[1] = w & 0x00f000f0u, out[2] = next & 0x000f000fu, out[3] = next & 0x00f000f0u;
+  }
 };
 
 /* bf16 without the factor 2^126, which the caller multiplies in with the block scale; f16 without 2^14. */

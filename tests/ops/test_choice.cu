@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "tests/ops/gpu.h"
+#include "tests/ops/routing.h"
 
 /* sample.h's rule in doubles, over ascending ids: what each id's share of the draw is. */
 static std::vector<double> shares(const std::vector<float> &x, const std::vector<uint8_t> &never, double temperature, uint32_t top_k,
@@ -91,21 +92,21 @@ static void check_no_choice() {
 
 /* Padding rows among others: they choose nothing, and the lists are those of the others alone. */
 static void check_padding(uint32_t tokens, uint32_t experts, uint32_t top_k) {
-  const uint32_t hidden = 256, slots = std::min(experts, MM_CU_SKINNY * top_k), pairs = tokens * top_k;
-  buffer<float> w, logits((size_t)tokens * experts), weight(pairs), slot_weight((size_t)slots * MM_CU_SKINNY);
-  buffer<uint32_t> id(pairs), ticket(1), used(1), slot_expert(slots), slot_tokens(slots), offset(experts + 1), pair(pairs);
+  const uint32_t hidden = 256, pairs = tokens * top_k;
+  route_buffers to(experts, top_k, tokens, true, nullptr);
+  buffer<float> w;
   buffer<__nv_bfloat16> x;
   buffer<int32_t> slot;
   std::vector<int32_t> s(tokens);
   for (uint32_t t = 0; t < tokens; t++) s[t] = t % 3 == 1 ? -1 : (int32_t)t;
-  w.put(random_float((size_t)experts * hidden, 0, 0.1)), x.put(random_bf16((size_t)tokens * hidden)), slot.put(s), ticket.zero();
-  const mm_cu_route r = {experts,  top_k,  true,          nullptr,       slot.p,        logits.p, id.p,  weight.p,
-                         ticket.p, used.p, slot_expert.p, slot_tokens.p, slot_weight.p, offset.p, pair.p};
+  w.put(random_float((size_t)experts * hidden, 0, 0.1)), x.put(random_bf16((size_t)tokens * hidden)), slot.put(s);
+  mm_cu_route r = to.r;
+  r.slot = slot.p;
   buffer<__nv_bfloat16> piece((size_t)3 * experts * hidden);
   buffer<float> product((size_t)tokens * 3 * experts);
   CUDA_OK(mm_cu_split(piece.p, w.p, (size_t)experts * hidden, 0));
   CUDA_OK(mm_cu_route_tokens({w.p, true, hidden, piece.p, product.p}, r, x.p, tokens, 0));
-  const auto ids = id.get();
+  const auto ids = to.id.get();
   std::vector<uint32_t> want(experts, 0);
   bool ok = true;
   for (uint32_t p = 0; p < pairs; p++) {
@@ -117,15 +118,15 @@ static void check_padding(uint32_t tokens, uint32_t experts, uint32_t top_k) {
     }
   }
   if (tokens <= MM_CU_SKINNY) {
-    const auto masks = slot_tokens.get(), expert = slot_expert.get();
-    const uint32_t n = used.get()[0];
+    const auto masks = to.slot_tokens.get(), expert = to.slot_expert.get();
+    const uint32_t n = to.used.get()[0];
     ok &= n == (uint32_t)std::count_if(want.begin(), want.end(), [](uint32_t c) { return c > 0; });
     for (uint32_t i = 0; i < n; i++) {
       ok &= expert[i] < experts && want[expert[i]] == (uint32_t)__builtin_popcount(masks[i]) && (i == 0 || expert[i] > expert[i - 1]);
       for (uint32_t t = 0; t < tokens; t++) ok &= !(masks[i] >> t & 1) || s[t] >= 0;
     }
   } else {
-    const auto order = pair.get(), from = offset.get();
+    const auto order = to.pair.get(), from = to.offset.get();
     const uint32_t n = from[experts];
     for (uint32_t e = 0; e < experts; e++) ok &= from[e + 1] - from[e] == want[e];
     for (uint32_t i = 0; i < n; i++) ok &= s[order[i] / top_k] >= 0;
