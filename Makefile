@@ -9,6 +9,8 @@ SAN ?= 0
 #: CUDA=0          leave the CUDA backend out (built when nvcc is found)
 NVCC ?= $(shell command -v nvcc)
 CUDA ?= $(if $(filter 0,$(SAN)),$(if $(NVCC),1,0),0)
+#: CUDA_ARCH="80"  GPU architectures to compile for (80 90a); 100 compiles too, as 80 does it
+CUDA_ARCH ?= 80 90a
 #: STATIC=1        link jansson, zstd, OpenSSL and PCRE2 into the programs, to carry them to another machine
 STATIC ?= 0
 #: MPI=1           conversions over several processes with mpirun (Open MPI)
@@ -57,7 +59,7 @@ CUDA_SRC = $(wildcard runtime/cuda/*.cu)
 ifeq ($(CUDA),1)
 CUDA_HOME := $(patsubst %/bin/,%,$(dir $(realpath $(NVCC))))
 NVCCFLAGS = -std=c++17 -O3 -lineinfo -I. -DMM_CUDA -MMD -MP -cudart static -Xcompiler -fPIE,-fstack-protector-strong,-Wall \
-  -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90a,code=sm_90a
+  $(foreach a,$(CUDA_ARCH),-gencode arch=compute_$(a),code=sm_$(a))
 ifneq ($(CUDA_SRC),)
 CPPFLAGS += -DMM_CUDA
 LD = $(CXX)
