@@ -4,10 +4,11 @@
  * SiLU(w1 x) · (w3 x), written only for the tokens of that expert. Down: a group is rows of y; its k axis runs over all slots, so the sum
  * over experts is the accumulator's.
  *
- * Where w2's inputs are rounded, a launch between the two does that, and gives them the weights.
+ * Where w2's inputs are rounded, a launch between the two does that, and gives them the weights, unless a single token's down rounds them
+ * itself.
  *
- * Up lets the next kernel start only after its own wait, so down may read the slot lists, which the router wrote before up, at once and
- * fetch w2 while up still runs. */
+ * Up lets the next kernel start only after its own wait, so down may read what the router wrote before up at once, and fetch w2 while up
+ * still runs: the slot lists; of a single token the slots that up has told by then, or the logits. */
 #include "runtime/cuda/fp8.h"
 #include "runtime/cuda/gemv.cuh"
 #include "runtime/cuda/launch.h"
@@ -305,6 +306,11 @@ struct down_launch {
 
 }  // namespace
 
+uint32_t mm_cu_mixture_columns(const mm_cu_weight &w13, const mm_cu_weight &w2, uint32_t top_k) {
+  constexpr uint32_t kLongest = 1024; /* columns of an item, of 4-bit codes */
+  return max(w13.k, top_k * (ceil_div(w2.k, kLongest) * kLongest));
+}
+
 cudaError_t mm_cu_experts_skinny(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a,
                                  cudaStream_t s) {
   if (a.tokens > MM_CU_SKINNY) return cudaErrorInvalidValue;
@@ -312,7 +318,7 @@ cudaError_t mm_cu_experts_skinny(const mm_cu_weight &w13, const mm_cu_weight &w2
   const bool rounds = w2.rounding.kind != MM_ACT_KEPT;
   /* Long rows of E4M3 with inputs as they are come faster by stages (M1: 94 us, by fours 104; M2: 42, 41). */
   const bool by_stages = w13.code == MM_CU_E4M3 && w13.rounding.kind == MM_ACT_KEPT && w13.pitch > 4096;
-  const uint32_t columns = max(w13.k, r.top_k * w2.k);
+  const uint32_t columns = mm_cu_mixture_columns(w13, w2, r.top_k);
   const bool one = a.tokens == 1 && !by_stages && takes_gemv(columns);
   cudaError_t e = for_scheme(w13, up_launch{w13, w2.global, rounds, one, r, a, s});
   if (e == cudaSuccess && rounds && !(one && mm_cu_rounds_itself(w2, columns)))

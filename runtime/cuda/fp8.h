@@ -19,6 +19,8 @@ cudaError_t mm_cu_round(__nv_bfloat16 *y, uint32_t count, const mm_cu_inputs &in
 cudaError_t mm_cu_round_slots(__nv_bfloat16 *middle, uint32_t k, const mm_cu_route &r, const float *global, const mm_cu_rounding &how,
                               cudaStream_t s);
 
+/* Columns that the activations of a mixture take at most in a single token's kernels, whole items of each slot counted. */
+uint32_t mm_cu_mixture_columns(const mm_cu_weight &w13, const mm_cu_weight &w2, uint32_t top_k);
 /* The kernels of a single token, of so many columns in all, round their inputs as w says: they are given as they are. */
 bool mm_cu_rounds_itself(const mm_cu_weight &w, uint32_t columns);
 

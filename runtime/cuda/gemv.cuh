@@ -7,7 +7,8 @@
  * The product is mma.m16n8k16 turned on its side: a lane's quad, lanes 4g … 4g+3, holds a stretch g of the chunk, of one row as row g of
  * the M side and of another as row g+8, and the activations of the same stretch as column g of the N side. So each lane needs just the
  * activations of its own columns, no weight is moved between lanes, and of the 16 x 8 sums those count that belong to row g or g+8 and
- * column g: lane 4g + g/2 holds both. Codes become f16 in registers, exactly; activations are f16 times a power of two of the stretch.
+ * column g: lane 4g + g/2 holds both. Codes become f16 in registers, exactly (int4: value + 8); activations are f16 times a power of two of
+ * the stretch, or codes under its scale. BF16 weights, and FINE ones once scaled, are multiplied as bf16 with activations as they are.
  * What lanes and warps sum of a row meets in shared memory in an order that the shape alone decides.
  *
  * A job says what the rows are:
@@ -27,7 +28,7 @@
 
 constexpr uint32_t kGemvWarps = 16, kFour = 4;
 constexpr int kGemvRegisters = 80;       /* of a thread: what is left is room for the small kernels before and after */
-constexpr uint32_t kGemvColumns = 37000; /* the most activations that fit beside the rings and the sums of a few fours */
+constexpr uint32_t kGemvColumns = 37000; /* the most activations that fit beside the rings and the sums of a few fours, in whole items */
 
 /* A single token's products of so many columns take this core: on the devices whose shared memory it was laid out for. */
 inline bool takes_gemv(uint32_t columns) { return hopper() && columns <= kGemvColumns; }
@@ -43,7 +44,7 @@ struct gemv_kind {
   static constexpr uint32_t kX = kLane / 8;           /* 16-byte pieces of a lane's activations */
   static constexpr bool kHalf = C != MM_CU_BF16 && S != MM_CU_FINE;
   /* INT4 is multiplied as value + 8, which masks alone bring to f16 (codec::offset_halves); 8 times the sum of a stretch's activations is
-   * taken from its products. Beside a stretch's inverse scale lies that number then. */
+   * taken from its products. Beside a stretch's inverse scale lies that number then. Activations of 2^118 and more overflow. */
   static constexpr bool kOffset = C == MM_CU_INT4 && kHalf;
   static constexpr uint32_t kBack = kOffset ? 2 : 1; /* floats of a stretch */
   /* Bytes of a row's scales in an item: f32 of its eight stretches, or those of its codes. */

@@ -1,8 +1,6 @@
 /* Which kernels a product takes (inputs.h). */
 #include "runtime/cuda/inputs.h"
 
-#include <algorithm>
-
 bool mm_cu_rounded::open(mm_cu_memory *memory, uint32_t tokens, uint32_t widest, mm_err *err) {
   const uint64_t pitch = mm_round_up(widest, MM_CU_GROUP);
   codes.code = memory->array<uint8_t>(tokens * pitch, err);
@@ -58,6 +56,6 @@ cudaError_t mm_cu_rounded::experts(const mm_cu_weight &w13, const mm_cu_weight &
     return e != cudaSuccess ? e : mm_cu_experts_fp8(w13, w2, r, {codes, middle, reinterpret_cast<__nv_bfloat16 *>(a.pair_out), a.y}, s);
   }
   mm_cu_experts given = a;
-  const cudaError_t e = round(&given.x, nullptr, a.tokens, w13, std::max(w13.k, r.top_k * w2.k), s);
+  const cudaError_t e = round(&given.x, nullptr, a.tokens, w13, mm_cu_mixture_columns(w13, w2, r.top_k), s);
   return e != cudaSuccess ? e : (a.tokens <= MM_CU_SKINNY ? mm_cu_experts_skinny : mm_cu_experts_gemm)(w13, w2, r, given, s);
 }

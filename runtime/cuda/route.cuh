@@ -1,5 +1,5 @@
-/* What follows from a token's logits: its experts, and of a step's single token the slots that the experts' kernels walk, which each block
- * finds for itself: sooner than one block would have told the others. */
+/* What follows from a token's logits: its experts, and of a step's single token the slots that the experts' kernels walk. Each block of
+ * w13's kernel finds those for itself, sooner than one would have told the others; w2's kernel comes late enough to be told. */
 #ifndef MM_CUDA_ROUTE_CUH
 #define MM_CUDA_ROUTE_CUH
 
@@ -114,12 +114,13 @@ __device__ __forceinline__ void choose_slots(Slots &to, choice_room &room, const
   float score = e < r.experts ? __ldcg(&r.logits[e]) : 0.0f;
   if (r.sigmoid) score = sigmoid(score);
   uint32_t key = e < r.experts ? route_key(score + start.bias) : 0, above = 0;
-  const auto count = [&](const uint32_t *from, uint32_t at, uint32_t self) { /* of four from number `at` on, those that go before */
-                                                                             const uint4 v = *reinterpret_cast<const uint4 *>(from);
-                                                                             above += v.x > key || (v.x == key && at < self);
-                                                                             above += v.y > key || (v.y == key && at + 1 < self);
-                                                                             above += v.z > key || (v.z == key && at + 2 < self);
-                                                                             above += v.w > key || (v.w == key && at + 3 < self);
+  /* Of four from number `at` on, those that go before. */
+  const auto count = [&](const uint32_t *from, uint32_t at, uint32_t self) {
+    const uint4 v = *reinterpret_cast<const uint4 *>(from);
+    above += v.x > key || (v.x == key && at < self);
+    above += v.y > key || (v.y == key && at + 1 < self);
+    above += v.z > key || (v.z == key && at + 2 < self);
+    above += v.w > key || (v.w == key && at + 3 < self);
   };
   room.of[warp].key[lane] = key;
   __syncwarp();

@@ -164,12 +164,13 @@ static void check_one_expert(const edge_scheme &c, uint32_t tokens, uint32_t top
   const auto padded = run(slots);
   bool mixed = true;
   for (uint32_t t = 1; t < tokens; t += 2) mixed &= same_bits(all.data(), &padded[(size_t)t * hidden], hidden);
-  run(std::vector<int32_t>(tokens, -1));
+  const auto alone = run(std::vector<int32_t>(tokens, -1));
+  const bool zeros = tokens > MM_CU_SKINNY || std::all_of(alone.begin(), alone.end(), [](float v) { return v == 0; });
   char what[160];
   snprintf(what, sizeof what, "experts %s T=%u top %u, one choice for all: ", c.name, tokens, top_k);
   report_true(what + std::string("rows the same, numbers"), same && finite);
   report_true(what + std::string("a row of NaN leaves the others alone"), others);
-  report_true(what + std::string("padding rows do too; padding alone ends"), mixed);
+  report_true(what + std::string("padding rows do too; padding alone ends, in zeros where few"), mixed && zeros);
 }
 
 void test_edges() {

@@ -122,6 +122,11 @@ static void check_experts(const expert_case &c, uint32_t tokens, uint32_t expert
   if (c.rounded && !mm_cu_experts_multiply_codes(w13.d, w2.d)) return; /* not of this device */
   middle_codes given;
   const auto out = run_experts(c, w13, w2, rb.r, dx.p, tokens, &given);
+  if (tokens == 1) { /* once more: down is told for certain */
+    const auto again = run_experts(c, w13, w2, rb.r, dx.p, tokens, &given);
+    report_true(std::string("experts ") + c.name + " T=1 again: the same bits",
+                !memcmp(out.data(), again.data(), out.size() * sizeof out[0]));
+  }
   auto id = rb.id.get();
   auto weight = rb.weight.get();
   std::vector<double> w_want, w_got;
@@ -260,6 +265,9 @@ void test_experts() {
   check_experts(cases[1], 2, 6, 3, 1536, 1280, true);
   check_experts(cases[6], 11, 6, 3, 1536, 1280, true);
   check_experts(cases[6], 1, 20, 16, 256, 1536, true);
+  check_experts(cases[1], 1, 256, 8, 384, 128, true); /* choices across all warps that choose */
+  check_experts(cases[1], 1, 200, 5, 384, 128, false);
+  check_experts(cases[1], 1, 20, 13, 256, 2816, true); /* more columns than a single token's core takes, with whole items counted */
   check_experts(cases[1], 3, 256, 8, 384, 128, true);
   check_experts(cases[1], 260, 32, 2, 256, 128, false);
   for (int i : {0, 1, 4, 6, 7}) check_rows_independent(cases[i]);

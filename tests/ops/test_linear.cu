@@ -261,6 +261,7 @@ void test_linear() {
     check_linear(c, 300, 264, 512, false, true);
   }
   for (int i : {0, 1, 5, 8, 11, 12}) check_linear(kSchemes[i], 1, 264, 36992, true, false); /* the longest rows of a single token's core */
+  for (int i : {0, 8}) check_linear(kSchemes[i], 1, 40000, 256, true, false);               /* more fours a block than meet at once */
   for (int i : {1, 8, 11, 12}) { /* several groups a block, every place of the ring used again */
     check_linear(kSchemes[i], 1, 9000, 2048, true, true);
     check_linear(kSchemes[i], 3, 9000, 2048, true, false);

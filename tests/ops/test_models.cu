@@ -160,16 +160,21 @@ static double median(std::vector<double> v) { /* of none 0 */
 }
 
 /* What rounding to bf16 alone does to the CPU: to the median row's logits, to its routers' inputs by layer, and to each row in the mean of
- * squares (of rows that stay together, 0 where none did); at most to each row, and at most to any logit of it. */
+ * squares (of rows that stay together, 0 where none did); at most to each row and to any logit of it, in all tries and in those where the
+ * row stays together. */
 struct noise {
   double logits;
-  std::vector<double> layer, row, most, logit;
+  std::vector<double> layer, row;
+  struct {
+    std::vector<double> row, logit;
+  } most[2]; /* all, together */
 };
 template <class Sequence>
 static noise measure_noise(const routers &router, const fed &cpu, const std::vector<fed> &tries, const Sequence &sequence) {
   const mm_model *m = router.m;
   const size_t rows = cpu.logits.size() / m->vocab, routed = (size_t)m->layers * m->hidden;
-  noise n = {0, {}, std::vector<double>(rows), std::vector<double>(rows), std::vector<double>(rows)};
+  noise n = {0, {}, std::vector<double>(rows), {}};
+  for (auto &m : n.most) m.row.resize(rows), m.logit.resize(rows);
   std::vector<uint32_t> together_in(rows);
   std::vector<double> logits;
   std::vector<std::vector<double>> layer(m->layers);
@@ -177,10 +182,12 @@ static noise measure_noise(const routers &router, const fed &cpu, const std::vec
     const auto same = together(router, cpu, t, sequence);
     for (size_t r = 0; r < rows; r++) {
       const double error = row_error(&cpu.logits[r * m->vocab], &t.logits[r * m->vocab], m->vocab);
-      n.most[r] = std::max(n.most[r], error);
+      double furthest = 0;
       for (size_t i = r * m->vocab; i < (r + 1) * m->vocab; i++) {
-        if (std::isfinite(cpu.logits[i])) n.logit[r] = std::max(n.logit[r], fabs((double)t.logits[i] - cpu.logits[i]));
+        if (std::isfinite(cpu.logits[i])) furthest = std::max(furthest, fabs((double)t.logits[i] - cpu.logits[i]));
       }
+      for (int i = 0; i <= same[r]; i++)
+        n.most[i].row[r] = std::max(n.most[i].row[r], error), n.most[i].logit[r] = std::max(n.most[i].logit[r], furthest);
       if (!same[r]) continue;
       logits.push_back(error);
       n.row[r] += error * error, together_in[r]++;
@@ -223,36 +230,37 @@ static comparison compare_rows(const routers &r, const fed &cpu, const fed &gpu,
     const bool tie = d.any && d.gap < 2 * d.moved && d.before <= FAR * NEAR * moved.layer[d.layer],
                follows = lowest < (d.any ? d.layer : r.m->layers);
     if (tie) lowest = std::min(lowest, d.layer);
-    const bool near = error <= std::max(FAR * limit, 2 * moved.most[row]);
-    const double apart = 2 * std::max(limit * fabs(c[a]), moved.logit[row]);
+    const auto &most = moved.most[same[row]];
+    const bool near = error <= std::max(FAR * limit, 2 * most.row[row]);
+    const double apart = 2 * std::max(limit * fabs(c[a]), most.logit[row]);
     if (near && (a == b || c[a] - c[b] <= apart)) continue;
     (tie ? x.ties : follows ? x.after : x.unexplained)++;
     char text[240];
     snprintf(text, sizeof text,
              "row %zu: error %.1e, in tries %.1e, CPU chooses %zu, GPU %zu, logits %.4f and %.4f, may be apart %.4f: ", row, error,
-             moved.most[row], a, b, c[a], c[b], apart);
+             most.row[row], a, b, c[a], c[b], apart);
     x.rows.push_back(text + describe(d));
   }
   return x;
 }
-/* That, reported; again() gives what more tries do to the CPU. */
+static void report_times(const std::string &what, const std::vector<double> &times) {
+  report(what + ": median of " + std::to_string(times.size()) + " rows with the CPU's experts, over bf16's noise",
+         times.empty() ? INFINITY : median(times), NEAR);
+}
+/* That, reported; again() gives what more tries do to the CPU. Returns `times`. */
 template <class Sequence, class Again>
-static void compare(const std::string &what, const routers &r, const fed &cpu, const fed &gpu, uint32_t vocab, const Sequence &sequence,
-                    tied_layers *tied, const noise &moved, const Again &again) {
+static std::vector<double> compare(const std::string &what, const routers &r, const fed &cpu, const fed &gpu, uint32_t vocab,
+                                   const Sequence &sequence, tied_layers *tied, const noise &moved, const Again &again) {
   const tied_layers before = *tied;
   comparison x = compare_rows(r, cpu, gpu, vocab, sequence, tied, moved);
   if (x.unexplained > 0) *tied = before, x = compare_rows(r, cpu, gpu, vocab, sequence, tied, again());
   for (const auto &row : x.rows) printf("     %s: %s\n", what.c_str(), row.c_str());
-  if (x.times.size() >= 8) { /* of fewer the middle says nothing */
-    report(what + ": median of " + std::to_string(x.times.size()) + " rows with the CPU's experts, over bf16's noise", median(x.times),
-           NEAR);
-  } else {
-    printf("     %s: %zu rows with the CPU's experts\n", what.c_str(), x.times.size());
-  }
+  if (x.times.size() >= 8) report_times(what, x.times); /* of fewer the middle says nothing */
   char text[240];
   snprintf(text, sizeof text, "%s: %u greedy choices differ; off: %u rows past a near tie of the router, %u after one, %u without cause",
            what.c_str(), x.differ, x.ties, x.after, x.unexplained);
   report_true(text, x.unexplained == 0);
+  return x.times;
 }
 
 /* Token ids of the model's held-out text. */
@@ -322,8 +330,10 @@ static void compare_sides(const mm_shards *shards, const std::string &name, cons
   };
   const noise moved = prefill_noise(TRIES);
   const auto more = [&] { return prefill_noise(MANY); };
+  std::vector<double> times;
+  const auto add = [&](const std::vector<double> &v) { times.insert(times.end(), v.begin(), v.end()); };
   tied_layers tied(slots, kNone), first_tied(1, kNone);
-  compare(name + ": prefill of 3 x 96", r, want, feed(gpu, seq, 0, ROWS), vocab, by_stretch, &tied, moved, more);
+  add(compare(name + ": prefill of 3 x 96", r, want, feed(gpu, seq, 0, ROWS), vocab, by_stretch, &tied, moved, more));
   fed chunks = want;
   for (uint32_t first = 0; first < ROWS; first += 32) {
     const fed part = feed(gpu, seq, first, 32);
@@ -334,15 +344,16 @@ static void compare_sides(const mm_shards *shards, const std::string &name, cons
     }
   }
   tied.assign(slots, kNone);
-  compare(name + ": prefill in chunks of 32", r, want, chunks, vocab, by_stretch, &tied, moved, more);
+  add(compare(name + ": prefill in chunks of 32", r, want, chunks, vocab, by_stretch, &tied, moved, more));
   fed g, alone, steps;
   for (uint32_t t = ROWS; t < ROWS + DECODED; t++) c.append(feed(cpu, seq, t, 1)), g.append(feed(gpu, seq, t, 1));
-  compare(name + ": decode, 3 at a time", r, c, g, vocab, by_slot, &tied, decode_noise(TRIES), [&] { return decode_noise(MANY); });
+  add(compare(name + ": decode, 3 at a time", r, c, g, vocab, by_slot, &tied, decode_noise(TRIES), [&] { return decode_noise(MANY); }));
   const std::vector<std::vector<int32_t>> one(1, seq[0]);
   alone.logits.assign(want.logits.begin(), want.logits.begin() + (size_t)ROWS * vocab);
   alone.routed.assign(want.routed.begin(), want.routed.begin() + ROWS * routed);
   for (uint32_t t = 0; t < ROWS; t++) steps.append(feed(gpu, one, t, 1));
-  compare(name + ": decode from the first token", r, alone, steps, vocab, by_stretch, &first_tied, moved, more);
+  add(compare(name + ": decode from the first token", r, alone, steps, vocab, by_stretch, &first_tied, moved, more));
+  report_times(name + ": all four", times);
   report_paired(name);
   for (const side *s : {&cpu, &gpu, &narrow}) mm_engine_close(s->engine);
 }
