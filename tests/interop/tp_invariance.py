@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Cutting commutes with packing: for each small checkpoint, scheme and way to divide it over ranks, the shards put back together from part
-files and manifest alone equal the tp 1 shard bit for bit, scales compared weight by weight through their cells."""
+"""Cutting commutes with packing: for each small checkpoint, one with experts of 1536 rows as MiniMax-M2's (192 of them for a rank of eight),
+each scheme and way to divide it over ranks, the shards put back together from part files and manifest alone equal the tp 1 shard bit for
+bit, scales compared weight by weight through their cells."""
 import os
 import re
 import shutil
@@ -8,18 +9,20 @@ import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
 
-from packed import Packed
+sys.path.insert(0, "tests/cli")
+from convert_files import small  # noqa: E402
+from packed import Packed  # noqa: E402
 
 CONVERT = os.path.join(os.environ["BUILD"], "bin", "minimax-convert")
-MODELS = ["tiny-m1", "tiny-m2"]
+MODELS = ["tests/data/tiny-m1", "tests/data/tiny-m2", os.path.join(os.environ["TMPDIR"], "m2-1536")]
 CUTS = ["--tp 2", "--tp 4", "--tp 8", "--tp 8 --tp-align pad", "--tp 4 --ep 2", "--tp 8 --ep 4 --pp 2"]
 with open("quant/registry.c", encoding="utf-8") as f:
     SCHEMES = ["none"] + re.findall(r"ROW\((\w+)\)", f.read())
 
 
 def convert(model, quant, cut):
-    out = os.path.join(os.environ["TMPDIR"], f"{model}-{quant}{cut.replace(' ', '')}")
-    subprocess.run([CONVERT, f"tests/data/{model}", "-o", out, "--quant", quant, "--quiet", *cut.split()], check=True)
+    out = os.path.join(os.environ["TMPDIR"], f"{os.path.basename(model)}-{quant}{cut.replace(' ', '')}")
+    subprocess.run([CONVERT, model, "-o", out, "--quant", quant, "--quiet", *cut.split()], check=True)
     packed = Packed(out)
     shutil.rmtree(out)
     return packed
@@ -65,6 +68,7 @@ def check(model, quant):
 
 
 if __name__ == "__main__":
+    small(hidden=128, heads=8, kv=8, dim=16, experts=4, inter=1536, vocab=64, layers=2).save(MODELS[-1])
     with ProcessPoolExecutor() as pool:
         cases = [(model, quant) for model in MODELS for quant in SCHEMES]
         wrong = [line for line in pool.map(check, *zip(*cases)) if line]
