@@ -13,6 +13,7 @@
 #include "convert/encoding.h"
 #include "convert/index.h"
 #include "convert/kv_scales.h"
+#include "convert/rule.h"
 
 #define CONFIG_MAX  (UINT64_C(16) << 20)
 #define SINGLE_FILE "model.safetensors"
@@ -270,6 +271,11 @@ bool mm_hf_open(mm_hf *hf, const char *dir, const mm_hf_options *o, mm_err *err)
                    "found both %s and %s, which the index does not name: remove one", MM_INDEX_NAME, SINGLE_FILE);
   if (o->names_only && !indexed)
     return mm_fail(err, MM_BAD_INPUT, "E_IDX", mm_at(index, NULL), "found no index, expected one for --names-only");
+  if (o->for_plan) {
+    mm_model model = {0};
+    const mm_arch *arch = mm_arch_find(hf->config, hf->config_path, err);
+    if (!arch || !arch->read_config(hf->config, hf->config_path, &model, err)) return false;
+  }
   return (o->names_only || read_headers(hf, indexed, err)) && canonical_names(hf, err);
 }
 
