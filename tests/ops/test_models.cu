@@ -17,7 +17,7 @@
 #define NEAR    1.5
 #define FAR     5
 #define TRIES   4
-#define MANY    20 /* tries where few leave something unexplained */
+#define MANY    20 /* tries that judge; what fewer explain, they would too */
 #define ROWS    96
 #define DECODED 24
 
