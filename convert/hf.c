@@ -14,9 +14,11 @@
 #include "convert/index.h"
 #include "convert/kv_scales.h"
 #include "convert/rule.h"
+#include "formats/pool.h"
 
-#define CONFIG_MAX  (UINT64_C(16) << 20)
-#define SINGLE_FILE "model.safetensors"
+#define CONFIG_MAX     (UINT64_C(16) << 20)
+#define SINGLE_FILE    "model.safetensors"
+#define HEADER_THREADS 2 /* few: each may hold a header of 100 MB */
 
 static char *join(mm_hf *hf, const char *name, mm_err *err) { return mm_arena_printf(&hf->arena, err, "%s/%s", hf->dir, name); }
 
@@ -56,23 +58,24 @@ static bool missing_shard(const mm_hf_file *f, mm_err *err) {
 
 static int by_original(const void *key, const void *t) { return strcmp(key, ((const mm_hf_tensor *)t)->original); }
 
-static bool header_digest(mm_hf_file *f, uint64_t n, mm_err *err) {
-  mm_file open = MM_FILE_NONE;
-  char *bytes = mm_calloc(1, n, err);
-  bool ok =
-      bytes && mm_file_open(&open, f->path, err) && mm_file_read(&open, f->path, bytes, n, 0, err) && mm_sha256(bytes, n, &f->header, err);
-  free(bytes);
-  mm_file_close(&open);
-  return ok;
+/* By its name in the index; `next` is tried first: a header's names are in the order of the index in long runs. */
+static mm_hf_tensor *find_original(const mm_hf *hf, mm_hf_tensor *next, const char *name) {
+  if (next < hf->tensor + hf->tensor_count && strcmp(next->original, name) == 0) return next;
+  return bsearch(name, hf->tensor, hf->tensor_count, sizeof *next, by_original);
 }
 
-static bool read_header(mm_hf *hf, uint32_t index, bool indexed, mm_err *err) {
+/* Of one file. Files are read at the same time: only their own tensors are written. */
+static bool read_header(void *ctx, size_t index, unsigned worker, mm_err *err) {
+  (void)worker;
+  mm_hf *hf = ctx;
   mm_hf_file *f = &hf->file[index];
   mm_st st = {0};
+  if (!mm_hf_inside(hf, f->path, err)) return false;
   if (!exists(f->path) && errno == ENOENT && !missing_shard(f, err)) return false;
-  bool ok = mm_st_open(&st, f->path, MM_BAD_INPUT, err) && header_digest(f, st.data_start, err);
+  bool ok = mm_st_open(&st, f->path, MM_BAD_INPUT, err);
   f->id = st.id;
-  if (ok && !indexed) {
+  f->header = st.header;
+  if (ok && !hf->index_text) { /* it is the only file */
     ok = st.count > 0 || mm_fail(err, MM_BAD_INPUT, "E_IDX", mm_at(f->path, NULL), "found no tensors");
     hf->tensor = ok ? mm_calloc(st.count, sizeof *hf->tensor, err) : NULL;
     ok = ok && hf->tensor;
@@ -83,9 +86,10 @@ static bool read_header(mm_hf *hf, uint32_t index, bool indexed, mm_err *err) {
     }
     hf->tensor_count = ok ? st.count : 0;
   }
+  mm_hf_tensor *t = NULL;
   for (size_t i = 0; ok && i < st.count; i++) {
     const mm_st_tensor *s = &st.tensor[i];
-    mm_hf_tensor *t = bsearch(s->name, hf->tensor, hf->tensor_count, sizeof *t, by_original);
+    t = find_original(hf, t ? t + 1 : hf->tensor, s->name);
     if (!t) {
       ok = mm_fail(err, MM_BAD_INPUT, "E_IDX_TENSOR", mm_at(f->path, s->name), "found in this file, but the index does not list it");
     } else if (t->file != index) {
@@ -163,7 +167,7 @@ static int by_name(const void *a, const void *b) { return strcmp(((const mm_hf_t
 static bool canonical_names(mm_hf *hf, mm_err *err) {
   for (size_t i = 0; i < hf->tensor_count; i++)
     if (!canonical_name(hf, &hf->tensor[i], err)) return false;
-  qsort(hf->tensor, hf->tensor_count, sizeof *hf->tensor, by_name);
+  mm_sort(hf->tensor, hf->tensor_count, sizeof *hf->tensor, by_name);
   for (size_t i = 1; i < hf->tensor_count; i++) {
     const mm_hf_tensor *a = &hf->tensor[i - 1], *b = &hf->tensor[i];
     if (strcmp(a->name, b->name) != 0) continue;
@@ -174,10 +178,8 @@ static bool canonical_names(mm_hf *hf, mm_err *err) {
   return true;
 }
 
-static bool read_headers(mm_hf *hf, bool indexed, mm_err *err) {
-  for (uint32_t i = 0; i < hf->file_count; i++) {
-    if (!mm_hf_inside(hf, hf->file[i].path, err) || !read_header(hf, i, indexed, err)) return false;
-  }
+static bool read_headers(mm_hf *hf, bool one_thread, mm_err *err) {
+  if (!mm_pool_run(one_thread ? 1 : HEADER_THREADS, hf->file_count, read_header, hf, err)) return false;
   for (size_t i = 0; i < hf->tensor_count; i++) {
     const mm_hf_tensor *t = &hf->tensor[i];
     if (!t->found)
@@ -237,10 +239,8 @@ static bool read_config(mm_hf *hf, mm_err *err) {
 
 static bool read_index(mm_hf *hf, const char *path, mm_err *err) {
   size_t n = 0;
-  char *text = read_text(hf, path, MM_INDEX_MAX, &n, err);
-  bool ok = text && mm_index_parse(hf, path, text, n, err);
-  free(text);
-  return ok;
+  hf->index_text = read_text(hf, path, MM_INDEX_MAX, &n, err);
+  return hf->index_text && mm_index_parse(hf, path, hf->index_text, n, err);
 }
 
 bool mm_hf_open(mm_hf *hf, const char *dir, const mm_hf_options *o, mm_err *err) {
@@ -276,13 +276,14 @@ bool mm_hf_open(mm_hf *hf, const char *dir, const mm_hf_options *o, mm_err *err)
     const mm_arch *arch = mm_arch_find(hf->config, hf->config_path, err);
     if (!arch || !arch->read_config(hf->config, hf->config_path, &model, err)) return false;
   }
-  return (o->names_only || read_headers(hf, indexed, err)) && canonical_names(hf, err);
+  return (o->names_only || read_headers(hf, o->one_thread, err)) && canonical_names(hf, err);
 }
 
 void mm_hf_close(mm_hf *hf) {
   mm_json_free(hf->config);
   free(hf->file);
   free(hf->tensor);
+  free(hf->index_text);
   mm_arena_close(&hf->arena);
   *hf = (mm_hf){0};
 }

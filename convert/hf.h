@@ -54,6 +54,7 @@ typedef struct mm_hf {
     const char *path;
     mm_file_id id;
   } text[3];           /* config, quantization and index as they were read */
+  char *index_text;    /* names stand in it; NULL: there is no index */
   uint64_t total_size; /* the index's metadata.total_size; 0 when absent */
   mm_arena arena;
 } mm_hf;
@@ -62,6 +63,7 @@ typedef struct mm_hf_options {
   bool allow_outside_links; /* follow symlinks out of the checkpoint and its Hub cache */
   bool names_only;          /* for planning when only config.json and the index are there */
   bool allow_nonfinite;     /* read weights that are NaN or infinite as 0 */
+  bool one_thread;          /* read headers with one thread, not two */
   bool for_plan;            /* a config that mm_plan_build would refuse is refused before any header is read */
 } mm_hf_options;
 

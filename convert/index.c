@@ -14,6 +14,7 @@ typedef struct mm_noted {
 
 typedef struct mm_index_reader {
   mm_hf *hf;
+  char *text; /* what scan reads */
   mm_scan scan;
   const char *path;
   size_t tensor_cap, noted_count, noted_cap;
@@ -26,7 +27,9 @@ static bool bad(mm_index_reader *r, const char *code, const char *tensor, const 
   return mm_fail(r->err, MM_BAD_INPUT, code, mm_at_offset(r->path, tensor, r->scan.pos), "%s", what);
 }
 
-static char *text_of(mm_index_reader *r, mm_scan_str s, size_t *n) { return mm_scan_unescape(&r->hf->arena, s, n, r->err); }
+static char *text_of(mm_index_reader *r, mm_scan_str s, size_t *n) {
+  return mm_scan_terminate(r->text, &r->scan, &r->hf->arena, s, n, r->err);
+}
 
 /* Notes the file of a tensor, once for a run of tensors of one file. */
 static bool note_file(mm_index_reader *r, mm_scan_str s, const char *tensor, uint32_t *out) {
@@ -126,15 +129,16 @@ static bool parse(mm_index_reader *r) {
   }
   if (!mm_scan_end(&r->scan, err)) return false;
   if (!r->seen_map) return bad(r, "E_IDX", NULL, "found no \"weight_map\"");
-  qsort(hf->tensor, hf->tensor_count, sizeof *hf->tensor, by_name);
+  mm_sort(hf->tensor, hf->tensor_count, sizeof *hf->tensor, by_name);
   for (size_t i = 1; i < hf->tensor_count; i++)
     if (strcmp(hf->tensor[i - 1].name, hf->tensor[i].name) == 0)
       return bad(r, "E_DUP_KEY", hf->tensor[i].name, "found twice in weight_map");
   return make_files(r);
 }
 
-bool mm_index_parse(mm_hf *hf, const char *path, const char *text, size_t n, mm_err *err) {
-  mm_index_reader r = {.hf = hf, .path = path, .err = err, .scan = {.text = text, .len = n, .file = path, .status = MM_BAD_INPUT}};
+bool mm_index_parse(mm_hf *hf, const char *path, char *text, size_t n, mm_err *err) {
+  mm_index_reader r = {
+      .hf = hf, .text = text, .path = path, .err = err, .scan = {.text = text, .len = n, .file = path, .status = MM_BAD_INPUT}};
   bool ok = parse(&r);
   free(r.noted);
   return ok;

@@ -75,7 +75,11 @@ static char *open_calibration(const mm_convert_args *a, mm_calibration_files *c,
 }
 
 static bool make_plan(const mm_convert_args *a, mm_hf *hf, mm_calibration_files *c, mm_plan *plan, mm_err *err) {
-  mm_hf_options ho = {.allow_outside_links = a->outside, .names_only = a->names_only, .allow_nonfinite = a->nonfinite, .for_plan = true};
+  mm_hf_options ho = {.allow_outside_links = a->outside,
+                      .names_only = a->names_only,
+                      .allow_nonfinite = a->nonfinite,
+                      .for_plan = true,
+                      .one_thread = a->threads == 1};
   if (!mm_hf_open(hf, a->source, &ho, err)) return false;
   char *recipe = open_calibration(a, c, recipe_line(a, &hf->arena, err), &hf->arena, err);
   if (!recipe) return false;

@@ -136,6 +136,13 @@ bool mm_grow(void **array, size_t *cap, size_t want, size_t size, mm_err *err) {
   return true;
 }
 
+void mm_sort(void *array, size_t count, size_t size, int (*order)(const void *, const void *)) {
+  const char *p = array;
+  size_t i = 1;
+  while (i < count && order(p + (i - 1) * size, p + i * size) <= 0) i++;
+  if (i < count) qsort(array, count, size, order);
+}
+
 bool mm_close_text(FILE *f, char *const *text) {
   bool written = !ferror(f);
   return fclose(f) == 0 && written && *text;

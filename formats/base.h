@@ -96,6 +96,9 @@ void *mm_calloc(size_t count, size_t size, mm_err *err);
 /* Grows *array (element size `size`) so that it holds at least want elements; *cap is its capacity. */
 bool mm_grow(void **array, size_t *cap, size_t want, size_t size, mm_err *err);
 
+/* qsort for what is mostly in order when it comes: one pass and no scratch if it is. */
+void mm_sort(void *array, size_t count, size_t size, int (*order)(const void *, const void *));
+
 /* Closes a stream of open_memstream whose buffer is *text: true when all of it is there. glibc's fclose reports success and leaves no text
  * when its last allocation fails. */
 bool mm_close_text(FILE *f, char *const *text);

@@ -117,11 +117,7 @@ static bool check_prefix(const char *head, size_t bytes, uint64_t file_size, con
 
 /* The value of a scanned string, NUL-terminated; *n is its length, which differs from strlen if it holds NUL. */
 static const char *text_of(reader *r, mm_scan_str s, size_t *n) {
-  if (s.escaped) return mm_scan_unescape(&r->st->arena, s, n, r->err);
-  size_t at = (size_t)(s.p - r->scan.text);
-  r->text[at + s.n] = 0; /* the closing quote */
-  *n = s.n;
-  return r->text + at;
+  return mm_scan_terminate(r->text, &r->scan, &r->st->arena, s, n, r->err);
 }
 
 static bool expect(reader *r, char first, const char *code, const char *field, const char *expected) {
@@ -191,7 +187,10 @@ static bool check_size(reader *r, const mm_st_tensor *t) {
 }
 
 static bool read_tensor(reader *r, mm_st_tensor *t) {
-  static const char *const field[] = {"dtype", "shape", "data_offsets"};
+  static const struct {
+    const char *name;
+    size_t n;
+  } field[] = {{"dtype", 5}, {"shape", 5}, {"data_offsets", 12}};
   enum { DTYPE, SHAPE, OFFSETS, FIELDS };
   bool seen[FIELDS] = {false};
   if (!expect(r, '{', "E_FIELD", "tensor", "an object") || !mm_scan_open(&r->scan, '{', r->err)) return false;
@@ -203,11 +202,11 @@ static bool read_tensor(reader *r, mm_st_tensor *t) {
     const char *key;
     char shown[64];
     if (!mm_scan_key(&r->scan, &s, r->err) || !(key = text_of(r, s, &n))) return false;
-    while (f < FIELDS && (strlen(field[f]) != n || memcmp(field[f], key, n) != 0)) f++;
+    while (f < FIELDS && (field[f].n != n || memcmp(field[f].name, key, n) != 0)) f++;
     if (f == FIELDS) {
       return REFUSE(r, "E_FIELD", "found key \"%s\", expected dtype, shape and data_offsets only", mm_escape(shown, sizeof shown, key, n));
     }
-    if (seen[f]) return REFUSE(r, "E_DUP_KEY", "found \"%s\" twice", field[f]);
+    if (seen[f]) return REFUSE(r, "E_DUP_KEY", "found \"%s\" twice", field[f].name);
     seen[f] = true;
     bool ok = f == DTYPE   ? read_dtype(r, t)
               : f == SHAPE ? read_numbers(r, "E_SHAPE", "shape", t->shape.dim, MM_MAX_RANK, &t->shape.rank)
@@ -215,7 +214,7 @@ static bool read_tensor(reader *r, mm_st_tensor *t) {
     if (!ok) return false;
   }
   for (size_t f = 0; f < FIELDS; f++) {
-    if (!seen[f]) return REFUSE(r, "E_FIELD", "found no \"%s\"", field[f]);
+    if (!seen[f]) return REFUSE(r, "E_FIELD", "found no \"%s\"", field[f].name);
   }
   return check_size(r, t);
 }
@@ -249,20 +248,21 @@ static bool read_metadata(reader *r) {
   }
 }
 
-static bool check_name(reader *r, const char *name, size_t n) {
+/* Only escapes bring control characters below 0x20: the scanner refuses raw ones. */
+static bool check_name(reader *r, const char *name, size_t n, bool escaped) {
   const char *fault = n == 0 ? "is empty" : n > NAME_BYTES ? "is longer than 4096 bytes" : NULL;
-  for (size_t i = 0; i < n && !fault; i++) {
-    if ((uint8_t)name[i] < 0x20 || name[i] == 0x7F) fault = "holds a control character";
-  }
+  bool control = memchr(name, 0x7F, n) != NULL;
+  for (size_t i = 0; escaped && i < n; i++) control = control || (uint8_t)name[i] < 0x20;
+  if (control && !fault) fault = "holds a control character";
   if (!fault) return true;
   char shown[1000];
   return REFUSE(r, "E_NAME", "the tensor name \"%s\" %s", mm_escape(shown, sizeof shown, name, n), fault);
 }
 
-static bool read_entry(reader *r, const char *name, size_t n) {
+static bool read_entry(reader *r, const char *name, size_t n, bool escaped) {
   mm_st *st = r->st;
   void *array = st->tensor;
-  if (!check_name(r, name, n) || too_many(r, st->count, "tensors")) return false;
+  if (!check_name(r, name, n, escaped) || too_many(r, st->count, "tensors")) return false;
   if (!mm_grow(&array, &r->tensor_cap, st->count + 1, sizeof *st->tensor, r->err)) return false;
   st->tensor = array;
   mm_st_tensor *t = &st->tensor[st->count++];
@@ -274,6 +274,7 @@ static bool read_entry(reader *r, const char *name, size_t n) {
 }
 
 static bool read_header(reader *r) {
+  static const char meta[] = "__metadata__";
   bool metadata = false;
   if (!mm_scan_open(&r->scan, '{', r->err)) return false;
   for (bool first = true, more;; first = false) {
@@ -283,11 +284,11 @@ static bool read_header(reader *r) {
     size_t n;
     const char *name;
     if (!mm_scan_key(&r->scan, &s, r->err) || !(name = text_of(r, s, &n))) return false;
-    if (strlen(name) == n && strcmp(name, "__metadata__") == 0) {
+    if (n == sizeof meta - 1 && memcmp(name, meta, n) == 0) {
       if (metadata) return REFUSE(r, "E_DUP_KEY", "found \"__metadata__\" twice");
       metadata = true;
       if (!read_metadata(r)) return false;
-    } else if (!read_entry(r, name, n)) {
+    } else if (!read_entry(r, name, n, s.escaped)) {
       return false;
     }
   }
@@ -308,13 +309,13 @@ static int by_range(const void *a, const void *b) {
 static bool sort_and_check_names(reader *r) {
   mm_st *st = r->st;
   char shown[1000];
-  if (st->count) qsort(st->tensor, st->count, sizeof *st->tensor, by_name);
+  mm_sort(st->tensor, st->count, sizeof *st->tensor, by_name);
   for (size_t i = 1; i < st->count; i++) {
     if (strcmp(st->tensor[i - 1].name, st->tensor[i].name) == 0) {
       return mm_fail(r->err, r->scan.status, "E_DUP_KEY", mm_at(st->path, st->tensor[i].name), "found twice in the header");
     }
   }
-  if (st->metadata_count) qsort(st->metadata, st->metadata_count, sizeof *st->metadata, by_key);
+  mm_sort(st->metadata, st->metadata_count, sizeof *st->metadata, by_key);
   for (size_t i = 1; i < st->metadata_count; i++) {
     const char *key = st->metadata[i].key;
     if (strcmp(st->metadata[i - 1].key, key) == 0) {
@@ -365,7 +366,7 @@ static bool check_ranges(reader *r, uint64_t data_bytes) {
   mm_st_tensor **order = mm_calloc(st->count, sizeof(mm_st_tensor *), r->err);
   if (!order) return false;
   for (size_t i = 0; i < st->count; i++) order[i] = &st->tensor[i];
-  qsort(order, st->count, sizeof *order, by_range);
+  mm_sort(order, st->count, sizeof *order, by_range);
   bool ok = check_tiling(r, order, data_bytes);
   free(order);
   return ok;
@@ -378,6 +379,7 @@ static bool read_text(mm_st *st, char *text, size_t bytes, uint64_t file_size, m
   reader r = {.st = st, .text = text + PREFIX_BYTES, .err = err};
   r.scan = (mm_scan){.text = r.text, .len = n, .file = st->path, .base = PREFIX_BYTES, .status = status};
   st->data_start = PREFIX_BYTES + n;
+  if (!mm_sha256(text, st->data_start, &st->header, err)) return false; /* before names are terminated in it */
   if (!read_header(&r) || !sort_and_check_names(&r) || !check_ranges(&r, file_size - st->data_start)) return false;
   for (size_t i = 0; i < st->count; i++) st->tensor[i].offset += st->data_start; /* inside the file, by the tiling */
   return true;

@@ -5,6 +5,7 @@
 #define MM_FORMATS_SAFETENSORS_H
 
 #include "formats/file.h"
+#include "formats/hash.h"
 #include "formats/tensor.h"
 
 #ifdef __cplusplus
@@ -25,6 +26,7 @@ typedef struct mm_st {
   char *path;
   mm_file_id id;
   uint64_t data_start; /* 8 + header length */
+  mm_digest header;    /* SHA-256 of what comes before it */
   size_t count;
   mm_st_tensor *tensor; /* sorted by name (strcmp) */
   size_t metadata_count;

@@ -89,13 +89,14 @@ static size_t escape_len(const char *p, size_t n, uint32_t *code) {
   return 12;
 }
 
-/* Eight bytes of a string at once: ASCII without quotes, backslashes and control characters. (x - 0x01…) & 0x80… is not 0 where a byte of x
- * is; it may say so once too often, and the bytes are then looked at one by one. */
-static bool is_plain(const char *p) {
+/* How many of eight bytes of a string are ASCII without quotes, backslashes and control characters, before the first that is not. The top
+ * bit of a byte of x - 0x01… is set where that byte of x is 0; a borrow may set it in bytes behind that one, never before it. */
+static size_t plain_bytes(const char *p) {
   const uint64_t each = UINT64_C(0x0101010101010101);
   uint64_t v;
   memcpy(&v, p, sizeof v);
-  return !((v | (v - each * 0x20) | ((v ^ each * '"') - each) | ((v ^ each * '\\') - each)) & each * 0x80);
+  uint64_t other = (v | (v - each * 0x20) | ((v ^ each * '"') - each) | ((v ^ each * '\\') - each)) & each * 0x80;
+  return other ? (size_t)__builtin_ctzll(other) / 8 : 8;
 }
 
 bool mm_scan_string(mm_scan *s, mm_scan_str *out, mm_err *err) {
@@ -103,7 +104,8 @@ bool mm_scan_string(mm_scan *s, mm_scan_str *out, mm_err *err) {
   size_t start = ++s->pos;
   bool escaped = false;
   while (s->pos < s->len) {
-    while (s->len - s->pos >= 8 && is_plain(s->text + s->pos)) s->pos += 8;
+    size_t plain = 8;
+    while (plain == 8 && s->len - s->pos >= 8) s->pos += plain = plain_bytes(s->text + s->pos);
     if (s->pos == s->len) break;
     const char *p = s->text + s->pos;
     size_t left = s->len - s->pos, step = 1;
@@ -249,4 +251,12 @@ char *mm_scan_unescape(mm_arena *a, mm_scan_str s, size_t *n, mm_err *err) {
   out[to] = 0;
   *n = to;
   return out;
+}
+
+char *mm_scan_terminate(char *text, const mm_scan *scan, mm_arena *a, mm_scan_str s, size_t *n, mm_err *err) {
+  if (s.escaped) return mm_scan_unescape(a, s, n, err);
+  char *value = text + (s.p - scan->text);
+  value[s.n] = 0;
+  *n = s.n;
+  return value;
 }

@@ -47,6 +47,9 @@ char *mm_scan_found(const mm_scan *s, char out[MM_SCAN_FOUND]);
 
 /* The unescaped value as an arena string; *n is its length (it may hold NUL bytes from \u0000). */
 char *mm_scan_unescape(mm_arena *a, mm_scan_str s, size_t *n, mm_err *err);
+/* The same without a copy where nothing is escaped: the string where it stands in `text`, which is scan->text and writable, terminated over
+ * its closing quote. It lives as long as the text. */
+char *mm_scan_terminate(char *text, const mm_scan *scan, mm_arena *a, mm_scan_str s, size_t *n, mm_err *err);
 
 #ifdef __cplusplus
 }

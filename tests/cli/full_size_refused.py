@@ -2,6 +2,7 @@
 """A fault in the config, the index or any header of a full-size checkpoint is refused before a weight byte is read: strace shows that nothing
 beyond the headers is read. The time to refuse is printed (100 ms is the goal on a quiet machine), not asserted. Headers are real, weights are
 holes (scripts/sparse_checkpoint.py)."""
+import glob
 import os
 import re
 import shutil
@@ -25,11 +26,15 @@ def convert(source, *before):
 
 def traced(source):
     """What the converter said, and path -> where the last read of that weight file ended."""
-    done = convert(source, "strace", "-f", "-y", "-o", TMP + "/trace", "-e", "trace=read,readv,pread64,preadv,preadv2,mmap,sendfile,copy_file_range")
+    for old in glob.glob(TMP + "/trace.*"):
+        os.remove(old)
+    done = convert(source, "strace", "-ff", "-y", "-o", TMP + "/trace", "-e", "trace=read,readv,pread64,preadv,preadv2,mmap,sendfile,copy_file_range")
     ends = {}
-    with open(TMP + "/trace", encoding="utf-8", errors="replace") as f:
-        for line in f:
-            m = re.match(r"\d+ +(\w+)\(\d+<([^>]*\.safetensors)>.*, (\d+)\) += (\d+)$", line)
+    for trace in glob.glob(TMP + "/trace.*"):  # one for each thread
+        with open(trace, encoding="utf-8", errors="replace") as f:
+            lines = f.readlines()
+        for line in lines:
+            m = re.match(r"(\w+)\(\d+<([^>]*\.safetensors)>.*, (\d+)\) += (\d+)$", line)
             assert ".safetensors>" not in line or (m and m[1] == "pread64"), line
             if m:
                 ends[m[2]] = max(ends.get(m[2], 0), int(m[3]) + int(m[4]))

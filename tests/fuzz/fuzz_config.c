@@ -37,7 +37,7 @@ static void fuzz_config(const char *text, size_t size) {
   mm_json_free(config);
 }
 
-static void fuzz_index(const char *text, size_t size) {
+static void fuzz_index(char *text, size_t size) {
   mm_err err = {0};
   mm_hf hf = {0};
   bool ok = mm_index_parse(&hf, "index.json", text, size, &err);

@@ -72,6 +72,8 @@ static void test_wrong_files(void **state) {
     REFUSED(SRC_OPEN, "A06", "E_NOT_ST", "git lfs pull");
     src_put(src_path(s, shard1), "", 0);
     REFUSED(SRC_OPEN, "A01", "E_PREFIX", shard1);
+    src_put(src_path(s, shard2), pointer, strlen(pointer));
+    for (int i = 0; i < 100; i++) REFUSED(SRC_OPEN, "A01", "E_PREFIX", shard1); /* the first of two, whatever thread is first */
   }
 }
 

@@ -204,6 +204,28 @@ static void test_grow(void **state) {
   free(array);
 }
 
+static int by_first_byte(const void *a, const void *b) { return *(const uint8_t *)a - *(const uint8_t *)b; }
+
+/* Elements of three bytes in every order of up to five values, and in order but for one. */
+static void test_sort(void **state) {
+  (void)state;
+  mm_sort(NULL, 0, 3, by_first_byte);
+  for (unsigned code = 0; code < 3125; code++) {
+    uint8_t v[15];
+    unsigned rest = code, before = 0, after = 0;
+    for (unsigned i = 0; i < 5; i++, rest /= 5)
+      v[3 * i] = (uint8_t)(rest % 5), v[3 * i + 1] = (uint8_t)i, v[3 * i + 2] = (uint8_t)~v[3 * i];
+    for (unsigned i = 0; i < 5; i++) before += 1u << 4 * v[3 * i];
+    mm_sort(v, 5, 3, by_first_byte);
+    for (unsigned i = 0; i < 5; i++) {
+      after += 1u << 4 * v[3 * i];
+      assert_int_equal(v[3 * i + 2], (uint8_t)~v[3 * i]);
+      assert_true(i == 0 || v[3 * i - 3] <= v[3 * i]);
+    }
+    assert_int_equal(before, after);
+  }
+}
+
 static void test_arena(void **state) {
   (void)state;
   enum { PIECES = 3000 };
@@ -247,6 +269,7 @@ int main(void) {
       cmocka_unit_test(test_escape),        cmocka_unit_test(test_utf8),
       cmocka_unit_test(test_arithmetic),    cmocka_unit_test(test_allocation),
       cmocka_unit_test(test_grow),          cmocka_unit_test(test_arena),
+      cmocka_unit_test(test_sort),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
