@@ -1,20 +1,22 @@
 /* Attention of single tokens over their caches, split along the keys, in one launch with all that comes between it and the projection: QK
  * norm, RoPE and the token's own key and value, which the block of the last split writes to the cache.
  *
- * A block is (kv head, row, split); its warps take tiles of 16 keys in turn, and fetch the first before they wait for the projection: what
- * the cache held before the step, no kernel of the step writes. The token's own key and value are laid into their tile by hand. Each warp
- * keeps three tiles of keys and values in shared memory under its own asynchronous copies and waits for nobody. Both products have the keys
- * or the value columns on the 16-row side of mma.m16n8k16 and the query heads of the group on its eight columns: sᵀ = K qᵀ, oᵀ = Vᵀ pᵀ.
- * Warps merge in shared memory; the last block of a (row, kv head) merges the splits. A tile of an e4m3 cache is widened to f16 in shared
- * memory, exactly; its scales go to the scores and the probabilities. How a row is split depends on its own length and the number of rows
- * alone. */
+ * A block is (kv head, row, split); its warps take tiles of 16 keys in turn, and fetch the first two before they wait for the projection:
+ * what the cache held before the step, no kernel of the step writes. The token's own key and value are laid into their tile by hand. Each
+ * warp has room for two tiles, under its own asynchronous copies, and waits for nobody: once it has a tile's scores it fetches later keys
+ * in the place of these, once it has the values' sum, later values. Both products have the keys or the value columns on the 16-row side of
+ * mma.m16n8k16 and the query heads of the group on its eight columns: sᵀ = K qᵀ, oᵀ = Vᵀ pᵀ. Warps merge in shared memory; the last block
+ * of a (row, kv head) merges the splits. An e4m3 cache is widened to f16 in shared memory, exactly; its scales go to the scores and the
+ * probabilities. How a row is split depends on its own length and the number of rows alone.
+ *
+ * The kernel after may start only once the projection is there: sooner its weights would come between attention and what that waits for. */
 #include "runtime/cuda/device.cuh"
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/launch.h"
 
 namespace {
 
-constexpr int kWarps = 8, kThreads = kWarps * 32, kGroup = 8, kMaxSplits = 32, kKeys = 16, kStages = 2;
+constexpr int kWarps = 8, kThreads = kWarps * 32, kGroup = 8, kMaxSplits = 32, kKeys = 16, kRooms = 2;
 
 /* An unnormalised result: o = Σ exp2(s - m)·v, l = Σ exp2(s - m), per head of the group. */
 template <int D>
@@ -28,82 +30,62 @@ struct work_space {
   uint32_t splits;
 };
 
-/* A warp's tile of bf16 or f16; the 16-byte piece c of row r lies at piece c ^ (r % 8). */
+/* Keys or values of a tile, bf16 or f16; the 16-byte piece c of row r lies at piece c ^ (r % 8). */
 template <int D>
-struct key_tile {
-  uint16_t k[kKeys][D], v[kKeys][D];
+struct wide_half {
+  uint16_t at[kKeys][D];
 };
 /* The same in e4m3, as it lies in the cache. */
 template <int D>
-struct narrow_tile {
-  uint8_t k[kKeys][D], v[kKeys][D];
-  float k_scale[kKeys], v_scale[kKeys];
+struct narrow_half {
+  uint8_t at[kKeys][D];
+  float scale[kKeys];
 };
 template <int D, bool kFp8>
-struct tile_ring {
-  key_tile<D> tile[kWarps][kStages];
+struct warp_room {
+  wide_half<D> k, v;
 };
 template <int D>
-struct tile_ring<D, true> {
-  narrow_tile<D> tile[kWarps][kStages];
-  key_tile<D> wide[kWarps];
+struct warp_room<D, true> {
+  narrow_half<D> k, v;
+  wide_half<D> wide; /* of the one that is being multiplied */
 };
 template <int D, bool kFp8>
 union decode_shared {
-  tile_ring<D, kFp8> ring;
+  warp_room<D, kFp8> room[kWarps][kRooms];
   partial<D> part[kWarps];
 };
 
 template <int D>
-__device__ __forceinline__ uint16_t *piece(uint16_t (&m)[kKeys][D], uint32_t row, uint32_t c) {
-  return &m[row][(c ^ row % 8) * 8];
+__device__ __forceinline__ uint16_t *piece(wide_half<D> &m, uint32_t row, uint32_t c) {
+  return &m.at[row][(c ^ row % 8) * 8];
 }
 
-/* Starts the copy of 16 keys from `cell` (token and head) on; those at or past valid become zeros, so that what the cache holds there
- * never reaches a sum. */
+/* Starts the copy of 16 keys or values from `cell` (token and head) on; those at or past valid become zeros, so that what the cache holds
+ * there never reaches a sum. */
 template <int D>
-__device__ __forceinline__ void fetch_tile(key_tile<D> &to, const mm_cu_kv &kv, size_t cell, uint32_t valid) {
-  const bf16 *k = static_cast<const bf16 *>(kv.k) + cell * D, *v = static_cast<const bf16 *>(kv.v) + cell * D;
+__device__ __forceinline__ void fetch_half(wide_half<D> &to, const void *cache, const float *, size_t cell, uint32_t valid) {
+  const bf16 *from = static_cast<const bf16 *>(cache) + cell * D;
 #pragma unroll
   for (int i = 0; i < kKeys * D / 8 / 32; i++) {
     const uint32_t at = i * 32 + threadIdx.x % 32, row = at / (D / 8), c = at % (D / 8);
-    copy16_or_zero(piece<D>(to.k, row, c), k + at * 8, row < valid);
-    copy16_or_zero(piece<D>(to.v, row, c), v + at * 8, row < valid);
+    copy16_or_zero(piece<D>(to, row, c), from + at * 8, row < valid);
   }
 }
 template <int D>
-__device__ __forceinline__ void fetch_tile(narrow_tile<D> &to, const mm_cu_kv &kv, size_t cell, uint32_t valid) {
-  const uint8_t *k = static_cast<const uint8_t *>(kv.k) + cell * D, *v = static_cast<const uint8_t *>(kv.v) + cell * D;
+__device__ __forceinline__ void fetch_half(narrow_half<D> &to, const void *cache, const float *scale, size_t cell, uint32_t valid) {
+  const uint8_t *from = static_cast<const uint8_t *>(cache) + cell * D;
   const uint32_t lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < kKeys * D / 16 / 32; i++) {
     const uint32_t at = (i * 32 + lane) * 16, row = at / D;
-    copy16_or_zero(&to.k[0][0] + at, k + at, row < valid);
-    copy16_or_zero(&to.v[0][0] + at, v + at, row < valid);
+    copy16_or_zero(&to.at[0][0] + at, from + at, row < valid);
   }
-  if (lane < kKeys / 4) copy16(&to.k_scale[lane * 4], kv.k_scale + cell + lane * 4);
-  if (lane >= 16 && lane < 16 + kKeys / 4) copy16(&to.v_scale[(lane - 16) * 4], kv.v_scale + cell + (lane - 16) * 4);
+  if (lane < kKeys / 4) copy16(&to.scale[lane * 4], scale + cell + lane * 4);
 }
 
-/* Each lane widens what it fetched. */
-template <int D>
-__device__ __forceinline__ void widen_tile(key_tile<D> &to, const narrow_tile<D> &from) {
-#pragma unroll
-  for (int i = 0; i < kKeys * D / 16 / 32; i++) {
-    const uint32_t at = (i * 32 + threadIdx.x % 32) * 16, row = at / D, c = at % D / 8;
-    uint4 wide[2];
-    widen16_half(wide, *reinterpret_cast<const uint4 *>(&from.k[0][0] + at));
-    *reinterpret_cast<uint4 *>(piece<D>(to.k, row, c)) = wide[0], *reinterpret_cast<uint4 *>(piece<D>(to.k, row, c + 1)) = wide[1];
-    widen16_half(wide, *reinterpret_cast<const uint4 *>(&from.v[0][0] + at));
-    *reinterpret_cast<uint4 *>(piece<D>(to.v, row, c)) = wide[0], *reinterpret_cast<uint4 *>(piece<D>(to.v, row, c + 1)) = wide[1];
-  }
-}
-
-/* What lane (g, t) multiplies the scores and the probabilities of keys g and g + 8 by. Probabilities times value scales are f16: a power
- * of two, taken back at the end, keeps them in range for values of 1e-4 to 1e5. */
-struct key_factors {
-  float k[2], v[2];
-};
+/* Probabilities times the value scales of an e4m3 cache are f16: a power of two, taken back at the end, keeps them in range for values of
+ * 1e-4 to 1e5. */
 constexpr float kValueUp = 256;
 
 /* The 8 x 8 matrix of 16-bit values spread over the warp (lane (g, t): row g, columns 2t, 2t+1), turned. */
@@ -126,22 +108,46 @@ struct own_token {
   float k_scale, v_scale, cosine[D / 2], sine[D / 2];
 };
 
-/* Lays the token's own key and value into row `row` of a fetched tile. */
+/* Lays the token's own key or value into row `row` of what was fetched. */
 template <int D>
-__device__ __forceinline__ void lay_own(key_tile<D> &tile, const own_token<D> &own, uint32_t row) {
-  const uint32_t lane = threadIdx.x % 32, c = lane % (D / 8);
-  if (lane < 2 * (D / 8))
-    *reinterpret_cast<uint4 *>(piece<D>(lane < D / 8 ? tile.k : tile.v, row, c)) =
-        *reinterpret_cast<const uint4 *>((lane < D / 8 ? own.k : own.v) + c * 8);
+__device__ __forceinline__ void lay_own(wide_half<D> &to, const uint16_t (&own)[D], float, uint32_t row) {
+  const uint32_t lane = threadIdx.x % 32;
+  if (lane < D / 8) *reinterpret_cast<uint4 *>(piece<D>(to, row, lane)) = *reinterpret_cast<const uint4 *>(own + lane * 8);
 }
 template <int D>
-__device__ __forceinline__ void lay_own(narrow_tile<D> &tile, const own_token<D> &own, uint32_t row) {
-  const uint32_t lane = threadIdx.x % 32, c = lane % (D / 16);
-  if (lane < 2 * (D / 16))
-    *reinterpret_cast<uint4 *>((lane < D / 16 ? tile.k : tile.v)[row] + c * 16) =
-        *reinterpret_cast<const uint4 *>((lane < D / 16 ? own.k : own.v) + c * 8);
-  if (lane == 16) tile.k_scale[row] = own.k_scale;
-  if (lane == 17) tile.v_scale[row] = own.v_scale;
+__device__ __forceinline__ void lay_own(narrow_half<D> &to, const uint16_t (&own)[D], float scale, uint32_t row) {
+  const uint32_t lane = threadIdx.x % 32;
+  if (lane < D / 16) *reinterpret_cast<uint4 *>(to.at[row] + lane * 16) = *reinterpret_cast<const uint4 *>(own + lane * 8);
+  if (lane == 16) to.scale[row] = scale;
+}
+
+/* What is multiplied: what was fetched, or that widened. For whole warps. */
+template <int D>
+__device__ __forceinline__ wide_half<D> &ready_half(warp_room<D, false> &, wide_half<D> &from) {
+  return from;
+}
+template <int D>
+__device__ __forceinline__ wide_half<D> &ready_half(warp_room<D, true> &room, narrow_half<D> &from) {
+#pragma unroll
+  for (int i = 0; i < kKeys * D / 16 / 32; i++) {
+    const uint32_t at = (i * 32 + threadIdx.x % 32) * 16, row = at / D, c = at % D / 8;
+    uint4 wide[2];
+    widen16_half(wide, *reinterpret_cast<const uint4 *>(&from.at[0][0] + at));
+    *reinterpret_cast<uint4 *>(piece<D>(room.wide, row, c)) = wide[0];
+    *reinterpret_cast<uint4 *>(piece<D>(room.wide, row, c + 1)) = wide[1];
+  }
+  __syncwarp();
+  return room.wide;
+}
+
+/* Scales of the keys g and g + 8; those of a cell that holds none may be anything. */
+template <int D>
+__device__ __forceinline__ float scale_of(const wide_half<D> &, uint32_t) {
+  return 1.0f;
+}
+template <int D>
+__device__ __forceinline__ float scale_of(const narrow_half<D> &from, uint32_t key) {
+  return from.scale[key];
 }
 
 /* What a warp has summed: lane (g, t) holds heads 2t and 2t+1, columns 16j + g and + 8. l is this lane's share. */
@@ -150,23 +156,30 @@ struct running {
   float o[D / 16][4] = {}, m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0};
 };
 
+/* The scores of 16 keys, those at or past valid -inf, times `scale`: lane (g, t) has keys g (0, 1) and g + 8 of heads 2t and 2t+1. */
 template <int D, bool kFp8>
-__device__ __forceinline__ void fold_tile(key_tile<D> &tile, const key_factors &f, uint32_t valid, float scale,
-                                          const uint32_t (&q)[D / 16][2], running<D> &r) {
+__device__ __forceinline__ void score(float (&e)[4], warp_room<D, kFp8> &room, uint32_t valid, float scale,
+                                      const uint32_t (&q)[D / 16][2]) {
   const uint32_t lane = threadIdx.x % 32, g = lane / 4;
   const auto multiply = kFp8 ? mma_half : mma;
-  const auto pack = kFp8 ? pack2_half : pack2;
+  auto &k = ready_half<D>(room, room.k);
   uint32_t a[4];
   float s[2][4] = {};
 #pragma unroll
   for (int j = 0; j < D / 16; j++) {
-    ldmatrix4(a, piece<D>(tile.k, lane % 16, 2 * j + lane / 16));
+    ldmatrix4(a, piece<D>(k, lane % 16, 2 * j + lane / 16));
     multiply(s[j % 2], a, q[j][0], q[j][1]);
   }
-  uint32_t p[2];
-  float e[4];
 #pragma unroll
-  for (int i = 0; i < 4; i++) e[i] = g + i / 2 * 8 < valid ? (s[0][i] + s[1][i]) * (kFp8 ? scale * f.k[i / 2] : scale) : -INFINITY;
+  for (int i = 0; i < 4; i++) {
+    const uint32_t key = g + i / 2 * 8;
+    e[i] = key < valid ? (s[0][i] + s[1][i]) * (scale * scale_of(room.k, key)) : -INFINITY;
+  }
+}
+
+/* Scores to what they are beside the largest so far; what is summed already shrinks. */
+template <int D>
+__device__ __forceinline__ void soften(float (&e)[4], running<D> &r) {
 #pragma unroll
   for (int h = 0; h < 2; h++) {
     float top = fmaxf(r.m[h], fmaxf(e[h], e[h + 2]));
@@ -179,35 +192,23 @@ __device__ __forceinline__ void fold_tile(key_tile<D> &tile, const key_factors &
 #pragma unroll
     for (int j = 0; j < D / 16; j++) r.o[j][h] *= shrink, r.o[j][h + 2] *= shrink;
   }
-  if (kFp8) e[0] *= f.v[0], e[1] *= f.v[0], e[2] *= f.v[1], e[3] *= f.v[1];
-  p[0] = turn(pack(e[0], e[1])), p[1] = turn(pack(e[2], e[3]));
-#pragma unroll
-  for (int j = 0; j < D / 16; j++) {
-    ldmatrix4_trans(a, piece<D>(tile.v, lane % 8 + lane / 16 * 8, 2 * j + lane / 8 % 2));
-    multiply(r.o[j], a, p[0], p[1]);
-  }
 }
 
-/* Folds a fetched tile, which every lane has waited for. */
-template <int D>
-__device__ __forceinline__ void fold_stage(tile_ring<D, false> &ring, uint32_t stage, uint32_t valid, float scale,
-                                           const uint32_t (&q)[D / 16][2], running<D> &r) {
-  fold_tile<D, false>(ring.tile[threadIdx.x / 32][stage], {}, valid, scale, q, r);
-}
-template <int D>
-__device__ __forceinline__ void fold_stage(tile_ring<D, true> &ring, uint32_t stage, uint32_t valid, float scale,
-                                           const uint32_t (&q)[D / 16][2], running<D> &r) {
-  const uint32_t warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4;
-  const narrow_tile<D> &from = ring.tile[warp][stage];
-  key_factors f;
+template <int D, bool kFp8>
+__device__ __forceinline__ void add_values(running<D> &r, warp_room<D, kFp8> &room, uint32_t valid, const float (&e)[4]) {
+  const uint32_t lane = threadIdx.x % 32, g = lane / 4;
+  const auto multiply = kFp8 ? mma_half : mma;
+  const auto pack = kFp8 ? pack2_half : pack2;
+  float f[2] = {1, 1};
+  if (kFp8) f[0] = g < valid ? scale_of(room.v, g) * kValueUp : 0.0f, f[1] = g + 8 < valid ? scale_of(room.v, g + 8) * kValueUp : 0.0f;
+  const uint32_t p[2] = {turn(pack(e[0] * f[0], e[1] * f[0])), turn(pack(e[2] * f[1], e[3] * f[1]))};
+  auto &v = ready_half<D>(room, room.v);
+  uint32_t a[4];
 #pragma unroll
-  for (int i = 0; i < 2; i++) {
-    const uint32_t key = g + 8 * i;
-    f.k[i] = from.k_scale[key], f.v[i] = key < valid ? from.v_scale[key] * kValueUp : 0.0f; /* an unused cell's scale may be anything */
+  for (int j = 0; j < D / 16; j++) {
+    ldmatrix4_trans(a, piece<D>(v, lane % 8 + lane / 16 * 8, 2 * j + lane / 8 % 2));
+    multiply(r.o[j], a, p[0], p[1]);
   }
-  widen_tile<D>(ring.wide[warp], from);
-  __syncwarp();
-  fold_tile<D, true>(ring.wide[warp], f, valid, scale, q, r);
 }
 
 /* Where partial results lie: in this block's shared memory, or in memory, written by others. */
@@ -224,38 +225,38 @@ struct elsewhere {
   }
 };
 
-/* Joins n partial results, four columns of a head to a thread: put(head, column, o, m, l), o unnormalised. */
-template <int D, class Where, class Put>
+/* Joins n partial results, kAtOnce at a time, four columns of a head to a thread: put(head, column, o, m, l), o unnormalised. */
+template <int D, uint32_t kAtOnce, class Where, class Put>
 __device__ __forceinline__ void join(const partial<D> *p, uint32_t n, uint32_t group, Where at, Put put) {
-  constexpr uint32_t kAtOnce = 8;
-  for (uint32_t i = threadIdx.x * 4; i < group * D; i += kThreads * 4) {
-    const uint32_t head = i / D, c = i % D;
-    float4 sum = make_float4(0, 0, 0, 0);
-    float top = -INFINITY, total = 0;
-    for (uint32_t j0 = 0; j0 < n; j0 += kAtOnce) {
-      float4 v[kAtOnce];
-      float m[kAtOnce], l[kAtOnce];
+  static_assert(kGroup * D <= kThreads * 4);
+  const uint32_t head = threadIdx.x / (D / 4), c = threadIdx.x % (D / 4) * 4;
+  if (head >= group) return;
+  float4 sum = make_float4(0, 0, 0, 0);
+  float top = -INFINITY, total = 0;
+#pragma unroll 1
+  for (uint32_t j0 = 0; j0 < n; j0 += kAtOnce) {
+    float4 v[kAtOnce];
+    float m[kAtOnce], l[kAtOnce];
 #pragma unroll
-      for (uint32_t j = 0; j < kAtOnce; j++) { /* all loads before the first use */
-        const partial<D> &from = p[min(j0 + j, n - 1)];
-        v[j] = at(reinterpret_cast<const float4 *>(&from.o[head][c])), l[j] = at(&from.l[head]);
-        m[j] = j0 + j < n ? at(&from.m[head]) : -INFINITY;
-      }
-      float most = top;
-#pragma unroll
-      for (uint32_t j = 0; j < kAtOnce; j++) most = fmaxf(most, m[j]);
-      const float shrink = exp2f(top - most);
-      top = most, total *= shrink;
-      sum.x *= shrink, sum.y *= shrink, sum.z *= shrink, sum.w *= shrink;
-#pragma unroll
-      for (uint32_t j = 0; j < kAtOnce; j++) {
-        const float f = exp2f(m[j] - top);
-        total += f * l[j];
-        sum.x += f * v[j].x, sum.y += f * v[j].y, sum.z += f * v[j].z, sum.w += f * v[j].w;
-      }
+    for (uint32_t j = 0; j < kAtOnce; j++) { /* all loads before the first use */
+      const partial<D> &from = p[min(j0 + j, n - 1)];
+      v[j] = at(reinterpret_cast<const float4 *>(&from.o[head][c])), l[j] = at(&from.l[head]);
+      m[j] = j0 + j < n ? at(&from.m[head]) : -INFINITY;
     }
-    put(head, c, sum, top, total);
+    float most = top;
+#pragma unroll
+    for (uint32_t j = 0; j < kAtOnce; j++) most = fmaxf(most, m[j]);
+    const float shrink = exp2f(top - most);
+    top = most, total *= shrink;
+    sum.x *= shrink, sum.y *= shrink, sum.z *= shrink, sum.w *= shrink;
+#pragma unroll
+    for (uint32_t j = 0; j < kAtOnce; j++) {
+      const float f = exp2f(m[j] - top);
+      total += f * l[j];
+      sum.x += f * v[j].x, sum.y += f * v[j].y, sum.z += f * v[j].z, sum.w += f * v[j].w;
+    }
   }
+  put(head, c, sum, top, total);
 }
 
 /* A row's queries of one kv head, its own key and value. A thread has a pair of 16-byte pieces of a head: in the rotary part those that
@@ -380,7 +381,6 @@ __global__ void __launch_bounds__(kThreads, 1)
   __shared__ own_token<D> own;
   const uint32_t kv_head = blockIdx.x, row = blockIdx.y, split = blockIdx.z, group = h.heads / h.kv_heads;
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  grid_launch_next();
   bf16 *o = a.o + ((size_t)row * h.heads + kv_head * group) * D;
   auto put_result = [&](uint32_t head, uint32_t c, float4 v, float, float l) {
     const float f = 1.0f / l;
@@ -403,23 +403,28 @@ __global__ void __launch_bounds__(kThreads, 1)
     return;
   }
 
-  uint32_t next = split * per_split + warp; /* the warp's next tile to fetch */
+  auto &rooms = sh.room[warp];
   auto cell_of = [&](uint32_t page, uint32_t at) { return ((size_t)page * h.kv_heads + kv_head) * MM_CU_PAGE + at % MM_CU_PAGE; };
   auto page_of = [&](uint32_t tile) { return tile < end ? kv.table[(size_t)slot * kv.pages_per_slot + tile / (MM_CU_PAGE / kKeys)] : 0; };
-  uint32_t page = page_of(next); /* known a turn before it is needed */
-  auto fetch = [&](uint32_t stage) {
-    if (next < end) fetch_tile<D>(sh.ring.tile[warp][stage], kv, cell_of(page, next * kKeys), pos - next * kKeys);
+  uint32_t next = split * per_split + warp, page = page_of(next); /* the warp's next tile to fetch; its page is known a turn before */
+  auto fetch_keys = [&](warp_room<D, kFp8> &room) {
+    if (next < end) fetch_half<D>(room.k, kv.k, kv.k_scale, cell_of(page, next * kKeys), pos - next * kKeys);
+    copy_commit();
+  };
+  auto fetch_values = [&](warp_room<D, kFp8> &room) {
+    if (next < end) fetch_half<D>(room.v, kv.v, kv.v_scale, cell_of(page, next * kKeys), pos - next * kKeys);
     copy_commit();
     next += kWarps;
     page = page_of(next);
   };
 #pragma unroll
-  for (int i = 0; i < kStages - 1; i++) fetch(i);
+  for (int i = 0; i < kRooms; i++) fetch_keys(rooms[i]), fetch_values(rooms[i]);
   const own_work<D, kFp8> work(h, p, kv_head);
   if (threadIdx.x < h.rotary_dim / 2) sincosf((float)pos * p.inv_freq[threadIdx.x], &own.sine[threadIdx.x], &own.cosine[threadIdx.x]);
   const size_t own_cell = cell_of(kv.table[(size_t)slot * kv.pages_per_slot + pos / MM_CU_PAGE], pos);
   __syncthreads();
   grid_wait();
+  grid_launch_next();
   work.run(own, kv, a.qkv + (size_t)row * (h.heads + 2 * h.kv_heads) * D, kv_head, own_cell, split == used - 1);
   __syncthreads();
   uint32_t q[D / 16][2];
@@ -430,18 +435,29 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   const float scale = rsqrtf((float)D) * 1.4426950408889634f;
   running<D> sum;
-  uint32_t stage = 0;
+  uint32_t in = 0;
+#pragma unroll 1
   for (uint32_t tile = split * per_split + warp; tile < end; tile += kWarps) {
-    __syncwarp(); /* the slot fetched now was read in the last turn */
-    fetch(stage == 0 ? kStages - 1 : stage - 1);
-    copy_wait<kStages - 1>();
+    auto &room = rooms[in];
+    in = in + 1 == kRooms ? 0 : in + 1;
+    const uint32_t valid = pos + 1 - tile * kKeys;
+    const bool last = tile == tiles - 1;
+    float e[4];
+    copy_wait<2 * kRooms - 1>();
     __syncwarp();
-    if (tile == tiles - 1) {
-      lay_own<D>(sh.ring.tile[warp][stage], own, pos % kKeys);
-      __syncwarp();
-    }
-    fold_stage<D>(sh.ring, stage, pos + 1 - tile * kKeys, scale, q, sum);
-    stage = stage == kStages - 1 ? 0 : stage + 1;
+    if (last) lay_own<D>(room.k, own.k, own.k_scale, pos % kKeys);
+    __syncwarp();
+    score<D, kFp8>(e, room, valid, scale, q);
+    __syncwarp(); /* all have read the keys */
+    fetch_keys(room);
+    soften<D>(e, sum);
+    copy_wait<2 * kRooms - 1>();
+    __syncwarp();
+    if (last) lay_own<D>(room.v, own.v, own.v_scale, pos % kKeys);
+    __syncwarp();
+    add_values<D, kFp8>(sum, room, valid, e);
+    __syncwarp();
+    fetch_values(room);
   }
   copy_wait<0>();
   __syncthreads();
@@ -460,15 +476,15 @@ __global__ void __launch_bounds__(kThreads, 1)
   __syncthreads();
   partial<D> *mine = reinterpret_cast<partial<D> *>(ws.part) + (((size_t)row * h.kv_heads + kv_head) * ws.splits + split);
   if (used == 1) {
-    join<D>(sh.part, kWarps, group, here{}, put_result);
+    join<D, kWarps>(sh.part, kWarps, group, here{}, put_result);
     return;
   }
-  join<D>(sh.part, kWarps, group, here{}, [&](uint32_t head, uint32_t c, float4 v, float m, float l) {
+  join<D, kWarps>(sh.part, kWarps, group, here{}, [&](uint32_t head, uint32_t c, float4 v, float m, float l) {
     *reinterpret_cast<float4 *>(&mine->o[head][c]) = v;
     if (c == 0) mine->m[head] = m, mine->l[head] = l;
   });
   if (!last_of(ws.counter + row * h.kv_heads + kv_head, used)) return;
-  join<D>(mine - split, used, group, elsewhere{}, put_result);
+  join<D, 12>(mine - split, used, group, elsewhere{}, put_result);
 }
 
 size_t counter_bytes(const mm_cu_heads &h, uint32_t rows) { return ((size_t)rows * h.kv_heads * sizeof(uint32_t) + 255) / 256 * 256; }
