@@ -161,9 +161,10 @@ static double median(std::vector<double> v) { /* of none 0 */
 
 /* What rounding to bf16 alone does to the CPU: to the median row's logits, to its routers' inputs by layer, and to each row in the mean of
  * squares (of rows that stay together, 0 where none did); at most to each row and to any logit of it, in all tries and in those where the
- * row stays together. */
+ * row stays together; and how many rows stay together in the try with the fewest. */
 struct noise {
   double logits;
+  size_t fewest = SIZE_MAX;
   std::vector<double> layer, row;
   struct {
     std::vector<double> row, logit;
@@ -173,13 +174,14 @@ template <class Sequence>
 static noise measure_noise(const routers &router, const fed &cpu, const std::vector<fed> &tries, const Sequence &sequence) {
   const mm_model *m = router.m;
   const size_t rows = cpu.logits.size() / m->vocab, routed = (size_t)m->layers * m->hidden;
-  noise n = {0, {}, std::vector<double>(rows), {}};
+  noise n = {0, SIZE_MAX, {}, std::vector<double>(rows), {}};
   for (auto &m : n.most) m.row.resize(rows), m.logit.resize(rows);
   std::vector<uint32_t> together_in(rows);
   std::vector<double> logits;
   std::vector<std::vector<double>> layer(m->layers);
   for (const fed &t : tries) {
     const auto same = together(router, cpu, t, sequence);
+    n.fewest = std::min(n.fewest, (size_t)std::count(same.begin(), same.end(), true));
     for (size_t r = 0; r < rows; r++) {
       const double error = row_error(&cpu.logits[r * m->vocab], &t.logits[r * m->vocab], m->vocab);
       double furthest = 0;
@@ -207,7 +209,8 @@ static noise measure_noise(const routers &router, const fed &cpu, const std::vec
  * apart than they may move, must have taken other experts at a near tie, by scores that until there were off by no more than a row's may
  * be, or follow such a row of their sequence. Rows of a sequence ascend; sequence(row) says whose each is. */
 struct comparison {
-  std::vector<double> times; /* rows that still have the CPU's experts: their errors over what rounding does to them */
+  std::vector<double> times;       /* rows that still have the CPU's experts: their errors over what rounding does to them */
+  size_t together = 0, fewest = 0; /* rows of this side that do, and of the CPU in the try with the fewest */
   uint32_t differ = 0, ties = 0, after = 0, unexplained = 0;
   std::vector<std::string> rows;
 };
@@ -219,6 +222,7 @@ static comparison compare_rows(const routers &r, const fed &cpu, const fed &gpu,
   const tied_layers before = *tied;
   const auto same = together(r, cpu, gpu, sequence);
   comparison x;
+  x.together = (size_t)std::count(same.begin(), same.end(), true), x.fewest = moved.fewest;
   for (size_t row = 0; row < rows; row++) {
     const float *c = &cpu.logits[row * vocab], *g = &gpu.logits[row * vocab];
     const double error = row_error(c, g, vocab);
@@ -243,24 +247,26 @@ static comparison compare_rows(const routers &r, const fed &cpu, const fed &gpu,
   }
   return x;
 }
+/* The middle of so many rows; of fewer it says nothing. */
 static void report_times(const std::string &what, const std::vector<double> &times) {
-  report(what + ": median of " + std::to_string(times.size()) + " rows with the CPU's experts, over bf16's noise",
-         times.empty() ? INFINITY : median(times), NEAR);
+  if (times.size() >= 8)
+    report(what + ": median of " + std::to_string(times.size()) + " rows with the CPU's experts, over bf16's noise", median(times), NEAR);
 }
-/* That, reported; again() gives what more tries do to the CPU. Returns `times`. */
+/* That, reported, and added to `all`; again() gives what more tries do to the CPU. */
 template <class Sequence, class Again>
-static std::vector<double> compare(const std::string &what, const routers &r, const fed &cpu, const fed &gpu, uint32_t vocab,
-                                   const Sequence &sequence, tied_layers *tied, const noise &moved, const Again &again) {
+static void compare(const std::string &what, const routers &r, const fed &cpu, const fed &gpu, uint32_t vocab, const Sequence &sequence,
+                    tied_layers *tied, const noise &moved, const Again &again, comparison *all) {
   const tied_layers before = *tied;
   comparison x = compare_rows(r, cpu, gpu, vocab, sequence, tied, moved);
   if (x.unexplained > 0) *tied = before, x = compare_rows(r, cpu, gpu, vocab, sequence, tied, again());
   for (const auto &row : x.rows) printf("     %s: %s\n", what.c_str(), row.c_str());
-  if (x.times.size() >= 8) report_times(what, x.times); /* of fewer the middle says nothing */
+  report_times(what, x.times);
   char text[240];
   snprintf(text, sizeof text, "%s: %u greedy choices differ; off: %u rows past a near tie of the router, %u after one, %u without cause",
            what.c_str(), x.differ, x.ties, x.after, x.unexplained);
   report_true(text, x.unexplained == 0);
-  return x.times;
+  all->times.insert(all->times.end(), x.times.begin(), x.times.end());
+  all->together += x.together, all->fewest += x.fewest;
 }
 
 /* Token ids of the model's held-out text. */
@@ -330,10 +336,9 @@ static void compare_sides(const mm_shards *shards, const std::string &name, cons
   };
   const noise moved = prefill_noise(TRIES);
   const auto more = [&] { return prefill_noise(MANY); };
-  std::vector<double> times;
-  const auto add = [&](const std::vector<double> &v) { times.insert(times.end(), v.begin(), v.end()); };
+  comparison all;
   tied_layers tied(slots, kNone), first_tied(1, kNone);
-  add(compare(name + ": prefill of 3 x 96", r, want, feed(gpu, seq, 0, ROWS), vocab, by_stretch, &tied, moved, more));
+  compare(name + ": prefill of 3 x 96", r, want, feed(gpu, seq, 0, ROWS), vocab, by_stretch, &tied, moved, more, &all);
   fed chunks = want;
   for (uint32_t first = 0; first < ROWS; first += 32) {
     const fed part = feed(gpu, seq, first, 32);
@@ -344,16 +349,21 @@ static void compare_sides(const mm_shards *shards, const std::string &name, cons
     }
   }
   tied.assign(slots, kNone);
-  add(compare(name + ": prefill in chunks of 32", r, want, chunks, vocab, by_stretch, &tied, moved, more));
+  compare(name + ": prefill in chunks of 32", r, want, chunks, vocab, by_stretch, &tied, moved, more, &all);
   fed g, alone, steps;
   for (uint32_t t = ROWS; t < ROWS + DECODED; t++) c.append(feed(cpu, seq, t, 1)), g.append(feed(gpu, seq, t, 1));
-  add(compare(name + ": decode, 3 at a time", r, c, g, vocab, by_slot, &tied, decode_noise(TRIES), [&] { return decode_noise(MANY); }));
+  compare(
+      name + ": decode, 3 at a time", r, c, g, vocab, by_slot, &tied, decode_noise(TRIES), [&] { return decode_noise(MANY); }, &all);
   const std::vector<std::vector<int32_t>> one(1, seq[0]);
   alone.logits.assign(want.logits.begin(), want.logits.begin() + (size_t)ROWS * vocab);
   alone.routed.assign(want.routed.begin(), want.routed.begin() + ROWS * routed);
   for (uint32_t t = 0; t < ROWS; t++) steps.append(feed(gpu, one, t, 1));
-  add(compare(name + ": decode from the first token", r, alone, steps, vocab, by_stretch, &first_tied, moved, more));
-  report_times(name + ": all four", times);
+  compare(name + ": decode from the first token", r, alone, steps, vocab, by_stretch, &first_tied, moved, more, &all);
+  report_times(name + ": all four", all.times);
+  char text[160]; /* rounding to four bits may leave none */
+  snprintf(text, sizeof text, "%s: all four: %zu rows with the CPU's experts (at least a quarter of bf16's on the CPU, %zu)", name.c_str(),
+           all.together, all.fewest);
+  report_true(text, 4 * all.together >= all.fewest);
   report_paired(name);
   for (const side *s : {&cpu, &gpu, &narrow}) mm_engine_close(s->engine);
 }
