@@ -137,8 +137,9 @@ static bool parse(mm_index_reader *r) {
 }
 
 bool mm_index_parse(mm_hf *hf, const char *path, char *text, size_t n, mm_err *err) {
-  mm_index_reader r = {
-      .hf = hf, .text = text, .path = path, .err = err, .scan = {.text = text, .len = n, .file = path, .status = MM_BAD_INPUT}};
+  mm_index_reader r = {.hf = hf, .path = path, .err = err};
+  r.text = text;
+  r.scan = (mm_scan){.text = text, .len = n, .file = path, .status = MM_BAD_INPUT};
   bool ok = parse(&r);
   free(r.noted);
   return ok;

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef enum work { OPEN, STEP, COLLECT } work;
+typedef enum work { OPEN, STEP, COLLECT, HIDDEN, LOAD } work;
 
 typedef struct slot_state {
   uint32_t held;       /* tokens that its caches hold */
@@ -60,7 +60,11 @@ struct mm_engine {
   bool stop;
   const mm_batch *batch;
   float *logits;
-  int32_t *id; /* where choices are collected */
+  int32_t *id;   /* where choices are collected */
+  uint32_t rows; /* of the last step that was done */
+  uint32_t tap;  /* whose rows are wanted */
+  float *hidden;
+  uint64_t *load;
 
   uint32_t started; /* threads */
   rank rank[];      /* [tp] */
@@ -78,7 +82,9 @@ static bool open_rank(rank *r, mm_err *err) {
                          .calibration = e->config.calibration,
                          .never = e->never,
                          .eager = e->config.eager,
-                         .kv_fp8 = e->config.kv_fp8};
+                         .kv_fp8 = e->config.kv_fp8,
+                         .tap = e->config.tap,
+                         .taps = e->config.taps};
   return mm_forward_open(&r->forward, e->config.ops, &c, err);
 }
 
@@ -97,11 +103,16 @@ static bool step_rank(rank *r, mm_err *err) {
   return true;
 }
 
+/* All ranks have the same hidden states and choices: the first one tells. */
 static bool do_work(rank *r, work w, mm_err *err) {
+  const mm_forward *f = &r->forward;
+  const mm_engine *e = r->engine;
   switch (w) {
     case OPEN: return open_rank(r, err);
     case STEP: return step_rank(r, err);
-    case COLLECT: return r->forward.ops->collect(r->forward.backend, r->engine->id, err);
+    case COLLECT: return f->ops->collect(f->backend, e->id, err);
+    case HIDDEN: return r->index > 0 || f->ops->read(f->backend, f->tap[e->tap], e->rows, e->hidden, err);
+    case LOAD: return r->index > 0 || f->ops->expert_load(f->backend, e->load, err);
   }
   return false;
 }
@@ -153,6 +164,11 @@ static bool check_config(const mm_model *m, const mm_engine_config *c, mm_err *e
   if (c->act_quant && !c->ops->act_quant)
     return mm_fail(err, MM_UNSUPPORTED, "E_ACT_QUANT", mm_at(NULL, NULL),
                    "found activation quantisation on for %s, which computes with activations as they are; expected off", c->ops->name);
+  if (c->taps > MM_TAPS)
+    return mm_fail(err, MM_USAGE, "E_LIMITS", mm_at(NULL, NULL), "found %u layers to tap, expected at most %u", c->taps, MM_TAPS);
+  for (uint32_t i = 0; i < c->taps; i++)
+    if (c->tap[i] >= m->layers)
+      return mm_fail(err, MM_USAGE, "E_LIMITS", mm_at(NULL, NULL), "found layer %u to tap, expected less than %u", c->tap[i], m->layers);
   if (l->max_tokens && l->slots && l->max_positions && c->threads && l->max_positions <= m->max_positions) return true;
   return mm_fail(err, MM_USAGE, "E_LIMITS", mm_at(NULL, NULL),
                  "found %u tokens a step, %u slots, %u positions, %u threads; expected at least 1 of each and at most %llu positions",
@@ -287,7 +303,9 @@ static bool run_step(mm_engine *e, const mm_batch *batch, float *logits, mm_err 
   const mm_pack *pack = &e->shards->pack;
   e->batch = batch;
   e->logits = logits;
+  e->rows = 0;
   if (!run_task(e, STEP, err)) return false;
+  e->rows = batch->tokens;
   for (size_t i = 0; logits && i < batch->out_count; i++)
     for (size_t j = 0; j < pack->dead_rows; j++) logits[i * e->model->vocab + pack->dead_row[j]] = -INFINITY;
   return true;
@@ -359,4 +377,18 @@ bool mm_engine_collect(mm_engine *e, int32_t *id, mm_err *err) {
   e->collected = e->queued;
   for (uint32_t i = 0; i < e->config.limits.slots; i++) e->slot[i] = (slot_state){.last_batch = e->slot[i].last_batch};
   return false;
+}
+
+bool mm_engine_hidden(mm_engine *e, uint32_t i, float *out, mm_err *err) {
+  if (i >= e->config.taps) return refuse(err, "hidden states after batch", e->batches, i, "a tap less than", e->config.taps);
+  if (e->queued > e->collected)
+    return refuse(err, "hidden states after batch", e->batches, (int64_t)(e->queued - e->collected), "all collected but", 0);
+  e->tap = i;
+  e->hidden = out;
+  return run_task(e, HIDDEN, err);
+}
+
+bool mm_engine_expert_load(mm_engine *e, uint64_t *load, mm_err *err) {
+  e->load = load;
+  return run_task(e, LOAD, err);
 }

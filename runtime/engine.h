@@ -29,8 +29,10 @@ typedef struct mm_engine_config {
   unsigned threads; /* CPU threads per rank, ≥ 1 */
   bool act_quant;   /* as in mm_backend_config; the ops must be able to */
   struct mm_calibration *calibration;
-  const bool *never;  /* [vocab]: ids that no step chooses, or NULL; ids whose head row is zero are never chosen */
-  bool eager, kv_fp8; /* ops.h */
+  const bool *never;   /* [vocab]: ids that no step chooses, or NULL; ids whose head row is zero are never chosen */
+  bool eager, kv_fp8;  /* ops.h */
+  const uint32_t *tap; /* [taps] layers whose output mm_engine_hidden gives; need not outlive open */
+  uint32_t taps;       /* ≤ MM_TAPS */
 } mm_engine_config;
 
 /* Borrows the shards until close. */
@@ -53,6 +55,13 @@ bool mm_engine_queue(mm_engine *e, const mm_batch *batch, mm_err *err);
 /* Waits for the oldest queued batch: id[out_count] of it, -1 where no logit was a number. After a failure nothing is queued any more
  * and no slot holds anything. */
 bool mm_engine_collect(mm_engine *e, int32_t *id, mm_err *err);
+
+/* Hidden states, for heads that draft tokens: out[T, H], of all rows of the last step, what layer config.tap[i] gave the next one (before
+ * the norm; Hugging Face's hidden_states[layer + 1]). Refuses (MM_USAGE E_BATCH) an i that is not tapped, and before the last step was
+ * collected. */
+bool mm_engine_hidden(mm_engine *e, uint32_t i, float *out, mm_err *err);
+/* load[layers, experts]: how many rows each expert was chosen for since open; of queued steps that were collected at least. */
+bool mm_engine_expert_load(mm_engine *e, uint64_t *load, mm_err *err);
 
 #ifdef __cplusplus
 }

@@ -17,10 +17,19 @@ static bool open_acts(mm_forward *f, mm_err *err) {
          (!lightning || ops->act(b, heads, &f->gate, err));
 }
 
+static bool open_taps(mm_forward *f, const mm_backend_config *c, mm_err *err) {
+  for (uint32_t i = 0; i < c->taps; i++) {
+    f->tap_layer[i] = c->tap[i];
+    if (!f->ops->act(f->backend, f->model->hidden, &f->tap[i], err)) return false;
+  }
+  f->taps = c->taps;
+  return true;
+}
+
 bool mm_forward_open(mm_forward *f, const mm_ops *ops, const mm_backend_config *c, mm_err *err) {
   *f = (mm_forward){.ops = ops, .model = c->model, .weights = c->weights};
   f->backend = ops->open(c, err);
-  if (f->backend && open_acts(f, err)) return true;
+  if (f->backend && open_acts(f, err) && open_taps(f, c, err)) return true;
   mm_forward_close(f);
   return false;
 }
@@ -74,9 +83,11 @@ bool mm_forward_step(mm_forward *f, const mm_batch *batch, float *logits, mm_err
     const mm_layer_weights *layer = &w->layer[l];
     attention(f, s.n, l);
     combine(f, &s, m->attn[l] == MM_ATTN_LIGHTNING ? m->deepnorm_lightning : m->deepnorm_full, &layer->post_norm);
-    ops->route(b, s.n, &layer->router, layer->router_bias.scheme ? &layer->router_bias : NULL);
+    ops->route(b, l, s.n, &layer->router, layer->router_bias.scheme ? &layer->router_bias : NULL);
     ops->experts(b, f->branch, s.n, &layer->w13, &layer->w2);
     combine(f, &s, m->deepnorm_mlp, l + 1 < m->layers ? &w->layer[l + 1].input_norm : &w->final_norm);
+    for (uint32_t i = 0; i < f->taps; i++)
+      if (f->tap_layer[i] == l) ops->copy(b, f->tap[i], s.h);
   }
   ops->logits(b, s.n, &w->head);
   return batch->sampling ? ops->choose(b, err) : ops->end(b, logits, err);

@@ -312,7 +312,7 @@ static void run_combine(bench *b, uint32_t l) {
 }
 static void run_route(bench *b, uint32_t l) {
   const mm_layer_weights *w = &b->weights.layer[l];
-  b->forward.ops->route(b->forward.backend, b->forward.n, &w->router, w->router_bias.scheme ? &w->router_bias : NULL);
+  b->forward.ops->route(b->forward.backend, l, b->forward.n, &w->router, w->router_bias.scheme ? &w->router_bias : NULL);
 }
 static void run_experts(bench *b, uint32_t l) {
   if (l == 0) run_route(b, l);

@@ -65,8 +65,12 @@ typedef struct mm_backend_config {
   struct mm_calibration *calibration; /* NULL, or what the inputs of linears are added to (calibration.h); CPU backends */
   const bool *never;                  /* [vocab]: ids that are not to be chosen */
   bool eager;                         /* never replay a recorded step: for debuggers, and to look between ops */
-  bool kv_fp8; /* caches of full attention in e4m3, a scale for each token and head; MM_UNSUPPORTED where there are none */
+  bool kv_fp8;         /* caches of full attention in e4m3, a scale for each token and head; MM_UNSUPPORTED where there are none */
+  const uint32_t *tap; /* [taps] layers whose output the forward pass keeps (mm_forward); need not outlive open */
+  uint32_t taps;       /* ≤ MM_TAPS */
 } mm_backend_config;
+
+#define MM_TAPS 8
 
 typedef struct mm_ops {
   const char *name; /* the --device word */
@@ -90,13 +94,16 @@ typedef struct mm_ops {
   void (*lightning)(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv);
   /* y = sigmoid(gate) · RMS(o; w, eps), the mean square over all ranks' heads: y, o, gate [T, hpr·d]. y may be o. */
   void (*gated_norm)(mm_backend *b, mm_act y, mm_act o, mm_act gate, const mm_packed *w, double eps);
-  /* Chooses top_k experts and weights for each row of x[T, H]; kept inside the backend until the next route. bias may be NULL. */
-  void (*route)(mm_backend *b, mm_act x, const mm_packed *router, const mm_packed *bias);
+  /* Chooses top_k experts and weights for each row of x[T, H]; kept inside the backend until the next route. bias may be NULL. What is
+   * chosen for rows that are not padding counts as load of the layer's experts. */
+  void (*route)(mm_backend *b, uint32_t layer, mm_act x, const mm_packed *router, const mm_packed *bias);
   /* y = Σ weight · w2(SiLU(w1 x) ⊙ (w3 x)) over the routed experts: this rank's partial sum. */
   void (*experts)(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, const mm_packed *w2);
   /* h = alpha·residual + beta·Σ_ranks branch (in rank order, identical on all ranks), then n = RMS(h; w, eps). All four are apart;
    * branch is clobbered. A backend may put it off until the next op, unless `eager`. */
   void (*combine)(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act branch, mm_deepnorm scale, const mm_packed *w, double eps);
+  /* to = from, rows 0 … T-1. */
+  void (*copy)(mm_backend *b, mm_act to, mm_act from);
   /* This rank's logits of the batch's `out` rows, fp32: x·headᵀ. */
   void (*logits)(mm_backend *b, mm_act x, const mm_packed *head);
   /* Ends the step; any failure since begin is reported here. Copies this rank's logits to out[out_count, vocab_rows] (host);
@@ -109,6 +116,11 @@ typedef struct mm_ops {
   /* Waits for the oldest step so ended; id[out_count] of it, -1 where no logit was a number. Any failure since its begin. */
   bool (*collect)(mm_backend *b, int32_t *id, mm_err *err);
 
+  /* Rows [0, rows) of an act as f32, out[rows, width] (host): what the last step left there, which is waited for. */
+  bool (*read)(mm_backend *b, mm_act a, uint32_t rows, float *out, mm_err *err);
+  /* load[layers, experts] (host): how many rows each expert was chosen for since open, by the steps so far, which are waited for. */
+  bool (*expert_load)(mm_backend *b, uint64_t *load, mm_err *err);
+
   /* Bytes read plus written a second by a copy within the device's memory, measured now; NULL where steps do not live there. */
   bool (*copy_rate)(double *rate, mm_err *err);
 
@@ -120,13 +132,16 @@ extern const mm_ops mm_ops_cpu;
 extern const mm_ops mm_ops_cuda;
 #endif
 
-/* One step of one rank (forward.c). The acts are opened once per rank. */
+/* One step of one rank (forward.c). The acts are opened once per rank. After a step tap[i][T, H] is what layer tap_layer[i] gave the next:
+ * the residual stream before the next norm. A head that drafts tokens reads it there, and embeds and ends with the same ops and weights. */
 typedef struct mm_forward {
   const mm_ops *ops;
   mm_backend *backend;
   const mm_model *model;
   const mm_rank_weights *weights;
   mm_act h, n, spare, qkv, o, gate, branch;
+  mm_act tap[MM_TAPS];
+  uint32_t tap_layer[MM_TAPS], taps;
 } mm_forward;
 bool mm_forward_open(mm_forward *f, const mm_ops *ops, const mm_backend_config *c, mm_err *err);
 void mm_forward_close(mm_forward *f);

@@ -79,6 +79,7 @@ static void cpu_close(mm_backend *b) {
     free(b->cache[l].v);
   }
   free(b->cache);
+  free(b->load);
   free(b->logits);
   mm_arena_close(&b->arena);
   free(b);
@@ -95,7 +96,8 @@ static mm_backend *cpu_open(const mm_backend_config *c, mm_err *err) {
   b->heads = c->model->heads / c->weights->tp;
   b->kv_heads = (uint32_t)mm_max(1, c->model->kv_heads / c->weights->tp);
   b->d = c->model->head_dim;
-  if (open_caches(b, err) && open_position_tables(b, err) && open_buffers(b, err)) return b;
+  b->load = mm_calloc((size_t)c->model->layers * c->model->experts, sizeof *b->load, err);
+  if (b->load && open_caches(b, err) && open_position_tables(b, err) && open_buffers(b, err)) return b;
   cpu_close(b);
   return NULL;
 }
@@ -139,6 +141,22 @@ static bool cpu_end(mm_backend *b, float *out, mm_err *err) {
   return true;
 }
 
+static void cpu_copy(mm_backend *b, mm_act to, mm_act from) {
+  memcpy(to.data, from.data, (size_t)b->batch->tokens * to.width * sizeof(float));
+}
+
+static bool cpu_read(mm_backend *b, mm_act a, uint32_t rows, float *out, mm_err *err) {
+  (void)b, (void)err;
+  memcpy(out, a.data, (size_t)rows * a.width * sizeof *out);
+  return true;
+}
+
+static bool cpu_expert_load(mm_backend *b, uint64_t *load, mm_err *err) {
+  (void)err;
+  memcpy(load, b->load, (size_t)b->c.model->layers * b->c.model->experts * sizeof *load);
+  return true;
+}
+
 const mm_ops mm_ops_cpu = {
     .name = "cpu",
     .open = cpu_open,
@@ -154,7 +172,10 @@ const mm_ops mm_ops_cpu = {
     .route = mm_cpu_route,
     .experts = mm_cpu_experts,
     .combine = mm_cpu_combine,
+    .copy = cpu_copy,
     .logits = mm_cpu_logits,
     .end = cpu_end,
+    .read = cpu_read,
+    .expert_load = cpu_expert_load,
     .act_quant = true,
 };

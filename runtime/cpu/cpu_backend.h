@@ -38,6 +38,7 @@ struct mm_backend {
   float *amax;                 /* [max_tokens·top_k, amaxes of the widest row]; this and the next under act_quant only */
   float *rounded;              /* [max_tokens, widest input] */
   float **scratch;             /* [threads] */
+  uint64_t *load;              /* [layers, E] rows that chose the expert, since open */
 
   const mm_batch *batch;
   float *logits; /* [out_count, vocab_rows] */
@@ -93,7 +94,7 @@ void mm_cpu_linear(mm_backend *b, mm_act y, mm_act x, const mm_packed *w);
 void mm_cpu_gqa(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_packed *q_norm, const mm_packed *k_norm);
 void mm_cpu_lightning(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv);
 void mm_cpu_gated_norm(mm_backend *b, mm_act y, mm_act o, mm_act gate, const mm_packed *w, double eps);
-void mm_cpu_route(mm_backend *b, mm_act x, const mm_packed *router, const mm_packed *bias);
+void mm_cpu_route(mm_backend *b, uint32_t layer, mm_act x, const mm_packed *router, const mm_packed *bias);
 void mm_cpu_experts(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, const mm_packed *w2);
 void mm_cpu_combine(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act branch, mm_deepnorm scale, const mm_packed *w, double eps);
 void mm_cpu_logits(mm_backend *b, mm_act x, const mm_packed *head);

@@ -49,7 +49,7 @@ static void sort_by_expert(mm_backend *b) {
   first[0] = 0;
 }
 
-void mm_cpu_route(mm_backend *b, mm_act x, const mm_packed *router, const mm_packed *bias) {
+void mm_cpu_route(mm_backend *b, uint32_t layer, mm_act x, const mm_packed *router, const mm_packed *bias) {
   const mm_model *m = b->c.model;
   uint32_t T = b->batch->tokens;
   mm_cpu_matmul(b, b->score, x.data, NULL, T, router);
@@ -59,6 +59,11 @@ void mm_cpu_route(mm_backend *b, mm_act x, const mm_packed *router, const mm_pac
     choose(m, b->score + (size_t)t * m->experts, bias_values, b->pick + at, b->pick_weight + at, b->scratch[0]);
   }
   sort_by_expert(b);
+  for (uint32_t i = 0; i < b->batch->span_count; i++) {
+    const mm_span *s = &b->batch->span[i];
+    for (size_t p = (size_t)s->first * m->top_k; s->slot >= 0 && p < ((size_t)s->first + s->count) * m->top_k; p++)
+      b->load[(size_t)layer * m->experts + b->pick[p]]++;
+  }
 }
 
 typedef struct experts {

@@ -81,6 +81,7 @@ struct mm_backend {
   mm_cu_rounded inputs;
   bf16 *middle = nullptr;
   float *pair_out = nullptr;
+  unsigned long long *load = nullptr; /* [layers, experts] */
 
   step_memory memory_of_step[kSteps];
   void *device_block = nullptr;
@@ -226,6 +227,7 @@ bool open_experts(mm_backend *b, mm_err *err) {
   b->route_product = y->array<float>(tokens > MM_CU_SKINNY ? tokens * 3 * m->experts : 1, err);
   b->middle = y->array<bf16>(mm_max(slots * MM_CU_SKINNY, pairs) * inter, err);
   b->pair_out = y->array<float>(tokens > MM_CU_SKINNY ? pairs * m->hidden : 1, err);
+  b->load = y->array<unsigned long long>((uint64_t)m->layers * m->experts, err);
   const uint32_t widest = (uint32_t)mm_max(m->hidden, b->heads.heads * b->heads.head_dim);
   return err->status == MM_OK && (!b->c.act_quant || b->inputs.open(y, (uint32_t)tokens, widest, err));
 }
@@ -524,11 +526,9 @@ void cuda_lightning(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv) {
   b->inputs.wrote(o.data);
   const layer_cache &c = b->cache[layer];
   const mm_cu_lightning a = {rows_of(qkv), rows_of(o), c.state, c.slope, b->heads.heads, b->heads.head_dim};
-  if (b->decode) {
-    check(b, mm_cu_lightning_decode(a, places(b), b->rows, b->stream), "lightning decode");
-  } else {
-    check(b, mm_cu_lightning_prefill(a, b->device.span, b->spans, b->stream), "lightning prefill");
-  }
+  const cudaError_t e = b->decode ? mm_cu_lightning_decode(a, places(b), b->rows, b->stream)
+                                  : mm_cu_lightning_prefill(a, b->device.span, b->spans, b->stream);
+  check(b, e, "lightning");
 }
 
 void cuda_gated_norm(mm_backend *b, mm_act y, mm_act o, mm_act gate, const mm_packed *w, double eps) {
@@ -540,13 +540,14 @@ void cuda_gated_norm(mm_backend *b, mm_act y, mm_act o, mm_act gate, const mm_pa
         "gated norm");
 }
 
-void cuda_route(mm_backend *b, mm_act x, const mm_packed *router, const mm_packed *bias) {
+void cuda_route(mm_backend *b, uint32_t layer, mm_act x, const mm_packed *router, const mm_packed *bias) {
   if (!running(b)) return;
   const auto narrow = b->weight.find(router);
   const bool wide = narrow == b->weight.end();
   const mm_cu_router m = {wide ? static_cast<const void *>(b->values[router]) : narrow->second.data, wide, x.width,
                           wide ? b->router[router] : nullptr, b->route_product};
   b->route.bias = bias ? b->values[bias] : nullptr, b->route.slot = b->device.slot;
+  b->route.load = b->load + (size_t)layer * b->route.experts;
   if (b->put_off.n == x.data) {
     check(b, mm_cu_combine_route(b->put_off, m, b->route, b->rows, b->stream), "route");
     b->put_off = {};
@@ -572,6 +573,20 @@ void cuda_combine(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act bra
   if (b->c.eager) catch_up(b);
 }
 
+void cuda_copy(mm_backend *b, mm_act to, mm_act from) {
+  if (!begin_op(b)) return;
+  b->inputs.wrote(to.data);
+  check(b, mm_cu_copy(rows_of(to), rows_of(from), (size_t)b->rows * to.width, b->stream), "copy");
+}
+
+bool cuda_read(mm_backend *b, mm_act a, uint32_t rows, float *out, mm_err *err) {
+  return mm_cu_download_rows(out, rows_of(a), (size_t)rows * a.width, b->stream, err);
+}
+
+bool cuda_expert_load(mm_backend *b, uint64_t *load, mm_err *err) {
+  return mm_cu_download(load, b->load, b->cache.size() * b->route.experts * sizeof *load, b->stream, err);
+}
+
 void cuda_logits(mm_backend *b, mm_act x, const mm_packed *head) {
   if (!begin_op(b) || b->outs == 0) return;
   check(b, b->inputs.linear(b->weight[head], {rows_of(x), b->device.out, nullptr, b->logits, b->outs}, b->stream), "logits");
@@ -579,6 +594,7 @@ void cuda_logits(mm_backend *b, mm_act x, const mm_packed *head) {
 
 }  // namespace
 
-const mm_ops mm_ops_cuda = {"cuda",      cuda_open, cuda_close,     cuda_act,        cuda_begin,      cuda_embed,   cuda_norm,
-                            cuda_linear, cuda_gqa,  cuda_lightning, cuda_gated_norm, cuda_route,      cuda_experts, cuda_combine,
-                            cuda_logits, cuda_end,  cuda_choose,    cuda_collect,    mm_cu_copy_rate, true};
+const mm_ops mm_ops_cuda = {"cuda",          cuda_open,   cuda_close,     cuda_act,        cuda_begin,   cuda_embed,   cuda_norm,
+                            cuda_linear,     cuda_gqa,    cuda_lightning, cuda_gated_norm, cuda_route,   cuda_experts, cuda_combine,
+                            cuda_copy,       cuda_logits, cuda_end,       cuda_choose,     cuda_collect, cuda_read,    cuda_expert_load,
+                            mm_cu_copy_rate, true};

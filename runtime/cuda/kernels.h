@@ -84,8 +84,9 @@ struct mm_cu_route {
   /* T = 1, [MM_CU_MAX_TOP_K]: the slots for w2's kernel, weight << 32 | expert + 1, or ~0 where there is none; 0: not told yet */
   unsigned long long *told;
   /* any T: pairs (token, choice) sorted by expert, then token */
-  uint32_t *offset; /* [experts + 1] */
-  uint32_t *pair;   /* [max_tokens · top_k] = token · top_k + choice */
+  uint32_t *offset;         /* [experts + 1] */
+  uint32_t *pair;           /* [max_tokens · top_k] = token · top_k + choice */
+  unsigned long long *load; /* [experts] rows that chose each, added to; or NULL */
 };
 
 struct mm_cu_router {
@@ -197,6 +198,9 @@ struct mm_cu_codes {
   float *scale;
   uint32_t rows, pitch, scale_pitch; /* pitch a multiple of 128, scale_pitch ≥ rows */
 };
+
+/* to[n] = from[n], n % 8 == 0. */
+cudaError_t mm_cu_copy(__nv_bfloat16 *to, const __nv_bfloat16 *from, size_t n, cudaStream_t s);
 
 /* x[t] = table[id[t]], where id -1 is chosen[slot[t]]; zeros for slot -1. */
 struct mm_cu_ids {

@@ -158,6 +158,7 @@ __device__ __forceinline__ void choose_slots(Slots &to, choice_room &room, const
   r.id[e] = c.id, r.weight[e] = c.weight;
   if (some) r.slot_expert[at] = c.id, r.slot_tokens[at] = 1, r.slot_weight[at * MM_CU_SKINNY] = c.weight;
   if (e == 0) *r.used = used;
+  if (some && r.load) atomicAdd(&r.load[c.id], 1ull);
 }
 
 /* For the kernel after the one that chose and kept: its slots from there, if they have come by now. For one whole warp. */

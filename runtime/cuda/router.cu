@@ -148,7 +148,9 @@ __device__ void list_slots(const mm_cu_route &r, uint32_t tokens) {
     if (lane >= r.top_k) continue;
     choice[token * r.top_k + lane] = c;
     r.id[token * r.top_k + lane] = c.id, r.weight[token * r.top_k + lane] = c.weight;
-    if (c.id < r.experts) atomicOr(&mask[c.id], 1u << token);
+    if (c.id >= r.experts) continue;
+    atomicOr(&mask[c.id], 1u << token);
+    if (r.load) atomicAdd(&r.load[c.id], 1ull);
   }
   __syncthreads();
   for (uint32_t i = warp; i < kWords; i += blockDim.x / 32) {
@@ -190,7 +192,9 @@ __global__ void __launch_bounds__(kChoosers * 32) choose_many(const __grid_const
   const uint32_t token = blockIdx.x * kChoosers + threadIdx.x / 32, lane = threadIdx.x % 32;
   if (token >= tokens) return;
   const route_choice c = choose_experts(r, token);
-  if (lane < r.top_k) r.id[(size_t)token * r.top_k + lane] = c.id, r.weight[(size_t)token * r.top_k + lane] = c.weight;
+  if (lane >= r.top_k) return;
+  r.id[(size_t)token * r.top_k + lane] = c.id, r.weight[(size_t)token * r.top_k + lane] = c.weight;
+  if (r.load && c.id < r.experts) atomicAdd(&r.load[c.id], 1ull);
 }
 
 /* pair[offset[e] …] = the pairs of expert e in token order. A block for each expert looks at all choices twice, each of its warps at a

@@ -97,6 +97,12 @@ __global__ void embed_rows(bf16 *x, const bf16 *table, const __grid_constant__ m
   for (uint32_t i = threadIdx.x; i < width / 8; i += blockDim.x) to[i] = slot < 0 ? make_uint4(0, 0, 0, 0) : from[i];
 }
 
+__global__ void copy_pieces(uint4 *to, const uint4 *from, size_t n) {
+  grid_launch_next();
+  grid_wait();
+  for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) to[i] = from[i];
+}
+
 /* The most that are of use, or for many rows half of that, so that a multiprocessor has several. */
 bool row_threads(uint32_t tokens, uint32_t width, unsigned *threads) {
   const unsigned warps = ceil_div(width, 256);
@@ -127,6 +133,12 @@ cudaError_t mm_cu_combine_rows(const mm_cu_combine &a, uint32_t tokens, uint32_t
   unsigned threads;
   if (!row_threads(tokens, width, &threads) || !codes_fit(a.codes, tokens, width)) return cudaErrorInvalidValue;
   return launch(combine_rows, tokens, threads, 0, s, a, width);
+}
+
+cudaError_t mm_cu_copy(bf16 *to, const bf16 *from, size_t n, cudaStream_t s) {
+  if (n % 8 != 0) return cudaErrorInvalidValue;
+  const unsigned blocks = (unsigned)min((n / 8 + 255) / 256, (size_t)4 * multiprocessors());
+  return launch(copy_pieces, blocks, 256, 0, s, reinterpret_cast<uint4 *>(to), reinterpret_cast<const uint4 *>(from), n / 8);
 }
 
 cudaError_t mm_cu_embed(bf16 *x, const bf16 *table, const mm_cu_ids &ids, uint32_t tokens, uint32_t width, cudaStream_t s) {

@@ -224,3 +224,18 @@ float *mm_cu_upload_f32(mm_cu_memory *memory, const mm_packed *w, mm_err *err) {
   for (uint32_t i = 0; i < w->lead; i++) w->scheme->unpack(w, i, 0, w->n, v.data() + (size_t)i * w->n * w->k);
   return mm_cu_check(cudaMemcpy(p, v.data(), n * sizeof(float), cudaMemcpyHostToDevice), "copy weights", err) ? p : nullptr;
 }
+
+bool mm_cu_download(void *out, const void *from, size_t bytes, cudaStream_t s, mm_err *err) {
+  return mm_cu_check(cudaStreamSynchronize(s), "step", err) &&
+         mm_cu_check(cudaMemcpy(out, from, bytes, cudaMemcpyDeviceToHost), "copy to host", err);
+}
+
+bool mm_cu_download_rows(float *out, const __nv_bfloat16 *from, size_t n, cudaStream_t s, mm_err *err) {
+  std::vector<uint16_t> bits(n);
+  if (!mm_cu_download(bits.data(), from, n * sizeof bits[0], s, err)) return false;
+  for (size_t i = 0; i < n; i++) {
+    const uint32_t wide = (uint32_t)bits[i] << 16;
+    memcpy(&out[i], &wide, sizeof wide);
+  }
+  return true;
+}

@@ -28,6 +28,10 @@ bool mm_cu_upload(mm_cu_memory *memory, const mm_packed *w, const char *name, mm
 /* w's values as f32, [lead, n, k]: norms, the router. NULL on failure. Without planes: vectors near 1, matrices as above. */
 float *mm_cu_upload_f32(mm_cu_memory *memory, const mm_packed *w, mm_err *err);
 
+/* From the device to the host, once the stream is done; rows[n] as f32. */
+bool mm_cu_download(void *out, const void *from, size_t bytes, cudaStream_t s, mm_err *err);
+bool mm_cu_download_rows(float *out, const __nv_bfloat16 *from, size_t n, cudaStream_t s, mm_err *err);
+
 /* Random bits; bytes % 4 == 0. */
 bool mm_cu_random_bits(void *p, size_t bytes, mm_err *err);
 /* Bytes read plus written a second by a device-to-device copy, measured now (copy_rate.cu). */

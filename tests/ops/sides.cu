@@ -402,9 +402,9 @@ static mm_ops paired_ops() {
     mm_ops_cuda.gated_norm(p->gpu, on_gpu(y), on_gpu(x), on_gpu(gate), w, eps);
     mm_ops_cpu.gated_norm(p->cpu, on_cpu(y), on_cpu(x), on_cpu(gate), w, eps), compare(GATED_NORM, p, y);
   };
-  o.route = [](mm_backend *b, mm_act x, const mm_packed *router, const mm_packed *bias) {
+  o.route = [](mm_backend *b, uint32_t layer, mm_act x, const mm_packed *router, const mm_packed *bias) {
     pair_backend *p = pair_of(b);
-    mm_ops_cuda.route(p->gpu, on_gpu(x), router, bias);
+    mm_ops_cuda.route(p->gpu, layer, on_gpu(x), router, bias);
     p->router = &p->routers.try_emplace(router, router, bias, p->c.model->router == MM_ROUTER_SIGMOID_BIAS).first->second;
   };
   o.experts = [](mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, const mm_packed *w2) {
@@ -430,7 +430,7 @@ static mm_ops paired_ops() {
     compare(LOGITS, p->logits.data(), out, p->batch->out_count, p->c.weights->vocab_rows);
     return true;
   };
-  o.choose = nullptr, o.collect = nullptr, o.copy_rate = nullptr;
+  o.choose = nullptr, o.collect = nullptr, o.copy = nullptr, o.read = nullptr, o.expert_load = nullptr, o.copy_rate = nullptr;
   return o;
 }
 const mm_ops kPairedOps = paired_ops();

@@ -100,8 +100,10 @@ static void check_padding(uint32_t tokens, uint32_t experts, uint32_t top_k) {
   std::vector<int32_t> s(tokens);
   for (uint32_t t = 0; t < tokens; t++) s[t] = t % 3 == 1 ? -1 : (int32_t)t;
   w.put(random_float((size_t)experts * hidden, 0, 0.1)), x.put(random_bf16((size_t)tokens * hidden)), slot.put(s);
+  buffer<unsigned long long> load;
+  load.put(std::vector<unsigned long long>(experts, 5));
   mm_cu_route r = to.r;
-  r.slot = slot.p;
+  r.slot = slot.p, r.load = load.p;
   buffer<__nv_bfloat16> piece((size_t)3 * experts * hidden);
   buffer<float> product((size_t)tokens * 3 * experts);
   CUDA_OK(mm_cu_split(piece.p, w.p, (size_t)experts * hidden, 0));
@@ -132,7 +134,9 @@ static void check_padding(uint32_t tokens, uint32_t experts, uint32_t top_k) {
     for (uint32_t i = 0; i < n; i++) ok &= s[order[i] / top_k] >= 0;
     ok &= n == std::accumulate(want.begin(), want.end(), 0u);
   }
-  report_true("router with padding rows, T=" + std::to_string(tokens), ok);
+  const auto counted = load.get();
+  for (uint32_t e = 0; e < experts; e++) ok &= counted[e] == 5 + want[e];
+  report_true("router with padding rows, load counted, T=" + std::to_string(tokens), ok);
 }
 
 void test_choice() {

@@ -38,14 +38,14 @@ static bool recorded_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
   g_routed.clear(), g_rows = batch->tokens;
   return base->begin(b, batch, err);
 }
-static void cpu_route(mm_backend *b, mm_act x, const mm_packed *router, const mm_packed *bias) {
+static void cpu_route(mm_backend *b, uint32_t layer, mm_act x, const mm_packed *router, const mm_packed *bias) {
   const float *from = static_cast<const float *>(x.data);
   g_routed.emplace_back(from, from + (size_t)g_rows * x.width);
-  mm_ops_cpu.route(b, x, router, bias);
+  mm_ops_cpu.route(b, layer, x, router, bias);
 }
-static void paired_route(mm_backend *b, mm_act x, const mm_packed *router, const mm_packed *bias) {
+static void paired_route(mm_backend *b, uint32_t layer, mm_act x, const mm_packed *router, const mm_packed *bias) {
   g_routed.push_back(paired_rows(x, g_rows));
-  kPairedOps.route(b, x, router, bias);
+  kPairedOps.route(b, layer, x, router, bias);
 }
 
 enum inputs { KEPT, ROUNDED };
@@ -285,9 +285,11 @@ static std::vector<int32_t> held_out(const std::string &name) {
   return ids;
 }
 
-static side open_side(const mm_shards *shards, const mm_ops *ops, uint32_t slots, inputs in, bool records, bool kv_fp8 = false) {
+static side open_side(const mm_shards *shards, const mm_ops *ops, uint32_t slots, inputs in, bool records, bool kv_fp8 = false,
+                      const std::vector<uint32_t> &taps = {}) {
   mm_err err = {};
   mm_engine_config c = {};
+  c.tap = taps.data(), c.taps = (uint32_t)taps.size();
   c.ops = ops, c.limits = {slots * ROWS, slots, 512}, c.threads = 8, c.eager = records, c.kv_fp8 = kv_fp8, c.act_quant = in == ROUNDED;
   const mm_model *m = &shards->pack.model;
   side s = {mm_engine_open(shards, &c, &err), m->vocab, m->hidden, m->layers, records};
@@ -462,6 +464,52 @@ static void check_queue(const mm_shards *shards, const std::string &name, const 
   mm_engine_close(s.engine);
 }
 
+/* Hidden states and the load of experts: beside the CPU's, the median row; of replayed steps as of launched ones; by sums. */
+static void check_taps(const mm_shards *shards, const std::string &name, const std::vector<std::vector<int32_t>> &seq, inputs in) {
+  const mm_model *m = &shards->pack.model;
+  const std::vector<uint32_t> taps = {m->layers - 1, 0, m->layers / 2};
+  const std::vector<std::vector<int32_t>> three(seq.begin(), seq.begin() + 3);
+  const uint32_t steps = 12, rows = 3 * (32 + steps);
+  mm_err err = {};
+  std::vector<std::vector<float>> hidden[3]; /* of each side, each step and tap */
+  std::vector<uint64_t> load[3];
+  for (int i = 0; i < 3; i++) {
+    const side s = open_side(shards, i == 0 ? &mm_ops_cpu : &mm_ops_cuda, 3, in, i == 1, false, taps);
+    side plain = s;
+    plain.records = false;
+    for (uint32_t t = 0; t <= steps; t++) {
+      feed(plain, three, t == 0 ? 0 : 31 + t, t == 0 ? 32 : 1);
+      for (uint32_t tap = 0; tap < taps.size(); tap++) {
+        hidden[i].emplace_back((size_t)3 * (t == 0 ? 32 : 1) * m->hidden);
+        must(mm_engine_hidden(s.engine, tap, hidden[i].back().data(), &err), err);
+      }
+    }
+    load[i].resize((size_t)m->layers * m->experts);
+    must(mm_engine_expert_load(s.engine, load[i].data(), &err), err);
+    mm_engine_close(s.engine);
+  }
+  report_true(name + ": hidden states and loads of replayed steps = of launched ones, bit for bit",
+              hidden[1] == hidden[2] && load[1] == load[2]);
+  std::vector<double> errors;
+  for (size_t step = 0; step < hidden[0].size(); step++) {
+    for (size_t at = 0; at < hidden[0][step].size(); at += m->hidden) {
+      const float *a = &hidden[0][step][at], *b = &hidden[1][step][at];
+      errors.push_back(relative_error({a, a + m->hidden}, {b, b + m->hidden}));
+    }
+  }
+  report(name + ": hidden states of three layers, median row", median(errors), in == KEPT ? 1e-2 : 3e-2);
+  bool sums = true;
+  double moved = 0, all = 0;
+  for (uint32_t l = 0; l < m->layers; l++) {
+    uint64_t sum = 0;
+    for (size_t e = (size_t)l * m->experts; e < (size_t)(l + 1) * m->experts; e++)
+      sum += load[1][e], moved += fabs((double)load[1][e] - (double)load[0][e]);
+    sums &= sum == (uint64_t)rows * m->top_k, all += (double)sum;
+  }
+  report_true(name + ": every row's choices count as load, in each layer", sums);
+  report(name + ": load of experts beside the CPU's, share that differs", moved / all, in == KEPT ? 0.05 : 0.3);
+}
+
 /* An e4m3 cache: three bits of mantissa in every key and value, at most 2^-4 off, about 2.5 % of a head's size. */
 static void check_fp8_cache(const mm_shards *shards, const std::string &name, const std::vector<std::vector<int32_t>> &seq) {
   const side wide = open_side(shards, &mm_ops_cuda, 8, KEPT, false), narrow = open_side(shards, &mm_ops_cuda, 8, KEPT, false, true);
@@ -505,6 +553,7 @@ static void check_model(const std::string &dir, const std::string &name) {
     check_chunks(&shards, what, seq, in);
     check_buckets(&shards, what, seq, in);
     check_queue(&shards, what, seq, in);
+    check_taps(&shards, what, seq, in);
   }
   check_fp8_cache(&shards, name, seq);
   mm_shards_close(&shards);

@@ -221,7 +221,8 @@ static inline void ref_route(const mm_model *m, const float *bias, const double 
   for (uint32_t i = 0; i < m->top_k; i++) weight[i] /= sum;
 }
 
-static inline void ref_moe(const mm_model *m, const ref_layer *w, double *y, const double *x) {
+/* load[E]: how many tokens took each expert so far. */
+static inline void ref_moe(const mm_model *m, const ref_layer *w, double *y, const double *x, uint64_t *load) {
   size_t H = m->hidden, I = m->intermediate;
   double z[64] = {0}, weight[64] = {0}, gate[64] = {0}, up[64] = {0}, down[64] = {0};
   uint32_t pick[64] = {0};
@@ -229,6 +230,7 @@ static inline void ref_moe(const mm_model *m, const ref_layer *w, double *y, con
   ref_route(m, w->bias, z, pick, weight);
   for (size_t i = 0; i < H; i++) y[i] = 0;
   for (uint32_t j = 0; j < m->top_k; j++) {
+    load[pick[j]]++;
     ref_matvec(gate, x, w->w1 + pick[j] * I * H, I, H);
     ref_matvec(up, x, w->w3 + pick[j] * I * H, I, H);
     for (size_t i = 0; i < I; i++) gate[i] *= ref_sigmoid(gate[i]) * up[i];
@@ -241,6 +243,8 @@ static inline void ref_moe(const mm_model *m, const ref_layer *w, double *y, con
 typedef struct ref_state {
   uint32_t pos;
   double *S[REF_LAYERS], *k[REF_LAYERS], *v[REF_LAYERS];
+  double hidden[REF_LAYERS][64]; /* of the last step: what each layer gave the next */
+  uint64_t load[REF_LAYERS][64]; /* of all steps */
 } ref_state;
 
 static inline ref_state ref_start(const mm_model *m, uint32_t positions) {
@@ -285,8 +289,8 @@ static inline void ref_step(const ref_model *r, ref_state *s, int32_t id, double
     for (size_t i = 0; i < H; i++) x[i] = d.alpha * res[i] + d.beta * a[i];
     ref_rms(n, x, w->post_norm, H, m->norm_eps);
     memcpy(res, m->postnorm ? n : x, sizeof res);
-    ref_moe(m, w, a, n);
-    for (size_t i = 0; i < H; i++) x[i] = m->deepnorm_mlp.alpha * res[i] + m->deepnorm_mlp.beta * a[i];
+    ref_moe(m, w, a, n, s->load[l]);
+    for (size_t i = 0; i < H; i++) s->hidden[l][i] = x[i] = m->deepnorm_mlp.alpha * res[i] + m->deepnorm_mlp.beta * a[i];
   }
   ref_rms(n, x, r->norm, H, m->norm_eps);
   ref_matvec(logits, n, r->head, m->vocab, H);

@@ -71,6 +71,78 @@ static void check_rows(const running *r, uint32_t row, uint32_t count, const dou
   }
 }
 
+/* Hidden states of layers in any order, and the load of experts, beside the reference's: in one step of two sequences and padding, and
+ * token by token; every rank count. */
+static void check_taps(mm_model m, uint32_t tp) {
+  static const uint32_t tap[] = {2, 0, 1};
+  enum { TAPS = 3, ROWS = 7 };
+  running r = {.ref = ref_build(m)};
+  mm_err err = {0};
+  const uint32_t H = m.hidden;
+  r.shards = ref_cut(&r.ref, tp);
+  mm_engine_config c = {.ops = &mm_ops_cpu, .limits = limits, .threads = 1, .tap = tap, .taps = TAPS};
+  if (!(r.engine = mm_engine_open(&r.shards->s, &c, &err))) fail_msg("%s", err.text);
+  r.logits = malloc(LENGTH * m.vocab * sizeof(float));
+  float *hidden = malloc((size_t)LENGTH * H * sizeof *hidden);
+  double *logits = malloc(m.vocab * sizeof *logits), (*want)[TAPS][64] = malloc(2 * ROWS * sizeof *want);
+  uint64_t load[REF_LAYERS * 64] = {0}, expected[REF_LAYERS * 64] = {0};
+  for (uint32_t s = 0; s < 2; s++) {
+    ref_state state = ref_start(&m, ROWS);
+    for (uint32_t t = 0; t < ROWS; t++) {
+      ref_step(&r.ref, &state, id_at(s, t), logits);
+      for (uint32_t i = 0; i < TAPS; i++) memcpy(want[s * ROWS + t][i], state.hidden[tap[i]], sizeof want[0][0]);
+    }
+    for (uint32_t l = 0; l < m.layers; l++)
+      for (uint32_t e = 0; e < m.experts; e++) expected[l * m.experts + e] += state.load[l][e];
+    ref_stop(&state);
+  }
+  assert_true(step(&r, (mm_span[]){{0, 0, ROWS, 0}, {-1, ROWS, 3, 0}, {1, ROWS + 3, ROWS, 0}}, 3, &err));
+  for (uint32_t i = 0; i < TAPS; i++) {
+    assert_true(mm_engine_hidden(r.engine, i, hidden, &err));
+    for (uint32_t row = 0; row < 2 * ROWS; row++)
+      for (uint32_t j = 0; j < H; j++) {
+        double found = hidden[(row < ROWS ? row : row + 3) * H + j];
+        if (!(fabs(found - want[row][i][j]) <= 2e-4))
+          fail_msg("layer %u, row %u: found %.8g, expected %.8g", tap[i], row, found, want[row][i][j]);
+      }
+  }
+  assert_true(mm_engine_expert_load(r.engine, load, &err));
+  for (uint32_t i = 0; i < m.layers * m.experts; i++) assert_int_equal(load[i], expected[i]); /* padding takes none */
+  for (uint32_t t = 0; t < ROWS; t++) {
+    assert_true(step(&r, (mm_span[]){{0, 0, 1, t}, {1, 1, 1, t}}, 2, &err));
+    assert_true(mm_engine_hidden(r.engine, 1, hidden, &err));
+    for (uint32_t row = 0; row < 2; row++)
+      for (uint32_t j = 0; j < H; j++) assert_true(fabs(hidden[row * H + j] - want[row * ROWS + t][1][j]) <= 2e-4);
+  }
+  assert_true(mm_engine_expert_load(r.engine, load, &err));
+  for (uint32_t i = 0; i < m.layers * m.experts; i++) assert_int_equal(load[i], 2 * expected[i]);
+  assert_false(mm_engine_hidden(r.engine, TAPS, hidden, &err));
+  assert_string_equal(err.code, "E_BATCH");
+  free(want);
+  free(logits);
+  free(hidden);
+  stop(&r);
+}
+
+static void test_taps(void **state) {
+  (void)state;
+  for (uint32_t tp = 1; tp <= 2; tp++) {
+    check_taps(ref_dims(MM_FAMILY_M2, false), tp);
+    check_taps(ref_dims(MM_FAMILY_M1, false), tp);
+    check_taps(ref_dims(MM_FAMILY_M1, true), tp);
+  }
+  running r;
+  start(&r, ref_dims(MM_FAMILY_M2, false), 1, &mm_ops_cpu);
+  static const uint32_t none[] = {3}, many[MM_TAPS + 1];
+  for (uint32_t i = 0; i < 2; i++) {
+    mm_err err = {0};
+    mm_engine_config c = {.ops = &mm_ops_cpu, .limits = limits, .threads = 1, .tap = i ? many : none, .taps = i ? MM_TAPS + 1 : 1};
+    assert_null(mm_engine_open(&r.shards->s, &c, &err));
+    assert_string_equal(err.code, "E_LIMITS");
+  }
+  stop(&r);
+}
+
 /* Two sequences: at once, in chunks, token by token, side by side with padding, and again in used slots. */
 static void feed_every_way(running *r) {
   uint32_t V = r->ref.m.vocab;
@@ -448,9 +520,9 @@ static void sums(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(models),       cmocka_unit_test(odd_head_count), cmocka_unit_test(outputs),        cmocka_unit_test(refusals),
-      cmocka_unit_test(queue),        cmocka_unit_test(queue_draws),    cmocka_unit_test(queue_refusals), cmocka_unit_test(bad_limits),
-      cmocka_unit_test(failing_rank), cmocka_unit_test(failing_opens),  cmocka_unit_test(sums),
+      cmocka_unit_test(test_taps),  cmocka_unit_test(models),       cmocka_unit_test(odd_head_count), cmocka_unit_test(outputs),
+      cmocka_unit_test(refusals),   cmocka_unit_test(queue),        cmocka_unit_test(queue_draws),    cmocka_unit_test(queue_refusals),
+      cmocka_unit_test(bad_limits), cmocka_unit_test(failing_rank), cmocka_unit_test(failing_opens),  cmocka_unit_test(sums),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -81,7 +81,7 @@ static void *run(void *arg) {
     mm_ops_cpu.linear(b, y, x, c->w);
     return NULL;
   }
-  mm_ops_cpu.route(b, x, &l->router, &l->router_bias);
+  mm_ops_cpu.route(b, 0, x, &l->router, &l->router_bias);
   mm_ops_cpu.experts(b, y, x, &l->w13, &l->w2);
   return NULL;
 }

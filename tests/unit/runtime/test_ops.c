@@ -480,7 +480,7 @@ static void call_moe(ranks *r, uint32_t i, void *ctx) {
   (void)ctx;
   const mm_layer_weights *w = &r->w[i].layer[1];
   mm_act x = view(r->x[i], r->ref.m.hidden);
-  mm_ops_cpu.route(r->b[i], x, &w->router, w->router_bias.scheme ? &w->router_bias : NULL);
+  mm_ops_cpu.route(r->b[i], 0, x, &w->router, w->router_bias.scheme ? &w->router_bias : NULL);
   mm_ops_cpu.experts(r->b[i], view(r->y[i], r->ref.m.hidden), x, &w->w13, &w->w2);
 }
 
@@ -502,7 +502,7 @@ static void experts(void **state) {
     for (uint32_t t = 0; t < T; t++) {
       double x[64] = {0}, y[64] = {0};
       for (uint32_t i = 0; i < H; i++) x[i] = row(r.x[0], H, t)[i];
-      ref_moe(&r.ref.m, &r.ref.layer[1], y, x);
+      ref_moe(&r.ref.m, &r.ref.layer[1], y, x, (uint64_t[64]){0});
       for (uint32_t i = 0; i < H; i++) {
         double sum = 0;
         for (uint32_t k = 0; k < r.tp; k++) sum += row(r.y[k], H, t)[i];
@@ -516,7 +516,7 @@ static void experts(void **state) {
 static void call_router(ranks *r, uint32_t i, void *ctx) {
   const routing *w = ctx;
   mm_act x = view(r->x[i], r->ref.m.hidden);
-  mm_ops_cpu.route(r->b[i], x, &w->router, w->bias.scheme ? &w->bias : NULL);
+  mm_ops_cpu.route(r->b[i], 0, x, &w->router, w->bias.scheme ? &w->bias : NULL);
   mm_ops_cpu.experts(r->b[i], view(r->y[i], r->ref.m.hidden), x, &w->w13, &w->w2);
 }
 
