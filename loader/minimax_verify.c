@@ -59,7 +59,7 @@ static bool good_enough(const mm_verify_args *a, const mm_error_report *r, mm_er
 static bool against_source(const mm_verify_args *a, const mm_shards *s, mm_err *err) {
   mm_hf hf = {0};
   mm_plan plan = {0};
-  mm_hf_options ho = {.allow_outside_links = true, .allow_nonfinite = true};
+  mm_hf_options ho = {.allow_outside_links = true, .allow_nonfinite = true, .one_thread = a->threads == 1};
   mm_plan_options po = {.quant = s->pack.quant,
                         .made = true,
                         .tp = s->pack.tp,

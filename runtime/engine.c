@@ -61,7 +61,8 @@ struct mm_engine {
   const mm_batch *batch;
   float *logits;
   int32_t *id;   /* where choices are collected */
-  uint32_t rows; /* of the last step that was done */
+  bool stepped;  /* the last step was done, */
+  uint32_t rows; /* of so many rows */
   uint32_t tap;  /* whose rows are wanted */
   float *hidden;
   uint64_t *load;
@@ -303,9 +304,9 @@ static bool run_step(mm_engine *e, const mm_batch *batch, float *logits, mm_err 
   const mm_pack *pack = &e->shards->pack;
   e->batch = batch;
   e->logits = logits;
-  e->rows = 0;
-  if (!run_task(e, STEP, err)) return false;
+  e->stepped = run_task(e, STEP, err);
   e->rows = batch->tokens;
+  if (!e->stepped) return false;
   for (size_t i = 0; logits && i < batch->out_count; i++)
     for (size_t j = 0; j < pack->dead_rows; j++) logits[i * e->model->vocab + pack->dead_row[j]] = -INFINITY;
   return true;
@@ -374,6 +375,7 @@ bool mm_engine_collect(mm_engine *e, int32_t *id, mm_err *err) {
   }
   e->id = id;
   if (run_task(e, COLLECT, err)) return true;
+  e->stepped = false;
   e->collected = e->queued;
   for (uint32_t i = 0; i < e->config.limits.slots; i++) e->slot[i] = (slot_state){.last_batch = e->slot[i].last_batch};
   return false;
@@ -381,6 +383,7 @@ bool mm_engine_collect(mm_engine *e, int32_t *id, mm_err *err) {
 
 bool mm_engine_hidden(mm_engine *e, uint32_t i, float *out, mm_err *err) {
   if (i >= e->config.taps) return refuse(err, "hidden states after batch", e->batches, i, "a tap less than", e->config.taps);
+  if (!e->stepped) return refuse(err, "hidden states after batch", e->batches, 0, "steps done, at least", 1);
   if (e->queued > e->collected)
     return refuse(err, "hidden states after batch", e->batches, (int64_t)(e->queued - e->collected), "all collected but", 0);
   e->tap = i;

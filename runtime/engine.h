@@ -56,9 +56,9 @@ bool mm_engine_queue(mm_engine *e, const mm_batch *batch, mm_err *err);
  * and no slot holds anything. */
 bool mm_engine_collect(mm_engine *e, int32_t *id, mm_err *err);
 
-/* Hidden states, for heads that draft tokens: out[T, H], of all rows of the last step, what layer config.tap[i] gave the next one (before
- * the norm; Hugging Face's hidden_states[layer + 1]). Refuses (MM_USAGE E_BATCH) an i that is not tapped, and before the last step was
- * collected. */
+/* Hidden states, for heads that draft tokens: out[T, H], of all rows of the last step, what layer config.tap[i] gives the next one, before
+ * that one's norm. Hugging Face's hidden_states[layer + 1], but for the last layer, whose entry there comes after the final norm. Refuses
+ * (MM_USAGE E_BATCH) an i that is not tapped, a last step that failed or is not collected, and where there was none. */
 bool mm_engine_hidden(mm_engine *e, uint32_t i, float *out, mm_err *err);
 /* load[layers, experts]: how many rows each expert was chosen for since open; of queued steps that were collected at least. */
 bool mm_engine_expert_load(mm_engine *e, uint64_t *load, mm_err *err);

@@ -96,6 +96,9 @@ static void check_taps(mm_model m, uint32_t tp) {
       for (uint32_t e = 0; e < m.experts; e++) expected[l * m.experts + e] += state.load[l][e];
     ref_stop(&state);
   }
+  assert_false(mm_engine_hidden(r.engine, 0, hidden, &err)); /* no step yet */
+  assert_string_equal(err.code, "E_BATCH");
+  err.status = MM_OK;
   assert_true(step(&r, (mm_span[]){{0, 0, ROWS, 0}, {-1, ROWS, 3, 0}, {1, ROWS + 3, ROWS, 0}}, 3, &err));
   for (uint32_t i = 0; i < TAPS; i++) {
     assert_true(mm_engine_hidden(r.engine, i, hidden, &err));
@@ -118,6 +121,14 @@ static void check_taps(mm_model m, uint32_t tp) {
   for (uint32_t i = 0; i < m.layers * m.experts; i++) assert_int_equal(load[i], 2 * expected[i]);
   assert_false(mm_engine_hidden(r.engine, TAPS, hidden, &err));
   assert_string_equal(err.code, "E_BATCH");
+  err.status = MM_OK;
+  const mm_sampling greedy = {0, 1, 0, 0};
+  const mm_batch queued = {1, (int32_t[]){3}, 1, &(mm_span){0, 0, 1, 0}, 1, (uint32_t[]){0}, &greedy};
+  int32_t chosen;
+  assert_true(mm_engine_queue(r.engine, &queued, &err));
+  assert_false(mm_engine_hidden(r.engine, 0, hidden, &err)); /* not collected */
+  err.status = MM_OK;
+  assert_true(mm_engine_collect(r.engine, &chosen, &err) && mm_engine_hidden(r.engine, 0, hidden, &err));
   free(want);
   free(logits);
   free(hidden);
@@ -461,6 +472,32 @@ static void failing_rank(void **state) {
     }
 }
 
+/* No hidden states of a step that failed. */
+static void failing_taps(void **state) {
+  (void)state;
+  static const uint32_t tap[] = {1};
+  mm_ops ops = mm_ops_cpu;
+  ops.begin = failing_begin;
+  begins = ends = 0;
+  fail_begin = 2;
+  fail_end = 0;
+  running r = {.ref = ref_build(ref_dims(MM_FAMILY_M2, false))};
+  mm_err err = {0};
+  float hidden[LENGTH * 64], logits[LENGTH * 64];
+  r.shards = ref_cut(&r.ref, 1), r.logits = logits;
+  mm_engine_config c = {.ops = &ops, .limits = limits, .threads = 1, .tap = tap, .taps = 1};
+  if (!(r.engine = mm_engine_open(&r.shards->s, &c, &err))) fail_msg("%s", err.text);
+  assert_true(step(&r, &(mm_span){0, 0, 3, 0}, 1, &err) && mm_engine_hidden(r.engine, 0, hidden, &err));
+  assert_false(step(&r, &(mm_span){0, 0, 3, 3}, 1, &err));
+  err = (mm_err){0};
+  assert_false(mm_engine_hidden(r.engine, 0, hidden, &err));
+  assert_string_equal(err.code, "E_BATCH");
+  err = (mm_err){0};
+  assert_true(step(&r, &(mm_span){0, 0, 3, 0}, 1, &err) && mm_engine_hidden(r.engine, 0, hidden, &err));
+  r.logits = NULL;
+  stop(&r);
+}
+
 static void failing_opens(void **state) {
   (void)state;
   mm_ops ops = mm_ops_cpu;
@@ -522,7 +559,8 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_taps),  cmocka_unit_test(models),       cmocka_unit_test(odd_head_count), cmocka_unit_test(outputs),
       cmocka_unit_test(refusals),   cmocka_unit_test(queue),        cmocka_unit_test(queue_draws),    cmocka_unit_test(queue_refusals),
-      cmocka_unit_test(bad_limits), cmocka_unit_test(failing_rank), cmocka_unit_test(failing_opens),  cmocka_unit_test(sums),
+      cmocka_unit_test(bad_limits), cmocka_unit_test(failing_rank), cmocka_unit_test(failing_taps),   cmocka_unit_test(failing_opens),
+      cmocka_unit_test(sums),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
