@@ -63,7 +63,7 @@ typedef struct mm_hf_options {
   bool allow_outside_links; /* follow symlinks out of the checkpoint and its Hub cache */
   bool names_only;          /* for planning when only config.json and the index are there */
   bool allow_nonfinite;     /* read weights that are NaN or infinite as 0 */
-  bool one_thread;          /* read headers with one thread, not two */
+  bool one_thread;          /* read headers with this thread alone */
   bool for_plan;            /* a config that mm_plan_build would refuse is refused before any header is read */
 } mm_hf_options;
 

@@ -64,7 +64,7 @@ struct mm_engine {
   bool stepped;  /* the last step was done, */
   uint32_t rows; /* of so many rows */
   uint32_t tap;  /* whose rows are wanted */
-  float *hidden;
+  float *hidden; /* where they go */
   uint64_t *load;
 
   uint32_t started; /* threads */
@@ -385,7 +385,7 @@ bool mm_engine_hidden(mm_engine *e, uint32_t i, float *out, mm_err *err) {
   if (i >= e->config.taps) return refuse(err, "hidden states after batch", e->batches, i, "a tap less than", e->config.taps);
   if (!e->stepped) return refuse(err, "hidden states after batch", e->batches, 0, "steps done, at least", 1);
   if (e->queued > e->collected)
-    return refuse(err, "hidden states after batch", e->batches, (int64_t)(e->queued - e->collected), "all collected but", 0);
+    return refuse(err, "hidden states after batch", e->batches, (int64_t)(e->queued - e->collected), "batches left to collect, at most", 0);
   e->tap = i;
   e->hidden = out;
   return run_task(e, HIDDEN, err);
