@@ -220,8 +220,8 @@ fuzzers: $(FUZZ_SRC:%.c=$(BUILD)/%)
 GPU = $(BUILD)/tests/ops/gpu
 $(GPU): $(patsubst %,$(BUILD)/%.o,$(wildcard tests/ops/*.cu)) $(LIBS_all)
 	$(link) -o $@
-gpu: $(if $(filter 1,$(CUDA)),$(GPU)) ## CUDA tests, on a machine with a GPU
-	$(Q)$(if $(filter 1,$(CUDA)),$(GPU),echo "make gpu: needs CUDA=1" >&2; exit 2)
+gpu: $(if $(filter 1,$(CUDA)),$(GPU) $(PROGRAMS)) ## every CUDA test, on a machine with a GPU (scripts/gpu.sh runs them from a prebuilt folder)
+	$(Q)$(if $(filter 1,$(CUDA)),scripts/gpu.sh $(BUILD),echo "make gpu: needs CUDA=1" >&2; exit 2)
 
 # ---- the tree
 

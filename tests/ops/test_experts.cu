@@ -112,6 +112,8 @@ static void check_experts(const expert_case &c, uint32_t tokens, uint32_t expert
   buffer<__nv_bfloat16> dx;
   dbias.put(bias), dx.put(x);
   route_buffers rb(experts, top_k, tokens, sigmoid, sigmoid ? dbias.p : nullptr);
+  buffer<unsigned long long> load;
+  load.put(std::vector<unsigned long long>(experts, 3)), rb.r.load = load.p;
   for (int i = 0; i < 2; i++) CUDA_OK(mm_cu_route_tokens(rw.d, rb.r, dx.p, tokens, 0)); /* twice: the ticket must come back to zero */
   auto want_route = reference_route(rw.w, bias, sigmoid, x, tokens, experts, hidden, top_k);
 
@@ -127,8 +129,10 @@ static void check_experts(const expert_case &c, uint32_t tokens, uint32_t expert
     report_true(std::string("experts ") + c.name + " T=1 again: the same bits",
                 !memcmp(out.data(), again.data(), out.size() * sizeof out[0]));
   }
-  auto id = rb.id.get();
-  auto weight = rb.weight.get();
+  const auto id = rb.id.get();
+  const auto weight = rb.weight.get();
+  auto loads = load.get();
+  for (uint32_t e : id) loads[e] -= 2; /* chosen twice: by the router, a single token by its experts */
   std::vector<double> w_want, w_got;
   bool same = true;
   for (size_t i = 0; i < id.size(); i++) {
@@ -140,6 +144,7 @@ static void check_experts(const expert_case &c, uint32_t tokens, uint32_t expert
            rw.d.wide ? ", f32" : "");
   report_true(what, same);
   report(std::string(what) + ", weights", relative_error(w_want, w_got), 1e-5);
+  report_true(std::string(what) + ", load", loads == std::vector<unsigned long long>(experts, 3));
   const uint32_t step = 1 + tokens / 24, checked = (tokens + step - 1) / step;
   std::vector<double> want((size_t)checked * hidden, 0.0), got;
   std::atomic<bool> coded(true);
