@@ -12,6 +12,7 @@
 #define WARMUP  0.25 /* seconds of steps before those that count: clocks rise from idle meanwhile */
 #define REPEATS 5    /* prefill steps that count, after one that does not */
 #define ROUNDS  4    /* over the layers, in a step of one op */
+#define COUNTED 8    /* decode steps whose experts are counted */
 
 #define SUBJECTS "kernels|layers|decode|prefill"
 #define SCHEMES  "bf16|block_fp8|channel_fp8|tensor_wise_fp8|w4a16|w4afp8|w4a8|nvfp4|mxfp4|mxfp8"
@@ -63,6 +64,7 @@ typedef struct bench {
   float *logits;         /* [vocab] */
   double *time;          /* [steps] */
   double copy_rate;      /* bytes read plus written a second */
+  double reached;        /* experts of a layer that a decode step's rows chose, on average */
 } bench;
 
 static double now(void) {
@@ -145,11 +147,6 @@ static double bytes_of(const mm_packed *w) {
 }
 static double parameters_of(const mm_packed *w) { return w->scheme ? (double)w->n * w->k : 0; }
 
-/* Experts that T tokens of uniform routing reach. */
-static double experts_reached(const mm_model *m, double tokens) {
-  return m->experts * (1 - pow(1 - (double)m->top_k / m->experts, tokens));
-}
-
 /* A lightning layer's states in and out, another's keys and values. */
 static double layer_cache_bytes(const bench *b, uint32_t l, uint32_t rows, double context) {
   const mm_model *m = &b->model;
@@ -164,7 +161,7 @@ static double decode_bytes(const bench *b, uint32_t rows, double context) {
   for (uint32_t l = 0; l < m->layers; l++) {
     const mm_layer_weights *y = &b->weights.layer[l];
     sum += bytes_of(&y->qkv) + bytes_of(&y->out) + bytes_of(&y->output_gate) + bytes_of(&y->router);
-    sum += experts_reached(m, rows) * (bytes_of(&y->w13) + bytes_of(&y->w2));
+    sum += b->reached * (bytes_of(&y->w13) + bytes_of(&y->w2));
     sum += layer_cache_bytes(b, l, rows, context);
   }
   return sum;
@@ -241,6 +238,28 @@ static bool fill_contexts(bench *b, uint32_t rows, mm_err *err) {
   return true;
 }
 
+/* b->reached, over COUNTED more such steps and the layers that choose in them. */
+static bool count_experts(bench *b, const op *o, const mm_batch *batch, mm_err *err) {
+  const size_t experts = b->model.experts, n = b->model.layers * experts;
+  uint64_t *load = mm_calloc(2 * n, sizeof *load, err), chosen = 0, layers = 0;
+  double at;
+  bool ok = load && b->forward.ops->expert_load(b->forward.backend, load, err);
+  for (size_t i = 0; ok && i < COUNTED; i++) {
+    const uint64_t *before = load + i % 2 * n, *after = load + (i + 1) % 2 * n;
+    for (uint32_t s = 0; s < batch->tokens; s++) b->id[s] = MM_ID_CHOSEN;
+    ok = queue_step(b, o, batch, err) && collect(b, &at, err) &&
+         b->forward.ops->expert_load(b->forward.backend, load + (i + 1) % 2 * n, err);
+    for (size_t l = 0; ok && l < b->model.layers; l++) {
+      uint64_t some = 0;
+      for (size_t e = l * experts; e < (l + 1) * experts; e++) some += after[e] > before[e];
+      chosen += some, layers += some > 0;
+    }
+  }
+  free(load);
+  b->reached = layers ? (double)chosen / (double)layers : 0;
+  return ok;
+}
+
 /* Greedy steps of `rows` sequences, each queued before the one before it is collected, all at the position behind the context; *step_s: the
  * median time from one to the next. */
 static bool decode(bench *b, const op *o, uint32_t rows, double *step_s, mm_err *err) {
@@ -259,7 +278,7 @@ static bool decode(bench *b, const op *o, uint32_t rows, double *step_s, mm_err 
     before = at;
   }
   *step_s = median(b->time, b->steps);
-  return collect(b, &at, err);
+  return collect(b, &at, err) && count_experts(b, o, &batch, err);
 }
 
 static bool prefill(bench *b, double *step_s, mm_err *err) {
@@ -326,7 +345,7 @@ static double route_bytes(const bench *b, uint32_t l, uint32_t rows) { return (v
 static double cache_bytes(const bench *b, uint32_t l, uint32_t rows) { return layer_cache_bytes(b, l, rows, b->c->context); }
 static double experts_bytes(const bench *b, uint32_t l, uint32_t rows) {
   const mm_layer_weights *w = &b->weights.layer[l];
-  return experts_reached(&b->model, rows) * (bytes_of(&w->w13) + bytes_of(&w->w2));
+  return (void)rows, b->reached * (bytes_of(&w->w13) + bytes_of(&w->w2));
 }
 static double no_bytes(const bench *b, uint32_t l, uint32_t rows) { return (void)b, (void)l, (void)rows, 0; }
 
@@ -362,10 +381,11 @@ static bool measure_ops(bench *b, uint32_t rows, mm_err *err) {
     const op *o = &ops_of_a_layer[i];
     double bytes = 0;
     uint32_t layers = 0;
-    for (uint32_t l = 0; l < b->model.layers; l++)
-      if (o->in(b, l)) bytes += o->bytes(b, l, rows), layers++;
+    for (uint32_t l = 0; l < b->model.layers; l++) layers += o->in(b, l);
     if (layers == 0) continue;
     if (!time_op(b, o, rows, &step, err)) return false;
+    for (uint32_t l = 0; l < b->model.layers; l++)
+      if (o->in(b, l)) bytes += o->bytes(b, l, rows);
     const double one = (step - empty) / (ROUNDS * layers), moved = bytes / layers;
     printf("%s %s/%s B=%u %s: %.2f us", c->model, c->quant, c->experts, rows, o->name, one * 1e6);
     if (moved > 0) printf(", %.1f MB, %.2f of copy", moved * 1e-6, moved / one / b->copy_rate);
@@ -381,8 +401,9 @@ static bool measure_layers(bench *b, uint32_t rows, mm_err *err) {
   double s;
   if (!fill_contexts(b, rows, err) || !decode(b, NULL, rows, &s, err)) return false;
   const double bytes = decode_bytes(b, rows, c->context + 1), floor_s = bytes / b->copy_rate;
-  printf("%s x %u %s/%s, decode B=%u context %u%s: %.1f us, %.1f tokens/s, %.3f GB, floor %.1f us, %.2f x floor\n", c->model, c->layers,
-         c->quant, c->experts, rows, c->context, b->kv_fp8 ? " fp8" : "", s * 1e6, rows / s, bytes * 1e-9, floor_s * 1e6, s / floor_s);
+  printf("%s x %u %s/%s, decode B=%u context %u%s: %.1f us, %.1f tokens/s, %.1f experts a layer, %.3f GB, floor %.1f us, %.2f x floor\n",
+         c->model, c->layers, c->quant, c->experts, rows, c->context, b->kv_fp8 ? " fp8" : "", s * 1e6, rows / s, b->reached, bytes * 1e-9,
+         floor_s * 1e6, s / floor_s);
   return true;
 }
 

@@ -226,7 +226,7 @@ bool open_experts(mm_backend *b, mm_err *err) {
               y->array<uint32_t>(pairs, err)};
   b->route_product = y->array<float>(tokens > MM_CU_SKINNY ? tokens * 3 * m->experts : 1, err);
   b->middle = y->array<bf16>(mm_max(slots * MM_CU_SKINNY, pairs) * inter, err);
-  b->pair_out = y->array<float>(tokens > MM_CU_SKINNY ? pairs * m->hidden : 1, err);
+  b->pair_out = y->array<float>(tokens > 1 ? pairs * m->hidden : 1, err);
   b->load = y->array<unsigned long long>((uint64_t)m->layers * m->experts, err);
   const uint32_t widest = (uint32_t)mm_max(m->hidden, b->heads.heads * b->heads.head_dim);
   return err->status == MM_OK && (!b->c.act_quant || b->inputs.open(y, (uint32_t)tokens, widest, err));
@@ -396,7 +396,7 @@ void fill_batch(mm_backend *b, const mm_batch *batch, const batch_arrays *h) {
 bool cuda_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
   b->err.status = MM_OK, b->put_off = {};
   b->inputs.coded = b->inputs.rounded = nullptr;
-  plan_step(b, batch);
+  plan_step(b, batch), b->inputs.decode = b->decode;
   if (!grow_logits(b, b->outs, err)) return false;
   b->step = &b->memory_of_step[b->steps++ % kSteps];
   if (!mm_cu_check(cudaEventSynchronize(b->step->done), "earlier step", err)) return false;

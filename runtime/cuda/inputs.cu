@@ -1,6 +1,9 @@
 /* Which kernels a product takes (inputs.h). */
 #include "runtime/cuda/inputs.h"
 
+/* The experts of fewer tokens leave the tiles of mm_cu_experts_fp8 no full round. */
+constexpr uint32_t kLeastTokens = 4;
+
 bool mm_cu_rounded::open(mm_cu_memory *memory, uint32_t tokens, uint32_t widest, mm_err *err) {
   const uint64_t pitch = mm_round_up(widest, MM_CU_GROUP);
   codes.code = memory->array<uint8_t>(tokens * pitch, err);
@@ -10,7 +13,7 @@ bool mm_cu_rounded::open(mm_cu_memory *memory, uint32_t tokens, uint32_t widest,
 }
 
 mm_cu_codes mm_cu_rounded::beside(const __nv_bfloat16 *x, uint32_t tokens, uint32_t k) {
-  if (!all_codes || tokens <= MM_CU_SKINNY || k % MM_CU_GROUP != 0) return {};
+  if (!all_codes || tokens == 1 || k % MM_CU_GROUP != 0) return {};
   codes.rows = codes.scale_pitch = tokens, codes.pitch = k, coded = x;
   return codes;
 }
@@ -34,9 +37,10 @@ cudaError_t mm_cu_rounded::round(const __nv_bfloat16 **x, const uint32_t *pick, 
 
 cudaError_t mm_cu_rounded::linear(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s) {
   wrote(a.y);
-  if (a.tokens > MM_CU_SKINNY && mm_cu_multiplies_codes(w)) {
+  if (a.tokens > 1 && mm_cu_multiplies_codes(w)) {
+    const bool few = a.tokens <= (decode ? MM_CU_FEW : MM_CU_SKINNY);
     const cudaError_t e = encode(a.x, a.rows, a.tokens, w.k, s);
-    return e != cudaSuccess ? e : mm_cu_gemm_fp8(w, {codes, a.y, a.y32}, s);
+    return e != cudaSuccess ? e : (few ? mm_cu_skinny_fp8 : mm_cu_gemm_fp8)(w, {codes, a.y, a.y32}, s);
   }
   mm_cu_linear given = a;
   const cudaError_t e = round(&given.x, a.rows, a.tokens, w, w.k, s);
@@ -47,7 +51,7 @@ cudaError_t mm_cu_rounded::linear(const mm_cu_weight &w, const mm_cu_linear &a, 
 cudaError_t mm_cu_rounded::experts(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a,
                                    cudaStream_t s) {
   wrote(a.y);
-  if (a.tokens > MM_CU_SKINNY && mm_cu_experts_multiply_codes(w13, w2)) {
+  if (a.tokens >= kLeastTokens && mm_cu_experts_multiply_codes(w13, w2)) {
     const cudaError_t e = encode(a.x, nullptr, a.tokens, w13.k, s);
     /* codes of middle and their scales take less than its bf16 would, bf16 of pair_out half of its f32 */
     const uint32_t pairs = a.tokens * r.top_k;

@@ -83,7 +83,7 @@ struct mm_cu_route {
   float *slot_weight;    /* [slots, 16] */
   /* T = 1, [MM_CU_MAX_TOP_K]: the slots for w2's kernel, weight << 32 | expert + 1, or ~0 where there is none; 0: not told yet */
   unsigned long long *told;
-  /* any T: pairs (token, choice) sorted by expert, then token */
+  /* T > 1: pairs (token, choice) sorted by expert, then token */
   uint32_t *offset;         /* [experts + 1] */
   uint32_t *pair;           /* [max_tokens · top_k] = token · top_k + choice */
   unsigned long long *load; /* [experts] rows that chose each, added to; or NULL */
@@ -100,7 +100,7 @@ struct mm_cu_router {
 cudaError_t mm_cu_split(__nv_bfloat16 *to, const float *w, size_t n, cudaStream_t s);
 /* r.logits of x[T, k], T > MM_CU_SKINNY: the first part of mm_cu_route_tokens. */
 cudaError_t mm_cu_route_logits(const mm_cu_router &m, const mm_cu_route &r, const __nv_bfloat16 *x, uint32_t tokens, cudaStream_t s);
-/* Fills r for x[T, k]: the slot lists for T ≤ MM_CU_SKINNY, the sorted pairs for more. Of a single token the logits alone, which
+/* Fills r for x[T, k]: the slot lists for T ≤ MM_CU_SKINNY, the sorted pairs for T > 1. Of a single token the logits alone, which
  * mm_cu_experts_skinny chooses from and then fills in the rest; and r.told as not told, so that it must come before those experts. */
 cudaError_t mm_cu_route_tokens(const mm_cu_router &m, const mm_cu_route &r, const __nv_bfloat16 *x, uint32_t tokens, cudaStream_t s);
 

@@ -2,7 +2,7 @@
  *
  * T ≤ 16: one launch. A block has a few experts and tokens, a thread eight columns of all of them; the experts' rows are loaded before
  * it waits for the tokens. A single token may bring its residual and norm along: each block makes the row for itself. And its choice is
- * left to the kernels that need it (route.cuh). Else the last block to finish chooses, one warp per token, and lists the experts in use.
+ * left to the kernels that need it (route.cuh). Else the last block to finish chooses, one warp per token, and makes the lists.
  * For more tokens logits (router_many.cu), choice and a counting sort are launches of their own. Ties go to the lower id. */
 #include "runtime/cuda/launch.h"
 #include "runtime/cuda/norm.cuh"
@@ -139,7 +139,7 @@ __device__ __forceinline__ void block_logits(const mm_cu_router &m, const mm_cu_
 __device__ void list_slots(const mm_cu_route &r, uint32_t tokens) {
   constexpr uint32_t kWords = MM_CU_MAX_EXPERTS / 32;
   __shared__ route_choice choice[kMaxSlots];
-  __shared__ uint32_t mask[MM_CU_MAX_EXPERTS], in_use[kWords];
+  __shared__ uint32_t mask[MM_CU_MAX_EXPERTS], first[MM_CU_MAX_EXPERTS], in_use[kWords];
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, pairs = tokens * r.top_k;
   for (uint32_t e = threadIdx.x; e < kWords * 32; e += blockDim.x) mask[e] = 0;
   __syncthreads();
@@ -164,10 +164,27 @@ __device__ void list_slots(const mm_cu_route &r, uint32_t tokens) {
     return slot;
   };
   if (threadIdx.x == 0) *r.used = slot_of(kWords * 32 - 1) + (in_use[kWords - 1] >> 31);
+  if (warp == blockDim.x / 32 - 1) { /* pairs of lower experts */
+    uint32_t below = 0;
+    for (uint32_t i = 0; i < kWords; i++) {
+      const uint32_t e = i * 32 + lane;
+      uint32_t end = __popc(mask[e]);
+#pragma unroll
+      for (int d = 1; d < 32; d <<= 1) {
+        const uint32_t left = __shfl_up_sync(0xffffffffu, end, d);
+        if (lane >= d) end += left;
+      }
+      end += below, first[e] = end - __popc(mask[e]), below = __shfl_sync(0xffffffffu, end, 31);
+      if (e < r.experts) r.offset[e] = first[e];
+    }
+    if (lane == 0) r.offset[r.experts] = below;
+  }
+  __syncthreads();
   for (uint32_t i = threadIdx.x; i < pairs; i += blockDim.x) {
     const route_choice c = choice[i];
     if (c.id >= r.experts) continue;
-    const uint32_t slot = slot_of(c.id);
+    const uint32_t slot = slot_of(c.id), before = mask[c.id] & ((1u << i / r.top_k) - 1);
+    r.pair[first[c.id] + __popc(before)] = i;
     r.slot_weight[slot * MM_CU_SKINNY + i / r.top_k] = c.weight;
     r.slot_expert[slot] = c.id, r.slot_tokens[slot] = mask[c.id]; /* the same from each of the expert's tokens */
   }

@@ -74,9 +74,26 @@ static void bench_skinny(const scheme &s, uint32_t n, uint32_t k, std::vector<ui
     snprintf(what, sizeof what, "linear %-9s %u x %u, %.1f MB, T=%u", s.name, n, k, w[0]->matrix_bytes * 1e-6, t);
     row(what, us, w[0]->matrix_bytes);
   }
+  for (auto &v : w) v->d.rounding.kind = MM_ACT_FP8_GROUP;
+  if (!mm_cu_multiplies_codes(w[0]->d)) return;
+  code_buffers codes(MM_CU_FEW, k);
+  buffer<__nv_bfloat16> wide((size_t)MM_CU_FEW * k), out((size_t)MM_CU_FEW * n);
+  fill_random_bf16(wide.p, wide.n, 8);
+  CUDA_OK(mm_cu_encode(codes.d, {wide.p, k, nullptr}, 0));
+  for (uint32_t t : {2u, 4u, 8u, 16u, 32u, 64u}) {
+    mm_cu_codes few = codes.d;
+    few.rows = t;
+    const double us = time_graph((int)w.size() * 4, [&](cudaStream_t st, int i) {
+      CUDA_OK(mm_cu_skinny_fp8(w[(size_t)i % w.size()]->d, {few, out.p, nullptr}, st));
+    });
+    char what[120];
+    snprintf(what, sizeof what, "linear rounded %u x %u, %.1f MB, T=%u", n, k, w[0]->matrix_bytes * 1e-6, t);
+    row(what, us, w[0]->matrix_bytes);
+  }
 }
 
-/* Every token's choices drawn alike from all experts, as a trained router's are: the sorted pairs. Returns the experts in use. */
+/* Every token's choices drawn alike from all experts, as a trained router's are: the sorted pairs, and the slots of few tokens. Returns the
+ * experts in use. */
 static uint32_t draw_pairs(route_buffers *b, uint32_t tokens) {
   const uint32_t experts = b->r.experts, top_k = b->r.top_k;
   std::vector<std::vector<uint32_t>> of(experts);
@@ -91,7 +108,18 @@ static uint32_t draw_pairs(route_buffers *b, uint32_t tokens) {
   for (const auto &pairs : of) offset.push_back((uint32_t)pair.size()), pair.insert(pair.end(), pairs.begin(), pairs.end());
   offset.push_back((uint32_t)pair.size());
   b->offset.put(offset), b->pair.put(pair), b->weight.put(std::vector<float>(pair.size(), 1.0f / (float)top_k));
-  return (uint32_t)std::count_if(of.begin(), of.end(), [](const auto &pairs) { return !pairs.empty(); });
+  std::vector<uint32_t> expert, mask;
+  for (uint32_t e = 0; e < experts; e++) {
+    if (of[e].empty()) continue;
+    expert.push_back(e), mask.push_back(0);
+    for (uint32_t p : of[e]) mask.back() |= tokens <= MM_CU_SKINNY ? 1u << p / top_k : 0;
+  }
+  const uint32_t used = (uint32_t)expert.size();
+  if (tokens > MM_CU_SKINNY) return used;
+  expert.resize(b->slot_expert.n), mask.resize(b->slot_tokens.n); /* the places that r names */
+  b->used.put({used}), b->slot_expert.put(expert), b->slot_tokens.put(mask);
+  b->slot_weight.put(std::vector<float>(b->slot_weight.n, 1.0f / (float)top_k));
+  return used;
 }
 
 static void experts_rate(const char *model, const scheme &s, uint32_t experts, uint32_t top_k, uint32_t hidden, uint32_t inter,
@@ -109,16 +137,16 @@ static void experts_rate(const char *model, const scheme &s, uint32_t experts, u
     double used = 0;
     for (int i = 0; i < kSets; i++) {
       routes.emplace_back(new route_buffers(experts, top_k, t, true, nullptr));
-      if (t > MM_CU_SKINNY) {
+      if (t > 1) {
         used += (double)draw_pairs(routes.back().get(), t) / kSets;
       } else {
         CUDA_OK(mm_cu_route_tokens(m, routes.back()->r, x.p + (size_t)i * t * hidden, t, 0));
-        used += (t == 1 ? top_k : routes.back()->used.get()[0]) / (double)kSets;
+        used += top_k / (double)kSets;
       }
     }
     const bool skinny = t <= MM_CU_SKINNY;
     buffer<__nv_bfloat16> middle((skinny ? (size_t)std::min(experts, MM_CU_SKINNY * top_k) * MM_CU_SKINNY : (size_t)t * top_k) * inter);
-    buffer<float> pair_out(skinny ? 1 : (size_t)t * top_k * hidden);
+    buffer<float> pair_out((size_t)t * top_k * hidden);
     double us = time_graph(
         skinny ? kSets : 1,
         [&](cudaStream_t st, int i) {
@@ -136,18 +164,22 @@ static void experts_rate(const char *model, const scheme &s, uint32_t experts, u
     }
     mm_cu_weight up = w13.d, down = w2.d;
     up.rounding.kind = down.rounding.kind = MM_ACT_FP8_GROUP;
-    if (!skinny && mm_cu_experts_multiply_codes(up, down)) {
+    if (t > 1 && mm_cu_experts_multiply_codes(up, down)) {
       code_buffers codes(t, hidden), mid(t * top_k, inter);
       CUDA_OK(mm_cu_encode(codes.d, {x.p, hidden, nullptr}, 0));
       us = time_graph(
-          1,
-          [&](cudaStream_t st, int) {
+          skinny ? kSets : 1,
+          [&](cudaStream_t st, int i) {
             const mm_cu_rounded_experts a = {codes.d, mid.d, (__nv_bfloat16 *)pair_out.p, y.p};
-            CUDA_OK(mm_cu_experts_fp8(up, down, routes[0]->r, a, st));
+            CUDA_OK(mm_cu_experts_fp8(up, down, routes[(size_t)i]->r, a, st));
           },
-          5);
-      snprintf(what, sizeof what, "experts %s rounded T=%u, %.0f MB", model, t, bytes * 1e-6);
-      flops(what, us, 6.0 * t * top_k * hidden * inter);
+          skinny ? 30 : 5);
+      snprintf(what, sizeof what, "experts %s rounded T=%u, %.1f in use, %.0f MB", model, t, used, bytes * 1e-6);
+      if (t < 1024) {
+        row(what, us, bytes);
+      } else {
+        flops(what, us, 6.0 * t * top_k * hidden * inter);
+      }
     }
     if (&s == &kFp8) {
       us = time_graph(skinny ? kSets : 1, [&](cudaStream_t st, int i) {

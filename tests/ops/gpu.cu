@@ -297,6 +297,7 @@ static const subject kSubjects[] = {
 
 int main(int argc, char **argv) {
   int devices = 0;
+  setvbuf(stdout, NULL, _IOLBF, 0);
   if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
     fprintf(stderr, "gpu: no CUDA device\n");
     return 77;
@@ -305,7 +306,6 @@ int main(int argc, char **argv) {
   const char *seed = getenv("MM_SEED");
   g_rng.s = seed ? strtoull(seed, NULL, 10) : (uint64_t)time(NULL) * 1000003u;
   printf("seed %llu\n", (unsigned long long)g_rng.s);
-  setvbuf(stdout, NULL, _IOLBF, 0);
   auto chosen = [&](const subject &s) { return argc < 3 || std::find(argv + 2, argv + argc, std::string(s.name)) != argv + argc; };
   if (what == "profile") {
     profile_kernels();

@@ -127,13 +127,15 @@ static void check_padding(uint32_t tokens, uint32_t experts, uint32_t top_k) {
       ok &= expert[i] < experts && want[expert[i]] == (uint32_t)__builtin_popcount(masks[i]) && (i == 0 || expert[i] > expert[i - 1]);
       for (uint32_t t = 0; t < tokens; t++) ok &= !(masks[i] >> t & 1) || s[t] >= 0;
     }
-  } else {
-    const auto order = to.pair.get(), from = to.offset.get();
-    const uint32_t n = from[experts];
-    for (uint32_t e = 0; e < experts; e++) ok &= from[e + 1] - from[e] == want[e];
-    for (uint32_t i = 0; i < n; i++) ok &= s[order[i] / top_k] >= 0;
-    ok &= n == std::accumulate(want.begin(), want.end(), 0u);
   }
+  const auto order = to.pair.get(), from = to.offset.get();
+  const uint32_t n = from[experts];
+  for (uint32_t e = 0; e < experts; e++) {
+    ok &= from[e + 1] - from[e] == want[e];
+    for (uint32_t i = from[e]; i < from[e + 1] && i < pairs; i++)
+      ok &= order[i] < pairs && ids[order[i]] == e && (i == from[e] || order[i] > order[i - 1]);
+  }
+  ok &= n == std::accumulate(want.begin(), want.end(), 0u);
   const auto counted = load.get();
   for (uint32_t e = 0; e < experts; e++) ok &= counted[e] == 5 + want[e];
   report_true("router with padding rows, load counted, T=" + std::to_string(tokens), ok);
@@ -145,5 +147,6 @@ void test_choice() {
   check_choice(97, std::vector<choice_settings>(200, {1, 12, 0.8}));
   check_no_choice();
   check_padding(8, 32, 4);
+  check_padding(16, 256, 8);
   check_padding(100, 12, 3);
 }

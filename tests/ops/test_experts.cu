@@ -81,7 +81,7 @@ static std::vector<__nv_bfloat16> run_experts(const expert_case &c, const test_w
                                               const __nv_bfloat16 *x, uint32_t tokens, middle_codes *given = nullptr) {
   const uint32_t hidden = w13.d.k, inter = w2.d.k, slots = std::min(r.experts, MM_CU_SKINNY * r.top_k), pairs = tokens * r.top_k;
   buffer<__nv_bfloat16> y((size_t)tokens * hidden);
-  if (c.rounded && tokens > MM_CU_SKINNY) {
+  if (c.rounded && tokens > 1) {
     code_buffers codes(tokens, hidden), middle(pairs, inter);
     buffer<__nv_bfloat16> pair_out((size_t)pairs * hidden);
     CUDA_OK(mm_cu_encode(codes.d, {x, hidden, nullptr}, 0));
@@ -278,6 +278,8 @@ void test_experts() {
   for (int i : {0, 1, 4, 6, 7}) check_rows_independent(cases[i]);
   const expert_case rounded = {"block_fp8 rounded", MM_CU_E4M3, MM_CU_COARSE, 128, 128, true};
   for (uint32_t top_k : {1u, 3u, 8u}) check_experts(rounded, 1, 12, top_k, 384, 256, top_k > 1);
+  for (uint32_t tokens : {2u, 5u, 16u}) check_experts(rounded, tokens, 32, 4, 384, 256, true);
+  check_experts(rounded, 9, 256, 8, 256, 128, true);
   check_experts(rounded, 17, 32, 2, 256, 128, false);
   check_experts(rounded, 100, 12, 3, 384, 256, true);
   check_experts(rounded, 260, 32, 2, 200, 128, false);

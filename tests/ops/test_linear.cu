@@ -134,7 +134,7 @@ static void check_round(mm_act_quant kind, float fixed, uint32_t rows, uint32_t 
 }
 
 /* Products of rounded rows: f32 results carry the tensor cores' short sums of 128 columns. */
-static void check_rounded(uint32_t tokens, uint32_t n, uint32_t k, uint32_t cell_n, uint32_t cell_k, bool wide) {
+static void check_rounded(uint32_t tokens, uint32_t n, uint32_t k, uint32_t cell_n, uint32_t cell_k, bool wide, bool skinny = false) {
   test_weight w;
   random_weight(&w, MM_CU_E4M3, MM_CU_COARSE, 1, n, k, cell_n, cell_k);
   w.d.rounding.kind = MM_ACT_FP8_GROUP;
@@ -148,7 +148,7 @@ static void check_rounded(uint32_t tokens, uint32_t n, uint32_t k, uint32_t cell
   dx.put(x);
   code_buffers codes(tokens, k);
   CUDA_OK(mm_cu_encode(codes.d, {dx.p, k, nullptr}, 0));
-  CUDA_OK(mm_cu_gemm_fp8(w.d, {codes.d, wide ? nullptr : y.p, wide ? y32.p : nullptr}, 0));
+  CUDA_OK((skinny ? mm_cu_skinny_fp8 : mm_cu_gemm_fp8)(w.d, {codes.d, wide ? nullptr : y.p, wide ? y32.p : nullptr}, 0));
   std::vector<double> want((size_t)tokens * n), got;
   parallel(tokens, [&](uint32_t t) {
     for (uint32_t i = 0; i < n; i++) {
@@ -163,7 +163,8 @@ static void check_rounded(uint32_t tokens, uint32_t n, uint32_t k, uint32_t cell
     for (auto v : y.get()) got.push_back(to_float(v));
   }
   char what[160];
-  snprintf(what, sizeof what, "linear rounded %ux%u T=%-4u n=%-5u k=%-5u%s", cell_n, cell_k, tokens, n, k, wide ? " f32" : "");
+  snprintf(what, sizeof what, "linear rounded %ux%u T=%-4u n=%-5u k=%-5u%s%s", cell_n, cell_k, tokens, n, k, skinny ? " skinny" : "",
+           wide ? " f32" : "");
   report(what, relative_error(want, got), wide ? 1e-3 : 3e-3);
 }
 
@@ -248,6 +249,27 @@ static void check_rows_independent(const scheme_case &c) {
   }
 }
 
+/* The same of rounded rows: alone, then up to 8, 16, 32 and 64. */
+static void check_rounded_independent() {
+  const uint32_t n = 520, k = 3072, buckets[][2] = {{1, 8}, {9, 16}, {17, 32}, {33, MM_CU_FEW}};
+  test_weight w;
+  random_weight(&w, MM_CU_E4M3, MM_CU_COARSE, 1, n, k, 128, 128);
+  w.d.rounding.kind = MM_ACT_FP8_GROUP;
+  if (!mm_cu_multiplies_codes(w.d)) return;
+  for (auto &b : buckets) {
+    const bool same = same_among_others(b[0], b[1], k, [&](const __nv_bfloat16 *x, uint32_t tokens) {
+      code_buffers codes(tokens, k);
+      buffer<float> y((size_t)tokens * n);
+      CUDA_OK(mm_cu_encode(codes.d, {x, k, nullptr}, 0));
+      CUDA_OK(mm_cu_skinny_fp8(w.d, {codes.d, nullptr, y.p}, 0));
+      return y.get();
+    });
+    char what[120];
+    snprintf(what, sizeof what, "linear rounded, T=%u-%u: a row's bits whatever lies beside it", b[0], b[1]);
+    report_true(what, same);
+  }
+}
+
 void test_linear() {
   check_widening<MM_CU_INT4>("int4"), check_widening<MM_CU_E2M1>("e2m1");
   for (const auto &c : kSchemes) {
@@ -286,6 +308,15 @@ void test_linear() {
     check_rounded(140, 520, 3072, 128, 128, wide);
     check_rounded(140, 520, 1000, 256, 0, wide);
     check_rounded(2500, 2304, 640, 128, 128, wide); /* several tiles a block, strips of rows */
+    for (uint32_t tokens : {1u, 2u, 7u, 8u, 9u, 16u, 31u, 33u, 64u}) {
+      check_rounded(tokens, 133, 192, 128, 128, wide, true);
+      check_rounded(tokens, 520, 3072, 128, 128, wide, true);
+    }
+    check_rounded(5, 1, 1000, 256, 0, wide, true);
+    check_rounded(3, 9000, 128, 128, 128, wide, true); /* tiles of one line, several a cluster */
+    check_rounded(13, 20000, 640, 128, 128, wide, true);
+    check_rounded(64, 2304, 8192, 128, 128, wide, true);
   }
   for (int i : {0, 1, 8, 11, 12}) check_rows_independent(kSchemes[i]);
+  check_rounded_independent();
 }
