@@ -64,6 +64,7 @@ typedef struct bench {
   float *logits;         /* [vocab] */
   double *time;          /* [steps] */
   double copy_rate;      /* bytes read plus written a second */
+  uint64_t drawn;        /* tokens so far */
   double reached;        /* experts of a layer that a decode step's rows chose, on average */
 } bench;
 
@@ -238,6 +239,11 @@ static bool fill_contexts(bench *b, uint32_t rows, mm_err *err) {
   return true;
 }
 
+/* The next step's tokens: another of each sequence, while random weights before long choose the same for all. */
+static void draw_ids(bench *b, uint32_t rows) {
+  for (uint32_t s = 0; s < rows; s++) b->id[s] = (int32_t)(mm_draw(s, ++b->drawn) * b->model.vocab);
+}
+
 /* b->reached, over COUNTED more such steps and the layers that choose in them. */
 static bool count_experts(bench *b, const op *o, const mm_batch *batch, mm_err *err) {
   const size_t experts = b->model.experts, n = b->model.layers * experts;
@@ -246,7 +252,7 @@ static bool count_experts(bench *b, const op *o, const mm_batch *batch, mm_err *
   bool ok = load && b->forward.ops->expert_load(b->forward.backend, load, err);
   for (size_t i = 0; ok && i < COUNTED; i++) {
     const uint64_t *before = load + i % 2 * n, *after = load + (i + 1) % 2 * n;
-    for (uint32_t s = 0; s < batch->tokens; s++) b->id[s] = MM_ID_CHOSEN;
+    draw_ids(b, batch->tokens);
     ok = queue_step(b, o, batch, err) && collect(b, &at, err) &&
          b->forward.ops->expert_load(b->forward.backend, load + (i + 1) % 2 * n, err);
     for (size_t l = 0; ok && l < b->model.layers; l++) {
@@ -263,16 +269,14 @@ static bool count_experts(bench *b, const op *o, const mm_batch *batch, mm_err *
 /* Greedy steps of `rows` sequences, each queued before the one before it is collected, all at the position behind the context; *step_s: the
  * median time from one to the next. */
 static bool decode(bench *b, const op *o, uint32_t rows, double *step_s, mm_err *err) {
-  for (uint32_t s = 0; s < rows; s++) {
-    b->span[s] = (mm_span){(int32_t)s, s, 1, b->c->context};
-    b->id[s] = (int32_t)s;
-  }
+  for (uint32_t s = 0; s < rows; s++) b->span[s] = (mm_span){(int32_t)s, s, 1, b->c->context};
+  draw_ids(b, rows);
   const mm_batch batch = {rows, b->id, rows, b->span, rows, b->out, b->sampling};
   if (!queue_step(b, o, &batch, err)) return false;
   const double start = now();
   double before = start, at = start;
   for (uint32_t counted = 0; counted < b->steps;) {
-    for (uint32_t s = 0; s < rows; s++) b->id[s] = MM_ID_CHOSEN;
+    draw_ids(b, rows);
     if (!queue_step(b, o, &batch, err) || !collect(b, &at, err)) return false; /* collects the step before the one just queued */
     if (before - start > WARMUP) b->time[counted++] = at - before;
     before = at;

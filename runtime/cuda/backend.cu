@@ -225,7 +225,7 @@ bool open_experts(mm_backend *b, mm_err *err) {
               y->array<uint32_t>(m->experts + UINT64_C(1), err),
               y->array<uint32_t>(pairs, err)};
   b->route_product = y->array<float>(tokens > MM_CU_SKINNY ? tokens * 3 * m->experts : 1, err);
-  b->middle = y->array<bf16>(mm_max(slots * MM_CU_SKINNY, pairs) * inter, err);
+  b->middle = y->array<bf16>(mm_max(slots * MM_CU_SKINNY, mm_max(pairs, 3 * mm_min(tokens, MM_CU_FEW_EACH) * m->top_k)) * inter, err);
   b->pair_out = y->array<float>(tokens > 1 ? pairs * m->hidden : 1, err);
   b->load = y->array<unsigned long long>((uint64_t)m->layers * m->experts, err);
   const uint32_t widest = (uint32_t)mm_max(m->hidden, b->heads.heads * b->heads.head_dim);
@@ -544,8 +544,8 @@ void cuda_route(mm_backend *b, uint32_t layer, mm_act x, const mm_packed *router
   if (!running(b)) return;
   const auto narrow = b->weight.find(router);
   const bool wide = narrow == b->weight.end();
-  const mm_cu_router m = {wide ? static_cast<const void *>(b->values[router]) : narrow->second.data, wide, x.width,
-                          wide ? b->router[router] : nullptr, b->route_product};
+  const void *w = wide ? static_cast<const void *>(b->values[router]) : narrow->second.data;
+  const mm_cu_router m = {w, wide, x.width, wide ? b->router[router] : nullptr, b->route_product, b->decode};
   b->route.bias = bias ? b->values[bias] : nullptr, b->route.slot = b->device.slot;
   b->route.load = b->load + (size_t)layer * b->route.experts;
   if (b->put_off.n == x.data) {

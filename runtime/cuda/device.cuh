@@ -11,7 +11,8 @@ typedef __nv_bfloat16 bf16;
 typedef __nv_bfloat162 bf162;
 
 /* Programmatic dependent launch: a kernel may start while its predecessor runs. It may read weights at once, and anything a kernel
- * wrote only after wait(). Every kernel calls wait(), so completion stays transitive along the stream. */
+ * wrote only after wait(), or what was complete before the kernel before it let it start, where that one waits first. Every kernel calls
+ * wait(), so completion stays transitive along the stream. */
 __device__ __forceinline__ void grid_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -171,15 +171,17 @@ struct down_job {
 #endif
 };
 
-/* y[t] = Σ pair_out of its choices, eight columns a thread. */
-__global__ void sum_choices(__nv_bfloat16 *y, const __nv_bfloat16 *pair_out, uint32_t top_k, uint32_t width) {
+/* y[t] = Σ pair_out of its choices, if it has any, eight columns a thread. */
+__global__ void sum_choices(__nv_bfloat16 *y, const __nv_bfloat16 *pair_out, const __grid_constant__ mm_cu_route r, uint32_t width) {
   grid_wait();
   grid_launch_next();
   for (uint32_t c = threadIdx.x * 8; c < width; c += blockDim.x * 8) {
     float sum[8] = {};
-    const __nv_bfloat16 *from = pair_out + (size_t)blockIdx.x * top_k * width + c;
+    const size_t first = (size_t)blockIdx.x * r.top_k;
+    const __nv_bfloat16 *from = pair_out + first * width + c;
 #pragma unroll 8
-    for (uint32_t j = 0; j < top_k; j++) {
+    for (uint32_t j = 0; j < r.top_k; j++) {
+      if (r.id[first + j] >= r.experts) continue;
       float v[8];
       load8(v, from + (size_t)j * width);
 #pragma unroll
@@ -206,6 +208,6 @@ cudaError_t mm_cu_experts_fp8(const mm_cu_weight &w13, const mm_cu_weight &w2, c
   cudaError_t e = launch(spread, ceil_div(pairs, kPlaces), kSpreaders * 32, 0, s, x, a.x, r.pair, r.offset + r.experts, r.top_k);
   if (e == cudaSuccess) e = launch_product(up_job{w13, {r, across}, x, a.middle, w13.n / 2}, x, tiles * across, s);
   if (e == cudaSuccess) e = launch_product(down_job{w2, {r, down}, a.middle, a.pair_out}, a.middle, tiles * down, s);
-  if (e == cudaSuccess) e = launch(sum_choices, a.x.rows, min(ceil_div(w2.n, 8 * 32) * 32, 512u), 0, s, a.y, a.pair_out, r.top_k, w2.n);
+  if (e == cudaSuccess) e = launch(sum_choices, a.x.rows, min(ceil_div(w2.n, 8 * 32) * 32, 512u), 0, s, a.y, a.pair_out, r, w2.n);
   return e;
 }

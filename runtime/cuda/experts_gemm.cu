@@ -2,8 +2,8 @@
  *
  * Up: half of a block's weight rows are of w1 and half the matching ones of w3, in alternate groups of eight, so that a thread holds gate
  * and up of the same column; middle[place in the sorted order, I]. Down: pair_out[pair, H] = weight · w2·middle, f32. The sum over a
- * token's choices is taken in their order: the same bits every time. Tiles of 128 pairs never mix experts; a block finds its expert by
- * counting. */
+ * token's choices, which other kernels end with too, is taken in their order: the same bits every time. Tiles of 128 pairs never mix
+ * experts; a block finds its expert by counting. */
 #include "runtime/cuda/fp8.h"
 #include "runtime/cuda/gemm.cuh"
 #include "runtime/cuda/launch.h"
@@ -106,13 +106,15 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
   if (tile.rows > 0) gemm_tile<C, S>(w, down_job{w, r, a, tile, blockIdx.x * kGemmColumns});
 }
 
-__global__ void sum_pairs(bf16 *y, const float *pair_out, uint32_t top_k, uint32_t width) {
+__global__ void sum_pairs(bf16 *y, const float *pair_out, const __grid_constant__ mm_cu_route r, uint32_t width) {
   grid_wait();
   grid_launch_next();
   for (uint32_t c = threadIdx.x * 4; c < width; c += blockDim.x * 4) {
     float4 sum = make_float4(0, 0, 0, 0);
-    for (uint32_t j = 0; j < top_k; j++) {
-      const float4 v = *reinterpret_cast<const float4 *>(pair_out + ((size_t)blockIdx.x * top_k + j) * width + c);
+    for (uint32_t j = 0; j < r.top_k; j++) {
+      const size_t pair = (size_t)blockIdx.x * r.top_k + j;
+      if (r.id[pair] >= r.experts) continue;
+      const float4 v = *reinterpret_cast<const float4 *>(pair_out + pair * width + c);
       sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
     }
     *reinterpret_cast<uint2 *>(y + (size_t)blockIdx.x * width + c) = make_uint2(pack2(sum.x, sum.y), pack2(sum.z, sum.w));
@@ -141,12 +143,15 @@ struct grouped_launch {
 
 }  // namespace
 
+cudaError_t mm_cu_sum_pairs(const mm_cu_route &r, const mm_cu_experts &a, uint32_t width, cudaStream_t s) {
+  return launch(sum_pairs, a.tokens, 256, 0, s, a.y, a.pair_out, r, width);
+}
+
 cudaError_t mm_cu_experts_gemm(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a,
                                cudaStream_t s) {
   cudaError_t e = for_scheme(w13, grouped_launch{w13, r, a, s, true});
   if (e == cudaSuccess && w2.rounding.kind != MM_ACT_KEPT)
     e = mm_cu_round(a.middle, a.tokens * r.top_k, {a.middle, w2.k, nullptr}, w2.rounding, s);
   if (e == cudaSuccess) e = for_scheme(w2, grouped_launch{w2, r, a, s, false});
-  if (e == cudaSuccess) e = launch(sum_pairs, a.tokens, 256, 0, s, a.y, a.pair_out, r.top_k, w2.n);
-  return e;
+  return e != cudaSuccess ? e : mm_cu_sum_pairs(r, a, w2.n, s);
 }

@@ -36,7 +36,6 @@ struct mm_cu_product {
 };
 cudaError_t mm_cu_gemm_fp8(const mm_cu_weight &w, const mm_cu_product &a, cudaStream_t s);
 /* The same for T ≤ MM_CU_FEW, at the memory's rate. */
-#define MM_CU_FEW 64
 cudaError_t mm_cu_skinny_fp8(const mm_cu_weight &w, const mm_cu_product &a, cudaStream_t s);
 
 /* Both of a layer's experts, and their intermediate size is whole groups. */

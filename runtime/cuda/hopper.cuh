@@ -25,7 +25,7 @@ __device__ __forceinline__ uint32_t swizzled(uint32_t r, uint32_t c) { return r 
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/* ---- mbarriers; an address of shared memory of this block, or of the other block of the pair where said ---- */
+/* ---- mbarriers; an address of shared memory of this block, or of another block of the cluster where said ---- */
 
 __device__ __forceinline__ void barrier_open(uint32_t barrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
@@ -80,8 +80,9 @@ __device__ __forceinline__ void tensor_copy_pair(uint32_t to, const void *map, u
       : "memory");
 }
 
-/* ---- a pair of blocks ---- */
+/* ---- blocks of a cluster, mostly a pair ---- */
 
+/* This block's address as that of block `rank` of the cluster. */
 __device__ __forceinline__ uint32_t block_address(uint32_t address, uint32_t rank) {
   uint32_t r;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(address), "r"(rank));

@@ -1,8 +1,8 @@
 /* Which kernels a product takes (inputs.h). */
 #include "runtime/cuda/inputs.h"
 
-/* The experts of fewer tokens leave the tiles of mm_cu_experts_fp8 no full round. */
-constexpr uint32_t kLeastTokens = 4;
+/* Fewer pairs of token and expert are too few units for the blocks of mm_cu_experts_few. */
+constexpr uint32_t kLeastPairs = 8;
 
 bool mm_cu_rounded::open(mm_cu_memory *memory, uint32_t tokens, uint32_t widest, mm_err *err) {
   const uint64_t pitch = mm_round_up(widest, MM_CU_GROUP);
@@ -51,15 +51,20 @@ cudaError_t mm_cu_rounded::linear(const mm_cu_weight &w, const mm_cu_linear &a, 
 cudaError_t mm_cu_rounded::experts(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a,
                                    cudaStream_t s) {
   wrote(a.y);
-  if (a.tokens >= kLeastTokens && mm_cu_experts_multiply_codes(w13, w2)) {
+  const bool codes_too = mm_cu_experts_multiply_codes(w13, w2);
+  const uint32_t most = !decode ? MM_CU_SKINNY : codes_too ? MM_CU_FEW : MM_CU_FEW_EACH, pairs = a.tokens * r.top_k;
+  const bool few = a.tokens > 1 && a.tokens <= most && pairs >= kLeastPairs && mm_cu_takes_few(w13, w2);
+  if (!few && a.tokens > MM_CU_SKINNY && codes_too) {
     const cudaError_t e = encode(a.x, nullptr, a.tokens, w13.k, s);
     /* codes of middle and their scales take less than its bf16 would, bf16 of pair_out half of its f32 */
-    const uint32_t pairs = a.tokens * r.top_k;
     uint8_t *code = reinterpret_cast<uint8_t *>(a.middle);
     const mm_cu_codes middle = {code, reinterpret_cast<float *>(code + (size_t)pairs * w2.k), pairs, w2.k, pairs};
     return e != cudaSuccess ? e : mm_cu_experts_fp8(w13, w2, r, {codes, middle, reinterpret_cast<__nv_bfloat16 *>(a.pair_out), a.y}, s);
   }
   mm_cu_experts given = a;
-  const cudaError_t e = round(&given.x, nullptr, a.tokens, w13, mm_cu_mixture_columns(w13, w2, r.top_k), s);
-  return e != cudaSuccess ? e : (a.tokens <= MM_CU_SKINNY ? mm_cu_experts_skinny : mm_cu_experts_gemm)(w13, w2, r, given, s);
+  if (!few || !mm_cu_few_rounds(w13)) {
+    const cudaError_t e = round(&given.x, nullptr, a.tokens, w13, mm_cu_mixture_columns(w13, w2, r.top_k), s);
+    if (e != cudaSuccess) return e;
+  }
+  return (few ? mm_cu_experts_few : a.tokens <= MM_CU_SKINNY ? mm_cu_experts_skinny : mm_cu_experts_gemm)(w13, w2, r, given, s);
 }

@@ -12,8 +12,8 @@ struct mm_cu_rounded {
 
   const __nv_bfloat16 *coded = nullptr, *rounded = nullptr; /* what codes and rows were made of */
   mm_cu_rounding how = {};                                  /* rows */
-  bool all_codes = false;                                   /* every product of more rows than one multiplies codes */
-  bool decode = false;                                      /* the step under way is one; a prefill's rows keep their bits in any chunks */
+  bool all_codes = false;                                   /* every dense product of more rows than one multiplies codes */
+  bool decode = false; /* the step under way is one; a prefill's rows keep their bits in chunks of more than 16 */
 
   bool open(mm_cu_memory *memory, uint32_t tokens, uint32_t widest, mm_err *err);
   /* These rows are others now. */
@@ -27,7 +27,7 @@ struct mm_cu_rounded {
 
   /* y = x·Wᵀ for any T. */
   cudaError_t linear(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s);
-  /* r's lists are those of the step. a.middle and a.pair_out have room for T ≤ MM_CU_SKINNY and for max_tokens. */
+  /* r's lists are those of the step. a.middle and a.pair_out have room for each kernel that the step may take, and for max_tokens. */
   cudaError_t experts(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a, cudaStream_t s);
 
  private:

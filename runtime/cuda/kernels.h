@@ -57,6 +57,7 @@ struct mm_cu_linear {
   uint32_t tokens;
 };
 #define MM_CU_SKINNY 16
+#define MM_CU_FEW    64
 cudaError_t mm_cu_skinny(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s);
 /* The same for any T. */
 cudaError_t mm_cu_gemm(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s);
@@ -95,17 +96,18 @@ struct mm_cu_router {
   uint32_t k;
   const void *piece; /* f32, T > MM_CU_SKINNY: w as the sum of three bf16 matrices, [3, experts, k] (mm_cu_split), */
   float *product;    /* and room for [T, 3, experts] */
+  bool few;          /* T ≤ MM_CU_FEW take the logits' kernel of T ≤ MM_CU_SKINNY: faster, other bits than for more */
 };
 /* w[n] as the sum of three bf16 arrays. */
 cudaError_t mm_cu_split(__nv_bfloat16 *to, const float *w, size_t n, cudaStream_t s);
-/* r.logits of x[T, k], T > MM_CU_SKINNY: the first part of mm_cu_route_tokens. */
+/* r.logits of x[T, k], T > MM_CU_SKINNY: the first part of mm_cu_route_tokens, unless m.few takes the other kernel. */
 cudaError_t mm_cu_route_logits(const mm_cu_router &m, const mm_cu_route &r, const __nv_bfloat16 *x, uint32_t tokens, cudaStream_t s);
 /* Fills r for x[T, k]: the slot lists for T ≤ MM_CU_SKINNY, the sorted pairs for T > 1. Of a single token the logits alone, which
  * mm_cu_experts_skinny chooses from and then fills in the rest; and r.told as not told, so that it must come before those experts. */
 cudaError_t mm_cu_route_tokens(const mm_cu_router &m, const mm_cu_route &r, const __nv_bfloat16 *x, uint32_t tokens, cudaStream_t s);
 
-/* y[T, H] = Σ weight · w2(SiLU(w1 x) ⊙ (w3 x)), the inputs of w2 rounded as it says; x is rounded already. middle: [slots, 16, I] bf16 for
- * T ≤ MM_CU_SKINNY, [T · top_k, I] for more. */
+/* y[T, H] = Σ weight · w2(SiLU(w1 x) ⊙ (w3 x)), zeros for rows that choose no expert; the inputs of w2 rounded as it says; x is rounded
+ * already. middle: [slots, 16, I] bf16 for T ≤ MM_CU_SKINNY, [T · top_k, I] for more. */
 struct mm_cu_experts {
   const __nv_bfloat16 *x;
   __nv_bfloat16 *y, *middle;
@@ -116,6 +118,17 @@ cudaError_t mm_cu_experts_skinny(const mm_cu_weight &w13, const mm_cu_weight &w2
                                  cudaStream_t s);
 cudaError_t mm_cu_experts_gemm(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a,
                                cudaStream_t s);
+/* Where an expert has a few rows: weights are read once for eight of them. T > 1; middle: [3, T · top_k, I]; pair_out as for more, in use
+ * throughout. Worth it for T ≤ MM_CU_FEW_EACH. */
+#define MM_CU_FEW_EACH 256
+cudaError_t mm_cu_experts_few(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a,
+                              cudaStream_t s);
+/* Both of a layer's experts take those kernels: sm_90a, codes of 4 or 8 bits, not under FINE scales, k % 32 == 0, n even. */
+bool mm_cu_takes_few(const mm_cu_weight &w13, const mm_cu_weight &w2);
+/* They round w's inputs themselves, x too; others come rounded. */
+bool mm_cu_few_rounds(const mm_cu_weight &w);
+/* a.y[t, width] = Σ a.pair_out of its choices, in their order; zeros where it has none. */
+cudaError_t mm_cu_sum_pairs(const mm_cu_route &r, const mm_cu_experts &a, uint32_t width, cudaStream_t s);
 
 /* ---- attention ---- */
 

@@ -3,7 +3,8 @@
  * T ≤ 16: one launch. A block has a few experts and tokens, a thread eight columns of all of them; the experts' rows are loaded before
  * it waits for the tokens. A single token may bring its residual and norm along: each block makes the row for itself. And its choice is
  * left to the kernels that need it (route.cuh). Else the last block to finish chooses, one warp per token, and makes the lists.
- * For more tokens logits (router_many.cu), choice and a counting sort are launches of their own. Ties go to the lower id. */
+ * For more tokens logits (those, up to 64 of a decode step, or router_many.cu), choice and a counting sort are launches of their own. Ties
+ * go to the lower id. */
 #include "runtime/cuda/launch.h"
 #include "runtime/cuda/norm.cuh"
 #include "runtime/cuda/route.cuh"
@@ -199,7 +200,7 @@ __global__ void __launch_bounds__(kMaxThreads) route_few(const __grid_constant__
     if (blockIdx.x == 0 && threadIdx.x < MM_CU_MAX_TOP_K) r.told[threadIdx.x] = 0;
     return;
   }
-  if (last_of(r.ticket, gridDim.x * gridDim.y)) list_slots(r, tokens);
+  if (tokens <= MM_CU_SKINNY && last_of(r.ticket, gridDim.x * gridDim.y)) list_slots(r, tokens);
 }
 
 constexpr uint32_t kChoosers = 8; /* warps of a block, a token each */
@@ -265,7 +266,8 @@ cudaError_t few(const mm_cu_router &m, const mm_cu_route &r, const mm_cu_combine
 }
 
 cudaError_t many(const mm_cu_router &m, const mm_cu_route &r, const bf16 *x, uint32_t tokens, cudaStream_t s) {
-  cudaError_t e = mm_cu_route_logits(m, r, x, tokens, s);
+  cudaError_t e = !m.few || tokens > MM_CU_FEW ? mm_cu_route_logits(m, r, x, tokens, s)
+                                               : (m.wide ? few<float> : few<bf16>)(m, r, nullptr, x, tokens, s);
   if (e == cudaSuccess) e = launch(choose_many, ceil_div(tokens, kChoosers), kChoosers * 32, 0, s, r, tokens);
   if (e == cudaSuccess) e = launch(sort_pairs, r.experts, kSorters * 32, 0, s, r, tokens);
   return e;

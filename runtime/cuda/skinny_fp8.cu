@@ -15,13 +15,14 @@
 
 namespace {
 
-constexpr uint32_t kThreads = 384, kTile = 64, kLine = 128, kStage = kTile * kLine, kGroups = 2, kAdders = 3; /* kAdders: warps */
+constexpr uint32_t kThreads = 384, kTile = 64, kLine = 128, kStage = kTile * kLine, kGroups = 2;
+[[maybe_unused]] constexpr uint32_t kAdders = 3; /* warps */
 constexpr uint32_t kMostBlocks = 8, kLeastStages = 4, kMostStages = 20, kRoom = 226 * 1024;
 
 /* Columns of a block are `lines` times 128; shared memory by offset. */
 struct few_plan {
   uint32_t tiles, lines, all_lines, stages;
-  uint32_t ring, sums, x_scale, w_scale, barriers, shared; /* codes of x lie first */
+  uint32_t ring, sums, x_scale, w_scale, barriers; /* codes of x lie first */
 };
 /* Sums of a tile: [block][group][weight row of the share][row of x], free of bank conflicts. */
 __host__ __device__ constexpr uint32_t sums_pitch(uint32_t rows) { return (rows + 4) * 4; }
@@ -250,16 +251,23 @@ __global__ void __launch_bounds__(kThreads, 1)
 #endif
 }
 
-/* Clusters of so many blocks that the device runs at once. */
+/* Clusters of so many blocks that the current device runs at once: the same for any plan, as a block fills a multiprocessor. */
 template <int kRows>
-uint32_t most_clusters(uint32_t blocks, uint32_t shared) {
+uint32_t most_clusters(uint32_t blocks) {
+  constexpr int kDevices = 16; /* that are remembered */
+  static std::atomic<int> known[kDevices][kMostBlocks + 1];
+  int device = 0, n = 0;
+  cudaGetDevice(&device);
+  if (device < kDevices && (n = known[device][blocks]) > 0) return (uint32_t)n;
   cudaLaunchConfig_t c = {};
   cudaLaunchAttribute size = {};
   size.id = cudaLaunchAttributeClusterDimension, size.val.clusterDim = {blocks, 1, 1};
-  c.gridDim = dim3(blocks), c.blockDim = dim3(kThreads), c.dynamicSmemBytes = shared, c.attrs = &size, c.numAttrs = 1;
-  int n = 0;
-  if (cudaFuncSetAttribute(skinny_fp8<kRows>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared) != cudaSuccess) return 0;
-  return cudaOccupancyMaxActiveClusters(&n, skinny_fp8<kRows>, &c) == cudaSuccess ? (uint32_t)n : 0;
+  c.gridDim = dim3(blocks), c.blockDim = dim3(kThreads), c.dynamicSmemBytes = kRoom, c.attrs = &size, c.numAttrs = 1;
+  if (cudaFuncSetAttribute(skinny_fp8<kRows>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)kRoom) != cudaSuccess ||
+      cudaOccupancyMaxActiveClusters(&n, skinny_fp8<kRows>, &c) != cudaSuccess)
+    return 0;
+  if (device < kDevices) known[device][blocks] = n;
+  return (uint32_t)n;
 }
 
 /* p for clusters of so many blocks; false where it does not fit. */
@@ -271,7 +279,7 @@ bool lay_out(few_plan *p, uint32_t rows, uint32_t blocks) {
   /* even: a place belongs to one group, which may not look for its next stage before it has read the last one */
   p->stages = min((kRoom - others) / kStage / 2 * 2, kMostStages);
   p->sums = p->ring + p->stages * kStage, p->x_scale = p->sums + 2 * sums_bytes(rows), p->w_scale = p->x_scale + p->lines * rows * 4;
-  p->barriers = p->w_scale + kMostStages * 4, p->shared = p->barriers + sizeof(few_barriers);
+  p->barriers = p->w_scale + kMostStages * 4;
   return true;
 }
 
@@ -294,14 +302,12 @@ cudaError_t launch_few(const mm_cu_weight &w, const mm_cu_product &a, cudaStream
     few_plan p = {};
     p.tiles = ceil_div(w.n, kTile), p.all_lines = a.x.pitch / kLine;
     if (!lay_out(&p, kRows, blocks)) continue;
-    static std::atomic<uint32_t> known[kMostBlocks + 1]; /* the same for any plan: a block fills a multiprocessor */
-    if (known[blocks] == 0) known[blocks] = most_clusters<kRows>(blocks, kRoom);
-    if (known[blocks] == 0) continue;
-    const uint32_t clusters = min(p.tiles, known[blocks].load());
+    const uint32_t clusters = min(p.tiles, most_clusters<kRows>(blocks));
+    if (clusters == 0) continue;
     const uint32_t cost = expected_time(p, blocks, clusters, kRows);
     if (cost < best_cost) best = p, best_blocks = blocks, best_clusters = clusters, best_cost = cost;
   }
-  if (best_blocks == 0) return cudaErrorNotSupported;
+  if (best_blocks == 0) return mm_cu_gemm_fp8(w, a, s); /* rows so long that no cluster can hold them */
   CUtensorMap x_map, w_map;
   cudaError_t e = mm_cu_map_boxes(&x_map, a.x.code, a.x.pitch, a.x.rows, kLine, kRows, CU_TENSOR_MAP_SWIZZLE_128B);
   if (e == cudaSuccess) e = mm_cu_map_boxes(&w_map, w.data, w.pitch, w.n, kLine, kTile, CU_TENSOR_MAP_SWIZZLE_128B);

@@ -80,7 +80,7 @@ static void bench_skinny(const scheme &s, uint32_t n, uint32_t k, std::vector<ui
   buffer<__nv_bfloat16> wide((size_t)MM_CU_FEW * k), out((size_t)MM_CU_FEW * n);
   fill_random_bf16(wide.p, wide.n, 8);
   CUDA_OK(mm_cu_encode(codes.d, {wide.p, k, nullptr}, 0));
-  for (uint32_t t : {2u, 4u, 8u, 16u, 32u, 64u}) {
+  for (uint32_t t : {2u, 8u, 16u, 64u}) {
     mm_cu_codes few = codes.d;
     few.rows = t;
     const double us = time_graph((int)w.size() * 4, [&](cudaStream_t st, int i) {
@@ -104,10 +104,12 @@ static uint32_t draw_pairs(route_buffers *b, uint32_t tokens) {
       of[e].push_back(t * top_k + j++);
     }
   }
-  std::vector<uint32_t> offset, pair;
+  std::vector<uint32_t> offset, pair, id((size_t)tokens * top_k);
   for (const auto &pairs : of) offset.push_back((uint32_t)pair.size()), pair.insert(pair.end(), pairs.begin(), pairs.end());
   offset.push_back((uint32_t)pair.size());
-  b->offset.put(offset), b->pair.put(pair), b->weight.put(std::vector<float>(pair.size(), 1.0f / (float)top_k));
+  for (uint32_t e = 0; e < experts; e++)
+    for (uint32_t p : of[e]) id[p] = e;
+  b->id.put(id), b->offset.put(offset), b->pair.put(pair), b->weight.put(std::vector<float>(pair.size(), 1.0f / (float)top_k));
   std::vector<uint32_t> expert, mask;
   for (uint32_t e = 0; e < experts; e++) {
     if (of[e].empty()) continue;
@@ -133,7 +135,7 @@ static void experts_rate(const char *model, const scheme &s, uint32_t experts, u
     buffer<__nv_bfloat16> x((size_t)kSets * t * hidden), y((size_t)t * hidden);
     fill_random_bf16(router.p, router.n, 3), fill_random_float(norm.p, norm.n, 0.5f, 1.5f, 4);
     fill_random_bf16(x.p, x.n, 11);
-    const mm_cu_router m = {router.p, false, hidden};
+    const mm_cu_router m = {router.p, false, hidden, nullptr, nullptr, true};
     double used = 0;
     for (int i = 0; i < kSets; i++) {
       routes.emplace_back(new route_buffers(experts, top_k, t, true, nullptr));
@@ -161,6 +163,17 @@ static void experts_rate(const char *model, const scheme &s, uint32_t experts, u
       row(what, us, bytes);
     } else {
       flops(what, us, 6.0 * t * top_k * hidden * inter);
+    }
+    if (t > 1 && t <= 256 && mm_cu_takes_few(w13.d, w2.d)) {
+      buffer<__nv_bfloat16> rooms((size_t)3 * t * top_k * inter);
+      us = time_graph(
+          skinny ? kSets : 1,
+          [&](cudaStream_t st, int i) {
+            CUDA_OK(mm_cu_experts_few(w13.d, w2.d, routes[(size_t)i]->r, {x.p, y.p, rooms.p, pair_out.p, t}, st));
+          },
+          skinny ? 30 : 5);
+      snprintf(what, sizeof what, "experts %s %-9s few rows each T=%u, %.1f in use, %.0f MB", model, s.name, t, used, bytes * 1e-6);
+      row(what, us, bytes);
     }
     mm_cu_weight up = w13.d, down = w2.d;
     up.rounding.kind = down.rounding.kind = MM_ACT_FP8_GROUP;
@@ -383,13 +396,12 @@ void bench_linear() {
   bench_gemm(kFp8, 64, 8192, 3072);
   bench_rounded(8192, 8192, 3072);
   bench_rounded(8192, 6144, 8192);
-  for (uint32_t t : {32u, 64u, 128u, 256u}) bench_rounded(t, 8192, 3072);
+  for (uint32_t t : {128u, 256u}) bench_rounded(t, 8192, 3072);
 }
 void bench_experts() {
   experts_rate("M1", kFp8, 32, 2, 6144, 9216, {1, 4, 16, 64, 256, 8192});
   experts_rate("M2", kFp8, 256, 8, 3072, 1536, {1, 4, 16, 64, 256, 8192});
-  experts_rate("M2", kInt4, 256, 8, 3072, 1536, {1, 16});
-  experts_rate("M2", kNv, 256, 8, 3072, 1536, {1, 16});
+  for (const scheme *s : {&kInt4, &kNv, &kMx}) experts_rate("M2", *s, 256, 8, 3072, 1536, {1, 4, 16, 64});
 }
 void bench_attention() {
   bench_gqa("M1", 64, 1, 1024);

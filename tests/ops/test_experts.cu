@@ -45,6 +45,7 @@ struct expert_case {
   mm_cu_scale kind;
   uint32_t cell_n, cell_k;
   bool rounded = false; /* inputs of both products as codes */
+  bool few = false;     /* by the kernels for a few rows an expert */
 };
 
 /* What w2 is given as codes, by sorted place, and the place of each pair. */
@@ -53,7 +54,7 @@ struct middle_codes {
   std::vector<float> scale;
   std::vector<uint32_t> place;
   mm_cu_codes d;
-  std::vector<__nv_bfloat16> single; /* a single token's numbers, of slots of these experts (place) */
+  std::vector<__nv_bfloat16> single; /* numbers instead: a single token's, of slots of these experts (place), or by place (few) */
   double at(uint32_t pair, uint32_t i) const { return e4m3(code[(size_t)place[pair] * d.pitch + i]) * scale_of(pair, i); }
   double scale_of(uint32_t pair, uint32_t i) const { return scale[(size_t)(i / 128) * d.scale_pitch + place[pair]]; }
 };
@@ -67,10 +68,12 @@ static bool codes_of(const middle_codes &c, uint32_t pair, const std::vector<dou
     const float scale = (float)c.scale_of(pair, from);
     for (uint32_t i = from; i < to; i++) largest = std::max(largest, fabs(m[i]) + by[i]), least = std::max(least, fabs(m[i]) - by[i]);
     ok &= scale >= std::max(least, 1e-10) / 448 * (1 - 1e-6) && scale <= std::max(largest, 1e-10) / 448 * (1 + 1e-6);
+    if (!ok) printf("     pair %u, column %u: scale %.4e of %.4e to %.4e\n", pair, from, scale * 448, least, largest);
     for (uint32_t i = from; i < to && ok; i++) {
       const auto code = [&](double v) { return e4m3(nearest_e4m3((float)(v / scale))); };
       const double got = c.at(pair, i) / scale;
       ok &= got >= code(m[i] - by[i]) - 1e-9 && got <= code(m[i] + by[i]) + 1e-9;
+      if (!ok) printf("     pair %u, column %u: code %g under %.4e, from %.4e, off %.1e at most\n", pair, i, got, scale, m[i], by[i]);
     }
   }
   return ok;
@@ -81,7 +84,7 @@ static std::vector<__nv_bfloat16> run_experts(const expert_case &c, const test_w
                                               const __nv_bfloat16 *x, uint32_t tokens, middle_codes *given = nullptr) {
   const uint32_t hidden = w13.d.k, inter = w2.d.k, slots = std::min(r.experts, MM_CU_SKINNY * r.top_k), pairs = tokens * r.top_k;
   buffer<__nv_bfloat16> y((size_t)tokens * hidden);
-  if (c.rounded && tokens > 1) {
+  if (c.rounded && tokens > 1 && !c.few) {
     code_buffers codes(tokens, hidden), middle(pairs, inter);
     buffer<__nv_bfloat16> pair_out((size_t)pairs * hidden);
     CUDA_OK(mm_cu_encode(codes.d, {x, hidden, nullptr}, 0));
@@ -92,11 +95,17 @@ static std::vector<__nv_bfloat16> run_experts(const expert_case &c, const test_w
     for (uint32_t i = 0; i < pairs; i++) given->place[sorted[i]] = i;
     return y.get();
   }
-  const bool skinny = tokens <= MM_CU_SKINNY;
-  buffer<__nv_bfloat16> middle((size_t)(skinny ? slots * MM_CU_SKINNY : pairs) * inter);
+  const bool skinny = tokens <= MM_CU_SKINNY && !c.few;
+  buffer<__nv_bfloat16> middle((size_t)(skinny ? slots * MM_CU_SKINNY : 3 * pairs) * inter);
   buffer<float> pair_out(skinny ? 1 : (size_t)pairs * hidden);
-  CUDA_OK((skinny ? mm_cu_experts_skinny : mm_cu_experts_gemm)(w13.d, w2.d, r, {x, y.p, middle.p, pair_out.p, tokens}, 0));
-  if (c.rounded) { /* a single token's, before they are rounded */
+  const auto run = c.few ? mm_cu_experts_few : skinny ? mm_cu_experts_skinny : mm_cu_experts_gemm;
+  CUDA_OK(run(w13.d, w2.d, r, {x, y.p, middle.p, pair_out.p, tokens}, 0));
+  if (given && c.rounded && c.few) { /* before they are rounded */
+    given->place.resize(pairs), given->single = middle.get();
+    std::vector<uint32_t> sorted(pairs);
+    CUDA_OK(cudaMemcpy(sorted.data(), r.pair, pairs * sizeof sorted[0], cudaMemcpyDeviceToHost));
+    for (uint32_t i = 0; i < pairs; i++) given->place[sorted[i]] = i;
+  } else if (given && c.rounded) { /* a single token's likewise */
     given->place.resize(slots), given->single = middle.get();
     CUDA_OK(cudaMemcpy(given->place.data(), r.slot_expert, slots * sizeof(uint32_t), cudaMemcpyDeviceToHost));
   }
@@ -121,7 +130,8 @@ static void check_experts(const expert_case &c, uint32_t tokens, uint32_t expert
   random_weight(&w13, c.code, c.kind, experts, 2 * inter, hidden, c.cell_n, c.cell_k);
   random_weight(&w2, c.code, c.kind, experts, hidden, inter, c.cell_n, c.cell_k);
   if (c.rounded) w13.d.rounding.kind = w2.d.rounding.kind = MM_ACT_FP8_GROUP;
-  if (c.rounded && !mm_cu_experts_multiply_codes(w13.d, w2.d)) return; /* not of this device */
+  if (c.rounded && !c.few && !mm_cu_experts_multiply_codes(w13.d, w2.d)) return; /* not of this device */
+  if (c.few && !mm_cu_takes_few(w13.d, w2.d)) return;
   middle_codes given;
   const auto out = run_experts(c, w13, w2, rb.r, dx.p, tokens, &given);
   if (tokens == 1) { /* once more: down is told for certain */
@@ -163,16 +173,19 @@ static void check_experts(const expert_case &c, uint32_t tokens, uint32_t expert
                        u = v * w13.w[((size_t)e * 2 * inter + inter + i) * hidden + q];
           gate += g, up += u, gates += g * g, ups += u * u;
         }
-        const double s = 1 / (1 + exp(-gate));
-        mid[i] = gate * s * up;
-        /* the tensor cores' short sums */
-        by[i] = SHORT_SUM * (fabs(s * (1 + gate * (1 - s)) * up) * sqrt(gates) + fabs(gate * s) * sqrt(ups));
+        const auto product = [](double g, double u) { return g / (1 + exp(-g)) * u; };
+        mid[i] = product(gate, up);
+        /* the tensor cores' short sums: what gate and up may be off, at the ends of both and where SiLU turns */
+        const double g = SHORT_SUM * sqrt(gates), u = SHORT_SUM * sqrt(ups);
+        for (double at : {gate - g, gate + g, std::min(std::max(-1.2784645, gate - g), gate + g)})
+          for (double of : {up - u, up + u}) by[i] = std::max(by[i], fabs(product(at, of) - mid[i]));
       }
-      if (c.rounded && tokens == 1) { /* from here on with the GPU's own numbers, rounded here */
+      if (c.rounded && (tokens == 1 || c.few)) { /* from here on with the GPU's own numbers, rounded here */
         const size_t slot = (size_t)(std::find(given.place.begin(), given.place.end(), e) - given.place.begin());
+        const size_t at = c.few ? given.place[t * top_k + j] : slot * MM_CU_SKINNY;
         std::vector<float> own(inter);
         for (uint32_t i = 0; i < inter; i++) {
-          own[i] = to_float(given.single[slot * MM_CU_SKINNY * inter + i]);
+          own[i] = to_float(given.single[at * inter + i]);
           if (!(fabs(own[i] - mid[i]) <= by[i] + fabs(mid[i]) * 0x1p-8 + 1e-30)) coded = false; /* SiLU of -87 and less is 0 there */
         }
         round_row(own.data(), inter, nullptr);
@@ -192,26 +205,31 @@ static void check_experts(const expert_case &c, uint32_t tokens, uint32_t expert
   for (uint32_t row = 0; row < checked; row++) {
     for (uint32_t n = 0; n < hidden; n++) got.push_back(to_float(out[(size_t)row * step * hidden + n]));
   }
-  snprintf(what, sizeof what, "experts %-18s T=%u E=%u top %u H=%u I=%u", c.name, tokens, experts, top_k, hidden, inter);
+  snprintf(what, sizeof what, "experts %-18s T=%u E=%u top %u H=%u I=%u%s", c.name, tokens, experts, top_k, hidden, inter,
+           c.few ? ", few rows each" : "");
   report(what, relative_error(want, got), c.rounded ? 4e-3 : 8e-3);
   if (c.rounded) report_true(std::string(what) + ": codes and scales between the products", coded);
 }
 
 /* The same for router and experts together: the others' experts come between a row's own. */
 static void check_rows_independent(const expert_case &c) {
-  const uint32_t experts = 24, top_k = 8, hidden = 1536, inter = 384, buckets[][2] = {{1, 1}, {2, 8}, {9, MM_CU_SKINNY}};
-  const router_weight router(experts, hidden, MM_CU_SKINNY);
+  const uint32_t experts = 24, top_k = 8, hidden = 1536, inter = 384;
+  /* few: the router alone has several kernels for these */
+  const uint32_t few[][2] = {{2, MM_CU_SKINNY}, {MM_CU_SKINNY + 1, MM_CU_FEW}, {MM_CU_FEW + 1, 90}},
+                 buckets[][2] = {{1, 1}, {2, 8}, {9, MM_CU_SKINNY}};
+  const router_weight router(experts, hidden, 90);
   test_weight w13, w2;
   random_weight(&w13, c.code, c.kind, experts, 2 * inter, hidden, c.cell_n, c.cell_k);
   random_weight(&w2, c.code, c.kind, experts, hidden, inter, c.cell_n, c.cell_k);
-  for (auto &b : buckets) {
+  if (c.rounded) w13.d.rounding.kind = w2.d.rounding.kind = MM_ACT_FP8_GROUP;
+  if (c.few && !mm_cu_takes_few(w13.d, w2.d)) return;
+  for (uint32_t i = 0; i < 3; i++) {
+    const uint32_t *const b = c.few ? few[i] : buckets[i];
     const bool same = same_among_others(b[0], b[1], hidden, [&](const __nv_bfloat16 *x, uint32_t tokens) {
       route_buffers rb(experts, top_k, tokens, true, nullptr);
-      buffer<__nv_bfloat16> y((size_t)tokens * hidden), middle((size_t)experts * MM_CU_SKINNY * inter);
       CUDA_OK(mm_cu_route_tokens(router.d, rb.r, x, tokens, 0));
-      CUDA_OK(mm_cu_experts_skinny(w13.d, w2.d, rb.r, {x, y.p, middle.p, nullptr, tokens}, 0));
       std::vector<float> out;
-      for (auto v : y.get()) out.push_back(to_float(v));
+      for (auto v : run_experts(c, w13, w2, rb.r, x, tokens)) out.push_back(to_float(v));
       return out;
     });
     char what[120];
@@ -264,6 +282,7 @@ void test_experts() {
     check_experts(c, 1, 8, 4, 256, 192, true);
     check_experts(c, 7, 32, 2, 256, 128, false);
     check_experts(c, 16, 24, 8, 256, 192, true);
+    check_experts(c, 53, 200, 5, 256, 64, true);
     check_experts(c, 100, 12, 3, 256, 192, true);
   }
   check_experts(cases[1], 1, 6, 3, 1536, 1280, true);
@@ -276,9 +295,28 @@ void test_experts() {
   check_experts(cases[1], 3, 256, 8, 384, 128, true);
   check_experts(cases[1], 260, 32, 2, 256, 128, false);
   for (int i : {0, 1, 4, 6, 7}) check_rows_independent(cases[i]);
+  for (int i : {1, 2, 4, 6, 7}) {
+    expert_case c = cases[i];
+    c.few = true;
+    check_experts(c, 2, 8, 4, 256, 192, true);
+    check_experts(c, 7, 32, 2, 256, 160, false);
+    check_experts(c, 16, 24, 8, 256, 192, true);
+    check_experts(c, 100, 12, 3, 256, 192, true);
+    check_experts(c, 260, 32, 2, 384, 128, false);
+    check_experts(c, 5, 256, 8, 256, 64, true);
+    for (uint32_t hidden : {96u, 224u}) check_experts(c, 9, 8, 3, hidden, 96, true); /* the last boxes end beyond the expert */
+    check_experts(c, 5, 12, 8, 1536, 1280, true);
+    check_rows_independent(c);
+  }
   const expert_case rounded = {"block_fp8 rounded", MM_CU_E4M3, MM_CU_COARSE, 128, 128, true};
   for (uint32_t top_k : {1u, 3u, 8u}) check_experts(rounded, 1, 12, top_k, 384, 256, top_k > 1);
-  for (uint32_t tokens : {2u, 5u, 16u}) check_experts(rounded, tokens, 32, 4, 384, 256, true);
+  const expert_case rounded_few = {"block_fp8 rounded", MM_CU_E4M3, MM_CU_COARSE, 128, 128, true, true};
+  for (uint32_t tokens : {2u, 5u, 16u, 90u}) {
+    check_experts(rounded, tokens, 32, 4, 384, 256, true);
+    check_experts(rounded_few, tokens, 32, 4, 384, 192, true);
+    check_experts({"int4 rounded", MM_CU_INT4, MM_CU_COARSE, 1, 128, true, true}, tokens, 32, 4, 384, 192, true);
+  }
+  check_rows_independent(rounded_few);
   check_experts(rounded, 9, 256, 8, 256, 128, true);
   check_experts(rounded, 17, 32, 2, 256, 128, false);
   check_experts(rounded, 100, 12, 3, 384, 256, true);

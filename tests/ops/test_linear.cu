@@ -316,6 +316,7 @@ void test_linear() {
     check_rounded(3, 9000, 128, 128, 128, wide, true); /* tiles of one line, several a cluster */
     check_rounded(13, 20000, 640, 128, 128, wide, true);
     check_rounded(64, 2304, 8192, 128, 128, wide, true);
+    check_rounded(40, 300, 16384, 128, 128, wide, true); /* too long for that kernel */
   }
   for (int i : {0, 1, 8, 11, 12}) check_rows_independent(kSchemes[i]);
   check_rounded_independent();

@@ -1,0 +1,473 @@
+/* The experts of a step that gives each a few rows (sm_90a): two passes over the weights of the experts in use, which are read once for
+ * every eight rows of an expert.
+ *
+ * A first kernel lays the rows side by side in the sorted order, as f16 under a power of two for 64 columns. Then blocks take units: eight
+ * places of one expert and twice 64 weight rows, w1's and w3's of the same columns, or 128 of w2. A stage is 128 bytes of all those rows
+ * with their scales, and the same columns of the eight places. One warp asks the copy engine for weights, as far ahead as there is room and
+ * before the rows are known, another one for the rows. Two groups multiply 64 weight rows each: codes become f16 in registers,
+ * exactly (int4: value + 8), and go to the tensor cores as wgmma's M side, the places are its N side; products of 64 columns (32
+ * of MX) are scaled and added in f32. Sums go through shared memory to two more warps, which make results of them while the groups go on.
+ *
+ * A row's bits depend on nothing beside it: not on the number of tokens, nor on its place. */
+#include "runtime/cuda/fp8.cuh"
+#include "runtime/cuda/hopper.cuh"
+#include "runtime/cuda/launch.h"
+#include "runtime/cuda/tensor_map.h"
+#include "runtime/cuda/weight.cuh"
+
+namespace {
+
+constexpr uint32_t kThreads = 384, kGroups = 2, kPlaces = 8, kBox = 64, kLine = 128, kPart = 64; /* kPart: columns under one power of two */
+constexpr uint32_t kStages = 9;
+[[maybe_unused]] constexpr uint32_t kAdders = 64; /* threads */
+
+enum phase { UP, DOWN };
+
+template <mm_cu_code C, mm_cu_scale S>
+struct few_kind {
+  static constexpr uint32_t kPiece = codec<C>::kPiece, kColumns = 8 * kPiece; /* columns of 16 bytes, of a stage */
+  static constexpr bool kOffset = C == MM_CU_INT4;
+  static constexpr uint32_t kScaleBytes = S == MM_CU_COARSE ? 8 : 16; /* of a weight row and stage: f32 of each half, or bytes */
+};
+
+template <mm_cu_code C, mm_cu_scale S>
+struct few_stage {
+  using kind = few_kind<C, S>;
+  uint8_t code[2][kBox * kLine];
+  uint8_t x[kind::kColumns / kPart][kPlaces * kLine];
+  uint8_t scale[2][kBox * kind::kScaleBytes];   /* COARSE: f32 [half][row] of each box */
+  float2 back[kind::kColumns / kPart][kPlaces]; /* of x: the power's inverse, and what is to be taken off for int4 */
+  uint8_t pad[1024 - (kBox * 2 * kind::kScaleBytes + kind::kColumns / kPart * kPlaces * 8) % 1024];
+};
+template <mm_cu_code C, mm_cu_scale S>
+struct few_shared {
+  few_stage<C, S> stage[kStages];
+  float sum[2][kGroups][kBox][kPlaces + 4]; /* of a unit, by group */
+  uint64_t full[kStages], empty[kStages], summed[2], read[2];
+  uint32_t before[MM_CU_MAX_EXPERTS + 1]; /* units of lower experts */
+};
+
+/* Places [first, first + rows) of the sorted order, of one expert; which of the `wide` stretches of its rows. */
+struct few_unit {
+  uint32_t expert, first, rows, across;
+};
+
+/* Rows in the sorted order: number[place, k] f16 with each piece's columns where the product wants them, scale[k / 64, pitch]. */
+struct few_rows {
+  __half *number;
+  float2 *scale;
+  uint32_t k, pitch;
+};
+
+struct few_job {
+  mm_cu_weight w;
+  mm_cu_route r;
+  few_rows x;
+  __nv_bfloat16 *middle;      /* UP: [place, I] */
+  float *pair_out;            /* DOWN: [pair, H] */
+  uint32_t wide, each, apart; /* units across, rows of each, and from the first box's rows to the second's */
+};
+
+/* ---- rows ---- */
+
+/* Place of column c in a stretch of 64: lane t of a fragment holds columns 4t … of a piece of 16, or 8t … of 32, two by two; a product of
+ * 16 columns takes the first two of each lane as its columns 2t, 2t + 1 and the next as 2t + 8, 2t + 9. */
+template <uint32_t kPiece>
+__device__ __forceinline__ uint32_t place_of_four(uint32_t four) { /* columns 4·four …: the first two; the others are 8 on */
+  return kPiece == 32 ? four / 8 * 32 + four % 2 * 16 + four % 8 / 2 * 2 : four / 4 * 16 + four % 4 * 2;
+}
+
+/* Half a warp takes 64 columns of a place, four a lane. pair NULL: row `place` of x, else that of the pair's token. rounds: to E4M3 codes,
+ * which are f16 as they are, under the scale of 128 columns. */
+constexpr uint32_t kLayers = 8; /* warps */
+template <uint32_t kPiece, bool kOffset>
+__global__ void __launch_bounds__(kLayers * 32) lay_rows(const few_rows to, const __nv_bfloat16 *x, const uint32_t *pair,
+                                                         const uint32_t *places, uint32_t top_k, uint32_t parts, bool rounds) {
+  const uint32_t place = blockIdx.x, lane = threadIdx.x % 16;
+  grid_wait();
+  grid_launch_next(); /* not before: the next kernel reads the lists at once */
+  if (place >= __ldcg(places)) return;
+  const __nv_bfloat16 *from = x + (size_t)(pair ? pair[place] / top_k : place) * to.k;
+  for (uint32_t part = threadIdx.x / 16; part < (parts + 1) / 2 * 2; part += kLayers * 2) {
+    const uint32_t column = part * kPart + lane * 4;
+    const uint2 v = column < to.k ? *reinterpret_cast<const uint2 *>(from + column) : make_uint2(0, 0);
+    uint32_t most = max2(v.x & 0x7fff7fffu, v.y & 0x7fff7fffu);
+    most = max(most & 0xffffu, most >> 16);
+#pragma unroll
+    for (uint32_t m = 1; m < 16; m *= 2) most = max(most, __shfl_xor_sync(0xffffffffu, most, m));
+    uint32_t h[2];
+    float inverse, sum = 0;
+    if (rounds) {
+      const act_scale scale(low(max(most, __shfl_xor_sync(0xffffffffu, most, 16))));
+      h[0] = widen2_half(scale.codes(low(v.x), high(v.x))), h[1] = widen2_half(scale.codes(low(v.y), high(v.y))), inverse = scale.value;
+    } else {
+      const half_scale scale(most);
+      h[0] = scale.convert(v.x), h[1] = scale.convert(v.y), inverse = scale.inverse;
+    }
+    if (kOffset) {
+      h[1] = mul_half2(h[1], 0x2c002c00u); /* 2^-4: those codes are 2^4 times as large */
+      const float2 a = __half22float2(*reinterpret_cast<const __half2 *>(&h[0])),
+                   b = __half22float2(*reinterpret_cast<const __half2 *>(&h[1]));
+      sum = (a.x + a.y) + 16.0f * (b.x + b.y);
+#pragma unroll
+      for (uint32_t m = 1; m < 16; m *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, m);
+    }
+    if (column < to.k) {
+      uint32_t *row = reinterpret_cast<uint32_t *>(to.number + (size_t)place * to.k + part * kPart + place_of_four<kPiece>(lane));
+      row[0] = h[0], row[4] = h[1];
+    }
+    if (lane == 0 && part < parts) to.scale[(size_t)part * to.pitch + place] = make_float2(inverse, sum * 0x1p-21f /* 8 · 2^-24 */);
+  }
+}
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+/* ---- units ---- */
+
+/* A warp; the lists were written before the kernel before this one began. */
+template <class Shared>
+__device__ __forceinline__ void count_units(Shared &sh, const few_job &job) {
+  const uint32_t lane = threadIdx.x % 32;
+  uint32_t below = 0;
+  for (uint32_t e0 = 0; e0 < job.r.experts; e0 += 32) {
+    const uint32_t e = e0 + lane, rows = e < job.r.experts ? __ldcg(&job.r.offset[e + 1]) - __ldcg(&job.r.offset[e]) : 0;
+    const uint32_t mine = (rows + kPlaces - 1) / kPlaces * job.wide;
+    uint32_t end = mine;
+#pragma unroll
+    for (int d = 1; d < 32; d <<= 1) {
+      const uint32_t left = __shfl_up_sync(0xffffffffu, end, d);
+      if (lane >= d) end += left;
+    }
+    if (e < job.r.experts) sh.before[e] = below + end - mine;
+    below += __shfl_sync(0xffffffffu, end, 31);
+  }
+  if (lane == 0) sh.before[job.r.experts] = below;
+}
+
+template <class Shared>
+__device__ __forceinline__ few_unit find_unit(const Shared &sh, const few_job &job, uint32_t index) {
+  uint32_t e = 0;
+  for (uint32_t end = job.r.experts; end - e > 1;) {
+    const uint32_t middle = (e + end) / 2;
+    (sh.before[middle] <= index ? e : end) = middle;
+  }
+  const uint32_t from = __ldcg(&job.r.offset[e]), rows = __ldcg(&job.r.offset[e + 1]) - from;
+  const uint32_t high = (rows + kPlaces - 1) / kPlaces, in = index - sh.before[e], first = in % high * kPlaces;
+  return {e, from + first, min(rows - first, kPlaces), in / high};
+}
+
+/* ---- roles ---- */
+
+/* f(unit, step, stage) for all stages of the block in turn, once their place is free. */
+template <class Shared, class F>
+__device__ __forceinline__ void fill_stages(const Shared &sh, const few_job &job, uint32_t steps, const F &f) {
+  const uint32_t units = sh.before[job.r.experts];
+  uint32_t at = 0, phase = 1;
+  for (uint32_t index = blockIdx.x; index < units; index += gridDim.x) {
+    const few_unit unit = find_unit(sh, job, index);
+    for (uint32_t step = 0; step < steps; step++) {
+      barrier_wait(shared_address(&sh.empty[at]), phase);
+      f(unit, step, at);
+      if (++at == kStages) at = 0, phase ^= 1;
+    }
+  }
+}
+
+template <mm_cu_code C, mm_cu_scale S>
+__device__ __forceinline__ void fetch_weights(few_shared<C, S> &sh, const few_job &job, const CUtensorMap *codes, const CUtensorMap *scales,
+                                              uint32_t steps) {
+  using kind = few_kind<C, S>;
+  const mm_cu_weight &w = job.w;
+  const uint32_t lane = threadIdx.x % 32, last = (w.k - 1) >> w.cell_k_log2;
+  fill_stages(sh, job, steps, [&](const few_unit &unit, uint32_t step, uint32_t at) {
+    few_stage<C, S> &to = sh.stage[at];
+    const uint32_t full = shared_address(&sh.full[at]), first = unit.across * job.each;
+    if (S == MM_CU_COARSE) {
+      const float *base = static_cast<const float *>(w.scale) + (size_t)unit.expert * (w.scale_rows * w.scale_pitch);
+      const uint32_t half = kind::kColumns / 2;
+#pragma unroll
+      for (uint32_t i = 0; i < 8; i++) { /* box, half, 32 rows */
+        const uint32_t row = i % 2 * 32 + lane, n = min(first + i / 4 * job.apart + row, w.n - 1);
+        const uint32_t cell = min((step * 2 + i / 2 % 2) * half >> w.cell_k_log2, last);
+        copy4_to(shared_address(to.scale[i / 4]) + (i / 2 % 2 * kBox + row) * 4, base + (n >> w.cell_n_log2) * w.scale_pitch + cell);
+      }
+      barrier_arrive_copied(full);
+    }
+    if (lane != 0) return;
+    barrier_arrive_expecting(full, 2 * kBox * (kLine + (S == MM_CU_COARSE ? 0 : 16)));
+#pragma unroll
+    for (uint32_t box = 0; box < 2; box++) {
+      const uint32_t n = unit.expert * w.n + first + box * job.apart;
+      tensor_copy_once(shared_address(to.code[box]), codes, step * kLine, n, full);
+      if (S != MM_CU_COARSE) tensor_copy(shared_address(to.scale[box]), scales, S == MM_CU_NV ? step * 16 : step / 2 * 16, n, full);
+    }
+  });
+}
+
+template <mm_cu_code C, mm_cu_scale S>
+__device__ __forceinline__ void fetch_rows(few_shared<C, S> &sh, const few_job &job, const CUtensorMap *rows, uint32_t steps) {
+  constexpr uint32_t kParts = few_kind<C, S>::kColumns / kPart;
+  const uint32_t lane = threadIdx.x % 32;
+  fill_stages(sh, job, steps, [&](const few_unit &unit, uint32_t step, uint32_t at) {
+    few_stage<C, S> &to = sh.stage[at];
+    const uint32_t full = shared_address(&sh.full[at]), part = lane / kPlaces, place = min(unit.first + lane % kPlaces, job.x.pitch - 1);
+    if (part < kParts) {
+      asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared_address(&to.back[part][lane % kPlaces])),
+                   "l"(&job.x.scale[(size_t)(step * kParts + part) * job.x.pitch + place])
+                   : "memory");
+    }
+    barrier_arrive_copied(full);
+    if (lane != 0) return;
+    barrier_arrive_expecting(full, sizeof to.x);
+#pragma unroll
+    for (uint32_t i = 0; i < kParts; i++) tensor_copy(shared_address(to.x[i]), rows, (step * kParts + i) * kLine, unit.first, full);
+  });
+}
+
+/* d[64, 8] (+)= a[64, 16] · b[8, 16]ᵀ in f16, a in registers as mma's a. */
+__device__ __forceinline__ void multiply_few(float (&d)[4], const uint32_t (&a)[4], uint64_t b, int add) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %9, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%0,%1,%2,%3}, {%4,%5,%6,%7}, %8, p, 1, 1, 0;\n}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+}
+
+template <mm_cu_code C, mm_cu_scale S>
+struct few_sums {
+  static constexpr uint32_t kColumns = S == MM_CU_MX ? 32 : kPart; /* whose products are summed by the tensor cores */
+  /* What the f16 of the codes lack (weight.cuh); the factor of an NV weight holds 2^8 of it already. */
+  static constexpr float kFactor = C == MM_CU_INT4 ? 0x1p24f : C != MM_CU_E2M1 ? 1.0f : S == MM_CU_NV ? 0x1p6f : 0x1p14f;
+};
+
+/* A group of 128 threads: 64 weight rows of each stage. */
+template <mm_cu_code C, mm_cu_scale S>
+__device__ __forceinline__ void multiply_stages(few_shared<C, S> &sh, const few_job &job, uint32_t group, uint32_t steps) {
+  using kind = few_kind<C, S>;
+  using sums = few_sums<C, S>;
+  constexpr uint32_t kPieces = 8, kSums = kind::kColumns / sums::kColumns, kEach = kPieces / kSums; /* kEach: pieces of a sum */
+  constexpr uint32_t kParts = kind::kColumns / kPart, kRegs = kind::kPiece / 8; /* kRegs: of a lane's part of a piece and row */
+  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32, row = warp * 16 + lane / 4;
+  const uint32_t units = sh.before[job.r.experts];
+  uint32_t at = 0, phase = 0, n = 0;
+  for (uint32_t index = blockIdx.x; index < units; index += gridDim.x, n++) {
+    float out[4] = {};
+    for (uint32_t step = 0; step < steps; step++) {
+      const few_stage<C, S> &from = sh.stage[at];
+      const uint32_t codes = shared_address(from.code[group]) + (warp * 16 + lane % 16) * kLine, x = shared_address(from.x);
+      barrier_wait(shared_address(&sh.full[at]), phase);
+      float part[kSums][4];
+      uint32_t a[kPieces][2][kRegs]; /* piece, row half */
+#pragma unroll
+      for (uint32_t p = 0; p < kPieces; p += 2) {
+        uint32_t r[4];
+        ldmatrix4_at(r, codes + ((p + lane / 16) ^ lane % 8) * 16);
+#pragma unroll
+        for (uint32_t h = 0; h < 2; h++) {
+          uint32_t word = 0;
+          if (S == MM_CU_NV) word = *reinterpret_cast<const uint32_t *>(&from.scale[group][(row + 8 * h) * 16 + p * 2]);
+#pragma unroll
+          for (uint32_t b = 0; b < 2; b++) {
+            if constexpr (kind::kOffset) {
+              codec<C>::offset_halves(a[p + b][h], r[2 * b + h]);
+            } else {
+              codec<C>::halves(a[p + b][h], r[2 * b + h]);
+            }
+            if constexpr (S == MM_CU_NV) {
+              uint32_t twice[2];
+              codec<MM_CU_E4M3>::halves(twice, __byte_perm(word, 0, lane % 4 / 2 * 0x11 + b * 0x22));
+#pragma unroll
+              for (uint32_t j = 0; j < kRegs; j++) a[p + b][h][j] = mul_half2(a[p + b][h][j], twice[0]);
+            }
+          }
+        }
+      }
+      wgmma_begin();
+#pragma unroll
+      for (uint32_t c = 0; c < kPieces; c++) {
+#pragma unroll
+        for (uint32_t j = 0; j < kRegs; j += 2) {
+          const uint32_t k = c * (kind::kPiece / 16) + j / 2; /* of 16 columns */
+          const uint32_t v[4] = {a[c][0][j], a[c][1][j], a[c][0][j + 1], a[c][1][j + 1]};
+          multiply_few(part[c / kEach], v, operand(x + k / 4 * (kPlaces * kLine) + k % 4 * 32), c % kEach > 0 || j > 0);
+        }
+      }
+      wgmma_commit();
+      float4 back[kParts]; /* of places 2t and 2t + 1 */
+      float scale[2][2];   /* COARSE: by half of the columns and of the rows */
+      uint2 powers[2];     /* MX: by half of the rows */
+#pragma unroll
+      for (uint32_t i = 0; i < kParts; i++) back[i] = *reinterpret_cast<const float4 *>(&from.back[i][lane % 4 * 2]);
+#pragma unroll
+      for (uint32_t h = 0; h < 2; h++) {
+        if (S == MM_CU_COARSE) {
+#pragma unroll
+          for (uint32_t i = 0; i < 2; i++) scale[i][h] = reinterpret_cast<const float *>(from.scale[group])[i * kBox + row + h * 8];
+        }
+        if (S == MM_CU_MX) powers[h] = *reinterpret_cast<const uint2 *>(&from.scale[group][(row + 8 * h) * 16 + step % 2 * 8]);
+      }
+      wgmma_wait<0>();
+#pragma unroll
+      for (uint32_t i = 0; i < kSums; i++) hold(part[i]);
+      __syncwarp(); /* the scales are read too */
+      if (lane == 0) barrier_arrive(shared_address(&sh.empty[at]));
+      if (++at == kStages) at = 0, phase ^= 1;
+#pragma unroll
+      for (uint32_t i = 0; i < kSums; i++) {
+        const float4 b = back[i * sums::kColumns / kPart];
+#pragma unroll
+        for (uint32_t j = 0; j < 4; j++) {
+          const float inverse = j % 2 ? b.z : b.x, less = j % 2 ? b.w : b.y;
+          float f = sums::kFactor * inverse;
+          if (S == MM_CU_COARSE) f = sums::kFactor * scale[i * 2 / kSums][j / 2] * inverse;
+          if (S == MM_CU_MX) {
+            const uint32_t e = (i < 4 ? powers[j / 2].x : powers[j / 2].y) >> i % 4 * 8 & 0xff;
+            f *= __uint_as_float(e == 0 ? 0x00400000u : e << 23);
+          }
+          out[j] = fmaf(kind::kOffset ? part[i][j] - less : part[i][j], f, out[j]);
+        }
+      }
+    }
+    barrier_wait(shared_address(&sh.read[n % 2]), n / 2 % 2 ^ 1);
+#pragma unroll
+    for (uint32_t h = 0; h < 2; h++)
+      *reinterpret_cast<float2 *>(&sh.sum[n % 2][group][row + 8 * h][lane % 4 * 2]) = make_float2(out[2 * h], out[2 * h + 1]);
+    __syncwarp();
+    if (lane == 0) barrier_arrive(shared_address(&sh.summed[n % 2]));
+  }
+}
+
+/* kAdders threads: a row of both boxes each. */
+template <phase kPhase, class Shared>
+__device__ __forceinline__ void use_sums(Shared &sh, const few_job &job) {
+  const uint32_t units = sh.before[job.r.experts], row = threadIdx.x % kAdders;
+  const mm_cu_weight &w = job.w;
+  uint32_t n = 0;
+  for (uint32_t index = blockIdx.x; index < units; index += gridDim.x, n++) {
+    const few_unit unit = find_unit(sh, job, index);
+    const float global = w.global ? w.global[unit.expert] : 1.0f;
+    barrier_wait(shared_address(&sh.summed[n % 2]), n / 2 % 2);
+    float v[2][kPlaces];
+#pragma unroll
+    for (uint32_t i = 0; i < 2 * kPlaces; i += 4)
+      *reinterpret_cast<float4 *>(&v[i / kPlaces][i % kPlaces]) =
+          *reinterpret_cast<const float4 *>(&sh.sum[n % 2][i / kPlaces][row][i % kPlaces]);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(shared_address(&sh.read[n % 2]));
+    const uint32_t column = unit.across * job.each + row;
+#pragma unroll
+    for (uint32_t i = 0; i < kPlaces; i++) {
+      if (i >= unit.rows) break;
+      if (kPhase == UP) {
+        if (column < w.n / 2)
+          job.middle[(size_t)(unit.first + i) * (w.n / 2) + column] = __float2bfloat16_rn(silu(v[0][i] * global) * (v[1][i] * global));
+      } else {
+        const uint32_t pair = __ldcg(&job.r.pair[unit.first + i]);
+        const float f = __ldcg(&job.r.weight[pair]) * global;
+#pragma unroll
+        for (uint32_t g = 0; g < 2; g++)
+          if (column + g * kBox < w.n) job.pair_out[(size_t)pair * w.n + column + g * kBox] = v[g][i] * f;
+      }
+    }
+  }
+}
+
+#endif
+
+template <phase kPhase, mm_cu_code C, mm_cu_scale S>
+__global__ void __launch_bounds__(kThreads, 1)
+    experts_few(const __grid_constant__ CUtensorMap codes, const __grid_constant__ CUtensorMap scales,
+                const __grid_constant__ CUtensorMap rows, const __grid_constant__ few_job job) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ __align__(1024) uint8_t raw[];
+  few_shared<C, S> &sh = *reinterpret_cast<few_shared<C, S> *>(raw);
+  const uint32_t warp = threadIdx.x / 32, steps = (uint32_t)((job.w.pitch + kLine - 1) / kLine);
+  if (threadIdx.x == 0) {
+    for (uint32_t i = 0; i < kStages; i++) {
+      barrier_open(shared_address(&sh.full[i]), S == MM_CU_COARSE ? 66 : 34); /* two expect bytes; lanes that copy */
+      barrier_open(shared_address(&sh.empty[i]), kGroups * 4);
+    }
+    for (uint32_t i = 0; i < 2; i++) barrier_open(shared_address(&sh.summed[i]), kGroups * 4), barrier_open(shared_address(&sh.read[i]), 2);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  if (warp == 1) count_units(sh, job);
+  __syncthreads();
+  grid_launch_next();
+  if (warp == 0) {
+    fetch_weights(sh, job, &codes, &scales, steps);
+  } else if (warp == 1) {
+    grid_wait();
+    fetch_rows(sh, job, &rows, steps);
+  } else if (warp < 4) {
+    grid_wait();
+    use_sums<kPhase>(sh, job);
+  } else {
+    multiply_stages(sh, job, warp / 4 - 1, steps);
+  }
+#else
+  grid_wait();
+  grid_launch_next();
+#endif
+}
+
+template <mm_cu_code C, mm_cu_scale S>
+constexpr bool has_few() {
+  return C != MM_CU_BF16 && S != MM_CU_FINE;
+}
+
+/* One pass: rows laid, then multiplied. room: for the rows, as f16, and their scales. */
+struct few_launch {
+  const mm_cu_weight &w;
+  const mm_cu_route &r;
+  const mm_cu_experts &a;
+  phase which;
+  void *room;
+  cudaStream_t s;
+
+  template <mm_cu_code C, mm_cu_scale S>
+  cudaError_t run() const {
+    if constexpr (!has_few<C, S>()) {
+      return cudaErrorNotSupported;
+    } else {
+      using kind = few_kind<C, S>;
+      const uint32_t pairs = a.tokens * r.top_k, parts = ceil_div((uint32_t)w.pitch, kLine) * (kind::kColumns / kPart);
+      __half *const number = static_cast<__half *>(room);
+      const few_rows x = {number, reinterpret_cast<float2 *>(number + (size_t)pairs * w.k), w.k, pairs};
+      few_job job = {w, r, x, a.middle, a.pair_out, ceil_div(w.n, 2 * kBox), 2 * kBox, kBox};
+      if (which == UP) job.wide = ceil_div(w.n / 2, kBox), job.each = kBox, job.apart = w.n / 2;
+      CUtensorMap codes, scales = {}, rows;
+      const uint64_t all = (uint64_t)w.lead * w.n;
+      cudaError_t e = mm_cu_map_boxes(&codes, w.data, w.pitch, all, kLine, kBox, CU_TENSOR_MAP_SWIZZLE_128B);
+      if (e == cudaSuccess && S != MM_CU_COARSE)
+        e = mm_cu_map_boxes(&scales, w.scale, w.scale_pitch, all, 16, kBox, CU_TENSOR_MAP_SWIZZLE_NONE);
+      if (e == cudaSuccess) e = mm_cu_map_boxes(&rows, number, 2 * (uint64_t)w.k, pairs, kLine, kPlaces, CU_TENSOR_MAP_SWIZZLE_128B);
+      if (e == cudaSuccess)
+        e = launch(lay_rows<kind::kPiece, kind::kOffset>, pairs, kLayers * 32, 0, s, x, which == UP ? a.x : a.middle,
+                   which == UP ? r.pair : nullptr, r.offset + r.experts, r.top_k, parts, mm_cu_few_rounds(w));
+      if (e != cudaSuccess) return e;
+      return launch(which == UP ? experts_few<UP, C, S> : experts_few<DOWN, C, S>, multiprocessors(), kThreads, sizeof(few_shared<C, S>), s,
+                    codes, scales, rows, job);
+    }
+  }
+};
+
+bool takes_few(const mm_cu_weight &w) {
+  return hopper() && w.code != MM_CU_BF16 && w.scale_kind != MM_CU_FINE && w.k % 32 == 0 && w.n % 2 == 0;
+}
+
+}  // namespace
+
+bool mm_cu_few_rounds(const mm_cu_weight &w) { return w.rounding.kind == MM_ACT_FP8_GROUP; }
+
+bool mm_cu_takes_few(const mm_cu_weight &w13, const mm_cu_weight &w2) { return takes_few(w13) && takes_few(w2); }
+
+cudaError_t mm_cu_experts_few(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a,
+                              cudaStream_t s) {
+  if (!mm_cu_takes_few(w13, w2)) return cudaErrorNotSupported;
+  const uint32_t pairs = a.tokens * r.top_k;
+  cudaError_t e = for_scheme(w13, few_launch{w13, r, a, UP, a.pair_out, s});
+  if (e == cudaSuccess && w2.rounding.kind != MM_ACT_KEPT && !mm_cu_few_rounds(w2))
+    e = mm_cu_round(a.middle, pairs, {a.middle, w2.k, nullptr}, w2.rounding, s);
+  if (e == cudaSuccess) e = for_scheme(w2, few_launch{w2, r, a, DOWN, a.middle + (size_t)pairs * w2.k, s});
+  return e != cudaSuccess ? e : mm_cu_sum_pairs(r, a, w2.n, s);
+}
