@@ -88,7 +88,7 @@ static bool new_file(mm_blocks *b, uint32_t rank, mm_err *err) {
   int e = posix_fallocate(b->fd[rank], 0, (off_t)x->size);
   if (e != 0 && e != EOPNOTSUPP && e != EINVAL) return mm_fail_errno(err, mm_at(name, NULL), "allocate", e);
   if (e != 0 && ftruncate(b->fd[rank], (off_t)x->size) != 0) return mm_fail_errno(err, mm_at(name, NULL), "extend", errno);
-  return mm_pwrite(b->fd[rank], name, x->header, x->header_bytes, 0, err);
+  return true;
 }
 
 /* Opens a file of an interrupted run; false when it is not there in its full size. */
@@ -119,6 +119,9 @@ bool mm_blocks_begin(mm_blocks *b, uint32_t part, bool existing, bool *kept, mm_
     choose_states(b, r);
     kept[r] = existing && old_file(b, r);
     if (!kept[r] && !new_file(b, r, err)) return false;
+    /* to a kept file too: the run that made it may have ended before its header was there, or durable */
+    const mm_plan_file *f = layout_of(b, r);
+    if (!mm_pwrite(b->fd[r], x->file, f->header, f->header_bytes, 0, err)) return false;
     b->direct[r] = openat(b->dir, x->file, O_WRONLY | O_DIRECT | O_NOFOLLOW | O_CLOEXEC); /* -1 where there is no such thing */
   }
   return true;

@@ -64,8 +64,8 @@ void mm_blocks_close(mm_blocks *b); /* accepts a half-opened one */
 
 /* Gives part `part` of a rank room for its digests, unless it has that. */
 bool mm_blocks_digests(mm_plan *p, uint32_t part, uint32_t rank, mm_err *err);
-/* Starts part `part` on every rank. New files get their size and header; with `existing`, files of the right size are kept (others are
- * made anew and kept[tp] says which). */
+/* Starts part `part` on every rank. New files get their size; with `existing`, files of the right size are kept (others are made anew and
+ * kept[tp] says which). All get their header. */
 bool mm_blocks_begin(mm_blocks *b, uint32_t part, bool existing, bool *kept, mm_err *err);
 /* n bytes at `offset` from the data start. Threads may write disjoint ranges. What was written is appended to log. */
 bool mm_blocks_put(mm_blocks *b, mm_put_log *log, uint32_t rank, uint64_t offset, const void *bytes, size_t n, mm_err *err);

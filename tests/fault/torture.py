@@ -40,7 +40,7 @@ work = tempfile.mkdtemp(prefix="mm-torture-")
 
 
 def command(out, *more):
-    return [args.convert, args.source, "-o", out, "--tp", "2", "--quant", "block_fp8", "-q", "-j", "1", "--part-size", "4M",
+    return [args.convert, args.source, "-o", out, "--tp", "2", "--quant", "block_fp8", "-q", "-j", "1", "--part-size", "1M",
             "--journal-every", "1M", *args.options.split(), *more]
 
 
