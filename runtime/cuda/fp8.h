@@ -35,7 +35,7 @@ struct mm_cu_product {
   float *y32;
 };
 cudaError_t mm_cu_gemm_fp8(const mm_cu_weight &w, const mm_cu_product &a, cudaStream_t s);
-/* The same for T ≤ MM_CU_FEW, at the memory's rate. */
+/* The same for T ≤ MM_CU_FEW, at the memory's rate; where no cluster of blocks can hold the rows, mm_cu_gemm_fp8. */
 cudaError_t mm_cu_skinny_fp8(const mm_cu_weight &w, const mm_cu_product &a, cudaStream_t s);
 
 /* Both of a layer's experts, and their intermediate size is whole groups. */

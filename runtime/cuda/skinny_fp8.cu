@@ -109,9 +109,8 @@ __device__ __forceinline__ void multiply_few(float (&d)[4], uint64_t a, uint64_t
 }
 __device__ __forceinline__ void multiply_few(float (&d)[8], uint64_t a, uint64_t b, int add) {
   asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\nwgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3 {%0,%1,%2,%3,%4,%5,%6,%7}, %8, %9, "
-      "p, 1, "
-      "1;\n}"
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3 {%0,%1,%2,%3,%4,%5,%6,%7}, %8, %9, p, 1, 1;\n}"
       : MM_F8(d, 0)
       : "l"(a), "l"(b), "r"(add));
 }
@@ -251,23 +250,23 @@ __global__ void __launch_bounds__(kThreads, 1)
 #endif
 }
 
-/* Clusters of so many blocks that the current device runs at once: the same for any plan, as a block fills a multiprocessor. */
+/* *most: clusters of so many blocks that the current device runs at once, the same for any plan, as a block fills a multiprocessor. */
 template <int kRows>
-uint32_t most_clusters(uint32_t blocks) {
+cudaError_t most_clusters(uint32_t blocks, uint32_t *most) {
   constexpr int kDevices = 16; /* that are remembered */
   static std::atomic<int> known[kDevices][kMostBlocks + 1];
   int device = 0, n = 0;
-  cudaGetDevice(&device);
-  if (device < kDevices && (n = known[device][blocks]) > 0) return (uint32_t)n;
+  cudaError_t e = cudaGetDevice(&device);
+  if (e == cudaSuccess && device < kDevices && (*most = (uint32_t)known[device][blocks]) > 0) return e;
   cudaLaunchConfig_t c = {};
   cudaLaunchAttribute size = {};
   size.id = cudaLaunchAttributeClusterDimension, size.val.clusterDim = {blocks, 1, 1};
   c.gridDim = dim3(blocks), c.blockDim = dim3(kThreads), c.dynamicSmemBytes = kRoom, c.attrs = &size, c.numAttrs = 1;
-  if (cudaFuncSetAttribute(skinny_fp8<kRows>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)kRoom) != cudaSuccess ||
-      cudaOccupancyMaxActiveClusters(&n, skinny_fp8<kRows>, &c) != cudaSuccess)
-    return 0;
-  if (device < kDevices) known[device][blocks] = n;
-  return (uint32_t)n;
+  if (e == cudaSuccess) e = cudaFuncSetAttribute(skinny_fp8<kRows>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)kRoom);
+  if (e == cudaSuccess) e = cudaOccupancyMaxActiveClusters(&n, skinny_fp8<kRows>, &c);
+  if (e == cudaSuccess && device < kDevices) known[device][blocks] = n;
+  *most = (uint32_t)n;
+  return e;
 }
 
 /* p for clusters of so many blocks; false where it does not fit. */
@@ -302,12 +301,15 @@ cudaError_t launch_few(const mm_cu_weight &w, const mm_cu_product &a, cudaStream
     few_plan p = {};
     p.tiles = ceil_div(w.n, kTile), p.all_lines = a.x.pitch / kLine;
     if (!lay_out(&p, kRows, blocks)) continue;
-    const uint32_t clusters = min(p.tiles, most_clusters<kRows>(blocks));
-    if (clusters == 0) continue;
+    uint32_t most = 0;
+    const cudaError_t e = most_clusters<kRows>(blocks, &most);
+    if (e != cudaSuccess) return e;
+    if (most == 0) continue;
+    const uint32_t clusters = min(p.tiles, most);
     const uint32_t cost = expected_time(p, blocks, clusters, kRows);
     if (cost < best_cost) best = p, best_blocks = blocks, best_clusters = clusters, best_cost = cost;
   }
-  if (best_blocks == 0) return mm_cu_gemm_fp8(w, a, s); /* rows so long that no cluster can hold them */
+  if (best_blocks == 0) return mm_cu_gemm_fp8(w, a, s); /* no cluster holds such long rows, or fits this device */
   CUtensorMap x_map, w_map;
   cudaError_t e = mm_cu_map_boxes(&x_map, a.x.code, a.x.pitch, a.x.rows, kLine, kRows, CU_TENSOR_MAP_SWIZZLE_128B);
   if (e == cudaSuccess) e = mm_cu_map_boxes(&w_map, w.data, w.pitch, w.n, kLine, kTile, CU_TENSOR_MAP_SWIZZLE_128B);
