@@ -1,48 +1,39 @@
 /* The experts of a step that gives each a few rows (sm_90a): two passes over the weights of the experts in use, which are read once for
  * every eight rows of an expert.
  *
- * A first kernel lays the rows side by side in the sorted order, as f16 under a power of two for 64 columns. Then blocks take units: eight
- * places of one expert and twice 64 weight rows, w1's and w3's of the same columns, or 128 of w2. A stage is 128 bytes of all those rows
- * with their scales, and the same columns of the eight places. One warp asks the copy engine for weights, as far ahead as there is room and
- * before the rows are known, another one for the rows. Two groups multiply 64 weight rows each: codes become f16 in registers,
- * exactly (int4: value + 8), and go to the tensor cores as wgmma's M side, the places are its N side; products of 64 columns (32
- * of MX) are scaled and added in f32. Sums go through shared memory to two more warps, which make results of them while the groups go on.
+ * A first kernel lays the rows side by side in the sorted order, as few.cuh wants them. Then blocks take units: eight places of one expert
+ * and twice 64 weight rows, w1's and w3's of the same columns, or 128 of w2. A stage is 128 bytes of all those rows with their scales, and
+ * the same columns of the eight places. One warp asks the copy engine for weights, as far ahead as there is room and before the rows are
+ * known, another one for the rows. Three groups multiply stages in turn, so that some widen codes while another's products are under way.
+ * All groups' sums go through shared memory to two more warps, which make results of them while the groups go on.
  *
  * A row's bits depend on nothing beside it: not on the number of tokens, nor on its place. */
-#include "runtime/cuda/fp8.cuh"
-#include "runtime/cuda/hopper.cuh"
+#include "runtime/cuda/few.cuh"
 #include "runtime/cuda/launch.h"
 #include "runtime/cuda/tensor_map.h"
-#include "runtime/cuda/weight.cuh"
 
 namespace {
 
-constexpr uint32_t kThreads = 384, kGroups = 2, kPlaces = 8, kBox = 64, kLine = 128, kPart = 64; /* kPart: columns under one power of two */
-constexpr uint32_t kStages = 9;
-[[maybe_unused]] constexpr uint32_t kAdders = 64; /* threads */
+constexpr uint32_t kTurns = 3, kThreads = 128 * (1 + kTurns), kPlaces = 8; /* kTurns: groups */
+constexpr uint32_t kStages = 2 * kTurns;                                   /* a place in the ring belongs to one group */
+[[maybe_unused]] constexpr uint32_t kAdders = 64;                          /* threads */
 
 enum phase { UP, DOWN };
 
 template <mm_cu_code C, mm_cu_scale S>
-struct few_kind {
-  static constexpr uint32_t kPiece = codec<C>::kPiece, kColumns = 8 * kPiece; /* columns of 16 bytes, of a stage */
-  static constexpr bool kOffset = C == MM_CU_INT4;
-  static constexpr uint32_t kScaleBytes = S == MM_CU_COARSE ? 8 : 16; /* of a weight row and stage: f32 of each half, or bytes */
-};
-
-template <mm_cu_code C, mm_cu_scale S>
 struct few_stage {
   using kind = few_kind<C, S>;
+  static constexpr uint32_t kOther = 2 * kBox * kind::kScaleBytes + kind::kGroups * kPlaces * 8;
   uint8_t code[2][kBox * kLine];
   uint8_t x[kind::kColumns / kPart][kPlaces * kLine];
-  uint8_t scale[2][kBox * kind::kScaleBytes];   /* COARSE: f32 [half][row] of each box */
-  float2 back[kind::kColumns / kPart][kPlaces]; /* of x: the power's inverse, and what is to be taken off for int4 */
-  uint8_t pad[1024 - (kBox * 2 * kind::kScaleBytes + kind::kColumns / kPart * kPlaces * 8) % 1024];
+  uint8_t scale[2][kBox * kind::kScaleBytes]; /* COARSE: f32 [half][row] of each box */
+  float2 back[kind::kGroups][kPlaces];
+  uint8_t pad[(1024 - kOther % 1024) % 1024];
 };
 template <mm_cu_code C, mm_cu_scale S>
 struct few_shared {
   few_stage<C, S> stage[kStages];
-  float sum[2][kGroups][kBox][kPlaces + 4]; /* of a unit, by group */
+  float sum[2][kTurns][2][kBox][kPlaces + 4]; /* of a unit, by a step's place in the turns, and box */
   uint64_t full[kStages], empty[kStages], summed[2], read[2];
   uint32_t before[MM_CU_MAX_EXPERTS + 1]; /* units of lower experts */
 };
@@ -52,10 +43,10 @@ struct few_unit {
   uint32_t expert, first, rows, across;
 };
 
-/* Rows in the sorted order: number[place, k] f16 with each piece's columns where the product wants them, scale[k / 64, pitch]. */
+/* Rows in the sorted order: number[place, k] f16, back[k / 128, pitch]. */
 struct few_rows {
   __half *number;
-  float2 *scale;
+  float2 *back;
   uint32_t k, pitch;
 };
 
@@ -70,53 +61,29 @@ struct few_job {
 
 /* ---- rows ---- */
 
-/* Place of column c in a stretch of 64: lane t of a fragment holds columns 4t … of a piece of 16, or 8t … of 32, two by two; a product of
- * 16 columns takes the first two of each lane as its columns 2t, 2t + 1 and the next as 2t + 8, 2t + 9. */
-template <uint32_t kPiece>
-__device__ __forceinline__ uint32_t place_of_four(uint32_t four) { /* columns 4·four …: the first two; the others are 8 on */
-  return kPiece == 32 ? four / 8 * 32 + four % 2 * 16 + four % 8 / 2 * 2 : four / 4 * 16 + four % 4 * 2;
-}
-
-/* Half a warp takes 64 columns of a place, four a lane. pair NULL: row `place` of x, else that of the pair's token. rounds: to E4M3 codes,
- * which are f16 as they are, under the scale of 128 columns. */
+/* Half a warp takes 128 columns of a place. pair NULL: row `place` of x, else that of the pair's token. */
 constexpr uint32_t kLayers = 8; /* warps */
 template <uint32_t kPiece, bool kOffset>
 __global__ void __launch_bounds__(kLayers * 32) lay_rows(const few_rows to, const __nv_bfloat16 *x, const uint32_t *pair,
-                                                         const uint32_t *places, uint32_t top_k, uint32_t parts, bool rounds) {
+                                                         const uint32_t *places, uint32_t top_k, uint32_t groups, bool rounds) {
   const uint32_t place = blockIdx.x, lane = threadIdx.x % 16;
   grid_wait();
   grid_launch_next(); /* not before: the next kernel reads the lists at once */
   if (place >= __ldcg(places)) return;
   const __nv_bfloat16 *from = x + (size_t)(pair ? pair[place] / top_k : place) * to.k;
-  for (uint32_t part = threadIdx.x / 16; part < (parts + 1) / 2 * 2; part += kLayers * 2) {
-    const uint32_t column = part * kPart + lane * 4;
-    const uint2 v = column < to.k ? *reinterpret_cast<const uint2 *>(from + column) : make_uint2(0, 0);
-    uint32_t most = max2(v.x & 0x7fff7fffu, v.y & 0x7fff7fffu);
-    most = max(most & 0xffffu, most >> 16);
-#pragma unroll
-    for (uint32_t m = 1; m < 16; m *= 2) most = max(most, __shfl_xor_sync(0xffffffffu, most, m));
-    uint32_t h[2];
-    float inverse, sum = 0;
-    if (rounds) {
-      const act_scale scale(low(max(most, __shfl_xor_sync(0xffffffffu, most, 16))));
-      h[0] = widen2_half(scale.codes(low(v.x), high(v.x))), h[1] = widen2_half(scale.codes(low(v.y), high(v.y))), inverse = scale.value;
-    } else {
-      const half_scale scale(most);
-      h[0] = scale.convert(v.x), h[1] = scale.convert(v.y), inverse = scale.inverse;
-    }
-    if (kOffset) {
-      h[1] = mul_half2(h[1], 0x2c002c00u); /* 2^-4: those codes are 2^4 times as large */
-      const float2 a = __half22float2(*reinterpret_cast<const __half2 *>(&h[0])),
-                   b = __half22float2(*reinterpret_cast<const __half2 *>(&h[1]));
-      sum = (a.x + a.y) + 16.0f * (b.x + b.y);
-#pragma unroll
-      for (uint32_t m = 1; m < 16; m *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, m);
-    }
+  for (uint32_t group = threadIdx.x / 16; group < groups; group += kLayers * 2) {
+    const uint32_t column = group * kGroup + lane * 8;
+    const uint4 v = column < to.k ? *reinterpret_cast<const uint4 *>(from + column) : make_uint4(0, 0, 0, 0);
+    const few_columns c = convert_columns<kOffset>(v, rounds);
     if (column < to.k) {
-      uint32_t *row = reinterpret_cast<uint32_t *>(to.number + (size_t)place * to.k + part * kPart + place_of_four<kPiece>(lane));
-      row[0] = h[0], row[4] = h[1];
+      uint32_t *row = reinterpret_cast<uint32_t *>(to.number + (size_t)place * to.k + column / kPart * kPart);
+#pragma unroll
+      for (uint32_t i = 0; i < 2; i++) {
+        const uint32_t at = place_of_four<kPiece>(lane % 8 * 2 + i) / 2;
+        row[at] = c.h[2 * i], row[at + 4] = c.h[2 * i + 1];
+      }
     }
-    if (lane == 0 && part < parts) to.scale[(size_t)part * to.pitch + place] = make_float2(inverse, sum * 0x1p-21f /* 8 · 2^-24 */);
+    if (lane == 0) to.back[(size_t)group * to.pitch + place] = c.back;
   }
 }
 
@@ -168,6 +135,7 @@ __device__ __forceinline__ void fill_stages(const Shared &sh, const few_job &job
     for (uint32_t step = 0; step < steps; step++) {
       barrier_wait(shared_address(&sh.empty[at]), phase);
       f(unit, step, at);
+      __syncwarp(); /* no lane is two phases behind */
       if (++at == kStages) at = 0, phase ^= 1;
     }
   }
@@ -206,14 +174,15 @@ __device__ __forceinline__ void fetch_weights(few_shared<C, S> &sh, const few_jo
 
 template <mm_cu_code C, mm_cu_scale S>
 __device__ __forceinline__ void fetch_rows(few_shared<C, S> &sh, const few_job &job, const CUtensorMap *rows, uint32_t steps) {
-  constexpr uint32_t kParts = few_kind<C, S>::kColumns / kPart;
+  using kind = few_kind<C, S>;
+  constexpr uint32_t kParts = kind::kColumns / kPart, kGroups = kind::kGroups;
   const uint32_t lane = threadIdx.x % 32;
   fill_stages(sh, job, steps, [&](const few_unit &unit, uint32_t step, uint32_t at) {
     few_stage<C, S> &to = sh.stage[at];
-    const uint32_t full = shared_address(&sh.full[at]), part = lane / kPlaces, place = min(unit.first + lane % kPlaces, job.x.pitch - 1);
-    if (part < kParts) {
-      asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared_address(&to.back[part][lane % kPlaces])),
-                   "l"(&job.x.scale[(size_t)(step * kParts + part) * job.x.pitch + place])
+    const uint32_t full = shared_address(&sh.full[at]), group = lane / kPlaces, place = min(unit.first + lane % kPlaces, job.x.pitch - 1);
+    if (group < kGroups) {
+      asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared_address(&to.back[group][lane % kPlaces])),
+                   "l"(&job.x.back[(size_t)(step * kGroups + group) * job.x.pitch + place])
                    : "memory");
     }
     barrier_arrive_copied(full);
@@ -224,114 +193,34 @@ __device__ __forceinline__ void fetch_rows(few_shared<C, S> &sh, const few_job &
   });
 }
 
-/* d[64, 8] (+)= a[64, 16] · b[8, 16]ᵀ in f16, a in registers as mma's a. */
-__device__ __forceinline__ void multiply_few(float (&d)[4], const uint32_t (&a)[4], uint64_t b, int add) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %9, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%0,%1,%2,%3}, {%4,%5,%6,%7}, %8, p, 1, 1, 0;\n}"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
-}
-
-template <mm_cu_code C, mm_cu_scale S>
-struct few_sums {
-  static constexpr uint32_t kColumns = S == MM_CU_MX ? 32 : kPart; /* whose products are summed by the tensor cores */
-  /* What the f16 of the codes lack (weight.cuh); the factor of an NV weight holds 2^8 of it already. */
-  static constexpr float kFactor = C == MM_CU_INT4 ? 0x1p24f : C != MM_CU_E2M1 ? 1.0f : S == MM_CU_NV ? 0x1p6f : 0x1p14f;
-};
-
-/* A group of 128 threads: 64 weight rows of each stage. */
+/* A group of 128 threads: every stage in turn. */
 template <mm_cu_code C, mm_cu_scale S>
 __device__ __forceinline__ void multiply_stages(few_shared<C, S> &sh, const few_job &job, uint32_t group, uint32_t steps) {
-  using kind = few_kind<C, S>;
-  using sums = few_sums<C, S>;
-  constexpr uint32_t kPieces = 8, kSums = kind::kColumns / sums::kColumns, kEach = kPieces / kSums; /* kEach: pieces of a sum */
-  constexpr uint32_t kParts = kind::kColumns / kPart, kRegs = kind::kPiece / 8; /* kRegs: of a lane's part of a piece and row */
-  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32, row = warp * 16 + lane / 4;
-  const uint32_t units = sh.before[job.r.experts];
-  uint32_t at = 0, phase = 0, n = 0;
+  const uint32_t lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane / 4, units = sh.before[job.r.experts];
+  uint32_t at = group, phase = 0, step = group, n = 0;
   for (uint32_t index = blockIdx.x; index < units; index += gridDim.x, n++) {
-    float out[4] = {};
-    for (uint32_t step = 0; step < steps; step++) {
+    const uint32_t first = step; /* not the group's number says which sums are added first, so that a unit's place changes no bits */
+    float out[2][4] = {};
+    for (; step < steps; step += kTurns) {
       const few_stage<C, S> &from = sh.stage[at];
-      const uint32_t codes = shared_address(from.code[group]) + (warp * 16 + lane % 16) * kLine, x = shared_address(from.x);
+      const uint32_t codes = uniform(shared_address(from.code[0])), x = uniform(shared_address(from.x));
       barrier_wait(shared_address(&sh.full[at]), phase);
-      float part[kSums][4];
-      uint32_t a[kPieces][2][kRegs]; /* piece, row half */
 #pragma unroll
-      for (uint32_t p = 0; p < kPieces; p += 2) {
-        uint32_t r[4];
-        ldmatrix4_at(r, codes + ((p + lane / 16) ^ lane % 8) * 16);
-#pragma unroll
-        for (uint32_t h = 0; h < 2; h++) {
-          uint32_t word = 0;
-          if (S == MM_CU_NV) word = *reinterpret_cast<const uint32_t *>(&from.scale[group][(row + 8 * h) * 16 + p * 2]);
-#pragma unroll
-          for (uint32_t b = 0; b < 2; b++) {
-            if constexpr (kind::kOffset) {
-              codec<C>::offset_halves(a[p + b][h], r[2 * b + h]);
-            } else {
-              codec<C>::halves(a[p + b][h], r[2 * b + h]);
-            }
-            if constexpr (S == MM_CU_NV) {
-              uint32_t twice[2];
-              codec<MM_CU_E4M3>::halves(twice, __byte_perm(word, 0, lane % 4 / 2 * 0x11 + b * 0x22));
-#pragma unroll
-              for (uint32_t j = 0; j < kRegs; j++) a[p + b][h][j] = mul_half2(a[p + b][h][j], twice[0]);
-            }
-          }
-        }
+      for (uint32_t box = 0; box < 2; box++) {
+        multiply_box<C, S, kPlaces>(out[box], {codes + box * (kBox * kLine), from.scale[box], x, &from.back[0][0]}, step, [&] {
+          __syncwarp();
+          if (box == 1 && lane == 0) barrier_arrive(shared_address(&sh.empty[at]));
+        });
       }
-      wgmma_begin();
-#pragma unroll
-      for (uint32_t c = 0; c < kPieces; c++) {
-#pragma unroll
-        for (uint32_t j = 0; j < kRegs; j += 2) {
-          const uint32_t k = c * (kind::kPiece / 16) + j / 2; /* of 16 columns */
-          const uint32_t v[4] = {a[c][0][j], a[c][1][j], a[c][0][j + 1], a[c][1][j + 1]};
-          multiply_few(part[c / kEach], v, operand(x + k / 4 * (kPlaces * kLine) + k % 4 * 32), c % kEach > 0 || j > 0);
-        }
-      }
-      wgmma_commit();
-      float4 back[kParts]; /* of places 2t and 2t + 1 */
-      float scale[2][2];   /* COARSE: by half of the columns and of the rows */
-      uint2 powers[2];     /* MX: by half of the rows */
-#pragma unroll
-      for (uint32_t i = 0; i < kParts; i++) back[i] = *reinterpret_cast<const float4 *>(&from.back[i][lane % 4 * 2]);
-#pragma unroll
-      for (uint32_t h = 0; h < 2; h++) {
-        if (S == MM_CU_COARSE) {
-#pragma unroll
-          for (uint32_t i = 0; i < 2; i++) scale[i][h] = reinterpret_cast<const float *>(from.scale[group])[i * kBox + row + h * 8];
-        }
-        if (S == MM_CU_MX) powers[h] = *reinterpret_cast<const uint2 *>(&from.scale[group][(row + 8 * h) * 16 + step % 2 * 8]);
-      }
-      wgmma_wait<0>();
-#pragma unroll
-      for (uint32_t i = 0; i < kSums; i++) hold(part[i]);
-      __syncwarp(); /* the scales are read too */
-      if (lane == 0) barrier_arrive(shared_address(&sh.empty[at]));
-      if (++at == kStages) at = 0, phase ^= 1;
-#pragma unroll
-      for (uint32_t i = 0; i < kSums; i++) {
-        const float4 b = back[i * sums::kColumns / kPart];
-#pragma unroll
-        for (uint32_t j = 0; j < 4; j++) {
-          const float inverse = j % 2 ? b.z : b.x, less = j % 2 ? b.w : b.y;
-          float f = sums::kFactor * inverse;
-          if (S == MM_CU_COARSE) f = sums::kFactor * scale[i * 2 / kSums][j / 2] * inverse;
-          if (S == MM_CU_MX) {
-            const uint32_t e = (i < 4 ? powers[j / 2].x : powers[j / 2].y) >> i % 4 * 8 & 0xff;
-            f *= __uint_as_float(e == 0 ? 0x00400000u : e << 23);
-          }
-          out[j] = fmaf(kind::kOffset ? part[i][j] - less : part[i][j], f, out[j]);
-        }
-      }
+      at += kTurns;
+      if (at >= kStages) at = group, phase ^= 1;
     }
+    step -= steps;
     barrier_wait(shared_address(&sh.read[n % 2]), n / 2 % 2 ^ 1);
 #pragma unroll
-    for (uint32_t h = 0; h < 2; h++)
-      *reinterpret_cast<float2 *>(&sh.sum[n % 2][group][row + 8 * h][lane % 4 * 2]) = make_float2(out[2 * h], out[2 * h + 1]);
+    for (uint32_t i = 0; i < 4; i++)
+      *reinterpret_cast<float2 *>(&sh.sum[n % 2][first][i / 2][row + i % 2 * 8][lane % 4 * 2]) =
+          make_float2(out[i / 2][i % 2 * 2], out[i / 2][i % 2 * 2 + 1]);
     __syncwarp();
     if (lane == 0) barrier_arrive(shared_address(&sh.summed[n % 2]));
   }
@@ -349,9 +238,14 @@ __device__ __forceinline__ void use_sums(Shared &sh, const few_job &job) {
     barrier_wait(shared_address(&sh.summed[n % 2]), n / 2 % 2);
     float v[2][kPlaces];
 #pragma unroll
-    for (uint32_t i = 0; i < 2 * kPlaces; i += 4)
-      *reinterpret_cast<float4 *>(&v[i / kPlaces][i % kPlaces]) =
-          *reinterpret_cast<const float4 *>(&sh.sum[n % 2][i / kPlaces][row][i % kPlaces]);
+    for (uint32_t i = 0; i < 2 * kPlaces; i += 4) {
+      float4 &to = *reinterpret_cast<float4 *>(&v[i / kPlaces][i % kPlaces]);
+#pragma unroll
+      for (uint32_t j = 0; j < kTurns; j++) {
+        const float4 a = *reinterpret_cast<const float4 *>(&sh.sum[n % 2][j][i / kPlaces][row][i % kPlaces]);
+        to = j == 0 ? a : make_float4(to.x + a.x, to.y + a.y, to.z + a.z, to.w + a.w);
+      }
+    }
     __syncwarp();
     if (threadIdx.x % 32 == 0) barrier_arrive(shared_address(&sh.read[n % 2]));
     const uint32_t column = unit.across * job.each + row;
@@ -385,9 +279,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) {
     for (uint32_t i = 0; i < kStages; i++) {
       barrier_open(shared_address(&sh.full[i]), S == MM_CU_COARSE ? 66 : 34); /* two expect bytes; lanes that copy */
-      barrier_open(shared_address(&sh.empty[i]), kGroups * 4);
+      barrier_open(shared_address(&sh.empty[i]), 4);
     }
-    for (uint32_t i = 0; i < 2; i++) barrier_open(shared_address(&sh.summed[i]), kGroups * 4), barrier_open(shared_address(&sh.read[i]), 2);
+    for (uint32_t i = 0; i < 2; i++) barrier_open(shared_address(&sh.summed[i]), kTurns * 4), barrier_open(shared_address(&sh.read[i]), 2);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   if (warp == 1) count_units(sh, job);
@@ -410,11 +304,6 @@ __global__ void __launch_bounds__(kThreads, 1)
 #endif
 }
 
-template <mm_cu_code C, mm_cu_scale S>
-constexpr bool has_few() {
-  return C != MM_CU_BF16 && S != MM_CU_FINE;
-}
-
 /* One pass: rows laid, then multiplied. room: for the rows, as f16, and their scales. */
 struct few_launch {
   const mm_cu_weight &w;
@@ -426,11 +315,11 @@ struct few_launch {
 
   template <mm_cu_code C, mm_cu_scale S>
   cudaError_t run() const {
-    if constexpr (!has_few<C, S>()) {
+    if constexpr (C == MM_CU_BF16 || !has_few<C, S>()) {
       return cudaErrorNotSupported;
     } else {
       using kind = few_kind<C, S>;
-      const uint32_t pairs = a.tokens * r.top_k, parts = ceil_div((uint32_t)w.pitch, kLine) * (kind::kColumns / kPart);
+      const uint32_t pairs = a.tokens * r.top_k, groups = ceil_div((uint32_t)w.pitch, kLine) * kind::kGroups;
       __half *const number = static_cast<__half *>(room);
       const few_rows x = {number, reinterpret_cast<float2 *>(number + (size_t)pairs * w.k), w.k, pairs};
       few_job job = {w, r, x, a.middle, a.pair_out, ceil_div(w.n, 2 * kBox), 2 * kBox, kBox};
@@ -443,7 +332,7 @@ struct few_launch {
       if (e == cudaSuccess) e = mm_cu_map_boxes(&rows, number, 2 * (uint64_t)w.k, pairs, kLine, kPlaces, CU_TENSOR_MAP_SWIZZLE_128B);
       if (e == cudaSuccess)
         e = launch(lay_rows<kind::kPiece, kind::kOffset>, pairs, kLayers * 32, 0, s, x, which == UP ? a.x : a.middle,
-                   which == UP ? r.pair : nullptr, r.offset + r.experts, r.top_k, parts, mm_cu_few_rounds(w));
+                   which == UP ? r.pair : nullptr, r.offset + r.experts, r.top_k, groups, mm_cu_few_rounds(w));
       if (e != cudaSuccess) return e;
       return launch(which == UP ? experts_few<UP, C, S> : experts_few<DOWN, C, S>, multiprocessors(), kThreads, sizeof(few_shared<C, S>), s,
                     codes, scales, rows, job);

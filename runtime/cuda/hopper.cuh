@@ -126,6 +126,9 @@ __device__ __forceinline__ void wgmma_wait(float (&d)[R]) {
   hold(d);
 }
 
+/* v, which all lanes of the warp have. The compiler knows it of the result: what descriptors are made of it stays in uniform registers,
+ * where each product else waits for two moves to them. */
+__device__ __forceinline__ uint32_t uniform(uint32_t v) { return __shfl_sync(0xffffffffu, v, 0); }
 /* Descriptor of the operand at `address`: groups of eight rows follow one another; turned operands of more than 64 columns continue
  * `block` bytes on. */
 __device__ __forceinline__ uint64_t operand(uint32_t address, uint32_t block = 0) {

@@ -37,15 +37,16 @@ cudaError_t mm_cu_rounded::round(const __nv_bfloat16 **x, const uint32_t *pick, 
 
 cudaError_t mm_cu_rounded::linear(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s) {
   wrote(a.y);
+  const bool few = a.tokens > 1 && a.tokens <= (decode ? MM_CU_FEW : MM_CU_SKINNY);
   if (a.tokens > 1 && mm_cu_multiplies_codes(w)) {
-    const bool few = a.tokens <= (decode ? MM_CU_FEW : MM_CU_SKINNY);
     const cudaError_t e = encode(a.x, a.rows, a.tokens, w.k, s);
     return e != cudaSuccess ? e : (few ? mm_cu_skinny_fp8 : mm_cu_gemm_fp8)(w, {codes, a.y, a.y32}, s);
   }
   mm_cu_linear given = a;
   const cudaError_t e = round(&given.x, a.rows, a.tokens, w, w.k, s);
   if (given.x != a.x) given.rows = nullptr;
-  return e != cudaSuccess ? e : (a.tokens <= MM_CU_SKINNY ? mm_cu_skinny : mm_cu_gemm)(w, given, s);
+  if (e != cudaSuccess) return e;
+  return (few && mm_cu_takes_few_rows(w) ? mm_cu_skinny_few : a.tokens <= MM_CU_SKINNY ? mm_cu_skinny : mm_cu_gemm)(w, given, s);
 }
 
 cudaError_t mm_cu_rounded::experts(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a,

@@ -48,7 +48,7 @@ struct mm_cu_weight {
 
 /* ---- dense ---- */
 
-/* y[T, n] = x[rows, k]·Wᵀ for T ≤ 16; rows NULL: row t of x, else row rows[t]. Exactly one of y and y32 is given. */
+/* y[T, n] = x[rows, k]·Wᵀ; rows NULL: row t of x, else row rows[t]. Exactly one of y and y32 is given. */
 struct mm_cu_linear {
   const __nv_bfloat16 *x;
   const uint32_t *rows;
@@ -58,7 +58,12 @@ struct mm_cu_linear {
 };
 #define MM_CU_SKINNY 16
 #define MM_CU_FEW    64
+/* T ≤ MM_CU_SKINNY. */
 cudaError_t mm_cu_skinny(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s);
+/* The same for T ≤ MM_CU_FEW where mm_cu_takes_few_rows (sm_90a, not under FINE scales), the weights read once at the memory's rate; where
+ * no cluster of blocks can hold the rows, mm_cu_skinny or mm_cu_gemm. */
+cudaError_t mm_cu_skinny_few(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s);
+bool mm_cu_takes_few_rows(const mm_cu_weight &w);
 /* The same for any T. */
 cudaError_t mm_cu_gemm(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s);
 

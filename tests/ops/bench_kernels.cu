@@ -63,12 +63,13 @@ static void bench_skinny(const scheme &s, uint32_t n, uint32_t k, std::vector<ui
   double total = 0;
   do w.emplace_back(new bench_weight(s, 1, n, k)), total += w.back()->matrix_bytes;
   while (total < 200e6 || w.size() < 3);
-  buffer<__nv_bfloat16> x((size_t)16 * k), y((size_t)16 * n);
+  buffer<__nv_bfloat16> x((size_t)MM_CU_FEW * k), y((size_t)MM_CU_FEW * n);
   fill_random_bf16(x.p, x.n, 7);
   for (uint32_t t : tokens) {
     const int count = (int)w.size() * 4;
+    const auto product = t > 1 && mm_cu_takes_few_rows(w[0]->d) ? mm_cu_skinny_few : mm_cu_skinny;
     double us = time_graph(count, [&](cudaStream_t st, int i) {
-      CUDA_OK(mm_cu_skinny(w[(size_t)i % w.size()]->d, {x.p, nullptr, y.p, nullptr, t}, st));
+      CUDA_OK(product(w[(size_t)i % w.size()]->d, {x.p, nullptr, y.p, nullptr, t}, st));
     });
     char what[120];
     snprintf(what, sizeof what, "linear %-9s %u x %u, %.1f MB, T=%u", s.name, n, k, w[0]->matrix_bytes * 1e-6, t);
@@ -381,16 +382,15 @@ static void bench_rounded(uint32_t tokens, uint32_t n, uint32_t k) {
 
 void bench_copy() { g_copy = copy_rate(); }
 void bench_linear() {
-  bench_skinny(kFp8, 2048, 3072, {1, 8, 16});
-  bench_skinny(kFp8, 8192, 3072, {1, 8, 16});
-  bench_skinny(kFp8, 3072, 6144, {1, 8, 16});
-  bench_skinny(kFp8, 6144, 8192, {1, 8, 16});
-  bench_skinny(kFp8, 24576, 6144, {1, 8, 16});
-  bench_skinny(kBf16, 24576, 6144, {1, 16});
-  bench_skinny(kBf16, 200064, 3072, {1});
-  bench_skinny(kInt4, 24576, 6144, {1, 16});
-  bench_skinny(kNv, 24576, 6144, {1, 16});
-  bench_skinny(kMx, 24576, 6144, {1});
+  bench_skinny(kFp8, 2048, 3072, {1, 8, 16, 64});
+  bench_skinny(kFp8, 8192, 3072, {1, 8, 16, 64});
+  bench_skinny(kFp8, 3072, 6144, {1, 8, 16, 64});
+  bench_skinny(kFp8, 6144, 8192, {1, 8, 16, 64});
+  bench_skinny(kFp8, 24576, 6144, {1, 8, 16, 64});
+  bench_skinny(kBf16, 24576, 6144, {1, 16, 64});
+  bench_skinny(kBf16, 200064, 3072, {1, 16, 64});
+  for (const scheme *s : {&kInt4, &kNv, &kMx})
+    bench_skinny(*s, 8192, 3072, {1, 8, 16, 64}), bench_skinny(*s, 24576, 6144, {1, 8, 16, 32, 64});
   bench_gemm(kBf16, 8192, 8192, 3072);
   bench_gemm(kFp8, 8192, 8192, 3072);
   bench_gemm(kFp8, 64, 8192, 3072);
@@ -419,14 +419,15 @@ void bench_rows() {
   rows_rate(8192, 8192);
 }
 
-/* One launch of each hot kernel, for a profiler. */
+/* One launch of the dense kernels of one and of several rows, for a profiler. */
 void profile_kernels() {
-  for (uint32_t k : {3072u, 6144u}) {
-    bench_weight fp8(kFp8, 1, k == 3072 ? 8192 : 3072, k);
-    buffer<__nv_bfloat16> x((size_t)16 * k), y((size_t)16 * 8192);
+  for (const scheme *s : {&kFp8, &kInt4, &kNv}) {
+    bench_weight w(*s, 1, 24576, 6144);
+    buffer<__nv_bfloat16> x((size_t)MM_CU_FEW * w.d.k), y((size_t)MM_CU_FEW * w.d.n);
     fill_random_bf16(x.p, x.n, 7);
-    for (uint32_t t : {1u, 8u, 16u}) {
-      CUDA_OK(mm_cu_skinny(fp8.d, {x.p, nullptr, y.p, nullptr, t}, 0));
+    for (uint32_t t : {1u, 8u, 64u}) {
+      const auto product = t > 1 && mm_cu_takes_few_rows(w.d) ? mm_cu_skinny_few : mm_cu_skinny;
+      CUDA_OK(product(w.d, {x.p, nullptr, y.p, nullptr, t}, 0));
       CUDA_OK(cudaDeviceSynchronize());
     }
   }

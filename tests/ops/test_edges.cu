@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include <algorithm>
+#include <array>
 
 #include "tests/ops/gpu.h"
 #include "tests/ops/routing.h"
@@ -13,7 +14,7 @@ struct edge_scheme {
   mm_cu_scale kind;
   uint32_t cell_n, cell_k;
   bool rounded = false; /* inputs as codes */
-  bool few = false;     /* experts alone, by the kernels for a few rows each */
+  bool few = false;     /* by the kernels for a few rows */
 };
 static const edge_scheme kEdge[] = {
     {"bf16", MM_CU_BF16, MM_CU_PLAIN, 0, 0},
@@ -23,6 +24,7 @@ static const edge_scheme kEdge[] = {
     {"nvfp4", MM_CU_E2M1, MM_CU_NV, 1, 16},
     {"mxfp4", MM_CU_E2M1, MM_CU_MX, 1, 32},
     {"rounded", MM_CU_E4M3, MM_CU_COARSE, 128, 128, true},
+    {"few bf16", MM_CU_BF16, MM_CU_PLAIN, 0, 0, false, true},
     {"few block_fp8", MM_CU_E4M3, MM_CU_COARSE, 128, 128, false, true},
     {"few int4", MM_CU_INT4, MM_CU_COARSE, 1, 128, false, true},
     {"few nvfp4", MM_CU_E2M1, MM_CU_NV, 1, 16, false, true},
@@ -37,10 +39,10 @@ static std::vector<float> product(const edge_scheme &c, const test_weight &w, co
   if (c.rounded) {
     code_buffers codes(tokens, w.d.k);
     CUDA_OK(mm_cu_encode(codes.d, {dx.p, w.d.k, nullptr}, 0));
-    CUDA_OK((tokens <= MM_CU_SKINNY ? mm_cu_skinny_fp8 : mm_cu_gemm_fp8)(w.d, {codes.d, nullptr, y.p}, 0));
+    CUDA_OK((tokens <= MM_CU_FEW ? mm_cu_skinny_fp8 : mm_cu_gemm_fp8)(w.d, {codes.d, nullptr, y.p}, 0));
     return y.get();
   }
-  CUDA_OK((tokens <= MM_CU_SKINNY ? mm_cu_skinny : mm_cu_gemm)(w.d, {dx.p, nullptr, nullptr, y.p, tokens}, 0));
+  CUDA_OK((c.few ? mm_cu_skinny_few : tokens <= MM_CU_SKINNY ? mm_cu_skinny : mm_cu_gemm)(w.d, {dx.p, nullptr, nullptr, y.p, tokens}, 0));
   return y.get();
 }
 
@@ -52,7 +54,7 @@ static void check_strange_rows(const edge_scheme &c, uint32_t tokens, uint32_t n
   test_weight w;
   random_weight(&w, c.code, c.kind, 1, n, k, c.cell_n, c.cell_k);
   if (c.rounded) w.d.rounding.kind = MM_ACT_FP8_GROUP;
-  if (c.rounded && !mm_cu_multiplies_codes(w.d)) return; /* not of this device */
+  if ((c.rounded && !mm_cu_multiplies_codes(w.d)) || (c.few && !mm_cu_takes_few_rows(w.d))) return; /* not of this device */
   auto x = random_bf16((size_t)tokens * k);
   const auto plain = product(c, w, x, tokens);
   const double kinds[] = {NAN, INFINITY, -INFINITY, 3.3e38};
@@ -80,7 +82,7 @@ static void check_sizes(const edge_scheme &c, uint32_t tokens, uint32_t n, uint3
   test_weight w;
   random_weight(&w, c.code, c.kind, 1, n, k, c.cell_n, c.cell_k);
   if (c.rounded) w.d.rounding.kind = MM_ACT_FP8_GROUP;
-  if (c.rounded && !mm_cu_multiplies_codes(w.d)) return;
+  if ((c.rounded && !mm_cu_multiplies_codes(w.d)) || (c.few && !mm_cu_takes_few_rows(w.d))) return;
   const double sizes[] = {1, 3e4, 1e-30, 0x1p-125, 1e30, 1e-6};
   auto x = random_bf16((size_t)tokens * k);
   std::vector<float> plain;
@@ -108,7 +110,7 @@ static void check_sizes(const edge_scheme &c, uint32_t tokens, uint32_t n, uint3
   }
   char what[120];
   snprintf(what, sizeof what, "linear %s T=%u n=%u k=%u: numbers from 1e-38 to 1e30, worst row", c.name, tokens, n, k);
-  report(what, worst, c.kind == MM_CU_FINE || c.rounded || tokens > MM_CU_SKINNY ? 6e-3 : 1e-3);
+  report(what, worst, c.kind == MM_CU_FINE || c.rounded || (tokens > MM_CU_SKINNY && !c.few) ? 6e-3 : 1e-3);
 }
 
 /* Experts: chosen by r, y of x. */
@@ -182,15 +184,10 @@ static void check_one_expert(const edge_scheme &c, uint32_t tokens, uint32_t top
 
 void test_edges() {
   for (const auto &c : kEdge) {
-    if (!c.few) {
-      check_strange_rows(c, 1, 40, 256);
-      check_strange_rows(c, 7, 65, 640);
-      check_strange_rows(c, 16, 1, 384);
-      check_strange_rows(c, 17, 1, 384);
-      check_strange_rows(c, 150, 65, 384);
-      check_sizes(c, 1, 40, 256), check_sizes(c, 8, 1, 128), check_sizes(c, 13, 9, 1280);
-      check_sizes(c, 24, 130, 384);
-    }
+    for (const auto &s : {std::array<uint32_t, 3>{1, 40, 256}, {7, 65, 640}, {16, 1, 384}, {17, 1, 384}, {40, 65, 384}, {150, 65, 384}})
+      if (!c.few || s[0] <= MM_CU_FEW) check_strange_rows(c, s[0], s[1], s[2]);
+    check_sizes(c, 1, 40, 256), check_sizes(c, 8, 1, 128), check_sizes(c, 13, 9, 1280);
+    check_sizes(c, 24, 130, 384), check_sizes(c, 40, 65, 640);
     for (uint32_t tokens : {1u, 3u, 16u, 17u, 140u, 600u}) {
       check_one_expert(c, tokens, 1);
       check_one_expert(c, tokens, 8);

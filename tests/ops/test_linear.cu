@@ -28,9 +28,10 @@ static const scheme_case kSchemes[] = {
     {"mxfp4", MM_CU_E2M1, MM_CU_MX, 1, 32, 3e-3},
 };
 
-static void check_linear(const scheme_case &c, uint32_t tokens, uint32_t n, uint32_t k, bool wide, bool gather) {
+static void check_linear(const scheme_case &c, uint32_t tokens, uint32_t n, uint32_t k, bool wide, bool gather, bool few = false) {
   test_weight w;
   random_weight(&w, c.code, c.kind, 1, n, k, c.cell_n, c.cell_k);
+  if (few && !mm_cu_takes_few_rows(w.d)) return; /* not of this device */
   const uint32_t rows = gather ? tokens * 3 : tokens;
   auto x = random_bf16((size_t)rows * k);
   std::vector<uint32_t> pick(tokens);
@@ -40,7 +41,7 @@ static void check_linear(const scheme_case &c, uint32_t tokens, uint32_t n, uint
   buffer<uint32_t> dpick;
   dx.put(x), dpick.put(pick);
   mm_cu_linear a = {dx.p, gather ? dpick.p : nullptr, wide ? nullptr : y.p, wide ? y32.p : nullptr, tokens};
-  CUDA_OK(tokens <= MM_CU_SKINNY ? mm_cu_skinny(w.d, a, 0) : mm_cu_gemm(w.d, a, 0));
+  CUDA_OK((few ? mm_cu_skinny_few : tokens <= MM_CU_SKINNY ? mm_cu_skinny : mm_cu_gemm)(w.d, a, 0));
   std::vector<double> want((size_t)tokens * n), size((size_t)tokens * n), got;
   parallel(tokens, [&](uint32_t t) {
     for (uint32_t i = 0; i < n; i++) {
@@ -59,8 +60,9 @@ static void check_linear(const scheme_case &c, uint32_t tokens, uint32_t n, uint
     for (auto v : y.get()) got.push_back(to_float(v));
   }
   char what[160];
-  snprintf(what, sizeof what, "linear %-18s T=%-3u n=%-5u k=%-5u%s%s", c.name, tokens, n, k, wide ? " f32" : "", gather ? " gather" : "");
-  report(what, relative_error(want, got, &size), wide && tokens <= MM_CU_SKINNY && c.kind != MM_CU_FINE ? 1e-5 : c.limit);
+  snprintf(what, sizeof what, "linear %-18s T=%-3u n=%-5u k=%-5u%s%s%s", c.name, tokens, n, k, few ? " few" : "", wide ? " f32" : "",
+           gather ? " gather" : "");
+  report(what, relative_error(want, got, &size), wide && (few || tokens <= MM_CU_SKINNY) && c.kind != MM_CU_FINE ? 1e-5 : c.limit);
 }
 
 /* Codes and scales bit for bit, and the numbers they stand for in bf16. Rows hold groups of zeros, of tiny and of large numbers. */
@@ -234,17 +236,24 @@ static void check_widening(const char *name) {
 
 /* A row's result must not depend on the rows beside it, nor on their number as long as the same kernel takes them. */
 static void check_rows_independent(const scheme_case &c) {
-  const uint32_t n = 520, k = 3072, buckets[][2] = {{1, 1}, {2, 8}, {9, MM_CU_SKINNY}};
+  const uint32_t n = 520, k = 3072;
+  const struct {
+    uint32_t least, most;
+    bool few;
+  } buckets[] = {{1, 1, false}, {2, 8, false},  {9, MM_CU_SKINNY, false}, {1, 8, true},
+                 {9, 16, true}, {17, 32, true}, {33, MM_CU_FEW, true}};
   test_weight w;
   random_weight(&w, c.code, c.kind, 1, n, k, c.cell_n, c.cell_k);
   for (auto &b : buckets) {
-    const bool same = same_among_others(b[0], b[1], k, [&](const __nv_bfloat16 *x, uint32_t tokens) {
+    if (b.few && !mm_cu_takes_few_rows(w.d)) continue;
+    const bool same = same_among_others(b.least, b.most, k, [&](const __nv_bfloat16 *x, uint32_t tokens) {
       buffer<float> y((size_t)tokens * n);
-      CUDA_OK(mm_cu_skinny(w.d, {x, nullptr, nullptr, y.p, tokens}, 0));
+      CUDA_OK((b.few ? mm_cu_skinny_few : mm_cu_skinny)(w.d, {x, nullptr, nullptr, y.p, tokens}, 0));
       return y.get();
     });
     char what[120];
-    snprintf(what, sizeof what, "linear %-18s T=%u-%u: a row's bits whatever lies beside it", c.name, b[0], b[1]);
+    snprintf(what, sizeof what, "linear %-18s T=%u-%u%s: a row's bits whatever lies beside it", c.name, b.least, b.most,
+             b.few ? ", few" : "");
     report_true(what, same);
   }
 }
@@ -282,6 +291,19 @@ void test_linear() {
     check_linear(c, 77, 200, c.cell_k == 128 ? 384 : 192, true, false);
     check_linear(c, 300, 264, 512, false, true);
   }
+  for (const auto &c : kSchemes) { /* T, n and k: odd ones, lines that some blocks of a cluster lack, several tiles a cluster */
+    for (uint32_t tokens : {2u, 8u, 9u, 16u, 31u, 33u, 64u}) {
+      check_linear(c, tokens, 133, c.cell_k == 128 ? 640 : 192, true, true, true);
+      check_linear(c, tokens, 520, 3072, tokens % 2 == 0, false, true);
+    }
+    check_linear(c, 3, 9000, 128, true, false, true);
+    check_linear(c, 13, 20000, c.cell_k == 128 ? 640 : 192, true, true, true);
+    check_linear(c, 64, 2304, 8192, true, false, true);
+    check_linear(c, 7, 300, 16384, true, false, true);
+    check_linear(c, 5, 1, 1000, true, true, true), check_linear(c, 33, 65, 24, true, false, true);
+    check_linear(c, 12, 63, 200, true, false, true);
+    check_linear(c, 40, 300, 36992, false, false, true), check_linear(c, 13, 40, 40960, false, false, true); /* too long for that kernel */
+  }
   for (int i : {0, 1, 5, 8, 11, 12}) check_linear(kSchemes[i], 1, 264, 36992, true, false); /* the longest rows of a single token's core */
   for (int i : {0, 8}) check_linear(kSchemes[i], 1, 40000, 256, true, false);               /* more fours a block than meet at once */
   for (int i : {1, 8, 11, 12}) { /* several groups a block, every place of the ring used again */
@@ -316,7 +338,8 @@ void test_linear() {
     check_rounded(3, 9000, 128, 128, 128, wide, true); /* tiles of one line, several a cluster */
     check_rounded(13, 20000, 640, 128, 128, wide, true);
     check_rounded(64, 2304, 8192, 128, 128, wide, true);
-    check_rounded(40, 300, 16384, 128, 128, wide, true); /* too long for that kernel */
+    check_rounded(40, 300, 16384, 128, 128, wide, true);
+    check_rounded(40, 300, 20480, 128, 128, wide, true); /* too long for that kernel */
   }
   for (int i : {0, 1, 8, 11, 12}) check_rows_independent(kSchemes[i]);
   check_rounded_independent();
