@@ -1,7 +1,8 @@
 /* Products of a few rows with stored weights on sm_90a (experts_few.cu, skinny_few.cu): boxes of 64 weight rows by lines of 128 bytes,
  * which the copy engine brings with the 128-byte swizzle; codes become f16 in registers, exactly (int4: value + 8), and go to the tensor
- * cores as wgmma's M side. The rows of x are its N side, from shared memory: blocks of 64 columns in f16 under a power of two for 128
- * columns, each piece's columns where the product wants them. bf16 weights are multiplied as they lie, with x as it is. */
+ * cores as wgmma's M side. The rows of x are its N side, from shared memory: blocks of 64 columns in f16 under a power of two (inputs
+ * rounded here: under their scale) for 128 columns, each piece's columns where the product wants them. bf16 weights are multiplied as they
+ * lie, with x as it is. */
 #ifndef MM_CUDA_FEW_CUH
 #define MM_CUDA_FEW_CUH
 
