@@ -87,7 +87,7 @@ __device__ __forceinline__ void multiply_few(float (&d)[4], const uint32_t (&a)[
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %9, 0;\nwgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 "
       "{%0,%1,%2,%3}, {%4,%5,%6,%7}, %8, p, 1, 1, 0;\n}"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : MM_F4(d)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 __device__ __forceinline__ void multiply_few(float (&d)[8], const uint32_t (&a)[4], uint64_t b, int add) {
@@ -112,27 +112,7 @@ __device__ __forceinline__ void multiply_few(float (&d)[32], const uint32_t (&a)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 /* The same in bf16, both in blocks of 64 columns. */
-__device__ __forceinline__ void multiply_few(float (&d)[4], uint64_t a, uint64_t b, int add) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %6, 0;\nwgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 "
-      "{%0,%1,%2,%3}, %4, %5, p, 1, 1, 0, 0;\n}"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "l"(a), "l"(b), "r"(add));
-}
-__device__ __forceinline__ void multiply_few(float (&d)[8], uint64_t a, uint64_t b, int add) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\nwgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 "
-      "{%0,%1,%2,%3,%4,%5,%6,%7}, %8, %9, p, 1, 1, 0, 0;\n}"
-      : MM_F8(d, 0)
-      : "l"(a), "l"(b), "r"(add));
-}
-__device__ __forceinline__ void multiply_few(float (&d)[16], uint64_t a, uint64_t b, int add) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\nwgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
-      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, %16, %17, p, 1, 1, 0, 0;\n}"
-      : MM_F8(d, 0), MM_F8(d, 8)
-      : "l"(a), "l"(b), "r"(add));
-}
+MM_NARROW(multiply_few, "k16.f32.bf16.bf16", ", 0, 0")
 __device__ __forceinline__ void multiply_few(float (&d)[32], uint64_t a, uint64_t b, int add) { wgmma64(d, a, b, add); }
 
 /* What a group of 128 threads needs of a stage; codes and x the same numbers in all lanes (uniform). */

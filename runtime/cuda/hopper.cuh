@@ -143,6 +143,20 @@ __device__ __forceinline__ uint64_t operand_after(uint64_t operand, uint32_t byt
 #define MM_F8(d, i) \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
 #define MM_F32(d, i) MM_F8(d, i), MM_F8(d, i + 8), MM_F8(d, i + 16), MM_F8(d, i + 24)
+/* name(d[N / 2], a, b, add): d[64, N] (+)= a·bᵀ of operands in shared memory, N of 8, 16 and 32; what: how wgmma calls them. */
+#define MM_NARROW(name, what, turned)                                                      \
+  MM_NARROW_OF(name, 4, "8" what, "%0,%1,%2,%3", "%4, %5, p, 1, 1" turned, "%6", MM_F4(d)) \
+  MM_NARROW_OF(name, 8, "16" what, MM_R8, "%8, %9, p, 1, 1" turned, "%10", MM_F8(d, 0))    \
+  MM_NARROW_OF(name, 16, "32" what, MM_R8 ",%8,%9,%10,%11,%12,%13,%14,%15", "%16, %17, p, 1, 1" turned, "%18", MM_F8(d, 0), MM_F8(d, 8))
+#define MM_NARROW_OF(name, R, shape, results, operands, flag, ...)                                                                    \
+  __device__ __forceinline__ void name(float(&d)[R], uint64_t a, uint64_t b, int add) {                                               \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " flag ", 0;\nwgmma.mma_async.sync.aligned.m64n" shape " {" results "}, " operands \
+                 ";\n}"                                                                                                               \
+                 : __VA_ARGS__                                                                                                        \
+                 : "l"(a), "l"(b), "r"(add));                                                                                         \
+  }
+#define MM_R8    "%0,%1,%2,%3,%4,%5,%6,%7"
+#define MM_F4(d) "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
 // clang-format off
 #define MM_R32       "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define MM_R64                                                                                                                         \

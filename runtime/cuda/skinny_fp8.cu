@@ -7,26 +7,7 @@ namespace {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 /* d[64, R] (+)= a[64, 32] · b[R, 32]ᵀ, both e4m3, in blocks of 128 columns. */
-__device__ __forceinline__ void multiply_codes(float (&d)[4], uint64_t a, uint64_t b, int add) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %6, 0;\nwgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {%0,%1,%2,%3}, %4, %5, p, 1, 1;\n}"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "l"(a), "l"(b), "r"(add));
-}
-__device__ __forceinline__ void multiply_codes(float (&d)[8], uint64_t a, uint64_t b, int add) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3 {%0,%1,%2,%3,%4,%5,%6,%7}, %8, %9, p, 1, 1;\n}"
-      : MM_F8(d, 0)
-      : "l"(a), "l"(b), "r"(add));
-}
-__device__ __forceinline__ void multiply_codes(float (&d)[16], uint64_t a, uint64_t b, int add) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\nwgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 "
-      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, %16, %17, p, 1, 1;\n}"
-      : MM_F8(d, 0), MM_F8(d, 8)
-      : "l"(a), "l"(b), "r"(add));
-}
+MM_NARROW(multiply_codes, "k32.f32.e4m3.e4m3", "")
 __device__ __forceinline__ void multiply_codes(float (&d)[32], uint64_t a, uint64_t b, int add) { wgmma_e4m3(d, a, b, add); }
 
 #endif

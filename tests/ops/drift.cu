@@ -13,6 +13,7 @@
 #define NEAR   1.5
 #define FAR    5
 #define ENOUGH 8 /* rows; a median or a count of fewer says nothing */
+
 /* The first layer in which a row takes other experts on the GPU than on the CPU, if there is one. */
 struct departure {
   bool any = false;
