@@ -187,6 +187,11 @@ check: $(T_UNIT) $(T_MODEL) $(T_SCRIPT) ## every test; ends with "N passed, N fa
 ifneq ($(SAN),1)
 check: $(T_TREE) $(T_VALGRIND) $(T_SAN) $(T_CLANG) $(T_FUZZ)
 endif
+# What a developer runs at each commit.
+T_QUICK = $(T_UNIT) $(T_MODEL) $(addprefix check/,model/golden.sh interop/block_fp8.py interop/report_error.py) $(addprefix check/cli/,docs.sh floors.sh \
+  convert_cut.py convert_hostile.py convert_spelling.py minimax_run.py sign.py)
+quick: lint-format lint-tree $(T_QUICK) ## build, unit tests, golden logits, floors and format: a minute or less
+	@scripts/test.sh --count $(BUILD) $(T_QUICK)
 unit: $(T_UNIT) ## unit tests
 model: $(T_MODEL) $(filter check/model/%,$(T_SCRIPT)) ## operators and whole models against reference results
 cli: $(filter-out check/model/%,$(T_SCRIPT)) ## the programs from outside: command lines, interop, hardening
@@ -261,7 +266,7 @@ help: ## this list
 -include $(patsubst %,$(BUILD)/%.d,$(basename $(filter %.c,$(SOURCES))) $(filter %.cu,$(SOURCES)))
 .DELETE_ON_ERROR:
 FORCE:
-.PHONY: FORCE all tests check unit model cli valgrind check-san check-clang fuzz fuzzers soak soak-fuzz soak-fuzz-build gpu demo exact bench \
+.PHONY: FORCE all tests check quick unit model cli valgrind check-san check-clang fuzz fuzzers soak soak-fuzz soak-fuzz-build gpu demo exact bench \
   bench-quant bench-quality lint format install clean help \
   lint-format lint-tree lint-tidy $(T_UNIT) $(T_MODEL) $(T_SCRIPT) $(T_TREE) $(T_SAN) $(T_CLANG) $(T_VALGRIND) $(T_FUZZ)
 .SECONDARY:
