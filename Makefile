@@ -19,8 +19,8 @@ MPI ?= 0
 BUILD ?= build$(if $(filter 1,$(SAN)),/san)
 #: PREFIX, DESTDIR where install puts things (/usr/local)
 PREFIX ?= /usr/local
-#: FUZZ_SECONDS=N  length of each fuzz run (60)
-FUZZ_SECONDS ?= 60
+#: FUZZ_SECONDS=N  length of each fuzz run (25)
+FUZZ_SECONDS ?= 25
 
 ifeq ($(MAKELEVEL),0)
 MAKEFLAGS += -j$(shell nproc)
