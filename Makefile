@@ -4,7 +4,7 @@
 CC := $(if $(filter default,$(origin CC)),gcc,$(CC))
 #: V=1             show every command
 V ?= 0
-#: SAN=1           address and undefined-behaviour sanitizers, in build/san
+#: SAN=1           address and undefined-behaviour sanitizers, in build/san; SAN=thread: the thread sanitizer
 SAN ?= 0
 #: CUDA=0          leave the CUDA backend out (built when nvcc is found)
 NVCC ?= $(shell command -v nvcc)
@@ -51,6 +51,9 @@ ifeq ($(SAN),1)
 SANITIZE = -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 CFLAGS += $(SANITIZE) $(if $(FUZZ),-fsanitize=fuzzer-no-link) $(if $(filter fast,$(FUZZ)),-fno-sanitize-coverage=trace-cmp)
 LDFLAGS += $(SANITIZE)
+else ifeq ($(SAN),thread)
+CFLAGS += -fsanitize=thread
+LDFLAGS += -fsanitize=thread
 else
 CPPFLAGS += -D_FORTIFY_SOURCE=3
 endif
@@ -150,6 +153,9 @@ T_UNIT = $(UNIT_SRC:tests/%.c=check/%)
 T_MODEL = $(patsubst tests/%.c,check/%,$(filter $(addsuffix /test_%,tests/model tests/ops),$(MODEL_SRC)))
 T_SCRIPT = $(SCRIPT_TESTS:tests/%=check/%)
 T_SAN = check/san/build $(UNIT_SRC:tests/%.c=check/san/%) check/san/part_files
+# What has threads, under the thread sanitizer.
+TSAN_UNIT = formats/test_pool loader/test_archive loader/test_verify convert/test_step runtime/test_engine
+T_TSAN = check/tsan/build $(TSAN_UNIT:%=check/tsan/unit/%) check/tsan/convert
 T_CLANG = check/clang/build $(UNIT_SRC:tests/%.c=check/clang/%)
 T_VALGRIND = $(VALGRIND_UNIT:tests/unit/%.c=check/valgrind/%)
 T_FUZZ = check/fuzz/build $(FUZZ_SRC:tests/fuzz/%.c=check/fuzz/%)
@@ -166,12 +172,20 @@ $(filter-out %/build %/part_files,$(T_SAN)): check/san/%: check/san/build
 	$(run) $(BUILD)/san/tests/$*
 check/san/part_files: check/san/build $(VENV)/ready
 	$(run) env BUILD=$(abspath $(BUILD))/san tests/interop/part_files.py
+$(filter check/tsan/unit/%,$(T_TSAN)): check/tsan/%: check/tsan/build
+	$(run) $(BUILD)/tsan/tests/$*
+check/tsan/convert: check/tsan/build
+	$(run) sh -c '$(BUILD)/tsan/bin/minimax-convert tests/data/tiny-m2 -o "$$TMPDIR/out" --tp 2 --quant nvfp4 --jobs 4 -q && \
+	  $(BUILD)/tsan/bin/minimax-verify "$$TMPDIR/out" --source tests/data/tiny-m2 -j 4'
 $(filter-out %/build,$(T_CLANG)): check/clang/%: check/clang/build
 	$(run) $(BUILD)/clang/tests/$*
 $(filter-out %/build,$(T_FUZZ)): check/fuzz/%: check/fuzz/build
 	$(run) scripts/fuzz.sh $(BUILD)/fuzz $* $(FUZZ_SECONDS)
 check/san/build:
 	$(run) $(MAKE) -k --no-print-directory SAN=1 BUILD=$(BUILD)/san all tests
+check/tsan/build:
+	$(run) $(MAKE) -k --no-print-directory SAN=thread CUDA=0 BUILD=$(BUILD)/tsan $(TSAN_UNIT:%=$(BUILD)/tsan/tests/unit/%) \
+	  $(BUILD)/tsan/bin/minimax-convert $(BUILD)/tsan/bin/minimax-verify
 check/clang/build:
 	$(run) $(MAKE) -k --no-print-directory CC=clang CUDA=0 BUILD=$(BUILD)/clang all tests
 check/fuzz/build:
@@ -184,8 +198,8 @@ check/reproducible: check/clang/build
 count = @scripts/test.sh --count $(BUILD) $^
 
 check: $(T_UNIT) $(T_MODEL) $(T_SCRIPT) ## every test; ends with "N passed, N failed"
-ifneq ($(SAN),1)
-check: $(T_TREE) $(T_VALGRIND) $(T_SAN) $(T_CLANG) $(T_FUZZ)
+ifeq ($(SAN),0)
+check: $(T_TREE) $(T_VALGRIND) $(T_SAN) $(T_TSAN) $(T_CLANG) $(T_FUZZ)
 endif
 # What a developer runs at each commit.
 T_QUICK = $(T_UNIT) $(T_MODEL) $(addprefix check/,model/golden.sh interop/block_fp8.py interop/report_error.py) $(addprefix check/cli/,docs.sh floors.sh \
@@ -197,9 +211,10 @@ model: $(T_MODEL) $(filter check/model/%,$(T_SCRIPT)) ## operators and whole mod
 cli: $(filter-out check/model/%,$(T_SCRIPT)) ## the programs from outside: command lines, interop, hardening
 valgrind: $(T_VALGRIND) ## small unit tests under valgrind
 check-san: $(T_SAN) ## unit tests and conversions under address and undefined-behaviour sanitizers
+check-tsan: $(T_TSAN) ## what has threads, under the thread sanitizer
 check-clang: $(T_CLANG) ## build with clang, unit tests
 fuzz: $(T_FUZZ) ## FUZZ_SECONDS of libFuzzer on every tests/fuzz/fuzz_*.c
-check unit model cli valgrind check-san check-clang fuzz:
+check unit model cli valgrind check-san check-tsan check-clang fuzz:
 	$(count)
 
 # Before a release: hours. The parts are in scripts/soak.sh; each runs alone as soak-PART and leaves BUILD/soak/PART.log.
@@ -266,7 +281,7 @@ help: ## this list
 -include $(patsubst %,$(BUILD)/%.d,$(basename $(filter %.c,$(SOURCES))) $(filter %.cu,$(SOURCES)))
 .DELETE_ON_ERROR:
 FORCE:
-.PHONY: FORCE all tests check quick unit model cli valgrind check-san check-clang fuzz fuzzers soak soak-fuzz soak-fuzz-build gpu demo exact bench \
+.PHONY: FORCE all tests check quick unit model cli valgrind check-san check-tsan check-clang fuzz fuzzers soak soak-fuzz soak-fuzz-build gpu demo exact bench \
   bench-quant bench-quality lint format install clean help \
-  lint-format lint-tree lint-tidy $(T_UNIT) $(T_MODEL) $(T_SCRIPT) $(T_TREE) $(T_SAN) $(T_CLANG) $(T_VALGRIND) $(T_FUZZ)
+  lint-format lint-tree lint-tidy $(T_UNIT) $(T_MODEL) $(T_SCRIPT) $(T_TREE) $(T_SAN) $(T_TSAN) $(T_CLANG) $(T_VALGRIND) $(T_FUZZ)
 .SECONDARY:
