@@ -8,6 +8,7 @@
 #include "convert/report.h"
 #include "formats/option.h"
 #include "formats/pool.h"
+#include "runtime/tokenizer.h"
 
 /* Memory: the plan and the program, per thread a strip in four forms and one block, and the blocks being assembled. */
 #define MEM_FIXED  (UINT64_C(64) << 20)
@@ -153,6 +154,19 @@ static bool run(const mm_convert_args *a, mm_plan *plan, mm_writer_options o, mm
   return mm_mpi_all(ok) || ok;
 }
 
+/* A tokenizer that the runtime does not read is no reason against a conversion: what is wrong with it is said, and no image made. */
+static bool bake_tokenizer(const char *path, uint32_t vocab, const mm_digest *source, uint8_t **image, size_t *n, mm_err *err) {
+  mm_err why = {0};
+  if (mm_tokenizer_bake(path, vocab, source, image, n, &why)) return true;
+  if (why.status != MM_BAD_INPUT && why.status != MM_UNSUPPORTED) {
+    *err = why;
+    return false;
+  }
+  fprintf(stderr, "note: no " MM_TOKENIZER_IMAGE ": %s\n", why.text);
+  *image = NULL;
+  return true;
+}
+
 static bool convert(const mm_convert_args *a, mm_plan *plan, mm_err *err) {
   mm_report_style style = a->json ? MM_REPORT_JSON : MM_REPORT_TEXT;
   bool first = a->process == 0;
@@ -167,7 +181,9 @@ static bool convert(const mm_convert_args *a, mm_plan *plan, mm_err *err) {
                          .shares = a->processes,
                          .commit_bytes = a->commit_bytes,
                          .stop = &progress.stop,
-                         .level = a->level};
+                         .level = a->level,
+                         .bake = bake_tokenizer,
+                         .baked = MM_TOKENIZER_IMAGE};
   if (a->part && !parse_share(a->part, &o.share, &o.shares, err)) return false;
   if (!share_memory(a, plan->output_bytes, o.level, &o.threads, &o.buffers, err)) return false;
   mm_outcome outcome = {0};

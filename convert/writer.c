@@ -394,24 +394,46 @@ static bool write_texts(mm_writer *w, mm_err *err) {
   return true;
 }
 
+/* Writes one companion and lists it in the manifest. */
+static bool put_companion(mm_writer *w, const char *name, const void *bytes, size_t n, mm_err *err) {
+  mm_pack *pack = &w->plan->pack;
+  mm_pack_file *f = &pack->file[pack->file_count];
+  if (!mm_sha256(bytes, n, &f->sha256, err) || !mm_writer_replace(w, name, bytes, n, err)) return false;
+  f->name = name;
+  f->size = n;
+  pack->file_count++;
+  return true;
+}
+
+/* What is made from the tokenizer.json that was just copied. */
+static bool bake(mm_writer *w, mm_err *err) {
+  const mm_pack *pack = &w->plan->pack;
+  const mm_pack_file *source = &pack->file[pack->file_count - 1];
+  char *path = NULL;
+  uint8_t *image = NULL;
+  size_t n = 0;
+  if (asprintf(&path, "%s/%s", w->staging, source->name) < 0) return mm_fail_memory(err, 0);
+  bool ok = w->o.bake(path, pack->model.vocab, &source->sha256, &image, &n, err) && (!image || put_companion(w, w->o.baked, image, n, err));
+  free(path);
+  free(image);
+  return ok;
+}
+
 static bool copy_companions(mm_writer *w, mm_err *err) {
   mm_pack *pack = &w->plan->pack;
   const size_t most = sizeof companion / sizeof *companion;
-  pack->file = mm_arena_alloc(&pack->arena, most * sizeof *pack->file, err);
+  pack->file = mm_arena_alloc(&pack->arena, (most + 1) * sizeof *pack->file, err);
   if (!pack->file) return false;
   for (size_t i = 0; i < most; i++) {
     char path[PATH_MAX];
     snprintf(path, sizeof path, "%s/%s", w->plan->hf->dir, companion[i]);
     if (access(path, F_OK) != 0 || is_written(w->plan, companion[i])) continue;
-    mm_pack_file *f = &pack->file[pack->file_count];
     size_t n = 0;
     char *text = mm_file_slurp(path, COMPANION_MAX, &n, err);
-    bool ok = text && mm_sha256(text, n, &f->sha256, err) && mm_writer_replace(w, companion[i], text, n, err);
+    bool ok = text && put_companion(w, companion[i], text, n, err);
     free(text);
     if (!ok) return false;
-    f->name = companion[i];
-    f->size = n;
-    pack->file_count++;
+    if (w->o.bake && !w->plan->unsharded && strcmp(companion[i], "tokenizer.json") == 0 && !bake(w, err)) return false;
   }
   return true;
 }

@@ -15,6 +15,10 @@
 
 typedef enum mm_leftover { MM_LEFTOVER_REFUSE, MM_LEFTOVER_RESUME, MM_LEFTOVER_RESTART } mm_leftover;
 
+/* Makes the bytes of a companion from the tokenizer.json at `path`, whose digest is *source, for a vocabulary of this size. The same file
+ * gives the same bytes. *image is NULL where none can be made, else to be freed. */
+typedef bool mm_bake_fn(const char *path, uint32_t vocab, const mm_digest *source, uint8_t **image, size_t *n, mm_err *err);
+
 typedef struct mm_writer_options {
   const char *target;
   bool force;             /* replace a packed checkpoint of that name */
@@ -25,6 +29,8 @@ typedef struct mm_writer_options {
   unsigned threads;
   const _Atomic bool *stop; /* set when a signal asks for the end */
   int level;                /* of zstd: the output is an archive; 0: it is not */
+  mm_bake_fn *bake;         /* NULL, or what makes the companion `baked` of the packed layout */
+  const char *baked;
 } mm_writer_options;
 
 typedef struct mm_writer {

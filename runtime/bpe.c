@@ -12,13 +12,14 @@ bool mm_bpe_open(mm_bpe *b, uint32_t vocab, mm_err *err) {
   return b->token && b->by_text && b->first;
 }
 
-void mm_bpe_close(mm_bpe *b) {
+void mm_bpe_close(mm_bpe *b, bool borrowed) {
   free(b->token);
+  mm_arena_close(&b->texts);
+  if (borrowed) return;
   free(b->by_text);
   free(b->merge);
   free(b->by_pair);
   free(b->first);
-  mm_arena_close(&b->texts);
 }
 
 /* ---- Tables ---- */

@@ -29,7 +29,8 @@ typedef struct mm_bpe {
 
 /* Room for ids 0 … vocab-1. */
 bool mm_bpe_open(mm_bpe *b, uint32_t vocab, mm_err *err);
-void mm_bpe_close(mm_bpe *b); /* accepts a zeroed or half-opened one */
+/* Accepts a zeroed or half-opened one. With `borrowed` the tables but `token` belong to someone else. */
+void mm_bpe_close(mm_bpe *b, bool borrowed);
 /* Sorts the tokens put so far for mm_bpe_find; MM_BAD_INPUT E_TOKENIZER naming `file` if two have the same text. */
 bool mm_bpe_index_tokens(mm_bpe *b, const char *file, mm_err *err);
 /* Sorts `merge` for mm_bpe_encode; the same error if two are of one pair. */

@@ -142,11 +142,7 @@ static bool set_budget(run *r, mm_err *err) {
 }
 
 static bool open_tokenizer(run *r, mm_err *err) {
-  char *path;
-  if (!companion_path(&r->shards.pack, "tokenizer.json", &path, err)) return false;
-  if (!path) return mm_fail(err, MM_UNSUPPORTED, "E_TOKENIZER", mm_at(r->a->dir, NULL), "the checkpoint has no tokenizer.json");
-  r->tokenizer = mm_tokenizer_open(path, r->shards.pack.model.vocab, err);
-  free(path);
+  r->tokenizer = mm_tokenizer_of(&r->shards.pack, err);
   return r->tokenizer;
 }
 

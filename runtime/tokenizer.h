@@ -2,13 +2,25 @@
 #ifndef MM_RUNTIME_TOKENIZER_H
 #define MM_RUNTIME_TOKENIZER_H
 
-#include "formats/base.h"
+#include "formats/pack.h"
 
 typedef struct mm_tokenizer mm_tokenizer;
 
 /* `vocab` bounds every id. MM_BAD_INPUT for a malformed file, MM_UNSUPPORTED for a split pattern or component that is not known. */
 mm_tokenizer *mm_tokenizer_open(const char *path, uint32_t vocab, mm_err *err);
-void mm_tokenizer_close(mm_tokenizer *t); /* accepts NULL */
+/* The tables of an open tokenizer as one block of bytes that mm_tokenizer_map takes back; free(*image). `source` is the digest of the
+ * tokenizer.json that they were read from. The same file gives the same bytes. */
+bool mm_tokenizer_image(const mm_tokenizer *t, const mm_digest *source, uint8_t **image, size_t *n, mm_err *err);
+/* The image of the tokenizer.json at `path`, whose digest is *source. Errors of mm_tokenizer_open. */
+bool mm_tokenizer_bake(const char *path, uint32_t vocab, const mm_digest *source, uint8_t **image, size_t *n, mm_err *err);
+/* Maps such an image: nothing is parsed or copied, but every table is checked, so that any bytes may come. MM_INTEGRITY E_TOKENIZER for a
+ * malformed one, one of another vocabulary or of another tokenizer.json than `source`; MM_UNSUPPORTED for another version. */
+mm_tokenizer *mm_tokenizer_map(const char *path, uint32_t vocab, const mm_digest *source, mm_err *err);
+/* The tokenizer of a packed checkpoint: its image where it has one, else its tokenizer.json. MM_UNSUPPORTED E_TOKENIZER without a
+ * tokenizer.json; MM_INTEGRITY E_SIZE where either was changed since. */
+mm_tokenizer *mm_tokenizer_of(const mm_pack *pack, mm_err *err);
+#define MM_TOKENIZER_IMAGE "tokenizer.bin" /* beside tokenizer.json */
+void mm_tokenizer_close(mm_tokenizer *t);  /* accepts NULL */
 
 /* Token ids of n bytes of text (any bytes; invalid UTF-8 is carried through byte tokens). added = true recognises the added
  * tokens' text as such tokens; false encodes them as plain text. free(*ids). MM_LIMIT for want of memory or past 2 GiB. Safe from

@@ -150,12 +150,35 @@ os.close(reader)
 refused(5, "E_IO: stdout: ", *greedy, stdout=writer)
 os.close(writer)
 
-# The packed checkpoint's own tokenizer.
+# The packed checkpoint's own tokenizer: changed, cut or gone, though its image is there; then the image damaged.
 damaged = os.path.join(TMP, "config")
+with open(f"{damaged}/tokenizer.json") as f:
+    whole = f.read()
 with open(f"{damaged}/tokenizer.json", "w") as f:
     f.write(json.dumps({**tokenizer, "normalizer": {"type": "NFC"}}))
-refused(4, "normalizer is not null", damaged, "-p", "And")
-os.truncate(f"{damaged}/tokenizer.json", 1000)
-refused(3, "E_JSON", damaged, "-p", "And")
+refused(6, "tokenizer.json: found", damaged, "-p", "And")
 os.remove(f"{damaged}/tokenizer.json")
 refused(3, "E_FS_MISSING", damaged, "-p", "And")
+with open(f"{damaged}/tokenizer.json", "w") as f:
+    f.write(whole)
+with open(f"{damaged}/tokenizer.bin", "r+b") as f:
+    f.seek(70)
+    f.write(b"\xff\xff\xff\xff")
+refused(6, "E_TOKENIZER", damaged, "-p", "And")
+os.truncate(f"{damaged}/tokenizer.bin", 1000)
+refused(6, "E_SIZE", damaged, "-p", "And")
+os.remove(f"{damaged}/tokenizer.bin")
+refused(3, "E_FS_MISSING", damaged, "-p", "And")
+
+# A tokenizer that the runtime does not read converts all the same, with a note and without an image.
+odd = os.path.join(TMP, "odd")
+os.mkdir(odd)
+for name in os.listdir(model):
+    if name != "tokenizer.json":
+        os.symlink(os.path.abspath(f"{model}/{name}"), f"{odd}/{name}")
+with open(f"{odd}/tokenizer.json", "w") as f:
+    f.write(json.dumps({**tokenizer, "normalizer": {"type": "NFC"}}))
+noted = subprocess.run(["minimax-convert", odd, "-o", f"{odd}-packed", "--allow-outside-links", "-q"], capture_output=True, text=True)
+assert noted.returncode == 0 and noted.stderr.startswith("note: no tokenizer.bin: E_TOKENIZER"), noted
+assert not os.path.exists(f"{odd}-packed/tokenizer.bin")
+refused(4, "normalizer is not null", f"{odd}-packed", "-p", "And")
