@@ -166,7 +166,8 @@ struct mm_cu_qkv {
 };
 cudaError_t mm_cu_rope(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv &kv, const mm_cu_qkv &a, cudaStream_t s);
 
-/* mm_cu_rope, and o[T, heads·d], for rows that are one token each, of a slot one. work: mm_cu_gqa_work(max_tokens) bytes, zero at first.
+/* mm_cu_rope, and o[T, heads·d], for rows that are one token each, of a slot one. work: mm_cu_gqa_work(max_tokens) bytes, zero at first;
+ * one for steps of any T ≤ max_tokens, in any order.
  * What the cache holds before each row's position is read at once (grid_wait): no kernel may still be writing it. */
 struct mm_cu_gqa {
   const __nv_bfloat16 *qkv;
