@@ -216,8 +216,20 @@ static void check_stretches(const mm_cu_heads &h, bool fp8) {
 static void check_work_space(const mm_cu_heads &h, bool fp8, uint32_t max_tokens, uint32_t steps) {
   const uint32_t d = h.head_dim, width = (h.heads + 2 * h.kv_heads) * d, per_slot = 8, pages = per_slot * max_tokens;
   const size_t cells = (size_t)pages * h.kv_heads * MM_CU_PAGE;
-  cache_side k(fp8, cells, d), v(fp8, cells, d);
-  for (size_t i = 0; i < cells; i++) k.fill(i), v.fill(i);
+  buffer<uint8_t> k(cells * d * (fp8 ? 1 : 2)), v(k.n);
+  buffer<float> k_scale, v_scale;
+  for (auto *b : {&k, &v}) {
+    const uint32_t seed = g_rng.below(1u << 30);
+    if (fp8) {
+      fill_random(b->p, b->n, seed);
+    } else {
+      fill_random_bf16(reinterpret_cast<__nv_bfloat16 *>(b->p), b->n / 2, seed);
+    }
+  }
+  if (fp8) {
+    k_scale.open(cells), v_scale.open(cells);
+    fill_random_float(k_scale.p, cells, 0.002f, 0.01f, 1), fill_random_float(v_scale.p, cells, 0.002f, 0.01f, 2);
+  }
   std::vector<uint32_t> table(pages), pos(max_tokens);
   std::vector<int32_t> slot(max_tokens);
   for (uint32_t i = 0; i < pages; i++) table[i] = i;
@@ -226,9 +238,9 @@ static void check_work_space(const mm_cu_heads &h, bool fp8, uint32_t max_tokens
   buffer<float> freq;
   buffer<int32_t> dslot;
   buffer<uint32_t> dtable, dpos;
-  k.put(), v.put(), qkv.put(random_bf16((size_t)max_tokens * width)), freq.put(std::vector<float>(h.rotary_dim / 2, 0.1f));
+  qkv.put(random_bf16((size_t)max_tokens * width)), freq.put(std::vector<float>(h.rotary_dim / 2, 0.1f));
   dtable.put(table), dslot.put(slot);
-  const mm_cu_kv kv = {k.data(), v.data(), dtable.p, per_slot, k.dscale.p, v.dscale.p};
+  const mm_cu_kv kv = {k.p, v.p, dtable.p, per_slot, k_scale.p, v_scale.p};
   buffer<uint8_t> kept(mm_cu_gqa_work(h, max_tokens)), fresh(mm_cu_gqa_work(h, max_tokens));
   kept.zero();
   const auto run = [&](const buffer<uint8_t> &work, uint32_t tokens) {
