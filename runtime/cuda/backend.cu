@@ -20,6 +20,7 @@
 #include "runtime/cuda/inputs.h"
 #include "runtime/cuda/launch.h"
 #include "runtime/cuda/upload.h"
+#include "runtime/draw.h"
 #include "runtime/ops.h"
 #include "runtime/position.h"
 
@@ -371,8 +372,7 @@ void plan_step(mm_backend *b, const mm_batch *batch) {
 
 mm_cu_draw draw_of(const mm_sampling *s, uint32_t pos) {
   if (s->temperature == 0) return {};
-  const double scale = M_LOG2E / s->temperature;
-  return {(float)fmin(scale, 1e30), s->top_k, s->top_p, mm_draw(s->seed, pos + UINT64_C(1))};
+  return {mm_draw_scale(s->temperature), s->top_k, s->top_p, mm_draw_mix(s->seed, pos + UINT64_C(1))};
 }
 
 void fill_batch(mm_backend *b, const mm_batch *batch, const batch_arrays *h) {

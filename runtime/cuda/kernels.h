@@ -248,11 +248,12 @@ cudaError_t mm_cu_combine_route(const mm_cu_combine &a, const mm_cu_router &m, c
 
 /* ---- the next token ---- */
 
-/* mm_sampling of one output row, and its draw. */
+/* mm_sampling of one output row, and its draw (draw.h). */
 struct mm_cu_draw {
-  float scale; /* log2(e) / temperature; 0: greedy */
-  uint32_t top_k;
-  double top_p, u;
+  float scale = -1; /* mm_draw_scale; negative: greedy */
+  uint32_t top_k = 0;
+  double top_p = 1;
+  uint64_t race = 0; /* mm_draw_mix(seed, n) */
 };
 /* id[rows]: the choices from logits[rows, vocab_rows], -1 where there is none; each is kept in chosen[slots] where its row is the last
  * of its slot. out[rows] names the rows of the step, slot[tokens] is theirs. */
