@@ -38,8 +38,7 @@ __global__ void __launch_bounds__(kBestThreads) best_of_row(const __grid_constan
   __shared__ u64 part[kBestThreads / 32];
   const uint32_t i = blockIdx.y;
   const float *logits = a.logits + (size_t)i * a.vocab_rows;
-  grid_wait();
-  grid_launch_next();
+  grid_wait_and_launch_next();
   u64 best = 0;
   for (uint32_t v = blockIdx.x * kBestThreads + threadIdx.x; v < a.vocab; v += gridDim.x * kBestThreads) {
     const uint32_t key = key_of(a, logits, v);
@@ -203,8 +202,7 @@ __device__ int32_t first_of_race(const draw_row &r, const cut &kept, uint32_t la
 __global__ void __launch_bounds__(kDrawThreads) draw_from_row(const __grid_constant__ mm_cu_choose a) {
   const uint32_t i = blockIdx.x;
   const float *logits = a.logits + (size_t)i * a.vocab_rows;
-  grid_wait();
-  grid_launch_next();
+  grid_wait_and_launch_next();
   const mm_cu_draw set = a.draw[i];
   const int32_t best = a.id[i]; /* best_of_row's */
   if (set.scale < 0 || best < 0) return;

@@ -423,8 +423,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x < h.rotary_dim / 2) sincosf((float)pos * p.inv_freq[threadIdx.x], &own.sine[threadIdx.x], &own.cosine[threadIdx.x]);
   const size_t own_cell = cell_of(kv.table[(size_t)slot * kv.pages_per_slot + pos / MM_CU_PAGE], pos);
   __syncthreads();
-  grid_wait();
-  grid_launch_next();
+  grid_wait_and_launch_next();
   work.run(own, kv, a.qkv + (size_t)row * (h.heads + 2 * h.kv_heads) * D, kv_head, own_cell, split == used - 1);
   __syncthreads();
   uint32_t q[D / 16][2];
@@ -524,6 +523,12 @@ size_t mm_cu_gqa_work(const mm_cu_heads &h, uint32_t max_tokens) {
     if (splits > 1) most = max(most, (size_t)rows * h.kv_heads * splits);
   }
   return counter_bytes(h, max_tokens) + most * (h.head_dim == 64 ? sizeof(partial<64>) : sizeof(partial<128>));
+}
+
+size_t mm_cu_gqa_shared(uint32_t head_dim, bool fp8) {
+  constexpr size_t kStatic = sizeof(own_token<128>) + 2 * kWarps * sizeof(float) + sizeof(bool);
+  if (head_dim == 128) return kStatic + (fp8 ? sizeof(decode_shared<128, true>) : sizeof(decode_shared<128, false>));
+  return kStatic + (fp8 ? sizeof(decode_shared<64, true>) : sizeof(decode_shared<64, false>));
 }
 
 cudaError_t mm_cu_gqa_decode(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv &kv, const mm_cu_qkv &p, const mm_cu_gqa &a,

@@ -69,6 +69,7 @@ cudaError_t mm_cu_gemm(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_
 
 /* ---- mixture of experts ---- */
 
+#define MM_CU_MAX_HIDDEN  6144 /* columns of the router's input */
 #define MM_CU_MAX_EXPERTS 256
 #define MM_CU_MAX_TOP_K   16
 
@@ -176,6 +177,8 @@ struct mm_cu_gqa {
   uint32_t tokens, max_tokens;
 };
 size_t mm_cu_gqa_work(const mm_cu_heads &h, uint32_t max_tokens);
+/* Bytes of shared memory that its blocks take, static and dynamic. */
+size_t mm_cu_gqa_shared(uint32_t head_dim, bool fp8);
 cudaError_t mm_cu_gqa_decode(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv &kv, const mm_cu_qkv &p, const mm_cu_gqa &a,
                              cudaStream_t s);
 
@@ -208,6 +211,9 @@ cudaError_t mm_cu_lightning_decode(const mm_cu_lightning &a, const mm_cu_rows &r
 cudaError_t mm_cu_lightning_prefill(const mm_cu_lightning &a, const mm_cu_span *span, uint32_t spans, cudaStream_t s);
 
 /* ---- rows ---- */
+
+#define MM_CU_MAX_WIDTH  16384 /* of a row that is normed */
+#define MM_CU_MAX_TOKENS 65535 /* of a step: blocks side by side */
 
 #define MM_CU_GROUP 128
 /* Rounded rows (fp8.h). code: [rows, pitch], zeros behind the last column; scale: [pitch / 128, scale_pitch], a group's scales side by

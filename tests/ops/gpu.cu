@@ -292,6 +292,7 @@ static const subject kSubjects[] = {
     {"rows", test_rows, bench_rows},
     {"choice", test_choice, NULL},
     {"edges", test_edges, NULL},
+    {"steps", test_steps, NULL},
     {"models", test_models, NULL},
 };
 
