@@ -97,6 +97,14 @@ void fill_batch(mm_backend *b, const mm_batch *batch, const batch_arrays *h) {
   }
 }
 
+/* Room for a step: none that belongs to a step whose choices are outstanding, however many steps came since. */
+step_memory *free_memory(mm_backend *b) {
+  for (step_memory &m : b->memory_of_step) {
+    if (std::find(b->queued.begin(), b->queued.end(), &m) == b->queued.end()) return &m;
+  }
+  return nullptr;
+}
+
 /* The state of the ops between themselves, as at the start of a step. */
 void start_ops(mm_backend *b) {
   b->err.status = MM_OK, b->failed = nullptr, b->put_off = {};
@@ -108,7 +116,8 @@ bool cuda_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
   plan_step(b, batch);
   if (!grow_logits(b, b->outs, err)) return false;
   plan_mode(b), start_ops(b), b->kept.clear();
-  b->step = &b->memory_of_step[b->steps % kSteps];
+  if (!(b->step = free_memory(b)))
+    return mm_fail(err, MM_USAGE, "E_BATCH", mm_at(NULL, NULL), "found %d steps outstanding, expected at most %d", MM_QUEUE + 1, MM_QUEUE);
   batch_arrays host;
   const size_t bytes = mm_cu_place_batch(b->rows, b->decode, static_cast<char *>(b->step->block), &host);
   mm_cu_place_batch(b->rows, b->decode, static_cast<char *>(b->device_block), &b->device);
@@ -116,7 +125,6 @@ bool cuda_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
     fill_batch(b, batch, &host);
     return true;
   }
-  b->steps++;
   if (!mm_cu_check(cudaEventSynchronize(b->step->done), "earlier step", err)) return false;
   fill_batch(b, batch, &host);
   return mm_cu_check(cudaMemcpyAsync(b->device_block, b->step->block, bytes, cudaMemcpyHostToDevice, b->stream), "copy batch", err);
@@ -220,7 +228,10 @@ bool cuda_choose(mm_backend *b, mm_err *err) {
   if (b->err.status == MM_OK && m->outs)
     check(b, cudaMemcpyAsync(m->id, b->choice.id, m->outs * sizeof *m->id, cudaMemcpyDeviceToHost, b->stream), "copy choices");
   if (b->err.status == MM_OK) check(b, cudaEventRecord(m->done, b->stream), "record event");
-  if (!succeeded(b, err)) return false;
+  if (!succeeded(b, err)) {
+    cudaStreamSynchronize(b->stream); /* the batch's upload may be under way, and its memory is free now */
+    return false;
+  }
   b->queued.push_back(m);
   return true;
 }

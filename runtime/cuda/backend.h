@@ -25,9 +25,9 @@ struct batch_arrays {
 
 /* The host's side of a step under way. */
 struct step_memory {
-  void *block = nullptr; /* pinned; batch_arrays as uploaded */
-  int32_t *id = nullptr; /* pinned; what it chose */
-  cudaEvent_t done = nullptr;
+  void *block = nullptr;      /* pinned; batch_arrays as uploaded */
+  int32_t *id = nullptr;      /* pinned; what it chose */
+  cudaEvent_t done = nullptr; /* its choices are here */
   uint32_t outs = 0;
 };
 constexpr uint32_t kSteps = MM_QUEUE + 1; /* a step may begin while as many as may be are outstanding */
@@ -74,7 +74,6 @@ struct mm_backend {
   step_memory memory_of_step[kSteps];
   void *device_block = nullptr;
   batch_arrays device = {};
-  uint64_t steps = 0;
   std::deque<step_memory *> queued; /* ended by choose, not collected */
   mm_cu_choose choice = {};
 

@@ -86,6 +86,41 @@ static void check_refused_graphs(const mm_shards *shards, const std::string &nam
   report_true(what + " = where they are not, bit for bit", same && tried == 1);
 }
 
+/* Choices of queued steps stay theirs, whatever plain steps come before they are collected. */
+static void check_outstanding(const mm_shards *shards, const std::string &name) {
+  const uint32_t vocab = shards->pack.model.vocab;
+  std::vector<int32_t> got[2];
+  for (int between = 0; between < 2; between++) {
+    stepper s(shards, 4);
+    std::vector<float> logits(vocab);
+    uint32_t other = 0;
+    mm_err err = {};
+    for (uint32_t i = 0; i < 12; i++) {
+      const int32_t id = i == 0 ? 5 : MM_ID_CHOSEN;
+      const uint32_t out = 0;
+      const mm_span span = {0, 0, 1, i};
+      const mm_sampling sampling = {1.5, 1, 0, 3};
+      const mm_batch b = {1, &id, 1, &span, 1, &out, &sampling};
+      if (i >= 3) { /* three stay outstanding */
+        got[between].push_back(-2);
+        must(mm_engine_collect(s.engine, &got[between].back(), &err), err);
+      }
+      for (uint32_t n = 0; between && n < 1 + i % 5; n++) {
+        const int32_t plain = 7;
+        const mm_span at = {3, 0, 1, other++};
+        const mm_batch p = {1, &plain, 1, &at, 1, &out, nullptr};
+        must(mm_engine_step(s.engine, &p, logits.data(), &err), err);
+      }
+      must(mm_engine_queue(s.engine, &b, &err), err);
+    }
+    for (int i = 0; i < 3; i++) {
+      got[between].push_back(-2);
+      must(mm_engine_collect(s.engine, &got[between].back(), &err), err);
+    }
+  }
+  report_true(name + ": choices of queued steps with plain steps between = without", got[0] == got[1]);
+}
+
 /* Steps of every number of rows, three times each: as many graphs as there are sizes that steps are padded to, no more. */
 static void check_graph_count(const mm_shards *shards, const std::string &name) {
   constexpr uint32_t kMost = 300, kSizes = 13;
@@ -187,6 +222,7 @@ void test_steps() {
     must(mm_shards_open(&shards, (std::string(root) + "/" + names[i]).c_str(), &err), err);
     check_refused_graphs(&shards, names[i], false);
     check_refused_graphs(&shards, names[i], true);
+    check_outstanding(&shards, names[i]);
     check_graph_count(&shards, names[i]);
     mm_shards_close(&shards);
   }
