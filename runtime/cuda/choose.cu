@@ -97,8 +97,8 @@ struct cut {
   u64 mass; /* of all kept */
 };
 
-/* The fewest from the top that are `count` or hold `mass`; all when they never reach either. */
-__device__ cut find_cut(const draw_row &r, uint32_t count, u64 mass) {
+/* The fewest from the top that are `count` or hold `mass`; all when they never reach either. weighs: masses are looked at, and told. */
+__device__ cut find_cut(const draw_row &r, uint32_t count, u64 mass, bool weighs) {
   __shared__ u64 bin_mass[kBins];
   __shared__ uint32_t bin_count[kBins];
   __shared__ cut found;
@@ -113,7 +113,7 @@ __device__ cut find_cut(const draw_row &r, uint32_t count, u64 mass) {
       const uint32_t key = key_of(r.a, r.logits, v);
       if (key == 0 || (shift < 24 && (key ^ found.key) >> (shift + 8) != 0)) continue;
       atomicAdd(&bin_count[key >> shift & 255], 1);
-      atomicAdd(&bin_mass[key >> shift & 255], r.mass(key));
+      if (weighs) atomicAdd(&bin_mass[key >> shift & 255], r.mass(key));
     }
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -150,11 +150,11 @@ __device__ cut cut_row(const draw_row &r, const mm_cu_draw &set) {
   const uint32_t most = few ? set.top_k : r.a.vocab;
   cut kept = {0, 0, 0};
   if (few) {
-    kept = find_cut(r, most, ~UINT64_C(0));
+    kept = find_cut(r, most, ~UINT64_C(0), part);
   } else if (part) {
     kept.mass = sum_of_row(r);
   }
-  if (part) kept = find_cut(r, most, mm_draw_share(set.top_p, kept.mass));
+  if (part) kept = find_cut(r, most, mm_draw_share(set.top_p, kept.mass), true);
   return kept;
 }
 

@@ -143,6 +143,7 @@ void bench_experts();
 void bench_attention();
 void bench_lightning();
 void bench_rows();
+void bench_choice();
 void profile_kernels();
 
 #endif
