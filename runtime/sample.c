@@ -5,8 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/draw.h"
+
 typedef struct candidate {
-  double weight; /* exp((logit - largest)/temperature): the probability but for a common factor */
+  uint64_t mass; /* draw.h */
   float logit;
   int32_t id;
 } candidate;
@@ -25,15 +27,13 @@ bool mm_sampling_check(const mm_sampling *set, mm_err *err) {
   return true;
 }
 
-/* 53 bits. The splitmix64 generator (Steele, Lea, Flood 2014), whose state is a counter: seed + n·golden ratio. */
-double mm_draw(uint64_t seed, uint64_t n) {
-  uint64_t x = seed + n * UINT64_C(0x9E3779B97F4A7C15);
-  x = (x ^ x >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
-  x = (x ^ x >> 27) * UINT64_C(0x94D049BB133111EB);
-  return (double)((x ^ x >> 31) >> 11) * 0x1p-53;
-}
+double mm_draw(uint64_t seed, uint64_t n) { return (double)(mm_draw_mix(seed, n) >> 11) * 0x1p-53; }
 
 mm_sampler *mm_sampler_open(uint32_t vocab, mm_err *err) {
+  if (vocab > MM_DRAW_IDS) {
+    mm_fail(err, MM_UNSUPPORTED, "E_SAMPLING", mm_at(NULL, NULL), "found a vocabulary of %u ids, expected at most %u", vocab, MM_DRAW_IDS);
+    return NULL;
+  }
   mm_sampler *s = mm_calloc(1, sizeof *s, err);
   if (!s) return NULL;
   s->vocab = vocab;
@@ -61,22 +61,22 @@ static void sift_down(candidate *c, size_t count, size_t i) {
   c[i] = x;
 }
 
-static double total(const candidate *c, size_t count) {
-  double sum = 0;
-  for (size_t i = 0; i < count; i++) sum += c[i].weight;
+static uint64_t total(const candidate *c, size_t count) {
+  uint64_t sum = 0;
+  for (size_t i = 0; i < count; i++) sum += c[i].mass;
   return sum;
 }
 
 /* Moves the best candidates to the front, up to `most` of them and no more than it takes to reach `mass`; returns how many. */
-static size_t keep_best(candidate *c, size_t count, size_t most, double mass) {
+static size_t keep_best(candidate *c, size_t count, size_t most, uint64_t mass) {
   for (size_t i = count / 2; i-- > 0;) sift_down(c, count, i);
   size_t left = count;
-  for (double sum = 0; left > 0 && count - left < most && sum < mass;) {
+  for (uint64_t sum = 0; left > 0 && count - left < most && sum < mass;) {
     const candidate best = c[0];
     c[0] = c[--left];
     c[left] = best;
     sift_down(c, left, 0);
-    sum += best.weight;
+    sum += best.mass;
   }
   memmove(c, c + left, (count - left) * sizeof *c);
   return count - left;
@@ -93,25 +93,32 @@ static int32_t greedy(const float *logits, uint32_t vocab) {
   return best;
 }
 
+/* Who arrives first; the largest logit has a mass, so someone does. */
+static int32_t first_of_race(const candidate *c, size_t count, uint64_t race) {
+  uint64_t first = MM_DRAW_NOBODY;
+  float time = INFINITY;
+  for (size_t i = 0; i < count; i++) {
+    uint64_t bits = mm_draw_mix(race, (uint64_t)c[i].id + 1);
+    if (c[i].mass == 0 || mm_draw_late(bits, (float)c[i].mass, time)) continue;
+    uint64_t key = mm_draw_key(bits, c[i].mass, (uint32_t)c[i].id);
+    if (key >= first) continue;
+    first = key;
+    time = mm_draw_time(key);
+  }
+  return (int32_t)(first & (MM_DRAW_IDS - 1));
+}
+
 int32_t mm_sample(mm_sampler *s, const mm_sampling *set, uint64_t n, const float *logits) {
   int32_t best = greedy(logits, s->vocab);
   if (set->temperature == 0 || best < 0) return best;
   candidate *c = s->candidate;
   size_t count = 0;
+  const float scale = mm_draw_scale(set->temperature);
   for (uint32_t i = 0; i < s->vocab; i++) {
     if (!(logits[i] > -INFINITY)) continue;
-    /* Equal ones apart: infinity less infinity is no number. */
-    double weight = logits[i] == logits[best] ? 1 : exp(((double)logits[i] - (double)logits[best]) / set->temperature);
-    c[count++] = (candidate){weight, logits[i], (int32_t)i};
+    c[count++] = (candidate){mm_draw_mass(mm_draw_depth(logits[i], logits[best], scale)), logits[i], (int32_t)i};
   }
-  if (set->top_k && set->top_k < count) count = keep_best(c, count, set->top_k, INFINITY);
-  if (set->top_p < 1) count = keep_best(c, count, count, set->top_p * total(c, count));
-  double target = mm_draw(set->seed, n) * total(c, count), sum = 0;
-  int32_t id = best;
-  for (size_t i = 0; i < count && sum <= target; i++) {
-    if (c[i].weight == 0) continue;
-    sum += c[i].weight;
-    id = c[i].id;
-  }
-  return id;
+  if (set->top_k && set->top_k < count) count = keep_best(c, count, set->top_k, UINT64_MAX);
+  if (set->top_p < 1) count = keep_best(c, count, count, mm_draw_share(set->top_p, total(c, count)));
+  return first_of_race(c, count, mm_draw_mix(set->seed, n));
 }

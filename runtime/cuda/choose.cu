@@ -1,12 +1,13 @@
-/* The next token from logits, by the rule of sample.h.
+/* The next token from logits, by the rule of sample.h, to the bit.
  *
  * Greedy: many blocks a row, each offers its best to one 64-bit maximum (the logit above, the id's complement below: of equal logits the
- * lowest id); the last block of the row writes it down. A draw: one block a row. Probabilities are 2^40ths of the largest, whole numbers,
- * so that their sums do not depend on the order. The cut of top-k and top-p is found from the largest logit down, eight bits of the ordered
- * logit at a time; ids ascend as the draw walks over what is left, where the reference walks in falling order: the same probabilities. */
+ * lowest id); the last block of the row writes it down. A draw: one block a row. Masses are whole numbers (draw.h), so that their sums do
+ * not depend on the order. The cut of top-k and top-p is found from the largest logit down, eight bits of the ordered logit at a time;
+ * then what is left races, each thread with every 1,024th id: most of those are known to be late before their time is computed. */
 #include "runtime/cuda/device.cuh"
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/launch.h"
+#include "runtime/draw.h"
 
 namespace {
 
@@ -37,8 +38,7 @@ __global__ void __launch_bounds__(kBestThreads) best_of_row(const __grid_constan
   __shared__ u64 part[kBestThreads / 32];
   const uint32_t i = blockIdx.y;
   const float *logits = a.logits + (size_t)i * a.vocab_rows;
-  grid_wait();
-  grid_launch_next();
+  grid_wait_and_launch_next();
   u64 best = 0;
   for (uint32_t v = blockIdx.x * kBestThreads + threadIdx.x; v < a.vocab; v += gridDim.x * kBestThreads) {
     const uint32_t key = key_of(a, logits, v);
@@ -86,12 +86,9 @@ __device__ T sum_before(T v, T *total) {
 struct draw_row {
   const mm_cu_choose &a;
   const float *logits;
-  float top, scale; /* the largest logit; log2(e)/temperature */
+  float top, scale; /* the largest logit; as mm_draw_depth takes it */
 
-  __device__ u64 mass(uint32_t key) const {
-    const float x = from_ordered(key);
-    return x == top ? UINT64_C(1) << 40 : (u64)(exp2f((x - top) * scale) * 0x1p40f);
-  }
+  __device__ u64 mass(uint32_t key) const { return mm_draw_mass(mm_draw_depth(from_ordered(key), top, scale)); }
 };
 
 /* What is kept of a row: every key above `key`, and the first `ties` ids of that key. */
@@ -100,8 +97,8 @@ struct cut {
   u64 mass; /* of all kept */
 };
 
-/* The fewest from the top that are `count` or hold `mass`; all when they never reach either. */
-__device__ cut find_cut(const draw_row &r, uint32_t count, u64 mass) {
+/* The fewest from the top that are `count` or hold `mass`; all when they never reach either. weighs: masses are looked at, and told. */
+__device__ cut find_cut(const draw_row &r, uint32_t count, u64 mass, bool weighs) {
   __shared__ u64 bin_mass[kBins];
   __shared__ uint32_t bin_count[kBins];
   __shared__ cut found;
@@ -116,7 +113,7 @@ __device__ cut find_cut(const draw_row &r, uint32_t count, u64 mass) {
       const uint32_t key = key_of(r.a, r.logits, v);
       if (key == 0 || (shift < 24 && (key ^ found.key) >> (shift + 8) != 0)) continue;
       atomicAdd(&bin_count[key >> shift & 255], 1);
-      atomicAdd(&bin_mass[key >> shift & 255], r.mass(key));
+      if (weighs) atomicAdd(&bin_mass[key >> shift & 255], r.mass(key));
     }
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -136,40 +133,84 @@ __device__ cut find_cut(const draw_row &r, uint32_t count, u64 mass) {
   return found;
 }
 
+/* The masses of a whole row. */
+__device__ u64 sum_of_row(const draw_row &r) {
+  u64 sum = 0, all;
+  for (uint32_t v = threadIdx.x; v < r.a.vocab; v += kDrawThreads) {
+    const uint32_t key = key_of(r.a, r.logits, v);
+    if (key) sum += r.mass(key);
+  }
+  sum_before(sum, &all);
+  return all;
+}
+
+/* What top-k and top-p leave of a row. */
+__device__ cut cut_row(const draw_row &r, const mm_cu_draw &set) {
+  const bool few = set.top_k && set.top_k < r.a.vocab, part = set.top_p < 1;
+  const uint32_t most = few ? set.top_k : r.a.vocab;
+  cut kept = {0, 0, 0};
+  if (few) {
+    kept = find_cut(r, most, ~UINT64_C(0), part);
+  } else if (part) {
+    kept.mass = sum_of_row(r);
+  }
+  if (part) kept = find_cut(r, most, mm_draw_share(set.top_p, kept.mass), true);
+  return kept;
+}
+
+/* The largest id of the first `kept.ties` that have the cut's key: those after it are not kept. */
+__device__ uint32_t last_tie(const draw_row &r, const cut &kept) {
+  __shared__ uint32_t last;
+  const uint32_t each = (r.a.vocab + kDrawThreads - 1) / kDrawThreads;
+  const uint32_t first = min(threadIdx.x * each, r.a.vocab), end = min(first + each, r.a.vocab);
+  uint32_t ties = 0, all;
+  for (uint32_t v = first; v < end; v++) ties += key_of(r.a, r.logits, v) == kept.key;
+  uint32_t before = sum_before(ties, &all);
+  if (threadIdx.x == 0) last = r.a.vocab;
+  __syncthreads();
+  if (all > kept.ties && before < kept.ties && before + ties >= kept.ties) {
+    uint32_t v = first;
+    for (; before < kept.ties; v++) before += key_of(r.a, r.logits, v) == kept.key;
+    last = v - 1;
+  }
+  __syncthreads();
+  return last;
+}
+
+/* The id that arrives first of those that are kept (draw.h); for thread 0. */
+__device__ int32_t first_of_race(const draw_row &r, const cut &kept, uint32_t last, u64 race) {
+  __shared__ u64 part[kDrawThreads / 32];
+  u64 first = MM_DRAW_NOBODY;
+  float time = INFINITY;
+  for (uint32_t v = threadIdx.x; v < r.a.vocab; v += kDrawThreads) {
+    const uint32_t key = key_of(r.a, r.logits, v);
+    if (key == 0 || key < kept.key || (key == kept.key && v > last)) continue;
+    const uint32_t depth = mm_draw_depth(r.logits[v], r.top, r.scale), below = depth >> 26;
+    const u64 bits = mm_draw_mix(race, (u64)v + 1);
+    if (below > 40 || mm_draw_late(bits, __uint_as_float((127 + 40 - below) << 23), time)) continue;
+    const u64 mass = mm_draw_mass(depth), mine = mass ? mm_draw_key(bits, mass, v) : first;
+    if (mine < first) first = mine, time = mm_draw_time(mine);
+  }
+#pragma unroll
+  for (int d = 16; d > 0; d /= 2) first = min(first, __shfl_xor_sync(0xffffffffu, first, d));
+  if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = first;
+  __syncthreads();
+  for (int w = 1; w < kDrawThreads / 32; w++) first = min(first, part[w]);
+  return (int32_t)(first & (MM_DRAW_IDS - 1));
+}
+
 __global__ void __launch_bounds__(kDrawThreads) draw_from_row(const __grid_constant__ mm_cu_choose a) {
   const uint32_t i = blockIdx.x;
   const float *logits = a.logits + (size_t)i * a.vocab_rows;
-  grid_wait();
-  grid_launch_next();
+  grid_wait_and_launch_next();
   const mm_cu_draw set = a.draw[i];
   const int32_t best = a.id[i]; /* best_of_row's */
-  if (set.scale == 0 || best < 0) return;
+  if (set.scale < 0 || best < 0) return;
   const draw_row r = {a, logits, logits[best], set.scale};
-  cut kept = find_cut(r, set.top_k ? set.top_k : a.vocab, ~UINT64_C(0));
-  if (set.top_p < 1) kept = find_cut(r, set.top_k ? set.top_k : a.vocab, max((u64)ceil(set.top_p * (double)kept.mass), (u64)1));
-
-  const uint32_t each = (a.vocab + kDrawThreads - 1) / kDrawThreads;
-  const uint32_t first = min(threadIdx.x * each, a.vocab), end = min(first + each, a.vocab);
-  uint32_t ties = 0, all_ties;
-  for (uint32_t v = first; v < end; v++) ties += key_of(a, logits, v) == kept.key;
-  ties = sum_before(ties, &all_ties);
-  auto kept_mass = [&](uint32_t v, uint32_t *tie) {
-    const uint32_t key = key_of(a, logits, v);
-    return key > kept.key || (key == kept.key && key != 0 && (*tie)++ < kept.ties) ? r.mass(key) : 0;
-  };
-  u64 mass = 0, all;
-  uint32_t tie = ties;
-  for (uint32_t v = first; v < end; v++) mass += kept_mass(v, &tie);
-  u64 before = sum_before(mass, &all);
-  const u64 target = min((u64)(set.u * (double)all), all - 1);
-  if (target < before || target - before >= mass) return;
-  tie = ties;
-  for (uint32_t v = first; v < end; v++) {
-    before += kept_mass(v, &tie);
-    if (target >= before) continue;
-    keep(a, i, (int32_t)v);
-    return;
-  }
+  const cut kept = cut_row(r, set);
+  const uint32_t last = kept.key ? last_tie(r, kept) : a.vocab;
+  const int32_t id = first_of_race(r, kept, last, set.race);
+  if (threadIdx.x == 0) keep(a, i, id);
 }
 
 }  // namespace

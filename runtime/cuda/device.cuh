@@ -10,19 +10,34 @@
 typedef __nv_bfloat16 bf16;
 typedef __nv_bfloat162 bf162;
 
-/* Programmatic dependent launch: a kernel may start while its predecessor runs. It may read weights at once, and anything a kernel
- * wrote only after wait(), or what was complete before the kernel before it let it start, where that one waits first. Every kernel calls
- * wait(), so completion stays transitive along the stream. */
+/* Programmatic dependent launch: a kernel may start while its predecessor runs, as soon as each of its blocks has let it or ended. Every
+ * kernel of a step waits (grid_wait) for all that its predecessor wrote before it reads or writes what kernels write, so completion is
+ * transitive along the stream. Before that it may read what no kernel of the step writes: weights, the batch, what caches held.
+ *
+ * A kernel lets the next one start in one of two ways:
+ * - early, before it waits itself: for those whose successor reads nothing else before its own wait;
+ * - once it has waited: then all that came before this kernel is complete when the next one starts, and that one may read it at once.
+ *   experts_down, one_experts_down and experts_few do so, and must follow a kernel of this kind.
+ * README.md has the table of all kernels. */
 __device__ __forceinline__ void grid_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-__device__ __forceinline__ void grid_launch_next() {
+__device__ __forceinline__ void grid_launch_next_early() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
+__device__ __forceinline__ void grid_wait_and_launch_next() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+/* The body of a kernel in code for which it does not exist: hopper() keeps hosts from it, and one that is launched all the same fails. */
+__device__ __forceinline__ void no_such_code() { __trap(); }
 
 /* Whether this block is the last of `blocks` to come here; then it sees what the others wrote before, through the L2 cache. The counter
  * is zero before and after. */

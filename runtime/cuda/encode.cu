@@ -28,8 +28,7 @@ __device__ __forceinline__ float largest(const float (&v)[4], uint32_t lanes) {
 constexpr uint32_t kAtOnce = 4;
 __global__ void __launch_bounds__(kWarps * 32) encode(mm_cu_codes to, mm_cu_inputs in) {
   const uint32_t groups = to.pitch / MM_CU_GROUP, lane = threadIdx.x % 16, first = blockIdx.x * (kAtOnce * kWarps * 2) + threadIdx.x / 16;
-  grid_wait();
-  grid_launch_next();
+  grid_wait_and_launch_next();
   uint4 q[kAtOnce];
 #pragma unroll
   for (uint32_t i = 0; i < kAtOnce; i++) {
@@ -108,14 +107,12 @@ __device__ void round_row(bf16 *y, const bf16 *row, uint32_t k, const rounder &h
 }
 
 __global__ void round_rows(bf16 *y, mm_cu_inputs in, rounder how) {
-  grid_wait();
-  grid_launch_next();
+  grid_wait_and_launch_next();
   round_row(y + (size_t)blockIdx.x * in.k, input_row(in), in.k, how, 1);
 }
 
 __global__ void round_slots(bf16 *middle, uint32_t k, const __grid_constant__ mm_cu_route r, const float *global, rounder how) {
-  grid_wait();
-  grid_launch_next();
+  grid_wait_and_launch_next();
   const uint32_t slot = blockIdx.x / MM_CU_SKINNY, token = blockIdx.x % MM_CU_SKINNY;
   if (slot >= *r.used || !(r.slot_tokens[slot] >> token & 1)) return;
   const float factor = r.slot_weight[blockIdx.x] * (global ? global[r.slot_expert[slot]] : 1.0f);

@@ -67,8 +67,7 @@ template <uint32_t kPiece, bool kOffset>
 __global__ void __launch_bounds__(kLayers * 32) lay_rows(const few_rows to, const __nv_bfloat16 *x, const uint32_t *pair,
                                                          const uint32_t *places, uint32_t top_k, uint32_t groups, bool rounds) {
   const uint32_t place = blockIdx.x, lane = threadIdx.x % 16;
-  grid_wait();
-  grid_launch_next(); /* not before: the next kernel reads the lists at once */
+  grid_wait_and_launch_next(); /* not before: the next kernel reads the lists at once */
   if (place >= __ldcg(places)) return;
   const __nv_bfloat16 *from = x + (size_t)(pair ? pair[place] / top_k : place) * to.k;
   for (uint32_t group = threadIdx.x / 16; group < groups; group += kLayers * 2) {
@@ -286,7 +285,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   if (warp == 1) count_units(sh, job);
   __syncthreads();
-  grid_launch_next();
+  grid_launch_next_early();
   if (warp == 0) {
     fetch_weights(sh, job, &codes, &scales, steps);
   } else if (warp == 1) {
@@ -299,8 +298,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     multiply_stages(sh, job, warp / 4 - 1, steps);
   }
 #else
-  grid_wait();
-  grid_launch_next();
+  no_such_code();
 #endif
 }
 

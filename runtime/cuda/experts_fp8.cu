@@ -71,8 +71,7 @@ struct expert_tiles {
 constexpr uint32_t kPlaces = 32, kSpreaders = 8, kAtOnce = 6; /* kSpreaders: warps; kAtOnce: loads of 512 codes in flight */
 __global__ void __launch_bounds__(kSpreaders * 32)
     spread(mm_cu_codes to, mm_cu_codes x, const uint32_t *pair, const uint32_t *places, uint32_t top_k) {
-  grid_wait();
-  grid_launch_next();
+  grid_wait_and_launch_next();
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, block = blockIdx.x * kPlaces, end = min(*places, block + kPlaces);
   for (uint32_t place = block + warp; place < end; place += kSpreaders) {
     const uint4 *from = reinterpret_cast<const uint4 *>(x.code + (size_t)(pair[place] / top_k) * x.pitch);
@@ -173,8 +172,7 @@ struct down_job {
 
 /* y[t] = Σ pair_out of its choices, if it has any, eight columns a thread. */
 __global__ void sum_choices(__nv_bfloat16 *y, const __nv_bfloat16 *pair_out, const __grid_constant__ mm_cu_route r, uint32_t width) {
-  grid_wait();
-  grid_launch_next();
+  grid_wait_and_launch_next();
   for (uint32_t c = threadIdx.x * 8; c < width; c += blockDim.x * 8) {
     float sum[8] = {};
     const size_t first = (size_t)blockIdx.x * r.top_k;

@@ -91,8 +91,7 @@ struct down_job {
 template <mm_cu_code C, mm_cu_scale S>
 __global__ void __launch_bounds__(kGemmThreads, 1)
     grouped_up(const __grid_constant__ mm_cu_weight w, const __grid_constant__ mm_cu_route r, const __grid_constant__ mm_cu_experts a) {
-  grid_wait();
-  grid_launch_next();
+  grid_wait_and_launch_next();
   const expert_tile tile = find_tile(r, blockIdx.y);
   if (tile.rows > 0) gemm_tile<C, S>(w, up_job{w, r, a, tile, blockIdx.x * (kGemmColumns / 2), w.n / 2});
 }
@@ -100,15 +99,13 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
 template <mm_cu_code C, mm_cu_scale S>
 __global__ void __launch_bounds__(kGemmThreads, 1)
     grouped_down(const __grid_constant__ mm_cu_weight w, const __grid_constant__ mm_cu_route r, const __grid_constant__ mm_cu_experts a) {
-  grid_wait();
-  grid_launch_next();
+  grid_wait_and_launch_next();
   const expert_tile tile = find_tile(r, blockIdx.y);
   if (tile.rows > 0) gemm_tile<C, S>(w, down_job{w, r, a, tile, blockIdx.x * kGemmColumns});
 }
 
 __global__ void sum_pairs(bf16 *y, const float *pair_out, const __grid_constant__ mm_cu_route r, uint32_t width) {
-  grid_wait();
-  grid_launch_next();
+  grid_wait_and_launch_next();
   for (uint32_t c = threadIdx.x * 4; c < width; c += blockDim.x * 4) {
     float4 sum = make_float4(0, 0, 0, 0);
     for (uint32_t j = 0; j < r.top_k; j++) {

@@ -139,8 +139,7 @@ __global__ void __launch_bounds__(32 * expert_warps<C>(kTokens), stream_blocks(k
   __shared__ slots_and_room<kTokens> shared;
   const auto &slots = shared.slots;
   const choice_start start(r);
-  grid_wait();
-  grid_launch_next();
+  grid_wait_and_launch_next();
   read_slots<UP>(shared, r, a.tokens, start);
   stream_rows<C, S>(w, from, p, up_job<C, kTokens>{w, r, a, p, global2, rounds, slots, slots.used, w.n / 2});
 }
@@ -151,7 +150,7 @@ __global__ void __launch_bounds__(32 * expert_warps<C>(kTokens), stream_blocks(k
                  const __grid_constant__ mm_cu_route r, const __grid_constant__ mm_cu_experts a) {
   __shared__ slots_and_room<kTokens> shared;
   const auto &slots = shared.slots;
-  grid_launch_next();
+  grid_launch_next_early();
   read_slots<DOWN>(shared, r, a.tokens, choice_start(r));
   const uint32_t used = slots.used;
   if (used == 0) { /* padding alone */
@@ -227,8 +226,7 @@ __global__ void __maxnreg__(kGemvRegisters)
                    const __grid_constant__ mm_cu_route r, const __grid_constant__ mm_cu_experts a) {
   __shared__ slots_and_room<1> shared;
   const choice_start start(r);
-  grid_wait();
-  grid_launch_next();
+  grid_wait_and_launch_next();
   one_up job{w, a, global2, rounds, shared.slots, 0, w.n / 2};
   if (threadIdx.x < kChoiceThreads) {
     choose_slots(shared.slots, shared.room, r, start, blockIdx.x == 0);
@@ -245,7 +243,7 @@ __global__ void __maxnreg__(kGemvRegisters)
     one_experts_down(const __grid_constant__ gemv_plan p, const __grid_constant__ mm_cu_weight w, const __grid_constant__ mm_cu_route r,
                      const __grid_constant__ mm_cu_experts a) {
   __shared__ slots_and_room<1> shared;
-  grid_launch_next();
+  grid_launch_next_early();
   read_slots<DOWN>(shared, r, 1, choice_start(r));
   const one_down job{w, a, shared.slots, shared.slots.used};
   gemv_rows<C, S>(w, p, job, [&] {

@@ -38,8 +38,7 @@ struct dense_job {
 
 template <mm_cu_code C, mm_cu_scale S>
 __global__ void __launch_bounds__(kGemmThreads, 1) gemm(const __grid_constant__ mm_cu_weight w, const __grid_constant__ mm_cu_linear a) {
-  grid_wait();
-  grid_launch_next();
+  grid_wait_and_launch_next();
   gemm_tile<C, S>(w, dense_job{w, a, blockIdx.x * kGemmRows, blockIdx.y * kGemmColumns});
 }
 

@@ -279,8 +279,7 @@ __global__ void MM_PAIR __launch_bounds__(kThreads, 1)
       barrier_open(shared_address(&sh.told[i]), 1), barrier_open(shared_address(&sh.read[i]), kThreads / 32 - 4);
   }
   pair_sync();
-  grid_wait();
-  grid_launch_next();
+  grid_wait_and_launch_next();
   const uint32_t group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
   if (group == 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
@@ -292,8 +291,7 @@ __global__ void MM_PAIR __launch_bounds__(kThreads, 1)
   __syncwarp();
   pair_sync(); /* the other block's last steps are told here too */
 #else
-  grid_wait();
-  grid_launch_next();
+  no_such_code();
 #endif
 }
 

@@ -423,8 +423,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x < h.rotary_dim / 2) sincosf((float)pos * p.inv_freq[threadIdx.x], &own.sine[threadIdx.x], &own.cosine[threadIdx.x]);
   const size_t own_cell = cell_of(kv.table[(size_t)slot * kv.pages_per_slot + pos / MM_CU_PAGE], pos);
   __syncthreads();
-  grid_wait();
-  grid_launch_next();
+  grid_wait_and_launch_next();
   work.run(own, kv, a.qkv + (size_t)row * (h.heads + 2 * h.kv_heads) * D, kv_head, own_cell, split == used - 1);
   __syncthreads();
   uint32_t q[D / 16][2];
@@ -487,11 +486,15 @@ __global__ void __launch_bounds__(kThreads, 1)
   join<D, 12>(mine - split, used, group, elsewhere{}, put_result);
 }
 
-size_t counter_bytes(const mm_cu_heads &h, uint32_t rows) { return ((size_t)rows * h.kv_heads * sizeof(uint32_t) + 255) / 256 * 256; }
+/* The work space: counters of max_tokens rows, then partial results. What a step of fewer rows leaves there lies where no other step's
+ * counters do: their place depends on max_tokens, never on the step. */
+size_t counter_bytes(const mm_cu_heads &h, uint32_t max_tokens) {
+  return ((size_t)max_tokens * h.kv_heads * sizeof(uint32_t) + 255) / 256 * 256;
+}
 
-/* Splits for a batch: the fewest rounds of blocks, one to a multiprocessor, in parts of a row's work; a round costs 1/32 of a row more. */
-uint32_t splits_for(const mm_cu_heads &h, uint32_t rows) {
-  const uint32_t blocks = rows * h.kv_heads, parallel = multiprocessors();
+/* Splits for a batch: the fewest rounds of blocks, `parallel` in a round, in parts of a row's work; a round costs 1/32 of a row more. */
+uint32_t splits_for(const mm_cu_heads &h, uint32_t rows, uint32_t parallel) {
+  const uint32_t blocks = rows * h.kv_heads;
   uint32_t best = 1;
   float least = INFINITY;
   for (uint32_t n = 1; n <= kMaxSplits; n++) {
@@ -511,21 +514,30 @@ cudaError_t run(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv &kv, c
 
 }  // namespace
 
+/* Rows that are not split leave no partial results, and above some number none are. */
 size_t mm_cu_gqa_work(const mm_cu_heads &h, uint32_t max_tokens) {
+  const uint32_t parallel = multiprocessors();
   size_t most = 0;
   for (uint32_t rows = 1; rows <= max_tokens; rows++) {
-    size_t n = (size_t)rows * h.kv_heads * splits_for(h, rows);
-    if (n > most) most = n;
+    const uint32_t splits = splits_for(h, rows, parallel);
+    if (splits > 1) most = max(most, (size_t)rows * h.kv_heads * splits);
   }
   return counter_bytes(h, max_tokens) + most * (h.head_dim == 64 ? sizeof(partial<64>) : sizeof(partial<128>));
+}
+
+size_t mm_cu_gqa_shared(uint32_t head_dim, bool fp8) {
+  constexpr size_t kStatic = sizeof(own_token<128>) + 2 * kWarps * sizeof(float) + sizeof(bool);
+  if (head_dim == 128) return kStatic + (fp8 ? sizeof(decode_shared<128, true>) : sizeof(decode_shared<128, false>));
+  return kStatic + (fp8 ? sizeof(decode_shared<64, true>) : sizeof(decode_shared<64, false>));
 }
 
 cudaError_t mm_cu_gqa_decode(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv &kv, const mm_cu_qkv &p, const mm_cu_gqa &a,
                              cudaStream_t s) {
   if (h.heads % h.kv_heads != 0 || h.heads / h.kv_heads > kGroup || h.rotary_dim > h.head_dim || h.rotary_dim % 16 != 0)
     return cudaErrorNotSupported;
-  work_space ws = {static_cast<uint32_t *>(a.work), nullptr, splits_for(h, a.tokens)};
-  ws.part = reinterpret_cast<float *>(static_cast<char *>(a.work) + counter_bytes(h, a.tokens));
+  if (a.tokens > a.max_tokens) return cudaErrorInvalidValue;
+  work_space ws = {static_cast<uint32_t *>(a.work), nullptr, splits_for(h, a.tokens, multiprocessors())};
+  ws.part = reinterpret_cast<float *>(static_cast<char *>(a.work) + counter_bytes(h, a.max_tokens));
   if (h.head_dim == 128) return run<128>(h, r, kv, p, a, ws, s);
   if (h.head_dim == 64) return run<64>(h, r, kv, p, a, ws, s);
   return cudaErrorNotSupported;

@@ -276,9 +276,8 @@ template <int D>
 __global__ void __launch_bounds__(kThreads, 1)
     gqa_pair(const __grid_constant__ gqa_maps maps, const __grid_constant__ mm_cu_heads h, const __grid_constant__ mm_cu_tiles tiles,
              const __grid_constant__ mm_cu_kv kv, bf16 *out) {
-  grid_wait();
-  grid_launch_next();
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  grid_wait_and_launch_next();
   extern __shared__ __align__(1024) uint8_t raw[];
   gqa_shared<D> &sh = *reinterpret_cast<gqa_shared<D> *>(raw);
   if (threadIdx.x == 0) {
@@ -299,6 +298,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
     consume(h, out, sh, group - 1);
   }
+#else
+  no_such_code();
 #endif
 }
 

@@ -114,8 +114,7 @@ __global__ void __launch_bounds__(kThreads) gqa_tile(const __grid_constant__ mm_
   const auto pack = kFp8 ? pack2_half : pack2;
   const uint32_t head = blockIdx.x, kv_head = head / (h.heads / h.kv_heads);
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  grid_wait();
-  grid_launch_next();
+  grid_wait_and_launch_next();
   const uint2 tile = tiles.tile[blockIdx.y];
   const mm_cu_span span = tiles.span[tile.x];
   if (span.slot < 0) return;

@@ -69,6 +69,7 @@ cudaError_t mm_cu_gemm(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_
 
 /* ---- mixture of experts ---- */
 
+#define MM_CU_MAX_HIDDEN  6144 /* columns of the router's input */
 #define MM_CU_MAX_EXPERTS 256
 #define MM_CU_MAX_TOP_K   16
 
@@ -166,7 +167,8 @@ struct mm_cu_qkv {
 };
 cudaError_t mm_cu_rope(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv &kv, const mm_cu_qkv &a, cudaStream_t s);
 
-/* mm_cu_rope, and o[T, heads·d], for rows that are one token each, of a slot one. work: mm_cu_gqa_work(max_tokens) bytes, zero at first.
+/* mm_cu_rope, and o[T, heads·d], for rows that are one token each, of a slot one. work: mm_cu_gqa_work(max_tokens) bytes, zero at first;
+ * one for steps of any T ≤ max_tokens, in any order.
  * What the cache holds before each row's position is read at once (grid_wait): no kernel may still be writing it. */
 struct mm_cu_gqa {
   const __nv_bfloat16 *qkv;
@@ -175,6 +177,8 @@ struct mm_cu_gqa {
   uint32_t tokens, max_tokens;
 };
 size_t mm_cu_gqa_work(const mm_cu_heads &h, uint32_t max_tokens);
+/* Bytes of shared memory that its blocks take, static and dynamic. */
+size_t mm_cu_gqa_shared(uint32_t head_dim, bool fp8);
 cudaError_t mm_cu_gqa_decode(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv &kv, const mm_cu_qkv &p, const mm_cu_gqa &a,
                              cudaStream_t s);
 
@@ -207,6 +211,9 @@ cudaError_t mm_cu_lightning_decode(const mm_cu_lightning &a, const mm_cu_rows &r
 cudaError_t mm_cu_lightning_prefill(const mm_cu_lightning &a, const mm_cu_span *span, uint32_t spans, cudaStream_t s);
 
 /* ---- rows ---- */
+
+#define MM_CU_MAX_WIDTH  16384 /* of a row that is normed */
+#define MM_CU_MAX_TOKENS 65535 /* of a step: blocks side by side */
 
 #define MM_CU_GROUP 128
 /* Rounded rows (fp8.h). code: [rows, pitch], zeros behind the last column; scale: [pitch / 128, scale_pitch], a group's scales side by
@@ -247,11 +254,12 @@ cudaError_t mm_cu_combine_route(const mm_cu_combine &a, const mm_cu_router &m, c
 
 /* ---- the next token ---- */
 
-/* mm_sampling of one output row, and its draw. */
+/* mm_sampling of one output row, and its draw (draw.h). */
 struct mm_cu_draw {
-  float scale; /* log2(e) / temperature; 0: greedy */
-  uint32_t top_k;
-  double top_p, u;
+  float scale = -1; /* mm_draw_scale; negative: greedy */
+  uint32_t top_k = 0;
+  double top_p = 1;
+  uint64_t race = 0; /* mm_draw_mix(seed, n) */
 };
 /* id[rows]: the choices from logits[rows, vocab_rows], -1 where there is none; each is kept in chosen[slots] where its row is the last
  * of its slot. out[rows] names the rows of the step, slot[tokens] is theirs. */

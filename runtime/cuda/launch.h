@@ -4,22 +4,35 @@
 
 #include <cuda_runtime.h>
 
-/* Launches kernel(args…), in clusters of so many blocks; it may start while the kernel before it on the stream runs (device.cuh,
- * grid_wait). */
+#include "runtime/cuda/built.h"
+
+/* A block of the kernel may have so much dynamic shared memory. Never less than before: recorded steps hold launches with more. */
+template <class... Params>
+cudaError_t allow_shared(void (*kernel)(Params...), size_t shared) {
+  cudaFuncAttributes a = {};
+  const cudaError_t e = shared > 48 * 1024 ? cudaFuncGetAttributes(&a, kernel) : cudaSuccess;
+  if (e != cudaSuccess || shared <= 48 * 1024 || a.maxDynamicSharedSizeBytes >= (int)shared) return e;
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
+}
+
+/* Launches kernel(args…), in clusters of so many blocks; it may start while the kernel before it on the stream runs (device.cuh), where
+ * the code is built for that. */
 template <class... Params, class... Args>
 cudaError_t launch_clusters(void (*kernel)(Params...), dim3 grid, unsigned cluster, unsigned threads, size_t shared, cudaStream_t stream,
                             Args... args) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return cudaSuccess;
-  if (shared > 48 * 1024) {
-    cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
-    if (e != cudaSuccess) return e;
-  }
   cudaLaunchConfig_t c = {};
   c.gridDim = grid, c.blockDim = dim3(threads), c.dynamicSmemBytes = shared, c.stream = stream;
+  if (mm_cu_rehearsing) return mm_cu_judge(reinterpret_cast<const void *>(kernel), c);
+  const cudaError_t e = allow_shared(kernel, shared);
+  if (e != cudaSuccess) return e;
   cudaLaunchAttribute how[2] = {};
-  how[0].id = cudaLaunchAttributeProgrammaticStreamSerialization, how[0].val.programmaticStreamSerializationAllowed = 1;
-  how[1].id = cudaLaunchAttributeClusterDimension, how[1].val.clusterDim = {cluster, 1, 1};
-  c.attrs = how, c.numAttrs = cluster ? 2 : 1;
+  if (mm_cu_built_here() >= MM_CU_BUILT_DEPENDENT) {
+    how[c.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    how[c.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (cluster) how[c.numAttrs].id = cudaLaunchAttributeClusterDimension, how[c.numAttrs++].val.clusterDim = {cluster, 1, 1};
+  c.attrs = how;
   return cudaLaunchKernelEx(&c, kernel, static_cast<Params>(args)...);
 }
 /* In the clusters that the kernel itself names, if any. */
@@ -36,13 +49,8 @@ inline unsigned multiprocessors() {
   return (unsigned)n;
 }
 
-/* The device runs code for sm_90a. */
-inline bool hopper() {
-  int device = 0, major = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  return major == 9;
-}
+/* The code that runs here has the kernels of sm_90a. */
+inline bool hopper() { return mm_cu_built_here() == MM_CU_BUILT_HOPPER; }
 
 inline unsigned ceil_div(unsigned a, unsigned b) { return (a + b - 1) / b; }
 

@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ float q[D], k[D], part[kThreads / 32][kColumns];
   const uint32_t head = blockIdx.x / (D / kColumns), c0 = blockIdx.x % (D / kColumns) * kColumns, row = blockIdx.y;
   const uint32_t c = threadIdx.x % kLanes * 4, a0 = threadIdx.x / kLanes;
-  grid_launch_next();
+  grid_launch_next_early();
   const int32_t slot = r.slot[row];
   bf16 *o = a.o + ((size_t)row * a.heads + head) * D + c0;
   if (slot < 0) {

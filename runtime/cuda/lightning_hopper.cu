@@ -263,8 +263,7 @@ __global__ void MM_PAIR __launch_bounds__(kThreads, 1) lightning_pair(const __gr
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) uint8_t shared_raw[];
   auto &sh = *reinterpret_cast<pair_shared *>(shared_raw);
-  grid_wait();
-  grid_launch_next();
+  grid_wait_and_launch_next();
   const mm_cu_span span = spans[blockIdx.y];
   if (span.slot < 0) return; /* both blocks of the pair */
   if (threadIdx.x == 0) {
@@ -287,6 +286,8 @@ __global__ void MM_PAIR __launch_bounds__(kThreads, 1) lightning_pair(const __gr
   }
   __syncwarp();
   pair_sync(); /* the other block may still write here */
+#else
+  no_such_code();
 #endif
 }
 

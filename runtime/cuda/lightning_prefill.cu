@@ -104,8 +104,7 @@ __global__ void __launch_bounds__(kThreads, 1) lightning_span(const __grid_const
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const uint32_t row0 = warp % 4 * 16, col0 = warp / 4 * 32;                              /* of P and O */
   const uint32_t key0 = warp % (D / 16) * 16, val0 = warp / (D / 16) * (kStateTiles * 8); /* of S */
-  grid_wait();
-  grid_launch_next();
+  grid_wait_and_launch_next();
   const mm_cu_span span = spans[blockIdx.y];
   if (span.slot < 0) return;
   const float rate = -a.slope[head] * 1.4426950408889634f; /* log2 lambda */

@@ -25,8 +25,7 @@ __global__ void __launch_bounds__(kMaxThreads) rope(const __grid_constant__ mm_c
     load8(w[1], from + c1);
   }
   const float freq = threadIdx.x < half ? a.inv_freq[threadIdx.x] : 0.0f;
-  grid_wait();
-  grid_launch_next();
+  grid_wait_and_launch_next();
   const int32_t slot = r.slot[row];
   const uint32_t pos = r.pos[row];
   bf16 *from = a.qkv + ((size_t)row * (h.heads + 2 * h.kv_heads) + head) * d;

@@ -11,7 +11,7 @@
 
 namespace {
 
-constexpr uint32_t kMaxThreads = 768, kMaxWidth = kMaxThreads * 8, kMaxWarps = kMaxThreads / 32;
+constexpr uint32_t kMaxThreads = MM_CU_MAX_HIDDEN / 8, kMaxWarps = kMaxThreads / 32;
 
 /* Eight weights of a row. */
 template <class W>
@@ -194,7 +194,7 @@ __device__ void list_slots(const mm_cu_route &r, uint32_t tokens) {
 template <class W, int kExperts, int kTokens, bool kMix>
 __global__ void __launch_bounds__(kMaxThreads) route_few(const __grid_constant__ mm_cu_router m, const __grid_constant__ mm_cu_route r,
                                                          const __grid_constant__ mm_cu_combine a, const bf16 *x, uint32_t tokens) {
-  grid_launch_next();
+  grid_launch_next_early();
   block_logits<W, kExperts, kTokens, kMix>(m, r, a, x, tokens);
   if (tokens == 1) {
     if (blockIdx.x == 0 && threadIdx.x < MM_CU_MAX_TOP_K) r.told[threadIdx.x] = 0;
@@ -205,7 +205,7 @@ __global__ void __launch_bounds__(kMaxThreads) route_few(const __grid_constant__
 
 constexpr uint32_t kChoosers = 8; /* warps of a block, a token each */
 __global__ void __launch_bounds__(kChoosers * 32) choose_many(const __grid_constant__ mm_cu_route r, uint32_t tokens) {
-  grid_launch_next();
+  grid_launch_next_early();
   grid_wait();
   const uint32_t token = blockIdx.x * kChoosers + threadIdx.x / 32, lane = threadIdx.x % 32;
   if (token >= tokens) return;
@@ -220,8 +220,7 @@ __global__ void __launch_bounds__(kChoosers * 32) choose_many(const __grid_const
 constexpr uint32_t kSorters = 32, kAtOnce = 4; /* warps; loads of 32 choices in flight */
 __global__ void __launch_bounds__(kSorters * 32) sort_pairs(const __grid_constant__ mm_cu_route r, uint32_t tokens) {
   __shared__ uint32_t own[kSorters], lower[kSorters];
-  grid_wait();
-  grid_launch_next();
+  grid_wait_and_launch_next();
   const uint32_t e = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32, pairs = tokens * r.top_k;
   const uint32_t each = (pairs + kSorters * 32 - 1) / (kSorters * 32) * 32, first = min(warp * each, pairs), end = min(first + each, pairs);
   auto look = [&](const auto &see) {
@@ -275,7 +274,7 @@ cudaError_t many(const mm_cu_router &m, const mm_cu_route &r, const bf16 *x, uin
 
 bool fits(const mm_cu_router &m, const mm_cu_route &r, uint32_t tokens) {
   if (m.wide && tokens > MM_CU_SKINNY && !(m.piece && m.product)) return false;
-  return r.experts <= MM_CU_MAX_EXPERTS && r.top_k <= MM_CU_MAX_TOP_K && m.k % 8 == 0 && m.k <= kMaxWidth;
+  return r.experts <= MM_CU_MAX_EXPERTS && r.top_k <= MM_CU_MAX_TOP_K && m.k % 8 == 0 && m.k <= MM_CU_MAX_HIDDEN;
 }
 
 }  // namespace

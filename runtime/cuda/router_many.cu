@@ -12,6 +12,7 @@ constexpr uint32_t kThreads = 256;
 constexpr uint32_t kPieces = 3;
 
 __global__ void split(bf16 *to, const float *w, size_t n) {
+  grid_wait_and_launch_next();
   for (size_t i = blockIdx.x * (size_t)kThreads + threadIdx.x; i < n; i += (size_t)gridDim.x * kThreads) {
     float left = w[i];
     for (uint32_t p = 0; p < kPieces; p++) {
@@ -22,8 +23,7 @@ __global__ void split(bf16 *to, const float *w, size_t n) {
 }
 
 __global__ void sum_pieces(float *logits, const float *product, uint32_t experts, uint32_t n) {
-  grid_wait();
-  grid_launch_next();
+  grid_wait_and_launch_next();
   const uint32_t i = blockIdx.x * kThreads + threadIdx.x, token = i / experts;
   if (i >= n) return;
   const float *from = product + (size_t)token * kPieces * experts + (i - token * experts);
@@ -44,8 +44,7 @@ __global__ void __launch_bounds__(kFewThreads)
   extern __shared__ __align__(128) uint8_t few_raw[];
   const uint32_t base = shared_address(few_raw), steps = (k + 63) / 64, first = blockIdx.x * kFewRows, column = blockIdx.y * 8 * kTiles;
   const uint32_t lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16;
-  grid_wait();
-  grid_launch_next();
+  grid_wait_and_launch_next();
   auto fetch = [&](uint32_t s) {
     if (s < steps) {
 #pragma unroll

@@ -6,14 +6,15 @@
 
 namespace {
 
-constexpr int kMaxThreads = 1024, kMaxTurns = 2; /* rows of up to 16,384 columns */
+constexpr int kMaxThreads = 1024, kMaxTurns = 2;
+static_assert(kMaxThreads * kMaxTurns * 8 == MM_CU_MAX_WIDTH);
 
 /* value(i, c, v) yields a row's columns [c, c + 8), the thread's in turn i, before the norm; finish(i, c, v) takes them after it. */
 template <class Value, class Finish>
 __device__ __forceinline__ void normalise(uint32_t width, float eps, const float *w, const Value &value, const Finish &finish) {
   __shared__ float part[kMaxThreads / 32 * kMaxTurns];
   float f[kMaxTurns][8], v[kMaxTurns][8], sum[kMaxTurns] = {};
-  grid_launch_next();
+  grid_launch_next_early();
 #pragma unroll
   for (int i = 0; i < kMaxTurns; i++) {
     const uint32_t c = (i * blockDim.x + threadIdx.x) * 8;
@@ -87,7 +88,7 @@ __global__ void combine_rows(const __grid_constant__ mm_cu_combine a, uint32_t w
 }
 
 __global__ void embed_rows(bf16 *x, const bf16 *table, const __grid_constant__ mm_cu_ids ids, uint32_t width) {
-  grid_launch_next();
+  grid_launch_next_early();
   grid_wait();
   const int32_t slot = ids.slot[blockIdx.x];
   int32_t id = ids.id[blockIdx.x];
@@ -98,7 +99,7 @@ __global__ void embed_rows(bf16 *x, const bf16 *table, const __grid_constant__ m
 }
 
 __global__ void copy_pieces(uint4 *to, const uint4 *from, size_t n) {
-  grid_launch_next();
+  grid_launch_next_early();
   grid_wait();
   for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) to[i] = from[i];
 }
@@ -107,7 +108,7 @@ __global__ void copy_pieces(uint4 *to, const uint4 *from, size_t n) {
 bool row_threads(uint32_t tokens, uint32_t width, unsigned *threads) {
   const unsigned warps = ceil_div(width, 256);
   *threads = min(tokens > 128 && warps > 16 ? ceil_div(warps, kMaxTurns) : warps, kMaxThreads / 32u) * 32;
-  return width % 8 == 0 && width <= kMaxThreads * kMaxTurns * 8;
+  return width % 8 == 0 && width <= MM_CU_MAX_WIDTH;
 }
 
 bool codes_fit(const mm_cu_codes &codes, uint32_t tokens, uint32_t width) {

@@ -42,7 +42,7 @@ template <mm_cu_code C, mm_cu_scale S, int kTokens>
 __global__ void __launch_bounds__(32 * kStreamWarps, stream_blocks(kTokens, kStreamWarps))
     skinny(const __grid_constant__ stream_source from, const __grid_constant__ stream_plan p, const __grid_constant__ mm_cu_weight w,
            const __grid_constant__ mm_cu_linear a) {
-  grid_launch_next();
+  grid_launch_next_early();
   stream_rows<C, S>(w, from, p, linear_job<kTokens>{w, a, p});
 }
 
@@ -77,7 +77,7 @@ struct one_job {
 template <mm_cu_code C, mm_cu_scale S>
 __global__ void __maxnreg__(kGemvRegisters)
     one(const __grid_constant__ gemv_plan p, const __grid_constant__ mm_cu_weight w, const __grid_constant__ mm_cu_linear a) {
-  grid_launch_next();
+  grid_launch_next_early();
   const one_job job{w, a};
   gemv_rows<C, S>(w, p, job, [&] {
     grid_wait();

@@ -250,7 +250,7 @@ __global__ void __launch_bounds__(cluster_threads<Kind>(), 1)
   if (warp == 0) asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   __syncwarp();
   cluster_arrive();
-  grid_launch_next();
+  grid_launch_next_early();
   if (warp == 0) {
     fetch_weights<Kind>(b, maps); /* its own block's barriers are open already */
     __syncwarp();
@@ -266,8 +266,7 @@ __global__ void __launch_bounds__(cluster_threads<Kind>(), 1)
     multiply_stages<Kind>(b, warp / 4 - 1);
   }
 #else
-  grid_wait();
-  grid_launch_next();
+  no_such_code();
 #endif
 }
 

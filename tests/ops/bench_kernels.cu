@@ -419,6 +419,48 @@ void bench_rows() {
   rows_rate(8192, 8192);
 }
 
+/* The choice of a step's tokens: greedy; draws from all; from what top-k and top-p leave. */
+static void choice_rate(uint32_t rows, const char *how, bool draws, uint32_t top_k, double top_p) {
+  const uint32_t vocab = 200064, sets = 2;
+  buffer<float> x;
+  buffer<uint8_t> never(vocab);
+  buffer<mm_cu_draw> draw;
+  buffer<uint32_t> out, ticket(rows);
+  buffer<int32_t> slot, id(rows), chosen(rows);
+  buffer<unsigned long long> best(rows);
+  std::vector<float> v = random_float(vocab, 0, 3), all;
+  for (uint32_t i = 0; i < rows * sets; i++) {
+    std::rotate(v.begin(), v.begin() + 1 + g_rng.below(vocab - 1), v.end());
+    all.insert(all.end(), v.begin(), v.end());
+  }
+  std::vector<mm_cu_draw> set(rows);
+  std::vector<uint32_t> place(rows);
+  std::vector<int32_t> slots(rows);
+  for (uint32_t i = 0; i < rows; i++) {
+    place[i] = i, slots[i] = (int32_t)i;
+    if (draws) set[i] = {1.4426950f, top_k, top_p, 12345u + i};
+  }
+  x.put(all), draw.put(set), out.put(place), slot.put(slots), never.zero(), best.zero(), ticket.zero();
+  const double us = time_graph(8, [&](cudaStream_t st, int i) {
+    const float *from = x.p + (size_t)(i % sets) * rows * vocab;
+    const mm_cu_choose a = {from, never.p, vocab, vocab, rows, out.p, slot.p, draw.p, id.p, chosen.p, best.p, ticket.p};
+    CUDA_OK(mm_cu_choose_tokens(a, rows, draws, st));
+  });
+  char what[120];
+  snprintf(what, sizeof what, "choice of %u rows from %u logits, %s", rows, vocab, how);
+  row(what, us, 4.0 * rows * vocab);
+}
+
+void bench_choice() {
+  for (uint32_t rows : {1u, 16u, 64u, 256u}) {
+    choice_rate(rows, "greedy", false, 0, 1);
+    choice_rate(rows, "draw", true, 0, 1);
+    choice_rate(rows, "top-k 50", true, 50, 1);
+    choice_rate(rows, "top-p 0.95", true, 0, 0.95);
+    choice_rate(rows, "top-k 50, top-p 0.95", true, 50, 0.95);
+  }
+}
+
 /* One launch of the dense kernels of one and of several rows, for a profiler. */
 void profile_kernels() {
   for (const scheme *s : {&kFp8, &kInt4, &kNv}) {

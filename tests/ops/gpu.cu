@@ -290,8 +290,9 @@ static const subject kSubjects[] = {
     {"attention", test_attention, bench_attention},
     {"lightning", test_lightning, bench_lightning},
     {"rows", test_rows, bench_rows},
-    {"choice", test_choice, NULL},
+    {"choice", test_choice, bench_choice},
     {"edges", test_edges, NULL},
+    {"steps", test_steps, NULL},
     {"models", test_models, NULL},
 };
 

@@ -135,6 +135,7 @@ void test_lightning();
 void test_rows();
 void test_choice();
 void test_edges();
+void test_steps();
 void test_models();
 void bench_copy(); /* before the others: their ceiling */
 void bench_linear();
@@ -142,6 +143,7 @@ void bench_experts();
 void bench_attention();
 void bench_lightning();
 void bench_rows();
+void bench_choice();
 void profile_kernels();
 
 #endif

@@ -211,7 +211,75 @@ static void check_stretches(const mm_cu_heads &h, bool fp8) {
   report_true(what, whole == parts);
 }
 
+/* One work space under steps of any number of rows: what a step leaves there changes no later one. Each step is compared with the same
+ * step in a work space of its own, bit for bit. */
+static void check_work_space(const mm_cu_heads &h, bool fp8, uint32_t max_tokens, uint32_t steps) {
+  const uint32_t d = h.head_dim, width = (h.heads + 2 * h.kv_heads) * d, per_slot = 8, pages = per_slot * max_tokens;
+  const size_t cells = (size_t)pages * h.kv_heads * MM_CU_PAGE;
+  buffer<uint8_t> k(cells * d * (fp8 ? 1 : 2)), v(k.n);
+  buffer<float> k_scale, v_scale;
+  for (auto *b : {&k, &v}) {
+    const uint32_t seed = g_rng.below(1u << 30);
+    if (fp8) {
+      fill_random(b->p, b->n, seed);
+    } else {
+      fill_random_bf16(reinterpret_cast<__nv_bfloat16 *>(b->p), b->n / 2, seed);
+    }
+  }
+  if (fp8) {
+    k_scale.open(cells), v_scale.open(cells);
+    fill_random_float(k_scale.p, cells, 0.002f, 0.01f, 1), fill_random_float(v_scale.p, cells, 0.002f, 0.01f, 2);
+  }
+  std::vector<uint32_t> table(pages), pos(max_tokens);
+  std::vector<int32_t> slot(max_tokens);
+  for (uint32_t i = 0; i < pages; i++) table[i] = i;
+  for (uint32_t i = 0; i < max_tokens; i++) slot[i] = (int32_t)i;
+  buffer<__nv_bfloat16> qkv, o((size_t)max_tokens * h.heads * d);
+  buffer<float> freq;
+  buffer<int32_t> dslot;
+  buffer<uint32_t> dtable, dpos;
+  qkv.put(random_bf16((size_t)max_tokens * width)), freq.put(std::vector<float>(h.rotary_dim / 2, 0.1f));
+  dtable.put(table), dslot.put(slot);
+  const mm_cu_kv kv = {k.p, v.p, dtable.p, per_slot, k_scale.p, v_scale.p};
+  buffer<uint8_t> kept(mm_cu_gqa_work(h, max_tokens)), fresh(mm_cu_gqa_work(h, max_tokens));
+  kept.zero();
+  const auto run = [&](const buffer<uint8_t> &work, uint32_t tokens) {
+    o.poison();
+    const mm_cu_gqa a = {qkv.p, o.p, work.p, tokens, max_tokens};
+    CUDA_OK(mm_cu_gqa_decode(h, {dslot.p, dpos.p}, kv, {qkv.p, nullptr, nullptr, freq.p, 1e-6f, tokens}, a, 0));
+    const auto out = o.get();
+    return std::vector<uint16_t>((const uint16_t *)out.data(), (const uint16_t *)out.data() + (size_t)tokens * h.heads * d);
+  };
+  uint32_t wrong = 0;
+  for (uint32_t i = 0; i < steps; i++) {
+    const uint32_t most = i % 3 == 0 ? max_tokens : std::min(max_tokens, 32u);
+    const uint32_t tokens = i == 0 ? std::min(8u, max_tokens) : i == 1 ? std::min(24u, max_tokens) : 1 + g_rng.below(most);
+    for (auto &p : pos) p = i < 2 ? 200 + g_rng.below(200) : g_rng.below(per_slot * MM_CU_PAGE);
+    dpos.put(pos), fresh.zero();
+    const auto want = run(fresh, tokens), got = run(kept, tokens);
+    wrong += got != want;
+  }
+  char what[160];
+  snprintf(what, sizeof what, "gqa decode %u/%u heads x %u%s: %u of %u steps of 1 to %u rows wrong in one work space", h.heads, h.kv_heads,
+           d, fp8 ? ", fp8 cache" : "", wrong, steps, max_tokens);
+  report_true(what, wrong == 0);
+}
+
+/* Steps of many rows are not split, and need no room for partial results. */
+static void check_work_size(const mm_cu_heads &h) {
+  const size_t few = mm_cu_gqa_work(h, 1024), many = mm_cu_gqa_work(h, 8192);
+  char what[120];
+  snprintf(what, sizeof what, "gqa decode work space of 8,192 rows: %.1f MB, of 1,024 rows %.1f MB", many * 1e-6, few * 1e-6);
+  report_true(what, many <= few + (size_t)8192 * h.kv_heads * 4 + 256);
+}
+
 void test_attention() {
+  for (bool fp8 : {false, true}) {
+    check_work_space({48, 8, 128, 64}, fp8, 32, 60);
+    check_work_space({64, 8, 128, 64}, fp8, 300, 40);
+    check_work_space({8, 2, 64, 32}, fp8, 64, 60);
+  }
+  check_work_size({48, 8, 128, 64});
   for (bool fp8 : {false, true}) {
     const attention_case tiny = {{8, 2, 64, 32}, true, fp8}, m1 = {{64, 8, 128, 64}, false, fp8}, m2 = {{48, 8, 128, 64}, true, fp8};
     check_gqa(tiny, {0, 5, 63, 64, 200}, {1, 1, 1, 1, 1});

@@ -2,28 +2,10 @@
 #include <algorithm>
 #include <numeric>
 
+#include "runtime/draw.h"
+#include "runtime/sample.h"
 #include "tests/ops/gpu.h"
 #include "tests/ops/routing.h"
-
-/* sample.h's rule in doubles, over ascending ids: what each id's share of the draw is. */
-static std::vector<double> shares(const std::vector<float> &x, const std::vector<uint8_t> &never, double temperature, uint32_t top_k,
-                                  double top_p) {
-  std::vector<uint32_t> order;
-  for (uint32_t v = 0; v < x.size(); v++) {
-    if (!never[v] && x[v] > -INFINITY) order.push_back(v);
-  }
-  std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return x[a] > x[b]; });
-  if (top_k && order.size() > top_k) order.resize(top_k);
-  auto weight = [&](uint32_t v) { return exp(((double)x[v] - x[order[0]]) / temperature); };
-  double total = 0, sum = 0;
-  for (uint32_t v : order) total += weight(v);
-  size_t kept = 0;
-  while (kept < order.size() && (kept == 0 || sum < top_p * total)) sum += weight(order[kept++]);
-  if (top_p < 1) order.resize(kept), total = sum;
-  std::vector<double> p(x.size(), 0);
-  for (uint32_t v : order) p[v] = weight(v) / total;
-  return p;
-}
 
 struct choice_settings {
   double temperature;
@@ -31,19 +13,41 @@ struct choice_settings {
   double top_p;
 };
 
-/* Rows of one step under different settings; ties and ids that are never to be chosen among the logits. */
-static void check_choice(uint32_t vocab, const std::vector<choice_settings> &set) {
+/* What the CPU's sampler chooses. */
+struct cpu_sampler {
+  mm_sampler *room;
+  std::vector<float> x;
+  explicit cpu_sampler(uint32_t vocab) : x(vocab) {
+    mm_err err = {};
+    if (!(room = mm_sampler_open(vocab, &err))) fprintf(stderr, "%s\n", err.text), exit(1);
+  }
+  ~cpu_sampler() { mm_sampler_close(room); }
+  int32_t choose(const mm_sampling &set, uint64_t n, const float *logits, const std::vector<uint8_t> &never) {
+    for (size_t v = 0; v < x.size(); v++) x[v] = never[v] ? -INFINITY : logits[v];
+    return mm_sample(room, &set, n, x.data());
+  }
+};
+
+static mm_cu_draw draw_of(const mm_sampling &set, uint64_t n) {
+  if (set.temperature == 0) return {};
+  return {mm_draw_scale(set.temperature), set.top_k, set.top_p, mm_draw_mix(set.seed, n)};
+}
+
+/* Rows of one step under different settings, each beside the CPU's choice; ties and ids that are never to be chosen among the logits. */
+static void check_choice(uint32_t vocab, const std::vector<choice_settings> &set, double sigma = 3) {
   const uint32_t rows = (uint32_t)set.size(), pitch = vocab + 5, slots = rows + 3;
-  std::vector<float> x = random_float((size_t)rows * pitch, 0, 3);
+  std::vector<float> x = random_float((size_t)rows * pitch, 0, sigma);
   std::vector<uint8_t> never(vocab);
   for (auto &n : never) n = g_rng.below(10) == 0;
   for (size_t i = 0; i < x.size(); i += 1 + g_rng.below(5)) x[i] = (float)(int)x[i]; /* equal ones */
   for (size_t i = 0; i < x.size(); i += 1 + g_rng.below(50)) x[i] = i % 2 ? NAN : -INFINITY;
+  std::vector<mm_sampling> sampling;
   std::vector<mm_cu_draw> draw;
   std::vector<uint32_t> out;
   std::vector<int32_t> slot;
   for (uint32_t i = 0; i < rows; i++) {
-    draw.push_back({set[i].temperature > 0 ? (float)(M_LOG2E / set[i].temperature) : 0, set[i].top_k, set[i].top_p, g_rng.uniform()});
+    sampling.push_back({set[i].temperature, set[i].top_p, set[i].top_k, g_rng.next()});
+    draw.push_back(draw_of(sampling[i], i + 1));
     slot.push_back((int32_t)(slots - 1 - i)), slot.push_back((int32_t)(slots - 1 - i)); /* two rows of each sequence, the later wanted */
     out.push_back(2 * i + 1);
   }
@@ -58,19 +62,33 @@ static void check_choice(uint32_t vocab, const std::vector<choice_settings> &set
   const mm_cu_choose a = {dx.p, dnever.p, vocab, pitch, 2 * rows, dout.p, dslot.p, ddraw.p, id.p, chosen.p, best.p, ticket.p};
   for (int i = 0; i < 2; i++) CUDA_OK(mm_cu_choose_tokens(a, rows, true, 0)); /* twice: the counters come back to zero */
   const auto got = id.get(), kept = chosen.get();
-  uint32_t wrong = 0, lost = 0;
-  for (uint32_t i = 0; i < rows; i++) {
-    const std::vector<float> row(x.begin() + (size_t)i * pitch, x.begin() + (size_t)i * pitch + vocab);
-    const auto p =
-        shares(row, never, set[i].temperature > 0 ? set[i].temperature : 1, set[i].temperature > 0 ? set[i].top_k : 1, set[i].top_p);
-    const double before = got[i] < 0 ? 2 : std::accumulate(p.begin(), p.begin() + got[i], 0.0), u = set[i].temperature > 0 ? draw[i].u : 0;
-    wrong += got[i] < 0 || p[got[i]] == 0 || u < before - 1e-5 || u > before + p[got[i]] + 1e-5;
-    lost += i > 0 && kept[slots - 1 - i] != got[i];
-  }
+  std::vector<uint8_t> differs(rows);
+  parallel(rows, [&](uint32_t i) {
+    cpu_sampler cpu(vocab);
+    differs[i] = got[i] != cpu.choose(sampling[i], i + 1, &x[(size_t)i * pitch], never);
+  });
+  const uint32_t wrong = (uint32_t)std::count(differs.begin(), differs.end(), 1);
+  uint32_t lost = 0;
+  for (uint32_t i = 1; i < rows; i++) lost += kept[slots - 1 - i] != got[i];
   lost += kept[slots - 1] != -1 || kept[0] != -1; /* poison */
   char what[120];
-  snprintf(what, sizeof what, "choice from %u logits: %u of %u rows wrong, %u not kept", vocab, wrong, rows, lost);
+  snprintf(what, sizeof what, "choice from %u logits: %u of %u rows other than the CPU's, %u not kept", vocab, wrong, rows, lost);
   report_true(what, wrong == 0 && lost == 0);
+}
+
+/* Random settings, every parameter in use, extremes among them. */
+static std::vector<choice_settings> random_settings(uint32_t rows, uint32_t vocab) {
+  const double strange[] = {1e-300, 1e300, 5e-324, 1e-4, 100};
+  std::vector<choice_settings> set;
+  for (uint32_t i = 0; i < rows; i++) {
+    choice_settings s = {0.1 + 2 * g_rng.uniform(), 0, 1};
+    if (g_rng.below(12) == 0) s.temperature = strange[g_rng.below(5)];
+    if (g_rng.below(12) == 0) s.temperature = 0;
+    if (g_rng.below(2)) s.top_k = 1 + g_rng.below(g_rng.below(4) ? 64 : 2 * vocab);
+    if (g_rng.below(2)) s.top_p = g_rng.below(8) ? 1 - pow(g_rng.uniform(), 3) : pow(10, -8 * g_rng.uniform());
+    set.push_back(s);
+  }
+  return set;
 }
 
 static void check_no_choice() {
@@ -85,7 +103,7 @@ static void check_no_choice() {
   v[vocab + 7] = 3;
   std::vector<uint8_t> mask(vocab, 0);
   mask[7] = 1;
-  x.put(v), never.put(mask), draw.put({{1, 0, 1, 0.5}, {0, 0, 1, 0}}), out.put({0, 1}), slot.put({0, 1}), best.zero(), ticket.zero();
+  x.put(v), never.put(mask), draw.put({{1, 0, 1, 5}, {}}), out.put({0, 1}), slot.put({0, 1}), best.zero(), ticket.zero();
   CUDA_OK(mm_cu_choose_tokens({x.p, never.p, vocab, vocab, 2, out.p, slot.p, draw.p, id.p, chosen.p, best.p, ticket.p}, 2, true, 0));
   report_true("choice from no number: none", id.get() == std::vector<int32_t>{-1, -1});
 }
@@ -145,6 +163,9 @@ void test_choice() {
   check_choice(2048, {{0, 0, 1}, {1, 0, 1}, {0.7, 20, 1}, {1, 0, 0.9}, {2, 100, 0.5}, {1e-4, 0, 1}, {0, 5, 0.3}, {1, 1, 1}});
   check_choice(200064, {{0, 0, 1}, {1, 0, 1}, {0.7, 50, 0.95}, {1.3, 0, 0.8}});
   check_choice(97, std::vector<choice_settings>(200, {1, 12, 0.8}));
+  for (int i = 0; i < 4; i++) check_choice(1 + g_rng.below(300), random_settings(2000, 300), i < 2 ? 3 : 0.01);
+  for (int i = 0; i < 2; i++) check_choice(32000, random_settings(256, 32000), 1 + 2 * i);
+  check_choice(200064, random_settings(64, 200064));
   check_no_choice();
   check_padding(8, 32, 4);
   check_padding(16, 256, 8);

@@ -8,6 +8,7 @@
 
 #include <cmocka.h>
 
+#include "runtime/draw.h"
 #include "runtime/sample.h"
 
 /* One sequence of draws. */
@@ -34,6 +35,7 @@ static int32_t once(double temperature, double top_p, uint32_t top_k, const floa
 }
 
 #define DRAWS 200000
+#define RULE  0xd02725561db63148 /* of test_rule */
 
 static void count_draws(draws s, const float *logits, uint32_t vocab, unsigned *seen) {
   memset(seen, 0, vocab * sizeof *seen);
@@ -185,18 +187,80 @@ static void test_large(void **state) {
   free(seen);
 }
 
-/* The draws are those of splitmix64: first values of seed 1234567 as published with the generator. */
+/* The numbers are those of splitmix64: first values of seed 1234567 as published with the generator. */
 static void test_generator(void **state) {
   (void)state;
   static const uint64_t want[] = {6457827717110365317u, 3203168211198807973u, 9817491932198370423u, 4593380528125082431u,
                                   16408922859458223821u};
-  enum { CELLS = 1 << 16 }; /* equal weights: the id is the top 16 bits of the draw */
-  float *logits = calloc(CELLS, sizeof *logits);
-  assert_non_null(logits);
-  draws s = open_ok(1, 1, 0, 1234567, CELLS);
-  for (size_t i = 0; i < sizeof want / sizeof *want; i++) assert_int_equal(next(&s, logits), want[i] >> 48);
-  mm_sampler_close(s.room);
-  free(logits);
+  for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
+    assert_int_equal(mm_draw_mix(1234567, i + 1), want[i]);
+    assert_true(mm_draw(1234567, i + 1) == (double)(want[i] >> 11) * 0x1p-53);
+  }
+}
+
+/* The three numbers of draw.h beside libm's: masses, waits, and a bound that never exceeds a wait. */
+static void test_numbers(void **state) {
+  (void)state;
+  assert_int_equal(mm_draw_mass(0), MM_DRAW_ONE);
+  double worst_mass = 0, worst_wait = 0;
+  for (uint64_t i = 0; i < 2000000; i++) {
+    const uint64_t bits = mm_draw_mix(3, i) >> i % 50;
+    const uint32_t depth = (uint32_t)mm_draw_mix(4, i) % (30u << 26);
+    const double mass = exp2(40 - depth * 0x1p-26), wait = mm_draw_wait(bits);
+    worst_mass = fmax(worst_mass, fabs((double)mm_draw_mass(depth) - mass) / (mass * 0x1p-29 + 1));
+    /* the bits as a number in (0, 1), to the last but one */
+    const int zeros = bits ? __builtin_clzll(bits) : 64;
+    const double q = ((double)(zeros < 63 ? bits << (zeros + 1) >> 11 : 0) + 0.5) * 0x1p-54, want = zeros - log1p(-q) / log(2);
+    worst_wait = fmax(worst_wait, fabs(wait - want) / want);
+    assert_true(mm_draw_wait_least(bits) <= wait);
+  }
+  if (!(worst_mass <= 1)) fail_msg("masses: %g of the bound", worst_mass);
+  if (!(worst_wait < 1e-10)) fail_msg("waits: relative error %g", worst_wait);
+  assert_int_equal(mm_draw_share(0.5, 10), 5);
+  assert_int_equal(mm_draw_share(0.51, 10), 6);
+  assert_int_equal(mm_draw_share(1e-300, 10), 1);
+}
+
+/* The rule is fixed: what these seeds drew once they draw for ever, on every device. */
+static void test_rule(void **state) {
+  (void)state;
+  enum { IDS = 5000, CASES = 64 };
+  static float logits[IDS];
+  uint64_t hash = 0;
+  for (uint32_t c = 0; c < CASES; c++) {
+    for (uint32_t i = 0; i < IDS; i++) logits[i] = (float)(mm_draw_mix(c, i + 1) >> 40) * 0x1p-21f; /* exact numbers in [0, 8) */
+    draws s = open_ok(0.25 + c % 7 * 0.25, c % 3 ? 1 : 0.9, c % 5 ? 0 : 40, c, IDS);
+    hash = mm_draw_mix(hash, (uint64_t)next(&s, logits) + 1);
+    mm_sampler_close(s.room);
+  }
+  if (hash != RULE) fail_msg("the draws changed: 0x%016llx", (unsigned long long)hash);
+}
+
+/* Logits that differ by rounding, as two devices' do, draw the same id but for a few: one in as many as the two distributions differ by,
+ * twice. */
+static void test_near_logits(void **state) {
+  (void)state;
+  enum { IDS = 2000, DRAWN = 4000 };
+  static float logits[2][IDS];
+  for (uint32_t i = 0; i < IDS; i++) {
+    logits[0][i] = (float)(mm_draw(1, i + 1) * 4);
+    logits[1][i] = logits[0][i] + (float)(mm_draw(2, i + 1) - 0.5) * 4e-3f;
+  }
+  draws a = open_ok(1, 1, 0, 77, IDS), b = open_ok(1, 1, 0, 77, IDS);
+  unsigned other = 0;
+  for (unsigned i = 0; i < DRAWN; i++) other += next(&a, logits[0]) != next(&b, logits[1]);
+  mm_sampler_close(a.room);
+  mm_sampler_close(b.room);
+  assert_in_range(other, 0, DRAWN / 250); /* the distributions differ by 0.0005 */
+}
+
+/* A vocabulary that keys cannot name. */
+static void test_vocab_refused(void **state) {
+  (void)state;
+  mm_err err = {0};
+  assert_null(mm_sampler_open((1u << 24) + 1, &err));
+  assert_int_equal(err.status, MM_UNSUPPORTED);
+  assert_string_equal(err.code, "E_SAMPLING");
 }
 
 static void test_refused(void **state) {
@@ -214,9 +278,11 @@ static void test_refused(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_temperatures), cmocka_unit_test(test_cuts),       cmocka_unit_test(test_ties),
-      cmocka_unit_test(test_greedy),       cmocka_unit_test(test_odd_logits), cmocka_unit_test(test_cold),
-      cmocka_unit_test(test_large),        cmocka_unit_test(test_generator),  cmocka_unit_test(test_refused),
+      cmocka_unit_test(test_temperatures),  cmocka_unit_test(test_cuts),       cmocka_unit_test(test_ties),
+      cmocka_unit_test(test_greedy),        cmocka_unit_test(test_odd_logits), cmocka_unit_test(test_cold),
+      cmocka_unit_test(test_large),         cmocka_unit_test(test_generator),  cmocka_unit_test(test_refused),
+      cmocka_unit_test(test_numbers),       cmocka_unit_test(test_rule),       cmocka_unit_test(test_near_logits),
+      cmocka_unit_test(test_vocab_refused),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,111 @@
+/* The CUDA backend's state (backend.cu): opened by backend_open.cu, stepped by backend.cu. */
+#ifndef MM_CUDA_BACKEND_H
+#define MM_CUDA_BACKEND_H
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "runtime/cuda/device.cuh"
+#include "runtime/cuda/inputs.h"
+#include "runtime/cuda/upload.h"
+#include "runtime/ops.h"
+
+/* One step's batch, as the kernels read it; the same layout in pinned host memory and on the device. */
+struct batch_arrays {
+  int32_t *id, *slot;
+  uint32_t *pos, *out;
+  mm_cu_draw *draw;
+  /* of steps that are not decode steps */
+  mm_cu_span *span;
+  uint2 *tile;
+};
+
+/* The host's side of a step under way. */
+struct step_memory {
+  void *block = nullptr;      /* pinned; batch_arrays as uploaded */
+  int32_t *id = nullptr;      /* pinned; what it chose */
+  cudaEvent_t done = nullptr; /* its choices are here */
+  uint32_t outs = 0;
+};
+constexpr uint32_t kSteps = MM_QUEUE + 1; /* a step may begin while as many as may be are outstanding */
+
+/* Rows that a decode step is padded to, to be recorded. Steps of more rows are launched kernel by kernel: each kernel takes longer than its
+ * launch there, and graphs for every number of rows would be without end. */
+constexpr uint32_t kBuckets[] = {1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256};
+
+/* What follows the forward pass in a step. */
+enum step_end { LOGITS, GREEDY, DRAWS };
+
+struct layer_cache {
+  float *state, *slope; /* lightning */
+  mm_cu_kv kv;          /* full attention */
+};
+
+struct step_graph {
+  int seen = 0;
+  cudaGraphExec_t exec = nullptr;
+};
+
+/* Ops launch; or are kept for end or choose, which records them; or do nothing, since the step is recorded. */
+enum step_mode { EAGER, CAPTURE, REPLAY };
+
+struct mm_backend {
+  mm_backend_config c;
+  mm_cu_memory memory;
+  cudaStream_t stream = nullptr;
+  std::map<const mm_packed *, mm_cu_weight> weight;
+  std::map<const mm_packed *, const float *> values; /* as f32: norms, bias, routers that are not bf16 */
+  std::map<const mm_packed *, const bf16 *> router;  /* those that are not bf16, in pieces (mm_cu_router) */
+  std::vector<layer_cache> cache;
+  mm_cu_heads heads = {};
+  float *inv_freq = nullptr;
+  uint32_t *page_table = nullptr, pages_per_slot = 0;
+  void *gqa_work = nullptr;
+  mm_cu_route route = {};
+  float *route_product = nullptr;
+  mm_cu_rounded inputs;
+  bf16 *middle = nullptr;
+  float *pair_out = nullptr;
+  unsigned long long *load = nullptr; /* [layers, experts] */
+
+  step_memory memory_of_step[kSteps];
+  void *device_block = nullptr;
+  batch_arrays device = {};
+  std::deque<step_memory *> queued; /* ended by choose, not collected */
+  mm_cu_choose choice = {};
+
+  float *logits = nullptr;
+  size_t logits_rows = 0;
+
+  /* the step under way */
+  uint32_t rows = 0, outs = 0;   /* with padding */
+  uint32_t wanted = 0;           /* outputs without it */
+  uint32_t spans = 0, tiles = 0; /* not of decode steps */
+  bool decode = false;
+  step_end ending = LOGITS;
+  step_memory *step = nullptr;
+  step_mode mode = EAGER;
+  step_graph *graph = nullptr;
+  std::vector<std::function<void()>> kept; /* CAPTURE: the ops so far */
+  bool rehearses = false;                  /* ops are judged, and nothing is done (mm_cu_rehearsing) */
+  mm_cu_combine put_off = {};              /* a residual and norm that the next op does along, or has done first; n NULL: none */
+  uint32_t put_off_width = 0;
+  std::map<std::pair<uint32_t, step_end>, step_graph> graphs; /* by rows and ending */
+  bool unrecorded = false;                                    /* recording has failed: every step is launched kernel by kernel */
+  mm_err err = {};
+  const char *failed = nullptr; /* the op that err is of */
+
+  void drop_graphs();
+};
+
+/* Arrays of a step inside one block; returns its bytes. Every step's are uploaded before its kernels, so nothing is left of a step whose
+ * rows were others. A span has at least one row, a tile at most 64 of one span. */
+size_t mm_cu_place_batch(uint32_t rows, bool decode, char *base, batch_arrays *a);
+
+mm_backend *mm_cu_backend_open(const mm_backend_config *c, mm_err *err);
+void mm_cu_backend_close(mm_backend *b); /* accepts NULL */
+
+#endif

@@ -1,0 +1,307 @@
+/* Opening the CUDA backend: what the device and the model must be, weights, caches and buffers. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <algorithm>
+
+#include "runtime/cuda/backend.h"
+#include "runtime/cuda/launch.h"
+#include "runtime/draw.h"
+#include "runtime/position.h"
+
+namespace {
+
+bool upload_value(mm_backend *b, const mm_packed *w, mm_err *err) {
+  if (!w->scheme) return true;
+  const float *p = mm_cu_upload_f32(&b->memory, w, err);
+  b->values[w] = p;
+  return p != nullptr;
+}
+
+bool upload_matrix(mm_backend *b, const mm_packed *w, const char *name, mm_err *err) {
+  if (!w->scheme) return true;
+  mm_cu_weight *to = &b->weight[w];
+  if (!mm_cu_upload(&b->memory, w, name, to, err)) return false;
+  if (!b->c.act_quant) to->rounding = {};
+  return true;
+}
+
+/* A router that is stored as bf16 is read so; another one as f32, and in three pieces of bf16 for many rows. */
+bool upload_router(mm_backend *b, const mm_packed *w, const char *name, mm_err *err) {
+  if (!w->scheme || (w->scheme->code == MM_CODE_PLAIN && w->scheme->plane[0].dtype == MM_BF16)) return upload_matrix(b, w, name, err);
+  if (!upload_value(b, w, err)) return false;
+  const size_t n = (size_t)w->n * w->k;
+  bf16 *to = b->memory.array<bf16>(3 * n, err);
+  b->router[w] = to;
+  return to && mm_cu_check(mm_cu_split(to, b->values[w], n, 0), "split router", err);
+}
+
+bool upload_weights(mm_backend *b, mm_err *err) {
+  const mm_rank_weights *w = b->c.weights;
+  if (!upload_matrix(b, &w->embed, "model.embed_tokens.weight", err) || !upload_matrix(b, &w->head, "lm_head.weight", err)) return false;
+  if (b->weight[&w->embed].code != MM_CU_BF16)
+    return mm_fail(err, MM_UNSUPPORTED, "E_SCHEME", mm_at(NULL, "model.embed_tokens.weight"),
+                   "found scheme %s; the cuda backend embeds bf16", w->embed.scheme->name);
+  if (!upload_value(b, &w->final_norm, err)) return false;
+  b->inputs.all_codes = b->c.act_quant;
+  for (uint32_t l = 0; l < b->c.model->layers; l++) {
+    const mm_layer_weights *y = &w->layer[l];
+    char name[64];
+    snprintf(name, sizeof name, "model.layers.%u", l);
+    const mm_packed *vectors[] = {&y->input_norm, &y->post_norm, &y->attn_norm, &y->q_norm, &y->k_norm, &y->router_bias};
+    const mm_packed *matrices[] = {&y->qkv, &y->out, &y->output_gate, &y->w13, &y->w2};
+    for (const mm_packed *p : vectors) {
+      if (!upload_value(b, p, err)) return false;
+    }
+    for (const mm_packed *p : matrices) {
+      if (!upload_matrix(b, p, name, err)) return false;
+      b->inputs.all_codes &= !p->scheme || mm_cu_multiplies_codes(b->weight[p]);
+    }
+    if (!upload_router(b, &y->router, name, err)) return false;
+  }
+  return true;
+}
+
+bool open_caches(mm_backend *b, mm_err *err) {
+  const mm_model *m = b->c.model;
+  const mm_limits *limits = &b->c.limits;
+  const uint32_t d = m->head_dim, first_head = b->c.weights->rank * b->heads.heads;
+  b->pages_per_slot = (uint32_t)mm_ceil_div(limits->max_positions, MM_CU_PAGE);
+  const uint64_t pages = (uint64_t)limits->slots * b->pages_per_slot, cells = pages * b->heads.kv_heads * MM_CU_PAGE;
+  const uint64_t cell_bytes = b->c.kv_fp8 ? d : 2 * d;
+  std::vector<uint32_t> table(pages);
+  for (uint64_t i = 0; i < pages; i++) table[i] = (uint32_t)i;
+  if (!(b->page_table = b->memory.array<uint32_t>(pages, err))) return false;
+  if (!mm_cu_check(cudaMemcpy(b->page_table, table.data(), pages * 4, cudaMemcpyHostToDevice), "copy pages", err)) return false;
+  b->cache.resize(m->layers);
+  for (uint32_t l = 0; l < m->layers; l++) {
+    layer_cache &c = b->cache[l];
+    if (m->attn[l] == MM_ATTN_LIGHTNING) {
+      std::vector<float> slope(b->heads.heads);
+      for (uint32_t h = 0; h < slope.size(); h++) slope[h] = (float)mm_lightning_decay(m, l, first_head + h);
+      c.slope = b->memory.array<float>(slope.size(), err);
+      c.state = b->memory.array<float>((uint64_t)limits->slots * b->heads.heads * d * d, err);
+      if (!c.slope || !c.state) return false;
+      if (!mm_cu_check(cudaMemcpy(c.slope, slope.data(), slope.size() * 4, cudaMemcpyHostToDevice), "copy slopes", err)) return false;
+    } else {
+      c.kv = {b->memory.alloc(cells * cell_bytes, err), b->memory.alloc(cells * cell_bytes, err), b->page_table, b->pages_per_slot};
+      if (!c.kv.k || !c.kv.v) return false;
+      if (!b->c.kv_fp8) continue;
+      c.kv.k_scale = b->memory.array<float>(cells, err), c.kv.v_scale = b->memory.array<float>(cells, err);
+      if (!c.kv.k_scale || !c.kv.v_scale) return false;
+    }
+  }
+  std::vector<float> freq(m->rotary_dim / 2);
+  for (uint32_t i = 0; i < freq.size(); i++) freq[i] = mm_rope_inv_freq(m, i);
+  b->inv_freq = b->memory.array<float>(freq.size(), err);
+  return b->inv_freq && mm_cu_check(cudaMemcpy(b->inv_freq, freq.data(), freq.size() * 4, cudaMemcpyHostToDevice), "copy frequencies", err);
+}
+
+bool open_experts(mm_backend *b, mm_err *err) {
+  const mm_model *m = b->c.model;
+  const uint64_t tokens = b->c.limits.max_tokens, pairs = tokens * m->top_k;
+  uint64_t inter = 0;
+  for (uint32_t l = 0; l < m->layers; l++) inter = mm_max(inter, b->c.weights->layer[l].w2.k);
+  const uint64_t slots = mm_min(m->experts, MM_CU_SKINNY * m->top_k);
+  mm_cu_memory *y = &b->memory;
+  b->route = {m->experts,
+              m->top_k,
+              m->router == MM_ROUTER_SIGMOID_BIAS,
+              nullptr,
+              nullptr,
+              y->array<float>(tokens * m->experts, err),
+              y->array<uint32_t>(pairs, err),
+              y->array<float>(pairs, err),
+              y->array<uint32_t>(1, err),
+              y->array<uint32_t>(1, err),
+              y->array<uint32_t>(slots, err),
+              y->array<uint32_t>(slots, err),
+              y->array<float>(slots * MM_CU_SKINNY, err),
+              y->array<unsigned long long>(MM_CU_MAX_TOP_K, err),
+              y->array<uint32_t>(m->experts + UINT64_C(1), err),
+              y->array<uint32_t>(pairs, err)};
+  b->route_product = y->array<float>(tokens > MM_CU_SKINNY ? tokens * 3 * m->experts : 1, err);
+  b->middle = y->array<bf16>(mm_max(slots * MM_CU_SKINNY, mm_max(pairs, 3 * mm_min(tokens, MM_CU_FEW_EACH) * m->top_k)) * inter, err);
+  b->pair_out = y->array<float>(tokens > 1 ? pairs * m->hidden : 1, err);
+  b->load = y->array<unsigned long long>((uint64_t)m->layers * m->experts, err);
+  const uint32_t widest = (uint32_t)mm_max(m->hidden, b->heads.heads * b->heads.head_dim);
+  return err->status == MM_OK && (!b->c.act_quant || b->inputs.open(y, (uint32_t)tokens, widest, err));
+}
+
+bool open_batch(mm_backend *b, mm_err *err) {
+  const uint32_t rows = b->c.limits.max_tokens;
+  batch_arrays none;
+  const size_t bytes = mm_cu_place_batch(rows, false, nullptr, &none);
+  for (step_memory &m : b->memory_of_step) {
+    if (!mm_cu_check(cudaMallocHost(&m.block, bytes), "cudaMallocHost", err) ||
+        !mm_cu_check(cudaMallocHost(&m.id, rows * sizeof *m.id), "cudaMallocHost", err) ||
+        !mm_cu_check(cudaEventCreateWithFlags(&m.done, cudaEventDisableTiming), "cudaEventCreate", err))
+      return false;
+  }
+  return (b->device_block = b->memory.alloc(bytes, err)) && (b->gqa_work = b->memory.alloc(mm_cu_gqa_work(b->heads, rows), err));
+}
+
+bool open_choice(mm_backend *b, mm_err *err) {
+  const uint32_t rows = b->c.limits.max_tokens, vocab = b->c.model->vocab;
+  mm_cu_memory *y = &b->memory;
+  std::vector<uint8_t> never(vocab);
+  for (uint32_t i = 0; b->c.never && i < vocab; i++) never[i] = b->c.never[i];
+  uint8_t *mask = y->array<uint8_t>(vocab, err);
+  b->choice.never = mask, b->choice.vocab = vocab, b->choice.vocab_rows = b->c.weights->vocab_rows;
+  b->choice.id = y->array<int32_t>(rows, err), b->choice.chosen = y->array<int32_t>(b->c.limits.slots, err);
+  b->choice.best = y->array<unsigned long long>(rows, err), b->choice.ticket = y->array<uint32_t>(rows, err);
+  return err->status == MM_OK && mm_cu_check(cudaMemcpy(mask, never.data(), vocab, cudaMemcpyHostToDevice), "copy mask", err);
+}
+
+/* ---- what the model and the device must be ---- */
+
+/* A size of the model's and the most that the kernels take. */
+struct model_limit {
+  const char *name;
+  uint64_t found, most;
+};
+
+bool check_model(const mm_backend_config *c, mm_err *err) {
+  const mm_model *m = c->model;
+  const mm_where nowhere = mm_at(NULL, NULL);
+  if (c->weights->tp != 1)
+    return mm_fail(err, MM_UNSUPPORTED, "E_TP", nowhere, "found %u ranks; the cuda backend runs one", c->weights->tp);
+  const model_limit limits[] = {{"hidden", m->hidden, MM_CU_MAX_HIDDEN},
+                                {"heads x head_dim", (uint64_t)m->heads * m->head_dim, MM_CU_MAX_WIDTH},
+                                {"heads per kv head", m->kv_heads ? m->heads / m->kv_heads : 0, 8},
+                                {"experts", m->experts, MM_CU_MAX_EXPERTS},
+                                {"top_k", m->top_k, mm_min(MM_CU_MAX_TOP_K, m->experts)},
+                                {"rotary_dim", m->rotary_dim, m->head_dim},
+                                {"vocab", m->vocab, MM_DRAW_IDS},
+                                {"tokens of a step", c->limits.max_tokens, MM_CU_MAX_TOKENS}};
+  for (const model_limit &l : limits) {
+    if (l.found > l.most)
+      return mm_fail(err, MM_UNSUPPORTED, "E_MODEL", nowhere, "found %s %llu; the cuda backend has kernels for at most %llu", l.name,
+                     (unsigned long long)l.found, (unsigned long long)l.most);
+  }
+  if (m->head_dim != 64 && m->head_dim != 128)
+    return mm_fail(err, MM_UNSUPPORTED, "E_MODEL", nowhere, "found head_dim %u; the cuda backend has kernels for 64 and 128", m->head_dim);
+  if (m->hidden % 8 != 0 || m->rotary_dim % 16 != 0 || m->kv_heads == 0 || m->heads % m->kv_heads != 0)
+    return mm_fail(
+        err, MM_UNSUPPORTED, "E_MODEL", nowhere,
+        "found hidden %u, rotary_dim %u, %u heads on %u kv heads; the cuda backend has kernels for multiples of 8, of 16, and of "
+        "the kv heads",
+        m->hidden, m->rotary_dim, m->heads, m->kv_heads);
+  return true;
+}
+
+/* Attention of decode steps asks for the most shared memory of all kernels that run everywhere: told before any weight is uploaded. */
+bool check_shared(const mm_backend_config *c, mm_err *err) {
+  int device = 0, most = 0;
+  cudaDeviceProp p = {};
+  if (!mm_cu_check(cudaGetDevice(&device), "cudaGetDevice", err) ||
+      !mm_cu_check(cudaGetDeviceProperties(&p, device), "cudaGetDeviceProperties", err) ||
+      !mm_cu_check(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "cudaDeviceGetAttribute", err))
+    return false;
+  const size_t needs = mm_cu_gqa_shared(c->model->head_dim, c->kv_fp8);
+  if (needs <= (size_t)most) return true;
+  return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL),
+                 "found device %d, %s, sm_%d%d, with %d bytes of shared memory for a block; attention of single tokens needs %zu (sm_80, "
+                 "sm_90 and sm_100 have them)",
+                 device, p.name, p.major, p.minor, most, needs);
+}
+
+/* ---- rehearsal ---- */
+
+/* One step without a device: every launch of it is judged (mm_cu_judge), none is done. rows: single tokens, or stretches of `each`. */
+bool rehearse_step(mm_forward *f, uint32_t rows, uint32_t each, mm_err *err) {
+  std::vector<int32_t> id(rows, 0);
+  std::vector<uint32_t> out(rows);
+  std::vector<mm_span> span;
+  for (uint32_t i = 0; i < rows; i += each) span.push_back({0, i, (uint32_t)mm_min(each, rows - i), 0});
+  for (uint32_t i = 0; i < rows; i++) out[i] = i;
+  const std::vector<mm_sampling> sampling(rows, mm_sampling{1, 0.5, 5, 1});
+  const mm_batch batch = {rows, id.data(), (uint32_t)span.size(), span.data(), rows, out.data(), sampling.data()};
+  mm_backend *b = f->backend;
+  mm_err first = {};
+  mm_cu_forget_lack();
+  if (mm_forward_step(f, &batch, nullptr, &first)) return true;
+  const char *lack = mm_cu_lack();
+  return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL), "%s in steps of %u rows: %s", b->failed ? b->failed : "a step", rows,
+                 *lack ? lack : first.text);
+}
+
+/* Whatever a step's launches may ask for, this device and the code built for it have: decode steps of every kind of size, and prefills. The
+ * acts are not there yet; their places are never read. It also loads every kernel, so that none is loaded while a step is recorded. */
+bool rehearse(mm_backend *b, mm_err *err) {
+  mm_forward f = {};
+  f.ops = &mm_ops_cuda, f.backend = b, f.model = b->c.model, f.weights = b->c.weights;
+  uint32_t qkv = 0;
+  for (uint32_t l = 0; l < f.model->layers; l++) qkv = (uint32_t)mm_max(qkv, f.weights->layer[l].qkv.n);
+  char *const place = static_cast<char *>(b->device_block);
+  mm_act *acts[] = {&f.h, &f.n, &f.spare, &f.branch, &f.qkv, &f.o, &f.gate};
+  for (uint32_t i = 0; i < sizeof acts / sizeof *acts; i++) *acts[i] = {place + i * 1024, b->c.model->hidden};
+  f.qkv.width = qkv, f.o.width = f.gate.width = b->heads.heads * b->heads.head_dim;
+  float *const logits = b->logits;
+  b->logits = reinterpret_cast<float *>(place), b->rehearses = mm_cu_rehearsing = true;
+  const uint32_t most = b->c.limits.max_tokens;
+  bool ok = true;
+  for (uint32_t rows : {1u, 2u, 8u, 9u, 16u, 17u, 64u, 65u, 256u, 257u, most}) ok = ok && (rows > most || rehearse_step(&f, rows, 1, err));
+  for (uint32_t rows : {2u, 16u, 17u, 64u, 65u, 128u, 513u, most}) ok = ok && (rows > most || rehearse_step(&f, rows, rows, err));
+  ok = ok && (most < 3 || rehearse_step(&f, most, 2, err));
+  b->logits = logits, b->rehearses = mm_cu_rehearsing = false;
+  b->err.status = MM_OK, b->failed = nullptr, b->put_off = {};
+  return ok;
+}
+
+}  // namespace
+
+/* A span has at least one row, a tile at most 64 of one span. */
+size_t mm_cu_place_batch(uint32_t rows, bool decode, char *base, batch_arrays *a) {
+  size_t at = 0;
+  auto take = [&](size_t size) {
+    char *p = base + at;
+    at += mm_round_up(rows * size, 256);
+    return static_cast<void *>(p);
+  };
+  a->id = static_cast<int32_t *>(take(4)), a->slot = static_cast<int32_t *>(take(4));
+  a->pos = static_cast<uint32_t *>(take(4)), a->out = static_cast<uint32_t *>(take(4));
+  a->draw = static_cast<mm_cu_draw *>(take(sizeof(mm_cu_draw)));
+  if (decode) return at;
+  a->span = static_cast<mm_cu_span *>(take(sizeof(mm_cu_span))), a->tile = static_cast<uint2 *>(take(sizeof(uint2)));
+  return at;
+}
+
+void mm_backend::drop_graphs() {
+  for (auto &g : graphs) {
+    if (g.second.exec) cudaGraphExecDestroy(g.second.exec);
+  }
+  graphs.clear();
+}
+
+void mm_cu_backend_close(mm_backend *b) {
+  if (!b) return;
+  b->drop_graphs();
+  if (b->stream) cudaStreamDestroy(b->stream);
+  cudaFree(b->logits);
+  for (step_memory &m : b->memory_of_step) {
+    cudaFreeHost(m.block);
+    cudaFreeHost(m.id);
+    if (m.done) cudaEventDestroy(m.done);
+  }
+  delete b;
+}
+
+mm_backend *mm_cu_backend_open(const mm_backend_config *c, mm_err *err) {
+  if (!check_model(c, err) || !mm_cu_check(cudaSetDevice((int)c->weights->rank), "cudaSetDevice", err) || !mm_cu_check_device(err) ||
+      !check_shared(c, err))
+    return nullptr;
+  mm_backend *b = new mm_backend;
+  const mm_model *m = c->model;
+  b->c = *c;
+  b->heads = {m->heads / c->weights->tp, (uint32_t)mm_max(1, m->kv_heads / c->weights->tp), m->head_dim, m->rotary_dim};
+  mm_err first = {};
+  bool ok = mm_cu_check(cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking), "cudaStreamCreate", &first) &&
+            upload_weights(b, &first) && open_caches(b, &first) && open_experts(b, &first) && open_batch(b, &first) &&
+            open_choice(b, &first) && mm_cu_check(cudaDeviceSynchronize(), "upload", &first) && rehearse(b, &first);
+  if (ok) return b;
+  if (err && err->status == MM_OK) *err = first;
+  mm_cu_backend_close(b);
+  return nullptr;
+}
