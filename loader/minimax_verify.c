@@ -45,8 +45,11 @@ static bool print_errors(const mm_verify_args *a, const mm_error_report *r, mm_e
   }
   printf("against %s: %zu of %zu tensors exact\n", a->source, exact, r->count);
   size_t shown = a->list ? r->count : mm_min(5, r->count - exact);
-  for (size_t i = 0; i < shown; i++)
-    printf("  %-60s SQNR %6.2f dB  max |error| %.3g\n", r->row[i].name, mm_sqnr_db(&r->row[i].e), r->row[i].e.max_abs);
+  for (size_t i = 0; i < shown; i++) {
+    char name[512];
+    mm_show(name, sizeof name, r->row[i].name);
+    printf("  %-60s SQNR %6.2f dB  max |error| %.3g\n", name, mm_sqnr_db(&r->row[i].e), r->row[i].e.max_abs);
+  }
   return true;
 }
 
