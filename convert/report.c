@@ -99,10 +99,11 @@ static mm_json *plan_json(const mm_plan *p, bool tensors) {
 
 bool mm_report_plan(FILE *f, const mm_plan *p, mm_report_style style, bool tensors, mm_err *err) {
   if (style == MM_REPORT_JSON) return print_json(f, plan_json(p, tensors), err);
-  fprintf(f, "%s: %zu tensors, %llu bytes of weights in %zu files\n", p->pack.model.architecture, used_names(p),
-          (unsigned long long)p->source_bytes, p->hf->file_count);
-  fprintf(f, "plan: --tp %u --ep %u --pp %u --quant \"%s\": %zu %s tensors, %u parts, %llu bytes in all\n", p->pack.tp, p->pack.ep,
-          p->pack.pp, p->pack.quant, output_tensors(p), p->unsharded ? "unsharded" : "packed", p->part_count,
+  mm_show_to(f, p->pack.model.architecture);
+  fprintf(f, ": %zu tensors, %llu bytes of weights in %zu files\n", used_names(p), (unsigned long long)p->source_bytes, p->hf->file_count);
+  fprintf(f, "plan: --tp %u --ep %u --pp %u --quant \"", p->pack.tp, p->pack.ep, p->pack.pp);
+  mm_show_to(f, p->pack.quant);
+  fprintf(f, "\": %zu %s tensors, %u parts, %llu bytes in all\n", output_tensors(p), p->unsharded ? "unsharded" : "packed", p->part_count,
           (unsigned long long)p->output_bytes);
   const struct mm_calibrated *c = &p->calibrated;
   if (p->recipe.importance)
@@ -118,7 +119,9 @@ bool mm_report_plan(FILE *f, const mm_plan *p, mm_report_style style, bool tenso
       mm_listed t = listed(p, i, j);
       char lead[16] = "";
       if (t.lead) snprintf(lead, sizeof lead, "%u x ", t.lead);
-      fprintf(f, "  %-60s %-10s %s[%u, %u]  %llu bytes\n", t.name, t.scheme, lead, t.rows, t.cols, (unsigned long long)t.bytes);
+      char name[512];
+      mm_show(name, sizeof name, t.name);
+      fprintf(f, "  %-60s %-10s %s[%u, %u]  %llu bytes\n", name, t.scheme, lead, t.rows, t.cols, (unsigned long long)t.bytes);
     }
   return written(f, err);
 }

@@ -29,51 +29,94 @@ size_t mm_utf8_len(const char *text, size_t n) {
   return 0;
 }
 
-/* Bytes at text that may be shown as they are: 0 for control characters (C0, DEL, C1), quotes, backslashes, invalid UTF-8. */
+/* Characters that a terminal obeys, or that change how others are shown, without a glyph of their own: C1 controls, the soft hyphen,
+ * direction marks, embeddings, overrides and isolates, zero-width characters, line separators, the byte order mark, annotations, tags. */
+static const struct {
+  uint32_t first, last;
+} hidden[] = {{0x80, 0x9F},     {0xAD, 0xAD},     {0x61C, 0x61C},   {0x180E, 0x180E}, {0x200B, 0x200F},
+              {0x2028, 0x202E}, {0x2060, 0x206F}, {0xFEFF, 0xFEFF}, {0xFFF9, 0xFFFB}, {0xE0000, 0xE007F}};
+
+/* Bytes at text that may be shown as they are: 0 for control characters, hidden ones, invalid UTF-8. */
 static size_t showable(const char *text, size_t n) {
-  uint8_t c = (uint8_t)text[0];
-  if (c < 0x20 || c == 0x7F || c == '"' || c == '\\') return 0;
+  const uint8_t *s = (const uint8_t *)text;
+  if (s[0] < 0x20 || s[0] == 0x7F) return 0;
   size_t len = mm_utf8_len(text, n);
-  return len == 2 && c == 0xC2 && (uint8_t)text[1] < 0xA0 ? 0 : len;
+  if (len < 2) return len;
+  uint32_t point = s[0] & (0x7Fu >> len);
+  for (size_t i = 1; i < len; i++) point = point << 6 | (s[i] & 0x3F);
+  for (size_t i = 0; i < sizeof hidden / sizeof *hidden; i++)
+    if (point >= hidden[i].first && point <= hidden[i].last) return 0;
+  return len;
 }
 
-char *mm_escape(char *out, size_t cap, const char *text, size_t n) {
+/* What is shown for the start of text: `len` bytes of it as they are in `width` bytes, or its first byte as \xNN. */
+static size_t show_one(char shown[4], const char *text, size_t n, bool quoted, size_t *width) {
+  static const char hex[] = "0123456789abcdef";
+  size_t len = quoted && (*text == '"' || *text == '\\') ? 0 : showable(text, n);
+  uint8_t c = (uint8_t)*text;
+  if (len)
+    memcpy(shown, text, len);
+  else
+    memcpy(shown, (char[]){'\\', 'x', hex[c >> 4], hex[c & 15]}, 4);
+  *width = len ? len : 4;
+  return len ? len : 1;
+}
+
+static char *escape(char *out, size_t cap, const char *text, size_t n, bool quoted) {
   static const char ellipsis[] = "…";
   size_t at = 0, cut = 0; /* cut: the last length after which the ellipsis still fits */
   if (cap == 0) return out;
   for (size_t i = 0; i < n;) {
-    size_t len = showable(text + i, n - i), width = len ? len : 4;
+    char shown[4];
+    size_t width, taken = show_one(shown, text + i, n - i, quoted, &width);
     if (at + width >= cap) {
       if (cap < sizeof ellipsis) break;
       memcpy(out + cut, ellipsis, sizeof ellipsis);
       return out;
     }
-    if (len) {
-      memcpy(out + at, text + i, len);
-    } else {
-      static const char hex[] = "0123456789abcdef";
-      uint8_t c = (uint8_t)text[i];
-      memcpy(out + at, (char[]){'\\', 'x', hex[c >> 4], hex[c & 15]}, 4);
-    }
+    memcpy(out + at, shown, width);
     at += width;
-    i += len ? len : 1;
+    i += taken;
     if (at + sizeof ellipsis <= cap) cut = at;
   }
   out[at] = 0;
   return out;
 }
 
-/* Appends to text[cap] at *at; what does not fit is cut. */
-static void append(char *text, size_t cap, size_t *at, const char *fmt, va_list args) {
-  int n = vsnprintf(text + *at, cap - *at, fmt, args);
-  if (n > 0) *at = (size_t)mm_min(*at + (size_t)n, cap - 1);
+char *mm_escape(char *out, size_t cap, const char *text, size_t n) { return escape(out, cap, text, n, true); }
+char *mm_show(char *out, size_t cap, const char *text) { return escape(out, cap, text, strlen(text), false); }
+
+void mm_show_to(FILE *f, const char *text) {
+  for (size_t n = strlen(text); n > 0;) {
+    char shown[4];
+    size_t width, taken = show_one(shown, text, n, false, &width);
+    fwrite(shown, 1, width, f);
+    text += taken;
+    n -= taken;
+  }
 }
 
+/* Appends to err->text at *at; what does not fit is cut. */
 MM_PRINTF(3, 4) static void put(mm_err *err, size_t *at, const char *fmt, ...) {
   va_list args;
   va_start(args, fmt);
-  append(err->text, sizeof err->text, at, fmt, args);
+  int n = vsnprintf(err->text + *at, sizeof err->text - *at, fmt, args);
   va_end(args);
+  if (n > 0) *at = (size_t)mm_min(*at + (size_t)n, sizeof err->text - 1);
+}
+
+/* Ends text[cap] at `at` with what the caller formatted: one line that a terminal shows as it is, whatever went into it. */
+static void put_shown(char *text, size_t cap, size_t at, const char *fmt, va_list args) {
+  char raw[sizeof((mm_err *)0)->text];
+  int length = vsnprintf(raw, sizeof raw, fmt, args);
+  size_t n = length < 0 ? 0 : (size_t)mm_min((uint64_t)length, sizeof raw - 1), width;
+  for (size_t i = 0; i < n; at += width) {
+    char shown[4];
+    i += show_one(shown, raw + i, n - i, false, &width);
+    if (at + width >= cap) break;
+    memcpy(text + at, shown, width);
+  }
+  text[at] = 0;
 }
 
 bool mm_fail(mm_err *err, mm_status status, const char *code, mm_where where, const char *fmt, ...) {
@@ -88,11 +131,8 @@ bool mm_fail(mm_err *err, mm_status status, const char *code, mm_where where, co
   if (where.offset >= 0) put(err, &at, "offset %" PRId64 ": ", where.offset);
   va_list args;
   va_start(args, fmt);
-  append(err->text, sizeof err->text, &at, fmt, args);
+  put_shown(err->text, sizeof err->text, at, fmt, args);
   va_end(args);
-  for (size_t i = 0; i < at; i++) { /* one line, whatever the caller formatted */
-    if ((uint8_t)err->text[i] < 0x20 || err->text[i] == 0x7F) err->text[i] = ' ';
-  }
   return false;
 }
 

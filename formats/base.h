@@ -63,7 +63,7 @@ typedef struct mm_err {
 } mm_err;
 
 /* Records a failure unless `err` already holds one. `fmt` says what was found and what was expected.
- * File and tensor names are escaped (control bytes and invalid UTF-8 as \xNN) and cut at 1,000 bytes.
+ * File and tensor names are escaped (mm_escape) and cut at 1,000 bytes; what fmt gives is escaped too, but for quotes and backslashes.
  * Returns false, so that `return mm_fail(…)` works. Does not allocate. `err` may be NULL. */
 bool mm_fail(mm_err *err, mm_status status, const char *code, mm_where where, const char *fmt, ...) MM_PRINTF(5, 6);
 
@@ -73,9 +73,14 @@ bool mm_fail_errno(mm_err *err, mm_where where, const char *what, int errno_valu
 /* mm_fail(MM_LIMIT, "E_MEMORY") naming the bytes wanted. */
 bool mm_fail_memory(mm_err *err, uint64_t bytes);
 
-/* Writes `text` (n bytes) to `out` with control bytes, quotes, backslashes and invalid UTF-8 as \xNN; always
- * NUL-terminated, cut with "…" at cap. Returns out. */
+/* Writes `text` (n bytes) to `out` so that a terminal shows it and obeys none of it: control bytes (C0, DEL, C1), characters that are not
+ * seen or turn others round (zero-width, U+202E and its like), quotes, backslashes and invalid UTF-8 as \xNN; always NUL-terminated, cut
+ * with "…" at cap. Returns out. */
 char *mm_escape(char *out, size_t cap, const char *text, size_t n);
+/* The same of a string that does not stand between quotes: quotes and backslashes stay. */
+char *mm_show(char *out, size_t cap, const char *text);
+/* mm_show to a stream, whole. */
+void mm_show_to(FILE *f, const char *text);
 
 /* Length (1–4) of the valid UTF-8 sequence at the start of text (n ≥ 1 bytes); 0 if there is none: overlong forms, surrogates
  * and code points beyond U+10FFFF are invalid. */

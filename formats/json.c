@@ -301,7 +301,8 @@ static int append(const char *bytes, size_t n, void *to) {
 char *mm_json_dump(const mm_json *j, bool pretty) {
   text t = {0};
   starved = false;
-  int r = json_dump_callback(j, append, &t, JSON_ENCODE_ANY | JSON_REAL_PRECISION(17) | (pretty ? JSON_INDENT(1) : JSON_COMPACT));
+  int r = json_dump_callback(j, append, &t,
+                             JSON_ENCODE_ANY | JSON_REAL_PRECISION(17) | (pretty ? JSON_INDENT(1) | JSON_ENSURE_ASCII : JSON_COMPACT));
   if (r == 0 && !starved) return t.text;
   free(t.text);
   return NULL;

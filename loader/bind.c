@@ -1,102 +1,249 @@
-/* Names to a struct. The names are the fused per-rank ones of the packed checkpoint; the shapes follow from the model and tp. */
+/* Names to a struct. The names are the fused per-rank ones of the packed checkpoint. What a rank holds of each tensor follows from the
+ * model and the rank; this file alone says how, and the cuts of the manifest must say the same. Only how much padding there is, of the
+ * vocabulary and of the experts' intermediate columns, is the manifest's choice. */
 #include "loader/bind.h"
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+
+/* What one rank holds of an extent: rows (or columns) own.from … of `whole` at own.at … of its `local` ones, the rest padding. */
+typedef struct share {
+  uint64_t whole, local;
+  mm_range own;
+} share;
+
+/* A tensor by its pieces, side by side along rows. */
+typedef struct form {
+  uint32_t lead, whole_lead; /* experts on a rank and in all; 0: one matrix */
+  bool vector;
+  unsigned pieces;
+  share rows[MM_PACK_PIECES], cols;
+} form;
 
 typedef struct binding {
   const mm_shards *s;
   const mm_model *m;
-  uint32_t rank, tp;
-  uint64_t q, kv; /* this rank's query and key rows: hpr·d and kpr·d */
-  uint64_t ir;    /* columns of its experts, the same in every layer */
+  uint32_t rank;                 /* tensor-parallel, within a stage */
+  bool fill;                     /* else only checked */
+  const mm_pack_tensor **sorted; /* [tensor_count] by name */
+  share hidden, heads, kv, inter, vocab;
   mm_err *err;
 } binding;
 
-/* [lead, n, k] under `name`; k is 1 for vectors. */
-static bool bind(const binding *b, const char *name, uint32_t lead, uint64_t n, uint64_t k, mm_packed *out) {
-  mm_where where = mm_at(b->s->pack.dir, name);
-  if (!mm_shards_find(b->s, b->rank, name, out)) return mm_fail(b->err, MM_INTEGRITY, "E_MISSING", where, "rank %u has none", b->rank);
-  if (out->lead == lead && out->n == n && out->k == k) return true;
-  return mm_fail(b->err, MM_INTEGRITY, "E_SHAPE", where, "found %u x [%u, %u] on a rank, expected %u x [%llu, %llu] from the model",
-                 out->lead, out->n, out->k, lead, (unsigned long long)n, (unsigned long long)k);
+static share uncut(uint64_t whole) { return (share){whole, whole, {0, 0, (uint32_t)whole}}; }
+static share run_of(uint64_t whole, uint64_t from, uint64_t count) { return (share){whole, count, {0, (uint32_t)from, (uint32_t)count}}; }
+
+static int by_name(const void *a, const void *b) {
+  return strcmp((*(const mm_pack_tensor *const *)a)->name, (*(const mm_pack_tensor *const *)b)->name);
+}
+
+static const mm_pack_tensor *find(const binding *b, const char *name) {
+  mm_pack_tensor key = {.name = name};
+  const mm_pack_tensor *at = &key, **hit = bsearch(&at, b->sorted, b->s->pack.tensor_count, sizeof *b->sorted, by_name);
+  return hit ? *hit : NULL;
+}
+
+/* Whether cut c, where it is along `axis`, leaves the rank what x says; where it is not, all of it. */
+static bool same_share(const binding *b, const mm_cut *c, mm_axis axis, const share *x, share *found) {
+  *found = uncut(x->whole);
+  if (c->axis == axis) *found = (share){c->whole, c->local, c->rank[b->rank]};
+  const mm_range *f = &found->own, *e = &x->own;
+  return found->whole == x->whole && found->local == x->local && f->count == e->count &&
+         (e->count == 0 || (f->at == e->at && f->from == e->from));
+}
+
+static bool check_cut(const binding *b, const mm_pack_tensor *t, unsigned piece, mm_axis axis, const share *x) {
+  share f;
+  if (same_share(b, &b->s->pack.cut[t->piece[piece].cut], axis, x, &f)) return true;
+  return mm_fail(b->err, MM_INTEGRITY, "E_SHAPE", mm_at(b->s->pack.dir, t->name),
+                 "piece %u: found %s [%u, %u, %u] of %llu in %llu on rank %u, expected [%u, %u, %u] of %llu in %llu from the model", piece,
+                 axis == MM_AXIS_ROWS ? "rows" : "columns", f.own.at, f.own.from, f.own.count, (unsigned long long)f.whole,
+                 (unsigned long long)f.local, b->rank, x->own.at, x->own.from, x->own.count, (unsigned long long)x->whole,
+                 (unsigned long long)x->local);
+}
+
+/* The tensor `name` must have this form on this rank. */
+static bool check(const binding *b, const mm_pack_tensor *t, const form *f) {
+  mm_where where = mm_at(b->s->pack.dir, t->name);
+  uint64_t rows = 0;
+  for (unsigned i = 0; i < f->pieces; i++) rows += f->rows[i].local;
+  bool leads = (t->lead == f->lead && t->whole_lead == f->whole_lead) || (f->whole_lead == 1 && t->lead == 0);
+  if (!leads || t->rows != rows || t->cols != f->cols.local)
+    return mm_fail(b->err, MM_INTEGRITY, "E_SHAPE", where, "found %u x [%u, %u] on a rank, expected %u x [%llu, %llu] from the model",
+                   t->lead ? t->lead : 1, t->rows, t->cols, f->lead ? f->lead : 1, (unsigned long long)rows,
+                   (unsigned long long)f->cols.local);
+  if (t->vector != f->vector)
+    return mm_fail(b->err, MM_INTEGRITY, "E_SHAPE", where, "found a %s, expected a %s from the model", t->vector ? "vector" : "matrix",
+                   f->vector ? "vector" : "matrix");
+  if (t->piece_count != f->pieces || t->whole_cols != f->cols.whole)
+    return mm_fail(b->err, MM_INTEGRITY, "E_SHAPE", where, "found %u pieces of %u columns uncut, expected %u of %llu from the model",
+                   t->piece_count, t->whole_cols, f->pieces, (unsigned long long)f->cols.whole);
+  for (unsigned i = 0; i < f->pieces; i++) {
+    const share *x = &f->rows[i];
+    if (t->piece[i].rows != x->whole || t->piece[i].local_rows != x->local)
+      return mm_fail(b->err, MM_INTEGRITY, "E_SHAPE", where, "piece %u: found %u rows of %u, expected %llu of %llu from the model", i,
+                     t->piece[i].local_rows, t->piece[i].rows, (unsigned long long)x->local, (unsigned long long)x->whole);
+    if (!check_cut(b, t, i, MM_AXIS_ROWS, x) || !check_cut(b, t, i, MM_AXIS_COLS, &f->cols)) return false;
+  }
+  return true;
+}
+
+static bool bind(const binding *b, const char *name, form f, mm_packed *out) {
+  const mm_pack_tensor *t = find(b, name);
+  if (!t || (b->fill && !b->s->rank[b->rank].plane))
+    return mm_fail(b->err, MM_INTEGRITY, "E_MISSING", mm_at(b->s->pack.dir, name), "rank %u has none", b->rank);
+  if (!check(b, t, &f)) return false;
+  if (b->fill) *out = mm_shards_tensor(b->s, b->rank, (size_t)(t - b->s->pack.tensor));
+  return true;
 }
 
 /* The same inside layer l. */
-static bool bind_layer(const binding *b, uint32_t l, const char *name, uint32_t lead, uint64_t n, uint64_t k, mm_packed *out) {
+static bool bind_layer(const binding *b, uint32_t l, const char *name, form f, mm_packed *out) {
   char full[128];
   snprintf(full, sizeof full, "model.layers.%u.%s", l, name);
-  return bind(b, full, lead, n, k, out);
+  return bind(b, full, f, out);
+}
+
+static form matrix(share rows, share cols) { return (form){.pieces = 1, .rows = {rows}, .cols = cols}; }
+static form vector(share rows) { return (form){.vector = true, .pieces = 1, .rows = {rows}, .cols = uncut(1)}; }
+static form whole_vector(uint32_t n) { return vector(uncut(n)); }
+
+/* Query, key and value of a head lie together in lightning attention. */
+static form lightning_qkv(const binding *b) {
+  const share *q = &b->heads;
+  return matrix(run_of(3 * q->whole, 3 * (uint64_t)q->own.from, 3 * q->local), b->hidden);
+}
+
+static form stack(const binding *b, form f) {
+  f.lead = b->m->experts / b->s->pack.ep;
+  f.whole_lead = b->m->experts;
+  return f;
 }
 
 static bool bind_attention(const binding *b, uint32_t l, mm_layer_weights *w) {
-  uint32_t H = b->m->hidden;
   if (b->m->attn[l] == MM_ATTN_LIGHTNING)
-    return bind_layer(b, l, "self_attn.qkv_proj.weight", 1, 3 * b->q, H, &w->qkv) &&
-           bind_layer(b, l, "self_attn.out_proj.weight", 1, H, b->q, &w->out) &&
-           bind_layer(b, l, "self_attn.output_gate.weight", 1, b->q, H, &w->output_gate) &&
-           bind_layer(b, l, "self_attn.norm.weight", 1, b->q, 1, &w->attn_norm);
-  return bind_layer(b, l, "self_attn.qkv_proj.weight", 1, b->q + 2 * b->kv, H, &w->qkv) &&
-         bind_layer(b, l, "self_attn.o_proj.weight", 1, H, b->q, &w->out) &&
-         (!b->m->qk_norm || (bind_layer(b, l, "self_attn.q_norm.weight", 1, b->q, 1, &w->q_norm) &&
-                             bind_layer(b, l, "self_attn.k_norm.weight", 1, b->kv, 1, &w->k_norm)));
+    return bind_layer(b, l, "self_attn.qkv_proj.weight", lightning_qkv(b), &w->qkv) &&
+           bind_layer(b, l, "self_attn.out_proj.weight", matrix(b->hidden, b->heads), &w->out) &&
+           bind_layer(b, l, "self_attn.output_gate.weight", matrix(b->heads, b->hidden), &w->output_gate) &&
+           bind_layer(b, l, "self_attn.norm.weight", vector(b->heads), &w->attn_norm);
+  return bind_layer(b, l, "self_attn.qkv_proj.weight", (form){.pieces = 3, .rows = {b->heads, b->kv, b->kv}, .cols = b->hidden}, &w->qkv) &&
+         bind_layer(b, l, "self_attn.o_proj.weight", matrix(b->hidden, b->heads), &w->out) &&
+         (!b->m->qk_norm || (bind_layer(b, l, "self_attn.q_norm.weight", vector(b->heads), &w->q_norm) &&
+                             bind_layer(b, l, "self_attn.k_norm.weight", vector(b->kv), &w->k_norm)));
 }
 
 static bool bind_experts(const binding *b, uint32_t l, mm_layer_weights *w) {
-  const mm_model *m = b->m;
-  return bind_layer(b, l, "block_sparse_moe.experts.w2_weight", m->experts, m->hidden, b->ir, &w->w2) &&
-         bind_layer(b, l, "block_sparse_moe.experts.w13_weight", m->experts, 2 * b->ir, m->hidden, &w->w13);
+  form up = {.pieces = 2, .rows = {b->inter, b->inter}, .cols = b->hidden};
+  return bind_layer(b, l, "block_sparse_moe.experts.w2_weight", stack(b, matrix(b->hidden, b->inter)), &w->w2) &&
+         bind_layer(b, l, "block_sparse_moe.experts.w13_weight", stack(b, up), &w->w13);
 }
 
 static bool bind_whole_layer(const binding *b, uint32_t l, mm_layer_weights *w) {
   const mm_model *m = b->m;
-  return bind_layer(b, l, "input_layernorm.weight", 1, m->hidden, 1, &w->input_norm) &&
-         bind_layer(b, l, "post_attention_layernorm.weight", 1, m->hidden, 1, &w->post_norm) && bind_attention(b, l, w) &&
-         bind_layer(b, l, "block_sparse_moe.gate.weight", 1, m->experts, m->hidden, &w->router) &&
+  return bind_layer(b, l, "input_layernorm.weight", whole_vector(m->hidden), &w->input_norm) &&
+         bind_layer(b, l, "post_attention_layernorm.weight", whole_vector(m->hidden), &w->post_norm) && bind_attention(b, l, w) &&
+         bind_layer(b, l, "block_sparse_moe.gate.weight", matrix(uncut(m->experts), b->hidden), &w->router) &&
          (m->router != MM_ROUTER_SIGMOID_BIAS ||
-          bind_layer(b, l, "block_sparse_moe.e_score_correction_bias", 1, m->experts, 1, &w->router_bias)) &&
+          bind_layer(b, l, "block_sparse_moe.e_score_correction_bias", whole_vector(m->experts), &w->router_bias)) &&
          bind_experts(b, l, w);
-}
-
-/* This rank's share of an extent that padding may have widened: as its tensor says, but no less than divides `whole`. */
-static uint64_t share(const binding *b, const char *name, bool columns, uint32_t whole) {
-  mm_packed t;
-  uint64_t least = mm_ceil_div(whole, b->tp);
-  return mm_shards_find(b->s, b->rank, name, &t) ? mm_max(columns ? t.k : t.n, least) : least;
 }
 
 /* Every rank holds as many ids, in rank order; the last ones may be padding. */
 static bool bind_vocab(const binding *b, mm_rank_weights *w) {
-  uint64_t rows = share(b, "model.embed_tokens.weight", false, b->m->vocab);
-  w->vocab_rows = (uint32_t)rows;
-  w->vocab_first = (uint32_t)(rows * b->rank);
-  return bind(b, "model.embed_tokens.weight", 1, rows, b->m->hidden, &w->embed) &&
-         bind(b, "lm_head.weight", 1, rows, b->m->hidden, &w->head);
+  w->vocab_rows = (uint32_t)b->vocab.local;
+  w->vocab_first = (uint32_t)(b->vocab.local * b->rank);
+  return bind(b, "model.embed_tokens.weight", matrix(b->vocab, b->hidden), &w->embed) &&
+         bind(b, "lm_head.weight", matrix(b->vocab, b->hidden), &w->head);
+}
+
+static bool bind_all(const binding *b, mm_rank_weights *w) {
+  const mm_model *m = b->m;
+  if (!bind_vocab(b, w) || !bind(b, "model.norm.weight", whole_vector(m->hidden), &w->final_norm)) return false;
+  mm_layer_weights unused;
+  for (uint32_t l = 0; l < m->layers; l++)
+    if (!bind_whole_layer(b, l, b->fill ? &w->layer[l] : &unused)) return false;
+  return true;
 }
 
 static bool check_tp(const binding *b) {
   const mm_model *m = b->m;
   const mm_pack *p = &b->s->pack;
-  if (p->ep != 1 || p->pp != 1)
-    return mm_fail(b->err, MM_UNSUPPORTED, "E_PARALLEL", mm_at(p->dir, NULL),
-                   "found --ep %u --pp %u, expected shards of tensor parallelism alone", p->ep, p->pp);
-  if (m->heads % b->tp == 0 && (m->kv_heads % b->tp == 0 || b->tp % m->kv_heads == 0)) return true;
-  return mm_fail(b->err, MM_INTEGRITY, "E_TP", mm_at(b->s->pack.dir, NULL), "found tp %u for %u heads and %u kv heads", b->tp, m->heads,
-                 m->kv_heads);
+  uint32_t tp = p->tp, ep = p->ep;
+  bool heads = m->heads % tp == 0 && (m->kv_heads % tp == 0 || tp % m->kv_heads == 0);
+  if (heads && m->experts % ep == 0 && m->intermediate % (tp / ep) == 0) return true;
+  return mm_fail(b->err, MM_INTEGRITY, "E_TP", mm_at(p->dir, NULL),
+                 "found tp %u, ep %u for %u heads, %u kv heads, %u experts of %u columns", tp, ep, m->heads, m->kv_heads, m->experts,
+                 m->intermediate);
+}
+
+/* The vocabulary's rows on a rank, padding included: those of the embedding, unless the ranks together had more than ids can count. */
+static share vocab_share(const binding *b) {
+  uint32_t tp = b->s->pack.tp, V = b->m->vocab;
+  const mm_pack_tensor *t = find(b, "model.embed_tokens.weight");
+  uint64_t local = t && (uint64_t)t->rows * tp <= INT32_MAX ? t->rows : mm_ceil_div(V, tp), from = mm_min(local * b->rank, V);
+  return (share){V, local, {0, (uint32_t)from, (uint32_t)mm_min(local, V - from)}};
+}
+
+/* An expert's columns on a rank. Padding is what the first layer has; in front, it is never more than the columns before. */
+static share inter_share(const binding *b) {
+  uint32_t ways = b->s->pack.tp / b->s->pack.ep, each = b->m->intermediate / ways;
+  share x = run_of(b->m->intermediate, (uint64_t)(b->rank % ways) * each, each);
+  const mm_pack_tensor *t = find(b, "model.layers.0.block_sparse_moe.experts.w2_weight");
+  const mm_cut *c = t && t->piece_count ? &b->s->pack.cut[t->piece[0].cut] : NULL;
+  if (!c || c->axis != MM_AXIS_COLS) return x;
+  x.own.at = (uint32_t)mm_min(c->rank[b->rank].at, x.own.from);
+  x.local = mm_max(c->local, x.own.at + (uint64_t)each);
+  return x;
+}
+
+/* `sorted` is to be freed even after a failure. */
+static bool open_binding(binding *b, const mm_shards *s, mm_err *err) {
+  size_t n = s->pack.tensor_count;
+  *b = (binding){.s = s, .m = &s->pack.model, .err = err, .sorted = mm_calloc(n, sizeof *b->sorted, err)};
+  for (size_t i = 0; b->sorted && i < n; i++) b->sorted[i] = &s->pack.tensor[i];
+  if (b->sorted) qsort(b->sorted, n, sizeof *b->sorted, by_name);
+  return b->sorted && check_tp(b);
+}
+
+static void set_rank(binding *b, uint32_t rank) {
+  const mm_model *m = b->m;
+  uint64_t tp = b->s->pack.tp, d = m->head_dim, q = m->heads / tp * d;
+  b->rank = rank;
+  b->hidden = uncut(m->hidden);
+  b->heads = run_of(m->heads * d, rank * q, q);
+  b->kv = run_of(m->kv_heads * d, rank * (uint64_t)m->kv_heads / tp * d, mm_max(1, m->kv_heads / tp) * d);
+  b->inter = inter_share(b);
+  b->vocab = vocab_share(b);
 }
 
 bool mm_bind(mm_rank_weights *w, const mm_shards *s, uint32_t rank, mm_err *err) {
-  const mm_model *m = &s->pack.model;
-  binding b = {.s = s, .m = m, .rank = rank, .tp = s->pack.tp, .err = err};
-  *w = (mm_rank_weights){.rank = rank, .tp = b.tp};
-  if (!check_tp(&b)) return false;
-  b.q = (uint64_t)m->heads / b.tp * m->head_dim;
-  b.kv = mm_max(1, m->kv_heads / b.tp) * m->head_dim;
-  b.ir = share(&b, "model.layers.0.block_sparse_moe.experts.w2_weight", true, m->intermediate);
-  w->layer = mm_calloc(m->layers, sizeof *w->layer, err);
-  bool ok = w->layer && bind_vocab(&b, w) && bind(&b, "model.norm.weight", 1, m->hidden, 1, &w->final_norm);
-  for (uint32_t l = 0; ok && l < m->layers; l++) ok = bind_whole_layer(&b, l, &w->layer[l]);
+  const mm_pack *p = &s->pack;
+  *w = (mm_rank_weights){.rank = rank, .tp = p->tp};
+  if (p->ep != 1 || p->pp != 1)
+    return mm_fail(err, MM_UNSUPPORTED, "E_PARALLEL", mm_at(p->dir, NULL),
+                   "found --ep %u --pp %u, expected shards of tensor parallelism alone", p->ep, p->pp);
+  binding b;
+  bool ok = open_binding(&b, s, err) && (w->layer = mm_calloc(p->model.layers, sizeof *w->layer, err));
+  if (ok) {
+    b.fill = true;
+    set_rank(&b, rank);
+    ok = bind_all(&b, w);
+  }
+  free(b.sorted);
   if (!ok) mm_bind_close(w);
+  return ok;
+}
+
+bool mm_bind_check(const mm_shards *s, mm_err *err) {
+  binding b;
+  mm_rank_weights unused;
+  bool ok = open_binding(&b, s, err);
+  for (uint32_t r = 0; ok && r < s->pack.tp; r++) {
+    set_rank(&b, r);
+    ok = bind_all(&b, &unused);
+  }
+  free(b.sorted);
   return ok;
 }
 

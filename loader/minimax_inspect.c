@@ -90,13 +90,21 @@ static void close_listing(mm_listing *l) {
 static void print_summary(const mm_listing *l, const char *dir) {
   uint64_t bytes = 0;
   for (size_t i = 0; i < l->count; i++) bytes += l->item[i].bytes;
+  mm_show_to(stdout, dir);
   if (!l->packed) {
-    printf("%s: source, %zu tensors in %zu files, %" PRIu64 " bytes\n", dir, l->count, l->hf.file_count, bytes);
+    printf(": source, %zu tensors in %zu files, %" PRIu64 " bytes\n", l->count, l->hf.file_count, bytes);
     return;
   }
   const mm_pack *p = &l->shards.pack;
-  printf("%s: packed by %s, %s, --tp %u --ep %u --pp %u --quant \"%s\" --tp-align %s, %zu tensors, %" PRIu64 " bytes a rank\n", dir,
-         p->tool, p->model.architecture, p->tp, p->ep, p->pp, p->quant, p->tp_align, l->count, bytes);
+  fputs(": packed by ", stdout);
+  mm_show_to(stdout, p->tool);
+  fputs(", ", stdout);
+  mm_show_to(stdout, p->model.architecture);
+  printf(", --tp %u --ep %u --pp %u --quant \"", p->tp, p->ep, p->pp);
+  mm_show_to(stdout, p->quant);
+  fputs("\" --tp-align ", stdout);
+  mm_show_to(stdout, p->tp_align);
+  printf(", %zu tensors, %" PRIu64 " bytes a rank\n", l->count, bytes);
   for (uint32_t r = 0; r < mm_pack_ranks(p); r++)
     for (size_t i = 0; i < p->rank[r].part_count; i++)
       printf("  %s  %" PRIu64 " bytes\n", p->rank[r].part[i].file, p->rank[r].part[i].size);
@@ -130,8 +138,7 @@ static bool print_listing(const mm_inspect_args *a, const mm_listing *l, mm_err 
   for (size_t i = 0; !a->summary && i < l->count; i++) {
     const mm_listed *x = &l->item[i];
     char name[256];
-    if (wanted(a, x->name))
-      printf("  %-68s %-20s %-20s %12" PRIu64 "\n", mm_escape(name, sizeof name, x->name, strlen(x->name)), x->type, x->shape, x->bytes);
+    if (wanted(a, x->name)) printf("  %-68s %-20s %-20s %12" PRIu64 "\n", mm_show(name, sizeof name, x->name), x->type, x->shape, x->bytes);
   }
   return true;
 }
@@ -180,7 +187,8 @@ static bool diff_pair(const mm_inspect_args *args, const mm_listing *a, const mm
   }
   if (same) return true;
   ++*differences;
-  printf("~ %s: %s %s, %s %s%s\n", x->name, x->type, x->shape, y->type, y->shape, form ? ", other bytes" : "");
+  char name[512];
+  printf("~ %s: %s %s, %s %s%s\n", mm_show(name, sizeof name, x->name), x->type, x->shape, y->type, y->shape, form ? ", other bytes" : "");
   return true;
 }
 
@@ -199,7 +207,8 @@ static bool diff(const mm_inspect_args *args, const mm_listing *a, const mm_list
       continue;
     }
     differences++;
-    printf("%c %s: %s %s\n", x ? '-' : '+', (x ? x : y)->name, (x ? x : y)->type, (x ? x : y)->shape);
+    char name[512];
+    printf("%c %s: %s %s\n", x ? '-' : '+', mm_show(name, sizeof name, (x ? x : y)->name), (x ? x : y)->type, (x ? x : y)->shape);
   }
   if (differences == 0) {
     printf("same: %zu tensors%s\n", a->count, args->data ? ", every byte" : " (names, types, shapes)");

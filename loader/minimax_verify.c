@@ -7,6 +7,7 @@
 #include "convert/report_error.h"
 #include "formats/option.h"
 #include "formats/pool.h"
+#include "loader/bind.h"
 #include "loader/signature.h"
 #include "loader/verify.h"
 
@@ -44,8 +45,11 @@ static bool print_errors(const mm_verify_args *a, const mm_error_report *r, mm_e
   }
   printf("against %s: %zu of %zu tensors exact\n", a->source, exact, r->count);
   size_t shown = a->list ? r->count : mm_min(5, r->count - exact);
-  for (size_t i = 0; i < shown; i++)
-    printf("  %-60s SQNR %6.2f dB  max |error| %.3g\n", r->row[i].name, mm_sqnr_db(&r->row[i].e), r->row[i].e.max_abs);
+  for (size_t i = 0; i < shown; i++) {
+    char name[512];
+    mm_show(name, sizeof name, r->row[i].name);
+    printf("  %-60s SQNR %6.2f dB  max |error| %.3g\n", name, mm_sqnr_db(&r->row[i].e), r->row[i].e.max_abs);
+  }
   return true;
 }
 
@@ -113,8 +117,9 @@ static bool verify(const mm_verify_args *a, mm_err *err) {
   mm_shards s = {0};
   unsigned threads = (unsigned)a->threads;
   bool full = a->level >= MM_LEVEL_FULL;
+  bool files = a->level > MM_LEVEL_HEADER || a->key; /* what was signed are their digests */
   bool ok = mm_shards_open(&s, a->dir, err) && (!a->key || check_signature(a, &s.pack, err)) &&
-            (a->level == MM_LEVEL_HEADER ? mm_verify_listing(&s.pack, err) : mm_verify_files(&s.pack, err));
+            (files ? mm_verify_files(&s.pack, err) : mm_verify_listing(&s.pack, err)) && mm_bind_check(&s, err);
   double start = now();
   if (a->level == MM_LEVEL_SAMPLE) ok = ok && mm_verify_sample(&s, (uint32_t)a->samples, a->seed, threads, err);
   if (full) ok = ok && mm_verify_blocks(&s, threads, err);
@@ -207,9 +212,10 @@ int main(int argc, char **argv) {
       .options = options,
       .option_count = sizeof options / sizeof *options,
       .epilog =
-          "A signature is proven with the digests that it lists: with --level header that the manifest, the companions and the names of "
-          "all "
-          "files are the signer's, from --level full on every byte.\n\nExit status: 0 proven, 2 usage, 3 bad source, 4 unsupported, 5 I/O, "
+          "A signature is proven with the digests that it lists: with --level header that the manifest, every byte of the companions and "
+          "the "
+          "names of all files are the signer's, from --level full on every byte.\n\nExit status: 0 proven, 2 usage, 3 bad source, 4 "
+          "unsupported, 5 I/O, "
           "6 damaged, incomplete or below --min-sqnr, 8 memory or limit.",
   };
   mm_err err = {0};

@@ -174,13 +174,13 @@ static bool check_tensor(void *ctx, size_t item, unsigned worker, mm_err *err) {
   float *row = mm_calloc((size_t)unit * m.k, sizeof *row, err);
   bool ok = row != NULL;
   for (uint32_t e = 0; ok && e < m.lead; e++)
-    for (uint32_t at = 0; ok && at < m.n; at += unit) {
+    for (uint64_t at = 0; ok && at < m.n; at += unit) {
       uint32_t rows = (uint32_t)mm_min(unit, m.n - at);
-      m.scheme->unpack(&m, e, at, rows, row);
+      m.scheme->unpack(&m, e, (uint32_t)at, rows, row);
       for (size_t i = 0; ok && i < (size_t)rows * m.k; i++)
         if (!isfinite(row[i]))
           ok = mm_fail(err, MM_INTEGRITY, "E_NONFINITE", mm_at(s->pack.rank[rank].part[0].file, t->name),
-                       "found NaN or infinity in matrix %u, row %zu, column %zu", e, at + i / m.k, i % m.k);
+                       "found NaN or infinity in matrix %u, row %zu, column %zu", e, (size_t)at + i / m.k, i % m.k);
     }
   free(row);
   return ok;

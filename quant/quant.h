@@ -131,7 +131,7 @@ void mm_unpack(const mm_packed *m, uint32_t lead, uint32_t row, uint32_t rows, f
 /* What unpack multiplies the codes of a row with: the product of the scales over each column, out[k]; 1 where a scheme has none. */
 void mm_row_scales(const mm_packed *m, uint32_t lead, uint32_t row, float *out);
 
-static inline uint32_t mm_cells(uint32_t extent, uint32_t cell) { return cell == 0 ? 1 : (extent + cell - 1) / cell; }
+static inline uint32_t mm_cells(uint32_t extent, uint32_t cell) { return cell == 0 ? 1 : extent / cell + (extent % cell != 0); }
 /* Elements of plane i of one matrix [n, k] under `cell`. */
 static inline uint64_t mm_plane_elements(uint32_t n, uint32_t k, mm_cell cell) {
   return (uint64_t)mm_cells(n, cell.n) * mm_cells(k, cell.k);

@@ -47,24 +47,48 @@ static bool open_position_tables(mm_backend *b, mm_err *err) {
   return true;
 }
 
+/* The widest of what was bound to this rank. */
+typedef struct widths {
+  uint64_t input, uncut; /* columns of a matrix: here, and before it was cut */
+  uint64_t vector, inter;
+} widths;
+
+static void widen(widths *x, const mm_packed *w) {
+  if (!w->scheme) return;
+  x->input = mm_max(x->input, w->k);
+  x->uncut = mm_max(x->uncut, mm_max(w->k, w->whole_k));
+}
+
+static widths widths_of(const mm_rank_weights *w, uint32_t layers) {
+  widths x = {.vector = w->final_norm.n};
+  widen(&x, &w->head);
+  for (uint32_t l = 0; l < layers; l++) {
+    const mm_layer_weights *y = &w->layer[l];
+    const mm_packed *matrix[] = {&y->qkv, &y->out, &y->output_gate, &y->router, &y->w13, &y->w2};
+    const mm_packed *vector[] = {&y->input_norm, &y->post_norm, &y->attn_norm, &y->q_norm, &y->k_norm, &y->router_bias};
+    for (size_t i = 0; i < sizeof matrix / sizeof *matrix; i++) widen(&x, matrix[i]);
+    for (size_t i = 0; i < sizeof vector / sizeof *vector; i++) x.vector = mm_max(x.vector, vector[i]->n);
+    x.inter = mm_max(x.inter, mm_max(y->w2.k, y->w13.n / 2));
+  }
+  return x;
+}
+
 static bool open_buffers(mm_backend *b, mm_err *err) {
   const mm_model *m = b->c.model;
   uint32_t tokens = b->c.limits.max_tokens;
-  uint32_t ir = b->c.weights->layer[0].w2.k; /* the same in every layer */
+  const widths x = widths_of(b->c.weights, m->layers);
   uint64_t pairs = (uint64_t)tokens * m->top_k;
-  uint64_t widest = mm_max(mm_max(m->hidden, m->experts), (uint64_t)b->heads * b->d);
-  if (!(b->vector = matrix(b, 1, widest, err)) || !(b->sums = matrix(b, tokens, 2, err))) return false;
+  if (!(b->vector = matrix(b, 1, x.vector, err)) || !(b->sums = matrix(b, tokens, 2, err))) return false;
   if (!(b->score = matrix(b, tokens, m->experts, err)) || !(b->pick = matrix(b, pairs, 1, err))) return false;
   if (!(b->pick_weight = matrix(b, pairs, 1, err)) || !(b->first_pair = matrix(b, m->experts + UINT64_C(1), 1, err))) return false;
   if (!(b->pair_row = matrix(b, pairs, 1, err)) || !(b->pair_weight = matrix(b, pairs, 1, err))) return false;
-  if (!(b->pair_act = matrix(b, pairs, ir, err))) return false;
+  if (!(b->pair_act = matrix(b, pairs, x.inter, err))) return false;
   if (b->c.act_quant) {
-    uint64_t row = mm_max(mm_max(m->hidden, m->intermediate), (uint64_t)m->heads * m->head_dim);
-    if (!(b->amax = matrix(b, pairs, mm_act_amaxes(&mm_act_formats[MM_ACT_NVFP4], (uint32_t)row), err))) return false;
-    if (!(b->rounded = matrix(b, tokens, widest, err))) return false;
+    if (!(b->amax = matrix(b, pairs, mm_act_amaxes(&mm_act_formats[MM_ACT_NVFP4], (uint32_t)x.uncut), err))) return false;
+    if (!(b->rounded = matrix(b, tokens, x.input, err))) return false;
   }
-  /* A thread needs two strips (w1 and w3), or the scores of one query, or the decays of one block. */
-  uint64_t scratch = mm_max(mm_max(2 * MM_CPU_STRIP * mm_max(widest, ir), b->c.limits.max_positions), MM_CPU_BLOCK + 1);
+  /* A thread needs two strips (w1 and w3), or the scores of one query, of one router, or the decays of one block. */
+  uint64_t scratch = mm_max(mm_max(2 * MM_CPU_STRIP * x.input, b->c.limits.max_positions), mm_max(m->experts, MM_CPU_BLOCK + 1));
   if (!(b->scratch = mm_arena_alloc(&b->arena, b->c.threads * sizeof *b->scratch, err))) return false;
   for (unsigned t = 0; t < b->c.threads; t++)
     if (!(b->scratch[t] = matrix(b, 1, scratch, err))) return false;

@@ -59,7 +59,12 @@ static void test_error_helpers(void **state) {
   mm_fail(&wide, MM_IO, "E_X", mm_at_offset(NULL, NULL, UINT64_MAX), "far");
   assert_string_equal(wide.text, "E_X: offset 9223372036854775807: far");
   mm_fail(&line, MM_IO, "E_X", mm_at(NULL, NULL), "two\nlines\x1b%s", "\t\x7f");
-  assert_string_equal(line.text, "E_X: two lines   ");
+  assert_string_equal(line.text, "E_X: two\\x0alines\\x1b\\x09\\x7f");
+  mm_err any = {0}; /* of a file's bytes that a caller forgot to escape */
+  mm_fail(&any, MM_IO, "E_X", mm_at(NULL, NULL), "%s",
+          "\"a\\b\" \xc2\x9b"
+          "2J \xe2\x80\xaegnp.exe \xef\xbb\xbf\xff \xc3\xa9\xe2\x82\xac");
+  assert_string_equal(any.text, "E_X: \"a\\b\" \\xc2\\x9b2J \\xe2\\x80\\xaegnp.exe \\xef\\xbb\\xbf\\xff é€");
 }
 
 /* The longest parts that apply together still fit, each name cut at 1,000 bytes; a message too long is cut. */
@@ -99,6 +104,18 @@ static void test_escape(void **state) {
       {"\xed\xa0\x80", 3, 64, "\\xed\\xa0\\x80"},        /* surrogate */
       {"\xc2\x80\xc2\xa0", 4, 64, "\\xc2\\x80\xc2\xa0"}, /* C1 control, then no-break space */
       {"\"\\", 2, 64, "\\x22\\x5c"},
+      {"\xe2\x80\x8b\xe2\x80\x8c", 6, 64, "\\xe2\\x80\\x8b\\xe2\\x80\\x8c"}, /* zero width */
+      {"\xe2\x80\x8a\xe2\x80\x90", 6, 64, "\xe2\x80\x8a\xe2\x80\x90"},       /* hair space, hyphen: the neighbours */
+      {"\xe2\x80\xae"
+       "a",
+       4, 64,
+       "\\xe2\\x80\\xae"
+       "a"},                                                                 /* right-to-left override */
+      {"\xe2\x81\xa6\xe2\x81\xa9", 6, 64, "\\xe2\\x81\\xa6\\xe2\\x81\\xa9"}, /* isolates */
+      {"\xe2\x80\xa8\xef\xbb\xbf", 6, 64, "\\xe2\\x80\\xa8\\xef\\xbb\\xbf"}, /* line separator, byte order mark */
+      {"\xd8\x9c\xc2\xad", 4, 64, "\\xd8\\x9c\\xc2\\xad"},                   /* Arabic letter mark, soft hyphen */
+      {"\xf3\xa0\x81\x81", 4, 64, "\\xf3\\xa0\\x81\\x81"},                   /* a tag */
+      {"עִברית漢字", 18, 64, "עִברית漢字"},
       {"", 0, 64, ""},
       {"", 0, 1, ""},
       {"abcdefgh", 8, 9, "abcdefgh"},
@@ -116,6 +133,15 @@ static void test_escape(void **state) {
   }
   char untouched = 'x';
   mm_escape(&untouched, 0, "abc", 3);
+  char shown[32];
+  assert_string_equal(mm_show(shown, sizeof shown, "\"re:.*\\.w2\"\x1b[2J"), "\"re:.*\\.w2\"\\x1b[2J");
+  char *all = NULL;
+  size_t all_n;
+  FILE *f = open_memstream(&all, &all_n);
+  mm_show_to(f, "a\\\x07\xc2\x90é\xe2\x80");
+  fclose(f);
+  assert_string_equal(all, "a\\\\x07\\xc2\\x90é\\xe2\\x80");
+  free(all);
   assert_int_equal(untouched, 'x');
 }
 

@@ -126,8 +126,123 @@ static void too_small(void **state) {
   ref_free(&ref);
 }
 
+static void not_bound(const ref_shards *shards, const char *code, const char *says) {
+  for (uint32_t rank = 0; rank < shards->s.pack.tp; rank++) {
+    mm_rank_weights w;
+    mm_err err = {0}, all = {0};
+    bool bound = mm_bind(&w, &shards->s, rank, &err);
+    if (bound) mm_bind_close(&w);
+    if (bound && rank + 1 < shards->s.pack.tp) continue; /* of another rank */
+    if (bound) fail_msg("not refused: expected %s", says);
+    assert_int_equal(err.status, MM_INTEGRITY);
+    if (strcmp(err.code, code) != 0 || !strstr(err.text, says)) fail_msg("expected %s, found %s", says, err.text);
+    assert_false(mm_bind_check(&shards->s, &all)); /* what is not bound is not proven */
+    assert_string_equal(all.text, err.text);
+    return;
+  }
+}
+
+static mm_pack_tensor *tensor(const ref_shards *shards, const char *name) {
+  for (size_t i = 0; i < shards->s.pack.tensor_count; i++)
+    if (strstr(shards->s.pack.tensor[i].name, name)) return &shards->s.pack.tensor[i];
+  fail_msg("no %s", name);
+  return NULL;
+}
+
+/* Experts wider than the model says, for which a buffer of the model's width is too small. */
+static void experts_wider_than_the_model(void **state) {
+  (void)state;
+  ref_model ref = ref_build(ref_dims(MM_FAMILY_M2, false));
+  for (uint32_t tp = 1; tp <= 2; tp++) {
+    ref_shards *shards = ref_cut(&ref, tp);
+    shards->s.pack.model.intermediate = tp;
+    not_bound(shards, "E_SHAPE", "w2_weight");
+    ref_uncut(shards);
+  }
+  ref_free(&ref);
+}
+
+/* Ranges of a cut that no rank has: more padding in front than columns before, another rank's, one column short, one beyond. */
+static void ranges_of_another_rank(void **state) {
+  (void)state;
+  ref_model ref = ref_build(ref_dims(MM_FAMILY_M2, false));
+  ref_shards *shards = ref_cut(&ref, 2);
+  static const char *const names[] = {"embed_tokens",
+                                      "0.self_attn.qkv_proj",
+                                      "1.self_attn.o_proj",
+                                      "0.block_sparse_moe.experts.w13",
+                                      "1.block_sparse_moe.experts.w2",
+                                      "q_norm",
+                                      "k_norm",
+                                      "lm_head"};
+  for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+    mm_pack_tensor *t = tensor(shards, names[i]);
+    for (unsigned p = 0; p < t->piece_count; p++)
+      for (uint32_t r = 0; r < 2; r++) {
+        mm_cut *c = &shards->s.pack.cut[t->piece[p].cut];
+        mm_range *x = &c->rank[r], right = *x;
+        *x = (mm_range){1, 0, right.count - 1};
+        not_bound(shards, "E_SHAPE", names[i]);
+        *x = c->rank[1 - r];
+        if (memcmp(x, &right, sizeof right) != 0) not_bound(shards, "E_SHAPE", names[i]);
+        *x = (mm_range){right.at, right.from, right.count - 1};
+        not_bound(shards, "E_SHAPE", names[i]);
+        *x = right;
+        c->local++;
+        not_bound(shards, "E_SHAPE", names[i]);
+        c->local--;
+      }
+  }
+  mm_err err = {0};
+  assert_true(mm_bind_check(&shards->s, &err));
+  ref_uncut(shards);
+  ref_free(&ref);
+}
+
+/* A calibration has no room for a vector; a piece more or less is another matrix of the same extents. */
+static void vectors_and_pieces(void **state) {
+  (void)state;
+  ref_model ref = ref_build(ref_dims(MM_FAMILY_M1, true));
+  ref_shards *shards = ref_cut(&ref, 1);
+  for (size_t i = 0; i < shards->s.pack.tensor_count; i++) {
+    mm_pack_tensor *t = &shards->s.pack.tensor[i], right = *t;
+    t->vector = !t->vector;
+    not_bound(shards, "E_SHAPE", t->vector ? "found a vector, expected a matrix" : "found a matrix, expected a vector");
+    *t = right;
+    t->piece_count = t->piece_count % 3 + 1;
+    not_bound(shards, "E_SHAPE", right.name);
+    *t = right;
+    t->piece[0].rows++;
+    not_bound(shards, "E_SHAPE", right.name);
+    *t = right;
+  }
+  ref_uncut(shards);
+  ref_free(&ref);
+}
+
+/* What run refuses for its ranks, --ep and --pp, may be proven all the same. */
+static void other_parallelism_is_proven(void **state) {
+  (void)state;
+  ref_model ref = ref_build(ref_dims(MM_FAMILY_M2, false));
+  ref_shards *shards = ref_cut(&ref, 1);
+  shards->s.pack.pp = 2;
+  tensor(shards, "1.self_attn.o_proj")->stage = 1;
+  mm_rank_weights w;
+  mm_err err = {0}, proven = {0};
+  assert_false(mm_bind(&w, &shards->s, 0, &err));
+  assert_string_equal(err.code, "E_PARALLEL");
+  assert_true(mm_bind_check(&shards->s, &proven));
+  ref_uncut(shards);
+  ref_free(&ref);
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(every_tensor_once), cmocka_unit_test(absent_or_misshapen),
-                                     cmocka_unit_test(too_small)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(every_tensor_once),
+                                     cmocka_unit_test(absent_or_misshapen),
+                                     cmocka_unit_test(too_small),
+                                     cmocka_unit_test(experts_wider_than_the_model),
+                                     cmocka_unit_test(ranges_of_another_rank),
+                                     cmocka_unit_test(vectors_and_pieces),
+                                     cmocka_unit_test(other_parallelism_is_proven)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

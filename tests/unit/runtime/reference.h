@@ -312,6 +312,20 @@ typedef struct ref_piece {
   size_t n, k, at, rows, col, cols;
 } ref_piece;
 
+/* How piece i of a tensor is cut: cut number `cut`, of its own. */
+static inline void ref_put_cut(mm_pack *pack, uint32_t rank, mm_pack_tensor *t, size_t i, size_t cut, const ref_piece *p) {
+  bool rows = p->rows != p->n, cols = p->cols != p->k;
+  mm_cut *c = &pack->cut[cut];
+  uint32_t at = 0;
+  for (size_t j = 0; j < i; j++) at += t->piece[j].local_rows;
+  t->piece[i] = (mm_piece){"source", (uint32_t)p->n, at, (uint32_t)p->rows, (uint32_t)cut};
+  t->whole_cols = (uint32_t)p->k;
+  c->axis = rows ? MM_AXIS_ROWS : cols ? MM_AXIS_COLS : MM_AXIS_NONE;
+  c->whole = (uint32_t)(rows ? p->n : p->k);
+  c->local = (uint32_t)(rows ? p->rows : p->cols);
+  c->rank[rank] = (mm_range){0, (uint32_t)(rows ? p->at : p->col), c->local};
+}
+
 static inline void ref_put(ref_shards *out, uint32_t rank, const char *name, uint32_t lead, bool vector, const ref_piece *p,
                            size_t pieces) {
   mm_pack *pack = &out->s.pack;
@@ -327,8 +341,13 @@ static inline void ref_put(ref_shards *out, uint32_t rank, const char *name, uin
     pack->tensor[index].cols = pack->tensor[index].whole_cols = (uint32_t)cols;
     pack->tensor[index].plane_count = 1;
     pack->tensor[index].plane[0] = (mm_pack_plane){"", MM_F32, 1, 1};
+    pack->tensor[index].piece_count = (unsigned)pieces;
+    pack->cut = realloc(pack->cut, (index + 1) * MM_PACK_PIECES * sizeof *pack->cut);
+    for (size_t i = 0; i < MM_PACK_PIECES; i++)
+      pack->cut[index * MM_PACK_PIECES + i] = (mm_cut){.rank = calloc(pack->tp, sizeof(mm_range))};
     pack->tensor_count++;
   }
+  for (size_t i = 0; i < pieces; i++) ref_put_cut(pack, rank, &pack->tensor[index], i, index * MM_PACK_PIECES + i, &p[i]);
   size_t start = out->float_count[rank], count = leads * rows * cols;
   out->data[rank] = realloc(out->data[rank], (start + count) * sizeof(float));
   out->float_count[rank] += count;
@@ -385,6 +404,13 @@ static inline void ref_put_vocab(ref_shards *out, const ref_model *r, uint32_t r
   for (size_t i = 0; i < rows * tp * H; i++) padded[i] = i < V * H ? w[i] : 1000.0f;
   ref_put1(out, rank, name, (ref_piece){padded, rows * tp, H, rank * rows, rows, 0, H});
   free(padded);
+  mm_pack *pack = &out->s.pack; /* its padding is no part of the uncut matrix */
+  size_t index = 0;
+  while (strcmp(pack->tensor[index].name, name) != 0) index++;
+  mm_cut *c = &pack->cut[index * MM_PACK_PIECES];
+  uint32_t from = (uint32_t)mm_min(rank * rows, V), count = (uint32_t)mm_min(rows, V - from);
+  pack->tensor[index].piece[0].rows = (uint32_t)V;
+  c->axis = MM_AXIS_ROWS, c->whole = (uint32_t)V, c->local = (uint32_t)rows, c->rank[rank] = (mm_range){0, from, count};
 }
 
 static inline ref_shards *ref_cut(const ref_model *r, uint32_t tp) {
@@ -392,7 +418,6 @@ static inline ref_shards *ref_cut(const ref_model *r, uint32_t tp) {
   mm_pack *pack = &out->s.pack;
   *pack = (mm_pack){.dir = "memory", .model = r->m, .tp = tp, .ep = 1, .pp = 1};
   pack->rank = calloc(tp, sizeof *pack->rank);
-  pack->cut = calloc(1, sizeof *pack->cut);
   out->s.rank = calloc(tp, sizeof *out->s.rank);
   for (uint32_t rank = 0; rank < tp; rank++) {
     pack->rank[rank].part_count = 1;
@@ -410,6 +435,7 @@ static inline ref_shards *ref_cut(const ref_model *r, uint32_t tp) {
 
 static inline void ref_uncut(ref_shards *out) {
   for (size_t i = 0; i < out->s.pack.tensor_count; i++) free((char *)(uintptr_t)out->s.pack.tensor[i].name);
+  for (size_t i = 0; i < MM_PACK_PIECES * out->s.pack.tensor_count; i++) free(out->s.pack.cut[i].rank);
   for (uint32_t r = 0; r < out->s.pack.tp; r++) free(out->data[r]), free(out->s.rank[r].map), free(out->s.rank[r].plane);
   free(out->s.pack.tensor), free(out->s.pack.cut), free(out->s.pack.rank), free(out->s.rank), free(out);
 }
