@@ -27,8 +27,14 @@ typedef struct mm_plane {
   const char *suffix; /* appended to the tensor's name: "" for codes, "_scale_inv" … */
   mm_dtype dtype;
   mm_cell cell;
-  bool scale; /* may be stored on a finer grid; codes may not */
+  bool scale;  /* may be stored on a finer grid; codes may not */
+  bool either; /* a scale of either sign; others are above 0. All are finite and not 0 */
 } mm_plane;
+
+/* Element i of a scale plane as f32. U8 holds E8M0 exponents, as other tools write them. */
+float mm_scale_value(mm_dtype t, const void *plane, size_t i);
+/* Whether a scheme's scale plane may hold v: what packers write, converters keep and minimax-verify accepts. */
+bool mm_scale_allowed(const mm_plane *p, float v);
 
 /* How scales are chosen. ABSMAX follows the convention of the format's own tools; MSE takes, from a fixed window of scales, the
  * one with the least squared error of the group. */
