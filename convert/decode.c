@@ -384,7 +384,7 @@ bool mm_decode_planes(mm_decoder *d, const mm_matrix *x, const mm_scheme *s, mm_
   mm_scale_grid g = {.row = x->cell.n ? row / x->cell.n : 0, .cols = mm_cells(x->cols, x->cell.k)};
   for (size_t i = 0, n = (size_t)mm_cells(rows, x->cell.n) * g.cols; i < n; i++) {
     float v = mm_scale_value(p->dtype, scales, i);
-    if (!mm_scale_allowed(p, v)) return bad_scale(d, &x->part[MM_SCALE], &g, i / g.cols, i % g.cols, v, p->either, err);
+    if (!mm_scale_allowed(s, v)) return bad_scale(d, &x->part[MM_SCALE], &g, i / g.cols, i % g.cols, v, s->signed_scale, err);
   }
   if (!repeat(d, x, grid, scales, mm_dtype_size(p->dtype), rows, err)) return false;
   plane[1] = d->grid.data;

@@ -11,8 +11,8 @@ float mm_scale_value(mm_dtype t, const void *plane, size_t i) {
   }
 }
 
-bool mm_scale_allowed(const mm_plane *p, float v) {
-  float most = p->either && v < 0 ? -v : v;
+bool mm_scale_allowed(const mm_scheme *s, float v) {
+  float most = s->signed_scale && v < 0 ? -v : v;
   return most > 0 && most <= 0x1.fffffep127f;
 }
 
