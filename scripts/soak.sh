@@ -4,6 +4,7 @@
 #   calls    each system call of a conversion fails, each occurrence, each errno, and it is killed there
 #   alloc    each allocation of each program fails
 #   kill     kill -9 at random moments
+#   resume   runs of changing options over one output, interrupted at random, journals altered between them
 #   power    states of a disk after power failed
 #   flips    every bit of a small packed checkpoint, random bits of a larger one
 #   mpi      several processes, one of them killed
@@ -11,7 +12,7 @@
 #   memory   peak memory of a conversion far larger than its limit
 #   layer    one real-size layer of M1 and of M2, converted and verified against its source (24 GB of disk; LAYER=m2: 8 GB)
 #   fuzz     inputs to each fuzz target until tests/fuzz/RUNS.md counts FUZZ_RUNS (100,000,000), at most FUZZ_LIMIT seconds (14,400)
-# SCALE=N (100) does N percent of the cases of the first five. SOAK_DIR is where they write (BUILD/soak/tmp); on a tmpfs they are faster.
+# SCALE=N (100) does N percent of the cases of the first six. SOAK_DIR is where they write (BUILD/soak/tmp); on a tmpfs they are faster.
 set -u
 part=$1 scale=${SCALE:-100}
 log=$BUILD/soak/$part.log
@@ -41,6 +42,7 @@ run() {
     alloc) fault alloc.py --every $every ;;
     kill)
       fault kill.py "$convert" tests/data/tiny-m1 $((scale / 2)) -- $archive && fault kill.py "$convert" $tiny $((5 * scale)) ;;
+    resume) fault resume_options.py $((20 * scale)) ;;
     power)
       fault power.py "$convert" $tiny $((2 * scale)) --options "--compress zstd" && fault power.py "$convert" $tiny $((20 * scale)) ;;
     flips) FLIPS=$((100 * scale)) fault flips.py ;;
