@@ -4,14 +4,12 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <libgen.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "convert/finished.h"
@@ -36,12 +34,6 @@ static bool in_unsharded(const void *ctx, const char *name) {
 
 static bool usage(mm_err *err, const char *path, const char *what) {
   return mm_fail(err, MM_USAGE, "E_OUTPUT", mm_at(path, NULL), "%s", what);
-}
-
-/* True when `a` is `b` or lies below it (both absolute and resolved). */
-static bool below(const char *a, const char *b) {
-  size_t n = strlen(b);
-  return strncmp(a, b, n) == 0 && (a[n] == 0 || a[n] == '/' || (n > 0 && b[n - 1] == '/'));
 }
 
 /* A file that an archive of this checkpoint holds, be it damaged. */
@@ -99,37 +91,32 @@ static bool find_complete(mm_writer *w, bool archived, mm_err *err) {
   return false;
 }
 
+/* Names the output and looks at what has its name, before any of it is judged: what comes later is seen to be no part of it. */
+static bool look_at_target(mm_writer *w, mm_err *err) {
+  mm_staging *s = &w->stage;
+  if (!mm_staging_name(s, w->o.target, NULL, err) || !mm_staging_apart(s, w->plan->hf->dir, err) || !mm_staging_recover(s, err) ||
+      !mm_staging_look(s, err))
+    return false;
+  w->staging = s->path;
+  w->staging_name = s->name;
+  w->parent = s->parent;
+  w->journal_name = mm_arena_printf(&w->arena, err, "%s.journal", w->staging_name);
+  if (w->o.shares > 1) w->journal_name = mm_arena_printf(&w->arena, err, "%s.journal.%u-%u", w->staging_name, w->o.share, w->o.shares);
+  return w->journal_name;
+}
+
 /* The target must not be anything that could be lost, nor overlap the source. */
 static bool check_target(mm_writer *w, mm_err *err) {
   const char *target = w->o.target;
-  char copy[PATH_MAX], parent[PATH_MAX], source[PATH_MAX], real[PATH_MAX * 2];
-  struct stat st;
-  snprintf(copy, sizeof copy, "%s", target);
-  if (!realpath(dirname(copy), parent)) return mm_fail_errno(err, mm_at(target, NULL), "resolve the parent of", errno);
-  snprintf(copy, sizeof copy, "%s", target);
-  const char *name = basename(copy);
-  if (!mm_base_name_ok(name, strlen(name))) return usage(err, target, "found no usable directory name");
-  snprintf(real, sizeof real, "%s/%s", parent, name);
-  if (!realpath(w->plan->hf->dir, source)) return mm_fail_errno(err, mm_at(w->plan->hf->dir, NULL), "resolve", errno);
-  if (below(real, source) || below(source, real)) return usage(err, target, "found an output that is, holds or lies in the source");
-  w->staging = mm_arena_printf(&w->arena, err, "%s/.%s.partial", parent, name);
-  if (!w->staging) return false;
-  w->staging_name = strrchr(w->staging, '/') + 1;
-  w->journal_name = mm_arena_printf(&w->arena, err, "%s.journal", w->staging_name);
-  if (w->o.shares > 1) w->journal_name = mm_arena_printf(&w->arena, err, "%s.journal.%u-%u", w->staging_name, w->o.share, w->o.shares);
-  if (!w->journal_name) return false;
-  w->parent = open(parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (w->parent < 0) return mm_fail_errno(err, mm_at(parent, NULL), "open", errno);
-  if (lstat(real, &st) != 0) return errno == ENOENT || mm_fail_errno(err, mm_at(target, NULL), "look at", errno);
-  if (!S_ISDIR(st.st_mode)) return usage(err, target, "found something that is not a directory, expected a new name");
+  if (!look_at_target(w, err)) return false;
+  if (w->stage.found != MM_TARGET_FULL) return true;
   mm_digest old;
   mm_err extra = {0};
-  bool archived, empty = false, ours = is_ours(target, &old, &archived, &extra, err);
-  if (err->status != MM_OK || !is_empty(target, &empty, err)) return false;
+  bool archived, ours = is_ours(target, &old, &archived, &extra, err);
+  if (err->status != MM_OK) return false;
   bool same = ours && mm_digest_equal(&old, &w->plan->pack.plan) && archived == (w->o.level > 0);
-  w->exchange = true;
   if (same && w->o.leftover == MM_LEFTOVER_RESUME && !find_complete(w, archived, err)) return false;
-  if (w->complete || empty) return true;
+  if (w->complete) return true;
   if (!ours) return usage(err, target, "found a directory that is not empty and not a converted checkpoint");
   if (!w->o.force) return usage(err, target, "found a converted checkpoint already there; --force replaces it");
   return extra.status == MM_OK ||
@@ -145,36 +132,24 @@ static DIR *list(int dir, const char *path, const char *what, mm_err *err) {
   return NULL;
 }
 
-/* Empties the staging directory. It holds nothing but what this program wrote there. */
-static bool clear(mm_writer *w, mm_err *err) {
-  DIR *d = list(w->dir, w->staging, "list", err);
-  if (!d) return false;
-  bool ok = true;
-  for (struct dirent *e; ok && (e = readdir(d));)
-    if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0 && unlinkat(w->dir, e->d_name, 0) != 0)
-      ok = mm_fail_errno(err, mm_at(w->staging, NULL), "empty", errno);
-  closedir(d);
-  return ok;
+/* A name that a conversion writes, whatever its options. */
+static bool is_staged(const void *ctx, const char *name) {
+  const mm_writer *w = ctx;
+  unsigned rank, part;
+  int end = 0;
+  if (sscanf(name, "model-rank-%9u-part-%9u.safetensors%n", &rank, &part, &end) == 2 && end > 0)
+    return name[end] == 0 || strcmp(name + end, ".zst") == 0;
+  return in_unsharded(NULL, name) || strcmp(name, MM_MANIFEST) == 0 || strcmp(name, MM_ARCHIVE) == 0 ||
+         (w->o.baked && strcmp(name, w->o.baked) == 0);
 }
 
-static bool take_staging(mm_writer *w, mm_err *err) {
-  bool made = mkdirat(w->parent, w->staging_name, 0700) == 0;
-  if (!made && errno != EEXIST) return mm_fail_errno(err, mm_at(w->staging, NULL), "create", errno);
-  w->dir = openat(w->parent, w->staging_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-  if (w->dir < 0) return mm_fail_errno(err, mm_at(w->staging, NULL), "open", errno);
-  struct stat held, named;
-  bool locked = flock(w->dir, (w->o.shares > 1 ? LOCK_SH : LOCK_EX) | LOCK_NB) == 0; /* shares write side by side */
-  int why = errno;
-  if (locked) { /* of a run that has just published, the directory has another name now */
-    locked = fstat(w->dir, &held) == 0 && fstatat(w->parent, w->staging_name, &named, AT_SYMLINK_NOFOLLOW) == 0 &&
-             held.st_dev == named.st_dev && held.st_ino == named.st_ino;
-    why = EWOULDBLOCK;
-  }
-  if (locked) return true;
-  close(w->dir);
-  w->dir = -1;
-  if (why != EWOULDBLOCK) return mm_fail_errno(err, mm_at(w->staging, NULL), "lock", why);
-  return mm_fail(err, MM_LOCKED, "E_LOCKED", mm_at(w->staging, NULL), "found another run writing this output");
+/* Empties the staging directory of what conversions wrote. */
+static bool clear(mm_writer *w, mm_err *err) { return mm_staging_clear(&w->stage, is_staged, w, err); }
+
+static bool take_staging(mm_writer *w, mm_err *err) { /* shares write side by side */
+  bool ok = mm_staging_take(&w->stage, w->o.shares > 1, err);
+  w->dir = w->stage.dir;
+  return ok;
 }
 
 /* Whether it is the journal of a whole run or of a share: "q.partial.journal" may be another output's name. */
@@ -304,13 +279,8 @@ static uint64_t largest_part(const mm_plan *p) {
 
 /* Refuses what cannot fit. How small an archive gets is seen when it is made: only one part must fit beside it. */
 static bool check_space(mm_writer *w, mm_err *err) {
-  struct statvfs v;
-  if (fstatvfs(w->dir, &v) != 0) return mm_fail_errno(err, mm_at(w->staging, NULL), "ask for free space of", errno);
-  uint64_t room = (uint64_t)v.f_bavail * v.f_frsize, have = staged_bytes(w);
-  uint64_t whole = w->o.level > 0 ? largest_part(w->plan) : w->plan->output_bytes, need = whole > have ? whole - have : 0;
-  if (room >= need) return true;
-  return mm_fail(err, MM_IO, "E_SPACE", mm_at(w->o.target, NULL), "found %llu bytes free, expected %llu", (unsigned long long)room,
-                 (unsigned long long)need);
+  uint64_t have = staged_bytes(w), whole = w->o.level > 0 ? largest_part(w->plan) : w->plan->output_bytes;
+  return mm_staging_room(&w->stage, whole > have ? whole - have : 0, err);
 }
 
 /* Removes the staging directory and all journals. The directory, which is the lock, goes last. */
@@ -341,7 +311,7 @@ static bool check_companions(mm_writer *w, mm_err *err) {
     char path[PATH_MAX];
     mm_file f = MM_FILE_NONE;
     snprintf(path, sizeof path, "%s/%s", w->plan->hf->dir, companion[i]);
-    if (access(path, F_OK) != 0) continue;
+    if (faccessat(AT_FDCWD, path, F_OK, AT_SYMLINK_NOFOLLOW) != 0) continue; /* a link to nothing is not absent */
     if (!mm_hf_inside(w->plan->hf, path, err) || !mm_file_open(&f, path, err)) return false;
     mm_file_close(&f);
   }
@@ -349,7 +319,7 @@ static bool check_companions(mm_writer *w, mm_err *err) {
 }
 
 bool mm_writer_open(mm_writer *w, mm_plan *p, const mm_writer_options *o, mm_err *err) {
-  *w = (mm_writer){.plan = p, .o = *o, .parent = -1, .dir = -1, .journal = {.fd = -1}};
+  *w = (mm_writer){.plan = p, .o = *o, .parent = -1, .dir = -1, .stage = MM_STAGING_NONE, .journal = {.fd = -1}};
   pthread_mutex_init(&w->lock, NULL);
   if (!check_target(w, err)) return false;
   if (w->complete) return w->o.shares > 1 || remove_own_leftover(w, err);
@@ -372,8 +342,7 @@ void mm_writer_close(mm_writer *w, bool keep) {
   mm_blocks_close(&w->blocks);
   mm_journal_close(&w->journal);
   if (!keep && w->dir >= 0 && started && w->o.shares == 1) remove_staging(w, NULL);
-  if (w->dir >= 0) close(w->dir);
-  if (w->parent >= 0) close(w->parent);
+  mm_staging_close(&w->stage);
   drop_pending(w->pending, w->pending_count);
   mm_archive_lanes_close(&w->lanes);
   mm_archive_close(&w->archive);
@@ -503,7 +472,7 @@ static bool copy_companions(mm_writer *w, mm_err *err) {
   for (size_t i = 0; i < most; i++) {
     char path[PATH_MAX];
     snprintf(path, sizeof path, "%s/%s", w->plan->hf->dir, companion[i]);
-    if (access(path, F_OK) != 0 || is_written(w->plan, companion[i])) continue;
+    if (faccessat(AT_FDCWD, path, F_OK, AT_SYMLINK_NOFOLLOW) != 0 || is_written(w->plan, companion[i])) continue;
     size_t n = 0;
     char *text = mm_file_slurp(path, COMPANION_MAX, &n, err);
     bool ok = text && put_companion(w, companion[i], text, n, err);
@@ -540,37 +509,23 @@ static bool write_manifest(mm_writer *w, mm_digest *digest, mm_err *err) {
   return ok && mm_fsync(w->dir, w->staging, true, err);
 }
 
-/* Gives the staging directory the target's name. *old is what had it before, with the staging name now and locked, or -1. */
-static bool take_name(mm_writer *w, int *old, mm_err *err) {
-  char copy[PATH_MAX];
-  snprintf(copy, sizeof copy, "%s", w->o.target);
-  const char *name = basename(copy);
-  unsigned how = w->exchange ? RENAME_EXCHANGE : RENAME_NOREPLACE;
-  if (w->exchange) *old = openat(w->parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-  bool ready = !w->exchange || (*old >= 0 && flock(*old, LOCK_EX | LOCK_NB) == 0);
-  if (ready && renameat2(w->parent, w->staging_name, w->parent, name, how) == 0) return true;
-  mm_fail_errno(err, mm_at(w->o.target, NULL), "publish", errno);
-  if (*old >= 0) close(*old);
-  *old = -1;
-  return false;
+/* What somebody else put into the staging directory is not published. */
+static bool check_staged(mm_writer *w, mm_err *err) {
+  mm_err extra = {0};
+  if (mm_nothing_else(w->staging, is_staged, w, &extra)) return true;
+  if (extra.status != MM_INTEGRITY) return *err = extra, false;
+  return mm_fail(err, MM_IO, "E_OUTPUT", mm_at(w->staging, NULL), "found what this run did not write; move it away, then --resume: %s",
+                 extra.text);
 }
 
 bool mm_writer_publish(mm_writer *w, mm_digest *manifest, mm_err *err) {
   if (!copy_companions(w, err) || !write_texts(w, err) || !write_table(w, err) || !mm_hf_unchanged(w->plan->hf, err) ||
-      !write_manifest(w, manifest, err))
+      !write_manifest(w, manifest, err) || !check_staged(w, err))
     return false;
-  mode_t mask = umask(0);
-  umask(mask);
-  if (fchmod(w->dir, 0777 & ~mask) != 0) return mm_fail_errno(err, mm_at(w->staging, NULL), "set the mode of", errno);
-  int old = -1;
-  if (!take_name(w, &old, err)) return false;
-  if (old >= 0) {
+  bool ok = mm_staging_publish(&w->stage, err) && each_journal(w, remove_journal, err);
+  if (ok) { /* it has its name: nothing is staged */
     close(w->dir);
-    w->dir = old;
+    w->dir = w->stage.dir = -1;
   }
-  if (!mm_fsync(w->parent, w->o.target, true, err)) return false;
-  bool ok = w->exchange ? remove_staging(w, err) : each_journal(w, remove_journal, err);
-  close(w->dir);
-  w->dir = -1;
   return ok;
 }

@@ -11,6 +11,7 @@
 
 #include "convert/blocks.h"
 #include "convert/journal.h"
+#include "formats/staging.h"
 #include "loader/archive.h"
 
 typedef enum mm_leftover { MM_LEFTOVER_REFUSE, MM_LEFTOVER_RESUME, MM_LEFTOVER_RESTART } mm_leftover;
@@ -36,11 +37,11 @@ typedef struct mm_writer_options {
 typedef struct mm_writer {
   mm_plan *plan;
   mm_writer_options o;
-  char *staging; /* ".NAME.partial" beside the target */
+  mm_staging stage;
+  char *staging; /* of stage: ".NAME.partial" beside the target */
   const char *staging_name;
   char *journal_name; /* ".NAME.partial.journal", for a share with ".I-N" behind it */
-  int parent, dir;    /* descriptors of the target's parent and the staging directory; -1 when closed */
-  bool exchange;      /* something of ours (or empty) has the target's name */
+  int parent, dir;    /* of stage: descriptors of the target's parent and the staging directory; -1 when closed */
   bool fresh;         /* this run began the journal: there was nothing to continue */
   bool complete;      /* resume found the target finished already */
   mm_blocks blocks;
