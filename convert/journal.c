@@ -213,7 +213,7 @@ static bool check_header(int fd, const char *name, const mm_plan *p, int level, 
 
 /* Reads the journal open at fd into j; *end is the size that is good, 0 when it died before its header was written. */
 static bool read_journal(mm_journal *j, int fd, const char *name, const mm_plan *p, uint64_t *end, mm_err *err) {
-  size_t n;
+  size_t n = 0;
   bool whole;
   *end = 0;
   if (!size_of(fd, name, &n, err) || !check_header(fd, name, p, j->level, n, &whole, err)) return false;
@@ -232,7 +232,7 @@ static int open_existing(int parent, const char *name, int how, mm_err *err) {
 }
 
 bool mm_journal_fits(int parent, const char *name, const mm_plan *p, int level, mm_err *err) {
-  size_t n;
+  size_t n = 0;
   bool whole;
   int fd = open_existing(parent, name, O_RDONLY, err);
   if (fd < 0) return err->status == MM_OK; /* gone meanwhile */

@@ -168,6 +168,20 @@ def part_beside_stale():
             shutil.rmtree(out)
 
 
+def refusal_killed():
+    """A run of other options that is killed while it is being refused leaves what was there to the options that began it."""
+    with Scratch() as root:
+        options, out = ("--tp", "2", "--part-size", "512K"), root + "/out"
+        cf.ok(CONVERT, "-q", M2, "-o", root + "/whole", *options)
+        cf.ok(CONVERT, "-q", M2, "-o", out, *options, "--part", "0/2")
+        for call in ("fsync", "pwrite64", "unlinkat"):
+            before = cf.tree(root)
+            killed(call, 1, M2, "-o", out, "--tp", "4", "--resume")
+            assert cf.tree(root) == before, call
+        cf.ok(CONVERT, "-q", M2, "-o", out, *options, "--resume")
+        same(root, "out", "whole")
+
+
 def names_like_journals():
     """Another output whose name ends in .partial.journal, interrupted or not, is no journal."""
     with Scratch() as root:
@@ -229,4 +243,4 @@ def recipes():
 
 
 if __name__ == "__main__":
-    cf.main([ranks_changed, records_renumbered, nonfinite_changed, source_altered, part_beside_stale, names_like_journals, damaged, recipes])
+    cf.main([ranks_changed, records_renumbered, nonfinite_changed, source_altered, part_beside_stale, refusal_killed, names_like_journals, damaged, recipes])
