@@ -295,6 +295,7 @@ static const subject kSubjects[] = {
     {"steps", test_steps, NULL},
     {"sequences", test_sequences, NULL},
     {"models", test_models, NULL},
+    {"rounded", test_rounded, NULL},
 };
 
 int main(int argc, char **argv) {

@@ -138,6 +138,7 @@ void test_edges();
 void test_steps();
 void test_sequences();
 void test_models();
+void test_rounded();
 void bench_copy(); /* before the others: their ceiling */
 void bench_linear();
 void bench_experts();
