@@ -413,6 +413,43 @@ for n, (family, scheme, tp, options) in enumerate(BASES):
     if call("minimax-verify", f"{work}/base{n}", "-q")[0] or any(call(*c)[0] for c in others(f"{work}/base{n}").values()):
         sys.exit(f"{BASES[n]}: not whole before anything was changed")
     LOADED.append(pf.Packed(f"{work}/base{n}"))
+
+
+def narrow(p):
+    p.manifest["model"]["intermediate"] = p.manifest["parallel"]["tp"]
+
+
+def padding_in_front(p):
+    """Columns 0 … of the experts at 1 … of what is stored: more padding in front than there are columns before."""
+    for t in (p.tensor("experts.w2_weight"), p.tensor("experts.w13_weight")):
+        at = 0
+        for x in t["pieces"]:
+            c = copy.deepcopy(p.manifest["cuts"][x["cut"]])
+            c["local"] = max(c["local"], c["whole"] + 1)
+            c["ranks"][0] = [1, 0, c["whole"]]
+            own_cut(p, x, c)
+            if c["axis"] == "rows":
+                x["local_rows"] = c["local"]
+            else:
+                t["cols"] = c["local"]
+            x["at"], at = at, at + x["local_rows"]
+        t["rows"] = at
+        p.reshape(t)
+
+
+# What was found once: refused by name by verify, and by what would run it.
+for n, scheme in ((1, "nvfp4"), (2, "mxfp4"), (0, "block_fp8")):
+    for attack in (narrow, padding_in_front):
+        if attack is padding_in_front and BASES[n][2] != 1:
+            continue
+        p = copy.deepcopy(LOADED[n])
+        attack(p)
+        p.save(f"{work}/attack")
+        for program, *args in (("minimax-verify", f"{work}/attack", "-q"), *others(f"{work}/attack").values()):
+            found = call(program, *args)
+            if program != "minimax-inspect" and found != (6, "E_SHAPE"):
+                sys.exit(f"{program}: {attack.__name__} in {scheme}: found {found}, expected exit status 6 and E_SHAPE")
+        shutil.rmtree(f"{work}/attack")
 only = os.environ.get("ONLY")
 with ThreadPoolExecutor(JOBS) as pool:
     results = list(pool.map(case, [int(only)] if only else range(COUNT)))
