@@ -1,14 +1,11 @@
 /* Parsing recipes and matching names. */
 #include "convert/recipe.h"
 
-#include <fnmatch.h>
-#include <regex.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "formats/hash.h"
-
-#define RECIPE_MAX (UINT64_C(1) << 20)
 
 static const char *const search_word[] = {[MM_SEARCH_ABSMAX] = "absmax", [MM_SEARCH_MSE] = "mse", [MM_SEARCH_FOUR_SIX] = "four_six", NULL};
 static const char *const kv_word[] = {[MM_KV_KEEP] = "keep", [MM_KV_F32] = "f32", [MM_KV_DROP] = "drop", NULL};
@@ -47,20 +44,6 @@ static char *trim(char *s) {
   return s;
 }
 
-static bool compile(const char *pattern, regex_t *re, mm_err *err) {
-  int wrong = regcomp(re, pattern, REG_EXTENDED | REG_NOSUB);
-  if (wrong == REG_ESPACE) return mm_fail_memory(err, 0);
-  return wrong == 0 || bad(err, "a regular expression that does not compile:", pattern);
-}
-
-static bool check_pattern(const char *pattern, mm_err *err) {
-  if (strncmp(pattern, "re:", 3) != 0) return *pattern != 0 || bad(err, "an empty pattern", pattern);
-  regex_t re;
-  if (!compile(pattern + 3, &re, err)) return false;
-  regfree(&re);
-  return true;
-}
-
 static bool one_of(const char *const *words, const char *word, unsigned *out) {
   for (*out = 0; words[*out]; ++*out)
     if (strcmp(word, words[*out]) == 0) return true;
@@ -96,15 +79,20 @@ static bool field(mm_recipe *r, char *text, mm_err *err) {
   }
   if (strcmp(left, "importance") == 0) return digest_word(&r->importance, right, err);
   if (strcmp(left, "act_scales") == 0) return digest_word(&r->act_scales, right, err);
+  if (r->count == MM_RECIPE_PATTERNS)
+    return mm_fail(err, MM_USAGE, "E_RECIPE", mm_at(NULL, NULL), "found more than %d patterns", MM_RECIPE_PATTERNS);
   mm_override *o = &r->override[r->count];
-  o->pattern = left;
-  if (!check_pattern(left, err) || !scheme_word(right, &o->scheme, err)) return false;
+  if (*left == 0) return bad(err, "an empty pattern", left);
+  if (!mm_pattern_compile(&o->pattern, left, &r->arena, err) || !scheme_word(right, &o->scheme, err)) return false;
   r->count++;
   return true;
 }
 
 bool mm_recipe_parse(mm_recipe *r, const char *text, mm_err *err) {
   *r = (mm_recipe){.search = MM_SEARCH_MSE};
+  if (strlen(text) > MM_RECIPE_BYTES)
+    return mm_fail(err, MM_USAGE, "E_RECIPE", mm_at(NULL, NULL), "found a recipe of %zu bytes, expected at most %d", strlen(text),
+                   (int)MM_RECIPE_BYTES);
   char *copy = mm_arena_strndup(&r->arena, text, strlen(text), err);
   size_t fields = 1;
   for (const char *p = text; *p; p++) fields += *p == ';';
@@ -123,46 +111,49 @@ void mm_recipe_close(mm_recipe *r) {
   *r = (mm_recipe){0};
 }
 
-char *mm_recipe_load(mm_arena *a, const char *path, mm_err *err) {
+/* The line to f; false after what is refused. */
+static bool put_line(FILE *f, const mm_json *j, const mm_json_ctx *c, mm_err *err) {
   static const char *const keys[] = {"default", "search", "rules", NULL}, *const rule_keys[] = {"match", "scheme", NULL};
-  const mm_json_ctx c = {path, MM_BAD_INPUT, "E_RECIPE"};
   const char *scheme = NULL, *search = "mse";
-  mm_json *j = mm_json_load(path, RECIPE_MAX, err);
-  bool ok = j && mm_json_only_keys(j, keys, &c, err) && mm_json_need_str(j, "default", &scheme, &c, err) &&
-            (!mm_json_get(j, "search") || mm_json_need_str(j, "search", &search, &c, err)) &&
-            (!mm_json_get(j, "rules") || mm_json_need(j, "rules", MM_JSON_ARR, &c, err));
-  char *line = ok ? mm_arena_printf(a, err, "%s; search=%s", scheme, search) : NULL;
-  const mm_json *rules = ok ? mm_json_get(j, "rules") : NULL;
-  for (size_t i = 0; line && i < mm_json_size(rules); i++) {
+  if (!mm_json_only_keys(j, keys, c, err) || !mm_json_need_str(j, "default", &scheme, c, err) ||
+      (mm_json_get(j, "search") && !mm_json_need_str(j, "search", &search, c, err)))
+    return false;
+  fprintf(f, "%s; search=%s", scheme, search);
+  const mm_json *rules = mm_json_get(j, "rules");
+  if (rules && !mm_json_need(j, "rules", MM_JSON_ARR, c, err)) return false;
+  for (size_t i = 0; i < mm_json_size(rules); i++) {
     const char *match = NULL, *word = NULL;
     const mm_json *rule = mm_json_at(rules, i);
-    ok = mm_json_only_keys(rule, rule_keys, &c, err) && mm_json_need_str(rule, "match", &match, &c, err) &&
-         mm_json_need_str(rule, "scheme", &word, &c, err);
-    line = ok ? mm_arena_printf(a, err, "%s; %s=%s", line, match, word) : NULL;
+    if (!mm_json_only_keys(rule, rule_keys, c, err) || !mm_json_need_str(rule, "match", &match, c, err) ||
+        !mm_json_need_str(rule, "scheme", &word, c, err))
+      return false;
+    fprintf(f, "; %s=%s", match, word);
   }
+  return true;
+}
+
+char *mm_recipe_load(mm_arena *a, const char *path, mm_err *err) {
+  const mm_json_ctx c = {path, MM_BAD_INPUT, "E_RECIPE"};
+  mm_json *j = mm_json_load(path, MM_RECIPE_BYTES, err);
+  char *text = NULL, *line = NULL;
+  size_t n = 0;
+  FILE *f = j ? open_memstream(&text, &n) : NULL;
+  if (j && !f) mm_fail_memory(err, n);
+  bool put = f && put_line(f, j, &c, err), whole = f && mm_close_text(f, &text);
+  if (put && !whole) mm_fail_memory(err, n);
+  if (put && whole) line = mm_arena_strndup(a, text, n, err);
+  free(text);
   mm_json_free(j);
   return line;
 }
 
-/* *hit: the pattern matches one of the names. Whatever else than a match or none comes back is want of memory. */
-static bool match(const char *pattern, const char *const *names, bool *hit, mm_err *err) {
-  bool expression = strncmp(pattern, "re:", 3) == 0;
-  regex_t re;
-  int r = expression ? REG_NOMATCH : FNM_NOMATCH, none = r;
-  if (expression && !compile(pattern + 3, &re, err)) return false;
-  for (; *names && r == none; names++) r = expression ? regexec(&re, *names, 0, NULL, 0) : fnmatch(pattern, *names, 0);
-  if (expression) regfree(&re);
-  *hit = r == 0;
-  return r == 0 || r == none || mm_fail_memory(err, 0);
-}
-
 bool mm_recipe_choose(const mm_recipe *r, mm_kind kind, const char *const *names, const mm_scheme **scheme, mm_err *err) {
   *scheme = kind == MM_KIND_LINEAR || kind == MM_KIND_EXPERT ? r->scheme : NULL;
-  for (size_t i = 0; i < r->count; i++) {
-    bool hit;
-    if (!match(r->override[i].pattern, names, &hit, err)) return false;
-    if (hit) *scheme = r->override[i].scheme;
-  }
+  size_t i = r->count; /* the last pattern that matches wins */
+  bool hit = false;
+  while (!hit && i-- > 0)
+    for (const char *const *name = names; *name && !hit; name++) hit = mm_pattern_match(&r->override[i].pattern, *name);
+  if (hit) *scheme = r->override[i].scheme;
   if ((kind == MM_KIND_KEEP || kind == MM_KIND_KV_SCALE) && *scheme)
     return mm_fail(err, MM_USAGE, "E_RECIPE", mm_at(NULL, names[0]),
                    "found a pattern that gives it %s, expected norms, routers, biases and KV scales to be kept", (*scheme)->name);

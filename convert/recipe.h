@@ -4,18 +4,22 @@
  *     [; nonfinite=zero]
  *
  * The first SCHEME ("none" keeps what is stored) goes to attention and expert projections; norms, routers and biases are never
- * quantised, embedding and head only where a pattern names them. A PATTERN is a glob, or a POSIX extended regular expression behind
- * "re:", held against the packed name and the Hugging Face names it is made of; the last one that matches wins. The digests
+ * quantised, embedding and head only where a pattern names them. A PATTERN (pattern.h) is a glob, or a POSIX extended regular expression
+ * behind "re:", held against the packed name and the Hugging Face names it is made of; the last one that matches wins. The digests
  * are those of the files that weighed searches and gave static scales of activations; nonfinite=zero says that weights which are NaN or
  * infinite are stored as 0. minimax-convert puts all three there. */
 #ifndef MM_CONVERT_RECIPE_H
 #define MM_CONVERT_RECIPE_H
 
+#include "convert/pattern.h"
 #include "convert/rule.h"
 #include "quant/quant.h"
 
+#define MM_RECIPE_BYTES    (UINT64_C(64) << 10) /* of the line, and of a recipe file */
+#define MM_RECIPE_PATTERNS 1024
+
 typedef struct mm_override {
-  const char *pattern;
+  mm_pattern pattern;
   const mm_scheme *scheme; /* NULL: none */
 } mm_override;
 

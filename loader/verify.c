@@ -172,7 +172,7 @@ static bool check_tensor(void *ctx, size_t item, unsigned worker, mm_err *err) {
   if (!mm_pack_holds(&s->pack, t, rank) || !s->rank[rank].plane) return true;
   mm_packed m = mm_shards_tensor(s, rank, item % s->pack.tensor_count);
   if (!check_scales(&s->pack, &m, t, rank, err)) return false;
-  uint32_t unit = (uint32_t)mm_max(1, (UINT64_C(1) << 20) / m.k);
+  uint32_t unit = (uint32_t)mm_min(m.n, mm_max(1, (UINT64_C(1) << 20) / m.k));
   float *row = mm_calloc((size_t)unit * m.k, sizeof *row, err);
   bool ok = row != NULL;
   for (uint32_t e = 0; ok && e < m.lead; e++)

@@ -7,6 +7,7 @@
 #   resume   runs of changing options over one output, interrupted at random, journals altered between them
 #   power    states of a disk after power failed
 #   flips    every bit of a small packed checkpoint, random bits of a larger one
+#   mutations  5,000 packed checkpoints with changes resealed, through every program that reads one, with sanitizers (make check-san builds them)
 #   mpi      several processes, one of them killed
 #   speed    conversions of GB (9) of block FP8 and twice that of BF16 beside cp and the disk; hashing's share (60 GB of disk)
 #   memory   peak memory of a conversion far larger than its limit
@@ -46,6 +47,7 @@ run() {
     power)
       fault power.py "$convert" $tiny $((2 * scale)) --options "--compress zstd" && fault power.py "$convert" $tiny $((20 * scale)) ;;
     flips) FLIPS=$((100 * scale)) fault flips.py ;;
+    mutations) MUTATIONS=$((50 * scale)) fault mutations.py ;;
     mpi) sh tests/fault/shares.sh ;;
     speed) python3 scripts/bench_convert.py "$BUILD/bin" --gb "${GB:-9}" ;;
     memory) python3 scripts/bench_memory.py "$convert" --gb "${GB:-4}" ;;
