@@ -132,12 +132,24 @@ bool mm_output_open(mm_output *o, const mm_output_place *p, mm_err *err) {
   return false;
 }
 
+bool mm_output_open_at(mm_output *o, const char *path, int parent, const char *staged, int into, const char *name, mm_err *err) {
+  *o = (mm_output){.fd = -1, .parent = parent, .into = into, .path = path};
+  o->name = mm_arena_strndup(&o->arena, name, strlen(name), err);
+  o->staged = mm_arena_strndup(&o->arena, staged, strlen(staged), err);
+  if (o->name && o->staged && open_staged(o, err)) return true;
+  if (o->fd >= 0) close(o->fd);
+  o->fd = -1;
+  mm_output_discard(o);
+  return false;
+}
+
 static bool take_name(const mm_output *o, mm_err *err) {
   struct stat st;
-  if (fstatat(o->parent, o->name, &st, AT_SYMLINK_NOFOLLOW) == 0 && !S_ISREG(st.st_mode))
+  int into = o->into >= 0 ? o->into : o->parent;
+  if (fstatat(into, o->name, &st, AT_SYMLINK_NOFOLLOW) == 0 && !S_ISREG(st.st_mode))
     return mm_fail(err, MM_IO, "E_OUTPUT", mm_at(o->path, NULL), "found what was not there when this run began; move it away");
-  if (renameat(o->parent, o->staged, o->parent, o->name) != 0) return mm_fail_errno(err, mm_at(o->path, NULL), "publish", errno);
-  return mm_fsync(o->parent, o->path, true, err);
+  if (renameat(o->parent, o->staged, into, o->name) != 0) return mm_fail_errno(err, mm_at(o->path, NULL), "publish", errno);
+  return mm_fsync(into, o->path, true, err);
 }
 
 bool mm_output_publish(mm_output *o, mm_err *err) {
@@ -156,6 +168,7 @@ void mm_output_discard(mm_output *o) {
     close(o->fd);
   }
   if (o->parent >= 0) close(o->parent);
+  if (o->into >= 0) close(o->into);
   mm_arena_close(&o->arena);
   *o = (mm_output)MM_OUTPUT_NONE;
 }

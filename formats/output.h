@@ -16,14 +16,14 @@ typedef struct mm_output_place {
 } mm_output_place;
 
 typedef struct mm_output {
-  int fd, parent;   /* -1 when closed */
-  const char *path; /* where the bytes go, for messages */
+  int fd, parent, into; /* -1 when closed; into: where the final name is, if not in parent */
+  const char *path;     /* where the bytes go, for messages */
   char *name, *staged;
   bool direct; /* no rename */
   mm_arena arena;
 } mm_output;
 #define MM_OUTPUT_NONE \
-  { .fd = -1, .parent = -1 }
+  { .fd = -1, .parent = -1, .into = -1 }
 
 /* What mm_output_open would refuse, found before the work: MM_USAGE E_OUTPUT for a directory, a device or, without stream, a FIFO or
  * terminal; for a path in one of the directories `apart`, by whatever link or mount. MM_IO where there is no such directory. */
@@ -31,6 +31,9 @@ bool mm_output_check(const mm_output_place *p, mm_err *err);
 /* Opens `.NAME.partial-PROGRAM` beside the path (a killed run's is replaced; MM_LOCKED while another run writes it), or what takes the
  * bytes directly. */
 bool mm_output_open(mm_output *o, const mm_output_place *p, mm_err *err);
+/* The same with the two directories open (taken over, also on failure): `staged` in `parent` becomes `name` in `into`. `path` is for
+ * messages. */
+bool mm_output_open_at(mm_output *o, const char *path, int parent, const char *staged, int into, const char *name, mm_err *err);
 /* Syncs, closes and renames. After a failure nothing is left of it. */
 bool mm_output_publish(mm_output *o, mm_err *err);
 void mm_output_discard(mm_output *o); /* accepts a published or half-opened one */
