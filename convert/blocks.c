@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "convert/fill.h"
 #include "formats/file.h"
 #include "formats/pool.h"
 
@@ -79,6 +80,69 @@ static void choose_states(mm_blocks *b, uint32_t rank) {
     block[k] = (mm_block){.state = block[k].filled == MM_HASH_BLOCK ? MM_BLOCK_ASSEMBLED : MM_BLOCK_CACHED};
 }
 
+static uint64_t block_bytes(const mm_blocks *b, uint32_t rank, uint32_t block) {
+  return mm_min(MM_HASH_BLOCK, layout_of(b, rank)->size - block * MM_HASH_BLOCK);
+}
+
+/* All that the plan has written into one rank's file. Pieces that share one number write it each. */
+typedef struct mm_coverage {
+  mm_blocks *b;
+  uint32_t rank;
+  struct mm_stretch {
+    uint64_t at, end;
+  } * stretch;
+  size_t count, cap;
+  mm_err *err;
+} mm_coverage;
+
+static bool add_due(void *ctx, uint32_t rank, uint64_t offset, uint64_t bytes) {
+  mm_coverage *c = ctx;
+  uint64_t at = layout_of(c->b, rank)->header_bytes + offset, end = at + bytes;
+  if (rank != c->rank) return true;
+  if (!mm_grow((void **)&c->stretch, &c->cap, c->count + 1, sizeof *c->stretch, c->err)) return false;
+  c->stretch[c->count++] = (struct mm_stretch){at, end};
+  while (at < end && at < layout_of(c->b, rank)->size) {
+    uint64_t k = at / MM_HASH_BLOCK, stop = mm_min(end, (k + 1) * MM_HASH_BLOCK);
+    c->b->block[rank][k].due += (uint32_t)(stop - at);
+    at = stop;
+  }
+  return true;
+}
+
+static int by_start(const void *a, const void *b) {
+  const struct mm_stretch *x = a, *y = b;
+  return (x->at > y->at) - (x->at < y->at);
+}
+
+/* The stretches, with the header, are the whole file; where there is padding, they lie in it. */
+static bool covers_file(mm_coverage *c) {
+  const mm_plan_file *f = layout_of(c->b, c->rank);
+  uint64_t end = f->header_bytes;
+  mm_sort(c->stretch, c->count, sizeof *c->stretch, by_start);
+  for (size_t i = 0; i < c->count && (c->b->zeroed || c->stretch[i].at <= end); i++) end = mm_max(end, c->stretch[i].end);
+  return (c->b->zeroed ? end <= f->size : end == f->size) ||
+         mm_fail(c->err, MM_BUG, "E_UNFILLED", mm_at_offset(part_of(c->b, c->rank)->file, NULL, end),
+                 "found a plan that does not fill the file's %llu bytes", (unsigned long long)f->size);
+}
+
+/* What the header and the steps put into each block of a rank's file. */
+static bool find_due(mm_blocks *b, uint32_t rank, mm_err *err) {
+  const mm_plan *p = b->plan;
+  mm_coverage c = {.b = b, .rank = rank, .err = err};
+  bool ok = true;
+  for (uint32_t i = 0; ok && i < p->step_count; i++)
+    ok = p->tensor[p->step[i].tensor].part != b->part || mm_step_fills(p, &p->step[i], add_due, &c);
+  ok = ok && covers_file(&c);
+  free(c.stretch);
+  for (uint32_t k = 0; k < part_of(b, rank)->block_count; k++) {
+    uint64_t header = layout_of(b, rank)->header_bytes, at = k * MM_HASH_BLOCK;
+    mm_block *x = &b->block[rank][k];
+    x->filled = (uint32_t)(header > at ? mm_min(header - at, MM_HASH_BLOCK) : 0);
+    x->due += x->filled;
+  }
+  return ok;
+}
+
 static bool new_file(mm_blocks *b, uint32_t rank, mm_err *err) {
   const mm_plan_file *x = layout_of(b, rank);
   const char *name = part_of(b, rank)->file;
@@ -123,6 +187,7 @@ bool mm_blocks_begin(mm_blocks *b, uint32_t part, bool existing, bool *kept, mm_
     const mm_plan_file *f = layout_of(b, r);
     if (!mm_pwrite(b->fd[r], x->file, f->header, f->header_bytes, 0, err)) return false;
     b->direct[r] = openat(b->dir, x->file, O_WRONLY | O_DIRECT | O_NOFOLLOW | O_CLOEXEC); /* -1 where there is no such thing */
+    if (!find_due(b, r, err)) return false;
   }
   return true;
 }
@@ -185,20 +250,45 @@ static mm_block_state enter(mm_blocks *b, mm_block *x) {
   return state;
 }
 
+/* Counts what was put; *full when the block lacks nothing more. */
+static void count_filled(mm_blocks *b, const mm_put *put, bool *full) {
+  mm_block *x = &b->block[put->rank][put->offset / MM_HASH_BLOCK];
+  pthread_mutex_lock(&b->lock);
+  x->filled += put->bytes;
+  *full = x->filled == x->due;
+  pthread_mutex_unlock(&b->lock);
+}
+
+/* A step carried out again gives what is there, if the journal that declared its block done told the truth. */
+static bool compare_done(mm_blocks *b, const mm_put *put, const uint8_t *bytes, mm_err *err) {
+  const char *name = part_of(b, put->rank)->file;
+  mm_file f = {.fd = b->fd[put->rank], .size = layout_of(b, put->rank)->size};
+  uint8_t *there = mm_calloc(put->bytes, 1, err);
+  bool ok = there && mm_file_read(&f, name, there, put->bytes, put->offset, err) &&
+            (memcmp(there, bytes, put->bytes) == 0 ||
+             mm_fail(err, MM_USAGE, "E_RESUME", mm_at_offset(name, NULL, put->offset),
+                     "found other bytes than the source gives in a block that the journal says is done; --restart discards it"));
+  free(there);
+  return ok;
+}
+
 static bool put_in_block(mm_blocks *b, mm_put_log *log, mm_put put, const uint8_t *bytes, mm_err *err) {
   uint32_t block = (uint32_t)(put.offset / MM_HASH_BLOCK);
   mm_block *x = &b->block[put.rank][block];
   mm_block_state state = enter(b, x);
-  if (state == MM_BLOCK_CACHED) return put_cached(b, log, put, bytes, err);
-  if (state == MM_BLOCK_ASSEMBLED) {
-    memcpy(x->buffer + put.offset % MM_HASH_BLOCK, bytes, put.bytes);
-    pthread_mutex_lock(&b->lock);
-    x->filled += put.bytes;
-    bool full = x->filled == MM_HASH_BLOCK;
-    pthread_mutex_unlock(&b->lock);
-    if (full && !finish_assembled(b, put.rank, block, err)) return false;
-  } /* DONE: a resumed step writes again what is there already */
-  return note(log, put, err);
+  bool full;
+  if (state == MM_BLOCK_ASSEMBLED) memcpy(x->buffer + put.offset % MM_HASH_BLOCK, bytes, put.bytes);
+  if (state == MM_BLOCK_DONE && !compare_done(b, &put, bytes, err)) return false;
+  if (!(state == MM_BLOCK_CACHED ? put_cached(b, log, put, bytes, err) : note(log, put, err))) return false;
+  count_filled(b, &put, &full);
+  return state != MM_BLOCK_ASSEMBLED || !full || finish_assembled(b, put.rank, block, err);
+}
+
+void mm_blocks_trust_put(mm_blocks *b, const mm_put *put) {
+  mm_block *x = &b->block[put->rank][put->offset / MM_HASH_BLOCK];
+  bool full;
+  if (x->state != MM_BLOCK_DONE) x->state = MM_BLOCK_CACHED;
+  count_filled(b, put, &full);
 }
 
 bool mm_blocks_put(mm_blocks *b, mm_put_log *log, uint32_t rank, uint64_t offset, const void *bytes, size_t n, mm_err *err) {
@@ -242,13 +332,14 @@ static bool finish_rest(void *ctx, size_t item, unsigned worker, mm_err *err) {
   uint32_t rank = (uint32_t)(item / rest->most), block = (uint32_t)(item % rest->most);
   if (!b->block[rank]) return true; /* a rank that is not wanted */
   mm_part *part = part_of(b, rank);
-  if (block >= part->block_count || b->block[rank][block].state == MM_BLOCK_DONE) return true;
+  if (block >= part->block_count) return true;
   const mm_block *x = &b->block[rank][block];
-  if (x->buffer && !b->zeroed && x->filled != MM_HASH_BLOCK)
-    return mm_fail(err, MM_BUG, "E_UNFILLED", mm_at_offset(part->file, NULL, block * MM_HASH_BLOCK),
-                   "found %u bytes, expected a full block", x->filled);
-  if (x->buffer) return finish_assembled(b, rank, block, err); /* what nobody wrote is padding: zeros */
-  uint64_t at = block * MM_HASH_BLOCK, n = mm_min(MM_HASH_BLOCK, layout_of(b, rank)->size - at);
+  if (x->filled != x->due)
+    return mm_fail(err, MM_BUG, "E_UNFILLED", mm_at_offset(part->file, NULL, block * MM_HASH_BLOCK), "found %u bytes, expected %u",
+                   x->filled, x->due);
+  if (x->state == MM_BLOCK_DONE) return true;
+  if (x->buffer) return finish_assembled(b, rank, block, err);
+  uint64_t at = block * MM_HASH_BLOCK, n = block_bytes(b, rank, block);
   mm_file f = {.fd = b->fd[rank], .size = layout_of(b, rank)->size};
   return mm_file_read(&f, part->file, rest->buffer[worker], n, at, err) && mm_sha256(rest->buffer[worker], n, &part->block[block], err) &&
          mark_done(b, rank, block, err);

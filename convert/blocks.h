@@ -31,8 +31,8 @@ typedef enum mm_block_state {
 } mm_block_state;
 
 typedef struct mm_block {
-  uint8_t *buffer; /* while it is being assembled */
-  uint32_t filled;
+  uint8_t *buffer;      /* while it is being assembled */
+  uint32_t filled, due; /* bytes that are there; bytes that the plan's steps and the header put there */
   mm_block_state state;
 } mm_block;
 
@@ -64,16 +64,20 @@ void mm_blocks_close(mm_blocks *b); /* accepts a half-opened one */
 
 /* Gives part `part` of a rank room for its digests, unless it has that. */
 bool mm_blocks_digests(mm_plan *p, uint32_t part, uint32_t rank, mm_err *err);
-/* Starts part `part` on every rank. New files get their size; with `existing`, files of the right size are kept (others are made anew and
- * kept[tp] says which). All get their header. */
+/* Starts part `part` on every rank. A plan whose steps leave bytes of it to nobody is MM_BUG E_UNFILLED. New files get their size; with
+ * `existing`, files of the right size are kept (others are made anew and kept[tp] says which). All get their header. */
 bool mm_blocks_begin(mm_blocks *b, uint32_t part, bool existing, bool *kept, mm_err *err);
-/* n bytes at `offset` from the data start. Threads may write disjoint ranges. What was written is appended to log. */
+/* n bytes at `offset` from the data start. Threads may write disjoint ranges. What was written is appended to log. A block that a journal
+ * declared done must hold these bytes already: MM_USAGE E_RESUME. */
 bool mm_blocks_put(mm_blocks *b, mm_put_log *log, uint32_t rank, uint64_t offset, const void *bytes, size_t n, mm_err *err);
+/* The same bytes, of a step that an interrupted run carried out: put of its log lies there, verified. */
+void mm_blocks_trust_put(mm_blocks *b, const mm_put *put);
 /* fdatasync of every file of the part. */
 bool mm_blocks_sync(mm_blocks *b, mm_err *err);
 /* Moves out the list of blocks that became DONE; free(*list). */
 void mm_blocks_take_done(mm_blocks *b, mm_done **list, size_t *count);
-/* Writes and hashes what is left, syncs and closes the files; every block is DONE and the parts' roots are set. */
+/* Writes and hashes what is left, syncs and closes the files; every block is DONE and the parts' roots are set. A block that lacks bytes
+ * which the plan puts there, in whatever way it came, is MM_BUG E_UNFILLED: nothing unwritten is ever published. */
 bool mm_blocks_end(mm_blocks *b, unsigned threads, mm_err *err);
 
 #endif

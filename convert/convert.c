@@ -40,11 +40,12 @@ static bool run_item(void *ctx, size_t item, unsigned worker, mm_err *err) {
   if (!job->out->skip[step]) {
     if (!mm_step_run(w, job->p, s, &job->out->blocks, err)) return false;
     atomic_fetch_add(&job->progress->zeroed, w->zeroed);
-    uint32_t *dead = w->dead;
-    size_t dead_count = w->dead_count;
+    mm_step_entry e = {
+        .step = step, .zeroed = w->zeroed, .put = w->log.put, .put_count = w->log.count, .dead = w->dead, .dead_count = w->dead_count};
+    w->log = (mm_put_log){0};
     w->dead = NULL;
     w->dead_count = w->dead_cap = 0;
-    if (!mm_writer_step_done(job->out, step, bytes, &w->log, dead, dead_count, err)) return false;
+    if (!mm_writer_step_done(job->out, &e, bytes, err)) return false;
   }
   atomic_fetch_add(&job->progress->read_bytes, bytes);
   return true;
@@ -70,7 +71,9 @@ static bool run_all(mm_convert_job *job, unsigned threads, mm_digest *manifest, 
   job->worker = mm_calloc(threads, sizeof *job->worker, err);
   if (!job->worker) return false;
   for (unsigned i = 0; i < threads; i++) mm_worker_open(&job->worker[i], job->p->hf);
-  bool ok = run_parts(job, threads, err) && (job->out->o.shares > 1 || mm_writer_publish(job->out, manifest, err));
+  bool ok = run_parts(job, threads, err);
+  atomic_fetch_add(&job->progress->zeroed, job->out->zeroed); /* of the runs before */
+  ok = ok && (job->out->o.shares > 1 || mm_writer_publish(job->out, manifest, err));
   for (unsigned i = 0; i < threads; i++) mm_worker_close(&job->worker[i]);
   free(job->worker);
   return ok;
@@ -87,7 +90,9 @@ static bool manifest_digest(const mm_plan *p, const char *dir, mm_digest *out, m
 }
 
 /* What a later run can continue: not where the input or the request was wrong. */
-static bool resumable(mm_status s) { return s == MM_INTERRUPTED || s == MM_IO || s == MM_LIMIT || s == MM_BUG; }
+static bool resumable(mm_status s) {
+  return s == MM_INTERRUPTED || s == MM_IO || s == MM_LIMIT || s == MM_BUG || s == MM_USAGE /* a journal that is not believed */;
+}
 
 bool mm_convert_run(mm_plan *p, const mm_writer_options *o, mm_progress *progress, mm_digest *manifest, mm_err *err) {
   mm_writer out;

@@ -381,6 +381,11 @@ bool mm_decode_planes(mm_decoder *d, const mm_matrix *x, const mm_scheme *s, mm_
   if (x->part[MM_GLOBAL].tensor && d->global != global) mm_nvfp4_regrade(d->raw, d->stored.data, rows, x->cols, d->global, global);
   d->global = global;
   plane[2] = &d->global;
+  mm_scale_grid g = {.row = x->cell.n ? row / x->cell.n : 0, .cols = mm_cells(x->cols, x->cell.k)};
+  for (size_t i = 0, n = (size_t)mm_cells(rows, x->cell.n) * g.cols; i < n; i++) {
+    float v = mm_scale_value(p->dtype, scales, i);
+    if (!mm_scale_allowed(s, v)) return bad_scale(d, &x->part[MM_SCALE], &g, i / g.cols, i % g.cols, v, s->signed_scale, err);
+  }
   if (!repeat(d, x, grid, scales, mm_dtype_size(p->dtype), rows, err)) return false;
   plane[1] = d->grid.data;
   return true;

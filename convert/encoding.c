@@ -396,6 +396,7 @@ bool mm_encoding_keeps(const mm_matrix *x, const mm_scheme *s, mm_cell grid) {
   if (mm_is_plain(x)) return s == mm_scheme_plain(x->weight->dtype);
   if (!mm_encoding_is_grid(x) || x->part[MM_SMOOTH].tensor || !same_codes(e->code, s->code)) return false;
   if (s->plane_count != (e->part[MM_GLOBAL].suffix ? 3 : 2)) return false;
+  if (e->signed_scale && s->code >= MM_CODE_E2M1 && !s->signed_scale) return false; /* nor does such a scheme have code -8 */
   mm_dtype t = x->part[MM_SCALE].tensor->dtype;
   bool typed_alike = p->dtype == t || p->dtype == MM_F32 || (p->dtype == MM_U8 && t == MM_F8_E8M0);
   return typed_alike && covers(x->cell.n, grid.n, x->rows) && covers(x->cell.k, grid.k, x->cols);

@@ -11,37 +11,88 @@
 
 #include "formats/file.h"
 
-static const char magic[8] = "MMJRNL2\n";
+static const char magic[8] = "MMJRNL3\n";
 
+/* Behind it: uint64_t[files], a check of each source file. */
 typedef struct mm_journal_header {
   char magic[8];
-  uint8_t plan[32], source[32];
-  uint64_t level;
+  uint8_t plan[32], ranks[32], layout[32];
+  uint64_t level, files;
 } mm_journal_header;
-_Static_assert(sizeof(mm_journal_header) == MM_JOURNAL_HEADER, "the header has no padding");
+_Static_assert(sizeof(mm_journal_header) == 120, "the header has no padding");
 
 #define JOURNAL_MAX (UINT64_C(4) << 30)
 
-/* Identity of every source file, so that a changed source is never continued with. */
-static bool source_digest(const mm_plan *p, mm_digest *out, mm_err *err) {
+static size_t header_bytes(const mm_plan *p) { return sizeof(mm_journal_header) + p->hf->file_count * sizeof(uint64_t); }
+
+/* Identity of a source file, so that a changed one is never continued with. No device number: that changes with every mount. */
+static bool source_check(const mm_hf_file *f, uint64_t *check, mm_err *err) {
+  const uint64_t id[] = {f->id.size, f->id.ino, (uint64_t)f->id.mtime_ns, (uint64_t)f->id.ctime_ns};
+  mm_digest d;
   mm_sha256_state *s = mm_sha256_begin(err);
-  bool ok = s != NULL;
-  for (size_t i = 0; ok && i < p->hf->file_count; i++) {
-    const mm_hf_file *f = &p->hf->file[i];
-    ok = mm_sha256_add(s, f->name, strlen(f->name) + 1, err) && mm_sha256_add(s, &f->id.size, sizeof f->id.size, err) &&
-         mm_sha256_add(s, &f->id.mtime_ns, sizeof f->id.mtime_ns, err);
-  }
   if (!s) return false;
-  return mm_sha256_end(s, ok ? out : NULL, err) && ok;
+  bool ok = mm_sha256_add(s, f->name, strlen(f->name) + 1, err) && mm_sha256_add(s, id, sizeof id, err) &&
+            mm_sha256_add(s, f->header.byte, sizeof f->header.byte, err);
+  if (!(mm_sha256_end(s, ok ? &d : NULL, err) && ok)) return false;
+  *check = mm_digest_check(&d);
+  return true;
 }
 
-static bool make_header(const mm_plan *p, int level, mm_journal_header *h, mm_err *err) {
-  mm_digest source;
+/* Which ranks are made; and where everything lies: the header of every file that is made says what is in it. */
+static bool plan_digests(const mm_plan *p, mm_journal_header *h, mm_err *err) {
+  mm_digest ranks, layout;
+  mm_sha256_state *s = mm_sha256_begin(err);
+  if (!s) return false;
+  bool ok = true;
+  for (uint32_t i = 0; ok && i < p->part_count; i++)
+    for (uint32_t r = 0; ok && r < p->pack.tp; r++) {
+      const mm_plan_file *f = &p->part[i].file[r];
+      if (!mm_plan_wants(p, i, r)) continue;
+      const char *name = mm_plan_entry(p, i, r)->file;
+      ok = mm_sha256_add(s, name, strlen(name) + 1, err) && mm_sha256_add(s, &f->size, sizeof f->size, err) &&
+           mm_sha256_add(s, f->header, f->header_bytes, err);
+    }
+  if (!(mm_sha256_end(s, ok ? &layout : NULL, err) && ok)) return false;
+  if (!mm_sha256(p->wanted, mm_pack_ranks(&p->pack) * sizeof *p->wanted, &ranks, err)) return false;
+  memcpy(h->ranks, ranks.byte, sizeof h->ranks);
+  memcpy(h->layout, layout.byte, sizeof h->layout);
+  return true;
+}
+
+/* header_bytes(p) bytes; free() them. */
+static mm_journal_header *make_header(const mm_plan *p, int level, mm_err *err) {
+  mm_journal_header *h = mm_calloc(1, header_bytes(p), err);
+  if (!h) return NULL;
   memcpy(h->magic, magic, sizeof magic);
   memcpy(h->plan, p->pack.plan.byte, sizeof h->plan);
-  if (!source_digest(p, &source, err)) return false;
-  memcpy(h->source, source.byte, sizeof h->source);
   h->level = (uint64_t)level;
+  h->files = p->hf->file_count;
+  bool ok = plan_digests(p, h, err);
+  for (size_t i = 0; ok && i < p->hf->file_count; i++) ok = source_check(&p->hf->file[i], (uint64_t *)(h + 1) + i, err);
+  if (ok) return h;
+  free(h);
+  return NULL;
+}
+
+/* Says what a journal was made for, where that is not what this run makes. */
+static bool same_header(const mm_journal_header *found, const mm_journal_header *h, const mm_plan *p, const char *name, mm_err *err) {
+  static const char discards[] = "--restart discards it";
+  const uint64_t *a = (const uint64_t *)(found + 1), *b = (const uint64_t *)(h + 1);
+  mm_where at = mm_at(name, NULL);
+  if (memcmp(found->magic, h->magic, sizeof h->magic) != 0)
+    return mm_fail(err, MM_USAGE, "E_RESUME", at, "found something that is not a journal of this version; %s", discards);
+  if (memcmp(found->plan, h->plan, sizeof h->plan) != 0 || found->files != h->files)
+    return mm_fail(err, MM_USAGE, "E_RESUME", at, "found a run of another source, option or tool version; %s", discards);
+  const char *other = memcmp(found->ranks, h->ranks, sizeof h->ranks) != 0      ? "--ranks"
+                      : memcmp(found->layout, h->layout, sizeof h->layout) != 0 ? "--part-size"
+                      : found->level != h->level                                ? "--compress"
+                                                                                : NULL;
+  if (other)
+    return mm_fail(err, MM_USAGE, "E_RESUME", at, "found a run with another %s, expected the same to continue; %s", other, discards);
+  for (size_t i = 0; i < h->files; i++)
+    if (a[i] != b[i])
+      return mm_fail(err, MM_USAGE, "E_RESUME", mm_at(p->hf->file[i].path, NULL),
+                     "found a source file changed, moved or copied since the interrupted run (size, times, inode or header); %s", discards);
   return true;
 }
 
@@ -53,15 +104,17 @@ static bool lock(const mm_journal *j, mm_err *err) {
 }
 
 bool mm_journal_create(mm_journal *j, int parent, const char *name, const mm_plan *p, mm_err *err) {
-  mm_journal_header h;
   *j = (mm_journal){.fd = -1, .level = j->level};
   j->path = mm_arena_strndup(&j->arena, name, strlen(name), err);
-  if (!j->path || !make_header(p, j->level, &h, err)) return false;
-  if (unlinkat(parent, name, 0) != 0 && errno != ENOENT) return mm_fail_errno(err, mm_at(name, NULL), "remove", errno);
-  j->fd = mm_create_at(parent, ".", name, err);
-  j->size = sizeof h;
-  return j->fd >= 0 && lock(j, err) && mm_pwrite(j->fd, name, &h, sizeof h, 0, err) && mm_fsync(j->fd, name, false, err) &&
-         mm_fsync(parent, ".", true, err);
+  mm_journal_header *h = j->path ? make_header(p, j->level, err) : NULL;
+  if (!h) return false;
+  j->size = header_bytes(p);
+  bool ok = unlinkat(parent, name, 0) == 0 || errno == ENOENT || mm_fail_errno(err, mm_at(name, NULL), "remove", errno);
+  if (ok) j->fd = mm_create_at(parent, ".", name, err);
+  ok = ok && j->fd >= 0 && lock(j, err) && mm_pwrite(j->fd, name, h, j->size, 0, err) && mm_fsync(j->fd, name, false, err) &&
+       mm_fsync(parent, ".", true, err);
+  free(h);
+  return ok;
 }
 
 /* A record's payload while it is read or written. */
@@ -92,7 +145,8 @@ static bool add(mm_cursor *c, const void *in, size_t n, mm_err *err) {
   return true;
 }
 
-/* Payload: u32 blocks, u32 steps, the block entries, then per step {u32 step, u32 puts, u32 dead rows, puts, dead rows}. */
+/* Payload: u32 blocks, u32 steps, the block entries, then per step {u32 step, u32 puts, u32 dead rows, u64 zeroed, puts, dead
+ * rows}. */
 static bool read_payload(mm_journal *j, mm_cursor *c, mm_err *err) {
   uint32_t blocks, steps;
   if (!take(c, &blocks, 4) || !take(c, &steps, 4) || (c->n - c->at) / sizeof(mm_block_entry) < blocks) return false;
@@ -102,7 +156,8 @@ static bool read_payload(mm_journal *j, mm_cursor *c, mm_err *err) {
   for (uint32_t i = 0; i < steps; i++) {
     uint32_t head[3];
     mm_step_entry e = {0};
-    if (!take(c, head, sizeof head) || !take_array(j, c, (void **)&e.put, head[1], sizeof *e.put, err) ||
+    if (!take(c, head, sizeof head) || !take(c, &e.zeroed, sizeof e.zeroed) ||
+        !take_array(j, c, (void **)&e.put, head[1], sizeof *e.put, err) ||
         !take_array(j, c, (void **)&e.dead, head[2], sizeof *e.dead, err))
       return false;
     e.step = head[0];
@@ -114,8 +169,7 @@ static bool read_payload(mm_journal *j, mm_cursor *c, mm_err *err) {
   return c->at == c->n;
 }
 
-bool mm_journal_parse(mm_journal *j, const uint8_t *text, size_t n, uint64_t *end, mm_err *err) {
-  size_t at = sizeof(mm_journal_header);
+bool mm_journal_parse(mm_journal *j, const uint8_t *text, size_t at, size_t n, uint64_t *end, mm_err *err) {
   while (n - at > 4) {
     uint32_t length;
     uint64_t check;
@@ -132,30 +186,58 @@ bool mm_journal_parse(mm_journal *j, const uint8_t *text, size_t n, uint64_t *en
   return err->status == MM_OK;
 }
 
-/* Reads the journal open at fd into j; *end is the size that is good, 0 when it died before its header was written. */
-static bool read_journal(mm_journal *j, int fd, const char *name, const mm_plan *p, uint64_t *end, mm_err *err) {
-  mm_journal_header h;
+/* Size of the journal open at fd: a regular file of a size that journals have. */
+static bool size_of(int fd, const char *name, size_t *n, mm_err *err) {
   struct stat s;
-  *end = 0;
-  if (!make_header(p, j->level, &h, err)) return false;
   if (fstat(fd, &s) != 0) return mm_fail_errno(err, mm_at(name, NULL), "look at", errno);
   if (!S_ISREG(s.st_mode) || (uint64_t)s.st_size > JOURNAL_MAX)
     return mm_fail(err, MM_USAGE, "E_RESUME", mm_at(name, NULL), "found something that is not a journal; --restart discards it");
-  size_t n = (size_t)s.st_size;
-  if (n < sizeof h) return true;
+  *n = (size_t)s.st_size;
+  return true;
+}
+
+/* The header of the journal open at fd, of n bytes in all, is the plan's. *whole: it is all there; else the run died, or is, before that.
+ */
+static bool check_header(int fd, const char *name, const mm_plan *p, int level, size_t n, bool *whole, mm_err *err) {
+  const size_t least = sizeof(mm_journal_header), all = header_bytes(p);
+  mm_file f = {.fd = fd, .size = n};
+  *whole = n >= all;
+  if (n < least) return true;
+  mm_journal_header *h = make_header(p, level, err), *found = h ? mm_calloc(1, all, err) : NULL;
+  bool ok = found && mm_file_read(&f, name, found, mm_min(n, all), 0, err);
+  if (ok && (*whole || found->files != h->files)) ok = same_header(found, h, p, name, err);
+  free(found);
+  free(h);
+  return ok;
+}
+
+/* Reads the journal open at fd into j; *end is the size that is good, 0 when it died before its header was written. */
+static bool read_journal(mm_journal *j, int fd, const char *name, const mm_plan *p, uint64_t *end, mm_err *err) {
+  size_t n;
+  bool whole;
+  *end = 0;
+  if (!size_of(fd, name, &n, err) || !check_header(fd, name, p, j->level, n, &whole, err)) return false;
+  if (!whole) return true;
   uint8_t *text = mm_calloc(n, 1, err);
   mm_file f = {.fd = fd, .size = n};
-  bool ok = text && mm_file_read(&f, name, text, n, 0, err);
-  if (ok && memcmp(text, &h, sizeof h) != 0) {
-    bool ours = memcmp(text, magic, sizeof magic) == 0, plan = memcmp(text + offsetof(mm_journal_header, plan), h.plan, sizeof h.plan) == 0;
-    bool source = memcmp(text + offsetof(mm_journal_header, source), h.source, sizeof h.source) == 0;
-    ok = mm_fail(err, MM_USAGE, "E_RESUME", mm_at(name, NULL), "found %s; --restart discards it",
-                 !ours             ? "something that is not a journal"
-                 : plan && !source ? "a run whose source files have changed since"
-                                   : "a run of another source, option or tool version");
-  }
-  ok = ok && mm_journal_parse(j, text, n, end, err);
+  bool ok = text && mm_file_read(&f, name, text, n, 0, err) && mm_journal_parse(j, text, header_bytes(p), n, end, err);
   free(text);
+  return ok;
+}
+
+static int open_existing(int parent, const char *name, int how, mm_err *err) {
+  int fd = openat(parent, name, how | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+  if (fd < 0 && errno != ENOENT) mm_fail_errno(err, mm_at(name, NULL), "open", errno);
+  return fd;
+}
+
+bool mm_journal_fits(int parent, const char *name, const mm_plan *p, int level, mm_err *err) {
+  size_t n;
+  bool whole;
+  int fd = open_existing(parent, name, O_RDONLY, err);
+  if (fd < 0) return err->status == MM_OK; /* gone meanwhile */
+  bool ok = size_of(fd, name, &n, err) && check_header(fd, name, p, level, n, &whole, err);
+  close(fd);
   return ok;
 }
 
@@ -164,8 +246,8 @@ bool mm_journal_resume(mm_journal *j, int parent, const char *name, const mm_pla
   *absent = false;
   j->path = mm_arena_strndup(&j->arena, name, strlen(name), err);
   if (!j->path) return false;
-  j->fd = openat(parent, name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-  if (j->fd < 0 && errno != ENOENT) return mm_fail_errno(err, mm_at(name, NULL), "open", errno);
+  j->fd = open_existing(parent, name, O_RDWR, err);
+  if (j->fd < 0 && err->status != MM_OK) return false;
   *absent = j->fd < 0;
   if (*absent || !lock(j, err) || !read_journal(j, j->fd, name, p, &j->size, err)) return false;
   *absent = j->size == 0;
@@ -196,7 +278,8 @@ bool mm_journal_append(mm_journal *j, const mm_plan *p, const mm_step_entry *ste
   }
   for (size_t i = 0; ok && i < step_count; i++) {
     uint32_t head[3] = {steps[i].step, (uint32_t)steps[i].put_count, (uint32_t)steps[i].dead_count};
-    ok = add(&c, head, sizeof head, err) && add(&c, steps[i].put, steps[i].put_count * sizeof *steps[i].put, err) &&
+    ok = add(&c, head, sizeof head, err) && add(&c, &steps[i].zeroed, sizeof steps[i].zeroed, err) &&
+         add(&c, steps[i].put, steps[i].put_count * sizeof *steps[i].put, err) &&
          add(&c, steps[i].dead, steps[i].dead_count * sizeof *steps[i].dead, err);
   }
   mm_digest d;

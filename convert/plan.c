@@ -354,6 +354,8 @@ bool mm_plan_build(mm_plan *p, mm_hf *hf, const mm_plan_options *o, mm_err *err)
   if (!o->made && (!p->recipe.importance != !o->importance || !p->recipe.act_scales != !o->act_scales))
     return mm_fail(err, MM_USAGE, "E_RECIPE", mm_at(NULL, NULL),
                    "found a digest in a recipe; files are named by --importance and --act-scales");
+  if (!o->made && p->recipe.nonfinite_zero != hf->nonfinite_allowed)
+    return mm_fail(err, MM_USAGE, "E_RECIPE", mm_at(NULL, NULL), "found nonfinite=zero in a recipe; --allow-nonfinite puts it there");
   mm_decoder_open(&b.source, hf);
   bool ok = add_tensors(&b);
   mm_decoder_close(&b.source);

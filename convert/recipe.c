@@ -90,6 +90,10 @@ static bool field(mm_recipe *r, char *text, mm_err *err) {
     r->kv_scales = (mm_kv_scales)choice;
     return true;
   }
+  if (strcmp(left, "nonfinite") == 0) {
+    r->nonfinite_zero = true;
+    return strcmp(right, "zero") == 0 || bad(err, "unknown use of weights that are not finite", right);
+  }
   if (strcmp(left, "importance") == 0) return digest_word(&r->importance, right, err);
   if (strcmp(left, "act_scales") == 0) return digest_word(&r->act_scales, right, err);
   mm_override *o = &r->override[r->count];
@@ -125,7 +129,8 @@ char *mm_recipe_load(mm_arena *a, const char *path, mm_err *err) {
   const char *scheme = NULL, *search = "mse";
   mm_json *j = mm_json_load(path, RECIPE_MAX, err);
   bool ok = j && mm_json_only_keys(j, keys, &c, err) && mm_json_need_str(j, "default", &scheme, &c, err) &&
-            (!mm_json_get(j, "search") || mm_json_need_str(j, "search", &search, &c, err));
+            (!mm_json_get(j, "search") || mm_json_need_str(j, "search", &search, &c, err)) &&
+            (!mm_json_get(j, "rules") || mm_json_need(j, "rules", MM_JSON_ARR, &c, err));
   char *line = ok ? mm_arena_printf(a, err, "%s; search=%s", scheme, search) : NULL;
   const mm_json *rules = ok ? mm_json_get(j, "rules") : NULL;
   for (size_t i = 0; line && i < mm_json_size(rules); i++) {

@@ -1,11 +1,13 @@
 /* Which scheme each tensor gets. A recipe is one line of text, kept in the manifest:
  *
  *   SCHEME [; search=absmax|mse|four_six] [; kv_scales=keep|f32|drop] [; PATTERN=SCHEME]… [; importance=DIGEST] [; act_scales=DIGEST]
+ *     [; nonfinite=zero]
  *
  * The first SCHEME ("none" keeps what is stored) goes to attention and expert projections; norms, routers and biases are never
  * quantised, embedding and head only where a pattern names them. A PATTERN is a glob, or a POSIX extended regular expression behind
  * "re:", held against the packed name and the Hugging Face names it is made of; the last one that matches wins. The digests
- * are those of the files that weighed searches and gave static scales of activations: minimax-convert puts them there. */
+ * are those of the files that weighed searches and gave static scales of activations; nonfinite=zero says that weights which are NaN or
+ * infinite are stored as 0. minimax-convert puts all three there. */
 #ifndef MM_CONVERT_RECIPE_H
 #define MM_CONVERT_RECIPE_H
 
@@ -22,6 +24,7 @@ typedef enum mm_kv_scales { MM_KV_KEEP, MM_KV_F32, MM_KV_DROP } mm_kv_scales;
 typedef struct mm_recipe {
   const mm_scheme *scheme;             /* NULL: none */
   const char *importance, *act_scales; /* SHA-256 in hexadecimal, or NULL */
+  bool nonfinite_zero;
   mm_kv_scales kv_scales;
   mm_search search; /* for the schemes that have it; the others choose by absmax */
   size_t count;

@@ -1,7 +1,10 @@
-/* Continuing an interrupted run: every block and byte range that the journal claims for a part is hashed again; what holds is skipped. */
+/* Continuing an interrupted run: every block and byte range that the journal claims for a part is hashed again; what holds is skipped. A
+ * step counts only when its record lists every byte that the plan has it fill, and never where those bytes are all zero, as unwritten ones
+ * are: it is carried out again. */
 #include <stdlib.h>
 #include <string.h>
 
+#include "convert/fill.h"
 #include "convert/writer.h"
 #include "formats/file.h"
 #include "formats/pool.h"
@@ -16,9 +19,42 @@ typedef struct mm_trust {
 
 static const mm_part *part_of(const mm_writer *w, uint32_t rank) { return mm_plan_entry(w->plan, w->blocks.part, rank); }
 
-static bool read_range(const mm_trust *t, unsigned worker, uint32_t rank, uint64_t offset, size_t n, mm_digest *d, mm_err *err) {
+/* *written: not all of it is zero. */
+static bool read_range(const mm_trust *t, unsigned worker, uint32_t rank, uint64_t offset, size_t n, mm_digest *d, bool *written,
+                       mm_err *err) {
   mm_file f = {.fd = t->w->blocks.fd[rank]};
-  return mm_file_read(&f, part_of(t->w, rank)->file, t->buffer[worker], n, offset, err) && mm_sha256(t->buffer[worker], n, d, err);
+  const uint8_t *bytes = t->buffer[worker];
+  if (!mm_file_read(&f, part_of(t->w, rank)->file, t->buffer[worker], n, offset, err)) return false;
+  *written = bytes[0] != 0 || memcmp(bytes, bytes + 1, n - 1) != 0;
+  return mm_sha256(bytes, n, d, err);
+}
+
+/* The puts of a step's record beside those that the plan has. */
+typedef struct mm_claim {
+  const mm_plan *plan;
+  uint32_t part;
+  const mm_step_entry *entry;
+  size_t at;
+} mm_claim;
+
+static bool claims_fill(void *ctx, uint32_t rank, uint64_t offset, uint64_t bytes) {
+  mm_claim *c = ctx;
+  offset += c->plan->part[c->part].file[rank].header_bytes;
+  while (bytes > 0) {
+    const mm_put *p = c->at < c->entry->put_count ? &c->entry->put[c->at++] : NULL;
+    uint64_t n = mm_min(bytes, MM_HASH_BLOCK - offset % MM_HASH_BLOCK);
+    if (!p || p->rank != rank || p->offset != offset || p->bytes != n) return false;
+    offset += n;
+    bytes -= n;
+  }
+  return true;
+}
+
+/* The record is of a step of this part and lists what that step fills, all of it and nothing else. */
+static bool claims_step(const mm_plan *p, uint32_t part, const mm_step_entry *e) {
+  mm_claim c = {.plan = p, .part = part, .entry = e};
+  if (e->step >= p->step_count || p->tensor[p->step[e->step].tensor].part != part || e->put_count == 0) return false;
+  return mm_step_fills(p, &p->step[e->step], claims_fill, &c) && c.at == e->put_count;
 }
 
 static bool check_block(void *ctx, size_t item, unsigned worker, mm_err *err) {
@@ -29,31 +65,29 @@ static bool check_block(void *ctx, size_t item, unsigned worker, mm_err *err) {
     return true;
   uint64_t at = e->at.block * MM_HASH_BLOCK, size = t->w->plan->part[e->at.part].file[e->at.rank].size;
   mm_digest d;
-  if (!read_range(t, worker, e->at.rank, at, (size_t)mm_min(MM_HASH_BLOCK, size - at), &d, err)) return false;
-  t->block_holds[item] = mm_digest_equal(&d, &e->digest);
+  bool written;
+  if (!read_range(t, worker, e->at.rank, at, (size_t)mm_min(MM_HASH_BLOCK, size - at), &d, &written, err)) return false;
+  t->block_holds[item] = written && mm_digest_equal(&d, &e->digest);
   return true;
 }
 
 static bool put_holds(const mm_trust *t, unsigned worker, const mm_put *p, bool *holds, mm_err *err) {
   const mm_writer *w = t->w;
-  uint32_t block = (uint32_t)(p->offset / MM_HASH_BLOCK);
-  *holds = p->rank < w->plan->pack.tp && t->kept[p->rank] && block < part_of(w, p->rank)->block_count && p->bytes > 0 &&
-           p->bytes <= MM_HASH_BLOCK - p->offset % MM_HASH_BLOCK;
-  if (!*holds || w->blocks.block[p->rank][block].state == MM_BLOCK_DONE) return true;
+  *holds = t->kept[p->rank];
+  if (!*holds || w->blocks.block[p->rank][p->offset / MM_HASH_BLOCK].state == MM_BLOCK_DONE) return true;
   *holds = p->check != 0;
   if (!*holds) return true;
   mm_digest d;
-  if (!read_range(t, worker, p->rank, p->offset, p->bytes, &d, err)) return false;
-  *holds = mm_digest_check(&d) == p->check;
+  bool written;
+  if (!read_range(t, worker, p->rank, p->offset, p->bytes, &d, &written, err)) return false;
+  *holds = written && mm_digest_check(&d) == p->check;
   return true;
 }
 
 static bool check_step(void *ctx, size_t item, unsigned worker, mm_err *err) {
   mm_trust *t = ctx;
   const mm_step_entry *e = &t->w->journal.step[item];
-  const mm_plan *p = t->w->plan;
-  if (e->step >= p->step_count || p->tensor[p->step[e->step].tensor].part != t->w->blocks.part) return true;
-  bool holds = e->put_count > 0;
+  bool holds = claims_step(t->w->plan, t->w->blocks.part, e);
   for (size_t i = 0; holds && i < e->put_count; i++)
     if (!put_holds(t, worker, &e->put[i], &holds, err)) return false;
   t->step_holds[item] = holds;
@@ -71,9 +105,12 @@ static void take_blocks(mm_trust *t) {
   }
 }
 
-static bool take_dead(mm_writer *w, const mm_step_entry *e, mm_err *err) {
+/* The step is done, and what it had to tell is told. */
+static bool take_step(mm_writer *w, const mm_step_entry *e, mm_err *err) {
   if (!mm_grow((void **)&w->dead, &w->dead_cap, w->dead_count + e->dead_count, sizeof *w->dead, err)) return false;
   for (size_t k = 0; k < e->dead_count; k++) w->dead[w->dead_count++] = e->dead[k];
+  w->zeroed += e->zeroed;
+  w->skip[e->step] = true;
   return true;
 }
 
@@ -82,12 +119,8 @@ static bool take_steps(mm_trust *t, mm_err *err) {
   for (size_t i = 0; i < w->journal.step_count; i++) {
     const mm_step_entry *e = &w->journal.step[i];
     if (!t->step_holds[i] || w->skip[e->step]) continue; /* journaled again by a run that did not trust it */
-    w->skip[e->step] = true;
-    for (size_t k = 0; k < e->put_count; k++) {
-      mm_block *x = &w->blocks.block[e->put[k].rank][e->put[k].offset / MM_HASH_BLOCK];
-      if (x->state != MM_BLOCK_DONE) x->state = MM_BLOCK_CACHED;
-    }
-    if (!take_dead(w, e, err)) return false;
+    if (!take_step(w, e, err)) return false;
+    for (size_t k = 0; k < e->put_count; k++) mm_blocks_trust_put(&w->blocks, &e->put[k]);
   }
   return true;
 }
@@ -138,6 +171,30 @@ static bool claim_frames(mm_writer *w, uint32_t part, bool *whole, mm_err *err) 
   return true;
 }
 
+/* Steps that fill nothing on the ranks that are made have no record that could be believed. */
+static bool fills_any(void *ctx, uint32_t rank, uint64_t offset, uint64_t bytes) {
+  (void)ctx, (void)rank, (void)offset, (void)bytes;
+  return false;
+}
+
+/* The steps of an archived part; *all: each has its record or fills nothing. The others are carried out, without a byte to put. */
+static bool claim_steps(mm_writer *w, uint32_t part, bool *all, mm_err *err) {
+  const mm_plan *p = w->plan;
+  bool *claimed = mm_calloc(w->journal.step_count + 1, sizeof *claimed, err), *has = mm_calloc(p->step_count, sizeof *has, err);
+  bool ok = claimed && has;
+  for (size_t i = 0; ok && i < w->journal.step_count; i++) {
+    const mm_step_entry *e = &w->journal.step[i];
+    claimed[i] = claims_step(p, part, e) && !has[e->step];
+    if (claimed[i]) has[e->step] = true;
+  }
+  for (uint32_t s = 0; ok && *all && s < p->step_count; s++)
+    *all = p->tensor[p->step[s].tensor].part != part || has[s] || mm_step_fills(p, &p->step[s], fills_any, NULL);
+  for (size_t i = 0; ok && *all && i < w->journal.step_count; i++) ok = !claimed[i] || take_step(w, &w->journal.step[i], err);
+  free(claimed);
+  free(has);
+  return ok;
+}
+
 bool mm_writer_trust_archived(mm_writer *w, uint32_t part, bool *holds, mm_err *err) {
   const mm_plan *p = w->plan;
   if (!claim_frames(w, part, holds, err)) return false;
@@ -152,11 +209,5 @@ bool mm_writer_trust_archived(mm_writer *w, uint32_t part, bool *holds, mm_err *
     }
     if (*holds && !mm_hash_root(x->block, x->block_count, &x->root, err)) return false;
   }
-  for (size_t i = 0; *holds && i < w->journal.step_count; i++) {
-    const mm_step_entry *e = &w->journal.step[i];
-    if (e->step >= p->step_count || p->tensor[p->step[e->step].tensor].part != part || w->skip[e->step]) continue;
-    w->skip[e->step] = true;
-    if (!take_dead(w, e, err)) return false;
-  }
-  return true;
+  return !*holds || claim_steps(w, part, holds, err);
 }

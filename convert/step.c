@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "convert/dialect.h"
+#include "convert/fill.h"
 
 void mm_worker_open(mm_worker *w, const mm_hf *hf) {
   *w = (mm_worker){0};
@@ -20,17 +21,6 @@ void mm_worker_close(mm_worker *w) {
   free(w->dead);
   for (int i = 0; i < MM_MAX_PLANES; i++) free(w->plane[i]);
 }
-
-/* A strip on its way: rows [row, row + rows) of one piece. */
-typedef struct mm_strip {
-  const mm_plan *plan;
-  const mm_pack_tensor *t;
-  const mm_plan_tensor *pt;
-  const mm_matrix *x;
-  uint32_t tensor, lead, piece, row, rows;
-  bool keep;   /* the source's codes are stored */
-  float group; /* what the entry's pieces share: amax, or the global scale of codes that are kept */
-} mm_strip;
 
 /* The planes of the strip on the plan's cells, in w's buffers: kept from the source or packed. */
 static bool pack_strip(mm_worker *w, const mm_strip *s, const void *plane[MM_MAX_PLANES], mm_err *err) {
@@ -61,30 +51,6 @@ static bool pack_strip(mm_worker *w, const mm_strip *s, const void *plane[MM_MAX
   return sc->code != MM_CODE_PLAIN || mm_decode_finite(&w->source, s->x, s->row, w->plane[0], sc->plane[0].dtype, n, err);
 }
 
-/* Stored cells along one axis that a rank takes from a strip. Stored cell `to + i` is the scheme's cell `from(i)` of the strip. */
-typedef struct mm_run {
-  uint32_t to, count;   /* local stored cells */
-  uint32_t first, step; /* element of the strip under the first one, elements per stored cell */
-  uint32_t cell;        /* elements per cell of the strip's plane; 0 = one for all */
-} mm_run;
-
-/* Elements [begin, end) of the whole axis ∩ the range, in stored cells. `begin` is where the strip starts, `base` the local start of the
- * piece. */
-static mm_run run_of(mm_range g, uint32_t begin, uint32_t end, uint32_t base, uint32_t stored, uint32_t cell) {
-  uint32_t lo = g.from > begin ? g.from : begin, hi = g.from + g.count < end ? g.from + g.count : end;
-  mm_run r = {.step = stored, .cell = cell};
-  if (lo >= hi) return r;
-  r.first = lo - begin;
-  if (stored == 0) {
-    r.count = 1;
-    return r;
-  }
-  uint32_t local = base + g.at + (lo - g.from);
-  r.to = local / stored;
-  r.count = (local + (hi - lo) - 1) / stored - r.to + 1;
-  return r;
-}
-
 static uint32_t strip_cell(const mm_run *r, uint32_t i) { return r->cell == 0 ? 0 : (r->first + i * r->step) / r->cell; }
 
 /* One rank's share of a plane into slice[rows.count][stored_cols]: whole stored rows, padding columns zero. Consecutive equal cells go as
@@ -112,36 +78,21 @@ static bool is_stretch(const mm_run *rows, const mm_run *cols, uint32_t plane_co
 
 /* Gives every rank its share of every plane of the packed strip. */
 static bool scatter(mm_worker *w, const mm_strip *s, const void *const plane[MM_MAX_PLANES], mm_blocks *out, mm_err *err) {
-  const mm_piece *x = &s->t->piece[s->piece];
-  const mm_cut *cut = &s->plan->pack.cut[x->cut];
   const mm_scheme *sc = s->pt->scheme;
   for (unsigned i = 0; i < sc->plane_count; i++) {
-    const mm_pack_plane *stored = &s->t->plane[i];
-    const mm_place *place = &s->pt->place[s->plan->unsharded ? s->piece : 0][i];
     size_t size = mm_dtype_size(sc->plane[i].dtype);
-    uint32_t stored_cols = mm_cells(s->t->cols, stored->cell_k);
-    mm_cell cell = mm_plan_cell(s->pt, i);
+    uint32_t plane_cols = mm_cells(s->x->cols, mm_plan_cell(s->pt, i).k);
     for (uint32_t r = 0; r < s->plan->pack.tp; r++) {
-      if (!mm_plan_wants(s->plan, s->pt->part, r)) continue;
-      uint32_t first = mm_pack_first_lead(&s->plan->pack, s->t, r);
-      if (s->t->lead && (s->lead < first || s->lead >= first + s->t->lead)) continue; /* another rank's expert */
-      uint64_t at = place->offset + (s->lead - first) * (place->bytes / (s->t->lead ? s->t->lead : 1));
-      mm_range all_rows = {0, 0, x->rows}, all_cols = {0, 0, s->x->cols};
-      if (cut->axis == MM_AXIS_ROWS) all_rows = cut->rank[r];
-      if (cut->axis == MM_AXIS_COLS) all_cols = cut->rank[r];
-      mm_run rows = run_of(all_rows, s->row, s->row + s->rows, x->local_at, stored->cell_n, cell.n);
-      mm_run cols = run_of(all_cols, 0, s->x->cols, 0, stored->cell_k, cell.k);
-      if (rows.count == 0 || cols.count == 0) continue;
-      uint64_t row_bytes = (uint64_t)stored_cols * size;
-      uint32_t plane_cols = mm_cells(s->x->cols, cell.k);
-      const void *bytes = (const uint8_t *)plane[i] + strip_cell(&rows, 0) * row_bytes;
-      if (s->pt->spelling || !is_stretch(&rows, &cols, plane_cols, stored_cols)) {
-        if (!mm_grow(&w->slice, &w->slice_cap, rows.count * row_bytes, 1, err)) return false;
-        gather(&rows, &cols, plane[i], plane_cols, stored_cols, size, w->slice);
+      mm_share x;
+      if (!mm_share_of(s, i, r, &x)) continue;
+      const void *bytes = (const uint8_t *)plane[i] + strip_cell(&x.rows, 0) * x.row_bytes;
+      if (s->pt->spelling || !is_stretch(&x.rows, &x.cols, plane_cols, x.stored_cols)) {
+        if (!mm_grow((void **)&w->slice, &w->slice_cap, x.bytes, 1, err)) return false;
+        gather(&x.rows, &x.cols, plane[i], plane_cols, x.stored_cols, size, w->slice);
         if (s->pt->spelling) mm_dialect_scale(s->pt->spelling, sc, i, w->slice);
         bytes = w->slice;
       }
-      if (!mm_blocks_put(out, &w->log, r, at + rows.to * row_bytes, bytes, rows.count * row_bytes, err)) return false;
+      if (!mm_blocks_put(out, &w->log, r, x.at, bytes, x.bytes, err)) return false;
     }
   }
   return true;
@@ -150,12 +101,11 @@ static bool scatter(mm_worker *w, const mm_strip *s, const void *const plane[MM_
 /* What a dialect stores beside the planes: the shape of a matrix whose words do not tell it, or the static scale of its inputs. */
 static bool put_beside(mm_worker *w, const mm_strip *s, mm_blocks *out, mm_err *err) {
   const mm_spelling *spelt = s->pt->spelling;
-  if (!spelt || s->row > 0 || !(spelt->shape || spelt->input)) return true;
+  mm_share x;
+  if (!mm_share_beside(s, &x)) return true;
   int64_t shape[2] = {s->x->rows, s->x->cols};
   float input = spelt->reciprocal ? 1 / s->t->input_scale : s->t->input_scale;
-  const void *data = spelt->shape ? (const void *)shape : &input;
-  uint64_t at = s->pt->place[s->piece][s->pt->scheme->plane_count].offset;
-  return mm_blocks_put(out, &w->log, 0, at, data, spelt->shape ? sizeof shape : sizeof input, err);
+  return mm_blocks_put(out, &w->log, 0, x.at, spelt->shape ? (const void *)shape : &input, x.bytes, err);
 }
 
 /* A head row of zeros gives logit 0 for an id that was never trained. */
@@ -187,16 +137,11 @@ static bool strip_amax(mm_worker *w, mm_strip *s, mm_blocks *out, mm_err *err) {
   return true;
 }
 
-/* Does one thing to every strip of a stack entry. */
+/* Does one thing to every strip of the stack entry, from its first. */
 static bool for_entry(mm_worker *w, mm_strip *s, bool (*run)(mm_worker *, mm_strip *, mm_blocks *, mm_err *), mm_blocks *out, mm_err *err) {
-  for (s->piece = 0; s->piece < s->t->piece_count; s->piece++) {
-    s->x = &s->pt->matrix[s->lead * s->t->piece_count + s->piece];
-    uint32_t unit = s->pt->scheme->strip ? mm_strip_rows(s->plan->hf, s->pt->scheme, s->x->cols) : s->x->rows;
-    for (s->row = 0; s->row < s->x->rows; s->row += unit) {
-      s->rows = (uint32_t)mm_min(unit, s->x->rows - s->row);
-      if (!run(w, s, out, err)) return false;
-    }
-  }
+  do
+    if (!run(w, s, out, err)) return false;
+  while (mm_strip_next(s));
   return true;
 }
 
@@ -215,17 +160,17 @@ static bool find_group(mm_worker *w, mm_strip *s, mm_err *err) {
   }
   if (sc->needs_amax && sc->plane_count == 2 && least != most) s->keep = false;
   s->group = s->keep ? most : 0;
-  return s->keep || !sc->needs_amax || for_entry(w, s, strip_amax, NULL, err);
+  if (s->keep || !sc->needs_amax) return true;
+  mm_strip all = *s;
+  if (!for_entry(w, &all, strip_amax, NULL, err)) return false;
+  s->group = all.group;
+  return true;
 }
 
 bool mm_step_run(mm_worker *w, const mm_plan *p, const mm_step *step, mm_blocks *out, mm_err *err) {
-  mm_strip s = {.plan = p, .t = &p->pack.tensor[step->tensor], .pt = &p->tensor[step->tensor], .tensor = step->tensor, .lead = step->lead};
+  mm_strip s = mm_strip_first(p, step);
   w->log.count = w->dead_count = w->zeroed = 0;
   if (step->piece == MM_ALL_PIECES) return find_group(w, &s, err) && for_entry(w, &s, run_strip, out, err);
-  s.piece = step->piece;
-  s.row = step->row;
-  s.rows = step->rows;
-  s.x = &s.pt->matrix[s.lead * s.t->piece_count + s.piece];
   s.keep = mm_encoding_keeps(s.x, s.pt->scheme, s.pt->grid);
   return run_strip(w, &s, out, err);
 }

@@ -8,9 +8,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "convert/finished.h"
 #include "convert/layout_hf.h"
 #include "formats/file.h"
 #include "loader/verify.h"
@@ -34,24 +36,35 @@ static bool usage(mm_err *err, const char *path, const char *what) {
   return mm_fail(err, MM_USAGE, "E_OUTPUT", mm_at(path, NULL), "%s", what);
 }
 
+/* A file that an archive of this checkpoint holds, be it damaged. */
+static bool in_archive(const void *ctx, const char *name) {
+  const mm_pack *p = ctx;
+  size_t n = strlen(name), end = strlen(".zst");
+  bool known = strcmp(name, MM_ARCHIVE) == 0 || strcmp(name, MM_MANIFEST) == 0 || strcmp(name, MM_SIGNATURE) == 0;
+  for (size_t i = 0; !known && i < p->file_count; i++) known = strcmp(name, p->file[i].name) == 0;
+  for (uint32_t r = 0; !known && r < mm_pack_ranks(p); r++)
+    for (size_t i = 0; !known && i < p->rank[r].part_count; i++) {
+      const char *file = p->rank[r].part[i].file;
+      known = n == strlen(file) + end && strncmp(name, file, n - end) == 0 && strcmp(name + n - end, ".zst") == 0;
+    }
+  return known;
+}
+
 /* Whether the directory is an output of this program, in either layout: *plan is its plan, *archived whether it is an archive, *extra names
  * what is in it beside. */
 static bool is_ours(const char *path, mm_digest *plan, bool *archived, mm_err *extra, mm_err *err) {
   char manifest[PATH_MAX];
   mm_pack pack = {0};
-  mm_archive archive;
   snprintf(manifest, sizeof manifest, "%s/%s", path, MM_MANIFEST);
   *archived = !mm_archive_refuse(path, NULL);
   if (access(manifest, F_OK) != 0) return mm_unsharded_plan(path, plan, err) && (mm_nothing_else(path, in_unsharded, NULL, extra), true);
   mm_err why = {0};
   bool ours = mm_pack_open(&pack, path, &why);
   if (why.status == MM_LIMIT || why.status == MM_IO) *err = why;
-  if (ours && *archived) {
-    mm_archive_open(&archive, path, extra);
-    mm_archive_close(&archive);
-  } else if (ours) {
+  if (ours && *archived)
+    mm_nothing_else(path, in_archive, &pack, extra);
+  else if (ours)
     mm_verify_listing(&pack, extra);
-  }
   if (extra->status == MM_LIMIT || extra->status == MM_IO) *err = *extra;
   *plan = pack.plan;
   mm_pack_close(&pack);
@@ -66,6 +79,16 @@ static bool is_empty(const char *path, bool *empty, mm_err *err) {
   closedir(d);
   *empty = n == 2;
   return true;
+}
+
+/* Sets w->complete when the target, an output of this plan, is proven to be what this run would make. One that is damaged, or of other
+ * ranks, is refused unless --force replaces it. A share leaves the hashing to the run that publishes. */
+static bool find_complete(mm_writer *w, bool archived, mm_err *err) {
+  mm_err why = {0};
+  w->complete = mm_finished_check(w->plan, w->o.target, archived, w->o.shares == 1, w->o.threads, &why);
+  if (w->complete || (w->o.force && (why.status == MM_INTEGRITY || why.status == MM_USAGE))) return true;
+  *err = why;
+  return false;
 }
 
 /* Names the output and looks at what has its name, before any of it is judged: what comes later is seen to be no part of it. */
@@ -92,7 +115,7 @@ static bool check_target(mm_writer *w, mm_err *err) {
   bool archived, ours = is_ours(target, &old, &archived, &extra, err);
   if (err->status != MM_OK) return false;
   bool same = ours && mm_digest_equal(&old, &w->plan->pack.plan) && archived == (w->o.level > 0);
-  w->complete = same && w->o.leftover == MM_LEFTOVER_RESUME;
+  if (same && w->o.leftover == MM_LEFTOVER_RESUME && !find_complete(w, archived, err)) return false;
   if (w->complete) return true;
   if (!ours) return usage(err, target, "found a directory that is not empty and not a converted checkpoint");
   if (!w->o.force) return usage(err, target, "found a converted checkpoint already there; --force replaces it");
@@ -129,15 +152,24 @@ static bool take_staging(mm_writer *w, mm_err *err) { /* shares write side by si
   return ok;
 }
 
+/* Whether it is the journal of a whole run or of a share: "q.partial.journal" may be another output's name. */
+static bool is_journal(const mm_writer *w, const char *name) {
+  static const char ending[] = ".journal";
+  unsigned share, shares;
+  int end = 0;
+  size_t n = strlen(w->staging_name);
+  if (strncmp(name, w->staging_name, n) != 0 || strncmp(name + n, ending, strlen(ending)) != 0) return false;
+  const char *rest = name + n + strlen(ending);
+  return *rest == 0 || (sscanf(rest, ".%9u-%9u%n", &share, &shares, &end) == 2 && end > 0 && rest[end] == 0);
+}
+
 /* Calls fn for every journal of this output, the shares' too; stops when it returns false. */
 static bool each_journal(mm_writer *w, bool (*fn)(mm_writer *w, const char *name, mm_err *err), mm_err *err) {
-  size_t n = strlen(w->staging_name);
   DIR *d = list(w->parent, w->staging, "list the parent of", err);
   if (!d) return false;
   bool ok = true;
   for (struct dirent *e; ok && (e = readdir(d));)
-    if (strncmp(e->d_name, w->staging_name, n) == 0 && strncmp(e->d_name + n, ".journal", strlen(".journal")) == 0)
-      ok = fn(w, e->d_name, err);
+    if (is_journal(w, e->d_name)) ok = fn(w, e->d_name, err);
   closedir(d);
   return ok;
 }
@@ -156,6 +188,15 @@ static bool remove_journal(mm_writer *w, const char *name, mm_err *err) {
   return unlinkat(w->parent, name, 0) == 0 || errno == ENOENT || mm_fail_errno(err, mm_at(name, NULL), "remove", errno);
 }
 
+/* Once the staging directory has its final name another run may begin beside: a journal that is locked is that run's. */
+static bool remove_free_journal(mm_writer *w, const char *name, mm_err *err) {
+  int fd = openat(w->parent, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+  bool held = fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+  bool ok = held || remove_journal(w, name, err);
+  if (fd >= 0) close(fd);
+  return ok;
+}
+
 /* Refuses files in the staging directory that no interrupted run of ours left: each has its journal. */
 static bool check_foreign(mm_writer *w, mm_err *err) {
   mm_err leftover = {0};
@@ -167,22 +208,55 @@ static bool check_foreign(mm_writer *w, mm_err *err) {
   return false;
 }
 
-/* The journal of an interrupted run, or a new one. A share looks at its own journal only; the others may be writing theirs. */
-static bool open_journal(mm_writer *w, mm_err *err) {
-  if (!check_foreign(w, err)) return false;
-  bool alone = w->o.shares == 1, absent = faccessat(w->parent, w->journal_name, F_OK, AT_SYMLINK_NOFOLLOW) != 0;
-  if (w->o.leftover == MM_LEFTOVER_REFUSE && !(alone ? each_journal(w, refuse_leftover, err) : absent || refuse_leftover(w, NULL, err)))
+static bool journal_fits(mm_writer *w, const char *name, mm_err *err) { return mm_journal_fits(w->parent, name, w->plan, w->o.level, err); }
+
+/* What runs of other options left is no share's to go on beside: the last run could not publish it. With --restart it is discarded, whole,
+ * unless one of them is at work. */
+static bool discard_others(mm_writer *w, mm_err *err) {
+  mm_err why = {0};
+  if (each_journal(w, journal_fits, &why)) return true;
+  if (w->o.leftover != MM_LEFTOVER_RESTART || why.status != MM_USAGE) {
+    *err = why;
     return false;
+  }
+  if (flock(w->dir, LOCK_EX | LOCK_NB) != 0 && !mm_no_locks(errno))
+    return mm_fail(err, MM_LOCKED, "E_LOCKED", mm_at(w->staging, NULL), "found another run writing this output with other options");
+  return clear(w, err) && each_journal(w, remove_journal, err) &&
+         (flock(w->dir, LOCK_SH) == 0 || mm_no_locks(errno) || mm_fail_errno(err, mm_at(w->staging, NULL), "lock", errno));
+}
+
+/* A share's own journal, gone on with or new. The others may be writing theirs: of other options there is none before it begins, nor when
+ * it has begun. */
+static bool open_share_journal(mm_writer *w, mm_err *err) {
+  if (!discard_others(w, err)) return false;
+  bool absent = faccessat(w->parent, w->journal_name, F_OK, AT_SYMLINK_NOFOLLOW) != 0;
+  if (w->o.leftover == MM_LEFTOVER_REFUSE && !absent) return refuse_leftover(w, NULL, err);
   if (w->o.leftover == MM_LEFTOVER_RESUME && !absent) {
-    if (mm_journal_resume(&w->journal, w->parent, w->journal_name, w->plan, &absent, err))
-      return !alone || each_journal(w, merge_journal, err);
+    if (mm_journal_resume(&w->journal, w->parent, w->journal_name, w->plan, &absent, err)) return true;
     if (!absent) return false;
     mm_journal_close(&w->journal);
   }
+  if (!mm_journal_create(&w->journal, w->parent, w->journal_name, w->plan, err)) return false;
+  if (each_journal(w, journal_fits, err)) return true;
+  remove_journal(w, w->journal_name, NULL);
+  return false;
+}
+
+/* The journal of an interrupted run, with what the shares' claim, or a new one. */
+static bool open_journal(mm_writer *w, mm_err *err) {
+  if (!check_foreign(w, err)) return false;
   mm_err leftover = {0};
-  bool resume = w->o.leftover == MM_LEFTOVER_RESUME;
+  bool absent = faccessat(w->parent, w->journal_name, F_OK, AT_SYMLINK_NOFOLLOW) != 0, resume = w->o.leftover == MM_LEFTOVER_RESUME;
   w->fresh = !resume || each_journal(w, refuse_leftover, &leftover);
-  if (!alone) return mm_journal_create(&w->journal, w->parent, w->journal_name, w->plan, err);
+  if (w->o.shares > 1) return open_share_journal(w, err);
+  if (w->o.leftover == MM_LEFTOVER_REFUSE && !each_journal(w, refuse_leftover, err)) return false;
+  if (resume && !each_journal(w, journal_fits, err)) return false; /* before there is one of this run */
+  if (resume && !absent) {
+    w->fresh = false;
+    if (mm_journal_resume(&w->journal, w->parent, w->journal_name, w->plan, &absent, err)) return each_journal(w, merge_journal, err);
+    if (!absent) return false;
+    mm_journal_close(&w->journal);
+  }
   if (!resume && (!clear(w, err) || !each_journal(w, remove_journal, err))) return false;
   if (!mm_journal_create(&w->journal, w->parent, w->journal_name, w->plan, err)) return false;
   if (!resume || each_journal(w, merge_journal, err)) return true;
@@ -224,12 +298,20 @@ static bool remove_staging(mm_writer *w, mm_err *err) {
   return unlinkat(w->parent, w->staging_name, AT_REMOVEDIR) == 0 || mm_fail_errno(err, mm_at(w->staging, NULL), "remove", errno);
 }
 
-/* What a run left that died between its rename and its end: the journal. What has no journal is not ours. */
+/* What a run left that died between its rename and its end: the journal, and under --force the checkpoint it replaced. An interrupted
+ * conversion of other options is not that, nor are files without a journal. */
 static bool remove_own_leftover(mm_writer *w, mm_err *err) {
   mm_err why = {0};
-  bool empty = true;
-  if (!take_staging(w, err) || !is_empty(w->staging, &empty, err)) return false;
-  return (!empty && each_journal(w, refuse_leftover, &why)) || remove_staging(w, err);
+  bool empty = true, journals = !each_journal(w, refuse_leftover, &why);
+  if (!journals && faccessat(w->parent, w->staging_name, F_OK, AT_SYMLINK_NOFOLLOW) != 0) return true;
+  if (!take_staging(w, err)) return false;
+  why = (mm_err){0};
+  if (!each_journal(w, journal_fits, &why)) {
+    if (why.status != MM_USAGE) *err = why;
+    return why.status == MM_USAGE;
+  }
+  if (!journals && !is_empty(w->staging, &empty, err)) return false;
+  return !empty || remove_staging(w, err);
 }
 
 /* Refuses at the start what could not be copied at the end. */
@@ -310,22 +392,19 @@ static bool commit(mm_writer *w, mm_err *err) {
 
 bool mm_writer_commit(mm_writer *w, mm_err *err) { return w->blocks.plan == NULL || w->pending_count == 0 || commit(w, err); }
 
-/* NOLINTNEXTLINE(readability-non-const-parameter): dead is taken over */
-bool mm_writer_step_done(mm_writer *w, uint32_t step, uint64_t source_bytes, mm_put_log *log, uint32_t *dead, size_t dead_count,
-                         mm_err *err) {
-  mm_step_entry e = {.step = step, .put = log->put, .put_count = log->count, .dead = dead, .dead_count = dead_count};
-  *log = (mm_put_log){0};
+bool mm_writer_step_done(mm_writer *w, mm_step_entry *e, uint64_t source_bytes, mm_err *err) {
   pthread_mutex_lock(&w->lock);
-  bool ok = mm_grow((void **)&w->pending, &w->pending_cap, w->pending_count + 1, sizeof e, err) &&
-            mm_grow((void **)&w->dead, &w->dead_cap, w->dead_count + dead_count, sizeof *w->dead, err);
+  bool ok = mm_grow((void **)&w->pending, &w->pending_cap, w->pending_count + 1, sizeof *e, err) &&
+            mm_grow((void **)&w->dead, &w->dead_cap, w->dead_count + e->dead_count, sizeof *w->dead, err);
   if (ok) {
-    w->pending[w->pending_count++] = e;
-    for (size_t i = 0; i < dead_count; i++) w->dead[w->dead_count++] = dead[i];
+    w->pending[w->pending_count++] = *e;
+    for (size_t i = 0; i < e->dead_count; i++) w->dead[w->dead_count++] = e->dead[i];
     w->pending_bytes += source_bytes;
   } else {
-    free(e.put);
-    free(e.dead);
+    free(e->put);
+    free(e->dead);
   }
+  *e = (mm_step_entry){0};
   bool due = ok && w->pending_bytes >= w->o.commit_bytes && !w->committing;
   w->committing = w->committing || due;
   pthread_mutex_unlock(&w->lock);
@@ -452,7 +531,9 @@ bool mm_writer_publish(mm_writer *w, mm_digest *manifest, mm_err *err) {
   if (!copy_companions(w, err) || !write_texts(w, err) || !write_table(w, err) || !mm_hf_unchanged(w->plan->hf, err) ||
       !write_manifest(w, manifest, err) || !check_staged(w, err))
     return false;
-  bool ok = mm_staging_publish(&w->stage, err) && each_journal(w, remove_journal, err);
+  if (!mm_staging_publish(&w->stage, err)) return false;
+  mm_journal_close(&w->journal);
+  bool ok = each_journal(w, remove_free_journal, err);
   if (ok) { /* it has its name: nothing is staged */
     close(w->dir);
     w->dir = w->stage.dir = -1;

@@ -55,7 +55,8 @@ typedef struct mm_writer {
   uint64_t pending_bytes;
   bool committing;
   size_t dead_count, dead_cap;
-  uint32_t *dead; /* all-zero lm_head rows */
+  uint32_t *dead;  /* all-zero lm_head rows */
+  uint64_t zeroed; /* weights that were not finite, of steps that are not done again */
   mm_arena arena;
 } mm_writer;
 
@@ -68,9 +69,8 @@ void mm_writer_close(mm_writer *w, bool keep);
 /* Starts a part on every rank; with a journal, verifies what it claims and sets skip[] for the part's steps. *finished: an archived part
  * that needs nothing more, not even mm_writer_end_part. */
 bool mm_writer_begin_part(mm_writer *w, uint32_t part, bool *finished, mm_err *err);
-/* A step is done: takes over log->put and dead (both freed here). May commit. */
-bool mm_writer_step_done(mm_writer *w, uint32_t step, uint64_t source_bytes, mm_put_log *log, uint32_t *dead, size_t dead_count,
-                         mm_err *err);
+/* A step is done: takes over its puts and dead rows (both freed here). May commit. */
+bool mm_writer_step_done(mm_writer *w, mm_step_entry *e, uint64_t source_bytes, mm_err *err);
 /* Makes everything finished so far durable and journals it. */
 bool mm_writer_commit(mm_writer *w, mm_err *err);
 bool mm_writer_end_part(mm_writer *w, mm_err *err);

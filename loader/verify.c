@@ -148,15 +148,17 @@ bool mm_verify_files(const mm_pack *p, mm_err *err) {
 
 static bool check_scales(const mm_pack *p, const mm_packed *m, const mm_pack_tensor *t, uint32_t rank, mm_err *err) {
   for (unsigned i = 0; i < t->plane_count; i++) {
-    if (!m->scheme->plane[i].scale || t->plane[i].dtype != MM_F32) continue;
-    uint32_t rows = mm_cells(m->n, m->cell[i].n), cols = mm_cells(m->k, m->cell[i].k);
-    const float *v = m->plane[i];
-    for (uint64_t j = 0; j < (uint64_t)m->lead * rows * cols; j++) {
-      if (v[j] > 0 && isfinite(v[j])) continue;
-      bool padded = p->tp_align[0] == 'p' && v[j] == 0; /* whole blocks that only fill up a rank */
+    const mm_plane *scales = &m->scheme->plane[i];
+    if (!scales->scale) continue;
+    uint64_t count = (uint64_t)m->lead * mm_cells(m->n, m->cell[i].n) * mm_cells(m->k, m->cell[i].k);
+    for (uint64_t j = 0; j < count; j++) {
+      float v = mm_scale_value(scales->dtype, m->plane[i], j);
+      if (mm_scale_allowed(m->scheme, v)) continue;
+      bool padded = p->tp_align[0] == 'p' && v == 0; /* whole blocks that only fill up a rank */
       if (!padded)
         return mm_fail(err, MM_INTEGRITY, "E_SCALE", mm_at(p->rank[rank].part[0].file, t->name),
-                       "found scale %g at element %llu, expected a positive number", (double)v[j], (unsigned long long)j);
+                       "found scale %g at element %llu, expected a %s number", (double)v, (unsigned long long)j,
+                       m->scheme->signed_scale ? "finite nonzero" : "positive");
     }
   }
   return true;

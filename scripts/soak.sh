@@ -4,6 +4,7 @@
 #   calls    each system call of a conversion fails, each occurrence, each errno, and it is killed there
 #   alloc    each allocation of each program fails
 #   kill     kill -9 at random moments
+#   resume   runs of changing options over one output, interrupted at random, journals altered between them
 #   power    states of a disk after power failed
 #   races    two programs and a user at one name, stopped at random calls
 #   flips    every bit of a small packed checkpoint, random bits of a larger one
@@ -42,6 +43,7 @@ run() {
     alloc) fault alloc.py --every $every ;;
     kill)
       fault kill.py "$convert" tests/data/tiny-m1 $((scale / 2)) -- $archive && fault kill.py "$convert" $tiny $((5 * scale)) ;;
+    resume) fault resume_options.py $((20 * scale)) ;;
     power)
       fault power.py "$convert" $tiny $((2 * scale)) --options "--compress zstd" && fault power.py "$convert" $tiny $((20 * scale)) ;;
     races) fault races.py $((5 * scale)) ;;

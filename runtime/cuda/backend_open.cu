@@ -142,6 +142,20 @@ bool open_batch(mm_backend *b, mm_err *err) {
   return (b->device_block = b->memory.alloc(bytes, err)) && (b->gqa_work = b->memory.alloc(mm_cu_gqa_work(b->heads, rows), err));
 }
 
+/* Logits of a row for each slot, so that steps of single tokens find their room; a prompt whose rows are all wanted makes more. */
+bool open_logits(mm_backend *b, mm_err *err) {
+  uint64_t rows = mm_min(b->c.limits.slots, b->c.limits.max_tokens);
+  for (uint32_t n : kBuckets) {
+    if (rows > n) continue;
+    rows = mm_min(n, b->c.limits.max_tokens);
+    break;
+  }
+  const uint64_t bytes = rows * b->c.weights->vocab_rows * sizeof(float);
+  if (!mm_cu_check(cudaMalloc(&b->logits, bytes), "cudaMalloc", err)) return false;
+  b->logits_rows = rows;
+  return true;
+}
+
 bool open_choice(mm_backend *b, mm_err *err) {
   const uint32_t rows = b->c.limits.max_tokens, vocab = b->c.model->vocab;
   mm_cu_memory *y = &b->memory;
@@ -299,7 +313,8 @@ mm_backend *mm_cu_backend_open(const mm_backend_config *c, mm_err *err) {
   mm_err first = {};
   bool ok = mm_cu_check(cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking), "cudaStreamCreate", &first) &&
             upload_weights(b, &first) && open_caches(b, &first) && open_experts(b, &first) && open_batch(b, &first) &&
-            open_choice(b, &first) && mm_cu_check(cudaDeviceSynchronize(), "upload", &first) && rehearse(b, &first);
+            open_choice(b, &first) && open_logits(b, &first) && mm_cu_check(cudaDeviceSynchronize(), "upload", &first) &&
+            rehearse(b, &first);
   if (ok) return b;
   if (err && err->status == MM_OK) *err = first;
   mm_cu_backend_close(b);
