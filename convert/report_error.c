@@ -2,9 +2,11 @@
 #include "convert/report_error.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static int worst_first(const void *a, const void *b) {
   const mm_error_row *p = a, *q = b;
@@ -107,17 +109,15 @@ static const char *ending(const char *path) {
   return dot ? dot : "";
 }
 
-bool mm_report_path_ok(const char *path, mm_err *err) {
-  const char *e = ending(path);
-  if (strcmp(e, ".json") == 0 || strcmp(e, ".csv") == 0 || strcmp(e, ".html") == 0) return true;
-  return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(path, NULL),
+bool mm_report_place_ok(const mm_output_place *place, mm_err *err) {
+  const char *e = ending(place->path);
+  if (strcmp(e, ".json") == 0 || strcmp(e, ".csv") == 0 || strcmp(e, ".html") == 0) return mm_output_check(place, err);
+  return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(place->path, NULL),
                  "found a report of this name, expected one that ends in .json, .csv or .html");
 }
 
-bool mm_report_write(const char *path, const mm_error_report *r, mm_err *err) {
-  if (!mm_report_path_ok(path, err)) return false;
-  FILE *f = fopen(path, "we");
-  if (!f) return mm_fail_errno(err, mm_at(path, NULL), "create", errno);
+/* Closes f, whose descriptor it is not. */
+static bool write_format(FILE *f, const char *path, const mm_error_report *r, mm_err *err) {
   bool ok = true;
   switch (ending(path)[1]) {
     case 'j': ok = write_json(f, r) || mm_fail_memory(err, 0); break;
@@ -127,4 +127,16 @@ bool mm_report_write(const char *path, const mm_error_report *r, mm_err *err) {
   bool written = !ferror(f);
   if (fclose(f) == 0 && written) return ok;
   return mm_fail_errno(err, mm_at(path, NULL), "write", errno);
+}
+
+bool mm_report_write(const mm_output_place *place, const mm_error_report *r, mm_err *err) {
+  mm_output out = MM_OUTPUT_NONE;
+  bool ok = mm_report_place_ok(place, err) && mm_output_open(&out, place, err);
+  int fd = ok ? fcntl(out.fd, F_DUPFD_CLOEXEC, 3) : -1;
+  FILE *f = fd >= 0 ? fdopen(fd, "w") : NULL;
+  if (ok && !f) ok = mm_fail_errno(err, mm_at(place->path, NULL), "open", errno);
+  if (fd >= 0 && !f) close(fd);
+  ok = ok && write_format(f, place->path, r, err) && mm_output_publish(&out, err);
+  mm_output_discard(&out);
+  return ok;
 }

@@ -6,6 +6,7 @@
 
 #include "convert/compare.h"
 #include "formats/json.h"
+#include "formats/output.h"
 
 typedef struct mm_error_row {
   const char *name, *scheme; /* of the packed tensor */
@@ -31,8 +32,8 @@ void mm_report_csv(FILE *f, const mm_error_report *r);
  * memory. */
 bool mm_report_html(FILE *f, const mm_error_report *r);
 
-/* Writes a new file in the format that its name ends in, .json, .csv or .html; other endings are MM_USAGE E_USAGE. */
-bool mm_report_write(const char *path, const mm_error_report *r, mm_err *err);
-bool mm_report_path_ok(const char *path, mm_err *err); /* the same refusal, before there is anything to write */
+/* Writes a file (formats/output.h) in the format that its name ends in, .json, .csv or .html; other endings are MM_USAGE E_USAGE. */
+bool mm_report_write(const mm_output_place *place, const mm_error_report *r, mm_err *err);
+bool mm_report_place_ok(const mm_output_place *place, mm_err *err); /* the same refusal, before there is anything to write */
 
 #endif

@@ -188,6 +188,15 @@ static bool remove_journal(mm_writer *w, const char *name, mm_err *err) {
   return unlinkat(w->parent, name, 0) == 0 || errno == ENOENT || mm_fail_errno(err, mm_at(name, NULL), "remove", errno);
 }
 
+/* Once the staging directory has its final name another run may begin beside: a journal that is locked is that run's. */
+static bool remove_free_journal(mm_writer *w, const char *name, mm_err *err) {
+  int fd = openat(w->parent, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+  bool held = fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+  bool ok = held || remove_journal(w, name, err);
+  if (fd >= 0) close(fd);
+  return ok;
+}
+
 /* Refuses files in the staging directory that no interrupted run of ours left: each has its journal. */
 static bool check_foreign(mm_writer *w, mm_err *err) {
   mm_err leftover = {0};
@@ -210,10 +219,10 @@ static bool discard_others(mm_writer *w, mm_err *err) {
     *err = why;
     return false;
   }
-  if (flock(w->dir, LOCK_EX | LOCK_NB) != 0)
+  if (flock(w->dir, LOCK_EX | LOCK_NB) != 0 && !mm_no_locks(errno))
     return mm_fail(err, MM_LOCKED, "E_LOCKED", mm_at(w->staging, NULL), "found another run writing this output with other options");
   return clear(w, err) && each_journal(w, remove_journal, err) &&
-         (flock(w->dir, LOCK_SH) == 0 || mm_fail_errno(err, mm_at(w->staging, NULL), "lock", errno));
+         (flock(w->dir, LOCK_SH) == 0 || mm_no_locks(errno) || mm_fail_errno(err, mm_at(w->staging, NULL), "lock", errno));
 }
 
 /* A share's own journal, gone on with or new. The others may be writing theirs: of other options there is none before it begins, nor when
@@ -522,7 +531,9 @@ bool mm_writer_publish(mm_writer *w, mm_digest *manifest, mm_err *err) {
   if (!copy_companions(w, err) || !write_texts(w, err) || !write_table(w, err) || !mm_hf_unchanged(w->plan->hf, err) ||
       !write_manifest(w, manifest, err) || !check_staged(w, err))
     return false;
-  bool ok = mm_staging_publish(&w->stage, err) && each_journal(w, remove_journal, err);
+  if (!mm_staging_publish(&w->stage, err)) return false;
+  mm_journal_close(&w->journal);
+  bool ok = each_journal(w, remove_free_journal, err);
   if (ok) { /* it has its name: nothing is staged */
     close(w->dir);
     w->dir = w->stage.dir = -1;

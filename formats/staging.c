@@ -93,6 +93,11 @@ static int lies_in(int parent, int fd, int depth) {
   return found;
 }
 
+int mm_lies_in(int parent, const char *dir) {
+  int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  return fd < 0 ? -1 : lies_in(parent, fd, 0);
+}
+
 bool mm_staging_apart(const mm_staging *s, const char *source, mm_err *err) {
   struct stat target;
   int found = 0;
@@ -100,10 +105,7 @@ bool mm_staging_apart(const mm_staging *s, const char *source, mm_err *err) {
     int fd = open(source, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     found = fd < 0 ? -1 : holds(&target, fd);
   }
-  if (found == 0) {
-    int fd = open(source, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    found = fd < 0 ? -1 : lies_in(s->parent, fd, 0);
-  }
+  if (found == 0) found = mm_lies_in(s->parent, source);
   if (found == 1) return refuse(s, err, "found an output that is, holds or lies in the source");
   return found == 0 || mm_fail_errno(err, mm_at(source, NULL), "look at the directories above", errno);
 }

@@ -51,6 +51,9 @@ void mm_staging_notes(void (*told)(const char *line));
 bool mm_staging_name(mm_staging *s, const char *target, const char *word, mm_err *err);
 /* MM_USAGE E_OUTPUT when the target is, holds or lies in the directory `source`, by whatever path or mount. */
 bool mm_staging_apart(const mm_staging *s, const char *source, mm_err *err);
+/* Whether the open directory `parent` is, or lies in, the directory `dir` or one of its directories, by whatever path or mount: 0 no, 1
+ * yes, -1 cannot tell (errno). */
+int mm_lies_in(int parent, const char *dir);
 /* Finishes or takes back a replacement that a run died in. MM_LOCKED while it is at work. */
 bool mm_staging_recover(mm_staging *s, mm_err *err);
 /* Looks at the target: s->found, and what it holds. MM_USAGE E_OUTPUT for what is no directory, and for a mount point. */

@@ -6,6 +6,7 @@
 #   kill     kill -9 at random moments
 #   resume   runs of changing options over one output, interrupted at random, journals altered between them
 #   power    states of a disk after power failed
+#   races    two programs and a user at one name, stopped at random calls
 #   flips    every bit of a small packed checkpoint, random bits of a larger one
 #   mutations  5,000 packed checkpoints with changes resealed, through every program that reads one, with sanitizers (make check-san builds them)
 #   mpi      several processes, one of them killed
@@ -46,6 +47,7 @@ run() {
     resume) fault resume_options.py $((20 * scale)) ;;
     power)
       fault power.py "$convert" $tiny $((2 * scale)) --options "--compress zstd" && fault power.py "$convert" $tiny $((20 * scale)) ;;
+    races) fault races.py $((5 * scale)) ;;
     flips) FLIPS=$((100 * scale)) fault flips.py ;;
     mutations) MUTATIONS=$((50 * scale)) fault mutations.py ;;
     mpi) sh tests/fault/shares.sh ;;

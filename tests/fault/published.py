@@ -118,8 +118,8 @@ def added_under_force():
 def killed_while_replacing():
     """--force killed before and after each rename and each removal: the next run ends with one whole checkpoint and nothing beside it."""
     for lacks in ("", "flags"):
-        for call, most in (("rename", 2), ("unlink", 12)):
-            for n in range(1, most + 1):
+        for call, at in (("rename", (1, 2)), ("unlink", (1, 2, 5, 9))):
+            for n in at:
                 for when in ("DIE", "DIE_AFTER"):
                     scratch, root = source()
                     with scratch:
@@ -145,7 +145,9 @@ def lacking():
             clean(root)
             run(CONVERT, root + "/src", "-o", out, "-q", "--force", "--quant", "bf16", **environment)
             clean(root)
-            p = start(CONVERT, root + "/src", "-o", root + "/two", "-q", **environment, DIE="rename:1")
+            run(CONVERT, root + "/src", "-o", root + "/two", "-q", "--part", "0/2", "--quant", "bf16", **environment)
+            run(CONVERT, root + "/src", "-o", root + "/two", "-q", "--part", "0/2", "--restart", **environment)
+            p = start(CONVERT, root + "/src", "-o", root + "/two", "-q", "--resume", **environment, DIE="rename:1")
             end(p, -9)
             run(CONVERT, root + "/src", "-o", root + "/two", "-q", "--resume", **environment)
             run(ARCHIVE, "pack", out, "-o", root + "/packed", "-q", **environment)

@@ -15,9 +15,9 @@
 
 enum { WINDOW = 512, WINDOWS = 16 };
 #define NLL_LIMIT 2e-3
-#define NEAR_TIE  0.5   /* logits: the more likely token is at most 1.6 times as likely */
-#define FAR_SHARE 0.005 /* of all tokens, those whose choice is another though the CPU's first two are further apart: past other experts \
-                         */
+#define NEAR_TIE  0.5 /* logits: the more likely token is at most 1.6 times as likely */
+/* Of all tokens, those whose choice is another though the CPU's first two are further apart: past other experts. */
+#define FAR_SHARE 0.005
 
 /* Prefills of two sequences and steps of two rows and of one, in the paired engine. */
 static void feed_paired(const side &s, const std::vector<int32_t> &text) {
