@@ -74,7 +74,7 @@ endif
 # ---- floors, lowest first; a program or test links the floors it may include, highest first
 
 FLOORS = formats quant loader convert runtime
-src_of = $(filter-out $(1)/minimax_%,$(wildcard $(1)/*.c $(if $(filter runtime,$(1)),runtime/cpu/*.c)))
+src_of = $(filter-out $(1)/minimax_%,$(wildcard $(1)/*.c $(1)/*/*.c))
 obj_of = $(patsubst %,$(BUILD)/%.o,$(basename $(call src_of,$(1))) $(if $(filter runtime1,$(1)$(CUDA)),$(CUDA_SRC)))
 lib = $(BUILD)/lib$(1).a
 LIBS_formats = $(call lib,formats)

@@ -4,11 +4,11 @@
 #include <string.h>
 #include <time.h>
 
-#include "convert/mpi.h"
-#include "convert/report.h"
+#include "convert/report/report.h"
+#include "convert/write/mpi.h"
 #include "formats/option.h"
 #include "formats/pool.h"
-#include "runtime/tokenizer.h"
+#include "runtime/text/tokenizer.h"
 
 /* Memory: the plan and the program, per thread a strip in four forms and one block, and the blocks being assembled. */
 #define MEM_FIXED  (UINT64_C(64) << 20)

@@ -10,7 +10,7 @@
 
 #include "formats/file.h"
 #include "formats/staging.h"
-#include "loader/verify.h"
+#include "loader/shards.h"
 
 #define REFUSE(c, err, ...) mm_fail(err, MM_INTEGRITY, (c)->code, mm_at((c)->file, NULL), __VA_ARGS__)
 
@@ -148,13 +148,6 @@ void mm_archive_close(mm_archive *a) {
   mm_pack_close(&a->pack);
   mm_arena_close(&a->arena);
   *a = (mm_archive){0};
-}
-
-bool mm_archive_refuse(const char *dir, mm_err *err) {
-  char path[PATH_MAX];
-  snprintf(path, sizeof path, "%s/%s", dir, MM_ARCHIVE);
-  return access(path, F_OK) != 0 || mm_fail(err, MM_UNSUPPORTED, "E_ARCHIVE", mm_at(dir, NULL),
-                                            "found an archive of a packed checkpoint; minimax-archive unpack gives the checkpoint back");
 }
 
 /* ---- whole archives ---- */

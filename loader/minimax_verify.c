@@ -4,10 +4,11 @@
 #include <string.h>
 #include <time.h>
 
-#include "convert/report_error.h"
+#include "convert/report/report_error.h"
 #include "formats/option.h"
 #include "formats/pool.h"
 #include "loader/bind.h"
+#include "loader/companions.h"
 #include "loader/signature.h"
 #include "loader/verify.h"
 

@@ -14,6 +14,7 @@
 #include "formats/file.h"
 #include "formats/output.h"
 #include "formats/pool.h"
+#include "loader/companions.h"
 #include "loader/verify.h"
 
 #define BUNDLE_TYPE    "application/vnd.dev.sigstore.bundle.v0.3+json"

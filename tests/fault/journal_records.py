@@ -1,4 +1,4 @@
-"""The records of a conversion's journal, taken apart and put together again with right checks (convert/journal.h says what they are)."""
+"""The records of a conversion's journal, taken apart and put together again with right checks (convert/write/journal.h says what they are)."""
 import hashlib
 import struct
 

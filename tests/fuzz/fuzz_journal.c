@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "convert/journal.h"
+#include "convert/write/journal.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 

@@ -7,7 +7,7 @@
 #include <sys/un.h>
 #include <time.h>
 
-#include "convert/index.h"
+#include "convert/source/index.h"
 #include "tests/unit/convert/source.h"
 
 static const char shard1[] = "src/model-00001-of-00002.safetensors", shard2[] = "src/model-00002-of-00002.safetensors";

@@ -12,8 +12,8 @@
 
 #include <cmocka.h>
 
-#include "convert/pattern.h"
-#include "convert/recipe.h"
+#include "convert/plan/pattern.h"
+#include "convert/plan/recipe.h"
 
 static uint32_t seed = 1;
 static uint32_t any(uint32_t below) {
