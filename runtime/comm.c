@@ -1,8 +1,8 @@
 /* Tensor-parallel ranks of one process meeting in shared memory. */
+#include "runtime/comm.h"
+
 #include <pthread.h>
 #include <stdlib.h>
-
-#include "runtime/engine.h"
 
 struct mm_comm {
   pthread_mutex_t lock;

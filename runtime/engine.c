@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef enum work { OPEN, STEP, COLLECT, HIDDEN, LOAD } work;
+typedef enum work { OPEN, STEP, COLLECT, HIDDEN, LOAD, STATE_COPY, STATE_SAVE, STATE_LOAD } work;
 
 typedef struct slot_state {
   uint32_t held;       /* tokens that its caches hold */
@@ -30,6 +30,7 @@ typedef struct rank {
   mm_forward forward;
   float *logits; /* [out_count, vocab_rows] of the current step */
   size_t logits_cap;
+  uint64_t state_at, state_bytes; /* its part of a slot's lightning states */
   mm_err err;
 } rank;
 
@@ -42,6 +43,10 @@ struct mm_engine {
   bool *never;      /* [vocab] ids that are not to be chosen */
   slot_state *slot; /* [slots] */
   uint64_t batches;
+  mm_pages *pages; /* NULL where the backend gives each slot its own */
+  mm_paging paging;
+  mm_page_want *want; /* [slots] of a step */
+  mm_page_copy *copy; /* the same */
 
   bool device_chooses;
   uint64_t queued, collected;     /* batches with sampling, ever */
@@ -66,6 +71,9 @@ struct mm_engine {
   uint32_t tap;  /* whose rows are wanted */
   float *hidden; /* where they go */
   uint64_t *load;
+  uint32_t state_to, state_from; /* slots */
+  void *state;                   /* saved to */
+  const void *saved;             /* loaded from */
 
   uint32_t started; /* threads */
   rank rank[];      /* [tp] */
@@ -78,15 +86,19 @@ static bool open_rank(rank *r, mm_err *err) {
                          .weights = &r->weights,
                          .limits = e->config.limits,
                          .comm = e->comm,
+                         .place = {r->index, r->index, e->shards->pack.tp, e->config.device ? e->config.device[r->index] : r->index},
                          .threads = e->config.threads,
                          .act_quant = e->config.act_quant,
                          .calibration = e->config.calibration,
                          .never = e->never,
                          .eager = e->config.eager,
                          .kv_fp8 = e->config.kv_fp8,
+                         .kv_bf16 = e->config.kv_bf16,
                          .tap = e->config.tap,
                          .taps = e->config.taps};
-  return mm_forward_open(&r->forward, e->config.ops, &c, err);
+  if (!mm_forward_open(&r->forward, e->config.ops, &c, err)) return false;
+  r->state_bytes = e->config.ops->state_bytes ? e->config.ops->state_bytes(r->forward.backend) : 0;
+  return true;
 }
 
 /* One batch on one rank; its columns of the logits go to their place in the caller's matrix. */
@@ -114,6 +126,9 @@ static bool do_work(rank *r, work w, mm_err *err) {
     case COLLECT: return f->ops->collect(f->backend, e->id, err);
     case HIDDEN: return r->index > 0 || f->ops->read(f->backend, f->tap[e->tap], e->rows, e->hidden, err);
     case LOAD: return r->index > 0 || f->ops->expert_load(f->backend, e->load, err);
+    case STATE_COPY: return f->ops->state_copy(f->backend, e->state_to, e->state_from, err);
+    case STATE_SAVE: return f->ops->state_save(f->backend, e->state_from, (char *)e->state + r->state_at, err);
+    case STATE_LOAD: return f->ops->state_load(f->backend, e->state_to, (const char *)e->saved + r->state_at, err);
   }
   return false;
 }
@@ -165,6 +180,9 @@ static bool check_config(const mm_model *m, const mm_engine_config *c, mm_err *e
   if (c->act_quant && !c->ops->act_quant)
     return mm_fail(err, MM_UNSUPPORTED, "E_ACT_QUANT", mm_at(NULL, NULL),
                    "found activation quantisation on for %s, which computes with activations as they are; expected off", c->ops->name);
+  if (c->calibration && !c->ops->calibration)
+    return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL), "found device %s, which does not collect inputs of linears",
+                   c->ops->name);
   if (c->taps > MM_TAPS)
     return mm_fail(err, MM_USAGE, "E_LIMITS", mm_at(NULL, NULL), "found %u layers to tap, expected at most %u", c->taps, MM_TAPS);
   for (uint32_t i = 0; i < c->taps; i++)
@@ -185,6 +203,27 @@ static bool start_ranks(mm_engine *e, mm_err *err) {
       return mm_fail(err, MM_LIMIT, "E_THREADS", mm_at(NULL, NULL), "started %u of %u rank threads: %s", e->started, tp, strerror(failed));
   }
   return run_task(e, OPEN, err);
+}
+
+/* A backend that does not read tables has all pages that its slots can fill: fewer would be a promise that it cannot keep. */
+static bool open_pages(mm_engine *e, mm_err *err) {
+  const mm_limits *l = &e->config.limits;
+  uint32_t pages;
+  if (!mm_limits_pages(l, &pages, err)) return false;
+  if (!e->config.ops->pages && l->pages)
+    return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL), "found a limit of %u pages; device %s gives each slot its own",
+                   l->pages, e->config.ops->name);
+  if (!e->config.ops->pages) return true;
+  if (!(e->pages = mm_pages_open(pages, l->slots, l->max_positions, err))) return false;
+  e->paging = (mm_paging){.table = mm_pages_table(e->pages), .per_slot = mm_pages_per_slot(e->pages)};
+  e->want = mm_calloc(l->slots, sizeof *e->want, err);
+  e->paging.copy = e->copy = mm_calloc(l->slots, sizeof *e->copy, err);
+  return e->want && e->copy;
+}
+
+static void place_states(mm_engine *e) {
+  uint64_t at = 0;
+  for (uint32_t r = 0; r < e->started; at += e->rank[r++].state_bytes) e->rank[r].state_at = at;
 }
 
 static bool open_choices(mm_engine *e, mm_err *err) {
@@ -211,7 +250,10 @@ mm_engine *mm_engine_open(const mm_shards *shards, const mm_engine_config *c, mm
   pthread_cond_init(&e->changed, NULL);
   e->comm = mm_comm_open(tp, err);
   e->slot = mm_calloc(c->limits.slots, sizeof *e->slot, err);
-  if (e->comm && e->slot && open_choices(e, err) && start_ranks(e, err)) return e;
+  if (e->comm && e->slot && open_pages(e, err) && open_choices(e, err) && start_ranks(e, err)) {
+    place_states(e);
+    return e;
+  }
   mm_engine_close(e);
   return NULL;
 }
@@ -236,6 +278,9 @@ void mm_engine_close(mm_engine *e) {
   free(e->choice_id);
   free(e->never);
   free(e->slot);
+  mm_pages_close(e->pages);
+  free(e->want);
+  free(e->copy);
   free(e);
 }
 
@@ -294,9 +339,27 @@ static void keep_slots(mm_engine *e, const mm_batch *batch, bool done) {
     if (s->slot < 0) continue;
     slot_state *slot = &e->slot[s->slot];
     slot->held = done ? s->pos + s->count : 0;
+    if (!done && e->pages) mm_pages_cut(e->pages, (uint32_t)s->slot, 0);
     while (out < batch->out_count && batch->out[out] + 1 < s->first + s->count) out++;
     slot->chose = done && batch->sampling && out < batch->out_count && batch->out[out] + 1 == s->first + s->count;
   }
+}
+
+/* What the batch writes is the slots' own from here on; all of it, or nothing where pages are short. */
+static bool reserve_pages(mm_engine *e, mm_batch *batch, mm_err *err) {
+  uint32_t wants = 0;
+  for (uint32_t i = 0; i < batch->span_count; i++) {
+    const mm_span *s = &batch->span[i];
+    if (s->slot >= 0) e->want[wants++] = (mm_page_want){(uint32_t)s->slot, s->pos, s->count};
+  }
+  batch->paging = &e->paging;
+  return mm_pages_reserve(e->pages, e->want, wants, e->copy, &e->paging.copies, err);
+}
+
+/* Whether the batch may run; then it is ready to. */
+static bool prepare(mm_engine *e, mm_batch *batch, mm_err *err) {
+  batch->paging = NULL;
+  return check_batch(e, batch, err) && (!e->pages || reserve_pages(e, batch, err));
 }
 
 /* Runs the batch; logits of ids whose head row is zero become -INFINITY. */
@@ -315,7 +378,7 @@ static bool run_step(mm_engine *e, const mm_batch *batch, float *logits, mm_err 
 bool mm_engine_step(mm_engine *e, const mm_batch *batch, float *logits, mm_err *err) {
   mm_batch plain = *batch;
   plain.sampling = NULL;
-  if (!check_batch(e, &plain, err)) return false;
+  if (!prepare(e, &plain, err)) return false;
   bool done = run_step(e, &plain, logits, err);
   keep_slots(e, &plain, done);
   return done;
@@ -352,11 +415,12 @@ static bool step_and_choose(mm_engine *e, const mm_batch *batch, choices *to, mm
 
 bool mm_engine_queues(const mm_engine *e) { return e->device_chooses; }
 
-bool mm_engine_queue(mm_engine *e, const mm_batch *batch, mm_err *err) {
+bool mm_engine_queue(mm_engine *e, const mm_batch *given, mm_err *err) {
+  mm_batch copy = *given, *batch = &copy;
   for (uint32_t i = 0; i < batch->out_count; i++)
     if (!mm_sampling_check(&batch->sampling[i], err)) return false;
   if (e->queued - e->collected == MM_QUEUE) return refuse(err, "batches queued before batch", e->batches, MM_QUEUE, "less than", MM_QUEUE);
-  if (!check_batch(e, batch, err)) return false;
+  if (!prepare(e, batch, err)) return false;
   uint32_t at = (uint32_t)(e->queued % MM_QUEUE);
   bool done = e->device_chooses ? run_step(e, batch, NULL, err) : step_and_choose(e, batch, &e->choices[at], err);
   keep_slots(e, batch, done);
@@ -377,7 +441,77 @@ bool mm_engine_collect(mm_engine *e, int32_t *id, mm_err *err) {
   if (run_task(e, COLLECT, err)) return true;
   e->stepped = false;
   e->collected = e->queued;
-  for (uint32_t i = 0; i < e->config.limits.slots; i++) e->slot[i] = (slot_state){.last_batch = e->slot[i].last_batch};
+  for (uint32_t i = 0; i < e->config.limits.slots; i++) mm_engine_drop(e, i);
+  return false;
+}
+
+/* ---- slots ---- */
+
+uint32_t mm_engine_held(const mm_engine *e, uint32_t slot) { return e->slot[slot].held; }
+
+void mm_engine_drop(mm_engine *e, uint32_t slot) {
+  e->slot[slot] = (slot_state){.last_batch = e->slot[slot].last_batch};
+  if (e->pages) mm_pages_cut(e->pages, slot, 0);
+}
+
+mm_pages *mm_engine_pages(mm_engine *e) { return e->pages; }
+
+uint64_t mm_engine_state_bytes(const mm_engine *e) {
+  const rank *last = &e->rank[e->started - 1];
+  return last->state_at + last->state_bytes;
+}
+
+/* Slots below the limit, and a backend that can share what they hold. */
+static bool check_slots(const mm_engine *e, const uint32_t *slot, uint32_t n, mm_err *err) {
+  for (uint32_t i = 0; i < n; i++)
+    if (slot[i] >= e->config.limits.slots) return refuse(err, "slot", i, slot[i], "less than", e->config.limits.slots);
+  if (e->pages && (!e->lightning || e->config.ops->state_copy)) return true;
+  return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL), "found slots that share pages; device %s gives each slot its own",
+                 e->config.ops->name);
+}
+
+bool mm_engine_fork(mm_engine *e, uint32_t from, const uint32_t *to, uint32_t n, mm_err *err) {
+  if (!check_slots(e, &from, 1, err) || !check_slots(e, to, n, err)) return false;
+  const slot_state *source = &e->slot[from];
+  for (uint32_t i = 0; i < n; i++) {
+    if (to[i] == from) continue;
+    e->state_to = to[i];
+    e->state_from = from;
+    if (e->lightning && !run_task(e, STATE_COPY, err)) {
+      mm_engine_drop(e, to[i]);
+      return false;
+    }
+    mm_pages_map(e->pages, to[i], mm_pages_table(e->pages) + (size_t)from * e->paging.per_slot, mm_pages_held(e->pages, from));
+    e->slot[to[i]] = (slot_state){.held = source->held,
+                                  .last_batch = e->slot[to[i]].last_batch,
+                                  .chose = source->chose && !e->device_chooses,
+                                  .chosen = source->chosen};
+  }
+  return true;
+}
+
+bool mm_engine_save(mm_engine *e, uint32_t slot, void *state, mm_err *err) {
+  if (!check_slots(e, &slot, 1, err)) return false;
+  if (!e->slot[slot].held) return refuse(err, "tokens in slot", slot, 0, "at least", 1);
+  e->state_from = slot;
+  e->state = state;
+  return !e->lightning || run_task(e, STATE_SAVE, err);
+}
+
+bool mm_engine_resume(mm_engine *e, uint32_t slot, const uint32_t *page, uint32_t tokens, const void *state, mm_err *err) {
+  if (!check_slots(e, &slot, 1, err)) return false;
+  const uint32_t count = (uint32_t)mm_ceil_div(tokens, MM_PAGE);
+  if (tokens > e->config.limits.max_positions)
+    return refuse(err, "tokens for slot", slot, tokens, "at most", e->config.limits.max_positions);
+  if (e->lightning && tokens && !state) return refuse(err, "states for slot", slot, 0, "those after token", tokens);
+  for (uint32_t i = 0; i < count; i++)
+    if (!mm_pages_references(e->pages, page[i])) return refuse(err, "page", i, page[i], "one in use, below", mm_pages_count(e->pages));
+  mm_pages_map(e->pages, slot, page, count);
+  e->slot[slot] = (slot_state){.held = tokens, .last_batch = e->slot[slot].last_batch};
+  e->state_to = slot;
+  e->saved = state;
+  if (!e->lightning || !tokens || run_task(e, STATE_LOAD, err)) return true;
+  mm_engine_drop(e, slot);
   return false;
 }
 

@@ -81,6 +81,7 @@ bool mm_forward_step(mm_forward *f, const mm_batch *batch, float *logits, mm_err
   ops->norm(b, s.n, s.h, &w->layer[0].input_norm, m->norm_eps);
   for (uint32_t l = 0; l < m->layers; l++) {
     const mm_layer_weights *layer = &w->layer[l];
+    if (ops->layer) ops->layer(b, l);
     attention(f, s.n, l);
     combine(f, &s, m->attn[l] == MM_ATTN_LIGHTNING ? m->deepnorm_lightning : m->deepnorm_full, &layer->post_norm);
     ops->route(b, l, s.n, &layer->router, layer->router_bias.scheme ? &layer->router_bias : NULL);

@@ -15,18 +15,6 @@
 #define PROMPT_MAX    (UINT64_C(1) << 30)
 #define COMPANION_MAX (UINT64_C(16) << 20)
 
-static const mm_ops *const devices[] = {
-    &mm_ops_cpu,
-#ifdef MM_CUDA
-    &mm_ops_cuda,
-#endif
-};
-#ifdef MM_CUDA
-#define DEVICES "cpu|cuda"
-#else
-#define DEVICES "cpu"
-#endif
-
 typedef struct run_args {
   const char *dir, *prompt, *prompt_file, *device, *act_quant, *kv; /* act_quant: NULL where not given */
   double temperature, top_p;
@@ -148,13 +136,15 @@ static bool open_tokenizer(run *r, mm_err *err) {
 
 static bool open_engine(run *r, mm_err *err) {
   unsigned threads = (unsigned)(r->a->threads ? r->a->threads : mm_max(1, mm_pool_cpus() / r->shards.pack.tp));
-  mm_engine_config c = {.ops = devices[0],
-                        .limits = {(uint32_t)mm_min(PREFILL_ROWS, r->prompt_count), 1, (uint32_t)r->prompt_count + r->budget},
+  mm_engine_config c = {.ops = mm_ops_find(r->a->device, err),
+                        .limits = {.max_tokens = (uint32_t)mm_min(PREFILL_ROWS, r->prompt_count),
+                                   .slots = 1,
+                                   .max_positions = (uint32_t)r->prompt_count + r->budget},
                         .threads = threads,
                         .never = r->never,
-                        .kv_fp8 = strcmp(r->a->kv, "fp8") == 0};
-  for (size_t i = 0; i < sizeof devices / sizeof *devices; i++)
-    if (strcmp(devices[i]->name, r->a->device) == 0) c.ops = devices[i];
+                        .kv_fp8 = strcmp(r->a->kv, "fp8") == 0,
+                        .kv_bf16 = strcmp(r->a->kv, "bf16") == 0};
+  if (!c.ops) return false;
   c.act_quant = r->act_quant = r->a->act_quant ? strcmp(r->a->act_quant, "on") == 0 : c.ops->act_quant;
   r->engine = mm_engine_open(&r->shards, &c, err);
   return r->engine;
@@ -277,12 +267,12 @@ int main(int argc, char **argv) {
       {"top-k", NULL, 0, MM_OPT_U64, &a.top_k, "N", "draw from the N likeliest tokens, 0 for all (0)", NULL, 0, INT32_MAX},
       {"top-p", NULL, 0, MM_OPT_REAL, &a.top_p, "X", "draw from the likeliest tokens that together reach probability X (1)", NULL, 0, 0},
       {"seed", NULL, 0, MM_OPT_U64, &a.seed, "N", "of the draws (0)", NULL, 0, 0},
-      {"device", NULL, 0, MM_OPT_STR, &a.device, "NAME", "where to compute, cpu unless given", DEVICES, 0, 0},
+      {"device", NULL, 0, MM_OPT_STR, &a.device, "NAME", "where to compute, cpu unless given", MM_DEVICES, 0, 0},
       {"act-quant", NULL, 0, MM_OPT_STR, &a.act_quant, "WORD",
        "round the inputs of linears as their scheme defines, or not: weights alone are quantised then (on where the device can, else off)",
        "on|off", 0, 0},
-      {"kv-cache-dtype", NULL, 0, MM_OPT_STR, &a.kv, "TYPE", "of cached keys and values, fp8 on cuda: e4m3 (auto: the device's own)",
-       "auto|fp8", 0, 0},
+      {"kv-cache-dtype", NULL, 0, MM_OPT_STR, &a.kv, "TYPE",
+       "of cached keys and values, fp8 on cuda: e4m3 (auto: the device's own, f32 on cpu and bf16 on cuda)", "auto|bf16|fp8", 0, 0},
       {"threads", NULL, 't', MM_OPT_U64, &a.threads, "N", "CPU threads per rank (CPUs / ranks)", NULL, 1, 1024},
       {"quiet", NULL, 'q', MM_OPT_FLAG, &a.quiet, NULL, "no summary on stderr", NULL, 0, 0},
   };

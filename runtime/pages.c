@@ -49,7 +49,8 @@ uint32_t mm_pages_per_slot(const mm_pages *p) { return p->per_slot; }
 const uint32_t *mm_pages_table(const mm_pages *p) { return p->table; }
 uint32_t mm_pages_held(const mm_pages *p, uint32_t slot) { return p->held[slot]; }
 uint32_t mm_pages_free(const mm_pages *p) { return p->free_count + (p->pages - p->fresh); }
-uint32_t mm_pages_references(const mm_pages *p, uint32_t page) { return p->refs[page]; }
+uint32_t mm_pages_count(const mm_pages *p) { return p->pages; }
+uint32_t mm_pages_references(const mm_pages *p, uint32_t page) { return page < p->pages ? p->refs[page] : 0; }
 
 static uint32_t *table_of(const mm_pages *p, uint32_t slot) { return p->table + (size_t)slot * p->per_slot; }
 

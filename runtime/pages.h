@@ -25,7 +25,8 @@ const uint32_t *mm_pages_table(const mm_pages *p);
 uint32_t mm_pages_held(const mm_pages *p, uint32_t slot);
 /* Pages that nobody refers to. */
 uint32_t mm_pages_free(const mm_pages *p);
-/* Slots and holders that refer to the page. */
+uint32_t mm_pages_count(const mm_pages *p); /* in all */
+/* Slots and holders that refer to the page; 0 for numbers that no page has. */
 uint32_t mm_pages_references(const mm_pages *p, uint32_t page);
 
 /* The slot is about to write tokens [pos, pos + count), count ≥ 1, pos ≤ MM_PAGE · held; what it held from pos on is given up. */

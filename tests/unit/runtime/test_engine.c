@@ -22,7 +22,7 @@ typedef struct running {
   float *logits;
 } running;
 
-static const mm_limits limits = {LENGTH, 3, LENGTH};
+static const mm_limits limits = {.max_tokens = LENGTH, .slots = 3, .max_positions = LENGTH};
 
 static void start(running *r, mm_model m, uint32_t tp, const mm_ops *ops) {
   mm_err err = {0};
@@ -61,7 +61,7 @@ static bool step(running *r, const mm_span *span, uint32_t spans, mm_err *err) {
       id[rows] = span[i].slot < 0 ? 0 : id_at((uint32_t)span[i].slot, span[i].pos + t);
       out[rows] = rows;
     }
-  return mm_engine_step(r->engine, &(mm_batch){rows, id, spans, span, rows, out, NULL}, r->logits, err);
+  return mm_engine_step(r->engine, &(mm_batch){rows, id, spans, span, rows, out, NULL, NULL}, r->logits, err);
 }
 
 static void check_rows(const running *r, uint32_t row, uint32_t count, const double *expected) {
@@ -123,7 +123,7 @@ static void check_taps(mm_model m, uint32_t tp) {
   assert_string_equal(err.code, "E_BATCH");
   err.status = MM_OK;
   const mm_sampling greedy = {0, 1, 0, 0};
-  const mm_batch queued = {1, (int32_t[]){3}, 1, &(mm_span){0, 0, 1, 0}, 1, (uint32_t[]){0}, &greedy};
+  const mm_batch queued = {1, (int32_t[]){3}, 1, &(mm_span){0, 0, 1, 0}, 1, (uint32_t[]){0}, &greedy, NULL};
   int32_t chosen;
   assert_true(mm_engine_queue(r.engine, &queued, &err));
   assert_false(mm_engine_hidden(r.engine, 0, hidden, &err)); /* not collected */
@@ -218,15 +218,15 @@ static void outputs(void **state) {
   mm_span span = {2, 0, 9, 0};
   const uint32_t out[] = {0, 5, 8};
   mm_err err = {0};
-  assert_true(mm_engine_step(r.engine, &(mm_batch){9, id, 1, &span, 3, out, NULL}, r.logits, &err));
+  assert_true(mm_engine_step(r.engine, &(mm_batch){9, id, 1, &span, 3, out, NULL, NULL}, r.logits, &err));
   for (uint32_t i = 0; i < 3; i++)
     for (uint32_t v = 0; v < V; v++) {
       double found = r.logits[i * V + v], want = expected[out[i] * V + v];
       assert_true(want == found || fabs(found - want) <= 2e-4);
     }
   /* No row wanted, no row at all. */
-  assert_true(mm_engine_step(r.engine, &(mm_batch){9, id, 1, &span, 0, NULL, NULL}, NULL, &err));
-  assert_true(mm_engine_step(r.engine, &(mm_batch){0, NULL, 0, NULL, 0, NULL, NULL}, NULL, &err));
+  assert_true(mm_engine_step(r.engine, &(mm_batch){9, id, 1, &span, 0, NULL, NULL, NULL}, NULL, &err));
+  assert_true(mm_engine_step(r.engine, &(mm_batch){0, NULL, 0, NULL, 0, NULL, NULL, NULL}, NULL, &err));
   free(expected);
   stop(&r);
 }
@@ -239,46 +239,46 @@ static void refusals(void **state) {
 #define SPAN(...) \
   (const mm_span[]) { __VA_ARGS__ }
   const mm_batch *const batch[] = {
-      &(mm_batch){3, high, 1, SPAN({0, 0, 3, 0}), 0, NULL, NULL}, /* ids */
-      &(mm_batch){3, negative, 1, SPAN({0, 0, 3, 0}), 0, NULL, NULL},
-      &(mm_batch){LENGTH + 1, good, 1, SPAN({0, 0, LENGTH + 1, 0}), 0, NULL, NULL}, /* rows */
-      &(mm_batch){3, good, 1, SPAN({0, 0, 2, 0}), 0, NULL, NULL},                   /* not covered */
-      &(mm_batch){3, good, 0, NULL, 0, NULL, NULL},
-      &(mm_batch){3, good, 1, SPAN({0, 0, 4, 0}), 0, NULL, NULL},               /* beyond the end */
-      &(mm_batch){3, good, 1, SPAN({0, 1, 2, 0}), 0, NULL, NULL},               /* a gap */
-      &(mm_batch){3, good, 2, SPAN({0, 0, 3, 0}, {1, 3, 0, 0}), 0, NULL, NULL}, /* an empty span */
-      &(mm_batch){3, good, 2, SPAN({0, 0, 2, 0}, {1, 1, 1, 0}), 0, NULL, NULL}, /* an overlap */
-      &(mm_batch){3, good, 1, SPAN({3, 0, 3, 0}), 0, NULL, NULL},               /* slots */
-      &(mm_batch){3, good, 1, SPAN({-2, 0, 3, 0}), 0, NULL, NULL},
-      &(mm_batch){3, good, 2, SPAN({1, 0, 2, 0}, {1, 2, 1, 0}), 0, NULL, NULL}, /* one slot twice */
-      &(mm_batch){3, good, 1, SPAN({0, 0, 3, 4}), 0, NULL, NULL},               /* positions that the slot does not hold */
-      &(mm_batch){3, good, 1, SPAN({0, 0, 3, 2}), 0, NULL, NULL},
-      &(mm_batch){3, good, 1, SPAN({0, 0, 3, UINT32_MAX}), 0, NULL, NULL},
-      &(mm_batch){3, good, 1, SPAN({0, 0, 3, 0}), 2, far, NULL}, /* outputs */
-      &(mm_batch){3, good, 1, SPAN({0, 0, 3, 0}), 2, falling, NULL},
-      &(mm_batch){3, good, 1, SPAN({0, 0, 3, 0}), 2, twice, NULL},
+      &(mm_batch){3, high, 1, SPAN({0, 0, 3, 0}), 0, NULL, NULL, NULL}, /* ids */
+      &(mm_batch){3, negative, 1, SPAN({0, 0, 3, 0}), 0, NULL, NULL, NULL},
+      &(mm_batch){LENGTH + 1, good, 1, SPAN({0, 0, LENGTH + 1, 0}), 0, NULL, NULL, NULL}, /* rows */
+      &(mm_batch){3, good, 1, SPAN({0, 0, 2, 0}), 0, NULL, NULL, NULL},                   /* not covered */
+      &(mm_batch){3, good, 0, NULL, 0, NULL, NULL, NULL},
+      &(mm_batch){3, good, 1, SPAN({0, 0, 4, 0}), 0, NULL, NULL, NULL},               /* beyond the end */
+      &(mm_batch){3, good, 1, SPAN({0, 1, 2, 0}), 0, NULL, NULL, NULL},               /* a gap */
+      &(mm_batch){3, good, 2, SPAN({0, 0, 3, 0}, {1, 3, 0, 0}), 0, NULL, NULL, NULL}, /* an empty span */
+      &(mm_batch){3, good, 2, SPAN({0, 0, 2, 0}, {1, 1, 1, 0}), 0, NULL, NULL, NULL}, /* an overlap */
+      &(mm_batch){3, good, 1, SPAN({3, 0, 3, 0}), 0, NULL, NULL, NULL},               /* slots */
+      &(mm_batch){3, good, 1, SPAN({-2, 0, 3, 0}), 0, NULL, NULL, NULL},
+      &(mm_batch){3, good, 2, SPAN({1, 0, 2, 0}, {1, 2, 1, 0}), 0, NULL, NULL, NULL}, /* one slot twice */
+      &(mm_batch){3, good, 1, SPAN({0, 0, 3, 4}), 0, NULL, NULL, NULL},               /* positions that the slot does not hold */
+      &(mm_batch){3, good, 1, SPAN({0, 0, 3, 2}), 0, NULL, NULL, NULL},
+      &(mm_batch){3, good, 1, SPAN({0, 0, 3, UINT32_MAX}), 0, NULL, NULL, NULL},
+      &(mm_batch){3, good, 1, SPAN({0, 0, 3, 0}), 2, far, NULL, NULL}, /* outputs */
+      &(mm_batch){3, good, 1, SPAN({0, 0, 3, 0}), 2, falling, NULL, NULL},
+      &(mm_batch){3, good, 1, SPAN({0, 0, 3, 0}), 2, twice, NULL, NULL},
   };
   running r;
   start(&r, ref_dims(MM_FAMILY_M1, true), 2, &mm_ops_cpu);
   mm_err err = {0};
-  assert_true(mm_engine_step(r.engine, &(mm_batch){3, good, 1, SPAN({0, 0, 3, 0}), 2, rows, NULL}, r.logits, &err));
+  assert_true(mm_engine_step(r.engine, &(mm_batch){3, good, 1, SPAN({0, 0, 3, 0}), 2, rows, NULL, NULL}, r.logits, &err));
   for (size_t i = 0; i < sizeof batch / sizeof *batch; i++) {
     mm_err e = {0};
     if (mm_engine_step(r.engine, batch[i], r.logits, &e)) fail_msg("batch %zu was not refused", i);
     assert_int_equal(e.status, MM_USAGE);
     assert_string_equal(e.code, "E_BATCH");
   }
-  assert_true(mm_engine_step(r.engine, &(mm_batch){3, good, 1, SPAN({0, 0, 3, 3}), 2, rows, NULL}, r.logits, &err));
+  assert_true(mm_engine_step(r.engine, &(mm_batch){3, good, 1, SPAN({0, 0, 3, 3}), 2, rows, NULL, NULL}, r.logits, &err));
   stop(&r);
   /* Without lightning state a sequence may go back, but not ahead; nor beyond the limit. */
   start(&r, ref_dims(MM_FAMILY_M2, false), 2, &mm_ops_cpu);
   mm_err e = {0};
-  assert_true(mm_engine_step(r.engine, &(mm_batch){3, good, 1, SPAN({0, 0, 3, 0}), 0, NULL, NULL}, NULL, &err));
-  assert_true(mm_engine_step(r.engine, &(mm_batch){3, good, 1, SPAN({0, 0, 3, 2}), 0, NULL, NULL}, NULL, &err));
-  assert_false(mm_engine_step(r.engine, &(mm_batch){3, good, 1, SPAN({0, 0, 3, 6}), 0, NULL, NULL}, NULL, &e));
-  assert_true(mm_engine_step(r.engine, &(mm_batch){LENGTH - 5, good, 1, SPAN({0, 0, LENGTH - 5, 5}), 0, NULL, NULL}, NULL, &err));
+  assert_true(mm_engine_step(r.engine, &(mm_batch){3, good, 1, SPAN({0, 0, 3, 0}), 0, NULL, NULL, NULL}, NULL, &err));
+  assert_true(mm_engine_step(r.engine, &(mm_batch){3, good, 1, SPAN({0, 0, 3, 2}), 0, NULL, NULL, NULL}, NULL, &err));
+  assert_false(mm_engine_step(r.engine, &(mm_batch){3, good, 1, SPAN({0, 0, 3, 6}), 0, NULL, NULL, NULL}, NULL, &e));
+  assert_true(mm_engine_step(r.engine, &(mm_batch){LENGTH - 5, good, 1, SPAN({0, 0, LENGTH - 5, 5}), 0, NULL, NULL, NULL}, NULL, &err));
   e = (mm_err){0};
-  assert_false(mm_engine_step(r.engine, &(mm_batch){1, good, 1, SPAN({0, 0, 1, LENGTH}), 0, NULL, NULL}, NULL, &e));
+  assert_false(mm_engine_step(r.engine, &(mm_batch){1, good, 1, SPAN({0, 0, 1, LENGTH}), 0, NULL, NULL, NULL}, NULL, &e));
   stop(&r);
 }
 
@@ -300,12 +300,12 @@ static void continue_plainly(running *r, const bool *never, int32_t to[NEW][2]) 
   mm_err err = {0};
   for (uint32_t i = 0; i < 8; i++) id[i] = i < 5 ? id_at(0, i) : id_at(1, i - 5);
   const mm_span prompt[] = {{2, 0, 5, 0}, {0, 5, 3, 0}};
-  assert_true(mm_engine_step(r->engine, &(mm_batch){8, id, 2, prompt, 2, out, NULL}, r->logits, &err));
+  assert_true(mm_engine_step(r->engine, &(mm_batch){8, id, 2, prompt, 2, out, NULL, NULL}, r->logits, &err));
   for (uint32_t n = 0;; n++) {
     for (uint32_t i = 0; i < 2; i++) to[n][i] = best(r->logits + i * vocab, vocab, never);
     if (n + 1 == NEW) return;
     const mm_span span[] = {{2, 0, 1, 5 + n}, {0, 1, 1, 3 + n}};
-    assert_true(mm_engine_step(r->engine, &(mm_batch){2, to[n], 2, span, 2, (const uint32_t[]){0, 1}, NULL}, r->logits, &err));
+    assert_true(mm_engine_step(r->engine, &(mm_batch){2, to[n], 2, span, 2, (const uint32_t[]){0, 1}, NULL, NULL}, r->logits, &err));
   }
 }
 
@@ -317,13 +317,13 @@ static void continue_queued(running *r, int32_t to[NEW][2]) {
   mm_err err = {0};
   for (uint32_t i = 0; i < 8; i++) id[i] = i < 5 ? id_at(0, i) : id_at(1, i - 5);
   const mm_span prompt[] = {{2, 0, 5, 0}, {0, 5, 3, 0}};
-  assert_true(mm_engine_queue(r->engine, &(mm_batch){8, id, 2, prompt, 2, (const uint32_t[]){4, 7}, greedy}, &err));
+  assert_true(mm_engine_queue(r->engine, &(mm_batch){8, id, 2, prompt, 2, (const uint32_t[]){4, 7}, greedy, NULL}, &err));
   uint32_t queued = 1;
   for (uint32_t n = 0; n < NEW; n++) {
     for (; queued < NEW && queued < n + MM_QUEUE; queued++) {
       const mm_span a = {2, 0, 1, 4 + queued}, b = {0, 2, 1, 2 + queued}, pad = {-1, 1, 1, 0};
       const mm_span turned[] = {{0, 0, 1, b.pos}, pad, {2, 2, 1, a.pos}};
-      const mm_batch batch = {3, chosen, 3, queued % 2 ? turned : (const mm_span[]){a, pad, b}, 2, (const uint32_t[]){0, 2}, greedy};
+      const mm_batch batch = {3, chosen, 3, queued % 2 ? turned : (const mm_span[]){a, pad, b}, 2, (const uint32_t[]){0, 2}, greedy, NULL};
       assert_true(mm_engine_queue(r->engine, &batch, &err));
     }
     assert_true(mm_engine_collect(r->engine, to[n], &err));
@@ -363,10 +363,10 @@ static void queue_draws(void **state) {
   const uint32_t last = 3;
   mm_err err = {0};
   mm_sampler *sampler = mm_sampler_open(r.ref.m.vocab, &err);
-  assert_true(mm_engine_step(r.engine, &(mm_batch){4, id, 1, &span, 1, &last, NULL}, r.logits, &err));
+  assert_true(mm_engine_step(r.engine, &(mm_batch){4, id, 1, &span, 1, &last, NULL, NULL}, r.logits, &err));
   for (uint64_t seed = 0; seed < 20; seed++) {
     const mm_sampling set = {1.5, 0.9, 30, seed};
-    assert_true(mm_engine_queue(r.engine, &(mm_batch){4, id, 1, &span, 1, &last, &set}, &err));
+    assert_true(mm_engine_queue(r.engine, &(mm_batch){4, id, 1, &span, 1, &last, &set, NULL}, &err));
     assert_true(mm_engine_collect(r.engine, &got, &err));
     assert_int_equal(got, mm_sample(sampler, &set, 4, r.logits));
   }
@@ -386,18 +386,19 @@ static void queue_refusals(void **state) {
   assert_false(mm_engine_collect(r.engine, got, &err));
   assert_string_equal(err.code, "E_BATCH");
   err = (mm_err){0};
-  assert_false(mm_engine_queue(r.engine, &(mm_batch){2, id, 1, &(mm_span){0, 0, 2, 0}, 1, &second, &cold}, &err));
+  assert_false(mm_engine_queue(r.engine, &(mm_batch){2, id, 1, &(mm_span){0, 0, 2, 0}, 1, &second, &cold, NULL}, &err));
   assert_string_equal(err.code, "E_SAMPLING");
-  const mm_batch next = {1, &chosen, 1, &(mm_span){0, 0, 1, 2}, 1, &first, &greedy};
+  const mm_batch next = {1, &chosen, 1, &(mm_span){0, 0, 1, 2}, 1, &first, &greedy, NULL};
   for (int with_choice = 0; with_choice < 2; with_choice++) { /* nothing was chosen after row 1 */
     err = (mm_err){0};
-    assert_true(mm_engine_queue(r.engine, &(mm_batch){2, id, 1, &(mm_span){0, 0, 2, 0}, 1, with_choice ? &second : &first, &greedy}, &err));
+    assert_true(
+        mm_engine_queue(r.engine, &(mm_batch){2, id, 1, &(mm_span){0, 0, 2, 0}, 1, with_choice ? &second : &first, &greedy, NULL}, &err));
     assert_true(mm_engine_queue(r.engine, &next, &err) == with_choice);
   }
   mm_span span = {0, 0, 1, 3};
-  assert_true(mm_engine_queue(r.engine, &(mm_batch){1, &chosen, 1, &span, 1, &first, &greedy}, &err));
+  assert_true(mm_engine_queue(r.engine, &(mm_batch){1, &chosen, 1, &span, 1, &first, &greedy, NULL}, &err));
   span.pos++;
-  assert_false(mm_engine_queue(r.engine, &(mm_batch){1, &chosen, 1, &span, 1, &first, &greedy}, &err));
+  assert_false(mm_engine_queue(r.engine, &(mm_batch){1, &chosen, 1, &span, 1, &first, &greedy, NULL}, &err));
   assert_string_equal(err.code, "E_BATCH");
   for (int i = 0; i < MM_QUEUE; i++) assert_true(mm_engine_collect(r.engine, got, &(mm_err){0}));
   assert_false(mm_engine_collect(r.engine, got, &(mm_err){0}));
@@ -406,7 +407,7 @@ static void queue_refusals(void **state) {
 
 static void bad_limits(void **state) {
   (void)state;
-  static const mm_limits bad[] = {{0, 1, 1}, {1, 0, 1}, {1, 1, 0}, {1, 1, 4097}};
+  static const mm_limits bad[] = {{0, 1, 1, 0}, {1, 0, 1, 0}, {1, 1, 0, 0}, {1, 1, 4097, 0}};
   ref_model ref = ref_build(ref_dims(MM_FAMILY_M2, false));
   ref_shards *shards = ref_cut(&ref, 1);
   for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
