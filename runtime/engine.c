@@ -1,83 +1,10 @@
 /* The engine: one thread per tensor-parallel rank, each with its own weights view and backend; every step is handed to all of
  * them and ends when all have finished. */
-#include "runtime/engine.h"
-
 #include <math.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
-typedef enum work { OPEN, STEP, COLLECT, HIDDEN, LOAD, STATE_COPY, STATE_SAVE, STATE_LOAD } work;
-
-typedef struct slot_state {
-  uint32_t held;       /* tokens that its caches hold */
-  uint64_t last_batch; /* number of the last batch that named it */
-  bool chose;          /* some step chose a token after its last row */
-  int32_t chosen;      /* that token, where the engine chooses */
-} slot_state;
-
-/* The choices of a step that the engine itself made, until they are collected. */
-typedef struct choices {
-  int32_t *id;
-  size_t cap;
-} choices;
-
-typedef struct rank {
-  mm_engine *engine;
-  uint32_t index;
-  pthread_t thread;
-  mm_rank_weights weights;
-  mm_forward forward;
-  float *logits; /* [out_count, vocab_rows] of the current step */
-  size_t logits_cap;
-  uint64_t state_at, state_bytes; /* its part of a slot's lightning states */
-  mm_err err;
-} rank;
-
-struct mm_engine {
-  const mm_shards *shards;
-  const mm_model *model;
-  mm_engine_config config;
-  mm_comm *comm;
-  bool lightning;   /* some layer keeps a state that cannot go back */
-  bool *never;      /* [vocab] ids that are not to be chosen */
-  slot_state *slot; /* [slots] */
-  uint64_t batches;
-  mm_pages *pages; /* NULL where the backend gives each slot its own */
-  mm_paging paging;
-  mm_page_want *want; /* [slots] of a step */
-  mm_page_copy *copy; /* the same */
-
-  bool device_chooses;
-  uint64_t queued, collected;     /* batches with sampling, ever */
-  uint32_t outstanding[MM_QUEUE]; /* out_count of queued batch i at i % MM_QUEUE */
-  choices choices[MM_QUEUE];      /* the same; unused where the device chooses, like the rest: */
-  mm_sampler *sampler;
-  float *choice_logits; /* [out_count, vocab] */
-  int32_t *choice_id;   /* [T] of the step, none MM_ID_CHOSEN */
-  size_t choice_logits_cap, choice_id_cap;
-
-  pthread_mutex_t lock;
-  pthread_cond_t changed;
-  uint64_t task; /* counts what was handed to the ranks */
-  work work;     /* what it was */
-  uint32_t busy; /* ranks that have not finished it */
-  bool stop;
-  const mm_batch *batch;
-  float *logits;
-  int32_t *id;   /* where choices are collected */
-  bool stepped;  /* the last step was done, */
-  uint32_t rows; /* of so many rows */
-  uint32_t tap;  /* whose rows are wanted */
-  float *hidden; /* where they go */
-  uint64_t *load;
-  uint32_t state_to, state_from; /* slots */
-  void *state;                   /* saved to */
-  const void *saved;             /* loaded from */
-
-  uint32_t started; /* threads */
-  rank rank[];      /* [tp] */
-};
+#include "runtime/engine_inside.h"
 
 static bool open_rank(rank *r, mm_err *err) {
   mm_engine *e = r->engine;
@@ -156,8 +83,7 @@ static void *rank_main(void *arg) {
   return NULL;
 }
 
-/* Hands the next task to every rank and waits for all; the lowest failing rank's error is the task's. */
-static bool run_task(mm_engine *e, work w, mm_err *err) {
+bool mm_engine_run_task(mm_engine *e, work w, mm_err *err) {
   pthread_mutex_lock(&e->lock);
   for (uint32_t r = 0; r < e->started; r++) e->rank[r].err.status = MM_OK;
   mm_comm_mend(e->comm);
@@ -202,7 +128,7 @@ static bool start_ranks(mm_engine *e, mm_err *err) {
     if (failed)
       return mm_fail(err, MM_LIMIT, "E_THREADS", mm_at(NULL, NULL), "started %u of %u rank threads: %s", e->started, tp, strerror(failed));
   }
-  return run_task(e, OPEN, err);
+  return mm_engine_run_task(e, OPEN, err);
 }
 
 /* A backend that does not read tables has all pages that its slots can fill: fewer would be a promise that it cannot keep. */
@@ -286,88 +212,16 @@ void mm_engine_close(mm_engine *e) {
 
 const mm_model *mm_engine_model(const mm_engine *e) { return e->model; }
 
-static bool refuse(mm_err *err, const char *what, uint64_t index, int64_t found, const char *expected, uint64_t limit) {
+bool mm_engine_refuse(mm_err *err, const char *what, uint64_t index, int64_t found, const char *expected, uint64_t limit) {
   return mm_fail(err, MM_USAGE, "E_BATCH", mm_at(NULL, NULL), "%s %llu: found %lld, expected %s %llu", what, (unsigned long long)index,
                  (long long)found, expected, (unsigned long long)limit);
 }
 
-static bool check_ids(const mm_engine *e, const mm_batch *b, const mm_span *s, mm_err *err) {
-  for (uint32_t i = s->first; i < s->first + s->count; i++) {
-    bool known = b->id[i] == MM_ID_CHOSEN ? s->slot >= 0 && e->slot[s->slot].chose : b->id[i] >= 0 && (uint32_t)b->id[i] < e->model->vocab;
-    if (!known) return refuse(err, "id of row", i, b->id[i], "one that was chosen, or less than", e->model->vocab);
-  }
-  return true;
-}
-
-static bool check_slot(mm_engine *e, const mm_span *s, uint32_t i, mm_err *err) {
-  const mm_limits *limits = &e->config.limits;
-  if (s->slot == -1) return true;
-  if (s->slot < 0 || (uint32_t)s->slot >= limits->slots) return refuse(err, "slot of span", i, s->slot, "less than", limits->slots);
-  if ((uint64_t)s->pos + s->count > limits->max_positions)
-    return refuse(err, "last position of span", i, (int64_t)s->pos + s->count, "at most", limits->max_positions);
-  slot_state *slot = &e->slot[s->slot];
-  if (e->lightning ? s->pos != 0 && s->pos != slot->held : s->pos > slot->held)
-    return refuse(err, "position of span", i, s->pos, e->lightning ? "0 or" : "at most", slot->held);
-  if (slot->last_batch == e->batches) return refuse(err, "slot of span", i, s->slot, "one span for each slot, of", limits->slots);
-  slot->last_batch = e->batches;
-  return true;
-}
-
-static bool check_batch(mm_engine *e, const mm_batch *b, mm_err *err) {
-  e->batches++;
-  if (b->tokens > e->config.limits.max_tokens)
-    return refuse(err, "rows of batch", e->batches, b->tokens, "at most", e->config.limits.max_tokens);
-  uint32_t first = 0;
-  for (uint32_t i = 0; i < b->span_count; i++) {
-    const mm_span *s = &b->span[i];
-    if (s->first != first) return refuse(err, "first row of span", i, s->first, "row", first);
-    if (s->count == 0 || s->count > b->tokens - first) return refuse(err, "rows of span", i, s->count, "1 …", b->tokens - first);
-    if (!check_slot(e, s, i, err) || !check_ids(e, b, s, err)) return false;
-    first += s->count;
-  }
-  if (first != b->tokens) return refuse(err, "rows in spans of batch", e->batches, first, "all", b->tokens);
-  for (uint32_t i = 0; i < b->out_count; i++)
-    if (b->out[i] >= b->tokens || (i && b->out[i] <= b->out[i - 1]))
-      return refuse(err, "output row", i, b->out[i], "ascending and less than", b->tokens);
-  return true;
-}
-
-/* What the slots hold after a batch: all of it, or nothing where it failed. */
-static void keep_slots(mm_engine *e, const mm_batch *batch, bool done) {
-  for (uint32_t i = 0, out = 0; i < batch->span_count; i++) {
-    const mm_span *s = &batch->span[i];
-    if (s->slot < 0) continue;
-    slot_state *slot = &e->slot[s->slot];
-    slot->held = done ? s->pos + s->count : 0;
-    if (!done && e->pages) mm_pages_cut(e->pages, (uint32_t)s->slot, 0);
-    while (out < batch->out_count && batch->out[out] + 1 < s->first + s->count) out++;
-    slot->chose = done && batch->sampling && out < batch->out_count && batch->out[out] + 1 == s->first + s->count;
-  }
-}
-
-/* What the batch writes is the slots' own from here on; all of it, or nothing where pages are short. */
-static bool reserve_pages(mm_engine *e, mm_batch *batch, mm_err *err) {
-  uint32_t wants = 0;
-  for (uint32_t i = 0; i < batch->span_count; i++) {
-    const mm_span *s = &batch->span[i];
-    if (s->slot >= 0) e->want[wants++] = (mm_page_want){(uint32_t)s->slot, s->pos, s->count};
-  }
-  batch->paging = &e->paging;
-  return mm_pages_reserve(e->pages, e->want, wants, e->copy, &e->paging.copies, err);
-}
-
-/* Whether the batch may run; then it is ready to. */
-static bool prepare(mm_engine *e, mm_batch *batch, mm_err *err) {
-  batch->paging = NULL;
-  return check_batch(e, batch, err) && (!e->pages || reserve_pages(e, batch, err));
-}
-
-/* Runs the batch; logits of ids whose head row is zero become -INFINITY. */
-static bool run_step(mm_engine *e, const mm_batch *batch, float *logits, mm_err *err) {
+bool mm_engine_run_step(mm_engine *e, const mm_batch *batch, float *logits, mm_err *err) {
   const mm_pack *pack = &e->shards->pack;
   e->batch = batch;
   e->logits = logits;
-  e->stepped = run_task(e, STEP, err);
+  e->stepped = mm_engine_run_task(e, STEP, err);
   e->rows = batch->tokens;
   if (!e->stepped) return false;
   for (size_t i = 0; logits && i < batch->out_count; i++)
@@ -378,154 +232,24 @@ static bool run_step(mm_engine *e, const mm_batch *batch, float *logits, mm_err 
 bool mm_engine_step(mm_engine *e, const mm_batch *batch, float *logits, mm_err *err) {
   mm_batch plain = *batch;
   plain.sampling = NULL;
-  if (!prepare(e, &plain, err)) return false;
-  bool done = run_step(e, &plain, logits, err);
-  keep_slots(e, &plain, done);
+  if (!mm_engine_prepare(e, &plain, err)) return false;
+  bool done = mm_engine_run_step(e, &plain, logits, err);
+  mm_engine_keep(e, &plain, done);
   return done;
 }
 
-/* A step without sampling, and the choices from its logits. */
-static bool step_and_choose(mm_engine *e, const mm_batch *batch, choices *to, mm_err *err) {
-  size_t vocab = e->model->vocab;
-  if (!mm_grow((void **)&e->choice_logits, &e->choice_logits_cap, batch->out_count * vocab, sizeof *e->choice_logits, err) ||
-      !mm_grow((void **)&e->choice_id, &e->choice_id_cap, batch->tokens, sizeof *e->choice_id, err) ||
-      !mm_grow((void **)&to->id, &to->cap, batch->out_count, sizeof *to->id, err))
-    return false;
-  for (uint32_t i = 0; i < batch->span_count; i++) {
-    const mm_span *s = &batch->span[i];
-    for (uint32_t t = s->first; t < s->first + s->count; t++)
-      e->choice_id[t] = batch->id[t] == MM_ID_CHOSEN ? e->slot[s->slot].chosen : batch->id[t];
-  }
-  mm_batch plain = *batch;
-  plain.id = e->choice_id;
-  plain.sampling = NULL;
-  if (!run_step(e, &plain, e->choice_logits, err)) return false;
-  const mm_span *s = batch->span;
-  for (uint32_t i = 0; i < batch->out_count; i++) {
-    uint32_t row = batch->out[i];
-    while (row >= s->first + s->count) s++;
-    float *logits = e->choice_logits + i * vocab;
-    for (size_t v = 0; v < vocab; v++)
-      if (e->never[v]) logits[v] = -INFINITY;
-    to->id[i] = mm_sample(e->sampler, &batch->sampling[i], s->pos + (row - s->first) + UINT64_C(1), logits);
-    if (s->slot >= 0) e->slot[s->slot].chosen = to->id[i] < 0 ? 0 : to->id[i]; /* of rows of one slot, the last stays */
-  }
-  return true;
-}
-
-bool mm_engine_queues(const mm_engine *e) { return e->device_chooses; }
-
-bool mm_engine_queue(mm_engine *e, const mm_batch *given, mm_err *err) {
-  mm_batch copy = *given, *batch = &copy;
-  for (uint32_t i = 0; i < batch->out_count; i++)
-    if (!mm_sampling_check(&batch->sampling[i], err)) return false;
-  if (e->queued - e->collected == MM_QUEUE) return refuse(err, "batches queued before batch", e->batches, MM_QUEUE, "less than", MM_QUEUE);
-  if (!prepare(e, batch, err)) return false;
-  uint32_t at = (uint32_t)(e->queued % MM_QUEUE);
-  bool done = e->device_chooses ? run_step(e, batch, NULL, err) : step_and_choose(e, batch, &e->choices[at], err);
-  keep_slots(e, batch, done);
-  if (!done) return false;
-  e->outstanding[at] = batch->out_count;
-  e->queued++;
-  return true;
-}
-
-bool mm_engine_collect(mm_engine *e, int32_t *id, mm_err *err) {
-  if (e->collected == e->queued) return refuse(err, "collected after batch", e->batches, 0, "batches queued, at most", MM_QUEUE);
-  uint32_t at = (uint32_t)(e->collected++ % MM_QUEUE);
-  if (!e->device_chooses) {
-    memcpy(id, e->choices[at].id, e->outstanding[at] * sizeof *id);
-    return true;
-  }
-  e->id = id;
-  if (run_task(e, COLLECT, err)) return true;
-  e->stepped = false;
-  e->collected = e->queued;
-  for (uint32_t i = 0; i < e->config.limits.slots; i++) mm_engine_drop(e, i);
-  return false;
-}
-
-/* ---- slots ---- */
-
-uint32_t mm_engine_held(const mm_engine *e, uint32_t slot) { return e->slot[slot].held; }
-
-void mm_engine_drop(mm_engine *e, uint32_t slot) {
-  e->slot[slot] = (slot_state){.last_batch = e->slot[slot].last_batch};
-  if (e->pages) mm_pages_cut(e->pages, slot, 0);
-}
-
-mm_pages *mm_engine_pages(mm_engine *e) { return e->pages; }
-
-uint64_t mm_engine_state_bytes(const mm_engine *e) {
-  const rank *last = &e->rank[e->started - 1];
-  return last->state_at + last->state_bytes;
-}
-
-/* Slots below the limit, and a backend that can share what they hold. */
-static bool check_slots(const mm_engine *e, const uint32_t *slot, uint32_t n, mm_err *err) {
-  for (uint32_t i = 0; i < n; i++)
-    if (slot[i] >= e->config.limits.slots) return refuse(err, "slot", i, slot[i], "less than", e->config.limits.slots);
-  if (e->pages && (!e->lightning || e->config.ops->state_copy)) return true;
-  return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL), "found slots that share pages; device %s gives each slot its own",
-                 e->config.ops->name);
-}
-
-bool mm_engine_fork(mm_engine *e, uint32_t from, const uint32_t *to, uint32_t n, mm_err *err) {
-  if (!check_slots(e, &from, 1, err) || !check_slots(e, to, n, err)) return false;
-  const slot_state *source = &e->slot[from];
-  for (uint32_t i = 0; i < n; i++) {
-    if (to[i] == from) continue;
-    e->state_to = to[i];
-    e->state_from = from;
-    if (e->lightning && !run_task(e, STATE_COPY, err)) {
-      mm_engine_drop(e, to[i]);
-      return false;
-    }
-    mm_pages_map(e->pages, to[i], mm_pages_table(e->pages) + (size_t)from * e->paging.per_slot, mm_pages_held(e->pages, from));
-    e->slot[to[i]] = (slot_state){.held = source->held,
-                                  .last_batch = e->slot[to[i]].last_batch,
-                                  .chose = source->chose && !e->device_chooses,
-                                  .chosen = source->chosen};
-  }
-  return true;
-}
-
-bool mm_engine_save(mm_engine *e, uint32_t slot, void *state, mm_err *err) {
-  if (!check_slots(e, &slot, 1, err)) return false;
-  if (!e->slot[slot].held) return refuse(err, "tokens in slot", slot, 0, "at least", 1);
-  e->state_from = slot;
-  e->state = state;
-  return !e->lightning || run_task(e, STATE_SAVE, err);
-}
-
-bool mm_engine_resume(mm_engine *e, uint32_t slot, const uint32_t *page, uint32_t tokens, const void *state, mm_err *err) {
-  if (!check_slots(e, &slot, 1, err)) return false;
-  const uint32_t count = (uint32_t)mm_ceil_div(tokens, MM_PAGE);
-  if (tokens > e->config.limits.max_positions)
-    return refuse(err, "tokens for slot", slot, tokens, "at most", e->config.limits.max_positions);
-  if (e->lightning && tokens && !state) return refuse(err, "states for slot", slot, 0, "those after token", tokens);
-  for (uint32_t i = 0; i < count; i++)
-    if (!mm_pages_references(e->pages, page[i])) return refuse(err, "page", i, page[i], "one in use, below", mm_pages_count(e->pages));
-  mm_pages_map(e->pages, slot, page, count);
-  e->slot[slot] = (slot_state){.held = tokens, .last_batch = e->slot[slot].last_batch};
-  e->state_to = slot;
-  e->saved = state;
-  if (!e->lightning || !tokens || run_task(e, STATE_LOAD, err)) return true;
-  mm_engine_drop(e, slot);
-  return false;
-}
-
 bool mm_engine_hidden(mm_engine *e, uint32_t i, float *out, mm_err *err) {
-  if (i >= e->config.taps) return refuse(err, "hidden states after batch", e->batches, i, "a tap less than", e->config.taps);
-  if (!e->stepped) return refuse(err, "hidden states after batch", e->batches, 0, "steps done, at least", 1);
+  if (i >= e->config.taps) return mm_engine_refuse(err, "hidden states after batch", e->batches, i, "a tap less than", e->config.taps);
+  if (!e->stepped) return mm_engine_refuse(err, "hidden states after batch", e->batches, 0, "steps done, at least", 1);
   if (e->queued > e->collected)
-    return refuse(err, "hidden states after batch", e->batches, (int64_t)(e->queued - e->collected), "batches left to collect, at most", 0);
+    return mm_engine_refuse(err, "hidden states after batch", e->batches, (int64_t)(e->queued - e->collected),
+                            "batches left to collect, at most", 0);
   e->tap = i;
   e->hidden = out;
-  return run_task(e, HIDDEN, err);
+  return mm_engine_run_task(e, HIDDEN, err);
 }
 
 bool mm_engine_expert_load(mm_engine *e, uint64_t *load, mm_err *err) {
   e->load = load;
-  return run_task(e, LOAD, err);
+  return mm_engine_run_task(e, LOAD, err);
 }
