@@ -159,7 +159,9 @@ static bool open_choices(mm_engine *e, mm_err *err) {
   if (!(e->never = mm_calloc(vocab, sizeof *e->never, err))) return false;
   if (e->config.never) memcpy(e->never, e->config.never, vocab * sizeof *e->never);
   for (size_t i = 0; i < pack->dead_rows; i++) e->never[pack->dead_row[i]] = true;
-  return e->device_chooses || (e->sampler = mm_sampler_open(vocab, err));
+  if (e->device_chooses) return true;
+  const mm_limits *l = &e->config.limits;
+  return (e->sampler = mm_sampler_open(vocab, err)) && (e->history = mm_calloc(l->slots, l->max_positions * sizeof *e->history, err));
 }
 
 mm_engine *mm_engine_open(const mm_shards *shards, const mm_engine_config *c, mm_err *err) {
@@ -200,6 +202,8 @@ void mm_engine_close(mm_engine *e) {
   mm_comm_close(e->comm);
   for (uint32_t i = 0; i < MM_QUEUE; i++) free(e->choices[i].id);
   mm_sampler_close(e->sampler);
+  free(e->history);
+  free(e->row);
   free(e->choice_logits);
   free(e->choice_id);
   free(e->never);
@@ -224,6 +228,7 @@ bool mm_engine_run_step(mm_engine *e, const mm_batch *batch, float *logits, mm_e
   e->stepped = mm_engine_run_task(e, STEP, err);
   e->rows = batch->tokens;
   if (!e->stepped) return false;
+  mm_engine_remember(e, batch);
   for (size_t i = 0; logits && i < batch->out_count; i++)
     for (size_t j = 0; j < pack->dead_rows; j++) logits[i * e->model->vocab + pack->dead_row[j]] = -INFINITY;
   return true;
@@ -233,6 +238,7 @@ bool mm_engine_step(mm_engine *e, const mm_batch *batch, float *logits, mm_err *
   mm_batch plain = *batch;
   plain.sampling = NULL;
   if (!mm_engine_prepare(e, &plain, err)) return false;
+  e->row_count = 0;
   bool done = mm_engine_run_step(e, &plain, logits, err);
   mm_engine_keep(e, &plain, done);
   return done;

@@ -39,8 +39,14 @@ bool mm_engine_step(mm_engine *e, const mm_batch *batch, float *logits, mm_err *
 bool mm_engine_queues(const mm_engine *e);
 /* Queues one batch with sampling; what it chooses comes back by mm_engine_collect, in order. A device backend goes on by itself: the
  * next batch may name MM_ID_CHOSEN before this one's choices were collected. Refuses what mm_engine_step refuses, MM_ID_CHOSEN in a
- * slot that nothing was chosen for, and more than MM_QUEUE batches outstanding; E_SAMPLING for settings out of range. */
+ * slot that nothing was chosen for, and more than MM_QUEUE batches outstanding; MM_USAGE E_SAMPLING for settings out of range,
+ * MM_UNSUPPORTED E_SAMPLING for one that the device lacks, by name. */
 bool mm_engine_queue(mm_engine *e, const mm_batch *batch, mm_err *err);
+/* mm_engine_queue in two: the pass, whose logits stay inside, and the choice of a token after each of its output rows, sampling[out_count].
+ * Between them the caller may do what it likes but step: a mask of allowed tokens may hang on the choice before. The next step without a
+ * choice drops the logits. E_SAMPLING as above; MM_UNSUPPORTED E_DEVICE for devices that choose within the step. */
+bool mm_engine_forward(mm_engine *e, const mm_batch *batch, mm_err *err);
+bool mm_engine_choose(mm_engine *e, const mm_sampling *sampling, mm_err *err);
 /* Waits for the oldest queued batch: id[out_count] of it, -1 where no logit was a number. After a failure nothing is queued any more
  * and no slot holds anything. */
 bool mm_engine_collect(mm_engine *e, int32_t *id, mm_err *err);
@@ -62,8 +68,10 @@ uint64_t mm_engine_state_bytes(const mm_engine *e);
 /* The states after the slot's last token, state[state_bytes]. MM_USAGE E_BATCH where the slot holds nothing. */
 bool mm_engine_save(mm_engine *e, uint32_t slot, void *state, mm_err *err);
 /* The slot holds `tokens` tokens: those of page[ceil(tokens / MM_PAGE)], which somebody refers to, and the states saved after the last of
- * them (NULL without lightning layers). MM_USAGE E_BATCH for a page that nobody refers to, too many tokens, or states missing. */
-bool mm_engine_resume(mm_engine *e, uint32_t slot, const uint32_t *page, uint32_t tokens, const void *state, mm_err *err);
+ * them (NULL without lightning layers). id[tokens]: which they are, for penalties; NULL: those count what follows alone. MM_USAGE E_BATCH
+ * for a page that nobody refers to, too many tokens, or states missing. */
+bool mm_engine_resume(mm_engine *e, uint32_t slot, const uint32_t *page, const int32_t *id, uint32_t tokens, const void *state,
+                      mm_err *err);
 
 /* Hidden states, for heads that draft tokens: out[T, H], of all rows of the last step, what layer config.tap[i] gives the next one, before
  * that one's norm. Hugging Face's hidden_states[layer + 1], but for the last layer, whose entry there comes after the final norm. Refuses

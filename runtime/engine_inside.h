@@ -21,6 +21,12 @@ typedef struct choices {
   size_t cap;
 } choices;
 
+/* A row whose logits wait for mm_engine_choose. */
+typedef struct choice_row {
+  int32_t slot;
+  uint32_t pos;
+} choice_row;
+
 typedef struct rank {
   mm_engine *engine;
   uint32_t index;
@@ -52,6 +58,10 @@ struct mm_engine {
   uint32_t outstanding[MM_QUEUE]; /* out_count of queued batch i at i % MM_QUEUE */
   choices choices[MM_QUEUE];      /* the same; unused where the device chooses, like the rest: */
   mm_sampler *sampler;
+  int32_t *history; /* [slots, max_positions] ids that the slots hold, -1 where that is not known */
+  choice_row *row;  /* [row_count] of logits that wait for their choice */
+  uint32_t row_count;
+  size_t row_cap;
   float *choice_logits; /* [out_count, vocab] */
   int32_t *choice_id;   /* [T] of the step, none MM_ID_CHOSEN */
   size_t choice_logits_cap, choice_id_cap;
@@ -89,5 +99,10 @@ bool mm_engine_refuse(mm_err *err, const char *what, uint64_t index, int64_t fou
 bool mm_engine_prepare(mm_engine *e, mm_batch *batch, mm_err *err);
 /* What the slots hold after a batch: all of it, or nothing where it failed. */
 void mm_engine_keep(mm_engine *e, const mm_batch *batch, bool done);
+/* The ids of a batch that was done, none MM_ID_CHOSEN, are what its slots hold. */
+void mm_engine_remember(mm_engine *e, const mm_batch *batch);
+static inline int32_t *mm_engine_history(const mm_engine *e, uint32_t slot) {
+  return e->history + (size_t)slot * e->config.limits.max_positions;
+}
 
 #endif

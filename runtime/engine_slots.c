@@ -1,4 +1,6 @@
 /* What the slots of an engine hold: batches are held against it, pages reserved, states moved. */
+#include <string.h>
+
 #include "runtime/engine_inside.h"
 
 static bool check_ids(const mm_engine *e, const mm_batch *b, const mm_span *s, mm_err *err) {
@@ -73,6 +75,13 @@ bool mm_engine_prepare(mm_engine *e, mm_batch *batch, mm_err *err) {
 
 /* ---- slots ---- */
 
+void mm_engine_remember(mm_engine *e, const mm_batch *batch) {
+  for (uint32_t i = 0; e->history && i < batch->span_count; i++) {
+    const mm_span *s = &batch->span[i];
+    if (s->slot >= 0) memcpy(mm_engine_history(e, (uint32_t)s->slot) + s->pos, batch->id + s->first, s->count * sizeof *batch->id);
+  }
+}
+
 uint32_t mm_engine_held(const mm_engine *e, uint32_t slot) { return e->slot[slot].held; }
 
 void mm_engine_drop(mm_engine *e, uint32_t slot) {
@@ -107,6 +116,7 @@ bool mm_engine_fork(mm_engine *e, uint32_t from, const uint32_t *to, uint32_t n,
       mm_engine_drop(e, to[i]);
       return false;
     }
+    if (e->history) memcpy(mm_engine_history(e, to[i]), mm_engine_history(e, from), source->held * sizeof *e->history);
     mm_pages_map(e->pages, to[i], mm_pages_table(e->pages) + (size_t)from * e->paging.per_slot, mm_pages_held(e->pages, from));
     e->slot[to[i]] = (slot_state){.held = source->held,
                                   .last_batch = e->slot[to[i]].last_batch,
@@ -124,7 +134,8 @@ bool mm_engine_save(mm_engine *e, uint32_t slot, void *state, mm_err *err) {
   return !e->lightning || mm_engine_run_task(e, STATE_SAVE, err);
 }
 
-bool mm_engine_resume(mm_engine *e, uint32_t slot, const uint32_t *page, uint32_t tokens, const void *state, mm_err *err) {
+bool mm_engine_resume(mm_engine *e, uint32_t slot, const uint32_t *page, const int32_t *id, uint32_t tokens, const void *state,
+                      mm_err *err) {
   if (!check_slots(e, &slot, 1, err)) return false;
   const uint32_t count = (uint32_t)mm_ceil_div(tokens, MM_PAGE);
   if (tokens > e->config.limits.max_positions)
@@ -133,7 +144,11 @@ bool mm_engine_resume(mm_engine *e, uint32_t slot, const uint32_t *page, uint32_
   for (uint32_t i = 0; i < count; i++)
     if (!mm_pages_references(e->pages, page[i]))
       return mm_engine_refuse(err, "page", i, page[i], "one in use, below", mm_pages_count(e->pages));
+  for (uint32_t i = 0; id && i < tokens; i++)
+    if (id[i] < 0 || (uint32_t)id[i] >= e->model->vocab)
+      return mm_engine_refuse(err, "id of token", i, id[i], "less than", e->model->vocab);
   mm_pages_map(e->pages, slot, page, count);
+  for (uint32_t i = 0; e->history && i < tokens; i++) mm_engine_history(e, slot)[i] = id ? id[i] : -1;
   e->slot[slot] = (slot_state){.held = tokens, .last_batch = e->slot[slot].last_batch};
   e->state_to = slot;
   e->saved = state;

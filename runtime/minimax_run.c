@@ -152,9 +152,9 @@ static bool open_engine(run *r, mm_err *err) {
 
 /* Everything small is checked before the weights are bound. */
 static bool run_open(run *r, mm_err *err) {
-  r->sampling = (mm_sampling){r->a->temperature, r->a->top_p, (uint32_t)r->a->top_k, r->a->seed};
+  r->sampling = (mm_sampling){.temperature = r->a->temperature, .top_p = r->a->top_p, .top_k = (uint32_t)r->a->top_k, .seed = r->a->seed};
   double start = now();
-  if (!mm_sampling_check(&r->sampling, err)) return false;
+  if (!mm_sampling_check(&r->sampling, 0, err)) return false;
   if (!mm_shards_open(&r->shards, r->a->dir, err)) return false;
   if (!(r->is_end = mm_calloc(r->shards.pack.model.vocab, sizeof *r->is_end, err))) return false;
   if (!open_tokenizer(r, err) || !read_prompt(r, err) || !set_budget(r, err)) return false;

@@ -153,6 +153,7 @@ typedef struct mm_ops {
   /* The rest may be NULL, 0 or false. */
   /* Called before the ops of layer l: a backend whose weights are still arriving waits here, in its own order, for that layer's. */
   void (*layer)(mm_backend *b, uint32_t l);
+  uint32_t samples; /* MM_SAMPLES_…: what choose has beside temperature, top_p, top_k and seed */
   bool calibration; /* adds to mm_backend_config.calibration */
   bool pages;       /* reads mm_batch.paging. Otherwise every slot has pages of its own, and nothing is shared */
   /* Lightning states of one slot, all layers of this rank together: state_bytes of them, the same for every slot, 0 without such layers.

@@ -122,7 +122,7 @@ static void check_taps(mm_model m, uint32_t tp) {
   assert_false(mm_engine_hidden(r.engine, TAPS, hidden, &err));
   assert_string_equal(err.code, "E_BATCH");
   err.status = MM_OK;
-  const mm_sampling greedy = {0, 1, 0, 0};
+  const mm_sampling greedy = {.top_p = 1};
   const mm_batch queued = {1, (int32_t[]){3}, 1, &(mm_span){0, 0, 1, 0}, 1, (uint32_t[]){0}, &greedy, NULL};
   int32_t chosen;
   assert_true(mm_engine_queue(r.engine, &queued, &err));
@@ -311,7 +311,7 @@ static void continue_plainly(running *r, const bool *never, int32_t to[NEW][2]) 
 
 /* The same queued ahead, the tokens never seen on the way; rows in the other order half of the time, a padding row between. */
 static void continue_queued(running *r, int32_t to[NEW][2]) {
-  static const mm_sampling greedy[] = {{0, 1, 0, 0}, {0, 1, 0, 0}};
+  static const mm_sampling greedy[] = {{.top_p = 1}, {.top_p = 1}};
   static const int32_t chosen[] = {MM_ID_CHOSEN, 0, MM_ID_CHOSEN};
   int32_t id[8];
   mm_err err = {0};
@@ -365,7 +365,7 @@ static void queue_draws(void **state) {
   mm_sampler *sampler = mm_sampler_open(r.ref.m.vocab, &err);
   assert_true(mm_engine_step(r.engine, &(mm_batch){4, id, 1, &span, 1, &last, NULL, NULL}, r.logits, &err));
   for (uint64_t seed = 0; seed < 20; seed++) {
-    const mm_sampling set = {1.5, 0.9, 30, seed};
+    const mm_sampling set = {.temperature = 1.5, .top_p = 0.9, .top_k = 30, .seed = seed};
     assert_true(mm_engine_queue(r.engine, &(mm_batch){4, id, 1, &span, 1, &last, &set, NULL}, &err));
     assert_true(mm_engine_collect(r.engine, &got, &err));
     assert_int_equal(got, mm_sample(sampler, &set, 4, r.logits));
@@ -378,7 +378,7 @@ static void queue_refusals(void **state) {
   (void)state;
   running r;
   start(&r, ref_dims(MM_FAMILY_M2, false), 1, &mm_ops_cpu);
-  const mm_sampling greedy = {0, 1, 0, 0}, cold = {-1, 1, 0, 0};
+  const mm_sampling greedy = {.top_p = 1}, cold = {.temperature = -1, .top_p = 1};
   const int32_t id[] = {3, 4}, chosen = MM_ID_CHOSEN;
   const uint32_t first = 0, second = 1;
   int32_t got[2];

@@ -189,7 +189,7 @@ static void restored(world *w) {
     feed_ok(w, 4, 1, 0, LENGTH);
     mm_engine_drop(w->engine, 4);
     for (uint32_t k = 0; k < 2; k++) {
-      assert_true(mm_engine_resume(w->engine, k ? 4 : 1, page, n, bytes ? saved : NULL, &err));
+      assert_true(mm_engine_resume(w->engine, k ? 4 : 1, page, NULL, n, bytes ? saved : NULL, &err));
       feed_ok(w, k ? 4 : 1, k ? 3 : 2, n, LENGTH - n);
       same(w, k ? 3 : 2, n, LENGTH);
     }
@@ -214,7 +214,7 @@ static void test_shared_pages(void **state) {
     feed_ok(&w, 0, 0, 0, LENGTH);
     const uint32_t *page = mm_pages_table(mm_engine_pages(w.engine));
     for (uint32_t n = 0; n <= COMMON; n += n < 3 || n > 60 ? 1 : 7) {
-      assert_true(mm_engine_resume(w.engine, 1, page, n, NULL, &err));
+      assert_true(mm_engine_resume(w.engine, 1, page, NULL, n, NULL, &err));
       feed_ok(&w, 1, 1, n, LENGTH - n);
       same(&w, 1, n, LENGTH);
     }
@@ -243,10 +243,10 @@ static void test_refused(void **state) {
   r[1].done = mm_engine_fork(w.engine, 0, &high, 1, &r[1].err);
   r[2].done = mm_engine_save(w.engine, high, saved, &r[2].err);
   r[3].done = mm_engine_save(w.engine, 1, saved, &r[3].err); /* holds nothing */
-  r[4].done = mm_engine_resume(w.engine, 1, &beyond, 1, saved, &r[4].err);
-  r[5].done = mm_engine_resume(w.engine, 1, &unused, 1, saved, &r[5].err);
-  r[6].done = mm_engine_resume(w.engine, 1, page, 65, NULL, &r[6].err);
-  r[7].done = mm_engine_resume(w.engine, 1, page, LENGTH + 1, saved, &r[7].err);
+  r[4].done = mm_engine_resume(w.engine, 1, &beyond, NULL, 1, saved, &r[4].err);
+  r[5].done = mm_engine_resume(w.engine, 1, &unused, NULL, 1, saved, &r[5].err);
+  r[6].done = mm_engine_resume(w.engine, 1, page, NULL, 65, NULL, &r[6].err);
+  r[7].done = mm_engine_resume(w.engine, 1, page, NULL, LENGTH + 1, saved, &r[7].err);
   for (size_t i = 0; i < sizeof r / sizeof *r; i++) {
     assert_false(r[i].done);
     assert_int_equal(r[i].err.status, MM_USAGE);
@@ -408,7 +408,7 @@ static void random_save(schedule *s) {
     for (uint32_t i = 0; i < x->pages; i++) mm_pages_hold(p, x->page[i]);
     assert_true(mm_engine_save(e, slot, x->state, &err));
   } else if (below(3)) {
-    assert_true(mm_engine_resume(e, slot, x->page, x->tokens, x->state, &err));
+    assert_true(mm_engine_resume(e, slot, x->page, NULL, x->tokens, x->state, &err));
     s->text[slot] = x->text;
     s->resumed++;
   } else {
