@@ -21,6 +21,13 @@ void mm_comm_sum(mm_comm *c, uint32_t rank, float *x, size_t n);
 /* The same with the largest of each. */
 void mm_comm_max(mm_comm *c, uint32_t rank, float *x, size_t n);
 
+/* The ranks of pipeline stages: what a rank of `from` sends, the same rank of `to` receives. Breaking one breaks all that are linked. */
+void mm_comm_link(mm_comm *from, mm_comm *to);
+/* x[n] to the next stage; returns when it was taken. */
+void mm_comm_send(mm_comm *c, uint32_t rank, float *x, size_t n);
+/* x[n] from the stage before. */
+void mm_comm_receive(mm_comm *c, uint32_t rank, float *x, size_t n);
+
 #ifdef __cplusplus
 }
 #endif

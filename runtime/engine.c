@@ -9,20 +9,21 @@
 static bool open_rank(rank *r, mm_err *err) {
   mm_engine *e = r->engine;
   if (!mm_bind(&r->weights, e->shards, r->index, err)) return false;
-  mm_backend_config c = {.model = e->model,
-                         .weights = &r->weights,
-                         .limits = e->config.limits,
-                         .comm = e->comm,
-                         .place = {r->index, r->index, e->shards->pack.tp, e->config.device ? e->config.device[r->index] : r->index},
-                         .threads = e->config.threads,
-                         .act_quant = e->config.act_quant,
-                         .calibration = e->config.calibration,
-                         .never = e->never,
-                         .eager = e->config.eager,
-                         .kv_fp8 = e->config.kv_fp8,
-                         .kv_bf16 = e->config.kv_bf16,
-                         .tap = e->config.tap,
-                         .taps = e->config.taps};
+  mm_backend_config c = {
+      .model = e->model,
+      .weights = &r->weights,
+      .limits = e->config.limits,
+      .comm = e->comm[r->index / e->shards->pack.tp],
+      .place = {r->index, r->index, mm_pack_ranks(&e->shards->pack), e->config.device ? e->config.device[r->index] : r->index},
+      .threads = e->config.threads,
+      .act_quant = e->config.act_quant,
+      .calibration = e->config.calibration,
+      .never = e->never,
+      .eager = e->config.eager,
+      .kv_fp8 = e->config.kv_fp8,
+      .kv_bf16 = e->config.kv_bf16,
+      .tap = e->config.tap,
+      .taps = e->config.taps};
   if (!mm_forward_open(&r->forward, e->config.ops, &c, err)) return false;
   r->state_bytes = e->config.ops->state_bytes ? e->config.ops->state_bytes(r->forward.backend) : 0;
   return true;
@@ -32,6 +33,7 @@ static bool open_rank(rank *r, mm_err *err) {
 static bool step_rank(rank *r, mm_err *err) {
   const mm_engine *e = r->engine;
   const mm_rank_weights *w = &r->weights;
+  if (w->layer_end < e->model->layers) return mm_forward_step(&r->forward, e->batch, NULL, err);
   if (e->batch->sampling) return mm_forward_step(&r->forward, e->batch, NULL, err);
   size_t rows = e->batch->out_count, vocab = e->model->vocab;
   if (!mm_grow((void **)&r->logits, &r->logits_cap, rows * w->vocab_rows, sizeof *r->logits, err)) return false;
@@ -43,7 +45,22 @@ static bool step_rank(rank *r, mm_err *err) {
   return true;
 }
 
-/* All ranks have the same hidden states and choices: the first one tells. */
+/* All ranks of a stage have the same hidden states and choices: the first one tells. */
+static bool tells(const rank *r, uint32_t layer) {
+  return r->weights.rank == 0 && layer >= r->weights.layer_first && layer < r->weights.layer_end;
+}
+
+/* The load of a stage's layers. */
+static bool load_of(rank *r, mm_err *err) {
+  const mm_forward *f = &r->forward;
+  const size_t experts = r->engine->model->experts, first = r->weights.layer_first, count = r->weights.layer_end - first;
+  uint64_t *load = mm_calloc(r->engine->model->layers * experts, sizeof *load, err);
+  const bool ok = load && f->ops->expert_load(f->backend, load, err);
+  if (ok) memcpy(r->engine->load + first * experts, load + first * experts, count * experts * sizeof *load);
+  free(load);
+  return ok;
+}
+
 static bool do_work(rank *r, work w, mm_err *err) {
   const mm_forward *f = &r->forward;
   const mm_engine *e = r->engine;
@@ -51,8 +68,8 @@ static bool do_work(rank *r, work w, mm_err *err) {
     case OPEN: return open_rank(r, err);
     case STEP: return step_rank(r, err);
     case COLLECT: return f->ops->collect(f->backend, e->id, err);
-    case HIDDEN: return r->index > 0 || f->ops->read(f->backend, f->tap[e->tap], e->rows, e->hidden, err);
-    case LOAD: return r->index > 0 || f->ops->expert_load(f->backend, e->load, err);
+    case HIDDEN: return !tells(r, f->tap_layer[e->tap]) || f->ops->read(f->backend, f->tap[e->tap], e->rows, e->hidden, err);
+    case LOAD: return r->weights.rank > 0 || load_of(r, err);
     case STATE_COPY: return f->ops->state_copy(f->backend, e->state_to, e->state_from, err);
     case STATE_SAVE: return f->ops->state_save(f->backend, e->state_from, (char *)e->state + r->state_at, err);
     case STATE_LOAD: return f->ops->state_load(f->backend, e->state_to, (const char *)e->saved + r->state_at, err);
@@ -74,7 +91,7 @@ static void *rank_main(void *arg) {
     work w = e->work;
     pthread_mutex_unlock(&e->lock);
     bool done = do_work(r, w, &r->err);
-    if (!done) mm_comm_break(e->comm);
+    if (!done) mm_comm_break(e->comm[0]);
     pthread_mutex_lock(&e->lock);
     if (--e->busy == 0) pthread_cond_broadcast(&e->changed);
   }
@@ -86,7 +103,7 @@ static void *rank_main(void *arg) {
 bool mm_engine_run_task(mm_engine *e, work w, mm_err *err) {
   pthread_mutex_lock(&e->lock);
   for (uint32_t r = 0; r < e->started; r++) e->rank[r].err.status = MM_OK;
-  mm_comm_mend(e->comm);
+  for (uint32_t s = 0; s < e->shards->pack.pp; s++) mm_comm_mend(e->comm[s]);
   e->task++;
   e->work = w;
   e->busy = e->started;
@@ -120,13 +137,31 @@ static bool check_config(const mm_model *m, const mm_engine_config *c, mm_err *e
                  l->max_tokens, l->slots, l->max_positions, c->threads, (unsigned long long)m->max_positions);
 }
 
+/* What a backend does not run, and what cannot be collected from it. */
+static bool check_parallel(const mm_pack *p, const mm_engine_config *c, mm_err *err) {
+  const bool runs = (p->ep == 1 || (c->ops->experts_cut && !c->calibration)) && (p->pp == 1 || (c->ops->send && !c->calibration));
+  return runs || mm_fail(err, MM_UNSUPPORTED, "E_PARALLEL", mm_at(p->dir, NULL), "found --ep %u --pp %u; %s on device %s needs 1 of each",
+                         p->ep, p->pp, c->calibration ? "collecting inputs" : "a run", c->ops->name);
+}
+
+static bool open_comms(mm_engine *e, mm_err *err) {
+  const uint32_t pp = e->shards->pack.pp;
+  if (!(e->comm = mm_calloc(pp, sizeof *e->comm, err))) return false;
+  for (uint32_t s = 0; s < pp; s++) {
+    if (!(e->comm[s] = mm_comm_open(e->shards->pack.tp, err))) return false;
+    if (s) mm_comm_link(e->comm[s - 1], e->comm[s]);
+  }
+  return true;
+}
+
 static bool start_ranks(mm_engine *e, mm_err *err) {
-  for (uint32_t tp = e->shards->pack.tp; e->started < tp; e->started++) {
+  for (uint32_t ranks = mm_pack_ranks(&e->shards->pack); e->started < ranks; e->started++) {
     rank *r = &e->rank[e->started];
     *r = (rank){.engine = e, .index = e->started};
     int failed = pthread_create(&r->thread, NULL, rank_main, r);
     if (failed)
-      return mm_fail(err, MM_LIMIT, "E_THREADS", mm_at(NULL, NULL), "started %u of %u rank threads: %s", e->started, tp, strerror(failed));
+      return mm_fail(err, MM_LIMIT, "E_THREADS", mm_at(NULL, NULL), "started %u of %u rank threads: %s", e->started, ranks,
+                     strerror(failed));
   }
   return mm_engine_run_task(e, OPEN, err);
 }
@@ -155,7 +190,7 @@ static void place_states(mm_engine *e) {
 static bool open_choices(mm_engine *e, mm_err *err) {
   uint32_t vocab = e->model->vocab;
   const mm_pack *pack = &e->shards->pack;
-  e->device_chooses = e->config.ops->choose && pack->tp == 1;
+  e->device_chooses = e->config.ops->choose && mm_pack_ranks(pack) == 1;
   if (!(e->never = mm_calloc(vocab, sizeof *e->never, err))) return false;
   if (e->config.never) memcpy(e->never, e->config.never, vocab * sizeof *e->never);
   for (size_t i = 0; i < pack->dead_rows; i++) e->never[pack->dead_row[i]] = true;
@@ -166,9 +201,8 @@ static bool open_choices(mm_engine *e, mm_err *err) {
 
 mm_engine *mm_engine_open(const mm_shards *shards, const mm_engine_config *c, mm_err *err) {
   const mm_model *m = &shards->pack.model;
-  uint32_t tp = shards->pack.tp;
-  if (!check_config(m, c, err)) return NULL;
-  mm_engine *e = mm_calloc(1, sizeof *e + tp * sizeof e->rank[0], err);
+  if (!check_config(m, c, err) || !check_parallel(&shards->pack, c, err)) return NULL;
+  mm_engine *e = mm_calloc(1, sizeof *e + mm_pack_ranks(&shards->pack) * sizeof e->rank[0], err);
   if (!e) return NULL;
   e->shards = shards;
   e->model = m;
@@ -176,9 +210,8 @@ mm_engine *mm_engine_open(const mm_shards *shards, const mm_engine_config *c, mm
   for (uint32_t l = 0; l < m->layers; l++) e->lightning |= m->attn[l] == MM_ATTN_LIGHTNING;
   pthread_mutex_init(&e->lock, NULL);
   pthread_cond_init(&e->changed, NULL);
-  e->comm = mm_comm_open(tp, err);
   e->slot = mm_calloc(c->limits.slots, sizeof *e->slot, err);
-  if (e->comm && e->slot && open_pages(e, err) && open_choices(e, err) && start_ranks(e, err)) {
+  if (open_comms(e, err) && e->slot && open_pages(e, err) && open_choices(e, err) && start_ranks(e, err)) {
     place_states(e);
     return e;
   }
@@ -199,7 +232,8 @@ void mm_engine_close(mm_engine *e) {
   }
   pthread_cond_destroy(&e->changed);
   pthread_mutex_destroy(&e->lock);
-  mm_comm_close(e->comm);
+  for (uint32_t s = 0; e->comm && s < e->shards->pack.pp; s++) mm_comm_close(e->comm[s]);
+  free(e->comm);
   for (uint32_t i = 0; i < MM_QUEUE; i++) free(e->choices[i].id);
   mm_sampler_close(e->sampler);
   free(e->history);

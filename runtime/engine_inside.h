@@ -43,7 +43,7 @@ struct mm_engine {
   const mm_shards *shards;
   const mm_model *model;
   mm_engine_config config;
-  mm_comm *comm;
+  mm_comm **comm;   /* [pp]: the ranks of each stage */
   bool lightning;   /* some layer keeps a state that cannot go back */
   bool *never;      /* [vocab] ids that are not to be chosen */
   slot_state *slot; /* [slots] */

@@ -117,7 +117,7 @@ static bool make_weights(bench *b, mm_err *err) {
   const bench_case *c = b->c;
   const uint32_t q = m->heads * m->head_dim, kv = m->kv_heads * m->head_dim;
   mm_rank_weights *w = &b->weights;
-  *w = (mm_rank_weights){.tp = 1, .vocab_rows = m->vocab};
+  *w = (mm_rank_weights){.tp = 1, .layer_end = m->layers, .vocab_rows = m->vocab};
   w->embed = w->head = weight("bf16", 1, m->vocab, m->hidden);
   w->final_norm = vector(m->hidden);
   if (!(w->layer = mm_calloc(m->layers, sizeof *w->layer, err))) return false;

@@ -124,7 +124,7 @@ typedef struct mm_ops {
   /* y = Σ weight · w2(SiLU(w1 x) ⊙ (w3 x)) over the routed experts: this rank's partial sum. */
   void (*experts)(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, const mm_packed *w2);
   /* h = alpha·residual + beta·Σ_ranks branch (in rank order, identical on all ranks), then n = RMS(h; w, eps). All four are apart;
-   * branch is clobbered. A backend may put it off until the next op, unless `eager`. */
+   * branch is clobbered. w NULL: n is left as it was. A backend may put it off until the next op, unless `eager`. */
   void (*combine)(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act branch, mm_deepnorm scale, const mm_packed *w, double eps);
   /* to = from, rows 0 … T-1. */
   void (*copy)(mm_backend *b, mm_act to, mm_act from);
@@ -155,6 +155,10 @@ typedef struct mm_ops {
   void (*layer)(mm_backend *b, uint32_t l);
   uint32_t samples; /* MM_SAMPLES_…: what choose has beside temperature, top_p, top_k and seed */
   bool calibration; /* adds to mm_backend_config.calibration */
+  /* The rows of x to the next pipeline stage, and from the one before; both NULL in a backend without stages. */
+  void (*send)(mm_backend *b, mm_act x);
+  void (*receive)(mm_backend *b, mm_act x);
+  bool experts_cut; /* runs shards that hold some of the experts (--ep) */
   bool pages;       /* reads mm_batch.paging. Otherwise every slot has pages of its own, and nothing is shared */
   /* Lightning states of one slot, all layers of this rank together: state_bytes of them, the same for every slot, 0 without such layers.
    * They are those after the last step; copies, saves and loads take their place in the order of steps. Host memory; save waits. */
@@ -190,7 +194,7 @@ typedef struct mm_forward {
 } mm_forward;
 bool mm_forward_open(mm_forward *f, const mm_ops *ops, const mm_backend_config *c, mm_err *err);
 void mm_forward_close(mm_forward *f);
-/* With batch->sampling the step ends by choose, and logits is not used. */
+/* With batch->sampling the step ends by choose, and logits is not used. A stage that is not the last has no outputs. */
 bool mm_forward_step(mm_forward *f, const mm_batch *batch, float *logits, mm_err *err);
 
 #ifdef __cplusplus

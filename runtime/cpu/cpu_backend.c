@@ -37,7 +37,7 @@ static bool open_caches(mm_backend *b, mm_err *err) {
   b->kv_size = b->c.kv_bf16 ? 2 : 4;
   if (!mm_mul((uint64_t)pages * b->kv_heads, (uint64_t)MM_PAGE * b->d * b->kv_size, &kv)) return mm_fail_memory(err, UINT64_MAX);
   b->kv_bytes = kv;
-  for (uint32_t l = 0; l < m->layers; l++) {
+  for (uint32_t l = b->c.weights->layer_first; l < b->c.weights->layer_end; l++) {
     if (m->attn[l] == MM_ATTN_LIGHTNING)
       b->cache[l].state = lightning++;
     else if (!open_kv(b, &b->cache[l], err))
@@ -199,6 +199,11 @@ static void cpu_copy(mm_backend *b, mm_act to, mm_act from) {
   memcpy(to.data, from.data, (size_t)b->batch->tokens * to.width * sizeof(float));
 }
 
+static void cpu_send(mm_backend *b, mm_act x) { mm_comm_send(b->c.comm, b->c.weights->rank, x.data, (size_t)b->batch->tokens * x.width); }
+static void cpu_receive(mm_backend *b, mm_act x) {
+  mm_comm_receive(b->c.comm, b->c.weights->rank, x.data, (size_t)b->batch->tokens * x.width);
+}
+
 static bool cpu_read(mm_backend *b, mm_act a, uint32_t rows, float *out, mm_err *err) {
   (void)b, (void)err;
   memcpy(out, a.data, (size_t)rows * a.width * sizeof *out);
@@ -251,6 +256,9 @@ const mm_ops mm_ops_cpu = {
     .expert_load = cpu_expert_load,
     .act_quant = true,
     .calibration = true,
+    .send = cpu_send,
+    .receive = cpu_receive,
+    .experts_cut = true,
     .pages = true,
     .state_bytes = cpu_state_bytes,
     .state_copy = cpu_state_copy,

@@ -1,7 +1,6 @@
 /* The engine: whole random models against the double-precision reference in every way of feeding, what it refuses, and ranks that
  * fail. */
 #include <math.h>
-#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -186,6 +185,44 @@ static void models(void **state) {
       start(&r, ref_dims(kind[i].family, kind[i].postnorm), tp, &mm_ops_cpu);
       feed_every_way(&r);
       stop(&r);
+    }
+}
+
+/* Two stages, cut after any layer: logits, hidden states and load as of one; a rank that fails holds up neither stage. */
+static void stages(void **state) {
+  (void)state;
+  static const uint32_t tap[] = {0, 1, 2};
+  for (uint32_t tp = 1; tp <= 2; tp++)
+    for (uint32_t first = 1; first <= 3; first++) {
+      running r, one;
+      mm_err err = {0};
+      float hidden[2][LENGTH * 64];
+      uint64_t load[2][REF_LAYERS * 64] = {0};
+      const mm_engine_config c = {.ops = &mm_ops_cpu, .limits = limits, .threads = 1, .tap = tap, .taps = 3};
+      const uint64_t weights = ref_seed;
+      start(&one, ref_dims(MM_FAMILY_M1, tp == 2), tp, &mm_ops_cpu);
+      ref_seed = weights;
+      start(&r, ref_dims(MM_FAMILY_M1, tp == 2), tp, &mm_ops_cpu);
+      for (int i = 0; i < 2; i++) {
+        running *w = i ? &r : &one;
+        mm_engine_close(w->engine);
+        if (i) ref_cut_stages(r.shards, first);
+        if (!(w->engine = mm_engine_open(&w->shards->s, &c, &err))) fail_msg("%s", err.text);
+        assert_true(step(w, &(mm_span){0, 0, 9, 0}, 1, &err));
+      }
+      assert_memory_equal(r.logits, one.logits, 9 * r.ref.m.vocab * sizeof *r.logits);
+      for (uint32_t t = 0; t < 3; t++) {
+        assert_true(mm_engine_hidden(r.engine, t, hidden[0], &err) && mm_engine_hidden(one.engine, t, hidden[1], &err));
+        assert_memory_equal(hidden[0], hidden[1], 9 * r.ref.m.hidden * sizeof hidden[0][0]);
+      }
+      assert_true(mm_engine_expert_load(r.engine, load[0], &err) && mm_engine_expert_load(one.engine, load[1], &err));
+      assert_memory_equal(load[0], load[1], sizeof load[0]);
+      feed_every_way(&r);
+      const uint32_t to = 2;
+      assert_true(mm_engine_fork(r.engine, 0, &to, 1, &err));
+      assert_int_equal(mm_engine_state_bytes(r.engine), mm_engine_state_bytes(one.engine));
+      stop(&r);
+      stop(&one);
     }
 }
 
@@ -473,6 +510,32 @@ static void failing_rank(void **state) {
     }
 }
 
+static void failing_stage(void **state) {
+  (void)state;
+  mm_ops ops = mm_ops_cpu;
+  ops.begin = failing_begin;
+  ops.end = failing_end;
+  for (int at_end = 0; at_end < 2; at_end++)
+    for (int nth = 5; nth <= 8; nth++) {
+      running r;
+      mm_err err = {0};
+      start(&r, ref_dims(MM_FAMILY_M1, true), 2, &mm_ops_cpu);
+      mm_engine_close(r.engine);
+      ref_cut_stages(r.shards, 2);
+      r.engine = mm_engine_open(&r.shards->s, &(mm_engine_config){.ops = &ops, .limits = limits, .threads = 1}, &err);
+      if (!r.engine) fail_msg("%s", err.text);
+      begins = ends = 0;
+      fail_begin = at_end ? 0 : nth;
+      fail_end = at_end ? nth : 0;
+      assert_true(step(&r, &(mm_span){0, 0, 3, 0}, 1, &err));
+      assert_false(step(&r, &(mm_span){0, 0, 3, 3}, 1, &err));
+      assert_string_equal(err.code, "E_TEST");
+      err = (mm_err){0};
+      assert_true(step(&r, &(mm_span){0, 0, 3, 0}, 1, &err));
+      stop(&r);
+    }
+}
+
 /* No hidden states of a step that failed. */
 static void failing_taps(void **state) {
   (void)state;
@@ -521,47 +584,12 @@ static void failing_opens(void **state) {
   ref_free(&ref);
 }
 
-/* ---- sums over ranks ---- */
-
-typedef struct member {
-  mm_comm *comm;
-  uint32_t rank;
-  float x[101];
-} member;
-
-static void *sum_member(void *arg) {
-  member *m = arg;
-  for (size_t n = 0; n <= 101; n += 101) mm_comm_sum(m->comm, m->rank, m->x, n);
-  return NULL;
-}
-
-/* In rank order: 1e8 + 1 - 1e8 + 1 is 1 and nothing else, on every rank. */
-static void sums(void **state) {
-  (void)state;
-  static const float part[] = {1e8f, 1, -1e8f, 1};
-  member m[4];
-  pthread_t thread[4];
-  mm_err err = {0};
-  mm_comm *comm = mm_comm_open(4, &err);
-  for (uint32_t r = 0; r < 4; r++) {
-    m[r] = (member){.comm = comm, .rank = r};
-    for (int i = 0; i < 101; i++) m[r].x[i] = part[r] * (float)(i + 1);
-    pthread_create(&thread[r], NULL, sum_member, &m[r]);
-  }
-  for (uint32_t r = 0; r < 4; r++) pthread_join(thread[r], NULL);
-  for (int i = 0; i < 101; i++) {
-    float k = (float)(i + 1), expected = ((part[0] * k + part[1] * k) + part[2] * k) + part[3] * k;
-    for (uint32_t r = 0; r < 4; r++) assert_memory_equal(&m[r].x[i], &expected, sizeof expected);
-  }
-  mm_comm_close(comm);
-}
-
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_taps),  cmocka_unit_test(models),       cmocka_unit_test(odd_head_count), cmocka_unit_test(outputs),
-      cmocka_unit_test(refusals),   cmocka_unit_test(queue),        cmocka_unit_test(queue_draws),    cmocka_unit_test(queue_refusals),
-      cmocka_unit_test(bad_limits), cmocka_unit_test(failing_rank), cmocka_unit_test(failing_taps),   cmocka_unit_test(failing_opens),
-      cmocka_unit_test(sums),
+      cmocka_unit_test(test_taps),     cmocka_unit_test(models),         cmocka_unit_test(odd_head_count), cmocka_unit_test(stages),
+      cmocka_unit_test(failing_stage), cmocka_unit_test(outputs),        cmocka_unit_test(refusals),       cmocka_unit_test(queue),
+      cmocka_unit_test(queue_draws),   cmocka_unit_test(queue_refusals), cmocka_unit_test(bad_limits),     cmocka_unit_test(failing_rank),
+      cmocka_unit_test(failing_taps),  cmocka_unit_test(failing_opens),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
