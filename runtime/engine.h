@@ -58,8 +58,8 @@ bool mm_engine_collect(mm_engine *e, int32_t *id, mm_err *err);
 uint32_t mm_engine_held(const mm_engine *e, uint32_t slot);
 /* The slot holds nothing any more, and its pages are free. */
 void mm_engine_drop(mm_engine *e, uint32_t slot);
-/* The allocator, so that a prefix cache can hold pages beyond their slot. A page that a slot has not filled is still written by that slot
- * alone: whoever holds it may count on the tokens that were there. */
+/* The allocator, so that a prefix cache can hold pages beyond their slot. Pages held elsewhere are never written: their
+ * slot goes on in a copy. */
 mm_pages *mm_engine_pages(mm_engine *e);
 /* Each of slots to[n] holds what `from` holds, in the same pages, and what was chosen after it. */
 bool mm_engine_fork(mm_engine *e, uint32_t from, const uint32_t *to, uint32_t n, mm_err *err);
