@@ -273,7 +273,7 @@ bool mm_engine_step(mm_engine *e, const mm_batch *batch, float *logits, mm_err *
   plain.sampling = NULL;
   if (!mm_engine_prepare(e, &plain, err)) return false;
   e->row_count = 0;
-  bool done = mm_engine_run_step(e, &plain, logits, err);
+  bool done = (e->device_chooses || mm_engine_resolve(e, &plain, err)) && mm_engine_run_step(e, &plain, logits, err);
   mm_engine_keep(e, &plain, done);
   return done;
 }

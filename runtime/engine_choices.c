@@ -4,8 +4,7 @@
 
 #include "runtime/engine_inside.h"
 
-/* The batch with every id known. */
-static bool resolve(mm_engine *e, mm_batch *batch, mm_err *err) {
+bool mm_engine_resolve(mm_engine *e, mm_batch *batch, mm_err *err) {
   if (!mm_grow((void **)&e->choice_id, &e->choice_id_cap, batch->tokens, sizeof *e->choice_id, err)) return false;
   for (uint32_t i = 0; i < batch->span_count; i++) {
     const mm_span *s = &batch->span[i];
@@ -13,7 +12,6 @@ static bool resolve(mm_engine *e, mm_batch *batch, mm_err *err) {
       e->choice_id[t] = batch->id[t] == MM_ID_CHOSEN ? e->slot[s->slot].chosen : batch->id[t];
   }
   batch->id = e->choice_id;
-  batch->sampling = NULL;
   return true;
 }
 
@@ -38,7 +36,7 @@ bool mm_engine_forward(mm_engine *e, const mm_batch *given, mm_err *err) {
   const bool room = mm_grow((void **)&e->choice_logits, &e->choice_logits_cap, batch.out_count * (size_t)e->model->vocab,
                             sizeof *e->choice_logits, err) &&
                     mm_grow((void **)&e->row, &e->row_cap, batch.out_count, sizeof *e->row, err);
-  const bool done = room && resolve(e, &batch, err) && mm_engine_run_step(e, &batch, e->choice_logits, err);
+  const bool done = room && mm_engine_resolve(e, &batch, err) && mm_engine_run_step(e, &batch, e->choice_logits, err);
   mm_engine_keep(e, &batch, done);
   if (done) keep_rows(e, &batch);
   return done;

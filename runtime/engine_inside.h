@@ -99,6 +99,8 @@ bool mm_engine_refuse(mm_err *err, const char *what, uint64_t index, int64_t fou
 bool mm_engine_prepare(mm_engine *e, mm_batch *batch, mm_err *err);
 /* What the slots hold after a batch: all of it, or nothing where it failed. */
 void mm_engine_keep(mm_engine *e, const mm_batch *batch, bool done);
+/* Gives the batch its ids with every MM_ID_CHOSEN replaced, where the engine chooses. */
+bool mm_engine_resolve(mm_engine *e, mm_batch *batch, mm_err *err);
 /* The ids of a batch that was done, none MM_ID_CHOSEN, are what its slots hold. */
 void mm_engine_remember(mm_engine *e, const mm_batch *batch);
 static inline int32_t *mm_engine_history(const mm_engine *e, uint32_t slot) {

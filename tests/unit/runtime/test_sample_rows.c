@@ -16,7 +16,7 @@
 #include "tests/unit/runtime/reference.h"
 
 #define VOCAB 50
-#define DRAWS 100000
+#define DRAWS 50000
 
 static uint64_t seed = 7;
 static uint32_t below(uint32_t n) {
@@ -304,6 +304,14 @@ static void test_apart(void **state) {
     }
     batch = last_of(&chosen, &span, &out, 0, 5 + n, 1);
   }
+  float of_chosen[VOCAB], of_id[VOCAB]; /* a step without sampling takes the chosen token too */
+  const uint32_t to = 2;
+  assert_true(mm_engine_fork(w.engine, 0, &to, 1, &err));
+  assert_true(mm_engine_step(w.engine, &batch, of_chosen, &err));
+  batch = last_of(&got, &span, &out, 2, batch.span->pos, 1);
+  assert_true(mm_engine_step(w.engine, &batch, of_id, &err));
+  assert_memory_equal(of_chosen, of_id, sizeof of_id);
+  batch = last_of(id, &span, &out, 0, 0, 5);
   assert_true(mm_engine_forward(w.engine, &batch, &err));
   batch = last_of(id, &span, &out, 2, 0, 5);
   assert_true(mm_engine_step(w.engine, &batch, (float[VOCAB]){0}, &err));
