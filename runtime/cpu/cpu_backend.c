@@ -101,8 +101,8 @@ static bool open_buffers(mm_backend *b, mm_err *err) {
     if (!(b->amax = matrix(b, pairs, mm_act_amaxes(&mm_act_formats[MM_ACT_NVFP4], (uint32_t)x.uncut), err))) return false;
     if (!(b->rounded = matrix(b, tokens, x.input, err))) return false;
   }
-  /* A thread needs two strips (w1 and w3), or the scores and a key of one query, or the scores of one router. */
-  uint64_t scratch = mm_max(mm_max(2 * MM_CPU_STRIP * x.input, b->c.limits.max_positions + (uint64_t)b->d), m->experts);
+  /* A thread needs two strips (w1 and w3), or the scores of one query and a page's keys, or the scores of one router. */
+  uint64_t scratch = mm_max(mm_max(2 * MM_CPU_STRIP * x.input, b->c.limits.max_positions + (uint64_t)MM_PAGE * b->d), m->experts);
   if (!(b->scratch = mm_arena_alloc(&b->arena, b->c.threads * sizeof *b->scratch, err))) return false;
   for (unsigned t = 0; t < b->c.threads; t++)
     if (!(b->scratch[t] = matrix(b, 1, scratch, err))) return false;

@@ -54,10 +54,10 @@ static void store(const mm_backend *b, char *cell, const float *x) {
   }
 }
 
-/* What a cell holds: there, or as f32 in room[d]. */
-static const float *load(const mm_backend *b, const char *cell, float *room) {
+/* The first n rows [n, d] of one kv head in a page: there, or as f32 in room. */
+static const float *load(const mm_backend *b, const char *cell, uint32_t n, float *room) {
   if (b->kv_size == sizeof *room) return (const float *)(const void *)cell;
-  for (uint32_t i = 0; i < b->d; i++) {
+  for (size_t i = 0; i < (size_t)n * b->d; i++) {
     uint16_t y;
     memcpy(&y, cell + i * sizeof y, sizeof y);
     const uint32_t u = (uint32_t)y << 16;
@@ -85,24 +85,25 @@ typedef struct gqa {
   mm_act o, qkv;
 } gqa;
 
-/* o[d] = Σ softmax(q·k/√d)·v over the first `seen` positions of a slot, of one kv head. room: `seen` scores and a key or value. */
+/* o[d] = Σ softmax(q·k/√d)·v over the first `seen` positions of a slot, of one kv head. room: a page's rows and `seen` scores. */
 static void attend(const gqa *j, float *o, const float *q, uint32_t slot, uint32_t kv_head, uint32_t seen, float *room) {
   const mm_backend *b = j->b;
   const uint32_t d = b->d;
-  float scale = 1.0f / sqrtf((float)d), top = -INFINITY, sum = 0.0f, *score = room + d;
+  float scale = 1.0f / sqrtf((float)d), top = -INFINITY, sum = 0.0f, *score = room + (size_t)MM_PAGE * d;
   for (uint32_t at = 0; at < seen; at += MM_PAGE) {
-    const char *k = j->cache->k + mm_cpu_cell(b, mm_cpu_page(b, slot, at / MM_PAGE), kv_head, 0);
-    for (uint32_t i = 0; i < mm_min(MM_PAGE, seen - at); i++) {
-      score[at + i] = scale * mm_cpu_dot(q, load(b, k + (size_t)i * d * b->kv_size, room), d);
+    const uint32_t n = (uint32_t)mm_min(MM_PAGE, seen - at);
+    const float *k = load(b, j->cache->k + mm_cpu_cell(b, mm_cpu_page(b, slot, at / MM_PAGE), kv_head, 0), n, room);
+    for (uint32_t i = 0; i < n; i++) {
+      score[at + i] = scale * mm_cpu_dot(q, k + (size_t)i * d, d);
       top = fmaxf(top, score[at + i]);
     }
   }
   for (uint32_t i = 0; i < seen; i++) sum += score[i] = expf(score[i] - top);
   memset(o, 0, d * sizeof *o);
   for (uint32_t at = 0; at < seen; at += MM_PAGE) {
-    const char *v = j->cache->v + mm_cpu_cell(b, mm_cpu_page(b, slot, at / MM_PAGE), kv_head, 0);
-    for (uint32_t i = 0; i < mm_min(MM_PAGE, seen - at); i++)
-      mm_cpu_axpy(o, score[at + i] / sum, load(b, v + (size_t)i * d * b->kv_size, room), d);
+    const uint32_t n = (uint32_t)mm_min(MM_PAGE, seen - at);
+    const float *v = load(b, j->cache->v + mm_cpu_cell(b, mm_cpu_page(b, slot, at / MM_PAGE), kv_head, 0), n, room);
+    for (uint32_t i = 0; i < n; i++) mm_cpu_axpy(o, score[at + i] / sum, v + (size_t)i * d, d);
   }
 }
 
