@@ -74,7 +74,7 @@ endif
 # ---- floors, lowest first; a program or test links the floors it may include, highest first
 
 FLOORS = formats quant loader convert runtime
-src_of = $(filter-out $(1)/minimax_%,$(wildcard $(1)/*.c $(if $(filter runtime,$(1)),runtime/cpu/*.c)))
+src_of = $(filter-out $(1)/minimax_%,$(wildcard $(1)/*.c $(1)/*/*.c))
 obj_of = $(patsubst %,$(BUILD)/%.o,$(basename $(call src_of,$(1))) $(if $(filter runtime1,$(1)$(CUDA)),$(CUDA_SRC)))
 lib = $(BUILD)/lib$(1).a
 LIBS_formats = $(call lib,formats)
@@ -220,7 +220,7 @@ check unit model cli valgrind check-san check-tsan check-clang fuzz:
 
 # Before a release: hours. The parts are in scripts/soak.sh; each runs alone as soak-PART and leaves BUILD/soak/PART.log.
 #: SOAK="kill fuzz" the parts of make soak
-SOAK ?= calls alloc kill power flips mpi speed memory layer fuzz
+SOAK ?= calls alloc kill resume power races flips mutations mpi speed memory layer fuzz
 soak: $(PROGRAMS) $(MODEL) $(PRELOAD) $(NO_HASH) $(if $(filter fuzz,$(SOAK)),soak-fuzz-build) ## the fault tests whole, a figure a line; soak-PART for one of them
 	$(Q)failed=0; for p in $(SOAK); do BUILD=$(abspath $(BUILD)) scripts/soak.sh $$p || failed=1; done; exit $$failed
 soak-fuzz: soak-fuzz-build

@@ -4,11 +4,11 @@
 #include <string.h>
 #include <time.h>
 
-#include "convert/mpi.h"
-#include "convert/report.h"
+#include "convert/report/report.h"
+#include "convert/write/mpi.h"
 #include "formats/option.h"
 #include "formats/pool.h"
-#include "runtime/tokenizer.h"
+#include "runtime/text/tokenizer.h"
 
 /* Memory: the plan and the program, per thread a strip in four forms and one block, and the blocks being assembled. */
 #define MEM_FIXED  (UINT64_C(64) << 20)
@@ -59,7 +59,8 @@ typedef struct mm_calibration_files {
   mm_act_scales act_scales;
 } mm_calibration_files;
 
-/* The recipe names them by what they hold, so that a resumed run knows another file from the same. */
+/* The recipe names them by what they hold, so that a resumed run knows another file from the same; and it says whether numbers may be
+ * lost. */
 static char *open_calibration(const mm_convert_args *a, mm_calibration_files *c, char *line, mm_arena *arena, mm_err *err) {
   char hex[MM_HEX_LEN + 1];
   if (line && a->importance) {
@@ -72,6 +73,7 @@ static char *open_calibration(const mm_convert_args *a, mm_calibration_files *c,
     mm_digest_hex(&c->act_scales.digest, hex);
     line = mm_arena_printf(arena, err, "%s; act_scales=%s", line, hex);
   }
+  if (line && a->nonfinite) line = mm_arena_printf(arena, err, "%s; nonfinite=zero", line);
   return line;
 }
 
@@ -149,6 +151,7 @@ static bool run(const mm_convert_args *a, mm_plan *plan, mm_writer_options o, mm
     o.share = 0;
     o.shares = 1;
     o.leftover = MM_LEFTOVER_RESUME;
+    atomic_store(&progress.zeroed, 0); /* the journals know them all */
     ok = mm_convert_run(plan, &o, &progress, manifest, err);
   }
   return mm_mpi_all(ok) || ok;
@@ -387,8 +390,9 @@ int main(int argc, char **argv) {
       .options = options,
       .option_count = sizeof options / sizeof *options,
       .epilog =
-          "Exit status: 0 done, 2 usage, 3 bad input, 4 valid but unsupported, 5 I/O, 7 output locked, 8 memory or limit, 75 interrupted "
-          "(--resume continues).",
+          "Exit status: 0 done, 2 usage, 3 bad input, 4 valid but unsupported, 5 I/O, 6 damaged (a finished output, under --resume), 7 "
+          "output "
+          "locked, 8 memory or limit, 75 interrupted (--resume continues).",
   };
   mm_mpi_start(&argc, &argv, &a.process, &a.processes);
   mm_err err = {0};

@@ -18,7 +18,7 @@ static int64_t nanoseconds(struct timespec t) {
   return (int64_t)((uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec); /* times from a hostile disk may wrap */
 }
 
-static mm_file_id id_of(const struct stat *s) {
+mm_file_id mm_file_id_of(const struct stat *s) {
   return (mm_file_id){s->st_dev, s->st_ino, (uint64_t)s->st_size, nanoseconds(s->st_mtim), nanoseconds(s->st_ctim)};
 }
 
@@ -64,7 +64,7 @@ bool mm_file_open(mm_file *f, const char *path, mm_err *err) {
   } else if (!S_ISREG(s.st_mode)) {
     wrong_type(path, kind_of(s.st_mode), err);
   } else {
-    f->id = id_of(&s);
+    f->id = mm_file_id_of(&s);
     f->size = f->id.size;
     return true;
   }
@@ -83,7 +83,7 @@ bool mm_file_unchanged(const mm_file *f, const char *path, mm_err *err) {
     char why[128];
     return mm_fail(err, MM_IO, "E_CHANGED", mm_at(path, NULL), "changed while it was read: %s", strerror_r(errno, why, sizeof why));
   }
-  mm_file_id now = id_of(&s);
+  mm_file_id now = mm_file_id_of(&s);
   const mm_file_id *was = &f->id;
   const char *what = now.dev != was->dev || now.ino != was->ino ? "it is another file now"
                      : now.size != was->size                    ? "its size is different"
@@ -203,6 +203,8 @@ bool mm_fsync(int fd, const char *path, bool directory, mm_err *err) {
   if (r == 0 || (directory && (errno == EINVAL || errno == ENOTSUP))) return true; /* some file systems cannot sync directories */
   return mm_fail_errno(err, mm_at(path, NULL), "fsync", errno);
 }
+
+bool mm_no_locks(int why) { return why == ENOLCK || why == EOPNOTSUPP || why == ENOSYS; }
 
 bool mm_close(int fd, const char *path, mm_err *err) {
   if (close(fd) == 0 || errno == EINTR) return true; /* Linux has released the descriptor when it says EINTR */

@@ -27,6 +27,8 @@ typedef struct mm_file {
     }                \
   }
 
+struct stat;
+mm_file_id mm_file_id_of(const struct stat *s);
 /* O_RDONLY|O_NONBLOCK|O_CLOEXEC|O_NOCTTY, then fstat: anything but a regular file is MM_BAD_INPUT E_FS_TYPE (says what it
  * is); absent is MM_BAD_INPUT E_FS_MISSING; ELOOP is E_FS_TYPE in words; other errors MM_IO. Follows symlinks. */
 bool mm_file_open(mm_file *f, const char *path, mm_err *err);
@@ -61,6 +63,8 @@ int mm_create_at(int dirfd, const char *dir, const char *name, mm_err *err);
 bool mm_write_file_at(int dirfd, const char *dir, const char *name, const void *buf, size_t n, mm_err *err);
 /* fsync that reports; for a directory EINVAL/ENOTSUP are tolerated. */
 bool mm_fsync(int fd, const char *path, bool directory, mm_err *err);
+/* Whether a lock failed because the file system has none (some NFS and Lustre mounts), not because another run holds it. */
+bool mm_no_locks(int why);
 /* close that reports. */
 bool mm_close(int fd, const char *path, mm_err *err);
 

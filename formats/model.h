@@ -10,7 +10,11 @@
 extern "C" {
 #endif
 
-#define MM_MAX_LAYERS 1024
+/* Released models have up to 80 layers, 256 experts of which 8 are chosen, and heads of 128. */
+#define MM_MAX_LAYERS   1024
+#define MM_MAX_EXPERTS  1024
+#define MM_MAX_TOP_K    64
+#define MM_MAX_HEAD_DIM 1024
 
 /* Which forward graph. Text-01, M1 and their -hf exports share one; M2 … M2.7 share the other. */
 typedef enum mm_family { MM_FAMILY_M1, MM_FAMILY_M2 } mm_family;
@@ -37,10 +41,10 @@ typedef struct mm_model {
   uint32_t layers;       /* [L] ≤ MM_MAX_LAYERS */
   uint32_t heads;        /* [nh] */
   uint32_t kv_heads;     /* [nkv] divides heads */
-  uint32_t head_dim;     /* [d]; heads·head_dim may differ from hidden */
+  uint32_t head_dim;     /* [d] ≤ MM_MAX_HEAD_DIM; heads·head_dim may differ from hidden */
   uint32_t rotary_dim;   /* [dr] even, ≤ head_dim */
-  uint32_t experts;      /* [E] */
-  uint32_t top_k;        /* [k] ≤ experts */
+  uint32_t experts;      /* [E] ≤ MM_MAX_EXPERTS */
+  uint32_t top_k;        /* [k] ≤ experts, MM_MAX_TOP_K */
   uint32_t intermediate; /* [I] per expert */
   uint32_t vocab;        /* [V] */
   uint64_t max_positions;

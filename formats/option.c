@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "formats/file.h"
+#include "formats/staging.h"
 
 #define WIDTH     96 /* of the help text */
 #define HELP_FROM 30 /* column of the explanations */
@@ -400,7 +401,10 @@ int mm_program_fail(const mm_program *p, const mm_err *err) {
   return known ? (int)err->status : MM_BUG;
 }
 
+static void on_note(const char *line) { fprintf(stderr, "%s: note: %s\n", program_invocation_short_name, line); }
+
 void mm_program_start(void) {
+  mm_staging_notes(on_note);
   signal(SIGPIPE, SIG_IGN);
   signal(SIGXFSZ, SIG_IGN);
   mm_map_watch();

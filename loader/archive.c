@@ -10,7 +10,7 @@
 
 #include "formats/file.h"
 #include "formats/staging.h"
-#include "loader/verify.h"
+#include "loader/shards.h"
 
 #define REFUSE(c, err, ...) mm_fail(err, MM_INTEGRITY, (c)->code, mm_at((c)->file, NULL), __VA_ARGS__)
 
@@ -150,13 +150,6 @@ void mm_archive_close(mm_archive *a) {
   *a = (mm_archive){0};
 }
 
-bool mm_archive_refuse(const char *dir, mm_err *err) {
-  char path[PATH_MAX];
-  snprintf(path, sizeof path, "%s/%s", dir, MM_ARCHIVE);
-  return access(path, F_OK) != 0 || mm_fail(err, MM_UNSUPPORTED, "E_ARCHIVE", mm_at(dir, NULL),
-                                            "found an archive of a packed checkpoint; minimax-archive unpack gives the checkpoint back");
-}
-
 /* ---- whole archives ---- */
 
 /* Whatever is not a part: companions, proven, and the signature if there is one. */
@@ -236,16 +229,29 @@ static mm_archive_totals totals(const mm_archive *a) {
   return t;
 }
 
+/* Names that packing or unpacking writes, whatever the checkpoint: a part's, or a companion's of this one. */
+static bool staged(const void *ctx, const char *name) {
+  const mm_pack *p = ctx;
+  unsigned rank, part;
+  int end = 0;
+  if (sscanf(name, "model-rank-%9u-part-%9u.safetensors%n", &rank, &part, &end) == 2 && end > 0)
+    return name[end] == 0 || strcmp(name + end, ".zst") == 0;
+  for (size_t i = 0; i < p->file_count; i++)
+    if (strcmp(name, p->file[i].name) == 0) return true;
+  return strcmp(name, MM_ARCHIVE) == 0 || strcmp(name, MM_MANIFEST) == 0 || strcmp(name, MM_SIGNATURE) == 0;
+}
+
 bool mm_archive_pack(const char *dir, const char *target, int level, unsigned threads, mm_archive_totals *t, mm_err *err) {
   mm_archive a = {0};
   mm_shards shards = {0};
   mm_staging s = MM_STAGING_NONE;
   mm_archive_lanes l = {0};
   bool ok = mm_archive_lanes_open(&l, threads, err) && mm_shards_open(&shards, dir, err) && mm_verify_listing(&shards.pack, err) &&
-            mm_staging_open(&s, target, "pack", 0, err) && pack_parts(&a, &shards.pack, &s, level, &l, err) &&
+            mm_staging_open(&s, target, "pack", dir, 0, staged, &shards.pack, err) && pack_parts(&a, &shards.pack, &s, level, &l, err) &&
             copy_companions(&shards.pack, &s, err) && copy_manifest(dir, &s, err) && write_table(&a, &s, err) &&
             mm_staging_publish(&s, err);
   *t = totals(&a);
+  mm_staging_discard(&s, staged, &shards.pack);
   mm_staging_close(&s);
   mm_arena_close(&a.arena);
   mm_shards_close(&shards);
@@ -259,10 +265,11 @@ bool mm_archive_unpack(const char *dir, const char *target, unsigned threads, mm
   mm_archive_lanes l = {0};
   bool ok = mm_archive_lanes_open(&l, threads, err) && mm_archive_open(&a, dir, err);
   *t = totals(&a);
-  ok = ok && mm_staging_open(&s, target, "unpack", t->bytes, err);
+  ok = ok && mm_staging_open(&s, target, "unpack", dir, t->bytes, staged, &a.pack, err);
   for (size_t i = 0; ok && i < a.part_count; i++) ok = mm_archive_unpack_part(&a.part[i], dir, s.dir, s.path, &l, err);
   ok = ok && copy_companions(&a.pack, &s, err) && mm_write_file_at(s.dir, s.path, MM_MANIFEST, a.manifest, a.manifest_bytes, err) &&
        mm_staging_publish(&s, err);
+  mm_staging_discard(&s, staged, &a.pack);
   mm_staging_close(&s);
   mm_archive_close(&a);
   mm_archive_lanes_close(&l);

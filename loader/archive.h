@@ -5,12 +5,12 @@
 
 #include "formats/frame.h"
 #include "formats/pack.h"
+#include "loader/companions.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-#define MM_ARCHIVE         "archive.json"
 #define MM_ARCHIVE_FORMAT  "minimax-archive"
 #define MM_ARCHIVE_VERSION 1
 
@@ -84,8 +84,6 @@ bool mm_archive_unpack_part(const mm_archive_part *p, const char *dir, int to, c
 bool mm_archive_prove_part(const mm_archive_part *p, const char *dir, const mm_archive_lanes *l, mm_err *err);
 /* The table, a deterministic function of *a's parts; free() it. */
 char *mm_archive_text(const mm_archive *a, mm_err *err);
-/* The archive in `dir`, where another kind of checkpoint was expected: MM_UNSUPPORTED E_ARCHIVE, and what to do. True where it is none. */
-bool mm_archive_refuse(const char *dir, mm_err *err);
 
 #ifdef __cplusplus
 }

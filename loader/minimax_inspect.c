@@ -5,7 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "convert/hf.h"
+#include "convert/source/hf.h"
 #include "formats/option.h"
 #include "loader/shards.h"
 

@@ -4,10 +4,11 @@
 #include <string.h>
 #include <time.h>
 
-#include "convert/report_error.h"
+#include "convert/report/report_error.h"
 #include "formats/option.h"
 #include "formats/pool.h"
 #include "loader/bind.h"
+#include "loader/companions.h"
 #include "loader/signature.h"
 #include "loader/verify.h"
 
@@ -60,6 +61,13 @@ static bool good_enough(const mm_verify_args *a, const mm_error_report *r, mm_er
                  "found SQNR %.2f dB against the source, expected at least %.2f", mm_sqnr_db(&r->row[0].e), a->min_sqnr);
 }
 
+/* In neither checkpoint. With NULL, only whether it could be written. */
+static bool write_report(const mm_verify_args *a, const mm_error_report *r, mm_err *err) {
+  const char *const apart[] = {a->dir, a->source, NULL};
+  mm_output_place place = {.path = a->report, .apart = apart, .stream = true};
+  return r ? mm_report_write(&place, r, err) : mm_report_place_ok(&place, err);
+}
+
 static bool against_source(const mm_verify_args *a, const mm_shards *s, mm_err *err) {
   mm_hf hf = {0};
   mm_plan plan = {0};
@@ -79,7 +87,7 @@ static bool against_source(const mm_verify_args *a, const mm_shards *s, mm_err *
   if (!ok && err->status == MM_USAGE) err->status = MM_UNSUPPORTED; /* the manifest's words, not the user's */
   for (size_t i = 0; ok && i < n; i++) r.row[i] = (mm_error_row){s->pack.tensor[i].name, s->pack.tensor[i].scheme, e[i]};
   if (ok) mm_report_rank(&r);
-  ok = ok && print_errors(a, &r, err) && (!a->report || mm_report_write(a->report, &r, err)) && good_enough(a, &r, err);
+  ok = ok && print_errors(a, &r, err) && (!a->report || write_report(a, &r, err)) && good_enough(a, &r, err);
   free(r.row);
   free(e);
   mm_plan_close(&plan);
@@ -138,9 +146,9 @@ static bool choose_level(mm_verify_args *a, mm_err *err) {
   a->level = a->source ? MM_LEVEL_SOURCE : MM_LEVEL_FULL;
   for (unsigned i = 0; a->level_word && i < sizeof words / sizeof *words; i++)
     if (strcmp(a->level_word, words[i]) == 0) a->level = (mm_verify_level)i;
-  if (a->report && !mm_report_path_ok(a->report, err)) return false;
   if (!a->source && (a->report || isfinite(a->min_sqnr)))
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--report and --min-sqnr go with --source SRC");
+  if (a->report && !write_report(a, NULL, err)) return false;
   if ((a->level == MM_LEVEL_SOURCE) == (a->source != NULL)) return true;
   return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--level source goes with --source SRC");
 }

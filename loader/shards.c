@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "formats/safetensors.h"
-#include "loader/archive.h"
+#include "loader/companions.h"
 
 /* The parts of one rank while they are checked. */
 typedef struct opening {

@@ -8,10 +8,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "formats/file.h"
+#include "formats/output.h"
 #include "formats/pool.h"
+#include "loader/companions.h"
 #include "loader/verify.h"
 
 #define BUNDLE_TYPE    "application/vnd.dev.sigstore.bundle.v0.3+json"
@@ -144,22 +147,30 @@ static char *bundle_text(const char *statement, const mm_key *key, mm_err *err) 
   return text;
 }
 
-/* Written beside the checkpoint, then renamed into it: the directory never holds half a signature. */
-static bool put_signature(const char *dir, const char *text, mm_err *err) {
-  char real[PATH_MAX], parent[PATH_MAX], name[NAME_MAX + 32], to[PATH_MAX];
-  if (!realpath(dir, real)) return mm_fail_errno(err, mm_at(dir, NULL), "resolve", errno);
-  snprintf(parent, sizeof parent, "%s", real);
-  snprintf(name, sizeof name, ".%.*s.%s.partial", NAME_MAX, basename(real), MM_SIGNATURE);
+/* Written beside the checkpoint, then renamed into it: the directory never holds half a signature. `in` (taken over) was opened before
+ * what is signed was read: a checkpoint that has the name since does not get it. */
+static bool put_signature(const char *dir, int in, const char *text, mm_err *err) {
+  char real[PATH_MAX], parent[PATH_MAX], staged[NAME_MAX + 32], to[PATH_MAX];
+  struct stat now, then;
+  mm_output out = MM_OUTPUT_NONE;
   snprintf(to, sizeof to, "%s/%s", dir, MM_SIGNATURE);
-  const char *up = dirname(parent);
-  int at = open(up, O_RDONLY | O_DIRECTORY | O_CLOEXEC), in = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  bool ok = (at >= 0 && in >= 0) || mm_fail_errno(err, mm_at(dir, NULL), "open", errno);
-  if (ok) unlinkat(at, name, 0); /* of a killed run */
-  ok = ok && mm_write_file_at(at, up, name, text, strlen(text), err) &&
-       (renameat(at, name, in, MM_SIGNATURE) == 0 || mm_fail_errno(err, mm_at(to, NULL), "publish", errno)) && mm_fsync(in, dir, true, err);
-  if (!ok && at >= 0) unlinkat(at, name, 0);
-  if (in >= 0) close(in);
-  if (at >= 0) close(at);
+  bool ok = realpath(dir, real) || mm_fail_errno(err, mm_at(dir, NULL), "resolve", errno);
+  ok = ok && ((stat(real, &now) == 0 && fstat(in, &then) == 0 && now.st_dev == then.st_dev && now.st_ino == then.st_ino) ||
+              mm_fail(err, MM_IO, "E_CHANGED", mm_at(dir, NULL), "changed while it was signed: it is another directory now"));
+  if (!ok) {
+    close(in);
+    return false;
+  }
+  snprintf(parent, sizeof parent, "%s", real);
+  snprintf(staged, sizeof staged, ".%.*s.partial-sign", NAME_MAX, basename(real));
+  int at = open(dirname(parent), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (at < 0) {
+    close(in);
+    return mm_fail_errno(err, mm_at(dir, NULL), "open the directory of", errno);
+  }
+  ok = mm_output_open_at(&out, to, at, staged, in, MM_SIGNATURE, err) && mm_pwrite(out.fd, to, text, strlen(text), 0, err) &&
+       mm_output_publish(&out, err);
+  mm_output_discard(&out);
   return ok;
 }
 
@@ -192,12 +203,17 @@ bool mm_signature_make(const char *dir, const mm_key *key, unsigned threads, mm_
   mm_shards s = {0};
   resources r = {0};
   char real[PATH_MAX], *statement = NULL, *bundle = NULL;
-  bool ok = mm_shards_open(&s, dir, err) && mm_verify_files(&s.pack, err) && mm_verify_blocks(&s, threads, err) &&
-            list_resources(&r, &s.pack, err) && hash_parts(&r, &s, threads, err) &&
-            (realpath(dir, real) || mm_fail_errno(err, mm_at(dir, NULL), "resolve", errno));
+  int in = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  bool ok = in >= 0 || mm_fail_errno(err, mm_at(dir, NULL), "open", errno);
+  ok = ok && mm_shards_open(&s, dir, err) && mm_verify_files(&s.pack, err) && mm_verify_blocks(&s, threads, err) &&
+       list_resources(&r, &s.pack, err) && hash_parts(&r, &s, threads, err) &&
+       (realpath(dir, real) || mm_fail_errno(err, mm_at(dir, NULL), "resolve", errno));
   if (ok) qsort(r.item, r.count, sizeof *r.item, by_name);
-  ok = ok && (statement = statement_text(basename(real), &r, err)) && (bundle = bundle_text(statement, key, err)) &&
-       put_signature(dir, bundle, err);
+  ok = ok && (statement = statement_text(basename(real), &r, err)) && (bundle = bundle_text(statement, key, err));
+  if (ok)
+    ok = put_signature(dir, in, bundle, err);
+  else if (in >= 0)
+    close(in);
   free(bundle);
   free(statement);
   free(r.item);

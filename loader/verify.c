@@ -1,7 +1,6 @@
 /* The checks behind minimax-verify. */
 #include "loader/verify.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <limits.h>
 #include <math.h>
@@ -87,76 +86,21 @@ bool mm_verify_sample(const mm_shards *s, uint32_t count, uint64_t seed, unsigne
 /* A sample of as many as there are is all of them. */
 bool mm_verify_blocks(const mm_shards *s, unsigned threads, mm_err *err) { return mm_verify_sample(s, UINT32_MAX, 0, threads, err); }
 
-/* --- directory --- */
-
-bool mm_nothing_else(const char *dir, bool (*listed)(const void *ctx, const char *name), const void *ctx, mm_err *err) {
-  DIR *d = opendir(dir);
-  if (!d) return mm_fail_errno(err, mm_at(dir, NULL), "list", errno);
-  bool ok = true;
-  for (struct dirent *e; ok && (e = readdir(d));)
-    if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0 && !listed(ctx, e->d_name)) {
-      char path[PATH_MAX];
-      snprintf(path, sizeof path, "%s/%s", dir, e->d_name);
-      ok = mm_fail(err, MM_INTEGRITY, "E_EXTRA", mm_at(path, NULL), "found a file that the manifest does not list");
-    }
-  closedir(d);
-  return ok;
-}
-
-static bool in_manifest(const void *ctx, const char *name) {
-  const mm_pack *p = ctx;
-  if (strcmp(name, MM_MANIFEST) == 0 || strcmp(name, MM_SIGNATURE) == 0) return true;
-  for (size_t i = 0; i < p->file_count; i++)
-    if (strcmp(name, p->file[i].name) == 0) return true;
-  for (uint32_t r = 0; r < mm_pack_ranks(p); r++)
-    for (size_t i = 0; i < p->rank[r].part_count; i++)
-      if (strcmp(name, p->rank[r].part[i].file) == 0) return true;
-  return false;
-}
-
-bool mm_verify_listing(const mm_pack *p, mm_err *err) { return mm_nothing_else(p->dir, in_manifest, p, err); }
-
-bool mm_verify_companion(const mm_pack *p, const mm_pack_file *f, char **text, mm_err *err) {
-  char path[PATH_MAX];
-  snprintf(path, sizeof path, "%s/%s", p->dir, f->name);
-  size_t n = 0;
-  mm_digest d;
-  mm_err e = {0};
-  *text = mm_file_slurp(path, f->size, &n, &e);
-  bool ok = *text && mm_sha256(*text, n, &d, &e);
-  if (ok && (n != f->size || !mm_digest_equal(&d, &f->sha256)))
-    ok = mm_fail(&e, MM_INTEGRITY, "E_DIGEST", mm_at(path, NULL), "found other contents than the manifest's sha256");
-  if (ok) return true;
-  free(*text);
-  *text = NULL;
-  if (e.status == MM_BAD_INPUT) e.status = MM_INTEGRITY; /* absent or longer: here a broken promise */
-  if (err && err->status == MM_OK) *err = e;
-  return false;
-}
-
-bool mm_verify_files(const mm_pack *p, mm_err *err) {
-  for (size_t i = 0; i < p->file_count; i++) {
-    char *text;
-    bool ok = mm_verify_companion(p, &p->file[i], &text, err);
-    free(text);
-    if (!ok) return false;
-  }
-  return mm_verify_listing(p, err);
-}
-
 /* --- numbers --- */
 
 static bool check_scales(const mm_pack *p, const mm_packed *m, const mm_pack_tensor *t, uint32_t rank, mm_err *err) {
   for (unsigned i = 0; i < t->plane_count; i++) {
-    if (!m->scheme->plane[i].scale || t->plane[i].dtype != MM_F32) continue;
-    uint32_t rows = mm_cells(m->n, m->cell[i].n), cols = mm_cells(m->k, m->cell[i].k);
-    const float *v = m->plane[i];
-    for (uint64_t j = 0; j < (uint64_t)m->lead * rows * cols; j++) {
-      if (v[j] > 0 && isfinite(v[j])) continue;
-      bool padded = p->tp_align[0] == 'p' && v[j] == 0; /* whole blocks that only fill up a rank */
+    const mm_plane *scales = &m->scheme->plane[i];
+    if (!scales->scale) continue;
+    uint64_t count = (uint64_t)m->lead * mm_cells(m->n, m->cell[i].n) * mm_cells(m->k, m->cell[i].k);
+    for (uint64_t j = 0; j < count; j++) {
+      float v = mm_scale_value(scales->dtype, m->plane[i], j);
+      if (mm_scale_allowed(m->scheme, v)) continue;
+      bool padded = p->tp_align[0] == 'p' && v == 0; /* whole blocks that only fill up a rank */
       if (!padded)
         return mm_fail(err, MM_INTEGRITY, "E_SCALE", mm_at(p->rank[rank].part[0].file, t->name),
-                       "found scale %g at element %llu, expected a positive number", (double)v[j], (unsigned long long)j);
+                       "found scale %g at element %llu, expected a %s number", (double)v, (unsigned long long)j,
+                       m->scheme->signed_scale ? "finite nonzero" : "positive");
     }
   }
   return true;
@@ -170,7 +114,7 @@ static bool check_tensor(void *ctx, size_t item, unsigned worker, mm_err *err) {
   if (!mm_pack_holds(&s->pack, t, rank) || !s->rank[rank].plane) return true;
   mm_packed m = mm_shards_tensor(s, rank, item % s->pack.tensor_count);
   if (!check_scales(&s->pack, &m, t, rank, err)) return false;
-  uint32_t unit = (uint32_t)mm_max(1, (UINT64_C(1) << 20) / m.k);
+  uint32_t unit = (uint32_t)mm_min(m.n, mm_max(1, (UINT64_C(1) << 20) / m.k));
   float *row = mm_calloc((size_t)unit * m.k, sizeof *row, err);
   bool ok = row != NULL;
   for (uint32_t e = 0; ok && e < m.lead; e++)

@@ -15,14 +15,6 @@ bool mm_verify_blocks(const mm_shards *s, unsigned threads, mm_err *err);
 /* At most `count` blocks of every part, one from each of as many equal stretches; `seed` decides which. */
 bool mm_verify_sample(const mm_shards *s, uint32_t count, uint64_t seed, unsigned threads, mm_err *err);
 
-/* The directory holds the manifest's files, perhaps their signature, and nothing else (E_EXTRA). */
-bool mm_verify_listing(const mm_pack *p, mm_err *err);
-/* The same for any list of names. */
-bool mm_nothing_else(const char *dir, bool (*listed)(const void *ctx, const char *name), const void *ctx, mm_err *err);
-/* Reads a companion file, which has the manifest's size and digest (E_DIGEST): *text is malloc'ed, NULL on failure. */
-bool mm_verify_companion(const mm_pack *p, const mm_pack_file *f, char **text, mm_err *err);
-/* All of them, and the listing. */
-bool mm_verify_files(const mm_pack *p, mm_err *err);
 /* Every weight is finite and every scale positive, outside padding (E_NONFINITE, E_SCALE). */
 bool mm_verify_numbers(const mm_shards *s, unsigned threads, mm_err *err);
 

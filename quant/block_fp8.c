@@ -44,7 +44,7 @@ MM_INLINE float scale_of(const run *most, bool bf16) {
     uint32_t u = bf16 ? (uint32_t)most->bf16[i] << 16 : most->bits[i];
     m = u > m ? u : m;
   }
-  float s = mm_f32_from_bits(m) / 448.0f;
+  float s = mm_scale_below(mm_f32_from_bits(m) / 448.0f, 448);
   return s == 0 ? 1 : s;
 }
 

@@ -5,7 +5,7 @@
 
 MM_INLINE void pack_body(const mm_pack_args *a, void *const plane[MM_MAX_PLANES]) {
   for (uint32_t row = 0; row < a->n; row++) {
-    float s = mm_row_amax(a, row) / 448.0f;
+    float s = mm_scale_below(mm_row_amax(a, row) / 448.0f, 448);
     if (s == 0) s = 1;
     ((float *)plane[1])[row] = s;
     for (uint32_t k = 0; k < a->k; k += MM_TILE) {

@@ -3,13 +3,14 @@
  *
  * absmax is compressed-tensors' rule, s = bf16(amax/7.5). mse is the signed full-range search of quant.md §4.5: s runs through
  * the bf16 numbers from 0.8 to 1.15 times amax/8, of either sign, since only the negative end of the code reaches 8; the shrink
- * stops at 0.8 because clipping the largest weights costs more than its squared error says. A zero group has s = 1. */
+ * stops at 0.8 because clipping the largest weights costs more than its squared error says. A zero group has s = 1.
+ * No scale is so large that code -8 would be infinite: near the largest f32 the positive end saturates instead. */
 #ifndef MM_QUANT_INT4_H
 #define MM_QUANT_INT4_H
 
 #include "quant/search.h"
 
-enum { MM_INT4_GROUP = 128 };
+enum { MM_INT4_GROUP = 128, MM_INT4_MOST = 0x7dff }; /* the largest bf16 scale, of which code -8 is finite */
 
 /* A group in 16 bits, 4096 for one: there scales of the window are whole numbers below 1200, weights stay below 8192 and the sum of 128
  * squared errors below 2^31. */
@@ -42,7 +43,8 @@ MM_INLINE uint16_t mm_int4_search(const float group[MM_INT4_GROUP], float amax, 
   int16_t w[MM_INT4_GROUP];
   for (int i = 0; i < MM_INT4_GROUP; i++) x[i] = group[i] * unit;
   mm_int4_shorten(w, x);
-  int low = mm_f32_to_bf16(amax * unit * 0.1f), high = mm_f32_to_bf16(amax * unit * 0.14375f);
+  int low = mm_f32_to_bf16(amax * unit * 0.1f), most = mm_f32_to_bf16(mm_bf16_to_f32(MM_INT4_MOST) * unit),
+      high = mm_min_int(most, mm_f32_to_bf16(amax * unit * 0.14375f));
   for (int c = 0; c < COARSE; c++) {
     float scale = mm_bf16_to_f32((uint16_t)(high - c / 2 * (high - low) / (COARSE / 2 - 1)));
     s[c] = c % 2 ? -scale : scale;
@@ -66,7 +68,7 @@ MM_INLINE uint16_t mm_int4_search(const float group[MM_INT4_GROUP], float amax, 
 
 MM_INLINE uint16_t mm_int4_scale(const float group[MM_INT4_GROUP], mm_search search, const float *importance) {
   float amax = mm_tile_amax(group, MM_INT4_GROUP);
-  uint16_t absmax = mm_f32_to_bf16(amax / 7.5f);
+  uint16_t absmax = (uint16_t)mm_min_int(MM_INT4_MOST, mm_f32_to_bf16(amax / 7.5f));
   if (absmax == 0) return 0x3f80;
   if (search == MM_SEARCH_ABSMAX || amax < 0x1p-100f) return absmax; /* down there bf16 runs out of digits */
   return mm_int4_search(group, amax, importance);

@@ -2,7 +2,8 @@
  * W[n, k] = e2m1(code[n, k]) · 2^(scale[n, k/32] - 127).
  *
  * absmax is compressed-tensors' rule: the exponent of amax less 2, one more if amax's mantissa is at least 1.75. mse takes the best
- * of the four exponents from one below to two above amax's own less 2, the largest among equals. A zero block has exponent 127. */
+ * of the four exponents from one below to two above amax's own less 2, the largest among equals. A zero block has exponent 127. No
+ * exponent is above 252, so that every code stays a finite number; weights above 1.5 · 2^127 saturate there. */
 #include <math.h>
 
 #include "quant/search.h"
@@ -10,7 +11,8 @@
 enum { BLOCK = 32, BLOCKS = MM_TILE / BLOCK };
 _Static_assert((int)BLOCKS == (int)MM_LANES, "one lane per block of a tile");
 
-MM_INLINE int clamp_exponent(int e) { return mm_max_int(0, mm_min_int(254, e)); }
+/* At most 252: 6 · 2^126 is no f32. */
+MM_INLINE int clamp_exponent(int e) { return mm_max_int(0, mm_min_int(252, e)); }
 
 /* Exponent of amax less 2, the largest power of two in E2M1; not yet clamped. */
 MM_INLINE int floor_exponent(float amax) { return (int)(mm_f32_bits(amax) >> 23) - 2; }

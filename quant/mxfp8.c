@@ -1,6 +1,7 @@
 /* mxfp8: E4M3 codes with a power-of-two scale (E8M0, stored as U8) per 32 columns, after OCP MX v1.0:
  * W[n, k] = e4m3(code[n, k]) · 2^(scale[n, k/32] - 127). The scale is the smallest power of two that is at least amax/448, so that
- * nothing saturates; no other exponent has a smaller error in practice (quant.md §4.6). A zero block has exponent 127. */
+ * nothing saturates; no other exponent has a smaller error in practice (quant.md §4.6). A zero block has exponent 127. No
+ * exponent is above 246, so that every code stays a finite number; weights above 1.75 · 2^127 saturate there. */
 #include "quant/tile.h"
 
 enum { BLOCK = 32, BLOCKS = MM_TILE / BLOCK };
@@ -8,7 +9,7 @@ enum { BLOCK = 32, BLOCKS = MM_TILE / BLOCK };
 MM_INLINE uint8_t block_scale(const float block[BLOCK]) {
   uint32_t u = mm_f32_bits(mm_tile_amax(block, BLOCK));
   int e = (int)(u >> 23) - 8 + ((u & 0x7fffff) > 0x600000); /* 448 = 1.75 · 2^8 */
-  return (uint8_t)(u == 0 ? 127 : e < 0 ? 0 : e);
+  return (uint8_t)(u == 0 ? 127 : e < 0 ? 0 : e > 246 ? 246 : e);
 }
 
 MM_INLINE void pack_body(const mm_pack_args *a, void *const plane[MM_MAX_PLANES]) {

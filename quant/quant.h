@@ -30,6 +30,9 @@ typedef struct mm_plane {
   bool scale; /* may be stored on a finer grid; codes may not */
 } mm_plane;
 
+/* Element i of a scale plane as f32. U8 holds E8M0 exponents, as other tools write them. */
+float mm_scale_value(mm_dtype t, const void *plane, size_t i);
+
 /* How scales are chosen. ABSMAX follows the convention of the format's own tools; MSE takes, from a fixed window of scales, the
  * one with the least squared error of the group. */
 typedef enum mm_search {
@@ -106,6 +109,7 @@ typedef struct mm_scheme {
   mm_plane plane[MM_MAX_PLANES];
   uint32_t strip; /* pack is called on multiples of this many rows (the last strip of a matrix may be shorter); 0 = whole matrix */
   bool needs_amax;
+  bool signed_scale; /* scales may be below 0; otherwise all are above. They are finite and never 0 */
   unsigned searches; /* bits 1u << mm_search, beyond ABSMAX; MSE, where present, is the default */
   /* Fills plane[i] densely for this strip: ceil(n/cell.n) x ceil(k/cell.k) elements of the scheme's own cells; a {0, 0} plane is
    * written whole by every strip, always the same. Deterministic: the same bytes on every CPU and for every split into strips. */
@@ -124,6 +128,9 @@ typedef struct mm_packed {
   float input_scale;                /* static scale of x (mm_act_format.fixed); 0: none */
   uint32_t tensor;                  /* its number in the manifest it comes from */
 } mm_packed;
+
+/* Whether a scheme's scale may be v: what packers write, converters keep and minimax-verify accepts. */
+bool mm_scale_allowed(const mm_scheme *s, float v);
 
 /* The unpack of every scheme: decodes codes by scheme->code and multiplies by the scale planes on their stored grid. */
 void mm_unpack(const mm_packed *m, uint32_t lead, uint32_t row, uint32_t rows, float *out);

@@ -10,10 +10,11 @@
 MM_INLINE int mm_max_int(int a, int b) { return a > b ? a : b; }
 MM_INLINE int mm_min_int(int a, int b) { return a < b ? a : b; }
 
-/* The power of two that brings a normal amax into [1, 2); exact for every weight of the group and its scales. */
+/* The power of two that brings a normal amax into [1, 2); exact for every weight of the group and its scales. For exponent 254 it is the
+ * subnormal 2^-127. */
 MM_INLINE float mm_unit(float amax) {
-  uint32_t e = mm_f32_bits(amax) >> 23;
-  return mm_f32_from_bits((254 - (uint32_t)mm_max_int(1, mm_min_int(253, (int)e))) << 23);
+  int e = (int)(mm_f32_bits(amax) >> 23);
+  return mm_f32_from_bits((uint32_t)mm_max_int((254 - mm_max_int(1, e)) * (1 << 23), 1 << 22));
 }
 
 /* Rows 0 and 4, 1 and 5, 2 and 6, 3 and 7, element by element in turn. */
@@ -123,7 +124,7 @@ MM_INLINE void mm_keep_least(int *choice, float *least, const int *trial, const 
  * 0, 8 … 120 and then all within 8 of it. */
 MM_INLINE float mm_row_int_scale(const mm_pack_args *a, uint32_t row, int32_t top) {
   enum { TRIED = 2 * MM_LANES };
-  float amax = mm_row_amax(a, row), s = amax / (float)top, unit = mm_unit(amax);
+  float amax = mm_row_amax(a, row), s = mm_scale_below(amax / (float)top, (float)top), unit = mm_unit(amax);
   if (s == 0) return 1;
   if (a->search == MM_SEARCH_ABSMAX) return s;
   int shrink = 0;
@@ -138,7 +139,8 @@ MM_INLINE float mm_row_int_scale(const mm_pack_args *a, uint32_t row, int32_t to
     }
     shrink = mm_max_int(first + mm_least(error, TRIED) * step, 0);
   }
-  return s * (1.0f - (float)shrink / 160.0f);
+  float chosen = s * (1.0f - (float)shrink / 160.0f);
+  return chosen == 0 ? s : chosen;
 }
 
 #endif

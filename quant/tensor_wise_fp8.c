@@ -4,7 +4,7 @@
 #include "quant/tile.h"
 
 MM_INLINE void pack_body(const mm_pack_args *a, void *const plane[MM_MAX_PLANES]) {
-  float s = a->amax / 448.0f;
+  float s = mm_scale_below(a->amax / 448.0f, 448);
   if (s == 0) s = 1;
   *(float *)plane[1] = s;
   for (uint32_t row = 0; row < a->n; row++)

@@ -59,6 +59,9 @@ MM_INLINE float mm_row_amax(const mm_pack_args *a, uint32_t row) {
   return most;
 }
 
+/* A scale whose product with the largest code, `top`, is finite: s, or the number below where s was rounded up from the largest f32. */
+MM_INLINE float mm_scale_below(float s, float top) { return mm_f32_from_bits(mm_f32_bits(s) - (s * top > 0x1.fffffep127f)); }
+
 /* y to the nearest integer, ties to even, clamped to [lo, hi] (within ±2^22): added to 1.5·2^23, a float's low bits are the
  * integer, and larger |y| only move the sum further out, so clamping the bits clamps the value. */
 #define MM_INT_MAGIC 12582912.0f

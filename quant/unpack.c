@@ -2,14 +2,18 @@
  * stores them. */
 #include "quant/tile.h"
 
-/* One element of a scale plane. U8 holds E8M0 exponents, as other tools write them. */
-static float scale_value(mm_dtype t, const void *plane, size_t i) {
+float mm_scale_value(mm_dtype t, const void *plane, size_t i) {
   switch (t) {
     case MM_F32: return ((const float *)plane)[i];
     case MM_BF16: return mm_bf16_to_f32(((const uint16_t *)plane)[i]);
     case MM_F8_E4M3: return mm_e4m3_value[((const uint8_t *)plane)[i]];
     default: return mm_e8m0_to_f32(((const uint8_t *)plane)[i]);
   }
+}
+
+bool mm_scale_allowed(const mm_scheme *s, float v) {
+  float most = s->signed_scale && v < 0 ? -v : v;
+  return most > 0 && most <= 0x1.fffffep127f;
 }
 
 enum { LONG = 64, SHORT = 16 }; /* columns under one scale; fewer only on finer or odd grids */
@@ -40,7 +44,7 @@ static void tile_scales(float *s, const mm_packed *m, uint32_t lead, uint32_t ro
     size_t at = line * mm_cells(m->k, cell.k) + (cell.k ? k / cell.k : 0);
     uint32_t end = cell.k ? (cell.k - k % cell.k) / step : count; /* of the cell at `at` */
     for (uint32_t c = 0; c < count; end += cell.k / step) {
-      float v = scale_value(m->scheme->plane[i].dtype, m->plane[i], at++);
+      float v = mm_scale_value(m->scheme->plane[i].dtype, m->plane[i], at++);
       for (; c < end && c < count; c++) s[c] *= v;
     }
   }

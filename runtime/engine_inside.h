@@ -1,4 +1,5 @@
-/* The engine's inside: engine.c (ranks and steps), engine_slots.c (what slots hold) and engine_choices.c (tokens chosen from logits). */
+/* The engine's inside: engine_ranks.c (ranks and steps), engine_slots.c (what slots hold) and engine_choices.c (tokens chosen from logits).
+ */
 #ifndef MM_RUNTIME_ENGINE_INSIDE_H
 #define MM_RUNTIME_ENGINE_INSIDE_H
 

@@ -1,13 +1,12 @@
 /* minimax-eval: what a packed checkpoint predicts. Mean negative log-likelihood and perplexity of a text's ids, or the logits of
  * given prompts as a safetensors file. */
 #include <errno.h>
-#include <fcntl.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "formats/option.h"
+#include "formats/output.h"
 #include "formats/pool.h"
 #include "formats/safetensors.h"
 #include "runtime/calibration.h"
@@ -81,25 +80,8 @@ static bool feed(eval *e, const int32_t *id, uint32_t count, take_fn *take, void
 
 /* ---- output files ---- */
 
-typedef struct output {
-  int fd;
-  const char *path;
-} output;
-
-/* OUT.partial: what has the final name is complete. */
-static bool create(output *f, const char *partial, mm_err *err) {
-  f->path = partial;
-  f->fd = open(partial, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
-  return f->fd >= 0 || mm_fail_errno(err, mm_at(partial, NULL), "open", errno);
-}
-
-static bool publish(const output *f, const char *path, bool written, mm_err *err) {
-  bool ok = written && mm_fsync(f->fd, f->path, false, err);
-  ok = mm_close(f->fd, f->path, err) && ok;
-  if (ok && rename(f->path, path) != 0) ok = mm_fail_errno(err, mm_at(path, NULL), "rename", errno);
-  if (!ok) unlink(f->path);
-  return ok;
-}
+/* Not into the checkpoint that is evaluated. */
+static mm_output_place place_of(const char *path, const char *const *apart) { return (mm_output_place){.path = path, .apart = apart}; }
 
 /* ---- likelihood ---- */
 
@@ -158,11 +140,11 @@ static bool print_likelihood(const eval_args *a, double nll, uint64_t windows, m
 }
 
 static bool write_calibration(const eval *e, mm_err *err) {
-  output f;
-  char *partial;
-  if (asprintf(&partial, "%s.partial", e->a->collect) < 0) return mm_fail_memory(err, strlen(e->a->collect));
-  bool ok = create(&f, partial, err) && publish(&f, e->a->collect, mm_calibration_write(e->calibration, f.fd, partial, err), err);
-  free(partial);
+  mm_output f = MM_OUTPUT_NONE;
+  const char *const apart[] = {e->a->dir, NULL};
+  mm_output_place place = place_of(e->a->collect, apart);
+  bool ok = mm_output_open(&f, &place, err) && mm_calibration_write(e->calibration, f.fd, f.path, err) && mm_output_publish(&f, err);
+  mm_output_discard(&f);
   return ok;
 }
 
@@ -190,14 +172,14 @@ static bool run_likelihood(eval *e, mm_err *err) {
 /* ---- logits ---- */
 
 typedef struct logits_file {
-  output file;
+  mm_output *file;
   uint64_t offset; /* of the current prompt's logits */
 } logits_file;
 
 static bool write_logits(void *ctx, const eval *e, uint32_t pos, uint32_t count, mm_err *err) {
   const logits_file *f = ctx;
   size_t row = (size_t)e->vocab * sizeof *e->logits;
-  return mm_pwrite(f->file.fd, f->file.path, e->logits, count * row, f->offset + pos * row, err);
+  return mm_pwrite(f->file->fd, f->file->path, e->logits, count * row, f->offset + pos * row, err);
 }
 
 /* The prompts: I32 vectors named "ids.NAME" of one file, in the order of their names. */
@@ -243,7 +225,7 @@ static void close_prompts(prompts *p) {
 static bool write_all(eval *e, prompts *p, logits_file *f, mm_err *err) {
   size_t header_bytes;
   void *header = mm_st_header(p->out, p->count, NULL, 0, 8, &header_bytes, err);
-  bool ok = header && mm_pwrite(f->file.fd, f->file.path, header, header_bytes, 0, err);
+  bool ok = header && mm_pwrite(f->file->fd, f->file->path, header, header_bytes, 0, err);
   free(header);
   for (size_t i = 0; ok && i < p->count; i++) {
     uint64_t n = p->in[i]->shape.dim[0];
@@ -257,12 +239,14 @@ static bool write_all(eval *e, prompts *p, logits_file *f, mm_err *err) {
 }
 
 static bool run_logits(eval *e, mm_err *err) {
-  const char *path = e->a->logits, *partial = NULL;
+  const char *path = e->a->logits, *const apart[] = {e->a->dir, NULL};
+  mm_output_place place = place_of(path, apart);
   prompts p;
-  logits_file f;
+  mm_output out = MM_OUTPUT_NONE;
+  logits_file f = {.file = &out};
   bool ok = open_prompts(&p, e->a->ids_from, e->shards.pack.model.vocab, err) && open_engine(e, p.longest, err) &&
-            (partial = mm_arena_printf(&p.arena, err, "%s.partial", path)) && create(&f.file, partial, err) &&
-            publish(&f.file, path, write_all(e, &p, &f, err), err);
+            mm_output_open(&out, &place, err) && write_all(e, &p, &f, err) && mm_output_publish(&out, err);
+  mm_output_discard(&out);
   if (ok) printf("%s: logits of %zu prompts\n", path, p.count);
   close_prompts(&p);
   return ok;
@@ -350,7 +334,10 @@ int main(int argc, char **argv) {
     return mm_program_fail(&program, &err);
   }
   eval e = {.a = &a};
-  bool ok = mm_shards_open(&e.shards, a.dir, &err) && (a.ids ? run_likelihood(&e, &err) : run_logits(&e, &err));
+  const char *const apart[] = {a.dir, NULL};
+  mm_output_place place = place_of(a.logits ? a.logits : a.collect, apart); /* refused before the work */
+  bool ok = (!place.path || mm_output_check(&place, &err)) && mm_shards_open(&e.shards, a.dir, &err) &&
+            (a.ids ? run_likelihood(&e, &err) : run_logits(&e, &err));
   if (ok && fflush(stdout) != 0) ok = mm_fail_errno(&err, mm_at("standard output", NULL), "write", errno);
   eval_close(&e);
   return ok ? MM_OK : mm_program_fail(&program, &err);

@@ -8,8 +8,8 @@
 #include "formats/option.h"
 #include "formats/pool.h"
 #include "runtime/engine.h"
-#include "runtime/tokenizer.h"
-#include "runtime/utf8.h"
+#include "runtime/text/tokenizer.h"
+#include "runtime/text/utf8.h"
 
 #define PREFILL_ROWS  512 /* tokens of the prompt per step */
 #define PROMPT_MAX    (UINT64_C(1) << 30)

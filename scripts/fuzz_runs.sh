@@ -9,8 +9,11 @@ build=$1 log=${FUZZ_LOG:-tests/fuzz/RUNS.md}
 shift
 [ $# -gt 0 ] || set -- $(ls tests/fuzz/fuzz_*.c | sed 's/.*fuzz_\(.*\)\.c/\1/')
 end=$(($(date +%s) + FUZZ_LIMIT)) commit=$(git rev-parse --short HEAD)
-[ -z "$(git status --porcelain -- formats loader convert tests/fuzz/*.c)" ] || commit=$commit+
+[ -z "$(git status --porcelain -- formats quant loader convert runtime tests/fuzz/*.c)" ] || commit=$commit+
 export FUZZ_CORPUS="$build/corpus"
+
+# Inputs wanted of a target: a tenth where each is a whole checkpoint.
+wanted() { [ "$1" = packed ] && echo $((FUZZ_RUNS / 10)) || echo "$FUZZ_RUNS"; }
 
 sum() { awk -F '|' -v t=" $1 " '$4 == t { n += $5 } END { printf "%d", n }' "$log"; }
 
@@ -39,7 +42,7 @@ add() {
 status=0
 while [ "$(date +%s)" -lt "$end" ] && [ $status -eq 0 ]; do
   running=
-  for name in $(for t in "$@"; do echo "$(sum "$t") $t"; done | sort -n | awk -v want="$FUZZ_RUNS" '$1 < want { print $2 }' | head -n "${FUZZ_JOBS:-$(nproc)}"); do
+  for name in $(for t in "$@"; do echo "$(sum "$t") $t $(wanted "$t")"; done | sort -n | awk '$1 < $3 { print $2 }' | head -n "${FUZZ_JOBS:-$(nproc)}"); do
     slice "$name" &
     running="$running $name"
   done
@@ -51,7 +54,7 @@ enough=1 total=0
 for name in "$@"; do
   n=$(sum "$name") total=$((total + $(sum "$name")))
   echo "$name: $n inputs"
-  [ "$n" -ge "$FUZZ_RUNS" ] || enough=0
+  [ "$n" -ge "$(wanted "$name")" ] || enough=0
 done
 verdict="no finding"
 [ $enough -eq 1 ] || verdict="no finding, but time ran out"

@@ -1,6 +1,6 @@
 #!/bin/sh
-# scripts/gpu.sh BUILD: all tests that need a GPU, with the programs in BUILD, which may come from another machine. First every kernel; then
-# the two small checkpoints, packed in each scheme, whole models beside the CPU backend (four processes; logs in BUILD/gpu), and what
+# scripts/gpu.sh BUILD: all tests that need a GPU, with the programs in BUILD, which may come from another machine. First every kernel and random
+# sequences of steps; then the two small checkpoints, packed in each scheme, whole models beside the CPU backend (four processes; logs in BUILD/gpu), and what
 # minimax-run writes from them on both devices: the same from weights as stored or bf16, of other schemes a difference is shown. MM_SEED=N
 # repeats a run of that seed. Exit status 77 without a GPU.
 set -u
@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 build=$1 work=$1/gpu prompt='And it came to pass, that the king said unto his servant, What'
 schemes='none bf16 block_fp8 channel_fp8 tensor_wise_fp8 w4a16 w4afp8 w4a8 nvfp4 mxfp4 mxfp8'
 
-"$build"/tests/ops/gpu test linear experts attention lightning rows choice edges
+"$build"/tests/ops/gpu test linear experts attention lightning rows choice edges sequences
 status=$?
 [ $status -ne 77 ] || exit 77
 
@@ -26,7 +26,7 @@ done
 MM_GPU_MODELS=$work/0 "$build"/tests/ops/gpu test steps || status=1
 
 for part in 0 1 2 3; do
-  MM_GPU_MODELS=$work/$part "$build"/tests/ops/gpu test models >"$work/$part.log" 2>&1 &
+  MM_GPU_MODELS=$work/$part "$build"/tests/ops/gpu test models rounded >"$work/$part.log" 2>&1 &
   eval "pid$part=$!"
 done
 for part in 0 1 2 3; do

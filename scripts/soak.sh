@@ -4,14 +4,17 @@
 #   calls    each system call of a conversion fails, each occurrence, each errno, and it is killed there
 #   alloc    each allocation of each program fails
 #   kill     kill -9 at random moments
+#   resume   runs of changing options over one output, interrupted at random, journals altered between them
 #   power    states of a disk after power failed
+#   races    two programs and a user at one name, stopped at random calls
 #   flips    every bit of a small packed checkpoint, random bits of a larger one
+#   mutations  5,000 packed checkpoints with changes resealed, through every program that reads one, with sanitizers (make check-san builds them)
 #   mpi      several processes, one of them killed
 #   speed    conversions of GB (9) of block FP8 and twice that of BF16 beside cp and the disk; hashing's share (60 GB of disk)
 #   memory   peak memory of a conversion far larger than its limit
 #   layer    one real-size layer of M1 and of M2, converted and verified against its source (24 GB of disk; LAYER=m2: 8 GB)
 #   fuzz     inputs to each fuzz target until tests/fuzz/RUNS.md counts FUZZ_RUNS (100,000,000), at most FUZZ_LIMIT seconds (14,400)
-# SCALE=N (100) does N percent of the cases of the first five. SOAK_DIR is where they write (BUILD/soak/tmp); on a tmpfs they are faster.
+# SCALE=N (100) does N percent of the cases of the first six. SOAK_DIR is where they write (BUILD/soak/tmp); on a tmpfs they are faster.
 set -u
 part=$1 scale=${SCALE:-100}
 log=$BUILD/soak/$part.log
@@ -41,9 +44,12 @@ run() {
     alloc) fault alloc.py --every $every ;;
     kill)
       fault kill.py "$convert" tests/data/tiny-m1 $((scale / 2)) -- $archive && fault kill.py "$convert" $tiny $((5 * scale)) ;;
+    resume) fault resume_options.py $((20 * scale)) ;;
     power)
       fault power.py "$convert" $tiny $((2 * scale)) --options "--compress zstd" && fault power.py "$convert" $tiny $((20 * scale)) ;;
+    races) fault races.py $((5 * scale)) ;;
     flips) FLIPS=$((100 * scale)) fault flips.py ;;
+    mutations) MUTATIONS=$((50 * scale)) fault mutations.py ;;
     mpi) sh tests/fault/shares.sh ;;
     speed) python3 scripts/bench_convert.py "$BUILD/bin" --gb "${GB:-9}" ;;
     memory) python3 scripts/bench_memory.py "$convert" --gb "${GB:-4}" ;;

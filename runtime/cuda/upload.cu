@@ -175,13 +175,13 @@ mm_cu_memory::~mm_cu_memory() {
   for (void *p : block) cudaFree(p);
 }
 
-void *mm_cu_memory::alloc(uint64_t bytes, mm_err *err) {
+void *mm_cu_memory::alloc(uint64_t size, mm_err *err) {
   void *p = nullptr;
-  if (!mm_cu_check(cudaMalloc(&p, bytes + 256), "cudaMalloc", err)) return nullptr;
-  block.push_back(p);
+  if (!mm_cu_check(cudaMalloc(&p, size + 256), "cudaMalloc", err)) return nullptr;
+  block.push_back(p), bytes.push_back(size);
   /* Neither the host nor the steps' stream waits for a memset: its zeros could come after what the first step wrote. */
   const bool zero =
-      mm_cu_check(cudaMemset(p, 0, bytes + 256), "cudaMemset", err) && mm_cu_check(cudaStreamSynchronize(0), "cudaMemset", err);
+      mm_cu_check(cudaMemset(p, 0, size + 256), "cudaMemset", err) && mm_cu_check(cudaStreamSynchronize(0), "cudaMemset", err);
   return zero ? p : nullptr;
 }
 

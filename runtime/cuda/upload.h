@@ -10,9 +10,10 @@
 /* Device memory of one backend, freed together. */
 struct mm_cu_memory {
   std::vector<void *> block;
+  std::vector<uint64_t> bytes; /* of each, without the spare ones */
   ~mm_cu_memory();
   /* Zeroed, 256-byte aligned, with 256 bytes to spare behind; NULL and E_MEMORY when the device has no more. */
-  void *alloc(uint64_t bytes, mm_err *err);
+  void *alloc(uint64_t size, mm_err *err);
   template <class T>
   T *array(uint64_t count, mm_err *err) {
     return static_cast<T *>(alloc(count * sizeof(T), err));

@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "formats/file.h"
-#include "runtime/tokenizer.h"
+#include "runtime/text/tokenizer.h"
 
 enum { VOCAB = 200064, WORDS = VOCAB - 256, REPEATS = 9 };
 typedef char word[6];

@@ -336,7 +336,8 @@ def locked():
         assert os.listdir(root + "/.out.partial") == ["part"]
         os.close(fd)
         cf.ok(CONVERT, "-q", root + "/src", "-o", root + "/out", "--resume")
-        assert sorted(os.listdir(root)) == ["elsewhere", "out", "src"], os.listdir(root)
+        assert sorted(os.listdir(root)) == [".out.partial", "elsewhere", "out", "src"], os.listdir(root)
+        assert os.listdir(root + "/.out.partial") == ["part"]  # no journal: not ours
 
 
 def lock_race():

@@ -17,6 +17,7 @@
 
 #include "formats/pool.h"
 #include "formats/safetensors.h"
+#include "loader/companions.h"
 #include "loader/verify.h"
 
 typedef struct victim {

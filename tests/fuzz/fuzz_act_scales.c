@@ -2,7 +2,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "convert/act_scales.h"
+#include "convert/calibration/act_scales.h"
 #include "tests/fuzz/given_file.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

@@ -3,8 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "convert/index.h"
-#include "convert/plan.h"
+#include "convert/plan/plan.h"
+#include "convert/source/index.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "convert/importance.h"
+#include "convert/calibration/importance.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "convert/encoding.h"
+#include "convert/source/encoding.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

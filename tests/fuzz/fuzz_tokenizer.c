@@ -2,7 +2,7 @@
  * text, and the same ids from its image. An image is changed by the input's own bytes as well: it is refused, or safe. */
 #include <string.h>
 
-#include "runtime/tokenizer.h"
+#include "runtime/text/tokenizer.h"
 #include "tests/fuzz/given_file.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

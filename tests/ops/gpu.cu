@@ -293,7 +293,9 @@ static const subject kSubjects[] = {
     {"choice", test_choice, bench_choice},
     {"edges", test_edges, NULL},
     {"steps", test_steps, NULL},
+    {"sequences", test_sequences, NULL},
     {"models", test_models, NULL},
+    {"rounded", test_rounded, NULL},
 };
 
 int main(int argc, char **argv) {

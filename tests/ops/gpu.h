@@ -136,7 +136,9 @@ void test_rows();
 void test_choice();
 void test_edges();
 void test_steps();
+void test_sequences();
 void test_models();
+void test_rounded();
 void bench_copy(); /* before the others: their ceiling */
 void bench_linear();
 void bench_experts();

@@ -17,8 +17,15 @@ extern const mm_ops kNarrowOps;
 extern const mm_ops kPairedOps;
 /* An act of that backend: the GPU's rows. */
 std::vector<float> paired_rows(mm_act a, uint32_t rows);
-/* One line on all ops since the last call. */
-void report_paired(const std::string &what);
+/* One line on all ops since the last call. With `averages` the mean of all rows of attention and experts too, where rows are many. */
+void report_paired(const std::string &what, bool averages);
+/* How many rows of ops were off by more than they may be since the last report, which then does not count them. */
+size_t take_beyond();
+
+/* An error for the pairs to find: of the numbers computed here, one code of one row's inputs is off by a step, two rows change places, or
+ * one expert is another. */
+enum plant { PLANT_NOTHING, PLANT_CODE, PLANT_ROWS, PLANT_EXPERT };
+extern plant g_plant;
 
 /* A router as numbers, and the scores by which experts are chosen. */
 struct router_numbers {

@@ -1,128 +1,26 @@
 /* Packed checkpoints of the tiny models under $MM_GPU_MODELS (a folder of tiny-m1-SCHEME, tiny-m2-SCHEME) on the CUDA backend beside the
  * CPU backend: the same stretches of held-out text, by prefill, in chunks, one by one and batched; logits and greedy choices. Each op of
- * these very steps is computed again from what the GPU's was given (sides.h): that judges the kernels. How far whole rows may drift apart
+ * these very steps is computed again from what the GPU's was given (sides.h): that judges the kernels. With inputs rounded test_rounded.cu
+ * compares. How far whole rows may drift apart
  * is measured: by as much as the CPU's own do when its ops round to bf16, and where a row departs, the inputs of both sides' routers,
  * recorded on the way, must say that it took other experts at a near tie. And the backend beside itself: recorded steps, batches and queued
  * choices give the bits of plain steps. */
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
 
-#include "runtime/engine.h"
-#include "tests/ops/drift.h"
 #include "tests/ops/gpu.h"
 #include "tests/ops/sides.h"
+#include "tests/ops/whole.h"
 
 #define TRIES   4  /* of rounding on the CPU */
 #define MANY    20 /* tries that judge; what fewer explain, they would too */
-#define ROWS    96
+#define ROWS    MM_WHOLE_ROWS
 #define DECODED 24
 
-static void must(bool ok, const mm_err &err) {
-  if (ok) return;
-  fprintf(stderr, "%s\n", err.text);
-  exit(1);
-}
-
-/* ---- recording what the routers of one side are given ---- */
-
-static std::vector<std::vector<float>> g_routed; /* by layer: [rows, hidden] of the step under way */
-static uint32_t g_rows;
-
-template <const mm_ops *base>
-static bool recorded_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
-  g_routed.clear(), g_rows = batch->tokens;
-  return base->begin(b, batch, err);
-}
-static void cpu_route(mm_backend *b, uint32_t layer, mm_act x, const mm_packed *router, const mm_packed *bias) {
-  const float *from = static_cast<const float *>(x.data);
-  g_routed.emplace_back(from, from + (size_t)g_rows * x.width);
-  mm_ops_cpu.route(b, layer, x, router, bias);
-}
-static void paired_route(mm_backend *b, uint32_t layer, mm_act x, const mm_packed *router, const mm_packed *bias) {
-  g_routed.push_back(paired_rows(x, g_rows));
-  kPairedOps.route(b, layer, x, router, bias);
-}
-
-enum inputs { KEPT, ROUNDED };
-static const char *const kInputs[] = {"", ", inputs rounded"};
-
-struct side {
-  mm_engine *engine;
-  uint32_t vocab, hidden, layers;
-  bool records;
-};
-
-/* Feeds ids [first, first + count) of every sequence, sequence i in slot i; all rows wanted. */
-static fed feed(const side &s, const std::vector<std::vector<int32_t>> &seq, uint32_t first, uint32_t count) {
-  std::vector<int32_t> id;
-  std::vector<uint32_t> out;
-  std::vector<mm_span> span;
-  for (uint32_t i = 0; i < seq.size(); i++) {
-    span.push_back({(int32_t)i, (uint32_t)id.size(), count, first});
-    for (uint32_t t = 0; t < count; t++) id.push_back(seq[i][first + t]), out.push_back((uint32_t)out.size());
-  }
-  fed f;
-  f.logits.resize(id.size() * s.vocab);
-  mm_batch b = {(uint32_t)id.size(), id.data(), (uint32_t)span.size(), span.data(), (uint32_t)out.size(), out.data(), nullptr};
-  mm_err err = {};
-  must(mm_engine_step(s.engine, &b, f.logits.data(), &err), err);
-  for (size_t row = 0; s.records && row < id.size(); row++) {
-    for (const auto &layer : g_routed)
-      f.routed.insert(f.routed.end(), layer.begin() + row * s.hidden, layer.begin() + (row + 1) * s.hidden);
-  }
-  return f;
-}
-
-/* Token ids of the model's held-out text. */
-static std::vector<int32_t> held_out(const std::string &name) {
-  std::ifstream in("tests/data/" + name.substr(0, 7) + "/held-out-ids.json");
-  std::vector<int32_t> ids;
-  for (char c; in.get(c);) {
-    if (c < '0' || c > '9') continue;
-    int32_t v;
-    in.unget();
-    in >> v;
-    ids.push_back(v);
-  }
-  return ids;
-}
-
-static side open_side(const mm_shards *shards, const mm_ops *ops, uint32_t slots, inputs in, bool records, bool kv_fp8 = false,
-                      const std::vector<uint32_t> &taps = {}) {
-  mm_err err = {};
-  mm_engine_config c = {};
-  c.tap = taps.data(), c.taps = (uint32_t)taps.size();
-  c.ops = ops, c.limits = {slots * ROWS, slots, 512}, c.threads = 8, c.eager = records, c.kv_fp8 = kv_fp8, c.act_quant = in == ROUNDED;
-  const mm_model *m = &shards->pack.model;
-  side s = {mm_engine_open(shards, &c, &err), m->vocab, m->hidden, m->layers, records};
-  must(s.engine != nullptr, err);
-  return s;
-}
-
-static routers read_routers(const mm_shards *shards) {
-  mm_rank_weights w = {};
-  mm_err err = {};
-  must(mm_bind(&w, shards, 0, &err), err);
-  const std::string quant = shards->pack.quant;
-  routers r = {&shards->pack.model, quant == "none" || quant == "bf16", {}};
-  for (uint32_t l = 0; l < r.m->layers; l++) {
-    const mm_layer_weights *y = &w.layer[l];
-    r.layer.emplace_back(&y->router, y->router_bias.scheme ? &y->router_bias : nullptr, r.m->router == MM_ROUTER_SIGMOID_BIAS);
-  }
-  mm_bind_close(&w);
-  return r;
-}
-
 static void compare_sides(const mm_shards *shards, const std::string &name, const std::vector<std::vector<int32_t>> &seq, inputs in) {
-  static mm_ops cpu_ops = mm_ops_cpu, narrow_ops = kNarrowOps, paired_ops = kPairedOps;
-  cpu_ops.begin = recorded_begin<&mm_ops_cpu>, cpu_ops.route = cpu_route;
-  narrow_ops.begin = recorded_begin<&kNarrowOps>, narrow_ops.route = cpu_route;
-  paired_ops.begin = recorded_begin<&kPairedOps>, paired_ops.route = paired_route;
   const uint32_t slots = (uint32_t)seq.size(), vocab = shards->pack.model.vocab;
   const size_t routed = (size_t)shards->pack.model.layers * shards->pack.model.hidden;
-  const side cpu = open_side(shards, &cpu_ops, slots, in, true), gpu = open_side(shards, &paired_ops, slots, in, true),
-             narrow = open_side(shards, &narrow_ops, slots, in, true);
+  const side cpu = open_side(shards, recorded_cpu(), slots, in, true), gpu = open_side(shards, recorded_paired(), slots, in, true),
+             narrow = open_side(shards, recorded_narrow(), slots, in, true);
   const routers r = read_routers(shards);
   const fed want = feed(cpu, seq, 0, ROWS);
   fed c;
@@ -168,7 +66,7 @@ static void compare_sides(const mm_shards *shards, const std::string &name, cons
   for (uint32_t t = 0; t < ROWS; t++) steps.append(feed(gpu, one, t, 1));
   compare(name + ": decode from the first token", r, alone, steps, by_stretch, &first_tied, moved, more, &all);
   report_drift(name + ": all four", all);
-  report_paired(name);
+  report_paired(name, true);
   for (const side *s : {&cpu, &gpu, &narrow}) mm_engine_close(s->engine);
 }
 
@@ -269,7 +167,7 @@ static double distance(const std::vector<double> &a, const std::vector<double> &
   return sqrt(sum);
 }
 /* Hidden states and the load of experts, by prefill, three sequences at a time and one: replayed steps give those of launched ones, every
- * row counts, and with inputs as they are each hidden state lies nearer to the CPU's than to the CPU's of any other row or layer, each
+ * row counts, and with inputs as they are hidden states lie nearer to the CPU's than to the CPU's of any other row or layer, each
  * layer's median row by each way and most choices are the CPU's. Rounded inputs have too few such rows. Of many sequences only the start
  * is taken, so that one that parts from the CPU's at a near tie is a few rows of a median. */
 static void check_taps(const mm_shards *shards, const std::string &name, const std::vector<std::vector<int32_t>> &seq, inputs in) {
@@ -339,9 +237,10 @@ static void check_taps(const mm_shards *shards, const std::string &name, const s
       nearest = distance(hidden[0][j], hidden[1][i]) >= own || (i / rows == j / rows && until[i % rows] == until[j % rows]);
     others += !nearest;
   }
-  report_true(name + ": " + std::to_string(hidden[0].size()) +
-                  " hidden states, nearest to another row's or layer's of the CPU: " + std::to_string(others),
-              others == 0);
+  report_true(
+      name + ": " + std::to_string(hidden[0].size()) +
+          " hidden states, nearest to another row's or layer's of the CPU (at most 1 in 100, past a near tie): " + std::to_string(others),
+      100 * others <= hidden[0].size());
   report(name + ": load of experts beside the CPU's, share that differs", moved / ((double)rows * m->top_k * m->layers), 0.03);
   for (size_t tap = 0; tap < taps.size(); tap++) {
     std::vector<double> errors[WAYS];
@@ -392,7 +291,7 @@ static void check_model(const std::string &dir, const std::string &name) {
   }
   for (inputs in : {KEPT, ROUNDED}) {
     const std::string what = name + kInputs[in];
-    compare_sides(&shards, what, {seq.begin(), seq.begin() + 3}, in);
+    if (in == KEPT) compare_sides(&shards, what, {seq.begin(), seq.begin() + 3}, in);
     check_chunks(&shards, what, seq, in);
     check_buckets(&shards, what, seq, in);
     check_queue(&shards, what, seq, in);
@@ -403,13 +302,5 @@ static void check_model(const std::string &dir, const std::string &name) {
 }
 
 void test_models() {
-  const char *root = getenv("MM_GPU_MODELS");
-  if (!root) {
-    printf("no packed checkpoints: $MM_GPU_MODELS is not set\n");
-    return;
-  }
-  std::vector<std::string> names;
-  for (const auto &e : std::filesystem::directory_iterator(root)) names.push_back(e.path().filename().string());
-  std::sort(names.begin(), names.end());
-  for (const auto &n : names) check_model(std::string(root) + "/" + n, n);
+  for (const std::string &dir : model_folders()) check_model(dir, dir.substr(dir.rfind('/') + 1));
 }

@@ -1,4 +1,4 @@
-/* The small source of source.h with every linear quantised, in each encoding of convert/encoding_table.c: its tensors with arbitrary
+/* The small source of source.h with every linear quantised, in each encoding of convert/source/encoding_table.c: its tensors with arbitrary
  * contents, and by the encoding's definition what element [n, k] is. Sizes are no multiples of blocks, groups or words of four rows. */
 #ifndef MM_TESTS_CONVERT_ENCODED_H
 #define MM_TESTS_CONVERT_ENCODED_H

@@ -16,8 +16,8 @@
 
 #include <cmocka.h>
 
-#include "convert/decode.h"
-#include "convert/plan.h"
+#include "convert/plan/plan.h"
+#include "convert/source/decode.h"
 
 enum { HIDDEN = 10, HEADS = 2, KV_HEADS = 1, HEAD_DIM = 4, EXPERTS = 3, INTER = 6, VOCAB = 12 };
 

@@ -11,8 +11,8 @@
 
 #include <cmocka.h>
 
-#include "convert/plan.h"
-#include "convert/rule.h"
+#include "convert/plan/plan.h"
+#include "convert/source/rule.h"
 
 /* All values differ, so that a swapped key shows. */
 static const char m1[] =

@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "convert/importance.h"
+#include "convert/calibration/importance.h"
 #include "tests/unit/convert/moments.h"
 
 /* A rule of M2 by the end of its name. */

@@ -3,7 +3,7 @@
 #include <limits.h>
 #include <time.h>
 
-#include "convert/index.h"
+#include "convert/source/index.h"
 #include "tests/unit/convert/source.h"
 
 static const char shard1[] = "src/model-00001-of-00002.safetensors";

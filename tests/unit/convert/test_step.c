@@ -1,5 +1,5 @@
 /* convert/step: how the work is cut into steps, and in which order they run, changes no byte of the output. */
-#include "convert/convert.h"
+#include "convert/write/convert.h"
 #include "tests/unit/convert/source.h"
 
 /* Cuts every strip into pieces of `few` times the least number of rows that the scheme and the source allow, and turns the order of the

@@ -172,11 +172,14 @@ static void test_rules(void **state) {
   RULE(m.kv_heads = 0, "kv_heads: found 0, expected 1 to 12");
   RULE(m.kv_heads = 24, "kv_heads: found 24, expected 1 to 12");
   RULE(m.kv_heads = 5, "heads: found 12, expected a multiple of kv_heads 5");
-  RULE(m.head_dim = 0, "head_dim: found 0, expected 1 to 2147483647");
+  RULE(m.head_dim = 0, "head_dim: found 0, expected 1 to 1024");
+  RULE(m.head_dim = 1025, "head_dim: found 1025, expected 1 to 1024");
   RULE(m.rotary_dim = 0, "rotary_dim: found 0, expected 2 to 20");
   RULE(m.rotary_dim = 22, "rotary_dim: found 22, expected 2 to 20");
   RULE(m.rotary_dim = 9, "rotary_dim: found 9, expected an even number");
-  RULE(m.experts = 0, "experts: found 0, expected 1 to 2147483647");
+  RULE(m.experts = 0, "experts: found 0, expected 1 to 1024");
+  RULE((m.experts = 2048, m.top_k = 2048), "experts: found 2048, expected 1 to 1024");
+  RULE((m.experts = 1024, m.top_k = 65), "top_k: found 65, expected 1 to 64");
   RULE(m.top_k = 0, "top_k: found 0, expected 1 to 7");
   RULE(m.top_k = 8, "top_k: found 8, expected 1 to 7");
   RULE(m.intermediate = 0, "intermediate: found 0, expected 1 to 1073741823");
@@ -185,7 +188,7 @@ static void test_rules(void **state) {
   RULE(m.vocab = 2147483648, "vocab: found 2147483648, expected 1 to 2147483647");
   RULE(m.max_positions = 0, "max_positions: found 0, expected 1 to 9223372036854775807");
   RULE(m.max_positions = UINT64_C(1) << 63, "max_positions: found 9223372036854775808, expected 1 to 9223372036854775807");
-  RULE((m.heads = 65536, m.head_dim = 16384), "3 x heads x head_dim: found 3221225472, expected 1 to 2147483647");
+  RULE((m.heads = 1048576, m.head_dim = 1024), "3 x heads x head_dim: found 3221225472, expected 1 to 2147483647");
   RULE(m.rope_theta = 0, "rope_theta: found 0, expected a positive number");
   RULE(m.norm_eps = -1e-5, "norm_eps: found -1e-05, expected a positive number");
   RULE(m.norm_eps = INFINITY, "norm_eps: found inf, expected a positive number");

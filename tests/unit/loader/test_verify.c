@@ -8,6 +8,7 @@
 #include <cmocka.h>
 
 #include "formats/file.h"
+#include "loader/companions.h"
 #include "loader/verify.h"
 #include "tests/unit/loader/checkpoint.h"
 

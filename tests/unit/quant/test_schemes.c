@@ -507,19 +507,68 @@ static void test_registry(void **state) {
   assert_null(mm_scheme_plain(MM_F8_E4M3));
 }
 
+/* A search's squared error, in units of the group's amax, over all of the matrix. */
+static double relative_error(const matrix *m, const float *out, double amax) {
+  double sum = 0;
+  for (size_t i = 0; i < (size_t)m->n * m->k; i++)
+    sum += ((double)out[i] - (double)m->w[i]) / amax * (((double)out[i] - (double)m->w[i]) / amax);
+  return sum;
+}
+
+/* At both ends of f32, and with one huge weight among small ones: what unpack gives is finite, no weight is off by more than 1/3 of the
+ * largest, or by what the smallest scale cannot tell apart, scales are finite and not zero, and no search does worse than absmax. */
+static void test_ends_of_f32(void **state) {
+  (void)state;
+  enum { N = 4, K = 512 };
+  static const uint32_t top[] = {0x7f7fffff, 0x7f7ffffe, 0x7f7f0000, 0x7f780000, 0x7f700000, 0x7f600000, 0x7f5f0000,
+                                 0x7f400000, 0x7f000000, 0x7effffff, 0x7e800000, 0x47800000, 0x3f800000, 0x01000000,
+                                 0x00800000, 0x007fffff, 0x00000100, 0x00000003, 1};
+  float *out = calloc((size_t)N * K, sizeof *out);
+  assert_non_null(out);
+  for (size_t i = 0; mm_scheme_at(i); i++)
+    for (size_t j = 0; j < sizeof top / sizeof *top * 4; j++) {
+      const mm_scheme *s = mm_scheme_at(i);
+      if (!quantised(s)) continue;
+      matrix m = matrix_open(N, K);
+      float amax = mm_f32_from_bits(top[j / 4]);
+      for (uint32_t x = 0; x < N * K; x++) {
+        float spread = j % 4 < 2 ? (float)((x * 2654435761u >> 8) % 4096) / 4095.0f : x % 128 == 5 ? 1.0f : 0x1p-20f;
+        m.w[x] = (j % 2 ? -amax : amax) * spread * ((x >> 3 & 1) && x % 128 != 5 ? -1.0f : 1.0f);
+      }
+      m.w[5] = j % 2 ? -amax : amax;
+      double absmax = 0;
+      for (int search = MM_SEARCH_ABSMAX; search <= MM_SEARCH_FOUR_SIX; search++) {
+        if (search != MM_SEARCH_ABSMAX && !(s->searches >> search & 1)) continue;
+        packed p = packed_open(s, N, K);
+        mm_pack_args a = {.w = m.w, .n = N, .k = K, .amax = amax, .search = (mm_search)search};
+        s->pack(&a, p.plane);
+        s->unpack(&p.view, 0, 0, N, out);
+        for (unsigned q = 1; q < s->plane_count; q++)
+          for (size_t c = 0; c < mm_plane_elements(N, K, s->plane[q].cell); c++) {
+            double v = stored_scale(&p.view, q, c);
+            if (v == 0 || !isfinite(v)) fail_msg("%s, search %d, amax %a: scale %a", s->name, search, (double)amax, v);
+          }
+        double bound = fmax((double)amax / 3, 0x1p-117);
+        for (int x = 0; x < N * K; x++)
+          if (!isfinite(out[x]) || fabs((double)out[x] - (double)m.w[x]) > bound)
+            fail_msg("%s, search %d, amax %a: %a became %a", s->name, search, (double)amax, (double)m.w[x], (double)out[x]);
+        double e = relative_error(&m, out, (double)amax);
+        if (search == MM_SEARCH_ABSMAX) absmax = e;
+        if (amax >= 0x1p-96f && e > absmax * 1.05 + 1e-9)
+          fail_msg("%s, search %d, amax %a, case %zu: error %g, absmax %g", s->name, search, (double)amax, j % 4, e, absmax);
+        packed_close(&p);
+      }
+      matrix_close(&m);
+    }
+  free(out);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_registry),
-      cmocka_unit_test(test_plain),
-      cmocka_unit_test(test_absmax),
-      cmocka_unit_test(test_search_codes),
-      cmocka_unit_test(test_same_bytes),
-      cmocka_unit_test(test_cutting),
-      cmocka_unit_test(test_lead),
-      cmocka_unit_test(test_extremes),
-      cmocka_unit_test(test_block_fp8_bf16),
-      cmocka_unit_test(test_nvfp4_vector),
-      cmocka_unit_test(test_int4_mxfp4_vectors),
+      cmocka_unit_test(test_registry),       cmocka_unit_test(test_plain),        cmocka_unit_test(test_absmax),
+      cmocka_unit_test(test_search_codes),   cmocka_unit_test(test_same_bytes),   cmocka_unit_test(test_cutting),
+      cmocka_unit_test(test_lead),           cmocka_unit_test(test_extremes),     cmocka_unit_test(test_ends_of_f32),
+      cmocka_unit_test(test_block_fp8_bf16), cmocka_unit_test(test_nvfp4_vector), cmocka_unit_test(test_int4_mxfp4_vectors),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -11,7 +11,7 @@
 
 #include "formats/file.h"
 #include "formats/json.h"
-#include "runtime/tokenizer.h"
+#include "runtime/text/tokenizer.h"
 
 #define M1_MERGES "../shared/released/minimax-m1/merges.txt"
 

@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "runtime/tokenizer.h"
+#include "runtime/text/tokenizer.h"
 
 static const mm_digest source = {{7, 6, 5, 4}};
 

@@ -6,7 +6,7 @@
 
 #include <cmocka.h>
 
-#include "runtime/utf8.h"
+#include "runtime/text/utf8.h"
 
 #define FFFD "\xEF\xBF\xBD"
 

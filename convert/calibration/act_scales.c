@@ -1,0 +1,170 @@
+/* Reading files of static activation scales, and finding what a packed tensor needs. */
+#include "convert/calibration/act_scales.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "formats/safetensors.h"
+#include "quant/numbers.h"
+
+#define FILE_MOST (UINT64_C(16) << 30) /* a checkpoint's own file may be given */
+#define JSON_MOST (UINT64_C(64) << 20)
+
+static const struct {
+  const char *end; /* behind the weight's name, or in place of its "weight" */
+  bool whole, amax, reciprocal;
+} kind[] = {
+    {.end = ".amax", .whole = true, .amax = true},
+    {.end = "activation_scale", .amax = true},
+    {.end = "input_scale"},
+    {.end = "input_global_scale", .reciprocal = true},
+};
+enum { KINDS = sizeof kind / sizeof *kind };
+
+static bool known(const char *name) {
+  size_t n = strlen(name);
+  for (int i = 0; i < KINDS; i++) {
+    size_t k = strlen(kind[i].end);
+    if (n > k && strcmp(name + n - k, kind[i].end) == 0) return true;
+  }
+  return false;
+}
+
+static bool add(mm_act_scales *s, size_t *cap, const char *name, uint32_t index, double v, uint64_t offset, mm_err *err) {
+  if (!(isfinite(v) && v >= 0))
+    return mm_fail(err, MM_BAD_INPUT, "E_ACT_SCALES", mm_at_offset(s->path, name, offset), "found %g, expected a positive number", v);
+  if (!mm_grow((void **)&s->number, cap, s->count + 1, sizeof *s->number, err)) return false;
+  const char *own = index ? s->number[s->count - 1].name : mm_arena_strndup(&s->arena, name, strlen(name), err);
+  if (!own) return false;
+  s->number[s->count++] = (mm_act_number){own, index, v};
+  return true;
+}
+
+static bool read_safetensors(mm_act_scales *s, const uint8_t *data, uint64_t size, mm_err *err) {
+  mm_st st = {0};
+  size_t cap = 0;
+  bool ok = mm_st_parse(&st, s->path, data, (size_t)size, size, MM_BAD_INPUT, err);
+  for (size_t i = 0; ok && i < st.count; i++) {
+    const mm_st_tensor *t = &st.tensor[i];
+    uint64_t n = 0;
+    if (!known(t->name)) continue;
+    if (!mm_scheme_plain(t->dtype) || !mm_shape_count(&t->shape, &n) || n == 0 || n > 65536)
+      ok = mm_fail(err, MM_BAD_INPUT, "E_ACT_SCALES", mm_at_offset(s->path, t->name, t->offset), "found %s, expected F32, BF16 or F16",
+                   mm_dtype_name(t->dtype));
+    for (uint32_t j = 0; ok && j < n; j++) {
+      uint32_t element;
+      float v = 0;
+      size_t each = mm_dtype_size(t->dtype);
+      memcpy(&element, data + t->offset + j * each, each);
+      ok = mm_widen(&v, &element, t->dtype, 1) && add(s, &cap, t->name, j, (double)v, t->offset + j * each, err);
+    }
+  }
+  mm_st_close(&st);
+  return ok;
+}
+
+static bool read_json(mm_act_scales *s, const uint8_t *data, uint64_t size, mm_err *err) {
+  if (size > JSON_MOST) return mm_fail(err, MM_BAD_INPUT, "E_LIMIT", mm_at(s->path, NULL), "found more than 64 MiB of JSON");
+  mm_json *j = mm_json_parse((const char *)data, (size_t)size, s->path, err);
+  size_t cap = 0;
+  bool ok = j;
+  void *iter = NULL;
+  const char *name;
+  const mm_json *v;
+  while (ok && mm_json_next(j, &iter, &name, &v)) {
+    bool number = mm_json_type_of(v) == MM_JSON_INT || mm_json_type_of(v) == MM_JSON_REAL;
+    ok = known(name) && number ? add(s, &cap, name, 0, mm_json_number(v), 0, err)
+                               : mm_fail(err, MM_BAD_INPUT, "E_ACT_SCALES", mm_at(s->path, name),
+                                         "expected a number under a name that ends in amax, activation_scale, input_scale or "
+                                         "input_global_scale");
+  }
+  mm_json_free(j);
+  return ok;
+}
+
+/* The length of its header, then a brace; as the first eight bytes of JSON the length would be beyond any file. */
+static bool is_safetensors(const uint8_t *data, uint64_t size) {
+  uint64_t head;
+  if (size <= sizeof head) return false;
+  memcpy(&head, data, sizeof head);
+  return head <= size - sizeof head && data[sizeof head] == '{';
+}
+
+static int by_place(const void *a, const void *b) {
+  const mm_act_number *x = a, *y = b;
+  int names = strcmp(x->name, y->name);
+  return names ? names : (x->index > y->index) - (x->index < y->index);
+}
+
+bool mm_act_scales_open(mm_act_scales *s, const char *path, mm_err *err) {
+  mm_file f = MM_FILE_NONE;
+  mm_map map = {0};
+  *s = (mm_act_scales){.path = path};
+  bool ok = mm_file_open(&f, path, err) &&
+            ((f.size > 0 && f.size <= FILE_MOST) ||
+             mm_fail(err, MM_BAD_INPUT, "E_ACT_SCALES", mm_at(path, NULL), "found an empty file, or more than 16 GiB")) &&
+            mm_map_open(&map, &f, path, err) && mm_sha256(map.data, map.size, &s->digest, err) &&
+            (is_safetensors(map.data, map.size) ? read_safetensors : read_json)(s, map.data, map.size, err) &&
+            (s->count > 0 || mm_fail(err, MM_BAD_INPUT, "E_ACT_SCALES", mm_at(path, NULL), "found no scale of activations"));
+  if (ok) qsort(s->number, s->count, sizeof *s->number, by_place);
+  mm_map_close(&map);
+  mm_file_close(&f);
+  return ok;
+}
+
+void mm_act_scales_close(mm_act_scales *s) {
+  free(s->number);
+  mm_arena_close(&s->arena);
+  *s = (mm_act_scales){0};
+}
+
+/* ---- finding ---- */
+
+static int by_key(const void *key, const void *n) {
+  const mm_act_number *x = n;
+  int names = strcmp(key, x->name);
+  return names ? names : 0 - (int)(x->index > 0);
+}
+
+/* The largest scale under the names of one matrix (or stack) into *most; returns how many numbers were found, zeros left out. */
+static uint32_t look(const mm_act_scales *s, const char *weight, const mm_act_format *f, float *most) {
+  size_t stem = strlen(weight) - strlen("weight");
+  uint32_t found = 0;
+  for (int i = 0; i < KINDS; i++) {
+    char name[320];
+    if (kind[i].whole)
+      snprintf(name, sizeof name, "%s%s", weight, kind[i].end);
+    else
+      snprintf(name, sizeof name, "%.*s%s", (int)stem, weight, kind[i].end);
+    const mm_act_number *n = bsearch(name, s->number, s->count, sizeof *n, by_key);
+    for (; n && n < s->number + s->count && strcmp(n->name, name) == 0; n++) {
+      float v = (float)n->value;
+      if (!(v > 0)) continue;
+      *most = fmaxf(*most, kind[i].amax ? mm_act_scale(f, v) : kind[i].reciprocal ? 1.0f / v : v);
+      found++;
+    }
+  }
+  return found;
+}
+
+bool mm_act_scales_find(const mm_act_scales *s, const mm_pack_tensor *t, const mm_rule *const *rule, uint32_t layer, uint32_t experts,
+                        const mm_scheme *scheme, float *out, uint64_t *without, mm_err *err) {
+  const mm_act_format *f = &mm_act_formats[scheme->act];
+  uint32_t leads = mm_rule_stacks(rule[0]) ? experts : 1, found;
+  *out = 0;
+  found = look(s, t->name, f, out);
+  if (found == 0) {
+    for (uint32_t e = 0; e < leads; e++) {
+      uint32_t own = 0;
+      char name[256];
+      for (unsigned i = 0; i < t->piece_count; i++) own += look(s, mm_rule_name(name, sizeof name, rule[i]->theirs, layer, e), f, out);
+      found += own > 0;
+    }
+  }
+  if (found == 0 || !isfinite(*out) || !(*out > 0))
+    return mm_fail(err, MM_BAD_INPUT, "E_ACT_SCALES", mm_at(s->path, t->name), "found no scale for the inputs of this tensor");
+  if (found < leads) *without += leads - found;
+  return true;
+}

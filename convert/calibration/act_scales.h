@@ -1,0 +1,40 @@
+/* Static scales of activations, from a file that calibration wrote: safetensors with one number (or one for each expert) under a name, or
+ * a JSON object of names and numbers. The name is our packed one or the Hugging Face one, with what the number is behind it:
+ *
+ *   NAME.amax (minimax-eval --collect), STEM.activation_scale (FastDeploy)   largest magnitude
+ *   STEM.input_scale (FP8 and ModelOpt checkpoints)                          the scale itself, of the tensor's own scheme
+ *   STEM.input_global_scale (compressed-tensors)                             its reciprocal
+ *
+ * STEM is NAME without ".weight". What shares a packed tensor (w1 and w3, q, k and v, the experts of a layer) shares the largest. */
+#ifndef MM_CONVERT_ACT_SCALES_H
+#define MM_CONVERT_ACT_SCALES_H
+
+#include "convert/source/rule.h"
+#include "formats/hash.h"
+#include "formats/pack.h"
+#include "quant/quant.h"
+
+typedef struct mm_act_number {
+  const char *name;
+  uint32_t index; /* among those of one name */
+  double value;
+} mm_act_number;
+
+typedef struct mm_act_scales {
+  const char *path; /* borrowed */
+  mm_digest digest;
+  size_t count;
+  mm_act_number *number; /* sorted by name, then index */
+  mm_arena arena;
+} mm_act_scales;
+
+/* MM_BAD_INPUT E_ACT_SCALES where a number is negative or not finite, or the file no such one. */
+bool mm_act_scales_open(mm_act_scales *s, const char *path, mm_err *err);
+void mm_act_scales_close(mm_act_scales *s); /* accepts a zeroed one */
+
+/* The scale of a packed tensor under `scheme`, which can have one (mm_act_format.fixed); MM_BAD_INPUT E_ACT_SCALES where there is none.
+ * *without counts experts that calibration never reached. */
+bool mm_act_scales_find(const mm_act_scales *s, const mm_pack_tensor *t, const mm_rule *const *rule, uint32_t layer, uint32_t experts,
+                        const mm_scheme *scheme, float *out, uint64_t *without, mm_err *err);
+
+#endif

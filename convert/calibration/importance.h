@@ -1,0 +1,56 @@
+/* What an error in each input channel of a matrix counts when its scales are searched: second moments of the activations that it meets,
+ * from a file of one of these kinds:
+ *
+ *   safetensors   NAME.mean_square (F32 [k] or [E, k]) and NAME.rows (I64 [1] or [E]): minimax-eval --collect
+ *   GGUF          NAME.in_sum2 (F32 [k] or [E, k]) and NAME.counts (F32 [1] or [E]), general.type "imatrix": llama.cpp's llama-imatrix
+ *   .dat          the same tool's older form: i32 entries; each i32 length, name, i32 calls, i32 values, F32 values
+ *
+ * NAME is our packed name, the Hugging Face one (of a single expert, then), or llama.cpp's. Everything is checked before it is used. */
+#ifndef MM_CONVERT_IMPORTANCE_H
+#define MM_CONVERT_IMPORTANCE_H
+
+#include "convert/source/rule.h"
+#include "formats/file.h"
+#include "formats/hash.h"
+#include "formats/tensor.h"
+
+/* Sums or means of fewer tokens than this say too little: such a matrix is searched unweighted, and counted. */
+#define MM_IMPORTANCE_ROWS 32
+
+typedef struct mm_importance_entry {
+  const char *name;
+  uint64_t value, values; /* offset in the file and number of F32 values, matrix after matrix */
+  uint64_t count, counts; /* of tokens; counts 0: not said */
+  mm_dtype count_type;    /* F32 or I64 */
+} mm_importance_entry;
+
+typedef struct mm_importance {
+  const char *path; /* borrowed */
+  mm_map map;
+  const uint8_t *data; /* of the whole file */
+  mm_digest digest;
+  size_t count;
+  mm_importance_entry *entry; /* sorted by name */
+  mm_arena arena;
+} mm_importance;
+
+/* MM_BAD_INPUT E_IMPORTANCE names file, entry and offset of what is wrong. */
+bool mm_importance_open(mm_importance *m, const char *path, mm_err *err);
+/* The same from memory, which stays until close; no digest. */
+bool mm_importance_parse(mm_importance *m, const char *path, const void *data, uint64_t size, mm_err *err);
+void mm_importance_close(mm_importance *m); /* accepts a zeroed or half-opened one */
+
+typedef enum mm_weighing { MM_WEIGHED, MM_TOO_FEW, MM_NO_ENTRY, MM_WEIGHING_FAILED } mm_weighing;
+
+/* The `cols` values of the matrix that `rule` gives for this layer and expert: *values is where they lie in m->data, unaligned; finite,
+ * none negative, not all zero. Other numbers of values than the model implies are an error. */
+mm_weighing mm_importance_find(const mm_importance *m, const mm_rule *rule, uint32_t layer, uint32_t expert, uint32_t experts,
+                               uint32_t cols, const uint8_t **values, mm_err *err);
+/* They become weights of mean 1, none below 1e-4: out[cols]. */
+void mm_importance_weights(const uint8_t *values, uint32_t cols, float *out);
+
+/* --- imatrix.c: entries of llama.cpp's files; grows m->entry --- */
+bool mm_imatrix_gguf(mm_importance *m, uint64_t size, mm_err *err);
+bool mm_imatrix_dat(mm_importance *m, uint64_t size, mm_err *err);
+
+#endif

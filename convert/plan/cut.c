@@ -1,0 +1,146 @@
+/* Tensor-parallel cuts: who holds which rows or columns, and the scale grid that divides every cut. */
+#include <stdio.h>
+#include <string.h>
+
+#include "convert/plan/plan.h"
+
+#define VOCAB_MULTIPLE 64 /* vocabularies are padded to this, as serving engines do */
+
+static bool feasible(const mm_model *m, uint32_t tp, uint32_t ep) {
+  return m->heads % tp == 0 && (m->kv_heads % tp == 0 || tp % m->kv_heads == 0) && tp % ep == 0 && m->intermediate % (tp / ep) == 0;
+}
+
+static bool refuse(const char *file, const char *option, uint32_t found, const char *why, const char *expected, mm_err *err) {
+  return mm_fail(err, MM_UNSUPPORTED, "E_TP", mm_at(file, NULL), "found %s %u, but %s; expected %s", option, found, why, expected);
+}
+
+bool mm_cut_feasible(const mm_model *m, const mm_plan_options *o, const char *file, mm_err *err) {
+  char why[128], list[256] = "one of 1";
+  size_t n = strlen(list);
+  for (uint32_t t = 2; t <= m->heads && n + 8 < sizeof list; t++)
+    if (feasible(m, t, 1)) n += (size_t)snprintf(list + n, sizeof list - n, ", %u", t);
+  if (m->heads % o->tp != 0) {
+    snprintf(why, sizeof why, "num_attention_heads %u is not a multiple of it", m->heads);
+    return refuse(file, "--tp", o->tp, why, list, err);
+  }
+  if (m->kv_heads % o->tp != 0 && o->tp % m->kv_heads != 0) {
+    snprintf(why, sizeof why, "num_key_value_heads %u neither divides it nor is divided by it", m->kv_heads);
+    return refuse(file, "--tp", o->tp, why, list, err);
+  }
+  if (o->tp % o->ep != 0 || m->experts % o->ep != 0) {
+    snprintf(why, sizeof why, "--tp %u and num_local_experts %u are not both multiples of it", o->tp, m->experts);
+    return refuse(file, "--ep", o->ep, why, "a common divisor", err);
+  }
+  if (m->intermediate % (o->tp / o->ep) != 0) {
+    snprintf(why, sizeof why, "intermediate_size %u is not a multiple of tp/ep %u", m->intermediate, o->tp / o->ep);
+    return refuse(file, "--tp", o->tp, why, list, err);
+  }
+  if (o->pp <= m->layers) return true;
+  snprintf(why, sizeof why, "there are %u layers", m->layers);
+  return refuse(file, "--pp", o->pp, why, "at most that", err);
+}
+
+/* Enclosing whole blocks of `block` rows (or columns), the same extent on every rank, what a rank does not own left zero. */
+static void pad_to_blocks(mm_cut *c, uint32_t tp, uint32_t block) {
+  uint32_t widest = 0;
+  for (uint32_t r = 0; r < tp; r++) {
+    mm_range *g = &c->rank[r];
+    uint32_t first = g->from / block * block, end = (uint32_t)mm_round_up(g->from + g->count, block);
+    g->at = g->from - first;
+    if (end - first > widest) widest = end - first;
+  }
+  c->local = widest;
+}
+
+static bool fill(mm_plan *p, const mm_rule *r, mm_align align, mm_cut *c, mm_err *err) {
+  const mm_model *m = &p->pack.model;
+  uint32_t tp = p->pack.tp;
+  bool cols = r->divide == MM_COLS || r->divide == MM_INTER_COLS;
+  c->axis = r->divide == MM_WHOLE ? MM_AXIS_NONE : cols ? MM_AXIS_COLS : MM_AXIS_ROWS;
+  if (c->axis == MM_AXIS_NONE) return true;
+  c->whole = mm_dim_extent(cols ? r->cols : r->rows, m);
+  c->rank = mm_arena_alloc(&p->pack.arena, tp * sizeof *c->rank, err);
+  if (!c->rank) return false;
+  if (r->divide == MM_KV_ROWS) {
+    uint32_t each = c->whole / m->kv_heads;
+    c->local = (m->kv_heads >= tp ? m->kv_heads / tp : 1) * each;
+    for (uint32_t i = 0; i < tp; i++) c->rank[i] = (mm_range){0, (uint32_t)((uint64_t)i * m->kv_heads / tp) * each, c->local};
+    return true;
+  }
+  bool inter = r->divide == MM_INTER_ROWS || r->divide == MM_INTER_COLS;
+  uint32_t ways = inter ? tp / p->pack.ep : tp; /* experts are cut among the ranks that share them */
+  uint64_t multiple = VOCAB_MULTIPLE / mm_gcd(VOCAB_MULTIPLE, tp) * tp;
+  c->local = (uint32_t)((r->divide == MM_VOCAB_ROWS ? mm_round_up(c->whole, multiple) : c->whole) / ways);
+  for (uint32_t i = 0; i < tp; i++) {
+    uint64_t from = mm_min((uint64_t)(i % ways) * c->local, c->whole);
+    c->rank[i] = (mm_range){0, (uint32_t)from, (uint32_t)mm_min(c->local, c->whole - from)};
+  }
+  if (align == MM_ALIGN_PAD && inter) pad_to_blocks(c, tp, 128);
+  return true;
+}
+
+bool mm_cut_equal(const mm_cut *a, const mm_cut *b, uint32_t tp) {
+  return a->axis == b->axis && a->whole == b->whole && a->local == b->local &&
+         (a->axis == MM_AXIS_NONE || memcmp(a->rank, b->rank, tp * sizeof *a->rank) == 0);
+}
+
+bool mm_cut_find(mm_plan *p, const mm_rule *r, mm_align align, uint32_t *index, mm_err *err) {
+  mm_cut c = {0};
+  if (!fill(p, r, align, &c, err)) return false;
+  for (size_t i = 0; i < p->pack.cut_count; i++)
+    if (mm_cut_equal(&p->pack.cut[i], &c, p->pack.tp)) {
+      *index = (uint32_t)i;
+      return true;
+    }
+  size_t cap = p->pack.cut_count;
+  if (!mm_grow((void **)&p->pack.cut, &cap, p->pack.cut_count + 1, sizeof c, err)) return false;
+  p->pack.cut[p->pack.cut_count] = c;
+  *index = (uint32_t)p->pack.cut_count++;
+  return true;
+}
+
+/* The largest divisor of `cell` that is a grid for one piece on every rank: the piece starts on it (base), and local and whole
+ * positions differ by a multiple of it, so each stored cell lies in one cell of the whole matrix. Codes, which cannot be repeated, must
+ * also start and end on it. */
+static uint32_t fit(const mm_cut *c, uint32_t tp, uint32_t base, uint32_t cell, bool codes) {
+  uint64_t g = mm_gcd(cell, base);
+  for (uint32_t r = 0; c->axis != MM_AXIS_NONE && r < tp; r++) {
+    const mm_range *x = &c->rank[r];
+    uint64_t local = (uint64_t)base + x->at;
+    if (x->count == 0) continue;
+    g = mm_gcd(g, local > x->from ? local - x->from : x->from - local);
+    if (codes) g = mm_gcd(mm_gcd(g, x->from), x->count);
+  }
+  return (uint32_t)g;
+}
+
+bool mm_cut_cells(const mm_plan *p, const mm_plan_tensor *pt, mm_pack_tensor *t, mm_align align, mm_err *err) {
+  const mm_scheme *s = pt->scheme;
+  uint32_t tp = p->pack.tp;
+  if (align == MM_ALIGN_PAD && s->code == MM_CODE_INT4_OFFSET)
+    return mm_fail(err, MM_UNSUPPORTED, "E_TP_ALIGN", mm_at(p->hf->dir, t->name),
+                   "found --tp-align pad, but a zero byte of %s is not zero; expected split", s->name);
+  static const mm_cut none = {.axis = MM_AXIS_NONE};
+  for (unsigned i = 0; i < s->plane_count; i++) {
+    const mm_plane *plane = &s->plane[i];
+    mm_cell cell = mm_plan_cell(pt, i);
+    uint32_t n = cell.n, k = cell.k;
+    for (unsigned j = 0; j < t->piece_count; j++) {
+      const mm_piece *x = &t->piece[j];
+      const mm_cut *c = &p->pack.cut[x->cut];
+      bool rows = c->axis == MM_AXIS_ROWS, cols = c->axis == MM_AXIS_COLS;
+      if (n > 1) n = fit(rows ? c : &none, tp, x->local_at, n, !plane->scale);
+      if (k > 1 && cols) k = fit(c, tp, 0, k, !plane->scale);
+    }
+    bool finer = n != cell.n || k != cell.k;
+    if (finer && (!plane->scale || align == MM_ALIGN_ERROR))
+      return mm_fail(
+          err, MM_UNSUPPORTED, "E_TP_ALIGN", mm_at(p->hf->dir, t->name),
+          "found a cut at tp %u inside a %s cell of %u x %u (the finest grid that fits is %u x %u); expected --tp-align split or "
+          "another --tp",
+          tp, s->name, cell.n, cell.k, n, k);
+    t->plane[i] = (mm_pack_plane){.suffix = plane->suffix, .dtype = plane->dtype, .cell_n = n, .cell_k = k};
+  }
+  t->plane_count = s->plane_count;
+  return true;
+}

@@ -1,0 +1,387 @@
+/* The table of spellings and the quantization_config of each dialect. */
+#include "convert/plan/dialect.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct mm_dialect {
+  const char *name;
+  bool mixes; /* several schemes in one checkpoint */
+  /* The quantization_config of a plan. `list` holds the modules that stay as they are (taken over). NULL on want of memory. */
+  mm_json *(*config)(const mm_plan *p, mm_json *list, mm_err *err);
+  const char *file; /* the same in its own file, or NULL */
+  mm_json *(*file_config)(const mm_plan *p, mm_json *list, mm_err *err);
+};
+
+static mm_json *fp8_config(const mm_plan *p, mm_json *list, mm_err *err);
+static mm_json *ct_config(const mm_plan *p, mm_json *list, mm_err *err);
+static mm_json *modelopt_config(const mm_plan *p, mm_json *list, mm_err *err);
+static mm_json *modelopt_file(const mm_plan *p, mm_json *list, mm_err *err);
+
+static const mm_dialect fp8 = {.name = "fp8", .config = fp8_config}, ct = {.name = "ct", .mixes = true, .config = ct_config},
+                        modelopt = {
+                            .name = "modelopt", .config = modelopt_config, .file = "hf_quant_config.json", .file_config = modelopt_file};
+static const mm_dialect *const dialects[] = {&fp8, &ct, &modelopt}; /* in the order in which they are tried */
+
+/* JSON of compressed-tensors. */
+#define FLOAT(bits) "{\"num_bits\": " bits ", \"type\": \"float\", \"symmetric\": true, "
+#define INT(bits)   "{\"num_bits\": " bits ", \"type\": \"int\", \"symmetric\": true, "
+#define STATIC      "\"dynamic\": false}"
+#define DYNAMIC     "\"dynamic\": true}"
+#define MX          "\"strategy\": \"group\", \"group_size\": 32, \"scale_dtype\": \"torch.uint8\", \"zp_dtype\": null, "
+#define NV          "\"strategy\": \"tensor_group\", \"group_size\": 16, \"scale_dtype\": \"torch.float8_e4m3fn\", \"zp_dtype\": null, "
+#define GROUP(format, weights, inputs) \
+  "{\"format\": \"" format "\", \"weights\": " weights ", \"input_activations\": " inputs ", \"output_activations\": null}"
+
+/* ModelOpt's. */
+#define MODELOPT4 "{\"dynamic\": false, \"num_bits\": 4, \"type\": \"float\", \"group_size\": 16}"
+
+static const mm_spelling spelling[] = {
+    {.dialect = &fp8,
+     .scheme = "block_fp8",
+     .suffix = {".weight", ".weight_scale_inv"},
+     .config = "{\"activation_scheme\": \"dynamic\", \"fmt\": \"float8_e4m3fn\", \"quant_method\": \"fp8\", "
+               "\"weight_block_size\": [128, 128]}"},
+    {.dialect = &fp8,
+     .scheme = "tensor_wise_fp8",
+     .suffix = {".weight", ".weight_scale"},
+     .config = "{\"activation_scheme\": \"dynamic\", \"fmt\": \"float8_e4m3fn\", \"quant_method\": \"fp8\", \"weight_block_size\": null}"},
+    {.dialect = &fp8,
+     .scheme = "tensor_wise_fp8",
+     .suffix = {".weight", ".weight_scale"},
+     .input = ".input_scale",
+     .config = "{\"activation_scheme\": \"static\", \"fmt\": \"float8_e4m3fn\", \"quant_method\": \"fp8\", \"weight_block_size\": null}"},
+    {.dialect = &ct,
+     .scheme = "block_fp8",
+     .suffix = {".weight", ".weight_scale"},
+     .config =
+         GROUP("float-quantized", FLOAT("8") "\"strategy\": \"block\", \"block_structure\": [128, 128], \"group_size\": null, " STATIC,
+               FLOAT("8") "\"strategy\": \"group\", \"group_size\": 128, " DYNAMIC)},
+    {.dialect = &ct,
+     .scheme = "channel_fp8",
+     .suffix = {".weight", ".weight_scale"},
+     .config = GROUP("float-quantized", FLOAT("8") "\"strategy\": \"channel\", " STATIC, FLOAT("8") "\"strategy\": \"token\", " DYNAMIC)},
+    {.dialect = &ct,
+     .scheme = "tensor_wise_fp8",
+     .suffix = {".weight", ".weight_scale"},
+     .config = GROUP("float-quantized", FLOAT("8") "\"strategy\": \"tensor\", " STATIC, FLOAT("8") "\"strategy\": \"token\", " DYNAMIC)},
+    {.dialect = &ct,
+     .scheme = "tensor_wise_fp8",
+     .suffix = {".weight", ".weight_scale"},
+     .input = ".input_scale",
+     .config = GROUP("float-quantized", FLOAT("8") "\"strategy\": \"tensor\", " STATIC, FLOAT("8") "\"strategy\": \"tensor\", " STATIC)},
+    {.dialect = &ct,
+     .scheme = "int8",
+     .suffix = {".weight", ".weight_scale"},
+     .config = GROUP("int-quantized", INT("8") "\"strategy\": \"channel\", " STATIC, INT("8") "\"strategy\": \"token\", " DYNAMIC)},
+    {.dialect = &ct,
+     .scheme = "w4a16",
+     .suffix = {".weight_packed", ".weight_scale"},
+     .words = MM_I32,
+     .shape = true,
+     .whole_groups = true,
+     .config = GROUP("pack-quantized", INT("4") "\"strategy\": \"group\", \"group_size\": 128, \"actorder\": null, " STATIC, "null")},
+    {.dialect = &ct,
+     .scheme = "nvfp4a16",
+     .suffix = {".weight_packed", ".weight_scale", ".weight_global_scale"},
+     .reciprocal = true,
+     .whole_groups = true,
+     .config = GROUP("nvfp4-pack-quantized", FLOAT("4") NV STATIC, "null")},
+    {.dialect = &ct,
+     .scheme = "nvfp4",
+     .suffix = {".weight_packed", ".weight_scale", ".weight_global_scale"},
+     .input = ".input_global_scale",
+     .reciprocal = true,
+     .whole_groups = true,
+     .config = GROUP("nvfp4-pack-quantized", FLOAT("4") NV STATIC, FLOAT("4") NV "\"dynamic\": \"local\"}")},
+    {.dialect = &ct,
+     .scheme = "mxfp4",
+     .suffix = {".weight_packed", ".weight_scale"},
+     .whole_groups = true,
+     .config = GROUP("mxfp4-pack-quantized", FLOAT("4") MX STATIC, FLOAT("4") MX DYNAMIC)},
+    {.dialect = &ct,
+     .scheme = "mxfp8",
+     .suffix = {".weight", ".weight_scale"},
+     .whole_groups = true,
+     .config = GROUP("mxfp8-quantized", FLOAT("8") MX STATIC, FLOAT("8") MX DYNAMIC)},
+    {.dialect = &modelopt,
+     .scheme = "nvfp4a16",
+     .suffix = {".weight", ".weight_scale", ".weight_scale_2"},
+     .scalar = true,
+     .whole_groups = true,
+     .algorithm = "W4A16_NVFP4",
+     .config = "{\"weights\": " MODELOPT4 "}"},
+    {.dialect = &modelopt,
+     .scheme = "nvfp4",
+     .suffix = {".weight", ".weight_scale", ".weight_scale_2"},
+     .input = ".input_scale",
+     .scalar = true,
+     .whole_groups = true,
+     .algorithm = "NVFP4",
+     .config = "{\"weights\": " MODELOPT4 ", \"input_activations\": " MODELOPT4 "}"},
+};
+#define SPELLINGS (sizeof spelling / sizeof *spelling)
+
+static const mm_spelling *find_spelling(const mm_dialect *d, const mm_pack_tensor *t) {
+  for (size_t i = 0; i < SPELLINGS; i++)
+    if (spelling[i].dialect == d && strcmp(spelling[i].scheme, t->scheme) == 0 && !spelling[i].input == !(t->input_scale > 0))
+      return &spelling[i];
+  return NULL;
+}
+
+/* Columns of a scale's cell that must divide the matrix's; 1 when any number will do. */
+static uint32_t group_of(const mm_spelling *s, const mm_scheme *scheme) { return s->whole_groups ? scheme->plane[1].cell.k : 1; }
+
+static bool no_spelling(const mm_dialect *d, const mm_pack_tensor *t, mm_err *err) {
+  const char *fixed = " with static scales of the inputs";
+  char known[512] = "";
+  for (size_t i = 0; i < SPELLINGS; i++)
+    if (spelling[i].dialect == d)
+      snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s, ", spelling[i].scheme, spelling[i].input ? fixed : "");
+  return mm_fail(err, MM_UNSUPPORTED, "E_DIALECT", mm_at(NULL, t->piece[0].source),
+                 "found %s%s, which dialect %s has no spelling for; expected one of %sbf16 or none", t->scheme,
+                 t->input_scale > 0 ? fixed : "", d->name, known);
+}
+
+/* Spells every tensor in d, or says what it cannot spell. */
+static bool spell_in(mm_plan *p, const mm_dialect *d, mm_err *err) {
+  const mm_spelling *first = NULL;
+  for (size_t i = 0; i < p->pack.tensor_count; i++) {
+    const mm_pack_tensor *t = &p->pack.tensor[i];
+    mm_plan_tensor *pt = &p->tensor[i];
+    mm_where at = mm_at(p->hf->dir, t->piece[0].source);
+    pt->spelling = NULL;
+    if (pt->scheme->code == MM_CODE_PLAIN) continue;
+    const mm_spelling *s = pt->spelling = find_spelling(d, t);
+    if (!s) return no_spelling(d, t, err);
+    if (pt->rule[0]->kind == MM_KIND_EMBED)
+      return mm_fail(err, MM_UNSUPPORTED, "E_DIALECT", at, "found %s, but engines keep embedding and head as they are", t->scheme);
+    if (t->cols % group_of(s, pt->scheme) != 0)
+      return mm_fail(err, MM_UNSUPPORTED, "E_DIALECT", at,
+                     "found %s of %u columns, but dialect %s holds whole groups of %u (--override gives it another scheme)", t->scheme,
+                     t->cols, d->name, group_of(s, pt->scheme));
+    if (pt->grid.n != pt->scheme->plane[1].cell.n || pt->grid.k != pt->scheme->plane[1].cell.k)
+      return mm_fail(err, MM_UNSUPPORTED, "E_DIALECT", at,
+                     "found %s with a scale for %u x %u, but dialect %s writes %u x %u (--quant %s makes it so)", t->scheme, pt->grid.n,
+                     pt->grid.k, d->name, pt->scheme->plane[1].cell.n, pt->scheme->plane[1].cell.k, t->scheme);
+    if (!first) first = s;
+    if (s != first && !d->mixes)
+      return mm_fail(err, MM_UNSUPPORTED, "E_DIALECT", at, "found %s beside %s, but dialect %s holds one scheme", t->scheme, first->scheme,
+                     d->name);
+  }
+  p->dialect = first ? d : NULL;
+  return true;
+}
+
+bool mm_dialect_file(const char *name) {
+  for (size_t i = 0; i < sizeof dialects / sizeof *dialects; i++)
+    if (dialects[i]->file && strcmp(dialects[i]->file, name) == 0) return true;
+  return false;
+}
+
+bool mm_dialect_spell(mm_plan *p, const char *word, mm_err *err) {
+  const size_t count = sizeof dialects / sizeof *dialects;
+  bool ok = false;
+  for (size_t i = 0; !ok && i < count; i++)
+    if (!word || strcmp(word, dialects[i]->name) == 0) ok = spell_in(p, dialects[i], word ? err : NULL);
+  if (!ok && !word) return spell_in(p, &ct, err); /* the widest tells why */
+  if (!ok) return mm_fail(err, MM_USAGE, "E_DIALECT", mm_at(NULL, NULL), "found dialect \"%s\", expected fp8, ct or modelopt", word);
+  for (size_t i = 0; i < p->pack.tensor_count; i++) {
+    mm_pack_tensor *t = &p->pack.tensor[i];
+    const mm_spelling *s = p->tensor[i].spelling;
+    for (unsigned j = 0; s && j < t->plane_count; j++) t->plane[j].suffix = s->suffix[j];
+    if (s && s->words) t->plane[0].dtype = s->words;
+    if (s && s->shape) t->plane[t->plane_count++] = (mm_pack_plane){.suffix = ".weight_shape", .dtype = MM_I64};
+    if (s && s->input) t->plane[t->plane_count++] = (mm_pack_plane){.suffix = s->input, .dtype = MM_F32};
+  }
+  return true;
+}
+
+void mm_dialect_scale(const mm_spelling *s, const mm_scheme *scheme, unsigned plane, void *stored) {
+  const mm_cell *cell = &scheme->plane[plane].cell;
+  if (s->reciprocal && cell->n == 0 && cell->k == 0) *(float *)stored = 1.0f / *(float *)stored;
+}
+
+/* ---- configs; as in pack.c, NULL anywhere is want of memory and passes upwards ---- */
+
+static mm_json *complete(mm_json *o, bool ok) {
+  if (ok) return o;
+  mm_json_free(o);
+  return NULL;
+}
+
+static mm_json *parse(const char *text, mm_err *err) { return mm_json_parse(text, strlen(text), "quantization_config", err); }
+
+/* A matrix's module: its name without ".weight". */
+static bool add_module(mm_json *list, const char *source) {
+  char name[256];
+  snprintf(name, sizeof name, "%.*s", (int)(strlen(source) - strlen(".weight")), source);
+  return mm_json_append(list, mm_json_new_str(name));
+}
+
+static bool is_expert(const mm_plan *p, size_t i, uint32_t layer) {
+  return p->tensor[i].layer == layer && p->tensor[i].rule[0]->kind == MM_KIND_EXPERT;
+}
+
+/* Some engines ask for the experts of a layer as one module: listed too where none of them is quantised. `i` is the first. */
+static bool add_experts(mm_json *list, const mm_plan *p, size_t i) {
+  uint32_t layer = p->tensor[i].layer;
+  const char *source = p->pack.tensor[i].piece[0].source;
+  char name[256];
+  for (size_t j = i; j < p->pack.tensor_count && is_expert(p, j, layer); j++)
+    if (p->tensor[j].spelling) return true;
+  snprintf(name, sizeof name, "%.*s", (int)(strstr(source, ".experts.") + strlen(".experts") - source), source);
+  return mm_json_append(list, mm_json_new_str(name));
+}
+
+static mm_json *left_out(const mm_plan *p) {
+  mm_json *list = mm_json_new_arr();
+  bool ok = list;
+  for (size_t i = 0; ok && i < p->pack.tensor_count; i++) {
+    const mm_pack_tensor *t = &p->pack.tensor[i];
+    if (t->vector || p->tensor[i].spelling) continue;
+    if (is_expert(p, i, p->tensor[i].layer) && !is_expert(p, i - 1, p->tensor[i].layer)) ok = add_experts(list, p, i);
+    for (unsigned j = 0; ok && j < t->piece_count; j++) ok = add_module(list, t->piece[j].source);
+  }
+  return complete(list, ok);
+}
+
+static const mm_spelling *first_spelling(const mm_plan *p) {
+  for (size_t i = 0; i < p->pack.tensor_count; i++)
+    if (p->tensor[i].spelling) return p->tensor[i].spelling;
+  return NULL;
+}
+
+static mm_json *fp8_config(const mm_plan *p, mm_json *list, mm_err *err) {
+  mm_json *o = parse(first_spelling(p)->config, err);
+  return complete(o, mm_json_set(o, "modules_to_not_convert", list));
+}
+
+static mm_json *producer(void) {
+  mm_json *o = mm_json_new_obj();
+  return complete(o, mm_json_set(o, "name", mm_json_new_str("modelopt")) && mm_json_set(o, "version", mm_json_new_str("0.41.0")));
+}
+
+static mm_json *words(const char *word) {
+  mm_json *a = mm_json_new_arr();
+  return complete(a, mm_json_append(a, mm_json_new_str(word)));
+}
+
+static mm_json *modelopt_config(const mm_plan *p, mm_json *list, mm_err *err) {
+  const mm_spelling *s = first_spelling(p);
+  mm_json *o = mm_json_new_obj(), *groups = mm_json_new_obj(), *group = parse(s->config, err);
+  bool ok = mm_json_set(group, "targets", words("Linear"));
+  ok = mm_json_set(groups, "group_0", group) && ok;
+  ok = mm_json_set(o, "quant_method", mm_json_new_str("modelopt")) && mm_json_set(o, "quant_algo", mm_json_new_str(s->algorithm)) && ok;
+  ok = mm_json_set(o, "config_groups", groups) && ok;
+  ok = mm_json_set(o, "ignore", list) && ok;
+  return complete(o, mm_json_set(o, "producer", producer()) && ok);
+}
+
+static mm_json *modelopt_file(const mm_plan *p, mm_json *list, mm_err *err) {
+  const mm_spelling *s = first_spelling(p);
+  mm_json *o = mm_json_new_obj(), *q = parse("{\"kv_cache_quant_algo\": null, \"group_size\": 16}", err);
+  bool ok = mm_json_set(q, "quant_algo", mm_json_new_str(s->algorithm));
+  ok = mm_json_set(q, "exclude_modules", list) && ok;
+  ok = mm_json_set(o, "producer", producer()) && ok;
+  return complete(o, mm_json_set(o, "quantization", q) && ok);
+}
+
+/* "model.layers.{l}.self_attn.q_proj.weight" as "re:^model\.layers\.\d+\.self_attn\.q_proj$". */
+static bool add_rule(mm_json *list, const char *theirs) {
+  char re[256];
+  size_t n = (size_t)snprintf(re, sizeof re, "re:^");
+  for (const char *end = theirs + strlen(theirs) - strlen(".weight"); theirs < end && n + 4 < sizeof re; theirs++) {
+    if (*theirs == '{') {
+      n += (size_t)snprintf(re + n, sizeof re - n, "\\d+");
+      theirs += strlen("{l");
+    } else {
+      n += (size_t)snprintf(re + n, sizeof re - n, *theirs == '.' ? "\\." : "%c", *theirs);
+    }
+  }
+  snprintf(re + n, sizeof re - n, "$");
+  return mm_json_append(list, mm_json_new_str(re));
+}
+
+/* Whether every tensor of a rule has this spelling. */
+static bool whole_rule(const mm_plan *p, const mm_rule *r, const mm_spelling *s) {
+  for (size_t i = 0; i < p->pack.tensor_count; i++)
+    if (p->tensor[i].rule[0] == r && p->tensor[i].spelling != s) return false;
+  return true;
+}
+
+/* The modules of one spelling: one expression for a whole rule, each by its name otherwise. */
+static mm_json *targets(const mm_plan *p, const mm_spelling *s) {
+  const mm_rule *last = NULL; /* tensors of one rule mostly follow one another */
+  bool whole = false, ok = true;
+  mm_json *list = mm_json_new_arr(), *done = mm_json_new_obj(); /* rules that are listed as a whole */
+  for (size_t i = 0; ok && i < p->pack.tensor_count; i++) {
+    const mm_pack_tensor *t = &p->pack.tensor[i];
+    const mm_plan_tensor *pt = &p->tensor[i];
+    if (pt->spelling != s) continue;
+    if (pt->rule[0] != last) whole = whole_rule(p, pt->rule[0], s);
+    last = pt->rule[0];
+    if (whole && mm_json_get(done, last->theirs)) continue;
+    for (unsigned j = 0; ok && j < t->piece_count; j++)
+      ok = whole ? add_rule(list, pt->rule[j]->theirs) : add_module(list, t->piece[j].source);
+    ok = ok && (!whole || mm_json_set(done, last->theirs, mm_json_new_bool(true)));
+  }
+  mm_json_free(done);
+  return complete(list, ok);
+}
+
+static bool add_group(mm_json *groups, const mm_spelling *s, mm_json *modules, mm_err *err) {
+  char name[32];
+  snprintf(name, sizeof name, "group_%zu", mm_json_size(groups));
+  mm_json *group = parse(s->config, err);
+  bool ok = mm_json_set(group, "targets", modules);
+  return mm_json_set(groups, name, group) && ok;
+}
+
+/* The spelling of most tensors is said of every linear module, and last: readers take the first group that a module fits. */
+static mm_json *ct_groups(const mm_plan *p, mm_err *err) {
+  size_t count[SPELLINGS] = {0}, most = 0;
+  for (size_t i = 0; i < p->pack.tensor_count; i++)
+    if (p->tensor[i].spelling) count[p->tensor[i].spelling - spelling]++;
+  for (size_t i = 0; i < SPELLINGS; i++)
+    if (count[i] > count[most]) most = i;
+  mm_json *o = mm_json_new_obj();
+  bool ok = o;
+  for (size_t i = 0; ok && i < SPELLINGS; i++)
+    if (i != most && count[i] > 0) ok = add_group(o, &spelling[i], targets(p, &spelling[i]), err);
+  return complete(o, ok && add_group(o, &spelling[most], words("Linear"), err));
+}
+
+static mm_json *ct_config(const mm_plan *p, mm_json *list, mm_err *err) {
+  mm_json *groups = ct_groups(p, err), *o = parse("{\"kv_cache_scheme\": null}", err);
+  bool ok = mm_json_set(o, "quant_method", mm_json_new_str("compressed-tensors"));
+  const mm_json *format = mm_json_get(mm_json_get(groups, "group_0"), "format");
+  ok = mm_json_set(o, "format", mm_json_new_str(mm_json_size(groups) > 1 ? "mixed-precision" : mm_json_str(format))) && ok;
+  ok = mm_json_set(o, "quantization_status", mm_json_new_str("compressed")) && ok;
+  ok = mm_json_set(o, "config_groups", groups) && ok;
+  return complete(o, mm_json_set(o, "ignore", list) && ok);
+}
+
+/* Into the plan's arena; takes j over. */
+static const char *text_of(mm_plan *p, mm_json *j, mm_err *err) {
+  char *text = j ? mm_json_dump(j, true) : NULL, *kept = text ? mm_arena_printf(&p->pack.arena, err, "%s\n", text) : NULL;
+  if (!text) mm_fail_memory(err, 0);
+  free(text);
+  mm_json_free(j);
+  return kept;
+}
+
+bool mm_dialect_texts(mm_plan *p, mm_err *err) {
+  char *source = mm_json_dump(p->hf->config, false);
+  mm_json *config = source ? mm_json_parse(source, strlen(source), p->hf->config_path, err) : NULL;
+  free(source);
+  if (!config) return mm_fail_memory(err, 0);
+  mm_json_remove(config, "quantization_config");
+  mm_json_remove(config, "compression_config");
+  const mm_dialect *d = p->dialect;
+  bool ok = !d || mm_json_set(config, "quantization_config", d->config(p, left_out(p), err));
+  p->text[0] = (mm_plan_text){"config.json", text_of(p, complete(config, ok), err)};
+  if (d && d->file) p->text[1] = (mm_plan_text){d->file, text_of(p, d->file_config(p, left_out(p), err), err)};
+  return p->text[0].text && (!p->text[1].name || p->text[1].text);
+}

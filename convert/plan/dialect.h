@@ -1,0 +1,39 @@
+/* Quantised checkpoints as other engines read them: what each scheme's planes are called and what config.json says about them. One row
+ * of a table for every scheme a dialect has:
+ *
+ *   fp8       Hugging Face / DeepSeek: quant_method "fp8"
+ *   ct        compressed-tensors: one config group per scheme
+ *   modelopt  NVIDIA Model Optimizer, with hf_quant_config.json beside config.json */
+#ifndef MM_CONVERT_DIALECT_H
+#define MM_CONVERT_DIALECT_H
+
+#include "convert/plan/plan.h"
+
+typedef struct mm_dialect mm_dialect;
+
+typedef struct mm_spelling {
+  const char *scheme;
+  const mm_dialect *dialect;
+  const char *suffix[MM_MAX_PLANES]; /* of the scheme's planes, behind the module's name */
+  const char *input;                 /* a further suffix, of the inputs' static scale, F32; NULL: the inputs have none */
+  mm_dtype words;                    /* the type of the codes, when several of ours make one word of theirs; else the scheme's */
+  bool shape;                        /* a further ".weight_shape", I64 [2]: rows and columns */
+  bool reciprocal;                   /* the scale of the whole matrix and that of its inputs are stored as 1/scale */
+  bool scalar;                       /* they have shape [], not [1] */
+  bool whole_groups;                 /* columns must be a multiple of the scale's group */
+  const char *algorithm;             /* ModelOpt's word */
+  const char *config;                /* JSON object: the whole quantization_config but for the modules left out, or one config group */
+} mm_spelling;
+
+/* Chooses the dialect called `word` (NULL: the first that spells every scheme of the plan) and spells every tensor in it. What it has no
+ * spelling for is MM_UNSUPPORTED E_DIALECT, naming tensor, scheme and dialect. */
+bool mm_dialect_spell(mm_plan *p, const char *word, mm_err *err);
+/* Fills p->text: the source's config.json with the quantization_config of what was spelt, and the dialect's own file. Every module that
+ * is left as it is gets listed by its full name, which every engine's way of matching (exact, substring, glob, suffix) understands. */
+bool mm_dialect_texts(mm_plan *p, mm_err *err);
+/* Whether a dialect has a config file of that name. */
+bool mm_dialect_file(const char *name);
+/* Turns the scale of a whole matrix into what the spelling stores; leaves all other planes. */
+void mm_dialect_scale(const mm_spelling *s, const mm_scheme *scheme, unsigned plane, void *stored);
+
+#endif

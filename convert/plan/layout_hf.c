@@ -1,0 +1,134 @@
+/* Names, shapes and the index of the unsharded layout. */
+#include "convert/plan/layout_hf.h"
+
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "convert/plan/dialect.h"
+#include "convert/source/index.h"
+
+char *mm_unsharded_name(const mm_plan *p, uint32_t tensor, uint32_t piece, unsigned plane, mm_arena *a, mm_err *err) {
+  const mm_pack_tensor *t = &p->pack.tensor[tensor];
+  const char *source = t->piece[piece].source;
+  size_t n = strlen(source);
+  if (p->tensor[tensor].spelling) n -= strlen(".weight");
+  return mm_arena_printf(a, err, "%.*s%s", (int)n, source, t->plane[plane].suffix);
+}
+
+mm_shape mm_unsharded_shape(const mm_plan *p, uint32_t tensor, uint32_t piece, unsigned plane) {
+  const mm_pack_tensor *t = &p->pack.tensor[tensor];
+  const mm_pack_plane *x = &t->plane[plane];
+  const mm_spelling *s = p->tensor[tensor].spelling;
+  const mm_scheme *scheme = p->tensor[tensor].scheme;
+  uint32_t rows = t->piece[piece].rows;
+  if (t->vector) return mm_shape1(rows);
+  if (s && s->shape && plane == scheme->plane_count) return mm_shape1(2);
+  if (s && x->cell_n == 0 && x->cell_k == 0) return s->scalar ? (mm_shape){0} : mm_shape1(1);
+  uint32_t ours_in_theirs = (uint32_t)(mm_dtype_size(x->dtype) / mm_dtype_size(scheme->plane[plane].dtype));
+  return mm_shape2(mm_cells(rows, x->cell_n), mm_cells(t->cols, x->cell_k) / ours_in_theirs);
+}
+
+char *mm_unsharded_file(mm_plan *p, uint32_t part, mm_err *err) {
+  return mm_arena_printf(&p->pack.arena, err, "model-%05u-of-%05u.safetensors", part + 1, p->part_count);
+}
+
+/* Calls fn for every stored tensor in plan order; stops when it returns false. */
+static bool each_stored(const mm_plan *p,
+                        bool (*fn)(void *ctx, const mm_plan *p, uint32_t tensor, uint32_t piece, unsigned plane, const char *name,
+                                   mm_err *err),
+                        void *ctx, mm_err *err) {
+  bool ok = true;
+  for (uint32_t i = 0; ok && i < p->pack.tensor_count; i++) {
+    const mm_pack_tensor *t = &p->pack.tensor[i];
+    mm_arena names = {0};
+    for (uint32_t j = 0; ok && j < t->piece_count; j++)
+      for (unsigned k = 0; ok && k < t->plane_count; k++) {
+        const char *name = mm_unsharded_name(p, i, j, k, &names, err);
+        ok = name && fn(ctx, p, i, j, k, name, err);
+      }
+    mm_arena_close(&names);
+  }
+  return ok;
+}
+
+static bool add_text(mm_sha256_state *s, const char *text, mm_err *err) { return mm_sha256_add(s, text, strlen(text) + 1, err); }
+
+static bool add_stored(void *ctx, const mm_plan *p, uint32_t tensor, uint32_t piece, unsigned plane, const char *name, mm_err *err) {
+  char shape[64];
+  mm_shape x = mm_unsharded_shape(p, tensor, piece, plane);
+  return add_text(ctx, name, err) && add_text(ctx, mm_dtype_name(p->pack.tensor[tensor].plane[plane].dtype), err) &&
+         add_text(ctx, mm_shape_text(&x, shape, sizeof shape), err) &&
+         add_text(ctx, p->pack.rank[0].part[p->tensor[tensor].part].file, err);
+}
+
+bool mm_unsharded_digest(const mm_plan *p, mm_digest *out, mm_err *err) {
+  mm_sha256_state *s = mm_sha256_begin(err);
+  if (!s) return false;
+  bool ok = add_text(s, p->pack.tool, err) && add_text(s, p->pack.quant, err);
+  for (size_t i = 0; ok && i < p->pack.source_count; i++) {
+    const mm_pack_file *f = &p->pack.source[i];
+    ok =
+        add_text(s, f->name, err) && mm_sha256_add(s, &f->size, sizeof f->size, err) && mm_sha256_add(s, &f->sha256, sizeof f->sha256, err);
+  }
+  for (size_t i = 0; ok && i < MM_PLAN_TEXTS && p->text[i].name; i++) ok = add_text(s, p->text[i].text, err);
+  ok = ok && each_stored(p, add_stored, s, err);
+  return mm_sha256_end(s, ok ? out : NULL, err) && ok;
+}
+
+typedef struct mm_index_writer {
+  FILE *f;
+  const char *before;
+} mm_index_writer;
+
+/* Names are the rules': they need no escapes. */
+static bool put_stored(void *ctx, const mm_plan *p, uint32_t tensor, uint32_t piece, unsigned plane, const char *name, mm_err *err) {
+  mm_index_writer *w = ctx;
+  (void)piece, (void)plane, (void)err;
+  fprintf(w->f, "%s  \"%s\": \"%s\"", w->before, name, p->pack.rank[0].part[p->tensor[tensor].part].file);
+  w->before = ",\n";
+  return true;
+}
+
+char *mm_unsharded_index(const mm_plan *p, mm_err *err) {
+  char *text = NULL, plan[MM_HEX_LEN + 1];
+  size_t n;
+  uint64_t total = 0;
+  for (size_t i = 0; i < p->pack.tensor_count; i++)
+    for (unsigned j = 0; j < MM_PACK_PIECES; j++)
+      for (unsigned k = 0; k < MM_PACK_PLANES; k++) total += p->tensor[i].place[j][k].bytes;
+  mm_index_writer w = {.f = open_memstream(&text, &n), .before = ""};
+  if (!w.f) {
+    mm_fail_memory(err, BUFSIZ);
+    return NULL;
+  }
+  mm_digest_hex(&p->pack.plan, plan);
+  fprintf(w.f, "{\n \"metadata\": {\n  \"total_size\": %llu,\n  \"plan\": \"%s\"\n },\n \"weight_map\": {\n", (unsigned long long)total,
+          plan);
+  bool ok = each_stored(p, put_stored, &w, err);
+  fputs("\n }\n}\n", w.f);
+  if (!mm_close_text(w.f, &text)) ok = mm_fail_memory(err, n);
+  if (ok) return text;
+  free(text);
+  return NULL;
+}
+
+bool mm_unsharded_has(const char *file) {
+  unsigned part, parts;
+  int end = 0;
+  return strcmp(file, MM_INDEX_NAME) == 0 || mm_dialect_file(file) ||
+         (sscanf(file, "model-%9u-of-%9u.safetensors%n", &part, &parts, &end) == 2 && file[end] == 0 && end > 0);
+}
+
+bool mm_unsharded_plan(const char *dir, mm_digest *plan, mm_err *err) {
+  char path[PATH_MAX];
+  mm_err why = {0};
+  snprintf(path, sizeof path, "%s/%s", dir, MM_INDEX_NAME);
+  mm_json *index = mm_json_load(path, MM_INDEX_MAX, &why);
+  if (why.status == MM_LIMIT || why.status == MM_IO) *err = why; /* not that it is another directory */
+  const mm_json *hex = mm_json_get(mm_json_get(index, "metadata"), "plan");
+  bool ours = mm_json_type_of(hex) == MM_JSON_STR && mm_digest_parse(mm_json_str(hex), mm_json_str_len(hex), plan);
+  mm_json_free(index);
+  return ours;
+}

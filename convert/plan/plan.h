@@ -1,0 +1,125 @@
+/* The plan: every output byte (file, offset, which source rows fill it) fixed before a weight byte is read. Dry run, exact size,
+ * free-space check, parallel writing and every refusal follow from this one object. */
+#ifndef MM_CONVERT_PLAN_H
+#define MM_CONVERT_PLAN_H
+
+#include "convert/calibration/act_scales.h"
+#include "convert/calibration/importance.h"
+#include "convert/plan/recipe.h"
+#include "convert/source/index.h"
+#include "formats/pack.h"
+
+typedef enum mm_align { MM_ALIGN_SPLIT, MM_ALIGN_PAD, MM_ALIGN_ERROR } mm_align;
+
+typedef struct mm_plan_options {
+  const char *quant;               /* a recipe (recipe.h): "none", "bf16", "nvfp4a16; *self_attn*=block_fp8" */
+  uint32_t tp, ep, pp;             /* ep divides tp: tp/ep ranks share experts and cut them; pp stages of whole layers */
+  mm_align align;                  /* what to do where a cut falls inside a scale's block */
+  uint64_t part_size;              /* a part ends before it would exceed this (one larger tensor still gets a part of its own) */
+  const char *ranks;               /* "0,2-5": only these ranks\' files are made; NULL: all */
+  bool unsharded;                  /* the Hugging Face layout (layout_hf.h) instead of the packed one: one rank, their names */
+  const char *dialect;             /* of the unsharded layout: how schemes are spelt (dialect.h); NULL: the first that can */
+  const mm_importance *importance; /* weighs searches; NULL: none does */
+  const mm_act_scales *act_scales; /* gives static scales of activations; NULL: none */
+  bool made;                       /* planned again to look at what was made: the two files of its recipe are not at hand */
+} mm_plan_options;
+
+/* Where a stored tensor lies. */
+typedef struct mm_place {
+  uint64_t offset; /* from the part's data start */
+  uint64_t bytes;
+} mm_place;
+
+/* How a packed tensor is made; parallel to pack.tensor. In the unsharded layout a pack.tensor is a group of source matrices that
+ * share their scales' range (q, k, v; w1 and w3 of one expert): its pieces all start at row 0 and each is stored by itself. */
+typedef struct mm_plan_tensor {
+  const mm_rule *rule[MM_PACK_PIECES];
+  const mm_scheme *scheme;
+  mm_search search;                   /* how the scheme chooses its scales */
+  mm_cell grid;                       /* of the scales (plane 1) before cuts: the scheme's, or that of a source kept as it is */
+  const struct mm_spelling *spelling; /* unsharded and quantised: dialect.h; else NULL */
+  uint32_t layer;
+  uint32_t part;                                  /* index into plan.part */
+  mm_place place[MM_PACK_PIECES][MM_PACK_PLANES]; /* packed: all pieces in the first */
+  mm_matrix *matrix;                              /* [max(1, lead)][piece_count] */
+  const uint8_t **weights; /* parallel to matrix: mm_importance_weights' values, NULL for none; NULL: none of them has any */
+} mm_plan_tensor;
+
+/* A unit of work: rows [row, row + rows) of one piece of one stack entry, or (piece == MM_ALL_PIECES) the whole entry. */
+#define MM_ALL_PIECES UINT32_MAX
+typedef struct mm_step {
+  uint32_t tensor, lead, piece, row, rows;
+} mm_step;
+
+/* Weights under one element of a plane before cuts. */
+static inline mm_cell mm_plan_cell(const mm_plan_tensor *t, unsigned plane) { return plane == 1 ? t->grid : t->scheme->plane[plane].cell; }
+
+/* One part on one rank. Header bytes include the length prefix. */
+typedef struct mm_plan_file {
+  void *header;
+  size_t header_bytes;
+  uint64_t size; /* of the file */
+} mm_plan_file;
+
+/* One part: a file on every rank of its stage. */
+typedef struct mm_plan_part {
+  uint32_t stage, number; /* number within the stage, as in the file names */
+  mm_plan_file *file;     /* [tp] */
+} mm_plan_part;
+
+/* A file written from memory instead of being copied from the source. */
+typedef struct mm_plan_text {
+  const char *name, *text;
+} mm_plan_text;
+#define MM_PLAN_TEXTS 2
+
+typedef struct mm_plan {
+  const mm_hf *hf;
+  mm_recipe recipe;
+  mm_pack pack; /* the manifest to be; digests are filled by the writer */
+  mm_plan_tensor *tensor;
+  uint32_t part_count; /* of all stages */
+  mm_plan_part *part;
+  bool *wanted; /* [pp·tp] ranks whose files are made */
+  bool unsharded;
+  const struct mm_dialect *dialect; /* NULL while nothing unsharded is quantised */
+  mm_plan_text text[MM_PLAN_TEXTS]; /* unsharded: config.json and what the dialect has beside it; name NULL past the end */
+  struct mm_calibrated {
+    uint64_t weighed, too_few, no_entry; /* matrices that are searched under --importance, and why others are searched without */
+    uint64_t scaled, unreached;          /* tensors with a static scale; experts of theirs that calibration had none for */
+  } calibrated;
+  size_t step_count;
+  mm_step *step;         /* in part order */
+  uint64_t source_bytes; /* weight bytes that will be read */
+  uint64_t output_bytes; /* of all part files, headers included */
+} mm_plan;
+
+static inline bool mm_plan_wants(const mm_plan *p, uint32_t part, uint32_t rank) {
+  return p->wanted[p->part[part].stage * p->pack.tp + rank];
+}
+/* The manifest's entry of a part's file on a wanted rank; rank counts within the stage. */
+static inline mm_part *mm_plan_entry(const mm_plan *p, uint32_t part, uint32_t rank) {
+  return &p->pack.rank[p->part[part].stage * p->pack.tp + rank].part[p->part[part].number];
+}
+
+/* The file that is written last: the manifest, or the index of the unsharded layout. */
+static inline const char *mm_plan_manifest(const mm_plan *p) { return p->unsharded ? MM_INDEX_NAME : MM_MANIFEST; }
+
+/* Builds the plan or refuses: infeasible tp (MM_UNSUPPORTED E_TP, naming the dimension and the sizes that would do), missing or
+ * unknown tensors, mixed encodings. Borrows hf until close. */
+bool mm_plan_build(mm_plan *p, mm_hf *hf, const mm_plan_options *o, mm_err *err);
+void mm_plan_close(mm_plan *p);
+
+/* --- between the files of the plan --- */
+/* Rows of a strip: as many as fit MM_STRIP_BYTES of f32, a multiple of the scheme's strip and of the source's block. */
+#define MM_STRIP_BYTES (UINT64_C(8) << 20)
+uint32_t mm_strip_rows(const mm_hf *hf, const mm_scheme *s, uint32_t cols);
+/* Cuts of the model for this tp, and the stored cells that fit them (cut.c). */
+bool mm_cut_feasible(const mm_model *m, const mm_plan_options *o, const char *file, mm_err *err);
+bool mm_cut_find(mm_plan *p, const mm_rule *r, mm_align align, uint32_t *index, mm_err *err);
+bool mm_cut_equal(const mm_cut *a, const mm_cut *b, uint32_t tp);
+bool mm_cut_cells(const mm_plan *p, const mm_plan_tensor *pt, mm_pack_tensor *t, mm_align align, mm_err *err);
+/* Parts, offsets, headers, the plan's digest (layout.c, layout_hf.c). */
+bool mm_layout(mm_plan *p, uint64_t part_size, mm_err *err);
+
+#endif

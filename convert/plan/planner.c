@@ -1,0 +1,379 @@
+/* From rules and a source to packed tensors and the steps that fill them. */
+#include "convert/plan/plan.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "convert/plan/dialect.h"
+#include "convert/source/decode.h"
+#include "convert/source/kv_scales.h"
+
+#define MISSING_MOST 10000 /* tensors counted as missing */
+
+typedef struct mm_planner {
+  mm_plan *p;
+  mm_hf *hf;
+  const mm_arch *arch;
+  const mm_plan_options *o;
+  const mm_rule *first_layer_rule;
+  mm_decoder source; /* for static scales of activations */
+  mm_err *err;
+  size_t tensor_cap, plan_cap, missing;
+  char first_missing[256];
+} mm_planner;
+
+/* What `--quant none` stores: the source's own encoding, which must be one for the whole packed tensor. */
+static const mm_scheme *as_stored(mm_planner *b, mm_plan_tensor *pt, const mm_pack_tensor *t, size_t matrices) {
+  const mm_scheme *s = mm_encoding_scheme(pt->matrix, matrices, t->piece_count);
+  if (s) pt->grid = mm_encoding_grid(pt->matrix, matrices, s);
+  for (size_t i = 0; i < matrices; i++) {
+    const mm_matrix *x = &pt->matrix[i];
+    mm_where at = mm_at(b->hf->file[x->weight->file].path, x->weight->original);
+    if (s && mm_encoding_keeps(x, s, pt->grid)) continue;
+    if (i == 0)
+      mm_fail(b->err, MM_UNSUPPORTED, "E_Q_KEEP", at,
+              "found %s in a form that no packed scheme holds bit for bit; expected another --quant", x->encoding->name);
+    else
+      mm_fail(b->err, MM_UNSUPPORTED, "E_MIXED", at,
+              "found %s, which cannot be kept beside %s in \"%s\"; expected one encoding per packed tensor (or another --quant)",
+              x->encoding->name, s->name, t->name);
+    return NULL;
+  }
+  return s;
+}
+
+static bool choose(mm_planner *b, mm_plan_tensor *pt, const mm_pack_tensor *t, size_t matrices) {
+  const char *names[MM_PACK_PIECES + 2] = {t->name};
+  for (unsigned i = 0; i < t->piece_count; i++) names[1 + i] = t->piece[i].source;
+  if (!mm_recipe_choose(&b->p->recipe, pt->rule[0]->kind, names, &pt->scheme, b->err)) return false;
+  if (pt->scheme)
+    pt->grid = pt->scheme->plane[1].cell;
+  else if (!(pt->scheme = as_stored(b, pt, t, matrices)))
+    return false;
+  pt->search = mm_recipe_search(&b->p->recipe, pt->scheme);
+  return true;
+}
+
+/* Importance for the matrices whose scales are searched; first is the expert of the first. */
+static bool weigh(mm_planner *b, mm_plan_tensor *pt, const mm_pack_tensor *t, uint32_t first, size_t matrices) {
+  struct mm_calibrated *c = &b->p->calibrated;
+  if (!b->o->importance || pt->search == MM_SEARCH_ABSMAX) return true;
+  pt->weights = mm_arena_alloc(&b->p->pack.arena, matrices * sizeof *pt->weights, b->err);
+  for (size_t i = 0; pt->weights && i < matrices; i++) {
+    const mm_rule *rule = pt->rule[i % t->piece_count];
+    if (mm_encoding_keeps(&pt->matrix[i], pt->scheme, pt->grid)) continue;
+    switch (mm_importance_find(b->o->importance, rule, pt->layer, first + (uint32_t)(i / t->piece_count), b->p->pack.model.experts,
+                               t->whole_cols, &pt->weights[i], b->err)) {
+      case MM_WEIGHED: c->weighed++; break;
+      case MM_TOO_FEW: c->too_few++; break;
+      case MM_NO_ENTRY: c->no_entry++; break;
+      case MM_WEIGHING_FAILED: return false;
+    }
+  }
+  return pt->weights;
+}
+
+/* The source's own static scale where it means the same to the scheme: the largest of those that share the tensor. */
+static bool own_input_scale(mm_planner *b, const mm_plan_tensor *pt, mm_pack_tensor *t, size_t matrices) {
+  uint64_t without = 0;
+  for (size_t i = 0; i < matrices && !b->hf->names_only; i += t->piece_count) {
+    float most = 0;
+    for (size_t j = i; j < i + t->piece_count; j++) {
+      const mm_matrix *x = &pt->matrix[j];
+      const mm_scheme *own = x->encoding->scheme ? mm_scheme_find(x->encoding->scheme) : NULL;
+      float v = 0;
+      if (own && own->act == pt->scheme->act && !mm_decode_input(&b->source, x, &v, b->err)) return false;
+      most = fmaxf(most, v);
+    }
+    without += most == 0;
+    t->input_scale = fmaxf(t->input_scale, most);
+  }
+  if (t->input_scale > 0) b->p->calibrated.scaled++, b->p->calibrated.unreached += without;
+  return true;
+}
+
+static bool scale_inputs(mm_planner *b, const mm_plan_tensor *pt, mm_pack_tensor *t, size_t matrices) {
+  struct mm_calibrated *c = &b->p->calibrated;
+  if (!mm_act_formats[pt->scheme->act].fixed) return true;
+  if (!b->o->act_scales) return own_input_scale(b, pt, t, matrices);
+  c->scaled++;
+  if (b->p->pack.tensor_count > 1 && pt[-1].layer == pt->layer && pt[-1].rule[0] == pt->rule[0]) {
+    t->input_scale = t[-1].input_scale; /* unsharded: another expert of the same layer */
+    return true;
+  }
+  return mm_act_scales_find(b->o->act_scales, t, pt->rule, pt->layer, b->p->pack.model.experts, pt->scheme, &t->input_scale, &c->unreached,
+                            b->err);
+}
+
+/* Unsharded: experts that calibration never reached take the largest scale of their layer's others. */
+static void share_input_scales(mm_plan *p) {
+  for (size_t i = 0, end; i < p->pack.tensor_count; i = end) {
+    float most = 0;
+    for (end = i;
+         end < p->pack.tensor_count && p->tensor[end].layer == p->tensor[i].layer && p->tensor[end].rule[0] == p->tensor[i].rule[0]; end++)
+      most = fmaxf(most, p->pack.tensor[end].input_scale);
+    for (size_t j = i; most > 0 && j < end; j++) {
+      if (p->pack.tensor[j].input_scale > 0) continue;
+      p->pack.tensor[j].input_scale = most;
+      p->calibrated.unreached++;
+    }
+  }
+}
+
+/* A file that changes nothing was not meant so. */
+static bool calibration_used(const mm_planner *b) {
+  const struct mm_calibrated *c = &b->p->calibrated;
+  if (b->o->importance && c->weighed == 0)
+    return mm_fail(b->err, MM_USAGE, "E_IMPORTANCE", mm_at(b->o->importance->path, NULL),
+                   "found nothing to weigh: no scale is searched, or the file has no moments of those matrices");
+  return !b->o->act_scales || c->scaled ||
+         mm_fail(b->err, MM_USAGE, "E_ACT_SCALES", mm_at(b->o->act_scales->path, NULL),
+                 "found no scheme with static activations, expected tensor_wise_fp8, w4afp8 or nvfp4");
+}
+
+static void missing(mm_planner *b, const mm_rule *r, uint32_t layer, uint32_t expert) {
+  if (b->missing++ == 0) mm_rule_name(b->first_missing, sizeof b->first_missing, r->theirs, layer, expert);
+}
+
+/* Once something is missing the rest is only counted, and not for ever: nothing may grow with a number of experts that no header proves. */
+static bool find_matrices(mm_planner *b, mm_plan_tensor *pt, const mm_pack_tensor *t, uint32_t first, uint32_t leads) {
+  mm_matrix only_counted;
+  if (b->missing == 0) {
+    pt->matrix = mm_arena_alloc(&b->p->pack.arena, (size_t)leads * t->piece_count * sizeof *pt->matrix, b->err);
+    if (!pt->matrix) return false;
+  }
+  for (uint32_t e = 0; e < leads && b->missing < MISSING_MOST; e++)
+    for (unsigned i = 0; i < t->piece_count; i++) {
+      mm_matrix *x = pt->matrix ? &pt->matrix[e * t->piece_count + i] : &only_counted;
+      mm_found f = mm_hf_matrix(b->hf, &b->p->pack.model, pt->rule, t->piece_count, i, pt->layer, first + e, x, b->err);
+      if (f == MM_FAILED) return false;
+      if (f == MM_ABSENT) missing(b, pt->rule[i], pt->layer, first + e);
+    }
+  return true;
+}
+
+/* Lays the pieces side by side along rows, or each by itself and uncut, and sets the local shape. */
+static bool place_pieces(mm_planner *b, const mm_plan_tensor *pt, mm_pack_tensor *t) {
+  const mm_model *m = &b->p->pack.model;
+  for (unsigned i = 0; i < t->piece_count; i++) {
+    mm_piece *x = &t->piece[i];
+    mm_rule rule = *pt->rule[i];
+    if (b->p->unsharded) rule.divide = MM_WHOLE;
+    if (!mm_cut_find(b->p, &rule, b->o->align, &x->cut, b->err)) return false;
+    const mm_cut *c = &b->p->pack.cut[x->cut];
+    x->rows = mm_dim_extent(pt->rule[i]->rows, m);
+    x->local_at = b->p->unsharded ? 0 : t->rows;
+    x->local_rows = c->axis == MM_AXIS_ROWS ? c->local : x->rows;
+    t->rows += x->local_rows;
+    t->whole_cols = mm_dim_extent(pt->rule[i]->cols, m);
+    t->cols = c->axis == MM_AXIS_COLS ? c->local : t->whole_cols;
+  }
+  return true;
+}
+
+/* The name with {l} replaced and, in a stack of experts, {e} left standing. */
+static const char *source_name(mm_planner *b, const mm_rule *r, uint32_t layer, uint32_t expert) {
+  char name[256];
+  if (b->p->unsharded) {
+    mm_rule_name(name, sizeof name, r->theirs, layer, expert);
+    return mm_arena_strndup(&b->p->pack.arena, name, strlen(name), b->err);
+  }
+  const char *at = strstr(r->theirs, "{l}");
+  if (!at) return r->theirs;
+  return mm_arena_printf(&b->p->pack.arena, b->err, "%.*s%u%s", (int)(at - r->theirs), r->theirs, layer, at + 3);
+}
+
+/* Layers in pp runs; what has no layer lies before the first or after the last. */
+static uint32_t stage_of(const mm_planner *b, const mm_rule *r, uint32_t layer) {
+  const mm_pack *p = &b->p->pack;
+  if (strstr(r->theirs, "{l}")) return (uint32_t)((uint64_t)layer * p->pp / p->model.layers);
+  return r < b->first_layer_rule ? 0 : p->pp - 1;
+}
+
+/* `expert` counts in the unsharded layout only: the packed one stacks all of them in one tensor. */
+static bool add_tensor(mm_planner *b, const mm_rule *const *rules, unsigned pieces, uint32_t layer, uint32_t expert) {
+  mm_plan *p = b->p;
+  if (!mm_grow((void **)&p->pack.tensor, &b->tensor_cap, p->pack.tensor_count + 1, sizeof *p->pack.tensor, b->err) ||
+      !mm_grow((void **)&p->tensor, &b->plan_cap, p->pack.tensor_count + 1, sizeof *p->tensor, b->err))
+    return false;
+  mm_pack_tensor *t = &p->pack.tensor[p->pack.tensor_count];
+  mm_plan_tensor *pt = &p->tensor[p->pack.tensor_count];
+  *t = (mm_pack_tensor){.piece_count = pieces, .vector = rules[0]->cols == MM_DIM_NONE};
+  *pt = (mm_plan_tensor){.layer = layer};
+  char name[256];
+  mm_rule_name(name, sizeof name, rules[0]->ours, layer, 0);
+  t->name = mm_arena_strndup(&p->pack.arena, name, strlen(name), b->err);
+  t->whole_lead = mm_rule_stacks(rules[0]) && !p->unsharded ? p->pack.model.experts : 0;
+  t->lead = t->whole_lead / p->pack.ep;
+  t->stage = stage_of(b, rules[0], layer);
+  if (!t->name) return false;
+  for (unsigned i = 0; i < pieces; i++) {
+    pt->rule[i] = rules[i];
+    t->piece[i].source = source_name(b, rules[i], layer, expert);
+    if (!t->piece[i].source) return false;
+  }
+  uint32_t leads = t->whole_lead ? t->whole_lead : 1;
+  if (!find_matrices(b, pt, t, expert, leads) || !place_pieces(b, pt, t)) return false;
+  if (b->missing) return true; /* reported once, at the end */
+  p->pack.tensor_count++;
+  if (!choose(b, pt, t, (size_t)leads * pieces)) return false;
+  t->scheme = pt->scheme->name;
+  if (!weigh(b, pt, t, expert, (size_t)leads * pieces) || !scale_inputs(b, pt, t, (size_t)leads * pieces)) return false;
+  return mm_cut_cells(p, pt, t, b->o->align, b->err);
+}
+
+/* Rules [from, to) for one layer; those that share a packed name become one tensor. */
+static bool add_rules(mm_planner *b, size_t from, size_t to, uint32_t layer) {
+  const mm_arch *a = b->arch;
+  for (size_t i = from; i < to;) {
+    const mm_rule *piece[MM_PACK_PIECES];
+    unsigned n = 0;
+    for (; i < to && n < MM_PACK_PIECES && (n == 0 || strcmp(a->rule[i].ours, piece[0]->ours) == 0); i++)
+      if (mm_rule_applies(&a->rule[i], &b->p->pack.model, layer)) piece[n++] = &a->rule[i];
+    uint32_t times = n > 0 && b->p->unsharded && mm_rule_stacks(piece[0]) ? b->p->pack.model.experts : n > 0;
+    for (uint32_t e = 0; e < times && b->missing < MISSING_MOST; e++)
+      if (!add_tensor(b, piece, n, layer, e)) return false;
+  }
+  return true;
+}
+
+static bool add_kv_scales(mm_planner *b, uint32_t layer) {
+  const mm_plan *p = b->p;
+  const mm_rule *rule[MM_KV_RULES];
+  unsigned n = mm_kv_rules(b->hf, &p->pack.model, layer, p->unsharded, rule);
+  for (unsigned i = 0; i < n; i++) {
+    char name[256];
+    if (p->recipe.kv_scales == MM_KV_DROP)
+      mm_hf_find(b->hf, mm_rule_name(name, sizeof name, rule[i]->theirs, layer, 0))->used = true;
+    else if (!add_tensor(b, &rule[i], 1, layer, 0))
+      return false;
+  }
+  return true;
+}
+
+static bool add_tensors(mm_planner *b) {
+  const mm_arch *a = b->arch;
+  size_t first = 0, last = a->rule_count;
+  while (!strstr(a->rule[first].theirs, "{l}")) first++;
+  while (!strstr(a->rule[last - 1].theirs, "{l}")) last--;
+  b->first_layer_rule = &a->rule[first];
+  if (!add_rules(b, 0, first, 0)) return false;
+  for (uint32_t l = 0; l < b->p->pack.model.layers; l++)
+    if (!add_rules(b, first, last, l) || !add_kv_scales(b, l)) return false;
+  if (!add_rules(b, last, a->rule_count, 0)) return false;
+  if (b->missing == 0) {
+    share_input_scales(b->p);
+    return calibration_used(b);
+  }
+  return mm_fail(b->err, MM_BAD_INPUT, "E_MISSING", mm_at(b->hf->dir, b->first_missing),
+                 "found no such tensor (and %s%zu more are missing)", b->missing < MISSING_MOST ? "" : "at least ", b->missing - 1);
+}
+
+uint32_t mm_strip_rows(const mm_hf *hf, const mm_scheme *s, uint32_t cols) {
+  uint32_t unit = s->strip ? s->strip : 1, block = hf->quantization.block.n ? hf->quantization.block.n : 1;
+  unit = unit / (uint32_t)mm_gcd(unit, block) * block;
+  uint64_t rows = MM_STRIP_BYTES / (4 * (uint64_t)cols) / unit * unit;
+  return (uint32_t)mm_min(mm_max(rows, unit), UINT32_MAX / 2 / unit * unit);
+}
+
+static bool add_step(mm_plan *p, size_t *cap, mm_step s, mm_err *err) {
+  if (!mm_grow((void **)&p->step, cap, p->step_count + 1, sizeof s, err)) return false;
+  p->step[p->step_count++] = s;
+  return true;
+}
+
+/* Steps in file order. A scheme that needs the whole group's amax (or whole matrices) takes a stack entry at once. */
+static bool add_steps(mm_plan *p, mm_err *err) {
+  size_t cap = 0;
+  for (uint32_t i = 0; i < p->pack.tensor_count; i++) {
+    const mm_pack_tensor *t = &p->pack.tensor[i];
+    const mm_scheme *s = p->tensor[i].scheme;
+    for (uint32_t e = 0; e < (t->whole_lead ? t->whole_lead : 1); e++) {
+      if (s->needs_amax || s->strip == 0) {
+        if (!add_step(p, &cap, (mm_step){i, e, MM_ALL_PIECES, 0, 0}, err)) return false;
+        continue;
+      }
+      uint32_t unit = mm_strip_rows(p->hf, s, t->whole_cols);
+      for (unsigned j = 0; j < t->piece_count; j++)
+        for (uint32_t row = 0; row < t->piece[j].rows; row += unit)
+          if (!add_step(p, &cap, (mm_step){i, e, j, row, (uint32_t)mm_min(unit, t->piece[j].rows - row)}, err)) return false;
+    }
+  }
+  return true;
+}
+
+/* "0,2-5" into p->wanted. */
+static bool read_ranks(mm_plan *p, const char *text, mm_err *err) {
+  uint32_t all = mm_pack_ranks(&p->pack);
+  p->wanted = mm_arena_alloc(&p->pack.arena, all * sizeof *p->wanted, err);
+  if (!p->wanted) return false;
+  for (uint32_t w = 0; !text && w < all; w++) p->wanted[w] = true;
+  while (text && *text) {
+    unsigned from, to;
+    int n = 0, m = 0;
+    if (sscanf(text, "%9u%n-%9u%n", &from, &n, &to, &m) < 1) break;
+    if (m == 0) to = from;
+    text += m ? m : n;
+    if (from > to || to >= all || (*text != 0 && *text != ',')) break;
+    for (; from <= to; from++) p->wanted[from] = true;
+    if (*text++ == 0) return true; /* what follows a comma is a rank */
+  }
+  return !text ||
+         mm_fail(err, MM_USAGE, "E_RANKS", mm_at(NULL, NULL), "found another --ranks than a list such as 0,2-5 of ranks below %u", all);
+}
+
+static bool add_sources(mm_plan *p, const mm_hf *hf, mm_err *err) {
+  p->pack.source = mm_calloc(hf->file_count, sizeof *p->pack.source, err);
+  if (!p->pack.source) return false;
+  p->pack.source_count = hf->file_count;
+  for (size_t i = 0; i < hf->file_count; i++)
+    p->pack.source[i] = (mm_pack_file){.name = hf->file[i].name, .size = hf->file[i].id.size, .sha256 = hf->file[i].header};
+  for (size_t i = 0; i < hf->tensor_count; i++)
+    if (hf->tensor[i].used) p->source_bytes += hf->tensor[i].bytes;
+  return true;
+}
+
+bool mm_plan_build(mm_plan *p, mm_hf *hf, const mm_plan_options *o, mm_err *err) {
+  static const char *const align_word[] = {"split", "pad", "error"};
+  *p = (mm_plan){.hf = hf, .unsharded = o->unsharded};
+  mm_planner b = {.p = p, .hf = hf, .o = o, .err = err, .arch = mm_arch_find(hf->config, hf->config_path, err)};
+  if (!b.arch || !b.arch->read_config(hf->config, hf->config_path, &p->pack.model, err)) return false;
+  if (o->unsharded && (o->tp > 1 || o->pp > 1))
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --layout hf with --tp %u --pp %u, expected 1 of each", o->tp, o->pp);
+  if (!mm_cut_feasible(&p->pack.model, o, hf->config_path, err)) return false;
+  p->pack.tp = o->tp;
+  p->pack.ep = o->ep;
+  p->pack.pp = o->pp;
+  p->pack.tool = mm_arena_printf(&p->pack.arena, err, "minimax-convert %s", MM_VERSION);
+  p->pack.quant = mm_arena_strndup(&p->pack.arena, o->quant, strlen(o->quant), err);
+  p->pack.tp_align = mm_arena_strndup(&p->pack.arena, align_word[o->align], strlen(align_word[o->align]), err);
+  if (!p->pack.tool || !p->pack.quant || !p->pack.tp_align) return false;
+  if (!mm_recipe_parse(&p->recipe, o->quant, err)) return false;
+  if (!o->made && (!p->recipe.importance != !o->importance || !p->recipe.act_scales != !o->act_scales))
+    return mm_fail(err, MM_USAGE, "E_RECIPE", mm_at(NULL, NULL),
+                   "found a digest in a recipe; files are named by --importance and --act-scales");
+  if (!o->made && p->recipe.nonfinite_zero != hf->nonfinite_allowed)
+    return mm_fail(err, MM_USAGE, "E_RECIPE", mm_at(NULL, NULL), "found nonfinite=zero in a recipe; --allow-nonfinite puts it there");
+  mm_decoder_open(&b.source, hf);
+  bool ok = add_tensors(&b);
+  mm_decoder_close(&b.source);
+  if (!ok || !mm_hf_all_used(hf, &p->pack.model, err)) return false;
+  if (o->unsharded && !(mm_dialect_spell(p, o->dialect, err) && mm_dialect_texts(p, err))) return false;
+  return add_sources(p, hf, err) && read_ranks(p, o->ranks, err) && mm_layout(p, o->part_size, err) && add_steps(p, err);
+}
+
+void mm_plan_close(mm_plan *p) {
+  for (uint32_t i = 0; p->part && i < p->part_count; i++)
+    for (uint32_t r = 0; p->part[i].file && r < p->pack.tp; r++) free(p->part[i].file[r].header);
+  free(p->part);
+  free(p->step);
+  free(p->tensor);
+  mm_recipe_close(&p->recipe);
+  free(p->pack.tensor); /* grown while planning; the rest of the pack lies in its arena */
+  free(p->pack.cut);
+  free(p->pack.source);
+  mm_pack_close(&p->pack);
+  *p = (mm_plan){0};
+}

@@ -1,0 +1,53 @@
+/* Which scheme each tensor gets. A recipe is one line of text, kept in the manifest:
+ *
+ *   SCHEME [; search=absmax|mse|four_six] [; kv_scales=keep|f32|drop] [; PATTERN=SCHEME]… [; importance=DIGEST] [; act_scales=DIGEST]
+ *     [; nonfinite=zero]
+ *
+ * The first SCHEME ("none" keeps what is stored) goes to attention and expert projections; norms, routers and biases are never
+ * quantised, embedding and head only where a pattern names them. A PATTERN (pattern.h) is a glob, or a POSIX extended regular expression
+ * behind "re:", held against the packed name and the Hugging Face names it is made of; the last one that matches wins. The digests
+ * are those of the files that weighed searches and gave static scales of activations; nonfinite=zero says that weights which are NaN or
+ * infinite are stored as 0. minimax-convert puts all three there. */
+#ifndef MM_CONVERT_RECIPE_H
+#define MM_CONVERT_RECIPE_H
+
+#include "convert/plan/pattern.h"
+#include "convert/source/rule.h"
+#include "quant/quant.h"
+
+#define MM_RECIPE_BYTES    (UINT64_C(64) << 10) /* of the line, and of a recipe file */
+#define MM_RECIPE_PATTERNS 1024
+
+typedef struct mm_override {
+  mm_pattern pattern;
+  const mm_scheme *scheme; /* NULL: none */
+} mm_override;
+
+typedef enum mm_kv_scales { MM_KV_KEEP, MM_KV_F32, MM_KV_DROP } mm_kv_scales;
+
+typedef struct mm_recipe {
+  const mm_scheme *scheme;             /* NULL: none */
+  const char *importance, *act_scales; /* SHA-256 in hexadecimal, or NULL */
+  bool nonfinite_zero;
+  mm_kv_scales kv_scales;
+  mm_search search; /* for the schemes that have it; the others choose by absmax */
+  size_t count;
+  mm_override *override;
+  mm_arena arena;
+} mm_recipe;
+
+/* Parses the line above; MM_USAGE E_RECIPE names what is wrong. */
+bool mm_recipe_parse(mm_recipe *r, const char *text, mm_err *err);
+/* Reads {"default": SCHEME, "search": …, "rules": [{"match": PATTERN, "scheme": SCHEME}, …]} into the same line (in *a). */
+char *mm_recipe_load(mm_arena *a, const char *path, mm_err *err);
+/* The line of a named preset ("experts_nvfp4", …), or NULL. */
+const char *mm_recipe_preset(const char *name);
+void mm_recipe_close(mm_recipe *r);
+
+/* The scheme for a tensor of this kind and these names (NULL-terminated list); *keep is set instead where it is stored as it comes.
+ * A pattern that would quantise a norm, router or bias is MM_USAGE E_RECIPE. */
+bool mm_recipe_choose(const mm_recipe *r, mm_kind kind, const char *const *names, const mm_scheme **scheme, mm_err *err);
+/* How `scheme` chooses scales under this recipe. */
+mm_search mm_recipe_search(const mm_recipe *r, const mm_scheme *scheme);
+
+#endif

@@ -1,0 +1,186 @@
+/* The error of packed tensors against their source. */
+#include "convert/report/compare.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "convert/source/decode.h"
+#include "formats/pool.h"
+
+double mm_sqnr_db(const mm_tensor_error *e) { return e->noise == 0 ? (double)INFINITY : 10 * log10(e->signal / e->noise); }
+double mm_rmse(const mm_tensor_error *e) { return e->count == 0 ? 0 : sqrt(e->noise / (double)e->count); }
+double mm_cosine(const mm_tensor_error *e) {
+  if (e->signal == 0 && e->packed == 0) return 1;
+  return e->signal == 0 || e->packed == 0 ? 0 : e->product / sqrt(e->signal) / sqrt(e->packed);
+}
+
+typedef struct mm_compare_worker {
+  mm_decoder source;
+  float *row, *scale; /* of one local row: unpacked, and what it was multiplied with */
+  size_t row_cap, scale_cap;
+} mm_compare_worker;
+
+typedef struct mm_compare_job {
+  const mm_plan *plan;
+  const mm_shards *s;
+  mm_compare_worker *worker;
+  mm_tensor_error *sum; /* [step_count]: added up in order at the end, so that the figures are the same every time */
+} mm_compare_job;
+
+static bool same_tensor(const mm_pack *p, const mm_pack_tensor *a, const mm_pack *q, const mm_pack_tensor *b) {
+  bool same = strcmp(a->name, b->name) == 0 && strcmp(a->scheme, b->scheme) == 0 && a->lead == b->lead && a->whole_lead == b->whole_lead &&
+              a->stage == b->stage && a->rows == b->rows && a->cols == b->cols && a->piece_count == b->piece_count &&
+              a->plane_count == b->plane_count;
+  for (unsigned i = 0; same && i < a->piece_count; i++)
+    same = strcmp(a->piece[i].source, b->piece[i].source) == 0 && a->piece[i].local_at == b->piece[i].local_at &&
+           mm_cut_equal(&p->cut[a->piece[i].cut], &q->cut[b->piece[i].cut], p->tp);
+  for (unsigned i = 0; same && i < a->plane_count; i++)
+    same = a->plane[i].cell_n == b->plane[i].cell_n && a->plane[i].cell_k == b->plane[i].cell_k;
+  return same;
+}
+
+static bool same_plan(const mm_plan *plan, const mm_shards *s, mm_err *err) {
+  const mm_pack *a = &plan->pack, *b = &s->pack;
+  if (a->tensor_count != b->tensor_count)
+    return mm_fail(err, MM_INTEGRITY, "E_SOURCE", mm_at(b->dir, NULL), "found %zu tensors, expected %zu from this source", b->tensor_count,
+                   a->tensor_count);
+  for (size_t i = 0; i < a->tensor_count; i++)
+    if (!same_tensor(a, &a->tensor[i], b, &b->tensor[i]))
+      return mm_fail(err, MM_INTEGRITY, "E_SOURCE", mm_at(b->dir, b->tensor[i].name),
+                     "found another tensor, cut or grid than this source gives (\"%s\")", a->tensor[i].name);
+  return true;
+}
+
+/* The distance between the two largest codes, over the scale; 0 where codes are the numbers themselves. */
+static double largest_step(mm_code code) {
+  switch (code) {
+    case MM_CODE_E4M3: return 32;
+    case MM_CODE_E2M1: return 2;
+    case MM_CODE_INT8:
+    case MM_CODE_INT4:
+    case MM_CODE_INT4_OFFSET: return 1;
+    case MM_CODE_PLAIN: break;
+  }
+  return 0;
+}
+
+static void merge(mm_tensor_error *to, const mm_tensor_error *e) {
+  bool first = to->most_scale == 0;
+  to->signal += e->signal;
+  to->noise += e->noise;
+  to->packed += e->packed;
+  to->product += e->product;
+  to->max_abs = fmax(to->max_abs, e->max_abs);
+  to->count += e->count;
+  to->clipped += e->clipped;
+  to->flushed += e->flushed;
+  to->nonfinite += e->nonfinite;
+  if (e->most_scale == 0) return;
+  to->least_scale = first ? e->least_scale : fmin(to->least_scale, e->least_scale);
+  to->most_scale = fmax(to->most_scale, e->most_scale);
+}
+
+/* One row: source w, packed v, and the scales v was multiplied with (step is 0 where there are none). */
+static void add_row(mm_tensor_error *sum, const float *w, const float *v, const float *scale, uint32_t n, double step) {
+  mm_tensor_error row = {.count = n, .least_scale = step > 0 ? fabs((double)scale[0]) : 0};
+  for (uint32_t j = 0; j < n; j++) {
+    double a = (double)w[j], b = (double)v[j], e = b - a, s = step > 0 ? fabs((double)scale[j]) : 0;
+    if (step > 0) {
+      row.least_scale = fmin(row.least_scale, s);
+      row.most_scale = fmax(row.most_scale, s);
+    }
+    if (!isfinite(e)) {
+      row.nonfinite++;
+      continue;
+    }
+    row.signal += a * a;
+    row.noise += e * e;
+    row.packed += b * b;
+    row.product += a * b;
+    row.max_abs = fmax(row.max_abs, fabs(e));
+    row.clipped += step > 0 && fabs(e) > step / 2 * s * (1 + 1e-4); /* ties: v and the quotient were rounded to f32 */
+    row.flushed += a != 0 && b == 0;
+  }
+  merge(sum, &row);
+}
+
+/* Rows of one rank's share: local row `local` + i of entry `lead` holds columns [cols.from, +count) of source row i in `wide`. */
+typedef struct mm_shared_rows {
+  uint32_t lead, local, rows, whole_cols;
+  const float *wide; /* [rows, whole_cols] */
+  mm_range cols;
+} mm_shared_rows;
+
+static bool add_rank(mm_compare_worker *w, const mm_packed *m, const mm_shared_rows *x, mm_tensor_error *sum, mm_err *err) {
+  double step = largest_step(m->scheme->code);
+  if (!mm_grow((void **)&w->row, &w->row_cap, m->k, sizeof *w->row, err) ||
+      !mm_grow((void **)&w->scale, &w->scale_cap, m->k, sizeof *w->scale, err))
+    return false;
+  for (uint32_t i = 0; i < x->rows; i++) {
+    m->scheme->unpack(m, x->lead, x->local + i, 1, w->row);
+    if (step > 0) mm_row_scales(m, x->lead, x->local + i, w->scale);
+    const float *from = x->wide + (size_t)i * x->whole_cols + x->cols.from;
+    add_row(sum, from, w->row + x->cols.at, w->scale + x->cols.at, x->cols.count, step);
+  }
+  return true;
+}
+
+static bool compare_step(void *ctx, size_t item, unsigned worker, mm_err *err) {
+  mm_compare_job *job = ctx;
+  mm_compare_worker *w = &job->worker[worker];
+  const mm_step *step = &job->plan->step[item];
+  const mm_pack *p = &job->plan->pack;
+  const mm_pack_tensor *t = &p->tensor[step->tensor];
+  mm_tensor_error *sum = &job->sum[item];
+  for (uint32_t i = 0; i < t->piece_count; i++) {
+    if (step->piece != MM_ALL_PIECES && step->piece != i) continue;
+    const mm_piece *x = &t->piece[i];
+    const mm_cut *cut = &p->cut[x->cut];
+    uint32_t from = step->piece == MM_ALL_PIECES ? 0 : step->row, end = step->piece == MM_ALL_PIECES ? x->rows : step->row + step->rows;
+    uint32_t unit = mm_strip_rows(job->plan->hf, job->plan->tensor[step->tensor].scheme, t->whole_cols);
+    const mm_matrix *matrix = &job->plan->tensor[step->tensor].matrix[step->lead * t->piece_count + i];
+    for (uint32_t row = from; row < end; row += unit) {
+      uint32_t rows = (uint32_t)mm_min(unit, end - row);
+      if (!mm_decode_f32(&w->source, matrix, row, rows, err)) return false;
+      sum->nonfinite += w->source.zeroed;
+      for (uint32_t r = 0; r < p->tp; r++) {
+        mm_range take = cut->axis == MM_AXIS_ROWS ? cut->rank[r] : (mm_range){0, 0, x->rows};
+        mm_range cols = cut->axis == MM_AXIS_COLS ? cut->rank[r] : (mm_range){0, 0, t->whole_cols};
+        uint32_t lo = (uint32_t)mm_max(row, take.from), hi = (uint32_t)mm_min(row + rows, take.from + take.count);
+        if (lo >= hi) continue;
+        uint32_t rank = t->stage * p->tp + r, first = mm_pack_first_lead(p, t, rank);
+        if (job->s->pack.rank[rank].part_count == 0) continue;                          /* not in this directory */
+        if (t->lead && (step->lead < first || step->lead >= first + t->lead)) continue; /* another rank's expert */
+        mm_packed m = mm_shards_tensor(job->s, rank, step->tensor);
+        const mm_shared_rows share = {.lead = step->lead - first,
+                                      .local = x->local_at + take.at + (lo - take.from),
+                                      .rows = hi - lo,
+                                      .whole_cols = t->whole_cols,
+                                      .wide = w->source.wide + (size_t)(lo - row) * t->whole_cols,
+                                      .cols = cols};
+        if (!add_rank(w, &m, &share, sum, err)) return false;
+      }
+    }
+  }
+  return true;
+}
+
+bool mm_compare(const mm_plan *plan, const mm_shards *s, unsigned threads, mm_tensor_error *out, mm_err *err) {
+  if (!same_plan(plan, s, err)) return false;
+  mm_compare_job job = {.plan = plan, .s = s};
+  job.worker = mm_calloc(threads, sizeof *job.worker, err);
+  job.sum = mm_calloc(plan->step_count, sizeof *job.sum, err);
+  for (unsigned i = 0; job.worker && i < threads; i++) mm_decoder_open(&job.worker[i].source, plan->hf);
+  bool ok = job.worker && job.sum && mm_pool_run(threads, plan->step_count, compare_step, &job, err);
+  for (unsigned i = 0; job.worker && i < threads; i++) {
+    mm_decoder_close(&job.worker[i].source);
+    free(job.worker[i].row);
+    free(job.worker[i].scale);
+  }
+  memset(out, 0, s->pack.tensor_count * sizeof *out);
+  for (size_t i = 0; ok && i < plan->step_count; i++) merge(&out[plan->step[i].tensor], &job.sum[i]);
+  free(job.sum);
+  free(job.worker);
+  return ok;
+}

@@ -1,0 +1,30 @@
+/* A packed checkpoint against the source it came from: the error of every tensor, on every rank. */
+#ifndef MM_CONVERT_COMPARE_H
+#define MM_CONVERT_COMPARE_H
+
+#include "convert/plan/plan.h"
+#include "loader/shards.h"
+
+/* Sums over the elements of all ranks; w is the source's, v the packed one. */
+typedef struct mm_tensor_error {
+  double signal, noise, packed, product; /* Σ w², Σ (v - w)², Σ v², Σ v·w over the finite ones */
+  double max_abs;                        /* max |v - w| */
+  uint64_t count;                        /* elements compared */
+  uint64_t clipped;                      /* further from w than half the format's largest step: w lay beyond the last code */
+  uint64_t flushed;                      /* w is not 0, v is */
+  uint64_t nonfinite;                    /* NaN or infinite in the source (read as 0 if that allows them), or as packed (in no sum) */
+  double least_scale, most_scale;        /* magnitudes of the scales met; 0 and 0 where there are none */
+} mm_tensor_error;
+
+/* 10·log10(signal/noise); infinity without error. */
+double mm_sqnr_db(const mm_tensor_error *e);
+double mm_rmse(const mm_tensor_error *e);
+/* Cosine of the angle between source and packed tensor; 1 if both are zero. */
+double mm_cosine(const mm_tensor_error *e);
+
+/* Compares every rank's share of every tensor with the source, decoded. `plan` must come from the source with the options of the
+ * manifest; a packed checkpoint that it does not describe is MM_INTEGRITY E_SOURCE, naming the first difference. Fills
+ * out[tensor_count]. */
+bool mm_compare(const mm_plan *plan, const mm_shards *s, unsigned threads, mm_tensor_error *out, mm_err *err);
+
+#endif

@@ -1,0 +1,142 @@
+/* Reports of a packed checkpoint's error as JSON and CSV, and the file they go to. */
+#include "convert/report/report_error.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static int worst_first(const void *a, const void *b) {
+  const mm_error_row *p = a, *q = b;
+  double x = mm_sqnr_db(&p->e), y = mm_sqnr_db(&q->e);
+  return x != y ? (x > y) - (x < y) : strcmp(p->name, q->name);
+}
+
+void mm_report_rank(mm_error_report *r) { qsort(r->row, r->count, sizeof *r->row, worst_first); }
+
+bool mm_error_exact(const mm_tensor_error *e) { return e->noise == 0 && e->nonfinite == 0; }
+
+size_t mm_report_exact(const mm_error_report *r) {
+  size_t n = 0;
+  for (size_t i = 0; i < r->count; i++) n += mm_error_exact(&r->row[i].e);
+  return n;
+}
+
+/* The figures of a tensor, once for all formats: those that are not counts. */
+typedef struct figure {
+  const char *name;
+  double value;
+} figure;
+enum { FIGURES = 7 };
+static void figures_of(const mm_tensor_error *e, figure out[FIGURES]) {
+  double n = (double)e->count;
+  const figure f[FIGURES] = {{"rmse", mm_rmse(e)},
+                             {"max_abs", e->max_abs},
+                             {"cosine", mm_cosine(e)},
+                             {"clipped_share", n > 0 ? (double)e->clipped / n : 0},
+                             {"flushed_share", n > 0 ? (double)e->flushed / n : 0},
+                             {"least_scale", e->least_scale},
+                             {"most_scale", e->most_scale}};
+  memcpy(out, f, sizeof f);
+}
+
+static mm_json *row_json(const mm_error_row *x) {
+  figure f[FIGURES];
+  figures_of(&x->e, f);
+  double db = mm_sqnr_db(&x->e);
+  mm_json *o = mm_json_new_obj();
+  bool ok = o && mm_json_set(o, "name", mm_json_new_str(x->name)) && mm_json_set(o, "scheme", mm_json_new_str(x->scheme)) &&
+            mm_json_set(o, "count", mm_json_new_int((int64_t)x->e.count)) &&
+            mm_json_set(o, "nonfinite", mm_json_new_int((int64_t)x->e.nonfinite)) &&
+            (!isfinite(db) || mm_json_set(o, "sqnr_db", mm_json_new_real(db)));
+  for (int i = 0; ok && i < FIGURES; i++) ok = mm_json_set(o, f[i].name, mm_json_new_real(f[i].value));
+  if (ok) return o;
+  mm_json_free(o);
+  return NULL;
+}
+
+mm_json *mm_report_json(const mm_error_report *r) {
+  mm_json *o = mm_json_new_obj(), *list = mm_json_new_arr();
+  bool ok = o && list && mm_json_set(o, "exact_tensors", mm_json_new_int((int64_t)mm_report_exact(r)));
+  for (size_t i = 0; ok && i < r->count; i++) {
+    mm_json *row = row_json(&r->row[i]);
+    ok = row && mm_json_append(list, row);
+  }
+  if (ok && mm_json_set(o, "tensors", list)) return o;
+  if (!ok) mm_json_free(list);
+  mm_json_free(o);
+  return NULL;
+}
+
+/* A CSV field after RFC 4180: names come from a file. */
+static void put_quoted(FILE *f, const char *text) {
+  fputc('"', f);
+  for (; *text; text++) fprintf(f, *text == '"' ? "\"\"" : "%c", *text);
+  fputc('"', f);
+}
+
+void mm_report_csv(FILE *f, const mm_error_report *r) {
+  figure x[FIGURES];
+  figures_of(&(mm_tensor_error){0}, x);
+  fputs("name,scheme,count,nonfinite,sqnr_db", f);
+  for (int i = 0; i < FIGURES; i++) fprintf(f, ",%s", x[i].name);
+  fputs("\n", f);
+  for (size_t i = 0; i < r->count; i++) {
+    const mm_error_row *row = &r->row[i];
+    double db = mm_sqnr_db(&row->e);
+    figures_of(&row->e, x);
+    put_quoted(f, row->name);
+    fprintf(f, ",%s,%llu,%llu,", row->scheme, (unsigned long long)row->e.count, (unsigned long long)row->e.nonfinite);
+    if (isfinite(db)) fprintf(f, "%.17g", db);
+    for (int j = 0; j < FIGURES; j++) fprintf(f, ",%.17g", x[j].value);
+    fputs("\n", f);
+  }
+}
+
+static bool write_json(FILE *f, const mm_error_report *r) {
+  mm_json *o = mm_report_json(r);
+  char *text = o ? mm_json_dump(o, true) : NULL;
+  mm_json_free(o);
+  if (text) fprintf(f, "%s\n", text);
+  free(text);
+  return text != NULL;
+}
+
+static const char *ending(const char *path) {
+  const char *dot = strrchr(path, '.');
+  return dot ? dot : "";
+}
+
+bool mm_report_place_ok(const mm_output_place *place, mm_err *err) {
+  const char *e = ending(place->path);
+  if (strcmp(e, ".json") == 0 || strcmp(e, ".csv") == 0 || strcmp(e, ".html") == 0) return mm_output_check(place, err);
+  return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(place->path, NULL),
+                 "found a report of this name, expected one that ends in .json, .csv or .html");
+}
+
+/* Closes f, whose descriptor it is not. */
+static bool write_format(FILE *f, const char *path, const mm_error_report *r, mm_err *err) {
+  bool ok = true;
+  switch (ending(path)[1]) {
+    case 'j': ok = write_json(f, r) || mm_fail_memory(err, 0); break;
+    case 'c': mm_report_csv(f, r); break;
+    default: ok = mm_report_html(f, r) || mm_fail_memory(err, 0);
+  }
+  bool written = !ferror(f);
+  if (fclose(f) == 0 && written) return ok;
+  return mm_fail_errno(err, mm_at(path, NULL), "write", errno);
+}
+
+bool mm_report_write(const mm_output_place *place, const mm_error_report *r, mm_err *err) {
+  mm_output out = MM_OUTPUT_NONE;
+  bool ok = mm_report_place_ok(place, err) && mm_output_open(&out, place, err);
+  int fd = ok ? fcntl(out.fd, F_DUPFD_CLOEXEC, 3) : -1;
+  FILE *f = fd >= 0 ? fdopen(fd, "w") : NULL;
+  if (ok && !f) ok = mm_fail_errno(err, mm_at(place->path, NULL), "open", errno);
+  if (fd >= 0 && !f) close(fd);
+  ok = ok && write_format(f, place->path, r, err) && mm_output_publish(&out, err);
+  mm_output_discard(&out);
+  return ok;
+}

@@ -1,0 +1,39 @@
+/* The error of a packed checkpoint as a report: JSON, CSV, or a page of HTML with everything in it. */
+#ifndef MM_CONVERT_REPORT_ERROR_H
+#define MM_CONVERT_REPORT_ERROR_H
+
+#include <stdio.h>
+
+#include "convert/report/compare.h"
+#include "formats/json.h"
+#include "formats/output.h"
+
+typedef struct mm_error_row {
+  const char *name, *scheme; /* of the packed tensor */
+  mm_tensor_error e;
+} mm_error_row;
+
+typedef struct mm_error_report {
+  const char *dir, *source, *quant;
+  mm_error_row *row;
+  size_t count;
+} mm_error_report;
+
+/* Rows by SQNR, worst first; exact ones last; equals by name. */
+void mm_report_rank(mm_error_report *r);
+bool mm_error_exact(const mm_tensor_error *e);
+size_t mm_report_exact(const mm_error_report *r); /* how many are */
+
+/* {"exact_tensors": N, "tensors": [{"name", "scheme", "count", "sqnr_db" (absent when infinite), …}]}; NULL without memory. */
+mm_json *mm_report_json(const mm_error_report *r);
+/* One line of names, one line a tensor. */
+void mm_report_csv(FILE *f, const mm_error_report *r);
+/* Self-contained: figures, histograms and a layer x tensor map as inline SVG, a table. No scripts, nothing fetched. False without
+ * memory. */
+bool mm_report_html(FILE *f, const mm_error_report *r);
+
+/* Writes a file (formats/output.h) in the format that its name ends in, .json, .csv or .html; other endings are MM_USAGE E_USAGE. */
+bool mm_report_write(const mm_output_place *place, const mm_error_report *r, mm_err *err);
+bool mm_report_place_ok(const mm_output_place *place, mm_err *err); /* the same refusal, before there is anything to write */
+
+#endif

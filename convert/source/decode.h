@@ -1,0 +1,55 @@
+/* Source matrices as numbers: rows of a matrix in whatever encoding the source has, as f32 or on the way into a packed scheme that
+ * holds the same bits, checked on the way. */
+#ifndef MM_CONVERT_DECODE_H
+#define MM_CONVERT_DECODE_H
+
+#include "convert/source/encoding.h"
+
+/* A buffer that grows. */
+typedef struct mm_room {
+  void *data;
+  size_t cap;
+} mm_room;
+
+/* For one thread: a reader and scratch for one strip of rows. Buffers grow to the largest strip asked for; codes that lie on their side
+ * are read a whole matrix at a time and kept while its strips follow. */
+typedef struct mm_decoder {
+  mm_hf_reader reader;
+  void *raw;       /* source codes, inside buffer */
+  uint8_t *buffer; /* aligned for direct reads */
+  size_t buffer_cap;
+  float *scale; /* as f32 */
+  float *wide;  /* numbers */
+  size_t scale_cap, wide_cap;
+  mm_room stored; /* the tensor read last, as it is stored */
+  mm_room grid, codes, zero, order, smooth;
+  mm_room whole; /* the codes of whole_of, from whole_at */
+  const mm_hf_tensor *whole_of;
+  uint64_t whole_at;
+  float global;
+  uint64_t zeroed; /* values of the rows decoded last that were not finite and are 0 now, where hf allows it */
+} mm_decoder;
+
+void mm_decoder_open(mm_decoder *d, const mm_hf *hf);
+void mm_decoder_close(mm_decoder *d);
+
+/* Rows [row, row + rows) of x; row must be a multiple of the source's block height. Values that are not finite (unless hf allows them:
+ * then they are taken as 0 and counted), and scales, zero points and group indices that cannot be, are MM_BAD_INPUT (E_NONFINITE,
+ * E_Q_SCALE, E_Q_ZERO, E_Q_ORDER) with the tensor and the file offset. */
+/* Codes as stored, into d->raw: [rows, cols], two or four columns to a byte or word where they are packed so. Not for codes that lie on
+ * their side or share bytes between rows. */
+bool mm_decode_codes(mm_decoder *d, const mm_matrix *x, uint32_t row, uint32_t rows, mm_err *err);
+/* Numbers, into d->wide: [rows, cols]. */
+bool mm_decode_f32(mm_decoder *d, const mm_matrix *x, uint32_t row, uint32_t rows, mm_err *err);
+/* Fails unless the n values of rows from `row` on are finite; `data` holds them in type t, that of the source or of what they become. */
+bool mm_decode_finite(const mm_decoder *d, const mm_matrix *x, uint32_t row, const void *data, mm_dtype t, size_t n, mm_err *err);
+/* The one scale of a whole matrix: NVFP4's global one as a multiplier, or the only one. */
+bool mm_decode_global(mm_decoder *d, const mm_matrix *x, float *out, mm_err *err);
+/* The static scale of x's activations as a multiplier; 0: the source has none, or one that calibration never reached. */
+bool mm_decode_input(mm_decoder *d, const mm_matrix *x, float *out, mm_err *err);
+/* The planes of a scheme that keeps x on this grid (mm_encoding_keeps), for these rows. `global` is the scale that the
+ * packed tensor's matrices share; only NVFP4 may have another one of its own, and then changes to it. */
+bool mm_decode_planes(mm_decoder *d, const mm_matrix *x, const mm_scheme *s, mm_cell grid, uint32_t row, uint32_t rows, float global,
+                      const void *plane[MM_MAX_PLANES], mm_err *err);
+
+#endif

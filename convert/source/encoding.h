@@ -1,0 +1,111 @@
+/* How source checkpoints store weights. An encoding is a row of one table: what the tensors of a linear are called, how they are typed
+ * and shaped, and what their numbers stand for. Recognising, refusing, decoding and keeping follow from the rows.
+ *
+ * Every encoding means, in f32, W[n, k] = (code - zero) · scale · smooth[k], a scale being e4m3 · global where there is a global one.
+ * Tensors decide which encoding a matrix has; the configuration settles only what they leave open (block sizes, GPTQ's zero points). */
+#ifndef MM_CONVERT_ENCODING_H
+#define MM_CONVERT_ENCODING_H
+
+#include "convert/source/hf.h"
+
+/* The shape of a tensor that covers a matrix [N, K] by cells. Rows of matrices that lie side by side add up; a stack of experts has
+ * one more axis in front. */
+typedef enum mm_span {
+  MM_SPAN_GRID,   /* [rows, columns] of cells */
+  MM_SPAN_TURNED, /* [columns, rows] of cells */
+  MM_SPAN_SPREAD, /* [rows, 1, columns, 1] of cells */
+  MM_SPAN_ROWS,   /* [N] or [N, 1] */
+  MM_SPAN_COLS,   /* [K] */
+  MM_SPAN_ONE     /* [], [1] or [1, 1]; of a stack [E], [E, 1] or [E, pieces] */
+} mm_span;
+
+#define MM_CELL_BLOCK UINT32_MAX       /* a side of the configuration's block */
+#define MM_CELL_GROUP (UINT32_MAX - 1) /* K over the tensor's own extent */
+
+typedef struct mm_form {
+  const char *suffix; /* in place of "weight" at the end of the weight's name; NULL: the encoding has no such tensor */
+  uint32_t dtypes;    /* bits 1u << mm_dtype; F4 has cells of one column where U8 has two */
+  mm_span span;
+  mm_cell cell; /* weights under one element */
+  bool optional;
+} mm_form;
+
+typedef struct mm_encoding {
+  const char *name;
+  mm_form codes, part[MM_COMPANIONS];
+  mm_code code;          /* of the codes as read, after `flip` */
+  uint8_t flip;          /* exclusive-or of each byte of codes */
+  bool reciprocal;       /* global and input divide */
+  bool signed_scale;     /* scales may be negative */
+  bool less;             /* zero points are stored less mm_quantization.zero_less */
+  const uint8_t *order;  /* [8] nibble of each of a word's columns; NULL: in order */
+  const char *unread[3]; /* says nothing about the weights */
+  const char *scheme;    /* the packed scheme that keeps it; NULL: none does */
+} mm_encoding;
+
+/* The table, ended by a row without a name. Row 0 is the plain one: BF16, F16, F32. */
+extern const mm_encoding mm_encodings[];
+
+/* Suffixes of what is refused by name. */
+typedef struct mm_refused_suffix {
+  const char *suffix, *code, *what;
+} mm_refused_suffix;
+extern const mm_refused_suffix mm_refused_suffixes[];
+
+/* Where a matrix lies: alone, or among others in a fused tensor. */
+typedef struct mm_site {
+  const char *name; /* canonical, of the plain tensor: "…w1.weight", "…experts.w13_weight" */
+  bool vector;      /* [rows] */
+  uint32_t rows, cols;
+  uint32_t entry, entries; /* of a stack of experts; entries 0: no stack */
+  unsigned piece, pieces;  /* along rows; alone: piece 0 of 1 */
+  uint32_t piece_rows[3];
+  mm_dtype assumed; /* its type where only names are known */
+} mm_site;
+
+/* The tensor that holds its codes in some encoding, or NULL. */
+const mm_hf_tensor *mm_encoding_codes(const mm_hf *hf, const mm_site *p, bool plain_only);
+/* Finds the matrix in whatever encoding its tensors have (with plain_only: unquantised) and marks them as used. Absent: none of the
+ * tensors that could hold its codes exists. */
+mm_found mm_encoding_find(mm_hf *hf, const mm_site *p, bool plain_only, mm_matrix *out, mm_err *err);
+/* What a tensor that nobody used is: the code of the refusal, and *what in words. */
+const char *mm_encoding_leftover(const char *name, const char **what);
+
+/* Bits of one weight's code. */
+static inline unsigned mm_code_bits(const mm_matrix *x) {
+  mm_code c = x->encoding->code;
+  return c == MM_CODE_PLAIN ? mm_dtype_bits(x->weight->dtype) : c == MM_CODE_E4M3 || c == MM_CODE_INT8 ? 8 : 4;
+}
+static inline bool mm_is_plain(const mm_matrix *x) { return x->encoding->code == MM_CODE_PLAIN; }
+/* True when each row's codes lie together, in bytes, and their scales alone say what they stand for. */
+bool mm_encoding_is_grid(const mm_matrix *x);
+/* True when scheme s holds x bit for bit, scales (plane 1) stored on this grid: the same codes under the same scales on it or a coarser
+ * one. */
+bool mm_encoding_keeps(const mm_matrix *x, const mm_scheme *s, mm_cell grid);
+/* The scheme's own grid of scales, or a finer one that divides it where the matrices of a packed tensor come on that. */
+mm_cell mm_encoding_grid(const mm_matrix *x, size_t matrices, const mm_scheme *s);
+/* The scheme that `--quant none` means for the matrices of a packed tensor, `pieces` to each of its entries; NULL: none would do. */
+const mm_scheme *mm_encoding_scheme(const mm_matrix *x, size_t matrices, unsigned pieces);
+
+/* Reads config.json's quantization_config, or what stands for it (encoding_config.c). MM_UNSUPPORTED E_Q_METHOD and E_Q_TRANSFORM name
+ * what is not read; `fallback` is the method of a file that does not say. */
+bool mm_quantization_parse(mm_hf *hf, const mm_json *j, const char *path, const char *fallback, mm_err *err);
+
+/* Rows [row, row + rows) and columns [0, cols) of a matrix of unsigned `bits`-bit numbers that lie several to a little-endian word, one
+ * byte each into out (encoding_words.c). Row 0 begins a word. */
+typedef struct mm_words {
+  const void *data;
+  unsigned bits;
+  size_t size;   /* bytes of a word */
+  uint64_t line; /* words from one line to the next */
+  bool turned;   /* lines run along rows */
+  mm_cell cell;  /* numbers in a word; one side is 1 */
+  const uint8_t *order;
+} mm_words;
+void mm_words_spread(const mm_words *w, uint32_t row, uint32_t rows, uint32_t cols, uint8_t *out);
+
+/* Puts NVFP4 rows [rows, k] under another global scale (encoding_nvfp4.c): the block scales that stand for the same numbers where such
+ * E4M3 codes exist, else the best block scale with codes of its own. */
+void mm_nvfp4_regrade(uint8_t *codes, uint8_t *scales, uint32_t rows, uint32_t k, float from, float to);
+
+#endif

@@ -1,0 +1,239 @@
+/* What a checkpoint declares of its quantization. The method has to be one that is read, and nothing may have been done to the weights
+ * that their own tensors do not undo; beyond that only what tensors leave open is kept. */
+#include <stdio.h>
+#include <string.h>
+
+#include "convert/source/encoding.h"
+
+#define GROUP_MAX (1 << 20)
+
+typedef struct mm_declared {
+  mm_quantization *q;
+  const mm_json *obj;
+  const char *path;
+  bool several_groups; /* modules differ: nothing can be held against one tensor */
+  unsigned with_zeros, without_zeros, with_order, without_order;
+} mm_declared;
+
+static bool bad(const mm_declared *d, const char *key, const char *expected, mm_err *err) {
+  return mm_fail(err, MM_BAD_INPUT, "E_Q_CONFIG", mm_at(d->path, NULL), "key \"%s\": expected %s", key, expected);
+}
+
+static bool refuse(const char *path, const char *code, const char *what, const char *word, mm_err *err) {
+  char shown[64];
+  return mm_fail(err, MM_UNSUPPORTED, code, mm_at(path, NULL), "found %s \"%s\", which is not read", what,
+                 mm_escape(shown, sizeof shown, word, strlen(word)));
+}
+
+/* The string under a key, or NULL. */
+static const char *word(const mm_json *obj, const char *key) {
+  const mm_json *v = mm_json_get(obj, key);
+  return mm_json_type_of(v) == MM_JSON_STR ? mm_json_str(v) : NULL;
+}
+
+static bool listed(const char *const *list, const char *w) {
+  for (; *list; list++)
+    if (strcmp(*list, w) == 0) return true;
+  return false;
+}
+
+static bool read_block(mm_declared *d, const mm_json *v, const char *key, mm_err *err) {
+  uint32_t side[2] = {0, 0};
+  if (mm_json_type_of(v) == MM_JSON_NULL) return true;
+  for (size_t i = 0; i < 2; i++) {
+    const mm_json *n = mm_json_type_of(v) == MM_JSON_ARR && mm_json_size(v) == 2 ? mm_json_at(v, i) : NULL;
+    if (mm_json_type_of(n) != MM_JSON_INT || mm_json_int(n) < 1 || mm_json_int(n) > GROUP_MAX)
+      return bad(d, key, "two integers from 1 to 1048576", err);
+    side[i] = (uint32_t)mm_json_int(n);
+  }
+  mm_cell *block = &d->q->block;
+  if (block->n != 0 && (block->n != side[0] || block->k != side[1])) return bad(d, key, "one block size for all modules", err);
+  *block = (mm_cell){side[0], side[1]};
+  return true;
+}
+
+/* A group size; -1, 0 and null stand for whole rows. */
+static bool read_group(mm_declared *d, const mm_json *v, const char *key, mm_err *err) {
+  mm_json_type t = mm_json_type_of(v);
+  if ((t != MM_JSON_NULL && t != MM_JSON_INT) || (t == MM_JSON_INT && (mm_json_int(v) < -1 || mm_json_int(v) > GROUP_MAX)))
+    return bad(d, key, "an integer from -1 to 1048576", err);
+  uint32_t g = t == MM_JSON_INT && mm_json_int(v) > 0 ? (uint32_t)mm_json_int(v) : UINT32_MAX;
+  if (d->q->groups == sizeof d->q->group / sizeof *d->q->group)
+    d->several_groups = true;
+  else
+    d->q->group[d->q->groups++] = g;
+  return true;
+}
+
+/* Keys under which tools note that weights were rotated; a value that says something is a refusal. */
+static bool no_transform(const mm_declared *d, mm_err *err) {
+  static const char *const key[] = {"transform_config", "hadamard_config", "rotation_config", "quarot", "rotation"};
+  for (size_t i = 0; i < sizeof key / sizeof *key; i++) {
+    const mm_json *v = mm_json_get(d->obj, key[i]), *groups = mm_json_get(v, "config_groups");
+    mm_json_type t = mm_json_type_of(v);
+    bool empty = t == MM_JSON_NULL || (t == MM_JSON_BOOL && !mm_json_bool(v)) ||
+                 ((t == MM_JSON_OBJ || t == MM_JSON_ARR) && mm_json_size(v) == 0) ||
+                 (t == MM_JSON_OBJ && mm_json_size(v) == 1 && mm_json_type_of(groups) == MM_JSON_OBJ && mm_json_size(groups) == 0);
+    if (!empty) return refuse(d->path, "E_Q_TRANSFORM", "weights rotated by", key[i], err);
+  }
+  const mm_json *algorithms = mm_json_get(d->obj, "algo_config");
+  for (size_t i = 0; mm_json_type_of(algorithms) == MM_JSON_ARR && i < mm_json_size(algorithms); i++) {
+    const char *name = word(mm_json_at(algorithms, i), "name");
+    if (name && listed((const char *const[]){"rotation", "quarot", "spinquant", NULL}, name))
+      return refuse(d->path, "E_Q_TRANSFORM", "weights rotated by", name, err);
+  }
+  return true;
+}
+
+/* ---- one reader per family ---- */
+
+static bool read_none(mm_declared *d, mm_err *err) {
+  (void)d;
+  (void)err;
+  return true;
+}
+
+static bool read_awq(mm_declared *d, mm_err *err) {
+  const char *version = word(d->obj, "version"), *key = mm_json_get(d->obj, "q_group_size") ? "q_group_size" : "group_size";
+  if (version && !listed((const char *const[]){"gemm", "GEMM", NULL}, version))
+    return refuse(d->path, "E_Q_METHOD", "AWQ version", version, err);
+  return read_group(d, mm_json_get(d->obj, key), key, err);
+}
+
+static bool read_gptq(mm_declared *d, mm_err *err) {
+  const char *format = word(d->obj, "checkpoint_format");
+  bool sym = false, desc = false;
+  mm_config c = {d->obj, d->path};
+  if (!format) format = strcmp(d->q->method, "gptq_v2") == 0 ? "gptq_v2" : "gptq";
+  if (!listed((const char *const[]){"gptq", "gptq_v2", NULL}, format))
+    return refuse(d->path, "E_Q_METHOD", "GPTQ checkpoint_format", format, err);
+  if (!mm_config_bool_or(c, "sym", &sym, err) || !mm_config_bool_or(c, "desc_act", &desc, err)) return false;
+  const mm_json *dynamic = mm_json_get(d->obj, "dynamic");
+  d->several_groups = mm_json_type_of(dynamic) == MM_JSON_OBJ && mm_json_size(dynamic) > 0;
+  d->q->gptq = true;
+  d->q->zero_less = strcmp(format, "gptq") == 0;
+  d->q->symmetric = sym && !d->several_groups;
+  d->q->order = desc;
+  return read_group(d, mm_json_get(d->obj, "group_size"), "group_size", err);
+}
+
+static bool read_auto_round(mm_declared *d, mm_err *err) {
+  const char *packing = word(d->obj, "packing_format");
+  if (packing && listed((const char *const[]){"auto_round:auto_gptq", "auto_round:gptq", NULL}, packing)) return read_gptq(d, err);
+  if (packing && strcmp(packing, "auto_round:auto_awq") == 0) return read_awq(d, err);
+  return refuse(d->path, "E_Q_METHOD", "auto-round packing_format", packing ? packing : "", err);
+}
+
+static bool read_modelopt(mm_declared *d, mm_err *err) {
+  static const char *const algos[] = {"FP8",
+                                      "FP8_PB_WO",
+                                      "FP8_PER_CHANNEL_PER_TOKEN",
+                                      "NVFP4",
+                                      "NVFP4_AWQ",
+                                      "W4A16_NVFP4",
+                                      "W4A16_AWQ",
+                                      "W4A8_AWQ",
+                                      "W4A8_NVFP4_FP8",
+                                      "W4A8_MXFP4_FP8",
+                                      "MXFP4",
+                                      "MXFP8",
+                                      "W8A16",
+                                      "W8A8_SQ_PER_CHANNEL",
+                                      "INT8_SQ",
+                                      "MIXED_PRECISION",
+                                      NULL};
+  const mm_json *inner = mm_json_get(d->obj, "quantization");
+  const mm_json *obj = mm_json_type_of(inner) == MM_JSON_OBJ ? inner : d->obj;
+  const char *algo = word(obj, "quant_algo");
+  if (!algo) return bad(d, "quant_algo", "the name of a quantization", err);
+  if (strcmp(algo, "NVFP4_SVD") == 0) return refuse(d->path, "E_Q_TRANSFORM", "SVDQuant's", algo, err);
+  if (!listed(algos, algo)) return refuse(d->path, "E_Q_METHOD", "quant_algo", algo, err);
+  if (d->q->block.n == 0) d->q->block = (mm_cell){128, 128}; /* FP8_PB_WO has no other */
+  d->several_groups = strcmp(algo, "MIXED_PRECISION") == 0;
+  const mm_json *group = mm_json_get(obj, "group_size");
+  return mm_json_type_of(group) == MM_JSON_NULL || read_group(d, group, "group_size", err);
+}
+
+static bool read_ct_weights(mm_declared *d, const mm_json *w, mm_err *err) {
+  const char *type = word(w, "type"), *strategy = word(w, "strategy"), *order = word(w, "actorder");
+  const mm_json *symmetric = mm_json_get(w, "symmetric");
+  if (mm_json_type_of(w) == MM_JSON_NULL) return true;
+  if (!type) return bad(d, "config_groups", "weights with a type", err);
+  if (strategy && strcmp(strategy, "block") == 0 && !read_block(d, mm_json_get(w, "block_structure"), "block_structure", err)) return false;
+  if (strcmp(type, "int") != 0) return true;
+  if (mm_json_type_of(symmetric) == MM_JSON_BOOL && !mm_json_bool(symmetric))
+    d->with_zeros++;
+  else
+    d->without_zeros++;
+  if (order && strcmp(order, "group") == 0)
+    d->with_order++;
+  else
+    d->without_order++;
+  return read_group(d, mm_json_get(w, "group_size"), "group_size", err);
+}
+
+static bool read_compressed_tensors(mm_declared *d, mm_err *err) {
+  static const char *const formats[] = {"dense",
+                                        "float-quantized",
+                                        "naive-quantized",
+                                        "int-quantized",
+                                        "pack-quantized",
+                                        "nvfp4-pack-quantized",
+                                        "mxfp4-pack-quantized",
+                                        "mxfp8-quantized",
+                                        "mixed-precision",
+                                        NULL};
+  const char *format = word(d->obj, "format"), *sparse = word(mm_json_get(d->obj, "sparsity_config"), "format");
+  if (format && !listed(formats, format)) return refuse(d->path, "E_Q_METHOD", "compressed-tensors format", format, err);
+  if (sparse && strcmp(sparse, "dense") != 0) return refuse(d->path, "E_Q_METHOD", "compressed-tensors sparsity", sparse, err);
+  const mm_json *groups = mm_json_get(d->obj, "config_groups"), *group;
+  const char *name;
+  void *iter = NULL;
+  if (mm_json_type_of(groups) != MM_JSON_OBJ) return bad(d, "config_groups", "an object", err);
+  while (mm_json_next(groups, &iter, &name, &group)) {
+    const char *own = word(group, "format");
+    if (own && !listed(formats, own)) return refuse(d->path, "E_Q_METHOD", "compressed-tensors format", own, err);
+    if (!read_ct_weights(d, mm_json_get(group, "weights"), err)) return false;
+  }
+  d->q->zeros = d->with_zeros > 0 && d->without_zeros == 0;
+  d->q->order = d->with_order > 0 && d->without_order == 0;
+  return true;
+}
+
+static const struct {
+  const char *method;
+  bool (*read)(mm_declared *d, mm_err *err);
+} methods[] = {{"fp8", read_none},
+               {"fbgemm_fp8", read_none},
+               {"mxfp8", read_none},
+               {"mxfp4", read_none},
+               {"w4afp8", read_none},
+               {"quark", read_none},
+               {"modelopt", read_modelopt},
+               {"modelopt_fp4", read_modelopt},
+               {"modelopt_mixed", read_modelopt},
+               {"awq", read_awq},
+               {"gptq", read_gptq},
+               {"gptq_v2", read_gptq},
+               {"auto-round", read_auto_round},
+               {"compressed-tensors", read_compressed_tensors}};
+
+bool mm_quantization_parse(mm_hf *hf, const mm_json *j, const char *path, const char *fallback, mm_err *err) {
+  mm_declared d = {.q = &hf->quantization, .obj = j, .path = path};
+  mm_json_ctx ctx = {path, MM_BAD_INPUT, "E_Q_CONFIG"};
+  const char *method = fallback;
+  if (mm_json_type_of(j) != MM_JSON_OBJ) return bad(&d, "quantization_config", "an object", err);
+  if (word(j, "quantization")) return refuse(path, "E_Q_METHOD", "FastDeploy's quantization", word(j, "quantization"), err);
+  if ((!fallback || mm_json_get(j, "quant_method")) && !mm_json_need_str(j, "quant_method", &method, &ctx, err)) return false;
+  d.q->method = mm_arena_strndup(&hf->arena, method, strlen(method), err);
+  d.q->path = path;
+  if (!d.q->method || !no_transform(&d, err) || !read_block(&d, mm_json_get(j, "weight_block_size"), "weight_block_size", err))
+    return false;
+  for (size_t i = 0; i < sizeof methods / sizeof *methods; i++) {
+    if (strcmp(method, methods[i].method) != 0) continue;
+    if (!methods[i].read(&d, err)) return false;
+    if (d.several_groups) d.q->groups = 0;
+    return true;
+  }
+  return refuse(path, "E_Q_METHOD", "quant_method", method, err);
+}

@@ -1,0 +1,84 @@
+/* An open Hugging Face checkpoint: finding its tensors by name, reading them, and whether its files are still those that were opened. */
+#include "convert/source/hf.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+void mm_hf_close(mm_hf *hf) {
+  mm_json_free(hf->config);
+  free(hf->file);
+  free(hf->tensor);
+  free(hf->index_text);
+  mm_arena_close(&hf->arena);
+  *hf = (mm_hf){0};
+}
+
+static int by_canonical(const void *key, const void *t) { return strcmp(key, ((const mm_hf_tensor *)t)->name); }
+
+mm_hf_tensor *mm_hf_find(const mm_hf *hf, const char *canonical) {
+  return bsearch(canonical, hf->tensor, hf->tensor_count, sizeof *hf->tensor, by_canonical);
+}
+
+bool mm_hf_unchanged(const mm_hf *hf, mm_err *err) {
+  for (size_t i = 0; i < hf->file_count; i++) {
+    mm_file f = MM_FILE_NONE;
+    f.id = hf->file[i].id;
+    if (!mm_file_unchanged(&f, hf->file[i].path, err)) return false;
+  }
+  for (size_t i = 0; i < hf->text_count; i++) {
+    mm_file f = MM_FILE_NONE;
+    f.id = hf->text[i].id;
+    if (!mm_file_unchanged(&f, hf->text[i].path, err)) return false;
+  }
+  return true;
+}
+
+void mm_hf_reader_open(mm_hf_reader *r, const mm_hf *hf) {
+  *r = (mm_hf_reader){.hf = hf, .slot = {{UINT32_MAX, MM_FILE_NONE, -1}, {UINT32_MAX, MM_FILE_NONE, -1}}};
+}
+
+static void close_slot(mm_hf_reader *r, unsigned i) {
+  mm_file_close(&r->slot[i].open);
+  if (r->slot[i].direct >= 0) close(r->slot[i].direct);
+  r->slot[i].direct = -1;
+  r->slot[i].file = UINT32_MAX;
+}
+
+void mm_hf_reader_close(mm_hf_reader *r) {
+  for (unsigned i = 0; i < 2; i++) close_slot(r, i);
+}
+
+/* Makes r->last the slot of the tensor's file. */
+static bool open_slot(mm_hf_reader *r, uint32_t file, mm_err *err) {
+  const mm_hf_file *f = &r->hf->file[file];
+  if (r->slot[r->last].file == file) return true;
+  r->last ^= 1;
+  if (r->slot[r->last].file == file) return true;
+  close_slot(r, r->last);
+  mm_file *open_file = &r->slot[r->last].open;
+  mm_err why = {0};
+  bool found = mm_file_open(open_file, f->path, &why);
+  if (!found && why.status != MM_BAD_INPUT) {
+    *err = why;
+    return false;
+  }
+  if (!found || memcmp(&open_file->id, &f->id, sizeof f->id) != 0)
+    return mm_fail(err, MM_IO, "E_CHANGED", mm_at(f->path, NULL), "found %s since its header was read",
+                   found ? "another file, or a change," : "it gone or of another kind");
+  r->slot[r->last].direct = open(f->path, O_RDONLY | O_DIRECT | O_CLOEXEC);
+  if (r->slot[r->last].direct >= 0)
+    posix_fadvise(open_file->fd, 0, 0, POSIX_FADV_RANDOM); /* small reads: what is around them is not wanted */
+  r->slot[r->last].file = file;
+  return true;
+}
+
+bool mm_hf_read(mm_hf_reader *r, const mm_hf_tensor *t, uint64_t at, void *buf, size_t n, mm_err *err) {
+  return open_slot(r, t->file, err) && mm_file_read(&r->slot[r->last].open, r->hf->file[t->file].path, buf, n, t->offset + at, err);
+}
+
+bool mm_hf_stream(mm_hf_reader *r, const mm_hf_tensor *t, uint64_t at, uint8_t *buf, size_t n, size_t *skew, mm_err *err) {
+  return open_slot(r, t->file, err) &&
+         mm_file_stream(&r->slot[r->last].open, r->slot[r->last].direct, r->hf->file[t->file].path, buf, n, t->offset + at, skew, err);
+}

@@ -1,0 +1,133 @@
+/* A Hugging Face checkpoint as one namespace: config, index, every safetensors header, and weights as matrices whatever file,
+ * spelling, fusion or encoding they come in. Everything here is checked before a weight byte is read. */
+#ifndef MM_CONVERT_HF_H
+#define MM_CONVERT_HF_H
+
+#include "convert/source/rule.h"
+#include "formats/hash.h"
+#include "formats/safetensors.h"
+#include "quant/quant.h"
+
+typedef struct mm_hf_file {
+  const char *name; /* base name in the index */
+  char *path;
+  mm_file_id id;
+  mm_digest header; /* SHA-256 of the first data_start bytes */
+} mm_hf_file;
+
+typedef struct mm_hf_tensor {
+  const char *name;     /* canonical spelling */
+  const char *original; /* as in the file */
+  uint64_t offset, bytes;
+  mm_shape shape;
+  mm_dtype dtype;
+  uint32_t file;
+  bool found; /* its header entry was seen */
+  bool used;
+} mm_hf_tensor;
+
+/* What the checkpoint says of its quantization, wherever it says so (quantization.c). Where tensors say more, they are believed. */
+typedef struct mm_quantization {
+  const char *method; /* quant_method or what stands for it; NULL: none is declared */
+  const char *path;   /* of the file that declares it */
+  mm_cell block;      /* of block FP8; {0, 0}: none is declared */
+  uint32_t group[4];  /* columns per scale; UINT32_MAX: all of them */
+  unsigned groups;    /* 0: nothing is said, or different things for different modules */
+  bool zeros, order;  /* every integer matrix has zero points, a g_idx */
+  bool gptq, symmetric;
+  uint32_t zero_less; /* GPTQ stores words of zero points less this in each: 1 in its first format, 0 in its second */
+} mm_quantization;
+
+typedef struct mm_hf {
+  char *dir;
+  char *config_path;
+  mm_json *config;
+  size_t file_count, tensor_count;
+  mm_hf_file *file;
+  mm_hf_tensor *tensor; /* sorted by canonical name */
+  mm_quantization quantization;
+  bool names_only;        /* opened from the index alone: shapes come from the rules, no weights can be read */
+  bool outside_allowed;   /* links may lead anywhere */
+  bool nonfinite_allowed; /* weights that are NaN or infinite are read as 0 */
+  size_t text_count;
+  struct mm_hf_text {
+    const char *path;
+    mm_file_id id;
+  } text[3];           /* config, quantization and index as they were read */
+  char *index_text;    /* names stand in it; NULL: there is no index */
+  uint64_t total_size; /* the index's metadata.total_size; 0 when absent */
+  mm_arena arena;
+} mm_hf;
+
+typedef struct mm_hf_options {
+  bool allow_outside_links; /* follow symlinks out of the checkpoint and its Hub cache */
+  bool names_only;          /* for planning when only config.json and the index are there */
+  bool allow_nonfinite;     /* read weights that are NaN or infinite as 0 */
+  bool one_thread;          /* read headers with this thread alone */
+  bool for_plan;            /* a config that mm_plan_build would refuse is refused before any header is read */
+} mm_hf_options;
+
+bool mm_hf_open(mm_hf *hf, const char *dir, const mm_hf_options *o, mm_err *err);
+void mm_hf_close(mm_hf *hf);
+mm_hf_tensor *mm_hf_find(const mm_hf *hf, const char *canonical);
+/* A file of the checkpoint may be a link into its own folder or into the Hub cache's blobs (snapshots/REV/x -> ../../blobs/SHA256);
+ * one that leads elsewhere is MM_BAD_INPUT E_FS_OUTSIDE unless that was allowed. What cannot be resolved passes: opening tells why. */
+bool mm_hf_inside(const mm_hf *hf, const char *path, mm_err *err);
+/* Every file still is what it was at open; MM_IO E_CHANGED otherwise. */
+bool mm_hf_unchanged(const mm_hf *hf, mm_err *err);
+
+/* The tensors beside the codes, where the encoding has them. */
+typedef enum mm_companion {
+  MM_SCALE,  /* multiplies the codes under each of its cells */
+  MM_GLOBAL, /* one number over all scales */
+  MM_ZERO,   /* integer codes that stand for 0 */
+  MM_ORDER,  /* the group of each column ("g_idx") */
+  MM_SMOOTH, /* multiplies each column ("pre_quant_scale") */
+  MM_INPUT,  /* static scale of the activations; says nothing about the weights */
+  MM_COMPANIONS
+} mm_companion;
+
+/* The elements of one matrix inside a tensor that may hold more. */
+typedef struct mm_source {
+  const mm_hf_tensor *tensor; /* NULL: there is none */
+  uint64_t at;                /* byte offset of the first element */
+  uint64_t line;              /* elements from one line to the next */
+} mm_source;
+
+/* One matrix of the model as it lies in the source. */
+typedef struct mm_matrix {
+  const struct mm_encoding *encoding;
+  const mm_hf_tensor *weight; /* of the codes */
+  uint64_t at, line;          /* as in mm_source */
+  mm_source part[MM_COMPANIONS];
+  mm_cell cell;        /* weights under one scale */
+  uint32_t rows, cols; /* cols is 1 for a vector */
+} mm_matrix;
+
+typedef enum mm_found { MM_FOUND, MM_ABSENT, MM_FAILED } mm_found;
+
+/* Resolves piece `i` of the rules that share one packed name, for one layer and expert: by its own name, or inside a source tensor
+ * that already has the packed (fused) name. Checks dtype, shape and scale and marks what it takes as used. */
+mm_found mm_hf_matrix(mm_hf *hf, const mm_model *m, const mm_rule *const *piece, unsigned pieces, unsigned i, uint32_t layer,
+                      uint32_t expert, mm_matrix *out, mm_err *err);
+/* Fails on tensors nobody used, but for those known to be redundant (rotary and decay buffers, layers past the last). */
+bool mm_hf_all_used(const mm_hf *hf, const mm_model *m, mm_err *err);
+
+/* Reads weights for one thread; keeps at most two files open. */
+typedef struct mm_hf_reader {
+  const mm_hf *hf;
+  struct {
+    uint32_t file;
+    mm_file open;
+    int direct; /* O_DIRECT descriptor of the same file, or -1 */
+  } slot[2];
+  unsigned last;
+} mm_hf_reader;
+void mm_hf_reader_open(mm_hf_reader *r, const mm_hf *hf);
+void mm_hf_reader_close(mm_hf_reader *r);
+/* n bytes from byte `at` of tensor t. */
+bool mm_hf_read(mm_hf_reader *r, const mm_hf_tensor *t, uint64_t at, void *buf, size_t n, mm_err *err);
+/* The same for much data, past the page cache; buf and *skew as mm_file_stream. */
+bool mm_hf_stream(mm_hf_reader *r, const mm_hf_tensor *t, uint64_t at, uint8_t *buf, size_t n, size_t *skew, mm_err *err);
+
+#endif

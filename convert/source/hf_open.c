@@ -1,0 +1,280 @@
+/* Opening a Hugging Face checkpoint: config, index, headers of every shard, one spelling for every name. */
+#include "convert/source/hf.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "convert/source/encoding.h"
+#include "convert/source/index.h"
+#include "convert/source/kv_scales.h"
+#include "convert/source/rule.h"
+#include "formats/pool.h"
+
+#define CONFIG_MAX     (UINT64_C(16) << 20)
+#define SINGLE_FILE    "model.safetensors"
+#define HEADER_THREADS 2 /* few: each may hold a header of 100 MB */
+
+static char *join(mm_hf *hf, const char *name, mm_err *err) { return mm_arena_printf(&hf->arena, err, "%s/%s", hf->dir, name); }
+
+/* Also of a link to nothing, which is not the same as no file. */
+static bool exists(const char *path) {
+  struct stat st;
+  return lstat(path, &st) == 0;
+}
+
+bool mm_hf_inside(const mm_hf *hf, const char *path, mm_err *err) {
+  char real[PATH_MAX], base[PATH_MAX], blobs[PATH_MAX + 32], real_blobs[PATH_MAX];
+  if (hf->outside_allowed || !realpath(path, real) || !realpath(hf->dir, base)) return true;
+  size_t n = strlen(base);
+  if (strncmp(real, base, n) == 0 && real[n] == '/') return true;
+  snprintf(blobs, sizeof blobs, "%s/../../blobs", base);
+  if (realpath(blobs, real_blobs)) {
+    n = strlen(real_blobs);
+    if (strncmp(real, real_blobs, n) == 0 && real[n] == '/') return true;
+  }
+  char shown[512];
+  return mm_fail(err, MM_BAD_INPUT, "E_FS_OUTSIDE", mm_at(path, NULL),
+                 "found a link to %s, expected a file below the checkpoint or its Hub cache (--allow-outside-links)",
+                 mm_escape(shown, sizeof shown, real, strlen(real)));
+}
+
+static bool missing_shard(const mm_hf_file *f, mm_err *err) {
+  static const char *const partial[] = {".incomplete", ".part"};
+  char path[PATH_MAX];
+  for (size_t i = 0; i < 2; i++) {
+    snprintf(path, sizeof path, "%s%s", f->path, partial[i]);
+    if (exists(path))
+      return mm_fail(err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(f->path, NULL),
+                     "found only %s%s, expected the file: its download seems unfinished", f->name, partial[i]);
+  }
+  return true;
+}
+
+static int by_original(const void *key, const void *t) { return strcmp(key, ((const mm_hf_tensor *)t)->original); }
+
+/* By its name in the index; `next` is tried first: a header's names are in the order of the index in long runs. */
+static mm_hf_tensor *find_original(const mm_hf *hf, mm_hf_tensor *next, const char *name) {
+  if (next < hf->tensor + hf->tensor_count && strcmp(next->original, name) == 0) return next;
+  return bsearch(name, hf->tensor, hf->tensor_count, sizeof *next, by_original);
+}
+
+/* Of one file. Files are read at the same time: only their own tensors are written. */
+static bool read_header(void *ctx, size_t index, unsigned worker, mm_err *err) {
+  (void)worker;
+  mm_hf *hf = ctx;
+  mm_hf_file *f = &hf->file[index];
+  mm_st st = {0};
+  if (!mm_hf_inside(hf, f->path, err)) return false;
+  if (!exists(f->path) && errno == ENOENT && !missing_shard(f, err)) return false;
+  bool ok = mm_st_open(&st, f->path, MM_BAD_INPUT, err);
+  f->id = st.id;
+  f->header = st.header;
+  if (ok && !hf->index_text) { /* it is the only file */
+    ok = st.count > 0 || mm_fail(err, MM_BAD_INPUT, "E_IDX", mm_at(f->path, NULL), "found no tensors");
+    hf->tensor = ok ? mm_calloc(st.count, sizeof *hf->tensor, err) : NULL;
+    ok = ok && hf->tensor;
+    for (size_t i = 0; ok && i < st.count; i++) {
+      char *name = mm_arena_strndup(&hf->arena, st.tensor[i].name, strlen(st.tensor[i].name), err);
+      ok = name != NULL;
+      hf->tensor[i] = (mm_hf_tensor){.name = name, .original = name};
+    }
+    hf->tensor_count = ok ? st.count : 0;
+  }
+  mm_hf_tensor *t = NULL;
+  for (size_t i = 0; ok && i < st.count; i++) {
+    const mm_st_tensor *s = &st.tensor[i];
+    t = find_original(hf, t ? t + 1 : hf->tensor, s->name);
+    if (!t) {
+      ok = mm_fail(err, MM_BAD_INPUT, "E_IDX_TENSOR", mm_at(f->path, s->name), "found in this file, but the index does not list it");
+    } else if (t->file != index) {
+      ok = mm_fail(err, MM_BAD_INPUT, "E_DUP_TENSOR", mm_at(f->path, s->name), "found in this file, but the index lists it in %s",
+                   hf->file[t->file].name);
+    } else {
+      t->found = true;
+      t->dtype = s->dtype;
+      t->shape = s->shape;
+      t->offset = s->offset;
+      t->bytes = s->bytes;
+    }
+  }
+  mm_st_close(&st);
+  return ok;
+}
+
+typedef struct mm_alias {
+  const char *theirs, *canonical;
+} mm_alias;
+static const mm_alias block[] = {{".mlp.", ".block_sparse_moe."}, {".experts.routed_experts.", ".experts."}, {NULL, NULL}};
+/* Behind ".experts.{e}." */
+static const mm_alias projection[] = {{"gate_proj.", "w1."}, {"up_proj.", "w3."}, {"down_proj.", "w2."}, {NULL, NULL}};
+/* Behind ".experts.", and what follows them. */
+static const mm_alias stack[] = {{"gate_up_proj", "w13_"}, {"down_proj", "w2_"}, {"w13", "w13_"}, {"w2", "w2_"}, {NULL, NULL}};
+static const mm_alias stack_part[] = {{"", "weight"}, {"scale_inv", "weight_scale_inv"}, {"scales_inv", "weight_scale_inv"}, {NULL, NULL}};
+
+/* The name with n bytes from `at` replaced. */
+static char *respelt(mm_hf *hf, const char *name, const char *at, size_t n, const char *by, mm_err *err) {
+  return mm_arena_printf(&hf->arena, err, "%.*s%s%s", (int)(at - name), name, by, at + n);
+}
+
+static const mm_alias *begins(const mm_alias *s, const char *text) {
+  for (; s->theirs; s++)
+    if (strncmp(text, s->theirs, strlen(s->theirs)) == 0) return s;
+  return NULL;
+}
+
+/* "gate_up_proj", "gate_up_proj_scale_inv", "w13.qweight": a stack's part. */
+static const char *stack_name(mm_hf *hf, const char *name, const char *rest, mm_err *err) {
+  const mm_alias *s = begins(stack, rest);
+  const char *part = s ? rest + strlen(s->theirs) : NULL;
+  if (!s || !memchr("._", *part, 3)) return name;
+  if (*part) part++;
+  const char *canonical = part;
+  for (const mm_alias *p = stack_part; p->theirs; p++)
+    if (strcmp(part, p->theirs) == 0) canonical = p->canonical;
+  return mm_arena_printf(&hf->arena, err, "%.*s%s%s", (int)(rest - name), name, s->canonical, canonical);
+}
+
+/* One spelling per name: the prefix of the MoE block, fused expert names, gate/up/down for w1/w3/w2. */
+static bool canonical_name(mm_hf *hf, mm_hf_tensor *t, mm_err *err) {
+  const char *name = t->original, *at;
+  for (const mm_alias *s = block; name && s->theirs; s++)
+    if ((at = strstr(name, s->theirs))) name = respelt(hf, name, at, strlen(s->theirs), s->canonical, err);
+  at = name ? strstr(name, ".self_attn.") : NULL;
+  const char *kv = at ? mm_kv_spelling(at + strlen(".self_attn.")) : NULL;
+  if (kv) name = respelt(hf, name, at + strlen(".self_attn."), strlen(at + strlen(".self_attn.")), kv, err);
+  at = name ? strstr(name, ".experts.") : NULL;
+  if (at) {
+    at += strlen(".experts.");
+    size_t digits = strspn(at, "0123456789");
+    const mm_alias *s = digits > 0 && at[digits] == '.' ? begins(projection, at + digits + 1) : NULL;
+    if (s)
+      name = respelt(hf, name, at + digits + 1, strlen(s->theirs), s->canonical, err);
+    else
+      name = stack_name(hf, name, at, err);
+  }
+  t->name = name;
+  return name != NULL;
+}
+
+static int by_name(const void *a, const void *b) { return strcmp(((const mm_hf_tensor *)a)->name, ((const mm_hf_tensor *)b)->name); }
+
+static bool canonical_names(mm_hf *hf, mm_err *err) {
+  for (size_t i = 0; i < hf->tensor_count; i++)
+    if (!canonical_name(hf, &hf->tensor[i], err)) return false;
+  mm_sort(hf->tensor, hf->tensor_count, sizeof *hf->tensor, by_name);
+  for (size_t i = 1; i < hf->tensor_count; i++) {
+    const mm_hf_tensor *a = &hf->tensor[i - 1], *b = &hf->tensor[i];
+    if (strcmp(a->name, b->name) != 0) continue;
+    char shown[256];
+    return mm_fail(err, MM_BAD_INPUT, "E_DUP_TENSOR", mm_at(hf->file[a->file].path, a->original), "found again as \"%s\" in %s",
+                   mm_escape(shown, sizeof shown, b->original, strlen(b->original)), hf->file[b->file].name);
+  }
+  return true;
+}
+
+static bool read_headers(mm_hf *hf, bool one_thread, mm_err *err) {
+  if (!mm_pool_run(one_thread ? 1 : HEADER_THREADS, hf->file_count, read_header, hf, err)) return false;
+  for (size_t i = 0; i < hf->tensor_count; i++) {
+    const mm_hf_tensor *t = &hf->tensor[i];
+    if (!t->found)
+      return mm_fail(err, MM_BAD_INPUT, "E_IDX_TENSOR", mm_at(hf->file[t->file].path, t->original),
+                     "found in the index, but not in the file that it names");
+  }
+  return true;
+}
+
+/* The text of config or index; noted, so that mm_hf_unchanged covers it. */
+static char *read_text(mm_hf *hf, const char *path, uint64_t max, size_t *n, mm_err *err) {
+  mm_file f = MM_FILE_NONE;
+  if (!mm_hf_inside(hf, path, err) || !mm_file_open(&f, path, err)) return NULL;
+  hf->text[hf->text_count++] = (struct mm_hf_text){path, f.id};
+  mm_file_close(&f);
+  return mm_file_slurp(path, max, n, err);
+}
+
+static mm_json *read_json(mm_hf *hf, const char *path, mm_err *err) {
+  size_t n = 0;
+  char *text = read_text(hf, path, CONFIG_MAX, &n, err);
+  mm_json *j = text ? mm_json_parse(text, n, path, err) : NULL;
+  free(text);
+  return j;
+}
+
+/* The quantization: in config.json (or its text model's part), or in a file of its own. */
+static bool read_quantization(mm_hf *hf, mm_err *err) {
+  static const char *const key[] = {"quantization_config", "compression_config"};
+  static const struct {
+    const char *file, *method;
+  } beside[] = {{"hf_quant_config.json", "modelopt"},
+                {"quantize_config.json", "gptq"},
+                {"quant_config.json", "awq"},
+                {"quant_model_description.json", "ModelSlim"}};
+  const mm_json *from[] = {hf->config, mm_json_get(hf->config, "text_config")};
+  for (size_t i = 0; i < 4; i++) {
+    const mm_json *q = mm_json_get(from[i / 2], key[i % 2]);
+    if (mm_json_type_of(q) != MM_JSON_NULL) return mm_quantization_parse(hf, q, hf->config_path, NULL, err);
+  }
+  for (size_t i = 0; i < sizeof beside / sizeof *beside; i++) {
+    const char *path = join(hf, beside[i].file, err);
+    if (!path) return false;
+    if (!exists(path)) continue;
+    mm_json *j = read_json(hf, path, err);
+    bool ok = j && mm_quantization_parse(hf, j, path, beside[i].method, err);
+    mm_json_free(j);
+    return ok;
+  }
+  return true;
+}
+
+static bool read_config(mm_hf *hf, mm_err *err) {
+  hf->config = read_json(hf, hf->config_path, err);
+  return hf->config && read_quantization(hf, err);
+}
+
+static bool read_index(mm_hf *hf, const char *path, mm_err *err) {
+  size_t n = 0;
+  hf->index_text = read_text(hf, path, MM_INDEX_MAX, &n, err);
+  return hf->index_text && mm_index_parse(hf, path, hf->index_text, n, err);
+}
+
+bool mm_hf_open(mm_hf *hf, const char *dir, const mm_hf_options *o, mm_err *err) {
+  *hf = (mm_hf){.names_only = o->names_only, .outside_allowed = o->allow_outside_links, .nonfinite_allowed = o->allow_nonfinite};
+  hf->dir = mm_arena_strndup(&hf->arena, dir, strlen(dir), err);
+  if (!hf->dir) return false;
+  char *index = join(hf, MM_INDEX_NAME, err), *single = join(hf, SINGLE_FILE, err);
+  hf->config_path = join(hf, "config.json", err);
+  if (!index || !single || !hf->config_path) return false;
+  if (!read_config(hf, err)) return false;
+  bool indexed = exists(index);
+  if (indexed) {
+    if (!read_index(hf, index, err)) return false;
+  } else {
+    hf->file = mm_calloc(1, sizeof *hf->file, err);
+    if (!hf->file) return false;
+    *hf->file = (mm_hf_file){.name = SINGLE_FILE};
+    hf->file_count = 1;
+  }
+  bool names_single = false;
+  for (size_t i = 0; i < hf->file_count; i++) {
+    hf->file[i].path = join(hf, hf->file[i].name, err);
+    if (!hf->file[i].path) return false;
+    names_single = names_single || strcmp(hf->file[i].name, SINGLE_FILE) == 0;
+  }
+  if (indexed && !names_single && exists(single))
+    return mm_fail(err, MM_BAD_INPUT, "E_AMBIGUOUS", mm_at(hf->dir, NULL),
+                   "found both %s and %s, which the index does not name: remove one", MM_INDEX_NAME, SINGLE_FILE);
+  if (o->names_only && !indexed)
+    return mm_fail(err, MM_BAD_INPUT, "E_IDX", mm_at(index, NULL), "found no index, expected one for --names-only");
+  if (o->for_plan) {
+    mm_model model = {0};
+    const mm_arch *arch = mm_arch_find(hf->config, hf->config_path, err);
+    if (!arch || !arch->read_config(hf->config, hf->config_path, &model, err)) return false;
+  }
+  return (o->names_only || read_headers(hf, o->one_thread, err)) && canonical_names(hf, err);
+}

@@ -1,0 +1,76 @@
+/* Finding each matrix of the model inside the source, and refusing what does not fit. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "convert/source/encoding.h"
+
+#define NAME_MAX_LEN 256
+
+/* Where piece `i` lies: alone under its own name, or fused under the packed one. */
+static mm_site place_of(const mm_model *m, const mm_rule *const *piece, unsigned pieces, unsigned i, uint32_t expert, bool fused,
+                        const char *name) {
+  const mm_rule *r = piece[i];
+  mm_site p = {.name = name,
+               .vector = r->cols == MM_DIM_NONE,
+               .rows = mm_dim_extent(r->rows, m),
+               .cols = mm_dim_extent(r->cols, m),
+               .pieces = 1,
+               .assumed = r->rows == MM_DIM_EXPERTS ? MM_F32 : MM_BF16};
+  p.piece_rows[0] = p.rows;
+  if (!fused) return p;
+  p.piece = i;
+  p.pieces = pieces;
+  for (unsigned j = 0; j < pieces; j++) p.piece_rows[j] = mm_dim_extent(piece[j]->rows, m);
+  if (mm_rule_stacks(r)) p.entry = expert, p.entries = m->experts;
+  return p;
+}
+
+mm_found mm_hf_matrix(mm_hf *hf, const mm_model *m, const mm_rule *const *piece, unsigned pieces, unsigned i, uint32_t layer,
+                      uint32_t expert, mm_matrix *out, mm_err *err) {
+  const mm_rule *r = piece[i];
+  bool plain_only = r->kind != MM_KIND_LINEAR && r->kind != MM_KIND_EXPERT;
+  char name[NAME_MAX_LEN], fused_name[NAME_MAX_LEN];
+  mm_site alone = place_of(m, piece, pieces, i, expert, false, mm_rule_name(name, sizeof name, r->theirs, layer, expert));
+  mm_site fused = place_of(m, piece, pieces, i, expert, true, mm_rule_name(fused_name, sizeof fused_name, r->ours, layer, 0));
+  const mm_hf_tensor *own = mm_encoding_codes(hf, &alone, plain_only), *whole = NULL;
+  if (pieces > 1 || mm_rule_stacks(r)) whole = mm_encoding_codes(hf, &fused, plain_only);
+  if (own && whole) {
+    mm_fail(err, MM_BAD_INPUT, "E_DUP_TENSOR", mm_at(hf->file[own->file].path, own->original), "found again inside \"%s\" in %s",
+            whole->original, hf->file[whole->file].name);
+    return MM_FAILED;
+  }
+  return mm_encoding_find(hf, whole ? &fused : &alone, plain_only, out, err);
+}
+
+static bool ends_with(const char *s, const char *end) {
+  size_t n = strlen(s), k = strlen(end);
+  return n >= k && strcmp(s + n - k, end) == 0;
+}
+
+/* Buffers some exports carry and everyone recomputes, and layers past the last (multi-token prediction). */
+static bool redundant(const char *name, const mm_model *m) {
+  static const char *const buffer[] = {".rotary_emb.inv_freq", ".slope_rate", ".query_decay", ".key_decay", ".diagonal_decay"};
+  for (size_t i = 0; i < sizeof buffer / sizeof *buffer; i++)
+    if (ends_with(name, buffer[i])) return true;
+  static const char before[] = "model.layers.";
+  if (strncmp(name, before, sizeof before - 1) != 0) return false;
+  const char *number = name + sizeof before - 1;
+  size_t n = strspn(number, "0123456789");
+  return n > 0 && n < 10 && number[0] != '0' && number[n] == '.' && strtoul(number, NULL, 10) >= m->layers;
+}
+
+bool mm_hf_all_used(const mm_hf *hf, const mm_model *m, mm_err *err) {
+  const mm_hf_tensor *first = NULL;
+  size_t more = 0;
+  for (size_t i = 0; i < hf->tensor_count; i++) {
+    const mm_hf_tensor *t = &hf->tensor[i];
+    if (t->used || redundant(t->name, m)) continue;
+    if (first) more++;
+    if (!first) first = t;
+  }
+  if (!first) return true;
+  const char *what, *code = mm_encoding_leftover(first->name, &what);
+  mm_status status = strcmp(code, "E_Q_METHOD") == 0 || strcmp(code, "E_Q_TRANSFORM") == 0 ? MM_UNSUPPORTED : MM_BAD_INPUT;
+  return mm_fail(err, status, code, mm_at(hf->file[first->file].path, first->original),
+                 "found %s that this architecture does not have (and %zu more)", what, more);
+}

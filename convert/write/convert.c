@@ -1,0 +1,108 @@
+/* The main loop of a conversion. */
+#include "convert/write/convert.h"
+
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "convert/write/step.h"
+#include "formats/file.h"
+#include "formats/pool.h"
+
+typedef struct mm_convert_job {
+  mm_plan *p;
+  mm_writer *out;
+  mm_worker *worker; /* [threads] */
+  mm_progress *progress;
+  size_t first; /* step of item 0 */
+} mm_convert_job;
+
+static uint64_t step_bytes(const mm_plan *p, const mm_step *s) {
+  const mm_pack_tensor *t = &p->pack.tensor[s->tensor];
+  const mm_plan_tensor *pt = &p->tensor[s->tensor];
+  uint64_t bytes = 0;
+  for (uint32_t i = 0; i < t->piece_count; i++) {
+    const mm_matrix *x = &pt->matrix[s->lead * t->piece_count + i];
+    if (s->piece == MM_ALL_PIECES || s->piece == i)
+      bytes += (uint64_t)(s->piece == MM_ALL_PIECES ? x->rows : s->rows) * x->cols * mm_code_bits(x) / 8;
+  }
+  return bytes;
+}
+
+static bool run_item(void *ctx, size_t item, unsigned worker, mm_err *err) {
+  mm_convert_job *job = ctx;
+  uint32_t step = (uint32_t)(job->first + item);
+  const mm_step *s = &job->p->step[step];
+  mm_worker *w = &job->worker[worker];
+  uint64_t bytes = step_bytes(job->p, s);
+  if (atomic_load(&job->progress->stop))
+    return mm_fail(err, MM_INTERRUPTED, "E_INTERRUPTED", mm_at(NULL, NULL), "stopped by a signal; --resume continues");
+  if (!job->out->skip[step]) {
+    if (!mm_step_run(w, job->p, s, &job->out->blocks, err)) return false;
+    atomic_fetch_add(&job->progress->zeroed, w->zeroed);
+    mm_step_entry e = {
+        .step = step, .zeroed = w->zeroed, .put = w->log.put, .put_count = w->log.count, .dead = w->dead, .dead_count = w->dead_count};
+    w->log = (mm_put_log){0};
+    w->dead = NULL;
+    w->dead_count = w->dead_cap = 0;
+    if (!mm_writer_step_done(job->out, &e, bytes, err)) return false;
+  }
+  atomic_fetch_add(&job->progress->read_bytes, bytes);
+  return true;
+}
+
+static bool run_parts(mm_convert_job *job, unsigned threads, mm_err *err) {
+  mm_plan *p = job->p;
+  size_t end = 0;
+  for (uint32_t part = 0; part < p->part_count; part++) {
+    job->first = end;
+    while (end < p->step_count && p->tensor[p->step[end].tensor].part == part) end++;
+    if (part % job->out->o.shares != job->out->o.share) continue;
+    bool finished;
+    if (!mm_writer_begin_part(job->out, part, &finished, err) || !mm_pool_run(threads, end - job->first, run_item, job, err) ||
+        !(finished || mm_writer_end_part(job->out, err)))
+      return false;
+    for (uint32_t r = 0; r < p->pack.tp; r++) atomic_fetch_add(&job->progress->written_bytes, p->part[part].file[r].size);
+  }
+  return true;
+}
+
+static bool run_all(mm_convert_job *job, unsigned threads, mm_digest *manifest, mm_err *err) {
+  job->worker = mm_calloc(threads, sizeof *job->worker, err);
+  if (!job->worker) return false;
+  for (unsigned i = 0; i < threads; i++) mm_worker_open(&job->worker[i], job->p->hf);
+  bool ok = run_parts(job, threads, err);
+  atomic_fetch_add(&job->progress->zeroed, job->out->zeroed); /* of the runs before */
+  ok = ok && (job->out->o.shares > 1 || mm_writer_publish(job->out, manifest, err));
+  for (unsigned i = 0; i < threads; i++) mm_worker_close(&job->worker[i]);
+  free(job->worker);
+  return ok;
+}
+
+static bool manifest_digest(const mm_plan *p, const char *dir, mm_digest *out, mm_err *err) {
+  char path[PATH_MAX];
+  size_t n = 0;
+  snprintf(path, sizeof path, "%s/%s", dir, mm_plan_manifest(p));
+  char *text = mm_file_slurp(path, MM_MANIFEST_MAX, &n, err);
+  bool ok = text && mm_sha256(text, n, out, err);
+  free(text);
+  return ok;
+}
+
+/* What a later run can continue: not where the input or the request was wrong. */
+static bool resumable(mm_status s) {
+  return s == MM_INTERRUPTED || s == MM_IO || s == MM_LIMIT || s == MM_BUG || s == MM_USAGE /* a journal that is not believed */;
+}
+
+bool mm_convert_run(mm_plan *p, const mm_writer_options *o, mm_progress *progress, mm_digest *manifest, mm_err *err) {
+  mm_writer out;
+  mm_convert_job job = {.p = p, .out = &out, .progress = progress};
+  bool opened = mm_writer_open(&out, p, o, err);
+  bool ok = opened && (out.complete ? manifest_digest(p, o->target, manifest, err) : run_all(&job, o->threads, manifest, err));
+  if (!ok && err->status == MM_INTERRUPTED) {
+    mm_err late = {0}; /* the interruption is what is reported; without this record only more is done again */
+    mm_writer_commit(&out, &late);
+  }
+  mm_writer_close(&out, ok || (opened ? resumable(err->status) : !out.fresh));
+  return ok;
+}

@@ -1,0 +1,95 @@
+/* Comparing a finished output with the plan, and hashing it. */
+#include "convert/write/finished.h"
+
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "convert/plan/layout_hf.h"
+#include "formats/file.h"
+#include "loader/archive.h"
+#include "loader/verify.h"
+
+static bool other(const char *dir, const char *option, mm_err *err) {
+  return mm_fail(err, MM_USAGE, "E_RESUME", mm_at(dir, NULL), "found a finished conversion with another %s; --force replaces it", option);
+}
+
+/* Ranks and parts are the plan's. Within a plan, sizes tell parts apart: they hold the same tensors in the same order. */
+static bool same_parts(const mm_plan *p, const mm_pack *found, const char *dir, mm_err *err) {
+  for (uint32_t w = 0; w < mm_pack_ranks(&p->pack); w++)
+    if ((p->pack.rank[w].part_count > 0) != (found->rank[w].part_count > 0)) return other(dir, "--ranks", err);
+  for (uint32_t w = 0; w < mm_pack_ranks(&p->pack); w++) {
+    const mm_rank_parts *a = &p->pack.rank[w], *b = &found->rank[w];
+    bool same = a->part_count == b->part_count;
+    for (size_t i = 0; same && i < a->part_count; i++) same = a->part[i].size == b->part[i].size;
+    if (!same) return other(dir, "--part-size", err);
+  }
+  return true;
+}
+
+static bool check_packed(const mm_plan *p, const char *dir, bool hash, unsigned threads, mm_err *err) {
+  mm_shards s = {0};
+  bool ok = mm_shards_open(&s, dir, err) && same_parts(p, &s.pack, dir, err);
+  for (size_t i = 0; ok && hash && i < s.pack.file_count; i++) {
+    char *text = NULL;
+    ok = mm_verify_companion(&s.pack, &s.pack.file[i], &text, err);
+    free(text);
+  }
+  ok = ok && (!hash || mm_verify_blocks(&s, threads, err));
+  mm_shards_close(&s);
+  return ok;
+}
+
+static bool check_archive(const mm_plan *p, const char *dir, bool hash, unsigned threads, mm_err *err) {
+  mm_archive a = {0};
+  mm_archive_lanes lanes = {0};
+  bool ok = mm_archive_open(&a, dir, err) && same_parts(p, &a.pack, dir, err) && (!hash || mm_archive_lanes_open(&lanes, threads, err));
+  for (size_t i = 0; ok && hash && i < a.pack.file_count; i++) {
+    char *text = NULL;
+    ok = mm_verify_companion(&a.pack, &a.pack.file[i], &text, err);
+    free(text);
+  }
+  for (size_t i = 0; ok && hash && i < a.part_count; i++) ok = mm_archive_prove_part(&a.part[i], dir, &lanes, err);
+  mm_archive_lanes_close(&lanes);
+  mm_archive_close(&a);
+  return ok;
+}
+
+/* The file has these bytes at its start; `size` in all. */
+static bool starts_with(const char *dir, const char *name, const void *bytes, size_t n, uint64_t size, mm_err *err) {
+  char path[PATH_MAX];
+  mm_file f = MM_FILE_NONE;
+  snprintf(path, sizeof path, "%s/%s", dir, name);
+  char *there = mm_calloc(n, 1, err);
+  bool ok = there && mm_file_open(&f, path, err);
+  if (ok && f.size != size)
+    ok = mm_fail(err, MM_INTEGRITY, "E_SIZE", mm_at(path, NULL), "found %llu bytes, expected %llu", (unsigned long long)f.size,
+                 (unsigned long long)size);
+  ok = ok && mm_file_read(&f, path, there, n, 0, err) &&
+       (memcmp(there, bytes, n) == 0 || mm_fail(err, MM_INTEGRITY, "E_DIGEST", mm_at(path, NULL), "found other bytes than the plan has"));
+  mm_file_close(&f);
+  free(there);
+  return ok;
+}
+
+static bool check_unsharded(const mm_plan *p, const char *dir, mm_err *err) {
+  char *index = mm_unsharded_index(p, err);
+  bool ok = index && starts_with(dir, MM_INDEX_NAME, index, strlen(index), strlen(index), err);
+  free(index);
+  for (size_t i = 0; ok && i < MM_PLAN_TEXTS && p->text[i].name; i++)
+    ok = starts_with(dir, p->text[i].name, p->text[i].text, strlen(p->text[i].text), strlen(p->text[i].text), err);
+  for (uint32_t i = 0; ok && i < p->part_count; i++) {
+    const mm_plan_file *f = &p->part[i].file[0];
+    ok = starts_with(dir, mm_plan_entry(p, i, 0)->file, f->header, f->header_bytes, f->size, err);
+  }
+  return ok;
+}
+
+bool mm_finished_check(const mm_plan *p, const char *dir, bool archived, bool hash, unsigned threads, mm_err *err) {
+  bool ok = p->unsharded ? check_unsharded(p, dir, err)
+            : archived   ? check_archive(p, dir, hash, threads, err)
+                         : check_packed(p, dir, hash, threads, err);
+  if (!ok && err->status == MM_BAD_INPUT) err->status = MM_INTEGRITY; /* an output's file that is absent or no file */
+  return ok;
+}

@@ -1,0 +1,13 @@
+/* Whether a directory that has the target's name is what a run would make: "done" is said of nothing else. */
+#ifndef MM_CONVERT_FINISHED_H
+#define MM_CONVERT_FINISHED_H
+
+#include "convert/plan/plan.h"
+
+/* dir is an output of plan p (by its digest), archived or not. It holds the same ranks and parts (else MM_USAGE E_RESUME) and is whole
+ * (else MM_INTEGRITY): with `hash` every block and companion has the manifest's digest, without it files have their sizes. The unsharded
+ * layout has no digests: its index, texts, sizes and headers are compared with the plan's. Files that are not of the output are not looked
+ * at. */
+bool mm_finished_check(const mm_plan *p, const char *dir, bool archived, bool hash, unsigned threads, mm_err *err);
+
+#endif

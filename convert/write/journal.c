@@ -1,0 +1,302 @@
+/* Reading and appending the journal. All numbers are little-endian on disk, as on every host this builds for. */
+#include "convert/write/journal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "formats/file.h"
+
+static const char magic[8] = "MMJRNL3\n";
+
+/* Behind it: uint64_t[files], a check of each source file. */
+typedef struct mm_journal_header {
+  char magic[8];
+  uint8_t plan[32], ranks[32], layout[32];
+  uint64_t level, files;
+} mm_journal_header;
+_Static_assert(sizeof(mm_journal_header) == 120, "the header has no padding");
+
+#define JOURNAL_MAX (UINT64_C(4) << 30)
+
+static size_t header_bytes(const mm_plan *p) { return sizeof(mm_journal_header) + p->hf->file_count * sizeof(uint64_t); }
+
+/* Identity of a source file, so that a changed one is never continued with. No device number: that changes with every mount. */
+static bool source_check(const mm_hf_file *f, uint64_t *check, mm_err *err) {
+  const uint64_t id[] = {f->id.size, f->id.ino, (uint64_t)f->id.mtime_ns, (uint64_t)f->id.ctime_ns};
+  mm_digest d;
+  mm_sha256_state *s = mm_sha256_begin(err);
+  if (!s) return false;
+  bool ok = mm_sha256_add(s, f->name, strlen(f->name) + 1, err) && mm_sha256_add(s, id, sizeof id, err) &&
+            mm_sha256_add(s, f->header.byte, sizeof f->header.byte, err);
+  if (!(mm_sha256_end(s, ok ? &d : NULL, err) && ok)) return false;
+  *check = mm_digest_check(&d);
+  return true;
+}
+
+/* Which ranks are made; and where everything lies: the header of every file that is made says what is in it. */
+static bool plan_digests(const mm_plan *p, mm_journal_header *h, mm_err *err) {
+  mm_digest ranks, layout;
+  mm_sha256_state *s = mm_sha256_begin(err);
+  if (!s) return false;
+  bool ok = true;
+  for (uint32_t i = 0; ok && i < p->part_count; i++)
+    for (uint32_t r = 0; ok && r < p->pack.tp; r++) {
+      const mm_plan_file *f = &p->part[i].file[r];
+      if (!mm_plan_wants(p, i, r)) continue;
+      const char *name = mm_plan_entry(p, i, r)->file;
+      ok = mm_sha256_add(s, name, strlen(name) + 1, err) && mm_sha256_add(s, &f->size, sizeof f->size, err) &&
+           mm_sha256_add(s, f->header, f->header_bytes, err);
+    }
+  if (!(mm_sha256_end(s, ok ? &layout : NULL, err) && ok)) return false;
+  if (!mm_sha256(p->wanted, mm_pack_ranks(&p->pack) * sizeof *p->wanted, &ranks, err)) return false;
+  memcpy(h->ranks, ranks.byte, sizeof h->ranks);
+  memcpy(h->layout, layout.byte, sizeof h->layout);
+  return true;
+}
+
+/* header_bytes(p) bytes; free() them. */
+static mm_journal_header *make_header(const mm_plan *p, int level, mm_err *err) {
+  mm_journal_header *h = mm_calloc(1, header_bytes(p), err);
+  if (!h) return NULL;
+  memcpy(h->magic, magic, sizeof magic);
+  memcpy(h->plan, p->pack.plan.byte, sizeof h->plan);
+  h->level = (uint64_t)level;
+  h->files = p->hf->file_count;
+  bool ok = plan_digests(p, h, err);
+  for (size_t i = 0; ok && i < p->hf->file_count; i++) ok = source_check(&p->hf->file[i], (uint64_t *)(h + 1) + i, err);
+  if (ok) return h;
+  free(h);
+  return NULL;
+}
+
+/* Says what a journal was made for, where that is not what this run makes. */
+static bool same_header(const mm_journal_header *found, const mm_journal_header *h, const mm_plan *p, const char *name, mm_err *err) {
+  static const char discards[] = "--restart discards it";
+  const uint64_t *a = (const uint64_t *)(found + 1), *b = (const uint64_t *)(h + 1);
+  mm_where at = mm_at(name, NULL);
+  if (memcmp(found->magic, h->magic, sizeof h->magic) != 0)
+    return mm_fail(err, MM_USAGE, "E_RESUME", at, "found something that is not a journal of this version; %s", discards);
+  if (memcmp(found->plan, h->plan, sizeof h->plan) != 0 || found->files != h->files)
+    return mm_fail(err, MM_USAGE, "E_RESUME", at, "found a run of another source, option or tool version; %s", discards);
+  const char *other = memcmp(found->ranks, h->ranks, sizeof h->ranks) != 0      ? "--ranks"
+                      : memcmp(found->layout, h->layout, sizeof h->layout) != 0 ? "--part-size"
+                      : found->level != h->level                                ? "--compress"
+                                                                                : NULL;
+  if (other)
+    return mm_fail(err, MM_USAGE, "E_RESUME", at, "found a run with another %s, expected the same to continue; %s", other, discards);
+  for (size_t i = 0; i < h->files; i++)
+    if (a[i] != b[i])
+      return mm_fail(err, MM_USAGE, "E_RESUME", mm_at(p->hf->file[i].path, NULL),
+                     "found a source file changed, moved or copied since the interrupted run (size, times, inode or header); %s", discards);
+  return true;
+}
+
+/* Two runs never write one journal; the kernel frees the lock when a run dies. */
+static bool lock(const mm_journal *j, mm_err *err) {
+  if (flock(j->fd, LOCK_EX | LOCK_NB) == 0 || mm_no_locks(errno)) return true; /* mm_staging_take has said so */
+  if (errno != EWOULDBLOCK) return mm_fail_errno(err, mm_at(j->path, NULL), "lock", errno);
+  return mm_fail(err, MM_LOCKED, "E_LOCKED", mm_at(j->path, NULL), "found another run writing this part of the output");
+}
+
+bool mm_journal_create(mm_journal *j, int parent, const char *name, const mm_plan *p, mm_err *err) {
+  *j = (mm_journal){.fd = -1, .level = j->level};
+  j->path = mm_arena_strndup(&j->arena, name, strlen(name), err);
+  mm_journal_header *h = j->path ? make_header(p, j->level, err) : NULL;
+  if (!h) return false;
+  j->size = header_bytes(p);
+  bool ok = unlinkat(parent, name, 0) == 0 || errno == ENOENT || mm_fail_errno(err, mm_at(name, NULL), "remove", errno);
+  if (ok) j->fd = mm_create_at(parent, ".", name, err);
+  ok = ok && j->fd >= 0 && lock(j, err) && mm_pwrite(j->fd, name, h, j->size, 0, err) && mm_fsync(j->fd, name, false, err) &&
+       mm_fsync(parent, ".", true, err);
+  free(h);
+  return ok;
+}
+
+/* A record's payload while it is read or written. */
+typedef struct mm_cursor {
+  uint8_t *p;
+  size_t n, at, cap;
+} mm_cursor;
+
+static bool take(mm_cursor *c, void *out, size_t n) {
+  if (c->n - c->at < n) return false;
+  memcpy(out, c->p + c->at, n);
+  c->at += n;
+  return true;
+}
+
+static bool take_array(mm_journal *j, mm_cursor *c, void **out, uint32_t count, size_t size, mm_err *err) {
+  if (count == 0) return true;
+  if ((c->n - c->at) / size < count) return false;
+  *out = mm_arena_alloc(&j->arena, count * size, err);
+  return *out && take(c, *out, count * size);
+}
+
+static bool add(mm_cursor *c, const void *in, size_t n, mm_err *err) {
+  if (n == 0) return true;
+  if (!mm_grow((void **)&c->p, &c->cap, c->n + n, 1, err)) return false;
+  memcpy(c->p + c->n, in, n);
+  c->n += n;
+  return true;
+}
+
+/* Payload: u32 blocks, u32 steps, the block entries, then per step {u32 step, u32 puts, u32 dead rows, u64 zeroed, puts, dead
+ * rows}. */
+static bool read_payload(mm_journal *j, mm_cursor *c, mm_err *err) {
+  uint32_t blocks, steps;
+  if (!take(c, &blocks, 4) || !take(c, &steps, 4) || (c->n - c->at) / sizeof(mm_block_entry) < blocks) return false;
+  if (!mm_grow((void **)&j->block, &j->block_cap, j->block_count + blocks, sizeof *j->block, err)) return false;
+  if (blocks && !take(c, j->block + j->block_count, blocks * sizeof *j->block)) return false;
+  j->block_count += blocks;
+  for (uint32_t i = 0; i < steps; i++) {
+    uint32_t head[3];
+    mm_step_entry e = {0};
+    if (!take(c, head, sizeof head) || !take(c, &e.zeroed, sizeof e.zeroed) ||
+        !take_array(j, c, (void **)&e.put, head[1], sizeof *e.put, err) ||
+        !take_array(j, c, (void **)&e.dead, head[2], sizeof *e.dead, err))
+      return false;
+    e.step = head[0];
+    e.put_count = head[1];
+    e.dead_count = head[2];
+    if (!mm_grow((void **)&j->step, &j->step_cap, j->step_count + 1, sizeof e, err)) return false;
+    j->step[j->step_count++] = e;
+  }
+  return c->at == c->n;
+}
+
+bool mm_journal_parse(mm_journal *j, const uint8_t *text, size_t at, size_t n, uint64_t *end, mm_err *err) {
+  while (n - at > 4) {
+    uint32_t length;
+    uint64_t check;
+    mm_digest d;
+    memcpy(&length, text + at, 4);
+    if (length > n - at - 4 || n - at - 4 - length < 8) break;
+    memcpy(&check, text + at + 4 + length, 8);
+    if (!mm_sha256(text + at + 4, length, &d, err)) return false;
+    mm_cursor c = {.p = (uint8_t *)(uintptr_t)(text + at + 4), .n = length};
+    if (mm_digest_check(&d) != check || !read_payload(j, &c, err)) break;
+    at += 12 + (size_t)length;
+  }
+  *end = at;
+  return err->status == MM_OK;
+}
+
+/* Size of the journal open at fd: a regular file of a size that journals have. */
+static bool size_of(int fd, const char *name, size_t *n, mm_err *err) {
+  struct stat s;
+  if (fstat(fd, &s) != 0) return mm_fail_errno(err, mm_at(name, NULL), "look at", errno);
+  if (!S_ISREG(s.st_mode) || (uint64_t)s.st_size > JOURNAL_MAX)
+    return mm_fail(err, MM_USAGE, "E_RESUME", mm_at(name, NULL), "found something that is not a journal; --restart discards it");
+  *n = (size_t)s.st_size;
+  return true;
+}
+
+/* The header of the journal open at fd, of n bytes in all, is the plan's. *whole: it is all there; else the run died, or is, before that.
+ */
+static bool check_header(int fd, const char *name, const mm_plan *p, int level, size_t n, bool *whole, mm_err *err) {
+  const size_t least = sizeof(mm_journal_header), all = header_bytes(p);
+  mm_file f = {.fd = fd, .size = n};
+  *whole = n >= all;
+  if (n < least) return true;
+  mm_journal_header *h = make_header(p, level, err), *found = h ? mm_calloc(1, all, err) : NULL;
+  bool ok = found && mm_file_read(&f, name, found, mm_min(n, all), 0, err);
+  if (ok && (*whole || found->files != h->files)) ok = same_header(found, h, p, name, err);
+  free(found);
+  free(h);
+  return ok;
+}
+
+/* Reads the journal open at fd into j; *end is the size that is good, 0 when it died before its header was written. */
+static bool read_journal(mm_journal *j, int fd, const char *name, const mm_plan *p, uint64_t *end, mm_err *err) {
+  size_t n = 0;
+  bool whole;
+  *end = 0;
+  if (!size_of(fd, name, &n, err) || !check_header(fd, name, p, j->level, n, &whole, err)) return false;
+  if (!whole) return true;
+  uint8_t *text = mm_calloc(n, 1, err);
+  mm_file f = {.fd = fd, .size = n};
+  bool ok = text && mm_file_read(&f, name, text, n, 0, err) && mm_journal_parse(j, text, header_bytes(p), n, end, err);
+  free(text);
+  return ok;
+}
+
+static int open_existing(int parent, const char *name, int how, mm_err *err) {
+  int fd = openat(parent, name, how | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+  if (fd < 0 && errno != ENOENT) mm_fail_errno(err, mm_at(name, NULL), "open", errno);
+  return fd;
+}
+
+bool mm_journal_fits(int parent, const char *name, const mm_plan *p, int level, mm_err *err) {
+  size_t n = 0;
+  bool whole;
+  int fd = open_existing(parent, name, O_RDONLY, err);
+  if (fd < 0) return err->status == MM_OK; /* gone meanwhile */
+  bool ok = size_of(fd, name, &n, err) && check_header(fd, name, p, level, n, &whole, err);
+  close(fd);
+  return ok;
+}
+
+bool mm_journal_resume(mm_journal *j, int parent, const char *name, const mm_plan *p, bool *absent, mm_err *err) {
+  *j = (mm_journal){.fd = -1, .level = j->level};
+  *absent = false;
+  j->path = mm_arena_strndup(&j->arena, name, strlen(name), err);
+  if (!j->path) return false;
+  j->fd = open_existing(parent, name, O_RDWR, err);
+  if (j->fd < 0 && err->status != MM_OK) return false;
+  *absent = j->fd < 0;
+  if (*absent || !lock(j, err) || !read_journal(j, j->fd, name, p, &j->size, err)) return false;
+  *absent = j->size == 0;
+  if (*absent) return false;
+  return ftruncate(j->fd, (off_t)j->size) == 0 || mm_fail_errno(err, mm_at(name, NULL), "cut", errno);
+}
+
+bool mm_journal_merge(mm_journal *j, int parent, const char *name, const mm_plan *p, mm_err *err) {
+  uint64_t end;
+  int fd = openat(parent, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+  if (fd < 0) return mm_fail_errno(err, mm_at(name, NULL), "open", errno);
+  bool ok = read_journal(j, fd, name, p, &end, err);
+  close(fd);
+  return ok;
+}
+
+bool mm_journal_append(mm_journal *j, const mm_plan *p, const mm_step_entry *steps, size_t step_count, const mm_done *done,
+                       size_t done_count, mm_err *err) {
+  uint32_t counts[2] = {(uint32_t)done_count, (uint32_t)step_count}, length = 0;
+  mm_cursor c = {0};
+  bool ok = add(&c, &length, 4, err) && add(&c, counts, sizeof counts, err);
+  for (size_t i = 0; ok && i < done_count; i++) {
+    mm_block_entry e;
+    memset(&e, 0, sizeof e);
+    e.at = done[i];
+    e.digest = mm_plan_entry(p, done[i].part, done[i].rank)->block[done[i].block];
+    ok = add(&c, &e, sizeof e, err);
+  }
+  for (size_t i = 0; ok && i < step_count; i++) {
+    uint32_t head[3] = {steps[i].step, (uint32_t)steps[i].put_count, (uint32_t)steps[i].dead_count};
+    ok = add(&c, head, sizeof head, err) && add(&c, &steps[i].zeroed, sizeof steps[i].zeroed, err) &&
+         add(&c, steps[i].put, steps[i].put_count * sizeof *steps[i].put, err) &&
+         add(&c, steps[i].dead, steps[i].dead_count * sizeof *steps[i].dead, err);
+  }
+  mm_digest d;
+  length = (uint32_t)(c.n - 4);
+  if (ok) memcpy(c.p, &length, 4);
+  ok = ok && mm_sha256(c.p + 4, length, &d, err);
+  uint64_t check = ok ? mm_digest_check(&d) : 0;
+  ok = ok && add(&c, &check, 8, err) && mm_pwrite(j->fd, j->path, c.p, c.n, j->size, err) && mm_fsync(j->fd, j->path, false, err);
+  if (ok) j->size += c.n;
+  free(c.p);
+  return ok;
+}
+
+void mm_journal_close(mm_journal *j) {
+  if (j->fd >= 0) close(j->fd);
+  free(j->step);
+  free(j->block);
+  mm_arena_close(&j->arena);
+  *j = (mm_journal){.fd = -1, .level = j->level};
+}

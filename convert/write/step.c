@@ -1,0 +1,176 @@
+/* Running one step: decode or copy a strip, pack it, give every rank its rows and columns. */
+#include "convert/write/step.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "convert/plan/dialect.h"
+#include "convert/plan/fill.h"
+
+void mm_worker_open(mm_worker *w, const mm_hf *hf) {
+  *w = (mm_worker){0};
+  mm_decoder_open(&w->source, hf);
+}
+
+void mm_worker_close(mm_worker *w) {
+  mm_decoder_close(&w->source);
+  free(w->slice);
+  free(w->importance);
+  free(w->log.put);
+  free(w->dead);
+  for (int i = 0; i < MM_MAX_PLANES; i++) free(w->plane[i]);
+}
+
+/* The planes of the strip on the plan's cells, in w's buffers: kept from the source or packed. */
+static bool pack_strip(mm_worker *w, const mm_strip *s, const void *plane[MM_MAX_PLANES], mm_err *err) {
+  const mm_scheme *sc = s->pt->scheme;
+  if (s->keep) return mm_decode_planes(&w->source, s->x, sc, s->pt->grid, s->row, s->rows, s->group, plane, err);
+  bool bf16 = mm_is_plain(s->x) && s->x->weight->dtype == MM_BF16; /* packed as it is: the same bytes as through f32, sooner */
+  if (!(bf16 ? mm_decode_codes(&w->source, s->x, s->row, s->rows, err) : mm_decode_f32(&w->source, s->x, s->row, s->rows, err)))
+    return false;
+  for (unsigned i = 0; i < sc->plane_count; i++) {
+    uint64_t bytes = mm_plane_elements(s->rows, s->x->cols, sc->plane[i].cell) * mm_dtype_size(sc->plane[i].dtype);
+    if (!mm_grow(&w->plane[i], &w->plane_cap[i], bytes, 1, err)) return false;
+    plane[i] = w->plane[i];
+  }
+  const uint8_t *weights = s->pt->weights ? s->pt->weights[s->lead * s->t->piece_count + s->piece] : NULL;
+  if (weights) {
+    if (!mm_grow((void **)&w->importance, &w->importance_cap, s->x->cols, sizeof *w->importance, err)) return false;
+    mm_importance_weights(weights, s->x->cols, w->importance);
+  }
+  mm_pack_args args = {.w = bf16 ? NULL : w->source.wide,
+                       .bf16 = bf16 ? w->source.raw : NULL,
+                       .n = s->rows,
+                       .k = s->x->cols,
+                       .amax = s->group,
+                       .search = s->pt->search,
+                       .importance = weights ? w->importance : NULL};
+  sc->pack(&args, w->plane);
+  size_t n = (size_t)s->rows * s->x->cols;
+  return sc->code != MM_CODE_PLAIN || mm_decode_finite(&w->source, s->x, s->row, w->plane[0], sc->plane[0].dtype, n, err);
+}
+
+static uint32_t strip_cell(const mm_run *r, uint32_t i) { return r->cell == 0 ? 0 : (r->first + i * r->step) / r->cell; }
+
+/* One rank's share of a plane into slice[rows.count][stored_cols]: whole stored rows, padding columns zero. Consecutive equal cells go as
+ * one memcpy. */
+static void gather(const mm_run *rows, const mm_run *cols, const uint8_t *plane, uint32_t plane_cols, uint32_t stored_cols, size_t size,
+                   uint8_t *slice) {
+  bool dense = cols->step == cols->cell;
+  if (cols->count < stored_cols) memset(slice, 0, (size_t)rows->count * stored_cols * size);
+  for (uint32_t i = 0; i < rows->count; i++) {
+    const uint8_t *from = plane + (size_t)strip_cell(rows, i) * plane_cols * size;
+    uint8_t *to = slice + ((size_t)i * stored_cols + cols->to) * size;
+    if (dense) {
+      memcpy(to, from + (size_t)strip_cell(cols, 0) * size, cols->count * size);
+      continue;
+    }
+    for (uint32_t j = 0; j < cols->count; j++) memcpy(to + j * size, from + (size_t)strip_cell(cols, j) * size, size);
+  }
+}
+
+/* Whether a rank's share lies in the plane as it will lie in the file: whole rows that follow each other. */
+static bool is_stretch(const mm_run *rows, const mm_run *cols, uint32_t plane_cols, uint32_t stored_cols) {
+  return cols->step == cols->cell && cols->count == stored_cols && plane_cols == stored_cols &&
+         (rows->count == 1 || rows->step == rows->cell);
+}
+
+/* Gives every rank its share of every plane of the packed strip. */
+static bool scatter(mm_worker *w, const mm_strip *s, const void *const plane[MM_MAX_PLANES], mm_blocks *out, mm_err *err) {
+  const mm_scheme *sc = s->pt->scheme;
+  for (unsigned i = 0; i < sc->plane_count; i++) {
+    size_t size = mm_dtype_size(sc->plane[i].dtype);
+    uint32_t plane_cols = mm_cells(s->x->cols, mm_plan_cell(s->pt, i).k);
+    for (uint32_t r = 0; r < s->plan->pack.tp; r++) {
+      mm_share x;
+      if (!mm_share_of(s, i, r, &x)) continue;
+      const void *bytes = (const uint8_t *)plane[i] + strip_cell(&x.rows, 0) * x.row_bytes;
+      if (s->pt->spelling || !is_stretch(&x.rows, &x.cols, plane_cols, x.stored_cols)) {
+        if (!mm_grow((void **)&w->slice, &w->slice_cap, x.bytes, 1, err)) return false;
+        gather(&x.rows, &x.cols, plane[i], plane_cols, x.stored_cols, size, w->slice);
+        if (s->pt->spelling) mm_dialect_scale(s->pt->spelling, sc, i, w->slice);
+        bytes = w->slice;
+      }
+      if (!mm_blocks_put(out, &w->log, r, x.at, bytes, x.bytes, err)) return false;
+    }
+  }
+  return true;
+}
+
+/* What a dialect stores beside the planes: the shape of a matrix whose words do not tell it, or the static scale of its inputs. */
+static bool put_beside(mm_worker *w, const mm_strip *s, mm_blocks *out, mm_err *err) {
+  const mm_spelling *spelt = s->pt->spelling;
+  mm_share x;
+  if (!mm_share_beside(s, &x)) return true;
+  int64_t shape[2] = {s->x->rows, s->x->cols};
+  float input = spelt->reciprocal ? 1 / s->t->input_scale : s->t->input_scale;
+  return mm_blocks_put(out, &w->log, 0, x.at, spelt->shape ? (const void *)shape : &input, x.bytes, err);
+}
+
+/* A head row of zeros gives logit 0 for an id that was never trained. */
+static bool note_dead_rows(mm_worker *w, const mm_strip *s, mm_err *err) {
+  size_t row_bytes = s->x->cols * mm_dtype_size(s->x->weight->dtype);
+  for (uint32_t i = 0; i < s->rows; i++) {
+    const uint8_t *row = (const uint8_t *)w->source.raw + i * row_bytes;
+    if (row[0] != 0 || memcmp(row, row + 1, row_bytes - 1) != 0) continue;
+    if (!mm_grow((void **)&w->dead, &w->dead_cap, w->dead_count + 1, sizeof *w->dead, err)) return false;
+    w->dead[w->dead_count++] = s->row + i;
+  }
+  return true;
+}
+
+static bool run_strip(mm_worker *w, mm_strip *s, mm_blocks *out, mm_err *err) {
+  const void *plane[MM_MAX_PLANES] = {0};
+  if (!pack_strip(w, s, plane, err)) return false;
+  w->zeroed += w->source.zeroed;
+  if (strcmp(s->t->name, "lm_head.weight") == 0 && !note_dead_rows(w, s, err)) return false;
+  return scatter(w, s, plane, out, err) && put_beside(w, s, out, err);
+}
+
+static bool strip_amax(mm_worker *w, mm_strip *s, mm_blocks *out, mm_err *err) {
+  (void)out;
+  if (!mm_decode_f32(&w->source, s->x, s->row, s->rows, err)) return false;
+  float m = s->group;
+  for (size_t i = 0, n = (size_t)s->rows * s->x->cols; i < n; i++) m = fmaxf(m, fabsf(w->source.wide[i]));
+  s->group = m;
+  return true;
+}
+
+/* Does one thing to every strip of the stack entry, from its first. */
+static bool for_entry(mm_worker *w, mm_strip *s, bool (*run)(mm_worker *, mm_strip *, mm_blocks *, mm_err *), mm_blocks *out, mm_err *err) {
+  do
+    if (!run(w, s, out, err)) return false;
+  while (mm_strip_next(s));
+  return true;
+}
+
+/* Codes are kept when all pieces can be and their global scales agree, or can be made to (NVFP4's second level). */
+static bool find_group(mm_worker *w, mm_strip *s, mm_err *err) {
+  const mm_matrix *x = &s->pt->matrix[s->lead * s->t->piece_count];
+  const mm_scheme *sc = s->pt->scheme;
+  float least = INFINITY, most = 0;
+  s->keep = true;
+  for (unsigned i = 0; s->keep && i < s->t->piece_count; i++) s->keep = mm_encoding_keeps(&x[i], sc, s->pt->grid);
+  for (unsigned i = 0; s->keep && sc->needs_amax && i < s->t->piece_count; i++) {
+    float global;
+    if (!mm_decode_global(&w->source, &x[i], &global, err)) return false;
+    least = fminf(least, global);
+    most = fmaxf(most, global);
+  }
+  if (sc->needs_amax && sc->plane_count == 2 && least != most) s->keep = false;
+  s->group = s->keep ? most : 0;
+  if (s->keep || !sc->needs_amax) return true;
+  mm_strip all = *s;
+  if (!for_entry(w, &all, strip_amax, NULL, err)) return false;
+  s->group = all.group;
+  return true;
+}
+
+bool mm_step_run(mm_worker *w, const mm_plan *p, const mm_step *step, mm_blocks *out, mm_err *err) {
+  mm_strip s = mm_strip_first(p, step);
+  w->log.count = w->dead_count = w->zeroed = 0;
+  if (step->piece == MM_ALL_PIECES) return find_group(w, &s, err) && for_entry(w, &s, run_strip, out, err);
+  s.keep = mm_encoding_keeps(s.x, s.pt->scheme, s.pt->grid);
+  return run_strip(w, &s, out, err);
+}

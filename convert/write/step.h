@@ -1,0 +1,29 @@
+/* One unit of conversion: source rows in, the packed bytes of every rank out. */
+#ifndef MM_CONVERT_STEP_H
+#define MM_CONVERT_STEP_H
+
+#include "convert/plan/plan.h"
+#include "convert/source/decode.h"
+#include "convert/write/blocks.h"
+
+/* What one thread needs; bounded by a few times MM_STRIP_BYTES whatever the model. */
+typedef struct mm_worker {
+  mm_decoder source;
+  void *plane[MM_MAX_PLANES]; /* the strip packed, on the scheme's own cells */
+  void *slice;                /* one rank's share of a plane */
+  float *importance;          /* of the strip's columns */
+  size_t plane_cap[MM_MAX_PLANES], slice_cap, importance_cap;
+  mm_put_log log;  /* of the step that ran last; its owner may take the array */
+  uint64_t zeroed; /* weights of that step that were not finite and are 0 */
+  uint32_t *dead;  /* all-zero lm_head rows that step saw; likewise */
+  size_t dead_count, dead_cap;
+} mm_worker;
+
+void mm_worker_open(mm_worker *w, const mm_hf *hf);
+void mm_worker_close(mm_worker *w);
+
+/* Runs step s of the plan. Values that are not finite, and scales that are not positive, are MM_BAD_INPUT with the tensor and the
+ * element's offset. */
+bool mm_step_run(mm_worker *w, const mm_plan *p, const mm_step *s, mm_blocks *out, mm_err *err);
+
+#endif

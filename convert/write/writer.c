@@ -1,0 +1,542 @@
+/* Writing the output so that what has the final name is complete: stage, sync, manifest last, rename, sync the parent. */
+#include "convert/write/writer.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "convert/plan/layout_hf.h"
+#include "convert/write/finished.h"
+#include "formats/file.h"
+#include "loader/verify.h"
+
+/* Copied byte for byte when the source has them. */
+static const char *const companion[] = {
+    "config.json", "generation_config.json", "tokenizer.json",      "tokenizer_config.json", "special_tokens_map.json", "vocab.json",
+    "merges.txt",  "added_tokens.json",      "chat_template.jinja", "chat_template.json",
+};
+#define COMPANION_MAX (UINT64_C(256) << 20)
+
+/* A file that an unsharded checkpoint of ours may hold. */
+static bool in_unsharded(const void *ctx, const char *name) {
+  (void)ctx;
+  for (size_t i = 0; i < sizeof companion / sizeof *companion; i++)
+    if (strcmp(name, companion[i]) == 0) return true;
+  return mm_unsharded_has(name);
+}
+
+static bool usage(mm_err *err, const char *path, const char *what) {
+  return mm_fail(err, MM_USAGE, "E_OUTPUT", mm_at(path, NULL), "%s", what);
+}
+
+/* A file that an archive of this checkpoint holds, be it damaged. */
+static bool in_archive(const void *ctx, const char *name) {
+  const mm_pack *p = ctx;
+  size_t n = strlen(name), end = strlen(".zst");
+  bool known = strcmp(name, MM_ARCHIVE) == 0 || strcmp(name, MM_MANIFEST) == 0 || strcmp(name, MM_SIGNATURE) == 0;
+  for (size_t i = 0; !known && i < p->file_count; i++) known = strcmp(name, p->file[i].name) == 0;
+  for (uint32_t r = 0; !known && r < mm_pack_ranks(p); r++)
+    for (size_t i = 0; !known && i < p->rank[r].part_count; i++) {
+      const char *file = p->rank[r].part[i].file;
+      known = n == strlen(file) + end && strncmp(name, file, n - end) == 0 && strcmp(name + n - end, ".zst") == 0;
+    }
+  return known;
+}
+
+/* Whether the directory is an output of this program, in either layout: *plan is its plan, *archived whether it is an archive, *extra names
+ * what is in it beside. */
+static bool is_ours(const char *path, mm_digest *plan, bool *archived, mm_err *extra, mm_err *err) {
+  char manifest[PATH_MAX];
+  mm_pack pack = {0};
+  snprintf(manifest, sizeof manifest, "%s/%s", path, MM_MANIFEST);
+  *archived = !mm_archive_refuse(path, NULL);
+  if (access(manifest, F_OK) != 0) return mm_unsharded_plan(path, plan, err) && (mm_nothing_else(path, in_unsharded, NULL, extra), true);
+  mm_err why = {0};
+  bool ours = mm_pack_open(&pack, path, &why);
+  if (why.status == MM_LIMIT || why.status == MM_IO) *err = why;
+  if (ours && *archived)
+    mm_nothing_else(path, in_archive, &pack, extra);
+  else if (ours)
+    mm_verify_listing(&pack, extra);
+  if (extra->status == MM_LIMIT || extra->status == MM_IO) *err = *extra;
+  *plan = pack.plan;
+  mm_pack_close(&pack);
+  return ours;
+}
+
+static bool is_empty(const char *path, bool *empty, mm_err *err) {
+  DIR *d = opendir(path);
+  if (!d) return mm_fail_errno(err, mm_at(path, NULL), "list", errno);
+  size_t n = 0;
+  while (readdir(d)) n++;
+  closedir(d);
+  *empty = n == 2;
+  return true;
+}
+
+/* Sets w->complete when the target, an output of this plan, is proven to be what this run would make. One that is damaged, or of other
+ * ranks, is refused unless --force replaces it. A share leaves the hashing to the run that publishes. */
+static bool find_complete(mm_writer *w, bool archived, mm_err *err) {
+  mm_err why = {0};
+  w->complete = mm_finished_check(w->plan, w->o.target, archived, w->o.shares == 1, w->o.threads, &why);
+  if (w->complete || (w->o.force && (why.status == MM_INTEGRITY || why.status == MM_USAGE))) return true;
+  *err = why;
+  return false;
+}
+
+/* Names the output and looks at what has its name, before any of it is judged: what comes later is seen to be no part of it. */
+static bool look_at_target(mm_writer *w, mm_err *err) {
+  mm_staging *s = &w->stage;
+  if (!mm_staging_name(s, w->o.target, NULL, err) || !mm_staging_apart(s, w->plan->hf->dir, err) || !mm_staging_recover(s, err) ||
+      !mm_staging_look(s, err))
+    return false;
+  w->staging = s->path;
+  w->staging_name = s->name;
+  w->parent = s->parent;
+  w->journal_name = mm_arena_printf(&w->arena, err, "%s.journal", w->staging_name);
+  if (w->o.shares > 1) w->journal_name = mm_arena_printf(&w->arena, err, "%s.journal.%u-%u", w->staging_name, w->o.share, w->o.shares);
+  return w->journal_name;
+}
+
+/* The target must not be anything that could be lost, nor overlap the source. */
+static bool check_target(mm_writer *w, mm_err *err) {
+  const char *target = w->o.target;
+  if (!look_at_target(w, err)) return false;
+  if (w->stage.found != MM_TARGET_FULL) return true;
+  mm_digest old;
+  mm_err extra = {0};
+  bool archived, ours = is_ours(target, &old, &archived, &extra, err);
+  if (err->status != MM_OK) return false;
+  bool same = ours && mm_digest_equal(&old, &w->plan->pack.plan) && archived == (w->o.level > 0);
+  if (same && w->o.leftover == MM_LEFTOVER_RESUME && !find_complete(w, archived, err)) return false;
+  if (w->complete) return true;
+  if (!ours) return usage(err, target, "found a directory that is not empty and not a converted checkpoint");
+  if (!w->o.force) return usage(err, target, "found a converted checkpoint already there; --force replaces it");
+  return extra.status == MM_OK ||
+         mm_fail(err, MM_USAGE, "E_OUTPUT", mm_at(target, NULL), "found more than a converted checkpoint: %s", extra.text);
+}
+
+static DIR *list(int dir, const char *path, const char *what, mm_err *err) {
+  int fd = openat(dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  DIR *d = fd < 0 ? NULL : fdopendir(fd);
+  if (d) return d;
+  mm_fail_errno(err, mm_at(path, NULL), what, errno);
+  if (fd >= 0) close(fd);
+  return NULL;
+}
+
+/* A name that a conversion writes, whatever its options. */
+static bool is_staged(const void *ctx, const char *name) {
+  const mm_writer *w = ctx;
+  unsigned rank, part;
+  int end = 0;
+  if (sscanf(name, "model-rank-%9u-part-%9u.safetensors%n", &rank, &part, &end) == 2 && end > 0)
+    return name[end] == 0 || strcmp(name + end, ".zst") == 0;
+  return in_unsharded(NULL, name) || strcmp(name, MM_MANIFEST) == 0 || strcmp(name, MM_ARCHIVE) == 0 ||
+         (w->o.baked && strcmp(name, w->o.baked) == 0);
+}
+
+/* Empties the staging directory of what conversions wrote. */
+static bool clear(mm_writer *w, mm_err *err) { return mm_staging_clear(&w->stage, is_staged, w, err); }
+
+static bool take_staging(mm_writer *w, mm_err *err) { /* shares write side by side */
+  bool ok = mm_staging_take(&w->stage, w->o.shares > 1, err);
+  w->dir = w->stage.dir;
+  return ok;
+}
+
+/* Whether it is the journal of a whole run or of a share: "q.partial.journal" may be another output's name. */
+static bool is_journal(const mm_writer *w, const char *name) {
+  static const char ending[] = ".journal";
+  unsigned share, shares;
+  int end = 0;
+  size_t n = strlen(w->staging_name);
+  if (strncmp(name, w->staging_name, n) != 0 || strncmp(name + n, ending, strlen(ending)) != 0) return false;
+  const char *rest = name + n + strlen(ending);
+  return *rest == 0 || (sscanf(rest, ".%9u-%9u%n", &share, &shares, &end) == 2 && end > 0 && rest[end] == 0);
+}
+
+/* Calls fn for every journal of this output, the shares' too; stops when it returns false. */
+static bool each_journal(mm_writer *w, bool (*fn)(mm_writer *w, const char *name, mm_err *err), mm_err *err) {
+  DIR *d = list(w->parent, w->staging, "list the parent of", err);
+  if (!d) return false;
+  bool ok = true;
+  for (struct dirent *e; ok && (e = readdir(d));)
+    if (is_journal(w, e->d_name)) ok = fn(w, e->d_name, err);
+  closedir(d);
+  return ok;
+}
+
+static bool refuse_leftover(mm_writer *w, const char *name, mm_err *err) {
+  (void)name;
+  return mm_fail(err, MM_USAGE, "E_LEFTOVER", mm_at(w->staging, NULL),
+                 "found an interrupted conversion; --resume continues it, --restart discards it");
+}
+
+static bool merge_journal(mm_writer *w, const char *name, mm_err *err) {
+  return strcmp(name, w->journal_name) == 0 || mm_journal_merge(&w->journal, w->parent, name, w->plan, err);
+}
+
+static bool remove_journal(mm_writer *w, const char *name, mm_err *err) {
+  return unlinkat(w->parent, name, 0) == 0 || errno == ENOENT || mm_fail_errno(err, mm_at(name, NULL), "remove", errno);
+}
+
+/* Once the staging directory has its final name another run may begin beside: a journal that is locked is that run's. */
+static bool remove_free_journal(mm_writer *w, const char *name, mm_err *err) {
+  int fd = openat(w->parent, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+  bool held = fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+  bool ok = held || remove_journal(w, name, err);
+  if (fd >= 0) close(fd);
+  return ok;
+}
+
+/* Refuses files in the staging directory that no interrupted run of ours left: each has its journal. */
+static bool check_foreign(mm_writer *w, mm_err *err) {
+  mm_err leftover = {0};
+  bool empty = false;
+  if (!is_empty(w->staging, &empty, err)) return false;
+  if (empty || (!each_journal(w, refuse_leftover, &leftover) && leftover.status == MM_USAGE)) return true;
+  if (leftover.status == MM_OK) return usage(err, w->staging, "found files in it that no interrupted conversion left");
+  *err = leftover;
+  return false;
+}
+
+static bool journal_fits(mm_writer *w, const char *name, mm_err *err) { return mm_journal_fits(w->parent, name, w->plan, w->o.level, err); }
+
+/* What runs of other options left is no share's to go on beside: the last run could not publish it. With --restart it is discarded, whole,
+ * unless one of them is at work. */
+static bool discard_others(mm_writer *w, mm_err *err) {
+  mm_err why = {0};
+  if (each_journal(w, journal_fits, &why)) return true;
+  if (w->o.leftover != MM_LEFTOVER_RESTART || why.status != MM_USAGE) {
+    *err = why;
+    return false;
+  }
+  if (flock(w->dir, LOCK_EX | LOCK_NB) != 0 && !mm_no_locks(errno))
+    return mm_fail(err, MM_LOCKED, "E_LOCKED", mm_at(w->staging, NULL), "found another run writing this output with other options");
+  return clear(w, err) && each_journal(w, remove_journal, err) &&
+         (flock(w->dir, LOCK_SH) == 0 || mm_no_locks(errno) || mm_fail_errno(err, mm_at(w->staging, NULL), "lock", errno));
+}
+
+/* A share's own journal, gone on with or new. The others may be writing theirs: of other options there is none before it begins, nor when
+ * it has begun. */
+static bool open_share_journal(mm_writer *w, mm_err *err) {
+  if (!discard_others(w, err)) return false;
+  bool absent = faccessat(w->parent, w->journal_name, F_OK, AT_SYMLINK_NOFOLLOW) != 0;
+  if (w->o.leftover == MM_LEFTOVER_REFUSE && !absent) return refuse_leftover(w, NULL, err);
+  if (w->o.leftover == MM_LEFTOVER_RESUME && !absent) {
+    if (mm_journal_resume(&w->journal, w->parent, w->journal_name, w->plan, &absent, err)) return true;
+    if (!absent) return false;
+    mm_journal_close(&w->journal);
+  }
+  if (!mm_journal_create(&w->journal, w->parent, w->journal_name, w->plan, err)) return false;
+  if (each_journal(w, journal_fits, err)) return true;
+  remove_journal(w, w->journal_name, NULL);
+  return false;
+}
+
+/* The journal of an interrupted run, with what the shares' claim, or a new one. */
+static bool open_journal(mm_writer *w, mm_err *err) {
+  if (!check_foreign(w, err)) return false;
+  mm_err leftover = {0};
+  bool absent = faccessat(w->parent, w->journal_name, F_OK, AT_SYMLINK_NOFOLLOW) != 0, resume = w->o.leftover == MM_LEFTOVER_RESUME;
+  w->fresh = !resume || each_journal(w, refuse_leftover, &leftover);
+  if (w->o.shares > 1) return open_share_journal(w, err);
+  if (w->o.leftover == MM_LEFTOVER_REFUSE && !each_journal(w, refuse_leftover, err)) return false;
+  if (resume && !each_journal(w, journal_fits, err)) return false; /* before there is one of this run */
+  if (resume && !absent) {
+    w->fresh = false;
+    if (mm_journal_resume(&w->journal, w->parent, w->journal_name, w->plan, &absent, err)) return each_journal(w, merge_journal, err);
+    if (!absent) return false;
+    mm_journal_close(&w->journal);
+  }
+  if (!resume && (!clear(w, err) || !each_journal(w, remove_journal, err))) return false;
+  if (!mm_journal_create(&w->journal, w->parent, w->journal_name, w->plan, err)) return false;
+  if (!resume || each_journal(w, merge_journal, err)) return true;
+  remove_journal(w, w->journal_name, NULL); /* new and empty: the shares' own run goes on without it */
+  mm_journal_close(&w->journal);
+  return false;
+}
+
+static uint64_t staged_bytes(const mm_writer *w) {
+  uint64_t n = 0;
+  struct stat s;
+  for (uint32_t r = 0; r < w->plan->pack.tp; r++)
+    for (uint32_t i = 0; i < w->plan->part_count; i++)
+      if (mm_plan_wants(w->plan, i, r) && fstatat(w->dir, mm_plan_entry(w->plan, i, r)->file, &s, AT_SYMLINK_NOFOLLOW) == 0)
+        n += (uint64_t)s.st_blocks * 512;
+  return n;
+}
+
+/* What the files of the largest part take. */
+static uint64_t largest_part(const mm_plan *p) {
+  uint64_t most = 0;
+  for (uint32_t i = 0; i < p->part_count; i++) {
+    uint64_t n = 0;
+    for (uint32_t r = 0; r < p->pack.tp; r++) n += mm_plan_wants(p, i, r) ? p->part[i].file[r].size : 0;
+    most = mm_max(most, n);
+  }
+  return most;
+}
+
+/* Refuses what cannot fit. How small an archive gets is seen when it is made: only one part must fit beside it. */
+static bool check_space(mm_writer *w, mm_err *err) {
+  uint64_t have = staged_bytes(w), whole = w->o.level > 0 ? largest_part(w->plan) : w->plan->output_bytes;
+  return mm_staging_room(&w->stage, whole > have ? whole - have : 0, err);
+}
+
+/* Removes the staging directory and all journals. The directory, which is the lock, goes last. */
+static bool remove_staging(mm_writer *w, mm_err *err) {
+  if (!clear(w, err) || !each_journal(w, remove_journal, err)) return false;
+  return unlinkat(w->parent, w->staging_name, AT_REMOVEDIR) == 0 || mm_fail_errno(err, mm_at(w->staging, NULL), "remove", errno);
+}
+
+/* What a run left that died between its rename and its end: the journal, and under --force the checkpoint it replaced. An interrupted
+ * conversion of other options is not that, nor are files without a journal. */
+static bool remove_own_leftover(mm_writer *w, mm_err *err) {
+  mm_err why = {0};
+  bool empty = true, journals = !each_journal(w, refuse_leftover, &why);
+  if (!journals && faccessat(w->parent, w->staging_name, F_OK, AT_SYMLINK_NOFOLLOW) != 0) return true;
+  if (!take_staging(w, err)) return false;
+  why = (mm_err){0};
+  if (!each_journal(w, journal_fits, &why)) {
+    if (why.status != MM_USAGE) *err = why;
+    return why.status == MM_USAGE;
+  }
+  if (!journals && !is_empty(w->staging, &empty, err)) return false;
+  return !empty || remove_staging(w, err);
+}
+
+/* Refuses at the start what could not be copied at the end. */
+static bool check_companions(mm_writer *w, mm_err *err) {
+  for (size_t i = 0; i < sizeof companion / sizeof *companion; i++) {
+    char path[PATH_MAX];
+    mm_file f = MM_FILE_NONE;
+    snprintf(path, sizeof path, "%s/%s", w->plan->hf->dir, companion[i]);
+    if (faccessat(AT_FDCWD, path, F_OK, AT_SYMLINK_NOFOLLOW) != 0) continue; /* a link to nothing is not absent */
+    if (!mm_hf_inside(w->plan->hf, path, err) || !mm_file_open(&f, path, err)) return false;
+    mm_file_close(&f);
+  }
+  return true;
+}
+
+bool mm_writer_open(mm_writer *w, mm_plan *p, const mm_writer_options *o, mm_err *err) {
+  *w = (mm_writer){.plan = p, .o = *o, .parent = -1, .dir = -1, .stage = MM_STAGING_NONE, .journal = {.fd = -1}};
+  pthread_mutex_init(&w->lock, NULL);
+  if (!check_target(w, err)) return false;
+  if (w->complete) return w->o.shares > 1 || remove_own_leftover(w, err);
+  w->journal.level = o->level;
+  w->skip = mm_calloc(p->step_count, sizeof *w->skip, err);
+  return w->skip && check_companions(w, err) && take_staging(w, err) && open_journal(w, err) && check_space(w, err) &&
+         mm_blocks_open(&w->blocks, p, w->dir, w->staging, o->buffers, err) && (o->level == 0 || mm_writer_archive_open(w, err));
+}
+
+static void drop_pending(mm_step_entry *e, size_t n) {
+  for (size_t i = 0; i < n; i++) {
+    free(e[i].put);
+    free(e[i].dead);
+  }
+  free(e);
+}
+
+void mm_writer_close(mm_writer *w, bool keep) {
+  bool started = w->journal.fd >= 0;
+  mm_blocks_close(&w->blocks);
+  mm_journal_close(&w->journal);
+  if (!keep && w->dir >= 0 && started && w->o.shares == 1) remove_staging(w, NULL);
+  mm_staging_close(&w->stage);
+  drop_pending(w->pending, w->pending_count);
+  mm_archive_lanes_close(&w->lanes);
+  mm_archive_close(&w->archive);
+  free(w->skip);
+  free(w->dead);
+  pthread_mutex_destroy(&w->lock);
+  mm_arena_close(&w->arena);
+}
+
+bool mm_writer_begin_part(mm_writer *w, uint32_t part, bool *finished, mm_err *err) {
+  bool resumed = w->journal.step_count + w->journal.block_count > 0;
+  *finished = false;
+  if (resumed && w->o.level > 0 && !mm_writer_trust_archived(w, part, finished, err)) return false;
+  if (*finished) return mm_writer_remove_plain(w, part, err);
+  bool *kept = mm_calloc(w->plan->pack.tp, sizeof *kept, err);
+  bool ok = kept && mm_blocks_begin(&w->blocks, part, resumed, kept, err) && (!resumed || mm_writer_trust(w, kept, err));
+  free(kept);
+  return ok;
+}
+
+/* Snapshot, sync the data, then the record: nothing is journaled before it is durable. */
+static bool commit(mm_writer *w, mm_err *err) {
+  mm_done *done = NULL;
+  size_t done_count = 0;
+  pthread_mutex_lock(&w->lock);
+  mm_step_entry *steps = w->pending;
+  size_t count = w->pending_count;
+  w->pending = NULL;
+  w->pending_count = w->pending_cap = 0;
+  w->pending_bytes = 0;
+  pthread_mutex_unlock(&w->lock);
+  mm_blocks_take_done(&w->blocks, &done, &done_count);
+  bool ok = mm_blocks_sync(&w->blocks, err) && mm_journal_append(&w->journal, w->plan, steps, count, done, done_count, err);
+  free(done);
+  drop_pending(steps, count);
+  return ok;
+}
+
+bool mm_writer_commit(mm_writer *w, mm_err *err) { return w->blocks.plan == NULL || w->pending_count == 0 || commit(w, err); }
+
+bool mm_writer_step_done(mm_writer *w, mm_step_entry *e, uint64_t source_bytes, mm_err *err) {
+  pthread_mutex_lock(&w->lock);
+  bool ok = mm_grow((void **)&w->pending, &w->pending_cap, w->pending_count + 1, sizeof *e, err) &&
+            mm_grow((void **)&w->dead, &w->dead_cap, w->dead_count + e->dead_count, sizeof *w->dead, err);
+  if (ok) {
+    w->pending[w->pending_count++] = *e;
+    for (size_t i = 0; i < e->dead_count; i++) w->dead[w->dead_count++] = e->dead[i];
+    w->pending_bytes += source_bytes;
+  } else {
+    free(e->put);
+    free(e->dead);
+  }
+  *e = (mm_step_entry){0};
+  bool due = ok && w->pending_bytes >= w->o.commit_bytes && !w->committing;
+  w->committing = w->committing || due;
+  pthread_mutex_unlock(&w->lock);
+  if (!due) return ok;
+  ok = commit(w, err);
+  pthread_mutex_lock(&w->lock);
+  w->committing = false;
+  pthread_mutex_unlock(&w->lock);
+  return ok;
+}
+
+bool mm_writer_end_part(mm_writer *w, mm_err *err) {
+  mm_done *done = NULL;
+  size_t done_count = 0;
+  if (!mm_blocks_end(&w->blocks, w->o.threads, err)) return false;
+  mm_blocks_take_done(&w->blocks, &done, &done_count);
+  bool ok = mm_journal_append(&w->journal, w->plan, w->pending, w->pending_count, done, done_count, err);
+  free(done);
+  drop_pending(w->pending, w->pending_count);
+  w->pending = NULL;
+  w->pending_count = w->pending_cap = 0;
+  w->pending_bytes = 0;
+  return ok && (w->o.level == 0 || mm_writer_archive_part(w, w->blocks.part, err));
+}
+
+bool mm_writer_replace(mm_writer *w, const char *name, const void *text, size_t n, mm_err *err) {
+  unlinkat(w->dir, name, 0);
+  return mm_write_file_at(w->dir, w->staging, name, text, n, err);
+}
+
+static bool is_written(const mm_plan *p, const char *name) {
+  for (size_t i = 0; i < MM_PLAN_TEXTS && p->text[i].name; i++)
+    if (strcmp(p->text[i].name, name) == 0) return true;
+  return false;
+}
+
+static bool write_texts(mm_writer *w, mm_err *err) {
+  const mm_plan *p = w->plan;
+  for (size_t i = 0; i < MM_PLAN_TEXTS && p->text[i].name; i++)
+    if (!mm_writer_replace(w, p->text[i].name, p->text[i].text, strlen(p->text[i].text), err)) return false;
+  return true;
+}
+
+/* Writes one companion and lists it in the manifest. */
+static bool put_companion(mm_writer *w, const char *name, const void *bytes, size_t n, mm_err *err) {
+  mm_pack *pack = &w->plan->pack;
+  mm_pack_file *f = &pack->file[pack->file_count];
+  if (!mm_sha256(bytes, n, &f->sha256, err) || !mm_writer_replace(w, name, bytes, n, err)) return false;
+  f->name = name;
+  f->size = n;
+  pack->file_count++;
+  return true;
+}
+
+/* What is made from the tokenizer.json that was just copied. */
+static bool bake(mm_writer *w, mm_err *err) {
+  const mm_pack *pack = &w->plan->pack;
+  const mm_pack_file *source = &pack->file[pack->file_count - 1];
+  char *path = NULL;
+  uint8_t *image = NULL;
+  size_t n = 0;
+  if (asprintf(&path, "%s/%s", w->staging, source->name) < 0) return mm_fail_memory(err, 0);
+  bool ok = w->o.bake(path, pack->model.vocab, &source->sha256, &image, &n, err) && (!image || put_companion(w, w->o.baked, image, n, err));
+  free(path);
+  free(image);
+  return ok;
+}
+
+static bool copy_companions(mm_writer *w, mm_err *err) {
+  mm_pack *pack = &w->plan->pack;
+  const size_t most = sizeof companion / sizeof *companion;
+  pack->file = mm_arena_alloc(&pack->arena, (most + 1) * sizeof *pack->file, err);
+  if (!pack->file) return false;
+  for (size_t i = 0; i < most; i++) {
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/%s", w->plan->hf->dir, companion[i]);
+    if (faccessat(AT_FDCWD, path, F_OK, AT_SYMLINK_NOFOLLOW) != 0 || is_written(w->plan, companion[i])) continue;
+    size_t n = 0;
+    char *text = mm_file_slurp(path, COMPANION_MAX, &n, err);
+    bool ok = text && put_companion(w, companion[i], text, n, err);
+    free(text);
+    if (!ok) return false;
+    if (w->o.bake && !w->plan->unsharded && strcmp(companion[i], "tokenizer.json") == 0 && !bake(w, err)) return false;
+  }
+  return true;
+}
+
+static int by_value(const void *a, const void *b) {
+  uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+  return (x > y) - (x < y);
+}
+
+static bool write_table(mm_writer *w, mm_err *err) {
+  if (w->o.level == 0) return true;
+  char *text = mm_archive_text(&w->archive, err);
+  bool ok = text && mm_writer_replace(w, MM_ARCHIVE, text, strlen(text), err);
+  free(text);
+  return ok;
+}
+
+/* The manifest, or in the unsharded layout the index. */
+static bool write_manifest(mm_writer *w, mm_digest *digest, mm_err *err) {
+  if (w->dead_count) qsort(w->dead, w->dead_count, sizeof *w->dead, by_value);
+  w->plan->pack.dead_row = w->dead;
+  w->plan->pack.dead_rows = w->dead_count;
+  char *text = w->plan->unsharded ? mm_unsharded_index(w->plan, err) : mm_pack_text(&w->plan->pack, err);
+  bool ok = text && mm_sha256(text, strlen(text), digest, err) && mm_writer_replace(w, mm_plan_manifest(w->plan), text, strlen(text), err);
+  free(text);
+  w->plan->pack.dead_row = NULL;
+  w->plan->pack.dead_rows = 0;
+  return ok && mm_fsync(w->dir, w->staging, true, err);
+}
+
+/* What somebody else put into the staging directory is not published. */
+static bool check_staged(mm_writer *w, mm_err *err) {
+  mm_err extra = {0};
+  if (mm_nothing_else(w->staging, is_staged, w, &extra)) return true;
+  if (extra.status != MM_INTEGRITY) return *err = extra, false;
+  return mm_fail(err, MM_IO, "E_OUTPUT", mm_at(w->staging, NULL), "found what this run did not write; move it away, then --resume: %s",
+                 extra.text);
+}
+
+bool mm_writer_publish(mm_writer *w, mm_digest *manifest, mm_err *err) {
+  if (!copy_companions(w, err) || !write_texts(w, err) || !write_table(w, err) || !mm_hf_unchanged(w->plan->hf, err) ||
+      !write_manifest(w, manifest, err) || !check_staged(w, err))
+    return false;
+  if (!mm_staging_publish(&w->stage, err)) return false;
+  mm_journal_close(&w->journal);
+  bool ok = each_journal(w, remove_free_journal, err);
+  if (ok) { /* it has its name: nothing is staged */
+    close(w->dir);
+    w->dir = w->stage.dir = -1;
+  }
+  return ok;
+}

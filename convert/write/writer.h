@@ -1,0 +1,94 @@
+/* The output directory: a staging directory beside the target, part files block by block, a journal of what is durable, the manifest
+ * last, one rename. What has the final name is complete; what has the staging name can be continued.
+ *
+ * With a level, the directory is an archive (formats/ARCHIVE.md). A frame's place is known when all frames before it are, but blocks are
+ * finished in any order: so a part is written plainly, then packed, journaled as frames and removed. The disk holds the archive and one
+ * part. */
+#ifndef MM_CONVERT_WRITER_H
+#define MM_CONVERT_WRITER_H
+
+#include <pthread.h>
+
+#include "convert/write/blocks.h"
+#include "convert/write/journal.h"
+#include "formats/staging.h"
+#include "loader/archive.h"
+
+typedef enum mm_leftover { MM_LEFTOVER_REFUSE, MM_LEFTOVER_RESUME, MM_LEFTOVER_RESTART } mm_leftover;
+
+/* Makes the bytes of a companion from the tokenizer.json at `path`, whose digest is *source, for a vocabulary of this size. The same file
+ * gives the same bytes. *image is NULL where none can be made, else to be freed. */
+typedef bool mm_bake_fn(const char *path, uint32_t vocab, const mm_digest *source, uint8_t **image, size_t *n, mm_err *err);
+
+typedef struct mm_writer_options {
+  const char *target;
+  bool force;             /* replace a packed checkpoint of that name */
+  mm_leftover leftover;   /* what to do with an interrupted run */
+  uint32_t share, shares; /* this run makes the parts p with p % shares == share, and publishes only when shares is 1 */
+  size_t buffers;         /* of MM_HASH_BLOCK, for assembling */
+  uint64_t commit_bytes;  /* source bytes converted between two journal records: about what a crash costs */
+  unsigned threads;
+  const _Atomic bool *stop; /* set when a signal asks for the end */
+  int level;                /* of zstd: the output is an archive; 0: it is not */
+  mm_bake_fn *bake;         /* NULL, or what makes the companion `baked` of the packed layout */
+  const char *baked;
+} mm_writer_options;
+
+typedef struct mm_writer {
+  mm_plan *plan;
+  mm_writer_options o;
+  mm_staging stage;
+  char *staging; /* of stage: ".NAME.partial" beside the target */
+  const char *staging_name;
+  char *journal_name; /* ".NAME.partial.journal", for a share with ".I-N" behind it */
+  int parent, dir;    /* of stage: descriptors of the target's parent and the staging directory; -1 when closed */
+  bool fresh;         /* this run began the journal: there was nothing to continue */
+  bool complete;      /* resume found the target finished already */
+  mm_blocks blocks;
+  mm_journal journal;
+  mm_archive archive;     /* its table: every part's entry, by rank and part */
+  mm_archive_lanes lanes; /* open when there is a level */
+  bool *skip;             /* [plan.step_count]: done by the interrupted run, and verified */
+  pthread_mutex_t lock;
+  mm_step_entry *pending; /* finished, not yet journaled */
+  size_t pending_count, pending_cap;
+  uint64_t pending_bytes;
+  bool committing;
+  size_t dead_count, dead_cap;
+  uint32_t *dead;  /* all-zero lm_head rows */
+  uint64_t zeroed; /* weights that were not finite, of steps that are not done again */
+  mm_arena arena;
+} mm_writer;
+
+/* Checks the target (MM_USAGE when it exists and is not ours, or lies in the source or around it), takes the staging directory
+ * (MM_LOCKED when another run holds it), reads the journal and checks free space (MM_IO). */
+bool mm_writer_open(mm_writer *w, mm_plan *p, const mm_writer_options *o, mm_err *err);
+/* Closes without publishing. Keeps what can be continued, or removes it all. Accepts a half-opened writer. */
+void mm_writer_close(mm_writer *w, bool keep);
+
+/* Starts a part on every rank; with a journal, verifies what it claims and sets skip[] for the part's steps. *finished: an archived part
+ * that needs nothing more, not even mm_writer_end_part. */
+bool mm_writer_begin_part(mm_writer *w, uint32_t part, bool *finished, mm_err *err);
+/* A step is done: takes over its puts and dead rows (both freed here). May commit. */
+bool mm_writer_step_done(mm_writer *w, mm_step_entry *e, uint64_t source_bytes, mm_err *err);
+/* Makes everything finished so far durable and journals it. */
+bool mm_writer_commit(mm_writer *w, mm_err *err);
+bool mm_writer_end_part(mm_writer *w, mm_err *err);
+
+/* Companions, manifest, syncs, rename. Afterwards the target is complete. *manifest is the manifest's digest. */
+bool mm_writer_publish(mm_writer *w, mm_digest *manifest, mm_err *err);
+
+/* --- between writer.c, resume.c (what the journal claims for a part, verified) and pack_output.c (archives) --- */
+bool mm_writer_trust(mm_writer *w, const bool *kept, mm_err *err);
+/* *holds: the archived part is there, every frame proven. */
+bool mm_writer_trust_archived(mm_writer *w, uint32_t part, bool *holds, mm_err *err);
+bool mm_writer_archive_open(mm_writer *w, mm_err *err);
+/* Packs a part that has ended, journals its frames and removes the plain files. */
+bool mm_writer_archive_part(mm_writer *w, uint32_t part, mm_err *err);
+bool mm_writer_remove_plain(mm_writer *w, uint32_t part, mm_err *err);
+/* The table's entry of a part's file on a wanted rank, as mm_plan_entry. */
+mm_archive_part *mm_writer_archived(const mm_writer *w, uint32_t part, uint32_t rank);
+/* A file of the staging directory, written anew: a resumed run may find its own there. */
+bool mm_writer_replace(mm_writer *w, const char *name, const void *text, size_t n, mm_err *err);
+
+#endif

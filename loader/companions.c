@@ -1,0 +1,74 @@
+/* Checks of a checkpoint's directory (companions.h). */
+#include "loader/companions.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "formats/file.h"
+
+bool mm_nothing_else(const char *dir, bool (*listed)(const void *ctx, const char *name), const void *ctx, mm_err *err) {
+  DIR *d = opendir(dir);
+  if (!d) return mm_fail_errno(err, mm_at(dir, NULL), "list", errno);
+  bool ok = true;
+  for (struct dirent *e; ok && (e = readdir(d));)
+    if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0 && !listed(ctx, e->d_name)) {
+      char path[PATH_MAX];
+      snprintf(path, sizeof path, "%s/%s", dir, e->d_name);
+      ok = mm_fail(err, MM_INTEGRITY, "E_EXTRA", mm_at(path, NULL), "found a file that the manifest does not list");
+    }
+  closedir(d);
+  return ok;
+}
+
+static bool in_manifest(const void *ctx, const char *name) {
+  const mm_pack *p = ctx;
+  if (strcmp(name, MM_MANIFEST) == 0 || strcmp(name, MM_SIGNATURE) == 0) return true;
+  for (size_t i = 0; i < p->file_count; i++)
+    if (strcmp(name, p->file[i].name) == 0) return true;
+  for (uint32_t r = 0; r < mm_pack_ranks(p); r++)
+    for (size_t i = 0; i < p->rank[r].part_count; i++)
+      if (strcmp(name, p->rank[r].part[i].file) == 0) return true;
+  return false;
+}
+
+bool mm_verify_listing(const mm_pack *p, mm_err *err) { return mm_nothing_else(p->dir, in_manifest, p, err); }
+
+bool mm_verify_companion(const mm_pack *p, const mm_pack_file *f, char **text, mm_err *err) {
+  char path[PATH_MAX];
+  snprintf(path, sizeof path, "%s/%s", p->dir, f->name);
+  size_t n = 0;
+  mm_digest d;
+  mm_err e = {0};
+  *text = mm_file_slurp(path, f->size, &n, &e);
+  bool ok = *text && mm_sha256(*text, n, &d, &e);
+  if (ok && (n != f->size || !mm_digest_equal(&d, &f->sha256)))
+    ok = mm_fail(&e, MM_INTEGRITY, "E_DIGEST", mm_at(path, NULL), "found other contents than the manifest's sha256");
+  if (ok) return true;
+  free(*text);
+  *text = NULL;
+  if (e.status == MM_BAD_INPUT) e.status = MM_INTEGRITY; /* absent or longer: here a broken promise */
+  if (err && err->status == MM_OK) *err = e;
+  return false;
+}
+
+bool mm_verify_files(const mm_pack *p, mm_err *err) {
+  for (size_t i = 0; i < p->file_count; i++) {
+    char *text;
+    bool ok = mm_verify_companion(p, &p->file[i], &text, err);
+    free(text);
+    if (!ok) return false;
+  }
+  return mm_verify_listing(p, err);
+}
+
+bool mm_archive_refuse(const char *dir, mm_err *err) {
+  char path[PATH_MAX];
+  snprintf(path, sizeof path, "%s/%s", dir, MM_ARCHIVE);
+  return access(path, F_OK) != 0 || mm_fail(err, MM_UNSUPPORTED, "E_ARCHIVE", mm_at(dir, NULL),
+                                            "found an archive of a packed checkpoint; minimax-archive unpack gives the checkpoint back");
+}

@@ -1,0 +1,28 @@
+/* What lies in a checkpoint's directory beside its parts: companions with their digests, nothing else, and no archive where a checkpoint
+ * was expected. */
+#ifndef MM_LOADER_COMPANIONS_H
+#define MM_LOADER_COMPANIONS_H
+
+#include "formats/pack.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define MM_ARCHIVE "archive.json"
+
+/* The directory holds the manifest's files, perhaps their signature, and nothing else (E_EXTRA). */
+bool mm_verify_listing(const mm_pack *p, mm_err *err);
+/* The same for any list of names. */
+bool mm_nothing_else(const char *dir, bool (*listed)(const void *ctx, const char *name), const void *ctx, mm_err *err);
+/* Reads a companion file, which has the manifest's size and digest (E_DIGEST): *text is malloc'ed, NULL on failure. */
+bool mm_verify_companion(const mm_pack *p, const mm_pack_file *f, char **text, mm_err *err);
+/* All of them, and the listing. */
+bool mm_verify_files(const mm_pack *p, mm_err *err);
+/* The archive in `dir`, where another kind of checkpoint was expected: MM_UNSUPPORTED E_ARCHIVE, and what to do. True where it is none. */
+bool mm_archive_refuse(const char *dir, mm_err *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

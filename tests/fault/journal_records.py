@@ -1,0 +1,43 @@
+"""The records of a conversion's journal, taken apart and put together again with right checks (convert/write/journal.h says what they are)."""
+import hashlib
+import struct
+
+ENTRY, STEP, PUT = "<5I32s", "<3IQ", "<2I2Q"
+
+
+def header_bytes(text):
+    """Size of the header; None when the journal ends in it."""
+    n = 120 + 8 * struct.unpack_from("<Q", text, 112)[0] if len(text) >= 120 else 0
+    return n if 0 < n <= len(text) else None
+
+
+def records(text):
+    """The header and the records' payloads, taken apart: ([(block entry)…], [[step, zeroed, puts, dead]…])."""
+    at = header_bytes(text)
+    head, found = text[:at], []
+    while len(text) - at > 12:
+        (n,) = struct.unpack_from("<I", text, at)
+        if n > len(text) - at - 12:
+            break
+        payload, at = text[at + 4 : at + 4 + n], at + 12 + n
+        blocks, steps = struct.unpack_from("<2I", payload)
+        p = 8 + 52 * blocks
+        entries = [list(struct.unpack_from(ENTRY, payload, 8 + 52 * i)) for i in range(blocks)]
+        done = []
+        for _ in range(steps):
+            step, puts, dead, zeroed = struct.unpack_from(STEP, payload, p)
+            p += 20
+            done.append([step, zeroed, [list(struct.unpack_from(PUT, payload, p + 24 * i)) for i in range(puts)], payload[p + 24 * puts : p + 24 * puts + 4 * dead]])
+            p += 24 * puts + 4 * dead
+        found.append((entries, done))
+    return head, found
+
+
+def sealed(head, found):
+    text = head
+    for entries, done in found:
+        payload = struct.pack("<2I", len(entries), len(done)) + b"".join(struct.pack(ENTRY, *e) for e in entries)
+        for step, zeroed, puts, dead in done:
+            payload += struct.pack(STEP, step, len(puts), len(dead) // 4, zeroed) + b"".join(struct.pack(PUT, *x) for x in puts) + dead
+        text += struct.pack("<I", len(payload)) + payload + hashlib.sha256(payload).digest()[:8]
+    return text

@@ -1,0 +1,246 @@
+#!/usr/bin/env python3
+"""Conversions continued by other options, from altered sources, with altered journals, beside other outputs, over damaged outputs: what is
+done is what an undisturbed run does, and what is refused is refused at the start, by name, with nothing lost."""
+import json
+import os
+import shutil
+import struct
+import sys
+
+sys.path.insert(0, "tests/cli")
+import convert_files as cf  # noqa: E402
+from convert_files import Scratch, small  # noqa: E402
+from journal_records import header_bytes, records, sealed  # noqa: E402
+
+CONVERT = shutil.which("minimax-convert")
+USAGE, BAD, INTEGRITY, LOCKED = 2, 3, 6, 7
+M2 = "tests/data/tiny-m2"
+SHARD = "model-00001-of-00002.safetensors"
+
+
+def killed(call, when, *args):
+    """A conversion that kill -9 ends in the given system call."""
+    cf.run("strace", "-f", "-qq", "-o", "/dev/null", "-e", f"trace={call}", "-e", f"inject={call}:signal=KILL:when={when}", CONVERT, "-q", "-j", "1",
+           "--journal-every", "1K", *args)
+
+
+def refused(root, status, code, *says, args):
+    """A conversion that fails with this status, code (None: any) and line, and changes nothing."""
+    before = cf.tree(root)
+    done = cf.run(CONVERT, "-q", *args)
+    if code is None:
+        code = done.stderr.decode().split(": ")[2]
+        assert code.startswith("E_"), done
+    cf.assert_error(done, "minimax-convert", status, code, *says)
+    assert cf.tree(root) == before, f"{code}: files changed"
+
+
+def same(root, a, b):
+    assert cf.same_files(f"{root}/{a}", f"{root}/{b}"), f"{a} differs from {b}"
+
+
+def ranks_changed():
+    """One rank's conversion, killed when it publishes, is not continued as one of both ranks; nor is a finished one called done."""
+    with Scratch() as root:
+        one, out = ("--tp", "2", "--ranks", "0"), root + "/out"
+        cf.ok(CONVERT, "-q", M2, "-o", root + "/whole", *one)
+        killed("renameat2", 1, M2, "-o", out, *one)
+        for other in (("--tp", "2"), ("--tp", "2", "--ranks", "1"), ("--tp", "2", "--ranks", "0,1")):
+            refused(root, USAGE, "E_RESUME", "--ranks", "--restart", args=(M2, "-o", out, "--resume", *other))
+        cf.ok(CONVERT, "-q", M2, "-o", out, "--resume", *one)
+        same(root, "out", "whole")
+        for other in (("--tp", "2"), ("--tp", "2", "--ranks", "1")):
+            refused(root, USAGE, "E_RESUME", "--ranks", "--force", args=(M2, "-o", out, "--resume", *other))
+        cf.ok(CONVERT, "-q", M2, "-o", root + "/both", "--tp", "2")
+        cf.ok(CONVERT, "-q", M2, "-o", out, "--resume", "--force", "--tp", "2")
+        same(root, "out", "both")
+        cf.ok("minimax-verify", "-q", out, "--source", M2)
+
+
+def records_renumbered():
+    """Records that tell of other steps or ranks than were carried out, with their checks made right, count for nothing."""
+    def renumber(found):
+        for step in (s for _, done in found for s in done):
+            step[0] += 3
+
+    def other_rank(found):
+        for put in (x for _, done in found for s in done for x in s[2]):
+            put[0] ^= 1
+
+    def swapped(found):
+        steps = [s for _, done in found for s in done]
+        for a, b in zip(steps[::2], steps[1::2]):
+            a[2], b[2] = b[2], a[2]
+
+    def only_step(found):
+        """One that fills half of what it should."""
+        for step in (s for _, done in found for s in done):
+            step[2] = [x for x in step[2] if x[0] == 0]
+
+    def zeros(found):
+        """Records of steps whose bytes are not there: what a file has where nothing was written."""
+        import hashlib
+        for step in (s for _, done in found for s in done):
+            for put in step[2]:
+                put[3] = struct.unpack("<Q", hashlib.sha256(bytes(put[1])).digest()[:8])[0]
+
+    options = ("--tp", "2", "--quant", "none", "--part-size", "1M")
+    for alter in (renumber, other_rank, swapped, only_step, zeros):
+        with Scratch() as root:
+            out, staged = root + "/out", root + "/.out.partial"
+            cf.ok(CONVERT, "-q", M2, "-o", root + "/whole", *options)
+            killed("fdatasync", 30, M2, "-o", out, *options)
+            with open(staged + ".journal", "r+b") as f:
+                text = f.read()
+                assert header_bytes(text)
+                head, found = records(text)
+                assert sum(len(done) for _, done in found) > 5, found
+                alter(found)
+                f.seek(0)
+                f.write(sealed(head, found))
+                f.truncate()
+            if alter is zeros:  # and the files that were never written to
+                for name in os.listdir(staged):
+                    size = os.path.getsize(f"{staged}/{name}")
+                    os.truncate(f"{staged}/{name}", 0)
+                    os.truncate(f"{staged}/{name}", size)
+            cf.ok(CONVERT, "-q", M2, "-o", out, "--resume", *options)
+            same(root, "out", "whole")
+
+
+def nonfinite_changed():
+    """A conversion that stores NaN as 0 is continued only by one that may, which counts all of them; the manifest says that it may."""
+    with Scratch() as root:
+        c = small(layers=3)
+        for name in ("model.layers.0.block_sparse_moe.experts.1.w1.weight", "model.layers.2.block_sparse_moe.experts.1.w2.weight"):
+            dtype, shape, data = c.tensors[name]
+            c.tensors[name] = (dtype, shape, b"\x7f" + data[1:])
+        c.save(root + "/src")
+        out = root + "/out"
+        allowed = (root + "/src", "-o", out, "--quant", "bf16", "--allow-nonfinite")
+        killed("renameat2", 1, *allowed)
+        refused(root, USAGE, "E_RESUME", args=(*allowed[:-1], "--resume"))
+        done = cf.ok(CONVERT, *allowed, "--resume")
+        assert b"\n2 weights were NaN or infinite and are stored as 0\n" in done.stderr, done.stderr
+        assert "nonfinite=zero" in cf.packed(out)[1]["quant"]
+        refused(root, USAGE, "E_OUTPUT", args=(*allowed[:-1], "--resume"))
+        refused(root, USAGE, "E_RECIPE", "--allow-nonfinite", args=(root + "/src", "-o", root + "/b", "--quant", "bf16; nonfinite=zero"))
+
+
+def source_altered():
+    """A shard with other weights of the same size and time, and one copied, are named when a conversion would go on."""
+    for change in ("altered", "copied"):
+        with Scratch() as root:
+            small(layers=2).save(root + "/src")
+            out, shard = root + "/out", f"{root}/src/{SHARD}"
+            killed("renameat2", 1, root + "/src", "-o", out)
+            s = os.stat(shard)
+            if change == "altered":
+                with open(shard, "r+b") as f:
+                    f.seek(-1, os.SEEK_END)
+                    last = f.read(1)
+                    f.seek(-1, os.SEEK_END)
+                    f.write(bytes([last[0] ^ 1]))
+            else:
+                shutil.copy(shard, shard + ".new")
+                os.replace(shard + ".new", shard)
+            os.utime(shard, ns=(s.st_atime_ns, s.st_mtime_ns))
+            assert os.stat(shard).st_mtime_ns == s.st_mtime_ns and os.stat(shard).st_size == s.st_size
+            refused(root, USAGE, "E_RESUME", SHARD, "--restart", args=(root + "/src", "-o", out, "--resume"))
+            cf.ok(CONVERT, "-q", root + "/src", "-o", out, "--restart")
+            cf.ok("minimax-verify", "-q", out, "--source", root + "/src")
+
+
+def part_beside_stale():
+    """A share does not begin beside what other options left; with --restart it discards that, and its like of the same options stay."""
+    with Scratch() as root:
+        options, out = ("--tp", "2", "--part-size", "512K"), root + "/out"
+        cf.ok(CONVERT, "-q", M2, "-o", root + "/whole", *options)
+        for stale in (("--tp", "2", "--part", "0/2"), ("--tp", "4", "--part-size", "512K"), ("--tp", "2", "--part-size", "256K", "--part", "2/3")):
+            killed("fdatasync", 2, M2, "-o", out, *stale)
+            for how in ((), ("--resume",)):
+                refused(root, USAGE, "E_RESUME", ".out.partial.journal", "--restart", args=(M2, "-o", out, *options, "--part", "1/2", *how))
+            for i in (1, 0):
+                cf.ok(CONVERT, "-q", M2, "-o", out, *options, "--part", f"{i}/2", "--restart")
+            cf.ok(CONVERT, "-q", M2, "-o", out, *options, "--resume")
+            same(root, "out", "whole")
+            assert sorted(os.listdir(root)) == ["out", "whole"]
+            shutil.rmtree(out)
+
+
+def refusal_killed():
+    """A run of other options that is killed while it is being refused leaves what was there to the options that began it."""
+    with Scratch() as root:
+        options, out = ("--tp", "2", "--part-size", "512K"), root + "/out"
+        cf.ok(CONVERT, "-q", M2, "-o", root + "/whole", *options)
+        cf.ok(CONVERT, "-q", M2, "-o", out, *options, "--part", "0/2")
+        for call in ("fsync", "pwrite64", "unlinkat"):
+            before = cf.tree(root)
+            killed(call, 1, M2, "-o", out, "--tp", "4", "--resume")
+            assert cf.tree(root) == before, call
+        cf.ok(CONVERT, "-q", M2, "-o", out, *options, "--resume")
+        same(root, "out", "whole")
+
+
+def names_like_journals():
+    """Another output whose name ends in .partial.journal, interrupted or not, is no journal."""
+    with Scratch() as root:
+        small().save(root + "/src")
+        for name in ("q.partial.journal", "q.partial.journal.0-2", "q.partial"):
+            killed("renameat2", 1, root + "/src", "-o", f"{root}/{name}", "--quant", "bf16")
+            for how in ((), ("--resume",), ("--force",), ("--restart", "--force")):
+                cf.ok(CONVERT, "-q", root + "/src", "-o", root + "/q", *how)
+                if how == ("--resume",):
+                    shutil.rmtree(root + "/q")
+            cf.ok(CONVERT, "-q", root + "/src", "-o", f"{root}/{name}", "--quant", "bf16", "--resume")
+            cf.ok("minimax-verify", "-q", root + "/q", "--source", root + "/src")
+            cf.ok("minimax-verify", "-q", f"{root}/{name}", "--source", root + "/src")
+            shutil.rmtree(root + "/q")
+            shutil.rmtree(f"{root}/{name}")
+
+
+def damaged():
+    """--resume says of a finished output that it is done only when that is proven; --force replaces a damaged one."""
+    def flip(path):
+        with open(path, "r+b") as f:
+            f.seek(-1, os.SEEK_END)
+            last = f.read(1)
+            f.seek(-1, os.SEEK_END)
+            f.write(bytes([last[0] ^ 1]))
+
+    def shorten(path):
+        os.truncate(path, os.path.getsize(path) - 1)
+
+    packed, archive = "model-rank-00001-part-00000.safetensors", "model-rank-00001-part-00000.safetensors.zst"
+    cases = [(("--tp", "2"), packed, change) for change in (flip, shorten, os.unlink)] + [(("--tp", "2"), "tokenizer.json", flip)]
+    cases += [(("--tp", "2", "--compress", "zstd"), archive, change) for change in (flip, shorten, os.unlink)]
+    cases += [(("--layout", "hf"), "model-00001-of-00001.safetensors", change) for change in (shorten, os.unlink)]
+    with Scratch() as root:
+        out = root + "/out"
+        for options, name, change in cases:
+            cf.ok(CONVERT, "-q", M2, "-o", out, *options)
+            cf.ok(CONVERT, "-q", M2, "-o", out, *options, "--resume")
+            shutil.copytree(out, root + "/whole")
+            change(f"{out}/{name}")
+            refused(root, INTEGRITY, None, name, args=(M2, "-o", out, *options, "--resume"))
+            cf.ok(CONVERT, "-q", M2, "-o", out, *options, "--resume", "--force")
+            same(root, "out", "whole")
+            shutil.rmtree(out)
+            shutil.rmtree(root + "/whole")
+
+
+def recipes():
+    """Every key of a recipe has its type."""
+    with Scratch() as root:
+        small().save(root + "/src")
+        wrong = [{"default": "none", "rules": x} for x in ({}, {"match": "*", "scheme": "bf16"}, "bf16", None, 3, True, ["bf16"], [None], [[]], [{"match": 1, "scheme": "bf16"}],
+                                                            [{"match": "*"}], [{"scheme": "bf16"}], [{"match": "*", "scheme": None}])]
+        wrong += [{"default": x} for x in (None, 3, [], {})] + [{"default": "none", "search": x} for x in (None, 3, [])] + [[], "none", None, 3, {}]
+        for recipe in wrong:
+            with open(root + "/recipe.json", "w", encoding="utf-8") as f:
+                json.dump(recipe, f)
+            refused(root, BAD, None, "recipe.json", args=(root + "/src", "-o", root + "/out", "--recipe", root + "/recipe.json"))
+
+
+if __name__ == "__main__":
+    cf.main([ranks_changed, records_renumbered, nonfinite_changed, source_altered, part_beside_stale, refusal_killed, names_like_journals, damaged, recipes])

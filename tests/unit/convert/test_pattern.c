@@ -1,0 +1,192 @@
+/* Patterns against the C library's on random ones of the same language, refusals by name, and hostile ones in time. */
+#include <fnmatch.h>
+#include <regex.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+#include "convert/plan/pattern.h"
+#include "convert/plan/recipe.h"
+
+static uint32_t seed = 1;
+static uint32_t any(uint32_t below) {
+  seed = seed * 1664525u + 1013904223u;
+  return (uint32_t)((uint64_t)seed * below >> 32);
+}
+
+/* A pattern of pieces from a list, groups closed. */
+static void build(char *out, const char *const *piece, uint32_t count, bool groups) {
+  unsigned open = 0;
+  *out = 0;
+  for (uint32_t i = 1 + any(7); i-- > 0;) {
+    strcat(out, piece[any(count)]);
+    if (groups && any(4) == 0) strcat(out, "("), strcat(out, piece[any(3)]), open++;
+    if (open && any(3) == 0) strcat(out, ")"), open--, strcat(out, any(2) ? "*" : any(2) ? "{1,2}" : "");
+  }
+  while (open-- > 0) strcat(out, ")");
+}
+
+static void name_of(char *out) {
+  uint32_t n = any(9);
+  for (uint32_t i = 0; i < n; i++) out[i] = "ab.1_ "[any(6)];
+  out[n] = 0;
+}
+
+/* Whether the same names match as for the C library's functions. */
+static void same_as_the_library(void **state) {
+  (void)state;
+  static const char *const globs[] = {"a",     "b",   ".",   "*", "?",    "[ab]", "[!a]",       "[^b1]",
+                                      "[a-c]", "\\*", "\\a", "[", "[]a]", "1",    "[[:digit:]]"};
+  static const char *const expressions[] = {"a",     "b",           "1", ".",    "a*",     "b+",     "a?",      ".*",  "a{2}", "b{0,2}",
+                                            "a{1,}", "^",           "$", "[ab]", "[^a]+",  "|",      "\\.",     "\\w", "\\W",  "\\s",
+                                            "a|b",   "[[:alpha:]]", "_", "ab",   ".{2,3}", "[a-b]*", "(a|b1)*", "()",  "(|a)b"};
+  unsigned hits = 0, cases = 0;
+  for (int i = 0; i < 60000; i++) {
+    char text[256] = "re:", name[16];
+    bool glob = i % 2;
+    if (glob)
+      build(text, globs, sizeof globs / sizeof *globs, false);
+    else
+      build(text + 3, expressions, sizeof expressions / sizeof *expressions, true);
+    regex_t re;
+    mm_pattern p;
+    mm_arena a = {0};
+    mm_err err = {0};
+    if (!glob && regcomp(&re, text + 3, REG_EXTENDED | REG_NOSUB) != 0) continue;
+    if (mm_pattern_compile(&p, text, &a, &err)) {
+      for (int k = 0; k < 8; k++, cases++) {
+        name_of(name);
+        bool expected = glob ? fnmatch(text, name, 0) == 0 : regexec(&re, name, 0, NULL, 0) == 0;
+        hits += expected;
+        if (mm_pattern_match(&p, name) != expected) fail_msg("\"%s\" and \"%s\": expected %d", text, name, expected);
+      }
+    } else if (!strstr(err.text, "nothing to repeat") && !strstr(err.text, "end of \"[\"") && !strstr(err.text, "collating")) {
+      fail_msg("%s", err.text);
+    }
+    if (!glob) regfree(&re);
+    mm_arena_close(&a);
+  }
+  printf("%u of %u matched\n", hits, cases);
+  assert_true(cases > 200000 && hits > cases / 20);
+}
+
+static void refused(const char *text, const char *says) {
+  mm_pattern p;
+  mm_arena a = {0};
+  mm_err err = {0};
+  assert_false(mm_pattern_compile(&p, text, &a, &err));
+  assert_string_equal(err.code, "E_RECIPE");
+  assert_int_equal(err.status, MM_USAGE);
+  if (!strstr(err.text, says)) fail_msg("expected %s, found %s", says, err.text);
+  mm_arena_close(&a);
+}
+
+static void refused_by_name(void **state) {
+  (void)state;
+  refused("re:(a)\\1", "a backreference at byte 7 of pattern");
+  refused("re:(a", "no end of a group");
+  refused("re:a)", "no group to end");
+  refused("re:[a", "no end of \"[\"");
+  refused("re:[z-a]", "ends before it begins");
+  refused("re:[[:word:]]", "unknown class");
+  refused("re:[[.a.]]", "collating");
+  refused("re:*a", "nothing to repeat");
+  refused("re:a{256}", "too many repetitions");
+  refused("re:a{2,1}", "ends before it begins");
+  refused("re:a{x}", "no number");
+  refused("re:((a{200}){200}){200}", "too many repetitions");
+  refused("re:a\\", "nothing after");
+  refused("re:\\bq", "unknown escape");
+  refused("re:", "found nothing");
+  char nested[200] = "re:";
+  memset(nested + 3, '(', 100);
+  refused(nested, "too many groups");
+  char *deep = calloc(1, 100004); /* 100,000 nested groups */
+  memset(deep, '(', 100003);
+  memcpy(deep, "re:", 3);
+  refused(deep, "found a pattern of 100003 bytes, expected at most 512");
+  free(deep);
+}
+
+/* Each of these runs for minutes, or takes gigabytes, in an engine that tries one way after the other. */
+static void hostile_in_time(void **state) {
+  (void)state;
+  static const char *const text[] = {"re:(a*)*b",
+                                     "re:(a|a)*b",
+                                     "re:(a|aa)+$",
+                                     "re:((a*)*)*c",
+                                     "re:(.*.*.*.*.*.*.*.*)x",
+                                     "re:(a?){200}a{200}b",
+                                     "*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a*b",
+                                     "re:^(([a-z])+.)+[A-Z]([a-z])+$"};
+  char name[256];
+  memset(name, 'a', sizeof name - 1);
+  name[255] = 0;
+  clock_t start = clock();
+  for (size_t i = 0; i < sizeof text / sizeof *text; i++) {
+    mm_pattern p;
+    mm_arena a = {0};
+    mm_err err = {0};
+    if (!mm_pattern_compile(&p, text[i], &a, &err)) fail_msg("%s", err.text);
+    for (int k = 0; k < 10; k++) assert_true(mm_pattern_match(&p, name) == (i == 2));
+    mm_arena_close(&a);
+  }
+  assert_true((double)(clock() - start) / CLOCKS_PER_SEC < 2);
+}
+
+static void recipes_have_limits(void **state) {
+  (void)state;
+  mm_recipe r;
+  mm_err err = {0}, many = {0};
+  char *line = calloc(1, 1 << 20);
+  memset(line, ' ', (1 << 20) - 1);
+  memcpy(line, "none", 4);
+  assert_false(mm_recipe_parse(&r, line, &err));
+  assert_non_null(strstr(err.text, "E_RECIPE: found a recipe of 1048575 bytes, expected at most 65536"));
+  mm_recipe_close(&r);
+  strcpy(line, "none");
+  for (int i = 0; i < MM_RECIPE_PATTERNS + 1; i++) strcpy(line + 4 + 8 * i, "; a=none");
+  assert_false(mm_recipe_parse(&r, line, &many));
+  assert_string_equal(many.text, "E_RECIPE: found more than 1024 patterns");
+  mm_recipe_close(&r);
+  free(line);
+}
+
+/* The dearest recipe: as many globs of stars as fit, on every name of a large model. */
+static void dearest_recipe(void **state) {
+  (void)state;
+  char *line = calloc(1, MM_RECIPE_BYTES + 1);
+  size_t n = (size_t)sprintf(line, "none");
+  while (n + 520 < MM_RECIPE_BYTES) {
+    n += (size_t)sprintf(line + n, "; ");
+    for (int i = 0; i < 250; i++) n += (size_t)sprintf(line + n, "?*");
+    n += (size_t)sprintf(line + n, "=none");
+  }
+  mm_recipe r;
+  mm_err err = {0};
+  if (!mm_recipe_parse(&r, line, &err)) fail_msg("%s", err.text);
+  clock_t start = clock();
+  for (int i = 0; i < 100; i++) {
+    const mm_scheme *s;
+    const char *const names[] = {"model.layers.61.block_sparse_moe.experts.w13_weight",
+                                 "model.layers.61.block_sparse_moe.experts.{e}.w1.weight", NULL};
+    assert_true(mm_recipe_choose(&r, MM_KIND_LINEAR, names, &s, &err));
+  }
+  printf("%.2f ms a tensor\n", 10.0 * (double)(clock() - start) / CLOCKS_PER_SEC);
+  mm_recipe_close(&r);
+  free(line);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(same_as_the_library), cmocka_unit_test(refused_by_name),
+                                     cmocka_unit_test(hostile_in_time), cmocka_unit_test(recipes_have_limits),
+                                     cmocka_unit_test(dearest_recipe)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
