@@ -17,7 +17,7 @@
 
 typedef struct run_args {
   const char *dir, *prompt, *prompt_file, *device, *act_quant, *kv; /* act_quant: NULL where not given */
-  double temperature, top_p;
+  double temperature, top_p, min_p, repetition, presence, frequency;
   uint64_t top_k, seed, max_tokens, max_model_len, threads; /* max_model_len and threads: 0 where not given */
   bool added_tokens, ignore_eos, quiet;
 } run_args;
@@ -152,12 +152,20 @@ static bool open_engine(run *r, mm_err *err) {
 
 /* Everything small is checked before the weights are bound. */
 static bool run_open(run *r, mm_err *err) {
-  r->sampling = (mm_sampling){.temperature = r->a->temperature, .top_p = r->a->top_p, .top_k = (uint32_t)r->a->top_k, .seed = r->a->seed};
+  r->sampling = (mm_sampling){.temperature = r->a->temperature,
+                              .top_p = r->a->top_p,
+                              .top_k = (uint32_t)r->a->top_k,
+                              .seed = r->a->seed,
+                              .min_p = r->a->min_p,
+                              .repetition = r->a->repetition,
+                              .presence = r->a->presence,
+                              .frequency = r->a->frequency};
   double start = now();
   if (!mm_sampling_check(&r->sampling, 0, err)) return false;
   if (!mm_shards_open(&r->shards, r->a->dir, err)) return false;
   if (!(r->is_end = mm_calloc(r->shards.pack.model.vocab, sizeof *r->is_end, err))) return false;
   if (!open_tokenizer(r, err) || !read_prompt(r, err) || !set_budget(r, err)) return false;
+  r->sampling.prompt = (uint32_t)r->prompt_count;
   if (!find_ends(r, err) || !find_never(r, err) || !open_engine(r, err)) return false;
   r->load_s = now() - start;
   return true;
@@ -266,6 +274,12 @@ int main(int argc, char **argv) {
       {"temperature", NULL, 0, MM_OPT_REAL, &a.temperature, "X", "0: always the likeliest token (0)", NULL, 0, 0},
       {"top-k", NULL, 0, MM_OPT_U64, &a.top_k, "N", "draw from the N likeliest tokens, 0 for all (0)", NULL, 0, INT32_MAX},
       {"top-p", NULL, 0, MM_OPT_REAL, &a.top_p, "X", "draw from the likeliest tokens that together reach probability X (1)", NULL, 0, 0},
+      {"min-p", NULL, 0, MM_OPT_REAL, &a.min_p, "X", "draw no token less likely than X times the likeliest (0)", NULL, 0, 0},
+      {"repetition-penalty", NULL, 0, MM_OPT_REAL, &a.repetition, "X",
+       "divide logits above 0 of tokens that prompt or answer hold by X, multiply others (1)", NULL, 0, 0},
+      {"presence-penalty", NULL, 0, MM_OPT_REAL, &a.presence, "X", "subtract X from logits of tokens that the answer holds (0)", NULL, 0,
+       0},
+      {"frequency-penalty", NULL, 0, MM_OPT_REAL, &a.frequency, "X", "the same for each time that it holds them (0)", NULL, 0, 0},
       {"seed", NULL, 0, MM_OPT_U64, &a.seed, "N", "of the draws (0)", NULL, 0, 0},
       {"device", NULL, 0, MM_OPT_STR, &a.device, "NAME", "where to compute, cpu unless given", MM_DEVICES, 0, 0},
       {"act-quant", NULL, 0, MM_OPT_STR, &a.act_quant, "WORD",
