@@ -281,7 +281,7 @@ static void test_apart(void **state) {
   world w;
   mm_err err = {0};
   open_world(&w, 1, &mm_ops_cpu);
-  int32_t id[5] = {3, 1, 4, 1, 5}, got = -1, at_once;
+  int32_t id[5] = {3, 1, 4, 1, 5}, got = -1, at_once = -2;
   mm_span span;
   uint32_t out;
   mm_batch batch = last_of(id, &span, &out, 0, 0, 5);

@@ -361,7 +361,7 @@ static void poison(const schedule *s, uint32_t ranks) {
 static void random_step(schedule *s) {
   world *w = &s->w;
   int32_t id[LENGTH];
-  uint32_t out[LENGTH], rows = 0, spans = 0, text[2 * SLOTS];
+  uint32_t out[LENGTH], rows = 0, spans = 0, text[2 * SLOTS] = {0};
   mm_span span[2 * SLOTS];
   for (uint32_t slot = 0; slot < SLOTS; slot++) {
     if (below(2)) continue;
