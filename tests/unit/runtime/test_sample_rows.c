@@ -189,27 +189,28 @@ static mm_batch last_of(const int32_t *id, mm_span *span, uint32_t *out, int32_t
   return (mm_batch){.tokens = count, .id = id, .span_count = 1, .span = span, .out_count = 1, .out = out};
 }
 
+/* n draws, of every row of a sequence of ROWS tokens that is fed again and again. */
+#define ROWS 40
 static void draw_many(uint32_t tp, int32_t *drawn, uint32_t n) {
   world w;
   mm_err err = {0};
-  mm_span span;
-  uint32_t out;
-  int32_t id[30];
-  const uint64_t before = seed;
-  const uint64_t weights = ref_seed;
+  int32_t id[ROWS];
+  uint32_t out[ROWS];
+  asked a[ROWS];
+  mm_sampling set[ROWS];
+  const uint64_t before = seed, weights = ref_seed;
   open_world(&w, tp, &mm_ops_cpu);
   ref_seed = weights; /* the next world's are the same */
   seed = 99;
-  for (int i = 0; i < 30; i++) id[i] = (int32_t)below(VOCAB);
-  mm_batch batch = last_of(id, &span, &out, 1, 0, 30);
-  assert_true(mm_engine_step(w.engine, &batch, (float[VOCAB]){0}, &err));
-  for (uint32_t i = 0; i < n; i++) {
-    asked a;
-    ask(&a);
-    a.set.temperature += 1;
-    batch = last_of(id + 29, &span, &out, 1, 29, 1); /* without lightning layers a slot may go back */
-    batch.sampling = &a.set;
-    if (!mm_engine_queue(w.engine, &batch, &err) || !mm_engine_collect(w.engine, &drawn[i], &err)) fail_msg("%s", err.text);
+  for (uint32_t i = 0; i < n; i += ROWS) {
+    for (uint32_t t = 0; t < ROWS; t++) {
+      ask(&a[t]);
+      id[t] = (int32_t)below(VOCAB), out[t] = t, set[t] = a[t].set;
+      set[t].temperature += 1;
+    }
+    const mm_span span = {1, 0, ROWS, 0};
+    const mm_batch batch = {.tokens = ROWS, .id = id, .span_count = 1, .span = &span, .out_count = ROWS, .out = out, .sampling = set};
+    if (!mm_engine_queue(w.engine, &batch, &err) || !mm_engine_collect(w.engine, drawn + i, &err)) fail_msg("%s", err.text);
   }
   close_world(&w);
   seed = before;
