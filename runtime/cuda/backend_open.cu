@@ -303,7 +303,7 @@ void mm_cu_backend_close(mm_backend *b) {
 }
 
 mm_backend *mm_cu_backend_open(const mm_backend_config *c, mm_err *err) {
-  if (!check_model(c, err) || !mm_cu_check(cudaSetDevice((int)c->weights->rank), "cudaSetDevice", err) || !mm_cu_check_device(err) ||
+  if (!check_model(c, err) || !mm_cu_check(cudaSetDevice((int)c->place.device), "cudaSetDevice", err) || !mm_cu_check_device(err) ||
       !check_shared(c, err))
     return nullptr;
   mm_backend *b = new mm_backend;
