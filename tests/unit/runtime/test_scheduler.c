@@ -1,0 +1,236 @@
+/* The scheduler: whatever else runs, each request gets the tokens that it gets alone. Ends of every kind, a full queue, priorities, want of
+ * pages and of slots; random requests, cancelled and late ones among them, on few pages; and nothing is left behind. */
+#include "tests/unit/runtime/serving.h"
+
+static uint64_t seed = 1;
+static uint32_t below(uint32_t n) {
+  seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+  return (uint32_t)((seed >> 33) % n);
+}
+
+/* Texts 2·i and 2·i + 1 begin alike. */
+static void fill(client *c, uint32_t text, uint32_t count) {
+  for (uint32_t t = 0; t < count; t++) c->prompt[t] = (int32_t)((t * t * 3 + t * 7 + (t < 70 ? text / 2 : text) * 11) % 50);
+  c->r.prompt_count = count;
+}
+
+static const mm_limits limits = {.max_tokens = 64, .slots = 4};
+static const mm_scheduler_config config = {.step_tokens = 32, .queue_max = 100};
+
+static mm_model kind(uint32_t i) { return ref_dims(i ? MM_FAMILY_M2 : MM_FAMILY_M1, !i); }
+
+/* ---- ends ---- */
+
+static void test_alone(void **state) {
+  (void)state;
+  for (uint32_t k = 0; k < 2; k++) {
+    serving w;
+    serving_open(&w, kind(k), 1 + k, limits, config);
+    static const uint32_t count[] = {1, 2, 31, 32, 33, MM_PAGE - 1, MM_PAGE, MM_PAGE + 1, 200};
+    for (uint32_t i = 0; i < sizeof count / sizeof *count; i++) {
+      client c = {.r = {.max_tokens = 1 + i * 5}};
+      fill(&c, i, count[i]);
+      client_ready(&w, &c);
+      client_submit(&w, &c);
+      client_check(&c);
+      assert_int_equal(c.finish, MM_FINISH_LENGTH);
+    }
+    serving_close(&w, false);
+  }
+}
+
+static void test_ends(void **state) {
+  (void)state;
+  serving w;
+  serving_open(&w, kind(1), 1, limits, config);
+  client c[5] = {
+      {.r.max_tokens = 0}, {.r.max_tokens = 20}, {.r.max_tokens = 20, .leave_at = 3}, {.r.max_tokens = 20}, {.r.max_tokens = 20}};
+  for (uint32_t i = 0; i < 5; i++) fill(&c[i], 0, 40);
+  client_ready(&w, &c[1]); /* the third token of the reply stops it, unless it came before */
+  c[1].stop[0] = 49, c[1].stop[1] = c[1].want[2], c[1].r.stop_count = 2;
+  c[3].r.deadline = 1e-9;
+  c[4].r.deadline = 1e300;
+  static const mm_finish finish[] = {MM_FINISH_LENGTH, MM_FINISH_STOP, MM_FINISH_STOP, MM_FINISH_DEADLINE, MM_FINISH_LENGTH};
+  for (uint32_t i = 0; i < 5; i++) {
+    client_ready(&w, &c[i]);
+    client_submit(&w, &c[i]);
+  }
+  for (uint32_t i = 0; i < 5; i++) {
+    client_check(&c[i]);
+    assert_int_equal(c[i].finish, finish[i]);
+  }
+  assert_int_equal(c[0].got_count, 0);
+  assert_int_equal(c[3].got_count, 0);
+  mm_scheduler_cancel(w.scheduler, c[1].ticket); /* has ended */
+  mm_scheduler_cancel(w.scheduler, 12345);       /* never was */
+  serving_close(&w, false);
+}
+
+/* A prompt that is being read, a reply that is being written, one that waits. */
+static void test_cancel(void **state) {
+  (void)state;
+  serving w;
+  serving_open(&w, kind(0), 1, (mm_limits){.max_tokens = 8, .slots = 1}, (mm_scheduler_config){.step_tokens = 1, .queue_max = 9});
+  client c[3] = {{.r.max_tokens = 99}, {.r.max_tokens = 99}, {.r.max_tokens = 3}};
+  fill(&c[0], 0, 4), fill(&c[1], 1, 300), fill(&c[2], 2, 5);
+  for (uint32_t i = 0; i < 3; i++) {
+    client_ready(&w, &c[i]);
+    client_submit(&w, &c[i]);
+  }
+  mm_scheduler_cancel(w.scheduler, c[1].ticket);
+  client_check(&c[1]);
+  for (uint32_t got = 0; got < 2;) {
+    pthread_mutex_lock(&w.lock);
+    got = c[0].got_count;
+    pthread_mutex_unlock(&w.lock);
+  }
+  mm_scheduler_cancel(w.scheduler, c[0].ticket);
+  for (uint32_t i = 0; i < 3; i++) client_check(&c[i]);
+  assert_int_equal(c[1].finish, MM_FINISH_CANCELLED);
+  assert_int_equal(c[2].finish, MM_FINISH_LENGTH);
+  serving_close(&w, false);
+}
+
+static void test_drain(void **state) {
+  (void)state;
+  for (uint32_t drain = 0; drain < 2; drain++) {
+    serving w;
+    serving_open(&w, kind(1), 1, limits, config);
+    client c[9];
+    for (uint32_t i = 0; i < 9; i++) {
+      c[i] = (client){.r.max_tokens = 80};
+      fill(&c[i], i, 100 + i);
+      client_ready(&w, &c[i]);
+    }
+    for (uint32_t i = 0; i < 9; i++) client_submit(&w, &c[i]);
+    serving_close(&w, drain);
+    for (uint32_t i = 0; i < 9; i++) {
+      assert_true(c[i].done);
+      client_check(&c[i]);
+      if (drain) assert_int_equal(c[i].finish, MM_FINISH_LENGTH);
+    }
+    if (!drain) assert_int_equal(c[8].finish, MM_FINISH_CANCELLED);
+  }
+}
+
+/* ---- refusals ---- */
+
+static void refused(serving *w, const mm_request *r, mm_status status, const char *code) {
+  mm_err err = {0};
+  uint64_t ticket;
+  assert_false(mm_scheduler_submit(w->scheduler, r, &ticket, &err));
+  assert_int_equal(err.status, status);
+  assert_string_equal(err.code, code);
+}
+
+static void test_refused(void **state) {
+  (void)state;
+  serving w;
+  serving_open(&w, kind(1), 1, (mm_limits){.max_tokens = 8, .slots = 1, .pages = 3},
+               (mm_scheduler_config){.step_tokens = 1, .queue_max = 2});
+  client c[3];
+  for (uint32_t i = 0; i < 3; i++) {
+    c[i] = (client){.r.max_tokens = 50};
+    fill(&c[i], i, 140);
+    client_ready(&w, &c[i]);
+  }
+  mm_request bad[6];
+  for (uint32_t i = 0; i < 6; i++) bad[i] = c[0].r;
+  const int32_t ids[] = {3, 50, 4};
+  bad[0].prompt_count = 0;
+  bad[1].max_tokens = 3 * MM_PAGE - 139;
+  bad[2].prompt = ids, bad[2].prompt_count = 3;
+  bad[3].boundary = (const uint32_t[]){5, 5}, bad[3].boundary_count = 2;
+  bad[4].boundary = (const uint32_t[]){141}, bad[4].boundary_count = 1;
+  bad[5].sampling.top_p = 2;
+  for (uint32_t i = 0; i < 6; i++) refused(&w, &bad[i], MM_USAGE, i == 5 ? "E_SAMPLING" : "E_BATCH");
+  for (uint32_t i = 0; i < 3; i++) client_submit(&w, &c[i]);
+  refused(&w, &c[0].r, MM_LIMIT, "E_QUEUE");
+  mm_scheduler_stats s;
+  mm_scheduler_stats_read(w.scheduler, &s);
+  assert_int_equal(s.refused, 1);
+  assert_int_equal(s.requests, 3);
+  assert_int_equal(s.waiting + s.running, 3);
+  assert_int_equal(s.pages, 3);
+  for (uint32_t i = 0; i < 3; i++) client_check(&c[i]);
+  serving_close(&w, true);
+
+  mm_err err = {0};
+  mm_scheduler_config none = {.step_tokens = 0}, many = {.step_tokens = 9}, drafts = {.step_tokens = 8, .drafts = MM_DRAFTS + 1};
+  serving_open(&w, kind(1), 1, (mm_limits){.max_tokens = 8, .slots = 1}, (mm_scheduler_config){.step_tokens = 1, .batch_invariant = true});
+  assert_null(mm_scheduler_open(w.engine, &none, &err));
+  assert_string_equal(err.code, "E_LIMITS");
+  assert_null(mm_scheduler_open(w.engine, &many, &err));
+  assert_null(mm_scheduler_open(w.engine, &drafts, &err));
+  serving_close(&w, false);
+}
+
+/* ---- random requests ---- */
+
+static void random_client(serving *w, client *c) {
+  *c = (client){.r = {.max_tokens = below(12) ? below(40) : 0, .priority = (int)below(3), .salt = below(2)}};
+  fill(c, below(8), below(3) ? 1 + below(100) : 1 + below(POSITIONS - 150));
+  c->r.sampling = (mm_sampling){.temperature = below(2), .top_p = 1, .seed = below(100), .top_k = below(2) ? 0 : 10};
+  c->r.sampling.top_p = below(3) ? 1 : 0.9;
+  c->r.sampling.repetition = below(4) ? 0 : 1.3;
+  c->r.sampling.frequency = below(4) ? 0 : 0.5;
+  c->r.sampling.top_logprobs = below(4) ? 0 : 2;
+  c->bias = (mm_bias){(int32_t)below(50), 2};
+  c->r.sampling.bias_count = below(4) == 0;
+  c->stop[0] = (int32_t)below(50), c->stop[1] = (int32_t)below(50);
+  c->r.stop_count = below(4) ? 0 : 2;
+  c->leave_at = below(4) ? 0 : 1 + below(10);
+  c->masked = below(4) == 0;
+  for (uint32_t at = below(90); c->r.boundary_count < 3 && at <= c->r.prompt_count; at += 1 + below(90))
+    c->boundary[c->r.boundary_count++] = at;
+  if (below(12) == 0) c->r.deadline = 1e-9;
+  client_ready(w, c);
+}
+
+/* `many` at a time are submitted, some of them cancelled at once or later. */
+static void random_requests(uint32_t k, uint32_t tp, mm_limits l, mm_scheduler_config s, uint32_t rounds) {
+  enum { MANY = 24 };
+  serving w;
+  serving_open(&w, kind(k), tp, l, s);
+  client *c = malloc(MANY * sizeof *c);
+  uint32_t ends[5] = {0};
+  for (uint32_t r = 0; r < rounds; r++) {
+    for (uint32_t i = 0; i < MANY; i++) random_client(&w, &c[i]);
+    for (uint32_t i = 0; i < MANY; i++) {
+      client_submit(&w, &c[i]);
+      if (below(10) == 0) mm_scheduler_cancel(w.scheduler, c[below(i + 1)].ticket);
+      if (below(6) == 0) client_wait(&c[below(i + 1)]);
+    }
+    for (uint32_t i = 0; i < MANY; i++) {
+      client_check(&c[i]);
+      ends[c[i].finish]++;
+    }
+  }
+  mm_scheduler_stats t;
+  mm_scheduler_stats_read(w.scheduler, &t);
+  print_message("%u requests: %u stop, %u length, %u cancelled, %u late; %llu steps, %llu preempted, %llu of %llu prompt tokens cached\n",
+                rounds * MANY, ends[MM_FINISH_STOP], ends[MM_FINISH_LENGTH], ends[MM_FINISH_CANCELLED], ends[MM_FINISH_DEADLINE],
+                (unsigned long long)t.steps, (unsigned long long)t.preempted, (unsigned long long)t.cached_tokens,
+                (unsigned long long)t.prompt_tokens);
+  serving_close(&w, true);
+  free(c);
+}
+
+static void test_random(void **state) {
+  (void)state;
+  const mm_scheduler_config s = {.step_tokens = 40, .queue_max = 100};
+  for (uint32_t k = 0; k < 2; k++) {
+    random_requests(k, 1, (mm_limits){.max_tokens = 64, .slots = 6}, s, 6);
+    random_requests(k, 2, (mm_limits){.max_tokens = 64, .slots = 6, .pages = 12}, s, 6); /* preempted now and then */
+    random_requests(k, 1, (mm_limits){.max_tokens = 3, .slots = 6, .pages = 8}, (mm_scheduler_config){.step_tokens = 3, .queue_max = 100},
+                    2);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_alone), cmocka_unit_test(test_ends),    cmocka_unit_test(test_cancel),
+      cmocka_unit_test(test_drain), cmocka_unit_test(test_refused), cmocka_unit_test(test_random),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
