@@ -11,7 +11,7 @@ NVCC ?= $(shell command -v nvcc)
 CUDA ?= $(if $(filter 0,$(SAN)),$(if $(NVCC),1,0),0)
 #: CUDA_ARCH="90a" GPU architectures to compile for ("80 90a"); 100 takes the kernels of 80
 CUDA_ARCH ?= 80 90a
-#: STATIC=1        link jansson, zstd, OpenSSL and PCRE2 into the programs, to carry them to another machine
+#: STATIC=1        link jansson, zstd, OpenSSL, PCRE2 and libevent into the programs, to carry them to another machine
 STATIC ?= 0
 #: MPI=1           conversions over several processes with mpirun (Open MPI)
 MPI ?= 0
@@ -30,11 +30,11 @@ Q = $(if $(filter 1,$(V)),,@)
 
 # ---- flags
 
-PKGS = jansson libcrypto libpcre2-8 libzstd
+PKGS = jansson libcrypto libpcre2-8 libzstd libevent
 WARN = -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Werror
 CPPFLAGS = -I. -D_GNU_SOURCE $(PKG_CFLAGS) -MMD -MP
 CFLAGS = -std=c11 -O2 -g -ffile-prefix-map=$(CURDIR)=. -fPIE -fstack-protector-strong -fstack-clash-protection $(WARN)
-LDFLAGS = -pie -Wl,-z,relro,-z,now -Wl,-z,noexecstack
+LDFLAGS = -pie -Wl,--as-needed -Wl,-z,relro,-z,now -Wl,-z,noexecstack
 LD = $(CC)
 PKG_CFLAGS := $(shell pkg-config --cflags $(PKGS))
 LIBS := $(shell pkg-config --libs $(PKGS))
@@ -233,7 +233,7 @@ soak-fuzz-build:
 	$(Q)$(MAKE) --no-print-directory CC=clang SAN=1 FUZZ=fast CUDA=0 BUILD=$(BUILD)/soak-fuzz fuzzers >/dev/null
 
 $(VENV)/ready:
-	$(Q)scripts/venv.sh $(VENV) safetensors==0.8.0 numpy==2.4.6 ml_dtypes==0.6.0
+	$(Q)scripts/venv.sh $(VENV) safetensors==0.8.0 numpy==2.4.6 ml_dtypes==0.6.0 openai==3.54.0 anthropic==2.12.0
 
 $(FUZZ_SRC:%.c=$(BUILD)/%): $(BUILD)/%: $(BUILD)/%.o $(LIBS_all)
 	$(link) -fsanitize=fuzzer -o $@
