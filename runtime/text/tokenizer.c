@@ -156,3 +156,8 @@ const char *mm_tokenizer_bytes(const mm_tokenizer *t, int32_t id, size_t *n) {
 bool mm_tokenizer_is_special(const mm_tokenizer *t, int32_t id) { return id >= 0 && (uint32_t)id < t->bpe.vocab && t->special[id]; }
 
 int32_t mm_tokenizer_find(const mm_tokenizer *t, const char *text) { return mm_bpe_find(&t->bpe, text, strlen(text)); }
+
+int32_t mm_tokenizer_find_added(const mm_tokenizer *t, const char *text) {
+  const int32_t id = mm_tokenizer_find(t, text);
+  return id >= 0 && t->level[id] != MM_ORDINARY ? id : -1;
+}

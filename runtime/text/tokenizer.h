@@ -38,5 +38,7 @@ const char *mm_tokenizer_bytes(const mm_tokenizer *t, int32_t id, size_t *n);
 bool mm_tokenizer_is_special(const mm_tokenizer *t, int32_t id);
 /* The id of an added or ordinary token's exact text; -1 when absent. */
 int32_t mm_tokenizer_find(const mm_tokenizer *t, const char *text);
+/* The same of added tokens alone, special or not. */
+int32_t mm_tokenizer_find_added(const mm_tokenizer *t, const char *text);
 
 #endif
