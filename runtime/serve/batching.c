@@ -45,11 +45,15 @@ static uint64_t pages_for(const mm_scheduler *s, const job *j, uint32_t rows) {
   return n;
 }
 
-/* As many of `rows` as there are pages for; *room is what is left of the free ones. */
-static uint32_t within_pages(const mm_scheduler *s, const job *j, uint32_t rows, uint64_t *room) {
+/* As many of `rows` as there are pages for, when the cache has made room; *room is what is left of the free ones. */
+static uint32_t within_pages(mm_scheduler *s, const job *j, uint32_t rows, uint64_t *room) {
   if (!s->pages) return rows;
-  while (rows && pages_for(s, j, rows) > *room) {
-    const uint32_t over = (j->fed + rows) % MM_PAGE; /* back to the border before */
+  for (uint32_t over; rows && pages_for(s, j, rows) > *room;) {
+    if (mm_reuse_evict(s)) {
+      (*room)++;
+      continue;
+    }
+    over = (j->fed + rows) % MM_PAGE; /* back to the border before */
     rows -= (uint32_t)mm_min(rows, over ? over : MM_PAGE);
   }
   if (rows) *room -= pages_for(s, j, rows);
@@ -79,8 +83,9 @@ static uint32_t plan_prompts(mm_scheduler *s, uint32_t count, uint32_t budget, u
   for (uint32_t i = 0; i < count; i++) {
     job *j = s->order[i];
     const uint32_t own = j == oldest ? kept : 0, more = (uint32_t)mm_min(left_of(s, j) - own, left);
-    left -= more;
-    rows += j->take = within_pages(s, j, own + more, &room);
+    const uint32_t cut = mm_reuse_cut(s, j, own + more);
+    left = left + own - cut;
+    rows += j->take = within_pages(s, j, cut, &room);
   }
   return rows;
 }
@@ -109,6 +114,10 @@ static uint32_t plan_all(mm_scheduler *s) {
     bool shorted;
     const uint32_t rows = plan(s, &shorted);
     if (!shorted && (rows || s->queued > s->collected || !s->running)) return rows;
+    if (s->running == 1 && s->cache && mm_prefix_cache_pages(s->cache)) {
+      mm_reuse_clear(s); /* it had pages in common with the cache, and may have all for itself */
+      continue;
+    }
     mm_schedule_preempt(s, mm_schedule_victim(s));
   }
 }
@@ -152,6 +161,7 @@ static bool build(mm_scheduler *s, step *t, mm_batch *b, mm_err *err) {
 
 /* The slots of a step that failed hold nothing. */
 static void fail_step(mm_scheduler *s, const mm_err *err) {
+  mm_reuse_clear(s);
   for (uint32_t i = 0; i < s->slots; i++)
     if (s->slot[i] && s->slot[i]->take) mm_scheduler_end(s, s->slot[i], MM_FINISH_ERROR, err);
 }
@@ -185,6 +195,7 @@ bool mm_step_queue(mm_scheduler *s) {
   s->own.step_seconds += mm_scheduler_now() - start;
   if (done) {
     count_step(s, t);
+    mm_reuse_boundaries(s);
     s->first = (s->first + 1) % s->slots;
   } else
     fail_step(s, &err);
@@ -226,6 +237,7 @@ static void deliver_all(mm_scheduler *s, const step *t, const choice *c) {
 
 /* After a failure nothing is queued any more and no slot holds anything. */
 static void fail_all(mm_scheduler *s, const mm_err *err) {
+  mm_reuse_clear(s);
   for (uint32_t i = 0; i < s->slots; i++)
     if (s->slot[i]) mm_scheduler_end(s, s->slot[i], MM_FINISH_ERROR, err);
   for (; s->collected < s->queued; s->collected++) {

@@ -119,7 +119,7 @@ void mm_scheduler_forget(job *j) {
 mm_progress mm_scheduler_progress(const job *j) { return (mm_progress){j->r.prompt_count, j->cached, j->count - j->r.prompt_count}; }
 
 void mm_scheduler_end(mm_scheduler *s, job *j, mm_finish why, const mm_err *err) {
-  mm_schedule_leave(s, j);
+  mm_schedule_leave(s, j, why != MM_FINISH_ERROR);
   const mm_progress progress = mm_scheduler_progress(j);
   j->r.done(j->r.user, why, &progress, why == MM_FINISH_ERROR ? err : NULL);
   pthread_mutex_lock(&s->lock);
@@ -164,6 +164,8 @@ static void publish(mm_scheduler *s) {
   mm_scheduler_stats *own = &s->own;
   own->running = s->running;
   own->pages_free = s->pages ? mm_pages_free(s->pages) : 0;
+  own->pages_cached = s->cache ? mm_prefix_cache_pages(s->cache) : 0;
+  own->cache_bytes = s->cache ? mm_prefix_cache_state_bytes(s->cache) : 0;
   pthread_mutex_lock(&s->lock);
   own->requests = s->stats.requests;
   own->refused = s->stats.refused;
@@ -198,6 +200,7 @@ static bool check_config(const mm_engine *e, const mm_scheduler_config *c, mm_er
 }
 
 static void free_scheduler(mm_scheduler *s) {
+  mm_reuse_close(s);
   mm_step_close(s);
   free(s->waiting);
   free(s->slot);
@@ -222,7 +225,7 @@ mm_scheduler *mm_scheduler_open(mm_engine *engine, const mm_scheduler_config *c,
   pthread_mutex_init(&s->lock, NULL);
   pthread_cond_init(&s->changed, NULL);
   publish(s);
-  if ((s->slot = mm_calloc(s->slots, sizeof *s->slot, err)) && mm_step_open(s, err)) {
+  if ((s->slot = mm_calloc(s->slots, sizeof *s->slot, err)) && mm_step_open(s, err) && mm_reuse_open(s, err)) {
     const int failed = pthread_create(&s->thread, NULL, work, s);
     if (!failed) return s;
     mm_fail(err, MM_LIMIT, "E_THREADS", mm_at(NULL, NULL), "start the scheduler's thread: %s", strerror(failed));

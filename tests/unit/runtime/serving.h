@@ -248,4 +248,10 @@ static inline void client_check(client *c) {
   assert_int_equal(c->got_count, c->want_count);
 }
 
+/* The figures once nothing runs any more. */
+static inline void serving_settled(serving *w, mm_scheduler_stats *s) {
+  do mm_scheduler_stats_read(w->scheduler, s);
+  while (s->running || s->waiting);
+}
+
 #endif

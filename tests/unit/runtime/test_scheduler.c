@@ -220,8 +220,14 @@ static void test_random(void **state) {
   (void)state;
   const mm_scheduler_config s = {.step_tokens = 40, .queue_max = 100};
   for (uint32_t k = 0; k < 2; k++) {
-    random_requests(k, 1, (mm_limits){.max_tokens = 64, .slots = 6}, s, 6);
-    random_requests(k, 2, (mm_limits){.max_tokens = 64, .slots = 6, .pages = 12}, s, 6); /* preempted now and then */
+    mm_scheduler_config cached = s;
+    cached.prefix_cache = true, cached.cache_bytes = 1 << 16;
+    random_requests(k, 1, (mm_limits){.max_tokens = 64, .slots = 6}, s, 3);
+    random_requests(k, 1, (mm_limits){.max_tokens = 64, .slots = 6, .pages = 100}, cached, 5);
+    random_requests(k, 2, (mm_limits){.max_tokens = 64, .slots = 6, .pages = 9}, cached, 5);
+    cached.step_tokens = 3;
+    random_requests(k, 1, (mm_limits){.max_tokens = 64, .slots = 2, .pages = 8}, cached, 2);
+    random_requests(k, 2, (mm_limits){.max_tokens = 64, .slots = 6, .pages = 12}, s, 3); /* preempted now and then */
     random_requests(k, 1, (mm_limits){.max_tokens = 3, .slots = 6, .pages = 8}, (mm_scheduler_config){.step_tokens = 3, .queue_max = 100},
                     2);
   }
