@@ -184,15 +184,28 @@ static bool can_go_ahead(const mm_scheduler *s) {
   return mm_engine_queues(s->engine);
 }
 
+/* Time spent in the engine, by the clock and of this thread. */
+typedef struct spell {
+  double wall, cpu;
+} spell;
+static spell enter_engine(void) { return (spell){mm_scheduler_now(), mm_scheduler_cpu()}; }
+static void leave_engine(mm_scheduler *s, spell began) {
+  s->own.step_seconds += mm_scheduler_now() - began.wall;
+  s->inside += mm_scheduler_cpu() - began.cpu;
+}
+
 bool mm_step_queue(mm_scheduler *s) {
   s->ahead = can_go_ahead(s);
   if (!plan_all(s)) return false;
   step *t = &s->step[s->queued % MM_QUEUE];
   mm_batch batch;
   mm_err err = {0};
-  const double start = mm_scheduler_now();
-  const bool done = build(s, t, &batch, &err) && mm_engine_queue(s->engine, &batch, &err);
-  s->own.step_seconds += mm_scheduler_now() - start;
+  bool done = build(s, t, &batch, &err);
+  if (done) {
+    const spell began = enter_engine();
+    done = mm_engine_queue(s->engine, &batch, &err);
+    leave_engine(s, began);
+  }
   if (done) {
     count_step(s, t);
     mm_reuse_boundaries(s);
@@ -249,9 +262,9 @@ static void fail_all(mm_scheduler *s, const mm_err *err) {
 void mm_step_collect(mm_scheduler *s) {
   const step *t = &s->step[s->collected % MM_QUEUE];
   mm_err err = {0};
-  const double start = mm_scheduler_now();
+  const spell began = enter_engine();
   const bool done = mm_engine_collect(s->engine, s->chosen, &err);
-  s->own.step_seconds += mm_scheduler_now() - start;
+  leave_engine(s, began);
   if (!done) {
     fail_all(s, &err);
     return;

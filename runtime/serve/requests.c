@@ -7,11 +7,14 @@
 
 #include "runtime/serve/scheduler_inside.h"
 
-double mm_scheduler_now(void) {
+static double read_clock(clockid_t clock) {
   struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
+  clock_gettime(clock, &t);
   return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
+
+double mm_scheduler_now(void) { return read_clock(CLOCK_MONOTONIC); }
+double mm_scheduler_cpu(void) { return read_clock(CLOCK_THREAD_CPUTIME_ID); }
 
 /* ---- a request comes ---- */
 
@@ -181,6 +184,7 @@ static void *work(void *arg) {
     const uint64_t keep = queued && s->ahead;
     if (!queued && s->queued > s->collected) mm_step_collect(s);
     while (queued && s->queued - s->collected > keep) mm_step_collect(s);
+    s->own.own_seconds = mm_scheduler_cpu() - s->inside;
     publish(s);
   }
   return NULL;

@@ -65,6 +65,7 @@ struct mm_scheduler {
   mm_scheduler_stats stats;
 
   mm_scheduler_stats own; /* the thread's, published once a step */
+  double inside;          /* CPU time of the thread in the engine */
   job **waiting;          /* [waiting_count] */
   size_t waiting_count, waiting_cap;
   job **slot; /* [slots] who has it */
@@ -88,6 +89,7 @@ struct mm_scheduler {
 
 /* ---- requests.c ---- */
 double mm_scheduler_now(void);
+double mm_scheduler_cpu(void); /* seconds that the calling thread ran */
 /* The job has ended: its slot is free, `done` is called, and it is gone once no step names it. */
 void mm_scheduler_end(mm_scheduler *s, job *j, mm_finish why, const mm_err *err);
 mm_progress mm_scheduler_progress(const job *j);
