@@ -99,10 +99,12 @@ static uint32_t plan(mm_scheduler *s, bool *shorted) {
     job *j = s->slot[(s->first + i) % s->slots];
     if (!j) continue;
     const uint32_t left = left_of(s, j);
-    j->take = 0;
+    j->take = j->drafts = 0;
     if (left > 1) s->order[prompts++] = j;
     if (left != 1 || rows == s->c.step_tokens) continue;
-    rows += j->take = within_pages(s, j, 1, &room);
+    const uint32_t drafts = mm_drafts_find(s, j, s->c.step_tokens - rows - 1);
+    rows += j->take = within_pages(s, j, 1 + drafts, &room);
+    if (j->take) j->drafts = j->take - 1;
     *shorted |= !j->take;
   }
   return rows + plan_prompts(s, prompts, s->c.step_tokens - rows, room);
@@ -139,23 +141,36 @@ static bool add_output(mm_scheduler *s, step *t, const job *j, uint32_t row, mm_
   return true;
 }
 
-static bool add_job(mm_scheduler *s, step *t, mm_batch *b, const job *j, mm_err *err) {
+/* The job's i-th token of this step. */
+static int32_t id_of(const job *j, uint32_t i) {
+  const uint32_t at = j->fed + i;
+  if (at < j->count) return j->token[at];
+  return j->drafts ? j->draft[at - j->count] : MM_ID_CHOSEN;
+}
+
+static bool add_job(mm_scheduler *s, step *t, mm_batch *b, job *j, mm_err *err) {
   s->span[b->span_count++] = (mm_span){j->slot, b->tokens, j->take, j->fed};
-  for (uint32_t i = 0; i < j->take; i++) s->id[b->tokens + i] = j->fed + i < j->count ? j->token[j->fed + i] : MM_ID_CHOSEN;
+  for (uint32_t i = 0; i < j->take; i++) s->id[b->tokens + i] = id_of(j, i);
   b->tokens += j->take;
   if (j->fed + j->take < j->count) return true;
-  t->choice[t->choices++] = (choice){(job *)j, j->turn, t->outs, 1, j->fed};
-  return add_output(s, t, j, b->tokens - 1, err);
+  t->choice[t->choices++] = (choice){j, j->turn, t->outs, 1 + j->drafts, j->fed};
+  for (uint32_t row = b->tokens - 1 - j->drafts; row < b->tokens; row++)
+    if (!add_output(s, t, j, row, err)) return false;
+  return true;
 }
 
 static bool build(mm_scheduler *s, step *t, mm_batch *b, mm_err *err) {
-  t->choices = t->outs = 0;
+  bool prompts = false;
+  *t = (step){.choice = t->choice, .logprob = t->logprob, .began = mm_scheduler_now(), .drafted = s->drafting};
   *b = (mm_batch){.id = s->id, .span = s->span, .out = s->out, .sampling = s->sampling};
   for (uint32_t i = 0; i < s->slots; i++) {
-    const job *j = s->slot[i];
-    if (j && j->take && !add_job(s, t, b, j, err)) return false;
+    job *j = s->slot[i];
+    if (!j || !j->take) continue;
+    prompts |= j->take > 1 + j->drafts;
+    if (!add_job(s, t, b, j, err)) return false;
   }
   b->out_count = t->outs;
+  t->decoders = prompts ? 0 : t->choices;
   return true;
 }
 
@@ -177,8 +192,9 @@ static void count_step(mm_scheduler *s, step *t) {
   s->own.steps++;
 }
 
-/* Whether no running job has to see a choice before it can ask for the next one. */
+/* Whether no running job has to see a choice before it can ask for the next one, or propose what follows it. */
 static bool can_go_ahead(const mm_scheduler *s) {
+  if (s->drafting) return false;
   for (uint32_t i = 0; i < s->slots; i++)
     if (s->slot[i] && s->slot[i]->r.allow) return false;
   return mm_engine_queues(s->engine);
@@ -195,6 +211,7 @@ static void leave_engine(mm_scheduler *s, spell began) {
 }
 
 bool mm_step_queue(mm_scheduler *s) {
+  s->drafting = mm_drafts_wanted(s);
   s->ahead = can_go_ahead(s);
   if (!plan_all(s)) return false;
   step *t = &s->step[s->queued % MM_QUEUE];
@@ -239,13 +256,23 @@ static bool deliver(mm_scheduler *s, job *j, int32_t id, const mm_logprob *logpr
   return false;
 }
 
-static void deliver_all(mm_scheduler *s, const step *t, const choice *c) {
+/* What a step chose for the job, up to the first proposal that was wrong; how many tokens. */
+static uint32_t deliver_all(mm_scheduler *s, const step *t, const choice *c) {
   job *j = c->job;
-  if (j->ended || j->turn != c->turn) return;
-  for (uint32_t i = c->first; i < c->first + c->count; i++) {
-    const bool told = j->r.sampling.logprobs || j->r.sampling.top_logprobs;
-    if (!deliver(s, j, s->chosen[i], told ? t->logprob + (size_t)i * (1 + MM_LOGPROBS) : NULL)) return;
+  if (j->ended || j->turn != c->turn) return 0;
+  const bool told = j->r.sampling.logprobs || j->r.sampling.top_logprobs;
+  const uint32_t drafts = c->count - 1;
+  uint32_t right = 0;
+  while (right < drafts && s->chosen[c->first + right] == j->draft[right]) right++;
+  if (drafts) {
+    mm_drafts_judge(s, j, drafts, right);
+    j->choosing = right + 1;
   }
+  for (uint32_t i = 0; i <= right; i++) {
+    if (drafts) j->fed = c->pos + i + 1; /* what comes after in the slot is given anew */
+    if (!deliver(s, j, s->chosen[c->first + i], told ? t->logprob + (size_t)(c->first + i) * (1 + MM_LOGPROBS) : NULL)) return i + 1;
+  }
+  return right + 1;
 }
 
 /* After a failure nothing is queued any more and no slot holds anything. */
@@ -270,8 +297,10 @@ void mm_step_collect(mm_scheduler *s) {
     return;
   }
   s->collected++;
+  uint32_t tokens = 0;
   for (uint32_t i = 0; i < t->choices; i++) {
-    deliver_all(s, t, &t->choice[i]);
+    tokens += deliver_all(s, t, &t->choice[i]);
     mm_scheduler_forget(t->choice[i].job);
   }
+  mm_drafts_measure(s, t, tokens);
 }

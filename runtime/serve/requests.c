@@ -39,6 +39,7 @@ static job *copy_request(const mm_request *r, mm_err *err) {
   if (!j) return NULL;
   j->r = *r;
   j->slot = -1;
+  j->luck = 1;
   j->count = r->prompt_count;
   j->r.sampling.prompt = r->prompt_count;
   const bool stop = copy_array((const void **)&j->r.stop, r->stop_count, sizeof *r->stop, err),
@@ -205,6 +206,7 @@ static bool check_config(const mm_engine *e, const mm_scheduler_config *c, mm_er
 
 static void free_scheduler(mm_scheduler *s) {
   mm_reuse_close(s);
+  mm_drafts_close(s);
   mm_step_close(s);
   free(s->waiting);
   free(s->slot);
@@ -229,7 +231,7 @@ mm_scheduler *mm_scheduler_open(mm_engine *engine, const mm_scheduler_config *c,
   pthread_mutex_init(&s->lock, NULL);
   pthread_cond_init(&s->changed, NULL);
   publish(s);
-  if ((s->slot = mm_calloc(s->slots, sizeof *s->slot, err)) && mm_step_open(s, err) && mm_reuse_open(s, err)) {
+  if ((s->slot = mm_calloc(s->slots, sizeof *s->slot, err)) && mm_step_open(s, err) && mm_reuse_open(s, err) && mm_drafts_open(s, err)) {
     const int failed = pthread_create(&s->thread, NULL, work, s);
     if (!failed) return s;
     mm_fail(err, MM_LIMIT, "E_THREADS", mm_at(NULL, NULL), "start the scheduler's thread: %s", strerror(failed));

@@ -1,5 +1,5 @@
 /* The scheduler's inside: requests.c (they come and go), schedule.c (who has a slot), reuse.c (what
- * the prefix cache keeps of them and gives them), batching.c (what the slots are given and what
+ * the prefix cache keeps of them and gives them), drafts.c (prompt lookup), batching.c (what the slots are given and what
  * comes back). Everything but what `lock` guards belongs to the scheduler's thread. */
 #ifndef MM_RUNTIME_SERVE_SCHEDULER_INSIDE_H
 #define MM_RUNTIME_SERVE_SCHEDULER_INSIDE_H
@@ -28,8 +28,11 @@ typedef struct job {
   uint32_t rows_out; /* entries of steps under way that name it */
   bool twin;         /* it waits for what another is reading just now */
   uint32_t cached;   /* tokens of the prompt that the prefix cache had, at its first turn */
-  uint32_t take;     /* tokens that the step being built gives it */
-  bool ended;        /* freed when no step names it */
+  uint32_t drafts;   /* of them, proposed ones behind the last */
+  int32_t draft[MM_DRAFTS];
+  double luck;   /* share of its proposals that were right of late */
+  uint32_t take; /* tokens that the step being built gives it */
+  bool ended;    /* freed when no step names it */
 } job;
 
 /* What one step chose for one job: outputs [first, first + count) of it, after the tokens from `pos` on. */
@@ -43,7 +46,15 @@ typedef struct step {
   choice *choice;      /* [choices], room for every slot */
   mm_logprob *logprob; /* [step_tokens, 1 + MM_LOGPROBS], allocated when first asked for */
   uint32_t choices, outs;
+  double began;      /* when it was queued */
+  uint32_t decoders; /* requests that it decodes for; 0 where it reads prompts too */
+  bool drafted;      /* with proposals */
 } step;
+
+/* Seconds and tokens of steps that do nothing but decode; recent ones weigh most. */
+typedef struct rate {
+  double seconds, tokens;
+} rate;
 
 struct mm_scheduler {
   mm_engine *engine;
@@ -84,6 +95,9 @@ struct mm_scheduler {
   int32_t *chosen; /* [step_tokens] of the step being collected */
   job **order;     /* [slots] the prompts that are being read */
   uint32_t first;  /* slot whose turn it is, should a step have too few rows for all */
+  rate *rate;      /* [slots + 1, 2] by how many decode: without proposals and with; NULL: none are made */
+  bool drafting;   /* the next step may have some */
+  double over;     /* when the last step was collected */
   bool ahead;      /* the next step is queued before this one's choices are read */
 };
 
@@ -125,6 +139,17 @@ bool mm_reuse_twin(mm_scheduler *s, const job *j);
 bool mm_reuse_evict(mm_scheduler *s);
 /* Nothing is kept: of what slots held, after a failure nobody knows what is good. */
 void mm_reuse_clear(mm_scheduler *s);
+
+/* ---- drafts.c ---- */
+bool mm_drafts_open(mm_scheduler *s, mm_err *err);
+void mm_drafts_close(mm_scheduler *s);
+/* Whether proposals pay for as many requests as decode now, as far as was measured; now and then the other way, to measure it. */
+bool mm_drafts_wanted(mm_scheduler *s);
+/* Proposes at most `most` tokens after the job's last one; how many. */
+uint32_t mm_drafts_find(const mm_scheduler *s, job *j, uint32_t most);
+void mm_drafts_judge(mm_scheduler *s, job *j, uint32_t drafted, uint32_t right);
+/* A step was collected and gave so many tokens. */
+void mm_drafts_measure(mm_scheduler *s, const step *t, uint32_t tokens);
 
 /* ---- batching.c ---- */
 bool mm_step_open(mm_scheduler *s, mm_err *err);
