@@ -45,11 +45,15 @@ static uint64_t pages_for(const mm_scheduler *s, const job *j, uint32_t rows) {
   return n;
 }
 
-/* As many of `rows` as there are pages for; *room is what is left of the free ones. */
-static uint32_t within_pages(const mm_scheduler *s, const job *j, uint32_t rows, uint64_t *room) {
+/* As many of `rows` as there are pages for, when the cache has made room; *room is what is left of the free ones. */
+static uint32_t within_pages(mm_scheduler *s, const job *j, uint32_t rows, uint64_t *room) {
   if (!s->pages) return rows;
-  while (rows && pages_for(s, j, rows) > *room) {
-    const uint32_t over = (j->fed + rows) % MM_PAGE; /* back to the border before */
+  for (uint32_t over; rows && pages_for(s, j, rows) > *room;) {
+    if (mm_reuse_evict(s)) {
+      (*room)++;
+      continue;
+    }
+    over = (j->fed + rows) % MM_PAGE; /* back to the border before */
     rows -= (uint32_t)mm_min(rows, over ? over : MM_PAGE);
   }
   if (rows) *room -= pages_for(s, j, rows);
@@ -79,8 +83,9 @@ static uint32_t plan_prompts(mm_scheduler *s, uint32_t count, uint32_t budget, u
   for (uint32_t i = 0; i < count; i++) {
     job *j = s->order[i];
     const uint32_t own = j == oldest ? kept : 0, more = (uint32_t)mm_min(left_of(s, j) - own, left);
-    left -= more;
-    rows += j->take = within_pages(s, j, own + more, &room);
+    const uint32_t cut = mm_reuse_cut(s, j, own + more);
+    left = left + own - cut;
+    rows += j->take = within_pages(s, j, cut, &room);
   }
   return rows;
 }
@@ -94,10 +99,12 @@ static uint32_t plan(mm_scheduler *s, bool *shorted) {
     job *j = s->slot[(s->first + i) % s->slots];
     if (!j) continue;
     const uint32_t left = left_of(s, j);
-    j->take = 0;
+    j->take = j->drafts = 0;
     if (left > 1) s->order[prompts++] = j;
     if (left != 1 || rows == s->c.step_tokens) continue;
-    rows += j->take = within_pages(s, j, 1, &room);
+    const uint32_t drafts = mm_drafts_find(s, j, s->c.step_tokens - rows - 1);
+    rows += j->take = within_pages(s, j, 1 + drafts, &room);
+    if (j->take) j->drafts = j->take - 1;
     *shorted |= !j->take;
   }
   return rows + plan_prompts(s, prompts, s->c.step_tokens - rows, room);
@@ -109,6 +116,10 @@ static uint32_t plan_all(mm_scheduler *s) {
     bool shorted;
     const uint32_t rows = plan(s, &shorted);
     if (!shorted && (rows || s->queued > s->collected || !s->running)) return rows;
+    if (s->running == 1 && s->cache && mm_prefix_cache_pages(s->cache)) {
+      mm_reuse_clear(s); /* it had pages in common with the cache, and may have all for itself */
+      continue;
+    }
     mm_schedule_preempt(s, mm_schedule_victim(s));
   }
 }
@@ -130,28 +141,42 @@ static bool add_output(mm_scheduler *s, step *t, const job *j, uint32_t row, mm_
   return true;
 }
 
-static bool add_job(mm_scheduler *s, step *t, mm_batch *b, const job *j, mm_err *err) {
+/* The job's i-th token of this step. */
+static int32_t id_of(const job *j, uint32_t i) {
+  const uint32_t at = j->fed + i;
+  if (at < j->count) return j->token[at];
+  return j->drafts ? j->draft[at - j->count] : MM_ID_CHOSEN;
+}
+
+static bool add_job(mm_scheduler *s, step *t, mm_batch *b, job *j, mm_err *err) {
   s->span[b->span_count++] = (mm_span){j->slot, b->tokens, j->take, j->fed};
-  for (uint32_t i = 0; i < j->take; i++) s->id[b->tokens + i] = j->fed + i < j->count ? j->token[j->fed + i] : MM_ID_CHOSEN;
+  for (uint32_t i = 0; i < j->take; i++) s->id[b->tokens + i] = id_of(j, i);
   b->tokens += j->take;
   if (j->fed + j->take < j->count) return true;
-  t->choice[t->choices++] = (choice){(job *)j, j->turn, t->outs, 1, j->fed};
-  return add_output(s, t, j, b->tokens - 1, err);
+  t->choice[t->choices++] = (choice){j, j->turn, t->outs, 1 + j->drafts, j->fed};
+  for (uint32_t row = b->tokens - 1 - j->drafts; row < b->tokens; row++)
+    if (!add_output(s, t, j, row, err)) return false;
+  return true;
 }
 
 static bool build(mm_scheduler *s, step *t, mm_batch *b, mm_err *err) {
-  t->choices = t->outs = 0;
+  bool prompts = false;
+  *t = (step){.choice = t->choice, .logprob = t->logprob, .began = mm_scheduler_now(), .drafted = s->drafting};
   *b = (mm_batch){.id = s->id, .span = s->span, .out = s->out, .sampling = s->sampling};
   for (uint32_t i = 0; i < s->slots; i++) {
-    const job *j = s->slot[i];
-    if (j && j->take && !add_job(s, t, b, j, err)) return false;
+    job *j = s->slot[i];
+    if (!j || !j->take) continue;
+    prompts |= j->take > 1 + j->drafts;
+    if (!add_job(s, t, b, j, err)) return false;
   }
   b->out_count = t->outs;
+  t->decoders = prompts ? 0 : t->choices;
   return true;
 }
 
 /* The slots of a step that failed hold nothing. */
 static void fail_step(mm_scheduler *s, const mm_err *err) {
+  mm_reuse_clear(s);
   for (uint32_t i = 0; i < s->slots; i++)
     if (s->slot[i] && s->slot[i]->take) mm_scheduler_end(s, s->slot[i], MM_FINISH_ERROR, err);
 }
@@ -167,24 +192,40 @@ static void count_step(mm_scheduler *s, step *t) {
   s->own.steps++;
 }
 
-/* Whether no running job has to see a choice before it can ask for the next one. */
+/* Whether no running job has to see a choice before it can ask for the next one, or propose what follows it. */
 static bool can_go_ahead(const mm_scheduler *s) {
+  if (s->drafting) return false;
   for (uint32_t i = 0; i < s->slots; i++)
     if (s->slot[i] && s->slot[i]->r.allow) return false;
   return mm_engine_queues(s->engine);
 }
 
+/* Time spent in the engine, by the clock and of this thread. */
+typedef struct spell {
+  double wall, cpu;
+} spell;
+static spell enter_engine(void) { return (spell){mm_scheduler_now(), mm_scheduler_cpu()}; }
+static void leave_engine(mm_scheduler *s, spell began) {
+  s->own.step_seconds += mm_scheduler_now() - began.wall;
+  s->inside += mm_scheduler_cpu() - began.cpu;
+}
+
 bool mm_step_queue(mm_scheduler *s) {
+  s->drafting = mm_drafts_wanted(s);
   s->ahead = can_go_ahead(s);
   if (!plan_all(s)) return false;
   step *t = &s->step[s->queued % MM_QUEUE];
   mm_batch batch;
   mm_err err = {0};
-  const double start = mm_scheduler_now();
-  const bool done = build(s, t, &batch, &err) && mm_engine_queue(s->engine, &batch, &err);
-  s->own.step_seconds += mm_scheduler_now() - start;
+  bool done = build(s, t, &batch, &err);
+  if (done) {
+    const spell began = enter_engine();
+    done = mm_engine_queue(s->engine, &batch, &err);
+    leave_engine(s, began);
+  }
   if (done) {
     count_step(s, t);
+    mm_reuse_boundaries(s);
     s->first = (s->first + 1) % s->slots;
   } else
     fail_step(s, &err);
@@ -215,17 +256,28 @@ static bool deliver(mm_scheduler *s, job *j, int32_t id, const mm_logprob *logpr
   return false;
 }
 
-static void deliver_all(mm_scheduler *s, const step *t, const choice *c) {
+/* What a step chose for the job, up to the first proposal that was wrong; how many tokens. */
+static uint32_t deliver_all(mm_scheduler *s, const step *t, const choice *c) {
   job *j = c->job;
-  if (j->ended || j->turn != c->turn) return;
-  for (uint32_t i = c->first; i < c->first + c->count; i++) {
-    const bool told = j->r.sampling.logprobs || j->r.sampling.top_logprobs;
-    if (!deliver(s, j, s->chosen[i], told ? t->logprob + (size_t)i * (1 + MM_LOGPROBS) : NULL)) return;
+  if (j->ended || j->turn != c->turn) return 0;
+  const bool told = j->r.sampling.logprobs || j->r.sampling.top_logprobs;
+  const uint32_t drafts = c->count - 1;
+  uint32_t right = 0;
+  while (right < drafts && s->chosen[c->first + right] == j->draft[right]) right++;
+  if (drafts) {
+    mm_drafts_judge(s, j, drafts, right);
+    j->choosing = right + 1;
   }
+  for (uint32_t i = 0; i <= right; i++) {
+    if (drafts) j->fed = c->pos + i + 1; /* what comes after in the slot is given anew */
+    if (!deliver(s, j, s->chosen[c->first + i], told ? t->logprob + (size_t)(c->first + i) * (1 + MM_LOGPROBS) : NULL)) return i + 1;
+  }
+  return right + 1;
 }
 
 /* After a failure nothing is queued any more and no slot holds anything. */
 static void fail_all(mm_scheduler *s, const mm_err *err) {
+  mm_reuse_clear(s);
   for (uint32_t i = 0; i < s->slots; i++)
     if (s->slot[i]) mm_scheduler_end(s, s->slot[i], MM_FINISH_ERROR, err);
   for (; s->collected < s->queued; s->collected++) {
@@ -237,16 +289,18 @@ static void fail_all(mm_scheduler *s, const mm_err *err) {
 void mm_step_collect(mm_scheduler *s) {
   const step *t = &s->step[s->collected % MM_QUEUE];
   mm_err err = {0};
-  const double start = mm_scheduler_now();
+  const spell began = enter_engine();
   const bool done = mm_engine_collect(s->engine, s->chosen, &err);
-  s->own.step_seconds += mm_scheduler_now() - start;
+  leave_engine(s, began);
   if (!done) {
     fail_all(s, &err);
     return;
   }
   s->collected++;
+  uint32_t tokens = 0;
   for (uint32_t i = 0; i < t->choices; i++) {
-    deliver_all(s, t, &t->choice[i]);
+    tokens += deliver_all(s, t, &t->choice[i]);
     mm_scheduler_forget(t->choice[i].job);
   }
+  mm_drafts_measure(s, t, tokens);
 }

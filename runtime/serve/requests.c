@@ -7,11 +7,14 @@
 
 #include "runtime/serve/scheduler_inside.h"
 
-double mm_scheduler_now(void) {
+static double read_clock(clockid_t clock) {
   struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
+  clock_gettime(clock, &t);
   return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
+
+double mm_scheduler_now(void) { return read_clock(CLOCK_MONOTONIC); }
+double mm_scheduler_cpu(void) { return read_clock(CLOCK_THREAD_CPUTIME_ID); }
 
 /* ---- a request comes ---- */
 
@@ -36,6 +39,7 @@ static job *copy_request(const mm_request *r, mm_err *err) {
   if (!j) return NULL;
   j->r = *r;
   j->slot = -1;
+  j->luck = 1;
   j->count = r->prompt_count;
   j->r.sampling.prompt = r->prompt_count;
   const bool stop = copy_array((const void **)&j->r.stop, r->stop_count, sizeof *r->stop, err),
@@ -119,7 +123,7 @@ void mm_scheduler_forget(job *j) {
 mm_progress mm_scheduler_progress(const job *j) { return (mm_progress){j->r.prompt_count, j->cached, j->count - j->r.prompt_count}; }
 
 void mm_scheduler_end(mm_scheduler *s, job *j, mm_finish why, const mm_err *err) {
-  mm_schedule_leave(s, j);
+  mm_schedule_leave(s, j, why != MM_FINISH_ERROR);
   const mm_progress progress = mm_scheduler_progress(j);
   j->r.done(j->r.user, why, &progress, why == MM_FINISH_ERROR ? err : NULL);
   pthread_mutex_lock(&s->lock);
@@ -164,6 +168,8 @@ static void publish(mm_scheduler *s) {
   mm_scheduler_stats *own = &s->own;
   own->running = s->running;
   own->pages_free = s->pages ? mm_pages_free(s->pages) : 0;
+  own->pages_cached = s->cache ? mm_prefix_cache_pages(s->cache) : 0;
+  own->cache_bytes = s->cache ? mm_prefix_cache_state_bytes(s->cache) : 0;
   pthread_mutex_lock(&s->lock);
   own->requests = s->stats.requests;
   own->refused = s->stats.refused;
@@ -179,6 +185,7 @@ static void *work(void *arg) {
     const uint64_t keep = queued && s->ahead;
     if (!queued && s->queued > s->collected) mm_step_collect(s);
     while (queued && s->queued - s->collected > keep) mm_step_collect(s);
+    s->own.own_seconds = mm_scheduler_cpu() - s->inside;
     publish(s);
   }
   return NULL;
@@ -198,6 +205,8 @@ static bool check_config(const mm_engine *e, const mm_scheduler_config *c, mm_er
 }
 
 static void free_scheduler(mm_scheduler *s) {
+  mm_reuse_close(s);
+  mm_drafts_close(s);
   mm_step_close(s);
   free(s->waiting);
   free(s->slot);
@@ -222,7 +231,7 @@ mm_scheduler *mm_scheduler_open(mm_engine *engine, const mm_scheduler_config *c,
   pthread_mutex_init(&s->lock, NULL);
   pthread_cond_init(&s->changed, NULL);
   publish(s);
-  if ((s->slot = mm_calloc(s->slots, sizeof *s->slot, err)) && mm_step_open(s, err)) {
+  if ((s->slot = mm_calloc(s->slots, sizeof *s->slot, err)) && mm_step_open(s, err) && mm_reuse_open(s, err) && mm_drafts_open(s, err)) {
     const int failed = pthread_create(&s->thread, NULL, work, s);
     if (!failed) return s;
     mm_fail(err, MM_LIMIT, "E_THREADS", mm_at(NULL, NULL), "start the scheduler's thread: %s", strerror(failed));

@@ -35,8 +35,10 @@ static void end_those_over(mm_scheduler *s) {
     if (s->slot[i]) end_if_over(s, s->slot[i], now);
 }
 
-void mm_schedule_leave(mm_scheduler *s, job *j) {
+void mm_schedule_leave(mm_scheduler *s, job *j, bool keep) {
   if (j->slot >= 0) {
+    if (keep) mm_reuse_keep(s, j);
+    s->left++;
     mm_engine_drop(s->engine, (uint32_t)j->slot);
     s->slot[j->slot] = NULL;
     s->running--;
@@ -48,7 +50,7 @@ void mm_schedule_leave(mm_scheduler *s, job *j) {
 }
 
 void mm_schedule_preempt(mm_scheduler *s, job *j) {
-  mm_schedule_leave(s, j);
+  mm_schedule_leave(s, j, true);
   j->turn++;
   j->fed = j->choosing = 0;
   s->own.preempted++;
@@ -77,7 +79,7 @@ static job *next_of(const mm_scheduler *s, const job *victim) {
   uint32_t best_runs = 0;
   for (size_t i = 0; i < s->waiting_count; i++) {
     job *j = s->waiting[i];
-    if (victim && j->r.priority <= victim->r.priority) continue;
+    if (j->twin || (victim && j->r.priority <= victim->r.priority)) continue;
     if (best && j->r.priority < best->r.priority) continue;
     const uint32_t runs = running_of(s, j->r.salt);
     const bool equal = best && j->r.priority == best->r.priority;
@@ -91,16 +93,19 @@ static job *next_of(const mm_scheduler *s, const job *victim) {
 /* Pages for all tokens of the job and the next one. */
 static uint64_t pages_of(const job *j) { return mm_ceil_div((uint64_t)j->count + 1, MM_PAGE); }
 
-/* Whether the job's tokens fit into the free pages beside what the running ones were let in with, and a page each to grow. */
-static bool fits(mm_scheduler *s, const job *j) {
-  if (!s->pages || !s->running) return true;
-  uint64_t wanted = pages_of(j);
+/* Whether the tokens of the job in the slot fit into the free pages beside what the other running ones were let in with, and a page each
+ * to grow. The cache makes room. */
+static bool fits(mm_scheduler *s) {
+  if (!s->pages || s->running == 1) return true;
+  uint64_t wanted = 0;
   for (uint32_t i = 0; i < s->slots; i++) {
     if (!s->slot[i]) continue;
     const uint64_t all = pages_of(s->slot[i]), held = mm_pages_held(s->pages, i);
     wanted += 1 + (all > held ? all - held : 0);
   }
-  return wanted <= mm_pages_free(s->pages);
+  while (wanted > mm_pages_free(s->pages))
+    if (!mm_reuse_evict(s)) return false;
+  return true;
 }
 
 static uint32_t free_slot(const mm_scheduler *s) {
@@ -117,19 +122,51 @@ static bool push_out(mm_scheduler *s, const job *j) {
   return true;
 }
 
-static void enter(mm_scheduler *s, job *j, uint32_t slot) {
-  mm_schedule_leave(s, j);
+/* The job has the slot and what the cache has of its tokens. */
+static bool enter(mm_scheduler *s, job *j, uint32_t slot) {
+  mm_err err = {0};
+  mm_schedule_leave(s, j, false);
   j->slot = (int32_t)slot;
   s->slot[slot] = j;
   s->running++;
-  if (!j->turn) s->own.prompt_tokens += j->r.prompt_count;
+  if (mm_reuse_take(s, j, &err)) return true;
+  mm_scheduler_end(s, j, MM_FINISH_ERROR, &err);
+  return false;
+}
+
+/* The job that has just entered waits again, as if it had not. */
+static void go_back(mm_scheduler *s, job *j) {
+  mm_schedule_leave(s, j, false);
+  s->left--;
+  s->refused = j->ticket;
+  s->at_left = s->left;
+  j->fed = 0;
+  mm_schedule_join(s, j);
+}
+
+/* Lets the job in, if it fits when those of lower priority give way. */
+static bool let_in(mm_scheduler *s, job *j) {
+  if (s->refused == j->ticket && s->at_left == s->left) return false;
+  if (s->running == s->slots && !push_out(s, j)) return false;
+  if (!enter(s, j, free_slot(s))) return true;
+  while (!fits(s)) {
+    if (push_out(s, j)) continue;
+    go_back(s, j);
+    return false;
+  }
+  if (!j->turn) {
+    j->cached = j->fed;
+    s->own.prompt_tokens += j->r.prompt_count;
+    s->own.cached_tokens += j->cached;
+  }
+  return true;
 }
 
 void mm_schedule(mm_scheduler *s) {
   end_those_over(s);
   for (job *j; (j = next_of(s, s->running == s->slots ? mm_schedule_victim(s) : NULL));) {
-    while ((s->running == s->slots || !fits(s, j)) && push_out(s, j)) {}
-    if (s->running == s->slots || !fits(s, j)) return;
-    enter(s, j, free_slot(s));
+    j->twin = mm_reuse_twin(s, j);
+    if (!j->twin && !let_in(s, j)) break;
   }
+  for (size_t i = 0; i < s->waiting_count; i++) s->waiting[i]->twin = false;
 }

@@ -71,6 +71,7 @@ typedef struct mm_scheduler_stats {
   uint32_t waiting, running, slots, pages, pages_free, pages_cached;
   uint64_t cache_bytes; /* of states in use */
   double step_seconds;  /* spent in the engine, added up */
+  double own_seconds;   /* CPU time of the scheduler's thread outside the engine, callbacks included */
 } mm_scheduler_stats;
 void mm_scheduler_stats_read(mm_scheduler *s, mm_scheduler_stats *out); /* any thread */
 #endif

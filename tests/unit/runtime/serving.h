@@ -238,14 +238,24 @@ static void client_wait(client *c) {
   if (late) fail_msg("no end of a request within a minute");
 }
 
-/* Waits for the end; what was delivered is what the oracle says, all of it unless the request was broken off. */
-static inline void client_check(client *c) {
-  client_wait(c);
+/* Of one that has ended: what was delivered is what the oracle says, all of it unless the request was broken off. */
+static inline void client_verdict(const client *c) {
   if (c->wrong[0]) fail_msg("%s", c->wrong);
   if (c->finish == MM_FINISH_ERROR) fail_msg("%s", c->err.text);
   if (c->finish == MM_FINISH_CANCELLED || c->finish == MM_FINISH_DEADLINE) return;
   assert_int_equal(c->finish, c->want_finish);
   assert_int_equal(c->got_count, c->want_count);
+}
+
+static inline void client_check(client *c) {
+  client_wait(c);
+  client_verdict(c);
+}
+
+/* The figures once nothing runs any more. */
+static inline void serving_settled(serving *w, mm_scheduler_stats *s) {
+  do mm_scheduler_stats_read(w->scheduler, s);
+  while (s->running || s->waiting);
 }
 
 #endif

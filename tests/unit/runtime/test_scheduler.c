@@ -1,23 +1,9 @@
 /* The scheduler: whatever else runs, each request gets the tokens that it gets alone. Ends of every kind, a full queue, priorities, want of
  * pages and of slots; random requests, cancelled and late ones among them, on few pages; and nothing is left behind. */
-#include "tests/unit/runtime/serving.h"
-
-static uint64_t seed = 1;
-static uint32_t below(uint32_t n) {
-  seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-  return (uint32_t)((seed >> 33) % n);
-}
-
-/* Texts 2·i and 2·i + 1 begin alike. */
-static void fill(client *c, uint32_t text, uint32_t count) {
-  for (uint32_t t = 0; t < count; t++) c->prompt[t] = (int32_t)((t * t * 3 + t * 7 + (t < 70 ? text / 2 : text) * 11) % 50);
-  c->r.prompt_count = count;
-}
+#include "tests/unit/runtime/random_requests.h"
 
 static const mm_limits limits = {.max_tokens = 64, .slots = 4};
 static const mm_scheduler_config config = {.step_tokens = 32, .queue_max = 100};
-
-static mm_model kind(uint32_t i) { return ref_dims(i ? MM_FAMILY_M2 : MM_FAMILY_M1, !i); }
 
 /* ---- ends ---- */
 
@@ -106,7 +92,7 @@ static void test_drain(void **state) {
     serving_close(&w, drain);
     for (uint32_t i = 0; i < 9; i++) {
       assert_true(c[i].done);
-      client_check(&c[i]);
+      client_verdict(&c[i]);
       if (drain) assert_int_equal(c[i].finish, MM_FINISH_LENGTH);
     }
     if (!drain) assert_int_equal(c[8].finish, MM_FINISH_CANCELLED);
@@ -167,70 +153,54 @@ static void test_refused(void **state) {
 
 /* ---- random requests ---- */
 
-static void random_client(serving *w, client *c) {
-  *c = (client){.r = {.max_tokens = below(12) ? below(40) : 0, .priority = (int)below(3), .salt = below(2)}};
-  fill(c, below(8), below(3) ? 1 + below(100) : 1 + below(POSITIONS - 150));
-  c->r.sampling = (mm_sampling){.temperature = below(2), .top_p = 1, .seed = below(100), .top_k = below(2) ? 0 : 10};
-  c->r.sampling.top_p = below(3) ? 1 : 0.9;
-  c->r.sampling.repetition = below(4) ? 0 : 1.3;
-  c->r.sampling.frequency = below(4) ? 0 : 0.5;
-  c->r.sampling.top_logprobs = below(4) ? 0 : 2;
-  c->bias = (mm_bias){(int32_t)below(50), 2};
-  c->r.sampling.bias_count = below(4) == 0;
-  c->stop[0] = (int32_t)below(50), c->stop[1] = (int32_t)below(50);
-  c->r.stop_count = below(4) ? 0 : 2;
-  c->leave_at = below(4) ? 0 : 1 + below(10);
-  c->masked = below(4) == 0;
-  for (uint32_t at = below(90); c->r.boundary_count < 3 && at <= c->r.prompt_count; at += 1 + below(90))
-    c->boundary[c->r.boundary_count++] = at;
-  if (below(12) == 0) c->r.deadline = 1e-9;
-  client_ready(w, c);
-}
-
-/* `many` at a time are submitted, some of them cancelled at once or later. */
-static void random_requests(uint32_t k, uint32_t tp, mm_limits l, mm_scheduler_config s, uint32_t rounds) {
-  enum { MANY = 24 };
+static void run_random(uint32_t k, uint32_t tp, mm_limits l, mm_scheduler_config c, uint32_t rounds) {
   serving w;
-  serving_open(&w, kind(k), tp, l, s);
-  client *c = malloc(MANY * sizeof *c);
-  uint32_t ends[5] = {0};
-  for (uint32_t r = 0; r < rounds; r++) {
-    for (uint32_t i = 0; i < MANY; i++) random_client(&w, &c[i]);
-    for (uint32_t i = 0; i < MANY; i++) {
-      client_submit(&w, &c[i]);
-      if (below(10) == 0) mm_scheduler_cancel(w.scheduler, c[below(i + 1)].ticket);
-      if (below(6) == 0) client_wait(&c[below(i + 1)]);
-    }
-    for (uint32_t i = 0; i < MANY; i++) {
-      client_check(&c[i]);
-      ends[c[i].finish]++;
-    }
-  }
-  mm_scheduler_stats t;
-  mm_scheduler_stats_read(w.scheduler, &t);
-  print_message("%u requests: %u stop, %u length, %u cancelled, %u late; %llu steps, %llu preempted, %llu of %llu prompt tokens cached\n",
-                rounds * MANY, ends[MM_FINISH_STOP], ends[MM_FINISH_LENGTH], ends[MM_FINISH_CANCELLED], ends[MM_FINISH_DEADLINE],
-                (unsigned long long)t.steps, (unsigned long long)t.preempted, (unsigned long long)t.cached_tokens,
-                (unsigned long long)t.prompt_tokens);
+  serving_open(&w, kind(k), tp, l, c);
+  random_requests(&w, UINT32_MAX, rounds);
   serving_close(&w, true);
-  free(c);
 }
 
 static void test_random(void **state) {
   (void)state;
-  const mm_scheduler_config s = {.step_tokens = 40, .queue_max = 100};
+  const mm_scheduler_config plain = {.step_tokens = 40, .queue_max = 100};
+  mm_scheduler_config cached = plain, narrow;
+  cached.prefix_cache = true, cached.cache_bytes = 1 << 16;
   for (uint32_t k = 0; k < 2; k++) {
-    random_requests(k, 1, (mm_limits){.max_tokens = 64, .slots = 6}, s, 6);
-    random_requests(k, 2, (mm_limits){.max_tokens = 64, .slots = 6, .pages = 12}, s, 6); /* preempted now and then */
-    random_requests(k, 1, (mm_limits){.max_tokens = 3, .slots = 6, .pages = 8}, (mm_scheduler_config){.step_tokens = 3, .queue_max = 100},
-                    2);
+    narrow = plain, narrow.step_tokens = 3;
+    run_random(k, 1, (mm_limits){.max_tokens = 64, .slots = 6}, plain, 2);
+    run_random(k, 2, (mm_limits){.max_tokens = 64, .slots = 6, .pages = 12}, plain, 2); /* preempted now and then */
+    run_random(k, 1, (mm_limits){.max_tokens = 3, .slots = 6, .pages = 8}, narrow, 1);
+    run_random(k, 1, (mm_limits){.max_tokens = 64, .slots = 6, .pages = 100}, cached, 3);
+    run_random(k, 2, (mm_limits){.max_tokens = 64, .slots = 6, .pages = 9}, cached, 3);
+    narrow = cached, narrow.step_tokens = 3;
+    run_random(k, 1, (mm_limits){.max_tokens = 64, .slots = 2, .pages = 8}, narrow, 1);
   }
+}
+
+/* ---- prompt lookup ---- */
+
+/* Verified proposals are what the model chooses alone, whatever it draws with; lookup is for models whose slots can go back. */
+static void test_drafts(void **state) {
+  (void)state;
+  for (uint32_t k = 0; k < 2; k++)
+    for (uint32_t few = 0; few < 2; few++) {
+      serving w;
+      mm_scheduler_stats t;
+      const mm_scheduler_config c = {
+          .step_tokens = 40, .queue_max = 100, .prefix_cache = true, .cache_bytes = 1 << 16, .drafts = MM_DRAFTS};
+      serving_open(&w, kind(k), 1, (mm_limits){.max_tokens = 64, .slots = few ? 2 : 6, .pages = few ? 7 : 0}, c);
+      random_requests(&w, UINT32_MAX, 3);
+      serving_settled(&w, &t);
+      print_message("%llu proposed, %llu right\n", (unsigned long long)t.drafted, (unsigned long long)t.accepted);
+      assert_true(k ? t.drafted > t.accepted && t.accepted > 0 : !t.drafted);
+      serving_close(&w, true);
+    }
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_alone), cmocka_unit_test(test_ends),    cmocka_unit_test(test_cancel),
-      cmocka_unit_test(test_drain), cmocka_unit_test(test_refused), cmocka_unit_test(test_random),
+      cmocka_unit_test(test_alone),   cmocka_unit_test(test_ends),   cmocka_unit_test(test_cancel), cmocka_unit_test(test_drain),
+      cmocka_unit_test(test_refused), cmocka_unit_test(test_random), cmocka_unit_test(test_drafts),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
