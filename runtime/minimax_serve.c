@@ -17,7 +17,7 @@ typedef struct serve_args {
   const char *dir, *kv, *prefix_cache, *log_format;
   uint64_t port, queue, step_tokens, cache_memory, connections, drafts;
   double request_time;
-  bool any_name, batch_invariant, quiet, check;
+  bool any_name, trust_user, batch_invariant, quiet, check;
 } serve_args;
 
 typedef struct serve {
@@ -65,7 +65,11 @@ static void on_loaded(void *user) {
   v->end = s->loaded.end;
   v->end_count = s->loaded.end_count;
   v->defaults = s->loaded.defaults;
+  v->format = s->loaded.format;
+  v->no_format = s->loaded.no_format.text;
+  v->trust_user = s->a->trust_user;
   v->state = MM_SERVER_READY;
+  if (!v->format) mm_log_say(&v->log, "no chat: %s", v->no_format);
   mm_log_say(&v->log, "ready after %.2f s: %s, %u positions, temperature %g, top_p %g, top_k %u", now() - v->started, v->name[0],
              v->positions, v->defaults.temperature, v->defaults.top_p, v->defaults.top_k);
 }
@@ -166,6 +170,7 @@ static bool serve_all(const serve_args *a, mm_err *err) {
   s.loaded.scheduler = s.server.scheduler = NULL;
   mm_outbox_close(s.server.outbox);
   mm_http_close(s.server.http);
+  mm_lexicon_close(s.server.lexicon);
   mm_loading_close(&s.loaded, false);
   if (ok) mm_log_say(&s.server.log, "ended");
   free(name);
@@ -237,6 +242,10 @@ int main(int argc, char **argv) {
        NULL, 0, 0},
       {"max-body", NULL, 0, MM_OPT_SIZE, &a.http.body_max, "SIZE", "bytes of a request at most (32M)", NULL, 0, 0},
       {"max-connections", NULL, 0, MM_OPT_U64, &a.connections, "N", "open connections at most, more wait (4096)", NULL, 1, 1 << 20},
+      {"chat-format", NULL, 0, MM_OPT_STR, &a.load.chat_format, "NAME",
+       "how conversations are rendered (as the checkpoint's template does)", MM_CHAT_FORMATS, 0, 0},
+      {"trust-user-tokens", NULL, 0, MM_OPT_FLAG, &a.trust_user, NULL, "control tokens that users spell are control tokens (default: text)",
+       NULL, 0, 0},
       {"device", NULL, 0, MM_OPT_STR, &a.load.device, "NAME", "where to compute, cpu unless given", MM_DEVICES, 0, 0},
       {"act-quant", NULL, 0, MM_OPT_STR, &a.load.act_quant, "WORD",
        "round the inputs of linears as their scheme defines, or not (on where the device can, else off)", "on|off", 0, 0},

@@ -5,8 +5,11 @@
 #include "runtime/serve/call.h"
 
 extern const mm_api mm_api_completions; /* POST /v1/completions */
-extern const mm_api mm_api_tokenize;    /* POST /tokenize */
-extern const mm_api mm_api_detokenize;  /* POST /detokenize */
+extern const mm_api mm_api_chat;        /* POST /v1/chat/completions */
+extern const mm_api mm_api_messages;    /* POST /v1/messages, as Anthropic has it */
+extern const mm_api mm_api_count_tokens;
+extern const mm_api mm_api_tokenize;   /* POST /tokenize */
+extern const mm_api mm_api_detokenize; /* POST /detokenize */
 
 /* What needs no body: GET /health, /ready, /metrics, /v1/models, /. NULL: there is no such path. They answer at once.
  * keyed: for those alone who carry an API key. */

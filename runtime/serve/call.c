@@ -250,12 +250,18 @@ static void on_done(void *user, const mm_ending *end) {
   mm_call *c = ch->call;
   ch->ending = *end;
   ch->generation = NULL;
-  c->server->metrics.finished[end->why]++;
+  if (ch->enough && end->why == MM_FINISH_CANCELLED) ch->ending.why = MM_FINISH_STOP;
+  c->server->metrics.finished[ch->ending.why]++;
   if (end->err) mm_log_error(&c->server->log, c->id, end->err);
   ch->ending.err = NULL;
   int status;
   if (!c->refused && !mm_exchange_gone(c->x) && !mm_choice_failure(ch, &status)) c->api->ended(ch);
   if (--c->open == 0) finish(c);
+}
+
+void mm_choice_enough(mm_choice *ch) {
+  ch->enough = true;
+  if (ch->generation) mm_generation_cancel(ch->generation);
 }
 
 bool mm_call_add_prompt(mm_call *c, int32_t *ids, size_t count, mm_err *err) {

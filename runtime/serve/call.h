@@ -30,6 +30,7 @@ struct mm_choice {
   mm_text text, logprobs;
   double last; /* when its last token came, 0: none did */
   uint32_t tokens;
+  bool enough; /* the API wants no more of it */
   void *state; /* the API's */
 };
 
@@ -45,6 +46,7 @@ struct mm_call {
   mm_params params;
   int32_t **prompt; /* [prompts] token ids, free() each */
   uint32_t *prompt_count, prompts;
+  uint32_t boundary; /* of the prompt, where a later one is likely to part; 0: none */
   mm_choice *choice; /* [choices], those of a prompt side by side */
   uint32_t choices, open;
   bool streaming; /* the reply has begun */
@@ -71,6 +73,8 @@ void mm_call_reply(mm_call *c);
 void mm_call_stream(mm_call *c);
 /* Sends c->out as the data of an event, which has a name where `event` is not NULL; empties c->out. */
 void mm_call_event(mm_call *c, const char *event);
+/* The choice ends here, as if the model had ended it. */
+void mm_choice_enough(mm_choice *ch);
 /* The reply's whole usage. */
 mm_progress mm_call_usage(const mm_call *c);
 /* The first choice that failed; NULL: none did. */

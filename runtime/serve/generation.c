@@ -144,7 +144,7 @@ static bool on_token(void *user, int32_t id, const mm_logprob *logprobs, const m
   mm_generation *g = user;
   const uint32_t top = g->set.request.sampling.top_logprobs;
   const size_t extra = logprobs ? sizeof(mm_logprob) * (1 + top) : 0;
-  if (g->set.chosen) g->set.chosen(g->set.constraint, id);
+  if (g->set.constraint) g->set.chosen(g->set.constraint, id);
   letter *l = malloc(sizeof *l + extra);
   if (!l) {
     g->starved = true;
@@ -166,6 +166,11 @@ static bool on_token(void *user, int32_t id, const mm_logprob *logprobs, const m
   if (!end && g->set.stop_count) return !match(g, l->token.bytes, l->token.n);
   release_all(g);
   return true;
+}
+
+static const uint32_t *on_allow(void *user) {
+  const mm_generation *g = user;
+  return g->set.allow(g->set.constraint);
 }
 
 static void on_done(void *user, mm_finish why, const mm_progress *progress, const mm_err *err) {
@@ -247,6 +252,7 @@ mm_generation *mm_generation_start(mm_scheduler *s, mm_outbox *o, const mm_token
   g->end = mm_calloc(1, sizeof *g->end, err);
   mm_request r = set->request;
   r.user = g;
+  r.allow = set->constraint ? on_allow : NULL;
   r.token = on_token;
   r.done = on_done;
   if (g->end) {

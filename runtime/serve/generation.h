@@ -41,13 +41,14 @@ typedef struct mm_stop {
 } mm_stop;
 
 typedef struct mm_generation_settings {
-  mm_request request;  /* but for user, token and done; its `stop` are ids without text, and stay until done */
+  mm_request request;  /* but for user, allow, token and done; its `stop` are ids without text, and stay until done */
   const mm_stop *stop; /* [stop_count], copied */
   uint32_t stop_count;
   bool keep_stop;                               /* a stop string is part of the text */
   bool special;                                 /* special tokens have their text */
-  void *constraint;                             /* of request.allow */
-  void (*chosen)(void *constraint, int32_t id); /* after each choice, in the scheduler's thread; or NULL */
+  void *constraint;                             /* or NULL; the next two are in the scheduler's thread */
+  const uint32_t *(*allow)(void *constraint);   /* mm_request.allow */
+  void (*chosen)(void *constraint, int32_t id); /* after each choice */
   void *user;
   void (*token)(void *user, const mm_token *t);   /* in the loop */
   void (*done)(void *user, const mm_ending *end); /* in the loop; the last, the generation is freed after it */

@@ -29,6 +29,8 @@ bool mm_loading_check(mm_loaded *l, const mm_loading_config *c, mm_err *err) {
   l->positions = c->positions ? (uint32_t)c->positions : most;
   l->stage = "tokenizer";
   if (!(l->tokenizer = mm_tokenizer_of(&l->shards.pack, err)) || !find_ends(l, err)) return false;
+  l->format = mm_chat_format_of(&l->shards.pack, c->chat_format, &l->no_format);
+  if (!l->format && (c->chat_format || l->no_format.status != MM_UNSUPPORTED)) return *err = l->no_format, false;
   l->defaults = (mm_sampling){.temperature = 1, .top_p = 1};
   return c->own_defaults || mm_ends_defaults(&l->shards.pack, &l->defaults, err);
 }

@@ -2,6 +2,7 @@
 #ifndef MM_RUNTIME_SERVE_LOADING_H
 #define MM_RUNTIME_SERVE_LOADING_H
 
+#include "runtime/chat/chat_format.h"
 #include "runtime/serve/scheduler.h"
 #include "runtime/text/tokenizer.h"
 
@@ -12,6 +13,7 @@ typedef struct mm_loading_config {
   uint64_t positions;      /* of prompt and reply together; 0: as many as the model has */
   uint64_t slots, threads; /* threads 0: CPUs / ranks */
   uint64_t kv_tokens;      /* of all KV caches together; 0: as many as all slots can fill */
+  const char *chat_format; /* a name, or NULL: that of the checkpoint's template */
   bool own_defaults;       /* generation_config.json is not read */
   mm_scheduler_config scheduler;
 } mm_loading_config;
@@ -26,6 +28,8 @@ typedef struct mm_loaded {
   int32_t *end; /* [end_count] */
   uint32_t end_count, positions;
   mm_sampling defaults;
+  const mm_chat_format *format; /* NULL: the checkpoint has no template that is known, no_format says so */
+  mm_err no_format;
   const char *volatile stage; /* what is being done; any thread may read it */
 } mm_loaded;
 
