@@ -204,6 +204,7 @@ const mm_choice *mm_call_failed(const mm_call *c) {
 /* Every choice has ended. */
 static void finish(mm_call *c) {
   const mm_choice *failed = mm_call_failed(c);
+  const bool left = mm_exchange_gone(c->x);
   int status = 0;
   const char *text = failed ? mm_choice_failure(failed, &status) : NULL;
   if (c->refused) {
@@ -219,6 +220,7 @@ static void finish(mm_call *c) {
   } else {
     c->api->finish(c);
   }
+  if (left) c->status = 499; /* as nginx logs it */
   close_call(c);
 }
 
@@ -227,11 +229,7 @@ static void cancel_all(mm_call *c) {
     if (c->choice[i].generation) mm_generation_cancel(c->choice[i].generation);
 }
 
-static void gone(void *user) {
-  mm_call *c = user;
-  c->status = 499; /* as nginx logs it */
-  cancel_all(c);
-}
+static void gone(void *user) { cancel_all(user); }
 
 /* ---- Choices ---- */
 

@@ -275,7 +275,7 @@ static bool between(const mm_grammar_frame *f) {
   switch (f->form->kind) {
     case MM_FORM_OBJECT:
     case MM_FORM_MAP:
-    case MM_FORM_ARRAY: return f->phase != KEY && f->phase != COLON;
+    case MM_FORM_ARRAY: return f->phase == NEXT ? may_close(f) : f->phase != KEY && f->phase != COLON;
     case MM_FORM_LITERALS: return !f->form->exact && f->bytes == 0;
     default: return f->phase == 0;
   }
