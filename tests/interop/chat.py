@@ -3,7 +3,6 @@
 
 The released templates lie outside the tree (../shared); without them only tests/data/chat is compared, which they rendered.
 usage: chat.py [--write] [COUNT]"""
-import hashlib
 import json
 import os
 import random
@@ -12,7 +11,7 @@ import subprocess
 import sys
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
-SHARED = os.path.join(ROOT, "..", "shared") if os.path.isdir(os.path.join(ROOT, "..", "shared")) else os.path.join(ROOT, "..", "..", "shared")
+SHARED = os.environ.get("SHARED", os.path.join(ROOT, "..", "shared"))
 VECTORS = os.path.join(ROOT, "tests", "data", "chat", "rendered.json")
 # A number keeps its spelling: it goes through the template as text between these.
 OPEN, CLOSE = "\ue000", "\ue001"
