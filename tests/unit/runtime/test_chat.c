@@ -100,7 +100,7 @@ static void test_owners(void **state) {
   mm_tokenizer_close(t);
 }
 
-/* A tag that a user's text begins and the format's ends is none. */
+/* A tag that a user's text begins or ends, and the format's the rest, is none. */
 static void test_border(void **state) {
   (void)state;
   mm_tokenizer *t = tokenizer();
@@ -112,12 +112,19 @@ static void test_border(void **state) {
   mm_prompt_put(&p, MM_OWNER_TRUSTED, "<thi", 4);
   mm_prompt_put(&p, MM_OWNER_TRUSTED, "nk>", 3);
   mm_prompt_put(&p, MM_OWNER_USER, "", 0);
-  assert_int_equal(p.count, 2);
+  mm_prompt_put(&p, MM_OWNER_TRUSTED, "</th", 4);
+  mm_prompt_put(&p, MM_OWNER_USER, "ink>", 4);
+  assert_int_equal(p.count, 3);
   assert_true(mm_prompt_encode(&p, t, false, &tokens, &err));
   const int32_t think = mm_tokenizer_find_added(t, "<think>"), call = mm_tokenizer_find_added(t, "<minimax:tool_call>");
-  assert_int_equal(tokens.id[tokens.count - 1], think);
-  assert_int_equal(tokens.id[tokens.count - 2], think);
-  for (size_t i = 0; i < tokens.count; i++) assert_int_not_equal(tokens.id[i], call);
+  const int32_t close = mm_tokenizer_find_added(t, "</think>");
+  size_t found = 0;
+  for (size_t i = 0; i < tokens.count; i++) {
+    assert_int_not_equal(tokens.id[i], call);
+    assert_int_not_equal(tokens.id[i], close);
+    found += tokens.id[i] == think;
+  }
+  assert_int_equal(found, 2);
   assert_int_equal(tokens.user_end, 0);
   free(tokens.id);
   mm_prompt_close(&p);
@@ -144,6 +151,9 @@ static void test_turns(void **state) {
   c.message_count = 5;
   rendered five = render(t, "minimax-m2", &c, false);
   assert_true(one.tokens.user_end > 0 && one.tokens.user_end < one.tokens.count);
+  size_t bytes = 0, n;
+  for (size_t i = 0; i < one.tokens.user_end; i++, bytes += n) assert_non_null(mm_tokenizer_bytes(t, one.tokens.id[i], &n));
+  assert_int_equal(bytes, one.prompt.text.n - strlen("]~b]ai\n<think>\n"));
   assert_memory_equal(one.tokens.id, three.tokens.id, one.tokens.user_end * sizeof(int32_t));
   assert_true(three.tokens.user_end > one.tokens.user_end);
   assert_int_equal(five.tokens.user_end, three.tokens.user_end);
