@@ -1,5 +1,6 @@
-/* What the parsers of replies share. A reply comes in three steps: bytes become valid UTF-8; markers are told from text (reply.c); text and
- * markers go to the prose parser (reply.c) or, between the tags around tool calls, to the format's (reply_m1.c, reply_m2.c). */
+/* What the parsers of replies share. A reply comes in three steps: bytes become valid UTF-8; markers are told from text (reply_prose.c);
+ * text and markers go to the prose parser (reply_prose.c) or, between the tags around tool calls, to the format's (reply_m1.c, reply_m2.c).
+ */
 #ifndef MM_RUNTIME_REPLY_INSIDE_H
 #define MM_RUNTIME_REPLY_INSIDE_H
 

@@ -3,7 +3,6 @@
 
 The released templates lie outside the tree (../shared); without them only tests/data/chat is compared, which they rendered.
 usage: chat.py [--write] [COUNT]"""
-import hashlib
 import json
 import os
 import random
@@ -12,7 +11,7 @@ import subprocess
 import sys
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
-SHARED = os.path.join(ROOT, "..", "shared") if os.path.isdir(os.path.join(ROOT, "..", "shared")) else os.path.join(ROOT, "..", "..", "shared")
+SHARED = os.environ.get("SHARED", os.path.join(ROOT, "..", "shared"))
 VECTORS = os.path.join(ROOT, "tests", "data", "chat", "rendered.json")
 # A number keeps its spelling: it goes through the template as text between these.
 OPEN, CLOSE = "\ue000", "\ue001"
@@ -76,7 +75,7 @@ def loads(text):
 
 # ---- Random conversations
 
-WORDS = ["", "a", "Hello", "weather in São Paulo", "中文字符", "😀", "e\u0301", " ", "\n", "\n\n", "\t", "\u00a0", "\u3000", "\u2028", "\x1f", "\x7f", "\x00", "\\",
+WORDS = ["", "a", "Hello", "weather in São Paulo", "中文字符", "😀", "e\u0301", " ", "\n", "\n\n", "\t", "\u00a0", "\u3000", "\u2028", "\u2029\u202f", "\u205f\u1680", "\x85\u2003", "\u180e", "\x1f", "\x7f", "\x00", "\\",
          '"', "'", "<b>&amp;</b>", "</think>", "<think>", "<minimax:tool_call>", "</minimax:tool_call>", "<invoke name=\"f\">", "</parameter>", "]~b]user",
          "[e~[", "]~!b[", "<end_of_sentence>", "<beginning_of_sentence>", "<tool_calls>", "</tool_calls>", "{{ x }}", "{% if %}", "<response>", "\u200b", "ﬁ", "\ufeff", "null", "1e3",
          "line one\nline two\n", "  both ends  ", "\r\n"]
@@ -128,6 +127,14 @@ class Maker:
             return self.text()
         return [{"type": "text", "text": self.text()} for _ in range(self.r.randrange(4))]
 
+    def answer(self):
+        """Content of a tool's message: its parts may name the tool."""
+        content = self.content()
+        for part in content if isinstance(content, list) else []:
+            if self.r.random() < 0.3:
+                part["name"] = self.text()
+        return content
+
     def calls(self):
         calls = []
         for _ in range(self.r.choice([1, 1, 2, 3])):
@@ -164,11 +171,11 @@ class Maker:
                 called = "tool_calls" in messages[-1]
                 for call in messages[-1].get("tool_calls", []):
                     if self.r.random() < 0.8:
-                        messages.append({"role": "tool", "tool_call_id": call["id"], "content": self.content()})
+                        messages.append({"role": "tool", "tool_call_id": call["id"], "content": self.answer()})
             elif kind < 0.8:
                 messages.append({"role": "system", "content": self.content()})
             elif called or self.r.random() < 0.1:
-                messages.append({"role": "tool", "content": self.content()})
+                messages.append({"role": "tool", "content": self.answer()})
         messages = messages or [{"role": "user", "content": self.content()}]
         options = {"add_generation_prompt": self.r.random() < 0.7}
         if self.r.random() < 0.2:
@@ -211,7 +218,7 @@ def for_template(name, messages):
             elif isinstance(m["content"], str):
                 m["content"] = joined(m["content"]) if m["content"] or m["role"] == "tool" else []
             if m["role"] == "tool":
-                m["content"] = [{**part, "name": names.get(m.get("tool_call_id"), "")} for part in m["content"]]
+                m["content"] = [{"name": names.get(m.get("tool_call_id"), ""), **part} for part in m["content"]]
         out.append(m)
     return out
 
