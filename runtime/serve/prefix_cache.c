@@ -35,6 +35,7 @@ struct mm_prefix_cache {
   snapshot **snapshot; /* [snapshots] */
   size_t snapshots, snapshot_cap;
   uint64_t uses;
+  char *spare; /* the room of a snapshot that went, for the next one: fresh memory costs a fault a page */
   uint32_t nodes;
 };
 
@@ -78,11 +79,6 @@ static void touch(mm_prefix_cache *c, node *n) {
 
 /* ---- leaving ---- */
 
-static void free_state(snapshot *s) {
-  if (s) free(s->state);
-  free(s);
-}
-
 static void drop_state(mm_prefix_cache *c, snapshot *s) {
   snapshot **at = &s->node->snapshot;
   while (*at != s) at = &(*at)->next;
@@ -90,7 +86,9 @@ static void drop_state(mm_prefix_cache *c, snapshot *s) {
   c->snapshot[s->place] = c->snapshot[--c->snapshots];
   c->snapshot[s->place]->place = s->place;
   c->used -= c->state_bytes;
-  free_state(s);
+  free(c->spare);
+  c->spare = s->state;
+  free(s);
 }
 
 /* A leaf goes, and above it what is then of no use. */
@@ -129,6 +127,8 @@ void mm_prefix_cache_clear(mm_prefix_cache *c) {
     while (n->child) n = n->child;
     drop_leaf(c, n);
   }
+  free(c->spare);
+  c->spare = NULL;
 }
 
 /* ---- finding ---- */
@@ -247,10 +247,13 @@ void mm_prefix_cache_put(mm_prefix_cache *c, uint64_t salt, const int32_t *token
   put(c, salt, token, count, page);
 }
 
-static snapshot *new_state(const mm_prefix_cache *c) {
+static snapshot *new_state(mm_prefix_cache *c) {
   snapshot *s = calloc(1, sizeof *s);
-  if (s && (s->state = malloc(c->state_bytes))) return s;
-  free_state(s);
+  if (s && (s->state = c->spare ? c->spare : malloc(c->state_bytes))) {
+    c->spare = NULL;
+    return s;
+  }
+  free(s);
   return NULL;
 }
 
@@ -286,7 +289,8 @@ void *mm_prefix_cache_put_state(mm_prefix_cache *c, uint64_t salt, const int32_t
   s = room ? new_state(c) : NULL;
   node *n = s ? put(c, salt, token, count, page) : NULL;
   if (!n) {
-    free_state(s);
+    if (s) free(s->state);
+    free(s);
     return NULL;
   }
   s->node = n;

@@ -70,8 +70,8 @@ struct mm_scheduler {
   pthread_cond_t changed;
   job *living;   /* under the lock, like all up to stats */
   job *incoming; /* newest first, by next_in: those that the thread has not seen */
-  uint32_t live;
   uint64_t tickets;
+  uint32_t live;
   bool closing;
   mm_scheduler_stats stats;
 
@@ -81,6 +81,7 @@ struct mm_scheduler {
   size_t waiting_count, waiting_cap;
   job **slot; /* [slots] who has it */
   uint32_t running;
+  uint32_t first;            /* slot whose turn it is, should a step have too few rows for all */
   uint64_t left;             /* how often a slot became free */
   uint64_t refused, at_left; /* the ticket that found no pages last, and when: nothing is to be had before the next slot is free */
 
@@ -94,10 +95,9 @@ struct mm_scheduler {
   mm_sampling *sampling;
   int32_t *chosen; /* [step_tokens] of the step being collected */
   job **order;     /* [slots] the prompts that are being read */
-  uint32_t first;  /* slot whose turn it is, should a step have too few rows for all */
   rate *rate;      /* [slots + 1, 2] by how many decode: without proposals and with; NULL: none are made */
-  bool drafting;   /* the next step may have some */
   double over;     /* when the last step was collected */
+  bool drafting;   /* the next step may have proposals */
   bool ahead;      /* the next step is queued before this one's choices are read */
 };
 

@@ -12,11 +12,9 @@
 #include "runtime/serve/scheduler.h"
 #include "tests/unit/runtime/reference.h"
 
-enum { STEP = 256 };
-
 typedef struct bench {
   mm_engine *engine;
-  uint32_t vocab, streams, prompt, reply;
+  uint32_t vocab, streams, prompt, reply, step; /* step: rows of one at most */
   /* Of a run through the scheduler, written by its thread: streams that began, tokens in all; both when the last stream began, and when
    * the first one ended. */
   uint32_t begun, tokens, at_begin, at_end;
@@ -58,13 +56,13 @@ static mm_model random_model(void) {
 static double bare(const bench *b) {
   mm_err err = {0};
   mm_span *span = room(b->streams, sizeof *span);
-  int32_t *id = room(b->streams + STEP, sizeof *id), *chosen = room(b->streams, sizeof *chosen);
+  int32_t *id = room(b->streams + b->step, sizeof *id), *chosen = room(b->streams, sizeof *chosen);
   uint32_t *out = room(b->streams, sizeof *out);
   mm_sampling *set = room(b->streams, sizeof *set);
   for (uint32_t s = 0; s < b->streams; s++) set[s] = (mm_sampling){.top_p = 1};
   for (uint32_t s = 0; s < b->streams; s++)
     for (uint32_t at = 0, n; at < b->prompt; at += n) {
-      n = (uint32_t)mm_min(STEP, b->prompt - at);
+      n = (uint32_t)mm_min(b->step, b->prompt - at);
       for (uint32_t i = 0; i < n; i++) id[i] = prompt_id(b, s, at + i);
       out[0] = n - 1;
       span[0] = (mm_span){(int32_t)s, 0, n, at};
@@ -110,7 +108,7 @@ typedef struct figures {
 
 static figures scheduled(bench *b) {
   mm_err err = {0};
-  const mm_scheduler_config c = {.step_tokens = STEP, .queue_max = b->streams};
+  const mm_scheduler_config c = {.step_tokens = b->step, .queue_max = b->streams};
   mm_scheduler *s = mm_scheduler_open(b->engine, &c, &err);
   if (!s) die(&err);
   b->begun = b->tokens = 0;
@@ -142,7 +140,7 @@ int main(int argc, char **argv) {
   mm_program_start();
   mm_err err = {0};
   mm_shards shards;
-  const bool random = argc < 2;
+  const bool random = argc < 2 || strcmp(argv[1], "-") == 0;
   ref_model ref = {0};
   ref_shards *cut = NULL;
   if (random) {
@@ -152,9 +150,10 @@ int main(int argc, char **argv) {
     die(&err);
   bench b = {.streams = argc > 3 ? (uint32_t)strtoul(argv[3], NULL, 10) : 64,
              .prompt = argc > 4 ? (uint32_t)strtoul(argv[4], NULL, 10) : 64,
-             .reply = argc > 5 ? (uint32_t)strtoul(argv[5], NULL, 10) : 96};
+             .reply = argc > 5 ? (uint32_t)strtoul(argv[5], NULL, 10) : 96,
+             .step = argc > 6 ? (uint32_t)strtoul(argv[6], NULL, 10) : 256};
   const mm_engine_config c = {.ops = mm_ops_find(argc > 2 ? argv[2] : "cpu", &err),
-                              .limits = {.max_tokens = STEP, .slots = b.streams, .max_positions = b.prompt + b.reply},
+                              .limits = {.max_tokens = b.step, .slots = b.streams, .max_positions = b.prompt + b.reply},
                               .threads = (unsigned)mm_pool_cpus()};
   if (!c.ops || !(b.engine = mm_engine_open(random ? &cut->s : &shards, &c, &err))) die(&err);
   b.vocab = mm_engine_model(b.engine)->vocab;
@@ -164,7 +163,7 @@ int main(int argc, char **argv) {
   printf(
       "%u streams of %u + %u tokens, steps of at most %u rows: bare decode steps %.0f and %.0f tokens/s, scheduled decode %.0f (%.3f of "
       "the faster), prompts included %.0f; the scheduler's thread %.2f %% of a core\n",
-      b.streams, b.prompt, b.reply, STEP, before, after, f.decode, f.decode / steps, f.whole, 100 * f.core);
+      b.streams, b.prompt, b.reply, b.step, before, after, f.decode, f.decode / steps, f.whole, 100 * f.core);
   mm_engine_close(b.engine);
   if (random) {
     ref_uncut(cut);

@@ -31,6 +31,7 @@ typedef struct serving {
   uint32_t vocab;
   pthread_mutex_t lock; /* of every client's results */
   pthread_cond_t changed;
+  uint32_t ends; /* requests that have ended */
 } serving;
 
 /* A request and what came of it. */
@@ -57,7 +58,10 @@ typedef struct client {
   mm_finish finish;
   mm_err err;
   bool done;
-  char wrong[200]; /* what a callback found, or empty */
+  uint32_t order;               /* as which of all it ended, from 1 */
+  const struct client *watched; /* another one, or NULL */
+  uint32_t watched_got;         /* that one's tokens when this one's first came */
+  char wrong[200];              /* what a callback found, or empty */
 } client;
 
 /* ---- poison: no number that nobody holds is ever read ---- */
@@ -145,6 +149,7 @@ static bool client_token(void *user, int32_t id, const mm_logprob *logprobs, con
   pthread_mutex_lock(&c->serving->lock);
   const uint32_t n = c->got_count++;
   c->cached = p->cached_tokens;
+  if (n == 0 && c->watched) c->watched_got = c->watched->got_count;
   if (c->done) snprintf(c->wrong, sizeof c->wrong, "a token after done");
   if (n < c->want_count && c->want[n] != id) snprintf(c->wrong, sizeof c->wrong, "token %u: found %d, expected %d", n, id, c->want[n]);
   if (n >= c->want_count) snprintf(c->wrong, sizeof c->wrong, "%u tokens, expected %u", n + 1, c->want_count);
@@ -168,6 +173,7 @@ static void client_done(void *user, mm_finish why, const mm_progress *p, const m
   if (err) c->err = *err;
   c->finish = why;
   c->done = true;
+  c->order = ++c->serving->ends;
   pthread_cond_broadcast(&c->serving->changed);
   pthread_mutex_unlock(&c->serving->lock);
 }

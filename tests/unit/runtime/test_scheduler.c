@@ -151,6 +151,77 @@ static void test_refused(void **state) {
   serving_close(&w, false);
 }
 
+/* ---- whose turn it is ---- */
+
+static client request(uint32_t text, uint32_t count, uint32_t max_tokens) {
+  client c = {.r.max_tokens = max_tokens};
+  fill(&c, text, count);
+  return c;
+}
+
+/* All of them before the first can end. */
+static void submit_all(serving *w, client *c, uint32_t n) {
+  for (uint32_t i = 0; i < n; i++) client_ready(w, &c[i]);
+  for (uint32_t i = 0; i < n; i++) client_submit(w, &c[i]);
+}
+
+/* A larger priority takes the slot, and who had it goes on afterwards without loss, before those that came later. */
+static void test_priority(void **state) {
+  (void)state;
+  for (uint32_t k = 0; k < 2; k++) {
+    serving w;
+    mm_scheduler_stats s;
+    serving_open(&w, kind(k), 1, (mm_limits){.max_tokens = 8, .slots = 1}, (mm_scheduler_config){.step_tokens = 1, .queue_max = 9});
+    client c[] = {request(0, 290, 99), request(1, 9, 9), request(2, 9, 9), request(3, 9, 9)};
+    c[2].r.priority = 1, c[3].r.priority = -1;
+    submit_all(&w, c, 1);
+    do mm_scheduler_stats_read(w.scheduler, &s);
+    while (s.steps == 0);
+    submit_all(&w, c + 1, 3);
+    for (uint32_t i = 0; i < 4; i++) client_check(&c[i]);
+    static const uint32_t order[] = {2, 3, 1, 4};
+    for (uint32_t i = 0; i < 4; i++) assert_int_equal(c[i].order, order[i]);
+    serving_settled(&w, &s);
+    assert_int_equal(s.preempted, 1);
+    serving_close(&w, true);
+  }
+}
+
+/* One tenant's seventh request waits for another tenant's first. */
+static void test_fair(void **state) {
+  (void)state;
+  serving w;
+  serving_open(&w, kind(1), 1, (mm_limits){.max_tokens = 8, .slots = 2}, (mm_scheduler_config){.step_tokens = 4, .queue_max = 9});
+  client c[8];
+  for (uint32_t i = 0; i < 8; i++) c[i] = request(i, 60, 20), c[i].r.salt = i == 7 ? 2 : 1;
+  submit_all(&w, c, 8);
+  for (uint32_t i = 0; i < 8; i++) client_check(&c[i]);
+  assert_true(c[7].order <= 4);
+  for (uint32_t i = 2; i < 7; i++) assert_true(c[i].order > c[i - 1].order || c[i].order <= 4);
+  serving_close(&w, true);
+}
+
+/* While a long prompt is read, a reply gets its token in every step, and a short prompt is not held up; the long one does not wait for
+ * a crowd of short ones either. */
+static void test_long_prompt(void **state) {
+  (void)state;
+  serving w;
+  serving_open(&w, kind(1), 1, (mm_limits){.max_tokens = 16, .slots = 3}, (mm_scheduler_config){.step_tokens = 9, .queue_max = 40});
+  client c[] = {request(0, 1, 99), request(2, 300, 1), request(4, 20, 1)};
+  c[1].watched = &c[0], c[2].watched = &c[1];
+  submit_all(&w, c, 3);
+  for (uint32_t i = 0; i < 3; i++) client_check(&c[i]);
+  assert_int_equal(c[2].watched_got, 0);
+  assert_true(c[1].watched_got >= 300 / 8 - 3); /* eight rows a step are left for prompts */
+  client many[31];
+  many[0] = request(6, 200, 1);
+  for (uint32_t i = 1; i < 31; i++) many[i] = request(8 + i, 30, 1);
+  submit_all(&w, many, 31);
+  for (uint32_t i = 0; i < 31; i++) client_check(&many[i]);
+  assert_true(many[0].order - 3 < 25);
+  serving_close(&w, true);
+}
+
 /* ---- random requests ---- */
 
 static void run_random(uint32_t k, uint32_t tp, mm_limits l, mm_scheduler_config c, uint32_t rounds) {
@@ -177,30 +248,11 @@ static void test_random(void **state) {
   }
 }
 
-/* ---- prompt lookup ---- */
-
-/* Verified proposals are what the model chooses alone, whatever it draws with; lookup is for models whose slots can go back. */
-static void test_drafts(void **state) {
-  (void)state;
-  for (uint32_t k = 0; k < 2; k++)
-    for (uint32_t few = 0; few < 2; few++) {
-      serving w;
-      mm_scheduler_stats t;
-      const mm_scheduler_config c = {
-          .step_tokens = 40, .queue_max = 100, .prefix_cache = true, .cache_bytes = 1 << 16, .drafts = MM_DRAFTS};
-      serving_open(&w, kind(k), 1, (mm_limits){.max_tokens = 64, .slots = few ? 2 : 6, .pages = few ? 7 : 0}, c);
-      random_requests(&w, UINT32_MAX, 3);
-      serving_settled(&w, &t);
-      print_message("%llu proposed, %llu right\n", (unsigned long long)t.drafted, (unsigned long long)t.accepted);
-      assert_true(k ? t.drafted > t.accepted && t.accepted > 0 : !t.drafted);
-      serving_close(&w, true);
-    }
-}
-
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_alone),   cmocka_unit_test(test_ends),   cmocka_unit_test(test_cancel), cmocka_unit_test(test_drain),
-      cmocka_unit_test(test_refused), cmocka_unit_test(test_random), cmocka_unit_test(test_drafts),
+      cmocka_unit_test(test_alone), cmocka_unit_test(test_ends),        cmocka_unit_test(test_cancel),
+      cmocka_unit_test(test_drain), cmocka_unit_test(test_refused),     cmocka_unit_test(test_priority),
+      cmocka_unit_test(test_fair),  cmocka_unit_test(test_long_prompt), cmocka_unit_test(test_random),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
