@@ -11,7 +11,7 @@ import time
 sys.path.insert(0, os.path.dirname(__file__))
 from serve_client import Server, convert  # noqa: E402
 
-ROUNDS = int(os.environ.get("SERVE_MUTATIONS", "400"))
+ROUNDS = int(os.environ.get("SERVE_MUTATIONS", "250"))
 CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
 GOOD = {"prompt": "In the beginning", "temperature": 0, "max_tokens": 2}
 TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}}
