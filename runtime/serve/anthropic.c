@@ -116,28 +116,29 @@ static void ended(mm_choice *ch) {
   if (ch->call->params.stream) close_block(ch->state);
 }
 
+static void put_use(const mm_turn_call *call, mm_text *out) {
+  mm_text_printf(out, "{\"type\":\"tool_use\",\"id\":\"%s\",\"name\":", call->id);
+  mm_text_quote(out, call->name.p, call->name.n);
+  mm_text_put(out, ",\"input\":");
+  if (call->ended && call->arguments.n)
+    mm_text_add(out, call->arguments.p, call->arguments.n);
+  else
+    mm_text_put(out, "{}"); /* what was cut off is no JSON */
+  mm_text_put(out, "}");
+}
+
 static void put_blocks(const mm_turn *t, mm_text *out) {
-  const char *comma = "";
-  if (t->reasoning.n) {
-    mm_text_put(out, "{\"type\":\"thinking\",\"thinking\":");
-    mm_text_quote(out, t->reasoning.p, t->reasoning.n);
-    mm_text_printf(out, ",\"signature\":\"%s\"}", t->choice->call->id);
-    comma = ",";
-  }
-  if (t->content.n) {
-    mm_text_printf(out, "%s{\"type\":\"text\",\"text\":", comma);
-    mm_text_quote(out, t->content.p, t->content.n);
-    mm_text_put(out, "}");
-    comma = ",";
-  }
-  for (size_t i = 0; i < t->calls; i++, comma = ",") {
-    mm_text_printf(out, "%s{\"type\":\"tool_use\",\"id\":\"%s\",\"name\":", comma, t->call[i].id);
-    mm_text_quote(out, t->call[i].name.p, t->call[i].name.n);
-    mm_text_put(out, ",\"input\":");
-    if (t->call[i].ended && t->call[i].arguments.n)
-      mm_text_add(out, t->call[i].arguments.p, t->call[i].arguments.n);
-    else
-      mm_text_put(out, "{}"); /* what was cut off is no JSON */
+  for (size_t i = 0; i < t->items; i++) {
+    const mm_turn_item *item = &t->item[i];
+    if (i) mm_text_put(out, ",");
+    if (item->kind == MM_REPLY_CALL) {
+      put_use(&t->call[item->call], out);
+      continue;
+    }
+    const bool thinking = item->kind == MM_REPLY_REASONING;
+    mm_text_put(out, thinking ? "{\"type\":\"thinking\",\"thinking\":" : "{\"type\":\"text\",\"text\":");
+    mm_text_quote(out, (thinking ? t->reasoning.p : t->content.p) + item->from, item->n);
+    if (thinking) mm_text_printf(out, ",\"signature\":\"%s\"", t->choice->call->id);
     mm_text_put(out, "}");
   }
 }

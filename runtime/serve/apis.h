@@ -6,6 +6,7 @@
 
 extern const mm_api mm_api_completions; /* POST /v1/completions */
 extern const mm_api mm_api_chat;        /* POST /v1/chat/completions */
+extern const mm_api mm_api_responses;   /* POST /v1/responses */
 extern const mm_api mm_api_messages;    /* POST /v1/messages, as Anthropic has it */
 extern const mm_api mm_api_count_tokens;
 extern const mm_api mm_api_tokenize;   /* POST /tokenize */

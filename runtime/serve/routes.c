@@ -21,7 +21,7 @@ static const mm_api no_path = {.path = "?", .begin = refuse_path, .bodiless = tr
                     no_method = {.path = "?", .begin = refuse_method, .bodiless = true};
 
 static const mm_api *api_find(const char *path) {
-  static const mm_api *const apis[] = {&mm_api_chat,         &mm_api_completions, &mm_api_messages,
+  static const mm_api *const apis[] = {&mm_api_chat,         &mm_api_completions, &mm_api_responses, &mm_api_messages,
                                        &mm_api_count_tokens, &mm_api_tokenize,    &mm_api_detokenize};
   for (size_t i = 0; i < sizeof apis / sizeof *apis; i++)
     if (strcmp(apis[i]->path, path) == 0) return apis[i];

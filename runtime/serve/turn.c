@@ -25,6 +25,7 @@ static void close_turns(void *state) {
       free(t->call[k].arguments.p);
     }
     free(t->call);
+    free(t->item);
     free(t->reasoning.p);
     free(t->content.p);
   }
@@ -45,10 +46,24 @@ static bool add_call(mm_turn *t, const char *prefix) {
   return true;
 }
 
+static bool add_item(mm_turn *t, const mm_reply_event *e) {
+  const bool call = e->kind == MM_REPLY_CALL;
+  mm_turn_item *last = t->items ? &t->item[t->items - 1] : NULL;
+  if (!call && last && last->kind == e->kind) {
+    last->n += e->n;
+    return true;
+  }
+  if (!mm_grow((void **)&t->item, &t->items_cap, t->items + 1, sizeof *t->item, NULL)) return false;
+  const size_t from = call ? 0 : e->kind == MM_REPLY_REASONING ? t->reasoning.n : t->content.n;
+  t->item[t->items++] = (mm_turn_item){.kind = e->kind, .from = from, .n = call ? 0 : e->n, .call = e->call};
+  return true;
+}
+
 static void on_event(void *user, const mm_reply_event *e) {
   mm_turn *t = user;
   const turns *s = t->choice->call->state;
   if (t->failed || (t->one_call && e->call > 0)) return;
+  if (e->kind <= MM_REPLY_CALL && !add_item(t, e)) t->failed = true;
   switch (e->kind) {
     case MM_REPLY_REASONING: mm_text_add(&t->reasoning, e->text, e->n); break;
     case MM_REPLY_CONTENT: mm_text_add(&t->content, e->text, e->n); break;

@@ -12,6 +12,13 @@ typedef struct mm_turn_call {
   bool ended;
 } mm_turn_call;
 
+/* What a reply consists of, in its order: a stretch of reasoning or content, or a call. */
+typedef struct mm_turn_item {
+  mm_reply_kind kind; /* MM_REPLY_REASONING, _CONTENT or _CALL */
+  size_t from, n;     /* bytes of the turn's text of this kind */
+  uint32_t call;      /* its number */
+} mm_turn_item;
+
 typedef struct mm_turn mm_turn;
 /* The events of a reply as they come, after they were added to the turn. */
 typedef void mm_turn_event(mm_turn *t, const mm_reply_event *e);
@@ -25,11 +32,14 @@ struct mm_turn {
   mm_text reasoning, content;
   mm_turn_call *call; /* [calls] */
   size_t calls, cap;
+  mm_turn_item *item; /* [items] */
+  size_t items, items_cap;
   bool one_call;             /* ends after the first */
   bool failed;               /* want of memory, or no random numbers */
   uint32_t reasoning_tokens; /* at the end */
   uint32_t block;            /* the API's */
-  bool began, open;
+  bool open;
+  size_t sent; /* items that the API has begun to send */
   mm_reply_kind kind;
 };
 

@@ -189,6 +189,34 @@ def messages(a, thinks):
             assert e.body["type"] == "error" and e.body["error"]["message"], e.body
 
 
+def responses(c, thinks):
+    how = dict(model="m", input="In the beginning", temperature=0, max_output_tokens=20, instructions="Be brief.")
+    whole = c.responses.create(**how)
+    assert whole.status == "incomplete" and whole.incomplete_details.reason == "max_output_tokens" and whole.usage.output_tokens == 20
+    assert [x.type for x in whole.output] == (["reasoning"] if thinks else ["message"])
+    deltas, final, numbers = "", None, []
+    for e in c.responses.create(stream=True, **how):
+        numbers.append(e.sequence_number)
+        if e.type.endswith("_text.delta"):
+            deltas += e.delta
+        final = getattr(e, "response", final)
+    assert numbers == list(range(len(numbers))) and final.status == "incomplete"
+    assert deltas == "".join(p.text for x in whole.output for p in x.content) == "".join(p.text for x in final.output for p in x.content)
+    tool = {"type": "function", "strict": False, **TOOL}
+    history = [{"role": "user", "content": "x"}, {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+               {"type": "function_call", "call_id": "c", "name": "get_weather", "arguments": "{}"},
+               {"type": "function_call_output", "call_id": "c", "output": "noon"}]
+    assert c.responses.create(model="m", input=history, tools=[tool], max_output_tokens=2).usage.output_tokens == 2
+    with c.responses.stream(model="m", input="x", tools=[tool], tool_choice="required", max_output_tokens=150, temperature=0) as stream:
+        kinds = {e.type for e in stream}
+    assert "response.output_item.added" in kinds
+    try:
+        c.responses.create(model="m", input="x", previous_response_id="resp_1")
+        raise AssertionError("nothing is stored")
+    except openai.BadRequestError as e:
+        assert e.param == "previous_response_id"
+
+
 for model, chat_format, thinks in (("tests/data/tiny-m2", "minimax-m2", True), ("tests/data/tiny-m1", "minimax-m1", False)):
     extra = NO_THINKING if thinks else {}
     with Server(convert(model), "--chat-format", chat_format, "--served-model-name", "m", "--api-key", "k") as server:
@@ -201,4 +229,5 @@ for model, chat_format, thinks in (("tests/data/tiny-m2", "minimax-m2", True), (
         openai_errors(client, server)
         cancellation(client, server)
         messages(claude, thinks)
-print(f"openai {openai.__version__} and anthropic {anthropic.__version__}: chat, streams, logprobs, schemas, tools, errors, cancellation, counts")
+        responses(client, thinks)
+print(f"openai {openai.__version__} and anthropic {anthropic.__version__}: chat, streams, logprobs, schemas, tools, responses, errors, cancellation, counts")
