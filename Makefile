@@ -114,6 +114,8 @@ $(BUILD)/%.cu.o: %.cu $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(Q)$(NVCC) $(NVCCFLAGS) -c $< -o $@
 
+$(BUILD)/runtime/serve/page.o: runtime/serve/page.html
+
 define floor_rule
 $(call lib,$(1)): $(call obj_of,$(1))
 	@mkdir -p $$(@D)
@@ -208,6 +210,8 @@ T_QUICK = $(T_UNIT) $(T_MODEL) $(addprefix check/,model/golden.sh interop/block_
   convert_cut.py convert_hostile.py convert_spelling.py minimax_run.py sign.py)
 quick: lint-format lint-tree $(T_QUICK) ## build, unit tests, golden logits, floors and format: a minute or less
 	@scripts/test.sh --count $(BUILD) $(T_QUICK)
+T_SERVE = $(filter check/unit/runtime/test_scheduler check/unit/runtime/test_grammar check/unit/runtime/test_reply,$(T_UNIT)) $(filter check/cli/serve% check/interop/serve%,$(T_SCRIPT))
+serve-check: $(T_SERVE) ## the server: clients of OpenAI and Anthropic, its page, hostile requests
 unit: $(T_UNIT) ## unit tests
 model: $(T_MODEL) $(filter check/model/%,$(T_SCRIPT)) ## operators and whole models against reference results
 cli: $(filter-out check/model/%,$(T_SCRIPT)) ## the programs from outside: command lines, interop, hardening
@@ -216,7 +220,7 @@ check-san: $(T_SAN) ## unit tests and conversions under address and undefined-be
 check-tsan: $(T_TSAN) ## what has threads, under the thread sanitizer
 check-clang: $(T_CLANG) ## build with clang, unit tests
 fuzz: $(T_FUZZ) ## FUZZ_SECONDS of libFuzzer on every tests/fuzz/fuzz_*.c
-check unit model cli valgrind check-san check-tsan check-clang fuzz:
+check serve-check unit model cli valgrind check-san check-tsan check-clang fuzz:
 	$(count)
 
 # Before a release: hours. The parts are in scripts/soak.sh; each runs alone as soak-PART and leaves BUILD/soak/PART.log.
@@ -284,7 +288,7 @@ help: ## this list
 -include $(patsubst %,$(BUILD)/%.d,$(basename $(filter %.c,$(SOURCES))) $(filter %.cu,$(SOURCES)))
 .DELETE_ON_ERROR:
 FORCE:
-.PHONY: FORCE all tests check quick unit model cli valgrind check-san check-tsan check-clang fuzz fuzzers soak soak-fuzz soak-fuzz-build gpu demo exact bench \
+.PHONY: FORCE all tests check quick serve-check unit model cli valgrind check-san check-tsan check-clang fuzz fuzzers soak soak-fuzz soak-fuzz-build gpu demo exact bench \
   bench-quant bench-quality lint format install clean help \
   lint-format lint-tree lint-tidy $(T_UNIT) $(T_MODEL) $(T_SCRIPT) $(T_TREE) $(T_SAN) $(T_TSAN) $(T_CLANG) $(T_VALGRIND) $(T_FUZZ)
 .SECONDARY:

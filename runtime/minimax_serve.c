@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include "formats/option.h"
+#include "runtime/serve/config_file.h"
 #include "runtime/serve/loading.h"
 #include "runtime/serve/routes.h"
 
@@ -14,7 +15,7 @@ typedef struct serve_args {
   mm_loading_config load;
   mm_http_config http;
   mm_option_list keys, names;
-  const char *dir, *kv, *prefix_cache, *log_format;
+  const char *dir, *kv, *prefix_cache, *log_format, *config;
   uint64_t port, queue, step_tokens, cache_memory, connections, drafts;
   double request_time;
   bool any_name, trust_user, batch_invariant, quiet, check;
@@ -122,6 +123,8 @@ static bool open_http(serve *s, mm_err *err) {
   mm_server *v = &s->server;
   mm_http_config c = s->a->http;
   raise_descriptors(s->a->connections);
+  v->body_max = c.body_max;
+  c.body_max *= 2;
   c.port = (uint16_t)s->a->port;
   c.connections = (uint32_t)s->a->connections;
   c.handle = mm_routes_handle;
@@ -195,6 +198,7 @@ static bool settle(serve_args *a, mm_err *err) {
                                             .prefix_cache = strcmp(a->prefix_cache, "on") == 0,
                                             .batch_invariant = a->batch_invariant,
                                             .drafts = (uint32_t)a->drafts};
+  if (a->http.body_max > UINT64_C(1) << 32) return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--max-body: expected 4G or less");
   if (a->http.read_time <= 0 || a->http.write_time <= 0)
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--read-timeout and --write-timeout: expected more than 0 seconds");
   return true;
@@ -255,6 +259,8 @@ int main(int argc, char **argv) {
       {"ignore-generation-config", NULL, 0, MM_OPT_FLAG, &a.load.own_defaults, NULL,
        "defaults are temperature 1 and top_p 1, not those of generation_config.json", NULL, 0, 0},
       {"log-format", NULL, 0, MM_OPT_STR, &a.log_format, "WORD", "of the lines on stderr (text)", "text|json", 0, 0},
+      {"config", NULL, 0, MM_OPT_STR, &a.config, "FILE", "more options, one a line without dashes; those of the command line win", NULL, 0,
+       0},
       {"check", NULL, 0, MM_OPT_FLAG, &a.check, NULL, "load everything, say whether it can be served, and end", NULL, 0, 0},
       {"quiet", NULL, 'q', MM_OPT_FLAG, &a.quiet, NULL, "log errors alone", NULL, 0, 0},
   };
@@ -267,15 +273,21 @@ int main(int argc, char **argv) {
       .options = options,
       .option_count = sizeof options / sizeof *options,
       .epilog =
-          "APIs: OpenAI's completions; /health, /ready, /metrics, /tokenize, /detokenize.\n"
+          "/v1/chat/completions, /v1/responses, /v1/completions and /v1/models as OpenAI has them, /v1/messages as Anthropic has it;\n"
+          "/health, /ready, /metrics, /tokenize, /detokenize; / is a page to chat with the model.\n"
           "SIGTERM and SIGINT let running requests end; a second one does not.\n"
           "Exit status: 0 done, 2 usage, 3 bad tokenizer or config, 4 unsupported, 5 I/O, 6 damaged checkpoint, 8 memory or limit.",
   };
   mm_err err = {0};
+  mm_arena arena = {0};
   size_t operands = 0;
   bool done = false;
-  if (!mm_options_parse(&program, argc, argv, &a.dir, &operands, &done, &err)) return mm_program_fail(&program, &err);
-  const bool ok = done || (settle(&a, &err) && (a.check ? check(&a, &err) : serve_all(&a, &err)));
+  char **args;
+  int count;
+  const bool ok = mm_config_file(&arena, argc, argv, &count, &args, &err) &&
+                  mm_options_parse(&program, count, args, &a.dir, &operands, &done, &err) &&
+                  (done || (settle(&a, &err) && (a.check ? check(&a, &err) : serve_all(&a, &err))));
+  mm_arena_close(&arena);
   free(a.keys.item);
   free(a.names.item);
   return ok ? MM_OK : mm_program_fail(&program, &err);

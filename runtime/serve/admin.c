@@ -6,6 +6,7 @@
 
 #include "runtime/serve/apis.h"
 #include "runtime/serve/fields.h"
+#include "runtime/serve/page.h"
 
 static void send_json(mm_exchange *x, int status, mm_text *t) {
   mm_exchange_reply(x, t->failed ? 503 : status, "application/json", t->failed ? "{}" : t->p, t->failed ? 2 : t->n);
@@ -87,12 +88,23 @@ static void models(mm_server *s, mm_exchange *x) {
   send_json(x, 200, &t);
 }
 
+static void page(mm_server *s, mm_exchange *x) {
+  size_t n;
+  const char *html = mm_page_html(&n);
+  (void)s;
+  mm_exchange_set(x, "Content-Security-Policy",
+                  "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; base-uri 'none'; "
+                  "form-action 'none'; frame-ancestors 'none'");
+  mm_exchange_reply(x, 200, "text/html; charset=utf-8", html, n);
+}
+
 mm_page *mm_page_find(const char *path, bool *keyed) {
   static const struct {
     const char *path;
     mm_page *page;
     bool keyed;
-  } pages[] = {{"/health", health, false}, {"/ready", ready, false}, {"/metrics", metrics, false}, {"/v1/models", models, true}};
+  } pages[] = {
+      {"/", page, false}, {"/health", health, false}, {"/ready", ready, false}, {"/metrics", metrics, false}, {"/v1/models", models, true}};
   for (size_t i = 0; i < sizeof pages / sizeof *pages; i++)
     if (strcmp(pages[i].path, path) == 0) return *keyed = pages[i].keyed, pages[i].page;
   return NULL;

@@ -337,6 +337,8 @@ static bool parse_body(mm_call *c, mm_err *err) {
   size_t n;
   const char *text = mm_exchange_body(c->x, &n);
   if (!text) return mm_fail_memory(err, n);
+  if (n > c->server->body_max)
+    return mm_refuse(c, 413, NULL, "the body has %zu bytes, %llu may be", n, (unsigned long long)c->server->body_max);
   if (!n) return mm_refuse(c, 400, NULL, "the body is empty, expected a JSON object");
   if (!(c->body = mm_body_parse(&c->arena, text, n, err))) return false;
   if (c->body->type != MM_VALUE_OBJECT) return mm_refuse(c, 400, NULL, "the body is %s, expected an object", mm_value_word(c->body));

@@ -365,6 +365,7 @@ mm_http *mm_http_open(const mm_http_config *c, mm_err *err) {
   if (h->connection && open_loop(h, err)) {
     evhttp_set_max_headers_size(h->server, (ev_ssize_t)c->header_max);
     evhttp_set_max_body_size(h->server, (ev_ssize_t)c->body_max);
+    evhttp_set_flags(h->server, EVHTTP_SERVER_LINGERING_CLOSE);
     evhttp_set_allowed_methods(h->server, 0xffff);
     evhttp_set_bevcb(h->server, accepted, h);
     evhttp_set_gencb(h->server, arrived, h);

@@ -19,6 +19,7 @@ struct mm_server {
   size_t names;
   const char *const *key; /* [keys] of which a request must carry one; none: all may */
   size_t keys;
+  uint64_t body_max;   /* bytes of a request; beyond twice as many HTTP itself refuses */
   double request_time; /* seconds that a request may take in all; 0: any */
   double started;      /* CLOCK_MONOTONIC */
   int64_t created;     /* Unix seconds */

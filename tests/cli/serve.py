@@ -10,7 +10,7 @@ import sys
 import time
 
 sys.path.insert(0, os.path.dirname(__file__))
-from serve_client import BIN, Server, convert  # noqa: E402
+from serve_client import BIN, TMP, Server, convert  # noqa: E402
 
 COMPLETIONS = "/v1/completions"
 PROMPT = {"prompt": "In the beginning", "temperature": 0}
@@ -138,6 +138,21 @@ def command_lines():
         assert done.returncode == status, (args, done)
 
 
+def config_file():
+    """Options from a file; those of the command line win."""
+    path = os.path.join(TMP, "serve.conf")
+    with open(path, "w") as f:
+        f.write("# a comment\nserved-model-name = named here\n\nmax-model-len 100\n  ignore-generation-config\nlog-format=json\n")
+    with Server(PACKED, "--config", path, "--max-model-len", "64") as s:
+        model = json.loads(s.get("/v1/models"))["data"][0]
+        assert (model["id"], model["max_model_len"]) == ("named here", 64) and open(s.log).read().startswith("{")
+    for line in ("--port 1", "port: 1", "no-such-option", "max-queue 0"):
+        with open(path, "w") as f:
+            f.write(line + "\n")
+        done = subprocess.run([f"{BIN}/minimax-serve", "--config", path, PACKED, "--check"], capture_output=True, timeout=60)
+        assert done.returncode == 2 and done.stderr.count(b"\n") == 1, (line, done)
+
+
 PACKED = convert("tests/data/tiny-m2")
 with Server(PACKED) as server:
     completions(server, PACKED)
@@ -146,6 +161,7 @@ with Server(PACKED) as server:
     errors(server)
     pages(server)
 keys()
+config_file()
 ends()
 command_lines()
 print("completions whole, streamed and cut anywhere, fields, errors, pages, keys and signals")
