@@ -128,14 +128,10 @@ static bool is_finite(const mm_value *v) {
   return true;
 }
 
-bool mm_json_is_strict(mm_str text, mm_value_type *type) {
-  mm_arena a = {0};
+const mm_value *mm_json_strict(mm_arena *a, mm_str text) {
   mm_err err = {0};
-  const mm_value *v = text.n && (uint8_t)*text.p != 0xef ? mm_body_parse(&a, text.p, text.n, &err) : NULL;
-  const bool ok = v && is_finite(v);
-  if (ok) *type = v->type;
-  mm_arena_close(&a);
-  return ok;
+  const mm_value *v = text.n && (uint8_t)*text.p != 0xef ? mm_body_parse(a, text.p, text.n, &err) : NULL;
+  return v && is_finite(v) ? v : NULL;
 }
 
 static bool is_integer(mm_str s) {
@@ -154,8 +150,11 @@ static const char *boolean(mm_str s) {
 
 void mm_arguments_put(mm_text *out, unsigned types, mm_str text) {
   const mm_str s = trim(text);
-  mm_value_type type = MM_VALUE_NULL;
-  const bool json = mm_json_is_strict(s, &type), may_string = types & MM_TYPE_STRING;
+  mm_arena arena = {0};
+  const mm_value *v = mm_json_strict(&arena, s);
+  const mm_value_type type = v ? v->type : MM_VALUE_NULL;
+  const bool json = v, may_string = types & MM_TYPE_STRING;
+  mm_arena_close(&arena);
   bool take = false;
   if (json && type == MM_VALUE_NULL) take = !may_string || types & MM_TYPE_NULL;
   if (json && type == MM_VALUE_NUMBER) take = types & MM_TYPE_NUMBER || (types & MM_TYPE_INTEGER && is_integer(s));

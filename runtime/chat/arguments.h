@@ -33,7 +33,7 @@ unsigned mm_tools_types(const mm_tools *t, mm_str tool, mm_str parameter);
 
 /* Adds the JSON value that a parameter's text is to `out` (the rules stand in reply.h). */
 void mm_arguments_put(mm_text *out, unsigned types, mm_str text);
-/* JSON that any reader takes: no NaN, no infinity, no byte order mark. */
-bool mm_json_is_strict(mm_str text, mm_value_type *type);
+/* JSON that any reader takes: no NaN, no infinity, no byte order mark. The value lives in the arena; NULL: it is none. */
+const mm_value *mm_json_strict(mm_arena *a, mm_str text);
 
 #endif

@@ -55,6 +55,7 @@ uint32_t mm_reply_reasoning_tokens(const mm_reply *r); /* tokens pushed inside t
  * text: string alone             the text as it is, streamed as it comes others                   trimmed, the first of these that it is:
  * null (where the schema allows null or no string), a number or integer as written, a boolean (true, false, yes, no, on, off, 1, 0 in any
  * case), an object or array as written; then any JSON where the schema has no string; else a string as it is no type known            JSON
- * if it is any, else a string M1's arguments are JSON as written. */
+ * if it is any, else a string M1's arguments are JSON as written, told one by one. Where the line goes wrong after the first, the rest is
+ * content and no end comes. */
 
 #endif

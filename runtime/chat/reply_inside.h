@@ -57,6 +57,9 @@ struct mm_reply {
   bool streaming;       /* the parameter is a string and flows */
   unsigned depth;       /* M1: braces and brackets */
   bool quoted, escaped; /* M1: in a string */
+  bool ended;           /* M1: the arguments have ended */
+  bool tried;           /* M1: the object may not become a call before its end any more, or is one */
+  size_t sent;          /* M1: bytes of the object that were told, once it is a call */
 };
 
 /* Sends an event; of no bytes only where it ends a call. */
@@ -67,7 +70,7 @@ bool mm_block_m2_marker(const mm_reply *r, mm_marker m);
 void mm_block_m2_end(mm_reply *r, bool whole);
 void mm_block_m1_text(mm_reply *r);
 bool mm_block_m1_marker(const mm_reply *r, mm_marker m);
-void mm_block_m1_end(mm_reply *r);
+void mm_block_m1_end(mm_reply *r, bool whole);
 
 /* r->in without its first n bytes. */
 void mm_block_drop(mm_reply *r, size_t n);

@@ -6,6 +6,8 @@
 
 #include "runtime/chat/reply_inside.h"
 
+#define BLOCK_PIECE 256 /* bytes */
+
 mm_reply *mm_reply_open(const mm_reply_settings *s, mm_err *err) {
   static const char *const m2[] = {"<think>", "</think>", "<minimax:tool_call>", "</minimax:tool_call>"};
   static const char *const m1[] = {"<think>", "</think>", "<tool_calls>", "</tool_calls>"};
@@ -157,25 +159,33 @@ size_t mm_block_space(const mm_reply *r) { return space_length(r->in.p, r->in.n)
 
 /* ---- The way in ---- */
 
+/* In pieces, so that no step of a block parser moves much. */
+static void block_text(mm_reply *r, const char *text, size_t n) {
+  for (size_t len; n && !r->in.failed; text += len, n -= len) {
+    len = n < BLOCK_PIECE ? n : BLOCK_PIECE;
+    while (len < n && ((uint8_t)text[len] & 0xc0) == 0x80) len--;
+    mm_text_add(&r->in, text, len);
+    if (r->in.failed) return;
+    if (r->s.format->family == MM_CHAT_M2)
+      mm_block_m2_text(r);
+    else
+      mm_block_m1_text(r);
+  }
+}
+
 static void give_text(mm_reply *r, const char *text, size_t n) {
   if (!n) return;
-  if (!r->block) {
-    prose_text(r, text, n);
-    return;
-  }
-  mm_text_add(&r->in, text, n);
-  if (r->in.failed) return;
-  if (r->s.format->family == MM_CHAT_M2)
-    mm_block_m2_text(r);
+  if (r->block)
+    block_text(r, text, n);
   else
-    mm_block_m1_text(r);
+    prose_text(r, text, n);
 }
 
 static void end_block(mm_reply *r, bool whole) {
   if (r->s.format->family == MM_CHAT_M2)
     mm_block_m2_end(r, whole);
   else
-    mm_block_m1_end(r);
+    mm_block_m1_end(r, whole);
 }
 
 /* The closing tag, or an opening one once more. */

@@ -278,6 +278,74 @@ def check_all(lines, count):
     return f"{compared} prompts of {total} characters equal jinja2's, {refused} refused by both"
 
 
+# ---- Replies: what a template writes for an assistant is told apart into what it was made of
+
+TOKENIZER = os.path.join(ROOT, "tests", "data", "tiny-m2", "tokenizer.json")
+MARKERS = ["<think>", "</think>", "<minimax:tool_call>", "</minimax:tool_call>"]
+
+
+def marker_ids():
+    added = {t["content"]: t["id"] for t in json.load(open(TOKENIZER, encoding="utf-8"))["added_tokens"]}
+    return {m: added[m] for m in MARKERS}
+
+
+def schema_type(value):
+    return next(name for kind, name in ((bool, "boolean"), (int, "integer"), (float, "number"), (str, "string"), (list, "array"), (dict, "object"), (type(None), "null"))
+                if isinstance(value, kind))
+
+
+def blank(text):
+    return text if text.strip(" \n\r\t") else ""
+
+
+def make_reply(make, ids):
+    """pieces [id, text] in random cuts, the tools, and what they say: reasoning, content, [(name, arguments)]"""
+    text = lambda: make.text().replace("</parameter>", "").replace("\x00", "")
+    reasoning, content, calls, tools = text(), text(), [], []
+    pieces = [(-1, reasoning + "\n"), (ids["</think>"], "</think>"), (-1, "\n\n" + content)]
+    for i in range(make.r.choice([0, 1, 2, 3])):
+        arguments = {k: json.loads(make.json(2).replace("</parameter>", "")) for k in make.r.sample(["city", "größe", "x y", "a\"b", "中", "1"], make.r.randrange(5))}
+        calls.append((f"tool {i}", arguments))
+        tools.append({"type": "function", "function": {"name": f"tool {i}", "parameters": {"properties": {k: {"type": schema_type(v)} for k, v in arguments.items()}}}})
+    if calls:
+        write = lambda v: v if isinstance(v, str) else json.dumps(v, ensure_ascii=False)
+        body = "".join(f'<invoke name="{name}">\n' + "".join(f'<parameter name="{k}">{write(v)}</parameter>\n' for k, v in arguments.items()) + "</invoke>\n"
+                       for name, arguments in calls)
+        pieces += [(-1, "\n"), (ids["<minimax:tool_call>"], "<minimax:tool_call>"), (-1, "\n" + body), (ids["</minimax:tool_call>"], "</minimax:tool_call>")]
+    cut = []
+    for id, piece in pieces:
+        while id < 0 and piece:
+            n = make.r.choice([1, 2, 5, 40, 1000])
+            cut.append((-1, piece[:n]))
+            piece = piece[n:]
+        if id >= 0:
+            cut.append((id, piece))
+    return cut, tools, (blank(reasoning), blank(content), calls)
+
+
+def check_replies(lines, count):
+    ids, calls, cuts = marker_ids(), 0, 0
+    for seed in range(count):
+        make = Maker(seed, plain=True)
+        pieces, tools, want = make_reply(make, ids)
+        got = lines.ask(json.dumps({"op": "reply", "format": "minimax-m2", "tokenizer": TOKENIZER, "tools": tools, "calls": True, "in_reasoning": True, "whole": True, "pieces": pieces}))
+        joined = {"reasoning": "", "content": ""}
+        found = []
+        for kind, call, text in got["events"]:
+            if kind in joined:
+                joined[kind] += text
+            elif kind == "call":
+                found.append([text, ""])
+            elif kind == "arguments":
+                found[call][1] += text
+        found = [(name, json.loads(arguments)) for name, arguments in found]
+        assert (joined["reasoning"], joined["content"], found) == want, f"{pieces}\nwant {want}\ngot  {got}"
+        assert [list(a) for _, a in found] == [list(a) for _, a in want[2]]
+        calls += len(found)
+        cuts += len(pieces)
+    return f"{count} replies in {cuts} pieces with {calls} calls told apart"
+
+
 def write_vectors():
     env, vectors = environment(), []
     compiled = {name: env.from_string(text) for name, text in templates().items()}
@@ -298,7 +366,7 @@ def main():
     vectors = json.load(open(VECTORS, encoding="utf-8"))
     for v in vectors:
         compare(lines, v["format"], v["text"], (v["messages"], v["tools"], v["options"]))
-    kept = f"{len(vectors)} kept prompts"
+    kept = f"{check_replies(lines, 1000)}; {len(vectors)} kept prompts"
     if not os.path.isdir(f"{SHARED}/templates"):
         print(f"{kept}; not run: random conversations, the released templates (../shared/templates) are not here")
     else:

@@ -170,7 +170,7 @@ static const struct {
     {"</think>" BEGIN INVOKE("f", P("s", "null") P("m", "null") P("m", "nul") P("i", "null") P("u", "7") P("u", "7.0") P("u", "seven")
                                       P("u", "null") P("e", "x")) END,
      T "f" A "{\"s\": \"null\", \"m\": null, \"m\": \"nul\", \"i\": null, \"u\": 7, \"u\": \"7.0\", \"u\": \"seven\", \"u\": \"null\", "
-             "\"e\": \"x\"}" E,
+       "\"e\": \"x\"}" E,
      false},
     {"</think>" BEGIN INVOKE(
          "f", P("r", "2") P("a", "{\"x\": [true]}") P("a", "NaN") P("a", "\"q\"") P("new", " text ") P("n", "-Infinity")) END,
@@ -290,13 +290,44 @@ static const struct {
     {"use `<tool_calls>` tags", C "use `<tool_calls>` tags"},
     {"<tool_calls>\n</tool_calls>x", C "x"},
     {"<tool_calls>\n{\"name\": \"f\", \"arg", C "<tool_calls>\n{\"name\": \"f\", \"arg"},
+    /* argument by argument; what follows them is dropped if it is the object's */
+    {"<tool_calls>{\"id\": 1, \"name\": \"f\", \"arguments\" : { \"a\" : [1, {\"x\": \"}\"}] , \"b\":{}, \"a\": 1e3 }, \"more\": [{}]}\n",
+     T "f" A "{ \"a\" : [1, {\"x\": \"}\"}] , \"b\":{}, \"a\": 1e3 }" E},
+    {"<tool_calls>{\"name\": \"f\", \"arguments\": {\"a\": 1}, odd}x\ny", T "f" A "{\"a\": 1}" E C ", odd}x\ny"},
+    {"<tool_calls>{\"name\": \"f\", \"arguments\": {\"a\": 1}\n" LINE("g", "{}"), T "f" A "{\"a\": 1}" E T "g" A "{}" E},
+    {"<tool_calls>{\"x\": {}, \"name\": \"f\", \"arguments\": {\"a\": 1}}", T "f" A "{\"a\": 1}" E},
+    /* an argument that is no JSON ends the telling, without an end of the call */
+    {"<tool_calls>{\"name\": \"f\", \"arguments\": {\"a\": 1, \"b\": NaN, \"c\": 2}}\n" LINE("g", "{}"),
+     T "f" A "{\"a\": 1" C ", \"b\": NaN, \"c\": 2}}\n" T "g" A "{}" E},
+    {"<tool_calls>{\"name\": \"f\", \"arguments\": {\"a\": 1,}}\n", T "f" A "{\"a\": 1" C ",}}\n"},
+    {"<tool_calls>{\"name\": \"f\", \"arguments\": [\"a\": 1}}\n", C "<tool_calls>{\"name\": \"f\", \"arguments\": [\"a\": 1}}\n"},
+    {"<tool_calls>{\"name\": \"f\", \"arguments\": {\"a\": 1]}\n", C "<tool_calls>{\"name\": \"f\", \"arguments\": {\"a\": 1]}\n"},
+    {"<tool_calls>{\"name\": \"f\", \"arguments\": {\"a\": 1, \"b\": \"tw", T "f" A "{\"a\": 1" C ", \"b\": \"tw"},
+};
+
+/* Cut off. */
+static const struct {
+  const char *text, *expected;
+} m1_cut[] = {
+    {"<tool_calls>{\"name\": \"f\", \"arguments\": {\"a\": 1, \"b\": \"tw", T "f" A "{\"a\": 1, \"b\": \"tw"},
+    {"<tool_calls>{\"name\": \"f\", \"arguments\": {\"a", T "f" A "{\"a"},
 };
 
 static void test_m1(void **state) {
+  const feeding m = {.format = "minimax-m1", .calls = true, .whole = true};
   (void)state;
   for (size_t i = 0; i < sizeof m1 / sizeof *m1; i++) {
-    const feeding f = {.text = m1[i].text, .n = strlen(m1[i].text), .format = "minimax-m1", .calls = true, .whole = true};
+    feeding f = m;
+    f.text = m1[i].text;
+    f.n = strlen(f.text);
     same_for_all_cuts(f, m1[i].expected);
+  }
+  for (size_t i = 0; i < sizeof m1_cut / sizeof *m1_cut; i++) {
+    feeding f = m;
+    f.text = m1_cut[i].text;
+    f.n = strlen(f.text);
+    f.whole = false;
+    same_for_all_cuts(f, m1_cut[i].expected);
   }
 }
 
