@@ -225,12 +225,13 @@ check serve-check unit model cli valgrind check-san check-tsan check-clang fuzz:
 
 # Before a release: hours. The parts are in scripts/soak.sh; each runs alone as soak-PART and leaves BUILD/soak/PART.log.
 #: SOAK="kill fuzz" the parts of make soak
-SOAK ?= calls alloc kill resume power races flips mutations mpi speed memory layer fuzz
-soak: $(PROGRAMS) $(MODEL) $(PRELOAD) $(NO_HASH) $(if $(filter fuzz,$(SOAK)),soak-fuzz-build) ## the fault tests whole, a figure a line; soak-PART for one of them
+SOAK ?= calls alloc kill resume power races flips mutations mpi speed memory layer scheduler fuzz
+SOAK_UNIT = $(BUILD)/tests/unit/runtime/test_scheduler $(BUILD)/tests/unit/runtime/test_ahead $(BUILD)/tests/unit/runtime/test_drafts
+soak: $(PROGRAMS) $(MODEL) $(PRELOAD) $(NO_HASH) $(SOAK_UNIT) $(if $(filter fuzz,$(SOAK)),soak-fuzz-build) ## the fault tests whole, a figure a line; soak-PART for one of them
 	$(Q)failed=0; for p in $(SOAK); do BUILD=$(abspath $(BUILD)) scripts/soak.sh $$p || failed=1; done; exit $$failed
 soak-fuzz: soak-fuzz-build
 	$(Q)BUILD=$(abspath $(BUILD)) scripts/soak.sh fuzz
-soak-%: $(PROGRAMS) $(MODEL) $(PRELOAD) $(NO_HASH)
+soak-%: $(PROGRAMS) $(MODEL) $(PRELOAD) $(NO_HASH) $(SOAK_UNIT)
 	$(Q)BUILD=$(abspath $(BUILD)) scripts/soak.sh $*
 soak-fuzz-build:
 	$(Q)$(MAKE) --no-print-directory CC=clang SAN=1 FUZZ=1 CUDA=0 BUILD=$(BUILD)/fuzz fuzzers >/dev/null

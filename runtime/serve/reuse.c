@@ -17,14 +17,22 @@ void mm_reuse_close(mm_scheduler *s) {
   free(s->page);
 }
 
-bool mm_reuse_take(mm_scheduler *s, job *j, mm_err *err) {
-  const void *state;
-  if (!s->cache) return true;
+reuse mm_reuse_find(mm_scheduler *s, const job *j) {
+  reuse hit = {0};
+  if (!s->cache) return hit;
   /* The last token is always computed: what follows it is chosen from its logits. */
-  const uint32_t n = mm_prefix_cache_find(s->cache, j->r.salt, j->token, j->count - 1, s->page, &state);
-  if (n && !mm_engine_resume(s->engine, (uint32_t)j->slot, s->page, j->token, n, state, err)) return false;
-  j->fed = n;
-  return true;
+  hit.tokens = mm_prefix_cache_find(s->cache, j->r.salt, j->token, j->count - 1, s->page, &hit.state);
+  for (uint32_t i = 0; i < hit.tokens; i += MM_PAGE) mm_pages_hold(s->pages, s->page[i / MM_PAGE]);
+  return hit;
+}
+
+void mm_reuse_release(mm_scheduler *s, const reuse *hit) {
+  for (uint32_t i = 0; i < hit->tokens; i += MM_PAGE) mm_pages_release(s->pages, s->page[i / MM_PAGE]);
+}
+
+bool mm_reuse_take(mm_scheduler *s, job *j, const reuse *hit, mm_err *err) {
+  j->fed = hit->tokens;
+  return !j->fed || mm_engine_resume(s->engine, (uint32_t)j->slot, s->page, j->token, j->fed, hit->state, err);
 }
 
 /* The states after the slot's last token, which is the job's token[fed - 1]. */
@@ -67,26 +75,42 @@ void mm_reuse_boundaries(mm_scheduler *s) {
   }
 }
 
-bool mm_reuse_twin(mm_scheduler *s, const job *j) {
+/* How far the other's prompt is this one's too, at a place that the cache will have when the other has come to *until; 0 for nowhere. */
+static uint32_t shared_with(const mm_scheduler *s, const job *j, const job *other, uint32_t *until) {
+  const uint32_t most = (uint32_t)mm_min(j->count - 1, other->r.prompt_count);
+  uint32_t alike = 0;
+  while (alike < most && j->token[alike] == other->token[alike]) alike++;
+  *until = other->r.prompt_count;
+  if (!s->lightning) return alike;
+  *until = 0;
+  for (uint32_t at = next_boundary(other, other->fed); at && at <= alike; at = next_boundary(other, at)) *until = at;
+  return *until;
+}
+
+static bool reads_on(const mm_scheduler *s, const job *j) {
+  for (uint32_t i = 0; i < s->slots; i++)
+    if (s->slot[i] && s->slot[i]->ticket == j->twin_ticket) return s->slot[i]->fed < j->twin_until;
+  return false;
+}
+
+bool mm_reuse_twin(mm_scheduler *s, job *j) {
   if (!s->cache) return false;
+  if (reads_on(s, j)) return true;
   uint32_t had = 0;
-  bool found = false;
+  bool asked = false;
   for (uint32_t i = 0; i < s->slots; i++) {
     const job *other = s->slot[i];
     if (!other || other->r.salt != j->r.salt || other->fed >= other->r.prompt_count) continue;
-    const uint32_t most = (uint32_t)mm_min(j->count - 1, other->r.prompt_count);
-    uint32_t alike = 0;
-    while (alike < most && j->token[alike] == other->token[alike]) alike++;
-    if (s->lightning) { /* it goes on where the other's states will be kept */
-      uint32_t at = 0;
-      for (uint32_t b = next_boundary(other, other->fed); b && b <= alike; b = next_boundary(other, b)) at = b;
-      alike = at;
-    }
-    if (alike < MM_PAGE) continue;
+    uint32_t until;
+    const uint32_t shared = shared_with(s, j, other, &until);
+    if (shared < MM_PAGE) continue;
     const void *state;
-    if (!found) had = mm_prefix_cache_find(s->cache, j->r.salt, j->token, j->count - 1, s->page, &state);
-    found = true;
-    if (alike >= had + MM_PAGE) return true;
+    if (!asked) had = mm_prefix_cache_find(s->cache, j->r.salt, j->token, j->count - 1, s->page, &state);
+    asked = true;
+    if (shared < had + MM_PAGE) continue;
+    j->twin_ticket = other->ticket;
+    j->twin_until = until;
+    return true;
   }
   return false;
 }

@@ -93,11 +93,11 @@ static job *next_of(const mm_scheduler *s, const job *victim) {
 /* Pages for all tokens of the job and the next one. */
 static uint64_t pages_of(const job *j) { return mm_ceil_div((uint64_t)j->count + 1, MM_PAGE); }
 
-/* Whether the tokens of the job in the slot fit into the free pages beside what the other running ones were let in with, and a page each
- * to grow. The cache makes room. */
-static bool fits(mm_scheduler *s) {
-  if (!s->pages || s->running == 1) return true;
-  uint64_t wanted = 0;
+/* Whether the job's tokens, `shared` pages of which the cache has, fit into the free pages beside what the running ones were let in with
+ * and a page each to grow. The cache makes room. */
+static bool fits(mm_scheduler *s, const job *j, uint32_t shared) {
+  if (!s->pages || !s->running) return true;
+  uint64_t wanted = 1 + pages_of(j) - shared;
   for (uint32_t i = 0; i < s->slots; i++) {
     if (!s->slot[i]) continue;
     const uint64_t all = pages_of(s->slot[i]), held = mm_pages_held(s->pages, i);
@@ -122,44 +122,39 @@ static bool push_out(mm_scheduler *s, const job *j) {
   return true;
 }
 
-/* The job has the slot and what the cache has of its tokens. */
-static bool enter(mm_scheduler *s, job *j, uint32_t slot) {
+/* The job has a slot, and in it what the cache has of its tokens. */
+static void enter(mm_scheduler *s, job *j, const reuse *hit) {
   mm_err err = {0};
+  const uint32_t slot = free_slot(s);
   mm_schedule_leave(s, j, false);
   j->slot = (int32_t)slot;
   s->slot[slot] = j;
   s->running++;
-  if (mm_reuse_take(s, j, &err)) return true;
-  mm_scheduler_end(s, j, MM_FINISH_ERROR, &err);
-  return false;
-}
-
-/* The job that has just entered waits again, as if it had not. */
-static void go_back(mm_scheduler *s, job *j) {
-  mm_schedule_leave(s, j, false);
-  s->left--;
-  s->refused = j->ticket;
-  s->at_left = s->left;
-  j->fed = 0;
-  mm_schedule_join(s, j);
+  if (!mm_reuse_take(s, j, hit, &err)) {
+    mm_scheduler_end(s, j, MM_FINISH_ERROR, &err);
+    return;
+  }
+  if (j->turn) return;
+  j->cached = j->fed;
+  s->own.prompt_tokens += j->r.prompt_count;
+  s->own.cached_tokens += j->cached;
 }
 
 /* Lets the job in, if it fits when those of lower priority give way. */
 static bool let_in(mm_scheduler *s, job *j) {
   if (s->refused == j->ticket && s->at_left == s->left) return false;
   if (s->running == s->slots && !push_out(s, j)) return false;
-  if (!enter(s, j, free_slot(s))) return true;
-  while (!fits(s)) {
+  for (;;) {
+    reuse hit = mm_reuse_find(s, j);
+    const bool room = fits(s, j, hit.tokens / MM_PAGE);
+    if (room) enter(s, j, &hit);
+    mm_reuse_release(s, &hit);
+    if (room) return true;
     if (push_out(s, j)) continue;
-    go_back(s, j);
+    s->refused = j->ticket;
+    s->at_left = s->left;
     return false;
   }
-  if (!j->turn) {
-    j->cached = j->fed;
-    s->own.prompt_tokens += j->r.prompt_count;
-    s->own.cached_tokens += j->cached;
-  }
-  return true;
 }
 
 void mm_schedule(mm_scheduler *s) {

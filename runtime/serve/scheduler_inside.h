@@ -26,9 +26,11 @@ typedef struct job {
   int32_t slot;      /* -1: none, it waits */
   uint32_t turn;     /* how often it had a slot: choices of steps of an earlier turn are not its any more */
   uint32_t rows_out; /* entries of steps under way that name it */
-  bool twin;         /* it waits for what another is reading just now */
-  uint32_t cached;   /* tokens of the prompt that the prefix cache had, at its first turn */
-  uint32_t drafts;   /* of them, proposed ones behind the last */
+  bool twin;         /* it waits for what another is reading just now: */
+  uint64_t twin_ticket;
+  uint32_t twin_until; /* until that one was given so many tokens */
+  uint32_t cached;     /* tokens of the prompt that the prefix cache had, at its first turn */
+  uint32_t drafts;     /* of them, proposed ones behind the last */
   int32_t draft[MM_DRAFTS];
   double luck;   /* share of its proposals that were right of late */
   uint32_t take; /* tokens that the step being built gives it */
@@ -125,8 +127,15 @@ void mm_schedule_leave(mm_scheduler *s, job *j, bool keep);
 /* ---- reuse.c: nothing of it does anything without a cache ---- */
 bool mm_reuse_open(mm_scheduler *s, mm_err *err);
 void mm_reuse_close(mm_scheduler *s);
-/* The job's slot, which holds nothing, holds what the cache has of its tokens. */
-bool mm_reuse_take(mm_scheduler *s, job *j, mm_err *err);
+/* What the cache has of a job's tokens: in s->page, held until it is released. */
+typedef struct reuse {
+  uint32_t tokens;
+  const void *state;
+} reuse;
+reuse mm_reuse_find(mm_scheduler *s, const job *j);
+void mm_reuse_release(mm_scheduler *s, const reuse *hit);
+/* The job's slot, which holds nothing, holds that. */
+bool mm_reuse_take(mm_scheduler *s, job *j, const reuse *hit, mm_err *err);
 /* What the slot holds of the job's tokens is kept. */
 void mm_reuse_keep(mm_scheduler *s, const job *j);
 /* After a step was queued: the states of those whose chunk ends at a boundary are kept. */
@@ -134,7 +143,7 @@ void mm_reuse_boundaries(mm_scheduler *s);
 /* At most `rows`, so that the chunk ends at the next boundary whose states are to be kept. */
 uint32_t mm_reuse_cut(const mm_scheduler *s, const job *j, uint32_t rows);
 /* Whether a running job is about to compute more of this one's prompt than the cache has. */
-bool mm_reuse_twin(mm_scheduler *s, const job *j);
+bool mm_reuse_twin(mm_scheduler *s, job *j);
 /* A page more is free, if the cache has one that it alone refers to. */
 bool mm_reuse_evict(mm_scheduler *s);
 /* Nothing is kept: of what slots held, after a failure nobody knows what is good. */
