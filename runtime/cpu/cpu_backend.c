@@ -267,6 +267,7 @@ const mm_ops mm_ops_cpu = {
     .send = cpu_send,
     .receive = cpu_receive,
     .experts_cut = true,
+    .rows_apart = true,
     .pages = true,
     .state_bytes = cpu_state_bytes,
     .state_copy = cpu_state_copy,
