@@ -147,13 +147,14 @@ static bool place_want(mm_reader *r, size_t i, mm_err *err) {
                    w->bytes - (at < size ? size - at : 0));
   while (at < end) {
     window *last = r->windows ? &r->window[r->windows - 1] : NULL;
-    bool fits = last && last->file == w->file && at < last->offset + r->c.chunk && at <= mm_round_up(last->offset + last->bytes, MM_DIRECT);
+    bool fits = last && last->file == w->file && at >= last->offset && at < last->offset + r->c.chunk &&
+                at <= mm_round_up(last->offset + last->bytes, MM_DIRECT);
     if (!fits) {
       if (!add_window(r, w, at - at % MM_DIRECT, i, err)) return false;
       last = &r->window[r->windows - 1];
     }
     at = mm_min(end, last->offset + r->c.chunk);
-    last->bytes = (size_t)(at - last->offset);
+    last->bytes = (size_t)mm_max(last->bytes, at - last->offset);
     last->count = i + 1 - last->first;
   }
   return true;

@@ -36,7 +36,7 @@ typedef struct mm_read_want {
 typedef struct mm_reader_config {
   const mm_read_file *file; /* [files], borrowed, with what they point to, until close */
   uint32_t files;
-  mm_read_want *want; /* [wants], borrowed until close; sorted by file and offset here; none overlap */
+  mm_read_want *want; /* [wants], borrowed until close; sorted by file and offset here; what is wanted twice may be read twice */
   size_t wants;
   uint8_t *ring; /* [buffers · chunk], aligned to MM_DIRECT */
   uint32_t buffers;

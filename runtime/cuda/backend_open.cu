@@ -7,44 +7,40 @@
 
 #include "runtime/cuda/backend.h"
 #include "runtime/cuda/launch.h"
+#include "runtime/cuda/load.h"
 #include "runtime/draw.h"
 #include "runtime/position.h"
 
 namespace {
 
-bool upload_value(mm_backend *b, const mm_packed *w, mm_err *err) {
-  if (!w->scheme) return true;
-  const float *p = mm_cu_upload_f32(&b->memory, w, err);
-  b->values[w] = p;
-  return p != nullptr;
+bool plan_value(mm_backend *b, mm_cu_load *load, const mm_packed *w, const char *name, mm_err *err) {
+  return !w->scheme || load->values(w, name, &b->values[w], err);
 }
 
-bool upload_matrix(mm_backend *b, const mm_packed *w, const char *name, mm_err *err) {
+bool plan_matrix(mm_backend *b, mm_cu_load *load, const mm_packed *w, const char *name, mm_err *err) {
   if (!w->scheme) return true;
   mm_cu_weight *to = &b->weight[w];
-  if (!mm_cu_upload(&b->memory, w, name, to, err)) return false;
+  if (!load->matrix(w, name, to, err)) return false;
   if (!b->c.act_quant) to->rounding = {};
   return true;
 }
 
 /* A router that is stored as bf16 is read so; another one as f32, and in three pieces of bf16 for many rows. */
-bool upload_router(mm_backend *b, const mm_packed *w, const char *name, mm_err *err) {
-  if (!w->scheme || (w->scheme->code == MM_CODE_PLAIN && w->scheme->plane[0].dtype == MM_BF16)) return upload_matrix(b, w, name, err);
-  if (!upload_value(b, w, err)) return false;
-  const size_t n = (size_t)w->n * w->k;
-  bf16 *to = b->memory.array<bf16>(3 * n, err);
-  b->router[w] = to;
-  return to && mm_cu_check(mm_cu_split(to, b->values[w], n, 0), "split router", err);
+bool plan_router(mm_backend *b, mm_cu_load *load, const mm_packed *w, const char *name, mm_err *err) {
+  if (!w->scheme || (w->scheme->code == MM_CODE_PLAIN && w->scheme->plane[0].dtype == MM_BF16)) return plan_matrix(b, load, w, name, err);
+  load->room(3 * (uint64_t)w->n * w->k, &b->router[w]);
+  return plan_value(b, load, w, name, err);
 }
 
-bool upload_weights(mm_backend *b, mm_err *err) {
+/* Where every weight will lie, by its shape; no device is asked. */
+bool plan_weights(mm_backend *b, mm_cu_load *load, mm_err *err) {
   const mm_rank_weights *w = b->c.weights;
-  if (!upload_matrix(b, &w->embed, "model.embed_tokens.weight", err) || !upload_matrix(b, &w->head, "lm_head.weight", err)) return false;
+  if (!plan_matrix(b, load, &w->embed, "model.embed_tokens.weight", err) || !plan_matrix(b, load, &w->head, "lm_head.weight", err))
+    return false;
   if (b->weight[&w->embed].code != MM_CU_BF16)
     return mm_fail(err, MM_UNSUPPORTED, "E_SCHEME", mm_at(NULL, "model.embed_tokens.weight"),
                    "found scheme %s; the cuda backend embeds bf16", w->embed.scheme->name);
-  if (!upload_value(b, &w->final_norm, err)) return false;
-  b->inputs.all_codes = b->c.act_quant;
+  if (!plan_value(b, load, &w->final_norm, "model.norm.weight", err)) return false;
   for (uint32_t l = 0; l < b->c.model->layers; l++) {
     const mm_layer_weights *y = &w->layer[l];
     char name[64];
@@ -52,13 +48,27 @@ bool upload_weights(mm_backend *b, mm_err *err) {
     const mm_packed *vectors[] = {&y->input_norm, &y->post_norm, &y->attn_norm, &y->q_norm, &y->k_norm, &y->router_bias};
     const mm_packed *matrices[] = {&y->qkv, &y->out, &y->output_gate, &y->w13, &y->w2};
     for (const mm_packed *p : vectors) {
-      if (!upload_value(b, p, err)) return false;
+      if (!plan_value(b, load, p, name, err)) return false;
     }
     for (const mm_packed *p : matrices) {
-      if (!upload_matrix(b, p, name, err)) return false;
-      b->inputs.all_codes &= !p->scheme || mm_cu_multiplies_codes(b->weight[p]);
+      if (!plan_matrix(b, load, p, name, err)) return false;
     }
-    if (!upload_router(b, &y->router, name, err)) return false;
+    if (!plan_router(b, load, &y->router, name, err)) return false;
+  }
+  return true;
+}
+
+/* What only the weights on the device tell: whether this device's products all take codes, and a router's pieces. */
+bool settle_weights(mm_backend *b, mm_err *err) {
+  b->inputs.all_codes = b->c.act_quant;
+  for (uint32_t l = 0; l < b->c.model->layers; l++) {
+    const mm_layer_weights *y = &b->c.weights->layer[l];
+    for (const mm_packed *p : {&y->qkv, &y->out, &y->output_gate, &y->w13, &y->w2})
+      b->inputs.all_codes &= !p->scheme || mm_cu_multiplies_codes(b->weight[p]);
+  }
+  for (const auto &r : b->router) {
+    const size_t n = (size_t)r.first->n * r.first->k;
+    if (!mm_cu_check(mm_cu_split(const_cast<bf16 *>(r.second), b->values[r.first], n, 0), "split router", err)) return false;
   }
   return true;
 }
@@ -302,19 +312,22 @@ void mm_cu_backend_close(mm_backend *b) {
   delete b;
 }
 
+/* Weights are on their way from their files before the device is asked for anything: its own start takes longer than the first of them. */
 mm_backend *mm_cu_backend_open(const mm_backend_config *c, mm_err *err) {
-  if (!check_model(c, err) || !mm_cu_check(cudaSetDevice((int)c->weights->rank), "cudaSetDevice", err) || !mm_cu_check_device(err) ||
-      !check_shared(c, err))
-    return nullptr;
+  if (!check_model(c, err)) return nullptr;
   mm_backend *b = new mm_backend;
   const mm_model *m = c->model;
   b->c = *c;
   b->heads = {m->heads / c->weights->tp, (uint32_t)mm_max(1, m->kv_heads / c->weights->tp), m->head_dim, m->rotary_dim};
   mm_err first = {};
-  bool ok = mm_cu_check(cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking), "cudaStreamCreate", &first) &&
-            upload_weights(b, &first) && open_caches(b, &first) && open_experts(b, &first) && open_batch(b, &first) &&
-            open_choice(b, &first) && open_logits(b, &first) && mm_cu_check(cudaDeviceSynchronize(), "upload", &first) &&
-            rehearse(b, &first);
+  mm_cu_load load;
+  bool ok = plan_weights(b, &load, &first) && load.start({}, &first) &&
+            mm_cu_check(cudaSetDevice((int)c->weights->rank), "cudaSetDevice", &first) && mm_cu_check_device(&first) &&
+            check_shared(c, &first) &&
+            mm_cu_check(cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking), "cudaStreamCreate", &first) &&
+            load.run(&b->memory, &first) && settle_weights(b, &first) && open_caches(b, &first) && open_experts(b, &first) &&
+            open_batch(b, &first) && open_choice(b, &first) && open_logits(b, &first) &&
+            mm_cu_check(cudaDeviceSynchronize(), "upload", &first) && rehearse(b, &first);
   if (ok) return b;
   if (err && err->status == MM_OK) *err = first;
   mm_cu_backend_close(b);

@@ -254,7 +254,7 @@ static void changing_files(void **state) {
   for (int cut = 0; cut < 2; cut++) {
     job j;
     mm_err err = {0};
-    mm_chunk c;
+    mm_chunk c = {0};
     char copy[300];
     snprintf(copy, sizeof copy, "%s/copy", dir);
     FILE *out = fopen(copy, "wb");
