@@ -143,7 +143,8 @@ $(NO_HASH): $(NO_HASH).o $(BUILD)/convert/minimax_convert.o $(LIBS_all)
 
 SCRIPT_TESTS = $(shell find tests/model tests/cli tests/interop tests/fault -maxdepth 1 -type f -perm -u+x 2>/dev/null | sort)
 # Large enough to take minutes under valgrind; the sanitizers see the same code.
-VALGRIND_SKIP = convert/test_hf quant/test_numbers quant/test_schemes runtime/test_sample runtime/test_tokenizer
+VALGRIND_SKIP = convert/test_hf quant/test_numbers quant/test_schemes runtime/test_sample runtime/test_sample_rows runtime/test_slots \
+  runtime/test_tokenizer
 VALGRIND_UNIT = $(filter-out $(VALGRIND_SKIP:%=tests/unit/%.c),$(UNIT_SRC))
 export VENV ?= $(CURDIR)/build/venv
 export SAN
@@ -154,7 +155,7 @@ T_MODEL = $(patsubst tests/%.c,check/%,$(filter $(addsuffix /test_%,tests/model 
 T_SCRIPT = $(SCRIPT_TESTS:tests/%=check/%)
 T_SAN = check/san/build $(UNIT_SRC:tests/%.c=check/san/%) check/san/part_files
 # What has threads, under the thread sanitizer.
-TSAN_UNIT = formats/test_pool loader/test_archive loader/test_reader loader/test_verify convert/test_step runtime/test_engine
+TSAN_UNIT = formats/test_pool loader/test_archive loader/test_reader loader/test_verify convert/test_step runtime/test_comm runtime/test_engine
 T_TSAN = check/tsan/build $(TSAN_UNIT:%=check/tsan/unit/%) check/tsan/convert
 T_CLANG = check/clang/build $(UNIT_SRC:tests/%.c=check/clang/%)
 T_VALGRIND = $(VALGRIND_UNIT:tests/unit/%.c=check/valgrind/%)

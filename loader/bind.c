@@ -24,10 +24,11 @@ typedef struct form {
 typedef struct binding {
   const mm_shards *s;
   const mm_model *m;
-  uint32_t rank;                 /* tensor-parallel, within a stage */
+  uint32_t rank, stage;          /* tensor-parallel, within a stage */
   bool fill;                     /* else only checked */
   const mm_pack_tensor **sorted; /* [tensor_count] by name */
   share hidden, heads, kv, inter, vocab;
+  uint32_t layer_stage; /* of the layer that is bound */
   mm_err *err;
 } binding;
 
@@ -91,18 +92,27 @@ static bool check(const binding *b, const mm_pack_tensor *t, const form *f) {
 
 static bool bind(const binding *b, const char *name, form f, mm_packed *out) {
   const mm_pack_tensor *t = find(b, name);
-  if (!t || (b->fill && !b->s->rank[b->rank].plane))
-    return mm_fail(b->err, MM_INTEGRITY, "E_MISSING", mm_at(b->s->pack.dir, name), "rank %u has none", b->rank);
+  const uint32_t rank = b->stage * b->s->pack.tp + b->rank;
+  const bool here = b->fill && t && t->stage == b->stage;
+  if (!t || (here && !b->s->rank[rank].plane))
+    return mm_fail(b->err, MM_INTEGRITY, "E_MISSING", mm_at(b->s->pack.dir, name), "rank %u has none", rank);
   if (!check(b, t, &f)) return false;
-  if (b->fill) *out = mm_shards_tensor(b->s, b->rank, (size_t)(t - b->s->pack.tensor));
+  if (here) *out = mm_shards_tensor(b->s, rank, (size_t)(t - b->s->pack.tensor));
   return true;
+}
+
+/* The tensor belongs to this stage. */
+static bool check_stage(const binding *b, const char *name, uint32_t stage) {
+  const mm_pack_tensor *t = find(b, name);
+  if (!t || t->stage == stage) return true; /* an absent one is told elsewhere */
+  return mm_fail(b->err, MM_INTEGRITY, "E_PARALLEL", mm_at(b->s->pack.dir, name), "found stage %u, expected %u", t->stage, stage);
 }
 
 /* The same inside layer l. */
 static bool bind_layer(const binding *b, uint32_t l, const char *name, form f, mm_packed *out) {
   char full[128];
   snprintf(full, sizeof full, "model.layers.%u.%s", l, name);
-  return bind(b, full, f, out);
+  return check_stage(b, full, b->layer_stage) && bind(b, full, f, out);
 }
 
 static form matrix(share rows, share cols) { return (form){.pieces = 1, .rows = {rows}, .cols = cols}; }
@@ -153,16 +163,34 @@ static bool bind_whole_layer(const binding *b, uint32_t l, mm_layer_weights *w) 
 static bool bind_vocab(const binding *b, mm_rank_weights *w) {
   w->vocab_rows = (uint32_t)b->vocab.local;
   w->vocab_first = (uint32_t)(b->vocab.local * b->rank);
-  return bind(b, "model.embed_tokens.weight", matrix(b->vocab, b->hidden), &w->embed) &&
+  return check_stage(b, "model.embed_tokens.weight", 0) && check_stage(b, "lm_head.weight", b->s->pack.pp - 1) &&
+         check_stage(b, "model.norm.weight", b->s->pack.pp - 1) &&
+         bind(b, "model.embed_tokens.weight", matrix(b->vocab, b->hidden), &w->embed) &&
          bind(b, "lm_head.weight", matrix(b->vocab, b->hidden), &w->head);
 }
 
-static bool bind_all(const binding *b, mm_rank_weights *w) {
+/* Where layer l lies: its first tensor says, no earlier than the layer before. */
+static bool next_stage(binding *b, uint32_t l) {
+  char name[64];
+  snprintf(name, sizeof name, "model.layers.%u.input_layernorm.weight", l);
+  const mm_pack_tensor *t = find(b, name);
+  const uint32_t before = b->layer_stage;
+  if (t) b->layer_stage = t->stage;
+  if (b->layer_stage >= before && b->layer_stage < b->s->pack.pp) return true;
+  return mm_fail(b->err, MM_INTEGRITY, "E_PARALLEL", mm_at(b->s->pack.dir, name), "found stage %u, expected %u to %u", b->layer_stage,
+                 before, b->s->pack.pp - 1);
+}
+
+static bool bind_all(binding *b, mm_rank_weights *w) {
   const mm_model *m = b->m;
   if (!bind_vocab(b, w) || !bind(b, "model.norm.weight", whole_vector(m->hidden), &w->final_norm)) return false;
   mm_layer_weights unused;
-  for (uint32_t l = 0; l < m->layers; l++)
-    if (!bind_whole_layer(b, l, b->fill ? &w->layer[l] : &unused)) return false;
+  b->layer_stage = 0;
+  w->layer_first = m->layers, w->layer_end = 0;
+  for (uint32_t l = 0; l < m->layers; l++) {
+    if (!next_stage(b, l) || !bind_whole_layer(b, l, b->fill ? &w->layer[l] : &unused)) return false;
+    if (b->layer_stage == b->stage) w->layer_first = (uint32_t)mm_min(w->layer_first, l), w->layer_end = l + 1;
+  }
   return true;
 }
 
@@ -206,10 +234,11 @@ static bool open_binding(binding *b, const mm_shards *s, mm_err *err) {
   return b->sorted && check_tp(b);
 }
 
-static void set_rank(binding *b, uint32_t rank) {
+static void set_rank(binding *b, uint32_t stage, uint32_t rank) {
   const mm_model *m = b->m;
   uint64_t tp = b->s->pack.tp, d = m->head_dim, q = m->heads / tp * d;
   b->rank = rank;
+  b->stage = stage;
   b->hidden = uncut(m->hidden);
   b->heads = run_of(m->heads * d, rank * q, q);
   b->kv = run_of(m->kv_heads * d, rank * (uint64_t)m->kv_heads / tp * d, mm_max(1, m->kv_heads / tp) * d);
@@ -219,16 +248,16 @@ static void set_rank(binding *b, uint32_t rank) {
 
 bool mm_bind(mm_rank_weights *w, const mm_shards *s, uint32_t rank, mm_err *err) {
   const mm_pack *p = &s->pack;
-  *w = (mm_rank_weights){.rank = rank, .tp = p->tp};
-  if (p->ep != 1 || p->pp != 1)
-    return mm_fail(err, MM_UNSUPPORTED, "E_PARALLEL", mm_at(p->dir, NULL),
-                   "found --ep %u --pp %u, expected shards of tensor parallelism alone", p->ep, p->pp);
+  *w = (mm_rank_weights){.rank = rank % p->tp, .tp = p->tp};
   binding b;
   bool ok = open_binding(&b, s, err) && (w->layer = mm_calloc(p->model.layers, sizeof *w->layer, err));
   if (ok) {
     b.fill = true;
-    set_rank(&b, rank);
+    set_rank(&b, rank / p->tp, rank % p->tp);
     ok = bind_all(&b, w);
+    w->expert_first = w->rank / (p->tp / p->ep) * (p->model.experts / p->ep);
+    if (ok && w->layer_first >= w->layer_end)
+      ok = mm_fail(err, MM_INTEGRITY, "E_PARALLEL", mm_at(p->dir, NULL), "stage %u: found no layer", b.stage);
   }
   free(b.sorted);
   if (!ok) mm_bind_close(w);
@@ -240,7 +269,7 @@ bool mm_bind_check(const mm_shards *s, mm_err *err) {
   mm_rank_weights unused;
   bool ok = open_binding(&b, s, err);
   for (uint32_t r = 0; ok && r < s->pack.tp; r++) {
-    set_rank(&b, r);
+    set_rank(&b, 0, r);
     ok = bind_all(&b, &unused);
   }
   free(b.sorted);

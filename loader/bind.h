@@ -24,15 +24,18 @@ typedef struct mm_layer_weights {
 } mm_layer_weights;
 
 typedef struct mm_rank_weights {
-  uint32_t rank, tp;
+  uint32_t rank, tp;                /* within the stage */
+  uint32_t layer_first, layer_end;  /* layers [first, end) live here: the stage's */
+  uint32_t expert_first;            /* its w13 and w2 are those of experts [first, first + lead) */
   uint32_t vocab_first, vocab_rows; /* ids [vocab_first, vocab_first + vocab_rows) live here; rows past model.vocab are padding */
-  mm_packed embed, head;            /* [vocab_rows, H] */
-  mm_packed final_norm;             /* [H] */
-  mm_layer_weights *layer;          /* [layers] */
+  mm_packed embed, head;            /* [vocab_rows, H]: of the first stage, and of the last */
+  mm_packed final_norm;             /* [H]: of the last stage */
+  mm_layer_weights *layer;          /* [layers]; those of other stages have nothing */
 } mm_rank_weights;
 
-/* Fails (MM_INTEGRITY) naming the first tensor that is absent, or is not what model, rank and cut imply: extents, experts, vector or
- * matrix, and which rows and columns of the uncut matrix it holds. MM_UNSUPPORTED E_PARALLEL for shards of --ep or --pp. */
+/* rank: stage · tp + tensor-parallel rank. Fails (MM_INTEGRITY) naming the first tensor that is absent, or is not what model, rank and cut
+ * imply: extents, experts, vector or matrix, and which rows and columns of the uncut matrix it holds. E_PARALLEL for a layer on two stages
+ * or on a stage before the last layer's. */
 bool mm_bind(mm_rank_weights *w, const mm_shards *s, uint32_t rank, mm_err *err);
 /* The same of every rank of a stage by the manifest alone, whatever ep and pp and whichever ranks' files are there: what passes binds. */
 bool mm_bind_check(const mm_shards *s, mm_err *err);

@@ -147,14 +147,28 @@ static bool check_scheme(const mm_pack *pack, const mm_pack_tensor *t, mm_err *e
          mm_fail(err, MM_INTEGRITY, "E_SCHEME", mm_at(pack->dir, t->name), "found an input_scale, which %s does not have", s->name);
 }
 
-bool mm_shards_open(mm_shards *s, const char *dir, mm_err *err) {
+/* The manifest, and room for all ranks. */
+static bool open_pack(mm_shards *s, const char *dir, mm_err *err) {
   *s = (mm_shards){0};
   if (!mm_archive_refuse(dir, err)) return false;
   if (!mm_pack_open(&s->pack, dir, err)) return broken(err);
   for (size_t i = 0; i < s->pack.tensor_count; i++)
     if (!check_scheme(&s->pack, &s->pack.tensor[i], err)) return false;
-  s->rank = mm_calloc(mm_pack_ranks(&s->pack), sizeof *s->rank, err);
-  if (!s->rank) return false;
+  return (s->rank = mm_calloc(mm_pack_ranks(&s->pack), sizeof *s->rank, err));
+}
+
+bool mm_shards_open_ranks(mm_shards *s, const char *dir, const uint32_t *rank, uint32_t count, mm_err *err) {
+  if (!open_pack(s, dir, err)) return false;
+  for (uint32_t i = 0; i < count; i++) {
+    if (rank[i] >= mm_pack_ranks(&s->pack))
+      return mm_fail(err, MM_USAGE, "E_RANKS", mm_at(dir, NULL), "found rank %u, expected less than %u", rank[i], mm_pack_ranks(&s->pack));
+    if (!s->rank[rank[i]].plane && !open_rank(s, rank[i], err)) return false;
+  }
+  return true;
+}
+
+bool mm_shards_open(mm_shards *s, const char *dir, mm_err *err) {
+  if (!open_pack(s, dir, err)) return false;
   for (uint32_t r = 0; r < mm_pack_ranks(&s->pack); r++)
     if (s->pack.rank[r].part_count > 0 && !open_rank(s, r, err)) return false;
   return true;

@@ -1,8 +1,9 @@
 /* Tensor-parallel ranks of one process meeting in shared memory. */
+#include "runtime/comm.h"
+
 #include <pthread.h>
 #include <stdlib.h>
-
-#include "runtime/engine.h"
+#include <string.h>
 
 struct mm_comm {
   pthread_mutex_t lock;
@@ -10,15 +11,18 @@ struct mm_comm {
   uint32_t ranks, arrived;
   uint64_t meeting; /* meetings completed */
   bool broken;
-  float *x[]; /* [ranks]: what each brought to the current sum */
+  mm_comm *before, *next; /* stages */
+  float **box;            /* [ranks]: what the stage before sends and nobody took */
+  float *x[];             /* [ranks]: what each brought to the current sum */
 };
 
 mm_comm *mm_comm_open(uint32_t ranks, mm_err *err) {
-  mm_comm *c = mm_calloc(1, sizeof *c + ranks * sizeof c->x[0], err);
+  mm_comm *c = mm_calloc(1, sizeof *c + 2 * (size_t)ranks * sizeof c->x[0], err);
   if (!c) return NULL;
   pthread_mutex_init(&c->lock, NULL);
   pthread_cond_init(&c->turn, NULL);
   c->ranks = ranks;
+  c->box = c->x + ranks;
   return c;
 }
 
@@ -29,16 +33,46 @@ void mm_comm_close(mm_comm *c) {
   free(c);
 }
 
+void mm_comm_link(mm_comm *from, mm_comm *to) {
+  from->next = to;
+  to->before = from;
+}
+
 void mm_comm_break(mm_comm *c) {
-  pthread_mutex_lock(&c->lock);
-  c->broken = true;
-  pthread_cond_broadcast(&c->turn);
-  pthread_mutex_unlock(&c->lock);
+  while (c->before) c = c->before;
+  for (; c; c = c->next) {
+    pthread_mutex_lock(&c->lock);
+    c->broken = true;
+    pthread_cond_broadcast(&c->turn);
+    pthread_mutex_unlock(&c->lock);
+  }
 }
 
 void mm_comm_mend(mm_comm *c) {
   c->broken = false;
   c->arrived = 0;
+  for (uint32_t r = 0; r < c->ranks; r++) c->box[r] = NULL;
+}
+
+void mm_comm_send(mm_comm *c, uint32_t rank, float *x, size_t n) {
+  mm_comm *to = c->next;
+  if (n == 0) return;
+  pthread_mutex_lock(&to->lock);
+  to->box[rank] = x;
+  pthread_cond_broadcast(&to->turn);
+  while (to->box[rank] && !to->broken) pthread_cond_wait(&to->turn, &to->lock);
+  to->box[rank] = NULL;
+  pthread_mutex_unlock(&to->lock);
+}
+
+void mm_comm_receive(mm_comm *c, uint32_t rank, float *x, size_t n) {
+  if (n == 0) return;
+  pthread_mutex_lock(&c->lock);
+  while (!c->box[rank] && !c->broken) pthread_cond_wait(&c->turn, &c->lock);
+  if (c->box[rank]) memcpy(x, c->box[rank], n * sizeof *x);
+  c->box[rank] = NULL;
+  pthread_cond_broadcast(&c->turn);
+  pthread_mutex_unlock(&c->lock);
 }
 
 /* Waits until every rank is here; false when the meeting is broken. */

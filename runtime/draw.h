@@ -29,6 +29,8 @@ extern "C" {
 
 /* One rounding each. */
 #ifdef __CUDA_ARCH__
+MM_DRAW_FN float mm_draw_add(float a, float b) { return __fadd_rn(a, b); }
+MM_DRAW_FN float mm_draw_div(float a, float b) { return __fdiv_rn(a, b); }
 MM_DRAW_FN float mm_draw_sub(float a, float b) { return __fsub_rn(a, b); }
 MM_DRAW_FN float mm_draw_mul(float a, float b) { return __fmul_rn(a, b); }
 MM_DRAW_FN double mm_draw_dadd(double a, double b) { return __dadd_rn(a, b); }
@@ -39,6 +41,8 @@ MM_DRAW_FN uint64_t mm_draw_image(double x) { return (uint64_t)__double_as_longl
 MM_DRAW_FN double mm_draw_number(uint64_t image) { return __longlong_as_double((long long)image); }
 #else
 /* A function's result is not contracted with what its caller does: compilers do that within an expression alone. */
+MM_DRAW_FN float mm_draw_add(float a, float b) { return a + b; }
+MM_DRAW_FN float mm_draw_div(float a, float b) { return a / b; }
 MM_DRAW_FN float mm_draw_sub(float a, float b) { return a - b; }
 MM_DRAW_FN float mm_draw_mul(float a, float b) { return a * b; }
 MM_DRAW_FN double mm_draw_dadd(double a, double b) { return a + b; }
@@ -63,6 +67,13 @@ MM_DRAW_FN uint64_t mm_draw_mix(uint64_t seed, uint64_t n) {
   x = (x ^ x >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
   x = (x ^ x >> 27) * UINT64_C(0x94D049BB133111EB);
   return x ^ x >> 31;
+}
+
+/* A logit under penalties: of an id that the sequence holds, `times` times in the reply. repetition 1, presence 0, frequency 0: none. */
+MM_DRAW_FN float mm_draw_penalty(float logit, float repetition, float presence, float frequency, uint32_t times) {
+  if (repetition != 1) logit = logit > 0 ? mm_draw_div(logit, repetition) : mm_draw_mul(logit, repetition);
+  if (times == 0) return logit;
+  return mm_draw_sub(mm_draw_sub(logit, mm_draw_mul(frequency, (float)times)), presence);
 }
 
 /* log2(e) / temperature, temperature > 0, as the masses take it. */

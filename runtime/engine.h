@@ -9,19 +9,6 @@
 extern "C" {
 #endif
 
-/* Ranks meeting in shared memory. A failing rank breaks the meeting for all (no rank waits for ever). */
-typedef struct mm_comm mm_comm;
-mm_comm *mm_comm_open(uint32_t ranks, mm_err *err);
-void mm_comm_close(mm_comm *c); /* accepts NULL */
-/* By a rank that cannot go on: whoever waits or comes later returns at once, its sums unspecified, until mm_comm_mend. */
-void mm_comm_break(mm_comm *c);
-/* Only while no rank is at work. */
-void mm_comm_mend(mm_comm *c);
-/* Every rank passes its x[n]; afterwards each holds the sum taken in rank order, bit-identical on all ranks. */
-void mm_comm_sum(mm_comm *c, uint32_t rank, float *x, size_t n);
-/* The same with the largest of each. */
-void mm_comm_max(mm_comm *c, uint32_t rank, float *x, size_t n);
-
 typedef struct mm_engine mm_engine;
 typedef struct mm_engine_config {
   const mm_ops *ops;
@@ -29,13 +16,14 @@ typedef struct mm_engine_config {
   unsigned threads; /* CPU threads per rank, ≥ 1 */
   bool act_quant;   /* as in mm_backend_config; the ops must be able to */
   struct mm_calibration *calibration;
-  const bool *never;   /* [vocab]: ids that no step chooses, or NULL; ids whose head row is zero are never chosen */
-  bool eager, kv_fp8;  /* ops.h */
-  const uint32_t *tap; /* [taps] layers whose output mm_engine_hidden gives; need not outlive open */
-  uint32_t taps;       /* ≤ MM_TAPS */
+  const bool *never;           /* [vocab]: ids that no step chooses, or NULL; ids whose head row is zero are never chosen */
+  bool eager, kv_fp8, kv_bf16; /* ops.h */
+  const uint32_t *tap;         /* [taps] layers whose output mm_engine_hidden gives; need not outlive open */
+  uint32_t taps;               /* ≤ MM_TAPS */
+  const uint32_t *device;      /* [ranks] device number of each rank's accelerator, or NULL: rank i has number i; need not outlive open */
 } mm_engine_config;
 
-/* Borrows the shards until close. */
+/* Borrows the shards until close. All calls on one engine come from one thread at a time. */
 mm_engine *mm_engine_open(const mm_shards *shards, const mm_engine_config *c, mm_err *err);
 void mm_engine_close(mm_engine *e); /* accepts NULL */
 const mm_model *mm_engine_model(const mm_engine *e);
@@ -43,18 +31,47 @@ const mm_model *mm_engine_model(const mm_engine *e);
 /* Runs one batch on all ranks; logits[out_count, vocab], ids whose head row is zero are -INFINITY.
  * Refuses (MM_USAGE E_BATCH) ids ≥ vocab, positions past the limit, unknown slots, rows not covered by spans, one slot in two
  * spans, and a pos that the slot does not hold: lightning state cannot go back, so there pos is 0 or exactly where the slot
- * stands. After any other failure the slots of the batch hold nothing. */
+ * stands. MM_LIMIT E_PAGES when the batch needs more pages than are free. After any of these the slots hold what they held; after any
+ * other failure those of the batch hold nothing. */
 bool mm_engine_step(mm_engine *e, const mm_batch *batch, float *logits, mm_err *err);
 
 /* Whether mm_engine_queue returns before the step is done, so that it pays to queue the next batch before collecting this one. */
 bool mm_engine_queues(const mm_engine *e);
 /* Queues one batch with sampling; what it chooses comes back by mm_engine_collect, in order. A device backend goes on by itself: the
  * next batch may name MM_ID_CHOSEN before this one's choices were collected. Refuses what mm_engine_step refuses, MM_ID_CHOSEN in a
- * slot that nothing was chosen for, and more than MM_QUEUE batches outstanding; E_SAMPLING for settings out of range. */
+ * slot that nothing was chosen for, and more than MM_QUEUE batches outstanding; MM_USAGE E_SAMPLING for settings out of range,
+ * MM_UNSUPPORTED E_SAMPLING for one that the device lacks, by name. */
 bool mm_engine_queue(mm_engine *e, const mm_batch *batch, mm_err *err);
+/* mm_engine_queue in two: the pass, whose logits stay inside, and the choice of a token after each of its output rows, sampling[out_count].
+ * Between them the caller may do what it likes but step: a mask of allowed tokens may hang on the choice before. The next step without a
+ * choice drops the logits. E_SAMPLING as above; MM_UNSUPPORTED E_DEVICE for devices that choose within the step. */
+bool mm_engine_forward(mm_engine *e, const mm_batch *batch, mm_err *err);
+bool mm_engine_choose(mm_engine *e, const mm_sampling *sampling, mm_err *err);
 /* Waits for the oldest queued batch: id[out_count] of it, -1 where no logit was a number. After a failure nothing is queued any more
  * and no slot holds anything. */
 bool mm_engine_collect(mm_engine *e, int32_t *id, mm_err *err);
+
+/* ---- slots and their pages. Where the backend gives slots pages of their own (mm_ops.pages), mm_engine_pages is NULL, and fork and resume
+ * are MM_UNSUPPORTED E_DEVICE. All of these take their place in the order of steps, queued ones included. ---- */
+
+/* Tokens that the slot holds. */
+uint32_t mm_engine_held(const mm_engine *e, uint32_t slot);
+/* The slot holds nothing any more, and its pages are free. */
+void mm_engine_drop(mm_engine *e, uint32_t slot);
+/* The allocator, so that a prefix cache can hold pages beyond their slot. Pages held elsewhere are never written: their
+ * slot goes on in a copy. */
+mm_pages *mm_engine_pages(mm_engine *e);
+/* Each of slots to[n] holds what `from` holds, in the same pages, and what was chosen after it. */
+bool mm_engine_fork(mm_engine *e, uint32_t from, const uint32_t *to, uint32_t n, mm_err *err);
+/* Bytes of the lightning states of one slot, all layers and ranks; 0 for a model without such layers. */
+uint64_t mm_engine_state_bytes(const mm_engine *e);
+/* The states after the slot's last token, state[state_bytes]. MM_USAGE E_BATCH where the slot holds nothing. */
+bool mm_engine_save(mm_engine *e, uint32_t slot, void *state, mm_err *err);
+/* The slot holds `tokens` tokens: those of page[ceil(tokens / MM_PAGE)], which somebody refers to, and the states saved after the last of
+ * them (NULL without lightning layers). id[tokens]: which they are, for penalties; NULL: those count what follows alone. MM_USAGE E_BATCH
+ * for a page that nobody refers to, too many tokens, or states missing. */
+bool mm_engine_resume(mm_engine *e, uint32_t slot, const uint32_t *page, const int32_t *id, uint32_t tokens, const void *state,
+                      mm_err *err);
 
 /* Hidden states, for heads that draft tokens: out[T, H], of all rows of the last step, what layer config.tap[i] gives the next one, before
  * that one's norm. Hugging Face's hidden_states[layer + 1], but for the last layer, whose entry there comes after the final norm. Refuses

@@ -5,7 +5,7 @@ static bool open_acts(mm_forward *f, mm_err *err) {
   const mm_model *m = f->model;
   uint32_t qkv = 0, heads = 0;
   bool lightning = false;
-  for (uint32_t l = 0; l < m->layers; l++) {
+  for (uint32_t l = f->weights->layer_first; l < f->weights->layer_end; l++) {
     qkv = f->weights->layer[l].qkv.n > qkv ? f->weights->layer[l].qkv.n : qkv;
     heads = f->weights->layer[l].out.k;
     lightning |= m->attn[l] == MM_ATTN_LIGHTNING;
@@ -70,25 +70,36 @@ static void combine(const mm_forward *f, stream *s, mm_deepnorm scale, const mm_
   f->ops->combine(f->backend, s->h, s->n, before, f->branch, scale, w, f->model->norm_eps);
 }
 
-bool mm_forward_step(mm_forward *f, const mm_batch *batch, float *logits, mm_err *err) {
+/* What layer l's output is normalised with: nothing where the next stage does it. */
+static const mm_packed *norm_after(const mm_forward *f, uint32_t l) {
+  const mm_rank_weights *w = f->weights;
+  if (l + 1 < w->layer_end) return &w->layer[l + 1].input_norm;
+  return w->layer_end == f->model->layers ? &w->final_norm : NULL;
+}
+
+bool mm_forward_step(mm_forward *f, const mm_batch *given, float *logits, mm_err *err) {
   const mm_ops *ops = f->ops;
   mm_backend *b = f->backend;
   const mm_model *m = f->model;
   const mm_rank_weights *w = f->weights;
-  if (!ops->begin(b, batch, err)) return false;
+  const bool last = w->layer_end == m->layers;
+  mm_batch batch = *given;
+  if (!last) batch.out_count = 0, batch.out = NULL, batch.sampling = NULL;
+  if (!ops->begin(b, &batch, err)) return false;
   stream s = {f->h, f->n, f->spare};
-  ops->embed(b, s.h, &w->embed);
-  ops->norm(b, s.n, s.h, &w->layer[0].input_norm, m->norm_eps);
-  for (uint32_t l = 0; l < m->layers; l++) {
+  w->layer_first == 0 ? ops->embed(b, s.h, &w->embed) : ops->receive(b, s.h);
+  ops->norm(b, s.n, s.h, &w->layer[w->layer_first].input_norm, m->norm_eps);
+  for (uint32_t l = w->layer_first; l < w->layer_end; l++) {
     const mm_layer_weights *layer = &w->layer[l];
+    if (ops->layer) ops->layer(b, l);
     attention(f, s.n, l);
     combine(f, &s, m->attn[l] == MM_ATTN_LIGHTNING ? m->deepnorm_lightning : m->deepnorm_full, &layer->post_norm);
     ops->route(b, l, s.n, &layer->router, layer->router_bias.scheme ? &layer->router_bias : NULL);
     ops->experts(b, f->branch, s.n, &layer->w13, &layer->w2);
-    combine(f, &s, m->deepnorm_mlp, l + 1 < m->layers ? &w->layer[l + 1].input_norm : &w->final_norm);
+    combine(f, &s, m->deepnorm_mlp, norm_after(f, l));
     for (uint32_t i = 0; i < f->taps; i++)
       if (f->tap_layer[i] == l) ops->copy(b, f->tap[i], s.h);
   }
-  ops->logits(b, s.n, &w->head);
-  return batch->sampling ? ops->choose(b, err) : ops->end(b, logits, err);
+  last ? ops->logits(b, s.n, &w->head) : ops->send(b, s.h);
+  return batch.sampling ? ops->choose(b, err) : ops->end(b, last ? logits : NULL, err);
 }

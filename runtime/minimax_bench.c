@@ -117,7 +117,7 @@ static bool make_weights(bench *b, mm_err *err) {
   const bench_case *c = b->c;
   const uint32_t q = m->heads * m->head_dim, kv = m->kv_heads * m->head_dim;
   mm_rank_weights *w = &b->weights;
-  *w = (mm_rank_weights){.tp = 1, .vocab_rows = m->vocab};
+  *w = (mm_rank_weights){.tp = 1, .layer_end = m->layers, .vocab_rows = m->vocab};
   w->embed = w->head = weight("bf16", 1, m->vocab, m->hidden);
   w->final_norm = vector(m->hidden);
   if (!(w->layer = mm_calloc(m->layers, sizeof *w->layer, err))) return false;
@@ -271,7 +271,7 @@ static bool count_experts(bench *b, const op *o, const mm_batch *batch, mm_err *
 static bool decode(bench *b, const op *o, uint32_t rows, double *step_s, mm_err *err) {
   for (uint32_t s = 0; s < rows; s++) b->span[s] = (mm_span){(int32_t)s, s, 1, b->c->context};
   draw_ids(b, rows);
-  const mm_batch batch = {rows, b->id, rows, b->span, rows, b->out, b->sampling};
+  const mm_batch batch = {rows, b->id, rows, b->span, rows, b->out, b->sampling, NULL};
   if (!queue_step(b, o, &batch, err)) return false;
   const double start = now();
   double before = start, at = start;
@@ -438,7 +438,9 @@ static uint32_t most_rows(const bench_case *c) {
 static bool open_case(bench *b, mm_err *err) {
   const bench_case *c = b->c;
   const uint32_t slots = most_rows(c), chunk = (uint32_t)mm_min(CHUNK, c->context);
-  const mm_limits limits = {(uint32_t)mm_max(mm_max(slots, chunk), c->tokens), slots, (uint32_t)mm_max(c->context + 1, c->tokens)};
+  const mm_limits limits = {.max_tokens = (uint32_t)mm_max(mm_max(slots, chunk), c->tokens),
+                            .slots = slots,
+                            .max_positions = (uint32_t)mm_max(c->context + 1, c->tokens)};
   b->model = model_of(c);
   b->id = mm_calloc(limits.max_tokens, sizeof *b->id, err);
   b->span = mm_calloc(slots, sizeof *b->span, err);

@@ -15,8 +15,8 @@
 #define IDS_MAX (UINT64_C(1) << 30) /* bytes of --ids and of one ids tensor */
 
 typedef struct eval_args {
-  const char *dir, *ids, *logits, *ids_from, *act_quant, *collect;
-  uint64_t window, limit, chunk, threads; /* threads: 0 where not given */
+  const char *dir, *ids, *logits, *ids_from, *act_quant, *collect, *device; /* act_quant: NULL where not given */
+  uint64_t window, limit, chunk, threads;                                   /* threads: 0 where not given */
   bool json;
 } eval_args;
 
@@ -49,11 +49,12 @@ static bool open_engine(eval *e, uint64_t longest, mm_err *err) {
   for (uint32_t i = 0; i < e->chunk; i++) e->rows[i] = i;
   if (e->a->collect && !(e->calibration = mm_calibration_open(&e->shards, err))) return false;
   uint64_t threads = e->a->threads ? e->a->threads : mm_max(1, mm_pool_cpus() / pack->tp);
-  mm_engine_config c = {.ops = &mm_ops_cpu,
-                        .limits = {e->chunk, 1, (uint32_t)longest},
+  mm_engine_config c = {.ops = mm_ops_find(e->a->device, err),
+                        .limits = {.max_tokens = e->chunk, .slots = 1, .max_positions = (uint32_t)longest},
                         .threads = (unsigned)threads,
-                        .act_quant = strcmp(e->a->act_quant, "on") == 0,
                         .calibration = e->calibration};
+  if (!c.ops) return false;
+  c.act_quant = e->a->act_quant ? strcmp(e->a->act_quant, "on") == 0 : c.ops->act_quant;
   e->engine = mm_engine_open(&e->shards, &c, err);
   return e->engine;
 }
@@ -71,7 +72,7 @@ static bool feed(eval *e, const int32_t *id, uint32_t count, take_fn *take, void
   for (uint32_t pos = 0; pos < count; pos += e->chunk) {
     uint32_t n = (uint32_t)mm_min(e->chunk, count - pos);
     mm_span span = {0, 0, n, pos};
-    mm_batch b = {n, id + pos, 1, &span, n, e->rows, NULL};
+    mm_batch b = {n, id + pos, 1, &span, n, e->rows, NULL, NULL};
     if (!mm_engine_step(e->engine, &b, e->logits, err) || !take(ctx, e, pos, n, err)) return false;
   }
   return true;
@@ -253,7 +254,7 @@ static bool run_logits(eval *e, mm_err *err) {
 
 int main(int argc, char **argv) {
   mm_program_start();
-  eval_args a = {.window = 512, .chunk = 512, .act_quant = "on"};
+  eval_args a = {.window = 512, .chunk = 512, .device = "cpu"};
   const mm_option options[] = {
       {.name = "ids",
        .kind = MM_OPT_STR,
@@ -294,8 +295,15 @@ int main(int argc, char **argv) {
        .kind = MM_OPT_STR,
        .target = &a.act_quant,
        .arg = "WORD",
-       .help = "round the inputs of linears as their scheme defines, or not: weights alone are quantised then (default on)",
+       .help = "round the inputs of linears as their scheme defines, or not: weights alone are quantised then (default on where the device "
+               "can)",
        .choices = "on|off"},
+      {.name = "device",
+       .kind = MM_OPT_STR,
+       .target = &a.device,
+       .arg = "NAME",
+       .help = "where to compute (default cpu)",
+       .choices = MM_DEVICES},
       {.name = "threads",
        .kind = MM_OPT_U64,
        .target = &a.threads,

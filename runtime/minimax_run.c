@@ -15,21 +15,9 @@
 #define PROMPT_MAX    (UINT64_C(1) << 30)
 #define COMPANION_MAX (UINT64_C(16) << 20)
 
-static const mm_ops *const devices[] = {
-    &mm_ops_cpu,
-#ifdef MM_CUDA
-    &mm_ops_cuda,
-#endif
-};
-#ifdef MM_CUDA
-#define DEVICES "cpu|cuda"
-#else
-#define DEVICES "cpu"
-#endif
-
 typedef struct run_args {
   const char *dir, *prompt, *prompt_file, *device, *act_quant, *kv; /* act_quant: NULL where not given */
-  double temperature, top_p;
+  double temperature, top_p, min_p, repetition, presence, frequency;
   uint64_t top_k, seed, max_tokens, max_model_len, threads; /* max_model_len and threads: 0 where not given */
   bool added_tokens, ignore_eos, quiet;
 } run_args;
@@ -148,13 +136,15 @@ static bool open_tokenizer(run *r, mm_err *err) {
 
 static bool open_engine(run *r, mm_err *err) {
   unsigned threads = (unsigned)(r->a->threads ? r->a->threads : mm_max(1, mm_pool_cpus() / r->shards.pack.tp));
-  mm_engine_config c = {.ops = devices[0],
-                        .limits = {(uint32_t)mm_min(PREFILL_ROWS, r->prompt_count), 1, (uint32_t)r->prompt_count + r->budget},
+  mm_engine_config c = {.ops = mm_ops_find(r->a->device, err),
+                        .limits = {.max_tokens = (uint32_t)mm_min(PREFILL_ROWS, r->prompt_count),
+                                   .slots = 1,
+                                   .max_positions = (uint32_t)r->prompt_count + r->budget},
                         .threads = threads,
                         .never = r->never,
-                        .kv_fp8 = strcmp(r->a->kv, "fp8") == 0};
-  for (size_t i = 0; i < sizeof devices / sizeof *devices; i++)
-    if (strcmp(devices[i]->name, r->a->device) == 0) c.ops = devices[i];
+                        .kv_fp8 = strcmp(r->a->kv, "fp8") == 0,
+                        .kv_bf16 = strcmp(r->a->kv, "bf16") == 0};
+  if (!c.ops) return false;
   c.act_quant = r->act_quant = r->a->act_quant ? strcmp(r->a->act_quant, "on") == 0 : c.ops->act_quant;
   r->engine = mm_engine_open(&r->shards, &c, err);
   return r->engine;
@@ -162,12 +152,20 @@ static bool open_engine(run *r, mm_err *err) {
 
 /* Everything small is checked before the weights are bound. */
 static bool run_open(run *r, mm_err *err) {
-  r->sampling = (mm_sampling){r->a->temperature, r->a->top_p, (uint32_t)r->a->top_k, r->a->seed};
+  r->sampling = (mm_sampling){.temperature = r->a->temperature,
+                              .top_p = r->a->top_p,
+                              .top_k = (uint32_t)r->a->top_k,
+                              .seed = r->a->seed,
+                              .min_p = r->a->min_p,
+                              .repetition = r->a->repetition,
+                              .presence = r->a->presence,
+                              .frequency = r->a->frequency};
   double start = now();
-  if (!mm_sampling_check(&r->sampling, err)) return false;
+  if (!mm_sampling_check(&r->sampling, 0, err)) return false;
   if (!mm_shards_open(&r->shards, r->a->dir, err)) return false;
   if (!(r->is_end = mm_calloc(r->shards.pack.model.vocab, sizeof *r->is_end, err))) return false;
   if (!open_tokenizer(r, err) || !read_prompt(r, err) || !set_budget(r, err)) return false;
+  r->sampling.prompt = (uint32_t)r->prompt_count;
   if (!find_ends(r, err) || !find_never(r, err) || !open_engine(r, err)) return false;
   r->load_s = now() - start;
   return true;
@@ -276,13 +274,19 @@ int main(int argc, char **argv) {
       {"temperature", NULL, 0, MM_OPT_REAL, &a.temperature, "X", "0: always the likeliest token (0)", NULL, 0, 0},
       {"top-k", NULL, 0, MM_OPT_U64, &a.top_k, "N", "draw from the N likeliest tokens, 0 for all (0)", NULL, 0, INT32_MAX},
       {"top-p", NULL, 0, MM_OPT_REAL, &a.top_p, "X", "draw from the likeliest tokens that together reach probability X (1)", NULL, 0, 0},
+      {"min-p", NULL, 0, MM_OPT_REAL, &a.min_p, "X", "draw no token less likely than X times the likeliest (0)", NULL, 0, 0},
+      {"repetition-penalty", NULL, 0, MM_OPT_REAL, &a.repetition, "X",
+       "divide logits above 0 of tokens that prompt or answer hold by X, multiply others (1)", NULL, 0, 0},
+      {"presence-penalty", NULL, 0, MM_OPT_REAL, &a.presence, "X", "subtract X from logits of tokens that the answer holds (0)", NULL, 0,
+       0},
+      {"frequency-penalty", NULL, 0, MM_OPT_REAL, &a.frequency, "X", "the same for each time that it holds them (0)", NULL, 0, 0},
       {"seed", NULL, 0, MM_OPT_U64, &a.seed, "N", "of the draws (0)", NULL, 0, 0},
-      {"device", NULL, 0, MM_OPT_STR, &a.device, "NAME", "where to compute, cpu unless given", DEVICES, 0, 0},
+      {"device", NULL, 0, MM_OPT_STR, &a.device, "NAME", "where to compute, cpu unless given", MM_DEVICES, 0, 0},
       {"act-quant", NULL, 0, MM_OPT_STR, &a.act_quant, "WORD",
        "round the inputs of linears as their scheme defines, or not: weights alone are quantised then (on where the device can, else off)",
        "on|off", 0, 0},
-      {"kv-cache-dtype", NULL, 0, MM_OPT_STR, &a.kv, "TYPE", "of cached keys and values, fp8 on cuda: e4m3 (auto: the device's own)",
-       "auto|fp8", 0, 0},
+      {"kv-cache-dtype", NULL, 0, MM_OPT_STR, &a.kv, "TYPE",
+       "of cached keys and values, fp8 on cuda: e4m3 (auto: the device's own, f32 on cpu and bf16 on cuda)", "auto|bf16|fp8", 0, 0},
       {"threads", NULL, 't', MM_OPT_U64, &a.threads, "N", "CPU threads per rank (CPUs / ranks)", NULL, 1, 1024},
       {"quiet", NULL, 'q', MM_OPT_FLAG, &a.quiet, NULL, "no summary on stderr", NULL, 0, 0},
   };

@@ -8,6 +8,8 @@
 
 #include "formats/model.h"
 #include "loader/bind.h"
+#include "runtime/comm.h"
+#include "runtime/pages.h"
 #include "runtime/sample.h"
 
 #ifdef __cplusplus
@@ -22,6 +24,14 @@ typedef struct mm_span {
   uint32_t pos;
 } mm_span;
 
+/* Where the KV caches of the slots lie. begin alone reads it, and does the copies before the step's first op, in every layer. */
+typedef struct mm_paging {
+  const uint32_t *table; /* [slots, per_slot]: the page of tokens [i·MM_PAGE, (i + 1)·MM_PAGE) of a slot */
+  uint32_t per_slot;
+  uint32_t copies;
+  const mm_page_copy *copy; /* [copies] */
+} mm_paging;
+
 #define MM_ID_CHOSEN (-1) /* as an id: the token chosen after the last row that its slot was given */
 
 typedef struct mm_batch {
@@ -33,6 +43,8 @@ typedef struct mm_batch {
   const uint32_t *out; /* [out_count], ascending */
   /* [out_count]: how to choose the token after each output row (the draw is the one of that token's position), or NULL: no choice */
   const mm_sampling *sampling;
+  /* Set by the engine for backends that read it (mm_ops.pages). NULL: page i of slot s is number s·ceil(max_positions/MM_PAGE) + i. */
+  const mm_paging *paging;
 } mm_batch;
 
 /* Steps whose choices may be outstanding at a time. */
@@ -42,7 +54,11 @@ typedef struct mm_limits {
   uint32_t max_tokens;    /* rows of one step */
   uint32_t slots;         /* sequences with caches */
   uint32_t max_positions; /* tokens of one sequence */
+  uint32_t pages;         /* of the KV caches, for all slots together; 0: as many as all slots can fill */
 } mm_limits;
+
+/* Pages that the limits allow: limits.pages, or enough for every slot at its longest; MM_USAGE E_LIMITS when those are 2^31 or more. */
+bool mm_limits_pages(const mm_limits *l, uint32_t *pages, mm_err *err);
 
 typedef struct mm_backend mm_backend;
 
@@ -52,22 +68,30 @@ typedef struct mm_act {
   uint32_t width;
 } mm_act;
 
-struct mm_comm; /* the ranks of one engine (engine.h) */
 struct mm_calibration;
+
+/* Where a rank runs. */
+typedef struct mm_place {
+  uint32_t rank;         /* global: stage · tp + tensor-parallel rank (weights->rank) */
+  uint32_t local, ranks; /* its number among the ranks of this process, and how many those are */
+  uint32_t device;       /* number of its accelerator on this machine */
+} mm_place;
 
 typedef struct mm_backend_config {
   const mm_model *model;
   const mm_rank_weights *weights;
   mm_limits limits;
-  struct mm_comm *comm;
+  mm_comm *comm;
+  mm_place place;
   unsigned threads; /* a hint for CPU backends */
   bool act_quant;   /* the inputs of linears are rounded as their schemes say (mm_scheme.act); else weights alone are quantised */
-  struct mm_calibration *calibration; /* NULL, or what the inputs of linears are added to (calibration.h); CPU backends */
+  struct mm_calibration *calibration; /* NULL, or what the inputs of linears are added to (calibration.h) */
   const bool *never;                  /* [vocab]: ids that are not to be chosen */
   bool eager;                         /* never replay a recorded step: for debuggers, and to look between ops */
   bool kv_fp8;         /* caches of full attention in e4m3, a scale for each token and head; MM_UNSUPPORTED where there are none */
   const uint32_t *tap; /* [taps] layers whose output the forward pass keeps (mm_forward); need not outlive open */
   uint32_t taps;       /* ≤ MM_TAPS */
+  bool kv_bf16;        /* caches of full attention in bf16, where f32 is the backend's own type; MM_UNSUPPORTED where there are none */
 } mm_backend_config;
 
 #define MM_TAPS 8
@@ -100,7 +124,7 @@ typedef struct mm_ops {
   /* y = Σ weight · w2(SiLU(w1 x) ⊙ (w3 x)) over the routed experts: this rank's partial sum. */
   void (*experts)(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, const mm_packed *w2);
   /* h = alpha·residual + beta·Σ_ranks branch (in rank order, identical on all ranks), then n = RMS(h; w, eps). All four are apart;
-   * branch is clobbered. A backend may put it off until the next op, unless `eager`. */
+   * branch is clobbered. w NULL: n is left as it was. A backend may put it off until the next op, unless `eager`. */
   void (*combine)(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act branch, mm_deepnorm scale, const mm_packed *w, double eps);
   /* to = from, rows 0 … T-1. */
   void (*copy)(mm_backend *b, mm_act to, mm_act from);
@@ -125,12 +149,37 @@ typedef struct mm_ops {
   bool (*copy_rate)(double *rate, mm_err *err);
 
   bool act_quant; /* can round inputs */
+
+  /* The rest may be NULL, 0 or false. */
+  /* Called before the ops of layer l: a backend whose weights are still arriving waits here, in its own order, for that layer's. */
+  void (*layer)(mm_backend *b, uint32_t l);
+  uint32_t samples; /* MM_SAMPLES_…: what choose has beside temperature, top_p, top_k and seed */
+  bool calibration; /* adds to mm_backend_config.calibration */
+  /* The rows of x to the next pipeline stage, and from the one before; both NULL in a backend without stages. */
+  void (*send)(mm_backend *b, mm_act x);
+  void (*receive)(mm_backend *b, mm_act x);
+  bool experts_cut; /* runs shards that hold some of the experts (--ep) */
+  bool pages;       /* reads mm_batch.paging. Otherwise every slot has pages of its own, and nothing is shared */
+  /* Lightning states of one slot, all layers of this rank together: state_bytes of them, the same for every slot, 0 without such layers.
+   * They are those after the last step; copies, saves and loads take their place in the order of steps. Host memory; save waits. */
+  uint64_t (*state_bytes)(mm_backend *b);
+  bool (*state_copy)(mm_backend *b, uint32_t to, uint32_t from, mm_err *err);
+  bool (*state_save)(mm_backend *b, uint32_t slot, void *state, mm_err *err);
+  bool (*state_load)(mm_backend *b, uint32_t slot, const void *state, mm_err *err);
 } mm_ops;
 
 extern const mm_ops mm_ops_cpu;
 #ifdef MM_CUDA
 extern const mm_ops mm_ops_cuda;
 #endif
+/* The backends that were built, as an option's choices: "cpu" or "cpu|cuda"; the first is the default. */
+#ifdef MM_CUDA
+#define MM_DEVICES "cpu|cuda"
+#else
+#define MM_DEVICES "cpu"
+#endif
+/* The backend of this name; MM_UNSUPPORTED E_DEVICE naming those that were built. */
+const mm_ops *mm_ops_find(const char *name, mm_err *err);
 
 /* One step of one rank (forward.c). The acts are opened once per rank. After a step tap[i][T, H] is what layer tap_layer[i] gave the next:
  * the residual stream before the next norm. A head that drafts tokens reads it there, and embeds and ends with the same ops and weights. */
@@ -145,7 +194,7 @@ typedef struct mm_forward {
 } mm_forward;
 bool mm_forward_open(mm_forward *f, const mm_ops *ops, const mm_backend_config *c, mm_err *err);
 void mm_forward_close(mm_forward *f);
-/* With batch->sampling the step ends by choose, and logits is not used. */
+/* With batch->sampling the step ends by choose, and logits is not used. A stage that is not the last has no outputs. */
 bool mm_forward_step(mm_forward *f, const mm_batch *batch, float *logits, mm_err *err);
 
 #ifdef __cplusplus

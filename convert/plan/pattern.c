@@ -103,7 +103,7 @@ static bool set_of(compiler *c) {
   bool negated = *c->at == '^' || (c->glob && *c->at == '!');
   c->at += negated;
   for (const char *first = c->at; *c->at != ']' || c->at == first;) {
-    uint8_t lo, hi;
+    uint8_t lo = 0, hi;
     if (c->at[0] == '[' && c->at[1] == ':') {
       if (!add_class(c, set)) return false;
       continue;

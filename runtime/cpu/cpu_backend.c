@@ -2,6 +2,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "runtime/cpu/cpu_backend.h"
 #include "runtime/position.h"
@@ -14,24 +15,37 @@ static void *matrix(mm_backend *b, uint64_t rows, uint64_t columns, mm_err *err)
   return NULL;
 }
 
-/* Caches come from calloc, so that pages of positions never reached are never touched. */
+/* Zeroes that take memory page by page of the system, as they are written. */
+static char *map_cache(size_t bytes, mm_err *err) {
+  void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (p != MAP_FAILED) return p;
+  mm_fail_memory(err, bytes);
+  return NULL;
+}
+
+static bool open_kv(mm_backend *b, mm_cpu_cache *c, mm_err *err) {
+  return (c->k = map_cache(b->kv_bytes, err)) && (c->v = map_cache(b->kv_bytes, err));
+}
+
 static bool open_caches(mm_backend *b, mm_err *err) {
   const mm_model *m = b->c.model;
   const mm_limits *limits = &b->c.limits;
+  uint32_t pages, lightning = 0;
   uint64_t state, kv;
-  if (!mm_mul((uint64_t)limits->slots * b->heads, (uint64_t)b->d * b->d, &state)) return mm_fail_memory(err, UINT64_MAX);
-  if (!mm_mul((uint64_t)limits->slots * b->kv_heads, (uint64_t)limits->max_positions * b->d, &kv)) return mm_fail_memory(err, UINT64_MAX);
-  b->cache = mm_calloc(m->layers, sizeof *b->cache, err);
-  if (!b->cache) return false;
-  for (uint32_t l = 0; l < m->layers; l++) {
-    mm_cpu_cache *c = &b->cache[l];
-    if (m->attn[l] == MM_ATTN_LIGHTNING) {
-      if (!(c->state = mm_calloc(state, sizeof(float), err))) return false;
-    } else {
-      if (!(c->k = mm_calloc(kv, sizeof(float), err)) || !(c->v = mm_calloc(kv, sizeof(float), err))) return false;
-    }
+  if (!mm_limits_pages(limits, &pages, err) || !(b->cache = mm_calloc(m->layers, sizeof *b->cache, err))) return false;
+  b->per_slot = (uint32_t)mm_ceil_div(limits->max_positions, MM_PAGE);
+  b->kv_size = b->c.kv_bf16 ? 2 : 4;
+  if (!mm_mul((uint64_t)pages * b->kv_heads, (uint64_t)MM_PAGE * b->d * b->kv_size, &kv)) return mm_fail_memory(err, UINT64_MAX);
+  b->kv_bytes = kv;
+  for (uint32_t l = b->c.weights->layer_first; l < b->c.weights->layer_end; l++) {
+    if (m->attn[l] == MM_ATTN_LIGHTNING)
+      b->cache[l].state = lightning++;
+    else if (!open_kv(b, &b->cache[l], err))
+      return false;
   }
-  return true;
+  b->state_floats = (size_t)lightning * b->heads * b->d * b->d;
+  if (!mm_mul(limits->slots, b->state_floats, &state)) return mm_fail_memory(err, UINT64_MAX);
+  return (b->state = mm_calloc(state, sizeof *b->state, err));
 }
 
 static bool open_position_tables(mm_backend *b, mm_err *err) {
@@ -87,8 +101,8 @@ static bool open_buffers(mm_backend *b, mm_err *err) {
     if (!(b->amax = matrix(b, pairs, mm_act_amaxes(&mm_act_formats[MM_ACT_NVFP4], (uint32_t)x.uncut), err))) return false;
     if (!(b->rounded = matrix(b, tokens, x.input, err))) return false;
   }
-  /* A thread needs two strips (w1 and w3), or the scores of one query, of one router, or the decays of one block. */
-  uint64_t scratch = mm_max(mm_max(2 * MM_CPU_STRIP * x.input, b->c.limits.max_positions), mm_max(m->experts, MM_CPU_BLOCK + 1));
+  /* A thread needs two strips (w1 and w3), or the scores of one query and a page's keys, or the scores of one router. */
+  uint64_t scratch = mm_max(mm_max(2 * MM_CPU_STRIP * x.input, b->c.limits.max_positions + (uint64_t)MM_PAGE * b->d), m->experts);
   if (!(b->scratch = mm_arena_alloc(&b->arena, b->c.threads * sizeof *b->scratch, err))) return false;
   for (unsigned t = 0; t < b->c.threads; t++)
     if (!(b->scratch[t] = matrix(b, 1, scratch, err))) return false;
@@ -98,11 +112,11 @@ static bool open_buffers(mm_backend *b, mm_err *err) {
 static void cpu_close(mm_backend *b) {
   if (!b) return;
   for (uint32_t l = 0; b->cache && l < b->c.model->layers; l++) {
-    free(b->cache[l].state);
-    free(b->cache[l].k);
-    free(b->cache[l].v);
+    if (b->cache[l].k) munmap(b->cache[l].k, b->kv_bytes);
+    if (b->cache[l].v) munmap(b->cache[l].v, b->kv_bytes);
   }
   free(b->cache);
+  free(b->state);
   free(b->load);
   free(b->logits);
   mm_arena_close(&b->arena);
@@ -111,7 +125,7 @@ static void cpu_close(mm_backend *b) {
 
 static mm_backend *cpu_open(const mm_backend_config *c, mm_err *err) {
   if (c->kv_fp8) {
-    mm_fail(err, MM_UNSUPPORTED, "E_SCHEME", mm_at(NULL, NULL), "found a KV cache in fp8; the cpu backend keeps f32");
+    mm_fail(err, MM_UNSUPPORTED, "E_SCHEME", mm_at(NULL, NULL), "found a KV cache in fp8; the cpu backend keeps f32 or bf16");
     return NULL;
   }
   mm_backend *b = mm_calloc(1, sizeof *b, err);
@@ -147,11 +161,27 @@ static void turn_rows(mm_backend *b) {
   }
 }
 
+/* The parts of pages that slots go on from in pages of their own. */
+static void copy_pages(const mm_backend *b, const mm_paging *p) {
+  for (uint32_t l = 0; l < b->c.model->layers; l++) {
+    const mm_cpu_cache *c = &b->cache[l];
+    for (size_t i = 0; c->k && i < (size_t)p->copies * b->kv_heads; i++) {
+      const mm_page_copy *copy = &p->copy[i / b->kv_heads];
+      const uint32_t h = (uint32_t)(i % b->kv_heads);
+      const size_t from = mm_cpu_cell(b, copy->from, h, 0), to = mm_cpu_cell(b, copy->to, h, 0);
+      const size_t bytes = (size_t)copy->tokens * b->d * b->kv_size;
+      memcpy(c->k + to, c->k + from, bytes);
+      memcpy(c->v + to, c->v + from, bytes);
+    }
+  }
+}
+
 static bool cpu_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
   size_t logits = (size_t)batch->out_count * b->c.weights->vocab_rows;
   if (!mm_grow((void **)&b->logits, &b->logits_cap, logits, sizeof *b->logits, err)) return false;
   b->batch = batch;
   b->err.status = MM_OK;
+  if (batch->paging) copy_pages(b, batch->paging);
   turn_rows(b);
   return true;
 }
@@ -169,6 +199,11 @@ static void cpu_copy(mm_backend *b, mm_act to, mm_act from) {
   memcpy(to.data, from.data, (size_t)b->batch->tokens * to.width * sizeof(float));
 }
 
+static void cpu_send(mm_backend *b, mm_act x) { mm_comm_send(b->c.comm, b->c.weights->rank, x.data, (size_t)b->batch->tokens * x.width); }
+static void cpu_receive(mm_backend *b, mm_act x) {
+  mm_comm_receive(b->c.comm, b->c.weights->rank, x.data, (size_t)b->batch->tokens * x.width);
+}
+
 static bool cpu_read(mm_backend *b, mm_act a, uint32_t rows, float *out, mm_err *err) {
   (void)b, (void)err;
   memcpy(out, a.data, (size_t)rows * a.width * sizeof *out);
@@ -178,6 +213,24 @@ static bool cpu_read(mm_backend *b, mm_act a, uint32_t rows, float *out, mm_err 
 static bool cpu_expert_load(mm_backend *b, uint64_t *load, mm_err *err) {
   (void)err;
   memcpy(load, b->load, (size_t)b->c.model->layers * b->c.model->experts * sizeof *load);
+  return true;
+}
+
+static float *state_of(const mm_backend *b, uint32_t slot) { return b->state + slot * b->state_floats; }
+static uint64_t cpu_state_bytes(mm_backend *b) { return b->state_floats * sizeof *b->state; }
+static bool cpu_state_copy(mm_backend *b, uint32_t to, uint32_t from, mm_err *err) {
+  (void)err;
+  memmove(state_of(b, to), state_of(b, from), cpu_state_bytes(b));
+  return true;
+}
+static bool cpu_state_save(mm_backend *b, uint32_t slot, void *state, mm_err *err) {
+  (void)err;
+  memcpy(state, state_of(b, slot), cpu_state_bytes(b));
+  return true;
+}
+static bool cpu_state_load(mm_backend *b, uint32_t slot, const void *state, mm_err *err) {
+  (void)err;
+  memcpy(state_of(b, slot), state, cpu_state_bytes(b));
   return true;
 }
 
@@ -202,4 +255,13 @@ const mm_ops mm_ops_cpu = {
     .read = cpu_read,
     .expert_load = cpu_expert_load,
     .act_quant = true,
+    .calibration = true,
+    .send = cpu_send,
+    .receive = cpu_receive,
+    .experts_cut = true,
+    .pages = true,
+    .state_bytes = cpu_state_bytes,
+    .state_copy = cpu_state_copy,
+    .state_save = cpu_state_save,
+    .state_load = cpu_state_load,
 };

@@ -9,13 +9,11 @@
 
 /* Rows of a weight that are unpacked at once. */
 #define MM_CPU_STRIP 16
-/* Tokens of one block of lightning attention. */
-#define MM_CPU_BLOCK 256
 
 /* What one layer remembers, for every slot. */
 typedef struct mm_cpu_cache {
-  float *state; /* lightning: [slots, heads, d (key), d (value)] */
-  float *k, *v; /* full: [slots, kv_heads, max_positions, d], k after norm and RoPE */
+  uint32_t state; /* lightning: its place among the states of a slot */
+  char *k, *v;    /* full: [pages, kv_heads, MM_PAGE, d], k after norm and RoPE; f32 or bf16 */
 } mm_cpu_cache;
 
 struct mm_backend {
@@ -23,6 +21,11 @@ struct mm_backend {
   uint32_t heads, kv_heads, d; /* on this rank */
   mm_arena arena;              /* every buffer below but the caches and logits */
   mm_cpu_cache *cache;         /* [layers] */
+  size_t kv_bytes;             /* of each k and v: mapped, and touched as pages are used */
+  uint32_t kv_size;            /* of a number: 4, or 2 for bf16 */
+  uint32_t per_slot;           /* pages of a slot at its longest */
+  float *state;                /* [slots, lightning layers, heads, d (key), d (value)] */
+  size_t state_floats;         /* of one slot */
   float *slope;                /* [layers, heads] */
   float *inv_freq;             /* [rotary_dim/2] */
   float *rope;                 /* [max_tokens, rotary_dim]: cosines, then sines, of the step's rows */
@@ -68,6 +71,20 @@ static inline void mm_cpu_axpy(float *y, float a, const float *x, size_t n) {
   size_t i = 0;
   for (; i + 4 <= n; i += 4) *(mm_f32x4 *)(y + i) += a * *(const mm_f32x4 *)(x + i);
   for (; i < n; i++) y[i] += a * x[i];
+}
+
+/* The page that holds tokens [i·MM_PAGE, (i + 1)·MM_PAGE) of a slot in this step. */
+static inline uint32_t mm_cpu_page(const mm_backend *b, uint32_t slot, uint32_t i) {
+  const mm_paging *p = b->batch->paging;
+  return p ? p->table[(size_t)slot * p->per_slot + i] : slot * b->per_slot + i;
+}
+/* Byte of a cache at which token `at` of a page lies, for one kv head. */
+static inline size_t mm_cpu_cell(const mm_backend *b, uint32_t page, uint32_t kv_head, uint32_t at) {
+  return (((size_t)page * b->kv_heads + kv_head) * MM_PAGE + at) * b->d * b->kv_size;
+}
+/* Lightning state of one head: [d, d]. */
+static inline float *mm_cpu_state(const mm_backend *b, uint32_t layer, uint32_t slot, uint32_t head) {
+  return b->state + slot * b->state_floats + ((size_t)b->cache[layer].state * b->heads + head) * b->d * b->d;
 }
 
 static inline float *mm_cpu_row(mm_act a, size_t t) { return (float *)a.data + t * a.width; }

@@ -99,7 +99,7 @@ void mm_cpu_gated_norm(mm_backend *b, mm_act y, mm_act o, mm_act gate, const mm_
 }
 
 void mm_cpu_combine(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act branch, mm_deepnorm scale, const mm_packed *w, double eps) {
-  const float *weight = mm_cpu_vector(b, w);
+  const float *weight = w ? mm_cpu_vector(b, w) : NULL;
   float alpha = (float)scale.alpha, beta = (float)scale.beta;
   uint32_t H = h.width;
   mm_comm_sum(b->c.comm, b->c.weights->rank, branch.data, (size_t)b->batch->tokens * H);
@@ -107,6 +107,6 @@ void mm_cpu_combine(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act b
     const float *res = mm_cpu_row(residual, t), *add = mm_cpu_row(branch, t);
     float *sum = mm_cpu_row(h, t);
     for (uint32_t i = 0; i < H; i++) sum[i] = alpha * res[i] + beta * add[i];
-    norm_row(mm_cpu_row(n, t), sum, weight, H, eps);
+    if (weight) norm_row(mm_cpu_row(n, t), sum, weight, H, eps);
   }
 }

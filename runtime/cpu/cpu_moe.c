@@ -71,7 +71,8 @@ typedef struct experts {
   mm_act y;
   const float *x; /* [T, H] */
   const mm_packed *w13, *w2;
-  size_t up_strips; /* of one expert */
+  size_t up_strips;      /* of one expert */
+  const uint32_t *first; /* [w13->lead + 1]: where the pairs of each expert of this rank begin */
 } experts;
 
 /* pair_act of one expert, a strip of its Ir columns. */
@@ -81,12 +82,12 @@ static bool up_strip(void *ctx, size_t item, unsigned worker, mm_err *err) {
   const mm_backend *b = j->b;
   const mm_packed *w = j->w13;
   uint32_t e = (uint32_t)(item / j->up_strips), first = (uint32_t)(item % j->up_strips) * MM_CPU_STRIP;
-  if (b->first_pair[e] == b->first_pair[e + 1]) return true;
+  if (j->first[e] == j->first[e + 1]) return true;
   uint32_t ir = w->n / 2, count = (uint32_t)mm_min(MM_CPU_STRIP, ir - first);
   float *gate = b->scratch[worker], *up = gate + (size_t)MM_CPU_STRIP * w->k;
   w->scheme->unpack(w, e, first, count, gate);
   w->scheme->unpack(w, e, ir + first, count, up);
-  for (uint32_t p = b->first_pair[e]; p < b->first_pair[e + 1]; p++) {
+  for (uint32_t p = j->first[e]; p < j->first[e + 1]; p++) {
     const float *x = j->x + (size_t)b->pair_row[p] * w->k;
     float *act = b->pair_act + (size_t)p * ir + first;
     for (uint32_t i = 0; i < count; i++)
@@ -105,9 +106,9 @@ static bool down_strip(void *ctx, size_t item, unsigned worker, mm_err *err) {
   float *strip = b->scratch[worker];
   for (uint32_t t = 0; t < b->batch->tokens; t++) memset(mm_cpu_row(j->y, t) + first, 0, count * sizeof(float));
   for (uint32_t e = 0; e < w->lead; e++) {
-    if (b->first_pair[e] == b->first_pair[e + 1]) continue;
+    if (j->first[e] == j->first[e + 1]) continue;
     w->scheme->unpack(w, e, first, count, strip);
-    for (uint32_t p = b->first_pair[e]; p < b->first_pair[e + 1]; p++) {
+    for (uint32_t p = j->first[e]; p < j->first[e + 1]; p++) {
       const float *act = b->pair_act + (size_t)p * w->k;
       float *row = mm_cpu_row(j->y, b->pair_row[p]) + first;
       for (uint32_t i = 0; i < count; i++) row[i] += b->pair_weight[p] * mm_cpu_dot(act, strip + (size_t)i * w->k, w->k);
@@ -118,21 +119,30 @@ static bool down_strip(void *ctx, size_t item, unsigned worker, mm_err *err) {
 
 /* What each expert is given: its rows of x, and what its w1 and w3 made of them. */
 static void observe_up(const experts *j, const float *x) {
-  const uint32_t *first = j->b->first_pair;
+  const uint32_t *first = j->first;
   for (uint32_t e = 0; e < j->w13->lead; e++) mm_cpu_observe(j->b, j->w13, e, x, j->b->pair_row + first[e], first[e + 1] - first[e]);
 }
 static void observe_down(const experts *j) {
-  const uint32_t *first = j->b->first_pair;
+  const uint32_t *first = j->first;
   for (uint32_t e = 0; e < j->w2->lead; e++)
     mm_cpu_observe(j->b, j->w2, e, j->b->pair_act + (size_t)first[e] * j->w2->k, NULL, first[e + 1] - first[e]);
 }
 
+/* Rows of experts that other ranks hold are 0, so that the largest magnitudes, which all ranks find together, are their holders'. */
+static void clear_others(const experts *j) {
+  mm_backend *b = j->b;
+  const size_t k = j->w2->k, end = (size_t)b->batch->tokens * b->c.model->top_k, own = j->first[0], after = j->first[j->w2->lead];
+  memset(b->pair_act, 0, own * k * sizeof *b->pair_act);
+  memset(b->pair_act + after * k, 0, (end - after) * k * sizeof *b->pair_act);
+}
+
 void mm_cpu_experts(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, const mm_packed *w2) {
-  experts j = {b, y, mm_cpu_input(b, x, w13), w13, w2, mm_ceil_div(w2->k, MM_CPU_STRIP)};
+  experts j = {b, y, mm_cpu_input(b, x, w13), w13, w2, mm_ceil_div(w2->k, MM_CPU_STRIP), b->first_pair + b->c.weights->expert_first};
   uint64_t down = (uint64_t)b->batch->tokens * b->c.model->top_k * w2->n * w2->k;
   observe_up(&j, x.data);
   mm_cpu_each(b, w13->lead * j.up_strips, 2 * down, up_strip, &j);
   observe_down(&j);
+  clear_others(&j);
   mm_cpu_round(b, b->pair_act, b->batch->tokens * b->c.model->top_k, w2);
   mm_cpu_each(b, mm_ceil_div(w2->n, MM_CPU_STRIP), down, down_strip, &j);
 }

@@ -322,7 +322,7 @@ mm_backend *mm_cu_backend_open(const mm_backend_config *c, mm_err *err) {
   mm_err first = {};
   mm_cu_load load;
   bool ok = plan_weights(b, &load, &first) && load.start({}, &first) &&
-            mm_cu_check(cudaSetDevice((int)c->weights->rank), "cudaSetDevice", &first) && mm_cu_check_device(&first) &&
+            mm_cu_check(cudaSetDevice((int)c->place.device), "cudaSetDevice", &first) && mm_cu_check_device(&first) &&
             check_shared(c, &first) &&
             mm_cu_check(cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking), "cudaStreamCreate", &first) &&
             load.run(&b->memory, &first) && settle_weights(b, &first) && open_caches(b, &first) && open_experts(b, &first) &&

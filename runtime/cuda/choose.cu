@@ -124,7 +124,7 @@ __device__ cut find_cut(const draw_row &r, uint32_t count, u64 mass, bool weighs
       if (shift == 0) {
         const u64 each = bin_count[b] ? bin_mass[b] / bin_count[b] : 0;
         found.ties = min(bin_count[b], count - count_above);
-        if (each && mass > mass_above) found.ties = (uint32_t)min((u64)found.ties, (mass - mass_above + each - 1) / each);
+        if (each && mass > mass_above) found.ties = (uint32_t)min((u64)found.ties, (mass - mass_above - 1) / each + 1); /* rounded up */
         found.mass = mass_above + found.ties * each;
       }
     }

@@ -45,7 +45,12 @@ static bool write_json(const char *path, const char *like) {
   char *vocab = rest ? strstr(rest, "\"vocab\"") : NULL;
   FILE *f = vocab ? fopen(path, "w") : NULL;
   word *w = calloc(26 + WORDS, sizeof *w);
-  if (!f || !w) return false;
+  if (!f || !w) {
+    if (f) fclose(f);
+    free(w);
+    free(text);
+    return false;
+  }
   fill_words(w);
   fprintf(f, "%.*s\"added_tokens\":[],%.*s\"vocab\":{", (int)(added - text), text, (int)(vocab - rest), rest);
   for (unsigned b = 0, other = 0x100; b < 256; b++) {

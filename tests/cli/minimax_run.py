@@ -85,6 +85,10 @@ with open(f"{TMP}/prompt", "w") as f:
 assert run(packed, "--prompt-file", f"{TMP}/prompt", "--added-tokens", "-n48", "-q") == out and run.err == ""
 assert run(*greedy, "--threads", "3", "--device", "cpu") == out
 assert run(*greedy, "--top-k", "1", "--temperature", "1") == out
+assert run(*greedy, "--min-p", "1", "--temperature", "1") == out
+for penalty in ("repetition", "presence", "frequency"):
+    assert run(*greedy, f"--{penalty}-penalty", "1" if penalty == "repetition" else "0") == out
+    assert run(*greedy, f"--{penalty}-penalty", "50") != out
 assert run(*greedy, "--top-p", "1e-9", "--temperature", "5", "--seed", "18446744073709551615") == out
 assert run(*greedy, preexec_fn=lambda: os.close(0)) == out
 run(packed, "-p", prompt, "-n", "1")  # a control token that nobody asked to read as one is text
@@ -133,6 +137,8 @@ refused(2, "the prompt is empty", packed, "-p", "")
 refused(2, "one of --prompt and --prompt-file", packed)
 refused(2, "one of --prompt and --prompt-file", packed, "-p", "And", "--prompt-file", f"{TMP}/prompt")
 refused(2, "--max-tokens", packed, "-p", "And", "-n", "0")
+refused(2, "min-p", packed, "-p", "And", "--min-p", "1.5")
+refused(2, "repetition penalty", packed, "-p", "And", "--repetition-penalty", "-1")
 refused(2, "temperature", packed, "-p", "And", "--temperature", "-1")
 refused(2, "top-p", packed, "-p", "And", "--top-p", "0")
 refused(2, "--device", packed, "-p", "And", "--device", "abacus")

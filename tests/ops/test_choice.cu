@@ -39,7 +39,8 @@ static void check_choice(uint32_t vocab, const std::vector<choice_settings> &set
   std::vector<float> x = random_float((size_t)rows * pitch, 0, sigma);
   std::vector<uint8_t> never(vocab);
   for (auto &n : never) n = g_rng.below(10) == 0;
-  for (size_t i = 0; i < x.size(); i += 1 + g_rng.below(5)) x[i] = (float)(int)x[i]; /* equal ones */
+  /* equal ones; with a sigma of 0 nothing else, so that cuts fall among the largest */
+  for (size_t i = 0; i<x.size(); i += sigma> 0 ? 1 + g_rng.below(5) : 1) x[i] = sigma > 0 ? (float)(int)x[i] : (float)g_rng.below(4);
   for (size_t i = 0; i < x.size(); i += 1 + g_rng.below(50)) x[i] = i % 2 ? NAN : -INFINITY;
   std::vector<mm_sampling> sampling;
   std::vector<mm_cu_draw> draw;
@@ -164,6 +165,7 @@ void test_choice() {
   check_choice(200064, {{0, 0, 1}, {1, 0, 1}, {0.7, 50, 0.95}, {1.3, 0, 0.8}});
   check_choice(97, std::vector<choice_settings>(200, {1, 12, 0.8}));
   for (int i = 0; i < 4; i++) check_choice(1 + g_rng.below(300), random_settings(2000, 300), i < 2 ? 3 : 0.01);
+  for (int i = 0; i < 4; i++) check_choice(1 + g_rng.below(40), random_settings(2000, 40), 0);
   for (int i = 0; i < 2; i++) check_choice(32000, random_settings(256, 32000), 1 + 2 * i);
   check_choice(200064, random_settings(64, 200064));
   check_no_choice();

@@ -105,7 +105,7 @@ static void check_likelihood(const mm_shards *shards, const std::string &name, c
   report(name + ": likelihood of " + std::to_string(tokens) + " tokens, beside the CPU's", fabs(difference / (double)tokens),
          std::max(NLL_LIMIT, 4 * error));
   report(name + ": another choice for " + std::to_string(others) + " tokens, where no near tie, share", (double)far / (WINDOWS * WINDOW),
-         FAR_SHARE);
+         coarse ? FAR_SHARE_E2M1 : FAR_SHARE);
 }
 
 void test_rounded() {

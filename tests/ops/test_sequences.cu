@@ -1,7 +1,8 @@
 /* Random sequences of steps on one backend: decode steps, prefills and mixtures of 1 to 300 rows, contexts of 1 to 5,000 tokens, slots that
  * come and go, logits or draws, on layers of M2's and M1's real width in each class of schemes. Each step runs twice: with what the steps
  * before left in the work space, and with the work space as it is when the backend is opened. Logits, choices and lightning states must be
- * the same bits. $MM_STEPS: steps of each class (200). */
+ * the same bits. What is the same may be wrong alike: of some hundred steps a row and a head of attention or lightning, a row's routing and
+ * all choices are compared with doubles (witness.h), and errors planted there must be found. $MM_STEPS: steps of each class (200). */
 #include <string.h>
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 
 #include "runtime/cuda/backend.h"
 #include "tests/ops/gpu.h"
+#include "tests/ops/witness.h"
 
 namespace {
 
@@ -17,13 +19,14 @@ enum { SLOTS = 300, ROWS = 300, POSITIONS = 5120, LONGEST = 5000, VOCAB = 2048 }
 struct sequence_case {
   const char *model, *dense, *experts;
   bool act_quant, kv_fp8;
+  bool ends_lightning = false; /* the last layer is lightning, and the first full attention */
 };
 const sequence_case kCases[] = {
     {"m2", "block_fp8", "block_fp8", true, false}, {"m2", "block_fp8", "block_fp8", false, true},
     {"m2", "bf16", "w4a16", false, false},         {"m2", "nvfp4", "nvfp4", true, false},
     {"m2", "channel_fp8", "mxfp4", true, true},    {"m1", "block_fp8", "block_fp8", true, false},
-    {"m1", "block_fp8", "w4a16", false, true},     {"m1", "mxfp8", "nvfp4", true, false},
-    {"m1", "bf16", "mxfp4", false, false},
+    {"m1", "block_fp8", "w4a16", false, true},     {"m1", "mxfp8", "nvfp4", true, false, true},
+    {"m1", "bf16", "mxfp4", false, false, true},
 };
 
 void must(bool ok, const mm_err &err) {
@@ -57,7 +60,8 @@ struct wide_model {
     m.experts = m1 ? 32 : 256, m.top_k = m1 ? 2 : 8, m.intermediate = m1 ? 9216 : 1536, m.vocab = VOCAB, m.max_positions = 1 << 20;
     m.rope_theta = m1 ? 1e7 : 5e6, m.norm_eps = m1 ? 1e-5 : 1e-6, m.lightning_norm_eps = 1e-6;
     m.deepnorm_lightning = m.deepnorm_full = m.deepnorm_mlp = {alpha, 1};
-    m.attn[0] = m1 ? MM_ATTN_LIGHTNING : MM_ATTN_FULL, m.attn[1] = MM_ATTN_FULL;
+    m.attn[0] = m.attn[1] = MM_ATTN_FULL;
+    if (m1) m.attn[c.ends_lightning] = MM_ATTN_LIGHTNING;
     const uint32_t q = m.heads * m.head_dim, kv = m.kv_heads * m.head_dim;
     w.tp = 1, w.vocab_rows = VOCAB, w.layer = layer.data();
     w.embed = w.head = weight("bf16", 1, VOCAB, m.hidden), w.final_norm = vector_of(m.hidden);
@@ -227,6 +231,28 @@ std::vector<float> run(mm_forward *f, const random_step &s) {
   return out;
 }
 
+const char *const kPlants[] = {"", "another row", "another expert", "another token"};
+
+/* The last step again, as it is: each planted error is found. */
+void check_planted(const std::string &name, witness *w, const random_step &s, const float *state, const std::vector<float> *id) {
+  for (witness_plant p : {WITNESS_ROW, WITNESS_EXPERT, WITNESS_TOKEN}) {
+    if (p == WITNESS_TOKEN && !id) continue;
+    w->plant = p, w->wrong = 0;
+    for (int i = 0; i < 8; i++) w->look(s.batch, state, id);
+    report_true(name + ": " + kPlants[p] + " planted, found " + std::to_string(w->wrong) + " times", w->wrong > 0);
+  }
+  w->plant = WITNESS_NOTHING, w->wrong = 0;
+}
+
+void report_witness(const std::string &name, const witness &w) {
+  char text[360];
+  snprintf(text, sizeof text,
+           "%s: beside doubles %u heads of attention (%u by less than 0.3), %u routings, %u choices: %u wrong%s; worst of what is allowed: "
+           "attention %.2f, states %.2f",
+           name.c_str(), w.rows, w.judged, w.routed, w.chosen, w.wrong, w.first.c_str(), w.worst_attention, w.worst_state);
+  report_true(text, w.wrong == 0 && w.routed > 0 && 4 * w.judged >= w.rows);
+}
+
 void check_case(const sequence_case &c, uint32_t steps) {
   wide_model wide(c);
   mm_forward f = {};
@@ -242,6 +268,10 @@ void check_case(const sequence_case &c, uint32_t steps) {
   for (uint32_t &p : pos) p = g_rng.below(LONGEST);
   uint32_t wrong = 0, numbers = 0, rows = 0;
   std::string first;
+  witness doubles(&f);
+  const std::string name = std::string(c.model) + ' ' + c.dense + ", experts " + c.experts + (c.act_quant ? ", inputs rounded" : "") +
+                           (c.kv_fp8 ? ", fp8 cache" : "");
+  bool planted = false;
   for (uint32_t i = 0; i < steps; i++) {
     const random_step s(&pos);
     space.save(space.state, space.before);
@@ -250,16 +280,19 @@ void check_case(const sequence_case &c, uint32_t steps) {
     space.restore(space.state, space.before), space.reopen();
     const std::vector<float> fresh = run(&f, s);
     const bool same = !memcmp(left.data(), fresh.data(), left.size() * sizeof left[0]) && space.same_states();
+    const float *const state = c.ends_lightning ? static_cast<const float *>(space.before[0]) : nullptr;
+    if (i % (1 + steps / 201) == 0) doubles.look(s.batch, state, s.batch.sampling ? &fresh : nullptr);
+    if (!planted && i >= steps / 2 && doubles.wrong == 0 && !s.out.empty() && (s.batch.sampling || i + 1 == steps))
+      planted = true, check_planted(name, &doubles, s, state, s.batch.sampling ? &fresh : nullptr);
     space.restore(space.scratch, space.left);
     if (!same && wrong++ == 0) first = ", first of " + std::to_string(s.batch.tokens) + " rows at step " + std::to_string(i);
     numbers += std::all_of(fresh.begin(), fresh.end(), [](float v) { return isfinite(v); }), rows += s.batch.tokens;
   }
   char text[300];
-  snprintf(text, sizeof text,
-           "%s %s, experts %s%s%s: %u of %u steps of 1 to %d rows (%u in all) differ from a fresh backend's%s; work space %.0f MB", c.model,
-           c.dense, c.experts, c.act_quant ? ", inputs rounded" : "", c.kv_fp8 ? ", fp8 cache" : "", wrong, steps, ROWS, rows,
-           first.c_str(), (double)space.bytes / 1e6);
+  snprintf(text, sizeof text, "%s: %u of %u steps of 1 to %d rows (%u in all) differ from a fresh backend's%s; work space %.0f MB",
+           name.c_str(), wrong, steps, ROWS, rows, first.c_str(), (double)space.bytes / 1e6);
   report_true(text, wrong == 0 && numbers == steps);
+  report_witness(name, doubles);
   mm_forward_close(&f);
 }
 

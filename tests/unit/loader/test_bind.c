@@ -119,9 +119,10 @@ static void too_small(void **state) {
   assert_string_equal(err.code, "E_TP");
   shards->s.pack.model.heads = ref.m.heads;
   shards->s.pack.ep = 2; /* experts of other ranks would be missed */
+  shards->s.pack.model.experts = 4;
   err = (mm_err){0};
   assert_false(mm_bind(&w, &shards->s, 1, &err));
-  assert_string_equal(err.code, "E_PARALLEL");
+  assert_string_equal(err.code, "E_SHAPE");
   ref_uncut(shards);
   ref_free(&ref);
 }
@@ -220,18 +221,58 @@ static void vectors_and_pieces(void **state) {
   ref_free(&ref);
 }
 
-/* What run refuses for its ranks, --ep and --pp, may be proven all the same. */
-static void other_parallelism_is_proven(void **state) {
+static void to_stage(const ref_shards *shards, const char *part, uint32_t stage) {
+  for (size_t i = 0; i < shards->s.pack.tensor_count; i++)
+    if (strstr(shards->s.pack.tensor[i].name, part)) shards->s.pack.tensor[i].stage = stage;
+}
+
+/* A rank binds the layers of its stage, and what stands before the first or after the last; a layer on two stages, or behind a later one,
+ * a stage without layers and ends in the wrong place are refused. */
+static void stages(void **state) {
   (void)state;
+  static const struct {
+    const char *part;
+    uint32_t stage;
+  } wrong[] = {{"2.self_attn.o_proj", 0}, {"layers.0.", 1}, {"layers.2.", 2}, {"embed_tokens", 1}, {"lm_head", 0}, {"model.norm", 0}};
   ref_model ref = ref_build(ref_dims(MM_FAMILY_M2, false));
-  ref_shards *shards = ref_cut(&ref, 1);
-  shards->s.pack.pp = 2;
-  tensor(shards, "1.self_attn.o_proj")->stage = 1;
+  ref_shards *shards = ref_cut(&ref, 2);
+  mm_shards s = shards->s; /* ranks 2 and 3 have the files of 0 and 1 */
+  mm_shard_rank rank[] = {s.rank[0], s.rank[1], s.rank[0], s.rank[1]};
+  s.rank = rank;
+  s.pack.pp = 2;
+  for (uint32_t l = 0; l < 2; l++) to_stage(shards, l ? "lm_head" : "model.norm", 1);
+  to_stage(shards, "layers.1.", 1), to_stage(shards, "layers.2.", 1);
+  for (uint32_t r = 0; r < 4; r++) {
+    mm_rank_weights w;
+    mm_err err = {0};
+    if (!mm_bind(&w, &s, r, &err)) fail_msg("%s", err.text);
+    assert_int_equal(w.rank, r % 2);
+    assert_int_equal(w.layer_first, r / 2);
+    assert_int_equal(w.layer_end, r / 2 ? 3 : 1);
+    assert_true(r / 2 ? w.head.scheme && !w.embed.scheme && w.final_norm.scheme : w.embed.scheme && !w.head.scheme);
+    for (uint32_t l = 0; l < 3; l++) assert_int_equal(w.layer[l].w2.scheme != NULL, l >= w.layer_first && l < w.layer_end);
+    mm_bind_close(&w);
+  }
+  mm_err proven = {0};
+  assert_true(mm_bind_check(&s, &proven));
+  for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+    const uint32_t right = tensor(shards, wrong[i].part)->stage;
+    mm_rank_weights w;
+    mm_err err = {0}, all = {0};
+    to_stage(shards, wrong[i].part, wrong[i].stage);
+    if (i == 1) to_stage(shards, "layers.1.", 0);
+    assert_false(mm_bind(&w, &s, 0, &err));
+    assert_string_equal(err.code, "E_PARALLEL");
+    assert_int_equal(err.status, MM_INTEGRITY);
+    assert_false(mm_bind_check(&s, &all));
+    to_stage(shards, wrong[i].part, right);
+    to_stage(shards, "layers.1.", 1);
+  }
+  to_stage(shards, "layers.0.", 1);
   mm_rank_weights w;
-  mm_err err = {0}, proven = {0};
-  assert_false(mm_bind(&w, &shards->s, 0, &err));
+  mm_err err = {0};
+  assert_false(mm_bind(&w, &s, 0, &err));
   assert_string_equal(err.code, "E_PARALLEL");
-  assert_true(mm_bind_check(&shards->s, &proven));
   ref_uncut(shards);
   ref_free(&ref);
 }
@@ -243,6 +284,6 @@ int main(void) {
                                      cmocka_unit_test(experts_wider_than_the_model),
                                      cmocka_unit_test(ranges_of_another_rank),
                                      cmocka_unit_test(vectors_and_pieces),
-                                     cmocka_unit_test(other_parallelism_is_proven)};
+                                     cmocka_unit_test(stages)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -314,6 +314,33 @@ static void broken_promises(void **state) {
   }
 }
 
+/* One rank of a set: another's file may be absent, and is not looked at; a number that no rank has is refused. */
+static void some_ranks(void **state) {
+  (void)state;
+  checkpoint c;
+  mm_shards s;
+  mm_err err = {0};
+  begin(&c);
+  write_checkpoint(&c);
+  char path[512];
+  snprintf(path, sizeof path, "%s/model-rank-00001-part-00001.safetensors", c.dir);
+  unlink(path);
+  if (!mm_shards_open_ranks(&s, c.dir, (const uint32_t[]){0, 0}, 2, &err)) fail_msg("%s", err.text);
+  assert_non_null(s.rank[0].plane);
+  assert_null(s.rank[1].plane);
+  mm_shards_close(&s);
+  const uint32_t absent = 1, none = mm_pack_ranks(&c.pack);
+  assert_false(mm_shards_open_ranks(&s, c.dir, &absent, 1, &err));
+  assert_int_equal(err.status, MM_INTEGRITY);
+  mm_shards_close(&s);
+  err = (mm_err){0};
+  assert_false(mm_shards_open_ranks(&s, c.dir, &none, 1, &err));
+  assert_int_equal(err.status, MM_USAGE);
+  assert_string_equal(err.code, "E_RANKS");
+  mm_shards_close(&s);
+  finish(&c);
+}
+
 /* Every length of a part but its own, and every other kind of file under its name. */
 static void every_length(void **state) {
   (void)state;
@@ -343,6 +370,7 @@ static void every_length(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(reads_back), cmocka_unit_test(broken_promises), cmocka_unit_test(every_length)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(reads_back), cmocka_unit_test(broken_promises), cmocka_unit_test(every_length),
+                                     cmocka_unit_test(some_ranks)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -433,6 +433,20 @@ static inline ref_shards *ref_cut(const ref_model *r, uint32_t tp) {
   return out;
 }
 
+/* The layers from `first` on belong to a second stage, whose ranks have the files of the first. */
+static inline void ref_cut_stages(ref_shards *shards, uint32_t first) {
+  mm_shards *s = &shards->s;
+  const uint32_t tp = s->pack.tp;
+  for (size_t i = 0; i < s->pack.tensor_count; i++) {
+    mm_pack_tensor *t = &s->pack.tensor[i];
+    uint32_t l = 0;
+    t->stage = sscanf(t->name, "model.layers.%u.", &l) == 1 ? l >= first : strstr(t->name, "embed") == NULL;
+  }
+  s->pack.pp = 2;
+  s->rank = realloc(s->rank, 2 * tp * sizeof *s->rank);
+  memcpy(s->rank + tp, s->rank, tp * sizeof *s->rank);
+}
+
 static inline void ref_uncut(ref_shards *out) {
   for (size_t i = 0; i < out->s.pack.tensor_count; i++) free((char *)(uintptr_t)out->s.pack.tensor[i].name);
   for (size_t i = 0; i < MM_PACK_PIECES * out->s.pack.tensor_count; i++) free(out->s.pack.cut[i].rank);

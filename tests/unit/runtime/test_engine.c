@@ -1,7 +1,6 @@
 /* The engine: whole random models against the double-precision reference in every way of feeding, what it refuses, and ranks that
  * fail. */
 #include <math.h>
-#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -22,7 +21,7 @@ typedef struct running {
   float *logits;
 } running;
 
-static const mm_limits limits = {LENGTH, 3, LENGTH};
+static const mm_limits limits = {.max_tokens = LENGTH, .slots = 3, .max_positions = LENGTH};
 
 static void start(running *r, mm_model m, uint32_t tp, const mm_ops *ops) {
   mm_err err = {0};
@@ -61,7 +60,7 @@ static bool step(running *r, const mm_span *span, uint32_t spans, mm_err *err) {
       id[rows] = span[i].slot < 0 ? 0 : id_at((uint32_t)span[i].slot, span[i].pos + t);
       out[rows] = rows;
     }
-  return mm_engine_step(r->engine, &(mm_batch){rows, id, spans, span, rows, out, NULL}, r->logits, err);
+  return mm_engine_step(r->engine, &(mm_batch){rows, id, spans, span, rows, out, NULL, NULL}, r->logits, err);
 }
 
 static void check_rows(const running *r, uint32_t row, uint32_t count, const double *expected) {
@@ -122,8 +121,8 @@ static void check_taps(mm_model m, uint32_t tp) {
   assert_false(mm_engine_hidden(r.engine, TAPS, hidden, &err));
   assert_string_equal(err.code, "E_BATCH");
   err.status = MM_OK;
-  const mm_sampling greedy = {0, 1, 0, 0};
-  const mm_batch queued = {1, (int32_t[]){3}, 1, &(mm_span){0, 0, 1, 0}, 1, (uint32_t[]){0}, &greedy};
+  const mm_sampling greedy = {.top_p = 1};
+  const mm_batch queued = {1, (int32_t[]){3}, 1, &(mm_span){0, 0, 1, 0}, 1, (uint32_t[]){0}, &greedy, NULL};
   int32_t chosen;
   assert_true(mm_engine_queue(r.engine, &queued, &err));
   assert_false(mm_engine_hidden(r.engine, 0, hidden, &err)); /* not collected */
@@ -189,6 +188,44 @@ static void models(void **state) {
     }
 }
 
+/* Two stages, cut after any layer: logits, hidden states and load as of one; a rank that fails holds up neither stage. */
+static void stages(void **state) {
+  (void)state;
+  static const uint32_t tap[] = {0, 1, 2};
+  for (uint32_t tp = 1; tp <= 2; tp++)
+    for (uint32_t first = 1; first <= 3; first++) {
+      running r, one;
+      mm_err err = {0};
+      float hidden[2][LENGTH * 64];
+      uint64_t load[2][REF_LAYERS * 64] = {0};
+      const mm_engine_config c = {.ops = &mm_ops_cpu, .limits = limits, .threads = 1, .tap = tap, .taps = 3};
+      const uint64_t weights = ref_seed;
+      start(&one, ref_dims(MM_FAMILY_M1, tp == 2), tp, &mm_ops_cpu);
+      ref_seed = weights;
+      start(&r, ref_dims(MM_FAMILY_M1, tp == 2), tp, &mm_ops_cpu);
+      for (int i = 0; i < 2; i++) {
+        running *w = i ? &r : &one;
+        mm_engine_close(w->engine);
+        if (i) ref_cut_stages(r.shards, first);
+        if (!(w->engine = mm_engine_open(&w->shards->s, &c, &err))) fail_msg("%s", err.text);
+        assert_true(step(w, &(mm_span){0, 0, 9, 0}, 1, &err));
+      }
+      assert_memory_equal(r.logits, one.logits, 9 * r.ref.m.vocab * sizeof *r.logits);
+      for (uint32_t t = 0; t < 3; t++) {
+        assert_true(mm_engine_hidden(r.engine, t, hidden[0], &err) && mm_engine_hidden(one.engine, t, hidden[1], &err));
+        assert_memory_equal(hidden[0], hidden[1], 9 * r.ref.m.hidden * sizeof hidden[0][0]);
+      }
+      assert_true(mm_engine_expert_load(r.engine, load[0], &err) && mm_engine_expert_load(one.engine, load[1], &err));
+      assert_memory_equal(load[0], load[1], sizeof load[0]);
+      feed_every_way(&r);
+      const uint32_t to = 2;
+      assert_true(mm_engine_fork(r.engine, 0, &to, 1, &err));
+      assert_int_equal(mm_engine_state_bytes(r.engine), mm_engine_state_bytes(one.engine));
+      stop(&r);
+      stop(&one);
+    }
+}
+
 /* Twelve heads: slopes that are no plain geometric series, cut in the middle of both halves. */
 static void odd_head_count(void **state) {
   (void)state;
@@ -218,15 +255,15 @@ static void outputs(void **state) {
   mm_span span = {2, 0, 9, 0};
   const uint32_t out[] = {0, 5, 8};
   mm_err err = {0};
-  assert_true(mm_engine_step(r.engine, &(mm_batch){9, id, 1, &span, 3, out, NULL}, r.logits, &err));
+  assert_true(mm_engine_step(r.engine, &(mm_batch){9, id, 1, &span, 3, out, NULL, NULL}, r.logits, &err));
   for (uint32_t i = 0; i < 3; i++)
     for (uint32_t v = 0; v < V; v++) {
       double found = r.logits[i * V + v], want = expected[out[i] * V + v];
       assert_true(want == found || fabs(found - want) <= 2e-4);
     }
   /* No row wanted, no row at all. */
-  assert_true(mm_engine_step(r.engine, &(mm_batch){9, id, 1, &span, 0, NULL, NULL}, NULL, &err));
-  assert_true(mm_engine_step(r.engine, &(mm_batch){0, NULL, 0, NULL, 0, NULL, NULL}, NULL, &err));
+  assert_true(mm_engine_step(r.engine, &(mm_batch){9, id, 1, &span, 0, NULL, NULL, NULL}, NULL, &err));
+  assert_true(mm_engine_step(r.engine, &(mm_batch){0, NULL, 0, NULL, 0, NULL, NULL, NULL}, NULL, &err));
   free(expected);
   stop(&r);
 }
@@ -239,46 +276,46 @@ static void refusals(void **state) {
 #define SPAN(...) \
   (const mm_span[]) { __VA_ARGS__ }
   const mm_batch *const batch[] = {
-      &(mm_batch){3, high, 1, SPAN({0, 0, 3, 0}), 0, NULL, NULL}, /* ids */
-      &(mm_batch){3, negative, 1, SPAN({0, 0, 3, 0}), 0, NULL, NULL},
-      &(mm_batch){LENGTH + 1, good, 1, SPAN({0, 0, LENGTH + 1, 0}), 0, NULL, NULL}, /* rows */
-      &(mm_batch){3, good, 1, SPAN({0, 0, 2, 0}), 0, NULL, NULL},                   /* not covered */
-      &(mm_batch){3, good, 0, NULL, 0, NULL, NULL},
-      &(mm_batch){3, good, 1, SPAN({0, 0, 4, 0}), 0, NULL, NULL},               /* beyond the end */
-      &(mm_batch){3, good, 1, SPAN({0, 1, 2, 0}), 0, NULL, NULL},               /* a gap */
-      &(mm_batch){3, good, 2, SPAN({0, 0, 3, 0}, {1, 3, 0, 0}), 0, NULL, NULL}, /* an empty span */
-      &(mm_batch){3, good, 2, SPAN({0, 0, 2, 0}, {1, 1, 1, 0}), 0, NULL, NULL}, /* an overlap */
-      &(mm_batch){3, good, 1, SPAN({3, 0, 3, 0}), 0, NULL, NULL},               /* slots */
-      &(mm_batch){3, good, 1, SPAN({-2, 0, 3, 0}), 0, NULL, NULL},
-      &(mm_batch){3, good, 2, SPAN({1, 0, 2, 0}, {1, 2, 1, 0}), 0, NULL, NULL}, /* one slot twice */
-      &(mm_batch){3, good, 1, SPAN({0, 0, 3, 4}), 0, NULL, NULL},               /* positions that the slot does not hold */
-      &(mm_batch){3, good, 1, SPAN({0, 0, 3, 2}), 0, NULL, NULL},
-      &(mm_batch){3, good, 1, SPAN({0, 0, 3, UINT32_MAX}), 0, NULL, NULL},
-      &(mm_batch){3, good, 1, SPAN({0, 0, 3, 0}), 2, far, NULL}, /* outputs */
-      &(mm_batch){3, good, 1, SPAN({0, 0, 3, 0}), 2, falling, NULL},
-      &(mm_batch){3, good, 1, SPAN({0, 0, 3, 0}), 2, twice, NULL},
+      &(mm_batch){3, high, 1, SPAN({0, 0, 3, 0}), 0, NULL, NULL, NULL}, /* ids */
+      &(mm_batch){3, negative, 1, SPAN({0, 0, 3, 0}), 0, NULL, NULL, NULL},
+      &(mm_batch){LENGTH + 1, good, 1, SPAN({0, 0, LENGTH + 1, 0}), 0, NULL, NULL, NULL}, /* rows */
+      &(mm_batch){3, good, 1, SPAN({0, 0, 2, 0}), 0, NULL, NULL, NULL},                   /* not covered */
+      &(mm_batch){3, good, 0, NULL, 0, NULL, NULL, NULL},
+      &(mm_batch){3, good, 1, SPAN({0, 0, 4, 0}), 0, NULL, NULL, NULL},               /* beyond the end */
+      &(mm_batch){3, good, 1, SPAN({0, 1, 2, 0}), 0, NULL, NULL, NULL},               /* a gap */
+      &(mm_batch){3, good, 2, SPAN({0, 0, 3, 0}, {1, 3, 0, 0}), 0, NULL, NULL, NULL}, /* an empty span */
+      &(mm_batch){3, good, 2, SPAN({0, 0, 2, 0}, {1, 1, 1, 0}), 0, NULL, NULL, NULL}, /* an overlap */
+      &(mm_batch){3, good, 1, SPAN({3, 0, 3, 0}), 0, NULL, NULL, NULL},               /* slots */
+      &(mm_batch){3, good, 1, SPAN({-2, 0, 3, 0}), 0, NULL, NULL, NULL},
+      &(mm_batch){3, good, 2, SPAN({1, 0, 2, 0}, {1, 2, 1, 0}), 0, NULL, NULL, NULL}, /* one slot twice */
+      &(mm_batch){3, good, 1, SPAN({0, 0, 3, 4}), 0, NULL, NULL, NULL},               /* positions that the slot does not hold */
+      &(mm_batch){3, good, 1, SPAN({0, 0, 3, 2}), 0, NULL, NULL, NULL},
+      &(mm_batch){3, good, 1, SPAN({0, 0, 3, UINT32_MAX}), 0, NULL, NULL, NULL},
+      &(mm_batch){3, good, 1, SPAN({0, 0, 3, 0}), 2, far, NULL, NULL}, /* outputs */
+      &(mm_batch){3, good, 1, SPAN({0, 0, 3, 0}), 2, falling, NULL, NULL},
+      &(mm_batch){3, good, 1, SPAN({0, 0, 3, 0}), 2, twice, NULL, NULL},
   };
   running r;
   start(&r, ref_dims(MM_FAMILY_M1, true), 2, &mm_ops_cpu);
   mm_err err = {0};
-  assert_true(mm_engine_step(r.engine, &(mm_batch){3, good, 1, SPAN({0, 0, 3, 0}), 2, rows, NULL}, r.logits, &err));
+  assert_true(mm_engine_step(r.engine, &(mm_batch){3, good, 1, SPAN({0, 0, 3, 0}), 2, rows, NULL, NULL}, r.logits, &err));
   for (size_t i = 0; i < sizeof batch / sizeof *batch; i++) {
     mm_err e = {0};
     if (mm_engine_step(r.engine, batch[i], r.logits, &e)) fail_msg("batch %zu was not refused", i);
     assert_int_equal(e.status, MM_USAGE);
     assert_string_equal(e.code, "E_BATCH");
   }
-  assert_true(mm_engine_step(r.engine, &(mm_batch){3, good, 1, SPAN({0, 0, 3, 3}), 2, rows, NULL}, r.logits, &err));
+  assert_true(mm_engine_step(r.engine, &(mm_batch){3, good, 1, SPAN({0, 0, 3, 3}), 2, rows, NULL, NULL}, r.logits, &err));
   stop(&r);
   /* Without lightning state a sequence may go back, but not ahead; nor beyond the limit. */
   start(&r, ref_dims(MM_FAMILY_M2, false), 2, &mm_ops_cpu);
   mm_err e = {0};
-  assert_true(mm_engine_step(r.engine, &(mm_batch){3, good, 1, SPAN({0, 0, 3, 0}), 0, NULL, NULL}, NULL, &err));
-  assert_true(mm_engine_step(r.engine, &(mm_batch){3, good, 1, SPAN({0, 0, 3, 2}), 0, NULL, NULL}, NULL, &err));
-  assert_false(mm_engine_step(r.engine, &(mm_batch){3, good, 1, SPAN({0, 0, 3, 6}), 0, NULL, NULL}, NULL, &e));
-  assert_true(mm_engine_step(r.engine, &(mm_batch){LENGTH - 5, good, 1, SPAN({0, 0, LENGTH - 5, 5}), 0, NULL, NULL}, NULL, &err));
+  assert_true(mm_engine_step(r.engine, &(mm_batch){3, good, 1, SPAN({0, 0, 3, 0}), 0, NULL, NULL, NULL}, NULL, &err));
+  assert_true(mm_engine_step(r.engine, &(mm_batch){3, good, 1, SPAN({0, 0, 3, 2}), 0, NULL, NULL, NULL}, NULL, &err));
+  assert_false(mm_engine_step(r.engine, &(mm_batch){3, good, 1, SPAN({0, 0, 3, 6}), 0, NULL, NULL, NULL}, NULL, &e));
+  assert_true(mm_engine_step(r.engine, &(mm_batch){LENGTH - 5, good, 1, SPAN({0, 0, LENGTH - 5, 5}), 0, NULL, NULL, NULL}, NULL, &err));
   e = (mm_err){0};
-  assert_false(mm_engine_step(r.engine, &(mm_batch){1, good, 1, SPAN({0, 0, 1, LENGTH}), 0, NULL, NULL}, NULL, &e));
+  assert_false(mm_engine_step(r.engine, &(mm_batch){1, good, 1, SPAN({0, 0, 1, LENGTH}), 0, NULL, NULL, NULL}, NULL, &e));
   stop(&r);
 }
 
@@ -300,30 +337,30 @@ static void continue_plainly(running *r, const bool *never, int32_t to[NEW][2]) 
   mm_err err = {0};
   for (uint32_t i = 0; i < 8; i++) id[i] = i < 5 ? id_at(0, i) : id_at(1, i - 5);
   const mm_span prompt[] = {{2, 0, 5, 0}, {0, 5, 3, 0}};
-  assert_true(mm_engine_step(r->engine, &(mm_batch){8, id, 2, prompt, 2, out, NULL}, r->logits, &err));
+  assert_true(mm_engine_step(r->engine, &(mm_batch){8, id, 2, prompt, 2, out, NULL, NULL}, r->logits, &err));
   for (uint32_t n = 0;; n++) {
     for (uint32_t i = 0; i < 2; i++) to[n][i] = best(r->logits + i * vocab, vocab, never);
     if (n + 1 == NEW) return;
     const mm_span span[] = {{2, 0, 1, 5 + n}, {0, 1, 1, 3 + n}};
-    assert_true(mm_engine_step(r->engine, &(mm_batch){2, to[n], 2, span, 2, (const uint32_t[]){0, 1}, NULL}, r->logits, &err));
+    assert_true(mm_engine_step(r->engine, &(mm_batch){2, to[n], 2, span, 2, (const uint32_t[]){0, 1}, NULL, NULL}, r->logits, &err));
   }
 }
 
 /* The same queued ahead, the tokens never seen on the way; rows in the other order half of the time, a padding row between. */
 static void continue_queued(running *r, int32_t to[NEW][2]) {
-  static const mm_sampling greedy[] = {{0, 1, 0, 0}, {0, 1, 0, 0}};
+  static const mm_sampling greedy[] = {{.top_p = 1}, {.top_p = 1}};
   static const int32_t chosen[] = {MM_ID_CHOSEN, 0, MM_ID_CHOSEN};
   int32_t id[8];
   mm_err err = {0};
   for (uint32_t i = 0; i < 8; i++) id[i] = i < 5 ? id_at(0, i) : id_at(1, i - 5);
   const mm_span prompt[] = {{2, 0, 5, 0}, {0, 5, 3, 0}};
-  assert_true(mm_engine_queue(r->engine, &(mm_batch){8, id, 2, prompt, 2, (const uint32_t[]){4, 7}, greedy}, &err));
+  assert_true(mm_engine_queue(r->engine, &(mm_batch){8, id, 2, prompt, 2, (const uint32_t[]){4, 7}, greedy, NULL}, &err));
   uint32_t queued = 1;
   for (uint32_t n = 0; n < NEW; n++) {
     for (; queued < NEW && queued < n + MM_QUEUE; queued++) {
       const mm_span a = {2, 0, 1, 4 + queued}, b = {0, 2, 1, 2 + queued}, pad = {-1, 1, 1, 0};
       const mm_span turned[] = {{0, 0, 1, b.pos}, pad, {2, 2, 1, a.pos}};
-      const mm_batch batch = {3, chosen, 3, queued % 2 ? turned : (const mm_span[]){a, pad, b}, 2, (const uint32_t[]){0, 2}, greedy};
+      const mm_batch batch = {3, chosen, 3, queued % 2 ? turned : (const mm_span[]){a, pad, b}, 2, (const uint32_t[]){0, 2}, greedy, NULL};
       assert_true(mm_engine_queue(r->engine, &batch, &err));
     }
     assert_true(mm_engine_collect(r->engine, to[n], &err));
@@ -363,10 +400,10 @@ static void queue_draws(void **state) {
   const uint32_t last = 3;
   mm_err err = {0};
   mm_sampler *sampler = mm_sampler_open(r.ref.m.vocab, &err);
-  assert_true(mm_engine_step(r.engine, &(mm_batch){4, id, 1, &span, 1, &last, NULL}, r.logits, &err));
+  assert_true(mm_engine_step(r.engine, &(mm_batch){4, id, 1, &span, 1, &last, NULL, NULL}, r.logits, &err));
   for (uint64_t seed = 0; seed < 20; seed++) {
-    const mm_sampling set = {1.5, 0.9, 30, seed};
-    assert_true(mm_engine_queue(r.engine, &(mm_batch){4, id, 1, &span, 1, &last, &set}, &err));
+    const mm_sampling set = {.temperature = 1.5, .top_p = 0.9, .top_k = 30, .seed = seed};
+    assert_true(mm_engine_queue(r.engine, &(mm_batch){4, id, 1, &span, 1, &last, &set, NULL}, &err));
     assert_true(mm_engine_collect(r.engine, &got, &err));
     assert_int_equal(got, mm_sample(sampler, &set, 4, r.logits));
   }
@@ -378,7 +415,7 @@ static void queue_refusals(void **state) {
   (void)state;
   running r;
   start(&r, ref_dims(MM_FAMILY_M2, false), 1, &mm_ops_cpu);
-  const mm_sampling greedy = {0, 1, 0, 0}, cold = {-1, 1, 0, 0};
+  const mm_sampling greedy = {.top_p = 1}, cold = {.temperature = -1, .top_p = 1};
   const int32_t id[] = {3, 4}, chosen = MM_ID_CHOSEN;
   const uint32_t first = 0, second = 1;
   int32_t got[2];
@@ -386,18 +423,19 @@ static void queue_refusals(void **state) {
   assert_false(mm_engine_collect(r.engine, got, &err));
   assert_string_equal(err.code, "E_BATCH");
   err = (mm_err){0};
-  assert_false(mm_engine_queue(r.engine, &(mm_batch){2, id, 1, &(mm_span){0, 0, 2, 0}, 1, &second, &cold}, &err));
+  assert_false(mm_engine_queue(r.engine, &(mm_batch){2, id, 1, &(mm_span){0, 0, 2, 0}, 1, &second, &cold, NULL}, &err));
   assert_string_equal(err.code, "E_SAMPLING");
-  const mm_batch next = {1, &chosen, 1, &(mm_span){0, 0, 1, 2}, 1, &first, &greedy};
+  const mm_batch next = {1, &chosen, 1, &(mm_span){0, 0, 1, 2}, 1, &first, &greedy, NULL};
   for (int with_choice = 0; with_choice < 2; with_choice++) { /* nothing was chosen after row 1 */
     err = (mm_err){0};
-    assert_true(mm_engine_queue(r.engine, &(mm_batch){2, id, 1, &(mm_span){0, 0, 2, 0}, 1, with_choice ? &second : &first, &greedy}, &err));
+    assert_true(
+        mm_engine_queue(r.engine, &(mm_batch){2, id, 1, &(mm_span){0, 0, 2, 0}, 1, with_choice ? &second : &first, &greedy, NULL}, &err));
     assert_true(mm_engine_queue(r.engine, &next, &err) == with_choice);
   }
   mm_span span = {0, 0, 1, 3};
-  assert_true(mm_engine_queue(r.engine, &(mm_batch){1, &chosen, 1, &span, 1, &first, &greedy}, &err));
+  assert_true(mm_engine_queue(r.engine, &(mm_batch){1, &chosen, 1, &span, 1, &first, &greedy, NULL}, &err));
   span.pos++;
-  assert_false(mm_engine_queue(r.engine, &(mm_batch){1, &chosen, 1, &span, 1, &first, &greedy}, &err));
+  assert_false(mm_engine_queue(r.engine, &(mm_batch){1, &chosen, 1, &span, 1, &first, &greedy, NULL}, &err));
   assert_string_equal(err.code, "E_BATCH");
   for (int i = 0; i < MM_QUEUE; i++) assert_true(mm_engine_collect(r.engine, got, &(mm_err){0}));
   assert_false(mm_engine_collect(r.engine, got, &(mm_err){0}));
@@ -406,7 +444,7 @@ static void queue_refusals(void **state) {
 
 static void bad_limits(void **state) {
   (void)state;
-  static const mm_limits bad[] = {{0, 1, 1}, {1, 0, 1}, {1, 1, 0}, {1, 1, 4097}};
+  static const mm_limits bad[] = {{0, 1, 1, 0}, {1, 0, 1, 0}, {1, 1, 0, 0}, {1, 1, 4097, 0}};
   ref_model ref = ref_build(ref_dims(MM_FAMILY_M2, false));
   ref_shards *shards = ref_cut(&ref, 1);
   for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
@@ -472,6 +510,32 @@ static void failing_rank(void **state) {
     }
 }
 
+static void failing_stage(void **state) {
+  (void)state;
+  mm_ops ops = mm_ops_cpu;
+  ops.begin = failing_begin;
+  ops.end = failing_end;
+  for (int at_end = 0; at_end < 2; at_end++)
+    for (int nth = 5; nth <= 8; nth++) {
+      running r;
+      mm_err err = {0};
+      start(&r, ref_dims(MM_FAMILY_M1, true), 2, &mm_ops_cpu);
+      mm_engine_close(r.engine);
+      ref_cut_stages(r.shards, 2);
+      r.engine = mm_engine_open(&r.shards->s, &(mm_engine_config){.ops = &ops, .limits = limits, .threads = 1}, &err);
+      if (!r.engine) fail_msg("%s", err.text);
+      begins = ends = 0;
+      fail_begin = at_end ? 0 : nth;
+      fail_end = at_end ? nth : 0;
+      assert_true(step(&r, &(mm_span){0, 0, 3, 0}, 1, &err));
+      assert_false(step(&r, &(mm_span){0, 0, 3, 3}, 1, &err));
+      assert_string_equal(err.code, "E_TEST");
+      err = (mm_err){0};
+      assert_true(step(&r, &(mm_span){0, 0, 3, 0}, 1, &err));
+      stop(&r);
+    }
+}
+
 /* No hidden states of a step that failed. */
 static void failing_taps(void **state) {
   (void)state;
@@ -520,47 +584,12 @@ static void failing_opens(void **state) {
   ref_free(&ref);
 }
 
-/* ---- sums over ranks ---- */
-
-typedef struct member {
-  mm_comm *comm;
-  uint32_t rank;
-  float x[101];
-} member;
-
-static void *sum_member(void *arg) {
-  member *m = arg;
-  for (size_t n = 0; n <= 101; n += 101) mm_comm_sum(m->comm, m->rank, m->x, n);
-  return NULL;
-}
-
-/* In rank order: 1e8 + 1 - 1e8 + 1 is 1 and nothing else, on every rank. */
-static void sums(void **state) {
-  (void)state;
-  static const float part[] = {1e8f, 1, -1e8f, 1};
-  member m[4];
-  pthread_t thread[4];
-  mm_err err = {0};
-  mm_comm *comm = mm_comm_open(4, &err);
-  for (uint32_t r = 0; r < 4; r++) {
-    m[r] = (member){.comm = comm, .rank = r};
-    for (int i = 0; i < 101; i++) m[r].x[i] = part[r] * (float)(i + 1);
-    pthread_create(&thread[r], NULL, sum_member, &m[r]);
-  }
-  for (uint32_t r = 0; r < 4; r++) pthread_join(thread[r], NULL);
-  for (int i = 0; i < 101; i++) {
-    float k = (float)(i + 1), expected = ((part[0] * k + part[1] * k) + part[2] * k) + part[3] * k;
-    for (uint32_t r = 0; r < 4; r++) assert_memory_equal(&m[r].x[i], &expected, sizeof expected);
-  }
-  mm_comm_close(comm);
-}
-
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_taps),  cmocka_unit_test(models),       cmocka_unit_test(odd_head_count), cmocka_unit_test(outputs),
-      cmocka_unit_test(refusals),   cmocka_unit_test(queue),        cmocka_unit_test(queue_draws),    cmocka_unit_test(queue_refusals),
-      cmocka_unit_test(bad_limits), cmocka_unit_test(failing_rank), cmocka_unit_test(failing_taps),   cmocka_unit_test(failing_opens),
-      cmocka_unit_test(sums),
+      cmocka_unit_test(test_taps),     cmocka_unit_test(models),         cmocka_unit_test(odd_head_count), cmocka_unit_test(stages),
+      cmocka_unit_test(failing_stage), cmocka_unit_test(outputs),        cmocka_unit_test(refusals),       cmocka_unit_test(queue),
+      cmocka_unit_test(queue_draws),   cmocka_unit_test(queue_refusals), cmocka_unit_test(bad_limits),     cmocka_unit_test(failing_rank),
+      cmocka_unit_test(failing_taps),  cmocka_unit_test(failing_opens),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -43,7 +43,7 @@ static void open_ranks(ranks *r, mm_model m, uint32_t tp, bool act_quant) {
     assert_true(mm_bind(&r->w[i], &r->shards->s, i, &err));
     mm_backend_config c = {.model = &r->ref.m,
                            .weights = &r->w[i],
-                           .limits = {T, 1, T},
+                           .limits = {.max_tokens = T, .slots = 1, .max_positions = T},
                            .comm = r->comm,
                            .threads = 2,
                            .act_quant = act_quant,
@@ -297,7 +297,7 @@ static void refused(void **state) {
   plain.act_quant = false;
   ref_model ref = ref_build(dims());
   ref_shards *shards = ref_cut(&ref, 1);
-  mm_engine_config c = {.ops = &plain, .limits = {T, 1, T}, .threads = 1, .act_quant = true};
+  mm_engine_config c = {.ops = &plain, .limits = {.max_tokens = T, .slots = 1, .max_positions = T}, .threads = 1, .act_quant = true};
   assert_null(mm_engine_open(&shards->s, &c, &err));
   assert_string_equal(err.code, "E_ACT_QUANT");
   ref_uncut(shards);

@@ -38,7 +38,11 @@ static void open_ranks(ranks *r, mm_model m, uint32_t tp, unsigned threads) {
   r->comm = mm_comm_open(tp, &err);
   for (uint32_t i = 0; i < tp; i++) {
     assert_true(mm_bind(&r->w[i], &r->shards->s, i, &err));
-    mm_backend_config c = {.model = &r->ref.m, .weights = &r->w[i], .limits = {ROWS, 3, 2 * ROWS}, .comm = r->comm, .threads = threads};
+    mm_backend_config c = {.model = &r->ref.m,
+                           .weights = &r->w[i],
+                           .limits = {.max_tokens = ROWS, .slots = 3, .max_positions = 2 * ROWS},
+                           .comm = r->comm,
+                           .threads = threads};
     r->b[i] = mm_ops_cpu.open(&c, &err);
     assert_non_null(r->b[i]);
     assert_true(mm_ops_cpu.act(r->b[i], 256, &r->x[i], &err));
@@ -96,7 +100,7 @@ static void fill(float *x, size_t n, float scale) {
 /* One span of n rows in slot 0, all outputs unwanted. */
 static mm_batch plain(mm_span *span, const int32_t *id, uint32_t n) {
   *span = (mm_span){0, 0, n, 0};
-  return (mm_batch){n, id, 1, span, 0, NULL, NULL};
+  return (mm_batch){n, id, 1, span, 0, NULL, NULL, NULL};
 }
 
 static const int32_t ids[ROWS] = {0, 49, 7, 13, 14, 12, 26, 27, 28, 48, 1, 41, 42, 6};
@@ -379,7 +383,7 @@ static void attention(mm_family family, uint32_t layer, uint32_t tp, unsigned th
     seq[i] = (sequence){calloc(q * d, sizeof(double)), calloc(2 * ROWS * kv, sizeof(double)), calloc(2 * ROWS * kv, sizeof(double))};
   double *expected = calloc((size_t)ROWS * q, sizeof *expected), all[512] = {0};
   for (size_t f = 0; f < sizeof feeds / sizeof *feeds; f++) {
-    mm_batch batch = {feeds[f].rows, ids, feeds[f].spans, feeds[f].span, 0, NULL, NULL};
+    mm_batch batch = {feeds[f].rows, ids, feeds[f].spans, feeds[f].span, 0, NULL, NULL, NULL};
     for (uint32_t s = 0; s < feeds[f].spans; s++) {
       const mm_span *span = &feeds[f].span[s];
       if (span->slot >= 0 && span->pos == 0) memset(seq[span->slot].S, 0, q * d * sizeof(double));
@@ -458,7 +462,7 @@ static void lightning_vector(void **state) {
     open_ranks(&r, m, 1, 1);
     for (uint32_t pos = 0; pos < 7; pos += block) {
       mm_span span = {0, 0, (uint32_t)mm_min(block, 7 - pos), pos};
-      mm_batch batch = {span.count, ids, 1, &span, 0, NULL, NULL};
+      mm_batch batch = {span.count, ids, 1, &span, 0, NULL, NULL, NULL};
       memset(r.x[0].data, 0, 7 * 48 * sizeof(float));
       for (uint32_t t = 0; t < span.count; t++)
         for (int i = 0; i < 6; i++) row(r.x[0], 48, t)[i] = before_silu(qkv[pos + t][i] / (pos + t < 5 ? 4 : 1));

@@ -20,8 +20,8 @@ typedef struct draws {
 
 static draws open_ok(double temperature, double top_p, uint32_t top_k, uint64_t seed, uint32_t vocab) {
   mm_err err = {0};
-  draws d = {{temperature, top_p, top_k, seed}, mm_sampler_open(vocab, &err), 0};
-  if (!d.room || !mm_sampling_check(&d.set, &err)) fail_msg("%s", err.text);
+  draws d = {{.temperature = temperature, .top_p = top_p, .top_k = top_k, .seed = seed}, mm_sampler_open(vocab, &err), 0};
+  if (!d.room || !mm_sampling_check(&d.set, vocab, &err)) fail_msg("%s", err.text);
   return d;
 }
 
@@ -265,11 +265,37 @@ static void test_vocab_refused(void **state) {
 
 static void test_refused(void **state) {
   (void)state;
-  static const mm_sampling sets[] = {{-1, 1, 0, 0}, {-1e-9, 1, 0, 0}, {NAN, 1, 0, 0}, {INFINITY, 1, 0, 0},
-                                     {1, 0, 0, 0},  {1, -0.5, 0, 0},  {1, 1.5, 0, 0}, {1, NAN, 0, 0}};
+  static const mm_bias high = {10, 0}, negative = {-1, 0}, nan = {1, NAN}, infinite = {1, INFINITY};
+#define SET(...) \
+  { .temperature = 1, .top_p = 1, __VA_ARGS__ }
+  static const mm_sampling sets[] = {
+      {.temperature = -1, .top_p = 1},
+      {.temperature = -1e-9, .top_p = 1},
+      {.temperature = NAN, .top_p = 1},
+      {.temperature = INFINITY, .top_p = 1},
+      {.temperature = 1, .top_p = 0},
+      {.temperature = 1, .top_p = -0.5},
+      {.temperature = 1, .top_p = 1.5},
+      {.temperature = 1, .top_p = NAN},
+      SET(.min_p = -0.1),
+      SET(.min_p = 1.1),
+      SET(.min_p = NAN),
+      SET(.repetition = -1),
+      SET(.repetition = INFINITY),
+      SET(.repetition = NAN),
+      SET(.presence = NAN),
+      SET(.presence = INFINITY),
+      SET(.frequency = NAN),
+      SET(.frequency = -1e9),
+      SET(.top_logprobs = MM_LOGPROBS + 1),
+      SET(.bias_count = 1, .bias = &high),
+      SET(.bias_count = 1, .bias = &negative),
+      SET(.bias_count = 1, .bias = &nan),
+      SET(.bias_count = 1, .bias = &infinite),
+  };
   for (size_t i = 0; i < sizeof sets / sizeof *sets; i++) {
     mm_err err = {0};
-    assert_false(mm_sampling_check(&sets[i], &err));
+    assert_false(mm_sampling_check(&sets[i], 10, &err));
     assert_int_equal(err.status, MM_USAGE);
     assert_string_equal(err.code, "E_SAMPLING");
   }

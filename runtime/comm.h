@@ -1,0 +1,34 @@
+/* The ranks of one process meeting in shared memory. */
+#ifndef MM_RUNTIME_COMM_H
+#define MM_RUNTIME_COMM_H
+
+#include "formats/base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A rank that fails breaks the meeting for all: none waits for ever. */
+typedef struct mm_comm mm_comm;
+mm_comm *mm_comm_open(uint32_t ranks, mm_err *err);
+void mm_comm_close(mm_comm *c); /* accepts NULL */
+/* By a rank that cannot go on: whoever waits or comes later returns at once, its sums unspecified, until mm_comm_mend. */
+void mm_comm_break(mm_comm *c);
+/* Only while no rank is at work. */
+void mm_comm_mend(mm_comm *c);
+/* Every rank passes its x[n]; afterwards each holds the sum taken in rank order, bit-identical on all ranks. */
+void mm_comm_sum(mm_comm *c, uint32_t rank, float *x, size_t n);
+/* The same with the largest of each. */
+void mm_comm_max(mm_comm *c, uint32_t rank, float *x, size_t n);
+
+/* The ranks of pipeline stages: what a rank of `from` sends, the same rank of `to` receives. Breaking one breaks all that are linked. */
+void mm_comm_link(mm_comm *from, mm_comm *to);
+/* x[n] to the next stage; returns when it was taken. */
+void mm_comm_send(mm_comm *c, uint32_t rank, float *x, size_t n);
+/* x[n] from the stage before. */
+void mm_comm_receive(mm_comm *c, uint32_t rank, float *x, size_t n);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,27 @@
+/* The backends of this build by name, and what their limits come to. */
+#include <string.h>
+
+#include "runtime/ops.h"
+
+static const mm_ops *const devices[] = {
+    &mm_ops_cpu,
+#ifdef MM_CUDA
+    &mm_ops_cuda,
+#endif
+};
+
+const mm_ops *mm_ops_find(const char *name, mm_err *err) {
+  for (size_t i = 0; i < sizeof devices / sizeof *devices; i++)
+    if (strcmp(devices[i]->name, name) == 0) return devices[i];
+  mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL), "found device \"%s\", expected one of %s", name, MM_DEVICES);
+  return NULL;
+}
+
+bool mm_limits_pages(const mm_limits *l, uint32_t *pages, mm_err *err) {
+  const uint64_t all = l->slots * mm_ceil_div(l->max_positions, MM_PAGE);
+  const uint64_t n = l->pages ? l->pages : all;
+  if (n > INT32_MAX)
+    return mm_fail(err, MM_USAGE, "E_LIMITS", mm_at(NULL, NULL), "found %llu pages, expected fewer than 2^31", (unsigned long long)n);
+  *pages = (uint32_t)n;
+  return true;
+}

@@ -1,0 +1,125 @@
+/* Tokens chosen from logits: by the device, or here. */
+#include <math.h>
+#include <string.h>
+
+#include "runtime/engine_inside.h"
+
+bool mm_engine_resolve(mm_engine *e, mm_batch *batch, mm_err *err) {
+  if (!mm_grow((void **)&e->choice_id, &e->choice_id_cap, batch->tokens, sizeof *e->choice_id, err)) return false;
+  for (uint32_t i = 0; i < batch->span_count; i++) {
+    const mm_span *s = &batch->span[i];
+    for (uint32_t t = s->first; t < s->first + s->count; t++)
+      e->choice_id[t] = batch->id[t] == MM_ID_CHOSEN ? e->slot[s->slot].chosen : batch->id[t];
+  }
+  batch->id = e->choice_id;
+  return true;
+}
+
+static void keep_rows(mm_engine *e, const mm_batch *batch) {
+  const mm_span *s = batch->span;
+  for (uint32_t i = 0; i < batch->out_count; i++) {
+    const uint32_t row = batch->out[i];
+    while (row >= s->first + s->count) s++;
+    e->row[i] = (choice_row){s->slot, s->pos + (row - s->first)};
+  }
+  e->row_count = batch->out_count;
+}
+
+bool mm_engine_forward(mm_engine *e, const mm_batch *given, mm_err *err) {
+  mm_batch batch = *given;
+  batch.sampling = NULL;
+  if (e->device_chooses)
+    return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL), "found logits that wait for their choice; device %s chooses at once",
+                   e->config.ops->name);
+  e->row_count = 0;
+  if (!mm_engine_prepare(e, &batch, err)) return false;
+  const bool room = mm_grow((void **)&e->choice_logits, &e->choice_logits_cap, batch.out_count * (size_t)e->model->vocab,
+                            sizeof *e->choice_logits, err) &&
+                    mm_grow((void **)&e->row, &e->row_cap, batch.out_count, sizeof *e->row, err);
+  const bool done = room && mm_engine_resolve(e, &batch, err) && mm_engine_run_step(e, &batch, e->choice_logits, err);
+  mm_engine_keep(e, &batch, done);
+  if (done) keep_rows(e, &batch);
+  return done;
+}
+
+/* One row: its slot knows the choice, if it is the slot's last row. */
+static int32_t choose_row(mm_engine *e, const mm_sampling *set, const choice_row *row, float *logits) {
+  for (size_t v = 0; v < e->model->vocab; v++)
+    if (e->never[v]) logits[v] = -INFINITY;
+  float *own = logits;
+  if (set->logprobs) { /* of what the model said; the adjusted copy lies behind all rows */
+    own = e->choice_logits + (size_t)e->row_count * e->model->vocab;
+    memcpy(own, logits, e->model->vocab * sizeof *own);
+  }
+  const bool held = row->slot >= 0;
+  mm_sample_adjust(e->sampler, set, held ? mm_engine_history(e, (uint32_t)row->slot) : NULL, held ? row->pos + 1 : 0, own);
+  const int32_t id = mm_sample(e->sampler, set, row->pos + UINT64_C(1), own);
+  if (set->logprobs) mm_sample_logprobs(e->sampler, set, id, logits);
+  if (!held || row->pos + 1 != e->slot[row->slot].held) return id;
+  e->slot[row->slot].chose = true;
+  e->slot[row->slot].chosen = id < 0 ? 0 : id;
+  return id;
+}
+
+/* What every row asks for is in range, and the device has it. */
+static bool check_sampling(const mm_engine *e, const mm_sampling *sampling, uint32_t n, mm_err *err) {
+  if (e->queued - e->collected == MM_QUEUE)
+    return mm_engine_refuse(err, "batches queued before batch", e->batches, MM_QUEUE, "less than", MM_QUEUE);
+  for (uint32_t i = 0; i < n; i++) {
+    if (!mm_sampling_check(&sampling[i], e->model->vocab, err)) return false;
+    const uint32_t lacks = e->device_chooses ? mm_sampling_asks(&sampling[i]) & ~e->config.ops->samples : 0;
+    if (lacks)
+      return mm_fail(err, MM_UNSUPPORTED, "E_SAMPLING", mm_at(NULL, NULL), "found %s for row %u; device %s has none",
+                     mm_sampling_word(lacks), i, e->config.ops->name);
+  }
+  return true;
+}
+
+bool mm_engine_choose(mm_engine *e, const mm_sampling *sampling, mm_err *err) {
+  if (!check_sampling(e, sampling, e->row_count, err)) return false;
+  const uint32_t at = (uint32_t)(e->queued % MM_QUEUE), n = e->row_count;
+  choices *to = &e->choices[at];
+  const size_t vocab = e->model->vocab;
+  if (!mm_grow((void **)&to->id, &to->cap, n, sizeof *to->id, err) ||
+      !mm_grow((void **)&e->choice_logits, &e->choice_logits_cap, (n + (size_t)1) * vocab, sizeof *e->choice_logits, err))
+    return false;
+  for (uint32_t i = 0; i < n; i++) to->id[i] = choose_row(e, &sampling[i], &e->row[i], e->choice_logits + i * vocab);
+  e->row_count = 0;
+  e->outstanding[at] = n;
+  e->queued++;
+  return true;
+}
+
+bool mm_engine_queues(const mm_engine *e) { return e->device_chooses; }
+
+bool mm_engine_queue(mm_engine *e, const mm_batch *given, mm_err *err) {
+  mm_batch batch = *given;
+  if (!check_sampling(e, batch.sampling, batch.out_count, err)) return false;
+  if (!e->device_chooses) {
+    if (!mm_engine_forward(e, given, err)) return false;
+    if (mm_engine_choose(e, given->sampling, err)) return true;
+    mm_engine_keep(e, given, false);
+    return false;
+  }
+  if (!mm_engine_prepare(e, &batch, err)) return false;
+  const bool done = mm_engine_run_step(e, &batch, NULL, err);
+  mm_engine_keep(e, &batch, done);
+  if (!done) return false;
+  e->outstanding[e->queued++ % MM_QUEUE] = batch.out_count;
+  return true;
+}
+
+bool mm_engine_collect(mm_engine *e, int32_t *id, mm_err *err) {
+  if (e->collected == e->queued) return mm_engine_refuse(err, "collected after batch", e->batches, 0, "batches queued, at most", MM_QUEUE);
+  uint32_t at = (uint32_t)(e->collected++ % MM_QUEUE);
+  if (!e->device_chooses) {
+    memcpy(id, e->choices[at].id, e->outstanding[at] * sizeof *id);
+    return true;
+  }
+  e->id = id;
+  if (mm_engine_run_task(e, COLLECT, err)) return true;
+  e->stepped = false;
+  e->collected = e->queued;
+  for (uint32_t i = 0; i < e->config.limits.slots; i++) mm_engine_drop(e, i);
+  return false;
+}

@@ -1,0 +1,111 @@
+/* The engine's inside: engine_ranks.c (ranks and steps), engine_slots.c (what slots hold) and engine_choices.c (tokens chosen from logits).
+ */
+#ifndef MM_RUNTIME_ENGINE_INSIDE_H
+#define MM_RUNTIME_ENGINE_INSIDE_H
+
+#include <pthread.h>
+
+#include "runtime/engine.h"
+
+typedef enum work { OPEN, STEP, COLLECT, HIDDEN, LOAD, STATE_COPY, STATE_SAVE, STATE_LOAD } work;
+
+typedef struct slot_state {
+  uint32_t held;       /* tokens that its caches hold */
+  uint64_t last_batch; /* number of the last batch that named it */
+  bool chose;          /* some step chose a token after its last row */
+  int32_t chosen;      /* that token, where the engine chooses */
+} slot_state;
+
+/* The choices of a step that the engine itself made, until they are collected. */
+typedef struct choices {
+  int32_t *id;
+  size_t cap;
+} choices;
+
+/* A row whose logits wait for mm_engine_choose. */
+typedef struct choice_row {
+  int32_t slot;
+  uint32_t pos;
+} choice_row;
+
+typedef struct rank {
+  mm_engine *engine;
+  uint32_t index;
+  pthread_t thread;
+  mm_rank_weights weights;
+  mm_forward forward;
+  float *logits; /* [out_count, vocab_rows] of the current step */
+  size_t logits_cap;
+  uint64_t state_at, state_bytes; /* its part of a slot's lightning states */
+  mm_err err;
+} rank;
+
+struct mm_engine {
+  const mm_shards *shards;
+  const mm_model *model;
+  mm_engine_config config;
+  mm_comm **comm;   /* [pp]: the ranks of each stage */
+  bool lightning;   /* some layer keeps a state that cannot go back */
+  bool *never;      /* [vocab] ids that are not to be chosen */
+  slot_state *slot; /* [slots] */
+  uint64_t batches;
+  mm_pages *pages; /* NULL where the backend gives each slot its own */
+  mm_paging paging;
+  mm_page_want *want; /* [slots] of a step */
+  mm_page_copy *copy; /* the same */
+
+  bool device_chooses;
+  uint64_t queued, collected;     /* batches with sampling, ever */
+  uint32_t outstanding[MM_QUEUE]; /* out_count of queued batch i at i % MM_QUEUE */
+  choices choices[MM_QUEUE];      /* the same; unused where the device chooses, like the rest: */
+  mm_sampler *sampler;
+  int32_t *history; /* [slots, max_positions] ids that the slots hold, -1 where that is not known */
+  choice_row *row;  /* [row_count] of logits that wait for their choice */
+  uint32_t row_count;
+  size_t row_cap;
+  float *choice_logits; /* [out_count, vocab] */
+  int32_t *choice_id;   /* [T] of the step, none MM_ID_CHOSEN */
+  size_t choice_logits_cap, choice_id_cap;
+
+  pthread_mutex_t lock;
+  pthread_cond_t changed;
+  uint64_t task; /* counts what was handed to the ranks */
+  work work;     /* what it was */
+  uint32_t busy; /* ranks that have not finished it */
+  bool stop;
+  const mm_batch *batch;
+  float *logits;
+  int32_t *id;   /* where choices are collected */
+  bool stepped;  /* the last step was done, */
+  uint32_t rows; /* of so many rows */
+  uint32_t tap;  /* whose rows are wanted */
+  float *hidden; /* where they go */
+  uint64_t *load;
+  uint32_t state_to, state_from; /* slots */
+  void *state;                   /* saved to */
+  const void *saved;             /* loaded from */
+
+  uint32_t started; /* threads */
+  rank rank[];      /* [tp] */
+};
+
+/* Hands the next task to every rank and waits for all; the lowest failing rank's error is the task's. */
+bool mm_engine_run_task(mm_engine *e, work w, mm_err *err);
+/* Runs a batch that is ready; logits of ids whose head row is zero become -INFINITY. */
+bool mm_engine_run_step(mm_engine *e, const mm_batch *batch, float *logits, mm_err *err);
+/* MM_USAGE E_BATCH: "WHAT INDEX: found FOUND, expected EXPECTED LIMIT". */
+bool mm_engine_refuse(mm_err *err, const char *what, uint64_t index, int64_t found, const char *expected, uint64_t limit);
+
+/* Whether the batch may run; then its pages are the slots' own. */
+bool mm_engine_prepare(mm_engine *e, mm_batch *batch, mm_err *err);
+/* What the slots hold after a batch: all of it, or nothing where it failed. */
+void mm_engine_keep(mm_engine *e, const mm_batch *batch, bool done);
+/* Gives the batch its ids with every MM_ID_CHOSEN replaced, where the engine chooses. */
+bool mm_engine_resolve(mm_engine *e, mm_batch *batch, mm_err *err);
+/* The ids of a batch that was done, none MM_ID_CHOSEN, are what its slots hold. */
+void mm_engine_remember(mm_engine *e, const mm_batch *batch);
+static inline int32_t *mm_engine_history(const mm_engine *e, uint32_t slot) {
+  return e->history + (size_t)slot * e->config.limits.max_positions;
+}
+
+#endif

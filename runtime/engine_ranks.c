@@ -1,0 +1,295 @@
+/* The engine: one thread per tensor-parallel rank, each with its own weights view and backend; every step is handed to all of
+ * them and ends when all have finished. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/engine_inside.h"
+
+static bool open_rank(rank *r, mm_err *err) {
+  mm_engine *e = r->engine;
+  if (!mm_bind(&r->weights, e->shards, r->index, err)) return false;
+  mm_backend_config c = {
+      .model = e->model,
+      .weights = &r->weights,
+      .limits = e->config.limits,
+      .comm = e->comm[r->index / e->shards->pack.tp],
+      .place = {r->index, r->index, mm_pack_ranks(&e->shards->pack), e->config.device ? e->config.device[r->index] : r->index},
+      .threads = e->config.threads,
+      .act_quant = e->config.act_quant,
+      .calibration = e->config.calibration,
+      .never = e->never,
+      .eager = e->config.eager,
+      .kv_fp8 = e->config.kv_fp8,
+      .kv_bf16 = e->config.kv_bf16,
+      .tap = e->config.tap,
+      .taps = e->config.taps};
+  if (!mm_forward_open(&r->forward, e->config.ops, &c, err)) return false;
+  r->state_bytes = e->config.ops->state_bytes ? e->config.ops->state_bytes(r->forward.backend) : 0;
+  return true;
+}
+
+/* One batch on one rank; its columns of the logits go to their place in the caller's matrix. */
+static bool step_rank(rank *r, mm_err *err) {
+  const mm_engine *e = r->engine;
+  const mm_rank_weights *w = &r->weights;
+  if (w->layer_end < e->model->layers) return mm_forward_step(&r->forward, e->batch, NULL, err);
+  if (e->batch->sampling) return mm_forward_step(&r->forward, e->batch, NULL, err);
+  size_t rows = e->batch->out_count, vocab = e->model->vocab;
+  if (!mm_grow((void **)&r->logits, &r->logits_cap, rows * w->vocab_rows, sizeof *r->logits, err)) return false;
+  if (!mm_forward_step(&r->forward, e->batch, r->logits, err)) return false;
+  if (w->vocab_first >= vocab) return true;
+  size_t columns = mm_min(w->vocab_rows, vocab - w->vocab_first);
+  for (size_t i = 0; i < rows; i++)
+    memcpy(e->logits + i * vocab + w->vocab_first, r->logits + i * w->vocab_rows, columns * sizeof *r->logits);
+  return true;
+}
+
+/* All ranks of a stage have the same hidden states and choices: the first one tells. */
+static bool tells(const rank *r, uint32_t layer) {
+  return r->weights.rank == 0 && layer >= r->weights.layer_first && layer < r->weights.layer_end;
+}
+
+/* The load of a stage's layers. */
+static bool load_of(rank *r, mm_err *err) {
+  const mm_forward *f = &r->forward;
+  const size_t experts = r->engine->model->experts, first = r->weights.layer_first, count = r->weights.layer_end - first;
+  uint64_t *load = mm_calloc(r->engine->model->layers * experts, sizeof *load, err);
+  const bool ok = load && f->ops->expert_load(f->backend, load, err);
+  if (ok) memcpy(r->engine->load + first * experts, load + first * experts, count * experts * sizeof *load);
+  free(load);
+  return ok;
+}
+
+static bool do_work(rank *r, work w, mm_err *err) {
+  const mm_forward *f = &r->forward;
+  const mm_engine *e = r->engine;
+  switch (w) {
+    case OPEN: return open_rank(r, err);
+    case STEP: return step_rank(r, err);
+    case COLLECT: return f->ops->collect(f->backend, e->id, err);
+    case HIDDEN: return !tells(r, f->tap_layer[e->tap]) || f->ops->read(f->backend, f->tap[e->tap], e->rows, e->hidden, err);
+    case LOAD: return r->weights.rank > 0 || load_of(r, err);
+    case STATE_COPY: return f->ops->state_copy(f->backend, e->state_to, e->state_from, err);
+    case STATE_SAVE: return f->ops->state_save(f->backend, e->state_from, (char *)e->state + r->state_at, err);
+    case STATE_LOAD: return f->ops->state_load(f->backend, e->state_to, (const char *)e->saved + r->state_at, err);
+  }
+  return false;
+}
+
+static void *rank_main(void *arg) {
+  rank *r = arg;
+  mm_engine *e = r->engine;
+  uint64_t task = 0;
+  pthread_mutex_lock(&e->lock);
+  while (!e->stop) {
+    if (e->task == task) {
+      pthread_cond_wait(&e->changed, &e->lock);
+      continue;
+    }
+    task = e->task;
+    work w = e->work;
+    pthread_mutex_unlock(&e->lock);
+    bool done = do_work(r, w, &r->err);
+    if (!done) mm_comm_break(e->comm[0]);
+    pthread_mutex_lock(&e->lock);
+    if (--e->busy == 0) pthread_cond_broadcast(&e->changed);
+  }
+  pthread_mutex_unlock(&e->lock);
+  mm_forward_close(&r->forward);
+  return NULL;
+}
+
+bool mm_engine_run_task(mm_engine *e, work w, mm_err *err) {
+  pthread_mutex_lock(&e->lock);
+  for (uint32_t r = 0; r < e->started; r++) e->rank[r].err.status = MM_OK;
+  for (uint32_t s = 0; s < e->shards->pack.pp; s++) mm_comm_mend(e->comm[s]);
+  e->task++;
+  e->work = w;
+  e->busy = e->started;
+  pthread_cond_broadcast(&e->changed);
+  while (e->busy) pthread_cond_wait(&e->changed, &e->lock);
+  pthread_mutex_unlock(&e->lock);
+  for (uint32_t r = 0; r < e->started; r++) {
+    if (e->rank[r].err.status == MM_OK) continue;
+    if (err && err->status == MM_OK) *err = e->rank[r].err;
+    return false;
+  }
+  return true;
+}
+
+static bool check_config(const mm_model *m, const mm_engine_config *c, mm_err *err) {
+  const mm_limits *l = &c->limits;
+  if (c->act_quant && !c->ops->act_quant)
+    return mm_fail(err, MM_UNSUPPORTED, "E_ACT_QUANT", mm_at(NULL, NULL),
+                   "found activation quantisation on for %s, which computes with activations as they are; expected off", c->ops->name);
+  if (c->calibration && !c->ops->calibration)
+    return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL), "found device %s, which does not collect inputs of linears",
+                   c->ops->name);
+  if (c->taps > MM_TAPS)
+    return mm_fail(err, MM_USAGE, "E_LIMITS", mm_at(NULL, NULL), "found %u layers to tap, expected at most %u", c->taps, MM_TAPS);
+  for (uint32_t i = 0; i < c->taps; i++)
+    if (c->tap[i] >= m->layers)
+      return mm_fail(err, MM_USAGE, "E_LIMITS", mm_at(NULL, NULL), "found layer %u to tap, expected less than %u", c->tap[i], m->layers);
+  if (l->max_tokens && l->slots && l->max_positions && c->threads && l->max_positions <= m->max_positions) return true;
+  return mm_fail(err, MM_USAGE, "E_LIMITS", mm_at(NULL, NULL),
+                 "found %u tokens a step, %u slots, %u positions, %u threads; expected at least 1 of each and at most %llu positions",
+                 l->max_tokens, l->slots, l->max_positions, c->threads, (unsigned long long)m->max_positions);
+}
+
+/* What a backend does not run, and what cannot be collected from it. */
+static bool check_parallel(const mm_pack *p, const mm_engine_config *c, mm_err *err) {
+  const bool runs = (p->ep == 1 || (c->ops->experts_cut && !c->calibration)) && (p->pp == 1 || (c->ops->send && !c->calibration));
+  return runs || mm_fail(err, MM_UNSUPPORTED, "E_PARALLEL", mm_at(p->dir, NULL), "found --ep %u --pp %u; %s on device %s needs 1 of each",
+                         p->ep, p->pp, c->calibration ? "collecting inputs" : "a run", c->ops->name);
+}
+
+static bool open_comms(mm_engine *e, mm_err *err) {
+  const uint32_t pp = e->shards->pack.pp;
+  if (!(e->comm = mm_calloc(pp, sizeof *e->comm, err))) return false;
+  for (uint32_t s = 0; s < pp; s++) {
+    if (!(e->comm[s] = mm_comm_open(e->shards->pack.tp, err))) return false;
+    if (s) mm_comm_link(e->comm[s - 1], e->comm[s]);
+  }
+  return true;
+}
+
+static bool start_ranks(mm_engine *e, mm_err *err) {
+  for (uint32_t ranks = mm_pack_ranks(&e->shards->pack); e->started < ranks; e->started++) {
+    rank *r = &e->rank[e->started];
+    *r = (rank){.engine = e, .index = e->started};
+    int failed = pthread_create(&r->thread, NULL, rank_main, r);
+    if (failed)
+      return mm_fail(err, MM_LIMIT, "E_THREADS", mm_at(NULL, NULL), "started %u of %u rank threads: %s", e->started, ranks,
+                     strerror(failed));
+  }
+  return mm_engine_run_task(e, OPEN, err);
+}
+
+/* A backend that does not read tables has all pages that its slots can fill: fewer would be a promise that it cannot keep. */
+static bool open_pages(mm_engine *e, mm_err *err) {
+  const mm_limits *l = &e->config.limits;
+  uint32_t pages;
+  if (!mm_limits_pages(l, &pages, err)) return false;
+  if (!e->config.ops->pages && l->pages)
+    return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL), "found a limit of %u pages; device %s gives each slot its own",
+                   l->pages, e->config.ops->name);
+  if (!e->config.ops->pages) return true;
+  if (!(e->pages = mm_pages_open(pages, l->slots, l->max_positions, err))) return false;
+  e->paging = (mm_paging){.table = mm_pages_table(e->pages), .per_slot = mm_pages_per_slot(e->pages)};
+  e->want = mm_calloc(l->slots, sizeof *e->want, err);
+  e->paging.copy = e->copy = mm_calloc(l->slots, sizeof *e->copy, err);
+  return e->want && e->copy;
+}
+
+static void place_states(mm_engine *e) {
+  uint64_t at = 0;
+  for (uint32_t r = 0; r < e->started; at += e->rank[r++].state_bytes) e->rank[r].state_at = at;
+}
+
+static bool open_choices(mm_engine *e, mm_err *err) {
+  uint32_t vocab = e->model->vocab;
+  const mm_pack *pack = &e->shards->pack;
+  e->device_chooses = e->config.ops->choose && mm_pack_ranks(pack) == 1;
+  if (!(e->never = mm_calloc(vocab, sizeof *e->never, err))) return false;
+  if (e->config.never) memcpy(e->never, e->config.never, vocab * sizeof *e->never);
+  for (size_t i = 0; i < pack->dead_rows; i++) e->never[pack->dead_row[i]] = true;
+  if (e->device_chooses) return true;
+  const mm_limits *l = &e->config.limits;
+  return (e->sampler = mm_sampler_open(vocab, err)) && (e->history = mm_calloc(l->slots, l->max_positions * sizeof *e->history, err));
+}
+
+mm_engine *mm_engine_open(const mm_shards *shards, const mm_engine_config *c, mm_err *err) {
+  const mm_model *m = &shards->pack.model;
+  if (!check_config(m, c, err) || !check_parallel(&shards->pack, c, err)) return NULL;
+  mm_engine *e = mm_calloc(1, sizeof *e + mm_pack_ranks(&shards->pack) * sizeof e->rank[0], err);
+  if (!e) return NULL;
+  e->shards = shards;
+  e->model = m;
+  e->config = *c;
+  for (uint32_t l = 0; l < m->layers; l++) e->lightning |= m->attn[l] == MM_ATTN_LIGHTNING;
+  pthread_mutex_init(&e->lock, NULL);
+  pthread_cond_init(&e->changed, NULL);
+  e->slot = mm_calloc(c->limits.slots, sizeof *e->slot, err);
+  if (open_comms(e, err) && e->slot && open_pages(e, err) && open_choices(e, err) && start_ranks(e, err)) {
+    place_states(e);
+    return e;
+  }
+  mm_engine_close(e);
+  return NULL;
+}
+
+void mm_engine_close(mm_engine *e) {
+  if (!e) return;
+  pthread_mutex_lock(&e->lock);
+  e->stop = true;
+  pthread_cond_broadcast(&e->changed);
+  pthread_mutex_unlock(&e->lock);
+  for (uint32_t r = 0; r < e->started; r++) pthread_join(e->rank[r].thread, NULL);
+  for (uint32_t r = 0; r < e->started; r++) {
+    mm_bind_close(&e->rank[r].weights);
+    free(e->rank[r].logits);
+  }
+  pthread_cond_destroy(&e->changed);
+  pthread_mutex_destroy(&e->lock);
+  for (uint32_t s = 0; e->comm && s < e->shards->pack.pp; s++) mm_comm_close(e->comm[s]);
+  free(e->comm);
+  for (uint32_t i = 0; i < MM_QUEUE; i++) free(e->choices[i].id);
+  mm_sampler_close(e->sampler);
+  free(e->history);
+  free(e->row);
+  free(e->choice_logits);
+  free(e->choice_id);
+  free(e->never);
+  free(e->slot);
+  mm_pages_close(e->pages);
+  free(e->want);
+  free(e->copy);
+  free(e);
+}
+
+const mm_model *mm_engine_model(const mm_engine *e) { return e->model; }
+
+bool mm_engine_refuse(mm_err *err, const char *what, uint64_t index, int64_t found, const char *expected, uint64_t limit) {
+  return mm_fail(err, MM_USAGE, "E_BATCH", mm_at(NULL, NULL), "%s %llu: found %lld, expected %s %llu", what, (unsigned long long)index,
+                 (long long)found, expected, (unsigned long long)limit);
+}
+
+bool mm_engine_run_step(mm_engine *e, const mm_batch *batch, float *logits, mm_err *err) {
+  const mm_pack *pack = &e->shards->pack;
+  e->batch = batch;
+  e->logits = logits;
+  e->stepped = mm_engine_run_task(e, STEP, err);
+  e->rows = batch->tokens;
+  if (!e->stepped) return false;
+  mm_engine_remember(e, batch);
+  for (size_t i = 0; logits && i < batch->out_count; i++)
+    for (size_t j = 0; j < pack->dead_rows; j++) logits[i * e->model->vocab + pack->dead_row[j]] = -INFINITY;
+  return true;
+}
+
+bool mm_engine_step(mm_engine *e, const mm_batch *batch, float *logits, mm_err *err) {
+  mm_batch plain = *batch;
+  plain.sampling = NULL;
+  if (!mm_engine_prepare(e, &plain, err)) return false;
+  e->row_count = 0;
+  bool done = (e->device_chooses || mm_engine_resolve(e, &plain, err)) && mm_engine_run_step(e, &plain, logits, err);
+  mm_engine_keep(e, &plain, done);
+  return done;
+}
+
+bool mm_engine_hidden(mm_engine *e, uint32_t i, float *out, mm_err *err) {
+  if (i >= e->config.taps) return mm_engine_refuse(err, "hidden states after batch", e->batches, i, "a tap less than", e->config.taps);
+  if (!e->stepped) return mm_engine_refuse(err, "hidden states after batch", e->batches, 0, "steps done, at least", 1);
+  if (e->queued > e->collected)
+    return mm_engine_refuse(err, "hidden states after batch", e->batches, (int64_t)(e->queued - e->collected),
+                            "batches left to collect, at most", 0);
+  e->tap = i;
+  e->hidden = out;
+  return mm_engine_run_task(e, HIDDEN, err);
+}
+
+bool mm_engine_expert_load(mm_engine *e, uint64_t *load, mm_err *err) {
+  e->load = load;
+  return mm_engine_run_task(e, LOAD, err);
+}

@@ -1,0 +1,121 @@
+/* Ranks in shared memory: sums in rank order, stages that hand rows on, and a break that nobody waits behind. */
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "runtime/comm.h"
+
+typedef struct member {
+  mm_comm *comm;
+  uint32_t rank;
+  float x[101];
+} member;
+
+static void *sum_member(void *arg) {
+  member *m = arg;
+  for (size_t n = 0; n <= 101; n += 101) mm_comm_sum(m->comm, m->rank, m->x, n);
+  return NULL;
+}
+
+/* In rank order: 1e8 + 1 - 1e8 + 1 is 1 and nothing else, on every rank. */
+static void sums(void **state) {
+  (void)state;
+  static const float part[] = {1e8f, 1, -1e8f, 1};
+  member m[4];
+  pthread_t thread[4];
+  mm_err err = {0};
+  mm_comm *comm = mm_comm_open(4, &err);
+  for (uint32_t r = 0; r < 4; r++) {
+    m[r] = (member){.comm = comm, .rank = r};
+    for (int i = 0; i < 101; i++) m[r].x[i] = part[r] * (float)(i + 1);
+    pthread_create(&thread[r], NULL, sum_member, &m[r]);
+  }
+  for (uint32_t r = 0; r < 4; r++) pthread_join(thread[r], NULL);
+  for (int i = 0; i < 101; i++) {
+    float k = (float)(i + 1), expected = ((part[0] * k + part[1] * k) + part[2] * k) + part[3] * k;
+    for (uint32_t r = 0; r < 4; r++) assert_memory_equal(&m[r].x[i], &expected, sizeof expected);
+  }
+  mm_comm_close(comm);
+}
+
+/* ---- stages ---- */
+
+#define STAGES 3
+#define HANDED 200
+
+typedef struct stage {
+  mm_comm *comm;
+  uint32_t at, rank;
+  float x[7];
+  uint32_t wrong;
+} stage;
+
+/* The first makes rows, each adds 1, the last looks at them: one after the other, however the threads run. */
+static void *hand_on(void *arg) {
+  stage *s = arg;
+  for (uint32_t n = 0; n < HANDED; n++) {
+    for (int i = 0; s->at == 0 && i < 7; i++) s->x[i] = (float)(n * 10 + s->rank);
+    if (s->at > 0) mm_comm_receive(s->comm, s->rank, s->x, 7);
+    for (int i = 0; i < 7; i++) s->wrong += s->x[i] != (float)(n * 10 + s->rank + s->at), s->x[i]++;
+    if (s->at + 1 < STAGES) mm_comm_send(s->comm, s->rank, s->x, 7);
+  }
+  return NULL;
+}
+
+static void run_stages(mm_comm **comm, stage s[STAGES][2], void *(*of)(void *)) {
+  pthread_t thread[STAGES][2];
+  mm_err err = {0};
+  for (uint32_t i = 0; i < STAGES; i++) {
+    assert_non_null(comm[i] = mm_comm_open(2, &err));
+    if (i) mm_comm_link(comm[i - 1], comm[i]);
+  }
+  for (uint32_t i = 0; i < STAGES; i++)
+    for (uint32_t r = 0; r < 2; r++) {
+      s[i][r] = (stage){.comm = comm[i], .at = i, .rank = r};
+      pthread_create(&thread[i][r], NULL, of, &s[i][r]);
+    }
+  for (uint32_t i = 0; i < STAGES; i++)
+    for (uint32_t r = 0; r < 2; r++) pthread_join(thread[i][r], NULL);
+}
+
+static void handed_on(void **state) {
+  (void)state;
+  mm_comm *comm[STAGES];
+  stage s[STAGES][2];
+  run_stages(comm, s, hand_on);
+  for (uint32_t i = 0; i < STAGES; i++)
+    for (uint32_t r = 0; r < 2; r++) assert_int_equal(s[i][r].wrong, 0);
+  for (uint32_t i = 0; i < STAGES; i++) mm_comm_close(comm[i]);
+}
+
+/* Rank 0 of the middle stage fails: those before, behind and beside it come back. */
+static void *fail_in_the_middle(void *arg) {
+  stage *s = arg;
+  if (s->at == 1 && s->rank == 0) {
+    mm_comm_break(s->comm);
+    return NULL;
+  }
+  if (s->at == 1) mm_comm_sum(s->comm, s->rank, s->x, 7);
+  if (s->at == 0) mm_comm_send(s->comm, s->rank, s->x, 7);
+  if (s->at == 2) mm_comm_receive(s->comm, s->rank, s->x, 7);
+  return NULL;
+}
+
+static void broken(void **state) {
+  (void)state;
+  for (int round = 0; round < 50; round++) {
+    mm_comm *comm[STAGES];
+    stage s[STAGES][2];
+    run_stages(comm, s, fail_in_the_middle);
+    for (uint32_t i = 0; i < STAGES; i++) mm_comm_close(comm[i]);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(sums), cmocka_unit_test(handed_on), cmocka_unit_test(broken)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

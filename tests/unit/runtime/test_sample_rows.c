@@ -1,0 +1,379 @@
+/* What a row may ask of its choice beside temperature and cuts: bias, masks, penalties, min_p, logprobs. Distributions of draws beside a
+ * plain reference (chi-square), adjusted logits and logprobs beside double precision, and the engine: the same tokens at every tp, what its
+ * slots remember, masks that come after the pass, and devices that lack something. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "runtime/engine.h"
+#include "tests/unit/runtime/reference.h"
+
+#define VOCAB 50
+#define DRAWS 50000
+
+static uint64_t seed = 7;
+static uint32_t below(uint32_t n) {
+  seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+  return (uint32_t)((seed >> 33) % n);
+}
+static double unit(void) { return below(1 << 30) * 0x1p-30; }
+
+/* ---- the reference: what the words say, in double precision ---- */
+
+static void ref_adjust(const mm_sampling *set, const int32_t *held, uint32_t count, double *x) {
+  for (int i = 0; i < VOCAB; i++) {
+    if (set->allowed && !(set->allowed[i / 32] & UINT32_C(1) << i % 32)) x[i] = -INFINITY;
+    for (uint32_t j = 0; j < set->bias_count; j++)
+      if (set->bias[j].id == i) x[i] += (double)set->bias[j].add;
+    uint32_t all = 0, reply = 0;
+    for (uint32_t t = 0; t < count; t++) all += held[t] == i, reply += held[t] == i && t >= set->prompt;
+    if (all && set->repetition != 0) x[i] = x[i] > 0 ? x[i] / set->repetition : x[i] * set->repetition;
+    x[i] -= set->frequency * reply + (reply ? set->presence : 0);
+  }
+}
+
+static const double *sorted_by;
+static int by_size(const void *a, const void *b) {
+  const double x = sorted_by[*(const int *)a], y = sorted_by[*(const int *)b];
+  return x != y ? (x < y) - (x > y) : *(const int *)a - *(const int *)b;
+}
+
+/* p[VOCAB] of drawing each id. */
+static void ref_shares(const mm_sampling *set, const double *x, double *p) {
+  int order[VOCAB];
+  double sum = 0, mass = 0;
+  for (int i = 0; i < VOCAB; i++) order[i] = i, p[i] = 0;
+  sorted_by = x;
+  qsort(order, VOCAB, sizeof *order, by_size);
+  const double top = x[order[0]];
+  uint32_t kept = 0;
+  for (; kept < VOCAB && x[order[kept]] > -INFINITY && exp((x[order[kept]] - top) / set->temperature) >= set->min_p; kept++) continue;
+  if (set->top_k && kept > set->top_k) kept = set->top_k;
+  for (uint32_t i = 0; i < kept; i++) sum += exp((x[order[i]] - top) / set->temperature);
+  for (uint32_t i = 0; i < kept && mass < set->top_p * sum; i++) mass += p[order[i]] = exp((x[order[i]] - top) / set->temperature);
+  for (int i = 0; i < VOCAB; i++) p[i] /= mass;
+}
+
+typedef struct asked {
+  mm_sampling set;
+  mm_bias bias[3];
+  uint32_t allowed[2];
+  int32_t held[40];
+  uint32_t count;
+} asked;
+
+/* Everything in use, at random. */
+static void ask(asked *a) {
+  *a = (asked){.set = {.temperature = 0.5 + unit(), .top_p = 0.7 + 0.3 * unit(), .top_k = 20 + below(20), .seed = below(1u << 30)}};
+  a->set.min_p = 0.02 * unit();
+  a->set.repetition = 0.8 + unit(), a->set.presence = 2 * unit() - 0.5, a->set.frequency = unit() - 0.25;
+  for (uint32_t i = 0; i < 3; i++) a->bias[i] = (mm_bias){(int32_t)(below(16) * 3 + i), i == 2 ? -INFINITY : (float)(4 * unit() - 2)};
+  for (int i = 0; i < 2; i++) a->allowed[i] = below(1 << 30) * UINT32_C(4) | below(1 << 30);
+  a->count = below(40), a->set.prompt = below(20);
+  for (uint32_t i = 0; i < a->count; i++) a->held[i] = (int32_t)below(VOCAB);
+  a->set.bias_count = 3, a->set.bias = a->bias, a->set.allowed = a->allowed;
+}
+
+static void test_adjusted(void **state) {
+  (void)state;
+  mm_err err = {0};
+  mm_sampler *s = mm_sampler_open(VOCAB, &err);
+  for (int round = 0; round < 2000; round++) {
+    asked a;
+    float x[VOCAB];
+    double want[VOCAB];
+    ask(&a);
+    for (int i = 0; i < VOCAB; i++) want[i] = x[i] = (float)(8 * unit() - 4);
+    assert_true(mm_sampling_check(&a.set, VOCAB, &err));
+    ref_adjust(&a.set, a.held, a.count, want);
+    mm_sample_adjust(s, &a.set, a.held, a.count, x);
+    for (int i = 0; i < VOCAB; i++)
+      if (!(x[i] == want[i] || fabs(x[i] - want[i]) < 1e-5)) fail_msg("round %d, id %d: found %g, expected %g", round, i, x[i], want[i]);
+  }
+  mm_sampler_close(s);
+}
+
+static void test_distributions(void **state) {
+  (void)state;
+  mm_err err = {0};
+  mm_sampler *s = mm_sampler_open(VOCAB, &err);
+  double worst = 0;
+  for (int round = 0; round < 12; round++) {
+    asked a;
+    float x[VOCAB];
+    double want[VOCAB], p[VOCAB], chi2 = 0, freedom = -1;
+    uint32_t seen[VOCAB] = {0};
+    ask(&a);
+    for (int i = 0; i < VOCAB; i++) want[i] = x[i] = (float)(6 * unit() - 3);
+    ref_adjust(&a.set, a.held, a.count, want);
+    ref_shares(&a.set, want, p);
+    mm_sample_adjust(s, &a.set, a.held, a.count, x);
+    for (uint64_t n = 1; n <= DRAWS; n++) seen[mm_sample(s, &a.set, n, x)]++;
+    for (int i = 0; i < VOCAB; i++) {
+      if (p[i] == 0) assert_int_equal(seen[i], 0);
+      if (p[i] == 0) continue;
+      chi2 += (seen[i] - p[i] * DRAWS) * (seen[i] - p[i] * DRAWS) / (p[i] * DRAWS);
+      freedom++;
+    }
+    assert_true(freedom >= 3);
+    worst = fmax(worst, (chi2 - freedom) / sqrt(2 * freedom));
+    if (chi2 > freedom + 5 * sqrt(2 * freedom)) fail_msg("round %d: chi-square %g of %g degrees of freedom", round, chi2, freedom);
+  }
+  print_message("12 sets of %d draws: chi-square at most %.1f standard deviations above its mean\n", DRAWS, worst);
+  mm_sampler_close(s);
+}
+
+static void test_logprobs(void **state) {
+  (void)state;
+  mm_err err = {0};
+  mm_sampler *s = mm_sampler_open(VOCAB, &err);
+  for (uint32_t round = 0; round < 500; round++) {
+    mm_logprob got[1 + MM_LOGPROBS];
+    const mm_sampling set = {.top_p = 1, .top_logprobs = round % (MM_LOGPROBS + 1), .logprobs = got};
+    float x[VOCAB];
+    double v[VOCAB], sum = 0;
+    int order[VOCAB];
+    const uint32_t live = round % 3 ? VOCAB : 1 + below(9); /* the others have none */
+    for (uint32_t i = 0; i < VOCAB; i++) {
+      v[i] = x[i] = i < live ? (float)(below(30) * 0.25 - 4) : i % 2 ? NAN : -INFINITY; /* many alike */
+      if (!(v[i] > -INFINITY)) v[i] = -INFINITY;
+      sum += exp(v[i]), order[i] = (int)i;
+    }
+    sorted_by = v;
+    qsort(order, VOCAB, sizeof *order, by_size);
+    const int32_t chosen = (int32_t)below(live);
+    mm_sample_logprobs(s, &set, chosen, x);
+    assert_int_equal(got[0].id, chosen);
+    assert_true(fabs(got[0].logprob - (v[chosen] - log(sum))) < 1e-5);
+    for (uint32_t i = 0; i < set.top_logprobs; i++) {
+      assert_int_equal(got[1 + i].id, i < live ? order[i] : -1);
+      if (i < live) assert_true(fabs(got[1 + i].logprob - (v[order[i]] - log(sum))) < 1e-5);
+      if (i >= live) assert_true(got[1 + i].logprob == -INFINITY);
+    }
+  }
+  mm_sampler_close(s);
+}
+
+/* ---- the engine ---- */
+
+typedef struct world {
+  ref_model ref;
+  ref_shards *shards;
+  mm_engine *engine;
+} world;
+
+static void open_world(world *w, uint32_t tp, const mm_ops *ops) {
+  mm_err err = {0};
+  w->ref = ref_build(ref_dims(MM_FAMILY_M2, false));
+  w->shards = ref_cut(&w->ref, tp);
+  const mm_engine_config c = {.ops = ops, .limits = {.max_tokens = 40, .slots = 3, .max_positions = 100}, .threads = 1};
+  if (!(w->engine = mm_engine_open(&w->shards->s, &c, &err))) fail_msg("%s", err.text);
+}
+
+static void close_world(world *w) {
+  mm_engine_close(w->engine);
+  ref_uncut(w->shards);
+  ref_free(&w->ref);
+}
+
+/* The draw of the last of `count` tokens that a slot is fed from pos on. */
+static mm_batch last_of(const int32_t *id, mm_span *span, uint32_t *out, int32_t slot, uint32_t pos, uint32_t count) {
+  *span = (mm_span){slot, 0, count, pos}, *out = count - 1;
+  return (mm_batch){.tokens = count, .id = id, .span_count = 1, .span = span, .out_count = 1, .out = out};
+}
+
+/* n draws, of every row of a sequence of ROWS tokens that is fed again and again. */
+#define ROWS 40
+static void draw_many(uint32_t tp, int32_t *drawn, uint32_t n) {
+  world w;
+  mm_err err = {0};
+  int32_t id[ROWS];
+  uint32_t out[ROWS];
+  asked a[ROWS];
+  mm_sampling set[ROWS];
+  const uint64_t before = seed, weights = ref_seed;
+  open_world(&w, tp, &mm_ops_cpu);
+  ref_seed = weights; /* the next world's are the same */
+  seed = 99;
+  for (uint32_t i = 0; i < n; i += ROWS) {
+    for (uint32_t t = 0; t < ROWS; t++) {
+      ask(&a[t]);
+      id[t] = (int32_t)below(VOCAB), out[t] = t, set[t] = a[t].set;
+      set[t].temperature += 1;
+    }
+    const mm_span span = {1, 0, ROWS, 0};
+    const mm_batch batch = {.tokens = ROWS, .id = id, .span_count = 1, .span = &span, .out_count = ROWS, .out = out, .sampling = set};
+    if (!mm_engine_queue(w.engine, &batch, &err) || !mm_engine_collect(w.engine, drawn + i, &err)) fail_msg("%s", err.text);
+  }
+  close_world(&w);
+  seed = before;
+}
+
+/* Ranks differ in the last bits of their logits: in 10,000 draws by less than one token here. */
+static void test_same_at_every_tp(void **state) {
+  (void)state;
+  enum { N = 10000 };
+  static int32_t drawn[3][N];
+  uint32_t kinds = 0;
+  for (uint32_t i = 0; i < 3; i++) draw_many(1u << i, drawn[i], N);
+  assert_memory_equal(drawn[0], drawn[1], sizeof drawn[0]);
+  assert_memory_equal(drawn[0], drawn[2], sizeof drawn[0]);
+  for (int32_t id = 0; id < VOCAB; id++)
+    for (uint32_t i = 0; i < N; i++)
+      if (drawn[0][i] == id) {
+        kinds++;
+        break;
+      }
+  assert_true(kinds > 10);
+}
+
+/* Penalties see what the slot holds: fed in chunks, gone back, forked, restored with its ids. */
+static void test_history(void **state) {
+  (void)state;
+  world w;
+  mm_err err = {0};
+  mm_span span;
+  uint32_t out;
+  int32_t id[40], got;
+  float logits[VOCAB], own[VOCAB];
+  open_world(&w, 2, &mm_ops_cpu);
+  mm_sampler *s = mm_sampler_open(VOCAB, &err);
+  mm_engine *e = w.engine;
+  for (int round = 0; round < 200; round++) {
+    mm_logprob logprob[4];
+    asked a;
+    ask(&a);
+    a.set.top_logprobs = 3, a.set.logprobs = logprob;
+    for (int i = 0; i < 40; i++) id[i] = (int32_t)below(VOCAB);
+    const uint32_t first = 1 + below(20), back = below(first + 1), n = back + 1 + below(39 - back);
+    int32_t slot = 0;
+    mm_batch batch = last_of(id, &span, &out, 0, 0, first);
+    assert_true(mm_engine_step(e, &batch, logits, &err));
+    for (uint32_t i = back; i < 40; i++) id[i] = (int32_t)below(VOCAB); /* gone back: other tokens from here on */
+    if (round % 3 == 1) assert_true(mm_engine_fork(e, 0, (const uint32_t[]){2}, 1, &err));
+    if (round % 3 == 2) assert_true(mm_engine_resume(e, 2, mm_pages_table(mm_engine_pages(e)), id, back, NULL, &err));
+    if (round % 3) slot = 2;
+    batch = last_of(id + back, &span, &out, slot, back, n - back);
+    assert_true(mm_engine_step(e, &batch, logits, &err));
+    memcpy(own, logits, sizeof own);
+    mm_sample_adjust(s, &a.set, id, n, own);
+    batch.sampling = &a.set;
+    assert_true(mm_engine_queue(e, &batch, &err) && mm_engine_collect(e, &got, &err));
+    assert_int_equal(got, mm_sample(s, &a.set, n, own));
+    assert_int_equal(logprob[0].id, got);
+    float top = -INFINITY;
+    for (int i = 0; i < VOCAB; i++) top = fmaxf(top, logits[i]);
+    assert_true(logits[logprob[1].id] == top && logprob[1].logprob >= logprob[0].logprob);
+  }
+  mm_sampler_close(s);
+  close_world(&w);
+}
+
+/* The pass and the choice apart: a mask that hangs on the token before; the same tokens as at once; a step between drops the logits. */
+static void test_apart(void **state) {
+  (void)state;
+  world w;
+  mm_err err = {0};
+  open_world(&w, 1, &mm_ops_cpu);
+  int32_t id[5] = {3, 1, 4, 1, 5}, got = -1, at_once = -2;
+  mm_span span;
+  uint32_t out;
+  mm_batch batch = last_of(id, &span, &out, 0, 0, 5);
+  const int32_t chosen = MM_ID_CHOSEN;
+  for (uint32_t n = 0; n < 20; n++) {
+    uint32_t allowed[2] = {UINT32_MAX, UINT32_MAX};
+    if (got >= 0) allowed[0] = got % 2 ? 0x55555555 : 0xaaaaaaaa, allowed[1] = allowed[0]; /* even after odd, odd after even */
+    const mm_sampling set = {.temperature = 1, .top_p = 1, .seed = 5, .allowed = allowed};
+    assert_true(mm_engine_forward(w.engine, &batch, &err));
+    const int32_t before = got;
+    assert_true(mm_engine_choose(w.engine, &set, &err) && mm_engine_collect(w.engine, &got, &err));
+    if (before >= 0) assert_int_equal((before + got) % 2, 1);
+    if (n == 0) {
+      mm_span other;
+      uint32_t row;
+      mm_batch same = last_of(id, &other, &row, 1, 0, 5);
+      same.sampling = &set;
+      assert_true(mm_engine_queue(w.engine, &same, &err) && mm_engine_collect(w.engine, &at_once, &err));
+      assert_int_equal(at_once, got);
+    }
+    batch = last_of(&chosen, &span, &out, 0, 5 + n, 1);
+  }
+  float of_chosen[VOCAB], of_id[VOCAB]; /* a step without sampling takes the chosen token too */
+  const uint32_t to = 2;
+  assert_true(mm_engine_fork(w.engine, 0, &to, 1, &err));
+  assert_true(mm_engine_step(w.engine, &batch, of_chosen, &err));
+  batch = last_of(&got, &span, &out, 2, batch.span->pos, 1);
+  assert_true(mm_engine_step(w.engine, &batch, of_id, &err));
+  assert_memory_equal(of_chosen, of_id, sizeof of_id);
+  batch = last_of(id, &span, &out, 0, 0, 5);
+  assert_true(mm_engine_forward(w.engine, &batch, &err));
+  batch = last_of(id, &span, &out, 2, 0, 5);
+  assert_true(mm_engine_step(w.engine, &batch, (float[VOCAB]){0}, &err));
+  const mm_sampling greedy = {.top_p = 1};
+  int32_t none = 77;
+  assert_true(mm_engine_choose(w.engine, &greedy, &err) && mm_engine_collect(w.engine, &none, &err));
+  assert_int_equal(none, 77); /* no row was waiting */
+  close_world(&w);
+}
+
+static bool no_choice(mm_backend *b, mm_err *err) {
+  (void)b;
+  return mm_fail(err, MM_BUG, "E_TEST", mm_at(NULL, NULL), "chosen");
+}
+
+/* A device that chooses itself, and lacks something, says what; nothing is chosen without it. */
+static void test_lacking(void **state) {
+  (void)state;
+  static const uint32_t all[2];
+  static const mm_bias bias = {1, 1};
+  mm_logprob told[1];
+  const struct {
+    mm_sampling set;
+    const char *word;
+  } lack[] = {
+      {{.top_p = 1, .min_p = 0.1}, "min_p"},
+      {{.top_p = 1, .repetition = 1.1}, "penalties"},
+      {{.top_p = 1, .presence = 1}, "penalties"},
+      {{.top_p = 1, .frequency = 1}, "penalties"},
+      {{.top_p = 1, .bias_count = 1, .bias = &bias}, "logit bias"},
+      {{.top_p = 1, .allowed = all}, "mask"},
+      {{.top_p = 1, .logprobs = told}, "logprobs"},
+  };
+  mm_ops ops = mm_ops_cpu;
+  ops.choose = no_choice;
+  world w;
+  open_world(&w, 1, &ops);
+  const int32_t id = 3;
+  mm_span span;
+  uint32_t out;
+  for (size_t i = 0; i < sizeof lack / sizeof *lack; i++) {
+    mm_err err = {0};
+    mm_batch batch = last_of(&id, &span, &out, 0, 0, 1);
+    batch.sampling = &lack[i].set;
+    assert_false(mm_engine_queue(w.engine, &batch, &err));
+    assert_int_equal(err.status, MM_UNSUPPORTED);
+    assert_string_equal(err.code, "E_SAMPLING");
+    assert_non_null(strstr(err.text, lack[i].word));
+  }
+  mm_err err = {0};
+  mm_batch batch = last_of(&id, &span, &out, 0, 0, 1);
+  assert_false(mm_engine_forward(w.engine, &batch, &err));
+  assert_string_equal(err.code, "E_DEVICE");
+  close_world(&w);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_adjusted),         cmocka_unit_test(test_distributions), cmocka_unit_test(test_logprobs),
+      cmocka_unit_test(test_same_at_every_tp), cmocka_unit_test(test_history),       cmocka_unit_test(test_apart),
+      cmocka_unit_test(test_lacking),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

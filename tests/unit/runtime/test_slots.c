@@ -1,0 +1,501 @@
+/* What slots hold: bit for bit the same however it came there. Sequences cut into any steps, forked, saved and restored, on shared pages
+ * and on own ones, at a page's border and beside it; among poisoned pages and states, under random schedules; short of pages; and a memory
+ * that grows with the pages in use alone. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "runtime/cpu/cpu_backend.h"
+#include "runtime/engine.h"
+#include "tests/unit/runtime/reference.h"
+
+#define LENGTH 200 /* of a sequence: more than three pages */
+#define SLOTS  6
+#define TEXTS  4
+#define COMMON 70 /* tokens that texts 0 and 1 begin with, and 2 and 3 */
+
+typedef struct world {
+  ref_model ref;
+  ref_shards *shards;
+  mm_engine *engine;
+  uint32_t vocab;
+  float *want[TEXTS]; /* [LENGTH, vocab] of each text fed at once */
+  float *got;         /* [LENGTH, vocab] */
+} world;
+
+/* The backends of the last engine opened. */
+static mm_backend *backend[8];
+static mm_backend *capturing_open(const mm_backend_config *c, mm_err *err) {
+  mm_backend *b = mm_ops_cpu.open(c, err);
+  backend[c->place.rank] = b;
+  return b;
+}
+
+static uint64_t seed = 1;
+static uint32_t below(uint32_t n) {
+  seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+  return (uint32_t)((seed >> 33) % n);
+}
+
+static int32_t token(uint32_t text, uint32_t t) {
+  if (t < COMMON) text /= 2;
+  return (int32_t)((t * t * 3 + t * 7 + text * 11) % 50);
+}
+
+/* `count` tokens of a text in a slot from pos on; logits of all. */
+static bool feed(world *w, int32_t slot, uint32_t text, uint32_t pos, uint32_t count, float *logits, mm_err *err) {
+  int32_t id[LENGTH];
+  uint32_t out[LENGTH];
+  for (uint32_t i = 0; i < count; i++) id[i] = token(text, pos + i), out[i] = i;
+  const mm_span span = {slot, 0, count, pos};
+  return mm_engine_step(w->engine, &(mm_batch){count, id, 1, &span, count, out, NULL, NULL}, logits, err);
+}
+
+static void feed_ok(world *w, int32_t slot, uint32_t text, uint32_t pos, uint32_t count) {
+  mm_err err = {0};
+  if (!feed(w, slot, text, pos, count, w->got + (size_t)pos * w->vocab, &err)) fail_msg("%s", err.text);
+}
+
+/* Rows [from, to) that were fed of a text, against the text fed at once. */
+static void same(const world *w, uint32_t text, uint32_t from, uint32_t to) {
+  const size_t at = (size_t)from * w->vocab;
+  if (memcmp(w->got + at, w->want[text] + at, (to - from) * w->vocab * sizeof(float)) != 0)
+    fail_msg("text %u, rows %u to %u: other bits", text, from, to);
+}
+
+static void open_world(world *w, mm_model m, uint32_t tp, uint32_t pages, bool bf16) {
+  static mm_ops ops;
+  ops = mm_ops_cpu;
+  ops.open = capturing_open;
+  mm_err err = {0};
+  *w = (world){.ref = ref_build(m), .vocab = m.vocab};
+  w->shards = ref_cut(&w->ref, tp);
+  const mm_engine_config c = {.ops = &ops,
+                              .limits = {.max_tokens = LENGTH, .slots = SLOTS, .max_positions = LENGTH, .pages = pages},
+                              .threads = 1,
+                              .kv_bf16 = bf16};
+  if (!(w->engine = mm_engine_open(&w->shards->s, &c, &err))) fail_msg("%s", err.text);
+  w->got = malloc((size_t)LENGTH * m.vocab * sizeof(float));
+  for (uint32_t t = 0; t < TEXTS; t++) {
+    w->want[t] = malloc((size_t)LENGTH * m.vocab * sizeof(float));
+    assert_true(feed(w, 0, t, 0, LENGTH, w->want[t], &err));
+  }
+  mm_engine_drop(w->engine, 0);
+}
+
+static void close_world(world *w) {
+  mm_engine_close(w->engine);
+  ref_uncut(w->shards);
+  ref_free(&w->ref);
+  for (uint32_t t = 0; t < TEXTS; t++) free(w->want[t]);
+  free(w->got);
+}
+
+static void each_world(void (*test)(world *w), uint32_t pages) {
+  static const struct {
+    mm_family family;
+    bool postnorm, bf16;
+    uint32_t tp;
+  } kind[] = {
+      {MM_FAMILY_M1, true, false, 1}, {MM_FAMILY_M1, true, true, 2}, {MM_FAMILY_M2, false, false, 2}, {MM_FAMILY_M2, false, true, 1}};
+  for (size_t i = 0; i < sizeof kind / sizeof *kind; i++) {
+    world w;
+    open_world(&w, ref_dims(kind[i].family, kind[i].postnorm), kind[i].tp, pages, kind[i].bf16);
+    test(&w);
+    close_world(&w);
+  }
+}
+
+static void free_again(world *w) {
+  mm_err err = {0};
+  for (uint32_t s = 0; s < SLOTS; s++) mm_engine_drop(w->engine, s);
+  if (!mm_pages_check(mm_engine_pages(w->engine), NULL, &err)) fail_msg("%s", err.text);
+  assert_int_equal(mm_pages_free(mm_engine_pages(w->engine)), mm_pages_count(mm_engine_pages(w->engine)));
+}
+
+/* ---- equalities ---- */
+
+static void any_split(world *w) {
+  static const uint32_t size[] = {1, 7, MM_PAGE - 1, MM_PAGE, MM_PAGE + 1, 128, 129};
+  for (size_t i = 0; i < 30; i++) {
+    const bool random = i >= sizeof size / sizeof *size;
+    for (uint32_t pos = 0, n; pos < LENGTH; pos += n) {
+      n = (uint32_t)mm_min(random ? 1 + below(90) : size[i], LENGTH - pos);
+      feed_ok(w, (int32_t)(i % SLOTS), i % TEXTS, pos, n);
+    }
+    same(w, i % TEXTS, 0, LENGTH);
+  }
+  free_again(w);
+}
+
+static void test_any_split(void **state) {
+  (void)state;
+  each_world(any_split, 0);
+}
+
+static const uint32_t border[] = {1, MM_PAGE - 1, MM_PAGE, MM_PAGE + 1, COMMON};
+
+/* Three slots go on from one's tokens, the first of them with another text; each as if it had run alone. */
+static void forked(world *w) {
+  mm_err err = {0};
+  for (size_t i = 0; i < sizeof border / sizeof *border; i++) {
+    const uint32_t n = border[i], to[] = {3, 1, 5};
+    feed_ok(w, 2, 0, 0, n);
+    const uint32_t used = mm_pages_count(mm_engine_pages(w->engine)) - mm_pages_free(mm_engine_pages(w->engine));
+    assert_true(mm_engine_fork(w->engine, 2, to, 3, &err));
+    assert_int_equal(mm_pages_count(mm_engine_pages(w->engine)) - mm_pages_free(mm_engine_pages(w->engine)), used);
+    for (uint32_t k = 0; k < 4; k++) { /* all in turns, a token and then many */
+      const int32_t slot[] = {3, 2, 1, 5};
+      assert_int_equal(mm_engine_held(w->engine, (uint32_t)slot[k]), n);
+      feed_ok(w, slot[k], k == 0, n, 1);
+      same(w, k == 0, n, n + 1);
+    }
+    for (uint32_t k = 0; k < 4; k++) {
+      const int32_t slot[] = {1, 3, 5, 2};
+      feed_ok(w, slot[k], slot[k] == 3, n + 1, LENGTH - n - 1);
+      same(w, slot[k] == 3, n + 1, LENGTH);
+    }
+    free_again(w);
+  }
+}
+
+static void test_forked(void **state) {
+  (void)state;
+  each_world(forked, 0);
+}
+
+/* A slot's pages are held and its states saved; the slot then runs on and is used by another; elsewhere it is restored, twice. */
+static void restored(world *w) {
+  mm_err err = {0};
+  mm_pages *pages = mm_engine_pages(w->engine);
+  const uint64_t bytes = mm_engine_state_bytes(w->engine);
+  char *saved = malloc(bytes + 1);
+  for (size_t i = 0; i < sizeof border / sizeof *border; i++) {
+    const uint32_t n = border[i], count = (uint32_t)mm_ceil_div(n, MM_PAGE);
+    uint32_t page[LENGTH / MM_PAGE + 1];
+    feed_ok(w, 4, 2, 0, n);
+    memcpy(page, mm_pages_table(pages) + (size_t)4 * mm_pages_per_slot(pages), count * sizeof *page);
+    for (uint32_t p = 0; p < count; p++) mm_pages_hold(pages, page[p]);
+    assert_true(mm_engine_save(w->engine, 4, saved, &err));
+    feed_ok(w, 4, 2, n, LENGTH - n);
+    same(w, 2, n, LENGTH);
+    feed_ok(w, 4, 1, 0, LENGTH);
+    mm_engine_drop(w->engine, 4);
+    for (uint32_t k = 0; k < 2; k++) {
+      assert_true(mm_engine_resume(w->engine, k ? 4 : 1, page, NULL, n, bytes ? saved : NULL, &err));
+      feed_ok(w, k ? 4 : 1, k ? 3 : 2, n, LENGTH - n);
+      same(w, k ? 3 : 2, n, LENGTH);
+    }
+    for (uint32_t p = 0; p < count; p++) mm_pages_release(pages, page[p]);
+    free_again(w);
+  }
+  free(saved);
+}
+
+static void test_restored(void **state) {
+  (void)state;
+  each_world(restored, 0);
+}
+
+/* Without lightning layers a slot goes on from shared pages at any position that they hold. */
+static void test_shared_pages(void **state) {
+  (void)state;
+  mm_err err = {0};
+  for (uint32_t bf16 = 0; bf16 < 2; bf16++) {
+    world w;
+    open_world(&w, ref_dims(MM_FAMILY_M2, false), 1, 0, bf16);
+    feed_ok(&w, 0, 0, 0, LENGTH);
+    const uint32_t *page = mm_pages_table(mm_engine_pages(w.engine));
+    for (uint32_t n = 0; n <= COMMON; n += n < 3 || n > 60 ? 1 : 7) {
+      assert_true(mm_engine_resume(w.engine, 1, page, NULL, n, NULL, &err));
+      feed_ok(&w, 1, 1, n, LENGTH - n);
+      same(&w, 1, n, LENGTH);
+    }
+    feed_ok(&w, 0, 0, LENGTH - 1, 1); /* the owner's own are as they were */
+    same(&w, 0, LENGTH - 1, LENGTH);
+    free_again(&w);
+    close_world(&w);
+  }
+}
+
+/* ---- refusals ---- */
+
+static void test_refused(void **state) {
+  (void)state;
+  world w;
+  open_world(&w, ref_dims(MM_FAMILY_M1, true), 2, 0, false);
+  const uint32_t high = SLOTS, one = 1, beyond = mm_pages_count(mm_engine_pages(w.engine)), unused = beyond - 1;
+  char *saved = malloc(mm_engine_state_bytes(w.engine));
+  feed_ok(&w, 0, 0, 0, 65);
+  const uint32_t *page = mm_pages_table(mm_engine_pages(w.engine));
+  struct {
+    bool done;
+    mm_err err;
+  } r[8] = {0};
+  r[0].done = mm_engine_fork(w.engine, high, &one, 1, &r[0].err);
+  r[1].done = mm_engine_fork(w.engine, 0, &high, 1, &r[1].err);
+  r[2].done = mm_engine_save(w.engine, high, saved, &r[2].err);
+  r[3].done = mm_engine_save(w.engine, 1, saved, &r[3].err); /* holds nothing */
+  r[4].done = mm_engine_resume(w.engine, 1, &beyond, NULL, 1, saved, &r[4].err);
+  r[5].done = mm_engine_resume(w.engine, 1, &unused, NULL, 1, saved, &r[5].err);
+  r[6].done = mm_engine_resume(w.engine, 1, page, NULL, 65, NULL, &r[6].err);
+  r[7].done = mm_engine_resume(w.engine, 1, page, NULL, LENGTH + 1, saved, &r[7].err);
+  for (size_t i = 0; i < sizeof r / sizeof *r; i++) {
+    assert_false(r[i].done);
+    assert_int_equal(r[i].err.status, MM_USAGE);
+    assert_string_equal(r[i].err.code, "E_BATCH");
+  }
+  free(saved);
+  close_world(&w);
+}
+
+/* A backend that gives each slot its own pages neither takes a limit nor shares. */
+static void test_own_pages(void **state) {
+  (void)state;
+  mm_ops ops = mm_ops_cpu;
+  ops.pages = false;
+  ref_model ref = ref_build(ref_dims(MM_FAMILY_M2, false));
+  ref_shards *shards = ref_cut(&ref, 1);
+  mm_engine_config c = {.ops = &ops, .limits = {.max_tokens = 1, .slots = 2, .max_positions = 70, .pages = 4}, .threads = 1};
+  mm_err err = {0};
+  assert_null(mm_engine_open(&shards->s, &c, &err));
+  assert_string_equal(err.code, "E_DEVICE");
+  err = (mm_err){0};
+  c.limits.pages = 0;
+  mm_engine *e = mm_engine_open(&shards->s, &c, &err);
+  assert_non_null(e);
+  assert_null(mm_engine_pages(e));
+  for (uint32_t t = 0; t < 70; t++) { /* identity tables: over the border, the two slots apart */
+    float logits[100];
+    const mm_span span[] = {{0, 0, 1, t}};
+    const int32_t id = token(0, t);
+    assert_true(mm_engine_step(e, &(mm_batch){1, &id, 1, span, 1, (uint32_t[]){0}, NULL, NULL}, logits, &err));
+  }
+  assert_false(mm_engine_fork(e, 0, (uint32_t[]){1}, 1, &err));
+  assert_int_equal(err.status, MM_UNSUPPORTED);
+  assert_string_equal(err.code, "E_DEVICE");
+  mm_engine_close(e);
+  ref_uncut(shards);
+  ref_free(&ref);
+}
+
+/* Short of pages a step is refused before it begins; the slots go on as if it had not been asked for. */
+static void out_of_pages(world *w) {
+  mm_err err = {0};
+  feed_ok(w, 0, 0, 0, 130); /* three pages of five */
+  feed_ok(w, 1, 1, 0, 64);
+  const uint32_t both[] = {0, 1};
+  int32_t id[2 * LENGTH] = {0};
+  float logits[8];
+  const mm_span span[] = {{0, 0, 1, 130}, {1, 1, 65, 64}};
+  assert_false(mm_engine_step(w->engine, &(mm_batch){66, id, 2, span, 0, both, NULL, NULL}, logits, &err));
+  assert_int_equal(err.status, MM_LIMIT);
+  assert_string_equal(err.code, "E_PAGES");
+  assert_int_equal(mm_engine_held(w->engine, 0), 130);
+  assert_int_equal(mm_engine_held(w->engine, 1), 64);
+  assert_int_equal(mm_pages_free(mm_engine_pages(w->engine)), 1);
+  feed_ok(w, 0, 0, 130, 1);
+  feed_ok(w, 1, 1, 64, 64);
+  same(w, 0, 130, 131);
+  same(w, 1, 64, 128);
+  mm_engine_drop(w->engine, 0);
+  feed_ok(w, 1, 1, 128, LENGTH - 128);
+  same(w, 1, 128, LENGTH);
+  free_again(w);
+}
+
+static void test_out_of_pages(void **state) {
+  (void)state;
+  each_world(out_of_pages, 5);
+}
+
+/* ---- leaks ---- */
+
+typedef struct saved {
+  uint32_t page[LENGTH / MM_PAGE + 1], pages, tokens, text;
+  char *state;
+} saved;
+
+typedef struct schedule {
+  world w;
+  uint32_t text[SLOTS];
+  saved saved[3];
+  uint32_t steps, refused, resumed, forks;
+} schedule;
+
+/* Every number that no slot may read becomes NaN: pages without a reference, what lies behind a slot's last token, states of empty slots.
+ */
+static void poison(const schedule *s, uint32_t ranks) {
+  const mm_pages *p = mm_engine_pages(s->w.engine);
+  for (uint32_t r = 0; r < ranks; r++) {
+    mm_backend *b = backend[r];
+    const size_t page_bytes = mm_cpu_cell(b, 1, 0, 0);
+    for (uint32_t l = 0; l < s->w.ref.m.layers; l++) {
+      mm_cpu_cache *c = &b->cache[l];
+      if (!c->k) continue;
+      for (uint32_t i = 0; i < mm_pages_count(p); i++)
+        if (!mm_pages_references(p, i)) memset(c->k + i * page_bytes, 0xff, page_bytes), memset(c->v + i * page_bytes, 0xff, page_bytes);
+      for (uint32_t slot = 0; slot < SLOTS; slot++) {
+        const uint32_t held = mm_engine_held(s->w.engine, slot), used = held % MM_PAGE;
+        const uint32_t page = mm_pages_table(p)[(size_t)slot * mm_pages_per_slot(p) + held / MM_PAGE];
+        if (!used || mm_pages_references(p, page) > 1) continue;
+        for (uint32_t h = 0; h < b->kv_heads; h++) {
+          const size_t at = mm_cpu_cell(b, page, h, used), bytes = mm_cpu_cell(b, 0, 0, MM_PAGE - used);
+          memset(c->k + at, 0xff, bytes), memset(c->v + at, 0xff, bytes);
+        }
+      }
+    }
+    for (uint32_t slot = 0; slot < SLOTS; slot++)
+      if (!mm_engine_held(s->w.engine, slot)) memset(b->state + slot * b->state_floats, 0xff, b->state_floats * sizeof *b->state);
+  }
+}
+
+/* Some slots go on, some start again, with padding rows between; every row as its text alone gives it. */
+static void random_step(schedule *s) {
+  world *w = &s->w;
+  int32_t id[LENGTH];
+  uint32_t out[LENGTH], rows = 0, spans = 0, text[2 * SLOTS] = {0};
+  mm_span span[2 * SLOTS];
+  for (uint32_t slot = 0; slot < SLOTS; slot++) {
+    if (below(2)) continue;
+    uint32_t held = mm_engine_held(w->engine, slot), pos = held, t = s->text[slot];
+    if (held == LENGTH || below(12) == 0) pos = 0;
+    if (pos && w->ref.m.qk_norm && below(8) == 0) pos = below(held + 1); /* no lightning layers: it may go back */
+    if (pos == 0) t = below(TEXTS);
+    if (pos && pos <= COMMON && below(4) == 0) t ^= 1;
+    const uint32_t count = (uint32_t)mm_min(below(3) ? 1 : 1 + below(25), LENGTH - pos);
+    if (rows + count + 2 > LENGTH) break;
+    text[spans] = t, span[spans++] = (mm_span){(int32_t)slot, rows, count, pos};
+    for (uint32_t i = 0; i < count; i++) id[rows++] = token(t, pos + i);
+    if (below(5)) continue;
+    span[spans++] = (mm_span){-1, rows, 2, below(9)};
+    id[rows++] = 3, id[rows++] = 4;
+  }
+  for (uint32_t i = 0; i < rows; i++) out[i] = i;
+  mm_err err = {0};
+  if (!mm_engine_step(w->engine, &(mm_batch){rows, id, spans, span, rows, out, NULL, NULL}, w->got, &err)) {
+    assert_string_equal(err.code, "E_PAGES");
+    s->refused++;
+    mm_engine_drop(w->engine, below(SLOTS));
+    return;
+  }
+  for (uint32_t i = 0; i < spans; i++) {
+    if (span[i].slot < 0) continue;
+    s->text[span[i].slot] = text[i];
+    if (memcmp(w->got + (size_t)span[i].first * w->vocab, w->want[text[i]] + (size_t)span[i].pos * w->vocab,
+               span[i].count * w->vocab * sizeof(float)) != 0)
+      fail_msg("step %u, slot %d, tokens %u to %u: other bits", s->steps, span[i].slot, span[i].pos, span[i].pos + span[i].count);
+  }
+}
+
+static void random_save(schedule *s) {
+  mm_engine *e = s->w.engine;
+  mm_pages *p = mm_engine_pages(e);
+  saved *x = &s->saved[below(3)];
+  const uint32_t slot = below(SLOTS);
+  mm_err err = {0};
+  if (!x->tokens) {
+    if (!mm_engine_held(e, slot)) return;
+    x->tokens = mm_engine_held(e, slot), x->pages = mm_pages_held(p, slot), x->text = s->text[slot];
+    memcpy(x->page, mm_pages_table(p) + (size_t)slot * mm_pages_per_slot(p), x->pages * sizeof *x->page);
+    for (uint32_t i = 0; i < x->pages; i++) mm_pages_hold(p, x->page[i]);
+    assert_true(mm_engine_save(e, slot, x->state, &err));
+  } else if (below(3)) {
+    assert_true(mm_engine_resume(e, slot, x->page, NULL, x->tokens, x->state, &err));
+    s->text[slot] = x->text;
+    s->resumed++;
+  } else {
+    for (uint32_t i = 0; i < x->pages; i++) mm_pages_release(p, x->page[i]);
+    x->tokens = 0;
+  }
+}
+
+static void run_schedule(mm_model m, uint32_t tp, bool bf16, uint32_t steps) {
+  schedule s = {0};
+  mm_err err = {0};
+  open_world(&s.w, m, tp, 10, bf16);
+  for (int i = 0; i < 3; i++) s.saved[i].state = malloc(mm_engine_state_bytes(s.w.engine) + 1);
+  for (; s.steps < steps; s.steps++) {
+    poison(&s, tp);
+    random_step(&s);
+    if (below(10) == 0) random_save(&s);
+    if (below(30) == 0) mm_engine_drop(s.w.engine, below(SLOTS));
+    if (below(15)) continue;
+    const uint32_t from = below(SLOTS), to[] = {below(SLOTS), below(SLOTS)};
+    assert_true(mm_engine_fork(s.w.engine, from, to, 2, &err));
+    s.text[to[0]] = s.text[to[1]] = s.text[from];
+    s.forks++;
+  }
+  print_message("%u steps, %u short of pages, %u forks, %u restored\n", s.steps, s.refused, s.forks, s.resumed);
+  assert_true(s.refused > 0 && s.forks > 0 && s.resumed > 0);
+  for (int i = 0; i < 3; i++) {
+    for (uint32_t j = 0; s.saved[i].tokens && j < s.saved[i].pages; j++) mm_pages_release(mm_engine_pages(s.w.engine), s.saved[i].page[j]);
+    free(s.saved[i].state);
+  }
+  free_again(&s.w);
+  close_world(&s.w);
+}
+
+static void test_poisoned(void **state) {
+  (void)state;
+  run_schedule(ref_dims(MM_FAMILY_M1, true), 1, false, 4000);
+  run_schedule(ref_dims(MM_FAMILY_M1, false), 2, true, 1000);
+  run_schedule(ref_dims(MM_FAMILY_M2, false), 1, false, 4000);
+  run_schedule(ref_dims(MM_FAMILY_M2, false), 2, true, 1000);
+}
+
+/* ---- memory ---- */
+
+static uint64_t resident(void) {
+  unsigned long long size = 0, pages = 0;
+  FILE *f = fopen("/proc/self/statm", "r");
+  assert_non_null(f);
+  assert_int_equal(fscanf(f, "%llu %llu", &size, &pages), 2);
+  fclose(f);
+  return pages * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+/* 64 slots of 196,608 positions take what their tokens take: as many bytes reserved would be some hundreds of GB. */
+static void test_memory(void **state) {
+  (void)state;
+  enum { MANY = 64, POSITIONS = 196608, TOKENS = 70 };
+  mm_model m = ref_dims(MM_FAMILY_M2, false);
+  m.max_positions = POSITIONS, m.head_dim = 64;
+  ref_model ref = ref_build(m);
+  ref_shards *shards = ref_cut(&ref, 1);
+  mm_engine_config c = {.ops = &mm_ops_cpu, .limits = {.max_tokens = TOKENS, .slots = MANY, .max_positions = POSITIONS}, .threads = 1};
+  mm_err err = {0};
+  const uint64_t before = resident();
+  mm_engine *e = mm_engine_open(&shards->s, &c, &err);
+  if (!e) fail_msg("%s", err.text);
+  const uint64_t opened = resident();
+  int32_t id[TOKENS];
+  for (uint32_t t = 0; t < TOKENS; t++) id[t] = token(0, t);
+  for (int32_t s = 0; s < MANY; s++)
+    assert_true(mm_engine_step(e, &(mm_batch){TOKENS, id, 1, &(mm_span){s, 0, TOKENS, 0}, 0, NULL, NULL, NULL}, NULL, &err));
+  const uint64_t fed = resident(), page = (uint64_t)m.layers * 2 * m.kv_heads * MM_PAGE * m.head_dim * sizeof(float);
+  const uint64_t reserved = mm_pages_count(mm_engine_pages(e)) * page, used = 2 * MANY * page;
+  print_message("%u slots of %u positions: %.1f GB of cells, opened in %.2f MB, %.2f MB after %u tokens each, whose pages are %.2f MB\n",
+                MANY, POSITIONS, (double)reserved * 1e-9, (double)(opened - before) * 1e-6, (double)(fed - before) * 1e-6, TOKENS,
+                (double)used * 1e-6);
+  if (fed - before > used + (8 << 20)) fail_msg("%llu bytes resident", (unsigned long long)(fed - before));
+  mm_engine_close(e);
+  ref_uncut(shards);
+  ref_free(&ref);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_any_split),    cmocka_unit_test(test_forked),   cmocka_unit_test(test_restored),
+      cmocka_unit_test(test_shared_pages), cmocka_unit_test(test_refused),  cmocka_unit_test(test_own_pages),
+      cmocka_unit_test(test_out_of_pages), cmocka_unit_test(test_poisoned), cmocka_unit_test(test_memory),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
