@@ -1,5 +1,6 @@
 /* Reading ahead into a ring (reader.h). Chunk i goes to buffer i modulo the ring; threads take the next piece of the next chunk as soon as
- * its buffer is free, the caller takes chunks in order. */
+ * its buffer is free, the caller takes chunks in order. A thread that has read a block to be hashed hands it on and hashes it afterwards:
+ * the caller does not wait for that, the buffer's next use does. */
 #include "loader/reader.h"
 
 #include <errno.h>
@@ -11,13 +12,13 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
-#include <time.h>
 #include <unistd.h>
 
 typedef struct source {
   mm_file file;
   int direct; /* descriptor with O_DIRECT, or -1 */
   mm_read_path path;
+  mm_read_stats stats;
 } source;
 
 /* A window of a file that one buffer takes. */
@@ -38,24 +39,16 @@ struct mm_reader {
   size_t next, next_piece;    /* to be read */
   size_t given, released;     /* chunks */
   uint32_t *left;             /* [buffers] pieces that are not read yet */
+  uint32_t *unhashed;         /* [buffers] blocks that are not hashed yet */
+  uint64_t unproved;          /* blocks of all windows that are not */
   bool stop;
   mm_err err;
   pthread_t *thread;
   unsigned threads;
-  uint64_t bytes[MM_READ_PATHS];
+  mm_read_stats stats;
   double opened;
+  bool logged;
 };
-
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-const char *mm_read_path_name(mm_read_path p) {
-  static const char *const name[] = {"unknown", "page cache", "O_DIRECT", "streams", "memory"};
-  return name[p];
-}
 
 /* ---- which path ---- */
 
@@ -137,25 +130,66 @@ static bool add_window(mm_reader *r, const mm_read_want *w, uint64_t offset, siz
   return true;
 }
 
-/* The last window takes as much of the want as it has room for, new ones the rest. */
-static bool place_want(mm_reader *r, size_t i, mm_err *err) {
+/* Bytes [lo, hi) of a file; its windows are those from `windows` on. */
+typedef struct stretch {
+  uint64_t lo, hi;
+  size_t windows;
+} stretch;
+
+/* The last window takes as much of the want as it has room for, new ones the rest. Of a file with digests windows are whole blocks. */
+static bool place_want(mm_reader *r, size_t i, const stretch *x, mm_err *err) {
   const mm_read_want *w = &r->c.want[i];
-  const mm_read_file *f = &r->c.file[w->file];
-  uint64_t at = w->offset, end, size = r->source[w->file].file.size;
-  if (!mm_add(at, w->bytes, &end) || end > size)
-    return mm_fail(err, MM_IO, "E_SHORT_READ", mm_at_offset(f->path, NULL, size), "the file ends here, %" PRIu64 " more bytes expected",
-                   w->bytes - (at < size ? size - at : 0));
-  while (at < end) {
-    window *last = r->windows ? &r->window[r->windows - 1] : NULL;
-    bool fits = last && last->file == w->file && at >= last->offset && at < last->offset + r->c.chunk &&
-                at <= mm_round_up(last->offset + last->bytes, MM_DIRECT);
+  const bool hashed = r->c.file[w->file].digest;
+  const uint64_t unit = hashed ? MM_HASH_BLOCK : MM_DIRECT, end = mm_min(w->offset + w->bytes, x->hi);
+  for (uint64_t at = mm_max(w->offset, x->lo); at < end;) {
+    window *last = r->windows > x->windows ? &r->window[r->windows - 1] : NULL;
+    bool fits = last && at >= last->offset && at < last->offset + r->c.chunk && at <= mm_round_up(last->offset + last->bytes, MM_DIRECT);
     if (!fits) {
-      if (!add_window(r, w, at - at % MM_DIRECT, i, err)) return false;
+      if (!add_window(r, w, at - at % unit, i, err)) return false;
       last = &r->window[r->windows - 1];
     }
     at = mm_min(end, last->offset + r->c.chunk);
-    last->bytes = (size_t)mm_max(last->bytes, at - last->offset);
+    last->bytes = (size_t)mm_max(last->bytes, (hashed ? mm_min(x->hi, last->offset + r->c.chunk) : at) - last->offset);
     last->count = i + 1 - last->first;
+  }
+  return true;
+}
+
+static bool check_end(const mm_reader *r, const mm_read_want *w, mm_err *err) {
+  const uint64_t size = r->source[w->file].file.size;
+  uint64_t end;
+  if (mm_add(w->offset, w->bytes, &end) && end <= size) return true;
+  return mm_fail(err, MM_IO, "E_SHORT_READ", mm_at_offset(r->c.file[w->file].path, NULL, size),
+                 "the file ends here, %" PRIu64 " more bytes expected", w->bytes - (w->offset < size ? size - w->offset : 0));
+}
+
+/* Windows of wants [first, end), all of one file. */
+static bool place_file(mm_reader *r, size_t first, size_t end, mm_err *err) {
+  const uint32_t file = r->c.want[first].file;
+  const uint64_t size = r->source[file].file.size, tail = r->c.file[file].tail;
+  for (size_t i = first; i < end; i++)
+    if (!check_end(r, &r->c.want[i], err)) return false;
+  const stretch both[] = {{tail, size, 0}, {0, tail, 0}};
+  for (size_t k = 0; k < 2; k++) {
+    const stretch x = {both[k].lo, both[k].hi, r->windows};
+    for (size_t i = first; i < end; i++)
+      if (!place_want(r, i, &x, err)) return false;
+  }
+  return true;
+}
+
+static size_t piece_bytes(const mm_reader *r, const window *w) { return r->c.file[w->file].digest ? MM_HASH_BLOCK : r->c.piece; }
+static size_t pieces(const mm_reader *r, const window *w) { return (size_t)mm_ceil_div(w->bytes, piece_bytes(r, w)); }
+
+static bool place_wants(mm_reader *r, mm_err *err) {
+  mm_sort(r->c.want, r->c.wants, sizeof *r->c.want, by_place);
+  for (size_t i = 0, end; i < r->c.wants; i = end) {
+    for (end = i; end < r->c.wants && r->c.want[end].file == r->c.want[i].file;) end++;
+    if (!place_file(r, i, end, err)) return false;
+  }
+  for (size_t i = 0; i < r->windows; i++) {
+    r->stats.wanted += r->window[i].bytes;
+    if (r->c.file[r->window[i].file].digest) r->unproved += pieces(r, &r->window[i]);
   }
   return true;
 }
@@ -193,32 +227,77 @@ static bool read_piece(const mm_reader *r, const window *w, uint8_t *to, size_t 
   return mm_file_read(&s->file, f->path, to + at, n, offset, err);
 }
 
-static size_t pieces(const mm_reader *r, const window *w) { return (size_t)mm_ceil_div(w->bytes, r->c.piece); }
+/* A block that is in the ring. */
+static bool prove(const mm_reader *r, const window *w, size_t at, size_t n, mm_err *err) {
+  const mm_read_file *f = &r->c.file[w->file];
+  const uint64_t offset = w->offset + at, block = offset / MM_HASH_BLOCK;
+  const size_t buffer = (size_t)(w - r->window) % r->c.buffers;
+  mm_digest d;
+  if (!mm_sha256(r->c.ring + buffer * r->c.chunk + at, n, &d, err)) return false;
+  return mm_digest_equal(&d, &f->digest[block]) || mm_fail(err, MM_INTEGRITY, "E_DIGEST", mm_at_offset(f->path, NULL, offset),
+                                                           "found block %" PRIu64 " damaged (%zu bytes)", block, n);
+}
+
+/* Whether the buffer of the next piece is still in use. */
+static bool is_full(const mm_reader *r) {
+  return r->next >= r->released + r->c.buffers || (r->next_piece == 0 && r->unhashed[r->next % r->c.buffers] > 0);
+}
 
 /* Whether there is more to read; waits until there is room for it. */
 static bool wait_for_room(mm_reader *r) {
-  while (!r->stop && r->next < r->windows && r->next >= r->released + r->c.buffers) pthread_cond_wait(&r->room, &r->lock);
+  while (!r->stop && r->next < r->windows && is_full(r)) pthread_cond_wait(&r->room, &r->lock);
   return !r->stop && r->next < r->windows;
+}
+
+static void note_failure(mm_reader *r, const mm_err *err) {
+  if (r->err.status == MM_OK) r->err = *err;
+  r->stop = true;
+  pthread_cond_broadcast(&r->room);
+  pthread_cond_signal(&r->ready);
+}
+
+static void note_read(mm_reader *r, uint32_t file, size_t buffer, size_t n, mm_read_path taken) {
+  r->stats.bytes[taken] += n;
+  r->source[file].stats.bytes[taken] += n;
+  mm_read_log_add(r->c.log, taken, n, 0);
+  if (--r->left[buffer] == 0) pthread_cond_signal(&r->ready);
+}
+
+static void note_hashed(mm_reader *r, uint32_t file, size_t buffer, size_t n) {
+  r->stats.hashed += n;
+  r->source[file].stats.hashed += n;
+  mm_read_log_add(r->c.log, MM_READ_PROBE, 0, n);
+  if (--r->unhashed[buffer] == 0) pthread_cond_broadcast(&r->room);
+  if (--r->unproved == 0) pthread_cond_signal(&r->ready);
+}
+
+/* The next piece, which is the caller's from here on; under the lock, but for what it does with bytes. */
+static void read_next(mm_reader *r) {
+  const window *w = &r->window[r->next];
+  const bool hashed = r->c.file[w->file].digest;
+  const size_t buffer = r->next % r->c.buffers, at = r->next_piece * piece_bytes(r, w);
+  const size_t n = (size_t)mm_min(piece_bytes(r, w), w->bytes - at);
+  if (r->next_piece == 0) r->left[buffer] = (uint32_t)pieces(r, w), r->unhashed[buffer] = hashed ? r->left[buffer] : 0;
+  if (++r->next_piece == pieces(r, w)) r->next++, r->next_piece = 0;
+  pthread_mutex_unlock(&r->lock);
+  mm_err err = {0};
+  mm_read_path taken;
+  bool ok = read_piece(r, w, r->c.ring + buffer * r->c.chunk, at, n, &taken, &err);
+  pthread_mutex_lock(&r->lock);
+  if (ok) note_read(r, w->file, buffer, n, taken);
+  if (ok && hashed) {
+    pthread_mutex_unlock(&r->lock);
+    ok = prove(r, w, at, n, &err);
+    pthread_mutex_lock(&r->lock);
+    if (ok) note_hashed(r, w->file, buffer, n);
+  }
+  if (!ok) note_failure(r, &err);
 }
 
 static void *read_ahead(void *arg) {
   mm_reader *r = arg;
   pthread_mutex_lock(&r->lock);
-  while (wait_for_room(r)) {
-    const window *w = &r->window[r->next];
-    size_t buffer = r->next % r->c.buffers, at = r->next_piece * r->c.piece, n = (size_t)mm_min(r->c.piece, w->bytes - at);
-    if (r->next_piece == 0) r->left[buffer] = (uint32_t)pieces(r, w);
-    if (++r->next_piece == pieces(r, w)) r->next++, r->next_piece = 0;
-    pthread_mutex_unlock(&r->lock);
-    mm_err err = {0};
-    mm_read_path taken;
-    bool ok = read_piece(r, w, r->c.ring + buffer * r->c.chunk, at, n, &taken, &err);
-    pthread_mutex_lock(&r->lock);
-    if (!ok && r->err.status == MM_OK) r->err = err;
-    if (!ok) r->stop = true, pthread_cond_broadcast(&r->room);
-    r->bytes[taken] += n;
-    if (--r->left[buffer] == 0 || !ok) pthread_cond_signal(&r->ready);
-  }
+  while (wait_for_room(r)) read_next(r);
   pthread_mutex_unlock(&r->lock);
   return NULL;
 }
@@ -238,17 +317,18 @@ static bool start_threads(mm_reader *r, mm_err *err) {
 mm_reader *mm_reader_open(const mm_reader_config *c, mm_err *err) {
   mm_reader *r = mm_calloc(1, sizeof *r, err);
   if (!r) return NULL;
-  r->c = *c, r->opened = now();
+  r->c = *c, r->opened = mm_read_now();
   pthread_mutex_init(&r->lock, NULL);
   pthread_cond_init(&r->room, NULL);
   pthread_cond_init(&r->ready, NULL);
   bool ok = (r->source = mm_calloc(c->files ? c->files : 1, sizeof *r->source, err)) &&
-            (r->left = mm_calloc(c->buffers, sizeof *r->left, err)) && (r->thread = mm_calloc(c->threads, sizeof *r->thread, err));
+            (r->left = mm_calloc(c->buffers, sizeof *r->left, err)) && (r->unhashed = mm_calloc(c->buffers, sizeof *r->unhashed, err)) &&
+            (r->thread = mm_calloc(c->threads, sizeof *r->thread, err));
   if (!ok) r->c.files = 0;
   for (uint32_t i = 0; ok && i < c->files; i++) r->source[i] = (source){.file = MM_FILE_NONE, .direct = -1};
   for (uint32_t i = 0; ok && i < c->files; i++) ok = open_source(r, i, err);
-  if (ok) mm_sort(c->want, c->wants, sizeof *c->want, by_place);
-  for (size_t i = 0; ok && i < c->wants; i++) ok = place_want(r, i, err);
+  ok = ok && place_wants(r, err);
+  if (ok) mm_read_log_begin(c->log, r->stats.wanted, r->opened), r->logged = true;
   if (ok && start_threads(r, err)) return r;
   mm_reader_close(r);
   return NULL;
@@ -260,19 +340,27 @@ static bool check_files(const mm_reader *r, mm_err *err) {
   return true;
 }
 
+/* Chunk r->given has been read, or there is none and all blocks were hashed; false when reading has failed. */
+static bool wait_for_chunk(mm_reader *r, mm_err *err) {
+  const size_t buffer = r->given % r->c.buffers;
+  const bool more = r->given < r->windows;
+  pthread_mutex_lock(&r->lock);
+  while (r->err.status == MM_OK && (more ? r->next <= r->given || r->left[buffer] > 0 : r->unproved > 0))
+    pthread_cond_wait(&r->ready, &r->lock);
+  const bool ok = r->err.status == MM_OK;
+  if (!ok && err && err->status == MM_OK) *err = r->err;
+  pthread_mutex_unlock(&r->lock);
+  return ok;
+}
+
 bool mm_reader_next(mm_reader *r, mm_chunk *out, mm_err *err) {
   *out = (mm_chunk){0};
   if (r->given - r->released >= r->c.buffers)
     return mm_fail(err, MM_BUG, "E_BUG", mm_at(NULL, NULL), "all %u buffers are with the caller, expected one to be released",
                    r->c.buffers);
+  if (!wait_for_chunk(r, err)) return false;
   if (r->given == r->windows) return check_files(r, err);
-  size_t buffer = r->given % r->c.buffers;
-  pthread_mutex_lock(&r->lock);
-  while (r->err.status == MM_OK && (r->next <= r->given || r->left[buffer] > 0)) pthread_cond_wait(&r->ready, &r->lock);
-  bool ok = r->err.status == MM_OK;
-  if (!ok && err && err->status == MM_OK) *err = r->err;
-  pthread_mutex_unlock(&r->lock);
-  if (!ok) return false;
+  const size_t buffer = r->given % r->c.buffers;
   const window *w = &r->window[r->given++];
   *out = (mm_chunk){r->c.ring + buffer * r->c.chunk, w->file, w->offset, w->bytes, w->first, w->count};
   return true;
@@ -285,16 +373,11 @@ void mm_reader_release(mm_reader *r) {
   pthread_mutex_unlock(&r->lock);
 }
 
-static pthread_mutex_t total_lock = PTHREAD_MUTEX_INITIALIZER;
-static mm_read_stats total;
-static double first_opened;
-
-static void add_total(const mm_reader *r) {
-  pthread_mutex_lock(&total_lock);
-  if (first_opened == 0 || r->opened < first_opened) first_opened = r->opened;
-  for (int i = 0; i < MM_READ_PATHS; i++) total.bytes[i] += r->bytes[i];
-  total.seconds = now() - first_opened;
-  pthread_mutex_unlock(&total_lock);
+static void close_source(const mm_reader *r, uint32_t i) {
+  source *s = &r->source[i];
+  if (r->logged && r->c.file[i].path) mm_read_log_keep(r->c.log, r->c.file[i].path, &s->stats);
+  mm_file_close(&s->file);
+  if (s->direct >= 0) close(s->direct);
 }
 
 void mm_reader_close(mm_reader *r) {
@@ -304,49 +387,24 @@ void mm_reader_close(mm_reader *r) {
   pthread_cond_broadcast(&r->room);
   pthread_mutex_unlock(&r->lock);
   for (unsigned i = 0; i < r->threads; i++) pthread_join(r->thread[i], NULL);
-  if (r->threads) add_total(r);
-  for (uint32_t i = 0; i < r->c.files; i++) {
-    mm_file_close(&r->source[i].file);
-    if (r->source[i].direct >= 0) close(r->source[i].direct);
-  }
+  for (uint32_t i = 0; i < r->c.files; i++) close_source(r, i);
+  if (r->logged) mm_read_log_end(r->c.log, mm_read_now());
   pthread_cond_destroy(&r->ready);
   pthread_cond_destroy(&r->room);
   pthread_mutex_destroy(&r->lock);
   free(r->source);
   free(r->window);
   free(r->left);
+  free(r->unhashed);
   free(r->thread);
   free(r);
 }
 
 mm_read_stats mm_reader_stats(const mm_reader *r) {
   mm_reader *open = (mm_reader *)(uintptr_t)r; /* its lock */
-  mm_read_stats s = {.seconds = now() - r->opened};
   pthread_mutex_lock(&open->lock);
-  memcpy(s.bytes, r->bytes, sizeof s.bytes);
+  mm_read_stats s = r->stats;
   pthread_mutex_unlock(&open->lock);
+  s.seconds = mm_read_now() - r->opened;
   return s;
-}
-
-mm_read_stats mm_reader_total(void) {
-  pthread_mutex_lock(&total_lock);
-  mm_read_stats s = total;
-  pthread_mutex_unlock(&total_lock);
-  return s;
-}
-
-char *mm_read_text(char *out, size_t cap, const mm_read_stats *s) {
-  uint64_t sum = 0;
-  unsigned paths = 0;
-  for (int i = 0; i < MM_READ_PATHS; i++) sum += s->bytes[i], paths += s->bytes[i] > 0;
-  out[0] = 0;
-  if (sum == 0) return out;
-  double gb = (double)sum * 1e-9;
-  size_t at = (size_t)snprintf(out, cap, "%.*f GB in %.2f s, %.1f GB/s", gb < 1 ? 3 : 1, gb, s->seconds, gb / s->seconds);
-  for (int i = 0; i < MM_READ_PATHS; i++) {
-    if (s->bytes[i] == 0 || at >= cap) continue;
-    at += (size_t)snprintf(out + at, cap - at, ", %s", mm_read_path_name((mm_read_path)i));
-    if (paths > 1 && at < cap) at += (size_t)snprintf(out + at, cap - at, " %.0f %%", 100 * (double)s->bytes[i] / (double)sum);
-  }
-  return out;
 }
