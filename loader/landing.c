@@ -14,11 +14,9 @@ bool mm_landing_place(mm_landing_plan *p, uint64_t bytes, bool zero, uint64_t *a
   *at = p->bytes;
   p->bytes = mm_round_up(*at + bytes + MM_LANDING_ALIGN, MM_LANDING_ALIGN);
   const uint64_t from = zero ? *at : *at + bytes;
-  mm_hole *last = p->holes ? &p->hole[p->holes - 1] : NULL;
-  if (last && last->at + last->bytes == from)
-    last->bytes = p->bytes - last->at;
-  else
-    p->hole[p->holes++] = (mm_hole){from, p->bytes - from};
+  const bool joined = p->holes > 0 && p->hole[p->holes - 1].at + p->hole[p->holes - 1].bytes == from;
+  if (!joined) p->hole[p->holes++].at = from;
+  p->hole[p->holes - 1].bytes = p->bytes - p->hole[p->holes - 1].at;
   return true;
 }
 

@@ -8,6 +8,7 @@
 #include "formats/option.h"
 #include "formats/pool.h"
 #include "runtime/engine.h"
+#include "runtime/load_bar.h"
 #include "runtime/text/tokenizer.h"
 #include "runtime/text/utf8.h"
 
@@ -19,7 +20,7 @@ typedef struct run_args {
   const char *dir, *prompt, *prompt_file, *device, *act_quant, *kv; /* act_quant: NULL where not given */
   double temperature, top_p, min_p, repetition, presence, frequency;
   uint64_t top_k, seed, max_tokens, max_model_len, threads; /* max_model_len and threads: 0 where not given */
-  bool added_tokens, ignore_eos, quiet;
+  bool added_tokens, ignore_eos, quiet, verbose, verify;
 } run_args;
 
 typedef struct run {
@@ -27,6 +28,8 @@ typedef struct run {
   mm_shards shards;
   mm_tokenizer *tokenizer;
   mm_sampling sampling;
+  mm_read_log *log;
+  mm_load_bar *bar;
   mm_engine *engine;
   int32_t *prompt; /* [prompt_count] */
   size_t prompt_count;
@@ -142,10 +145,13 @@ static bool open_engine(run *r, mm_err *err) {
                                    .max_positions = (uint32_t)r->prompt_count + r->budget},
                         .threads = threads,
                         .never = r->never,
+                        .verify = r->a->verify,
+                        .log = r->log,
                         .kv_fp8 = strcmp(r->a->kv, "fp8") == 0,
                         .kv_bf16 = strcmp(r->a->kv, "bf16") == 0};
   if (!c.ops) return false;
   c.act_quant = r->act_quant = r->a->act_quant ? strcmp(r->a->act_quant, "on") == 0 : c.ops->act_quant;
+  if (!r->a->quiet) r->bar = mm_load_bar_open(r->log);
   r->engine = mm_engine_open(&r->shards, &c, err);
   return r->engine;
 }
@@ -161,7 +167,7 @@ static bool run_open(run *r, mm_err *err) {
                               .presence = r->a->presence,
                               .frequency = r->a->frequency};
   double start = now();
-  if (!mm_sampling_check(&r->sampling, 0, err)) return false;
+  if (!mm_sampling_check(&r->sampling, 0, err) || !(r->log = mm_read_log_open(err))) return false;
   if (!mm_shards_open(&r->shards, r->a->dir, err)) return false;
   if (!(r->is_end = mm_calloc(r->shards.pack.model.vocab, sizeof *r->is_end, err))) return false;
   if (!open_tokenizer(r, err) || !read_prompt(r, err) || !set_budget(r, err)) return false;
@@ -172,7 +178,9 @@ static bool run_open(run *r, mm_err *err) {
 }
 
 static void run_close(run *r) {
+  mm_load_bar_close(r->bar);
   mm_engine_close(r->engine);
+  mm_read_log_close(r->log);
   mm_tokenizer_close(r->tokenizer);
   mm_shards_close(&r->shards);
   free(r->prompt);
@@ -208,7 +216,10 @@ static bool prefill(run *r, int32_t *first, mm_err *err) {
     rows = (uint32_t)mm_min(PREFILL_ROWS, count - at);
     if (!step(r, r->prompt + at, rows, at, at + rows == count, err)) return false;
   }
-  if (!collect(r, first, err)) return false;
+  const bool collected = collect(r, first, err);
+  mm_load_bar_close(r->bar);
+  r->bar = NULL;
+  if (!collected) return false;
   r->prefill_s = now() - start;
   return true;
 }
@@ -243,18 +254,38 @@ static bool generate(run *r, int32_t id, bool *ended, mm_err *err) {
   return put_bytes(r, "", 0, err);
 }
 
+/* How it was loaded: by a device that reads for itself, or mapped. */
+static const char *load_text(const run *r, char *out, size_t cap) {
+  char read[160];
+  const mm_read_stats s = mm_read_log_stats(r->log);
+  if (mm_read_bytes(&s))
+    snprintf(out, cap, "%s", mm_read_text(read, sizeof read, &s));
+  else
+    snprintf(out, cap, "in %.2f s%s", r->load_s, r->a->verify ? ", digests checked" : "");
+  return out;
+}
+
+static void tell(const run *r, bool ended) {
+  char text[200];
+  fprintf(stderr, "prompt %zu tokens at %.1f/s, %u new tokens at %.1f/s up to %s, loaded %s, --act-quant %s\n", r->prompt_count,
+          (double)r->prompt_count / r->prefill_s, r->generated, (double)(r->generated - 1) / r->decode_s,
+          ended                           ? "an end token"
+          : r->budget == r->a->max_tokens ? "--max-tokens"
+                                          : "--max-model-len",
+          load_text(r, text, sizeof text), r->act_quant ? "on" : "off");
+  const char *path;
+  mm_read_stats s;
+  for (size_t i = 0; r->a->verbose && mm_read_log_file(r->log, i, &path, &s); i++)
+    fprintf(stderr, "%s: %s\n", path, mm_read_text(text, sizeof text, &s));
+  if (r->a->verbose) fprintf(stderr, "opened in %.2f s, first token %.2f s later\n", r->load_s, r->prefill_s);
+}
+
 static bool run_all(const run_args *a, mm_err *err) {
   run r = {.a = a};
   bool ended;
   int32_t first;
   bool ok = run_open(&r, err) && prefill(&r, &first, err) && generate(&r, first, &ended, err);
-  if (ok && !a->quiet)
-    fprintf(stderr, "prompt %zu tokens at %.1f/s, %u new tokens at %.1f/s up to %s, loaded in %.2f s, --act-quant %s\n", r.prompt_count,
-            (double)r.prompt_count / r.prefill_s, r.generated, (double)(r.generated - 1) / r.decode_s,
-            ended                         ? "an end token"
-            : r.budget == r.a->max_tokens ? "--max-tokens"
-                                          : "--max-model-len",
-            r.load_s, r.act_quant ? "on" : "off");
+  if (ok && !a->quiet) tell(&r, ended);
   run_close(&r);
   return ok;
 }
@@ -288,7 +319,9 @@ int main(int argc, char **argv) {
       {"kv-cache-dtype", NULL, 0, MM_OPT_STR, &a.kv, "TYPE",
        "of cached keys and values, fp8 on cuda: e4m3 (auto: the device's own, f32 on cpu and bf16 on cuda)", "auto|bf16|fp8", 0, 0},
       {"threads", NULL, 't', MM_OPT_U64, &a.threads, "N", "CPU threads per rank (CPUs / ranks)", NULL, 1, 1024},
-      {"quiet", NULL, 'q', MM_OPT_FLAG, &a.quiet, NULL, "no summary on stderr", NULL, 0, 0},
+      {"verify-on-load", NULL, 0, MM_OPT_FLAG, &a.verify, NULL, "check the digests of all weights while they are loaded", NULL, 0, 0},
+      {"verbose", NULL, 'v', MM_OPT_FLAG, &a.verbose, NULL, "say how each file was read", NULL, 0, 0},
+      {"quiet", NULL, 'q', MM_OPT_FLAG, &a.quiet, NULL, "no bar and no summary on stderr", NULL, 0, 0},
   };
   const mm_program program = {
       .name = "minimax-run",

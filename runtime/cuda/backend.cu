@@ -65,7 +65,7 @@ void plan_step(mm_backend *b, const mm_batch *batch) {
 /* Whether it is recorded, or to be: once its sizes have their place, since making one drops what was recorded. */
 void plan_mode(mm_backend *b) {
   if (!b->decode || b->outs != b->rows || b->rows > kBuckets[sizeof kBuckets / sizeof *kBuckets - 1]) return;
-  if (b->c.eager || b->unrecorded || b->rehearses) return;
+  if (b->c.eager || b->unrecorded || b->rehearses || b->loading) return;
   b->graph = &b->graphs[{b->rows, b->ending}];
   if (b->graph->exec) {
     b->mode = REPLAY;
@@ -112,7 +112,26 @@ void start_ops(mm_backend *b) {
   b->inputs.decode = b->decode;
 }
 
+/* Steps before all weights are there wait for them on the way, and are not recorded. */
+bool look_at_load(mm_backend *b, mm_err *err) {
+  bool ready = false;
+  if (!b->loading || b->rehearses) return true;
+  if (!b->loading->poll(&ready, err)) return false;
+  if (ready) b->loading.reset();
+  return true;
+}
+
+/* What the stream is given from here on finds the group there. */
+void wait_for_weights(mm_backend *b, uint32_t group) {
+  if (!b->loading || b->rehearses || b->err.status != MM_OK) return;
+  if (!b->loading->wait(group, b->stream, &b->err)) b->failed = "load";
+}
+
+/* Nothing is told of a step that ran while weights arrived before they have all been found good. */
+bool loaded(mm_backend *b, mm_err *err) { return !b->loading || b->rehearses || b->loading->finish(err); }
+
 bool cuda_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
+  if (!look_at_load(b, err)) return false;
   plan_step(b, batch);
   if (!grow_logits(b, b->outs, err)) return false;
   plan_mode(b), start_ops(b), b->kept.clear();
@@ -207,7 +226,7 @@ bool cuda_end(mm_backend *b, float *out, mm_err *err) {
           cudaMemcpyAsync(out, b->logits, (size_t)b->wanted * b->c.weights->vocab_rows * sizeof(float), cudaMemcpyDeviceToHost, b->stream),
           "copy logits");
   check(b, cudaStreamSynchronize(b->stream), "step");
-  return succeeded(b, err);
+  return succeeded(b, err) && loaded(b, err);
 }
 
 void choose_tokens(mm_backend *b) {
@@ -239,7 +258,7 @@ bool cuda_choose(mm_backend *b, mm_err *err) {
 bool cuda_collect(mm_backend *b, int32_t *id, mm_err *err) {
   const step_memory *m = b->queued.front();
   b->queued.pop_front();
-  const bool done = mm_cu_check(cudaEventSynchronize(m->done), "step", err);
+  const bool done = mm_cu_check(cudaEventSynchronize(m->done), "step", err) && loaded(b, err);
   if (done) memcpy(id, m->id, m->outs * sizeof *id);
   if (!done) b->queued.clear();
   return done;
@@ -256,6 +275,7 @@ bool begin_op(mm_backend *b) {
 mm_cu_rows places(const mm_backend *b) { return {b->device.slot, b->device.pos}; }
 
 void cuda_embed(mm_backend *b, mm_act x, const mm_packed *table) {
+  wait_for_weights(b, 0);
   if (later(b, cuda_embed, x, table) || !begin_op(b)) return;
   b->inputs.wrote(x.data);
   const mm_cu_weight &w = b->weight[table];
@@ -264,6 +284,8 @@ void cuda_embed(mm_backend *b, mm_act x, const mm_packed *table) {
                     b->stream),
         "embed");
 }
+
+void cuda_layer(mm_backend *b, uint32_t l) { wait_for_weights(b, mm_cu_group_of_layer(l)); }
 
 void cuda_norm(mm_backend *b, mm_act y, mm_act x, const mm_packed *w, double eps) {
   if (later(b, cuda_norm, y, x, w, eps) || !begin_op(b)) return;
@@ -358,6 +380,7 @@ bool cuda_expert_load(mm_backend *b, uint64_t *load, mm_err *err) {
 }
 
 void cuda_logits(mm_backend *b, mm_act x, const mm_packed *head) {
+  wait_for_weights(b, mm_cu_group_of_head(b->c.model));
   if (later(b, cuda_logits, x, head) || !begin_op(b) || b->outs == 0) return;
   check(b, b->inputs.linear(b->weight[head], {rows_of(x), b->device.out, nullptr, b->logits, b->outs}, b->stream), "logits");
 }
@@ -367,4 +390,5 @@ void cuda_logits(mm_backend *b, mm_act x, const mm_packed *head) {
 const mm_ops mm_ops_cuda = {
     "cuda",   mm_cu_backend_open, mm_cu_backend_close, cuda_act,   cuda_begin,       cuda_embed,      cuda_norm, cuda_linear,
     cuda_gqa, cuda_lightning,     cuda_gated_norm,     cuda_route, cuda_experts,     cuda_combine,    cuda_copy, cuda_logits,
-    cuda_end, cuda_choose,        cuda_collect,        cuda_read,  cuda_expert_load, mm_cu_copy_rate, true};
+    cuda_end, cuda_choose,        cuda_collect,        cuda_read,  cuda_expert_load, mm_cu_copy_rate, true,      cuda_layer,
+    true};

@@ -5,11 +5,13 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <utility>
 #include <vector>
 
 #include "runtime/cuda/device.cuh"
 #include "runtime/cuda/inputs.h"
+#include "runtime/cuda/load.h"
 #include "runtime/cuda/upload.h"
 #include "runtime/ops.h"
 
@@ -55,6 +57,7 @@ enum step_mode { EAGER, CAPTURE, REPLAY };
 struct mm_backend {
   mm_backend_config c;
   mm_cu_memory memory;
+  std::unique_ptr<mm_cu_load> loading; /* NULL from the first step on that finds all weights there */
   cudaStream_t stream = nullptr;
   std::map<const mm_packed *, mm_cu_weight> weight;
   std::map<const mm_packed *, const float *> values; /* as f32: norms, bias, routers that are not bf16 */
@@ -100,6 +103,11 @@ struct mm_backend {
 
   void drop_graphs();
 };
+
+/* Weights arrive in groups: what a step needs before its first layer; what it needs from layer l on until the next begins, that one's first
+ * norm included; the head. */
+inline uint32_t mm_cu_group_of_layer(uint32_t l) { return l + 1; }
+inline uint32_t mm_cu_group_of_head(const mm_model *m) { return m->layers + 1; }
 
 /* Arrays of a step inside one block; returns its bytes. Every step's are uploaded before its kernels, so nothing is left of a step whose
  * rows were others. A span has at least one row, a tile at most 64 of one span. */

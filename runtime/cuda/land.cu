@@ -14,8 +14,21 @@ __global__ void spread_rows(T *to, const T *from, uint64_t first, uint64_t n, ui
   }
 }
 
+/* A block or several of them to a hole. */
+__global__ void zero_holes(char *base, const mm_hole *hole) {
+  const mm_hole h = hole[blockIdx.x];
+  char *const at = base + h.at;
+  const uint64_t ragged = -reinterpret_cast<uintptr_t>(at) & 15, head = ragged < h.bytes ? ragged : h.bytes, words = (h.bytes - head) / 16;
+  uint4 *const word = reinterpret_cast<uint4 *>(at + head);
+  for (uint64_t i = blockIdx.y * (uint64_t)blockDim.x + threadIdx.x; i < words; i += (uint64_t)gridDim.y * blockDim.x)
+    word[i] = make_uint4(0, 0, 0, 0);
+  if (blockIdx.y > 0) return;
+  for (uint64_t i = threadIdx.x; i < head; i += blockDim.x) at[i] = 0;
+  for (uint64_t i = head + 16 * words + threadIdx.x; i < h.bytes; i += blockDim.x) at[i] = 0;
+}
+
 template <class T>
-cudaError_t spread(char *to, const mm_cu_landing &l, const void *from, uint64_t first, uint64_t n, cudaStream_t s) {
+cudaError_t spread(char *to, const mm_landing &l, const void *from, uint64_t first, uint64_t n, cudaStream_t s) {
   spread_rows<T><<<kBlocks, kThreads, 0, s>>>(reinterpret_cast<T *>(to), static_cast<const T *>(from), first / sizeof(T), n / sizeof(T),
                                               l.row / sizeof(T), l.pitch / sizeof(T));
   return cudaGetLastError();
@@ -36,7 +49,7 @@ __global__ void widen_numbers(float *to, const T *from, uint64_t n, float factor
 }
 
 template <class T>
-cudaError_t widen(char *to, const mm_cu_landing &l, const void *from, uint64_t first, uint64_t n, cudaStream_t s) {
+cudaError_t widen(char *to, const mm_landing &l, const void *from, uint64_t first, uint64_t n, cudaStream_t s) {
   widen_numbers<<<kBlocks, kThreads, 0, s>>>(reinterpret_cast<float *>(to) + first / sizeof(T), static_cast<const T *>(from), n / sizeof(T),
                                              l.factor);
   return cudaGetLastError();
@@ -44,9 +57,9 @@ cudaError_t widen(char *to, const mm_cu_landing &l, const void *from, uint64_t f
 
 }  // namespace
 
-cudaError_t mm_cu_land(char *base, const mm_cu_landing &l, const void *from, uint64_t first, uint64_t n, cudaStream_t s) {
+cudaError_t mm_cu_land(char *base, const mm_landing &l, const void *from, uint64_t first, uint64_t n, cudaStream_t s) {
   char *const to = base + l.at;
-  if (l.how == mm_cu_landing::SPREAD) {
+  if (l.how == MM_LAND_SPREAD) {
     const uint64_t all = first | n | l.row | l.pitch | reinterpret_cast<uintptr_t>(from);
     return all % 4 == 0 ? spread<uint32_t>(to, l, from, first, n, s) : spread<uint8_t>(to, l, from, first, n, s);
   }
@@ -58,12 +71,8 @@ cudaError_t mm_cu_land(char *base, const mm_cu_landing &l, const void *from, uin
   }
 }
 
-/* Words of four bytes: rows that lie close hold no others; rows that were spread are put in order with their padding, once all are there.
- */
-cudaError_t mm_cu_land_nibbles(char *base, const mm_cu_landing &l, uint64_t first, uint64_t n, cudaStream_t s) {
-  uint8_t *const codes = reinterpret_cast<uint8_t *>(base + l.at);
-  const bool last = first + n == l.bytes;
-  if (l.how == mm_cu_landing::SPREAD) return last ? mm_cu_reorder(codes, l.bytes / l.row * l.pitch / 4, l.nibbles, s) : cudaSuccess;
-  const uint64_t from = first / 4, to = (first + n) / 4;
-  return to > from ? mm_cu_reorder(codes + from * 4, to - from, l.nibbles, s) : cudaSuccess;
+cudaError_t mm_cu_zero_holes(char *base, const mm_hole *hole, uint64_t holes, cudaStream_t s) {
+  if (holes == 0) return cudaSuccess;
+  zero_holes<<<dim3((unsigned)holes, 16), kThreads, 0, s>>>(base, hole);
+  return cudaGetLastError();
 }

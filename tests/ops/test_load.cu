@@ -1,7 +1,6 @@
 /* Weights by way of the ring and the arena (load.h) beside the plain way, tensor by tensor: every byte on the device is the same, padding
  * and the spare bytes behind included. Planes of every scheme in odd shapes, in memory and in a file, through rings so small that planes,
- * rows and words are cut anywhere; then the packed checkpoints under $MM_GPU_MODELS as a whole. And how fast it is, from the page cache and
- * from disk, beside the pinned copies and the plain reads of the same run. */
+ * rows and words are cut anywhere; then the packed checkpoints under $MM_GPU_MODELS as a whole. */
 #include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -9,18 +8,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <memory>
 
-#include "runtime/cuda/load.h"
-#include "tests/ops/gpu.h"
-#include "tests/ops/whole.h"
+#include "tests/ops/load_files.h"
 
 /* ---- the same bytes ---- */
-
-struct named {
-  const mm_packed *w;
-  std::string name;
-};
 
 /* `bytes` of device memory and the 256 behind them. */
 static std::vector<uint8_t> bytes_at(const void *p, size_t bytes) {
@@ -55,14 +48,12 @@ static bool same_load(const std::vector<named> &matrices, const std::vector<name
   mm_cu_memory arena;
   std::vector<mm_cu_weight> weight(matrices.size());
   std::vector<const float *> value(vectors.size());
-  for (size_t i = 0; i < matrices.size(); i++) must(load.matrix(matrices[i].w, matrices[i].name.c_str(), &weight[i], &err), err);
-  for (size_t i = 0; i < vectors.size(); i++) must(load.values(vectors[i].w, vectors[i].name.c_str(), &value[i], &err), err);
+  for (size_t i = 0; i < matrices.size(); i++) must(load.matrix(matrices[i].w, matrices[i].name.c_str(), 0, &weight[i], &err), err);
+  for (size_t i = 0; i < vectors.size(); i++) must(load.values(vectors[i].w, vectors[i].name.c_str(), 0, &value[i], &err), err);
   must(load.start(config, &err), err);
-  poison_heap(load.arena_bytes + 256);
-  must(load.run(&arena, &err), err);
-  uint64_t bytes = 0;
-  for (uint64_t b : load.stats.bytes) bytes += b;
-  *read = load.file_bytes ? (double)bytes / (double)load.file_bytes : 1;
+  poison_heap(load.plan.bytes + (64 << 20));
+  must(load.open(&arena, &err) && load.finish(&err), err);
+  *read = load.plan.file_bytes ? (double)mm_read_bytes(&load.stats) / (double)load.plan.file_bytes : 1;
   bool same = arena.block.size() == 1;
   for (size_t i = 0; i < matrices.size(); i++) {
     mm_cu_memory plain;
@@ -154,40 +145,6 @@ struct odd_weights {
   }
 };
 
-static std::string scratch_file(const char *name) {
-  const char *dir = getenv("MM_LOAD_DIR");
-  if (!dir) dir = getenv("TMPDIR");
-  return std::string(dir ? dir : "/tmp") + "/" + name;
-}
-
-/* A file on disk and in memory. */
-struct mapped_file {
-  std::string path;
-  mm_file file = MM_FILE_NONE;
-  mm_map map = {};
-  explicit mapped_file(const std::string &p) : path(p) {}
-  void open() {
-    mm_err err = {};
-    must(mm_file_open(&file, path.c_str(), &err) && mm_map_open(&map, &file, path.c_str(), &err), err);
-  }
-  ~mapped_file() {
-    mm_map_close(&map);
-    mm_file_close(&file);
-    unlink(path.c_str());
-  }
-};
-
-static void write_all(const std::string &path, const std::vector<uint8_t> &bytes, uint64_t times) {
-  FILE *f = fopen(path.c_str(), "wb");
-  bool ok = f != nullptr;
-  for (uint64_t i = 0; ok && i < times; i++) ok = fwrite(bytes.data(), 1, bytes.size(), f) == bytes.size();
-  ok = ok && fflush(f) == 0 && fsync(fileno(f)) == 0;
-  if (!ok || fclose(f) != 0) {
-    perror(path.c_str());
-    exit(1);
-  }
-}
-
 static void check_odd_shapes() {
   static const mm_cu_load_config rings[] = {{2, 4096, 4096, 1, 1},
                                             {5, 8192, 4096, 3, 2},
@@ -227,8 +184,8 @@ static void check_random() {
   norm.plane[0] = nullptr;
   mm_cu_weight a, b, c;
   const float *v;
-  must(load.matrix(read, "read", &a, &err) && load.matrix(&made, "made", &b, &err) && load.values(&norm, "norm", &v, &err), err);
-  must(load.start({}, &err) && load.run(&arena, &err), err);
+  must(load.matrix(read, "read", 0, &a, &err) && load.matrix(&made, "made", 1, &b, &err) && load.values(&norm, "norm", 1, &v, &err), err);
+  must(load.start({}, &err) && load.open(&arena, &err) && load.finish(&err), err);
   mm_cu_memory plain;
   must(mm_cu_upload(&plain, read, "read", &c, &err), err);
   CUDA_OK(cudaDeviceSynchronize());
@@ -249,7 +206,7 @@ static void check_bad_files() {
     mm_cu_load load;
     mm_cu_memory arena;
     std::vector<mm_cu_weight> weight(w.matrices.size());
-    for (size_t i = 0; i < weight.size(); i++) must(load.matrix(w.matrices[i].w, "w", &weight[i], &err), err);
+    for (size_t i = 0; i < weight.size(); i++) must(load.matrix(w.matrices[i].w, "w", 0, &weight[i], &err), err);
     bool ok = true;
     if (!cut) { /* before it is opened again */
       write_all(f.path, {1, 2, 3}, 1);
@@ -259,11 +216,84 @@ static void check_bad_files() {
       small.buffers = 2, small.chunk = small.piece = 4096, small.in_flight = 1, small.threads = 1;
       must(load.start(small, &err), err);
       if (truncate(f.path.c_str(), 3 * 4096) != 0) exit(1);
-      ok = load.run(&arena, &err);
+      ok = load.open(&arena, &err) && load.finish(&err);
     }
     report_true(std::string("load: ") + (cut ? "a file cut while it is read" : "another file") + ": " + err.code,
                 !ok && strstr(err.text, f.path.c_str()) && !strcmp(err.code, cut ? "E_SHORT_READ" : "E_CHANGED"));
   }
+}
+
+/* Groups that are waited for one after the other, while a slow ring fills: what a stream copies from then on is all there. */
+static void check_groups() {
+  mm_cu_load_config slow;
+  slow.buffers = 3, slow.chunk = slow.piece = 8192, slow.in_flight = 2, slow.threads = 1;
+  mapped_file f(scratch_file("mm-load-groups"));
+  odd_weights w;
+  w.make();
+  write_all(f.path, w.bytes, 1);
+  f.open(), w.set(f.map.data);
+  mm_err err = {};
+  mm_cu_memory arena, copies;
+  mm_cu_load load;
+  const size_t n = w.matrices.size();
+  std::vector<mm_cu_weight> weight(n);
+  std::vector<uint8_t *> copy(n);
+  cudaStream_t s;
+  CUDA_OK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+  for (size_t i = 0; i < n; i++) must(load.matrix(w.matrices[i].w, "w", (uint32_t)i, &weight[i], &err), err);
+  bool after = false;
+  load.after((uint32_t)n / 2, [&](cudaStream_t) {
+    after = true;
+    return cudaSuccess;
+  });
+  must(load.start(slow, &err), err);
+  poison_heap(load.plan.bytes + (64 << 20));
+  must(load.open(&arena, &err), err);
+  bool in_time = true;
+  for (size_t i = 0; i < n; i++) {
+    const size_t bytes = (size_t)weight[i].lead * weight[i].n * weight[i].pitch;
+    must(load.wait((uint32_t)i, s, &err), err);
+    in_time = in_time && (i < n / 2 || after);
+    must((copy[i] = copies.array<uint8_t>(bytes, &err)) != nullptr, err);
+    CUDA_OK(cudaMemcpyAsync(copy[i], weight[i].data, bytes, cudaMemcpyDeviceToDevice, s));
+  }
+  bool ready = false;
+  must(load.finish(&err) && load.poll(&ready, &err), err);
+  CUDA_OK(cudaStreamSynchronize(s));
+  bool same = true;
+  for (size_t i = 0; i < n; i++) {
+    const size_t bytes = (size_t)weight[i].lead * weight[i].n * weight[i].pitch;
+    mm_cu_memory plain;
+    mm_cu_weight want;
+    must(mm_cu_upload(&plain, w.matrices[i].w, "w", &want, &err), err);
+    const auto a = bytes_at(want.data, bytes), b = bytes_at(copy[i], bytes);
+    same = same && std::equal(a.begin(), a.begin() + (long)bytes, b.begin()); /* the copy has no zeros of the arena's behind it */
+  }
+  CUDA_OK(cudaStreamDestroy(s));
+  report_true("load: " + std::to_string(n) + " groups, each whole from its wait on; what is queued after one comes before",
+              same && ready && in_time);
+}
+
+/* A load that is ended while it goes on, at every stage: nothing hangs, and nothing is written behind the arena's end. */
+static void check_ended() {
+  for (int stage = 0; stage < 6; stage++) {
+    mapped_file f(scratch_file("mm-load-ended"));
+    odd_weights w;
+    w.make();
+    write_all(f.path, w.bytes, 1);
+    f.open(), w.set(f.map.data);
+    mm_err err = {};
+    mm_cu_memory arena;
+    mm_cu_load load;
+    mm_cu_load_config slow;
+    slow.buffers = 3, slow.chunk = slow.piece = 4096, slow.in_flight = 2, slow.threads = 2;
+    std::vector<mm_cu_weight> weight(w.matrices.size());
+    for (size_t i = 0; i < weight.size(); i++) must(load.matrix(w.matrices[i].w, "w", (uint32_t)i, &weight[i], &err), err);
+    if (stage > 0) must(load.start(slow, &err), err);
+    if (stage > 1) must(load.open(&arena, &err), err);
+    if (stage > 2) must(load.wait((uint32_t)(stage - 3), 0, &err), err);
+  }
+  report_true("load: ended before, while and after it reads", true);
 }
 
 /* ---- checkpoints ---- */
@@ -299,193 +329,57 @@ static void check_checkpoint(const std::string &dir) {
   mm_shards_close(&shards);
 }
 
+/* A byte of a copy is changed: with digests the first step says where, and so does every later one; without them nobody knows. */
+static void check_digests(const std::string &dir) {
+  namespace fs = std::filesystem;
+  const std::string copy = scratch_file("mm-load-digests"), part = copy + "/model-rank-00000-part-00000.safetensors";
+  fs::remove_all(copy);
+  fs::copy(dir, copy, fs::copy_options::recursive);
+  const uint64_t size = fs::file_size(part);
+  bool named = true, good = true, others = true;
+  for (int damaged = 0; damaged < 2; damaged++) {
+    if (damaged) {
+      FILE *file = fopen(part.c_str(), "r+b");
+      const long at = (long)(size - 1 - g_rng.below((uint32_t)std::min<uint64_t>(size / 2, 4 << 20)));
+      if (!file || fseek(file, at, SEEK_SET) != 0) exit(1);
+      const int c = fgetc(file);
+      if (fseek(file, at, SEEK_SET) != 0 || fputc(c ^ 1, file) == EOF || fclose(file) != 0) exit(1);
+    }
+    for (int verify = 0; verify < 2; verify++) {
+      mm_err err = {};
+      mm_shards shards;
+      mm_engine_config c = {};
+      c.ops = &mm_ops_cuda, c.limits = {8, 1, 64}, c.threads = 1, c.verify = verify;
+      must(mm_shards_open(&shards, copy.c_str(), &err), err);
+      mm_engine *e = mm_engine_open(&shards, &c, &err);
+      must(e != nullptr, err);
+      const int32_t id = 1;
+      const mm_span span = {0, 0, 1, 0};
+      mm_batch batch = {};
+      batch.tokens = 1, batch.id = &id, batch.span_count = 1, batch.span = &span;
+      for (int step = 0; step < 2; step++) {
+        mm_err now = {};
+        const bool ok = mm_engine_step(e, &batch, nullptr, &now);
+        if (damaged && verify)
+          named = named && !ok && now.status == MM_INTEGRITY && !strcmp(now.code, "E_DIGEST") && strstr(now.text, part.c_str());
+        else
+          (damaged ? others : good) &= ok;
+      }
+      mm_engine_close(e);
+      mm_shards_close(&shards);
+    }
+  }
+  fs::remove_all(copy);
+  report_true("load with digests: a changed byte ends each step with its block's place; a whole checkpoint runs", named && good && others);
+}
+
 void test_load() {
   check_odd_shapes();
   check_random();
   check_bad_files();
-  for (const std::string &dir : model_folders()) check_checkpoint(dir);
-}
-
-/* ---- how fast ---- */
-
-using clock_type = std::chrono::steady_clock;
-static double since(clock_type::time_point t) { return std::chrono::duration<double>(clock_type::now() - t).count(); }
-
-/* Bytes a second of copies of 8 MiB from registered memory, best of five. */
-static double pinned_rate() {
-  constexpr size_t kChunk = (size_t)8 << 20, kRing = 16 * kChunk, kTimes = 512;
-  void *host = mmap(nullptr, kRing, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  madvise(host, kRing, MADV_HUGEPAGE);
-  memset(host, 1, kRing);
-  char *to;
-  cudaStream_t s;
-  CUDA_OK(cudaHostRegister(host, kRing, cudaHostRegisterDefault));
-  CUDA_OK(cudaMalloc(&to, kRing));
-  CUDA_OK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
-  double best = 0;
-  for (int i = 0; i < 5; i++) {
-    const auto from = clock_type::now();
-    for (size_t k = 0; k < kTimes; k++) {
-      const size_t at = k % 16 * kChunk;
-      CUDA_OK(cudaMemcpyAsync(to + at, static_cast<char *>(host) + at, kChunk, cudaMemcpyHostToDevice, s));
-    }
-    CUDA_OK(cudaStreamSynchronize(s));
-    best = std::max(best, (double)(kTimes * kChunk) / since(from));
-  }
-  CUDA_OK(cudaStreamDestroy(s));
-  CUDA_OK(cudaFree(to));
-  CUDA_OK(cudaHostUnregister(host));
-  munmap(host, kRing);
-  return best;
-}
-
-/* Bytes a second of one thread that reads the first `bytes` past the page cache, 16 MiB at a time; 0 where that cannot be. */
-static double direct_rate(const std::string &path, uint64_t bytes) {
-  constexpr size_t kRead = (size_t)16 << 20;
-  const int fd = open(path.c_str(), O_RDONLY | O_DIRECT);
-  if (fd < 0) return 0;
-  void *to = aligned_alloc(4096, kRead);
-  memset(to, 1, kRead);
-  uint64_t done = 0;
-  const auto from = clock_type::now();
-  for (ssize_t got; done < bytes && (got = pread(fd, to, kRead, (off_t)done)) > 0;) done += (uint64_t)got;
-  const double s = since(from);
-  free(to), close(fd);
-  return (double)done / s;
-}
-
-/* Layers of M2's shapes, as many as a file of so many bytes holds. */
-struct layers {
-  std::vector<mm_packed> packed;
-  std::vector<named> matrices, vectors;
-  uint64_t bytes = 0;
-
-  bool add(const uint8_t *base, uint64_t size, const char *scheme, uint32_t lead, uint32_t n, uint32_t k) {
-    mm_packed w = {};
-    w.scheme = mm_scheme_find(scheme), w.lead = lead, w.n = n, w.k = k;
-    uint64_t at = bytes;
-    for (unsigned p = 0; p < w.scheme->plane_count; p++) {
-      w.cell[p] = w.scheme->plane[p].cell, w.plane[p] = base + at;
-      at = mm_round_up(at + lead * mm_plane_elements(n, k, w.cell[p]) * mm_dtype_size(w.scheme->plane[p].dtype), 4);
-    }
-    if (at > size) return false;
-    bytes = at, packed.push_back(w);
-    return true;
-  }
-  void make(const uint8_t *base, uint64_t size, const char *scheme) {
-    while (add(base, size, scheme, 256, 3072, 3072) && add(base, size, scheme, 256, 3072, 1536) &&
-           add(base, size, "block_fp8", 1, 8192, 3072) && add(base, size, "block_fp8", 1, 3072, 6144) &&
-           add(base, size, "bf16", 1, 3072, 1) && add(base, size, "bf16", 1, 256, 3072))
-      continue;
-    for (const mm_packed &w : packed) (w.k == 1 ? vectors : matrices).push_back({&w, "layer"});
-  }
-};
-
-struct timed {
-  double seconds = 0;
-  mm_read_stats stats = {};
-  uint64_t bytes = 0;
-};
-
-static timed time_load(const std::vector<named> &matrices, const std::vector<named> &vectors, const mm_cu_load_config &config) {
-  mm_err err = {};
-  mm_cu_load load;
-  mm_cu_memory arena;
-  std::vector<mm_cu_weight> weight(matrices.size());
-  std::vector<const float *> value(vectors.size());
-  const auto from = clock_type::now();
-  for (size_t i = 0; i < matrices.size(); i++) must(load.matrix(matrices[i].w, "w", &weight[i], &err), err);
-  for (size_t i = 0; i < vectors.size(); i++) must(load.values(vectors[i].w, "v", &value[i], &err), err);
-  must(load.start(config, &err) && load.run(&arena, &err), err);
-  return {since(from), load.stats, load.file_bytes};
-}
-
-static void print_load(const char *what, const timed &t, const mm_cu_load_config &c, double ceiling, const char *of) {
-  char text[200];
-  printf("load %s, ring %u x %zu MiB, %u in flight, %u threads, reads of %zu KiB: %.3f s, %.1f GB/s, %.2f of %s (%s)\n", what, c.buffers,
-         c.chunk >> 20, c.in_flight, c.threads, c.piece >> 10, t.seconds, (double)t.bytes / t.seconds * 1e-9,
-         (double)t.bytes / t.seconds / ceiling, of, mm_read_text(text, sizeof text, &t.stats));
-}
-
-/* Only read into the ring, nothing copied. */
-static void print_reader_alone(const mapped_file &f, uint64_t bytes, const mm_cu_load_config &c, unsigned threads) {
-  mm_err err = {};
-  const mm_read_file file = {f.path.c_str(), nullptr, 0, nullptr};
-  mm_read_want want = {0, 0, bytes, 0};
-  void *ring = mmap(nullptr, c.buffers * c.chunk, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  madvise(ring, c.buffers * c.chunk, MADV_HUGEPAGE);
-  memset(ring, 1, c.buffers * c.chunk);
-  const mm_reader_config config = {&file, 1, &want, 1, static_cast<uint8_t *>(ring), c.buffers, c.chunk, c.piece, threads, MM_READ_PROBE};
-  mm_reader *r = mm_reader_open(&config, &err);
-  must(r != nullptr, err);
-  mm_chunk chunk;
-  for (;;) {
-    must(mm_reader_next(r, &chunk, &err), err);
-    if (!chunk.data) break;
-    mm_reader_release(r);
-  }
-  const mm_read_stats s = mm_reader_stats(r);
-  char text[200];
-  printf("reading alone, %u threads: %s\n", threads, mm_read_text(text, sizeof text, &s));
-  mm_reader_close(r);
-  munmap(ring, c.buffers * c.chunk);
-}
-
-/* $MM_LOAD_GB (16) in a file below $MM_LOAD_DIR, $TMPDIR or /tmp. */
-void bench_load() {
-  const char *gb = getenv("MM_LOAD_GB");
-  const uint64_t size = (gb ? strtoull(gb, nullptr, 10) : 16) * 1000000000 / 4096 * 4096, block = (uint64_t)64 << 20;
-  const double pinned = pinned_rate();
-  printf("pinned host to device: %.1f GB/s\n", pinned * 1e-9);
-  mapped_file f(scratch_file("mm-load-bench"));
-  std::vector<uint8_t> random(block);
-  for (size_t i = 0; i < block; i += 8) {
-    const uint64_t v = g_rng.next();
-    memcpy(&random[i], &v, 8);
-  }
-  write_all(f.path, random, size / block);
-  f.open();
-  const mm_cu_load_config rings[] = {{24, 8u << 20, 1u << 20, 16, 6},  {24, 8u << 20, 1u << 20, 8, 6},   {24, 8u << 20, 1u << 20, 12, 6},
-                                     {8, 8u << 20, 1u << 20, 12, 3},   {12, 4u << 20, 1u << 19, 12, 6},  {32, 4u << 20, 1u << 20, 16, 8},
-                                     {16, 16u << 20, 1u << 20, 16, 4}, {32, 16u << 20, 2u << 20, 16, 6}, {24, 8u << 20, 8u << 20, 16, 6},
-                                     {24, 8u << 20, 1u << 18, 16, 6}};
-  const mm_cu_load_config usual = rings[0];
-  layers m2, int4, nvfp4;
-  m2.make(f.map.data, f.map.size, "block_fp8"), int4.make(f.map.data, f.map.size, "w4a16"), nvfp4.make(f.map.data, f.map.size, "nvfp4");
-  time_load(m2.matrices, m2.vectors, usual); /* kernels are loaded, clocks are up */
-  for (const mm_cu_load_config &c : rings) print_load("block_fp8", time_load(m2.matrices, m2.vectors, c), c, pinned, "pinned");
-  print_load("w4a16", time_load(int4.matrices, int4.vectors, usual), usual, pinned, "pinned");
-  print_load("nvfp4", time_load(nvfp4.matrices, nvfp4.vectors, usual), usual, pinned, "pinned");
-  for (unsigned threads : {1u, 4u, 8u, 16u}) print_reader_alone(f, m2.bytes, usual, threads);
-  {
-    const size_t few = std::min<size_t>(m2.matrices.size(), 4); /* a layer */
-    mm_cu_memory memory;
-    mm_err err = {};
-    uint64_t bytes = 0;
-    const auto from = clock_type::now();
-    for (size_t i = 0; i < few; i++) {
-      mm_cu_weight w;
-      must(mm_cu_upload(&memory, m2.matrices[i].w, "w", &w, &err), err);
-      bytes += (uint64_t)w.lead * w.n * w.k;
-    }
-    CUDA_OK(cudaDeviceSynchronize());
-    printf("tensor by tensor from the mapping, page cache: %.1f GB/s\n", (double)bytes / since(from) * 1e-9);
-  }
-  mm_map_close(&f.map); /* pages that are mapped stay in the cache */
-  const auto drop = [&] { posix_fadvise(f.file.fd, 0, 0, POSIX_FADV_DONTNEED); };
-  drop();
-  mm_err err = {};
-  must(mm_map_open(&f.map, &f.file, f.path.c_str(), &err), err);
-  layers cold;
-  cold.make(f.map.data, f.map.size, "block_fp8");
-  const double before = direct_rate(f.path, cold.bytes / 2);
-  const timed t = time_load(cold.matrices, cold.vectors, usual);
-  const double disk = std::max(before, direct_rate(f.path, cold.bytes / 2));
-  if (disk == 0) {
-    printf("no O_DIRECT here\n");
-    return;
-  }
-  printf("O_DIRECT, one thread, before and after: %.2f GB/s at best\n", disk * 1e-9);
-  print_load("block_fp8 from disk", t, usual, disk, "O_DIRECT");
-  printf("page cache afterwards: %s\n", mm_file_cached(f.file.fd, 0, 1 << 20) ? "holds the file's beginning" : "still without the file");
+  check_groups();
+  check_ended();
+  const std::vector<std::string> dirs = model_folders();
+  for (const std::string &dir : dirs) check_checkpoint(dir);
+  if (!dirs.empty()) check_digests(dirs[0]);
 }

@@ -20,6 +20,7 @@
 
 static uint64_t seed = 7;
 static uint64_t draw(uint64_t below) {
+  if (below == 0) abort();
   seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
   return (seed >> 20) % below;
 }

@@ -348,7 +348,7 @@ static void a_log(void **state) {
   uint64_t wanted = 0;
   for (int i = 0; i < 2; i++) {
     job j;
-    mm_read_stats s;
+    mm_read_stats s = {0};
     set_up(&j, 3, 4, 1 << 16, 1 << 14, MM_READ_CACHE);
     j.c.log = log;
     assert_true(read_all(&j, 2, &s, &err));
@@ -391,7 +391,7 @@ static void in_words(void **state) {
 static void mapped_bytes(void **state) {
   (void)state;
   mm_file f;
-  mm_map m;
+  mm_map m = {0};
   mm_err err = {0};
   mm_mapped at;
   assert_true(mm_file_open(&f, path[1], &err) && mm_map_open(&m, &f, path[1], &err));
