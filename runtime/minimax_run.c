@@ -17,7 +17,7 @@
 #define COMPANION_MAX (UINT64_C(16) << 20)
 
 typedef struct run_args {
-  const char *dir, *prompt, *prompt_file, *device, *act_quant, *kv; /* act_quant: NULL where not given */
+  const char *dir, *prompt, *prompt_file, *device, *devices, *act_quant, *kv; /* devices, act_quant: NULL where not given */
   double temperature, top_p, min_p, repetition, presence, frequency;
   uint64_t top_k, seed, max_tokens, max_model_len, threads; /* max_model_len and threads: 0 where not given */
   bool added_tokens, ignore_eos, quiet, verbose, verify;
@@ -137,6 +137,28 @@ static bool open_tokenizer(run *r, mm_err *err) {
   return r->tokenizer;
 }
 
+/* --devices, one number for each rank; NULL without an error where it is not given. free() it. */
+static bool read_devices(const run *r, uint32_t **device, mm_err *err) {
+  const char *at = r->a->devices;
+  const uint32_t ranks = mm_pack_ranks(&r->shards.pack);
+  *device = NULL;
+  if (!at) return true;
+  if (!(*device = mm_calloc(ranks, sizeof **device, err))) return false;
+  uint32_t n = 0;
+  for (bool more = true; more; n++) {
+    char *end;
+    errno = 0;
+    const unsigned long v = strtoul(at, &end, 10);
+    if (n == ranks || end == at || *at < '0' || *at > '9' || errno || v > 1023 || (*end && *end != ',')) break;
+    (*device)[n] = (uint32_t)v;
+    more = *end == ',';
+    at = end + more;
+    if (!more && n + 1 == ranks) return true;
+  }
+  return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL),
+                 "--devices: found \"%s\", expected %u numbers with commas between them, one for each rank", r->a->devices, ranks);
+}
+
 static bool open_engine(run *r, mm_err *err) {
   unsigned threads = (unsigned)(r->a->threads ? r->a->threads : mm_max(1, mm_pool_cpus() / r->shards.pack.tp));
   mm_engine_config c = {.ops = mm_ops_find(r->a->device, err),
@@ -151,8 +173,12 @@ static bool open_engine(run *r, mm_err *err) {
                         .kv_bf16 = strcmp(r->a->kv, "bf16") == 0};
   if (!c.ops) return false;
   c.act_quant = r->act_quant = r->a->act_quant ? strcmp(r->a->act_quant, "on") == 0 : c.ops->act_quant;
+  uint32_t *device;
+  if (!read_devices(r, &device, err)) return free(device), false;
+  c.device = device;
   if (!r->a->quiet) r->bar = mm_load_bar_open(r->log);
   r->engine = mm_engine_open(&r->shards, &c, err);
+  free(device);
   return r->engine;
 }
 
@@ -313,6 +339,7 @@ int main(int argc, char **argv) {
       {"frequency-penalty", NULL, 0, MM_OPT_REAL, &a.frequency, "X", "the same for each time that it holds them (0)", NULL, 0, 0},
       {"seed", NULL, 0, MM_OPT_U64, &a.seed, "N", "of the draws (0)", NULL, 0, 0},
       {"device", NULL, 0, MM_OPT_STR, &a.device, "NAME", "where to compute, cpu unless given", MM_DEVICES, 0, 0},
+      {"devices", NULL, 0, MM_OPT_STR, &a.devices, "LIST", "numbers of the GPUs, one for each rank (0,1,2,...)", NULL, 0, 0},
       {"act-quant", NULL, 0, MM_OPT_STR, &a.act_quant, "WORD",
        "round the inputs of linears as their scheme defines, or not: weights alone are quantised then (on where the device can, else off)",
        "on|off", 0, 0},

@@ -8,6 +8,7 @@
 #include "runtime/cuda/backend.h"
 #include "runtime/cuda/launch.h"
 #include "runtime/cuda/load.h"
+#include "runtime/cuda/peers.h"
 #include "runtime/draw.h"
 #include "runtime/position.h"
 
@@ -200,8 +201,8 @@ struct model_limit {
 bool check_model(const mm_backend_config *c, mm_err *err) {
   const mm_model *m = c->model;
   const mm_where nowhere = mm_at(NULL, NULL);
-  if (c->weights->tp != 1)
-    return mm_fail(err, MM_UNSUPPORTED, "E_TP", nowhere, "found %u ranks; the cuda backend runs one", c->weights->tp);
+  if (c->weights->tp > MM_CU_PEERS)
+    return mm_fail(err, MM_UNSUPPORTED, "E_TP", nowhere, "found %u ranks; the cuda backend runs %u", c->weights->tp, MM_CU_PEERS);
   const model_limit limits[] = {{"hidden", m->hidden, MM_CU_MAX_HIDDEN},
                                 {"heads x head_dim", (uint64_t)m->heads * m->head_dim, MM_CU_MAX_WIDTH},
                                 {"heads per kv head", m->kv_heads ? m->heads / m->kv_heads : 0, 8},
@@ -313,6 +314,8 @@ void mm_backend::drop_graphs() {
 void mm_cu_backend_close(mm_backend *b) {
   if (!b) return;
   b->loading.reset();
+  if (b->stream) cudaStreamSynchronize(b->stream);
+  mm_cu_peers_close(b->peers);
   b->drop_graphs();
   if (b->stream) cudaStreamDestroy(b->stream);
   cudaFree(b->logits);
@@ -327,7 +330,7 @@ void mm_cu_backend_close(mm_backend *b) {
 /* Weights are on their way from their files before the device is asked for anything: its own start takes longer than the first of them.
  * They go on arriving after this returns. */
 mm_backend *mm_cu_backend_open(const mm_backend_config *c, mm_err *err) {
-  if (!check_model(c, err)) return nullptr;
+  if (!check_model(c, err) || !mm_cu_check_cut_inputs(c, err)) return nullptr;
   mm_backend *b = new mm_backend;
   const mm_model *m = c->model;
   b->c = *c;
@@ -343,7 +346,8 @@ mm_backend *mm_cu_backend_open(const mm_backend_config *c, mm_err *err) {
             b->loading->open(&b->memory, &first);
   if (ok) settle_inputs(b);
   ok = ok && open_caches(b, &first) && open_experts(b, &first) && open_batch(b, &first) && open_choice(b, &first) &&
-       open_logits(b, &first) && mm_cu_check(cudaStreamSynchronize(0), "open", &first) && rehearse(b, &first);
+       open_logits(b, &first) && mm_cu_check(cudaStreamSynchronize(0), "open", &first) && mm_cu_open_ranks(b, &first) &&
+       rehearse(b, &first);
   if (ok) return b;
   if (err && err->status == MM_OK) *err = first;
   mm_cu_backend_close(b);

@@ -287,6 +287,7 @@ struct subject {
 };
 static const subject kSubjects[] = {
     {"load", test_load, bench_load},
+    {"peers", test_peers, bench_peers},
     {"linear", test_linear, bench_linear},
     {"experts", test_experts, bench_experts},
     {"attention", test_attention, bench_attention},
@@ -298,6 +299,7 @@ static const subject kSubjects[] = {
     {"sequences", test_sequences, NULL},
     {"models", test_models, NULL},
     {"rounded", test_rounded, NULL},
+    {"ranks", test_ranks, NULL},
 };
 
 int main(int argc, char **argv) {
