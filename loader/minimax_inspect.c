@@ -224,8 +224,7 @@ static bool inspect(const mm_inspect_args *a, mm_err *err) {
   ok = ok && (a->diff ? diff(a, &l, &other, err) : print_listing(a, &l, err));
   close_listing(&l);
   close_listing(&other);
-  bool written = fflush(stdout) == 0 && !ferror(stdout);
-  return ok && (written || mm_fail(err, MM_IO, "E_IO", mm_at("standard output", NULL), "cannot be written"));
+  return ok && mm_program_written(err);
 }
 
 int main(int argc, char **argv) {

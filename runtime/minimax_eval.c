@@ -338,7 +338,7 @@ int main(int argc, char **argv) {
   mm_output_place place = place_of(a.logits ? a.logits : a.collect, apart); /* refused before the work */
   bool ok = (!place.path || mm_output_check(&place, &err)) && mm_shards_open(&e.shards, a.dir, &err) &&
             (a.ids ? run_likelihood(&e, &err) : run_logits(&e, &err));
-  if (ok && fflush(stdout) != 0) ok = mm_fail_errno(&err, mm_at("standard output", NULL), "write", errno);
+  ok = ok && mm_program_written(&err);
   eval_close(&e);
   return ok ? MM_OK : mm_program_fail(&program, &err);
 }

@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 static bool written(FILE *f, mm_err *err) {
-  return (fflush(f) == 0 && !ferror(f)) || mm_fail_errno(err, mm_at("standard output", NULL), "write", errno);
+  return (fflush(f) == 0 && !ferror(f)) || mm_fail_errno(err, mm_at("stdout", NULL), "write", errno);
 }
 
 static bool print_json(FILE *f, mm_json *j, mm_err *err) {
