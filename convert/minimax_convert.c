@@ -102,6 +102,7 @@ static bool make_plan(const mm_convert_args *a, mm_hf *hf, mm_calibration_files 
                       .names_only = a->names_only,
                       .allow_nonfinite = a->nonfinite,
                       .for_plan = true,
+                      .dry_run = a->dry_run,
                       .one_thread = a->threads == 1};
   if (!mm_hf_open(hf, a->source, &ho, err)) return false;
   char *recipe = open_calibration(a, c, recipe_line(a, &hf->arena, err), &hf->arena, err);

@@ -82,7 +82,53 @@ def recipes():
     convert(f"{DATA}/tiny-m2", "--dry-run", "--override", "*.w1.weight=int8", "--override", "*.experts.*=bf16")
 
 
+def sources():
+    """What is given instead of a source's directory: a folder of the Hub's cache is read, all else says what to do."""
+    source, cache = os.path.abspath(f"{DATA}/tiny-m2"), f"{TMP}/models--org--tiny"
+    plan = convert(source, "--dry-run", "--json").stdout
+    os.makedirs(f"{cache}/refs")
+    for revision in ("0123abcd", "4567ef"):
+        shutil.copytree(source, f"{cache}/snapshots/{revision}")
+    refused(3, ["2 snapshots", "refs/main"], "minimax-convert", cache, "--dry-run")
+    open(f"{cache}/refs/main", "w").write("4567ef")
+    os.remove(f"{cache}/snapshots/0123abcd/config.json")
+    assert convert(cache, "--dry-run", "--json").stdout == plan
+    shutil.rmtree(f"{cache}/snapshots/0123abcd")
+    os.remove(f"{cache}/refs/main")
+    assert convert(cache, "--dry-run", "--json").stdout == plan  # the only one
+
+    fetch = "hf download MiniMaxAI/MiniMax-M2 --local-dir MiniMax-M2"
+    for word in ("MiniMaxAI/MiniMax-M2", "https://huggingface.co/MiniMaxAI/MiniMax-M2", "https://huggingface.co/MiniMaxAI/MiniMax-M2/tree/main"):
+        refused(3, fetch, "minimax-convert", word, "--dry-run")
+    assert "hf download" not in refused(3, "no such directory", "minimax-convert", f"{TMP}/absent/deep/path", "--dry-run")
+    refused(3, "E_FS_TYPE", "minimax-convert", f"{source}/config.json", "--dry-run")
+
+    convert(source, "-o", f"{TMP}/packed", "-q")
+    refused(3, ["E_KIND", "packed", "minimax-inspect"], "minimax-convert", f"{TMP}/packed", "--dry-run")
+    for program, more in (("minimax-run", ["-p", "x"]), ("minimax-verify", []), ("minimax-eval", ["--ids", f"{source}/held-out-ids.json"])):
+        for word in (source, cache):
+            refused(3, ["E_KIND", "minimax-convert SRC -o DIR"], program, word, *more)
+
+    shutil.copytree(source, f"{TMP}/light")
+    for name in os.listdir(f"{TMP}/light"):
+        if re.match(r"model-.*\.safetensors$", name):
+            os.remove(f"{TMP}/light/{name}")
+    refused(3, ["model-00001", "--names-only"], "minimax-convert", f"{TMP}/light", "--dry-run")
+    assert "--names-only" not in refused(3, "model-00001", "minimax-convert", f"{TMP}/light", "-o", f"{TMP}/none")
+    assert json.loads(convert(f"{TMP}/light", "--dry-run", "--names-only", "--json").stdout)["output_bytes"] == json.loads(plan)["output_bytes"]
+
+    config = json.load(open(f"{source}/config.json")) | {"num_experts_per_tok": 99}
+    json.dump(config, open(f"{TMP}/light/config.json", "w"))
+    refused(3, "num_experts_per_tok: found 99, expected 1 to 8", "minimax-convert", f"{TMP}/light", "--dry-run", "--names-only")
+
+
+def device():
+    """A build without CUDA says so; one with it, on a machine without a GPU, names the driver."""
+    line = run("minimax-run", f"{TMP}/packed", "-p", "x", "--device", "cuda", "-n", 1, status=4).stderr
+    assert "this build has no CUDA backend" in line or "E_CUDA" in line, line
+
+
 if __name__ == "__main__":
-    for step in (schemes, recipes):
+    for step in (schemes, recipes, sources, device):
         step()
-    print("schemes, recipes: as a user meets them")
+    print("schemes, recipes, sources, devices: as a user meets them")
