@@ -17,7 +17,7 @@
 typedef struct eval_args {
   const char *dir, *ids, *logits, *ids_from, *act_quant, *collect, *device; /* act_quant: NULL where not given */
   uint64_t window, limit, chunk, threads;                                   /* threads: 0 where not given */
-  bool json;
+  bool json, quiet;
 } eval_args;
 
 /* A checkpoint at work on one sequence. */
@@ -305,13 +305,15 @@ int main(int argc, char **argv) {
        .help = "where to compute (default cpu)",
        .choices = MM_DEVICES},
       {.name = "threads",
+       .letter = 't',
        .kind = MM_OPT_U64,
        .target = &a.threads,
        .arg = "N",
        .help = "threads of each rank (default: CPUs divided among the ranks)",
        .lo = 1,
        .hi = 1024},
-      {.name = "json", .kind = MM_OPT_FLAG, .target = &a.json, .help = "print the likelihood as JSON"},
+      {.name = "json", .kind = MM_OPT_FLAG, .target = &a.json, .help = "print the result as JSON; errors as JSON"},
+      {.name = "quiet", .letter = 'q', .kind = MM_OPT_FLAG, .target = &a.quiet, .help = "no progress on stderr"},
   };
   const mm_program program = {
       .name = "minimax-eval",

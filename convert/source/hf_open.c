@@ -56,7 +56,7 @@ static bool missing_shard(const mm_hf *hf, const mm_hf_file *f, mm_err *err) {
   }
   if (hf->dry_run && hf->index_text)
     return mm_fail(err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(f->path, NULL),
-                   "no such file; --dry-run --names-only plans from config.json and the index alone");
+                   "no such file; --names-only does with config.json and the index alone");
   return true;
 }
 
