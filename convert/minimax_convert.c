@@ -25,9 +25,9 @@ static void on_signal(int n) {
 
 typedef struct mm_convert_args {
   const char *source, *output, *layout, *dialect, *quant, *align, *recipe, *search, *part, *ranks, *compress, *importance, *act_scales,
-      *kv_scales;
+      *kv_scales, *events;
   mm_option_list ignore, override;
-  uint64_t tp, ep, pp, threads, part_size, commit_bytes, mem_limit;
+  uint64_t tp, ep, pp, threads, part_size, commit_bytes, mem_limit, gpu_memory;
   int level;                   /* of compress, 0 without */
   uint32_t process, processes; /* of mpirun */
   bool dry_run, names_only, list, json, quiet, force, outside, nonfinite, resume, restart, unmatched, print_recipe;
@@ -97,7 +97,7 @@ static char *open_calibration(const mm_convert_args *a, mm_calibration_files *c,
   return line;
 }
 
-static bool make_plan(const mm_convert_args *a, mm_hf *hf, mm_calibration_files *c, mm_plan *plan, mm_err *err) {
+static bool make_plan(const mm_convert_args *a, mm_hf *hf, mm_calibration_files *c, mm_plan *plan, mm_verdict *verdict, mm_err *err) {
   mm_hf_options ho = {.allow_outside_links = a->outside,
                       .names_only = a->names_only,
                       .allow_nonfinite = a->nonfinite,
@@ -122,6 +122,7 @@ static bool make_plan(const mm_convert_args *a, mm_hf *hf, mm_calibration_files 
                                  : strcmp(a->align, "error") == 0 ? MM_ALIGN_ERROR
                                                                   : MM_ALIGN_SPLIT};
   if (!mm_plan_build(plan, hf, &po, err)) return false;
+  if (a->gpu_memory && !mm_verdict_make(verdict, plan, hf, &po, a->gpu_memory, err)) return false;
   if (!a->names_only || hf->total_size == 0 || hf->total_size == plan->source_bytes) return true;
   return mm_fail(err, MM_BAD_INPUT, "E_IDX", mm_at(hf->dir, NULL), "found total_size %llu in the index, expected %llu from the names",
                  (unsigned long long)hf->total_size, (unsigned long long)plan->source_bytes);
@@ -174,7 +175,9 @@ static bool run(const mm_convert_args *a, mm_plan *plan, mm_writer_options o, mm
     o.shares = 1;
     o.leftover = MM_LEFTOVER_RESUME;
     atomic_store(&progress.zeroed, 0); /* the journals know them all */
+    uint64_t kept = atomic_load(&progress.kept_bytes);
     ok = mm_convert_run(plan, &o, &progress, manifest, err);
+    atomic_store(&progress.kept_bytes, kept); /* not what this run's own processes did */
   }
   return mm_mpi_all(ok) || ok;
 }
@@ -192,11 +195,11 @@ static bool bake_tokenizer(const char *path, uint32_t vocab, const mm_digest *so
   return true;
 }
 
-static bool convert(const mm_convert_args *a, mm_plan *plan, mm_err *err) {
+static bool convert(const mm_convert_args *a, mm_plan *plan, const mm_verdict *verdict, mm_events *events, mm_err *err) {
   mm_report_style style = a->json ? MM_REPORT_JSON : MM_REPORT_TEXT;
   bool first = a->process == 0;
-  if (a->dry_run) return !first || mm_report_plan(stdout, plan, style, a->list, err);
-  if (!a->quiet && first && !mm_report_plan(stderr, plan, MM_REPORT_TEXT, a->list, err)) return false;
+  if (a->dry_run) return !first || mm_report_plan(stdout, plan, verdict, style, a->list, err);
+  if (!a->quiet && first && !mm_report_plan(stderr, plan, verdict, MM_REPORT_TEXT, a->list, err)) return false;
   mm_writer_options o = {.target = a->output,
                          .force = a->force,
                          .leftover = a->resume    ? MM_LEFTOVER_RESUME
@@ -213,17 +216,35 @@ static bool convert(const mm_convert_args *a, mm_plan *plan, mm_err *err) {
   if (!share_memory(a, plan->output_bytes, o.level, &o.threads, &o.buffers, err)) return false;
   mm_outcome outcome = {0};
   double start = now();
-  mm_watch *watch = a->quiet || !first ? NULL : mm_watch_open(plan, &progress);
+  mm_report_begin(events, plan, verdict);
+  mm_watch *watch = mm_watch_open(plan, &progress, events, first && !a->quiet);
   bool ok = run(a, plan, o, &outcome.manifest, err);
   mm_watch_close(watch);
   outcome.seconds = now() - start;
   outcome.zeroed = atomic_load(&progress.zeroed);
+  outcome.kept = atomic_load(&progress.kept_bytes);
+  if (ok && a->part)
+    mm_events_put(events, "share_done", mm_json_new_obj());
+  else if (ok)
+    mm_report_done(events, plan, &outcome);
   if (ok && outcome.zeroed && !a->quiet)
     fprintf(stderr, "%llu weights were NaN or infinite and are stored as 0\n", (unsigned long long)outcome.zeroed);
   if (!ok || !first || (a->quiet && !a->json)) return ok;
   if (!a->part) return mm_report_summary(a->json ? stdout : stderr, plan, &outcome, style, err);
   fprintf(stderr, "part %s done in %.2f s; when all are, --resume without --part publishes\n", a->part, outcome.seconds);
   return true;
+}
+
+/* With events of it where they are asked for, by the first of several processes. */
+static bool convert_watched(const mm_convert_args *a, mm_plan *plan, const mm_verdict *verdict, mm_err *err) {
+  bool watched = a->events && a->process == 0 && !a->dry_run;
+  mm_events *events = watched ? mm_events_open(a->events, err) : NULL;
+  if (watched && !events) return false;
+  mm_err late = {0};
+  bool ok = convert(a, plan, verdict, events, err);
+  if (!ok) mm_report_failed(events, err);
+  if (!mm_events_close(events, &late)) fprintf(stderr, "note: events are missing: %s\n", late.text);
+  return ok;
 }
 
 /* Before the processes have met: this one's line, then the end of all. */
@@ -374,6 +395,11 @@ int main(int argc, char **argv) {
        .target = &a.names_only,
        .help = "with --dry-run: plan from config.json and the index alone, without weight files"},
       {.name = "list", .kind = MM_OPT_FLAG, .target = &a.list, .help = "list every packed tensor of the plan"},
+      {.name = "gpu-memory",
+       .kind = MM_OPT_SIZE,
+       .target = &a.gpu_memory,
+       .arg = "BYTES",
+       .help = "say whether ranks fit devices of this size (80G) with a sequence of full length, and the smallest --tp that does"},
       {.help = "run"},
       {.name = "force",
        .kind = MM_OPT_FLAG,
@@ -418,6 +444,11 @@ int main(int argc, char **argv) {
        .help = "follow links that leave the checkpoint and its Hub cache"},
       {.help = "messages"},
       {.name = "json", .kind = MM_OPT_FLAG, .target = &a.json, .help = "plan or summary as JSON on stdout"},
+      {.name = "events",
+       .kind = MM_OPT_STR,
+       .target = &a.events,
+       .arg = "FILE",
+       .help = "append a line of JSON to FILE as the run begins, every second, and as it is done or failed"},
       {.name = "quiet", .letter = 'q', .kind = MM_OPT_FLAG, .target = &a.quiet, .help = "no plan, progress or summary on stderr"},
   };
   const mm_program program = {
@@ -455,6 +486,8 @@ int main(int argc, char **argv) {
   if (a.compress) parse_compress(a.compress, &a.level, &err);
   if (a.compress && strcmp(a.layout, "hf") == 0)
     mm_fail(&err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --compress with --layout hf; archives hold packed checkpoints");
+  if (a.gpu_memory && strcmp(a.layout, "hf") == 0)
+    mm_fail(&err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --gpu-memory with --layout hf, whose files have no ranks");
   if (a.names_only && !a.dry_run) mm_fail(&err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --names-only without --dry-run");
   if (err.status != MM_OK) return give_up(&program, &err);
   struct sigaction action = {.sa_handler = on_signal};
@@ -463,7 +496,8 @@ int main(int argc, char **argv) {
   mm_hf hf = {0};
   mm_plan plan = {0};
   mm_calibration_files calibration = {0};
-  bool ok = mm_mpi_all(make_plan(&a, &hf, &calibration, &plan, &err)) && convert(&a, &plan, &err);
+  mm_verdict verdict = {0};
+  bool ok = mm_mpi_all(make_plan(&a, &hf, &calibration, &plan, &verdict, &err)) && convert_watched(&a, &plan, &verdict, &err);
   mm_plan_close(&plan);
   mm_importance_close(&calibration.importance);
   mm_act_scales_close(&calibration.act_scales);

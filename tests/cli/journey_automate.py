@@ -120,7 +120,42 @@ def pipes():
         assert done.stderr == "", (program, args, done.stderr)
 
 
+def events():
+    """A run's events, one object a line; what a resumed run kept."""
+    def lines():
+        return [json.loads(line) for line in open(f"{TMP}/events")]
+    args = (SOURCE, "-o", f"{TMP}/watched", "--tp", 2, "--quant", "int8", "--events", f"{TMP}/events")
+    summary = load("minimax-convert", *args, "-q")
+    begin, *_, done = lines()
+    assert (begin["event"], done["event"], begin["source_bytes"]) == ("begin", "done", summary["source_bytes"])
+    assert done["manifest_sha256"] == summary["manifest_sha256"] and begin["time"] <= done["time"] and done["kept_bytes"] == summary["kept_bytes"] == 0
+    again = run("minimax-convert", *args, "--resume").stderr
+    assert re.search(r"^kept of the run before: .*\(100\.0 %\)$", again, re.M), again
+    run("minimax-convert", *args, "-q", status=2)  # exists: an error, and an event of it
+    failed = lines()[-1]
+    assert (failed["event"], failed["error"], failed["status"]) == ("failed", "E_OUTPUT", 2)
+    assert [e["event"] for e in lines() if e["event"] != "progress"] == ["begin", "done", "begin", "done", "begin", "failed"]
+    # Interrupted at once, then continued: what the journal held is kept, and said.
+    out = f"{TMP}/stopped"
+    slow = ("-j", 1, "--journal-every", 1, "--mem-limit", "200M", "-q")
+    for attempt in range(50):
+        child = subprocess.Popen([f"{BIN}/minimax-convert", SOURCE, "-o", out, "--quant", "nvfp4", *map(str, slow)], stderr=subprocess.DEVNULL)
+        while child.poll() is None and not os.path.exists(f"{TMP}/.stopped.partial.journal"):
+            pass
+        child.send_signal(signal.SIGTERM)
+        if child.wait() == 75:
+            break
+        shutil.rmtree(out)
+    else:
+        raise AssertionError("no run was interrupted")
+    kept = load("minimax-convert", SOURCE, "-o", out, "--quant", "nvfp4", "-q", "--resume")
+    assert 0 <= kept["kept_bytes"] <= kept["source_bytes"]
+    run("minimax-convert", SOURCE, "-o", f"{TMP}/full", "--events", "/dev/full", "-q")  # the conversion is done all the same
+    assert "events are missing" in run("minimax-convert", SOURCE, "-o", f"{TMP}/full", "--force", "--events", "/dev/full", "-q").stderr
+    run("minimax-convert", SOURCE, "-o", f"{TMP}/none", "--events", f"{TMP}/no/such", "-q", status=5)
+
+
 if __name__ == "__main__":
-    for step in (inspect, errors, words, pipes):
+    for step in (inspect, errors, words, pipes, events):
         step()
-    print("listings, errors, options, pipes: as a script meets them")
+    print("listings, errors, options, pipes, events: as a script meets them")

@@ -128,7 +128,39 @@ def device():
     assert "this build has no CUDA backend" in line or "E_CUDA" in line, line
 
 
+def plan():
+    """GiB beside bytes, equal ranks on one line, what they hold, KV bytes of a token, and whether GPUs of a size hold them."""
+    source = f"{DATA}/tiny-m1"
+    text = convert(source, "--dry-run", "--tp", 4).stdout
+    whole = json.loads(convert(source, "--dry-run", "--tp", 4, "--json").stdout)
+    assert f"{whole['output_bytes']} bytes (13.11 MiB) in all" in text and text.count("\n") == 3 and "  ranks 0-3: " in text, text
+    config = json.load(open(f"{source}/config.json"))
+    heads, kv, dim = config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]
+    full = sum(config["attn_type_list"])
+    for tp, pp in ((1, 1), (4, 1), (4, 2), (8, 1)):
+        p = json.loads(convert(source, "--dry-run", "--tp", tp, "--pp", pp, "--json", "--list").stdout)
+        for key, kind in (("experts", ".experts."), ("attention", ".self_attn.")):
+            listed = sum(t["bytes"] for t in p["tensors"] if kind in t["name"] and t["name"].endswith("weight") and ".norm." not in t["name"])
+            assert listed == sum(f[key] for f in p["rank_footprint"][::tp]), (tp, pp, key)
+        assert sum(f[k] for f in p["rank_footprint"][::tp] for k in ("experts", "attention", "rest")) == sum(t["bytes"] for t in p["tensors"])
+        assert sum(f["kv_bytes_per_token"] for f in p["rank_footprint"][::tp]) == 4 * full * dim * max(1, kv // tp)
+        assert sum(f["state_bytes_per_sequence"] for f in p["rank_footprint"][::tp]) == 4 * (len(config["attn_type_list"]) - full) * heads // tp * dim * dim
+
+    def needs(tp):
+        p = json.loads(convert(source, "--dry-run", "--tp", tp, "--json").stdout)
+        return max(b + f["state_bytes_per_sequence"] + f["kv_bytes_per_token"] * config["max_position_embeddings"]
+                   for b, f in zip(p["rank_bytes"], p["rank_footprint"])) / 0.9
+    for memory in (needs(1) + 64, needs(1) - 64, needs(2) + 64, needs(2) - 64, needs(4) - 64, 1 << 20):
+        smallest = next((tp for tp in (1, 2, 4, 8) if needs(tp) <= int(memory)), None)
+        for tp in (1, 4):
+            v = json.loads(convert(source, "--dry-run", "--tp", tp, "--json", "--gpu-memory", int(memory)).stdout)["verdict"]
+            assert (v["fits"], v.get("smallest_tp")) == (needs(tp) <= int(memory), smallest), (memory, tp, v, smallest)
+    assert "does not fit" in convert(source, "--dry-run", "--gpu-memory", "4M").stdout
+    assert "no --tp of this model does" in convert(source, "--dry-run", "--gpu-memory", "64K").stdout
+    refused(2, "--layout hf", "minimax-convert", source, "--dry-run", "--layout", "hf", "--gpu-memory", "80G")
+
+
 if __name__ == "__main__":
-    for step in (schemes, recipes, sources, device):
+    for step in (schemes, recipes, sources, device, plan):
         step()
-    print("schemes, recipes, sources, devices: as a user meets them")
+    print("schemes, recipes, sources, devices, plans: as a user meets them")
