@@ -60,6 +60,7 @@ static bool find_holder(const mm_whole *w, uint32_t line, mm_holder *out, mm_err
   const mm_pack_tensor *t = tensor_of(w);
   const mm_cut *cut = cut_of(w);
   uint32_t absent = UINT32_MAX;
+  *out = (mm_holder){0};
   for (uint32_t r = 0; r < p->tp; r++) {
     uint32_t rank = t->stage * p->tp + r, first = mm_pack_first_lead(p, t, rank);
     mm_range all = {0, 0, piece_of(w)->rows}, range = cut->axis == MM_AXIS_NONE ? all : cut->rank[r];
