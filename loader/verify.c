@@ -65,14 +65,17 @@ static uint64_t scatter(uint64_t x) {
   return x ^ x >> 31;
 }
 
+/* Of a rank that is open. */
+static size_t parts_of(const mm_shards *s, uint32_t rank) { return s->rank[rank].plane ? s->pack.rank[rank].part_count : 0; }
+
 bool mm_verify_sample(const mm_shards *s, uint32_t count, uint64_t seed, unsigned threads, mm_err *err) {
   size_t total = 0, n = 0;
   for (uint32_t r = 0; r < mm_pack_ranks(&s->pack); r++)
-    for (size_t i = 0; i < s->pack.rank[r].part_count; i++) total += mm_min(count, s->pack.rank[r].part[i].block_count);
+    for (size_t i = 0; i < parts_of(s, r); i++) total += mm_min(count, s->pack.rank[r].part[i].block_count);
   mm_block_job job = {.s = s, .block = mm_calloc(total, sizeof *job.block, err)};
   if (!job.block) return false;
   for (uint32_t r = 0; r < mm_pack_ranks(&s->pack); r++)
-    for (uint32_t i = 0; i < s->pack.rank[r].part_count; i++) {
+    for (uint32_t i = 0; i < parts_of(s, r); i++) {
       uint64_t blocks = s->pack.rank[r].part[i].block_count, wanted = mm_min(count, blocks);
       for (uint64_t k = 0; k < wanted; k++, n++) {
         uint64_t from = k * blocks / wanted, end = (k + 1) * blocks / wanted;

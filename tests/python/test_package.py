@@ -157,6 +157,16 @@ def test_some_ranks(folder, tmp_path):
             c.unshard("model.layers.0.self_attn.q_proj.weight")
         assert (e.value.status, e.value.code) == (2, "E_RANKS") and "rank 0" in e.value.text
         assert c.unshard("model.norm.weight").shape == (c.info.hidden, 1)  # every rank has all of it
+        c.verify()
+        name = c.rank(1).plane("lm_head.weight").file
+    with open(os.path.join(path, name), "r+b") as f:
+        f.seek(-1, os.SEEK_END)
+        f.write(b"?")
+    with minimax.open(path, ranks=[1]) as c, pytest.raises(minimax.Error) as e:
+        c.verify()
+    assert e.value.code == "E_DIGEST"
+    with minimax.open(path, ranks=[]) as c:
+        assert c.ranks == [] and c.info.tp == 2
     for ranks, code in ([5], "E_RANKS"), ([-1], "E_RANKS"), (None, "E_FS_MISSING"):
         with pytest.raises(minimax.Error) as e:
             minimax.open(path, ranks=ranks)
