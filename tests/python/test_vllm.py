@@ -150,12 +150,36 @@ def test_per_channel(source, tmp_path, scheme, scale_shape):
             assert f.how == "copy" and f.array().tobytes() == f.plane.array.tobytes()
 
 
+def static_scales(source, folder):
+    path = folder / "scales.json"
+    names = [n[:-len(".weight")] for n, (dtype, _) in source[1].items() if dtype == "F8_E4M3"]
+    path.write_text("{" + ", ".join(f'"{n}.activation_scale": {1 + i / 16}' for i, n in enumerate(names)) + "}")
+    return ["--act-scales", str(path)]
+
+
+def test_nvfp4(source, tmp_path):
+    """As ModelOpt's quantisation has it: the scale of a whole matrix once for each that was fused, and static scales of activations."""
+    packed = convert(source, tmp_path, "--tp", "1", "--quant", "nvfp4", *static_scales(source, tmp_path))
+    want = vllm_parameters(1, "bf16")
+    for name in [n for n in want if "_proj.weight" in n or ".experts." in n]:
+        stem, shape = name[:-len("weight")], want[name].shape
+        each = (3,) if "qkv_proj" in name else (1,) if "o_proj" in name else (E, 2) if "w13_" in name else (E,)
+        want[name] = Parameter("U8", (*shape[:-1], shape[-1] // 2))
+        want[stem + "weight_scale"] = Parameter("F8_E4M3", (*shape[:-1], shape[-1] // 16))
+        want[stem + "weight_scale_2"] = want[stem + "input_scale"] = Parameter("F32", each)
+    with minimax.open(packed) as c:
+        rank = c.rank(0)
+        fills = {f.parameter: f for f in plan(rank, want)}
+        assert set(fills) == set(want)
+        at = "model.layers.1.block_sparse_moe.experts."
+        assert (fills[at + "routed_experts.w13_weight_scale_2"].array() == rank[at + "w13_weight_scale_2"].reshape(E, 1)).all()
+        assert fills[at + "routed_experts.w13_weight_scale"].how == fills[at + "routed_experts.w13_weight"].how == "copy"
+        assert (fills[at + "routed_experts.w13_input_scale"].array() == np.float32(rank.tensor(at + "w13_weight").input_scale)).all()
+
+
 def test_per_tensor_and_inputs(source, tmp_path):
     """One scale for each matrix that was fused (linear [3], w13 [E, 2], w2 [E]), and static scales of activations."""
-    scales = tmp_path / "scales.json"
-    names = [n[:-len(".weight")] for n, (dtype, _) in source[1].items() if dtype == "F8_E4M3"]
-    scales.write_text("{" + ", ".join(f'"{n}.activation_scale": {1 + i / 16}' for i, n in enumerate(names)) + "}")
-    packed = convert(source, tmp_path, "--tp", "2", "--quant", "tensor_wise_fp8", "--act-scales", str(scales))
+    packed = convert(source, tmp_path, "--tp", "2", "--quant", "tensor_wise_fp8", *static_scales(source, tmp_path))
     want = vllm_parameters(2, "bf16")
     for name in [n for n in want if "_proj.weight" in n or ".experts." in n]:
         stem = name[:-len("weight")]
@@ -227,22 +251,36 @@ def test_refusals(source, tmp_path):
                 check_layout(c.info, *args)
 
 
-@pytest.mark.parametrize("tp", [1, 2])
-def test_installed_vllm(source, tmp_path, tp):
-    """The names above, and every byte, beside an installed vLLM: its own loader with the source, ours with the packed ranks."""
+def beside_vllm(source, packed, tp, names, folder):
+    """Runs vllm_cpu.py with the interpreter that VLLM_PYTHON names."""
     python = os.environ.get("VLLM_PYTHON")
     if not python:
         pytest.skip("VLLM_PYTHON names no interpreter that has vllm")
-    packed = convert(source, tmp_path, "--tp", str(tp))
-    want = {n: [p.dtype, list(p.shape)] for n, p in vllm_parameters(tp, "block_fp8").items()}
-    names = tmp_path / "names.json"
-    names.write_text(json.dumps(want))
+    path = folder / "names.json"
+    path.write_text(json.dumps(names))
     here = os.path.dirname(os.path.abspath(__file__))
-    done = subprocess.run([python, os.path.join(here, "vllm_cpu.py"), source[0], packed, str(tp), str(names)], capture_output=True, text=True,
+    done = subprocess.run([python, os.path.join(here, "vllm_cpu.py"), source, packed, str(tp), str(path)], capture_output=True, text=True,
                           env={**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(minimax.__file__))}, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("rank ")]
     assert done.returncode == 0 and len(lines) == tp, done.stdout[-3000:] + done.stderr[-3000:]
     print(*lines, sep="\n")
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_installed_vllm(source, tmp_path, tp):
+    """The names above, and every byte, beside an installed vLLM: its own loader with the source, ours with the packed ranks."""
+    names = {n: [p.dtype, list(p.shape)] for n, p in vllm_parameters(tp, "block_fp8").items()}
+    beside_vllm(source[0], convert(source, tmp_path, "--tp", str(tp)), tp, names, tmp_path)
+
+
+@pytest.mark.parametrize("scheme,dialect", [("bf16", None), ("channel_fp8", "ct"), ("int8", "ct"), ("tensor_wise_fp8", "fp8"), ("nvfp4", "modelopt")])
+def test_installed_vllm_schemes(source, tmp_path, scheme, dialect):
+    """The same under other quantisations: its own loader with the packed checkpoint's export to Hugging Face names."""
+    static = static_scales(source, tmp_path) if scheme == "nvfp4" else []
+    packed = convert(source, tmp_path, "--tp", "2", "--quant", scheme, *static)
+    hf = str(tmp_path / "hf")
+    subprocess.run([CONVERT, packed, "-o", hf, "-q", "--layout", "hf", *(["--dialect", dialect] if dialect else [])], check=True)
+    beside_vllm(hf, packed, 2, None, tmp_path)
 
 
 def test_spellings():

@@ -20,7 +20,7 @@ from minimax.checkpoint import Plane, Rank, Tensor
 from minimax.native import Error
 
 # What an engine creates for a quantised KV cache and sets itself where a checkpoint is silent.
-_KV = (".q_scale", ".k_scale", ".v_scale", ".prob_scale", ".k_zero_point", ".v_zero_point")
+_KV = (".q_scale", ".k_scale", ".v_scale", ".prob_scale", ".q_zero_point", ".k_zero_point", ".v_zero_point")
 _WIDENS = {("BF16", "F32"), ("F16", "F32")}
 
 
