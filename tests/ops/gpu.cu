@@ -2,10 +2,11 @@
 #include "tests/ops/gpu.h"
 
 #include <string.h>
-#include <time.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <thread>
 
 #include "runtime/cuda/upload.h"
@@ -307,7 +308,8 @@ int main(int argc, char **argv) {
   }
   const std::string what = argc > 1 ? argv[1] : "all";
   const char *seed = getenv("MM_SEED");
-  g_rng.s = seed ? strtoull(seed, NULL, 10) : (uint64_t)time(NULL) * 1000003u;
+  g_rng.s = seed ? strtoull(seed, NULL, 10)
+                 : (uint64_t)std::chrono::system_clock::now().time_since_epoch().count() * 1000003u + (uint64_t)getpid();
   printf("seed %llu\n", (unsigned long long)g_rng.s);
   auto chosen = [&](const subject &s) { return argc < 3 || std::find(argv + 2, argv + argc, std::string(s.name)) != argv + argc; };
   if (what == "profile") {
