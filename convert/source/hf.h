@@ -123,8 +123,8 @@ typedef enum mm_found { MM_FOUND, MM_ABSENT, MM_FAILED } mm_found;
  * that already has the packed (fused) name. Checks dtype, shape and scale and marks what it takes as used. */
 mm_found mm_hf_matrix(mm_hf *hf, const mm_model *m, const mm_rule *const *piece, unsigned pieces, unsigned i, uint32_t layer,
                       uint32_t expert, mm_matrix *out, mm_err *err);
-/* The same of a packed source, by the piece's own name alone. */
-mm_found mm_packed_matrix(mm_hf *hf, const mm_rule *r, uint32_t layer, uint32_t expert, mm_matrix *out, mm_err *err);
+/* The same of a packed source, by the piece's own name alone. MM_INTEGRITY E_SHAPE where config.json means other extents. */
+mm_found mm_packed_matrix(mm_hf *hf, const mm_model *m, const mm_rule *r, uint32_t layer, uint32_t expert, mm_matrix *out, mm_err *err);
 /* Fails on tensors nobody used, but for those known to be redundant (rotary and decay buffers, layers past the last). */
 bool mm_hf_all_used(const mm_hf *hf, const mm_model *m, mm_err *err);
 

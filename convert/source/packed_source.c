@@ -179,13 +179,21 @@ static mm_shape shape_on(const mm_packed_entry *e, mm_cell c) {
   return mm_shape2(mm_cells(rows, c.n), mm_cells(cols, c.k));
 }
 
-mm_found mm_packed_matrix(mm_hf *hf, const mm_rule *r, uint32_t layer, uint32_t expert, mm_matrix *out, mm_err *err) {
+/* The manifest was checked against its own model; the rules go by config.json's. */
+static bool fits(const mm_hf *hf, const mm_packed_entry *e, const mm_model *m, const mm_rule *r, const char *name, mm_err *err) {
+  uint32_t rows = mm_dim_extent(r->rows, m), cols = mm_dim_extent(r->cols, m);
+  if (mm_whole_rows(&e->whole) == rows && mm_whole_cols(&e->whole) == cols) return true;
+  return mm_fail(err, MM_INTEGRITY, "E_SHAPE", mm_at(hf->dir, name), "found [%u, %u] in the manifest, expected [%u, %u] by config.json",
+                 mm_whole_rows(&e->whole), mm_whole_cols(&e->whole), rows, cols);
+}
+
+mm_found mm_packed_matrix(mm_hf *hf, const mm_model *m, const mm_rule *r, uint32_t layer, uint32_t expert, mm_matrix *out, mm_err *err) {
   mm_packed_source *p = hf->packed;
   char name[256];
   mm_hf_tensor *codes = mm_hf_find(hf, mm_rule_name(name, sizeof name, r->theirs, layer, expert));
   if (!codes) return MM_ABSENT;
   mm_packed_entry *e = &p->entry[codes->matrix];
-  if (!e->settled && !settle(hf, e, err)) return MM_FAILED;
+  if (!fits(hf, e, m, r, name, err) || (!e->settled && !settle(hf, e, err))) return MM_FAILED;
   const mm_pack_tensor *t = &p->shards.pack.tensor[e->whole.tensor];
   const mm_encoding *encoding = NULL;
   for (size_t i = 0; !encoding; i++)

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """A packed checkpoint converts again without its source: cut for other ranks, or written with Hugging Face names, it is the directory that the
 source itself would have given, file for file. Damage is found before it is copied."""
+import hashlib
 import json
 import os
 import shutil
@@ -184,10 +185,29 @@ def refusals():
     assert "tokenizer.json" in line, line
 
 
+def other_config():
+    """A manifest in order, with a config.json of another model: the extents are compared, never trusted."""
+    packed = convert(DATA + "tiny-m2", "packed", "--tp", "2")
+    with open(os.path.join(packed, "config.json"), "rb") as f:
+        config = f.read().replace(b'"intermediate_size": 192', b'"intermediate_size": 384')
+    old = manifest(packed)
+    entry = next(f for f in old["files"] if f["name"] == "config.json")
+    assert hashlib.sha256(config).hexdigest() != entry["sha256"]
+    with open(os.path.join(packed, "manifest.json"), "rb") as f:
+        text = f.read()[:-78].replace(entry["sha256"].encode(), hashlib.sha256(config).hexdigest().encode())
+    with open(os.path.join(packed, "manifest.json"), "wb") as f:
+        f.write(text + f'"sha256":"{hashlib.sha256(text).hexdigest()}"\n}}\n'.encode())
+    with open(os.path.join(packed, "config.json"), "wb") as f:
+        f.write(config)
+    line = convert(packed, "again", "--tp", "1", status=6)
+    assert "E_SHAPE" in line and "experts.0.w1.weight" in line and "found [192, 256] in the manifest, expected [384, 256] by config.json" in line, line
+
+
 schemes()
 layouts()
 grids()
 beside()
 packed_again()
 refusals()
+other_config()
 print(f"{same} directories converted from packed ones are those of the source itself")
