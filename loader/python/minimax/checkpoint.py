@@ -95,8 +95,8 @@ class Plane:
         self._address: int = plane.data
 
     def _buffer(self) -> Any:
-        buffer = (ctypes.c_ubyte * self.nbytes).from_address(self._address)
-        buffer.handle = self._handle
+        buffer: Any = (ctypes.c_ubyte * self.nbytes).from_address(self._address)
+        buffer.handle = self._handle  # lives as long as any view of it
         return buffer
 
     @property
@@ -227,8 +227,9 @@ class Checkpoint:
             self._dtypes.update({name: np.dtype(getattr(types, word)) for name, word in _ML_DTYPES.items()})
         self._handle: Optional[_Handle] = _Handle(path, ranks)
         info = lib.minimax_get_info(self._handle.pointer).contents
-        values = {name: getattr(info, name) for name, _ in info._fields_}
-        self.info = Info(**{name: v.decode() if isinstance(v, bytes) else v for name, v in values.items()})
+        values: Dict[str, Any] = {name: getattr(info, name) for name, _ in info._fields_}
+        values.update({name: v.decode() for name, v in values.items() if isinstance(v, bytes)})
+        self.info = Info(**values)
 
     @property
     def _open(self) -> _Handle:

@@ -51,15 +51,15 @@ class Fill:
         elif self.how == "narrow":
             a = (a.view(np.uint32) >> 16).astype(np.uint16)
         elif self.how == "repeat":
-            return self._repeated(a)
+            return self._repeated(self.plane)
         elif self.how == "constant":
             return np.broadcast_to(a.reshape((self.tensor.matrices, *[1] * (len(self.shape) - 1)) if self.tensor.matrices else -1), self.shape)
         return a.reshape(self.shape)
 
-    def _repeated(self, a: np.ndarray) -> np.ndarray:
-        rows, cols = (_factor(extent, cell, wanted) for extent, cell, wanted in
-                      zip((self.tensor.rows, self.tensor.cols), self.plane.cell, self.shape[-2:]))
-        out = np.repeat(np.repeat(a, rows, -2), cols, -1)
+    def _repeated(self, plane: Plane) -> np.ndarray:
+        rows = _factor(self.tensor.rows, plane.cell[0], self.shape[-2]) or 1
+        cols = _factor(self.tensor.cols, plane.cell[1], self.shape[-1]) or 1
+        out = np.repeat(np.repeat(plane.array, rows, -2), cols, -1)
         return out[..., :self.shape[-2], :self.shape[-1]]
 
 
