@@ -2,7 +2,6 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "convert/report/report.h"
 #include "convert/write/mpi.h"
@@ -32,12 +31,6 @@ typedef struct mm_convert_args {
   uint32_t process, processes; /* of mpirun */
   bool dry_run, names_only, list, json, quiet, force, outside, nonfinite, resume, restart;
 } mm_convert_args;
-
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 /* --quant (a scheme, a preset or a recipe line) or --recipe, then --search, --kv-scales, --ignore and --override, as one line. */
 static char *recipe_line(const mm_convert_args *a, mm_arena *arena, mm_err *err) {
@@ -190,11 +183,11 @@ static bool convert(const mm_convert_args *a, mm_plan *plan, mm_err *err) {
   if (a->part && !parse_share(a->part, &o.share, &o.shares, err)) return false;
   if (!share_memory(a, plan->output_bytes, o.level, &o.threads, &o.buffers, err)) return false;
   mm_outcome outcome = {0};
-  double start = now();
+  double start = mm_now();
   mm_watch *watch = a->quiet || !first ? NULL : mm_watch_open(plan, &progress);
   bool ok = run(a, plan, o, &outcome.manifest, err);
   mm_watch_close(watch);
-  outcome.seconds = now() - start;
+  outcome.seconds = mm_now() - start;
   outcome.zeroed = atomic_load(&progress.zeroed);
   if (ok && outcome.zeroed && !a->quiet)
     fprintf(stderr, "%llu weights were NaN or infinite and are stored as 0\n", (unsigned long long)outcome.zeroed);

@@ -98,9 +98,7 @@ static bool set_value(const mm_option *o, const char *s, mm_err *err) {
     case MM_OPT_REAL: return parse_real(o, s, err);
     case MM_OPT_LIST: {
       mm_option_list *list = o->target;
-      void *items = list->item;
-      if (!mm_grow(&items, &list->cap, list->count + 1, sizeof *list->item, err)) return false;
-      list->item = items;
+      if (!MM_GROW(list->item, &list->cap, list->count + 1, err)) return false;
       list->item[list->count++] = s;
       return true;
     }

@@ -127,7 +127,7 @@ static bool list_old(mm_staging *s, DIR *d, mm_err *err) {
     if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) continue;
     s->found = MM_TARGET_FULL;
     if (fstatat(dirfd(d), e->d_name, &st, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(st.st_mode)) continue;
-    if (!mm_grow((void **)&s->old, &cap, s->old_count + 1, sizeof *s->old, err)) return false;
+    if (!MM_GROW(s->old, &cap, s->old_count + 1, err)) return false;
     mm_file_id id = mm_file_id_of(&st);
     const char *name = mm_arena_strndup(&s->arena, e->d_name, strlen(e->d_name), err);
     if (!name) return false;

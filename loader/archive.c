@@ -12,8 +12,6 @@
 #include "formats/staging.h"
 #include "loader/shards.h"
 
-#define REFUSE(c, err, ...) mm_fail(err, MM_INTEGRITY, (c)->code, mm_at((c)->file, NULL), __VA_ARGS__)
-
 static size_t part_count(const mm_pack *p) {
   size_t n = 0;
   for (uint32_t r = 0; r < mm_pack_ranks(p); r++) n += p->rank[r].part_count;
@@ -27,11 +25,11 @@ static bool read_frame(const mm_json *j, uint64_t content, mm_archive_frame *f, 
   const mm_json *bytes = mm_json_at(j, 0), *stride = mm_json_at(j, 1);
   if (mm_json_type_of(j) != MM_JSON_ARR || mm_json_size(j) != 2 || mm_json_type_of(bytes) != MM_JSON_INT ||
       mm_json_type_of(stride) != MM_JSON_INT)
-    return REFUSE(c, err, "expected frames as pairs of integers");
+    return MM_REFUSE(c, err, "expected frames as pairs of integers");
   int64_t n = mm_json_int(bytes), s = mm_json_int(stride);
   if (n < 1 || (uint64_t)n > mm_frame_bound(content))
-    return REFUSE(c, err, "found a frame of %" PRId64 " bytes, expected 1 to %zu", n, mm_frame_bound(content));
-  if (s != 1 && s != 2 && s != 4) return REFUSE(c, err, "found elements of %" PRId64 " bytes, expected 1, 2 or 4", s);
+    return MM_REFUSE(c, err, "found a frame of %" PRId64 " bytes, expected 1 to %zu", n, mm_frame_bound(content));
+  if (s != 1 && s != 2 && s != 4) return MM_REFUSE(c, err, "found elements of %" PRId64 " bytes, expected 1, 2 or 4", s);
   f->bytes = (uint32_t)n;
   f->stride = (uint32_t)s;
   return true;
@@ -48,13 +46,13 @@ static bool read_part(mm_archive *a, const mm_json *j, const mm_part *part, cons
   const char *file;
   const mm_json *frames;
   if (!mm_archive_part_make(p, part, &a->arena, err)) return false;
-  if (mm_json_type_of(j) != MM_JSON_OBJ) return REFUSE(c, err, "expected parts as objects");
+  if (mm_json_type_of(j) != MM_JSON_OBJ) return MM_REFUSE(c, err, "expected parts as objects");
   if (!mm_json_only_keys(j, keys, c, err) || !mm_json_need_str(j, "file", &file, c, err) ||
       !(frames = mm_json_need(j, "frames", MM_JSON_ARR, c, err)))
     return false;
-  if (strcmp(file, p->file) != 0) return REFUSE(c, err, "key \"file\": expected \"%s\"", p->file);
+  if (strcmp(file, p->file) != 0) return MM_REFUSE(c, err, "key \"file\": expected \"%s\"", p->file);
   if (mm_json_size(frames) != part->block_count)
-    return REFUSE(c, err, "%s: found %zu frames, expected %zu", p->file, mm_json_size(frames), part->block_count);
+    return MM_REFUSE(c, err, "%s: found %zu frames, expected %zu", p->file, mm_json_size(frames), part->block_count);
   for (size_t b = 0; b < part->block_count; b++) {
     uint64_t content = mm_min(MM_HASH_BLOCK, part->size - b * MM_HASH_BLOCK);
     if (!read_frame(mm_json_at(frames, b), content, &p->frame[b], c, err)) return false;
@@ -69,7 +67,7 @@ static bool read_table(mm_archive *a, const mm_json *root, const mm_json_ctx *c,
   static const char *const keys[] = {"format", "version", "parts", NULL};
   const char *format;
   int64_t version;
-  if (mm_json_type_of(root) != MM_JSON_OBJ) return REFUSE(c, err, "expected an object");
+  if (mm_json_type_of(root) != MM_JSON_OBJ) return MM_REFUSE(c, err, "expected an object");
   if (!mm_json_need_str(root, "format", &format, c, err) || !mm_json_need_int(root, "version", INT64_MIN, INT64_MAX, &version, c, err))
     return false;
   if (strcmp(format, MM_ARCHIVE_FORMAT) != 0 || version != MM_ARCHIVE_VERSION) {
@@ -80,7 +78,7 @@ static bool read_table(mm_archive *a, const mm_json *root, const mm_json_ctx *c,
   const mm_json *parts = mm_json_need(root, "parts", MM_JSON_ARR, c, err);
   size_t count = part_count(&a->pack);
   if (!parts || !mm_json_only_keys(root, keys, c, err)) return false;
-  if (mm_json_size(parts) != count) return REFUSE(c, err, "found %zu parts, expected %zu", mm_json_size(parts), count);
+  if (mm_json_size(parts) != count) return MM_REFUSE(c, err, "found %zu parts, expected %zu", mm_json_size(parts), count);
   if (!(a->part = mm_arena_alloc(&a->arena, count * sizeof *a->part, err))) return false;
   for (uint32_t r = 0; r < mm_pack_ranks(&a->pack); r++)
     for (size_t i = 0; i < a->pack.rank[r].part_count; i++)

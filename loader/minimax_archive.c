@@ -2,7 +2,6 @@
 #include <inttypes.h>
 #include <limits.h>
 #include <string.h>
-#include <time.h>
 
 #include "formats/frame.h"
 #include "formats/option.h"
@@ -17,21 +16,15 @@ typedef struct mm_archive_args {
   bool quiet;
 } mm_archive_args;
 
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static bool pack_or_unpack(const mm_archive_args *a, bool pack, mm_err *err) {
   mm_archive_totals t;
-  double start = now();
+  double start = mm_now();
   const char *dir = a->operand[1];
   unsigned threads = (unsigned)a->threads;
   bool ok = pack ? mm_archive_pack(dir, a->output, (int)a->level, threads, &t, err) : mm_archive_unpack(dir, a->output, threads, &t, err);
   if (!ok || a->quiet) return ok;
   fprintf(stderr, "%s %s: parts of %.3f GB in %.3f GB (%.2f %%), %.2f GB/s\n", pack ? "packed" : "unpacked", dir, (double)t.bytes / 1e9,
-          (double)t.packed / 1e9, 100.0 * (double)t.packed / (double)t.bytes, (double)t.bytes / (now() - start) / 1e9);
+          (double)t.packed / 1e9, 100.0 * (double)t.packed / (double)t.bytes, (double)t.bytes / (mm_now() - start) / 1e9);
   return true;
 }
 

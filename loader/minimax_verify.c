@@ -23,12 +23,6 @@ typedef struct mm_verify_args {
   bool json, list, quiet;
 } mm_verify_args;
 
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static mm_align align_of(const char *word) {
   return strcmp(word, "pad") == 0 ? MM_ALIGN_PAD : strcmp(word, "error") == 0 ? MM_ALIGN_ERROR : MM_ALIGN_SPLIT;
 }
@@ -128,10 +122,10 @@ static bool verify(const mm_verify_args *a, mm_err *err) {
   bool files = a->level > MM_LEVEL_HEADER || a->key; /* what was signed are their digests */
   bool ok = mm_shards_open(&s, a->dir, err) && (!a->key || check_signature(a, &s.pack, err)) &&
             (files ? mm_verify_files(&s.pack, err) : mm_verify_listing(&s.pack, err)) && mm_bind_check(&s, err);
-  double start = now();
+  double start = mm_now();
   if (a->level == MM_LEVEL_SAMPLE) ok = ok && mm_verify_sample(&s, (uint32_t)a->samples, a->seed, threads, err);
   if (full) ok = ok && mm_verify_blocks(&s, threads, err);
-  double hashed = now() - start;
+  double hashed = mm_now() - start;
   if (full) ok = ok && mm_verify_numbers(&s, threads, err);
   if (ok && !a->quiet) print_summary(a, &s, hashed);
   ok = ok && (a->level < MM_LEVEL_SOURCE || against_source(a, &s, err));

@@ -68,12 +68,6 @@ typedef struct bench {
   double reached;        /* experts of a layer that a decode step's rows chose, on average */
 } bench;
 
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 /* ---- Shapes ---- */
 
 static mm_model model_of(const bench_case *c) {
@@ -198,7 +192,7 @@ static bool feed(bench *b, uint32_t slot, uint32_t pos, uint32_t count, uint32_t
 
 static bool collect(bench *b, double *at, mm_err *err) {
   if (!b->forward.ops->collect(b->forward.backend, b->id, err)) return false;
-  *at = now();
+  *at = mm_now();
   if (b->id[0] >= 0) return true;
   return mm_fail(err, MM_INTEGRITY, "E_LOGITS", mm_at(NULL, NULL), "no logit is a number");
 }
@@ -273,7 +267,7 @@ static bool decode(bench *b, const op *o, uint32_t rows, double *step_s, mm_err 
   draw_ids(b, rows);
   const mm_batch batch = {rows, b->id, rows, b->span, rows, b->out, b->sampling, NULL};
   if (!queue_step(b, o, &batch, err)) return false;
-  const double start = now();
+  const double start = mm_now();
   double before = start, at = start;
   for (uint32_t counted = 0; counted < b->steps;) {
     draw_ids(b, rows);
@@ -287,9 +281,9 @@ static bool decode(bench *b, const op *o, uint32_t rows, double *step_s, mm_err 
 
 static bool prefill(bench *b, double *step_s, mm_err *err) {
   for (int i = -1; i < REPEATS; i++) {
-    const double from = now();
+    const double from = mm_now();
     if (!feed(b, 0, 0, b->c->tokens, 1, err)) return false;
-    if (i >= 0) b->time[i] = now() - from;
+    if (i >= 0) b->time[i] = mm_now() - from;
   }
   *step_s = median(b->time, REPEATS);
   if (!isfinite(b->logits[0])) return mm_fail(err, MM_INTEGRITY, "E_LOGITS", mm_at(NULL, NULL), "no logit is a number");

@@ -3,7 +3,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "formats/option.h"
 #include "formats/pool.h"
@@ -40,12 +39,6 @@ typedef struct run {
   double load_s, prefill_s, decode_s;
   uint32_t queued, generated; /* tokens to be chosen, and those collected */
 } run;
-
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 /* ---- What to stop at ---- */
 
@@ -160,14 +153,14 @@ static bool run_open(run *r, mm_err *err) {
                               .repetition = r->a->repetition,
                               .presence = r->a->presence,
                               .frequency = r->a->frequency};
-  double start = now();
+  double start = mm_now();
   if (!mm_sampling_check(&r->sampling, 0, err)) return false;
   if (!mm_shards_open(&r->shards, r->a->dir, err)) return false;
   if (!(r->is_end = mm_calloc(r->shards.pack.model.vocab, sizeof *r->is_end, err))) return false;
   if (!open_tokenizer(r, err) || !read_prompt(r, err) || !set_budget(r, err)) return false;
   r->sampling.prompt = (uint32_t)r->prompt_count;
   if (!find_ends(r, err) || !find_never(r, err) || !open_engine(r, err)) return false;
-  r->load_s = now() - start;
+  r->load_s = mm_now() - start;
   return true;
 }
 
@@ -202,20 +195,20 @@ static bool collect(run *r, int32_t *id, mm_err *err) {
 
 /* *first: the token after the prompt. */
 static bool prefill(run *r, int32_t *first, mm_err *err) {
-  double start = now();
+  double start = mm_now();
   uint32_t count = (uint32_t)r->prompt_count;
   for (uint32_t at = 0, rows; at < count; at += rows) {
     rows = (uint32_t)mm_min(PREFILL_ROWS, count - at);
     if (!step(r, r->prompt + at, rows, at, at + rows == count, err)) return false;
   }
   if (!collect(r, first, err)) return false;
-  r->prefill_s = now() - start;
+  r->prefill_s = mm_now() - start;
   return true;
 }
 
 /* Writes what the bytes make printable; n = 0 ends the text. */
 static bool put_bytes(run *r, const char *bytes, size_t n, mm_err *err) {
-  if (!mm_grow((void **)&r->text, &r->text_cap, 3 * n + 4, 1, err)) return false;
+  if (!MM_GROW(r->text, &r->text_cap, 3 * n + 4, err)) return false;
   size_t len = mm_utf8_push(&r->utf8, bytes, n, r->text);
   if (n == 0) r->text[len++] = '\n';
   if (fwrite(r->text, 1, len, stdout) == len && fflush(stdout) == 0) return true;
@@ -227,7 +220,7 @@ static bool put_bytes(run *r, const char *bytes, size_t n, mm_err *err) {
 static bool generate(run *r, int32_t id, bool *ended, mm_err *err) {
   static const int32_t chosen = MM_ID_CHOSEN;
   const uint32_t ahead = mm_engine_queues(r->engine) ? 2 : 0;
-  double start = now();
+  double start = mm_now();
   for (r->generated = 1;; r->generated++) {
     while (ahead && r->queued < mm_min(r->budget, r->generated + ahead))
       if (!step(r, &chosen, 1, (uint32_t)r->prompt_count + r->queued - 1, true, err)) return false;
@@ -239,7 +232,7 @@ static bool generate(run *r, int32_t id, bool *ended, mm_err *err) {
     if (!ahead && !step(r, &chosen, 1, (uint32_t)r->prompt_count + r->queued - 1, true, err)) return false;
     if (!collect(r, &id, err)) return false;
   }
-  r->decode_s = now() - start;
+  r->decode_s = mm_now() - start;
   return put_bytes(r, "", 0, err);
 }
 

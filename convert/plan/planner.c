@@ -195,8 +195,8 @@ static uint32_t stage_of(const mm_planner *b, const mm_rule *r, uint32_t layer) 
 /* `expert` counts in the unsharded layout only: the packed one stacks all of them in one tensor. */
 static bool add_tensor(mm_planner *b, const mm_rule *const *rules, unsigned pieces, uint32_t layer, uint32_t expert) {
   mm_plan *p = b->p;
-  if (!mm_grow((void **)&p->pack.tensor, &b->tensor_cap, p->pack.tensor_count + 1, sizeof *p->pack.tensor, b->err) ||
-      !mm_grow((void **)&p->tensor, &b->plan_cap, p->pack.tensor_count + 1, sizeof *p->tensor, b->err))
+  if (!MM_GROW(p->pack.tensor, &b->tensor_cap, p->pack.tensor_count + 1, b->err) ||
+      !MM_GROW(p->tensor, &b->plan_cap, p->pack.tensor_count + 1, b->err))
     return false;
   mm_pack_tensor *t = &p->pack.tensor[p->pack.tensor_count];
   mm_plan_tensor *pt = &p->tensor[p->pack.tensor_count];
@@ -279,7 +279,7 @@ uint32_t mm_strip_rows(const mm_hf *hf, const mm_scheme *s, uint32_t cols) {
 }
 
 static bool add_step(mm_plan *p, size_t *cap, mm_step s, mm_err *err) {
-  if (!mm_grow((void **)&p->step, cap, p->step_count + 1, sizeof s, err)) return false;
+  if (!MM_GROW(p->step, cap, p->step_count + 1, err)) return false;
   p->step[p->step_count++] = s;
   return true;
 }

@@ -114,9 +114,7 @@ typedef struct mm_shared_rows {
 
 static bool add_rank(mm_compare_worker *w, const mm_packed *m, const mm_shared_rows *x, mm_tensor_error *sum, mm_err *err) {
   double step = largest_step(m->scheme->code);
-  if (!mm_grow((void **)&w->row, &w->row_cap, m->k, sizeof *w->row, err) ||
-      !mm_grow((void **)&w->scale, &w->scale_cap, m->k, sizeof *w->scale, err))
-    return false;
+  if (!MM_GROW(w->row, &w->row_cap, m->k, err) || !MM_GROW(w->scale, &w->scale_cap, m->k, err)) return false;
   for (uint32_t i = 0; i < x->rows; i++) {
     m->scheme->unpack(m, x->lead, x->local + i, 1, w->row);
     if (step > 0) mm_row_scales(m, x->lead, x->local + i, w->scale);

@@ -163,12 +163,6 @@ struct mm_watch {
   bool stop;
 };
 
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static void draw(const mm_watch *w, double elapsed, bool tty) {
   double done = (double)atomic_load(&w->progress->read_bytes), all = (double)w->p->source_bytes;
   double rate = elapsed > 0 ? done / elapsed : 0, eta = rate > 0 ? (all - done) / rate : 0;
@@ -185,7 +179,7 @@ static void draw(const mm_watch *w, double elapsed, bool tty) {
 static void *watch(void *ctx) {
   mm_watch *w = ctx;
   bool tty = isatty(2), drawn = false;
-  double start = now();
+  double start = mm_now();
   pthread_mutex_lock(&w->lock);
   while (!w->stop) {
     struct timespec until;
@@ -193,7 +187,7 @@ static void *watch(void *ctx) {
     until.tv_sec += tty ? 1 : 5;
     pthread_cond_timedwait(&w->wake, &w->lock, &until);
     if (w->stop) break;
-    draw(w, now() - start, tty);
+    draw(w, mm_now() - start, tty);
     drawn = true;
   }
   pthread_mutex_unlock(&w->lock);

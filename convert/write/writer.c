@@ -394,8 +394,8 @@ bool mm_writer_commit(mm_writer *w, mm_err *err) { return w->blocks.plan == NULL
 
 bool mm_writer_step_done(mm_writer *w, mm_step_entry *e, uint64_t source_bytes, mm_err *err) {
   pthread_mutex_lock(&w->lock);
-  bool ok = mm_grow((void **)&w->pending, &w->pending_cap, w->pending_count + 1, sizeof *e, err) &&
-            mm_grow((void **)&w->dead, &w->dead_cap, w->dead_count + e->dead_count, sizeof *w->dead, err);
+  bool ok =
+      MM_GROW(w->pending, &w->pending_cap, w->pending_count + 1, err) && MM_GROW(w->dead, &w->dead_cap, w->dead_count + e->dead_count, err);
   if (ok) {
     w->pending[w->pending_count++] = *e;
     for (size_t i = 0; i < e->dead_count; i++) w->dead[w->dead_count++] = e->dead[i];
