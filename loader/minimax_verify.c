@@ -130,8 +130,7 @@ static bool verify(const mm_verify_args *a, mm_err *err) {
   if (ok && !a->quiet) print_summary(a, &s, hashed);
   ok = ok && (a->level < MM_LEVEL_SOURCE || against_source(a, &s, err));
   mm_shards_close(&s);
-  bool written = fflush(stdout) == 0 && !ferror(stdout);
-  return ok && (written || mm_fail(err, MM_IO, "E_IO", mm_at("standard output", NULL), "cannot be written"));
+  return ok && mm_program_written(err);
 }
 
 /* --source asks for its level by itself. */

@@ -17,7 +17,7 @@
 typedef struct eval_args {
   const char *dir, *ids, *logits, *ids_from, *act_quant, *collect, *device; /* act_quant: NULL where not given */
   uint64_t window, limit, chunk, threads;                                   /* threads: 0 where not given */
-  bool json;
+  bool json, quiet;
 } eval_args;
 
 /* A checkpoint at work on one sequence. */
@@ -305,13 +305,15 @@ int main(int argc, char **argv) {
        .help = "where to compute (default cpu)",
        .choices = MM_DEVICES},
       {.name = "threads",
+       .letter = 't',
        .kind = MM_OPT_U64,
        .target = &a.threads,
        .arg = "N",
        .help = "threads of each rank (default: CPUs divided among the ranks)",
        .lo = 1,
        .hi = 1024},
-      {.name = "json", .kind = MM_OPT_FLAG, .target = &a.json, .help = "print the likelihood as JSON"},
+      {.name = "json", .kind = MM_OPT_FLAG, .target = &a.json, .help = "print the result as JSON; errors as JSON"},
+      {.name = "quiet", .letter = 'q', .kind = MM_OPT_FLAG, .target = &a.quiet, .help = "no progress on stderr"},
   };
   const mm_program program = {
       .name = "minimax-eval",
@@ -338,7 +340,7 @@ int main(int argc, char **argv) {
   mm_output_place place = place_of(a.logits ? a.logits : a.collect, apart); /* refused before the work */
   bool ok = (!place.path || mm_output_check(&place, &err)) && mm_shards_open(&e.shards, a.dir, &err) &&
             (a.ids ? run_likelihood(&e, &err) : run_logits(&e, &err));
-  if (ok && fflush(stdout) != 0) ok = mm_fail_errno(&err, mm_at("standard output", NULL), "write", errno);
+  ok = ok && mm_program_written(&err);
   eval_close(&e);
   return ok ? MM_OK : mm_program_fail(&program, &err);
 }

@@ -18,7 +18,7 @@ typedef struct run_args {
   const char *dir, *prompt, *prompt_file, *device, *act_quant, *kv; /* act_quant: NULL where not given */
   double temperature, top_p, min_p, repetition, presence, frequency;
   uint64_t top_k, seed, max_tokens, max_model_len, threads; /* max_model_len and threads: 0 where not given */
-  bool added_tokens, ignore_eos, quiet;
+  bool added_tokens, ignore_eos, json, quiet;
 } run_args;
 
 typedef struct run {
@@ -35,6 +35,8 @@ typedef struct run {
   bool *never;  /* [vocab] ids that no token has */
   char *text;   /* printable text of the last token */
   size_t text_cap;
+  char *answer; /* --json: of all tokens, [answer_cap] */
+  size_t answer_count, answer_cap;
   mm_utf8_stream utf8;
   double load_s, prefill_s, decode_s;
   uint32_t queued, generated; /* tokens to be chosen, and those collected */
@@ -172,6 +174,7 @@ static void run_close(run *r) {
   free(r->is_end);
   free(r->never);
   free(r->text);
+  free(r->answer);
 }
 
 /* ---- Generating ---- */
@@ -206,10 +209,37 @@ static bool prefill(run *r, int32_t *first, mm_err *err) {
   return true;
 }
 
+/* The answer and what it took as one object. */
+static bool print_json(const run *r, bool ended, mm_err *err) {
+  mm_json *o = mm_json_new_obj();
+  bool ok = mm_json_set(o, "text", mm_json_new_str(r->answer));
+  ok = mm_json_set(o, "end", mm_json_new_str(ended ? "end_token" : r->budget == r->a->max_tokens ? "max_tokens" : "max_model_len")) && ok;
+  ok = mm_json_set(o, "prompt_tokens", mm_json_new_int((int64_t)r->prompt_count)) && ok;
+  ok = mm_json_set(o, "tokens", mm_json_new_int(r->generated)) && ok;
+  ok = mm_json_set(o, "load_s", mm_json_new_real(r->load_s)) && ok;
+  ok = mm_json_set(o, "prefill_s", mm_json_new_real(r->prefill_s)) && ok;
+  ok = mm_json_set(o, "decode_s", mm_json_new_real(r->decode_s)) && ok;
+  char *text = ok ? mm_json_dump(o, true) : NULL;
+  mm_json_free(o);
+  if (!text) return mm_fail_memory(err, r->answer_count);
+  puts(text);
+  free(text);
+  return mm_program_written(err);
+}
+
+/* Of what the bytes make printable, the object's share. */
+static bool keep_bytes(run *r, size_t n, mm_err *err) {
+  if (!MM_GROW(r->answer, &r->answer_cap, r->answer_count + n + 1, err)) return false;
+  memcpy(r->answer + r->answer_count, r->text, n);
+  r->answer[r->answer_count += n] = 0;
+  return true;
+}
+
 /* Writes what the bytes make printable; n = 0 ends the text. */
 static bool put_bytes(run *r, const char *bytes, size_t n, mm_err *err) {
   if (!MM_GROW(r->text, &r->text_cap, 3 * n + 4, err)) return false;
   size_t len = mm_utf8_push(&r->utf8, bytes, n, r->text);
+  if (r->a->json) return keep_bytes(r, len, err);
   if (n == 0) r->text[len++] = '\n';
   if (fwrite(r->text, 1, len, stdout) == len && fflush(stdout) == 0) return true;
   return mm_fail_errno(err, mm_at("stdout", NULL), "write", errno);
@@ -241,6 +271,7 @@ static bool run_all(const run_args *a, mm_err *err) {
   bool ended;
   int32_t first;
   bool ok = run_open(&r, err) && prefill(&r, &first, err) && generate(&r, first, &ended, err);
+  if (a->json) ok = ok && print_json(&r, ended, err);
   if (ok && !a->quiet)
     fprintf(stderr, "prompt %zu tokens at %.1f/s, %u new tokens at %.1f/s up to %s, loaded in %.2f s, --act-quant %s\n", r.prompt_count,
             (double)r.prompt_count / r.prefill_s, r.generated, (double)(r.generated - 1) / r.decode_s,
@@ -281,6 +312,8 @@ int main(int argc, char **argv) {
       {"kv-cache-dtype", NULL, 0, MM_OPT_STR, &a.kv, "TYPE",
        "of cached keys and values, fp8 on cuda: e4m3 (auto: the device's own, f32 on cpu and bf16 on cuda)", "auto|bf16|fp8", 0, 0},
       {"threads", NULL, 't', MM_OPT_U64, &a.threads, "N", "CPU threads per rank (CPUs / ranks)", NULL, 1, 1024},
+      {"json", NULL, 0, MM_OPT_FLAG, &a.json, NULL, "the answer and what it took as one JSON object at the end; errors as JSON", NULL, 0,
+       0},
       {"quiet", NULL, 'q', MM_OPT_FLAG, &a.quiet, NULL, "no summary on stderr", NULL, 0, 0},
   };
   const mm_program program = {

@@ -172,12 +172,8 @@ extern const mm_ops mm_ops_cpu;
 #ifdef MM_CUDA
 extern const mm_ops mm_ops_cuda;
 #endif
-/* The backends that were built, as an option's choices: "cpu" or "cpu|cuda"; the first is the default. */
-#ifdef MM_CUDA
+/* The backends that there are, as an option's choices; the first is the default. A build without CUDA says so when it is asked. */
 #define MM_DEVICES "cpu|cuda"
-#else
-#define MM_DEVICES "cpu"
-#endif
 /* The backend of this name; MM_UNSUPPORTED E_DEVICE naming those that were built. */
 const mm_ops *mm_ops_find(const char *name, mm_err *err);
 
