@@ -30,6 +30,7 @@ typedef struct mm_convert_args {
   int level;                   /* of compress, 0 without */
   uint32_t process, processes; /* of mpirun */
   bool dry_run, names_only, list, json, quiet, force, outside, nonfinite, resume, restart, unmatched, print_recipe;
+  bool met; /* all processes meet from here on */
 } mm_convert_args;
 
 /* --quant (a scheme, a preset or a recipe line) or --recipe, then --search, --kv-scales, --ignore and --override, as one line. */
@@ -240,16 +241,48 @@ static bool convert_watched(const mm_convert_args *a, mm_plan *plan, const mm_ve
   return ok;
 }
 
-/* Before the processes have met: this one's line, then the end of all. */
-static int give_up(const mm_program *program, const mm_err *err) {
-  int status = mm_program_fail(program, err);
-  mm_mpi_abort(status);
-  return status;
+#define OPERANDS "SRC -o DIR"
+
+/* What one option asks of another. */
+static bool check_args(mm_convert_args *a, mm_err *err) {
+  const bool hf = strcmp(a->layout, "hf") == 0;
+  const char *wrong = !a->source                     ? "found 0 operands, expected 1 (" OPERANDS "); see minimax-convert --help"
+                      : !a->dry_run && !a->output    ? "found no -o DIR, expected one (or --dry-run)"
+                      : a->dialect && !hf            ? "found --dialect without --layout hf"
+                      : a->compress && hf            ? "found --compress with --layout hf; archives hold packed checkpoints"
+                      : a->gpu_memory && hf          ? "found --gpu-memory with --layout hf, whose files have no ranks"
+                      : a->names_only && !a->dry_run ? "found --names-only without --dry-run"
+                                                     : NULL;
+  if (wrong) return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "%s", wrong);
+  return !a->compress || parse_compress(a->compress, &a->level, err);
+}
+
+static bool run_all(void *args, mm_err *err) {
+  mm_convert_args *a = args;
+  bool printed;
+  if (!print_words(a, &printed, err)) return false;
+  if (printed) return true;
+  if (!check_args(a, err)) return false;
+  struct sigaction action = {.sa_handler = on_signal};
+  sigaction(SIGINT, &action, NULL);
+  sigaction(SIGTERM, &action, NULL);
+  mm_hf hf = {0};
+  mm_plan plan = {0};
+  mm_calibration_files calibration = {0};
+  mm_verdict verdict = {0};
+  a->met = true;
+  bool ok = mm_mpi_all(make_plan(a, &hf, &calibration, &plan, &verdict, err)) && convert_watched(a, &plan, &verdict, err);
+  mm_plan_close(&plan);
+  mm_importance_close(&calibration.importance);
+  mm_act_scales_close(&calibration.act_scales);
+  mm_hf_close(&hf);
+  if (!ok && err->status == MM_OK && a->processes > 1)
+    mm_fail(err, MM_INTERRUPTED, "E_INTERRUPTED", mm_at(NULL, NULL), "another process failed");
+  return ok;
 }
 
 /* NOLINTNEXTLINE(readability-function-size): most of it is the option table */
 int main(int argc, char **argv) {
-  mm_program_start();
   mm_convert_args a = {.layout = "packed",
                        .quant = "none",
                        .align = "split",
@@ -447,7 +480,7 @@ int main(int argc, char **argv) {
   const mm_program program = {
       .name = "minimax-convert",
       .summary = "turn a Hugging Face checkpoint into packed tensor-parallel shards",
-      .operands = "SRC -o DIR",
+      .operands = OPERANDS,
       .max_operands = 1,
       .options = options,
       .option_count = sizeof options / sizeof *options,
@@ -457,48 +490,13 @@ int main(int argc, char **argv) {
           "locked, 8 memory or limit, 75 interrupted (--resume continues).",
   };
   mm_mpi_start(&argc, &argv, &a.process, &a.processes);
-  if (!schemes) return give_up(&program, &err);
-  size_t operands = 0;
-  bool done = false;
-  if (!mm_options_parse(&program, argc, argv, &a.source, &operands, &done, &err)) return give_up(&program, &err);
-  if (!done && !print_words(&a, &done, &err)) return give_up(&program, &err);
-  if (done) {
-    free(a.ignore.item);
-    free(a.override.item);
-    mm_arena_close(&words);
-    mm_mpi_end();
-    return MM_OK;
-  }
+  int status = schemes ? mm_program_main(&program, argc, argv, &a.source, run_all, &a) : mm_program_fail(&program, &err);
   mm_arena_close(&words);
-  if (operands == 0)
-    mm_fail(&err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found 0 operands, expected 1 (%s); see minimax-convert --help",
-            program.operands);
-  if (!a.dry_run && !a.output) mm_fail(&err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found no -o DIR, expected one (or --dry-run)");
-  if (a.dialect && strcmp(a.layout, "hf") != 0)
-    mm_fail(&err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --dialect without --layout hf");
-  if (a.compress) parse_compress(a.compress, &a.level, &err);
-  if (a.compress && strcmp(a.layout, "hf") == 0)
-    mm_fail(&err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --compress with --layout hf; archives hold packed checkpoints");
-  if (a.gpu_memory && strcmp(a.layout, "hf") == 0)
-    mm_fail(&err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --gpu-memory with --layout hf, whose files have no ranks");
-  if (a.names_only && !a.dry_run) mm_fail(&err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --names-only without --dry-run");
-  if (err.status != MM_OK) return give_up(&program, &err);
-  struct sigaction action = {.sa_handler = on_signal};
-  sigaction(SIGINT, &action, NULL);
-  sigaction(SIGTERM, &action, NULL);
-  mm_hf hf = {0};
-  mm_plan plan = {0};
-  mm_calibration_files calibration = {0};
-  mm_verdict verdict = {0};
-  bool ok = mm_mpi_all(make_plan(&a, &hf, &calibration, &plan, &verdict, &err)) && convert_watched(&a, &plan, &verdict, &err);
-  mm_plan_close(&plan);
-  mm_importance_close(&calibration.importance);
-  mm_act_scales_close(&calibration.act_scales);
-  mm_hf_close(&hf);
   free(a.ignore.item);
   free(a.override.item);
-  if (!ok && err.status == MM_OK && a.processes > 1)
-    mm_fail(&err, MM_INTERRUPTED, "E_INTERRUPTED", mm_at(NULL, NULL), "another process failed");
-  mm_mpi_end();
-  return ok ? MM_OK : mm_program_fail(&program, &err);
+  if (status == MM_OK || a.met)
+    mm_mpi_end();
+  else
+    mm_mpi_abort(status);
+  return status;
 }

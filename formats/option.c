@@ -489,3 +489,13 @@ void mm_program_start(void) {
   for (int fd = 0; fd <= 2; fd++)
     if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) != fd) _exit(MM_IO);
 }
+
+int mm_program_main(const mm_program *p, int argc, char **argv, const char **operands, bool (*run)(void *, mm_err *), void *args) {
+  mm_err err = {0};
+  size_t count;
+  bool done;
+  mm_program_start();
+  if (!mm_options_parse(p, argc, argv, operands, &count, &done, &err)) return mm_program_fail(p, &err);
+  if (done || (run(args, &err) && mm_program_written(&err))) return MM_OK;
+  return mm_program_fail(p, &err);
+}

@@ -55,7 +55,10 @@ bool mm_options_parse(const mm_program *p, int argc, char **argv, const char **o
 int mm_program_fail(const mm_program *p, const mm_err *err);
 /* Flushes standard output; MM_IO E_IO when something of it could not be written. */
 bool mm_program_written(mm_err *err);
-/* To be called first in main: ignores SIGPIPE and SIGXFSZ, opens /dev/null on closed descriptors 0–2. */
+/* The whole of a main: starts the program, parses as mm_options_parse does, calls run(args) unless --help or its like was all, and writes
+ * what stdout still holds. Returns the exit status; a failure has had its line. */
+int mm_program_main(const mm_program *p, int argc, char **argv, const char **operands, bool (*run)(void *args, mm_err *err), void *args);
+/* What mm_program_main begins with: ignores SIGPIPE and SIGXFSZ, opens /dev/null on closed descriptors 0–2. */
 void mm_program_start(void);
 
 #endif

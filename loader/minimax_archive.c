@@ -78,7 +78,8 @@ static bool need(const mm_archive_args *a, const char *option, bool given, bool 
   return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "%s %s --%s", a->operand[0], wanted ? "needs" : "does not take", option);
 }
 
-static bool run(const mm_archive_args *a, mm_err *err) {
+static bool run(void *args, mm_err *err) {
+  const mm_archive_args *a = args;
   const char *verb = a->operand[0];
   bool pack = strcmp(verb, "pack") == 0, unpack = strcmp(verb, "unpack") == 0, signs = strcmp(verb, "sign") == 0;
   if (!pack && !unpack && !signs && strcmp(verb, "list") != 0) {
@@ -91,7 +92,6 @@ static bool run(const mm_archive_args *a, mm_err *err) {
 }
 
 int main(int argc, char **argv) {
-  mm_program_start();
   mm_archive_args a = {.level = 1, .threads = mm_pool_cpus()};
   const mm_option options[] = {
       {.name = "output",
@@ -135,10 +135,5 @@ int main(int argc, char **argv) {
           "Exit status: 0 done, 2 usage, 3 bad key, 4 unsupported, 5 I/O, 6 damaged or hostile, 7 locked by another run, 8 memory or "
           "limit.",
   };
-  mm_err err = {0};
-  size_t operands = 0;
-  bool done = false;
-  if (!mm_options_parse(&program, argc, argv, a.operand, &operands, &done, &err)) return mm_program_fail(&program, &err);
-  if (done || (run(&a, &err) && mm_program_written(&err))) return MM_OK;
-  return mm_program_fail(&program, &err);
+  return mm_program_main(&program, argc, argv, a.operand, run, &a);
 }

@@ -379,17 +379,17 @@ static bool diff(const mm_inspect_args *args, const mm_listing *a, const mm_list
                  args->dir[0]);
 }
 
-static bool inspect(const mm_inspect_args *a, mm_err *err) {
+static bool inspect(void *args, mm_err *err) {
+  const mm_inspect_args *a = args;
   mm_listing l = {0}, other = {0};
   bool ok = open_listing(&l, a, a->dir[0], err) && (!a->diff || open_listing(&other, a, a->diff, err));
   ok = ok && (a->diff ? diff(a, &l, &other, err) : print_listing(a, &l, err));
   close_listing(&l);
   close_listing(&other);
-  return ok && mm_program_written(err);
+  return ok;
 }
 
 int main(int argc, char **argv) {
-  mm_program_start();
   mm_inspect_args a = {.rank = UINT64_MAX};
   const mm_option options[] = {
       {.name = "diff",
@@ -423,10 +423,5 @@ int main(int argc, char **argv) {
       .option_count = sizeof options / sizeof *options,
       .epilog = "Exit status: 0 listed or same, 2 usage, 3 bad input, 4 unsupported, 5 I/O, 6 damaged, or different with --diff.",
   };
-  mm_err err = {0};
-  size_t operands = 0;
-  bool done = false;
-  if (!mm_options_parse(&program, argc, argv, a.dir, &operands, &done, &err)) return mm_program_fail(&program, &err);
-  if (done || inspect(&a, &err)) return MM_OK;
-  return mm_program_fail(&program, &err);
+  return mm_program_main(&program, argc, argv, a.dir, inspect, &a);
 }

@@ -115,7 +115,22 @@ static bool check_signature(const mm_verify_args *a, const mm_pack *p, mm_err *e
   return ok;
 }
 
-static bool verify(const mm_verify_args *a, mm_err *err) {
+/* --source asks for its level by itself. */
+static bool choose_level(mm_verify_args *a, mm_err *err) {
+  static const char *const words[] = {"header", "sample", "full", "source"};
+  a->level = a->source ? MM_LEVEL_SOURCE : MM_LEVEL_FULL;
+  for (unsigned i = 0; a->level_word && i < sizeof words / sizeof *words; i++)
+    if (strcmp(a->level_word, words[i]) == 0) a->level = (mm_verify_level)i;
+  if (!a->source && (a->report || isfinite(a->min_sqnr)))
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--report and --min-sqnr go with --source SRC");
+  if (a->report && !write_report(a, NULL, err)) return false;
+  if ((a->level == MM_LEVEL_SOURCE) == (a->source != NULL)) return true;
+  return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--level source goes with --source SRC");
+}
+
+static bool verify(void *args, mm_err *err) {
+  mm_verify_args *a = args;
+  if (!choose_level(a, err)) return false;
   mm_shards s = {0};
   unsigned threads = (unsigned)a->threads;
   bool full = a->level >= MM_LEVEL_FULL;
@@ -130,20 +145,7 @@ static bool verify(const mm_verify_args *a, mm_err *err) {
   if (ok && !a->quiet) print_summary(a, &s, hashed);
   ok = ok && (a->level < MM_LEVEL_SOURCE || against_source(a, &s, err));
   mm_shards_close(&s);
-  return ok && mm_program_written(err);
-}
-
-/* --source asks for its level by itself. */
-static bool choose_level(mm_verify_args *a, mm_err *err) {
-  static const char *const words[] = {"header", "sample", "full", "source"};
-  a->level = a->source ? MM_LEVEL_SOURCE : MM_LEVEL_FULL;
-  for (unsigned i = 0; a->level_word && i < sizeof words / sizeof *words; i++)
-    if (strcmp(a->level_word, words[i]) == 0) a->level = (mm_verify_level)i;
-  if (!a->source && (a->report || isfinite(a->min_sqnr)))
-    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--report and --min-sqnr go with --source SRC");
-  if (a->report && !write_report(a, NULL, err)) return false;
-  if ((a->level == MM_LEVEL_SOURCE) == (a->source != NULL)) return true;
-  return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--level source goes with --source SRC");
+  return ok;
 }
 
 /* A fresh sample each time, unless --seed repeats one. */
@@ -154,7 +156,6 @@ static uint64_t fresh_seed(void) {
 }
 
 int main(int argc, char **argv) {
-  mm_program_start();
   mm_verify_args a = {.threads = mm_pool_cpus(), .samples = 16, .seed = fresh_seed(), .min_sqnr = -(double)INFINITY};
   const mm_option options[] = {
       {.name = "level",
@@ -219,10 +220,5 @@ int main(int argc, char **argv) {
           "unsupported, 5 I/O, "
           "6 damaged, incomplete or below --min-sqnr, 8 memory or limit.",
   };
-  mm_err err = {0};
-  size_t operands = 0;
-  bool done = false;
-  if (!mm_options_parse(&program, argc, argv, &a.dir, &operands, &done, &err)) return mm_program_fail(&program, &err);
-  if (done || (choose_level(&a, &err) && verify(&a, &err))) return MM_OK;
-  return mm_program_fail(&program, &err);
+  return mm_program_main(&program, argc, argv, &a.dir, verify, &a);
 }

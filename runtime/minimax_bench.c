@@ -23,7 +23,7 @@
 #define ATTENTION_RATE 6.5e14
 
 typedef struct bench_args {
-  const char *model, *quant, *experts, *kv, *act_quant;
+  const char *subject, *model, *quant, *experts, *kv, *act_quant;
   uint64_t layers, batch, context, tokens, steps; /* 0: the subject's own */
 } bench_args;
 
@@ -480,7 +480,9 @@ static bench_case adjusted(bench_case c, const bench_args *a) {
   return c;
 }
 
-static bool bench_all(const bench_args *a, const char *subject, mm_err *err) {
+static bool bench_all(void *args, mm_err *err) {
+  const bench_args *a = args;
+  const char *subject = a->subject;
 #ifdef MM_CUDA
   const mm_ops *ops = &mm_ops_cuda;
 #else
@@ -509,7 +511,6 @@ static bool bench_all(const bench_args *a, const char *subject, mm_err *err) {
 }
 
 int main(int argc, char **argv) {
-  mm_program_start();
   bench_args a = {.kv = "auto", .act_quant = "on", .steps = 64};
   const mm_option options[] = {
       {"model", NULL, 0, MM_OPT_STR, &a.model, "NAME", "only this model's shapes", "m1|m2", 0, 0},
@@ -540,11 +541,5 @@ int main(int argc, char **argv) {
           "rate of the same run, or the operations over the rate of large products where that is longer.\n"
           "Exit status: 0 done, 2 usage, 4 no CUDA backend, 5 the device failed, 6 no logit was a number, 8 memory.",
   };
-  mm_err err = {0};
-  const char *subject;
-  size_t operands = 0;
-  bool done = false;
-  if (!mm_options_parse(&program, argc, argv, &subject, &operands, &done, &err)) return mm_program_fail(&program, &err);
-  if (done || bench_all(&a, subject, &err)) return MM_OK;
-  return mm_program_fail(&program, &err);
+  return mm_program_main(&program, argc, argv, &a.subject, bench_all, &a);
 }

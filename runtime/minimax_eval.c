@@ -252,8 +252,20 @@ static bool run_logits(eval *e, mm_err *err) {
   return ok;
 }
 
+static bool run(void *args, mm_err *err) {
+  const eval_args *a = args;
+  if (!a->ids == !a->logits || !a->logits != !a->ids_from || (a->collect && !a->ids))
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "expected either --ids (and --collect), or --logits with --ids-from");
+  eval e = {.a = a};
+  const char *const apart[] = {a->dir, NULL};
+  mm_output_place place = place_of(a->logits ? a->logits : a->collect, apart); /* refused before the work */
+  bool ok = (!place.path || mm_output_check(&place, err)) && mm_shards_open(&e.shards, a->dir, err) &&
+            (a->ids ? run_likelihood(&e, err) : run_logits(&e, err));
+  eval_close(&e);
+  return ok;
+}
+
 int main(int argc, char **argv) {
-  mm_program_start();
   eval_args a = {.window = 512, .chunk = 512, .device = "cpu"};
   const mm_option options[] = {
       {.name = "ids",
@@ -326,21 +338,5 @@ int main(int argc, char **argv) {
       .epilog =
           "Exit status: 0 done, 2 usage, 3 bad input, 4 valid but unsupported, 5 I/O, 6 integrity of the checkpoint, 8 memory or limit.",
   };
-  mm_err err = {0};
-  size_t operands = 0;
-  bool done = false;
-  if (!mm_options_parse(&program, argc, argv, &a.dir, &operands, &done, &err)) return mm_program_fail(&program, &err);
-  if (done) return MM_OK;
-  if (!a.ids == !a.logits || !a.logits != !a.ids_from || (a.collect && !a.ids)) {
-    mm_fail(&err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "expected either --ids (and --collect), or --logits with --ids-from");
-    return mm_program_fail(&program, &err);
-  }
-  eval e = {.a = &a};
-  const char *const apart[] = {a.dir, NULL};
-  mm_output_place place = place_of(a.logits ? a.logits : a.collect, apart); /* refused before the work */
-  bool ok = (!place.path || mm_output_check(&place, &err)) && mm_shards_open(&e.shards, a.dir, &err) &&
-            (a.ids ? run_likelihood(&e, &err) : run_logits(&e, &err));
-  ok = ok && mm_program_written(&err);
-  eval_close(&e);
-  return ok ? MM_OK : mm_program_fail(&program, &err);
+  return mm_program_main(&program, argc, argv, &a.dir, run, &a);
 }

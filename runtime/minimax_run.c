@@ -224,7 +224,7 @@ static bool print_json(const run *r, bool ended, mm_err *err) {
   if (!text) return mm_fail_memory(err, r->answer_count);
   puts(text);
   free(text);
-  return mm_program_written(err);
+  return true;
 }
 
 /* Of what the bytes make printable, the object's share. */
@@ -266,7 +266,8 @@ static bool generate(run *r, int32_t id, bool *ended, mm_err *err) {
   return put_bytes(r, "", 0, err);
 }
 
-static bool run_all(const run_args *a, mm_err *err) {
+static bool run_all(void *args, mm_err *err) {
+  const run_args *a = args;
   run r = {.a = a};
   bool ended;
   int32_t first;
@@ -284,7 +285,6 @@ static bool run_all(const run_args *a, mm_err *err) {
 }
 
 int main(int argc, char **argv) {
-  mm_program_start();
   run_args a = {.device = "cpu", .kv = "auto", .top_p = 1, .max_tokens = 256};
   const mm_option options[] = {
       {"prompt", NULL, 'p', MM_OPT_STR, &a.prompt, "TEXT", "text to continue", NULL, 0, 0},
@@ -328,10 +328,5 @@ int main(int argc, char **argv) {
           "The prompt is used as it is, without a chat template. Text goes to stdout as it is generated.\n"
           "Exit status: 0 done, 2 usage, 3 bad tokenizer or config, 4 unsupported, 5 I/O, 6 damaged checkpoint, 8 memory or limit.",
   };
-  mm_err err = {0};
-  size_t operands = 0;
-  bool done = false;
-  if (!mm_options_parse(&program, argc, argv, &a.dir, &operands, &done, &err)) return mm_program_fail(&program, &err);
-  if (done || run_all(&a, &err)) return MM_OK;
-  return mm_program_fail(&program, &err);
+  return mm_program_main(&program, argc, argv, &a.dir, run_all, &a);
 }
