@@ -2,7 +2,6 @@
 #include "loader/archive.h"
 
 #include <inttypes.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -87,31 +86,29 @@ static bool read_table(mm_archive *a, const mm_json *root, const mm_json_ctx *c,
 }
 
 bool mm_archive_parse(mm_archive *a, const char *text, size_t n, mm_err *err) {
-  char path[PATH_MAX];
-  snprintf(path, sizeof path, "%s/%s", a->pack.dir, MM_ARCHIVE);
-  mm_json_ctx c = {path, MM_INTEGRITY, "E_ARCHIVE"};
-  mm_json *root = mm_json_parse(text, n, path, err);
+  const mm_path path = mm_path_of(a->pack.dir, MM_ARCHIVE);
+  mm_json_ctx c = {path.text, MM_INTEGRITY, "E_ARCHIVE"};
+  mm_json *root = mm_json_parse(text, n, path.text, err);
   bool ok = root && read_table(a, root, &c, err);
   mm_json_free(root);
   return ok;
 }
 
 static bool read_text(const char *dir, const char *name, char **text, size_t *n, mm_err *err) {
-  char path[PATH_MAX];
-  snprintf(path, sizeof path, "%s/%s", dir, name);
-  return (*text = mm_file_slurp(path, MM_MANIFEST_MAX, n, err)) != NULL;
+  const mm_path path = mm_path_of(dir, name);
+  return (*text = mm_file_slurp(path.text, MM_MANIFEST_MAX, n, err)) != NULL;
 }
 
 /* Each part's file has the size of its frames. */
 static bool check_sizes(const mm_archive *a, mm_err *err) {
   bool ok = true;
   for (size_t i = 0; ok && i < a->part_count; i++) {
-    char path[PATH_MAX];
     mm_file f;
-    snprintf(path, sizeof path, "%s/%s", a->pack.dir, a->part[i].file);
-    ok = mm_file_open(&f, path, err);
+    const mm_path path = mm_path_of(a->pack.dir, a->part[i].file);
+    ok = mm_file_open(&f, path.text, err);
     if (ok && f.size != a->part[i].size)
-      ok = mm_fail(err, MM_INTEGRITY, "E_SIZE", mm_at(path, NULL), "found %" PRIu64 " bytes, expected %" PRIu64, f.size, a->part[i].size);
+      ok = mm_fail(err, MM_INTEGRITY, "E_SIZE", mm_at(path.text, NULL), "found %" PRIu64 " bytes, expected %" PRIu64, f.size,
+                   a->part[i].size);
     mm_file_close(&f);
   }
   return ok;
@@ -152,16 +149,16 @@ void mm_archive_close(mm_archive *a) {
 
 /* Whatever is not a part: companions, proven, and the signature if there is one. */
 static bool copy_companions(const mm_pack *p, const mm_staging *s, mm_err *err) {
-  char path[PATH_MAX], *text;
+  char *text;
   bool ok = true;
   for (size_t i = 0; ok && i < p->file_count; i++) {
     ok = mm_verify_companion(p, &p->file[i], &text, err) && mm_write_file_at(s->dir, s->path, p->file[i].name, text, p->file[i].size, err);
     free(text);
   }
-  snprintf(path, sizeof path, "%s/%s", p->dir, MM_SIGNATURE);
-  if (!ok || access(path, F_OK) != 0) return ok;
+  const mm_path path = mm_path_of(p->dir, MM_SIGNATURE);
+  if (!ok || access(path.text, F_OK) != 0) return ok;
   size_t n;
-  ok = (text = mm_file_slurp(path, MM_MANIFEST_MAX, &n, err)) && mm_write_file_at(s->dir, s->path, MM_SIGNATURE, text, n, err);
+  ok = (text = mm_file_slurp(path.text, MM_MANIFEST_MAX, &n, err)) && mm_write_file_at(s->dir, s->path, MM_SIGNATURE, text, n, err);
   free(text);
   return ok;
 }

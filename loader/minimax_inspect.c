@@ -1,13 +1,13 @@
 /* minimax-inspect: lists a checkpoint (source or packed) or one safetensors file, and compares two. Headers only, unless --data asks for
  * the bytes. */
 #include <inttypes.h>
-#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "convert/source/hf.h"
+#include "formats/file.h"
 #include "formats/option.h"
 #include "formats/safetensors.h"
 #include "loader/shards.h"
@@ -88,14 +88,13 @@ static void list_packed(mm_listing *l) {
 
 /* A checkpoint that is packed, or its manifest; a source; or one safetensors file. */
 static bool open_kind(mm_listing *l, const mm_inspect_args *a, const char *path, mm_err *err) {
-  char manifest[PATH_MAX];
   struct stat st;
-  snprintf(manifest, sizeof manifest, "%s/%s", path, MM_MANIFEST);
+  const mm_path manifest = mm_path_of(path, MM_MANIFEST);
   if (stat(path, &st) == 0 && !S_ISDIR(st.st_mode)) {
     l->kind = ONE_FILE;
     return mm_st_open(&l->st, path, MM_BAD_INPUT, err);
   }
-  l->kind = access(manifest, F_OK) == 0 ? PACKED : SOURCE;
+  l->kind = access(manifest.text, F_OK) == 0 ? PACKED : SOURCE;
   const uint32_t rank = (uint32_t)a->rank;
   const mm_hf_options o = {.allow_outside_links = true, .names_only = a->names_only, .dry_run = true};
   if (l->kind == SOURCE) return mm_hf_open(&l->hf, path, &o, err);

@@ -43,10 +43,10 @@ static bool list_resources(resources *r, const mm_pack *p, mm_err *err) {
   size_t most = 1 + p->file_count, n;
   for (uint32_t k = 0; k < mm_pack_ranks(p); k++) most += p->rank[k].part_count;
   if (!(r->item = mm_calloc(most, sizeof *r->item, err))) return false;
-  char path[PATH_MAX], *text;
-  snprintf(path, sizeof path, "%s/%s", p->dir, MM_MANIFEST);
+  const mm_path path = mm_path_of(p->dir, MM_MANIFEST);
+  char *text;
   r->item[r->count].name = MM_MANIFEST;
-  bool ok = (text = mm_file_slurp(path, MM_MANIFEST_MAX, &n, err)) && mm_sha256(text, n, &r->item[r->count++].digest, err);
+  bool ok = (text = mm_file_slurp(path.text, MM_MANIFEST_MAX, &n, err)) && mm_sha256(text, n, &r->item[r->count++].digest, err);
   free(text);
   for (size_t i = 0; i < p->file_count; i++) r->item[r->count++] = (resource){p->file[i].name, p->file[i].sha256, false};
   for (uint32_t k = 0; k < mm_pack_ranks(p); k++)
@@ -150,10 +150,10 @@ static char *bundle_text(const char *statement, const mm_key *key, mm_err *err) 
 /* Written beside the checkpoint, then renamed into it: the directory never holds half a signature. `in` (taken over) was opened before
  * what is signed was read: a checkpoint that has the name since does not get it. */
 static bool put_signature(const char *dir, int in, const char *text, mm_err *err) {
-  char real[PATH_MAX], parent[PATH_MAX], staged[NAME_MAX + 32], to[PATH_MAX];
+  char real[PATH_MAX], parent[PATH_MAX], staged[NAME_MAX + 32];
   struct stat now, then;
   mm_output out = MM_OUTPUT_NONE;
-  snprintf(to, sizeof to, "%s/%s", dir, MM_SIGNATURE);
+  const mm_path to = mm_path_of(dir, MM_SIGNATURE);
   bool ok = realpath(dir, real) || mm_fail_errno(err, mm_at(dir, NULL), "resolve", errno);
   ok = ok && ((stat(real, &now) == 0 && fstat(in, &then) == 0 && now.st_dev == then.st_dev && now.st_ino == then.st_ino) ||
               mm_fail(err, MM_IO, "E_CHANGED", mm_at(dir, NULL), "changed while it was signed: it is another directory now"));
@@ -168,7 +168,7 @@ static bool put_signature(const char *dir, int in, const char *text, mm_err *err
     close(in);
     return mm_fail_errno(err, mm_at(dir, NULL), "open the directory of", errno);
   }
-  ok = mm_output_open_at(&out, to, at, staged, in, MM_SIGNATURE, err) && mm_pwrite(out.fd, to, text, strlen(text), 0, err) &&
+  ok = mm_output_open_at(&out, to.text, at, staged, in, MM_SIGNATURE, err) && mm_pwrite(out.fd, to.text, text, strlen(text), 0, err) &&
        mm_output_publish(&out, err);
   mm_output_discard(&out);
   return ok;
@@ -373,22 +373,20 @@ static bool as_integrity(bool ok, const mm_err *e, mm_err *err) {
 }
 
 bool mm_signature_parse(const mm_pack *p, const mm_key *key, const char *text, size_t n, mm_err *err) {
-  char path[PATH_MAX];
-  snprintf(path, sizeof path, "%s/%s", p->dir, MM_SIGNATURE);
-  mm_json_ctx c = {path, MM_INTEGRITY, "E_SIGNATURE"};
+  const mm_path path = mm_path_of(p->dir, MM_SIGNATURE);
+  mm_json_ctx c = {path.text, MM_INTEGRITY, "E_SIGNATURE"};
   mm_err e = {0};
-  mm_json *bundle = mm_json_parse(text, n, path, &e);
+  mm_json *bundle = mm_json_parse(text, n, path.text, &e);
   bool ok = bundle && check_bundle(p, key, bundle, &c, &e);
   mm_json_free(bundle);
   return as_integrity(ok, &e, err);
 }
 
 bool mm_signature_check(const mm_pack *p, const mm_key *key, mm_err *err) {
-  char path[PATH_MAX];
   size_t n;
   mm_err e = {0};
-  snprintf(path, sizeof path, "%s/%s", p->dir, MM_SIGNATURE);
-  char *text = mm_file_slurp(path, MM_MANIFEST_MAX, &n, &e);
+  const mm_path path = mm_path_of(p->dir, MM_SIGNATURE);
+  char *text = mm_file_slurp(path.text, MM_MANIFEST_MAX, &n, &e);
   bool ok = text && mm_signature_parse(p, key, text, n, &e);
   free(text);
   return as_integrity(ok, &e, err);

@@ -2,12 +2,12 @@
 #include "loader/verify.h"
 
 #include <errno.h>
-#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "formats/file.h"
 #include "formats/pool.h"
 
 /* --- digests --- */
@@ -43,11 +43,11 @@ bool mm_verify_block(const mm_shards *s, uint32_t rank, uint32_t part, size_t bl
   mm_digest d;
   if (!mm_sha256(s->rank[rank].map[part].data + at, n, &d, err)) return false;
   if (mm_digest_equal(&d, &p->block[block])) return true;
-  char names[512], path[PATH_MAX];
+  char names[512];
   tensors_in(s, rank, part, at, at + n, names, sizeof names);
-  snprintf(path, sizeof path, "%s/%s", s->pack.dir, p->file);
-  return mm_fail(err, MM_INTEGRITY, "E_DIGEST", mm_at_offset(path, NULL, at), "found block %zu of %zu damaged (%llu bytes; it holds: %s)",
-                 block, p->block_count, (unsigned long long)n, names);
+  const mm_path path = mm_path_of(s->pack.dir, p->file);
+  return mm_fail(err, MM_INTEGRITY, "E_DIGEST", mm_at_offset(path.text, NULL, at),
+                 "found block %zu of %zu damaged (%llu bytes; it holds: %s)", block, p->block_count, (unsigned long long)n, names);
 }
 
 static bool check_block(void *ctx, size_t item, unsigned worker, mm_err *err) {

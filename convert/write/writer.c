@@ -4,7 +4,6 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -53,11 +52,11 @@ static bool in_archive(const void *ctx, const char *name) {
 /* Whether the directory is an output of this program, in either layout: *plan is its plan, *archived whether it is an archive, *extra names
  * what is in it beside. */
 static bool is_ours(const char *path, mm_digest *plan, bool *archived, mm_err *extra, mm_err *err) {
-  char manifest[PATH_MAX];
   mm_pack pack = {0};
-  snprintf(manifest, sizeof manifest, "%s/%s", path, MM_MANIFEST);
+  const mm_path manifest = mm_path_of(path, MM_MANIFEST);
   *archived = !mm_archive_refuse(path, NULL);
-  if (access(manifest, F_OK) != 0) return mm_unsharded_plan(path, plan, err) && (mm_nothing_else(path, in_unsharded, NULL, extra), true);
+  if (access(manifest.text, F_OK) != 0)
+    return mm_unsharded_plan(path, plan, err) && (mm_nothing_else(path, in_unsharded, NULL, extra), true);
   mm_err why = {0};
   bool ours = mm_pack_open(&pack, path, &why);
   if (why.status == MM_LIMIT || why.status == MM_IO) *err = why;
@@ -317,11 +316,10 @@ static bool remove_own_leftover(mm_writer *w, mm_err *err) {
 /* Refuses at the start what could not be copied at the end. */
 static bool check_companions(mm_writer *w, mm_err *err) {
   for (size_t i = 0; i < sizeof companion / sizeof *companion; i++) {
-    char path[PATH_MAX];
     mm_file f = MM_FILE_NONE;
-    snprintf(path, sizeof path, "%s/%s", w->plan->hf->dir, companion[i]);
-    if (faccessat(AT_FDCWD, path, F_OK, AT_SYMLINK_NOFOLLOW) != 0) continue; /* a link to nothing is not absent */
-    if (!mm_hf_inside(w->plan->hf, path, err) || !mm_file_open(&f, path, err)) return false;
+    const mm_path path = mm_path_of(w->plan->hf->dir, companion[i]);
+    if (faccessat(AT_FDCWD, path.text, F_OK, AT_SYMLINK_NOFOLLOW) != 0) continue; /* a link to nothing is not absent */
+    if (!mm_hf_inside(w->plan->hf, path.text, err) || !mm_file_open(&f, path.text, err)) return false;
     mm_file_close(&f);
   }
   return true;
@@ -479,11 +477,10 @@ static bool copy_companions(mm_writer *w, mm_err *err) {
   pack->file = mm_arena_alloc(&pack->arena, (most + 1) * sizeof *pack->file, err);
   if (!pack->file) return false;
   for (size_t i = 0; i < most; i++) {
-    char path[PATH_MAX];
-    snprintf(path, sizeof path, "%s/%s", w->plan->hf->dir, companion[i]);
-    if (faccessat(AT_FDCWD, path, F_OK, AT_SYMLINK_NOFOLLOW) != 0 || is_written(w->plan, companion[i])) continue;
+    const mm_path path = mm_path_of(w->plan->hf->dir, companion[i]);
+    if (faccessat(AT_FDCWD, path.text, F_OK, AT_SYMLINK_NOFOLLOW) != 0 || is_written(w->plan, companion[i])) continue;
     size_t n = 0;
-    char *text = mm_file_slurp(path, COMPANION_MAX, &n, err);
+    char *text = mm_file_slurp(path.text, COMPANION_MAX, &n, err);
     bool ok = text && put_companion(w, companion[i], text, n, err);
     free(text);
     if (!ok) return false;
