@@ -101,6 +101,8 @@ static bool make_plan(const mm_convert_args *a, mm_hf *hf, mm_calibration_files 
   if (!mm_hf_open(hf, a->source, &ho, err)) return false;
   char *recipe = open_calibration(a, c, recipe_line(a, &hf->arena, err), &hf->arena, err);
   if (!recipe) return false;
+  mm_align align = MM_ALIGN_SPLIT;
+  mm_align_find(a->align, &align); /* one of its words */
   mm_plan_options po = {.quant = recipe,
                         .tp = (uint32_t)a->tp,
                         .ep = (uint32_t)a->ep,
@@ -112,9 +114,7 @@ static bool make_plan(const mm_convert_args *a, mm_hf *hf, mm_calibration_files 
                         .allow_unmatched = a->unmatched,
                         .importance = a->importance ? &c->importance : NULL,
                         .act_scales = a->act_scales ? &c->act_scales : NULL,
-                        .align = strcmp(a->align, "pad") == 0     ? MM_ALIGN_PAD
-                                 : strcmp(a->align, "error") == 0 ? MM_ALIGN_ERROR
-                                                                  : MM_ALIGN_SPLIT};
+                        .align = align};
   if (!mm_plan_build(plan, hf, &po, err)) return false;
   if (a->gpu_memory && !mm_verdict_make(verdict, plan, hf, &po, a->gpu_memory, err)) return false;
   if (!a->names_only || hf->total_size == 0 || hf->total_size == plan->source_bytes) return true;
@@ -344,7 +344,7 @@ int main(int argc, char **argv) {
        .target = &a.align,
        .arg = "HOW",
        .help = "a cut inside a scale's block: finer scale grid, zero padding, or refusal (default split)",
-       .choices = "split|pad|error"},
+       .choices = MM_ALIGN_WORDS},
       {.name = "part-size",
        .kind = MM_OPT_SIZE,
        .target = &a.part_size,

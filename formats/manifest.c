@@ -413,14 +413,22 @@ static bool read_model(reader *r, const mm_json *root) {
   return j && mm_model_from_json(&r->p->model, j, r->place, r->err);
 }
 
+static bool read_align(reader *r, const mm_json *root) {
+  const char *word = text(r, root, "tp_align", 1);
+  char shown[64];
+  if (!word || mm_align_find(word, &r->p->tp_align)) return word;
+  return MM_REFUSE(&r->ctx, r->err, "key \"tp_align\": found \"%s\", expected split, pad or error",
+                   mm_escape(shown, sizeof shown, word, strlen(word)));
+}
+
 static bool read_manifest(reader *r, const mm_json *root) {
   static const char *const keys[] = {"format", "version", "tool",  "quant",   "tp_align", "plan",      "model",  "parallel",
                                      "cuts",   "tensors", "ranks", "sources", "files",    "dead_rows", "sha256", NULL};
   mm_pack *p = r->p;
   uint64_t bytes[MM_MAX_LAYERS] = {0}; /* pp is at most that */
   return check_version(r, root) && only(r, root, keys) && (p->tool = text(r, root, "tool", 1)) && (p->quant = text(r, root, "quant", 1)) &&
-         (p->tp_align = text(r, root, "tp_align", 1)) && digest(r, root, "plan", &p->plan) && read_model(r, root) &&
-         read_parallel(r, root) && read_cuts(r, root) && read_tensors(r, root, bytes) && read_ranks(r, root, bytes) &&
+         read_align(r, root) && digest(r, root, "plan", &p->plan) && read_model(r, root) && read_parallel(r, root) && read_cuts(r, root) &&
+         read_tensors(r, root, bytes) && read_ranks(r, root, bytes) &&
          read_files(r, root, "sources", "header_sha256", &p->source, &p->source_count) &&
          read_files(r, root, "files", "sha256", &p->file, &p->file_count) && check_file_names(r) && read_dead_rows(r, root);
 }

@@ -15,6 +15,16 @@ mm_shape mm_pack_plane_shape(const mm_pack_tensor *t, unsigned p) {
 
 void mm_part_name(char out[64], uint32_t rank, uint32_t part) { snprintf(out, 64, "model-rank-%05u-part-%05u.safetensors", rank, part); }
 
+static const char *const align_word[] = {[MM_ALIGN_SPLIT] = "split", [MM_ALIGN_PAD] = "pad", [MM_ALIGN_ERROR] = "error"};
+
+const char *mm_align_word(mm_align a) { return align_word[a]; }
+
+bool mm_align_find(const char *word, mm_align *out) {
+  for (mm_align a = MM_ALIGN_SPLIT; a <= MM_ALIGN_ERROR; a++)
+    if (strcmp(word, align_word[a]) == 0) return *out = a, true;
+  return false;
+}
+
 void mm_pack_close(mm_pack *p) {
   mm_arena_close(&p->arena);
   memset(p, 0, sizeof *p);
@@ -128,7 +138,7 @@ static mm_json *pack_json(const mm_pack *p, mm_err *err) {
   mm_json *o = mm_json_new_obj();
   bool ok = mm_json_set(o, "format", mm_json_new_str(MM_PACK_FORMAT)) && mm_json_set(o, "version", mm_json_new_int(MM_PACK_VERSION)) &&
             mm_json_set(o, "tool", mm_json_new_str(p->tool)) && mm_json_set(o, "quant", mm_json_new_str(p->quant)) &&
-            mm_json_set(o, "tp_align", mm_json_new_str(p->tp_align)) && mm_json_set(o, "plan", digest_json(&p->plan)) &&
+            mm_json_set(o, "tp_align", mm_json_new_str(mm_align_word(p->tp_align))) && mm_json_set(o, "plan", digest_json(&p->plan)) &&
             mm_json_set(o, "model", mm_model_to_json(&p->model, err)) && mm_json_set(o, "parallel", parallel_json(p));
   mm_json *cuts = new_list(o, "cuts"), *tensors = new_list(o, "tensors"), *ranks = new_list(o, "ranks");
   ok = cuts && ok;

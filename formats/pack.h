@@ -85,12 +85,18 @@ typedef struct mm_pack_file {
   mm_digest sha256; /* companions: of the file; sources: of the safetensors header (prefix included) */
 } mm_pack_file;
 
+/* What was done where a cut fell inside a scale's block: a finer grid, zeros that fill up each rank, or nothing, since none did. */
+typedef enum mm_align { MM_ALIGN_SPLIT, MM_ALIGN_PAD, MM_ALIGN_ERROR } mm_align;
+#define MM_ALIGN_WORDS "split|pad|error"
+const char *mm_align_word(mm_align a);
+bool mm_align_find(const char *word, mm_align *out); /* false for another word */
+
 /* What the reader fills points into `arena`; so does, best, what a writer fills: close frees nothing else. */
 typedef struct mm_pack {
   char *dir;
-  char *tool;     /* "minimax-convert 0.1.0" */
-  char *quant;    /* the --quant word given */
-  char *tp_align; /* "split", "pad" */
+  char *tool;  /* "minimax-convert 0.1.0" */
+  char *quant; /* the recipe, as --quant reads it */
+  mm_align tp_align;
   mm_model model;
   uint32_t tp, ep, pp; /* ranks: pp·tp of them, rank = stage·tp + tensor-parallel rank; ep divides tp */
   size_t tensor_count, cut_count, source_count, file_count;

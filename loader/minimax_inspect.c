@@ -150,7 +150,7 @@ static void print_packed(const mm_inspect_args *a, const mm_pack *p, size_t coun
   printf(", --tp %u --ep %u --pp %u --quant \"", p->tp, p->ep, p->pp);
   mm_show_to(stdout, p->quant);
   fputs("\" --tp-align ", stdout);
-  mm_show_to(stdout, p->tp_align);
+  fputs(mm_align_word(p->tp_align), stdout);
   printf(", %zu tensors, %" PRIu64 " bytes a rank\n", count, bytes);
   for (uint32_t r = 0; r < mm_pack_ranks(p); r++)
     for (size_t i = 0; rank_wanted(a, r) && i < p->rank[r].part_count; i++)
@@ -238,7 +238,7 @@ static bool put_packed(mm_json *o, const mm_inspect_args *a, const mm_pack *p) {
   mm_json *ranks = mm_json_new_arr(), *companions = mm_json_new_arr();
   bool ok = put_text(o, "tool", p->tool) && put_text(o, "architecture", p->model.architecture) && put_number(o, "tp", p->tp) &&
             put_number(o, "ep", p->ep) && put_number(o, "pp", p->pp) && put_text(o, "quant", p->quant) &&
-            put_text(o, "tp_align", p->tp_align) && put_digest(o, "plan", &p->plan);
+            put_text(o, "tp_align", mm_align_word(p->tp_align)) && put_digest(o, "plan", &p->plan);
   for (uint32_t r = 0; ok && r < mm_pack_ranks(p); r++) {
     if (!rank_wanted(a, r)) continue;
     mm_json *rank = mm_json_new_obj(), *parts = mm_json_new_arr();

@@ -24,10 +24,6 @@ typedef struct mm_verify_args {
   bool json, list, quiet;
 } mm_verify_args;
 
-static mm_align align_of(const char *word) {
-  return strcmp(word, "pad") == 0 ? MM_ALIGN_PAD : strcmp(word, "error") == 0 ? MM_ALIGN_ERROR : MM_ALIGN_SPLIT;
-}
-
 static bool print_errors(const mm_verify_args *a, const mm_error_report *r, mm_err *err) {
   size_t exact = mm_report_exact(r);
   if (a->json) {
@@ -85,7 +81,7 @@ static bool against_source(const mm_verify_args *a, const mm_shards *s, mm_err *
                         .tp = s->pack.tp,
                         .ep = s->pack.ep,
                         .pp = s->pack.pp,
-                        .align = align_of(s->pack.tp_align),
+                        .align = s->pack.tp_align,
                         .part_size = UINT64_MAX / 2};
   size_t n = s->pack.tensor_count;
   mm_tensor_error *e = mm_calloc(n, sizeof *e, err);

@@ -96,7 +96,7 @@ static bool check_scales(const mm_pack *p, const mm_packed *m, const mm_pack_ten
     for (uint64_t j = 0; j < count; j++) {
       float v = mm_scale_value(scales->dtype, m->plane[i], j);
       if (mm_scale_allowed(m->scheme, v)) continue;
-      bool padded = p->tp_align[0] == 'p' && v == 0; /* whole blocks that only fill up a rank */
+      bool padded = p->tp_align == MM_ALIGN_PAD && v == 0; /* whole blocks that only fill up a rank */
       if (!padded)
         return mm_fail(err, MM_INTEGRITY, "E_SCALE", mm_at(p->rank[rank].part[0].file, t->name),
                        "found scale %g at element %llu, expected a %s number", (double)v, (unsigned long long)j,

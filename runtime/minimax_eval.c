@@ -4,7 +4,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "formats/option.h"
@@ -29,17 +28,11 @@ typedef struct progress {
   bool quiet, tty, drawn;
 } progress;
 
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static progress begin_progress(bool quiet) { return (progress){.start = now(), .said = now(), .quiet = quiet, .tty = isatty(2)}; }
+static progress begin_progress(bool quiet) { return (progress){.start = mm_now(), .said = mm_now(), .quiet = quiet, .tty = isatty(2)}; }
 
 /* `done` of `all` (windows, prompts), `tokens` so far. */
 static void say_progress(progress *p, const char *what, uint64_t done, uint64_t all, uint64_t tokens) {
-  double t = now(), took = t - p->start;
+  double t = mm_now(), took = t - p->start;
   if (p->quiet || t - p->said < (p->tty ? 0.5 : 5) || done == 0) return;
   p->said = t;
   p->drawn = p->tty;

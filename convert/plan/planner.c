@@ -336,7 +336,6 @@ static bool add_sources(mm_plan *p, const mm_hf *hf, mm_err *err) {
 }
 
 bool mm_plan_build(mm_plan *p, mm_hf *hf, const mm_plan_options *o, mm_err *err) {
-  static const char *const align_word[] = {"split", "pad", "error"};
   *p = (mm_plan){.hf = hf, .unsharded = o->unsharded};
   mm_planner b = {.p = p, .hf = hf, .o = o, .err = err, .arch = mm_arch_find(hf->config, hf->config_path, err)};
   if (!b.arch || !b.arch->read_config(hf->config, hf->config_path, &p->pack.model, err)) return false;
@@ -348,8 +347,8 @@ bool mm_plan_build(mm_plan *p, mm_hf *hf, const mm_plan_options *o, mm_err *err)
   p->pack.pp = o->pp;
   p->pack.tool = mm_arena_printf(&p->pack.arena, err, "minimax-convert %s", MM_VERSION);
   p->pack.quant = mm_arena_strndup(&p->pack.arena, o->quant, strlen(o->quant), err);
-  p->pack.tp_align = mm_arena_strndup(&p->pack.arena, align_word[o->align], strlen(align_word[o->align]), err);
-  if (!p->pack.tool || !p->pack.quant || !p->pack.tp_align) return false;
+  p->pack.tp_align = o->align;
+  if (!p->pack.tool || !p->pack.quant) return false;
   if (!mm_recipe_parse(&p->recipe, o->quant, err)) return false;
   if (!o->made && (!p->recipe.importance != !o->importance || !p->recipe.act_scales != !o->act_scales))
     return mm_fail(err, MM_USAGE, "E_RECIPE", mm_at(NULL, NULL),
