@@ -484,6 +484,15 @@ int main(int argc, char **argv) {
       .max_operands = 1,
       .options = options,
       .option_count = sizeof options / sizeof *options,
+      .examples =
+          "minimax-convert MiniMax-M2 -o M2-nvfp4 --tp 8 --quant nvfp4 --dry-run\n"
+          "minimax-convert MiniMax-M2 -o M2-nvfp4 --tp 8 --quant nvfp4\n"
+          "minimax-convert MiniMax-M2 -o M2-nvfp4 --tp 8 --quant nvfp4 --resume\n"
+          "minimax-convert MiniMax-M1-80k -o M1-fp8 --layout hf --quant block_fp8",
+      .files =
+          "SRC/model.safetensors.index.json, SRC/config.json  what the source holds; its tokenizer and template are copied\n"
+          "DIR/manifest.json  the packed checkpoint's description (formats/FORMAT.md)\n"
+          ".NAME.partial  beside DIR: a run that is at work or was interrupted; --resume continues it, --restart takes it away",
       .epilog =
           "Exit status: 0 done, 2 usage, 3 bad input, 4 valid but unsupported, 5 I/O, 6 damaged (a finished output, under --resume), 7 "
           "output "

@@ -40,7 +40,9 @@ typedef struct mm_program {
   unsigned min_operands, max_operands;
   const mm_option *options;
   size_t option_count;
-  const char *epilog; /* exit statuses, examples; may be NULL */
+  const char *epilog;   /* notes, and behind them "Exit status: 0 done, 2 usage."; may be NULL */
+  const char *examples; /* of the man page: command lines; may be NULL */
+  const char *files;    /* of the man page: what it reads and writes, a line each; may be NULL */
 } mm_program;
 
 /* --help, --version and the hidden --help-man, --help-bash, --help-zsh, --help-fish are recognised for every program: the text goes to

@@ -131,6 +131,14 @@ int main(int argc, char **argv) {
       .max_operands = 2,
       .options = options,
       .option_count = sizeof options / sizeof *options,
+      .examples =
+          "minimax-archive pack M2-nvfp4 -o M2-nvfp4.arc\n"
+          "minimax-archive unpack M2-nvfp4.arc -o M2-nvfp4\n"
+          "minimax-archive sign M2-nvfp4 --key private.pem",
+      .files =
+          "DIR/archive.json  the table of an archive\n"
+          "DIR/model.sig  the signature\n"
+          ".NAME.partial-pack, .NAME.partial-unpack  beside -o DIR: what a run has not finished; the next run takes it away",
       .epilog =
           "Exit status: 0 done, 2 usage, 3 bad key, 4 unsupported, 5 I/O, 6 damaged or hostile, 7 locked by another run, 8 memory or "
           "limit.",

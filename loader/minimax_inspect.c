@@ -420,6 +420,13 @@ int main(int argc, char **argv) {
       .max_operands = 1,
       .options = options,
       .option_count = sizeof options / sizeof *options,
+      .examples =
+          "minimax-inspect M2-nvfp4 --summary\n"
+          "minimax-inspect M2-nvfp4 --match layers.0.\n"
+          "minimax-inspect M2-nvfp4 --diff other/M2-nvfp4 --data",
+      .files =
+          "DIR/manifest.json  of a packed checkpoint\n"
+          "DIR/model.safetensors.index.json, DIR/config.json  of a source",
       .epilog = "Exit status: 0 listed or same, 2 usage, 3 bad input, 4 unsupported, 5 I/O, 6 damaged, or different with --diff.",
   };
   return mm_program_main(&program, argc, argv, a.dir, inspect, &a);

@@ -232,6 +232,14 @@ int main(int argc, char **argv) {
       .max_operands = 1,
       .options = options,
       .option_count = sizeof options / sizeof *options,
+      .examples =
+          "minimax-verify M2-nvfp4\n"
+          "minimax-verify M2-nvfp4 --level sample --samples 64\n"
+          "minimax-verify M2-nvfp4 --source MiniMax-M2 --report errors.html --min-sqnr 15\n"
+          "minimax-verify M2-nvfp4 --key public.pem",
+      .files =
+          "DIR/manifest.json  the digests of every block\n"
+          "DIR/model.sig  read with --key",
       .epilog =
           "A signature is proven with the digests that it lists: with --level header that the manifest, every byte of the companions and "
           "the "

@@ -534,6 +534,9 @@ int main(int argc, char **argv) {
       .max_operands = 1,
       .options = options,
       .option_count = sizeof options / sizeof *options,
+      .examples =
+          "minimax-bench kernels --model m2\n"
+          "minimax-bench decode --expert-quant nvfp4 --batch 16 --context 4096",
       .epilog =
           "Weights are random and made on the device; nothing is read from disk. kernels: each op of a layer. layers: decode steps of "
           "eight layers. decode: steps of\n"

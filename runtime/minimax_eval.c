@@ -516,6 +516,13 @@ int main(int argc, char **argv) {
       .max_operands = 1,
       .options = options,
       .option_count = sizeof options / sizeof *options,
+      .examples =
+          "minimax-eval M2-nvfp4 --ids ids.json --window 512\n"
+          "minimax-eval M2-block_fp8 --ids ids.json --collect inputs.safetensors\n"
+          "minimax-eval M2-nvfp4 --ids-from prompts.safetensors --logits logits.safetensors",
+      .files =
+          "FILE.json  a flat array of token ids\n"
+          "OUT.safetensors  appears when it is complete",
       .epilog =
           "Exit status: 0 done, 2 usage, 3 bad input, 4 valid but unsupported, 5 I/O, 6 integrity of the checkpoint, 8 memory or limit.",
   };

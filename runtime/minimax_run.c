@@ -324,6 +324,12 @@ int main(int argc, char **argv) {
       .max_operands = 1,
       .options = options,
       .option_count = sizeof options / sizeof *options,
+      .examples =
+          "minimax-run M2-nvfp4 -p \"The capital of France is\" -n 32\n"
+          "minimax-run M2-nvfp4 --prompt-file prompt.txt --temperature 0.8 --top-p 0.95 --seed 7",
+      .files =
+          "DIR/tokenizer.json, DIR/tokenizer.bin  the tokenizer, and its tables laid out for fast starts\n"
+          "DIR/generation_config.json, DIR/config.json  eos_token_id: where an answer ends",
       .epilog =
           "The prompt is used as it is, without a chat template. Text goes to stdout as it is generated.\n"
           "Exit status: 0 done, 2 usage, 3 bad tokenizer or config, 4 unsupported, 5 I/O, 6 damaged checkpoint, 8 memory or limit.",

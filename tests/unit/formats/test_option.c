@@ -263,7 +263,10 @@ static void test_help(void **state) {
                       "Exit status: 0 done.\n"
                       ".not a request\n"
                       "'nor this\n");
-  assert_string_equal(printed("--version"), "minimax-sample " MM_VERSION "\n");
+  char version[128];
+  snprintf(version, sizeof version, "minimax-sample %s\n", mm_version());
+  assert_string_equal(printed("--version"), version);
+  assert_non_null(strstr(version, " " MM_VERSION " (commit "));
   char *short_form = strdup(printed("-h"));
   assert_string_equal(printed("a b --help --unknown"), short_form); /* what follows is not read */
   free(short_form);
@@ -278,7 +281,8 @@ static void test_headings(void **state) {
                             {.name = "word", .kind = MM_OPT_WORD, .target = &word, .arg = "WORD", .help = "which", .choices = "a|b"},
                             {.help = "second"},
                             {.name = "jobs", .letter = 'j', .kind = MM_OPT_U64, .target = &jobs, .arg = "N", .help = "threads", .lo = 1}};
-  const mm_program p = {"minimax-sample", "headings", "", 0, 0, rows, sizeof rows / sizeof *rows, NULL};
+  const mm_program p = {
+      .name = "minimax-sample", .summary = "headings", .operands = "", .options = rows, .option_count = sizeof rows / sizeof *rows};
   size_t count;
   bool done;
   mm_err err = {0};
