@@ -35,6 +35,12 @@ const mm_model *mm_engine_model(const mm_engine *e);
  * other failure those of the batch hold nothing. */
 bool mm_engine_step(mm_engine *e, const mm_batch *batch, float *logits, mm_err *err);
 
+const mm_limits *mm_engine_limits(const mm_engine *e);
+/* MM_SAMPLES_…: what choices may ask for. */
+uint32_t mm_engine_samples(const mm_engine *e);
+/* Whether a row's bits depend on the tokens before it alone: not on cuts, other rows or slots. */
+bool mm_engine_rows_apart(const mm_engine *e);
+
 /* Whether mm_engine_queue returns before the step is done, so that it pays to queue the next batch before collecting this one. */
 bool mm_engine_queues(const mm_engine *e);
 /* Queues one batch with sampling; what it chooses comes back by mm_engine_collect, in order. A device backend goes on by itself: the

@@ -249,6 +249,8 @@ void mm_engine_close(mm_engine *e) {
 }
 
 const mm_model *mm_engine_model(const mm_engine *e) { return e->model; }
+const mm_limits *mm_engine_limits(const mm_engine *e) { return &e->config.limits; }
+bool mm_engine_rows_apart(const mm_engine *e) { return e->config.ops->rows_apart; }
 
 bool mm_engine_refuse(mm_err *err, const char *what, uint64_t index, int64_t found, const char *expected, uint64_t limit) {
   return mm_fail(err, MM_USAGE, "E_BATCH", mm_at(NULL, NULL), "%s %llu: found %lld, expected %s %llu", what, (unsigned long long)index,

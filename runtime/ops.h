@@ -159,6 +159,7 @@ typedef struct mm_ops {
   void (*send)(mm_backend *b, mm_act x);
   void (*receive)(mm_backend *b, mm_act x);
   bool experts_cut; /* runs shards that hold some of the experts (--ep) */
+  bool rows_apart;  /* a row's bits depend on the tokens before it alone: not on cuts, other rows or slots */
   bool pages;       /* reads mm_batch.paging. Otherwise every slot has pages of its own, and nothing is shared */
   /* Lightning states of one slot, all layers of this rank together: state_bytes of them, the same for every slot, 0 without such layers.
    * They are those after the last step; copies, saves and loads take their place in the order of steps. Host memory; save waits. */
