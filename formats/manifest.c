@@ -276,13 +276,11 @@ static bool read_tensors(reader *r, const mm_json *root, uint64_t *bytes) {
 
 /* ---- files ---- */
 
-static bool read_part(reader *r, uint32_t rank, uint32_t part, const mm_json *j, mm_part *out) {
-  static const char *const keys[] = {"file", "size", "root", "blocks", NULL};
-  at(r, ": ranks[%u].parts[%u]", rank, part);
-  char name[64];
-  mm_part_name(name, rank, part);
-  if (!only(r, j, keys) || !(out->file = text(r, j, "file", 1))) return false;
-  if (strcmp(out->file, name) != 0) return MM_REFUSE(&r->ctx, r->err, "key \"file\": expected \"%s\"", name);
+static const char *const part_keys[] = {"file", "size", "root", "blocks", NULL};
+
+/* A file with its size and the digests of its blocks. */
+static bool read_blocks(reader *r, const mm_json *j, mm_part *out) {
+  if (!only(r, j, part_keys) || !(out->file = base_name(r, j, "file"))) return false;
   if (!u64(r, j, "size", &out->size) || !digest(r, j, "root", &out->root)) return false;
   const mm_json *blocks = array(r, j, "blocks", mm_hash_blocks(out->size), mm_hash_blocks(out->size));
   if (!blocks || !(out->block = take(r, mm_json_size(blocks), sizeof *out->block))) return false;
@@ -291,6 +289,15 @@ static bool read_part(reader *r, uint32_t rank, uint32_t part, const mm_json *j,
   mm_digest root;
   if (!mm_hash_root(out->block, out->block_count, &root, r->err)) return false;
   return mm_digest_equal(&root, &out->root) || MM_REFUSE(&r->ctx, r->err, "key \"root\": is not the digest of the blocks' digests");
+}
+
+static bool read_part(reader *r, uint32_t rank, uint32_t part, const mm_json *j, mm_part *out) {
+  at(r, ": ranks[%u].parts[%u]", rank, part);
+  char name[64];
+  mm_part_name(name, rank, part);
+  const char *file = only(r, j, part_keys) ? text(r, j, "file", 1) : NULL;
+  if (file && strcmp(file, name) != 0) return MM_REFUSE(&r->ctx, r->err, "key \"file\": expected \"%s\"", name);
+  return file && read_blocks(r, j, out);
 }
 
 /* The parts of every rank, whose files must be able to hold the bytes[] of its stage. */
@@ -374,16 +381,15 @@ static bool read_dead_rows(reader *r, const mm_json *root) {
 }
 
 /* Before anything else is understood: whether this version may read on. */
-static bool check_version(reader *r, const mm_json *root) {
+static bool check_version(reader *r, const mm_json *root, const char *wanted) {
   const char *format;
   int64_t version;
   if (mm_json_type_of(root) != MM_JSON_OBJ) return MM_REFUSE(&r->ctx, r->err, "expected an object");
   if (!mm_json_need_str(root, "format", &format, &r->ctx, r->err)) return false;
-  if (strcmp(format, MM_PACK_FORMAT) != 0) {
+  if (strcmp(format, wanted) != 0) {
     char shown[128];
     mm_escape(shown, sizeof shown, format, strlen(format));
-    return mm_fail(r->err, MM_UNSUPPORTED, "E_VERSION", mm_at(r->place, NULL), "found format \"%s\", expected \"" MM_PACK_FORMAT "\"",
-                   shown);
+    return mm_fail(r->err, MM_UNSUPPORTED, "E_VERSION", mm_at(r->place, NULL), "found format \"%s\", expected \"%s\"", shown, wanted);
   }
   if (!mm_json_need_int(root, "version", INT64_MIN, INT64_MAX, &version, &r->ctx, r->err)) return false;
   if (version == MM_PACK_VERSION) return true;
@@ -426,9 +432,9 @@ static bool read_manifest(reader *r, const mm_json *root) {
                                      "cuts",   "tensors", "ranks", "sources", "files",    "dead_rows", "sha256", NULL};
   mm_pack *p = r->p;
   uint64_t bytes[MM_MAX_LAYERS] = {0}; /* pp is at most that */
-  return check_version(r, root) && only(r, root, keys) && (p->tool = text(r, root, "tool", 1)) && (p->quant = text(r, root, "quant", 1)) &&
-         read_align(r, root) && digest(r, root, "plan", &p->plan) && read_model(r, root) && read_parallel(r, root) && read_cuts(r, root) &&
-         read_tensors(r, root, bytes) && read_ranks(r, root, bytes) &&
+  return check_version(r, root, MM_PACK_FORMAT) && only(r, root, keys) && (p->tool = text(r, root, "tool", 1)) &&
+         (p->quant = text(r, root, "quant", 1)) && read_align(r, root) && digest(r, root, "plan", &p->plan) && read_model(r, root) &&
+         read_parallel(r, root) && read_cuts(r, root) && read_tensors(r, root, bytes) && read_ranks(r, root, bytes) &&
          read_files(r, root, "sources", "header_sha256", &p->source, &p->source_count) &&
          read_files(r, root, "files", "sha256", &p->file, &p->file_count) && check_file_names(r) && read_dead_rows(r, root);
 }
@@ -446,12 +452,32 @@ static bool check_seal(reader *r, const char *text, size_t n) {
          MM_REFUSE(&r->ctx, r->err, "key \"sha256\": is not the digest of the text before it");
 }
 
-bool mm_pack_parse(mm_pack *p, const char *dir, const char *text, size_t n, mm_err *err) {
+/* What an unsharded checkpoint holds. */
+static bool read_digests(reader *r, const mm_json *root) {
+  static const char *const keys[] = {"format", "version", "tool", "quant", "dialect", "plan", "parts", "sources", "files", "sha256", NULL};
+  mm_pack *p = r->p;
+  p->tp = p->ep = p->pp = 1;
+  if (!check_version(r, root, MM_DIGESTS_WORD) || !only(r, root, keys) || !(p->tool = text(r, root, "tool", 1)) ||
+      !(p->quant = text(r, root, "quant", 1)) || !(p->dialect = text(r, root, "dialect", 1)) || !digest(r, root, "plan", &p->plan))
+    return false;
+  const mm_json *parts = objects(r, root, "parts", 1, UINT32_MAX);
+  if (!parts || !(p->rank = take(r, 1, sizeof *p->rank)) || !(p->rank->part = take(r, mm_json_size(parts), sizeof *p->rank->part)))
+    return false;
+  for (; p->rank->part_count < mm_json_size(parts); p->rank->part_count++) {
+    at(r, ": parts[%zu]", p->rank->part_count);
+    if (!read_blocks(r, mm_json_at(parts, p->rank->part_count), &p->rank->part[p->rank->part_count])) return false;
+  }
+  return read_files(r, root, "sources", "header_sha256", &p->source, &p->source_count) &&
+         read_files(r, root, "files", "sha256", &p->file, &p->file_count) && check_file_names(r);
+}
+
+static bool parse_sealed(mm_pack *p, const char *dir, const char *file, const char *text, size_t n,
+                         bool (*read)(reader *r, const mm_json *root), mm_err *err) {
   memset(p, 0, sizeof *p);
-  size_t len = strlen(dir) + sizeof "/" MM_MANIFEST - 1;
+  size_t len = strlen(dir) + 1 + strlen(file);
   char *place = mm_calloc(len + PLACE_MAX, 1, err);
   if (!place) return false;
-  snprintf(place, len + 1, "%s/%s", dir, MM_MANIFEST);
+  snprintf(place, len + 1, "%s/%s", dir, file);
   reader r = {p, {place, MM_INTEGRITY, "E_MANIFEST"}, place, len, err};
   mm_err e = {0};
   mm_json *root = mm_json_parse(text, n, place, &e);
@@ -459,20 +485,28 @@ bool mm_pack_parse(mm_pack *p, const char *dir, const char *text, size_t n, mm_e
     *err = e;
     if (e.status == MM_BAD_INPUT) err->status = MM_INTEGRITY; /* the same failure, in a file of ours */
   }
-  bool ok = root && (p->dir = mm_arena_strndup(&p->arena, dir, strlen(dir), err)) && read_manifest(&r, root) && check_seal(&r, text, n);
+  bool ok = root && (p->dir = mm_arena_strndup(&p->arena, dir, strlen(dir), err)) && read(&r, root) && check_seal(&r, text, n);
   mm_json_free(root);
   free(place);
   return ok;
 }
 
-bool mm_pack_open(mm_pack *p, const char *dir, mm_err *err) {
+bool mm_pack_parse(mm_pack *p, const char *dir, const char *text, size_t n, mm_err *err) {
+  return parse_sealed(p, dir, MM_MANIFEST, text, n, read_manifest, err);
+}
+
+static bool open_sealed(mm_pack *p, const char *dir, const char *file, bool (*read)(reader *r, const mm_json *root), mm_err *err) {
   memset(p, 0, sizeof *p);
   mm_arena scratch = {0};
   size_t n;
-  char *path = mm_arena_printf(&scratch, err, "%s/%s", dir, MM_MANIFEST);
+  char *path = mm_arena_printf(&scratch, err, "%s/%s", dir, file);
   char *text = path ? mm_file_slurp(path, MM_MANIFEST_MAX, &n, err) : NULL;
-  bool ok = text && mm_pack_parse(p, dir, text, n, err);
+  bool ok = text && parse_sealed(p, dir, file, text, n, read, err);
   free(text);
   mm_arena_close(&scratch);
   return ok;
 }
+
+bool mm_pack_open(mm_pack *p, const char *dir, mm_err *err) { return open_sealed(p, dir, MM_MANIFEST, read_manifest, err); }
+
+bool mm_digests_open(mm_pack *p, const char *dir, mm_err *err) { return open_sealed(p, dir, MM_DIGESTS, read_digests, err); }

@@ -189,16 +189,30 @@ static bool put_seal(FILE *f, char *const *text, const size_t *n, mm_err *err) {
   return fprintf(f, MM_MANIFEST_SEAL, hex) > 0;
 }
 
-char *mm_pack_text(const mm_pack *p, mm_err *err) {
+/* Takes root over; NULL when there was no memory for it. */
+static char *sealed_text(mm_json *root, mm_err *err) {
   char *text = NULL;
   size_t n;
-  mm_json *root = pack_json(p, err);
   FILE *f = root ? open_memstream(&text, &n) : NULL;
   bool ok = f && put_lines(f, root) && put_seal(f, &text, &n, err);
   if (f && !mm_close_text(f, &text)) ok = false;
   mm_json_free(root);
   if (ok) return text;
   free(text);
-  mm_fail_memory(err, p->tensor_count * sizeof *p->tensor);
+  mm_fail_memory(err, 0);
   return NULL;
+}
+
+char *mm_pack_text(const mm_pack *p, mm_err *err) { return sealed_text(pack_json(p, err), err); }
+
+char *mm_digests_text(const mm_pack *p, mm_err *err) {
+  mm_json *o = mm_json_new_obj(), *parts = NULL;
+  bool ok = mm_json_set(o, "format", mm_json_new_str(MM_DIGESTS_WORD)) && mm_json_set(o, "version", mm_json_new_int(MM_PACK_VERSION)) &&
+            mm_json_set(o, "tool", mm_json_new_str(p->tool)) && mm_json_set(o, "quant", mm_json_new_str(p->quant)) &&
+            mm_json_set(o, "dialect", mm_json_new_str(p->dialect)) && mm_json_set(o, "plan", digest_json(&p->plan));
+  ok = ok && (parts = new_list(o, "parts"));
+  for (size_t i = 0; ok && i < p->rank[0].part_count; i++) ok = mm_json_append(parts, part_json(&p->rank[0].part[i]));
+  ok = ok && put_files(new_list(o, "sources"), p->source, p->source_count, "header_sha256") &&
+       put_files(new_list(o, "files"), p->file, p->file_count, "sha256");
+  return sealed_text(complete(o, ok), err);
 }

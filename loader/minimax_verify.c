@@ -1,17 +1,20 @@
-/* minimax-verify: proves a packed checkpoint, alone or against its source. */
+/* minimax-verify: proves a packed checkpoint, or an unsharded one of ours, alone or against its source. */
 #include <limits.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "convert/report/report_error.h"
+#include "formats/file.h"
 #include "formats/option.h"
 #include "formats/pool.h"
 #include "loader/bind.h"
 #include "loader/companions.h"
 #include "loader/signature.h"
 #include "loader/verify.h"
+#include "loader/verify_unsharded.h"
 
 /* Each does what the one before does, and more. */
 typedef enum mm_verify_level { MM_LEVEL_HEADER, MM_LEVEL_SAMPLE, MM_LEVEL_FULL, MM_LEVEL_SOURCE } mm_verify_level;
@@ -59,12 +62,12 @@ static bool write_report(const mm_verify_args *a, const mm_error_report *r, mm_e
   return r ? mm_report_write(&place, r, err) : mm_report_place_ok(&place, err);
 }
 
-/* SHA-256 of the manifest, as a conversion's last words give it. */
-static bool manifest_hex(const char *dir, char hex[MM_HEX_LEN + 1], mm_err *err) {
+/* SHA-256 of a file of the checkpoint; of the manifest it is what a conversion's last words give. */
+static bool file_hex(const char *dir, const char *name, char hex[MM_HEX_LEN + 1], mm_err *err) {
   char path[PATH_MAX];
   size_t n = 0;
   mm_digest d;
-  snprintf(path, sizeof path, "%s/%s", dir, MM_MANIFEST);
+  snprintf(path, sizeof path, "%s/%s", dir, name);
   char *text = mm_file_slurp(path, MM_MANIFEST_MAX, &n, err);
   bool ok = text && mm_sha256(text, n, &d, err);
   if (ok) mm_digest_hex(&d, hex);
@@ -95,7 +98,7 @@ static bool against_source(const mm_verify_args *a, const mm_shards *s, mm_err *
                        .manifest = manifest,
                        .plan = planned};
   mm_digest_hex(&s->pack.plan, planned);
-  bool ok = e && r.row && manifest_hex(a->dir, manifest, err) && mm_hf_open(&hf, a->source, &ho, err) &&
+  bool ok = e && r.row && file_hex(a->dir, MM_MANIFEST, manifest, err) && mm_hf_open(&hf, a->source, &ho, err) &&
             mm_plan_build(&plan, &hf, &po, err) && mm_compare(&plan, s, (unsigned)a->threads, e, err);
   if (!ok && err->status == MM_USAGE) err->status = MM_UNSUPPORTED; /* the manifest's words, not the user's */
   for (size_t i = 0; ok && i < n; i++) r.row[i] = (mm_error_row){s->pack.tensor[i].name, s->pack.tensor[i].scheme, e[i], i};
@@ -134,6 +137,53 @@ static bool check_signature(const mm_verify_args *a, const mm_pack *p, mm_err *e
   return ok;
 }
 
+static bool unsharded_against_source(const mm_verify_args *a, const mm_pack *p, mm_err *err) {
+  mm_hf hf = {0}, made = {0};
+  mm_plan plan = {0};
+  mm_hf_options ho = {.allow_outside_links = true, .allow_nonfinite = true, .one_thread = a->threads == 1};
+  mm_plan_options po = {.quant = p->quant, .made = true, .tp = 1, .ep = 1, .pp = 1, .unsharded = true, .part_size = UINT64_MAX / 2};
+  char digests[MM_HEX_LEN + 1], planned[MM_HEX_LEN + 1];
+  mm_error_report r = {.dir = a->dir, .source = a->source, .quant = p->quant, .tool = p->tool, .manifest = digests, .plan = planned};
+  mm_digest_hex(&p->plan, planned);
+  bool ok = file_hex(a->dir, MM_DIGESTS, digests, err) && mm_hf_open(&hf, a->source, &ho, err) && mm_hf_open(&made, a->dir, &ho, err) &&
+            mm_plan_build(&plan, &hf, &po, err) && mm_compare_unsharded(&plan, &made, (unsigned)a->threads, &r.row, &r.count, err);
+  if (!ok && err->status == MM_USAGE) err->status = MM_UNSUPPORTED; /* the digests' words, not the user's */
+  if (ok) mm_report_rank(&r);
+  ok = ok && print_errors(a, &r, err) && (!a->report || write_report(a, &r, err)) && good_enough(a, &r, err);
+  free(r.row);
+  mm_plan_close(&plan);
+  mm_hf_close(&made);
+  mm_hf_close(&hf);
+  return ok;
+}
+
+/* What minimax-convert --layout hf made, by the digests beside it. */
+static bool verify_unsharded(const mm_verify_args *a, mm_err *err) {
+  static const char *const word[] = {"headers of", "headers and a sample of", "verified", "verified"};
+  mm_pack p = {0};
+  size_t seen = 0;
+  uint64_t bytes = 0;
+  uint32_t samples = a->level >= MM_LEVEL_FULL ? UINT32_MAX : (uint32_t)a->samples;
+  bool ok = mm_digests_open(&p, a->dir, err) && mm_unsharded_listing(&p, err);
+  if (ok && a->key)
+    ok = mm_fail(err, MM_UNSUPPORTED, "E_SIGNATURE", mm_at(a->dir, NULL),
+                 "found --key with an unsharded checkpoint; packed ones are signed");
+  double start = mm_now();
+  ok = ok && (a->level == MM_LEVEL_HEADER || mm_unsharded_blocks(&p, samples, a->seed, (unsigned)a->threads, &seen, err));
+  double hashed = mm_now() - start;
+  for (size_t i = 0; ok && i < p.rank->part_count; i++) bytes += p.rank->part[i].size;
+  if (ok && !a->quiet) {
+    fprintf(stderr, "%s %s: unsharded, %zu files, %.3f GB; ", word[a->level], a->dir, p.rank->part_count + p.file_count,
+            (double)bytes / 1e9);
+    if (a->level == MM_LEVEL_SAMPLE) fprintf(stderr, "%zu blocks hashed, --seed %llu; ", seen, (unsigned long long)a->seed);
+    if (a->level >= MM_LEVEL_FULL) fprintf(stderr, "SHA-256 at %.2f GB/s; ", (double)bytes / hashed / 1e9);
+    fputs("integrity only\n", stderr);
+  }
+  ok = ok && (a->level < MM_LEVEL_SOURCE || unsharded_against_source(a, &p, err));
+  mm_pack_close(&p);
+  return ok;
+}
+
 /* --source asks for its level by itself. */
 static bool choose_level(mm_verify_args *a, mm_err *err) {
   static const char *const words[] = {"header", "sample", "full", "source"};
@@ -150,6 +200,8 @@ static bool choose_level(mm_verify_args *a, mm_err *err) {
 static bool verify(void *args, mm_err *err) {
   mm_verify_args *a = args;
   if (!choose_level(a, err)) return false;
+  if (access(mm_path_of(a->dir, MM_DIGESTS).text, F_OK) == 0 && access(mm_path_of(a->dir, MM_MANIFEST).text, F_OK) != 0)
+    return verify_unsharded(a, err);
   mm_shards s = {0};
   unsigned threads = (unsigned)a->threads;
   bool full = a->level >= MM_LEVEL_FULL;
@@ -226,7 +278,7 @@ int main(int argc, char **argv) {
   };
   const mm_program program = {
       .name = "minimax-verify",
-      .summary = "prove a packed checkpoint: digests, completeness, finite numbers, error against its source",
+      .summary = "prove a checkpoint that minimax-convert made: digests, completeness, finite numbers, error against its source",
       .operands = "DIR",
       .min_operands = 1,
       .max_operands = 1,

@@ -113,11 +113,16 @@ char *mm_unsharded_index(const mm_plan *p, mm_err *err) {
   return NULL;
 }
 
+bool mm_code_file(const char *name) {
+  size_t n = strlen(name), plain = strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_");
+  return n > 3 && n < 128 && plain == n - 3 && strcmp(name + plain, ".py") == 0;
+}
+
 bool mm_unsharded_has(const char *file) {
   unsigned part, parts;
   int end = 0;
-  return strcmp(file, MM_INDEX_NAME) == 0 || mm_dialect_file(file) ||
-         (sscanf(file, "model-%9u-of-%9u.safetensors%n", &part, &parts, &end) == 2 && file[end] == 0 && end > 0);
+  return strcmp(file, MM_INDEX_NAME) == 0 || strcmp(file, MM_DIGESTS) == 0 || strcmp(file, MM_CARD) == 0 || mm_code_file(file) ||
+         mm_dialect_file(file) || (sscanf(file, "model-%9u-of-%9u.safetensors%n", &part, &parts, &end) == 2 && file[end] == 0 && end > 0);
 }
 
 bool mm_unsharded_plan(const char *dir, mm_digest *plan, mm_err *err) {
