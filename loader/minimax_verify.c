@@ -1,5 +1,4 @@
 /* minimax-verify: proves a packed checkpoint, or an unsharded one of ours, alone or against its source. */
-#include <limits.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -64,11 +63,10 @@ static bool write_report(const mm_verify_args *a, const mm_error_report *r, mm_e
 
 /* SHA-256 of a file of the checkpoint; of the manifest it is what a conversion's last words give. */
 static bool file_hex(const char *dir, const char *name, char hex[MM_HEX_LEN + 1], mm_err *err) {
-  char path[PATH_MAX];
   size_t n = 0;
   mm_digest d;
-  snprintf(path, sizeof path, "%s/%s", dir, name);
-  char *text = mm_file_slurp(path, MM_MANIFEST_MAX, &n, err);
+  const mm_path path = mm_path_of(dir, name);
+  char *text = mm_file_slurp(path.text, MM_MANIFEST_MAX, &n, err);
   bool ok = text && mm_sha256(text, n, &d, err);
   if (ok) mm_digest_hex(&d, hex);
   free(text);

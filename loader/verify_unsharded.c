@@ -1,7 +1,6 @@
 /* Files of an unsharded checkpoint beside their digests. */
 #include "loader/verify_unsharded.h"
 
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,13 +27,12 @@ static bool is_listed(const void *ctx, const char *name) {
 }
 
 static bool check_header(const mm_pack *p, const mm_part *part, mm_err *err) {
-  char path[PATH_MAX];
   mm_err why = {0};
   mm_st st = {0};
-  snprintf(path, sizeof path, "%s/%s", p->dir, part->file);
-  bool ok = mm_st_open(&st, path, MM_INTEGRITY, &why);
+  const mm_path path = mm_path_of(p->dir, part->file);
+  bool ok = mm_st_open(&st, path.text, MM_INTEGRITY, &why);
   if (ok && st.id.size != part->size)
-    ok = mm_fail(&why, MM_INTEGRITY, "E_SIZE", mm_at(path, NULL), "found %llu bytes, expected %llu", (unsigned long long)st.id.size,
+    ok = mm_fail(&why, MM_INTEGRITY, "E_SIZE", mm_at(path.text, NULL), "found %llu bytes, expected %llu", (unsigned long long)st.id.size,
                  (unsigned long long)part->size);
   mm_st_close(&st);
   return ok || damaged(err, &why);
@@ -44,13 +42,12 @@ bool mm_unsharded_listing(const mm_pack *p, mm_err *err) {
   for (size_t i = 0; i < p->rank->part_count; i++)
     if (!check_header(p, &p->rank->part[i], err)) return false;
   for (size_t i = 0; i < p->file_count; i++) {
-    char path[PATH_MAX];
     mm_err why = {0};
     mm_file f = MM_FILE_NONE;
-    snprintf(path, sizeof path, "%s/%s", p->dir, p->file[i].name);
-    bool ok = mm_file_open(&f, path, &why);
+    const mm_path path = mm_path_of(p->dir, p->file[i].name);
+    bool ok = mm_file_open(&f, path.text, &why);
     if (ok && f.size != p->file[i].size)
-      ok = mm_fail(&why, MM_INTEGRITY, "E_SIZE", mm_at(path, NULL), "found %llu bytes, expected %llu", (unsigned long long)f.size,
+      ok = mm_fail(&why, MM_INTEGRITY, "E_SIZE", mm_at(path.text, NULL), "found %llu bytes, expected %llu", (unsigned long long)f.size,
                    (unsigned long long)p->file[i].size);
     mm_file_close(&f);
     if (!ok) return damaged(err, &why);
@@ -93,17 +90,17 @@ static bool check_block(void *ctx, size_t item, unsigned worker, mm_err *err) {
   const mm_part *part = &j->p->rank->part[b->part];
   const uint64_t at = b->index * MM_HASH_BLOCK;
   const size_t n = (size_t)mm_min(MM_HASH_BLOCK, part->size - at);
-  char path[PATH_MAX], names[512];
+  char names[512];
   mm_file f = MM_FILE_NONE;
   mm_digest d;
-  snprintf(path, sizeof path, "%s/%s", j->p->dir, part->file);
-  bool ok =
-      mm_file_open(&f, path, err) && mm_file_read(&f, path, j->buffer[worker], n, at, err) && mm_sha256(j->buffer[worker], n, &d, err);
+  const mm_path path = mm_path_of(j->p->dir, part->file);
+  bool ok = mm_file_open(&f, path.text, err) && mm_file_read(&f, path.text, j->buffer[worker], n, at, err) &&
+            mm_sha256(j->buffer[worker], n, &d, err);
   mm_file_close(&f);
   if (!ok || mm_digest_equal(&d, &part->block[b->index])) return ok;
-  tensors_in(path, at, at + n, names, sizeof names);
-  return mm_fail(err, MM_INTEGRITY, "E_DIGEST", mm_at_offset(path, NULL, at), "found block %zu of %zu damaged (%zu bytes; it holds: %s)",
-                 b->index, part->block_count, n, names);
+  tensors_in(path.text, at, at + n, names, sizeof names);
+  return mm_fail(err, MM_INTEGRITY, "E_DIGEST", mm_at_offset(path.text, NULL, at),
+                 "found block %zu of %zu damaged (%zu bytes; it holds: %s)", b->index, part->block_count, n, names);
 }
 
 /* The finaliser of splitmix64: a random function of 64 bits. */

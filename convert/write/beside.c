@@ -2,7 +2,6 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -44,11 +43,10 @@ bool mm_beside_has(const char *name) {
 /* Refuses at the start what could not be copied at the end. */
 bool mm_beside_check(mm_writer *w, mm_err *err) {
   for (size_t i = 0; i < sizeof companion / sizeof *companion; i++) {
-    char path[PATH_MAX];
     mm_file f = MM_FILE_NONE;
-    snprintf(path, sizeof path, "%s/%s", w->plan->hf->dir, companion[i]);
-    if (faccessat(AT_FDCWD, path, F_OK, AT_SYMLINK_NOFOLLOW) != 0) continue; /* a link to nothing is not absent */
-    if (!mm_hf_inside(w->plan->hf, path, err) || !mm_file_open(&f, path, err)) return false;
+    const mm_path path = mm_path_of(w->plan->hf->dir, companion[i]);
+    if (faccessat(AT_FDCWD, path.text, F_OK, AT_SYMLINK_NOFOLLOW) != 0) continue; /* a link to nothing is not absent */
+    if (!mm_hf_inside(w->plan->hf, path.text, err) || !mm_file_open(&f, path.text, err)) return false;
     mm_file_close(&f);
   }
   return true;
@@ -97,10 +95,9 @@ static bool bake(mm_writer *w, mm_err *err) {
 }
 
 static bool copy_companion(mm_writer *w, const char *name, mm_err *err) {
-  char path[PATH_MAX];
   size_t n = 0;
-  snprintf(path, sizeof path, "%s/%s", w->plan->hf->dir, name);
-  char *text = mm_hf_inside(w->plan->hf, path, err) ? mm_file_slurp(path, COMPANION_MAX, &n, err) : NULL;
+  const mm_path path = mm_path_of(w->plan->hf->dir, name);
+  char *text = mm_hf_inside(w->plan->hf, path.text, err) ? mm_file_slurp(path.text, COMPANION_MAX, &n, err) : NULL;
   bool ok = text && put_companion(w, name, text, n, err);
   free(text);
   return ok;
@@ -137,9 +134,8 @@ static bool copy_companions(mm_writer *w, mm_err *err) {
   pack->file = mm_arena_alloc(&pack->arena, (most + 2 + MM_PLAN_TEXTS + CODE_FILES) * sizeof *pack->file, err); /* image, index */
   if (!pack->file) return false;
   for (size_t i = 0; i < most; i++) {
-    char path[PATH_MAX];
-    snprintf(path, sizeof path, "%s/%s", w->plan->hf->dir, companion[i]);
-    if (faccessat(AT_FDCWD, path, F_OK, AT_SYMLINK_NOFOLLOW) != 0 || is_written(w->plan, companion[i])) continue;
+    const mm_path path = mm_path_of(w->plan->hf->dir, companion[i]);
+    if (faccessat(AT_FDCWD, path.text, F_OK, AT_SYMLINK_NOFOLLOW) != 0 || is_written(w->plan, companion[i])) continue;
     if (!copy_companion(w, companion[i], err)) return false;
     if (w->o.bake && !w->plan->unsharded && strcmp(companion[i], "tokenizer.json") == 0 && !bake(w, err)) return false;
   }
