@@ -5,7 +5,7 @@
 #include "runtime/engine_inside.h"
 
 bool mm_engine_resolve(mm_engine *e, mm_batch *batch, mm_err *err) {
-  if (!mm_grow((void **)&e->choice_id, &e->choice_id_cap, batch->tokens, sizeof *e->choice_id, err)) return false;
+  if (!MM_GROW(e->choice_id, &e->choice_id_cap, batch->tokens, err)) return false;
   for (uint32_t i = 0; i < batch->span_count; i++) {
     const mm_span *s = &batch->span[i];
     for (uint32_t t = s->first; t < s->first + s->count; t++)
@@ -33,9 +33,8 @@ bool mm_engine_forward(mm_engine *e, const mm_batch *given, mm_err *err) {
                    e->config.ops->name);
   e->row_count = 0;
   if (!mm_engine_prepare(e, &batch, err)) return false;
-  const bool room = mm_grow((void **)&e->choice_logits, &e->choice_logits_cap, batch.out_count * (size_t)e->model->vocab,
-                            sizeof *e->choice_logits, err) &&
-                    mm_grow((void **)&e->row, &e->row_cap, batch.out_count, sizeof *e->row, err);
+  const bool room = MM_GROW(e->choice_logits, &e->choice_logits_cap, batch.out_count * (size_t)e->model->vocab, err) &&
+                    MM_GROW(e->row, &e->row_cap, batch.out_count, err);
   const bool done = room && mm_engine_resolve(e, &batch, err) && mm_engine_run_step(e, &batch, e->choice_logits, err);
   mm_engine_keep(e, &batch, done);
   if (done) keep_rows(e, &batch);
@@ -80,9 +79,7 @@ bool mm_engine_choose(mm_engine *e, const mm_sampling *sampling, mm_err *err) {
   const uint32_t at = (uint32_t)(e->queued % MM_QUEUE), n = e->row_count;
   choices *to = &e->choices[at];
   const size_t vocab = e->model->vocab;
-  if (!mm_grow((void **)&to->id, &to->cap, n, sizeof *to->id, err) ||
-      !mm_grow((void **)&e->choice_logits, &e->choice_logits_cap, (n + (size_t)1) * vocab, sizeof *e->choice_logits, err))
-    return false;
+  if (!MM_GROW(to->id, &to->cap, n, err) || !MM_GROW(e->choice_logits, &e->choice_logits_cap, (n + (size_t)1) * vocab, err)) return false;
   for (uint32_t i = 0; i < n; i++) to->id[i] = choose_row(e, &sampling[i], &e->row[i], e->choice_logits + i * vocab);
   e->row_count = 0;
   e->outstanding[at] = n;

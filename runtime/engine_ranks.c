@@ -40,7 +40,7 @@ static bool step_rank(rank *r, mm_err *err) {
   if (w->layer_end < e->model->layers) return mm_forward_step(&r->forward, e->batch, NULL, err);
   if (e->batch->sampling) return mm_forward_step(&r->forward, e->batch, NULL, err);
   size_t rows = e->batch->out_count, vocab = e->model->vocab;
-  if (!mm_grow((void **)&r->logits, &r->logits_cap, rows * w->vocab_rows, sizeof *r->logits, err)) return false;
+  if (!MM_GROW(r->logits, &r->logits_cap, rows * w->vocab_rows, err)) return false;
   if (!mm_forward_step(&r->forward, e->batch, r->logits, err)) return false;
   if (w->vocab_first >= vocab) return true;
   size_t columns = mm_min(w->vocab_rows, vocab - w->vocab_first);

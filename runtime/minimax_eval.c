@@ -4,7 +4,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "formats/option.h"
@@ -29,17 +28,11 @@ typedef struct progress {
   bool quiet, tty, drawn;
 } progress;
 
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static progress begin_progress(bool quiet) { return (progress){.start = now(), .said = now(), .quiet = quiet, .tty = isatty(2)}; }
+static progress begin_progress(bool quiet) { return (progress){.start = mm_now(), .said = mm_now(), .quiet = quiet, .tty = isatty(2)}; }
 
 /* `done` of `all` (windows, prompts), `tokens` so far. */
 static void say_progress(progress *p, const char *what, uint64_t done, uint64_t all, uint64_t tokens) {
-  double t = now(), took = t - p->start;
+  double t = mm_now(), took = t - p->start;
   if (p->quiet || t - p->said < (p->tty ? 0.5 : 5) || done == 0) return;
   p->said = t;
   p->drawn = p->tty;
@@ -425,22 +418,21 @@ static bool check_args(const eval_args *a, mm_err *err) {
                  "expected one of --ids and --text (and --collect), or --ids-from with one of --logits and --against");
 }
 
-static bool run(const eval_args *a, mm_err *err) {
+static bool run(void *args, mm_err *err) {
+  const eval_args *a = args;
   eval e = {.a = a};
   const char *const apart[] = {a->dir, NULL};
   mm_output_place place = place_of(a->logits ? a->logits : a->collect, apart); /* refused before the work */
   bool ok = check_args(a, err) && (!place.path || mm_output_check(&place, err)) && mm_shards_open(&e.shards, a->dir, err) &&
             (a->logits    ? run_logits(&e, err)
              : a->against ? run_divergence(&e, err)
-                          : run_likelihood(&e, err)) &&
-            mm_program_written(err);
+                          : run_likelihood(&e, err));
   eval_close(&e);
   return ok;
 }
 
 /* NOLINTNEXTLINE(readability-function-size): most of it is the option table */
 int main(int argc, char **argv) {
-  mm_program_start();
   eval_args a = {.window = 512, .chunk = 512, .device = "cpu"};
   const mm_option options[] = {
       {.help = "likelihood of a text"},
@@ -524,13 +516,15 @@ int main(int argc, char **argv) {
       .max_operands = 1,
       .options = options,
       .option_count = sizeof options / sizeof *options,
+      .examples =
+          "minimax-eval M2-nvfp4 --ids ids.json --window 512\n"
+          "minimax-eval M2-block_fp8 --ids ids.json --collect inputs.safetensors\n"
+          "minimax-eval M2-nvfp4 --ids-from prompts.safetensors --logits logits.safetensors",
+      .files =
+          "FILE.json  a flat array of token ids\n"
+          "OUT.safetensors  appears when it is complete",
       .epilog =
           "Exit status: 0 done, 2 usage, 3 bad input, 4 valid but unsupported, 5 I/O, 6 integrity of the checkpoint, 8 memory or limit.",
   };
-  mm_err err = {0};
-  size_t operands = 0;
-  bool done = false;
-  if (!mm_options_parse(&program, argc, argv, &a.dir, &operands, &done, &err)) return mm_program_fail(&program, &err);
-  if (done || run(&a, &err)) return MM_OK;
-  return mm_program_fail(&program, &err);
+  return mm_program_main(&program, argc, argv, &a.dir, run, &a);
 }

@@ -1,6 +1,9 @@
 /* The table of spellings and the quantization_config of each dialect. */
 #include "convert/plan/dialect.h"
 
+#include "convert/plan/card.h"
+#include "convert/plan/layout_hf.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -190,6 +193,8 @@ bool mm_dialect_file(const char *name) {
     if (dialects[i]->file && strcmp(dialects[i]->file, name) == 0) return true;
   return false;
 }
+
+const char *mm_dialect_name(const mm_dialect *d) { return d ? d->name : "none"; }
 
 bool mm_dialect_spell(mm_plan *p, const char *word, mm_err *err) {
   const size_t count = sizeof dialects / sizeof *dialects;
@@ -495,6 +500,7 @@ bool mm_dialect_texts(mm_plan *p, mm_err *err) {
   const mm_dialect *d = p->dialect;
   bool ok = !d || mm_json_set(config, "quantization_config", d->config(p, left_out(p), err));
   p->text[0] = (mm_plan_text){"config.json", text_of(p, complete(config, ok), err)};
-  if (d && d->file) p->text[1] = (mm_plan_text){d->file, text_of(p, d->file_config(p, left_out(p), err), err)};
-  return p->text[0].text && (!p->text[1].name || p->text[1].text);
+  p->text[1] = (mm_plan_text){MM_CARD, mm_card_text(p, d ? d->name : NULL, err)};
+  if (d && d->file) p->text[2] = (mm_plan_text){d->file, text_of(p, d->file_config(p, left_out(p), err), err)};
+  return p->text[0].text && p->text[1].text && (!p->text[2].name || p->text[2].text);
 }
