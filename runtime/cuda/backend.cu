@@ -127,7 +127,8 @@ bool cuda_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
   }
   if (!mm_cu_check(cudaEventSynchronize(b->step->done), "earlier step", err)) return false;
   fill_batch(b, batch, &host);
-  return mm_cu_check(cudaMemcpyAsync(b->device_block, b->step->block, bytes, cudaMemcpyHostToDevice, b->stream), "copy batch", err);
+  return mm_cu_upload_pages(b, batch, err) &&
+         mm_cu_check(cudaMemcpyAsync(b->device_block, b->step->block, bytes, cudaMemcpyHostToDevice, b->stream), "copy batch", err);
 }
 
 /* Whether an op launches anything now; after a failure, nothing more. */
@@ -295,7 +296,7 @@ void cuda_lightning(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv) {
   if (later(b, cuda_lightning, layer, o, qkv) || !begin_op(b)) return;
   b->inputs.wrote(o.data);
   const layer_cache &c = b->cache[layer];
-  const mm_cu_lightning a = {rows_of(qkv), rows_of(o), c.state, c.slope, b->heads.heads, b->heads.head_dim};
+  const mm_cu_lightning a = {rows_of(qkv), rows_of(o), c.state, c.slope, b->heads.heads, b->heads.head_dim, b->state_floats};
   const cudaError_t e = b->decode ? mm_cu_lightning_decode(a, places(b), b->rows, b->stream)
                                   : mm_cu_lightning_prefill(a, b->device.span, b->spans, b->stream);
   check(b, e, "lightning");
@@ -362,9 +363,33 @@ void cuda_logits(mm_backend *b, mm_act x, const mm_packed *head) {
   check(b, b->inputs.linear(b->weight[head], {rows_of(x), b->device.out, nullptr, b->logits, b->outs}, b->stream), "logits");
 }
 
+/* ---- states of slots; the stream keeps them in the order of steps, and no kernel of a step overtakes its batch's upload ---- */
+
+uint64_t cuda_state_bytes(mm_backend *b) { return b->state_floats * sizeof *b->states; }
+
+bool cuda_state_copy(mm_backend *b, uint32_t to, uint32_t from, mm_err *err) {
+  const float *const source = b->states + from * b->state_floats;
+  return to == from || b->state_floats == 0 ||
+         mm_cu_check(cudaMemcpyAsync(b->states + to * b->state_floats, source, cuda_state_bytes(b), cudaMemcpyDeviceToDevice, b->stream),
+                     "copy states", err);
+}
+
+bool cuda_state_save(mm_backend *b, uint32_t slot, void *state, mm_err *err) {
+  return mm_cu_download(state, b->states + slot * b->state_floats, cuda_state_bytes(b), b->stream, err);
+}
+
+/* Waits, so that the caller's memory is its own again. */
+bool cuda_state_load(mm_backend *b, uint32_t slot, const void *state, mm_err *err) {
+  return mm_cu_check(cudaMemcpyAsync(b->states + slot * b->state_floats, state, cuda_state_bytes(b), cudaMemcpyHostToDevice, b->stream),
+                     "copy states", err) &&
+         mm_cu_check(cudaStreamSynchronize(b->stream), "copy states", err);
+}
+
 }  // namespace
 
-const mm_ops mm_ops_cuda = {
-    "cuda",   mm_cu_backend_open, mm_cu_backend_close, cuda_act,   cuda_begin,       cuda_embed,      cuda_norm, cuda_linear,
-    cuda_gqa, cuda_lightning,     cuda_gated_norm,     cuda_route, cuda_experts,     cuda_combine,    cuda_copy, cuda_logits,
-    cuda_end, cuda_choose,        cuda_collect,        cuda_read,  cuda_expert_load, mm_cu_copy_rate, true};
+const mm_ops mm_ops_cuda = {"cuda", mm_cu_backend_open, mm_cu_backend_close, cuda_act, cuda_begin, cuda_embed, cuda_norm, cuda_linear,
+                            cuda_gqa, cuda_lightning, cuda_gated_norm, cuda_route, cuda_experts, cuda_combine, cuda_copy, cuda_logits,
+                            cuda_end, cuda_choose, cuda_collect, cuda_read, cuda_expert_load, mm_cu_copy_rate, true,
+                            /* layer, samples, calibration, send, receive, experts_cut, pages */
+                            nullptr, 0, false, nullptr, nullptr, false, true, cuda_state_bytes, cuda_state_copy, cuda_state_save,
+                            cuda_state_load};

@@ -29,6 +29,9 @@ struct step_memory {
   int32_t *id = nullptr;      /* pinned; what it chose */
   cudaEvent_t done = nullptr; /* its choices are here */
   uint32_t outs = 0;
+  mm_cu_edit *edit = nullptr; /* pinned: what the kernels that prepare its pages read */
+  mm_page_copy *copy = nullptr;
+  size_t edit_cap = 0, copy_cap = 0;
 };
 constexpr uint32_t kSteps = MM_QUEUE + 1; /* a step may begin while as many as may be are outstanding */
 
@@ -40,7 +43,7 @@ constexpr uint32_t kBuckets[] = {1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 2
 enum step_end { LOGITS, GREEDY, DRAWS };
 
 struct layer_cache {
-  float *state, *slope; /* lightning */
+  float *state, *slope; /* lightning; slot 0's state */
   mm_cu_kv kv;          /* full attention */
 };
 
@@ -60,9 +63,15 @@ struct mm_backend {
   std::map<const mm_packed *, const float *> values; /* as f32: norms, bias, routers that are not bf16 */
   std::map<const mm_packed *, const bf16 *> router;  /* those that are not bf16, in pieces (mm_cu_router) */
   std::vector<layer_cache> cache;
+  float *states = nullptr; /* [slots, lightning layers, heads, d key, d value] */
+  size_t state_floats = 0; /* of one slot */
   mm_cu_heads heads = {};
   float *inv_freq = nullptr;
   uint32_t *page_table = nullptr, pages_per_slot = 0;
+  std::vector<uint32_t> table; /* [slots, pages_per_slot] what page_table holds after all steps so far */
+  bool own_pages = true;       /* that is page i of slot s at s * pages_per_slot + i everywhere */
+  std::vector<mm_cu_edit> edits;
+  mm_cu_page_work page_work = {}; /* but for the lists */
   void *gqa_work = nullptr;
   mm_cu_route route = {};
   float *route_product = nullptr;
@@ -104,6 +113,9 @@ struct mm_backend {
 /* Arrays of a step inside one block; returns its bytes. Every step's are uploaded before its kernels, so nothing is left of a step whose
  * rows were others. A span has at least one row, a tile at most 64 of one span. */
 size_t mm_cu_place_batch(uint32_t rows, bool decode, char *base, batch_arrays *a);
+
+/* Before the batch's upload: the device's table says for the batch's slots what the batch does, and its copies are made (paging.cu). */
+bool mm_cu_upload_pages(mm_backend *b, const mm_batch *batch, mm_err *err);
 
 mm_backend *mm_cu_backend_open(const mm_backend_config *c, mm_err *err);
 void mm_cu_backend_close(mm_backend *b); /* accepts NULL */

@@ -440,6 +440,7 @@ static mm_ops paired_ops() {
     return true;
   };
   o.choose = nullptr, o.collect = nullptr, o.copy = nullptr, o.read = nullptr, o.expert_load = nullptr, o.copy_rate = nullptr;
+  o.state_bytes = nullptr, o.state_copy = nullptr, o.state_save = nullptr, o.state_load = nullptr;
   return o;
 }
 const mm_ops kPairedOps = paired_ops();
