@@ -25,18 +25,29 @@ static void keep_rows(mm_engine *e, const mm_batch *batch) {
   e->row_count = batch->out_count;
 }
 
+/* The pass, its logits kept here or on the device that chooses. */
+static bool run_pass(mm_engine *e, mm_batch *batch, mm_err *err) {
+  if (!mm_grow((void **)&e->row, &e->row_cap, batch->out_count, sizeof *e->row, err)) return false;
+  if (e->device_chooses) {
+    e->apart = true;
+    const bool done = mm_engine_run_step(e, batch, NULL, err);
+    e->apart = false;
+    return done;
+  }
+  return mm_grow((void **)&e->choice_logits, &e->choice_logits_cap, batch->out_count * (size_t)e->model->vocab, sizeof *e->choice_logits,
+                 err) &&
+         mm_engine_resolve(e, batch, err) && mm_engine_run_step(e, batch, e->choice_logits, err);
+}
+
 bool mm_engine_forward(mm_engine *e, const mm_batch *given, mm_err *err) {
   mm_batch batch = *given;
   batch.sampling = NULL;
-  if (e->device_chooses)
+  if (e->device_chooses && !e->config.ops->keep)
     return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL), "found logits that wait for their choice; device %s chooses at once",
                    e->config.ops->name);
   e->row_count = 0;
   if (!mm_engine_prepare(e, &batch, err)) return false;
-  const bool room = mm_grow((void **)&e->choice_logits, &e->choice_logits_cap, batch.out_count * (size_t)e->model->vocab,
-                            sizeof *e->choice_logits, err) &&
-                    mm_grow((void **)&e->row, &e->row_cap, batch.out_count, sizeof *e->row, err);
-  const bool done = room && mm_engine_resolve(e, &batch, err) && mm_engine_run_step(e, &batch, e->choice_logits, err);
+  const bool done = run_pass(e, &batch, err);
   mm_engine_keep(e, &batch, done);
   if (done) keep_rows(e, &batch);
   return done;
@@ -75,8 +86,22 @@ static bool check_sampling(const mm_engine *e, const mm_sampling *sampling, uint
   return true;
 }
 
+/* The device chooses from what it kept; the slots whose last rows those are can go on with it. */
+static bool choose_there(mm_engine *e, const mm_sampling *sampling, mm_err *err) {
+  e->sampling = sampling;
+  if (!mm_engine_run_task(e, CHOOSE, err)) return false;
+  for (uint32_t i = 0; i < e->row_count; i++) {
+    const choice_row *row = &e->row[i];
+    if (row->slot >= 0 && row->pos + 1 == e->slot[row->slot].held) e->slot[row->slot].chose = true;
+  }
+  e->outstanding[e->queued++ % MM_QUEUE] = e->row_count;
+  e->row_count = 0;
+  return true;
+}
+
 bool mm_engine_choose(mm_engine *e, const mm_sampling *sampling, mm_err *err) {
   if (!check_sampling(e, sampling, e->row_count, err)) return false;
+  if (e->device_chooses) return choose_there(e, sampling, err);
   const uint32_t at = (uint32_t)(e->queued % MM_QUEUE), n = e->row_count;
   choices *to = &e->choices[at];
   const size_t vocab = e->model->vocab;
@@ -101,6 +126,7 @@ bool mm_engine_queue(mm_engine *e, const mm_batch *given, mm_err *err) {
     mm_engine_keep(e, given, false);
     return false;
   }
+  e->row_count = 0;
   if (!mm_engine_prepare(e, &batch, err)) return false;
   const bool done = mm_engine_run_step(e, &batch, NULL, err);
   mm_engine_keep(e, &batch, done);

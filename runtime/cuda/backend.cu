@@ -51,10 +51,12 @@ bool grow_logits(mm_backend *b, size_t rows, mm_err *err) {
 /* What kind of step this is, and its sizes. */
 void plan_step(mm_backend *b, const mm_batch *batch) {
   b->decode = batch->tokens > 0 && batch->span_count == batch->tokens;
-  b->ending = batch->sampling ? GREEDY : LOGITS;
+  b->ending = batch->sampling ? GREEDY : LOGITS, b->asked = nullptr, b->keeps = false;
   for (uint32_t i = 0; batch->sampling && i < batch->out_count; i++) {
     if (batch->sampling[i].temperature > 0) b->ending = DRAWS;
+    if (mm_sampling_asks(&batch->sampling[i]) & ~(uint32_t)MM_SAMPLES_MIN_P) b->asked = batch->sampling;
   }
+  if (b->asked) b->ending = LOGITS;
   const uint32_t bucket = b->decode && batch->out_count == batch->tokens ? bucket_of(b, batch->tokens) : 0;
   b->rows = bucket ? bucket : batch->tokens;
   b->wanted = batch->out_count, b->outs = bucket ? bucket : batch->out_count;
@@ -74,11 +76,6 @@ void plan_mode(mm_backend *b) {
   }
 }
 
-mm_cu_draw draw_of(const mm_sampling *s, uint32_t pos) {
-  if (s->temperature == 0) return {};
-  return {mm_draw_scale(s->temperature), s->top_k, s->top_p, mm_draw_mix(s->seed, pos + UINT64_C(1))};
-}
-
 void fill_batch(mm_backend *b, const mm_batch *batch, const batch_arrays *h) {
   for (uint32_t i = 0; i < batch->span_count; i++) {
     const mm_span *s = &batch->span[i];
@@ -93,7 +90,8 @@ void fill_batch(mm_backend *b, const mm_batch *batch, const batch_arrays *h) {
   for (uint32_t i = batch->tokens; i < b->rows; i++) h->id[i] = 0, h->slot[i] = -1, h->pos[i] = 0;
   for (uint32_t i = 0; i < b->outs; i++) {
     h->out[i] = i < batch->out_count ? batch->out[i] : i;
-    h->draw[i] = batch->sampling && i < batch->out_count ? draw_of(&batch->sampling[i], h->pos[h->out[i]]) : mm_cu_draw{};
+    const bool draws = batch->sampling && i < batch->out_count;
+    h->draw[i] = draws ? mm_cu_draw_of(&batch->sampling[i], h->pos[h->out[i]] + UINT64_C(1)) : mm_cu_draw{};
   }
 }
 
@@ -220,10 +218,8 @@ void choose_tokens(mm_backend *b) {
   check(b, mm_cu_choose_tokens(b->choice, b->outs, b->ending == DRAWS, b->stream), "choose");
 }
 
-bool cuda_choose(mm_backend *b, mm_err *err) {
-  choose_tokens(b);
-  finish_step(b);
-  if (b->rehearses) return succeeded(b, err);
+/* The step's choices come back by collect. */
+bool queue_choices(mm_backend *b, mm_err *err) {
   step_memory *m = b->step;
   m->outs = b->wanted;
   if (b->err.status == MM_OK && m->outs)
@@ -237,11 +233,40 @@ bool cuda_choose(mm_backend *b, mm_err *err) {
   return true;
 }
 
+bool cuda_choose(mm_backend *b, mm_err *err) {
+  if (!b->asked) choose_tokens(b);
+  finish_step(b);
+  if (b->rehearses) return succeeded(b, err);
+  b->step->tells.clear();
+  if (b->asked && b->err.status == MM_OK && !mm_cu_choose_asked(b, b->asked, &b->err)) b->failed = "choose";
+  return queue_choices(b, err);
+}
+
+bool cuda_keep(mm_backend *b, mm_err *err) {
+  finish_step(b);
+  if (b->err.status == MM_OK) check(b, cudaEventRecord(b->step->done, b->stream), "record event");
+  b->keeps = succeeded(b, err);
+  if (!b->keeps) cudaStreamSynchronize(b->stream);
+  return b->keeps;
+}
+
+bool cuda_choose_kept(mm_backend *b, const mm_sampling *sampling, mm_err *err) {
+  b->err.status = MM_OK, b->failed = nullptr;
+  if (!b->keeps) b->step = free_memory(b), b->wanted = b->outs = 0;
+  b->keeps = false;
+  if (!mm_cu_choose_asked(b, sampling, &b->err)) b->failed = "choose";
+  return queue_choices(b, err);
+}
+
 bool cuda_collect(mm_backend *b, int32_t *id, mm_err *err) {
   const step_memory *m = b->queued.front();
   b->queued.pop_front();
   const bool done = mm_cu_check(cudaEventSynchronize(m->done), "step", err);
   if (done) memcpy(id, m->id, m->outs * sizeof *id);
+  for (size_t i = 0; done && i < m->tells.size(); i++) {
+    const mm_cu_tells &t = m->tells[i];
+    memcpy(t.to, m->told + (size_t)t.row * MM_CU_TOLD, t.count * sizeof *t.to);
+  }
   if (!done) b->queued.clear();
   return done;
 }
@@ -260,10 +285,8 @@ void cuda_embed(mm_backend *b, mm_act x, const mm_packed *table) {
   if (later(b, cuda_embed, x, table) || !begin_op(b)) return;
   b->inputs.wrote(x.data);
   const mm_cu_weight &w = b->weight[table];
-  check(b,
-        mm_cu_embed(rows_of(x), reinterpret_cast<const bf16 *>(w.data), {b->device.id, b->device.slot, b->choice.chosen}, b->rows, x.width,
-                    b->stream),
-        "embed");
+  const mm_cu_ids ids = {b->device.id, b->device.slot, b->choice.chosen, b->device.pos, b->ids, b->c.limits.max_positions};
+  check(b, mm_cu_embed(rows_of(x), reinterpret_cast<const bf16 *>(w.data), ids, b->rows, x.width, b->stream), "embed");
 }
 
 void cuda_norm(mm_backend *b, mm_act y, mm_act x, const mm_packed *w, double eps) {
@@ -367,11 +390,16 @@ void cuda_logits(mm_backend *b, mm_act x, const mm_packed *head) {
 
 uint64_t cuda_state_bytes(mm_backend *b) { return b->state_floats * sizeof *b->states; }
 
+/* Slot `to` of p[slots, n] becomes what `from` is. */
+template <class T>
+bool copy_slot(mm_backend *b, T *p, size_t n, uint32_t to, uint32_t from, mm_err *err) {
+  return to == from || n == 0 ||
+         mm_cu_check(cudaMemcpyAsync(p + to * n, p + from * n, n * sizeof *p, cudaMemcpyDeviceToDevice, b->stream), "copy a slot", err);
+}
+
 bool cuda_state_copy(mm_backend *b, uint32_t to, uint32_t from, mm_err *err) {
-  const float *const source = b->states + from * b->state_floats;
-  return to == from || b->state_floats == 0 ||
-         mm_cu_check(cudaMemcpyAsync(b->states + to * b->state_floats, source, cuda_state_bytes(b), cudaMemcpyDeviceToDevice, b->stream),
-                     "copy states", err);
+  return copy_slot(b, b->states, b->state_floats, to, from, err) && copy_slot(b, b->ids, b->c.limits.max_positions, to, from, err) &&
+         copy_slot(b, b->choice.chosen, 1, to, from, err);
 }
 
 bool cuda_state_save(mm_backend *b, uint32_t slot, void *state, mm_err *err) {
@@ -385,11 +413,49 @@ bool cuda_state_load(mm_backend *b, uint32_t slot, const void *state, mm_err *er
          mm_cu_check(cudaStreamSynchronize(b->stream), "copy states", err);
 }
 
+bool cuda_ids_load(mm_backend *b, uint32_t slot, const int32_t *id, uint32_t count, mm_err *err) {
+  int32_t *const to = b->ids + (size_t)slot * b->c.limits.max_positions;
+  if (!id) return mm_cu_check(cudaMemsetAsync(to, 0xff, count * sizeof *to, b->stream), "set ids", err);
+  return mm_cu_check(cudaMemcpyAsync(to, id, count * sizeof *to, cudaMemcpyHostToDevice, b->stream), "copy ids", err) &&
+         mm_cu_check(cudaStreamSynchronize(b->stream), "copy ids", err);
+}
+
 }  // namespace
 
-const mm_ops mm_ops_cuda = {"cuda", mm_cu_backend_open, mm_cu_backend_close, cuda_act, cuda_begin, cuda_embed, cuda_norm, cuda_linear,
-                            cuda_gqa, cuda_lightning, cuda_gated_norm, cuda_route, cuda_experts, cuda_combine, cuda_copy, cuda_logits,
-                            cuda_end, cuda_choose, cuda_collect, cuda_read, cuda_expert_load, mm_cu_copy_rate, true,
-                            /* layer, samples, calibration, send, receive, experts_cut, pages */
-                            nullptr, 0, false, nullptr, nullptr, false, true, cuda_state_bytes, cuda_state_copy, cuda_state_save,
-                            cuda_state_load};
+const mm_ops mm_ops_cuda = {"cuda",
+                            mm_cu_backend_open,
+                            mm_cu_backend_close,
+                            cuda_act,
+                            cuda_begin,
+                            cuda_embed,
+                            cuda_norm,
+                            cuda_linear,
+                            cuda_gqa,
+                            cuda_lightning,
+                            cuda_gated_norm,
+                            cuda_route,
+                            cuda_experts,
+                            cuda_combine,
+                            cuda_copy,
+                            cuda_logits,
+                            cuda_end,
+                            cuda_choose,
+                            cuda_keep,
+                            cuda_choose_kept,
+                            cuda_collect,
+                            cuda_read,
+                            cuda_expert_load,
+                            mm_cu_copy_rate,
+                            true,    /* act_quant */
+                            nullptr, /* layer */
+                            MM_SAMPLES_MIN_P | MM_SAMPLES_PENALTIES | MM_SAMPLES_BIAS | MM_SAMPLES_MASK | MM_SAMPLES_LOGPROBS,
+                            false, /* calibration */
+                            nullptr,
+                            nullptr,
+                            false, /* send, receive, experts_cut */
+                            true,  /* pages */
+                            cuda_state_bytes,
+                            cuda_state_copy,
+                            cuda_state_save,
+                            cuda_state_load,
+                            cuda_ids_load};

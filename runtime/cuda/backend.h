@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/cuda/choose.h"
 #include "runtime/cuda/device.cuh"
 #include "runtime/cuda/inputs.h"
 #include "runtime/cuda/upload.h"
@@ -23,6 +24,20 @@ struct batch_arrays {
   uint2 *tile;
 };
 
+/* A row whose logprobs go to the caller once they are collected. */
+struct mm_cu_tells {
+  uint32_t row, count;
+  mm_logprob *to;
+};
+
+/* Device memory that grows with what is asked of it. What it held is lost. */
+struct grown {
+  void *p = nullptr;
+  size_t bytes = 0;
+  bool grow(size_t wanted, bool zero, mm_err *err);
+  void close();
+};
+
 /* The host's side of a step under way. */
 struct step_memory {
   void *block = nullptr;      /* pinned; batch_arrays as uploaded */
@@ -32,6 +47,11 @@ struct step_memory {
   mm_cu_edit *edit = nullptr; /* pinned: what the kernels that prepare its pages read */
   mm_page_copy *copy = nullptr;
   size_t edit_cap = 0, copy_cap = 0;
+  char *asks = nullptr; /* pinned: what its rows ask for, as uploaded */
+  size_t asks_cap = 0;
+  mm_logprob *told = nullptr; /* pinned: [outs, MM_CU_TOLD] of rows whose logprobs are told */
+  size_t told_cap = 0;
+  std::vector<mm_cu_tells> tells; /* whose those are */
 };
 constexpr uint32_t kSteps = MM_QUEUE + 1; /* a step may begin while as many as may be are outstanding */
 
@@ -85,6 +105,9 @@ struct mm_backend {
   batch_arrays device = {};
   std::deque<step_memory *> queued; /* ended by choose, not collected */
   mm_cu_choose choice = {};
+  int32_t *ids = nullptr;           /* [slots, max_positions] that the slots hold */
+  grown ask_block, raw, seen, told; /* of steps whose rows ask for more than a draw (asks.cu) */
+  bool keeps = false;               /* the logits of the step before wait for their choice */
 
   float *logits = nullptr;
   size_t logits_rows = 0;
@@ -95,6 +118,7 @@ struct mm_backend {
   uint32_t spans = 0, tiles = 0; /* not of decode steps */
   bool decode = false;
   step_end ending = LOGITS;
+  const mm_sampling *asked = nullptr; /* what its rows ask for, where that is more than draws: chosen after the pass, not recorded */
   step_memory *step = nullptr;
   step_mode mode = EAGER;
   step_graph *graph = nullptr;
@@ -113,6 +137,23 @@ struct mm_backend {
 /* Arrays of a step inside one block; returns its bytes. Every step's are uploaded before its kernels, so nothing is left of a step whose
  * rows were others. A span has at least one row, a tile at most 64 of one span. */
 size_t mm_cu_place_batch(uint32_t rows, bool decode, char *base, batch_arrays *a);
+
+/* Pinned memory of a step for n elements, which the steps before have read. */
+template <class T>
+bool mm_cu_grow_pinned(T **p, size_t *cap, size_t n, mm_err *err) {
+  if (n <= *cap) return true;
+  cudaFreeHost(*p);
+  *p = nullptr, *cap = 0;
+  const size_t room = mm_max(n, 64);
+  void *memory = nullptr;
+  if (!mm_cu_check(cudaMallocHost(&memory, room * sizeof(T)), "cudaMallocHost", err)) return false;
+  *p = static_cast<T *>(memory), *cap = room;
+  return true;
+}
+
+/* Chooses a token for each wanted row of the step whose logits are there, whatever its row asks for: launched, not recorded. What is told
+ * goes to the step's memory (asks.cu). */
+bool mm_cu_choose_asked(mm_backend *b, const mm_sampling *set, mm_err *err);
 
 /* Before the batch's upload: the device's table says for the batch's slots what the batch does, and its copies are made (paging.cu). */
 bool mm_cu_upload_pages(mm_backend *b, const mm_batch *batch, mm_err *err);

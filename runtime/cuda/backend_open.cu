@@ -190,6 +190,7 @@ bool open_choice(mm_backend *b, mm_err *err) {
   b->choice.never = mask, b->choice.vocab = vocab, b->choice.vocab_rows = b->c.weights->vocab_rows;
   b->choice.id = y->array<int32_t>(rows, err), b->choice.chosen = y->array<int32_t>(b->c.limits.slots, err);
   b->choice.best = y->array<unsigned long long>(rows, err), b->choice.ticket = y->array<uint32_t>(rows, err);
+  b->ids = y->array<int32_t>((uint64_t)b->c.limits.slots * b->c.limits.max_positions, err);
   return err->status == MM_OK && mm_cu_check(cudaMemcpy(mask, never.data(), vocab, cudaMemcpyHostToDevice), "copy mask", err);
 }
 
@@ -273,6 +274,14 @@ bool rehearse_pages(mm_backend *b, mm_err *err) {
   return mm_cu_check(mm_cu_prepare_pages(w, b->stream), "pages", err);
 }
 
+/* A choice that asks for everything. */
+bool rehearse_asks(mm_backend *b, mm_err *err) {
+  mm_cu_asks q = {};
+  q.copies = q.tells = true, q.most_bias = b->choice.vocab, q.penalised = b->c.limits.max_tokens, q.longest = b->c.limits.max_positions;
+  return mm_cu_check(mm_cu_adjust(b->choice, nullptr, q, b->c.limits.max_tokens, b->stream), "adjust", err) &&
+         mm_cu_check(mm_cu_tell(b->choice, q, b->c.limits.max_tokens, b->stream), "logprobs", err);
+}
+
 /* Whatever a step's launches may ask for, this device and the code built for it have: decode steps of every kind of size, and prefills. The
  * acts are not there yet; their places are never read. It also loads every kernel, so that none is loaded while a step is recorded. */
 bool rehearse(mm_backend *b, mm_err *err) {
@@ -291,7 +300,7 @@ bool rehearse(mm_backend *b, mm_err *err) {
   for (uint32_t rows : {1u, 2u, 8u, 9u, 16u, 17u, 64u, 65u, 256u, 257u, most}) ok = ok && (rows > most || rehearse_step(&f, rows, 1, err));
   for (uint32_t rows : {2u, 16u, 17u, 64u, 65u, 128u, 513u, most}) ok = ok && (rows > most || rehearse_step(&f, rows, rows, err));
   ok = ok && (most < 3 || rehearse_step(&f, most, 2, err));
-  ok = ok && rehearse_pages(b, err);
+  ok = ok && rehearse_pages(b, err) && rehearse_asks(b, err);
   b->logits = logits, b->rehearses = mm_cu_rehearsing = false;
   b->err.status = MM_OK, b->failed = nullptr, b->put_off = {};
   return ok;
@@ -327,11 +336,14 @@ void mm_cu_backend_close(mm_backend *b) {
   b->drop_graphs();
   if (b->stream) cudaStreamDestroy(b->stream);
   cudaFree(b->logits);
+  for (grown *g : {&b->ask_block, &b->raw, &b->seen, &b->told}) g->close();
   for (step_memory &m : b->memory_of_step) {
     cudaFreeHost(m.block);
     cudaFreeHost(m.id);
     cudaFreeHost(m.edit);
     cudaFreeHost(m.copy);
+    cudaFreeHost(m.asks);
+    cudaFreeHost(m.told);
     if (m.done) cudaEventDestroy(m.done);
   }
   delete b;

@@ -250,9 +250,12 @@ struct mm_cu_codes {
 /* to[n] = from[n], n % 8 == 0. */
 cudaError_t mm_cu_copy(__nv_bfloat16 *to, const __nv_bfloat16 *from, size_t n, cudaStream_t s);
 
-/* x[t] = table[id[t]], where id -1 is chosen[slot[t]]; zeros for slot -1. */
+/* x[t] = table[id[t]], where id -1 is chosen[slot[t]]; zeros for slot -1. kept, unless NULL: kept[slot[t], pos[t]] becomes that id. */
 struct mm_cu_ids {
   const int32_t *id, *slot, *chosen;
+  const uint32_t *pos;
+  int32_t *kept; /* [slots, positions] */
+  uint32_t positions;
 };
 cudaError_t mm_cu_embed(__nv_bfloat16 *x, const __nv_bfloat16 *table, const mm_cu_ids &ids, uint32_t tokens, uint32_t width,
                         cudaStream_t s);
@@ -274,30 +277,5 @@ cudaError_t mm_cu_combine_rows(const mm_cu_combine &a, uint32_t tokens, uint32_t
 /* That, and the routing of a.n: for a single token one kernel, whose blocks all read the residual and the branch. Neither h nor n may be
  * one of them. */
 cudaError_t mm_cu_combine_route(const mm_cu_combine &a, const mm_cu_router &m, const mm_cu_route &r, uint32_t tokens, cudaStream_t s);
-
-/* ---- the next token ---- */
-
-/* mm_sampling of one output row, and its draw (draw.h). */
-struct mm_cu_draw {
-  float scale = -1; /* mm_draw_scale; negative: greedy */
-  uint32_t top_k = 0;
-  double top_p = 1;
-  uint64_t race = 0; /* mm_draw_mix(seed, n) */
-};
-/* id[rows]: the choices from logits[rows, vocab_rows], -1 where there is none; each is kept in chosen[slots] where its row is the last
- * of its slot. out[rows] names the rows of the step, slot[tokens] is theirs. */
-struct mm_cu_choose {
-  const float *logits;
-  const uint8_t *never; /* [vocab] 1: not to be chosen */
-  uint32_t vocab, vocab_rows, tokens;
-  const uint32_t *out;
-  const int32_t *slot;
-  const mm_cu_draw *draw; /* [rows] */
-  int32_t *id, *chosen;
-  unsigned long long *best; /* [rows], and ticket: zero between launches */
-  uint32_t *ticket;
-};
-/* draws: some row is not greedy. */
-cudaError_t mm_cu_choose_tokens(const mm_cu_choose &a, uint32_t rows, bool draws, cudaStream_t s);
 
 #endif

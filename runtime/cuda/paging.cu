@@ -71,25 +71,13 @@ static void find_edits(mm_backend *b, const mm_batch *batch) {
   }
 }
 
-/* Pinned memory of a step for n elements, which the steps before have read. */
-template <class T>
-static bool grow_pinned(T **p, size_t *cap, size_t n, mm_err *err) {
-  if (n <= *cap) return true;
-  cudaFreeHost(*p);
-  *p = nullptr, *cap = 0;
-  const size_t room = mm_max(n, 64);
-  void *memory = nullptr;
-  if (!mm_cu_check(cudaMallocHost(&memory, room * sizeof(T)), "cudaMallocHost", err)) return false;
-  *p = static_cast<T *>(memory), *cap = room;
-  return true;
-}
-
 bool mm_cu_upload_pages(mm_backend *b, const mm_batch *batch, mm_err *err) {
   find_edits(b, batch);
   const uint32_t copies = batch->paging && b->page_work.layers ? batch->paging->copies : 0;
   step_memory *m = b->step;
   if (b->edits.empty() && copies == 0) return true;
-  if (!grow_pinned(&m->edit, &m->edit_cap, b->edits.size(), err) || !grow_pinned(&m->copy, &m->copy_cap, copies, err)) return false;
+  if (!mm_cu_grow_pinned(&m->edit, &m->edit_cap, b->edits.size(), err) || !mm_cu_grow_pinned(&m->copy, &m->copy_cap, copies, err))
+    return false;
   std::copy(b->edits.begin(), b->edits.end(), m->edit);
   if (copies) memcpy(m->copy, batch->paging->copy, copies * sizeof *m->copy);
   mm_cu_page_work w = b->page_work;

@@ -99,7 +99,7 @@ struct work_space {
   buffer<unsigned long long> different;
 
   explicit work_space(mm_backend *b) : different(1) {
-    std::vector<const void *> kept = {b->page_table, b->page_work.kv, b->inv_freq, b->choice.never, b->choice.chosen, b->load};
+    std::vector<const void *> kept = {b->page_table, b->page_work.kv, b->ids, b->inv_freq, b->choice.never, b->choice.chosen, b->load};
     for (const auto &w : b->weight) kept.insert(kept.end(), {w.second.data, w.second.scale, w.second.global});
     for (const auto &v : b->values) kept.push_back(v.second);
     for (const auto &v : b->router) kept.push_back(v.second);
