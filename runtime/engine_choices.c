@@ -135,6 +135,37 @@ bool mm_engine_queue(mm_engine *e, const mm_batch *given, mm_err *err) {
   return true;
 }
 
+static double score_of(const mm_engine *e, const float *logits, int32_t target) {
+  double top = -INFINITY, sum = 0;
+  for (uint32_t i = 0; i < e->model->vocab; i++)
+    if (!e->never[i]) top = fmax(top, logits[i]);
+  for (uint32_t i = 0; i < e->model->vocab; i++)
+    if (!e->never[i]) sum += exp(logits[i] - top);
+  return top + log(sum) - (e->never[target] ? -INFINITY : logits[target]);
+}
+
+/* A device that keeps no logits has given them all: they are reduced here. */
+static bool score_here(mm_engine *e, const mm_batch *batch, const int32_t *target, double *score, mm_err *err) {
+  const size_t vocab = e->model->vocab;
+  if (!mm_grow((void **)&e->choice_logits, &e->choice_logits_cap, batch->out_count * vocab, sizeof *e->choice_logits, err) ||
+      !mm_engine_step(e, batch, e->choice_logits, err))
+    return false;
+  for (uint32_t i = 0; i < batch->out_count; i++) score[i] = score_of(e, e->choice_logits + i * vocab, target[i]);
+  return true;
+}
+
+bool mm_engine_score(mm_engine *e, const mm_batch *batch, const int32_t *target, double *score, mm_err *err) {
+  for (uint32_t i = 0; i < batch->out_count; i++)
+    if (target[i] < 0 || (uint32_t)target[i] >= e->model->vocab)
+      return mm_engine_refuse(err, "target of output row", i, target[i], "less than", e->model->vocab);
+  if (!e->device_chooses || !e->config.ops->score) return score_here(e, batch, target, score, err);
+  if (!mm_engine_forward(e, batch, err)) return false;
+  e->row_count = 0;
+  e->target = target;
+  e->score = score;
+  return mm_engine_run_task(e, SCORE, err);
+}
+
 bool mm_engine_collect(mm_engine *e, int32_t *id, mm_err *err) {
   if (e->collected == e->queued) return mm_engine_refuse(err, "collected after batch", e->batches, 0, "batches queued, at most", MM_QUEUE);
   uint32_t at = (uint32_t)(e->collected++ % MM_QUEUE);

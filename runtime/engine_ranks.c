@@ -75,6 +75,7 @@ static bool do_work(rank *r, work w, mm_err *err) {
     case STATE_SAVE: return f->ops->state_save(f->backend, e->state_from, (char *)e->state + r->state_at, err);
     case STATE_LOAD: return f->ops->state_load(f->backend, e->state_to, (const char *)e->saved + r->state_at, err);
     case IDS_LOAD: return f->ops->ids_load(f->backend, e->state_to, e->ids, e->id_count, err);
+    case SCORE: return f->ops->score(f->backend, e->target, e->score, err);
     case CHOOSE: return f->ops->choose_kept(f->backend, e->sampling, err);
   }
   return false;

@@ -173,6 +173,9 @@ typedef struct mm_ops {
   bool (*state_load)(mm_backend *b, uint32_t slot, const void *state, mm_err *err);
   /* Of a backend that chooses: the slot holds id[count], for penalties; NULL: ids that are not known. */
   bool (*ids_load)(mm_backend *b, uint32_t slot, const int32_t *id, uint32_t count, mm_err *err);
+  /* Of the rows of keep, in place of their choice: score[out_count] = -ln of the probability of id target[out_count], in f64; ids that are
+   * not to be chosen have none. Waits. */
+  bool (*score)(mm_backend *b, const int32_t *target, double *score, mm_err *err);
 } mm_ops;
 
 extern const mm_ops mm_ops_cpu;

@@ -1,7 +1,8 @@
 /* The CUDA backend of ops.h for one rank on one device: weights uploaded at open, caches and buffers allocated there, kernels launched
  * on one stream.
  *
- * A step whose spans are single tokens takes the decode kernels. Where every row's output is wanted it is padded with rows of slot -1
+ * A step whose spans are single tokens takes the decode kernels. So does attention for the single tokens that come before the first stretch
+ * of a step that has both; products go by the number of rows. Where every row's output is wanted it is padded with rows of slot -1
  * to one of a few sizes, up to 256; its calls then depend on that size alone, and all else is read from device memory. Of the second such
  * step the ops are kept until all are known, then captured as a graph; from then on begin uploads the batch, the ops between do nothing,
  * and end or choose replays. Any other step is launched kernel by kernel, and every one once a capture has failed, which is reported.
@@ -57,6 +58,7 @@ void plan_step(mm_backend *b, const mm_batch *batch) {
     if (mm_sampling_asks(&batch->sampling[i]) & ~(uint32_t)MM_SAMPLES_MIN_P) b->asked = batch->sampling;
   }
   if (b->asked) b->ending = LOGITS;
+  for (b->singles = 0; !b->decode && b->singles < batch->span_count && batch->span[b->singles].count == 1;) b->singles++;
   const uint32_t bucket = b->decode && batch->out_count == batch->tokens ? bucket_of(b, batch->tokens) : 0;
   b->rows = bucket ? bucket : batch->tokens;
   b->wanted = batch->out_count, b->outs = bucket ? bucket : batch->out_count;
@@ -83,6 +85,7 @@ void fill_batch(mm_backend *b, const mm_batch *batch, const batch_arrays *h) {
       h->id[s->first + t] = batch->id[s->first + t], h->slot[s->first + t] = s->slot, h->pos[s->first + t] = s->pos + t;
     if (b->decode) continue;
     h->span[i] = {s->slot, s->first, s->count, s->pos};
+    if (i < b->singles) continue;
     for (uint32_t t = 0; t < s->count; t += MM_CU_TILE) h->tile[b->tiles++] = make_uint2(i, t);
   }
   auto before = [&](uint2 tile) { return batch->span[tile.x].pos + tile.y; };
@@ -258,6 +261,20 @@ bool cuda_choose_kept(mm_backend *b, const mm_sampling *sampling, mm_err *err) {
   return queue_choices(b, err);
 }
 
+bool cuda_score(mm_backend *b, const int32_t *target, double *score, mm_err *err) {
+  const size_t n = b->keeps ? b->wanted : 0;
+  b->keeps = false;
+  if (n == 0) return true;
+  if (!b->scores.grow(n * (sizeof *score + sizeof *target), false, err)) return false;
+  double *const out = static_cast<double *>(b->scores.p);
+  int32_t *const ids = reinterpret_cast<int32_t *>(out + n);
+  mm_cu_choose a = b->choice;
+  a.logits = b->logits;
+  return mm_cu_check(cudaMemcpyAsync(ids, target, n * sizeof *ids, cudaMemcpyHostToDevice, b->stream), "copy targets", err) &&
+         mm_cu_check(mm_cu_score(a, ids, out, (uint32_t)n, b->stream), "likelihood", err) &&
+         mm_cu_download(score, out, n * sizeof *score, b->stream, err);
+}
+
 bool cuda_collect(mm_backend *b, int32_t *id, mm_err *err) {
   const step_memory *m = b->queued.front();
   b->queued.pop_front();
@@ -278,6 +295,9 @@ bool begin_op(mm_backend *b) {
   catch_up(b);
   return running(b);
 }
+
+/* Rows [0, singles) are one token each of a sequence, the rest stretches of more. */
+uint32_t singles_of(const mm_backend *b) { return b->decode ? b->rows : b->singles; }
 
 mm_cu_rows places(const mm_backend *b) { return {b->device.slot, b->device.pos}; }
 
@@ -305,14 +325,14 @@ void cuda_gqa(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_pack
   b->inputs.wrote(o.data);
   const mm_cu_kv &kv = b->cache[layer].kv;
   const float *qn = q_norm ? b->values[q_norm] : nullptr, *kn = k_norm ? b->values[k_norm] : nullptr;
-  const mm_cu_qkv p = {rows_of(qkv), qn, kn, b->inv_freq, (float)b->c.model->norm_eps, b->rows};
-  const mm_cu_gqa a = {rows_of(qkv), rows_of(o), b->gqa_work, b->rows, b->c.limits.max_tokens};
-  if (b->decode) {
-    check(b, mm_cu_gqa_decode(b->heads, places(b), kv, p, a, b->stream), "gqa decode");
-  } else {
-    check(b, mm_cu_rope(b->heads, places(b), kv, p, b->stream), "rope");
-    check(b, mm_cu_gqa_prefill(b->heads, {b->device.span, b->device.tile, b->tiles}, kv, a, b->stream), "gqa prefill");
-  }
+  const uint32_t singles = singles_of(b), rest = b->rows - singles;
+  mm_cu_qkv p = {rows_of(qkv), qn, kn, b->inv_freq, (float)b->c.model->norm_eps, singles};
+  mm_cu_gqa a = {rows_of(qkv), rows_of(o), b->gqa_work, singles, b->c.limits.max_tokens};
+  if (singles) check(b, mm_cu_gqa_decode(b->heads, places(b), kv, p, a, b->stream), "gqa decode");
+  if (!rest) return;
+  p.qkv += (size_t)singles * qkv.width, p.tokens = rest, a.tokens = b->rows; /* tiles name rows of the whole step */
+  check(b, mm_cu_rope(b->heads, {b->device.slot + singles, b->device.pos + singles}, kv, p, b->stream), "rope");
+  check(b, mm_cu_gqa_prefill(b->heads, {b->device.span, b->device.tile, b->tiles}, kv, a, b->stream), "gqa prefill");
 }
 
 void cuda_lightning(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv) {
@@ -320,9 +340,9 @@ void cuda_lightning(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv) {
   b->inputs.wrote(o.data);
   const layer_cache &c = b->cache[layer];
   const mm_cu_lightning a = {rows_of(qkv), rows_of(o), c.state, c.slope, b->heads.heads, b->heads.head_dim, b->state_floats};
-  const cudaError_t e = b->decode ? mm_cu_lightning_decode(a, places(b), b->rows, b->stream)
-                                  : mm_cu_lightning_prefill(a, b->device.span, b->spans, b->stream);
-  check(b, e, "lightning");
+  const uint32_t singles = singles_of(b);
+  if (singles) check(b, mm_cu_lightning_decode(a, places(b), singles, b->stream), "lightning decode");
+  if (singles < b->rows) check(b, mm_cu_lightning_prefill(a, b->device.span + singles, b->spans - singles, b->stream), "lightning prefill");
 }
 
 void cuda_gated_norm(mm_backend *b, mm_act y, mm_act o, mm_act gate, const mm_packed *w, double eps) {
@@ -458,4 +478,5 @@ const mm_ops mm_ops_cuda = {"cuda",
                             cuda_state_copy,
                             cuda_state_save,
                             cuda_state_load,
-                            cuda_ids_load};
+                            cuda_ids_load,
+                            cuda_score};

@@ -105,9 +105,9 @@ struct mm_backend {
   batch_arrays device = {};
   std::deque<step_memory *> queued; /* ended by choose, not collected */
   mm_cu_choose choice = {};
-  int32_t *ids = nullptr;           /* [slots, max_positions] that the slots hold */
-  grown ask_block, raw, seen, told; /* of steps whose rows ask for more than a draw (asks.cu) */
-  bool keeps = false;               /* the logits of the step before wait for their choice */
+  int32_t *ids = nullptr;                   /* [slots, max_positions] that the slots hold */
+  grown ask_block, raw, seen, told, scores; /* of steps whose rows ask for more than a draw (asks.cu) */
+  bool keeps = false;                       /* the logits of the step before wait for their choice */
 
   float *logits = nullptr;
   size_t logits_rows = 0;
@@ -117,6 +117,7 @@ struct mm_backend {
   uint32_t wanted = 0;           /* outputs without it */
   uint32_t spans = 0, tiles = 0; /* not of decode steps */
   bool decode = false;
+  uint32_t singles = 0; /* rows before the first span of several: attention takes them as a decode step does */
   step_end ending = LOGITS;
   const mm_sampling *asked = nullptr; /* what its rows ask for, where that is more than draws: chosen after the pass, not recorded */
   step_memory *step = nullptr;

@@ -279,7 +279,8 @@ bool rehearse_asks(mm_backend *b, mm_err *err) {
   mm_cu_asks q = {};
   q.copies = q.tells = true, q.most_bias = b->choice.vocab, q.penalised = b->c.limits.max_tokens, q.longest = b->c.limits.max_positions;
   return mm_cu_check(mm_cu_adjust(b->choice, nullptr, q, b->c.limits.max_tokens, b->stream), "adjust", err) &&
-         mm_cu_check(mm_cu_tell(b->choice, q, b->c.limits.max_tokens, b->stream), "logprobs", err);
+         mm_cu_check(mm_cu_tell(b->choice, q, b->c.limits.max_tokens, b->stream), "logprobs", err) &&
+         mm_cu_check(mm_cu_score(b->choice, nullptr, nullptr, b->c.limits.max_tokens, b->stream), "likelihood", err);
 }
 
 /* Whatever a step's launches may ask for, this device and the code built for it have: decode steps of every kind of size, and prefills. The
@@ -336,7 +337,7 @@ void mm_cu_backend_close(mm_backend *b) {
   b->drop_graphs();
   if (b->stream) cudaStreamDestroy(b->stream);
   cudaFree(b->logits);
-  for (grown *g : {&b->ask_block, &b->raw, &b->seen, &b->told}) g->close();
+  for (grown *g : {&b->ask_block, &b->raw, &b->seen, &b->told, &b->scores}) g->close();
   for (step_memory &m : b->memory_of_step) {
     cudaFreeHost(m.block);
     cudaFreeHost(m.id);

@@ -298,7 +298,28 @@ __global__ void __launch_bounds__(kDrawThreads)
   }
 }
 
+/* A block a row. The largest is taken of what is a number; then one that is none makes the sum none. */
+__global__ void __launch_bounds__(kDrawThreads) score_row(const __grid_constant__ mm_cu_choose a, const int32_t *target, double *score) {
+  grid_wait_and_launch_next();
+  const float *logits = a.logits + (size_t)blockIdx.x * a.vocab_rows;
+  u64 best = 0;
+  for (uint32_t v = threadIdx.x; v < a.vocab; v += kDrawThreads) best = max(best, (u64)key_of(a, logits, v));
+  best = largest_of(best);
+  const double top = best ? from_ordered((uint32_t)best) : -INFINITY;
+  double sum = 0;
+  for (uint32_t v = threadIdx.x; v < a.vocab; v += kDrawThreads) {
+    if (!a.never[v]) sum += exp((double)logits[v] - top);
+  }
+  sum = sum_of(sum);
+  const int32_t id = target[blockIdx.x];
+  if (threadIdx.x == 0) score[blockIdx.x] = top + log(sum) - (a.never[id] ? -INFINITY : (double)logits[id]);
+}
+
 }  // namespace
+
+cudaError_t mm_cu_score(const mm_cu_choose &a, const int32_t *target, double *score, uint32_t rows, cudaStream_t s) {
+  return launch(score_row, rows, kDrawThreads, 0, s, a, target, score);
+}
 
 cudaError_t mm_cu_choose_tokens(const mm_cu_choose &a, uint32_t rows, bool draws, cudaStream_t s) {
   const unsigned blocks = min(ceil_div(a.vocab, kBestThreads * 4), max(4 * multiprocessors() / max(rows, 1u), 1u));

@@ -71,4 +71,8 @@ cudaError_t mm_cu_adjust(const mm_cu_choose &a, float *logits, const mm_cu_asks 
 /* q.told, once the tokens are chosen. */
 cudaError_t mm_cu_tell(const mm_cu_choose &a, const mm_cu_asks &q, uint32_t rows, cudaStream_t s);
 
+/* score[rows] = -ln of what the softmax of each row gives id target[row], in f64; ids that are not to be chosen have no share. Infinite for
+ * one of those, no number where some logit is none. */
+cudaError_t mm_cu_score(const mm_cu_choose &a, const int32_t *target, double *score, uint32_t rows, cudaStream_t s);
+
 #endif
