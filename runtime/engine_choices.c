@@ -1,5 +1,6 @@
 /* Tokens chosen from logits: by the device, or here. */
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "runtime/engine_inside.h"
@@ -179,4 +180,52 @@ bool mm_engine_collect(mm_engine *e, int32_t *id, mm_err *err) {
   e->collected = e->queued;
   for (uint32_t i = 0; i < e->config.limits.slots; i++) mm_engine_drop(e, i);
   return false;
+}
+
+#define WARM 2 /* steps of a kind until it is recorded */
+
+/* Padding, chosen greedily, drawn, and with its logits kept. */
+static bool warm_steps(mm_engine *e, const mm_batch *batch, mm_sampling *set, int32_t *chosen, mm_err *err) {
+  mm_batch b = *batch;
+  b.sampling = set;
+  for (int kind = 0; kind < 2; kind++) {
+    for (uint32_t i = 0; i < b.tokens; i++) set[i] = (mm_sampling){.temperature = kind, .top_p = 1};
+    for (int i = 0; i < WARM; i++)
+      if (!mm_engine_queue(e, &b, err) || !mm_engine_collect(e, chosen, err)) return false;
+  }
+  for (int i = 0; e->config.ops->keep && i < WARM; i++)
+    if (!mm_engine_forward(e, &b, err)) return false;
+  e->row_count = 0;
+  return true;
+}
+
+static bool warm_rows(mm_engine *e, uint32_t rows, mm_err *err) {
+  mm_sampling *set = mm_calloc(rows, sizeof *set, err);
+  mm_span *span = mm_calloc(rows, sizeof *span, err);
+  int32_t *id = mm_calloc(2 * (size_t)rows, sizeof *id, err);
+  uint32_t *out = mm_calloc(rows, sizeof *out, err);
+  bool ok = set && span && id && out;
+  for (uint32_t i = 0; ok && i < rows; i++) {
+    span[i] = (mm_span){-1, i, 1, 0};
+    out[i] = i;
+  }
+  const mm_batch b = {.tokens = rows, .id = id, .span_count = rows, .span = span, .out_count = rows, .out = out};
+  ok = ok && warm_steps(e, &b, set, id + rows, err);
+  free(set);
+  free(span);
+  free(id);
+  free(out);
+  return ok;
+}
+
+bool mm_engine_warm(mm_engine *e, const uint32_t *rows, uint32_t n, mm_err *err) {
+  if (e->queued > e->collected)
+    return mm_engine_refuse(err, "warming after batch", e->batches, (int64_t)(e->queued - e->collected), "batches left to collect, at most",
+                            0);
+  for (uint32_t i = 0; i < n; i++) {
+    if (rows[i] == 0 || rows[i] > e->config.limits.max_tokens)
+      return mm_engine_refuse(err, "rows to warm", i, rows[i], "1 …", e->config.limits.max_tokens);
+    if (e->device_chooses && !warm_rows(e, rows[i], err)) return false;
+  }
+  return true;
 }

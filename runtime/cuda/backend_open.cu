@@ -277,7 +277,7 @@ bool rehearse_pages(mm_backend *b, mm_err *err) {
 /* A choice that asks for everything. */
 bool rehearse_asks(mm_backend *b, mm_err *err) {
   mm_cu_asks q = {};
-  q.copies = q.tells = true, q.most_bias = b->choice.vocab, q.penalised = b->c.limits.max_tokens, q.longest = b->c.limits.max_positions;
+  q.copies = q.tells = true, q.most_bias = b->choice.vocab, q.penalised = 1, q.longest = b->c.limits.max_positions;
   return mm_cu_check(mm_cu_adjust(b->choice, nullptr, q, b->c.limits.max_tokens, b->stream), "adjust", err) &&
          mm_cu_check(mm_cu_tell(b->choice, q, b->c.limits.max_tokens, b->stream), "logprobs", err) &&
          mm_cu_check(mm_cu_score(b->choice, nullptr, nullptr, b->c.limits.max_tokens, b->stream), "likelihood", err);

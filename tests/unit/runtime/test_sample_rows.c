@@ -348,6 +348,8 @@ static void test_score(void **state) {
   target[3] = VOCAB;
   assert_false(mm_engine_score(w.engine, &batch, target, score, &err));
   assert_string_equal(err.code, "E_BATCH");
+  assert_true(mm_engine_warm(w.engine, (const uint32_t[]){1, 40}, 2, &err)); /* nothing to record here */
+  assert_false(mm_engine_warm(w.engine, (const uint32_t[]){41}, 1, &err));
   assert_int_equal(mm_engine_held(w.engine, 1), N);
   close_world(&w);
 }
