@@ -115,7 +115,7 @@ static bool open_staged(mm_output *o, mm_err *err) {
 
 bool mm_output_open(mm_output *o, const mm_output_place *p, mm_err *err) {
   char real[PATH_MAX];
-  const char *name;
+  const char *name = "";
   *o = (mm_output)MM_OUTPUT_NONE;
   o->path = p->path;
   if (!look(p, &o->direct, err)) return false;

@@ -8,21 +8,24 @@
 struct mm_comm {
   pthread_mutex_t lock;
   pthread_cond_t turn;
-  uint32_t ranks, arrived;
-  uint64_t meeting; /* meetings completed */
+  uint32_t ranks, arrived, inside; /* inside: met, and not done with each other's buffers */
+  uint64_t meeting;                /* meetings completed */
   bool broken;
-  mm_comm *before, *next; /* stages */
-  float **box;            /* [ranks]: what the stage before sends and nobody took */
-  float *x[];             /* [ranks]: what each brought to the current sum */
+  volatile uint32_t *word; /* set by a break, or NULL */
+  mm_comm *before, *next;  /* stages */
+  float **box;             /* [ranks]: what the stage before sends and nobody took */
+  const void **brought;    /* [ranks]: what each brought to the current gathering */
+  float *x[];              /* [ranks]: the same to the current sum */
 };
 
 mm_comm *mm_comm_open(uint32_t ranks, mm_err *err) {
-  mm_comm *c = mm_calloc(1, sizeof *c + 2 * (size_t)ranks * sizeof c->x[0], err);
+  mm_comm *c = mm_calloc(1, sizeof *c + 3 * (size_t)ranks * sizeof c->x[0], err);
   if (!c) return NULL;
   pthread_mutex_init(&c->lock, NULL);
   pthread_cond_init(&c->turn, NULL);
   c->ranks = ranks;
   c->box = c->x + ranks;
+  c->brought = (const void **)(c->box + ranks);
   return c;
 }
 
@@ -43,6 +46,7 @@ void mm_comm_break(mm_comm *c) {
   for (; c; c = c->next) {
     pthread_mutex_lock(&c->lock);
     c->broken = true;
+    if (c->word) *c->word = 1;
     pthread_cond_broadcast(&c->turn);
     pthread_mutex_unlock(&c->lock);
   }
@@ -75,21 +79,29 @@ void mm_comm_receive(mm_comm *c, uint32_t rank, float *x, size_t n) {
   pthread_mutex_unlock(&c->lock);
 }
 
-/* Waits until every rank is here; false when the meeting is broken. */
+/* Waits until every rank is here; false when the meeting is broken before. */
 static bool meet(mm_comm *c) {
   pthread_mutex_lock(&c->lock);
-  if (!c->broken) {
-    uint64_t meeting = c->meeting;
-    if (++c->arrived == c->ranks) {
-      c->arrived = 0;
-      c->meeting++;
-      pthread_cond_broadcast(&c->turn);
-    }
-    while (c->meeting == meeting && !c->broken) pthread_cond_wait(&c->turn, &c->lock);
+  const uint64_t meeting = c->meeting;
+  if (!c->broken && ++c->arrived == c->ranks) {
+    c->arrived = 0;
+    c->inside = c->ranks;
+    c->meeting++;
+    pthread_cond_broadcast(&c->turn);
   }
-  bool met = !c->broken;
+  while (c->meeting == meeting && !c->broken) pthread_cond_wait(&c->turn, &c->lock);
+  const bool met = c->meeting != meeting;
   pthread_mutex_unlock(&c->lock);
   return met;
+}
+
+/* Waits until all that met are done with each other's buffers, also when the meeting was broken since: none of them waits for anything
+ * else. */
+static void part(mm_comm *c) {
+  pthread_mutex_lock(&c->lock);
+  if (--c->inside == 0) pthread_cond_broadcast(&c->turn);
+  while (c->inside > 0) pthread_cond_wait(&c->turn, &c->lock);
+  pthread_mutex_unlock(&c->lock);
 }
 
 static float add(float a, float b) { return a + b; }
@@ -106,7 +118,21 @@ static void reduce(mm_comm *c, uint32_t rank, float *x, size_t n, float (*op)(fl
     for (uint32_t r = 1; r < c->ranks; r++) v = op(v, c->x[r][i]);
     for (uint32_t r = 0; r < c->ranks; r++) c->x[r][i] = v;
   }
-  meet(c);
+  part(c);
+}
+
+bool mm_comm_gather(mm_comm *c, uint32_t rank, const void *mine, const void **all) {
+  c->brought[rank] = mine;
+  if (!meet(c)) return false;
+  for (uint32_t r = 0; r < c->ranks; r++) all[r] = c->brought[r];
+  part(c);
+  return true;
+}
+
+void mm_comm_watch(mm_comm *c, volatile uint32_t *word) {
+  pthread_mutex_lock(&c->lock);
+  c->word = word;
+  pthread_mutex_unlock(&c->lock);
 }
 
 void mm_comm_sum(mm_comm *c, uint32_t rank, float *x, size_t n) { reduce(c, rank, x, n, add); }

@@ -179,7 +179,7 @@ static bool maybe(compiler *c, uint32_t start, bool again) {
 
 /* {m}, {m,}, {m,n}: the ops from `start` on, written out as often. */
 static bool repeat(compiler *c, uint32_t start) {
-  uint32_t least, most, n = c->n - start;
+  uint32_t least = 0, most, n = c->n - start;
   c->at++;
   if (!number(c, &least)) return false;
   most = least;

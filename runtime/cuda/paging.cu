@@ -74,15 +74,17 @@ static void find_edits(mm_backend *b, const mm_batch *batch) {
 bool mm_cu_upload_pages(mm_backend *b, const mm_batch *batch, mm_err *err) {
   find_edits(b, batch);
   const uint32_t copies = batch->paging && b->page_work.layers ? batch->paging->copies : 0;
-  step_memory *m = b->step;
   if (b->edits.empty() && copies == 0) return true;
-  if (!mm_cu_grow_pinned(&m->edit, &m->edit_cap, b->edits.size(), err) || !mm_cu_grow_pinned(&m->copy, &m->copy_cap, copies, err))
-    return false;
-  std::copy(b->edits.begin(), b->edits.end(), m->edit);
+  const step_memory *m = b->step;
+  const bool whole = b->edits.size() > kEdits;
+  for (const mm_cu_edit &e : b->edits) b->table[e.at] = e.page, b->own_pages = false;
+  if (!whole) std::copy(b->edits.begin(), b->edits.end(), m->edit);
   if (copies) memcpy(m->copy, batch->paging->copy, copies * sizeof *m->copy);
   mm_cu_page_work w = b->page_work;
-  w.edit = m->edit, w.edits = (uint32_t)b->edits.size(), w.copy = m->copy, w.copies = copies;
-  if (!mm_cu_check(mm_cu_prepare_pages(w, b->stream), "pages", err)) return false;
-  for (const mm_cu_edit &e : b->edits) b->table[e.at] = e.page, b->own_pages = false;
-  return true;
+  w.edit = m->edit, w.edits = whole ? 0 : (uint32_t)b->edits.size(), w.copy = m->copy, w.copies = copies;
+  /* The table is not pinned: it is read before the call returns. */
+  return (!whole || mm_cu_check(cudaMemcpyAsync(b->page_table, b->table.data(), b->table.size() * sizeof b->table[0],
+                                                cudaMemcpyHostToDevice, b->stream),
+                                "copy pages", err)) &&
+         mm_cu_check(mm_cu_prepare_pages(w, b->stream), "pages", err);
 }

@@ -390,7 +390,7 @@ static void step(const mm_shards *s, const mm_rank_weights *w, mm_comm *comm, bo
   uint32_t positions = (uint32_t)mm_min(POSITIONS, x->max_positions), first = positions > 3 ? 3 : 1, all[] = {0, 1, 2};
   mm_backend_config c = {.model = x,
                          .weights = w,
-                         .limits = {3, 1, positions},
+                         .limits = {.max_tokens = 3, .slots = 1, .max_positions = positions},
                          .comm = comm,
                          .threads = 1,
                          .act_quant = act_quant,

@@ -13,7 +13,7 @@ BLOCK = 4 << 20
 BAD = {"F32": {"zero": "00000000", "negative": "000080bf", "infinite": "0000807f", "NaN": "0000c07f"},
        "BF16": {"zero": "0000", "negative": "80bf", "infinite": "807f", "NaN": "c07f"},
        "F8_E4M3": {"zero": "00", "negative": "b8", "NaN": "7f"}, "U8": {"NaN": "ff"}}
-EITHER = ("w4a16", "w4afp8")
+EITHER = ("int8", "w4a16", "w4afp8")
 
 
 def digest(b):

@@ -63,7 +63,7 @@ struct wide_model {
     m.attn[0] = m.attn[1] = MM_ATTN_FULL;
     if (m1) m.attn[c.ends_lightning] = MM_ATTN_LIGHTNING;
     const uint32_t q = m.heads * m.head_dim, kv = m.kv_heads * m.head_dim;
-    w.tp = 1, w.vocab_rows = VOCAB, w.layer = layer.data();
+    w.tp = 1, w.layer_end = m.layers, w.vocab_rows = VOCAB, w.layer = layer.data();
     w.embed = w.head = weight("bf16", 1, VOCAB, m.hidden), w.final_norm = vector_of(m.hidden);
     for (uint32_t l = 0; l < m.layers; l++) {
       mm_layer_weights *y = &layer[l];

@@ -26,11 +26,11 @@ static void build(char *out, const char *const *piece, uint32_t count, bool grou
   unsigned open = 0;
   *out = 0;
   for (uint32_t i = 1 + any(7); i-- > 0;) {
-    strcat(out, piece[any(count)]);
-    if (groups && any(4) == 0) strcat(out, "("), strcat(out, piece[any(3)]), open++;
-    if (open && any(3) == 0) strcat(out, ")"), open--, strcat(out, any(2) ? "*" : any(2) ? "{1,2}" : "");
+    out = stpcpy(out, piece[any(count)]);
+    if (groups && any(4) == 0) out = stpcpy(stpcpy(out, "("), piece[any(3)]), open++;
+    if (open && any(3) == 0) out = stpcpy(stpcpy(out, ")"), any(2) ? "*" : any(2) ? "{1,2}" : ""), open--;
   }
-  while (open-- > 0) strcat(out, ")");
+  while (open-- > 0) out = stpcpy(out, ")");
 }
 
 static void name_of(char *out) {
@@ -151,8 +151,8 @@ static void recipes_have_limits(void **state) {
   assert_false(mm_recipe_parse(&r, line, &err));
   assert_non_null(strstr(err.text, "E_RECIPE: found a recipe of 1048575 bytes, expected at most 65536"));
   mm_recipe_close(&r);
-  strcpy(line, "none");
-  for (int i = 0; i < MM_RECIPE_PATTERNS + 1; i++) strcpy(line + 4 + 8 * i, "; a=none");
+  stpcpy(line, "none");
+  for (int i = 0; i < MM_RECIPE_PATTERNS + 1; i++) stpcpy(line + 4 + 8 * i, "; a=none");
   assert_false(mm_recipe_parse(&r, line, &many));
   assert_string_equal(many.text, "E_RECIPE: found more than 1024 patterns");
   mm_recipe_close(&r);

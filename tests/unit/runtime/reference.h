@@ -344,7 +344,7 @@ static inline void ref_put(ref_shards *out, uint32_t rank, const char *name, uin
     pack->tensor[index].piece_count = (unsigned)pieces;
     pack->cut = realloc(pack->cut, (index + 1) * MM_PACK_PIECES * sizeof *pack->cut);
     for (size_t i = 0; i < MM_PACK_PIECES; i++)
-      pack->cut[index * MM_PACK_PIECES + i] = (mm_cut){.rank = calloc(pack->tp, sizeof(mm_range))};
+      pack->cut[index * MM_PACK_PIECES + i] = (mm_cut){.rank = calloc(pack->tp + (size_t)1, sizeof(mm_range))};
     pack->tensor_count++;
   }
   for (size_t i = 0; i < pieces; i++) ref_put_cut(pack, rank, &pack->tensor[index], i, index * MM_PACK_PIECES + i, &p[i]);
