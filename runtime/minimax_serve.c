@@ -11,6 +11,8 @@
 #include "runtime/serve/loading.h"
 #include "runtime/serve/routes.h"
 
+#define REPLAY_TOKENS ((size_t)4 << 20) /* of replies with calls that may come back */
+
 typedef struct serve_args {
   mm_loading_config load;
   mm_http_config http;
@@ -163,6 +165,7 @@ static bool serve_all(const serve_args *a, mm_err *err) {
                         .created = (int64_t)time(NULL),
                         .stage = "start"}};
   bool ok = name || mm_fail_memory(err, strlen(a->dir));
+  ok = ok && (s.server.replay = mm_replay_open(REPLAY_TOKENS, err));
   ok = ok && open_http(&s, err) && start_loading(&s, err) && mm_http_run(s.server.http, err);
   if (s.loading) pthread_join(s.loader, NULL);
   if (s.failed) {
@@ -174,6 +177,7 @@ static bool serve_all(const serve_args *a, mm_err *err) {
   mm_outbox_close(s.server.outbox);
   mm_http_close(s.server.http);
   mm_lexicon_close(s.server.lexicon);
+  mm_replay_close(s.server.replay);
   mm_loading_close(&s.loaded, false);
   if (ok) mm_log_say(&s.server.log, "ended");
   free(name);

@@ -3,6 +3,7 @@
 #define MM_RUNTIME_SERVE_SERVER_H
 
 #include "runtime/chat/chat_format.h"
+#include "runtime/chat/replay.h"
 #include "runtime/serve/constraint.h"
 #include "runtime/serve/generation.h"
 #include "runtime/serve/log.h"
@@ -36,6 +37,7 @@ struct mm_server {
   const mm_chat_format *format; /* NULL: no chat, */
   const char *no_format;        /* for this reason */
   mm_lexicon *lexicon;          /* made when it is first needed */
+  mm_replay *replay;            /* what was sampled for messages with calls */
   mm_metrics metrics;
   bool any_name;   /* requests may name any model */
   bool trust_user; /* text of users may spell control tokens */

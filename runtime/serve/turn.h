@@ -34,6 +34,9 @@ struct mm_turn {
   size_t calls, cap;
   mm_turn_item *item; /* [items] */
   size_t items, items_cap;
+  int32_t *sampled; /* [samples] its tokens */
+  size_t samples, samples_cap;
+  bool in_reasoning;         /* it began so */
   bool one_call;             /* ends after the first */
   bool failed;               /* want of memory, or no random numbers */
   uint32_t reasoning_tokens; /* at the end */
@@ -47,7 +50,9 @@ typedef struct mm_turn_settings {
   const char *call_prefix; /* of ids of calls */
   mm_turn_event *event;    /* or NULL */
   bool append_think;
-  const mm_form *form; /* of the content, or NULL */
+  const mm_form *form;  /* of the content, or NULL */
+  const mm_str *choice; /* [choices] the content is one of these; of a single one, markers are tokens */
+  size_t choices;
 } mm_turn_settings;
 
 /* The tokens of a conversation's prompt. */
