@@ -154,7 +154,7 @@ def leavers(s):
         time.sleep(0.1)
         for c in cs:
             c.close()
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while running(s) != [0, 0]:
         assert time.monotonic() < end, running(s)
         time.sleep(0.02)
