@@ -149,7 +149,11 @@ static bool begin(mm_call *c, mm_err *err) {
   if (!mm_params_read(c, err) || !read_fields(c, &set) || !read_format(c, &set, err) || !read_choices(c, &set, err) ||
       !mm_openai_conversation(c, &v, &rules, err))
     return false;
-  if (!mm_turn_start(c, &v, &rules, &set, err)) return false;
+  return mm_turn_prepare(c, &v, &rules, &set, err);
+}
+
+static bool start(mm_call *c, mm_err *err) {
+  if (!mm_turn_start(c, err)) return false;
   if (!c->params.stream) return true;
   mm_call_stream(c);
   for (uint32_t i = 0; i < c->choices; i++) send_role(&c->choice[i]);
@@ -241,4 +245,5 @@ static void finish(mm_call *c) {
   mm_call_reply(c);
 }
 
-const mm_api mm_api_chat = {.path = "/v1/chat/completions", .begin = begin, .token = token, .ended = ended, .finish = finish};
+const mm_api mm_api_chat = {
+    .path = "/v1/chat/completions", .begin = begin, .start = start, .token = token, .ended = ended, .finish = finish};

@@ -110,14 +110,28 @@ static void keep(mm_turn *t) {
   }
   const mm_message m = {.role = MM_ROLE_ASSISTANT, .part = &part, .part_count = 1, .call = call, .call_count = t->calls};
   mm_err none = {0}; /* what is not kept is rendered */
+  pthread_mutex_lock(&c->server->shared);
   mm_replay_keep(c->server->replay, &m, t->sampled, t->samples, &none);
+  pthread_mutex_unlock(&c->server->shared);
 }
 
-static void find_sampled(const mm_server *s, const mm_conversation *v) {
-  for (size_t i = 0; i < v->message_count; i++) {
-    mm_message *m = (mm_message *)&v->message[i]; /* the call's arena has it */
-    if (m->role == MM_ROLE_ASSISTANT && m->call_count) m->sampled = mm_replay_find(s->replay, m, &m->sampled_count);
+/* Copies: another thread may keep others meanwhile. */
+static bool find_sampled(mm_call *c, const mm_conversation *v, mm_err *err) {
+  bool ok = true;
+  for (size_t i = 0; ok && i < v->message_count; i++) {
+    mm_message *m = (mm_message *)&v->message[i]; /* c's arena has it */
+    if (m->role != MM_ROLE_ASSISTANT || !m->call_count) continue;
+    pthread_mutex_lock(&c->server->shared);
+    size_t n = 0;
+    const int32_t *id = mm_replay_find(c->server->replay, m, &n);
+    int32_t *copy = id ? mm_arena_alloc(&c->arena, (n + 1) * sizeof *copy, err) : NULL;
+    if (copy) memcpy(copy, id, n * sizeof *copy);
+    pthread_mutex_unlock(&c->server->shared);
+    ok = copy || !id;
+    m->sampled = copy;
+    m->sampled_count = copy ? n : 0;
   }
+  return ok;
 }
 
 void mm_turn_token(mm_choice *ch, const mm_token *t) {
@@ -144,8 +158,8 @@ bool mm_turn_encode(mm_call *c, const mm_conversation *v, mm_prompt_tokens *out,
   const mm_server *s = c->server;
   mm_prompt p = {0};
   if (!s->format) return mm_refuse(c, 400, NULL, "no chat: %s", s->no_format);
-  find_sampled(s, v);
-  const bool ok = mm_chat_render(s->format, v, &p, err) && mm_prompt_encode(&p, s->tokenizer, s->trust_user, out, err);
+  const bool ok =
+      find_sampled(c, v, err) && mm_chat_render(s->format, v, &p, err) && mm_prompt_encode(&p, s->tokenizer, s->trust_user, out, err);
   *in_reasoning = p.in_reasoning;
   mm_prompt_close(&p);
   return ok;
@@ -234,7 +248,11 @@ static bool constrain(mm_call *c, start *a, mm_err *err) {
   const bool call = a->rules->choice == MM_TOOLS_REQUIRED || a->rules->choice == MM_TOOLS_NAMED;
   if (!form && !call && !set->choices) return true;
   if (form && a->v->tool_count) return mm_refuse(c, 400, "response_format", "response_format: not beside tools");
-  if (!s->lexicon && !(s->lexicon = mm_lexicon_open(s->tokenizer, s->vocab, s->end, s->end_count, err))) return false;
+  pthread_mutex_lock(&s->shared);
+  if (!s->lexicon) s->lexicon = mm_lexicon_open(s->tokenizer, s->vocab, s->end, s->end_count, err);
+  const bool lexicon = s->lexicon;
+  pthread_mutex_unlock(&s->shared);
+  if (!lexicon) return false;
   if (a->in_reasoning && !add_token(c, a, MM_SECTION_UNTIL, "</think>")) return false;
   if (call) return require_call(c, a, err);
   if (set->choices) return set->choices == 1 ? add_script(c, a, set->choice[0], err) : add_texts(c, a, set->choice, set->choices, err);
@@ -282,7 +300,7 @@ static void shape(mm_choice *ch, mm_generation_settings *set) {
   set->request.boundary_count = c->boundary > 0;
 }
 
-bool mm_turn_start(mm_call *c, const mm_conversation *v, const mm_tool_rules *r, const mm_turn_settings *set, mm_err *err) {
+bool mm_turn_prepare(mm_call *c, const mm_conversation *v, const mm_tool_rules *r, const mm_turn_settings *set, mm_err *err) {
   mm_prompt_tokens p = {0};
   start a = {.v = v, .rules = r};
   turns *s = mm_calloc(1, sizeof *s, err);
@@ -292,5 +310,7 @@ bool mm_turn_start(mm_call *c, const mm_conversation *v, const mm_tool_rules *r,
   c->close_state = close_turns;
   if (!mm_turn_encode(c, v, &p, &a.in_reasoning, err)) return false;
   c->boundary = p.user_end < p.count ? (uint32_t)p.user_end : 0;
-  return mm_call_add_prompt(c, p.id, p.count, err) && constrain(c, &a, err) && open_turns(c, &a, err) && mm_call_start(c, shape, err);
+  return mm_call_add_prompt(c, p.id, p.count, err) && constrain(c, &a, err) && open_turns(c, &a, err);
 }
+
+bool mm_turn_start(mm_call *c, mm_err *err) { return mm_call_start(c, shape, err); }
