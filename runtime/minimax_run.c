@@ -8,12 +8,11 @@
 #include "formats/option.h"
 #include "formats/pool.h"
 #include "runtime/engine.h"
-#include "runtime/text/tokenizer.h"
+#include "runtime/text/ends.h"
 #include "runtime/text/utf8.h"
 
-#define PREFILL_ROWS  512 /* tokens of the prompt per step */
-#define PROMPT_MAX    (UINT64_C(1) << 30)
-#define COMPANION_MAX (UINT64_C(16) << 20)
+#define PREFILL_ROWS 512 /* tokens of the prompt per step */
+#define PROMPT_MAX   (UINT64_C(1) << 30)
 
 typedef struct run_args {
   const char *dir, *prompt, *prompt_file, *device, *act_quant, *kv; /* act_quant: NULL where not given */
@@ -49,57 +48,14 @@ static double now(void) {
 
 /* ---- What to stop at ---- */
 
-/* The path of a file that the converter copied beside the parts, NULL without an error when the source had none. free() it. */
-static bool companion_path(const mm_pack *p, const char *name, char **path, mm_err *err) {
-  *path = NULL;
-  for (size_t i = 0; i < p->file_count; i++) {
-    if (strcmp(p->file[i].name, name) != 0) continue;
-    return asprintf(path, "%s/%s", p->dir, name) >= 0 || mm_fail_memory(err, strlen(name));
-  }
-  return true;
-}
-
-/* Marks the ids of eos_token_id, one or a list, if the file exists and has it. */
-static bool ends_from_file(run *r, const char *name, bool *found, mm_err *err) {
-  uint32_t vocab = r->shards.pack.model.vocab;
-  char *path;
-  if (!companion_path(&r->shards.pack, name, &path, err)) return false;
-  if (!path) return true;
-  mm_json *root = mm_json_load(path, COMPANION_MAX, err);
-  const mm_json *eos = mm_json_get(root, "eos_token_id");
-  bool ok = root, list = mm_json_type_of(eos) == MM_JSON_ARR;
-  size_t count = list ? mm_json_size(eos) : mm_json_type_of(eos) != MM_JSON_NULL;
-  for (size_t i = 0; ok && i < count; i++) {
-    const mm_json *id = list ? mm_json_at(eos, i) : eos;
-    ok = mm_json_type_of(id) == MM_JSON_INT && mm_json_int(id) >= 0 && mm_json_int(id) < vocab;
-    if (ok) r->is_end[mm_json_int(id)] = *found = true;
-    if (!ok) mm_fail(err, MM_BAD_INPUT, "E_CFG_RANGE", mm_at(path, NULL), "eos_token_id: expected ids below %u", vocab);
-  }
-  mm_json_free(root);
-  free(path);
-  return ok;
-}
-
 static bool find_never(run *r, mm_err *err) {
   uint32_t vocab = r->shards.pack.model.vocab;
   if (!(r->never = mm_calloc(vocab, sizeof *r->never, err))) return false;
-  size_t n;
-  for (uint32_t i = 0; i < vocab; i++) r->never[i] = !mm_tokenizer_bytes(r->tokenizer, (int32_t)i, &n);
+  mm_ends_never(r->tokenizer, vocab, r->never);
   return true;
 }
 
-static bool find_ends(run *r, mm_err *err) {
-  static const char *const files[] = {"generation_config.json", "config.json"};
-  static const char *const names[] = {"<end_of_sentence>", "<end_of_document>", "[e~["};
-  bool found = r->a->ignore_eos;
-  for (size_t i = 0; !found && i < sizeof files / sizeof *files; i++)
-    if (!ends_from_file(r, files[i], &found, err)) return false;
-  for (size_t i = 0; !found && i < sizeof names / sizeof *names; i++) {
-    int32_t id = mm_tokenizer_find(r->tokenizer, names[i]);
-    if (mm_tokenizer_is_special(r->tokenizer, id)) r->is_end[id] = true;
-  }
-  return true;
-}
+static bool find_ends(run *r, mm_err *err) { return r->a->ignore_eos || mm_ends_find(&r->shards.pack, r->tokenizer, r->is_end, err); }
 
 /* ---- Opening ---- */
 
