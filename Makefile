@@ -157,7 +157,7 @@ T_MODEL = $(patsubst tests/%.c,check/%,$(filter $(addsuffix /test_%,tests/model 
 T_SCRIPT = $(SCRIPT_TESTS:tests/%=check/%)
 T_SAN = check/san/build $(UNIT_SRC:tests/%.c=check/san/%) check/san/part_files
 # What has threads, under the thread sanitizer.
-TSAN_UNIT = formats/test_pool loader/test_archive loader/test_verify convert/test_step runtime/test_comm runtime/test_engine \
+TSAN_UNIT = formats/test_pool loader/test_archive loader/test_reader loader/test_verify convert/test_step runtime/test_comm runtime/test_engine \
   runtime/test_scheduler runtime/test_reuse runtime/test_ahead runtime/test_drafts
 T_TSAN = check/tsan/build $(TSAN_UNIT:%=check/tsan/unit/%) check/tsan/convert
 T_CLANG = check/clang/build $(UNIT_SRC:tests/%.c=check/clang/%)
@@ -259,6 +259,9 @@ exact: $(BUILD)/tests/interop/quant_codes $(VENV)/ready ## casts of all 2^32 num
 	$(Q)BUILD=$(BUILD) $(VENV)/bin/python tests/interop/quant_oracles.py --all
 bench-quant: $(BUILD)/tests/bench/bench_quant ## GB/s of every scheme, search and SIMD level beside memcpy of the same run
 	$(Q)$<
+bench-cpu: $(BUILD)/tests/bench/bench_cpu ## tokens/s of the CPU backend on layers of M2's and M1's widths, beside the memory's rate of the same run
+	$(Q)$< m2
+	$(Q)$< m1
 bench-quality: $(PROGRAMS) $(BUILD)/tests/bench/bench_quality $(VENV)/ready ## SQNR gains of the searches, likelihood of the small checkpoints by scheme
 	$(Q)$(BUILD)/tests/bench/bench_quality
 	$(Q)$(VENV)/bin/python tests/bench/quality.py $(BUILD)/bin
@@ -290,6 +293,6 @@ help: ## this list
 .DELETE_ON_ERROR:
 FORCE:
 .PHONY: FORCE all tests check quick serve-check unit model cli valgrind check-san check-tsan check-clang fuzz fuzzers soak soak-fuzz soak-fuzz-build gpu demo exact bench \
-  bench-quant bench-quality lint format install clean help \
+  bench-quant bench-cpu bench-quality lint format install clean help \
   lint-format lint-tree lint-tidy $(T_UNIT) $(T_MODEL) $(T_SCRIPT) $(T_TREE) $(T_SAN) $(T_TSAN) $(T_CLANG) $(T_VALGRIND) $(T_FUZZ)
 .SECONDARY:

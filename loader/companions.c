@@ -66,6 +66,20 @@ bool mm_verify_files(const mm_pack *p, mm_err *err) {
   return mm_verify_listing(p, err);
 }
 
+bool mm_unpacked_refuse(const char *dir, mm_err *err) {
+  static const char *const source[] = {"model.safetensors.index.json", "model.safetensors", "snapshots"};
+  char path[PATH_MAX];
+  snprintf(path, sizeof path, "%s/%s", dir, MM_MANIFEST);
+  if (access(path, F_OK) == 0) return true;
+  for (size_t i = 0; i < sizeof source / sizeof *source; i++) {
+    snprintf(path, sizeof path, "%s/%s", dir, source[i]);
+    if (access(path, F_OK) == 0)
+      return mm_fail(err, MM_BAD_INPUT, "E_KIND", mm_at(dir, NULL),
+                     "found a Hugging Face checkpoint, expected a packed one; convert it first (minimax-convert SRC -o DIR)");
+  }
+  return true;
+}
+
 bool mm_archive_refuse(const char *dir, mm_err *err) {
   char path[PATH_MAX];
   snprintf(path, sizeof path, "%s/%s", dir, MM_ARCHIVE);

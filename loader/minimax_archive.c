@@ -1,6 +1,7 @@
 /* minimax-archive: packs checkpoints for transport and cold storage, unpacks them, and signs them. */
 #include <inttypes.h>
 #include <limits.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -14,7 +15,7 @@ typedef struct mm_archive_args {
   const char *operand[2]; /* verb, directory */
   const char *output, *key;
   uint64_t level, threads;
-  bool quiet;
+  bool json, quiet;
 } mm_archive_args;
 
 static double now(void) {
@@ -35,10 +36,34 @@ static bool pack_or_unpack(const mm_archive_args *a, bool pack, mm_err *err) {
   return true;
 }
 
+static mm_json *part_json(const mm_archive_part *p) {
+  mm_json *o = mm_json_new_obj();
+  bool ok = mm_json_set(o, "file", mm_json_new_str(p->part->file));
+  ok = mm_json_set(o, "blocks", mm_json_new_int((int64_t)p->part->block_count)) && ok;
+  ok = mm_json_set(o, "bytes", mm_json_new_int((int64_t)p->part->size)) && ok;
+  if (mm_json_set(o, "packed", mm_json_new_int((int64_t)p->size)) && ok) return o;
+  mm_json_free(o);
+  return NULL;
+}
+
+static bool list_json(const mm_archive *x, mm_err *err) {
+  mm_json *o = mm_json_new_obj(), *parts = mm_json_new_arr();
+  bool ok = o && parts;
+  for (size_t i = 0; ok && i < x->part_count; i++) ok = mm_json_append(parts, part_json(&x->part[i]));
+  ok = mm_json_set(o, "parts", parts) && ok;
+  char *text = ok ? mm_json_dump(o, true) : NULL;
+  mm_json_free(o);
+  if (!text) return mm_fail_memory(err, 0);
+  puts(text);
+  free(text);
+  return true;
+}
+
 static bool list(const mm_archive_args *a, mm_err *err) {
   mm_archive x;
   bool ok = mm_archive_open(&x, a->operand[1], err);
-  for (size_t i = 0; ok && i < x.part_count; i++) {
+  if (a->json) ok = ok && list_json(&x, err);
+  for (size_t i = 0; ok && !a->json && i < x.part_count; i++) {
     const mm_archive_part *p = &x.part[i];
     printf("%s  %zu blocks  %" PRIu64 " bytes  %" PRIu64 " packed  %.2f %%\n", p->part->file, p->part->block_count, p->part->size, p->size,
            100.0 * (double)p->size / (double)p->part->size);
@@ -102,6 +127,7 @@ int main(int argc, char **argv) {
        .help = "threads (default: CPUs)",
        .lo = 1,
        .hi = 1024},
+      {.name = "json", .kind = MM_OPT_FLAG, .target = &a.json, .help = "list: the parts as JSON; errors as JSON"},
       {.name = "quiet", .letter = 'q', .kind = MM_OPT_FLAG, .target = &a.quiet, .help = "no summary on stderr"},
   };
   const mm_program program = {
@@ -120,6 +146,6 @@ int main(int argc, char **argv) {
   size_t operands = 0;
   bool done = false;
   if (!mm_options_parse(&program, argc, argv, a.operand, &operands, &done, &err)) return mm_program_fail(&program, &err);
-  if (done || run(&a, &err)) return MM_OK;
+  if (done || (run(&a, &err) && mm_program_written(&err))) return MM_OK;
   return mm_program_fail(&program, &err);
 }

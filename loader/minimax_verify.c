@@ -1,4 +1,5 @@
 /* minimax-verify: proves a packed checkpoint, alone or against its source. */
+#include <limits.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -68,6 +69,19 @@ static bool write_report(const mm_verify_args *a, const mm_error_report *r, mm_e
   return r ? mm_report_write(&place, r, err) : mm_report_place_ok(&place, err);
 }
 
+/* SHA-256 of the manifest, as a conversion's last words give it. */
+static bool manifest_hex(const char *dir, char hex[MM_HEX_LEN + 1], mm_err *err) {
+  char path[PATH_MAX];
+  size_t n = 0;
+  mm_digest d;
+  snprintf(path, sizeof path, "%s/%s", dir, MM_MANIFEST);
+  char *text = mm_file_slurp(path, MM_MANIFEST_MAX, &n, err);
+  bool ok = text && mm_sha256(text, n, &d, err);
+  if (ok) mm_digest_hex(&d, hex);
+  free(text);
+  return ok;
+}
+
 static bool against_source(const mm_verify_args *a, const mm_shards *s, mm_err *err) {
   mm_hf hf = {0};
   mm_plan plan = {0};
@@ -81,11 +95,20 @@ static bool against_source(const mm_verify_args *a, const mm_shards *s, mm_err *
                         .part_size = UINT64_MAX / 2};
   size_t n = s->pack.tensor_count;
   mm_tensor_error *e = mm_calloc(n, sizeof *e, err);
-  mm_error_report r = {a->dir, a->source, s->pack.quant, mm_calloc(n, sizeof *r.row, err), n};
-  bool ok = e && r.row && mm_hf_open(&hf, a->source, &ho, err) && mm_plan_build(&plan, &hf, &po, err) &&
-            mm_compare(&plan, s, (unsigned)a->threads, e, err);
+  char manifest[MM_HEX_LEN + 1], planned[MM_HEX_LEN + 1];
+  mm_error_report r = {.dir = a->dir,
+                       .source = a->source,
+                       .quant = s->pack.quant,
+                       .row = mm_calloc(n, sizeof *r.row, err),
+                       .count = n,
+                       .tool = s->pack.tool,
+                       .manifest = manifest,
+                       .plan = planned};
+  mm_digest_hex(&s->pack.plan, planned);
+  bool ok = e && r.row && manifest_hex(a->dir, manifest, err) && mm_hf_open(&hf, a->source, &ho, err) &&
+            mm_plan_build(&plan, &hf, &po, err) && mm_compare(&plan, s, (unsigned)a->threads, e, err);
   if (!ok && err->status == MM_USAGE) err->status = MM_UNSUPPORTED; /* the manifest's words, not the user's */
-  for (size_t i = 0; ok && i < n; i++) r.row[i] = (mm_error_row){s->pack.tensor[i].name, s->pack.tensor[i].scheme, e[i]};
+  for (size_t i = 0; ok && i < n; i++) r.row[i] = (mm_error_row){s->pack.tensor[i].name, s->pack.tensor[i].scheme, e[i], i};
   if (ok) mm_report_rank(&r);
   ok = ok && print_errors(a, &r, err) && (!a->report || write_report(a, &r, err)) && good_enough(a, &r, err);
   free(r.row);
@@ -136,8 +159,7 @@ static bool verify(const mm_verify_args *a, mm_err *err) {
   if (ok && !a->quiet) print_summary(a, &s, hashed);
   ok = ok && (a->level < MM_LEVEL_SOURCE || against_source(a, &s, err));
   mm_shards_close(&s);
-  bool written = fflush(stdout) == 0 && !ferror(stdout);
-  return ok && (written || mm_fail(err, MM_IO, "E_IO", mm_at("standard output", NULL), "cannot be written"));
+  return ok && mm_program_written(err);
 }
 
 /* --source asks for its level by itself. */

@@ -8,6 +8,7 @@
 
 #include "formats/model.h"
 #include "loader/bind.h"
+#include "loader/read_log.h"
 #include "runtime/comm.h"
 #include "runtime/pages.h"
 #include "runtime/sample.h"
@@ -88,10 +89,12 @@ typedef struct mm_backend_config {
   struct mm_calibration *calibration; /* NULL, or what the inputs of linears are added to (calibration.h) */
   const bool *never;                  /* [vocab]: ids that are not to be chosen */
   bool eager;                         /* never replay a recorded step: for debuggers, and to look between ops */
-  bool kv_fp8;         /* caches of full attention in e4m3, a scale for each token and head; MM_UNSUPPORTED where there are none */
-  const uint32_t *tap; /* [taps] layers whose output the forward pass keeps (mm_forward); need not outlive open */
-  uint32_t taps;       /* ≤ MM_TAPS */
-  bool kv_bf16;        /* caches of full attention in bf16, where f32 is the backend's own type; MM_UNSUPPORTED where there are none */
+  bool kv_fp8;             /* caches of full attention in e4m3, a scale for each token and head; MM_UNSUPPORTED where there are none */
+  const uint32_t *tap;     /* [taps] layers whose output the forward pass keeps (mm_forward); need not outlive open */
+  uint32_t taps;           /* ≤ MM_TAPS */
+  bool kv_bf16;            /* caches of full attention in bf16, where f32 is the backend's own type; MM_UNSUPPORTED where there are none */
+  const mm_shards *verify; /* digests to check the weights' files against as they are read (mm_ops.loads), or NULL */
+  mm_read_log *log;        /* what is read to load them goes there, or NULL */
 } mm_backend_config;
 
 #define MM_TAPS 8
@@ -151,8 +154,10 @@ typedef struct mm_ops {
   bool act_quant; /* can round inputs */
 
   /* The rest may be NULL, 0 or false. */
-  /* Called before the ops of layer l: a backend whose weights are still arriving waits here, in its own order, for that layer's. */
+  /* Called before the ops of layer l: a backend whose weights are still arriving waits here, in its own order, for that layer's. The call
+   * may wait too, until it knows what to wait for. A load that fails ends the step with its error, and every later one. */
   void (*layer)(mm_backend *b, uint32_t l);
+  bool loads;       /* reads the weights' files itself, past their mappings: checks mm_backend_config.verify, fills its log */
   uint32_t samples; /* MM_SAMPLES_…: what choose has beside temperature, top_p, top_k and seed */
   bool calibration; /* adds to mm_backend_config.calibration */
   /* The rows of x to the next pipeline stage, and from the one before; both NULL in a backend without stages. */
@@ -173,12 +178,8 @@ extern const mm_ops mm_ops_cpu;
 #ifdef MM_CUDA
 extern const mm_ops mm_ops_cuda;
 #endif
-/* The backends that were built, as an option's choices: "cpu" or "cpu|cuda"; the first is the default. */
-#ifdef MM_CUDA
+/* The backends that there are, as an option's choices; the first is the default. A build without CUDA says so when it is asked. */
 #define MM_DEVICES "cpu|cuda"
-#else
-#define MM_DEVICES "cpu"
-#endif
 /* The backend of this name; MM_UNSUPPORTED E_DEVICE naming those that were built. */
 const mm_ops *mm_ops_find(const char *name, mm_err *err);
 

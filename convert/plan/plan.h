@@ -21,6 +21,7 @@ typedef struct mm_plan_options {
   const char *dialect;             /* of the unsharded layout: how schemes are spelt (dialect.h); NULL: the first that can */
   const mm_importance *importance; /* weighs searches; NULL: none does */
   const mm_act_scales *act_scales; /* gives static scales of activations; NULL: none */
+  bool allow_unmatched;            /* patterns that match no tensor are taken */
   bool made;                       /* planned again to look at what was made: the two files of its recipe are not at hand */
 } mm_plan_options;
 

@@ -265,7 +265,7 @@ static bool add_tensors(mm_planner *b) {
   if (!add_rules(b, last, a->rule_count, 0)) return false;
   if (b->missing == 0) {
     share_input_scales(b->p);
-    return calibration_used(b);
+    return (b->o->made || b->o->allow_unmatched || mm_recipe_all_hit(&b->p->recipe, b->err)) && calibration_used(b);
   }
   return mm_fail(b->err, MM_BAD_INPUT, "E_MISSING", mm_at(b->hf->dir, b->first_missing),
                  "found no such tensor (and %s%zu more are missing)", b->missing < MISSING_MOST ? "" : "at least ", b->missing - 1);

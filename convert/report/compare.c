@@ -166,6 +166,23 @@ static bool compare_step(void *ctx, size_t item, unsigned worker, mm_err *err) {
   return true;
 }
 
+/* Adds the steps of each tensor, and of a stack finds the worst entry: the steps of an entry follow one another. */
+static void add_steps(const mm_plan *plan, const mm_tensor_error *sum, mm_tensor_error *out) {
+  for (size_t i = 0, next; i < plan->step_count; i = next) {
+    const mm_step *s = &plan->step[i];
+    mm_tensor_error lead = {0}, *to = &out[s->tensor];
+    for (next = i; next < plan->step_count && plan->step[next].tensor == s->tensor && plan->step[next].lead == s->lead; next++)
+      merge(&lead, &sum[next]);
+    merge(to, &lead);
+    if (!plan->pack.tensor[s->tensor].lead || lead.count == 0) continue;
+    double db = mm_sqnr_db(&lead);
+    if (to->leads++ == 0 || db < to->worst_db) {
+      to->worst_lead = s->lead;
+      to->worst_db = db;
+    }
+  }
+}
+
 bool mm_compare(const mm_plan *plan, const mm_shards *s, unsigned threads, mm_tensor_error *out, mm_err *err) {
   if (!same_plan(plan, s, err)) return false;
   mm_compare_job job = {.plan = plan, .s = s};
@@ -179,7 +196,7 @@ bool mm_compare(const mm_plan *plan, const mm_shards *s, unsigned threads, mm_te
     free(job.worker[i].scale);
   }
   memset(out, 0, s->pack.tensor_count * sizeof *out);
-  for (size_t i = 0; ok && i < plan->step_count; i++) merge(&out[plan->step[i].tensor], &job.sum[i]);
+  if (ok) add_steps(plan, job.sum, out);
   free(job.sum);
   free(job.worker);
   return ok;

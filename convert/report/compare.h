@@ -14,6 +14,8 @@ typedef struct mm_tensor_error {
   uint64_t flushed;                      /* w is not 0, v is */
   uint64_t nonfinite;                    /* NaN or infinite in the source (read as 0 if that allows them), or as packed (in no sum) */
   double least_scale, most_scale;        /* magnitudes of the scales met; 0 and 0 where there are none */
+  uint32_t leads, worst_lead;            /* of a stack: experts compared, 0 else; the one with the least SQNR, the first among equals */
+  double worst_db;                       /* its SQNR; infinity where it is exact */
 } mm_tensor_error;
 
 /* 10·log10(signal/noise); infinity without error. */

@@ -49,6 +49,7 @@ typedef struct mm_hf {
   bool names_only;        /* opened from the index alone: shapes come from the rules, no weights can be read */
   bool outside_allowed;   /* links may lead anywhere */
   bool nonfinite_allowed; /* weights that are NaN or infinite are read as 0 */
+  bool dry_run;           /* only planned: where weights are absent, names_only is what the user may want */
   size_t text_count;
   struct mm_hf_text {
     const char *path;
@@ -64,9 +65,11 @@ typedef struct mm_hf_options {
   bool names_only;          /* for planning when only config.json and the index are there */
   bool allow_nonfinite;     /* read weights that are NaN or infinite as 0 */
   bool one_thread;          /* read headers with this thread alone */
+  bool dry_run;             /* only a plan is wanted */
   bool for_plan;            /* a config that mm_plan_build would refuse is refused before any header is read */
 } mm_hf_options;
 
+/* dir is a directory or what mm_source_locate makes one of. */
 bool mm_hf_open(mm_hf *hf, const char *dir, const mm_hf_options *o, mm_err *err);
 void mm_hf_close(mm_hf *hf);
 mm_hf_tensor *mm_hf_find(const mm_hf *hf, const char *canonical);

@@ -46,6 +46,8 @@ static bool run_item(void *ctx, size_t item, unsigned worker, mm_err *err) {
     w->dead = NULL;
     w->dead_count = w->dead_cap = 0;
     if (!mm_writer_step_done(job->out, &e, bytes, err)) return false;
+  } else {
+    atomic_fetch_add(&job->progress->kept_bytes, bytes);
   }
   atomic_fetch_add(&job->progress->read_bytes, bytes);
   return true;
@@ -98,6 +100,10 @@ bool mm_convert_run(mm_plan *p, const mm_writer_options *o, mm_progress *progres
   mm_writer out;
   mm_convert_job job = {.p = p, .out = &out, .progress = progress};
   bool opened = mm_writer_open(&out, p, o, err);
+  if (opened && out.complete) { /* nothing is left to do */
+    atomic_store(&progress->read_bytes, p->source_bytes);
+    atomic_store(&progress->kept_bytes, p->source_bytes);
+  }
   bool ok = opened && (out.complete ? manifest_digest(p, o->target, manifest, err) : run_all(&job, o->threads, manifest, err));
   if (!ok && err->status == MM_INTERRUPTED) {
     mm_err late = {0}; /* the interruption is what is reported; without this record only more is done again */
