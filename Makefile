@@ -239,7 +239,7 @@ check: $(T_TREE) $(T_VALGRIND) $(T_SAN) $(T_TSAN) $(T_CLANG) $(T_FUZZ)
 endif
 # What a developer runs at each commit.
 T_QUICK = $(T_UNIT) $(T_MODEL) $(addprefix check/,model/golden.sh interop/block_fp8.py interop/report_error.py) $(addprefix check/cli/,docs.sh floors.sh \
-  convert_cut.py convert_hostile.py convert_spelling.py minimax_run.py sign.py)
+  convert_cut.py convert_hostile.py convert_spelling.py minimax_run.py serve.py sign.py)
 quick: lint-format lint-tree $(T_QUICK) ## build, unit tests, golden logits, floors and format: a minute or less
 	@scripts/test.sh --count $(BUILD) $(T_QUICK)
 T_SERVE = $(filter check/unit/runtime/test_scheduler check/unit/runtime/test_grammar check/unit/runtime/test_reply,$(T_UNIT)) $(filter check/cli/serve% check/interop/serve%,$(T_SCRIPT))
@@ -257,7 +257,7 @@ check serve-check unit model cli valgrind check-san check-tsan check-clang fuzz:
 
 # Before a release: hours. The parts are in scripts/soak.sh; each runs alone as soak-PART and leaves BUILD/soak/PART.log.
 #: SOAK="kill fuzz" the parts of make soak
-SOAK ?= calls alloc kill resume power races flips mutations mpi speed memory layer scheduler fuzz
+SOAK ?= calls alloc kill resume power races flips mutations mpi speed memory layer scheduler serve fuzz
 SOAK_UNIT = $(BUILD)/tests/unit/runtime/test_scheduler $(BUILD)/tests/unit/runtime/test_ahead $(BUILD)/tests/unit/runtime/test_drafts
 soak: $(PROGRAMS) $(MODEL) $(PRELOAD) $(NO_HASH) $(SOAK_UNIT) $(if $(filter fuzz,$(SOAK)),soak-fuzz-build) ## the fault tests whole, a figure a line; soak-PART for one of them
 	$(Q)failed=0; for p in $(SOAK); do BUILD=$(abspath $(BUILD)) scripts/soak.sh $$p || failed=1; done; exit $$failed
