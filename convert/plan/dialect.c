@@ -2,7 +2,6 @@
 #include "convert/plan/dialect.h"
 
 #include "convert/plan/card.h"
-#include "convert/plan/layout_hf.h"
 
 #include <stdio.h>
 #include <stdlib.h>
