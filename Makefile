@@ -11,7 +11,7 @@ NVCC ?= $(shell command -v nvcc)
 CUDA ?= $(if $(filter 0,$(SAN)),$(if $(NVCC),1,0),0)
 #: CUDA_ARCH="90a" GPU architectures to compile for ("80 90a"); 100 takes the kernels of 80
 CUDA_ARCH ?= 80 90a
-#: STATIC=1        link jansson, zstd, OpenSSL and PCRE2 into the programs, to carry them to another machine
+#: STATIC=1        link jansson, zstd, OpenSSL, PCRE2 and libevent into the programs, to carry them to another machine
 STATIC ?= 0
 #: MPI=1           conversions over several processes with mpirun (Open MPI)
 MPI ?= 0
@@ -30,11 +30,11 @@ Q = $(if $(filter 1,$(V)),,@)
 
 # ---- flags
 
-PKGS = jansson libcrypto libpcre2-8 libzstd
+PKGS = jansson libcrypto libpcre2-8 libzstd libevent
 WARN = -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Werror
 CPPFLAGS = -I. -D_GNU_SOURCE $(PKG_CFLAGS) -MMD -MP
 CFLAGS = -std=c11 -O2 -g -ffile-prefix-map=$(CURDIR)=. -fPIE -fstack-protector-strong -fstack-clash-protection $(WARN)
-LDFLAGS = -pie -Wl,-z,relro,-z,now -Wl,-z,noexecstack
+LDFLAGS = -pie -Wl,--as-needed -Wl,-z,relro,-z,now -Wl,-z,noexecstack
 LD = $(CC)
 PKG_CFLAGS := $(shell pkg-config --cflags $(PKGS))
 LIBS := $(shell pkg-config --libs $(PKGS))
@@ -117,6 +117,8 @@ $(BUILD)/%.cu.o: %.cu $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(Q)$(NVCC) $(NVCCFLAGS) -c $< -o $@
 
+$(BUILD)/runtime/serve/page.o: runtime/serve/page.html
+
 define floor_rule
 $(call lib,$(1)): $(call obj_of,$(1))
 	@mkdir -p $$(@D)
@@ -168,7 +170,7 @@ library: $(LIBRARY) ## libminimax, shared and static, into build/lib
 SCRIPT_TESTS = $(shell find tests/model tests/cli tests/interop tests/fault -maxdepth 1 -type f -perm -u+x 2>/dev/null | sort)
 # Large enough to take minutes under valgrind; the sanitizers see the same code.
 VALGRIND_SKIP = convert/test_hf quant/test_numbers quant/test_schemes runtime/test_sample runtime/test_sample_rows runtime/test_slots \
-  runtime/test_tokenizer
+  runtime/test_tokenizer runtime/test_scheduler runtime/test_reuse runtime/test_ahead runtime/test_drafts
 VALGRIND_UNIT = $(filter-out $(VALGRIND_SKIP:%=tests/unit/%.c),$(UNIT_SRC))
 export VENV ?= $(CURDIR)/build/venv
 export SAN
@@ -179,7 +181,8 @@ T_MODEL = $(patsubst tests/%.c,check/%,$(filter $(addsuffix /test_%,tests/model 
 T_SCRIPT = $(SCRIPT_TESTS:tests/%=check/%)
 T_SAN = check/san/build $(UNIT_SRC:tests/%.c=check/san/%) check/san/part_files
 # What has threads, under the thread sanitizer.
-TSAN_UNIT = formats/test_pool loader/test_archive loader/test_verify convert/test_step runtime/test_comm runtime/test_engine
+TSAN_UNIT = formats/test_pool loader/test_archive loader/test_reader loader/test_verify convert/test_step runtime/test_comm runtime/test_engine \
+  runtime/test_scheduler runtime/test_reuse runtime/test_ahead runtime/test_drafts
 T_TSAN = check/tsan/build $(TSAN_UNIT:%=check/tsan/unit/%) check/tsan/convert
 T_CLANG = check/clang/build $(UNIT_SRC:tests/%.c=check/clang/%)
 T_VALGRIND = $(VALGRIND_UNIT:tests/unit/%.c=check/valgrind/%)
@@ -231,6 +234,8 @@ T_QUICK = $(T_UNIT) $(T_MODEL) $(addprefix check/,model/golden.sh interop/block_
   convert_cut.py convert_hostile.py convert_spelling.py minimax_run.py sign.py)
 quick: lint-format lint-tree $(T_QUICK) ## build, unit tests, golden logits, floors and format: a minute or less
 	@scripts/test.sh --count $(BUILD) $(T_QUICK)
+T_SERVE = $(filter check/unit/runtime/test_scheduler check/unit/runtime/test_grammar check/unit/runtime/test_reply,$(T_UNIT)) $(filter check/cli/serve% check/interop/serve%,$(T_SCRIPT))
+serve-check: $(T_SERVE) ## the server: clients of OpenAI and Anthropic, its page, hostile requests
 unit: $(T_UNIT) ## unit tests
 model: $(T_MODEL) $(filter check/model/%,$(T_SCRIPT)) ## operators and whole models against reference results
 cli: $(filter-out check/model/%,$(T_SCRIPT)) ## the programs from outside: command lines, interop, hardening
@@ -239,24 +244,25 @@ check-san: $(T_SAN) ## unit tests and conversions under address and undefined-be
 check-tsan: $(T_TSAN) ## what has threads, under the thread sanitizer
 check-clang: $(T_CLANG) ## build with clang, unit tests
 fuzz: $(T_FUZZ) ## FUZZ_SECONDS of libFuzzer on every tests/fuzz/fuzz_*.c
-check unit model cli valgrind check-san check-tsan check-clang fuzz:
+check serve-check unit model cli valgrind check-san check-tsan check-clang fuzz:
 	$(count)
 
 # Before a release: hours. The parts are in scripts/soak.sh; each runs alone as soak-PART and leaves BUILD/soak/PART.log.
 #: SOAK="kill fuzz" the parts of make soak
-SOAK ?= calls alloc kill resume power races flips mutations mpi speed memory layer fuzz
-soak: $(PROGRAMS) $(MODEL) $(PRELOAD) $(NO_HASH) $(if $(filter fuzz,$(SOAK)),soak-fuzz-build) ## the fault tests whole, a figure a line; soak-PART for one of them
+SOAK ?= calls alloc kill resume power races flips mutations mpi speed memory layer scheduler fuzz
+SOAK_UNIT = $(BUILD)/tests/unit/runtime/test_scheduler $(BUILD)/tests/unit/runtime/test_ahead $(BUILD)/tests/unit/runtime/test_drafts
+soak: $(PROGRAMS) $(MODEL) $(PRELOAD) $(NO_HASH) $(SOAK_UNIT) $(if $(filter fuzz,$(SOAK)),soak-fuzz-build) ## the fault tests whole, a figure a line; soak-PART for one of them
 	$(Q)failed=0; for p in $(SOAK); do BUILD=$(abspath $(BUILD)) scripts/soak.sh $$p || failed=1; done; exit $$failed
 soak-fuzz: soak-fuzz-build
 	$(Q)BUILD=$(abspath $(BUILD)) scripts/soak.sh fuzz
-soak-%: $(PROGRAMS) $(MODEL) $(PRELOAD) $(NO_HASH)
+soak-%: $(PROGRAMS) $(MODEL) $(PRELOAD) $(NO_HASH) $(SOAK_UNIT)
 	$(Q)BUILD=$(abspath $(BUILD)) scripts/soak.sh $*
 soak-fuzz-build:
 	$(Q)$(MAKE) --no-print-directory CC=clang SAN=1 FUZZ=1 CUDA=0 BUILD=$(BUILD)/fuzz fuzzers >/dev/null
 	$(Q)$(MAKE) --no-print-directory CC=clang SAN=1 FUZZ=fast CUDA=0 BUILD=$(BUILD)/soak-fuzz fuzzers >/dev/null
 
 $(VENV)/ready:
-	$(Q)scripts/venv.sh $(VENV) safetensors==0.8.0 numpy==2.4.6 ml_dtypes==0.6.0 pytest==9.2.0
+	$(Q)scripts/venv.sh $(VENV) safetensors==0.8.0 numpy==2.4.6 ml_dtypes==0.6.0 pytest==9.2.0 Jinja2==3.1.6 openai==3.54.0 anthropic==2.12.0
 
 $(FUZZ_SRC:%.c=$(BUILD)/%): $(BUILD)/%: $(BUILD)/%.o $(LIBS_all)
 	$(link) -fsanitize=fuzzer -o $@
@@ -277,6 +283,9 @@ exact: $(BUILD)/tests/interop/quant_codes $(VENV)/ready ## casts of all 2^32 num
 	$(Q)BUILD=$(BUILD) $(VENV)/bin/python tests/interop/quant_oracles.py --all
 bench-quant: $(BUILD)/tests/bench/bench_quant ## GB/s of every scheme, search and SIMD level beside memcpy of the same run
 	$(Q)$<
+bench-cpu: $(BUILD)/tests/bench/bench_cpu ## tokens/s of the CPU backend on layers of M2's and M1's widths, beside the memory's rate of the same run
+	$(Q)$< m2
+	$(Q)$< m1
 bench-quality: $(PROGRAMS) $(BUILD)/tests/bench/bench_quality $(VENV)/ready ## SQNR gains of the searches, likelihood of the small checkpoints by scheme
 	$(Q)$(BUILD)/tests/bench/bench_quality
 	$(Q)$(VENV)/bin/python tests/bench/quality.py $(BUILD)/bin
@@ -308,7 +317,7 @@ help: ## this list
 -include $(LIB_OBJ:.o=.d) $(patsubst %,$(BUILD)/%.d,$(basename $(filter %.c,$(SOURCES))) $(filter %.cu,$(SOURCES)))
 .DELETE_ON_ERROR:
 FORCE:
-.PHONY: FORCE all library tests check quick unit model cli valgrind check-san check-tsan check-clang fuzz fuzzers soak soak-fuzz soak-fuzz-build gpu demo exact bench \
-  bench-quant bench-quality lint format install clean help \
+.PHONY: FORCE all library tests check quick serve-check unit model cli valgrind check-san check-tsan check-clang fuzz fuzzers soak soak-fuzz soak-fuzz-build gpu demo exact bench \
+  bench-quant bench-cpu bench-quality lint format install clean help \
   lint-format lint-tree lint-tidy $(T_UNIT) $(T_MODEL) $(T_SCRIPT) $(T_TREE) $(T_SAN) $(T_TSAN) $(T_CLANG) $(T_VALGRIND) $(T_FUZZ)
 .SECONDARY:

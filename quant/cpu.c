@@ -8,7 +8,7 @@ static mm_cpu detect(void) {
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512vl"))
     return MM_CPU_AVX512;
-  if (__builtin_cpu_supports("avx2")) return MM_CPU_AVX2;
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) return MM_CPU_AVX2;
 #endif
   return MM_CPU_PLAIN;
 }

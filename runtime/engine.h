@@ -20,6 +20,8 @@ typedef struct mm_engine_config {
   bool eager, kv_fp8, kv_bf16; /* ops.h */
   const uint32_t *tap;         /* [taps] layers whose output mm_engine_hidden gives; need not outlive open */
   uint32_t taps;               /* ≤ MM_TAPS */
+  bool verify;                 /* digests of all files are checked while they are loaded: MM_INTEGRITY E_DIGEST, at open or by a step */
+  mm_read_log *log;            /* what devices read to load goes there, or NULL; until close */
   const uint32_t *device;      /* [ranks] device number of each rank's accelerator, or NULL: rank i has number i; need not outlive open */
 } mm_engine_config;
 
@@ -34,6 +36,12 @@ const mm_model *mm_engine_model(const mm_engine *e);
  * stands. MM_LIMIT E_PAGES when the batch needs more pages than are free. After any of these the slots hold what they held; after any
  * other failure those of the batch hold nothing. */
 bool mm_engine_step(mm_engine *e, const mm_batch *batch, float *logits, mm_err *err);
+
+const mm_limits *mm_engine_limits(const mm_engine *e);
+/* MM_SAMPLES_…: what choices may ask for. */
+uint32_t mm_engine_samples(const mm_engine *e);
+/* Whether a row's bits depend on the tokens before it alone: not on cuts, other rows or slots. */
+bool mm_engine_rows_apart(const mm_engine *e);
 
 /* Whether mm_engine_queue returns before the step is done, so that it pays to queue the next batch before collecting this one. */
 bool mm_engine_queues(const mm_engine *e);

@@ -90,6 +90,7 @@ bool mm_engine_choose(mm_engine *e, const mm_sampling *sampling, mm_err *err) {
   return true;
 }
 
+uint32_t mm_engine_samples(const mm_engine *e) { return e->device_chooses ? e->config.ops->samples : UINT32_MAX; }
 bool mm_engine_queues(const mm_engine *e) { return e->device_chooses; }
 
 bool mm_engine_queue(mm_engine *e, const mm_batch *given, mm_err *err) {
@@ -113,7 +114,7 @@ bool mm_engine_collect(mm_engine *e, int32_t *id, mm_err *err) {
   if (e->collected == e->queued) return mm_engine_refuse(err, "collected after batch", e->batches, 0, "batches queued, at most", MM_QUEUE);
   uint32_t at = (uint32_t)(e->collected++ % MM_QUEUE);
   if (!e->device_chooses) {
-    memcpy(id, e->choices[at].id, e->outstanding[at] * sizeof *id);
+    if (e->outstanding[at]) memcpy(id, e->choices[at].id, e->outstanding[at] * sizeof *id);
     return true;
   }
   e->id = id;

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "formats/pool.h"
+#include "loader/verify.h"
 #include "runtime/engine_inside.h"
 
 static bool open_rank(rank *r, mm_err *err) {
@@ -23,7 +25,9 @@ static bool open_rank(rank *r, mm_err *err) {
       .kv_fp8 = e->config.kv_fp8,
       .kv_bf16 = e->config.kv_bf16,
       .tap = e->config.tap,
-      .taps = e->config.taps};
+      .taps = e->config.taps,
+      .verify = e->config.verify && e->config.ops->loads ? e->shards : NULL,
+      .log = e->config.log};
   if (!mm_forward_open(&r->forward, e->config.ops, &c, err)) return false;
   r->state_bytes = e->config.ops->state_bytes ? e->config.ops->state_bytes(r->forward.backend) : 0;
   return true;
@@ -144,6 +148,11 @@ static bool check_parallel(const mm_pack *p, const mm_engine_config *c, mm_err *
                          p->ep, p->pp, c->calibration ? "collecting inputs" : "a run", c->ops->name);
 }
 
+/* Where weights stay in their mappings, the digests of all files are checked before the first step. */
+static bool verify_files(const mm_engine *e, mm_err *err) {
+  return !e->config.verify || e->config.ops->loads || mm_verify_blocks(e->shards, mm_pool_cpus(), err);
+}
+
 static bool open_comms(mm_engine *e, mm_err *err) {
   const uint32_t pp = e->shards->pack.pp;
   if (!(e->comm = mm_calloc(pp, sizeof *e->comm, err))) return false;
@@ -211,7 +220,7 @@ mm_engine *mm_engine_open(const mm_shards *shards, const mm_engine_config *c, mm
   pthread_mutex_init(&e->lock, NULL);
   pthread_cond_init(&e->changed, NULL);
   e->slot = mm_calloc(c->limits.slots, sizeof *e->slot, err);
-  if (open_comms(e, err) && e->slot && open_pages(e, err) && open_choices(e, err) && start_ranks(e, err)) {
+  if (verify_files(e, err) && open_comms(e, err) && e->slot && open_pages(e, err) && open_choices(e, err) && start_ranks(e, err)) {
     place_states(e);
     return e;
   }
@@ -249,6 +258,8 @@ void mm_engine_close(mm_engine *e) {
 }
 
 const mm_model *mm_engine_model(const mm_engine *e) { return e->model; }
+const mm_limits *mm_engine_limits(const mm_engine *e) { return &e->config.limits; }
+bool mm_engine_rows_apart(const mm_engine *e) { return e->config.ops->rows_apart; }
 
 bool mm_engine_refuse(mm_err *err, const char *what, uint64_t index, int64_t found, const char *expected, uint64_t limit) {
   return mm_fail(err, MM_USAGE, "E_BATCH", mm_at(NULL, NULL), "%s %llu: found %lld, expected %s %llu", what, (unsigned long long)index,

@@ -8,6 +8,7 @@
 
 #include "formats/model.h"
 #include "loader/bind.h"
+#include "loader/read_log.h"
 #include "runtime/comm.h"
 #include "runtime/pages.h"
 #include "runtime/sample.h"
@@ -88,10 +89,12 @@ typedef struct mm_backend_config {
   struct mm_calibration *calibration; /* NULL, or what the inputs of linears are added to (calibration.h) */
   const bool *never;                  /* [vocab]: ids that are not to be chosen */
   bool eager;                         /* never replay a recorded step: for debuggers, and to look between ops */
-  bool kv_fp8;         /* caches of full attention in e4m3, a scale for each token and head; MM_UNSUPPORTED where there are none */
-  const uint32_t *tap; /* [taps] layers whose output the forward pass keeps (mm_forward); need not outlive open */
-  uint32_t taps;       /* ≤ MM_TAPS */
-  bool kv_bf16;        /* caches of full attention in bf16, where f32 is the backend's own type; MM_UNSUPPORTED where there are none */
+  bool kv_fp8;             /* caches of full attention in e4m3, a scale for each token and head; MM_UNSUPPORTED where there are none */
+  const uint32_t *tap;     /* [taps] layers whose output the forward pass keeps (mm_forward); need not outlive open */
+  uint32_t taps;           /* ≤ MM_TAPS */
+  bool kv_bf16;            /* caches of full attention in bf16, where f32 is the backend's own type; MM_UNSUPPORTED where there are none */
+  const mm_shards *verify; /* digests to check the weights' files against as they are read (mm_ops.loads), or NULL */
+  mm_read_log *log;        /* what is read to load them goes there, or NULL */
 } mm_backend_config;
 
 #define MM_TAPS 8
@@ -151,14 +154,17 @@ typedef struct mm_ops {
   bool act_quant; /* can round inputs */
 
   /* The rest may be NULL, 0 or false. */
-  /* Called before the ops of layer l: a backend whose weights are still arriving waits here, in its own order, for that layer's. */
+  /* Called before the ops of layer l: a backend whose weights are still arriving waits here, in its own order, for that layer's. The call
+   * may wait too, until it knows what to wait for. A load that fails ends the step with its error, and every later one. */
   void (*layer)(mm_backend *b, uint32_t l);
+  bool loads;       /* reads the weights' files itself, past their mappings: checks mm_backend_config.verify, fills its log */
   uint32_t samples; /* MM_SAMPLES_…: what choose has beside temperature, top_p, top_k and seed */
   bool calibration; /* adds to mm_backend_config.calibration */
   /* The rows of x to the next pipeline stage, and from the one before; both NULL in a backend without stages. */
   void (*send)(mm_backend *b, mm_act x);
   void (*receive)(mm_backend *b, mm_act x);
   bool experts_cut; /* runs shards that hold some of the experts (--ep) */
+  bool rows_apart;  /* a row's bits depend on the tokens before it alone: not on cuts, other rows or slots */
   bool pages;       /* reads mm_batch.paging. Otherwise every slot has pages of its own, and nothing is shared */
   /* Lightning states of one slot, all layers of this rank together: state_bytes of them, the same for every slot, 0 without such layers.
    * They are those after the last step; copies, saves and loads take their place in the order of steps. Host memory; save waits. */

@@ -26,6 +26,7 @@ BEGIN {
   home["jansson"] = "^formats/json\\.c$"
   home["openssl"] = "^formats/(hash|sign)\\.c$"
   home["zstd"] = "^formats/frame\\.c$"
+  home["event2"] = "^runtime/serve/http\\.c$"
   home["pcre2"] = "^runtime/text/tokenizer\\.c$"
   home["cuda|cub|nccl"] = "^runtime/cuda/"
   home["mpi"] = "^convert/write/mpi\\.c$"

@@ -13,6 +13,7 @@
 #   speed    conversions of GB (9) of block FP8 and twice that of BF16 beside cp and the disk; hashing's share (60 GB of disk)
 #   memory   peak memory of a conversion far larger than its limit
 #   layer    one real-size layer of M1 and of M2, converted and verified against its source (24 GB of disk; LAYER=m2: 8 GB)
+#   scheduler  SCALE times the random requests of the scheduler's unit tests
 #   fuzz     inputs to each fuzz target until tests/fuzz/RUNS.md counts FUZZ_RUNS (100,000,000), at most FUZZ_LIMIT seconds (14,400)
 # SCALE=N (100) does N percent of the cases of the first six. SOAK_DIR is where they write (BUILD/soak/tmp); on a tmpfs they are faster.
 set -u
@@ -54,6 +55,11 @@ run() {
     speed) python3 scripts/bench_convert.py "$BUILD/bin" --gb "${GB:-9}" ;;
     memory) python3 scripts/bench_memory.py "$convert" --gb "${GB:-4}" ;;
     layer) sh scripts/real_layer.sh "${LAYER:-both}" ;;
+    scheduler)
+      for t in scheduler ahead drafts; do
+        echo "$ ROUNDS=$scale test_$t"
+        ROUNDS=$scale "$BUILD/tests/unit/runtime/test_$t" || return 1
+      done ;;
     fuzz) scripts/fuzz_runs.sh "$BUILD" ;;
     *) echo "no such part: $part"; return 2 ;;
   esac

@@ -89,7 +89,7 @@ static bool scatter(mm_worker *w, const mm_strip *s, const void *const plane[MM_
       if (s->pt->spelling || !is_stretch(&x.rows, &x.cols, plane_cols, x.stored_cols)) {
         if (!mm_grow((void **)&w->slice, &w->slice_cap, x.bytes, 1, err)) return false;
         gather(&x.rows, &x.cols, plane[i], plane_cols, x.stored_cols, size, w->slice);
-        if (s->pt->spelling) mm_dialect_scale(s->pt->spelling, sc, i, w->slice);
+        if (s->pt->spelling) mm_dialect_scale(s->pt->spelling, sc, i, w->slice, x.bytes);
         bytes = w->slice;
       }
       if (!mm_blocks_put(out, &w->log, r, x.at, bytes, x.bytes, err)) return false;

@@ -1,4 +1,4 @@
-/* The reference backend's life: its buffers, and the start and end of a step. */
+/* The CPU backend's life: its buffers, and the start and end of a step. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -101,8 +101,14 @@ static bool open_buffers(mm_backend *b, mm_err *err) {
     if (!(b->amax = matrix(b, pairs, mm_act_amaxes(&mm_act_formats[MM_ACT_NVFP4], (uint32_t)x.uncut), err))) return false;
     if (!(b->rounded = matrix(b, tokens, x.input, err))) return false;
   }
-  /* A thread needs two strips (w1 and w3), or the scores of one query and a page's keys, or the scores of one router. */
-  uint64_t scratch = mm_max(mm_max(2 * MM_CPU_STRIP * x.input, b->c.limits.max_positions + (uint64_t)MM_PAGE * b->d), m->experts);
+  if (!(b->row = mm_arena_alloc(&b->arena, tokens * sizeof *b->row, err))) return false;
+  if (!(b->pair_x = mm_arena_alloc(&b->arena, pairs * sizeof *b->pair_x, err)) || !(b->active = matrix(b, m->experts, 1, err)))
+    return false;
+  const uint64_t inputs = tokens * x.input + (uint64_t)tokens * MM_CHUNK, acts = pairs * (x.inter + MM_CHUNK);
+  if (!(b->turned = matrix(b, 1, mm_max(inputs, acts), err))) return false;
+  b->out_at = MM_CPU_SUMS(MM_CPU_MANY) + MM_CPU_STRIP * ((size_t)x.input + MM_CHUNK);
+  const uint64_t attention = b->c.limits.max_positions + (uint64_t)MM_PAGE * b->d;
+  uint64_t scratch = mm_max(mm_max(b->out_at + 2 * (uint64_t)tokens * MM_CPU_MANY, attention), m->experts);
   if (!(b->scratch = mm_arena_alloc(&b->arena, b->c.threads * sizeof *b->scratch, err))) return false;
   for (unsigned t = 0; t < b->c.threads; t++)
     if (!(b->scratch[t] = matrix(b, 1, scratch, err))) return false;
@@ -119,6 +125,7 @@ static void cpu_close(mm_backend *b) {
   free(b->state);
   free(b->load);
   free(b->logits);
+  mm_team_close(b->team);
   mm_arena_close(&b->arena);
   free(b);
 }
@@ -135,7 +142,8 @@ static mm_backend *cpu_open(const mm_backend_config *c, mm_err *err) {
   b->kv_heads = (uint32_t)mm_max(1, c->model->kv_heads / c->weights->tp);
   b->d = c->model->head_dim;
   b->load = mm_calloc((size_t)c->model->layers * c->model->experts, sizeof *b->load, err);
-  if (b->load && open_caches(b, err) && open_position_tables(b, err) && open_buffers(b, err)) return b;
+  b->team = mm_team_open(c->threads, err);
+  if (b->team && b->load && open_caches(b, err) && open_position_tables(b, err) && open_buffers(b, err)) return b;
   cpu_close(b);
   return NULL;
 }
@@ -259,6 +267,7 @@ const mm_ops mm_ops_cpu = {
     .send = cpu_send,
     .receive = cpu_receive,
     .experts_cut = true,
+    .rows_apart = true,
     .pages = true,
     .state_bytes = cpu_state_bytes,
     .state_copy = cpu_state_copy,

@@ -1,14 +1,16 @@
-/* The reference backend: plain f32 loops that say what each op means. Weights are unpacked a strip of rows at a time; every number
- * is computed in the same order whatever the number of threads and whatever else is in the batch. */
+/* The CPU backend: f32 throughout, weights widened as they are read (cpu_rows.h). Every number is computed in the same order whatever
+ * the number of threads and whatever else is in the batch. */
 #ifndef MM_RUNTIME_CPU_CPU_BACKEND_H
 #define MM_RUNTIME_CPU_CPU_BACKEND_H
 
 #include "formats/pool.h"
+#include "runtime/cpu/cpu_rows.h"
 #include "runtime/engine.h"
 #include "runtime/ops.h"
 
-/* Rows of a weight that are unpacked at once. */
-#define MM_CPU_STRIP 16
+/* Rows of a weight that one thread takes: while a few tokens pass and while many do. Those of a grid that the loops do not know are
+ * unpacked the few at a time. */
+enum { MM_CPU_STRIP = 16, MM_CPU_MANY = 64 };
 
 /* What one layer remembers, for every slot. */
 typedef struct mm_cpu_cache {
@@ -40,8 +42,14 @@ struct mm_backend {
   float *pair_act;             /* [max_tokens·top_k, Ir]: SiLU(w1 x) ⊙ (w3 x) */
   float *amax;                 /* [max_tokens·top_k, amaxes of the widest row]; this and the next under act_quant only */
   float *rounded;              /* [max_tokens, widest input] */
-  float **scratch;             /* [threads] */
-  uint64_t *load;              /* [layers, E] rows that chose the expert, since open */
+  const float **row;           /* [max_tokens]: inputs of the present product, as its loops read them */
+  const float **pair_x;        /* [max_tokens·top_k]: of each pair */
+  float *turned;               /* copies of inputs in another order or with zeros after them */
+  uint32_t *active;            /* [E] experts of this rank that some row chose */
+  float **scratch;             /* [threads]: sums of a strip, its rows as f32, then mm_cpu_out; attention's scores; the router's keys */
+  size_t out_at;
+  mm_team *team;
+  uint64_t *load; /* [layers, E] rows that chose the expert, since open */
 
   const mm_batch *batch;
   float *logits; /* [out_count, vocab_rows] */
@@ -50,21 +58,6 @@ struct mm_backend {
 };
 
 typedef float mm_f32x4 __attribute__((vector_size(16), aligned(4), may_alias));
-
-static inline float mm_cpu_dot(const float *a, const float *b, size_t n) {
-  mm_f32x4 s0 = {0}, s1 = {0}, s2 = {0}, s3 = {0};
-  size_t i = 0;
-  for (; i + 16 <= n; i += 16) {
-    s0 += *(const mm_f32x4 *)(a + i) * *(const mm_f32x4 *)(b + i);
-    s1 += *(const mm_f32x4 *)(a + i + 4) * *(const mm_f32x4 *)(b + i + 4);
-    s2 += *(const mm_f32x4 *)(a + i + 8) * *(const mm_f32x4 *)(b + i + 8);
-    s3 += *(const mm_f32x4 *)(a + i + 12) * *(const mm_f32x4 *)(b + i + 12);
-  }
-  s0 = (s0 + s1) + (s2 + s3);
-  float s = (s0[0] + s0[1]) + (s0[2] + s0[3]);
-  for (; i < n; i++) s += a[i] * b[i];
-  return s;
-}
 
 /* y += a·x */
 static inline void mm_cpu_axpy(float *y, float a, const float *x, size_t n) {
@@ -102,6 +95,22 @@ const float *mm_cpu_input(mm_backend *b, mm_act x, const mm_packed *w);
 void mm_cpu_round(mm_backend *b, float *x, uint32_t rows, const mm_packed *w);
 /* A vector weight as f32[n], valid until the next call. */
 const float *mm_cpu_vector(mm_backend *b, const mm_packed *w);
+/* Rows 0 … rows - 1 of x[…, w.k], or x[pick[i]], as w's loops read them: copies in b->turned where the order differs. In b->row. */
+void mm_cpu_ready(mm_backend *b, const float **row, const float *x, const uint32_t *pick, uint32_t rows, const mm_packed *w);
+/* Rows that one thread takes of a weight that meets so many tokens. */
+static inline uint32_t mm_cpu_strip(uint32_t tokens) { return tokens < 4 * MM_CPU_TOKENS ? MM_CPU_STRIP : MM_CPU_MANY; }
+/* y[t·stride + i] = x[t] · row first + i of matrix `lead`, for i below count and t below tokens; each x[t] from mm_cpu_ready. */
+typedef struct mm_cpu_part {
+  const mm_packed *w;
+  uint32_t lead, first, count;
+  const float *const *x;
+  uint32_t tokens;
+  float *y;
+  size_t stride;
+} mm_cpu_part;
+void mm_cpu_strip_of(mm_backend *b, unsigned worker, const mm_cpu_part *p);
+/* Room for what a worker makes of strips: two for each token of a step. */
+static inline float *mm_cpu_out(const mm_backend *b, unsigned worker) { return b->scratch[worker] + b->out_at; }
 /* y[rows, w.n]: row i is x[pick[i]]·Wᵀ, or x[i]·Wᵀ when pick is NULL; x[…, w.k]. */
 void mm_cpu_matmul(mm_backend *b, float *y, const float *x, const uint32_t *pick, uint32_t rows, const mm_packed *w);
 

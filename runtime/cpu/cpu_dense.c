@@ -1,18 +1,18 @@
-/* The reference backend's dense ops: embedding, norms, matrix products, residuals, logits. */
+/* The CPU backend's dense ops: embedding, norms, matrix products, residuals, logits. */
 #include <math.h>
 #include <string.h>
 
 #include "runtime/cpu/cpu_backend.h"
 
-/* Below this many multiplications, starting threads costs more than it saves. */
-#define WORTH_THREADS (UINT64_C(1) << 21)
+/* Below this many multiplications, waking threads costs more than it saves. */
+#define WORTH_THREADS (UINT64_C(1) << 17)
 
 float mm_cpu_sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 float mm_cpu_silu(float x) { return x / (1.0f + expf(-x)); }
 
 void mm_cpu_each(mm_backend *b, size_t count, uint64_t work, mm_pool_fn *fn, void *job) {
   if (b->c.threads > 1 && work >= WORTH_THREADS) {
-    mm_pool_run(b->c.threads, count, fn, job, &b->err); /* end() reports b->err */
+    mm_team_run(b->team, count, fn, job, &b->err); /* end() reports b->err */
     return;
   }
   for (size_t i = 0; i < count; i++) fn(job, i, 0, &b->err);
@@ -23,11 +23,49 @@ const float *mm_cpu_vector(mm_backend *b, const mm_packed *w) {
   return b->vector;
 }
 
+void mm_cpu_ready(mm_backend *b, const float **row, const float *x, const uint32_t *pick, uint32_t rows, const mm_packed *w) {
+  mm_cpu_view v;
+  const mm_cpu_kind kind = mm_cpu_view_of(&v, w, 0) ? v.kind : MM_KIND_F32;
+  const uint32_t padded = mm_cpu_padded(w->k);
+  for (uint32_t t = 0; t < rows; t++) {
+    const float *from = x + (size_t)(pick ? pick[t] : t) * w->k;
+    row[t] = from;
+    if (padded == w->k && !mm_cpu_turned(kind)) continue;
+    float *to = b->turned + (size_t)t * padded;
+    mm_cpu_turn(to, from, w->k, kind);
+    row[t] = to;
+  }
+}
+
+/* Rows whose grid the loops do not know, as f32 with zeros to the end of a chunk. */
+static void unpack_padded(float *strip, const mm_packed *w, uint32_t lead, uint32_t first, uint32_t count, uint32_t padded) {
+  w->scheme->unpack(w, lead, first, count, strip);
+  if (padded == w->k) return;
+  for (uint32_t i = count; i-- > 0;) {
+    memmove(strip + (size_t)i * padded, strip + (size_t)i * w->k, w->k * sizeof *strip);
+    memset(strip + (size_t)i * padded + w->k, 0, (padded - w->k) * sizeof *strip);
+  }
+}
+
+void mm_cpu_strip_of(mm_backend *b, unsigned worker, const mm_cpu_part *p) {
+  float *const sums = b->scratch[worker], *const strip = sums + MM_CPU_SUMS(MM_CPU_MANY);
+  mm_cpu_view v;
+  if (mm_cpu_view_of(&v, p->w, p->lead)) {
+    mm_cpu_rows(&v, p->first, p->count, p->x, p->tokens, p->y, p->stride, sums);
+    return;
+  }
+  const uint32_t padded = mm_cpu_padded(p->w->k);
+  for (uint32_t at = 0; at < p->count; at += MM_CPU_STRIP) {
+    const uint32_t n = (uint32_t)mm_min(MM_CPU_STRIP, p->count - at);
+    unpack_padded(strip, p->w, p->lead, p->first + at, n, padded);
+    mm_cpu_view_f32(&v, p->w, strip, padded);
+    mm_cpu_rows(&v, 0, n, p->x, p->tokens, p->y + at, p->stride, sums);
+  }
+}
+
 typedef struct matmul {
   mm_backend *b;
   float *y;
-  const float *x;
-  const uint32_t *pick;
   uint32_t rows;
   const mm_packed *w;
 } matmul;
@@ -35,22 +73,24 @@ typedef struct matmul {
 static bool matmul_strip(void *ctx, size_t item, unsigned worker, mm_err *err) {
   (void)err;
   const matmul *j = ctx;
-  const mm_packed *w = j->w;
-  float *strip = j->b->scratch[worker];
-  uint32_t first = (uint32_t)item * MM_CPU_STRIP, count = (uint32_t)mm_min(MM_CPU_STRIP, w->n - first);
-  w->scheme->unpack(w, 0, first, count, strip);
-  for (uint32_t t = 0; t < j->rows; t++) {
-    const float *x = j->x + (size_t)(j->pick ? j->pick[t] : t) * w->k;
-    float *y = j->y + (size_t)t * w->n + first;
-    for (uint32_t i = 0; i < count; i++) y[i] = mm_cpu_dot(x, strip + (size_t)i * w->k, w->k);
-  }
+  const uint32_t strip = mm_cpu_strip(j->rows), first = (uint32_t)item * strip;
+  const mm_cpu_part part = {.w = j->w,
+                            .first = first,
+                            .count = (uint32_t)mm_min(strip, j->w->n - first),
+                            .x = j->b->row,
+                            .tokens = j->rows,
+                            .y = j->y + first,
+                            .stride = j->w->n};
+  mm_cpu_strip_of(j->b, worker, &part);
   return true;
 }
 
 void mm_cpu_matmul(mm_backend *b, float *y, const float *x, const uint32_t *pick, uint32_t rows, const mm_packed *w) {
-  matmul j = {.b = b, .x = x, .pick = pick, .rows = rows, .w = w};
+  matmul j = {.b = b, .rows = rows, .w = w};
   j.y = y;
-  mm_cpu_each(b, mm_ceil_div(w->n, MM_CPU_STRIP), (uint64_t)rows * w->n * w->k, matmul_strip, &j);
+  if (rows == 0) return;
+  mm_cpu_ready(b, b->row, x, pick, rows, w);
+  mm_cpu_each(b, mm_ceil_div(w->n, mm_cpu_strip(rows)), (uint64_t)rows * w->n * w->k, matmul_strip, &j);
 }
 
 void mm_cpu_linear(mm_backend *b, mm_act y, mm_act x, const mm_packed *w) {

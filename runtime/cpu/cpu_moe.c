@@ -1,4 +1,4 @@
-/* The reference backend's router and experts. Rows are sorted by expert, so that each chosen expert is unpacked once a step. */
+/* The CPU backend's router and experts. Rows are sorted by expert, so that each chosen expert is read once a step. */
 #include <math.h>
 #include <string.h>
 
@@ -69,29 +69,28 @@ void mm_cpu_route(mm_backend *b, uint32_t layer, mm_act x, const mm_packed *rout
 typedef struct experts {
   mm_backend *b;
   mm_act y;
-  const float *x; /* [T, H] */
   const mm_packed *w13, *w2;
-  size_t up_strips;      /* of one expert */
-  const uint32_t *first; /* [w13->lead + 1]: where the pairs of each expert of this rank begin */
+  const uint32_t *first;  /* [w13->lead + 1]: where the pairs of each expert of this rank begin */
+  uint32_t active, strip; /* experts that some row chose; rows of a strip */
+  size_t up_strips;       /* of one expert */
 } experts;
 
 /* pair_act of one expert, a strip of its Ir columns. */
 static bool up_strip(void *ctx, size_t item, unsigned worker, mm_err *err) {
   (void)err;
   const experts *j = ctx;
-  const mm_backend *b = j->b;
+  mm_backend *b = j->b;
   const mm_packed *w = j->w13;
-  uint32_t e = (uint32_t)(item / j->up_strips), first = (uint32_t)(item % j->up_strips) * MM_CPU_STRIP;
-  if (j->first[e] == j->first[e + 1]) return true;
-  uint32_t ir = w->n / 2, count = (uint32_t)mm_min(MM_CPU_STRIP, ir - first);
-  float *gate = b->scratch[worker], *up = gate + (size_t)MM_CPU_STRIP * w->k;
-  w->scheme->unpack(w, e, first, count, gate);
-  w->scheme->unpack(w, e, ir + first, count, up);
-  for (uint32_t p = j->first[e]; p < j->first[e + 1]; p++) {
-    const float *x = j->x + (size_t)b->pair_row[p] * w->k;
-    float *act = b->pair_act + (size_t)p * ir + first;
-    for (uint32_t i = 0; i < count; i++)
-      act[i] = mm_cpu_silu(mm_cpu_dot(x, gate + (size_t)i * w->k, w->k)) * mm_cpu_dot(x, up + (size_t)i * w->k, w->k);
+  const uint32_t e = b->active[item / j->up_strips], first = (uint32_t)(item % j->up_strips) * j->strip;
+  const uint32_t ir = w->n / 2, count = (uint32_t)mm_min(j->strip, ir - first), from = j->first[e], rows = j->first[e + 1] - from;
+  float *const gate = mm_cpu_out(b, worker), *const up = gate + (size_t)rows * count;
+  mm_cpu_part part = {.w = w, .lead = e, .first = first, .count = count, .x = b->pair_x + from, .tokens = rows, .y = gate, .stride = count};
+  mm_cpu_strip_of(b, worker, &part);
+  part.first += ir, part.y = up;
+  mm_cpu_strip_of(b, worker, &part);
+  for (uint32_t p = 0; p < rows; p++) {
+    float *act = b->pair_act + (size_t)(from + p) * ir + first;
+    for (uint32_t i = 0; i < count; i++) act[i] = mm_cpu_silu(gate[(size_t)p * count + i]) * up[(size_t)p * count + i];
   }
   return true;
 }
@@ -100,18 +99,19 @@ static bool up_strip(void *ctx, size_t item, unsigned worker, mm_err *err) {
 static bool down_strip(void *ctx, size_t item, unsigned worker, mm_err *err) {
   (void)err;
   const experts *j = ctx;
-  const mm_backend *b = j->b;
+  mm_backend *b = j->b;
   const mm_packed *w = j->w2;
-  uint32_t first = (uint32_t)item * MM_CPU_STRIP, count = (uint32_t)mm_min(MM_CPU_STRIP, w->n - first);
-  float *strip = b->scratch[worker];
+  const uint32_t first = (uint32_t)item * j->strip, count = (uint32_t)mm_min(j->strip, w->n - first);
+  float *const out = mm_cpu_out(b, worker);
   for (uint32_t t = 0; t < b->batch->tokens; t++) memset(mm_cpu_row(j->y, t) + first, 0, count * sizeof(float));
-  for (uint32_t e = 0; e < w->lead; e++) {
-    if (j->first[e] == j->first[e + 1]) continue;
-    w->scheme->unpack(w, e, first, count, strip);
-    for (uint32_t p = j->first[e]; p < j->first[e + 1]; p++) {
-      const float *act = b->pair_act + (size_t)p * w->k;
-      float *row = mm_cpu_row(j->y, b->pair_row[p]) + first;
-      for (uint32_t i = 0; i < count; i++) row[i] += b->pair_weight[p] * mm_cpu_dot(act, strip + (size_t)i * w->k, w->k);
+  for (uint32_t a = 0; a < j->active; a++) {
+    const uint32_t e = b->active[a], from = j->first[e], rows = j->first[e + 1] - from;
+    const mm_cpu_part part = {
+        .w = w, .lead = e, .first = first, .count = count, .x = b->pair_x + from, .tokens = rows, .y = out, .stride = count};
+    mm_cpu_strip_of(b, worker, &part);
+    for (uint32_t p = 0; p < rows; p++) {
+      float *row = mm_cpu_row(j->y, b->pair_row[from + p]) + first;
+      for (uint32_t i = 0; i < count; i++) row[i] += b->pair_weight[from + p] * out[(size_t)p * count + i];
     }
   }
   return true;
@@ -137,12 +137,21 @@ static void clear_others(const experts *j) {
 }
 
 void mm_cpu_experts(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, const mm_packed *w2) {
-  experts j = {b, y, mm_cpu_input(b, x, w13), w13, w2, mm_ceil_div(w2->k, MM_CPU_STRIP), b->first_pair + b->c.weights->expert_first};
-  uint64_t down = (uint64_t)b->batch->tokens * b->c.model->top_k * w2->n * w2->k;
+  const uint32_t tokens = b->batch->tokens, *const first = b->first_pair + b->c.weights->expert_first;
+  const uint32_t pairs = tokens * b->c.model->top_k, own = first[0], end = first[w13->lead];
+  const uint64_t down = (uint64_t)pairs * w2->n * w2->k;
+  experts j = {.b = b, .y = y, .w13 = w13, .w2 = w2, .first = first};
+  for (uint32_t e = 0; e < w13->lead; e++)
+    if (first[e] < first[e + 1]) b->active[j.active++] = e;
+  j.strip = mm_cpu_strip(j.active ? (end - own) / j.active : 0);
+  j.up_strips = mm_ceil_div(w2->k, j.strip);
   observe_up(&j, x.data);
-  mm_cpu_each(b, w13->lead * j.up_strips, 2 * down, up_strip, &j);
+  mm_cpu_ready(b, b->row, mm_cpu_input(b, x, w13), NULL, tokens, w13);
+  for (uint32_t p = own; p < end; p++) b->pair_x[p] = b->row[b->pair_row[p]];
+  mm_cpu_each(b, j.active * j.up_strips, 2 * down, up_strip, &j);
   observe_down(&j);
   clear_others(&j);
-  mm_cpu_round(b, b->pair_act, b->batch->tokens * b->c.model->top_k, w2);
-  mm_cpu_each(b, mm_ceil_div(w2->n, MM_CPU_STRIP), down, down_strip, &j);
+  mm_cpu_round(b, b->pair_act, pairs, w2);
+  mm_cpu_ready(b, b->pair_x, b->pair_act, NULL, pairs, w2);
+  mm_cpu_each(b, mm_ceil_div(w2->n, j.strip), down, down_strip, &j);
 }

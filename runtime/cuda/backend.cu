@@ -14,6 +14,7 @@
 
 #include "runtime/cuda/backend.h"
 #include "runtime/cuda/launch.h"
+#include "runtime/cuda/peers.h"
 #include "runtime/draw.h"
 
 namespace {
@@ -45,7 +46,8 @@ bool grow_logits(mm_backend *b, size_t rows, mm_err *err) {
   b->logits = nullptr, b->logits_rows = 0;
   if (!mm_cu_check(cudaMalloc(&b->logits, rows * b->c.weights->vocab_rows * sizeof(float)), "cudaMalloc", err)) return false;
   b->logits_rows = rows;
-  return true;
+  bool all;
+  return !b->peers || mm_cu_peers_meet(b->peers, true, &all); /* no rank's kernels wait for one whose device frees memory */
 }
 
 /* What kind of step this is, and its sizes. */
@@ -65,7 +67,7 @@ void plan_step(mm_backend *b, const mm_batch *batch) {
 /* Whether it is recorded, or to be: once its sizes have their place, since making one drops what was recorded. */
 void plan_mode(mm_backend *b) {
   if (!b->decode || b->outs != b->rows || b->rows > kBuckets[sizeof kBuckets / sizeof *kBuckets - 1]) return;
-  if (b->c.eager || b->unrecorded || b->rehearses) return;
+  if (b->c.eager || b->unrecorded || b->rehearses || b->loading) return;
   b->graph = &b->graphs[{b->rows, b->ending}];
   if (b->graph->exec) {
     b->mode = REPLAY;
@@ -112,7 +114,29 @@ void start_ops(mm_backend *b) {
   b->inputs.decode = b->decode;
 }
 
+/* Steps before all weights are there wait for them on the way, and are not recorded: on every rank, as long as one has to. */
+bool look_at_load(mm_backend *b, mm_err *err) {
+  bool ready = false;
+  if (!b->loading || b->rehearses) return true;
+  if (!b->loading->poll(&ready, err)) return false;
+  if (b->peers && !mm_cu_peers_meet(b->peers, ready, &ready)) return false;
+  if (!ready) return true;
+  b->loading.reset();
+  if (b->peers) mm_cu_peers_load(b->peers, false);
+  return true;
+}
+
+/* What the stream is given from here on finds the group there. */
+void wait_for_weights(mm_backend *b, uint32_t group) {
+  if (!b->loading || b->rehearses || b->err.status != MM_OK) return;
+  if (!b->loading->wait(group, b->stream, &b->err)) b->failed = "load";
+}
+
+/* Nothing is told of a step that ran while weights arrived before they have all been found good. */
+bool loaded(mm_backend *b, mm_err *err) { return !b->loading || b->rehearses || b->loading->finish(err); }
+
 bool cuda_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
+  if (!look_at_load(b, err) || !mm_cu_begin_ranks(b, err)) return false;
   plan_step(b, batch);
   if (!grow_logits(b, b->outs, err)) return false;
   plan_mode(b), start_ops(b), b->kept.clear();
@@ -172,7 +196,9 @@ bool record_kept(mm_backend *b) {
 
 /* A step that cannot be recorded is launched like any other, and so are all after it: slots keep what they hold. */
 void finish_capture(mm_backend *b) {
-  if (record_kept(b)) {
+  bool recorded = record_kept(b);
+  if (b->peers) mm_cu_peers_meet(b->peers, recorded, &recorded); /* all or none; and no rank's kernels wait for one that makes a graph */
+  if (recorded) {
     b->mode = REPLAY;
     return;
   }
@@ -207,7 +233,7 @@ bool cuda_end(mm_backend *b, float *out, mm_err *err) {
           cudaMemcpyAsync(out, b->logits, (size_t)b->wanted * b->c.weights->vocab_rows * sizeof(float), cudaMemcpyDeviceToHost, b->stream),
           "copy logits");
   check(b, cudaStreamSynchronize(b->stream), "step");
-  return succeeded(b, err);
+  return succeeded(b, err) && loaded(b, err) && (!b->peers || mm_cu_peers_check(b->peers, err));
 }
 
 void choose_tokens(mm_backend *b) {
@@ -239,7 +265,7 @@ bool cuda_choose(mm_backend *b, mm_err *err) {
 bool cuda_collect(mm_backend *b, int32_t *id, mm_err *err) {
   const step_memory *m = b->queued.front();
   b->queued.pop_front();
-  const bool done = mm_cu_check(cudaEventSynchronize(m->done), "step", err);
+  const bool done = mm_cu_check(cudaEventSynchronize(m->done), "step", err) && loaded(b, err);
   if (done) memcpy(id, m->id, m->outs * sizeof *id);
   if (!done) b->queued.clear();
   return done;
@@ -256,14 +282,19 @@ bool begin_op(mm_backend *b) {
 mm_cu_rows places(const mm_backend *b) { return {b->device.slot, b->device.pos}; }
 
 void cuda_embed(mm_backend *b, mm_act x, const mm_packed *table) {
+  wait_for_weights(b, 0);
   if (later(b, cuda_embed, x, table) || !begin_op(b)) return;
   b->inputs.wrote(x.data);
   const mm_cu_weight &w = b->weight[table];
   check(b,
-        mm_cu_embed(rows_of(x), reinterpret_cast<const bf16 *>(w.data), {b->device.id, b->device.slot, b->choice.chosen}, b->rows, x.width,
+        mm_cu_embed(rows_of(x), reinterpret_cast<const bf16 *>(w.data),
+                    {b->device.id, b->device.slot, b->choice.chosen, b->c.weights->vocab_first, b->c.weights->vocab_rows}, b->rows, x.width,
                     b->stream),
         "embed");
+  check(b, mm_cu_sum_ranks(b, rows_of(x), x.width), "sum over ranks");
 }
+
+void cuda_layer(mm_backend *b, uint32_t l) { wait_for_weights(b, mm_cu_group_of_layer(l)); }
 
 void cuda_norm(mm_backend *b, mm_act y, mm_act x, const mm_packed *w, double eps) {
   if (later(b, cuda_norm, y, x, w, eps) || !begin_op(b)) return;
@@ -281,6 +312,10 @@ void cuda_gqa(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_pack
   b->inputs.wrote(o.data);
   const mm_cu_kv &kv = b->cache[layer].kv;
   const float *qn = q_norm ? b->values[q_norm] : nullptr, *kn = k_norm ? b->values[k_norm] : nullptr;
+  if (q_norm && b->peers) {
+    check(b, mm_cu_qk_norm_ranks(b, rows_of(qkv), qn, kn, (float)b->c.model->norm_eps), "norm of q and k");
+    qn = kn = nullptr;
+  }
   const mm_cu_qkv p = {rows_of(qkv), qn, kn, b->inv_freq, (float)b->c.model->norm_eps, b->rows};
   const mm_cu_gqa a = {rows_of(qkv), rows_of(o), b->gqa_work, b->rows, b->c.limits.max_tokens};
   if (b->decode) {
@@ -304,6 +339,10 @@ void cuda_lightning(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv) {
 void cuda_gated_norm(mm_backend *b, mm_act y, mm_act o, mm_act gate, const mm_packed *w, double eps) {
   if (later(b, cuda_gated_norm, y, o, gate, w, eps) || !begin_op(b)) return;
   b->inputs.wrote(y.data);
+  if (b->peers) {
+    check(b, mm_cu_gated_norm_ranks(b, {rows_of(y), rows_of(o), rows_of(gate), b->values[w], (float)eps, y.width}), "gated norm");
+    return;
+  }
   check(b,
         mm_cu_gated_norm(rows_of(y), rows_of(o), rows_of(gate), b->values[w], (float)eps, b->rows, y.width,
                          b->inputs.beside(rows_of(y), b->rows, y.width), b->stream),
@@ -336,6 +375,7 @@ void cuda_experts(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, const
 void cuda_combine(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act branch, mm_deepnorm scale, const mm_packed *w, double eps) {
   if (later(b, cuda_combine, h, n, residual, branch, scale, w, eps) || !begin_op(b)) return;
   b->inputs.wrote(h.data), b->inputs.wrote(n.data);
+  check(b, mm_cu_sum_ranks(b, rows_of(branch), h.width), "sum over ranks");
   const mm_cu_combine a = {rows_of(h),        rows_of(n),   rows_of(residual),
                            rows_of(branch),   b->values[w], (float)scale.alpha,
                            (float)scale.beta, (float)eps,   b->inputs.beside(rows_of(n), b->rows, n.width)};
@@ -358,6 +398,7 @@ bool cuda_expert_load(mm_backend *b, uint64_t *load, mm_err *err) {
 }
 
 void cuda_logits(mm_backend *b, mm_act x, const mm_packed *head) {
+  wait_for_weights(b, mm_cu_group_of_head(b->c.model));
   if (later(b, cuda_logits, x, head) || !begin_op(b) || b->outs == 0) return;
   check(b, b->inputs.linear(b->weight[head], {rows_of(x), b->device.out, nullptr, b->logits, b->outs}, b->stream), "logits");
 }
@@ -367,4 +408,5 @@ void cuda_logits(mm_backend *b, mm_act x, const mm_packed *head) {
 const mm_ops mm_ops_cuda = {
     "cuda",   mm_cu_backend_open, mm_cu_backend_close, cuda_act,   cuda_begin,       cuda_embed,      cuda_norm, cuda_linear,
     cuda_gqa, cuda_lightning,     cuda_gated_norm,     cuda_route, cuda_experts,     cuda_combine,    cuda_copy, cuda_logits,
-    cuda_end, cuda_choose,        cuda_collect,        cuda_read,  cuda_expert_load, mm_cu_copy_rate, true};
+    cuda_end, cuda_choose,        cuda_collect,        cuda_read,  cuda_expert_load, mm_cu_copy_rate, true,      cuda_layer,
+    true};

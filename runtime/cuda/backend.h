@@ -5,11 +5,13 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <utility>
 #include <vector>
 
 #include "runtime/cuda/device.cuh"
 #include "runtime/cuda/inputs.h"
+#include "runtime/cuda/load.h"
 #include "runtime/cuda/upload.h"
 #include "runtime/ops.h"
 
@@ -52,9 +54,14 @@ struct step_graph {
 /* Ops launch; or are kept for end or choose, which records them; or do nothing, since the step is recorded. */
 enum step_mode { EAGER, CAPTURE, REPLAY };
 
+struct mm_cu_peers;
+
 struct mm_backend {
   mm_backend_config c;
   mm_cu_memory memory;
+  std::unique_ptr<mm_cu_load> loading; /* NULL from the first step on that finds all weights there */
+  mm_cu_peers *peers = nullptr;        /* of a rank of several (ranks.h), as is: */
+  float *squares = nullptr;            /* [max_tokens, 2], and room for two more */
   cudaStream_t stream = nullptr;
   std::map<const mm_packed *, mm_cu_weight> weight;
   std::map<const mm_packed *, const float *> values; /* as f32: norms, bias, routers that are not bf16 */
@@ -101,11 +108,42 @@ struct mm_backend {
   void drop_graphs();
 };
 
+/* Weights arrive in groups: what a step needs before its first layer; what it needs from layer l on until the next begins, that one's first
+ * norm included; the head. */
+inline uint32_t mm_cu_group_of_layer(uint32_t l) { return l + 1; }
+inline uint32_t mm_cu_group_of_head(const mm_model *m) { return m->layers + 1; }
+
 /* Arrays of a step inside one block; returns its bytes. Every step's are uploaded before its kernels, so nothing is left of a step whose
  * rows were others. A span has at least one row, a tile at most 64 of one span. */
 size_t mm_cu_place_batch(uint32_t rows, bool decode, char *base, batch_arrays *a);
 
 mm_backend *mm_cu_backend_open(const mm_backend_config *c, mm_err *err);
 void mm_cu_backend_close(mm_backend *b); /* accepts NULL */
+
+/* ---- a rank of several, --tp (ranks.cu): rows that are sums over ranks, or whose mean square is ---- */
+
+/* Whether the inputs of products that are cut along their columns are rounded as whole rows would be, by each rank for itself: in groups
+ * that no cut divides. MM_UNSUPPORTED E_ACT_QUANT, naming the layer, elsewhere. */
+bool mm_cu_check_cut_inputs(const mm_backend_config *c, mm_err *err);
+/* b->peers and room for mean squares, of a rank of several; nothing otherwise. Collective. */
+bool mm_cu_open_ranks(mm_backend *b, mm_err *err);
+/* At a step's begin: after a failure all ranks go on from here. */
+bool mm_cu_begin_ranks(mm_backend *b, mm_err *err);
+
+/* All of these do nothing, or what one rank does, without b->peers. */
+
+/* x[rows, width] becomes its sum over ranks. */
+cudaError_t mm_cu_sum_ranks(mm_backend *b, __nv_bfloat16 *x, uint32_t width);
+/* q and k of each row of qkv become their RMS norms over all ranks' heads, rounded to bf16; only with b->peers. */
+cudaError_t mm_cu_qk_norm_ranks(mm_backend *b, __nv_bfloat16 *qkv, const float *q_norm, const float *k_norm, float eps);
+/* y = sigmoid(gate) · RMS(o; w, eps), the mean square over all ranks' heads; only with b->peers. y may be o. */
+struct mm_cu_gated {
+  __nv_bfloat16 *y;
+  const __nv_bfloat16 *o, *gate; /* [rows, width] */
+  const float *w;
+  float eps;
+  uint32_t width;
+};
+cudaError_t mm_cu_gated_norm_ranks(mm_backend *b, const mm_cu_gated &a);
 
 #endif

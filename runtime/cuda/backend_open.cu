@@ -7,60 +7,82 @@
 
 #include "runtime/cuda/backend.h"
 #include "runtime/cuda/launch.h"
+#include "runtime/cuda/load.h"
+#include "runtime/cuda/peers.h"
 #include "runtime/draw.h"
 #include "runtime/position.h"
 
 namespace {
 
-bool upload_value(mm_backend *b, const mm_packed *w, mm_err *err) {
-  if (!w->scheme) return true;
-  const float *p = mm_cu_upload_f32(&b->memory, w, err);
-  b->values[w] = p;
-  return p != nullptr;
+/* Weights on their way into the plan. */
+struct weights_plan {
+  mm_backend *b;
+  mm_cu_load *load;
+  uint32_t group;
+
+  bool value(const mm_packed *w, const char *name, mm_err *err) const {
+    return !w->scheme || load->values(w, name, group, &b->values[w], err);
+  }
+  bool matrix(const mm_packed *w, const char *name, mm_err *err) const {
+    if (!w->scheme) return true;
+    mm_cu_weight *to = &b->weight[w];
+    if (!load->matrix(w, name, group, to, err)) return false;
+    if (!b->c.act_quant) to->rounding = {};
+    return true;
+  }
+  /* A router that is stored as bf16 is read so; another one as f32, and in three pieces of bf16 for many rows. */
+  bool router(const mm_packed *w, const char *name, mm_err *err) const {
+    if (!w->scheme || (w->scheme->code == MM_CODE_PLAIN && w->scheme->plane[0].dtype == MM_BF16)) return matrix(w, name, err);
+    const bf16 **pieces = &b->router[w];
+    const float **wide = &b->values[w];
+    const size_t n = (size_t)w->n * w->k;
+    load->after(group, [=](cudaStream_t s) { return mm_cu_split(const_cast<bf16 *>(*pieces), *wide, n, s); });
+    return load->room(3 * n, pieces, err) && value(w, name, err);
+  }
+};
+
+bool plan_layer(weights_plan p, uint32_t l, mm_err *err) {
+  const mm_layer_weights *y = &p.b->c.weights->layer[l];
+  char name[64];
+  snprintf(name, sizeof name, "model.layers.%u", l);
+  p.group = mm_cu_group_of_layer(l);
+  for (const mm_packed *w : {&y->post_norm, &y->attn_norm, &y->q_norm, &y->k_norm, &y->router_bias}) {
+    if (!p.value(w, name, err)) return false;
+  }
+  for (const mm_packed *w : {&y->qkv, &y->out, &y->output_gate, &y->w13, &y->w2}) {
+    if (!p.matrix(w, name, err)) return false;
+  }
+  if (!p.router(&y->router, name, err)) return false;
+  p.group = l == p.b->c.weights->layer_first ? 0 : mm_cu_group_of_layer(l - 1);
+  return p.value(&y->input_norm, name, err);
 }
 
-bool upload_matrix(mm_backend *b, const mm_packed *w, const char *name, mm_err *err) {
-  if (!w->scheme) return true;
-  mm_cu_weight *to = &b->weight[w];
-  if (!mm_cu_upload(&b->memory, w, name, to, err)) return false;
-  if (!b->c.act_quant) to->rounding = {};
-  return true;
-}
-
-/* A router that is stored as bf16 is read so; another one as f32, and in three pieces of bf16 for many rows. */
-bool upload_router(mm_backend *b, const mm_packed *w, const char *name, mm_err *err) {
-  if (!w->scheme || (w->scheme->code == MM_CODE_PLAIN && w->scheme->plane[0].dtype == MM_BF16)) return upload_matrix(b, w, name, err);
-  if (!upload_value(b, w, err)) return false;
-  const size_t n = (size_t)w->n * w->k;
-  bf16 *to = b->memory.array<bf16>(3 * n, err);
-  b->router[w] = to;
-  return to && mm_cu_check(mm_cu_split(to, b->values[w], n, 0), "split router", err);
-}
-
-bool upload_weights(mm_backend *b, mm_err *err) {
+/* Where every weight will lie, by its shape; no device is asked. In the order of layers, which is that of the files. */
+bool plan_weights(mm_backend *b, mm_cu_load *load, mm_err *err) {
   const mm_rank_weights *w = b->c.weights;
-  if (!upload_matrix(b, &w->embed, "model.embed_tokens.weight", err) || !upload_matrix(b, &w->head, "lm_head.weight", err)) return false;
+  const uint32_t layers = b->c.model->layers;
+  weights_plan p = {b, load, 0};
+  if (!p.matrix(&w->embed, "model.embed_tokens.weight", err)) return false;
   if (b->weight[&w->embed].code != MM_CU_BF16)
     return mm_fail(err, MM_UNSUPPORTED, "E_SCHEME", mm_at(NULL, "model.embed_tokens.weight"),
                    "found scheme %s; the cuda backend embeds bf16", w->embed.scheme->name);
-  if (!upload_value(b, &w->final_norm, err)) return false;
+  for (uint32_t l = 0; l < layers; l++) {
+    if (!plan_layer(p, l, err)) return false;
+  }
+  p.group = mm_cu_group_of_layer(layers - 1);
+  if (!p.value(&w->final_norm, "model.norm.weight", err)) return false;
+  p.group = mm_cu_group_of_head(b->c.model);
+  return p.matrix(&w->head, "lm_head.weight", err);
+}
+
+/* Whether this device's products all take codes. */
+void settle_inputs(mm_backend *b) {
   b->inputs.all_codes = b->c.act_quant;
   for (uint32_t l = 0; l < b->c.model->layers; l++) {
-    const mm_layer_weights *y = &w->layer[l];
-    char name[64];
-    snprintf(name, sizeof name, "model.layers.%u", l);
-    const mm_packed *vectors[] = {&y->input_norm, &y->post_norm, &y->attn_norm, &y->q_norm, &y->k_norm, &y->router_bias};
-    const mm_packed *matrices[] = {&y->qkv, &y->out, &y->output_gate, &y->w13, &y->w2};
-    for (const mm_packed *p : vectors) {
-      if (!upload_value(b, p, err)) return false;
-    }
-    for (const mm_packed *p : matrices) {
-      if (!upload_matrix(b, p, name, err)) return false;
+    const mm_layer_weights *y = &b->c.weights->layer[l];
+    for (const mm_packed *p : {&y->qkv, &y->out, &y->output_gate, &y->w13, &y->w2})
       b->inputs.all_codes &= !p->scheme || mm_cu_multiplies_codes(b->weight[p]);
-    }
-    if (!upload_router(b, &y->router, name, err)) return false;
   }
-  return true;
 }
 
 bool open_caches(mm_backend *b, mm_err *err) {
@@ -179,8 +201,8 @@ struct model_limit {
 bool check_model(const mm_backend_config *c, mm_err *err) {
   const mm_model *m = c->model;
   const mm_where nowhere = mm_at(NULL, NULL);
-  if (c->weights->tp != 1)
-    return mm_fail(err, MM_UNSUPPORTED, "E_TP", nowhere, "found %u ranks; the cuda backend runs one", c->weights->tp);
+  if (c->weights->tp > MM_CU_PEERS)
+    return mm_fail(err, MM_UNSUPPORTED, "E_TP", nowhere, "found %u ranks; the cuda backend runs %u", c->weights->tp, MM_CU_PEERS);
   const model_limit limits[] = {{"hidden", m->hidden, MM_CU_MAX_HIDDEN},
                                 {"heads x head_dim", (uint64_t)m->heads * m->head_dim, MM_CU_MAX_WIDTH},
                                 {"heads per kv head", m->kv_heads ? m->heads / m->kv_heads : 0, 8},
@@ -291,6 +313,9 @@ void mm_backend::drop_graphs() {
 
 void mm_cu_backend_close(mm_backend *b) {
   if (!b) return;
+  b->loading.reset();
+  if (b->stream) cudaStreamSynchronize(b->stream);
+  mm_cu_peers_close(b->peers);
   b->drop_graphs();
   if (b->stream) cudaStreamDestroy(b->stream);
   cudaFree(b->logits);
@@ -302,19 +327,27 @@ void mm_cu_backend_close(mm_backend *b) {
   delete b;
 }
 
+/* Weights are on their way from their files before the device is asked for anything: its own start takes longer than the first of them.
+ * They go on arriving after this returns. */
 mm_backend *mm_cu_backend_open(const mm_backend_config *c, mm_err *err) {
-  if (!check_model(c, err) || !mm_cu_check(cudaSetDevice((int)c->place.device), "cudaSetDevice", err) || !mm_cu_check_device(err) ||
-      !check_shared(c, err))
-    return nullptr;
+  if (!check_model(c, err) || !mm_cu_check_cut_inputs(c, err)) return nullptr;
   mm_backend *b = new mm_backend;
   const mm_model *m = c->model;
   b->c = *c;
   b->heads = {m->heads / c->weights->tp, (uint32_t)mm_max(1, m->kv_heads / c->weights->tp), m->head_dim, m->rotary_dim};
   mm_err first = {};
-  bool ok = mm_cu_check(cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking), "cudaStreamCreate", &first) &&
-            upload_weights(b, &first) && open_caches(b, &first) && open_experts(b, &first) && open_batch(b, &first) &&
-            open_choice(b, &first) && open_logits(b, &first) && mm_cu_check(cudaDeviceSynchronize(), "upload", &first) &&
-            rehearse(b, &first);
+  b->loading.reset(new mm_cu_load);
+  mm_cu_load_config how;
+  how.verify = c->verify, how.rank = c->place.rank, how.log = c->log;
+  bool ok = plan_weights(b, b->loading.get(), &first) && b->loading->start(how, &first) &&
+            mm_cu_check(cudaSetDevice((int)c->place.device), "cudaSetDevice", &first) && mm_cu_check_device(&first) &&
+            check_shared(c, &first) &&
+            mm_cu_check(cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking), "cudaStreamCreate", &first) &&
+            b->loading->open(&b->memory, &first);
+  if (ok) settle_inputs(b);
+  ok = ok && open_caches(b, &first) && open_experts(b, &first) && open_batch(b, &first) && open_choice(b, &first) &&
+       open_logits(b, &first) && mm_cu_check(cudaStreamSynchronize(0), "open", &first) && mm_cu_open_ranks(b, &first) &&
+       rehearse(b, &first);
   if (ok) return b;
   if (err && err->status == MM_OK) *err = first;
   mm_cu_backend_close(b);

@@ -227,9 +227,11 @@ struct mm_cu_codes {
 /* to[n] = from[n], n % 8 == 0. */
 cudaError_t mm_cu_copy(__nv_bfloat16 *to, const __nv_bfloat16 *from, size_t n, cudaStream_t s);
 
-/* x[t] = table[id[t]], where id -1 is chosen[slot[t]]; zeros for slot -1. */
+/* x[t] = table[id[t]], where id -1 is chosen[slot[t]]; the table is that of ids [first, first + count). Zeros for others, and for slot -1.
+ */
 struct mm_cu_ids {
   const int32_t *id, *slot, *chosen;
+  uint32_t first, count;
 };
 cudaError_t mm_cu_embed(__nv_bfloat16 *x, const __nv_bfloat16 *table, const mm_cu_ids &ids, uint32_t tokens, uint32_t width,
                         cudaStream_t s);

@@ -48,6 +48,9 @@ void mm_tokenizer_close(mm_tokenizer *t) {
 typedef struct encoder {
   const mm_tokenizer *t;
   mm_err *err;
+  const char *text;           /* the whole of it */
+  const mm_text_range *range; /* [ranges] where added tokens are recognised */
+  size_t ranges;
   pcre2_match_data *match;
   pcre2_match_context *limits;
   mm_bpe_scratch out;
@@ -78,9 +81,25 @@ static bool encode_ordinary(encoder *e, const char *s, size_t n) {
   return true;
 }
 
+/* How many bytes of the range that holds s start there; 0 outside of all. */
+static size_t range_left(const encoder *e, const char *s) {
+  const size_t at = (size_t)(s - e->text);
+  size_t lo = 0, hi = e->ranges;
+  while (lo < hi) {
+    const size_t mid = lo + (hi - lo) / 2;
+    if (e->range[mid].to <= at)
+      lo = mid + 1;
+    else
+      hi = mid;
+  }
+  return lo < e->ranges && e->range[lo].from <= at ? e->range[lo].to - at : 0;
+}
+
 /* The longest added token of this level that starts s[0 … n); -1 when none does. */
-static int32_t added_at(const mm_tokenizer *t, const char *s, size_t n, mm_token_level wanted) {
+static int32_t added_at(const encoder *e, const char *s, size_t n, mm_token_level wanted) {
+  const mm_tokenizer *t = e->t;
   if (!t->added_start[(uint8_t)s[0]]) return -1;
+  n = (size_t)mm_min(n, range_left(e, s));
   for (size_t len = n < MM_ADDED_MAX ? n : MM_ADDED_MAX; len > 0; len--) {
     int32_t id = t->added_len[len] ? mm_bpe_find(&t->bpe, s, len) : -1;
     if (id >= 0 && t->level[id] == wanted) return id;
@@ -92,7 +111,7 @@ static bool encode_level(encoder *e, const char *s, size_t n, mm_token_level wan
   if (wanted == MM_ORDINARY) return encode_ordinary(e, s, n);
   size_t from = 0;
   for (size_t at = 0; at < n; at++) {
-    int32_t id = added_at(e->t, s + at, n - at, wanted);
+    int32_t id = added_at(e, s + at, n - at, wanted);
     if (id < 0) continue;
     if (!encode_level(e, s + from, at - from, wanted - 1) || !mm_bpe_emit(&e->out, id, e->err)) return false;
     from = at + e->t->bpe.token[id].n;
@@ -101,9 +120,10 @@ static bool encode_level(encoder *e, const char *s, size_t n, mm_token_level wan
   return encode_level(e, s + from, n - from, wanted - 1);
 }
 
-bool mm_tokenizer_encode(const mm_tokenizer *t, const char *text, size_t n, bool added, int32_t **ids, size_t *count, mm_err *err) {
+bool mm_tokenizer_encode_ranges(const mm_tokenizer *t, const char *text, size_t n, const mm_text_range *range, size_t ranges, int32_t **ids,
+                                size_t *count, mm_err *err) {
   if (n > INT32_MAX) return mm_fail(err, MM_LIMIT, "E_LIMIT", mm_at(NULL, NULL), "text of %zu bytes, at most %d", n, INT32_MAX);
-  encoder e = {.t = t, .err = err};
+  encoder e = {.t = t, .err = err, .text = text, .range = range, .ranges = ranges};
   e.match = pcre2_match_data_create_from_pattern(t->split, NULL);
   e.limits = pcre2_match_context_create(NULL);
   bool ok = e.match && e.limits;
@@ -111,7 +131,7 @@ bool mm_tokenizer_encode(const mm_tokenizer *t, const char *text, size_t n, bool
   if (ok) {
     pcre2_set_match_limit(e.limits, (uint32_t)n + 100); /* backtracking points; the known patterns need one per byte at most */
     pcre2_set_heap_limit(e.limits, 1024);               /* KiB */
-    ok = mm_grow((void **)&e.out.id, &e.out.cap, 1, sizeof *e.out.id, err) && encode_level(&e, text, n, added ? MM_VERBATIM : MM_ORDINARY);
+    ok = mm_grow((void **)&e.out.id, &e.out.cap, 1, sizeof *e.out.id, err) && encode_level(&e, text, n, ranges ? MM_VERBATIM : MM_ORDINARY);
   }
   pcre2_match_data_free(e.match);
   pcre2_match_context_free(e.limits);
@@ -120,6 +140,11 @@ bool mm_tokenizer_encode(const mm_tokenizer *t, const char *text, size_t n, bool
   if (ok) e.out.id = NULL;
   mm_bpe_scratch_close(&e.out);
   return ok;
+}
+
+bool mm_tokenizer_encode(const mm_tokenizer *t, const char *text, size_t n, bool added, int32_t **ids, size_t *count, mm_err *err) {
+  const mm_text_range whole = {0, n};
+  return mm_tokenizer_encode_ranges(t, text, n, &whole, added, ids, count, err);
 }
 
 const char *mm_tokenizer_bytes(const mm_tokenizer *t, int32_t id, size_t *n) {
@@ -131,3 +156,8 @@ const char *mm_tokenizer_bytes(const mm_tokenizer *t, int32_t id, size_t *n) {
 bool mm_tokenizer_is_special(const mm_tokenizer *t, int32_t id) { return id >= 0 && (uint32_t)id < t->bpe.vocab && t->special[id]; }
 
 int32_t mm_tokenizer_find(const mm_tokenizer *t, const char *text) { return mm_bpe_find(&t->bpe, text, strlen(text)); }
+
+int32_t mm_tokenizer_find_added(const mm_tokenizer *t, const char *text) {
+  const int32_t id = mm_tokenizer_find(t, text);
+  return id >= 0 && t->level[id] != MM_ORDINARY ? id : -1;
+}

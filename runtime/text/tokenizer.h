@@ -26,10 +26,19 @@ void mm_tokenizer_close(mm_tokenizer *t);  /* accepts NULL */
  * tokens' text as such tokens; false encodes them as plain text. free(*ids). MM_LIMIT for want of memory or past 2 GiB. Safe from
  * several threads at once. */
 bool mm_tokenizer_encode(const mm_tokenizer *t, const char *text, size_t n, bool added, int32_t **ids, size_t *count, mm_err *err);
+/* The same, where added tokens are recognised only inside these ranges of bytes (ascending, disjoint; a token lies in one of them whole);
+ * the rest is ordinary text, and so is what stands between two tokens, as one. */
+typedef struct mm_text_range {
+  size_t from, to;
+} mm_text_range;
+bool mm_tokenizer_encode_ranges(const mm_tokenizer *t, const char *text, size_t n, const mm_text_range *range, size_t ranges, int32_t **ids,
+                                size_t *count, mm_err *err);
 /* The bytes of one id (borrowed, *n long); NULL for an id without a token. Special tokens give their text. */
 const char *mm_tokenizer_bytes(const mm_tokenizer *t, int32_t id, size_t *n);
 bool mm_tokenizer_is_special(const mm_tokenizer *t, int32_t id);
 /* The id of an added or ordinary token's exact text; -1 when absent. */
 int32_t mm_tokenizer_find(const mm_tokenizer *t, const char *text);
+/* The same of added tokens alone, special or not. */
+int32_t mm_tokenizer_find_added(const mm_tokenizer *t, const char *text);
 
 #endif

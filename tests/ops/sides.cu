@@ -433,6 +433,7 @@ static mm_ops paired_ops() {
     p->logits = multiply(p, head, paired_rows(x, p->batch->tokens), {p->batch->out, p->batch->out + p->batch->out_count});
     mm_ops_cuda.logits(p->gpu, on_gpu(x), head);
   };
+  o.layer = [](mm_backend *b, uint32_t l) { mm_ops_cuda.layer(pair_of(b)->gpu, l); };
   o.end = [](mm_backend *b, float *out, mm_err *err) {
     const pair_backend *p = pair_of(b);
     if (!mm_ops_cuda.end(p->gpu, out, err)) return false;

@@ -1,0 +1,39 @@
+/* Arguments of a tool call whose format gives text: what JSON they are, by the tool's schema. */
+#ifndef MM_RUNTIME_ARGUMENTS_H
+#define MM_RUNTIME_ARGUMENTS_H
+
+#include "runtime/chat/conversation.h"
+#include "runtime/serve/body.h"
+#include "runtime/serve/text.h"
+
+/* Types that a JSON schema allows, or-ed; 0: not known. */
+enum {
+  MM_TYPE_STRING = 1,
+  MM_TYPE_INTEGER = 2,
+  MM_TYPE_NUMBER = 4,
+  MM_TYPE_BOOLEAN = 8,
+  MM_TYPE_OBJECT = 16,
+  MM_TYPE_ARRAY = 32,
+  MM_TYPE_NULL = 64
+};
+
+/* The tools of a request. */
+typedef struct mm_tools {
+  mm_arena arena;
+  struct mm_tool_schema *tool; /* [count] */
+  size_t count;
+} mm_tools;
+
+/* Copies what it needs. MM_BAD_INPUT E_CHAT for a tool that is no JSON object with a name. mm_tools_close accepts a half-opened one. */
+bool mm_tools_open(mm_tools *t, const mm_chat_tool *tool, size_t count, mm_err *err);
+void mm_tools_close(mm_tools *t);
+/* What the schema of a parameter allows: `type`, a list of types, the values of enum and const, anyOf, oneOf, allOf, $ref inside the
+ * schema; of a parameter without one, additionalProperties. */
+unsigned mm_tools_types(const mm_tools *t, mm_str tool, mm_str parameter);
+
+/* Adds the JSON value that a parameter's text is to `out` (the rules stand in reply.h). */
+void mm_arguments_put(mm_text *out, unsigned types, mm_str text);
+/* JSON that any reader takes: no NaN, no infinity, no byte order mark. The value lives in the arena; NULL: it is none. */
+const mm_value *mm_json_strict(mm_arena *a, mm_str text);
+
+#endif

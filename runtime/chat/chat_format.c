@@ -1,0 +1,142 @@
+/* Which chat format a checkpoint has. */
+#include "runtime/chat/chat_format.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "formats/file.h"
+#include "formats/hash.h"
+#include "formats/json.h"
+
+#define TEMPLATE_MAX (UINT64_C(16) << 20)
+
+#define M1_IDENTITY "You are a helpful assistant created by Minimax based on MiniMax-M1 model."
+#define M2_IDENTITY "You are a helpful assistant."
+#define M2_NAMED(x) M2_IDENTITY " Your name is MiniMax-M2." x " and is built by MiniMax."
+
+static const mm_chat_format formats[] = {
+    {"minimax-m1", MM_CHAT_M1, M1_IDENTITY},     {"minimax-m1-released", MM_CHAT_M1_RELEASED, ""},
+    {"minimax-m2", MM_CHAT_M2, M2_IDENTITY},     {"minimax-m2.1", MM_CHAT_M2, M2_NAMED("1")},
+    {"minimax-m2.5", MM_CHAT_M2, M2_NAMED("5")}, {"minimax-m2.7", MM_CHAT_M2, M2_NAMED("7")},
+};
+
+/* SHA-256 of the known templates without the last newline, which Jinja drops, and without the text of the default identity. */
+static const struct {
+  const char *digest;
+  mm_chat_family family;
+} known[] = {
+    {"e1790d8fbe1c587e6fc385e2a712363f86faf52ae1fb1fcbfc5ded3eb1fae70a", MM_CHAT_M1},
+    {"11fc33a57630c6e71a2231641db07c724208f4cc7611659c419c027c3fb3cf18", MM_CHAT_M1_RELEASED},
+    {"c86a099b19941b8372553cbfe3ffb51ddf367c3b30783d5cc0e13fc6ee87fc7b", MM_CHAT_M2},
+};
+
+const mm_chat_format *mm_chat_format_find(const char *name) {
+  for (size_t i = 0; i < sizeof formats / sizeof *formats; i++)
+    if (strcmp(formats[i].name, name) == 0) return &formats[i];
+  return NULL;
+}
+
+/* The identity that a template of the M2 family sets; absent in others. */
+static mm_str identity_of(const char *text, size_t n) {
+  static const char set[] = "set model_identity = \"";
+  const char *at = memmem(text, n, set, sizeof set - 1);
+  const char *end = at ? memchr(at + sizeof set - 1, '"', n - (size_t)(at + sizeof set - 1 - text)) : NULL;
+  return end ? (mm_str){at + sizeof set - 1, (size_t)(end - (at + sizeof set - 1))} : (mm_str){0};
+}
+
+static bool digest_of(const char *text, size_t n, mm_str identity, mm_digest *out) {
+  if (n && text[n - 1] == '\n') n--;
+  mm_sha256_state *s = mm_sha256_begin(NULL);
+  const size_t before = identity.p ? (size_t)(identity.p - text) : n;
+  return s && mm_sha256_add(s, text, before, NULL) &&
+         (!identity.p || mm_sha256_add(s, identity.p + identity.n, n - before - identity.n, NULL)) && mm_sha256_end(s, out, NULL);
+}
+
+const mm_chat_format *mm_chat_format_of_template(const char *text, size_t n) {
+  const mm_str identity = identity_of(text, n);
+  mm_digest d;
+  char hex[MM_HEX_LEN + 1];
+  if (!digest_of(text, n, identity, &d)) return NULL;
+  mm_digest_hex(&d, hex);
+  for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+    if (strcmp(known[i].digest, hex) != 0) continue;
+    for (size_t j = 0; j < sizeof formats / sizeof *formats; j++) {
+      const mm_chat_format *f = &formats[j];
+      const bool same = strlen(f->identity) == identity.n && memcmp(f->identity, identity.p ? identity.p : "", identity.n) == 0;
+      if (f->family == known[i].family && (same || f->family != MM_CHAT_M2)) return f;
+    }
+  }
+  return NULL;
+}
+
+/* ---- A checkpoint's own template ---- */
+
+/* A file that the converter copied beside the parts; NULL without an error when the source had none. */
+static char *companion(const mm_pack *p, const char *name, size_t *n, mm_err *err) {
+  char *path = NULL, *text;
+  for (size_t i = 0; i < p->file_count; i++) {
+    if (strcmp(p->file[i].name, name) != 0) continue;
+    if (asprintf(&path, "%s/%s", p->dir, name) < 0) return mm_fail_memory(err, strlen(name)), NULL;
+    text = mm_file_slurp(path, TEMPLATE_MAX, n, err);
+    free(path);
+    return text;
+  }
+  return NULL;
+}
+
+/* chat_template of a JSON file: a string, or a list of named ones of which "default" counts. */
+static char *template_in(const mm_pack *p, const char *name, size_t *n, mm_err *err) {
+  char *text = companion(p, name, n, err), *out = NULL;
+  mm_json *root = text ? mm_json_parse(text, *n, name, err) : NULL;
+  const mm_json *v = mm_json_get(root, "chat_template");
+  if (mm_json_type_of(v) == MM_JSON_ARR) {
+    const mm_json *list = v;
+    v = NULL;
+    for (size_t i = 0; i < mm_json_size(list); i++) {
+      const mm_json *entry = mm_json_at(list, i), *label = mm_json_get(entry, "name");
+      if (mm_json_type_of(label) == MM_JSON_STR && strcmp(mm_json_str(label), "default") == 0) v = mm_json_get(entry, "template");
+    }
+  }
+  if (mm_json_type_of(v) == MM_JSON_STR) {
+    *n = mm_json_str_len(v);
+    out = mm_calloc(*n + 1, 1, err);
+    if (out) memcpy(out, mm_json_str(v), *n);
+  }
+  mm_json_free(root);
+  free(text);
+  return out;
+}
+
+static char *own_template(const mm_pack *p, const char **file, size_t *n, mm_err *err) {
+  char *text = companion(p, *file = "chat_template.jinja", n, err);
+  if (!text && err->status == MM_OK) text = template_in(p, *file = "chat_template.json", n, err);
+  if (!text && err->status == MM_OK) text = template_in(p, *file = "tokenizer_config.json", n, err);
+  return text;
+}
+
+const mm_chat_format *mm_chat_format_of(const mm_pack *pack, const char *name, mm_err *err) {
+  const mm_chat_format *f = NULL;
+  if (name) {
+    if (!(f = mm_chat_format_find(name)))
+      mm_fail(err, MM_USAGE, "E_CHAT_FORMAT", mm_at(NULL, NULL), "found \"%s\", expected one of " MM_CHAT_FORMATS, name);
+    return f;
+  }
+  const char *file;
+  size_t n = 0;
+  mm_err own = {0};
+  char *text = own_template(pack, &file, &n, &own);
+  mm_digest d;
+  char hex[MM_HEX_LEN + 1] = "";
+  if (own.status != MM_OK) {
+    *err = err->status == MM_OK ? own : *err;
+  } else if (!text) {
+    mm_fail(err, MM_UNSUPPORTED, "E_CHAT_FORMAT", mm_at(pack->dir, NULL),
+            "the checkpoint has no chat template, expected one or a format by name: " MM_CHAT_FORMATS);
+  } else if (!(f = mm_chat_format_of_template(text, n)) && mm_sha256(text, n, &d, err)) {
+    mm_digest_hex(&d, hex);
+    mm_fail(err, MM_UNSUPPORTED, "E_CHAT_FORMAT", mm_at(file, NULL),
+            "found a chat template of digest %s, which is not known, expected a known one or a format by name: " MM_CHAT_FORMATS, hex);
+  }
+  free(text);
+  return f;
+}

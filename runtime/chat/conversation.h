@@ -1,0 +1,71 @@
+/* A conversation as a request gives it, whatever the API was: what a chat format renders into a prompt.
+ *
+ * All memory is the caller's and stays as it is until the prompt is rendered. Text is any UTF-8 and may hold NUL bytes. JSON is text as the
+ * client wrote it: keys keep their order and numbers their spelling. */
+#ifndef MM_RUNTIME_CONVERSATION_H
+#define MM_RUNTIME_CONVERSATION_H
+
+#include "formats/base.h"
+
+typedef struct mm_str {
+  const char *p; /* n bytes, not terminated; NULL: absent */
+  size_t n;
+} mm_str;
+
+/* Who wrote a text. What a user wrote never becomes a control token, whatever it spells. */
+typedef enum mm_owner { MM_OWNER_USER, MM_OWNER_TRUSTED } mm_owner;
+
+typedef enum mm_role { MM_ROLE_SYSTEM, MM_ROLE_USER, MM_ROLE_ASSISTANT, MM_ROLE_TOOL } mm_role;
+
+/* A part of a message's content that is text; parts of other types are the API's to refuse. */
+typedef struct mm_chat_part {
+  mm_str text;
+  mm_str name; /* in a tool's message: the tool whose result it is; may be absent */
+  mm_owner owner;
+} mm_chat_part;
+
+typedef struct mm_chat_call {
+  mm_str id;        /* may be absent */
+  mm_str name;      /* not empty */
+  mm_str arguments; /* a JSON object; empty: {} */
+} mm_chat_call;
+
+typedef struct mm_message {
+  mm_role role;
+  /* Content. A string is one part with `list` false, absent and null content are no parts. Formats may render a list otherwise than a
+   * string: M2 has a <response> for each item of a tool's list. */
+  const mm_chat_part *part; /* [part_count] */
+  size_t part_count;
+  bool list;
+  /* Of assistants. Absent reasoning differs from empty: where it is absent, M2 looks for </think> in the content. */
+  mm_str reasoning;
+  const mm_chat_call *call; /* [call_count]; an empty list of calls is no list */
+  size_t call_count;
+  /* Of assistants: the tokens that were sampled for this message after the generation prompt, without the end token. They are used
+   * instead of content, reasoning and calls where the format keeps the reasoning of this message; NULL: none. */
+  const int32_t *sampled; /* [sampled_count] */
+  size_t sampled_count;
+  mm_str call_id; /* of tools: the call that this answers; may be absent */
+} mm_message;
+
+/* A tool as JSON: {"type": "function", "function": {"name": …, "description": …, "parameters": {…}}} or the function's object alone.
+ * M1 renders it as it is wrapped, M2 the function's object. */
+typedef struct mm_chat_tool {
+  mm_str json;
+} mm_chat_tool;
+
+typedef struct mm_conversation {
+  const mm_message *message; /* [message_count] ≥ 1 */
+  size_t message_count;
+  const mm_chat_tool *tool; /* [tool_count]; an empty list of tools is no list */
+  size_t tool_count;
+  /* What templates take beside the messages; absent unless given. */
+  mm_str identity;                       /* model_identity: instead of M2's default system text */
+  mm_str current_date, current_location; /* of the first system message, M2 */
+  /* The prompt ends where the assistant's next message begins. Exactly one of the two may be set. */
+  bool add_generation_prompt;
+  bool continue_final; /* the last message is the assistant's and goes on: nothing is rendered after its content */
+  bool no_thinking;    /* the generation prompt holds an empty reasoning, M2; M1 refuses it */
+} mm_conversation;
+
+#endif

@@ -1,0 +1,149 @@
+/* Messages by digest, in buckets and in a list by their last use. */
+#include "runtime/chat/replay.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "formats/hash.h"
+#include "runtime/chat/render.h"
+
+#define BUCKETS 1024
+
+typedef struct entry entry;
+struct entry {
+  mm_digest key;
+  entry *chain;         /* in its bucket */
+  entry *newer, *older; /* by last use */
+  size_t count;
+  int32_t id[];
+};
+
+struct mm_replay {
+  entry *bucket[BUCKETS];
+  entry *newest, *oldest;
+  size_t tokens, max_tokens;
+};
+
+mm_replay *mm_replay_open(size_t max_tokens, mm_err *err) {
+  mm_replay *r = mm_calloc(1, sizeof *r, err);
+  if (r) r->max_tokens = max_tokens;
+  return r;
+}
+
+void mm_replay_close(mm_replay *r) {
+  if (!r) return;
+  for (entry *e = r->newest, *older; e; e = older) {
+    older = e->older;
+    free(e);
+  }
+  free(r);
+}
+
+/* ---- What a message is known by ---- */
+
+/* A length before each text, so that no two messages are the same bytes. */
+static void put_text(mm_text *out, mm_str s) {
+  mm_text_printf(out, "%zu:", s.n);
+  mm_text_add(out, s.p ? s.p : "", s.n);
+}
+
+static bool put_calls(mm_text *out, const mm_message *m) {
+  mm_text json = {0};
+  mm_arena arena = {0};
+  bool ok = true;
+  for (size_t i = 0; ok && i < m->call_count; i++) {
+    const mm_chat_call *c = &m->call[i];
+    mm_err wrong = {0};
+    const mm_value *v = c->arguments.n ? mm_body_parse(&arena, c->arguments.p, c->arguments.n, &wrong) : NULL;
+    mm_text_clear(&json);
+    if (v)
+      mm_tojson(&json, v);
+    else
+      mm_text_put(&json, "{}");
+    ok = c->id.n && (v || !c->arguments.n) && !json.failed;
+    put_text(out, c->id);
+    put_text(out, c->name);
+    if (ok) put_text(out, (mm_str){json.p, json.n});
+  }
+  mm_arena_close(&arena);
+  free(json.p);
+  return ok;
+}
+
+/* false: the message has no calls with ids, or they are no JSON. */
+static bool key_of(const mm_message *m, mm_digest *key) {
+  mm_text text = {0}, all = {0};
+  mm_text_put(&text, "");
+  for (size_t i = 0; i < m->part_count; i++) mm_text_add(&text, m->part[i].text.p ? m->part[i].text.p : "", m->part[i].text.n);
+  bool ok = m->role == MM_ROLE_ASSISTANT && m->call_count && !text.failed;
+  if (ok) put_text(&all, mm_strip((mm_str){text.p, text.n}));
+  ok = ok && put_calls(&all, m) && !all.failed && mm_sha256(all.p, all.n, key, NULL);
+  free(text.p);
+  free(all.p);
+  return ok;
+}
+
+/* ---- The list and the buckets ---- */
+
+static entry **bucket_of(mm_replay *r, const mm_digest *key) { return &r->bucket[(key->byte[0] | key->byte[1] << 8) % BUCKETS]; }
+
+static void take_out(mm_replay *r, entry *e) {
+  if (e == r->newest)
+    r->newest = e->older;
+  else
+    e->newer->older = e->older;
+  if (e == r->oldest)
+    r->oldest = e->newer;
+  else
+    e->older->newer = e->newer;
+}
+
+static void put_first(mm_replay *r, entry *e) {
+  e->newer = NULL;
+  e->older = r->newest;
+  if (e->older)
+    e->older->newer = e;
+  else
+    r->oldest = e;
+  r->newest = e;
+}
+
+static void drop(mm_replay *r, entry *e) {
+  entry **link = bucket_of(r, &e->key);
+  while (*link != e) link = &(*link)->chain;
+  *link = e->chain;
+  take_out(r, e);
+  r->tokens -= e->count;
+  free(e);
+}
+
+static entry *find(mm_replay *r, const mm_digest *key) {
+  entry *e = *bucket_of(r, key);
+  while (e && !mm_digest_equal(&e->key, key)) e = e->chain;
+  return e;
+}
+
+bool mm_replay_keep(mm_replay *r, const mm_message *m, const int32_t *id, size_t count, mm_err *err) {
+  mm_digest key;
+  if (!count || count > r->max_tokens || !key_of(m, &key)) return true;
+  entry *e = find(r, &key);
+  if (e) drop(r, e);
+  while (r->oldest && count > r->max_tokens - r->tokens) drop(r, r->oldest);
+  if (!(e = malloc(sizeof *e + count * sizeof *id))) return mm_fail_memory(err, count * sizeof *id);
+  *e = (entry){.key = key, .count = count, .chain = *bucket_of(r, &key)};
+  memcpy(e->id, id, count * sizeof *id);
+  *bucket_of(r, &key) = e;
+  put_first(r, e);
+  r->tokens += count;
+  return true;
+}
+
+const int32_t *mm_replay_find(mm_replay *r, const mm_message *m, size_t *count) {
+  mm_digest key;
+  entry *e = key_of(m, &key) ? find(r, &key) : NULL;
+  if (!e) return NULL;
+  take_out(r, e);
+  put_first(r, e);
+  *count = e->count;
+  return e->id;
+}

@@ -1,0 +1,61 @@
+/* What a model replies, as it comes: reasoning, content, tool calls. Whatever the cut of the reply into pieces, the events joined are the
+ * same.
+ *
+ * Markers (<think>, </think>, the tags around tool calls) are matched by token id where the tokenizer has them as tokens, and then the same
+ * text of other tokens is text; otherwise by text. What does not parse as a call is content: nothing is lost but white space around the
+ * markers: the newlines that the template puts there, and white space alone. */
+#ifndef MM_RUNTIME_REPLY_H
+#define MM_RUNTIME_REPLY_H
+
+#include "runtime/chat/chat_format.h"
+
+typedef enum mm_reply_kind {
+  MM_REPLY_REASONING,
+  MM_REPLY_CONTENT,
+  MM_REPLY_CALL,      /* a call begins: text is its name, never empty */
+  MM_REPLY_ARGUMENTS, /* a fragment of its arguments; joined, they are a JSON object */
+  MM_REPLY_CALL_END   /* the call is complete. A call that was cut off has no end, and its arguments may lack theirs. */
+} mm_reply_kind;
+
+typedef struct mm_reply_event {
+  mm_reply_kind kind;
+  uint32_t call;    /* its number from 0; of calls */
+  const char *text; /* n > 0 bytes of valid UTF-8, for the time of the callback; of MM_REPLY_CALL_END none */
+  size_t n;
+} mm_reply_event;
+
+typedef void mm_reply_sink(void *user, const mm_reply_event *e);
+
+typedef struct mm_reply_settings {
+  const mm_chat_format *format;
+  const mm_tokenizer *tokenizer; /* for the markers' ids; NULL: all by text */
+  const mm_chat_tool *tool;      /* [tool_count]; may go after mm_reply_open */
+  size_t tool_count;
+  bool calls;        /* tool calls are looked for; otherwise they are text. Ask for it where the request has tools. */
+  bool in_reasoning; /* mm_prompt's */
+  bool append_think; /* minimax-append-think: reasoning is content, after "<think>" */
+  mm_reply_sink *sink;
+  void *user;
+} mm_reply_settings;
+
+typedef struct mm_reply mm_reply;
+
+/* MM_BAD_INPUT E_CHAT for a tool that is no JSON object with a name. */
+mm_reply *mm_reply_open(const mm_reply_settings *s, mm_err *err);
+void mm_reply_close(mm_reply *r); /* accepts NULL */
+/* The next token and its bytes, or bytes alone with id -1. Tokens that end the reply are not given. False: want of memory. */
+bool mm_reply_push(mm_reply *r, int32_t id, const char *bytes, size_t n, mm_err *err);
+/* The end. `whole`: the model ended its message, so that a call without its closing tags is closed; otherwise it was cut off (length,
+ * cancelled), and an open call stays unfinished. */
+bool mm_reply_end(mm_reply *r, bool whole, mm_err *err);
+uint32_t mm_reply_calls(const mm_reply *r);            /* calls begun so far */
+uint32_t mm_reply_reasoning_tokens(const mm_reply *r); /* tokens pushed inside the reasoning, its closing marker included */
+
+/* Types of parameters follow the tool's JSON schema (type, lists of types, enum, anyOf, oneOf, allOf, local $ref). M2's parameters are
+ * text: string alone             the text as it is, streamed as it comes others                   trimmed, the first of these that it is:
+ * null (where the schema allows null or no string), a number or integer as written, a boolean (true, false, yes, no, on, off, 1, 0 in any
+ * case), an object or array as written; then any JSON where the schema has no string; else a string as it is no type known            JSON
+ * if it is any, else a string M1's arguments are JSON as written, told one by one. Where the line goes wrong after the first, the rest is
+ * content and no end comes. */
+
+#endif

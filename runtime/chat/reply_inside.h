@@ -1,0 +1,84 @@
+/* What the parsers of replies share. A reply comes in three steps: bytes become valid UTF-8; markers are told from text (reply_prose.c);
+ * text and markers go to the prose parser (reply_prose.c) or, between the tags around tool calls, to the format's (reply_m1.c, reply_m2.c).
+ */
+#ifndef MM_RUNTIME_REPLY_INSIDE_H
+#define MM_RUNTIME_REPLY_INSIDE_H
+
+#include "runtime/chat/arguments.h"
+#include "runtime/chat/reply.h"
+#include "runtime/text/utf8.h"
+
+typedef enum mm_marker { MM_MARK_THINK, MM_MARK_THINK_END, MM_MARK_CALLS, MM_MARK_CALLS_END, MM_MARKERS } mm_marker;
+
+/* Where the block parsers are; each uses its own. */
+typedef enum mm_block {
+  MM_BLOCK_NONE,  /* in prose */
+  MM_BLOCK_START, /* after the opening tag; `shown` is the tag and the white space so far */
+  MM_BLOCK_NEXT,  /* before the next call */
+  MM_BLOCK_STRAY, /* in text that belongs to no call */
+  MM_BLOCK_NAME,  /* M2: in the name of a call */
+  MM_BLOCK_PARAMETERS,
+  MM_BLOCK_PARAMETERS_STRAY, /* M2: in text between parameters */
+  MM_BLOCK_KEY,              /* M2: in the name of a parameter */
+  MM_BLOCK_VALUE,            /* M2: in a parameter */
+  MM_BLOCK_STRAY_LINE,       /* M1: the same, at the start of a line */
+  MM_BLOCK_LINE              /* M1: in a JSON object */
+} mm_block;
+
+struct mm_reply {
+  mm_reply_settings s;
+  mm_tools tools;
+  const char *marker[MM_MARKERS];
+  int32_t marker_id[MM_MARKERS]; /* -1: matched by text */
+  mm_utf8_stream utf8;
+  mm_text bytes; /* scratch: decoded */
+  mm_text text;  /* not yet told from a marker */
+  uint32_t reasoning_tokens, calls;
+  /* Prose. */
+  bool reasoning;   /* else content */
+  bool fresh;       /* nothing but white space so far: it is in `held` */
+  bool silent;      /* no event yet */
+  bool quoting;     /* in a <think> that is content: calls are not calls */
+  bool append_open; /* append_think: the reasoning is open */
+  unsigned lead;    /* so many newlines at the start are the template's */
+  mm_text held;     /* white space that may be dropped */
+  /* Blocks. */
+  mm_block block;
+  mm_text shown;        /* the opening tag, until a call shows that it was one */
+  bool literal;         /* it was shown as content */
+  mm_text in;           /* not yet parsed */
+  mm_text name, key;    /* of the call and parameter at hand */
+  mm_text value;        /* M2: of a parameter whose type is not known before its end; M1: the object */
+  mm_text stray;        /* text in a call that is content after it */
+  mm_text fragment;     /* scratch */
+  unsigned types;       /* of the parameter */
+  bool begun;           /* the call at hand has a parameter */
+  bool open;            /* a call is open */
+  bool streaming;       /* the parameter is a string and flows */
+  unsigned depth;       /* M1: braces and brackets */
+  bool quoted, escaped; /* M1: in a string */
+  bool ended;           /* M1: the arguments have ended */
+  bool tried;           /* M1: the object may not become a call before its end any more, or is one */
+  size_t sent;          /* M1: bytes of the object that were told, once it is a call */
+};
+
+/* Sends an event; of no bytes only where it ends a call. */
+void mm_reply_emit(mm_reply *r, mm_reply_kind kind, const char *text, size_t n);
+/* In a block: r->in has more text; a marker comes, true: it is text; the block or the reply ends, whole or cut off. */
+void mm_block_m2_text(mm_reply *r);
+bool mm_block_m2_marker(const mm_reply *r, mm_marker m);
+void mm_block_m2_end(mm_reply *r, bool whole);
+void mm_block_m1_text(mm_reply *r);
+bool mm_block_m1_marker(const mm_reply *r, mm_marker m);
+void mm_block_m1_end(mm_reply *r, bool whole);
+
+/* r->in without its first n bytes. */
+void mm_block_drop(mm_reply *r, size_t n);
+/* The first n bytes of r->in become content. */
+void mm_block_stray(mm_reply *r, size_t n);
+/* Shows the opening tag as content, since no call follows it. */
+void mm_block_show(mm_reply *r);
+/* White space at the start of r->in. */
+size_t mm_block_space(const mm_reply *r);
+
+#endif

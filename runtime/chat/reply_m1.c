@@ -1,0 +1,227 @@
+/* Tool calls of M1: a JSON object {"name": …, "arguments": {…}} on each line. */
+#include <string.h>
+
+#include "runtime/chat/reply_inside.h"
+
+/* ---- A call that comes whole ---- */
+
+/* The arguments as JSON text: an object, or a string that holds one; absent where they are neither. */
+static mm_str arguments_of(mm_arena *a, const mm_value *v) {
+  mm_str s = {0};
+  if (v && v->type == MM_VALUE_OBJECT) s = (mm_str){v->raw, v->raw_n};
+  if (v && v->type == MM_VALUE_STRING) s = (mm_str){v->text, v->n};
+  const mm_value *object = mm_json_strict(a, s);
+  return object && object->type == MM_VALUE_OBJECT ? s : (mm_str){0};
+}
+
+static void begin_call(mm_reply *r, const char *name, size_t n) {
+  mm_text_clear(&r->shown);
+  r->literal = false;
+  r->begun = true;
+  mm_reply_emit(r, MM_REPLY_CALL, name, n);
+}
+
+static void end_call(mm_reply *r) {
+  mm_reply_emit(r, MM_REPLY_CALL_END, NULL, 0);
+  r->open = false;
+  r->ended = true;
+}
+
+/* What was not told of r->value is content. */
+static void give_up(mm_reply *r) {
+  const size_t from = r->begun ? r->sent : 0;
+  mm_block_show(r);
+  mm_reply_emit(r, MM_REPLY_CONTENT, r->value.p + from, r->value.n - from);
+}
+
+/* r->value as a whole; false: it is no call. */
+static bool take_object(mm_reply *r) {
+  mm_arena a = {0};
+  mm_err wrong = {0};
+  const mm_value *v = mm_body_parse(&a, r->value.p, r->value.n, &wrong), *name = mm_value_get(v, "name");
+  const mm_str arguments = arguments_of(&a, mm_value_get(v, "arguments"));
+  const bool ok = name && name->type == MM_VALUE_STRING && name->n && arguments.p;
+  if (ok) {
+    begin_call(r, name->text, name->n);
+    mm_reply_emit(r, MM_REPLY_ARGUMENTS, arguments.p, arguments.n);
+    end_call(r);
+  }
+  mm_arena_close(&a);
+  return ok;
+}
+
+/* ---- A call that comes argument by argument ---- */
+
+/* JSON around a slice of r->value; NULL: none. */
+static const mm_value *wrapped(mm_reply *r, mm_arena *a, const char *before, size_t from, const char *after) {
+  mm_text_clear(&r->fragment);
+  mm_text_put(&r->fragment, before);
+  mm_text_add(&r->fragment, r->value.p + from, r->value.n - from);
+  mm_text_put(&r->fragment, after);
+  return r->fragment.failed ? NULL : mm_json_strict(a, (mm_str){r->fragment.p, r->fragment.n});
+}
+
+/* Before the brace that opens the first object inside r->value: whether it is the arguments of a call whose name is known. */
+static void find_arguments(mm_reply *r) {
+  mm_arena a = {0};
+  const mm_value *v = wrapped(r, &a, "", 0, "{}}"), *name = mm_value_get(v, "name"), *last = v ? v->first : NULL;
+  while (last && last->next) last = last->next;
+  if (last && last == mm_value_get(v, "arguments") && last->type == MM_VALUE_OBJECT && name && name->type == MM_VALUE_STRING && name->n) {
+    mm_text_clear(&r->name);
+    mm_text_add(&r->name, name->text, name->n);
+    r->open = true;
+    r->sent = r->value.n;
+  }
+  mm_arena_close(&a);
+}
+
+/* Before a comma or the closing brace of open arguments: tells the argument that ends there; true: with the brace. One that is no JSON ends
+ * the telling: what was not told will be content, and a call that was begun has no end. */
+static bool tell_argument(mm_reply *r, bool last) {
+  mm_arena a = {0};
+  const mm_value *v = wrapped(r, &a, "{", r->sent + 1, "}");
+  const bool none = v && !v->count && last && r->value.p[r->sent] == '{', ok = v && (v->count == 1 || none);
+  mm_arena_close(&a);
+  if (!ok) {
+    r->open = false;
+    return false;
+  }
+  if (last) mm_text_put(&r->value, "}");
+  if (r->value.failed) return last;
+  if (!r->begun) begin_call(r, r->name.p, r->name.n);
+  mm_reply_emit(r, MM_REPLY_ARGUMENTS, r->value.p + r->sent, r->value.n - r->sent);
+  r->sent = r->value.n;
+  if (last) end_call(r);
+  return last;
+}
+
+/* The object ends, or before that its line. What follows the arguments is dropped if it is the rest of an object. */
+static void end_object(mm_reply *r, bool whole) {
+  mm_arena a = {0};
+  bool call = r->begun && r->ended;
+  if (call && whole) {
+    call = wrapped(r, &a, "{\"\": 0", r->sent, "");
+  } else if (call) {
+    size_t at = r->sent;
+    while (at < r->value.n && strchr(" \t\r\n", r->value.p[at]) && r->value.p[at]) at++;
+    call = at == r->value.n;
+  } else if (whole && !r->begun) {
+    call = take_object(r);
+  }
+  if (!call) give_up(r);
+  mm_arena_close(&a);
+  mm_text_clear(&r->value);
+  r->block = !whole ? MM_BLOCK_STRAY_LINE : call ? MM_BLOCK_NEXT : MM_BLOCK_STRAY;
+}
+
+/* ---- The text of a block; each takes what it can of r->in ---- */
+
+static void begin_line(mm_reply *r) {
+  r->block = *r->in.p == '{' ? MM_BLOCK_LINE : MM_BLOCK_STRAY;
+  r->depth = 0;
+  r->quoted = r->escaped = r->tried = r->begun = r->open = r->ended = false;
+  r->sent = 0;
+  mm_text_clear(&r->value);
+}
+
+/* Between objects. Braces too many after a call are dropped. */
+static void at_start(mm_reply *r) {
+  size_t n = mm_block_space(r);
+  if (r->block == MM_BLOCK_START) mm_text_add(&r->shown, r->in.p, n);
+  if (r->block == MM_BLOCK_NEXT)
+    while (n < r->in.n && (r->in.p[n] == '}' || strchr(" \t\r\n", r->in.p[n])) && r->in.p[n]) n++;
+  mm_block_drop(r, n);
+  if (r->in.n) begin_line(r);
+}
+
+/* At the start of a line of stray text: whether an object begins. */
+static void at_line(mm_reply *r) {
+  size_t n = 0;
+  while (n < r->in.n && (r->in.p[n] == ' ' || r->in.p[n] == '\t')) n++;
+  mm_block_stray(r, n);
+  if (r->in.n) begin_line(r);
+}
+
+static void in_stray(mm_reply *r) {
+  const char *end = memchr(r->in.p, '\n', r->in.n);
+  mm_block_stray(r, end ? (size_t)(end - r->in.p) + 1 : r->in.n);
+  if (end) r->block = MM_BLOCK_STRAY_LINE;
+}
+
+/* The bytes of r->in from *from up to `to` belong to the object. */
+static void keep(mm_reply *r, size_t *from, size_t to) {
+  mm_text_add(&r->value, r->in.p + *from, to - *from);
+  *from = to;
+}
+
+/* A byte of the object that is not inside a string, at `at`; *from: what was not kept. */
+static void structure(mm_reply *r, size_t *from, size_t at) {
+  const char c = r->in.p[at];
+  const bool opens = c == '{' || c == '[', closes = c == '}' || c == ']';
+  r->quoted = c == '"';
+  if (opens && r->depth == 1 && !r->tried) {
+    keep(r, from, at);
+    r->tried = true;
+    if (c == '{') find_arguments(r);
+  } else if (r->open && r->depth == 2 && c == ']') {
+    r->open = false;
+  } else if (r->open && r->depth == 2 && (c == ',' || c == '}')) {
+    keep(r, from, at);
+    if (r->value.failed) return;
+    *from += tell_argument(r, c == '}');
+  }
+  r->depth += opens;
+  r->depth -= closes && r->depth;
+}
+
+static void in_object(mm_reply *r) {
+  size_t i = 0, from = 0;
+  bool done = false, broken = false;
+  for (; i < r->in.n && !done && !broken && !r->value.failed; i++) {
+    const char c = r->in.p[i];
+    broken = c == '\n';
+    if (r->escaped) {
+      r->escaped = false;
+    } else if (r->quoted) {
+      r->escaped = c == '\\';
+      r->quoted = c != '"';
+    } else {
+      structure(r, &from, i);
+      done = !r->depth;
+    }
+  }
+  keep(r, &from, i);
+  mm_block_drop(r, i);
+  if (!r->value.failed && (broken || done)) end_object(r, done);
+}
+
+void mm_block_m1_text(mm_reply *r) {
+  while (r->in.n && !r->value.failed) switch (r->block) {
+      case MM_BLOCK_START:
+      case MM_BLOCK_NEXT: at_start(r); break;
+      case MM_BLOCK_STRAY_LINE: at_line(r); break;
+      case MM_BLOCK_STRAY: in_stray(r); break;
+      default: in_object(r); break;
+    }
+}
+
+/* ---- Ends ---- */
+
+bool mm_block_m1_marker(const mm_reply *r, mm_marker m) {
+  if (m == MM_MARK_CALLS_END) return r->block == MM_BLOCK_LINE && r->quoted;
+  return m != MM_MARK_CALLS || r->block != MM_BLOCK_NEXT;
+}
+
+/* The reply was cut off inside arguments: they are the beginning of JSON. */
+static void cut_arguments(mm_reply *r) {
+  if (!r->begun) begin_call(r, r->name.p, r->name.n);
+  mm_reply_emit(r, MM_REPLY_ARGUMENTS, r->value.p + r->sent, r->value.n - r->sent);
+}
+
+void mm_block_m1_end(mm_reply *r, bool whole) {
+  if (r->block != MM_BLOCK_LINE) return;
+  if (!whole && r->open)
+    cut_arguments(r);
+  else
+    end_object(r, false);
+}

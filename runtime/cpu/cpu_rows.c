@@ -1,0 +1,78 @@
+/* Which loops a packed matrix takes, and its inputs in their order (cpu_rows.h). */
+#include "runtime/cpu/cpu_rows.h"
+
+#include <string.h>
+
+static mm_cpu_kind kind_of(const mm_packed *w, uint32_t cell, mm_dtype scale) {
+  switch (w->scheme->code) {
+    case MM_CODE_PLAIN:
+      return w->scheme->plane[0].dtype == MM_F32 ? MM_KIND_F32 : w->scheme->plane[0].dtype == MM_BF16 ? MM_KIND_BF16 : MM_KIND_F16;
+    case MM_CODE_E4M3: return scale == MM_U8 ? MM_KIND_MXFP8 : cell % MM_CHUNK ? MM_KIND_E4M3_32 : MM_KIND_E4M3;
+    case MM_CODE_INT8: return MM_KIND_INT8;
+    case MM_CODE_E2M1: return scale == MM_U8 ? MM_KIND_MXFP4 : MM_KIND_NVFP4;
+    case MM_CODE_INT4: return MM_KIND_INT4;
+    default: return MM_KIND_INT4_OFFSET;
+  }
+}
+
+/* The type of scales along the row that a kind's loops read. */
+static mm_dtype scale_type(mm_cpu_kind k) {
+  if (k >= MM_KIND_INT4) return MM_BF16;
+  return k == MM_KIND_MXFP8 || k == MM_KIND_MXFP4 ? MM_U8 : k == MM_KIND_NVFP4 ? MM_F8_E4M3 : MM_F32;
+}
+
+bool mm_cpu_view_of(mm_cpu_view *v, const mm_packed *w, uint32_t lead) {
+  *v = (mm_cpu_view){.w = w, .lead = lead};
+  for (unsigned i = 1; i < w->scheme->plane_count; i++) {
+    if (w->cell[i].k == 0) continue;
+    if (v->plane) return false;
+    v->plane = i, v->cell = w->cell[i].k;
+  }
+  const mm_dtype scale = v->plane ? w->scheme->plane[v->plane].dtype : MM_F32;
+  v->kind = kind_of(w, v->cell, scale);
+  v->row_bytes = v->kind <= MM_KIND_F16 ? w->k * mm_dtype_size(w->scheme->plane[0].dtype) : mm_cells(w->k, w->scheme->plane[0].cell.k);
+  v->codes = (const uint8_t *)w->plane[0] + (size_t)lead * w->n * v->row_bytes;
+  if (!v->plane) return v->kind != MM_KIND_MXFP8;
+  if (v->kind <= MM_KIND_F16 || v->kind == MM_KIND_INT8 || scale != scale_type(v->kind)) return false;
+  const bool fine = v->cell == 32 || v->cell == 64;
+  if (v->kind == MM_KIND_MXFP8 || v->kind == MM_KIND_E4M3_32) return fine;
+  return v->cell % MM_CHUNK == 0 || (mm_cpu_turned(v->kind) && (fine || v->cell == 16));
+}
+
+void mm_cpu_view_f32(mm_cpu_view *v, const mm_packed *w, const float *rows, uint32_t stride) {
+  *v = (mm_cpu_view){.w = w, .kind = MM_KIND_F32, .codes = (const uint8_t *)rows, .row_bytes = stride * sizeof *rows};
+}
+
+void mm_cpu_turn(float *out, const float *x, uint32_t k, mm_cpu_kind kind) {
+  const uint32_t whole = k / MM_CHUNK * MM_CHUNK, end = mm_cpu_padded(k);
+  if (!mm_cpu_turned(kind)) {
+    memcpy(out, x, k * sizeof *x);
+    memset(out + k, 0, (end - k) * sizeof *x);
+    return;
+  }
+  for (uint32_t c = 0; c < whole; c += MM_CHUNK)
+    for (uint32_t j = 0; j < 8; j++)
+      for (uint32_t i = 0; i < 16; i++) out[c + 16 * j + i] = x[c + 8 * i + j];
+  for (uint32_t i = whole; i < end; i++) out[whole + i % 8 * 16 + (i - whole) / 8] = i < k ? x[i] : 0;
+}
+
+void mm_cpu_rows(const mm_cpu_view *v, uint32_t first, uint32_t rows, const float *const *x, uint32_t tokens, float *y, size_t stride,
+                 float *sums) {
+  switch (mm_cpu_level()) {
+#ifdef __x86_64__
+    case MM_CPU_AVX512: mm_cpu_rows_avx512(v, first, rows, x, tokens, y, stride, sums); return;
+    case MM_CPU_AVX2: mm_cpu_rows_avx2(v, first, rows, x, tokens, y, stride, sums); return;
+#endif
+    default: mm_cpu_rows_plain(v, first, rows, x, tokens, y, stride, sums); return;
+  }
+}
+
+float mm_cpu_dot(const float *a, const float *b, uint32_t n) {
+  switch (mm_cpu_level()) {
+#ifdef __x86_64__
+    case MM_CPU_AVX512: return mm_cpu_dot_avx512(a, b, n);
+    case MM_CPU_AVX2: return mm_cpu_dot_avx2(a, b, n);
+#endif
+    default: return mm_cpu_dot_plain(a, b, n);
+  }
+}

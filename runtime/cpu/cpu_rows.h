@@ -1,0 +1,95 @@
+/* Products of packed rows with f32 vectors: y = x·Wᵀ with codes widened in registers, never to strips of f32.
+ *
+ * One number is defined to the bit, whatever the machine, the number of tokens or threads. Columns are taken in chunks of 128, sixteen
+ * lanes at a time: lane i of a chunk's partial sum runs through eight columns by fused multiply-adds; the partial sum is then added to the
+ * lane's sum under the scale over those columns (where a chunk has several scales along the row, each part at a time); at the end the
+ * sixteen lanes are added in a tree, i to i + 8, then + 4, + 2, + 1, and multiplied with the scales that cover the whole row. Columns past
+ * the end are zeros. E4M3 codes and scales go through f16, 256 times smaller; the factor is taken back at the end. */
+#ifndef MM_RUNTIME_CPU_CPU_ROWS_H
+#define MM_RUNTIME_CPU_CPU_ROWS_H
+
+#include "quant/cpu.h"
+#include "quant/quant.h"
+
+enum { MM_CHUNK = 128, MM_CPU_TOKENS = 8 }; /* columns of a chunk; tokens that share one widening */
+
+/* How codes are widened, and of what type the scales along a row are. E4M3_32, MXFP8: several a chunk, each over 32 or 64 columns. */
+typedef enum mm_cpu_kind {
+  MM_KIND_F32,
+  MM_KIND_BF16,
+  MM_KIND_F16,
+  MM_KIND_E4M3,    /* f32 */
+  MM_KIND_E4M3_32, /* f32 */
+  MM_KIND_MXFP8,   /* E8M0 */
+  MM_KIND_INT8,    /* none */
+  MM_KIND_NVFP4,   /* E4M3 */
+  MM_KIND_MXFP4,   /* E8M0 */
+  MM_KIND_INT4,    /* bf16 */
+  MM_KIND_INT4_OFFSET,
+  MM_KINDS
+} mm_cpu_kind;
+
+/* A packed matrix as the loops see it. Nibbles are taken by eights, so that lane i of a chunk has columns 8i … 8i + 7: x is given in that
+ * order (mm_cpu_turn). */
+typedef struct mm_cpu_view {
+  const mm_packed *w;
+  mm_cpu_kind kind;
+  const uint8_t *codes; /* of matrix `lead` */
+  size_t row_bytes;
+  unsigned plane; /* the scale plane whose cells lie along the row; 0: none does */
+  uint32_t cell;  /* its columns: a multiple of 128, or 16, 32 or 64 */
+  uint32_t lead;
+} mm_cpu_view;
+
+/* False where the stored grid is finer or other than the loops know; such rows are unpacked first (mm_cpu_view_f32). */
+bool mm_cpu_view_of(mm_cpu_view *v, const mm_packed *w, uint32_t lead);
+/* Rows already unpacked: f32 [rows, stride], stride ≥ k and its columns from k to the next multiple of 128 zero. */
+void mm_cpu_view_f32(mm_cpu_view *v, const mm_packed *w, const float *rows, uint32_t stride);
+
+/* Columns of x as the loops read them: k to the next multiple of 128. */
+static inline uint32_t mm_cpu_padded(uint32_t k) { return (k + MM_CHUNK - 1) / MM_CHUNK * MM_CHUNK; }
+/* Whether a kind wants x in the order of nibbles. */
+MM_INLINE bool mm_cpu_turned(mm_cpu_kind k) { return k >= MM_KIND_NVFP4; }
+MM_INLINE bool mm_cpu_e4m3(mm_cpu_kind k) { return k >= MM_KIND_E4M3 && k <= MM_KIND_MXFP8; }
+/* Bytes of a chunk's codes, and of a scale along the row. */
+MM_INLINE uint32_t mm_cpu_chunk_bytes(mm_cpu_kind k) {
+  return mm_cpu_turned(k) ? MM_CHUNK / 2 : k >= MM_KIND_E4M3 ? MM_CHUNK : k == MM_KIND_F32 ? 4 * MM_CHUNK : 2 * MM_CHUNK;
+}
+MM_INLINE uint32_t mm_cpu_scale_bytes(mm_cpu_kind k) { return k == MM_KIND_E4M3 || k == MM_KIND_E4M3_32 ? 4 : k >= MM_KIND_INT4 ? 2 : 1; }
+/* x[k] as rows of this kind want it: out[padded(k)]. */
+void mm_cpu_turn(float *out, const float *x, uint32_t k, mm_cpu_kind kind);
+
+/* y[t · stride + i] is row first + i of v times x[t], for i below `rows` and t below `tokens`; each x[t] has padded(k) columns in the
+ * kind's order. `sums` has room for MM_CPU_SUMS(rows) floats, aligned to 64 bytes. */
+typedef void mm_cpu_rows_fn(const mm_cpu_view *v, uint32_t first, uint32_t rows, const float *const *x, uint32_t tokens, float *y,
+                            size_t stride, float *sums);
+void mm_cpu_rows(const mm_cpu_view *v, uint32_t first, uint32_t rows, const float *const *x, uint32_t tokens, float *y, size_t stride,
+                 float *sums);
+#define MM_CPU_SUMS(rows) ((size_t)(rows)*MM_CPU_TOKENS * 16)
+
+/* a[n]·b[n] by the same rule. */
+float mm_cpu_dot(const float *a, const float *b, uint32_t n);
+
+/* Sanitizers take minutes over the loops as they are: theirs are rolled and take fewer tokens at once, to the same bits. */
+#ifndef __has_feature
+#define __has_feature(x) 0
+#endif
+#if defined __SANITIZE_ADDRESS__ || defined __SANITIZE_THREAD__ || __has_feature(address_sanitizer)
+enum { MM_SANITIZED = true };
+#else
+enum { MM_SANITIZED = false };
+#endif
+
+/* Before a loop over registers; clang unrolls those by itself. */
+#if defined __SANITIZE_ADDRESS__ || defined __clang__
+#define MM_UNROLL
+#else
+#define MM_UNROLL _Pragma("GCC unroll 8")
+#endif
+
+/* The levels (quant/cpu.h). */
+mm_cpu_rows_fn mm_cpu_rows_plain, mm_cpu_rows_avx2, mm_cpu_rows_avx512;
+typedef float mm_cpu_dot_fn(const float *a, const float *b, uint32_t n);
+mm_cpu_dot_fn mm_cpu_dot_plain, mm_cpu_dot_avx2, mm_cpu_dot_avx512;
+
+#endif

@@ -1,0 +1,101 @@
+/* cpu_rows.h with AVX2, FMA and F16C: sixteen lanes are two registers. */
+#include "runtime/cpu/cpu_rows.h"
+
+#ifdef __x86_64__
+#include <immintrin.h>
+#include <math.h>
+#include <string.h>
+
+#include "quant/numbers.h"
+
+#define TARGET __attribute__((target("avx2,fma,f16c")))
+#define LEVEL  TARGET MM_INLINE
+
+typedef struct v16 {
+  __m256 lo, hi;
+} v16;
+LEVEL v16 v16_zero(void) { return (v16){_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+LEVEL v16 v16_load(const float *p) { return (v16){_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+LEVEL void v16_store(float *p, v16 a) { _mm256_storeu_ps(p, a.lo), _mm256_storeu_ps(p + 8, a.hi); }
+LEVEL v16 v16_add(v16 a, v16 b) { return (v16){_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
+LEVEL v16 v16_mul(v16 a, v16 b) { return (v16){_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
+LEVEL v16 v16_fma(v16 a, v16 b, v16 c) { return (v16){_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)}; }
+LEVEL v16 v16_set1(float x) { return (v16){_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+LEVEL float v16_sum(v16 a) {
+  const __m256 b = _mm256_add_ps(a.lo, a.hi);
+  const __m128 c = _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1)), d = _mm_add_ps(c, _mm_movehl_ps(c, c));
+  return _mm_cvtss_f32(_mm_add_ss(d, _mm_movehdup_ps(d)));
+}
+/* E4M3 as f16 of a 256th: sign, exponent and mantissa lie as they should once the bits are apart. */
+LEVEL __m128i e4m3_f16(__m128i c) { return _mm_and_si128(_mm_slli_epi16(_mm_cvtepi8_epi16(c), 7), _mm_set1_epi16((short)0xbf80)); }
+/* Of nibbles, whose lane i has columns 8i … 8i + 7; cell < MM_CHUNK. */
+LEVEL v16 v16_scales(mm_cpu_kind kind, const uint8_t *p, uint32_t cell) {
+  const int shift = cell == 16 ? 1 : cell == 32 ? 2 : 3;
+  const __m256i lane = _mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0), above = _mm256_add_epi32(lane, _mm256_set1_epi32(8));
+  __m128i raw = _mm_setzero_si128();
+  if (cell == 16) memcpy(&raw, p, mm_cpu_scale_bytes(kind) * 8);
+  if (cell == 32) memcpy(&raw, p, mm_cpu_scale_bytes(kind) * 4);
+  if (cell == 64) memcpy(&raw, p, mm_cpu_scale_bytes(kind) * 2);
+  __m256 all = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(raw), 16));
+  if (kind == MM_KIND_NVFP4) all = _mm256_cvtph_ps(e4m3_f16(raw));
+  if (kind == MM_KIND_MXFP4) {
+    const __m256i e = _mm256_cvtepu8_epi32(raw), bits = _mm256_max_epi32(_mm256_slli_epi32(e, 23), _mm256_set1_epi32(0x00400000));
+    all = _mm256_blendv_ps(_mm256_castsi256_ps(bits), _mm256_set1_ps(NAN),
+                           _mm256_castsi256_ps(_mm256_cmpeq_epi32(e, _mm256_set1_epi32(255))));
+  }
+  return (v16){_mm256_permutevar8x32_ps(all, _mm256_srli_epi32(lane, shift)),
+               _mm256_permutevar8x32_ps(all, _mm256_srli_epi32(above, shift))};
+}
+
+LEVEL __m256 widen_8(mm_cpu_kind kind, const uint8_t *p, int i) {
+  switch (kind) {
+    case MM_KIND_F32: return _mm256_loadu_ps((const float *)(const void *)p + i);
+    case MM_KIND_BF16:
+      return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)(p + 2 * i))), 16));
+    case MM_KIND_F16: return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(p + 2 * i)));
+    case MM_KIND_INT8: return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)(p + i))));
+    default: return _mm256_cvtph_ps(e4m3_f16(_mm_loadl_epi64((const __m128i *)(const void *)(p + i))));
+  }
+}
+
+/* The nibble in the low four bits of each lane, and what is above it. */
+LEVEL __m256 nibble_8(mm_cpu_kind kind, __m256i c) {
+  const __m256 magnitude = _mm256_set_ps(6, 4, 3, 2, 1.5f, 1, 0.5f, 0);
+  const __m256i high = _mm256_slli_epi32(c, 28);
+  if (kind == MM_KIND_NVFP4 || kind == MM_KIND_MXFP4) /* a permutation reads three bits of its index */
+    return _mm256_xor_ps(_mm256_permutevar8x32_ps(magnitude, c),
+                         _mm256_castsi256_ps(_mm256_and_si256(high, _mm256_set1_epi32((int)0x80000000u))));
+  if (kind == MM_KIND_INT4) return _mm256_cvtepi32_ps(_mm256_srai_epi32(high, 28));
+  return _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_srli_epi32(high, 28), _mm256_set1_epi32(8)));
+}
+
+LEVEL void widen(v16 w[8], mm_cpu_kind kind, const uint8_t *p) {
+  if (!mm_cpu_turned(kind)) {
+    MM_UNROLL
+    for (int j = 0; j < 8; j++) w[j] = (v16){widen_8(kind, p, 16 * j), widen_8(kind, p, 16 * j + 8)};
+    return;
+  }
+  const __m256i lo = _mm256_loadu_si256((const __m256i *)(const void *)p), hi = _mm256_loadu_si256((const __m256i *)(const void *)(p + 32));
+  MM_UNROLL
+  for (int j = 0; j < 8; j++) w[j] = (v16){nibble_8(kind, _mm256_srli_epi32(lo, 4 * j)), nibble_8(kind, _mm256_srli_epi32(hi, 4 * j))};
+}
+
+/* Whether a code of a chunk of E4M3 is no number. */
+LEVEL bool bad(const uint8_t *p) {
+  const __m256i nan = _mm256_set1_epi8(0x7f);
+  __m256i found = _mm256_setzero_si256();
+  for (int i = 0; i < MM_CHUNK; i += 32) {
+    const __m256i c = _mm256_and_si256(_mm256_loadu_si256((const __m256i *)(const void *)(p + i)), nan);
+    found = _mm256_or_si256(found, _mm256_cmpeq_epi8(c, nan));
+  }
+  return !_mm256_testz_si256(found, found);
+}
+
+#include "runtime/cpu/cpu_rows_body.h"
+
+void mm_cpu_rows_avx2(const mm_cpu_view *v, uint32_t first, uint32_t rows, const float *const *x, uint32_t tokens, float *y, size_t stride,
+                      float *sums) {
+  rows_of[v->kind](v, first, rows, x, tokens, y, stride, sums);
+}
+float mm_cpu_dot_avx2(const float *a, const float *b, uint32_t n) { return dot(a, b, n); }
+#endif

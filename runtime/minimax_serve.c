@@ -1,0 +1,294 @@
+/* minimax-serve: an HTTP server over a packed checkpoint. */
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <time.h>
+
+#include "formats/option.h"
+#include "runtime/serve/config_file.h"
+#include "runtime/serve/loading.h"
+#include "runtime/serve/routes.h"
+
+typedef struct serve_args {
+  mm_loading_config load;
+  mm_http_config http;
+  mm_option_list keys, names;
+  const char *dir, *kv, *prefix_cache, *log_format, *config;
+  uint64_t port, queue, step_tokens, cache_memory, connections, drafts;
+  double request_time;
+  bool any_name, trust_user, batch_invariant, quiet, check;
+} serve_args;
+
+typedef struct serve {
+  const serve_args *a;
+  mm_server server;
+  mm_loaded loaded;
+  pthread_t loader;
+  bool loading, failed; /* loader is to be joined; what it found is in err */
+  mm_err err;
+  mm_task ready;
+  unsigned signals;
+} serve;
+
+static double now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* ---- Loading, beside the loop ---- */
+
+static void *load(void *user) {
+  serve *s = user;
+  s->failed = !mm_loading_check(&s->loaded, &s->a->load, &s->err) || !mm_loading_finish(&s->loaded, &s->a->load, &s->err);
+  mm_http_post(s->server.http, &s->ready);
+  return NULL;
+}
+
+static void on_loaded(void *user) {
+  serve *s = user;
+  mm_server *v = &s->server;
+  pthread_join(s->loader, NULL);
+  s->loading = false;
+  if (s->failed || s->signals) {
+    mm_http_stop(v->http);
+    return;
+  }
+  v->scheduler = s->loaded.scheduler;
+  v->engine = s->loaded.engine;
+  v->tokenizer = s->loaded.tokenizer;
+  v->vocab = s->loaded.shards.pack.model.vocab;
+  mm_scheduler_stats stats;
+  mm_scheduler_stats_read(v->scheduler, &stats);
+  v->positions = stats.pages ? (uint32_t)mm_min(s->loaded.positions, (uint64_t)stats.pages * MM_PAGE) : s->loaded.positions;
+  v->end = s->loaded.end;
+  v->end_count = s->loaded.end_count;
+  v->defaults = s->loaded.defaults;
+  v->format = s->loaded.format;
+  v->no_format = s->loaded.no_format.text;
+  v->trust_user = s->a->trust_user;
+  v->state = MM_SERVER_READY;
+  if (!v->format) mm_log_say(&v->log, "no chat: %s", v->no_format);
+  mm_log_say(&v->log, "ready after %.2f s: %s, %u positions, temperature %g, top_p %g, top_k %u", now() - v->started, v->name[0],
+             v->positions, v->defaults.temperature, v->defaults.top_p, v->defaults.top_k);
+}
+
+/* ---- Ending ---- */
+
+static void tick(void *user) {
+  serve *s = user;
+  s->server.stage = s->loaded.stage ? s->loaded.stage : "start";
+  if (s->server.state == MM_SERVER_DRAINING && s->server.calls == 0) mm_http_stop(s->server.http);
+}
+
+static void on_signal(void *user) {
+  serve *s = user;
+  if (++s->signals > 1) {
+    mm_http_stop(s->server.http);
+    return;
+  }
+  mm_log_say(&s->server.log, "draining: %u requests; a second signal ends at once", s->server.calls);
+  mm_http_deafen(s->server.http);
+  if (!s->loading) s->server.state = MM_SERVER_DRAINING;
+  tick(s);
+}
+
+/* ---- Opening ---- */
+
+/* Descriptors for every connection. */
+static void raise_descriptors(uint64_t connections) {
+  struct rlimit l;
+  const rlim_t want = connections + 512;
+  if (getrlimit(RLIMIT_NOFILE, &l) != 0 || l.rlim_cur >= want) return;
+  l.rlim_cur = l.rlim_max < want ? l.rlim_max : want;
+  setrlimit(RLIMIT_NOFILE, &l);
+}
+
+static bool is_loopback(const char *host) {
+  return strncmp(host, "127.", 4) == 0 || strcmp(host, "::1") == 0 || strcmp(host, "localhost") == 0;
+}
+
+/* The last component of the checkpoint's path. free() it. */
+static char *name_of(const char *dir) {
+  size_t n = strlen(dir);
+  while (n > 1 && dir[n - 1] == '/') n--;
+  size_t from = n;
+  while (from > 0 && dir[from - 1] != '/') from--;
+  return strndup(dir + from, n - from);
+}
+
+static bool open_http(serve *s, mm_err *err) {
+  mm_server *v = &s->server;
+  mm_http_config c = s->a->http;
+  raise_descriptors(s->a->connections);
+  v->body_max = c.body_max;
+  c.body_max *= 2;
+  c.port = (uint16_t)s->a->port;
+  c.connections = (uint32_t)s->a->connections;
+  c.handle = mm_routes_handle;
+  c.user = v;
+  if (!(v->http = mm_http_open(&c, err)) || !(v->outbox = mm_outbox_open(v->http, err))) return false;
+  if (!mm_http_every(v->http, 0.05, tick, s, err)) return false;
+  const int signals[] = {SIGTERM, SIGINT};
+  for (size_t i = 0; i < sizeof signals / sizeof *signals; i++)
+    if (!mm_http_on_signal(v->http, signals[i], on_signal, s, err)) return false;
+  const bool colon = strchr(c.host, ':');
+  mm_log_say(&v->log, "listening on http://%s%s%s:%u", colon ? "[" : "", c.host, colon ? "]" : "", mm_http_port(v->http));
+  if (!is_loopback(c.host) && !v->keys)
+    mm_log_say(&v->log, "warning: %s is no loopback address and there is no --api-key: anybody may use this", c.host);
+  return true;
+}
+
+static bool start_loading(serve *s, mm_err *err) {
+  s->ready = (mm_task){.fn = on_loaded, .user = s};
+  const int r = pthread_create(&s->loader, NULL, load, s);
+  if (r) return mm_fail_errno(err, mm_at(NULL, NULL), "pthread_create", r);
+  return s->loading = true;
+}
+
+static bool serve_all(const serve_args *a, mm_err *err) {
+  char *name = name_of(a->dir);
+  const char *const own[] = {name};
+  serve s = {.a = a,
+             .server = {.name = a->names.count ? a->names.item : own,
+                        .names = a->names.count ? a->names.count : 1,
+                        .key = a->keys.item,
+                        .keys = a->keys.count,
+                        .any_name = a->any_name,
+                        .request_time = a->request_time,
+                        .log = {.json = strcmp(a->log_format, "json") == 0, .quiet = a->quiet},
+                        .started = now(),
+                        .created = (int64_t)time(NULL),
+                        .stage = "start"}};
+  bool ok = name || mm_fail_memory(err, strlen(a->dir));
+  ok = ok && open_http(&s, err) && start_loading(&s, err) && mm_http_run(s.server.http, err);
+  if (s.loading) pthread_join(s.loader, NULL);
+  if (s.failed) {
+    *err = s.err;
+    ok = false;
+  }
+  mm_scheduler_close(s.loaded.scheduler, false);
+  s.loaded.scheduler = s.server.scheduler = NULL;
+  mm_outbox_close(s.server.outbox);
+  mm_http_close(s.server.http);
+  mm_lexicon_close(s.server.lexicon);
+  mm_loading_close(&s.loaded, false);
+  if (ok) mm_log_say(&s.server.log, "ended");
+  free(name);
+  return ok;
+}
+
+static bool check(const serve_args *a, mm_err *err) {
+  mm_loaded l = {0};
+  const bool ok = mm_loading_check(&l, &a->load, err) && mm_loading_finish(&l, &a->load, err);
+  if (ok) printf("%s: can be served, %u positions\n", a->dir, l.positions);
+  mm_loading_close(&l, false);
+  return ok;
+}
+
+static bool settle(serve_args *a, mm_err *err) {
+  a->load.dir = a->dir;
+  a->load.kv_fp8 = strcmp(a->kv, "fp8") == 0;
+  a->load.kv_bf16 = strcmp(a->kv, "bf16") == 0;
+  a->load.scheduler = (mm_scheduler_config){.step_tokens = (uint32_t)a->step_tokens,
+                                            .queue_max = (uint32_t)a->queue,
+                                            .cache_bytes = a->cache_memory,
+                                            .prefix_cache = strcmp(a->prefix_cache, "on") == 0,
+                                            .batch_invariant = a->batch_invariant,
+                                            .drafts = (uint32_t)a->drafts};
+  if (a->http.body_max > UINT64_C(1) << 32) return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--max-body: expected 4G or less");
+  if (a->http.read_time <= 0 || a->http.write_time <= 0)
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--read-timeout and --write-timeout: expected more than 0 seconds");
+  return true;
+}
+
+int main(int argc, char **argv) {
+  mm_program_start();
+  serve_args a = {
+      .load = {.device = "cpu", .slots = 16},
+      .http =
+          {.host = "127.0.0.1", .header_max = 64 << 10, .body_max = 32 << 20, .read_time = 60, .write_time = 60, .pending_max = 8 << 20},
+      .kv = "auto",
+      .prefix_cache = "on",
+      .log_format = "text",
+      .port = 8000,
+      .queue = 256,
+      .step_tokens = 512,
+      .cache_memory = UINT64_C(1) << 30,
+      .connections = 4096};
+  const mm_option options[] = {
+      {"host", NULL, 0, MM_OPT_STR, &a.http.host, "ADDRESS", "address to listen on (127.0.0.1)", NULL, 0, 0},
+      {"port", NULL, 0, MM_OPT_U64, &a.port, "N", "port to listen on, 0: a free one (8000)", NULL, 0, UINT16_MAX},
+      {"api-key", NULL, 0, MM_OPT_LIST, &a.keys, "KEY", "requests must carry this key or another one given so", NULL, 0, 0},
+      {"served-model-name", NULL, 0, MM_OPT_LIST, &a.names, "NAME", "name of the model in requests and replies (the directory's)", NULL, 0,
+       0},
+      {"any-model", NULL, 0, MM_OPT_FLAG, &a.any_name, NULL, "answer requests for any model's name", NULL, 0, 0},
+      {"max-model-len", NULL, 0, MM_OPT_U64, &a.load.positions, "N",
+       "tokens of prompt and reply at most (as many as the model has positions)", NULL, 2, INT32_MAX},
+      {"max-num-seqs", NULL, 0, MM_OPT_U64, &a.load.slots, "N", "requests that run at a time (16)", NULL, 1, 4096},
+      {"max-num-batched-tokens", NULL, 0, MM_OPT_U64, &a.step_tokens, "N", "tokens of one step, prompts and replies together (512)", NULL,
+       1, 1 << 20},
+      {"kv-cache-tokens", NULL, 0, MM_OPT_U64, &a.load.kv_tokens, "N",
+       "tokens of all KV caches together (as many as all requests can fill)", NULL, 0, INT32_MAX},
+      {"max-queue", NULL, 0, MM_OPT_U64, &a.queue, "N", "requests that wait at most, more are refused with status 429 (256)", NULL, 1,
+       1 << 20},
+      {"prefix-cache", NULL, 0, MM_OPT_STR, &a.prefix_cache, "WORD", "keep prompts for requests that begin alike (on)", "on|off", 0, 0},
+      {"prefix-cache-memory", NULL, 0, MM_OPT_SIZE, &a.cache_memory, "SIZE", "host memory for lightning states of kept prompts (1G)", NULL,
+       0, 0},
+      {"batch-invariant", NULL, 0, MM_OPT_FLAG, &a.batch_invariant, NULL, "the same tokens whatever else runs", NULL, 0, 0},
+      {"drafts", NULL, 0, MM_OPT_U64, &a.drafts, "N", "tokens that prompt lookup may propose for a step of a request (0)", NULL, 0,
+       MM_DRAFTS},
+      {"request-timeout", NULL, 0, MM_OPT_REAL, &a.request_time, "SECONDS", "time of a whole request, 0 for any (0)", NULL, 0, 0},
+      {"read-timeout", NULL, 0, MM_OPT_REAL, &a.http.read_time, "SECONDS", "time in which a request must arrive whole (60)", NULL, 0, 0},
+      {"write-timeout", NULL, 0, MM_OPT_REAL, &a.http.write_time, "SECONDS", "time in which a client must take some of its reply (60)",
+       NULL, 0, 0},
+      {"max-body", NULL, 0, MM_OPT_SIZE, &a.http.body_max, "SIZE", "bytes of a request at most (32M)", NULL, 0, 0},
+      {"max-connections", NULL, 0, MM_OPT_U64, &a.connections, "N", "open connections at most, more wait (4096)", NULL, 1, 1 << 20},
+      {"chat-format", NULL, 0, MM_OPT_STR, &a.load.chat_format, "NAME",
+       "how conversations are rendered (as the checkpoint's template does)", MM_CHAT_FORMATS, 0, 0},
+      {"trust-user-tokens", NULL, 0, MM_OPT_FLAG, &a.trust_user, NULL, "control tokens that users spell are control tokens (default: text)",
+       NULL, 0, 0},
+      {"device", NULL, 0, MM_OPT_STR, &a.load.device, "NAME", "where to compute, cpu unless given", MM_DEVICES, 0, 0},
+      {"act-quant", NULL, 0, MM_OPT_STR, &a.load.act_quant, "WORD",
+       "round the inputs of linears as their scheme defines, or not (on where the device can, else off)", "on|off", 0, 0},
+      {"kv-cache-dtype", NULL, 0, MM_OPT_STR, &a.kv, "TYPE",
+       "of cached keys and values, fp8 on cuda: e4m3 (auto: the device's own, f32 on cpu and bf16 on cuda)", "auto|bf16|fp8", 0, 0},
+      {"threads", NULL, 't', MM_OPT_U64, &a.load.threads, "N", "CPU threads per rank (CPUs / ranks)", NULL, 1, 1024},
+      {"ignore-generation-config", NULL, 0, MM_OPT_FLAG, &a.load.own_defaults, NULL,
+       "defaults are temperature 1 and top_p 1, not those of generation_config.json", NULL, 0, 0},
+      {"log-format", NULL, 0, MM_OPT_STR, &a.log_format, "WORD", "of the lines on stderr (text)", "text|json", 0, 0},
+      {"config", NULL, 0, MM_OPT_STR, &a.config, "FILE", "more options, one a line without dashes; those of the command line win", NULL, 0,
+       0},
+      {"check", NULL, 0, MM_OPT_FLAG, &a.check, NULL, "load everything, say whether it can be served, and end", NULL, 0, 0},
+      {"quiet", NULL, 'q', MM_OPT_FLAG, &a.quiet, NULL, "log errors alone", NULL, 0, 0},
+  };
+  const mm_program program = {
+      .name = "minimax-serve",
+      .summary = "serve a packed checkpoint over HTTP",
+      .operands = "DIR",
+      .min_operands = 1,
+      .max_operands = 1,
+      .options = options,
+      .option_count = sizeof options / sizeof *options,
+      .epilog =
+          "/v1/chat/completions, /v1/responses, /v1/completions and /v1/models as OpenAI has them, /v1/messages as Anthropic has it;\n"
+          "/health, /ready, /metrics, /tokenize, /detokenize; / is a page to chat with the model.\n"
+          "SIGTERM and SIGINT let running requests end; a second one does not.\n"
+          "Exit status: 0 done, 2 usage, 3 bad tokenizer or config, 4 unsupported, 5 I/O, 6 damaged checkpoint, 8 memory or limit.",
+  };
+  mm_err err = {0};
+  mm_arena arena = {0};
+  size_t operands = 0;
+  bool done = false;
+  char **args;
+  int count;
+  const bool ok = mm_config_file(&arena, argc, argv, &count, &args, &err) &&
+                  mm_options_parse(&program, count, args, &a.dir, &operands, &done, &err) &&
+                  (done || (settle(&a, &err) && (a.check ? check(&a, &err) : serve_all(&a, &err))));
+  mm_arena_close(&arena);
+  free(a.keys.item);
+  free(a.names.item);
+  return ok ? MM_OK : mm_program_fail(&program, &err);
+}

@@ -1,0 +1,160 @@
+/* What operators and clients ask about the server itself, and the tokenizer over HTTP. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "runtime/serve/apis.h"
+#include "runtime/serve/fields.h"
+#include "runtime/serve/page.h"
+
+static void send_json(mm_exchange *x, int status, mm_text *t) {
+  mm_exchange_reply(x, t->failed ? 503 : status, "application/json", t->failed ? "{}" : t->p, t->failed ? 2 : t->n);
+  free(t->p);
+}
+
+static const char *state_word(const mm_server *s) {
+  static const char *const word[] = {"loading", "ready", "draining"};
+  return word[s->state];
+}
+
+/* The process answers. */
+static void health(mm_server *s, mm_exchange *x) {
+  mm_text t = {0};
+  mm_text_printf(&t, "{\"status\":\"%s\",\"version\":\"%s\"}", state_word(s), MM_VERSION);
+  send_json(x, 200, &t);
+}
+
+/* Requests will be served: what a load balancer asks. */
+static void ready(mm_server *s, mm_exchange *x) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  mm_text t = {0};
+  mm_text_printf(&t, "{\"status\":\"%s\",\"stage\":\"%s\",\"seconds\":%.3f}", state_word(s), s->stage,
+                 (double)now.tv_sec + 1e-9 * (double)now.tv_nsec - s->started);
+  if (s->state != MM_SERVER_READY) mm_exchange_set(x, "Retry-After", "1");
+  send_json(x, s->state == MM_SERVER_READY ? 200 : 503, &t);
+}
+
+static void put_scheduler(mm_text *t, mm_scheduler *scheduler) {
+  mm_scheduler_stats s;
+  mm_scheduler_stats_read(scheduler, &s);
+  mm_metrics_value(t, "requests_total", "counter", "Choices that the scheduler took.", (double)s.requests);
+  mm_metrics_value(t, "requests_refused_total", "counter", "Choices refused because the queue was full.", (double)s.refused);
+  mm_metrics_value(t, "requests_waiting", "gauge", "Choices in the queue.", s.waiting);
+  mm_metrics_value(t, "requests_running", "gauge", "Choices being generated.", s.running);
+  mm_metrics_value(t, "requests_preempted_total", "counter", "Times that a choice gave its place up.", (double)s.preempted);
+  mm_metrics_value(t, "prompt_tokens_total", "counter", "Tokens of prompts.", (double)s.prompt_tokens);
+  mm_metrics_value(t, "cached_tokens_total", "counter", "Tokens of prompts taken from the prefix cache.", (double)s.cached_tokens);
+  mm_metrics_value(t, "reply_tokens_total", "counter", "Tokens generated.", (double)s.reply_tokens);
+  mm_metrics_value(t, "steps_total", "counter", "Steps of the engine.", (double)s.steps);
+  mm_metrics_value(t, "step_seconds_total", "counter", "Seconds in the engine.", s.step_seconds);
+  mm_metrics_value(t, "slots", "gauge", "Sequences that can run at a time.", s.slots);
+  mm_metrics_value(t, "pages", "gauge", "Pages of the KV cache.", s.pages);
+  mm_metrics_value(t, "pages_free", "gauge", "Pages that nobody holds.", s.pages_free);
+  mm_metrics_value(t, "cache_state_bytes", "gauge", "Bytes of lightning states in the prefix cache.", (double)s.cache_bytes);
+}
+
+static void metrics(mm_server *s, mm_exchange *x) {
+  mm_text t = {0};
+  mm_metrics_value(&t, "ready", "gauge", "1 when requests are served.", s->state == MM_SERVER_READY);
+  mm_metrics_value(&t, "connections", "gauge", "Open connections.", mm_http_connections(s->http));
+  mm_metrics_value(&t, "calls", "gauge", "API requests being answered.", s->calls);
+  mm_metrics_write(&s->metrics, &t);
+  if (s->scheduler) put_scheduler(&t, s->scheduler);
+  mm_exchange_reply(x, t.failed ? 503 : 200, "text/plain; version=0.0.4; charset=utf-8", t.p ? t.p : "", t.failed ? 0 : t.n);
+  free(t.p);
+}
+
+/* Also what the defaults of requests are. */
+static void models(mm_server *s, mm_exchange *x) {
+  mm_text t = {0};
+  const mm_sampling *d = &s->defaults;
+  mm_text_put(&t, "{\"object\":\"list\",\"data\":[");
+  for (size_t i = 0; i < s->names; i++) {
+    mm_text_put(&t, i ? ",{\"id\":" : "{\"id\":");
+    mm_text_quote_string(&t, s->name[i]);
+    mm_text_printf(&t, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"minimax\"", (long long)s->created);
+    if (s->state == MM_SERVER_READY) {
+      mm_text_printf(&t, ",\"max_model_len\":%u,\"defaults\":{\"temperature\":", s->positions);
+      mm_text_real(&t, d->temperature);
+      mm_text_put(&t, ",\"top_p\":");
+      mm_text_real(&t, d->top_p);
+      mm_text_printf(&t, ",\"top_k\":%u}", d->top_k);
+    }
+    mm_text_put(&t, "}");
+  }
+  mm_text_put(&t, "]}");
+  send_json(x, 200, &t);
+}
+
+static void page(mm_server *s, mm_exchange *x) {
+  size_t n;
+  const char *html = mm_page_html(&n);
+  (void)s;
+  mm_exchange_set(x, "Content-Security-Policy",
+                  "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; base-uri 'none'; "
+                  "form-action 'none'; frame-ancestors 'none'");
+  mm_exchange_reply(x, 200, "text/html; charset=utf-8", html, n);
+}
+
+mm_page *mm_page_find(const char *path, bool *keyed) {
+  static const struct {
+    const char *path;
+    mm_page *page;
+    bool keyed;
+  } pages[] = {
+      {"/", page, false}, {"/health", health, false}, {"/ready", ready, false}, {"/metrics", metrics, false}, {"/v1/models", models, true}};
+  for (size_t i = 0; i < sizeof pages / sizeof *pages; i++)
+    if (strcmp(pages[i].path, path) == 0) return *keyed = pages[i].keyed, pages[i].page;
+  return NULL;
+}
+
+/* ---- The tokenizer ---- */
+
+static bool tokenize(mm_call *c, mm_err *err) {
+  const mm_value *text;
+  bool special = false;
+  int32_t *ids;
+  size_t n;
+  if (!mm_field(c, c->body, "prompt", MM_VALUE_STRING, &text) || !mm_field_bool(c, c->body, "parse_special", &special)) return false;
+  if (!text) return mm_refuse(c, 400, "prompt", "prompt: expected a text");
+  if (!mm_tokenizer_encode(c->server->tokenizer, text->text, text->n, special, &ids, &n, err)) return false;
+  mm_text_printf(&c->out, "{\"count\":%zu,\"max_model_len\":%u,\"tokens\":[", n, c->server->positions);
+  for (size_t i = 0; i < n; i++) mm_text_printf(&c->out, i ? ",%d" : "%d", ids[i]);
+  mm_text_put(&c->out, "]}");
+  free(ids);
+  mm_call_reply(c);
+  return true;
+}
+
+static bool detokenize(mm_call *c, mm_err *err) {
+  const mm_value *ids;
+  mm_utf8_stream u = {0};
+  mm_text text = {0};
+  (void)err;
+  if (!mm_field(c, c->body, "tokens", MM_VALUE_ARRAY, &ids)) return false;
+  if (!ids) return mm_refuse(c, 400, "tokens", "tokens: expected a list of ids");
+  for (const mm_value *v = ids->first; v; v = v->next) {
+    int64_t id;
+    size_t n;
+    const char *bytes =
+        mm_value_int(v, &id) && id >= 0 && id < c->server->vocab ? mm_tokenizer_bytes(c->server->tokenizer, (int32_t)id, &n) : NULL;
+    if (!bytes) {
+      free(text.p);
+      return mm_refuse(c, 400, "tokens", "tokens: found %.*s, expected ids of tokens", (int)mm_min(v->raw_n, 40), v->raw);
+    }
+    if (n) mm_print_utf8(&u, bytes, n, &text);
+  }
+  mm_print_utf8(&u, "", 0, &text);
+  mm_text_put(&c->out, "{\"prompt\":");
+  mm_text_quote(&c->out, text.p ? text.p : "", text.n);
+  mm_text_put(&c->out, "}");
+  c->out.failed |= text.failed;
+  free(text.p);
+  mm_call_reply(c);
+  return true;
+}
+
+const mm_api mm_api_tokenize = {.path = "/tokenize", .begin = tokenize};
+const mm_api mm_api_detokenize = {.path = "/detokenize", .begin = detokenize};

@@ -1,0 +1,222 @@
+/* system, messages, tools. A user's message with results of tools becomes messages of tools, and one of the user for the rest. */
+#include "runtime/serve/anthropic_messages.h"
+
+#include <string.h>
+
+#include "runtime/serve/fields.h"
+
+#define BILLING "x-anthropic-billing-header:"
+
+static const char *word(const mm_value *type) { return type && type->type == MM_VALUE_STRING ? type->text : mm_value_word(type); }
+
+static bool refuse_type(mm_call *c, const mm_value *type) {
+  return mm_refuse(c, 400, "messages", "messages: content of type \"%.60s\" is not served here", word(type));
+}
+
+/* A text block, or a string. */
+static bool add_text(mm_call *c, const mm_value *v, mm_chat_part *part, size_t *n) {
+  const mm_value *text = v->type == MM_VALUE_STRING ? v : mm_value_get(v, "text");
+  if (v->type != MM_VALUE_STRING && !mm_value_is(mm_value_get(v, "type"), "text")) return refuse_type(c, mm_value_get(v, "type"));
+  if (!text || text->type != MM_VALUE_STRING) return mm_refuse(c, 400, "messages", "messages: a text block has no text");
+  part[(*n)++] = (mm_chat_part){.text = mm_str_of(text), .owner = MM_OWNER_USER};
+  return true;
+}
+
+/* A string, or a list of text blocks. */
+static bool read_texts(mm_call *c, const mm_value *content, mm_message *m, mm_err *err) {
+  if (!content) return true;
+  m->list = content->type == MM_VALUE_ARRAY;
+  if (!m->list && content->type != MM_VALUE_STRING)
+    return mm_refuse(c, 400, "messages", "messages: found %s as content", mm_value_word(content));
+  mm_chat_part *part = mm_arena_alloc(&c->arena, (content->count + 1) * sizeof *part, err);
+  if (!part) return false;
+  m->part = part;
+  if (!m->list) return add_text(c, content, part, &m->part_count);
+  for (const mm_value *v = content->first; v; v = v->next)
+    if (!add_text(c, v, part, &m->part_count)) return false;
+  return true;
+}
+
+/* ---- System ---- */
+
+static void strip_billing(mm_message *m) {
+  mm_chat_part *part = (mm_chat_part *)m->part; /* the arena's */
+  if (!m->part_count || part->text.n < strlen(BILLING) || memcmp(part->text.p, BILLING, strlen(BILLING)) != 0) return;
+  const char *end = memchr(part->text.p, '\n', part->text.n);
+  const size_t line = end ? (size_t)(end - part->text.p) + 1 : part->text.n;
+  part->text.p += line;
+  part->text.n -= line;
+  if (part->text.n) return;
+  m->part++;
+  m->part_count--;
+}
+
+static bool read_system(mm_call *c, mm_message *m, size_t *n, mm_err *err) {
+  const mm_value *system = mm_value_get(c->body, "system");
+  if (!system) return true;
+  *m = (mm_message){.role = MM_ROLE_SYSTEM};
+  if (!read_texts(c, system, m, err)) return false;
+  strip_billing(m);
+  *n += m->part_count > 0;
+  return true;
+}
+
+/* ---- Messages ---- */
+
+static bool read_result(mm_call *c, const mm_value *v, mm_message *m, mm_err *err) {
+  *m = (mm_message){.role = MM_ROLE_TOOL, .call_id = mm_str_of(mm_value_get(v, "tool_use_id"))};
+  if (!read_texts(c, mm_value_get(v, "content"), m, err)) return false;
+  if (m->part_count) return true;
+  static const mm_chat_part nothing = {.text = {"", 0}, .owner = MM_OWNER_USER};
+  m->part = &nothing;
+  m->part_count = 1;
+  m->list = false;
+  return true;
+}
+
+/* The user's blocks: results first, as the API wants them, then the text. */
+static bool read_user(mm_call *c, const mm_value *content, mm_message *m, size_t *n, mm_err *err) {
+  if (content->type != MM_VALUE_ARRAY) return read_texts(c, content, &m[(*n)++], err);
+  const size_t first = *n;
+  mm_chat_part *part = mm_arena_alloc(&c->arena, (content->count + 1) * sizeof *part, err);
+  size_t parts = 0;
+  if (!part) return false;
+  for (const mm_value *v = content->first; v; v = v->next) {
+    const bool result = mm_value_is(mm_value_get(v, "type"), "tool_result");
+    if (result ? !read_result(c, v, &m[(*n)++], err) : !add_text(c, v, part, &parts)) return false;
+  }
+  if (parts || *n == first) m[(*n)++] = (mm_message){.role = MM_ROLE_USER, .part = part, .part_count = parts, .list = true};
+  return true;
+}
+
+static bool read_use(mm_call *c, const mm_value *v, mm_chat_call *call) {
+  const mm_value *name = mm_value_get(v, "name"), *input = mm_value_get(v, "input");
+  if (!name || name->type != MM_VALUE_STRING || !name->n) return mm_refuse(c, 400, "messages", "messages: a tool_use block has no name");
+  if (input && input->type != MM_VALUE_OBJECT)
+    return mm_refuse(c, 400, "messages", "messages: the input of a tool_use block is %s, expected an object", mm_value_word(input));
+  *call = (mm_chat_call){.id = mm_str_of(mm_value_get(v, "id")), .name = mm_str_of(name)};
+  if (input) call->arguments = (mm_str){input->raw, input->raw_n};
+  return true;
+}
+
+/* Thinking of several blocks is joined. */
+static bool add_thinking(mm_call *c, const mm_value *v, mm_message *m, mm_err *err) {
+  const mm_str more = mm_str_of(mm_value_get(v, "thinking"));
+  if (!more.p || !m->reasoning.p) {
+    if (more.p) m->reasoning = more;
+    return true;
+  }
+  char *joined = mm_arena_alloc(&c->arena, m->reasoning.n + more.n + 1, err);
+  if (!joined) return false;
+  memcpy(joined, m->reasoning.p, m->reasoning.n);
+  memcpy(joined + m->reasoning.n, more.p, more.n);
+  m->reasoning = (mm_str){joined, m->reasoning.n + more.n};
+  return true;
+}
+
+static bool read_assistant(mm_call *c, const mm_value *content, mm_message *m, mm_err *err) {
+  if (content->type != MM_VALUE_ARRAY) return read_texts(c, content, m, err);
+  mm_chat_part *part = mm_arena_alloc(&c->arena, (content->count + 1) * sizeof *part, err);
+  mm_chat_call *call = mm_arena_alloc(&c->arena, (content->count + 1) * sizeof *call, err);
+  if (!part || !call) return false;
+  m->list = true;
+  m->part = part;
+  m->call = call;
+  for (const mm_value *v = content->first; v; v = v->next) {
+    const mm_value *type = mm_value_get(v, "type");
+    bool ok = true;
+    if (mm_value_is(type, "thinking"))
+      ok = add_thinking(c, v, m, err);
+    else if (mm_value_is(type, "tool_use"))
+      ok = read_use(c, v, &call[m->call_count++]);
+    else if (!mm_value_is(type, "redacted_thinking"))
+      ok = add_text(c, v, part, &m->part_count);
+    if (!ok) return false;
+  }
+  return true;
+}
+
+static bool read_messages(mm_call *c, mm_conversation *out, mm_err *err) {
+  const mm_value *list;
+  size_t most = 1, n = 0;
+  if (!mm_field(c, c->body, "messages", MM_VALUE_ARRAY, &list)) return false;
+  if (!list || !list->count) return mm_refuse(c, 400, "messages", "messages: expected one message or more");
+  for (const mm_value *v = list->first; v; v = v->next) {
+    const mm_value *content = mm_value_get(v, "content");
+    most += 1 + (content ? content->count : 0);
+  }
+  mm_message *m = mm_arena_alloc(&c->arena, most * sizeof *m, err);
+  if (!m || !read_system(c, m, &n, err)) return false;
+  for (const mm_value *v = list->first; v; v = v->next) {
+    const mm_value *role = mm_value_get(v, "role"), *content = mm_value_get(v, "content");
+    const bool user = mm_value_is(role, "user");
+    if (!user && !mm_value_is(role, "assistant"))
+      return mm_refuse(c, 400, "messages", "messages: found the role %.60s, expected user or assistant", word(role));
+    if (!content) return mm_refuse(c, 400, "messages", "messages: a message has no content");
+    m[n] = (mm_message){.role = user ? MM_ROLE_USER : MM_ROLE_ASSISTANT};
+    if (user ? !read_user(c, content, m, &n, err) : !read_assistant(c, content, &m[n++], err)) return false;
+  }
+  out->message = m;
+  out->message_count = n;
+  out->continue_final = m[n - 1].role == MM_ROLE_ASSISTANT;
+  out->add_generation_prompt = !out->continue_final;
+  return true;
+}
+
+/* ---- Tools ---- */
+
+static bool read_tools(mm_call *c, mm_conversation *out, mm_err *err) {
+  const mm_value *list;
+  if (!mm_field(c, c->body, "tools", MM_VALUE_ARRAY, &list)) return false;
+  if (!list || !list->count) return true;
+  mm_chat_tool *t = mm_arena_alloc(&c->arena, list->count * sizeof *t, err);
+  if (!t) return false;
+  for (const mm_value *v = list->first; v; v = v->next) {
+    const mm_value *type = mm_value_get(v, "type"), *name = mm_value_get(v, "name"), *about = mm_value_get(v, "description"),
+                   *schema = mm_value_get(v, "input_schema");
+    if (type && !mm_value_is(type, "custom")) return mm_refuse(c, 400, "tools", "tools: type \"%.60s\" is not served here", word(type));
+    if (!name || name->type != MM_VALUE_STRING || !name->n) return mm_refuse(c, 400, "tools", "tools: a tool has no name");
+    if (schema && schema->type != MM_VALUE_OBJECT) return mm_refuse(c, 400, "tools", "tools: an input_schema is %s", mm_value_word(schema));
+    char *json = mm_arena_printf(&c->arena, err, "{\"type\": \"function\", \"function\": {\"name\": %.*s%s%.*s%s%.*s}}", (int)name->raw_n,
+                                 name->raw, about ? ", \"description\": " : "", about ? (int)about->raw_n : 0, about ? about->raw : "",
+                                 schema ? ", \"parameters\": " : "", schema ? (int)schema->raw_n : 0, schema ? schema->raw : "");
+    if (!json) return false;
+    t[out->tool_count++] = (mm_chat_tool){{json, strlen(json)}};
+  }
+  out->tool = t;
+  return true;
+}
+
+static bool read_choice(mm_call *c, mm_conversation *v, mm_tool_rules *r) {
+  const mm_value *choice, *type;
+  if (!mm_field(c, c->body, "tool_choice", MM_VALUE_OBJECT, &choice)) return false;
+  *r = (mm_tool_rules){0};
+  if (!mm_field_bool(c, choice, "disable_parallel_tool_use", &r->one_call)) return false;
+  type = mm_value_get(choice, "type");
+  if (!choice || mm_value_is(type, "auto")) return true;
+  if (mm_value_is(type, "none")) {
+    r->choice = MM_TOOLS_NONE;
+    v->tool_count = 0;
+    return true;
+  }
+  if (!mm_value_is(type, "any") && !mm_value_is(type, "tool"))
+    return mm_refuse(c, 400, "tool_choice", "tool_choice: found %.60s, expected auto, any, tool or none", word(type));
+  if (!v->tool_count) return mm_refuse(c, 400, "tool_choice", "tool_choice: there are no tools");
+  r->choice = mm_value_is(type, "any") ? MM_TOOLS_REQUIRED : MM_TOOLS_NAMED;
+  if (r->choice == MM_TOOLS_REQUIRED) return true;
+  r->name = mm_str_of(mm_value_get(choice, "name"));
+  if (!r->name.n || !mm_tools_have(v, c, r->name)) return mm_refuse(c, 400, "tool_choice", "tool_choice: there is no such tool");
+  return true;
+}
+
+static bool read_thinking(mm_call *c, mm_conversation *v) {
+  const mm_value *thinking;
+  if (!mm_field(c, c->body, "thinking", MM_VALUE_OBJECT, &thinking)) return false;
+  v->no_thinking = mm_value_is(mm_value_get(thinking, "type"), "disabled") && c->server->format && c->server->format->family == MM_CHAT_M2;
+  return true;
+}
+
+bool mm_anthropic_conversation(mm_call *c, mm_conversation *out, mm_tool_rules *rules, mm_err *err) {
+  *out = (mm_conversation){0};
+  return read_messages(c, out, err) && read_tools(c, out, err) && read_choice(c, out, rules) && read_thinking(c, out);
+}

@@ -1,0 +1,27 @@
+/* The APIs, one file each. */
+#ifndef MM_RUNTIME_SERVE_APIS_H
+#define MM_RUNTIME_SERVE_APIS_H
+
+#include "runtime/serve/call.h"
+
+extern const mm_api mm_api_completions; /* POST /v1/completions */
+extern const mm_api mm_api_chat;        /* POST /v1/chat/completions */
+extern const mm_api mm_api_responses;   /* POST /v1/responses */
+extern const mm_api mm_api_messages;    /* POST /v1/messages, as Anthropic has it */
+extern const mm_api mm_api_count_tokens;
+extern const mm_api mm_api_tokenize;   /* POST /tokenize */
+extern const mm_api mm_api_detokenize; /* POST /detokenize */
+
+/* What needs no body: GET /health, /ready, /metrics, /v1/models, /. NULL: there is no such path. They answer at once.
+ * keyed: for those alone who carry an API key. */
+typedef void mm_page(mm_server *s, mm_exchange *x);
+mm_page *mm_page_find(const char *path, bool *keyed);
+
+/* Printable text of bytes that may be no UTF-8, in pieces: added to `out`; n = 0 ends it. */
+void mm_print_utf8(mm_utf8_stream *u, const char *bytes, size_t n, mm_text *out);
+/* "stop" or "length". */
+const char *mm_openai_finish(const mm_ending *end);
+/* `,"usage":{…}` as OpenAI has it. reasoning: tokens of the reply that are reasoning. */
+void mm_openai_usage(const mm_progress *p, uint32_t reasoning, mm_text *out);
+
+#endif

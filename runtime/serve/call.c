@@ -1,0 +1,382 @@
+/* Requests: from the body to generations, from their tokens to a reply, and what goes wrong in between. */
+#include "runtime/serve/call.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <time.h>
+
+#include "runtime/serve/keys.h"
+
+static double now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* ---- Refusals ---- */
+
+bool mm_refuse(mm_call *c, int status, const char *param, const char *fmt, ...) {
+  if (c->refused) return false;
+  char raw[512];
+  va_list args;
+  va_start(args, fmt);
+  vsnprintf(raw, sizeof raw, fmt, args);
+  va_end(args);
+  c->refused = status;
+  if (param) snprintf(c->param, sizeof c->param, "%s", param);
+  mm_show(c->why, sizeof c->why, raw);
+  return false;
+}
+
+static int status_of(const mm_err *err) {
+  if (strcmp(err->code, "E_QUEUE") == 0) return 429;
+  switch (err->status) {
+    case MM_USAGE:
+    case MM_BAD_INPUT:
+    case MM_UNSUPPORTED: return 400;
+    case MM_LIMIT: return strcmp(err->code, "E_LIMIT") == 0 ? 400 : 503;
+    default: return 500;
+  }
+}
+
+static const char *openai_type(int status) {
+  switch (status) {
+    case 401: return "authentication_error";
+    case 404: return "not_found_error";
+    case 429: return "rate_limit_error";
+    case 503: return "service_unavailable_error";
+    default: return status < 500 ? "invalid_request_error" : "server_error";
+  }
+}
+
+static const char *anthropic_type(int status) {
+  switch (status) {
+    case 401: return "authentication_error";
+    case 404: return "not_found_error";
+    case 413: return "request_too_large";
+    case 429: return "rate_limit_error";
+    case 503: return "overloaded_error";
+    case 504: return "timeout_error";
+    default: return status < 500 ? "invalid_request_error" : "api_error";
+  }
+}
+
+static const char *openai_code(int status) {
+  switch (status) {
+    case 401: return "invalid_api_key";
+    case 404: return "not_found";
+    case 413: return "request_too_large";
+    case 429: return "queue_full";
+    default: return NULL;
+  }
+}
+
+void mm_call_error(const mm_call *c, int status, const char *param, const char *text, mm_text *out) {
+  if (c->api->anthropic) {
+    mm_text_printf(out, "{\"type\":\"error\",\"error\":{\"type\":\"%s\",\"message\":", anthropic_type(status));
+    mm_text_quote_string(out, text);
+    mm_text_printf(out, "},\"request_id\":\"req_%s\"}", c->id);
+    return;
+  }
+  mm_text_put(out, "{\"error\":{\"message\":");
+  mm_text_quote_string(out, text);
+  mm_text_printf(out, ",\"type\":\"%s\",\"param\":", openai_type(status));
+  if (param && *param)
+    mm_text_quote_string(out, param);
+  else
+    mm_text_put(out, "null");
+  mm_text_put(out, ",\"code\":");
+  if (openai_code(status))
+    mm_text_quote_string(out, openai_code(status));
+  else
+    mm_text_put(out, "null");
+  mm_text_put(out, "}}");
+}
+
+/* ---- Beginning and ending ---- */
+
+static void call_free(mm_call *c) {
+  for (uint32_t i = 0; i < c->prompts; i++) free(c->prompt[i]);
+  for (uint32_t i = 0; i < c->choices; i++) {
+    free(c->choice[i].text.p);
+    free(c->choice[i].logprobs.p);
+  }
+  if (c->close_state) c->close_state(c->state);
+  free(c->choice);
+  free(c->prompt);
+  free(c->prompt_count);
+  free(c->out.p);
+  mm_arena_close(&c->arena);
+  c->server->calls--;
+  free(c);
+}
+
+/* The exchange has ended. */
+static void close_call(mm_call *c) {
+  mm_metrics *m = &c->server->metrics;
+  if (c->choices) mm_histogram_add(&m->whole, now() - c->begun);
+  const mm_progress p = mm_call_usage(c);
+  const mm_log_call line = {.id = c->id,
+                            .path = c->api->path,
+                            .why = c->refused ? c->why : NULL,
+                            .status = c->status,
+                            .seconds = now() - c->begun,
+                            .choices = c->choices,
+                            .prompt_tokens = p.prompt_tokens,
+                            .cached_tokens = p.cached_tokens,
+                            .reply_tokens = p.reply_tokens};
+  mm_log_request(&c->server->log, &line);
+  call_free(c);
+}
+
+static void send_whole(mm_call *c, int status, const char *body, size_t n) {
+  c->status = status;
+  if (status == 429 || status == 503) mm_exchange_set(c->x, "Retry-After", "1");
+  if (status == 401) mm_exchange_set(c->x, "WWW-Authenticate", "Bearer");
+  mm_exchange_reply(c->x, status, "application/json", body, n);
+}
+
+static void reply_refusal(mm_call *c, int status, const char *param, const char *text) {
+  mm_text out = {0};
+  mm_call_error(c, status, param, text, &out);
+  send_whole(c, status, out.failed ? "{}" : out.p, out.failed ? 2 : out.n);
+  free(out.p);
+}
+
+void mm_call_reply(mm_call *c) {
+  if (c->out.failed)
+    reply_refusal(c, 503, NULL, "out of memory");
+  else
+    send_whole(c, 200, c->out.p, c->out.n);
+}
+
+void mm_call_stream(mm_call *c) {
+  c->streaming = true;
+  c->status = 200;
+  mm_exchange_set(c->x, "Cache-Control", "no-cache");
+  mm_exchange_set(c->x, "X-Accel-Buffering", "no");
+  mm_exchange_start(c->x, 200, "text/event-stream; charset=utf-8");
+}
+
+void mm_call_event(mm_call *c, const char *event) {
+  mm_text t = {0};
+  if (event) mm_text_printf(&t, "event: %s\n", event);
+  mm_text_put(&t, "data: ");
+  mm_text_add(&t, c->out.p, c->out.n);
+  mm_text_put(&t, "\n\n");
+  if (t.failed || c->out.failed || !mm_exchange_piece(c->x, t.p, t.n))
+    for (uint32_t i = 0; i < c->choices; i++)
+      if (c->choice[i].generation) mm_generation_cancel(c->choice[i].generation);
+  free(t.p);
+  mm_text_clear(&c->out);
+}
+
+mm_progress mm_call_usage(const mm_call *c) {
+  mm_progress sum = {0};
+  for (uint32_t i = 0; i < c->choices; i++) {
+    const mm_progress *p = &c->choice[i].ending.progress;
+    sum.reply_tokens += p->reply_tokens;
+    if (i % c->params.n) continue; /* choices of one prompt share it */
+    sum.prompt_tokens += c->prompt_count[i / c->params.n];
+    sum.cached_tokens += p->cached_tokens;
+  }
+  return sum;
+}
+
+const char *mm_choice_failure(const mm_choice *ch, int *status) {
+  switch (ch->ending.why) {
+    case MM_FINISH_ERROR: return *status = 500, "the engine failed; the server's log says how";
+    case MM_FINISH_DEADLINE: return *status = 504, "the request's time is over";
+    case MM_FINISH_CANCELLED: return *status = 503, "the request was cancelled, the server is about to end";
+    default: return *status = 200, NULL;
+  }
+}
+
+const mm_choice *mm_call_failed(const mm_call *c) {
+  int status;
+  for (uint32_t i = 0; i < c->choices; i++)
+    if (mm_choice_failure(&c->choice[i], &status)) return &c->choice[i];
+  return NULL;
+}
+
+/* Every choice has ended. */
+static void finish(mm_call *c) {
+  const mm_choice *failed = mm_call_failed(c);
+  const bool left = mm_exchange_gone(c->x);
+  int status = 0;
+  const char *text = failed ? mm_choice_failure(failed, &status) : NULL;
+  if (c->refused) {
+    reply_refusal(c, c->refused, c->param, c->why);
+  } else if (failed && !c->streaming) {
+    reply_refusal(c, status, NULL, text);
+  } else if (failed) {
+    mm_text_clear(&c->out);
+    mm_call_error(c, status, NULL, text, &c->out);
+    mm_call_event(c, c->api->anthropic ? "error" : NULL);
+    mm_exchange_end(c->x);
+    c->status = status;
+  } else {
+    c->api->finish(c);
+  }
+  if (left) c->status = 499; /* as nginx logs it */
+  close_call(c);
+}
+
+static void cancel_all(mm_call *c) {
+  for (uint32_t i = 0; i < c->choices; i++)
+    if (c->choice[i].generation) mm_generation_cancel(c->choice[i].generation);
+}
+
+static void gone(void *user) { cancel_all(user); }
+
+/* ---- Choices ---- */
+
+static void on_token(void *user, const mm_token *t) {
+  mm_choice *ch = user;
+  const double time = now();
+  mm_metrics *m = &ch->call->server->metrics;
+  mm_histogram_add(ch->last > 0 ? &m->between_tokens : &m->first_token, time - (ch->last > 0 ? ch->last : ch->call->begun));
+  ch->last = time;
+  ch->tokens++;
+  if (!ch->call->refused && !mm_exchange_gone(ch->call->x)) ch->call->api->token(ch, t);
+}
+
+static void on_done(void *user, const mm_ending *end) {
+  mm_choice *ch = user;
+  mm_call *c = ch->call;
+  ch->ending = *end;
+  ch->generation = NULL;
+  if (ch->enough && end->why == MM_FINISH_CANCELLED) ch->ending.why = MM_FINISH_STOP;
+  c->server->metrics.finished[ch->ending.why]++;
+  if (end->err) mm_log_error(&c->server->log, c->id, end->err);
+  ch->ending.err = NULL;
+  int status;
+  if (!c->refused && !mm_exchange_gone(c->x) && !mm_choice_failure(ch, &status)) c->api->ended(ch);
+  if (--c->open == 0) finish(c);
+}
+
+void mm_choice_enough(mm_choice *ch) {
+  ch->enough = true;
+  if (ch->generation) mm_generation_cancel(ch->generation);
+}
+
+bool mm_call_add_prompt(mm_call *c, int32_t *ids, size_t count, mm_err *err) {
+  const uint32_t most = c->server->positions;
+  size_t cap = c->prompts, cap2 = c->prompts;
+  const bool fits = count > 0 && count < most;
+  if (!fits || !mm_grow((void **)&c->prompt, &cap, c->prompts + 1, sizeof *c->prompt, err) ||
+      !mm_grow((void **)&c->prompt_count, &cap2, c->prompts + 1, sizeof *c->prompt_count, err)) {
+    free(ids);
+    if (!count) return mm_refuse(c, 400, "prompt", "the prompt is empty");
+    return fits ? false : mm_refuse(c, 400, "prompt", "the prompt has %zu tokens; prompt and reply together may have %u", count, most);
+  }
+  c->prompt[c->prompts] = ids;
+  c->prompt_count[c->prompts++] = (uint32_t)count;
+  return true;
+}
+
+static mm_generation_settings settings(const mm_call *c, mm_choice *ch, uint32_t prompt) {
+  const mm_params *p = &c->params;
+  const uint32_t room = c->server->positions - c->prompt_count[prompt];
+  mm_generation_settings set = {
+      .request = {.prompt = c->prompt[prompt],
+                  .prompt_count = c->prompt_count[prompt],
+                  .max_tokens = p->max_tokens ? (uint32_t)mm_min(p->max_tokens, room) : room,
+                  .sampling = p->sampling,
+                  .stop = p->end,
+                  .stop_count = p->end_count,
+                  .salt = p->salt,
+                  .priority = p->priority,
+                  .deadline = p->deadline},
+      .stop = p->stop,
+      .stop_count = p->stop_count,
+      .keep_stop = p->include_stop,
+      .special = p->special,
+      .user = ch,
+      .token = on_token,
+      .done = on_done,
+  };
+  set.request.sampling.seed += UINT64_C(0x9e3779b97f4a7c15) * (ch->index % p->n);
+  if (p->logprobs) set.request.sampling.top_logprobs = (uint32_t)mm_max(1, p->top_logprobs);
+  return set;
+}
+
+bool mm_call_start(mm_call *c, void (*shape)(mm_choice *ch, mm_generation_settings *set), mm_err *err) {
+  const uint32_t n = c->prompts * c->params.n;
+  if (!(c->choice = mm_calloc(n, sizeof *c->choice, err))) return false;
+  for (uint32_t i = 0; i < n; i++) {
+    mm_choice *ch = &c->choice[i];
+    *ch = (mm_choice){.call = c, .index = i};
+    mm_generation_settings set = settings(c, ch, i / c->params.n);
+    if (shape) shape(ch, &set);
+    if (!(ch->generation = mm_generation_start(c->server->scheduler, c->server->outbox, c->server->tokenizer, &set, err))) {
+      cancel_all(c);
+      return false;
+    }
+    c->choices++;
+    c->open++;
+  }
+  return true;
+}
+
+/* ---- From the exchange ---- */
+
+static bool name_known(mm_call *c) {
+  const mm_server *s = c->server;
+  const mm_value *model = mm_value_get(c->body, "model");
+  if (!model || s->any_name) return true;
+  if (model->type != MM_VALUE_STRING) return mm_refuse(c, 400, "model", "model: found %s, expected a string", mm_value_word(model));
+  for (size_t i = 0; i < s->names; i++)
+    if (mm_value_is(model, s->name[i])) return true;
+  return mm_refuse(c, 404, "model", "the model \"%.100s\" is not served here, \"%s\" is", model->text, s->name[0]);
+}
+
+static bool parse_body(mm_call *c, mm_err *err) {
+  size_t n;
+  const char *text = mm_exchange_body(c->x, &n);
+  if (!text) return mm_fail_memory(err, n);
+  if (n > c->server->body_max)
+    return mm_refuse(c, 413, NULL, "the body has %zu bytes, %llu may be", n, (unsigned long long)c->server->body_max);
+  if (!n) return mm_refuse(c, 400, NULL, "the body is empty, expected a JSON object");
+  if (!(c->body = mm_body_parse(&c->arena, text, n, err))) return false;
+  if (c->body->type != MM_VALUE_OBJECT) return mm_refuse(c, 400, NULL, "the body is %s, expected an object", mm_value_word(c->body));
+  return true;
+}
+
+static bool begin(mm_call *c, mm_err *err) {
+  const mm_server *s = c->server;
+  if (!mm_keys_admit(s->key, s->keys, c->x)) return mm_refuse(c, 401, NULL, "a valid API key is needed");
+  if (c->api->bodiless) return c->api->begin(c, err);
+  if (s->state == MM_SERVER_LOADING) return mm_refuse(c, 503, NULL, "the model is being loaded");
+  if (s->state == MM_SERVER_DRAINING) return mm_refuse(c, 503, NULL, "the server is about to end");
+  c->params.sampling = s->defaults;
+  return parse_body(c, err) && name_known(c) && c->api->begin(c, err);
+}
+
+void mm_call_begin(mm_server *s, mm_exchange *x, const mm_api *api) {
+  mm_call *c = calloc(1, sizeof *c);
+  uint8_t random[12] = {0};
+  if (!c) {
+    mm_exchange_reply(x, 503, "text/plain", "", 0);
+    return;
+  }
+  *c = (mm_call){.server = s, .x = x, .api = api, .begun = now(), .created = (int64_t)time(NULL)};
+  s->calls++;
+  if (getrandom(random, sizeof random, 0) != sizeof random) mm_refuse(c, 500, NULL, "no random numbers");
+  for (size_t i = 0; i < sizeof random; i++) snprintf(c->id + 2 * i, 3, "%02x", random[i]);
+  mm_exchange_set(x, "X-Request-Id", c->id);
+  mm_exchange_on_gone(x, gone, c);
+  mm_err err = {0};
+  if (!c->refused && begin(c, &err)) {
+    if (!c->open) close_call(c); /* answered already */
+    return;
+  }
+  if (!c->refused) {
+    const int status = status_of(&err);
+    if (status >= 500 && strcmp(err.code, "E_DRAINING") != 0) mm_log_error(&s->log, c->id, &err);
+    mm_refuse(c, status, NULL, "%s", err.text);
+  }
+  if (!c->open) finish(c);
+}

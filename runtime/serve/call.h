@@ -1,0 +1,87 @@
+/* One request of an API: its body, its choices, its reply. All in the loop's thread. */
+#ifndef MM_RUNTIME_SERVE_CALL_H
+#define MM_RUNTIME_SERVE_CALL_H
+
+#include "runtime/serve/body.h"
+#include "runtime/serve/params.h"
+#include "runtime/serve/server.h"
+#include "runtime/text/utf8.h"
+
+typedef struct mm_call mm_call;
+typedef struct mm_choice mm_choice;
+
+typedef struct mm_api {
+  /* Answers, or takes the body's fields and starts choices. False: mm_refuse or err says why. */
+  bool (*begin)(mm_call *c, mm_err *err);
+  void (*token)(mm_choice *ch, const mm_token *t);
+  void (*ended)(mm_choice *ch); /* ch->ending is set */
+  void (*finish)(mm_call *c);   /* every choice has ended: the reply, or the end of the stream */
+  bool bodiless;                /* begin comes whatever the body is */
+  bool anthropic;               /* whose errors these are; otherwise OpenAI's */
+  const char *path;             /* for the log */
+} mm_api;
+
+struct mm_choice {
+  mm_call *call;
+  uint32_t index;
+  mm_generation *generation; /* NULL once it ended */
+  mm_ending ending;
+  mm_utf8_stream utf8;
+  mm_text text, logprobs;
+  double last; /* when its last token came, 0: none did */
+  uint32_t tokens;
+  bool enough; /* the API wants no more of it */
+  void *state; /* the API's */
+};
+
+struct mm_call {
+  mm_server *server;
+  mm_exchange *x;
+  const mm_api *api;
+  mm_arena arena; /* lives as long as the call */
+  const mm_value *body;
+  char id[25]; /* random, hexadecimal */
+  double begun;
+  int64_t created; /* Unix seconds */
+  mm_params params;
+  int32_t **prompt; /* [prompts] token ids, free() each */
+  uint32_t *prompt_count, prompts;
+  uint32_t boundary; /* of the prompt, where a later one is likely to part; 0: none */
+  mm_choice *choice; /* [choices], those of a prompt side by side */
+  uint32_t choices, open;
+  bool streaming; /* the reply has begun */
+  int status;     /* of the reply */
+  mm_text out;    /* scratch of the API for what it sends */
+  void *state;    /* the API's */
+  void (*close_state)(void *state);
+  /* The first refusal; 0: none. */
+  int refused;
+  char param[64], why[600];
+};
+
+/* Refuses the request with a status of HTTP; param is the field, or NULL. The first counts. Returns false. */
+bool mm_refuse(mm_call *c, int status, const char *param, const char *fmt, ...) MM_PRINTF(4, 5);
+
+void mm_call_begin(mm_server *s, mm_exchange *x, const mm_api *api);
+/* Starts params.n choices for each prompt. Settings that are not of params alone may be changed by `shape`, if not NULL. */
+bool mm_call_start(mm_call *c, void (*shape)(mm_choice *ch, mm_generation_settings *set), mm_err *err);
+/* Ids of text, added to c's prompts. */
+bool mm_call_add_prompt(mm_call *c, int32_t *ids, size_t count, mm_err *err);
+/* A JSON reply with status 200 from c->out; ends the call's exchange. */
+void mm_call_reply(mm_call *c);
+/* Begins a stream of events. */
+void mm_call_stream(mm_call *c);
+/* Sends c->out as the data of an event, which has a name where `event` is not NULL; empties c->out. */
+void mm_call_event(mm_call *c, const char *event);
+/* The choice ends here, as if the model had ended it. */
+void mm_choice_enough(mm_choice *ch);
+/* The reply's whole usage. */
+mm_progress mm_call_usage(const mm_call *c);
+/* The first choice that failed; NULL: none did. */
+const mm_choice *mm_call_failed(const mm_call *c);
+/* The error of the API's form as an object, into out: for streams. */
+void mm_call_error(const mm_call *c, int status, const char *param, const char *text, mm_text *out);
+/* Why a choice failed, and with which status. */
+const char *mm_choice_failure(const mm_choice *ch, int *status);
+
+#endif

@@ -1,0 +1,227 @@
+/* OpenAI's chat completions. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/serve/apis.h"
+#include "runtime/serve/fields.h"
+#include "runtime/serve/schema.h"
+#include "runtime/serve/turn.h"
+
+/* ---- The stream ---- */
+
+static void put_head(mm_call *c, const char *object) {
+  mm_text_printf(&c->out, "{\"id\":\"chatcmpl-%s\",\"object\":\"%s\",\"created\":%lld,\"model\":", c->id, object, (long long)c->created);
+  mm_text_quote_string(&c->out, c->server->name[0]);
+}
+
+/* Begins a chunk of a choice, up to its delta. */
+static void begin_chunk(mm_choice *ch) {
+  put_head(ch->call, "chat.completion.chunk");
+  mm_text_printf(&ch->call->out, ",\"choices\":[{\"index\":%u,\"delta\":", ch->index);
+}
+
+/* After the delta; the logprobs of all tokens since the last chunk go along. */
+static void end_chunk(mm_choice *ch, const char *finish) {
+  mm_call *c = ch->call;
+  if (ch->logprobs.n)
+    mm_text_printf(&c->out, ",\"logprobs\":{\"content\":[%s],\"refusal\":null}", ch->logprobs.p);
+  else
+    mm_text_put(&c->out, ",\"logprobs\":null");
+  c->out.failed |= ch->logprobs.failed;
+  mm_text_clear(&ch->logprobs);
+  if (finish)
+    mm_text_printf(&c->out, ",\"finish_reason\":\"%s\"}]", finish);
+  else
+    mm_text_put(&c->out, ",\"finish_reason\":null}]");
+  mm_text_put(&c->out, c->params.include_usage ? ",\"usage\":null}" : "}");
+  mm_call_event(c, NULL);
+}
+
+static void send_role(mm_choice *ch) {
+  begin_chunk(ch);
+  mm_text_put(&ch->call->out, "{\"role\":\"assistant\",\"content\":\"\"}");
+  end_chunk(ch, NULL);
+}
+
+static void send_event(mm_turn *t, const mm_reply_event *e) {
+  mm_choice *ch = t->choice;
+  mm_text *out = &ch->call->out;
+  if (!ch->call->params.stream || e->kind == MM_REPLY_CALL_END) return;
+  begin_chunk(ch);
+  switch (e->kind) {
+    case MM_REPLY_REASONING: mm_text_put(out, "{\"reasoning_content\":"); break;
+    case MM_REPLY_CONTENT: mm_text_put(out, "{\"content\":"); break;
+    case MM_REPLY_CALL:
+      mm_text_printf(out, "{\"tool_calls\":[{\"index\":%u,\"id\":\"%s\",\"type\":\"function\",\"function\":{\"name\":", e->call,
+                     t->call[e->call].id);
+      break;
+    default: mm_text_printf(out, "{\"tool_calls\":[{\"index\":%u,\"function\":{\"arguments\":", e->call);
+  }
+  mm_text_quote(out, e->text, e->n);
+  mm_text_put(out, e->kind == MM_REPLY_CALL ? ",\"arguments\":\"\"}}]}" : e->kind == MM_REPLY_ARGUMENTS ? "}}]}" : "}");
+  end_chunk(ch, NULL);
+}
+
+/* ---- Logprobs ---- */
+
+static void put_logprob(const mm_call *c, const mm_logprob *l, mm_text *out) {
+  size_t n = 0;
+  const char *bytes = mm_tokenizer_bytes(c->server->tokenizer, l->id, &n);
+  mm_text_put(out, "{\"token\":");
+  mm_text_quote(out, bytes ? bytes : "", bytes ? n : 0);
+  mm_text_put(out, ",\"logprob\":");
+  mm_text_real(out, (double)l->logprob);
+  mm_text_put(out, ",\"bytes\":[");
+  for (size_t i = 0; bytes && i < n; i++) mm_text_printf(out, i ? ",%u" : "%u", (unsigned)(uint8_t)bytes[i]);
+  mm_text_put(out, "]");
+}
+
+static void add_logprobs(mm_choice *ch, const mm_token *t) {
+  const mm_call *c = ch->call;
+  mm_text *out = &ch->logprobs;
+  if (out->n) mm_text_put(out, ",");
+  put_logprob(c, &t->logprobs[0], out);
+  mm_text_put(out, ",\"top_logprobs\":[");
+  for (uint32_t i = 0; i < c->params.top_logprobs && t->logprobs[1 + i].id >= 0; i++) {
+    if (i) mm_text_put(out, ",");
+    put_logprob(c, &t->logprobs[1 + i], out);
+    mm_text_put(out, "}");
+  }
+  mm_text_put(out, "]}");
+}
+
+/* ---- The request ---- */
+
+static bool read_fields(mm_call *c, mm_turn_settings *set) {
+  mm_params *p = &c->params;
+  int64_t top = 0, max = 0;
+  const mm_value *functions = mm_value_get(c->body, "functions"), *modalities = mm_value_get(c->body, "modalities");
+  bool split = true;
+  if (!mm_field_bool(c, c->body, "logprobs", &p->logprobs) || !mm_field_int(c, c->body, "top_logprobs", 0, MM_LOGPROBS, &top) ||
+      !mm_field_int(c, c->body, "max_completion_tokens", 1, INT32_MAX, &max) || !mm_field_bool(c, c->body, "reasoning_split", &split))
+    return false;
+  if (functions) return mm_refuse(c, 400, "functions", "functions: give them as tools");
+  for (const mm_value *v = modalities && modalities->type == MM_VALUE_ARRAY ? modalities->first : NULL; v; v = v->next)
+    if (!mm_value_is(v, "text")) return mm_refuse(c, 400, "modalities", "modalities: text alone is served");
+  if (top && !p->logprobs) return mm_refuse(c, 400, "top_logprobs", "top_logprobs: logprobs is not true");
+  p->top_logprobs = (uint32_t)top;
+  if (max) p->max_tokens = (uint32_t)max;
+  set->append_think = !split;
+  return true;
+}
+
+static bool read_format(mm_call *c, mm_turn_settings *set, mm_err *err) {
+  const mm_value *format, *type, *schema;
+  if (!mm_field(c, c->body, "response_format", MM_VALUE_OBJECT, &format)) return false;
+  type = mm_value_get(format, "type");
+  if (!format || mm_value_is(type, "text")) return true;
+  if (mm_value_is(type, "json_object")) {
+    set->form = mm_schema_any_object();
+    return true;
+  }
+  schema = mm_value_get(mm_value_get(format, "json_schema"), "schema");
+  if (!mm_value_is(type, "json_schema") || !schema)
+    return mm_refuse(c, 400, "response_format", "response_format: expected text, json_object, or json_schema with a schema");
+  set->form = mm_schema_compile(&c->arena, schema, err);
+  return set->form;
+}
+
+static bool begin(mm_call *c, mm_err *err) {
+  mm_conversation v;
+  mm_tool_rules rules;
+  mm_turn_settings set = {.call_prefix = "call_", .event = send_event};
+  if (!mm_params_read(c, err) || !read_fields(c, &set) || !read_format(c, &set, err) || !mm_openai_conversation(c, &v, &rules, err))
+    return false;
+  if (!mm_turn_start(c, &v, &rules, &set, err)) return false;
+  if (!c->params.stream) return true;
+  mm_call_stream(c);
+  for (uint32_t i = 0; i < c->choices; i++) send_role(&c->choice[i]);
+  return true;
+}
+
+/* ---- The reply ---- */
+
+static void token(mm_choice *ch, const mm_token *t) {
+  if (t->logprobs && t->id >= 0) add_logprobs(ch, t);
+  mm_turn_token(ch, t);
+}
+
+static const char *finish_word(const mm_choice *ch) {
+  const mm_turn *t = ch->state;
+  return t->calls && ch->ending.why == MM_FINISH_STOP ? "tool_calls" : mm_openai_finish(&ch->ending);
+}
+
+static void ended(mm_choice *ch) {
+  int status;
+  mm_turn_ended(ch);
+  if (!ch->call->params.stream || mm_choice_failure(ch, &status)) return;
+  begin_chunk(ch);
+  mm_text_put(&ch->call->out, "{}");
+  end_chunk(ch, finish_word(ch));
+}
+
+static void put_calls(const mm_turn *t, mm_text *out) {
+  mm_text_put(out, ",\"tool_calls\":[");
+  for (size_t i = 0; i < t->calls; i++) {
+    mm_text_printf(out, "%s{\"id\":\"%s\",\"type\":\"function\",\"function\":{\"name\":", i ? "," : "", t->call[i].id);
+    mm_text_quote(out, t->call[i].name.p, t->call[i].name.n);
+    mm_text_put(out, ",\"arguments\":");
+    mm_text_quote(out, t->call[i].arguments.p, t->call[i].arguments.n);
+    mm_text_put(out, "}}");
+  }
+  mm_text_put(out, "]");
+}
+
+static void put_choice(mm_call *c, mm_choice *ch) {
+  const mm_turn *t = ch->state;
+  mm_text *out = &c->out;
+  mm_text_printf(out, "%s{\"index\":%u,\"message\":{\"role\":\"assistant\",\"content\":", ch->index ? "," : "", ch->index);
+  if (t->calls && !t->content.n)
+    mm_text_put(out, "null");
+  else
+    mm_text_quote(out, t->content.p, t->content.n);
+  mm_text_put(out, ",\"refusal\":null");
+  if (t->reasoning.n) mm_text_put(out, ",\"reasoning_content\":");
+  if (t->reasoning.n) mm_text_quote(out, t->reasoning.p, t->reasoning.n);
+  if (t->calls) put_calls(t, out);
+  mm_text_put(out, "},\"logprobs\":");
+  if (c->params.logprobs)
+    mm_text_printf(out, "{\"content\":[%s],\"refusal\":null}", ch->logprobs.p ? ch->logprobs.p : "");
+  else
+    mm_text_put(out, "null");
+  out->failed |= ch->logprobs.failed;
+  mm_text_printf(out, ",\"finish_reason\":\"%s\",\"stop_reason\":", finish_word(ch));
+  if (ch->ending.stop >= 0)
+    mm_text_quote(out, c->params.stop[ch->ending.stop].text, c->params.stop[ch->ending.stop].n);
+  else
+    mm_text_put(out, "null");
+  mm_text_put(out, "}");
+}
+
+static void finish(mm_call *c) {
+  const mm_progress usage = mm_call_usage(c);
+  uint32_t reasoning = 0;
+  for (uint32_t i = 0; i < c->choices; i++) reasoning += ((mm_turn *)c->choice[i].state)->reasoning_tokens;
+  if (c->params.stream) {
+    if (c->params.include_usage) {
+      put_head(c, "chat.completion.chunk");
+      mm_text_put(&c->out, ",\"choices\":[]");
+      mm_openai_usage(&usage, reasoning, &c->out);
+      mm_text_put(&c->out, "}");
+      mm_call_event(c, NULL);
+    }
+    mm_text_put(&c->out, "[DONE]");
+    mm_call_event(c, NULL);
+    mm_exchange_end(c->x);
+    return;
+  }
+  put_head(c, "chat.completion");
+  mm_text_put(&c->out, ",\"choices\":[");
+  for (uint32_t i = 0; i < c->choices; i++) put_choice(c, &c->choice[i]);
+  mm_text_put(&c->out, "]");
+  mm_openai_usage(&usage, reasoning, &c->out);
+  mm_text_put(&c->out, "}");
+  mm_call_reply(c);
+}
+
+const mm_api mm_api_chat = {.path = "/v1/chat/completions", .begin = begin, .token = token, .ended = ended, .finish = finish};

@@ -1,0 +1,279 @@
+/* OpenAI's legacy completions: a text or token ids go on. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/serve/apis.h"
+#include "runtime/serve/fields.h"
+
+typedef struct completions {
+  bool echo;
+  mm_text *echoed; /* [prompts] the texts of the prompts, where they are echoed */
+  uint32_t prompts;
+} completions;
+
+/* ---- Shared with chat ---- */
+
+void mm_print_utf8(mm_utf8_stream *u, const char *bytes, size_t n, mm_text *out) {
+  if (!mm_grow((void **)&out->p, &out->cap, out->n + 3 * n + 5, 1, NULL)) {
+    out->failed = true;
+    return;
+  }
+  out->n += mm_utf8_push(u, bytes, n, out->p + out->n);
+}
+
+const char *mm_openai_finish(const mm_ending *end) { return end->why == MM_FINISH_LENGTH ? "length" : "stop"; }
+
+void mm_openai_usage(const mm_progress *p, uint32_t reasoning, mm_text *out) {
+  mm_text_printf(out,
+                 ",\"usage\":{\"prompt_tokens\":%u,\"completion_tokens\":%u,\"total_tokens\":%u,"
+                 "\"prompt_tokens_details\":{\"cached_tokens\":%u},\"completion_tokens_details\":{\"reasoning_tokens\":%u}}",
+                 p->prompt_tokens, p->reply_tokens, p->prompt_tokens + p->reply_tokens, p->cached_tokens, reasoning);
+}
+
+/* ---- The request ---- */
+
+static void close_state(void *state) {
+  completions *s = state;
+  for (uint32_t i = 0; s->echoed && i < s->prompts; i++) free(s->echoed[i].p);
+  free(s->echoed);
+  free(s);
+}
+
+static bool add_text(mm_call *c, const mm_value *v, mm_err *err) {
+  int32_t *ids;
+  size_t n;
+  return mm_tokenizer_encode(c->server->tokenizer, v->text, v->n, false, &ids, &n, err) && mm_call_add_prompt(c, ids, n, err);
+}
+
+static bool add_ids(mm_call *c, const mm_value *list, mm_err *err) {
+  int32_t *ids = mm_calloc(list->count + 1, sizeof *ids, err);
+  size_t n = 0;
+  if (!ids) return false;
+  for (const mm_value *v = list->first; v; v = v->next) {
+    int64_t id;
+    if (!mm_value_int(v, &id) || id < 0 || id >= c->server->vocab) {
+      free(ids);
+      return mm_refuse(c, 400, "prompt", "prompt: expected ids below %u", c->server->vocab);
+    }
+    ids[n++] = (int32_t)id;
+  }
+  return mm_call_add_prompt(c, ids, n, err);
+}
+
+static bool add_prompt(mm_call *c, const mm_value *v, mm_err *err) {
+  if (v->type == MM_VALUE_STRING) return add_text(c, v, err);
+  if (v->type == MM_VALUE_ARRAY) return add_ids(c, v, err);
+  return mm_refuse(c, 400, "prompt", "prompt: found %s, expected a string or a list", mm_value_word(v));
+}
+
+static bool read_prompts(mm_call *c, mm_err *err) {
+  const mm_value *v = mm_value_get(c->body, "prompt");
+  if (!v) return mm_refuse(c, 400, "prompt", "prompt: expected a text, token ids, or a list of those");
+  if (v->type != MM_VALUE_ARRAY || !v->first || v->first->type == MM_VALUE_NUMBER) return add_prompt(c, v, err);
+  if (v->count > MM_CHOICES) return mm_refuse(c, 400, "prompt", "prompt: found %zu, at most %d may be given", v->count, MM_CHOICES);
+  for (v = v->first; v; v = v->next)
+    if (!add_prompt(c, v, err)) return false;
+  return true;
+}
+
+/* The prompt's text, special tokens too. */
+static bool echo_prompts(mm_call *c, completions *s, mm_err *err) {
+  if (!(s->echoed = mm_calloc(c->prompts, sizeof *s->echoed, err))) return false;
+  s->prompts = c->prompts;
+  for (uint32_t i = 0; i < c->prompts; i++) {
+    mm_utf8_stream u = {0};
+    for (uint32_t j = 0; j < c->prompt_count[i]; j++) {
+      size_t n;
+      const char *bytes = mm_tokenizer_bytes(c->server->tokenizer, c->prompt[i][j], &n);
+      if (bytes && n) mm_print_utf8(&u, bytes, n, &s->echoed[i]);
+    }
+    mm_print_utf8(&u, "", 0, &s->echoed[i]);
+    if (s->echoed[i].failed) return mm_fail_memory(err, c->prompt_count[i]);
+  }
+  return true;
+}
+
+static bool read_fields(mm_call *c, completions *s) {
+  mm_params *p = &c->params;
+  int64_t logprobs = -1, best = p->n;
+  const mm_value *suffix;
+  if (!mm_field_int(c, c->body, "logprobs", 0, MM_LOGPROBS, &logprobs) || !mm_field_bool(c, c->body, "echo", &s->echo) ||
+      !mm_field_int(c, c->body, "best_of", 1, MM_CHOICES, &best) || !mm_field(c, c->body, "suffix", MM_VALUE_STRING, &suffix))
+    return false;
+  if (suffix && suffix->n) return mm_refuse(c, 400, "suffix", "suffix: these models do not fill in");
+  if (best != p->n) return mm_refuse(c, 400, "best_of", "best_of: found %lld, only n itself is served", (long long)best);
+  if (s->echo && logprobs >= 0) return mm_refuse(c, 400, "echo", "echo: logprobs of a prompt are not served");
+  p->logprobs = logprobs >= 0;
+  p->top_logprobs = p->logprobs ? (uint32_t)logprobs : 0;
+  return true;
+}
+
+static bool begin(mm_call *c, mm_err *err) {
+  completions *s = mm_calloc(1, sizeof *s, err);
+  if (!s) return false;
+  c->state = s;
+  c->close_state = close_state;
+  const bool some = mm_value_get(c->body, "max_tokens");
+  if (!mm_params_read(c, err) || !read_fields(c, s) || !read_prompts(c, err)) return false;
+  if ((uint64_t)c->prompts * c->params.n > MM_CHOICES) return mm_refuse(c, 400, "n", "n: more than %d replies in all", MM_CHOICES);
+  if (s->echo && !echo_prompts(c, s, err)) return false;
+  if (!some) c->params.max_tokens = 16; /* as OpenAI has it */
+  if (!mm_call_start(c, NULL, err)) return false;
+  if (c->params.stream) mm_call_stream(c);
+  return true;
+}
+
+/* ---- The reply ---- */
+
+static void quote_id(const mm_call *c, int32_t id, mm_text *out) {
+  size_t n = 0;
+  const char *bytes = mm_tokenizer_bytes(c->server->tokenizer, id, &n);
+  mm_text_quote(out, bytes ? bytes : "", bytes ? n : 0);
+}
+
+/* A token's entries in the four lists of logprobs, which stand in ch->logprobs as `[token],[logprob],[top],[offset]` until they are read.
+ */
+typedef struct lists {
+  mm_text token, logprob, top, offset;
+} lists;
+
+static void add_logprobs(const mm_call *c, const mm_token *t, size_t offset, lists *l) {
+  const char *comma = l->token.n ? "," : "";
+  mm_text_put(&l->token, comma);
+  quote_id(c, t->logprobs[0].id, &l->token);
+  mm_text_put(&l->logprob, comma);
+  mm_text_real(&l->logprob, (double)t->logprobs[0].logprob);
+  mm_text_printf(&l->top, "%s{", comma);
+  for (uint32_t i = 0; i < c->params.top_logprobs; i++) {
+    if (t->logprobs[1 + i].id < 0) break;
+    mm_text_put(&l->top, i ? "," : "");
+    quote_id(c, t->logprobs[1 + i].id, &l->top);
+    mm_text_put(&l->top, ":");
+    mm_text_real(&l->top, (double)t->logprobs[1 + i].logprob);
+  }
+  mm_text_put(&l->top, "}");
+  mm_text_printf(&l->offset, "%s%zu", comma, offset);
+}
+
+static void put_logprobs(const lists *l, mm_text *out) {
+  mm_text_printf(out, "{\"tokens\":[%s],\"token_logprobs\":[%s],\"top_logprobs\":[%s],\"text_offset\":[%s]}", l->token.p ? l->token.p : "",
+                 l->logprob.p ? l->logprob.p : "", l->top.p ? l->top.p : "", l->offset.p ? l->offset.p : "");
+}
+
+static void free_lists(lists *l) {
+  free(l->token.p);
+  free(l->logprob.p);
+  free(l->top.p);
+  free(l->offset.p);
+}
+
+static void put_head(mm_call *c) {
+  mm_text_printf(&c->out, "{\"id\":\"cmpl-%s\",\"object\":\"text_completion\",\"created\":%lld,\"model\":", c->id, (long long)c->created);
+  mm_text_quote_string(&c->out, c->server->name[0]);
+}
+
+/* One choice of a stream; end NULL: not its last. */
+static void send_piece(mm_choice *ch, const char *text, size_t n, const lists *l, const mm_ending *end) {
+  mm_call *c = ch->call;
+  put_head(c);
+  mm_text_printf(&c->out, ",\"choices\":[{\"index\":%u,\"text\":", ch->index);
+  mm_text_quote(&c->out, text, n);
+  mm_text_put(&c->out, ",\"logprobs\":");
+  if (l)
+    put_logprobs(l, &c->out);
+  else
+    mm_text_put(&c->out, "null");
+  if (end)
+    mm_text_printf(&c->out, ",\"finish_reason\":\"%s\"", mm_openai_finish(end));
+  else
+    mm_text_put(&c->out, ",\"finish_reason\":null");
+  mm_text_put(&c->out, c->params.include_usage ? "}],\"usage\":null}" : "}]}");
+  mm_call_event(c, NULL);
+}
+
+static void send_echo(mm_choice *ch) {
+  const completions *s = ch->call->state;
+  if (s->echo) send_piece(ch, s->echoed[ch->index / ch->call->params.n].p, s->echoed[ch->index / ch->call->params.n].n, NULL, NULL);
+}
+
+static void token(mm_choice *ch, const mm_token *t) {
+  mm_call *c = ch->call;
+  const size_t before = ch->text.n;
+  if (c->params.stream && ch->tokens == 1) send_echo(ch);
+  if (t->n) mm_print_utf8(&ch->utf8, t->bytes, t->n, &ch->text);
+  const bool tell = t->logprobs && t->id >= 0;
+  if (!c->params.stream) {
+    if (tell) {
+      lists *all = ch->state ? ch->state : (ch->state = mm_arena_alloc(&c->arena, sizeof *all, NULL));
+      if (all) add_logprobs(c, t, before, all);
+    }
+    return;
+  }
+  if (ch->text.n == before && !tell) return;
+  lists one = {0};
+  if (tell) add_logprobs(c, t, before, &one);
+  send_piece(ch, ch->text.p + before, ch->text.n - before, tell ? &one : NULL, NULL);
+  free_lists(&one);
+}
+
+static void ended(mm_choice *ch) {
+  mm_call *c = ch->call;
+  const size_t before = ch->text.n;
+  if (c->params.stream && ch->tokens == 0) send_echo(ch);
+  mm_print_utf8(&ch->utf8, "", 0, &ch->text);
+  if (c->params.stream) send_piece(ch, ch->text.p + before, ch->text.n - before, NULL, &ch->ending);
+}
+
+static void put_choice(mm_call *c, mm_choice *ch) {
+  const completions *s = c->state;
+  mm_text whole = {0};
+  if (s->echo) mm_text_add(&whole, s->echoed[ch->index / c->params.n].p, s->echoed[ch->index / c->params.n].n);
+  mm_text_add(&whole, ch->text.p, ch->text.n);
+  mm_text_printf(&c->out, "%s{\"index\":%u,\"text\":", ch->index ? "," : "", ch->index);
+  mm_text_quote(&c->out, whole.p, whole.n);
+  c->out.failed |= whole.failed;
+  free(whole.p);
+  mm_text_put(&c->out, ",\"logprobs\":");
+  if (ch->state)
+    put_logprobs(ch->state, &c->out);
+  else
+    mm_text_put(&c->out, "null");
+  mm_text_printf(&c->out, ",\"finish_reason\":\"%s\"", mm_openai_finish(&ch->ending));
+  mm_text_put(&c->out, ",\"stop_reason\":");
+  if (ch->ending.stop >= 0)
+    mm_text_quote(&c->out, c->params.stop[ch->ending.stop].text, c->params.stop[ch->ending.stop].n);
+  else
+    mm_text_put(&c->out, "null");
+  mm_text_put(&c->out, "}");
+}
+
+static void finish(mm_call *c) {
+  const mm_progress usage = mm_call_usage(c);
+  if (c->params.stream) {
+    if (c->params.include_usage) {
+      put_head(c);
+      mm_text_put(&c->out, ",\"choices\":[]");
+      mm_openai_usage(&usage, 0, &c->out);
+      mm_text_put(&c->out, "}");
+      mm_call_event(c, NULL);
+    }
+    mm_text_put(&c->out, "[DONE]");
+    mm_call_event(c, NULL);
+    mm_exchange_end(c->x);
+    return;
+  }
+  put_head(c);
+  mm_text_put(&c->out, ",\"choices\":[");
+  for (uint32_t i = 0; i < c->choices; i++) {
+    put_choice(c, &c->choice[i]);
+    if (c->choice[i].state) free_lists(c->choice[i].state);
+    c->choice[i].state = NULL;
+  }
+  mm_text_put(&c->out, "]");
+  mm_openai_usage(&usage, 0, &c->out);
+  mm_text_put(&c->out, "}");
+  mm_call_reply(c);
+}
+
+const mm_api mm_api_completions = {.path = "/v1/completions", .begin = begin, .token = token, .ended = ended, .finish = finish};

@@ -1,0 +1,173 @@
+/* Fields of requests, and the shared ones, one reader for each group. */
+#include "runtime/serve/fields.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "formats/hash.h"
+
+bool mm_field(mm_call *c, const mm_value *object, const char *key, mm_value_type type, const mm_value **v) {
+  static const char *const expected[] = {"null", "a boolean", "a number", "a string", "an array", "an object"};
+  *v = mm_value_get(object, key);
+  return !*v || (*v)->type == type || mm_refuse(c, 400, key, "%s: found %s, expected %s", key, mm_value_word(*v), expected[type]);
+}
+
+bool mm_field_real(mm_call *c, const mm_value *object, const char *key, double lo, double hi, double *out) {
+  const mm_value *v;
+  if (!mm_field(c, object, key, MM_VALUE_NUMBER, &v)) return false;
+  if (!v) return true;
+  const double x = mm_value_real(v);
+  if (!(x >= lo && x <= hi)) return mm_refuse(c, 400, key, "%s: found %.40g, expected %g to %g", key, x, lo, hi);
+  *out = x;
+  return true;
+}
+
+bool mm_field_int(mm_call *c, const mm_value *object, const char *key, int64_t lo, int64_t hi, int64_t *out) {
+  const mm_value *v;
+  int64_t x;
+  if (!mm_field(c, object, key, MM_VALUE_NUMBER, &v)) return false;
+  if (!v) return true;
+  if (!mm_value_int(v, &x) || x < lo || x > hi)
+    return mm_refuse(c, 400, key, "%s: found %.*s, expected an integer from %lld to %lld", key, (int)mm_min(v->n, 40), v->text,
+                     (long long)lo, (long long)hi);
+  *out = x;
+  return true;
+}
+
+bool mm_field_bool(mm_call *c, const mm_value *object, const char *key, bool *out) {
+  const mm_value *v;
+  if (!mm_field(c, object, key, MM_VALUE_BOOL, &v)) return false;
+  if (v) *out = v->truth;
+  return true;
+}
+
+/* ---- Sampling ---- */
+
+static bool read_sampling(mm_call *c) {
+  mm_sampling *s = &c->params.sampling;
+  const mm_value *b = c->body;
+  int64_t k = s->top_k;
+  if (!mm_field_real(c, b, "temperature", 0, 1e6, &s->temperature) || !mm_field_real(c, b, "top_p", 0, 1, &s->top_p) ||
+      !mm_field_int(c, b, "top_k", -1, INT32_MAX, &k) || !mm_field_real(c, b, "min_p", 0, 1, &s->min_p) ||
+      !mm_field_real(c, b, "repetition_penalty", 0, 1e6, &s->repetition) || !mm_field_real(c, b, "presence_penalty", -2, 2, &s->presence) ||
+      !mm_field_real(c, b, "frequency_penalty", -2, 2, &s->frequency))
+    return false;
+  s->top_k = k < 0 ? 0 : (uint32_t)k; /* -1 is all, as vLLM has it */
+  if (s->top_p == 0) s->top_p = 1, s->top_k = 1;
+  const mm_value *seed = mm_value_get(b, "seed");
+  int64_t given = 0;
+  if (seed) {
+    if (!mm_field_int(c, b, "seed", INT64_MIN, INT64_MAX, &given)) return false;
+    s->seed = (uint64_t)given;
+    return true;
+  }
+  return getrandom(&s->seed, sizeof s->seed, 0) == sizeof s->seed || mm_refuse(c, 500, NULL, "no random numbers");
+}
+
+static bool read_bias(mm_call *c, mm_err *err) {
+  const mm_value *bias;
+  if (!mm_field(c, c->body, "logit_bias", MM_VALUE_OBJECT, &bias)) return false;
+  if (!bias || !bias->count) return true;
+  if (bias->count > MM_BIAS_MAX) return mm_refuse(c, 400, "logit_bias", "found %zu ids, at most %d may be given", bias->count, MM_BIAS_MAX);
+  mm_bias *out = mm_arena_alloc(&c->arena, bias->count * sizeof *out, err);
+  if (!out) return false;
+  uint32_t n = 0;
+  for (const mm_value *v = bias->first; v; v = v->next) {
+    char *end;
+    const unsigned long long id = strtoull(v->key, &end, 10);
+    if (v->key[0] < '0' || v->key[0] > '9' || *end || id >= c->server->vocab)
+      return mm_refuse(c, 400, "logit_bias", "found the key \"%.40s\", expected ids below %u", v->key, c->server->vocab);
+    const double add = v->type == MM_VALUE_NUMBER ? mm_value_real(v) : NAN;
+    if (!(fabs(add) <= 100)) return mm_refuse(c, 400, "logit_bias", "expected numbers from -100 to 100");
+    for (uint32_t i = 0; i < n; i++)
+      if (out[i].id == (int32_t)id) return mm_refuse(c, 400, "logit_bias", "id %llu is given twice", id);
+    out[n++] = (mm_bias){(int32_t)id, add == -100 ? -INFINITY : (float)add};
+  }
+  c->params.sampling.bias = out;
+  c->params.sampling.bias_count = n;
+  return true;
+}
+
+/* ---- Where the reply ends ---- */
+
+static bool add_stop(mm_call *c, const char *key, const mm_value *v) {
+  mm_params *p = &c->params;
+  if (v->type != MM_VALUE_STRING) return mm_refuse(c, 400, key, "found %s, expected a string", mm_value_word(v));
+  if (!v->n) return mm_refuse(c, 400, key, "a stop string is empty");
+  if (v->n > MM_STOP_MAX) return mm_refuse(c, 400, key, "a stop string has %zu bytes, at most %d may be", v->n, MM_STOP_MAX);
+  if (p->stop_count == MM_STOPS) return mm_refuse(c, 400, key, "more than %d stop strings", MM_STOPS);
+  p->stop[p->stop_count++] = (mm_stop){v->text, v->n};
+  return true;
+}
+
+bool mm_params_stop(mm_call *c, const char *key) {
+  const mm_value *stop = mm_value_get(c->body, key);
+  if (!stop) return true;
+  if (stop->type != MM_VALUE_ARRAY) return add_stop(c, key, stop);
+  for (const mm_value *v = stop->first; v; v = v->next)
+    if (!add_stop(c, key, v)) return false;
+  return true;
+}
+
+static bool read_ends(mm_call *c, mm_err *err) {
+  mm_params *p = &c->params;
+  const mm_server *s = c->server;
+  const mm_value *ids;
+  bool ignore = false;
+  if (!mm_field(c, c->body, "stop_token_ids", MM_VALUE_ARRAY, &ids) || !mm_field_bool(c, c->body, "ignore_eos", &ignore)) return false;
+  const size_t own = ignore ? 0 : s->end_count, more = ids ? ids->count : 0;
+  if (more > MM_BIAS_MAX) return mm_refuse(c, 400, "stop_token_ids", "more than %d ids", MM_BIAS_MAX);
+  int32_t *end = mm_arena_alloc(&c->arena, (own + more + 1) * sizeof *end, err);
+  if (!end) return false;
+  for (size_t i = 0; i < own; i++) end[i] = s->end[i];
+  size_t n = own;
+  for (const mm_value *v = ids ? ids->first : NULL; v; v = v->next) {
+    int64_t id;
+    if (!mm_value_int(v, &id) || id < 0 || id >= s->vocab) return mm_refuse(c, 400, "stop_token_ids", "expected ids below %u", s->vocab);
+    end[n++] = (int32_t)id;
+  }
+  p->end = end;
+  p->end_count = (uint32_t)n;
+  return true;
+}
+
+/* ---- The rest ---- */
+
+static bool read_salt(mm_call *c, mm_err *err) {
+  const mm_value *salt;
+  mm_digest digest;
+  if (!mm_field(c, c->body, "cache_salt", MM_VALUE_STRING, &salt)) return false;
+  if (!salt || !salt->n) return true;
+  if (!mm_sha256(salt->text, salt->n, &digest, err)) return false;
+  memcpy(&c->params.salt, &digest, sizeof c->params.salt);
+  return true;
+}
+
+static bool read_streaming(mm_call *c) {
+  const mm_value *options;
+  mm_params *p = &c->params;
+  if (!mm_field_bool(c, c->body, "stream", &p->stream) || !mm_field(c, c->body, "stream_options", MM_VALUE_OBJECT, &options)) return false;
+  if (options && !p->stream) return mm_refuse(c, 400, "stream_options", "is for streams alone");
+  return mm_field_bool(c, options, "include_usage", &p->include_usage);
+}
+
+bool mm_params_read(mm_call *c, mm_err *err) {
+  mm_params *p = &c->params;
+  bool skip_special = true;
+  int64_t n = 1, max = 0, priority = 0;
+  double time = c->server->request_time;
+  if (!read_sampling(c) || !read_bias(c, err) || !read_ends(c, err) || !read_streaming(c) || !read_salt(c, err)) return false;
+  if (!mm_params_stop(c, "stop") || !mm_field_bool(c, c->body, "skip_special_tokens", &skip_special) ||
+      !mm_field_bool(c, c->body, "include_stop_str_in_output", &p->include_stop) || !mm_field_int(c, c->body, "n", 1, MM_CHOICES, &n) ||
+      !mm_field_int(c, c->body, "max_tokens", 1, INT32_MAX, &max) ||
+      !mm_field_int(c, c->body, "priority", INT32_MIN, INT32_MAX, &priority) || !mm_field_real(c, c->body, "timeout", 0.001, 1e9, &time))
+    return false;
+  p->n = (uint32_t)n;
+  p->max_tokens = (uint32_t)max;
+  p->special = !skip_special;
+  p->priority = (int)priority;
+  if (time > 0) p->deadline = c->begun + time;
+  return true;
+}

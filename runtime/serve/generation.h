@@ -1,0 +1,63 @@
+/* One reply on its way: the scheduler's thread gives tokens, the loop's thread takes them. Between the two stand the stop strings, which
+ * end the reply in the step that completes one, wherever the borders of tokens lie. */
+#ifndef MM_RUNTIME_SERVE_GENERATION_H
+#define MM_RUNTIME_SERVE_GENERATION_H
+
+#include "runtime/serve/http.h"
+#include "runtime/serve/scheduler.h"
+#include "runtime/text/tokenizer.h"
+
+#define MM_STOPS    16  /* stop strings of one request */
+#define MM_STOP_MAX 256 /* bytes of one */
+
+typedef struct mm_generation mm_generation;
+
+/* What the scheduler's thread leaves for the loop, for all generations together. */
+typedef struct mm_outbox mm_outbox;
+mm_outbox *mm_outbox_open(mm_http *http, mm_err *err);
+void mm_outbox_close(mm_outbox *o); /* accepts NULL; no generation is left */
+
+/* One token. Where a stop string begins inside, `bytes` ends before it and the id is -1. */
+typedef struct mm_token {
+  int32_t id;
+  const char *bytes; /* the tokenizer's; none of a token that ends the reply, and of special ones unless they were asked for */
+  size_t n;
+  bool special;
+  const mm_logprob *logprobs; /* [1 + top_logprobs], NULL unless asked for */
+  uint32_t top;
+} mm_token;
+
+typedef struct mm_ending {
+  mm_finish why;
+  int stop;       /* number of the stop string that ended it, -1: none did */
+  int32_t end_id; /* the token that ended it, -1: none did */
+  mm_progress progress;
+  const mm_err *err; /* of MM_FINISH_ERROR */
+} mm_ending;
+
+typedef struct mm_stop {
+  const char *text;
+  size_t n;
+} mm_stop;
+
+typedef struct mm_generation_settings {
+  mm_request request;  /* but for user, allow, token and done; its `stop` are ids without text, and stay until done */
+  const mm_stop *stop; /* [stop_count], copied */
+  uint32_t stop_count;
+  bool keep_stop;                               /* a stop string is part of the text */
+  bool special;                                 /* special tokens have their text */
+  void *constraint;                             /* or NULL; the next two are in the scheduler's thread */
+  const uint32_t *(*allow)(void *constraint);   /* mm_request.allow */
+  void (*chosen)(void *constraint, int32_t id); /* after each choice */
+  void *user;
+  void (*token)(void *user, const mm_token *t);   /* in the loop */
+  void (*done)(void *user, const mm_ending *end); /* in the loop; the last, the generation is freed after it */
+} mm_generation_settings;
+
+/* NULL: the scheduler's refusal, or want of memory; neither callback comes then. */
+mm_generation *mm_generation_start(mm_scheduler *s, mm_outbox *o, const mm_tokenizer *t, const mm_generation_settings *set, mm_err *err);
+/* In the loop, before done; done follows. */
+void mm_generation_cancel(mm_generation *g);
+const mm_progress *mm_generation_progress(const mm_generation *g); /* in the loop: as of the last token given */
+
+#endif

@@ -1,0 +1,69 @@
+/* Loading, in the order in which mistakes are cheapest to find. */
+#include "runtime/serve/loading.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "formats/pool.h"
+#include "runtime/text/ends.h"
+
+static bool find_ends(mm_loaded *l, mm_err *err) {
+  const uint32_t vocab = l->shards.pack.model.vocab;
+  bool *is_end = mm_calloc(vocab, sizeof *is_end, err);
+  bool ok = is_end && mm_ends_find(&l->shards.pack, l->tokenizer, is_end, err);
+  ok = ok && (l->end = mm_calloc(vocab, sizeof *l->end, err)) && (l->never = mm_calloc(vocab, sizeof *l->never, err));
+  for (uint32_t i = 0; ok && i < vocab; i++)
+    if (is_end[i]) l->end[l->end_count++] = (int32_t)i;
+  if (ok) mm_ends_never(l->tokenizer, vocab, l->never);
+  free(is_end);
+  return ok;
+}
+
+bool mm_loading_check(mm_loaded *l, const mm_loading_config *c, mm_err *err) {
+  l->stage = "headers";
+  if (!mm_shards_open(&l->shards, c->dir, err)) return false;
+  const uint32_t most = (uint32_t)l->shards.pack.model.max_positions;
+  if (c->positions > most)
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--max-model-len: found %llu, the model has %u positions",
+                   (unsigned long long)c->positions, most);
+  l->positions = c->positions ? (uint32_t)c->positions : most;
+  l->stage = "tokenizer";
+  if (!(l->tokenizer = mm_tokenizer_of(&l->shards.pack, err)) || !find_ends(l, err)) return false;
+  l->format = mm_chat_format_of(&l->shards.pack, c->chat_format, &l->no_format);
+  if (!l->format && (c->chat_format || l->no_format.status != MM_UNSUPPORTED)) return *err = l->no_format, false;
+  l->defaults = (mm_sampling){.temperature = 1, .top_p = 1};
+  return c->own_defaults || mm_ends_defaults(&l->shards.pack, &l->defaults, err);
+}
+
+bool mm_loading_finish(mm_loaded *l, const mm_loading_config *c, mm_err *err) {
+  const mm_engine_config e = {
+      .ops = mm_ops_find(c->device, err),
+      .limits = {.max_tokens = c->scheduler.step_tokens,
+                 .slots = (uint32_t)c->slots,
+                 .max_positions = l->positions,
+                 .pages = (uint32_t)mm_ceil_div(c->kv_tokens, MM_PAGE)},
+      .threads = (unsigned)(c->threads ? c->threads : mm_max(1, mm_pool_cpus() / l->shards.pack.tp)),
+      .never = l->never,
+      .kv_fp8 = c->kv_fp8,
+      .kv_bf16 = c->kv_bf16,
+  };
+  if (!e.ops) return false;
+  mm_engine_config with = e;
+  with.act_quant = c->act_quant ? strcmp(c->act_quant, "on") == 0 : e.ops->act_quant;
+  l->stage = "weights";
+  if (!(l->engine = mm_engine_open(&l->shards, &with, err))) return false;
+  l->stage = "scheduler";
+  if (!(l->scheduler = mm_scheduler_open(l->engine, &c->scheduler, err))) return false;
+  l->stage = "done";
+  return true;
+}
+
+void mm_loading_close(mm_loaded *l, bool drain) {
+  mm_scheduler_close(l->scheduler, drain);
+  mm_engine_close(l->engine);
+  mm_tokenizer_close(l->tokenizer);
+  mm_shards_close(&l->shards);
+  free(l->never);
+  free(l->end);
+  *l = (mm_loaded){0};
+}

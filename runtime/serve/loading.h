@@ -1,0 +1,43 @@
+/* A checkpoint made ready to serve: shards, tokenizer, engine, scheduler. */
+#ifndef MM_RUNTIME_SERVE_LOADING_H
+#define MM_RUNTIME_SERVE_LOADING_H
+
+#include "runtime/chat/chat_format.h"
+#include "runtime/serve/scheduler.h"
+#include "runtime/text/tokenizer.h"
+
+typedef struct mm_loading_config {
+  const char *dir, *device;
+  const char *act_quant; /* "on", "off", or NULL: on where the device can */
+  bool kv_fp8, kv_bf16;
+  uint64_t positions;      /* of prompt and reply together; 0: as many as the model has */
+  uint64_t slots, threads; /* threads 0: CPUs / ranks */
+  uint64_t kv_tokens;      /* of all KV caches together; 0: as many as all slots can fill */
+  const char *chat_format; /* a name, or NULL: that of the checkpoint's template */
+  bool own_defaults;       /* generation_config.json is not read */
+  mm_scheduler_config scheduler;
+} mm_loading_config;
+
+/* Zero-initialise. */
+typedef struct mm_loaded {
+  mm_shards shards;
+  mm_tokenizer *tokenizer;
+  mm_engine *engine;
+  mm_scheduler *scheduler;
+  bool *never;
+  int32_t *end; /* [end_count] */
+  uint32_t end_count, positions;
+  mm_sampling defaults;
+  const mm_chat_format *format; /* NULL: the checkpoint has no template that is known, no_format says so */
+  mm_err no_format;
+  const char *volatile stage; /* what is being done; any thread may read it */
+} mm_loaded;
+
+/* All that is checked before weights are touched. */
+bool mm_loading_check(mm_loaded *l, const mm_loading_config *c, mm_err *err);
+/* The rest, after check. */
+bool mm_loading_finish(mm_loaded *l, const mm_loading_config *c, mm_err *err);
+/* drain: requests that run end as they would. Accepts what is half loaded. */
+void mm_loading_close(mm_loaded *l, bool drain);
+
+#endif

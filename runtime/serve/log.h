@@ -1,0 +1,24 @@
+/* Lines of the server's log on stderr, as text or JSON. */
+#ifndef MM_RUNTIME_SERVE_LOG_H
+#define MM_RUNTIME_SERVE_LOG_H
+
+#include "formats/base.h"
+
+typedef struct mm_log {
+  bool json, quiet; /* quiet: errors alone */
+} mm_log;
+
+/* A request that has ended. */
+typedef struct mm_log_call {
+  const char *id, *path, *why; /* why it was refused, or NULL */
+  int status;
+  double seconds;
+  uint32_t choices, prompt_tokens, cached_tokens, reply_tokens;
+} mm_log_call;
+void mm_log_request(const mm_log *l, const mm_log_call *c);
+/* What failed through no fault of a client; id: of the request, or NULL. */
+void mm_log_error(const mm_log *l, const char *id, const mm_err *err);
+/* A line about the server itself. */
+void mm_log_say(const mm_log *l, const char *fmt, ...) MM_PRINTF(2, 3);
+
+#endif

@@ -1,0 +1,24 @@
+/* Counters of the server and their text for Prometheus. All in the loop's thread. */
+#ifndef MM_RUNTIME_SERVE_METRICS_H
+#define MM_RUNTIME_SERVE_METRICS_H
+
+#include "runtime/serve/text.h"
+
+#define MM_BUCKETS 14
+typedef struct mm_histogram {
+  uint64_t count[MM_BUCKETS + 1]; /* the last: above all bounds */
+  double sum;
+} mm_histogram;
+void mm_histogram_add(mm_histogram *h, double seconds);
+
+#define MM_FINISHES 5
+typedef struct mm_metrics {
+  mm_histogram first_token, between_tokens, whole; /* seconds */
+  uint64_t finished[MM_FINISHES];                  /* choices, by mm_finish */
+} mm_metrics;
+
+/* One value, and all of m, in Prometheus' text format 0.0.4. type: "counter", "gauge". */
+void mm_metrics_value(mm_text *t, const char *name, const char *type, const char *help, double value);
+void mm_metrics_write(const mm_metrics *m, mm_text *t);
+
+#endif

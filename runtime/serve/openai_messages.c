@@ -1,0 +1,206 @@
+/* messages, tools and what goes with them. */
+#include "runtime/serve/openai_messages.h"
+
+#include <string.h>
+
+#include "runtime/serve/fields.h"
+
+#define MESSAGES_MAX 65536
+#define TOOLS_MAX    4096
+
+mm_str mm_str_of(const mm_value *string) {
+  return string && string->type == MM_VALUE_STRING ? (mm_str){string->text, string->n} : (mm_str){0};
+}
+
+bool mm_arguments_check(mm_call *c, const char *param, mm_str text, mm_err *err) {
+  mm_err wrong = {0};
+  size_t blank = 0;
+  while (blank < text.n && strchr(" \n\r\t", text.p[blank])) blank++;
+  if (blank == text.n) return true;
+  const mm_value *v = mm_body_parse(&c->arena, text.p, text.n, &wrong);
+  if (!v && wrong.status != MM_BAD_INPUT) return *err = wrong, false;
+  if (!v || v->type != MM_VALUE_OBJECT) return mm_refuse(c, 400, param, "%s: the arguments of a call are not a JSON object", param);
+  return true;
+}
+
+/* ---- Content ---- */
+
+static bool part_text(mm_call *c, const mm_value *v, mm_chat_part *out) {
+  static const char *const types[] = {"text", "input_text", "output_text", "refusal"};
+  *out = (mm_chat_part){.owner = MM_OWNER_USER};
+  if (v->type == MM_VALUE_STRING) return out->text = mm_str_of(v), true;
+  const mm_value *type = mm_value_get(v, "type"), *text = mm_value_get(v, "text");
+  if (v->type != MM_VALUE_OBJECT) return mm_refuse(c, 400, "messages", "messages: found %s as a part of content", mm_value_word(v));
+  if (mm_value_is(type, "refusal")) text = mm_value_get(v, "refusal");
+  bool known = !type;
+  for (size_t i = 0; i < sizeof types / sizeof *types; i++) known |= mm_value_is(type, types[i]);
+  if (!known)
+    return mm_refuse(c, 400, "messages", "messages: content of type \"%.60s\" is not served, text is",
+                     type->type == MM_VALUE_STRING ? type->text : mm_value_word(type));
+  if (!text || text->type != MM_VALUE_STRING) return mm_refuse(c, 400, "messages", "messages: a part of content has no text");
+  out->text = mm_str_of(text);
+  out->name = mm_str_of(mm_value_get(v, "name"));
+  return true;
+}
+
+static bool read_content(mm_call *c, const mm_value *content, mm_message *m, mm_err *err) {
+  if (!content) return true;
+  m->list = content->type == MM_VALUE_ARRAY;
+  const size_t count = m->list ? content->count : 1;
+  mm_chat_part *part = mm_arena_alloc(&c->arena, (count + 1) * sizeof *part, err);
+  if (!part) return false;
+  m->part = part;
+  m->part_count = count;
+  if (content->type == MM_VALUE_STRING) return part_text(c, content, part);
+  if (!m->list) return mm_refuse(c, 400, "messages", "messages: found %s as content", mm_value_word(content));
+  for (const mm_value *v = content->first; v; v = v->next)
+    if (!part_text(c, v, part++)) return false;
+  return true;
+}
+
+/* ---- Messages ---- */
+
+static bool read_calls(mm_call *c, const mm_value *calls, mm_message *m, mm_err *err) {
+  if (!calls) return true;
+  if (calls->type != MM_VALUE_ARRAY) return mm_refuse(c, 400, "messages", "messages: tool_calls is %s", mm_value_word(calls));
+  mm_chat_call *call = mm_arena_alloc(&c->arena, (calls->count + 1) * sizeof *call, err);
+  if (!call) return false;
+  m->call = call;
+  m->call_count = calls->count;
+  for (const mm_value *v = calls->first; v; v = v->next, call++) {
+    const mm_value *function = mm_value_get(v, "function"), *name = mm_value_get(function, "name"),
+                   *arguments = mm_value_get(function, "arguments");
+    if (!name || name->type != MM_VALUE_STRING || !name->n)
+      return mm_refuse(c, 400, "messages", "messages: a call has no function with a name");
+    *call = (mm_chat_call){.id = mm_str_of(mm_value_get(v, "id")), .name = mm_str_of(name)};
+    if (arguments && arguments->type == MM_VALUE_OBJECT)
+      call->arguments = (mm_str){arguments->raw, arguments->raw_n};
+    else if (arguments && arguments->type == MM_VALUE_STRING)
+      call->arguments = mm_str_of(arguments);
+    else if (arguments)
+      return mm_refuse(c, 400, "messages", "messages: the arguments of a call are %s", mm_value_word(arguments));
+    if (!mm_arguments_check(c, "messages", call->arguments, err)) return false;
+  }
+  return true;
+}
+
+static bool read_role(mm_call *c, const mm_value *v, mm_role *out) {
+  static const struct {
+    const char *word;
+    mm_role role;
+  } roles[] = {{"system", MM_ROLE_SYSTEM},       {"developer", MM_ROLE_SYSTEM}, {"user", MM_ROLE_USER},
+               {"assistant", MM_ROLE_ASSISTANT}, {"tool", MM_ROLE_TOOL},        {"function", MM_ROLE_TOOL}};
+  const mm_value *role = mm_value_get(v, "role");
+  for (size_t i = 0; i < sizeof roles / sizeof *roles; i++)
+    if (mm_value_is(role, roles[i].word)) return *out = roles[i].role, true;
+  return mm_refuse(c, 400, "messages", "messages: found %.60s, expected a role: system, developer, user, assistant or tool",
+                   role && role->type == MM_VALUE_STRING ? role->text : mm_value_word(role));
+}
+
+static bool read_message(mm_call *c, const mm_value *v, mm_message *m, mm_err *err) {
+  if (v->type != MM_VALUE_OBJECT) return mm_refuse(c, 400, "messages", "messages: found %s, expected an object", mm_value_word(v));
+  if (!read_role(c, v, &m->role) || !read_content(c, mm_value_get(v, "content"), m, err)) return false;
+  if (m->role == MM_ROLE_TOOL) m->call_id = mm_str_of(mm_value_get(v, "tool_call_id"));
+  if (m->role != MM_ROLE_ASSISTANT) return true;
+  const mm_value *reasoning = mm_value_get(v, "reasoning_content");
+  if (!reasoning) reasoning = mm_value_get(v, "reasoning");
+  m->reasoning = mm_str_of(reasoning);
+  return read_calls(c, mm_value_get(v, "tool_calls"), m, err);
+}
+
+static bool read_messages(mm_call *c, mm_conversation *out, mm_err *err) {
+  const mm_value *list;
+  if (!mm_field(c, c->body, "messages", MM_VALUE_ARRAY, &list)) return false;
+  if (!list || !list->count) return mm_refuse(c, 400, "messages", "messages: expected one message or more");
+  if (list->count > MESSAGES_MAX) return mm_refuse(c, 400, "messages", "messages: more than %d", MESSAGES_MAX);
+  mm_message *m = mm_arena_alloc(&c->arena, list->count * sizeof *m, err);
+  if (!m) return false;
+  out->message = m;
+  out->message_count = list->count;
+  for (const mm_value *v = list->first; v; v = v->next)
+    if (!read_message(c, v, m++, err)) return false;
+  return true;
+}
+
+/* ---- Tools ---- */
+
+mm_str mm_tool_name(mm_call *c, const mm_chat_tool *t) {
+  const mm_value *v = mm_body_parse(&c->arena, t->json.p, t->json.n, NULL), *function = mm_value_get(v, "function");
+  return mm_str_of(mm_value_get(function ? function : v, "name"));
+}
+
+bool mm_tools_have(const mm_conversation *v, mm_call *c, mm_str name) {
+  for (size_t i = 0; i < v->tool_count; i++) {
+    const mm_str own = mm_tool_name(c, &v->tool[i]);
+    if (own.n == name.n && memcmp(own.p, name.p, name.n) == 0) return true;
+  }
+  return false;
+}
+
+static bool read_tools(mm_call *c, mm_conversation *out, mm_err *err) {
+  const mm_value *list;
+  if (!mm_field(c, c->body, "tools", MM_VALUE_ARRAY, &list)) return false;
+  if (!list || !list->count) return true;
+  if (list->count > TOOLS_MAX) return mm_refuse(c, 400, "tools", "tools: more than %d", TOOLS_MAX);
+  mm_chat_tool *t = mm_arena_alloc(&c->arena, list->count * sizeof *t, err);
+  if (!t) return false;
+  out->tool = t;
+  out->tool_count = list->count;
+  for (const mm_value *v = list->first; v; v = v->next) {
+    const mm_value *type = mm_value_get(v, "type"), *function = mm_value_get(v, "function"), *name = mm_value_get(function, "name"),
+                   *parameters = mm_value_get(function, "parameters");
+    if (type && !mm_value_is(type, "function"))
+      return mm_refuse(c, 400, "tools", "tools: type \"%.60s\" is not served, function is",
+                       type->type == MM_VALUE_STRING ? type->text : mm_value_word(type));
+    if (!name || name->type != MM_VALUE_STRING || !name->n) return mm_refuse(c, 400, "tools", "tools: a function has no name");
+    if (parameters && parameters->type != MM_VALUE_OBJECT)
+      return mm_refuse(c, 400, "tools", "tools: the parameters of a function are %s, expected an object", mm_value_word(parameters));
+    *t++ = (mm_chat_tool){{v->raw, v->raw_n}};
+  }
+  return true;
+}
+
+static bool read_choice(mm_call *c, mm_conversation *v, mm_tool_rules *r) {
+  const mm_value *choice = mm_value_get(c->body, "tool_choice"), *name = mm_value_get(mm_value_get(choice, "function"), "name");
+  bool parallel = true;
+  if (!mm_field_bool(c, c->body, "parallel_tool_calls", &parallel)) return false;
+  *r = (mm_tool_rules){.one_call = !parallel};
+  if (!choice || mm_value_is(choice, "auto")) return true;
+  if (mm_value_is(choice, "none")) {
+    r->choice = MM_TOOLS_NONE;
+    v->tool_count = 0;
+    return true;
+  }
+  if (!v->tool_count) return mm_refuse(c, 400, "tool_choice", "tool_choice: there are no tools");
+  r->choice = mm_value_is(choice, "required") ? MM_TOOLS_REQUIRED : MM_TOOLS_NAMED;
+  if (r->choice == MM_TOOLS_REQUIRED) return true;
+  r->name = mm_str_of(name);
+  if (!r->name.n) return mm_refuse(c, 400, "tool_choice", "tool_choice: expected auto, none, required, or a function's name");
+  return mm_tools_have(v, c, r->name) || mm_refuse(c, 400, "tool_choice", "tool_choice: there is no tool \"%.100s\"", r->name.p);
+}
+
+/* ---- What templates take ---- */
+
+static bool read_template(mm_call *c, mm_conversation *out) {
+  const mm_value *kwargs, *effort;
+  bool thinking = true, generation = true;
+  if (!mm_field(c, c->body, "chat_template_kwargs", MM_VALUE_OBJECT, &kwargs) || !mm_field_bool(c, kwargs, "enable_thinking", &thinking) ||
+      !mm_field_bool(c, c->body, "add_generation_prompt", &generation) ||
+      !mm_field_bool(c, c->body, "continue_final_message", &out->continue_final) ||
+      !mm_field(c, c->body, "reasoning_effort", MM_VALUE_STRING, &effort))
+    return false;
+  if (out->continue_final && generation && mm_value_get(c->body, "add_generation_prompt"))
+    return mm_refuse(c, 400, "continue_final_message", "continue_final_message and add_generation_prompt exclude each other");
+  out->add_generation_prompt = !out->continue_final;
+  if (!generation && !out->continue_final) out->add_generation_prompt = false;
+  out->no_thinking = !thinking || mm_value_is(effort, "none");
+  out->identity = mm_str_of(mm_value_get(kwargs, "model_identity"));
+  out->current_date = mm_str_of(mm_value_get(kwargs, "current_date"));
+  out->current_location = mm_str_of(mm_value_get(kwargs, "current_location"));
+  return true;
+}
+
+bool mm_openai_conversation(mm_call *c, mm_conversation *out, mm_tool_rules *rules, mm_err *err) {
+  *out = (mm_conversation){0};
+  return read_messages(c, out, err) && read_tools(c, out, err) && read_choice(c, out, rules) && read_template(c, out);
+}

@@ -1,0 +1,29 @@
+/* Conversations as OpenAI's chat completions have them. */
+#ifndef MM_RUNTIME_SERVE_OPENAI_MESSAGES_H
+#define MM_RUNTIME_SERVE_OPENAI_MESSAGES_H
+
+#include "runtime/chat/conversation.h"
+#include "runtime/serve/call.h"
+
+/* How tools may be called. */
+typedef enum mm_tool_choice { MM_TOOLS_AUTO, MM_TOOLS_NONE, MM_TOOLS_REQUIRED, MM_TOOLS_NAMED } mm_tool_choice;
+typedef struct mm_tool_rules {
+  mm_tool_choice choice;
+  mm_str name;   /* the tool that is to be called: MM_TOOLS_NAMED */
+  bool one_call; /* at most one call: parallel_tool_calls false */
+} mm_tool_rules;
+
+/* From messages, tools, tool_choice, parallel_tool_calls, and chat_template_kwargs, in c's arena. False after a refusal or err. Types of
+ * content that are not text are refused by name. */
+bool mm_openai_conversation(mm_call *c, mm_conversation *out, mm_tool_rules *rules, mm_err *err);
+
+/* Shared with the other APIs. */
+mm_str mm_str_of(const mm_value *string); /* absent for NULL */
+/* Checks that `text` is a JSON object, for arguments of a call; empty text is none. */
+bool mm_arguments_check(mm_call *c, const char *param, mm_str text, mm_err *err);
+/* Whether one of the tools has this name. */
+bool mm_tools_have(const mm_conversation *v, mm_call *c, mm_str name);
+/* The name of tool i, from its JSON; parsed in c's arena. */
+mm_str mm_tool_name(mm_call *c, const mm_chat_tool *t);
+
+#endif

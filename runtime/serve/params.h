@@ -1,0 +1,27 @@
+/* How a request wants its reply to be generated: what the APIs share. */
+#ifndef MM_RUNTIME_SERVE_PARAMS_H
+#define MM_RUNTIME_SERVE_PARAMS_H
+
+#include "runtime/serve/body.h"
+#include "runtime/serve/generation.h"
+
+#define MM_CHOICES  128
+#define MM_BIAS_MAX 1024
+
+typedef struct mm_params {
+  mm_sampling sampling;
+  uint32_t max_tokens; /* 0: as many as there is room for */
+  uint32_t n;
+  mm_stop stop[MM_STOPS];
+  uint32_t stop_count;
+  const int32_t *end; /* [end_count] ids that end the reply */
+  uint32_t end_count;
+  bool logprobs;         /* wanted; sampling.top_logprobs is at least 1 then */
+  uint32_t top_logprobs; /* alternatives to be told */
+  bool stream, include_usage, include_stop, special;
+  uint64_t salt;
+  int priority;
+  double deadline;
+} mm_params;
+
+#endif

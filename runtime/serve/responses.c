@@ -1,0 +1,243 @@
+/* OpenAI's responses: text and function calls, nothing stored. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/serve/apis.h"
+#include "runtime/serve/fields.h"
+#include "runtime/serve/responses_input.h"
+#include "runtime/serve/schema.h"
+#include "runtime/serve/turn.h"
+
+/* ---- Items and the response ---- */
+
+/* An item of the output, whole or as it begins. */
+static void put_item(const mm_turn *t, size_t i, bool whole, mm_text *out) {
+  const mm_turn_item *item = &t->item[i];
+  const char *id = t->choice->call->id, *status = whole ? "completed" : "in_progress";
+  if (item->kind == MM_REPLY_CALL) {
+    const mm_turn_call *call = &t->call[item->call];
+    mm_text_printf(out, "{\"type\":\"function_call\",\"id\":\"fc_%s_%zu\",\"call_id\":\"%s\",\"status\":\"%s\",\"name\":", id, i, call->id,
+                   status);
+    mm_text_quote(out, call->name.p, call->name.n);
+    mm_text_put(out, ",\"arguments\":");
+    mm_text_quote(out, call->arguments.p ? call->arguments.p : "", whole ? call->arguments.n : 0);
+    mm_text_put(out, "}");
+    return;
+  }
+  const bool thinking = item->kind == MM_REPLY_REASONING;
+  if (thinking)
+    mm_text_printf(out, "{\"type\":\"reasoning\",\"id\":\"rs_%s_%zu\",\"summary\":[],\"content\":[", id, i);
+  else
+    mm_text_printf(out, "{\"type\":\"message\",\"id\":\"msg_%s_%zu\",\"status\":\"%s\",\"role\":\"assistant\",\"content\":[", id, i,
+                   status);
+  if (whole) {
+    mm_text_put(out, thinking ? "{\"type\":\"reasoning_text\",\"text\":"
+                              : "{\"type\":\"output_text\",\"annotations\":[],\"logprobs\":[],\"text\":");
+    mm_text_quote(out, (thinking ? t->reasoning.p : t->content.p) + item->from, item->n);
+    mm_text_put(out, "}");
+  }
+  mm_text_put(out, "]}");
+}
+
+static void put_raw(const mm_call *c, const char *key, const char *otherwise, mm_text *out) {
+  const mm_value *v = mm_value_get(c->body, key);
+  mm_text_printf(out, ",\"%s\":", key);
+  if (v)
+    mm_text_add(out, v->raw, v->raw_n);
+  else
+    mm_text_put(out, otherwise);
+}
+
+static void put_usage(const mm_turn *t, mm_text *out) {
+  const mm_progress p = mm_call_usage(t->choice->call);
+  mm_text_printf(out,
+                 ",\"usage\":{\"input_tokens\":%u,\"input_tokens_details\":{\"cached_tokens\":%u},\"output_tokens\":%u,"
+                 "\"output_tokens_details\":{\"reasoning_tokens\":%u},\"total_tokens\":%u}",
+                 p.prompt_tokens, p.cached_tokens, p.reply_tokens, t->reasoning_tokens, p.prompt_tokens + p.reply_tokens);
+}
+
+static void put_response(mm_call *c, const mm_turn *t, const char *status, mm_text *out) {
+  const bool done = strcmp(status, "in_progress") != 0, cut = strcmp(status, "incomplete") == 0;
+  mm_text_printf(out, "{\"id\":\"resp_%s\",\"object\":\"response\",\"created_at\":%lld,\"status\":\"%s\",\"error\":null,\"model\":", c->id,
+                 (long long)c->created, status);
+  mm_text_quote_string(out, c->server->name[0]);
+  mm_text_put(out, cut ? ",\"incomplete_details\":{\"reason\":\"max_output_tokens\"}" : ",\"incomplete_details\":null");
+  put_raw(c, "instructions", "null", out);
+  put_raw(c, "metadata", "{}", out);
+  put_raw(c, "tools", "[]", out);
+  put_raw(c, "tool_choice", "\"auto\"", out);
+  put_raw(c, "parallel_tool_calls", "true", out);
+  put_raw(c, "max_output_tokens", "null", out);
+  mm_text_put(out, ",\"previous_response_id\":null,\"store\":false,\"temperature\":");
+  mm_text_real(out, c->params.sampling.temperature);
+  mm_text_put(out, ",\"top_p\":");
+  mm_text_real(out, c->params.sampling.top_p);
+  mm_text_put(out, ",\"output\":[");
+  for (size_t i = 0; done && i < t->items; i++) {
+    if (i) mm_text_put(out, ",");
+    put_item(t, i, true, out);
+  }
+  mm_text_put(out, "]");
+  if (done)
+    put_usage(t, out);
+  else
+    mm_text_put(out, ",\"usage\":null");
+  mm_text_put(out, "}");
+}
+
+/* ---- The stream ---- */
+
+/* Begins an event; its fields follow in c->out. */
+static void begin_event(mm_turn *t, const char *type) {
+  mm_text_printf(&t->choice->call->out, "{\"type\":\"%s\",\"sequence_number\":%u", type, t->block++);
+}
+
+static void end_event(mm_turn *t, const char *type) {
+  mm_text_put(&t->choice->call->out, "}");
+  mm_call_event(t->choice->call, type);
+}
+
+static void send_response(mm_turn *t, const char *type, const char *status) {
+  mm_call *c = t->choice->call;
+  begin_event(t, type);
+  mm_text_put(&c->out, ",\"response\":");
+  put_response(c, t, status, &c->out);
+  end_event(t, type);
+}
+
+static void put_place(const mm_turn *t, size_t i, mm_text *out) {
+  const mm_reply_kind kind = t->item[i].kind;
+  mm_text_printf(out, ",\"output_index\":%zu,\"item_id\":\"%s_%s_%zu\"", i,
+                 kind == MM_REPLY_CALL        ? "fc"
+                 : kind == MM_REPLY_REASONING ? "rs"
+                                              : "msg",
+                 t->choice->call->id, i);
+  if (kind != MM_REPLY_CALL) mm_text_put(out, ",\"content_index\":0");
+}
+
+static void send_item(mm_turn *t, size_t i, bool whole) {
+  const char *type = whole ? "response.output_item.done" : "response.output_item.added";
+  mm_text *out = &t->choice->call->out;
+  begin_event(t, type);
+  mm_text_printf(out, ",\"output_index\":%zu,\"item\":", i);
+  put_item(t, i, whole, out);
+  end_event(t, type);
+}
+
+static void send_part(mm_turn *t, size_t i, bool whole) {
+  const char *type = whole ? "response.content_part.done" : "response.content_part.added";
+  const mm_turn_item *item = &t->item[i];
+  mm_text *out = &t->choice->call->out;
+  begin_event(t, type);
+  put_place(t, i, out);
+  mm_text_put(out, item->kind == MM_REPLY_REASONING ? ",\"part\":{\"type\":\"reasoning_text\",\"text\":"
+                                                    : ",\"part\":{\"type\":\"output_text\",\"annotations\":[],\"logprobs\":[],\"text\":");
+  mm_text_quote(out, whole ? (item->kind == MM_REPLY_REASONING ? t->reasoning.p : t->content.p) + item->from : "", whole ? item->n : 0);
+  mm_text_put(out, "}");
+  end_event(t, type);
+}
+
+/* The item before this one is whole. */
+static void close_item(mm_turn *t, size_t i) {
+  const mm_turn_item *item = &t->item[i];
+  mm_text *out = &t->choice->call->out;
+  const char *type = item->kind == MM_REPLY_CALL        ? "response.function_call_arguments.done"
+                     : item->kind == MM_REPLY_REASONING ? "response.reasoning_text.done"
+                                                        : "response.output_text.done";
+  begin_event(t, type);
+  put_place(t, i, out);
+  if (item->kind == MM_REPLY_CALL) {
+    mm_text_put(out, ",\"name\":");
+    mm_text_quote(out, t->call[item->call].name.p, t->call[item->call].name.n);
+    mm_text_put(out, ",\"arguments\":");
+    mm_text_quote(out, t->call[item->call].arguments.p ? t->call[item->call].arguments.p : "", t->call[item->call].arguments.n);
+  } else {
+    mm_text_put(out, item->kind == MM_REPLY_REASONING ? ",\"text\":" : ",\"logprobs\":[],\"text\":");
+    mm_text_quote(out, (item->kind == MM_REPLY_REASONING ? t->reasoning.p : t->content.p) + item->from, item->n);
+  }
+  end_event(t, type);
+  if (item->kind != MM_REPLY_CALL) send_part(t, i, true);
+  send_item(t, i, true);
+}
+
+static void send_event(mm_turn *t, const mm_reply_event *e) {
+  if (!t->choice->call->params.stream || e->kind == MM_REPLY_CALL_END) return;
+  const size_t last = t->items - 1;
+  mm_text *out = &t->choice->call->out;
+  if (t->sent < t->items) { /* a new item */
+    if (t->sent) close_item(t, t->sent - 1);
+    t->sent = t->items;
+    send_item(t, last, false);
+    if (e->kind != MM_REPLY_CALL) send_part(t, last, false);
+  }
+  if (e->kind == MM_REPLY_CALL) return;
+  const char *type = e->kind == MM_REPLY_ARGUMENTS   ? "response.function_call_arguments.delta"
+                     : e->kind == MM_REPLY_REASONING ? "response.reasoning_text.delta"
+                                                     : "response.output_text.delta";
+  begin_event(t, type);
+  put_place(t, last, out);
+  mm_text_put(out, e->kind == MM_REPLY_CONTENT ? ",\"logprobs\":[],\"delta\":" : ",\"delta\":");
+  mm_text_quote(out, e->text, e->n);
+  end_event(t, type);
+}
+
+/* ---- The request ---- */
+
+static bool read_format(mm_call *c, mm_turn_settings *set, mm_err *err) {
+  const mm_value *text, *format;
+  if (!mm_field(c, c->body, "text", MM_VALUE_OBJECT, &text) || !mm_field(c, text, "format", MM_VALUE_OBJECT, &format)) return false;
+  const mm_value *type = mm_value_get(format, "type"), *schema = mm_value_get(format, "schema");
+  if (!format || mm_value_is(type, "text")) return true;
+  if (mm_value_is(type, "json_object"))
+    set->form = mm_schema_any_object();
+  else if (mm_value_is(type, "json_schema") && schema)
+    set->form = mm_schema_compile(&c->arena, schema, err);
+  else
+    return mm_refuse(c, 400, "text", "text.format: expected text, json_object, or json_schema with a schema");
+  return set->form;
+}
+
+static bool begin(mm_call *c, mm_err *err) {
+  static const char *const stored[] = {"previous_response_id", "conversation", "prompt", "background"};
+  mm_conversation v;
+  mm_tool_rules rules;
+  mm_turn_settings set = {.call_prefix = "call_", .event = send_event};
+  int64_t max = 0;
+  for (size_t i = 0; i < sizeof stored / sizeof *stored; i++) {
+    const mm_value *field = mm_value_get(c->body, stored[i]);
+    if (field && !(field->type == MM_VALUE_BOOL && !field->truth))
+      return mm_refuse(c, 400, stored[i], "%s: nothing is stored here; send the whole input", stored[i]);
+  }
+  if (!mm_params_read(c, err) || !mm_field_int(c, c->body, "max_output_tokens", 1, INT32_MAX, &max)) return false;
+  if (c->params.n != 1) return mm_refuse(c, 400, "n", "n: one reply alone is served");
+  if (max) c->params.max_tokens = (uint32_t)max;
+  if (!read_format(c, &set, err) || !mm_responses_conversation(c, &v, &rules, err) || !mm_turn_start(c, &v, &rules, &set, err))
+    return false;
+  if (!c->params.stream) return true;
+  mm_call_stream(c);
+  send_response(c->choice[0].state, "response.created", "in_progress");
+  send_response(c->choice[0].state, "response.in_progress", "in_progress");
+  return true;
+}
+
+static void token(mm_choice *ch, const mm_token *t) { mm_turn_token(ch, t); }
+
+static void ended(mm_choice *ch) {
+  mm_turn *t = ch->state;
+  mm_turn_ended(ch);
+  if (ch->call->params.stream && t->sent) close_item(t, t->sent - 1);
+}
+
+static void finish(mm_call *c) {
+  mm_turn *t = c->choice[0].state;
+  const bool cut = c->choice[0].ending.why == MM_FINISH_LENGTH;
+  if (c->params.stream) {
+    send_response(t, cut ? "response.incomplete" : "response.completed", cut ? "incomplete" : "completed");
+    mm_exchange_end(c->x);
+    return;
+  }
+  put_response(c, t, cut ? "incomplete" : "completed", &c->out);
+  mm_call_reply(c);
+}
+
+const mm_api mm_api_responses = {.path = "/v1/responses", .begin = begin, .token = token, .ended = ended, .finish = finish};

@@ -1,0 +1,168 @@
+/* instructions, input, tools. Neighbouring items of the assistant, reasoning, messages and calls, are one message. */
+#include "runtime/serve/responses_input.h"
+
+#include <string.h>
+
+#include "runtime/serve/fields.h"
+
+static const char *word(const mm_value *type) { return type && type->type == MM_VALUE_STRING ? type->text : mm_value_word(type); }
+
+static bool is_of_assistant(const mm_value *v) {
+  const mm_value *type = mm_value_get(v, "type");
+  return mm_value_is(mm_value_get(v, "role"), "assistant") || mm_value_is(type, "function_call") || mm_value_is(type, "reasoning");
+}
+
+/* Adds the texts of content, a string or a list of parts, to part[*n]. */
+static bool add_parts(mm_call *c, const mm_value *content, mm_chat_part *part, size_t *n) {
+  static const char *const types[] = {"input_text", "output_text", "text", "reasoning_text", "summary_text"};
+  if (!content) return true;
+  if (content->type == MM_VALUE_STRING) return part[(*n)++] = (mm_chat_part){.text = mm_str_of(content), .owner = MM_OWNER_USER}, true;
+  if (content->type != MM_VALUE_ARRAY) return mm_refuse(c, 400, "input", "input: found %s as content", mm_value_word(content));
+  for (const mm_value *v = content->first; v; v = v->next) {
+    const mm_value *type = mm_value_get(v, "type"), *text = mm_value_get(v, "text");
+    bool known = false;
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) known |= mm_value_is(type, types[i]);
+    if (!known) return mm_refuse(c, 400, "input", "input: content of type \"%.60s\" is not served here", word(type));
+    if (!text || text->type != MM_VALUE_STRING) return mm_refuse(c, 400, "input", "input: a part of content has no text");
+    part[(*n)++] = (mm_chat_part){.text = mm_str_of(text), .owner = MM_OWNER_USER};
+  }
+  return true;
+}
+
+static size_t parts_of(const mm_value *v) {
+  const mm_value *content = mm_value_get(v, "content"), *output = mm_value_get(v, "output");
+  return 1 + (content ? content->count : 0) + (output ? output->count : 0);
+}
+
+static bool read_call(mm_call *c, const mm_value *v, mm_chat_call *call, mm_err *err) {
+  const mm_value *name = mm_value_get(v, "name");
+  if (!name || name->type != MM_VALUE_STRING || !name->n) return mm_refuse(c, 400, "input", "input: a function_call has no name");
+  *call = (mm_chat_call){
+      .id = mm_str_of(mm_value_get(v, "call_id")), .name = mm_str_of(name), .arguments = mm_str_of(mm_value_get(v, "arguments"))};
+  return mm_arguments_check(c, "input", call->arguments, err);
+}
+
+/* One message of the assistant from items [v, end). */
+static bool read_assistant(mm_call *c, const mm_value *v, const mm_value *end, mm_message *m, mm_err *err) {
+  size_t items = 0, parts = 0;
+  for (const mm_value *i = v; i != end; i = i->next, items++) parts += parts_of(i);
+  mm_chat_part *part = mm_arena_alloc(&c->arena, parts * sizeof *part, err),
+               *thought = mm_arena_alloc(&c->arena, parts * sizeof *thought, err);
+  mm_chat_call *call = mm_arena_alloc(&c->arena, items * sizeof *call, err);
+  size_t thoughts = 0;
+  if (!part || !thought || !call) return false;
+  *m = (mm_message){.role = MM_ROLE_ASSISTANT, .part = part, .list = true, .call = call};
+  for (; v != end; v = v->next) {
+    const mm_value *type = mm_value_get(v, "type");
+    if (mm_value_is(type, "function_call")) {
+      if (!read_call(c, v, &call[m->call_count++], err)) return false;
+    } else if (!add_parts(c, mm_value_get(v, "content"), mm_value_is(type, "reasoning") ? thought : part,
+                          mm_value_is(type, "reasoning") ? &thoughts : &m->part_count)) {
+      return false;
+    }
+  }
+  if (thoughts) m->reasoning = thought[thoughts - 1].text;
+  return true;
+}
+
+static bool read_item(mm_call *c, const mm_value *v, mm_message *m, mm_err *err) {
+  const mm_value *type = mm_value_get(v, "type"), *role = mm_value_get(v, "role"), *content = mm_value_get(v, "content");
+  const bool output = mm_value_is(type, "function_call_output");
+  mm_chat_part *part = mm_arena_alloc(&c->arena, parts_of(v) * sizeof *part, err);
+  if (!part) return false;
+  *m = (mm_message){.part = part};
+  if (output) {
+    m->role = MM_ROLE_TOOL;
+    m->call_id = mm_str_of(mm_value_get(v, "call_id"));
+    content = mm_value_get(v, "output");
+  } else if (type && !mm_value_is(type, "message")) {
+    return mm_refuse(c, 400, "input", "input: items of type \"%.60s\" are not served here", word(type));
+  } else if (mm_value_is(role, "user")) {
+    m->role = MM_ROLE_USER;
+  } else if (mm_value_is(role, "system") || mm_value_is(role, "developer")) {
+    m->role = MM_ROLE_SYSTEM;
+  } else {
+    return mm_refuse(c, 400, "input", "input: found %.60s, expected a role: system, developer, user or assistant", word(role));
+  }
+  m->list = content && content->type == MM_VALUE_ARRAY;
+  return add_parts(c, content, part, &m->part_count);
+}
+
+static bool read_input(mm_call *c, mm_conversation *out, mm_err *err) {
+  const mm_value *input = mm_value_get(c->body, "input"), *instructions;
+  if (!mm_field(c, c->body, "instructions", MM_VALUE_STRING, &instructions)) return false;
+  const bool list = input && input->type == MM_VALUE_ARRAY;
+  if (!list && (!input || input->type != MM_VALUE_STRING)) return mm_refuse(c, 400, "input", "input: expected a text or a list of items");
+  mm_message *m = mm_arena_alloc(&c->arena, (input->count + 2) * sizeof *m, err);
+  mm_chat_part *part = mm_arena_alloc(&c->arena, 2 * sizeof *part, err);
+  size_t n = 0;
+  if (!m || !part) return false;
+  if (instructions) {
+    part[0] = (mm_chat_part){.text = mm_str_of(instructions), .owner = MM_OWNER_USER};
+    m[n++] = (mm_message){.role = MM_ROLE_SYSTEM, .part = &part[0], .part_count = 1};
+  }
+  if (!list) {
+    part[1] = (mm_chat_part){.text = mm_str_of(input), .owner = MM_OWNER_USER};
+    m[n++] = (mm_message){.role = MM_ROLE_USER, .part = &part[1], .part_count = 1};
+  }
+  for (const mm_value *v = list ? input->first : NULL, *end; v; v = end) {
+    for (end = v->next; is_of_assistant(v) && end && is_of_assistant(end);) end = end->next;
+    if (is_of_assistant(v) ? !read_assistant(c, v, end, &m[n++], err) : !read_item(c, v, &m[n++], err)) return false;
+  }
+  if (!n) return mm_refuse(c, 400, "input", "input: expected one item or more");
+  out->message = m;
+  out->message_count = n;
+  out->add_generation_prompt = true;
+  return true;
+}
+
+/* Responses have a function's fields beside its type. */
+static bool read_tools(mm_call *c, mm_conversation *out, mm_err *err) {
+  const mm_value *list;
+  if (!mm_field(c, c->body, "tools", MM_VALUE_ARRAY, &list)) return false;
+  if (!list || !list->count) return true;
+  mm_chat_tool *t = mm_arena_alloc(&c->arena, list->count * sizeof *t, err);
+  if (!t) return false;
+  for (const mm_value *v = list->first; v; v = v->next) {
+    const mm_value *type = mm_value_get(v, "type"), *name = mm_value_get(v, "name"), *about = mm_value_get(v, "description"),
+                   *parameters = mm_value_get(v, "parameters");
+    if (!mm_value_is(type, "function")) return mm_refuse(c, 400, "tools", "tools: type \"%.60s\" is not served here", word(type));
+    if (!name || name->type != MM_VALUE_STRING || !name->n) return mm_refuse(c, 400, "tools", "tools: a function has no name");
+    if (parameters && parameters->type != MM_VALUE_OBJECT)
+      return mm_refuse(c, 400, "tools", "tools: parameters are %s", mm_value_word(parameters));
+    char *json =
+        mm_arena_printf(&c->arena, err, "{\"type\": \"function\", \"function\": {\"name\": %.*s%s%.*s%s%.*s}}", (int)name->raw_n, name->raw,
+                        about ? ", \"description\": " : "", about ? (int)about->raw_n : 0, about ? about->raw : "",
+                        parameters ? ", \"parameters\": " : "", parameters ? (int)parameters->raw_n : 0, parameters ? parameters->raw : "");
+    if (!json) return false;
+    t[out->tool_count++] = (mm_chat_tool){{json, strlen(json)}};
+  }
+  out->tool = t;
+  return true;
+}
+
+static bool read_choice(mm_call *c, mm_conversation *v, mm_tool_rules *r) {
+  const mm_value *choice = mm_value_get(c->body, "tool_choice");
+  bool parallel = true;
+  if (!mm_field_bool(c, c->body, "parallel_tool_calls", &parallel)) return false;
+  *r = (mm_tool_rules){.one_call = !parallel};
+  if (!choice || mm_value_is(choice, "auto")) return true;
+  if (mm_value_is(choice, "none")) {
+    r->choice = MM_TOOLS_NONE;
+    v->tool_count = 0;
+    return true;
+  }
+  r->name = mm_str_of(mm_value_get(choice, "name"));
+  r->choice = mm_value_is(choice, "required") ? MM_TOOLS_REQUIRED : MM_TOOLS_NAMED;
+  if (!v->tool_count || (r->choice == MM_TOOLS_NAMED && (!r->name.n || !mm_tools_have(v, c, r->name))))
+    return mm_refuse(c, 400, "tool_choice", "tool_choice: expected auto, none, required, or the name of a tool");
+  return true;
+}
+
+bool mm_responses_conversation(mm_call *c, mm_conversation *out, mm_tool_rules *rules, mm_err *err) {
+  const mm_value *reasoning;
+  *out = (mm_conversation){0};
+  if (!mm_field(c, c->body, "reasoning", MM_VALUE_OBJECT, &reasoning) || !read_input(c, out, err) || !read_tools(c, out, err)) return false;
+  out->no_thinking = mm_value_is(mm_value_get(reasoning, "effort"), "none") && c->server->format && c->server->format->family == MM_CHAT_M2;
+  return read_choice(c, out, rules);
+}

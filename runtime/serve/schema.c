@@ -1,0 +1,331 @@
+/* The compiler of schemas: every subschema is compiled once, so that a $ref may lead back to what holds it. */
+#include "runtime/serve/schema.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/serve/text.h"
+
+#define SCHEMAS_MAX 4096
+
+typedef struct compiled {
+  const mm_value *schema;
+  mm_form *form;
+  bool open; /* what it holds is being compiled */
+} compiled;
+
+typedef struct compiler {
+  mm_arena *arena;
+  const mm_value *root;
+  compiled *done; /* [count] */
+  size_t count, cap;
+  unsigned depth;
+  mm_err *err;
+} compiler;
+
+static const mm_form any_value; /* below */
+static const mm_form any_string = {.kind = MM_FORM_STRING, .most = UINT32_MAX}, any_number = {.kind = MM_FORM_NUMBER},
+                     any_integer = {.kind = MM_FORM_INTEGER}, any_array = {.kind = MM_FORM_ARRAY, .item = &any_value, .most = UINT32_MAX},
+                     any_object = {.kind = MM_FORM_MAP, .item = &any_value, .most = UINT32_MAX};
+static mm_literal true_text = {.p = "true", .n = 4}, false_text = {.p = "false", .n = 5}, null_text = {.p = "null", .n = 4};
+static const mm_form just_true = {.kind = MM_FORM_LITERALS, .literal = &true_text, .count = 1},
+                     just_false = {.kind = MM_FORM_LITERALS, .literal = &false_text, .count = 1},
+                     just_null = {.kind = MM_FORM_LITERALS, .literal = &null_text, .count = 1};
+static const mm_form any_value = {.kind = MM_FORM_CHOICE,
+                                  .by_first = {&any_object, &any_array, &any_string, &any_number, &just_true, &just_false, &just_null}};
+
+const mm_form *mm_schema_any_object(void) { return &any_object; }
+
+static bool wrong(compiler *p, const char *what) {
+  return mm_fail(p->err, MM_BAD_INPUT, "E_SCHEMA", mm_at("json_schema", NULL), "%s", what);
+}
+
+static bool unserved(compiler *p, const char *keyword, const char *why) {
+  return mm_fail(p->err, MM_UNSUPPORTED, "E_SCHEMA", mm_at("json_schema", NULL), "\"%.80s\" is not served%s", keyword, why);
+}
+
+/* ---- Choices ---- */
+
+static int first_of(char c) {
+  static const char first[] = "{[\"-tfn";
+  const char *p = c >= '0' && c <= '9' ? first + MM_FIRST_NUMBER : strchr(first, c);
+  return (int)(p - first);
+}
+
+/* Two forms that begin alike as one. NULL: they cannot be told apart. */
+static const mm_form *unite(compiler *p, const mm_form *a, const mm_form *b) {
+  if (a == b) return a;
+  const bool whole = a->kind == MM_FORM_INTEGER || b->kind == MM_FORM_INTEGER;
+  if (whole && (a->kind == MM_FORM_NUMBER || b->kind == MM_FORM_NUMBER)) return &any_number;
+  if (a->kind != MM_FORM_LITERALS || b->kind != MM_FORM_LITERALS) return NULL;
+  mm_form *s = mm_arena_alloc(p->arena, sizeof *s, p->err);
+  mm_literal *l = mm_arena_alloc(p->arena, ((size_t)a->count + b->count) * sizeof *l, p->err);
+  if (!s || !l) return NULL;
+  memcpy(l, a->literal, a->count * sizeof *l);
+  memcpy(l + a->count, b->literal, b->count * sizeof *l);
+  *s = (mm_form){.kind = MM_FORM_LITERALS, .literal = l, .count = a->count + b->count};
+  return s;
+}
+
+static bool add_first(compiler *p, mm_form *choice, int first, const mm_form *s) {
+  const mm_form **place = &choice->by_first[first];
+  const mm_form *both = *place ? unite(p, *place, s) : s;
+  if (!both) return unserved(p, "anyOf", ": two alternatives begin alike");
+  *place = both;
+  return true;
+}
+
+static bool add_to_choice(compiler *p, mm_form *choice, const mm_form *s) {
+  bool ok = true;
+  switch (s->kind) {
+    case MM_FORM_CHOICE:
+      for (int i = 0; i < MM_FIRSTS; i++) ok = ok && (!s->by_first[i] || add_first(p, choice, i, s->by_first[i]));
+      return ok;
+    case MM_FORM_OBJECT:
+    case MM_FORM_MAP: return add_first(p, choice, MM_FIRST_OBJECT, s);
+    case MM_FORM_ARRAY: return add_first(p, choice, MM_FIRST_ARRAY, s);
+    case MM_FORM_STRING: return add_first(p, choice, MM_FIRST_STRING, s);
+    case MM_FORM_NUMBER:
+    case MM_FORM_INTEGER: return add_first(p, choice, MM_FIRST_NUMBER, s);
+    case MM_FORM_LITERALS: return add_first(p, choice, first_of(s->literal[0].p[0]), s);
+  }
+  return false;
+}
+
+/* ---- Keywords ---- */
+
+static bool compile(compiler *p, const mm_value *schema, const mm_form **out);
+
+static bool add_literal(compiler *p, mm_form *choice, const mm_value *v) {
+  if (v->type == MM_VALUE_OBJECT || v->type == MM_VALUE_ARRAY) return unserved(p, "enum", " with objects or lists");
+  mm_form *s = mm_arena_alloc(p->arena, sizeof *s, p->err);
+  mm_literal *l = mm_arena_alloc(p->arena, sizeof *l, p->err);
+  if (!s || !l) return false;
+  if (v->raw_n > UINT16_MAX) return unserved(p, "enum", " with texts so long");
+  *l = (mm_literal){.p = v->raw, .n = v->raw_n};
+  *s = (mm_form){.kind = MM_FORM_LITERALS, .literal = l, .count = 1};
+  return add_to_choice(p, choice, s);
+}
+
+static bool compile_enum(compiler *p, const mm_value *list, mm_form *out) {
+  if (list->type != MM_VALUE_ARRAY || !list->count) return wrong(p, "enum: expected a list of values");
+  if (list->count > SCHEMAS_MAX) return unserved(p, "enum", " with so many values");
+  out->kind = MM_FORM_CHOICE;
+  for (const mm_value *v = list->first; v; v = v->next)
+    if (!add_literal(p, out, v)) return false;
+  return true;
+}
+
+static bool is_open(const compiler *p, const mm_form *s) {
+  for (size_t i = 0; i < p->count; i++)
+    if (p->done[i].form == s) return p->done[i].open;
+  return false;
+}
+
+static bool compile_any(compiler *p, const mm_value *list, mm_form *out) {
+  if (list->type != MM_VALUE_ARRAY || !list->count) return wrong(p, "anyOf: expected a list of schemas");
+  out->kind = MM_FORM_CHOICE;
+  for (const mm_value *v = list->first; v; v = v->next) {
+    const mm_form *s;
+    if (!compile(p, v, &s)) return false;
+    if (s->kind == MM_FORM_CHOICE && is_open(p, s)) return unserved(p, "$ref", " from an alternative to what holds it");
+    if (!add_to_choice(p, out, s)) return false;
+  }
+  return true;
+}
+
+static bool count_of(compiler *p, const mm_value *schema, const char *key, uint32_t *out) {
+  int64_t n;
+  const mm_value *v = mm_value_get(schema, key);
+  if (!v) return true;
+  if (!mm_value_int(v, &n) || n < 0 || n >= UINT32_MAX) return wrong(p, "a count is no whole number");
+  *out = (uint32_t)n;
+  return true;
+}
+
+static bool is_required(const mm_value *required, const mm_value *property) {
+  for (const mm_value *v = required && required->type == MM_VALUE_ARRAY ? required->first : NULL; v; v = v->next)
+    if (v->type == MM_VALUE_STRING && v->n == property->key_n && memcmp(v->text, property->key, v->n) == 0) return true;
+  return false;
+}
+
+/* The key with its quotes, in JSON. */
+static bool quote_key(compiler *p, const mm_value *property, mm_literal *out) {
+  mm_text t = {0};
+  mm_text_quote(&t, property->key, property->key_n);
+  if (!t.failed && t.n <= UINT16_MAX) {
+    out->p = mm_arena_strndup(p->arena, t.p, t.n, p->err);
+    out->n = t.n;
+  }
+  free(t.p);
+  return out->p || unserved(p, "properties", " with keys so long");
+}
+
+static bool compile_object(compiler *p, const mm_value *schema, mm_form *out) {
+  const mm_value *properties = mm_value_get(schema, "properties"), *more = mm_value_get(schema, "additionalProperties"),
+                 *required = mm_value_get(schema, "required");
+  const size_t count = properties ? properties->count : 0;
+  if (properties && properties->type != MM_VALUE_OBJECT) return wrong(p, "properties: expected an object");
+  *out = (mm_form){.kind = count ? MM_FORM_OBJECT : MM_FORM_MAP, .item = &any_value, .most = UINT32_MAX};
+  if (!count && more && more->type == MM_VALUE_BOOL && !more->truth) out->most = 0;
+  if (!count && more && more->type == MM_VALUE_OBJECT && !compile(p, more, &out->item)) return false;
+  if (!count) return !required || !required->count || unserved(p, "required", " without properties");
+  if (more && more->type == MM_VALUE_OBJECT) return unserved(p, "additionalProperties", " with a schema beside properties");
+  if (count > SCHEMAS_MAX) return unserved(p, "properties", ", so many of them");
+  if (!(out->literal = mm_arena_alloc(p->arena, count * sizeof *out->literal, p->err))) return false;
+  for (const mm_value *v = properties->first; v; v = v->next) {
+    mm_literal *l = &out->literal[out->count++];
+    if (!quote_key(p, v, l) || !compile(p, v, &l->value)) return false;
+    l->required = is_required(required, v);
+  }
+  for (const mm_value *v = required && required->type == MM_VALUE_ARRAY ? required->first : NULL; v; v = v->next)
+    if (v->type == MM_VALUE_STRING && !mm_value_get(properties, v->text)) return unserved(p, "required", " of a key that properties lacks");
+  return true;
+}
+
+static bool compile_array(compiler *p, const mm_value *schema, mm_form *out) {
+  const mm_value *items = mm_value_get(schema, "items");
+  *out = (mm_form){.kind = MM_FORM_ARRAY, .item = &any_value, .most = UINT32_MAX};
+  if (items && !compile(p, items, &out->item)) return false;
+  return count_of(p, schema, "minItems", &out->least) && count_of(p, schema, "maxItems", &out->most) &&
+         (out->least <= out->most || wrong(p, "minItems: more than maxItems"));
+}
+
+static bool compile_type(compiler *p, const mm_value *schema, const mm_value *type, mm_form *out) {
+  if (mm_value_is(type, "object")) return compile_object(p, schema, out);
+  if (mm_value_is(type, "array")) return compile_array(p, schema, out);
+  if (mm_value_is(type, "string")) {
+    *out = any_string;
+    return count_of(p, schema, "minLength", &out->least) && count_of(p, schema, "maxLength", &out->most) &&
+           (out->least <= out->most || wrong(p, "minLength: more than maxLength"));
+  }
+  if (mm_value_is(type, "number")) return *out = any_number, true;
+  if (mm_value_is(type, "integer")) return *out = any_integer, true;
+  if (mm_value_is(type, "null")) return *out = just_null, true;
+  if (!mm_value_is(type, "boolean")) return wrong(p, "type: found one that JSON does not have");
+  *out = (mm_form){.kind = MM_FORM_CHOICE};
+  return add_to_choice(p, out, &just_true) && add_to_choice(p, out, &just_false);
+}
+
+static bool compile_types(compiler *p, const mm_value *schema, const mm_value *types, mm_form *out) {
+  if (types->type != MM_VALUE_ARRAY) return compile_type(p, schema, types, out);
+  *out = (mm_form){.kind = MM_FORM_CHOICE};
+  for (const mm_value *v = types->first; v; v = v->next) {
+    mm_form *s = mm_arena_alloc(p->arena, sizeof *s, p->err);
+    if (!s || !compile_type(p, schema, v, s) || !add_to_choice(p, out, s)) return false;
+  }
+  return types->count || wrong(p, "type: found an empty list");
+}
+
+/* ---- References ---- */
+
+/* One step of a JSON pointer, ~0 and ~1 taken back. */
+static const mm_value *step_into(const mm_value *v, const char *step, size_t n) {
+  for (const mm_value *m = v->type == MM_VALUE_OBJECT ? v->first : NULL; m; m = m->next) {
+    size_t i = 0, k = 0;
+    for (; i < n && k < m->key_n; i++, k++) {
+      char c = step[i];
+      if (c == '~' && i + 1 < n) c = step[++i] == '1' ? '/' : '~';
+      if (c != m->key[k]) break;
+    }
+    if (i == n && k == m->key_n) return m;
+  }
+  return NULL;
+}
+
+static const mm_value *find_reference(compiler *p, const mm_value *reference) {
+  if (reference->type != MM_VALUE_STRING || !reference->n || reference->text[0] != '#') return NULL;
+  const mm_value *v = p->root;
+  const char *at = reference->text + 1;
+  while (v && *at == '/') {
+    const size_t n = strcspn(++at, "/");
+    v = step_into(v, at, n);
+    at += n;
+  }
+  return *at ? NULL : v;
+}
+
+/* A schema is what a $ref leads to, as long as it is nothing but that. */
+static const mm_value *follow(compiler *p, const mm_value *schema) {
+  for (int i = 0; i < 32 && schema; i++) {
+    const mm_value *reference = mm_value_get(schema, "$ref"), *all = mm_value_get(schema, "allOf");
+    if (reference)
+      schema = find_reference(p, reference);
+    else if (all && all->type == MM_VALUE_ARRAY && all->count == 1 && !mm_value_get(schema, "type"))
+      schema = all->first;
+    else
+      return schema;
+  }
+  return NULL;
+}
+
+/* ---- A schema ---- */
+
+static bool known_keywords(compiler *p, const mm_value *schema) {
+  static const char *const known[] = {"type",       "properties", "required",    "additionalProperties",
+                                      "items",      "minItems",   "maxItems",    "minLength",
+                                      "maxLength",  "enum",       "const",       "anyOf",
+                                      "oneOf",      "$defs",      "definitions", "$schema",
+                                      "$id",        "$comment",   "title",       "description",
+                                      "default",    "example",    "examples",    "format",
+                                      "deprecated", "readOnly",   "writeOnly",   "strict",
+                                      "nullable"};
+  for (const mm_value *v = schema->first; v; v = v->next) {
+    bool found = false;
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) found |= strcmp(known[i], v->key) == 0;
+    if (!found) return unserved(p, v->key, "");
+  }
+  return true;
+}
+
+static bool compile_keywords(compiler *p, const mm_value *schema, mm_form *out) {
+  const mm_value *any = mm_value_get(schema, "anyOf"), *type = mm_value_get(schema, "type"), *list = mm_value_get(schema, "enum"),
+                 *one = NULL;
+  for (const mm_value *v = schema->first; v; v = v->next)
+    if (strcmp(v->key, "const") == 0) one = v;
+  if (!any) any = mm_value_get(schema, "oneOf");
+  if (one) {
+    out->kind = MM_FORM_CHOICE;
+    return add_literal(p, out, one);
+  }
+  if (list) return compile_enum(p, list, out);
+  if (any) return compile_any(p, any, out);
+  if (type) return compile_types(p, schema, type, out);
+  if (mm_value_get(schema, "properties")) return compile_object(p, schema, out);
+  if (mm_value_get(schema, "items")) return compile_array(p, schema, out);
+  *out = any_value;
+  return true;
+}
+
+static bool compile_new(compiler *p, const mm_value *schema, const mm_form **out) {
+  mm_form *s = mm_arena_alloc(p->arena, sizeof *s, p->err);
+  if (!s || !mm_grow((void **)&p->done, &p->cap, p->count + 1, sizeof *p->done, p->err)) return false;
+  p->done[p->count++] = (compiled){schema, s, true};
+  const size_t place = p->count - 1;
+  *out = s;
+  if (p->count > SCHEMAS_MAX) return unserved(p, "json_schema", ", so many schemas in one");
+  if (p->depth == 24) return unserved(p, "json_schema", " so deep");
+  p->depth++;
+  const bool ok = known_keywords(p, schema) && compile_keywords(p, schema, s);
+  p->depth--;
+  p->done[place].open = false;
+  return ok;
+}
+
+static bool compile(compiler *p, const mm_value *schema, const mm_form **out) {
+  if (schema->type == MM_VALUE_BOOL && schema->truth) return *out = &any_value, true;
+  if (schema->type != MM_VALUE_OBJECT) return wrong(p, "found something else than an object as a schema");
+  schema = follow(p, schema);
+  if (!schema || schema->type != MM_VALUE_OBJECT) return wrong(p, "$ref: leads to no schema of this document");
+  for (size_t i = 0; i < p->count; i++)
+    if (p->done[i].schema == schema) return *out = p->done[i].form, true;
+  return compile_new(p, schema, out);
+}
+
+const mm_form *mm_schema_compile(mm_arena *a, const mm_value *schema, mm_err *err) {
+  compiler p = {.arena = a, .root = schema, .err = err};
+  const mm_form *s = NULL;
+  const bool ok = compile(&p, schema, &s);
+  free(p.done);
+  return ok ? s : NULL;
+}

@@ -1,0 +1,46 @@
+/* What all requests share: the model, its defaults, counters. */
+#ifndef MM_RUNTIME_SERVE_SERVER_H
+#define MM_RUNTIME_SERVE_SERVER_H
+
+#include "runtime/chat/chat_format.h"
+#include "runtime/serve/constraint.h"
+#include "runtime/serve/generation.h"
+#include "runtime/serve/log.h"
+#include "runtime/serve/metrics.h"
+
+typedef enum mm_server_state { MM_SERVER_LOADING, MM_SERVER_READY, MM_SERVER_DRAINING } mm_server_state;
+
+typedef struct mm_server mm_server;
+struct mm_server {
+  /* Set before the loop runs. */
+  mm_http *http;
+  mm_outbox *outbox;
+  const char *const *name; /* [names] the model's; the first is told */
+  size_t names;
+  const char *const *key; /* [keys] of which a request must carry one; none: all may */
+  size_t keys;
+  uint64_t body_max;   /* bytes of a request; beyond twice as many HTTP itself refuses */
+  double request_time; /* seconds that a request may take in all; 0: any */
+  double started;      /* CLOCK_MONOTONIC */
+  int64_t created;     /* Unix seconds */
+  /* Set when loading is done, in the loop; read there alone. */
+  mm_server_state state;
+  const char *stage; /* what is being loaded; any thread may set it */
+  mm_scheduler *scheduler;
+  mm_engine *engine;
+  const mm_tokenizer *tokenizer;
+  uint32_t vocab, positions; /* positions: of prompt and reply together */
+  const int32_t *end;        /* [end_count] ids that end a reply */
+  uint32_t end_count;
+  mm_sampling defaults;
+  const mm_chat_format *format; /* NULL: no chat, */
+  const char *no_format;        /* for this reason */
+  mm_lexicon *lexicon;          /* made when it is first needed */
+  mm_metrics metrics;
+  bool any_name;   /* requests may name any model */
+  bool trust_user; /* text of users may spell control tokens */
+  mm_log log;
+  uint32_t calls; /* being answered */
+};
+
+#endif

@@ -1,0 +1,241 @@
+/* Turns. */
+#include "runtime/serve/turn.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "runtime/serve/schema.h"
+
+/* What all turns of a call share: mm_call.state. */
+typedef struct turns {
+  mm_turn_settings set;
+  mm_turn *turn; /* [turns] */
+  uint32_t turns;
+} turns;
+
+static void close_turns(void *state) {
+  turns *s = state;
+  for (uint32_t i = 0; i < s->turns; i++) {
+    mm_turn *t = &s->turn[i];
+    mm_reply_close(t->reply);
+    mm_constraint_close(t->constraint);
+    for (size_t k = 0; k < t->calls; k++) {
+      free(t->call[k].name.p);
+      free(t->call[k].arguments.p);
+    }
+    free(t->call);
+    free(t->item);
+    free(t->reasoning.p);
+    free(t->content.p);
+  }
+  free(s->turn);
+  free(s);
+}
+
+/* ---- From tokens ---- */
+
+static bool add_call(mm_turn *t, const char *prefix) {
+  uint8_t random[12];
+  if (getrandom(random, sizeof random, 0) != sizeof random || !mm_grow((void **)&t->call, &t->cap, t->calls + 1, sizeof *t->call, NULL))
+    return false;
+  mm_turn_call *call = &t->call[t->calls++];
+  *call = (mm_turn_call){0};
+  size_t n = (size_t)snprintf(call->id, sizeof call->id - 2 * sizeof random, "%s", prefix);
+  for (size_t i = 0; i < sizeof random; i++, n += 2) snprintf(call->id + n, 3, "%02x", random[i]);
+  return true;
+}
+
+static bool add_item(mm_turn *t, const mm_reply_event *e) {
+  const bool call = e->kind == MM_REPLY_CALL;
+  mm_turn_item *last = t->items ? &t->item[t->items - 1] : NULL;
+  if (!call && last && last->kind == e->kind) {
+    last->n += e->n;
+    return true;
+  }
+  if (!mm_grow((void **)&t->item, &t->items_cap, t->items + 1, sizeof *t->item, NULL)) return false;
+  const size_t from = call ? 0 : e->kind == MM_REPLY_REASONING ? t->reasoning.n : t->content.n;
+  t->item[t->items++] = (mm_turn_item){.kind = e->kind, .from = from, .n = call ? 0 : e->n, .call = e->call};
+  return true;
+}
+
+static void on_event(void *user, const mm_reply_event *e) {
+  mm_turn *t = user;
+  const turns *s = t->choice->call->state;
+  if (t->failed || (t->one_call && e->call > 0)) return;
+  if (e->kind <= MM_REPLY_CALL && !add_item(t, e)) t->failed = true;
+  switch (e->kind) {
+    case MM_REPLY_REASONING: mm_text_add(&t->reasoning, e->text, e->n); break;
+    case MM_REPLY_CONTENT: mm_text_add(&t->content, e->text, e->n); break;
+    case MM_REPLY_CALL:
+      if (!add_call(t, s->set.call_prefix))
+        t->failed = true;
+      else
+        mm_text_add(&t->call[t->calls - 1].name, e->text, e->n);
+      break;
+    case MM_REPLY_ARGUMENTS: mm_text_add(&t->call[e->call].arguments, e->text, e->n); break;
+    case MM_REPLY_CALL_END:
+      t->call[e->call].ended = true;
+      if (t->one_call) mm_choice_enough(t->choice);
+      break;
+  }
+  t->failed |= t->reasoning.failed || t->content.failed ||
+               (t->calls && (t->call[t->calls - 1].name.failed || t->call[t->calls - 1].arguments.failed));
+  if (s->set.event && !t->failed) s->set.event(t, e);
+}
+
+/* Control tokens are no text, but for those that mark the parts of a reply. */
+static bool is_marker(const mm_token *t) {
+  static const char *const marker[] = {"<think>",      "</think>",     "<minimax:tool_call>", "</minimax:tool_call>",
+                                       "<tool_calls>", "</tool_calls>"};
+  for (size_t i = 0; i < sizeof marker / sizeof *marker; i++)
+    if (t->n == strlen(marker[i]) && memcmp(t->bytes, marker[i], t->n) == 0) return true;
+  return false;
+}
+
+void mm_turn_token(mm_choice *ch, const mm_token *t) {
+  mm_turn *turn = ch->state;
+  if (t->n == 0 || (t->special && !ch->call->params.special && !is_marker(t))) return;
+  if (!mm_reply_push(turn->reply, t->id, t->bytes, t->n, NULL)) turn->failed = true;
+}
+
+void mm_turn_ended(mm_choice *ch) {
+  mm_turn *t = ch->state;
+  if (!mm_reply_end(t->reply, ch->ending.why == MM_FINISH_STOP, NULL)) t->failed = true;
+  t->reasoning_tokens = mm_reply_reasoning_tokens(t->reply);
+  if (t->failed) ch->ending.why = MM_FINISH_ERROR;
+}
+
+/* ---- To tokens ---- */
+
+bool mm_turn_encode(mm_call *c, const mm_conversation *v, mm_prompt_tokens *out, bool *in_reasoning, mm_err *err) {
+  const mm_server *s = c->server;
+  mm_prompt p = {0};
+  if (!s->format) return mm_refuse(c, 400, NULL, "no chat: %s", s->no_format);
+  const bool ok = mm_chat_render(s->format, v, &p, err) && mm_prompt_encode(&p, s->tokenizer, s->trust_user, out, err);
+  *in_reasoning = p.in_reasoning;
+  mm_prompt_close(&p);
+  return ok;
+}
+
+typedef struct start {
+  const mm_conversation *v;
+  const mm_tool_rules *rules;
+  bool in_reasoning;
+  mm_section section[MM_SECTIONS];
+  uint32_t sections;
+} start;
+
+/* ---- What a reply must hold ---- */
+
+static bool add_token(mm_call *c, start *a, mm_section_kind kind, const char *text) {
+  const int32_t id = mm_tokenizer_find(c->server->tokenizer, text);
+  if (id < 0) return mm_refuse(c, 400, NULL, "the tokenizer has no token %s, without which replies cannot be constrained", text);
+  a->section[a->sections++] = (mm_section){.kind = kind, .id = id};
+  return true;
+}
+
+/* One of some texts. */
+static bool add_texts(mm_call *c, start *a, const mm_str *text, size_t count, mm_err *err) {
+  mm_form *f = mm_arena_alloc(&c->arena, sizeof *f, err);
+  mm_literal *l = mm_arena_alloc(&c->arena, count * sizeof *l, err);
+  if (!f || !l) return false;
+  for (size_t i = 0; i < count; i++) l[i] = (mm_literal){.p = text[i].p, .n = text[i].n};
+  *f = (mm_form){.kind = MM_FORM_LITERALS, .exact = true, .literal = l, .count = (uint32_t)count};
+  a->section[a->sections++] = (mm_section){.kind = MM_SECTION_FORM, .form = f};
+  return true;
+}
+
+/* The opening of a call, with each of the names that it may have. */
+static bool add_openings(mm_call *c, start *a, const char *before, const char *after, mm_err *err) {
+  const bool named = a->rules->choice == MM_TOOLS_NAMED;
+  const size_t count = named ? 1 : a->v->tool_count;
+  mm_str *text = mm_arena_alloc(&c->arena, count * sizeof *text, err);
+  if (!text) return false;
+  for (size_t i = 0; i < count; i++) {
+    const mm_str name = named ? a->rules->name : mm_tool_name(c, &a->v->tool[i]);
+    char *whole = mm_arena_printf(&c->arena, err, "%s%.*s%s", before, (int)name.n, name.p ? name.p : "", after);
+    if (!whole) return false;
+    text[i] = (mm_str){whole, strlen(whole)};
+  }
+  return add_texts(c, a, text, count, err);
+}
+
+static bool require_call(mm_call *c, start *a, mm_err *err) {
+  static const mm_str newlines[] = {{"\n", 1}, {"\n\n", 2}, {"\n\n\n", 3}}, end[] = {{"}\n</tool_calls>", 15}};
+  if (c->server->format->family == MM_CHAT_M2) {
+    if (!add_texts(c, a, newlines, 3, err) || !add_token(c, a, MM_SECTION_TOKEN, "<minimax:tool_call>") ||
+        !add_openings(c, a, "\n<invoke name=\"", "\">", err))
+      return false;
+    a->section[a->sections++] = (mm_section){.kind = MM_SECTION_REST};
+    return true;
+  }
+  if (!add_openings(c, a, "<tool_calls>\n{\"name\": \"", "\", \"arguments\": ", err)) return false;
+  a->section[a->sections++] = (mm_section){.kind = MM_SECTION_FORM, .form = mm_schema_any_object()};
+  return add_texts(c, a, end, 1, err);
+}
+
+static bool constrain(mm_call *c, start *a, mm_err *err) {
+  const mm_form *form = ((const turns *)c->state)->set.form;
+  mm_server *s = c->server;
+  const bool call = a->rules->choice == MM_TOOLS_REQUIRED || a->rules->choice == MM_TOOLS_NAMED;
+  if (!form && !call) return true;
+  if (form && a->v->tool_count) return mm_refuse(c, 400, "response_format", "response_format: not beside tools");
+  if (!s->lexicon && !(s->lexicon = mm_lexicon_open(s->tokenizer, s->vocab, s->end, s->end_count, err))) return false;
+  if (a->in_reasoning && !add_token(c, a, MM_SECTION_UNTIL, "</think>")) return false;
+  if (call) return require_call(c, a, err);
+  a->section[a->sections++] = (mm_section){.kind = MM_SECTION_FORM, .form = form};
+  return true;
+}
+
+static bool open_turns(mm_call *c, const start *a, mm_err *err) {
+  turns *s = c->state;
+  const mm_reply_settings set = {.format = c->server->format,
+                                 .tokenizer = c->server->tokenizer,
+                                 .tool = a->v->tool,
+                                 .tool_count = a->v->tool_count,
+                                 .calls = a->v->tool_count > 0,
+                                 .in_reasoning = a->in_reasoning,
+                                 .append_think = s->set.append_think,
+                                 .sink = on_event};
+  if (!(s->turn = mm_calloc(c->params.n, sizeof *s->turn, err))) return false;
+  for (; s->turns < c->params.n; s->turns++) {
+    mm_turn *t = &s->turn[s->turns];
+    mm_reply_settings own = set;
+    own.user = t;
+    t->event = s->set.event;
+    t->one_call = a->rules->one_call;
+    if (!(t->reply = mm_reply_open(&own, err))) return false;
+    if (a->sections && !(t->constraint = mm_constraint_open(c->server->lexicon, a->section, a->sections, err))) return false;
+  }
+  return true;
+}
+
+static const uint32_t *allow(void *constraint) { return mm_constraint_allowed(constraint); }
+static void chosen(void *constraint, int32_t id) { mm_constraint_chosen(constraint, id); }
+
+static void shape(mm_choice *ch, mm_generation_settings *set) {
+  mm_call *c = ch->call;
+  turns *s = c->state;
+  ch->state = &s->turn[ch->index];
+  s->turn[ch->index].choice = ch;
+  set->special = true;
+  set->constraint = s->turn[ch->index].constraint;
+  set->allow = allow;
+  set->chosen = chosen;
+  set->request.boundary = &c->boundary;
+  set->request.boundary_count = c->boundary > 0;
+}
+
+bool mm_turn_start(mm_call *c, const mm_conversation *v, const mm_tool_rules *r, const mm_turn_settings *set, mm_err *err) {
+  mm_prompt_tokens p = {0};
+  start a = {.v = v, .rules = r};
+  turns *s = mm_calloc(1, sizeof *s, err);
+  if (!s) return false;
+  s->set = *set;
+  c->state = s;
+  c->close_state = close_turns;
+  if (!mm_turn_encode(c, v, &p, &a.in_reasoning, err)) return false;
+  c->boundary = p.user_end < p.count ? (uint32_t)p.user_end : 0;
+  return mm_call_add_prompt(c, p.id, p.count, err) && constrain(c, &a, err) && open_turns(c, &a, err) && mm_call_start(c, shape, err);
+}

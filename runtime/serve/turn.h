@@ -1,0 +1,61 @@
+/* One turn of an assistant: a conversation becomes a prompt, tokens become reasoning, content and tool calls. What the chat APIs share. */
+#ifndef MM_RUNTIME_SERVE_TURN_H
+#define MM_RUNTIME_SERVE_TURN_H
+
+#include "runtime/chat/reply.h"
+#include "runtime/serve/constraint.h"
+#include "runtime/serve/openai_messages.h"
+
+typedef struct mm_turn_call {
+  char id[40]; /* the API's prefix and 24 random digits */
+  mm_text name, arguments;
+  bool ended;
+} mm_turn_call;
+
+/* What a reply consists of, in its order: a stretch of reasoning or content, or a call. */
+typedef struct mm_turn_item {
+  mm_reply_kind kind; /* MM_REPLY_REASONING, _CONTENT or _CALL */
+  size_t from, n;     /* bytes of the turn's text of this kind */
+  uint32_t call;      /* its number */
+} mm_turn_item;
+
+typedef struct mm_turn mm_turn;
+/* The events of a reply as they come, after they were added to the turn. */
+typedef void mm_turn_event(mm_turn *t, const mm_reply_event *e);
+
+/* What one choice says: mm_choice.state. */
+struct mm_turn {
+  mm_choice *choice;
+  mm_reply *reply;
+  mm_constraint *constraint; /* or NULL */
+  mm_turn_event *event;
+  mm_text reasoning, content;
+  mm_turn_call *call; /* [calls] */
+  size_t calls, cap;
+  mm_turn_item *item; /* [items] */
+  size_t items, items_cap;
+  bool one_call;             /* ends after the first */
+  bool failed;               /* want of memory, or no random numbers */
+  uint32_t reasoning_tokens; /* at the end */
+  uint32_t block;            /* the API's */
+  bool open;
+  size_t sent; /* items that the API has begun to send */
+  mm_reply_kind kind;
+};
+
+typedef struct mm_turn_settings {
+  const char *call_prefix; /* of ids of calls */
+  mm_turn_event *event;    /* or NULL */
+  bool append_think;
+  const mm_form *form; /* of the content, or NULL */
+} mm_turn_settings;
+
+/* The tokens of a conversation's prompt. */
+bool mm_turn_encode(mm_call *c, const mm_conversation *v, mm_prompt_tokens *out, bool *in_reasoning, mm_err *err);
+/* Renders, and starts c's choices, each with its turn. */
+bool mm_turn_start(mm_call *c, const mm_conversation *v, const mm_tool_rules *r, const mm_turn_settings *set, mm_err *err);
+/* mm_api.token and mm_api.ended of turns, to be called by the API's own. */
+void mm_turn_token(mm_choice *ch, const mm_token *t);
+void mm_turn_ended(mm_choice *ch);
+
+#endif

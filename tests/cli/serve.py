@@ -1,0 +1,167 @@
+#!/usr/bin/env python3
+"""minimax-serve over plain HTTP: completions whole and streamed, stop strings over the borders of tokens, sampling fields, errors, the
+pages for operators, and how it ends."""
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+sys.path.insert(0, os.path.dirname(__file__))
+from serve_client import BIN, TMP, Server, convert  # noqa: E402
+
+COMPLETIONS = "/v1/completions"
+PROMPT = {"prompt": "In the beginning", "temperature": 0}
+
+
+def run(packed, n):
+    done = subprocess.run([f"{BIN}/minimax-run", packed, "-p", PROMPT["prompt"], "-n", str(n), "-q"], check=True, capture_output=True)
+    return done.stdout.decode()[:-1]
+
+
+def completions(s, packed):
+    text = run(packed, 40)
+    whole = s.post(COMPLETIONS, {**PROMPT, "max_tokens": 40})
+    choice = whole["choices"][0]
+    assert choice["text"] == text and choice["finish_reason"] == "length", choice
+    assert whole["usage"]["completion_tokens"] == 40 and whole["usage"]["total_tokens"] == whole["usage"]["prompt_tokens"] + 40
+    events = s.events(COMPLETIONS, {**PROMPT, "max_tokens": 40, "stream_options": {"include_usage": True}})
+    assert "".join(c["text"] for e in events for c in e["choices"]) == text
+    assert [c["finish_reason"] for e in events for c in e["choices"] if c["finish_reason"]] == ["length"]
+    assert [e["usage"]["completion_tokens"] for e in events if e["usage"]] == [40] and events[-1]["choices"] == []
+    ids = s.post("/tokenize", {"prompt": PROMPT["prompt"]})["tokens"]
+    assert s.post(COMPLETIONS, {**PROMPT, "prompt": ids, "max_tokens": 40})["choices"][0]["text"] == text
+    assert s.post("/detokenize", {"tokens": ids})["prompt"] == PROMPT["prompt"]
+    two = s.post(COMPLETIONS, {**PROMPT, "prompt": [PROMPT["prompt"], "And God"], "n": 2, "max_tokens": 8, "echo": True})["choices"]
+    assert [c["index"] for c in two] == [0, 1, 2, 3] and two[0]["text"] == two[1]["text"] == PROMPT["prompt"] + run(packed, 8)
+    assert two[2]["text"].startswith("And God")
+
+
+def stops(s, packed):
+    """A stop string may begin and end anywhere in a token; streamed pieces never hold what is cut later."""
+    text = run(packed, 40)
+    for begin in range(3, len(text) - 12, 7):
+        for length in (1, 2, 5, 12):
+            stop = text[begin : begin + length]
+            want = text[: text.index(stop)]
+            body = {**PROMPT, "max_tokens": 40, "stop": ["not in the text", stop]}
+            choice = s.post(COMPLETIONS, body)["choices"][0]
+            assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == (want, "stop", stop), (stop, choice)
+    pieces = s.events(COMPLETIONS, {**PROMPT, "max_tokens": 40, "stop": stop})
+    assert "".join(c["text"] for e in pieces for c in e["choices"]) == want
+    kept = s.post(COMPLETIONS, {**PROMPT, "max_tokens": 40, "stop": stop, "include_stop_str_in_output": True})["choices"][0]
+    assert kept["text"] == want + stop
+
+
+def sampling(s):
+    hot = {"prompt": "And God", "temperature": 1.5, "max_tokens": 24}
+    a, b, c = (s.post(COMPLETIONS, {**hot, "seed": seed})["choices"][0]["text"] for seed in (7, 7, 8))
+    assert a == b != c
+    assert len({s.post(COMPLETIONS, hot)["choices"][0]["text"] for _ in range(4)}) > 1
+    assert len({x["text"] for x in s.post(COMPLETIONS, {**hot, "n": 4, "seed": 7})["choices"]}) == 4
+    first = s.post("/tokenize", {"prompt": " of"})["tokens"][0]
+    plain, banned = (s.post(COMPLETIONS, {**PROMPT, "max_tokens": 1, "logit_bias": {str(first): x}})["choices"][0]["text"] for x in (0, -100))
+    assert plain == " of" != banned
+    got = s.post(COMPLETIONS, {**PROMPT, "max_tokens": 3, "logprobs": 2})["choices"][0]["logprobs"]
+    assert "".join(got["tokens"]) == run(PACKED, 3) and got["text_offset"][0] == 0
+    assert all(lp < 0 and top[t] == lp == max(top.values()) for t, lp, top in zip(got["tokens"], got["token_logprobs"], got["top_logprobs"]))
+
+
+def errors(s):
+    for body, param in [
+        ("", None), ("[]", None), ("{", None), ('{"prompt": "a"} x', None), ('{"prompt": "\\x"}', None), ("[" * 5000, None), (b"\xff", None),
+        ({}, "prompt"), ({"prompt": ""}, "prompt"), ({"prompt": [1 << 40]}, "prompt"), ({"prompt": ["a", 1]}, "prompt"),
+        ({**PROMPT, "temperature": "hot"}, "temperature"), ({**PROMPT, "temperature": -1}, "temperature"), ({**PROMPT, "n": 0}, "n"),
+        ({**PROMPT, "max_tokens": 10**30}, "max_tokens"), ({**PROMPT, "stop": [1]}, "stop"), ({**PROMPT, "stop": [""]}, "stop"),
+        ({**PROMPT, "logit_bias": {"x": 1}}, "logit_bias"), ({**PROMPT, "stream": 1}, "stream"), ({**PROMPT, "suffix": "b"}, "suffix"),
+        ({"prompt": [1] * 9000}, "prompt"), ('{"prompt":"a","temperature":NaN}', "temperature"),
+    ]:
+        error = s.post(COMPLETIONS, body, 400)["error"]
+        assert error["type"] == "invalid_request_error" and error["param"] == param and error["message"], (body, error)
+    assert s.post(COMPLETIONS, {**PROMPT, "model": "another"}, 404)["error"]["param"] == "model"
+    assert s.post("/v1/nothing", {}, 404)["error"]["type"] == "not_found_error"
+    assert s.request("GET", COMPLETIONS)[0] == 405 and s.request("PUT", "/health", "x")[0] == 405
+    # As Python reads them: the last of equal keys, a number as an integer, a byte order mark, a lone surrogate.
+    odd = b'\xef\xbb\xbf{"max_tokens": 1, "prompt": "\\ud800", "prompt": "In the beginning", "temperature": 0.0, "max_tokens": 3.0}'
+    assert s.post(COMPLETIONS, odd)["choices"][0]["text"] == run(PACKED, 3)
+    assert s.post(COMPLETIONS, {**PROMPT, "prompt": "x", "max_tokens": 1, "unknown": [[[{}]]]})["object"] == "text_completion"
+
+
+def pages(s):
+    assert json.loads(s.get("/health"))["status"] == "ready" and json.loads(s.get("/ready"))["status"] == "ready"
+    model = json.loads(s.get("/v1/models"))["data"][0]
+    assert model["id"] == "tiny-m2" and model["max_model_len"] == 8192
+    metrics = s.get("/metrics").decode()
+    for line in metrics.splitlines():
+        assert re.fullmatch(r"# (HELP|TYPE) minimax_\w+ .*|minimax_\w+(\{\w+=\"[^\"]*\"\})? [-+\d.e]+", line), line
+    assert re.search(r"^minimax_reply_tokens_total [1-9]", metrics, re.M)
+
+
+def keys():
+    with Server(PACKED, "--api-key", "one", "--api-key", "two", "--served-model-name", "m", "--log-format", "json") as s:
+        assert s.post(COMPLETIONS, PROMPT, 401)["error"]["code"] == "invalid_api_key"
+        assert s.post(COMPLETIONS, PROMPT, 401, {"Authorization": "Bearer on"})["error"]
+        assert s.post(COMPLETIONS, PROMPT, 401, {"Authorization": "Bearer oneone"})["error"]
+        assert s.post(COMPLETIONS, {**PROMPT, "model": "m"}, 200, {"Authorization": "Bearer two"})["model"] == "m"
+        assert s.post(COMPLETIONS, PROMPT, 200, {"x-api-key": "one"})["model"] == "m"
+        assert s.request("GET", "/health")[0] == 200 and s.request("GET", "/v1/models")[0] == 401
+        lines = [json.loads(x) for x in open(s.log)]
+        assert [x["status"] for x in lines if "path" in x and x["path"] == COMPLETIONS] == [401, 401, 401, 200, 200]
+
+
+def ends():
+    """The first signal lets what runs come to its end, the second does not."""
+    with Server(PACKED) as s:
+        c = s.connect()
+        c.request("POST", COMPLETIONS, json.dumps({**PROMPT, "max_tokens": 400, "ignore_eos": True, "stream": True}))
+        r = c.getresponse()
+        r.read(10)
+        s.process.send_signal(signal.SIGTERM)
+        assert r.read().endswith(b"data: [DONE]\n\n") and s.process.wait(20) == 0
+    with Server(PACKED) as s:
+        c = s.connect()
+        c.request("POST", COMPLETIONS, json.dumps({**PROMPT, "max_tokens": 8000, "ignore_eos": True, "stream": True}))
+        c.getresponse().read(10)
+        s.process.send_signal(signal.SIGTERM)
+        s.wait_for("draining")
+        start = time.monotonic()
+        s.process.send_signal(signal.SIGTERM)
+        assert s.process.wait(20) == 0 and time.monotonic() - start < 2
+
+
+def command_lines():
+    for status, args in [(0, [PACKED, "--check"]), (2, []), (2, [PACKED, "--max-model-len", "9000", "--check"]), (5, [PACKED, "--host", "192.0.2.1"]),
+                         (6, ["/nowhere", "--check"]), (6, ["/nowhere", "--port", "0"])]:
+        done = subprocess.run([f"{BIN}/minimax-serve", *args], capture_output=True, timeout=60)
+        assert done.returncode == status, (args, done)
+
+
+def config_file():
+    """Options from a file; those of the command line win."""
+    path = os.path.join(TMP, "serve.conf")
+    with open(path, "w") as f:
+        f.write("# a comment\nserved-model-name = named here\n\nmax-model-len 100\n  ignore-generation-config\nlog-format=json\n")
+    with Server(PACKED, "--config", path, "--max-model-len", "64") as s:
+        model = json.loads(s.get("/v1/models"))["data"][0]
+        assert (model["id"], model["max_model_len"]) == ("named here", 64) and open(s.log).read().startswith("{")
+    for line in ("--port 1", "port: 1", "no-such-option", "max-queue 0"):
+        with open(path, "w") as f:
+            f.write(line + "\n")
+        done = subprocess.run([f"{BIN}/minimax-serve", "--config", path, PACKED, "--check"], capture_output=True, timeout=60)
+        assert done.returncode == 2 and done.stderr.count(b"\n") == 1, (line, done)
+
+
+PACKED = convert("tests/data/tiny-m2")
+with Server(PACKED) as server:
+    completions(server, PACKED)
+    stops(server, PACKED)
+    sampling(server)
+    errors(server)
+    pages(server)
+keys()
+config_file()
+ends()
+command_lines()
+print("completions whole, streamed and cut anywhere, fields, errors, pages, keys and signals")

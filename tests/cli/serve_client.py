@@ -1,0 +1,85 @@
+"""A minimax-serve of a small checkpoint to talk to, and plain HTTP requests: what the tests of the server share."""
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+
+BIN, TMP = os.path.join(os.environ["BUILD"], "bin"), os.environ["TMPDIR"]
+
+
+def convert(model, *options):
+    target = os.path.join(TMP, os.path.basename(model))
+    if not os.path.exists(target):
+        subprocess.run([f"{BIN}/minimax-convert", model, "-o", target, "--quant", "none", "-q", *options], check=True)
+    return target
+
+
+class Server:
+    """A running server; ends with the block, and must end well."""
+
+    def __init__(self, packed, *options, ready=True):
+        self.log = os.path.join(TMP, f"log-{time.monotonic_ns()}")
+        with open(self.log, "wb") as log:
+            self.process = subprocess.Popen([f"{BIN}/minimax-serve", packed, "--port", "0", *options], stderr=log, stdout=log)
+        self.port = int(self.wait_for(r"listening on http://\S+:(\d+)"))
+        if ready:
+            self.wait_for("ready after")
+
+    def wait_for(self, pattern):
+        for _ in range(1200):
+            found = re.search(pattern, open(self.log).read())
+            if found:
+                return found.group(found.re.groups)
+            assert self.process.poll() is None, open(self.log).read()
+            time.sleep(0.01)
+        raise AssertionError(f"no {pattern} in {open(self.log).read()}")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, value, trace):
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            status = self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            status = self.process.wait()
+        if kind or status:
+            print(open(self.log).read()[-4000:])
+        assert status == 0, status
+
+    def connect(self, timeout=60):
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+
+    def request(self, method, path, body=None, headers={}):
+        """(status, headers, bytes) of a request over a connection of its own."""
+        c = self.connect()
+        if body is not None and not isinstance(body, (bytes, str)):
+            body = json.dumps(body)
+        c.request(method, path, body, headers)
+        r = c.getresponse()
+        data = r.read()
+        c.close()
+        return r.status, r.headers, data
+
+    def get(self, path):
+        status, _, data = self.request("GET", path)
+        assert status == 200, (path, status, data)
+        return data
+
+    def post(self, path, body, status=200, headers={}):
+        got, _, data = self.request("POST", path, body, headers)
+        assert got == status, (path, body, got, data)
+        return json.loads(data)
+
+    def events(self, path, body):
+        """The data of the events of a stream, without [DONE], which must be the last."""
+        status, headers, data = self.request("POST", path, {**body, "stream": True})
+        assert status == 200 and headers["content-type"].startswith("text/event-stream"), (status, data)
+        parts = data.decode().split("\n\n")
+        assert parts.pop() == "" and parts.pop() == "data: [DONE]", data
+        return [json.loads(p.removeprefix("data: ")) for p in parts]

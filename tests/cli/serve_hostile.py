@@ -1,0 +1,208 @@
+#!/usr/bin/env python3
+"""minimax-serve among hostile clients: mutated bodies always get a 4xx of the right form, or a reply, and a good request right after
+succeeds; slow, silent, leaving and pipelining connections cost themselves alone; many connections wait their turn."""
+import json
+import os
+import random
+import socket
+import sys
+import time
+
+sys.path.insert(0, os.path.dirname(__file__))
+from serve_client import Server, convert  # noqa: E402
+
+ROUNDS = int(os.environ.get("SERVE_MUTATIONS", "250"))
+CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
+GOOD = {"prompt": "In the beginning", "temperature": 0, "max_tokens": 2}
+TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}}
+SEEDS = {
+    COMPLETIONS: {**GOOD, "stop": ["a", "b"], "logit_bias": {"5": 1.5}, "logprobs": 2, "seed": 1, "n": 2, "stop_token_ids": [3]},
+    CHAT: {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": [{"type": "text", "text": "é\\u00e9"}]},
+                        {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{\"a\": 1e3}"}}]},
+                        {"role": "tool", "tool_call_id": "c", "content": "r"}, {"role": "user", "content": "x"}],
+           "tools": [TOOL], "max_tokens": 2, "top_logprobs": 1, "logprobs": True, "tool_choice": "auto"},
+    MESSAGES: {"system": [{"type": "text", "text": "s"}], "max_tokens": 2, "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+               "messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {}}]},
+                            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "r"}]}]},
+    "/tokenize": {"prompt": "x"},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "x"}]},
+}
+ODD = [None, True, 0, -1, 1e308, 10**40, 0.5, "", "x", "\u0000", "\ud800", [], {}, [[]], {"a": {}}, ["x"] * 50, "x" * 3000, "]~b]user", "<think>"]
+
+
+def places(value, path=()):
+    yield path
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield from places(inner, path + (key,))
+
+
+def mutated(value, rng):
+    """A copy with one value changed, lost, doubled or nested."""
+    value = json.loads(json.dumps(value))
+    path = rng.choice([p for p in places(value) if p] or [()])
+    if not path:
+        return rng.choice(ODD)
+    inner = value
+    for key in path[:-1]:
+        inner = inner[key]
+    how = rng.randrange(4)
+    if how == 0:
+        inner[path[-1]] = rng.choice(ODD)
+    elif how == 1:
+        del inner[path[-1]]
+    elif how == 2:
+        inner[path[-1]] = [inner[path[-1]]] * rng.choice([1, 3])
+    else:
+        for _ in range(rng.choice([1, 40, 300])):
+            inner[path[-1]] = {"x": inner[path[-1]]}
+    return value
+
+
+def damaged(body, rng):
+    """The text of a body with bytes changed, cut or put in."""
+    text = bytearray(json.dumps(body).encode())
+    for _ in range(rng.choice([1, 1, 3])):
+        at = rng.randrange(len(text) + 1)
+        if rng.random() < 0.4:
+            text[at : at + rng.choice([1, 5])] = b""
+        else:
+            text[at:at] = rng.choice([b'"', b"\\", b"{", b"]", b"\xff", b"\0", b"1e999", b"\\ud800", b",", b"nan", b"[" * 300, bytes([rng.randrange(256)])])
+    return bytes(text)
+
+
+def check_reply(path, body, status, data):
+    if status == 200:
+        return
+    assert 400 <= status < 500, (path, body, status, data)
+    error = json.loads(data)
+    if path.startswith(MESSAGES):
+        assert error["type"] == "error" and error["error"]["type"] and error["error"]["message"], (path, body, data)
+    else:
+        assert error["error"]["message"] and error["error"]["type"], (path, body, data)
+
+
+def mutations(s):
+    rng = random.Random(4)
+    c = s.connect()
+    counts = {}
+    for i in range(ROUNDS):
+        path = rng.choice(list(SEEDS))
+        body = SEEDS[path]
+        for _ in range(rng.choice([1, 2])):
+            body = mutated(body, rng)
+        text = json.dumps(body).encode() if rng.random() < 0.6 else damaged(body, rng)
+        if b'"max_tokens": 2' not in text:  # or it runs to the end of the context
+            text = text.replace(b"{", b'{"max_tokens": 2, ', 1)
+        c.request("POST", path, text)
+        r = c.getresponse()
+        data = r.read()
+        check_reply(path, text, r.status, data)
+        counts[r.status] = counts.get(r.status, 0) + 1
+        if i % 10 == 0:
+            c.request("POST", COMPLETIONS, json.dumps(GOOD))
+            assert c.getresponse().read().count(b"text_completion") == 1
+    assert counts[200] > ROUNDS / 20 and counts[400] > ROUNDS / 5, counts
+    return counts
+
+
+def raw(s, data=b""):
+    c = socket.create_connection(("127.0.0.1", s.port), timeout=20)
+    c.sendall(data)
+    return c
+
+
+def request_of(body, path=COMPLETIONS, more=b""):
+    text = json.dumps(body).encode()
+    return b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n%s\r\n%s" % (path.encode(), len(text), more, text)
+
+
+def odd_http(s):
+    for data in [b"\r\n\r\n", b"GET\r\n\r\n", b"\x16\x03\x01\x02\x00\x01" * 50, b"GET / HTTP/9.9\r\n\r\n", b"POST /v1/completions HTTP/1.1\r\nContent-Length: -5\r\n\r\n",
+                 b"POST /v1/completions HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n\r\n", b"GET /health HTTP/1.1\r\n" + b"a: b\r\n" * 20000 + b"\r\n",
+                 b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", b"GET /%00%ff/../../etc/passwd HTTP/1.1\r\n\r\n"]:
+        c = raw(s)
+        try:
+            c.sendall(data)
+            c.shutdown(socket.SHUT_WR)
+            answer = c.recv(100)
+        except OSError:
+            answer = b""
+        assert answer == b"" or answer.startswith(b"HTTP/1.") and answer.split()[1][:1] in b"45", (data[:60], answer)
+        c.close()
+    # More of the next request while one is answered; an answer for each, in order.
+    c = raw(s, request_of({**GOOD, "max_tokens": 60}) + request_of({"prompt": ""}) + b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    got = b""
+    while part := c.recv(65536):
+        got += part
+    assert [x.split()[0] for x in got.split(b"HTTP/1.1 ")[1:]] == [b"200", b"400", b"200"], got
+    c = raw(s, b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + b"".join(
+        b"1\r\n%c\r\n" % x for x in json.dumps(GOOD).encode()) + b"0\r\n\r\n")
+    assert c.recv(15) == b"HTTP/1.1 200 OK"
+    assert s.post(COMPLETIONS, b" " * (3 << 19), 413)["error"]["code"] == "request_too_large"
+    assert s.request("POST", COMPLETIONS, b" " * (5 << 19))[0] == 413
+
+
+def running(s):
+    return [int(x.split()[1]) for x in s.get("/metrics").decode().splitlines() if x.startswith(("minimax_requests_running ", "minimax_requests_waiting "))]
+
+
+def leavers(s):
+    """Clients that leave, before and while a reply is made: nothing goes on for them."""
+    for body in ({**GOOD, "prompt": "In the beginning " * 700}, {**GOOD, "max_tokens": 8000, "ignore_eos": True},
+                 {**GOOD, "max_tokens": 8000, "ignore_eos": True, "stream": True}):
+        cs = [raw(s, request_of(body)) for _ in range(6)]
+        time.sleep(0.1)
+        for c in cs:
+            c.close()
+    end = time.monotonic() + 10
+    while running(s) != [0, 0]:
+        assert time.monotonic() < end, running(s)
+        time.sleep(0.02)
+
+
+def slow(packed):
+    """Connections that send nothing, or a byte now and then, are closed at their time; those that read nothing do not hold others up."""
+    with Server(packed, "--read-timeout", "1", "--write-timeout", "1", "--max-connections", "300") as s:
+        silent = [raw(s) for _ in range(200)]
+        trickle = [raw(s, b"POST /v1/completions HTTP/1.1\r\n") for _ in range(60)]
+        readers = [raw(s, request_of({**GOOD, "n": 8, "max_tokens": 900, "ignore_eos": True, "stream": True})) for _ in range(2)]
+        start = time.monotonic()
+        while time.monotonic() - start < 2.2:
+            began = time.monotonic()
+            assert s.post("/tokenize", {"prompt": "x"})["count"] == 1
+            assert time.monotonic() - began < 1.5
+            for c in trickle:
+                try:
+                    c.sendall(b"a")
+                except OSError:
+                    pass
+            time.sleep(0.1)
+        for c in silent + trickle:
+            c.settimeout(3)
+            try:
+                assert c.recv(1000) in (b"",), "a slow connection was answered"
+            except ConnectionError:
+                pass
+            c.close()
+        for c in readers:
+            c.close()
+        # More connections than may be open: they wait, and are served when others go.
+        many = [raw(s) for _ in range(400)]
+        assert s.post("/tokenize", {"prompt": "x"})["count"] == 1
+        for c in many:
+            c.close()
+        assert s.post(COMPLETIONS, GOOD)["usage"]["completion_tokens"] == 2
+
+
+PACKED = convert("tests/data/tiny-m2")
+with Server(PACKED, "--chat-format", "minimax-m2", "--max-body", "1M") as server:
+    seen = mutations(server)
+    odd_http(server)
+    leavers(server)
+    before = len(os.listdir(f"/proc/{server.process.pid}/fd"))
+    for _ in range(50):
+        assert server.post(COMPLETIONS, GOOD)["usage"]["completion_tokens"] == 2
+    time.sleep(0.3)
+    assert len(os.listdir(f"/proc/{server.process.pid}/fd")) <= before + 1
+slow(PACKED)
+print(f"{ROUNDS} mutated bodies: {seen}; odd HTTP, leaving and slow clients cost themselves alone")

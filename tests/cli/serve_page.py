@@ -1,0 +1,94 @@
+#!/usr/bin/env python3
+"""The page of minimax-serve in headless Chromium: it asks nobody but the server, a conversation streams, an error is shown, the status lives,
+nothing overflows, light and dark, narrow and wide. Screenshots go to PAGE_SHOTS, if that is set."""
+import base64
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+sys.path.insert(0, os.path.dirname(__file__))
+from serve_client import TMP, Server, convert  # noqa: E402
+
+chromium = shutil.which("chromium") or shutil.which("google-chrome")
+if not chromium:
+    print("no Chromium here")
+    sys.exit(77)
+
+
+class Browser:
+    """Chrome's debugging protocol over two pipes."""
+
+    def __init__(self):
+        to_read, self.to = os.pipe()
+        self.back, back_write = os.pipe()
+
+        def pipes():
+            a, b = os.dup(to_read), os.dup(back_write)
+            os.dup2(a, 3)
+            os.dup2(b, 4)
+
+        self.process = subprocess.Popen(
+            [chromium, "--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", f"--user-data-dir={TMP}/chromium", "about:blank"],
+            preexec_fn=pipes, pass_fds=(3, 4, to_read, back_write), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.count, self.rest, self.session, self.asked = 0, b"", None, set()
+
+    def call(self, method, **params):
+        self.count += 1
+        message = {"id": self.count, "method": method, "params": params, **({"sessionId": self.session} if self.session else {})}
+        os.write(self.to, json.dumps(message).encode() + b"\0")
+        while True:
+            while b"\0" not in self.rest:
+                self.rest += os.read(self.back, 1 << 16)
+            one, self.rest = self.rest.split(b"\0", 1)
+            answer = json.loads(one)
+            if answer.get("method") == "Network.requestWillBeSent":
+                self.asked.add(answer["params"]["request"]["url"])
+            if answer.get("id") == self.count:
+                assert "result" in answer, answer
+                return answer["result"]
+
+    def run(self, script):
+        result = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in result, result
+        return result["result"].get("value")
+
+    def wait(self, script):
+        end = time.monotonic() + 20
+        while not (value := self.run(script)):
+            assert time.monotonic() < end, (script, self.run("document.body.innerText"))
+            time.sleep(0.05)
+        return value
+
+
+with Server(convert("tests/data/tiny-m2"), "--chat-format", "minimax-m2") as server:
+    b = Browser()
+    target = b.call("Target.createTarget", url="about:blank")["targetId"]
+    b.session = b.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+    b.call("Network.enable")
+    b.call("Page.enable")
+    origin = f"http://127.0.0.1:{server.port}/"
+    b.call("Page.navigate", url=origin)
+    b.wait("typeof $ == 'function' && document.getElementById('status').innerText.startsWith('ready') && $('model').textContent == 'tiny-m2'")
+    b.run("$('max').value = 40; $('temperature').value = 0; $('text').value = 'In the <b>beginning</b>'; $('form').requestSubmit(); 0")
+    b.wait("messages.length == 2 && !running")
+    assert b.run("document.querySelector('article.user').textContent") == "In the <b>beginning</b>"
+    assert len(b.run("document.querySelector('details div').textContent")) > 10 and b.run("document.querySelector('details').open") is False
+    b.run("$('temperature').value = 0; $('max').value = -1; $('text').value = 'again'; $('form').noValidate = true; $('form').requestSubmit(); 0")
+    assert "max_tokens" in b.wait("(document.querySelector('.error') || {}).textContent")
+    for scheme in ("light", "dark"):
+        b.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        for width in (360, 1280):
+            b.call("Emulation.setDeviceMetricsOverride", width=width, height=720, deviceScaleFactor=1, mobile=False)
+            assert b.run("document.documentElement.scrollWidth <= innerWidth"), (scheme, width)
+            if os.environ.get("PAGE_SHOTS"):
+                with open(f"{os.environ['PAGE_SHOTS']}/{scheme}-{width}.png", "wb") as f:
+                    f.write(base64.b64decode(b.call("Page.captureScreenshot")["data"]))
+    b.run("$('details'), document.querySelector('details').open = true; 0")
+    others = {u for u in b.asked if not u.startswith(origin)}
+    assert b.asked and not others, others
+    b.process.terminate()
+    b.process.wait(20)
+print("a conversation streams, errors show, nothing overflows, and nobody else is asked")

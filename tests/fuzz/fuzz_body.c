@@ -1,0 +1,51 @@
+/* Bodies of requests: the JSON reader, schemas, and random walks through what a schema lets through. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/serve/schema.h"
+#include "runtime/serve/text.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+/* Every value once; numbers and strings are looked at, and quoted again. */
+static void visit(const mm_value *v, mm_text *out) {
+  int64_t n;
+  if (v->type == MM_VALUE_NUMBER && mm_value_int(v, &n) && mm_value_real(v) > 1e300) abort();
+  if (v->type == MM_VALUE_STRING) {
+    if (v->text[v->n] != 0) abort();
+    mm_text_quote(out, v->text, v->n);
+  }
+  size_t count = 0;
+  for (const mm_value *m = v->first; m; m = m->next, count++) visit(m, out);
+  if (count != v->count) abort();
+}
+
+/* The body's own bytes as a walk: the automaton takes what it likes of them. */
+static void walk(const mm_form *form, const uint8_t *data, size_t size) {
+  mm_grammar g, next;
+  mm_grammar_start(&g, form);
+  for (size_t i = 0; i < size && !mm_grammar_done(&g); i++) {
+    mm_grammar_copy(&next, &g);
+    if (!mm_grammar_step(&next, data[i])) continue;
+    mm_grammar_copy(&g, &next);
+    if (!mm_grammar_same(&g, &next)) abort();
+  }
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+  mm_arena a = {0};
+  mm_err err = {0};
+  mm_text out = {0};
+  const mm_value *v = mm_body_parse(&a, (const char *)data, size, &err);
+  if (!v && err.status == MM_OK) abort();
+  if (v) {
+    visit(v, &out);
+    mm_err refused = {0};
+    const mm_form *form = mm_schema_compile(&a, v, &refused);
+    if (!form && refused.status == MM_OK) abort();
+    if (form) walk(form, data, size);
+  }
+  free(out.p);
+  mm_arena_close(&a);
+  return 0;
+}

@@ -1,0 +1,149 @@
+/* The scheduler on devices that choose by themselves: the next step is queued before the last one's choices are read. The device is the CPU
+ * backend with a choice of its own behind it, whose tokens come out only when they are collected; with shared pages and without. */
+#include "tests/unit/runtime/random_requests.h"
+
+enum { SLOTS = 6, ROWS = 64, SAMPLES = MM_SAMPLES_MIN_P | MM_SAMPLES_BIAS | MM_SAMPLES_MASK | MM_SAMPLES_LOGPROBS };
+
+/* The device. */
+static struct {
+  mm_sampler *sampler;
+  mm_batch batch; /* of the step, with the tokens that were chosen */
+  int32_t id[ROWS];
+  int32_t chosen[SLOTS]; /* after the last row of each slot */
+  int32_t queue[MM_QUEUE][ROWS];
+  uint32_t count[MM_QUEUE];
+  uint64_t queued, collected, ahead; /* ahead: steps queued before the choices of the last one were collected */
+  uint64_t fail_at;                  /* number of the step that fails, from 1; 0: none */
+} device;
+
+static bool device_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
+  device.batch = *batch;
+  device.batch.id = device.id;
+  for (uint32_t i = 0; i < batch->span_count; i++)
+    for (uint32_t t = batch->span[i].first; t < batch->span[i].first + batch->span[i].count; t++)
+      device.id[t] = batch->id[t] == MM_ID_CHOSEN ? device.chosen[batch->span[i].slot] : batch->id[t];
+  return poisoning_begin(b, &device.batch, err);
+}
+
+static bool device_choose(mm_backend *b, mm_err *err) {
+  static float logits[ROWS * 64];
+  const mm_batch *batch = &device.batch;
+  const uint32_t at = (uint32_t)(device.queued % MM_QUEUE), stride = b->c.weights->vocab_rows;
+  if (!mm_ops_cpu.end(b, logits, err)) return false;
+  const mm_span *s = batch->span;
+  for (uint32_t i = 0; i < batch->out_count; i++) {
+    while (batch->out[i] >= s->first + s->count) s++;
+    float *row = logits + (size_t)i * stride, own[64];
+    const mm_sampling *set = &batch->sampling[i];
+    memcpy(own, row, b->c.model->vocab * sizeof *own);
+    mm_sample_adjust(device.sampler, set, NULL, 0, own);
+    const int32_t id = mm_sample(device.sampler, set, s->pos + (batch->out[i] - s->first) + UINT64_C(1), own);
+    if (set->logprobs) mm_sample_logprobs(device.sampler, set, id, row);
+    device.queue[at][i] = device.chosen[s->slot] = id;
+  }
+  device.count[at] = batch->out_count;
+  device.ahead += device.queued > device.collected;
+  device.queued++;
+  return true;
+}
+
+static bool device_collect(mm_backend *b, int32_t *id, mm_err *err) {
+  const uint32_t at = (uint32_t)(device.collected++ % MM_QUEUE);
+  for (uint32_t i = 0; i < device.count[at]; i++) id[i] = device.queue[at][i];
+  if (device.collected != device.fail_at) return true;
+  device.collected = device.queued;
+  for (uint32_t l = 0; l < b->c.model->layers; l++)
+    if (b->cache[l].k) memset(b->cache[l].k, 0xff, b->kv_bytes), memset(b->cache[l].v, 0xff, b->kv_bytes);
+  return mm_fail(err, MM_IO, "E_CUDA", mm_at(NULL, NULL), "the device is on fire");
+}
+
+static void open_device(serving *w, mm_model m, bool pages, mm_limits l, mm_scheduler_config c) {
+  static mm_ops ops;
+  mm_err err = {0};
+  memset(&device, 0, sizeof device);
+  device.sampler = mm_sampler_open(m.vocab, &err);
+  assert_non_null(device.sampler);
+  ops = mm_ops_cpu;
+  ops.begin = device_begin;
+  ops.choose = device_choose;
+  ops.collect = device_collect;
+  ops.samples = SAMPLES;
+  ops.pages = pages;
+  serving_open_ops(w, m, 1, &ops, l, c);
+}
+
+static void close_device(serving *w) {
+  serving_close(w, true);
+  mm_sampler_close(device.sampler);
+}
+
+static void test_random(void **state) {
+  (void)state;
+  const mm_scheduler_config c = {.step_tokens = 40, .queue_max = 100, .prefix_cache = true, .cache_bytes = 1 << 16};
+  for (uint32_t k = 0; k < 2; k++)
+    for (uint32_t pages = 0; pages < 3; pages++) {
+      serving w;
+      open_device(&w, kind(k), pages, (mm_limits){.max_tokens = ROWS, .slots = SLOTS, .pages = pages == 2 ? 9 : 0}, c);
+      random_requests(&w, SAMPLES, 2);
+      close_device(&w);
+      print_message("%llu of %llu steps queued ahead\n", (unsigned long long)device.ahead, (unsigned long long)device.queued);
+      assert_int_equal(device.queued, device.collected);
+    }
+}
+
+/* One reply: every step but the first is queued before its token is known, and one more than it has tokens for is not. */
+static void test_ahead(void **state) {
+  (void)state;
+  serving w;
+  open_device(&w, kind(1), true, (mm_limits){.max_tokens = ROWS, .slots = SLOTS}, (mm_scheduler_config){.step_tokens = 40, .queue_max = 1});
+  client c = {.r = {.max_tokens = 30}};
+  fill(&c, 0, 10);
+  client_ready(&w, &c);
+  client_submit(&w, &c);
+  client_check(&c);
+  assert_int_equal(device.queued, 30);
+  assert_int_equal(device.ahead, 29);
+  c = (client){.r = {.max_tokens = 30, .sampling.frequency = 1}};
+  fill(&c, 0, 10);
+  client_ready(&w, &c);
+  mm_err err = {0};
+  assert_false(mm_scheduler_submit(w.scheduler, &c.r, &c.ticket, &err));
+  assert_int_equal(err.status, MM_UNSUPPORTED);
+  assert_string_equal(err.code, "E_SAMPLING");
+  close_device(&w);
+}
+
+/* A device that fails, and forgets what it held: what it was given ends with its error, and those that wait go on, with nothing of before
+ * from the cache. */
+static void test_failure(void **state) {
+  (void)state;
+  for (uint32_t at = 1; at < 25; at++) {
+    serving w;
+    open_device(&w, kind(at % 2), true, (mm_limits){.max_tokens = ROWS, .slots = 1 + at % 3},
+                (mm_scheduler_config){.step_tokens = 7, .queue_max = 9, .prefix_cache = true, .cache_bytes = 1 << 16});
+    device.fail_at = at;
+    client c[4];
+    for (uint32_t i = 0; i < 4; i++) {
+      c[i] = (client){.r = {.max_tokens = 6}};
+      fill(&c[i], 0, 30 + i);
+      client_ready(&w, &c[i]);
+    }
+    for (uint32_t i = 0; i < 4; i++) client_submit(&w, &c[i]);
+    uint32_t failed = 0;
+    for (uint32_t i = 0; i < 4; i++) {
+      client_wait(&c[i]);
+      failed += c[i].finish == MM_FINISH_ERROR;
+      if (c[i].finish == MM_FINISH_ERROR)
+        assert_string_equal(c[i].err.code, "E_CUDA");
+      else
+        client_verdict(&c[i]);
+    }
+    assert_true(failed <= 1 + at % 3 && (failed > 0 || device.queued < at + 9));
+    close_device(&w);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_random), cmocka_unit_test(test_ahead), cmocka_unit_test(test_failure)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,162 @@
+/* Products of packed rows (cpu_rows.h): every scheme on every grid that the loops know, at every level, against doubles over what unpack
+ * gives; the same bits at each level, in any company of tokens and rows; codes that are no number. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "quant/numbers.h"
+#include "runtime/cpu/cpu_rows.h"
+
+enum { ROWS = 20, TOKENS = 21, MOST_K = 700, LEAD = 2 };
+
+static uint32_t seed = 7;
+static uint32_t draw(void) { return (seed = seed * 1664525u + 1013904223u) >> 8; }
+static uint32_t any(uint32_t below) { return draw() % below; }
+
+typedef struct sample {
+  mm_packed w;
+  uint8_t *plane[MM_MAX_PLANES];
+  float *x[TOKENS], *ready[TOKENS];
+} sample;
+
+static void fill(uint8_t *p, mm_dtype t, size_t n, bool scale) {
+  for (size_t i = 0; i < n; i++) {
+    const float v = ((float)any(2000) - 1000) / 700;
+    const uint16_t half = t == MM_F16 ? mm_f32_to_f16(v) : mm_f32_to_bf16(scale ? fabsf(v) + 0.01f : v);
+    const float single = scale ? fabsf(v) + 0.01f : v;
+    switch (t) {
+      case MM_F32: memcpy(p + 4 * i, &single, 4); break;
+      case MM_F16:
+      case MM_BF16: memcpy(p + 2 * i, &half, 2); break;
+      case MM_F8_E4M3: p[i] = scale ? (uint8_t)(1 + any(0x7e)) : (uint8_t)(any(0x7f) | any(2) << 7); break;
+      default: p[i] = scale ? (uint8_t)(100 + any(40)) : (uint8_t)any(256); break;
+    }
+  }
+}
+
+/* k is a whole number of bytes of codes or not; cells along k are divided by `finer`. */
+static sample make(const mm_scheme *s, uint32_t k, uint32_t finer) {
+  sample a = {.w = {.scheme = s, .lead = LEAD, .n = ROWS, .k = k}};
+  for (unsigned i = 0; i < s->plane_count; i++) {
+    a.w.cell[i] = s->plane[i].cell;
+    if (i && a.w.cell[i].k) a.w.cell[i].k /= finer;
+    const size_t n = LEAD * mm_plane_elements(ROWS, k, a.w.cell[i]);
+    a.w.plane[i] = a.plane[i] = malloc(n * mm_dtype_size(s->plane[i].dtype)); /* not a byte more: the sanitizer sees reads past it */
+    fill(a.plane[i], s->plane[i].dtype, n, i > 0);
+  }
+  for (uint32_t t = 0; t < TOKENS; t++) {
+    a.x[t] = malloc(k * sizeof(float)), a.ready[t] = malloc(mm_cpu_padded(k) * sizeof(float));
+    for (uint32_t i = 0; i < k; i++) a.x[t][i] = ((float)any(20001) - 10000) / 7777;
+  }
+  return a;
+}
+static void drop(sample *a) {
+  for (unsigned i = 0; i < a->w.scheme->plane_count; i++) free(a->plane[i]);
+  for (uint32_t t = 0; t < TOKENS; t++) free(a->x[t]), free(a->ready[t]);
+}
+
+static const float *const *ready(const sample *a, const mm_cpu_view *v) {
+  for (uint32_t t = 0; t < TOKENS; t++) mm_cpu_turn(a->ready[t], a->x[t], a->w.k, v->kind);
+  return (const float *const *)a->ready;
+}
+
+static float sums[MM_CPU_SUMS(ROWS)];
+
+static void check_near(const sample *a, const float *y) {
+  static float w[ROWS][MOST_K];
+  a->w.scheme->unpack(&a->w, 1, 0, ROWS, &w[0][0]);
+  const float *row = &w[0][0];
+  for (uint32_t r = 0; r < ROWS; r++, row += a->w.k)
+    for (uint32_t t = 0; t < TOKENS; t++) {
+      double sum = 0, size = 0;
+      for (uint32_t i = 0; i < a->w.k; i++) sum += (double)row[i] * a->x[t][i], size += fabs((double)row[i] * a->x[t][i]);
+      if (!(fabs(sum - y[t * ROWS + r]) <= 1e-6 * size))
+        fail_msg("%s, k %u, cell %u: row %u, token %u: %.9g, expected %.9g", a->w.scheme->name, a->w.k, a->w.cell[1].k, r, t,
+                 (double)y[t * ROWS + r], sum);
+    }
+}
+
+static bool check_one(const mm_scheme *s, uint32_t k, uint32_t finer) {
+  sample a = make(s, k, finer);
+  mm_cpu_view v;
+  const bool known = mm_cpu_view_of(&v, &a.w, 1);
+  static float y[TOKENS * ROWS], other[TOKENS * ROWS];
+  for (mm_cpu level = MM_CPU_PLAIN; known && level <= MM_CPU_AVX512; level++) {
+    const float *const *x = ready(&a, &v);
+    mm_cpu_limit(level);
+    mm_cpu_rows(&v, 0, ROWS, x, TOKENS, level ? other : y, ROWS, sums);
+    if (level == MM_CPU_PLAIN) check_near(&a, y);
+    if (level && memcmp(y, other, sizeof y) != 0) fail_msg("%s, k %u, cell %u: level %d has other bits", s->name, k, v.cell, (int)level);
+    for (int i = 0; i < 6; i++) { /* some rows, some tokens */
+      const uint32_t first = any(ROWS), rows = 1 + any(ROWS - first), t = any(TOKENS), tokens = 1 + any(TOKENS - t);
+      mm_cpu_rows(&v, first, rows, x + t, tokens, other, rows, sums);
+      for (uint32_t j = 0; j < tokens * rows; j++) assert_memory_equal(&other[j], &y[(t + j / rows) * ROWS + first + j % rows], sizeof *y);
+    }
+  }
+  drop(&a);
+  return known;
+}
+
+static void every_scheme(void **state) {
+  (void)state;
+  for (size_t i = 0; mm_scheme_at(i); i++) {
+    const mm_scheme *s = mm_scheme_at(i);
+    unsigned known = 0;
+    for (int j = 0; j < 12; j++) known += check_one(s, j < 2 ? 128u << j : 1 + any(MOST_K), 1);
+    assert_int_equal(known, 12); /* the scheme's own grid */
+    for (uint32_t finer = 2; finer <= 8; finer *= 2) (void)check_one(s, 64 + any(MOST_K - 64), finer);
+  }
+  mm_cpu_limit(MM_CPU_AVX512);
+}
+
+/* One code that is no number makes its row none for all tokens, and no other. */
+static void no_number(void **state) {
+  (void)state;
+  const char *const names[] = {"block_fp8", "channel_fp8", "mxfp8"};
+  for (size_t i = 0; i < 3; i++)
+    for (mm_cpu level = MM_CPU_PLAIN; level <= MM_CPU_AVX512; level++) {
+      sample a = make(mm_scheme_find(names[i]), 300, 1);
+      mm_cpu_view v;
+      static float y[TOKENS * ROWS];
+      const uint32_t row = any(ROWS);
+      a.plane[0][(size_t)(ROWS + row) * 300 + any(300)] = any(2) ? 0x7f : 0xff;
+      assert_true(mm_cpu_view_of(&v, &a.w, 1));
+      mm_cpu_limit(level);
+      mm_cpu_rows(&v, 0, ROWS, ready(&a, &v), TOKENS, y, ROWS, sums);
+      for (uint32_t j = 0; j < TOKENS * ROWS; j++) assert_int_equal(isnan(y[j]) != 0, j % ROWS == row);
+      drop(&a);
+    }
+  mm_cpu_limit(MM_CPU_AVX512);
+}
+
+static void dots(void **state) {
+  (void)state;
+  static float a[MOST_K], b[MOST_K];
+  for (int i = 0; i < 200; i++) {
+    const uint32_t n = 1 + any(MOST_K);
+    double sum = 0, size = 0;
+    for (uint32_t j = 0; j < n; j++) {
+      a[j] = ((float)any(2000) - 1000) / 333, b[j] = ((float)any(2000) - 1000) / 777;
+      sum += (double)a[j] * b[j], size += fabs((double)a[j] * b[j]);
+    }
+    mm_cpu_limit(MM_CPU_PLAIN);
+    const float plain = mm_cpu_dot(a, b, n);
+    assert_true(fabs(plain - sum) <= 1e-6 * size);
+    for (mm_cpu level = MM_CPU_AVX2; level <= MM_CPU_AVX512; level++) {
+      mm_cpu_limit(level);
+      const float y = mm_cpu_dot(a, b, n);
+      assert_memory_equal(&y, &plain, sizeof y);
+    }
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(every_scheme), cmocka_unit_test(no_number), cmocka_unit_test(dots)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

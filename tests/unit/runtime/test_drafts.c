@@ -1,0 +1,45 @@
+/* Prompt lookup through the scheduler: replies are those without it, and steps are saved. */
+#include "tests/unit/runtime/random_requests.h"
+
+/* Verified proposals are what the model chooses alone, whatever it draws with; lookup is for models whose slots can go back. */
+static void test_random(void **state) {
+  (void)state;
+  for (uint32_t k = 0; k < 2; k++)
+    for (uint32_t few = 0; few < 2; few++) {
+      serving w;
+      mm_scheduler_stats t;
+      const mm_scheduler_config c = {
+          .step_tokens = 40, .queue_max = 100, .prefix_cache = true, .cache_bytes = 1 << 16, .drafts = MM_DRAFTS};
+      serving_open(&w, kind(k), 1, (mm_limits){.max_tokens = 64, .slots = few ? 2 : 6, .pages = few ? 7 : 0}, c);
+      random_requests(&w, UINT32_MAX, 3);
+      serving_settled(&w, &t);
+      print_message("%llu proposed, %llu right\n", (unsigned long long)t.drafted, (unsigned long long)t.accepted);
+      assert_true(k ? t.drafted > t.accepted && t.accepted > 0 : !t.drafted);
+      serving_close(&w, true);
+    }
+}
+
+/* A reply of one token again and again: most of its steps are saved. */
+static void test_easy(void **state) {
+  (void)state;
+  serving w;
+  mm_scheduler_stats t;
+  serving_open(&w, kind(1), 1, (mm_limits){.max_tokens = 64, .slots = 2},
+               (mm_scheduler_config){.step_tokens = 64, .queue_max = 1, .drafts = MM_DRAFTS});
+  client c = {.r = {.max_tokens = 90, .sampling.bias_count = 1}, .bias = {7, 1000}};
+  fill(&c, 1, 200);
+  client_ready(&w, &c);
+  client_submit(&w, &c);
+  client_check(&c);
+  serving_settled(&w, &t);
+  print_message("%llu steps for 90 tokens, %llu proposed, %llu right\n", (unsigned long long)t.steps, (unsigned long long)t.drafted,
+                (unsigned long long)t.accepted);
+  assert_true(t.drafted > 10 && t.accepted == t.drafted);
+  assert_int_equal(t.steps, 4 + 89 - t.accepted);
+  serving_close(&w, true);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_random), cmocka_unit_test(test_easy)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,237 @@
+/* JSON of a schema: what the automaton lets through is what the schema says, and whatever it lets through is JSON. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "formats/json.h"
+#include "runtime/serve/constraint.h"
+#include "runtime/serve/schema.h"
+
+static const mm_form *compile(mm_arena *a, const char *schema, mm_err *err) {
+  const mm_value *v = mm_body_parse(a, schema, strlen(schema), err);
+  return v ? mm_schema_compile(a, v, err) : NULL;
+}
+
+/* How many bytes of the text may stand; all and *whole: it may end there. */
+static size_t taken(const mm_form *f, const char *text, bool *whole) {
+  mm_grammar g;
+  size_t n = 0;
+  mm_grammar_start(&g, f);
+  while (text[n] && mm_grammar_step(&g, (uint8_t)text[n])) n++;
+  *whole = !text[n] && mm_grammar_accepts(&g);
+  return n;
+}
+
+static const struct {
+  const char *schema, *text;
+  bool good;
+} cases[] = {
+    {"{}", "{\"a\": [1, -2.5e+3, true, null, \"x\\n\\u00e9\xc3\xa9\"]}", true},
+    {"{}", "01", false},
+    {"{}", "1.", false},
+    {"{}", "-", false},
+    {"{}", "[1,]", false},
+    {"{}", "{\"a\":1,}", false},
+    {"{}", "\"\\ud800\"", false},
+    {"{}", "\"\xff\"", false},
+    {"{}", "\"\xed\xa0\x80\"", false},
+    {"{}", "\"\xf0\x9f\x98\x80\"", true},
+    {"{}", "\"a\nb\"", false},
+    {"{}", "\n\n{}", true},
+    {"{}", "{\n\n}", false},
+    {"{\"type\": \"integer\"}", "12", true},
+    {"{\"type\": \"integer\"}", "1.5", false},
+    {"{\"type\": [\"integer\", \"null\"]}", "null", true},
+    {"{\"type\": [\"integer\", \"null\"]}", "\"a\"", false},
+    {"{\"type\": [\"integer\", \"number\"]}", "1.5", true},
+    {"{\"enum\": [\"a\", \"ab\", 1, 12, null]}", "\"ab\"", true},
+    {"{\"enum\": [\"a\", \"ab\", 1, 12, null]}", "12", true},
+    {"{\"enum\": [\"a\", \"ab\", 1, 12, null]}", "1", true},
+    {"{\"enum\": [\"a\", \"ab\", 1, 12, null]}", "13", false},
+    {"{\"enum\": [\"a\", \"ab\", 1, 12, null]}", "\"abc\"", false},
+    {"{\"const\": null}", "null", true},
+    {"{\"const\": null}", "1", false},
+    {"{\"type\": \"string\", \"minLength\": 2, \"maxLength\": 3}", "\"\xc3\xa9\xc3\xa9\"", true},
+    {"{\"type\": \"string\", \"minLength\": 2, \"maxLength\": 3}", "\"\xc3\xa9\"", false},
+    {"{\"type\": \"string\", \"minLength\": 2, \"maxLength\": 3}", "\"abcd\"", false},
+    {"{\"type\": \"array\", \"items\": {\"type\": \"boolean\"}, \"minItems\": 1, \"maxItems\": 2}", "[true, false]", true},
+    {"{\"type\": \"array\", \"items\": {\"type\": \"boolean\"}, \"minItems\": 1, \"maxItems\": 2}", "[]", false},
+    {"{\"type\": \"array\", \"items\": {\"type\": \"boolean\"}, \"minItems\": 1, \"maxItems\": 2}", "[true,true,true]", false},
+    {"{\"type\": \"object\", \"additionalProperties\": {\"type\": \"integer\"}}", "{\"x\": 1, \"y\": 2}", true},
+    {"{\"type\": \"object\", \"additionalProperties\": {\"type\": \"integer\"}}", "{\"x\": \"1\"}", false},
+    {"{\"type\": \"object\", \"additionalProperties\": false}", "{}", true},
+    {"{\"type\": \"object\", \"additionalProperties\": false}", "{\"a\":1}", false},
+#define PERSON \
+  "{\"type\": \"object\", \"properties\": {\"na\": {\"type\": \"string\"}, \"name\": {\"type\": \"string\"}, \
+\"age\": {\"type\": \"integer\"}}, \"required\": [\"name\"]}"
+    {PERSON, "{\"name\": \"x\"}", true},
+    {PERSON, "{\"na\": \"x\", \"name\": \"y\", \"age\": 3}", true},
+    {PERSON, "{\"na\": \"x\"}", false},
+    {PERSON, "{\"age\": 3}", false},
+    {PERSON, "{\"name\": \"x\", \"other\": 1}", false},
+    {PERSON, "{\"name\": \"x\", \"na\": \"y\"}", false},
+#define LIST \
+  "{\"$ref\": \"#/$defs/node\", \"$defs\": {\"node\": {\"type\": \"object\", \"properties\": {\"v\": {\"type\": \"integer\"}, \
+\"next\": {\"anyOf\": [{\"$ref\": \"#/$defs/node\"}, {\"type\": \"null\"}]}}, \"required\": [\"v\", \"next\"]}}}"
+    {LIST, "{\"v\":1,\"next\":{\"v\":2,\"next\":null}}", true},
+    {LIST, "{\"v\":1,\"next\":{\"v\":2}}", false},
+};
+
+static void schemas_let_through_what_they_say(void **state) {
+  (void)state;
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    mm_arena a = {0};
+    mm_err err = {0};
+    bool whole;
+    const mm_form *f = compile(&a, cases[i].schema, &err);
+    if (!f) fail_msg("%s: %s", cases[i].schema, err.text);
+    const size_t n = taken(f, cases[i].text, &whole);
+    if (whole != cases[i].good) fail_msg("%s: %s: %zu bytes taken", cases[i].schema, cases[i].text, n);
+    mm_arena_close(&a);
+  }
+}
+
+static void what_is_not_served_is_refused_by_name(void **state) {
+  (void)state;
+  static const char *const refused[][2] = {
+      {"{\"type\": \"string\", \"pattern\": \"a+\"}", "pattern"},
+      {"{\"type\": \"integer\", \"minimum\": 3}", "minimum"},
+      {"{\"not\": {}}", "not"},
+      {"{\"allOf\": [{}, {}]}", "allOf"},
+      {"{\"anyOf\": [{\"type\": \"object\"}, {\"type\": \"object\", \"properties\": {\"a\": {}}}]}", "anyOf"},
+      {"{\"type\": \"array\", \"prefixItems\": [{}]}", "prefixItems"},
+      {"{\"type\": \"object\", \"required\": [\"a\"]}", "required"},
+      {"{\"$ref\": \"#/nowhere\"}", "$ref"},
+      {"{\"$ref\": \"#\"}", "$ref"},
+      {"{\"$defs\": {\"a\": {\"anyOf\": [{\"$ref\": \"#/$defs/a\"}, {\"type\": \"null\"}]}}, \"$ref\": \"#/$defs/a\"}", "$ref"},
+      {"{\"type\": \"thing\"}", "type"},
+      {"false", "schema"},
+      {"{\"enum\": []}", "enum"},
+  };
+  for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+    mm_arena a = {0};
+    mm_err err = {0};
+    assert_null(compile(&a, refused[i][0], &err));
+    if (strcmp(err.code, "E_SCHEMA") != 0 || !strstr(err.text, refused[i][1])) fail_msg("%s: %s", refused[i][0], err.text);
+    mm_arena_close(&a);
+  }
+}
+
+static uint64_t next_random(uint64_t *s) {
+  *s ^= *s << 13;
+  *s ^= *s >> 7;
+  return *s ^= *s << 17;
+}
+
+/* A text of random bytes that the automaton lets through, closing soon. */
+static size_t walk(const mm_form *f, uint64_t *seed, char *text, size_t cap) {
+  mm_grammar g, try;
+  size_t n = 0;
+  mm_grammar_start(&g, f);
+  while (!mm_grammar_done(&g) && !(mm_grammar_accepts(&g) && next_random(seed) % 4 == 0)) {
+    static const char often[] = "{}[]\",:0123456789truefalsn\\u eamvxg";
+    uint8_t byte = (uint8_t)next_random(seed);
+    if (next_random(seed) % 8) byte = (uint8_t)often[next_random(seed) % (sizeof often - 1)];
+    if (n > cap / 2 && next_random(seed) % 4) byte = (uint8_t) "}]\"\":,0e1"[next_random(seed) % 9];
+    mm_grammar_copy(&try, &g);
+    if (!mm_grammar_step(&try, byte)) continue;
+    mm_grammar_copy(&g, &try);
+    text[n++] = (char)byte;
+    if (n == cap) return 0;
+  }
+  return n;
+}
+
+static void whatever_is_let_through_is_json(void **state) {
+  (void)state;
+  uint64_t seed = 12345;
+  size_t bytes = 0;
+  char text[240];
+  mm_arena a = {0};
+  mm_err none = {0};
+  const mm_form *form[] = {compile(&a, "{}", &none), mm_schema_any_object(), compile(&a, PERSON, &none), compile(&a, LIST, &none)};
+  for (int i = 0; i < 400; i++) {
+    const size_t n = walk(form[i % 4], &seed, text, sizeof text);
+    mm_err err = {0};
+    bytes += n;
+    if (!n) continue;
+    mm_arena own = {0};
+    assert_non_null(mm_body_parse(&own, text, n, &err));
+    mm_arena_close(&own);
+    if (text[0] != '{' && text[0] != '[') continue; /* jansson takes documents alone */
+    mm_json *j = mm_json_parse(text, n, "walk", &err);
+    /* Two equal keys and numbers too large are JSON too. */
+    if (!j && strcmp(err.code, "E_NUMBER") != 0 && !strstr(err.text, "duplicate")) fail_msg("%.*s: %s", (int)n, text, err.text);
+    mm_json_free(j);
+  }
+  assert_true(bytes > 2000);
+  mm_arena_close(&a);
+}
+
+static bool allows(const uint32_t *mask, int32_t id) { return !mask || mask[id / 32] >> (id % 32) & 1; }
+
+/* The mask of each state, beside every token tried alone; the sections of a call that is required. */
+static void masks_are_what_the_automaton_says(void **state) {
+  (void)state;
+  mm_err err = {0};
+  mm_arena a = {0};
+  mm_tokenizer *t = mm_tokenizer_open("tests/data/tiny-m2/tokenizer.json", 2048, &err);
+  assert_non_null(t);
+  const int32_t end = mm_tokenizer_find(t, "[e~["), think = mm_tokenizer_find(t, "</think>");
+  mm_lexicon *l = mm_lexicon_open(t, 2048, &end, 1, &err);
+  assert_non_null(l);
+  const mm_form *form = compile(&a, PERSON, &err);
+  const mm_section section[] = {{.kind = MM_SECTION_UNTIL, .id = think}, {.kind = MM_SECTION_FORM, .form = form}};
+  uint64_t seed = 99;
+  int whole = 0;
+  for (int round = 0; round < 20; round++) {
+    mm_constraint *c = mm_constraint_open(l, section, 2, &err);
+    assert_non_null(c);
+    assert_true(allows(mm_constraint_allowed(c), 40) && allows(mm_constraint_allowed(c), think) && !allows(mm_constraint_allowed(c), end));
+    mm_constraint_chosen(c, 40);
+    mm_constraint_chosen(c, think);
+    mm_grammar g, try;
+    mm_grammar_start(&g, form);
+    for (int steps = 0; !mm_grammar_done(&g); steps++) {
+      if (steps == 400) break;
+      const uint32_t *mask = mm_constraint_allowed(c);
+      int32_t pick = -1;
+      uint64_t best = 0;
+      for (int32_t id = 0; id < 2048; id++) {
+        size_t n, k = 0;
+        const char *bytes = mm_tokenizer_bytes(t, id, &n);
+        mm_grammar_copy(&try, &g);
+        while (bytes && k < n && mm_grammar_step(&try, (uint8_t)bytes[k])) k++;
+        const bool fits = bytes && n && k == n && !mm_tokenizer_is_special(t, id);
+        if (allows(mask, id) != (fits || (id == end && mm_grammar_accepts(&g)))) fail_msg("token %d", id);
+        const uint64_t draw = next_random(&seed) >> (bytes && n && bytes[n - 1] == '"' ? 0 : 3);
+        if (fits && draw > best) best = draw, pick = id;
+      }
+      assert_true(pick >= 0);
+      size_t n;
+      const char *bytes = mm_tokenizer_bytes(t, pick, &n);
+      for (size_t k = 0; k < n; k++) assert_true(mm_grammar_step(&g, (uint8_t)bytes[k]));
+      mm_constraint_chosen(c, pick);
+    }
+    const uint32_t *mask = mm_grammar_done(&g) ? mm_constraint_allowed(c) : NULL;
+    whole += mask != NULL;
+    for (int32_t id = 0; mask && id < 2048; id++) assert_int_equal(allows(mask, id), id == end);
+    mm_constraint_close(c);
+  }
+  assert_true(whole >= 3);
+  mm_lexicon_close(l);
+  mm_tokenizer_close(t);
+  mm_arena_close(&a);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(schemas_let_through_what_they_say), cmocka_unit_test(what_is_not_served_is_refused_by_name),
+      cmocka_unit_test(whatever_is_let_through_is_json), cmocka_unit_test(masks_are_what_the_automaton_says)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,212 @@
+/* The prefix cache beside a list of everything that was put into it: what it finds is the longest that is there, in pages that hold these
+ * very tokens, with the states after the last of them; short of room it forgets what was used longest ago, and no page is lost. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "runtime/serve/prefix_cache.h"
+
+enum { PAGES = 400, LENGTH = 5 * MM_PAGE, PUTS = 300, PER_SLOT = LENGTH / MM_PAGE };
+
+static uint64_t seed = 1;
+static uint32_t below(uint32_t n) {
+  seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+  return (uint32_t)((seed >> 33) % n);
+}
+
+typedef struct text {
+  uint64_t salt;
+  uint32_t count;
+  int32_t token[LENGTH];
+} text;
+
+typedef struct world {
+  mm_pages *pages;
+  mm_prefix_cache *cache;
+  int32_t content[PAGES][MM_PAGE]; /* what was written to a page */
+  uint32_t written[PAGES];         /* tokens of it */
+  text put[PUTS];                  /* the list */
+  uint32_t puts;
+} world;
+
+static world *open_world(uint64_t state_bytes, uint64_t budget) {
+  mm_err err = {0};
+  world *w = calloc(1, sizeof *w);
+  assert_non_null(w);
+  w->pages = mm_pages_open(PAGES, 1, LENGTH, &err);
+  w->cache = mm_prefix_cache_open(w->pages, state_bytes, budget, &err);
+  assert_true(w->pages && w->cache);
+  return w;
+}
+
+static void check_pages(const world *w) {
+  uint32_t held[PAGES] = {0};
+  mm_err err = {0};
+  mm_prefix_cache_held(w->cache, held);
+  if (!mm_pages_check(w->pages, held, &err)) fail_msg("%s", err.text);
+  assert_int_equal(mm_pages_count(w->pages) - mm_pages_free(w->pages), mm_prefix_cache_pages(w->cache));
+}
+
+static void close_world(world *w) {
+  check_pages(w);
+  mm_prefix_cache_close(w->cache);
+  assert_int_equal(mm_pages_free(w->pages), PAGES);
+  mm_pages_close(w->pages);
+  free(w);
+}
+
+/* Texts branch often: each goes on from a place of an older one. */
+static text random_text(const world *w) {
+  text t = {.salt = below(2), .count = 1 + below(LENGTH)};
+  uint32_t from = 0;
+  if (w->puts && below(5)) {
+    const text *old = &w->put[below(w->puts)];
+    const uint32_t border = MM_PAGE * (1 + below(3)) - 1 + below(3);
+    from = (uint32_t)mm_min(mm_min(old->count, t.count), below(2) ? border : below(LENGTH));
+    memcpy(t.token, old->token, from * sizeof *t.token);
+  }
+  for (uint32_t i = from; i < t.count; i++) t.token[i] = (int32_t)below(3);
+  return t;
+}
+
+static uint64_t digest(const int32_t *token, uint32_t count) {
+  uint64_t h = 0;
+  for (uint32_t i = 0; i < count; i++) h = (h ^ (uint64_t)(token[i] + 1)) * UINT64_C(0x9e3779b97f4a7c15);
+  return h;
+}
+
+static uint32_t alike(const text *a, const text *b) {
+  uint32_t n = 0;
+  while (a->salt == b->salt && n < a->count && n < b->count && a->token[n] == b->token[n]) n++;
+  return n;
+}
+
+/* A slot computes the text in pages of its own, which are kept; false where there are too few. */
+static bool put(world *w, const text *t, bool state) {
+  mm_err err = {0};
+  uint32_t copies;
+  if (!mm_pages_reserve(w->pages, &(mm_page_want){0, 0, t->count}, 1, NULL, &copies, &err)) return false;
+  const uint32_t *page = mm_pages_table(w->pages);
+  for (uint32_t i = 0; i < t->count; i++) w->content[page[i / MM_PAGE]][i % MM_PAGE] = t->token[i];
+  for (uint32_t i = 0; i < t->count; i += MM_PAGE) w->written[page[i / MM_PAGE]] = (uint32_t)mm_min(MM_PAGE, t->count - i);
+  if (!state) mm_prefix_cache_put(w->cache, t->salt, t->token, t->count, page);
+  uint64_t *room = state ? mm_prefix_cache_put_state(w->cache, t->salt, t->token, t->count, page) : NULL;
+  if (room) *room = digest(t->token, t->count);
+  mm_pages_cut(w->pages, 0, 0);
+  w->put[w->puts++] = *t;
+  return true;
+}
+
+/* What is found is true; and as long as the list says, where nothing was forgotten. */
+static uint32_t find(const world *w, const text *t, uint32_t most, bool state, bool all) {
+  uint32_t page[PER_SLOT];
+  const void *saved;
+  const uint32_t n = mm_prefix_cache_find(w->cache, t->salt, t->token, most, page, &saved);
+  uint32_t want = 0;
+  for (uint32_t i = 0; i < w->puts; i++) {
+    uint32_t same = (uint32_t)mm_min(most, alike(t, &w->put[i]));
+    if (state && same < w->put[i].count) same = 0;
+    want = (uint32_t)mm_max(want, same);
+  }
+  if (all) assert_int_equal(n, want);
+  assert_true(n <= want);
+  for (uint32_t i = 0; i < n; i++) {
+    assert_true(mm_pages_references(w->pages, page[i / MM_PAGE]) > 0 && w->written[page[i / MM_PAGE]] > i % MM_PAGE);
+    assert_int_equal(w->content[page[i / MM_PAGE]][i % MM_PAGE], t->token[i]);
+  }
+  assert_true(!saved == !(state && n));
+  if (saved) assert_true(*(const uint64_t *)saved == digest(t->token, n));
+  return n;
+}
+
+static void random_texts(bool state, uint64_t budget, bool all) {
+  world *w = open_world(state ? sizeof(uint64_t) : 0, budget);
+  uint32_t evicted = 0, found = 0;
+  while (w->puts < PUTS) {
+    const text t = random_text(w);
+    found += find(w, &t, t.count, state, all && !evicted) > 0;
+    found += find(w, &t, 1 + below(t.count), state, all && !evicted) > 0;
+    for (bool done = false; !done;) {
+      done = put(w, &t, state);
+      if (!done) assert_true(mm_prefix_cache_evict(w->cache));
+      evicted += !done;
+    }
+    assert_true(mm_prefix_cache_state_bytes(w->cache) <= budget);
+    if (w->puts % 20 == 0) check_pages(w);
+  }
+  print_message("%u found, %u evicted, %u pages, %llu bytes of states\n", found, evicted, mm_prefix_cache_pages(w->cache),
+                (unsigned long long)mm_prefix_cache_state_bytes(w->cache));
+  assert_true(found > 50);
+  while (mm_prefix_cache_evict(w->cache)) {}
+  assert_int_equal(mm_prefix_cache_pages(w->cache), 0);
+  assert_int_equal(mm_prefix_cache_state_bytes(w->cache), 0);
+  close_world(w);
+}
+
+static void test_random(void **state) {
+  (void)state;
+  for (uint32_t i = 0; i < 5; i++) {
+    random_texts(false, 0, true);
+    random_texts(true, 1 << 20, true);
+    random_texts(true, 10 * sizeof(uint64_t), false);
+  }
+}
+
+static text letters(uint64_t salt, int32_t letter, uint32_t count) {
+  text t = {.salt = salt, .count = count};
+  for (uint32_t i = 0; i < count; i++) t.token[i] = letter;
+  return t;
+}
+
+/* What was used longest ago goes first, and nothing that a slot refers to. */
+static void test_order(void **unused) {
+  (void)unused;
+  for (uint32_t state = 0; state < 2; state++) {
+    world *w = open_world(state ? 8 : 0, 24);
+    const text t[] = {letters(0, 1, 70), letters(0, 2, 70), letters(0, 3, 64), letters(1, 1, 10)};
+    for (uint32_t i = 0; i < 3; i++) assert_true(put(w, &t[i], state));
+    assert_int_equal(find(w, &t[0], 70, state, true), 70);
+    uint32_t page[2], used;
+    const void *saved;
+    assert_int_equal(mm_prefix_cache_find(w->cache, 0, t[1].token, 70, page, &saved), 70);
+    mm_pages_hold(w->pages, page[1]); /* as a slot would */
+    assert_int_equal(mm_prefix_cache_find(w->cache, 0, t[0].token, 70, page, &saved), 70);
+    if (state) { /* a fourth snapshot takes the place of the oldest, whose page goes with it */
+      used = mm_prefix_cache_pages(w->cache);
+      assert_true(put(w, &t[3], true));
+      assert_int_equal(mm_prefix_cache_pages(w->cache), used);
+      assert_int_equal(mm_prefix_cache_find(w->cache, 0, t[2].token, 64, page, &saved), 0);
+    } else {
+      assert_true(mm_prefix_cache_evict(w->cache));
+      assert_int_equal(mm_prefix_cache_find(w->cache, 0, t[2].token, 64, page, &saved), 0);
+    }
+    assert_true(mm_prefix_cache_evict(w->cache)); /* not the second page of t[1], nor with it the first */
+    assert_int_equal(mm_prefix_cache_find(w->cache, 0, t[1].token, 70, page, &saved), 70);
+    assert_int_equal(mm_prefix_cache_find(w->cache, 0, t[0].token, 70, page, &saved), state ? 0 : 64);
+    assert_int_equal(mm_prefix_cache_find(w->cache, 1, t[1].token, 70, page, &saved), 0);
+    assert_int_equal(mm_prefix_cache_find(w->cache, 0, t[1].token, 70, page, &saved), 70);
+    mm_pages_release(w->pages, page[1]);
+    close_world(w);
+  }
+}
+
+/* A snapshot that no budget holds is not taken, and nothing is kept for it. */
+static void test_budget(void **unused) {
+  (void)unused;
+  world *w = open_world(8, 7);
+  const text t = letters(0, 1, 100);
+  assert_true(put(w, &t, true));
+  assert_int_equal(mm_prefix_cache_pages(w->cache), 0);
+  close_world(w);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_random), cmocka_unit_test(test_order), cmocka_unit_test(test_budget)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,125 @@
+/* Sampled tokens of messages that come back: which message is the same, and which tokens go for want of room. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "runtime/chat/replay.h"
+
+static mm_str str(const char *s) { return (mm_str){s, strlen(s)}; }
+
+/* Content NULL: absent. */
+typedef struct said {
+  mm_chat_part part;
+  mm_chat_call call[2];
+  mm_message message;
+} said;
+
+static mm_message *say(said *s, const char *content, const char *id, const char *arguments) {
+  *s = (said){.part = {.text = str(content ? content : "")}, .call = {{str(id), str("f"), str(arguments)}, {str("second"), str("g"), {0}}}};
+  s->message = (mm_message){.role = MM_ROLE_ASSISTANT, .part = &s->part, .part_count = content != NULL, .call = s->call, .call_count = 2};
+  return &s->message;
+}
+
+static mm_replay *opened(size_t max_tokens) {
+  mm_err err = {0};
+  mm_replay *r = mm_replay_open(max_tokens, &err);
+  assert_non_null(r);
+  return r;
+}
+
+static void test_same(void **state) {
+  static const int32_t id[] = {5, 6, 7};
+  mm_replay *r = opened(100);
+  mm_err err = {0};
+  said s;
+  size_t n = 0;
+  (void)state;
+  assert_true(mm_replay_keep(r, say(&s, "Let me see\n", "call_1", "{\"a\": 1.0, \"b\": \"\\u00e9\"}"), id, 3, &err));
+  /* Otherwise spaced and escaped, trimmed, in parts, with reasoning or without. */
+  const int32_t *found = mm_replay_find(r, say(&s, "Let me see", "call_1", "{\"a\":1.0,\n\"b\":\"\xc3\xa9\"}"), &n);
+  assert_non_null(found);
+  assert_int_equal(n, 3);
+  assert_memory_equal(found, id, sizeof id);
+  const mm_chat_part parts[] = {{.text = str("Let ")}, {.text = str("me see")}};
+  s.message.part = parts;
+  s.message.part_count = 2;
+  s.message.list = true;
+  s.message.reasoning = str("anything");
+  assert_ptr_equal(mm_replay_find(r, &s.message, &n), found);
+  /* Changed: another id, content, value, spelling of a number, order of keys, name, number of calls, role. */
+  assert_null(mm_replay_find(r, say(&s, "Let me see", "call_2", "{\"a\": 1.0, \"b\": \"\\u00e9\"}"), &n));
+  assert_null(mm_replay_find(r, say(&s, NULL, "call_1", "{\"a\": 1.0, \"b\": \"\\u00e9\"}"), &n));
+  assert_null(mm_replay_find(r, say(&s, "Let me see", "call_1", "{\"a\": 1.0, \"b\": \"e\"}"), &n));
+  assert_null(mm_replay_find(r, say(&s, "Let me see", "call_1", "{\"a\": 1, \"b\": \"\\u00e9\"}"), &n));
+  assert_null(mm_replay_find(r, say(&s, "Let me see", "call_1", "{\"b\": \"\\u00e9\", \"a\": 1.0}"), &n));
+  assert_null(mm_replay_find(r, say(&s, "Let me see", "call_1", "{\"a\": "), &n));
+  say(&s, "Let me see", "call_1", "{\"a\": 1.0, \"b\": \"\\u00e9\"}")->call_count = 1;
+  assert_null(mm_replay_find(r, &s.message, &n));
+  s.message.call_count = 2;
+  s.call[1].name = str("h");
+  assert_null(mm_replay_find(r, &s.message, &n));
+  s.call[1].name = str("g");
+  assert_ptr_equal(mm_replay_find(r, &s.message, &n), found);
+  s.message.role = MM_ROLE_USER;
+  assert_null(mm_replay_find(r, &s.message, &n));
+  mm_replay_close(r);
+}
+
+/* Messages without calls, with calls that have no id, and too long ones are not kept. */
+static void test_unkept(void **state) {
+  static const int32_t id[11] = {1};
+  mm_replay *r = opened(10);
+  mm_err err = {0};
+  said s;
+  size_t n;
+  (void)state;
+  say(&s, "x", "call_1", "")->call_count = 0;
+  assert_true(mm_replay_keep(r, &s.message, id, 3, &err));
+  assert_null(mm_replay_find(r, &s.message, &n));
+  assert_true(mm_replay_keep(r, say(&s, "x", "", ""), id, 3, &err));
+  assert_null(mm_replay_find(r, &s.message, &n));
+  assert_true(mm_replay_keep(r, say(&s, "x", "call_1", ""), id, 11, &err));
+  assert_null(mm_replay_find(r, &s.message, &n));
+  assert_true(mm_replay_keep(r, &s.message, id, 0, &err));
+  assert_null(mm_replay_find(r, &s.message, &n));
+  assert_true(mm_replay_keep(r, &s.message, id, 10, &err));
+  assert_non_null(mm_replay_find(r, say(&s, "x", "call_1", "{ }"), &n));
+  mm_replay_close(r);
+  mm_replay_close(NULL);
+}
+
+/* Many messages: the most recently used are there, each with its own tokens, within the room. */
+static void test_room(void **state) {
+  enum { MESSAGES = 5000, EACH = 7, ROOM = 2000 };
+  mm_replay *r = opened(ROOM * EACH);
+  mm_err err = {0};
+  said s;
+  char name[32];
+  size_t n, found = 0;
+  int32_t id[EACH];
+  (void)state;
+  for (int i = 0; i < MESSAGES; i++) {
+    for (int j = 0; j < EACH; j++) id[j] = i * EACH + j;
+    snprintf(name, sizeof name, "call_%d", i);
+    assert_true(mm_replay_keep(r, say(&s, NULL, name, ""), id, EACH, &err));
+    assert_true(mm_replay_keep(r, &s.message, id, EACH, &err)); /* again */
+    if (i > 0) assert_non_null(mm_replay_find(r, say(&s, NULL, "call_0", ""), &n));
+  }
+  for (int i = 0; i < MESSAGES; i++) {
+    snprintf(name, sizeof name, "call_%d", i);
+    const int32_t *got = mm_replay_find(r, say(&s, NULL, name, ""), &n);
+    assert_int_equal(got != NULL, i == 0 || i > MESSAGES - ROOM);
+    for (int j = 0; got && j < EACH; j++) assert_int_equal(got[j], i * EACH + j);
+    found += got != NULL;
+  }
+  assert_int_equal(found, ROOM);
+  mm_replay_close(r);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_same), cmocka_unit_test(test_unkept), cmocka_unit_test(test_room)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,443 @@
+/* Replies: what they are told apart into, the same for every cut; markers by id and by text; odd blocks. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "runtime/chat/reply.h"
+#include "runtime/serve/body.h"
+
+#define TOKENIZER "tests/data/tiny-m2/tokenizer.json"
+#define VOCAB     (1u << 16)
+
+static const char weather[] =
+    "{\"type\": \"function\", \"function\": {\"name\": \"f\", \"parameters\": {\"type\": \"object\", \"$defs\": {\"day\": {\"enum\": [1, "
+    "2]}}, "
+    "\"properties\": {\"s\": {\"type\": \"string\"}, \"i\": {\"type\": \"integer\"}, \"n\": {\"type\": [\"number\", \"null\"]}, \"b\": "
+    "{\"type\": \"boolean\"}, \"o\": {\"type\": \"object\"}, \"l\": {\"type\": \"array\"}, \"m\": {\"anyOf\": [{\"type\": \"string\"}, "
+    "{\"type\": \"null\"}]}, \"u\": {\"type\": [\"integer\", \"string\"]}, \"e\": {\"enum\": [\"x\", 1]}, \"r\": {\"$ref\": "
+    "\"#/$defs/day\"}, \"a\": {}}}}}";
+
+/* Events as text: a letter for the kind, and what they say, joined. */
+typedef struct transcript {
+  mm_text text;
+  mm_reply_kind last;
+  uint32_t call;
+} transcript;
+
+static void note(void *user, const mm_reply_event *e) {
+  transcript *t = user;
+  assert_true(e->n > 0 || e->kind == MM_REPLY_CALL_END);
+  if (!t->text.n || e->kind != t->last || e->kind == MM_REPLY_CALL || e->kind == MM_REPLY_CALL_END) {
+    const char sign[] = {'\1', "RCTAE"[e->kind], 0};
+    mm_text_put(&t->text, sign);
+  }
+  if (e->kind == MM_REPLY_CALL) assert_int_equal(e->call, t->call++);
+  if (e->kind == MM_REPLY_ARGUMENTS || e->kind == MM_REPLY_CALL_END) assert_int_equal(e->call, t->call - 1);
+  mm_text_add(&t->text, e->text, e->n);
+  t->last = e->kind;
+}
+
+typedef struct feeding {
+  const char *text;
+  size_t n;
+  const size_t *cut; /* [cuts] ascending: where pieces end; nowhere: all at once */
+  size_t cuts;
+  const mm_tokenizer *tokenizer; /* markers come by id */
+  const char *format;
+  bool in_reasoning, calls, whole, append;
+} feeding;
+
+static const char *const markers[] = {"<think>", "</think>", "<minimax:tool_call>", "</minimax:tool_call>"};
+
+/* The bytes from `at` up to the next marker, cut or end; *id: of a marker that stands there. */
+static size_t piece_at(const feeding *f, size_t at, size_t *next_cut, int32_t *id) {
+  *id = -1;
+  while (*next_cut < f->cuts && f->cut[*next_cut] <= at) ++*next_cut;
+  size_t end = *next_cut < f->cuts ? f->cut[*next_cut] : f->n;
+  if (!f->cuts) end = f->n;
+  for (size_t i = at; f->tokenizer && i < end; i++) {
+    for (size_t m = 0; m < 4; m++) {
+      const size_t len = strlen(markers[m]);
+      if (f->n - i < len || memcmp(f->text + i, markers[m], len) != 0) continue;
+      if (i > at) return i - at;
+      *id = mm_tokenizer_find_added(f->tokenizer, markers[m]);
+      return len;
+    }
+  }
+  return end - at;
+}
+
+/* free() it */
+static char *told(const feeding *f) {
+  transcript t = {0};
+  mm_err err = {0};
+  const mm_chat_tool tool = {{weather, sizeof weather - 1}};
+  const mm_reply_settings s = {.format = mm_chat_format_find(f->format),
+                               .tokenizer = f->tokenizer,
+                               .tool = &tool,
+                               .tool_count = 1,
+                               .calls = f->calls,
+                               .in_reasoning = f->in_reasoning,
+                               .append_think = f->append,
+                               .sink = note,
+                               .user = &t};
+  mm_text_put(&t.text, "");
+  mm_reply *r = mm_reply_open(&s, &err);
+  assert_non_null(r);
+  size_t next = 0;
+  for (size_t at = 0, n; at < f->n; at += n) {
+    int32_t id;
+    n = piece_at(f, at, &next, &id);
+    char *copy = malloc(n ? n : 1); /* of its size, so that a reader past it is seen */
+    assert_non_null(copy);
+    memcpy(copy, f->text + at, n);
+    assert_true(mm_reply_push(r, id, copy, n, &err));
+    free(copy);
+  }
+  assert_true(mm_reply_end(r, f->whole, &err));
+  mm_reply_close(r);
+  return t.text.p;
+}
+
+static uint32_t random_state = 1;
+static uint32_t draw(uint32_t below) {
+  random_state ^= random_state << 13;
+  random_state ^= random_state >> 17;
+  random_state ^= random_state << 5;
+  return random_state % below;
+}
+
+/* Every cut in two, every byte alone, some random cuts: all as the whole. */
+static void same_for_all_cuts(feeding f, const char *expected) {
+  char *whole = told(&f);
+  if (expected && strcmp(whole, expected) != 0) fail_msg("%s\nwant %s\ngot  %s", f.text, expected, whole);
+  size_t *cut = malloc((f.n + 1) * sizeof *cut);
+  assert_non_null(cut);
+  f.cut = cut;
+  for (size_t round = 0; round < f.n + 5; round++) {
+    f.cuts = 0;
+    if (round < f.n) cut[f.cuts++] = round;
+    for (size_t i = 1; round >= f.n && i < f.n; i++)
+      if (round == f.n || draw(4) == 0) cut[f.cuts++] = i;
+    char *got = told(&f);
+    if (strcmp(got, whole) != 0) fail_msg("cut %zu of %s\nwhole %s\ncut   %s", round, f.text, whole, got);
+    free(got);
+  }
+  free(cut);
+  free(whole);
+}
+
+#define R                  "\1R"
+#define C                  "\1C"
+#define T                  "\1T"
+#define A                  "\1A"
+#define E                  "\1E"
+#define BEGIN              "<minimax:tool_call>\n"
+#define END                "\n</minimax:tool_call>"
+#define INVOKE(name, body) "<invoke name=\"" name "\">\n" body "</invoke>"
+#define P(name, value)     "<parameter name=\"" name "\">" value "</parameter>\n"
+
+static const struct {
+  const char *text, *expected;
+  bool cut; /* the reply was cut off */
+} m2[] = {
+    {"", "", false},
+    {"thought", R "thought", true},
+    {"thought\n</think>\n\nHello", R "thought" C "Hello", false},
+    {"thought\n\n</think>\n\n\nHello\n\n", R "thought\n" C "\nHello\n\n", false},
+    {"thought</think>Hello", R "thought" C "Hello", false},
+    {"\n</think>\n\n", "", false},
+    {"</think>  Hi", C "  Hi", false},
+    {"<think>\nagain\n</think>\n\nHi", R "again" C "Hi", false},
+    {"a</thin</think>b</think>c", R "a</thin" C "b</think>c", false},
+    {"t\n</think>\n\nOk\n" BEGIN INVOKE("f", P("s", "x\"y\nz") P("i", " 12 ")) END,
+     R "t" C "Ok" T "f" A "{\"s\": \"x\\\"y\\nz\", \"i\": 12}" E, false},
+    {"t\n</think>\n\n\n" BEGIN INVOKE("f", "") "\n" INVOKE("g", "") END, R "t" T "f" A "{}" E T "g" A "{}" E, false},
+    /* a call ends the reasoning */
+    {"t\n" BEGIN INVOKE("f", "") END, R "t" T "f" A "{}" E, false},
+    {"</think>" BEGIN INVOKE("f", "") END "\n\nand more\n" BEGIN INVOKE("g", "") END, T "f" A "{}" E C "\nand more" T "g" A "{}" E, false},
+    /* types by the schema, numbers as written */
+    {"</think>" BEGIN INVOKE(
+         "f", P("s", "12") P("i", "12") P("i", "1.5") P("n", "1e3") P("n", "null") P("n", "1.50") P("b", "True") P("b", "off")) END,
+     T "f" A "{\"s\": \"12\", \"i\": 12, \"i\": 1.5, \"n\": 1e3, \"n\": null, \"n\": 1.50, \"b\": true, \"b\": false}" E, false},
+    {"</think>" BEGIN INVOKE("f", P("o", "{\"b\":  1.0,\n\"a\": 12345678901234567890}") P("l", "[1, 2]") P("o", "{'a': 1}") P("i", "many"))
+         END,
+     T "f" A "{\"o\": {\"b\":  1.0,\n\"a\": 12345678901234567890}, \"l\": [1, 2], \"o\": \"{'a': 1}\", \"i\": \"many\"}" E, false},
+    {"</think>" BEGIN INVOKE("f", P("s", "null") P("m", "null") P("m", "nul") P("i", "null") P("u", "7") P("u", "7.0") P("u", "seven")
+                                      P("u", "null") P("e", "x")) END,
+     T "f" A "{\"s\": \"null\", \"m\": null, \"m\": \"nul\", \"i\": null, \"u\": 7, \"u\": \"7.0\", \"u\": \"seven\", \"u\": \"null\", "
+       "\"e\": \"x\"}" E,
+     false},
+    {"</think>" BEGIN INVOKE(
+         "f", P("r", "2") P("a", "{\"x\": [true]}") P("a", "NaN") P("a", "\"q\"") P("new", " text ") P("n", "-Infinity")) END,
+     T "f" A "{\"r\": 2, \"a\": {\"x\": [true]}, \"a\": \"NaN\", \"a\": \"q\", \"new\": \" text \", \"n\": \"-Infinity\"}" E, false},
+    {"</think>" BEGIN INVOKE("unknown", P("q", "5") P("w", "five") P("", "")) END,
+     T "unknown" A "{\"q\": 5, \"w\": \"five\", \"\": \"\"}" E, false},
+    /* text as it is: white space, entities, tags */
+    {"</think>" BEGIN INVOKE("f", P("s", "\n  a &lt; b </p> <parameter name=\"i\"> </invoke> <think>x</think> \n")) END,
+     T "f" A "{\"s\": \"\\n  a &lt; b </p> <parameter name=\\\"i\\\"> </invoke> <think>x</think> \\n\"}" E, false},
+    {"</think>" BEGIN INVOKE("f", P("s", "\xc3\xa9\xf0\x9f\x98\x80\x01\xff")) END,
+     T "f" A "{\"s\": \"\xc3\xa9\xf0\x9f\x98\x80\\u0001\xef\xbf\xbd\"}" E, false},
+    /* names without quotes, in single ones, with spaces */
+    {"</think>" BEGIN "<invoke name=f><parameter name='i'>1</parameter></invoke>" END, T "f" A "{\"i\": 1}" E, false},
+    {"</think>" BEGIN "<invoke name= \"f\" ><parameter name= i >1</parameter></invoke>" END, T "f" A "{\"i\": 1}" E, false},
+    /* tags that are missing */
+    {"</think>" BEGIN "<invoke name=\"f\">\n<parameter name=\"s\">one</invoke>\n \t\n<invoke name=\"f\">\n" P("i", "2") "</invoke>" END,
+     T "f" A "{\"s\": \"one\"}" E T "f" A "{\"i\": 2}" E, false},
+    {"</think>" BEGIN "<invoke name=\"f\">\n<parameter name=\"s\">one</invoke>" END, T "f" A "{\"s\": \"one\"}" E, false},
+    {"</think>" BEGIN "<invoke name=\"f\">\n" P("i", "2") END, T "f" A "{\"i\": 2}" E, false},
+    {"</think>" BEGIN "<invoke name=\"f\">\n" P("i", "2") "<invoke name=\"g\">\n</invoke>" END, T "f" A "{\"i\": 2}" E T "g" A "{}" E,
+     false},
+    {"</think>" BEGIN INVOKE("f", P("i", "2")), T "f" A "{\"i\": 2}" E, false},
+    {"</think>" BEGIN "<invoke name=\"f\">\n" P("i", "2"), T "f" A "{\"i\": 2}" E, false},
+    {"</think>" BEGIN "<invoke name=\"f\">\n<parameter name=\"s\">one</invoke>\n", T "f" A "{\"s\": \"one\"}" E, false},
+    {"</think>" BEGIN "<invoke name=\"f\">\n<parameter name=\"s\">one", T "f" A "{\"s\": \"one\"}" E, false},
+    {"</think>" BEGIN "<invoke name=\"f\">\n<parameter name=\"i\">1", T "f" A "{\"i\": 1}" E, false},
+    /* cut off: no end of the call, what is there is the beginning of JSON */
+    {"</think>" BEGIN "<invoke name=\"f\">\n<parameter name=\"s\">one", T "f" A "{\"s\": \"one", true},
+    {"</think>" BEGIN "<invoke name=\"f\">\n" P("i", "2") "<parameter name=\"i\">1", T "f" A "{\"i\": 2, \"i\": \"1", true},
+    {"</think>" BEGIN "<invoke name=\"f\">\n<parameter na", T "f" C "<parameter na", true},
+    {"</think>" BEGIN "<invoke name=\"f", C BEGIN "<invoke name=\"f", true},
+    {"</think>" BEGIN, C BEGIN, true},
+    /* what is no call is content */
+    {"</think>" BEGIN "not a call" END, C BEGIN "not a call" END, false},
+    {"</think>" BEGIN "Sure:\n" INVOKE("f", "") END, C BEGIN "Sure:\n" T "f" A "{}" E, false},
+    {"</think>" BEGIN "<invoke name=\"\">\n</invoke>" END, C BEGIN "<invoke name=\"\">\n</invoke>" END, false},
+    {"</think>" BEGIN INVOKE("f", "stray" P("i", "1") "and more") "\nbetween\n" INVOKE("g", "") END,
+     T "f" A "{\"i\": 1}" E C "strayand morebetween\n" T "g" A "{}" E, false},
+    {"</think>" BEGIN END "x", C "x", false},
+    {"</think>" BEGIN INVOKE("f", "") "\n" BEGIN INVOKE("g", "") END, T "f" A "{}" E T "g" A "{}" E, false},
+    {"</think>a" END, C "a" END, false},
+};
+
+static void test_m2(void **state) {
+  mm_err err = {0};
+  mm_tokenizer *t = mm_tokenizer_open(TOKENIZER, VOCAB, &err);
+  (void)state;
+  assert_non_null(t);
+  for (size_t i = 0; i < sizeof m2 / sizeof *m2; i++) {
+    feeding f = {
+        .text = m2[i].text, .n = strlen(m2[i].text), .format = "minimax-m2", .in_reasoning = true, .calls = true, .whole = !m2[i].cut};
+    same_for_all_cuts(f, m2[i].expected);
+    f.tokenizer = t;
+    same_for_all_cuts(f, m2[i].expected);
+  }
+  mm_tokenizer_close(t);
+}
+
+/* With ids, the same text of other tokens is text. */
+static void test_ids(void **state) {
+  transcript t = {0};
+  mm_err err = {0};
+  (void)state;
+  mm_tokenizer *tokenizer = mm_tokenizer_open(TOKENIZER, VOCAB, &err);
+  assert_non_null(tokenizer);
+  const mm_reply_settings s = {
+      .format = mm_chat_format_find("minimax-m2"), .tokenizer = tokenizer, .calls = true, .in_reasoning = true, .sink = note, .user = &t};
+  const int32_t end = mm_tokenizer_find_added(tokenizer, "</think>");
+  assert_true(end > 0);
+  mm_reply *r = mm_reply_open(&s, &err);
+  assert_non_null(r);
+  assert_true(mm_reply_push(r, 1, "a</think>b", 10, &err));
+  assert_true(mm_reply_push(r, end, "</think>", 8, &err));
+  assert_int_equal(mm_reply_reasoning_tokens(r), 2);
+  assert_true(mm_reply_push(r, 2, "<minimax:tool_call><invoke name=\"f\">", 36, &err));
+  assert_true(mm_reply_end(r, true, &err));
+  assert_int_equal(mm_reply_reasoning_tokens(r), 2);
+  assert_int_equal(mm_reply_calls(r), 0);
+  assert_string_equal(t.text.p, R "a</think>b" C "<minimax:tool_call><invoke name=\"f\">");
+  mm_reply_close(r);
+  mm_tokenizer_close(tokenizer);
+  free(t.text.p);
+}
+
+#define LINE(name, arguments) "{\"name\": \"" name "\", \"arguments\": " arguments "}\n"
+
+static const struct {
+  const char *text, *expected;
+} m1[] = {
+    {"Hello\n", C "Hello\n"},
+    {"<think>\nthought\n</think>\n\nHello", R "thought" C "Hello"},
+    {"\n<think>thought</think>Hello", R "thought" C "Hello"},
+    {"<think>\nnever ends", R "never ends"},
+    {"a <think> b </think> c", C "a <think> b </think> c"},
+    {"Ok\n<tool_calls>\n" LINE("f", "{\"b\": 1.0, \"a\": \"}\\\"}\"}") LINE("g", "{}") "</tool_calls>",
+     C "Ok" T "f" A "{\"b\": 1.0, \"a\": \"}\\\"}\"}" E T "g" A "{}" E},
+    {"<think>\n<tool_calls>\n" LINE("f", "{}") "</tool_calls>\n</think>\n\nx", R "<tool_calls>\n" LINE("f", "{}") "</tool_calls>" C "x"},
+    {"a <think> <tool_calls>" LINE("f", "{}") "</tool_calls></think>", C "a <think> <tool_calls>" LINE("f", "{}") "</tool_calls></think>"},
+    /* unterminated, braces too many, several on a line */
+    {"<tool_calls>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}}}\n{\"arguments\": {}, \"name\": \"g\"} {\"name\": \"h\", \"arguments\": "
+     "{}}",
+     T "f" A "{\"a\": 1}" E T "g" A "{}" E T "h" A "{}" E},
+    {"<tool_calls>\n{\"name\": \"f\", \"arguments\": \"{\\\"a\\\": [1]}\"}\n</tool_calls>", T "f" A "{\"a\": [1]}" E},
+    /* the closing tag inside a string */
+    {"<tool_calls>\n" LINE("f", "{\"a\": \"</tool_calls> <think>\"}") "</tool_calls>", T "f" A "{\"a\": \"</tool_calls> <think>\"}" E},
+    /* lines that are no calls are content */
+    {"<tool_calls>\n" LINE("f", "{}") "not a call\n" LINE("g", "{}") "</tool_calls>", T "f" A "{}" E C "not a call\n" T "g" A "{}" E},
+    {"<tool_calls>\nfirst\n  " LINE("g", "{}") "</tool_calls>", C "<tool_calls>\nfirst\n  " T "g" A "{}" E},
+    {"<tool_calls>\n{\"name\": \"f\", \"arguments\": {\n" LINE("g", "{}"),
+     C "<tool_calls>\n{\"name\": \"f\", \"arguments\": {\n" T "g" A "{}" E},
+    {"<tool_calls>\n" LINE(
+         "f",
+         "[1]") "{\"name\": \"\", \"arguments\": {}}\n{\"name\": \"f\"}\n{\"name\": \"f\", \"arguments\": {\"x\": NaN}}\n</tool_calls>",
+     C "<tool_calls>\n" LINE(
+         "f",
+         "[1]") "{\"name\": \"\", \"arguments\": {}}\n{\"name\": \"f\"}\n{\"name\": \"f\", \"arguments\": {\"x\": NaN}}\n</tool_calls>"},
+    {"use `<tool_calls>` tags", C "use `<tool_calls>` tags"},
+    {"<tool_calls>\n</tool_calls>x", C "x"},
+    {"<tool_calls>\n{\"name\": \"f\", \"arg", C "<tool_calls>\n{\"name\": \"f\", \"arg"},
+    /* argument by argument; what follows them is dropped if it is the object's */
+    {"<tool_calls>{\"id\": 1, \"name\": \"f\", \"arguments\" : { \"a\" : [1, {\"x\": \"}\"}] , \"b\":{}, \"a\": 1e3 }, \"more\": [{}]}\n",
+     T "f" A "{ \"a\" : [1, {\"x\": \"}\"}] , \"b\":{}, \"a\": 1e3 }" E},
+    {"<tool_calls>{\"name\": \"f\", \"arguments\": {\"a\": 1}, odd}x\ny", T "f" A "{\"a\": 1}" E C ", odd}x\ny"},
+    {"<tool_calls>{\"name\": \"f\", \"arguments\": {\"a\": 1}\n" LINE("g", "{}"), T "f" A "{\"a\": 1}" E T "g" A "{}" E},
+    {"<tool_calls>{\"x\": {}, \"name\": \"f\", \"arguments\": {\"a\": 1}}", T "f" A "{\"a\": 1}" E},
+    /* an argument that is no JSON ends the telling, without an end of the call */
+    {"<tool_calls>{\"name\": \"f\", \"arguments\": {\"a\": 1, \"b\": NaN, \"c\": 2}}\n" LINE("g", "{}"),
+     T "f" A "{\"a\": 1" C ", \"b\": NaN, \"c\": 2}}\n" T "g" A "{}" E},
+    {"<tool_calls>{\"name\": \"f\", \"arguments\": {\"a\": 1,}}\n", T "f" A "{\"a\": 1" C ",}}\n"},
+    {"<tool_calls>{\"name\": \"f\", \"arguments\": [\"a\": 1}}\n", C "<tool_calls>{\"name\": \"f\", \"arguments\": [\"a\": 1}}\n"},
+    {"<tool_calls>{\"name\": \"f\", \"arguments\": {\"a\": 1]}\n", C "<tool_calls>{\"name\": \"f\", \"arguments\": {\"a\": 1]}\n"},
+    {"<tool_calls>{\"name\": \"f\", \"arguments\": {\"a\": 1, \"b\": \"tw", T "f" A "{\"a\": 1" C ", \"b\": \"tw"},
+};
+
+/* Cut off. */
+static const struct {
+  const char *text, *expected;
+} m1_cut[] = {
+    {"<tool_calls>{\"name\": \"f\", \"arguments\": {\"a\": 1, \"b\": \"tw", T "f" A "{\"a\": 1, \"b\": \"tw"},
+    {"<tool_calls>{\"name\": \"f\", \"arguments\": {\"a", T "f" A "{\"a"},
+};
+
+static void test_m1(void **state) {
+  const feeding m = {.format = "minimax-m1", .calls = true, .whole = true};
+  (void)state;
+  for (size_t i = 0; i < sizeof m1 / sizeof *m1; i++) {
+    feeding f = m;
+    f.text = m1[i].text;
+    f.n = strlen(f.text);
+    same_for_all_cuts(f, m1[i].expected);
+  }
+  for (size_t i = 0; i < sizeof m1_cut / sizeof *m1_cut; i++) {
+    feeding f = m;
+    f.text = m1_cut[i].text;
+    f.n = strlen(f.text);
+    f.whole = false;
+    same_for_all_cuts(f, m1_cut[i].expected);
+  }
+}
+
+static void test_settings(void **state) {
+  (void)state;
+  static const struct {
+    const char *text, *expected, *format;
+    bool in_reasoning, calls, append;
+  } one[] = {
+      {"t\n" BEGIN INVOKE("f", "") END "\n</think>\n\nx" BEGIN, R "t\n" BEGIN INVOKE("f", "") END C "x" BEGIN, "minimax-m2", true, false,
+       false},
+      {"t\n</think>\n\nHi", C "<think>t\n</think>\n\nHi", "minimax-m2", true, true, true},
+      {"t" BEGIN INVOKE("f", "") END, C "<think>t\n</think>\n\n" T "f" A "{}" E, "minimax-m2", true, true, true},
+      {"Hi", C "Hi", "minimax-m2", false, true, true},
+      {"<think>\nt\n</think>\n\nHi", C "<think>t\n</think>\n\nHi", "minimax-m1", false, true, true},
+  };
+  for (size_t i = 0; i < sizeof one / sizeof *one; i++) {
+    const feeding f = {.text = one[i].text,
+                       .n = strlen(one[i].text),
+                       .format = one[i].format,
+                       .in_reasoning = one[i].in_reasoning,
+                       .calls = one[i].calls,
+                       .append = one[i].append,
+                       .whole = true};
+    same_for_all_cuts(f, one[i].expected);
+  }
+}
+
+/* Replies of random pieces of the grammar: every word is in some event, whatever the disorder, and arguments of complete calls are JSON. */
+static void test_disorder(void **state) {
+  static const char *const piece[] = {"<think>",
+                                      "</think>",
+                                      "<minimax:tool_call>",
+                                      "</minimax:tool_call>",
+                                      "<tool_calls>",
+                                      "</tool_calls>",
+                                      "<invoke name=\"f\">",
+                                      "<invoke name=",
+                                      "</invoke>",
+                                      "<parameter name=\"s\">",
+                                      "<parameter name=\"i\">",
+                                      "<parameter name=",
+                                      "</parameter>",
+                                      "\n",
+                                      " ",
+                                      "\"",
+                                      ">",
+                                      "<",
+                                      "</",
+                                      "{\"name\": \"f\", \"arguments\": {",
+                                      "}",
+                                      "{",
+                                      "}}\n",
+                                      "\\",
+                                      "w",
+                                      "\xc3\xa9",
+                                      "\xff",
+                                      "12"};
+  mm_err err = {0};
+  mm_tokenizer *t = mm_tokenizer_open(TOKENIZER, VOCAB, &err);
+  (void)state;
+  assert_non_null(t);
+  for (int round = 0; round < 400; round++) {
+    mm_text made = {0};
+    for (uint32_t i = 0, n = 1 + draw(24); i < n; i++) mm_text_put(&made, piece[draw(sizeof piece / sizeof *piece)]);
+    const char *text = made.p;
+    feeding f = {.text = text,
+                 .n = strlen(text),
+                 .format = round % 2 ? "minimax-m2" : "minimax-m1",
+                 .in_reasoning = round % 4 == 3,
+                 .calls = true,
+                 .whole = draw(3) > 0,
+                 .append = draw(4) == 0,
+                 .tokenizer = draw(2) ? t : NULL};
+    same_for_all_cuts(f, NULL);
+    char *got = told(&f);
+    size_t words = 0, found = 0;
+    for (const char *p = text; (p = strchr(p, 'w')); p++) words++;
+    for (const char *p = got; (p = strchr(p, 'w')); p++) found++;
+    if (words != found) fail_msg("%s\nwords lost: %s", text, got);
+    for (const char *p = got; (p = strstr(p, "\1A")); p++) {
+      const char *end = strchr(p + 2, '\1');
+      mm_arena arena = {0};
+      mm_err wrong = {0};
+      if (end && end[1] == 'E' && !mm_body_parse(&arena, p + 2, (size_t)(end - p - 2), &wrong))
+        fail_msg("%s\n%s\n%s", text, got, wrong.text);
+      mm_arena_close(&arena);
+    }
+    free(got);
+    free(made.p);
+  }
+  mm_tokenizer_close(t);
+}
+
+/* A tool that is none is refused. */
+static void test_tools(void **state) {
+  static const char *const wrong[] = {
+      "", "[]", "{}", "{\"function\": {\"name\": 1}}", "{\"function\": {\"name\": \"\"}}", "{\"name\": \"f\""};
+  (void)state;
+  for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+    const mm_chat_tool tool = {{wrong[i], strlen(wrong[i])}};
+    const mm_reply_settings s = {.format = mm_chat_format_find("minimax-m2"), .tool = &tool, .tool_count = 1, .sink = note};
+    mm_err err = {0};
+    assert_null(mm_reply_open(&s, &err));
+    assert_int_equal(err.status, MM_BAD_INPUT);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_m2),       cmocka_unit_test(test_ids),      cmocka_unit_test(test_m1),
+                                     cmocka_unit_test(test_settings), cmocka_unit_test(test_disorder), cmocka_unit_test(test_tools)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

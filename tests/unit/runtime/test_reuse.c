@@ -1,0 +1,178 @@
+/* Requests that begin alike, through the scheduler: how much of a prompt the prefix cache has, at page borders and beside them, at
+ * boundaries where states were kept, across turns, tenants and requests of one moment; what comes of a hit is what comes of a miss, to the
+ * bit of its logprobs. */
+#include "tests/unit/runtime/serving.h"
+
+static void fill(client *c, uint32_t text, uint32_t from, uint32_t to) {
+  for (uint32_t t = from; t < to; t++) c->prompt[t] = (int32_t)((t * t * 3 + t * 7 + text * 11) % 50);
+  c->r.prompt_count = to;
+}
+
+static mm_model kind(uint32_t i) { return ref_dims(i ? MM_FAMILY_M2 : MM_FAMILY_M1, !i); }
+
+static void open_cached(serving *w, uint32_t k, uint32_t pages, uint64_t cache_bytes) {
+  const mm_scheduler_config c = {
+      .step_tokens = 48, .queue_max = 100, .prefix_cache = true, .batch_invariant = true, .cache_bytes = cache_bytes};
+  serving_open(w, kind(k), 1 + k, (mm_limits){.max_tokens = 48, .slots = 4, .pages = pages}, c);
+}
+
+/* A request of the first `count` tokens of a text; how many the cache had. */
+static client start(uint32_t text, uint32_t count) {
+  client c = {.r = {.max_tokens = 4, .sampling = {.temperature = 1, .seed = 7, .top_logprobs = 2}}};
+  fill(&c, text, 0, count);
+  return c;
+}
+
+static uint32_t run(serving *w, client *c) {
+  client_ready(w, c);
+  client_submit(w, c);
+  client_check(c);
+  return c->cached;
+}
+
+static uint32_t run_text(serving *w, uint32_t text, uint32_t count) {
+  client c = start(text, count);
+  return run(w, &c);
+}
+
+/* The same prompt again, and longer and shorter ones. */
+static void test_borders(void **state) {
+  (void)state;
+  static const uint32_t count[] = {2, MM_PAGE - 1, MM_PAGE, MM_PAGE + 1, 2 * MM_PAGE, 2 * MM_PAGE + 1, 150};
+  for (uint32_t k = 0; k < 2; k++) {
+    serving w;
+    open_cached(&w, k, 0, 1 << 20);
+    for (uint32_t i = 0; i < sizeof count / sizeof *count; i++) {
+      const uint32_t n = count[i];
+      assert_int_equal(run_text(&w, i, n), 0);
+      assert_int_equal(run_text(&w, i, n), n - 1);
+      assert_int_equal(run_text(&w, i, n + 90), k ? n : n - 1); /* without lightning layers the prompt's last token too */
+      assert_int_equal(run_text(&w, i, n + 90), n + 89);
+      assert_int_equal(run_text(&w, i, n + 45), k ? n + 44 : n - 1); /* with them only where states are */
+    }
+    serving_close(&w, true);
+  }
+}
+
+/* States are kept where the caller says, and nowhere else of the prompt; and where the reply ended. */
+static void test_boundaries(void **state) {
+  (void)state;
+  serving w;
+  open_cached(&w, 0, 0, 1 << 20);
+  client c = start(0, 200);
+  c.r.boundary_count = 3, c.boundary[0] = 5, c.boundary[1] = 64, c.boundary[2] = 130;
+  assert_int_equal(run(&w, &c), 0);
+  assert_int_equal(run_text(&w, 0, 5), 0);
+  assert_int_equal(run_text(&w, 0, 6), 5);
+  assert_int_equal(run_text(&w, 0, 130), 64);
+  assert_int_equal(run_text(&w, 0, 131), 130);
+  client again = start(0, 200);
+  assert_int_equal(run(&w, &again), 130);
+  serving_close(&w, true);
+}
+
+/* The next turn's prompt is the last one's, its reply, and more. */
+static void test_turns(void **state) {
+  (void)state;
+  for (uint32_t k = 0; k < 2; k++) {
+    serving w;
+    open_cached(&w, k, 0, 1 << 20);
+    client c = start(3, 60);
+    uint32_t before = 0;
+    for (uint32_t turn = 0; turn < 6; turn++) {
+      assert_int_equal(run(&w, &c), before);
+      const uint32_t n = c.r.prompt_count;
+      client next = start(3, n);
+      memcpy(next.prompt, c.prompt, sizeof c.prompt);
+      memcpy(next.prompt + n, c.got, c.got_count * sizeof *c.got);
+      fill(&next, turn, n + c.got_count, n + c.got_count + 30);
+      before = n + c.got_count - 1; /* the reply's last token was never given to a slot */
+      c = next;
+    }
+    serving_close(&w, true);
+  }
+}
+
+static void test_salts(void **state) {
+  (void)state;
+  for (uint32_t k = 0; k < 2; k++) {
+    serving w;
+    open_cached(&w, k, 0, 1 << 20);
+    for (uint32_t i = 0; i < 2; i++)
+      for (uint64_t salt = 0; salt < 3; salt++) {
+        client c = start(0, 100);
+        c.r.salt = salt << 40;
+        assert_int_equal(run(&w, &c), i ? 99 : 0);
+      }
+    serving_close(&w, true);
+  }
+}
+
+/* Several replies to one prompt, asked for at once: it is read once. Unlike prompts of that moment do not wait for it. */
+static void test_twins(void **state) {
+  (void)state;
+  for (uint32_t k = 0; k < 2; k++) {
+    serving w;
+    open_cached(&w, k, 0, 1 << 20);
+    client c[6];
+    for (uint32_t i = 0; i < 6; i++) {
+      c[i] = start(i == 3, 300);
+      c[i].r.sampling.seed = i;
+      client_ready(&w, &c[i]);
+    }
+    for (uint32_t i = 0; i < 6; i++) client_submit(&w, &c[i]);
+    uint32_t cached = 0;
+    for (uint32_t i = 0; i < 6; i++) {
+      client_check(&c[i]);
+      cached += c[i].cached;
+    }
+    assert_int_equal(cached, 4 * 299);
+    serving_close(&w, true);
+  }
+}
+
+/* With few pages, or room for few states, what was used longest ago goes. */
+static void test_room(void **state) {
+  (void)state;
+  for (uint32_t k = 0; k < 2; k++) {
+    serving w;
+    open_cached(&w, k, 7, 1 << 20);
+    for (uint32_t text = 0; text < 8; text++) assert_int_equal(run_text(&w, text, 120), 0);
+    assert_int_equal(run_text(&w, 7, 120), 119);
+    assert_int_equal(run_text(&w, 0, 120), 0);
+    assert_int_equal(run_text(&w, 2, POSITIONS - 4), 0); /* all seven */
+    serving_close(&w, true);
+  }
+}
+
+/* Without room for a single state nothing is kept. */
+static void test_no_room(void **state) {
+  (void)state;
+  serving w;
+  mm_scheduler_stats s;
+  open_cached(&w, 0, 0, 1);
+  assert_int_equal(run_text(&w, 0, 100), 0);
+  assert_int_equal(run_text(&w, 0, 100), 0);
+  serving_settled(&w, &s);
+  assert_int_equal(s.pages_free, s.pages);
+  assert_int_equal(s.cache_bytes, 0);
+  serving_close(&w, true);
+  open_cached(&w, 0, 0, 20000); /* for some */
+  for (uint32_t text = 0; text < 9; text++) run_text(&w, text, 100);
+  assert_int_equal(run_text(&w, 8, 100), 99);
+  assert_int_equal(run_text(&w, 0, 100), 0);
+  serving_settled(&w, &s);
+  print_message("%llu bytes of states in %u pages\n", (unsigned long long)s.cache_bytes, s.pages_cached);
+  assert_true(s.cache_bytes > 0 && s.cache_bytes <= 20000 && s.pages_cached > 0);
+  assert_int_equal(s.cached_tokens, 99);
+  assert_int_equal(s.prompt_tokens, 1100);
+  serving_close(&w, true);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_borders), cmocka_unit_test(test_boundaries), cmocka_unit_test(test_turns),   cmocka_unit_test(test_salts),
+      cmocka_unit_test(test_twins),   cmocka_unit_test(test_room),       cmocka_unit_test(test_no_room),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

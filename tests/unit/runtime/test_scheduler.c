@@ -1,0 +1,258 @@
+/* The scheduler: whatever else runs, each request gets the tokens that it gets alone. Ends of every kind, a full queue, priorities, want of
+ * pages and of slots; random requests, cancelled and late ones among them, on few pages; and nothing is left behind. */
+#include "tests/unit/runtime/random_requests.h"
+
+static const mm_limits limits = {.max_tokens = 64, .slots = 4};
+static const mm_scheduler_config config = {.step_tokens = 32, .queue_max = 100};
+
+/* ---- ends ---- */
+
+static void test_alone(void **state) {
+  (void)state;
+  for (uint32_t k = 0; k < 2; k++) {
+    serving w;
+    serving_open(&w, kind(k), 1 + k, limits, config);
+    static const uint32_t count[] = {1, 2, 31, 32, 33, MM_PAGE - 1, MM_PAGE, MM_PAGE + 1, 200};
+    for (uint32_t i = 0; i < sizeof count / sizeof *count; i++) {
+      client c = {.r = {.max_tokens = 1 + i * 5}};
+      fill(&c, i, count[i]);
+      client_ready(&w, &c);
+      client_submit(&w, &c);
+      client_check(&c);
+      assert_int_equal(c.finish, MM_FINISH_LENGTH);
+    }
+    serving_close(&w, false);
+  }
+}
+
+static void test_ends(void **state) {
+  (void)state;
+  serving w;
+  serving_open(&w, kind(1), 1, limits, config);
+  client c[5] = {
+      {.r.max_tokens = 0}, {.r.max_tokens = 20}, {.r.max_tokens = 20, .leave_at = 3}, {.r.max_tokens = 20}, {.r.max_tokens = 20}};
+  for (uint32_t i = 0; i < 5; i++) fill(&c[i], 0, 40);
+  client_ready(&w, &c[1]); /* the third token of the reply stops it, unless it came before */
+  c[1].stop[0] = 49, c[1].stop[1] = c[1].want[2], c[1].r.stop_count = 2;
+  c[3].r.deadline = 1e-9;
+  c[4].r.deadline = 1e300;
+  static const mm_finish finish[] = {MM_FINISH_LENGTH, MM_FINISH_STOP, MM_FINISH_STOP, MM_FINISH_DEADLINE, MM_FINISH_LENGTH};
+  for (uint32_t i = 0; i < 5; i++) {
+    client_ready(&w, &c[i]);
+    client_submit(&w, &c[i]);
+  }
+  for (uint32_t i = 0; i < 5; i++) {
+    client_check(&c[i]);
+    assert_int_equal(c[i].finish, finish[i]);
+  }
+  assert_int_equal(c[0].got_count, 0);
+  assert_int_equal(c[3].got_count, 0);
+  mm_scheduler_cancel(w.scheduler, c[1].ticket); /* has ended */
+  mm_scheduler_cancel(w.scheduler, 12345);       /* never was */
+  serving_close(&w, false);
+}
+
+/* A prompt that is being read, a reply that is being written, one that waits. */
+static void test_cancel(void **state) {
+  (void)state;
+  serving w;
+  serving_open(&w, kind(0), 1, (mm_limits){.max_tokens = 8, .slots = 1}, (mm_scheduler_config){.step_tokens = 1, .queue_max = 9});
+  client c[3] = {{.r.max_tokens = 99}, {.r.max_tokens = 99}, {.r.max_tokens = 3}};
+  fill(&c[0], 0, 4), fill(&c[1], 1, 300), fill(&c[2], 2, 5);
+  for (uint32_t i = 0; i < 3; i++) {
+    client_ready(&w, &c[i]);
+    client_submit(&w, &c[i]);
+  }
+  mm_scheduler_cancel(w.scheduler, c[1].ticket);
+  client_check(&c[1]);
+  for (uint32_t got = 0; got < 2;) {
+    pthread_mutex_lock(&w.lock);
+    got = c[0].got_count;
+    pthread_mutex_unlock(&w.lock);
+  }
+  mm_scheduler_cancel(w.scheduler, c[0].ticket);
+  for (uint32_t i = 0; i < 3; i++) client_check(&c[i]);
+  assert_int_equal(c[1].finish, MM_FINISH_CANCELLED);
+  assert_int_equal(c[2].finish, MM_FINISH_LENGTH);
+  serving_close(&w, false);
+}
+
+static void test_drain(void **state) {
+  (void)state;
+  for (uint32_t drain = 0; drain < 2; drain++) {
+    serving w;
+    serving_open(&w, kind(1), 1, limits, config);
+    client c[9];
+    for (uint32_t i = 0; i < 9; i++) {
+      c[i] = (client){.r.max_tokens = 80};
+      fill(&c[i], i, 100 + i);
+      client_ready(&w, &c[i]);
+    }
+    for (uint32_t i = 0; i < 9; i++) client_submit(&w, &c[i]);
+    serving_close(&w, drain);
+    for (uint32_t i = 0; i < 9; i++) {
+      assert_true(c[i].done);
+      client_verdict(&c[i]);
+      if (drain) assert_int_equal(c[i].finish, MM_FINISH_LENGTH);
+    }
+    if (!drain) assert_int_equal(c[8].finish, MM_FINISH_CANCELLED);
+  }
+}
+
+/* ---- refusals ---- */
+
+static void refused(serving *w, const mm_request *r, mm_status status, const char *code) {
+  mm_err err = {0};
+  uint64_t ticket;
+  assert_false(mm_scheduler_submit(w->scheduler, r, &ticket, &err));
+  assert_int_equal(err.status, status);
+  assert_string_equal(err.code, code);
+}
+
+static void test_refused(void **state) {
+  (void)state;
+  serving w;
+  serving_open(&w, kind(1), 1, (mm_limits){.max_tokens = 8, .slots = 1, .pages = 3},
+               (mm_scheduler_config){.step_tokens = 1, .queue_max = 2});
+  client c[3];
+  for (uint32_t i = 0; i < 3; i++) {
+    c[i] = (client){.r.max_tokens = 50};
+    fill(&c[i], i, 140);
+    client_ready(&w, &c[i]);
+  }
+  mm_request bad[6];
+  for (uint32_t i = 0; i < 6; i++) bad[i] = c[0].r;
+  const int32_t ids[] = {3, 50, 4};
+  bad[0].prompt_count = 0;
+  bad[1].max_tokens = 3 * MM_PAGE - 139;
+  bad[2].prompt = ids, bad[2].prompt_count = 3;
+  bad[3].boundary = (const uint32_t[]){5, 5}, bad[3].boundary_count = 2;
+  bad[4].boundary = (const uint32_t[]){141}, bad[4].boundary_count = 1;
+  bad[5].sampling.top_p = 2;
+  for (uint32_t i = 0; i < 6; i++) refused(&w, &bad[i], MM_USAGE, i == 5 ? "E_SAMPLING" : "E_BATCH");
+  for (uint32_t i = 0; i < 3; i++) client_submit(&w, &c[i]);
+  refused(&w, &c[0].r, MM_LIMIT, "E_QUEUE");
+  mm_scheduler_stats s;
+  mm_scheduler_stats_read(w.scheduler, &s);
+  assert_int_equal(s.refused, 1);
+  assert_int_equal(s.requests, 3);
+  assert_int_equal(s.waiting + s.running, 3);
+  assert_int_equal(s.pages, 3);
+  for (uint32_t i = 0; i < 3; i++) client_check(&c[i]);
+  serving_close(&w, true);
+
+  mm_err err = {0};
+  mm_scheduler_config none = {.step_tokens = 0}, many = {.step_tokens = 9}, drafts = {.step_tokens = 8, .drafts = MM_DRAFTS + 1};
+  serving_open(&w, kind(1), 1, (mm_limits){.max_tokens = 8, .slots = 1}, (mm_scheduler_config){.step_tokens = 1, .batch_invariant = true});
+  assert_null(mm_scheduler_open(w.engine, &none, &err));
+  assert_string_equal(err.code, "E_LIMITS");
+  assert_null(mm_scheduler_open(w.engine, &many, &err));
+  assert_null(mm_scheduler_open(w.engine, &drafts, &err));
+  serving_close(&w, false);
+}
+
+/* ---- whose turn it is ---- */
+
+static client request(uint32_t text, uint32_t count, uint32_t max_tokens) {
+  client c = {.r.max_tokens = max_tokens};
+  fill(&c, text, count);
+  return c;
+}
+
+/* All of them before the first can end. */
+static void submit_all(serving *w, client *c, uint32_t n) {
+  for (uint32_t i = 0; i < n; i++) client_ready(w, &c[i]);
+  for (uint32_t i = 0; i < n; i++) client_submit(w, &c[i]);
+}
+
+/* A larger priority takes the slot, and who had it goes on afterwards without loss, before those that came later. */
+static void test_priority(void **state) {
+  (void)state;
+  for (uint32_t k = 0; k < 2; k++) {
+    serving w;
+    mm_scheduler_stats s;
+    serving_open(&w, kind(k), 1, (mm_limits){.max_tokens = 8, .slots = 1}, (mm_scheduler_config){.step_tokens = 1, .queue_max = 9});
+    client c[] = {request(0, 290, 99), request(1, 9, 9), request(2, 9, 9), request(3, 9, 9)};
+    c[2].r.priority = 1, c[3].r.priority = -1;
+    submit_all(&w, c, 1);
+    do mm_scheduler_stats_read(w.scheduler, &s);
+    while (s.steps == 0);
+    submit_all(&w, c + 1, 3);
+    for (uint32_t i = 0; i < 4; i++) client_check(&c[i]);
+    static const uint32_t order[] = {2, 3, 1, 4};
+    for (uint32_t i = 0; i < 4; i++) assert_int_equal(c[i].order, order[i]);
+    serving_settled(&w, &s);
+    assert_int_equal(s.preempted, 1);
+    serving_close(&w, true);
+  }
+}
+
+/* One tenant's seventh request waits for another tenant's first. */
+static void test_fair(void **state) {
+  (void)state;
+  serving w;
+  serving_open(&w, kind(1), 1, (mm_limits){.max_tokens = 8, .slots = 2}, (mm_scheduler_config){.step_tokens = 4, .queue_max = 9});
+  client c[8];
+  for (uint32_t i = 0; i < 8; i++) c[i] = request(i, 60, 20), c[i].r.salt = i == 7 ? 2 : 1;
+  submit_all(&w, c, 8);
+  for (uint32_t i = 0; i < 8; i++) client_check(&c[i]);
+  assert_true(c[7].order <= 4);
+  for (uint32_t i = 2; i < 7; i++) assert_true(c[i].order > c[i - 1].order || c[i].order <= 4);
+  serving_close(&w, true);
+}
+
+/* While a long prompt is read, a reply gets its token in every step, and a short prompt is not held up; the long one does not wait for
+ * a crowd of short ones either. */
+static void test_long_prompt(void **state) {
+  (void)state;
+  serving w;
+  serving_open(&w, kind(1), 1, (mm_limits){.max_tokens = 16, .slots = 3}, (mm_scheduler_config){.step_tokens = 9, .queue_max = 40});
+  client c[] = {request(0, 1, 99), request(2, 300, 1), request(4, 20, 1)};
+  c[1].watched = &c[0], c[2].watched = &c[1];
+  submit_all(&w, c, 3);
+  for (uint32_t i = 0; i < 3; i++) client_check(&c[i]);
+  assert_int_equal(c[2].watched_got, 0);
+  assert_true(c[1].watched_got >= 300 / 8 - 3); /* eight rows a step are left for prompts */
+  client many[31];
+  many[0] = request(6, 200, 1);
+  for (uint32_t i = 1; i < 31; i++) many[i] = request(8 + i, 30, 1);
+  submit_all(&w, many, 31);
+  for (uint32_t i = 0; i < 31; i++) client_check(&many[i]);
+  assert_true(many[0].order - 3 < 25);
+  serving_close(&w, true);
+}
+
+/* ---- random requests ---- */
+
+static void run_random(uint32_t k, uint32_t tp, mm_limits l, mm_scheduler_config c, uint32_t rounds) {
+  serving w;
+  serving_open(&w, kind(k), tp, l, c);
+  random_requests(&w, UINT32_MAX, rounds);
+  serving_close(&w, true);
+}
+
+static void test_random(void **state) {
+  (void)state;
+  const mm_scheduler_config plain = {.step_tokens = 40, .queue_max = 100};
+  mm_scheduler_config cached = plain, narrow;
+  cached.prefix_cache = true, cached.cache_bytes = 1 << 16;
+  for (uint32_t k = 0; k < 2; k++) {
+    narrow = plain, narrow.step_tokens = 3;
+    run_random(k, 1, (mm_limits){.max_tokens = 64, .slots = 6}, plain, 2);
+    run_random(k, 2, (mm_limits){.max_tokens = 64, .slots = 6, .pages = 12}, plain, 2); /* preempted now and then */
+    run_random(k, 1, (mm_limits){.max_tokens = 3, .slots = 6, .pages = 8}, narrow, 1);
+    run_random(k, 1, (mm_limits){.max_tokens = 64, .slots = 6, .pages = 100}, cached, 3);
+    run_random(k, 2, (mm_limits){.max_tokens = 64, .slots = 6, .pages = 9}, cached, 3);
+    narrow = cached, narrow.step_tokens = 3;
+    run_random(k, 1, (mm_limits){.max_tokens = 64, .slots = 2, .pages = 8}, narrow, 1);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_alone), cmocka_unit_test(test_ends),        cmocka_unit_test(test_cancel),
+      cmocka_unit_test(test_drain), cmocka_unit_test(test_refused),     cmocka_unit_test(test_priority),
+      cmocka_unit_test(test_fair),  cmocka_unit_test(test_long_prompt), cmocka_unit_test(test_random),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
