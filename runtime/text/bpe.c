@@ -150,6 +150,7 @@ static void push_candidate(const mm_bpe *b, mm_bpe_scratch *s, uint32_t at) {
 }
 
 bool mm_bpe_encode(const mm_bpe *b, mm_bpe_scratch *s, const char *piece, size_t n, mm_err *err) {
+  if (n == 0) return true;
   /* n - 1 candidates at first; each of at most n - 1 merges takes one and makes two. */
   if (!MM_GROW(s->node, &s->node_cap, n, err)) return false;
   if (!MM_GROW(s->heap, &s->heap_cap, 2 * n, err)) return false;
