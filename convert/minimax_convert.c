@@ -1,8 +1,7 @@
-/* minimax-convert: a Hugging Face checkpoint in, a packed, pre-sharded, quantised checkpoint out. */
+/* minimax-convert: a Hugging Face checkpoint, or a packed one, in; a packed, pre-sharded, quantised checkpoint out. */
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "convert/report/report.h"
 #include "convert/write/mpi.h"
@@ -25,19 +24,14 @@ static void on_signal(int n) {
 
 typedef struct mm_convert_args {
   const char *source, *output, *layout, *dialect, *quant, *align, *recipe, *search, *part, *ranks, *compress, *importance, *act_scales,
-      *kv_scales;
+      *kv_scales, *events;
   mm_option_list ignore, override;
-  uint64_t tp, ep, pp, threads, part_size, commit_bytes, mem_limit;
+  uint64_t tp, ep, pp, threads, part_size, commit_bytes, mem_limit, gpu_memory;
   int level;                   /* of compress, 0 without */
   uint32_t process, processes; /* of mpirun */
-  bool dry_run, names_only, list, json, quiet, force, outside, nonfinite, resume, restart;
+  bool dry_run, names_only, list, json, quiet, force, outside, nonfinite, resume, restart, unmatched, print_recipe;
+  bool met; /* all processes meet from here on */
 } mm_convert_args;
-
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 /* --quant (a scheme, a preset or a recipe line) or --recipe, then --search, --kv-scales, --ignore and --override, as one line. */
 static char *recipe_line(const mm_convert_args *a, mm_arena *arena, mm_err *err) {
@@ -51,6 +45,26 @@ static char *recipe_line(const mm_convert_args *a, mm_arena *arena, mm_err *err)
   for (size_t i = 0; line && i < a->ignore.count; i++) line = mm_arena_printf(arena, err, "%s; %s=none", line, a->ignore.item[i]);
   for (size_t i = 0; line && i < a->override.count; i++) line = mm_arena_printf(arena, err, "%s; %s", line, a->override.item[i]);
   return line;
+}
+
+/* What needs no checkpoint: --quant help, --print-recipe. */
+static bool print_words(const mm_convert_args *a, bool *printed, mm_err *err) {
+  mm_arena arena = {0};
+  mm_recipe recipe = {0};
+  bool ok = true, help = !a->recipe && (strcmp(a->quant, "help") == 0 || strcmp(a->quant, "list") == 0);
+  *printed = help || a->print_recipe;
+  if (help) {
+    mm_recipe_help(stdout);
+  } else if (a->print_recipe) {
+    const char *line = recipe_line(a, &arena, err);
+    char *text = line && mm_recipe_parse(&recipe, line, err) ? mm_recipe_text(&recipe, err) : NULL;
+    ok = text;
+    if (text) puts(text);
+    free(text);
+  }
+  mm_recipe_close(&recipe);
+  mm_arena_close(&arena);
+  return ok && (!*printed || mm_program_written(err));
 }
 
 /* The files that calibrate a conversion; each is open where its path is set. */
@@ -77,15 +91,18 @@ static char *open_calibration(const mm_convert_args *a, mm_calibration_files *c,
   return line;
 }
 
-static bool make_plan(const mm_convert_args *a, mm_hf *hf, mm_calibration_files *c, mm_plan *plan, mm_err *err) {
+static bool make_plan(const mm_convert_args *a, mm_hf *hf, mm_calibration_files *c, mm_plan *plan, mm_verdict *verdict, mm_err *err) {
   mm_hf_options ho = {.allow_outside_links = a->outside,
                       .names_only = a->names_only,
                       .allow_nonfinite = a->nonfinite,
                       .for_plan = true,
+                      .dry_run = a->dry_run,
                       .one_thread = a->threads == 1};
   if (!mm_hf_open(hf, a->source, &ho, err)) return false;
   char *recipe = open_calibration(a, c, recipe_line(a, &hf->arena, err), &hf->arena, err);
   if (!recipe) return false;
+  mm_align align = MM_ALIGN_SPLIT;
+  mm_align_find(a->align, &align); /* one of its words */
   mm_plan_options po = {.quant = recipe,
                         .tp = (uint32_t)a->tp,
                         .ep = (uint32_t)a->ep,
@@ -94,12 +111,12 @@ static bool make_plan(const mm_convert_args *a, mm_hf *hf, mm_calibration_files 
                         .ranks = a->ranks,
                         .unsharded = strcmp(a->layout, "hf") == 0,
                         .dialect = a->dialect,
+                        .allow_unmatched = a->unmatched,
                         .importance = a->importance ? &c->importance : NULL,
                         .act_scales = a->act_scales ? &c->act_scales : NULL,
-                        .align = strcmp(a->align, "pad") == 0     ? MM_ALIGN_PAD
-                                 : strcmp(a->align, "error") == 0 ? MM_ALIGN_ERROR
-                                                                  : MM_ALIGN_SPLIT};
+                        .align = align};
   if (!mm_plan_build(plan, hf, &po, err)) return false;
+  if (a->gpu_memory && !mm_verdict_make(verdict, plan, hf, &po, a->gpu_memory, err)) return false;
   if (!a->names_only || hf->total_size == 0 || hf->total_size == plan->source_bytes) return true;
   return mm_fail(err, MM_BAD_INPUT, "E_IDX", mm_at(hf->dir, NULL), "found total_size %llu in the index, expected %llu from the names",
                  (unsigned long long)hf->total_size, (unsigned long long)plan->source_bytes);
@@ -152,7 +169,9 @@ static bool run(const mm_convert_args *a, mm_plan *plan, mm_writer_options o, mm
     o.shares = 1;
     o.leftover = MM_LEFTOVER_RESUME;
     atomic_store(&progress.zeroed, 0); /* the journals know them all */
+    uint64_t kept = atomic_load(&progress.kept_bytes);
     ok = mm_convert_run(plan, &o, &progress, manifest, err);
+    atomic_store(&progress.kept_bytes, kept); /* not what this run's own processes did */
   }
   return mm_mpi_all(ok) || ok;
 }
@@ -170,11 +189,11 @@ static bool bake_tokenizer(const char *path, uint32_t vocab, const mm_digest *so
   return true;
 }
 
-static bool convert(const mm_convert_args *a, mm_plan *plan, mm_err *err) {
+static bool convert(const mm_convert_args *a, mm_plan *plan, const mm_verdict *verdict, mm_events *events, mm_err *err) {
   mm_report_style style = a->json ? MM_REPORT_JSON : MM_REPORT_TEXT;
   bool first = a->process == 0;
-  if (a->dry_run) return !first || mm_report_plan(stdout, plan, style, a->list, err);
-  if (!a->quiet && first && !mm_report_plan(stderr, plan, MM_REPORT_TEXT, a->list, err)) return false;
+  if (a->dry_run) return !first || mm_report_plan(stdout, plan, verdict, style, a->list, err);
+  if (!a->quiet && first && !mm_report_plan(stderr, plan, verdict, MM_REPORT_TEXT, a->list, err)) return false;
   mm_writer_options o = {.target = a->output,
                          .force = a->force,
                          .leftover = a->resume    ? MM_LEFTOVER_RESUME
@@ -190,12 +209,18 @@ static bool convert(const mm_convert_args *a, mm_plan *plan, mm_err *err) {
   if (a->part && !parse_share(a->part, &o.share, &o.shares, err)) return false;
   if (!share_memory(a, plan->output_bytes, o.level, &o.threads, &o.buffers, err)) return false;
   mm_outcome outcome = {0};
-  double start = now();
-  mm_watch *watch = a->quiet || !first ? NULL : mm_watch_open(plan, &progress);
+  double start = mm_now();
+  mm_report_begin(events, plan, verdict);
+  mm_watch *watch = mm_watch_open(plan, &progress, events, first && !a->quiet);
   bool ok = run(a, plan, o, &outcome.manifest, err);
   mm_watch_close(watch);
-  outcome.seconds = now() - start;
+  outcome.seconds = mm_now() - start;
   outcome.zeroed = atomic_load(&progress.zeroed);
+  outcome.kept = atomic_load(&progress.kept_bytes);
+  if (ok && a->part)
+    mm_events_put(events, "share_done", mm_json_new_obj());
+  else if (ok)
+    mm_report_done(events, plan, &outcome);
   if (ok && outcome.zeroed && !a->quiet)
     fprintf(stderr, "%llu weights were NaN or infinite and are stored as 0\n", (unsigned long long)outcome.zeroed);
   if (!ok || !first || (a->quiet && !a->json)) return ok;
@@ -204,16 +229,60 @@ static bool convert(const mm_convert_args *a, mm_plan *plan, mm_err *err) {
   return true;
 }
 
-/* Before the processes have met: this one's line, then the end of all. */
-static int give_up(const mm_program *program, const mm_err *err) {
-  int status = mm_program_fail(program, err);
-  mm_mpi_abort(status);
-  return status;
+/* With events of it where they are asked for, by the first of several processes. */
+static bool convert_watched(const mm_convert_args *a, mm_plan *plan, const mm_verdict *verdict, mm_err *err) {
+  bool watched = a->events && a->process == 0 && !a->dry_run;
+  mm_events *events = watched ? mm_events_open(a->events, err) : NULL;
+  if (watched && !events) return false;
+  mm_err late = {0};
+  bool ok = convert(a, plan, verdict, events, err);
+  if (!ok) mm_report_failed(events, err);
+  if (!mm_events_close(events, &late)) fprintf(stderr, "note: events are missing: %s\n", late.text);
+  return ok;
+}
+
+#define OPERANDS "SRC -o DIR"
+
+/* What one option asks of another. */
+static bool check_args(mm_convert_args *a, mm_err *err) {
+  const bool hf = strcmp(a->layout, "hf") == 0;
+  const char *wrong = !a->source                     ? "found 0 operands, expected 1 (" OPERANDS "); see minimax-convert --help"
+                      : !a->dry_run && !a->output    ? "found no -o DIR, expected one (or --dry-run)"
+                      : a->dialect && !hf            ? "found --dialect without --layout hf"
+                      : a->compress && hf            ? "found --compress with --layout hf; archives hold packed checkpoints"
+                      : a->gpu_memory && hf          ? "found --gpu-memory with --layout hf, whose files have no ranks"
+                      : a->names_only && !a->dry_run ? "found --names-only without --dry-run"
+                                                     : NULL;
+  if (wrong) return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "%s", wrong);
+  return !a->compress || parse_compress(a->compress, &a->level, err);
+}
+
+static bool run_all(void *args, mm_err *err) {
+  mm_convert_args *a = args;
+  bool printed;
+  if (!print_words(a, &printed, err)) return false;
+  if (printed) return true;
+  if (!check_args(a, err)) return false;
+  struct sigaction action = {.sa_handler = on_signal};
+  sigaction(SIGINT, &action, NULL);
+  sigaction(SIGTERM, &action, NULL);
+  mm_hf hf = {0};
+  mm_plan plan = {0};
+  mm_calibration_files calibration = {0};
+  mm_verdict verdict = {0};
+  a->met = true;
+  bool ok = mm_mpi_all(make_plan(a, &hf, &calibration, &plan, &verdict, err)) && convert_watched(a, &plan, &verdict, err);
+  mm_plan_close(&plan);
+  mm_importance_close(&calibration.importance);
+  mm_act_scales_close(&calibration.act_scales);
+  mm_hf_close(&hf);
+  if (!ok && err->status == MM_OK && a->processes > 1)
+    mm_fail(err, MM_INTERRUPTED, "E_INTERRUPTED", mm_at(NULL, NULL), "another process failed");
+  return ok;
 }
 
 /* NOLINTNEXTLINE(readability-function-size): most of it is the option table */
 int main(int argc, char **argv) {
-  mm_program_start();
   mm_convert_args a = {.layout = "packed",
                        .quant = "none",
                        .align = "split",
@@ -222,7 +291,11 @@ int main(int argc, char **argv) {
                        .pp = 1,
                        .part_size = UINT64_C(4) << 30,
                        .commit_bytes = UINT64_C(64) << 20};
+  mm_err err = {0};
+  mm_arena words = {0};
+  const char *schemes = mm_recipe_words(&words, &err);
   const mm_option options[] = {
+      {.help = "output"},
       {.name = "output",
        .letter = 'o',
        .kind = MM_OPT_STR,
@@ -266,17 +339,39 @@ int main(int argc, char **argv) {
        .help = "pipeline stages of whole layers, tp ranks each (default 1)",
        .lo = 1,
        .hi = MM_MAX_LAYERS},
-      {.name = "quant",
+      {.name = "tp-align",
        .kind = MM_OPT_STR,
+       .target = &a.align,
+       .arg = "HOW",
+       .help = "a cut inside a scale's block: finer scale grid, zero padding, or refusal (default split)",
+       .choices = MM_ALIGN_WORDS},
+      {.name = "part-size",
+       .kind = MM_OPT_SIZE,
+       .target = &a.part_size,
+       .arg = "BYTES",
+       .help = "largest part file (default 4G; a larger tensor gets its own part)"},
+      {.name = "compress",
+       .kind = MM_OPT_STR,
+       .target = &a.compress,
+       .arg = "zstd[:LEVEL]",
+       .help = "make an archive, for transport: part by part, so that only one lies there uncompressed (LEVEL 1 to 19, default 1: "
+               "smallest and fastest for weights); minimax-archive unpack gives the checkpoint"},
+      {.help = "quantisation"},
+      {.name = "quant",
+       .kind = MM_OPT_WORD,
        .target = &a.quant,
        .arg = "SCHEME",
-       .help = "none (kept as stored), bf16, a scheme such as block_fp8, or a preset (default none)"},
-      {.name = "search",
+       .help = "a scheme, a preset or a recipe's line (default none: kept as stored); help prints what each is",
+       .choices = schemes},
+      {.name = "recipe",
        .kind = MM_OPT_STR,
-       .target = &a.search,
-       .arg = "HOW",
-       .help = "how schemes that can choose pick their scales (default mse)",
-       .choices = "absmax|mse|four_six"},
+       .target = &a.recipe,
+       .arg = "FILE",
+       .help = "default scheme, search and rules from a JSON file, instead of --quant"},
+      {.name = "print-recipe",
+       .kind = MM_OPT_FLAG,
+       .target = &a.print_recipe,
+       .help = "write the recipe in force, as --recipe reads it, to stdout and stop; needs no SRC"},
       {.name = "ignore",
        .kind = MM_OPT_LIST,
        .target = &a.ignore,
@@ -287,6 +382,16 @@ int main(int argc, char **argv) {
        .target = &a.override,
        .arg = "PATTERN=SCHEME",
        .help = "another scheme for these names; may be repeated, the last match wins"},
+      {.name = "allow-unmatched",
+       .kind = MM_OPT_FLAG,
+       .target = &a.unmatched,
+       .help = "take patterns that match no tensor; they are an error otherwise"},
+      {.name = "search",
+       .kind = MM_OPT_STR,
+       .target = &a.search,
+       .arg = "HOW",
+       .help = "how schemes that can choose pick their scales (default mse)",
+       .choices = "absmax|mse|four_six"},
       {.name = "importance",
        .kind = MM_OPT_STR,
        .target = &a.importance,
@@ -305,47 +410,23 @@ int main(int argc, char **argv) {
        .arg = "WORD",
        .help = "scales of a quantised KV cache that the source has: kept as stored, cast to F32, or dropped (default keep)",
        .choices = "keep|f32|drop"},
-      {.name = "recipe",
-       .kind = MM_OPT_STR,
-       .target = &a.recipe,
-       .arg = "FILE",
-       .help = "default scheme, search and rules from a JSON file, instead of --quant"},
-      {.name = "tp-align",
-       .kind = MM_OPT_STR,
-       .target = &a.align,
-       .arg = "HOW",
-       .help = "a cut inside a scale's block: finer scale grid, zero padding, or refusal (default split)",
-       .choices = "split|pad|error"},
-      {.name = "part-size",
-       .kind = MM_OPT_SIZE,
-       .target = &a.part_size,
-       .arg = "BYTES",
-       .help = "largest part file (default 4G; a larger tensor gets its own part)"},
-      {.name = "compress",
-       .kind = MM_OPT_STR,
-       .target = &a.compress,
-       .arg = "zstd[:LEVEL]",
-       .help = "make an archive, for transport: part by part, so that only one lies there uncompressed (LEVEL 1 to 19, default 1: "
-               "smallest and fastest for weights); minimax-archive unpack gives the checkpoint"},
-      {.name = "jobs",
-       .letter = 'j',
-       .kind = MM_OPT_U64,
-       .target = &a.threads,
-       .arg = "N",
-       .help = "threads (default: CPUs and four, which wait for the disk in turn)",
-       .lo = 1,
-       .hi = 1024},
-      {.name = "mem-limit",
-       .kind = MM_OPT_SIZE,
-       .target = &a.mem_limit,
-       .arg = "BYTES",
-       .help = "never use more memory (default 256M + 64M a thread); too little exits 8 with the figure needed"},
+      {.name = "allow-nonfinite",
+       .kind = MM_OPT_FLAG,
+       .target = &a.nonfinite,
+       .help = "store weights that are NaN or infinite as 0 and say how many; they are an error otherwise"},
+      {.help = "plan"},
       {.name = "dry-run", .kind = MM_OPT_FLAG, .target = &a.dry_run, .help = "print the plan with its exact bytes and stop"},
       {.name = "names-only",
        .kind = MM_OPT_FLAG,
        .target = &a.names_only,
        .help = "with --dry-run: plan from config.json and the index alone, without weight files"},
       {.name = "list", .kind = MM_OPT_FLAG, .target = &a.list, .help = "list every packed tensor of the plan"},
+      {.name = "gpu-memory",
+       .kind = MM_OPT_SIZE,
+       .target = &a.gpu_memory,
+       .arg = "BYTES",
+       .help = "say whether ranks fit devices of this size (80G) with a sequence of full length, and the smallest --tp that does"},
+      {.help = "run"},
       {.name = "force",
        .kind = MM_OPT_FLAG,
        .target = &a.force,
@@ -370,62 +451,61 @@ int main(int argc, char **argv) {
        .target = &a.commit_bytes,
        .arg = "BYTES",
        .help = "source bytes between journal records, about what a crash costs (default 64M)"},
+      {.name = "jobs",
+       .letter = 'j',
+       .kind = MM_OPT_U64,
+       .target = &a.threads,
+       .arg = "N",
+       .help = "threads (default: CPUs and four, which wait for the disk in turn)",
+       .lo = 1,
+       .hi = 1024},
+      {.name = "mem-limit",
+       .kind = MM_OPT_SIZE,
+       .target = &a.mem_limit,
+       .arg = "BYTES",
+       .help = "never use more memory (default 256M + 64M a thread); too little exits 8 with the figure needed"},
       {.name = "allow-outside-links",
        .kind = MM_OPT_FLAG,
        .target = &a.outside,
        .help = "follow links that leave the checkpoint and its Hub cache"},
-      {.name = "allow-nonfinite",
-       .kind = MM_OPT_FLAG,
-       .target = &a.nonfinite,
-       .help = "store weights that are NaN or infinite as 0 and say how many; they are an error otherwise"},
+      {.help = "messages"},
       {.name = "json", .kind = MM_OPT_FLAG, .target = &a.json, .help = "plan or summary as JSON on stdout"},
+      {.name = "events",
+       .kind = MM_OPT_STR,
+       .target = &a.events,
+       .arg = "FILE",
+       .help = "append a line of JSON to FILE as the run begins, every second, and as it is done or failed"},
       {.name = "quiet", .letter = 'q', .kind = MM_OPT_FLAG, .target = &a.quiet, .help = "no plan, progress or summary on stderr"},
   };
   const mm_program program = {
       .name = "minimax-convert",
-      .summary = "turn a Hugging Face checkpoint into packed tensor-parallel shards",
-      .operands = "SRC -o DIR",
-      .min_operands = 1,
+      .summary = "turn a Hugging Face or packed checkpoint into packed tensor-parallel shards",
+      .operands = OPERANDS,
       .max_operands = 1,
       .options = options,
       .option_count = sizeof options / sizeof *options,
+      .examples =
+          "minimax-convert MiniMax-M2 -o M2-nvfp4 --tp 8 --quant nvfp4 --dry-run\n"
+          "minimax-convert MiniMax-M2 -o M2-nvfp4 --tp 8 --quant nvfp4\n"
+          "minimax-convert MiniMax-M2 -o M2-nvfp4 --tp 8 --quant nvfp4 --resume\n"
+          "minimax-convert MiniMax-M1-80k -o M1-fp8 --layout hf --quant block_fp8",
+      .files =
+          "SRC/model.safetensors.index.json, SRC/config.json  what the source holds; its tokenizer and template are copied\n"
+          "DIR/manifest.json  the packed checkpoint's description (formats/FORMAT.md)\n"
+          ".NAME.partial  beside DIR: a run that is at work or was interrupted; --resume continues it, --restart takes it away",
       .epilog =
           "Exit status: 0 done, 2 usage, 3 bad input, 4 valid but unsupported, 5 I/O, 6 damaged (a finished output, under --resume), 7 "
           "output "
           "locked, 8 memory or limit, 75 interrupted (--resume continues).",
   };
   mm_mpi_start(&argc, &argv, &a.process, &a.processes);
-  mm_err err = {0};
-  size_t operands = 0;
-  bool done = false;
-  if (!mm_options_parse(&program, argc, argv, &a.source, &operands, &done, &err)) return give_up(&program, &err);
-  if (done) {
-    mm_mpi_end();
-    return MM_OK;
-  }
-  if (!a.dry_run && !a.output) mm_fail(&err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found no -o DIR, expected one (or --dry-run)");
-  if (a.dialect && strcmp(a.layout, "hf") != 0)
-    mm_fail(&err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --dialect without --layout hf");
-  if (a.compress) parse_compress(a.compress, &a.level, &err);
-  if (a.compress && strcmp(a.layout, "hf") == 0)
-    mm_fail(&err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --compress with --layout hf; archives hold packed checkpoints");
-  if (a.names_only && !a.dry_run) mm_fail(&err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --names-only without --dry-run");
-  if (err.status != MM_OK) return give_up(&program, &err);
-  struct sigaction action = {.sa_handler = on_signal};
-  sigaction(SIGINT, &action, NULL);
-  sigaction(SIGTERM, &action, NULL);
-  mm_hf hf = {0};
-  mm_plan plan = {0};
-  mm_calibration_files calibration = {0};
-  bool ok = mm_mpi_all(make_plan(&a, &hf, &calibration, &plan, &err)) && convert(&a, &plan, &err);
-  mm_plan_close(&plan);
-  mm_importance_close(&calibration.importance);
-  mm_act_scales_close(&calibration.act_scales);
-  mm_hf_close(&hf);
+  int status = schemes ? mm_program_main(&program, argc, argv, &a.source, run_all, &a) : mm_program_fail(&program, &err);
+  mm_arena_close(&words);
   free(a.ignore.item);
   free(a.override.item);
-  if (!ok && err.status == MM_OK && a.processes > 1)
-    mm_fail(&err, MM_INTERRUPTED, "E_INTERRUPTED", mm_at(NULL, NULL), "another process failed");
-  mm_mpi_end();
-  return ok ? MM_OK : mm_program_fail(&program, &err);
+  if (status == MM_OK || a.met)
+    mm_mpi_end();
+  else
+    mm_mpi_abort(status);
+  return status;
 }

@@ -3,6 +3,8 @@
 #ifndef MM_FORMATS_FILE_H
 #define MM_FORMATS_FILE_H
 
+#include <limits.h>
+
 #include "formats/base.h"
 
 #ifdef __cplusplus
@@ -37,6 +39,9 @@ void mm_file_close(mm_file *f); /* reading side only: a failed close loses nothi
 bool mm_file_unchanged(const mm_file *f, const char *path, mm_err *err);
 /* Exactly n bytes at offset; a short file is MM_IO E_SHORT_READ with the offset. */
 bool mm_file_read(const mm_file *f, const char *path, void *buf, size_t n, uint64_t offset, mm_err *err);
+/* Whether the page cache has all of [offset, offset + n); no, with errno ENOSYS or EPERM, where it cannot be asked (kernels before 6.5,
+ * files of other users). n > 0. */
+bool mm_file_cached(int fd, uint64_t offset, uint64_t n);
 /* For one pass over much data, without filling the page cache: takes what the cache already holds whole, else reads past it through
  * `direct` (a descriptor with O_DIRECT, or -1 where the file system has none). buf is aligned to MM_DIRECT and has room for n +
  * 2·MM_DIRECT; the bytes start at buf + *skew. Errors as mm_file_read. */
@@ -52,6 +57,15 @@ typedef struct mm_map {
 } mm_map;
 bool mm_map_open(mm_map *m, const mm_file *f, const char *path, mm_err *err);
 void mm_map_close(mm_map *m); /* accepts a zeroed one */
+/* Where a mapped byte comes from. */
+typedef struct mm_mapped {
+  const char *path;      /* as it was given; until the mapping is closed */
+  const mm_file_id *id;  /* the same */
+  const uint8_t *data;   /* of the whole mapping */
+  uint64_t size, offset; /* of the file, and of the byte in it */
+} mm_mapped;
+/* False where p is in no open mapping. */
+bool mm_map_find(const void *p, mm_mapped *out);
 /* From now on a mapped page that is not there ends the program with one line and MM_IO: E_CHANGED when the file was cut, else E_IO. */
 void mm_map_watch(void);
 
@@ -68,6 +82,13 @@ bool mm_no_locks(int why);
 /* close that reports. */
 bool mm_close(int fd, const char *path, mm_err *err);
 
+/* dir/name. It has room for more than the kernel takes: a path that had to be cut is refused by whatever opens it. */
+typedef struct mm_path {
+  char text[PATH_MAX + NAME_MAX + 2];
+} mm_path;
+mm_path mm_path_of(const char *dir, const char *name);
+/* The directory that `path` is in, resolved, and the last name of the path; MM_IO where there is no such directory. */
+bool mm_path_split(const char *path, char parent[PATH_MAX], char name[PATH_MAX], mm_err *err);
 /* True for a plain base name: 1–255 bytes, no '/', '\\', NUL or control byte, not "." or "..". */
 bool mm_base_name_ok(const char *name, size_t n);
 

@@ -291,17 +291,24 @@ typedef struct text {
 
 static int append(const char *bytes, size_t n, void *to) {
   text *t = to;
-  starved = starved || !mm_grow((void **)&t->text, &t->cap, t->n + n + 1, 1, NULL);
+  starved = starved || !MM_GROW(t->text, &t->cap, t->n + n + 1, NULL);
   if (starved) return -1;
   memcpy(t->text + t->n, bytes, n);
   t->text[t->n += n] = 0;
   return 0;
 }
 
+/* As append, with DEL escaped: jansson takes it for text that can be shown. It stands in strings only. */
+static int append_shown(const char *bytes, size_t n, void *to) {
+  for (const char *del; (del = memchr(bytes, 0x7f, n)); n -= (size_t)(del - bytes) + 1, bytes = del + 1)
+    if (append(bytes, (size_t)(del - bytes), to) != 0 || append("\\u007F", 6, to) != 0) return -1;
+  return append(bytes, n, to);
+}
+
 char *mm_json_dump(const mm_json *j, bool pretty) {
   text t = {0};
   starved = false;
-  int r = json_dump_callback(j, append, &t,
+  int r = json_dump_callback(j, pretty ? append_shown : append, &t,
                              JSON_ENCODE_ANY | JSON_REAL_PRECISION(17) | (pretty ? JSON_INDENT(1) | JSON_ENSURE_ASCII : JSON_COMPACT));
   if (r == 0 && !starved) return t.text;
   free(t.text);

@@ -166,52 +166,55 @@ bool mm_model_from_json(mm_model *m, const mm_json *obj, const char *file, mm_er
 }
 
 bool mm_model_check(const mm_model *m, const char *file, mm_status status, const char *code, mm_err *err) {
-#define REFUSE(...) return mm_fail(err, status, code, mm_at(file, NULL), __VA_ARGS__)
+  const mm_json_ctx c = {file, status, code};
+  const bool config = status == MM_BAD_INPUT; /* a user's config.json, whose keys are named otherwise than the manifest's */
   /* Heads, rows and ids are counted in 32 bits (ids in 31) further on; lightning qkv has 3·heads·head_dim rows. */
   const struct {
-    const char *key;
+    const char *ours, *theirs;
     uint64_t value, lo, hi;
   } range[] = {
-      {"hidden", m->hidden, 1, INT32_MAX},
-      {"layers", m->layers, 1, MM_MAX_LAYERS},
-      {"heads", m->heads, 1, INT32_MAX},
-      {"kv_heads", m->kv_heads, 1, m->heads},
-      {"head_dim", m->head_dim, 1, MM_MAX_HEAD_DIM},
-      {"rotary_dim", m->rotary_dim, 2, m->head_dim},
-      {"experts", m->experts, 1, MM_MAX_EXPERTS},
-      {"top_k", m->top_k, 1, mm_min(m->experts, MM_MAX_TOP_K)},
-      {"intermediate", m->intermediate, 1, INT32_MAX / 2},
-      {"vocab", m->vocab, 1, INT32_MAX},
-      {"max_positions", m->max_positions, 1, INT64_MAX},
-      {"3 x heads x head_dim", 3 * (uint64_t)m->heads * m->head_dim, 1, INT32_MAX},
+      {"hidden", "hidden_size", m->hidden, 1, INT32_MAX},
+      {"layers", "num_hidden_layers", m->layers, 1, MM_MAX_LAYERS},
+      {"heads", "num_attention_heads", m->heads, 1, INT32_MAX},
+      {"kv_heads", "num_key_value_heads", m->kv_heads, 1, m->heads},
+      {"head_dim", "head_dim", m->head_dim, 1, MM_MAX_HEAD_DIM},
+      {"rotary_dim", "rotary_dim", m->rotary_dim, 2, m->head_dim},
+      {"experts", "num_local_experts", m->experts, 1, MM_MAX_EXPERTS},
+      {"top_k", "num_experts_per_tok", m->top_k, 1, mm_min(m->experts, MM_MAX_TOP_K)},
+      {"intermediate", "intermediate_size", m->intermediate, 1, INT32_MAX / 2},
+      {"vocab", "vocab_size", m->vocab, 1, INT32_MAX},
+      {"max_positions", "max_position_embeddings", m->max_positions, 1, INT64_MAX},
+      {"3 x heads x head_dim", "3 x num_attention_heads x head_dim", 3 * (uint64_t)m->heads * m->head_dim, 1, INT32_MAX},
   };
   for (size_t i = 0; i < sizeof range / sizeof *range; i++)
     if (range[i].value < range[i].lo || range[i].value > range[i].hi)
-      REFUSE("%s: found %llu, expected %llu to %llu", range[i].key, (unsigned long long)range[i].value, (unsigned long long)range[i].lo,
-             (unsigned long long)range[i].hi);
-  if (m->heads % m->kv_heads != 0) REFUSE("heads: found %u, expected a multiple of kv_heads %u", m->heads, m->kv_heads);
-  if (m->rotary_dim % 2 != 0) REFUSE("rotary_dim: found %u, expected an even number", m->rotary_dim);
+      return MM_REFUSE(&c, err, "%s: found %llu, expected %llu to %llu", config ? range[i].theirs : range[i].ours,
+                       (unsigned long long)range[i].value, (unsigned long long)range[i].lo, (unsigned long long)range[i].hi);
+  if (m->heads % m->kv_heads != 0)
+    return MM_REFUSE(&c, err, "%s: found %u, expected a multiple of %s %u", config ? "num_attention_heads" : "heads", m->heads,
+                     config ? "num_key_value_heads" : "kv_heads", m->kv_heads);
+  if (m->rotary_dim % 2 != 0) return MM_REFUSE(&c, err, "rotary_dim: found %u, expected an even number", m->rotary_dim);
 
   const struct {
-    const char *key;
+    const char *ours, *theirs;
     double value;
     bool positive;
   } real[] = {
-      {"rope_theta", m->rope_theta, true},
-      {"norm_eps", m->norm_eps, true},
-      {"lightning_norm_eps", m->lightning_norm_eps, true},
-      {"deepnorm_lightning.alpha", m->deepnorm_lightning.alpha, false},
-      {"deepnorm_lightning.beta", m->deepnorm_lightning.beta, false},
-      {"deepnorm_full.alpha", m->deepnorm_full.alpha, false},
-      {"deepnorm_full.beta", m->deepnorm_full.beta, false},
-      {"deepnorm_mlp.alpha", m->deepnorm_mlp.alpha, false},
-      {"deepnorm_mlp.beta", m->deepnorm_mlp.beta, false},
+      {"rope_theta", "rope_theta", m->rope_theta, true},
+      {"norm_eps", "rms_norm_eps", m->norm_eps, true},
+      {"lightning_norm_eps", "lightning_norm_eps", m->lightning_norm_eps, true},
+      {"deepnorm_lightning.alpha", "layernorm_linear_attention_alpha", m->deepnorm_lightning.alpha, false},
+      {"deepnorm_lightning.beta", "layernorm_linear_attention_beta", m->deepnorm_lightning.beta, false},
+      {"deepnorm_full.alpha", "layernorm_full_attention_alpha", m->deepnorm_full.alpha, false},
+      {"deepnorm_full.beta", "layernorm_full_attention_beta", m->deepnorm_full.beta, false},
+      {"deepnorm_mlp.alpha", "layernorm_mlp_alpha", m->deepnorm_mlp.alpha, false},
+      {"deepnorm_mlp.beta", "layernorm_mlp_beta", m->deepnorm_mlp.beta, false},
   };
   for (size_t i = 0; i < sizeof real / sizeof *real; i++)
     if (!isfinite(real[i].value) || (real[i].positive && real[i].value <= 0))
-      REFUSE("%s: found %g, expected a %s number", real[i].key, real[i].value, real[i].positive ? "positive" : "finite");
+      return MM_REFUSE(&c, err, "%s: found %g, expected a %s number", config ? real[i].theirs : real[i].ours, real[i].value,
+                       real[i].positive ? "positive" : "finite");
   for (uint32_t l = 0; l < m->layers; l++)
-    if (m->attn[l] > MM_ATTN_FULL) REFUSE("attn: layer %u: found %u, expected 0 or 1", l, m->attn[l]);
+    if (m->attn[l] > MM_ATTN_FULL) return MM_REFUSE(&c, err, "attn: layer %u: found %u, expected 0 or 1", l, m->attn[l]);
   return true;
-#undef REFUSE
 }

@@ -4,27 +4,39 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "formats/file.h"
+#include "formats/json.h"
 #include "formats/staging.h"
 
 #define WIDTH     96 /* of the help text */
 #define HELP_FROM 30 /* column of the explanations */
 
 static const mm_option builtin[] = {
+    {.help = "this program"},
     {.name = "help", .letter = 'h', .help = "print this help"},
     {.name = "version", .help = "print the version"},
 };
 #define BUILTINS (sizeof builtin / sizeof *builtin)
 
-/* The program's options, then the built-in ones. */
-static const mm_option *option_at(const mm_program *p, size_t i) {
+static bool json_errors; /* --json was among the arguments */
+
+/* The program's options, then the built-in ones; headings among them. */
+static const mm_option *row_at(const mm_program *p, size_t i) {
   if (i < p->option_count) return &p->options[i];
   return i - p->option_count < BUILTINS ? &builtin[i - p->option_count] : NULL;
+}
+
+/* The option in row *i or the first one after it, NULL when there is none. */
+static const mm_option *option_at(const mm_program *p, size_t *i) {
+  const mm_option *o;
+  while ((o = row_at(p, *i)) && !o->name) ++*i;
+  return o;
 }
 
 /* ---- values ---- */
@@ -89,18 +101,17 @@ static bool is_choice(const char *choices, const char *word) {
 }
 
 static bool set_value(const mm_option *o, const char *s, mm_err *err) {
-  if (o->choices && !is_choice(o->choices, s)) return usage(err, o, s, o->choices);
+  if (o->choices && o->kind != MM_OPT_WORD && !is_choice(o->choices, s)) return usage(err, o, s, o->choices);
   switch (o->kind) {
     case MM_OPT_FLAG: break;
-    case MM_OPT_STR: *(const char **)o->target = s; return true;
+    case MM_OPT_STR:
+    case MM_OPT_WORD: *(const char **)o->target = s; return true;
     case MM_OPT_U64: return parse_u64(o, s, err);
     case MM_OPT_SIZE: return parse_size(o, s, err);
     case MM_OPT_REAL: return parse_real(o, s, err);
     case MM_OPT_LIST: {
       mm_option_list *list = o->target;
-      void *items = list->item;
-      if (!mm_grow(&items, &list->cap, list->count + 1, sizeof *list->item, err)) return false;
-      list->item = items;
+      if (!MM_GROW(list->item, &list->cap, list->count + 1, err)) return false;
       list->item[list->count++] = s;
       return true;
     }
@@ -136,21 +147,30 @@ static void put_wrapped(FILE *f, size_t at, const char *text) {
   }
 }
 
+static void print_option(const mm_option *o, FILE *f) {
+  char left[256], text[4096];
+  left_column(o, left, sizeof left);
+  fputs(left, f);
+  if (strlen(left) + 2 > HELP_FROM) fputc('\n', f);
+  fprintf(f, "%*s", (int)(strlen(left) + 2 > HELP_FROM ? HELP_FROM : HELP_FROM - strlen(left)), "");
+  snprintf(text, sizeof text, "%s", o->help);
+  if (o->choices && o->kind != MM_OPT_WORD) snprintf(text + strlen(text), sizeof text - strlen(text), " (%s)", o->choices);
+  for (const char *c = o->kind == MM_OPT_WORD ? o->choices : NULL; c && *c; c += strcspn(c, "|"), c += *c == '|')
+    snprintf(text + strlen(text), sizeof text - strlen(text), "%s%.*s", c == o->choices ? ": " : ", ", (int)strcspn(c, "|"), c);
+  put_wrapped(f, HELP_FROM, text);
+  fputc('\n', f);
+}
+
 static void print_help(const mm_program *p, FILE *f) {
-  fprintf(f, "%s: %s\n\nusage: %s [OPTION…] %s\n\noptions:\n", p->name, p->summary, p->name, p->operands);
+  fprintf(f, "%s: %s\n\nusage: %s [OPTION…] %s\n", p->name, p->summary, p->name, p->operands);
+  bool grouped = !row_at(p, 0)->name;
+  if (!grouped) fputs("\noptions:\n", f);
   const mm_option *o;
-  for (size_t i = 0; (o = option_at(p, i)); i++) {
-    char left[256], choices[512] = "";
-    left_column(o, left, sizeof left);
-    if (o->choices) snprintf(choices, sizeof choices, " (%s)", o->choices);
-    fputs(left, f);
-    if (strlen(left) + 2 > HELP_FROM) fputc('\n', f);
-    fprintf(f, "%*s", (int)(strlen(left) + 2 > HELP_FROM ? HELP_FROM : HELP_FROM - strlen(left)), "");
-    char text[2048];
-    snprintf(text, sizeof text, "%s%s", o->help, choices);
-    put_wrapped(f, HELP_FROM, text);
-    fputc('\n', f);
-  }
+  for (size_t i = 0; (o = row_at(p, i)); i++)
+    if (o->name)
+      print_option(o, f);
+    else if (grouped)
+      fprintf(f, "\n%s:\n", o->help);
   if (p->epilog) fprintf(f, "\n%s\n", p->epilog);
 }
 
@@ -167,31 +187,76 @@ static void put_roff(FILE *f, const char *s) {
   }
 }
 
+static void put_section(FILE *f, const char *title, const char *text) {
+  if (!text) return;
+  fprintf(f, "\n.SH %s\n.nf\n", title);
+  put_roff(f, text);
+  fputs("\n.fi", f);
+}
+
+/* "0 done, 2 usage." as a list; the end of it. */
+static const char *put_statuses(FILE *f, const char *s) {
+  const char *end = s + strcspn(s, "\n");
+  fputs("\n.SH EXIT STATUS", f);
+  while (s < end) {
+    size_t digits = strspn(s, "0123456789"), n = digits;
+    while (s + n < end && !(s[n] == ',' && s[n + 1] == ' ' && s[n + 2] >= '0' && s[n + 2] <= '9')) n++;
+    char *item = strndup(s + digits, n - digits - (s + n == end && end[-1] == '.'));
+    fprintf(f, "\n.TP\n%.*s\n", (int)digits, s);
+    if (item) put_roff(f, item + strspn(item, " "));
+    free(item);
+    s += n + (s + n < end ? 2 : 0);
+  }
+  return *end ? end + 1 : end;
+}
+
+/* What stands before the exit statuses, they, and what stands behind them. */
+static void put_epilog(FILE *f, const char *epilog) {
+  static const char mark[] = "Exit status: ";
+  const char *statuses = strstr(epilog, mark);
+  size_t n = statuses ? (size_t)(statuses - epilog) : strlen(epilog);
+  while (n > 0 && epilog[n - 1] == '\n') n--;
+  char *before = strndup(epilog, n);
+  if (before && n > 0) put_section(f, "NOTES", before);
+  free(before);
+  const char *rest = statuses ? put_statuses(f, statuses + sizeof mark - 1) : "";
+  if (*rest) put_section(f, "NOTES", rest);
+}
+
+/* The other programs. */
+static void put_see_also(FILE *f, const mm_program *p) {
+  static const char *const programs[] = {"archive", "bench", "convert", "eval", "inspect", "run", "serve", "verify"};
+  fputs("\n.SH SEE ALSO\n", f);
+  for (size_t i = 0, n = 0; i < sizeof programs / sizeof *programs; i++)
+    if (strncmp(p->name, "minimax-", 8) != 0 || strcmp(p->name + 8, programs[i]) != 0)
+      fprintf(f, "%s.BR minimax\\-%s (1)", n++ ? ",\n" : "", programs[i]);
+  fputs("\n", f);
+}
+
 static void print_man(const mm_program *p, FILE *f) {
   fprintf(f, ".TH %s 1 \"\" \"minimax " MM_VERSION "\" \"User Commands\"\n.SH NAME\n", p->name);
   fprintf(f, "%s \\- ", p->name);
   put_roff(f, p->summary);
   fprintf(f, "\n.SH SYNOPSIS\n.B %s\n[OPTION...] ", p->name);
   put_roff(f, p->operands);
-  fputs("\n.SH OPTIONS\n", f);
+  fputs("\n.SH OPTIONS", f);
   const mm_option *o;
-  for (size_t i = 0; (o = option_at(p, i)); i++) {
+  for (size_t i = 0; (o = row_at(p, i)); i++) {
     char left[256];
-    left_column(o, left, sizeof left);
-    fputs(".TP\n", f);
-    put_roff(f, left + strspn(left, " "));
-    fputc('\n', f);
+    if (o->name) left_column(o, left, sizeof left);
+    fputs(o->name ? "\n.TP\n" : "\n.SS ", f);
+    if (o->name) put_roff(f, left + strspn(left, " "));
+    if (o->name) fputc('\n', f);
     put_roff(f, o->help);
-    fputc('\n', f);
     if (!o->choices) continue;
-    fputs("One of: ", f);
+    fputs(o->kind == MM_OPT_WORD ? "\nKnown: " : "\nOne of: ", f);
     put_roff(f, o->choices);
-    fputs(".\n", f);
+    fputc('.', f);
   }
-  if (!p->epilog) return;
-  fputs(".SH NOTES\n.nf\n", f);
-  put_roff(f, p->epilog);
-  fputs("\n.fi\n", f);
+  if (p->epilog) put_epilog(f, p->epilog);
+  put_section(f, "FILES", p->files);
+  put_section(f, "EXAMPLES", p->examples);
+  put_see_also(f, p);
 }
 
 /* Writes s with `|` as spaces, the separator of shell word lists. */
@@ -202,14 +267,14 @@ static void put_choices(FILE *f, const char *s) {
 static void print_bash(const mm_program *p, FILE *f) {
   const mm_option *o;
   fprintf(f, "_%s() {\n  local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]}\n  case $prev in\n", p->name);
-  for (size_t i = 0; (o = option_at(p, i)); i++) {
+  for (size_t i = 0; (o = option_at(p, &i)); i++) {
     if (!o->choices) continue;
     fprintf(f, "    --%s%s%s) COMPREPLY=($(compgen -W '", o->name, o->alias ? "|--" : "", o->alias ? o->alias : "");
     put_choices(f, o->choices);
     fputs("' -- \"$cur\")); return ;;\n", f);
   }
   fputs("  esac\n  if [[ $cur == -* ]]; then\n    COMPREPLY=($(compgen -W '", f);
-  for (size_t i = 0; (o = option_at(p, i)); i++) {
+  for (size_t i = 0; (o = option_at(p, &i)); i++) {
     fprintf(f, "--%s ", o->name);
     if (o->alias) fprintf(f, "--%s ", o->alias);
     if (o->letter) fprintf(f, "-%c ", o->letter);
@@ -250,7 +315,7 @@ static void put_zsh(const mm_option *o, const char *dashed, FILE *f) {
 static void print_zsh(const mm_program *p, FILE *f) {
   const mm_option *o;
   fprintf(f, "#compdef %s\n_arguments -s \\\n", p->name);
-  for (size_t i = 0; (o = option_at(p, i)); i++) {
+  for (size_t i = 0; (o = option_at(p, &i)); i++) {
     char dashed[96];
     snprintf(dashed, sizeof dashed, "--%s", o->name);
     put_zsh(o, dashed, f);
@@ -268,7 +333,7 @@ static void print_zsh(const mm_program *p, FILE *f) {
 
 static void print_fish(const mm_program *p, FILE *f) {
   const mm_option *o;
-  for (size_t i = 0; (o = option_at(p, i)); i++) {
+  for (size_t i = 0; (o = option_at(p, &i)); i++) {
     fprintf(f, "complete -c %s -l %s", p->name, o->name);
     if (o->alias) fprintf(f, " -l %s", o->alias);
     if (o->letter) fprintf(f, " -s %c", o->letter);
@@ -284,7 +349,7 @@ static void print_fish(const mm_program *p, FILE *f) {
   }
 }
 
-static void print_version(const mm_program *p, FILE *f) { fprintf(f, "%s " MM_VERSION "\n", p->name); }
+static void print_version(const mm_program *p, FILE *f) { fprintf(f, "%s %s\n", p->name, mm_version()); }
 
 /* The text that `word` ("--help-man") asks for, if any. */
 static void (*printer_of(const char *word))(const mm_program *, FILE *) {
@@ -333,6 +398,7 @@ static bool take_long(parser *a, const char *word) {
   size_t n = strcspn(name, "=");
   for (size_t i = 0; i < a->p->option_count; i++) {
     const mm_option *o = &a->p->options[i];
+    if (!o->name) continue;
     bool hit = strlen(o->name) == n && memcmp(o->name, name, n) == 0;
     hit = hit || (o->alias && strlen(o->alias) == n && memcmp(o->alias, name, n) == 0);
     if (hit) return take(a, o, name[n] == '=' ? name + n + 1 : NULL);
@@ -370,8 +436,7 @@ static bool parse_all(parser *a, const char **operands, size_t *count, bool *don
     if (print) {
       print(a->p, stdout);
       *done = true;
-      if (fflush(stdout) != 0 || ferror(stdout)) return mm_fail_errno(a->err, mm_at("stdout", NULL), "write", errno);
-      return true;
+      return mm_program_written(a->err);
     }
     only_operands = strcmp(word, "--") == 0;
     if (only_operands) continue;
@@ -382,23 +447,74 @@ static bool parse_all(parser *a, const char **operands, size_t *count, bool *don
                  a->p->min_operands, a->p->operands, a->p->name);
 }
 
+/* MINIMAX_JOBS, where --jobs was not given. */
+static bool take_environment(parser *a) {
+  const char *jobs = getenv("MINIMAX_JOBS");
+  for (size_t i = 0; jobs && *jobs && i < a->p->option_count; i++) {
+    const mm_option *o = &a->p->options[i];
+    if (a->seen[i] || !o->name || strcmp(o->name, "jobs") != 0 || set_value(o, jobs, NULL)) continue;
+    char shown[256];
+    return mm_fail(a->err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL),
+                   "MINIMAX_JOBS in the environment: found \"%s\", expected a value of --jobs",
+                   mm_escape(shown, sizeof shown, jobs, strlen(jobs)));
+  }
+  return true;
+}
+
 bool mm_options_parse(const mm_program *p, int argc, char **argv, const char **operands, size_t *operand_count, bool *done, mm_err *err) {
   parser a = {p, argv + (argc > 0), argv + argc, mm_calloc(p->option_count, sizeof(bool), err), err};
   *operand_count = 0;
   *done = false;
-  bool ok = a.seen && parse_all(&a, operands, operand_count, done);
+  json_errors = false;
+  for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++) json_errors = json_errors || strcmp(argv[i], "--json") == 0;
+  bool ok = a.seen && parse_all(&a, operands, operand_count, done) && (*done || take_environment(&a));
   free(a.seen);
   return ok;
 }
 
+#define STDOUT "stdout"
+
+bool mm_program_written(mm_err *err) {
+  errno = 0;
+  if (fflush(stdout) == 0 && !ferror(stdout)) return true;
+  return mm_fail_errno(err, mm_at(STDOUT, NULL), "write", errno ? errno : EIO);
+}
+
+/* Whether err says that standard output could not be written, and its reader is gone. */
+static bool reader_left(const mm_err *err) {
+  static const char text[] = "E_IO: " STDOUT;
+  struct pollfd p = {.fd = STDOUT_FILENO, .events = POLLOUT};
+  return err->status == MM_IO && strncmp(err->text, text, sizeof text - 1) == 0 && poll(&p, 1, 0) == 1 && p.revents & POLLERR;
+}
+
+/* The line of an error as one JSON object; NULL on want of memory. free() it. */
+static char *json_line(const mm_program *p, const char *code, int status, const char *text) {
+  mm_json *o = mm_json_new_obj();
+  bool ok = mm_json_set(o, "program", mm_json_new_str(p->name));
+  ok = mm_json_set(o, "error", mm_json_new_str(code)) && ok;
+  ok = mm_json_set(o, "status", mm_json_new_int(status)) && ok;
+  ok = mm_json_set(o, "message", mm_json_new_str(text)) && ok;
+  char *line = ok ? mm_json_dump(o, false) : NULL;
+  mm_json_free(o);
+  return line;
+}
+
 int mm_program_fail(const mm_program *p, const mm_err *err) {
   bool known = err->status != MM_OK;
-  char line[sizeof err->text + 128];
-  int n = snprintf(line, sizeof line, "%s: error: %s\n", p->name, known ? err->text : "E_BUG: failed without saying why; this is a bug");
+  int status = known ? (int)err->status : MM_BUG;
+  const char *text = known ? err->text : "E_BUG: failed without saying why; this is a bug";
+  if (reader_left(err)) {
+    signal(SIGPIPE, SIG_DFL);
+    raise(SIGPIPE);
+  }
+  char *json = json_errors ? json_line(p, known ? err->code : "E_BUG", status, text) : NULL;
+  char line[2 * sizeof err->text];
+  int n = json ? snprintf(line, sizeof line, "%s\n", json) : snprintf(line, sizeof line, "%s: error: %s\n", p->name, text);
   if (n >= (int)sizeof line) n = (int)sizeof line - 1;
+  free(json);
   ssize_t written = write(STDERR_FILENO, line, (size_t)n);
   (void)written; /* nobody is left to be told */
-  return known ? (int)err->status : MM_BUG;
+  return status;
 }
 
 static void on_note(const char *line) { fprintf(stderr, "%s: note: %s\n", program_invocation_short_name, line); }
@@ -411,4 +527,14 @@ void mm_program_start(void) {
   /* A closed 0, 1 or 2 would be given to the next file opened, and messages would land in it. open takes the lowest. */
   for (int fd = 0; fd <= 2; fd++)
     if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) != fd) _exit(MM_IO);
+}
+
+int mm_program_main(const mm_program *p, int argc, char **argv, const char **operands, bool (*run)(void *, mm_err *), void *args) {
+  mm_err err = {0};
+  size_t count;
+  bool done;
+  mm_program_start();
+  if (!mm_options_parse(p, argc, argv, operands, &count, &done, &err)) return mm_program_fail(p, &err);
+  if (done || (run(args, &err) && mm_program_written(&err))) return MM_OK;
+  return mm_program_fail(p, &err);
 }

@@ -9,6 +9,7 @@
 typedef enum mm_option_kind {
   MM_OPT_FLAG, /* bool* */
   MM_OPT_STR,  /* const char** (borrowed from argv) */
+  MM_OPT_WORD, /* the same; its choices are shown and completed, but others are taken too: the program judges them */
   MM_OPT_LIST, /* mm_option_list*: may be repeated */
   MM_OPT_U64,  /* uint64_t*, range checked */
   MM_OPT_SIZE, /* uint64_t* bytes; suffixes K M G T (powers of 1024) with optional iB */
@@ -21,7 +22,7 @@ typedef struct mm_option_list {
 } mm_option_list;
 
 typedef struct mm_option {
-  const char *name;  /* "tp" for --tp; long names only have this */
+  const char *name;  /* "tp" for --tp; long names only have this. NULL: a heading of the help, .help, over the options that follow */
   const char *alias; /* another long name ("tensor-parallel-size"), or NULL */
   char letter;       /* short form, or 0; not h, which is --help */
   mm_option_kind kind;
@@ -39,17 +40,27 @@ typedef struct mm_program {
   unsigned min_operands, max_operands;
   const mm_option *options;
   size_t option_count;
-  const char *epilog; /* exit statuses, examples; may be NULL */
+  const char *epilog;   /* notes, and behind them "Exit status: 0 done, 2 usage."; may be NULL */
+  const char *examples; /* of the man page: command lines; may be NULL */
+  const char *files;    /* of the man page: what it reads and writes, a line each; may be NULL */
 } mm_program;
 
 /* --help, --version and the hidden --help-man, --help-bash, --help-zsh, --help-fish are recognised for every program: the text goes to
  * stdout and *done becomes true (the program then exits 0). Operands are gathered in operands[max_operands]. "--" ends options;
- * --name=value and --name value are equal. Unknown, repeated (except lists) or malformed options are MM_USAGE E_USAGE. */
+ * --name=value and --name value are equal. Unknown, repeated (except lists) or malformed options are MM_USAGE E_USAGE. Where --jobs is not
+ * given, the environment's MINIMAX_JOBS is its value. */
 bool mm_options_parse(const mm_program *p, int argc, char **argv, const char **operands, size_t *operand_count, bool *done, mm_err *err);
 
-/* Prints "NAME: error: TEXT\n" to stderr in one write and returns the exit status of err (MM_BUG if err holds none). */
+/* Prints "NAME: error: TEXT\n" to stderr in one write and returns the exit status of err (MM_BUG if err holds none). With --json among the
+ * arguments the line is an object {"program", "error", "status", "message"}. Where standard output could not be written because its reader
+ * is gone, as in "| head", nothing is printed and SIGPIPE ends the process. */
 int mm_program_fail(const mm_program *p, const mm_err *err);
-/* To be called first in main: ignores SIGPIPE and SIGXFSZ, opens /dev/null on closed descriptors 0–2. */
+/* Flushes standard output; MM_IO E_IO when something of it could not be written. */
+bool mm_program_written(mm_err *err);
+/* The whole of a main: starts the program, parses as mm_options_parse does, calls run(args) unless --help or its like was all, and writes
+ * what stdout still holds. Returns the exit status; a failure has had its line. */
+int mm_program_main(const mm_program *p, int argc, char **argv, const char **operands, bool (*run)(void *args, mm_err *err), void *args);
+/* What mm_program_main begins with: ignores SIGPIPE and SIGXFSZ, opens /dev/null on closed descriptors 0–2. */
 void mm_program_start(void);
 
 #endif

@@ -1,8 +1,8 @@
 /* minimax-archive: packs checkpoints for transport and cold storage, unpacks them, and signs them. */
 #include <inttypes.h>
 #include <limits.h>
+#include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "formats/frame.h"
 #include "formats/option.h"
@@ -14,31 +14,49 @@ typedef struct mm_archive_args {
   const char *operand[2]; /* verb, directory */
   const char *output, *key;
   uint64_t level, threads;
-  bool quiet;
+  bool json, quiet;
 } mm_archive_args;
-
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static bool pack_or_unpack(const mm_archive_args *a, bool pack, mm_err *err) {
   mm_archive_totals t;
-  double start = now();
+  double start = mm_now();
   const char *dir = a->operand[1];
   unsigned threads = (unsigned)a->threads;
   bool ok = pack ? mm_archive_pack(dir, a->output, (int)a->level, threads, &t, err) : mm_archive_unpack(dir, a->output, threads, &t, err);
   if (!ok || a->quiet) return ok;
   fprintf(stderr, "%s %s: parts of %.3f GB in %.3f GB (%.2f %%), %.2f GB/s\n", pack ? "packed" : "unpacked", dir, (double)t.bytes / 1e9,
-          (double)t.packed / 1e9, 100.0 * (double)t.packed / (double)t.bytes, (double)t.bytes / (now() - start) / 1e9);
+          (double)t.packed / 1e9, 100.0 * (double)t.packed / (double)t.bytes, (double)t.bytes / (mm_now() - start) / 1e9);
+  return true;
+}
+
+static mm_json *part_json(const mm_archive_part *p) {
+  mm_json *o = mm_json_new_obj();
+  bool ok = mm_json_set(o, "file", mm_json_new_str(p->part->file));
+  ok = mm_json_set(o, "blocks", mm_json_new_int((int64_t)p->part->block_count)) && ok;
+  ok = mm_json_set(o, "bytes", mm_json_new_int((int64_t)p->part->size)) && ok;
+  if (mm_json_set(o, "packed", mm_json_new_int((int64_t)p->size)) && ok) return o;
+  mm_json_free(o);
+  return NULL;
+}
+
+static bool list_json(const mm_archive *x, mm_err *err) {
+  mm_json *o = mm_json_new_obj(), *parts = mm_json_new_arr();
+  bool ok = o && parts;
+  for (size_t i = 0; ok && i < x->part_count; i++) ok = mm_json_append(parts, part_json(&x->part[i]));
+  ok = mm_json_set(o, "parts", parts) && ok;
+  char *text = ok ? mm_json_dump(o, true) : NULL;
+  mm_json_free(o);
+  if (!text) return mm_fail_memory(err, 0);
+  puts(text);
+  free(text);
   return true;
 }
 
 static bool list(const mm_archive_args *a, mm_err *err) {
   mm_archive x;
   bool ok = mm_archive_open(&x, a->operand[1], err);
-  for (size_t i = 0; ok && i < x.part_count; i++) {
+  if (a->json) ok = ok && list_json(&x, err);
+  for (size_t i = 0; ok && !a->json && i < x.part_count; i++) {
     const mm_archive_part *p = &x.part[i];
     printf("%s  %zu blocks  %" PRIu64 " bytes  %" PRIu64 " packed  %.2f %%\n", p->part->file, p->part->block_count, p->part->size, p->size,
            100.0 * (double)p->size / (double)p->part->size);
@@ -60,7 +78,8 @@ static bool need(const mm_archive_args *a, const char *option, bool given, bool 
   return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "%s %s --%s", a->operand[0], wanted ? "needs" : "does not take", option);
 }
 
-static bool run(const mm_archive_args *a, mm_err *err) {
+static bool run(void *args, mm_err *err) {
+  const mm_archive_args *a = args;
   const char *verb = a->operand[0];
   bool pack = strcmp(verb, "pack") == 0, unpack = strcmp(verb, "unpack") == 0, signs = strcmp(verb, "sign") == 0;
   if (!pack && !unpack && !signs && strcmp(verb, "list") != 0) {
@@ -73,7 +92,6 @@ static bool run(const mm_archive_args *a, mm_err *err) {
 }
 
 int main(int argc, char **argv) {
-  mm_program_start();
   mm_archive_args a = {.level = 1, .threads = mm_pool_cpus()};
   const mm_option options[] = {
       {.name = "output",
@@ -102,6 +120,7 @@ int main(int argc, char **argv) {
        .help = "threads (default: CPUs)",
        .lo = 1,
        .hi = 1024},
+      {.name = "json", .kind = MM_OPT_FLAG, .target = &a.json, .help = "list: the parts as JSON; errors as JSON"},
       {.name = "quiet", .letter = 'q', .kind = MM_OPT_FLAG, .target = &a.quiet, .help = "no summary on stderr"},
   };
   const mm_program program = {
@@ -112,14 +131,17 @@ int main(int argc, char **argv) {
       .max_operands = 2,
       .options = options,
       .option_count = sizeof options / sizeof *options,
+      .examples =
+          "minimax-archive pack M2-nvfp4 -o M2-nvfp4.arc\n"
+          "minimax-archive unpack M2-nvfp4.arc -o M2-nvfp4\n"
+          "minimax-archive sign M2-nvfp4 --key private.pem",
+      .files =
+          "DIR/archive.json  the table of an archive\n"
+          "DIR/model.sig  the signature\n"
+          ".NAME.partial-pack, .NAME.partial-unpack  beside -o DIR: what a run has not finished; the next run takes it away",
       .epilog =
           "Exit status: 0 done, 2 usage, 3 bad key, 4 unsupported, 5 I/O, 6 damaged or hostile, 7 locked by another run, 8 memory or "
           "limit.",
   };
-  mm_err err = {0};
-  size_t operands = 0;
-  bool done = false;
-  if (!mm_options_parse(&program, argc, argv, a.operand, &operands, &done, &err)) return mm_program_fail(&program, &err);
-  if (done || run(&a, &err)) return MM_OK;
-  return mm_program_fail(&program, &err);
+  return mm_program_main(&program, argc, argv, a.operand, run, &a);
 }

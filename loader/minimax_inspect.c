@@ -1,18 +1,22 @@
-/* minimax-inspect: lists a checkpoint (source or packed) and compares two. Headers only, unless --data asks for the bytes. */
+/* minimax-inspect: lists a checkpoint (source or packed) or one safetensors file, and compares two. Headers only, unless --data asks for
+ * the bytes. */
 #include <inttypes.h>
-#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "convert/source/hf.h"
+#include "formats/file.h"
 #include "formats/option.h"
+#include "formats/safetensors.h"
 #include "loader/shards.h"
 
 typedef struct mm_inspect_args {
   const char *dir[1];
   const char *diff, *match;
-  bool json, data, summary;
+  uint64_t rank; /* UINT64_MAX: all */
+  bool json, data, summary, names_only, quiet;
 } mm_inspect_args;
 
 /* One line of a listing: a tensor of the source, or a packed tensor with all its planes. */
@@ -20,29 +24,46 @@ typedef struct mm_listed {
   const char *name;
   char type[64]; /* dtype, or scheme with its scale grid */
   char shape[64];
-  uint64_t bytes; /* of the source, or on one rank */
-  size_t index;   /* into hf.tensor or the manifest's tensors */
+  mm_shape dims;
+  uint64_t bytes;   /* of the source, or on one rank */
+  const char *file; /* that holds it; NULL where parts do */
+  size_t index;     /* into hf.tensor, the manifest's tensors or st.tensor */
 } mm_listed;
 
+static const char *const kind_word[] = {"source", "packed", "file"};
+
 typedef struct mm_listing {
-  bool packed;
-  mm_hf hf;
-  mm_shards shards;
+  enum { SOURCE, PACKED, ONE_FILE } kind;
+  mm_hf hf;         /* SOURCE */
+  mm_shards shards; /* PACKED */
+  mm_st st;         /* ONE_FILE */
   size_t count;
   mm_listed *item; /* sorted by name */
 } mm_listing;
 
 static int by_name(const void *a, const void *b) { return strcmp(((const mm_listed *)a)->name, ((const mm_listed *)b)->name); }
 
+/* With names only, a tensor's type and shape are not known. */
 static void list_source(mm_listing *l) {
   for (size_t i = 0; i < l->count; i++) {
     const mm_hf_tensor *t = &l->hf.tensor[i];
     mm_listed *x = &l->item[i];
-    x->name = t->original;
+    *x = (mm_listed){.name = t->original, .type = "-", .shape = "-", .file = l->hf.file[t->file].name, .index = i};
+    if (l->hf.names_only) continue;
     snprintf(x->type, sizeof x->type, "%s", mm_dtype_name(t->dtype));
+    x->dims = t->shape;
     mm_shape_text(&t->shape, x->shape, sizeof x->shape);
     x->bytes = t->bytes;
-    x->index = i;
+  }
+}
+
+static void list_file(mm_listing *l) {
+  for (size_t i = 0; i < l->count; i++) {
+    const mm_st_tensor *t = &l->st.tensor[i];
+    mm_listed *x = &l->item[i];
+    *x = (mm_listed){.name = t->name, .dims = t->shape, .bytes = t->bytes, .index = i};
+    snprintf(x->type, sizeof x->type, "%s", mm_dtype_name(t->dtype));
+    mm_shape_text(&t->shape, x->shape, sizeof x->shape);
   }
 }
 
@@ -54,8 +75,8 @@ static void list_packed(mm_listing *l) {
     int n = snprintf(x->type, sizeof x->type, "%s", t->scheme);
     for (unsigned p = 1; p < t->plane_count && n > 0 && (size_t)n < sizeof x->type; p++)
       n += snprintf(x->type + n, sizeof x->type - (size_t)n, " %ux%u", t->plane[p].cell_n, t->plane[p].cell_k);
-    mm_shape s = t->vector ? mm_shape1(t->rows) : t->lead ? mm_shape3(t->lead, t->rows, t->cols) : mm_shape2(t->rows, t->cols);
-    mm_shape_text(&s, x->shape, sizeof x->shape);
+    x->dims = t->vector ? mm_shape1(t->rows) : t->lead ? mm_shape3(t->lead, t->rows, t->cols) : mm_shape2(t->rows, t->cols);
+    mm_shape_text(&x->dims, x->shape, sizeof x->shape);
     for (unsigned p = 0; p < t->plane_count; p++) {
       mm_shape plane = mm_pack_plane_shape(t, p);
       uint64_t bytes = 0;
@@ -65,19 +86,34 @@ static void list_packed(mm_listing *l) {
   }
 }
 
-static bool open_listing(mm_listing *l, const char *dir, mm_err *err) {
-  char manifest[PATH_MAX];
-  snprintf(manifest, sizeof manifest, "%s/%s", dir, MM_MANIFEST);
-  l->packed = access(manifest, F_OK) == 0;
-  mm_hf_options o = {.allow_outside_links = true};
-  if (!(l->packed ? mm_shards_open(&l->shards, dir, err) : mm_hf_open(&l->hf, dir, &o, err))) return false;
-  l->count = l->packed ? l->shards.pack.tensor_count : l->hf.tensor_count;
+/* A checkpoint that is packed, or its manifest; a source; or one safetensors file. */
+static bool open_kind(mm_listing *l, const mm_inspect_args *a, const char *path, mm_err *err) {
+  struct stat st;
+  const mm_path manifest = mm_path_of(path, MM_MANIFEST);
+  if (stat(path, &st) == 0 && !S_ISDIR(st.st_mode)) {
+    l->kind = ONE_FILE;
+    return mm_st_open(&l->st, path, MM_BAD_INPUT, err);
+  }
+  l->kind = access(manifest.text, F_OK) == 0 ? PACKED : SOURCE;
+  const uint32_t rank = (uint32_t)a->rank;
+  const mm_hf_options o = {.allow_outside_links = true, .names_only = a->names_only, .dry_run = true};
+  if (l->kind == SOURCE) return mm_hf_open(&l->hf, path, &o, err);
+  return a->rank == UINT64_MAX ? mm_shards_open(&l->shards, path, err) : mm_shards_open_ranks(&l->shards, path, &rank, 1, err);
+}
+
+static bool open_listing(mm_listing *l, const mm_inspect_args *a, const char *path, mm_err *err) {
+  if (!open_kind(l, a, path, err)) return false;
+  if (a->rank != UINT64_MAX && l->kind != PACKED)
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(path, NULL), "found --rank with a %s, expected a packed checkpoint", kind_word[l->kind]);
+  l->count = l->kind == PACKED ? l->shards.pack.tensor_count : l->kind == SOURCE ? l->hf.tensor_count : l->st.count;
   l->item = mm_calloc(l->count, sizeof *l->item, err);
   if (!l->item) return false;
-  if (l->packed)
+  if (l->kind == PACKED)
     list_packed(l);
-  else
+  else if (l->kind == SOURCE)
     list_source(l);
+  else
+    list_file(l);
   return true;
 }
 
@@ -85,17 +121,28 @@ static void close_listing(mm_listing *l) {
   free(l->item);
   mm_shards_close(&l->shards);
   mm_hf_close(&l->hf);
+  mm_st_close(&l->st);
 }
 
-static void print_summary(const mm_listing *l, const char *dir) {
-  uint64_t bytes = 0;
-  for (size_t i = 0; i < l->count; i++) bytes += l->item[i].bytes;
-  mm_show_to(stdout, dir);
-  if (!l->packed) {
-    printf(": source, %zu tensors in %zu files, %" PRIu64 " bytes\n", l->count, l->hf.file_count, bytes);
-    return;
-  }
-  const mm_pack *p = &l->shards.pack;
+/* Of a packed tensor under --rank: whether the rank's stage has it. */
+static bool wanted(const mm_inspect_args *a, const mm_listing *l, const mm_listed *x) {
+  if (a->rank != UINT64_MAX && !mm_pack_holds(&l->shards.pack, &l->shards.pack.tensor[x->index], (uint32_t)a->rank)) return false;
+  return !a->match || strstr(x->name, a->match);
+}
+
+/* Tensors and bytes of what is listed; --match does not count. */
+static size_t total(const mm_inspect_args *a, const mm_listing *l, uint64_t *bytes) {
+  const mm_inspect_args all = {.rank = a->rank};
+  size_t n = 0;
+  *bytes = 0;
+  for (size_t i = 0; i < l->count; i++)
+    if (wanted(&all, l, &l->item[i])) n++, *bytes += l->item[i].bytes;
+  return n;
+}
+
+static bool rank_wanted(const mm_inspect_args *a, uint32_t r) { return a->rank == UINT64_MAX || a->rank == r; }
+
+static void print_packed(const mm_inspect_args *a, const mm_pack *p, size_t count, uint64_t bytes) {
   fputs(": packed by ", stdout);
   mm_show_to(stdout, p->tool);
   fputs(", ", stdout);
@@ -103,27 +150,139 @@ static void print_summary(const mm_listing *l, const char *dir) {
   printf(", --tp %u --ep %u --pp %u --quant \"", p->tp, p->ep, p->pp);
   mm_show_to(stdout, p->quant);
   fputs("\" --tp-align ", stdout);
-  mm_show_to(stdout, p->tp_align);
-  printf(", %zu tensors, %" PRIu64 " bytes a rank\n", l->count, bytes);
+  fputs(mm_align_word(p->tp_align), stdout);
+  printf(", %zu tensors, %" PRIu64 " bytes a rank\n", count, bytes);
   for (uint32_t r = 0; r < mm_pack_ranks(p); r++)
-    for (size_t i = 0; i < p->rank[r].part_count; i++)
+    for (size_t i = 0; rank_wanted(a, r) && i < p->rank[r].part_count; i++)
       printf("  %s  %" PRIu64 " bytes\n", p->rank[r].part[i].file, p->rank[r].part[i].size);
 }
 
-static bool wanted(const mm_inspect_args *a, const char *name) { return !a->match || strstr(name, a->match); }
+static void print_summary(const mm_inspect_args *a, const mm_listing *l) {
+  uint64_t bytes;
+  size_t count = total(a, l, &bytes);
+  mm_show_to(stdout, a->dir[0]);
+  if (l->kind == PACKED) {
+    print_packed(a, &l->shards.pack, count, bytes);
+  } else if (l->kind == SOURCE && l->hf.names_only) {
+    printf(": source, %zu tensors in %zu files, by the index alone\n", count, l->hf.file_count);
+  } else if (l->kind == SOURCE) {
+    printf(": source, %zu tensors in %zu files, %" PRIu64 " bytes\n", count, l->hf.file_count, bytes);
+  } else {
+    printf(": safetensors, %zu tensors, %" PRIu64 " bytes\n", count, bytes);
+    for (size_t i = 0; i < l->st.metadata_count; i++) {
+      char key[256], value[1024];
+      printf("  %s: %s\n", mm_show(key, sizeof key, l->st.metadata[i].key), mm_show(value, sizeof value, l->st.metadata[i].value));
+    }
+  }
+}
+
+/* ---- JSON: as in pack.c, NULL anywhere is want of memory and passes upwards ---- */
+
+static mm_json *whole(mm_json *j, bool ok) {
+  if (ok) return j;
+  mm_json_free(j);
+  return NULL;
+}
+
+static bool put_text(mm_json *o, const char *key, const char *text) { return mm_json_set(o, key, mm_json_new_str(text)); }
+static bool put_number(mm_json *o, const char *key, uint64_t n) { return mm_json_set(o, key, mm_json_new_int((int64_t)n)); }
+static bool put_digest(mm_json *o, const char *key, const mm_digest *d) {
+  char hex[MM_HEX_LEN + 1];
+  mm_digest_hex(d, hex);
+  return put_text(o, key, hex);
+}
+
+static mm_json *shape_json(const mm_shape *s) {
+  mm_json *list = mm_json_new_arr();
+  bool ok = list;
+  for (unsigned i = 0; ok && i < s->rank; i++) ok = mm_json_append(list, mm_json_new_int((int64_t)s->dim[i]));
+  return whole(list, ok);
+}
+
+/* What is stored of a packed tensor: codes, then scales. */
+static mm_json *planes_json(const mm_pack_tensor *t) {
+  mm_json *list = mm_json_new_arr();
+  bool ok = list;
+  for (unsigned p = 0; ok && p < t->plane_count; p++) {
+    mm_json *o = mm_json_new_obj();
+    mm_shape shape = mm_pack_plane_shape(t, p), cell = mm_shape2(t->plane[p].cell_n, t->plane[p].cell_k);
+    ok = put_text(o, "suffix", t->plane[p].suffix) && put_text(o, "dtype", mm_dtype_name(t->plane[p].dtype)) &&
+         mm_json_set(o, "shape", shape_json(&shape)) && mm_json_set(o, "cell", shape_json(&cell));
+    ok = mm_json_append(list, o) && ok;
+  }
+  return whole(list, ok);
+}
+
+static mm_json *tensor_json(const mm_listing *l, const mm_listed *x) {
+  mm_json *o = mm_json_new_obj();
+  bool ok = o && put_text(o, "name", x->name);
+  if (l->kind == SOURCE && l->hf.names_only) return whole(o, ok && put_text(o, "file", x->file));
+  ok = ok && put_text(o, "type", x->type) && mm_json_set(o, "shape", shape_json(&x->dims)) && put_number(o, "bytes", x->bytes);
+  if (x->file) ok = ok && put_text(o, "file", x->file);
+  if (l->kind == ONE_FILE) ok = ok && put_number(o, "offset", l->st.tensor[x->index].offset);
+  if (l->kind == PACKED) {
+    const mm_pack_tensor *t = &l->shards.pack.tensor[x->index];
+    ok = ok && put_text(o, "scheme", t->scheme) && put_number(o, "stage", t->stage) && mm_json_set(o, "planes", planes_json(t));
+  }
+  return whole(o, ok);
+}
+
+static bool add_file(mm_json *list, const char *name, uint64_t size, const char *key, const mm_digest *d) {
+  mm_json *o = mm_json_new_obj();
+  bool ok = o && put_text(o, "file", name) && put_number(o, "size", size) && (!key || put_digest(o, key, d));
+  return mm_json_append(list, o) && ok;
+}
+
+/* The parts of each rank with their digests, and the companions. */
+static bool put_packed(mm_json *o, const mm_inspect_args *a, const mm_pack *p) {
+  mm_json *ranks = mm_json_new_arr(), *companions = mm_json_new_arr();
+  bool ok = put_text(o, "tool", p->tool) && put_text(o, "architecture", p->model.architecture) && put_number(o, "tp", p->tp) &&
+            put_number(o, "ep", p->ep) && put_number(o, "pp", p->pp) && put_text(o, "quant", p->quant) &&
+            put_text(o, "tp_align", mm_align_word(p->tp_align)) && put_digest(o, "plan", &p->plan);
+  for (uint32_t r = 0; ok && r < mm_pack_ranks(p); r++) {
+    if (!rank_wanted(a, r)) continue;
+    mm_json *rank = mm_json_new_obj(), *parts = mm_json_new_arr();
+    for (size_t i = 0; ok && i < p->rank[r].part_count; i++)
+      ok = add_file(parts, p->rank[r].part[i].file, p->rank[r].part[i].size, "sha256_tree", &p->rank[r].part[i].root);
+    ok = put_number(rank, "rank", r) && ok;
+    ok = mm_json_set(rank, "parts", parts) && ok;
+    ok = mm_json_append(ranks, rank) && ok;
+  }
+  for (size_t i = 0; ok && i < p->file_count; i++)
+    ok = add_file(companions, p->file[i].name, p->file[i].size, "sha256", &p->file[i].sha256);
+  ok = mm_json_set(o, "ranks", ranks) && ok;
+  return mm_json_set(o, "companions", companions) && ok;
+}
+
+static bool put_source(mm_json *o, const mm_hf *hf) {
+  mm_json *list = mm_json_new_arr();
+  const mm_json *names = mm_json_get(hf->config, "architectures");
+  const char *name = mm_json_type_of(mm_json_at(names, 0)) == MM_JSON_STR ? mm_json_str(mm_json_at(names, 0)) : NULL;
+  bool ok = !name || put_text(o, "architecture", name);
+  for (size_t i = 0; ok && i < hf->file_count; i++)
+    ok = add_file(list, hf->file[i].name, hf->file[i].id.size, hf->names_only ? NULL : "header_sha256", &hf->file[i].header);
+  return mm_json_set(o, "files", list) && ok;
+}
+
+static bool put_file(mm_json *o, const mm_st *st) {
+  mm_json *meta = mm_json_new_obj();
+  bool ok = put_number(o, "size", st->id.size) && put_digest(o, "header_sha256", &st->header);
+  for (size_t i = 0; ok && i < st->metadata_count; i++) ok = put_text(meta, st->metadata[i].key, st->metadata[i].value);
+  return mm_json_set(o, "metadata", meta) && ok;
+}
 
 static bool print_json(const mm_inspect_args *a, const mm_listing *l, mm_err *err) {
-  mm_json *o = mm_json_new_obj(), *list = mm_json_new_arr();
-  bool ok = o && list && mm_json_set(o, "kind", mm_json_new_str(l->packed ? "packed" : "source"));
-  for (size_t i = 0; ok && i < l->count; i++) {
-    const mm_listed *x = &l->item[i];
-    if (!wanted(a, x->name)) continue;
-    mm_json *e = mm_json_new_obj();
-    ok = e && mm_json_set(e, "name", mm_json_new_str(x->name)) && mm_json_set(e, "type", mm_json_new_str(x->type)) &&
-         mm_json_set(e, "shape", mm_json_new_str(x->shape)) && mm_json_set(e, "bytes", mm_json_new_int((int64_t)x->bytes));
-    ok = mm_json_append(list, e) && ok;
-  }
-  ok = mm_json_set(o, "tensors", list) && ok;
+  mm_json *o = mm_json_new_obj(), *list = a->summary ? NULL : mm_json_new_arr();
+  uint64_t bytes;
+  size_t count = total(a, l, &bytes);
+  bool ok = o && put_text(o, "kind", kind_word[l->kind]) && put_text(o, "path", a->dir[0]) && put_number(o, "tensor_count", count) &&
+            put_number(o, "bytes", bytes);
+  if (l->kind == PACKED) ok = ok && put_packed(o, a, &l->shards.pack);
+  if (l->kind == SOURCE) ok = ok && put_source(o, &l->hf);
+  if (l->kind == ONE_FILE) ok = ok && put_file(o, &l->st);
+  for (size_t i = 0; ok && list && i < l->count; i++)
+    if (wanted(a, l, &l->item[i])) ok = mm_json_append(list, tensor_json(l, &l->item[i]));
+  if (!a->summary) ok = mm_json_set(o, "tensors", list) && ok;
   char *text = ok ? mm_json_dump(o, true) : NULL;
   mm_json_free(o);
   if (!text) return mm_fail_memory(err, 0);
@@ -134,11 +293,11 @@ static bool print_json(const mm_inspect_args *a, const mm_listing *l, mm_err *er
 
 static bool print_listing(const mm_inspect_args *a, const mm_listing *l, mm_err *err) {
   if (a->json) return print_json(a, l, err);
-  print_summary(l, a->dir[0]);
+  print_summary(a, l);
   for (size_t i = 0; !a->summary && i < l->count; i++) {
     const mm_listed *x = &l->item[i];
     char name[256];
-    if (wanted(a, x->name)) printf("  %-68s %-20s %-20s %12" PRIu64 "\n", mm_show(name, sizeof name, x->name), x->type, x->shape, x->bytes);
+    if (wanted(a, l, x)) printf("  %-68s %-20s %-20s %12" PRIu64 "\n", mm_show(name, sizeof name, x->name), x->type, x->shape, x->bytes);
   }
   return true;
 }
@@ -180,7 +339,7 @@ static bool diff_pair(const mm_inspect_args *args, const mm_listing *a, const mm
                       size_t *differences, mm_err *err) {
   bool form = strcmp(x->type, y->type) == 0 && strcmp(x->shape, y->shape) == 0, same = form;
   if (form && args->data) {
-    if (a->packed)
+    if (a->kind == PACKED)
       same = same_packed(a, x, b, y);
     else if (!same_source(a, x, b, y, &same, err))
       return false;
@@ -193,9 +352,10 @@ static bool diff_pair(const mm_inspect_args *args, const mm_listing *a, const mm
 }
 
 static bool diff(const mm_inspect_args *args, const mm_listing *a, const mm_listing *b, mm_err *err) {
-  if (args->data && a->packed != b->packed)
+  if (args->data && (a->kind != b->kind || a->kind == ONE_FILE || args->names_only))
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(args->diff, NULL),
-                   "found a packed and a source checkpoint; --data compares two of a kind");
+                   "found a %s and a %s; --data compares two packed checkpoints or two sources, with their weights", kind_word[a->kind],
+                   kind_word[b->kind]);
   qsort(a->item, a->count, sizeof *a->item, by_name);
   qsort(b->item, b->count, sizeof *b->item, by_name);
   size_t i = 0, j = 0, differences = 0;
@@ -218,19 +378,18 @@ static bool diff(const mm_inspect_args *args, const mm_listing *a, const mm_list
                  args->dir[0]);
 }
 
-static bool inspect(const mm_inspect_args *a, mm_err *err) {
+static bool inspect(void *args, mm_err *err) {
+  const mm_inspect_args *a = args;
   mm_listing l = {0}, other = {0};
-  bool ok = open_listing(&l, a->dir[0], err) && (!a->diff || open_listing(&other, a->diff, err));
+  bool ok = open_listing(&l, a, a->dir[0], err) && (!a->diff || open_listing(&other, a, a->diff, err));
   ok = ok && (a->diff ? diff(a, &l, &other, err) : print_listing(a, &l, err));
   close_listing(&l);
   close_listing(&other);
-  bool written = fflush(stdout) == 0 && !ferror(stdout);
-  return ok && (written || mm_fail(err, MM_IO, "E_IO", mm_at("standard output", NULL), "cannot be written"));
+  return ok;
 }
 
 int main(int argc, char **argv) {
-  mm_program_start();
-  mm_inspect_args a = {0};
+  mm_inspect_args a = {.rank = UINT64_MAX};
   const mm_option options[] = {
       {.name = "diff",
        .kind = MM_OPT_STR,
@@ -238,24 +397,37 @@ int main(int argc, char **argv) {
        .arg = "DIR2",
        .help = "compare with another checkpoint; status 6 when they differ"},
       {.name = "data", .kind = MM_OPT_FLAG, .target = &a.data, .help = "with --diff: compare the bytes too"},
+      {.name = "rank",
+       .kind = MM_OPT_U64,
+       .target = &a.rank,
+       .arg = "N",
+       .help = "of a packed checkpoint: only this rank's files, which alone need be there",
+       .hi = UINT32_MAX},
+      {.name = "names-only",
+       .kind = MM_OPT_FLAG,
+       .target = &a.names_only,
+       .help = "of a source: from config.json and the index alone, without weight files"},
       {.name = "match", .kind = MM_OPT_STR, .target = &a.match, .arg = "TEXT", .help = "only tensors whose name holds TEXT"},
       {.name = "summary", .kind = MM_OPT_FLAG, .target = &a.summary, .help = "only the first lines: kind, counts, files"},
-      {.name = "json", .kind = MM_OPT_FLAG, .target = &a.json, .help = "the listing as JSON"},
+      {.name = "json", .kind = MM_OPT_FLAG, .target = &a.json, .help = "the listing, with files and digests, or an error as JSON"},
+      {.name = "quiet", .letter = 'q', .kind = MM_OPT_FLAG, .target = &a.quiet, .help = "nothing on stderr but errors, as always here"},
   };
   const mm_program program = {
       .name = "minimax-inspect",
-      .summary = "list a source or packed checkpoint, or compare two",
-      .operands = "DIR",
+      .summary = "list a source, a packed checkpoint or one safetensors file, or compare two",
+      .operands = "DIR|FILE",
       .min_operands = 1,
       .max_operands = 1,
       .options = options,
       .option_count = sizeof options / sizeof *options,
+      .examples =
+          "minimax-inspect M2-nvfp4 --summary\n"
+          "minimax-inspect M2-nvfp4 --match layers.0.\n"
+          "minimax-inspect M2-nvfp4 --diff other/M2-nvfp4 --data",
+      .files =
+          "DIR/manifest.json  of a packed checkpoint\n"
+          "DIR/model.safetensors.index.json, DIR/config.json  of a source",
       .epilog = "Exit status: 0 listed or same, 2 usage, 3 bad input, 4 unsupported, 5 I/O, 6 damaged, or different with --diff.",
   };
-  mm_err err = {0};
-  size_t operands = 0;
-  bool done = false;
-  if (!mm_options_parse(&program, argc, argv, a.dir, &operands, &done, &err)) return mm_program_fail(&program, &err);
-  if (done || inspect(&a, &err)) return MM_OK;
-  return mm_program_fail(&program, &err);
+  return mm_program_main(&program, argc, argv, a.dir, inspect, &a);
 }

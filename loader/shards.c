@@ -150,7 +150,7 @@ static bool check_scheme(const mm_pack *pack, const mm_pack_tensor *t, mm_err *e
 /* The manifest, and room for all ranks. */
 static bool open_pack(mm_shards *s, const char *dir, mm_err *err) {
   *s = (mm_shards){0};
-  if (!mm_archive_refuse(dir, err)) return false;
+  if (!mm_archive_refuse(dir, err) || !mm_unpacked_refuse(dir, err)) return false;
   if (!mm_pack_open(&s->pack, dir, err)) return broken(err);
   for (size_t i = 0; i < s->pack.tensor_count; i++)
     if (!check_scheme(&s->pack, &s->pack.tensor[i], err)) return false;

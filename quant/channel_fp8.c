@@ -20,6 +20,8 @@ MM_INLINE void pack_body(const mm_pack_args *a, void *const plane[MM_MAX_PLANES]
 MM_VERSIONS(pack, (const mm_pack_args *a, void *const plane[MM_MAX_PLANES]), (a, plane))
 
 const mm_scheme mm_scheme_channel_fp8 = {.name = "channel_fp8",
+                                         .purpose = "FP8 with a scale a row and one a token, as engines quantise dynamically",
+                                         .sqnr = 31.5f,
                                          .synonym = {"fp8_dynamic", "fp8_channel", "wfp8afp8"},
                                          .code = MM_CODE_E4M3,
                                          .act = MM_ACT_FP8_TOKEN,

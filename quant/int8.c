@@ -19,6 +19,8 @@ MM_INLINE void pack_body(const mm_pack_args *a, void *const plane[MM_MAX_PLANES]
 MM_VERSIONS(pack, (const mm_pack_args *a, void *const plane[MM_MAX_PLANES]), (a, plane))
 
 const mm_scheme mm_scheme_int8 = {.name = "int8",
+                                  .purpose = "8-bit integers for weights and inputs, for GPUs without FP8",
+                                  .sqnr = 41.8f,
                                   .synonym = {"w8a8", "w8a8_int8"},
                                   .code = MM_CODE_INT8,
                                   .act = MM_ACT_INT8_TOKEN,

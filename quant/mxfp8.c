@@ -31,6 +31,8 @@ MM_INLINE void pack_body(const mm_pack_args *a, void *const plane[MM_MAX_PLANES]
 MM_VERSIONS(pack, (const mm_pack_args *a, void *const plane[MM_MAX_PLANES]), (a, plane))
 
 const mm_scheme mm_scheme_mxfp8 = {.name = "mxfp8",
+                                   .purpose = "FP8 with powers of two as scales, for GPUs that multiply them (Blackwell)",
+                                   .sqnr = 31.5f,
                                    .code = MM_CODE_E4M3,
                                    .act = MM_ACT_MXFP8,
                                    .plane_count = 2,

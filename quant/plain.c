@@ -27,6 +27,7 @@ static void pack_f32(const mm_pack_args *a, void *const plane[MM_MAX_PLANES]) {
 }
 
 const mm_scheme mm_scheme_bf16 = {.name = "bf16",
+                                  .purpose = "2 bytes a weight; what other schemes are compared with",
                                   .synonym = {"bfloat16"},
                                   .plane_count = 1,
                                   .plane = {{"", MM_BF16, {1, 1}, false}},
@@ -34,6 +35,7 @@ const mm_scheme mm_scheme_bf16 = {.name = "bf16",
                                   .pack = pack_bf16,
                                   .unpack = mm_unpack};
 const mm_scheme mm_scheme_f16 = {.name = "f16",
+                                 .purpose = "2 bytes a weight, for what has no BF16",
                                  .synonym = {"float16", "fp16"},
                                  .plane_count = 1,
                                  .plane = {{"", MM_F16, {1, 1}, false}},
@@ -41,6 +43,7 @@ const mm_scheme mm_scheme_f16 = {.name = "f16",
                                  .pack = pack_f16,
                                  .unpack = mm_unpack};
 const mm_scheme mm_scheme_f32 = {.name = "f32",
+                                 .purpose = "4 bytes a weight, for tests",
                                  .synonym = {"float32", "fp32"},
                                  .plane_count = 1,
                                  .plane = {{"", MM_F32, {1, 1}, false}},

@@ -103,6 +103,8 @@ struct mm_packed;
 typedef struct mm_scheme {
   const char *name;       /* the --quant word, the file's name, the manifest's word */
   const char *synonym[4]; /* words of other tools for the same bytes, in any case; NULL when fewer */
+  const char *purpose;    /* what it is for, in one line */
+  float sqnr;             /* dB that a Gaussian matrix keeps under its default search (make bench-quality); 0: kept but for rounding */
   mm_code code;           /* of plane 0 */
   mm_act_quant act;
   unsigned plane_count;
@@ -147,6 +149,8 @@ static inline uint64_t mm_plane_elements(uint32_t n, uint32_t k, mm_cell cell) {
 /* Registry: NULL when unknown. Names are those of design §3 plus the documented synonyms ("block_wise_fp8", "FP8_BLOCK"). */
 const mm_scheme *mm_scheme_find(const char *name);
 const mm_scheme *mm_scheme_at(size_t i); /* NULL past the end */
+/* Bits that a weight takes, scales included, in rows of 3072 of a matrix of 3072 rows. */
+double mm_scheme_bits(const mm_scheme *s);
 /* The plain scheme that stores a source type as it is (BF16, F16, F32); NULL for other types. */
 const mm_scheme *mm_scheme_plain(mm_dtype t);
 

@@ -31,6 +31,14 @@ const mm_scheme *mm_scheme_find(const char *name) {
 
 const mm_scheme *mm_scheme_at(size_t i) { return i < sizeof schemes / sizeof *schemes ? schemes[i] : NULL; }
 
+double mm_scheme_bits(const mm_scheme *s) {
+  enum { ROWS = 3072 };
+  double bytes = 0;
+  for (unsigned i = 0; i < s->plane_count; i++)
+    bytes += (double)mm_plane_elements(ROWS, ROWS, s->plane[i].cell) * (double)mm_dtype_size(s->plane[i].dtype);
+  return 8 * bytes / ROWS / ROWS;
+}
+
 const mm_scheme *mm_scheme_plain(mm_dtype t) {
   for (size_t i = 0; schemes[i]; i++)
     if (schemes[i]->code == MM_CODE_PLAIN && schemes[i]->plane[0].dtype == t) return schemes[i];

@@ -19,7 +19,9 @@ MM_INLINE void pack_body(const mm_pack_args *a, void *const plane[MM_MAX_PLANES]
 MM_VERSIONS(pack, (const mm_pack_args *a, void *const plane[MM_MAX_PLANES]), (a, plane))
 
 const mm_scheme mm_scheme_tensor_wise_fp8 = {.name = "tensor_wise_fp8",
-                                             .synonym = {"fp8", "fp8_tensor"},
+                                             .purpose = "FP8 with one scale a matrix; with --act-scales one for its inputs too",
+                                             .sqnr = 31.5f,
+                                             .synonym = {"fp8_tensor"},
                                              .code = MM_CODE_E4M3,
                                              .act = MM_ACT_FP8_TENSOR,
                                              .plane_count = 2,

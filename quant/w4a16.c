@@ -6,6 +6,8 @@ MM_INLINE void pack_body(const mm_pack_args *a, void *const plane[MM_MAX_PLANES]
 MM_VERSIONS(pack, (const mm_pack_args *a, void *const plane[MM_MAX_PLANES]), (a, plane))
 
 const mm_scheme mm_scheme_w4a16 = {.name = "w4a16",
+                                   .purpose = "4-bit integers, inputs kept: the smallest for GPUs before Blackwell",
+                                   .sqnr = 20.3f,
                                    .synonym = {"int4", "w4a16_int4", "w4a16g128"},
                                    .code = MM_CODE_INT4_OFFSET,
                                    .act = MM_ACT_KEPT,

@@ -20,6 +20,8 @@ MM_INLINE void pack_body(const mm_pack_args *a, void *const plane[MM_MAX_PLANES]
 MM_VERSIONS(pack, (const mm_pack_args *a, void *const plane[MM_MAX_PLANES]), (a, plane))
 
 const mm_scheme mm_scheme_w4a8 = {.name = "w4a8",
+                                  .purpose = "4-bit integers with 8-bit inputs and a scale a row",
+                                  .sqnr = 19.0f,
                                   .synonym = {"w4a8_int8"},
                                   .code = MM_CODE_INT4,
                                   .act = MM_ACT_INT8_TOKEN,

@@ -6,6 +6,8 @@ MM_INLINE void pack_body(const mm_pack_args *a, void *const plane[MM_MAX_PLANES]
 MM_VERSIONS(pack, (const mm_pack_args *a, void *const plane[MM_MAX_PLANES]), (a, plane))
 
 const mm_scheme mm_scheme_w4afp8 = {.name = "w4afp8",
+                                    .purpose = "4-bit integers with FP8 inputs, for GPUs that multiply FP8",
+                                    .sqnr = 20.3f,
                                     .synonym = {"w4a8_fp8"},
                                     .code = MM_CODE_INT4,
                                     .act = MM_ACT_FP8_TENSOR,

@@ -13,6 +13,9 @@ static const mm_ops *const devices[] = {
 const mm_ops *mm_ops_find(const char *name, mm_err *err) {
   for (size_t i = 0; i < sizeof devices / sizeof *devices; i++)
     if (strcmp(devices[i]->name, name) == 0) return devices[i];
+  if (strcmp(name, "cuda") == 0)
+    mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL),
+            "found device \"cuda\", but this build has no CUDA backend; expected cpu, or a build with nvcc (make CUDA=1)");
   mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL), "found device \"%s\", expected one of %s", name, MM_DEVICES);
   return NULL;
 }

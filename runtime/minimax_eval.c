@@ -1,9 +1,10 @@
-/* minimax-eval: what a packed checkpoint predicts. Mean negative log-likelihood and perplexity of a text's ids, or the logits of
- * given prompts as a safetensors file. */
+/* minimax-eval: what a packed checkpoint predicts. Mean negative log-likelihood and perplexity of a text, the logits of given prompts as a
+ * safetensors file, or how far they are from those of another checkpoint. */
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "formats/option.h"
 #include "formats/output.h"
@@ -11,14 +12,37 @@
 #include "formats/safetensors.h"
 #include "runtime/calibration.h"
 #include "runtime/engine.h"
+#include "runtime/text/tokenizer.h"
 
-#define IDS_MAX (UINT64_C(1) << 30) /* bytes of --ids and of one ids tensor */
+#define IDS_MAX (UINT64_C(1) << 30) /* bytes of --ids, --text and of one ids tensor */
 
 typedef struct eval_args {
-  const char *dir, *ids, *logits, *ids_from, *act_quant, *collect, *device; /* act_quant: NULL where not given */
-  uint64_t window, limit, chunk, threads;                                   /* threads: 0 where not given */
-  bool json;
+  const char *dir, *ids, *text, *logits, *ids_from, *against, *act_quant, *collect, *device; /* act_quant: NULL where not given */
+  uint64_t window, limit, chunk, threads;                                                    /* threads: 0 where not given */
+  bool json, quiet;
 } eval_args;
+
+/* What is said on stderr while it takes long: a line that is written over on a terminal, a line every five seconds otherwise. */
+typedef struct progress {
+  double start, said;
+  bool quiet, tty, drawn;
+} progress;
+
+static progress begin_progress(bool quiet) { return (progress){.start = mm_now(), .said = mm_now(), .quiet = quiet, .tty = isatty(2)}; }
+
+/* `done` of `all` (windows, prompts), `tokens` so far. */
+static void say_progress(progress *p, const char *what, uint64_t done, uint64_t all, uint64_t tokens) {
+  double t = mm_now(), took = t - p->start;
+  if (p->quiet || t - p->said < (p->tty ? 0.5 : 5) || done == 0) return;
+  p->said = t;
+  p->drawn = p->tty;
+  fprintf(stderr, "%s%llu of %llu %s, %.0f tokens/s, %.0f s left%s", p->tty ? "\r" : "", (unsigned long long)done, (unsigned long long)all,
+          what, (double)tokens / took, took / (double)done * (double)(all - done), p->tty ? "   " : "\n");
+}
+
+static void end_progress(const progress *p) {
+  if (p->drawn) fputc('\n', stderr);
+}
 
 /* A checkpoint at work on one sequence. */
 typedef struct eval {
@@ -28,11 +52,12 @@ typedef struct eval {
   mm_calibration *calibration; /* --collect */
   uint32_t vocab, chunk;
   uint32_t *rows; /* [chunk]: 0, 1, …: every row's logits are wanted */
-  float *logits;  /* [chunk, vocab] */
+  float *logits;  /* [chunk, vocab], where they are written to a file */
+  double *score;  /* [chunk] */
 } eval;
 
-/* Takes the logits of `count` positions from `pos` on. */
-typedef bool take_fn(void *ctx, const eval *e, uint32_t pos, uint32_t count, mm_err *err);
+/* Feeds the batch of `count` positions from `pos` on, and takes what it gives. */
+typedef bool take_fn(void *ctx, eval *e, const mm_batch *b, uint32_t pos, uint32_t count, mm_err *err);
 
 static bool open_engine(eval *e, uint64_t longest, mm_err *err) {
   const mm_pack *pack = &e->shards.pack;
@@ -43,9 +68,10 @@ static bool open_engine(eval *e, uint64_t longest, mm_err *err) {
   e->chunk = (uint32_t)mm_min(e->a->chunk, longest);
   uint64_t logits;
   if (!mm_mul(e->chunk, e->vocab, &logits)) return mm_fail_memory(err, UINT64_MAX);
-  e->logits = mm_calloc(logits, sizeof *e->logits, err);
+  if (e->a->logits && !(e->logits = mm_calloc(logits, sizeof *e->logits, err))) return false;
+  e->score = mm_calloc(e->chunk, sizeof *e->score, err);
   e->rows = mm_calloc(e->chunk, sizeof *e->rows, err);
-  if (!e->logits || !e->rows) return false;
+  if (!e->score || !e->rows) return false;
   for (uint32_t i = 0; i < e->chunk; i++) e->rows[i] = i;
   if (e->a->collect && !(e->calibration = mm_calibration_open(&e->shards, err))) return false;
   uint64_t threads = e->a->threads ? e->a->threads : mm_max(1, mm_pool_cpus() / pack->tp);
@@ -65,6 +91,7 @@ static void eval_close(eval *e) {
   mm_shards_close(&e->shards);
   free(e->rows);
   free(e->logits);
+  free(e->score);
 }
 
 /* Feeds one sequence from its start. */
@@ -73,7 +100,7 @@ static bool feed(eval *e, const int32_t *id, uint32_t count, take_fn *take, void
     uint32_t n = (uint32_t)mm_min(e->chunk, count - pos);
     mm_span span = {0, 0, n, pos};
     mm_batch b = {n, id + pos, 1, &span, n, e->rows, NULL, NULL};
-    if (!mm_engine_step(e->engine, &b, e->logits, err) || !take(ctx, e, pos, n, err)) return false;
+    if (!take(ctx, e, &b, pos, n, err)) return false;
   }
   return true;
 }
@@ -90,16 +117,10 @@ typedef struct likelihood {
   double nll;            /* summed */
 } likelihood;
 
-static bool add_nll(void *ctx, const eval *e, uint32_t pos, uint32_t count, mm_err *err) {
-  (void)err;
+static bool add_nll(void *ctx, eval *e, const mm_batch *b, uint32_t pos, uint32_t count, mm_err *err) {
   likelihood *l = ctx;
-  for (uint32_t t = 0; t < count; t++) {
-    const float *x = e->logits + (size_t)t * e->vocab;
-    double top = -INFINITY, sum = 0;
-    for (uint32_t i = 0; i < e->vocab; i++) top = fmax(top, x[i]);
-    for (uint32_t i = 0; i < e->vocab; i++) sum += exp(x[i] - top);
-    l->nll += top + log(sum) - x[l->target[pos + t]];
-  }
+  if (!mm_engine_score(e->engine, b, l->target + pos, e->score, err)) return false;
+  for (uint32_t t = 0; t < count; t++) l->nll += e->score[t];
   return true;
 }
 
@@ -121,6 +142,30 @@ static int32_t *read_ids(const char *path, uint32_t vocab, size_t *count, mm_err
   return NULL;
 }
 
+/* The ids of --text, in the checkpoint's own tokenizer; control tokens in it are read as text. */
+static int32_t *encode_text(const eval *e, size_t *count, mm_err *err) {
+  size_t n = 0;
+  int32_t *id = NULL;
+  char *text = mm_file_slurp(e->a->text, IDS_MAX, &n, err);
+  mm_tokenizer *t = text ? mm_tokenizer_of(&e->shards.pack, err) : NULL;
+  bool ok = t && mm_tokenizer_encode(t, text, n, false, &id, count, err);
+  mm_tokenizer_close(t);
+  free(text);
+  if (ok && *count == 0) mm_fail(err, MM_BAD_INPUT, "E_IDS", mm_at(e->a->text, NULL), "found no text");
+  if (ok && *count > 0) return id;
+  free(id);
+  return NULL;
+}
+
+/* Takes o over; `ok`: all of it is there. */
+static bool print_object(mm_json *o, bool ok, mm_err *err) {
+  char *text = ok ? mm_json_dump(o, false) : NULL;
+  if (text) puts(text);
+  mm_json_free(o);
+  free(text);
+  return text || mm_fail_memory(err, 4096);
+}
+
 static bool print_likelihood(const eval_args *a, double nll, uint64_t windows, mm_err *err) {
   uint64_t tokens = windows * a->window;
   if (!a->json) {
@@ -132,11 +177,7 @@ static bool print_likelihood(const eval_args *a, double nll, uint64_t windows, m
   bool ok = mm_json_set(o, "nll", mm_json_new_real(nll)) && mm_json_set(o, "perplexity", mm_json_new_real(exp(nll))) &&
             mm_json_set(o, "tokens", mm_json_new_int((int64_t)tokens)) && mm_json_set(o, "windows", mm_json_new_int((int64_t)windows)) &&
             mm_json_set(o, "window", mm_json_new_int((int64_t)a->window));
-  char *text = ok ? mm_json_dump(o, false) : NULL;
-  if (text) puts(text);
-  mm_json_free(o);
-  free(text);
-  return text || mm_fail_memory(err, 4096);
+  return print_object(o, ok, err);
 }
 
 static bool write_calibration(const eval *e, mm_err *err) {
@@ -152,19 +193,23 @@ static bool write_calibration(const eval *e, mm_err *err) {
 static bool run_likelihood(eval *e, mm_err *err) {
   const eval_args *a = e->a;
   size_t count;
-  int32_t *id = read_ids(a->ids, e->shards.pack.model.vocab, &count, err);
+  const char *from = a->text ? a->text : a->ids;
+  int32_t *id = a->text ? encode_text(e, &count, err) : read_ids(a->ids, e->shards.pack.model.vocab, &count, err);
   if (!id) return false;
   uint64_t windows = count ? (count - 1) / a->window : 0;
   if (a->limit) windows = mm_min(windows, a->limit);
-  bool ok = windows || mm_fail(err, MM_BAD_INPUT, "E_IDS", mm_at(a->ids, NULL), "found %zu ids, expected more than a window of %llu", count,
+  bool ok = windows || mm_fail(err, MM_BAD_INPUT, "E_IDS", mm_at(from, NULL), "found %zu ids, expected more than a window of %llu", count,
                                (unsigned long long)a->window);
   ok = ok && open_engine(e, a->window, err);
   likelihood l = {0};
+  progress p = begin_progress(a->quiet);
   for (uint64_t w = 0; ok && w < windows; w++) {
+    say_progress(&p, "windows", w, windows, w * a->window);
     const int32_t *first = id + w * a->window;
     l.target = first + 1;
     ok = feed(e, first, (uint32_t)a->window, add_nll, &l, err);
   }
+  end_progress(&p);
   free(id);
   return ok && (!a->collect || write_calibration(e, err)) && print_likelihood(a, l.nll / (double)(windows * a->window), windows, err);
 }
@@ -176,8 +221,9 @@ typedef struct logits_file {
   uint64_t offset; /* of the current prompt's logits */
 } logits_file;
 
-static bool write_logits(void *ctx, const eval *e, uint32_t pos, uint32_t count, mm_err *err) {
+static bool write_logits(void *ctx, eval *e, const mm_batch *b, uint32_t pos, uint32_t count, mm_err *err) {
   const logits_file *f = ctx;
+  if (!mm_engine_step(e->engine, b, e->logits, err)) return false;
   size_t row = (size_t)e->vocab * sizeof *e->logits;
   return mm_pwrite(f->file->fd, f->file->path, e->logits, count * row, f->offset + pos * row, err);
 }
@@ -222,19 +268,30 @@ static void close_prompts(prompts *p) {
   mm_arena_close(&p->arena);
 }
 
+/* The ids of one prompt to the engine. */
+static bool feed_prompt(eval *e, prompts *p, size_t i, take_fn *take, void *ctx, mm_err *err) {
+  uint64_t n = p->in[i]->shape.dim[0];
+  int32_t *id = mm_calloc(n, sizeof *id, err);
+  bool ok =
+      id && mm_file_read(&p->file, p->st.path, id, p->in[i]->bytes, p->in[i]->offset, err) && feed(e, id, (uint32_t)n, take, ctx, err);
+  free(id);
+  return ok;
+}
+
 static bool write_all(eval *e, prompts *p, logits_file *f, mm_err *err) {
   size_t header_bytes;
   void *header = mm_st_header(p->out, p->count, NULL, 0, 8, &header_bytes, err);
   bool ok = header && mm_pwrite(f->file->fd, f->file->path, header, header_bytes, 0, err);
+  uint64_t tokens = 0;
+  progress said = begin_progress(e->a->quiet);
   free(header);
   for (size_t i = 0; ok && i < p->count; i++) {
-    uint64_t n = p->in[i]->shape.dim[0];
-    int32_t *id = mm_calloc(n, sizeof *id, err);
+    say_progress(&said, "prompts", i, p->count, tokens);
     f->offset = p->out[i].offset;
-    ok = id && mm_file_read(&p->file, p->st.path, id, p->in[i]->bytes, p->in[i]->offset, err) &&
-         feed(e, id, (uint32_t)n, write_logits, f, err);
-    free(id);
+    ok = feed_prompt(e, p, i, write_logits, f, err);
+    tokens += p->in[i]->shape.dim[0];
   }
+  end_progress(&said);
   return ok;
 }
 
@@ -247,20 +304,146 @@ static bool run_logits(eval *e, mm_err *err) {
   bool ok = open_prompts(&p, e->a->ids_from, e->shards.pack.model.vocab, err) && open_engine(e, p.longest, err) &&
             mm_output_open(&out, &place, err) && write_all(e, &p, &f, err) && mm_output_publish(&out, err);
   mm_output_discard(&out);
-  if (ok) printf("%s: logits of %zu prompts\n", path, p.count);
+  size_t count = p.count;
+  close_prompts(&p);
+  if (!ok) return false;
+  if (!e->a->json) {
+    printf("%s: logits of %zu prompts\n", path, count);
+    return true;
+  }
+  mm_json *o = mm_json_new_obj();
+  ok = mm_json_set(o, "logits", mm_json_new_str(path));
+  return print_object(o, mm_json_set(o, "prompts", mm_json_new_int((int64_t)count)) && ok, err);
+}
+
+/* ---- divergence from another checkpoint's logits ---- */
+
+typedef struct divergence {
+  mm_st st;
+  mm_file file;
+  const mm_st_tensor *at; /* the other's logits of the current prompt */
+  float *row;             /* [vocab] */
+  double sum, most;       /* of KL(other | this), in nats */
+  uint64_t tokens, agree; /* positions, and those where both like the same id most */
+} divergence;
+
+/* log Σ exp of a row, and its largest entry. */
+static double log_sum(const float *x, uint32_t n, uint32_t *best) {
+  double sum = 0;
+  *best = 0;
+  for (uint32_t i = 1; i < n; i++)
+    if (x[i] > x[*best]) *best = i;
+  for (uint32_t i = 0; i < n; i++) sum += exp((double)x[i] - (double)x[*best]);
+  return (double)x[*best] + log(sum);
+}
+
+static bool add_divergence(void *ctx, const eval *e, uint32_t pos, uint32_t count, mm_err *err) {
+  divergence *d = ctx;
+  size_t bytes = (size_t)e->vocab * sizeof *d->row;
+  for (uint32_t t = 0; t < count; t++) {
+    const float *x = e->logits + (size_t)t * e->vocab;
+    if (!mm_file_read(&d->file, d->st.path, d->row, bytes, d->at->offset + (uint64_t)(pos + t) * bytes, err)) return false;
+    uint32_t ours, theirs;
+    double a = log_sum(d->row, e->vocab, &theirs), b = log_sum(x, e->vocab, &ours), kl = 0;
+    for (uint32_t i = 0; i < e->vocab; i++) {
+      double p = (double)d->row[i] - a;
+      if (p > -(double)INFINITY) kl += exp(p) * (p - ((double)x[i] - b));
+    }
+    if (!isfinite(kl))
+      return mm_fail(err, MM_INTEGRITY, "E_LOGITS", mm_at(d->st.path, d->at->name), "found no finite divergence at position %u", pos + t);
+    d->sum += kl;
+    d->most = fmax(d->most, kl);
+    d->agree += ours == theirs;
+    d->tokens++;
+  }
+  return true;
+}
+
+static bool find_logits(divergence *d, const prompts *p, size_t i, uint32_t vocab, mm_err *err) {
+  char shape[128];
+  d->at = mm_st_find(&d->st, p->out[i].name);
+  if (!d->at) return mm_fail(err, MM_BAD_INPUT, "E_IDS", mm_at(d->st.path, p->out[i].name), "found no such logits (minimax-eval --logits)");
+  if (d->at->dtype == MM_F32 && mm_shape_equal(&d->at->shape, &p->out[i].shape)) return true;
+  return mm_fail(err, MM_BAD_INPUT, "E_IDS", mm_at(d->st.path, d->at->name), "found %s %s, expected F32 [%llu, %u]",
+                 mm_dtype_name(d->at->dtype), mm_shape_text(&d->at->shape, shape, sizeof shape), (unsigned long long)p->out[i].shape.dim[0],
+                 vocab);
+}
+
+static bool print_divergence(const eval_args *a, const divergence *d, size_t prompt_count, mm_err *err) {
+  double mean = d->sum / (double)d->tokens, agree = (double)d->agree / (double)d->tokens;
+  if (!a->json) {
+    printf("KL %.6f nats a token (largest %.4f), same first choice at %.2f %% of %llu tokens in %zu prompts\n", mean, d->most, 100 * agree,
+           (unsigned long long)d->tokens, prompt_count);
+    return true;
+  }
+  mm_json *o = mm_json_new_obj();
+  bool ok = mm_json_set(o, "kl", mm_json_new_real(mean));
+  ok = mm_json_set(o, "kl_most", mm_json_new_real(d->most)) && ok;
+  ok = mm_json_set(o, "first_choice_share", mm_json_new_real(agree)) && ok;
+  ok = mm_json_set(o, "tokens", mm_json_new_int((int64_t)d->tokens)) && ok;
+  return print_object(o, mm_json_set(o, "prompts", mm_json_new_int((int64_t)prompt_count)) && ok, err);
+}
+
+static bool run_divergence(eval *e, mm_err *err) {
+  const uint32_t vocab = e->shards.pack.model.vocab;
+  prompts p;
+  divergence d = {.file = MM_FILE_NONE, .row = mm_calloc(vocab, sizeof *d.row, err)};
+  bool ok = open_prompts(&p, e->a->ids_from, vocab, err) && d.row && mm_st_open(&d.st, e->a->against, MM_BAD_INPUT, err) &&
+            mm_file_open(&d.file, e->a->against, err);
+  for (size_t i = 0; ok && i < p.count; i++) ok = find_logits(&d, &p, i, vocab, err);
+  ok = ok && open_engine(e, p.longest, err);
+  progress said = begin_progress(e->a->quiet);
+  for (size_t i = 0; ok && i < p.count; i++) {
+    say_progress(&said, "prompts", i, p.count, d.tokens);
+    ok = find_logits(&d, &p, i, vocab, err) && feed_prompt(e, &p, i, add_divergence, &d, err);
+  }
+  end_progress(&said);
+  ok = ok && print_divergence(e->a, &d, p.count, err);
+  free(d.row);
+  mm_file_close(&d.file);
+  mm_st_close(&d.st);
   close_prompts(&p);
   return ok;
 }
 
+/* One of three things is asked for. */
+static bool check_args(const eval_args *a, mm_err *err) {
+  bool scored = a->ids || a->text, prompted = a->logits || a->against;
+  if (!(a->ids && a->text) && !(a->logits && a->against) && scored != prompted && prompted == (a->ids_from != NULL) &&
+      (!a->collect || scored))
+    return true;
+  return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL),
+                 "expected one of --ids and --text (and --collect), or --ids-from with one of --logits and --against");
+}
+
+static bool run(void *args, mm_err *err) {
+  const eval_args *a = args;
+  eval e = {.a = a};
+  const char *const apart[] = {a->dir, NULL};
+  mm_output_place place = place_of(a->logits ? a->logits : a->collect, apart); /* refused before the work */
+  bool ok = check_args(a, err) && (!place.path || mm_output_check(&place, err)) && mm_shards_open(&e.shards, a->dir, err) &&
+            (a->logits    ? run_logits(&e, err)
+             : a->against ? run_divergence(&e, err)
+                          : run_likelihood(&e, err));
+  eval_close(&e);
+  return ok;
+}
+
+/* NOLINTNEXTLINE(readability-function-size): most of it is the option table */
 int main(int argc, char **argv) {
-  mm_program_start();
   eval_args a = {.window = 512, .chunk = 512, .device = "cpu"};
   const mm_option options[] = {
+      {.help = "likelihood of a text"},
       {.name = "ids",
        .kind = MM_OPT_STR,
        .target = &a.ids,
        .arg = "FILE.json",
        .help = "print the mean negative log-likelihood of these ids (a flat array)"},
+      {.name = "text",
+       .kind = MM_OPT_STR,
+       .target = &a.text,
+       .arg = "FILE",
+       .help = "the same of a text, in the checkpoint's own tokenizer"},
       {.name = "window",
        .kind = MM_OPT_U64,
        .target = &a.window,
@@ -273,17 +456,25 @@ int main(int argc, char **argv) {
        .kind = MM_OPT_STR,
        .target = &a.collect,
        .arg = "OUT.safetensors",
-       .help = "with --ids: what the inputs of every linear look like: what minimax-convert reads with --importance and --act-scales"},
+       .help = "with --ids or --text: what the inputs of every linear look like: what minimax-convert reads with --importance and "
+               "--act-scales"},
+      {.help = "logits of prompts"},
       {.name = "logits",
        .kind = MM_OPT_STR,
        .target = &a.logits,
        .arg = "OUT.safetensors",
        .help = "write logits.NAME, F32 [tokens, vocab], for every prompt of --ids-from"},
+      {.name = "against",
+       .kind = MM_OPT_STR,
+       .target = &a.against,
+       .arg = "FILE.safetensors",
+       .help = "print how far the logits of --ids-from are from these, which --logits of another checkpoint wrote: KL divergence"},
       {.name = "ids-from",
        .kind = MM_OPT_STR,
        .target = &a.ids_from,
        .arg = "IN.safetensors",
        .help = "prompts: every tensor ids.NAME, I32 [tokens]"},
+      {.help = "run"},
       {.name = "chunk",
        .kind = MM_OPT_U64,
        .target = &a.chunk,
@@ -305,40 +496,33 @@ int main(int argc, char **argv) {
        .help = "where to compute (default cpu)",
        .choices = MM_DEVICES},
       {.name = "threads",
+       .letter = 't',
        .kind = MM_OPT_U64,
        .target = &a.threads,
        .arg = "N",
        .help = "threads of each rank (default: CPUs divided among the ranks)",
        .lo = 1,
        .hi = 1024},
-      {.name = "json", .kind = MM_OPT_FLAG, .target = &a.json, .help = "print the likelihood as JSON"},
+      {.name = "json", .kind = MM_OPT_FLAG, .target = &a.json, .help = "print the result as JSON; errors as JSON"},
+      {.name = "quiet", .letter = 'q', .kind = MM_OPT_FLAG, .target = &a.quiet, .help = "no progress on stderr"},
   };
   const mm_program program = {
       .name = "minimax-eval",
-      .summary = "likelihood of a text, or logits of prompts, under a packed checkpoint",
+      .summary = "likelihood of a text, logits of prompts, or their divergence from others, under a packed checkpoint",
       .operands = "DIR",
       .min_operands = 1,
       .max_operands = 1,
       .options = options,
       .option_count = sizeof options / sizeof *options,
+      .examples =
+          "minimax-eval M2-nvfp4 --ids ids.json --window 512\n"
+          "minimax-eval M2-block_fp8 --ids ids.json --collect inputs.safetensors\n"
+          "minimax-eval M2-nvfp4 --ids-from prompts.safetensors --logits logits.safetensors",
+      .files =
+          "FILE.json  a flat array of token ids\n"
+          "OUT.safetensors  appears when it is complete",
       .epilog =
           "Exit status: 0 done, 2 usage, 3 bad input, 4 valid but unsupported, 5 I/O, 6 integrity of the checkpoint, 8 memory or limit.",
   };
-  mm_err err = {0};
-  size_t operands = 0;
-  bool done = false;
-  if (!mm_options_parse(&program, argc, argv, &a.dir, &operands, &done, &err)) return mm_program_fail(&program, &err);
-  if (done) return MM_OK;
-  if (!a.ids == !a.logits || !a.logits != !a.ids_from || (a.collect && !a.ids)) {
-    mm_fail(&err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "expected either --ids (and --collect), or --logits with --ids-from");
-    return mm_program_fail(&program, &err);
-  }
-  eval e = {.a = &a};
-  const char *const apart[] = {a.dir, NULL};
-  mm_output_place place = place_of(a.logits ? a.logits : a.collect, apart); /* refused before the work */
-  bool ok = (!place.path || mm_output_check(&place, &err)) && mm_shards_open(&e.shards, a.dir, &err) &&
-            (a.ids ? run_likelihood(&e, &err) : run_logits(&e, &err));
-  if (ok && fflush(stdout) != 0) ok = mm_fail_errno(&err, mm_at("standard output", NULL), "write", errno);
-  eval_close(&e);
-  return ok ? MM_OK : mm_program_fail(&program, &err);
+  return mm_program_main(&program, argc, argv, &a.dir, run, &a);
 }

@@ -3,11 +3,11 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "formats/option.h"
 #include "formats/pool.h"
 #include "runtime/engine.h"
+#include "runtime/load_bar.h"
 #include "runtime/text/ends.h"
 #include "runtime/text/utf8.h"
 
@@ -15,10 +15,10 @@
 #define PROMPT_MAX   (UINT64_C(1) << 30)
 
 typedef struct run_args {
-  const char *dir, *prompt, *prompt_file, *device, *act_quant, *kv; /* act_quant: NULL where not given */
+  const char *dir, *prompt, *prompt_file, *device, *devices, *act_quant, *kv; /* devices, act_quant: NULL where not given */
   double temperature, top_p, min_p, repetition, presence, frequency;
   uint64_t top_k, seed, max_tokens, max_model_len, threads; /* max_model_len and threads: 0 where not given */
-  bool added_tokens, ignore_eos, quiet;
+  bool added_tokens, ignore_eos, json, quiet, verbose, verify;
 } run_args;
 
 typedef struct run {
@@ -26,6 +26,8 @@ typedef struct run {
   mm_shards shards;
   mm_tokenizer *tokenizer;
   mm_sampling sampling;
+  mm_read_log *log;
+  mm_load_bar *bar;
   mm_engine *engine;
   int32_t *prompt; /* [prompt_count] */
   size_t prompt_count;
@@ -35,16 +37,12 @@ typedef struct run {
   bool *never;  /* [vocab] ids that no token has */
   char *text;   /* printable text of the last token */
   size_t text_cap;
+  char *answer; /* --json: of all tokens, [answer_cap] */
+  size_t answer_count, answer_cap;
   mm_utf8_stream utf8;
   double load_s, prefill_s, decode_s;
   uint32_t queued, generated; /* tokens to be chosen, and those collected */
 } run;
-
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 /* ---- What to stop at ---- */
 
@@ -90,6 +88,28 @@ static bool open_tokenizer(run *r, mm_err *err) {
   return r->tokenizer;
 }
 
+/* --devices, one number for each rank; NULL without an error where it is not given. free() it. */
+static bool read_devices(const run *r, uint32_t **device, mm_err *err) {
+  const char *at = r->a->devices;
+  const uint32_t ranks = mm_pack_ranks(&r->shards.pack);
+  *device = NULL;
+  if (!at) return true;
+  if (!(*device = mm_calloc(ranks, sizeof **device, err))) return false;
+  uint32_t n = 0;
+  for (bool more = true; more; n++) {
+    char *end;
+    errno = 0;
+    const unsigned long v = strtoul(at, &end, 10);
+    if (n == ranks || end == at || *at < '0' || *at > '9' || errno || v > 1023 || (*end && *end != ',')) break;
+    (*device)[n] = (uint32_t)v;
+    more = *end == ',';
+    at = end + more;
+    if (!more && n + 1 == ranks) return true;
+  }
+  return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL),
+                 "--devices: found \"%s\", expected %u numbers with commas between them, one for each rank", r->a->devices, ranks);
+}
+
 static bool open_engine(run *r, mm_err *err) {
   unsigned threads = (unsigned)(r->a->threads ? r->a->threads : mm_max(1, mm_pool_cpus() / r->shards.pack.tp));
   mm_engine_config c = {.ops = mm_ops_find(r->a->device, err),
@@ -98,11 +118,18 @@ static bool open_engine(run *r, mm_err *err) {
                                    .max_positions = (uint32_t)r->prompt_count + r->budget},
                         .threads = threads,
                         .never = r->never,
+                        .verify = r->a->verify,
+                        .log = r->log,
                         .kv_fp8 = strcmp(r->a->kv, "fp8") == 0,
                         .kv_bf16 = strcmp(r->a->kv, "bf16") == 0};
   if (!c.ops) return false;
   c.act_quant = r->act_quant = r->a->act_quant ? strcmp(r->a->act_quant, "on") == 0 : c.ops->act_quant;
+  uint32_t *device;
+  if (!read_devices(r, &device, err)) return free(device), false;
+  c.device = device;
+  if (!r->a->quiet) r->bar = mm_load_bar_open(r->log);
   r->engine = mm_engine_open(&r->shards, &c, err);
+  free(device);
   return r->engine;
 }
 
@@ -116,25 +143,28 @@ static bool run_open(run *r, mm_err *err) {
                               .repetition = r->a->repetition,
                               .presence = r->a->presence,
                               .frequency = r->a->frequency};
-  double start = now();
-  if (!mm_sampling_check(&r->sampling, 0, err)) return false;
+  double start = mm_now();
+  if (!mm_sampling_check(&r->sampling, 0, err) || !(r->log = mm_read_log_open(err))) return false;
   if (!mm_shards_open(&r->shards, r->a->dir, err)) return false;
   if (!(r->is_end = mm_calloc(r->shards.pack.model.vocab, sizeof *r->is_end, err))) return false;
   if (!open_tokenizer(r, err) || !read_prompt(r, err) || !set_budget(r, err)) return false;
   r->sampling.prompt = (uint32_t)r->prompt_count;
   if (!find_ends(r, err) || !find_never(r, err) || !open_engine(r, err)) return false;
-  r->load_s = now() - start;
+  r->load_s = mm_now() - start;
   return true;
 }
 
 static void run_close(run *r) {
+  mm_load_bar_close(r->bar);
   mm_engine_close(r->engine);
+  mm_read_log_close(r->log);
   mm_tokenizer_close(r->tokenizer);
   mm_shards_close(&r->shards);
   free(r->prompt);
   free(r->is_end);
   free(r->never);
   free(r->text);
+  free(r->answer);
 }
 
 /* ---- Generating ---- */
@@ -158,21 +188,51 @@ static bool collect(run *r, int32_t *id, mm_err *err) {
 
 /* *first: the token after the prompt. */
 static bool prefill(run *r, int32_t *first, mm_err *err) {
-  double start = now();
+  double start = mm_now();
   uint32_t count = (uint32_t)r->prompt_count;
   for (uint32_t at = 0, rows; at < count; at += rows) {
     rows = (uint32_t)mm_min(PREFILL_ROWS, count - at);
     if (!step(r, r->prompt + at, rows, at, at + rows == count, err)) return false;
   }
-  if (!collect(r, first, err)) return false;
-  r->prefill_s = now() - start;
+  const bool collected = collect(r, first, err);
+  mm_load_bar_close(r->bar);
+  r->bar = NULL;
+  if (!collected) return false;
+  r->prefill_s = mm_now() - start;
+  return true;
+}
+
+/* The answer and what it took as one object. */
+static bool print_json(const run *r, bool ended, mm_err *err) {
+  mm_json *o = mm_json_new_obj();
+  bool ok = mm_json_set(o, "text", mm_json_new_str(r->answer));
+  ok = mm_json_set(o, "end", mm_json_new_str(ended ? "end_token" : r->budget == r->a->max_tokens ? "max_tokens" : "max_model_len")) && ok;
+  ok = mm_json_set(o, "prompt_tokens", mm_json_new_int((int64_t)r->prompt_count)) && ok;
+  ok = mm_json_set(o, "tokens", mm_json_new_int(r->generated)) && ok;
+  ok = mm_json_set(o, "load_s", mm_json_new_real(r->load_s)) && ok;
+  ok = mm_json_set(o, "prefill_s", mm_json_new_real(r->prefill_s)) && ok;
+  ok = mm_json_set(o, "decode_s", mm_json_new_real(r->decode_s)) && ok;
+  char *text = ok ? mm_json_dump(o, true) : NULL;
+  mm_json_free(o);
+  if (!text) return mm_fail_memory(err, r->answer_count);
+  puts(text);
+  free(text);
+  return true;
+}
+
+/* Of what the bytes make printable, the object's share. */
+static bool keep_bytes(run *r, size_t n, mm_err *err) {
+  if (!MM_GROW(r->answer, &r->answer_cap, r->answer_count + n + 1, err)) return false;
+  memcpy(r->answer + r->answer_count, r->text, n);
+  r->answer[r->answer_count += n] = 0;
   return true;
 }
 
 /* Writes what the bytes make printable; n = 0 ends the text. */
 static bool put_bytes(run *r, const char *bytes, size_t n, mm_err *err) {
-  if (!mm_grow((void **)&r->text, &r->text_cap, 3 * n + 4, 1, err)) return false;
+  if (!MM_GROW(r->text, &r->text_cap, 3 * n + 4, err)) return false;
   size_t len = mm_utf8_push(&r->utf8, bytes, n, r->text);
+  if (r->a->json) return keep_bytes(r, len, err);
   if (n == 0) r->text[len++] = '\n';
   if (fwrite(r->text, 1, len, stdout) == len && fflush(stdout) == 0) return true;
   return mm_fail_errno(err, mm_at("stdout", NULL), "write", errno);
@@ -183,7 +243,7 @@ static bool put_bytes(run *r, const char *bytes, size_t n, mm_err *err) {
 static bool generate(run *r, int32_t id, bool *ended, mm_err *err) {
   static const int32_t chosen = MM_ID_CHOSEN;
   const uint32_t ahead = mm_engine_queues(r->engine) ? 2 : 0;
-  double start = now();
+  double start = mm_now();
   for (r->generated = 1;; r->generated++) {
     while (ahead && r->queued < mm_min(r->budget, r->generated + ahead))
       if (!step(r, &chosen, 1, (uint32_t)r->prompt_count + r->queued - 1, true, err)) return false;
@@ -195,28 +255,49 @@ static bool generate(run *r, int32_t id, bool *ended, mm_err *err) {
     if (!ahead && !step(r, &chosen, 1, (uint32_t)r->prompt_count + r->queued - 1, true, err)) return false;
     if (!collect(r, &id, err)) return false;
   }
-  r->decode_s = now() - start;
+  r->decode_s = mm_now() - start;
   return put_bytes(r, "", 0, err);
 }
 
-static bool run_all(const run_args *a, mm_err *err) {
+/* How it was loaded: by a device that reads for itself, or mapped. */
+static const char *load_text(const run *r, char *out, size_t cap) {
+  char read[160];
+  const mm_read_stats s = mm_read_log_stats(r->log);
+  if (mm_read_bytes(&s))
+    snprintf(out, cap, "%s", mm_read_text(read, sizeof read, &s));
+  else
+    snprintf(out, cap, "in %.2f s%s", r->load_s, r->a->verify ? ", digests checked" : "");
+  return out;
+}
+
+static void tell(const run *r, bool ended) {
+  char text[200];
+  fprintf(stderr, "prompt %zu tokens at %.1f/s, %u new tokens at %.1f/s up to %s, loaded %s, --act-quant %s\n", r->prompt_count,
+          (double)r->prompt_count / r->prefill_s, r->generated, (double)(r->generated - 1) / r->decode_s,
+          ended                           ? "an end token"
+          : r->budget == r->a->max_tokens ? "--max-tokens"
+                                          : "--max-model-len",
+          load_text(r, text, sizeof text), r->act_quant ? "on" : "off");
+  const char *path;
+  mm_read_stats s;
+  for (size_t i = 0; r->a->verbose && mm_read_log_file(r->log, i, &path, &s); i++)
+    fprintf(stderr, "%s: %s\n", path, mm_read_text(text, sizeof text, &s));
+  if (r->a->verbose) fprintf(stderr, "opened in %.2f s, first token %.2f s later\n", r->load_s, r->prefill_s);
+}
+
+static bool run_all(void *args, mm_err *err) {
+  const run_args *a = args;
   run r = {.a = a};
   bool ended;
   int32_t first;
   bool ok = run_open(&r, err) && prefill(&r, &first, err) && generate(&r, first, &ended, err);
-  if (ok && !a->quiet)
-    fprintf(stderr, "prompt %zu tokens at %.1f/s, %u new tokens at %.1f/s up to %s, loaded in %.2f s, --act-quant %s\n", r.prompt_count,
-            (double)r.prompt_count / r.prefill_s, r.generated, (double)(r.generated - 1) / r.decode_s,
-            ended                         ? "an end token"
-            : r.budget == r.a->max_tokens ? "--max-tokens"
-                                          : "--max-model-len",
-            r.load_s, r.act_quant ? "on" : "off");
+  if (a->json) ok = ok && print_json(&r, ended, err);
+  if (ok && !a->quiet) tell(&r, ended);
   run_close(&r);
   return ok;
 }
 
 int main(int argc, char **argv) {
-  mm_program_start();
   run_args a = {.device = "cpu", .kv = "auto", .top_p = 1, .max_tokens = 256};
   const mm_option options[] = {
       {"prompt", NULL, 'p', MM_OPT_STR, &a.prompt, "TEXT", "text to continue", NULL, 0, 0},
@@ -238,13 +319,18 @@ int main(int argc, char **argv) {
       {"frequency-penalty", NULL, 0, MM_OPT_REAL, &a.frequency, "X", "the same for each time that it holds them (0)", NULL, 0, 0},
       {"seed", NULL, 0, MM_OPT_U64, &a.seed, "N", "of the draws (0)", NULL, 0, 0},
       {"device", NULL, 0, MM_OPT_STR, &a.device, "NAME", "where to compute, cpu unless given", MM_DEVICES, 0, 0},
+      {"devices", NULL, 0, MM_OPT_STR, &a.devices, "LIST", "numbers of the GPUs, one for each rank (0,1,2,...)", NULL, 0, 0},
       {"act-quant", NULL, 0, MM_OPT_STR, &a.act_quant, "WORD",
        "round the inputs of linears as their scheme defines, or not: weights alone are quantised then (on where the device can, else off)",
        "on|off", 0, 0},
       {"kv-cache-dtype", NULL, 0, MM_OPT_STR, &a.kv, "TYPE",
        "of cached keys and values, fp8 on cuda: e4m3 (auto: the device's own, f32 on cpu and bf16 on cuda)", "auto|bf16|fp8", 0, 0},
       {"threads", NULL, 't', MM_OPT_U64, &a.threads, "N", "CPU threads per rank (CPUs / ranks)", NULL, 1, 1024},
-      {"quiet", NULL, 'q', MM_OPT_FLAG, &a.quiet, NULL, "no summary on stderr", NULL, 0, 0},
+      {"verify-on-load", NULL, 0, MM_OPT_FLAG, &a.verify, NULL, "check the digests of all weights while they are loaded", NULL, 0, 0},
+      {"verbose", NULL, 'v', MM_OPT_FLAG, &a.verbose, NULL, "say how each file was read", NULL, 0, 0},
+      {"json", NULL, 0, MM_OPT_FLAG, &a.json, NULL, "the answer and what it took as one JSON object at the end; errors as JSON", NULL, 0,
+       0},
+      {"quiet", NULL, 'q', MM_OPT_FLAG, &a.quiet, NULL, "no bar and no summary on stderr", NULL, 0, 0},
   };
   const mm_program program = {
       .name = "minimax-run",
@@ -254,14 +340,15 @@ int main(int argc, char **argv) {
       .max_operands = 1,
       .options = options,
       .option_count = sizeof options / sizeof *options,
+      .examples =
+          "minimax-run M2-nvfp4 -p \"The capital of France is\" -n 32\n"
+          "minimax-run M2-nvfp4 --prompt-file prompt.txt --temperature 0.8 --top-p 0.95 --seed 7",
+      .files =
+          "DIR/tokenizer.json, DIR/tokenizer.bin  the tokenizer, and its tables laid out for fast starts\n"
+          "DIR/generation_config.json, DIR/config.json  eos_token_id: where an answer ends",
       .epilog =
           "The prompt is used as it is, without a chat template. Text goes to stdout as it is generated.\n"
           "Exit status: 0 done, 2 usage, 3 bad tokenizer or config, 4 unsupported, 5 I/O, 6 damaged checkpoint, 8 memory or limit.",
   };
-  mm_err err = {0};
-  size_t operands = 0;
-  bool done = false;
-  if (!mm_options_parse(&program, argc, argv, &a.dir, &operands, &done, &err)) return mm_program_fail(&program, &err);
-  if (done || run_all(&a, &err)) return MM_OK;
-  return mm_program_fail(&program, &err);
+  return mm_program_main(&program, argc, argv, &a.dir, run_all, &a);
 }

@@ -1,6 +1,8 @@
 /* The table of spellings and the quantization_config of each dialect. */
 #include "convert/plan/dialect.h"
 
+#include "convert/plan/card.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -45,12 +47,14 @@ static const mm_spelling spelling[] = {
                "\"weight_block_size\": [128, 128]}"},
     {.dialect = &fp8,
      .scheme = "tensor_wise_fp8",
-     .suffix = {".weight", ".weight_scale"},
+     .suffix = {".weight", ".weight_scale_inv"},
+     .scalar = true,
      .config = "{\"activation_scheme\": \"dynamic\", \"fmt\": \"float8_e4m3fn\", \"quant_method\": \"fp8\", \"weight_block_size\": null}"},
     {.dialect = &fp8,
      .scheme = "tensor_wise_fp8",
-     .suffix = {".weight", ".weight_scale"},
-     .input = ".input_scale",
+     .suffix = {".weight", ".weight_scale_inv"},
+     .input = ".activation_scale",
+     .scalar = true,
      .config = "{\"activation_scheme\": \"static\", \"fmt\": \"float8_e4m3fn\", \"quant_method\": \"fp8\", \"weight_block_size\": null}"},
     {.dialect = &ct,
      .scheme = "block_fp8",
@@ -82,6 +86,15 @@ static const mm_spelling spelling[] = {
      .shape = true,
      .whole_groups = true,
      .config = GROUP("pack-quantized", INT("4") "\"strategy\": \"group\", \"group_size\": 128, \"actorder\": null, " STATIC, "null")},
+    {.dialect = &ct,
+     .scheme = "w4afp8",
+     .suffix = {".weight_packed", ".weight_scale"},
+     .words = MM_I32,
+     .shape = true,
+     .offset = true,
+     .whole_groups = true,
+     .config = GROUP("pack-quantized", INT("4") "\"strategy\": \"group\", \"group_size\": 128, \"actorder\": null, " STATIC,
+                     FLOAT("8") "\"strategy\": \"token\", " DYNAMIC)},
     {.dialect = &ct,
      .scheme = "nvfp4a16",
      .suffix = {".weight_packed", ".weight_scale", ".weight_global_scale"},
@@ -180,6 +193,8 @@ bool mm_dialect_file(const char *name) {
   return false;
 }
 
+const char *mm_dialect_name(const mm_dialect *d) { return d ? d->name : "none"; }
+
 bool mm_dialect_spell(mm_plan *p, const char *word, mm_err *err) {
   const size_t count = sizeof dialects / sizeof *dialects;
   bool ok = false;
@@ -198,8 +213,10 @@ bool mm_dialect_spell(mm_plan *p, const char *word, mm_err *err) {
   return true;
 }
 
-void mm_dialect_scale(const mm_spelling *s, const mm_scheme *scheme, unsigned plane, void *stored) {
+void mm_dialect_scale(const mm_spelling *s, const mm_scheme *scheme, unsigned plane, void *stored, size_t bytes) {
   const mm_cell *cell = &scheme->plane[plane].cell;
+  if (s->offset && plane == 0) /* two's complement plus 8 */
+    for (size_t i = 0; i < bytes; i++) ((uint8_t *)stored)[i] ^= 0x88;
   if (s->reciprocal && cell->n == 0 && cell->k == 0) *(float *)stored = 1.0f / *(float *)stored;
 }
 
@@ -220,6 +237,23 @@ static bool add_module(mm_json *list, const char *source) {
   return mm_json_append(list, mm_json_new_str(name));
 }
 
+/* "model.layers.0.self_attn.q_proj.weight", the first of three that engines fuse: the module's name in them; false for others. */
+static bool fused_name(const char *source, unsigned pieces, char out[256]) {
+  static const char first[] = "q_proj.weight";
+  size_t n = strlen(source), end = strlen(first);
+  if (pieces != 3 || n < end || strcmp(source + n - end, first) != 0) return false;
+  return snprintf(out, 256, "%.*sqkv_proj", (int)(n - end), source) < 256;
+}
+
+/* Names that begin with ".block_sparse_moe." begin with ".mlp." where an engine follows transformers. */
+static bool mlp_name(const char *source, size_t n, char out[256]) {
+  static const char ours[] = ".block_sparse_moe.";
+  const char *at = strstr(source, ours);
+  if (!at || at >= source + n) return false;
+  const char *rest = at + strlen(ours);
+  return snprintf(out, 256, "%.*s.mlp.%.*s", (int)(at - source), source, (int)(source + n - rest), rest) < 256;
+}
+
 static bool is_expert(const mm_plan *p, size_t i, uint32_t layer) {
   return p->tensor[i].layer == layer && p->tensor[i].rule[0]->kind == MM_KIND_EXPERT;
 }
@@ -231,8 +265,18 @@ static bool add_experts(mm_json *list, const mm_plan *p, size_t i) {
   char name[256];
   for (size_t j = i; j < p->pack.tensor_count && is_expert(p, j, layer); j++)
     if (p->tensor[j].spelling) return true;
-  snprintf(name, sizeof name, "%.*s", (int)(strstr(source, ".experts.") + strlen(".experts") - source), source);
-  return mm_json_append(list, mm_json_new_str(name));
+  size_t n = (size_t)(strstr(source, ".experts.") + strlen(".experts") - source);
+  snprintf(name, sizeof name, "%.*s", (int)n, source);
+  if (!mm_json_append(list, mm_json_new_str(name))) return false;
+  return !mlp_name(source, n, name) || mm_json_append(list, mm_json_new_str(name));
+}
+
+/* A matrix that is not among the experts: by the name of the module that it is fused into, and under ".mlp.", too. */
+static bool add_aliases(mm_json *list, const mm_pack_tensor *t) {
+  char name[256];
+  const char *source = t->piece[0].source;
+  if (fused_name(source, t->piece_count, name) && !mm_json_append(list, mm_json_new_str(name))) return false;
+  return !mlp_name(source, strlen(source) - strlen(".weight"), name) || mm_json_append(list, mm_json_new_str(name));
 }
 
 static mm_json *left_out(const mm_plan *p) {
@@ -243,6 +287,7 @@ static mm_json *left_out(const mm_plan *p) {
     if (t->vector || p->tensor[i].spelling) continue;
     if (is_expert(p, i, p->tensor[i].layer) && !is_expert(p, i - 1, p->tensor[i].layer)) ok = add_experts(list, p, i);
     for (unsigned j = 0; ok && j < t->piece_count; j++) ok = add_module(list, t->piece[j].source);
+    if (p->tensor[i].rule[0]->kind != MM_KIND_EXPERT) ok = ok && add_aliases(list, t);
   }
   return complete(list, ok);
 }
@@ -288,20 +333,76 @@ static mm_json *modelopt_file(const mm_plan *p, mm_json *list, mm_err *err) {
   return complete(o, mm_json_set(o, "quantization", q) && ok);
 }
 
-/* "model.layers.{l}.self_attn.q_proj.weight" as "re:^model\.layers\.\d+\.self_attn\.q_proj$". */
-static bool add_rule(mm_json *list, const char *theirs) {
-  char re[256];
-  size_t n = (size_t)snprintf(re, sizeof re, "re:^");
-  for (const char *end = theirs + strlen(theirs) - strlen(".weight"); theirs < end && n + 4 < sizeof re; theirs++) {
-    if (*theirs == '{') {
-      n += (size_t)snprintf(re + n, sizeof re - n, "\\d+");
-      theirs += strlen("{l");
-    } else {
-      n += (size_t)snprintf(re + n, sizeof re - n, *theirs == '.' ? "\\." : "%c", *theirs);
+/* Projections of an expert, as transformers and the engines that follow it call them. */
+static const char *const projection[][2] = {{"w1", "gate_proj"}, {"w3", "up_proj"}, {"w2", "down_proj"}};
+
+/* A regular expression for a module and what else engines call it: "model.layers.{l}.block_sparse_moe.experts.{e}.w1" is
+ * "re:^model\.layers\.\d+\.(block_sparse_moe|mlp)\.experts\.\d+\.(w1|gate_proj)$". */
+static bool add_pattern(mm_json *list, const char *module, size_t n) {
+  static const char moe[] = "block_sparse_moe";
+  char re[512];
+  size_t at = (size_t)snprintf(re, sizeof re, "re:^");
+  bool expert = n > 3 && strstr(module, ".experts.") && module[n - 3] == '.';
+  for (size_t i = 0; i < n && at + 64 < sizeof re;) {
+    const char *word = NULL;
+    size_t taken = 1;
+    if (module[i] == '{') {
+      word = "\\d+";
+      taken = strlen("{l}");
+    } else if (strncmp(module + i, moe, sizeof moe - 1) == 0) {
+      word = "(block_sparse_moe|mlp)";
+      taken = sizeof moe - 1;
+    } else if (module[i] == '.') {
+      word = "\\.";
     }
+    for (size_t k = 0; expert && i == n - 2 && k < 3; k++)
+      if (strncmp(module + i, projection[k][0], 2) == 0) {
+        at += (size_t)snprintf(re + at, sizeof re - at, "(%s|%s)", projection[k][0], projection[k][1]);
+        taken = 2;
+        word = "";
+      }
+    if (word)
+      at += (size_t)snprintf(re + at, sizeof re - at, "%s", word);
+    else
+      re[at++] = module[i];
+    i += taken;
   }
-  snprintf(re + n, sizeof re - n, "$");
+  snprintf(re + at, sizeof re - at, "$");
   return mm_json_append(list, mm_json_new_str(re));
+}
+
+static size_t module_length(const char *name) { return strlen(name) - strlen(".weight"); }
+
+/* A rule's modules in all layers, and where engines fuse them the fused one: "qkv_proj", the experts of a layer as one. */
+static bool add_rule(mm_json *list, const mm_plan_tensor *pt, unsigned piece, unsigned pieces, bool all_experts) {
+  const char *theirs = pt->rule[piece]->theirs, *experts = strstr(theirs, ".experts.{e}.");
+  char name[256];
+  if (!add_pattern(list, theirs, module_length(theirs))) return false;
+  if (piece == 0 && fused_name(theirs, pieces, name) && !add_pattern(list, name, strlen(name))) return false;
+  if (!experts || !all_experts || piece != 0 || pieces != 2) return true; /* w2 comes with w1 and w3 */
+  snprintf(name, sizeof name, "%.*s", (int)(experts + strlen(".experts") - theirs), theirs);
+  if (!add_pattern(list, name, strlen(name))) return false;
+  snprintf(name, sizeof name, "%.*s.gate_up_proj", (int)(experts + strlen(".experts") - theirs), theirs);
+  if (!add_pattern(list, name, strlen(name))) return false;
+  snprintf(name, sizeof name, "%.*s.down_proj", (int)(experts + strlen(".experts") - theirs), theirs);
+  return add_pattern(list, name, strlen(name));
+}
+
+/* One tensor's modules by name: experts by an expression, since engines call their projections otherwise, too. */
+static bool add_named(mm_json *list, const mm_pack_tensor *t) {
+  char name[256];
+  bool expert = strstr(t->piece[0].source, ".experts.");
+  for (unsigned j = 0; j < t->piece_count; j++)
+    if (!(expert ? add_pattern(list, t->piece[j].source, module_length(t->piece[j].source)) : add_module(list, t->piece[j].source)))
+      return false;
+  return !fused_name(t->piece[0].source, t->piece_count, name) || mm_json_append(list, mm_json_new_str(name));
+}
+
+/* Whether every expert of every layer has this spelling. */
+static bool all_experts(const mm_plan *p, const mm_spelling *s) {
+  for (size_t i = 0; i < p->pack.tensor_count; i++)
+    if (p->tensor[i].rule[0]->kind == MM_KIND_EXPERT && p->tensor[i].spelling != s) return false;
+  return true;
 }
 
 /* Whether every tensor of a rule has this spelling. */
@@ -315,6 +416,7 @@ static bool whole_rule(const mm_plan *p, const mm_rule *r, const mm_spelling *s)
 static mm_json *targets(const mm_plan *p, const mm_spelling *s) {
   const mm_rule *last = NULL; /* tensors of one rule mostly follow one another */
   bool whole = false, ok = true;
+  const bool every = all_experts(p, s);
   mm_json *list = mm_json_new_arr(), *done = mm_json_new_obj(); /* rules that are listed as a whole */
   for (size_t i = 0; ok && i < p->pack.tensor_count; i++) {
     const mm_pack_tensor *t = &p->pack.tensor[i];
@@ -323,8 +425,8 @@ static mm_json *targets(const mm_plan *p, const mm_spelling *s) {
     if (pt->rule[0] != last) whole = whole_rule(p, pt->rule[0], s);
     last = pt->rule[0];
     if (whole && mm_json_get(done, last->theirs)) continue;
-    for (unsigned j = 0; ok && j < t->piece_count; j++)
-      ok = whole ? add_rule(list, pt->rule[j]->theirs) : add_module(list, t->piece[j].source);
+    for (unsigned j = 0; ok && whole && j < t->piece_count; j++) ok = add_rule(list, pt, j, t->piece_count, every);
+    ok = ok && (whole || add_named(list, t));
     ok = ok && (!whole || mm_json_set(done, last->theirs, mm_json_new_bool(true)));
   }
   mm_json_free(done);
@@ -353,9 +455,25 @@ static mm_json *ct_groups(const mm_plan *p, mm_err *err) {
   return complete(o, ok && add_group(o, &spelling[most], words("Linear"), err));
 }
 
+/* Engines ask for the experts of a layer by projections that no file has ("experts.0.gate_proj"): an expression covers them where none of
+ * the layer's experts is quantised. */
+static bool ignore_experts(mm_json *list, const mm_plan *p) {
+  bool ok = true;
+  for (size_t i = 0; ok && i < p->pack.tensor_count; i++) {
+    const uint32_t layer = p->tensor[i].layer;
+    bool some = false, first = is_expert(p, i, layer) && !is_expert(p, i - 1, layer);
+    for (size_t j = i; first && j < p->pack.tensor_count && is_expert(p, j, layer); j++) some = some || p->tensor[j].spelling;
+    char re[256];
+    snprintf(re, sizeof re, "re:^model\\.layers\\.%u\\.(block_sparse_moe|mlp)\\.experts\\..*$", layer);
+    if (first && !some) ok = mm_json_append(list, mm_json_new_str(re));
+  }
+  return ok;
+}
+
 static mm_json *ct_config(const mm_plan *p, mm_json *list, mm_err *err) {
   mm_json *groups = ct_groups(p, err), *o = parse("{\"kv_cache_scheme\": null}", err);
-  bool ok = mm_json_set(o, "quant_method", mm_json_new_str("compressed-tensors"));
+  bool ok = list && ignore_experts(list, p);
+  ok = mm_json_set(o, "quant_method", mm_json_new_str("compressed-tensors")) && ok;
   const mm_json *format = mm_json_get(mm_json_get(groups, "group_0"), "format");
   ok = mm_json_set(o, "format", mm_json_new_str(mm_json_size(groups) > 1 ? "mixed-precision" : mm_json_str(format))) && ok;
   ok = mm_json_set(o, "quantization_status", mm_json_new_str("compressed")) && ok;
@@ -382,6 +500,7 @@ bool mm_dialect_texts(mm_plan *p, mm_err *err) {
   const mm_dialect *d = p->dialect;
   bool ok = !d || mm_json_set(config, "quantization_config", d->config(p, left_out(p), err));
   p->text[0] = (mm_plan_text){"config.json", text_of(p, complete(config, ok), err)};
-  if (d && d->file) p->text[1] = (mm_plan_text){d->file, text_of(p, d->file_config(p, left_out(p), err), err)};
-  return p->text[0].text && (!p->text[1].name || p->text[1].text);
+  p->text[1] = (mm_plan_text){MM_CARD, mm_card_text(p, d ? d->name : NULL, err)};
+  if (d && d->file) p->text[2] = (mm_plan_text){d->file, text_of(p, d->file_config(p, left_out(p), err), err)};
+  return p->text[0].text && p->text[1].text && (!p->text[2].name || p->text[2].text);
 }

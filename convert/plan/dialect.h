@@ -1,7 +1,7 @@
 /* Quantised checkpoints as other engines read them: what each scheme's planes are called and what config.json says about them. One row
  * of a table for every scheme a dialect has:
  *
- *   fp8       Hugging Face / DeepSeek: quant_method "fp8"
+ *   fp8       transformers' FineGrainedFP8 and, of block_fp8, DeepSeek's, vLLM's and SGLang's: quant_method "fp8"
  *   ct        compressed-tensors: one config group per scheme
  *   modelopt  NVIDIA Model Optimizer, with hf_quant_config.json beside config.json */
 #ifndef MM_CONVERT_DIALECT_H
@@ -20,6 +20,7 @@ typedef struct mm_spelling {
   bool shape;                        /* a further ".weight_shape", I64 [2]: rows and columns */
   bool reciprocal;                   /* the scale of the whole matrix and that of its inputs are stored as 1/scale */
   bool scalar;                       /* they have shape [], not [1] */
+  bool offset;                       /* 4-bit codes are stored plus 8, ours are two's complement */
   bool whole_groups;                 /* columns must be a multiple of the scale's group */
   const char *algorithm;             /* ModelOpt's word */
   const char *config;                /* JSON object: the whole quantization_config but for the modules left out, or one config group */
@@ -31,9 +32,11 @@ bool mm_dialect_spell(mm_plan *p, const char *word, mm_err *err);
 /* Fills p->text: the source's config.json with the quantization_config of what was spelt, and the dialect's own file. Every module that
  * is left as it is gets listed by its full name, which every engine's way of matching (exact, substring, glob, suffix) understands. */
 bool mm_dialect_texts(mm_plan *p, mm_err *err);
+/* Its word; "none" for NULL. */
+const char *mm_dialect_name(const mm_dialect *d);
 /* Whether a dialect has a config file of that name. */
 bool mm_dialect_file(const char *name);
-/* Turns the scale of a whole matrix into what the spelling stores; leaves all other planes. */
-void mm_dialect_scale(const mm_spelling *s, const mm_scheme *scheme, unsigned plane, void *stored);
+/* Turns the scale of a whole matrix, or codes ([bytes]), into what the spelling stores; leaves all other planes. */
+void mm_dialect_scale(const mm_spelling *s, const mm_scheme *scheme, unsigned plane, void *stored, size_t bytes);
 
 #endif

@@ -4,26 +4,71 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "formats/hash.h"
 
 static const char *const search_word[] = {[MM_SEARCH_ABSMAX] = "absmax", [MM_SEARCH_MSE] = "mse", [MM_SEARCH_FOUR_SIX] = "four_six", NULL};
 static const char *const kv_word[] = {[MM_KV_KEEP] = "keep", [MM_KV_F32] = "f32", [MM_KV_DROP] = "drop", NULL};
 
-static const struct {
-  const char *name, *line;
-} preset[] = {
-    {"experts_nvfp4", "none; *.experts.*=nvfp4a16"},
-    {"experts_int4", "none; *.experts.*=w4a16"},
-    {"experts_fp8", "none; *.experts.*=block_fp8"},
-    {"fp8_attention_nvfp4_experts", "block_fp8; *.experts.*=nvfp4a16"},
-    {"fp8_attention_int4_experts", "block_fp8; *.experts.*=w4afp8"},
+static const mm_preset preset[] = {
+    {"experts_nvfp4", "none; *.experts.*=nvfp4a16", "nvfp4a16 for experts, all else as stored"},
+    {"experts_int4", "none; *.experts.*=w4a16", "w4a16 for experts, all else as stored"},
+    {"experts_fp8", "none; *.experts.*=block_fp8", "block_fp8 for experts, all else as stored"},
+    {"fp8_attention_nvfp4_experts", "block_fp8; *.experts.*=nvfp4a16", "block_fp8 for attention, nvfp4a16 for experts"},
+    {"fp8_attention_int4_experts", "block_fp8; *.experts.*=w4afp8", "block_fp8 for attention, w4afp8 for experts"},
 };
 
+const mm_preset *mm_preset_at(size_t i) { return i < sizeof preset / sizeof *preset ? &preset[i] : NULL; }
+
 const char *mm_recipe_preset(const char *name) {
-  for (size_t i = 0; i < sizeof preset / sizeof *preset; i++)
-    if (strcmp(preset[i].name, name) == 0) return preset[i].line;
+  const mm_preset *p;
+  for (size_t i = 0; (p = mm_preset_at(i)); i++)
+    if (strcmp(p->name, name) == 0) return p->line;
   return NULL;
+}
+
+/* Into f, with `between` them. */
+static void put_words(FILE *f, const char *between) {
+  const mm_scheme *s;
+  const mm_preset *p;
+  fputs("none", f);
+  for (size_t i = 0; (s = mm_scheme_at(i)); i++) fprintf(f, "%s%s", between, s->name);
+  for (size_t i = 0; (p = mm_preset_at(i)); i++) fprintf(f, "%s%s", between, p->name);
+}
+
+char *mm_recipe_words(mm_arena *a, mm_err *err) {
+  char *text = NULL, *kept = NULL;
+  size_t n = 0;
+  FILE *f = open_memstream(&text, &n);
+  if (f) put_words(f, "|");
+  if (f && mm_close_text(f, &text))
+    kept = mm_arena_strndup(a, text, n, err);
+  else
+    mm_fail_memory(err, n);
+  free(text);
+  return kept;
+}
+
+void mm_recipe_help(FILE *f) {
+  const mm_scheme *s;
+  const mm_preset *p;
+  fprintf(f, "%-17s %5s  %5s  %s\n", "scheme", "bits", "SQNR", "what it is for");
+  fprintf(f, "%-17s %5s  %5s  %s\n", "none", "-", "-", "every weight as it is stored, codes and scales too");
+  for (size_t i = 0; (s = mm_scheme_at(i)); i++) {
+    char db[16] = "-";
+    if (s->sqnr > 0) snprintf(db, sizeof db, "%.1f", (double)s->sqnr);
+    fprintf(f, "%-17s %5.2f  %5s  %s", s->name, mm_scheme_bits(s) + 1e-6, db, s->purpose);
+    for (size_t j = 0; j < sizeof s->synonym / sizeof *s->synonym && s->synonym[j]; j++)
+      fprintf(f, "%s%s", j ? ", " : " (also: ", s->synonym[j]);
+    fputs(s->synonym[0] ? ")\n" : "\n", f);
+  }
+  fprintf(f, "\n%-28s %s\n", "preset", "what it is");
+  for (size_t i = 0; (p = mm_preset_at(i)); i++) fprintf(f, "%-28s %s (%s)\n", p->name, p->purpose, p->line);
+  fputs(
+      "\nbits: of a weight, scales included. SQNR: dB of signal over error, of a Gaussian matrix.\n"
+      "Norms, routers and biases stay as stored; so do embedding and head where --override does not name them.\n",
+      f);
 }
 
 static bool bad(mm_err *err, const char *what, const char *text) {
@@ -31,9 +76,30 @@ static bool bad(mm_err *err, const char *what, const char *text) {
   return mm_fail(err, MM_USAGE, "E_RECIPE", mm_at(NULL, NULL), "found %s \"%s\"", what, mm_escape(shown, sizeof shown, text, strlen(text)));
 }
 
+/* "fp8" is one thing in the released models and another in tools. */
+static bool unknown_scheme(const char *word, mm_err *err) {
+  char shown[256], *known = NULL;
+  size_t n = 0;
+  if (strcasecmp(word, "fp8") == 0)
+    return mm_fail(err, MM_USAGE, "E_RECIPE", mm_at(NULL, NULL),
+                   "found \"%s\", which may mean several schemes; expected block_fp8 (as the released FP8 models), channel_fp8 or "
+                   "tensor_wise_fp8",
+                   word);
+  FILE *f = open_memstream(&known, &n);
+  if (f) put_words(f, ", ");
+  bool whole = f && mm_close_text(f, &known);
+  if (whole)
+    mm_fail(err, MM_USAGE, "E_RECIPE", mm_at(NULL, NULL), "found unknown scheme \"%s\", expected one of %s (--quant help says more)",
+            mm_escape(shown, sizeof shown, word, strlen(word)), known);
+  else
+    mm_fail_memory(err, n);
+  free(known);
+  return false;
+}
+
 static bool scheme_word(const char *word, const mm_scheme **out, mm_err *err) {
   *out = mm_scheme_find(word);
-  return *out || strcmp(word, "none") == 0 || bad(err, "unknown scheme", word);
+  return *out || strcmp(word, "none") == 0 || unknown_scheme(word, err);
 }
 
 /* Spaces around are not part of a field. */
@@ -83,6 +149,7 @@ static bool field(mm_recipe *r, char *text, mm_err *err) {
     return mm_fail(err, MM_USAGE, "E_RECIPE", mm_at(NULL, NULL), "found more than %d patterns", MM_RECIPE_PATTERNS);
   mm_override *o = &r->override[r->count];
   if (*left == 0) return bad(err, "an empty pattern", left);
+  o->text = left;
   if (!mm_pattern_compile(&o->pattern, left, &r->arena, err) || !scheme_word(right, &o->scheme, err)) return false;
   r->count++;
   return true;
@@ -113,12 +180,14 @@ void mm_recipe_close(mm_recipe *r) {
 
 /* The line to f; false after what is refused. */
 static bool put_line(FILE *f, const mm_json *j, const mm_json_ctx *c, mm_err *err) {
-  static const char *const keys[] = {"default", "search", "rules", NULL}, *const rule_keys[] = {"match", "scheme", NULL};
-  const char *scheme = NULL, *search = "mse";
+  static const char *const keys[] = {"default", "search", "kv_scales", "rules", NULL}, *const rule_keys[] = {"match", "scheme", NULL};
+  const char *scheme = NULL, *search = "mse", *kv = "keep";
   if (!mm_json_only_keys(j, keys, c, err) || !mm_json_need_str(j, "default", &scheme, c, err) ||
-      (mm_json_get(j, "search") && !mm_json_need_str(j, "search", &search, c, err)))
+      (mm_json_get(j, "search") && !mm_json_need_str(j, "search", &search, c, err)) ||
+      (mm_json_get(j, "kv_scales") && !mm_json_need_str(j, "kv_scales", &kv, c, err)))
     return false;
   fprintf(f, "%s; search=%s", scheme, search);
+  if (strcmp(kv, "keep") != 0) fprintf(f, "; kv_scales=%s", kv);
   const mm_json *rules = mm_json_get(j, "rules");
   if (rules && !mm_json_need(j, "rules", MM_JSON_ARR, c, err)) return false;
   for (size_t i = 0; i < mm_json_size(rules); i++) {
@@ -147,13 +216,22 @@ char *mm_recipe_load(mm_arena *a, const char *path, mm_err *err) {
   return line;
 }
 
-bool mm_recipe_choose(const mm_recipe *r, mm_kind kind, const char *const *names, const mm_scheme **scheme, mm_err *err) {
+static bool matches(const mm_pattern *p, const char *const *names) {
+  for (; *names; names++)
+    if (mm_pattern_match(p, *names)) return true;
+  return false;
+}
+
+bool mm_recipe_choose(mm_recipe *r, mm_kind kind, const char *const *names, const mm_scheme **scheme, mm_err *err) {
   *scheme = kind == MM_KIND_LINEAR || kind == MM_KIND_EXPERT ? r->scheme : NULL;
-  size_t i = r->count; /* the last pattern that matches wins */
-  bool hit = false;
-  while (!hit && i-- > 0)
-    for (const char *const *name = names; *name && !hit; name++) hit = mm_pattern_match(&r->override[i].pattern, *name);
-  if (hit) *scheme = r->override[i].scheme;
+  bool chosen = false;
+  for (size_t i = r->count; i-- > 0;) { /* the last pattern that matches wins; the others are looked at until they have matched something */
+    mm_override *o = &r->override[i];
+    if ((chosen && o->hit) || !matches(&o->pattern, names)) continue;
+    o->hit = true;
+    if (!chosen) *scheme = o->scheme;
+    chosen = true;
+  }
   if ((kind == MM_KIND_KEEP || kind == MM_KIND_KV_SCALE) && *scheme)
     return mm_fail(err, MM_USAGE, "E_RECIPE", mm_at(NULL, names[0]),
                    "found a pattern that gives it %s, expected norms, routers, biases and KV scales to be kept", (*scheme)->name);
@@ -161,6 +239,40 @@ bool mm_recipe_choose(const mm_recipe *r, mm_kind kind, const char *const *names
   return true;
 }
 
+bool mm_recipe_all_hit(const mm_recipe *r, mm_err *err) {
+  char shown[2 * MM_PATTERN_BYTES];
+  for (size_t i = 0; i < r->count; i++)
+    if (!r->override[i].hit)
+      return mm_fail(err, MM_USAGE, "E_RECIPE", mm_at(NULL, NULL),
+                     "found pattern \"%s\", which matches no tensor; expected one that does (minimax-inspect lists the names, "
+                     "--allow-unmatched takes it)",
+                     mm_escape(shown, sizeof shown, r->override[i].text, strlen(r->override[i].text)));
+  return true;
+}
+
 mm_search mm_recipe_search(const mm_recipe *r, const mm_scheme *scheme) {
   return scheme->searches & 1u << r->search ? r->search : MM_SEARCH_ABSMAX;
+}
+
+static const char *scheme_name(const mm_scheme *s) { return s ? s->name : "none"; }
+
+static mm_json *rule_json(const mm_override *o) {
+  mm_json *rule = mm_json_new_obj();
+  bool ok = mm_json_set(rule, "match", mm_json_new_str(o->text));
+  if (mm_json_set(rule, "scheme", mm_json_new_str(scheme_name(o->scheme))) && ok) return rule;
+  mm_json_free(rule);
+  return NULL;
+}
+
+char *mm_recipe_text(const mm_recipe *r, mm_err *err) {
+  mm_json *j = mm_json_new_obj(), *rules = mm_json_new_arr();
+  bool ok = mm_json_set(j, "default", mm_json_new_str(scheme_name(r->scheme)));
+  ok = mm_json_set(j, "search", mm_json_new_str(search_word[r->search])) && ok;
+  ok = mm_json_set(j, "kv_scales", mm_json_new_str(kv_word[r->kv_scales])) && ok;
+  for (size_t i = 0; i < r->count; i++) ok = mm_json_append(rules, rule_json(&r->override[i])) && ok;
+  ok = mm_json_set(j, "rules", rules) && ok;
+  char *text = ok ? mm_json_dump(j, true) : NULL;
+  mm_json_free(j);
+  if (!text) mm_fail_memory(err, 0);
+  return text;
 }

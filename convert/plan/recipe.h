@@ -19,7 +19,9 @@
 #define MM_RECIPE_PATTERNS 1024
 
 typedef struct mm_override {
+  const char *text; /* of the pattern */
   mm_pattern pattern;
+  bool hit;                /* it matched a name */
   const mm_scheme *scheme; /* NULL: none */
 } mm_override;
 
@@ -38,15 +40,28 @@ typedef struct mm_recipe {
 
 /* Parses the line above; MM_USAGE E_RECIPE names what is wrong. */
 bool mm_recipe_parse(mm_recipe *r, const char *text, mm_err *err);
-/* Reads {"default": SCHEME, "search": …, "rules": [{"match": PATTERN, "scheme": SCHEME}, …]} into the same line (in *a). */
+/* Reads {"default": SCHEME, "search": …, "kv_scales": …, "rules": [{"match": PATTERN, "scheme": SCHEME}, …]} into the same line (in *a). */
 char *mm_recipe_load(mm_arena *a, const char *path, mm_err *err);
+/* The recipe in that form; what the options of a run put there (digests, nonfinite) is left out. free() it. */
+char *mm_recipe_text(const mm_recipe *r, mm_err *err);
+/* A name for a recipe line. */
+typedef struct mm_preset {
+  const char *name, *line, *purpose;
+} mm_preset;
+const mm_preset *mm_preset_at(size_t i); /* NULL past the end */
 /* The line of a named preset ("experts_nvfp4", …), or NULL. */
 const char *mm_recipe_preset(const char *name);
+/* Every word that --quant takes as it is: none, schemes, presets, between `|`. NULL on want of memory. */
+char *mm_recipe_words(mm_arena *a, mm_err *err);
+/* The same as a table: name, bits, SQNR, purpose, and the synonyms of schemes. */
+void mm_recipe_help(FILE *f);
 void mm_recipe_close(mm_recipe *r);
 
 /* The scheme for a tensor of this kind and these names (NULL-terminated list); *keep is set instead where it is stored as it comes.
  * A pattern that would quantise a norm, router or bias is MM_USAGE E_RECIPE. */
-bool mm_recipe_choose(const mm_recipe *r, mm_kind kind, const char *const *names, const mm_scheme **scheme, mm_err *err);
+bool mm_recipe_choose(mm_recipe *r, mm_kind kind, const char *const *names, const mm_scheme **scheme, mm_err *err);
+/* After all tensors: MM_USAGE E_RECIPE names the first pattern that matched none of them. */
+bool mm_recipe_all_hit(const mm_recipe *r, mm_err *err);
 /* How `scheme` chooses scales under this recipe. */
 mm_search mm_recipe_search(const mm_recipe *r, const mm_scheme *scheme);
 

@@ -14,6 +14,8 @@ typedef struct mm_tensor_error {
   uint64_t flushed;                      /* w is not 0, v is */
   uint64_t nonfinite;                    /* NaN or infinite in the source (read as 0 if that allows them), or as packed (in no sum) */
   double least_scale, most_scale;        /* magnitudes of the scales met; 0 and 0 where there are none */
+  uint32_t leads, worst_lead;            /* of a stack: experts compared, 0 else; the one with the least SQNR, the first among equals */
+  double worst_db;                       /* its SQNR; infinity where it is exact */
 } mm_tensor_error;
 
 /* 10·log10(signal/noise); infinity without error. */
@@ -26,5 +28,23 @@ double mm_cosine(const mm_tensor_error *e);
  * manifest; a packed checkpoint that it does not describe is MM_INTEGRITY E_SOURCE, naming the first difference. Fills
  * out[tensor_count]. */
 bool mm_compare(const mm_plan *plan, const mm_shards *s, unsigned threads, mm_tensor_error *out, mm_err *err);
+
+typedef struct mm_error_row {
+  const char *name, *scheme; /* of the packed tensor */
+  mm_tensor_error e;
+  size_t place; /* in the checkpoint's order */
+} mm_error_row;
+
+/* The same of an unsharded checkpoint `made`, opened as a source: `plan` is that of its own source in the same layout. A row for each
+ * packed name, so that the experts of a layer are one, as in a packed checkpoint; *rows is allocated, free() it. What `made` lacks, or
+ * holds in another shape, is MM_INTEGRITY E_SOURCE. Scales are not looked at. */
+bool mm_compare_unsharded(const mm_plan *plan, mm_hf *made, unsigned threads, mm_error_row **rows, size_t *count, mm_err *err);
+
+/* --- between compare.c and compare_unsharded.c --- */
+void mm_error_merge(mm_tensor_error *to, const mm_tensor_error *e);
+/* Counts one entry of a stack, whose own sums are `lead`'s. */
+void mm_error_rank(mm_tensor_error *stack, const mm_tensor_error *lead, uint32_t number);
+/* n weights: w of the source, v packed, and what v was multiplied with; step is 0 and scale not read where there is none. */
+void mm_error_add(mm_tensor_error *sum, const float *w, const float *v, const float *scale, uint32_t n, double step);
 
 #endif

@@ -1,6 +1,9 @@
 /* Plan, progress and summary for people (text) and pipelines (JSON). */
 #include "convert/report/report.h"
 
+#include "convert/plan/card.h"
+#include "convert/plan/dialect.h"
+
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -10,7 +13,7 @@
 #include <unistd.h>
 
 static bool written(FILE *f, mm_err *err) {
-  return (fflush(f) == 0 && !ferror(f)) || mm_fail_errno(err, mm_at("standard output", NULL), "write", errno);
+  return (fflush(f) == 0 && !ferror(f)) || mm_fail_errno(err, mm_at("stdout", NULL), "write", errno);
 }
 
 static bool print_json(FILE *f, mm_json *j, mm_err *err) {
@@ -20,12 +23,6 @@ static bool print_json(FILE *f, mm_json *j, mm_err *err) {
   fprintf(f, "%s\n", text);
   free(text);
   return written(f, err);
-}
-
-static uint64_t rank_bytes(const mm_plan *p, uint32_t rank) {
-  uint64_t n = 0;
-  for (size_t i = 0; i < p->pack.rank[rank].part_count; i++) n += p->pack.rank[rank].part[i].size;
-  return n;
 }
 
 /* What is listed of a plan: packed tensors, or the matrices of an unsharded one. */
@@ -70,10 +67,33 @@ static mm_json *listed_json(mm_listed t) {
   return NULL;
 }
 
-static mm_json *plan_json(const mm_plan *p, bool tensors) {
-  mm_json *j = mm_json_new_obj(), *ranks = mm_json_new_arr(), *list = tensors ? mm_json_new_arr() : NULL;
-  bool ok = j && ranks;
-  for (uint32_t r = 0; ok && r < mm_pack_ranks(&p->pack); r++) ok = mm_json_append(ranks, mm_json_new_int((int64_t)rank_bytes(p, r)));
+static bool put_number(mm_json *j, const char *key, uint64_t n) { return mm_json_set(j, key, mm_json_new_int((int64_t)n)); }
+
+static mm_json *footprint_json(const mm_footprint *f) {
+  mm_json *x = mm_json_new_obj();
+  if (put_number(x, "experts", f->experts) && put_number(x, "attention", f->attention) && put_number(x, "rest", f->rest) &&
+      put_number(x, "kv_bytes_per_token", f->kv_token) && put_number(x, "state_bytes_per_sequence", f->state))
+    return x;
+  mm_json_free(x);
+  return NULL;
+}
+
+static mm_json *verdict_json(const mm_verdict *v) {
+  mm_json *x = mm_json_new_obj();
+  bool ok = put_number(x, "gpu_memory", v->memory) && mm_json_set(x, "fits", mm_json_new_bool(v->fits)) &&
+            put_number(x, "kv_tokens", v->tokens) && (v->tp == 0 || put_number(x, "smallest_tp", v->tp));
+  if (ok) return x;
+  mm_json_free(x);
+  return NULL;
+}
+
+static mm_json *plan_json(const mm_plan *p, const mm_verdict *v, bool tensors) {
+  mm_json *j = mm_json_new_obj(), *ranks = mm_json_new_arr(), *kinds = mm_json_new_arr(), *list = tensors ? mm_json_new_arr() : NULL;
+  bool ok = j && ranks && kinds;
+  for (uint32_t r = 0; ok && r < mm_pack_ranks(&p->pack); r++) {
+    mm_footprint f = mm_footprint_of(p, r);
+    ok = mm_json_append(ranks, mm_json_new_int((int64_t)f.bytes)) && mm_json_append(kinds, footprint_json(&f));
+  }
   for (size_t i = 0; ok && list && i < p->pack.tensor_count; i++)
     for (uint32_t k = 0; ok && k < listed_count(p, i); k++) ok = mm_json_append(list, listed_json(listed(p, i, k)));
   ok = ok && mm_json_set(j, "architecture", mm_json_new_str(p->pack.model.architecture)) &&
@@ -91,20 +111,82 @@ static mm_json *plan_json(const mm_plan *p, bool tensors) {
     ok = ok && mm_json_set(j, "scaled_tensors", mm_json_new_int((int64_t)p->calibrated.scaled)) &&
          mm_json_set(j, "unreached_experts", mm_json_new_int((int64_t)p->calibrated.unreached));
   ok = mm_json_set(j, "rank_bytes", ranks) && ok;
+  ok = mm_json_set(j, "rank_footprint", kinds) && ok;
+  if (v && v->memory) ok = mm_json_set(j, "verdict", verdict_json(v)) && ok;
   if (list) ok = mm_json_set(j, "tensors", list) && ok;
   if (ok) return j;
   mm_json_free(j);
   return NULL;
 }
 
-bool mm_report_plan(FILE *f, const mm_plan *p, mm_report_style style, bool tensors, mm_err *err) {
-  if (style == MM_REPORT_JSON) return print_json(f, plan_json(p, tensors), err);
+/* As people count memory: "27.0 GiB", "913 KiB". */
+static const char *sized(char out[32], uint64_t bytes) {
+  static const char *const unit[] = {"bytes", "KiB", "MiB", "GiB", "TiB"};
+  double n = (double)bytes;
+  size_t u = 0;
+  for (; n >= 1024 && u + 1 < sizeof unit / sizeof *unit; u++) n /= 1024;
+  snprintf(out, 32, "%.*f %s", u == 0 || n >= 1000 ? 0 : n >= 100 ? 1 : 2, n, unit[u]);
+  return out;
+}
+
+/* Wanted ranks that take the same stand on one line. */
+static void print_ranks(FILE *f, const mm_plan *p) {
+  const uint32_t all = mm_pack_ranks(&p->pack);
+  for (uint32_t r = 0, next; r < all; r = next) {
+    mm_footprint x = mm_footprint_of(p, r);
+    for (next = r + 1; next < all && p->wanted[next] == p->wanted[r]; next++) {
+      mm_footprint y = mm_footprint_of(p, next);
+      if (memcmp(&x, &y, sizeof x) != 0) break;
+    }
+    if (!p->wanted[r]) continue;
+    char size[32], experts[32], attention[32], rest[32], kv[32];
+    if (next - r > 1)
+      fprintf(f, "  ranks %u-%u: %llu bytes (%s) each", r, next - 1, (unsigned long long)x.bytes, sized(size, x.bytes));
+    else
+      fprintf(f, "  rank %u: %llu bytes (%s)", r, (unsigned long long)x.bytes, sized(size, x.bytes));
+    fprintf(f, ": experts %s, attention %s, rest %s; BF16 KV cache %s a token", sized(experts, x.experts), sized(attention, x.attention),
+            sized(rest, x.rest), sized(kv, x.kv_token));
+    if (x.state) fprintf(f, ", state %s a sequence", sized(kv, x.state));
+    fputc('\n', f);
+  }
+}
+
+static void print_verdict(FILE *f, const mm_plan *p, const mm_verdict *v) {
+  char memory[32];
+  const unsigned long long most = p->pack.model.max_positions, tokens = v->tokens;
+  fprintf(f, "GPUs of %s: --tp %u --ep %u --pp %u %s (%.0f %% of the memory for weights and cache; ", sized(memory, v->memory), p->pack.tp,
+          p->pack.ep, p->pack.pp, v->fits ? "fits" : "does not fit", 100 * MM_MEMORY_SHARE);
+  if (tokens)
+    fprintf(f, "room for %llu tokens of BF16 KV cache, a sequence has up to %llu)", tokens, most);
+  else
+    fputs("the weights alone take more, or leave no room)", f);
+  if (v->tp)
+    fprintf(f, "; the smallest that fits is --tp %u\n", v->tp);
+  else
+    fputs("; no --tp of this model does: another --quant, or --pp\n", f);
+}
+
+/* What engines are known to read wrongly, of the schemes that the plan has. */
+static void print_caveats(FILE *f, const mm_plan *p) {
+  const mm_scheme *s;
+  for (size_t k = 0; p->unsharded && (s = mm_scheme_at(k)); k++) {
+    const char *what = mm_card_caveat(mm_dialect_name(p->dialect), s->name);
+    size_t i = 0;
+    while (what && i < p->pack.tensor_count && p->tensor[i].scheme != s) i++;
+    if (what && i < p->pack.tensor_count) fprintf(f, "note: %s\n", what);
+  }
+}
+
+bool mm_report_plan(FILE *f, const mm_plan *p, const mm_verdict *v, mm_report_style style, bool tensors, mm_err *err) {
+  char size[32];
+  if (style == MM_REPORT_JSON) return print_json(f, plan_json(p, v, tensors), err);
   mm_show_to(f, p->pack.model.architecture);
-  fprintf(f, ": %zu tensors, %llu bytes of weights in %zu files\n", used_names(p), (unsigned long long)p->source_bytes, p->hf->file_count);
+  fprintf(f, ": %zu tensors, %llu bytes (%s) of weights in %zu files\n", used_names(p), (unsigned long long)p->source_bytes,
+          sized(size, p->source_bytes), p->hf->file_count);
   fprintf(f, "plan: --tp %u --ep %u --pp %u --quant \"", p->pack.tp, p->pack.ep, p->pack.pp);
   mm_show_to(f, p->pack.quant);
-  fprintf(f, "\": %zu %s tensors, %u parts, %llu bytes in all\n", output_tensors(p), p->unsharded ? "unsharded" : "packed", p->part_count,
-          (unsigned long long)p->output_bytes);
+  fprintf(f, "\": %zu %s tensors, %u %s, %llu bytes (%s) in all\n", output_tensors(p), p->unsharded ? "unsharded" : "packed", p->part_count,
+          p->part_count == 1 ? "part" : "parts", (unsigned long long)p->output_bytes, sized(size, p->output_bytes));
   const struct mm_calibrated *c = &p->calibrated;
   if (p->recipe.importance)
     fprintf(f, "importance: %llu matrices weighed; without weights %llu with fewer than %d tokens and %llu that the file lacks\n",
@@ -112,8 +194,9 @@ bool mm_report_plan(FILE *f, const mm_plan *p, mm_report_style style, bool tenso
   if (c->scaled > 0)
     fprintf(f, "static activation scales: %llu tensors; %llu experts that calibration did not reach take the largest of the others\n",
             (unsigned long long)c->scaled, (unsigned long long)c->unreached);
-  for (uint32_t r = 0; r < mm_pack_ranks(&p->pack); r++)
-    if (p->wanted[r]) fprintf(f, "  rank %u: %llu bytes\n", r, (unsigned long long)rank_bytes(p, r));
+  print_ranks(f, p);
+  print_caveats(f, p);
+  if (v && v->memory) print_verdict(f, p, v);
   for (size_t i = 0; tensors && i < p->pack.tensor_count; i++)
     for (uint32_t j = 0; j < listed_count(p, i); j++) {
       mm_listed t = listed(p, i, j);
@@ -131,47 +214,66 @@ static uint64_t peak_rss(void) {
   return getrusage(RUSAGE_SELF, &u) == 0 ? (uint64_t)u.ru_maxrss * 1024 : 0;
 }
 
-bool mm_report_summary(FILE *f, const mm_plan *p, const mm_outcome *o, mm_report_style style, mm_err *err) {
+static mm_json *summary_json(const mm_plan *p, const mm_outcome *o) {
   char hex[MM_HEX_LEN + 1];
   mm_digest_hex(&o->manifest, hex);
-  double in = (double)p->source_bytes / o->seconds / 1e9, out = (double)p->output_bytes / o->seconds / 1e9;
-  if (style == MM_REPORT_TEXT) {
-    fprintf(f, "done in %.2f s: %.2f GB read (%.2f GB/s), %.2f GB written (%.2f GB/s), peak RSS %.0f MiB\n%s sha256 %s\n", o->seconds,
-            (double)p->source_bytes / 1e9, in, (double)p->output_bytes / 1e9, out, (double)peak_rss() / (1 << 20),
-            p->unsharded ? "index" : "manifest", hex);
-    return written(f, err);
-  }
-  mm_json *j = plan_json(p, false);
-  bool ok = j && mm_json_set(j, "seconds", mm_json_new_real(o->seconds)) && mm_json_set(j, "read_gb_per_s", mm_json_new_real(in)) &&
-            mm_json_set(j, "written_gb_per_s", mm_json_new_real(out)) &&
-            mm_json_set(j, "zeroed_weights", mm_json_new_int((int64_t)o->zeroed)) &&
-            mm_json_set(j, "peak_rss_bytes", mm_json_new_int((int64_t)peak_rss())) &&
+  mm_json *j = plan_json(p, NULL, false);
+  double fresh = (double)(p->source_bytes - o->kept);
+  bool ok = j && mm_json_set(j, "seconds", mm_json_new_real(o->seconds)) && put_number(j, "kept_bytes", o->kept) &&
+            mm_json_set(j, "read_gb_per_s", mm_json_new_real(fresh / o->seconds / 1e9)) &&
+            mm_json_set(j, "written_gb_per_s", mm_json_new_real((double)p->output_bytes / o->seconds / 1e9)) &&
+            put_number(j, "zeroed_weights", o->zeroed) && put_number(j, "peak_rss_bytes", peak_rss()) &&
             mm_json_set(j, p->unsharded ? "index_sha256" : "manifest_sha256", mm_json_new_str(hex));
-  if (!ok) {
-    mm_json_free(j);
-    j = NULL;
-  }
-  return print_json(f, j, err);
+  if (ok) return j;
+  mm_json_free(j);
+  return NULL;
+}
+
+bool mm_report_summary(FILE *f, const mm_plan *p, const mm_outcome *o, mm_report_style style, mm_err *err) {
+  char hex[MM_HEX_LEN + 1];
+  if (style == MM_REPORT_JSON) return print_json(f, summary_json(p, o), err);
+  mm_digest_hex(&o->manifest, hex);
+  double fresh = (double)(p->source_bytes - o->kept) / 1e9, out = (double)p->output_bytes / 1e9;
+  if (o->kept)
+    fprintf(f, "kept of the run before: %.2f of %.2f GB (%.1f %%)\n", (double)o->kept / 1e9, (double)p->source_bytes / 1e9,
+            100 * (double)o->kept / (double)p->source_bytes);
+  fprintf(f, "done in %.2f s: %.2f GB read (%.2f GB/s), %.2f GB written (%.2f GB/s), peak RSS %.0f MiB\n%s sha256 %s\n", o->seconds, fresh,
+          fresh / o->seconds, out, out / o->seconds, (double)peak_rss() / (1 << 20), p->unsharded ? "index" : "manifest", hex);
+  return written(f, err);
+}
+
+void mm_report_begin(mm_events *e, const mm_plan *p, const mm_verdict *v) {
+  if (e) mm_events_put(e, "begin", plan_json(p, v, false));
+}
+
+void mm_report_done(mm_events *e, const mm_plan *p, const mm_outcome *o) {
+  if (e) mm_events_put(e, "done", summary_json(p, o));
+}
+
+void mm_report_failed(mm_events *e, const mm_err *why) {
+  if (!e) return;
+  mm_json *j = mm_json_new_obj();
+  bool ok = mm_json_set(j, "error", mm_json_new_str(why->code)) && mm_json_set(j, "status", mm_json_new_int(why->status)) &&
+            mm_json_set(j, "message", mm_json_new_str(why->text));
+  if (!ok) mm_json_free(j);
+  mm_events_put(e, "failed", ok ? j : NULL);
 }
 
 struct mm_watch {
   const mm_plan *p;
   const mm_progress *progress;
+  mm_events *events; /* NULL: none */
+  bool drawn;
   pthread_t thread;
   pthread_mutex_t lock;
   pthread_cond_t wake;
   bool stop;
 };
 
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static void draw(const mm_watch *w, double elapsed, bool tty) {
   double done = (double)atomic_load(&w->progress->read_bytes), all = (double)w->p->source_bytes;
-  double rate = elapsed > 0 ? done / elapsed : 0, eta = rate > 0 ? (all - done) / rate : 0;
+  double rate = elapsed > 0 ? (done - (double)atomic_load(&w->progress->kept_bytes)) / elapsed : 0,
+         eta = rate > 0 ? (all - done) / rate : 0;
   char bar[31];
   size_t filled = all > 0 ? (size_t)(30 * (done / all)) : 0;
   memset(bar, '-', 30);
@@ -182,18 +284,30 @@ static void draw(const mm_watch *w, double elapsed, bool tty) {
           all > 0 ? 100 * done / all : 100, rate / 1e9, eta, (double)peak_rss() / (1 << 20), tty ? "  " : "\n");
 }
 
+static void put_progress(const mm_watch *w, double elapsed) {
+  mm_json *j = mm_json_new_obj();
+  bool ok = mm_json_set(j, "seconds", mm_json_new_real(elapsed)) && put_number(j, "source_bytes", w->p->source_bytes) &&
+            put_number(j, "done_bytes", atomic_load(&w->progress->read_bytes)) &&
+            put_number(j, "kept_bytes", atomic_load(&w->progress->kept_bytes)) && put_number(j, "rss_bytes", peak_rss());
+  if (!ok) mm_json_free(j);
+  mm_events_put(w->events, "progress", ok ? j : NULL);
+}
+
 static void *watch(void *ctx) {
   mm_watch *w = ctx;
-  bool tty = isatty(2), drawn = false;
-  double start = now();
+  const bool tty = isatty(2);
+  bool drawn = false;
+  double start = mm_now();
   pthread_mutex_lock(&w->lock);
-  while (!w->stop) {
+  for (unsigned second = 1; !w->stop; second++) {
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += tty ? 1 : 5;
-    pthread_cond_timedwait(&w->wake, &w->lock, &until);
+    until.tv_sec++;
+    while (!w->stop && pthread_cond_timedwait(&w->wake, &w->lock, &until) == 0) continue;
     if (w->stop) break;
-    draw(w, now() - start, tty);
+    if (w->events) put_progress(w, mm_now() - start);
+    if (!w->drawn || (!tty && second % 5 != 0)) continue;
+    draw(w, mm_now() - start, tty);
     drawn = true;
   }
   pthread_mutex_unlock(&w->lock);
@@ -201,10 +315,10 @@ static void *watch(void *ctx) {
   return NULL;
 }
 
-mm_watch *mm_watch_open(const mm_plan *p, const mm_progress *progress) {
-  mm_watch *w = calloc(1, sizeof *w);
+mm_watch *mm_watch_open(const mm_plan *p, const mm_progress *progress, mm_events *events, bool drawn) {
+  mm_watch *w = events || drawn ? calloc(1, sizeof *w) : NULL;
   if (!w) return NULL;
-  *w = (mm_watch){.p = p, .progress = progress};
+  *w = (mm_watch){.p = p, .progress = progress, .events = events, .drawn = drawn};
   pthread_mutex_init(&w->lock, NULL);
   pthread_cond_init(&w->wake, NULL);
   if (pthread_create(&w->thread, NULL, watch, w) == 0) return w;

@@ -4,24 +4,32 @@
 
 #include <stdio.h>
 
+#include "convert/report/events.h"
+#include "convert/report/footprint.h"
 #include "convert/write/convert.h"
 
 typedef enum mm_report_style { MM_REPORT_TEXT, MM_REPORT_JSON } mm_report_style;
 
-/* The plan: model, source, what each packed tensor becomes, bytes per rank, exact total. `tensors` lists every packed tensor. */
-bool mm_report_plan(FILE *f, const mm_plan *p, mm_report_style style, bool tensors, mm_err *err);
+/* The plan: model, source, what each packed tensor becomes, bytes of the ranks by kind, exact total, KV cache; and the verdict, where one
+ * was asked for. `tensors` lists every packed tensor. */
+bool mm_report_plan(FILE *f, const mm_plan *p, const mm_verdict *v, mm_report_style style, bool tensors, mm_err *err);
 
-/* A thread that draws progress on stderr: a bar on a terminal, a line every five seconds otherwise. */
+/* A thread that draws progress on stderr (a bar on a terminal, a line every five seconds otherwise) where `drawn`, and puts an event every
+ * second where `events` is not NULL. */
 typedef struct mm_watch mm_watch;
-mm_watch *mm_watch_open(const mm_plan *p, const mm_progress *progress); /* NULL: no thread to be had, nothing is drawn */
-void mm_watch_close(mm_watch *w);                                       /* accepts NULL */
+mm_watch *mm_watch_open(const mm_plan *p, const mm_progress *progress, mm_events *events, bool drawn); /* NULL: no thread to be had */
+void mm_watch_close(mm_watch *w);                                                                      /* accepts NULL */
 
 typedef struct mm_outcome {
   double seconds;
-  uint64_t zeroed; /* mm_progress's */
+  uint64_t zeroed, kept; /* mm_progress's */
   mm_digest manifest;
 } mm_outcome;
-/* The last words: wall time, rates, peak RSS, manifest digest. */
+/* The events of a run: the plan as it begins, the summary or the error as it ends. */
+void mm_report_begin(mm_events *e, const mm_plan *p, const mm_verdict *v);
+void mm_report_done(mm_events *e, const mm_plan *p, const mm_outcome *o);
+void mm_report_failed(mm_events *e, const mm_err *why);
+/* The last words: wall time, what was kept, rates, peak RSS, manifest digest. */
 bool mm_report_summary(FILE *f, const mm_plan *p, const mm_outcome *o, mm_report_style style, mm_err *err);
 
 #endif

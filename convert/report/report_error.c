@@ -42,6 +42,9 @@ static void figures_of(const mm_tensor_error *e, figure out[FIGURES]) {
   memcpy(out, f, sizeof f);
 }
 
+/* A stack of experts of which some are not exact. */
+static bool has_worst(const mm_tensor_error *e) { return e->leads > 0 && isfinite(e->worst_db); }
+
 static mm_json *row_json(const mm_error_row *x) {
   figure f[FIGURES];
   figures_of(&x->e, f);
@@ -52,6 +55,9 @@ static mm_json *row_json(const mm_error_row *x) {
             mm_json_set(o, "nonfinite", mm_json_new_int((int64_t)x->e.nonfinite)) &&
             (!isfinite(db) || mm_json_set(o, "sqnr_db", mm_json_new_real(db)));
   for (int i = 0; ok && i < FIGURES; i++) ok = mm_json_set(o, f[i].name, mm_json_new_real(f[i].value));
+  if (has_worst(&x->e))
+    ok = ok && mm_json_set(o, "worst_expert", mm_json_new_int(x->e.worst_lead)) &&
+         mm_json_set(o, "worst_expert_sqnr_db", mm_json_new_real(x->e.worst_db));
   if (ok) return o;
   mm_json_free(o);
   return NULL;
@@ -59,7 +65,16 @@ static mm_json *row_json(const mm_error_row *x) {
 
 mm_json *mm_report_json(const mm_error_report *r) {
   mm_json *o = mm_json_new_obj(), *list = mm_json_new_arr();
-  bool ok = o && list && mm_json_set(o, "exact_tensors", mm_json_new_int((int64_t)mm_report_exact(r)));
+  const char *const fact[][2] = {{"checkpoint", r->dir},
+                                 {"source", r->source},
+                                 {"quant", r->quant},
+                                 {"packed_by", r->tool},
+                                 {"compared_by", "minimax-verify " MM_VERSION},
+                                 {"manifest_sha256", r->manifest},
+                                 {"plan_sha256", r->plan}};
+  bool ok = o && list;
+  for (size_t i = 0; ok && i < sizeof fact / sizeof *fact; i++) ok = !fact[i][1] || mm_json_set(o, fact[i][0], mm_json_new_str(fact[i][1]));
+  ok = ok && mm_json_set(o, "exact_tensors", mm_json_new_int((int64_t)mm_report_exact(r)));
   for (size_t i = 0; ok && i < r->count; i++) {
     mm_json *row = row_json(&r->row[i]);
     ok = row && mm_json_append(list, row);
@@ -82,7 +97,7 @@ void mm_report_csv(FILE *f, const mm_error_report *r) {
   figures_of(&(mm_tensor_error){0}, x);
   fputs("name,scheme,count,nonfinite,sqnr_db", f);
   for (int i = 0; i < FIGURES; i++) fprintf(f, ",%s", x[i].name);
-  fputs("\n", f);
+  fputs(",worst_expert,worst_expert_sqnr_db\n", f);
   for (size_t i = 0; i < r->count; i++) {
     const mm_error_row *row = &r->row[i];
     double db = mm_sqnr_db(&row->e);
@@ -91,7 +106,10 @@ void mm_report_csv(FILE *f, const mm_error_report *r) {
     fprintf(f, ",%s,%llu,%llu,", row->scheme, (unsigned long long)row->e.count, (unsigned long long)row->e.nonfinite);
     if (isfinite(db)) fprintf(f, "%.17g", db);
     for (int j = 0; j < FIGURES; j++) fprintf(f, ",%.17g", x[j].value);
-    fputs("\n", f);
+    if (has_worst(&row->e))
+      fprintf(f, ",%u,%.17g\n", row->e.worst_lead, row->e.worst_db);
+    else
+      fputs(",,\n", f);
   }
 }
 

@@ -8,15 +8,12 @@
 #include "formats/json.h"
 #include "formats/output.h"
 
-typedef struct mm_error_row {
-  const char *name, *scheme; /* of the packed tensor */
-  mm_tensor_error e;
-} mm_error_row;
-
 typedef struct mm_error_report {
   const char *dir, *source, *quant;
   mm_error_row *row;
   size_t count;
+  const char *tool;            /* that packed it, or NULL */
+  const char *manifest, *plan; /* SHA-256 in hexadecimal, or NULL */
 } mm_error_report;
 
 /* Rows by SQNR, worst first; exact ones last; equals by name. */
@@ -24,11 +21,13 @@ void mm_report_rank(mm_error_report *r);
 bool mm_error_exact(const mm_tensor_error *e);
 size_t mm_report_exact(const mm_error_report *r); /* how many are */
 
-/* {"exact_tensors": N, "tensors": [{"name", "scheme", "count", "sqnr_db" (absent when infinite), …}]}; NULL without memory. */
+/* {"checkpoint", "source", "quant", "packed_by", "compared_by", "manifest_sha256", "plan_sha256", "exact_tensors": N, "tensors": [{"name",
+ * "scheme", "count", "sqnr_db" (absent when infinite), …}]}; NULL without memory. */
 mm_json *mm_report_json(const mm_error_report *r);
 /* One line of names, one line a tensor. */
 void mm_report_csv(FILE *f, const mm_error_report *r);
-/* Self-contained: figures, histograms and a layer x tensor map as inline SVG, a table. No scripts, nothing fetched. False without
+/* Self-contained: a verdict first, histograms and a layer x tensor map as inline SVG on scales that are the same in every report, what the
+ * figures mean, a table in three orders. No scripts, nothing fetched. False without
  * memory. */
 bool mm_report_html(FILE *f, const mm_error_report *r);
 

@@ -13,6 +13,7 @@
 #include "convert/source/encoding.h"
 #include "convert/source/index.h"
 #include "convert/source/kv_scales.h"
+#include "convert/source/locate.h"
 #include "convert/source/rule.h"
 #include "formats/pool.h"
 
@@ -44,7 +45,7 @@ bool mm_hf_inside(const mm_hf *hf, const char *path, mm_err *err) {
                  mm_escape(shown, sizeof shown, real, strlen(real)));
 }
 
-static bool missing_shard(const mm_hf_file *f, mm_err *err) {
+static bool missing_shard(const mm_hf *hf, const mm_hf_file *f, mm_err *err) {
   static const char *const partial[] = {".incomplete", ".part"};
   char path[PATH_MAX];
   for (size_t i = 0; i < 2; i++) {
@@ -53,6 +54,9 @@ static bool missing_shard(const mm_hf_file *f, mm_err *err) {
       return mm_fail(err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(f->path, NULL),
                      "found only %s%s, expected the file: its download seems unfinished", f->name, partial[i]);
   }
+  if (hf->dry_run && hf->index_text)
+    return mm_fail(err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(f->path, NULL),
+                   "no such file; --names-only does with config.json and the index alone");
   return true;
 }
 
@@ -71,7 +75,7 @@ static bool read_header(void *ctx, size_t index, unsigned worker, mm_err *err) {
   mm_hf_file *f = &hf->file[index];
   mm_st st = {0};
   if (!mm_hf_inside(hf, f->path, err)) return false;
-  if (!exists(f->path) && errno == ENOENT && !missing_shard(f, err)) return false;
+  if (!exists(f->path) && errno == ENOENT && !missing_shard(hf, f, err)) return false;
   bool ok = mm_st_open(&st, f->path, MM_BAD_INPUT, err);
   f->id = st.id;
   f->header = st.header;
@@ -234,7 +238,20 @@ static bool read_quantization(mm_hf *hf, mm_err *err) {
 
 static bool read_config(mm_hf *hf, mm_err *err) {
   hf->config = read_json(hf, hf->config_path, err);
-  return hf->config && read_quantization(hf, err);
+  return hf->config && (mm_packed_is(hf->dir) || read_quantization(hf, err));
+}
+
+/* A config that no plan would come from is refused before headers are read. */
+static bool check_model(const mm_hf *hf, mm_err *err) {
+  mm_model model = {0};
+  const mm_arch *arch = mm_arch_find(hf->config, hf->config_path, err);
+  return arch && arch->read_config(hf->config, hf->config_path, &model, err);
+}
+
+static bool open_packed(mm_hf *hf, const mm_hf_options *o, mm_err *err) {
+  if (o->names_only)
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(hf->dir, NULL), "found --names-only with a packed checkpoint, expected all its files");
+  return mm_packed_open(hf, err);
 }
 
 static bool read_index(mm_hf *hf, const char *path, mm_err *err) {
@@ -244,13 +261,17 @@ static bool read_index(mm_hf *hf, const char *path, mm_err *err) {
 }
 
 bool mm_hf_open(mm_hf *hf, const char *dir, const mm_hf_options *o, mm_err *err) {
-  *hf = (mm_hf){.names_only = o->names_only, .outside_allowed = o->allow_outside_links, .nonfinite_allowed = o->allow_nonfinite};
-  hf->dir = mm_arena_strndup(&hf->arena, dir, strlen(dir), err);
+  *hf = (mm_hf){.names_only = o->names_only,
+                .outside_allowed = o->allow_outside_links,
+                .nonfinite_allowed = o->allow_nonfinite,
+                .dry_run = o->dry_run};
+  hf->dir = mm_source_locate(dir, &hf->arena, err);
   if (!hf->dir) return false;
   char *index = join(hf, MM_INDEX_NAME, err), *single = join(hf, SINGLE_FILE, err);
   hf->config_path = join(hf, "config.json", err);
   if (!index || !single || !hf->config_path) return false;
   if (!read_config(hf, err)) return false;
+  if (mm_packed_is(dir)) return (!o->for_plan || check_model(hf, err)) && open_packed(hf, o, err);
   bool indexed = exists(index);
   if (indexed) {
     if (!read_index(hf, index, err)) return false;
@@ -271,10 +292,6 @@ bool mm_hf_open(mm_hf *hf, const char *dir, const mm_hf_options *o, mm_err *err)
                    "found both %s and %s, which the index does not name: remove one", MM_INDEX_NAME, SINGLE_FILE);
   if (o->names_only && !indexed)
     return mm_fail(err, MM_BAD_INPUT, "E_IDX", mm_at(index, NULL), "found no index, expected one for --names-only");
-  if (o->for_plan) {
-    mm_model model = {0};
-    const mm_arch *arch = mm_arch_find(hf->config, hf->config_path, err);
-    if (!arch || !arch->read_config(hf->config, hf->config_path, &model, err)) return false;
-  }
+  if (o->for_plan && !check_model(hf, err)) return false;
   return (o->names_only || read_headers(hf, o->one_thread, err)) && canonical_names(hf, err);
 }

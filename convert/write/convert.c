@@ -1,7 +1,6 @@
 /* The main loop of a conversion. */
 #include "convert/write/convert.h"
 
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -46,6 +45,8 @@ static bool run_item(void *ctx, size_t item, unsigned worker, mm_err *err) {
     w->dead = NULL;
     w->dead_count = w->dead_cap = 0;
     if (!mm_writer_step_done(job->out, &e, bytes, err)) return false;
+  } else {
+    atomic_fetch_add(&job->progress->kept_bytes, bytes);
   }
   atomic_fetch_add(&job->progress->read_bytes, bytes);
   return true;
@@ -80,10 +81,9 @@ static bool run_all(mm_convert_job *job, unsigned threads, mm_digest *manifest, 
 }
 
 static bool manifest_digest(const mm_plan *p, const char *dir, mm_digest *out, mm_err *err) {
-  char path[PATH_MAX];
   size_t n = 0;
-  snprintf(path, sizeof path, "%s/%s", dir, mm_plan_manifest(p));
-  char *text = mm_file_slurp(path, MM_MANIFEST_MAX, &n, err);
+  const mm_path path = mm_path_of(dir, mm_plan_manifest(p));
+  char *text = mm_file_slurp(path.text, MM_MANIFEST_MAX, &n, err);
   bool ok = text && mm_sha256(text, n, out, err);
   free(text);
   return ok;
@@ -98,6 +98,10 @@ bool mm_convert_run(mm_plan *p, const mm_writer_options *o, mm_progress *progres
   mm_writer out;
   mm_convert_job job = {.p = p, .out = &out, .progress = progress};
   bool opened = mm_writer_open(&out, p, o, err);
+  if (opened && out.complete) { /* nothing is left to do */
+    atomic_store(&progress->read_bytes, p->source_bytes);
+    atomic_store(&progress->kept_bytes, p->source_bytes);
+  }
   bool ok = opened && (out.complete ? manifest_digest(p, o->target, manifest, err) : run_all(&job, o->threads, manifest, err));
   if (!ok && err->status == MM_INTERRUPTED) {
     mm_err late = {0}; /* the interruption is what is reported; without this record only more is done again */

@@ -9,6 +9,7 @@
 /* Shared with whoever watches: written by the workers, read at any time. */
 typedef struct mm_progress {
   _Atomic uint64_t read_bytes;    /* source bytes done */
+  _Atomic uint64_t kept_bytes;    /* of these, what the run that this one continues had done */
   _Atomic uint64_t written_bytes; /* output bytes of finished parts */
   _Atomic uint64_t zeroed;        /* weights that were not finite and are 0, at the end also of the runs that this one continued */
   _Atomic bool stop;              /* set by a signal handler: workers end with MM_INTERRUPTED */

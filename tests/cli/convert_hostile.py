@@ -82,7 +82,7 @@ def index_and_files():
     check(BAD, "E_DUP_KEY", spoil=lambda c: setattr(c, "index", '{"weight_map":{"a":"x","b":"x","a":"x"}}'))
     check(BAD, "E_JSON", INDEX, spoil=lambda c: setattr(c, "index", '{"weight_map":{"a":"x"'))
     check(BAD, "E_FS_MISSING", "config.json", after=lambda s: os.remove(s + "/config.json"))
-    check(BAD, "E_FS_MISSING", "config.json", after=shutil.rmtree)
+    check(BAD, "E_FS_MISSING", "no such directory", after=shutil.rmtree)
     for name, code, shown in (("\x1b[31mred", "E_NAME", r"\x1b[31mred"), ("été\u202e", "E_UNKNOWN", "été")):
         check(BAD, code, shown, spoil=lambda c, n=name: (c.tensors.update({n: ("U8", [1], b"1")}), c.file.update({n: SHARD1})))
 

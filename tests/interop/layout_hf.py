@@ -49,6 +49,8 @@ CONFIGS = {
     ("int8", "ct"): (ct("int-quantized", INT8 | {"strategy": "channel", "dynamic": False}, INT8 | PER_TOKEN), "ignore"),
     ("w4a16", "ct"): (ct("pack-quantized", {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128,
                                             "dynamic": False, "actorder": None}, None), "ignore"),
+    ("w4afp8", "ct"): (ct("pack-quantized", {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128,
+                                             "dynamic": False, "actorder": None}, FLOAT8 | PER_TOKEN), "ignore"),
     ("nvfp4a16", "ct"): (NVFP4, "ignore"),
     ("mxfp4", "ct"): (ct("mxfp4-pack-quantized", {"num_bits": 4, "dynamic": False} | MX, {"num_bits": 4, "dynamic": True} | MX), "ignore"),
     ("mxfp8", "ct"): (ct("mxfp8-quantized", {"num_bits": 8, "dynamic": False} | MX, {"num_bits": 8, "dynamic": True} | MX), "ignore"),
@@ -60,12 +62,13 @@ CONFIGS = {
 # Suffixes of a quantised module, with types.
 SPELT = {
     ("block_fp8", "fp8"): {"weight": "F8_E4M3", "weight_scale_inv": "F32"},
-    ("tensor_wise_fp8", "fp8"): {"weight": "F8_E4M3", "weight_scale": "F32"},
+    ("tensor_wise_fp8", "fp8"): {"weight": "F8_E4M3", "weight_scale_inv": "F32"},
     ("block_fp8", "ct"): {"weight": "F8_E4M3", "weight_scale": "F32"},
     ("channel_fp8", "ct"): {"weight": "F8_E4M3", "weight_scale": "F32"},
     ("tensor_wise_fp8", "ct"): {"weight": "F8_E4M3", "weight_scale": "F32"},
     ("int8", "ct"): {"weight": "I8", "weight_scale": "F32"},
     ("w4a16", "ct"): {"weight_packed": "I32", "weight_scale": "BF16", "weight_shape": "I64"},
+    ("w4afp8", "ct"): {"weight_packed": "I32", "weight_scale": "BF16", "weight_shape": "I64"},
     ("nvfp4a16", "ct"): {"weight_packed": "U8", "weight_scale": "F8_E4M3", "weight_global_scale": "F32"},
     ("mxfp4", "ct"): {"weight_packed": "U8", "weight_scale": "U8"},
     ("mxfp8", "ct"): {"weight": "F8_E4M3", "weight_scale": "U8"},
@@ -74,8 +77,8 @@ SPELT = {
 
 
 def scale_shape(scheme, dialect, rows, cols):
-    return {"block_fp8": [-(-rows // 128), -(-cols // 128)], "channel_fp8": [rows, 1], "int8": [rows, 1], "tensor_wise_fp8": [1],
-            "w4a16": [rows, cols // 128], "nvfp4a16": [rows, cols // 16], "mxfp4": [rows, cols // 32], "mxfp8": [rows, cols // 32]}[scheme]
+    return {"block_fp8": [-(-rows // 128), -(-cols // 128)], "channel_fp8": [rows, 1], "int8": [rows, 1], "tensor_wise_fp8": [] if dialect == "fp8" else [1],
+            "w4a16": [rows, cols // 128], "w4afp8": [rows, cols // 128], "nvfp4a16": [rows, cols // 16], "mxfp4": [rows, cols // 32], "mxfp8": [rows, cols // 32]}[scheme]
 
 
 def run(source, out, *options):
@@ -101,6 +104,8 @@ def packed_weights(pack):
                     codes = codes >> (4 * (np.arange(codes.shape[2]) & 1)).astype(np.uint8) & 15
                 if t["scheme"] == "w4a16":
                     value = codes.astype(np.float32) - 8
+                elif t["scheme"] == "w4afp8":  # two's complement
+                    value = (codes ^ 8).astype(np.float32) - 8
                 elif t["scheme"] == "int8":
                     value = codes.view(np.int8).astype(np.float32)
                 else:
@@ -133,20 +138,25 @@ def check_files(hf, model):
     assert all(max(x) <= min(y) for x, y in zip(layers, layers[1:])), "files follow layer order"
     extra = {"hf_quant_config.json"} if hf.config.get("quantization_config", {}).get("quant_method") == "modelopt" else set()
     kept = {f for f in ("tokenizer.json", "generation_config.json", "chat_template.jinja") if os.path.exists(f"tests/data/{model}/{f}")}
-    assert set(os.listdir(hf.path)) == set(listed) | {"config.json", "model.safetensors.index.json"} | kept | extra
+    assert set(os.listdir(hf.path)) == set(listed) | {"config.json", "model.safetensors.index.json", "minimax-digests.json", "README.md"} | kept | extra
     for name in kept:
         with open(os.path.join(hf.path, name), "rb") as f, open(f"tests/data/{model}/{name}", "rb") as g:
             assert f.read() == g.read(), name
 
 
 def left_out(hf, source):
-    """Modules of matrices that are not quantised, by full name; experts of a layer also as one where none of them is."""
+    """Modules of matrices that are not quantised, by full name and by those that engines give them: q, k and v as one, experts of a layer as
+    one where none of them is quantised, "mlp" for "block_sparse_moe"."""
     quantised = set(hf.quantised())
     plain = {m for m, t in source.modules.items() if t.get("weight", t.get("e_score_correction_bias"))[0].ndim == 2 and m not in quantised}
     for layer in {m.split(".experts.")[0] for m in source.modules if ".experts." in m}:
         if not any(m.startswith(layer + ".experts.") for m in quantised):
-            plain.add(layer + ".experts")
-    return plain
+            plain |= {layer + ".experts", layer.replace("block_sparse_moe", "mlp") + ".experts"}
+            if hf.config["quantization_config"]["quant_method"] == "compressed-tensors":
+                plain.add("re:^" + layer.replace(".", r"\.").replace("block_sparse_moe", "(block_sparse_moe|mlp)") + r"\.experts\..*$")
+    fused = {m[:-len("q_proj")] + "qkv_proj" for m in plain if m.endswith("q_proj")}
+    gates = {m.replace(".block_sparse_moe.", ".mlp.") for m in plain if m.endswith(".gate")}
+    return plain | fused | gates
 
 
 def check_config(hf, source, expected, key):
@@ -163,7 +173,7 @@ def check_config(hf, source, expected, key):
     # every way in which engines match the list gives the same answer
     for module in source.modules:
         exact = module in listed
-        assert any(entry in module for entry in listed) == exact or "norm" in module or module.endswith("block_sparse_moe"), module
+        assert any(entry in module for entry in listed if not entry.startswith("re:")) == exact or "norm" in module or module.endswith("block_sparse_moe"), module
         assert any(module == entry or module.endswith("." + entry) for entry in listed) == exact, module
     if key == "ignore" and found["quant_method"] == "modelopt":
         with open(os.path.join(hf.path, "hf_quant_config.json"), encoding="utf-8") as f:
@@ -279,7 +289,7 @@ def mixed():
     named, general = config["config_groups"]["group_0"], config["config_groups"]["group_1"]
     assert config["format"] == "mixed-precision" and len(config["config_groups"]) == 2
     assert named == BLOCK["config_groups"]["group_0"] | {"targets": [
-        rf"re:^model\.layers\.\d+\.self_attn\.{p}$" for p in ("q_proj", "k_proj", "v_proj", "o_proj")]}
+        rf"re:^model\.layers\.\d+\.self_attn\.{p}$" for p in ("q_proj", "qkv_proj", "k_proj", "v_proj", "o_proj")]}
     assert general == NVFP4["config_groups"]["group_0"]
     for module in hf.quantised():
         assert ("weight_packed" in hf.modules[module]) == (".experts." in module), module
@@ -310,7 +320,7 @@ def main():
     for model in ("tiny-m1", "tiny-m2"):
         for scheme, dialect in [("none", None), ("bf16", None), ("f32", None), *CONFIGS]:
             options = []
-            if (model, scheme) == ("tiny-m2", "w4a16"):  # 192 columns are not groups of 128
+            if model == "tiny-m2" and scheme in ("w4a16", "w4afp8"):  # 192 columns are not groups of 128
                 options = ["--override", "*.w2.weight=bf16"]
             hf, wanted = one(model, scheme, dialect, *options)
             assert finds_one_wrong_bit(hf, wanted), (model, scheme, dialect)
@@ -322,13 +332,14 @@ def main():
     round_trip("tiny-m2", "none")
     for scheme, dialect in [("bf16", None), *CONFIGS]:
         # not: a reader cannot know before it reads that w1 and w3 share their tensor-wise scale, and 1/(1/x) is not x
-        if scheme != "tensor_wise_fp8" and (scheme, dialect) != ("nvfp4a16", "ct"):
+        # and whose the inputs' rounding is, no file of W4A8 says: its codes are w4a16's
+        if scheme not in ("tensor_wise_fp8", "w4afp8") and (scheme, dialect) != ("nvfp4a16", "ct"):
             round_trip("tiny-m1", scheme, dialect)
-            if scheme != "w4a16":
+            if scheme not in ("w4a16", "w4afp8"):
                 round_trip("tiny-m2", scheme, dialect)
     print("our own unsharded files give the packed shards of their source")
     layout = ["--layout", "hf"]
-    for scheme in ("nvfp4", "w4a8", "w4afp8"):
+    for scheme in ("nvfp4", "w4a8"):
         refused(4, "E_DIALECT", [scheme, "nvfp4a16"], *layout, "--quant", scheme)
     for scheme, dialect in [("int8", "fp8"), ("nvfp4a16", "fp8"), ("block_fp8", "modelopt"), ("mxfp4", "modelopt"), ("nvfp4", "modelopt")]:
         refused(4, "E_DIALECT", [scheme, dialect], *layout, "--quant", scheme, "--dialect", dialect)

@@ -68,12 +68,17 @@ def expected(pack, source, t, values, step):
             w.append(np.where(bad, 0, x).astype("f8"))
             v.append((values(np.ascontiguousarray(planes[0][1][e])).ravel() * scale).astype("f8"))
             s.append(np.abs(scale.astype("f8")))
+    # Pieces of an expert lie one behind the other: piece by piece, expert by expert.
+    leads = t["whole_lead"] or 1
+    own = [10 * np.log10(sum((x * x).sum() for x in w[e::leads]) / sum(((x - y) ** 2).sum() for x, y in zip(w[e::leads], v[e::leads])))
+           for e in range(leads)]
     w, v, s = (np.concatenate(x) for x in (w, v, s))
     d = v - w
     return {"count": w.size, "nonfinite": lost, "sqnr_db": 10 * np.log10((w * w).sum() / (d * d).sum()), "rmse": np.sqrt((d * d).mean()),
             "max_abs": np.abs(d).max(), "cosine": (w * v).sum() / np.sqrt((w * w).sum() * (v * v).sum()),
             "clipped_share": (np.abs(d) > step / 2 * s * (1 + 1e-4)).mean(), "flushed_share": ((w != 0) & (v == 0)).mean(),
-            "least_scale": s.min(), "most_scale": s.max()}
+            "least_scale": s.min(), "most_scale": s.max()} | \
+        ({"worst_expert": int(np.argmin(own)), "worst_expert_sqnr_db": min(own)} if t["whole_lead"] else {})
 
 
 def check(scheme, source):
@@ -118,7 +123,16 @@ def check_html(path, report, db):
     titles = [n.firstChild.data for n in svg[2].getElementsByTagName("title")]
     layered = [row for row in report["tensors"] if ".layers." in row["name"]]
     want = [row["name"] + (f": {row['sqnr_db']:.2f} dB" if "sqnr_db" in row else ": exact") for row in layered]
+    want += [f"{row['name']}, expert {row['worst_expert']}, the worst: {row['worst_expert_sqnr_db']:.2f} dB" for row in layered if "worst_expert" in row]
     assert sorted(titles) == sorted(want), "the map shows every tensor of every layer"
+    for fact in ("checkpoint", "source", "quant", "packed_by", "compared_by", "manifest_sha256", "plan_sha256"):
+        assert report[fact] and f"<dd>{report[fact]}\n" in page, fact
+    tables = re.findall(r"<table>.*?</table>", page, re.S)
+    assert len(tables) == 3 and all(sorted(re.findall(r"<tr><td>([^<]*)", t)) == sorted(row["name"] for row in report["tensors"]) for t in tables)
+    assert re.findall(r"<tr><td>([^<]*)", tables[0]) == [row["name"] for row in report["tensors"]]
+    largest = [next(row for row in report["tensors"] if row["name"] == n)["max_abs"] for n in re.findall(r"<tr><td>([^<]*)", tables[2])]
+    assert largest == sorted(largest, reverse=True)
+    assert page.index("class=\"verdict") < page.index("<dl>") and "Look closer." in page, "three weights are not finite"
     for plot in svg[:2]:
         bars = [int(n.firstChild.data.split(": ")[1]) for n in plot.getElementsByTagName("title")]
         assert sum(bars) == len(db), "a histogram counts every tensor that is not exact"

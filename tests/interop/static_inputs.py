@@ -18,7 +18,7 @@ NVFP4 = CONFIGS["nvfp4a16", "ct"][0]["config_groups"]["group_0"]["weights"]
 MODELOPT4 = CONFIGS["nvfp4a16", "modelopt"][0]["config_groups"]["group_0"]["weights"]
 # scheme, dialect -> quantization_config, its list of modules left out, suffix and shape of the scale
 SPELT = {
-    ("tensor_wise_fp8", "fp8"): (HF_FP8 | {"activation_scheme": "static", "weight_block_size": None}, "modules_to_not_convert", "input_scale", [1]),
+    ("tensor_wise_fp8", "fp8"): (HF_FP8 | {"activation_scheme": "static", "weight_block_size": None}, "modules_to_not_convert", "activation_scale", []),
     ("tensor_wise_fp8", "ct"): (ct("float-quantized", FLOAT8 | TENSOR, FLOAT8 | TENSOR), "ignore", "input_scale", [1]),
     ("nvfp4", "ct"): (ct("nvfp4-pack-quantized", NVFP4, NVFP4 | {"dynamic": "local"}), "ignore", "input_global_scale", [1]),
     ("nvfp4", "modelopt"): (CONFIGS["nvfp4a16", "modelopt"][0] | {"quant_algo": "NVFP4", "config_groups": {

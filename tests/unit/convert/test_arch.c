@@ -331,17 +331,19 @@ static void test_optional_keys(void **state) {
 static void test_relations(void **state) {
   (void)state;
   refused(m1, "\"num_key_value_heads\":4", "\"num_key_value_heads\":5", MM_BAD_INPUT, "E_CFG_RANGE",
-          "heads: found 12, expected a multiple of kv_heads 5");
+          "num_attention_heads: found 12, expected a multiple of num_key_value_heads 5");
   refused(m1, "\"num_key_value_heads\":4", "\"num_key_value_heads\":24", MM_BAD_INPUT, "E_CFG_RANGE",
-          "kv_heads: found 24, expected 1 to 12");
-  refused(m2, "\"num_experts_per_tok\":5", "\"num_experts_per_tok\":10", MM_BAD_INPUT, "E_CFG_RANGE", "top_k: found 10, expected 1 to 9");
+          "num_key_value_heads: found 24, expected 1 to 12");
+  refused(m2, "\"num_experts_per_tok\":5", "\"num_experts_per_tok\":10", MM_BAD_INPUT, "E_CFG_RANGE",
+          "num_experts_per_tok: found 10, expected 1 to 9");
   refused(m1, "\"rotary_dim\":10", "\"rotary_dim\":22", MM_BAD_INPUT, "E_CFG_RANGE", "rotary_dim: found 22, expected 2 to 20");
   refused(m1, "\"rotary_dim\":10", "\"rotary_dim\":7", MM_BAD_INPUT, "E_CFG_RANGE", "rotary_dim: found 7, expected an even number");
   refused(m1, "\"rms_norm_eps\":2e-05", "\"rms_norm_eps\":0", MM_BAD_INPUT, "E_CFG_RANGE", "norm_eps: found 0, expected a positive number");
   refused(m2, "\"rms_norm_eps\":3e-06", "\"rms_norm_eps\":-1e-6", MM_BAD_INPUT, "E_CFG_RANGE", "norm_eps: found -1e-06");
   refused(m1, "\"rope_theta\":10000000", "\"rope_theta\":0", MM_BAD_INPUT, "E_CFG_RANGE", "rope_theta: found 0");
   refused(m2, "\"rope_theta\":6000000", "\"rope_theta\":-5e6", MM_BAD_INPUT, "E_CFG_RANGE", "rope_theta: found -5e+06");
-  refused(m1, "\"num_attention_heads\":12", "\"num_attention_heads\":200000000", MM_BAD_INPUT, "E_CFG_RANGE", "3 x heads x head_dim");
+  refused(m1, "\"num_attention_heads\":12", "\"num_attention_heads\":200000000", MM_BAD_INPUT, "E_CFG_RANGE",
+          "3 x num_attention_heads x head_dim");
   char *a = edited(m1, "\"head_dim\":20,", ""); /* no head_dim, and more heads than channels */
   refused(a, "\"hidden_size\":96", "\"hidden_size\":11", MM_BAD_INPUT, "E_CFG_RANGE", "head_dim: found 0");
   free(a);

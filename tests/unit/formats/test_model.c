@@ -141,17 +141,36 @@ static void test_most_layers(void **state) {
 
 static void breaks(const mm_model *m, const char *line) {
   mm_err err = {0};
-  assert_false(mm_model_check(m, "config.json", MM_BAD_INPUT, "E_CFG_RANGE", &err));
-  assert_int_equal(err.status, MM_BAD_INPUT);
+  assert_false(mm_model_check(m, "manifest.json", MM_INTEGRITY, "E_MANIFEST", &err));
+  assert_int_equal(err.status, MM_INTEGRITY);
   assert_string_equal(err.text, line);
 }
 
-#define RULE(change, line)                         \
-  do {                                             \
-    mm_model m = sample();                         \
-    change;                                        \
-    breaks(&m, "E_CFG_RANGE: config.json: " line); \
+#define RULE(change, line)                          \
+  do {                                              \
+    mm_model m = sample();                          \
+    change;                                         \
+    breaks(&m, "E_MANIFEST: manifest.json: " line); \
   } while (0)
+
+/* Of a config.json: in its own keys, not the manifest's. */
+static void test_config_keys(void **state) {
+  (void)state;
+  static const char *const lines[] = {
+      "num_experts_per_tok: found 8, expected 1 to 7",
+      "num_attention_heads: found 12, expected a multiple of num_key_value_heads 5",
+      "rms_norm_eps: found 0, expected a positive number",
+  };
+  for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
+    mm_model m = sample();
+    if (i == 0) m.top_k = 8;
+    if (i == 1) m.kv_heads = 5;
+    if (i == 2) m.norm_eps = 0;
+    mm_err err = {0};
+    assert_false(mm_model_check(&m, "config.json", MM_BAD_INPUT, "E_CFG_RANGE", &err));
+    assert_string_equal(err.text + strlen("E_CFG_RANGE: config.json: "), lines[i]);
+  }
+}
 
 static void test_rules(void **state) {
   (void)state;
@@ -204,8 +223,8 @@ static void test_rules(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_round_trip),  cmocka_unit_test(test_text),  cmocka_unit_test(test_refused_text),
-      cmocka_unit_test(test_most_layers), cmocka_unit_test(test_rules),
+      cmocka_unit_test(test_round_trip),  cmocka_unit_test(test_text),        cmocka_unit_test(test_refused_text),
+      cmocka_unit_test(test_most_layers), cmocka_unit_test(test_config_keys), cmocka_unit_test(test_rules),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

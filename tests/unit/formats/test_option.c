@@ -183,7 +183,7 @@ static void test_refused(void **state) {
 }
 
 /* What the program prints to stdout for one hidden or plain help option. */
-static char *printed(const char *word) {
+static char *printed_by(const mm_program *p, const char *word) {
   static char text[16384];
   FILE *file = tmpfile();
   assert_non_null(file);
@@ -193,8 +193,12 @@ static char *printed(const char *word) {
   const char *operand[2];
   size_t count;
   bool done;
-  mm_err err;
-  bool ok = parse(word, operand, &count, &done, &err);
+  mm_err err = {0};
+  char *argv[16] = {"minimax-sample"}, line[512];
+  int argc = 1;
+  snprintf(line, sizeof line, "%s", word);
+  for (char *w = strtok(line, " "); w; w = strtok(NULL, " ")) argv[argc++] = w;
+  bool ok = mm_options_parse(p, argc, argv, operand, &count, &done, &err);
   fflush(stdout);
   dup2(saved, STDOUT_FILENO);
   close(saved);
@@ -204,6 +208,8 @@ static char *printed(const char *word) {
   fclose(file);
   return text;
 }
+
+static char *printed(const char *word) { return printed_by(&program, word); }
 
 /* Every option's text in the form that `how` gives it ("--%s ", ".TP\n… \\-\\-%s") is in the output of `word`. */
 static void lists_every(const char *word, const char *how, const char *dash, bool explained) {
@@ -257,10 +263,52 @@ static void test_help(void **state) {
                       "Exit status: 0 done.\n"
                       ".not a request\n"
                       "'nor this\n");
-  assert_string_equal(printed("--version"), "minimax-sample " MM_VERSION "\n");
+  char version[128];
+  snprintf(version, sizeof version, "minimax-sample %s\n", mm_version());
+  assert_string_equal(printed("--version"), version);
+  assert_non_null(strstr(version, " " MM_VERSION " (commit "));
   char *short_form = strdup(printed("-h"));
   assert_string_equal(printed("a b --help --unknown"), short_form); /* what follows is not read */
   free(short_form);
+}
+
+/* Headings divide the help, and are no options; known words are shown, others taken. */
+static void test_headings(void **state) {
+  (void)state;
+  const char *word = NULL;
+  uint64_t jobs = 3;
+  const mm_option rows[] = {{.help = "first"},
+                            {.name = "word", .kind = MM_OPT_WORD, .target = &word, .arg = "WORD", .help = "which", .choices = "a|b"},
+                            {.help = "second"},
+                            {.name = "jobs", .letter = 'j', .kind = MM_OPT_U64, .target = &jobs, .arg = "N", .help = "threads", .lo = 1}};
+  const mm_program p = {
+      .name = "minimax-sample", .summary = "headings", .operands = "", .options = rows, .option_count = sizeof rows / sizeof *rows};
+  size_t count;
+  bool done;
+  mm_err err = {0};
+  assert_true(mm_options_parse(&p, 3, (char *[]){"x", "--word", "c"}, NULL, &count, &done, &err));
+  assert_string_equal(word, "c");
+  assert_int_equal(jobs, 3);
+  assert_false(mm_options_parse(&p, 2, (char *[]){"x", "--first"}, NULL, &count, &done, &err));
+  setenv("MINIMAX_JOBS", "7", 1);
+  assert_true(mm_options_parse(&p, 1, (char *[]){"x"}, NULL, &count, &done, &err));
+  assert_int_equal(jobs, 7);
+  assert_true(mm_options_parse(&p, 2, (char *[]){"x", "-j5"}, NULL, &count, &done, &err));
+  assert_int_equal(jobs, 5);
+  setenv("MINIMAX_JOBS", "many", 1);
+  err = (mm_err){0};
+  assert_false(mm_options_parse(&p, 1, (char *[]){"x"}, NULL, &count, &done, &err));
+  assert_string_equal(err.text, "E_USAGE: MINIMAX_JOBS in the environment: found \"many\", expected a value of --jobs");
+  assert_true(mm_options_parse(&p, 2, (char *[]){"x", "-j5"}, NULL, &count, &done, &err));
+  unsetenv("MINIMAX_JOBS");
+  assert_string_equal(printed_by(&p, "--help"),
+                      "minimax-sample: headings\n\nusage: minimax-sample [OPTION…] \n\nfirst:\n"
+                      "      --word WORD             which: a, b\n\nsecond:\n"
+                      "  -j, --jobs N                threads\n\nthis program:\n"
+                      "  -h, --help                  print this help\n"
+                      "      --version               print the version\n");
+  assert_non_null(strstr(printed_by(&p, "--help-man"), "\n.SS second\n.TP\n\\-j, \\-\\-jobs N\n"));
+  assert_non_null(strstr(printed_by(&p, "--help-bash"), "--word) COMPREPLY=($(compgen -W 'a b' "));
 }
 
 static void test_escapes(void **state) {
@@ -347,6 +395,15 @@ static void fail_plainly(void) {
   _exit(mm_program_fail(&program, &err));
 }
 
+static void fail_as_json(void) {
+  const char *operand[2];
+  size_t count;
+  bool done;
+  mm_err err = {0};
+  parse("x --json", operand, &count, &done, &err);
+  _exit(mm_program_fail(&program, &err));
+}
+
 static void fail_without_reason(void) {
   mm_err err = {0};
   _exit(mm_program_fail(&program, &err));
@@ -364,6 +421,10 @@ static void test_program_fail(void **state) {
   assert_string_equal(child(fail_plainly, &status),
                       "minimax-sample: error: E_PREFIX: a.safetensors: tensor \"t\": found 3 bytes, expected 8\n");
   assert_int_equal(WEXITSTATUS(status), MM_BAD_INPUT);
+  assert_string_equal(child(fail_as_json, &status),
+                      "{\"program\":\"minimax-sample\",\"error\":\"E_USAGE\",\"status\":2,\"message\":\"E_USAGE: unknown option "
+                      "\\\"--json\\\"; see minimax-sample --help\"}\n");
+  assert_int_equal(WEXITSTATUS(status), MM_USAGE);
   assert_non_null(strstr(child(fail_without_reason, &status), "minimax-sample: error: E_BUG"));
   assert_int_equal(WEXITSTATUS(status), MM_BUG);
   const char *line = child(fail_at_length, &status);
@@ -398,6 +459,43 @@ static void test_program_start(void **state) {
   assert_string_equal(child(start_open, &status), "still here");
 }
 
+static bool run_well(void *args, mm_err *err) {
+  (void)err;
+  puts(args); /* stdout holds it until the end */
+  return true;
+}
+
+static bool run_badly(void *args, mm_err *err) { return mm_fail(err, MM_LOCKED, "E_LOCKED", mm_at(args, NULL), "found another run"); }
+
+static int main_of(const char *word, bool (*run)(void *, mm_err *), const char *stdout_path) {
+  const char *operand[2];
+  char *argv[] = {"minimax-sample", (char *)word};
+  int out = open(stdout_path, O_WRONLY);
+  dup2(out, STDOUT_FILENO);
+  return mm_program_main(&program, 2, argv, operand, run, "given");
+}
+
+static void main_well(void) { _exit(main_of("SRC", run_well, "/dev/null")); }
+static void main_badly(void) { _exit(main_of("SRC", run_badly, "/dev/null")); }
+static void main_help(void) { _exit(main_of("--help", run_badly, "/dev/null")); }
+static void main_unknown(void) { _exit(main_of("--unknown", run_well, "/dev/null")); }
+static void main_full(void) { _exit(main_of("SRC", run_well, "/dev/full")); }
+
+static void test_program_main(void **state) {
+  (void)state;
+  int status;
+  assert_string_equal(child(main_well, &status), "");
+  assert_int_equal(WEXITSTATUS(status), MM_OK);
+  assert_string_equal(child(main_badly, &status), "minimax-sample: error: E_LOCKED: given: found another run\n");
+  assert_int_equal(WEXITSTATUS(status), MM_LOCKED);
+  assert_string_equal(child(main_help, &status), "");
+  assert_int_equal(WEXITSTATUS(status), MM_OK);
+  assert_non_null(strstr(child(main_unknown, &status), "unknown option"));
+  assert_int_equal(WEXITSTATUS(status), MM_USAGE);
+  assert_string_equal(child(main_full, &status), "minimax-sample: error: E_IO: stdout: write: No space left on device\n");
+  assert_int_equal(WEXITSTATUS(status), MM_IO);
+}
+
 static int free_list(void **state) {
   (void)state;
   free(got.ignore.item);
@@ -406,9 +504,10 @@ static int free_list(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_accepted),    cmocka_unit_test(test_sizes),        cmocka_unit_test(test_refused),
-      cmocka_unit_test(test_help),        cmocka_unit_test(test_escapes),      cmocka_unit_test(test_shells),
-      cmocka_unit_test(test_full_stdout), cmocka_unit_test(test_program_fail), cmocka_unit_test(test_program_start),
+      cmocka_unit_test(test_accepted),      cmocka_unit_test(test_sizes),        cmocka_unit_test(test_refused),
+      cmocka_unit_test(test_help),          cmocka_unit_test(test_headings),     cmocka_unit_test(test_escapes),
+      cmocka_unit_test(test_shells),        cmocka_unit_test(test_full_stdout),  cmocka_unit_test(test_program_fail),
+      cmocka_unit_test(test_program_start), cmocka_unit_test(test_program_main),
   };
   return cmocka_run_group_tests(tests, NULL, free_list);
 }

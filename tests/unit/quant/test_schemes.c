@@ -482,7 +482,7 @@ static void test_registry(void **state) {
                                          {"W4A16", "w4a16"},
                                          {"MXFP4", "mxfp4"},
                                          {"W4A16_NVFP4", "nvfp4a16"},
-                                         {"FP8", "tensor_wise_fp8"},
+                                         {"FP8_TENSOR", "tensor_wise_fp8"},
                                          {"FP8_DYNAMIC", "channel_fp8"},
                                          {"w8a8", "int8"}};
   for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
@@ -491,12 +491,14 @@ static void test_registry(void **state) {
   }
   assert_null(mm_scheme_find("int3"));
   assert_null(mm_scheme_find(""));
+  assert_null(mm_scheme_find("fp8")); /* block-wise in the released models, tensor-wise in tools */
   size_t count = 0;
   for (; mm_scheme_at(count); count++) {
     const mm_scheme *s = mm_scheme_at(count);
     assert_ptr_equal(mm_scheme_find(s->name), s); /* no name or synonym hides another */
     for (size_t i = 0; i < sizeof s->synonym / sizeof *s->synonym && s->synonym[i]; i++) assert_ptr_equal(mm_scheme_find(s->synonym[i]), s);
     assert_true(s->plane_count >= 1 && s->plane_count <= MM_MAX_PLANES && s->pack && s->unpack);
+    assert_true(s->purpose && strlen(s->purpose) < 96);
     assert_true(!s->plane[0].scale && s->plane[0].suffix[0] == 0);
     for (unsigned i = 1; i < s->plane_count; i++) assert_true(s->plane[i].scale);
   }

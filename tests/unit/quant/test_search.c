@@ -247,11 +247,35 @@ static void test_gain(void **state) {
   }
 }
 
+/* What --quant help says of each scheme: dB of a Gaussian matrix, bits of a weight. */
+static void test_stated(void **state) {
+  (void)state;
+  static const struct {
+    const char *name;
+    double bits;
+  } stated[] = {{"bf16", 16},   {"block_fp8", 8.002}, {"channel_fp8", 8.0104}, {"mxfp8", 8.25}, {"int8", 8.0104},
+                {"nvfp4", 4.5}, {"mxfp4", 4.25},      {"w4a16", 4.125},        {"w4a8", 4.0104}};
+  for (size_t i = 0; i < sizeof stated / sizeof *stated; i++)
+    assert_true(fabs(mm_scheme_bits(mm_scheme_find(stated[i].name)) - stated[i].bits) < 1e-3);
+  matrix m = matrix_open(512, 2048); /* as make bench-quality takes it */
+  matrix_fill(&m, gaussian, 0.02);
+  const mm_scheme *s;
+  for (size_t i = 0; (s = mm_scheme_at(i)); i++) {
+    if (s->code == MM_CODE_PLAIN) {
+      assert_true(s->sqnr == 0);
+      continue;
+    }
+    double db = sqnr_of(&m, s->name, s->searches & 1u << MM_SEARCH_MSE ? MM_SEARCH_MSE : MM_SEARCH_ABSMAX);
+    if (!(fabs(db - (double)s->sqnr) < 0.15)) fail_msg("%s: %.2f dB, stated %.1f", s->name, db, (double)s->sqnr);
+  }
+  matrix_close(&m);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_nvfp4_window),      cmocka_unit_test(test_mxfp4_window), cmocka_unit_test(test_int4_window),
       cmocka_unit_test(test_row_shrink),        cmocka_unit_test(test_gain),         cmocka_unit_test(test_importance),
-      cmocka_unit_test(test_importance_window),
+      cmocka_unit_test(test_importance_window), cmocka_unit_test(test_stated),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,65 @@
+/* Events as lines of JSON. */
+#include "convert/report/events.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+struct mm_events {
+  int fd;
+  const char *path;
+  mm_err failed;
+};
+
+mm_events *mm_events_open(const char *path, mm_err *err) {
+  mm_events *e = mm_calloc(1, sizeof *e, err);
+  if (!e) return NULL;
+  e->path = path;
+  e->fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+  if (e->fd >= 0) return e;
+  mm_fail_errno(err, mm_at(path, NULL), "open", errno);
+  free(e);
+  return NULL;
+}
+
+static void put_line(mm_events *e, char *line) {
+  size_t n = strlen(line), at = 0;
+  line[n++] = '\n'; /* instead of the NUL */
+  while (at < n) {
+    ssize_t some = write(e->fd, line + at, n - at);
+    if (some < 0 && errno == EINTR) continue;
+    if (some < 0) {
+      mm_fail_errno(&e->failed, mm_at(e->path, NULL), "write", errno);
+      return;
+    }
+    at += (size_t)some;
+  }
+}
+
+void mm_events_put(mm_events *e, const char *event, mm_json *fields) {
+  struct timespec t;
+  if (e) {
+    clock_gettime(CLOCK_REALTIME, &t);
+    bool ok = mm_json_set(fields, "event", mm_json_new_str(event));
+    ok = mm_json_set(fields, "time", mm_json_new_real((double)t.tv_sec + 1e-9 * (double)t.tv_nsec)) && ok;
+    char *line = ok ? mm_json_dump(fields, false) : NULL;
+    if (line)
+      put_line(e, line);
+    else
+      mm_fail_memory(&e->failed, 0);
+    free(line);
+  }
+  mm_json_free(fields);
+}
+
+bool mm_events_close(mm_events *e, mm_err *err) {
+  if (!e) return true;
+  if (close(e->fd) != 0) mm_fail_errno(&e->failed, mm_at(e->path, NULL), "close", errno);
+  bool ok = e->failed.status == MM_OK;
+  if (!ok && err && err->status == MM_OK) *err = e->failed;
+  free(e);
+  return ok;
+}

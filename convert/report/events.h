@@ -1,0 +1,16 @@
+/* Newline-delimited JSON for programs that watch a conversion: begin, progress, done or failed, each with "time", seconds since 1970. */
+#ifndef MM_CONVERT_EVENTS_H
+#define MM_CONVERT_EVENTS_H
+
+#include "formats/json.h"
+
+typedef struct mm_events mm_events;
+/* Appends to the file (or pipe) at path. NULL on failure. */
+mm_events *mm_events_open(const char *path, mm_err *err);
+/* One line, in one write; takes `fields` over (NULL: no memory for them), puts "event" and "time" into it. The first failure is kept. Not
+ * from two threads at once. Accepts NULL. */
+void mm_events_put(mm_events *e, const char *event, mm_json *fields);
+/* False when a line could not be written. Accepts NULL. */
+bool mm_events_close(mm_events *e, mm_err *err);
+
+#endif

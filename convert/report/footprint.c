@@ -1,0 +1,82 @@
+/* Bytes of ranks, and the smallest tp whose ranks fit a device. */
+#include "convert/report/footprint.h"
+
+#include <string.h>
+
+#include "convert/source/rule.h"
+
+static void add_tensor(mm_footprint *f, const mm_plan *p, size_t i) {
+  const mm_pack_tensor *t = &p->pack.tensor[i];
+  uint64_t bytes = 0;
+  for (unsigned j = 0; j < MM_PACK_PIECES; j++)
+    for (unsigned k = 0; k < t->plane_count; k++) bytes += p->tensor[i].place[j][k].bytes;
+  if (p->tensor[i].rule[0]->kind == MM_KIND_EXPERT)
+    f->experts += bytes;
+  else if (p->tensor[i].rule[0]->kind == MM_KIND_LINEAR)
+    f->attention += bytes;
+  else
+    f->rest += bytes;
+}
+
+mm_footprint mm_footprint_of(const mm_plan *p, uint32_t rank) {
+  const mm_model *m = &p->pack.model;
+  mm_footprint f = {0};
+  for (size_t i = 0; i < p->pack.rank[rank].part_count; i++) f.bytes += p->pack.rank[rank].part[i].size;
+  for (size_t i = 0; i < p->pack.tensor_count; i++)
+    if (mm_pack_holds(&p->pack, &p->pack.tensor[i], rank)) add_tensor(&f, p, i);
+  for (uint32_t l = 0; l < m->layers; l++) {
+    if ((uint64_t)l * p->pack.pp / m->layers != rank / p->pack.tp) continue; /* of another stage */
+    if (m->attn[l] == MM_ATTN_FULL)
+      f.kv_token += 2 * 2 * mm_max(1, m->kv_heads / p->pack.tp) * m->head_dim;
+    else
+      f.state += sizeof(float) * (uint64_t)(m->heads / p->pack.tp) * m->head_dim * m->head_dim;
+  }
+  return f;
+}
+
+uint64_t mm_footprint_with(const mm_footprint *f, uint64_t tokens) {
+  uint64_t cache, sum;
+  return mm_mul(f->kv_token, tokens, &cache) && mm_add(f->bytes + f->state, cache, &sum) ? sum : UINT64_MAX;
+}
+
+/* Whether every rank fits, and what the fullest has left for the cache, in tokens. */
+static bool fits(const mm_plan *p, uint64_t memory, uint64_t *tokens) {
+  uint64_t usable = (uint64_t)((double)memory * MM_MEMORY_SHARE);
+  bool ok = true;
+  *tokens = UINT64_MAX;
+  for (uint32_t r = 0; r < mm_pack_ranks(&p->pack); r++) {
+    mm_footprint f = mm_footprint_of(p, r);
+    uint64_t taken = mm_footprint_with(&f, 0), left = usable > taken ? usable - taken : 0;
+    ok = ok && mm_footprint_with(&f, p->pack.model.max_positions) <= usable;
+    if (f.kv_token > 0) *tokens = mm_min(*tokens, left / f.kv_token);
+  }
+  if (*tokens == UINT64_MAX) *tokens = 0; /* no layer keeps any */
+  return ok;
+}
+
+bool mm_verdict_make(mm_verdict *v, const mm_plan *p, mm_hf *hf, const mm_plan_options *o, uint64_t memory, mm_err *err) {
+  const uint64_t usable = (uint64_t)((double)memory * MM_MEMORY_SHARE);
+  *v = (mm_verdict){.memory = memory};
+  v->fits = fits(p, memory, &v->tokens);
+  for (uint32_t tp = 1; v->tp == 0 && tp <= p->pack.model.heads && tp <= MM_MAX_TP; tp++) {
+    mm_plan_options with = *o;
+    mm_plan other = {0};
+    mm_err no = {0};
+    uint64_t tokens;
+    with.tp = tp;
+    with.ranks = NULL;
+    if (tp == p->pack.tp && v->fits) v->tp = tp;
+    /* No rank is smaller than its share of all: the plan need not be built to refuse it. */
+    if (v->tp || tp == p->pack.tp || p->output_bytes / p->pack.pp / mm_max(p->pack.tp, tp) > usable ||
+        !mm_cut_feasible(&p->pack.model, &with, hf->config_path, &no))
+      continue;
+    bool built = mm_plan_build(&other, hf, &with, &no);
+    if (built && fits(&other, memory, &tokens)) v->tp = tp;
+    mm_plan_close(&other);
+    if (!built && no.status != MM_UNSUPPORTED) { /* a cut that --tp-align refuses is only not a candidate */
+      *err = no;
+      return false;
+    }
+  }
+  return true;
+}

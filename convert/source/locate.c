@@ -1,0 +1,110 @@
+/* From the word that a user gives to a source's directory. */
+#include "convert/source/locate.h"
+
+#include <ctype.h>
+#include <dirent.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "formats/file.h"
+
+#define REVISION_MAX 256
+
+static bool is_dir(const char *path) {
+  struct stat st;
+  return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+}
+
+/* Also of a link to nothing. */
+static bool holds(const char *dir, const char *name) {
+  struct stat st;
+  const mm_path path = mm_path_of(dir, name);
+  return lstat(path.text, &st) == 0;
+}
+
+/* ORG/NAME at the start of text, up to a character that ids do not have; its length, 0 when there is none. */
+static size_t id_length(const char *text) {
+  size_t n = 0, slash = 0;
+  for (; isalnum((unsigned char)text[n]) || strchr("-_./", text[n]); n++) {
+    if (text[n] == 0) break;
+    if (text[n] != '/') continue;
+    if (slash || n == 0) break;
+    slash = n;
+  }
+  return slash && n > slash + 1 && text[0] != '.' ? n : 0;
+}
+
+/* The id in an address of the Hub or a word that is nothing but an id; NULL when it is neither. */
+static const char *repository(const char *given, size_t *n) {
+  static const char *const host[] = {
+      "https://huggingface.co/", "http://huggingface.co/", "huggingface.co/", "hf.co/", "https://hf.co/", "hf://"};
+  for (size_t i = 0; i < sizeof host / sizeof *host; i++)
+    if (strncmp(given, host[i], strlen(host[i])) == 0 && (*n = id_length(given + strlen(host[i])))) return given + strlen(host[i]);
+  *n = id_length(given);
+  return *n && given[*n] == 0 ? given : NULL;
+}
+
+static bool absent(const char *given, mm_err *err) {
+  size_t n = 0;
+  const char *id = repository(given, &n), *name = id ? memchr(id, '/', n) : NULL;
+  if (!name) return mm_fail(err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(given, NULL), "no such directory");
+  name++;
+  return mm_fail(err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(given, NULL),
+                 "no such directory; if it is meant on the Hugging Face Hub, fetch it first: hf download %.*s --local-dir %.*s", (int)n, id,
+                 (int)(n - (size_t)(name - id)), name);
+}
+
+/* The revision that refs/main names; "" where the file is absent or names nothing that is here. */
+static void main_revision(const char *dir, char out[REVISION_MAX]) {
+  char path[PATH_MAX];
+  size_t n = 0;
+  mm_err ignored = {0};
+  snprintf(path, sizeof path, "%s/refs/main", dir);
+  char *text = mm_file_slurp(path, REVISION_MAX - 1, &n, &ignored);
+  n = text ? strspn(text, "0123456789abcdef") : 0;
+  snprintf(out, REVISION_MAX, "%.*s", (int)n, text ? text : "");
+  free(text);
+  snprintf(path, sizeof path, "%s/snapshots/%s", dir, out);
+  if (n == 0 || !is_dir(path)) out[0] = 0;
+}
+
+/* The number of snapshots; the last one's name goes to out. */
+static size_t snapshots(const char *dir, char out[REVISION_MAX]) {
+  char path[PATH_MAX];
+  size_t count = 0;
+  snprintf(path, sizeof path, "%s/snapshots", dir);
+  DIR *d = opendir(path);
+  for (struct dirent *e; d && (e = readdir(d));)
+    if (e->d_name[0] != '.' && strlen(e->d_name) < REVISION_MAX) {
+      count++;
+      memcpy(out, e->d_name, strlen(e->d_name) + 1);
+    }
+  if (d) closedir(d);
+  return count;
+}
+
+char *mm_source_locate(const char *given, mm_arena *a, mm_err *err) {
+  char revision[REVISION_MAX];
+  struct stat st;
+  if (stat(given, &st) != 0) {
+    absent(given, err);
+    return NULL;
+  }
+  if (!S_ISDIR(st.st_mode)) {
+    mm_fail(err, MM_BAD_INPUT, "E_FS_TYPE", mm_at(given, NULL), "it is no directory, expected a checkpoint's");
+    return NULL;
+  }
+  if (holds(given, "config.json") || !holds(given, "snapshots")) return mm_arena_strndup(a, given, strlen(given), err);
+  main_revision(given, revision);
+  if (!revision[0]) {
+    size_t count = snapshots(given, revision);
+    if (count != 1) {
+      mm_fail(err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(given, NULL),
+              "found %zu snapshots and no refs/main for one, expected one of snapshots/ by its name", count);
+      return NULL;
+    }
+  }
+  return mm_arena_printf(a, err, "%s/snapshots/%s", given, revision);
+}

@@ -1,0 +1,161 @@
+#!/usr/bin/env python3
+"""The way of one who automates: listings, errors and progress that programs read, options that mean the same everywhere, pipes that end."""
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+
+BIN, TMP, DATA = os.path.join(os.environ["BUILD"], "bin"), os.environ["TMPDIR"], "tests/data"
+SOURCE = f"{DATA}/tiny-m2"
+PROGRAMS = ["minimax-" + p for p in ("archive", "convert", "eval", "inspect", "run", "verify")]
+
+
+def run(program, *args, status=0, **how):
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **how}
+    done = subprocess.run([f"{BIN}/{program}", *map(str, args)], text=True, timeout=120, **how)
+    assert done.returncode == status, (program, args, done.returncode, done.stdout, done.stderr)
+    return done
+
+
+def load(program, *args, **how):
+    return json.loads(run(program, *args, "--json", **how).stdout)
+
+
+def header(path):
+    with open(path, "rb") as f:
+        n = int.from_bytes(f.read(8), "little")
+        return json.loads(f.read(n)), 8 + n
+
+
+def inspect():
+    """One file, a source, its index alone, a packed checkpoint and one rank of it."""
+    file = f"{SOURCE}/model-00001-of-00002.safetensors"
+    tensors, start = header(file)
+    tensors.pop("__metadata__", None)
+    one = load("minimax-inspect", file)
+    assert one["kind"] == "file" and one["size"] == os.path.getsize(file)
+    assert {t["name"]: (t["type"], t["shape"], t["offset"] - start) for t in one["tensors"]} == \
+        {k: (v["dtype"], v["shape"], v["data_offsets"][0]) for k, v in tensors.items()}
+    assert f"{file}: safetensors, {len(tensors)} tensors" in run("minimax-inspect", file).stdout
+    assert "3 differ" not in run("minimax-inspect", file, "--diff", file).stdout
+
+    source = load("minimax-inspect", SOURCE)
+    with open(file, "rb") as f:
+        digest = hashlib.sha256(f.read(start)).hexdigest()
+    assert source["files"][0] == {"file": os.path.basename(file), "size": os.path.getsize(file), "header_sha256": digest}
+    summary = load("minimax-inspect", SOURCE, "--summary")
+    assert "tensors" not in summary and summary == {k: v for k, v in source.items() if k != "tensors"}
+    light = shutil.copytree(SOURCE, f"{TMP}/light")
+    os.remove(f"{light}/model-00002-of-00002.safetensors")
+    assert "--names-only" in run("minimax-inspect", light, status=3).stderr
+    index = json.load(open(f"{SOURCE}/model.safetensors.index.json"))["weight_map"]
+    assert {t["name"]: t["file"] for t in load("minimax-inspect", light, "--names-only")["tensors"]} == index
+
+    run("minimax-convert", SOURCE, "-o", f"{TMP}/packed", "--tp", 2, "--pp", 2, "--quant", "nvfp4a16", "-q")
+    packed, manifest = load("minimax-inspect", f"{TMP}/packed"), json.load(open(f"{TMP}/packed/manifest.json"))
+    assert (packed["tp"], packed["pp"], packed["quant"], len(packed["ranks"])) == (2, 2, "nvfp4a16", 4)
+    for rank in packed["ranks"]:
+        for part in rank["parts"]:
+            data = open(f"{TMP}/packed/{part['file']}", "rb").read()
+            blocks = [hashlib.sha256(data[i:i + (4 << 20)]).digest() for i in range(0, len(data), 4 << 20)]
+            assert part["size"] == len(data) and part["sha256_tree"] == hashlib.sha256(b"".join(blocks)).hexdigest()
+    for f in packed["companions"]:
+        assert f["sha256"] == hashlib.sha256(open(f"{TMP}/packed/{f['file']}", "rb").read()).hexdigest()
+    for rank in range(4):
+        shard = shutil.copytree(f"{TMP}/packed", f"{TMP}/rank{rank}", ignore=lambda d, names: [
+            n for n in names if n.startswith("model-rank-") and not n.startswith(f"model-rank-{rank:05d}-")])
+        own = load("minimax-inspect", shard, "--rank", rank)
+        assert [r["rank"] for r in own["ranks"]] == [rank]
+        stored = {}
+        for part in own["ranks"][0]["parts"]:
+            stored |= header(f"{shard}/{part['file']}")[0]
+        stored.pop("__metadata__")
+        listed = {t["name"] + p["suffix"]: (p["dtype"], p["shape"]) for t in own["tensors"] for p in t["planes"]}
+        assert listed == {k: (v["dtype"], v["shape"]) for k, v in stored.items()}
+        assert len(own["tensors"]) == own["tensor_count"] < packed["tensor_count"] == len(manifest["tensors"])
+    run("minimax-inspect", f"{TMP}/packed", "--rank", 4, status=2)
+    run("minimax-inspect", SOURCE, "--rank", 0, status=2)
+
+
+def errors():
+    """With --json the error line is an object, for every program and kind of error."""
+    for program in PROGRAMS:
+        line = run(program, "--json", "--no-such-option", status=2).stderr
+        assert line.count("\n") == 1
+        error = json.loads(line)
+        assert error["program"] == program and error["error"] == "E_USAGE" and error["status"] == 2 and "see " + program in error["message"]
+    for args, code, status in (((f"{TMP}/none",), "E_FS_MISSING", 3), ((f"{TMP}/packed", "--rank", 99), "E_RANKS", 2)):
+        done = run("minimax-inspect", *args, "--json", status=status)
+        assert done.stdout == "" and json.loads(done.stderr)["error"] == code
+
+
+def words():
+    """-q, --json, -j and -t are the same options wherever they are; the help has every option under a heading or none."""
+    meaning = {}
+    for program in PROGRAMS:
+        text = run(program, "--help").stdout
+        for letter, name in re.findall(r"^  -(\w), --([a-z-]+)", text, re.M):
+            assert meaning.setdefault(letter, name) == name, (program, letter, name, meaning[letter])
+        names = re.findall(r"^  (?:-\w, |    )--([a-z-]+)", text, re.M)
+        assert {"json", "quiet", "help", "version"} <= set(names), (program, names)
+        for name, letter in (("quiet", "q"), ("jobs", "j"), ("threads", "t"), ("output", "o")):
+            assert name not in names or f"-{letter}, --{name}" in text, (program, name)
+    assert meaning["q"] == "quiet" and meaning["j"] == "jobs" and meaning["t"] == "threads"
+    done = run("minimax-convert", SOURCE, "--dry-run", status=2, env={**os.environ, "MINIMAX_JOBS": "many"})
+    assert "MINIMAX_JOBS" in done.stderr
+    run("minimax-convert", SOURCE, "-o", f"{TMP}/one", "-q", env={**os.environ, "MINIMAX_JOBS": "1", "NO_COLOR": "1"})
+
+
+def pipes():
+    """A reader that goes away ends a program without a word, as it does others."""
+    for program, *args in (("minimax-inspect", SOURCE), ("minimax-inspect", SOURCE, "--json"), ("minimax-convert", SOURCE, "--dry-run", "--list"),
+                           ("minimax-convert", "--help"), ("minimax-convert", "--quant", "help")):
+        reader, writer = os.pipe()
+        os.close(reader)
+        done = run(program, *args, stdout=writer, status=-signal.SIGPIPE)
+        os.close(writer)
+        assert done.stderr == "", (program, args, done.stderr)
+
+
+def events():
+    """A run's events, one object a line; what a resumed run kept."""
+    def lines():
+        return [json.loads(line) for line in open(f"{TMP}/events")]
+    args = (SOURCE, "-o", f"{TMP}/watched", "--tp", 2, "--quant", "int8", "--events", f"{TMP}/events")
+    summary = load("minimax-convert", *args, "-q")
+    begin, *_, done = lines()
+    assert (begin["event"], done["event"], begin["source_bytes"]) == ("begin", "done", summary["source_bytes"])
+    assert done["manifest_sha256"] == summary["manifest_sha256"] and begin["time"] <= done["time"] and done["kept_bytes"] == summary["kept_bytes"] == 0
+    again = run("minimax-convert", *args, "--resume").stderr
+    assert re.search(r"^kept of the run before: .*\(100\.0 %\)$", again, re.M), again
+    run("minimax-convert", *args, "-q", status=2)  # exists: an error, and an event of it
+    failed = lines()[-1]
+    assert (failed["event"], failed["error"], failed["status"]) == ("failed", "E_OUTPUT", 2)
+    assert [e["event"] for e in lines() if e["event"] != "progress"] == ["begin", "done", "begin", "done", "begin", "failed"]
+    # Interrupted at once, then continued: what the journal held is kept, and said.
+    out = f"{TMP}/stopped"
+    slow = ("-j", 1, "--journal-every", 1, "--mem-limit", "200M", "-q")
+    for attempt in range(50):
+        child = subprocess.Popen([f"{BIN}/minimax-convert", SOURCE, "-o", out, "--quant", "nvfp4", *map(str, slow)], stderr=subprocess.DEVNULL)
+        while child.poll() is None and not os.path.exists(f"{TMP}/.stopped.partial.journal"):
+            pass
+        child.send_signal(signal.SIGTERM)
+        if child.wait() == 75:
+            break
+        shutil.rmtree(out)
+    else:
+        raise AssertionError("no run was interrupted")
+    kept = load("minimax-convert", SOURCE, "-o", out, "--quant", "nvfp4", "-q", "--resume")
+    assert 0 <= kept["kept_bytes"] <= kept["source_bytes"]
+    run("minimax-convert", SOURCE, "-o", f"{TMP}/full", "--events", "/dev/full", "-q")  # the conversion is done all the same
+    assert "events are missing" in run("minimax-convert", SOURCE, "-o", f"{TMP}/full", "--force", "--events", "/dev/full", "-q").stderr
+    run("minimax-convert", SOURCE, "-o", f"{TMP}/none", "--events", f"{TMP}/no/such", "-q", status=5)
+
+
+if __name__ == "__main__":
+    for step in (inspect, errors, words, pipes, events):
+        step()
+    print("listings, errors, options, pipes, events: as a script meets them")

@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+"""The way of one who writes an engine: a rank's tensors by what minimax-inspect lists, their bytes by the files' own headers, likelihoods and
+logits to compare with, and how far those of a quantised checkpoint are."""
+import json
+import math
+import os
+import struct
+import subprocess
+
+BIN, TMP, DATA = os.path.join(os.environ["BUILD"], "bin"), os.environ["TMPDIR"], "tests/data"
+SOURCE = f"{DATA}/tiny-m2"
+
+
+def run(program, *args, status=0):
+    done = subprocess.run([f"{BIN}/{program}", *map(str, args)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert done.returncode == status, (program, args, done.returncode, done.stdout, done.stderr)
+    return done
+
+
+def write_st(path, tensors):
+    header, at = {}, 0
+    for name, (dtype, shape, data) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(data)]}
+        at += len(data)
+    text = json.dumps(header).encode()
+    with open(path, "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text + b"".join(d for _, _, d in tensors.values()))
+
+
+def read_st(path):
+    with open(path, "rb") as f:
+        data = f.read()
+    n = struct.unpack_from("<Q", data)[0]
+    header = json.loads(data[8:8 + n])
+    header.pop("__metadata__", None)
+    return {k: data[8 + n + v["data_offsets"][0]:8 + n + v["data_offsets"][1]] for k, v in header.items()}
+
+
+def shards():
+    """Every plane that is listed for a rank lies in one of its files, with as many bytes as its shape says."""
+    for name, quant in (("exact", "none"), ("four", "nvfp4a16")):
+        run("minimax-convert", SOURCE, "-o", f"{TMP}/{name}", "--tp", 2, "--quant", quant, "-q")
+    size = {"F32": 4, "BF16": 2, "F8_E4M3": 1, "U8": 1}
+    for rank in range(2):
+        listed = json.loads(run("minimax-inspect", f"{TMP}/four", "--rank", rank, "--json").stdout)
+        stored = {}
+        for part in listed["ranks"][0]["parts"]:
+            stored |= read_st(f"{TMP}/four/{part['file']}")
+        for t in listed["tensors"]:
+            for p in t["planes"]:
+                assert len(stored.pop(t["name"] + p["suffix"])) == size[p["dtype"]] * math.prod(p["shape"]), t
+        assert not stored
+
+
+def likelihood():
+    """A text and its ids (a separator stands before them) give the same; one of three things is asked for."""
+    text = open(f"{DATA}/held-out.txt", encoding="utf-8").read().split("\0")[0]
+    open(f"{TMP}/text", "w", encoding="utf-8").write(text)
+    ids = json.load(open(f"{SOURCE}/held-out-ids.json"))
+    by_text = json.loads(run("minimax-eval", f"{TMP}/exact", "--text", f"{TMP}/text", "--window", 64, "--limit", 4, "--json").stdout)
+    json.dump(ids[1:64 * 4 + 2], open(f"{TMP}/ids.json", "w"))
+    assert by_text == json.loads(run("minimax-eval", f"{TMP}/exact", "--ids", f"{TMP}/ids.json", "--window", 64, "--json").stdout)
+    open(f"{TMP}/empty", "w").close()
+    assert "E_IDS" in run("minimax-eval", f"{TMP}/exact", "--text", f"{TMP}/empty", status=3).stderr
+    both = ("--text", f"{TMP}/text", "--ids", f"{TMP}/ids.json")
+    for wrong in ((), both, ("--logits", f"{TMP}/l"), ("--ids-from", f"{TMP}/p"), ("--against", f"{TMP}/l", "--text", f"{TMP}/text"),
+                  ("--logits", f"{TMP}/l", "--against", f"{TMP}/l", "--ids-from", f"{TMP}/p")):
+        assert "E_USAGE" in run("minimax-eval", f"{TMP}/exact", *wrong, status=2).stderr
+
+
+def divergence():
+    """KL of the four-bit checkpoint from the exact one, computed again in Python; 0 from itself."""
+    ids = json.load(open(f"{SOURCE}/held-out-ids.json"))
+    prompts = {"ids.a": ids[:9], "ids.b": ids[40:45]}
+    write_st(f"{TMP}/prompts", {k: ("I32", [len(v)], struct.pack(f"<{len(v)}i", *v)) for k, v in prompts.items()})
+    for name in ("exact", "four"):
+        run("minimax-eval", f"{TMP}/{name}", "--ids-from", f"{TMP}/prompts", "--logits", f"{TMP}/{name}.logits", "--act-quant", "off", "-q")
+    own = json.loads(run("minimax-eval", f"{TMP}/exact", "--ids-from", f"{TMP}/prompts", "--against", f"{TMP}/exact.logits", "--act-quant", "off", "--json").stdout)
+    assert own["kl"] == 0 and own["kl_most"] == 0 and own["first_choice_share"] == 1 and (own["tokens"], own["prompts"]) == (14, 2), own
+    found = json.loads(run("minimax-eval", f"{TMP}/four", "--ids-from", f"{TMP}/prompts", "--against", f"{TMP}/exact.logits", "--act-quant", "off", "--json").stdout)
+    p, q = read_st(f"{TMP}/exact.logits"), read_st(f"{TMP}/four.logits")
+    kl, agree = [], 0
+    for name, prompt in prompts.items():
+        n = len(p["logits" + name[3:]]) // 4
+        a, b = (struct.unpack(f"<{n}f", x["logits" + name[3:]]) for x in (p, q))
+        vocab = n // len(prompt)
+        for t in range(len(prompt)):
+            x, y = a[t * vocab:(t + 1) * vocab], b[t * vocab:(t + 1) * vocab]
+            agree += max(range(vocab), key=x.__getitem__) == max(range(vocab), key=y.__getitem__)
+            lx, ly = (max(v) + math.log(math.fsum(math.exp(i - max(v)) for i in v)) for v in (x, y))
+            kl.append(math.fsum(math.exp(i - lx) * ((i - lx) - (j - ly)) for i, j in zip(x, y)))
+    assert abs(found["kl"] - sum(kl) / len(kl)) < 1e-9 and abs(found["kl_most"] - max(kl)) < 1e-9 and found["kl"] > 1e-4, (found, kl)
+    assert found["first_choice_share"] == agree / len(kl)
+    write_st(f"{TMP}/other", {"ids.c": ("I32", [2], struct.pack("<2i", 1, 2))})
+    assert "logits.c" in run("minimax-eval", f"{TMP}/four", "--ids-from", f"{TMP}/other", "--against", f"{TMP}/exact.logits", status=3).stderr
+    return found
+
+
+if __name__ == "__main__":
+    shards()
+    likelihood()
+    kl = divergence()
+    print(f"shards, likelihood, divergence: as one who writes an engine reads them; KL {kl['kl']:.5f} nats")

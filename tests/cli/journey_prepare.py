@@ -1,0 +1,166 @@
+#!/usr/bin/env python3
+"""The way of one who prepares checkpoints: which schemes there are, a recipe, its mistakes, a plan, a conversion, a look at the result."""
+import json
+import os
+import re
+import shutil
+import subprocess
+
+BIN, TMP, DATA = os.path.join(os.environ["BUILD"], "bin"), os.environ["TMPDIR"], "tests/data"
+
+
+def run(program, *args, status=0, **how):
+    done = subprocess.run([f"{BIN}/{program}", *map(str, args)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=120, **how)
+    assert done.returncode == status, (program, args, done.returncode, done.stdout, done.stderr)
+    return done
+
+
+def refused(status, texts, program, *args, **how):
+    """One line on stderr that holds all the texts."""
+    done = run(program, *args, status=status, **how)
+    assert done.stderr.count("\n") == 1 and done.stderr.startswith(f"{program}: error: E_"), done.stderr
+    for text in [texts] if isinstance(texts, str) else texts:
+        assert text in done.stderr, (text, done.stderr)
+    return done.stderr
+
+
+def convert(*args, **how):
+    return run("minimax-convert", *args, **how)
+
+
+def schemes():
+    """--quant help, the help, the man page, the completions and the error name the same words."""
+    table = convert("--quant", "help").stdout
+    assert convert("--quant", "list").stdout == table
+    named = re.findall(r"^(\w+) +(?:[\d.]+|-) +(?:[\d.]+|-)  \S", table, re.M)
+    presets = re.findall(r"^(\w+) +.*\(.*; \*.experts.*\)$", table, re.M)
+    assert len(named) == 15 and named[0] == "none" and "w4afp8" in named and len(presets) == 5, table
+    for word in ("--help", "--help-man", "--help-bash", "--help-zsh", "--help-fish"):
+        text = convert(word).stdout
+        missing = [n for n in named + presets if not re.search(rf"\b{n}\b", text)]
+        assert not missing, (word, missing)
+    line = refused(2, "unknown scheme \"nvfp5\", expected one of none, ", "minimax-convert", f"{DATA}/tiny-m2", "--dry-run", "--quant", "nvfp5")
+    assert all(n in line for n in named + presets)
+    for how in (["--quant", "fp8"], ["--quant", "FP8"], ["--override", "*.experts.*=fp8"]):
+        refused(2, ["block_fp8", "tensor_wise_fp8"], "minimax-convert", f"{DATA}/tiny-m2", "--dry-run", *how)
+    # The page's table has the same figures.
+    page = open("docs/quantisation.md").read()
+    for name, bits, db in re.findall(r"^(\w+) +([\d.]+) +([\d.]+)  ", table, re.M):
+        row = next(r for r in page.splitlines() if r.startswith("| ") and f"`{name}`" in r.split("|")[1])
+        cells = [c.strip() for c in row.split("|")]
+        assert cells[4] == bits and cells[5].split(",")[0] == db, (name, bits, db, row)
+
+
+def recipes():
+    """--print-recipe writes what --recipe reads, as the schema says; a pattern that matches nothing is an error."""
+    options = ["--quant", "fp8_attention_int4_experts", "--ignore", "*.self_attn.o_proj.weight", "--search", "absmax", "--kv-scales", "f32"]
+    text = convert(*options, "--print-recipe").stdout
+    path = f"{TMP}/recipe.json"
+    open(path, "w").write(text)
+    recipe = json.loads(text)
+    assert recipe == {"default": "block_fp8", "search": "absmax", "kv_scales": "f32",
+                      "rules": [{"match": "*.experts.*", "scheme": "w4afp8"}, {"match": "*.self_attn.o_proj.weight", "scheme": "none"}]}
+    assert convert("--recipe", path, "--print-recipe").stdout == text
+    plans = [json.loads(convert(f"{DATA}/tiny-m2", "--dry-run", "--list", "--json", *how).stdout) for how in (options, ["--recipe", path])]
+    assert plans[0]["tensors"] == plans[1]["tensors"] and "w4afp8" in {t["scheme"] for t in plans[0]["tensors"]}
+
+    schema = json.load(open("docs/recipe.schema.json"))
+    assert schema["additionalProperties"] is False and set(schema["properties"]) == set(recipe) and schema["required"] == ["default"]
+    words = re.findall(r"^(\w+) +(?:[\d.]+|-) +(?:[\d.]+|-)  \S", convert("--quant", "help").stdout, re.M)
+    assert schema["$defs"]["scheme"]["enum"] == words
+    for key in ("search", "kv_scales"):
+        for word in schema["properties"][key]["enum"]:
+            json.dump({"default": "none", key: word}, open(path, "w"))
+            assert json.loads(convert("--recipe", path, "--print-recipe").stdout)[key] == word
+    json.dump({"default": "none", "extra": 1}, open(path, "w"))
+    refused(3, "extra", "minimax-convert", "--recipe", path, "--print-recipe")
+
+    for how in (["--ignore", "lm_haed"], ["--override", "re:^lm_haed=bf16"], ["--quant", "block_fp8; lm_haed=none"]):
+        refused(2, ["lm_haed", "matches no tensor", "--allow-unmatched"], "minimax-convert", f"{DATA}/tiny-m2", "--dry-run", *how)
+        convert(f"{DATA}/tiny-m2", "--dry-run", "--allow-unmatched", *how)
+    # A pattern that a later one overrules has matched all the same.
+    convert(f"{DATA}/tiny-m2", "--dry-run", "--override", "*.w1.weight=int8", "--override", "*.experts.*=bf16")
+
+
+def sources():
+    """What is given instead of a source's directory: a folder of the Hub's cache is read, all else says what to do."""
+    source, cache = os.path.abspath(f"{DATA}/tiny-m2"), f"{TMP}/models--org--tiny"
+    plan = convert(source, "--dry-run", "--json").stdout
+    os.makedirs(f"{cache}/refs")
+    for revision in ("0123abcd", "4567ef"):
+        shutil.copytree(source, f"{cache}/snapshots/{revision}")
+    refused(3, ["2 snapshots", "refs/main"], "minimax-convert", cache, "--dry-run")
+    open(f"{cache}/refs/main", "w").write("4567ef")
+    os.remove(f"{cache}/snapshots/0123abcd/config.json")
+    assert convert(cache, "--dry-run", "--json").stdout == plan
+    shutil.rmtree(f"{cache}/snapshots/0123abcd")
+    os.remove(f"{cache}/refs/main")
+    assert convert(cache, "--dry-run", "--json").stdout == plan  # the only one
+
+    fetch = "hf download MiniMaxAI/MiniMax-M2 --local-dir MiniMax-M2"
+    for word in ("MiniMaxAI/MiniMax-M2", "https://huggingface.co/MiniMaxAI/MiniMax-M2", "https://huggingface.co/MiniMaxAI/MiniMax-M2/tree/main"):
+        refused(3, fetch, "minimax-convert", word, "--dry-run")
+    assert "hf download" not in refused(3, "no such directory", "minimax-convert", f"{TMP}/absent/deep/path", "--dry-run")
+    refused(3, "E_FS_TYPE", "minimax-convert", f"{source}/config.json", "--dry-run")
+
+    convert(source, "-o", f"{TMP}/packed", "-q")
+    assert "--tp 2" in convert(f"{TMP}/packed", "--tp", 2, "--dry-run").stdout  # it is a source too (reshard.py)
+    for program, more in (("minimax-run", ["-p", "x"]), ("minimax-verify", []), ("minimax-eval", ["--ids", f"{source}/held-out-ids.json"])):
+        for word in (source, cache):
+            refused(3, ["E_KIND", "minimax-convert SRC -o DIR"], program, word, *more)
+
+    shutil.copytree(source, f"{TMP}/light")
+    for name in os.listdir(f"{TMP}/light"):
+        if re.match(r"model-.*\.safetensors$", name):
+            os.remove(f"{TMP}/light/{name}")
+    refused(3, ["model-00001", "--names-only"], "minimax-convert", f"{TMP}/light", "--dry-run")
+    assert "--names-only" not in refused(3, "model-00001", "minimax-convert", f"{TMP}/light", "-o", f"{TMP}/none")
+    assert json.loads(convert(f"{TMP}/light", "--dry-run", "--names-only", "--json").stdout)["output_bytes"] == json.loads(plan)["output_bytes"]
+
+    config = json.load(open(f"{source}/config.json")) | {"num_experts_per_tok": 99}
+    json.dump(config, open(f"{TMP}/light/config.json", "w"))
+    refused(3, "num_experts_per_tok: found 99, expected 1 to 8", "minimax-convert", f"{TMP}/light", "--dry-run", "--names-only")
+
+
+def device():
+    """A build without CUDA says so; one with it, on a machine without a GPU, names the driver."""
+    line = run("minimax-run", f"{TMP}/packed", "-p", "x", "--device", "cuda", "-n", 1, status=4).stderr
+    assert "this build has no CUDA backend" in line or "E_CUDA" in line, line
+
+
+def plan():
+    """GiB beside bytes, equal ranks on one line, what they hold, KV bytes of a token, and whether GPUs of a size hold them."""
+    source = f"{DATA}/tiny-m1"
+    text = convert(source, "--dry-run", "--tp", 4).stdout
+    whole = json.loads(convert(source, "--dry-run", "--tp", 4, "--json").stdout)
+    assert f"{whole['output_bytes']} bytes (13.11 MiB) in all" in text and text.count("\n") == 3 and "  ranks 0-3: " in text, text
+    config = json.load(open(f"{source}/config.json"))
+    heads, kv, dim = config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]
+    full = sum(config["attn_type_list"])
+    for tp, pp in ((1, 1), (4, 1), (4, 2), (8, 1)):
+        p = json.loads(convert(source, "--dry-run", "--tp", tp, "--pp", pp, "--json", "--list").stdout)
+        for key, kind in (("experts", ".experts."), ("attention", ".self_attn.")):
+            listed = sum(t["bytes"] for t in p["tensors"] if kind in t["name"] and t["name"].endswith("weight") and ".norm." not in t["name"])
+            assert listed == sum(f[key] for f in p["rank_footprint"][::tp]), (tp, pp, key)
+        assert sum(f[k] for f in p["rank_footprint"][::tp] for k in ("experts", "attention", "rest")) == sum(t["bytes"] for t in p["tensors"])
+        assert sum(f["kv_bytes_per_token"] for f in p["rank_footprint"][::tp]) == 4 * full * dim * max(1, kv // tp)
+        assert sum(f["state_bytes_per_sequence"] for f in p["rank_footprint"][::tp]) == 4 * (len(config["attn_type_list"]) - full) * heads // tp * dim * dim
+
+    def needs(tp):
+        p = json.loads(convert(source, "--dry-run", "--tp", tp, "--json").stdout)
+        return max(b + f["state_bytes_per_sequence"] + f["kv_bytes_per_token"] * config["max_position_embeddings"]
+                   for b, f in zip(p["rank_bytes"], p["rank_footprint"])) / 0.9
+    for memory in (needs(1) + 64, needs(1) - 64, needs(2) + 64, needs(2) - 64, needs(4) - 64, 1 << 20):
+        smallest = next((tp for tp in (1, 2, 4, 8) if needs(tp) <= int(memory)), None)
+        for tp in (1, 4):
+            v = json.loads(convert(source, "--dry-run", "--tp", tp, "--json", "--gpu-memory", int(memory)).stdout)["verdict"]
+            assert (v["fits"], v.get("smallest_tp")) == (needs(tp) <= int(memory), smallest), (memory, tp, v, smallest)
+    assert "does not fit" in convert(source, "--dry-run", "--gpu-memory", "4M").stdout
+    assert "no --tp of this model does" in convert(source, "--dry-run", "--gpu-memory", "64K").stdout
+    refused(2, "--layout hf", "minimax-convert", source, "--dry-run", "--layout", "hf", "--gpu-memory", "80G")
+
+
+if __name__ == "__main__":
+    for step in (schemes, recipes, sources, device, plan):
+        step()
+    print("schemes, recipes, sources, devices, plans: as a user meets them")
