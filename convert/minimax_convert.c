@@ -1,4 +1,4 @@
-/* minimax-convert: a Hugging Face checkpoint in, a packed, pre-sharded, quantised checkpoint out. */
+/* minimax-convert: a Hugging Face checkpoint, or a packed one, in; a packed, pre-sharded, quantised checkpoint out. */
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -479,7 +479,7 @@ int main(int argc, char **argv) {
   };
   const mm_program program = {
       .name = "minimax-convert",
-      .summary = "turn a Hugging Face checkpoint into packed tensor-parallel shards",
+      .summary = "turn a Hugging Face or packed checkpoint into packed tensor-parallel shards",
       .operands = OPERANDS,
       .max_operands = 1,
       .options = options,

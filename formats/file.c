@@ -109,9 +109,8 @@ bool mm_file_read(const mm_file *f, const char *path, void *buf, size_t n, uint6
   return true;
 }
 
-/* Whether the page cache has all of a range; no where it cannot be asked (kernels before 6.5, files of other users). Reading with
- * RWF_NOWAIT would tell too, but has the kernel read ahead, up to 8 MiB that are then read again past the cache. */
-static bool is_cached(int fd, uint64_t offset, size_t n) {
+/* Reading with RWF_NOWAIT would tell too, but has the kernel read ahead, up to 8 MiB that are then read again past the cache. */
+bool mm_file_cached(int fd, uint64_t offset, uint64_t n) {
 #ifndef SYS_cachestat
 #define SYS_cachestat 451 /* on every machine but Alpha */
 #endif
@@ -122,6 +121,7 @@ static bool is_cached(int fd, uint64_t offset, size_t n) {
     uint64_t cached, dirty, writeback, evicted, recently_evicted;
   } pages = {0};
   uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+  errno = 0;
   return syscall(SYS_cachestat, fd, &range, &pages, 0) == 0 && pages.cached >= (offset + n - 1) / page - offset / page + 1;
 }
 
@@ -129,7 +129,7 @@ bool mm_file_stream(const mm_file *f, int direct, const char *path, uint8_t *buf
   *skew = offset % MM_DIRECT;
   size_t done = 0;
   ssize_t got;
-  if (direct >= 0 && n > 0 && !is_cached(f->fd, offset, n)) { /* the aligned window; the end of the file may cut its last read short */
+  if (direct >= 0 && n > 0 && !mm_file_cached(f->fd, offset, n)) { /* the aligned window; the end of the file may cut its last read short */
     uint64_t at = offset - *skew, end = mm_round_up(offset + n, MM_DIRECT);
     uint8_t *to = buf;
     while (at < offset + n && (got = pread(direct, to, (size_t)mm_min(end - at, TRANSFER_MAX), (off_t)at)) > 0) {

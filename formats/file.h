@@ -39,6 +39,9 @@ void mm_file_close(mm_file *f); /* reading side only: a failed close loses nothi
 bool mm_file_unchanged(const mm_file *f, const char *path, mm_err *err);
 /* Exactly n bytes at offset; a short file is MM_IO E_SHORT_READ with the offset. */
 bool mm_file_read(const mm_file *f, const char *path, void *buf, size_t n, uint64_t offset, mm_err *err);
+/* Whether the page cache has all of [offset, offset + n); no, with errno ENOSYS or EPERM, where it cannot be asked (kernels before 6.5,
+ * files of other users). n > 0. */
+bool mm_file_cached(int fd, uint64_t offset, uint64_t n);
 /* For one pass over much data, without filling the page cache: takes what the cache already holds whole, else reads past it through
  * `direct` (a descriptor with O_DIRECT, or -1 where the file system has none). buf is aligned to MM_DIRECT and has room for n +
  * 2·MM_DIRECT; the bytes start at buf + *skew. Errors as mm_file_read. */
@@ -54,6 +57,15 @@ typedef struct mm_map {
 } mm_map;
 bool mm_map_open(mm_map *m, const mm_file *f, const char *path, mm_err *err);
 void mm_map_close(mm_map *m); /* accepts a zeroed one */
+/* Where a mapped byte comes from. */
+typedef struct mm_mapped {
+  const char *path;      /* as it was given; until the mapping is closed */
+  const mm_file_id *id;  /* the same */
+  const uint8_t *data;   /* of the whole mapping */
+  uint64_t size, offset; /* of the file, and of the byte in it */
+} mm_mapped;
+/* False where p is in no open mapping. */
+bool mm_map_find(const void *p, mm_mapped *out);
 /* From now on a mapped page that is not there ends the program with one line and MM_IO: E_CHANGED when the file was cut, else E_IO. */
 void mm_map_watch(void);
 

@@ -17,6 +17,7 @@
 typedef struct mapped {
   _Atomic(const uint8_t *) data; /* NULL while the entry is free */
   uint64_t size;
+  mm_file_id id;
   char *path;
   struct mapped *next;
 } mapped;
@@ -24,7 +25,7 @@ typedef struct mapped {
 static _Atomic(mapped *) first;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of whoever changes the list */
 
-static bool enter(const mm_map *m, const char *path, mm_err *err) {
+static bool enter(const mm_map *m, const mm_file_id *id, const char *path, mm_err *err) {
   char *copy = mm_calloc(strlen(path) + 1, 1, err);
   if (!copy) return false;
   memcpy(copy, path, strlen(path));
@@ -35,6 +36,7 @@ static bool enter(const mm_map *m, const char *path, mm_err *err) {
   if (added && (x = mm_calloc(1, sizeof *x, err))) x->next = atomic_load(&first);
   if (x) {
     x->size = m->size;
+    x->id = *id;
     x->path = copy;
     atomic_store(&x->data, m->data);
     if (added) atomic_store(&first, x);
@@ -60,7 +62,7 @@ bool mm_map_open(mm_map *m, const mm_file *f, const char *path, mm_err *err) {
   void *p = mmap(NULL, f->size, PROT_READ, MAP_PRIVATE, f->fd, 0);
   if (p == MAP_FAILED) return errno == ENOMEM ? mm_fail_memory(err, f->size) : mm_fail_errno(err, mm_at(path, NULL), "mmap", errno);
   *m = (mm_map){p, f->size};
-  if (enter(m, path, err)) return true;
+  if (enter(m, &f->id, path, err)) return true;
   munmap(p, f->size);
   *m = (mm_map){0};
   return false;
@@ -72,6 +74,20 @@ void mm_map_close(mm_map *m) {
     munmap((void *)(uintptr_t)m->data, m->size);
   }
   *m = (mm_map){0};
+}
+
+bool mm_map_find(const void *p, mm_mapped *out) {
+  const uint8_t *at = p;
+  pthread_mutex_lock(&lock);
+  const mapped *x = atomic_load(&first);
+  for (; x; x = x->next) {
+    const uint8_t *data = atomic_load(&x->data);
+    if (!data || at < data || (uint64_t)(at - data) >= x->size) continue;
+    *out = (mm_mapped){x->path, &x->id, data, x->size, (uint64_t)(at - data)};
+    break;
+  }
+  pthread_mutex_unlock(&lock);
+  return x;
 }
 
 /* The process ends here: what it calls allocates nothing and takes no lock. */

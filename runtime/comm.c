@@ -11,18 +11,21 @@ struct mm_comm {
   uint32_t ranks, arrived, inside; /* inside: met, and not done with each other's buffers */
   uint64_t meeting;                /* meetings completed */
   bool broken;
-  mm_comm *before, *next; /* stages */
-  float **box;            /* [ranks]: what the stage before sends and nobody took */
-  float *x[];             /* [ranks]: what each brought to the current sum */
+  volatile uint32_t *word; /* set by a break, or NULL */
+  mm_comm *before, *next;  /* stages */
+  float **box;             /* [ranks]: what the stage before sends and nobody took */
+  const void **brought;    /* [ranks]: what each brought to the current gathering */
+  float *x[];              /* [ranks]: the same to the current sum */
 };
 
 mm_comm *mm_comm_open(uint32_t ranks, mm_err *err) {
-  mm_comm *c = mm_calloc(1, sizeof *c + 2 * (size_t)ranks * sizeof c->x[0], err);
+  mm_comm *c = mm_calloc(1, sizeof *c + 3 * (size_t)ranks * sizeof c->x[0], err);
   if (!c) return NULL;
   pthread_mutex_init(&c->lock, NULL);
   pthread_cond_init(&c->turn, NULL);
   c->ranks = ranks;
   c->box = c->x + ranks;
+  c->brought = (const void **)(c->box + ranks);
   return c;
 }
 
@@ -43,6 +46,7 @@ void mm_comm_break(mm_comm *c) {
   for (; c; c = c->next) {
     pthread_mutex_lock(&c->lock);
     c->broken = true;
+    if (c->word) *c->word = 1;
     pthread_cond_broadcast(&c->turn);
     pthread_mutex_unlock(&c->lock);
   }
@@ -115,6 +119,20 @@ static void reduce(mm_comm *c, uint32_t rank, float *x, size_t n, float (*op)(fl
     for (uint32_t r = 0; r < c->ranks; r++) c->x[r][i] = v;
   }
   part(c);
+}
+
+bool mm_comm_gather(mm_comm *c, uint32_t rank, const void *mine, const void **all) {
+  c->brought[rank] = mine;
+  if (!meet(c)) return false;
+  for (uint32_t r = 0; r < c->ranks; r++) all[r] = c->brought[r];
+  part(c);
+  return true;
+}
+
+void mm_comm_watch(mm_comm *c, volatile uint32_t *word) {
+  pthread_mutex_lock(&c->lock);
+  c->word = word;
+  pthread_mutex_unlock(&c->lock);
 }
 
 void mm_comm_sum(mm_comm *c, uint32_t rank, float *x, size_t n) { reduce(c, rank, x, n, add); }

@@ -21,6 +21,12 @@ void mm_comm_sum(mm_comm *c, uint32_t rank, float *x, size_t n);
 /* The same with the largest of each. */
 void mm_comm_max(mm_comm *c, uint32_t rank, float *x, size_t n);
 
+/* all[ranks]: what each rank passes, a pointer that must hold until all have used it. False when the meeting is broken. */
+bool mm_comm_gather(mm_comm *c, uint32_t rank, const void *mine, const void **all);
+/* From now on a break of this meeting also sets *word to 1, for those who wait where it does not reach them. NULL: none. Only while no rank
+ * is at work, or by one before all have gathered. */
+void mm_comm_watch(mm_comm *c, volatile uint32_t *word);
+
 /* The ranks of pipeline stages: what a rank of `from` sends, the same rank of `to` receives. Breaking one breaks all that are linked. */
 void mm_comm_link(mm_comm *from, mm_comm *to);
 /* x[n] to the next stage; returns when it was taken. */

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "formats/pool.h"
+#include "loader/verify.h"
 #include "runtime/engine_inside.h"
 
 static bool open_rank(rank *r, mm_err *err) {
@@ -23,7 +25,9 @@ static bool open_rank(rank *r, mm_err *err) {
       .kv_fp8 = e->config.kv_fp8,
       .kv_bf16 = e->config.kv_bf16,
       .tap = e->config.tap,
-      .taps = e->config.taps};
+      .taps = e->config.taps,
+      .verify = e->config.verify && e->config.ops->loads ? e->shards : NULL,
+      .log = e->config.log};
   if (!mm_forward_open(&r->forward, e->config.ops, &c, err)) return false;
   r->state_bytes = e->config.ops->state_bytes ? e->config.ops->state_bytes(r->forward.backend) : 0;
   return true;
@@ -34,7 +38,8 @@ static bool step_rank(rank *r, mm_err *err) {
   const mm_engine *e = r->engine;
   const mm_rank_weights *w = &r->weights;
   if (w->layer_end < e->model->layers) return mm_forward_step(&r->forward, e->batch, NULL, err);
-  if (e->batch->sampling) return mm_forward_step(&r->forward, e->batch, NULL, err);
+  r->forward.apart = e->apart;
+  if (e->batch->sampling || e->apart) return mm_forward_step(&r->forward, e->batch, NULL, err);
   size_t rows = e->batch->out_count, vocab = e->model->vocab;
   if (!MM_GROW(r->logits, &r->logits_cap, rows * w->vocab_rows, err)) return false;
   if (!mm_forward_step(&r->forward, e->batch, r->logits, err)) return false;
@@ -73,6 +78,9 @@ static bool do_work(rank *r, work w, mm_err *err) {
     case STATE_COPY: return f->ops->state_copy(f->backend, e->state_to, e->state_from, err);
     case STATE_SAVE: return f->ops->state_save(f->backend, e->state_from, (char *)e->state + r->state_at, err);
     case STATE_LOAD: return f->ops->state_load(f->backend, e->state_to, (const char *)e->saved + r->state_at, err);
+    case IDS_LOAD: return f->ops->ids_load(f->backend, e->state_to, e->ids, e->id_count, err);
+    case SCORE: return f->ops->score(f->backend, e->target, e->score, err);
+    case CHOOSE: return f->ops->choose_kept(f->backend, e->sampling, err);
   }
   return false;
 }
@@ -144,6 +152,11 @@ static bool check_parallel(const mm_pack *p, const mm_engine_config *c, mm_err *
                          p->ep, p->pp, c->calibration ? "collecting inputs" : "a run", c->ops->name);
 }
 
+/* Where weights stay in their mappings, the digests of all files are checked before the first step. */
+static bool verify_files(const mm_engine *e, mm_err *err) {
+  return !e->config.verify || e->config.ops->loads || mm_verify_blocks(e->shards, mm_pool_cpus(), err);
+}
+
 static bool open_comms(mm_engine *e, mm_err *err) {
   const uint32_t pp = e->shards->pack.pp;
   if (!(e->comm = mm_calloc(pp, sizeof *e->comm, err))) return false;
@@ -211,7 +224,7 @@ mm_engine *mm_engine_open(const mm_shards *shards, const mm_engine_config *c, mm
   pthread_mutex_init(&e->lock, NULL);
   pthread_cond_init(&e->changed, NULL);
   e->slot = mm_calloc(c->limits.slots, sizeof *e->slot, err);
-  if (open_comms(e, err) && e->slot && open_pages(e, err) && open_choices(e, err) && start_ranks(e, err)) {
+  if (verify_files(e, err) && open_comms(e, err) && e->slot && open_pages(e, err) && open_choices(e, err) && start_ranks(e, err)) {
     place_states(e);
     return e;
   }

@@ -52,11 +52,12 @@ typedef struct eval {
   mm_calibration *calibration; /* --collect */
   uint32_t vocab, chunk;
   uint32_t *rows; /* [chunk]: 0, 1, …: every row's logits are wanted */
-  float *logits;  /* [chunk, vocab] */
+  float *logits;  /* [chunk, vocab], where they are written to a file */
+  double *score;  /* [chunk] */
 } eval;
 
-/* Takes the logits of `count` positions from `pos` on. */
-typedef bool take_fn(void *ctx, const eval *e, uint32_t pos, uint32_t count, mm_err *err);
+/* Feeds the batch of `count` positions from `pos` on, and takes what it gives. */
+typedef bool take_fn(void *ctx, eval *e, const mm_batch *b, uint32_t pos, uint32_t count, mm_err *err);
 
 static bool open_engine(eval *e, uint64_t longest, mm_err *err) {
   const mm_pack *pack = &e->shards.pack;
@@ -67,9 +68,10 @@ static bool open_engine(eval *e, uint64_t longest, mm_err *err) {
   e->chunk = (uint32_t)mm_min(e->a->chunk, longest);
   uint64_t logits;
   if (!mm_mul(e->chunk, e->vocab, &logits)) return mm_fail_memory(err, UINT64_MAX);
-  e->logits = mm_calloc(logits, sizeof *e->logits, err);
+  if (e->a->logits && !(e->logits = mm_calloc(logits, sizeof *e->logits, err))) return false;
+  e->score = mm_calloc(e->chunk, sizeof *e->score, err);
   e->rows = mm_calloc(e->chunk, sizeof *e->rows, err);
-  if (!e->logits || !e->rows) return false;
+  if (!e->score || !e->rows) return false;
   for (uint32_t i = 0; i < e->chunk; i++) e->rows[i] = i;
   if (e->a->collect && !(e->calibration = mm_calibration_open(&e->shards, err))) return false;
   uint64_t threads = e->a->threads ? e->a->threads : mm_max(1, mm_pool_cpus() / pack->tp);
@@ -89,6 +91,7 @@ static void eval_close(eval *e) {
   mm_shards_close(&e->shards);
   free(e->rows);
   free(e->logits);
+  free(e->score);
 }
 
 /* Feeds one sequence from its start. */
@@ -97,7 +100,7 @@ static bool feed(eval *e, const int32_t *id, uint32_t count, take_fn *take, void
     uint32_t n = (uint32_t)mm_min(e->chunk, count - pos);
     mm_span span = {0, 0, n, pos};
     mm_batch b = {n, id + pos, 1, &span, n, e->rows, NULL, NULL};
-    if (!mm_engine_step(e->engine, &b, e->logits, err) || !take(ctx, e, pos, n, err)) return false;
+    if (!take(ctx, e, &b, pos, n, err)) return false;
   }
   return true;
 }
@@ -114,16 +117,10 @@ typedef struct likelihood {
   double nll;            /* summed */
 } likelihood;
 
-static bool add_nll(void *ctx, const eval *e, uint32_t pos, uint32_t count, mm_err *err) {
-  (void)err;
+static bool add_nll(void *ctx, eval *e, const mm_batch *b, uint32_t pos, uint32_t count, mm_err *err) {
   likelihood *l = ctx;
-  for (uint32_t t = 0; t < count; t++) {
-    const float *x = e->logits + (size_t)t * e->vocab;
-    double top = -INFINITY, sum = 0;
-    for (uint32_t i = 0; i < e->vocab; i++) top = fmax(top, x[i]);
-    for (uint32_t i = 0; i < e->vocab; i++) sum += exp(x[i] - top);
-    l->nll += top + log(sum) - x[l->target[pos + t]];
-  }
+  if (!mm_engine_score(e->engine, b, l->target + pos, e->score, err)) return false;
+  for (uint32_t t = 0; t < count; t++) l->nll += e->score[t];
   return true;
 }
 
@@ -224,8 +221,9 @@ typedef struct logits_file {
   uint64_t offset; /* of the current prompt's logits */
 } logits_file;
 
-static bool write_logits(void *ctx, const eval *e, uint32_t pos, uint32_t count, mm_err *err) {
+static bool write_logits(void *ctx, eval *e, const mm_batch *b, uint32_t pos, uint32_t count, mm_err *err) {
   const logits_file *f = ctx;
+  if (!mm_engine_step(e->engine, b, e->logits, err)) return false;
   size_t row = (size_t)e->vocab * sizeof *e->logits;
   return mm_pwrite(f->file->fd, f->file->path, e->logits, count * row, f->offset + pos * row, err);
 }

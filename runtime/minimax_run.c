@@ -7,6 +7,7 @@
 #include "formats/option.h"
 #include "formats/pool.h"
 #include "runtime/engine.h"
+#include "runtime/load_bar.h"
 #include "runtime/text/ends.h"
 #include "runtime/text/utf8.h"
 
@@ -14,10 +15,10 @@
 #define PROMPT_MAX   (UINT64_C(1) << 30)
 
 typedef struct run_args {
-  const char *dir, *prompt, *prompt_file, *device, *act_quant, *kv; /* act_quant: NULL where not given */
+  const char *dir, *prompt, *prompt_file, *device, *devices, *act_quant, *kv; /* devices, act_quant: NULL where not given */
   double temperature, top_p, min_p, repetition, presence, frequency;
   uint64_t top_k, seed, max_tokens, max_model_len, threads; /* max_model_len and threads: 0 where not given */
-  bool added_tokens, ignore_eos, json, quiet;
+  bool added_tokens, ignore_eos, json, quiet, verbose, verify;
 } run_args;
 
 typedef struct run {
@@ -25,6 +26,8 @@ typedef struct run {
   mm_shards shards;
   mm_tokenizer *tokenizer;
   mm_sampling sampling;
+  mm_read_log *log;
+  mm_load_bar *bar;
   mm_engine *engine;
   int32_t *prompt; /* [prompt_count] */
   size_t prompt_count;
@@ -85,6 +88,28 @@ static bool open_tokenizer(run *r, mm_err *err) {
   return r->tokenizer;
 }
 
+/* --devices, one number for each rank; NULL without an error where it is not given. free() it. */
+static bool read_devices(const run *r, uint32_t **device, mm_err *err) {
+  const char *at = r->a->devices;
+  const uint32_t ranks = mm_pack_ranks(&r->shards.pack);
+  *device = NULL;
+  if (!at) return true;
+  if (!(*device = mm_calloc(ranks, sizeof **device, err))) return false;
+  uint32_t n = 0;
+  for (bool more = true; more; n++) {
+    char *end;
+    errno = 0;
+    const unsigned long v = strtoul(at, &end, 10);
+    if (n == ranks || end == at || *at < '0' || *at > '9' || errno || v > 1023 || (*end && *end != ',')) break;
+    (*device)[n] = (uint32_t)v;
+    more = *end == ',';
+    at = end + more;
+    if (!more && n + 1 == ranks) return true;
+  }
+  return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL),
+                 "--devices: found \"%s\", expected %u numbers with commas between them, one for each rank", r->a->devices, ranks);
+}
+
 static bool open_engine(run *r, mm_err *err) {
   unsigned threads = (unsigned)(r->a->threads ? r->a->threads : mm_max(1, mm_pool_cpus() / r->shards.pack.tp));
   mm_engine_config c = {.ops = mm_ops_find(r->a->device, err),
@@ -93,11 +118,18 @@ static bool open_engine(run *r, mm_err *err) {
                                    .max_positions = (uint32_t)r->prompt_count + r->budget},
                         .threads = threads,
                         .never = r->never,
+                        .verify = r->a->verify,
+                        .log = r->log,
                         .kv_fp8 = strcmp(r->a->kv, "fp8") == 0,
                         .kv_bf16 = strcmp(r->a->kv, "bf16") == 0};
   if (!c.ops) return false;
   c.act_quant = r->act_quant = r->a->act_quant ? strcmp(r->a->act_quant, "on") == 0 : c.ops->act_quant;
+  uint32_t *device;
+  if (!read_devices(r, &device, err)) return free(device), false;
+  c.device = device;
+  if (!r->a->quiet) r->bar = mm_load_bar_open(r->log);
   r->engine = mm_engine_open(&r->shards, &c, err);
+  free(device);
   return r->engine;
 }
 
@@ -112,7 +144,7 @@ static bool run_open(run *r, mm_err *err) {
                               .presence = r->a->presence,
                               .frequency = r->a->frequency};
   double start = mm_now();
-  if (!mm_sampling_check(&r->sampling, 0, err)) return false;
+  if (!mm_sampling_check(&r->sampling, 0, err) || !(r->log = mm_read_log_open(err))) return false;
   if (!mm_shards_open(&r->shards, r->a->dir, err)) return false;
   if (!(r->is_end = mm_calloc(r->shards.pack.model.vocab, sizeof *r->is_end, err))) return false;
   if (!open_tokenizer(r, err) || !read_prompt(r, err) || !set_budget(r, err)) return false;
@@ -123,7 +155,9 @@ static bool run_open(run *r, mm_err *err) {
 }
 
 static void run_close(run *r) {
+  mm_load_bar_close(r->bar);
   mm_engine_close(r->engine);
+  mm_read_log_close(r->log);
   mm_tokenizer_close(r->tokenizer);
   mm_shards_close(&r->shards);
   free(r->prompt);
@@ -160,7 +194,10 @@ static bool prefill(run *r, int32_t *first, mm_err *err) {
     rows = (uint32_t)mm_min(PREFILL_ROWS, count - at);
     if (!step(r, r->prompt + at, rows, at, at + rows == count, err)) return false;
   }
-  if (!collect(r, first, err)) return false;
+  const bool collected = collect(r, first, err);
+  mm_load_bar_close(r->bar);
+  r->bar = NULL;
+  if (!collected) return false;
   r->prefill_s = mm_now() - start;
   return true;
 }
@@ -222,6 +259,32 @@ static bool generate(run *r, int32_t id, bool *ended, mm_err *err) {
   return put_bytes(r, "", 0, err);
 }
 
+/* How it was loaded: by a device that reads for itself, or mapped. */
+static const char *load_text(const run *r, char *out, size_t cap) {
+  char read[160];
+  const mm_read_stats s = mm_read_log_stats(r->log);
+  if (mm_read_bytes(&s))
+    snprintf(out, cap, "%s", mm_read_text(read, sizeof read, &s));
+  else
+    snprintf(out, cap, "in %.2f s%s", r->load_s, r->a->verify ? ", digests checked" : "");
+  return out;
+}
+
+static void tell(const run *r, bool ended) {
+  char text[200];
+  fprintf(stderr, "prompt %zu tokens at %.1f/s, %u new tokens at %.1f/s up to %s, loaded %s, --act-quant %s\n", r->prompt_count,
+          (double)r->prompt_count / r->prefill_s, r->generated, (double)(r->generated - 1) / r->decode_s,
+          ended                           ? "an end token"
+          : r->budget == r->a->max_tokens ? "--max-tokens"
+                                          : "--max-model-len",
+          load_text(r, text, sizeof text), r->act_quant ? "on" : "off");
+  const char *path;
+  mm_read_stats s;
+  for (size_t i = 0; r->a->verbose && mm_read_log_file(r->log, i, &path, &s); i++)
+    fprintf(stderr, "%s: %s\n", path, mm_read_text(text, sizeof text, &s));
+  if (r->a->verbose) fprintf(stderr, "opened in %.2f s, first token %.2f s later\n", r->load_s, r->prefill_s);
+}
+
 static bool run_all(void *args, mm_err *err) {
   const run_args *a = args;
   run r = {.a = a};
@@ -229,13 +292,7 @@ static bool run_all(void *args, mm_err *err) {
   int32_t first;
   bool ok = run_open(&r, err) && prefill(&r, &first, err) && generate(&r, first, &ended, err);
   if (a->json) ok = ok && print_json(&r, ended, err);
-  if (ok && !a->quiet)
-    fprintf(stderr, "prompt %zu tokens at %.1f/s, %u new tokens at %.1f/s up to %s, loaded in %.2f s, --act-quant %s\n", r.prompt_count,
-            (double)r.prompt_count / r.prefill_s, r.generated, (double)(r.generated - 1) / r.decode_s,
-            ended                         ? "an end token"
-            : r.budget == r.a->max_tokens ? "--max-tokens"
-                                          : "--max-model-len",
-            r.load_s, r.act_quant ? "on" : "off");
+  if (ok && !a->quiet) tell(&r, ended);
   run_close(&r);
   return ok;
 }
@@ -262,15 +319,18 @@ int main(int argc, char **argv) {
       {"frequency-penalty", NULL, 0, MM_OPT_REAL, &a.frequency, "X", "the same for each time that it holds them (0)", NULL, 0, 0},
       {"seed", NULL, 0, MM_OPT_U64, &a.seed, "N", "of the draws (0)", NULL, 0, 0},
       {"device", NULL, 0, MM_OPT_STR, &a.device, "NAME", "where to compute, cpu unless given", MM_DEVICES, 0, 0},
+      {"devices", NULL, 0, MM_OPT_STR, &a.devices, "LIST", "numbers of the GPUs, one for each rank (0,1,2,...)", NULL, 0, 0},
       {"act-quant", NULL, 0, MM_OPT_STR, &a.act_quant, "WORD",
        "round the inputs of linears as their scheme defines, or not: weights alone are quantised then (on where the device can, else off)",
        "on|off", 0, 0},
       {"kv-cache-dtype", NULL, 0, MM_OPT_STR, &a.kv, "TYPE",
        "of cached keys and values, fp8 on cuda: e4m3 (auto: the device's own, f32 on cpu and bf16 on cuda)", "auto|bf16|fp8", 0, 0},
       {"threads", NULL, 't', MM_OPT_U64, &a.threads, "N", "CPU threads per rank (CPUs / ranks)", NULL, 1, 1024},
+      {"verify-on-load", NULL, 0, MM_OPT_FLAG, &a.verify, NULL, "check the digests of all weights while they are loaded", NULL, 0, 0},
+      {"verbose", NULL, 'v', MM_OPT_FLAG, &a.verbose, NULL, "say how each file was read", NULL, 0, 0},
       {"json", NULL, 0, MM_OPT_FLAG, &a.json, NULL, "the answer and what it took as one JSON object at the end; errors as JSON", NULL, 0,
        0},
-      {"quiet", NULL, 'q', MM_OPT_FLAG, &a.quiet, NULL, "no summary on stderr", NULL, 0, 0},
+      {"quiet", NULL, 'q', MM_OPT_FLAG, &a.quiet, NULL, "no bar and no summary on stderr", NULL, 0, 0},
   };
   const mm_program program = {
       .name = "minimax-run",

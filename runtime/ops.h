@@ -8,6 +8,7 @@
 
 #include "formats/model.h"
 #include "loader/bind.h"
+#include "loader/read_log.h"
 #include "runtime/comm.h"
 #include "runtime/pages.h"
 #include "runtime/sample.h"
@@ -88,10 +89,12 @@ typedef struct mm_backend_config {
   struct mm_calibration *calibration; /* NULL, or what the inputs of linears are added to (calibration.h) */
   const bool *never;                  /* [vocab]: ids that are not to be chosen */
   bool eager;                         /* never replay a recorded step: for debuggers, and to look between ops */
-  bool kv_fp8;         /* caches of full attention in e4m3, a scale for each token and head; MM_UNSUPPORTED where there are none */
-  const uint32_t *tap; /* [taps] layers whose output the forward pass keeps (mm_forward); need not outlive open */
-  uint32_t taps;       /* ≤ MM_TAPS */
-  bool kv_bf16;        /* caches of full attention in bf16, where f32 is the backend's own type; MM_UNSUPPORTED where there are none */
+  bool kv_fp8;             /* caches of full attention in e4m3, a scale for each token and head; MM_UNSUPPORTED where there are none */
+  const uint32_t *tap;     /* [taps] layers whose output the forward pass keeps (mm_forward); need not outlive open */
+  uint32_t taps;           /* ≤ MM_TAPS */
+  bool kv_bf16;            /* caches of full attention in bf16, where f32 is the backend's own type; MM_UNSUPPORTED where there are none */
+  const mm_shards *verify; /* digests to check the weights' files against as they are read (mm_ops.loads), or NULL */
+  mm_read_log *log;        /* what is read to load them goes there, or NULL */
 } mm_backend_config;
 
 #define MM_TAPS 8
@@ -137,6 +140,10 @@ typedef struct mm_ops {
   /* Both NULL in a backend that leaves choices to the engine, which then gives no sampling and no MM_ID_CHOSEN.
    * In place of end: chooses a token for each output row, keeps it for its slot, and returns without waiting. */
   bool (*choose)(mm_backend *b, mm_err *err);
+  /* choose in two, or both NULL: keep ends the step with its logits where they are, until the next begin; choose_kept chooses from them,
+   * sampling[out_count]. Where that fails, nothing is queued. */
+  bool (*keep)(mm_backend *b, mm_err *err);
+  bool (*choose_kept)(mm_backend *b, const mm_sampling *sampling, mm_err *err);
   /* Waits for the oldest step so ended; id[out_count] of it, -1 where no logit was a number. Any failure since its begin. */
   bool (*collect)(mm_backend *b, int32_t *id, mm_err *err);
 
@@ -151,8 +158,10 @@ typedef struct mm_ops {
   bool act_quant; /* can round inputs */
 
   /* The rest may be NULL, 0 or false. */
-  /* Called before the ops of layer l: a backend whose weights are still arriving waits here, in its own order, for that layer's. */
+  /* Called before the ops of layer l: a backend whose weights are still arriving waits here, in its own order, for that layer's. The call
+   * may wait too, until it knows what to wait for. A load that fails ends the step with its error, and every later one. */
   void (*layer)(mm_backend *b, uint32_t l);
+  bool loads;       /* reads the weights' files itself, past their mappings: checks mm_backend_config.verify, fills its log */
   uint32_t samples; /* MM_SAMPLES_…: what choose has beside temperature, top_p, top_k and seed */
   bool calibration; /* adds to mm_backend_config.calibration */
   /* The rows of x to the next pipeline stage, and from the one before; both NULL in a backend without stages. */
@@ -164,9 +173,15 @@ typedef struct mm_ops {
   /* Lightning states of one slot, all layers of this rank together: state_bytes of them, the same for every slot, 0 without such layers.
    * They are those after the last step; copies, saves and loads take their place in the order of steps. Host memory; save waits. */
   uint64_t (*state_bytes)(mm_backend *b);
+  /* A backend that chooses also has there the ids that the slot holds, and the one chosen last. */
   bool (*state_copy)(mm_backend *b, uint32_t to, uint32_t from, mm_err *err);
   bool (*state_save)(mm_backend *b, uint32_t slot, void *state, mm_err *err);
   bool (*state_load)(mm_backend *b, uint32_t slot, const void *state, mm_err *err);
+  /* Of a backend that chooses: the slot holds id[count], for penalties; NULL: ids that are not known. */
+  bool (*ids_load)(mm_backend *b, uint32_t slot, const int32_t *id, uint32_t count, mm_err *err);
+  /* Of the rows of keep, in place of their choice: score[out_count] = -ln of the probability of id target[out_count], in f64; ids that are
+   * not to be chosen have none. Waits. */
+  bool (*score)(mm_backend *b, const int32_t *target, double *score, mm_err *err);
 } mm_ops;
 
 extern const mm_ops mm_ops_cpu;
@@ -188,6 +203,7 @@ typedef struct mm_forward {
   mm_act h, n, spare, qkv, o, gate, branch;
   mm_act tap[MM_TAPS];
   uint32_t tap_layer[MM_TAPS], taps;
+  bool apart; /* of steps without sampling: they end by keep, their choice comes later */
 } mm_forward;
 bool mm_forward_open(mm_forward *f, const mm_ops *ops, const mm_backend_config *c, mm_err *err);
 void mm_forward_close(mm_forward *f);

@@ -9,11 +9,12 @@ cd "$(dirname "$0")/.."
 build=$1 work=$1/gpu prompt='And it came to pass, that the king said unto his servant, What'
 schemes='none bf16 block_fp8 channel_fp8 tensor_wise_fp8 w4a16 w4afp8 w4a8 nvfp4 mxfp4 mxfp8'
 
-"$build"/tests/ops/gpu test linear experts attention lightning rows choice edges sequences
+"$build"/tests/ops/gpu test peers linear experts attention lightning rows choice edges sequences
 status=$?
 [ $status -ne 77 ] || exit 77
 
 rm -rf "$work"
+mkdir -p "$work/ranks"
 i=0
 for model in tiny-m1 tiny-m2; do
   for scheme in $schemes; do
@@ -23,7 +24,7 @@ for model in tiny-m1 tiny-m2; do
   done
 done
 
-MM_GPU_MODELS=$work/0 "$build"/tests/ops/gpu test steps || status=1
+MM_GPU_MODELS=$work/0 "$build"/tests/ops/gpu test steps forks load || status=1
 
 for part in 0 1 2 3; do
   MM_GPU_MODELS=$work/$part "$build"/tests/ops/gpu test models rounded >"$work/$part.log" 2>&1 &
@@ -34,8 +35,18 @@ for part in 0 1 2 3; do
   cat "$work/$part.log"
 done
 
+# Cut for two ranks, on two GPUs or both on one.
+for model in tiny-m1 tiny-m2; do
+  for scheme in bf16 block_fp8 w4a16 nvfp4; do
+    for tp in 1 2; do
+      "$build"/bin/minimax-convert tests/data/$model -o "$work/ranks/$model-$scheme-$tp" --tp $tp --quant $scheme -q || exit 1
+    done
+  done
+done
+MM_GPU_RANKS=$work/ranks "$build"/tests/ops/gpu test ranks || status=1
+
 same=0
-for packed in "$work"/?/*; do
+for packed in "$work"/[0-3]/*; do
   for device in cpu cuda; do
     "$build"/bin/minimax-run "$packed" --device $device --act-quant off -n 24 -q -p "$prompt" >"$work/$device.txt" || status=1
   done

@@ -4,6 +4,8 @@
 
 #include "convert/plan/plan.h"
 
+#define MM_CARD "README.md"
+
 /* Markdown in the plan's arena, the same for the same plan. `dialect` is NULL where nothing is quantised. NULL on want of memory. */
 const char *mm_card_text(mm_plan *p, const char *dialect, mm_err *err);
 /* What is known to go wrong with a scheme in a dialect's own readers, one sentence; NULL where nothing is. */

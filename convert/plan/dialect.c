@@ -2,7 +2,6 @@
 #include "convert/plan/dialect.h"
 
 #include "convert/plan/card.h"
-#include "convert/plan/layout_hf.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -390,8 +389,9 @@ static bool add_rule(mm_json *list, const mm_plan_tensor *pt, unsigned piece, un
 }
 
 /* One tensor's modules by name: experts by an expression, since engines call their projections otherwise, too. */
-static bool add_named(mm_json *list, const mm_pack_tensor *t, bool expert) {
+static bool add_named(mm_json *list, const mm_pack_tensor *t) {
   char name[256];
+  bool expert = strstr(t->piece[0].source, ".experts.");
   for (unsigned j = 0; j < t->piece_count; j++)
     if (!(expert ? add_pattern(list, t->piece[j].source, module_length(t->piece[j].source)) : add_module(list, t->piece[j].source)))
       return false;
@@ -426,7 +426,7 @@ static mm_json *targets(const mm_plan *p, const mm_spelling *s) {
     last = pt->rule[0];
     if (whole && mm_json_get(done, last->theirs)) continue;
     for (unsigned j = 0; ok && whole && j < t->piece_count; j++) ok = add_rule(list, pt, j, t->piece_count, every);
-    ok = ok && (whole || add_named(list, t, pt->rule[0]->kind == MM_KIND_EXPERT));
+    ok = ok && (whole || add_named(list, t));
     ok = ok && (!whole || mm_json_set(done, last->theirs, mm_json_new_bool(true)));
   }
   mm_json_free(done);

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "convert/plan/card.h"
 #include "convert/plan/dialect.h"
 #include "convert/source/index.h"
 

@@ -324,12 +324,28 @@ static bool read_ranks(mm_plan *p, const char *text, mm_err *err) {
          mm_fail(err, MM_USAGE, "E_RANKS", mm_at(NULL, NULL), "found another --ranks than a list such as 0,2-5 of ranks below %u", all);
 }
 
+/* What wrote it, and the recipe. A packed source whose numbers are kept gives what its own source would have given, under the same recipe;
+ * numbers that are packed a second time are others, and files of the two must not be taken for parts of one run. */
+static bool add_words(mm_plan *p, const mm_hf *hf, const mm_plan_options *o, mm_err *err) {
+  const mm_pack *from = hf->packed ? mm_packed_pack(hf) : NULL;
+  bool kept = from && strcmp(o->quant, "none") == 0;
+  const char *quant = kept ? from->quant : o->quant;
+  p->pack.quant = mm_arena_strndup(&p->pack.arena, quant, strlen(quant), err);
+  p->pack.tool = from && !kept ? mm_arena_printf(&p->pack.arena, err, "minimax-convert %s, from %s", MM_VERSION, from->quant)
+                               : mm_arena_printf(&p->pack.arena, err, "minimax-convert %s", MM_VERSION);
+  return p->pack.quant && p->pack.tool;
+}
+
+/* Those of a packed source are its own. */
 static bool add_sources(mm_plan *p, const mm_hf *hf, mm_err *err) {
-  p->pack.source = mm_calloc(hf->file_count, sizeof *p->pack.source, err);
+  const mm_pack *from = hf->packed ? mm_packed_pack(hf) : NULL;
+  size_t count = from ? from->source_count : hf->file_count;
+  p->pack.source = mm_calloc(count, sizeof *p->pack.source, err);
   if (!p->pack.source) return false;
-  p->pack.source_count = hf->file_count;
-  for (size_t i = 0; i < hf->file_count; i++)
-    p->pack.source[i] = (mm_pack_file){.name = hf->file[i].name, .size = hf->file[i].id.size, .sha256 = hf->file[i].header};
+  p->pack.source_count = count;
+  for (size_t i = 0; i < count; i++)
+    p->pack.source[i] =
+        from ? from->source[i] : (mm_pack_file){.name = hf->file[i].name, .size = hf->file[i].id.size, .sha256 = hf->file[i].header};
   for (size_t i = 0; i < hf->tensor_count; i++)
     if (hf->tensor[i].used) p->source_bytes += hf->tensor[i].bytes;
   return true;
@@ -345,10 +361,8 @@ bool mm_plan_build(mm_plan *p, mm_hf *hf, const mm_plan_options *o, mm_err *err)
   p->pack.tp = o->tp;
   p->pack.ep = o->ep;
   p->pack.pp = o->pp;
-  p->pack.tool = mm_arena_printf(&p->pack.arena, err, "minimax-convert %s", MM_VERSION);
-  p->pack.quant = mm_arena_strndup(&p->pack.arena, o->quant, strlen(o->quant), err);
   p->pack.tp_align = o->align;
-  if (!p->pack.tool || !p->pack.quant) return false;
+  if (!add_words(p, hf, o, err)) return false;
   if (!mm_recipe_parse(&p->recipe, o->quant, err)) return false;
   if (!o->made && (!p->recipe.importance != !o->importance || !p->recipe.act_scales != !o->act_scales))
     return mm_fail(err, MM_USAGE, "E_RECIPE", mm_at(NULL, NULL),

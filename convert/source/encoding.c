@@ -412,6 +412,7 @@ const mm_scheme *mm_encoding_scheme(const mm_matrix *x, size_t matrices, unsigne
   const mm_encoding *e = x->encoding;
   if (mm_is_plain(x)) return mm_scheme_plain(x->weight->dtype);
   if (!e->scheme) return NULL;
+  if (e->packed) return mm_scheme_find(e->scheme);
   if (e->part[MM_GLOBAL].suffix) {
     bool input = false; /* calibration that missed some experts still is calibration */
     for (size_t i = 0; i < matrices; i++) input = input || x[i].part[MM_INPUT].tensor;

@@ -28,6 +28,7 @@ static mm_site place_of(const mm_model *m, const mm_rule *const *piece, unsigned
 mm_found mm_hf_matrix(mm_hf *hf, const mm_model *m, const mm_rule *const *piece, unsigned pieces, unsigned i, uint32_t layer,
                       uint32_t expert, mm_matrix *out, mm_err *err) {
   const mm_rule *r = piece[i];
+  if (hf->packed) return mm_packed_matrix(hf, m, r, layer, expert, out, err);
   bool plain_only = r->kind != MM_KIND_LINEAR && r->kind != MM_KIND_EXPERT;
   char name[NAME_MAX_LEN], fused_name[NAME_MAX_LEN];
   mm_site alone = place_of(m, piece, pieces, i, expert, false, mm_rule_name(name, sizeof name, r->theirs, layer, expert));

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "convert/plan/card.h"
 #include "convert/plan/dialect.h"
 #include "convert/plan/layout_hf.h"
 #include "convert/write/writer.h"

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "convert/plan/card.h"
 #include "convert/plan/layout_hf.h"
 #include "formats/file.h"
 #include "loader/archive.h"

@@ -1,7 +1,8 @@
 /* The CUDA backend of ops.h for one rank on one device: weights uploaded at open, caches and buffers allocated there, kernels launched
  * on one stream.
  *
- * A step whose spans are single tokens takes the decode kernels. Where every row's output is wanted it is padded with rows of slot -1
+ * A step whose spans are single tokens takes the decode kernels. So does attention for the single tokens that come before the first stretch
+ * of a step that has both; products go by the number of rows. Where every row's output is wanted it is padded with rows of slot -1
  * to one of a few sizes, up to 256; its calls then depend on that size alone, and all else is read from device memory. Of the second such
  * step the ops are kept until all are known, then captured as a graph; from then on begin uploads the batch, the ops between do nothing,
  * and end or choose replays. Any other step is launched kernel by kernel, and every one once a capture has failed, which is reported.
@@ -14,6 +15,7 @@
 
 #include "runtime/cuda/backend.h"
 #include "runtime/cuda/launch.h"
+#include "runtime/cuda/peers.h"
 #include "runtime/draw.h"
 
 namespace {
@@ -45,16 +47,20 @@ bool grow_logits(mm_backend *b, size_t rows, mm_err *err) {
   b->logits = nullptr, b->logits_rows = 0;
   if (!mm_cu_check(cudaMalloc(&b->logits, rows * b->c.weights->vocab_rows * sizeof(float)), "cudaMalloc", err)) return false;
   b->logits_rows = rows;
-  return true;
+  bool all;
+  return !b->peers || mm_cu_peers_meet(b->peers, true, &all); /* no rank's kernels wait for one whose device frees memory */
 }
 
 /* What kind of step this is, and its sizes. */
 void plan_step(mm_backend *b, const mm_batch *batch) {
   b->decode = batch->tokens > 0 && batch->span_count == batch->tokens;
-  b->ending = batch->sampling ? GREEDY : LOGITS;
+  b->ending = batch->sampling ? GREEDY : LOGITS, b->asked = nullptr, b->keeps = false;
   for (uint32_t i = 0; batch->sampling && i < batch->out_count; i++) {
     if (batch->sampling[i].temperature > 0) b->ending = DRAWS;
+    if (mm_sampling_asks(&batch->sampling[i]) & ~(uint32_t)MM_SAMPLES_MIN_P) b->asked = batch->sampling;
   }
+  if (b->asked) b->ending = LOGITS;
+  for (b->singles = 0; !b->decode && b->singles < batch->span_count && batch->span[b->singles].count == 1;) b->singles++;
   const uint32_t bucket = b->decode && batch->out_count == batch->tokens ? bucket_of(b, batch->tokens) : 0;
   b->rows = bucket ? bucket : batch->tokens;
   b->wanted = batch->out_count, b->outs = bucket ? bucket : batch->out_count;
@@ -65,18 +71,13 @@ void plan_step(mm_backend *b, const mm_batch *batch) {
 /* Whether it is recorded, or to be: once its sizes have their place, since making one drops what was recorded. */
 void plan_mode(mm_backend *b) {
   if (!b->decode || b->outs != b->rows || b->rows > kBuckets[sizeof kBuckets / sizeof *kBuckets - 1]) return;
-  if (b->c.eager || b->unrecorded || b->rehearses) return;
+  if (b->c.eager || b->unrecorded || b->rehearses || b->loading) return;
   b->graph = &b->graphs[{b->rows, b->ending}];
   if (b->graph->exec) {
     b->mode = REPLAY;
   } else if (b->graph->seen++ > 0) {
     b->mode = CAPTURE;
   }
-}
-
-mm_cu_draw draw_of(const mm_sampling *s, uint32_t pos) {
-  if (s->temperature == 0) return {};
-  return {mm_draw_scale(s->temperature), s->top_k, s->top_p, mm_draw_mix(s->seed, pos + UINT64_C(1))};
 }
 
 void fill_batch(mm_backend *b, const mm_batch *batch, const batch_arrays *h) {
@@ -86,6 +87,7 @@ void fill_batch(mm_backend *b, const mm_batch *batch, const batch_arrays *h) {
       h->id[s->first + t] = batch->id[s->first + t], h->slot[s->first + t] = s->slot, h->pos[s->first + t] = s->pos + t;
     if (b->decode) continue;
     h->span[i] = {s->slot, s->first, s->count, s->pos};
+    if (i < b->singles) continue;
     for (uint32_t t = 0; t < s->count; t += MM_CU_TILE) h->tile[b->tiles++] = make_uint2(i, t);
   }
   auto before = [&](uint2 tile) { return batch->span[tile.x].pos + tile.y; };
@@ -93,7 +95,8 @@ void fill_batch(mm_backend *b, const mm_batch *batch, const batch_arrays *h) {
   for (uint32_t i = batch->tokens; i < b->rows; i++) h->id[i] = 0, h->slot[i] = -1, h->pos[i] = 0;
   for (uint32_t i = 0; i < b->outs; i++) {
     h->out[i] = i < batch->out_count ? batch->out[i] : i;
-    h->draw[i] = batch->sampling && i < batch->out_count ? draw_of(&batch->sampling[i], h->pos[h->out[i]]) : mm_cu_draw{};
+    const bool draws = batch->sampling && i < batch->out_count;
+    h->draw[i] = draws ? mm_cu_draw_of(&batch->sampling[i], h->pos[h->out[i]] + UINT64_C(1)) : mm_cu_draw{};
   }
 }
 
@@ -112,7 +115,29 @@ void start_ops(mm_backend *b) {
   b->inputs.decode = b->decode;
 }
 
+/* Steps before all weights are there wait for them on the way, and are not recorded: on every rank, as long as one has to. */
+bool look_at_load(mm_backend *b, mm_err *err) {
+  bool ready = false;
+  if (!b->loading || b->rehearses) return true;
+  if (!b->loading->poll(&ready, err)) return false;
+  if (b->peers && !mm_cu_peers_meet(b->peers, ready, &ready)) return false;
+  if (!ready) return true;
+  b->loading.reset();
+  if (b->peers) mm_cu_peers_load(b->peers, false);
+  return true;
+}
+
+/* What the stream is given from here on finds the group there. */
+void wait_for_weights(mm_backend *b, uint32_t group) {
+  if (!b->loading || b->rehearses || b->err.status != MM_OK) return;
+  if (!b->loading->wait(group, b->stream, &b->err)) b->failed = "load";
+}
+
+/* Nothing is told of a step that ran while weights arrived before they have all been found good. */
+bool loaded(mm_backend *b, mm_err *err) { return !b->loading || b->rehearses || b->loading->finish(err); }
+
 bool cuda_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
+  if (!look_at_load(b, err) || !mm_cu_begin_ranks(b, err)) return false;
   plan_step(b, batch);
   if (!grow_logits(b, b->outs, err)) return false;
   plan_mode(b), start_ops(b), b->kept.clear();
@@ -127,7 +152,8 @@ bool cuda_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
   }
   if (!mm_cu_check(cudaEventSynchronize(b->step->done), "earlier step", err)) return false;
   fill_batch(b, batch, &host);
-  return mm_cu_check(cudaMemcpyAsync(b->device_block, b->step->block, bytes, cudaMemcpyHostToDevice, b->stream), "copy batch", err);
+  return mm_cu_upload_pages(b, batch, err) &&
+         mm_cu_check(cudaMemcpyAsync(b->device_block, b->step->block, bytes, cudaMemcpyHostToDevice, b->stream), "copy batch", err);
 }
 
 /* Whether an op launches anything now; after a failure, nothing more. */
@@ -172,7 +198,9 @@ bool record_kept(mm_backend *b) {
 
 /* A step that cannot be recorded is launched like any other, and so are all after it: slots keep what they hold. */
 void finish_capture(mm_backend *b) {
-  if (record_kept(b)) {
+  bool recorded = record_kept(b);
+  if (b->peers) mm_cu_peers_meet(b->peers, recorded, &recorded); /* all or none; and no rank's kernels wait for one that makes a graph */
+  if (recorded) {
     b->mode = REPLAY;
     return;
   }
@@ -207,7 +235,7 @@ bool cuda_end(mm_backend *b, float *out, mm_err *err) {
           cudaMemcpyAsync(out, b->logits, (size_t)b->wanted * b->c.weights->vocab_rows * sizeof(float), cudaMemcpyDeviceToHost, b->stream),
           "copy logits");
   check(b, cudaStreamSynchronize(b->stream), "step");
-  return succeeded(b, err);
+  return succeeded(b, err) && loaded(b, err) && (!b->peers || mm_cu_peers_check(b->peers, err));
 }
 
 void choose_tokens(mm_backend *b) {
@@ -219,10 +247,8 @@ void choose_tokens(mm_backend *b) {
   check(b, mm_cu_choose_tokens(b->choice, b->outs, b->ending == DRAWS, b->stream), "choose");
 }
 
-bool cuda_choose(mm_backend *b, mm_err *err) {
-  choose_tokens(b);
-  finish_step(b);
-  if (b->rehearses) return succeeded(b, err);
+/* The step's choices come back by collect. */
+bool queue_choices(mm_backend *b, mm_err *err) {
   step_memory *m = b->step;
   m->outs = b->wanted;
   if (b->err.status == MM_OK && m->outs)
@@ -236,11 +262,54 @@ bool cuda_choose(mm_backend *b, mm_err *err) {
   return true;
 }
 
+bool cuda_choose(mm_backend *b, mm_err *err) {
+  if (!b->asked) choose_tokens(b);
+  finish_step(b);
+  if (b->rehearses) return succeeded(b, err);
+  b->step->tells.clear();
+  if (b->asked && b->err.status == MM_OK && !mm_cu_choose_asked(b, b->asked, &b->err)) b->failed = "choose";
+  return queue_choices(b, err);
+}
+
+bool cuda_keep(mm_backend *b, mm_err *err) {
+  finish_step(b);
+  if (b->err.status == MM_OK) check(b, cudaEventRecord(b->step->done, b->stream), "record event");
+  b->keeps = succeeded(b, err);
+  if (!b->keeps) cudaStreamSynchronize(b->stream);
+  return b->keeps;
+}
+
+bool cuda_choose_kept(mm_backend *b, const mm_sampling *sampling, mm_err *err) {
+  b->err.status = MM_OK, b->failed = nullptr;
+  if (!b->keeps) b->step = free_memory(b), b->wanted = b->outs = 0;
+  b->keeps = false;
+  if (!mm_cu_choose_asked(b, sampling, &b->err)) b->failed = "choose";
+  return queue_choices(b, err);
+}
+
+bool cuda_score(mm_backend *b, const int32_t *target, double *score, mm_err *err) {
+  const size_t n = b->keeps ? b->wanted : 0;
+  b->keeps = false;
+  if (n == 0) return true;
+  if (!b->scores.grow(n * (sizeof *score + sizeof *target), false, err)) return false;
+  double *const out = static_cast<double *>(b->scores.p);
+  int32_t *const ids = reinterpret_cast<int32_t *>(out + n);
+  mm_cu_choose a = b->choice;
+  a.logits = b->logits;
+  return mm_cu_check(cudaMemcpyAsync(ids, target, n * sizeof *ids, cudaMemcpyHostToDevice, b->stream), "copy targets", err) &&
+         mm_cu_check(mm_cu_score(a, ids, out, (uint32_t)n, b->stream), "likelihood", err) &&
+         mm_cu_download(score, out, n * sizeof *score, b->stream, err) && loaded(b, err);
+}
+
 bool cuda_collect(mm_backend *b, int32_t *id, mm_err *err) {
   const step_memory *m = b->queued.front();
   b->queued.pop_front();
-  const bool done = mm_cu_check(cudaEventSynchronize(m->done), "step", err);
+  const bool done = mm_cu_check(cudaEventSynchronize(m->done), "step", err) && loaded(b, err);
   if (done) memcpy(id, m->id, m->outs * sizeof *id);
+  for (size_t i = 0; done && i < m->tells.size(); i++) {
+    const mm_cu_tells &t = m->tells[i];
+    memcpy(t.to, m->told + (size_t)t.row * MM_CU_TOLD, t.count * sizeof *t.to);
+  }
   if (!done) b->queued.clear();
   return done;
 }
@@ -253,17 +322,23 @@ bool begin_op(mm_backend *b) {
   return running(b);
 }
 
+/* Rows [0, singles) are one token each of a sequence, the rest stretches of more. */
+uint32_t singles_of(const mm_backend *b) { return b->decode ? b->rows : b->singles; }
+
 mm_cu_rows places(const mm_backend *b) { return {b->device.slot, b->device.pos}; }
 
 void cuda_embed(mm_backend *b, mm_act x, const mm_packed *table) {
+  wait_for_weights(b, 0);
   if (later(b, cuda_embed, x, table) || !begin_op(b)) return;
   b->inputs.wrote(x.data);
   const mm_cu_weight &w = b->weight[table];
-  check(b,
-        mm_cu_embed(rows_of(x), reinterpret_cast<const bf16 *>(w.data), {b->device.id, b->device.slot, b->choice.chosen}, b->rows, x.width,
-                    b->stream),
-        "embed");
+  const mm_cu_ids ids = {b->device.id,  b->device.slot, b->choice.chosen,         b->c.weights->vocab_first, b->c.weights->vocab_rows,
+                         b->device.pos, b->ids,         b->c.limits.max_positions};
+  check(b, mm_cu_embed(rows_of(x), reinterpret_cast<const bf16 *>(w.data), ids, b->rows, x.width, b->stream), "embed");
+  check(b, mm_cu_sum_ranks(b, rows_of(x), x.width), "sum over ranks");
 }
+
+void cuda_layer(mm_backend *b, uint32_t l) { wait_for_weights(b, mm_cu_group_of_layer(l)); }
 
 void cuda_norm(mm_backend *b, mm_act y, mm_act x, const mm_packed *w, double eps) {
   if (later(b, cuda_norm, y, x, w, eps) || !begin_op(b)) return;
@@ -281,29 +356,37 @@ void cuda_gqa(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_pack
   b->inputs.wrote(o.data);
   const mm_cu_kv &kv = b->cache[layer].kv;
   const float *qn = q_norm ? b->values[q_norm] : nullptr, *kn = k_norm ? b->values[k_norm] : nullptr;
-  const mm_cu_qkv p = {rows_of(qkv), qn, kn, b->inv_freq, (float)b->c.model->norm_eps, b->rows};
-  const mm_cu_gqa a = {rows_of(qkv), rows_of(o), b->gqa_work, b->rows, b->c.limits.max_tokens};
-  if (b->decode) {
-    check(b, mm_cu_gqa_decode(b->heads, places(b), kv, p, a, b->stream), "gqa decode");
-  } else {
-    check(b, mm_cu_rope(b->heads, places(b), kv, p, b->stream), "rope");
-    check(b, mm_cu_gqa_prefill(b->heads, {b->device.span, b->device.tile, b->tiles}, kv, a, b->stream), "gqa prefill");
+  if (q_norm && b->peers) {
+    check(b, mm_cu_qk_norm_ranks(b, rows_of(qkv), qn, kn, (float)b->c.model->norm_eps), "norm of q and k");
+    qn = kn = nullptr;
   }
+  const uint32_t singles = singles_of(b), rest = b->rows - singles;
+  mm_cu_qkv p = {rows_of(qkv), qn, kn, b->inv_freq, (float)b->c.model->norm_eps, singles};
+  mm_cu_gqa a = {rows_of(qkv), rows_of(o), b->gqa_work, singles, b->c.limits.max_tokens};
+  if (singles) check(b, mm_cu_gqa_decode(b->heads, places(b), kv, p, a, b->stream), "gqa decode");
+  if (!rest) return;
+  p.qkv += (size_t)singles * qkv.width, p.tokens = rest, a.tokens = b->rows; /* tiles name rows of the whole step */
+  check(b, mm_cu_rope(b->heads, {b->device.slot + singles, b->device.pos + singles}, kv, p, b->stream), "rope");
+  check(b, mm_cu_gqa_prefill(b->heads, {b->device.span, b->device.tile, b->tiles}, kv, a, b->stream), "gqa prefill");
 }
 
 void cuda_lightning(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv) {
   if (later(b, cuda_lightning, layer, o, qkv) || !begin_op(b)) return;
   b->inputs.wrote(o.data);
   const layer_cache &c = b->cache[layer];
-  const mm_cu_lightning a = {rows_of(qkv), rows_of(o), c.state, c.slope, b->heads.heads, b->heads.head_dim};
-  const cudaError_t e = b->decode ? mm_cu_lightning_decode(a, places(b), b->rows, b->stream)
-                                  : mm_cu_lightning_prefill(a, b->device.span, b->spans, b->stream);
-  check(b, e, "lightning");
+  const mm_cu_lightning a = {rows_of(qkv), rows_of(o), c.state, c.slope, b->heads.heads, b->heads.head_dim, b->state_floats};
+  const uint32_t singles = singles_of(b);
+  if (singles) check(b, mm_cu_lightning_decode(a, places(b), singles, b->stream), "lightning decode");
+  if (singles < b->rows) check(b, mm_cu_lightning_prefill(a, b->device.span + singles, b->spans - singles, b->stream), "lightning prefill");
 }
 
 void cuda_gated_norm(mm_backend *b, mm_act y, mm_act o, mm_act gate, const mm_packed *w, double eps) {
   if (later(b, cuda_gated_norm, y, o, gate, w, eps) || !begin_op(b)) return;
   b->inputs.wrote(y.data);
+  if (b->peers) {
+    check(b, mm_cu_gated_norm_ranks(b, {rows_of(y), rows_of(o), rows_of(gate), b->values[w], (float)eps, y.width}), "gated norm");
+    return;
+  }
   check(b,
         mm_cu_gated_norm(rows_of(y), rows_of(o), rows_of(gate), b->values[w], (float)eps, b->rows, y.width,
                          b->inputs.beside(rows_of(y), b->rows, y.width), b->stream),
@@ -336,6 +419,7 @@ void cuda_experts(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, const
 void cuda_combine(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act branch, mm_deepnorm scale, const mm_packed *w, double eps) {
   if (later(b, cuda_combine, h, n, residual, branch, scale, w, eps) || !begin_op(b)) return;
   b->inputs.wrote(h.data), b->inputs.wrote(n.data);
+  check(b, mm_cu_sum_ranks(b, rows_of(branch), h.width), "sum over ranks");
   const mm_cu_combine a = {rows_of(h),        rows_of(n),   rows_of(residual),
                            rows_of(branch),   b->values[w], (float)scale.alpha,
                            (float)scale.beta, (float)eps,   b->inputs.beside(rows_of(n), b->rows, n.width)};
@@ -358,13 +442,84 @@ bool cuda_expert_load(mm_backend *b, uint64_t *load, mm_err *err) {
 }
 
 void cuda_logits(mm_backend *b, mm_act x, const mm_packed *head) {
+  wait_for_weights(b, mm_cu_group_of_head(b->c.model));
   if (later(b, cuda_logits, x, head) || !begin_op(b) || b->outs == 0) return;
   check(b, b->inputs.linear(b->weight[head], {rows_of(x), b->device.out, nullptr, b->logits, b->outs}, b->stream), "logits");
 }
 
+/* ---- states of slots; the stream keeps them in the order of steps, and no kernel of a step overtakes its batch's upload ---- */
+
+uint64_t cuda_state_bytes(mm_backend *b) { return b->state_floats * sizeof *b->states; }
+
+/* Slot `to` of p[slots, n] becomes what `from` is. */
+template <class T>
+bool copy_slot(mm_backend *b, T *p, size_t n, uint32_t to, uint32_t from, mm_err *err) {
+  return to == from || n == 0 ||
+         mm_cu_check(cudaMemcpyAsync(p + to * n, p + from * n, n * sizeof *p, cudaMemcpyDeviceToDevice, b->stream), "copy a slot", err);
+}
+
+bool cuda_state_copy(mm_backend *b, uint32_t to, uint32_t from, mm_err *err) {
+  return copy_slot(b, b->states, b->state_floats, to, from, err) && copy_slot(b, b->ids, b->c.limits.max_positions, to, from, err) &&
+         copy_slot(b, b->choice.chosen, 1, to, from, err);
+}
+
+bool cuda_state_save(mm_backend *b, uint32_t slot, void *state, mm_err *err) {
+  return mm_cu_download(state, b->states + slot * b->state_floats, cuda_state_bytes(b), b->stream, err) && loaded(b, err);
+}
+
+/* Waits, so that the caller's memory is its own again. */
+bool cuda_state_load(mm_backend *b, uint32_t slot, const void *state, mm_err *err) {
+  return mm_cu_check(cudaMemcpyAsync(b->states + slot * b->state_floats, state, cuda_state_bytes(b), cudaMemcpyHostToDevice, b->stream),
+                     "copy states", err) &&
+         mm_cu_check(cudaStreamSynchronize(b->stream), "copy states", err);
+}
+
+bool cuda_ids_load(mm_backend *b, uint32_t slot, const int32_t *id, uint32_t count, mm_err *err) {
+  int32_t *const to = b->ids + (size_t)slot * b->c.limits.max_positions;
+  if (!id) return mm_cu_check(cudaMemsetAsync(to, 0xff, count * sizeof *to, b->stream), "set ids", err);
+  return mm_cu_check(cudaMemcpyAsync(to, id, count * sizeof *to, cudaMemcpyHostToDevice, b->stream), "copy ids", err) &&
+         mm_cu_check(cudaStreamSynchronize(b->stream), "copy ids", err);
+}
+
 }  // namespace
 
-const mm_ops mm_ops_cuda = {
-    "cuda",   mm_cu_backend_open, mm_cu_backend_close, cuda_act,   cuda_begin,       cuda_embed,      cuda_norm, cuda_linear,
-    cuda_gqa, cuda_lightning,     cuda_gated_norm,     cuda_route, cuda_experts,     cuda_combine,    cuda_copy, cuda_logits,
-    cuda_end, cuda_choose,        cuda_collect,        cuda_read,  cuda_expert_load, mm_cu_copy_rate, true};
+const mm_ops mm_ops_cuda = {"cuda",
+                            mm_cu_backend_open,
+                            mm_cu_backend_close,
+                            cuda_act,
+                            cuda_begin,
+                            cuda_embed,
+                            cuda_norm,
+                            cuda_linear,
+                            cuda_gqa,
+                            cuda_lightning,
+                            cuda_gated_norm,
+                            cuda_route,
+                            cuda_experts,
+                            cuda_combine,
+                            cuda_copy,
+                            cuda_logits,
+                            cuda_end,
+                            cuda_choose,
+                            cuda_keep,
+                            cuda_choose_kept,
+                            cuda_collect,
+                            cuda_read,
+                            cuda_expert_load,
+                            mm_cu_copy_rate,
+                            true, /* act_quant */
+                            cuda_layer,
+                            true, /* loads */
+                            MM_SAMPLES_MIN_P | MM_SAMPLES_PENALTIES | MM_SAMPLES_BIAS | MM_SAMPLES_MASK | MM_SAMPLES_LOGPROBS,
+                            false, /* calibration */
+                            nullptr,
+                            nullptr,
+                            false, /* send, receive, experts_cut */
+                            false, /* rows_apart */
+                            true,  /* pages */
+                            cuda_state_bytes,
+                            cuda_state_copy,
+                            cuda_state_save,
+                            cuda_state_load,
+                            cuda_ids_load,
+                            cuda_score};

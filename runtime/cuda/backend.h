@@ -5,11 +5,14 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <utility>
 #include <vector>
 
+#include "runtime/cuda/choose.h"
 #include "runtime/cuda/device.cuh"
 #include "runtime/cuda/inputs.h"
+#include "runtime/cuda/load.h"
 #include "runtime/cuda/upload.h"
 #include "runtime/ops.h"
 
@@ -23,13 +26,35 @@ struct batch_arrays {
   uint2 *tile;
 };
 
+/* A row whose logprobs go to the caller once they are collected. */
+struct mm_cu_tells {
+  uint32_t row, count;
+  mm_logprob *to;
+};
+
+/* Device memory that grows with what is asked of it. What it held is lost. */
+struct grown {
+  void *p = nullptr;
+  size_t bytes = 0;
+  bool grow(size_t wanted, bool zero, mm_err *err);
+  void close();
+};
+
 /* The host's side of a step under way. */
 struct step_memory {
   void *block = nullptr;      /* pinned; batch_arrays as uploaded */
   int32_t *id = nullptr;      /* pinned; what it chose */
   cudaEvent_t done = nullptr; /* its choices are here */
   uint32_t outs = 0;
+  mm_cu_edit *edit = nullptr;   /* [kEdits] pinned: what the kernels that prepare its pages read */
+  mm_page_copy *copy = nullptr; /* [slots] likewise */
+  char *asks = nullptr;         /* pinned: what its rows ask for, as uploaded */
+  size_t asks_cap = 0;
+  mm_logprob *told = nullptr; /* pinned: [outs, MM_CU_TOLD] of rows whose logprobs are told */
+  size_t told_cap = 0;
+  std::vector<mm_cu_tells> tells; /* whose those are */
 };
+constexpr uint32_t kEdits = 4096;         /* of a step's page tables; of more the whole table is uploaded */
 constexpr uint32_t kSteps = MM_QUEUE + 1; /* a step may begin while as many as may be are outstanding */
 
 /* Rows that a decode step is padded to, to be recorded. Steps of more rows are launched kernel by kernel: each kernel takes longer than its
@@ -40,7 +65,7 @@ constexpr uint32_t kBuckets[] = {1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 2
 enum step_end { LOGITS, GREEDY, DRAWS };
 
 struct layer_cache {
-  float *state, *slope; /* lightning */
+  float *state, *slope; /* lightning; slot 0's state */
   mm_cu_kv kv;          /* full attention */
 };
 
@@ -52,17 +77,28 @@ struct step_graph {
 /* Ops launch; or are kept for end or choose, which records them; or do nothing, since the step is recorded. */
 enum step_mode { EAGER, CAPTURE, REPLAY };
 
+struct mm_cu_peers;
+
 struct mm_backend {
   mm_backend_config c;
   mm_cu_memory memory;
+  std::unique_ptr<mm_cu_load> loading; /* NULL from the first step on that finds all weights there */
+  mm_cu_peers *peers = nullptr;        /* of a rank of several (ranks.h), as is: */
+  float *squares = nullptr;            /* [max_tokens, 2], and room for two more */
   cudaStream_t stream = nullptr;
   std::map<const mm_packed *, mm_cu_weight> weight;
   std::map<const mm_packed *, const float *> values; /* as f32: norms, bias, routers that are not bf16 */
   std::map<const mm_packed *, const bf16 *> router;  /* those that are not bf16, in pieces (mm_cu_router) */
   std::vector<layer_cache> cache;
+  float *states = nullptr; /* [slots, lightning layers, heads, d key, d value] */
+  size_t state_floats = 0; /* of one slot */
   mm_cu_heads heads = {};
   float *inv_freq = nullptr;
   uint32_t *page_table = nullptr, pages_per_slot = 0;
+  std::vector<uint32_t> table; /* [slots, pages_per_slot] what page_table holds after all steps so far */
+  bool own_pages = true;       /* that is page i of slot s at s * pages_per_slot + i everywhere */
+  std::vector<mm_cu_edit> edits;
+  mm_cu_page_work page_work = {}; /* but for the lists */
   void *gqa_work = nullptr;
   mm_cu_route route = {};
   float *route_product = nullptr;
@@ -76,6 +112,9 @@ struct mm_backend {
   batch_arrays device = {};
   std::deque<step_memory *> queued; /* ended by choose, not collected */
   mm_cu_choose choice = {};
+  int32_t *ids = nullptr;                   /* [slots, max_positions] that the slots hold */
+  grown ask_block, raw, seen, told, scores; /* of steps whose rows ask for more than a draw (asks.cu) */
+  bool keeps = false;                       /* the logits of the step before wait for their choice */
 
   float *logits = nullptr;
   size_t logits_rows = 0;
@@ -85,7 +124,9 @@ struct mm_backend {
   uint32_t wanted = 0;           /* outputs without it */
   uint32_t spans = 0, tiles = 0; /* not of decode steps */
   bool decode = false;
+  uint32_t singles = 0; /* rows before the first span of several: attention takes them as a decode step does */
   step_end ending = LOGITS;
+  const mm_sampling *asked = nullptr; /* what its rows ask for, where that is more than draws: chosen after the pass, not recorded */
   step_memory *step = nullptr;
   step_mode mode = EAGER;
   step_graph *graph = nullptr;
@@ -101,11 +142,62 @@ struct mm_backend {
   void drop_graphs();
 };
 
+/* Weights arrive in groups: what a step needs before its first layer; what it needs from layer l on until the next begins, that one's first
+ * norm included; the head. */
+inline uint32_t mm_cu_group_of_layer(uint32_t l) { return l + 1; }
+inline uint32_t mm_cu_group_of_head(const mm_model *m) { return m->layers + 1; }
+
 /* Arrays of a step inside one block; returns its bytes. Every step's are uploaded before its kernels, so nothing is left of a step whose
  * rows were others. A span has at least one row, a tile at most 64 of one span. */
 size_t mm_cu_place_batch(uint32_t rows, bool decode, char *base, batch_arrays *a);
 
+/* Pinned memory of a step for n elements, which the steps before have read. Of one rank alone: it may wait for every device. */
+template <class T>
+bool mm_cu_grow_pinned(T **p, size_t *cap, size_t n, mm_err *err) {
+  if (n <= *cap) return true;
+  cudaFreeHost(*p);
+  *p = nullptr, *cap = 0;
+  const size_t room = mm_max(n, 64);
+  void *memory = nullptr;
+  if (!mm_cu_check(cudaMallocHost(&memory, room * sizeof(T)), "cudaMallocHost", err)) return false;
+  *p = static_cast<T *>(memory), *cap = room;
+  return true;
+}
+
+/* Chooses a token for each wanted row of the step whose logits are there, whatever its row asks for: launched, not recorded. What is told
+ * goes to the step's memory (asks.cu). */
+bool mm_cu_choose_asked(mm_backend *b, const mm_sampling *set, mm_err *err);
+
+/* Before the batch's upload: the device's table says for the batch's slots what the batch does, and its copies are made (paging.cu). */
+bool mm_cu_upload_pages(mm_backend *b, const mm_batch *batch, mm_err *err);
+
 mm_backend *mm_cu_backend_open(const mm_backend_config *c, mm_err *err);
 void mm_cu_backend_close(mm_backend *b); /* accepts NULL */
+
+/* ---- a rank of several, --tp (ranks.cu): rows that are sums over ranks, or whose mean square is ---- */
+
+/* Whether the inputs of products that are cut along their columns are rounded as whole rows would be, by each rank for itself: in groups
+ * that no cut divides. MM_UNSUPPORTED E_ACT_QUANT, naming the layer, elsewhere. */
+bool mm_cu_check_cut_inputs(const mm_backend_config *c, mm_err *err);
+/* b->peers and room for mean squares, of a rank of several; nothing otherwise. Collective. */
+bool mm_cu_open_ranks(mm_backend *b, mm_err *err);
+/* At a step's begin: after a failure all ranks go on from here. */
+bool mm_cu_begin_ranks(mm_backend *b, mm_err *err);
+
+/* All of these do nothing, or what one rank does, without b->peers. */
+
+/* x[rows, width] becomes its sum over ranks. */
+cudaError_t mm_cu_sum_ranks(mm_backend *b, __nv_bfloat16 *x, uint32_t width);
+/* q and k of each row of qkv become their RMS norms over all ranks' heads, rounded to bf16; only with b->peers. */
+cudaError_t mm_cu_qk_norm_ranks(mm_backend *b, __nv_bfloat16 *qkv, const float *q_norm, const float *k_norm, float eps);
+/* y = sigmoid(gate) · RMS(o; w, eps), the mean square over all ranks' heads; only with b->peers. y may be o. */
+struct mm_cu_gated {
+  __nv_bfloat16 *y;
+  const __nv_bfloat16 *o, *gate; /* [rows, width] */
+  const float *w;
+  float eps;
+  uint32_t width;
+};
+cudaError_t mm_cu_gated_norm_ranks(mm_backend *b, const mm_cu_gated &a);
 
 #endif

@@ -7,82 +7,128 @@
 
 #include "runtime/cuda/backend.h"
 #include "runtime/cuda/launch.h"
+#include "runtime/cuda/load.h"
+#include "runtime/cuda/peers.h"
 #include "runtime/draw.h"
 #include "runtime/position.h"
 
 namespace {
 
-bool upload_value(mm_backend *b, const mm_packed *w, mm_err *err) {
-  if (!w->scheme) return true;
-  const float *p = mm_cu_upload_f32(&b->memory, w, err);
-  b->values[w] = p;
-  return p != nullptr;
+/* Weights on their way into the plan. */
+struct weights_plan {
+  mm_backend *b;
+  mm_cu_load *load;
+  uint32_t group;
+
+  bool value(const mm_packed *w, const char *name, mm_err *err) const {
+    return !w->scheme || load->values(w, name, group, &b->values[w], err);
+  }
+  bool matrix(const mm_packed *w, const char *name, mm_err *err) const {
+    if (!w->scheme) return true;
+    mm_cu_weight *to = &b->weight[w];
+    if (!load->matrix(w, name, group, to, err)) return false;
+    if (!b->c.act_quant) to->rounding = {};
+    return true;
+  }
+  /* A router that is stored as bf16 is read so; another one as f32, and in three pieces of bf16 for many rows. */
+  bool router(const mm_packed *w, const char *name, mm_err *err) const {
+    if (!w->scheme || (w->scheme->code == MM_CODE_PLAIN && w->scheme->plane[0].dtype == MM_BF16)) return matrix(w, name, err);
+    const bf16 **pieces = &b->router[w];
+    const float **wide = &b->values[w];
+    const size_t n = (size_t)w->n * w->k;
+    load->after(group, [=](cudaStream_t s) { return mm_cu_split(const_cast<bf16 *>(*pieces), *wide, n, s); });
+    return load->room(3 * n, pieces, err) && value(w, name, err);
+  }
+};
+
+bool plan_layer(weights_plan p, uint32_t l, mm_err *err) {
+  const mm_layer_weights *y = &p.b->c.weights->layer[l];
+  char name[64];
+  snprintf(name, sizeof name, "model.layers.%u", l);
+  p.group = mm_cu_group_of_layer(l);
+  for (const mm_packed *w : {&y->post_norm, &y->attn_norm, &y->q_norm, &y->k_norm, &y->router_bias}) {
+    if (!p.value(w, name, err)) return false;
+  }
+  for (const mm_packed *w : {&y->qkv, &y->out, &y->output_gate, &y->w13, &y->w2}) {
+    if (!p.matrix(w, name, err)) return false;
+  }
+  if (!p.router(&y->router, name, err)) return false;
+  p.group = l == p.b->c.weights->layer_first ? 0 : mm_cu_group_of_layer(l - 1);
+  return p.value(&y->input_norm, name, err);
 }
 
-bool upload_matrix(mm_backend *b, const mm_packed *w, const char *name, mm_err *err) {
-  if (!w->scheme) return true;
-  mm_cu_weight *to = &b->weight[w];
-  if (!mm_cu_upload(&b->memory, w, name, to, err)) return false;
-  if (!b->c.act_quant) to->rounding = {};
-  return true;
-}
-
-/* A router that is stored as bf16 is read so; another one as f32, and in three pieces of bf16 for many rows. */
-bool upload_router(mm_backend *b, const mm_packed *w, const char *name, mm_err *err) {
-  if (!w->scheme || (w->scheme->code == MM_CODE_PLAIN && w->scheme->plane[0].dtype == MM_BF16)) return upload_matrix(b, w, name, err);
-  if (!upload_value(b, w, err)) return false;
-  const size_t n = (size_t)w->n * w->k;
-  bf16 *to = b->memory.array<bf16>(3 * n, err);
-  b->router[w] = to;
-  return to && mm_cu_check(mm_cu_split(to, b->values[w], n, 0), "split router", err);
-}
-
-bool upload_weights(mm_backend *b, mm_err *err) {
+/* Where every weight will lie, by its shape; no device is asked. In the order of layers, which is that of the files. */
+bool plan_weights(mm_backend *b, mm_cu_load *load, mm_err *err) {
   const mm_rank_weights *w = b->c.weights;
-  if (!upload_matrix(b, &w->embed, "model.embed_tokens.weight", err) || !upload_matrix(b, &w->head, "lm_head.weight", err)) return false;
+  const uint32_t layers = b->c.model->layers;
+  weights_plan p = {b, load, 0};
+  if (!p.matrix(&w->embed, "model.embed_tokens.weight", err)) return false;
   if (b->weight[&w->embed].code != MM_CU_BF16)
     return mm_fail(err, MM_UNSUPPORTED, "E_SCHEME", mm_at(NULL, "model.embed_tokens.weight"),
                    "found scheme %s; the cuda backend embeds bf16", w->embed.scheme->name);
-  if (!upload_value(b, &w->final_norm, err)) return false;
+  for (uint32_t l = 0; l < layers; l++) {
+    if (!plan_layer(p, l, err)) return false;
+  }
+  p.group = mm_cu_group_of_layer(layers - 1);
+  if (!p.value(&w->final_norm, "model.norm.weight", err)) return false;
+  p.group = mm_cu_group_of_head(b->c.model);
+  return p.matrix(&w->head, "lm_head.weight", err);
+}
+
+/* Whether this device's products all take codes. */
+void settle_inputs(mm_backend *b) {
   b->inputs.all_codes = b->c.act_quant;
   for (uint32_t l = 0; l < b->c.model->layers; l++) {
-    const mm_layer_weights *y = &w->layer[l];
-    char name[64];
-    snprintf(name, sizeof name, "model.layers.%u", l);
-    const mm_packed *vectors[] = {&y->input_norm, &y->post_norm, &y->attn_norm, &y->q_norm, &y->k_norm, &y->router_bias};
-    const mm_packed *matrices[] = {&y->qkv, &y->out, &y->output_gate, &y->w13, &y->w2};
-    for (const mm_packed *p : vectors) {
-      if (!upload_value(b, p, err)) return false;
-    }
-    for (const mm_packed *p : matrices) {
-      if (!upload_matrix(b, p, name, err)) return false;
+    const mm_layer_weights *y = &b->c.weights->layer[l];
+    for (const mm_packed *p : {&y->qkv, &y->out, &y->output_gate, &y->w13, &y->w2})
       b->inputs.all_codes &= !p->scheme || mm_cu_multiplies_codes(b->weight[p]);
-    }
-    if (!upload_router(b, &y->router, name, err)) return false;
   }
-  return true;
+}
+
+/* Tables under which every slot has pages of its own, until a batch brings others. */
+bool open_table(mm_backend *b, mm_err *err) {
+  b->pages_per_slot = (uint32_t)mm_ceil_div(b->c.limits.max_positions, MM_CU_PAGE);
+  const uint64_t entries = (uint64_t)b->c.limits.slots * b->pages_per_slot;
+  if (entries > UINT32_MAX)
+    return mm_fail(err, MM_USAGE, "E_LIMITS", mm_at(NULL, NULL), "found %u slots of %u pages, expected fewer than 2^32 in all",
+                   b->c.limits.slots, b->pages_per_slot);
+  b->table.resize(entries);
+  for (uint64_t i = 0; i < entries; i++) b->table[i] = (uint32_t)i;
+  b->page_table = b->memory.array<uint32_t>(entries, err);
+  return b->page_table && mm_cu_check(cudaMemcpy(b->page_table, b->table.data(), entries * 4, cudaMemcpyHostToDevice), "copy pages", err);
+}
+
+/* What copies of pages walk over. */
+bool open_page_work(mm_backend *b, mm_err *err) {
+  std::vector<mm_cu_kv> kv;
+  for (const layer_cache &c : b->cache) {
+    if (c.kv.k) kv.push_back(c.kv);
+  }
+  mm_cu_kv *const to = b->memory.array<mm_cu_kv>(kv.size(), err);
+  b->page_work = {b->page_table, to, (uint32_t)kv.size(), b->heads.kv_heads, b->heads.head_dim * (b->c.kv_fp8 ? 1 : 2)};
+  return to && mm_cu_check(cudaMemcpy(to, kv.data(), kv.size() * sizeof kv[0], cudaMemcpyHostToDevice), "copy caches", err);
 }
 
 bool open_caches(mm_backend *b, mm_err *err) {
   const mm_model *m = b->c.model;
   const mm_limits *limits = &b->c.limits;
   const uint32_t d = m->head_dim, first_head = b->c.weights->rank * b->heads.heads;
-  b->pages_per_slot = (uint32_t)mm_ceil_div(limits->max_positions, MM_CU_PAGE);
-  const uint64_t pages = (uint64_t)limits->slots * b->pages_per_slot, cells = pages * b->heads.kv_heads * MM_CU_PAGE;
+  uint32_t pages;
+  if (!mm_limits_pages(limits, &pages, err) || !open_table(b, err)) return false;
+  const uint64_t cells = (uint64_t)pages * b->heads.kv_heads * MM_CU_PAGE;
   const uint64_t cell_bytes = b->c.kv_fp8 ? d : 2 * d;
-  std::vector<uint32_t> table(pages);
-  for (uint64_t i = 0; i < pages; i++) table[i] = (uint32_t)i;
-  if (!(b->page_table = b->memory.array<uint32_t>(pages, err))) return false;
-  if (!mm_cu_check(cudaMemcpy(b->page_table, table.data(), pages * 4, cudaMemcpyHostToDevice), "copy pages", err)) return false;
+  const size_t state = (size_t)b->heads.heads * d * d;
+  b->state_floats = (size_t)std::count(m->attn, m->attn + m->layers, MM_ATTN_LIGHTNING) * state;
+  if (b->state_floats && !(b->states = b->memory.array<float>(limits->slots * b->state_floats, err))) return false;
   b->cache.resize(m->layers);
-  for (uint32_t l = 0; l < m->layers; l++) {
+  for (uint32_t l = 0, lightning = 0; l < m->layers; l++) {
     layer_cache &c = b->cache[l];
     if (m->attn[l] == MM_ATTN_LIGHTNING) {
       std::vector<float> slope(b->heads.heads);
       for (uint32_t h = 0; h < slope.size(); h++) slope[h] = (float)mm_lightning_decay(m, l, first_head + h);
       c.slope = b->memory.array<float>(slope.size(), err);
-      c.state = b->memory.array<float>((uint64_t)limits->slots * b->heads.heads * d * d, err);
-      if (!c.slope || !c.state) return false;
+      c.state = b->states + lightning++ * state;
+      if (!c.slope) return false;
       if (!mm_cu_check(cudaMemcpy(c.slope, slope.data(), slope.size() * 4, cudaMemcpyHostToDevice), "copy slopes", err)) return false;
     } else {
       c.kv = {b->memory.alloc(cells * cell_bytes, err), b->memory.alloc(cells * cell_bytes, err), b->page_table, b->pages_per_slot};
@@ -92,6 +138,7 @@ bool open_caches(mm_backend *b, mm_err *err) {
       if (!c.kv.k_scale || !c.kv.v_scale) return false;
     }
   }
+  if (!open_page_work(b, err)) return false;
   std::vector<float> freq(m->rotary_dim / 2);
   for (uint32_t i = 0; i < freq.size(); i++) freq[i] = mm_rope_inv_freq(m, i);
   b->inv_freq = b->memory.array<float>(freq.size(), err);
@@ -136,6 +183,8 @@ bool open_batch(mm_backend *b, mm_err *err) {
   for (step_memory &m : b->memory_of_step) {
     if (!mm_cu_check(cudaMallocHost(&m.block, bytes), "cudaMallocHost", err) ||
         !mm_cu_check(cudaMallocHost(&m.id, rows * sizeof *m.id), "cudaMallocHost", err) ||
+        !mm_cu_check(cudaMallocHost(&m.edit, kEdits * sizeof *m.edit), "cudaMallocHost", err) ||
+        !mm_cu_check(cudaMallocHost(&m.copy, b->c.limits.slots * sizeof *m.copy), "cudaMallocHost", err) ||
         !mm_cu_check(cudaEventCreateWithFlags(&m.done, cudaEventDisableTiming), "cudaEventCreate", err))
       return false;
   }
@@ -165,6 +214,7 @@ bool open_choice(mm_backend *b, mm_err *err) {
   b->choice.never = mask, b->choice.vocab = vocab, b->choice.vocab_rows = b->c.weights->vocab_rows;
   b->choice.id = y->array<int32_t>(rows, err), b->choice.chosen = y->array<int32_t>(b->c.limits.slots, err);
   b->choice.best = y->array<unsigned long long>(rows, err), b->choice.ticket = y->array<uint32_t>(rows, err);
+  b->ids = y->array<int32_t>((uint64_t)b->c.limits.slots * b->c.limits.max_positions, err);
   return err->status == MM_OK && mm_cu_check(cudaMemcpy(mask, never.data(), vocab, cudaMemcpyHostToDevice), "copy mask", err);
 }
 
@@ -179,8 +229,8 @@ struct model_limit {
 bool check_model(const mm_backend_config *c, mm_err *err) {
   const mm_model *m = c->model;
   const mm_where nowhere = mm_at(NULL, NULL);
-  if (c->weights->tp != 1)
-    return mm_fail(err, MM_UNSUPPORTED, "E_TP", nowhere, "found %u ranks; the cuda backend runs one", c->weights->tp);
+  if (c->weights->tp > MM_CU_PEERS)
+    return mm_fail(err, MM_UNSUPPORTED, "E_TP", nowhere, "found %u ranks; the cuda backend runs %u", c->weights->tp, MM_CU_PEERS);
   const model_limit limits[] = {{"hidden", m->hidden, MM_CU_MAX_HIDDEN},
                                 {"heads x head_dim", (uint64_t)m->heads * m->head_dim, MM_CU_MAX_WIDTH},
                                 {"heads per kv head", m->kv_heads ? m->heads / m->kv_heads : 0, 8},
@@ -241,6 +291,22 @@ bool rehearse_step(mm_forward *f, uint32_t rows, uint32_t each, mm_err *err) {
                  *lack ? lack : first.text);
 }
 
+/* What comes before a step that goes on in other pages. */
+bool rehearse_pages(mm_backend *b, mm_err *err) {
+  mm_cu_page_work w = b->page_work;
+  w.edits = kEdits, w.copies = (uint32_t)mm_min(b->c.limits.slots, b->c.limits.max_tokens);
+  return mm_cu_check(mm_cu_prepare_pages(w, b->stream), "pages", err);
+}
+
+/* A choice that asks for everything. */
+bool rehearse_asks(mm_backend *b, mm_err *err) {
+  mm_cu_asks q = {};
+  q.copies = q.tells = true, q.most_bias = b->choice.vocab, q.penalised = 1, q.longest = b->c.limits.max_positions;
+  return mm_cu_check(mm_cu_adjust(b->choice, nullptr, q, b->c.limits.max_tokens, b->stream), "adjust", err) &&
+         mm_cu_check(mm_cu_tell(b->choice, q, b->c.limits.max_tokens, b->stream), "logprobs", err) &&
+         mm_cu_check(mm_cu_score(b->choice, nullptr, nullptr, b->c.limits.max_tokens, b->stream), "likelihood", err);
+}
+
 /* Whatever a step's launches may ask for, this device and the code built for it have: decode steps of every kind of size, and prefills. The
  * acts are not there yet; their places are never read. It also loads every kernel, so that none is loaded while a step is recorded. */
 bool rehearse(mm_backend *b, mm_err *err) {
@@ -259,6 +325,7 @@ bool rehearse(mm_backend *b, mm_err *err) {
   for (uint32_t rows : {1u, 2u, 8u, 9u, 16u, 17u, 64u, 65u, 256u, 257u, most}) ok = ok && (rows > most || rehearse_step(&f, rows, 1, err));
   for (uint32_t rows : {2u, 16u, 17u, 64u, 65u, 128u, 513u, most}) ok = ok && (rows > most || rehearse_step(&f, rows, rows, err));
   ok = ok && (most < 3 || rehearse_step(&f, most, 2, err));
+  ok = ok && rehearse_pages(b, err) && rehearse_asks(b, err);
   b->logits = logits, b->rehearses = mm_cu_rehearsing = false;
   b->err.status = MM_OK, b->failed = nullptr, b->put_off = {};
   return ok;
@@ -291,30 +358,46 @@ void mm_backend::drop_graphs() {
 
 void mm_cu_backend_close(mm_backend *b) {
   if (!b) return;
+  b->loading.reset();
+  if (b->stream) cudaStreamSynchronize(b->stream);
+  mm_cu_peers_close(b->peers);
   b->drop_graphs();
   if (b->stream) cudaStreamDestroy(b->stream);
   cudaFree(b->logits);
+  for (grown *g : {&b->ask_block, &b->raw, &b->seen, &b->told, &b->scores}) g->close();
   for (step_memory &m : b->memory_of_step) {
     cudaFreeHost(m.block);
     cudaFreeHost(m.id);
+    cudaFreeHost(m.edit);
+    cudaFreeHost(m.copy);
+    cudaFreeHost(m.asks);
+    cudaFreeHost(m.told);
     if (m.done) cudaEventDestroy(m.done);
   }
   delete b;
 }
 
+/* Weights are on their way from their files before the device is asked for anything: its own start takes longer than the first of them.
+ * They go on arriving after this returns. */
 mm_backend *mm_cu_backend_open(const mm_backend_config *c, mm_err *err) {
-  if (!check_model(c, err) || !mm_cu_check(cudaSetDevice((int)c->place.device), "cudaSetDevice", err) || !mm_cu_check_device(err) ||
-      !check_shared(c, err))
-    return nullptr;
+  if (!check_model(c, err) || !mm_cu_check_cut_inputs(c, err)) return nullptr;
   mm_backend *b = new mm_backend;
   const mm_model *m = c->model;
   b->c = *c;
   b->heads = {m->heads / c->weights->tp, (uint32_t)mm_max(1, m->kv_heads / c->weights->tp), m->head_dim, m->rotary_dim};
   mm_err first = {};
-  bool ok = mm_cu_check(cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking), "cudaStreamCreate", &first) &&
-            upload_weights(b, &first) && open_caches(b, &first) && open_experts(b, &first) && open_batch(b, &first) &&
-            open_choice(b, &first) && open_logits(b, &first) && mm_cu_check(cudaDeviceSynchronize(), "upload", &first) &&
-            rehearse(b, &first);
+  b->loading.reset(new mm_cu_load);
+  mm_cu_load_config how;
+  how.verify = c->verify, how.rank = c->place.rank, how.log = c->log;
+  bool ok = plan_weights(b, b->loading.get(), &first) && b->loading->start(how, &first) &&
+            mm_cu_check(cudaSetDevice((int)c->place.device), "cudaSetDevice", &first) && mm_cu_check_device(&first) &&
+            check_shared(c, &first) &&
+            mm_cu_check(cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking), "cudaStreamCreate", &first) &&
+            b->loading->open(&b->memory, &first);
+  if (ok) settle_inputs(b);
+  ok = ok && open_caches(b, &first) && open_experts(b, &first) && open_batch(b, &first) && open_choice(b, &first) &&
+       open_logits(b, &first) && mm_cu_check(cudaStreamSynchronize(0), "open", &first) && mm_cu_open_ranks(b, &first) &&
+       rehearse(b, &first);
   if (ok) return b;
   if (err && err->status == MM_OK) *err = first;
   mm_cu_backend_close(b);

@@ -93,9 +93,11 @@ __global__ void embed_rows(bf16 *x, const bf16 *table, const __grid_constant__ m
   const int32_t slot = ids.slot[blockIdx.x];
   int32_t id = ids.id[blockIdx.x];
   if (id < 0 && slot >= 0) id = ids.chosen[slot];
+  if (ids.kept && slot >= 0 && threadIdx.x == 0) ids.kept[(size_t)slot * ids.positions + ids.pos[blockIdx.x]] = id;
   uint4 *to = reinterpret_cast<uint4 *>(x + (size_t)blockIdx.x * width);
-  const uint4 *from = reinterpret_cast<const uint4 *>(table + (slot < 0 ? 0 : (size_t)id * width));
-  for (uint32_t i = threadIdx.x; i < width / 8; i += blockDim.x) to[i] = slot < 0 ? make_uint4(0, 0, 0, 0) : from[i];
+  const bool there = slot >= 0 && (uint32_t)id - ids.first < ids.count;
+  const uint4 *from = reinterpret_cast<const uint4 *>(table + (there ? (size_t)((uint32_t)id - ids.first) * width : 0));
+  for (uint32_t i = threadIdx.x; i < width / 8; i += blockDim.x) to[i] = there ? from[i] : make_uint4(0, 0, 0, 0);
 }
 
 __global__ void copy_pieces(uint4 *to, const uint4 *from, size_t n) {

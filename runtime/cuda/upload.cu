@@ -1,5 +1,6 @@
-/* Packed weights to device memory: codes stay as small as they are stored, rows padded to 16 bytes, nibbles reordered; scales keep
- * their grid, as f32 unless they are one byte per 16 or 32 columns. */
+/* Packed weights in device memory: codes stay as small as they are stored, rows padded to 16 bytes, nibbles reordered; scales keep
+ * their grid, as f32 unless they are one byte per 16 or 32 columns. Here is what that layout is, the plain way to it, tensor by tensor
+ * and with the host's help, which load.cu is tested against, and random weights. */
 #include "runtime/cuda/upload.h"
 
 #include <math.h>
@@ -73,7 +74,7 @@ bool fill_scales(const mm_packed *w, float *to, size_t n, mm_err *err) {
   return fill_floats(to, n, 0.9f * scale, 1.1f * scale, err);
 }
 
-/* ---- packed weights ---- */
+/* ---- packed weights, the plain way ---- */
 
 bool unsupported(const mm_packed *w, const char *name, mm_err *err) {
   return mm_fail(err, MM_UNSUPPORTED, "E_SCHEME", mm_at(NULL, name),
@@ -81,13 +82,13 @@ bool unsupported(const mm_packed *w, const char *name, mm_err *err) {
                  w->cell[1].k);
 }
 
-bool find_code(const mm_packed *w, mm_cu_code *code, uint32_t *bits) {
+bool find_code(const mm_packed *w, mm_cu_code *code) {
   switch (w->scheme->code) {
-    case MM_CODE_PLAIN: *code = MM_CU_BF16, *bits = 16; return w->scheme->plane[0].dtype == MM_BF16;
-    case MM_CODE_E4M3: *code = MM_CU_E4M3, *bits = 8; return true;
+    case MM_CODE_PLAIN: *code = MM_CU_BF16; return w->scheme->plane[0].dtype == MM_BF16;
+    case MM_CODE_E4M3: *code = MM_CU_E4M3; return true;
     case MM_CODE_INT4:
-    case MM_CODE_INT4_OFFSET: *code = MM_CU_INT4, *bits = 4; return true;
-    case MM_CODE_E2M1: *code = MM_CU_E2M1, *bits = 4; return true;
+    case MM_CODE_INT4_OFFSET: *code = MM_CU_INT4; return true;
+    case MM_CODE_E2M1: *code = MM_CU_E2M1; return true;
     case MM_CODE_INT8: return false;
   }
   return false;
@@ -99,21 +100,12 @@ bool cell_log2(uint32_t cell, uint32_t *out) {
   return cell == 0 || (cell & (cell - 1)) == 0;
 }
 
-bool copy_codes(mm_cu_memory *memory, const mm_packed *w, uint32_t bits, mm_cu_weight *out, mm_err *err) {
+/* Codes copied as they are stored, then put in pair order. */
+bool copy_codes(const mm_packed *w, const mm_cu_weight *d, uint8_t *to, mm_err *err) {
+  const uint32_t bits = mm_cu_bits(d->code);
   const size_t row = (size_t)w->k * bits / 8, rows = (size_t)w->lead * w->n;
-  out->pitch = mm_round_up(row, 16);
-  uint8_t *data = memory->array<uint8_t>(rows * out->pitch, err);
-  if (!data) return false;
-  out->data = data;
-  if (!w->plane[0]) {
-    random_codes<<<1024, 256>>>(reinterpret_cast<uint32_t *>(data), rows * out->pitch / 4, bits, sqrtf(3.0f / (float)w->k), next_seed());
-    return mm_cu_check(cudaGetLastError(), "random_codes", err);
-  }
-  if (!mm_cu_check(cudaMemcpy2D(data, out->pitch, w->plane[0], row, row, rows, cudaMemcpyHostToDevice), "copy weights", err)) return false;
-  if (bits != 4) return true;
-  reorder_nibbles<<<1024, 256>>>(reinterpret_cast<uint32_t *>(data), rows * out->pitch / 4, out->code == MM_CU_E2M1,
-                                 w->scheme->code == MM_CODE_INT4 ? 0x88888888u : 0);
-  return mm_cu_check(cudaGetLastError(), "reorder_nibbles", err);
+  if (!mm_cu_check(cudaMemcpy2D(to, d->pitch, w->plane[0], row, row, rows, cudaMemcpyHostToDevice), "copy weights", err)) return false;
+  return bits != 4 || mm_cu_check(mm_cu_reorder(to, rows * d->pitch / 4, w, 0), "reorder_nibbles", err);
 }
 
 float scale_value(const mm_packed *w, size_t i) {
@@ -135,33 +127,30 @@ float scale_value(const mm_packed *w, size_t i) {
   }
 }
 
-bool copy_float_scales(mm_cu_memory *memory, const mm_packed *w, mm_cu_weight *out, mm_err *err) {
-  out->scale_rows = mm_cells(w->n, w->cell[1].n), out->scale_pitch = mm_cells(w->k, w->cell[1].k);
-  const size_t n = (size_t)w->lead * out->scale_rows * out->scale_pitch;
-  float *to = memory->array<float>(n, err);
-  out->scale = to;
-  if (!w->plane[0]) return to && fill_scales(w, to, n, err);
-  std::vector<float> scale(n);
-  for (size_t i = 0; i < n; i++) scale[i] = scale_value(w, i);
-  return to && mm_cu_check(cudaMemcpy(to, scale.data(), scale.size() * sizeof(float), cudaMemcpyHostToDevice), "copy scales", err);
+bool copy_float_scales(const mm_packed *w, const mm_cu_weight *d, float *to, mm_err *err) {
+  std::vector<float> scale(mm_cu_scales(d));
+  for (size_t i = 0; i < scale.size(); i++) scale[i] = scale_value(w, i);
+  return mm_cu_check(cudaMemcpy(to, scale.data(), scale.size() * sizeof(float), cudaMemcpyHostToDevice), "copy scales", err);
 }
 
-bool copy_byte_scales(mm_cu_memory *memory, const mm_packed *w, mm_cu_weight *out, mm_err *err) {
+bool copy_byte_scales(const mm_packed *w, const mm_cu_weight *d, uint8_t *to, mm_err *err) {
   const size_t row = mm_cells(w->k, w->cell[1].k), rows = (size_t)w->lead * w->n;
-  out->scale_rows = w->n, out->scale_pitch = (uint32_t)mm_round_up(row, 16);
-  uint8_t *to = memory->array<uint8_t>(rows * out->scale_pitch, err);
-  out->scale = to;
-  if (!w->plane[0]) return to && mm_cu_check(cudaMemset(to, kRandomByteScale, rows * out->scale_pitch), "cudaMemset", err);
-  return to && mm_cu_check(cudaMemcpy2D(to, out->scale_pitch, w->plane[1], row, row, rows, cudaMemcpyHostToDevice), "copy scales", err);
+  return mm_cu_check(cudaMemcpy2D(to, d->scale_pitch, w->plane[1], row, row, rows, cudaMemcpyHostToDevice), "copy scales", err);
 }
 
 /* The last f32 plane of NVFP4, one per matrix, with the 2^8 that the kernels leave to it. */
-bool copy_globals(mm_cu_memory *memory, const mm_packed *w, mm_cu_weight *out, mm_err *err) {
-  std::vector<float> global(w->lead, kRandomGlobal * 256.0f);
-  for (uint32_t i = 0; w->plane[0] && i < w->lead; i++) global[i] = static_cast<const float *>(w->plane[2])[i] * 256.0f;
-  float *to = memory->array<float>(w->lead, err);
-  out->global = to;
-  return to && mm_cu_check(cudaMemcpy(to, global.data(), global.size() * sizeof(float), cudaMemcpyHostToDevice), "copy scales", err);
+bool copy_globals(const mm_packed *w, float *to, mm_err *err) {
+  std::vector<float> global(w->lead);
+  for (uint32_t i = 0; i < w->lead; i++) global[i] = static_cast<const float *>(w->plane[2])[i] * 256.0f;
+  return mm_cu_check(cudaMemcpy(to, global.data(), global.size() * sizeof(float), cudaMemcpyHostToDevice), "copy scales", err);
+}
+
+bool copy_planes(const mm_packed *w, const mm_cu_weight *d, const mm_cu_places &to, mm_err *err) {
+  const bool floats = d->scale_kind == MM_CU_COARSE || d->scale_kind == MM_CU_FINE;
+  if (to.scale && !(floats ? copy_float_scales(w, d, static_cast<float *>(to.scale), err)
+                           : copy_byte_scales(w, d, static_cast<uint8_t *>(to.scale), err)))
+    return false;
+  return (!to.global || copy_globals(w, to.global, err)) && copy_codes(w, d, to.data, err);
 }
 
 }  // namespace
@@ -175,10 +164,16 @@ mm_cu_memory::~mm_cu_memory() {
   for (void *p : block) cudaFree(p);
 }
 
-void *mm_cu_memory::alloc(uint64_t size, mm_err *err) {
+void *mm_cu_memory::reserve(uint64_t size, mm_err *err) {
   void *p = nullptr;
   if (!mm_cu_check(cudaMalloc(&p, size + 256), "cudaMalloc", err)) return nullptr;
   block.push_back(p), bytes.push_back(size);
+  return p;
+}
+
+void *mm_cu_memory::alloc(uint64_t size, mm_err *err) {
+  void *p = reserve(size, err);
+  if (!p) return nullptr;
   /* Neither the host nor the steps' stream waits for a memset: its zeros could come after what the first step wrote. */
   const bool zero =
       mm_cu_check(cudaMemset(p, 0, size + 256), "cudaMemset", err) && mm_cu_check(cudaStreamSynchronize(0), "cudaMemset", err);
@@ -191,38 +186,81 @@ bool mm_cu_check(cudaError_t e, const char *what, mm_err *err) {
   return mm_fail(err, memory ? MM_LIMIT : MM_IO, memory ? "E_MEMORY" : "E_CUDA", mm_at(NULL, NULL), "%s: %s", what, cudaGetErrorString(e));
 }
 
-bool mm_cu_upload(mm_cu_memory *memory, const mm_packed *w, const char *name, mm_cu_weight *out, mm_err *err) {
-  uint32_t bits = 0;
+uint32_t mm_cu_bits(mm_cu_code code) { return code == MM_CU_BF16 ? 16 : code == MM_CU_E4M3 ? 8 : 4; }
+
+size_t mm_cu_scales(const mm_cu_weight *d) {
+  const bool bytes = d->scale_kind == MM_CU_NV || d->scale_kind == MM_CU_MX;
+  return d->scale_kind == MM_CU_PLAIN ? 0 : (size_t)d->lead * (bytes ? d->n : d->scale_rows) * d->scale_pitch;
+}
+
+bool mm_cu_describe(const mm_packed *w, const char *name, mm_cu_weight *out, mm_err *err) {
   *out = {};
   out->lead = w->lead, out->n = w->n, out->k = w->k;
   out->rounding = {w->scheme->act, w->input_scale};
-  if (!find_code(w, &out->code, &bits) || w->k % 8 != 0) return unsupported(w, name, err);
-  if (w->scheme->plane_count > 1) {
-    if (!cell_log2(w->cell[1].n, &out->cell_n_log2) || !cell_log2(w->cell[1].k, &out->cell_k_log2)) return unsupported(w, name, err);
-    const uint32_t chunk = 4 * 128 / bits; /* columns of a warp's load */
-    if (out->code == MM_CU_E2M1) {
-      const bool nv = w->scheme->plane_count == 3;
-      if (w->cell[1].n != 1 || w->cell[1].k != (nv ? 16 : 32) || (nv && (w->cell[2].n || w->cell[2].k))) return unsupported(w, name, err);
-      out->scale_kind = nv ? MM_CU_NV : MM_CU_MX;
-      if (!copy_byte_scales(memory, w, out, err) || (nv && !copy_globals(memory, w, out, err))) return false;
-    } else {
-      if (w->cell[1].k != 0 && w->cell[1].k % 8 != 0) return unsupported(w, name, err);
-      out->scale_kind = w->cell[1].k % chunk == 0 ? MM_CU_COARSE : MM_CU_FINE;
-      if (!copy_float_scales(memory, w, out, err)) return false;
-    }
+  if (!find_code(w, &out->code) || w->k % 8 != 0) return unsupported(w, name, err);
+  const uint32_t bits = mm_cu_bits(out->code), chunk = 4 * 128 / bits; /* columns of a warp's load */
+  out->pitch = mm_round_up((uint64_t)w->k * bits / 8, 16);
+  if (w->scheme->plane_count == 1) return true;
+  if (!cell_log2(w->cell[1].n, &out->cell_n_log2) || !cell_log2(w->cell[1].k, &out->cell_k_log2)) return unsupported(w, name, err);
+  if (out->code == MM_CU_E2M1) {
+    const bool nv = w->scheme->plane_count == 3;
+    if (w->cell[1].n != 1 || w->cell[1].k != (nv ? 16 : 32) || (nv && (w->cell[2].n || w->cell[2].k))) return unsupported(w, name, err);
+    out->scale_kind = nv ? MM_CU_NV : MM_CU_MX;
+    out->scale_rows = w->n, out->scale_pitch = (uint32_t)mm_round_up(mm_cells(w->k, w->cell[1].k), 16);
+  } else {
+    if (w->cell[1].k != 0 && w->cell[1].k % 8 != 0) return unsupported(w, name, err);
+    out->scale_kind = w->cell[1].k % chunk == 0 ? MM_CU_COARSE : MM_CU_FINE;
+    out->scale_rows = mm_cells(w->n, w->cell[1].n), out->scale_pitch = mm_cells(w->k, w->cell[1].k);
   }
-  return copy_codes(memory, w, bits, out, err);
+  return true;
 }
 
-float *mm_cu_upload_f32(mm_cu_memory *memory, const mm_packed *w, mm_err *err) {
+cudaError_t mm_cu_reorder(uint8_t *codes, size_t words, const mm_packed *w, cudaStream_t s) {
+  const uint32_t flip = w->scheme->code == MM_CODE_INT4 ? 0x88888888u : 0;
+  reorder_nibbles<<<1024, 256, 0, s>>>(reinterpret_cast<uint32_t *>(codes), words, w->scheme->code == MM_CODE_E2M1, flip);
+  return cudaGetLastError();
+}
+
+bool mm_cu_randomise(const mm_packed *w, const mm_cu_weight *d, const mm_cu_places &to, mm_err *err) {
+  const uint32_t bits = mm_cu_bits(d->code);
+  if (d->scale_kind == MM_CU_NV || d->scale_kind == MM_CU_MX) {
+    if (!mm_cu_check(cudaMemset(to.scale, kRandomByteScale, mm_cu_scales(d)), "cudaMemset", err)) return false;
+  } else if (to.scale && !fill_scales(w, static_cast<float *>(to.scale), mm_cu_scales(d), err)) {
+    return false;
+  }
+  const float global = kRandomGlobal * 256.0f;
+  if (to.global && !fill_floats(to.global, w->lead, global, global, err)) return false;
+  random_codes<<<1024, 256>>>(reinterpret_cast<uint32_t *>(to.data), (size_t)w->lead * w->n * d->pitch / 4, bits, sqrtf(3.0f / (float)w->k),
+                              next_seed());
+  return mm_cu_check(cudaGetLastError(), "random_codes", err);
+}
+
+bool mm_cu_randomise_f32(const mm_packed *w, float *to, mm_err *err) {
   const size_t n = (size_t)w->lead * w->n * w->k;
-  float *p = memory->array<float>(n, err);
-  if (!p) return nullptr;
   const float most = sqrtf(3.0f / (float)w->k);
-  if (!w->plane[0]) return (w->k == 1 ? fill_floats(p, n, 0.99f, 1.01f, err) : fill_floats(p, n, -most, most, err)) ? p : nullptr;
-  std::vector<float> v(n);
+  return w->k == 1 ? fill_floats(to, n, 0.99f, 1.01f, err) : fill_floats(to, n, -most, most, err);
+}
+
+bool mm_cu_upload(mm_cu_memory *memory, const mm_packed *w, const char *name, mm_cu_weight *out, mm_err *err) {
+  if (!mm_cu_describe(w, name, out, err)) return false;
+  mm_cu_places to = {};
+  const bool floats = out->scale_kind == MM_CU_COARSE || out->scale_kind == MM_CU_FINE;
+  if (!(to.data = memory->array<uint8_t>((size_t)w->lead * w->n * out->pitch, err))) return false;
+  if (out->scale_kind != MM_CU_PLAIN && !(to.scale = memory->alloc(mm_cu_scales(out) * (floats ? sizeof(float) : 1), err))) return false;
+  if (out->scale_kind == MM_CU_NV && !(to.global = memory->array<float>(w->lead, err))) return false;
+  out->data = to.data, out->scale = to.scale, out->global = to.global;
+  return copy_planes(w, out, to, err);
+}
+
+bool mm_cu_upload_f32(mm_cu_memory *memory, const mm_packed *w, float **out, mm_err *err) {
+  const size_t n = (size_t)w->lead * w->n * w->k;
+  return (*out = memory->array<float>(n, err)) && mm_cu_unpack(w, *out, err);
+}
+
+bool mm_cu_unpack(const mm_packed *w, float *to, mm_err *err) {
+  std::vector<float> v((size_t)w->lead * w->n * w->k);
   for (uint32_t i = 0; i < w->lead; i++) w->scheme->unpack(w, i, 0, w->n, v.data() + (size_t)i * w->n * w->k);
-  return mm_cu_check(cudaMemcpy(p, v.data(), n * sizeof(float), cudaMemcpyHostToDevice), "copy weights", err) ? p : nullptr;
+  return mm_cu_check(cudaMemcpy(to, v.data(), v.size() * sizeof(float), cudaMemcpyHostToDevice), "copy weights", err);
 }
 
 bool mm_cu_download(void *out, const void *from, size_t bytes, cudaStream_t s, mm_err *err) {

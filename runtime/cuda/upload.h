@@ -14,6 +14,7 @@ struct mm_cu_memory {
   ~mm_cu_memory();
   /* Zeroed, 256-byte aligned, with 256 bytes to spare behind; NULL and E_MEMORY when the device has no more. */
   void *alloc(uint64_t size, mm_err *err);
+  void *reserve(uint64_t size, mm_err *err); /* the same as it comes, not zeroed */
   template <class T>
   T *array(uint64_t count, mm_err *err) {
     return static_cast<T *>(alloc(count * sizeof(T), err));
@@ -23,11 +24,33 @@ struct mm_cu_memory {
 /* Records a CUDA failure as MM_IO E_CUDA (MM_LIMIT E_MEMORY when out of memory); true for cudaSuccess. */
 bool mm_cu_check(cudaError_t e, const char *what, mm_err *err);
 
-/* Copies w to the device in the layout of kernels.h. MM_UNSUPPORTED E_SCHEME, naming tensor and scheme, when no kernel reads it. A
- * weight without planes (NULL) becomes random numbers of variance about 1/k there: for timing shapes that no disk holds. */
+/* ---- weights: their layout there ---- */
+
+/* All of *out but its pointers, from w's shape and scheme alone. MM_UNSUPPORTED E_SCHEME, naming tensor and scheme, when no kernel reads
+ * it. */
+bool mm_cu_describe(const mm_packed *w, const char *name, mm_cu_weight *out, mm_err *err);
+uint32_t mm_cu_bits(mm_cu_code code);
+/* Elements of its scales, f32 (COARSE, FINE) or bytes (NV, MX). */
+size_t mm_cu_scales(const mm_cu_weight *d);
+/* Where its parts are written; NULL where it has none. */
+struct mm_cu_places {
+  uint8_t *data;
+  void *scale;
+  float *global;
+};
+/* Codes as w stores them, four bits each, to what the kernels read (weight.cuh); in place. */
+cudaError_t mm_cu_reorder(uint8_t *codes, size_t words, const mm_packed *w, cudaStream_t s);
+
+/* Random numbers of variance about 1/k in place of a weight without planes (NULL): for timing shapes that no disk holds. As f32: vectors
+ * near 1, matrices as above. Padding is random too. */
+bool mm_cu_randomise(const mm_packed *w, const mm_cu_weight *d, const mm_cu_places &to, mm_err *err);
+bool mm_cu_randomise_f32(const mm_packed *w, float *to, mm_err *err);
+/* w's values as f32, [lead, n, k], unpacked on the host. */
+bool mm_cu_unpack(const mm_packed *w, float *to, mm_err *err);
+
+/* The plain way, for tests: tensor by tensor, from memory, waiting for each. A weight of its own for w; its values as f32. */
 bool mm_cu_upload(mm_cu_memory *memory, const mm_packed *w, const char *name, mm_cu_weight *out, mm_err *err);
-/* w's values as f32, [lead, n, k]: norms, the router. NULL on failure. Without planes: vectors near 1, matrices as above. */
-float *mm_cu_upload_f32(mm_cu_memory *memory, const mm_packed *w, mm_err *err);
+bool mm_cu_upload_f32(mm_cu_memory *memory, const mm_packed *w, float **out, mm_err *err);
 
 /* From the device to the host, once the stream is done; rows[n] as f32. */
 bool mm_cu_download(void *out, const void *from, size_t bytes, cudaStream_t s, mm_err *err);

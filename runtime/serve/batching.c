@@ -161,12 +161,13 @@ static bool add_job(mm_scheduler *s, step *t, mm_batch *b, job *j, mm_err *err) 
 
 static bool build(mm_scheduler *s, step *t, mm_batch *b, mm_err *err) {
   bool prompts = false;
-  *t = (step){.choice = t->choice, .logprob = t->logprob, .began = mm_scheduler_now(), .drafted = s->drafting};
+  *t = (step){.choice = t->choice, .logprob = t->logprob, .began = mm_scheduler_now()};
   *b = (mm_batch){.id = s->id, .span = s->span, .out = s->out, .sampling = s->sampling};
   for (uint32_t i = 0; i < s->slots; i++) {
     job *j = s->slot[i];
     if (!j || !j->take) continue;
     prompts |= j->take > 1 + j->drafts;
+    t->drafted |= j->drafts > 0;
     if (!add_job(s, t, b, j, err)) return false;
   }
   b->out_count = t->outs;
@@ -302,5 +303,5 @@ void mm_step_collect(mm_scheduler *s) {
     tokens += deliver_all(s, t, &t->choice[i]);
     mm_scheduler_forget(t->choice[i].job);
   }
-  mm_drafts_measure(s, t, tokens);
+  mm_drafts_measure(s, t, tokens, mm_scheduler_now());
 }

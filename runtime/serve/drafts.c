@@ -9,6 +9,7 @@
 enum {
   WINDOW = 16384, /* tokens that are looked through, backwards */
   GRAM = 3,       /* tokens that have to stand there alike; or else GRAM - 1 */
+  ENOUGH = 3,     /* steps of each way before one is chosen */
   TRIAL = 64      /* every so many steps the other way is measured */
 };
 
@@ -21,14 +22,26 @@ void mm_drafts_close(mm_scheduler *s) { free(s->rate); }
 
 static rate *rate_of(const mm_scheduler *s, uint32_t decoders, bool drafted) { return &s->rate[2 * (size_t)decoders + drafted]; }
 
+/* Of the last steps' times: one that the machine held up does not count. */
+static double median(const rate *r) {
+  const uint32_t n = (uint32_t)mm_min(r->steps, MM_DRAFTS_TIMES);
+  double middle = 0;
+  for (uint32_t i = 0; i < n; i++) {
+    uint32_t below = 0;
+    for (uint32_t k = 0; k < n; k++) below += r->seconds[k] < r->seconds[i];
+    if (below <= n / 2 && r->seconds[i] > middle) middle = r->seconds[i];
+  }
+  return middle;
+}
+
 bool mm_drafts_wanted(mm_scheduler *s) {
   if (!s->rate) return false;
   uint32_t decoders = 0;
   for (uint32_t i = 0; i < s->slots; i++) decoders += s->slot[i] && s->slot[i]->count == s->slot[i]->fed + 1;
   if (!decoders) return s->drafting;
   const rate *plain = rate_of(s, decoders, false), *drafted = rate_of(s, decoders, true);
-  if (plain->tokens == 0 || drafted->tokens == 0) return s->own.steps % 2; /* not measured yet */
-  const bool pays = drafted->tokens / drafted->seconds > plain->tokens / plain->seconds;
+  if (plain->steps < ENOUGH || drafted->steps < ENOUGH) return plain->steps >= drafted->steps;
+  const bool pays = drafted->tokens * median(plain) > plain->tokens * median(drafted);
   return s->own.steps % TRIAL ? pays : !pays;
 }
 
@@ -65,11 +78,12 @@ void mm_drafts_judge(mm_scheduler *s, job *j, uint32_t drafted, uint32_t right) 
   j->luck += (((double)right / drafted) - j->luck) / 4;
 }
 
-void mm_drafts_measure(mm_scheduler *s, const step *t, uint32_t tokens) {
-  const double now = mm_scheduler_now(), seconds = now - (t->began > s->over ? t->began : s->over);
+void mm_drafts_measure(mm_scheduler *s, const step *t, uint32_t tokens, double now) {
+  const double seconds = now - (t->began > s->over ? t->began : s->over);
   s->over = now;
   if (!s->rate || !t->decoders || seconds <= 0) return;
   rate *r = rate_of(s, t->decoders, t->drafted);
-  r->seconds += seconds - r->seconds / 8;
-  r->tokens += tokens - r->tokens / 8;
+  r->seconds[r->steps % MM_DRAFTS_TIMES] = seconds;
+  r->tokens += r->steps ? (tokens - r->tokens) / 8 : tokens;
+  r->steps++;
 }

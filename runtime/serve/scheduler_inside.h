@@ -50,12 +50,15 @@ typedef struct step {
   uint32_t choices, outs;
   double began;      /* when it was queued */
   uint32_t decoders; /* requests that it decodes for; 0 where it reads prompts too */
-  bool drafted;      /* with proposals */
+  bool drafted;      /* with proposals among its rows */
 } step;
 
-/* Seconds and tokens of steps that do nothing but decode; recent ones weigh most. */
+#define MM_DRAFTS_TIMES 8
+
+/* Of steps that do nothing but decode: seconds of the last ones, tokens of one of late. */
 typedef struct rate {
-  double seconds, tokens;
+  uint64_t steps;
+  double seconds[MM_DRAFTS_TIMES], tokens;
 } rate;
 
 struct mm_scheduler {
@@ -157,8 +160,8 @@ bool mm_drafts_wanted(mm_scheduler *s);
 /* Proposes at most `most` tokens after the job's last one; how many. */
 uint32_t mm_drafts_find(const mm_scheduler *s, job *j, uint32_t most);
 void mm_drafts_judge(mm_scheduler *s, job *j, uint32_t drafted, uint32_t right);
-/* A step was collected and gave so many tokens. */
-void mm_drafts_measure(mm_scheduler *s, const step *t, uint32_t tokens);
+/* A step was collected now and gave so many tokens. */
+void mm_drafts_measure(mm_scheduler *s, const step *t, uint32_t tokens, double now);
 
 /* ---- batching.c ---- */
 bool mm_step_open(mm_scheduler *s, mm_err *err);

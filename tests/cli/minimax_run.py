@@ -95,6 +95,23 @@ assert run(*greedy, preexec_fn=lambda: os.close(0)) == out
 run(packed, "-p", prompt, "-n", "1")  # a control token that nobody asked to read as one is text
 assert int(re.match(r"prompt (\d+) tokens", run.err)[1]) > 24
 
+# GPUs by number, one for each rank; the CPU has none to choose from.
+for devices in ("0", "0,1,2", "", "0,", ",0", "0;1", "0,-1", "0, 1", "0,1024", "0,18446744073709551617"):
+    refused(2, "E_USAGE: --devices", os.path.join(TMP, "tiny-m1-2"), "-p", prompt, "-n", "1", "-q", "--devices", devices)
+run(os.path.join(TMP, "tiny-m1-2"), "-p", prompt, "-n", "1", "-q", "--devices", "1,0")
+
+# Digests while loading: on the CPU all files before the first step.
+assert run(packed, "-p", prompt, "--added-tokens", "-n", "48", "--verify-on-load") == out
+assert re.search(r"loaded in [\d.]+ s, digests checked, ", run.err), run.err
+flipped = shutil.copytree(packed, f"{TMP}/flipped")
+with open(f"{flipped}/model-rank-00000-part-00000.safetensors", "r+b") as f:
+    f.seek(-5000, os.SEEK_END)
+    byte = f.read(1)[0]
+    f.seek(-5000, os.SEEK_END)
+    f.write(bytes([byte ^ 1]))
+run(flipped, "-p", prompt, "-n", "1", "-q")
+refused(6, "E_DIGEST", flipped, "-p", prompt, "-n", "1", "-q", "--verify-on-load")
+
 # Draws.
 drawn = [run(packed, "-p", "And", "-n", "40", "-q", "--temperature", "1", "--seed", seed) for seed in ("1", "1", "2")]
 assert drawn[0] == drawn[1] != drawn[2] and drawn[0] != run(packed, "-p", "And", "-n", "40", "-q")

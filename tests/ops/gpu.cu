@@ -286,6 +286,8 @@ struct subject {
   void (*test)(), (*bench)();
 };
 static const subject kSubjects[] = {
+    {"load", test_load, bench_load},
+    {"peers", test_peers, bench_peers},
     {"linear", test_linear, bench_linear},
     {"experts", test_experts, bench_experts},
     {"attention", test_attention, bench_attention},
@@ -294,9 +296,11 @@ static const subject kSubjects[] = {
     {"choice", test_choice, bench_choice},
     {"edges", test_edges, NULL},
     {"steps", test_steps, NULL},
+    {"forks", test_forks, NULL},
     {"sequences", test_sequences, NULL},
     {"models", test_models, NULL},
     {"rounded", test_rounded, NULL},
+    {"ranks", test_ranks, NULL},
 };
 
 int main(int argc, char **argv) {
@@ -325,7 +329,7 @@ int main(int argc, char **argv) {
   if (what != "test") {
     bench_copy();
     for (const subject &s : kSubjects) {
-      if (s.bench && chosen(s)) s.bench();
+      if (s.bench && chosen(s) && (argc > 2 || s.bench != bench_load)) s.bench(); /* that one writes a large file: only by name */
     }
   }
   return g_failures ? 1 : 0;

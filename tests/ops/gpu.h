@@ -128,6 +128,8 @@ void fill_random(void *p, size_t bytes, uint32_t seed);
 void fill_random_bf16(__nv_bfloat16 *p, size_t n, uint32_t seed);
 void fill_random_float(float *p, size_t n, float low, float high, uint32_t seed);
 
+void test_load();
+void test_peers();
 void test_linear();
 void test_experts();
 void test_attention();
@@ -136,10 +138,14 @@ void test_rows();
 void test_choice();
 void test_edges();
 void test_steps();
+void test_forks();
 void test_sequences();
 void test_models();
 void test_rounded();
+void test_ranks();
 void bench_copy(); /* before the others: their ceiling */
+void bench_load();
+void bench_peers();
 void bench_linear();
 void bench_experts();
 void bench_attention();

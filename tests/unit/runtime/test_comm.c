@@ -42,6 +42,78 @@ static void sums(void **state) {
   mm_comm_close(comm);
 }
 
+/* ---- gathering ---- */
+
+#define GATHERED 300
+
+typedef struct gatherer {
+  mm_comm *comm;
+  uint32_t rank;
+  uint32_t given[GATHERED], wrong;
+} gatherer;
+
+/* Everybody sees what everybody brought, and nobody what comes next. */
+static void *gather_all(void *arg) {
+  gatherer *g = arg;
+  for (uint32_t i = 0; i < GATHERED; i++) {
+    const void *all[4];
+    g->given[i] = g->rank * 1000 + i;
+    if (!mm_comm_gather(g->comm, g->rank, &g->given[i], all)) g->wrong++;
+    for (uint32_t r = 0; r < 4; r++) g->wrong += *(const uint32_t *)all[r] != r * 1000 + i;
+  }
+  return NULL;
+}
+
+static void gathers(void **state) {
+  (void)state;
+  gatherer g[4];
+  pthread_t thread[4];
+  mm_err err = {0};
+  mm_comm *comm = mm_comm_open(4, &err);
+  for (uint32_t r = 0; r < 4; r++) {
+    g[r] = (gatherer){.comm = comm, .rank = r};
+    pthread_create(&thread[r], NULL, gather_all, &g[r]);
+  }
+  for (uint32_t r = 0; r < 4; r++) {
+    pthread_join(thread[r], NULL);
+    assert_int_equal(g[r].wrong, 0);
+  }
+  mm_comm_close(comm);
+}
+
+static void *gather_alone(void *arg) {
+  gatherer *g = arg;
+  const void *all[4];
+  g->wrong = mm_comm_gather(g->comm, g->rank, NULL, all);
+  return NULL;
+}
+
+/* Three of four wait; the fourth fails: they return, and the word that devices look at is set. */
+static void a_break_is_seen(void **state) {
+  (void)state;
+  gatherer g[3];
+  pthread_t thread[3];
+  mm_err err = {0};
+  volatile uint32_t word = 0;
+  mm_comm *comm = mm_comm_open(4, &err);
+  mm_comm_watch(comm, &word);
+  for (uint32_t r = 0; r < 3; r++) {
+    g[r] = (gatherer){.comm = comm, .rank = r};
+    pthread_create(&thread[r], NULL, gather_alone, &g[r]);
+  }
+  mm_comm_break(comm);
+  for (uint32_t r = 0; r < 3; r++) {
+    pthread_join(thread[r], NULL);
+    assert_int_equal(g[r].wrong, 0);
+  }
+  assert_int_equal(word, 1);
+  word = 0;
+  mm_comm_watch(comm, NULL);
+  mm_comm_break(comm);
+  assert_int_equal(word, 0);
+  mm_comm_close(comm);
+}
+
 /* ---- stages ---- */
 
 #define STAGES 3
@@ -116,6 +188,7 @@ static void broken(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(sums), cmocka_unit_test(handed_on), cmocka_unit_test(broken)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(sums), cmocka_unit_test(gathers), cmocka_unit_test(a_break_is_seen),
+                                     cmocka_unit_test(handed_on), cmocka_unit_test(broken)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,73 @@
+/* Bytes of many files read once, in the order of the files, by several threads into a ring of the caller's buffers. What becomes of them is
+ * the caller's business. */
+#ifndef MM_LOADER_READER_H
+#define MM_LOADER_READER_H
+
+#include "formats/file.h"
+#include "formats/hash.h"
+#include "loader/read_log.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct mm_read_file {
+  const char *path;      /* or NULL: */
+  const uint8_t *memory; /* [size] bytes that are in memory already */
+  uint64_t size;
+  const mm_file_id *id; /* which file it must be, or NULL */
+  uint64_t tail;        /* what lies from here on, a multiple of MM_DIRECT, comes before the rest of the file; 0: all in order */
+  /* [mm_hash_blocks(size of the file)] or NULL: what is read is read by whole blocks, and each is hashed once it is in the ring. Then tail
+   * and chunk are multiples of MM_HASH_BLOCK. */
+  const mm_digest *digest;
+} mm_read_file;
+
+/* One run of bytes that is wanted. The tag is the caller's. */
+typedef struct mm_read_want {
+  uint32_t file;
+  uint64_t offset, bytes, tag;
+} mm_read_want;
+
+typedef struct mm_reader_config {
+  const mm_read_file *file; /* [files], borrowed, with what they point to, until close */
+  uint32_t files;
+  mm_read_want *want; /* [wants], borrowed until close; sorted by file and offset here; what is wanted twice may be read twice */
+  size_t wants;
+  uint8_t *ring; /* [buffers · chunk], aligned to MM_DIRECT */
+  uint32_t buffers;
+  size_t chunk;      /* bytes of a buffer, a multiple of MM_DIRECT */
+  size_t piece;      /* bytes of one read, a multiple of MM_DIRECT: several threads may fill one buffer */
+  unsigned threads;  /* ≥ 1 */
+  mm_read_path path; /* of every file; PROBE but for measurements and tests */
+  mm_read_log *log;  /* or NULL; borrowed until close */
+} mm_reader_config;
+
+/* A buffer that has been filled: `bytes` bytes of a file from `offset` on, wanted ones and fewer than MM_DIRECT others between them; of a
+ * file with digests, whole blocks. */
+typedef struct mm_chunk {
+  const uint8_t *data; /* NULL: there are no more */
+  uint32_t file;
+  uint64_t offset;
+  size_t bytes;
+  size_t first, count; /* config.want[first … first + count): all that have bytes in it are among them */
+} mm_chunk;
+
+typedef struct mm_reader mm_reader;
+/* Opens all files and starts reading: file by file, of each the tail first. MM_IO E_CHANGED for another file than `id`, E_SHORT_READ for
+ * one that ends before what is wanted. */
+mm_reader *mm_reader_open(const mm_reader_config *c, mm_err *err);
+/* Waits for the next chunk. After the last one the digests are waited for and every file is looked at again: E_CHANGED. At most `buffers`
+ * may be with the caller at a time (MM_BUG E_BUG). Errors as mm_file_read, with file and offset, and MM_INTEGRITY E_DIGEST, which may come
+ * after the damaged chunk did; then reading has ended. */
+bool mm_reader_next(mm_reader *r, mm_chunk *out, mm_err *err);
+/* The oldest chunk with the caller is used up: its buffer is filled again. */
+void mm_reader_release(mm_reader *r);
+/* Ends the threads; what they are reading is waited for. Accepts NULL. */
+void mm_reader_close(mm_reader *r);
+/* Of one reader so far, from its opening to now. */
+mm_read_stats mm_reader_stats(const mm_reader *r);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,427 @@
+/* Sums over ranks (peers.h). Every sum has a number, the epoch, which each rank counts in its own memory, so that recorded steps go on
+ * counting.
+ *
+ * Few numbers: each rank writes its own into every other's memory at once, eight bytes of data with the epoch beside each four, and adds
+ * what comes to it. Many: slabs, of which each rank owns a part: it is sent that part by all, adds it up, and sends the sum to all; a flag
+ * for each block of the kernel follows the data. Both add in rank order, so it does not matter which way was taken.
+ *
+ * Places alternate with the epoch. A rank that has ended epoch e + 1 has had something of every other rank's e + 1, which that one sent
+ * after its epoch e had ended: nobody reads what e left any more when e + 2 overwrites it.
+ *
+ * Whoever waits looks now and then at a word in host memory, and at the clock: a rank that fails sets the word, one that waits too long
+ * does and says for whom. Kernels then end, with their epoch counted. */
+#include "runtime/cuda/peers.h"
+
+#include <atomic>
+
+#include "runtime/cuda/device.cuh"
+#include "runtime/cuda/launch.h"
+#include "runtime/cuda/peers.cuh"
+#include "runtime/cuda/upload.h"
+
+namespace {
+
+constexpr uint32_t kThreads = 256, kBlocks = 32;
+constexpr uint64_t kWords = 16384;            /* of a sum of few numbers: 128 KiB of them */
+constexpr uint64_t kSlab = (uint64_t)8 << 20; /* bytes of a sum of many */
+constexpr uint32_t kLoading_ms = 600000;
+constexpr uint32_t kLook = 256;               /* tries between looks at the clock */
+constexpr uint32_t kGoingOn = 0, kWaited = 2; /* states; 1: broken by mm_comm_break */
+
+/* In host memory, seen by all. */
+struct control {
+  uint32_t state; /* kGoingOn …; kWaited | who << 8 | for whom << 16 */
+  uint32_t limit_ms;
+};
+
+/* Of every rank's memory, as this rank's device sees it. */
+struct view {
+  char *at[MM_CU_PEERS];
+  uint32_t *epoch, *ticket; /* this rank's */
+  control *shared;
+  uint32_t rank, ranks;
+  bool apart; /* no two ranks share a device */
+
+  /* Offsets: words [2][ranks][kWords]; parts [2][ranks][kSlab / ranks]; sums [2][kSlab]; flags [2 rounds][2][ranks][kBlocks]. */
+  __host__ __device__ uint64_t part_bytes() const { return (kSlab / ranks + 15) / 16 * 16 + 16; }
+  __host__ __device__ uint64_t parts_at() const { return 2 * ranks * kWords * 16; }
+  __host__ __device__ uint64_t sums_at() const { return parts_at() + 2 * ranks * part_bytes(); }
+  __host__ __device__ uint64_t flags_at() const { return sums_at() + 2 * kSlab; }
+  __host__ __device__ uint64_t counters_at() const { return flags_at() + 4 * ranks * kBlocks * sizeof(uint32_t); }
+  __host__ __device__ uint64_t bytes() const { return counters_at() + 256; }
+
+  __device__ uint4 *word(uint32_t of, uint32_t parity, uint32_t from) const {
+    return reinterpret_cast<uint4 *>(at[of]) + (parity * ranks + from) * kWords;
+  }
+  __device__ uint4 *part(uint32_t of, uint32_t parity, uint32_t from) const {
+    return reinterpret_cast<uint4 *>(at[of] + parts_at() + (parity * ranks + from) * part_bytes());
+  }
+  __device__ uint4 *sum(uint32_t of, uint32_t parity) const { return reinterpret_cast<uint4 *>(at[of] + sums_at() + parity * kSlab); }
+  __device__ uint32_t *flag(uint32_t of, uint32_t round, uint32_t parity, uint32_t from, uint32_t block) const {
+    return reinterpret_cast<uint32_t *>(at[of] + flags_at()) + ((round * 2 + parity) * ranks + from) * kBlocks + block;
+  }
+};
+
+/* ---- waiting ---- */
+
+/* One thread's patience. */
+struct patience {
+  const view &c;
+  uint64_t from = 0;
+  uint32_t tries = 0;
+
+  __device__ explicit patience(const view &v) : c(v) {}
+  /* Whether to try no more, for want of rank r. */
+  __device__ bool over(uint32_t r) {
+    if (++tries % kLook) return false;
+    if (get_shared(&c.shared->state) != kGoingOn) return true;
+    if (!from) from = now_ns();
+    if (now_ns() - from < (uint64_t)get_shared(&c.shared->limit_ms) * 1000000) return false;
+    put_shared(&c.shared->state, kWaited | c.rank << 8 | r << 16);
+    return true;
+  }
+  /* The data of a word once both its flags are there. */
+  __device__ uint2 word(const uint4 *w, uint32_t flag, uint32_t r) {
+    for (;;) {
+      const uint4 v = get_word(w);
+      if ((v.y == flag && v.w == flag) || over(r)) return make_uint2(v.x, v.z);
+    }
+  }
+  __device__ bool flag(const uint32_t *f, uint32_t value, uint32_t r) {
+    while (get_flag(f) != value) {
+      if (over(r)) return false;
+    }
+    return true;
+  }
+};
+
+/* ---- numbers ---- */
+
+enum reduction { SUM, MAX };
+
+/* Two numbers of bf16 in four bytes, or one of f32. */
+template <class T>
+struct numbers;
+template <>
+struct numbers<bf16> {
+  static constexpr int n = 2;
+  static __device__ void open(uint32_t w, float *v) { v[0] = __uint_as_float(w << 16), v[1] = __uint_as_float(w & 0xffff0000u); }
+  static __device__ uint32_t close(const float *v) {
+    const bf162 p = __floats2bfloat162_rn(v[0], v[1]);
+    return *reinterpret_cast<const uint32_t *>(&p);
+  }
+};
+template <>
+struct numbers<float> {
+  static constexpr int n = 1;
+  static __device__ void open(uint32_t w, float *v) { v[0] = __uint_as_float(w); }
+  static __device__ uint32_t close(const float *v) { return __float_as_uint(v[0]); }
+};
+
+/* What W words of four bytes come to over all ranks, first to last. */
+template <class T, reduction R, int W>
+struct total {
+  float v[W * numbers<T>::n];
+  __device__ void add(const uint32_t *w, bool first) {
+#pragma unroll
+    for (int i = 0; i < W; i++) {
+      float x[numbers<T>::n];
+      numbers<T>::open(w[i], x);
+#pragma unroll
+      for (int k = 0; k < numbers<T>::n; k++) {
+        float &t = v[i * numbers<T>::n + k];
+        t = first ? x[k] : R == SUM ? t + x[k] : t > x[k] ? t : x[k];
+      }
+    }
+  }
+  __device__ uint32_t word(int i) const { return numbers<T>::close(v + i * numbers<T>::n); }
+};
+
+/* ---- kernels ---- */
+
+/* Where ranks share a device, the next kernel's blocks must not wait in the room that another rank's kernels need to get here. */
+__device__ void begin(const view &c) {
+  if (c.apart)
+    grid_wait_and_launch_next();
+  else
+    grid_wait();
+}
+
+/* The last block counts the epoch. All threads come here. */
+__device__ void end_epoch(const view &c, uint32_t epoch) {
+  if (last_of(c.ticket, gridDim.x) && threadIdx.x == 0) *c.epoch = epoch + 1;
+}
+
+/* n words of eight bytes. */
+template <class T, reduction R>
+__global__ void __launch_bounds__(kThreads) reduce_few(const __grid_constant__ view c, uint2 *x, uint32_t n) {
+  begin(c);
+  const uint32_t epoch = *c.epoch, flag = epoch + 1, parity = epoch & 1, first = blockIdx.x * kThreads + threadIdx.x;
+  for (uint32_t i = first; i < n; i += gridDim.x * kThreads) {
+    const uint2 v = x[i];
+    for (uint32_t k = 1; k < c.ranks; k++) {
+      const uint32_t to = (c.rank + k) % c.ranks;
+      put_word(c.word(to, parity, c.rank) + i, make_uint4(v.x, flag, v.y, flag));
+    }
+  }
+  patience p(c);
+  for (uint32_t i = first; i < n; i += gridDim.x * kThreads) {
+    total<T, R, 2> t;
+    for (uint32_t r = 0; r < c.ranks; r++) {
+      const uint2 v = r == c.rank ? x[i] : p.word(c.word(c.rank, parity, r) + i, flag, r);
+      const uint32_t w[2] = {v.x, v.y};
+      t.add(w, r == 0);
+    }
+    x[i] = make_uint2(t.word(0), t.word(1));
+  }
+  end_epoch(c, epoch);
+}
+
+/* Tells all others that this block's data of the round is there, and waits for theirs. False for all threads when somebody did not come. */
+__device__ bool meet(const view &c, patience *p, uint32_t round, uint32_t parity, uint32_t flag) {
+  __threadfence_system();
+  __syncthreads();
+  const uint32_t r = threadIdx.x;
+  bool here = true;
+  if (r < c.ranks && r != c.rank) {
+    put_flag(c.flag(r, round, parity, c.rank, blockIdx.x), flag);
+    here = p->flag(c.flag(c.rank, round, parity, r, blockIdx.x), flag, r);
+  }
+  return __syncthreads_and(here);
+}
+
+/* n units of sixteen bytes, of which rank r owns [r · share, (r + 1) · share). */
+template <class T, reduction R>
+__global__ void __launch_bounds__(kThreads) reduce_many(const __grid_constant__ view c, uint4 *x, uint32_t n) {
+  begin(c);
+  const uint32_t epoch = *c.epoch, flag = epoch + 1, parity = epoch & 1, share = (n + c.ranks - 1) / c.ranks;
+  const uint32_t first = blockIdx.x * kThreads + threadIdx.x, step = gridDim.x * kThreads;
+  const auto count = [&](uint32_t r) { return r * share >= n ? 0 : n - r * share < share ? n - r * share : share; };
+  patience p(c);
+  for (uint32_t k = 1; k < c.ranks; k++) {
+    const uint32_t to = (c.rank + k) % c.ranks;
+    uint4 *const part = c.part(to, parity, c.rank);
+    for (uint32_t i = first; i < count(to); i += step) put_word(part + i, x[to * share + i]);
+  }
+  bool here = meet(c, &p, 0, parity, flag);
+  for (uint32_t i = first; here && i < count(c.rank); i += step) {
+    total<T, R, 4> t;
+    for (uint32_t r = 0; r < c.ranks; r++) {
+      const uint4 v = r == c.rank ? x[c.rank * share + i] : get_word(c.part(c.rank, parity, r) + i);
+      const uint32_t w[4] = {v.x, v.y, v.z, v.w};
+      t.add(w, r == 0);
+    }
+    const uint4 v = make_uint4(t.word(0), t.word(1), t.word(2), t.word(3));
+    x[c.rank * share + i] = v;
+    for (uint32_t k = 1; k < c.ranks; k++) put_word(c.sum((c.rank + k) % c.ranks, parity) + c.rank * share + i, v);
+  }
+  here = here && meet(c, &p, 1, parity, flag);
+  for (uint32_t r = 0; here && r < c.ranks; r++) {
+    if (r == c.rank) continue;
+    for (uint32_t i = first; i < count(r); i += step) x[r * share + i] = get_word(c.sum(c.rank, parity) + r * share + i);
+  }
+  end_epoch(c, epoch);
+}
+
+}  // namespace
+
+/* ---- the host's side ---- */
+
+/* What all ranks share; the last to close frees it. */
+struct mm_cu_peers_group {
+  std::atomic<uint32_t> open, loading{0};
+  uint32_t limit_ms = 0;
+  control *shared = nullptr; /* pinned, mapped */
+  char *memory[MM_CU_PEERS] = {};
+  int device[MM_CU_PEERS] = {};
+};
+
+struct mm_cu_peers {
+  mm_comm *comm = nullptr;
+  mm_cu_peers_group *group = nullptr;
+  view c = {};
+};
+
+namespace {
+
+bool check(cudaError_t e, const char *what, mm_err *err) { return mm_cu_check(e, what, err); }
+
+/* The first rank makes it, all have it. */
+bool open_group(mm_cu_peers *p, uint32_t rank, uint32_t ranks, double limit_s, mm_err *err) {
+  const void *all[MM_CU_PEERS];
+  mm_cu_peers_group *g = nullptr;
+  if (rank == 0) {
+    g = new mm_cu_peers_group;
+    g->open = ranks;
+    if (!check(cudaHostAlloc(&g->shared, sizeof(control), cudaHostAllocPortable | cudaHostAllocMapped), "cudaHostAlloc", err)) {
+      delete g;
+      return false;
+    }
+    *g->shared = {};
+    g->shared->limit_ms = g->limit_ms = (uint32_t)(limit_s * 1e3);
+  }
+  if (!mm_comm_gather(p->comm, rank, g, all)) {
+    if (g) cudaFreeHost(g->shared);
+    delete g;
+    return false;
+  }
+  p->group = static_cast<mm_cu_peers_group *>(const_cast<void *>(all[0]));
+  if (rank == 0) mm_comm_watch(p->comm, &p->group->shared->state);
+  return true;
+}
+
+/* Own memory, zeros, where the others can write. */
+bool open_memory(mm_cu_peers *p, mm_err *err) {
+  view *c = &p->c;
+  mm_cu_peers_group *g = p->group;
+  void *shared;
+  if (!check(cudaHostGetDevicePointer(&shared, g->shared, 0), "cudaHostGetDevicePointer", err) ||
+      !check(cudaGetDevice(&g->device[c->rank]), "cudaGetDevice", err) ||
+      !check(cudaMalloc(&g->memory[c->rank], c->bytes()), "cudaMalloc", err) ||
+      !check(cudaMemset(g->memory[c->rank], 0, c->bytes()), "cudaMemset", err) || !check(cudaStreamSynchronize(0), "cudaMemset", err))
+    return false;
+  c->shared = static_cast<control *>(shared);
+  c->epoch = reinterpret_cast<uint32_t *>(g->memory[c->rank] + c->counters_at()), c->ticket = c->epoch + 1;
+  return true;
+}
+
+/* The others' memory, once all have theirs. */
+bool reach_peers(mm_cu_peers *p, mm_err *err) {
+  view *c = &p->c;
+  const mm_cu_peers_group *g = p->group;
+  const int own = g->device[c->rank];
+  c->apart = true;
+  for (uint32_t r = 0; r < c->ranks; r++) {
+    c->at[r] = g->memory[r];
+    for (uint32_t k = 0; k < r; k++) c->apart = c->apart && g->device[k] != g->device[r];
+    if (g->device[r] == own) continue;
+    int able = 0;
+    if (!check(cudaDeviceCanAccessPeer(&able, own, g->device[r]), "cudaDeviceCanAccessPeer", err)) return false;
+    if (!able)
+      return mm_fail(err, MM_UNSUPPORTED, "E_PEER", mm_at(NULL, NULL), "device %d of rank %u cannot write to device %d of rank %u", own,
+                     c->rank, g->device[r], r);
+    const cudaError_t e = cudaDeviceEnablePeerAccess(g->device[r], 0);
+    if (e == cudaErrorPeerAccessAlreadyEnabled)
+      cudaGetLastError();
+    else if (!check(e, "cudaDeviceEnablePeerAccess", err))
+      return false;
+  }
+  return true;
+}
+
+/* All are here; nothing is exchanged. */
+bool meet_all(const mm_cu_peers *p) {
+  const void *all[MM_CU_PEERS];
+  return mm_comm_gather(p->comm, p->c.rank, nullptr, all);
+}
+
+/* A kernel that is loaded at its first launch may wait for the device to be idle, which it is not while another rank's waits for it. */
+bool load_kernels(mm_err *err) {
+  const void *const kernels[] = {
+      reinterpret_cast<const void *>(reduce_few<bf16, SUM>),   reinterpret_cast<const void *>(reduce_few<float, SUM>),
+      reinterpret_cast<const void *>(reduce_few<float, MAX>),  reinterpret_cast<const void *>(reduce_many<bf16, SUM>),
+      reinterpret_cast<const void *>(reduce_many<float, SUM>), reinterpret_cast<const void *>(reduce_many<float, MAX>)};
+  cudaFuncAttributes a;
+  for (const void *k : kernels) {
+    if (!check(cudaFuncGetAttributes(&a, k), "load kernels", err)) return false;
+  }
+  return true;
+}
+
+template <class T, reduction R>
+cudaError_t reduce(mm_cu_peers *p, T *x, uint64_t n, cudaStream_t s) {
+  if (p->c.ranks == 1 || n == 0) return cudaSuccess;
+  uint64_t left = n * sizeof(T) / 8;
+  if (left <= kWords) {
+    const unsigned blocks = (unsigned)mm_min(kBlocks, mm_ceil_div(left, kThreads));
+    return launch(reduce_few<T, R>, blocks, kThreads, 0, s, p->c, reinterpret_cast<uint2 *>(x), (uint32_t)left);
+  }
+  cudaError_t e = cudaSuccess;
+  uint4 *at = reinterpret_cast<uint4 *>(x);
+  for (left /= 2; left > 0 && e == cudaSuccess;) {
+    const uint64_t units = mm_min(left, kSlab / 16);
+    e = launch(reduce_many<T, R>, kBlocks, kThreads, 0, s, p->c, at, (uint32_t)units);
+    at += units, left -= units;
+  }
+  return e;
+}
+
+}  // namespace
+
+mm_cu_peers *mm_cu_peers_open(mm_comm *comm, uint32_t rank, uint32_t ranks, double limit_s, mm_err *err) {
+  if (ranks > MM_CU_PEERS) {
+    mm_fail(err, MM_UNSUPPORTED, "E_PEER", mm_at(NULL, NULL), "found %u ranks in one process, expected at most %d", ranks, MM_CU_PEERS);
+    return nullptr;
+  }
+  mm_cu_peers *p = new mm_cu_peers;
+  p->comm = comm, p->c.rank = rank, p->c.ranks = ranks;
+  const bool ok = open_group(p, rank, ranks, limit_s, err) && open_memory(p, err) && load_kernels(err) && meet_all(p) &&
+                  reach_peers(p, err) && meet_all(p);
+  if (ok) return p;
+  mm_comm_break(comm); /* the others do not wait */
+  mm_cu_peers_close(p);
+  return nullptr;
+}
+
+void mm_cu_peers_close(mm_cu_peers *p) {
+  if (!p) return;
+  mm_cu_peers_group *g = p->group;
+  if (g && --g->open == 0) {
+    mm_comm_watch(p->comm, nullptr);
+    int own = 0;
+    cudaGetDevice(&own);
+    for (uint32_t r = 0; r < p->c.ranks; r++) {
+      if (!g->memory[r]) continue;
+      cudaSetDevice(g->device[r]);
+      cudaFree(g->memory[r]);
+    }
+    cudaSetDevice(own);
+    cudaFreeHost(g->shared);
+    delete g;
+  }
+  delete p;
+}
+
+cudaError_t mm_cu_peers_sum(mm_cu_peers *p, __nv_bfloat16 *x, uint64_t n, cudaStream_t s) { return reduce<bf16, SUM>(p, x, n, s); }
+cudaError_t mm_cu_peers_sum_f32(mm_cu_peers *p, float *x, uint64_t n, cudaStream_t s) { return reduce<float, SUM>(p, x, n, s); }
+cudaError_t mm_cu_peers_max_f32(mm_cu_peers *p, float *x, uint64_t n, cudaStream_t s) { return reduce<float, MAX>(p, x, n, s); }
+
+bool mm_cu_peers_check(const mm_cu_peers *p, mm_err *err) {
+  const volatile control *c = p->group->shared;
+  const uint32_t state = c->state;
+  if ((state & 0xff) != kWaited || (state >> 8 & 0xff) != p->c.rank) return true;
+  return mm_fail(err, MM_IO, "E_RANK", mm_at(NULL, NULL), "rank %u waited %.1f s for rank %u in vain", p->c.rank, c->limit_ms * 1e-3,
+                 state >> 16);
+}
+
+bool mm_cu_peers_mend(mm_cu_peers *p, mm_err *err) {
+  uint32_t epoch, most = 0;
+  const void *all[MM_CU_PEERS];
+  if (!check(cudaMemcpy(&epoch, p->c.epoch, sizeof epoch, cudaMemcpyDeviceToHost), "read epoch", err)) return false;
+  if (!mm_comm_gather(p->comm, p->c.rank, &epoch, all)) return false;
+  for (uint32_t r = 0; r < p->c.ranks; r++) most = (uint32_t)mm_max(most, *static_cast<const uint32_t *>(all[r]));
+  if (!meet_all(p)) return false; /* nobody's epoch is read any more */
+  epoch = most + 2;
+  if (p->c.rank == 0) p->group->shared->state = kGoingOn;
+  return check(cudaMemcpy(p->c.epoch, &epoch, sizeof epoch, cudaMemcpyHostToDevice), "set epoch", err) && meet_all(p);
+}
+
+bool mm_cu_peers_meet(mm_cu_peers *p, bool mine, bool *all) {
+  const void *said[MM_CU_PEERS];
+  if (!mm_comm_gather(p->comm, p->c.rank, mine ? p : nullptr, said)) return false;
+  *all = true;
+  for (uint32_t r = 0; r < p->c.ranks; r++) *all = *all && said[r];
+  return true;
+}
+
+bool mm_cu_peers_hurt(const mm_cu_peers *p) {
+  const volatile control *c = p->group->shared;
+  return c->state != kGoingOn;
+}
+
+void mm_cu_peers_load(mm_cu_peers *p, bool loading) {
+  mm_cu_peers_group *g = p->group;
+  volatile control *c = g->shared;
+  const uint32_t before = loading ? g->loading++ : g->loading--;
+  if (loading || before == 1) c->limit_ms = loading ? kLoading_ms : g->limit_ms;
+}

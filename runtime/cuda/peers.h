@@ -1,0 +1,41 @@
+/* Sums over the ranks of one process, each on a device of its own (or several on one, in tests), by kernels that write into each other's
+ * memory. Every rank calls the same functions in the same order. */
+#ifndef MM_CUDA_PEERS_H
+#define MM_CUDA_PEERS_H
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include "runtime/comm.h"
+
+#define MM_CU_PEERS 8 /* ranks at most */
+
+struct mm_cu_peers;
+/* On the current device; collective. MM_UNSUPPORTED E_PEER, naming both devices, where one cannot write to the other's memory, and for more
+ * than MM_CU_PEERS ranks. limit_s: seconds that a kernel waits for another rank. NULL without an error of its own when another rank failed
+ * (mm_comm_break), which is never waited for: that one tells. So it is wherever this says that a rank does not come. */
+mm_cu_peers *mm_cu_peers_open(mm_comm *comm, uint32_t rank, uint32_t ranks, double limit_s, mm_err *err);
+/* What this rank has queued is done. Accepts NULL. */
+void mm_cu_peers_close(mm_cu_peers *p);
+
+/* x[n] becomes the sum over all ranks, added in rank order in f32 and rounded once: the same bits on all ranks, whatever n is. x is aligned
+ * to 16 bytes; n % 8 == 0. Queued kernels hold nothing of the call but pointers: they may be recorded and replayed. */
+cudaError_t mm_cu_peers_sum(mm_cu_peers *p, __nv_bfloat16 *x, uint64_t n, cudaStream_t s);
+/* The same of f32; n % 4 == 0. The largest: of a number and NaN the later one. */
+cudaError_t mm_cu_peers_sum_f32(mm_cu_peers *p, float *x, uint64_t n, cudaStream_t s);
+cudaError_t mm_cu_peers_max_f32(mm_cu_peers *p, float *x, uint64_t n, cudaStream_t s);
+
+/* Once the stream is done: MM_IO E_RANK, naming the rank, when this one waited for it in vain. True when another rank failed: that one
+ * tells. Sums since then are unspecified. */
+bool mm_cu_peers_check(const mm_cu_peers *p, mm_err *err);
+/* Whether sums were broken off, so that all ranks must mend. */
+bool mm_cu_peers_hurt(const mm_cu_peers *p);
+/* Collective, with no kernel of any rank under way: after a failure all go on from here. False when a rank does not come. */
+bool mm_cu_peers_mend(mm_cu_peers *p, mm_err *err);
+/* Returns once all ranks are here: around what a device does only when it is idle, or keeps others from doing. *all: whether every rank
+ * said `mine`. False when one does not come. */
+bool mm_cu_peers_meet(mm_cu_peers *p, bool mine, bool *all);
+/* While some rank has said true and not false again, kernels wait for ten minutes: its weights are on their way. */
+void mm_cu_peers_load(mm_cu_peers *p, bool loading);
+
+#endif

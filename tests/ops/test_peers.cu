@@ -1,0 +1,250 @@
+/* Sums over ranks on devices (peers.h) beside the host's, number by number, for sizes of every kind; replayed steps; ranks that do not
+ * come, or fail. Two ranks on two devices where there are two, else on one, and four on those. And how long sums take. */
+#include <string.h>
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include "runtime/cuda/peers.h"
+#include "tests/ops/gpu.h"
+#include "tests/ops/whole.h"
+
+namespace {
+
+using clock_type = std::chrono::steady_clock;
+double since(clock_type::time_point t) { return std::chrono::duration<double>(clock_type::now() - t).count(); }
+
+/* One rank of a test: its thread has its device, a stream and room for `most` bytes before any kernel waits for another. */
+struct member {
+  mm_comm *comm;
+  uint32_t rank, ranks;
+  mm_cu_peers *peers = nullptr;
+  cudaStream_t s = nullptr;
+  char *x = nullptr, *source = nullptr; /* device memory */
+  std::vector<char> host;
+  bool ok = true;
+
+  /* No rank goes on before all are here. */
+  void together() const {
+    const void *all[MM_CU_PEERS];
+    mm_comm_gather(comm, rank, nullptr, all);
+  }
+};
+
+constexpr size_t kMost = (size_t)40 << 20;
+
+/* f on a thread for each rank; whether all are content. */
+bool on_ranks(uint32_t ranks, double limit_s, const std::function<void(member *)> &f) {
+  mm_err err = {};
+  mm_comm *comm = mm_comm_open(ranks, &err);
+  must(comm != nullptr, err);
+  int devices = 1;
+  CUDA_OK(cudaGetDeviceCount(&devices));
+  std::vector<member> m(ranks);
+  std::vector<std::thread> threads;
+  for (uint32_t r = 0; r < ranks; r++) {
+    m[r].comm = comm, m[r].rank = r, m[r].ranks = ranks;
+    threads.emplace_back([&, r] {
+      member *x = &m[r];
+      mm_err e = {};
+      CUDA_OK(cudaSetDevice((int)r % devices));
+      CUDA_OK(cudaStreamCreateWithFlags(&x->s, cudaStreamNonBlocking));
+      CUDA_OK(cudaMalloc(&x->x, kMost));
+      CUDA_OK(cudaMalloc(&x->source, kMost));
+      x->host.resize(kMost);
+      must((x->peers = mm_cu_peers_open(comm, r, ranks, limit_s, &e)) != nullptr, e);
+      f(x);
+      CUDA_OK(cudaStreamSynchronize(x->s));
+      x->together();
+      mm_cu_peers_close(x->peers);
+      CUDA_OK(cudaFree(x->x));
+      CUDA_OK(cudaFree(x->source));
+      CUDA_OK(cudaStreamDestroy(x->s));
+    });
+  }
+  bool ok = true;
+  for (auto &t : threads) t.join();
+  for (const member &x : m) ok = ok && x.ok;
+  mm_comm_close(comm);
+  return ok;
+}
+
+/* Number i of rank r in trial t: signs and sizes that make the order of adding seen. */
+float number(uint32_t t, uint32_t r, size_t i) {
+  rng g = {((uint64_t)t * 64 + r) * 0x9e3779b97f4a7c15u + i};
+  const float v = (float)(g.uniform() * 2 - 1);
+  return g.below(4) ? v : v * 3e4f;
+}
+
+enum kind { SUM_BF16, SUM_F32, MAX_F32 };
+
+/* One reduction of n numbers; whether every bit is the host's. */
+bool trial(member *m, uint32_t t, kind k, size_t n) {
+  const bool narrow = k == SUM_BF16;
+  const auto given = [&](uint32_t r, size_t i) { return narrow ? to_float(__float2bfloat16(number(t, r, i))) : number(t, r, i); };
+  __nv_bfloat16 *half = reinterpret_cast<__nv_bfloat16 *>(m->host.data());
+  float *wide = reinterpret_cast<float *>(m->host.data());
+  for (size_t i = 0; i < n; i++) narrow ? (void)(half[i] = __float2bfloat16(given(m->rank, i))) : (void)(wide[i] = given(m->rank, i));
+  const size_t bytes = n * (narrow ? 2 : 4);
+  CUDA_OK(cudaMemcpyAsync(m->x, m->host.data(), bytes, cudaMemcpyHostToDevice, m->s));
+  const cudaError_t e = k == SUM_BF16  ? mm_cu_peers_sum(m->peers, reinterpret_cast<__nv_bfloat16 *>(m->x), n, m->s)
+                        : k == SUM_F32 ? mm_cu_peers_sum_f32(m->peers, reinterpret_cast<float *>(m->x), n, m->s)
+                                       : mm_cu_peers_max_f32(m->peers, reinterpret_cast<float *>(m->x), n, m->s);
+  CUDA_OK(e);
+  CUDA_OK(cudaMemcpyAsync(m->host.data(), m->x, bytes, cudaMemcpyDeviceToHost, m->s));
+  CUDA_OK(cudaStreamSynchronize(m->s));
+  mm_err err = {};
+  must(mm_cu_peers_check(m->peers, &err), err);
+  bool same = true;
+  for (size_t i = 0; i < n; i++) {
+    float want = given(0, i);
+    for (uint32_t r = 1; r < m->ranks; r++) {
+      const float v = given(r, i);
+      want = k == MAX_F32 ? (want > v ? want : v) : want + v;
+    }
+    same = same && (narrow ? to_float(half[i]) == to_float(__float2bfloat16(want)) : wide[i] == want);
+  }
+  return same;
+}
+
+void check_sums(uint32_t ranks) {
+  const uint64_t seed = g_rng.next();
+  const bool ok = on_ranks(ranks, 20, [&](member *m) {
+    rng g = {seed}; /* the same on all */
+    for (uint32_t t = 0; t < 150; t++) {
+      const kind k = (kind)g.below(3);
+      const size_t n = 8 * (1 + (g.below(3) ? g.below(900) : g.below(20000)));
+      m->ok = trial(m, t, k, n) && m->ok;
+    }
+    for (const size_t n : {(size_t)65536, (size_t)65544, (size_t)4 << 20, ((size_t)9 << 20) + 8})
+      m->ok = trial(m, 1000, SUM_BF16, n) && m->ok;
+  });
+  report_true("peers: sums and maxima over " + std::to_string(ranks) + " ranks = the host's in rank order, bit for bit", ok);
+}
+
+/* A recorded step of sums of both kinds, replayed: the same every time. */
+void check_replays(uint32_t ranks) {
+  constexpr size_t kFew = 3072, kMany = 200000;
+  const bool ok = on_ranks(ranks, 20, [&](member *m) {
+    float *const from = reinterpret_cast<float *>(m->source), *const few = reinterpret_cast<float *>(m->x), *const many = few + kFew;
+    std::vector<float> v(kFew + kMany), want(v.size()), got(v.size());
+    for (size_t i = 0; i < v.size(); i++) {
+      v[i] = number(7, m->rank, i), want[i] = number(7, 0, i);
+      for (uint32_t r = 1; r < m->ranks; r++) want[i] += number(7, r, i);
+    }
+    CUDA_OK(cudaMemcpyAsync(from, v.data(), v.size() * 4, cudaMemcpyHostToDevice, m->s));
+    CUDA_OK(cudaStreamSynchronize(m->s));
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    CUDA_OK(cudaStreamBeginCapture(m->s, cudaStreamCaptureModeThreadLocal));
+    for (int i = 0; i < 5; i++) {
+      CUDA_OK(cudaMemcpyAsync(few, from, v.size() * 4, cudaMemcpyDeviceToDevice, m->s));
+      CUDA_OK(mm_cu_peers_sum_f32(m->peers, few, kFew, m->s));
+      CUDA_OK(mm_cu_peers_sum_f32(m->peers, many, kMany, m->s));
+    }
+    CUDA_OK(cudaStreamEndCapture(m->s, &graph));
+    CUDA_OK(cudaGraphInstantiate(&exec, graph, 0));
+    m->together();
+    for (int i = 0; i < 100; i++) {
+      CUDA_OK(cudaGraphLaunch(exec, m->s));
+      if (i % 10) continue;
+      CUDA_OK(cudaMemcpyAsync(got.data(), few, got.size() * 4, cudaMemcpyDeviceToHost, m->s));
+      CUDA_OK(cudaStreamSynchronize(m->s));
+      m->ok = m->ok && !memcmp(got.data(), want.data(), got.size() * 4);
+    }
+    CUDA_OK(cudaStreamSynchronize(m->s));
+    m->together();
+    CUDA_OK(cudaGraphExecDestroy(exec));
+    CUDA_OK(cudaGraphDestroy(graph));
+  });
+  report_true("peers: a recorded step of sums, replayed a hundred times by " + std::to_string(ranks) + " ranks", ok);
+}
+
+/* The last rank does not come to a sum, or fails while the first one waits: that one ends, in time, and says for whom. Then all go on. */
+void check_failures(uint32_t ranks) {
+  for (int fails = 0; fails < 2; fails++) {
+    const bool ok = on_ranks(ranks, fails ? 60 : 1, [&](member *m) {
+      const bool last = m->rank == m->ranks - 1;
+      mm_err err = {};
+      m->ok = trial(m, 1, SUM_F32, 4096);
+      m->together();
+      const auto from = clock_type::now();
+      bool told = false;
+      if (!last) {
+        CUDA_OK(mm_cu_peers_sum_f32(m->peers, reinterpret_cast<float *>(m->x), m->rank % 2 ? 4096 : 400000, m->s));
+        CUDA_OK(cudaStreamSynchronize(m->s));
+        told = !mm_cu_peers_check(m->peers, &err);
+      } else if (fails) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(200));
+        mm_comm_break(m->comm);
+      } else {
+        std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+      }
+      const bool named = strcmp(err.code, "E_RANK") == 0 && err.status == MM_IO;
+      m->ok = m->ok && since(from) < 4 && (fails ? !told : !told || named);
+      if (!last && m->ranks == 2 && !fails) m->ok = m->ok && told && strstr(err.text, "for rank 1 in vain");
+      if (fails) { /* as the engine does between steps, with no rank at work */
+        std::this_thread::sleep_for(std::chrono::milliseconds(500));
+        if (last) mm_comm_mend(m->comm);
+        std::this_thread::sleep_for(std::chrono::milliseconds(500));
+      }
+      err = {};
+      m->ok = mm_cu_peers_mend(m->peers, &err) && m->ok;
+      for (uint32_t t = 2; t < 6; t++) m->ok = trial(m, t, SUM_F32, t % 2 ? 4096 : 400000) && m->ok;
+    });
+    report_true("peers: " + std::to_string(ranks) + " ranks, of which one " + (fails ? "fails" : "does not come") +
+                    ": the others end, and all go on after it",
+                ok);
+  }
+}
+
+}  // namespace
+
+void test_peers() {
+  for (uint32_t ranks : {2u, 4u}) {
+    check_sums(ranks);
+    check_replays(ranks);
+    check_failures(ranks);
+  }
+  check_sums(3);
+}
+
+/* Microseconds of one sum of rows of bf16, in a graph of `count`. */
+static void bench_sum(member *m, uint32_t rows, uint32_t width, int count) {
+  const size_t n = (size_t)rows * width;
+  cudaGraph_t graph;
+  cudaGraphExec_t exec;
+  CUDA_OK(cudaStreamBeginCapture(m->s, cudaStreamCaptureModeThreadLocal));
+  for (int i = 0; i < count; i++) CUDA_OK(mm_cu_peers_sum(m->peers, reinterpret_cast<__nv_bfloat16 *>(m->x), n, m->s));
+  CUDA_OK(cudaStreamEndCapture(m->s, &graph));
+  CUDA_OK(cudaGraphInstantiate(&exec, graph, 0));
+  std::vector<double> times;
+  for (int i = 0; i < 11; i++) {
+    m->together();
+    const auto from = clock_type::now();
+    CUDA_OK(cudaGraphLaunch(exec, m->s));
+    CUDA_OK(cudaStreamSynchronize(m->s));
+    times.push_back(since(from) / count * 1e6);
+  }
+  std::sort(times.begin(), times.end());
+  if (m->rank == 0)
+    printf("peers: sum of bf16 [%u, %u] over %u ranks: %.2f us, %.1f GB/s of a rank's numbers\n", rows, width, m->ranks, times[5],
+           (double)n * 2 / times[5] * 1e-3);
+  m->together();
+  CUDA_OK(cudaGraphExecDestroy(exec));
+  CUDA_OK(cudaGraphDestroy(graph));
+}
+
+void bench_peers() {
+  int devices = 1;
+  CUDA_OK(cudaGetDeviceCount(&devices));
+  printf("peers: 2 ranks on %d device(s)\n", std::min(devices, 2));
+  on_ranks(2, 20, [](member *m) {
+    CUDA_OK(cudaMemsetAsync(m->x, 0, kMost, m->s));
+    for (uint32_t width : {3072u, 6144u}) {
+      for (uint32_t rows : {1u, 2u, 4u, 8u, 16u, 64u}) bench_sum(m, rows, width, 200);
+      bench_sum(m, 2048, width, 10);
+    }
+  });
+}

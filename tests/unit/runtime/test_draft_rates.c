@@ -1,0 +1,92 @@
+/* When prompt lookup is done: by rates of steps whose times and tokens the test sets, noise among them; and what is proposed. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "runtime/serve/scheduler_inside.h"
+
+enum { SLOTS = 4, STEPS = 1000 };
+
+/* A step takes step + row · rows seconds, and now and then ten times as long; each proposal is right with probability luck. */
+typedef struct machine {
+  double step, row, luck;
+  uint32_t drafts;
+} machine;
+
+static uint64_t seed = 1;
+static double uniform(void) {
+  seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+  return (double)(seed >> 33) * 0x1p-31;
+}
+
+/* Share of the steps that had proposals. */
+static double share(const machine *m, uint32_t decoders) {
+  static mm_scheduler s; /* large */
+  mm_err err = {0};
+  job each[SLOTS] = {0}, *slot[SLOTS] = {0};
+  memset(&s, 0, sizeof s);
+  s.slots = SLOTS, s.slot = slot, s.c.drafts = MM_DRAFTS;
+  for (uint32_t i = 0; i < decoders; i++) each[i].count = 9, each[i].fed = 8, slot[i] = &each[i];
+  assert_true(mm_drafts_open(&s, &err));
+  uint32_t drafted = 0;
+  double now = 100;
+  for (uint32_t i = 0; i < STEPS; i++, s.own.steps++) {
+    step t = {.began = now, .decoders = decoders, .drafted = mm_drafts_wanted(&s)};
+    uint32_t rows = decoders, tokens = decoders;
+    for (uint32_t d = 0; t.drafted && d < decoders; d++) {
+      rows += m->drafts;
+      for (uint32_t k = 0; k < m->drafts && uniform() < m->luck; k++) tokens++;
+    }
+    now += (m->step + m->row * rows) * (0.9 + 0.2 * uniform()) * (uniform() < 0.03 ? 10 : 1);
+    mm_drafts_measure(&s, &t, tokens, now);
+    drafted += t.drafted;
+  }
+  mm_drafts_close(&s);
+  return (double)drafted / STEPS;
+}
+
+static void test_rates(void **state) {
+  (void)state;
+  static const machine pays[] = {{1e-3, 0, 0.9, 7}, {1e-3, 0, 0.3, 7}, {1e-3, 1e-4, 0.9, 4}, {0, 1e-3, 1, 0}},
+                       costs[] = {{0, 1e-3, 0.6, 2}, {0, 1e-3, 0, 1}, {1e-3, 1e-3, 0.3, 5}, {1e-3, 2e-4, 0, 7}};
+  for (uint32_t decoders = 1; decoders <= SLOTS; decoders++)
+    for (size_t i = 0; i < sizeof costs / sizeof *costs; i++) {
+      if (pays[i].drafts) assert_true(share(&pays[i], decoders) > 0.9);
+      assert_true(share(&costs[i], decoders) < 0.1);
+    }
+}
+
+/* What stood after the last three tokens before, latest first; else after the last two; going on where the tokens end. */
+static void test_found(void **state) {
+  (void)state;
+  mm_scheduler s = {.c.drafts = MM_DRAFTS, .drafting = true};
+  int32_t three[] = {1, 2, 3, 4, 5, 1, 2, 3, 6, 7, 9, 2, 3, 8, 1, 2, 3}, two[] = {9, 2, 3, 4, 7, 2, 3}, none[] = {1, 2, 3, 4, 5, 6};
+  job j = {.token = three, .count = 17, .r = {.prompt_count = 17, .max_tokens = 99}, .luck = 1};
+  assert_int_equal(mm_drafts_find(&s, &j, 99), 7);
+  assert_memory_equal(j.draft, ((int32_t[]){6, 7, 9, 2, 3, 8, 1}), sizeof j.draft);
+  assert_int_equal(mm_drafts_find(&s, &j, 2), 2);
+  j.r.max_tokens = 4;
+  assert_int_equal(mm_drafts_find(&s, &j, 99), 3); /* and one that is chosen after them */
+  j.r.max_tokens = 1;
+  assert_int_equal(mm_drafts_find(&s, &j, 99), 0);
+  j.token = two, j.count = j.r.prompt_count = 7, j.r.max_tokens = 99;
+  assert_int_equal(mm_drafts_find(&s, &j, 99), 7);
+  assert_memory_equal(j.draft, ((int32_t[]){4, 7, 2, 3, 4, 7, 2}), sizeof j.draft);
+  j.luck = 0;
+  assert_int_equal(mm_drafts_find(&s, &j, 99), 1);
+  j.token = none, j.count = 6;
+  assert_int_equal(mm_drafts_find(&s, &j, 99), 0);
+  s.drafting = false;
+  j.token = two, j.count = 7;
+  assert_int_equal(mm_drafts_find(&s, &j, 99), 0);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_rates), cmocka_unit_test(test_found)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,45 @@
+/* The bar of a load: its text at every share, and a log that is watched while readers come and go. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "runtime/load_bar.h"
+
+static void texts(void **state) {
+  (void)state;
+  char text[160];
+  mm_read_stats s = {.wanted = UINT64_C(28000000000), .seconds = 0.5};
+  assert_string_equal(mm_load_bar_text(text, sizeof text, &s), "[------------------------------] 0.0 of 28.0 GB, 0 %, 0.0 GB/s");
+  s.bytes[MM_READ_CACHE] = s.wanted / 2;
+  assert_string_equal(mm_load_bar_text(text, sizeof text, &s), "[###############---------------] 14.0 of 28.0 GB, 50 %, 28.0 GB/s");
+  s.bytes[MM_READ_DIRECT] = s.wanted; /* more than was wanted is all */
+  assert_string_equal(mm_load_bar_text(text, sizeof text, &s), "[##############################] 42.0 of 28.0 GB, 100 %, 84.0 GB/s");
+  assert_string_equal(mm_load_bar_text(text, sizeof text, &(mm_read_stats){0}),
+                      "[------------------------------] 0.0 of 0.0 GB, 0 %, 0.0 GB/s");
+}
+
+static void watched(void **state) {
+  (void)state;
+  mm_err err = {0};
+  mm_read_log *log = mm_read_log_open(&err);
+  assert_non_null(log);
+  mm_load_bar *b = mm_load_bar_open(log);
+  assert_non_null(b);
+  mm_read_log_begin(log, 1000, mm_read_now());
+  mm_read_log_add(log, MM_READ_CACHE, 400, 0);
+  mm_read_log_add(log, MM_READ_CACHE, 600, 0);
+  mm_read_log_end(log, mm_read_now());
+  mm_load_bar_close(b);
+  mm_load_bar_close(NULL);
+  mm_read_log_close(log);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(texts), cmocka_unit_test(watched)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
