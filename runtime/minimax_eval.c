@@ -68,7 +68,7 @@ static bool open_engine(eval *e, uint64_t longest, mm_err *err) {
   e->chunk = (uint32_t)mm_min(e->a->chunk, longest);
   uint64_t logits;
   if (!mm_mul(e->chunk, e->vocab, &logits)) return mm_fail_memory(err, UINT64_MAX);
-  if (e->a->logits && !(e->logits = mm_calloc(logits, sizeof *e->logits, err))) return false;
+  if ((e->a->logits || e->a->against) && !(e->logits = mm_calloc(logits, sizeof *e->logits, err))) return false;
   e->score = mm_calloc(e->chunk, sizeof *e->score, err);
   e->rows = mm_calloc(e->chunk, sizeof *e->rows, err);
   if (!e->score || !e->rows) return false;
@@ -337,17 +337,18 @@ static double log_sum(const float *x, uint32_t n, uint32_t *best) {
   return (double)x[*best] + log(sum);
 }
 
-static bool add_divergence(void *ctx, const eval *e, uint32_t pos, uint32_t count, mm_err *err) {
+static bool add_divergence(void *ctx, eval *e, const mm_batch *b, uint32_t pos, uint32_t count, mm_err *err) {
   divergence *d = ctx;
+  if (!mm_engine_step(e->engine, b, e->logits, err)) return false;
   size_t bytes = (size_t)e->vocab * sizeof *d->row;
   for (uint32_t t = 0; t < count; t++) {
     const float *x = e->logits + (size_t)t * e->vocab;
     if (!mm_file_read(&d->file, d->st.path, d->row, bytes, d->at->offset + (uint64_t)(pos + t) * bytes, err)) return false;
     uint32_t ours, theirs;
-    double a = log_sum(d->row, e->vocab, &theirs), b = log_sum(x, e->vocab, &ours), kl = 0;
+    double theirs_sum = log_sum(d->row, e->vocab, &theirs), ours_sum = log_sum(x, e->vocab, &ours), kl = 0;
     for (uint32_t i = 0; i < e->vocab; i++) {
-      double p = (double)d->row[i] - a;
-      if (p > -(double)INFINITY) kl += exp(p) * (p - ((double)x[i] - b));
+      double p = (double)d->row[i] - theirs_sum;
+      if (p > -(double)INFINITY) kl += exp(p) * (p - ((double)x[i] - ours_sum));
     }
     if (!isfinite(kl))
       return mm_fail(err, MM_INTEGRITY, "E_LOGITS", mm_at(d->st.path, d->at->name), "found no finite divergence at position %u", pos + t);
