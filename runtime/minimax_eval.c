@@ -345,10 +345,10 @@ static bool add_divergence(void *ctx, eval *e, const mm_batch *b, uint32_t pos, 
     const float *x = e->logits + (size_t)t * e->vocab;
     if (!mm_file_read(&d->file, d->st.path, d->row, bytes, d->at->offset + (uint64_t)(pos + t) * bytes, err)) return false;
     uint32_t ours, theirs;
-    double a = log_sum(d->row, e->vocab, &theirs), own = log_sum(x, e->vocab, &ours), kl = 0;
+    double theirs_sum = log_sum(d->row, e->vocab, &theirs), ours_sum = log_sum(x, e->vocab, &ours), kl = 0;
     for (uint32_t i = 0; i < e->vocab; i++) {
-      double p = (double)d->row[i] - a;
-      if (p > -(double)INFINITY) kl += exp(p) * (p - ((double)x[i] - own));
+      double p = (double)d->row[i] - theirs_sum;
+      if (p > -(double)INFINITY) kl += exp(p) * (p - ((double)x[i] - ours_sum));
     }
     if (!isfinite(kl))
       return mm_fail(err, MM_INTEGRITY, "E_LOGITS", mm_at(d->st.path, d->at->name), "found no finite divergence at position %u", pos + t);

@@ -125,6 +125,55 @@ static bool take_steps(mm_trust *t, mm_err *err) {
   return true;
 }
 
+/* Bytes [at, at + n) of a rank's file that something fills. */
+typedef struct mm_cover {
+  const mm_writer *w;
+  uint32_t rank;
+  uint64_t at, n;
+  uint8_t *has; /* [n] */
+} mm_cover;
+
+static void cover(const mm_cover *c, uint64_t from, uint64_t end) {
+  from = mm_max(from, c->at);
+  end = mm_min(end, c->at + c->n);
+  if (from < end) memset(c->has + (from - c->at), 1, end - from);
+}
+
+static bool cover_fill(void *ctx, uint32_t rank, uint64_t offset, uint64_t bytes) {
+  const mm_cover *c = ctx;
+  offset += c->w->plan->part[c->w->blocks.part].file[rank].header_bytes;
+  if (rank == c->rank) cover(c, offset, offset + bytes);
+  return true;
+}
+
+/* Padding is in no record: what a kept file holds there is not believed, but made zero. */
+static bool zero_padding(const mm_trust *t, uint32_t rank, size_t block, mm_err *err) {
+  static const uint8_t zeros[4096];
+  const mm_writer *w = t->w;
+  const mm_plan *p = w->plan;
+  const mm_plan_file *f = &p->part[w->blocks.part].file[rank];
+  uint64_t at = block * MM_HASH_BLOCK, n = mm_min(MM_HASH_BLOCK, f->size - at);
+  mm_cover c = {w, rank, at, n, t->buffer[0]};
+  if (w->blocks.block[rank][block].due == n) return true;
+  memset(c.has, 0, n);
+  cover(&c, 0, f->header_bytes);
+  for (size_t s = 0; s < p->step_count; s++)
+    if (p->tensor[p->step[s].tensor].part == w->blocks.part) mm_step_fills(p, &p->step[s], cover_fill, &c);
+  for (uint64_t from = 0, k; from < n; from += k) {
+    for (k = 1; from + k < n && k < sizeof zeros && c.has[from + k] == c.has[from];) k++;
+    if (!c.has[from] && !mm_pwrite(w->blocks.fd[rank], part_of(w, rank)->file, zeros, k, at + from, err)) return false;
+  }
+  return true;
+}
+
+static bool zero_paddings(const mm_trust *t, mm_err *err) {
+  const mm_blocks *b = &t->w->blocks;
+  for (uint32_t r = 0; r < t->w->plan->pack.tp; r++)
+    for (size_t i = 0; t->kept[r] && i < part_of(t->w, r)->block_count; i++)
+      if (b->block[r][i].state != MM_BLOCK_DONE && !zero_padding(t, r, i, err)) return false;
+  return true;
+}
+
 bool mm_writer_trust(mm_writer *w, const bool *kept, mm_err *err) {
   unsigned threads = w->o.threads;
   mm_trust t = {.w = w, .kept = kept, .buffer = mm_calloc(threads, sizeof *t.buffer, err)};
@@ -134,7 +183,7 @@ bool mm_writer_trust(mm_writer *w, const bool *kept, mm_err *err) {
   for (unsigned i = 0; ok && i < threads; i++) ok = (t.buffer[i] = mm_calloc(1, MM_HASH_BLOCK, err)) != NULL;
   ok = ok && mm_pool_run(threads, w->journal.block_count, check_block, &t, err);
   if (ok) take_blocks(&t);
-  ok = ok && mm_pool_run(threads, w->journal.step_count, check_step, &t, err) && take_steps(&t, err);
+  ok = ok && mm_pool_run(threads, w->journal.step_count, check_step, &t, err) && take_steps(&t, err) && zero_paddings(&t, err);
   for (unsigned i = 0; t.buffer && i < threads; i++) free(t.buffer[i]);
   free(t.buffer);
   free(t.block_holds);

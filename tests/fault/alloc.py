@@ -68,7 +68,8 @@ def judge(name, root, status, stdout, stderr, expected):
     out, lines = OUT.format(root), stderr.count(b"\n")
     if status == 0:
         return "status 0 with another result" if stdout != expected or (made and not same(out, made)) else None
-    if status != 8 or lines != 1 or not stderr.startswith(command[0].encode() + b": error: E_"):
+    begins = (command[0].encode() + b": error: E_", b'{"program":"' + command[0].encode() + b'","error":"E_')  # the second one with --json
+    if status != 8 or lines != 1 or not stderr.startswith(begins[:1 + ("--json" in command)]):
         return f"status {status}, {lines} lines"
     if os.path.exists(out) and not same(out, made) and not (begin == FORCED and same(out, FORCED + "/out")):  # what fails after the rename leaves it complete
         return "status 8, and something incomplete has the final name"
