@@ -22,6 +22,9 @@ PREFIX ?= /usr/local
 #: FUZZ_SECONDS=N  length of each fuzz run (25)
 FUZZ_SECONDS ?= 25
 
+VERSION := $(shell sed -n 's/^.define MM_VERSION "\(.*\)"/\1/p' formats/base.h)
+export COMMIT ?= $(shell git describe --always --dirty --exclude '*' 2>/dev/null)
+
 ifeq ($(MAKELEVEL),0)
 MAKEFLAGS += -j$(shell nproc)
 endif
@@ -117,6 +120,11 @@ $(BUILD)/%.cu.o: %.cu $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(Q)$(NVCC) $(NVCCFLAGS) -c $< -o $@
 
+# --version has the commit and the GPU architectures: this file is compiled again when they change.
+$(BUILD)/commit: FORCE
+	@mkdir -p $(@D) && echo '$(COMMIT)' | cmp -s - $@ || echo '$(COMMIT)' > $@
+$(BUILD)/formats/version.o: private CPPFLAGS += $(if $(COMMIT),-DMM_COMMIT='"$(COMMIT)"') -DMM_CUDA_ARCH='"$(CUDA_ARCH)"'
+$(BUILD)/formats/version.o: $(BUILD)/commit
 $(BUILD)/runtime/serve/page.o: runtime/serve/page.html
 
 define floor_rule
@@ -308,6 +316,10 @@ format: ## rewrite the sources in the house style
 install: all ## programs, library, man pages and shell completions below PREFIX
 	$(Q)scripts/install.sh "$(DESTDIR)$(PREFIX)" $(PROGRAMS)
 	$(Q)scripts/install_library.sh "$(DESTDIR)$(PREFIX)" "$(PREFIX)" $(LIB_SO)
+uninstall: ## what install put below PREFIX
+	$(Q)scripts/install.sh --remove "$(DESTDIR)$(PREFIX)" $(PROGRAMS)
+dist: ## the committed tree as build/minimax-VERSION.tar.gz
+	$(Q)scripts/dist.sh $(VERSION) $(abspath $(BUILD))/minimax-$(VERSION).tar.gz
 clean: ## remove what was built
 	rm -rf $(BUILD)
 help: ## this list
@@ -318,6 +330,6 @@ help: ## this list
 .DELETE_ON_ERROR:
 FORCE:
 .PHONY: FORCE all library tests check quick serve-check unit model cli valgrind check-san check-tsan check-clang fuzz fuzzers soak soak-fuzz soak-fuzz-build gpu demo exact bench \
-  bench-quant bench-cpu bench-quality lint format install clean help \
+  bench-quant bench-cpu bench-quality lint format install uninstall dist clean help \
   lint-format lint-tree lint-tidy $(T_UNIT) $(T_MODEL) $(T_SCRIPT) $(T_TREE) $(T_SAN) $(T_TSAN) $(T_CLANG) $(T_VALGRIND) $(T_FUZZ)
 .SECONDARY:

@@ -2,13 +2,13 @@
 #include "loader/verify.h"
 
 #include <errno.h>
-#include <limits.h>
 #include <math.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "formats/file.h"
 #include "formats/pool.h"
 
 /* --- digests --- */
@@ -44,11 +44,11 @@ bool mm_verify_block(const mm_shards *s, uint32_t rank, uint32_t part, size_t bl
   mm_digest d;
   if (!mm_sha256(s->rank[rank].map[part].data + at, n, &d, err)) return false;
   if (mm_digest_equal(&d, &p->block[block])) return true;
-  char names[512], path[PATH_MAX];
+  char names[512];
   tensors_in(s, rank, part, at, at + n, names, sizeof names);
-  snprintf(path, sizeof path, "%s/%s", s->pack.dir, p->file);
-  return mm_fail(err, MM_INTEGRITY, "E_DIGEST", mm_at_offset(path, NULL, at), "found block %zu of %zu damaged (%llu bytes; it holds: %s)",
-                 block, p->block_count, (unsigned long long)n, names);
+  const mm_path path = mm_path_of(s->pack.dir, p->file);
+  return mm_fail(err, MM_INTEGRITY, "E_DIGEST", mm_at_offset(path.text, NULL, at),
+                 "found block %zu of %zu damaged (%llu bytes; it holds: %s)", block, p->block_count, (unsigned long long)n, names);
 }
 
 static bool check_block(void *ctx, size_t item, unsigned worker, mm_err *err) {
@@ -133,7 +133,7 @@ static bool check_scales(const mm_pack *p, const mm_packed *m, const mm_pack_ten
     for (uint64_t j = 0; j < count; j++) {
       float v = mm_scale_value(scales->dtype, m->plane[i], j);
       if (mm_scale_allowed(m->scheme, v)) continue;
-      bool padded = p->tp_align[0] == 'p' && v == 0; /* whole blocks that only fill up a rank */
+      bool padded = p->tp_align == MM_ALIGN_PAD && v == 0; /* whole blocks that only fill up a rank */
       if (!padded)
         return mm_fail(err, MM_INTEGRITY, "E_SCALE", mm_at(p->rank[rank].part[0].file, t->name),
                        "found scale %g at element %llu, expected a %s number", (double)v, (unsigned long long)j,

@@ -195,8 +195,8 @@ static uint32_t stage_of(const mm_planner *b, const mm_rule *r, uint32_t layer) 
 /* `expert` counts in the unsharded layout only: the packed one stacks all of them in one tensor. */
 static bool add_tensor(mm_planner *b, const mm_rule *const *rules, unsigned pieces, uint32_t layer, uint32_t expert) {
   mm_plan *p = b->p;
-  if (!mm_grow((void **)&p->pack.tensor, &b->tensor_cap, p->pack.tensor_count + 1, sizeof *p->pack.tensor, b->err) ||
-      !mm_grow((void **)&p->tensor, &b->plan_cap, p->pack.tensor_count + 1, sizeof *p->tensor, b->err))
+  if (!MM_GROW(p->pack.tensor, &b->tensor_cap, p->pack.tensor_count + 1, b->err) ||
+      !MM_GROW(p->tensor, &b->plan_cap, p->pack.tensor_count + 1, b->err))
     return false;
   mm_pack_tensor *t = &p->pack.tensor[p->pack.tensor_count];
   mm_plan_tensor *pt = &p->tensor[p->pack.tensor_count];
@@ -279,7 +279,7 @@ uint32_t mm_strip_rows(const mm_hf *hf, const mm_scheme *s, uint32_t cols) {
 }
 
 static bool add_step(mm_plan *p, size_t *cap, mm_step s, mm_err *err) {
-  if (!mm_grow((void **)&p->step, cap, p->step_count + 1, sizeof s, err)) return false;
+  if (!MM_GROW(p->step, cap, p->step_count + 1, err)) return false;
   p->step[p->step_count++] = s;
   return true;
 }
@@ -352,7 +352,6 @@ static bool add_sources(mm_plan *p, const mm_hf *hf, mm_err *err) {
 }
 
 bool mm_plan_build(mm_plan *p, mm_hf *hf, const mm_plan_options *o, mm_err *err) {
-  static const char *const align_word[] = {"split", "pad", "error"};
   *p = (mm_plan){.hf = hf, .unsharded = o->unsharded};
   mm_planner b = {.p = p, .hf = hf, .o = o, .err = err, .arch = mm_arch_find(hf->config, hf->config_path, err)};
   if (!b.arch || !b.arch->read_config(hf->config, hf->config_path, &p->pack.model, err)) return false;
@@ -362,8 +361,8 @@ bool mm_plan_build(mm_plan *p, mm_hf *hf, const mm_plan_options *o, mm_err *err)
   p->pack.tp = o->tp;
   p->pack.ep = o->ep;
   p->pack.pp = o->pp;
-  p->pack.tp_align = mm_arena_strndup(&p->pack.arena, align_word[o->align], strlen(align_word[o->align]), err);
-  if (!p->pack.tp_align || !add_words(p, hf, o, err)) return false;
+  p->pack.tp_align = o->align;
+  if (!add_words(p, hf, o, err)) return false;
   if (!mm_recipe_parse(&p->recipe, o->quant, err)) return false;
   if (!o->made && (!p->recipe.importance != !o->importance || !p->recipe.act_scales != !o->act_scales))
     return mm_fail(err, MM_USAGE, "E_RECIPE", mm_at(NULL, NULL),
@@ -374,7 +373,7 @@ bool mm_plan_build(mm_plan *p, mm_hf *hf, const mm_plan_options *o, mm_err *err)
   bool ok = add_tensors(&b);
   mm_decoder_close(&b.source);
   if (!ok || !mm_hf_all_used(hf, &p->pack.model, err)) return false;
-  if (o->unsharded && !(mm_dialect_spell(p, o->dialect, err) && mm_dialect_texts(p, err))) return false;
+  if (o->unsharded && !o->made && !(mm_dialect_spell(p, o->dialect, err) && mm_dialect_texts(p, err))) return false;
   return add_sources(p, hf, err) && read_ranks(p, o->ranks, err) && mm_layout(p, o->part_size, err) && add_steps(p, err);
 }
 

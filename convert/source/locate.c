@@ -19,10 +19,9 @@ static bool is_dir(const char *path) {
 
 /* Also of a link to nothing. */
 static bool holds(const char *dir, const char *name) {
-  char path[PATH_MAX];
   struct stat st;
-  snprintf(path, sizeof path, "%s/%s", dir, name);
-  return lstat(path, &st) == 0;
+  const mm_path path = mm_path_of(dir, name);
+  return lstat(path.text, &st) == 0;
 }
 
 /* ORG/NAME at the start of text, up to a character that ids do not have; its length, 0 when there is none. */

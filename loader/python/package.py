@@ -32,12 +32,13 @@ def _metadata():
 
 
 def _library():
-    """Path of libminimax.so, made if it is not there or old. MINIMAX_LIBRARY names one that is to be taken as it is."""
+    """Path of libminimax.so, made in a folder of its own: `make` with other switches is not disturbed. MINIMAX_LIBRARY names one that is to be
+    taken as it is."""
     given = os.environ.get("MINIMAX_LIBRARY")
     if given:
         return given
-    subprocess.run(["make", "CUDA=0", "library"], cwd=ROOT, check=True)
-    return os.path.join(ROOT, "build", "lib", "libminimax.so." + _version())
+    subprocess.run(["make", "CUDA=0", "BUILD=build/python", "library"], cwd=ROOT, check=True)
+    return os.path.join(ROOT, "build", "python", "lib", "libminimax.so." + _version())
 
 
 def _files():

@@ -105,7 +105,7 @@ static void build(made *m, uint8_t kind, const char *scheme) {
   bool m1 = kind & 2, lightning = m1 && kind & 4;
   m->pack = (mm_pack){.tool = "t",
                       .quant = "none",
-                      .tp_align = kind & 8 ? "pad" : "split",
+                      .tp_align = kind & 8 ? MM_ALIGN_PAD : MM_ALIGN_SPLIT,
                       .tp = tp,
                       .ep = 1,
                       .pp = 1,

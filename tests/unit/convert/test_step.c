@@ -20,7 +20,7 @@ static void cut_finer(mm_plan *p, uint32_t few) {
         part.row += row;
         part.rows = s.rows - row < unit ? s.rows - row : unit;
       }
-      assert_true(mm_grow((void **)&finer, &cap, count + 1, sizeof *finer, &err));
+      assert_true(MM_GROW(finer, &cap, count + 1, &err));
       finer[count++] = part;
     }
   }
