@@ -206,10 +206,15 @@ static client request(uint32_t text, uint32_t count, uint32_t max_tokens) {
   return c;
 }
 
-/* All of them before the first can end. */
+/* The others while the first is in its first step. */
 static void submit_all(serving *w, client *c, uint32_t n) {
   for (uint32_t i = 0; i < n; i++) client_ready(w, &c[i]);
-  for (uint32_t i = 0; i < n; i++) client_submit(w, &c[i]);
+  atomic_store(&serving_waits, false);
+  atomic_store(&serving_closed, true);
+  client_submit(w, &c[0]);
+  while (!atomic_load(&serving_waits)) serving_pause();
+  for (uint32_t i = 1; i < n; i++) client_submit(w, &c[i]);
+  atomic_store(&serving_closed, false);
 }
 
 /* A larger priority takes the slot, and who had it goes on afterwards without loss, before those that came later. */
@@ -221,10 +226,7 @@ static void test_priority(void **state) {
     serving_open(&w, kind(k), 1, (mm_limits){.max_tokens = 8, .slots = 1}, (mm_scheduler_config){.step_tokens = 1, .queue_max = 9});
     client c[] = {request(0, 290, 99), request(1, 9, 9), request(2, 9, 9), request(3, 9, 9)};
     c[2].r.priority = 1, c[3].r.priority = -1;
-    submit_all(&w, c, 1);
-    do mm_scheduler_stats_read(w.scheduler, &s);
-    while (s.steps == 0);
-    submit_all(&w, c + 1, 3);
+    submit_all(&w, c, 4);
     for (uint32_t i = 0; i < 4; i++) client_check(&c[i]);
     static const uint32_t order[] = {2, 3, 1, 4};
     for (uint32_t i = 0; i < 4; i++) assert_int_equal(c[i].order, order[i]);
