@@ -22,6 +22,9 @@ PREFIX ?= /usr/local
 #: FUZZ_SECONDS=N  length of each fuzz run (25)
 FUZZ_SECONDS ?= 25
 
+VERSION := $(shell sed -n 's/^.define MM_VERSION "\(.*\)"/\1/p' formats/base.h)
+export COMMIT ?= $(shell git describe --always --dirty --exclude '*' 2>/dev/null)
+
 ifeq ($(MAKELEVEL),0)
 MAKEFLAGS += -j$(shell nproc)
 endif
@@ -96,8 +99,11 @@ MODEL = $(MODEL_SRC:%.c=$(BUILD)/%)
 PRELOAD = $(PRELOAD_SRC:%.c=$(BUILD)/%.so)
 BENCH = $(BENCH_SRC:%.c=$(BUILD)/%)
 NO_HASH = $(BUILD)/tests/bench/no_hash
+LIB_VERSION := $(shell sed -n 's/^.define MM_VERSION "\(.*\)"/\1/p' formats/base.h)
+LIB_SO = $(BUILD)/lib/libminimax.so.$(LIB_VERSION)
+LIBRARY = $(LIB_SO) $(BUILD)/lib/libminimax.a
 
-all: $(PROGRAMS) ## build the programs into build/bin
+all: $(PROGRAMS) $(if $(filter 0,$(SAN)),$(LIBRARY)) ## build the programs into build/bin, the library into build/lib
 	@echo "$(if $(filter 1,$(CUDA)),CUDA backend: built with $(NVCC),CUDA backend: not built ($(if $(NVCC),CUDA=0,no nvcc found)))"
 tests: $(UNIT) $(MODEL) $(PRELOAD)
 
@@ -114,6 +120,11 @@ $(BUILD)/%.cu.o: %.cu $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(Q)$(NVCC) $(NVCCFLAGS) -c $< -o $@
 
+# --version has the commit and the GPU architectures: this file is compiled again when they change.
+$(BUILD)/commit: FORCE
+	@mkdir -p $(@D) && echo '$(COMMIT)' | cmp -s - $@ || echo '$(COMMIT)' > $@
+$(BUILD)/formats/version.o: private CPPFLAGS += $(if $(COMMIT),-DMM_COMMIT='"$(COMMIT)"') -DMM_CUDA_ARCH='"$(CUDA_ARCH)"'
+$(BUILD)/formats/version.o: $(BUILD)/commit
 $(BUILD)/runtime/serve/page.o: runtime/serve/page.html
 
 define floor_rule
@@ -141,6 +152,27 @@ $(BENCH): $(BUILD)/%: $(BUILD)/%.o $(LIBS_all)
 $(NO_HASH): $(NO_HASH).o $(BUILD)/convert/minimax_convert.o $(LIBS_all)
 	$(link) -o $@
 
+# ---- libminimax: loader and below, position independent; nothing of it is visible but loader/minimax.h
+
+LIB_SONAME = libminimax.so.0
+LIB_OBJ = $(patsubst %.c,$(BUILD)/pic/%.o,$(foreach f,formats quant loader,$(call src_of,$(f))))
+LIB_LIBS := $(shell pkg-config --libs jansson libcrypto libzstd) -lm -lpthread
+$(BUILD)/pic/%.o: %.c $(BUILD)/flags
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -fPIC -fvisibility=hidden -c $< -o $@
+$(BUILD)/pic/libminimax.a: $(LIB_OBJ)
+	$(Q)rm -f $@ && ar rcsD $@ $^
+$(LIB_SO): $(BUILD)/pic/loader/library.o $(BUILD)/pic/libminimax.a
+	@mkdir -p $(@D)
+	$(Q)$(CC) -shared $(filter-out -pie,$(LDFLAGS)) -Wl,-soname,$(LIB_SONAME) -Wl,--as-needed -Wl,--no-undefined $^ $(LIB_LIBS) -o $@
+	$(Q)ln -sf $(@F) $(@D)/$(LIB_SONAME) && ln -sf $(@F) $(@D)/libminimax.so
+# One object, in which only what is public keeps a name for others.
+$(BUILD)/lib/libminimax.a: $(BUILD)/pic/loader/library.o $(BUILD)/pic/libminimax.a
+	@mkdir -p $(@D)
+	$(Q)$(CC) -r -nostdlib $^ -o $(BUILD)/pic/libminimax.o && objcopy --localize-hidden $(BUILD)/pic/libminimax.o
+	$(Q)rm -f $@ && ar rcsD $@ $(BUILD)/pic/libminimax.o
+library: $(LIBRARY) ## libminimax, shared and static, into build/lib
+
 # ---- tests: every test program is a target check/NAME; scripts/test.sh runs it, prints one line and keeps its result
 
 SCRIPT_TESTS = $(shell find tests/model tests/cli tests/interop tests/fault -maxdepth 1 -type f -perm -u+x 2>/dev/null | sort)
@@ -167,7 +199,7 @@ T_TREE = check/lint check/reproducible
 
 $(T_UNIT) $(T_MODEL): check/%: $(BUILD)/tests/%
 	$(run) $<
-$(T_SCRIPT): check/%: $(PROGRAMS) $(MODEL) $(PRELOAD)
+$(T_SCRIPT): check/%: $(PROGRAMS) $(MODEL) $(PRELOAD) $(LIBRARY)
 	$(run) tests/$*
 $(filter check/interop/%,$(T_SCRIPT)): $(VENV)/ready
 $(T_VALGRIND): check/valgrind/%: $(BUILD)/tests/unit/%
@@ -207,7 +239,7 @@ check: $(T_TREE) $(T_VALGRIND) $(T_SAN) $(T_TSAN) $(T_CLANG) $(T_FUZZ)
 endif
 # What a developer runs at each commit.
 T_QUICK = $(T_UNIT) $(T_MODEL) $(addprefix check/,model/golden.sh interop/block_fp8.py interop/report_error.py) $(addprefix check/cli/,docs.sh floors.sh \
-  convert_cut.py convert_hostile.py convert_spelling.py minimax_run.py sign.py)
+  convert_cut.py convert_hostile.py convert_spelling.py minimax_run.py serve.py sign.py)
 quick: lint-format lint-tree $(T_QUICK) ## build, unit tests, golden logits, floors and format: a minute or less
 	@scripts/test.sh --count $(BUILD) $(T_QUICK)
 T_SERVE = $(filter check/unit/runtime/test_scheduler check/unit/runtime/test_grammar check/unit/runtime/test_reply,$(T_UNIT)) $(filter check/cli/serve% check/interop/serve%,$(T_SCRIPT))
@@ -225,7 +257,7 @@ check serve-check unit model cli valgrind check-san check-tsan check-clang fuzz:
 
 # Before a release: hours. The parts are in scripts/soak.sh; each runs alone as soak-PART and leaves BUILD/soak/PART.log.
 #: SOAK="kill fuzz" the parts of make soak
-SOAK ?= calls alloc kill resume power races flips mutations mpi speed memory layer scheduler fuzz
+SOAK ?= calls alloc kill resume power races flips mutations mpi speed memory layer scheduler serve fuzz
 SOAK_UNIT = $(BUILD)/tests/unit/runtime/test_scheduler $(BUILD)/tests/unit/runtime/test_ahead $(BUILD)/tests/unit/runtime/test_drafts
 soak: $(PROGRAMS) $(MODEL) $(PRELOAD) $(NO_HASH) $(SOAK_UNIT) $(if $(filter fuzz,$(SOAK)),soak-fuzz-build) ## the fault tests whole, a figure a line; soak-PART for one of them
 	$(Q)failed=0; for p in $(SOAK); do BUILD=$(abspath $(BUILD)) scripts/soak.sh $$p || failed=1; done; exit $$failed
@@ -238,7 +270,7 @@ soak-fuzz-build:
 	$(Q)$(MAKE) --no-print-directory CC=clang SAN=1 FUZZ=fast CUDA=0 BUILD=$(BUILD)/soak-fuzz fuzzers >/dev/null
 
 $(VENV)/ready:
-	$(Q)scripts/venv.sh $(VENV) safetensors==0.8.0 numpy==2.4.6 ml_dtypes==0.6.0 Jinja2==3.1.6 openai==3.54.0 anthropic==2.12.0
+	$(Q)scripts/venv.sh $(VENV) safetensors==0.8.0 numpy==2.4.6 ml_dtypes==0.6.0 pytest==9.2.0 Jinja2==3.1.6 openai==3.54.0 anthropic==2.12.0
 
 $(FUZZ_SRC:%.c=$(BUILD)/%): $(BUILD)/%: $(BUILD)/%.o $(LIBS_all)
 	$(link) -fsanitize=fuzzer -o $@
@@ -276,23 +308,28 @@ lint-format:
 lint-tree:
 	$(Q)scripts/floors.sh && scripts/tree.sh
 lint-tidy:
-	$(Q)printf '%s\n' $(filter %.c,$(SOURCES)) | xargs -P $(shell nproc) -I{} clang-tidy --quiet {} -- -std=c11 -D_GNU_SOURCE -I. $(PKG_CFLAGS) 2>&1 | \
+	$(Q)printf '%s\n' $(filter %.c,$(SOURCES)) | xargs -P $(shell nproc) -I{} clang-tidy --quiet {} -- -std=c11 -D_GNU_SOURCE -I. -Iloader $(PKG_CFLAGS) 2>&1 | \
 	  { ! grep -vE '^[0-9]+ warnings? generated'; }
 format: ## rewrite the sources in the house style
 	$(Q)clang-format -i $(SOURCES)
 
-install: all ## programs, man pages and shell completions below PREFIX
+install: all ## programs, library, man pages and shell completions below PREFIX
 	$(Q)scripts/install.sh "$(DESTDIR)$(PREFIX)" $(PROGRAMS)
+	$(Q)scripts/install_library.sh "$(DESTDIR)$(PREFIX)" "$(PREFIX)" $(LIB_SO)
+uninstall: ## what install put below PREFIX
+	$(Q)scripts/install.sh --remove "$(DESTDIR)$(PREFIX)" $(PROGRAMS)
+dist: ## the committed tree as build/minimax-VERSION.tar.gz
+	$(Q)scripts/dist.sh $(VERSION) $(abspath $(BUILD))/minimax-$(VERSION).tar.gz
 clean: ## remove what was built
 	rm -rf $(BUILD)
 help: ## this list
 	@echo "targets"; sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 16
 	@echo "switches"; sed -n 's/^#: /  /p' Makefile
 
--include $(patsubst %,$(BUILD)/%.d,$(basename $(filter %.c,$(SOURCES))) $(filter %.cu,$(SOURCES)))
+-include $(LIB_OBJ:.o=.d) $(patsubst %,$(BUILD)/%.d,$(basename $(filter %.c,$(SOURCES))) $(filter %.cu,$(SOURCES)))
 .DELETE_ON_ERROR:
 FORCE:
-.PHONY: FORCE all tests check quick serve-check unit model cli valgrind check-san check-tsan check-clang fuzz fuzzers soak soak-fuzz soak-fuzz-build gpu demo exact bench \
-  bench-quant bench-cpu bench-quality lint format install clean help \
+.PHONY: FORCE all library tests check quick serve-check unit model cli valgrind check-san check-tsan check-clang fuzz fuzzers soak soak-fuzz soak-fuzz-build gpu demo exact bench \
+  bench-quant bench-cpu bench-quality lint format install uninstall dist clean help \
   lint-format lint-tree lint-tidy $(T_UNIT) $(T_MODEL) $(T_SCRIPT) $(T_TREE) $(T_SAN) $(T_TSAN) $(T_CLANG) $(T_VALGRIND) $(T_FUZZ)
 .SECONDARY:

@@ -1,8 +1,7 @@
-/* minimax-convert: a Hugging Face checkpoint in, a packed, pre-sharded, quantised checkpoint out. */
+/* minimax-convert: a Hugging Face checkpoint, or a packed one, in; a packed, pre-sharded, quantised checkpoint out. */
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "convert/report/report.h"
 #include "convert/write/mpi.h"
@@ -31,13 +30,8 @@ typedef struct mm_convert_args {
   int level;                   /* of compress, 0 without */
   uint32_t process, processes; /* of mpirun */
   bool dry_run, names_only, list, json, quiet, force, outside, nonfinite, resume, restart, unmatched, print_recipe;
+  bool met; /* all processes meet from here on */
 } mm_convert_args;
-
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 /* --quant (a scheme, a preset or a recipe line) or --recipe, then --search, --kv-scales, --ignore and --override, as one line. */
 static char *recipe_line(const mm_convert_args *a, mm_arena *arena, mm_err *err) {
@@ -107,6 +101,8 @@ static bool make_plan(const mm_convert_args *a, mm_hf *hf, mm_calibration_files 
   if (!mm_hf_open(hf, a->source, &ho, err)) return false;
   char *recipe = open_calibration(a, c, recipe_line(a, &hf->arena, err), &hf->arena, err);
   if (!recipe) return false;
+  mm_align align = MM_ALIGN_SPLIT;
+  mm_align_find(a->align, &align); /* one of its words */
   mm_plan_options po = {.quant = recipe,
                         .tp = (uint32_t)a->tp,
                         .ep = (uint32_t)a->ep,
@@ -118,9 +114,7 @@ static bool make_plan(const mm_convert_args *a, mm_hf *hf, mm_calibration_files 
                         .allow_unmatched = a->unmatched,
                         .importance = a->importance ? &c->importance : NULL,
                         .act_scales = a->act_scales ? &c->act_scales : NULL,
-                        .align = strcmp(a->align, "pad") == 0     ? MM_ALIGN_PAD
-                                 : strcmp(a->align, "error") == 0 ? MM_ALIGN_ERROR
-                                                                  : MM_ALIGN_SPLIT};
+                        .align = align};
   if (!mm_plan_build(plan, hf, &po, err)) return false;
   if (a->gpu_memory && !mm_verdict_make(verdict, plan, hf, &po, a->gpu_memory, err)) return false;
   if (!a->names_only || hf->total_size == 0 || hf->total_size == plan->source_bytes) return true;
@@ -215,12 +209,12 @@ static bool convert(const mm_convert_args *a, mm_plan *plan, const mm_verdict *v
   if (a->part && !parse_share(a->part, &o.share, &o.shares, err)) return false;
   if (!share_memory(a, plan->output_bytes, o.level, &o.threads, &o.buffers, err)) return false;
   mm_outcome outcome = {0};
-  double start = now();
+  double start = mm_now();
   mm_report_begin(events, plan, verdict);
   mm_watch *watch = mm_watch_open(plan, &progress, events, first && !a->quiet);
   bool ok = run(a, plan, o, &outcome.manifest, err);
   mm_watch_close(watch);
-  outcome.seconds = now() - start;
+  outcome.seconds = mm_now() - start;
   outcome.zeroed = atomic_load(&progress.zeroed);
   outcome.kept = atomic_load(&progress.kept_bytes);
   if (ok && a->part)
@@ -247,16 +241,48 @@ static bool convert_watched(const mm_convert_args *a, mm_plan *plan, const mm_ve
   return ok;
 }
 
-/* Before the processes have met: this one's line, then the end of all. */
-static int give_up(const mm_program *program, const mm_err *err) {
-  int status = mm_program_fail(program, err);
-  mm_mpi_abort(status);
-  return status;
+#define OPERANDS "SRC -o DIR"
+
+/* What one option asks of another. */
+static bool check_args(mm_convert_args *a, mm_err *err) {
+  const bool hf = strcmp(a->layout, "hf") == 0;
+  const char *wrong = !a->source                     ? "found 0 operands, expected 1 (" OPERANDS "); see minimax-convert --help"
+                      : !a->dry_run && !a->output    ? "found no -o DIR, expected one (or --dry-run)"
+                      : a->dialect && !hf            ? "found --dialect without --layout hf"
+                      : a->compress && hf            ? "found --compress with --layout hf; archives hold packed checkpoints"
+                      : a->gpu_memory && hf          ? "found --gpu-memory with --layout hf, whose files have no ranks"
+                      : a->names_only && !a->dry_run ? "found --names-only without --dry-run"
+                                                     : NULL;
+  if (wrong) return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "%s", wrong);
+  return !a->compress || parse_compress(a->compress, &a->level, err);
+}
+
+static bool run_all(void *args, mm_err *err) {
+  mm_convert_args *a = args;
+  bool printed;
+  if (!print_words(a, &printed, err)) return false;
+  if (printed) return true;
+  if (!check_args(a, err)) return false;
+  struct sigaction action = {.sa_handler = on_signal};
+  sigaction(SIGINT, &action, NULL);
+  sigaction(SIGTERM, &action, NULL);
+  mm_hf hf = {0};
+  mm_plan plan = {0};
+  mm_calibration_files calibration = {0};
+  mm_verdict verdict = {0};
+  a->met = true;
+  bool ok = mm_mpi_all(make_plan(a, &hf, &calibration, &plan, &verdict, err)) && convert_watched(a, &plan, &verdict, err);
+  mm_plan_close(&plan);
+  mm_importance_close(&calibration.importance);
+  mm_act_scales_close(&calibration.act_scales);
+  mm_hf_close(&hf);
+  if (!ok && err->status == MM_OK && a->processes > 1)
+    mm_fail(err, MM_INTERRUPTED, "E_INTERRUPTED", mm_at(NULL, NULL), "another process failed");
+  return ok;
 }
 
 /* NOLINTNEXTLINE(readability-function-size): most of it is the option table */
 int main(int argc, char **argv) {
-  mm_program_start();
   mm_convert_args a = {.layout = "packed",
                        .quant = "none",
                        .align = "split",
@@ -318,7 +344,7 @@ int main(int argc, char **argv) {
        .target = &a.align,
        .arg = "HOW",
        .help = "a cut inside a scale's block: finer scale grid, zero padding, or refusal (default split)",
-       .choices = "split|pad|error"},
+       .choices = MM_ALIGN_WORDS},
       {.name = "part-size",
        .kind = MM_OPT_SIZE,
        .target = &a.part_size,
@@ -453,59 +479,33 @@ int main(int argc, char **argv) {
   };
   const mm_program program = {
       .name = "minimax-convert",
-      .summary = "turn a Hugging Face checkpoint into packed tensor-parallel shards",
-      .operands = "SRC -o DIR",
+      .summary = "turn a Hugging Face or packed checkpoint into packed tensor-parallel shards",
+      .operands = OPERANDS,
       .max_operands = 1,
       .options = options,
       .option_count = sizeof options / sizeof *options,
+      .examples =
+          "minimax-convert MiniMax-M2 -o M2-nvfp4 --tp 8 --quant nvfp4 --dry-run\n"
+          "minimax-convert MiniMax-M2 -o M2-nvfp4 --tp 8 --quant nvfp4\n"
+          "minimax-convert MiniMax-M2 -o M2-nvfp4 --tp 8 --quant nvfp4 --resume\n"
+          "minimax-convert MiniMax-M1-80k -o M1-fp8 --layout hf --quant block_fp8",
+      .files =
+          "SRC/model.safetensors.index.json, SRC/config.json  what the source holds; its tokenizer and template are copied\n"
+          "DIR/manifest.json  the packed checkpoint's description (formats/FORMAT.md)\n"
+          ".NAME.partial  beside DIR: a run that is at work or was interrupted; --resume continues it, --restart takes it away",
       .epilog =
           "Exit status: 0 done, 2 usage, 3 bad input, 4 valid but unsupported, 5 I/O, 6 damaged (a finished output, under --resume), 7 "
           "output "
           "locked, 8 memory or limit, 75 interrupted (--resume continues).",
   };
   mm_mpi_start(&argc, &argv, &a.process, &a.processes);
-  if (!schemes) return give_up(&program, &err);
-  size_t operands = 0;
-  bool done = false;
-  if (!mm_options_parse(&program, argc, argv, &a.source, &operands, &done, &err)) return give_up(&program, &err);
-  if (!done && !print_words(&a, &done, &err)) return give_up(&program, &err);
-  if (done) {
-    free(a.ignore.item);
-    free(a.override.item);
-    mm_arena_close(&words);
-    mm_mpi_end();
-    return MM_OK;
-  }
+  int status = schemes ? mm_program_main(&program, argc, argv, &a.source, run_all, &a) : mm_program_fail(&program, &err);
   mm_arena_close(&words);
-  if (operands == 0)
-    mm_fail(&err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found 0 operands, expected 1 (%s); see minimax-convert --help",
-            program.operands);
-  if (!a.dry_run && !a.output) mm_fail(&err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found no -o DIR, expected one (or --dry-run)");
-  if (a.dialect && strcmp(a.layout, "hf") != 0)
-    mm_fail(&err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --dialect without --layout hf");
-  if (a.compress) parse_compress(a.compress, &a.level, &err);
-  if (a.compress && strcmp(a.layout, "hf") == 0)
-    mm_fail(&err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --compress with --layout hf; archives hold packed checkpoints");
-  if (a.gpu_memory && strcmp(a.layout, "hf") == 0)
-    mm_fail(&err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --gpu-memory with --layout hf, whose files have no ranks");
-  if (a.names_only && !a.dry_run) mm_fail(&err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --names-only without --dry-run");
-  if (err.status != MM_OK) return give_up(&program, &err);
-  struct sigaction action = {.sa_handler = on_signal};
-  sigaction(SIGINT, &action, NULL);
-  sigaction(SIGTERM, &action, NULL);
-  mm_hf hf = {0};
-  mm_plan plan = {0};
-  mm_calibration_files calibration = {0};
-  mm_verdict verdict = {0};
-  bool ok = mm_mpi_all(make_plan(&a, &hf, &calibration, &plan, &verdict, &err)) && convert_watched(&a, &plan, &verdict, &err);
-  mm_plan_close(&plan);
-  mm_importance_close(&calibration.importance);
-  mm_act_scales_close(&calibration.act_scales);
-  mm_hf_close(&hf);
   free(a.ignore.item);
   free(a.override.item);
-  if (!ok && err.status == MM_OK && a.processes > 1)
-    mm_fail(&err, MM_INTERRUPTED, "E_INTERRUPTED", mm_at(NULL, NULL), "another process failed");
-  mm_mpi_end();
-  return ok ? MM_OK : mm_program_fail(&program, &err);
+  if (status == MM_OK || a.met)
+    mm_mpi_end();
+  else
+    mm_mpi_abort(status);
+  return status;
 }

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define NAME_MAX_SHOWN 1000
 
@@ -174,6 +175,17 @@ bool mm_grow(void **array, size_t *cap, size_t want, size_t size, mm_err *err) {
   *array = p;
   *cap = next;
   return true;
+}
+
+double mm_now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+bool mm_ends_with(const char *s, const char *end) {
+  size_t n = strlen(s), k = strlen(end);
+  return n >= k && memcmp(s + n - k, end, k) == 0;
 }
 
 void mm_sort(void *array, size_t count, size_t size, int (*order)(const void *, const void *)) {

@@ -17,6 +17,8 @@ extern "C" {
 #endif
 
 #define MM_VERSION "0.1.0"
+/* "0.1.0 (commit 1a2b3c4, CUDA for 80 90a)": for people; what is written to files has the number alone. */
+const char *mm_version(void);
 
 #if defined(__GNUC__)
 #define MM_PRINTF(f, a) __attribute__((format(printf, f, a)))
@@ -96,10 +98,16 @@ static inline uint64_t mm_min(uint64_t a, uint64_t b) { return a < b ? a : b; }
 static inline uint64_t mm_max(uint64_t a, uint64_t b) { return a > b ? a : b; }
 uint64_t mm_gcd(uint64_t a, uint64_t b);
 
+/* Seconds of a clock that only goes forward, from a moment of its own. */
+double mm_now(void);
+bool mm_ends_with(const char *s, const char *end);
+
 /* Zeroed memory for count elements of size bytes; NULL and E_MEMORY on overflow or exhaustion. Free with free(). */
 void *mm_calloc(size_t count, size_t size, mm_err *err);
 /* Grows *array (element size `size`) so that it holds at least want elements; *cap is its capacity. */
 bool mm_grow(void **array, size_t *cap, size_t want, size_t size, mm_err *err);
+/* mm_grow of a typed pointer, by its element size. */
+#define MM_GROW(array, cap, want, err) mm_grow((void **)&(array), cap, want, sizeof *(array), err)
 
 /* qsort for what is mostly in order when it comes: one pass and no scratch if it is. */
 void mm_sort(void *array, size_t count, size_t size, int (*order)(const void *, const void *));

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <libgen.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -167,27 +168,32 @@ bool mm_pwrite(int fd, const char *path, const void *buf, size_t n, uint64_t off
   return true;
 }
 
-/* "dir/name" for messages, cut at the end if need be. */
-typedef struct path_text {
-  char text[PATH_MAX + NAME_MAX + 2];
-} path_text;
-
-static path_text join(const char *dir, const char *name) {
-  path_text p;
+mm_path mm_path_of(const char *dir, const char *name) {
+  mm_path p;
   snprintf(p.text, sizeof p.text, "%s/%s", dir, name);
   return p;
+}
+
+bool mm_path_split(const char *path, char parent[PATH_MAX], char name[PATH_MAX], mm_err *err) {
+  char copy[PATH_MAX];
+  size_t n = strlen(path) + 1;
+  if (n > sizeof copy) return mm_fail_errno(err, mm_at(path, NULL), "resolve the parent of", ENAMETOOLONG);
+  if (!realpath(dirname(memcpy(copy, path, n)), parent)) return mm_fail_errno(err, mm_at(path, NULL), "resolve the parent of", errno);
+  const char *last = basename(memcpy(copy, path, n));
+  memcpy(name, last, strlen(last) + 1);
+  return true;
 }
 
 int mm_create_at(int dirfd, const char *dir, const char *name, mm_err *err) {
   int fd;
   do fd = openat(dirfd, name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
   while (fd < 0 && errno == EINTR);
-  if (fd < 0) mm_fail_errno(err, mm_at(join(dir, name).text, NULL), "create", errno);
+  if (fd < 0) mm_fail_errno(err, mm_at(mm_path_of(dir, name).text, NULL), "create", errno);
   return fd;
 }
 
 bool mm_write_file_at(int dirfd, const char *dir, const char *name, const void *buf, size_t n, mm_err *err) {
-  path_text path = join(dir, name);
+  mm_path path = mm_path_of(dir, name);
   int fd = mm_create_at(dirfd, dir, name, err);
   if (fd < 0) return false;
   bool ok = mm_pwrite(fd, path.text, buf, n, 0, err) && mm_fsync(fd, path.text, false, err);

@@ -3,6 +3,8 @@
 #ifndef MM_FORMATS_FILE_H
 #define MM_FORMATS_FILE_H
 
+#include <limits.h>
+
 #include "formats/base.h"
 
 #ifdef __cplusplus
@@ -80,6 +82,13 @@ bool mm_no_locks(int why);
 /* close that reports. */
 bool mm_close(int fd, const char *path, mm_err *err);
 
+/* dir/name. It has room for more than the kernel takes: a path that had to be cut is refused by whatever opens it. */
+typedef struct mm_path {
+  char text[PATH_MAX + NAME_MAX + 2];
+} mm_path;
+mm_path mm_path_of(const char *dir, const char *name);
+/* The directory that `path` is in, resolved, and the last name of the path; MM_IO where there is no such directory. */
+bool mm_path_split(const char *path, char parent[PATH_MAX], char name[PATH_MAX], mm_err *err);
 /* True for a plain base name: 1–255 bytes, no '/', '\\', NUL or control byte, not "." or "..". */
 bool mm_base_name_ok(const char *name, size_t n);
 

@@ -43,6 +43,8 @@ typedef struct mm_json_ctx {
   mm_status status;
   const char *code;
 } mm_json_ctx;
+/* mm_fail as ctx says. */
+#define MM_REFUSE(ctx, err, ...) mm_fail(err, (ctx)->status, (ctx)->code, mm_at((ctx)->file, NULL), __VA_ARGS__)
 bool mm_json_need_int(const mm_json *obj, const char *key, int64_t lo, int64_t hi, int64_t *out, const mm_json_ctx *c, mm_err *err);
 bool mm_json_need_number(const mm_json *obj, const char *key, double *out, const mm_json_ctx *c, mm_err *err);
 bool mm_json_need_bool(const mm_json *obj, const char *key, bool *out, const mm_json_ctx *c, mm_err *err);

@@ -26,8 +26,6 @@ static void MM_PRINTF(2, 3) at(reader *r, const char *fmt, ...) {
   va_end(ap);
 }
 
-#define REFUSE(r, ...) mm_fail((r)->err, MM_INTEGRITY, "E_MANIFEST", mm_at((r)->place, NULL), __VA_ARGS__)
-
 static void at_top(reader *r) { r->place[r->file_len] = '\0'; }
 
 /* Zeroed arena memory for the `count` entries of an array that stands in the text. */
@@ -36,7 +34,7 @@ static void *take(reader *r, size_t count, size_t size) { return mm_arena_alloc(
 static const mm_json *array(reader *r, const mm_json *obj, const char *key, size_t lo, size_t hi) {
   const mm_json *j = mm_json_need(obj, key, MM_JSON_ARR, &r->ctx, r->err);
   if (!j || (mm_json_size(j) >= lo && mm_json_size(j) <= hi)) return j;
-  REFUSE(r, "key \"%s\": found %zu entries, expected %zu to %zu", key, mm_json_size(j), lo, hi);
+  MM_REFUSE(&r->ctx, r->err, "key \"%s\": found %zu entries, expected %zu to %zu", key, mm_json_size(j), lo, hi);
   return NULL;
 }
 
@@ -59,7 +57,7 @@ static const mm_json *objects(reader *r, const mm_json *obj, const char *key, si
   const mm_json *j = array(r, obj, key, lo, hi);
   for (size_t i = 0; j && i < mm_json_size(j); i++) {
     if (mm_json_type_of(mm_json_at(j, i)) == MM_JSON_OBJ) continue;
-    REFUSE(r, "key \"%s\": entry %zu: expected an object", key, i);
+    MM_REFUSE(&r->ctx, r->err, "key \"%s\": entry %zu: expected an object", key, i);
     return NULL;
   }
   return j;
@@ -70,11 +68,11 @@ static bool only(reader *r, const mm_json *obj, const char *const *keys) { retur
 /* `count` numbers of 32 bits, as in a cell or a range. */
 static bool u32_list(reader *r, const mm_json *j, const char *key, size_t count, uint32_t *out) {
   if (mm_json_type_of(j) != MM_JSON_ARR || mm_json_size(j) != count)
-    return REFUSE(r, "key \"%s\": expected an array of %zu integers", key, count);
+    return MM_REFUSE(&r->ctx, r->err, "key \"%s\": expected an array of %zu integers", key, count);
   for (size_t i = 0; i < count; i++) {
     const mm_json *v = mm_json_at(j, i);
     if (mm_json_type_of(v) != MM_JSON_INT || mm_json_int(v) < 0 || mm_json_int(v) > UINT32_MAX)
-      return REFUSE(r, "key \"%s\": entry %zu: expected an integer from 0 to %u", key, i, UINT32_MAX);
+      return MM_REFUSE(&r->ctx, r->err, "key \"%s\": entry %zu: expected an integer from 0 to %u", key, i, UINT32_MAX);
     out[i] = (uint32_t)mm_json_int(v);
   }
   return true;
@@ -84,7 +82,7 @@ static char *text(reader *r, const mm_json *obj, const char *key, size_t min) {
   const char *s;
   if (!mm_json_need_str(obj, key, &s, &r->ctx, r->err)) return NULL;
   if (strlen(s) >= min) return mm_arena_strndup(&r->p->arena, s, strlen(s), r->err);
-  REFUSE(r, "key \"%s\": found an empty string", key);
+  MM_REFUSE(&r->ctx, r->err, "key \"%s\": found an empty string", key);
   return NULL;
 }
 
@@ -92,13 +90,13 @@ static char *text(reader *r, const mm_json *obj, const char *key, size_t min) {
 static char *base_name(reader *r, const mm_json *obj, const char *key) {
   char *s = text(r, obj, key, 1), shown[300];
   if (!s || mm_base_name_ok(s, strlen(s))) return s;
-  REFUSE(r, "key \"%s\": found \"%s\", expected a plain file name", key, mm_escape(shown, sizeof shown, s, strlen(s)));
+  MM_REFUSE(&r->ctx, r->err, "key \"%s\": found \"%s\", expected a plain file name", key, mm_escape(shown, sizeof shown, s, strlen(s)));
   return NULL;
 }
 
 static bool digest_of(reader *r, const mm_json *j, const char *key, mm_digest *out) {
   if (mm_json_type_of(j) == MM_JSON_STR && mm_digest_parse(mm_json_str(j), mm_json_str_len(j), out)) return true;
-  return REFUSE(r, "key \"%s\": expected a digest of %d lower-case hexadecimal digits", key, MM_HEX_LEN);
+  return MM_REFUSE(&r->ctx, r->err, "key \"%s\": expected a digest of %d lower-case hexadecimal digits", key, MM_HEX_LEN);
 }
 
 static bool digest(reader *r, const mm_json *obj, const char *key, mm_digest *out) { return digest_of(r, mm_json_get(obj, key), key, out); }
@@ -111,7 +109,7 @@ static bool unique(reader *r, const char **names, size_t count) {
   for (size_t i = 1; i < count; i++) {
     char shown[512];
     if (strcmp(names[i - 1], names[i]) == 0)
-      return REFUSE(r, "found \"%s\" twice", mm_escape(shown, sizeof shown, names[i], strlen(names[i])));
+      return MM_REFUSE(&r->ctx, r->err, "found \"%s\" twice", mm_escape(shown, sizeof shown, names[i], strlen(names[i])));
   }
   return true;
 }
@@ -123,9 +121,10 @@ static bool read_range(reader *r, const mm_cut *c, const mm_json *j, mm_range *o
   uint32_t v[3];
   if (!u32_list(r, j, "ranks", 3, v)) return false;
   *out = (mm_range){v[0], v[1], v[2]};
-  if ((uint64_t)v[0] + v[2] > c->local) return REFUSE(r, "found local %u + %u, expected at most %u", v[0], v[2], c->local);
-  if ((uint64_t)v[1] + v[2] > c->whole) return REFUSE(r, "found whole %u + %u, expected at most %u", v[1], v[2], c->whole);
-  if (v[1] > *covered) return REFUSE(r, "found a start at %u, but the ranks before end at %llu", v[1], (unsigned long long)*covered);
+  if ((uint64_t)v[0] + v[2] > c->local) return MM_REFUSE(&r->ctx, r->err, "found local %u + %u, expected at most %u", v[0], v[2], c->local);
+  if ((uint64_t)v[1] + v[2] > c->whole) return MM_REFUSE(&r->ctx, r->err, "found whole %u + %u, expected at most %u", v[1], v[2], c->whole);
+  if (v[1] > *covered)
+    return MM_REFUSE(&r->ctx, r->err, "found a start at %u, but the ranks before end at %llu", v[1], (unsigned long long)*covered);
   *covered = mm_max(*covered, (uint64_t)v[1] + v[2]);
   return true;
 }
@@ -138,7 +137,7 @@ static bool read_cut(reader *r, size_t i, const mm_json *j, mm_cut *out) {
   if (!only(r, j, keys) || !mm_json_need_str(j, "axis", &axis, &r->ctx, r->err)) return false;
   if (strcmp(axis, "none") == 0) return only(r, j, none_keys);
   out->axis = strcmp(axis, "rows") == 0 ? MM_AXIS_ROWS : strcmp(axis, "cols") == 0 ? MM_AXIS_COLS : MM_AXIS_NONE;
-  if (out->axis == MM_AXIS_NONE) return REFUSE(r, "key \"axis\": expected none, rows or cols");
+  if (out->axis == MM_AXIS_NONE) return MM_REFUSE(&r->ctx, r->err, "key \"axis\": expected none, rows or cols");
   if (!u32(r, j, "whole", 1, &out->whole) || !u32(r, j, "local", 1, &out->local)) return false;
   const mm_json *ranks = array(r, j, "ranks", r->p->tp, r->p->tp);
   if (!ranks || !(out->rank = take(r, r->p->tp, sizeof *out->rank))) return false;
@@ -148,7 +147,8 @@ static bool read_cut(reader *r, size_t i, const mm_json *j, mm_cut *out) {
     if (!read_range(r, out, mm_json_at(ranks, k), &out->rank[k], &covered)) return false;
   }
   at(r, ": cuts[%zu]", i);
-  return covered == out->whole || REFUSE(r, "found ranks that end at %llu, expected %u", (unsigned long long)covered, out->whole);
+  return covered == out->whole ||
+         MM_REFUSE(&r->ctx, r->err, "found ranks that end at %llu, expected %u", (unsigned long long)covered, out->whole);
 }
 
 static bool read_cuts(reader *r, const mm_json *root) {
@@ -169,7 +169,7 @@ static bool read_plane(reader *r, const mm_json *j, mm_pack_plane *out) {
   if (!only(r, j, keys) || !(out->suffix = text(r, j, "suffix", 0)) || !mm_json_need_str(j, "dtype", &dtype, &r->ctx, r->err)) return false;
   if (!mm_dtype_parse(dtype, strlen(dtype), &out->dtype)) {
     char shown[128];
-    return REFUSE(r, "found unknown dtype \"%s\"", mm_escape(shown, sizeof shown, dtype, strlen(dtype)));
+    return MM_REFUSE(&r->ctx, r->err, "found unknown dtype \"%s\"", mm_escape(shown, sizeof shown, dtype, strlen(dtype)));
   }
   if (!u32_list(r, mm_json_get(j, "cell"), "cell", 2, cell)) return false;
   out->cell_n = cell[0];
@@ -183,16 +183,17 @@ static bool read_piece(reader *r, const mm_json *j, const mm_pack_tensor *t, uin
   if (!only(r, j, keys) || !(out->source = text(r, j, "source", 1)) || !u32(r, j, "rows", 1, &out->rows) ||
       !u32(r, j, "at", 0, &out->local_at) || !u32(r, j, "local_rows", 1, &out->local_rows) || !u32(r, j, "cut", 0, &out->cut))
     return false;
-  if (out->local_at != row) return REFUSE(r, "key \"at\": found %u, expected %llu", out->local_at, (unsigned long long)row);
-  if (out->cut >= r->p->cut_count) return REFUSE(r, "key \"cut\": found %u of %zu", out->cut, r->p->cut_count);
+  if (out->local_at != row)
+    return MM_REFUSE(&r->ctx, r->err, "key \"at\": found %u, expected %llu", out->local_at, (unsigned long long)row);
+  if (out->cut >= r->p->cut_count) return MM_REFUSE(&r->ctx, r->err, "key \"cut\": found %u of %zu", out->cut, r->p->cut_count);
   const mm_cut *c = &r->p->cut[out->cut];
   bool by_rows = c->axis == MM_AXIS_ROWS, by_cols = c->axis == MM_AXIS_COLS;
   uint32_t whole_rows = by_rows ? c->whole : out->local_rows, local_rows = by_rows ? c->local : out->local_rows;
   uint32_t whole_cols = by_cols ? c->whole : t->cols, local_cols = by_cols ? c->local : t->cols;
   if (out->rows != whole_rows || out->local_rows != local_rows)
-    return REFUSE(r, "found %u rows cut to %u, expected %u to %u", out->rows, out->local_rows, whole_rows, local_rows);
+    return MM_REFUSE(&r->ctx, r->err, "found %u rows cut to %u, expected %u to %u", out->rows, out->local_rows, whole_rows, local_rows);
   if (t->whole_cols != whole_cols || t->cols != local_cols)
-    return REFUSE(r, "found %u columns cut to %u, expected %u to %u", t->whole_cols, t->cols, whole_cols, local_cols);
+    return MM_REFUSE(&r->ctx, r->err, "found %u columns cut to %u, expected %u to %u", t->whole_cols, t->cols, whole_cols, local_cols);
   return true;
 }
 
@@ -202,7 +203,7 @@ static bool add_bytes(reader *r, const mm_pack_tensor *t, uint64_t *total) {
     mm_shape shape = mm_pack_plane_shape(t, i);
     uint64_t bytes;
     if (!mm_shape_bytes(&shape, t->plane[i].dtype, &bytes) || !mm_add(*total, bytes, total))
-      return REFUSE(r, "planes[%u]: its bytes cannot be counted", i);
+      return MM_REFUSE(&r->ctx, r->err, "planes[%u]: its bytes cannot be counted", i);
   }
   return true;
 }
@@ -212,7 +213,8 @@ static bool read_input_scale(reader *r, const mm_json *j, float *out) {
   double v;
   if (!mm_json_get(j, "input_scale")) return true;
   if (!mm_json_need_number(j, "input_scale", &v, &r->ctx, r->err)) return false;
-  if (!(v > 0 && v <= (double)FLT_MAX && (double)(float)v == v)) return REFUSE(r, "key \"input_scale\": expected a positive F32");
+  if (!(v > 0 && v <= (double)FLT_MAX && (double)(float)v == v))
+    return MM_REFUSE(&r->ctx, r->err, "key \"input_scale\": expected a positive F32");
   *out = (float)v;
   return true;
 }
@@ -226,9 +228,9 @@ static bool read_tensor(reader *r, size_t i, const mm_json *j, mm_pack_tensor *t
       !u32(r, j, "lead", 0, &t->lead) || !u32(r, j, "whole_lead", 0, &t->whole_lead) || !u32(r, j, "rows", 1, &t->rows) ||
       !u32(r, j, "cols", 1, &t->cols) || !u32(r, j, "whole_cols", 1, &t->whole_cols) || !read_input_scale(r, j, &t->input_scale))
     return false;
-  if (t->stage >= r->p->pp) return REFUSE(r, "key \"stage\": found %u of %u", t->stage, r->p->pp);
+  if (t->stage >= r->p->pp) return MM_REFUSE(&r->ctx, r->err, "key \"stage\": found %u of %u", t->stage, r->p->pp);
   if ((uint64_t)t->lead * r->p->ep != t->whole_lead)
-    return REFUSE(r, "found lead %u of %u, expected whole_lead divided by ep %u", t->lead, t->whole_lead, r->p->ep);
+    return MM_REFUSE(&r->ctx, r->err, "found lead %u of %u, expected whole_lead divided by ep %u", t->lead, t->whole_lead, r->p->ep);
   const mm_json *planes = objects(r, j, "planes", 1, t->vector ? 1 : MM_PACK_PLANES);
   const mm_json *pieces = planes ? objects(r, j, "pieces", 1, MM_PACK_PIECES) : NULL;
   if (!pieces) return false;
@@ -242,10 +244,10 @@ static bool read_tensor(reader *r, size_t i, const mm_json *j, mm_pack_tensor *t
     if (!read_piece(r, mm_json_at(pieces, t->piece_count), t, row, &t->piece[t->piece_count])) return false;
   }
   at(r, ": tensors[%zu]", i);
-  if (row != t->rows) return REFUSE(r, "found pieces of %llu rows, expected %u", (unsigned long long)row, t->rows);
+  if (row != t->rows) return MM_REFUSE(&r->ctx, r->err, "found pieces of %llu rows, expected %u", (unsigned long long)row, t->rows);
   if (t->vector && (t->lead != 0 || t->cols != 1 || t->plane[0].cell_n != 1 || t->plane[0].cell_k != 1))
-    return REFUSE(r, "found a vector of lead %u, %u columns and cells [%u, %u], expected 0, 1 and [1, 1]", t->lead, t->cols,
-                  t->plane[0].cell_n, t->plane[0].cell_k);
+    return MM_REFUSE(&r->ctx, r->err, "found a vector of lead %u, %u columns and cells [%u, %u], expected 0, 1 and [1, 1]", t->lead,
+                     t->cols, t->plane[0].cell_n, t->plane[0].cell_k);
   return true;
 }
 
@@ -274,13 +276,11 @@ static bool read_tensors(reader *r, const mm_json *root, uint64_t *bytes) {
 
 /* ---- files ---- */
 
-static bool read_part(reader *r, uint32_t rank, uint32_t part, const mm_json *j, mm_part *out) {
-  static const char *const keys[] = {"file", "size", "root", "blocks", NULL};
-  at(r, ": ranks[%u].parts[%u]", rank, part);
-  char name[64];
-  mm_part_name(name, rank, part);
-  if (!only(r, j, keys) || !(out->file = text(r, j, "file", 1))) return false;
-  if (strcmp(out->file, name) != 0) return REFUSE(r, "key \"file\": expected \"%s\"", name);
+static const char *const part_keys[] = {"file", "size", "root", "blocks", NULL};
+
+/* A file with its size and the digests of its blocks. */
+static bool read_blocks(reader *r, const mm_json *j, mm_part *out) {
+  if (!only(r, j, part_keys) || !(out->file = base_name(r, j, "file"))) return false;
   if (!u64(r, j, "size", &out->size) || !digest(r, j, "root", &out->root)) return false;
   const mm_json *blocks = array(r, j, "blocks", mm_hash_blocks(out->size), mm_hash_blocks(out->size));
   if (!blocks || !(out->block = take(r, mm_json_size(blocks), sizeof *out->block))) return false;
@@ -288,7 +288,16 @@ static bool read_part(reader *r, uint32_t rank, uint32_t part, const mm_json *j,
     if (!digest_of(r, mm_json_at(blocks, out->block_count), "blocks", &out->block[out->block_count])) return false;
   mm_digest root;
   if (!mm_hash_root(out->block, out->block_count, &root, r->err)) return false;
-  return mm_digest_equal(&root, &out->root) || REFUSE(r, "key \"root\": is not the digest of the blocks' digests");
+  return mm_digest_equal(&root, &out->root) || MM_REFUSE(&r->ctx, r->err, "key \"root\": is not the digest of the blocks' digests");
+}
+
+static bool read_part(reader *r, uint32_t rank, uint32_t part, const mm_json *j, mm_part *out) {
+  at(r, ": ranks[%u].parts[%u]", rank, part);
+  char name[64];
+  mm_part_name(name, rank, part);
+  const char *file = only(r, j, part_keys) ? text(r, j, "file", 1) : NULL;
+  if (file && strcmp(file, name) != 0) return MM_REFUSE(&r->ctx, r->err, "key \"file\": expected \"%s\"", name);
+  return file && read_blocks(r, j, out);
 }
 
 /* The parts of every rank, whose files must be able to hold the bytes[] of its stage. */
@@ -311,7 +320,8 @@ static bool read_ranks(reader *r, const mm_json *root, const uint64_t *bytes) {
     }
     at(r, ": ranks[%u]", i);
     if (rank->part_count > 0 && total < bytes[i / p->tp])
-      return REFUSE(r, "found parts of %llu bytes for tensors of %llu", (unsigned long long)total, (unsigned long long)bytes[i / p->tp]);
+      return MM_REFUSE(&r->ctx, r->err, "found parts of %llu bytes for tensors of %llu", (unsigned long long)total,
+                       (unsigned long long)bytes[i / p->tp]);
   }
   return true;
 }
@@ -365,21 +375,21 @@ static bool read_dead_rows(reader *r, const mm_json *root) {
   p->dead_rows = mm_json_size(list);
   for (size_t i = 0; i < p->dead_rows; i++)
     if (p->dead_row[i] >= p->model.vocab || (i > 0 && p->dead_row[i] <= p->dead_row[i - 1]))
-      return REFUSE(r, "key \"dead_rows\": entry %zu: found %u, expected ascending ids below %u", i, p->dead_row[i], p->model.vocab);
+      return MM_REFUSE(&r->ctx, r->err, "key \"dead_rows\": entry %zu: found %u, expected ascending ids below %u", i, p->dead_row[i],
+                       p->model.vocab);
   return true;
 }
 
 /* Before anything else is understood: whether this version may read on. */
-static bool check_version(reader *r, const mm_json *root) {
+static bool check_version(reader *r, const mm_json *root, const char *wanted) {
   const char *format;
   int64_t version;
-  if (mm_json_type_of(root) != MM_JSON_OBJ) return REFUSE(r, "expected an object");
+  if (mm_json_type_of(root) != MM_JSON_OBJ) return MM_REFUSE(&r->ctx, r->err, "expected an object");
   if (!mm_json_need_str(root, "format", &format, &r->ctx, r->err)) return false;
-  if (strcmp(format, MM_PACK_FORMAT) != 0) {
+  if (strcmp(format, wanted) != 0) {
     char shown[128];
     mm_escape(shown, sizeof shown, format, strlen(format));
-    return mm_fail(r->err, MM_UNSUPPORTED, "E_VERSION", mm_at(r->place, NULL), "found format \"%s\", expected \"" MM_PACK_FORMAT "\"",
-                   shown);
+    return mm_fail(r->err, MM_UNSUPPORTED, "E_VERSION", mm_at(r->place, NULL), "found format \"%s\", expected \"%s\"", shown, wanted);
   }
   if (!mm_json_need_int(root, "version", INT64_MIN, INT64_MAX, &version, &r->ctx, r->err)) return false;
   if (version == MM_PACK_VERSION) return true;
@@ -396,7 +406,7 @@ static bool read_parallel(reader *r, const mm_json *root) {
   if (!j || !only(r, j, keys) || !mm_json_need_int(j, "tp", 1, MM_MAX_TP, &tp, &r->ctx, r->err) ||
       !mm_json_need_int(j, "ep", 1, tp, &ep, &r->ctx, r->err) || !mm_json_need_int(j, "pp", 1, MM_MAX_LAYERS, &pp, &r->ctx, r->err))
     return false;
-  if (tp % ep != 0) return REFUSE(r, "found ep %lld, expected a divisor of tp %lld", (long long)ep, (long long)tp);
+  if (tp % ep != 0) return MM_REFUSE(&r->ctx, r->err, "found ep %lld, expected a divisor of tp %lld", (long long)ep, (long long)tp);
   r->p->tp = (uint32_t)tp;
   r->p->ep = (uint32_t)ep;
   r->p->pp = (uint32_t)pp;
@@ -409,13 +419,21 @@ static bool read_model(reader *r, const mm_json *root) {
   return j && mm_model_from_json(&r->p->model, j, r->place, r->err);
 }
 
+static bool read_align(reader *r, const mm_json *root) {
+  const char *word = text(r, root, "tp_align", 1);
+  char shown[64];
+  if (!word || mm_align_find(word, &r->p->tp_align)) return word;
+  return MM_REFUSE(&r->ctx, r->err, "key \"tp_align\": found \"%s\", expected split, pad or error",
+                   mm_escape(shown, sizeof shown, word, strlen(word)));
+}
+
 static bool read_manifest(reader *r, const mm_json *root) {
   static const char *const keys[] = {"format", "version", "tool",  "quant",   "tp_align", "plan",      "model",  "parallel",
                                      "cuts",   "tensors", "ranks", "sources", "files",    "dead_rows", "sha256", NULL};
   mm_pack *p = r->p;
   uint64_t bytes[MM_MAX_LAYERS] = {0}; /* pp is at most that */
-  return check_version(r, root) && only(r, root, keys) && (p->tool = text(r, root, "tool", 1)) && (p->quant = text(r, root, "quant", 1)) &&
-         (p->tp_align = text(r, root, "tp_align", 1)) && digest(r, root, "plan", &p->plan) && read_model(r, root) &&
+  return check_version(r, root, MM_PACK_FORMAT) && only(r, root, keys) && (p->tool = text(r, root, "tool", 1)) &&
+         (p->quant = text(r, root, "quant", 1)) && read_align(r, root) && digest(r, root, "plan", &p->plan) && read_model(r, root) &&
          read_parallel(r, root) && read_cuts(r, root) && read_tensors(r, root, bytes) && read_ranks(r, root, bytes) &&
          read_files(r, root, "sources", "header_sha256", &p->source, &p->source_count) &&
          read_files(r, root, "files", "sha256", &p->file, &p->file_count) && check_file_names(r) && read_dead_rows(r, root);
@@ -430,15 +448,36 @@ static bool check_seal(reader *r, const char *text, size_t n) {
   if (!mm_sha256(text, n < len ? n : n - len, &d, r->err)) return false;
   mm_digest_hex(&d, hex);
   snprintf(seal, sizeof seal, MM_MANIFEST_SEAL, hex);
-  return (n > len && memcmp(text + n - len, seal, len) == 0) || REFUSE(r, "key \"sha256\": is not the digest of the text before it");
+  return (n > len && memcmp(text + n - len, seal, len) == 0) ||
+         MM_REFUSE(&r->ctx, r->err, "key \"sha256\": is not the digest of the text before it");
 }
 
-bool mm_pack_parse(mm_pack *p, const char *dir, const char *text, size_t n, mm_err *err) {
+/* What an unsharded checkpoint holds. */
+static bool read_digests(reader *r, const mm_json *root) {
+  static const char *const keys[] = {"format", "version", "tool", "quant", "dialect", "plan", "parts", "sources", "files", "sha256", NULL};
+  mm_pack *p = r->p;
+  p->tp = p->ep = p->pp = 1;
+  if (!check_version(r, root, MM_DIGESTS_WORD) || !only(r, root, keys) || !(p->tool = text(r, root, "tool", 1)) ||
+      !(p->quant = text(r, root, "quant", 1)) || !(p->dialect = text(r, root, "dialect", 1)) || !digest(r, root, "plan", &p->plan))
+    return false;
+  const mm_json *parts = objects(r, root, "parts", 1, UINT32_MAX);
+  if (!parts || !(p->rank = take(r, 1, sizeof *p->rank)) || !(p->rank->part = take(r, mm_json_size(parts), sizeof *p->rank->part)))
+    return false;
+  for (; p->rank->part_count < mm_json_size(parts); p->rank->part_count++) {
+    at(r, ": parts[%zu]", p->rank->part_count);
+    if (!read_blocks(r, mm_json_at(parts, p->rank->part_count), &p->rank->part[p->rank->part_count])) return false;
+  }
+  return read_files(r, root, "sources", "header_sha256", &p->source, &p->source_count) &&
+         read_files(r, root, "files", "sha256", &p->file, &p->file_count) && check_file_names(r);
+}
+
+static bool parse_sealed(mm_pack *p, const char *dir, const char *file, const char *text, size_t n,
+                         bool (*read)(reader *r, const mm_json *root), mm_err *err) {
   memset(p, 0, sizeof *p);
-  size_t len = strlen(dir) + sizeof "/" MM_MANIFEST - 1;
+  size_t len = strlen(dir) + 1 + strlen(file);
   char *place = mm_calloc(len + PLACE_MAX, 1, err);
   if (!place) return false;
-  snprintf(place, len + 1, "%s/%s", dir, MM_MANIFEST);
+  snprintf(place, len + 1, "%s/%s", dir, file);
   reader r = {p, {place, MM_INTEGRITY, "E_MANIFEST"}, place, len, err};
   mm_err e = {0};
   mm_json *root = mm_json_parse(text, n, place, &e);
@@ -446,20 +485,28 @@ bool mm_pack_parse(mm_pack *p, const char *dir, const char *text, size_t n, mm_e
     *err = e;
     if (e.status == MM_BAD_INPUT) err->status = MM_INTEGRITY; /* the same failure, in a file of ours */
   }
-  bool ok = root && (p->dir = mm_arena_strndup(&p->arena, dir, strlen(dir), err)) && read_manifest(&r, root) && check_seal(&r, text, n);
+  bool ok = root && (p->dir = mm_arena_strndup(&p->arena, dir, strlen(dir), err)) && read(&r, root) && check_seal(&r, text, n);
   mm_json_free(root);
   free(place);
   return ok;
 }
 
-bool mm_pack_open(mm_pack *p, const char *dir, mm_err *err) {
+bool mm_pack_parse(mm_pack *p, const char *dir, const char *text, size_t n, mm_err *err) {
+  return parse_sealed(p, dir, MM_MANIFEST, text, n, read_manifest, err);
+}
+
+static bool open_sealed(mm_pack *p, const char *dir, const char *file, bool (*read)(reader *r, const mm_json *root), mm_err *err) {
   memset(p, 0, sizeof *p);
   mm_arena scratch = {0};
   size_t n;
-  char *path = mm_arena_printf(&scratch, err, "%s/%s", dir, MM_MANIFEST);
+  char *path = mm_arena_printf(&scratch, err, "%s/%s", dir, file);
   char *text = path ? mm_file_slurp(path, MM_MANIFEST_MAX, &n, err) : NULL;
-  bool ok = text && mm_pack_parse(p, dir, text, n, err);
+  bool ok = text && parse_sealed(p, dir, file, text, n, read, err);
   free(text);
   mm_arena_close(&scratch);
   return ok;
 }
+
+bool mm_pack_open(mm_pack *p, const char *dir, mm_err *err) { return open_sealed(p, dir, MM_MANIFEST, read_manifest, err); }
+
+bool mm_digests_open(mm_pack *p, const char *dir, mm_err *err) { return open_sealed(p, dir, MM_DIGESTS, read_digests, err); }

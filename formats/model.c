@@ -166,7 +166,7 @@ bool mm_model_from_json(mm_model *m, const mm_json *obj, const char *file, mm_er
 }
 
 bool mm_model_check(const mm_model *m, const char *file, mm_status status, const char *code, mm_err *err) {
-#define REFUSE(...) return mm_fail(err, status, code, mm_at(file, NULL), __VA_ARGS__)
+  const mm_json_ctx c = {file, status, code};
   const bool config = status == MM_BAD_INPUT; /* a user's config.json, whose keys are named otherwise than the manifest's */
   /* Heads, rows and ids are counted in 32 bits (ids in 31) further on; lightning qkv has 3·heads·head_dim rows. */
   const struct {
@@ -188,12 +188,12 @@ bool mm_model_check(const mm_model *m, const char *file, mm_status status, const
   };
   for (size_t i = 0; i < sizeof range / sizeof *range; i++)
     if (range[i].value < range[i].lo || range[i].value > range[i].hi)
-      REFUSE("%s: found %llu, expected %llu to %llu", config ? range[i].theirs : range[i].ours, (unsigned long long)range[i].value,
-             (unsigned long long)range[i].lo, (unsigned long long)range[i].hi);
+      return MM_REFUSE(&c, err, "%s: found %llu, expected %llu to %llu", config ? range[i].theirs : range[i].ours,
+                       (unsigned long long)range[i].value, (unsigned long long)range[i].lo, (unsigned long long)range[i].hi);
   if (m->heads % m->kv_heads != 0)
-    REFUSE("%s: found %u, expected a multiple of %s %u", config ? "num_attention_heads" : "heads", m->heads,
-           config ? "num_key_value_heads" : "kv_heads", m->kv_heads);
-  if (m->rotary_dim % 2 != 0) REFUSE("rotary_dim: found %u, expected an even number", m->rotary_dim);
+    return MM_REFUSE(&c, err, "%s: found %u, expected a multiple of %s %u", config ? "num_attention_heads" : "heads", m->heads,
+                     config ? "num_key_value_heads" : "kv_heads", m->kv_heads);
+  if (m->rotary_dim % 2 != 0) return MM_REFUSE(&c, err, "rotary_dim: found %u, expected an even number", m->rotary_dim);
 
   const struct {
     const char *ours, *theirs;
@@ -212,10 +212,9 @@ bool mm_model_check(const mm_model *m, const char *file, mm_status status, const
   };
   for (size_t i = 0; i < sizeof real / sizeof *real; i++)
     if (!isfinite(real[i].value) || (real[i].positive && real[i].value <= 0))
-      REFUSE("%s: found %g, expected a %s number", config ? real[i].theirs : real[i].ours, real[i].value,
-             real[i].positive ? "positive" : "finite");
+      return MM_REFUSE(&c, err, "%s: found %g, expected a %s number", config ? real[i].theirs : real[i].ours, real[i].value,
+                       real[i].positive ? "positive" : "finite");
   for (uint32_t l = 0; l < m->layers; l++)
-    if (m->attn[l] > MM_ATTN_FULL) REFUSE("attn: layer %u: found %u, expected 0 or 1", l, m->attn[l]);
+    if (m->attn[l] > MM_ATTN_FULL) return MM_REFUSE(&c, err, "attn: layer %u: found %u, expected 0 or 1", l, m->attn[l]);
   return true;
-#undef REFUSE
 }

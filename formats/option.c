@@ -111,9 +111,7 @@ static bool set_value(const mm_option *o, const char *s, mm_err *err) {
     case MM_OPT_REAL: return parse_real(o, s, err);
     case MM_OPT_LIST: {
       mm_option_list *list = o->target;
-      void *items = list->item;
-      if (!mm_grow(&items, &list->cap, list->count + 1, sizeof *list->item, err)) return false;
-      list->item = items;
+      if (!MM_GROW(list->item, &list->cap, list->count + 1, err)) return false;
       list->item[list->count++] = s;
       return true;
     }
@@ -189,37 +187,76 @@ static void put_roff(FILE *f, const char *s) {
   }
 }
 
+static void put_section(FILE *f, const char *title, const char *text) {
+  if (!text) return;
+  fprintf(f, "\n.SH %s\n.nf\n", title);
+  put_roff(f, text);
+  fputs("\n.fi", f);
+}
+
+/* "0 done, 2 usage." as a list; the end of it. */
+static const char *put_statuses(FILE *f, const char *s) {
+  const char *end = s + strcspn(s, "\n");
+  fputs("\n.SH EXIT STATUS", f);
+  while (s < end) {
+    size_t digits = strspn(s, "0123456789"), n = digits;
+    while (s + n < end && !(s[n] == ',' && s[n + 1] == ' ' && s[n + 2] >= '0' && s[n + 2] <= '9')) n++;
+    char *item = strndup(s + digits, n - digits - (s + n == end && end[-1] == '.'));
+    fprintf(f, "\n.TP\n%.*s\n", (int)digits, s);
+    if (item) put_roff(f, item + strspn(item, " "));
+    free(item);
+    s += n + (s + n < end ? 2 : 0);
+  }
+  return *end ? end + 1 : end;
+}
+
+/* What stands before the exit statuses, they, and what stands behind them. */
+static void put_epilog(FILE *f, const char *epilog) {
+  static const char mark[] = "Exit status: ";
+  const char *statuses = strstr(epilog, mark);
+  size_t n = statuses ? (size_t)(statuses - epilog) : strlen(epilog);
+  while (n > 0 && epilog[n - 1] == '\n') n--;
+  char *before = strndup(epilog, n);
+  if (before && n > 0) put_section(f, "NOTES", before);
+  free(before);
+  const char *rest = statuses ? put_statuses(f, statuses + sizeof mark - 1) : "";
+  if (*rest) put_section(f, "NOTES", rest);
+}
+
+/* The other programs. */
+static void put_see_also(FILE *f, const mm_program *p) {
+  static const char *const programs[] = {"archive", "bench", "convert", "eval", "inspect", "run", "serve", "verify"};
+  fputs("\n.SH SEE ALSO\n", f);
+  for (size_t i = 0, n = 0; i < sizeof programs / sizeof *programs; i++)
+    if (strncmp(p->name, "minimax-", 8) != 0 || strcmp(p->name + 8, programs[i]) != 0)
+      fprintf(f, "%s.BR minimax\\-%s (1)", n++ ? ",\n" : "", programs[i]);
+  fputs("\n", f);
+}
+
 static void print_man(const mm_program *p, FILE *f) {
   fprintf(f, ".TH %s 1 \"\" \"minimax " MM_VERSION "\" \"User Commands\"\n.SH NAME\n", p->name);
   fprintf(f, "%s \\- ", p->name);
   put_roff(f, p->summary);
   fprintf(f, "\n.SH SYNOPSIS\n.B %s\n[OPTION...] ", p->name);
   put_roff(f, p->operands);
-  fputs("\n.SH OPTIONS\n", f);
+  fputs("\n.SH OPTIONS", f);
   const mm_option *o;
   for (size_t i = 0; (o = row_at(p, i)); i++) {
-    if (!o->name) {
-      fputs(".SS ", f);
-      put_roff(f, o->help);
-      fputc('\n', f);
-      continue;
-    }
     char left[256];
-    left_column(o, left, sizeof left);
-    fputs(".TP\n", f);
-    put_roff(f, left + strspn(left, " "));
-    fputc('\n', f);
+    if (o->name) left_column(o, left, sizeof left);
+    fputs(o->name ? "\n.TP\n" : "\n.SS ", f);
+    if (o->name) put_roff(f, left + strspn(left, " "));
+    if (o->name) fputc('\n', f);
     put_roff(f, o->help);
-    fputc('\n', f);
     if (!o->choices) continue;
-    fputs(o->kind == MM_OPT_WORD ? "Known: " : "One of: ", f);
+    fputs(o->kind == MM_OPT_WORD ? "\nKnown: " : "\nOne of: ", f);
     put_roff(f, o->choices);
-    fputs(".\n", f);
+    fputc('.', f);
   }
-  if (!p->epilog) return;
-  fputs(".SH NOTES\n.nf\n", f);
-  put_roff(f, p->epilog);
-  fputs("\n.fi\n", f);
+  if (p->epilog) put_epilog(f, p->epilog);
+  put_section(f, "FILES", p->files);
+  put_section(f, "EXAMPLES", p->examples);
+  put_see_also(f, p);
 }
 
 /* Writes s with `|` as spaces, the separator of shell word lists. */
@@ -312,7 +349,7 @@ static void print_fish(const mm_program *p, FILE *f) {
   }
 }
 
-static void print_version(const mm_program *p, FILE *f) { fprintf(f, "%s " MM_VERSION "\n", p->name); }
+static void print_version(const mm_program *p, FILE *f) { fprintf(f, "%s %s\n", p->name, mm_version()); }
 
 /* The text that `word` ("--help-man") asks for, if any. */
 static void (*printer_of(const char *word))(const mm_program *, FILE *) {
@@ -490,4 +527,14 @@ void mm_program_start(void) {
   /* A closed 0, 1 or 2 would be given to the next file opened, and messages would land in it. open takes the lowest. */
   for (int fd = 0; fd <= 2; fd++)
     if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) != fd) _exit(MM_IO);
+}
+
+int mm_program_main(const mm_program *p, int argc, char **argv, const char **operands, bool (*run)(void *, mm_err *), void *args) {
+  mm_err err = {0};
+  size_t count;
+  bool done;
+  mm_program_start();
+  if (!mm_options_parse(p, argc, argv, operands, &count, &done, &err)) return mm_program_fail(p, &err);
+  if (done || (run(args, &err) && mm_program_written(&err))) return MM_OK;
+  return mm_program_fail(p, &err);
 }

@@ -40,7 +40,9 @@ typedef struct mm_program {
   unsigned min_operands, max_operands;
   const mm_option *options;
   size_t option_count;
-  const char *epilog; /* exit statuses, examples; may be NULL */
+  const char *epilog;   /* notes, and behind them "Exit status: 0 done, 2 usage."; may be NULL */
+  const char *examples; /* of the man page: command lines; may be NULL */
+  const char *files;    /* of the man page: what it reads and writes, a line each; may be NULL */
 } mm_program;
 
 /* --help, --version and the hidden --help-man, --help-bash, --help-zsh, --help-fish are recognised for every program: the text goes to
@@ -55,7 +57,10 @@ bool mm_options_parse(const mm_program *p, int argc, char **argv, const char **o
 int mm_program_fail(const mm_program *p, const mm_err *err);
 /* Flushes standard output; MM_IO E_IO when something of it could not be written. */
 bool mm_program_written(mm_err *err);
-/* To be called first in main: ignores SIGPIPE and SIGXFSZ, opens /dev/null on closed descriptors 0–2. */
+/* The whole of a main: starts the program, parses as mm_options_parse does, calls run(args) unless --help or its like was all, and writes
+ * what stdout still holds. Returns the exit status; a failure has had its line. */
+int mm_program_main(const mm_program *p, int argc, char **argv, const char **operands, bool (*run)(void *args, mm_err *err), void *args);
+/* What mm_program_main begins with: ignores SIGPIPE and SIGXFSZ, opens /dev/null on closed descriptors 0–2. */
 void mm_program_start(void);
 
 #endif

@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <libgen.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -43,13 +42,10 @@ static bool look(const mm_output_place *p, bool *direct, mm_err *err) {
 
 /* The file's directory, resolved, and its name there: of what a link leads to, if it is one. */
 static bool place(const mm_output_place *p, char *real, const char **name, mm_err *err) {
-  char copy[PATH_MAX], parent[PATH_MAX], last[PATH_MAX];
+  char parent[PATH_MAX], base[PATH_MAX];
   if (!realpath(p->path, real)) {
-    snprintf(copy, sizeof copy, "%s", p->path);
-    snprintf(last, sizeof last, "%s", p->path);
-    if (errno != ENOENT || !realpath(dirname(copy), parent))
-      return mm_fail_errno(err, mm_at(p->path, NULL), "resolve the parent of", errno);
-    const char *base = basename(last);
+    if (errno != ENOENT) return mm_fail_errno(err, mm_at(p->path, NULL), "resolve the parent of", errno);
+    if (!mm_path_split(p->path, parent, base, err)) return false;
     if (!mm_base_name_ok(base, strlen(base))) return refuse(p->path, "found no usable file name", err);
     if (snprintf(real, PATH_MAX, "%s/%s", strcmp(parent, "/") == 0 ? "" : parent, base) >= PATH_MAX)
       return mm_fail_errno(err, mm_at(p->path, NULL), "resolve", ENAMETOOLONG);

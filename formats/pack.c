@@ -15,6 +15,16 @@ mm_shape mm_pack_plane_shape(const mm_pack_tensor *t, unsigned p) {
 
 void mm_part_name(char out[64], uint32_t rank, uint32_t part) { snprintf(out, 64, "model-rank-%05u-part-%05u.safetensors", rank, part); }
 
+static const char *const align_word[] = {[MM_ALIGN_SPLIT] = "split", [MM_ALIGN_PAD] = "pad", [MM_ALIGN_ERROR] = "error"};
+
+const char *mm_align_word(mm_align a) { return align_word[a]; }
+
+bool mm_align_find(const char *word, mm_align *out) {
+  for (mm_align a = MM_ALIGN_SPLIT; a <= MM_ALIGN_ERROR; a++)
+    if (strcmp(word, align_word[a]) == 0) return *out = a, true;
+  return false;
+}
+
 void mm_pack_close(mm_pack *p) {
   mm_arena_close(&p->arena);
   memset(p, 0, sizeof *p);
@@ -128,7 +138,7 @@ static mm_json *pack_json(const mm_pack *p, mm_err *err) {
   mm_json *o = mm_json_new_obj();
   bool ok = mm_json_set(o, "format", mm_json_new_str(MM_PACK_FORMAT)) && mm_json_set(o, "version", mm_json_new_int(MM_PACK_VERSION)) &&
             mm_json_set(o, "tool", mm_json_new_str(p->tool)) && mm_json_set(o, "quant", mm_json_new_str(p->quant)) &&
-            mm_json_set(o, "tp_align", mm_json_new_str(p->tp_align)) && mm_json_set(o, "plan", digest_json(&p->plan)) &&
+            mm_json_set(o, "tp_align", mm_json_new_str(mm_align_word(p->tp_align))) && mm_json_set(o, "plan", digest_json(&p->plan)) &&
             mm_json_set(o, "model", mm_model_to_json(&p->model, err)) && mm_json_set(o, "parallel", parallel_json(p));
   mm_json *cuts = new_list(o, "cuts"), *tensors = new_list(o, "tensors"), *ranks = new_list(o, "ranks");
   ok = cuts && ok;
@@ -179,16 +189,30 @@ static bool put_seal(FILE *f, char *const *text, const size_t *n, mm_err *err) {
   return fprintf(f, MM_MANIFEST_SEAL, hex) > 0;
 }
 
-char *mm_pack_text(const mm_pack *p, mm_err *err) {
+/* Takes root over; NULL when there was no memory for it. */
+static char *sealed_text(mm_json *root, mm_err *err) {
   char *text = NULL;
   size_t n;
-  mm_json *root = pack_json(p, err);
   FILE *f = root ? open_memstream(&text, &n) : NULL;
   bool ok = f && put_lines(f, root) && put_seal(f, &text, &n, err);
   if (f && !mm_close_text(f, &text)) ok = false;
   mm_json_free(root);
   if (ok) return text;
   free(text);
-  mm_fail_memory(err, p->tensor_count * sizeof *p->tensor);
+  mm_fail_memory(err, 0);
   return NULL;
+}
+
+char *mm_pack_text(const mm_pack *p, mm_err *err) { return sealed_text(pack_json(p, err), err); }
+
+char *mm_digests_text(const mm_pack *p, mm_err *err) {
+  mm_json *o = mm_json_new_obj(), *parts = NULL;
+  bool ok = mm_json_set(o, "format", mm_json_new_str(MM_DIGESTS_WORD)) && mm_json_set(o, "version", mm_json_new_int(MM_PACK_VERSION)) &&
+            mm_json_set(o, "tool", mm_json_new_str(p->tool)) && mm_json_set(o, "quant", mm_json_new_str(p->quant)) &&
+            mm_json_set(o, "dialect", mm_json_new_str(p->dialect)) && mm_json_set(o, "plan", digest_json(&p->plan));
+  ok = ok && (parts = new_list(o, "parts"));
+  for (size_t i = 0; ok && i < p->rank[0].part_count; i++) ok = mm_json_append(parts, part_json(&p->rank[0].part[i]));
+  ok = ok && put_files(new_list(o, "sources"), p->source, p->source_count, "header_sha256") &&
+       put_files(new_list(o, "files"), p->file, p->file_count, "sha256");
+  return sealed_text(complete(o, ok), err);
 }

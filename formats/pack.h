@@ -13,6 +13,8 @@ extern "C" {
 #define MM_PACK_FORMAT   "minimax-packed"
 #define MM_PACK_VERSION  1
 #define MM_MANIFEST      "manifest.json"
+#define MM_DIGESTS       "minimax-digests.json" /* beside an unsharded checkpoint: what its files hold */
+#define MM_DIGESTS_WORD  "minimax-digests"
 #define MM_MANIFEST_MAX  (UINT64_C(256) << 20)
 #define MM_MANIFEST_SEAL "\"sha256\":\"%s\"\n}\n" /* its last bytes: the digest of all before them */
 #define MM_SIGNATURE     "model.sig"              /* may stand beside it (loader/signature.h) */
@@ -85,12 +87,19 @@ typedef struct mm_pack_file {
   mm_digest sha256; /* companions: of the file; sources: of the safetensors header (prefix included) */
 } mm_pack_file;
 
+/* What was done where a cut fell inside a scale's block: a finer grid, zeros that fill up each rank, or nothing, since none did. */
+typedef enum mm_align { MM_ALIGN_SPLIT, MM_ALIGN_PAD, MM_ALIGN_ERROR } mm_align;
+#define MM_ALIGN_WORDS "split|pad|error"
+const char *mm_align_word(mm_align a);
+bool mm_align_find(const char *word, mm_align *out); /* false for another word */
+
 /* What the reader fills points into `arena`; so does, best, what a writer fills: close frees nothing else. */
 typedef struct mm_pack {
   char *dir;
-  char *tool;     /* "minimax-convert 0.1.0" */
-  char *quant;    /* the --quant word given */
-  char *tp_align; /* "split", "pad" */
+  char *tool;  /* "minimax-convert 0.1.0" */
+  char *quant; /* the recipe, as --quant reads it */
+  mm_align tp_align;
+  char *dialect; /* of an unsharded checkpoint whose digests these are: how it is spelt, or "none"; else NULL */
   mm_model model;
   uint32_t tp, ep, pp; /* ranks: pp·tp of them, rank = stage·tp + tensor-parallel rank; ep divides tp */
   size_t tensor_count, cut_count, source_count, file_count;
@@ -123,6 +132,11 @@ bool mm_pack_open(mm_pack *p, const char *dir, mm_err *err);
 /* The same from memory (for fuzzing); dir may be any text. */
 bool mm_pack_parse(mm_pack *p, const char *dir, const char *text, size_t n, mm_err *err);
 void mm_pack_close(mm_pack *p); /* accepts a zeroed or half-opened one */
+/* Reads and checks DIR/minimax-digests.json: tool, quant, dialect, plan, the part files as those of one rank, sources and files; there is
+ * no model and no tensor. MM_INTEGRITY E_MANIFEST; other versions MM_UNSUPPORTED E_VERSION. */
+bool mm_digests_open(mm_pack *p, const char *dir, mm_err *err);
+/* Its text, a deterministic function of *p; free() it. */
+char *mm_digests_text(const mm_pack *p, mm_err *err);
 /* The manifest's text, a deterministic function of *p; free() it. */
 char *mm_pack_text(const mm_pack *p, mm_err *err);
 

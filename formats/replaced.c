@@ -53,8 +53,7 @@ static bool read_list(mm_staging *s, char *path, mm_err *err) {
     int at = 0;
     if (sscanf(line, "%" SCNu64 " %" SCNu64 " %" SCNd64 " %" SCNd64 " %n", &x.ino, &x.size, &x.mtime_ns, &x.ctime_ns, &at) != 4) break;
     if (!mm_base_name_ok(line + at, strlen(line + at))) break;
-    if (!(x.name = mm_arena_strndup(&s->arena, line + at, strlen(line + at), err)) ||
-        !mm_grow((void **)&s->old, &cap, s->old_count + 1, sizeof x, err)) {
+    if (!(x.name = mm_arena_strndup(&s->arena, line + at, strlen(line + at), err)) || !MM_GROW(s->old, &cap, s->old_count + 1, err)) {
       free(text);
       return false;
     }

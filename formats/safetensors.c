@@ -241,9 +241,7 @@ static bool read_metadata(reader *r) {
     if (strlen(m.key) != key_n || strlen(m.value) != value_n) {
       return REFUSE(r, "E_META", "__metadata__: found a NUL character, expected text");
     }
-    void *array = st->metadata;
-    if (!mm_grow(&array, &r->metadata_cap, st->metadata_count + 1, sizeof m, r->err)) return false;
-    st->metadata = array;
+    if (!MM_GROW(st->metadata, &r->metadata_cap, st->metadata_count + 1, r->err)) return false;
     st->metadata[st->metadata_count++] = m;
   }
 }
@@ -261,10 +259,8 @@ static bool check_name(reader *r, const char *name, size_t n, bool escaped) {
 
 static bool read_entry(reader *r, const char *name, size_t n, bool escaped) {
   mm_st *st = r->st;
-  void *array = st->tensor;
   if (!check_name(r, name, n, escaped) || too_many(r, st->count, "tensors")) return false;
-  if (!mm_grow(&array, &r->tensor_cap, st->count + 1, sizeof *st->tensor, r->err)) return false;
-  st->tensor = array;
+  if (!MM_GROW(st->tensor, &r->tensor_cap, st->count + 1, r->err)) return false;
   mm_st_tensor *t = &st->tensor[st->count++];
   *t = (mm_st_tensor){.name = name};
   r->scan.tensor = name;

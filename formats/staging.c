@@ -4,7 +4,6 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <libgen.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,12 +31,9 @@ static bool refuse(const mm_staging *s, mm_err *err, const char *what) {
 }
 
 bool mm_staging_name(mm_staging *s, const char *target, const char *word, mm_err *err) {
-  char copy[PATH_MAX], parent[PATH_MAX];
+  char name[PATH_MAX], parent[PATH_MAX];
   s->target = target;
-  snprintf(copy, sizeof copy, "%s", target);
-  if (!realpath(dirname(copy), parent)) return mm_fail_errno(err, mm_at(target, NULL), "resolve the parent of", errno);
-  snprintf(copy, sizeof copy, "%s", target);
-  const char *name = basename(copy);
+  if (!mm_path_split(target, parent, name, err)) return false;
   if (!mm_base_name_ok(name, strlen(name))) return refuse(s, err, "found no usable directory name");
   s->new_name = mm_arena_strndup(&s->arena, name, strlen(name), err);
   s->path = mm_arena_printf(&s->arena, err, "%s/.%s.partial%s%s", parent, name, word ? "-" : "", word ? word : "");
@@ -127,7 +123,7 @@ static bool list_old(mm_staging *s, DIR *d, mm_err *err) {
     if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) continue;
     s->found = MM_TARGET_FULL;
     if (fstatat(dirfd(d), e->d_name, &st, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(st.st_mode)) continue;
-    if (!mm_grow((void **)&s->old, &cap, s->old_count + 1, sizeof *s->old, err)) return false;
+    if (!MM_GROW(s->old, &cap, s->old_count + 1, err)) return false;
     mm_file_id id = mm_file_id_of(&st);
     const char *name = mm_arena_strndup(&s->arena, e->d_name, strlen(e->d_name), err);
     if (!name) return false;
@@ -187,12 +183,11 @@ bool mm_staging_take(mm_staging *s, bool shared, mm_err *err) {
 
 static bool remove_ours(const mm_staging *s, const char *name, bool ours, mm_err *err) {
   struct stat st;
-  char path[PATH_MAX];
   if (fstatat(s->dir, name, &st, AT_SYMLINK_NOFOLLOW) != 0)
     return errno == ENOENT || mm_fail_errno(err, mm_at(s->path, NULL), "look in", errno);
-  snprintf(path, sizeof path, "%s/%s", s->path, name);
+  const mm_path path = mm_path_of(s->path, name);
   if (!ours || !S_ISREG(st.st_mode))
-    return mm_fail(err, MM_USAGE, "E_OUTPUT", mm_at(path, NULL), "found what no run of this program wrote there; move it away");
+    return mm_fail(err, MM_USAGE, "E_OUTPUT", mm_at(path.text, NULL), "found what no run of this program wrote there; move it away");
   return unlinkat(s->dir, name, 0) == 0 || errno == ENOENT || mm_fail_errno(err, mm_at(s->path, NULL), "empty", errno);
 }
 

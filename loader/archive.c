@@ -2,7 +2,6 @@
 #include "loader/archive.h"
 
 #include <inttypes.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,8 +10,6 @@
 #include "formats/file.h"
 #include "formats/staging.h"
 #include "loader/shards.h"
-
-#define REFUSE(c, err, ...) mm_fail(err, MM_INTEGRITY, (c)->code, mm_at((c)->file, NULL), __VA_ARGS__)
 
 static size_t part_count(const mm_pack *p) {
   size_t n = 0;
@@ -27,11 +24,11 @@ static bool read_frame(const mm_json *j, uint64_t content, mm_archive_frame *f, 
   const mm_json *bytes = mm_json_at(j, 0), *stride = mm_json_at(j, 1);
   if (mm_json_type_of(j) != MM_JSON_ARR || mm_json_size(j) != 2 || mm_json_type_of(bytes) != MM_JSON_INT ||
       mm_json_type_of(stride) != MM_JSON_INT)
-    return REFUSE(c, err, "expected frames as pairs of integers");
+    return MM_REFUSE(c, err, "expected frames as pairs of integers");
   int64_t n = mm_json_int(bytes), s = mm_json_int(stride);
   if (n < 1 || (uint64_t)n > mm_frame_bound(content))
-    return REFUSE(c, err, "found a frame of %" PRId64 " bytes, expected 1 to %zu", n, mm_frame_bound(content));
-  if (s != 1 && s != 2 && s != 4) return REFUSE(c, err, "found elements of %" PRId64 " bytes, expected 1, 2 or 4", s);
+    return MM_REFUSE(c, err, "found a frame of %" PRId64 " bytes, expected 1 to %zu", n, mm_frame_bound(content));
+  if (s != 1 && s != 2 && s != 4) return MM_REFUSE(c, err, "found elements of %" PRId64 " bytes, expected 1, 2 or 4", s);
   f->bytes = (uint32_t)n;
   f->stride = (uint32_t)s;
   return true;
@@ -48,13 +45,13 @@ static bool read_part(mm_archive *a, const mm_json *j, const mm_part *part, cons
   const char *file;
   const mm_json *frames;
   if (!mm_archive_part_make(p, part, &a->arena, err)) return false;
-  if (mm_json_type_of(j) != MM_JSON_OBJ) return REFUSE(c, err, "expected parts as objects");
+  if (mm_json_type_of(j) != MM_JSON_OBJ) return MM_REFUSE(c, err, "expected parts as objects");
   if (!mm_json_only_keys(j, keys, c, err) || !mm_json_need_str(j, "file", &file, c, err) ||
       !(frames = mm_json_need(j, "frames", MM_JSON_ARR, c, err)))
     return false;
-  if (strcmp(file, p->file) != 0) return REFUSE(c, err, "key \"file\": expected \"%s\"", p->file);
+  if (strcmp(file, p->file) != 0) return MM_REFUSE(c, err, "key \"file\": expected \"%s\"", p->file);
   if (mm_json_size(frames) != part->block_count)
-    return REFUSE(c, err, "%s: found %zu frames, expected %zu", p->file, mm_json_size(frames), part->block_count);
+    return MM_REFUSE(c, err, "%s: found %zu frames, expected %zu", p->file, mm_json_size(frames), part->block_count);
   for (size_t b = 0; b < part->block_count; b++) {
     uint64_t content = mm_min(MM_HASH_BLOCK, part->size - b * MM_HASH_BLOCK);
     if (!read_frame(mm_json_at(frames, b), content, &p->frame[b], c, err)) return false;
@@ -69,7 +66,7 @@ static bool read_table(mm_archive *a, const mm_json *root, const mm_json_ctx *c,
   static const char *const keys[] = {"format", "version", "parts", NULL};
   const char *format;
   int64_t version;
-  if (mm_json_type_of(root) != MM_JSON_OBJ) return REFUSE(c, err, "expected an object");
+  if (mm_json_type_of(root) != MM_JSON_OBJ) return MM_REFUSE(c, err, "expected an object");
   if (!mm_json_need_str(root, "format", &format, c, err) || !mm_json_need_int(root, "version", INT64_MIN, INT64_MAX, &version, c, err))
     return false;
   if (strcmp(format, MM_ARCHIVE_FORMAT) != 0 || version != MM_ARCHIVE_VERSION) {
@@ -80,7 +77,7 @@ static bool read_table(mm_archive *a, const mm_json *root, const mm_json_ctx *c,
   const mm_json *parts = mm_json_need(root, "parts", MM_JSON_ARR, c, err);
   size_t count = part_count(&a->pack);
   if (!parts || !mm_json_only_keys(root, keys, c, err)) return false;
-  if (mm_json_size(parts) != count) return REFUSE(c, err, "found %zu parts, expected %zu", mm_json_size(parts), count);
+  if (mm_json_size(parts) != count) return MM_REFUSE(c, err, "found %zu parts, expected %zu", mm_json_size(parts), count);
   if (!(a->part = mm_arena_alloc(&a->arena, count * sizeof *a->part, err))) return false;
   for (uint32_t r = 0; r < mm_pack_ranks(&a->pack); r++)
     for (size_t i = 0; i < a->pack.rank[r].part_count; i++)
@@ -89,31 +86,29 @@ static bool read_table(mm_archive *a, const mm_json *root, const mm_json_ctx *c,
 }
 
 bool mm_archive_parse(mm_archive *a, const char *text, size_t n, mm_err *err) {
-  char path[PATH_MAX];
-  snprintf(path, sizeof path, "%s/%s", a->pack.dir, MM_ARCHIVE);
-  mm_json_ctx c = {path, MM_INTEGRITY, "E_ARCHIVE"};
-  mm_json *root = mm_json_parse(text, n, path, err);
+  const mm_path path = mm_path_of(a->pack.dir, MM_ARCHIVE);
+  mm_json_ctx c = {path.text, MM_INTEGRITY, "E_ARCHIVE"};
+  mm_json *root = mm_json_parse(text, n, path.text, err);
   bool ok = root && read_table(a, root, &c, err);
   mm_json_free(root);
   return ok;
 }
 
 static bool read_text(const char *dir, const char *name, char **text, size_t *n, mm_err *err) {
-  char path[PATH_MAX];
-  snprintf(path, sizeof path, "%s/%s", dir, name);
-  return (*text = mm_file_slurp(path, MM_MANIFEST_MAX, n, err)) != NULL;
+  const mm_path path = mm_path_of(dir, name);
+  return (*text = mm_file_slurp(path.text, MM_MANIFEST_MAX, n, err)) != NULL;
 }
 
 /* Each part's file has the size of its frames. */
 static bool check_sizes(const mm_archive *a, mm_err *err) {
   bool ok = true;
   for (size_t i = 0; ok && i < a->part_count; i++) {
-    char path[PATH_MAX];
     mm_file f;
-    snprintf(path, sizeof path, "%s/%s", a->pack.dir, a->part[i].file);
-    ok = mm_file_open(&f, path, err);
+    const mm_path path = mm_path_of(a->pack.dir, a->part[i].file);
+    ok = mm_file_open(&f, path.text, err);
     if (ok && f.size != a->part[i].size)
-      ok = mm_fail(err, MM_INTEGRITY, "E_SIZE", mm_at(path, NULL), "found %" PRIu64 " bytes, expected %" PRIu64, f.size, a->part[i].size);
+      ok = mm_fail(err, MM_INTEGRITY, "E_SIZE", mm_at(path.text, NULL), "found %" PRIu64 " bytes, expected %" PRIu64, f.size,
+                   a->part[i].size);
     mm_file_close(&f);
   }
   return ok;
@@ -154,16 +149,16 @@ void mm_archive_close(mm_archive *a) {
 
 /* Whatever is not a part: companions, proven, and the signature if there is one. */
 static bool copy_companions(const mm_pack *p, const mm_staging *s, mm_err *err) {
-  char path[PATH_MAX], *text;
+  char *text;
   bool ok = true;
   for (size_t i = 0; ok && i < p->file_count; i++) {
     ok = mm_verify_companion(p, &p->file[i], &text, err) && mm_write_file_at(s->dir, s->path, p->file[i].name, text, p->file[i].size, err);
     free(text);
   }
-  snprintf(path, sizeof path, "%s/%s", p->dir, MM_SIGNATURE);
-  if (!ok || access(path, F_OK) != 0) return ok;
+  const mm_path path = mm_path_of(p->dir, MM_SIGNATURE);
+  if (!ok || access(path.text, F_OK) != 0) return ok;
   size_t n;
-  ok = (text = mm_file_slurp(path, MM_MANIFEST_MAX, &n, err)) && mm_write_file_at(s->dir, s->path, MM_SIGNATURE, text, n, err);
+  ok = (text = mm_file_slurp(path.text, MM_MANIFEST_MAX, &n, err)) && mm_write_file_at(s->dir, s->path, MM_SIGNATURE, text, n, err);
   free(text);
   return ok;
 }

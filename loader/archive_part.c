@@ -1,6 +1,5 @@
 /* One part of an archive: packing and unpacking it, its blocks in parallel, each proven by its digest. */
 #include <inttypes.h>
-#include <limits.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,7 +36,7 @@ size_t mm_archive_lane_bytes(int level) { return mm_frame_memory(level) + mm_fra
 
 /* One part being packed. Frames follow each other in the order of their blocks, so each waits for its turn to be given its place. */
 typedef struct packing {
-  char from[PATH_MAX], to[PATH_MAX];
+  mm_path from, to;
   mm_file in;
   mm_st header; /* of `from`: what its bytes are */
   int out, level;
@@ -67,14 +66,14 @@ static unsigned stride_of(const mm_st *header, uint64_t from, uint64_t end) {
 
 static bool read_block(const packing *k, size_t b, uint8_t *block, uint64_t at, uint64_t n, mm_err *err) {
   mm_digest d;
-  if (!mm_file_read(&k->in, k->from, block, n, at, err) || !mm_sha256(block, n, &d, err)) return false;
+  if (!mm_file_read(&k->in, k->from.text, block, n, at, err) || !mm_sha256(block, n, &d, err)) return false;
   if (mm_digest_equal(&d, &k->p->part->block[b])) return true;
   char names[512] = "";
   size_t used = 0;
   for (size_t i = 0; i < k->header.count && used < sizeof names; i++)
     if (overlap(&k->header.tensor[i], at, at + n) > 0)
       used += (size_t)snprintf(names + used, sizeof names - used, " %s", k->header.tensor[i].name);
-  return mm_fail(err, MM_INTEGRITY, "E_DIGEST", mm_at_offset(k->from, NULL, at), "found block %zu of %zu damaged; it holds:%s", b,
+  return mm_fail(err, MM_INTEGRITY, "E_DIGEST", mm_at_offset(k->from.text, NULL, at), "found block %zu of %zu damaged; it holds:%s", b,
                  k->p->part->block_count, names);
 }
 
@@ -116,20 +115,25 @@ static bool pack_block(void *ctx, size_t b, unsigned worker, mm_err *err) {
   mm_archive_frame *f = &k->p->frame[b];
   f->bytes = (uint32_t)bytes;
   f->stride = stride;
-  return take_turn(k, b, bytes) && (mm_pwrite(k->out, k->to, l->frame, bytes, f->at, err) || give_up(k, b));
+  return take_turn(k, b, bytes) && (mm_pwrite(k->out, k->to.text, l->frame, bytes, f->at, err) || give_up(k, b));
 }
 
 bool mm_archive_pack_part(mm_archive_part *p, const char *from_dir, int to, const char *to_dir, int level, const mm_archive_lanes *l,
                           mm_err *err) {
-  packing k = {.in = MM_FILE_NONE, .out = -1, .level = level, .lanes = l, .p = p, .failed = SIZE_MAX};
-  snprintf(k.from, sizeof k.from, "%s/%s", from_dir, p->part->file);
-  snprintf(k.to, sizeof k.to, "%s/%s", to_dir, p->file);
+  packing k = {.from = mm_path_of(from_dir, p->part->file),
+               .to = mm_path_of(to_dir, p->file),
+               .in = MM_FILE_NONE,
+               .out = -1,
+               .level = level,
+               .lanes = l,
+               .p = p,
+               .failed = SIZE_MAX};
   pthread_mutex_init(&k.lock, NULL);
   pthread_cond_init(&k.next, NULL);
-  bool ok = mm_file_open(&k.in, k.from, err) && mm_st_open(&k.header, k.from, MM_INTEGRITY, err) &&
+  bool ok = mm_file_open(&k.in, k.from.text, err) && mm_st_open(&k.header, k.from.text, MM_INTEGRITY, err) &&
             (k.out = mm_create_at(to, to_dir, p->file, err)) >= 0 && mm_pool_run(l->threads, p->part->block_count, pack_block, &k, err) &&
-            mm_fsync(k.out, k.to, false, err);
-  if (k.out >= 0 && !mm_close(k.out, k.to, err)) ok = false;
+            mm_fsync(k.out, k.to.text, false, err);
+  if (k.out >= 0 && !mm_close(k.out, k.to.text, err)) ok = false;
   mm_st_close(&k.header);
   mm_file_close(&k.in);
   pthread_cond_destroy(&k.next);
@@ -142,7 +146,7 @@ bool mm_archive_pack_part(mm_archive_part *p, const char *from_dir, int to, cons
 /* One part being unpacked. */
 typedef struct unpacking {
   const mm_archive_part *part;
-  char from[PATH_MAX], to[PATH_MAX];
+  mm_path from, to;
   mm_file in;
   int out; /* -1: proven only */
   const mm_archive_lane *lane;
@@ -154,36 +158,34 @@ static bool unpack_block(void *ctx, size_t b, unsigned worker, mm_err *err) {
   const mm_part *p = u->part->part;
   const mm_archive_frame *f = &u->part->frame[b];
   uint64_t at = b * MM_HASH_BLOCK, n = mm_min(MM_HASH_BLOCK, p->size - at);
-  char place[PATH_MAX + 32];
+  char place[sizeof(mm_path) + 32];
   mm_digest d;
-  snprintf(place, sizeof place, "%s: block %zu", u->from, b);
+  snprintf(place, sizeof place, "%s: block %zu", u->from.text, b);
   mm_where where = mm_at_offset(place, NULL, f->at);
-  if (!mm_file_read(&u->in, u->from, l->frame, f->bytes, f->at, err) ||
+  if (!mm_file_read(&u->in, u->from.text, l->frame, f->bytes, f->at, err) ||
       !mm_frame_unpack(l->coder, l->frame, f->bytes, f->stride, l->block, n, where, err) || !mm_sha256(l->block, n, &d, err))
     return false;
   if (!mm_digest_equal(&d, &p->block[b]))
     return mm_fail(err, MM_INTEGRITY, "E_DIGEST", where, "found other contents than the manifest has for offset %" PRIu64 " of %s", at,
                    p->file);
-  return u->out < 0 || mm_pwrite(u->out, u->to, l->block, n, at, err);
+  return u->out < 0 || mm_pwrite(u->out, u->to.text, l->block, n, at, err);
 }
 
 bool mm_archive_unpack_part(const mm_archive_part *p, const char *dir, int to, const char *to_dir, const mm_archive_lanes *l, mm_err *err) {
-  unpacking u = {.part = p, .in = MM_FILE_NONE, .out = -1, .lane = l->lane};
-  snprintf(u.from, sizeof u.from, "%s/%s", dir, p->file);
-  snprintf(u.to, sizeof u.to, "%s/%s", to_dir, p->part->file);
-  bool ok = mm_file_open(&u.in, u.from, err) && (u.out = mm_create_at(to, to_dir, p->part->file, err)) >= 0 &&
-            mm_pool_run(l->threads, p->part->block_count, unpack_block, &u, err) && mm_fsync(u.out, u.to, false, err);
-  if (u.out >= 0 && !mm_close(u.out, u.to, err)) ok = false;
+  unpacking u = {
+      .part = p, .from = mm_path_of(dir, p->file), .to = mm_path_of(to_dir, p->part->file), .in = MM_FILE_NONE, .out = -1, .lane = l->lane};
+  bool ok = mm_file_open(&u.in, u.from.text, err) && (u.out = mm_create_at(to, to_dir, p->part->file, err)) >= 0 &&
+            mm_pool_run(l->threads, p->part->block_count, unpack_block, &u, err) && mm_fsync(u.out, u.to.text, false, err);
+  if (u.out >= 0 && !mm_close(u.out, u.to.text, err)) ok = false;
   mm_file_close(&u.in);
   return ok;
 }
 
 bool mm_archive_prove_part(const mm_archive_part *p, const char *dir, const mm_archive_lanes *l, mm_err *err) {
-  unpacking u = {.part = p, .in = MM_FILE_NONE, .out = -1, .lane = l->lane};
-  snprintf(u.from, sizeof u.from, "%s/%s", dir, p->file);
-  bool ok = mm_file_open(&u.in, u.from, err);
+  unpacking u = {.part = p, .from = mm_path_of(dir, p->file), .in = MM_FILE_NONE, .out = -1, .lane = l->lane};
+  bool ok = mm_file_open(&u.in, u.from.text, err);
   if (ok && u.in.size != p->size)
-    ok = mm_fail(err, MM_INTEGRITY, "E_SIZE", mm_at(u.from, NULL), "found %" PRIu64 " bytes, expected %" PRIu64, u.in.size, p->size);
+    ok = mm_fail(err, MM_INTEGRITY, "E_SIZE", mm_at(u.from.text, NULL), "found %" PRIu64 " bytes, expected %" PRIu64, u.in.size, p->size);
   ok = ok && mm_pool_run(l->threads, p->part->block_count, unpack_block, &u, err);
   mm_file_close(&u.in);
   return ok;

@@ -3,7 +3,6 @@
 
 #include <dirent.h>
 #include <errno.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,9 +16,8 @@ bool mm_nothing_else(const char *dir, bool (*listed)(const void *ctx, const char
   bool ok = true;
   for (struct dirent *e; ok && (e = readdir(d));)
     if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0 && !listed(ctx, e->d_name)) {
-      char path[PATH_MAX];
-      snprintf(path, sizeof path, "%s/%s", dir, e->d_name);
-      ok = mm_fail(err, MM_INTEGRITY, "E_EXTRA", mm_at(path, NULL), "found a file that the manifest does not list");
+      ok = mm_fail(err, MM_INTEGRITY, "E_EXTRA", mm_at(mm_path_of(dir, e->d_name).text, NULL),
+                   "found a file that the manifest does not list");
     }
   closedir(d);
   return ok;
@@ -39,15 +37,14 @@ static bool in_manifest(const void *ctx, const char *name) {
 bool mm_verify_listing(const mm_pack *p, mm_err *err) { return mm_nothing_else(p->dir, in_manifest, p, err); }
 
 bool mm_verify_companion(const mm_pack *p, const mm_pack_file *f, char **text, mm_err *err) {
-  char path[PATH_MAX];
-  snprintf(path, sizeof path, "%s/%s", p->dir, f->name);
+  const mm_path path = mm_path_of(p->dir, f->name);
   size_t n = 0;
   mm_digest d;
   mm_err e = {0};
-  *text = mm_file_slurp(path, f->size, &n, &e);
+  *text = mm_file_slurp(path.text, f->size, &n, &e);
   bool ok = *text && mm_sha256(*text, n, &d, &e);
   if (ok && (n != f->size || !mm_digest_equal(&d, &f->sha256)))
-    ok = mm_fail(&e, MM_INTEGRITY, "E_DIGEST", mm_at(path, NULL), "found other contents than the manifest's sha256");
+    ok = mm_fail(&e, MM_INTEGRITY, "E_DIGEST", mm_at(path.text, NULL), "found other contents than the manifest's sha256");
   if (ok) return true;
   free(*text);
   *text = NULL;
@@ -68,12 +65,9 @@ bool mm_verify_files(const mm_pack *p, mm_err *err) {
 
 bool mm_unpacked_refuse(const char *dir, mm_err *err) {
   static const char *const source[] = {"model.safetensors.index.json", "model.safetensors", "snapshots"};
-  char path[PATH_MAX];
-  snprintf(path, sizeof path, "%s/%s", dir, MM_MANIFEST);
-  if (access(path, F_OK) == 0) return true;
+  if (access(mm_path_of(dir, MM_MANIFEST).text, F_OK) == 0) return true;
   for (size_t i = 0; i < sizeof source / sizeof *source; i++) {
-    snprintf(path, sizeof path, "%s/%s", dir, source[i]);
-    if (access(path, F_OK) == 0)
+    if (access(mm_path_of(dir, source[i]).text, F_OK) == 0)
       return mm_fail(err, MM_BAD_INPUT, "E_KIND", mm_at(dir, NULL),
                      "found a Hugging Face checkpoint, expected a packed one; convert it first (minimax-convert SRC -o DIR)");
   }
@@ -81,8 +75,8 @@ bool mm_unpacked_refuse(const char *dir, mm_err *err) {
 }
 
 bool mm_archive_refuse(const char *dir, mm_err *err) {
-  char path[PATH_MAX];
-  snprintf(path, sizeof path, "%s/%s", dir, MM_ARCHIVE);
-  return access(path, F_OK) != 0 || mm_fail(err, MM_UNSUPPORTED, "E_ARCHIVE", mm_at(dir, NULL),
-                                            "found an archive of a packed checkpoint; minimax-archive unpack gives the checkpoint back");
+  const mm_path path = mm_path_of(dir, MM_ARCHIVE);
+  return access(path.text, F_OK) != 0 ||
+         mm_fail(err, MM_UNSUPPORTED, "E_ARCHIVE", mm_at(dir, NULL),
+                 "found an archive of a packed checkpoint; minimax-archive unpack gives the checkpoint back");
 }

@@ -3,7 +3,6 @@
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "formats/frame.h"
 #include "formats/option.h"
@@ -18,21 +17,15 @@ typedef struct mm_archive_args {
   bool json, quiet;
 } mm_archive_args;
 
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static bool pack_or_unpack(const mm_archive_args *a, bool pack, mm_err *err) {
   mm_archive_totals t;
-  double start = now();
+  double start = mm_now();
   const char *dir = a->operand[1];
   unsigned threads = (unsigned)a->threads;
   bool ok = pack ? mm_archive_pack(dir, a->output, (int)a->level, threads, &t, err) : mm_archive_unpack(dir, a->output, threads, &t, err);
   if (!ok || a->quiet) return ok;
   fprintf(stderr, "%s %s: parts of %.3f GB in %.3f GB (%.2f %%), %.2f GB/s\n", pack ? "packed" : "unpacked", dir, (double)t.bytes / 1e9,
-          (double)t.packed / 1e9, 100.0 * (double)t.packed / (double)t.bytes, (double)t.bytes / (now() - start) / 1e9);
+          (double)t.packed / 1e9, 100.0 * (double)t.packed / (double)t.bytes, (double)t.bytes / (mm_now() - start) / 1e9);
   return true;
 }
 
@@ -85,7 +78,8 @@ static bool need(const mm_archive_args *a, const char *option, bool given, bool 
   return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "%s %s --%s", a->operand[0], wanted ? "needs" : "does not take", option);
 }
 
-static bool run(const mm_archive_args *a, mm_err *err) {
+static bool run(void *args, mm_err *err) {
+  const mm_archive_args *a = args;
   const char *verb = a->operand[0];
   bool pack = strcmp(verb, "pack") == 0, unpack = strcmp(verb, "unpack") == 0, signs = strcmp(verb, "sign") == 0;
   if (!pack && !unpack && !signs && strcmp(verb, "list") != 0) {
@@ -98,7 +92,6 @@ static bool run(const mm_archive_args *a, mm_err *err) {
 }
 
 int main(int argc, char **argv) {
-  mm_program_start();
   mm_archive_args a = {.level = 1, .threads = mm_pool_cpus()};
   const mm_option options[] = {
       {.name = "output",
@@ -138,14 +131,17 @@ int main(int argc, char **argv) {
       .max_operands = 2,
       .options = options,
       .option_count = sizeof options / sizeof *options,
+      .examples =
+          "minimax-archive pack M2-nvfp4 -o M2-nvfp4.arc\n"
+          "minimax-archive unpack M2-nvfp4.arc -o M2-nvfp4\n"
+          "minimax-archive sign M2-nvfp4 --key private.pem",
+      .files =
+          "DIR/archive.json  the table of an archive\n"
+          "DIR/model.sig  the signature\n"
+          ".NAME.partial-pack, .NAME.partial-unpack  beside -o DIR: what a run has not finished; the next run takes it away",
       .epilog =
           "Exit status: 0 done, 2 usage, 3 bad key, 4 unsupported, 5 I/O, 6 damaged or hostile, 7 locked by another run, 8 memory or "
           "limit.",
   };
-  mm_err err = {0};
-  size_t operands = 0;
-  bool done = false;
-  if (!mm_options_parse(&program, argc, argv, a.operand, &operands, &done, &err)) return mm_program_fail(&program, &err);
-  if (done || (run(&a, &err) && mm_program_written(&err))) return MM_OK;
-  return mm_program_fail(&program, &err);
+  return mm_program_main(&program, argc, argv, a.operand, run, &a);
 }

@@ -1,13 +1,13 @@
 /* minimax-inspect: lists a checkpoint (source or packed) or one safetensors file, and compares two. Headers only, unless --data asks for
  * the bytes. */
 #include <inttypes.h>
-#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "convert/source/hf.h"
+#include "formats/file.h"
 #include "formats/option.h"
 #include "formats/safetensors.h"
 #include "loader/shards.h"
@@ -88,14 +88,13 @@ static void list_packed(mm_listing *l) {
 
 /* A checkpoint that is packed, or its manifest; a source; or one safetensors file. */
 static bool open_kind(mm_listing *l, const mm_inspect_args *a, const char *path, mm_err *err) {
-  char manifest[PATH_MAX];
   struct stat st;
-  snprintf(manifest, sizeof manifest, "%s/%s", path, MM_MANIFEST);
+  const mm_path manifest = mm_path_of(path, MM_MANIFEST);
   if (stat(path, &st) == 0 && !S_ISDIR(st.st_mode)) {
     l->kind = ONE_FILE;
     return mm_st_open(&l->st, path, MM_BAD_INPUT, err);
   }
-  l->kind = access(manifest, F_OK) == 0 ? PACKED : SOURCE;
+  l->kind = access(manifest.text, F_OK) == 0 ? PACKED : SOURCE;
   const uint32_t rank = (uint32_t)a->rank;
   const mm_hf_options o = {.allow_outside_links = true, .names_only = a->names_only, .dry_run = true};
   if (l->kind == SOURCE) return mm_hf_open(&l->hf, path, &o, err);
@@ -151,7 +150,7 @@ static void print_packed(const mm_inspect_args *a, const mm_pack *p, size_t coun
   printf(", --tp %u --ep %u --pp %u --quant \"", p->tp, p->ep, p->pp);
   mm_show_to(stdout, p->quant);
   fputs("\" --tp-align ", stdout);
-  mm_show_to(stdout, p->tp_align);
+  fputs(mm_align_word(p->tp_align), stdout);
   printf(", %zu tensors, %" PRIu64 " bytes a rank\n", count, bytes);
   for (uint32_t r = 0; r < mm_pack_ranks(p); r++)
     for (size_t i = 0; rank_wanted(a, r) && i < p->rank[r].part_count; i++)
@@ -239,7 +238,7 @@ static bool put_packed(mm_json *o, const mm_inspect_args *a, const mm_pack *p) {
   mm_json *ranks = mm_json_new_arr(), *companions = mm_json_new_arr();
   bool ok = put_text(o, "tool", p->tool) && put_text(o, "architecture", p->model.architecture) && put_number(o, "tp", p->tp) &&
             put_number(o, "ep", p->ep) && put_number(o, "pp", p->pp) && put_text(o, "quant", p->quant) &&
-            put_text(o, "tp_align", p->tp_align) && put_digest(o, "plan", &p->plan);
+            put_text(o, "tp_align", mm_align_word(p->tp_align)) && put_digest(o, "plan", &p->plan);
   for (uint32_t r = 0; ok && r < mm_pack_ranks(p); r++) {
     if (!rank_wanted(a, r)) continue;
     mm_json *rank = mm_json_new_obj(), *parts = mm_json_new_arr();
@@ -379,17 +378,17 @@ static bool diff(const mm_inspect_args *args, const mm_listing *a, const mm_list
                  args->dir[0]);
 }
 
-static bool inspect(const mm_inspect_args *a, mm_err *err) {
+static bool inspect(void *args, mm_err *err) {
+  const mm_inspect_args *a = args;
   mm_listing l = {0}, other = {0};
   bool ok = open_listing(&l, a, a->dir[0], err) && (!a->diff || open_listing(&other, a, a->diff, err));
   ok = ok && (a->diff ? diff(a, &l, &other, err) : print_listing(a, &l, err));
   close_listing(&l);
   close_listing(&other);
-  return ok && mm_program_written(err);
+  return ok;
 }
 
 int main(int argc, char **argv) {
-  mm_program_start();
   mm_inspect_args a = {.rank = UINT64_MAX};
   const mm_option options[] = {
       {.name = "diff",
@@ -421,12 +420,14 @@ int main(int argc, char **argv) {
       .max_operands = 1,
       .options = options,
       .option_count = sizeof options / sizeof *options,
+      .examples =
+          "minimax-inspect M2-nvfp4 --summary\n"
+          "minimax-inspect M2-nvfp4 --match layers.0.\n"
+          "minimax-inspect M2-nvfp4 --diff other/M2-nvfp4 --data",
+      .files =
+          "DIR/manifest.json  of a packed checkpoint\n"
+          "DIR/model.safetensors.index.json, DIR/config.json  of a source",
       .epilog = "Exit status: 0 listed or same, 2 usage, 3 bad input, 4 unsupported, 5 I/O, 6 damaged, or different with --diff.",
   };
-  mm_err err = {0};
-  size_t operands = 0;
-  bool done = false;
-  if (!mm_options_parse(&program, argc, argv, a.dir, &operands, &done, &err)) return mm_program_fail(&program, &err);
-  if (done || inspect(&a, &err)) return MM_OK;
-  return mm_program_fail(&program, &err);
+  return mm_program_main(&program, argc, argv, a.dir, inspect, &a);
 }

@@ -1,17 +1,19 @@
-/* minimax-verify: proves a packed checkpoint, alone or against its source. */
-#include <limits.h>
+/* minimax-verify: proves a packed checkpoint, or an unsharded one of ours, alone or against its source. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "convert/report/report_error.h"
+#include "formats/file.h"
 #include "formats/option.h"
 #include "formats/pool.h"
 #include "loader/bind.h"
 #include "loader/companions.h"
 #include "loader/signature.h"
 #include "loader/verify.h"
+#include "loader/verify_unsharded.h"
 
 /* Each does what the one before does, and more. */
 typedef enum mm_verify_level { MM_LEVEL_HEADER, MM_LEVEL_SAMPLE, MM_LEVEL_FULL, MM_LEVEL_SOURCE } mm_verify_level;
@@ -23,16 +25,6 @@ typedef struct mm_verify_args {
   uint64_t threads, samples, seed;
   bool json, list, quiet;
 } mm_verify_args;
-
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static mm_align align_of(const char *word) {
-  return strcmp(word, "pad") == 0 ? MM_ALIGN_PAD : strcmp(word, "error") == 0 ? MM_ALIGN_ERROR : MM_ALIGN_SPLIT;
-}
 
 static bool print_errors(const mm_verify_args *a, const mm_error_report *r, mm_err *err) {
   size_t exact = mm_report_exact(r);
@@ -69,13 +61,12 @@ static bool write_report(const mm_verify_args *a, const mm_error_report *r, mm_e
   return r ? mm_report_write(&place, r, err) : mm_report_place_ok(&place, err);
 }
 
-/* SHA-256 of the manifest, as a conversion's last words give it. */
-static bool manifest_hex(const char *dir, char hex[MM_HEX_LEN + 1], mm_err *err) {
-  char path[PATH_MAX];
+/* SHA-256 of a file of the checkpoint; of the manifest it is what a conversion's last words give. */
+static bool file_hex(const char *dir, const char *name, char hex[MM_HEX_LEN + 1], mm_err *err) {
   size_t n = 0;
   mm_digest d;
-  snprintf(path, sizeof path, "%s/%s", dir, MM_MANIFEST);
-  char *text = mm_file_slurp(path, MM_MANIFEST_MAX, &n, err);
+  const mm_path path = mm_path_of(dir, name);
+  char *text = mm_file_slurp(path.text, MM_MANIFEST_MAX, &n, err);
   bool ok = text && mm_sha256(text, n, &d, err);
   if (ok) mm_digest_hex(&d, hex);
   free(text);
@@ -91,7 +82,7 @@ static bool against_source(const mm_verify_args *a, const mm_shards *s, mm_err *
                         .tp = s->pack.tp,
                         .ep = s->pack.ep,
                         .pp = s->pack.pp,
-                        .align = align_of(s->pack.tp_align),
+                        .align = s->pack.tp_align,
                         .part_size = UINT64_MAX / 2};
   size_t n = s->pack.tensor_count;
   mm_tensor_error *e = mm_calloc(n, sizeof *e, err);
@@ -105,7 +96,7 @@ static bool against_source(const mm_verify_args *a, const mm_shards *s, mm_err *
                        .manifest = manifest,
                        .plan = planned};
   mm_digest_hex(&s->pack.plan, planned);
-  bool ok = e && r.row && manifest_hex(a->dir, manifest, err) && mm_hf_open(&hf, a->source, &ho, err) &&
+  bool ok = e && r.row && file_hex(a->dir, MM_MANIFEST, manifest, err) && mm_hf_open(&hf, a->source, &ho, err) &&
             mm_plan_build(&plan, &hf, &po, err) && mm_compare(&plan, s, (unsigned)a->threads, e, err);
   if (!ok && err->status == MM_USAGE) err->status = MM_UNSUPPORTED; /* the manifest's words, not the user's */
   for (size_t i = 0; ok && i < n; i++) r.row[i] = (mm_error_row){s->pack.tensor[i].name, s->pack.tensor[i].scheme, e[i], i};
@@ -144,22 +135,51 @@ static bool check_signature(const mm_verify_args *a, const mm_pack *p, mm_err *e
   return ok;
 }
 
-static bool verify(const mm_verify_args *a, mm_err *err) {
-  mm_shards s = {0};
-  unsigned threads = (unsigned)a->threads;
-  bool full = a->level >= MM_LEVEL_FULL;
-  bool files = a->level > MM_LEVEL_HEADER || a->key; /* what was signed are their digests */
-  bool ok = mm_shards_open(&s, a->dir, err) && (!a->key || check_signature(a, &s.pack, err)) &&
-            (files ? mm_verify_files(&s.pack, err) : mm_verify_listing(&s.pack, err)) && mm_bind_check(&s, err);
-  double start = now();
-  if (a->level == MM_LEVEL_SAMPLE) ok = ok && mm_verify_sample(&s, (uint32_t)a->samples, a->seed, threads, err);
-  if (full) ok = ok && mm_verify_blocks(&s, threads, err);
-  double hashed = now() - start;
-  if (full) ok = ok && mm_verify_numbers(&s, threads, err);
-  if (ok && !a->quiet) print_summary(a, &s, hashed);
-  ok = ok && (a->level < MM_LEVEL_SOURCE || against_source(a, &s, err));
-  mm_shards_close(&s);
-  return ok && mm_program_written(err);
+static bool unsharded_against_source(const mm_verify_args *a, const mm_pack *p, mm_err *err) {
+  mm_hf hf = {0}, made = {0};
+  mm_plan plan = {0};
+  mm_hf_options ho = {.allow_outside_links = true, .allow_nonfinite = true, .one_thread = a->threads == 1};
+  mm_plan_options po = {.quant = p->quant, .made = true, .tp = 1, .ep = 1, .pp = 1, .unsharded = true, .part_size = UINT64_MAX / 2};
+  char digests[MM_HEX_LEN + 1], planned[MM_HEX_LEN + 1];
+  mm_error_report r = {.dir = a->dir, .source = a->source, .quant = p->quant, .tool = p->tool, .manifest = digests, .plan = planned};
+  mm_digest_hex(&p->plan, planned);
+  bool ok = file_hex(a->dir, MM_DIGESTS, digests, err) && mm_hf_open(&hf, a->source, &ho, err) && mm_hf_open(&made, a->dir, &ho, err) &&
+            mm_plan_build(&plan, &hf, &po, err) && mm_compare_unsharded(&plan, &made, (unsigned)a->threads, &r.row, &r.count, err);
+  if (!ok && err->status == MM_USAGE) err->status = MM_UNSUPPORTED; /* the digests' words, not the user's */
+  if (ok) mm_report_rank(&r);
+  ok = ok && print_errors(a, &r, err) && (!a->report || write_report(a, &r, err)) && good_enough(a, &r, err);
+  free(r.row);
+  mm_plan_close(&plan);
+  mm_hf_close(&made);
+  mm_hf_close(&hf);
+  return ok;
+}
+
+/* What minimax-convert --layout hf made, by the digests beside it. */
+static bool verify_unsharded(const mm_verify_args *a, mm_err *err) {
+  static const char *const word[] = {"headers of", "headers and a sample of", "verified", "verified"};
+  mm_pack p = {0};
+  size_t seen = 0;
+  uint64_t bytes = 0;
+  uint32_t samples = a->level >= MM_LEVEL_FULL ? UINT32_MAX : (uint32_t)a->samples;
+  bool ok = mm_digests_open(&p, a->dir, err) && mm_unsharded_listing(&p, err);
+  if (ok && a->key)
+    ok = mm_fail(err, MM_UNSUPPORTED, "E_SIGNATURE", mm_at(a->dir, NULL),
+                 "found --key with an unsharded checkpoint; packed ones are signed");
+  double start = mm_now();
+  ok = ok && (a->level == MM_LEVEL_HEADER || mm_unsharded_blocks(&p, samples, a->seed, (unsigned)a->threads, &seen, err));
+  double hashed = mm_now() - start;
+  for (size_t i = 0; ok && i < p.rank->part_count; i++) bytes += p.rank->part[i].size;
+  if (ok && !a->quiet) {
+    fprintf(stderr, "%s %s: unsharded, %zu files, %.3f GB; ", word[a->level], a->dir, p.rank->part_count + p.file_count,
+            (double)bytes / 1e9);
+    if (a->level == MM_LEVEL_SAMPLE) fprintf(stderr, "%zu blocks hashed, --seed %llu; ", seen, (unsigned long long)a->seed);
+    if (a->level >= MM_LEVEL_FULL) fprintf(stderr, "SHA-256 at %.2f GB/s; ", (double)bytes / hashed / 1e9);
+    fputs("integrity only\n", stderr);
+  }
+  ok = ok && (a->level < MM_LEVEL_SOURCE || unsharded_against_source(a, &p, err));
+  mm_pack_close(&p);
+  return ok;
 }
 
 /* --source asks for its level by itself. */
@@ -175,6 +195,28 @@ static bool choose_level(mm_verify_args *a, mm_err *err) {
   return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--level source goes with --source SRC");
 }
 
+static bool verify(void *args, mm_err *err) {
+  mm_verify_args *a = args;
+  if (!choose_level(a, err)) return false;
+  if (access(mm_path_of(a->dir, MM_DIGESTS).text, F_OK) == 0 && access(mm_path_of(a->dir, MM_MANIFEST).text, F_OK) != 0)
+    return verify_unsharded(a, err);
+  mm_shards s = {0};
+  unsigned threads = (unsigned)a->threads;
+  bool full = a->level >= MM_LEVEL_FULL;
+  bool files = a->level > MM_LEVEL_HEADER || a->key; /* what was signed are their digests */
+  bool ok = mm_shards_open(&s, a->dir, err) && (!a->key || check_signature(a, &s.pack, err)) &&
+            (files ? mm_verify_files(&s.pack, err) : mm_verify_listing(&s.pack, err)) && mm_bind_check(&s, err);
+  double start = mm_now();
+  if (a->level == MM_LEVEL_SAMPLE) ok = ok && mm_verify_sample(&s, (uint32_t)a->samples, a->seed, threads, err);
+  if (full) ok = ok && mm_verify_blocks(&s, threads, err);
+  double hashed = mm_now() - start;
+  if (full) ok = ok && mm_verify_numbers(&s, threads, err);
+  if (ok && !a->quiet) print_summary(a, &s, hashed);
+  ok = ok && (a->level < MM_LEVEL_SOURCE || against_source(a, &s, err));
+  mm_shards_close(&s);
+  return ok;
+}
+
 /* A fresh sample each time, unless --seed repeats one. */
 static uint64_t fresh_seed(void) {
   struct timespec t;
@@ -183,7 +225,6 @@ static uint64_t fresh_seed(void) {
 }
 
 int main(int argc, char **argv) {
-  mm_program_start();
   mm_verify_args a = {.threads = mm_pool_cpus(), .samples = 16, .seed = fresh_seed(), .min_sqnr = -(double)INFINITY};
   const mm_option options[] = {
       {.name = "level",
@@ -235,12 +276,20 @@ int main(int argc, char **argv) {
   };
   const mm_program program = {
       .name = "minimax-verify",
-      .summary = "prove a packed checkpoint: digests, completeness, finite numbers, error against its source",
+      .summary = "prove a checkpoint that minimax-convert made: digests, completeness, finite numbers, error against its source",
       .operands = "DIR",
       .min_operands = 1,
       .max_operands = 1,
       .options = options,
       .option_count = sizeof options / sizeof *options,
+      .examples =
+          "minimax-verify M2-nvfp4\n"
+          "minimax-verify M2-nvfp4 --level sample --samples 64\n"
+          "minimax-verify M2-nvfp4 --source MiniMax-M2 --report errors.html --min-sqnr 15\n"
+          "minimax-verify M2-nvfp4 --key public.pem",
+      .files =
+          "DIR/manifest.json  the digests of every block\n"
+          "DIR/model.sig  read with --key",
       .epilog =
           "A signature is proven with the digests that it lists: with --level header that the manifest, every byte of the companions and "
           "the "
@@ -248,10 +297,5 @@ int main(int argc, char **argv) {
           "unsupported, 5 I/O, "
           "6 damaged, incomplete or below --min-sqnr, 8 memory or limit.",
   };
-  mm_err err = {0};
-  size_t operands = 0;
-  bool done = false;
-  if (!mm_options_parse(&program, argc, argv, &a.dir, &operands, &done, &err)) return mm_program_fail(&program, &err);
-  if (done || (choose_level(&a, &err) && verify(&a, &err))) return MM_OK;
-  return mm_program_fail(&program, &err);
+  return mm_program_main(&program, argc, argv, &a.dir, verify, &a);
 }

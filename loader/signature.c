@@ -43,10 +43,10 @@ static bool list_resources(resources *r, const mm_pack *p, mm_err *err) {
   size_t most = 1 + p->file_count, n;
   for (uint32_t k = 0; k < mm_pack_ranks(p); k++) most += p->rank[k].part_count;
   if (!(r->item = mm_calloc(most, sizeof *r->item, err))) return false;
-  char path[PATH_MAX], *text;
-  snprintf(path, sizeof path, "%s/%s", p->dir, MM_MANIFEST);
+  const mm_path path = mm_path_of(p->dir, MM_MANIFEST);
+  char *text;
   r->item[r->count].name = MM_MANIFEST;
-  bool ok = (text = mm_file_slurp(path, MM_MANIFEST_MAX, &n, err)) && mm_sha256(text, n, &r->item[r->count++].digest, err);
+  bool ok = (text = mm_file_slurp(path.text, MM_MANIFEST_MAX, &n, err)) && mm_sha256(text, n, &r->item[r->count++].digest, err);
   free(text);
   for (size_t i = 0; i < p->file_count; i++) r->item[r->count++] = (resource){p->file[i].name, p->file[i].sha256, false};
   for (uint32_t k = 0; k < mm_pack_ranks(p); k++)
@@ -150,10 +150,10 @@ static char *bundle_text(const char *statement, const mm_key *key, mm_err *err) 
 /* Written beside the checkpoint, then renamed into it: the directory never holds half a signature. `in` (taken over) was opened before
  * what is signed was read: a checkpoint that has the name since does not get it. */
 static bool put_signature(const char *dir, int in, const char *text, mm_err *err) {
-  char real[PATH_MAX], parent[PATH_MAX], staged[NAME_MAX + 32], to[PATH_MAX];
+  char real[PATH_MAX], parent[PATH_MAX], staged[NAME_MAX + 32];
   struct stat now, then;
   mm_output out = MM_OUTPUT_NONE;
-  snprintf(to, sizeof to, "%s/%s", dir, MM_SIGNATURE);
+  const mm_path to = mm_path_of(dir, MM_SIGNATURE);
   bool ok = realpath(dir, real) || mm_fail_errno(err, mm_at(dir, NULL), "resolve", errno);
   ok = ok && ((stat(real, &now) == 0 && fstat(in, &then) == 0 && now.st_dev == then.st_dev && now.st_ino == then.st_ino) ||
               mm_fail(err, MM_IO, "E_CHANGED", mm_at(dir, NULL), "changed while it was signed: it is another directory now"));
@@ -168,7 +168,7 @@ static bool put_signature(const char *dir, int in, const char *text, mm_err *err
     close(in);
     return mm_fail_errno(err, mm_at(dir, NULL), "open the directory of", errno);
   }
-  ok = mm_output_open_at(&out, to, at, staged, in, MM_SIGNATURE, err) && mm_pwrite(out.fd, to, text, strlen(text), 0, err) &&
+  ok = mm_output_open_at(&out, to.text, at, staged, in, MM_SIGNATURE, err) && mm_pwrite(out.fd, to.text, text, strlen(text), 0, err) &&
        mm_output_publish(&out, err);
   mm_output_discard(&out);
   return ok;
@@ -223,21 +223,20 @@ bool mm_signature_make(const char *dir, const mm_key *key, unsigned threads, mm_
 
 /* ---- checking ---- */
 
-#define REFUSE(c, err, ...) mm_fail(err, MM_INTEGRITY, (c)->code, mm_at((c)->file, NULL), __VA_ARGS__)
-
 /* A string member that has one value only. */
 static bool is(const mm_json *o, const char *key, const char *expected, const mm_json_ctx *c, mm_err *err) {
   const char *found;
   char shown[128];
   if (!mm_json_need_str(o, key, &found, c, err)) return false;
-  return strcmp(found, expected) == 0 ||
-         REFUSE(c, err, "key \"%s\": found \"%s\", expected \"%s\"", key, mm_escape(shown, sizeof shown, found, strlen(found)), expected);
+  return strcmp(found, expected) == 0 || MM_REFUSE(c, err, "key \"%s\": found \"%s\", expected \"%s\"", key,
+                                                   mm_escape(shown, sizeof shown, found, strlen(found)), expected);
 }
 
 static bool hex_member(const mm_json *o, const char *key, mm_digest *out, const mm_json_ctx *c, mm_err *err) {
   const char *hex;
   if (!mm_json_need_str(o, key, &hex, c, err)) return false;
-  return mm_digest_parse(hex, strlen(hex), out) || REFUSE(c, err, "key \"%s\": expected %d lower-case hexadecimal digits", key, MM_HEX_LEN);
+  return mm_digest_parse(hex, strlen(hex), out) ||
+         MM_REFUSE(c, err, "key \"%s\": expected %d lower-case hexadecimal digits", key, MM_HEX_LEN);
 }
 
 /* Nothing may be left out of what is signed but the signature, and what is no part of a model in a git checkout (OMS 6.2). */
@@ -247,7 +246,7 @@ static bool check_ignored(const mm_json *list, const mm_json_ctx *c, mm_err *err
     const mm_json *j = mm_json_at(list, i);
     bool known = false;
     for (size_t k = 0; mm_json_type_of(j) == MM_JSON_STR && k < sizeof may / sizeof *may; k++) known |= strcmp(mm_json_str(j), may[k]) == 0;
-    if (!known) return REFUSE(c, err, "key \"ignore_paths\": entry %zu: expected none but %s and git's", i, MM_SIGNATURE);
+    if (!known) return MM_REFUSE(c, err, "key \"ignore_paths\": entry %zu: expected none but %s and git's", i, MM_SIGNATURE);
   }
   return true;
 }
@@ -263,7 +262,7 @@ static bool read_resources(resources *r, const mm_json *list, const mm_json_ctx 
   if (!(r->item = mm_calloc(mm_json_size(list), sizeof *r->item, err))) return false;
   for (; r->count < mm_json_size(list); r->count++) {
     const mm_json *j = mm_json_at(list, r->count);
-    if (mm_json_type_of(j) != MM_JSON_OBJ) return REFUSE(c, err, "key \"resources\": expected objects");
+    if (mm_json_type_of(j) != MM_JSON_OBJ) return MM_REFUSE(c, err, "key \"resources\": expected objects");
     if (!is(j, "algorithm", "sha256", c, err) || !mm_json_need_str(j, "name", &r->item[r->count].name, c, err) ||
         !hex_member(j, "digest", &r->item[r->count].digest, c, err))
       return false;
@@ -275,18 +274,18 @@ static bool check_subject(const mm_json *statement, const resources *r, const mm
   const mm_json *list = mm_json_need(statement, "subject", MM_JSON_ARR, c, err), *digest;
   mm_digest root, claimed;
   if (!list) return false;
-  if (mm_json_size(list) != 1) return REFUSE(c, err, "found %zu subjects, expected 1", mm_json_size(list));
+  if (mm_json_size(list) != 1) return MM_REFUSE(c, err, "found %zu subjects, expected 1", mm_json_size(list));
   if (!(digest = mm_json_need(mm_json_at(list, 0), "digest", MM_JSON_OBJ, c, err)) || !hex_member(digest, "sha256", &claimed, c, err) ||
       !root_of(r, &root, err))
     return false;
-  return mm_digest_equal(&root, &claimed) || REFUSE(c, err, "the subject's digest is not that of the resources");
+  return mm_digest_equal(&root, &claimed) || MM_REFUSE(c, err, "the subject's digest is not that of the resources");
 }
 
 static bool not_same(const char *name, bool signed_one, const mm_json_ctx *c, mm_err *err) {
   char shown[512];
   mm_escape(shown, sizeof shown, name, strlen(name));
-  return signed_one ? REFUSE(c, err, "signed, but not in the checkpoint: \"%s\"", shown)
-                    : REFUSE(c, err, "in the checkpoint, but not signed: \"%s\"", shown);
+  return signed_one ? MM_REFUSE(c, err, "signed, but not in the checkpoint: \"%s\"", shown)
+                    : MM_REFUSE(c, err, "in the checkpoint, but not signed: \"%s\"", shown);
 }
 
 /* Both sorted: the first difference is named. */
@@ -296,7 +295,7 @@ static bool same_resources(const resources *found, const resources *expected, co
     const resource *x = &found->item[i], *y = &expected->item[i];
     int order = strcmp(x->name, y->name);
     if (order != 0) return not_same(order < 0 ? x->name : y->name, order < 0, c, err);
-    if (!y->part && !mm_digest_equal(&x->digest, &y->digest)) return REFUSE(c, err, "other contents were signed: \"%s\"", y->name);
+    if (!y->part && !mm_digest_equal(&x->digest, &y->digest)) return MM_REFUSE(c, err, "other contents were signed: \"%s\"", y->name);
   }
   if (found->count > n) return not_same(found->item[n].name, true, c, err);
   return expected->count == n || not_same(expected->item[n].name, false, c, err);
@@ -326,7 +325,7 @@ static char *open_envelope(const mm_json *bundle, const mm_key *key, const mm_js
   if (!envelope || !is(envelope, "payloadType", PAYLOAD_TYPE, c, err) || !mm_json_need_str(envelope, "payload", &payload, c, err) ||
       !(list = mm_json_need(envelope, "signatures", MM_JSON_ARR, c, err)))
     return NULL;
-  if (mm_json_size(list) != 1) return REFUSE(c, err, "found %zu signatures, expected 1", mm_json_size(list)), NULL;
+  if (mm_json_size(list) != 1) return MM_REFUSE(c, err, "found %zu signatures, expected 1", mm_json_size(list)), NULL;
   if (!mm_json_need_str(mm_json_at(list, 0), "sig", &signature, c, err)) return NULL;
   mm_where where = mm_at(c->file, NULL);
   size_t length, k;
@@ -348,11 +347,11 @@ static bool check_key(const mm_json *bundle, const mm_key *key, const mm_json_ct
   if (!material || !(named = mm_json_need(material, "publicKey", MM_JSON_OBJ, c, err)) || !hex_member(named, "hint", &hint, c, err) ||
       !mm_key_fingerprint(key, &ours, err))
     return false;
-  return mm_digest_equal(&hint, &ours) || REFUSE(c, err, "signed with another key");
+  return mm_digest_equal(&hint, &ours) || MM_REFUSE(c, err, "signed with another key");
 }
 
 static bool check_bundle(const mm_pack *p, const mm_key *key, const mm_json *bundle, const mm_json_ctx *c, mm_err *err) {
-  if (mm_json_type_of(bundle) != MM_JSON_OBJ) return REFUSE(c, err, "expected an object");
+  if (mm_json_type_of(bundle) != MM_JSON_OBJ) return MM_REFUSE(c, err, "expected an object");
   if (!is(bundle, "mediaType", BUNDLE_TYPE, c, err) || !check_key(bundle, key, c, err)) return false;
   size_t n;
   char *statement = open_envelope(bundle, key, c, &n, err);
@@ -374,22 +373,20 @@ static bool as_integrity(bool ok, const mm_err *e, mm_err *err) {
 }
 
 bool mm_signature_parse(const mm_pack *p, const mm_key *key, const char *text, size_t n, mm_err *err) {
-  char path[PATH_MAX];
-  snprintf(path, sizeof path, "%s/%s", p->dir, MM_SIGNATURE);
-  mm_json_ctx c = {path, MM_INTEGRITY, "E_SIGNATURE"};
+  const mm_path path = mm_path_of(p->dir, MM_SIGNATURE);
+  mm_json_ctx c = {path.text, MM_INTEGRITY, "E_SIGNATURE"};
   mm_err e = {0};
-  mm_json *bundle = mm_json_parse(text, n, path, &e);
+  mm_json *bundle = mm_json_parse(text, n, path.text, &e);
   bool ok = bundle && check_bundle(p, key, bundle, &c, &e);
   mm_json_free(bundle);
   return as_integrity(ok, &e, err);
 }
 
 bool mm_signature_check(const mm_pack *p, const mm_key *key, mm_err *err) {
-  char path[PATH_MAX];
   size_t n;
   mm_err e = {0};
-  snprintf(path, sizeof path, "%s/%s", p->dir, MM_SIGNATURE);
-  char *text = mm_file_slurp(path, MM_MANIFEST_MAX, &n, &e);
+  const mm_path path = mm_path_of(p->dir, MM_SIGNATURE);
+  char *text = mm_file_slurp(path.text, MM_MANIFEST_MAX, &n, &e);
   bool ok = text && mm_signature_parse(p, key, text, n, &e);
   free(text);
   return as_integrity(ok, &e, err);

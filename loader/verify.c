@@ -2,12 +2,13 @@
 #include "loader/verify.h"
 
 #include <errno.h>
-#include <limits.h>
 #include <math.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "formats/file.h"
 #include "formats/pool.h"
 
 /* --- digests --- */
@@ -43,11 +44,11 @@ bool mm_verify_block(const mm_shards *s, uint32_t rank, uint32_t part, size_t bl
   mm_digest d;
   if (!mm_sha256(s->rank[rank].map[part].data + at, n, &d, err)) return false;
   if (mm_digest_equal(&d, &p->block[block])) return true;
-  char names[512], path[PATH_MAX];
+  char names[512];
   tensors_in(s, rank, part, at, at + n, names, sizeof names);
-  snprintf(path, sizeof path, "%s/%s", s->pack.dir, p->file);
-  return mm_fail(err, MM_INTEGRITY, "E_DIGEST", mm_at_offset(path, NULL, at), "found block %zu of %zu damaged (%llu bytes; it holds: %s)",
-                 block, p->block_count, (unsigned long long)n, names);
+  const mm_path path = mm_path_of(s->pack.dir, p->file);
+  return mm_fail(err, MM_INTEGRITY, "E_DIGEST", mm_at_offset(path.text, NULL, at),
+                 "found block %zu of %zu damaged (%llu bytes; it holds: %s)", block, p->block_count, (unsigned long long)n, names);
 }
 
 static bool check_block(void *ctx, size_t item, unsigned worker, mm_err *err) {
@@ -64,14 +65,17 @@ static uint64_t scatter(uint64_t x) {
   return x ^ x >> 31;
 }
 
+/* Of a rank that is open. */
+static size_t parts_of(const mm_shards *s, uint32_t rank) { return s->rank[rank].plane ? s->pack.rank[rank].part_count : 0; }
+
 bool mm_verify_sample(const mm_shards *s, uint32_t count, uint64_t seed, unsigned threads, mm_err *err) {
   size_t total = 0, n = 0;
   for (uint32_t r = 0; r < mm_pack_ranks(&s->pack); r++)
-    for (size_t i = 0; i < s->pack.rank[r].part_count; i++) total += mm_min(count, s->pack.rank[r].part[i].block_count);
+    for (size_t i = 0; i < parts_of(s, r); i++) total += mm_min(count, s->pack.rank[r].part[i].block_count);
   mm_block_job job = {.s = s, .block = mm_calloc(total, sizeof *job.block, err)};
   if (!job.block) return false;
   for (uint32_t r = 0; r < mm_pack_ranks(&s->pack); r++)
-    for (uint32_t i = 0; i < s->pack.rank[r].part_count; i++) {
+    for (uint32_t i = 0; i < parts_of(s, r); i++) {
       uint64_t blocks = s->pack.rank[r].part[i].block_count, wanted = mm_min(count, blocks);
       for (uint64_t k = 0; k < wanted; k++, n++) {
         uint64_t from = k * blocks / wanted, end = (k + 1) * blocks / wanted;
@@ -86,6 +90,39 @@ bool mm_verify_sample(const mm_shards *s, uint32_t count, uint64_t seed, unsigne
 /* A sample of as many as there are is all of them. */
 bool mm_verify_blocks(const mm_shards *s, unsigned threads, mm_err *err) { return mm_verify_sample(s, UINT32_MAX, 0, threads, err); }
 
+/* --- digests of what is read --- */
+
+bool mm_proof_open(mm_proof *p, const mm_shards *s, mm_err *err) {
+  uint32_t ranks = mm_pack_ranks(&s->pack);
+  size_t parts = 0;
+  *p = (mm_proof){.s = s};
+  p->first = mm_calloc((size_t)ranks + 1, sizeof *p->first, err);
+  if (!p->first) return false;
+  for (uint32_t r = 0; r < ranks; r++) p->first[r + 1] = parts += s->pack.rank[r].part_count;
+  p->block = mm_calloc(parts ? parts : 1, sizeof *p->block, err);
+  for (uint32_t r = 0; p->block && r < ranks; r++)
+    for (size_t i = 0; i < s->pack.rank[r].part_count; i++)
+      if (!(p->block[p->first[r] + i] = mm_calloc(s->pack.rank[r].part[i].block_count, sizeof **p->block, err))) return false;
+  return p->block != NULL;
+}
+
+void mm_proof_close(mm_proof *p) {
+  for (size_t i = 0; p->block && i < p->first[mm_pack_ranks(&p->s->pack)]; i++) free(p->block[i]);
+  free(p->block);
+  free(p->first);
+  *p = (mm_proof){0};
+}
+
+bool mm_proof_stretch(const mm_proof *p, uint32_t rank, uint32_t part, uint64_t offset, uint64_t bytes, mm_err *err) {
+  _Atomic bool *proven = p->block[p->first[rank] + part];
+  for (uint64_t b = offset / MM_HASH_BLOCK; b * MM_HASH_BLOCK < offset + bytes; b++) {
+    if (atomic_load_explicit(&proven[b], memory_order_relaxed)) continue; /* two threads at once prove it twice */
+    if (!mm_verify_block(p->s, rank, part, b, err)) return false;
+    atomic_store_explicit(&proven[b], true, memory_order_relaxed);
+  }
+  return true;
+}
+
 /* --- numbers --- */
 
 static bool check_scales(const mm_pack *p, const mm_packed *m, const mm_pack_tensor *t, uint32_t rank, mm_err *err) {
@@ -96,7 +133,7 @@ static bool check_scales(const mm_pack *p, const mm_packed *m, const mm_pack_ten
     for (uint64_t j = 0; j < count; j++) {
       float v = mm_scale_value(scales->dtype, m->plane[i], j);
       if (mm_scale_allowed(m->scheme, v)) continue;
-      bool padded = p->tp_align[0] == 'p' && v == 0; /* whole blocks that only fill up a rank */
+      bool padded = p->tp_align == MM_ALIGN_PAD && v == 0; /* whole blocks that only fill up a rank */
       if (!padded)
         return mm_fail(err, MM_INTEGRITY, "E_SCALE", mm_at(p->rank[rank].part[0].file, t->name),
                        "found scale %g at element %llu, expected a %s number", (double)v, (unsigned long long)j,

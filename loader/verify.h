@@ -10,10 +10,21 @@ extern "C" {
 
 /* One 4 MiB block of a part hashed and compared. MM_INTEGRITY E_DIGEST names file, offset, block and the tensors inside the block. */
 bool mm_verify_block(const mm_shards *s, uint32_t rank, uint32_t part, size_t block, mm_err *err);
-/* Every block of every part, on `threads` threads: the first damage found. */
+/* Every block of every part of the ranks that are open, on `threads` threads: the first damage found. */
 bool mm_verify_blocks(const mm_shards *s, unsigned threads, mm_err *err);
 /* At most `count` blocks of every part, one from each of as many equal stretches; `seed` decides which. */
 bool mm_verify_sample(const mm_shards *s, uint32_t count, uint64_t seed, unsigned threads, mm_err *err);
+
+/* Blocks proven when they are first read, each once, from any thread. Borrows the shards. */
+typedef struct mm_proof {
+  const mm_shards *s;
+  size_t *first;        /* [ranks of the pack]: number of its first part */
+  _Atomic bool **block; /* [parts of all ranks][blocks]: proven */
+} mm_proof;
+bool mm_proof_open(mm_proof *p, const mm_shards *s, mm_err *err);
+void mm_proof_close(mm_proof *p); /* accepts a zeroed or half-opened one */
+/* Proves the blocks of bytes [offset, offset + bytes) of a part's file that were not proven yet. Errors as mm_verify_block. */
+bool mm_proof_stretch(const mm_proof *p, uint32_t rank, uint32_t part, uint64_t offset, uint64_t bytes, mm_err *err);
 
 /* Every weight is finite and every scale positive, outside padding (E_NONFINITE, E_SCALE). */
 bool mm_verify_numbers(const mm_shards *s, unsigned threads, mm_err *err);

@@ -55,6 +55,14 @@ bool mm_engine_queue(mm_engine *e, const mm_batch *batch, mm_err *err);
  * choice drops the logits. E_SAMPLING as above; MM_UNSUPPORTED E_DEVICE for devices that choose within the step. */
 bool mm_engine_forward(mm_engine *e, const mm_batch *batch, mm_err *err);
 bool mm_engine_choose(mm_engine *e, const mm_sampling *sampling, mm_err *err);
+/* The pass, and of each of its output rows -ln of the probability of id target[out_count]: score[out_count], in f64. Ids that no step
+ * chooses have no share; one of them scores infinity. A device that can reduces the logits there. MM_USAGE E_BATCH for targets of vocab and
+ * above. */
+bool mm_engine_score(mm_engine *e, const mm_batch *batch, const int32_t *target, double *score, mm_err *err);
+/* Runs steps of padding of rows[n] single tokens each, ended in every way that steps end, so that a device that records its steps has
+ * recorded these before the first request; nothing where none does. Slots stay as they are. MM_USAGE E_BATCH for more rows than a step may
+ * have, and while batches are left to collect. */
+bool mm_engine_warm(mm_engine *e, const uint32_t *rows, uint32_t n, mm_err *err);
 /* Waits for the oldest queued batch: id[out_count] of it, -1 where no logit was a number. After a failure nothing is queued any more
  * and no slot holds anything. */
 bool mm_engine_collect(mm_engine *e, int32_t *id, mm_err *err);

@@ -1,11 +1,12 @@
 /* Tokens chosen from logits: by the device, or here. */
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "runtime/engine_inside.h"
 
 bool mm_engine_resolve(mm_engine *e, mm_batch *batch, mm_err *err) {
-  if (!mm_grow((void **)&e->choice_id, &e->choice_id_cap, batch->tokens, sizeof *e->choice_id, err)) return false;
+  if (!MM_GROW(e->choice_id, &e->choice_id_cap, batch->tokens, err)) return false;
   for (uint32_t i = 0; i < batch->span_count; i++) {
     const mm_span *s = &batch->span[i];
     for (uint32_t t = s->first; t < s->first + s->count; t++)
@@ -25,18 +26,29 @@ static void keep_rows(mm_engine *e, const mm_batch *batch) {
   e->row_count = batch->out_count;
 }
 
+/* The pass, its logits kept here or on the device that chooses. */
+static bool run_pass(mm_engine *e, mm_batch *batch, mm_err *err) {
+  if (!mm_grow((void **)&e->row, &e->row_cap, batch->out_count, sizeof *e->row, err)) return false;
+  if (e->device_chooses) {
+    e->apart = true;
+    const bool done = mm_engine_run_step(e, batch, NULL, err);
+    e->apart = false;
+    return done;
+  }
+  return mm_grow((void **)&e->choice_logits, &e->choice_logits_cap, batch->out_count * (size_t)e->model->vocab, sizeof *e->choice_logits,
+                 err) &&
+         mm_engine_resolve(e, batch, err) && mm_engine_run_step(e, batch, e->choice_logits, err);
+}
+
 bool mm_engine_forward(mm_engine *e, const mm_batch *given, mm_err *err) {
   mm_batch batch = *given;
   batch.sampling = NULL;
-  if (e->device_chooses)
+  if (e->device_chooses && !e->config.ops->keep)
     return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL), "found logits that wait for their choice; device %s chooses at once",
                    e->config.ops->name);
   e->row_count = 0;
   if (!mm_engine_prepare(e, &batch, err)) return false;
-  const bool room = mm_grow((void **)&e->choice_logits, &e->choice_logits_cap, batch.out_count * (size_t)e->model->vocab,
-                            sizeof *e->choice_logits, err) &&
-                    mm_grow((void **)&e->row, &e->row_cap, batch.out_count, sizeof *e->row, err);
-  const bool done = room && mm_engine_resolve(e, &batch, err) && mm_engine_run_step(e, &batch, e->choice_logits, err);
+  const bool done = run_pass(e, &batch, err);
   mm_engine_keep(e, &batch, done);
   if (done) keep_rows(e, &batch);
   return done;
@@ -75,14 +87,26 @@ static bool check_sampling(const mm_engine *e, const mm_sampling *sampling, uint
   return true;
 }
 
+/* The device chooses from what it kept; the slots whose last rows those are can go on with it. */
+static bool choose_there(mm_engine *e, const mm_sampling *sampling, mm_err *err) {
+  e->sampling = sampling;
+  if (!mm_engine_run_task(e, CHOOSE, err)) return false;
+  for (uint32_t i = 0; i < e->row_count; i++) {
+    const choice_row *row = &e->row[i];
+    if (row->slot >= 0 && row->pos + 1 == e->slot[row->slot].held) e->slot[row->slot].chose = true;
+  }
+  e->outstanding[e->queued++ % MM_QUEUE] = e->row_count;
+  e->row_count = 0;
+  return true;
+}
+
 bool mm_engine_choose(mm_engine *e, const mm_sampling *sampling, mm_err *err) {
   if (!check_sampling(e, sampling, e->row_count, err)) return false;
+  if (e->device_chooses) return choose_there(e, sampling, err);
   const uint32_t at = (uint32_t)(e->queued % MM_QUEUE), n = e->row_count;
   choices *to = &e->choices[at];
   const size_t vocab = e->model->vocab;
-  if (!mm_grow((void **)&to->id, &to->cap, n, sizeof *to->id, err) ||
-      !mm_grow((void **)&e->choice_logits, &e->choice_logits_cap, (n + (size_t)1) * vocab, sizeof *e->choice_logits, err))
-    return false;
+  if (!MM_GROW(to->id, &to->cap, n, err) || !MM_GROW(e->choice_logits, &e->choice_logits_cap, (n + (size_t)1) * vocab, err)) return false;
   for (uint32_t i = 0; i < n; i++) to->id[i] = choose_row(e, &sampling[i], &e->row[i], e->choice_logits + i * vocab);
   e->row_count = 0;
   e->outstanding[at] = n;
@@ -102,12 +126,44 @@ bool mm_engine_queue(mm_engine *e, const mm_batch *given, mm_err *err) {
     mm_engine_keep(e, given, false);
     return false;
   }
+  e->row_count = 0;
   if (!mm_engine_prepare(e, &batch, err)) return false;
   const bool done = mm_engine_run_step(e, &batch, NULL, err);
   mm_engine_keep(e, &batch, done);
   if (!done) return false;
   e->outstanding[e->queued++ % MM_QUEUE] = batch.out_count;
   return true;
+}
+
+static double score_of(const mm_engine *e, const float *logits, int32_t target) {
+  double top = -INFINITY, sum = 0;
+  for (uint32_t i = 0; i < e->model->vocab; i++)
+    if (!e->never[i]) top = fmax(top, logits[i]);
+  for (uint32_t i = 0; i < e->model->vocab; i++)
+    if (!e->never[i]) sum += exp(logits[i] - top);
+  return top + log(sum) - (e->never[target] ? -INFINITY : logits[target]);
+}
+
+/* A device that keeps no logits has given them all: they are reduced here. */
+static bool score_here(mm_engine *e, const mm_batch *batch, const int32_t *target, double *score, mm_err *err) {
+  const size_t vocab = e->model->vocab;
+  if (!mm_grow((void **)&e->choice_logits, &e->choice_logits_cap, batch->out_count * vocab, sizeof *e->choice_logits, err) ||
+      !mm_engine_step(e, batch, e->choice_logits, err))
+    return false;
+  for (uint32_t i = 0; i < batch->out_count; i++) score[i] = score_of(e, e->choice_logits + i * vocab, target[i]);
+  return true;
+}
+
+bool mm_engine_score(mm_engine *e, const mm_batch *batch, const int32_t *target, double *score, mm_err *err) {
+  for (uint32_t i = 0; i < batch->out_count; i++)
+    if (target[i] < 0 || (uint32_t)target[i] >= e->model->vocab)
+      return mm_engine_refuse(err, "target of output row", i, target[i], "less than", e->model->vocab);
+  if (!e->device_chooses || !e->config.ops->score) return score_here(e, batch, target, score, err);
+  if (!mm_engine_forward(e, batch, err)) return false;
+  e->row_count = 0;
+  e->target = target;
+  e->score = score;
+  return mm_engine_run_task(e, SCORE, err);
 }
 
 bool mm_engine_collect(mm_engine *e, int32_t *id, mm_err *err) {
@@ -123,4 +179,52 @@ bool mm_engine_collect(mm_engine *e, int32_t *id, mm_err *err) {
   e->collected = e->queued;
   for (uint32_t i = 0; i < e->config.limits.slots; i++) mm_engine_drop(e, i);
   return false;
+}
+
+#define WARM 2 /* steps of a kind until it is recorded */
+
+/* Padding, chosen greedily, drawn, and with its logits kept. */
+static bool warm_steps(mm_engine *e, const mm_batch *batch, mm_sampling *set, int32_t *chosen, mm_err *err) {
+  mm_batch b = *batch;
+  b.sampling = set;
+  for (int kind = 0; kind < 2; kind++) {
+    for (uint32_t i = 0; i < b.tokens; i++) set[i] = (mm_sampling){.temperature = kind, .top_p = 1};
+    for (int i = 0; i < WARM; i++)
+      if (!mm_engine_queue(e, &b, err) || !mm_engine_collect(e, chosen, err)) return false;
+  }
+  for (int i = 0; e->config.ops->keep && i < WARM; i++)
+    if (!mm_engine_forward(e, &b, err)) return false;
+  e->row_count = 0;
+  return true;
+}
+
+static bool warm_rows(mm_engine *e, uint32_t rows, mm_err *err) {
+  mm_sampling *set = mm_calloc(rows, sizeof *set, err);
+  mm_span *span = mm_calloc(rows, sizeof *span, err);
+  int32_t *id = mm_calloc(2 * (size_t)rows, sizeof *id, err);
+  uint32_t *out = mm_calloc(rows, sizeof *out, err);
+  bool ok = set && span && id && out;
+  for (uint32_t i = 0; ok && i < rows; i++) {
+    span[i] = (mm_span){-1, i, 1, 0};
+    out[i] = i;
+  }
+  const mm_batch b = {.tokens = rows, .id = id, .span_count = rows, .span = span, .out_count = rows, .out = out};
+  ok = ok && warm_steps(e, &b, set, id + rows, err);
+  free(set);
+  free(span);
+  free(id);
+  free(out);
+  return ok;
+}
+
+bool mm_engine_warm(mm_engine *e, const uint32_t *rows, uint32_t n, mm_err *err) {
+  if (e->queued > e->collected)
+    return mm_engine_refuse(err, "warming after batch", e->batches, (int64_t)(e->queued - e->collected), "batches left to collect, at most",
+                            0);
+  for (uint32_t i = 0; i < n; i++) {
+    if (rows[i] == 0 || rows[i] > e->config.limits.max_tokens)
+      return mm_engine_refuse(err, "rows to warm", i, rows[i], "1 …", e->config.limits.max_tokens);
+    if (e->device_chooses && !warm_rows(e, rows[i], err)) return false;
+  }
+  return true;
 }

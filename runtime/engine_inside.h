@@ -7,7 +7,7 @@
 
 #include "runtime/engine.h"
 
-typedef enum work { OPEN, STEP, COLLECT, HIDDEN, LOAD, STATE_COPY, STATE_SAVE, STATE_LOAD } work;
+typedef enum work { OPEN, STEP, COLLECT, HIDDEN, LOAD, STATE_COPY, STATE_SAVE, STATE_LOAD, IDS_LOAD, CHOOSE, SCORE } work;
 
 typedef struct slot_state {
   uint32_t held;       /* tokens that its caches hold */
@@ -84,6 +84,12 @@ struct mm_engine {
   uint32_t state_to, state_from; /* slots */
   void *state;                   /* saved to */
   const void *saved;             /* loaded from */
+  const int32_t *ids;            /* [id_count], or NULL: what state_to holds from now on */
+  uint32_t id_count;
+  bool apart;                  /* the step under way ends without its choice, on the device that will make it */
+  const int32_t *target;       /* [row_count] ids whose scores are wanted, */
+  double *score;               /* and where they go */
+  const mm_sampling *sampling; /* [row_count] of the choice under way */
 
   uint32_t started; /* threads */
   rank rank[];      /* [tp] */

@@ -38,9 +38,10 @@ static bool step_rank(rank *r, mm_err *err) {
   const mm_engine *e = r->engine;
   const mm_rank_weights *w = &r->weights;
   if (w->layer_end < e->model->layers) return mm_forward_step(&r->forward, e->batch, NULL, err);
-  if (e->batch->sampling) return mm_forward_step(&r->forward, e->batch, NULL, err);
+  r->forward.apart = e->apart;
+  if (e->batch->sampling || e->apart) return mm_forward_step(&r->forward, e->batch, NULL, err);
   size_t rows = e->batch->out_count, vocab = e->model->vocab;
-  if (!mm_grow((void **)&r->logits, &r->logits_cap, rows * w->vocab_rows, sizeof *r->logits, err)) return false;
+  if (!MM_GROW(r->logits, &r->logits_cap, rows * w->vocab_rows, err)) return false;
   if (!mm_forward_step(&r->forward, e->batch, r->logits, err)) return false;
   if (w->vocab_first >= vocab) return true;
   size_t columns = mm_min(w->vocab_rows, vocab - w->vocab_first);
@@ -77,6 +78,9 @@ static bool do_work(rank *r, work w, mm_err *err) {
     case STATE_COPY: return f->ops->state_copy(f->backend, e->state_to, e->state_from, err);
     case STATE_SAVE: return f->ops->state_save(f->backend, e->state_from, (char *)e->state + r->state_at, err);
     case STATE_LOAD: return f->ops->state_load(f->backend, e->state_to, (const char *)e->saved + r->state_at, err);
+    case IDS_LOAD: return f->ops->ids_load(f->backend, e->state_to, e->ids, e->id_count, err);
+    case SCORE: return f->ops->score(f->backend, e->target, e->score, err);
+    case CHOOSE: return f->ops->choose_kept(f->backend, e->sampling, err);
   }
   return false;
 }

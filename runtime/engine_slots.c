@@ -96,11 +96,14 @@ uint64_t mm_engine_state_bytes(const mm_engine *e) {
   return last->state_at + last->state_bytes;
 }
 
+/* Whether the backend keeps more of a slot than its pages. */
+static bool has_states(const mm_engine *e) { return e->lightning || e->device_chooses; }
+
 /* Slots below the limit, and a backend that can share what they hold. */
 static bool check_slots(const mm_engine *e, const uint32_t *slot, uint32_t n, mm_err *err) {
   for (uint32_t i = 0; i < n; i++)
     if (slot[i] >= e->config.limits.slots) return mm_engine_refuse(err, "slot", i, slot[i], "less than", e->config.limits.slots);
-  if (e->pages && (!e->lightning || e->config.ops->state_copy)) return true;
+  if (e->pages && (!has_states(e) || e->config.ops->state_copy)) return true;
   return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL), "found slots that share pages; device %s gives each slot its own",
                  e->config.ops->name);
 }
@@ -112,16 +115,14 @@ bool mm_engine_fork(mm_engine *e, uint32_t from, const uint32_t *to, uint32_t n,
     if (to[i] == from) continue;
     e->state_to = to[i];
     e->state_from = from;
-    if (e->lightning && !mm_engine_run_task(e, STATE_COPY, err)) {
+    if (has_states(e) && !mm_engine_run_task(e, STATE_COPY, err)) {
       mm_engine_drop(e, to[i]);
       return false;
     }
     if (e->history) memcpy(mm_engine_history(e, to[i]), mm_engine_history(e, from), source->held * sizeof *e->history);
     mm_pages_map(e->pages, to[i], mm_pages_table(e->pages) + (size_t)from * e->paging.per_slot, mm_pages_held(e->pages, from));
-    e->slot[to[i]] = (slot_state){.held = source->held,
-                                  .last_batch = e->slot[to[i]].last_batch,
-                                  .chose = source->chose && !e->device_chooses,
-                                  .chosen = source->chosen};
+    e->slot[to[i]] =
+        (slot_state){.held = source->held, .last_batch = e->slot[to[i]].last_batch, .chose = source->chose, .chosen = source->chosen};
   }
   return true;
 }
@@ -152,7 +153,11 @@ bool mm_engine_resume(mm_engine *e, uint32_t slot, const uint32_t *page, const i
   e->slot[slot] = (slot_state){.held = tokens, .last_batch = e->slot[slot].last_batch};
   e->state_to = slot;
   e->saved = state;
-  if (!e->lightning || !tokens || mm_engine_run_task(e, STATE_LOAD, err)) return true;
-  mm_engine_drop(e, slot);
-  return false;
+  if (!tokens) return true;
+  e->ids = id;
+  e->id_count = tokens;
+  const bool loaded =
+      (!e->lightning || mm_engine_run_task(e, STATE_LOAD, err)) && (!e->device_chooses || mm_engine_run_task(e, IDS_LOAD, err));
+  if (!loaded) mm_engine_drop(e, slot);
+  return loaded;
 }

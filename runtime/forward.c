@@ -101,5 +101,6 @@ bool mm_forward_step(mm_forward *f, const mm_batch *given, float *logits, mm_err
       if (f->tap_layer[i] == l) ops->copy(b, f->tap[i], s.h);
   }
   last ? ops->logits(b, s.n, &w->head) : ops->send(b, s.h);
-  return batch.sampling ? ops->choose(b, err) : ops->end(b, last ? logits : NULL, err);
+  if (batch.sampling) return ops->choose(b, err);
+  return f->apart ? ops->keep(b, err) : ops->end(b, last ? logits : NULL, err);
 }

@@ -23,7 +23,7 @@
 #define ATTENTION_RATE 6.5e14
 
 typedef struct bench_args {
-  const char *model, *quant, *experts, *kv, *act_quant;
+  const char *subject, *model, *quant, *experts, *kv, *act_quant;
   uint64_t layers, batch, context, tokens, steps; /* 0: the subject's own */
 } bench_args;
 
@@ -67,12 +67,6 @@ typedef struct bench {
   uint64_t drawn;        /* tokens so far */
   double reached;        /* experts of a layer that a decode step's rows chose, on average */
 } bench;
-
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 /* ---- Shapes ---- */
 
@@ -198,7 +192,7 @@ static bool feed(bench *b, uint32_t slot, uint32_t pos, uint32_t count, uint32_t
 
 static bool collect(bench *b, double *at, mm_err *err) {
   if (!b->forward.ops->collect(b->forward.backend, b->id, err)) return false;
-  *at = now();
+  *at = mm_now();
   if (b->id[0] >= 0) return true;
   return mm_fail(err, MM_INTEGRITY, "E_LOGITS", mm_at(NULL, NULL), "no logit is a number");
 }
@@ -273,7 +267,7 @@ static bool decode(bench *b, const op *o, uint32_t rows, double *step_s, mm_err 
   draw_ids(b, rows);
   const mm_batch batch = {rows, b->id, rows, b->span, rows, b->out, b->sampling, NULL};
   if (!queue_step(b, o, &batch, err)) return false;
-  const double start = now();
+  const double start = mm_now();
   double before = start, at = start;
   for (uint32_t counted = 0; counted < b->steps;) {
     draw_ids(b, rows);
@@ -287,9 +281,9 @@ static bool decode(bench *b, const op *o, uint32_t rows, double *step_s, mm_err 
 
 static bool prefill(bench *b, double *step_s, mm_err *err) {
   for (int i = -1; i < REPEATS; i++) {
-    const double from = now();
+    const double from = mm_now();
     if (!feed(b, 0, 0, b->c->tokens, 1, err)) return false;
-    if (i >= 0) b->time[i] = now() - from;
+    if (i >= 0) b->time[i] = mm_now() - from;
   }
   *step_s = median(b->time, REPEATS);
   if (!isfinite(b->logits[0])) return mm_fail(err, MM_INTEGRITY, "E_LOGITS", mm_at(NULL, NULL), "no logit is a number");
@@ -486,7 +480,9 @@ static bench_case adjusted(bench_case c, const bench_args *a) {
   return c;
 }
 
-static bool bench_all(const bench_args *a, const char *subject, mm_err *err) {
+static bool bench_all(void *args, mm_err *err) {
+  const bench_args *a = args;
+  const char *subject = a->subject;
 #ifdef MM_CUDA
   const mm_ops *ops = &mm_ops_cuda;
 #else
@@ -515,7 +511,6 @@ static bool bench_all(const bench_args *a, const char *subject, mm_err *err) {
 }
 
 int main(int argc, char **argv) {
-  mm_program_start();
   bench_args a = {.kv = "auto", .act_quant = "on", .steps = 64};
   const mm_option options[] = {
       {"model", NULL, 0, MM_OPT_STR, &a.model, "NAME", "only this model's shapes", "m1|m2", 0, 0},
@@ -539,6 +534,9 @@ int main(int argc, char **argv) {
       .max_operands = 1,
       .options = options,
       .option_count = sizeof options / sizeof *options,
+      .examples =
+          "minimax-bench kernels --model m2\n"
+          "minimax-bench decode --expert-quant nvfp4 --batch 16 --context 4096",
       .epilog =
           "Weights are random and made on the device; nothing is read from disk. kernels: each op of a layer. layers: decode steps of "
           "eight layers. decode: steps of\n"
@@ -546,11 +544,5 @@ int main(int argc, char **argv) {
           "rate of the same run, or the operations over the rate of large products where that is longer.\n"
           "Exit status: 0 done, 2 usage, 4 no CUDA backend, 5 the device failed, 6 no logit was a number, 8 memory.",
   };
-  mm_err err = {0};
-  const char *subject;
-  size_t operands = 0;
-  bool done = false;
-  if (!mm_options_parse(&program, argc, argv, &subject, &operands, &done, &err)) return mm_program_fail(&program, &err);
-  if (done || bench_all(&a, subject, &err)) return MM_OK;
-  return mm_program_fail(&program, &err);
+  return mm_program_main(&program, argc, argv, &a.subject, bench_all, &a);
 }

@@ -4,7 +4,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "formats/option.h"
@@ -29,17 +28,11 @@ typedef struct progress {
   bool quiet, tty, drawn;
 } progress;
 
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static progress begin_progress(bool quiet) { return (progress){.start = now(), .said = now(), .quiet = quiet, .tty = isatty(2)}; }
+static progress begin_progress(bool quiet) { return (progress){.start = mm_now(), .said = mm_now(), .quiet = quiet, .tty = isatty(2)}; }
 
 /* `done` of `all` (windows, prompts), `tokens` so far. */
 static void say_progress(progress *p, const char *what, uint64_t done, uint64_t all, uint64_t tokens) {
-  double t = now(), took = t - p->start;
+  double t = mm_now(), took = t - p->start;
   if (p->quiet || t - p->said < (p->tty ? 0.5 : 5) || done == 0) return;
   p->said = t;
   p->drawn = p->tty;
@@ -59,11 +52,12 @@ typedef struct eval {
   mm_calibration *calibration; /* --collect */
   uint32_t vocab, chunk;
   uint32_t *rows; /* [chunk]: 0, 1, …: every row's logits are wanted */
-  float *logits;  /* [chunk, vocab] */
+  float *logits;  /* [chunk, vocab], where they are written to a file */
+  double *score;  /* [chunk] */
 } eval;
 
-/* Takes the logits of `count` positions from `pos` on. */
-typedef bool take_fn(void *ctx, const eval *e, uint32_t pos, uint32_t count, mm_err *err);
+/* Feeds the batch of `count` positions from `pos` on, and takes what it gives. */
+typedef bool take_fn(void *ctx, eval *e, const mm_batch *b, uint32_t pos, uint32_t count, mm_err *err);
 
 static bool open_engine(eval *e, uint64_t longest, mm_err *err) {
   const mm_pack *pack = &e->shards.pack;
@@ -74,9 +68,10 @@ static bool open_engine(eval *e, uint64_t longest, mm_err *err) {
   e->chunk = (uint32_t)mm_min(e->a->chunk, longest);
   uint64_t logits;
   if (!mm_mul(e->chunk, e->vocab, &logits)) return mm_fail_memory(err, UINT64_MAX);
-  e->logits = mm_calloc(logits, sizeof *e->logits, err);
+  if ((e->a->logits || e->a->against) && !(e->logits = mm_calloc(logits, sizeof *e->logits, err))) return false;
+  e->score = mm_calloc(e->chunk, sizeof *e->score, err);
   e->rows = mm_calloc(e->chunk, sizeof *e->rows, err);
-  if (!e->logits || !e->rows) return false;
+  if (!e->score || !e->rows) return false;
   for (uint32_t i = 0; i < e->chunk; i++) e->rows[i] = i;
   if (e->a->collect && !(e->calibration = mm_calibration_open(&e->shards, err))) return false;
   uint64_t threads = e->a->threads ? e->a->threads : mm_max(1, mm_pool_cpus() / pack->tp);
@@ -96,6 +91,7 @@ static void eval_close(eval *e) {
   mm_shards_close(&e->shards);
   free(e->rows);
   free(e->logits);
+  free(e->score);
 }
 
 /* Feeds one sequence from its start. */
@@ -104,7 +100,7 @@ static bool feed(eval *e, const int32_t *id, uint32_t count, take_fn *take, void
     uint32_t n = (uint32_t)mm_min(e->chunk, count - pos);
     mm_span span = {0, 0, n, pos};
     mm_batch b = {n, id + pos, 1, &span, n, e->rows, NULL, NULL};
-    if (!mm_engine_step(e->engine, &b, e->logits, err) || !take(ctx, e, pos, n, err)) return false;
+    if (!take(ctx, e, &b, pos, n, err)) return false;
   }
   return true;
 }
@@ -121,16 +117,10 @@ typedef struct likelihood {
   double nll;            /* summed */
 } likelihood;
 
-static bool add_nll(void *ctx, const eval *e, uint32_t pos, uint32_t count, mm_err *err) {
-  (void)err;
+static bool add_nll(void *ctx, eval *e, const mm_batch *b, uint32_t pos, uint32_t count, mm_err *err) {
   likelihood *l = ctx;
-  for (uint32_t t = 0; t < count; t++) {
-    const float *x = e->logits + (size_t)t * e->vocab;
-    double top = -INFINITY, sum = 0;
-    for (uint32_t i = 0; i < e->vocab; i++) top = fmax(top, x[i]);
-    for (uint32_t i = 0; i < e->vocab; i++) sum += exp(x[i] - top);
-    l->nll += top + log(sum) - x[l->target[pos + t]];
-  }
+  if (!mm_engine_score(e->engine, b, l->target + pos, e->score, err)) return false;
+  for (uint32_t t = 0; t < count; t++) l->nll += e->score[t];
   return true;
 }
 
@@ -231,8 +221,9 @@ typedef struct logits_file {
   uint64_t offset; /* of the current prompt's logits */
 } logits_file;
 
-static bool write_logits(void *ctx, const eval *e, uint32_t pos, uint32_t count, mm_err *err) {
+static bool write_logits(void *ctx, eval *e, const mm_batch *b, uint32_t pos, uint32_t count, mm_err *err) {
   const logits_file *f = ctx;
+  if (!mm_engine_step(e->engine, b, e->logits, err)) return false;
   size_t row = (size_t)e->vocab * sizeof *e->logits;
   return mm_pwrite(f->file->fd, f->file->path, e->logits, count * row, f->offset + pos * row, err);
 }
@@ -346,17 +337,18 @@ static double log_sum(const float *x, uint32_t n, uint32_t *best) {
   return (double)x[*best] + log(sum);
 }
 
-static bool add_divergence(void *ctx, const eval *e, uint32_t pos, uint32_t count, mm_err *err) {
+static bool add_divergence(void *ctx, eval *e, const mm_batch *b, uint32_t pos, uint32_t count, mm_err *err) {
   divergence *d = ctx;
   size_t bytes = (size_t)e->vocab * sizeof *d->row;
+  if (!mm_engine_step(e->engine, b, e->logits, err)) return false;
   for (uint32_t t = 0; t < count; t++) {
     const float *x = e->logits + (size_t)t * e->vocab;
     if (!mm_file_read(&d->file, d->st.path, d->row, bytes, d->at->offset + (uint64_t)(pos + t) * bytes, err)) return false;
     uint32_t ours, theirs;
-    double a = log_sum(d->row, e->vocab, &theirs), b = log_sum(x, e->vocab, &ours), kl = 0;
+    double a = log_sum(d->row, e->vocab, &theirs), own = log_sum(x, e->vocab, &ours), kl = 0;
     for (uint32_t i = 0; i < e->vocab; i++) {
       double p = (double)d->row[i] - a;
-      if (p > -(double)INFINITY) kl += exp(p) * (p - ((double)x[i] - b));
+      if (p > -(double)INFINITY) kl += exp(p) * (p - ((double)x[i] - own));
     }
     if (!isfinite(kl))
       return mm_fail(err, MM_INTEGRITY, "E_LOGITS", mm_at(d->st.path, d->at->name), "found no finite divergence at position %u", pos + t);
@@ -425,22 +417,21 @@ static bool check_args(const eval_args *a, mm_err *err) {
                  "expected one of --ids and --text (and --collect), or --ids-from with one of --logits and --against");
 }
 
-static bool run(const eval_args *a, mm_err *err) {
+static bool run(void *args, mm_err *err) {
+  const eval_args *a = args;
   eval e = {.a = a};
   const char *const apart[] = {a->dir, NULL};
   mm_output_place place = place_of(a->logits ? a->logits : a->collect, apart); /* refused before the work */
   bool ok = check_args(a, err) && (!place.path || mm_output_check(&place, err)) && mm_shards_open(&e.shards, a->dir, err) &&
             (a->logits    ? run_logits(&e, err)
              : a->against ? run_divergence(&e, err)
-                          : run_likelihood(&e, err)) &&
-            mm_program_written(err);
+                          : run_likelihood(&e, err));
   eval_close(&e);
   return ok;
 }
 
 /* NOLINTNEXTLINE(readability-function-size): most of it is the option table */
 int main(int argc, char **argv) {
-  mm_program_start();
   eval_args a = {.window = 512, .chunk = 512, .device = "cpu"};
   const mm_option options[] = {
       {.help = "likelihood of a text"},
@@ -524,13 +515,15 @@ int main(int argc, char **argv) {
       .max_operands = 1,
       .options = options,
       .option_count = sizeof options / sizeof *options,
+      .examples =
+          "minimax-eval M2-nvfp4 --ids ids.json --window 512\n"
+          "minimax-eval M2-block_fp8 --ids ids.json --collect inputs.safetensors\n"
+          "minimax-eval M2-nvfp4 --ids-from prompts.safetensors --logits logits.safetensors",
+      .files =
+          "FILE.json  a flat array of token ids\n"
+          "OUT.safetensors  appears when it is complete",
       .epilog =
           "Exit status: 0 done, 2 usage, 3 bad input, 4 valid but unsupported, 5 I/O, 6 integrity of the checkpoint, 8 memory or limit.",
   };
-  mm_err err = {0};
-  size_t operands = 0;
-  bool done = false;
-  if (!mm_options_parse(&program, argc, argv, &a.dir, &operands, &done, &err)) return mm_program_fail(&program, &err);
-  if (done || run(&a, &err)) return MM_OK;
-  return mm_program_fail(&program, &err);
+  return mm_program_main(&program, argc, argv, &a.dir, run, &a);
 }

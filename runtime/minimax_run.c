@@ -3,7 +3,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "formats/option.h"
 #include "formats/pool.h"
@@ -44,12 +43,6 @@ typedef struct run {
   double load_s, prefill_s, decode_s;
   uint32_t queued, generated; /* tokens to be chosen, and those collected */
 } run;
-
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 /* ---- What to stop at ---- */
 
@@ -150,14 +143,14 @@ static bool run_open(run *r, mm_err *err) {
                               .repetition = r->a->repetition,
                               .presence = r->a->presence,
                               .frequency = r->a->frequency};
-  double start = now();
+  double start = mm_now();
   if (!mm_sampling_check(&r->sampling, 0, err) || !(r->log = mm_read_log_open(err))) return false;
   if (!mm_shards_open(&r->shards, r->a->dir, err)) return false;
   if (!(r->is_end = mm_calloc(r->shards.pack.model.vocab, sizeof *r->is_end, err))) return false;
   if (!open_tokenizer(r, err) || !read_prompt(r, err) || !set_budget(r, err)) return false;
   r->sampling.prompt = (uint32_t)r->prompt_count;
   if (!find_ends(r, err) || !find_never(r, err) || !open_engine(r, err)) return false;
-  r->load_s = now() - start;
+  r->load_s = mm_now() - start;
   return true;
 }
 
@@ -195,7 +188,7 @@ static bool collect(run *r, int32_t *id, mm_err *err) {
 
 /* *first: the token after the prompt. */
 static bool prefill(run *r, int32_t *first, mm_err *err) {
-  double start = now();
+  double start = mm_now();
   uint32_t count = (uint32_t)r->prompt_count;
   for (uint32_t at = 0, rows; at < count; at += rows) {
     rows = (uint32_t)mm_min(PREFILL_ROWS, count - at);
@@ -205,7 +198,7 @@ static bool prefill(run *r, int32_t *first, mm_err *err) {
   mm_load_bar_close(r->bar);
   r->bar = NULL;
   if (!collected) return false;
-  r->prefill_s = now() - start;
+  r->prefill_s = mm_now() - start;
   return true;
 }
 
@@ -224,12 +217,12 @@ static bool print_json(const run *r, bool ended, mm_err *err) {
   if (!text) return mm_fail_memory(err, r->answer_count);
   puts(text);
   free(text);
-  return mm_program_written(err);
+  return true;
 }
 
 /* Of what the bytes make printable, the object's share. */
 static bool keep_bytes(run *r, size_t n, mm_err *err) {
-  if (!mm_grow((void **)&r->answer, &r->answer_cap, r->answer_count + n + 1, 1, err)) return false;
+  if (!MM_GROW(r->answer, &r->answer_cap, r->answer_count + n + 1, err)) return false;
   memcpy(r->answer + r->answer_count, r->text, n);
   r->answer[r->answer_count += n] = 0;
   return true;
@@ -237,7 +230,7 @@ static bool keep_bytes(run *r, size_t n, mm_err *err) {
 
 /* Writes what the bytes make printable; n = 0 ends the text. */
 static bool put_bytes(run *r, const char *bytes, size_t n, mm_err *err) {
-  if (!mm_grow((void **)&r->text, &r->text_cap, 3 * n + 4, 1, err)) return false;
+  if (!MM_GROW(r->text, &r->text_cap, 3 * n + 4, err)) return false;
   size_t len = mm_utf8_push(&r->utf8, bytes, n, r->text);
   if (r->a->json) return keep_bytes(r, len, err);
   if (n == 0) r->text[len++] = '\n';
@@ -250,7 +243,7 @@ static bool put_bytes(run *r, const char *bytes, size_t n, mm_err *err) {
 static bool generate(run *r, int32_t id, bool *ended, mm_err *err) {
   static const int32_t chosen = MM_ID_CHOSEN;
   const uint32_t ahead = mm_engine_queues(r->engine) ? 2 : 0;
-  double start = now();
+  double start = mm_now();
   for (r->generated = 1;; r->generated++) {
     while (ahead && r->queued < mm_min(r->budget, r->generated + ahead))
       if (!step(r, &chosen, 1, (uint32_t)r->prompt_count + r->queued - 1, true, err)) return false;
@@ -262,7 +255,7 @@ static bool generate(run *r, int32_t id, bool *ended, mm_err *err) {
     if (!ahead && !step(r, &chosen, 1, (uint32_t)r->prompt_count + r->queued - 1, true, err)) return false;
     if (!collect(r, &id, err)) return false;
   }
-  r->decode_s = now() - start;
+  r->decode_s = mm_now() - start;
   return put_bytes(r, "", 0, err);
 }
 
@@ -292,7 +285,8 @@ static void tell(const run *r, bool ended) {
   if (r->a->verbose) fprintf(stderr, "opened in %.2f s, first token %.2f s later\n", r->load_s, r->prefill_s);
 }
 
-static bool run_all(const run_args *a, mm_err *err) {
+static bool run_all(void *args, mm_err *err) {
+  const run_args *a = args;
   run r = {.a = a};
   bool ended;
   int32_t first;
@@ -304,7 +298,6 @@ static bool run_all(const run_args *a, mm_err *err) {
 }
 
 int main(int argc, char **argv) {
-  mm_program_start();
   run_args a = {.device = "cpu", .kv = "auto", .top_p = 1, .max_tokens = 256};
   const mm_option options[] = {
       {"prompt", NULL, 'p', MM_OPT_STR, &a.prompt, "TEXT", "text to continue", NULL, 0, 0},
@@ -347,14 +340,15 @@ int main(int argc, char **argv) {
       .max_operands = 1,
       .options = options,
       .option_count = sizeof options / sizeof *options,
+      .examples =
+          "minimax-run M2-nvfp4 -p \"The capital of France is\" -n 32\n"
+          "minimax-run M2-nvfp4 --prompt-file prompt.txt --temperature 0.8 --top-p 0.95 --seed 7",
+      .files =
+          "DIR/tokenizer.json, DIR/tokenizer.bin  the tokenizer, and its tables laid out for fast starts\n"
+          "DIR/generation_config.json, DIR/config.json  eos_token_id: where an answer ends",
       .epilog =
           "The prompt is used as it is, without a chat template. Text goes to stdout as it is generated.\n"
           "Exit status: 0 done, 2 usage, 3 bad tokenizer or config, 4 unsupported, 5 I/O, 6 damaged checkpoint, 8 memory or limit.",
   };
-  mm_err err = {0};
-  size_t operands = 0;
-  bool done = false;
-  if (!mm_options_parse(&program, argc, argv, &a.dir, &operands, &done, &err)) return mm_program_fail(&program, &err);
-  if (done || run_all(&a, &err)) return MM_OK;
-  return mm_program_fail(&program, &err);
+  return mm_program_main(&program, argc, argv, &a.dir, run_all, &a);
 }

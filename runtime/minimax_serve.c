@@ -11,6 +11,9 @@
 #include "runtime/serve/loading.h"
 #include "runtime/serve/routes.h"
 
+#define WORKERS       2                 /* threads that read long requests */
+#define REPLAY_TOKENS ((size_t)4 << 20) /* of replies with calls that may come back */
+
 typedef struct serve_args {
   mm_loading_config load;
   mm_http_config http;
@@ -50,6 +53,7 @@ static void *load(void *user) {
 static void on_loaded(void *user) {
   serve *s = user;
   mm_server *v = &s->server;
+  if (!s->loading) return; /* the loop has ended */
   pthread_join(s->loader, NULL);
   s->loading = false;
   if (s->failed || s->signals) {
@@ -129,7 +133,9 @@ static bool open_http(serve *s, mm_err *err) {
   c.connections = (uint32_t)s->a->connections;
   c.handle = mm_routes_handle;
   c.user = v;
-  if (!(v->http = mm_http_open(&c, err)) || !(v->outbox = mm_outbox_open(v->http, err))) return false;
+  if (!(v->http = mm_http_open(&c, err)) || !(v->outbox = mm_outbox_open(v->http, err)) ||
+      !(v->workers = mm_workers_open(v->http, WORKERS, err)))
+    return false;
   if (!mm_http_every(v->http, 0.05, tick, s, err)) return false;
   const int signals[] = {SIGTERM, SIGINT};
   for (size_t i = 0; i < sizeof signals / sizeof *signals; i++)
@@ -161,19 +167,25 @@ static bool serve_all(const serve_args *a, mm_err *err) {
                         .log = {.json = strcmp(a->log_format, "json") == 0, .quiet = a->quiet},
                         .started = now(),
                         .created = (int64_t)time(NULL),
-                        .stage = "start"}};
+                        .stage = "start",
+                        .shared = PTHREAD_MUTEX_INITIALIZER}};
   bool ok = name || mm_fail_memory(err, strlen(a->dir));
+  ok = ok && (s.server.replay = mm_replay_open(REPLAY_TOKENS, err));
   ok = ok && open_http(&s, err) && start_loading(&s, err) && mm_http_run(s.server.http, err);
   if (s.loading) pthread_join(s.loader, NULL);
+  s.loading = false;
   if (s.failed) {
     *err = s.err;
     ok = false;
   }
+  mm_workers_close(s.server.workers);
+  if (s.server.http) mm_http_flush(s.server.http);
   mm_scheduler_close(s.loaded.scheduler, false);
   s.loaded.scheduler = s.server.scheduler = NULL;
   mm_outbox_close(s.server.outbox);
   mm_http_close(s.server.http);
   mm_lexicon_close(s.server.lexicon);
+  mm_replay_close(s.server.replay);
   mm_loading_close(&s.loaded, false);
   if (ok) mm_log_say(&s.server.log, "ended");
   free(name);

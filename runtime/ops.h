@@ -140,6 +140,10 @@ typedef struct mm_ops {
   /* Both NULL in a backend that leaves choices to the engine, which then gives no sampling and no MM_ID_CHOSEN.
    * In place of end: chooses a token for each output row, keeps it for its slot, and returns without waiting. */
   bool (*choose)(mm_backend *b, mm_err *err);
+  /* choose in two, or both NULL: keep ends the step with its logits where they are, until the next begin; choose_kept chooses from them,
+   * sampling[out_count]. Where that fails, nothing is queued. */
+  bool (*keep)(mm_backend *b, mm_err *err);
+  bool (*choose_kept)(mm_backend *b, const mm_sampling *sampling, mm_err *err);
   /* Waits for the oldest step so ended; id[out_count] of it, -1 where no logit was a number. Any failure since its begin. */
   bool (*collect)(mm_backend *b, int32_t *id, mm_err *err);
 
@@ -169,9 +173,15 @@ typedef struct mm_ops {
   /* Lightning states of one slot, all layers of this rank together: state_bytes of them, the same for every slot, 0 without such layers.
    * They are those after the last step; copies, saves and loads take their place in the order of steps. Host memory; save waits. */
   uint64_t (*state_bytes)(mm_backend *b);
+  /* A backend that chooses also has there the ids that the slot holds, and the one chosen last. */
   bool (*state_copy)(mm_backend *b, uint32_t to, uint32_t from, mm_err *err);
   bool (*state_save)(mm_backend *b, uint32_t slot, void *state, mm_err *err);
   bool (*state_load)(mm_backend *b, uint32_t slot, const void *state, mm_err *err);
+  /* Of a backend that chooses: the slot holds id[count], for penalties; NULL: ids that are not known. */
+  bool (*ids_load)(mm_backend *b, uint32_t slot, const int32_t *id, uint32_t count, mm_err *err);
+  /* Of the rows of keep, in place of their choice: score[out_count] = -ln of the probability of id target[out_count], in f64; ids that are
+   * not to be chosen have none. Waits. */
+  bool (*score)(mm_backend *b, const int32_t *target, double *score, mm_err *err);
 } mm_ops;
 
 extern const mm_ops mm_ops_cpu;
@@ -193,6 +203,7 @@ typedef struct mm_forward {
   mm_act h, n, spare, qkv, o, gate, branch;
   mm_act tap[MM_TAPS];
   uint32_t tap_layer[MM_TAPS], taps;
+  bool apart; /* of steps without sampling: they end by keep, their choice comes later */
 } mm_forward;
 bool mm_forward_open(mm_forward *f, const mm_ops *ops, const mm_backend_config *c, mm_err *err);
 void mm_forward_close(mm_forward *f);

@@ -24,7 +24,7 @@ for model in tiny-m1 tiny-m2; do
   done
 done
 
-MM_GPU_MODELS=$work/0 "$build"/tests/ops/gpu test steps load || status=1
+MM_GPU_MODELS=$work/0 "$build"/tests/ops/gpu test steps forks load || status=1
 
 for part in 0 1 2 3; do
   MM_GPU_MODELS=$work/$part "$build"/tests/ops/gpu test models rounded >"$work/$part.log" 2>&1 &

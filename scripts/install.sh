@@ -1,14 +1,21 @@
 #!/bin/sh
-# scripts/install.sh PREFIX PROGRAM…: copies programs below PREFIX, with the man page and the shell completions that each prints.
+# scripts/install.sh [--remove] PREFIX PROGRAM…: copies programs below PREFIX, with the man page and the shell completions that each prints.
+# --remove: takes away those files, and no folder.
 set -eu
+[ "$1" = --remove ] && remove=1 && shift || remove=
 prefix=$1
 shift
 bash=$prefix/share/bash-completion/completions zsh=$prefix/share/zsh/site-functions fish=$prefix/share/fish/vendor_completions.d
-install -d "$prefix/bin" "$prefix/share/man/man1" "$bash" "$zsh" "$fish"
+man=$prefix/share/man/man1
+[ "$remove" ] || install -d "$prefix/bin" "$man" "$bash" "$zsh" "$fish"
 for program; do
   name=${program##*/}
+  if [ "$remove" ]; then
+    rm -f "$prefix/bin/$name" "$man/$name.1" "$bash/$name" "$zsh/_$name" "$fish/$name.fish"
+    continue
+  fi
   install "$program" "$prefix/bin/$name"
-  "$program" --help-man >"$prefix/share/man/man1/$name.1"
+  "$program" --help-man >"$man/$name.1"
   "$program" --help-bash >"$bash/$name"
   "$program" --help-zsh >"$zsh/_$name"
   "$program" --help-fish >"$fish/$name.fish"

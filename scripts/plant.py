@@ -2,7 +2,7 @@
 """Planted faults: changes one operator or constant at a random place in a copy of the tree, builds it, runs a make target, and counts the faults
 that the tests find.
 
-    scripts/plant.py [--count 20] [--seed 1] [--target quick] [--work build/plant] [--log FILE]
+    scripts/plant.py [--count 20] [--seed 1] [--only REGEX] [--target quick] [--work build/plant] [--log FILE]
 
 A fault counts when it compiles and changes the machine code of its file. One line for each: found by which tests, or UNSEEN with file, line and
 change. The last line is the share found. Exit status 0; a figure, not a test."""
@@ -31,7 +31,8 @@ def arguments():
     p = argparse.ArgumentParser()
     p.add_argument("--count", type=int, default=20)
     p.add_argument("--seed", type=int, default=1)
-    p.add_argument("--target", default="quick")
+    p.add_argument("--target", default="quick", help="make targets, with spaces between them")
+    p.add_argument("--only", default="", help="plant in files whose path this expression matches")
     p.add_argument("--work", default="build/plant")
     p.add_argument("--log")
     p.add_argument("--limit", type=int, default=600, help="seconds for one fault")
@@ -87,10 +88,10 @@ def main():
         os.makedirs(os.path.dirname(os.path.join(root, name)) or root, exist_ok=True)
         shutil.copy2(os.path.join(here, name), os.path.join(root, name))
     subprocess.run(["git", "init", "-q"], cwd=root, check=True)  # scripts that ask git about the tree find one
-    status, out = make(root, a.limit, a.target)
+    status, out = make(root, a.limit, *a.target.split())
     if status:
         sys.exit(f"plant: `make {a.target}` fails before any fault is planted:\n{out[-2000:]}")
-    files = sources(root)
+    files = [f for f in sources(root) if re.search(a.only, f)]
     texts = {f: open(os.path.join(root, f), encoding="utf-8").read() for f in files}
     every = [(f, *p) for f in files for p in places(texts[f])]
     log = open(a.log, "a", encoding="utf-8") if a.log else None
@@ -106,7 +107,7 @@ def main():
             f.write(text[:start] + to + text[end:])
         status, out = make(root, a.limit, target)
         if status == 0 and code_of(os.path.join(root, target)) != before:
-            status, out = make(root, a.limit, "-k", a.target)
+            status, out = make(root, a.limit, "-k", *a.target.split())
             by = re.findall(r"^fail +[\d.]* *s? *(\S+):", out, re.M) or (["the build"] if status else [])
             tried += 1
             found += bool(status)

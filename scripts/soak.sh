@@ -14,6 +14,7 @@
 #   memory   peak memory of a conversion far larger than its limit
 #   layer    one real-size layer of M1 and of M2, converted and verified against its source (24 GB of disk; LAYER=m2: 8 GB)
 #   scheduler  SCALE times the random requests of the scheduler's unit tests
+#   serve    64 streams for SERVE_SECONDS (600), a good client beside 1,000 slow connections, 100 times SCALE mutated requests
 #   fuzz     inputs to each fuzz target until tests/fuzz/RUNS.md counts FUZZ_RUNS (100,000,000), at most FUZZ_LIMIT seconds (14,400)
 # SCALE=N (100) does N percent of the cases of the first six. SOAK_DIR is where they write (BUILD/soak/tmp); on a tmpfs they are faster.
 set -u
@@ -54,6 +55,7 @@ run() {
     mpi) sh tests/fault/shares.sh ;;
     speed) python3 scripts/bench_convert.py "$BUILD/bin" --gb "${GB:-9}" ;;
     memory) python3 scripts/bench_memory.py "$convert" --gb "${GB:-4}" ;;
+    serve) fault serve_load.py "${SERVE_SECONDS:-600}" && SERVE_MUTATIONS=$((100 * scale)) python3 tests/cli/serve_hostile.py ;;
     layer) sh scripts/real_layer.sh "${LAYER:-both}" ;;
     scheduler)
       for t in scheduler ahead drafts; do

@@ -15,7 +15,7 @@ bad=$(
   printf '%s\n' $sources | awk -F/ '/\/(utils?|helpers?|common|misc)(\.|\/)/ {print $0 ": a file is a noun of the field"}'
   for name in $(ls -A); do
     case $name in
-      .git | .ci | .clang-format | .clang-tidy | .gitignore | build | LICENSE | Makefile | README.md | CONTRIBUTING.md | CHANGELOG.md | SECURITY.md | .editorconfig | .github) ;;
+      .git | .gitattributes | .ci | .clang-format | .clang-tidy | .gitignore | build | LICENSE | Makefile | pyproject.toml | README.md | CONTRIBUTING.md | CHANGELOG.md | SECURITY.md | .editorconfig | .github) ;;
       formats | quant | loader | convert | runtime | tests | scripts | docs) ;;
       *) git check-ignore -q "$name" || echo "$name: the top-level names are fixed" ;;
     esac

@@ -35,7 +35,7 @@ static bool known(const char *name) {
 static bool add(mm_act_scales *s, size_t *cap, const char *name, uint32_t index, double v, uint64_t offset, mm_err *err) {
   if (!(isfinite(v) && v >= 0))
     return mm_fail(err, MM_BAD_INPUT, "E_ACT_SCALES", mm_at_offset(s->path, name, offset), "found %g, expected a positive number", v);
-  if (!mm_grow((void **)&s->number, cap, s->count + 1, sizeof *s->number, err)) return false;
+  if (!MM_GROW(s->number, cap, s->count + 1, err)) return false;
   const char *own = index ? s->number[s->count - 1].name : mm_arena_strndup(&s->arena, name, strlen(name), err);
   if (!own) return false;
   s->number[s->count++] = (mm_act_number){own, index, v};

@@ -57,7 +57,7 @@ static const char *take_name(cursor *c, mm_importance *m, uint64_t n) {
 }
 
 static mm_importance_entry *add(mm_importance *m, size_t *cap, mm_err *err) {
-  if (!mm_grow((void **)&m->entry, cap, m->count + 1, sizeof *m->entry, err)) return NULL;
+  if (!MM_GROW(m->entry, cap, m->count + 1, err)) return NULL;
   mm_importance_entry *e = &m->entry[m->count++];
   *e = (mm_importance_entry){0};
   return e;
@@ -135,11 +135,6 @@ static bool place_tensors(cursor *c, gguf_tensor *t, uint64_t count, uint64_t al
   return true;
 }
 
-static bool ends_with(const char *name, const char *end) {
-  size_t n = strlen(name), k = strlen(end);
-  return n > k && strcmp(name + n - k, end) == 0;
-}
-
 static int by_name(const void *a, const void *b) { return strcmp(((const gguf_tensor *)a)->name, ((const gguf_tensor *)b)->name); }
 
 static bool pair_up(cursor *c, mm_importance *m, gguf_tensor *t, uint64_t count) {
@@ -147,7 +142,7 @@ static bool pair_up(cursor *c, mm_importance *m, gguf_tensor *t, uint64_t count)
   qsort(t, (size_t)count, sizeof *t, by_name);
   for (uint64_t i = 0; i < count; i++) {
     size_t n = strlen(t[i].name) - strlen(".in_sum2");
-    if (!ends_with(t[i].name, ".in_sum2")) continue;
+    if (!mm_ends_with(t[i].name, ".in_sum2") || n == 0) continue;
     char name[NAME_MOST + 16];
     snprintf(name, sizeof name, "%.*s.counts", (int)n, t[i].name);
     const gguf_tensor key = {.name = name}, *counts = bsearch(&key, t, (size_t)count, sizeof *t, by_name);

@@ -93,7 +93,7 @@ bool mm_cut_find(mm_plan *p, const mm_rule *r, mm_align align, uint32_t *index, 
       return true;
     }
   size_t cap = p->pack.cut_count;
-  if (!mm_grow((void **)&p->pack.cut, &cap, p->pack.cut_count + 1, sizeof c, err)) return false;
+  if (!MM_GROW(p->pack.cut, &cap, p->pack.cut_count + 1, err)) return false;
   p->pack.cut[p->pack.cut_count] = c;
   *index = (uint32_t)p->pack.cut_count++;
   return true;

@@ -1,6 +1,8 @@
 /* The table of spellings and the quantization_config of each dialect. */
 #include "convert/plan/dialect.h"
 
+#include "convert/plan/card.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -190,6 +192,8 @@ bool mm_dialect_file(const char *name) {
     if (dialects[i]->file && strcmp(dialects[i]->file, name) == 0) return true;
   return false;
 }
+
+const char *mm_dialect_name(const mm_dialect *d) { return d ? d->name : "none"; }
 
 bool mm_dialect_spell(mm_plan *p, const char *word, mm_err *err) {
   const size_t count = sizeof dialects / sizeof *dialects;
@@ -385,8 +389,9 @@ static bool add_rule(mm_json *list, const mm_plan_tensor *pt, unsigned piece, un
 }
 
 /* One tensor's modules by name: experts by an expression, since engines call their projections otherwise, too. */
-static bool add_named(mm_json *list, const mm_pack_tensor *t, bool expert) {
+static bool add_named(mm_json *list, const mm_pack_tensor *t) {
   char name[256];
+  bool expert = strstr(t->piece[0].source, ".experts.");
   for (unsigned j = 0; j < t->piece_count; j++)
     if (!(expert ? add_pattern(list, t->piece[j].source, module_length(t->piece[j].source)) : add_module(list, t->piece[j].source)))
       return false;
@@ -421,7 +426,7 @@ static mm_json *targets(const mm_plan *p, const mm_spelling *s) {
     last = pt->rule[0];
     if (whole && mm_json_get(done, last->theirs)) continue;
     for (unsigned j = 0; ok && whole && j < t->piece_count; j++) ok = add_rule(list, pt, j, t->piece_count, every);
-    ok = ok && (whole || add_named(list, t, pt->rule[0]->kind == MM_KIND_EXPERT));
+    ok = ok && (whole || add_named(list, t));
     ok = ok && (!whole || mm_json_set(done, last->theirs, mm_json_new_bool(true)));
   }
   mm_json_free(done);
@@ -495,6 +500,7 @@ bool mm_dialect_texts(mm_plan *p, mm_err *err) {
   const mm_dialect *d = p->dialect;
   bool ok = !d || mm_json_set(config, "quantization_config", d->config(p, left_out(p), err));
   p->text[0] = (mm_plan_text){"config.json", text_of(p, complete(config, ok), err)};
-  if (d && d->file) p->text[1] = (mm_plan_text){d->file, text_of(p, d->file_config(p, left_out(p), err), err)};
-  return p->text[0].text && (!p->text[1].name || p->text[1].text);
+  p->text[1] = (mm_plan_text){MM_CARD, mm_card_text(p, d ? d->name : NULL, err)};
+  if (d && d->file) p->text[2] = (mm_plan_text){d->file, text_of(p, d->file_config(p, left_out(p), err), err)};
+  return p->text[0].text && p->text[1].text && (!p->text[2].name || p->text[2].text);
 }

@@ -32,6 +32,8 @@ bool mm_dialect_spell(mm_plan *p, const char *word, mm_err *err);
 /* Fills p->text: the source's config.json with the quantization_config of what was spelt, and the dialect's own file. Every module that
  * is left as it is gets listed by its full name, which every engine's way of matching (exact, substring, glob, suffix) understands. */
 bool mm_dialect_texts(mm_plan *p, mm_err *err);
+/* Its word; "none" for NULL. */
+const char *mm_dialect_name(const mm_dialect *d);
 /* Whether a dialect has a config file of that name. */
 bool mm_dialect_file(const char *name);
 /* Turns the scale of a whole matrix, or codes ([bytes]), into what the spelling stores; leaves all other planes. */

@@ -38,7 +38,7 @@ static const char *name_of(const mm_plan *p, mm_slot s, mm_arena *a, mm_err *err
 }
 
 static bool open_part(mm_plan *p, size_t *cap, uint32_t stage, mm_err *err) {
-  if (!mm_grow((void **)&p->part, cap, p->part_count + 1, sizeof *p->part, err)) return false;
+  if (!MM_GROW(p->part, cap, p->part_count + 1, err)) return false;
   mm_plan_part *x = &p->part[p->part_count];
   *x = (mm_plan_part){.stage = stage, .file = mm_arena_alloc(&p->pack.arena, p->pack.tp * sizeof *x->file, err)};
   if (!x->file) return false;

@@ -1,11 +1,11 @@
 /* Names, shapes and the index of the unsharded layout. */
 #include "convert/plan/layout_hf.h"
 
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "convert/plan/card.h"
 #include "convert/plan/dialect.h"
 #include "convert/source/index.h"
 
@@ -114,18 +114,22 @@ char *mm_unsharded_index(const mm_plan *p, mm_err *err) {
   return NULL;
 }
 
+bool mm_code_file(const char *name) {
+  size_t n = strlen(name), plain = strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_");
+  return n > 3 && n < 128 && plain == n - 3 && strcmp(name + plain, ".py") == 0;
+}
+
 bool mm_unsharded_has(const char *file) {
   unsigned part, parts;
   int end = 0;
-  return strcmp(file, MM_INDEX_NAME) == 0 || mm_dialect_file(file) ||
-         (sscanf(file, "model-%9u-of-%9u.safetensors%n", &part, &parts, &end) == 2 && file[end] == 0 && end > 0);
+  return strcmp(file, MM_INDEX_NAME) == 0 || strcmp(file, MM_DIGESTS) == 0 || strcmp(file, MM_CARD) == 0 || mm_code_file(file) ||
+         mm_dialect_file(file) || (sscanf(file, "model-%9u-of-%9u.safetensors%n", &part, &parts, &end) == 2 && file[end] == 0 && end > 0);
 }
 
 bool mm_unsharded_plan(const char *dir, mm_digest *plan, mm_err *err) {
-  char path[PATH_MAX];
   mm_err why = {0};
-  snprintf(path, sizeof path, "%s/%s", dir, MM_INDEX_NAME);
-  mm_json *index = mm_json_load(path, MM_INDEX_MAX, &why);
+  const mm_path path = mm_path_of(dir, MM_INDEX_NAME);
+  mm_json *index = mm_json_load(path.text, MM_INDEX_MAX, &why);
   if (why.status == MM_LIMIT || why.status == MM_IO) *err = why; /* not that it is another directory */
   const mm_json *hex = mm_json_get(mm_json_get(index, "metadata"), "plan");
   bool ours = mm_json_type_of(hex) == MM_JSON_STR && mm_digest_parse(mm_json_str(hex), mm_json_str_len(hex), plan);

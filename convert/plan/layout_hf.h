@@ -14,6 +14,8 @@ char *mm_unsharded_file(mm_plan *p, uint32_t part, mm_err *err);
 bool mm_unsharded_digest(const mm_plan *p, mm_digest *out, mm_err *err);
 /* The text of model.safetensors.index.json: exact total_size, the plan's digest, the weight map in file order. free() it. */
 char *mm_unsharded_index(const mm_plan *p, mm_err *err);
+/* Whether a source's file of that name is code that its config's auto_map may name: "modeling_minimax_m1.py". */
+bool mm_code_file(const char *name);
 /* Whether a file of that name may be written by this layout, beside companions. */
 bool mm_unsharded_has(const char *file);
 /* The plan's digest in the index of a directory that this layout wrote; false for any other directory. */

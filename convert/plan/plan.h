@@ -9,8 +9,6 @@
 #include "convert/source/index.h"
 #include "formats/pack.h"
 
-typedef enum mm_align { MM_ALIGN_SPLIT, MM_ALIGN_PAD, MM_ALIGN_ERROR } mm_align;
-
 typedef struct mm_plan_options {
   const char *quant;               /* a recipe (recipe.h): "none", "bf16", "nvfp4a16; *self_attn*=block_fp8" */
   uint32_t tp, ep, pp;             /* ep divides tp: tp/ep ranks share experts and cut them; pp stages of whole layers */
@@ -72,7 +70,7 @@ typedef struct mm_plan_part {
 typedef struct mm_plan_text {
   const char *name, *text;
 } mm_plan_text;
-#define MM_PLAN_TEXTS 2
+#define MM_PLAN_TEXTS 3
 
 typedef struct mm_plan {
   const mm_hf *hf;
@@ -84,7 +82,7 @@ typedef struct mm_plan {
   bool *wanted; /* [pp·tp] ranks whose files are made */
   bool unsharded;
   const struct mm_dialect *dialect; /* NULL while nothing unsharded is quantised */
-  mm_plan_text text[MM_PLAN_TEXTS]; /* unsharded: config.json and what the dialect has beside it; name NULL past the end */
+  mm_plan_text text[MM_PLAN_TEXTS]; /* unsharded: config.json, the model card, what the dialect has beside it; name NULL past the end */
   struct mm_calibrated {
     uint64_t weighed, too_few, no_entry; /* matrices that are searched under --importance, and why others are searched without */
     uint64_t scaled, unreached;          /* tensors with a static scale; experts of theirs that calibration had none for */

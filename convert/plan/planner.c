@@ -195,8 +195,8 @@ static uint32_t stage_of(const mm_planner *b, const mm_rule *r, uint32_t layer) 
 /* `expert` counts in the unsharded layout only: the packed one stacks all of them in one tensor. */
 static bool add_tensor(mm_planner *b, const mm_rule *const *rules, unsigned pieces, uint32_t layer, uint32_t expert) {
   mm_plan *p = b->p;
-  if (!mm_grow((void **)&p->pack.tensor, &b->tensor_cap, p->pack.tensor_count + 1, sizeof *p->pack.tensor, b->err) ||
-      !mm_grow((void **)&p->tensor, &b->plan_cap, p->pack.tensor_count + 1, sizeof *p->tensor, b->err))
+  if (!MM_GROW(p->pack.tensor, &b->tensor_cap, p->pack.tensor_count + 1, b->err) ||
+      !MM_GROW(p->tensor, &b->plan_cap, p->pack.tensor_count + 1, b->err))
     return false;
   mm_pack_tensor *t = &p->pack.tensor[p->pack.tensor_count];
   mm_plan_tensor *pt = &p->tensor[p->pack.tensor_count];
@@ -279,7 +279,7 @@ uint32_t mm_strip_rows(const mm_hf *hf, const mm_scheme *s, uint32_t cols) {
 }
 
 static bool add_step(mm_plan *p, size_t *cap, mm_step s, mm_err *err) {
-  if (!mm_grow((void **)&p->step, cap, p->step_count + 1, sizeof s, err)) return false;
+  if (!MM_GROW(p->step, cap, p->step_count + 1, err)) return false;
   p->step[p->step_count++] = s;
   return true;
 }
@@ -324,19 +324,34 @@ static bool read_ranks(mm_plan *p, const char *text, mm_err *err) {
          mm_fail(err, MM_USAGE, "E_RANKS", mm_at(NULL, NULL), "found another --ranks than a list such as 0,2-5 of ranks below %u", all);
 }
 
+/* What wrote it, and the recipe. A packed source whose numbers are kept gives what its own source would have given, under the same recipe;
+ * numbers that are packed a second time are others, and files of the two must not be taken for parts of one run. */
+static bool add_words(mm_plan *p, const mm_hf *hf, const mm_plan_options *o, mm_err *err) {
+  const mm_pack *from = hf->packed ? mm_packed_pack(hf) : NULL;
+  bool kept = from && strcmp(o->quant, "none") == 0;
+  const char *quant = kept ? from->quant : o->quant;
+  p->pack.quant = mm_arena_strndup(&p->pack.arena, quant, strlen(quant), err);
+  p->pack.tool = from && !kept ? mm_arena_printf(&p->pack.arena, err, "minimax-convert %s, from %s", MM_VERSION, from->quant)
+                               : mm_arena_printf(&p->pack.arena, err, "minimax-convert %s", MM_VERSION);
+  return p->pack.quant && p->pack.tool;
+}
+
+/* Those of a packed source are its own. */
 static bool add_sources(mm_plan *p, const mm_hf *hf, mm_err *err) {
-  p->pack.source = mm_calloc(hf->file_count, sizeof *p->pack.source, err);
+  const mm_pack *from = hf->packed ? mm_packed_pack(hf) : NULL;
+  size_t count = from ? from->source_count : hf->file_count;
+  p->pack.source = mm_calloc(count, sizeof *p->pack.source, err);
   if (!p->pack.source) return false;
-  p->pack.source_count = hf->file_count;
-  for (size_t i = 0; i < hf->file_count; i++)
-    p->pack.source[i] = (mm_pack_file){.name = hf->file[i].name, .size = hf->file[i].id.size, .sha256 = hf->file[i].header};
+  p->pack.source_count = count;
+  for (size_t i = 0; i < count; i++)
+    p->pack.source[i] =
+        from ? from->source[i] : (mm_pack_file){.name = hf->file[i].name, .size = hf->file[i].id.size, .sha256 = hf->file[i].header};
   for (size_t i = 0; i < hf->tensor_count; i++)
     if (hf->tensor[i].used) p->source_bytes += hf->tensor[i].bytes;
   return true;
 }
 
 bool mm_plan_build(mm_plan *p, mm_hf *hf, const mm_plan_options *o, mm_err *err) {
-  static const char *const align_word[] = {"split", "pad", "error"};
   *p = (mm_plan){.hf = hf, .unsharded = o->unsharded};
   mm_planner b = {.p = p, .hf = hf, .o = o, .err = err, .arch = mm_arch_find(hf->config, hf->config_path, err)};
   if (!b.arch || !b.arch->read_config(hf->config, hf->config_path, &p->pack.model, err)) return false;
@@ -346,10 +361,8 @@ bool mm_plan_build(mm_plan *p, mm_hf *hf, const mm_plan_options *o, mm_err *err)
   p->pack.tp = o->tp;
   p->pack.ep = o->ep;
   p->pack.pp = o->pp;
-  p->pack.tool = mm_arena_printf(&p->pack.arena, err, "minimax-convert %s", MM_VERSION);
-  p->pack.quant = mm_arena_strndup(&p->pack.arena, o->quant, strlen(o->quant), err);
-  p->pack.tp_align = mm_arena_strndup(&p->pack.arena, align_word[o->align], strlen(align_word[o->align]), err);
-  if (!p->pack.tool || !p->pack.quant || !p->pack.tp_align) return false;
+  p->pack.tp_align = o->align;
+  if (!add_words(p, hf, o, err)) return false;
   if (!mm_recipe_parse(&p->recipe, o->quant, err)) return false;
   if (!o->made && (!p->recipe.importance != !o->importance || !p->recipe.act_scales != !o->act_scales))
     return mm_fail(err, MM_USAGE, "E_RECIPE", mm_at(NULL, NULL),
@@ -360,7 +373,7 @@ bool mm_plan_build(mm_plan *p, mm_hf *hf, const mm_plan_options *o, mm_err *err)
   bool ok = add_tensors(&b);
   mm_decoder_close(&b.source);
   if (!ok || !mm_hf_all_used(hf, &p->pack.model, err)) return false;
-  if (o->unsharded && !(mm_dialect_spell(p, o->dialect, err) && mm_dialect_texts(p, err))) return false;
+  if (o->unsharded && !o->made && !(mm_dialect_spell(p, o->dialect, err) && mm_dialect_texts(p, err))) return false;
   return add_sources(p, hf, err) && read_ranks(p, o->ranks, err) && mm_layout(p, o->part_size, err) && add_steps(p, err);
 }
 

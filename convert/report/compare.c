@@ -65,7 +65,7 @@ static double largest_step(mm_code code) {
   return 0;
 }
 
-static void merge(mm_tensor_error *to, const mm_tensor_error *e) {
+void mm_error_merge(mm_tensor_error *to, const mm_tensor_error *e) {
   bool first = to->most_scale == 0;
   to->signal += e->signal;
   to->noise += e->noise;
@@ -81,8 +81,15 @@ static void merge(mm_tensor_error *to, const mm_tensor_error *e) {
   to->most_scale = fmax(to->most_scale, e->most_scale);
 }
 
+void mm_error_rank(mm_tensor_error *stack, const mm_tensor_error *lead, uint32_t number) {
+  double db = mm_sqnr_db(lead);
+  if (stack->leads++ > 0 && db >= stack->worst_db) return;
+  stack->worst_lead = number;
+  stack->worst_db = db;
+}
+
 /* One row: source w, packed v, and the scales v was multiplied with (step is 0 where there are none). */
-static void add_row(mm_tensor_error *sum, const float *w, const float *v, const float *scale, uint32_t n, double step) {
+void mm_error_add(mm_tensor_error *sum, const float *w, const float *v, const float *scale, uint32_t n, double step) {
   mm_tensor_error row = {.count = n, .least_scale = step > 0 ? fabs((double)scale[0]) : 0};
   for (uint32_t j = 0; j < n; j++) {
     double a = (double)w[j], b = (double)v[j], e = b - a, s = step > 0 ? fabs((double)scale[j]) : 0;
@@ -102,7 +109,7 @@ static void add_row(mm_tensor_error *sum, const float *w, const float *v, const 
     row.clipped += step > 0 && fabs(e) > step / 2 * s * (1 + 1e-4); /* ties: v and the quotient were rounded to f32 */
     row.flushed += a != 0 && b == 0;
   }
-  merge(sum, &row);
+  mm_error_merge(sum, &row);
 }
 
 /* Rows of one rank's share: local row `local` + i of entry `lead` holds columns [cols.from, +count) of source row i in `wide`. */
@@ -114,14 +121,12 @@ typedef struct mm_shared_rows {
 
 static bool add_rank(mm_compare_worker *w, const mm_packed *m, const mm_shared_rows *x, mm_tensor_error *sum, mm_err *err) {
   double step = largest_step(m->scheme->code);
-  if (!mm_grow((void **)&w->row, &w->row_cap, m->k, sizeof *w->row, err) ||
-      !mm_grow((void **)&w->scale, &w->scale_cap, m->k, sizeof *w->scale, err))
-    return false;
+  if (!MM_GROW(w->row, &w->row_cap, m->k, err) || !MM_GROW(w->scale, &w->scale_cap, m->k, err)) return false;
   for (uint32_t i = 0; i < x->rows; i++) {
     m->scheme->unpack(m, x->lead, x->local + i, 1, w->row);
     if (step > 0) mm_row_scales(m, x->lead, x->local + i, w->scale);
     const float *from = x->wide + (size_t)i * x->whole_cols + x->cols.from;
-    add_row(sum, from, w->row + x->cols.at, w->scale + x->cols.at, x->cols.count, step);
+    mm_error_add(sum, from, w->row + x->cols.at, w->scale + x->cols.at, x->cols.count, step);
   }
   return true;
 }
@@ -172,14 +177,9 @@ static void add_steps(const mm_plan *plan, const mm_tensor_error *sum, mm_tensor
     const mm_step *s = &plan->step[i];
     mm_tensor_error lead = {0}, *to = &out[s->tensor];
     for (next = i; next < plan->step_count && plan->step[next].tensor == s->tensor && plan->step[next].lead == s->lead; next++)
-      merge(&lead, &sum[next]);
-    merge(to, &lead);
-    if (!plan->pack.tensor[s->tensor].lead || lead.count == 0) continue;
-    double db = mm_sqnr_db(&lead);
-    if (to->leads++ == 0 || db < to->worst_db) {
-      to->worst_lead = s->lead;
-      to->worst_db = db;
-    }
+      mm_error_merge(&lead, &sum[next]);
+    mm_error_merge(to, &lead);
+    if (plan->pack.tensor[s->tensor].lead && lead.count > 0) mm_error_rank(to, &lead, s->lead);
   }
 }
 

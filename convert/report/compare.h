@@ -29,4 +29,22 @@ double mm_cosine(const mm_tensor_error *e);
  * out[tensor_count]. */
 bool mm_compare(const mm_plan *plan, const mm_shards *s, unsigned threads, mm_tensor_error *out, mm_err *err);
 
+typedef struct mm_error_row {
+  const char *name, *scheme; /* of the packed tensor */
+  mm_tensor_error e;
+  size_t place; /* in the checkpoint's order */
+} mm_error_row;
+
+/* The same of an unsharded checkpoint `made`, opened as a source: `plan` is that of its own source in the same layout. A row for each
+ * packed name, so that the experts of a layer are one, as in a packed checkpoint; *rows is allocated, free() it. What `made` lacks, or
+ * holds in another shape, is MM_INTEGRITY E_SOURCE. Scales are not looked at. */
+bool mm_compare_unsharded(const mm_plan *plan, mm_hf *made, unsigned threads, mm_error_row **rows, size_t *count, mm_err *err);
+
+/* --- between compare.c and compare_unsharded.c --- */
+void mm_error_merge(mm_tensor_error *to, const mm_tensor_error *e);
+/* Counts one entry of a stack, whose own sums are `lead`'s. */
+void mm_error_rank(mm_tensor_error *stack, const mm_tensor_error *lead, uint32_t number);
+/* n weights: w of the source, v packed, and what v was multiplied with; step is 0 and scale not read where there is none. */
+void mm_error_add(mm_tensor_error *sum, const float *w, const float *v, const float *scale, uint32_t n, double step);
+
 #endif

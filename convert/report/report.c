@@ -1,6 +1,9 @@
 /* Plan, progress and summary for people (text) and pipelines (JSON). */
 #include "convert/report/report.h"
 
+#include "convert/plan/card.h"
+#include "convert/plan/dialect.h"
+
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -163,6 +166,17 @@ static void print_verdict(FILE *f, const mm_plan *p, const mm_verdict *v) {
     fputs("; no --tp of this model does: another --quant, or --pp\n", f);
 }
 
+/* What engines are known to read wrongly, of the schemes that the plan has. */
+static void print_caveats(FILE *f, const mm_plan *p) {
+  const mm_scheme *s;
+  for (size_t k = 0; p->unsharded && (s = mm_scheme_at(k)); k++) {
+    const char *what = mm_card_caveat(mm_dialect_name(p->dialect), s->name);
+    size_t i = 0;
+    while (what && i < p->pack.tensor_count && p->tensor[i].scheme != s) i++;
+    if (what && i < p->pack.tensor_count) fprintf(f, "note: %s\n", what);
+  }
+}
+
 bool mm_report_plan(FILE *f, const mm_plan *p, const mm_verdict *v, mm_report_style style, bool tensors, mm_err *err) {
   char size[32];
   if (style == MM_REPORT_JSON) return print_json(f, plan_json(p, v, tensors), err);
@@ -181,6 +195,7 @@ bool mm_report_plan(FILE *f, const mm_plan *p, const mm_verdict *v, mm_report_st
     fprintf(f, "static activation scales: %llu tensors; %llu experts that calibration did not reach take the largest of the others\n",
             (unsigned long long)c->scaled, (unsigned long long)c->unreached);
   print_ranks(f, p);
+  print_caveats(f, p);
   if (v && v->memory) print_verdict(f, p, v);
   for (size_t i = 0; tensors && i < p->pack.tensor_count; i++)
     for (uint32_t j = 0; j < listed_count(p, i); j++) {
@@ -255,12 +270,6 @@ struct mm_watch {
   bool stop;
 };
 
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static void draw(const mm_watch *w, double elapsed, bool tty) {
   double done = (double)atomic_load(&w->progress->read_bytes), all = (double)w->p->source_bytes;
   double rate = elapsed > 0 ? (done - (double)atomic_load(&w->progress->kept_bytes)) / elapsed : 0,
@@ -288,7 +297,7 @@ static void *watch(void *ctx) {
   mm_watch *w = ctx;
   const bool tty = isatty(2);
   bool drawn = false;
-  double start = now();
+  double start = mm_now();
   pthread_mutex_lock(&w->lock);
   for (unsigned second = 1; !w->stop; second++) {
     struct timespec until;
@@ -296,9 +305,9 @@ static void *watch(void *ctx) {
     until.tv_sec++;
     while (!w->stop && pthread_cond_timedwait(&w->wake, &w->lock, &until) == 0) continue;
     if (w->stop) break;
-    if (w->events) put_progress(w, now() - start);
+    if (w->events) put_progress(w, mm_now() - start);
     if (!w->drawn || (!tty && second % 5 != 0)) continue;
-    draw(w, now() - start, tty);
+    draw(w, mm_now() - start, tty);
     drawn = true;
   }
   pthread_mutex_unlock(&w->lock);

@@ -8,12 +8,6 @@
 #include "formats/json.h"
 #include "formats/output.h"
 
-typedef struct mm_error_row {
-  const char *name, *scheme; /* of the packed tensor */
-  mm_tensor_error e;
-  size_t place; /* in the checkpoint's order */
-} mm_error_row;
-
 typedef struct mm_error_report {
   const char *dir, *source, *quant;
   mm_error_row *row;

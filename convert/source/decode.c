@@ -210,9 +210,7 @@ static bool decode_scales(mm_decoder *d, const mm_matrix *x, uint32_t row, uint3
       !(e->reciprocal ? read_scales(d, &x->part[MM_GLOBAL], &(mm_scale_grid){0, 1, 1, false}, false, &global, err)
                       : mm_decode_global(d, x, &global, err)))
     return false;
-  if (!mm_grow((void **)&d->scale, &d->scale_cap, n, sizeof(float), err) ||
-      !read_scales(d, &x->part[MM_SCALE], &g, e->signed_scale, d->scale, err))
-    return false;
+  if (!MM_GROW(d->scale, &d->scale_cap, n, err) || !read_scales(d, &x->part[MM_SCALE], &g, e->signed_scale, d->scale, err)) return false;
   for (size_t i = 0; x->part[MM_GLOBAL].tensor && i < n; i++) d->scale[i] = e->reciprocal ? d->scale[i] / global : d->scale[i] * global;
   return true;
 }
@@ -347,7 +345,7 @@ static bool apply_smooth(mm_decoder *d, const mm_matrix *x, uint32_t rows, mm_er
 bool mm_decode_f32(mm_decoder *d, const mm_matrix *x, uint32_t row, uint32_t rows, mm_err *err) {
   size_t n = (size_t)rows * x->cols;
   d->zeroed = 0;
-  if (!mm_grow((void **)&d->wide, &d->wide_cap, n, sizeof(float), err)) return false;
+  if (!MM_GROW(d->wide, &d->wide_cap, n, err)) return false;
   if (mm_is_plain(x)) return mm_decode_codes(d, x, row, rows, err) && mm_widen(d->wide, d->raw, x->weight->dtype, n);
   return (mm_encoding_is_grid(x) ? decode_grid(d, x, row, rows, err) : decode_integers(d, x, row, rows, err)) &&
          (!x->part[MM_SMOOTH].tensor || apply_smooth(d, x, rows, err)) && mm_decode_finite(d, x, row, d->wide, MM_F32, n, err);

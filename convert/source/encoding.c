@@ -39,15 +39,10 @@ static const char *choice_text(const mm_choice *c, char *out, size_t cap) {
 
 /* ---- tensors by name, shapes by place ---- */
 
-static bool ends_with(const char *s, const char *end) {
-  size_t n = strlen(s), k = strlen(end);
-  return n >= k && strcmp(s + n - k, end) == 0;
-}
-
 /* The name with its "weight" replaced; what has another name ("…correction_bias") has no other tensors. No snprintf: a plan of M2 asks half
  * a million times. */
 static char *part_name(char out[NAME_MAX_LEN], const mm_site *p, const char *suffix) {
-  bool stem = ends_with(p->name, "weight");
+  bool stem = mm_ends_with(p->name, "weight");
   if (!stem) suffix = "";
   size_t n = mm_min(strlen(p->name) - (stem ? strlen("weight") : 0), NAME_MAX_LEN - 1), k = mm_min(strlen(suffix), NAME_MAX_LEN - 1 - n);
   memcpy(out, p->name, n);
@@ -359,13 +354,13 @@ mm_found mm_encoding_find(mm_hf *hf, const mm_site *p, bool plain_only, mm_matri
 
 const char *mm_encoding_leftover(const char *name, const char **what) {
   for (const mm_refused_suffix *r = mm_refused_suffixes; r->suffix; r++)
-    if (ends_with(name, r->suffix)) {
+    if (mm_ends_with(name, r->suffix)) {
       *what = r->what;
       return r->code;
     }
   for (const mm_encoding *e = mm_encodings; e->name; e++)
     for (unsigned i = 0; i < MM_COMPANIONS; i++)
-      if (e->part[i].suffix && ends_with(name, e->part[i].suffix)) {
+      if (e->part[i].suffix && mm_ends_with(name, e->part[i].suffix)) {
         *what = "a tensor of a quantised weight that is not there, or a tensor";
         return "E_Q_ORPHAN";
       }
@@ -417,6 +412,7 @@ const mm_scheme *mm_encoding_scheme(const mm_matrix *x, size_t matrices, unsigne
   const mm_encoding *e = x->encoding;
   if (mm_is_plain(x)) return mm_scheme_plain(x->weight->dtype);
   if (!e->scheme) return NULL;
+  if (e->packed) return mm_scheme_find(e->scheme);
   if (e->part[MM_GLOBAL].suffix) {
     bool input = false; /* calibration that missed some experts still is calibration */
     for (size_t i = 0; i < matrices; i++) input = input || x[i].part[MM_INPUT].tensor;

@@ -41,6 +41,7 @@ typedef struct mm_encoding {
   const uint8_t *order;  /* [8] nibble of each of a word's columns; NULL: in order */
   const char *unread[3]; /* says nothing about the weights */
   const char *scheme;    /* the packed scheme that keeps it; NULL: none does */
+  bool packed;           /* it is that scheme, of a packed source */
 } mm_encoding;
 
 /* The table, ended by a row without a name. Row 0 is the plain one: BF16, F16, F32. */

@@ -5,6 +5,7 @@
 
 #include "convert/source/rule.h"
 #include "formats/hash.h"
+#include "formats/pack.h"
 #include "formats/safetensors.h"
 #include "quant/quant.h"
 
@@ -22,7 +23,8 @@ typedef struct mm_hf_tensor {
   mm_shape shape;
   mm_dtype dtype;
   uint32_t file;
-  bool found; /* its header entry was seen */
+  uint32_t matrix, plane; /* of a packed source (packed_source.c) */
+  bool found;             /* its header entry was seen */
   bool used;
 } mm_hf_tensor;
 
@@ -46,10 +48,11 @@ typedef struct mm_hf {
   mm_hf_file *file;
   mm_hf_tensor *tensor; /* sorted by canonical name */
   mm_quantization quantization;
-  bool names_only;        /* opened from the index alone: shapes come from the rules, no weights can be read */
-  bool outside_allowed;   /* links may lead anywhere */
-  bool nonfinite_allowed; /* weights that are NaN or infinite are read as 0 */
-  bool dry_run;           /* only planned: where weights are absent, names_only is what the user may want */
+  struct mm_packed_source *packed; /* NULL unless the source is a packed checkpoint */
+  bool names_only;                 /* opened from the index alone: shapes come from the rules, no weights can be read */
+  bool outside_allowed;            /* links may lead anywhere */
+  bool nonfinite_allowed;          /* weights that are NaN or infinite are read as 0 */
+  bool dry_run;                    /* only planned: where weights are absent, names_only is what the user may want */
   size_t text_count;
   struct mm_hf_text {
     const char *path;
@@ -76,6 +79,16 @@ mm_hf_tensor *mm_hf_find(const mm_hf *hf, const char *canonical);
 /* A file of the checkpoint may be a link into its own folder or into the Hub cache's blobs (snapshots/REV/x -> ../../blobs/SHA256);
  * one that leads elsewhere is MM_BAD_INPUT E_FS_OUTSIDE unless that was allowed. What cannot be resolved passes: opening tells why. */
 bool mm_hf_inside(const mm_hf *hf, const char *path, mm_err *err);
+/* A packed checkpoint as a source (packed_source.c): its tensors are the matrices that it was made from, encoded as its schemes store them,
+ * gathered from its ranks when they are read. What is read is proven by its digests first (MM_INTEGRITY E_DIGEST). */
+bool mm_packed_is(const char *dir);
+/* Of a directory, all ranks: hf->dir and hf->config_path are set. Checks the manifest, every header and the companion files. */
+bool mm_packed_open(mm_hf *hf, mm_err *err);
+void mm_packed_close(mm_hf *hf); /* of any hf */
+/* What its manifest says. */
+const mm_pack *mm_packed_pack(const mm_hf *hf);
+bool mm_packed_read(const mm_hf *hf, const mm_hf_tensor *t, uint64_t at, void *buf, size_t n, mm_err *err);
+
 /* Every file still is what it was at open; MM_IO E_CHANGED otherwise. */
 bool mm_hf_unchanged(const mm_hf *hf, mm_err *err);
 
@@ -113,6 +126,8 @@ typedef enum mm_found { MM_FOUND, MM_ABSENT, MM_FAILED } mm_found;
  * that already has the packed (fused) name. Checks dtype, shape and scale and marks what it takes as used. */
 mm_found mm_hf_matrix(mm_hf *hf, const mm_model *m, const mm_rule *const *piece, unsigned pieces, unsigned i, uint32_t layer,
                       uint32_t expert, mm_matrix *out, mm_err *err);
+/* The same of a packed source, by the piece's own name alone. MM_INTEGRITY E_SHAPE where config.json means other extents. */
+mm_found mm_packed_matrix(mm_hf *hf, const mm_model *m, const mm_rule *r, uint32_t layer, uint32_t expert, mm_matrix *out, mm_err *err);
 /* Fails on tensors nobody used, but for those known to be redundant (rotary and decay buffers, layers past the last). */
 bool mm_hf_all_used(const mm_hf *hf, const mm_model *m, mm_err *err);
 

@@ -238,7 +238,20 @@ static bool read_quantization(mm_hf *hf, mm_err *err) {
 
 static bool read_config(mm_hf *hf, mm_err *err) {
   hf->config = read_json(hf, hf->config_path, err);
-  return hf->config && read_quantization(hf, err);
+  return hf->config && (mm_packed_is(hf->dir) || read_quantization(hf, err));
+}
+
+/* A config that no plan would come from is refused before headers are read. */
+static bool check_model(const mm_hf *hf, mm_err *err) {
+  mm_model model = {0};
+  const mm_arch *arch = mm_arch_find(hf->config, hf->config_path, err);
+  return arch && arch->read_config(hf->config, hf->config_path, &model, err);
+}
+
+static bool open_packed(mm_hf *hf, const mm_hf_options *o, mm_err *err) {
+  if (o->names_only)
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(hf->dir, NULL), "found --names-only with a packed checkpoint, expected all its files");
+  return mm_packed_open(hf, err);
 }
 
 static bool read_index(mm_hf *hf, const char *path, mm_err *err) {
@@ -258,6 +271,7 @@ bool mm_hf_open(mm_hf *hf, const char *dir, const mm_hf_options *o, mm_err *err)
   hf->config_path = join(hf, "config.json", err);
   if (!index || !single || !hf->config_path) return false;
   if (!read_config(hf, err)) return false;
+  if (mm_packed_is(dir)) return (!o->for_plan || check_model(hf, err)) && open_packed(hf, o, err);
   bool indexed = exists(index);
   if (indexed) {
     if (!read_index(hf, index, err)) return false;
@@ -278,10 +292,6 @@ bool mm_hf_open(mm_hf *hf, const char *dir, const mm_hf_options *o, mm_err *err)
                    "found both %s and %s, which the index does not name: remove one", MM_INDEX_NAME, SINGLE_FILE);
   if (o->names_only && !indexed)
     return mm_fail(err, MM_BAD_INPUT, "E_IDX", mm_at(index, NULL), "found no index, expected one for --names-only");
-  if (o->for_plan) {
-    mm_model model = {0};
-    const mm_arch *arch = mm_arch_find(hf->config, hf->config_path, err);
-    if (!arch || !arch->read_config(hf->config, hf->config_path, &model, err)) return false;
-  }
+  if (o->for_plan && !check_model(hf, err)) return false;
   return (o->names_only || read_headers(hf, o->one_thread, err)) && canonical_names(hf, err);
 }

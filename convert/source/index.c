@@ -43,7 +43,7 @@ static bool note_file(mm_index_reader *r, mm_scan_str s, const char *tensor, uin
       return mm_fail(r->err, MM_BAD_INPUT, "E_IDX_PATH", mm_at(r->path, tensor), "found file name \"%s\", expected a plain base name",
                      mm_escape(shown, sizeof shown, name, n));
     }
-    if (!mm_grow((void **)&r->noted, &r->noted_cap, r->noted_count + 1, sizeof *r->noted, r->err)) return false;
+    if (!MM_GROW(r->noted, &r->noted_cap, r->noted_count + 1, r->err)) return false;
     r->noted[r->noted_count] = (mm_noted){name, (uint32_t)r->noted_count};
     r->noted_count++;
   }
@@ -67,7 +67,7 @@ static bool weight_map(mm_index_reader *r) {
     if (n == 0 || strlen(name) != n) return bad(r, "E_NAME", NULL, "found a tensor name that is empty or holds NUL");
     if (mm_scan_peek(&r->scan) != '"') return bad(r, "E_IDX", name, "found a value that is not a string, expected a file name");
     if (!mm_scan_string(&r->scan, &value, r->err)) return false;
-    if (!mm_grow((void **)&hf->tensor, &r->tensor_cap, hf->tensor_count + 1, sizeof *hf->tensor, r->err)) return false;
+    if (!MM_GROW(hf->tensor, &r->tensor_cap, hf->tensor_count + 1, r->err)) return false;
     mm_hf_tensor *t = &hf->tensor[hf->tensor_count];
     *t = (mm_hf_tensor){.name = name, .original = name};
     if (!note_file(r, value, name, &t->file)) return false;
@@ -102,7 +102,7 @@ static bool make_files(mm_index_reader *r) {
   qsort(r->noted, r->noted_count, sizeof *r->noted, by_file);
   for (size_t i = 0; ok && i < r->noted_count; i++) {
     if (i == 0 || by_file(&r->noted[i - 1], &r->noted[i]) != 0) {
-      ok = mm_grow((void **)&hf->file, &cap, hf->file_count + 1, sizeof *hf->file, r->err);
+      ok = MM_GROW(hf->file, &cap, hf->file_count + 1, r->err);
       if (ok) hf->file[hf->file_count++] = (mm_hf_file){.name = r->noted[i].name};
     }
     file[r->noted[i].at] = (uint32_t)(hf->file_count - 1);

@@ -8,9 +8,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "convert/source/index.h"
 #include "formats/file.h"
-#include "formats/pack.h"
 
 #define REVISION_MAX 256
 
@@ -21,10 +19,9 @@ static bool is_dir(const char *path) {
 
 /* Also of a link to nothing. */
 static bool holds(const char *dir, const char *name) {
-  char path[PATH_MAX];
   struct stat st;
-  snprintf(path, sizeof path, "%s/%s", dir, name);
-  return lstat(path, &st) == 0;
+  const mm_path path = mm_path_of(dir, name);
+  return lstat(path.text, &st) == 0;
 }
 
 /* ORG/NAME at the start of text, up to a character that ids do not have; its length, 0 when there is none. */
@@ -97,12 +94,6 @@ char *mm_source_locate(const char *given, mm_arena *a, mm_err *err) {
   }
   if (!S_ISDIR(st.st_mode)) {
     mm_fail(err, MM_BAD_INPUT, "E_FS_TYPE", mm_at(given, NULL), "it is no directory, expected a checkpoint's");
-    return NULL;
-  }
-  bool weights = holds(given, MM_INDEX_NAME) || holds(given, "model.safetensors");
-  if (holds(given, MM_MANIFEST) && !weights) {
-    mm_fail(err, MM_BAD_INPUT, "E_KIND", mm_at(given, NULL),
-            "found a packed checkpoint, expected a Hugging Face one (its source; minimax-inspect lists what this one holds)");
     return NULL;
   }
   if (holds(given, "config.json") || !holds(given, "snapshots")) return mm_arena_strndup(a, given, strlen(given), err);

@@ -6,8 +6,8 @@
 #include "formats/base.h"
 
 /* The checkpoint's directory (in *a) for the word that was given: itself, or the snapshot of a "models--ORG--NAME" folder: that of
- * refs/main, or the only one. MM_BAD_INPUT: E_FS_MISSING when there is no such directory or no single snapshot, E_KIND for a packed
- * checkpoint. NULL on failure. */
+ * refs/main, or the only one. MM_BAD_INPUT: E_FS_MISSING when there is no such directory or no single snapshot. NULL on
+ * failure. */
 char *mm_source_locate(const char *given, mm_arena *a, mm_err *err);
 
 #endif

@@ -28,6 +28,7 @@ static mm_site place_of(const mm_model *m, const mm_rule *const *piece, unsigned
 mm_found mm_hf_matrix(mm_hf *hf, const mm_model *m, const mm_rule *const *piece, unsigned pieces, unsigned i, uint32_t layer,
                       uint32_t expert, mm_matrix *out, mm_err *err) {
   const mm_rule *r = piece[i];
+  if (hf->packed) return mm_packed_matrix(hf, m, r, layer, expert, out, err);
   bool plain_only = r->kind != MM_KIND_LINEAR && r->kind != MM_KIND_EXPERT;
   char name[NAME_MAX_LEN], fused_name[NAME_MAX_LEN];
   mm_site alone = place_of(m, piece, pieces, i, expert, false, mm_rule_name(name, sizeof name, r->theirs, layer, expert));
@@ -42,16 +43,11 @@ mm_found mm_hf_matrix(mm_hf *hf, const mm_model *m, const mm_rule *const *piece,
   return mm_encoding_find(hf, whole ? &fused : &alone, plain_only, out, err);
 }
 
-static bool ends_with(const char *s, const char *end) {
-  size_t n = strlen(s), k = strlen(end);
-  return n >= k && strcmp(s + n - k, end) == 0;
-}
-
 /* Buffers some exports carry and everyone recomputes, and layers past the last (multi-token prediction). */
 static bool redundant(const char *name, const mm_model *m) {
   static const char *const buffer[] = {".rotary_emb.inv_freq", ".slope_rate", ".query_decay", ".key_decay", ".diagonal_decay"};
   for (size_t i = 0; i < sizeof buffer / sizeof *buffer; i++)
-    if (ends_with(name, buffer[i])) return true;
+    if (mm_ends_with(name, buffer[i])) return true;
   static const char before[] = "model.layers.";
   if (strncmp(name, before, sizeof before - 1) != 0) return false;
   const char *number = name + sizeof before - 1;

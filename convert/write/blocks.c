@@ -99,7 +99,7 @@ static bool add_due(void *ctx, uint32_t rank, uint64_t offset, uint64_t bytes) {
   mm_coverage *c = ctx;
   uint64_t at = layout_of(c->b, rank)->header_bytes + offset, end = at + bytes;
   if (rank != c->rank) return true;
-  if (!mm_grow((void **)&c->stretch, &c->cap, c->count + 1, sizeof *c->stretch, c->err)) return false;
+  if (!MM_GROW(c->stretch, &c->cap, c->count + 1, c->err)) return false;
   c->stretch[c->count++] = (struct mm_stretch){at, end};
   while (at < end && at < layout_of(c->b, rank)->size) {
     uint64_t k = at / MM_HASH_BLOCK, stop = mm_min(end, (k + 1) * MM_HASH_BLOCK);
@@ -193,7 +193,7 @@ bool mm_blocks_begin(mm_blocks *b, uint32_t part, bool existing, bool *kept, mm_
 }
 
 static bool note(mm_put_log *log, mm_put put, mm_err *err) {
-  if (!mm_grow((void **)&log->put, &log->cap, log->count + 1, sizeof put, err)) return false;
+  if (!MM_GROW(log->put, &log->cap, log->count + 1, err)) return false;
   log->put[log->count++] = put;
   return true;
 }
@@ -217,7 +217,7 @@ static bool mark_done(mm_blocks *b, uint32_t rank, uint32_t block, mm_err *err) 
   if (x->buffer) b->free_buffer[b->free_count++] = x->buffer;
   x->buffer = NULL;
   x->state = MM_BLOCK_DONE;
-  bool ok = mm_grow((void **)&b->done, &b->done_cap, b->done_count + 1, sizeof *b->done, err);
+  bool ok = MM_GROW(b->done, &b->done_cap, b->done_count + 1, err);
   if (ok) b->done[b->done_count++] = (mm_done){.rank = rank, .part = b->part, .block = block};
   pthread_mutex_unlock(&b->lock);
   return ok;

@@ -1,7 +1,6 @@
 /* The main loop of a conversion. */
 #include "convert/write/convert.h"
 
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -82,10 +81,9 @@ static bool run_all(mm_convert_job *job, unsigned threads, mm_digest *manifest, 
 }
 
 static bool manifest_digest(const mm_plan *p, const char *dir, mm_digest *out, mm_err *err) {
-  char path[PATH_MAX];
   size_t n = 0;
-  snprintf(path, sizeof path, "%s/%s", dir, mm_plan_manifest(p));
-  char *text = mm_file_slurp(path, MM_MANIFEST_MAX, &n, err);
+  const mm_path path = mm_path_of(dir, mm_plan_manifest(p));
+  char *text = mm_file_slurp(path.text, MM_MANIFEST_MAX, &n, err);
   bool ok = text && mm_sha256(text, n, out, err);
   free(text);
   return ok;

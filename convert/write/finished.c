@@ -1,15 +1,16 @@
 /* Comparing a finished output with the plan, and hashing it. */
 #include "convert/write/finished.h"
 
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "convert/plan/card.h"
 #include "convert/plan/layout_hf.h"
 #include "formats/file.h"
 #include "loader/archive.h"
 #include "loader/verify.h"
+#include "loader/verify_unsharded.h"
 
 static bool other(const char *dir, const char *option, mm_err *err) {
   return mm_fail(err, MM_USAGE, "E_RESUME", mm_at(dir, NULL), "found a finished conversion with another %s; --force replaces it", option);
@@ -58,36 +59,46 @@ static bool check_archive(const mm_plan *p, const char *dir, bool hash, unsigned
 
 /* The file has these bytes at its start; `size` in all. */
 static bool starts_with(const char *dir, const char *name, const void *bytes, size_t n, uint64_t size, mm_err *err) {
-  char path[PATH_MAX];
   mm_file f = MM_FILE_NONE;
-  snprintf(path, sizeof path, "%s/%s", dir, name);
+  const mm_path path = mm_path_of(dir, name);
   char *there = mm_calloc(n, 1, err);
-  bool ok = there && mm_file_open(&f, path, err);
+  bool ok = there && mm_file_open(&f, path.text, err);
   if (ok && f.size != size)
-    ok = mm_fail(err, MM_INTEGRITY, "E_SIZE", mm_at(path, NULL), "found %llu bytes, expected %llu", (unsigned long long)f.size,
+    ok = mm_fail(err, MM_INTEGRITY, "E_SIZE", mm_at(path.text, NULL), "found %llu bytes, expected %llu", (unsigned long long)f.size,
                  (unsigned long long)size);
-  ok = ok && mm_file_read(&f, path, there, n, 0, err) &&
-       (memcmp(there, bytes, n) == 0 || mm_fail(err, MM_INTEGRITY, "E_DIGEST", mm_at(path, NULL), "found other bytes than the plan has"));
+  ok = ok && mm_file_read(&f, path.text, there, n, 0, err) &&
+       (memcmp(there, bytes, n) == 0 ||
+        mm_fail(err, MM_INTEGRITY, "E_DIGEST", mm_at(path.text, NULL), "found other bytes than the plan has"));
   mm_file_close(&f);
   free(there);
   return ok;
 }
 
-static bool check_unsharded(const mm_plan *p, const char *dir, mm_err *err) {
+/* Every byte by the digests that lie beside them. */
+static bool hash_unsharded(const char *dir, unsigned threads, mm_err *err) {
+  mm_pack digests = {0};
+  size_t seen = 0;
+  bool ok = mm_digests_open(&digests, dir, err) && mm_unsharded_blocks(&digests, UINT32_MAX, 0, threads, &seen, err);
+  mm_pack_close(&digests);
+  return ok;
+}
+
+static bool check_unsharded(const mm_plan *p, const char *dir, bool hash, unsigned threads, mm_err *err) {
   char *index = mm_unsharded_index(p, err);
   bool ok = index && starts_with(dir, MM_INDEX_NAME, index, strlen(index), strlen(index), err);
   free(index);
   for (size_t i = 0; ok && i < MM_PLAN_TEXTS && p->text[i].name; i++)
-    ok = starts_with(dir, p->text[i].name, p->text[i].text, strlen(p->text[i].text), strlen(p->text[i].text), err);
+    ok = strcmp(p->text[i].name, MM_CARD) == 0 ||
+         starts_with(dir, p->text[i].name, p->text[i].text, strlen(p->text[i].text), strlen(p->text[i].text), err);
   for (uint32_t i = 0; ok && i < p->part_count; i++) {
     const mm_plan_file *f = &p->part[i].file[0];
     ok = starts_with(dir, mm_plan_entry(p, i, 0)->file, f->header, f->header_bytes, f->size, err);
   }
-  return ok;
+  return ok && (!hash || hash_unsharded(dir, threads, err));
 }
 
 bool mm_finished_check(const mm_plan *p, const char *dir, bool archived, bool hash, unsigned threads, mm_err *err) {
-  bool ok = p->unsharded ? check_unsharded(p, dir, err)
+  bool ok = p->unsharded ? check_unsharded(p, dir, hash, threads, err)
             : archived   ? check_archive(p, dir, hash, threads, err)
                          : check_packed(p, dir, hash, threads, err);
   if (!ok && err->status == MM_BAD_INPUT) err->status = MM_INTEGRITY; /* an output's file that is absent or no file */

@@ -139,7 +139,7 @@ static bool take_array(mm_journal *j, mm_cursor *c, void **out, uint32_t count, 
 
 static bool add(mm_cursor *c, const void *in, size_t n, mm_err *err) {
   if (n == 0) return true;
-  if (!mm_grow((void **)&c->p, &c->cap, c->n + n, 1, err)) return false;
+  if (!MM_GROW(c->p, &c->cap, c->n + n, err)) return false;
   memcpy(c->p + c->n, in, n);
   c->n += n;
   return true;
@@ -150,7 +150,7 @@ static bool add(mm_cursor *c, const void *in, size_t n, mm_err *err) {
 static bool read_payload(mm_journal *j, mm_cursor *c, mm_err *err) {
   uint32_t blocks, steps;
   if (!take(c, &blocks, 4) || !take(c, &steps, 4) || (c->n - c->at) / sizeof(mm_block_entry) < blocks) return false;
-  if (!mm_grow((void **)&j->block, &j->block_cap, j->block_count + blocks, sizeof *j->block, err)) return false;
+  if (!MM_GROW(j->block, &j->block_cap, j->block_count + blocks, err)) return false;
   if (blocks && !take(c, j->block + j->block_count, blocks * sizeof *j->block)) return false;
   j->block_count += blocks;
   for (uint32_t i = 0; i < steps; i++) {
@@ -163,7 +163,7 @@ static bool read_payload(mm_journal *j, mm_cursor *c, mm_err *err) {
     e.step = head[0];
     e.put_count = head[1];
     e.dead_count = head[2];
-    if (!mm_grow((void **)&j->step, &j->step_cap, j->step_count + 1, sizeof e, err)) return false;
+    if (!MM_GROW(j->step, &j->step_cap, j->step_count + 1, err)) return false;
     j->step[j->step_count++] = e;
   }
   return c->at == c->n;

@@ -45,7 +45,7 @@ static bool journal_frames(mm_writer *w, uint32_t part, mm_err *err) {
   for (uint32_t r = 0; ok && r < w->plan->pack.tp; r++) {
     if (!mm_plan_wants(w->plan, part, r)) continue;
     const mm_archive_part *p = mm_writer_archived(w, part, r);
-    ok = mm_grow((void **)&done, &cap, n + p->part->block_count, sizeof *done, err);
+    ok = MM_GROW(done, &cap, n + p->part->block_count, err);
     for (uint32_t b = 0; ok && b < p->part->block_count; b++)
       done[n++] = (mm_done){.rank = r, .part = part, .block = b, .packed = p->frame[b].bytes, .stride = p->frame[b].stride};
   }

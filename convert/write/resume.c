@@ -107,7 +107,7 @@ static void take_blocks(mm_trust *t) {
 
 /* The step is done, and what it had to tell is told. */
 static bool take_step(mm_writer *w, const mm_step_entry *e, mm_err *err) {
-  if (!mm_grow((void **)&w->dead, &w->dead_cap, w->dead_count + e->dead_count, sizeof *w->dead, err)) return false;
+  if (!MM_GROW(w->dead, &w->dead_cap, w->dead_count + e->dead_count, err)) return false;
   for (size_t k = 0; k < e->dead_count; k++) w->dead[w->dead_count++] = e->dead[k];
   w->zeroed += e->zeroed;
   w->skip[e->step] = true;

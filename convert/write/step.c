@@ -36,7 +36,7 @@ static bool pack_strip(mm_worker *w, const mm_strip *s, const void *plane[MM_MAX
   }
   const uint8_t *weights = s->pt->weights ? s->pt->weights[s->lead * s->t->piece_count + s->piece] : NULL;
   if (weights) {
-    if (!mm_grow((void **)&w->importance, &w->importance_cap, s->x->cols, sizeof *w->importance, err)) return false;
+    if (!MM_GROW(w->importance, &w->importance_cap, s->x->cols, err)) return false;
     mm_importance_weights(weights, s->x->cols, w->importance);
   }
   mm_pack_args args = {.w = bf16 ? NULL : w->source.wide,
@@ -87,7 +87,7 @@ static bool scatter(mm_worker *w, const mm_strip *s, const void *const plane[MM_
       if (!mm_share_of(s, i, r, &x)) continue;
       const void *bytes = (const uint8_t *)plane[i] + strip_cell(&x.rows, 0) * x.row_bytes;
       if (s->pt->spelling || !is_stretch(&x.rows, &x.cols, plane_cols, x.stored_cols)) {
-        if (!mm_grow((void **)&w->slice, &w->slice_cap, x.bytes, 1, err)) return false;
+        if (!mm_grow(&w->slice, &w->slice_cap, x.bytes, 1, err)) return false;
         gather(&x.rows, &x.cols, plane[i], plane_cols, x.stored_cols, size, w->slice);
         if (s->pt->spelling) mm_dialect_scale(s->pt->spelling, sc, i, w->slice, x.bytes);
         bytes = w->slice;
@@ -114,7 +114,7 @@ static bool note_dead_rows(mm_worker *w, const mm_strip *s, mm_err *err) {
   for (uint32_t i = 0; i < s->rows; i++) {
     const uint8_t *row = (const uint8_t *)w->source.raw + i * row_bytes;
     if (row[0] != 0 || memcmp(row, row + 1, row_bytes - 1) != 0) continue;
-    if (!mm_grow((void **)&w->dead, &w->dead_cap, w->dead_count + 1, sizeof *w->dead, err)) return false;
+    if (!MM_GROW(w->dead, &w->dead_cap, w->dead_count + 1, err)) return false;
     w->dead[w->dead_count++] = s->row + i;
   }
   return true;

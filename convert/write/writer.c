@@ -4,7 +4,6 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,19 +16,10 @@
 #include "formats/file.h"
 #include "loader/verify.h"
 
-/* Copied byte for byte when the source has them. */
-static const char *const companion[] = {
-    "config.json", "generation_config.json", "tokenizer.json",      "tokenizer_config.json", "special_tokens_map.json", "vocab.json",
-    "merges.txt",  "added_tokens.json",      "chat_template.jinja", "chat_template.json",
-};
-#define COMPANION_MAX (UINT64_C(256) << 20)
-
 /* A file that an unsharded checkpoint of ours may hold. */
 static bool in_unsharded(const void *ctx, const char *name) {
   (void)ctx;
-  for (size_t i = 0; i < sizeof companion / sizeof *companion; i++)
-    if (strcmp(name, companion[i]) == 0) return true;
-  return mm_unsharded_has(name);
+  return mm_beside_has(name) || mm_unsharded_has(name);
 }
 
 static bool usage(mm_err *err, const char *path, const char *what) {
@@ -53,11 +43,11 @@ static bool in_archive(const void *ctx, const char *name) {
 /* Whether the directory is an output of this program, in either layout: *plan is its plan, *archived whether it is an archive, *extra names
  * what is in it beside. */
 static bool is_ours(const char *path, mm_digest *plan, bool *archived, mm_err *extra, mm_err *err) {
-  char manifest[PATH_MAX];
   mm_pack pack = {0};
-  snprintf(manifest, sizeof manifest, "%s/%s", path, MM_MANIFEST);
+  const mm_path manifest = mm_path_of(path, MM_MANIFEST);
   *archived = !mm_archive_refuse(path, NULL);
-  if (access(manifest, F_OK) != 0) return mm_unsharded_plan(path, plan, err) && (mm_nothing_else(path, in_unsharded, NULL, extra), true);
+  if (access(manifest.text, F_OK) != 0)
+    return mm_unsharded_plan(path, plan, err) && (mm_nothing_else(path, in_unsharded, NULL, extra), true);
   mm_err why = {0};
   bool ours = mm_pack_open(&pack, path, &why);
   if (why.status == MM_LIMIT || why.status == MM_IO) *err = why;
@@ -314,19 +304,6 @@ static bool remove_own_leftover(mm_writer *w, mm_err *err) {
   return !empty || remove_staging(w, err);
 }
 
-/* Refuses at the start what could not be copied at the end. */
-static bool check_companions(mm_writer *w, mm_err *err) {
-  for (size_t i = 0; i < sizeof companion / sizeof *companion; i++) {
-    char path[PATH_MAX];
-    mm_file f = MM_FILE_NONE;
-    snprintf(path, sizeof path, "%s/%s", w->plan->hf->dir, companion[i]);
-    if (faccessat(AT_FDCWD, path, F_OK, AT_SYMLINK_NOFOLLOW) != 0) continue; /* a link to nothing is not absent */
-    if (!mm_hf_inside(w->plan->hf, path, err) || !mm_file_open(&f, path, err)) return false;
-    mm_file_close(&f);
-  }
-  return true;
-}
-
 bool mm_writer_open(mm_writer *w, mm_plan *p, const mm_writer_options *o, mm_err *err) {
   *w = (mm_writer){.plan = p, .o = *o, .parent = -1, .dir = -1, .stage = MM_STAGING_NONE, .journal = {.fd = -1}};
   pthread_mutex_init(&w->lock, NULL);
@@ -334,7 +311,7 @@ bool mm_writer_open(mm_writer *w, mm_plan *p, const mm_writer_options *o, mm_err
   if (w->complete) return w->o.shares > 1 || remove_own_leftover(w, err);
   w->journal.level = o->level;
   w->skip = mm_calloc(p->step_count, sizeof *w->skip, err);
-  return w->skip && check_companions(w, err) && take_staging(w, err) && open_journal(w, err) && check_space(w, err) &&
+  return w->skip && mm_beside_check(w, err) && take_staging(w, err) && open_journal(w, err) && check_space(w, err) &&
          mm_blocks_open(&w->blocks, p, w->dir, w->staging, o->buffers, err) && (o->level == 0 || mm_writer_archive_open(w, err));
 }
 
@@ -394,8 +371,8 @@ bool mm_writer_commit(mm_writer *w, mm_err *err) { return w->blocks.plan == NULL
 
 bool mm_writer_step_done(mm_writer *w, mm_step_entry *e, uint64_t source_bytes, mm_err *err) {
   pthread_mutex_lock(&w->lock);
-  bool ok = mm_grow((void **)&w->pending, &w->pending_cap, w->pending_count + 1, sizeof *e, err) &&
-            mm_grow((void **)&w->dead, &w->dead_cap, w->dead_count + e->dead_count, sizeof *w->dead, err);
+  bool ok =
+      MM_GROW(w->pending, &w->pending_cap, w->pending_count + 1, err) && MM_GROW(w->dead, &w->dead_cap, w->dead_count + e->dead_count, err);
   if (ok) {
     w->pending[w->pending_count++] = *e;
     for (size_t i = 0; i < e->dead_count; i++) w->dead[w->dead_count++] = e->dead[i];
@@ -435,63 +412,6 @@ bool mm_writer_replace(mm_writer *w, const char *name, const void *text, size_t 
   return mm_write_file_at(w->dir, w->staging, name, text, n, err);
 }
 
-static bool is_written(const mm_plan *p, const char *name) {
-  for (size_t i = 0; i < MM_PLAN_TEXTS && p->text[i].name; i++)
-    if (strcmp(p->text[i].name, name) == 0) return true;
-  return false;
-}
-
-static bool write_texts(mm_writer *w, mm_err *err) {
-  const mm_plan *p = w->plan;
-  for (size_t i = 0; i < MM_PLAN_TEXTS && p->text[i].name; i++)
-    if (!mm_writer_replace(w, p->text[i].name, p->text[i].text, strlen(p->text[i].text), err)) return false;
-  return true;
-}
-
-/* Writes one companion and lists it in the manifest. */
-static bool put_companion(mm_writer *w, const char *name, const void *bytes, size_t n, mm_err *err) {
-  mm_pack *pack = &w->plan->pack;
-  mm_pack_file *f = &pack->file[pack->file_count];
-  if (!mm_sha256(bytes, n, &f->sha256, err) || !mm_writer_replace(w, name, bytes, n, err)) return false;
-  f->name = name;
-  f->size = n;
-  pack->file_count++;
-  return true;
-}
-
-/* What is made from the tokenizer.json that was just copied. */
-static bool bake(mm_writer *w, mm_err *err) {
-  const mm_pack *pack = &w->plan->pack;
-  const mm_pack_file *source = &pack->file[pack->file_count - 1];
-  char *path = NULL;
-  uint8_t *image = NULL;
-  size_t n = 0;
-  if (asprintf(&path, "%s/%s", w->staging, source->name) < 0) return mm_fail_memory(err, 0);
-  bool ok = w->o.bake(path, pack->model.vocab, &source->sha256, &image, &n, err) && (!image || put_companion(w, w->o.baked, image, n, err));
-  free(path);
-  free(image);
-  return ok;
-}
-
-static bool copy_companions(mm_writer *w, mm_err *err) {
-  mm_pack *pack = &w->plan->pack;
-  const size_t most = sizeof companion / sizeof *companion;
-  pack->file = mm_arena_alloc(&pack->arena, (most + 1) * sizeof *pack->file, err);
-  if (!pack->file) return false;
-  for (size_t i = 0; i < most; i++) {
-    char path[PATH_MAX];
-    snprintf(path, sizeof path, "%s/%s", w->plan->hf->dir, companion[i]);
-    if (faccessat(AT_FDCWD, path, F_OK, AT_SYMLINK_NOFOLLOW) != 0 || is_written(w->plan, companion[i])) continue;
-    size_t n = 0;
-    char *text = mm_file_slurp(path, COMPANION_MAX, &n, err);
-    bool ok = text && put_companion(w, companion[i], text, n, err);
-    free(text);
-    if (!ok) return false;
-    if (w->o.bake && !w->plan->unsharded && strcmp(companion[i], "tokenizer.json") == 0 && !bake(w, err)) return false;
-  }
-  return true;
-}
-
 static int by_value(const void *a, const void *b) {
   uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
   return (x > y) - (x < y);
@@ -528,8 +448,8 @@ static bool check_staged(mm_writer *w, mm_err *err) {
 }
 
 bool mm_writer_publish(mm_writer *w, mm_digest *manifest, mm_err *err) {
-  if (!copy_companions(w, err) || !write_texts(w, err) || !write_table(w, err) || !mm_hf_unchanged(w->plan->hf, err) ||
-      !write_manifest(w, manifest, err) || !check_staged(w, err))
+  if (!mm_beside_write(w, err) || !write_table(w, err) || !mm_hf_unchanged(w->plan->hf, err) || !write_manifest(w, manifest, err) ||
+      !check_staged(w, err))
     return false;
   if (!mm_staging_publish(&w->stage, err)) return false;
   mm_journal_close(&w->journal);

@@ -78,6 +78,14 @@ bool mm_writer_end_part(mm_writer *w, mm_err *err);
 /* Companions, manifest, syncs, rename. Afterwards the target is complete. *manifest is the manifest's digest. */
 bool mm_writer_publish(mm_writer *w, mm_digest *manifest, mm_err *err);
 
+/* --- what lies beside the weights (beside.c) --- */
+/* Whether a file of that name is copied from a source that has it, in every layout. */
+bool mm_beside_has(const char *name);
+/* Refuses at the start what could not be copied at the end. */
+bool mm_beside_check(mm_writer *w, mm_err *err);
+/* Copies and writes them, and lists them in w->plan->pack.file; the unsharded layout's digests come last. */
+bool mm_beside_write(mm_writer *w, mm_err *err);
+
 /* --- between writer.c, resume.c (what the journal claims for a part, verified) and pack_output.c (archives) --- */
 bool mm_writer_trust(mm_writer *w, const bool *kept, mm_err *err);
 /* *holds: the archived part is there, every frame proven. */

@@ -28,6 +28,8 @@ static const struct {
     {"e1790d8fbe1c587e6fc385e2a712363f86faf52ae1fb1fcbfc5ded3eb1fae70a", MM_CHAT_M1},
     {"11fc33a57630c6e71a2231641db07c724208f4cc7611659c419c027c3fb3cf18", MM_CHAT_M1_RELEASED},
     {"c86a099b19941b8372553cbfe3ffb51ddf367c3b30783d5cc0e13fc6ee87fc7b", MM_CHAT_M2},
+    /* The same with tool_calls[-1].name instead of tool_calls[-1].function.name. */
+    {"aa9aecfdab1b3d337874452bd20782a87a7192cabcf9730f2473de7f9fc4dc29", MM_CHAT_M2},
 };
 
 const mm_chat_format *mm_chat_format_find(const char *name) {

@@ -135,7 +135,7 @@ static bool put_calls(mm_renderer *r, const mm_message *m) {
 static bool put_assistant(mm_renderer *r, const mm_message *m, bool current, bool open) {
   thought t = {.reasoning = m->reasoning, .owner = MM_OWNER_USER};
   mm_render_own(r, BEGIN "ai\n");
-  if (current && !open && m->sampled) {
+  if (current && !open && m->sampled_count) {
     mm_render_own(r, "<think>\n");
     mm_prompt_put_sampled(r->p, m->sampled, m->sampled_count);
     mm_render_own(r, END);

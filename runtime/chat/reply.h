@@ -51,11 +51,11 @@ bool mm_reply_end(mm_reply *r, bool whole, mm_err *err);
 uint32_t mm_reply_calls(const mm_reply *r);            /* calls begun so far */
 uint32_t mm_reply_reasoning_tokens(const mm_reply *r); /* tokens pushed inside the reasoning, its closing marker included */
 
-/* Types of parameters follow the tool's JSON schema (type, lists of types, enum, anyOf, oneOf, allOf, local $ref). M2's parameters are
- * text: string alone             the text as it is, streamed as it comes others                   trimmed, the first of these that it is:
- * null (where the schema allows null or no string), a number or integer as written, a boolean (true, false, yes, no, on, off, 1, 0 in any
- * case), an object or array as written; then any JSON where the schema has no string; else a string as it is no type known            JSON
- * if it is any, else a string M1's arguments are JSON as written, told one by one. Where the line goes wrong after the first, the rest is
- * content and no end comes. */
+/* Types of parameters follow the tool's JSON schema (type, lists of types, enum, const, anyOf, oneOf, allOf, local $ref). M2's parameters
+ * are text. Where the schema allows a string alone it is the text as it is, streamed as it comes; where it may be null too, once it is not.
+ * Others are trimmed and are the first of these that they can be: null (where the schema allows null or no string), a number as written, a
+ * boolean (true, false, yes, no, on, off, 1, 0 in any case), an object or array as written; then any JSON where the schema has no string;
+ * else a string as it is. Where no type is known: JSON if it is any, else a string. M1's arguments are JSON as written, told one by one;
+ * where the line goes wrong after the first, the rest is content and no end comes. */
 
 #endif

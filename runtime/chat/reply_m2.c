@@ -81,12 +81,27 @@ static void begin_value(mm_reply *r) {
   put_fragment(r);
 }
 
+/* Whether text may be null still: white space around it, and so much of it as there is. */
+static bool may_be_null(const char *text, size_t n) {
+  size_t at = 0;
+  while (at < n && is_space(text[at])) at++;
+  for (const char *word = "null"; *word && at < n; word++, at++)
+    if (text[at] != *word) return false;
+  while (at < n && is_space(text[at])) at++;
+  return at == n;
+}
+
 static void put_value(mm_reply *r, const char *text, size_t n) {
-  if (!r->streaming) {
-    mm_text_add(&r->value, text, n);
+  if (r->streaming) {
+    put_piece(r, text, n, false, false);
+    put_fragment(r);
     return;
   }
-  put_piece(r, text, n, false, false);
+  mm_text_add(&r->value, text, n);
+  if (r->types != (MM_TYPE_STRING | MM_TYPE_NULL) || r->value.failed || may_be_null(r->value.p, r->value.n)) return;
+  r->streaming = true;
+  put_key(r);
+  put_piece(r, r->value.p, r->value.n, true, false);
   put_fragment(r);
 }
 

@@ -186,7 +186,7 @@ static void copy_pages(const mm_backend *b, const mm_paging *p) {
 
 static bool cpu_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
   size_t logits = (size_t)batch->out_count * b->c.weights->vocab_rows;
-  if (!mm_grow((void **)&b->logits, &b->logits_cap, logits, sizeof *b->logits, err)) return false;
+  if (!MM_GROW(b->logits, &b->logits_cap, logits, err)) return false;
   b->batch = batch;
   b->err.status = MM_OK;
   if (batch->paging) copy_pages(b, batch->paging);

@@ -1,7 +1,8 @@
 /* The CUDA backend of ops.h for one rank on one device: weights uploaded at open, caches and buffers allocated there, kernels launched
  * on one stream.
  *
- * A step whose spans are single tokens takes the decode kernels. Where every row's output is wanted it is padded with rows of slot -1
+ * A step whose spans are single tokens takes the decode kernels. So does attention for the single tokens that come before the first stretch
+ * of a step that has both; products go by the number of rows. Where every row's output is wanted it is padded with rows of slot -1
  * to one of a few sizes, up to 256; its calls then depend on that size alone, and all else is read from device memory. Of the second such
  * step the ops are kept until all are known, then captured as a graph; from then on begin uploads the batch, the ops between do nothing,
  * and end or choose replays. Any other step is launched kernel by kernel, and every one once a capture has failed, which is reported.
@@ -53,10 +54,13 @@ bool grow_logits(mm_backend *b, size_t rows, mm_err *err) {
 /* What kind of step this is, and its sizes. */
 void plan_step(mm_backend *b, const mm_batch *batch) {
   b->decode = batch->tokens > 0 && batch->span_count == batch->tokens;
-  b->ending = batch->sampling ? GREEDY : LOGITS;
+  b->ending = batch->sampling ? GREEDY : LOGITS, b->asked = nullptr, b->keeps = false;
   for (uint32_t i = 0; batch->sampling && i < batch->out_count; i++) {
     if (batch->sampling[i].temperature > 0) b->ending = DRAWS;
+    if (mm_sampling_asks(&batch->sampling[i]) & ~(uint32_t)MM_SAMPLES_MIN_P) b->asked = batch->sampling;
   }
+  if (b->asked) b->ending = LOGITS;
+  for (b->singles = 0; !b->decode && b->singles < batch->span_count && batch->span[b->singles].count == 1;) b->singles++;
   const uint32_t bucket = b->decode && batch->out_count == batch->tokens ? bucket_of(b, batch->tokens) : 0;
   b->rows = bucket ? bucket : batch->tokens;
   b->wanted = batch->out_count, b->outs = bucket ? bucket : batch->out_count;
@@ -76,11 +80,6 @@ void plan_mode(mm_backend *b) {
   }
 }
 
-mm_cu_draw draw_of(const mm_sampling *s, uint32_t pos) {
-  if (s->temperature == 0) return {};
-  return {mm_draw_scale(s->temperature), s->top_k, s->top_p, mm_draw_mix(s->seed, pos + UINT64_C(1))};
-}
-
 void fill_batch(mm_backend *b, const mm_batch *batch, const batch_arrays *h) {
   for (uint32_t i = 0; i < batch->span_count; i++) {
     const mm_span *s = &batch->span[i];
@@ -88,6 +87,7 @@ void fill_batch(mm_backend *b, const mm_batch *batch, const batch_arrays *h) {
       h->id[s->first + t] = batch->id[s->first + t], h->slot[s->first + t] = s->slot, h->pos[s->first + t] = s->pos + t;
     if (b->decode) continue;
     h->span[i] = {s->slot, s->first, s->count, s->pos};
+    if (i < b->singles) continue;
     for (uint32_t t = 0; t < s->count; t += MM_CU_TILE) h->tile[b->tiles++] = make_uint2(i, t);
   }
   auto before = [&](uint2 tile) { return batch->span[tile.x].pos + tile.y; };
@@ -95,7 +95,8 @@ void fill_batch(mm_backend *b, const mm_batch *batch, const batch_arrays *h) {
   for (uint32_t i = batch->tokens; i < b->rows; i++) h->id[i] = 0, h->slot[i] = -1, h->pos[i] = 0;
   for (uint32_t i = 0; i < b->outs; i++) {
     h->out[i] = i < batch->out_count ? batch->out[i] : i;
-    h->draw[i] = batch->sampling && i < batch->out_count ? draw_of(&batch->sampling[i], h->pos[h->out[i]]) : mm_cu_draw{};
+    const bool draws = batch->sampling && i < batch->out_count;
+    h->draw[i] = draws ? mm_cu_draw_of(&batch->sampling[i], h->pos[h->out[i]] + UINT64_C(1)) : mm_cu_draw{};
   }
 }
 
@@ -151,7 +152,8 @@ bool cuda_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
   }
   if (!mm_cu_check(cudaEventSynchronize(b->step->done), "earlier step", err)) return false;
   fill_batch(b, batch, &host);
-  return mm_cu_check(cudaMemcpyAsync(b->device_block, b->step->block, bytes, cudaMemcpyHostToDevice, b->stream), "copy batch", err);
+  return mm_cu_upload_pages(b, batch, err) &&
+         mm_cu_check(cudaMemcpyAsync(b->device_block, b->step->block, bytes, cudaMemcpyHostToDevice, b->stream), "copy batch", err);
 }
 
 /* Whether an op launches anything now; after a failure, nothing more. */
@@ -245,10 +247,8 @@ void choose_tokens(mm_backend *b) {
   check(b, mm_cu_choose_tokens(b->choice, b->outs, b->ending == DRAWS, b->stream), "choose");
 }
 
-bool cuda_choose(mm_backend *b, mm_err *err) {
-  choose_tokens(b);
-  finish_step(b);
-  if (b->rehearses) return succeeded(b, err);
+/* The step's choices come back by collect. */
+bool queue_choices(mm_backend *b, mm_err *err) {
   step_memory *m = b->step;
   m->outs = b->wanted;
   if (b->err.status == MM_OK && m->outs)
@@ -262,11 +262,54 @@ bool cuda_choose(mm_backend *b, mm_err *err) {
   return true;
 }
 
+bool cuda_choose(mm_backend *b, mm_err *err) {
+  if (!b->asked) choose_tokens(b);
+  finish_step(b);
+  if (b->rehearses) return succeeded(b, err);
+  b->step->tells.clear();
+  if (b->asked && b->err.status == MM_OK && !mm_cu_choose_asked(b, b->asked, &b->err)) b->failed = "choose";
+  return queue_choices(b, err);
+}
+
+bool cuda_keep(mm_backend *b, mm_err *err) {
+  finish_step(b);
+  if (b->err.status == MM_OK) check(b, cudaEventRecord(b->step->done, b->stream), "record event");
+  b->keeps = succeeded(b, err);
+  if (!b->keeps) cudaStreamSynchronize(b->stream);
+  return b->keeps;
+}
+
+bool cuda_choose_kept(mm_backend *b, const mm_sampling *sampling, mm_err *err) {
+  b->err.status = MM_OK, b->failed = nullptr;
+  if (!b->keeps) b->step = free_memory(b), b->wanted = b->outs = 0;
+  b->keeps = false;
+  if (!mm_cu_choose_asked(b, sampling, &b->err)) b->failed = "choose";
+  return queue_choices(b, err);
+}
+
+bool cuda_score(mm_backend *b, const int32_t *target, double *score, mm_err *err) {
+  const size_t n = b->keeps ? b->wanted : 0;
+  b->keeps = false;
+  if (n == 0) return true;
+  if (!b->scores.grow(n * (sizeof *score + sizeof *target), false, err)) return false;
+  double *const out = static_cast<double *>(b->scores.p);
+  int32_t *const ids = reinterpret_cast<int32_t *>(out + n);
+  mm_cu_choose a = b->choice;
+  a.logits = b->logits;
+  return mm_cu_check(cudaMemcpyAsync(ids, target, n * sizeof *ids, cudaMemcpyHostToDevice, b->stream), "copy targets", err) &&
+         mm_cu_check(mm_cu_score(a, ids, out, (uint32_t)n, b->stream), "likelihood", err) &&
+         mm_cu_download(score, out, n * sizeof *score, b->stream, err) && loaded(b, err);
+}
+
 bool cuda_collect(mm_backend *b, int32_t *id, mm_err *err) {
   const step_memory *m = b->queued.front();
   b->queued.pop_front();
   const bool done = mm_cu_check(cudaEventSynchronize(m->done), "step", err) && loaded(b, err);
   if (done) memcpy(id, m->id, m->outs * sizeof *id);
+  for (size_t i = 0; done && i < m->tells.size(); i++) {
+    const mm_cu_tells &t = m->tells[i];
+    memcpy(t.to, m->told + (size_t)t.row * MM_CU_TOLD, t.count * sizeof *t.to);
+  }
   if (!done) b->queued.clear();
   return done;
 }
@@ -279,6 +322,9 @@ bool begin_op(mm_backend *b) {
   return running(b);
 }
 
+/* Rows [0, singles) are one token each of a sequence, the rest stretches of more. */
+uint32_t singles_of(const mm_backend *b) { return b->decode ? b->rows : b->singles; }
+
 mm_cu_rows places(const mm_backend *b) { return {b->device.slot, b->device.pos}; }
 
 void cuda_embed(mm_backend *b, mm_act x, const mm_packed *table) {
@@ -286,11 +332,9 @@ void cuda_embed(mm_backend *b, mm_act x, const mm_packed *table) {
   if (later(b, cuda_embed, x, table) || !begin_op(b)) return;
   b->inputs.wrote(x.data);
   const mm_cu_weight &w = b->weight[table];
-  check(b,
-        mm_cu_embed(rows_of(x), reinterpret_cast<const bf16 *>(w.data),
-                    {b->device.id, b->device.slot, b->choice.chosen, b->c.weights->vocab_first, b->c.weights->vocab_rows}, b->rows, x.width,
-                    b->stream),
-        "embed");
+  const mm_cu_ids ids = {b->device.id,  b->device.slot, b->choice.chosen,         b->c.weights->vocab_first, b->c.weights->vocab_rows,
+                         b->device.pos, b->ids,         b->c.limits.max_positions};
+  check(b, mm_cu_embed(rows_of(x), reinterpret_cast<const bf16 *>(w.data), ids, b->rows, x.width, b->stream), "embed");
   check(b, mm_cu_sum_ranks(b, rows_of(x), x.width), "sum over ranks");
 }
 
@@ -316,24 +360,24 @@ void cuda_gqa(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_pack
     check(b, mm_cu_qk_norm_ranks(b, rows_of(qkv), qn, kn, (float)b->c.model->norm_eps), "norm of q and k");
     qn = kn = nullptr;
   }
-  const mm_cu_qkv p = {rows_of(qkv), qn, kn, b->inv_freq, (float)b->c.model->norm_eps, b->rows};
-  const mm_cu_gqa a = {rows_of(qkv), rows_of(o), b->gqa_work, b->rows, b->c.limits.max_tokens};
-  if (b->decode) {
-    check(b, mm_cu_gqa_decode(b->heads, places(b), kv, p, a, b->stream), "gqa decode");
-  } else {
-    check(b, mm_cu_rope(b->heads, places(b), kv, p, b->stream), "rope");
-    check(b, mm_cu_gqa_prefill(b->heads, {b->device.span, b->device.tile, b->tiles}, kv, a, b->stream), "gqa prefill");
-  }
+  const uint32_t singles = singles_of(b), rest = b->rows - singles;
+  mm_cu_qkv p = {rows_of(qkv), qn, kn, b->inv_freq, (float)b->c.model->norm_eps, singles};
+  mm_cu_gqa a = {rows_of(qkv), rows_of(o), b->gqa_work, singles, b->c.limits.max_tokens};
+  if (singles) check(b, mm_cu_gqa_decode(b->heads, places(b), kv, p, a, b->stream), "gqa decode");
+  if (!rest) return;
+  p.qkv += (size_t)singles * qkv.width, p.tokens = rest, a.tokens = b->rows; /* tiles name rows of the whole step */
+  check(b, mm_cu_rope(b->heads, {b->device.slot + singles, b->device.pos + singles}, kv, p, b->stream), "rope");
+  check(b, mm_cu_gqa_prefill(b->heads, {b->device.span, b->device.tile, b->tiles}, kv, a, b->stream), "gqa prefill");
 }
 
 void cuda_lightning(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv) {
   if (later(b, cuda_lightning, layer, o, qkv) || !begin_op(b)) return;
   b->inputs.wrote(o.data);
   const layer_cache &c = b->cache[layer];
-  const mm_cu_lightning a = {rows_of(qkv), rows_of(o), c.state, c.slope, b->heads.heads, b->heads.head_dim};
-  const cudaError_t e = b->decode ? mm_cu_lightning_decode(a, places(b), b->rows, b->stream)
-                                  : mm_cu_lightning_prefill(a, b->device.span, b->spans, b->stream);
-  check(b, e, "lightning");
+  const mm_cu_lightning a = {rows_of(qkv), rows_of(o), c.state, c.slope, b->heads.heads, b->heads.head_dim, b->state_floats};
+  const uint32_t singles = singles_of(b);
+  if (singles) check(b, mm_cu_lightning_decode(a, places(b), singles, b->stream), "lightning decode");
+  if (singles < b->rows) check(b, mm_cu_lightning_prefill(a, b->device.span + singles, b->spans - singles, b->stream), "lightning prefill");
 }
 
 void cuda_gated_norm(mm_backend *b, mm_act y, mm_act o, mm_act gate, const mm_packed *w, double eps) {
@@ -403,10 +447,79 @@ void cuda_logits(mm_backend *b, mm_act x, const mm_packed *head) {
   check(b, b->inputs.linear(b->weight[head], {rows_of(x), b->device.out, nullptr, b->logits, b->outs}, b->stream), "logits");
 }
 
+/* ---- states of slots; the stream keeps them in the order of steps, and no kernel of a step overtakes its batch's upload ---- */
+
+uint64_t cuda_state_bytes(mm_backend *b) { return b->state_floats * sizeof *b->states; }
+
+/* Slot `to` of p[slots, n] becomes what `from` is. */
+template <class T>
+bool copy_slot(mm_backend *b, T *p, size_t n, uint32_t to, uint32_t from, mm_err *err) {
+  return to == from || n == 0 ||
+         mm_cu_check(cudaMemcpyAsync(p + to * n, p + from * n, n * sizeof *p, cudaMemcpyDeviceToDevice, b->stream), "copy a slot", err);
+}
+
+bool cuda_state_copy(mm_backend *b, uint32_t to, uint32_t from, mm_err *err) {
+  return copy_slot(b, b->states, b->state_floats, to, from, err) && copy_slot(b, b->ids, b->c.limits.max_positions, to, from, err) &&
+         copy_slot(b, b->choice.chosen, 1, to, from, err);
+}
+
+bool cuda_state_save(mm_backend *b, uint32_t slot, void *state, mm_err *err) {
+  return mm_cu_download(state, b->states + slot * b->state_floats, cuda_state_bytes(b), b->stream, err) && loaded(b, err);
+}
+
+/* Waits, so that the caller's memory is its own again. */
+bool cuda_state_load(mm_backend *b, uint32_t slot, const void *state, mm_err *err) {
+  return mm_cu_check(cudaMemcpyAsync(b->states + slot * b->state_floats, state, cuda_state_bytes(b), cudaMemcpyHostToDevice, b->stream),
+                     "copy states", err) &&
+         mm_cu_check(cudaStreamSynchronize(b->stream), "copy states", err);
+}
+
+bool cuda_ids_load(mm_backend *b, uint32_t slot, const int32_t *id, uint32_t count, mm_err *err) {
+  int32_t *const to = b->ids + (size_t)slot * b->c.limits.max_positions;
+  if (!id) return mm_cu_check(cudaMemsetAsync(to, 0xff, count * sizeof *to, b->stream), "set ids", err);
+  return mm_cu_check(cudaMemcpyAsync(to, id, count * sizeof *to, cudaMemcpyHostToDevice, b->stream), "copy ids", err) &&
+         mm_cu_check(cudaStreamSynchronize(b->stream), "copy ids", err);
+}
+
 }  // namespace
 
-const mm_ops mm_ops_cuda = {
-    "cuda",   mm_cu_backend_open, mm_cu_backend_close, cuda_act,   cuda_begin,       cuda_embed,      cuda_norm, cuda_linear,
-    cuda_gqa, cuda_lightning,     cuda_gated_norm,     cuda_route, cuda_experts,     cuda_combine,    cuda_copy, cuda_logits,
-    cuda_end, cuda_choose,        cuda_collect,        cuda_read,  cuda_expert_load, mm_cu_copy_rate, true,      cuda_layer,
-    true};
+const mm_ops mm_ops_cuda = {"cuda",
+                            mm_cu_backend_open,
+                            mm_cu_backend_close,
+                            cuda_act,
+                            cuda_begin,
+                            cuda_embed,
+                            cuda_norm,
+                            cuda_linear,
+                            cuda_gqa,
+                            cuda_lightning,
+                            cuda_gated_norm,
+                            cuda_route,
+                            cuda_experts,
+                            cuda_combine,
+                            cuda_copy,
+                            cuda_logits,
+                            cuda_end,
+                            cuda_choose,
+                            cuda_keep,
+                            cuda_choose_kept,
+                            cuda_collect,
+                            cuda_read,
+                            cuda_expert_load,
+                            mm_cu_copy_rate,
+                            true, /* act_quant */
+                            cuda_layer,
+                            true, /* loads */
+                            MM_SAMPLES_MIN_P | MM_SAMPLES_PENALTIES | MM_SAMPLES_BIAS | MM_SAMPLES_MASK | MM_SAMPLES_LOGPROBS,
+                            false, /* calibration */
+                            nullptr,
+                            nullptr,
+                            false, /* send, receive, experts_cut */
+                            false, /* rows_apart */
+                            true,  /* pages */
+                            cuda_state_bytes,
+                            cuda_state_copy,
+                            cuda_state_save,
+                            cuda_state_load,
+                            cuda_ids_load,
+                            cuda_score};

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/cuda/choose.h"
 #include "runtime/cuda/device.cuh"
 #include "runtime/cuda/inputs.h"
 #include "runtime/cuda/load.h"
@@ -25,13 +26,35 @@ struct batch_arrays {
   uint2 *tile;
 };
 
+/* A row whose logprobs go to the caller once they are collected. */
+struct mm_cu_tells {
+  uint32_t row, count;
+  mm_logprob *to;
+};
+
+/* Device memory that grows with what is asked of it. What it held is lost. */
+struct grown {
+  void *p = nullptr;
+  size_t bytes = 0;
+  bool grow(size_t wanted, bool zero, mm_err *err);
+  void close();
+};
+
 /* The host's side of a step under way. */
 struct step_memory {
   void *block = nullptr;      /* pinned; batch_arrays as uploaded */
   int32_t *id = nullptr;      /* pinned; what it chose */
   cudaEvent_t done = nullptr; /* its choices are here */
   uint32_t outs = 0;
+  mm_cu_edit *edit = nullptr;   /* [kEdits] pinned: what the kernels that prepare its pages read */
+  mm_page_copy *copy = nullptr; /* [slots] likewise */
+  char *asks = nullptr;         /* pinned: what its rows ask for, as uploaded */
+  size_t asks_cap = 0;
+  mm_logprob *told = nullptr; /* pinned: [outs, MM_CU_TOLD] of rows whose logprobs are told */
+  size_t told_cap = 0;
+  std::vector<mm_cu_tells> tells; /* whose those are */
 };
+constexpr uint32_t kEdits = 4096;         /* of a step's page tables; of more the whole table is uploaded */
 constexpr uint32_t kSteps = MM_QUEUE + 1; /* a step may begin while as many as may be are outstanding */
 
 /* Rows that a decode step is padded to, to be recorded. Steps of more rows are launched kernel by kernel: each kernel takes longer than its
@@ -42,7 +65,7 @@ constexpr uint32_t kBuckets[] = {1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 2
 enum step_end { LOGITS, GREEDY, DRAWS };
 
 struct layer_cache {
-  float *state, *slope; /* lightning */
+  float *state, *slope; /* lightning; slot 0's state */
   mm_cu_kv kv;          /* full attention */
 };
 
@@ -67,9 +90,15 @@ struct mm_backend {
   std::map<const mm_packed *, const float *> values; /* as f32: norms, bias, routers that are not bf16 */
   std::map<const mm_packed *, const bf16 *> router;  /* those that are not bf16, in pieces (mm_cu_router) */
   std::vector<layer_cache> cache;
+  float *states = nullptr; /* [slots, lightning layers, heads, d key, d value] */
+  size_t state_floats = 0; /* of one slot */
   mm_cu_heads heads = {};
   float *inv_freq = nullptr;
   uint32_t *page_table = nullptr, pages_per_slot = 0;
+  std::vector<uint32_t> table; /* [slots, pages_per_slot] what page_table holds after all steps so far */
+  bool own_pages = true;       /* that is page i of slot s at s * pages_per_slot + i everywhere */
+  std::vector<mm_cu_edit> edits;
+  mm_cu_page_work page_work = {}; /* but for the lists */
   void *gqa_work = nullptr;
   mm_cu_route route = {};
   float *route_product = nullptr;
@@ -83,6 +112,9 @@ struct mm_backend {
   batch_arrays device = {};
   std::deque<step_memory *> queued; /* ended by choose, not collected */
   mm_cu_choose choice = {};
+  int32_t *ids = nullptr;                   /* [slots, max_positions] that the slots hold */
+  grown ask_block, raw, seen, told, scores; /* of steps whose rows ask for more than a draw (asks.cu) */
+  bool keeps = false;                       /* the logits of the step before wait for their choice */
 
   float *logits = nullptr;
   size_t logits_rows = 0;
@@ -92,7 +124,9 @@ struct mm_backend {
   uint32_t wanted = 0;           /* outputs without it */
   uint32_t spans = 0, tiles = 0; /* not of decode steps */
   bool decode = false;
+  uint32_t singles = 0; /* rows before the first span of several: attention takes them as a decode step does */
   step_end ending = LOGITS;
+  const mm_sampling *asked = nullptr; /* what its rows ask for, where that is more than draws: chosen after the pass, not recorded */
   step_memory *step = nullptr;
   step_mode mode = EAGER;
   step_graph *graph = nullptr;
@@ -116,6 +150,26 @@ inline uint32_t mm_cu_group_of_head(const mm_model *m) { return m->layers + 1; }
 /* Arrays of a step inside one block; returns its bytes. Every step's are uploaded before its kernels, so nothing is left of a step whose
  * rows were others. A span has at least one row, a tile at most 64 of one span. */
 size_t mm_cu_place_batch(uint32_t rows, bool decode, char *base, batch_arrays *a);
+
+/* Pinned memory of a step for n elements, which the steps before have read. Of one rank alone: it may wait for every device. */
+template <class T>
+bool mm_cu_grow_pinned(T **p, size_t *cap, size_t n, mm_err *err) {
+  if (n <= *cap) return true;
+  cudaFreeHost(*p);
+  *p = nullptr, *cap = 0;
+  const size_t room = mm_max(n, 64);
+  void *memory = nullptr;
+  if (!mm_cu_check(cudaMallocHost(&memory, room * sizeof(T)), "cudaMallocHost", err)) return false;
+  *p = static_cast<T *>(memory), *cap = room;
+  return true;
+}
+
+/* Chooses a token for each wanted row of the step whose logits are there, whatever its row asks for: launched, not recorded. What is told
+ * goes to the step's memory (asks.cu). */
+bool mm_cu_choose_asked(mm_backend *b, const mm_sampling *set, mm_err *err);
+
+/* Before the batch's upload: the device's table says for the batch's slots what the batch does, and its copies are made (paging.cu). */
+bool mm_cu_upload_pages(mm_backend *b, const mm_batch *batch, mm_err *err);
 
 mm_backend *mm_cu_backend_open(const mm_backend_config *c, mm_err *err);
 void mm_cu_backend_close(mm_backend *b); /* accepts NULL */

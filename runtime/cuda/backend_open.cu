@@ -85,26 +85,50 @@ void settle_inputs(mm_backend *b) {
   }
 }
 
+/* Tables under which every slot has pages of its own, until a batch brings others. */
+bool open_table(mm_backend *b, mm_err *err) {
+  b->pages_per_slot = (uint32_t)mm_ceil_div(b->c.limits.max_positions, MM_CU_PAGE);
+  const uint64_t entries = (uint64_t)b->c.limits.slots * b->pages_per_slot;
+  if (entries > UINT32_MAX)
+    return mm_fail(err, MM_USAGE, "E_LIMITS", mm_at(NULL, NULL), "found %u slots of %u pages, expected fewer than 2^32 in all",
+                   b->c.limits.slots, b->pages_per_slot);
+  b->table.resize(entries);
+  for (uint64_t i = 0; i < entries; i++) b->table[i] = (uint32_t)i;
+  b->page_table = b->memory.array<uint32_t>(entries, err);
+  return b->page_table && mm_cu_check(cudaMemcpy(b->page_table, b->table.data(), entries * 4, cudaMemcpyHostToDevice), "copy pages", err);
+}
+
+/* What copies of pages walk over. */
+bool open_page_work(mm_backend *b, mm_err *err) {
+  std::vector<mm_cu_kv> kv;
+  for (const layer_cache &c : b->cache) {
+    if (c.kv.k) kv.push_back(c.kv);
+  }
+  mm_cu_kv *const to = b->memory.array<mm_cu_kv>(kv.size(), err);
+  b->page_work = {b->page_table, to, (uint32_t)kv.size(), b->heads.kv_heads, b->heads.head_dim * (b->c.kv_fp8 ? 1 : 2)};
+  return to && mm_cu_check(cudaMemcpy(to, kv.data(), kv.size() * sizeof kv[0], cudaMemcpyHostToDevice), "copy caches", err);
+}
+
 bool open_caches(mm_backend *b, mm_err *err) {
   const mm_model *m = b->c.model;
   const mm_limits *limits = &b->c.limits;
   const uint32_t d = m->head_dim, first_head = b->c.weights->rank * b->heads.heads;
-  b->pages_per_slot = (uint32_t)mm_ceil_div(limits->max_positions, MM_CU_PAGE);
-  const uint64_t pages = (uint64_t)limits->slots * b->pages_per_slot, cells = pages * b->heads.kv_heads * MM_CU_PAGE;
+  uint32_t pages;
+  if (!mm_limits_pages(limits, &pages, err) || !open_table(b, err)) return false;
+  const uint64_t cells = (uint64_t)pages * b->heads.kv_heads * MM_CU_PAGE;
   const uint64_t cell_bytes = b->c.kv_fp8 ? d : 2 * d;
-  std::vector<uint32_t> table(pages);
-  for (uint64_t i = 0; i < pages; i++) table[i] = (uint32_t)i;
-  if (!(b->page_table = b->memory.array<uint32_t>(pages, err))) return false;
-  if (!mm_cu_check(cudaMemcpy(b->page_table, table.data(), pages * 4, cudaMemcpyHostToDevice), "copy pages", err)) return false;
+  const size_t state = (size_t)b->heads.heads * d * d;
+  b->state_floats = (size_t)std::count(m->attn, m->attn + m->layers, MM_ATTN_LIGHTNING) * state;
+  if (b->state_floats && !(b->states = b->memory.array<float>(limits->slots * b->state_floats, err))) return false;
   b->cache.resize(m->layers);
-  for (uint32_t l = 0; l < m->layers; l++) {
+  for (uint32_t l = 0, lightning = 0; l < m->layers; l++) {
     layer_cache &c = b->cache[l];
     if (m->attn[l] == MM_ATTN_LIGHTNING) {
       std::vector<float> slope(b->heads.heads);
       for (uint32_t h = 0; h < slope.size(); h++) slope[h] = (float)mm_lightning_decay(m, l, first_head + h);
       c.slope = b->memory.array<float>(slope.size(), err);
-      c.state = b->memory.array<float>((uint64_t)limits->slots * b->heads.heads * d * d, err);
-      if (!c.slope || !c.state) return false;
+      c.state = b->states + lightning++ * state;
+      if (!c.slope) return false;
       if (!mm_cu_check(cudaMemcpy(c.slope, slope.data(), slope.size() * 4, cudaMemcpyHostToDevice), "copy slopes", err)) return false;
     } else {
       c.kv = {b->memory.alloc(cells * cell_bytes, err), b->memory.alloc(cells * cell_bytes, err), b->page_table, b->pages_per_slot};
@@ -114,6 +138,7 @@ bool open_caches(mm_backend *b, mm_err *err) {
       if (!c.kv.k_scale || !c.kv.v_scale) return false;
     }
   }
+  if (!open_page_work(b, err)) return false;
   std::vector<float> freq(m->rotary_dim / 2);
   for (uint32_t i = 0; i < freq.size(); i++) freq[i] = mm_rope_inv_freq(m, i);
   b->inv_freq = b->memory.array<float>(freq.size(), err);
@@ -158,6 +183,8 @@ bool open_batch(mm_backend *b, mm_err *err) {
   for (step_memory &m : b->memory_of_step) {
     if (!mm_cu_check(cudaMallocHost(&m.block, bytes), "cudaMallocHost", err) ||
         !mm_cu_check(cudaMallocHost(&m.id, rows * sizeof *m.id), "cudaMallocHost", err) ||
+        !mm_cu_check(cudaMallocHost(&m.edit, kEdits * sizeof *m.edit), "cudaMallocHost", err) ||
+        !mm_cu_check(cudaMallocHost(&m.copy, b->c.limits.slots * sizeof *m.copy), "cudaMallocHost", err) ||
         !mm_cu_check(cudaEventCreateWithFlags(&m.done, cudaEventDisableTiming), "cudaEventCreate", err))
       return false;
   }
@@ -187,6 +214,7 @@ bool open_choice(mm_backend *b, mm_err *err) {
   b->choice.never = mask, b->choice.vocab = vocab, b->choice.vocab_rows = b->c.weights->vocab_rows;
   b->choice.id = y->array<int32_t>(rows, err), b->choice.chosen = y->array<int32_t>(b->c.limits.slots, err);
   b->choice.best = y->array<unsigned long long>(rows, err), b->choice.ticket = y->array<uint32_t>(rows, err);
+  b->ids = y->array<int32_t>((uint64_t)b->c.limits.slots * b->c.limits.max_positions, err);
   return err->status == MM_OK && mm_cu_check(cudaMemcpy(mask, never.data(), vocab, cudaMemcpyHostToDevice), "copy mask", err);
 }
 
@@ -263,6 +291,22 @@ bool rehearse_step(mm_forward *f, uint32_t rows, uint32_t each, mm_err *err) {
                  *lack ? lack : first.text);
 }
 
+/* What comes before a step that goes on in other pages. */
+bool rehearse_pages(mm_backend *b, mm_err *err) {
+  mm_cu_page_work w = b->page_work;
+  w.edits = kEdits, w.copies = (uint32_t)mm_min(b->c.limits.slots, b->c.limits.max_tokens);
+  return mm_cu_check(mm_cu_prepare_pages(w, b->stream), "pages", err);
+}
+
+/* A choice that asks for everything. */
+bool rehearse_asks(mm_backend *b, mm_err *err) {
+  mm_cu_asks q = {};
+  q.copies = q.tells = true, q.most_bias = b->choice.vocab, q.penalised = 1, q.longest = b->c.limits.max_positions;
+  return mm_cu_check(mm_cu_adjust(b->choice, nullptr, q, b->c.limits.max_tokens, b->stream), "adjust", err) &&
+         mm_cu_check(mm_cu_tell(b->choice, q, b->c.limits.max_tokens, b->stream), "logprobs", err) &&
+         mm_cu_check(mm_cu_score(b->choice, nullptr, nullptr, b->c.limits.max_tokens, b->stream), "likelihood", err);
+}
+
 /* Whatever a step's launches may ask for, this device and the code built for it have: decode steps of every kind of size, and prefills. The
  * acts are not there yet; their places are never read. It also loads every kernel, so that none is loaded while a step is recorded. */
 bool rehearse(mm_backend *b, mm_err *err) {
@@ -281,6 +325,7 @@ bool rehearse(mm_backend *b, mm_err *err) {
   for (uint32_t rows : {1u, 2u, 8u, 9u, 16u, 17u, 64u, 65u, 256u, 257u, most}) ok = ok && (rows > most || rehearse_step(&f, rows, 1, err));
   for (uint32_t rows : {2u, 16u, 17u, 64u, 65u, 128u, 513u, most}) ok = ok && (rows > most || rehearse_step(&f, rows, rows, err));
   ok = ok && (most < 3 || rehearse_step(&f, most, 2, err));
+  ok = ok && rehearse_pages(b, err) && rehearse_asks(b, err);
   b->logits = logits, b->rehearses = mm_cu_rehearsing = false;
   b->err.status = MM_OK, b->failed = nullptr, b->put_off = {};
   return ok;
@@ -319,9 +364,14 @@ void mm_cu_backend_close(mm_backend *b) {
   b->drop_graphs();
   if (b->stream) cudaStreamDestroy(b->stream);
   cudaFree(b->logits);
+  for (grown *g : {&b->ask_block, &b->raw, &b->seen, &b->told, &b->scores}) g->close();
   for (step_memory &m : b->memory_of_step) {
     cudaFreeHost(m.block);
     cudaFreeHost(m.id);
+    cudaFreeHost(m.edit);
+    cudaFreeHost(m.copy);
+    cudaFreeHost(m.asks);
+    cudaFreeHost(m.told);
     if (m.done) cudaEventDestroy(m.done);
   }
   delete b;

@@ -4,8 +4,8 @@
  * lowest id); the last block of the row writes it down. A draw: one block a row. Masses are whole numbers (draw.h), so that their sums do
  * not depend on the order. The cut of top-k and top-p is found from the largest logit down, eight bits of the ordered logit at a time;
  * then what is left races, each thread with every 1,024th id: most of those are known to be late before their time is computed. */
+#include "runtime/cuda/choose.h"
 #include "runtime/cuda/device.cuh"
-#include "runtime/cuda/kernels.h"
 #include "runtime/cuda/launch.h"
 #include "runtime/draw.h"
 
@@ -87,8 +87,14 @@ struct draw_row {
   const mm_cu_choose &a;
   const float *logits;
   float top, scale; /* the largest logit; as mm_draw_depth takes it */
+  u64 least;        /* the mass that an id has to have, or 0 */
 
   __device__ u64 mass(uint32_t key) const { return mm_draw_mass(mm_draw_depth(from_ordered(key), top, scale)); }
+  /* The key of id v; 0 where it is not to be drawn. */
+  __device__ uint32_t key(uint32_t v) const {
+    const uint32_t k = key_of(a, logits, v);
+    return least && k && mass(k) < least ? 0 : k;
+  }
 };
 
 /* What is kept of a row: every key above `key`, and the first `ties` ids of that key. */
@@ -110,7 +116,7 @@ __device__ cut find_cut(const draw_row &r, uint32_t count, u64 mass, bool weighs
     if (threadIdx.x < kBins) bin_mass[threadIdx.x] = 0, bin_count[threadIdx.x] = 0;
     __syncthreads();
     for (uint32_t v = threadIdx.x; v < r.a.vocab; v += kDrawThreads) {
-      const uint32_t key = key_of(r.a, r.logits, v);
+      const uint32_t key = r.key(v);
       if (key == 0 || (shift < 24 && (key ^ found.key) >> (shift + 8) != 0)) continue;
       atomicAdd(&bin_count[key >> shift & 255], 1);
       if (weighs) atomicAdd(&bin_mass[key >> shift & 255], r.mass(key));
@@ -137,7 +143,7 @@ __device__ cut find_cut(const draw_row &r, uint32_t count, u64 mass, bool weighs
 __device__ u64 sum_of_row(const draw_row &r) {
   u64 sum = 0, all;
   for (uint32_t v = threadIdx.x; v < r.a.vocab; v += kDrawThreads) {
-    const uint32_t key = key_of(r.a, r.logits, v);
+    const uint32_t key = r.key(v);
     if (key) sum += r.mass(key);
   }
   sum_before(sum, &all);
@@ -164,13 +170,13 @@ __device__ uint32_t last_tie(const draw_row &r, const cut &kept) {
   const uint32_t each = (r.a.vocab + kDrawThreads - 1) / kDrawThreads;
   const uint32_t first = min(threadIdx.x * each, r.a.vocab), end = min(first + each, r.a.vocab);
   uint32_t ties = 0, all;
-  for (uint32_t v = first; v < end; v++) ties += key_of(r.a, r.logits, v) == kept.key;
+  for (uint32_t v = first; v < end; v++) ties += r.key(v) == kept.key;
   uint32_t before = sum_before(ties, &all);
   if (threadIdx.x == 0) last = r.a.vocab;
   __syncthreads();
   if (all > kept.ties && before < kept.ties && before + ties >= kept.ties) {
     uint32_t v = first;
-    for (; before < kept.ties; v++) before += key_of(r.a, r.logits, v) == kept.key;
+    for (; before < kept.ties; v++) before += r.key(v) == kept.key;
     last = v - 1;
   }
   __syncthreads();
@@ -183,7 +189,7 @@ __device__ int32_t first_of_race(const draw_row &r, const cut &kept, uint32_t la
   u64 first = MM_DRAW_NOBODY;
   float time = INFINITY;
   for (uint32_t v = threadIdx.x; v < r.a.vocab; v += kDrawThreads) {
-    const uint32_t key = key_of(r.a, r.logits, v);
+    const uint32_t key = r.key(v);
     if (key == 0 || key < kept.key || (key == kept.key && v > last)) continue;
     const uint32_t depth = mm_draw_depth(r.logits[v], r.top, r.scale), below = depth >> 26;
     const u64 bits = mm_draw_mix(race, (u64)v + 1);
@@ -206,18 +212,130 @@ __global__ void __launch_bounds__(kDrawThreads) draw_from_row(const __grid_const
   const mm_cu_draw set = a.draw[i];
   const int32_t best = a.id[i]; /* best_of_row's */
   if (set.scale < 0 || best < 0) return;
-  const draw_row r = {a, logits, logits[best], set.scale};
+  const draw_row r = {a, logits, logits[best], set.scale, set.least};
   const cut kept = cut_row(r, set);
   const uint32_t last = kept.key ? last_tie(r, kept) : a.vocab;
   const int32_t id = first_of_race(r, kept, last, set.race);
   if (threadIdx.x == 0) keep(a, i, id);
 }
 
+/* Largest of a block's values, or their sum; for every thread. */
+__device__ u64 largest_of(u64 v) {
+  __shared__ u64 part[kDrawThreads / 32];
+#pragma unroll
+  for (int d = 16; d > 0; d /= 2) v = max(v, __shfl_xor_sync(0xffffffffu, v, d));
+  if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = v;
+  __syncthreads();
+  for (int w = 0; w < kDrawThreads / 32; w++) v = max(v, part[w]);
+  __syncthreads();
+  return v;
+}
+__device__ double sum_of(double v) {
+  __shared__ double part[kDrawThreads / 32];
+#pragma unroll
+  for (int d = 16; d > 0; d /= 2) v += __shfl_xor_sync(0xffffffffu, v, d);
+  if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = v;
+  __syncthreads();
+  v = 0;
+  for (int w = 0; w < kDrawThreads / 32; w++) v += part[w];
+  __syncthreads();
+  return v;
+}
+
+/* The `most` largest logits' ids in falling order, of equal ones the lowest first, as (key, ~id); how many there are, for thread 0. */
+__device__ uint32_t largest_ids(const draw_row &r, uint32_t most, u64 (&list)[MM_LOGPROBS]) {
+  __shared__ uint32_t count;
+  const cut kept = find_cut(r, most, ~UINT64_C(0), false);
+  const uint32_t last = kept.key ? last_tie(r, kept) : r.a.vocab;
+  if (threadIdx.x == 0) count = 0;
+  __syncthreads();
+  for (uint32_t v = threadIdx.x; v < r.a.vocab; v += kDrawThreads) {
+    const uint32_t key = r.key(v);
+    if (key == 0 || key < kept.key || (key == kept.key && v > last)) continue;
+    const uint32_t at = atomicAdd(&count, 1u);
+    if (at < MM_LOGPROBS) list[at] = (u64)key << 32 | ~v;
+  }
+  __syncthreads();
+  const uint32_t n = min(count, most);
+  for (uint32_t i = 1; threadIdx.x == 0 && i < n; i++) {
+    const u64 x = list[i];
+    uint32_t at = i;
+    for (; at > 0 && list[at - 1] < x; at--) list[at] = list[at - 1];
+    list[at] = x;
+  }
+  return n;
+}
+
+/* A block a row: its logprobs, from the logits as the model gave them. */
+__global__ void __launch_bounds__(kDrawThreads)
+    tell_logprobs(const __grid_constant__ mm_cu_choose a, const __grid_constant__ mm_cu_asks q) {
+  __shared__ u64 list[MM_LOGPROBS];
+  grid_wait_and_launch_next();
+  const uint32_t i = blockIdx.x;
+  const mm_cu_ask ask = q.row[i];
+  if (!ask.told) return;
+  const float *logits = ask.raw ? q.raw + (size_t)(ask.raw - 1) * a.vocab : a.logits + (size_t)i * a.vocab_rows;
+  u64 best = 0;
+  for (uint32_t v = threadIdx.x; v < a.vocab; v += kDrawThreads) {
+    const uint32_t key = key_of(a, logits, v);
+    best = max(best, key ? (u64)key << 32 | ~v : 0);
+  }
+  best = largest_of(best);
+  const float top = best ? logits[~(uint32_t)best] : 0.0f;
+  double sum = 0;
+  for (uint32_t v = threadIdx.x; v < a.vocab; v += kDrawThreads) {
+    if (key_of(a, logits, v)) sum += exp((double)logits[v] - top);
+  }
+  sum = sum_of(sum);
+  const uint32_t most = ask.told - 1, n = most && best ? largest_ids({a, logits, top, 0, 0}, most, list) : 0;
+  if (threadIdx.x > 0) return;
+  mm_logprob *out = q.told + (size_t)i * MM_CU_TOLD;
+  const auto logprob = [&](int32_t id) { return id < 0 ? -INFINITY : (float)((double)logits[id] - top - log(sum)); };
+  out[0] = {a.id[i], logprob(a.id[i])};
+  for (uint32_t k = 0; k < most; k++) {
+    const int32_t id = k < n ? (int32_t) ~(uint32_t)list[k] : -1;
+    out[1 + k] = {id, logprob(id)};
+  }
+}
+
+/* A block a row. The largest is taken of what is a number; then one that is none makes the sum none. */
+__global__ void __launch_bounds__(kDrawThreads) score_row(const __grid_constant__ mm_cu_choose a, const int32_t *target, double *score) {
+  grid_wait_and_launch_next();
+  const float *logits = a.logits + (size_t)blockIdx.x * a.vocab_rows;
+  u64 best = 0;
+  for (uint32_t v = threadIdx.x; v < a.vocab; v += kDrawThreads) best = max(best, (u64)key_of(a, logits, v));
+  best = largest_of(best);
+  const double top = best ? from_ordered((uint32_t)best) : -INFINITY;
+  double sum = 0;
+  for (uint32_t v = threadIdx.x; v < a.vocab; v += kDrawThreads) {
+    if (!a.never[v]) sum += exp((double)logits[v] - top);
+  }
+  sum = sum_of(sum);
+  const int32_t id = target[blockIdx.x];
+  if (threadIdx.x == 0) score[blockIdx.x] = top + log(sum) - (a.never[id] ? -INFINITY : (double)logits[id]);
+}
+
 }  // namespace
+
+cudaError_t mm_cu_score(const mm_cu_choose &a, const int32_t *target, double *score, uint32_t rows, cudaStream_t s) {
+  return launch(score_row, rows, kDrawThreads, 0, s, a, target, score);
+}
 
 cudaError_t mm_cu_choose_tokens(const mm_cu_choose &a, uint32_t rows, bool draws, cudaStream_t s) {
   const unsigned blocks = min(ceil_div(a.vocab, kBestThreads * 4), max(4 * multiprocessors() / max(rows, 1u), 1u));
   cudaError_t e = launch(best_of_row, dim3(blocks, rows), kBestThreads, 0, s, a);
   if (e == cudaSuccess && draws) e = launch(draw_from_row, rows, kDrawThreads, 0, s, a);
   return e;
+}
+
+cudaError_t mm_cu_tell(const mm_cu_choose &a, const mm_cu_asks &q, uint32_t rows, cudaStream_t s) {
+  return q.tells ? launch(tell_logprobs, rows, kDrawThreads, 0, s, a, q) : cudaSuccess;
+}
+
+mm_cu_draw mm_cu_draw_of(const mm_sampling *set, uint64_t n) {
+  mm_cu_draw d;
+  if (set->temperature == 0) return d;
+  d.scale = mm_draw_scale(set->temperature), d.top_k = set->top_k, d.top_p = set->top_p, d.race = mm_draw_mix(set->seed, n);
+  d.least = set->min_p > 0 ? mm_draw_share(set->min_p, MM_DRAW_ONE) : 0;
+  return d;
 }

@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include "quant/quant.h"
+#include "runtime/pages.h"
 
 /* ---- weights ---- */
 
@@ -153,9 +154,29 @@ struct mm_cu_kv {
   uint32_t pages_per_slot;
   float *k_scale, *v_scale;
 };
+/* Number of the first of the 64 tokens of one kv head in a page. */
+__host__ __device__ inline size_t mm_cu_cell(uint32_t page, uint32_t kv_heads, uint32_t head) {
+  return ((size_t)page * kv_heads + head) * MM_CU_PAGE;
+}
 struct mm_cu_heads {
   uint32_t heads, kv_heads, head_dim, rotary_dim; /* head_dim 64 or 128; heads / kv_heads ≤ 8 */
 };
+
+/* Before a step: table[edit.at] = edit.page, and the first tokens of pages to their new ones, in every layer. Both lists are read as the
+ * kernels run; pinned host memory will do. No copy reads a page that another one writes. */
+struct mm_cu_edit {
+  uint32_t at, page;
+};
+struct mm_cu_page_work {
+  uint32_t *table;
+  const mm_cu_kv *kv; /* [layers] in device memory: those of full attention */
+  uint32_t layers, kv_heads;
+  uint32_t token_bytes; /* of one head's key, or value; a multiple of 16 */
+  const mm_cu_edit *edit;
+  const mm_page_copy *copy;
+  uint32_t edits, copies;
+};
+cudaError_t mm_cu_prepare_pages(const mm_cu_page_work &w, cudaStream_t s);
 
 /* Optional QK norm over all heads (q_norm [heads·d], k_norm [kv_heads·d], f32, or NULL), RoPE with inv_freq[rotary_dim/2], q back in
  * place, k and v into the cache. qkv[T, (heads + 2·kv_heads)·d]. */
@@ -197,14 +218,16 @@ struct mm_cu_tiles {
 /* o for the rows of the tiles; their k and v are in the cache already. A row's bits do not depend on its tile. */
 cudaError_t mm_cu_gqa_prefill(const mm_cu_heads &h, const mm_cu_tiles &t, const mm_cu_kv &kv, const mm_cu_gqa &a, cudaStream_t s);
 
-/* Lightning attention of one layer. state [slots][heads][d key][d value] fp32, in place. slope[heads]: the decay per token is
- * exp(-slope). qkv[T, heads·3·d] (per head q, k, v) before SiLU; o[T, heads·d]. */
+/* Lightning attention of one layer. state [heads][d key][d value] fp32 of slot 0, in place, a slot's state_stride numbers after that of the
+ * one before: a multiple of 4. slope[heads]: the decay per token is exp(-slope). qkv[T, heads·3·d] (per head q, k, v) before SiLU; o[T,
+ * heads·d]. */
 struct mm_cu_lightning {
   const __nv_bfloat16 *qkv;
   __nv_bfloat16 *o;
   float *state;
   const float *slope;
   uint32_t heads, head_dim;
+  size_t state_stride;
 };
 /* States are read at once: no kernel may still be writing them. A slot has one row at most. */
 cudaError_t mm_cu_lightning_decode(const mm_cu_lightning &a, const mm_cu_rows &r, uint32_t tokens, cudaStream_t s);
@@ -228,10 +251,13 @@ struct mm_cu_codes {
 cudaError_t mm_cu_copy(__nv_bfloat16 *to, const __nv_bfloat16 *from, size_t n, cudaStream_t s);
 
 /* x[t] = table[id[t]], where id -1 is chosen[slot[t]]; the table is that of ids [first, first + count). Zeros for others, and for slot -1.
- */
+ * kept, unless NULL: kept[slot[t], pos[t]] becomes that id. */
 struct mm_cu_ids {
   const int32_t *id, *slot, *chosen;
   uint32_t first, count;
+  const uint32_t *pos;
+  int32_t *kept; /* [slots, positions] */
+  uint32_t positions;
 };
 cudaError_t mm_cu_embed(__nv_bfloat16 *x, const __nv_bfloat16 *table, const mm_cu_ids &ids, uint32_t tokens, uint32_t width,
                         cudaStream_t s);
@@ -253,30 +279,5 @@ cudaError_t mm_cu_combine_rows(const mm_cu_combine &a, uint32_t tokens, uint32_t
 /* That, and the routing of a.n: for a single token one kernel, whose blocks all read the residual and the branch. Neither h nor n may be
  * one of them. */
 cudaError_t mm_cu_combine_route(const mm_cu_combine &a, const mm_cu_router &m, const mm_cu_route &r, uint32_t tokens, cudaStream_t s);
-
-/* ---- the next token ---- */
-
-/* mm_sampling of one output row, and its draw (draw.h). */
-struct mm_cu_draw {
-  float scale = -1; /* mm_draw_scale; negative: greedy */
-  uint32_t top_k = 0;
-  double top_p = 1;
-  uint64_t race = 0; /* mm_draw_mix(seed, n) */
-};
-/* id[rows]: the choices from logits[rows, vocab_rows], -1 where there is none; each is kept in chosen[slots] where its row is the last
- * of its slot. out[rows] names the rows of the step, slot[tokens] is theirs. */
-struct mm_cu_choose {
-  const float *logits;
-  const uint8_t *never; /* [vocab] 1: not to be chosen */
-  uint32_t vocab, vocab_rows, tokens;
-  const uint32_t *out;
-  const int32_t *slot;
-  const mm_cu_draw *draw; /* [rows] */
-  int32_t *id, *chosen;
-  unsigned long long *best; /* [rows], and ticket: zero between launches */
-  uint32_t *ticket;
-};
-/* draws: some row is not greedy. */
-cudaError_t mm_cu_choose_tokens(const mm_cu_choose &a, uint32_t rows, bool draws, cudaStream_t s);
 
 #endif

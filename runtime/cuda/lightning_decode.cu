@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kThreads)
     if (threadIdx.x < kColumns) o[threadIdx.x] = __float2bfloat16_rn(0.0f);
     return;
   }
-  float4 *state = reinterpret_cast<float4 *>(a.state + (((size_t)slot * a.heads + head) * D + a0) * D + c0 + c);
+  float4 *state = reinterpret_cast<float4 *>(a.state + slot * a.state_stride + ((size_t)head * D + a0) * D + c0 + c);
   float4 old[D / kRows];
   const bool fresh = r.pos[row] == 0;
 #pragma unroll

@@ -277,7 +277,7 @@ __global__ void MM_PAIR __launch_bounds__(kThreads, 1) lightning_pair(const __gr
   j.stride = a.heads * 3 * D, j.o_stride = a.heads * D, j.count = span.count, j.tiles = (span.count + C - 1) / C, j.rank = rank;
   j.in = a.qkv + (size_t)span.first * j.stride + head * 3 * D;
   j.out = a.o + (size_t)span.first * j.o_stride + head * D + rank * V;
-  j.state = a.state + ((size_t)span.slot * a.heads + head) * D * D + rank * V;
+  j.state = a.state + span.slot * a.state_stride + (size_t)head * D * D + rank * V;
   j.rate = -a.slope[head] * 1.4426950408889634f, j.fresh = span.pos == 0;
   switch (__shfl_sync(0xffffffffu, threadIdx.x / 128, 0)) { /* the same for a warp, as the compiler has to see */
     case 0: put_out(j, sh, thread); break;

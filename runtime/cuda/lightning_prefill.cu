@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(kThreads, 1) lightning_span(const __grid_const
   const size_t stride = (size_t)a.heads * 3 * D, o_stride = (size_t)a.heads * D;
   const bf16 *in = a.qkv + span.first * stride + (size_t)head * 3 * D;
   bf16 *out = a.o + span.first * o_stride + (size_t)head * D + column;
-  float *state = a.state + ((size_t)span.slot * a.heads + head) * D * D + column;
+  float *state = a.state + span.slot * a.state_stride + (size_t)head * D * D + column;
 
   float s[kStateTiles][4];
 #pragma unroll

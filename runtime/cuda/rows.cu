@@ -93,6 +93,7 @@ __global__ void embed_rows(bf16 *x, const bf16 *table, const __grid_constant__ m
   const int32_t slot = ids.slot[blockIdx.x];
   int32_t id = ids.id[blockIdx.x];
   if (id < 0 && slot >= 0) id = ids.chosen[slot];
+  if (ids.kept && slot >= 0 && threadIdx.x == 0) ids.kept[(size_t)slot * ids.positions + ids.pos[blockIdx.x]] = id;
   uint4 *to = reinterpret_cast<uint4 *>(x + (size_t)blockIdx.x * width);
   const bool there = slot >= 0 && (uint32_t)id - ids.first < ids.count;
   const uint4 *from = reinterpret_cast<const uint4 *>(table + (there ? (size_t)((uint32_t)id - ids.first) * width : 0));

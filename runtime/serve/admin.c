@@ -124,7 +124,6 @@ static bool tokenize(mm_call *c, mm_err *err) {
   for (size_t i = 0; i < n; i++) mm_text_printf(&c->out, i ? ",%d" : "%d", ids[i]);
   mm_text_put(&c->out, "]}");
   free(ids);
-  mm_call_reply(c);
   return true;
 }
 
@@ -152,9 +151,14 @@ static bool detokenize(mm_call *c, mm_err *err) {
   mm_text_put(&c->out, "}");
   c->out.failed |= text.failed;
   free(text.p);
+  return true;
+}
+
+static bool answer(mm_call *c, mm_err *err) {
+  (void)err;
   mm_call_reply(c);
   return true;
 }
 
-const mm_api mm_api_tokenize = {.path = "/tokenize", .begin = tokenize};
-const mm_api mm_api_detokenize = {.path = "/detokenize", .begin = detokenize};
+const mm_api mm_api_tokenize = {.path = "/tokenize", .begin = tokenize, .start = answer};
+const mm_api mm_api_detokenize = {.path = "/detokenize", .begin = detokenize, .start = answer};

@@ -96,11 +96,14 @@ static bool begin(mm_call *c, mm_err *err) {
   mm_conversation v;
   mm_tool_rules rules;
   const mm_turn_settings set = {.call_prefix = "toolu_", .event = send_event};
-  mm_exchange_set(c->x, "request-id", c->id);
   if (!mm_params_read(c, err) || !mm_params_stop(c, "stop_sequences")) return false;
   if (!c->params.max_tokens) return mm_refuse(c, 400, "max_tokens", "max_tokens: Field required");
   if (c->params.n != 1) return mm_refuse(c, 400, "n", "n: one reply alone is served");
-  if (!mm_anthropic_conversation(c, &v, &rules, err) || !mm_turn_start(c, &v, &rules, &set, err)) return false;
+  return mm_anthropic_conversation(c, &v, &rules, err) && mm_turn_prepare(c, &v, &rules, &set, err);
+}
+
+static bool start(mm_call *c, mm_err *err) {
+  if (!mm_turn_start(c, err)) return false;
   if (!c->params.stream) return true;
   mm_call_stream(c);
   send_start(c);
@@ -177,10 +180,15 @@ static bool count(mm_call *c, mm_err *err) {
   if (!mm_anthropic_conversation(c, &v, &rules, err) || !mm_turn_encode(c, &v, &p, &in_reasoning, err)) return false;
   mm_text_printf(&c->out, "{\"input_tokens\":%zu}", p.count);
   free(p.id);
+  return true;
+}
+
+static bool answer(mm_call *c, mm_err *err) {
+  (void)err;
   mm_call_reply(c);
   return true;
 }
 
 const mm_api mm_api_messages = {
-    .path = "/v1/messages", .begin = begin, .token = token, .ended = ended, .finish = finish, .anthropic = true};
-const mm_api mm_api_count_tokens = {.path = "/v1/messages/count_tokens", .begin = count, .anthropic = true};
+    .path = "/v1/messages", .begin = begin, .start = start, .token = token, .ended = ended, .finish = finish, .anthropic = true};
+const mm_api mm_api_count_tokens = {.path = "/v1/messages/count_tokens", .begin = count, .start = answer, .anthropic = true};

@@ -9,6 +9,8 @@
 
 #include "runtime/serve/keys.h"
 
+#define ASIDE ((size_t)16 << 10) /* bytes of a body that is read and tokenised beside the loop */
+
 static double now(void) {
   struct timespec t;
   clock_gettime(CLOCK_MONOTONIC, &t);
@@ -345,14 +347,37 @@ static bool parse_body(mm_call *c, mm_err *err) {
   return true;
 }
 
-static bool begin(mm_call *c, mm_err *err) {
+/* In any thread. */
+static void prepare(void *user) {
+  mm_call *c = user;
+  c->begun_well = (c->api->bodiless || (parse_body(c, &c->err) && name_known(c))) && c->api->begin(c, &c->err);
+}
+
+/* After prepare, or a refusal before it. */
+static void conclude(void *user) {
+  mm_call *c = user;
+  const mm_err *err = &c->err;
+  if (c->begun_well && mm_exchange_gone(c->x)) mm_refuse(c, 499, NULL, "the client has left");
+  if (c->begun_well && !c->refused && c->api->start(c, &c->err)) {
+    if (!c->open) close_call(c); /* answered already */
+    return;
+  }
+  if (!c->refused) {
+    const int status = status_of(err);
+    if (status >= 500 && strcmp(err->code, "E_DRAINING") != 0) mm_log_error(&c->server->log, c->id, err);
+    mm_refuse(c, status, NULL, "%s", err->text);
+  }
+  if (!c->open) finish(c);
+}
+
+static bool admitted(mm_call *c) {
   const mm_server *s = c->server;
   if (!mm_keys_admit(s->key, s->keys, c->x)) return mm_refuse(c, 401, NULL, "a valid API key is needed");
-  if (c->api->bodiless) return c->api->begin(c, err);
+  if (c->api->bodiless) return true;
   if (s->state == MM_SERVER_LOADING) return mm_refuse(c, 503, NULL, "the model is being loaded");
   if (s->state == MM_SERVER_DRAINING) return mm_refuse(c, 503, NULL, "the server is about to end");
   c->params.sampling = s->defaults;
-  return parse_body(c, err) && name_known(c) && c->api->begin(c, err);
+  return true;
 }
 
 void mm_call_begin(mm_server *s, mm_exchange *x, const mm_api *api) {
@@ -367,16 +392,17 @@ void mm_call_begin(mm_server *s, mm_exchange *x, const mm_api *api) {
   if (getrandom(random, sizeof random, 0) != sizeof random) mm_refuse(c, 500, NULL, "no random numbers");
   for (size_t i = 0; i < sizeof random; i++) snprintf(c->id + 2 * i, 3, "%02x", random[i]);
   mm_exchange_set(x, "X-Request-Id", c->id);
+  if (api->anthropic) mm_exchange_set(x, "request-id", c->id);
   mm_exchange_on_gone(x, gone, c);
-  mm_err err = {0};
-  if (!c->refused && begin(c, &err)) {
-    if (!c->open) close_call(c); /* answered already */
-    return;
+  size_t n = 0;
+  if (!c->refused && admitted(c)) {
+    mm_exchange_body(x, &n);
+    if (n > ASIDE) {
+      c->job = (mm_job){.fn = prepare, .done = {.fn = conclude, .user = c}};
+      mm_workers_do(s->workers, &c->job);
+      return;
+    }
+    prepare(c);
   }
-  if (!c->refused) {
-    const int status = status_of(&err);
-    if (status >= 500 && strcmp(err.code, "E_DRAINING") != 0) mm_log_error(&s->log, c->id, &err);
-    mm_refuse(c, status, NULL, "%s", err.text);
-  }
-  if (!c->open) finish(c);
+  conclude(c);
 }

@@ -11,8 +11,10 @@ typedef struct mm_call mm_call;
 typedef struct mm_choice mm_choice;
 
 typedef struct mm_api {
-  /* Answers, or takes the body's fields and starts choices. False: mm_refuse or err says why. */
+  /* Takes the body's fields and makes prompts of them; in the loop or, of a long body, in another thread. False: mm_refuse or err says
+   * why. */
   bool (*begin)(mm_call *c, mm_err *err);
+  bool (*start)(mm_call *c, mm_err *err); /* in the loop: starts choices, or answers */
   void (*token)(mm_choice *ch, const mm_token *t);
   void (*ended)(mm_choice *ch); /* ch->ending is set */
   void (*finish)(mm_call *c);   /* every choice has ended: the reply, or the end of the stream */
@@ -49,6 +51,9 @@ struct mm_call {
   uint32_t boundary; /* of the prompt, where a later one is likely to part; 0: none */
   mm_choice *choice; /* [choices], those of a prompt side by side */
   uint32_t choices, open;
+  mm_job job;
+  bool begun_well; /* begin's answer, and why */
+  mm_err err;
   bool streaming; /* the reply has begun */
   int status;     /* of the reply */
   mm_text out;    /* scratch of the API for what it sends */

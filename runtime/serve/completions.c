@@ -119,6 +119,10 @@ static bool begin(mm_call *c, mm_err *err) {
   if ((uint64_t)c->prompts * c->params.n > MM_CHOICES) return mm_refuse(c, 400, "n", "n: more than %d replies in all", MM_CHOICES);
   if (s->echo && !echo_prompts(c, s, err)) return false;
   if (!some) c->params.max_tokens = 16; /* as OpenAI has it */
+  return true;
+}
+
+static bool start(mm_call *c, mm_err *err) {
   if (!mm_call_start(c, NULL, err)) return false;
   if (c->params.stream) mm_call_stream(c);
   return true;
@@ -276,4 +280,5 @@ static void finish(mm_call *c) {
   mm_call_reply(c);
 }
 
-const mm_api mm_api_completions = {.path = "/v1/completions", .begin = begin, .token = token, .ended = ended, .finish = finish};
+const mm_api mm_api_completions = {
+    .path = "/v1/completions", .begin = begin, .start = start, .token = token, .ended = ended, .finish = finish};

@@ -157,6 +157,7 @@ static bool on_token(void *user, int32_t id, const mm_logprob *logprobs, const m
     l->token.logprobs = l->logprobs;
   }
   const bool end = is_end(g, id);
+  l->token.end = end;
   if (end)
     g->ending.end_id = id;
   else if (g->set.special || !special)

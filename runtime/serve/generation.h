@@ -22,7 +22,7 @@ typedef struct mm_token {
   int32_t id;
   const char *bytes; /* the tokenizer's; none of a token that ends the reply, and of special ones unless they were asked for */
   size_t n;
-  bool special;
+  bool special, end;          /* end: it ends the reply */
   const mm_logprob *logprobs; /* [1 + top_logprobs], NULL unless asked for */
   uint32_t top;
 } mm_token;

@@ -273,11 +273,7 @@ void mm_http_post(mm_http *h, mm_task *t) {
   if (wake && write(h->wake, &one, sizeof one) < 0) return; /* the counter is full: the loop is awake */
 }
 
-static void woken(evutil_socket_t fd, short what, void *user) {
-  mm_http *h = user;
-  uint64_t count;
-  (void)what;
-  if (read((int)fd, &count, sizeof count) < 0 && errno != EAGAIN) return;
+void mm_http_flush(mm_http *h) {
   for (;;) {
     pthread_mutex_lock(&h->lock);
     mm_task *t = h->first;
@@ -289,6 +285,13 @@ static void woken(evutil_socket_t fd, short what, void *user) {
     if (!t) return;
     t->fn(t->user);
   }
+}
+
+static void woken(evutil_socket_t fd, short what, void *user) {
+  uint64_t count;
+  (void)what;
+  if (read((int)fd, &count, sizeof count) < 0 && errno != EAGAIN) return;
+  mm_http_flush(user);
 }
 
 static void timed(evutil_socket_t fd, short what, void *user) {

@@ -42,6 +42,8 @@ typedef struct mm_task {
 } mm_task;
 /* Any thread: t->fn is called in the loop, once for all posts before that call. */
 void mm_http_post(mm_http *h, mm_task *t);
+/* Does what was posted. The loop does it by itself; for the time after it. */
+void mm_http_flush(mm_http *h);
 /* Calls fn at each of these signals. */
 bool mm_http_on_signal(mm_http *h, int signal, void (*fn)(void *user), void *user, mm_err *err);
 /* Calls fn every so many seconds. */

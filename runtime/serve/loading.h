@@ -30,7 +30,7 @@ typedef struct mm_loaded {
   mm_sampling defaults;
   const mm_chat_format *format; /* NULL: the checkpoint has no template that is known, no_format says so */
   mm_err no_format;
-  const char *volatile stage; /* what is being done; any thread may read it */
+  const char *_Atomic stage; /* what is being done; any thread may read it */
 } mm_loaded;
 
 /* All that is checked before weights are touched. */

@@ -211,8 +211,11 @@ static bool begin(mm_call *c, mm_err *err) {
   if (!mm_params_read(c, err) || !mm_field_int(c, c->body, "max_output_tokens", 1, INT32_MAX, &max)) return false;
   if (c->params.n != 1) return mm_refuse(c, 400, "n", "n: one reply alone is served");
   if (max) c->params.max_tokens = (uint32_t)max;
-  if (!read_format(c, &set, err) || !mm_responses_conversation(c, &v, &rules, err) || !mm_turn_start(c, &v, &rules, &set, err))
-    return false;
+  return read_format(c, &set, err) && mm_responses_conversation(c, &v, &rules, err) && mm_turn_prepare(c, &v, &rules, &set, err);
+}
+
+static bool start(mm_call *c, mm_err *err) {
+  if (!mm_turn_start(c, err)) return false;
   if (!c->params.stream) return true;
   mm_call_stream(c);
   send_response(c->choice[0].state, "response.created", "in_progress");
@@ -240,4 +243,4 @@ static void finish(mm_call *c) {
   mm_call_reply(c);
 }
 
-const mm_api mm_api_responses = {.path = "/v1/responses", .begin = begin, .token = token, .ended = ended, .finish = finish};
+const mm_api mm_api_responses = {.path = "/v1/responses", .begin = begin, .start = start, .token = token, .ended = ended, .finish = finish};

@@ -2,11 +2,15 @@
 #ifndef MM_RUNTIME_SERVE_SERVER_H
 #define MM_RUNTIME_SERVE_SERVER_H
 
+#include <pthread.h>
+
 #include "runtime/chat/chat_format.h"
+#include "runtime/chat/replay.h"
 #include "runtime/serve/constraint.h"
 #include "runtime/serve/generation.h"
 #include "runtime/serve/log.h"
 #include "runtime/serve/metrics.h"
+#include "runtime/serve/workers.h"
 
 typedef enum mm_server_state { MM_SERVER_LOADING, MM_SERVER_READY, MM_SERVER_DRAINING } mm_server_state;
 
@@ -15,6 +19,7 @@ struct mm_server {
   /* Set before the loop runs. */
   mm_http *http;
   mm_outbox *outbox;
+  mm_workers *workers;
   const char *const *name; /* [names] the model's; the first is told */
   size_t names;
   const char *const *key; /* [keys] of which a request must carry one; none: all may */
@@ -36,6 +41,8 @@ struct mm_server {
   const mm_chat_format *format; /* NULL: no chat, */
   const char *no_format;        /* for this reason */
   mm_lexicon *lexicon;          /* made when it is first needed */
+  pthread_mutex_t shared;       /* of lexicon and replay */
+  mm_replay *replay;            /* what was sampled for messages with calls */
   mm_metrics metrics;
   bool any_name;   /* requests may name any model */
   bool trust_user; /* text of users may spell control tokens */

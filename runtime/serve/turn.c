@@ -26,6 +26,7 @@ static void close_turns(void *state) {
     }
     free(t->call);
     free(t->item);
+    free(t->sampled);
     free(t->reasoning.p);
     free(t->content.p);
   }
@@ -34,6 +35,17 @@ static void close_turns(void *state) {
 }
 
 /* ---- From tokens ---- */
+
+/* Control tokens are no text, but for these, which mark the parts of a reply. */
+#define MARKERS 6
+static const char *const markers[MARKERS] = {"<think>",      "</think>",     "<minimax:tool_call>", "</minimax:tool_call>",
+                                             "<tool_calls>", "</tool_calls>"};
+
+static bool is_marker(const mm_token *t) {
+  for (size_t i = 0; i < MARKERS; i++)
+    if (t->n == strlen(markers[i]) && memcmp(t->bytes, markers[i], t->n) == 0) return true;
+  return false;
+}
 
 static bool add_call(mm_turn *t, const char *prefix) {
   uint8_t random[12];
@@ -84,17 +96,48 @@ static void on_event(void *user, const mm_reply_event *e) {
   if (s->set.event && !t->failed) s->set.event(t, e);
 }
 
-/* Control tokens are no text, but for those that mark the parts of a reply. */
-static bool is_marker(const mm_token *t) {
-  static const char *const marker[] = {"<think>",      "</think>",     "<minimax:tool_call>", "</minimax:tool_call>",
-                                       "<tool_calls>", "</tool_calls>"};
-  for (size_t i = 0; i < sizeof marker / sizeof *marker; i++)
-    if (t->n == strlen(marker[i]) && memcmp(t->bytes, marker[i], t->n) == 0) return true;
-  return false;
+/* What the reply's tokens were, for when the message comes back. */
+static void keep(mm_turn *t) {
+  mm_call *c = t->choice->call;
+  mm_chat_call *call = mm_arena_alloc(&c->arena, t->calls * sizeof *call, NULL);
+  const mm_chat_part part = {.text = {t->content.p ? t->content.p : "", t->content.n}, .owner = MM_OWNER_USER};
+  if (!call) return;
+  for (size_t i = 0; i < t->calls; i++) {
+    const mm_turn_call *own = &t->call[i];
+    if (!own->ended) return;
+    call[i] = (mm_chat_call){
+        .id = {own->id, strlen(own->id)}, .name = {own->name.p, own->name.n}, .arguments = {own->arguments.p, own->arguments.n}};
+  }
+  const mm_message m = {.role = MM_ROLE_ASSISTANT, .part = &part, .part_count = 1, .call = call, .call_count = t->calls};
+  mm_err none = {0}; /* what is not kept is rendered */
+  pthread_mutex_lock(&c->server->shared);
+  mm_replay_keep(c->server->replay, &m, t->sampled, t->samples, &none);
+  pthread_mutex_unlock(&c->server->shared);
+}
+
+/* Copies: another thread may keep others meanwhile. */
+static bool find_sampled(mm_call *c, const mm_conversation *v, mm_err *err) {
+  bool ok = true;
+  for (size_t i = 0; ok && i < v->message_count; i++) {
+    mm_message *m = (mm_message *)&v->message[i]; /* c's arena has it */
+    if (m->role != MM_ROLE_ASSISTANT || !m->call_count) continue;
+    pthread_mutex_lock(&c->server->shared);
+    size_t n = 0;
+    const int32_t *id = mm_replay_find(c->server->replay, m, &n);
+    int32_t *copy = id ? mm_arena_alloc(&c->arena, (n + 1) * sizeof *copy, err) : NULL;
+    if (copy) memcpy(copy, id, n * sizeof *copy);
+    pthread_mutex_unlock(&c->server->shared);
+    ok = copy || !id;
+    m->sampled = copy;
+    m->sampled_count = copy ? n : 0;
+  }
+  return ok;
 }
 
 void mm_turn_token(mm_choice *ch, const mm_token *t) {
   mm_turn *turn = ch->state;
+  if (!t->end && t->id >= 0 && mm_grow((void **)&turn->sampled, &turn->samples_cap, turn->samples + 1, sizeof *turn->sampled, NULL))
+    turn->sampled[turn->samples++] = t->id;
   if (t->n == 0 || (t->special && !ch->call->params.special && !is_marker(t))) return;
   if (!mm_reply_push(turn->reply, t->id, t->bytes, t->n, NULL)) turn->failed = true;
 }
@@ -104,6 +147,9 @@ void mm_turn_ended(mm_choice *ch) {
   if (!mm_reply_end(t->reply, ch->ending.why == MM_FINISH_STOP, NULL)) t->failed = true;
   t->reasoning_tokens = mm_reply_reasoning_tokens(t->reply);
   if (t->failed) ch->ending.why = MM_FINISH_ERROR;
+  const bool whole =
+      ch->ending.why == MM_FINISH_STOP && ch->ending.stop < 0 && !ch->enough && t->samples == ch->tokens - (ch->ending.end_id >= 0);
+  if (whole && t->calls && t->in_reasoning) keep(t);
 }
 
 /* ---- To tokens ---- */
@@ -112,7 +158,8 @@ bool mm_turn_encode(mm_call *c, const mm_conversation *v, mm_prompt_tokens *out,
   const mm_server *s = c->server;
   mm_prompt p = {0};
   if (!s->format) return mm_refuse(c, 400, NULL, "no chat: %s", s->no_format);
-  const bool ok = mm_chat_render(s->format, v, &p, err) && mm_prompt_encode(&p, s->tokenizer, s->trust_user, out, err);
+  const bool ok =
+      find_sampled(c, v, err) && mm_chat_render(s->format, v, &p, err) && mm_prompt_encode(&p, s->tokenizer, s->trust_user, out, err);
   *in_reasoning = p.in_reasoning;
   mm_prompt_close(&p);
   return ok;
@@ -175,15 +222,40 @@ static bool require_call(mm_call *c, start *a, mm_err *err) {
   return add_texts(c, a, end, 1, err);
 }
 
+/* A single text, whose markers are tokens. */
+static bool add_script(mm_call *c, start *a, mm_str text, mm_err *err) {
+  while (text.n) {
+    const char *next = NULL, *marker = NULL;
+    for (size_t i = 0; i < MARKERS; i++) {
+      const char *p = memmem(text.p, text.n, markers[i], strlen(markers[i]));
+      const bool token = p && mm_tokenizer_find(c->server->tokenizer, markers[i]) >= 0;
+      if (token && (!next || p < next)) next = p, marker = markers[i];
+    }
+    const mm_str before = {text.p, next ? (size_t)(next - text.p) : text.n};
+    if (a->sections + 2 > MM_SECTIONS) return mm_refuse(c, 400, "guided_choice", "guided_choice: too many markers");
+    if (before.n && !add_texts(c, a, &before, 1, err)) return false;
+    if (!next) break;
+    if (!add_token(c, a, MM_SECTION_TOKEN, marker)) return false;
+    text = (mm_str){next + strlen(marker), text.n - before.n - strlen(marker)};
+  }
+  return true;
+}
+
 static bool constrain(mm_call *c, start *a, mm_err *err) {
-  const mm_form *form = ((const turns *)c->state)->set.form;
+  const mm_turn_settings *set = &((const turns *)c->state)->set;
+  const mm_form *form = set->form;
   mm_server *s = c->server;
   const bool call = a->rules->choice == MM_TOOLS_REQUIRED || a->rules->choice == MM_TOOLS_NAMED;
-  if (!form && !call) return true;
+  if (!form && !call && !set->choices) return true;
   if (form && a->v->tool_count) return mm_refuse(c, 400, "response_format", "response_format: not beside tools");
-  if (!s->lexicon && !(s->lexicon = mm_lexicon_open(s->tokenizer, s->vocab, s->end, s->end_count, err))) return false;
+  pthread_mutex_lock(&s->shared);
+  if (!s->lexicon) s->lexicon = mm_lexicon_open(s->tokenizer, s->vocab, s->end, s->end_count, err);
+  const bool lexicon = s->lexicon;
+  pthread_mutex_unlock(&s->shared);
+  if (!lexicon) return false;
   if (a->in_reasoning && !add_token(c, a, MM_SECTION_UNTIL, "</think>")) return false;
   if (call) return require_call(c, a, err);
+  if (set->choices) return set->choices == 1 ? add_script(c, a, set->choice[0], err) : add_texts(c, a, set->choice, set->choices, err);
   a->section[a->sections++] = (mm_section){.kind = MM_SECTION_FORM, .form = form};
   return true;
 }
@@ -205,6 +277,7 @@ static bool open_turns(mm_call *c, const start *a, mm_err *err) {
     own.user = t;
     t->event = s->set.event;
     t->one_call = a->rules->one_call;
+    t->in_reasoning = a->in_reasoning;
     if (!(t->reply = mm_reply_open(&own, err))) return false;
     if (a->sections && !(t->constraint = mm_constraint_open(c->server->lexicon, a->section, a->sections, err))) return false;
   }
@@ -227,7 +300,7 @@ static void shape(mm_choice *ch, mm_generation_settings *set) {
   set->request.boundary_count = c->boundary > 0;
 }
 
-bool mm_turn_start(mm_call *c, const mm_conversation *v, const mm_tool_rules *r, const mm_turn_settings *set, mm_err *err) {
+bool mm_turn_prepare(mm_call *c, const mm_conversation *v, const mm_tool_rules *r, const mm_turn_settings *set, mm_err *err) {
   mm_prompt_tokens p = {0};
   start a = {.v = v, .rules = r};
   turns *s = mm_calloc(1, sizeof *s, err);
@@ -237,5 +310,7 @@ bool mm_turn_start(mm_call *c, const mm_conversation *v, const mm_tool_rules *r,
   c->close_state = close_turns;
   if (!mm_turn_encode(c, v, &p, &a.in_reasoning, err)) return false;
   c->boundary = p.user_end < p.count ? (uint32_t)p.user_end : 0;
-  return mm_call_add_prompt(c, p.id, p.count, err) && constrain(c, &a, err) && open_turns(c, &a, err) && mm_call_start(c, shape, err);
+  return mm_call_add_prompt(c, p.id, p.count, err) && constrain(c, &a, err) && open_turns(c, &a, err);
 }
+
+bool mm_turn_start(mm_call *c, mm_err *err) { return mm_call_start(c, shape, err); }

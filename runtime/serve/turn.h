@@ -34,6 +34,9 @@ struct mm_turn {
   size_t calls, cap;
   mm_turn_item *item; /* [items] */
   size_t items, items_cap;
+  int32_t *sampled; /* [samples] its tokens */
+  size_t samples, samples_cap;
+  bool in_reasoning;         /* it began so */
   bool one_call;             /* ends after the first */
   bool failed;               /* want of memory, or no random numbers */
   uint32_t reasoning_tokens; /* at the end */
@@ -47,13 +50,17 @@ typedef struct mm_turn_settings {
   const char *call_prefix; /* of ids of calls */
   mm_turn_event *event;    /* or NULL */
   bool append_think;
-  const mm_form *form; /* of the content, or NULL */
+  const mm_form *form;  /* of the content, or NULL */
+  const mm_str *choice; /* [choices] the content is one of these; of a single one, markers are tokens */
+  size_t choices;
 } mm_turn_settings;
 
 /* The tokens of a conversation's prompt. */
 bool mm_turn_encode(mm_call *c, const mm_conversation *v, mm_prompt_tokens *out, bool *in_reasoning, mm_err *err);
-/* Renders, and starts c's choices, each with its turn. */
-bool mm_turn_start(mm_call *c, const mm_conversation *v, const mm_tool_rules *r, const mm_turn_settings *set, mm_err *err);
+/* Renders, and makes a turn for each choice; for mm_api.begin. */
+bool mm_turn_prepare(mm_call *c, const mm_conversation *v, const mm_tool_rules *r, const mm_turn_settings *set, mm_err *err);
+/* Starts the choices; for mm_api.start. */
+bool mm_turn_start(mm_call *c, mm_err *err);
 /* mm_api.token and mm_api.ended of turns, to be called by the API's own. */
 void mm_turn_token(mm_choice *ch, const mm_token *t);
 void mm_turn_ended(mm_choice *ch);

@@ -117,7 +117,7 @@ void mm_bpe_scratch_close(mm_bpe_scratch *s) {
 }
 
 bool mm_bpe_emit(mm_bpe_scratch *s, int32_t id, mm_err *err) {
-  if (!mm_grow((void **)&s->id, &s->cap, s->count + 1, sizeof *s->id, err)) return false;
+  if (!MM_GROW(s->id, &s->cap, s->count + 1, err)) return false;
   s->id[s->count++] = id;
   return true;
 }
@@ -150,9 +150,10 @@ static void push_candidate(const mm_bpe *b, mm_bpe_scratch *s, uint32_t at) {
 }
 
 bool mm_bpe_encode(const mm_bpe *b, mm_bpe_scratch *s, const char *piece, size_t n, mm_err *err) {
+  if (n == 0) return true;
   /* n - 1 candidates at first; each of at most n - 1 merges takes one and makes two. */
-  if (!mm_grow((void **)&s->node, &s->node_cap, n, sizeof *s->node, err)) return false;
-  if (!mm_grow((void **)&s->heap, &s->heap_cap, 2 * n, sizeof *s->heap, err)) return false;
+  if (!MM_GROW(s->node, &s->node_cap, n, err)) return false;
+  if (!MM_GROW(s->heap, &s->heap_cap, 2 * n, err)) return false;
   for (uint32_t i = 0; i < n; i++)
     s->node[i] = (mm_bpe_node){b->byte_id[(uint8_t)piece[i]], i > 0 ? i - 1 : NO_NODE, i + 1 < n ? i + 1 : NO_NODE};
   for (uint32_t i = 0; i < n; i++) push_candidate(b, s, i);

@@ -131,7 +131,7 @@ bool mm_tokenizer_encode_ranges(const mm_tokenizer *t, const char *text, size_t 
   if (ok) {
     pcre2_set_match_limit(e.limits, (uint32_t)n + 100); /* backtracking points; the known patterns need one per byte at most */
     pcre2_set_heap_limit(e.limits, 1024);               /* KiB */
-    ok = mm_grow((void **)&e.out.id, &e.out.cap, 1, sizeof *e.out.id, err) && encode_level(&e, text, n, ranges ? MM_VERBATIM : MM_ORDINARY);
+    ok = MM_GROW(e.out.id, &e.out.cap, 1, err) && encode_level(&e, text, n, ranges ? MM_VERBATIM : MM_ORDINARY);
   }
   pcre2_match_data_free(e.match);
   pcre2_match_context_free(e.limits);

@@ -19,8 +19,8 @@ typedef struct reader {
   size_t len, cap;
 } reader;
 
-#define BAD(r, ...)    mm_fail((r)->err, MM_BAD_INPUT, "E_TOKENIZER", mm_at((r)->path, NULL), __VA_ARGS__)
-#define REFUSE(r, ...) mm_fail((r)->err, MM_UNSUPPORTED, "E_TOKENIZER", mm_at((r)->path, NULL), __VA_ARGS__)
+#define BAD(r, ...)         mm_fail((r)->err, MM_BAD_INPUT, "E_TOKENIZER", mm_at((r)->path, NULL), __VA_ARGS__)
+#define UNSUPPORTED(r, ...) mm_fail((r)->err, MM_UNSUPPORTED, "E_TOKENIZER", mm_at((r)->path, NULL), __VA_ARGS__)
 
 /* Text from the file as messages show it. */
 typedef struct excerpt {
@@ -47,8 +47,8 @@ static bool check_type(const reader *r, const char *name, const mm_json *compone
   if (is_str(component, "type", want)) return true;
   const mm_json *type = mm_json_get(component, "type");
   excerpt x;
-  return REFUSE(r, "%s: found %s, expected %s", name,
-                mm_json_type_of(type) == MM_JSON_STR ? show(&x, mm_json_str(type), mm_json_str_len(type)) : "no type", want);
+  return UNSUPPORTED(r, "%s: found %s, expected %s", name,
+                     mm_json_type_of(type) == MM_JSON_STR ? show(&x, mm_json_str(type), mm_json_str_len(type)) : "no type", want);
 }
 
 static bool check_components(const reader *r, const mm_json *root) {
@@ -58,9 +58,9 @@ static bool check_components(const reader *r, const mm_json *root) {
   const mm_json_ctx unknown = {r->path, MM_UNSUPPORTED, "E_TOKENIZER"};
   if (mm_json_type_of(root) != MM_JSON_OBJ) return BAD(r, "not a JSON object");
   if (!mm_json_only_keys(root, keys, &unknown, r->err)) return false;
-  if (!is_str(root, "version", "1.0")) return REFUSE(r, "version is not \"1.0\"");
+  if (!is_str(root, "version", "1.0")) return UNSUPPORTED(r, "version is not \"1.0\"");
   for (size_t i = 0; i < sizeof absent / sizeof *absent; i++)
-    if (!is_null(root, absent[i])) return REFUSE(r, "%s is not null", absent[i]);
+    if (!is_null(root, absent[i])) return UNSUPPORTED(r, "%s is not null", absent[i]);
   /* A ByteLevel post-processor moves offsets only. */
   if (!is_null(root, "post_processor") && !check_type(r, "post_processor", mm_json_get(root, "post_processor"), "ByteLevel")) return false;
   return check_type(r, "decoder", mm_json_get(root, "decoder"), "ByteLevel");
@@ -74,10 +74,11 @@ static bool check_model(const reader *r, const mm_json *model) {
   static const char *const affixes[] = {"continuing_subword_prefix", "end_of_word_suffix"};
   const mm_json_ctx unknown = {r->path, MM_UNSUPPORTED, "E_TOKENIZER"};
   if (!check_type(r, "model", model, "BPE") || !mm_json_only_keys(model, keys, &unknown, r->err)) return false;
-  if (!is_null(model, "dropout")) return REFUSE(r, "model: dropout is not null");
-  if (!is_null(model, "ignore_merges") && !is_bool(model, "ignore_merges", false)) return REFUSE(r, "model: ignore_merges is not false");
+  if (!is_null(model, "dropout")) return UNSUPPORTED(r, "model: dropout is not null");
+  if (!is_null(model, "ignore_merges") && !is_bool(model, "ignore_merges", false))
+    return UNSUPPORTED(r, "model: ignore_merges is not false");
   for (size_t i = 0; i < sizeof affixes / sizeof *affixes; i++)
-    if (!is_null(model, affixes[i]) && !is_str(model, affixes[i], "")) return REFUSE(r, "model: %s is not empty", affixes[i]);
+    if (!is_null(model, affixes[i]) && !is_str(model, affixes[i], "")) return UNSUPPORTED(r, "model: %s is not empty", affixes[i]);
   return true;
 }
 
@@ -85,23 +86,23 @@ static bool check_model(const reader *r, const mm_json *model) {
 static bool read_split(const reader *r, const mm_json *pre) {
   if (!check_type(r, "pre_tokenizer", pre, "Sequence")) return false;
   const mm_json *list = mm_json_get(pre, "pretokenizers"), *split = mm_json_at(list, 0), *bytes = mm_json_at(list, 1);
-  if (mm_json_size(list) != 2) return REFUSE(r, "pre_tokenizer: not a list of Split and ByteLevel");
+  if (mm_json_size(list) != 2) return UNSUPPORTED(r, "pre_tokenizer: not a list of Split and ByteLevel");
   if (!check_type(r, "pre_tokenizer 1 of 2", split, "Split") || !check_type(r, "pre_tokenizer 2 of 2", bytes, "ByteLevel")) return false;
-  if (!is_bool(bytes, "add_prefix_space", false)) return REFUSE(r, "pre_tokenizer ByteLevel: add_prefix_space is not false");
-  if (!is_bool(bytes, "use_regex", false)) return REFUSE(r, "pre_tokenizer ByteLevel: use_regex is not false");
+  if (!is_bool(bytes, "add_prefix_space", false)) return UNSUPPORTED(r, "pre_tokenizer ByteLevel: add_prefix_space is not false");
+  if (!is_bool(bytes, "use_regex", false)) return UNSUPPORTED(r, "pre_tokenizer ByteLevel: use_regex is not false");
   /* Matches leave no gaps, so removing the gaps is the same as isolating the matches. */
   bool isolated = is_str(split, "behavior", "Isolated") && is_bool(split, "invert", false);
   bool gaps_removed = is_str(split, "behavior", "Removed") && is_bool(split, "invert", true);
-  if (!isolated && !gaps_removed) return REFUSE(r, "pre_tokenizer Split: behavior is not Isolated");
+  if (!isolated && !gaps_removed) return UNSUPPORTED(r, "pre_tokenizer Split: behavior is not Isolated");
   const mm_json *pattern = mm_json_get(split, "pattern"), *regex = mm_json_get(pattern, "Regex");
-  if (mm_json_type_of(regex) != MM_JSON_STR) return REFUSE(r, "pre_tokenizer Split: pattern is not a Regex");
+  if (mm_json_type_of(regex) != MM_JSON_STR) return UNSUPPORTED(r, "pre_tokenizer Split: pattern is not a Regex");
   for (uint32_t i = 0; mm_split_patterns[i]; i++) {
     if (!is_str(pattern, "Regex", mm_split_patterns[i])) continue;
     r->t->pattern = i;
     return mm_tokenizer_compile(r->t, r->path, r->err);
   }
   excerpt x;
-  return REFUSE(r, "pre_tokenizer Split: unknown pattern \"%s\"", show(&x, mm_json_str(regex), mm_json_str_len(regex)));
+  return UNSUPPORTED(r, "pre_tokenizer Split: unknown pattern \"%s\"", show(&x, mm_json_str(regex), mm_json_str_len(regex)));
 }
 
 /* GPT-2's alphabet: printable Latin-1 bytes stand for themselves; U+0100, U+0101, … for the others in order. */
@@ -116,7 +117,7 @@ static void fill_alphabet(reader *r) {
 
 /* Appends to r->text the bytes that n bytes of valid UTF-8 stand for in the byte alphabet. */
 static bool append_bytes(reader *r, const char *s, size_t n) {
-  if (!mm_grow((void **)&r->text, &r->cap, r->len + n + 1, 1, r->err)) return false;
+  if (!MM_GROW(r->text, &r->cap, r->len + n + 1, r->err)) return false;
   for (size_t i = 0; i < n;) {
     unsigned lead = (uint8_t)s[i++], code = lead;
     if (lead >= 0x80) code = (lead & 0x1F) << 6 | ((uint8_t)s[i++] & 0x3F);
@@ -212,8 +213,8 @@ static bool read_added_token(const reader *r, const mm_json *j) {
   const char *text = mm_json_str(content);
   size_t n = mm_json_str_len(content);
   excerpt x;
-  if (single_word || lstrip || rstrip) return REFUSE(r, "added token \"%s\" has single_word, lstrip or rstrip", show(&x, text, n));
-  if (n > MM_ADDED_MAX) return REFUSE(r, "added token \"%s\" is longer than %d bytes", show(&x, text, n), MM_ADDED_MAX);
+  if (single_word || lstrip || rstrip) return UNSUPPORTED(r, "added token \"%s\" has single_word, lstrip or rstrip", show(&x, text, n));
+  if (n > MM_ADDED_MAX) return UNSUPPORTED(r, "added token \"%s\" is longer than %d bytes", show(&x, text, n), MM_ADDED_MAX);
   /* The vocabulary may list an added token as well. */
   int32_t listed = mm_bpe_find(&t->bpe, text, n);
   bool same = listed >= 0 && mm_json_type_of(id) == MM_JSON_INT && mm_json_int(id) == listed && t->level[listed] == MM_ORDINARY;

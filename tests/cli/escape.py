@@ -42,7 +42,7 @@ pf.convert(BIN + "minimax-convert", work + "/src", work + "/good", "--tp", "2", 
 for i, evil in enumerate(EVIL):
     word, path = FINE + evil, f"{work}/evil{i}"
     p = pf.Packed(work + "/good")
-    p.manifest["tool"] = p.manifest["quant"] = p.manifest["tp_align"] = p.manifest["model"]["architecture"] = word
+    p.manifest["tool"] = p.manifest["quant"] = p.manifest["model"]["architecture"] = word
     control = any(unicodedata.category(c) == "Cc" for c in evil)  # no header may have these
     extra = json.loads(json.dumps(p.tensor("model.norm.weight")))  # one more tensor, which the model does not use
     extra["name"] = word

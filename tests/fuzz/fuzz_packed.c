@@ -1,7 +1,8 @@
-/* A packed checkpoint on disk, as an attacker would write it, through everything that a server does with one: opened, verified, bound, and
- * a step of three tokens taken on the CPU, rounded or not, observed or not. The input is a list of changes to a whole checkpoint of one
- * layer, in the manifest's fields, in the extents that must agree, in headers, scales and weights, and in the manifest's text; digests and
- * seals are made right afterwards, so that what is changed is what is read. What verify passes must bind, and what binds must step. */
+/* A packed checkpoint on disk, as an attacker would write it, through everything that a server does with one: opened, put together,
+ * verified, bound, and a step of three tokens taken on the CPU, rounded or not, observed or not. The input is a list of changes to a whole
+ * checkpoint of one layer, in the manifest's fields, in the extents that must agree, in headers, scales and weights, and in the manifest's
+ * text; digests and seals are made right afterwards, so that what is changed is what is read. What verify passes must bind, and what binds
+ * must step. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,6 +12,7 @@
 
 #include "formats/safetensors.h"
 #include "loader/bind.h"
+#include "loader/unshard.h"
 #include "loader/verify.h"
 #include "runtime/calibration.h"
 #include "runtime/engine.h"
@@ -103,7 +105,7 @@ static void build(made *m, uint8_t kind, const char *scheme) {
   bool m1 = kind & 2, lightning = m1 && kind & 4;
   m->pack = (mm_pack){.tool = "t",
                       .quant = "none",
-                      .tp_align = kind & 8 ? "pad" : "split",
+                      .tp_align = kind & 8 ? MM_ALIGN_PAD : MM_ALIGN_SPLIT,
                       .tp = tp,
                       .ep = 1,
                       .pp = 1,
@@ -409,7 +411,30 @@ static void step(const mm_shards *s, const mm_rank_weights *w, mm_comm *comm, bo
   mm_forward_close(&f);
 }
 
+/* Every source matrix out of its ranks: all stored cells and all numbers, into room for just as many. */
+static void put_together(const mm_shards *s) {
+  for (size_t i = 0; i < s->pack.tensor_count; i++) {
+    const mm_pack_tensor *t = &s->pack.tensor[i];
+    for (unsigned j = 0; j < t->piece_count * 2; j++) {
+      mm_whole w = {s, i, j / 2, j % 2 && t->whole_lead ? t->whole_lead - 1 : 0};
+      uint32_t rows = mm_whole_rows(&w), cols = mm_whole_cols(&w);
+      for (unsigned p = 0; p < t->plane_count; p++) {
+        mm_err err = {0};
+        uint32_t lines = mm_cells(rows, t->plane[p].cell_n), width = mm_cells(cols, t->plane[p].cell_k);
+        void *cells = mm_calloc((size_t)lines * width, mm_dtype_size(t->plane[p].dtype), &err);
+        if (cells && !mm_whole_cells(&w, p, 0, lines, cells, NULL, NULL, &err) && err.status != MM_USAGE) abort();
+        free(cells);
+      }
+      mm_err err = {0};
+      float *numbers = mm_calloc((size_t)rows * cols, sizeof *numbers, &err);
+      if (numbers && !mm_whole_unpack(&w, 0, rows, numbers, &err) && err.status != MM_USAGE && err.status != MM_LIMIT) abort();
+      free(numbers);
+    }
+  }
+}
+
 static void use(const mm_shards *s, uint8_t how) {
+  put_together(s);
   mm_err verify = {0}, err = {0}, none = {0};
   bool proven = mm_bind_check(s, &verify);
   (void)(proven && mm_verify_blocks(s, 1, &err) && mm_verify_numbers(s, 1, &err));

@@ -268,6 +268,10 @@ def check_all(lines, count):
         got = lines.ask(json.dumps({"op": "template", "text": text}))["format"]
         assert got == name, (got, name)
         assert lines.ask(json.dumps({"op": "template", "text": text + " "}))["format"] == ""
+    # Another spelling of M2's, which renders the same.
+    other = texts["minimax-m2.1"].replace("tool_calls[-1].function.name", "tool_calls[-1].name")
+    assert other != texts["minimax-m2.1"] and lines.ask(json.dumps({"op": "template", "text": other}))["format"] == "minimax-m2.1"
+    texts["minimax-m2.1"] = other
     compiled = {name: env.from_string(text) for name, text in texts.items()}
     for i, conversation in enumerate(random_conversations(count)):
         for name in ("minimax-m1", "minimax-m1-released", ("minimax-m2", "minimax-m2.1", "minimax-m2.5", "minimax-m2.7")[i % 4]):

@@ -127,4 +127,5 @@ def main():
     print(f"{asked} layers of {len(CASES)} mixed checkpoints find their scheme{', by SGLang itself too' if SGLANG else ''}")
 
 
-main()
+if __name__ == "__main__":
+    main()

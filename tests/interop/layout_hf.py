@@ -138,7 +138,7 @@ def check_files(hf, model):
     assert all(max(x) <= min(y) for x, y in zip(layers, layers[1:])), "files follow layer order"
     extra = {"hf_quant_config.json"} if hf.config.get("quantization_config", {}).get("quant_method") == "modelopt" else set()
     kept = {f for f in ("tokenizer.json", "generation_config.json", "chat_template.jinja") if os.path.exists(f"tests/data/{model}/{f}")}
-    assert set(os.listdir(hf.path)) == set(listed) | {"config.json", "model.safetensors.index.json"} | kept | extra
+    assert set(os.listdir(hf.path)) == set(listed) | {"config.json", "model.safetensors.index.json", "minimax-digests.json", "README.md"} | kept | extra
     for name in kept:
         with open(os.path.join(hf.path, name), "rb") as f, open(f"tests/data/{model}/{name}", "rb") as g:
             assert f.read() == g.read(), name

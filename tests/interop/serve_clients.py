@@ -117,6 +117,44 @@ def tools(c, extra):
     return len(names)
 
 
+SCRIPT = {
+    "minimax-m2": "\n\nLooking.\n<minimax:tool_call>\n<invoke name=\"get_weather\">\n<parameter name=\"city\">Ur é <b></parameter>\n</invoke>\n</minimax:tool_call>",
+    "minimax-m1": "Looking.\n<tool_calls>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Ur é <b>\"}}\n</tool_calls>",
+}
+
+
+def scripted(c, server, chat_format):
+    """A reply that is held to a call: the call whole and streamed; in the next turn the prompt has its very tokens."""
+    spec = [{"type": "function", "function": TOOL}]
+    thinks = chat_format == "minimax-m2"
+    think = server.post("/tokenize", {"prompt": "</think>", "parse_special": True}, headers={"x-api-key": "k"})["tokens"]
+    how = dict(model="m", messages=ASK, tools=spec, temperature=0, max_tokens=300,
+               extra_body={"guided_choice": [SCRIPT[chat_format]], "logit_bias": {str(think[0]): 100} if thinks else {}})
+    whole = c.chat.completions.create(**how)
+    message = whole.choices[0].message
+    assert whole.choices[0].finish_reason == "tool_calls" and message.content == "Looking.", whole
+    assert [(x.function.name, json.loads(x.function.arguments)) for x in message.tool_calls] == [("get_weather", {"city": "Ur é <b>"})]
+    name = arguments = ""
+    pieces = 0
+    for chunk in c.chat.completions.create(stream=True, **how):
+        for choice in chunk.choices:
+            for call in choice.delta.tool_calls or []:
+                name += call.function.name or ""
+                arguments += call.function.arguments or ""
+                pieces += bool(call.function.arguments)
+    assert name == "get_weather" and arguments == message.tool_calls[0].function.arguments and pieces >= (2 if thinks else 1)
+    history = ASK + [message.model_dump(exclude_none=True, exclude={"refusal"}), {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "hot"}]
+    again = c.chat.completions.create(model="m", messages=history, tools=spec, max_tokens=1)
+    known = whole.usage.prompt_tokens + whole.usage.completion_tokens - 1
+    cached = again.usage.prompt_tokens_details.cached_tokens
+    if thinks:
+        assert known - 1 <= cached <= again.usage.prompt_tokens, (cached, known, again)
+    changed = json.loads(json.dumps(history))
+    changed[1]["tool_calls"][0]["function"]["arguments"] = '{"city": "Eridu"}'
+    other = c.chat.completions.create(model="m", messages=changed, tools=spec, max_tokens=1)
+    assert other.usage.prompt_tokens_details.cached_tokens < known - 4
+
+
 def openai_errors(c, server):
     for status, kind, what in [
         (400, openai.BadRequestError, dict(messages=[])), (400, openai.BadRequestError, dict(messages=ASK, temperature=-1)),
@@ -226,6 +264,7 @@ for model, chat_format, thinks in (("tests/data/tiny-m2", "minimax-m2", True), (
         logprobs(client)
         schema(client, extra)
         tools(client, extra)
+        scripted(client, server, chat_format)
         openai_errors(client, server)
         cancellation(client, server)
         messages(claude, thinks)

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "runtime/cuda/choose.h"
 #include "tests/ops/routing.h"
 
 static double g_copy;
@@ -227,7 +228,8 @@ void bench_lightning() {
     fill_random_bf16(qkv.p, qkv.n, 9);
     for (uint32_t b : {1u, 4u, 16u, 64u, 256u}) {
       double us = time_graph(b < 64 ? 64 : 8, [&](cudaStream_t st, int i) {
-        CUDA_OK(mm_cu_lightning_decode({qkv.p, o.p, state.p, slope.p, heads, d}, {dslot.p + (uint32_t)i * b % slots, pos.p}, b, st));
+        CUDA_OK(mm_cu_lightning_decode({qkv.p, o.p, state.p, slope.p, heads, d, (size_t)heads * d * d},
+                                       {dslot.p + (uint32_t)i * b % slots, pos.p}, b, st));
       });
       char what[120];
       snprintf(what, sizeof what, "lightning decode H=64 D=128 B=%u", b);
@@ -242,7 +244,7 @@ void bench_lightning() {
     double us = time_graph(
         2,
         [&](cudaStream_t st, int) {
-          CUDA_OK(mm_cu_lightning_prefill({qkv.p, o.p, state.p, slope.p, heads, d}, span.p, 1, st));
+          CUDA_OK(mm_cu_lightning_prefill({qkv.p, o.p, state.p, slope.p, heads, d, (size_t)heads * d * d}, span.p, 1, st));
         },
         8);
     char what[120];

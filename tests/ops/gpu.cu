@@ -296,6 +296,7 @@ static const subject kSubjects[] = {
     {"choice", test_choice, bench_choice},
     {"edges", test_edges, NULL},
     {"steps", test_steps, NULL},
+    {"forks", test_forks, NULL},
     {"sequences", test_sequences, NULL},
     {"models", test_models, NULL},
     {"rounded", test_rounded, NULL},

@@ -138,6 +138,7 @@ void test_rows();
 void test_choice();
 void test_edges();
 void test_steps();
+void test_forks();
 void test_sequences();
 void test_models();
 void test_rounded();

@@ -440,7 +440,9 @@ static mm_ops paired_ops() {
     compare(LOGITS, p->logits.data(), out, p->batch->out_count, p->c.weights->vocab_rows);
     return true;
   };
-  o.choose = nullptr, o.collect = nullptr, o.copy = nullptr, o.read = nullptr, o.expert_load = nullptr, o.copy_rate = nullptr;
+  o.choose = nullptr, o.keep = nullptr, o.choose_kept = nullptr, o.ids_load = nullptr, o.score = nullptr, o.collect = nullptr,
+  o.copy = nullptr, o.read = nullptr, o.expert_load = nullptr, o.copy_rate = nullptr;
+  o.state_bytes = nullptr, o.state_copy = nullptr, o.state_save = nullptr, o.state_load = nullptr;
   return o;
 }
 const mm_ops kPairedOps = paired_ops();

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "runtime/cuda/choose.h"
 #include "runtime/draw.h"
 #include "runtime/sample.h"
 #include "tests/ops/gpu.h"

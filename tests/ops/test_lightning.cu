@@ -56,7 +56,8 @@ static void check_decode(uint32_t heads, uint32_t d, double factor) {
   auto with_nan = c.state; /* slot 0 starts afresh: what it held must not matter */
   for (size_t i = 0; i < (size_t)heads * d * d; i++) with_nan[i] = NAN;
   state.put(with_nan);
-  CUDA_OK(mm_cu_lightning_decode({qkv.p, o.p, state.p, slope.p, heads, d}, {dslot.p, dpos.p}, (uint32_t)slot.size(), 0));
+  CUDA_OK(
+      mm_cu_lightning_decode({qkv.p, o.p, state.p, slope.p, heads, d, (size_t)heads * d * d}, {dslot.p, dpos.p}, (uint32_t)slot.size(), 0));
   std::vector<double> out(slot.size() * heads * d, 0.0), after(c.state.begin(), c.state.end()), got_state;
   for (uint32_t i = 0; i < slot.size(); i++) {
     if (slot[i] >= 0) recurrence(c, i, 1, (uint32_t)slot[i], pos[i] == 0, &out, &after);
@@ -84,7 +85,7 @@ static void check_prefill(uint32_t heads, uint32_t d, double factor, const std::
     for (size_t i = 0; s.pos == 0 && i < (size_t)heads * d * d; i++) with_nan[(size_t)s.slot * heads * d * d + i] = NAN;
   }
   qkv.put(c.qkv), slope.put(c.slope), dspan.put(span), state.put(with_nan);
-  CUDA_OK(mm_cu_lightning_prefill({qkv.p, o.p, state.p, slope.p, heads, d}, dspan.p, (uint32_t)span.size(), 0));
+  CUDA_OK(mm_cu_lightning_prefill({qkv.p, o.p, state.p, slope.p, heads, d, (size_t)heads * d * d}, dspan.p, (uint32_t)span.size(), 0));
   std::vector<double> out((size_t)tokens * heads * d, 0.0), after(c.state.begin(), c.state.end()), got_state;
   for (const auto &s : span) recurrence(c, s.first, s.count, (uint32_t)s.slot, s.pos == 0, &out, &after);
   for (auto x : state.get()) got_state.push_back(x);
@@ -104,11 +105,11 @@ static void check_chunks() {
   qkv.put(c.qkv), slope.put(c.slope);
   span.put({{0, 0, tokens, 0}, {0, 0, cut, 0}, {0, cut, tokens - cut, cut}});
   state.put(c.state);
-  CUDA_OK(mm_cu_lightning_prefill({qkv.p, one.p, state.p, slope.p, heads, d}, span.p, 1, 0));
+  CUDA_OK(mm_cu_lightning_prefill({qkv.p, one.p, state.p, slope.p, heads, d, (size_t)heads * d * d}, span.p, 1, 0));
   auto s1 = state.get();
   state.put(c.state);
-  CUDA_OK(mm_cu_lightning_prefill({qkv.p, two.p, state.p, slope.p, heads, d}, span.p + 1, 1, 0));
-  CUDA_OK(mm_cu_lightning_prefill({qkv.p, two.p, state.p, slope.p, heads, d}, span.p + 2, 1, 0));
+  CUDA_OK(mm_cu_lightning_prefill({qkv.p, two.p, state.p, slope.p, heads, d, (size_t)heads * d * d}, span.p + 1, 1, 0));
+  CUDA_OK(mm_cu_lightning_prefill({qkv.p, two.p, state.p, slope.p, heads, d, (size_t)heads * d * d}, span.p + 2, 1, 0));
   auto s2 = state.get();
   bool same = s1 == s2;
   auto a = one.get(), b = two.get();

@@ -27,7 +27,7 @@ struct opened {
     c.ops = ops, c.limits = {kSlots * MM_WHOLE_ROWS, kSlots, 512}, c.threads = 4, c.eager = eager;
     c.device = ops == &mm_ops_cuda ? devices > 1 ? two : one : nullptr;
     s = {mm_engine_open(&shards, &c, &err), m->vocab, m->hidden, m->layers, false};
-    must(s.engine != nullptr, err);
+    if (!s.engine) report_true("ranks: " + dir + ": " + err.text, false);
   }
   ~opened() {
     mm_engine_close(s.engine);
@@ -61,6 +61,7 @@ void check_cut(const std::string &dir) {
   for (uint32_t i = 0; i < kSlots; i++) seq.emplace_back(text.begin() + i * 500, text.begin() + i * 500 + kPrompt + kDecoded);
   const opened cpu(whole, &mm_ops_cpu, false), one(whole, &mm_ops_cuda, false), cut(dir, &mm_ops_cuda, false),
       plain(dir, &mm_ops_cuda, true);
+  if (!cpu.s.engine || !one.s.engine || !cut.s.engine || !plain.s.engine) return;
   const auto want = cpu.run(seq), alone = one.run(seq), got = cut.run(seq), launched = plain.run(seq);
   const double limit = 1.5 * typical_error(want, alone, cpu.s.vocab) + 1e-3;
   report("ranks " + name + ": two ranks beside the CPU, no further than one", typical_error(want, got, cpu.s.vocab), limit);

@@ -69,21 +69,27 @@ static void check_row_kernels(uint32_t tokens, uint32_t width) {
     slot[t] = g_rng.below(4) == 0 ? -1 : (int32_t)(tokens - 1 - t);
     chosen[t] = (int32_t)g_rng.below(tokens);
   }
-  buffer<int32_t> did, dslot, dchosen;
-  did.put(id), dslot.put(slot), dchosen.put(chosen);
+  std::vector<uint32_t> pos(tokens);
+  for (uint32_t t = 0; t < tokens; t++) pos[t] = g_rng.below(3);
+  buffer<int32_t> did, dslot, dchosen, kept(3 * (size_t)tokens);
+  buffer<uint32_t> dpos;
+  did.put(id), dslot.put(slot), dchosen.put(chosen), dpos.put(pos);
   for (uint32_t first : {0u, tokens / 3}) { /* a table of all ids, and of some from `first` on, the first row's being that one's */
     const uint32_t count = first ? tokens / 2 : tokens;
-    y.poison();
-    CUDA_OK(mm_cu_embed(y.p, db.p, {did.p, dslot.p, dchosen.p, first, count}, tokens, width, 0));
+    y.poison(), kept.poison();
+    CUDA_OK(mm_cu_embed(y.p, db.p, {did.p, dslot.p, dchosen.p, first, count, dpos.p, kept.p, 3}, tokens, width, 0));
     bool same = true;
     const auto got = y.get();
+    const auto ids = kept.get();
+    std::vector<int32_t> want(ids.size(), -1); /* poison */
     for (uint32_t t = 0; t < tokens; t++) {
+      if (slot[t] >= 0) want[3 * (size_t)slot[t] + pos[t]] = id[t] < 0 ? chosen[slot[t]] : id[t];
       const int32_t of = slot[t] < 0 ? -1 : id[t] < 0 ? chosen[slot[t]] : id[t];
       const bool there = of >= (int32_t)first && of < (int32_t)(first + count);
       for (uint32_t i = 0; i < width; i++)
         same &= to_float(got[(size_t)t * width + i]) == (there ? to_float(b[(size_t)(of - (int32_t)first) * width + i]) : 0.0f);
     }
-    report_true("embed T=" + std::to_string(tokens) + ", ids from " + std::to_string(first), same);
+    report_true("embed T=" + std::to_string(tokens) + ", ids from " + std::to_string(first), same && ids == want);
   }
 }
 

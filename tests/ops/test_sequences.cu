@@ -99,15 +99,15 @@ struct work_space {
   buffer<unsigned long long> different;
 
   explicit work_space(mm_backend *b) : different(1) {
-    std::vector<const void *> kept = {b->page_table, b->inv_freq, b->choice.never, b->choice.chosen, b->load};
+    std::vector<const void *> kept = {b->page_table, b->page_work.kv, b->ids, b->inv_freq, b->choice.never, b->choice.chosen, b->load};
     for (const auto &w : b->weight) kept.insert(kept.end(), {w.second.data, w.second.scale, w.second.global});
     for (const auto &v : b->values) kept.push_back(v.second);
     for (const auto &v : b->router) kept.push_back(v.second);
     for (uint32_t l = 0; l < b->cache.size(); l++) {
       const layer_cache &c = b->cache[l];
       kept.insert(kept.end(), {c.slope, c.state, c.kv.k, c.kv.v, c.kv.k_scale, c.kv.v_scale});
-      if (c.state) state.push_back({c.state, (size_t)SLOTS * b->heads.heads * b->heads.head_dim * b->heads.head_dim * sizeof(float)});
     }
+    if (b->states) state.push_back({b->states, SLOTS * b->state_floats * sizeof(float)});
     for (size_t i = 0; i < b->memory.block.size(); i++) {
       char *const p = static_cast<char *>(b->memory.block[i]), *const end = p + b->memory.bytes[i];
       const bool keep = std::any_of(kept.begin(), kept.end(), [&](const void *k) { return k && k >= p && k < end; });
@@ -153,10 +153,8 @@ struct work_space {
 /* Caches of sequences that are under way. */
 void fill_caches(mm_backend *b) {
   const size_t cells = (size_t)SLOTS * b->pages_per_slot * b->heads.kv_heads * MM_CU_PAGE;
+  if (b->states) fill_random_float(b->states, SLOTS * b->state_floats, -0.5f, 0.5f, g_rng.below(1u << 30));
   for (const layer_cache &c : b->cache) {
-    if (c.state)
-      fill_random_float(c.state, (size_t)SLOTS * b->heads.heads * b->heads.head_dim * b->heads.head_dim, -0.5f, 0.5f,
-                        g_rng.below(1u << 30));
     for (void *p : {c.kv.k, c.kv.v}) {
       if (!p) continue;
       if (c.kv.k_scale) {

@@ -137,6 +137,24 @@ static void check_graph_count(const mm_shards *shards, const std::string &name) 
       done && g_made - before <= kSizes && g_made > before);
 }
 
+/* Sizes that were warmed are recorded before their first step, and not again. */
+static void check_warm(const mm_shards *shards, const std::string &name) {
+  stepper s(shards, 16);
+  const uint32_t rows[] = {1, 4, 16};
+  mm_err err = {};
+  const unsigned before = g_made;
+  must(mm_engine_warm(s.engine, rows, 3, &err), err);
+  const unsigned warmed = g_made - before; /* three sizes, three endings */
+  bool done = true;
+  std::vector<float> logits;
+  std::vector<int32_t> chosen;
+  for (uint32_t n : rows) {
+    for (int i = 0; i < 3 && done; i++) done = s.step(n, i > 0, &logits, &chosen);
+  }
+  report_true(name + ": warmed as " + std::to_string(warmed) + " graphs, " + std::to_string(g_made - before - warmed) + " after",
+              done && warmed == 9 && g_made - before == 9);
+}
+
 /* ---- refusals ---- */
 
 /* A model as the kernels take it, but for what `spoil` does; refused before weights are looked at, by a line that says `word`. */
@@ -224,6 +242,7 @@ void test_steps() {
     check_refused_graphs(&shards, names[i], true);
     check_outstanding(&shards, names[i]);
     check_graph_count(&shards, names[i]);
+    check_warm(&shards, names[i]);
     mm_shards_close(&shards);
   }
 }

@@ -87,6 +87,9 @@ bool witness::find_row(const mm_batch &batch, place *at) const {
   return false;
 }
 
+/* Whether attention took the row as a decode step does. */
+bool witness::single(const place &at) const { return f->backend->decode || at.row < f->backend->singles; }
+
 /* A row's query as scores take it. Stretches leave it in place; single tokens leave the projection, which is normed and turned here. */
 std::vector<double> witness::turned_query(const place &at, uint32_t head) const {
   const mm_backend *b = f->backend;
@@ -94,7 +97,7 @@ std::vector<double> witness::turned_query(const place &at, uint32_t head) const 
   const uint32_t d = b->heads.head_dim, all = b->heads.heads * d, half = b->heads.rotary_dim / 2;
   const auto row = wide(fetch(numbers_of(f->qkv) + (size_t)at.row * y->qkv.n, all));
   std::vector<double> q(row.begin() + head * d, row.begin() + (head + 1) * d);
-  if (!b->decode) return q;
+  if (!single(at)) return q;
   if (f->model->qk_norm) {
     const double scale = 1 / sqrt(dot(row.data(), row.data(), all) / all + f->model->norm_eps);
     const auto w = fetch(b->values.at(&y->q_norm) + head * d, d);
@@ -118,7 +121,7 @@ void witness::look_attention(const place &at) {
   const uint32_t from = plant == WITNESS_ROW ? (head + b->heads.heads / 2) % b->heads.heads : head;
   const auto got = wide(fetch(numbers_of(f->o) + ((size_t)at.row * b->heads.heads + from) * d, d));
   double moved = 0;
-  for (int i = 0; b->decode && i < 4; i++) {
+  for (int i = 0; single(at) && i < 4; i++) {
     auto rough = q;
     for (double &x : rough) x *= 1 + 0x1p-9 * g_rng.normal();
     moved += pow(relative_error(want, attend(rough, k, v)), 2) / 4;
@@ -154,7 +157,7 @@ void witness::look_lightning(const place &at, const float *state) {
   for (double &x : o) x *= factor;
   if (plant == WITNESS_ROW) std::swap(s[0], s[1]), std::reverse(o.begin(), o.end());
   const double error = factor > 0 ? relative_error(o, got) / 2e-2 : INFINITY,
-               off = relative_error(s, got_state) / (b->decode ? 1e-5 : 5e-3);
+               off = relative_error(s, got_state) / (single(at) ? 1e-5 : 5e-3);
   rows++, judged++;
   worst_attention = std::max(worst_attention, error), worst_state = std::max(worst_state, off);
   found(error <= 1, "lightning", at, error), found(off <= 1, "lightning's state", at, off);

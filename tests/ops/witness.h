@@ -28,6 +28,7 @@ struct witness {
   struct place {
     uint32_t row, slot, pos, first, start; /* of the span: its first row, the tokens before it */
   };
+  bool single(const place &at) const;
   bool find_row(const mm_batch &batch, place *at) const;
   std::vector<double> turned_query(const place &at, uint32_t head) const;
   void look_attention(const place &at);

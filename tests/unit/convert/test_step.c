@@ -1,4 +1,5 @@
-/* convert/step: how the work is cut into steps, and in which order they run, changes no byte of the output. */
+/* convert/step: how the work is cut into steps, and in which order they run, changes no byte of the output; nor does a packed checkpoint
+ * in between. */
 #include "convert/write/convert.h"
 #include "tests/unit/convert/source.h"
 
@@ -19,7 +20,7 @@ static void cut_finer(mm_plan *p, uint32_t few) {
         part.row += row;
         part.rows = s.rows - row < unit ? s.rows - row : unit;
       }
-      assert_true(mm_grow((void **)&finer, &cap, count + 1, sizeof *finer, &err));
+      assert_true(MM_GROW(finer, &cap, count + 1, &err));
       finer[count++] = part;
     }
   }
@@ -108,7 +109,40 @@ static void test_strips(void **state) {
   }
 }
 
+/* Extents that no block divides, by way of ranks whose cuts fall anywhere; steps of the second conversion are cut finer too. */
+static void test_packed_between(void **state) {
+  (void)state;
+  static const src_dims fp8 = {260, 4, 2, 72, 4, 520, 70, false}, bf16 = {260, 4, 2, 72, 4, 520, 70, true};
+  static const struct {
+    const src_dims *dims;
+    const char *quant;
+    uint32_t from_tp, from_ep, tp, ep;
+    mm_align from_align, align;
+  } run[] = {
+      {&fp8, "none", 4, 1, 2, 1, MM_ALIGN_SPLIT, MM_ALIGN_SPLIT},    {&fp8, "none", 2, 1, 4, 2, MM_ALIGN_PAD, MM_ALIGN_SPLIT},
+      {&fp8, "nvfp4", 4, 2, 1, 1, MM_ALIGN_SPLIT, MM_ALIGN_SPLIT},   {&bf16, "block_fp8", 4, 1, 4, 1, MM_ALIGN_SPLIT, MM_ALIGN_PAD},
+      {&bf16, "w4afp8", 2, 2, 1, 1, MM_ALIGN_SPLIT, MM_ALIGN_SPLIT}, {&bf16, "none", 1, 1, 4, 4, MM_ALIGN_SPLIT, MM_ALIGN_SPLIT},
+  };
+  for (size_t i = 0; i < sizeof run / sizeof *run; i++) {
+    source *s = src_open_as(*run[i].dims);
+    src_write(s);
+    mm_plan_options from = {.quant = run[i].quant,
+                            .tp = run[i].from_tp,
+                            .ep = run[i].from_ep,
+                            .pp = 1,
+                            .part_size = 600 << 10,
+                            .align = run[i].from_align},
+                    to = {.quant = run[i].quant, .tp = run[i].tp, .ep = run[i].ep, .pp = 1, .part_size = 1 << 30, .align = run[i].align};
+    convert(src_path(s, "src"), src_path(s, "between"), &from, 0);
+    convert(src_path(s, "src"), src_path(s, "direct"), &to, 0);
+    to.quant = "none";
+    convert(src_path(s, "between"), src_path(s, "again"), &to, 3);
+    assert_same(src_path(s, "direct"), src_path(s, "again"));
+    src_close(s);
+  }
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_strips)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_strips), cmocka_unit_test(test_packed_between)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

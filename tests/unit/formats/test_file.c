@@ -451,8 +451,29 @@ static void test_base_names(void **state) {
 
 #define TEST(f) cmocka_unit_test_teardown(f, reset_faults)
 
+/* What does not fit is refused by whatever opens it, and names nothing else. */
+static void test_paths(void **state) {
+  (void)state;
+  assert_string_equal(mm_path_of("dir", "name").text, "dir/name");
+  static char longer[3 * PATH_MAX];
+  memset(longer, '/', sizeof longer - 1);
+  const mm_path cut = mm_path_of(longer, "etc/passwd");
+  assert_true(strlen(cut.text) >= PATH_MAX);
+  errno = 0;
+  assert_int_equal(access(cut.text, F_OK), -1);
+  assert_int_equal(errno, ENAMETOOLONG);
+  mm_err err = {0};
+  char parent[PATH_MAX], name[PATH_MAX];
+  assert_true(mm_path_split("/usr/../etc/passwd", parent, name, &err));
+  assert_string_equal(parent, "/etc");
+  assert_string_equal(name, "passwd");
+  assert_false(mm_path_split(longer, parent, name, &err));
+  assert_string_equal(err.code, "E_IO");
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_paths),
       TEST(test_open),
       TEST(test_refused_kinds),
       TEST(test_open_errors_are_io),

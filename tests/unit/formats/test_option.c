@@ -263,7 +263,10 @@ static void test_help(void **state) {
                       "Exit status: 0 done.\n"
                       ".not a request\n"
                       "'nor this\n");
-  assert_string_equal(printed("--version"), "minimax-sample " MM_VERSION "\n");
+  char version[128];
+  snprintf(version, sizeof version, "minimax-sample %s\n", mm_version());
+  assert_string_equal(printed("--version"), version);
+  assert_non_null(strstr(version, " " MM_VERSION " (commit "));
   char *short_form = strdup(printed("-h"));
   assert_string_equal(printed("a b --help --unknown"), short_form); /* what follows is not read */
   free(short_form);
@@ -278,7 +281,8 @@ static void test_headings(void **state) {
                             {.name = "word", .kind = MM_OPT_WORD, .target = &word, .arg = "WORD", .help = "which", .choices = "a|b"},
                             {.help = "second"},
                             {.name = "jobs", .letter = 'j', .kind = MM_OPT_U64, .target = &jobs, .arg = "N", .help = "threads", .lo = 1}};
-  const mm_program p = {"minimax-sample", "headings", "", 0, 0, rows, sizeof rows / sizeof *rows, NULL};
+  const mm_program p = {
+      .name = "minimax-sample", .summary = "headings", .operands = "", .options = rows, .option_count = sizeof rows / sizeof *rows};
   size_t count;
   bool done;
   mm_err err = {0};
@@ -455,6 +459,43 @@ static void test_program_start(void **state) {
   assert_string_equal(child(start_open, &status), "still here");
 }
 
+static bool run_well(void *args, mm_err *err) {
+  (void)err;
+  puts(args); /* stdout holds it until the end */
+  return true;
+}
+
+static bool run_badly(void *args, mm_err *err) { return mm_fail(err, MM_LOCKED, "E_LOCKED", mm_at(args, NULL), "found another run"); }
+
+static int main_of(const char *word, bool (*run)(void *, mm_err *), const char *stdout_path) {
+  const char *operand[2];
+  char *argv[] = {"minimax-sample", (char *)word};
+  int out = open(stdout_path, O_WRONLY);
+  dup2(out, STDOUT_FILENO);
+  return mm_program_main(&program, 2, argv, operand, run, "given");
+}
+
+static void main_well(void) { _exit(main_of("SRC", run_well, "/dev/null")); }
+static void main_badly(void) { _exit(main_of("SRC", run_badly, "/dev/null")); }
+static void main_help(void) { _exit(main_of("--help", run_badly, "/dev/null")); }
+static void main_unknown(void) { _exit(main_of("--unknown", run_well, "/dev/null")); }
+static void main_full(void) { _exit(main_of("SRC", run_well, "/dev/full")); }
+
+static void test_program_main(void **state) {
+  (void)state;
+  int status;
+  assert_string_equal(child(main_well, &status), "");
+  assert_int_equal(WEXITSTATUS(status), MM_OK);
+  assert_string_equal(child(main_badly, &status), "minimax-sample: error: E_LOCKED: given: found another run\n");
+  assert_int_equal(WEXITSTATUS(status), MM_LOCKED);
+  assert_string_equal(child(main_help, &status), "");
+  assert_int_equal(WEXITSTATUS(status), MM_OK);
+  assert_non_null(strstr(child(main_unknown, &status), "unknown option"));
+  assert_int_equal(WEXITSTATUS(status), MM_USAGE);
+  assert_string_equal(child(main_full, &status), "minimax-sample: error: E_IO: stdout: write: No space left on device\n");
+  assert_int_equal(WEXITSTATUS(status), MM_IO);
+}
+
 static int free_list(void **state) {
   (void)state;
   free(got.ignore.item);
@@ -463,10 +504,10 @@ static int free_list(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_accepted),      cmocka_unit_test(test_sizes),       cmocka_unit_test(test_refused),
-      cmocka_unit_test(test_help),          cmocka_unit_test(test_headings),    cmocka_unit_test(test_escapes),
-      cmocka_unit_test(test_shells),        cmocka_unit_test(test_full_stdout), cmocka_unit_test(test_program_fail),
-      cmocka_unit_test(test_program_start),
+      cmocka_unit_test(test_accepted),      cmocka_unit_test(test_sizes),        cmocka_unit_test(test_refused),
+      cmocka_unit_test(test_help),          cmocka_unit_test(test_headings),     cmocka_unit_test(test_escapes),
+      cmocka_unit_test(test_shells),        cmocka_unit_test(test_full_stdout),  cmocka_unit_test(test_program_fail),
+      cmocka_unit_test(test_program_start), cmocka_unit_test(test_program_main),
   };
   return cmocka_run_group_tests(tests, NULL, free_list);
 }

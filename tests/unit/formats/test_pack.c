@@ -55,7 +55,7 @@ static uint32_t dead[] = {3, 98, 99};
 static mm_pack sample(void) {
   mm_pack p = {.tool = "minimax-convert 9.8.7",
                .quant = "block_fp8",
-               .tp_align = "pad",
+               .tp_align = MM_ALIGN_PAD,
                .model = {.architecture = "MiniMaxM2ForCausalLM",
                          .family = MM_FAMILY_M2,
                          .router = MM_ROUTER_SIGMOID_BIAS,
@@ -150,7 +150,7 @@ static void test_round_trip(void **state) {
   assert_string_equal(b.dir, "some/dir");
   assert_string_equal(b.tool, a.tool);
   assert_string_equal(b.quant, a.quant);
-  assert_string_equal(b.tp_align, a.tp_align);
+  assert_int_equal(b.tp_align, a.tp_align);
   assert_string_equal(b.model.architecture, a.model.architecture);
   assert_true(b.model.max_positions == a.model.max_positions && b.model.deepnorm_mlp.beta == a.model.deepnorm_mlp.beta);
   assert_int_equal(b.tp, a.tp);
@@ -257,6 +257,8 @@ static void test_outline(void **state) {
       {"", "\"tool\"", "\"extra\":1,\"tool\"", "found unknown key \"extra\""},
       {"", "\"tool\":\"minimax-convert 9.8.7\"", "\"tool\":\"\"", "key \"tool\": found an empty string"},
       {"", "\"quant\":\"block_fp8\"", "\"quant\":\"\"", "key \"quant\": found an empty string"},
+      {"", "\"tp_align\":\"pad\"", "\"tp_align\":\"paid\"", "key \"tp_align\": found \"paid\", expected split, pad or error"},
+      {"", "\"tp_align\":\"pad\"", "\"tp_align\":\"\"", "key \"tp_align\""},
       {"", "\"tp_align\":\"pad\"", "\"tp_align\":7", "key \"tp_align\": found an integer"},
       {"", "\"plan\":\"ab", "\"plan\":\"AB", "key \"plan\": expected a digest"},
       {"", "\"plan\":\"ab", "\"plan\":\"abc", "key \"plan\": expected a digest"},

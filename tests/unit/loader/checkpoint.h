@@ -104,7 +104,7 @@ static void checkpoint_write(const char *dir) {
   assert_true(mm_sha256(config, sizeof config - 1, &companion.sha256, &err));
   mm_pack pack = {.tool = "test",
                   .quant = "none",
-                  .tp_align = "split",
+                  .tp_align = MM_ALIGN_SPLIT,
                   .tp = 1,
                   .ep = 1,
                   .pp = 1,

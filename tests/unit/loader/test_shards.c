@@ -60,7 +60,7 @@ static void describe(checkpoint *c) {
   c->tensor[2].piece[0] = (mm_piece){"n", 5, 0, 5, 2};
   c->pack = (mm_pack){.tool = "test",
                       .quant = "none",
-                      .tp_align = "split",
+                      .tp_align = MM_ALIGN_SPLIT,
                       .tp = 2,
                       .ep = 1,
                       .pp = 1,

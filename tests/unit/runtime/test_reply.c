@@ -177,6 +177,10 @@ static const struct {
      T "f" A "{\"r\": 2, \"a\": {\"x\": [true]}, \"a\": \"NaN\", \"a\": \"q\", \"new\": \" text \", \"n\": \"-Infinity\"}" E, false},
     {"</think>" BEGIN INVOKE("unknown", P("q", "5") P("w", "five") P("", "")) END,
      T "unknown" A "{\"q\": 5, \"w\": \"five\", \"\": \"\"}" E, false},
+    /* a string or null flows once it is not null */
+    {"</think>" BEGIN INVOKE("f", P("m", " null\n") P("m", "nullable") P("m", " nul l") P("m", "") P("m", "null null") P("m", "<null>"))
+         END,
+     T "f" A "{\"m\": null, \"m\": \"nullable\", \"m\": \" nul l\", \"m\": \"\", \"m\": \"null null\", \"m\": \"<null>\"}" E, false},
     /* text as it is: white space, entities, tags */
     {"</think>" BEGIN INVOKE("f", P("s", "\n  a &lt; b </p> <parameter name=\"i\"> </invoke> <think>x</think> \n")) END,
      T "f" A "{\"s\": \"\\n  a &lt; b </p> <parameter name=\\\"i\\\"> </invoke> <think>x</think> \\n\"}" E, false},

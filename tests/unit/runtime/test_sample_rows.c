@@ -323,6 +323,37 @@ static void test_apart(void **state) {
   close_world(&w);
 }
 
+/* -ln of what the softmax gives: of rows in the middle of a chunk too, and targets out of range are refused with nothing changed. */
+static void test_score(void **state) {
+  (void)state;
+  enum { N = 12 };
+  const uint32_t out[] = {1, 2, 7, 11};
+  int32_t id[N], target[4];
+  float logits[4 * VOCAB];
+  double score[4];
+  world w;
+  mm_err err = {0};
+  open_world(&w, 2, &mm_ops_cpu);
+  for (int i = 0; i < N; i++) id[i] = (int32_t)below(VOCAB);
+  for (int i = 0; i < 4; i++) target[i] = (int32_t)below(VOCAB);
+  const mm_span span = {1, 0, N, 0};
+  const mm_batch batch = {.tokens = N, .id = id, .span_count = 1, .span = &span, .out_count = 4, .out = out};
+  assert_true(mm_engine_step(w.engine, &batch, logits, &err));
+  assert_true(mm_engine_score(w.engine, &batch, target, score, &err));
+  for (int i = 0; i < 4; i++) {
+    double sum = 0;
+    for (int v = 0; v < VOCAB; v++) sum += exp((double)logits[i * VOCAB + v]);
+    assert_true(fabs(score[i] - (log(sum) - (double)logits[i * VOCAB + target[i]])) < 1e-12);
+  }
+  target[3] = VOCAB;
+  assert_false(mm_engine_score(w.engine, &batch, target, score, &err));
+  assert_string_equal(err.code, "E_BATCH");
+  assert_true(mm_engine_warm(w.engine, (const uint32_t[]){1, 40}, 2, &err)); /* nothing to record here */
+  assert_false(mm_engine_warm(w.engine, (const uint32_t[]){41}, 1, &err));
+  assert_int_equal(mm_engine_held(w.engine, 1), N);
+  close_world(&w);
+}
+
 static bool no_choice(mm_backend *b, mm_err *err) {
   (void)b;
   return mm_fail(err, MM_BUG, "E_TEST", mm_at(NULL, NULL), "chosen");
@@ -371,9 +402,10 @@ static void test_lacking(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_adjusted),         cmocka_unit_test(test_distributions), cmocka_unit_test(test_logprobs),
-      cmocka_unit_test(test_same_at_every_tp), cmocka_unit_test(test_history),       cmocka_unit_test(test_apart),
-      cmocka_unit_test(test_lacking),
+      cmocka_unit_test(test_adjusted), cmocka_unit_test(test_distributions),
+      cmocka_unit_test(test_logprobs), cmocka_unit_test(test_same_at_every_tp),
+      cmocka_unit_test(test_history),  cmocka_unit_test(test_apart),
+      cmocka_unit_test(test_score),    cmocka_unit_test(test_lacking),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,92 @@
+/* Writing the model card. */
+#include "convert/plan/card.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "formats/hash.h"
+
+/* As measured with transformers 5.23 and compressed-tensors 0.19 (docs/engines.md). */
+static const struct {
+  const char *dialect, *scheme, *what;
+} caveat[] = {
+    {"ct", "nvfp4a16", "transformers 5.23 leaves out the global scales of NVFP4 experts and computes wrongly; vLLM and SGLang read them."},
+    {"ct", "nvfp4", "transformers 5.23 leaves out the global scales of NVFP4 experts and computes wrongly; vLLM and SGLang read them."},
+    {"ct", "mxfp4", "transformers 5.23 fails to load MXFP4 of compressed-tensors; vLLM and SGLang read it."},
+    {"ct", "mxfp8", "transformers 5.23 fails to load MXFP8 of compressed-tensors; vLLM and SGLang read it."},
+    {"ct", "int8", "transformers 5.23 fails to load INT8 of compressed-tensors; vLLM and SGLang read it."},
+    {"ct", "block_fp8", "transformers 5.23 fails to load block FP8 of compressed-tensors; --dialect fp8 is what it reads."},
+    {"fp8", "tensor_wise_fp8",
+     "vLLM and SGLang read tensor-wise FP8 in compressed-tensors only (--dialect ct); this spelling is transformers'."},
+};
+
+const char *mm_card_caveat(const char *dialect, const char *scheme) {
+  for (size_t i = 0; dialect && i < sizeof caveat / sizeof *caveat; i++)
+    if (strcmp(caveat[i].dialect, dialect) == 0 && strcmp(caveat[i].scheme, scheme) == 0) return caveat[i].what;
+  return NULL;
+}
+
+/* Whether a tensor before this one has its scheme. */
+static bool seen(const mm_plan *p, size_t i) {
+  for (size_t j = 0; j < i; j++)
+    if (strcmp(p->pack.tensor[j].scheme, p->pack.tensor[i].scheme) == 0) return true;
+  return false;
+}
+
+static void put_schemes(FILE *f, const mm_plan *p, const char *dialect) {
+  fputs("| scheme | matrices | weights | bits |\n|---|---|---|---|\n", f);
+  for (size_t i = 0; i < p->pack.tensor_count; i++) {
+    const mm_scheme *s = p->tensor[i].scheme;
+    size_t count = 0;
+    uint64_t weights = 0;
+    if (seen(p, i)) continue;
+    for (size_t j = i; j < p->pack.tensor_count; j++) {
+      const mm_pack_tensor *t = &p->pack.tensor[j];
+      if (p->tensor[j].scheme != s) continue;
+      count += t->piece_count;
+      for (unsigned k = 0; k < t->piece_count; k++) weights += (uint64_t)t->piece[k].rows * t->cols;
+    }
+    fprintf(f, "| `%s` | %zu | %llu | %.2f |\n", s->name, count, (unsigned long long)weights, mm_scheme_bits(s) + 1e-6);
+  }
+  for (size_t i = 0; i < p->pack.tensor_count; i++) {
+    const char *what = mm_card_caveat(dialect, p->pack.tensor[i].scheme);
+    if (what && !seen(p, i)) fprintf(f, "\n**Note:** %s\n", what);
+  }
+}
+
+static void put_card(FILE *f, const mm_plan *p, const char *dialect) {
+  char hex[MM_HEX_LEN + 1];
+  const mm_pack *k = &p->pack;
+  fprintf(f, "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n- minimax\n---\n\n# %s%s%s\n\n", k->model.architecture,
+          dialect ? ", quantised: " : "", dialect ? dialect : "");
+  fputs("Converted by ", f);
+  mm_show_to(f, k->tool);
+  fputs(" from a Hugging Face checkpoint, whose licence holds for these weights too.\n\nRecipe: `", f);
+  mm_show_to(f, k->quant);
+  fprintf(f, "`%s%s.\n\n", dialect ? ", written in the dialect " : "", dialect ? dialect : "");
+  put_schemes(f, p, dialect);
+  fputs(
+      "\n## Serving\n\n```\nvllm serve .\npython -m sglang.launch_server --model-path .\n```\n\nwith `--trust-remote-code` where the "
+      "engine "
+      "asks for it; `AutoModelForCausalLM.from_pretrained(\".\")` in transformers.\n\n## Source\n\nSHA-256 of the headers of its files, "
+      "which name every tensor:\n\n",
+      f);
+  for (size_t i = 0; i < p->hf->file_count; i++) {
+    mm_digest_hex(&p->hf->file[i].header, hex);
+    fprintf(f, "- `%s` (%llu bytes): `%s`\n", p->hf->file[i].name, (unsigned long long)p->hf->file[i].id.size, hex);
+  }
+  fputs("\n`minimax-verify .` proves every byte by `" MM_DIGESTS "`; with `--source SRC` it measures the weights against the source.\n", f);
+}
+
+const char *mm_card_text(mm_plan *p, const char *dialect, mm_err *err) {
+  char *text = NULL, *kept = NULL;
+  size_t n = 0;
+  FILE *f = open_memstream(&text, &n);
+  if (f) put_card(f, p, dialect);
+  if (f && mm_close_text(f, &text))
+    kept = mm_arena_strndup(&p->pack.arena, text, n, err);
+  else
+    mm_fail_memory(err, n);
+  free(text);
+  return kept;
+}

@@ -1,0 +1,14 @@
+/* The model card of an unsharded checkpoint: what it is, from which source, how its weights are stored and how engines load it. */
+#ifndef MM_CONVERT_CARD_H
+#define MM_CONVERT_CARD_H
+
+#include "convert/plan/plan.h"
+
+#define MM_CARD "README.md"
+
+/* Markdown in the plan's arena, the same for the same plan. `dialect` is NULL where nothing is quantised. NULL on want of memory. */
+const char *mm_card_text(mm_plan *p, const char *dialect, mm_err *err);
+/* What is known to go wrong with a scheme in a dialect's own readers, one sentence; NULL where nothing is. */
+const char *mm_card_caveat(const char *dialect, const char *scheme);
+
+#endif

@@ -1,0 +1,102 @@
+/* The error of an unsharded checkpoint: both it and its source are decoded, matrix by matrix. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "convert/report/compare.h"
+#include "convert/source/decode.h"
+#include "formats/pool.h"
+
+/* A matrix in both checkpoints, and what it counts for. */
+typedef struct pair {
+  const mm_matrix *source;
+  mm_matrix made;
+  size_t row; /* of the report */
+  uint32_t expert;
+  mm_tensor_error e;
+} pair;
+
+typedef struct job {
+  pair *pair;
+  mm_decoder *source, *made; /* [threads] */
+  uint32_t unit;             /* rows are decoded in multiples of this */
+} job;
+
+/* "model.layers.0.block_sparse_moe.experts.17.w1.weight": 17. */
+static uint32_t expert_of(const char *name) {
+  const char *at = strstr(name, ".experts.");
+  return at ? (uint32_t)strtoul(at + strlen(".experts."), NULL, 10) : 0;
+}
+
+static bool compare_pair(void *ctx, size_t item, unsigned worker, mm_err *err) {
+  const job *j = ctx;
+  pair *x = &j->pair[item];
+  mm_decoder *a = &j->source[worker], *b = &j->made[worker];
+  const uint32_t cols = x->source->cols;
+  const uint32_t unit = (uint32_t)mm_max(j->unit, MM_STRIP_BYTES / (4 * (uint64_t)cols) / j->unit * j->unit);
+  for (uint32_t row = 0; row < x->source->rows; row += unit) {
+    uint32_t rows = (uint32_t)mm_min(unit, x->source->rows - row);
+    if (!mm_decode_f32(a, x->source, row, rows, err) || !mm_decode_f32(b, &x->made, row, rows, err)) return false;
+    for (uint32_t i = 0; i < rows; i++) mm_error_add(&x->e, a->wide + (size_t)i * cols, b->wide + (size_t)i * cols, NULL, cols, 0);
+    x->e.nonfinite += a->zeroed;
+  }
+  return true;
+}
+
+/* Finds every matrix in `made`; rows get their names. */
+static bool find_pairs(const mm_plan *plan, mm_hf *made, pair *out, mm_error_row *rows, size_t *count, mm_err *err) {
+  *count = 0;
+  for (size_t i = 0, n = 0; i < plan->pack.tensor_count; i++) {
+    const mm_pack_tensor *t = &plan->pack.tensor[i];
+    const mm_plan_tensor *pt = &plan->tensor[i];
+    if (*count == 0 || strcmp(rows[*count - 1].name, t->name) != 0) {
+      rows[*count] = (mm_error_row){.name = t->name, .scheme = t->scheme, .place = *count};
+      ++*count;
+    }
+    for (unsigned j = 0; j < t->piece_count; j++, n++) {
+      out[n] = (pair){.source = &pt->matrix[j], .row = *count - 1, .expert = expert_of(t->piece[j].source)};
+      mm_found f = mm_hf_matrix(made, &plan->pack.model, pt->rule, t->piece_count, j, pt->layer, out[n].expert, &out[n].made, err);
+      if (f == MM_FAILED) return false;
+      if (f == MM_ABSENT)
+        return mm_fail(err, MM_INTEGRITY, "E_SOURCE", mm_at(made->dir, t->piece[j].source), "found no such weight, which its source has");
+    }
+  }
+  return true;
+}
+
+/* Of experts each for itself, too: their matrices follow one another. */
+static void add_up(const pair *p, size_t n, mm_error_row *rows) {
+  for (size_t i = 0, next; i < n; i = next) {
+    mm_tensor_error one = {0}, *to = &rows[p[i].row].e;
+    for (next = i; next < n && p[next].row == p[i].row && p[next].expert == p[i].expert; next++) mm_error_merge(&one, &p[next].e);
+    mm_error_merge(to, &one);
+    if (strstr(rows[p[i].row].name, ".experts.")) mm_error_rank(to, &one, p[i].expert);
+  }
+}
+
+bool mm_compare_unsharded(const mm_plan *plan, mm_hf *made, unsigned threads, mm_error_row **rows, size_t *count, mm_err *err) {
+  size_t n = 0;
+  uint64_t a = plan->hf->quantization.block.n ? plan->hf->quantization.block.n : 1;
+  uint64_t b = made->quantization.block.n ? made->quantization.block.n : 1;
+  for (size_t i = 0; i < plan->pack.tensor_count; i++) n += plan->pack.tensor[i].piece_count;
+  job j = {.pair = mm_calloc(n + 1, sizeof *j.pair, err),
+           .source = mm_calloc(threads, sizeof *j.source, err),
+           .made = mm_calloc(threads, sizeof *j.made, err),
+           .unit = (uint32_t)(a / mm_gcd(a, b) * b)};
+  *rows = mm_calloc(plan->pack.tensor_count + 1, sizeof **rows, err);
+  bool ok = j.pair && j.source && j.made && *rows && find_pairs(plan, made, j.pair, *rows, count, err);
+  for (unsigned i = 0; ok && i < threads; i++) {
+    mm_decoder_open(&j.source[i], plan->hf);
+    mm_decoder_open(&j.made[i], made);
+  }
+  bool decoders = ok;
+  ok = ok && mm_pool_run(threads, n, compare_pair, &j, err);
+  for (unsigned i = 0; decoders && i < threads; i++) {
+    mm_decoder_close(&j.source[i]);
+    mm_decoder_close(&j.made[i]);
+  }
+  if (ok) add_up(j.pair, n, *rows);
+  free(j.pair);
+  free(j.source);
+  free(j.made);
+  return ok;
+}

@@ -1,0 +1,163 @@
+/* What lies beside the weights of an output: the source's tokenizer, licence and code, the config, the model card, the digests. */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "convert/plan/card.h"
+#include "convert/plan/dialect.h"
+#include "convert/plan/layout_hf.h"
+#include "convert/write/writer.h"
+#include "formats/file.h"
+
+/* Copied byte for byte when the source has them. */
+static const char *const companion[] = {
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "vocab.json",
+    "merges.txt",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "LICENSE",
+    "LICENSE.md",
+    "LICENSE.txt",
+    "LICENSE-MODEL",
+    "LICENSE-CODE",
+    "NOTICE",
+};
+#define COMPANION_MAX (UINT64_C(256) << 20)
+#define CODE_FILES    64
+
+bool mm_beside_has(const char *name) {
+  for (size_t i = 0; i < sizeof companion / sizeof *companion; i++)
+    if (strcmp(name, companion[i]) == 0) return true;
+  return false;
+}
+
+/* Refuses at the start what could not be copied at the end. */
+bool mm_beside_check(mm_writer *w, mm_err *err) {
+  for (size_t i = 0; i < sizeof companion / sizeof *companion; i++) {
+    mm_file f = MM_FILE_NONE;
+    const mm_path path = mm_path_of(w->plan->hf->dir, companion[i]);
+    if (faccessat(AT_FDCWD, path.text, F_OK, AT_SYMLINK_NOFOLLOW) != 0) continue; /* a link to nothing is not absent */
+    if (!mm_hf_inside(w->plan->hf, path.text, err) || !mm_file_open(&f, path.text, err)) return false;
+    mm_file_close(&f);
+  }
+  return true;
+}
+
+static bool is_written(const mm_plan *p, const char *name) {
+  for (size_t i = 0; i < MM_PLAN_TEXTS && p->text[i].name; i++)
+    if (strcmp(p->text[i].name, name) == 0) return true;
+  return false;
+}
+
+/* Writes one companion and lists it in the manifest. */
+static bool put_companion(mm_writer *w, const char *name, const void *bytes, size_t n, mm_err *err) {
+  mm_pack *pack = &w->plan->pack;
+  mm_pack_file *f = &pack->file[pack->file_count];
+  if (!mm_sha256(bytes, n, &f->sha256, err) || !mm_writer_replace(w, name, bytes, n, err)) return false;
+  f->name = name;
+  f->size = n;
+  pack->file_count++;
+  return true;
+}
+
+/* The model card is not among the digests: it is there to be edited. */
+static bool write_texts(mm_writer *w, mm_err *err) {
+  const mm_plan *p = w->plan;
+  for (size_t i = 0; i < MM_PLAN_TEXTS && p->text[i].name; i++) {
+    const char *name = p->text[i].name, *text = p->text[i].text;
+    bool card = strcmp(name, MM_CARD) == 0;
+    if (!(card ? mm_writer_replace(w, name, text, strlen(text), err) : put_companion(w, name, text, strlen(text), err))) return false;
+  }
+  return true;
+}
+
+/* What is made from the tokenizer.json that was just copied. */
+static bool bake(mm_writer *w, mm_err *err) {
+  const mm_pack *pack = &w->plan->pack;
+  const mm_pack_file *source = &pack->file[pack->file_count - 1];
+  char *path = NULL;
+  uint8_t *image = NULL;
+  size_t n = 0;
+  if (asprintf(&path, "%s/%s", w->staging, source->name) < 0) return mm_fail_memory(err, 0);
+  bool ok = w->o.bake(path, pack->model.vocab, &source->sha256, &image, &n, err) && (!image || put_companion(w, w->o.baked, image, n, err));
+  free(path);
+  free(image);
+  return ok;
+}
+
+static bool copy_companion(mm_writer *w, const char *name, mm_err *err) {
+  size_t n = 0;
+  const mm_path path = mm_path_of(w->plan->hf->dir, name);
+  char *text = mm_hf_inside(w->plan->hf, path.text, err) ? mm_file_slurp(path.text, COMPANION_MAX, &n, err) : NULL;
+  bool ok = text && put_companion(w, name, text, n, err);
+  free(text);
+  return ok;
+}
+
+static int by_name(const void *a, const void *b) { return strcmp(*(const char *const *)a, *(const char *const *)b); }
+
+/* The source's code, where its config names some: all of it, since what is named may import the rest. */
+static bool copy_code(mm_writer *w, mm_err *err) {
+  mm_pack *pack = &w->plan->pack;
+  const char *name[CODE_FILES];
+  size_t count = 0;
+  if (!w->plan->unsharded || mm_json_type_of(mm_json_get(w->plan->hf->config, "auto_map")) == MM_JSON_NULL) return true;
+  DIR *d = opendir(w->plan->hf->dir);
+  if (!d) return mm_fail_errno(err, mm_at(w->plan->hf->dir, NULL), "list", errno);
+  bool ok = true;
+  for (struct dirent *e; ok && (e = readdir(d));) {
+    if (!mm_code_file(e->d_name)) continue;
+    if (count == CODE_FILES)
+      ok = mm_fail(err, MM_LIMIT, "E_LIMIT", mm_at(w->plan->hf->dir, NULL), "found more than %d files of code", CODE_FILES);
+    else
+      ok = (name[count++] = mm_arena_strndup(&pack->arena, e->d_name, strlen(e->d_name), err));
+  }
+  closedir(d);
+  if (ok) qsort(name, count, sizeof *name, by_name);
+  for (size_t i = 0; ok && i < count; i++) ok = copy_companion(w, name[i], err);
+  return ok;
+}
+
+static bool copy_companions(mm_writer *w, mm_err *err) {
+  mm_pack *pack = &w->plan->pack;
+  const size_t most = sizeof companion / sizeof *companion;
+  pack->file_count = 0;
+  pack->file = mm_arena_alloc(&pack->arena, (most + 2 + MM_PLAN_TEXTS + CODE_FILES) * sizeof *pack->file, err); /* image, index */
+  if (!pack->file) return false;
+  for (size_t i = 0; i < most; i++) {
+    const mm_path path = mm_path_of(w->plan->hf->dir, companion[i]);
+    if (faccessat(AT_FDCWD, path.text, F_OK, AT_SYMLINK_NOFOLLOW) != 0 || is_written(w->plan, companion[i])) continue;
+    if (!copy_companion(w, companion[i], err)) return false;
+    if (w->o.bake && !w->plan->unsharded && strcmp(companion[i], "tokenizer.json") == 0 && !bake(w, err)) return false;
+  }
+  return true;
+}
+
+/* The digests of all files of the unsharded layout but themselves and the card; the index, which comes last, among them. */
+static bool write_digests(mm_writer *w, mm_err *err) {
+  mm_pack *pack = &w->plan->pack;
+  if (!w->plan->unsharded) return true;
+  char *index = mm_unsharded_index(w->plan, err), *text = NULL;
+  mm_pack_file *f = &pack->file[pack->file_count++];
+  *f = (mm_pack_file){.name = MM_INDEX_NAME, .size = index ? strlen(index) : 0};
+  pack->dialect = mm_arena_printf(&pack->arena, err, "%s", mm_dialect_name(w->plan->dialect));
+  bool ok = index && pack->dialect && mm_sha256(index, f->size, &f->sha256, err) && (text = mm_digests_text(pack, err)) &&
+            mm_writer_replace(w, MM_DIGESTS, text, strlen(text), err);
+  free(index);
+  free(text);
+  return ok;
+}
+
+bool mm_beside_write(mm_writer *w, mm_err *err) {
+  return copy_companions(w, err) && copy_code(w, err) && write_texts(w, err) && write_digests(w, err);
+}

@@ -1,0 +1,143 @@
+/* Files of an unsharded checkpoint beside their digests. */
+#include "loader/verify_unsharded.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "formats/file.h"
+#include "formats/pool.h"
+#include "formats/safetensors.h"
+#include "loader/companions.h"
+
+static bool damaged(mm_err *err, const mm_err *why) {
+  if (err && err->status == MM_OK) *err = *why;
+  if (err && err->status == MM_BAD_INPUT) err->status = MM_INTEGRITY; /* absent, or no file: here a broken promise */
+  return false;
+}
+
+static bool is_listed(const void *ctx, const char *name) {
+  const mm_pack *p = ctx;
+  if (strcmp(name, MM_DIGESTS) == 0 || strcmp(name, "README.md") == 0) return true;
+  for (size_t i = 0; i < p->file_count; i++)
+    if (strcmp(name, p->file[i].name) == 0) return true;
+  for (size_t i = 0; i < p->rank->part_count; i++)
+    if (strcmp(name, p->rank->part[i].file) == 0) return true;
+  return false;
+}
+
+static bool check_header(const mm_pack *p, const mm_part *part, mm_err *err) {
+  mm_err why = {0};
+  mm_st st = {0};
+  const mm_path path = mm_path_of(p->dir, part->file);
+  bool ok = mm_st_open(&st, path.text, MM_INTEGRITY, &why);
+  if (ok && st.id.size != part->size)
+    ok = mm_fail(&why, MM_INTEGRITY, "E_SIZE", mm_at(path.text, NULL), "found %llu bytes, expected %llu", (unsigned long long)st.id.size,
+                 (unsigned long long)part->size);
+  mm_st_close(&st);
+  return ok || damaged(err, &why);
+}
+
+bool mm_unsharded_listing(const mm_pack *p, mm_err *err) {
+  for (size_t i = 0; i < p->rank->part_count; i++)
+    if (!check_header(p, &p->rank->part[i], err)) return false;
+  for (size_t i = 0; i < p->file_count; i++) {
+    mm_err why = {0};
+    mm_file f = MM_FILE_NONE;
+    const mm_path path = mm_path_of(p->dir, p->file[i].name);
+    bool ok = mm_file_open(&f, path.text, &why);
+    if (ok && f.size != p->file[i].size)
+      ok = mm_fail(&why, MM_INTEGRITY, "E_SIZE", mm_at(path.text, NULL), "found %llu bytes, expected %llu", (unsigned long long)f.size,
+                   (unsigned long long)p->file[i].size);
+    mm_file_close(&f);
+    if (!ok) return damaged(err, &why);
+  }
+  return mm_nothing_else(p->dir, is_listed, p, err);
+}
+
+typedef struct block {
+  uint32_t part;
+  size_t index;
+} block;
+
+typedef struct job {
+  const mm_pack *p;
+  block *block;
+  uint8_t **buffer; /* [threads] of MM_HASH_BLOCK */
+} job;
+
+/* The tensors that bytes [from, end) of a file hold. */
+static void tensors_in(const char *path, uint64_t from, uint64_t end, char *out, size_t cap) {
+  mm_err ignored = {0};
+  mm_st st = {0};
+  size_t n = 0;
+  bool ok = mm_st_open(&st, path, MM_INTEGRITY, &ignored);
+  snprintf(out, cap, "%s", ok && from >= st.data_start ? "" : "header");
+  n = strlen(out);
+  for (size_t i = 0; ok && i < st.count && n + 4 < cap; i++) {
+    const mm_st_tensor *t = &st.tensor[i];
+    if (t->offset >= end || t->offset + t->bytes <= from) continue;
+    snprintf(out + n, cap - n, "%s%s", n ? ", " : "", t->name);
+    n = strlen(out);
+  }
+  if (n + 4 >= cap) snprintf(out + cap - 4, 4, "...");
+  mm_st_close(&st);
+}
+
+static bool check_block(void *ctx, size_t item, unsigned worker, mm_err *err) {
+  const job *j = ctx;
+  const block *b = &j->block[item];
+  const mm_part *part = &j->p->rank->part[b->part];
+  const uint64_t at = b->index * MM_HASH_BLOCK;
+  const size_t n = (size_t)mm_min(MM_HASH_BLOCK, part->size - at);
+  char names[512];
+  mm_file f = MM_FILE_NONE;
+  mm_digest d;
+  const mm_path path = mm_path_of(j->p->dir, part->file);
+  bool ok = mm_file_open(&f, path.text, err) && mm_file_read(&f, path.text, j->buffer[worker], n, at, err) &&
+            mm_sha256(j->buffer[worker], n, &d, err);
+  mm_file_close(&f);
+  if (!ok || mm_digest_equal(&d, &part->block[b->index])) return ok;
+  tensors_in(path.text, at, at + n, names, sizeof names);
+  return mm_fail(err, MM_INTEGRITY, "E_DIGEST", mm_at_offset(path.text, NULL, at),
+                 "found block %zu of %zu damaged (%zu bytes; it holds: %s)", b->index, part->block_count, n, names);
+}
+
+/* The finaliser of splitmix64: a random function of 64 bits. */
+static uint64_t scatter(uint64_t x) {
+  x = (x ^ x >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
+  x = (x ^ x >> 27) * UINT64_C(0x94D049BB133111EB);
+  return x ^ x >> 31;
+}
+
+static size_t choose(const mm_pack *p, uint32_t count, uint64_t seed, block *out) {
+  size_t n = 0;
+  for (uint32_t i = 0; i < p->rank->part_count; i++) {
+    uint64_t blocks = p->rank->part[i].block_count, wanted = mm_min(count, blocks);
+    for (uint64_t k = 0; k < wanted; k++, n++) {
+      uint64_t from = k * blocks / wanted, end = (k + 1) * blocks / wanted;
+      if (out) out[n] = (block){i, from + scatter(seed ^ scatter(n + 1)) % (end - from)};
+    }
+  }
+  return n;
+}
+
+bool mm_unsharded_blocks(const mm_pack *p, uint32_t count, uint64_t seed, unsigned threads, size_t *seen, mm_err *err) {
+  for (size_t i = 0; i < p->file_count; i++) {
+    char *text;
+    bool same = mm_verify_companion(p, &p->file[i], &text, err);
+    free(text);
+    if (!same) return false;
+  }
+  *seen = choose(p, count, seed, NULL);
+  job j = {.p = p, .block = mm_calloc(*seen + 1, sizeof *j.block, err), .buffer = mm_calloc(threads, sizeof *j.buffer, err)};
+  bool ok = j.block && j.buffer;
+  for (unsigned i = 0; ok && i < threads; i++) ok = (j.buffer[i] = mm_calloc(MM_HASH_BLOCK, 1, err));
+  if (ok) choose(p, count, seed, j.block);
+  ok = ok && mm_pool_run(threads, *seen, check_block, &j, err);
+  for (unsigned i = 0; j.buffer && i < threads; i++) free(j.buffer[i]);
+  free(j.buffer);
+  free(j.block);
+  if (!ok && err && err->status == MM_BAD_INPUT) err->status = MM_INTEGRITY;
+  return ok;
+}

@@ -1,0 +1,173 @@
+#!/usr/bin/env python3
+"""docs/engines.md again: which engine reads what --layout hf writes, measured here on a CPU.
+
+  ENGINES_VENV=DIR scripts/engines.py BUILD > docs/engines.md
+
+DIR is the environment of tests/interop/engines.py (scripts/venv.sh DIR $(tests/interop/engines.py --needs)), and may hold sglang
+(DIR/bin/pip install --no-deps sglang). What is not there is not tried, and the page says so. Takes some minutes."""
+import collections
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
+PAIRS = [("none", None), ("block_fp8", "fp8"), ("tensor_wise_fp8", "fp8"), ("block_fp8", "ct"), ("channel_fp8", "ct"), ("tensor_wise_fp8", "ct"),
+         ("int8", "ct"), ("mxfp8", "ct"), ("w4a16", "ct"), ("w4afp8", "ct"), ("nvfp4a16", "ct"), ("mxfp4", "ct"), ("nvfp4a16", "modelopt"),
+         ("fp8_attention_nvfp4_experts", "ct")]
+MODEL = "tiny-m2"
+
+
+def one_line(error):
+    """What an engine said, short enough for a cell."""
+    text = re.sub(r"\s+", " ", str(error)) or type(error).__name__
+    text = re.sub(r"/\S+/", "", text).replace("|", "/")
+    return f"fails: {type(error).__name__}: {text[:80]}"
+
+
+def transformers_cell(engines, path, scheme, dialect):
+    """Its parameters beside our weights, and how often both prefer the same token."""
+    import torch
+    import transformers
+    hf = engines.Unsharded(path)
+    more, method = {}, hf.config.get("quantization_config", {}).get("quant_method")
+    if method == "modelopt":
+        return "not read: no quantizer of that name"
+    if method:
+        kind = transformers.FineGrainedFP8Config if method == "fp8" else transformers.CompressedTensorsConfig
+        more["quantization_config"] = kind(dequantize=True, **{k: v for k, v in hf.config["quantization_config"].items() if k != "quant_method"})
+    try:
+        llm, info = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, output_loading_info=True, **more)
+    except Exception as error:  # noqa: BLE001  (whatever it is goes into the table)
+        return one_line(error)
+    lost = {k: len(v) for k, v in info.items() if v and k in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")}
+    if lost:
+        return "loads wrongly: " + ", ".join(f"{n} {k.replace('_', ' ')}" for k, n in lost.items())
+    want = dict(engines.load(engines.dense_copy(hf)).named_parameters())
+    wrong = [n for n, p in llm.named_parameters() if not torch.equal(p.float(), want[n]) and not torch.equal(p.float(), want[n].bfloat16().float())]
+    return f"loads wrongly: {len(wrong)} of {len(want)} parameters differ" if wrong else "loads, every parameter equal"
+
+
+def library_cell(engines, path, scheme, dialect):
+    """compressed-tensors' own dequantiser."""
+    import torch
+    if dialect != "ct":
+        return "-"
+    try:
+        dense = engines.CompressedTensorsDequantizer(path, dtype=torch.float32).validate(engines.tensors(path))
+    except Exception as error:  # noqa: BLE001
+        return one_line(error)
+    hf = engines.Unsharded(path)
+    wrong = 0
+    for module in hf.quantised():
+        want = torch.from_numpy(hf.weight(module))
+        got = dense[module + ".weight"]
+        wrong += not (torch.equal(got, want) or torch.equal(got, want.bfloat16().float()))
+    return f"wrong: {wrong} matrices differ" if wrong else "equal"
+
+
+def names_cell(fused, path, scheme, dialect):
+    """Whether every layer that an engine asks for finds the scheme that its files are written in."""
+    with open(os.path.join(path, "config.json"), encoding="utf-8") as f:
+        config = json.load(f)
+    q, layers = config.get("quantization_config"), config["num_hidden_layers"]
+    if dialect != "ct":
+        return "not tried"
+    try:
+        found = collections.Counter()
+        for layer in range(layers):
+            for moe in ("block_sparse_moe", "mlp"):
+                found[fused.bits(q, fused.experts(q, layer, moe))] += 1
+                assert fused.scheme(q, f"model.layers.{layer}.{moe}.gate", "ReplicatedLinear") is None
+            for name, kind in (("qkv_proj", "QKVParallelLinear"), ("o_proj", "RowParallelLinear")):
+                found[fused.bits(q, fused.scheme(q, f"model.layers.{layer}.self_attn.{name}", kind))] += 1
+        assert None not in found and len(found) == len(q["config_groups"]), found
+    except AssertionError as error:
+        return one_line(error)
+    return "finds every layer's scheme"
+
+
+def load_module(name, path):
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def main():
+    build = os.path.abspath(sys.argv[1] if len(sys.argv) > 1 else "build")
+    venv = os.environ.get("ENGINES_VENV")
+    if venv and os.path.realpath(sys.prefix) != os.path.realpath(venv):
+        python = os.path.join(venv, "bin", "python")
+        os.execv(python, [python, os.path.abspath(__file__), build])
+    os.chdir(ROOT)
+    with tempfile.TemporaryDirectory() as tmp:
+        os.environ |= {"BUILD": build, "TMPDIR": tmp}
+        sys.path.insert(0, "tests/interop")
+        sys.argv = sys.argv[:1]
+        engines = versions = None
+        with contextlib.suppress(ImportError):
+            import compressed_tensors
+            import torch
+            import transformers
+            torch.set_num_threads(2)
+            transformers.utils.logging.set_verbosity_error()
+            transformers.utils.logging.disable_progress_bar()
+            engines = load_module("engines", "tests/interop/engines.py")
+            versions = (transformers.__version__, compressed_tensors.__version__)
+        sglang = importlib.util.find_spec("sglang")
+        if sglang:
+            os.environ["SGLANG"] = sglang.submodule_search_locations[0]
+        fused = load_module("fused_names", "tests/interop/fused_names.py")
+        page(build, tmp, engines, versions, fused, sglang)
+
+
+def page(build, tmp, engines, versions, fused, sglang):
+    version = subprocess.run([f"{build}/bin/minimax-convert", "--version"], capture_output=True, text=True, check=True).stdout.split()[-1]
+    sg = "not here"
+    if sglang:
+        from importlib.metadata import version as installed
+        sg = installed("sglang")
+    tf, ct = versions or ("not here", "not here")
+    print(f"""# Engines
+
+Which engine reads what `minimax-convert --layout hf` writes. This page is made by `scripts/engines.py`, which converts `tests/data/{MODEL}` with
+version {version} and asks each engine as far as it runs on a CPU; run it again when an engine changes.
+
+- **transformers {tf}** loads the checkpoint (dequantised while it is loaded, as its CPU path does) and every parameter is compared with ours,
+  rounded to BF16 where it computes so.
+- **compressed-tensors {ct}** is the library behind `ct`: its dequantiser's matrices are compared with ours.
+- **SGLang {sg}** and **vLLM 0.11** are asked by which scheme they would read each layer, the fused ones too: SGLang by its own matching
+  functions, vLLM by its rules written anew (`tests/interop/fused_names.py`). Their kernels and weight loaders run on GPUs only and were not run.
+
+| scheme | dialect | transformers | compressed-tensors | SGLang | vLLM |
+|---|---|---|---|---|---|""")
+    notes = {}
+    for scheme, dialect in PAIRS:
+        out = os.path.join(tmp, "hf")
+        shutil.rmtree(out, ignore_errors=True)
+        keep = ["--override", "*.w2.weight=bf16"] if scheme in ("w4a16", "w4afp8") else []  # 192 columns are not groups of 128
+        done = subprocess.run([f"{build}/bin/minimax-convert", f"tests/data/{MODEL}", "-o", out, "--quant", scheme, "--layout", "hf", *keep,
+                               *(["--dialect", dialect] if dialect else [])], capture_output=True, text=True, check=True)
+        for line in done.stderr.splitlines():
+            if line.startswith("note: "):
+                notes[line[6:]] = None
+        tf_cell = transformers_cell(engines, out, scheme, dialect) if engines else "not tried"
+        ct_cell = library_cell(engines, out, scheme, dialect) if engines else "not tried"
+        names = "not tried" if keep else names_cell(fused, out, scheme, dialect)
+        print(f"| `{scheme}` | {f'`{dialect}`' if dialect else '-'} | {tf_cell} | {ct_cell} | {names if sglang else 'not tried'} | {names} |", flush=True)
+        print(f"{scheme} {dialect}", file=sys.stderr)
+    print("\nWhat `minimax-convert` says beside such a conversion, and writes into its model card:\n")
+    for note in notes:
+        print(f"- {note}")
+    print("""
+What was not tried: generation in vLLM and SGLang (GPUs), transformers' own FP8 and FP4 kernels (GPUs), checkpoints of real size. `tensor_wise_fp8`
+and `block_fp8` of the dialect `fp8` are what their readers' source names (`weight_scale_inv`); of the two, vLLM and SGLang read the block-wise one.""")
+
+
+main()

@@ -1,0 +1,213 @@
+#!/usr/bin/env python3
+"""A packed checkpoint converts again without its source: cut for other ranks, or written with Hugging Face names, it is the directory that the
+source itself would have given, file for file. Damage is found before it is copied."""
+import hashlib
+import json
+import os
+import shutil
+import struct
+import subprocess
+
+BIN, TMP = os.path.join(os.environ["BUILD"], "bin"), os.environ["TMPDIR"]
+DATA = "tests/data/"
+same = 0
+
+
+def convert(source, name, *options, status=0):
+    out = os.path.join(TMP, name)
+    shutil.rmtree(out, ignore_errors=True)
+    done = subprocess.run([f"{BIN}/minimax-convert", source, "-o", out, "-q", *options], stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == status, (options, done.stderr)
+    return done.stderr if status else out
+
+
+def files(path):
+    return {name: open(os.path.join(path, name), "rb").read() for name in sorted(os.listdir(path))}
+
+
+def equal(a, b, what):
+    global same
+    x, y = files(a), files(b)
+    assert list(x) == list(y), (what, list(x), list(y))
+    for name in x:
+        assert x[name] == y[name], f"{what}: {name} differs"
+    same += 1
+
+
+def again(source, before, after, *both):
+    """source -> before -> after is source -> after; `both` are options of the source's conversions."""
+    packed = convert(source, "packed", *both, *before)
+    equal(convert(source, "direct", *both, *after), convert(packed, "again", *[o for o in after]), (source, both, before, after))
+    return packed
+
+
+def manifest(path):
+    with open(os.path.join(path, "manifest.json"), encoding="utf-8") as f:
+        return json.load(f)
+
+
+def safetensors(path, tensors):
+    """tensors: name -> (dtype, shape, bytes)."""
+    header, at = {}, 0
+    for name, (dtype, shape, data) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(data)]}
+        at += len(data)
+    text = json.dumps(header).encode()
+    with open(path, "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text + b"".join(data for _, _, data in tensors.values()))
+
+
+def read_source(path):
+    out = {}
+    for name in sorted(os.listdir(path)):
+        if not name.startswith("model-"):
+            continue
+        data = open(os.path.join(path, name), "rb").read()
+        (n,) = struct.unpack_from("<Q", data)
+        header = json.loads(data[8:8 + n])
+        header.pop("__metadata__", None)
+        for key, t in header.items():
+            begin, end = t["data_offsets"]
+            out[key] = (t["dtype"], t["shape"], data[8 + n + begin:8 + n + end])
+    return out
+
+
+def source_with(name, block, extra):
+    """tiny-m2 with its scales on a grid of `block`, no two of which are alike, and further tensors."""
+    out = os.path.join(TMP, name)
+    shutil.rmtree(out, ignore_errors=True)
+    os.makedirs(out)
+    tensors = read_source(DATA + "tiny-m2")
+    for key, (dtype, shape, data) in list(tensors.items()):
+        if not key.endswith("_scale_inv"):
+            continue
+        rows, cols = tensors[key[:-len("_scale_inv")]][1]
+        down, across = -(-rows // block), -(-cols // block)
+        old = struct.unpack(f"<{shape[0] * shape[1]}f", data)
+        fresh = [old[(i * block // 128) * shape[1] + j * block // 128] * (1 + (7 * i + 3 * j) % 16 / 16) for i in range(down) for j in range(across)]
+        tensors[key] = (dtype, [down, across], struct.pack(f"<{len(fresh)}f", *fresh))
+    tensors.update(extra)
+    safetensors(os.path.join(out, "model.safetensors"), tensors)
+    with open(DATA + "tiny-m2/config.json", encoding="utf-8") as f:
+        config = json.load(f)
+    config["quantization_config"]["weight_block_size"] = [block, block]
+    with open(os.path.join(out, "config.json"), "w", encoding="utf-8") as f:
+        json.dump(config, f)
+    shutil.copy(DATA + "tiny-m2/tokenizer.json", out)
+    return out
+
+
+def schemes():
+    for q in ("none", "tensor_wise_fp8", "nvfp4", "w4afp8"):
+        again(DATA + "tiny-m2", ["--tp", "8"], ["--tp", "4"], "--quant", q)
+    for q in ("channel_fp8", "mxfp4"):
+        again(DATA + "tiny-m1", ["--tp", "4"], ["--tp", "2"], "--quant", q)
+    for q in ("none", "int8"):
+        again(DATA + "tiny-m2", ["--tp", "8"], ["--layout", "hf"], "--quant", q)
+
+
+def layouts():
+    m2 = DATA + "tiny-m2"
+    again(m2, ["--tp", "4", "--ep", "2", "--pp", "2"], ["--tp", "2"], "--quant", "nvfp4")
+    again(m2, ["--tp", "2", "--part-size", "300K"], ["--tp", "4", "--ep", "4", "--pp", "4"], "--quant", "w4a16")
+    again(m2, ["--tp", "8", "--tp-align", "pad"], ["--tp", "4"], "--quant", "block_fp8")
+    again(m2, ["--tp", "4"], ["--tp", "8", "--tp-align", "pad"], "--quant", "block_fp8")
+    again(m2, ["--tp", "8"], ["--tp", "1", "--compress", "zstd"], "--quant", "none")
+    again(DATA + "tiny-m1", ["--tp", "4"], ["--layout", "hf"], "--quant", "nvfp4a16; *qkv_proj*=int8")
+
+
+def grids():
+    """Finer blocks than the scheme's: what a cut made finer still comes back, what the source had finer stays."""
+    again(source_with("fine", 32, {}), ["--tp", "8"], ["--tp", "1"], "--quant", "none")
+
+
+def beside():
+    """KV cache scales, and static scales of activations."""
+    f32 = lambda *x: struct.pack(f"<{len(x)}f", *x)
+    extra = {}
+    for i in range(4):
+        extra[f"model.layers.{i}.self_attn.k_scale"] = ("F32", [2], f32(0.5 + i, 0.25 + i))
+        extra[f"model.layers.{i}.self_attn.v_scale"] = ("F32", [1], f32(1.5 + i))
+    again(source_with("kv", 128, extra), ["--tp", "4"], ["--tp", "2"], "--quant", "nvfp4")
+    extra = {f"model.layers.{i}.self_attn.kv_scale": ("F32", [], f32(2.5 + i)) for i in range(4)}
+    again(source_with("kv", 128, extra), ["--tp", "2", "--pp", "2"], ["--tp", "4"], "--quant", "none")
+    scales = os.path.join(TMP, "scales.json")
+    with open(scales, "w", encoding="utf-8") as f:
+        json.dump({name[:-len(".weight")] + ".activation_scale": 1 + i / 8 for i, name in enumerate(read_source(DATA + "tiny-m2"))
+                   if name.endswith("proj.weight") or ".experts." in name and name.endswith(".weight")}, f)
+    packed = again_static(scales)
+    assert sum("input_scale" in t for t in manifest(packed)["tensors"]) == 16
+
+
+def again_static(scales):
+    options = ["--quant", "nvfp4", "--act-scales", scales]
+    packed = convert(DATA + "tiny-m2", "packed", *options, "--tp", "8")
+    equal(convert(DATA + "tiny-m2", "direct", *options, "--tp", "4"), convert(packed, "again", "--tp", "4"), "static scales")
+    return packed
+
+
+def packed_again():
+    """A second quantisation is of the numbers that are there, and says so."""
+    packed = convert(DATA + "tiny-m2", "packed", "--quant", "nvfp4", "--tp", "4")
+    wide = manifest(convert(packed, "again", "--quant", "bf16", "--tp", "2"))
+    assert wide["tool"].endswith(", from nvfp4") and wide["quant"] == "bf16", wide["tool"]
+    direct = manifest(convert(DATA + "tiny-m2", "direct", "--quant", "bf16", "--tp", "2"))
+    assert wide["plan"] != direct["plan"], "files of two different conversions would fit together"
+    done = subprocess.run([f"{BIN}/minimax-verify", os.path.join(TMP, "again"), "--source", packed, "--json", "-q"], capture_output=True, text=True,
+                          check=True)
+    worst = min(t["sqnr_db"] for t in json.loads(done.stdout)["tensors"] if t.get("sqnr_db") is not None)
+    assert worst > 45, worst  # what BF16 costs, not what NVFP4 did
+    reshard = convert(packed, "direct", "--tp", "8")
+    subprocess.run([f"{BIN}/minimax-verify", reshard, "--source", DATA + "tiny-m2", "-q"], check=True)
+
+
+def refusals():
+    packed = convert(DATA + "tiny-m2", "packed", "--quant", "nvfp4", "--tp", "4")
+    name = "model-rank-00002-part-00000.safetensors"
+    path = os.path.join(packed, name)
+    whole = open(path, "rb").read()
+    with open(path, "wb") as f:
+        f.write(whole[:-100] + bytes([whole[-100] ^ 1]) + whole[-99:])
+    line = convert(packed, "again", "--tp", "2", status=6)
+    assert "E_DIGEST" in line and name in line, line
+    assert not os.path.exists(os.path.join(TMP, "again"))
+    with open(path, "wb") as f:
+        f.write(whole)
+    equal(convert(packed, "again", "--tp", "2", "--resume"), convert(DATA + "tiny-m2", "direct", "--quant", "nvfp4", "--tp", "2"), "resumed")
+    line = convert(packed, "again", "--dry-run", "--names-only", status=2)
+    assert "found --names-only with a packed checkpoint" in line, line
+    some = convert(DATA + "tiny-m2", "packed", "--quant", "nvfp4", "--tp", "4", "--ranks", "0,2")
+    line = convert(some, "again", status=3)
+    assert "E_RANKS" in line and "found no files of rank 1, expected those of all 4 ranks" in line, line
+    with open(os.path.join(convert(DATA + "tiny-m2", "packed", "--tp", "2"), "tokenizer.json"), "a", encoding="utf-8") as f:
+        f.write(" ")
+    line = convert(os.path.join(TMP, "packed"), "again", status=6)
+    assert "tokenizer.json" in line, line
+
+
+def other_config():
+    """A manifest in order, with a config.json of another model: the extents are compared, never trusted."""
+    packed = convert(DATA + "tiny-m2", "packed", "--tp", "2")
+    with open(os.path.join(packed, "config.json"), "rb") as f:
+        config = f.read().replace(b'"intermediate_size": 192', b'"intermediate_size": 384')
+    old = manifest(packed)
+    entry = next(f for f in old["files"] if f["name"] == "config.json")
+    assert hashlib.sha256(config).hexdigest() != entry["sha256"]
+    with open(os.path.join(packed, "manifest.json"), "rb") as f:
+        text = f.read()[:-78].replace(entry["sha256"].encode(), hashlib.sha256(config).hexdigest().encode())
+    with open(os.path.join(packed, "manifest.json"), "wb") as f:
+        f.write(text + f'"sha256":"{hashlib.sha256(text).hexdigest()}"\n}}\n'.encode())
+    with open(os.path.join(packed, "config.json"), "wb") as f:
+        f.write(config)
+    line = convert(packed, "again", "--tp", "1", status=6)
+    assert "E_SHAPE" in line and "experts.0.w1.weight" in line and "found [192, 256] in the manifest, expected [384, 256] by config.json" in line, line
+
+
+schemes()
+layouts()
+grids()
+beside()
+packed_again()
+refusals()
+other_config()
+print(f"{same} directories converted from packed ones are those of the source itself")

@@ -1,0 +1,136 @@
+#!/usr/bin/env python3
+"""minimax-verify of --layout hf: the digests are those of the files, every change of a byte is found and named, the error against the source is
+that of the packed checkpoint of the same recipe. And what comes along: code that auto_map names, the licence, a model card."""
+import hashlib
+import json
+import os
+import random
+import shutil
+import subprocess
+
+BIN, TMP = os.path.join(os.environ["BUILD"], "bin"), os.environ["TMPDIR"]
+BLOCK = 4 << 20
+
+
+def run(program, *args, status=0):
+    done = subprocess.run([f"{BIN}/{program}", *map(str, args)], capture_output=True, text=True, check=False)
+    assert done.returncode == status, (program, args, done)
+    return done
+
+
+def digests(path):
+    """Of every file but themselves and the card, by hashlib."""
+    doc = json.load(open(f"{path}/minimax-digests.json"))
+    for part in doc["parts"]:
+        data = open(f"{path}/{part['file']}", "rb").read()
+        blocks = [hashlib.sha256(data[i:i + BLOCK]) for i in range(0, len(data), BLOCK)]
+        assert part["size"] == len(data) and part["blocks"] == [b.hexdigest() for b in blocks]
+        assert part["root"] == hashlib.sha256(b"".join(b.digest() for b in blocks)).hexdigest()
+    for f in doc["files"]:
+        data = open(f"{path}/{f['name']}", "rb").read()
+        assert (f["size"], f["sha256"]) == (len(data), hashlib.sha256(data).hexdigest())
+    assert {p["file"] for p in doc["parts"]} | {f["name"] for f in doc["files"]} | {"minimax-digests.json", "README.md"} == set(os.listdir(path))
+    return doc
+
+
+def same_error(model, quant, *options):
+    """Against the source: the figures of the packed checkpoint, worst experts too."""
+    source = f"tests/data/{model}"
+    run("minimax-convert", source, "-o", f"{TMP}/hf", "-q", "--layout", "hf", "--quant", quant, "--part-size", "1500K", *options)
+    run("minimax-convert", source, "-o", f"{TMP}/packed", "-q", "--quant", quant)
+    digests(f"{TMP}/hf")
+    reports = [json.loads(run("minimax-verify", f"{TMP}/{d}", "--source", source, "--json", "-q").stdout) for d in ("hf", "packed")]
+    rows = [{t["name"]: t for t in r["tensors"]} for r in reports]
+    assert rows[0].keys() == rows[1].keys() and reports[0]["exact_tensors"] == reports[1]["exact_tensors"]
+    for name, a in rows[0].items():
+        b = rows[1][name]
+        for key in ("count", "scheme", "nonfinite", "worst_expert"):
+            assert a.get(key) == b.get(key), (model, quant, name, key, a, b)
+        for key in ("sqnr_db", "rmse", "max_abs", "cosine", "worst_expert_sqnr_db"):
+            near = 1e-4 if "nvfp4" in quant else 1e-9  # a global scale stored as its inverse costs a rounding
+            assert a.get(key) == b.get(key) or abs(a[key] - b[key]) <= near * abs(b[key]), (model, quant, name, key, a, b)
+    shutil.rmtree(f"{TMP}/packed")
+
+
+def damage(rng):
+    """A byte changed, a file gone, longer, or one more: each is found; the card may change."""
+    path = f"{TMP}/hf"
+    names = [n for n in os.listdir(path) if n != "README.md"]
+    for name in names:
+        file = f"{path}/{name}"
+        data = open(file, "rb").read()
+        at = rng.randrange(len(data))
+        for changed in (data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1:], data[:-1], data + b"\n"):
+            open(file, "wb").write(changed)
+            line = run("minimax-verify", path, "-q", status=6).stderr
+            assert line.count("\n") == 1 and name in line, line
+        os.remove(file)
+        run("minimax-verify", path, "-q", status=3 if name == "minimax-digests.json" else 6)
+        open(file, "wb").write(data)
+    part = sorted(n for n in names if n.startswith("model-"))[0]
+    data = bytearray(open(f"{path}/{part}", "rb").read())
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:start])
+    name, entry = next((k, v) for k, v in header.items() if k != "__metadata__")
+    data[start + entry["data_offsets"][0]] ^= 1
+    open(f"{path}/{part}", "wb").write(data)
+    assert name in run("minimax-verify", path, "-q", status=6).stderr
+    run("minimax-verify", path, "-q", "--level", "header")
+    data[start + entry["data_offsets"][0]] ^= 1
+    open(f"{path}/{part}", "wb").write(data)
+    open(f"{path}/README.md", "a").write("edited\n")
+    open(f"{path}/evil.py", "w").close()
+    assert "evil.py" in run("minimax-verify", path, "-q", status=6).stderr
+    os.remove(f"{path}/evil.py")
+    assert "blocks hashed, --seed 5" in run("minimax-verify", path, "--level", "sample", "--seed", 5).stderr
+    shutil.rmtree(path)
+
+
+def companions():
+    """The code of a repository with auto_map, its licence, and a card; a converted one is whole for a second conversion."""
+    source = shutil.copytree("tests/data/tiny-m1", f"{TMP}/src")
+    config = json.load(open(f"{source}/config.json"))
+    config["auto_map"] = {"AutoConfig": "configuration_minimax_m1.MiniMaxM1Config", "AutoModelForCausalLM": "modeling_minimax_m1.MiniMaxM1ForCausalLM"}
+    json.dump(config, open(f"{source}/config.json", "w"))
+    texts = {"configuration_minimax_m1.py": "class MiniMaxM1Config: pass\n", "modeling_minimax_m1.py": "from .helper import x\n", "helper.py": "x = 1\n",
+             "LICENSE": "Apache\n", "LICENSE-MODEL": "Model\n", "generation_config.json": "{}\n"}
+    for name, text in {**texts, "notes.txt": "no\n", "README.md": "theirs\n", "odd name.py": "no\n"}.items():
+        open(f"{source}/{name}", "w").write(text)
+    done = run("minimax-convert", source, "-o", f"{TMP}/out", "--layout", "hf", "--quant", "nvfp4a16", "--dialect", "ct")
+    assert "note: transformers 5.23 leaves out the global scales" in done.stderr
+    for name, text in texts.items():
+        assert open(f"{TMP}/out/{name}").read() == text, name
+    assert not {"notes.txt", "odd name.py"} & set(os.listdir(f"{TMP}/out"))
+    assert json.load(open(f"{TMP}/out/config.json"))["auto_map"] == config["auto_map"]
+    card = open(f"{TMP}/out/README.md").read()
+    for words in ("MiniMaxM1ForCausalLM", "`nvfp4a16`", "vllm serve", "sglang.launch_server", "**Note:** transformers", "library_name"):
+        assert words in card, words
+    for f in digests(f"{TMP}/out")["sources"]:
+        assert f["header_sha256"] in card
+    run("minimax-verify", f"{TMP}/out", "-q", "--source", source)
+    run("minimax-convert", source, "-o", f"{TMP}/out", "-q", "--layout", "hf", "--quant", "nvfp4a16", "--dialect", "ct", "--resume")  # whole
+    file = f"{TMP}/out/model-00001-of-00001.safetensors"
+    data = bytearray(open(file, "rb").read())
+    data[-1] ^= 1
+    open(file, "wb").write(data)
+    again = run("minimax-convert", source, "-o", f"{TMP}/out", "-q", "--layout", "hf", "--quant", "nvfp4a16", "--dialect", "ct", "--resume", status=6)
+    assert "E_DIGEST" in again.stderr
+    run("minimax-convert", source, "-o", f"{TMP}/out", "-q", "--layout", "hf", "--force")
+    run("minimax-convert", source, "-o", f"{TMP}/packed", "-q")
+    assert not [n for n in os.listdir(f"{TMP}/packed") if n.endswith(".py")] and "LICENSE" in os.listdir(f"{TMP}/packed")
+
+
+def main():
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}", flush=True)
+    for model, quant, options in (("tiny-m1", "int8", []), ("tiny-m2", "fp8_attention_nvfp4_experts", []), ("tiny-m2", "tensor_wise_fp8", ["--dialect", "fp8"]),
+                                  ("tiny-m1", "w4afp8", []), ("tiny-m2", "none", [])):
+        same_error(model, quant, *options)
+        if quant != "none":
+            shutil.rmtree(f"{TMP}/hf")
+    damage(random.Random(seed))
+    companions()
+    print("unsharded checkpoints are proven by their digests and against their source, and hold code, licence and card")
+
+
+main()
