@@ -67,25 +67,45 @@ static void metrics(mm_server *s, mm_exchange *x) {
 }
 
 /* Also what the defaults of requests are. */
+static void put_model(const mm_server *s, const char *name, mm_text *t) {
+  const mm_sampling *d = &s->defaults;
+  mm_text_put(t, "{\"id\":");
+  mm_text_quote_string(t, name);
+  mm_text_printf(t, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"minimax\"", (long long)s->created);
+  if (s->state == MM_SERVER_READY) {
+    mm_text_printf(t, ",\"max_model_len\":%u,\"defaults\":{\"temperature\":", s->positions);
+    mm_text_real(t, d->temperature);
+    mm_text_put(t, ",\"top_p\":");
+    mm_text_real(t, d->top_p);
+    mm_text_printf(t, ",\"top_k\":%u}", d->top_k);
+  }
+  mm_text_put(t, "}");
+}
+
 static void models(mm_server *s, mm_exchange *x) {
   mm_text t = {0};
-  const mm_sampling *d = &s->defaults;
   mm_text_put(&t, "{\"object\":\"list\",\"data\":[");
   for (size_t i = 0; i < s->names; i++) {
-    mm_text_put(&t, i ? ",{\"id\":" : "{\"id\":");
-    mm_text_quote_string(&t, s->name[i]);
-    mm_text_printf(&t, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"minimax\"", (long long)s->created);
-    if (s->state == MM_SERVER_READY) {
-      mm_text_printf(&t, ",\"max_model_len\":%u,\"defaults\":{\"temperature\":", s->positions);
-      mm_text_real(&t, d->temperature);
-      mm_text_put(&t, ",\"top_p\":");
-      mm_text_real(&t, d->top_p);
-      mm_text_printf(&t, ",\"top_k\":%u}", d->top_k);
-    }
-    mm_text_put(&t, "}");
+    if (i) mm_text_put(&t, ",");
+    put_model(s, s->name[i], &t);
   }
   mm_text_put(&t, "]}");
   send_json(x, 200, &t);
+}
+
+#define MODEL "/v1/models/"
+
+static void model(mm_server *s, mm_exchange *x) {
+  mm_text t = {0};
+  for (size_t i = 0; i < s->names; i++) {
+    if (strcmp(mm_exchange_path(x) + strlen(MODEL), s->name[i]) != 0) continue;
+    put_model(s, s->name[i], &t);
+    send_json(x, 200, &t);
+    return;
+  }
+  mm_text_put(
+      &t, "{\"error\":{\"message\":\"there is no such model\",\"type\":\"not_found_error\",\"param\":\"model\",\"code\":\"not_found\"}}");
+  send_json(x, 404, &t);
 }
 
 static void page(mm_server *s, mm_exchange *x) {
@@ -107,7 +127,7 @@ mm_page *mm_page_find(const char *path, bool *keyed) {
       {"/", page, false}, {"/health", health, false}, {"/ready", ready, false}, {"/metrics", metrics, false}, {"/v1/models", models, true}};
   for (size_t i = 0; i < sizeof pages / sizeof *pages; i++)
     if (strcmp(pages[i].path, path) == 0) return *keyed = pages[i].keyed, pages[i].page;
-  return NULL;
+  return strncmp(path, MODEL, strlen(MODEL)) == 0 ? (*keyed = true, model) : NULL;
 }
 
 /* ---- The tokenizer ---- */

@@ -6,7 +6,12 @@
 
 bool mm_reuse_open(mm_scheduler *s, mm_err *err) {
   const uint64_t state_bytes = mm_engine_state_bytes(s->engine);
-  if (!s->c.prefix_cache || !s->pages || state_bytes > s->c.cache_bytes) return true;
+  if (!s->c.prefix_cache || !s->pages) return true;
+  if (state_bytes > s->c.cache_bytes)
+    return mm_fail(
+        err, MM_USAGE, "E_LIMITS", mm_at(NULL, NULL),
+        "found %llu bytes for the prefix cache's lightning states, expected at least %llu, those of one request; or no such cache",
+        (unsigned long long)s->c.cache_bytes, (unsigned long long)state_bytes);
   s->cache = mm_prefix_cache_open(s->pages, state_bytes, s->c.cache_bytes, err);
   s->page = s->cache ? mm_calloc(mm_pages_per_slot(s->pages), sizeof *s->page, err) : NULL;
   return s->page;

@@ -52,7 +52,8 @@ typedef struct mm_request {
 } mm_request;
 
 /* Takes the engine: no other thread calls it until close. Its slots are to hold nothing. MM_USAGE E_LIMITS for no or too many tokens a
- * step or drafts; MM_UNSUPPORTED E_DEVICE for batch_invariant on a device whose rows are not apart. */
+ * step or drafts, and for a prefix cache without room for the lightning states of one request; MM_UNSUPPORTED E_DEVICE for batch_invariant
+ * on a device whose rows are not apart. */
 mm_scheduler *mm_scheduler_open(mm_engine *engine, const mm_scheduler_config *c, mm_err *err);
 /* drain: running and waiting requests end as they would, new ones are refused (E_DRAINING); else they are cancelled. Joins the thread;
  * the engine is the caller's again. Accepts NULL. */

@@ -150,7 +150,7 @@ def running(s):
 
 def leavers(s):
     """Clients that leave, before and while a reply is made: nothing goes on for them."""
-    for body in ({**GOOD, "prompt": "In the beginning " * 1200}, {**GOOD, "max_tokens": 8000, "ignore_eos": True},
+    for body in ({**GOOD, "prompt": "In the beginning " * 450, "pad": "x" * 20000}, {**GOOD, "max_tokens": 8000, "ignore_eos": True},
                  {**GOOD, "max_tokens": 8000, "ignore_eos": True, "stream": True}):
         cs = [raw(s, request_of(body)) for _ in range(6)]
         time.sleep(0.1)
@@ -197,7 +197,7 @@ def slow(packed):
 
 
 PACKED = convert("tests/data/tiny-m2")
-with Server(PACKED, "--chat-format", "minimax-m2", "--max-body", "1M") as server:
+with Server(PACKED, "--chat-format", "minimax-m2", "--max-body", "1M", "--max-model-len", "2048") as server:
     seen = mutations(server)
     odd_http(server)
     leavers(server)

@@ -175,7 +175,12 @@ def openai_errors(c, server):
         raise AssertionError("a wrong key was taken")
     except openai.AuthenticationError:
         pass
-    assert [m.id for m in c.models.list().data] == ["m"]
+    assert [m.id for m in c.models.list().data] == ["m"] and c.models.retrieve("m").id == "m"
+    try:
+        c.models.retrieve("other")
+        raise AssertionError("there is one model")
+    except openai.NotFoundError:
+        pass
 
 
 def cancellation(c, server):

@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -69,8 +70,20 @@ typedef struct client {
 static mm_engine *serving_poisoned; /* it alone has a backend that begins so */
 static uint32_t serving_slots;
 
+/* A step that begins while the gate is closed waits at it. */
+static atomic_bool serving_closed, serving_waits;
+
+static void serving_pause(void) {
+  const struct timespec t = {0, 100000};
+  nanosleep(&t, NULL);
+}
+
 /* Pages without a reference and states of slots that hold nothing become NaN before each step. */
 static bool poisoning_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
+  while (atomic_load(&serving_closed)) {
+    atomic_store(&serving_waits, true);
+    serving_pause();
+  }
   const mm_engine *e = serving_poisoned;
   const mm_pages *p = e ? mm_engine_pages(serving_poisoned) : NULL;
   for (uint32_t l = 0; p && l < b->c.model->layers; l++) {

@@ -145,19 +145,13 @@ static void test_room(void **state) {
   }
 }
 
-/* Without room for a single state nothing is kept. */
-static void test_no_room(void **state) {
+/* Room for some states; and for not a single one, which is refused. */
+static void test_states(void **state) {
   (void)state;
   serving w;
+  mm_err err = {0};
   mm_scheduler_stats s;
-  open_cached(&w, 0, 0, 1);
-  assert_int_equal(run_text(&w, 0, 100), 0);
-  assert_int_equal(run_text(&w, 0, 100), 0);
-  serving_settled(&w, &s);
-  assert_int_equal(s.pages_free, s.pages);
-  assert_int_equal(s.cache_bytes, 0);
-  serving_close(&w, true);
-  open_cached(&w, 0, 0, 20000); /* for some */
+  open_cached(&w, 0, 0, 20000);
   for (uint32_t text = 0; text < 9; text++) run_text(&w, text, 100);
   assert_int_equal(run_text(&w, 8, 100), 99);
   assert_int_equal(run_text(&w, 0, 100), 0);
@@ -166,13 +160,21 @@ static void test_no_room(void **state) {
   assert_true(s.cache_bytes > 0 && s.cache_bytes <= 20000 && s.pages_cached > 0);
   assert_int_equal(s.cached_tokens, 99);
   assert_int_equal(s.prompt_tokens, 1100);
+  const uint64_t one = mm_engine_state_bytes(w.engine);
+  mm_scheduler_close(w.scheduler, true);
+  for (uint32_t room = 0; room < 2; room++) {
+    const mm_scheduler_config c = {.step_tokens = 1, .prefix_cache = true, .cache_bytes = one - 1 + room};
+    w.scheduler = mm_scheduler_open(w.engine, &c, &err);
+    assert_true(!w.scheduler == !room);
+    if (!room) assert_string_equal(err.code, "E_LIMITS");
+  }
   serving_close(&w, true);
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_borders), cmocka_unit_test(test_boundaries), cmocka_unit_test(test_turns),   cmocka_unit_test(test_salts),
-      cmocka_unit_test(test_twins),   cmocka_unit_test(test_room),       cmocka_unit_test(test_no_room),
+      cmocka_unit_test(test_borders), cmocka_unit_test(test_boundaries), cmocka_unit_test(test_turns),  cmocka_unit_test(test_salts),
+      cmocka_unit_test(test_twins),   cmocka_unit_test(test_room),       cmocka_unit_test(test_states),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

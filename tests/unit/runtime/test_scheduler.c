@@ -77,6 +77,53 @@ static void test_cancel(void **state) {
   serving_close(&w, false);
 }
 
+/* A client that leaves during its fifth step, and one whose steps take too long for its deadline. */
+static struct {
+  serving *w;
+  client *c;
+  uint32_t steps;
+} leaving;
+
+static bool leaving_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
+  const struct timespec pause = {0, 2000000};
+  if (leaving.c && leaving.c->r.deadline > 0) nanosleep(&pause, NULL);
+  if (leaving.c && leaving.c->r.deadline == 0 && ++leaving.steps == 5) mm_scheduler_cancel(leaving.w->scheduler, leaving.c->ticket);
+  return mm_ops_cpu.begin(b, batch, err);
+}
+
+/* In the middle of a prompt and of a reply: the place is free after the step under way. */
+static void test_middle(void **state) {
+  (void)state;
+  static mm_ops ops;
+  ops = mm_ops_cpu;
+  ops.begin = leaving_begin;
+  serving w;
+  mm_scheduler_stats s;
+  serving_open_ops(&w, kind(1), 1, &ops, (mm_limits){.max_tokens = 8, .slots = 1}, (mm_scheduler_config){.step_tokens = 1, .queue_max = 9});
+  for (uint32_t i = 0; i < 4; i++) {
+    const bool reply = i % 2, late = i / 2;
+    client c = {.r.max_tokens = 99};
+    fill(&c, 0, reply ? 1 : 300);
+    client_ready(&w, &c);
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    if (late) c.r.deadline = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec + 0.05;
+    leaving.w = &w, leaving.c = &c, leaving.steps = 0;
+    client_submit(&w, &c);
+    client_check(&c);
+    serving_settled(&w, &s);
+    leaving.c = NULL;
+    assert_int_equal(c.finish, late ? MM_FINISH_DEADLINE : MM_FINISH_CANCELLED);
+    if (late)
+      assert_true(c.got_count < (reply ? 50 : 1));
+    else {
+      assert_int_equal(leaving.steps, 5);
+      assert_int_equal(c.got_count, reply ? 5 : 0);
+    }
+  }
+  serving_close(&w, true);
+}
+
 static void test_drain(void **state) {
   (void)state;
   for (uint32_t drain = 0; drain < 2; drain++) {
@@ -159,10 +206,15 @@ static client request(uint32_t text, uint32_t count, uint32_t max_tokens) {
   return c;
 }
 
-/* All of them before the first can end. */
+/* The others while the first is in its first step. */
 static void submit_all(serving *w, client *c, uint32_t n) {
   for (uint32_t i = 0; i < n; i++) client_ready(w, &c[i]);
-  for (uint32_t i = 0; i < n; i++) client_submit(w, &c[i]);
+  atomic_store(&serving_waits, false);
+  atomic_store(&serving_closed, true);
+  client_submit(w, &c[0]);
+  while (!atomic_load(&serving_waits)) serving_pause();
+  for (uint32_t i = 1; i < n; i++) client_submit(w, &c[i]);
+  atomic_store(&serving_closed, false);
 }
 
 /* A larger priority takes the slot, and who had it goes on afterwards without loss, before those that came later. */
@@ -174,10 +226,7 @@ static void test_priority(void **state) {
     serving_open(&w, kind(k), 1, (mm_limits){.max_tokens = 8, .slots = 1}, (mm_scheduler_config){.step_tokens = 1, .queue_max = 9});
     client c[] = {request(0, 290, 99), request(1, 9, 9), request(2, 9, 9), request(3, 9, 9)};
     c[2].r.priority = 1, c[3].r.priority = -1;
-    submit_all(&w, c, 1);
-    do mm_scheduler_stats_read(w.scheduler, &s);
-    while (s.steps == 0);
-    submit_all(&w, c + 1, 3);
+    submit_all(&w, c, 4);
     for (uint32_t i = 0; i < 4; i++) client_check(&c[i]);
     static const uint32_t order[] = {2, 3, 1, 4};
     for (uint32_t i = 0; i < 4; i++) assert_int_equal(c[i].order, order[i]);
@@ -250,9 +299,9 @@ static void test_random(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_alone), cmocka_unit_test(test_ends),        cmocka_unit_test(test_cancel),
-      cmocka_unit_test(test_drain), cmocka_unit_test(test_refused),     cmocka_unit_test(test_priority),
-      cmocka_unit_test(test_fair),  cmocka_unit_test(test_long_prompt), cmocka_unit_test(test_random),
+      cmocka_unit_test(test_alone),       cmocka_unit_test(test_ends),    cmocka_unit_test(test_cancel),   cmocka_unit_test(test_middle),
+      cmocka_unit_test(test_drain),       cmocka_unit_test(test_refused), cmocka_unit_test(test_priority), cmocka_unit_test(test_fair),
+      cmocka_unit_test(test_long_prompt), cmocka_unit_test(test_random),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

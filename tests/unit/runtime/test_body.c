@@ -1,0 +1,109 @@
+/* Bodies of requests: what Python's json module reads is read alike. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "runtime/serve/body.h"
+#include "runtime/serve/text.h"
+
+static const mm_value *parse(mm_arena *a, const char *text, mm_err *err) { return mm_body_parse(a, text, strlen(text), err); }
+
+static void equal_keys_are_the_last_at_the_first_place(void **state) {
+  (void)state;
+  mm_arena a = {0};
+  mm_err err = {0};
+  const mm_value *v = parse(&a, "{\"b\": 1, \"a\": {\"x\": 2}, \"b\": [3], \"c\": 4, \"a\": null, \"b\": \"last\"}", &err);
+  assert_non_null(v);
+  const char *const order[] = {"b", "a", "c"};
+  size_t i = 0;
+  for (const mm_value *m = v->first; m && i < 3; m = m->next, i++) assert_string_equal(m->key, order[i]);
+  assert_int_equal(i, 3);
+  assert_int_equal(v->count, 3);
+  assert_true(mm_value_is(mm_value_get(v, "b"), "last"));
+  assert_null(mm_value_get(v, "a"));
+  mm_arena_close(&a);
+}
+
+static void numbers_keep_their_text(void **state) {
+  (void)state;
+  static const struct {
+    const char *text;
+    double real;
+    bool whole;
+    int64_t value;
+  } cases[] = {{"1e3", 1000, true, 1000},
+               {"-0", 0, true, 0},
+               {"3.0", 3, true, 3},
+               {"0.5", 0.5, false, 0},
+               {"9223372036854775807", 9223372036854775807.0, true, INT64_MAX},
+               {"123456789012345678901234567890", 123456789012345678901234567890.0, false, 0}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    mm_arena a = {0};
+    mm_err err = {0};
+    int64_t n = 0;
+    const mm_value *v = parse(&a, cases[i].text, &err);
+    assert_non_null(v);
+    assert_int_equal(v->n, strlen(cases[i].text));
+    assert_memory_equal(v->text, cases[i].text, v->n);
+    assert_true(mm_value_real(v) == cases[i].real);
+    assert_int_equal(mm_value_int(v, &n), cases[i].whole);
+    if (cases[i].whole) assert_int_equal(n, cases[i].value);
+    mm_arena_close(&a);
+  }
+}
+
+static void strings_are_utf8(void **state) {
+  (void)state;
+  mm_arena a = {0};
+  mm_err err = {0};
+  const mm_value *v = parse(&a, "\"\\u00e9\\ud83d\\ude00\\ud800x\\n\\u0000\"", &err);
+  static const char want[] = "\xc3\xa9\xf0\x9f\x98\x80\xef\xbf\xbdx\n";
+  assert_non_null(v);
+  assert_int_equal(v->n, sizeof want); /* and a NUL */
+  assert_memory_equal(v->text, want, sizeof want);
+  mm_text t = {0};
+  mm_text_quote(&t, v->text, v->n);
+  assert_string_equal(t.p, "\"\xc3\xa9\xf0\x9f\x98\x80\xef\xbf\xbdx\\n\\u0000\"");
+  free(t.p);
+  mm_arena_close(&a);
+}
+
+static void what_is_no_json_is_refused_with_its_place(void **state) {
+  (void)state;
+  static const char *const bad[] = {"",   "{",  "[1,]", "{\"a\":1,}", "{a:1}", "'a'",      "\"a", "\"\n\"", "\"\\x\"", "\"\\u12g4\"",
+                                    "01", "+1", ".5",   "1 2",        "nul",   "\"\xff\"", "[1}"};
+  for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+    mm_arena a = {0};
+    mm_err err = {0};
+    if (parse(&a, bad[i], &err)) fail_msg("%s was read", bad[i]);
+    assert_string_equal(err.code, "E_JSON");
+    assert_non_null(strstr(err.text, "offset"));
+    mm_arena_close(&a);
+  }
+}
+
+static void depth_and_count_are_bounded(void **state) {
+  (void)state;
+  for (int deep = MM_BODY_DEPTH - 1; deep <= MM_BODY_DEPTH + 1; deep++) {
+    mm_arena a = {0};
+    mm_err err = {0};
+    char text[2 * MM_BODY_DEPTH + 3] = {0};
+    memset(text, '[', (size_t)deep);
+    memset(text + deep, ']', (size_t)deep);
+    assert_int_equal(parse(&a, text, &err) != NULL, deep <= MM_BODY_DEPTH);
+    mm_arena_close(&a);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(equal_keys_are_the_last_at_the_first_place),
+                                     cmocka_unit_test(numbers_keep_their_text), cmocka_unit_test(strings_are_utf8),
+                                     cmocka_unit_test(what_is_no_json_is_refused_with_its_place),
+                                     cmocka_unit_test(depth_and_count_are_bounded)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
