@@ -123,7 +123,9 @@ $(BUILD)/%.cu.o: %.cu $(BUILD)/flags
 # --version has the commit and the GPU architectures: this file is compiled again when they change.
 $(BUILD)/commit: FORCE
 	@mkdir -p $(@D) && echo '$(COMMIT)' | cmp -s - $@ || echo '$(COMMIT)' > $@
-$(BUILD)/formats/version.o $(BUILD)/pic/formats/version.o: private CPPFLAGS += $(if $(COMMIT),-DMM_COMMIT='"$(COMMIT)"') -DMM_CUDA_ARCH='"$(CUDA_ARCH)"'
+$(BUILD)/formats/version.o $(BUILD)/pic/formats/version.o: private CPPFLAGS += $(if $(COMMIT),-DMM_COMMIT='"$(COMMIT)"')
+$(BUILD)/formats/version.o: private CPPFLAGS += -DMM_CUDA_ARCH='"$(CUDA_ARCH)"'
+$(BUILD)/pic/formats/version.o: private CPPFLAGS += -UMM_CUDA # the library has no GPU code
 $(BUILD)/formats/version.o $(BUILD)/pic/formats/version.o: $(BUILD)/commit
 $(BUILD)/runtime/serve/page.o: runtime/serve/page.html
 
