@@ -71,11 +71,11 @@ void plan_step(mm_backend *b, const mm_batch *batch) {
 /* Whether it is recorded, or to be: once its sizes have their place, since making one drops what was recorded. */
 void plan_mode(mm_backend *b) {
   if (!b->decode || b->outs != b->rows || b->rows > kBuckets[sizeof kBuckets / sizeof *kBuckets - 1]) return;
-  if (b->c.eager || b->unrecorded || b->rehearses || b->loading) return;
+  if (b->c.eager || b->unrecorded || b->rehearses) return;
   b->graph = &b->graphs[{b->rows, b->ending}];
   if (b->graph->exec) {
     b->mode = REPLAY;
-  } else if (b->graph->seen++ > 0) {
+  } else if (b->graph->seen++ > 0 && !b->loading) {
     b->mode = CAPTURE;
   }
 }
@@ -274,7 +274,7 @@ bool cuda_choose(mm_backend *b, mm_err *err) {
 bool cuda_keep(mm_backend *b, mm_err *err) {
   finish_step(b);
   if (b->err.status == MM_OK) check(b, cudaEventRecord(b->step->done, b->stream), "record event");
-  b->keeps = succeeded(b, err);
+  b->keeps = succeeded(b, err) && loaded(b, err);
   if (!b->keeps) cudaStreamSynchronize(b->stream);
   return b->keeps;
 }
