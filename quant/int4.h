@@ -1,7 +1,7 @@
 /* Signed 4-bit integers with one bf16 scale per 128 columns, shared by w4a16 and w4afp8, which differ in the nibble's encoding
  * only: W[n, k] = code[n, k] · scale[n, k/128], code in [-8, 7].
  *
- * absmax is compressed-tensors' rule, s = bf16(amax/7.5). mse is the signed full-range search of quant.md §4.5: s runs through
+ * absmax is compressed-tensors' rule, s = bf16(amax/7.5). mse is a signed search of the full range: s runs through
  * the bf16 numbers from 0.8 to 1.15 times amax/8, of either sign, since only the negative end of the code reaches 8; the shrink
  * stops at 0.8 because clipping the largest weights costs more than its squared error says. A zero group has s = 1.
  * No scale is so large that code -8 would be infinite: near the largest f32 the positive end saturates instead. */

@@ -1,6 +1,6 @@
 /* mxfp8: E4M3 codes with a power-of-two scale (E8M0, stored as U8) per 32 columns, after OCP MX v1.0:
  * W[n, k] = e4m3(code[n, k]) · 2^(scale[n, k/32] - 127). The scale is the smallest power of two that is at least amax/448, so that
- * nothing saturates; no other exponent has a smaller error in practice (quant.md §4.6). A zero block has exponent 127. No
+ * nothing saturates; no other exponent has a smaller error in practice. A zero block has exponent 127. No
  * exponent is above 246, so that every code stays a finite number; weights above 1.75 · 2^127 saturate there. */
 #include "quant/tile.h"
 

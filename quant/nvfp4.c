@@ -3,7 +3,7 @@
  * reciprocal), W = e2m1(code) · (e4m3(scale) · scale_2).
  *
  * absmax is ModelOpt's rule: scale = e4m3(amax(block) / (6 · scale_2)), at least its smallest step, 1.0 for a zero block. mse takes
- * the best of the codes from 3 below to 8 above that one (quant.md §4.7), the lowest among equals. four-over-six takes the better
+ * the best of the codes from 3 below to 8 above that one, the lowest among equals. four-over-six takes the better
  * of mapping the block's maximum to 6 and to 4, under scale_2 = amax/1536 so that the larger scale fits. */
 #include <math.h>
 

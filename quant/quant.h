@@ -146,7 +146,7 @@ static inline uint64_t mm_plane_elements(uint32_t n, uint32_t k, mm_cell cell) {
   return (uint64_t)mm_cells(n, cell.n) * mm_cells(k, cell.k);
 }
 
-/* Registry: NULL when unknown. Names are those of design §3 plus the documented synonyms ("block_wise_fp8", "FP8_BLOCK"). */
+/* Registry: NULL when unknown. Names are those of docs/quantisation.md and their synonyms ("block_wise_fp8", "FP8_BLOCK"). */
 const mm_scheme *mm_scheme_find(const char *name);
 const mm_scheme *mm_scheme_at(size_t i); /* NULL past the end */
 /* Bits that a weight takes, scales included, in rows of 3072 of a matrix of 3072 rows. */

@@ -28,7 +28,7 @@ typedef struct mm_hf_tensor {
   bool used;
 } mm_hf_tensor;
 
-/* What the checkpoint says of its quantization, wherever it says so (quantization.c). Where tensors say more, they are believed. */
+/* What the checkpoint says of its quantization, wherever it says so (encoding_config.c). Where tensors say more, they are believed. */
 typedef struct mm_quantization {
   const char *method; /* quant_method or what stands for it; NULL: none is declared */
   const char *path;   /* of the file that declares it */

@@ -1,4 +1,4 @@
-/* Names and rules of KV-cache scales (models.md §6.2, after vLLM's and SGLang's loaders). */
+/* Names and rules of KV-cache scales (after vLLM's and SGLang's loaders). */
 #include "convert/source/kv_scales.h"
 
 #include <stdio.h>

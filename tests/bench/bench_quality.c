@@ -1,6 +1,6 @@
 /* What scale searches gain in weight space: SQNR of every scheme and search on a Gaussian and a Student-t (5 degrees of freedom)
  * matrix, 1024 x 2048, sigma 0.02, values exact in bf16; then the gains that are asked for. Exit status 1 if a search is worse than
- * absmax or a gain falls short of what the same search gave in an independent measurement (quant.md §4.2) by more than 0.06 dB, the
+ * absmax or a gain falls short of what the same search gave in an independent measurement by more than 0.06 dB, the
  * spread between samples. */
 #include <math.h>
 #include <stdio.h>
@@ -82,7 +82,7 @@ static double sqnr_mxfp4_floor(const float *w) { /* the exponent of amax less 2,
   return sqnr(w, noise);
 }
 
-/* The gain of a search over something, on one shape: what is asked, and what quant.md §4.2 has for the same two rules. */
+/* The gain of a search over something, on one shape: what is asked, and what that measurement has for the same two rules. */
 static int print_gain(const char *name, int shape, double gain, double asked, double known) {
   printf("%-42s %-10s %6.2f  %6.2f %-7s %6.2f%s\n", name, shape_word[shape], gain, asked, gain >= asked ? "met" : "missed", known,
          gain < known - 0.06 ? "  WORSE" : "");

@@ -186,7 +186,7 @@ static double scaling(const work *x, const field *f, size_t rounds) {
   return two / one;
 }
 
-/* What performance.md asks of one core: a share of memcpy, or GB/s; 0 where nothing is asked. */
+/* What is asked of one core: a share of memcpy, or GB/s; 0 where nothing is asked. */
 typedef struct goal {
   const char *scheme;
   mm_search search;

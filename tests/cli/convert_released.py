@@ -10,7 +10,7 @@ import convert_files as cf
 from convert_files import INDEX, Scratch
 
 CONVERT = shutil.which("minimax-convert")
-RELEASED = "../shared/released/minimax-m1"
+RELEASED = os.path.join(os.environ.get("SHARED", "../shared"), "released/minimax-m1")
 NAMES, BYTES = 8243, 912_210_767_872
 
 

@@ -11,7 +11,7 @@ import sys
 import time
 
 CONVERT = os.path.join(os.environ["BUILD"], "bin", "minimax-convert")
-RELEASED = "../shared/released/minimax-m1"
+RELEASED = os.path.join(os.environ.get("SHARED", "../shared"), "released/minimax-m1")
 SAN = os.environ.get("SAN") == "1"  # the limits are for the programs as users have them
 
 

@@ -12,7 +12,7 @@ import sys
 import time
 
 CONVERT = os.path.join(os.environ["BUILD"], "bin", "minimax-convert")
-RELEASED = "../shared/released/minimax-m1"
+RELEASED = os.path.join(os.environ.get("SHARED", "../shared"), "released/minimax-m1")
 TMP = os.environ["TMPDIR"]
 if not shutil.which("strace") or os.environ.get("SAN") == "1":
     print("needs strace, and no sanitizer")
