@@ -186,13 +186,14 @@ void ask(asked *a, uint32_t vocab) {
         g_rng.below(2) ? 1 + g_rng.below(60) : 0, g_rng.next()};
   if (g_rng.below(2)) s->min_p = pow(10, -5 * g_rng.uniform());
   if (g_rng.below(2)) s->repetition = 0.7 + g_rng.uniform();
-  if (g_rng.below(3) == 0) s->presence = 2 * g_rng.uniform() - 0.5;
-  if (g_rng.below(3) == 0) s->frequency = 2 * g_rng.uniform() - 0.5;
+  if (g_rng.below(3) == 0) s->presence = 6 * g_rng.uniform() - 2;
+  if (g_rng.below(3) == 0) s->frequency = 6 * g_rng.uniform() - 2;
   s->prompt = g_rng.below(100);
   a->bias.clear(), a->mask.clear();
-  const uint32_t first = g_rng.below(vocab), biases = g_rng.below(2) ? g_rng.below(40) : 0;
+  const bool near = g_rng.below(2); /* ids that sequences here hold: penalties then decide */
+  const uint32_t first = g_rng.below(near ? 260 : vocab), apart = near ? 1 : 37, biases = g_rng.below(2) ? g_rng.below(40) : 0;
   for (uint32_t i = 0; i < biases; i++)
-    a->bias.push_back({(int32_t)((first + 37 * i) % vocab), g_rng.below(8) ? (float)(8 * g_rng.uniform() - 3) : -INFINITY});
+    a->bias.push_back({(int32_t)((first + apart * i) % vocab), g_rng.below(8) ? (float)(8 * g_rng.uniform() - 3) : -INFINITY});
   if (g_rng.below(3) == 0) {
     a->mask.resize((vocab + 31) / 32);
     const bool few = g_rng.below(2);
