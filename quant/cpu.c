@@ -1,14 +1,26 @@
 /* SIMD level of this machine, found once. */
 #include "quant/cpu.h"
 
+#ifdef __x86_64__
+#include <cpuid.h>
+#endif
 #include <stdatomic.h>
+#include <stdbool.h>
+
+#ifdef __x86_64__
+/* clang 14 does not know the name "f16c". */
+static bool converts_f16(void) {
+  unsigned a, b, c, d;
+  return __get_cpuid(1, &a, &b, &c, &d) && c & bit_F16C;
+}
+#endif
 
 static mm_cpu detect(void) {
 #ifdef __x86_64__
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512vl"))
     return MM_CPU_AVX512;
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) return MM_CPU_AVX2;
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && converts_f16()) return MM_CPU_AVX2;
 #endif
   return MM_CPU_PLAIN;
 }

@@ -10,12 +10,14 @@
 static const struct {
   const char *dialect, *scheme, *what;
 } caveat[] = {
-    {"ct", "nvfp4a16", "transformers 5.23 leaves out the global scales of NVFP4 experts and computes wrongly; vLLM and SGLang read them."},
-    {"ct", "nvfp4", "transformers 5.23 leaves out the global scales of NVFP4 experts and computes wrongly; vLLM and SGLang read them."},
-    {"ct", "mxfp4", "transformers 5.23 fails to load MXFP4 of compressed-tensors; vLLM and SGLang read it."},
-    {"ct", "mxfp8", "transformers 5.23 fails to load MXFP8 of compressed-tensors; vLLM and SGLang read it."},
-    {"ct", "int8", "transformers 5.23 fails to load INT8 of compressed-tensors; vLLM and SGLang read it."},
-    {"ct", "block_fp8", "transformers 5.23 fails to load block FP8 of compressed-tensors; --dialect fp8 is what it reads."},
+    {"ct", "nvfp4a16",
+     "transformers 5.23 leaves out the global scales of NVFP4 experts and computes wrongly: serve it with another engine."},
+    {"ct", "nvfp4", "transformers 5.23 leaves out the global scales of NVFP4 experts and computes wrongly: serve it with another engine."},
+    {"ct", "mxfp8", "transformers 5.23 fails to load MXFP8 experts of compressed-tensors: serve it with another engine."},
+    {"ct", "int8", "transformers 5.23 fails to load INT8 experts of compressed-tensors: serve it with another engine."},
+    {"ct", "block_fp8", "transformers 5.23 fails to load block FP8 experts of compressed-tensors: --dialect fp8 is what it reads."},
+    {"ct", "w4afp8",
+     "compressed-tensors 0.19 takes the words of W4A8 FP8 for plain integers when it dequantises; transformers 5.23 does not."},
     {"fp8", "tensor_wise_fp8",
      "vLLM and SGLang read tensor-wise FP8 in compressed-tensors only (--dialect ct); this spelling is transformers'."},
 };

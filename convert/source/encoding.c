@@ -170,7 +170,7 @@ static mm_fit fit(const mm_hf *hf, const mm_encoding *e, const mm_site *p) {
   mm_cell block = hf->quantization.block;
   const mm_form *scale = &e->part[MM_SCALE];
   const mm_hf_tensor *t = find(hf, p, e->codes.suffix), *s = find(hf, p, scale->suffix);
-  if (!t) return FIT_NO_CODES;
+  if (!t || (e->whole && !hf->quantization.whole)) return FIT_NO_CODES;
   if (!typed(&e->codes, t)) return FIT_DTYPE;
   if (shape_index(&e->codes, p, cell_of(&e->codes, p, t, block), t) < 0) return FIT_SHAPE;
   if (!scale->suffix) return FIT_ALL;

@@ -42,6 +42,7 @@ typedef struct mm_encoding {
   const char *unread[3]; /* says nothing about the weights */
   const char *scheme;    /* the packed scheme that keeps it; NULL: none does */
   bool packed;           /* it is that scheme, of a packed source */
+  bool whole;            /* only where mm_quantization.whole */
 } mm_encoding;
 
 /* The table, ended by a row without a name. Row 0 is the plain one: BF16, F16, F32. */

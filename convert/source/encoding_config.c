@@ -227,8 +227,9 @@ bool mm_quantization_parse(mm_hf *hf, const mm_json *j, const char *path, const 
   if ((!fallback || mm_json_get(j, "quant_method")) && !mm_json_need_str(j, "quant_method", &method, &ctx, err)) return false;
   d.q->method = mm_arena_strndup(&hf->arena, method, strlen(method), err);
   d.q->path = path;
-  if (!d.q->method || !no_transform(&d, err) || !read_block(&d, mm_json_get(j, "weight_block_size"), "weight_block_size", err))
-    return false;
+  const mm_json *block = mm_json_get(j, "weight_block_size");
+  d.q->whole = block && mm_json_type_of(block) == MM_JSON_NULL;
+  if (!d.q->method || !no_transform(&d, err) || !read_block(&d, block, "weight_block_size", err)) return false;
   for (size_t i = 0; i < sizeof methods / sizeof *methods; i++) {
     if (strcmp(method, methods[i].method) != 0) continue;
     if (!methods[i].read(&d, err)) return false;

@@ -81,6 +81,7 @@ const mm_encoding mm_encodings[] = {
      .codes = FP8,
      .part = {[MM_SCALE] = ONE("weight_scale_inv", FLOAT), [MM_INPUT] = INPUT("activation_scale")},
      .code = MM_CODE_E4M3,
+     .whole = true,
      .scheme = "tensor_wise_fp8"},
     {.name = "per-channel FP8",
      .codes = FP8,

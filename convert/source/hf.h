@@ -33,6 +33,7 @@ typedef struct mm_quantization {
   const char *method; /* quant_method or what stands for it; NULL: none is declared */
   const char *path;   /* of the file that declares it */
   mm_cell block;      /* of block FP8; {0, 0}: none is declared */
+  bool whole;         /* the block is declared to be null: a matrix has one scale */
   uint32_t group[4];  /* columns per scale; UINT32_MAX: all of them */
   unsigned groups;    /* 0: nothing is said, or different things for different modules */
   bool zeros, order;  /* every integer matrix has zero points, a g_idx */

@@ -185,7 +185,7 @@ static void test_cells(void **state) {
     }
     if (pt.scheme->plane_count > 1) pt.grid = pt.scheme->plane[1].cell;
     const mm_align align = next(4) ? MM_ALIGN_SPLIT : MM_ALIGN_ERROR;
-    uint32_t n[MM_MAX_PLANES], k[MM_MAX_PLANES];
+    uint32_t n[MM_MAX_PLANES] = {0}, k[MM_MAX_PLANES] = {0};
     bool ok = true;
     for (unsigned i = 0; i < pt.scheme->plane_count; i++) {
       const mm_plane *plane = &pt.scheme->plane[i];

@@ -88,6 +88,28 @@ static void test_scale_shape(void **state) {
   }
 }
 
+/* A block of null says that each matrix has one scale, and nothing less does. */
+static void test_scale_of_all(void **state) {
+  (void)state;
+  static const char *const said[] = {"\"weight_block_size\":null", "\"weight_block_size\":[128,128]", "\"block\":null"};
+  for (size_t i = 0; i < sizeof said / sizeof *said; i++) {
+    for (uint64_t rows = 1; rows <= 2; rows++) {
+      FRESH(s) {
+        src_config(s, "\"weight_block_size\":[128,128]", "%s", said[i]);
+        src_shape(src_find(s, "q_proj.weight_scale_inv"), "F32", 2, rows, rows, 0);
+        src_write(s);
+        const src_options o = {.depth = SRC_PLAN};
+        if (i == 2)
+          src_refused(s, o, said[i], MM_BAD_INPUT, "E_Q_CONFIG", "declares no weight_block_size");
+        else if (rows == 2)
+          src_refused(s, o, said[i], MM_BAD_INPUT, "E_Q_SHAPE", "q_proj.weight_scale_inv\": found shape [2, 2], expected ");
+        else
+          src_accepted(s, o, said[i]);
+      }
+    }
+  }
+}
+
 /* D04, accepted types too: BF16 and E8M0 (also when it calls itself U8) are read for what they mean. */
 static void test_scale_dtype(void **state) {
   (void)state;
@@ -420,9 +442,9 @@ static void test_exact(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_scale_missing), cmocka_unit_test(test_scale_orphan), cmocka_unit_test(test_scale_shape),
-      cmocka_unit_test(test_scale_dtype),   cmocka_unit_test(test_scale_values), cmocka_unit_test(test_values),
-      cmocka_unit_test(test_shapes),        cmocka_unit_test(test_names),        cmocka_unit_test(test_kept_dtypes),
-      cmocka_unit_test(test_exact),
+      cmocka_unit_test(test_scale_of_all),  cmocka_unit_test(test_scale_dtype),  cmocka_unit_test(test_scale_values),
+      cmocka_unit_test(test_values),        cmocka_unit_test(test_shapes),       cmocka_unit_test(test_names),
+      cmocka_unit_test(test_kept_dtypes),   cmocka_unit_test(test_exact),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
