@@ -373,8 +373,9 @@ bool mm_plan_build(mm_plan *p, mm_hf *hf, const mm_plan_options *o, mm_err *err)
   bool ok = add_tensors(&b);
   mm_decoder_close(&b.source);
   if (!ok || !mm_hf_all_used(hf, &p->pack.model, err)) return false;
+  if (!add_sources(p, hf, err)) return false;
   if (o->unsharded && !o->made && !(mm_dialect_spell(p, o->dialect, err) && mm_dialect_texts(p, err))) return false;
-  return add_sources(p, hf, err) && read_ranks(p, o->ranks, err) && mm_layout(p, o->part_size, err) && add_steps(p, err);
+  return read_ranks(p, o->ranks, err) && mm_layout(p, o->part_size, err) && add_steps(p, err);
 }
 
 void mm_plan_close(mm_plan *p) {
