@@ -31,6 +31,7 @@ typedef struct mm_listed {
 } mm_listed;
 
 static const char *const kind_word[] = {"source", "packed", "file"};
+static const char *const kind_phrase[] = {"a source", "a packed checkpoint", "one file"};
 
 typedef struct mm_listing {
   enum { SOURCE, PACKED, ONE_FILE } kind;
@@ -104,10 +105,9 @@ static bool open_kind(mm_listing *l, const mm_inspect_args *a, const char *path,
 static bool open_listing(mm_listing *l, const mm_inspect_args *a, const char *path, mm_err *err) {
   if (!open_kind(l, a, path, err)) return false;
   if (a->rank != UINT64_MAX && l->kind != PACKED)
-    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(path, NULL), "found --rank with a %s, expected a packed checkpoint", kind_word[l->kind]);
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(path, NULL), "found --rank with %s, expected a packed checkpoint", kind_phrase[l->kind]);
   if (a->names_only && l->kind != SOURCE)
-    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(path, NULL), "found --names-only with %s, expected a source",
-                   l->kind == PACKED ? "a packed checkpoint" : "one file");
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(path, NULL), "found --names-only with %s, expected a source", kind_phrase[l->kind]);
   l->count = l->kind == PACKED ? l->shards.pack.tensor_count : l->kind == SOURCE ? l->hf.tensor_count : l->st.count;
   l->item = mm_calloc(l->count, sizeof *l->item, err);
   if (!l->item) return false;
@@ -402,8 +402,8 @@ static bool print_diff(const mm_inspect_args *args, const mm_listing *a, mm_diff
 static bool diff(const mm_inspect_args *args, const mm_listing *a, const mm_listing *b, mm_err *err) {
   if (args->data && (a->kind != b->kind || a->kind == ONE_FILE || args->names_only))
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(args->diff, NULL),
-                   "found a %s and a %s; --data compares two packed checkpoints or two sources, with their weights", kind_word[a->kind],
-                   kind_word[b->kind]);
+                   "found %s and %s; --data compares two packed checkpoints or two sources, with their weights", kind_phrase[a->kind],
+                   kind_phrase[b->kind]);
   qsort(a->item, a->count, sizeof *a->item, by_name);
   qsort(b->item, b->count, sizeof *b->item, by_name);
   size_t i = 0, j = 0;

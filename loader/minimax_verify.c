@@ -15,6 +15,8 @@
 #include "loader/verify.h"
 #include "loader/verify_unsharded.h"
 
+#define NO_SEED UINT64_MAX
+
 /* Each does what the one before does, and more. */
 typedef enum mm_verify_level { MM_LEVEL_HEADER, MM_LEVEL_SAMPLE, MM_LEVEL_FULL, MM_LEVEL_SOURCE } mm_verify_level;
 
@@ -212,14 +214,26 @@ static bool verify_unsharded(const mm_verify_args *a, mm_err *err) {
   return ok;
 }
 
+/* A fresh sample each time, unless --seed repeats one. */
+static uint64_t fresh_seed(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_REALTIME, &t);
+  return ((uint64_t)t.tv_sec * 1000003u + (uint64_t)t.tv_nsec) & INT64_MAX;
+}
+
 /* --source asks for its level by itself. */
 static bool choose_level(mm_verify_args *a, mm_err *err) {
   static const char *const words[] = {"header", "sample", "full", "source"};
   a->level = a->source ? MM_LEVEL_SOURCE : MM_LEVEL_FULL;
   for (unsigned i = 0; a->level_word && i < sizeof words / sizeof *words; i++)
     if (strcmp(a->level_word, words[i]) == 0) a->level = (mm_verify_level)i;
-  if (!a->source && (a->report || isfinite(a->min_sqnr)))
-    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--report and --min-sqnr go with --source SRC");
+  const bool sampled = a->samples > 0 || a->seed != NO_SEED;
+  const char *wrong = !a->source && (a->report || isfinite(a->min_sqnr) || a->list) ? "--report, --min-sqnr and --list go with --source SRC"
+                      : sampled && a->level != MM_LEVEL_SAMPLE                      ? "--samples and --seed go with --level sample"
+                                                                                    : NULL;
+  if (wrong) return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "%s", wrong);
+  if (a->samples == 0) a->samples = 16;
+  if (a->seed == NO_SEED) a->seed = fresh_seed();
   if (a->report && !write_report(a, NULL, err)) return false;
   if ((a->level == MM_LEVEL_SOURCE) == (a->source != NULL)) return true;
   return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--level source goes with --source SRC");
@@ -247,15 +261,8 @@ static bool verify(void *args, mm_err *err) {
   return ok;
 }
 
-/* A fresh sample each time, unless --seed repeats one. */
-static uint64_t fresh_seed(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_REALTIME, &t);
-  return (uint64_t)t.tv_sec * 1000003u + (uint64_t)t.tv_nsec;
-}
-
 int main(int argc, char **argv) {
-  mm_verify_args a = {.threads = mm_pool_cpus(), .samples = 16, .seed = fresh_seed(), .min_sqnr = -(double)INFINITY};
+  mm_verify_args a = {.threads = mm_pool_cpus(), .seed = NO_SEED, .min_sqnr = -(double)INFINITY};
   const mm_option options[] = {
       {.name = "level",
        .kind = MM_OPT_STR,
@@ -271,7 +278,12 @@ int main(int argc, char **argv) {
        .help = "with --level sample: blocks of 4 MiB of every part (16)",
        .lo = 1,
        .hi = UINT32_MAX},
-      {.name = "seed", .kind = MM_OPT_U64, .target = &a.seed, .arg = "S", .help = "with --level sample: which blocks (default: printed)"},
+      {.name = "seed",
+       .kind = MM_OPT_U64,
+       .target = &a.seed,
+       .arg = "S",
+       .help = "with --level sample: which blocks (default: printed)",
+       .hi = INT64_MAX},
       {.name = "key",
        .kind = MM_OPT_STR,
        .target = &a.key,

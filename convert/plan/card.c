@@ -20,6 +20,8 @@ static const struct {
     {"ct", "block_fp8", "transformers 5.23 fails to load block FP8 experts of compressed-tensors: --dialect fp8 is what it reads."},
     {"ct", "w4afp8",
      "compressed-tensors 0.19 takes the words of W4A8 FP8 for plain integers when it dequantises; transformers 5.23 does not."},
+    {"modelopt", "nvfp4a16", "transformers 5.23 has no reader of ModelOpt: serve it with vLLM or SGLang."},
+    {"modelopt", "nvfp4", "transformers 5.23 has no reader of ModelOpt: serve it with vLLM or SGLang."},
     {"fp8", "tensor_wise_fp8",
      "vLLM and SGLang read tensor-wise FP8 in compressed-tensors only (--dialect ct); this spelling is transformers'."},
 };
