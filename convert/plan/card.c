@@ -73,9 +73,9 @@ static void put_card(FILE *f, const mm_plan *p, const char *dialect) {
       "asks for it; `AutoModelForCausalLM.from_pretrained(\".\")` in transformers.\n\n## Source\n\nSHA-256 of the headers of its files, "
       "which name every tensor:\n\n",
       f);
-  for (size_t i = 0; i < p->hf->file_count; i++) {
-    mm_digest_hex(&p->hf->file[i].header, hex);
-    fprintf(f, "- `%s` (%llu bytes): `%s`\n", p->hf->file[i].name, (unsigned long long)p->hf->file[i].id.size, hex);
+  for (size_t i = 0; i < k->source_count; i++) {
+    mm_digest_hex(&k->source[i].sha256, hex);
+    fprintf(f, "- `%s` (%llu bytes): `%s`\n", k->source[i].name, (unsigned long long)k->source[i].size, hex);
   }
   fputs("\n`minimax-verify .` proves every byte by `" MM_DIGESTS "`; with `--source SRC` it measures the weights against the source.\n", f);
 }
