@@ -205,7 +205,7 @@ $(T_UNIT) $(T_MODEL): check/%: $(BUILD)/tests/%
 	$(run) $<
 $(T_SCRIPT): check/%: $(PROGRAMS) $(MODEL) $(PRELOAD) $(LIBRARY)
 	$(run) tests/$*
-$(filter check/interop/%,$(T_SCRIPT)): $(VENV)/ready
+$(filter check/interop/% check/fault/sequences.py,$(T_SCRIPT)): $(VENV)/ready
 $(T_VALGRIND): check/valgrind/%: $(BUILD)/tests/unit/%
 	$(run) valgrind -q --error-exitcode=99 --leak-check=full --errors-for-leak-kinds=definite,indirect,possible $<
 $(filter-out %/build %/part_files,$(T_SAN)): check/san/%: check/san/build
@@ -261,12 +261,13 @@ check serve-check unit model cli valgrind check-san check-tsan check-clang fuzz:
 
 # Before a release: hours. The parts are in scripts/soak.sh; each runs alone as soak-PART and leaves BUILD/soak/PART.log.
 #: SOAK="kill fuzz" the parts of make soak
-SOAK ?= calls alloc kill resume power races flips mutations mpi speed memory layer scheduler serve fuzz
+SOAK ?= calls alloc kill resume sequences power races flips mutations mpi speed memory layer scheduler serve fuzz
 SOAK_UNIT = $(BUILD)/tests/unit/runtime/test_scheduler $(BUILD)/tests/unit/runtime/test_ahead $(BUILD)/tests/unit/runtime/test_drafts
 soak: $(PROGRAMS) $(MODEL) $(PRELOAD) $(NO_HASH) $(SOAK_UNIT) $(if $(filter fuzz,$(SOAK)),soak-fuzz-build) ## the fault tests whole, a figure a line; soak-PART for one of them
 	$(Q)failed=0; for p in $(SOAK); do BUILD=$(abspath $(BUILD)) scripts/soak.sh $$p || failed=1; done; exit $$failed
 soak-fuzz: soak-fuzz-build
 	$(Q)BUILD=$(abspath $(BUILD)) scripts/soak.sh fuzz
+soak soak-sequences: $(VENV)/ready
 soak-%: $(PROGRAMS) $(MODEL) $(PRELOAD) $(NO_HASH) $(SOAK_UNIT)
 	$(Q)BUILD=$(abspath $(BUILD)) scripts/soak.sh $*
 soak-fuzz-build:

@@ -5,6 +5,7 @@
 #   alloc    each allocation of each program fails
 #   kill     kill -9 at random moments
 #   resume   runs of changing options over one output, interrupted at random, journals altered between them
+#   sequences  chains of conversions (cut again, to Hugging Face names and back, packed twice, archived), interrupted and resumed
 #   power    states of a disk after power failed
 #   races    two programs and a user at one name, stopped at random calls
 #   flips    every bit of a small packed checkpoint, random bits of a larger one
@@ -25,7 +26,7 @@ TMPDIR=${SOAK_DIR:-$BUILD/soak/tmp}/$part.$$
 mkdir -p "$TMPDIR"
 trap 'rm -rf "$TMPDIR"' EXIT
 trap 'exit 130' INT TERM
-export TMPDIR BUILD PATH="$BUILD/bin:$PATH" FUZZ_RUNS="${FUZZ_RUNS:-100000000}" FUZZ_LIMIT="${FUZZ_LIMIT:-14400}"
+export TMPDIR BUILD PATH="$BUILD/bin:${VENV:-build/venv}/bin:$PATH" FUZZ_RUNS="${FUZZ_RUNS:-100000000}" FUZZ_LIMIT="${FUZZ_LIMIT:-14400}"
 convert=$BUILD/bin/minimax-convert tiny=tests/data/tiny-m2
 every=$(((99 + scale) / scale))
 archive="--tp 2 --quant block_fp8 --part-size 4M --compress zstd"
@@ -47,6 +48,7 @@ run() {
     kill)
       fault kill.py "$convert" tests/data/tiny-m1 $((scale / 2)) -- $archive && fault kill.py "$convert" $tiny $((5 * scale)) ;;
     resume) fault resume_options.py $((20 * scale)) ;;
+    sequences) fault sequences.py $((20 * scale)) "$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')" ;;
     power)
       fault power.py "$convert" $tiny $((2 * scale)) --options "--compress zstd" && fault power.py "$convert" $tiny $((20 * scale)) ;;
     races) fault races.py $((5 * scale)) ;;
