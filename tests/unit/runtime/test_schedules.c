@@ -234,8 +234,8 @@ static bool queue_step(schedule *s, step *t, bool apart, mm_err *err) {
 
 static bool plain_step(schedule *s, step *t, bool scored, mm_err *err) {
   world *w = &s->w;
-  int32_t target[LENGTH];
-  double score[LENGTH];
+  int32_t target[LENGTH] = {0};
+  double score[LENGTH] = {0};
   const mm_batch batch = batch_of(t, NULL);
   for (uint32_t i = 0; i < t->outs; i++) target[i] = (int32_t)below(w->vocab);
   if (!(scored ? mm_engine_score(w->engine, &batch, target, score, err) : mm_engine_step(w->engine, &batch, w->got, err))) return false;
