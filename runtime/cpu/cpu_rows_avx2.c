@@ -10,6 +10,8 @@
 
 #define TARGET __attribute__((target("avx2,fma,f16c")))
 #define LEVEL  TARGET MM_INLINE
+enum { TILE_TOKENS = 3 };
+#define TILE_ROWS 2
 
 typedef struct v16 {
   __m256 lo, hi;

@@ -10,6 +10,8 @@
 
 #define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")))
 #define LEVEL  TARGET MM_INLINE
+enum { TILE_TOKENS = 6 };
+#define TILE_ROWS 4
 
 typedef __m512 v16;
 LEVEL v16 v16_zero(void) { return _mm512_setzero_ps(); }
