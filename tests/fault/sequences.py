@@ -96,7 +96,8 @@ def differing(a, b, ulps=0):
 
 def make_source(rng, path):
     heads, kv = rng.choice([(4, 2), (8, 2), (8, 8), (6, 2), (12, 4), (4, 1)])
-    packed_files.source(path, family=rng.choice(["m1", "m2", "m2"]), hidden_size=rng.choice([64, 128, 160, 256]),
+    family = rng.choice(["m1", "m2", "m2"])
+    packed_files.source(path, family=family, num_hidden_layers=2, attn_type_list=[0, 1] if family == "m1" else [1, 1], hidden_size=rng.choice([64, 128, 160, 256]),
                         intermediate_size=rng.choice([64, 96, 192, 224, 320, 384]), num_attention_heads=heads, num_key_value_heads=kv,
                         head_dim=rng.choice([16, 32, 48]), num_local_experts=rng.choice([4, 8]), vocab_size=rng.choice([264, 264, 265, 300]))
     with open(path + "/model.safetensors", "r+b") as f:  # ids that were never trained
@@ -192,7 +193,12 @@ class Sequence:
     def layout(self):
         return ["--layout", "hf", "--part-size", self.rng.choice(["50K", "1M"])] + self.rng.choice([[], [], ["--dialect", "ct"], ["--dialect", "fp8"], ["--dialect", "modelopt"]])
 
-    def same(self, got, expected, what):
+    def some(self, shape):
+        """Options of an output that is no whole checkpoint: an archive, or files of some ranks."""
+        ranks = int(shape[1]) * int(shape[5])
+        return self.rng.choice([["--compress", "zstd"], ["--ranks", ",".join(str(r) for r in range(ranks) if r == 0 or self.rng.random() < 0.5)]])
+
+    def same(self, got, expected, what, whole=True):
         (path, rc, code), (other, rc2, code2) = got, expected
         if (rc, code) != (rc2, code2):
             self.wrong(f"{what}: found status {rc} {code}, expected {rc2} {code2}")
@@ -200,7 +206,7 @@ class Sequence:
             a, b = files(path), files(other)
             self.wrong(f"{what}: other bytes in {[n for n in sorted(set(a) | set(b)) if a.get(n) != b.get(n)]}: {path} {other}")
         count("equal" if path else "both refused")
-        if path:
+        if path and whole:
             self.proven(path, None)
 
     def proven(self, path, source):
@@ -226,9 +232,10 @@ class Sequence:
             step = rng.choice(["reshard", "reshard", "hf", "archive", "again"])
             if step == "reshard":
                 o = self.shape()
-                got = self.disturbed(here, o, [[*self.shape()[:-1], "70K"], self.layout()])
-                self.same(got, self.direct(source, [*plan, *o]), "a cut for other ranks")
-                here = got[0] or here
+                some = self.some(o) if rng.random() < 0.3 else []
+                got = self.disturbed(here, [*o, *some], [[*self.shape()[:-1], "70K"], self.layout(), *([o] if some else [])])
+                self.same(got, self.direct(source, [*plan, *o, *some]), "a cut for other ranks", not some)
+                here = got[0] if got[0] and not some else here
             elif step == "archive":
                 self.archive(here)
             elif step == "hf":
