@@ -182,7 +182,7 @@ library: $(LIBRARY) ## libminimax, shared and static, into build/lib
 SCRIPT_TESTS = $(shell find tests/model tests/cli tests/interop tests/fault -maxdepth 1 -type f -perm -u+x 2>/dev/null | sort)
 # Large enough to take minutes under valgrind; the sanitizers see the same code.
 VALGRIND_SKIP = convert/test_hf quant/test_numbers quant/test_schemes runtime/test_sample runtime/test_sample_rows runtime/test_slots \
-  runtime/test_tokenizer runtime/test_scheduler runtime/test_reuse runtime/test_ahead runtime/test_drafts
+  runtime/test_schedules runtime/test_tokenizer runtime/test_scheduler runtime/test_reuse runtime/test_ahead runtime/test_drafts
 VALGRIND_UNIT = $(filter-out $(VALGRIND_SKIP:%=tests/unit/%.c),$(UNIT_SRC))
 export VENV ?= $(CURDIR)/build/venv
 export SAN
@@ -205,7 +205,7 @@ $(T_UNIT) $(T_MODEL): check/%: $(BUILD)/tests/%
 	$(run) $<
 $(T_SCRIPT): check/%: $(PROGRAMS) $(MODEL) $(PRELOAD) $(LIBRARY)
 	$(run) tests/$*
-$(filter check/interop/%,$(T_SCRIPT)): $(VENV)/ready
+$(filter check/interop/% check/fault/sequences.py,$(T_SCRIPT)): $(VENV)/ready
 $(T_VALGRIND): check/valgrind/%: $(BUILD)/tests/unit/%
 	$(run) valgrind -q --error-exitcode=99 --leak-check=full --errors-for-leak-kinds=definite,indirect,possible $<
 $(filter-out %/build %/part_files,$(T_SAN)): check/san/%: check/san/build
@@ -261,12 +261,13 @@ check serve-check unit model cli valgrind check-san check-tsan check-clang fuzz:
 
 # Before a release: hours. The parts are in scripts/soak.sh; each runs alone as soak-PART and leaves BUILD/soak/PART.log.
 #: SOAK="kill fuzz" the parts of make soak
-SOAK ?= calls alloc kill resume power races flips mutations mpi speed memory layer scheduler serve fuzz
-SOAK_UNIT = $(BUILD)/tests/unit/runtime/test_scheduler $(BUILD)/tests/unit/runtime/test_ahead $(BUILD)/tests/unit/runtime/test_drafts
+SOAK ?= calls alloc kill resume sequences believed power races flips mutations mpi speed memory layer schedules scheduler serve fuzz
+SOAK_UNIT = $(patsubst %,$(BUILD)/tests/unit/runtime/test_%,schedules scheduler ahead drafts)
 soak: $(PROGRAMS) $(MODEL) $(PRELOAD) $(NO_HASH) $(SOAK_UNIT) $(if $(filter fuzz,$(SOAK)),soak-fuzz-build) ## the fault tests whole, a figure a line; soak-PART for one of them
 	$(Q)failed=0; for p in $(SOAK); do BUILD=$(abspath $(BUILD)) scripts/soak.sh $$p || failed=1; done; exit $$failed
 soak-fuzz: soak-fuzz-build
 	$(Q)BUILD=$(abspath $(BUILD)) scripts/soak.sh fuzz
+soak soak-sequences: $(VENV)/ready
 soak-%: $(PROGRAMS) $(MODEL) $(PRELOAD) $(NO_HASH) $(SOAK_UNIT)
 	$(Q)BUILD=$(abspath $(BUILD)) scripts/soak.sh $*
 soak-fuzz-build:

@@ -14,7 +14,7 @@
 #define ROUNDS  4    /* over the layers, in a step of one op */
 #define COUNTED 8    /* decode steps whose experts are counted */
 
-#define SUBJECTS "kernels|layers|decode|prefill"
+#define SUBJECTS "kernels|layers|decode|prefill|mixed"
 #define SCHEMES  "bf16|block_fp8|channel_fp8|tensor_wise_fp8|w4a16|w4afp8|w4a8|nvfp4|mxfp4|mxfp8"
 
 /* Rates that bound arithmetic, operations a second: what this kind of GPU reaches in large products (H200). */
@@ -48,6 +48,8 @@ static const bench_case cases[] = {
     {"decode", "m2", 62, 200064, "block_fp8", "nvfp4", {1}, 1024, 0},
     {"prefill", "m1", 8, 2048, "block_fp8", "block_fp8", {0}, 0, 8192},
     {"prefill", "m2", 8, 2048, "block_fp8", "block_fp8", {0}, 0, 8192},
+    {"mixed", "m1", 8, 2048, "block_fp8", "block_fp8", {63}, 1024, 512},
+    {"mixed", "m2", 8, 2048, "block_fp8", "block_fp8", {63}, 1024, 512},
 };
 
 typedef struct bench {
@@ -292,6 +294,38 @@ static bool prefill(bench *b, double *step_s, mm_err *err) {
   return true;
 }
 
+/* The first spans of the rows that are there already: one step, whose choices are waited for. */
+static bool step_alone(bench *b, const mm_span *span, uint32_t spans, const uint32_t *out, double *step_s, mm_err *err) {
+  uint32_t rows = 0;
+  double at;
+  for (uint32_t i = 0; i < spans; i++) rows += span[i].count;
+  const double from = mm_now();
+  const mm_batch batch = {rows, b->id, spans, span, spans, out, b->sampling, NULL};
+  if (!mm_forward_step(&b->forward, &batch, NULL, err) || !collect(b, &at, err)) return false;
+  *step_s = at - from;
+  return true;
+}
+
+/* Single tokens of `rows` sequences and the first `tokens` of another: in one step, and apart; step_s[3]: of the tokens, the stretch, both.
+ */
+static bool mixed(bench *b, uint32_t rows, double step_s[3], mm_err *err) {
+  const bench_case *c = b->c;
+  const uint32_t last = c->tokens - 1;
+  double time[3][REPEATS];
+  const mm_span alone = {(int32_t)rows, 0, c->tokens, 0};
+  for (uint32_t s = 0; s <= rows; s++) b->span[s] = (mm_span){(int32_t)s, s, s < rows ? 1 : c->tokens, s < rows ? c->context : 0};
+  b->out[rows] = rows + last;
+  for (int i = -4; i < REPEATS; i++) { /* the first are recorded, and clocks rise */
+    const int at = i < 0 ? 0 : i;
+    draw_ids(b, rows + c->tokens);
+    if (!step_alone(b, b->span, rows, b->out, &time[0][at], err) || !step_alone(b, &alone, 1, &last, &time[1][at], err) ||
+        !step_alone(b, b->span, rows + 1, b->out, &time[2][at], err))
+      return false;
+  }
+  for (int i = 0; i < 3; i++) step_s[i] = median(time[i], REPEATS);
+  return true;
+}
+
 /* ---- Ops ---- */
 
 static bool in_all(const bench *b, uint32_t l) {
@@ -447,8 +481,18 @@ static bool measure_prefill(bench *b, mm_err *err) {
   return true;
 }
 
+static bool measure_mixed(bench *b, mm_err *err) {
+  const bench_case *c = b->c;
+  double s[3];
+  if (!fill_contexts(b, c->batch[0], err) || !mixed(b, c->batch[0], s, err)) return false;
+  printf("%s x %u %s/%s, %u tokens of context %u beside a stretch of %u: %.1f us; apart %.1f and %.1f us, ratio %.3f\n", c->model,
+         c->layers, c->quant, c->experts, c->batch[0], c->context, c->tokens, s[2] * 1e6, s[0] * 1e6, s[1] * 1e6, s[2] / (s[0] + s[1]));
+  return true;
+}
+
 static bool measure(bench *b, mm_err *err) {
   const bench_case *c = b->c;
+  if (strcmp(c->subject, "mixed") == 0) return measure_mixed(b, err);
   const bool kernels = strcmp(c->subject, "kernels") == 0;
   for (int i = 0; i < 8 && c->batch[i]; i++)
     if (!(kernels ? measure_ops : measure_layers)(b, c->batch[i], err)) return false;
@@ -463,8 +507,9 @@ static uint32_t most_rows(const bench_case *c) {
 
 static bool open_case(bench *b, mm_err *err) {
   const bench_case *c = b->c;
-  const uint32_t slots = most_rows(c), chunk = (uint32_t)mm_min(CHUNK, c->context);
-  const mm_limits limits = {.max_tokens = (uint32_t)mm_max(mm_max(slots, chunk), c->tokens),
+  const bool beside = strcmp(c->subject, "mixed") == 0;
+  const uint32_t slots = most_rows(c) + beside, chunk = (uint32_t)mm_min(CHUNK, c->context);
+  const mm_limits limits = {.max_tokens = (uint32_t)mm_max(mm_max(slots, chunk), c->tokens + (beside ? slots : 0)),
                             .slots = slots,
                             .max_positions = (uint32_t)mm_max(c->context + 1, c->tokens)};
   b->model = model_of(c);
@@ -553,10 +598,10 @@ int main(int argc, char **argv) {
       {"act-quant", NULL, 0, MM_OPT_STR, &a.act_quant, "WORD", "round the inputs of linears as their scheme defines, or not (on)", "on|off",
        0, 0},
       {"kv-cache-dtype", NULL, 0, MM_OPT_STR, &a.kv, "TYPE", "of cached keys and values (auto: bf16)", "auto|fp8", 0, 0},
-      {"batch", NULL, 0, MM_OPT_U64, &a.batch, "N", "sequences of a decode step (1, 4, 16, 64 and 256; 1 and 16 for kernels, 1 for decode)",
-       NULL, 1, 256},
+      {"batch", NULL, 0, MM_OPT_U64, &a.batch, "N",
+       "sequences of a decode step (1, 4, 16, 64 and 256; 1 and 16 for kernels, 1 for decode, 63 for mixed)", NULL, 1, 256},
       {"context", NULL, 0, MM_OPT_U64, &a.context, "N", "tokens that each of them holds (1024)", NULL, 1, 1 << 19},
-      {"tokens", NULL, 0, MM_OPT_U64, &a.tokens, "N", "of a prefill step (8192)", NULL, 1, 1 << 19},
+      {"tokens", NULL, 0, MM_OPT_U64, &a.tokens, "N", "of a prefill step (8192), of a stretch (512 for mixed)", NULL, 1, 1 << 19},
       {"steps", NULL, 0, MM_OPT_U64, &a.steps, "N", "decode steps that count (64)", NULL, 5, 100000},
       {"json", NULL, 0, MM_OPT_FLAG, &a.json, NULL, "every result as a line of JSON; errors as JSON", NULL, 0, 0},
       {"quiet", NULL, 'q', MM_OPT_FLAG, &a.quiet, NULL, "nothing on stderr but errors, as always here", NULL, 0, 0},
@@ -575,7 +620,8 @@ int main(int argc, char **argv) {
       .epilog =
           "Weights are random and made on the device; nothing is read from disk. kernels: each op of a layer. layers: decode steps of "
           "eight layers. decode: steps of\n"
-          "the whole of M2 with 4-bit experts. prefill: one step of many tokens. Medians; a floor is the least bytes over the copy\n"
+          "the whole of M2 with 4-bit experts. prefill: one step of many tokens. mixed: single tokens beside a stretch of one sequence, in "
+          "one step and apart. Medians; a floor is the least bytes over the copy\n"
           "rate of the same run, or the operations over the rate of large products where that is longer.\n"
           "Exit status: 0 done, 2 usage, 4 no CUDA backend, 5 the device failed, 6 no logit was a number, 8 memory.",
   };
