@@ -194,6 +194,17 @@ static bool bake_tokenizer(const char *path, uint32_t vocab, const mm_digest *so
   return true;
 }
 
+static bool print_share(const char *part, double seconds, mm_err *err) {
+  mm_json *o = mm_json_new_obj();
+  const bool ok = mm_json_set(o, "part", mm_json_new_str(part)) && mm_json_set(o, "seconds", mm_json_new_real(seconds));
+  char *text = ok ? mm_json_dump(o, true) : NULL;
+  mm_json_free(o);
+  if (!text) return mm_fail_memory(err, 0);
+  puts(text);
+  free(text);
+  return true;
+}
+
 static bool convert(const mm_convert_args *a, mm_plan *plan, const mm_verdict *verdict, mm_events *events, mm_err *err) {
   mm_report_style style = a->json ? MM_REPORT_JSON : MM_REPORT_TEXT;
   bool first = a->process == 0;
@@ -230,6 +241,7 @@ static bool convert(const mm_convert_args *a, mm_plan *plan, const mm_verdict *v
     fprintf(stderr, "%llu weights were NaN or infinite and are stored as 0\n", (unsigned long long)outcome.zeroed);
   if (!ok || !first || (a->quiet && !a->json)) return ok;
   if (!a->part) return mm_report_summary(a->json ? stdout : stderr, plan, &outcome, style, err);
+  if (a->json) return print_share(a->part, outcome.seconds, err);
   fprintf(stderr, "part %s done in %.2f s; when all are, --resume without --part publishes\n", a->part, outcome.seconds);
   return true;
 }

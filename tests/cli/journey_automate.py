@@ -123,6 +123,7 @@ def results():
     assert gone["model.layers.0.self_attn.q_proj.weight"] == "removed" and gone["model.layers.0.self_attn.qkv_proj.weight"] == "added"
     ready = load("minimax-serve", f"{TMP}/packed", "--check")
     assert ready["positions"] == json.load(open(f"{SOURCE}/config.json"))["max_position_embeddings"]
+    assert load("minimax-convert", SOURCE, "-o", f"{TMP}/shares", "--part", "0/2", "-q")["part"] == "0/2"
     answer = load("minimax-run", f"{TMP}/packed", "-p", "x", "-n", 2, "-q")
     assert answer["tokens"] == 2 and answer["end"] == "max_tokens"
 
