@@ -125,6 +125,12 @@ bool mm_proof_stretch(const mm_proof *p, uint32_t rank, uint32_t part, uint64_t 
 
 /* --- numbers --- */
 
+/* Scale j of a plane: the cell that it stands over has nothing but what fills up the rank. */
+static bool is_padding(const mm_pack *p, const mm_pack_tensor *t, unsigned plane, uint32_t rank, uint64_t j) {
+  uint64_t across = mm_cells(t->cols, t->plane[plane].cell_k), down = mm_cells(t->rows, t->plane[plane].cell_n);
+  return !mm_pack_covers(p, t, plane, rank, (uint32_t)(j / across % down), (uint32_t)(j % across));
+}
+
 static bool check_scales(const mm_pack *p, const mm_packed *m, const mm_pack_tensor *t, uint32_t rank, mm_err *err) {
   for (unsigned i = 0; i < t->plane_count; i++) {
     const mm_plane *scales = &m->scheme->plane[i];
@@ -132,12 +138,10 @@ static bool check_scales(const mm_pack *p, const mm_packed *m, const mm_pack_ten
     uint64_t count = (uint64_t)m->lead * mm_cells(m->n, m->cell[i].n) * mm_cells(m->k, m->cell[i].k);
     for (uint64_t j = 0; j < count; j++) {
       float v = mm_scale_value(scales->dtype, m->plane[i], j);
-      if (mm_scale_allowed(m->scheme, v)) continue;
-      bool padded = p->tp_align == MM_ALIGN_PAD && v == 0; /* whole blocks that only fill up a rank */
-      if (!padded)
-        return mm_fail(err, MM_INTEGRITY, "E_SCALE", mm_at(p->rank[rank].part[0].file, t->name),
-                       "found scale %g at element %llu, expected a %s number", (double)v, (unsigned long long)j,
-                       m->scheme->signed_scale ? "finite nonzero" : "positive");
+      if (mm_scale_allowed(m->scheme, v) || (v == 0 && is_padding(p, t, i, rank, j))) continue;
+      return mm_fail(err, MM_INTEGRITY, "E_SCALE", mm_at(p->rank[rank].part[0].file, t->name),
+                     "found scale %g at element %llu, expected a %s number", (double)v, (unsigned long long)j,
+                     m->scheme->signed_scale ? "finite nonzero" : "positive");
     }
   }
   return true;
@@ -168,5 +172,6 @@ static bool check_tensor(void *ctx, size_t item, unsigned worker, mm_err *err) {
 }
 
 bool mm_verify_numbers(const mm_shards *s, unsigned threads, mm_err *err) {
-  return mm_pool_run(threads, s->pack.tensor_count * mm_pack_ranks(&s->pack), check_tensor, (void *)s, err);
+  return mm_pool_run(threads, s->pack.tensor_count * mm_pack_ranks(&s->pack), check_tensor, (void *)s, err) &&
+         mm_verify_agreement(s, threads, err);
 }

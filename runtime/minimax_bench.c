@@ -25,6 +25,7 @@
 typedef struct bench_args {
   const char *subject, *model, *quant, *experts, *kv, *act_quant;
   uint64_t layers, batch, context, tokens, steps; /* 0: the subject's own */
+  bool json, quiet;
 } bench_args;
 
 /* What a subject measures of one model. */
@@ -68,6 +69,7 @@ typedef struct bench {
   double copy_rate;      /* bytes read plus written a second */
   uint64_t drawn;        /* tokens so far */
   double reached;        /* experts of a layer that a decode step's rows chose, on average */
+  bool json;             /* a line of JSON for each result */
 } bench;
 
 /* ---- Shapes ---- */
@@ -403,10 +405,30 @@ static bool time_op(bench *b, const op *o, uint32_t rows, double *step_s, mm_err
   return open_case(b, err) && fill_contexts(b, rows, err) && decode(b, o, rows, step_s, err);
 }
 
+/* What every result of a case begins with; the words are those of tables, without a character that JSON escapes. */
+static void put_case(const bench *b, uint32_t layers) {
+  const bench_case *c = b->c;
+  printf("{\"subject\":\"%s\",\"model\":\"%s\",\"layers\":%u,\"quant\":\"%s\",\"expert_quant\":\"%s\"", c->subject, c->model, layers,
+         c->quant, c->experts);
+}
+
+static void put_op(const bench *b, const char *name, uint32_t rows, double one, double moved) {
+  const bench_case *c = b->c;
+  if (b->json) {
+    put_case(b, 1);
+    printf(",\"op\":\"%s\",\"batch\":%u,\"seconds\":%.9g", name, rows, one);
+    if (moved > 0) printf(",\"bytes\":%.0f,\"of_copy\":%.4f", moved, moved / one / b->copy_rate);
+    puts("}");
+    return;
+  }
+  printf("%s %s/%s B=%u %s: %.2f us", c->model, c->quant, c->experts, rows, name, one * 1e6);
+  if (moved > 0) printf(", %.1f MB, %.2f of copy", moved * 1e-6, moved / one / b->copy_rate);
+  printf("\n");
+}
+
 /* Every op of the model's layers for itself: what it adds to a step that only chooses tokens. */
 static bool measure_ops(bench *b, uint32_t rows, mm_err *err) {
   static const op nothing = {"", in_none, NULL, no_bytes};
-  const bench_case *c = b->c;
   double empty, step;
   if (!time_op(b, &nothing, rows, &empty, err)) return false;
   for (size_t i = 0; i < sizeof ops_of_a_layer / sizeof *ops_of_a_layer; i++) {
@@ -418,10 +440,7 @@ static bool measure_ops(bench *b, uint32_t rows, mm_err *err) {
     if (!time_op(b, o, rows, &step, err)) return false;
     for (uint32_t l = 0; l < b->model.layers; l++)
       if (o->in(b, l)) bytes += o->bytes(b, l, rows);
-    const double one = (step - empty) / (ROUNDS * layers), moved = bytes / layers;
-    printf("%s %s/%s B=%u %s: %.2f us", c->model, c->quant, c->experts, rows, o->name, one * 1e6);
-    if (moved > 0) printf(", %.1f MB, %.2f of copy", moved * 1e-6, moved / one / b->copy_rate);
-    printf("\n");
+    put_op(b, o->name, rows, (step - empty) / (ROUNDS * layers), bytes / layers);
   }
   return true;
 }
@@ -433,6 +452,14 @@ static bool measure_layers(bench *b, uint32_t rows, mm_err *err) {
   double s;
   if (!fill_contexts(b, rows, err) || !decode(b, NULL, rows, &s, err)) return false;
   const double bytes = decode_bytes(b, rows, c->context + 1), floor_s = bytes / b->copy_rate;
+  if (b->json) {
+    put_case(b, c->layers);
+    printf(
+        ",\"batch\":%u,\"context\":%u,\"kv_fp8\":%s,\"seconds\":%.9g,\"tokens_per_s\":%.6g,\"experts_a_layer\":%.3f,\"bytes\":%.0f,\"floor_"
+        "s\":%.9g}\n",
+        rows, c->context, b->kv_fp8 ? "true" : "false", s, rows / s, b->reached, bytes, floor_s);
+    return true;
+  }
   printf("%s x %u %s/%s, decode B=%u context %u%s: %.1f us, %.1f tokens/s, %.1f experts a layer, %.3f GB, floor %.1f us, %.2f x floor\n",
          c->model, c->layers, c->quant, c->experts, rows, c->context, b->kv_fp8 ? " fp8" : "", s * 1e6, rows / s, b->reached, bytes * 1e-9,
          floor_s * 1e6, s / floor_s);
@@ -444,6 +471,11 @@ static bool measure_prefill(bench *b, mm_err *err) {
   double s;
   if (!prefill(b, &s, err)) return false;
   const double floor_s = prefill_floor(b, c->tokens);
+  if (b->json) {
+    put_case(b, c->layers);
+    printf(",\"tokens\":%u,\"seconds\":%.9g,\"tokens_per_s\":%.6g,\"floor_s\":%.9g}\n", c->tokens, s, c->tokens / s, floor_s);
+    return true;
+  }
   printf("%s x %u %s/%s, prefill T=%u: %.2f ms, %.2f ms a layer, %.0f tokens/s, floor %.2f ms, %.2f of it\n", c->model, c->layers, c->quant,
          c->experts, c->tokens, s * 1e3, s * 1e3 / c->layers, c->tokens / s, floor_s * 1e3, floor_s / s);
   return true;
@@ -538,7 +570,7 @@ static bool bench_all(void *args, mm_err *err) {
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found subject \"%s\", expected " SUBJECTS, subject);
   if (!ops) return mm_fail(err, MM_UNSUPPORTED, "E_CUDA", mm_at(NULL, NULL), "a GPU is measured, and this build has no CUDA backend");
   if (!ops->copy_rate(&copy_rate, err)) return false;
-  printf("device copy %.0f GB/s, read + write\n", copy_rate * 1e-9);
+  printf(a->json ? "{\"copy_bytes_per_s\":%.6g}\n" : "device copy %.0f GB/s, read + write\n", a->json ? copy_rate : copy_rate * 1e-9);
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     if (strcmp(cases[i].subject, subject) != 0 || (a->model && strcmp(cases[i].model, a->model) != 0)) continue;
     const bench_case c = adjusted(cases[i], a);
@@ -547,7 +579,8 @@ static bool bench_all(void *args, mm_err *err) {
                .steps = (uint32_t)a->steps,
                .kv_fp8 = strcmp(a->kv, "fp8") == 0,
                .act_quant = strcmp(a->act_quant, "on") == 0,
-               .copy_rate = copy_rate};
+               .copy_rate = copy_rate,
+               .json = a->json};
     bool ok = open_case(&b, err) && measure(&b, err);
     close_case(&b);
     if (!ok) return false;
@@ -570,6 +603,8 @@ int main(int argc, char **argv) {
       {"context", NULL, 0, MM_OPT_U64, &a.context, "N", "tokens that each of them holds (1024)", NULL, 1, 1 << 19},
       {"tokens", NULL, 0, MM_OPT_U64, &a.tokens, "N", "of a prefill step (8192), of a stretch (512 for mixed)", NULL, 1, 1 << 19},
       {"steps", NULL, 0, MM_OPT_U64, &a.steps, "N", "decode steps that count (64)", NULL, 5, 100000},
+      {"json", NULL, 0, MM_OPT_FLAG, &a.json, NULL, "every result as a line of JSON; errors as JSON", NULL, 0, 0},
+      {"quiet", NULL, 'q', MM_OPT_FLAG, &a.quiet, NULL, "nothing on stderr but errors, as always here", NULL, 0, 0},
   };
   const mm_program program = {
       .name = "minimax-bench",

@@ -106,12 +106,13 @@ static bool copy_companion(mm_writer *w, const char *name, mm_err *err) {
 
 static int by_name(const void *a, const void *b) { return strcmp(*(const char *const *)a, *(const char *const *)b); }
 
-/* The source's code, where its config names some: all of it, since what is named may import the rest. */
+/* The source's code, where its config names some: all of it, since what is named may import the rest. Packed checkpoints have it too, which
+ * may be written with Hugging Face names again. */
 static bool copy_code(mm_writer *w, mm_err *err) {
   mm_pack *pack = &w->plan->pack;
   const char *name[CODE_FILES];
   size_t count = 0;
-  if (!w->plan->unsharded || mm_json_type_of(mm_json_get(w->plan->hf->config, "auto_map")) == MM_JSON_NULL) return true;
+  if (mm_json_type_of(mm_json_get(w->plan->hf->config, "auto_map")) == MM_JSON_NULL) return true;
   DIR *d = opendir(w->plan->hf->dir);
   if (!d) return mm_fail_errno(err, mm_at(w->plan->hf->dir, NULL), "list", errno);
   bool ok = true;
