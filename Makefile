@@ -146,6 +146,11 @@ $(BUILD)/bin/$(subst _,-,$(notdir $(1:.c=))): $(BUILD)/$(1:.c=.o) $(LIBS_all)
 endef
 $(foreach p,$(PROGRAM_SRC),$(eval $(call program_rule,$(p))))
 
+# The backend's host side over a runtime without a device (tests/ops/fake_device.h).
+ifeq ($(CUDA),1)
+$(BUILD)/tests/ops/host.o: private CPPFLAGS += -isystem $(CUDA_HOME)/include
+$(BUILD)/tests/ops/host: private LIBS := $(filter-out -lcudart_static,$(LIBS))
+endif
 $(MODEL): $(BUILD)/%: $(BUILD)/%.o $(LIBS_all)
 	$(link) -lcmocka -o $@
 $(PRELOAD): $(BUILD)/%.so: %.c $(BUILD)/flags

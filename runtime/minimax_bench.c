@@ -6,6 +6,7 @@
 #include <time.h>
 
 #include "formats/option.h"
+#include "runtime/bench_shapes.h"
 #include "runtime/engine.h"
 
 #define CHUNK   1024 /* tokens of a context per step */
@@ -71,69 +72,6 @@ typedef struct bench {
   double reached;        /* experts of a layer that a decode step's rows chose, on average */
   bool json;             /* a line of JSON for each result */
 } bench;
-
-/* ---- Shapes ---- */
-
-static mm_model model_of(const bench_case *c) {
-  const bool m1 = strcmp(c->model, "m1") == 0;
-  const double alpha = m1 ? 3.5565588200778455 : 1;
-  mm_model m = {.family = m1 ? MM_FAMILY_M1 : MM_FAMILY_M2,
-                .router = m1 ? MM_ROUTER_SOFTMAX : MM_ROUTER_SIGMOID_BIAS,
-                .postnorm = m1,
-                .qk_norm = !m1,
-                .hidden = m1 ? 6144 : 3072,
-                .layers = c->layers,
-                .heads = m1 ? 64 : 48,
-                .kv_heads = 8,
-                .head_dim = 128,
-                .rotary_dim = 64,
-                .experts = m1 ? 32 : 256,
-                .top_k = m1 ? 2 : 8,
-                .intermediate = m1 ? 9216 : 1536,
-                .vocab = c->vocab,
-                .max_positions = 1 << 20,
-                .rope_theta = m1 ? 1e7 : 5e6,
-                .norm_eps = m1 ? 1e-5 : 1e-6,
-                .lightning_norm_eps = 1e-6,
-                .deepnorm_lightning = {alpha, 1},
-                .deepnorm_full = {alpha, 1},
-                .deepnorm_mlp = {alpha, 1}};
-  for (uint32_t l = 0; l < c->layers; l++) m.attn[l] = m1 && l % 8 != 7 ? MM_ATTN_LIGHTNING : MM_ATTN_FULL;
-  return m;
-}
-
-/* A weight without planes: the backend makes its numbers. */
-static mm_packed weight(const char *scheme, uint32_t lead, uint32_t n, uint32_t k) {
-  mm_packed w = {.scheme = mm_scheme_find(scheme), .lead = lead, .n = n, .k = k};
-  for (unsigned i = 0; i < w.scheme->plane_count; i++) w.cell[i] = w.scheme->plane[i].cell;
-  return w;
-}
-static mm_packed vector(uint32_t n) { return weight("bf16", 1, n, 1); }
-
-static bool make_weights(bench *b, mm_err *err) {
-  const mm_model *m = &b->model;
-  const bench_case *c = b->c;
-  const uint32_t q = m->heads * m->head_dim, kv = m->kv_heads * m->head_dim;
-  mm_rank_weights *w = &b->weights;
-  *w = (mm_rank_weights){.tp = 1, .layer_end = m->layers, .vocab_rows = m->vocab};
-  w->embed = w->head = weight("bf16", 1, m->vocab, m->hidden);
-  w->final_norm = vector(m->hidden);
-  if (!(w->layer = mm_calloc(m->layers, sizeof *w->layer, err))) return false;
-  for (uint32_t l = 0; l < m->layers; l++) {
-    mm_layer_weights *y = &w->layer[l];
-    const bool lightning = m->attn[l] == MM_ATTN_LIGHTNING;
-    y->input_norm = y->post_norm = vector(m->hidden);
-    y->qkv = weight(c->quant, 1, lightning ? 3 * q : q + 2 * kv, m->hidden);
-    y->out = weight(c->quant, 1, m->hidden, q);
-    if (lightning) y->output_gate = weight(c->quant, 1, q, m->hidden), y->attn_norm = vector(q);
-    if (m->qk_norm) y->q_norm = vector(q), y->k_norm = vector(kv);
-    y->router = weight("bf16", 1, m->experts, m->hidden);
-    if (m->router == MM_ROUTER_SIGMOID_BIAS) y->router_bias = vector(m->experts);
-    y->w13 = weight(c->experts, m->experts, 2 * m->intermediate, m->hidden);
-    y->w2 = weight(c->experts, m->experts, m->hidden, m->intermediate);
-  }
-  return true;
-}
 
 /* ---- Floors ---- */
 
@@ -485,6 +423,12 @@ static bool measure_mixed(bench *b, mm_err *err) {
   const bench_case *c = b->c;
   double s[3];
   if (!fill_contexts(b, c->batch[0], err) || !mixed(b, c->batch[0], s, err)) return false;
+  if (b->json) {
+    put_case(b, c->layers);
+    printf(",\"batch\":%u,\"context\":%u,\"tokens\":%u,\"seconds\":%.9g,\"decode_s\":%.9g,\"prefill_s\":%.9g}\n", c->batch[0], c->context,
+           c->tokens, s[2], s[0], s[1]);
+    return true;
+  }
   printf("%s x %u %s/%s, %u tokens of context %u beside a stretch of %u: %.1f us; apart %.1f and %.1f us, ratio %.3f\n", c->model,
          c->layers, c->quant, c->experts, c->batch[0], c->context, c->tokens, s[2] * 1e6, s[0] * 1e6, s[1] * 1e6, s[2] / (s[0] + s[1]));
   return true;
@@ -512,7 +456,8 @@ static bool open_case(bench *b, mm_err *err) {
   const mm_limits limits = {.max_tokens = (uint32_t)mm_max(mm_max(slots, chunk), c->tokens + (beside ? slots : 0)),
                             .slots = slots,
                             .max_positions = (uint32_t)mm_max(c->context + 1, c->tokens)};
-  b->model = model_of(c);
+  const mm_bench_shape shape = {c->model, c->layers, c->vocab, c->quant, c->experts};
+  b->model = mm_bench_model(&shape);
   b->id = mm_calloc(limits.max_tokens, sizeof *b->id, err);
   b->span = mm_calloc(slots, sizeof *b->span, err);
   b->out = mm_calloc(slots, sizeof *b->out, err);
@@ -523,7 +468,7 @@ static bool open_case(bench *b, mm_err *err) {
   for (uint32_t i = 0; i < slots; i++) b->out[i] = i, b->sampling[i].top_p = 1;
   const mm_backend_config config = {
       .model = &b->model, .weights = &b->weights, .limits = limits, .threads = 1, .kv_fp8 = b->kv_fp8, .act_quant = b->act_quant};
-  return make_weights(b, err) && mm_forward_open(&b->forward, b->ops, &config, err);
+  return mm_bench_weights(&shape, &b->model, &b->weights, err) && mm_forward_open(&b->forward, b->ops, &config, err);
 }
 
 static void close_case(bench *b) {
