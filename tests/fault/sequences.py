@@ -159,8 +159,9 @@ class Sequence:
                 before = self.lies()
                 rc, line = self.call("convert", source, "-o", out, "--resume", "-q", *other)
                 if rc == 0 and files(out) == files(self.direct(source, other)[0]):
-                    shutil.rmtree(out)  # no other plan after all: its words or sizes come to the same
-                elif rc == 0 or (rc == 2 and self.lies() != before):
+                    shutil.rmtree(out)  # no other plan after all, its words or sizes come to the same; or nothing to resume
+                    continue
+                if rc == 0 or (rc == 2 and self.lies() != before):
                     self.wrong(f"another plan's run resumed: {other}, {line}")
                 count("refusals")
                 if rc != 2 and self.lies() != before:
