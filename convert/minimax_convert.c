@@ -53,7 +53,12 @@ static bool print_words(const mm_convert_args *a, bool *printed, mm_err *err) {
   mm_recipe recipe = {0};
   bool ok = true, help = !a->recipe && (strcmp(a->quant, "help") == 0 || strcmp(a->quant, "list") == 0);
   *printed = help || a->print_recipe;
-  if (help) {
+  if (help && a->json) {
+    char *text = mm_recipe_help_json(err);
+    ok = text;
+    if (text) puts(text);
+    free(text);
+  } else if (help) {
     mm_recipe_help(stdout);
   } else if (a->print_recipe) {
     const char *line = recipe_line(a, &arena, err);
@@ -349,7 +354,8 @@ int main(int argc, char **argv) {
        .kind = MM_OPT_SIZE,
        .target = &a.part_size,
        .arg = "BYTES",
-       .help = "largest part file (default 4G; a larger tensor gets its own part)"},
+       .help = "largest part file (default 4G; a larger tensor gets its own part)",
+       .lo = 1},
       {.name = "compress",
        .kind = MM_OPT_STR,
        .target = &a.compress,
@@ -425,7 +431,8 @@ int main(int argc, char **argv) {
        .kind = MM_OPT_SIZE,
        .target = &a.gpu_memory,
        .arg = "BYTES",
-       .help = "say whether ranks fit devices of this size (80G) with a sequence of full length, and the smallest --tp that does"},
+       .help = "say whether ranks fit devices of this size (80G) with a sequence of full length, and the smallest --tp that does",
+       .lo = 1},
       {.help = "run"},
       {.name = "force",
        .kind = MM_OPT_FLAG,
@@ -450,7 +457,8 @@ int main(int argc, char **argv) {
        .kind = MM_OPT_SIZE,
        .target = &a.commit_bytes,
        .arg = "BYTES",
-       .help = "source bytes between journal records, about what a crash costs (default 64M)"},
+       .help = "source bytes between journal records, about what a crash costs (default 64M)",
+       .lo = 1},
       {.name = "jobs",
        .letter = 'j',
        .kind = MM_OPT_U64,
@@ -463,13 +471,17 @@ int main(int argc, char **argv) {
        .kind = MM_OPT_SIZE,
        .target = &a.mem_limit,
        .arg = "BYTES",
-       .help = "never use more memory (default 256M + 64M a thread); too little exits 8 with the figure needed"},
+       .help = "never use more memory (default 256M + 64M a thread); too little exits 8 with the figure needed",
+       .lo = 1},
       {.name = "allow-outside-links",
        .kind = MM_OPT_FLAG,
        .target = &a.outside,
        .help = "follow links that leave the checkpoint and its Hub cache"},
       {.help = "messages"},
-      {.name = "json", .kind = MM_OPT_FLAG, .target = &a.json, .help = "plan or summary as JSON on stdout"},
+      {.name = "json",
+       .kind = MM_OPT_FLAG,
+       .target = &a.json,
+       .help = "plan, summary or what --quant help prints, as JSON on stdout; errors as JSON"},
       {.name = "events",
        .kind = MM_OPT_STR,
        .target = &a.events,

@@ -9,6 +9,7 @@
  * An amax below 1e-10 counts as 1e-10 (vLLM's floor), so that zeros give zeros. */
 #include <math.h>
 
+#include "quant/cpu.h"
 #include "quant/numbers.h"
 #include "quant/quant.h"
 
@@ -27,14 +28,55 @@ const mm_act_format mm_act_formats[] = {
 
 static float largest_code(mm_code c) { return c == MM_CODE_E4M3 ? 448.0f : c == MM_CODE_INT8 ? 127.0f : 6.0f; }
 
-/* The number that x's code stands for, x being divided by its scale already. */
-static float round_to(mm_code c, float x) {
+enum { LANES = 16 }; /* numbers that a loop takes at once */
+
+/* The number that the code of x / scale stands for, times the scale. What is no number stays as it is. */
+MM_INLINE float round_to(mm_code c, float x, float scale) {
+  const float y = x / scale;
+  const uint32_t b = mm_f32_bits(y), sign = b & 0x80000000u;
+  float z;
+  if (c == MM_CODE_INT8) {
+    const float low = y < -127.0f ? -127.0f : y, most = low > 127.0f ? 127.0f : low;
+    z = (most + 0x1.8p23f) - 0x1.8p23f; /* the adder's last place is 1 */
+  } else if (c == MM_CODE_E4M3) {
+    z = mm_f32_from_bits((mm_magnitude_to_e4m3(b & 0x7fffffffu) & 0x7f) << 20) * 0x1p120f;
+  } else {
+    const uint32_t u = b & 0x7fffffffu;
+    z = mm_f32_from_bits((mm_small_float(u < 0x40c00000u ? u : 0x40c00000u, 0x3f800000u, 1) & 7) << 22) * 0x1p126f;
+  }
+  z = (c == MM_CODE_INT8 ? z : mm_f32_from_bits(mm_f32_bits(z) | sign)) * scale;
+  const uint32_t none = 0u - ((b & 0x7fffffffu) > 0x7f800000u);
+  return mm_f32_from_bits((b & none) | (mm_f32_bits(z) & ~none));
+}
+
+MM_INLINE void round_lanes(mm_code c, float *x, uint32_t n, float scale) {
+  for (; n >= LANES; n -= LANES, x += LANES)
+    for (int j = 0; j < LANES; j++) x[j] = round_to(c, x[j], scale);
+  for (uint32_t i = 0; i < n; i++) x[i] = round_to(c, x[i], scale);
+}
+/* A zero scale, which E4M3 gives a group of small numbers, makes them zero. */
+MM_INLINE void round_run_body(mm_code c, float *x, uint32_t n, float scale) {
+  if (scale == 0) {
+    for (uint32_t i = 0; i < n; i++) x[i] = x[i] != x[i] ? x[i] : 0;
+    return;
+  }
   switch (c) {
-    case MM_CODE_E4M3: return mm_e4m3_value[mm_f32_to_e4m3(x)];
-    case MM_CODE_INT8: return fminf(127.0f, fmaxf(-127.0f, rintf(x)));
-    default: return mm_e2m1_value[mm_f32_to_e2m1(x)];
+    case MM_CODE_E4M3: round_lanes(MM_CODE_E4M3, x, n, scale); break;
+    case MM_CODE_INT8: round_lanes(MM_CODE_INT8, x, n, scale); break;
+    default: round_lanes(MM_CODE_E2M1, x, n, scale); break;
   }
 }
+MM_VERSIONS(round_run, (mm_code c, float *x, uint32_t n, float scale), (c, x, n, scale))
+
+/* Raises *most to the largest magnitude of x[n]; what is no number is passed over. */
+MM_INLINE void most_of_body(float *most, const float *x, uint32_t n) {
+  float lane[LANES] = {0};
+  for (; n >= LANES; n -= LANES, x += LANES)
+    for (int j = 0; j < LANES; j++) lane[j] = fabsf(x[j]) > lane[j] ? fabsf(x[j]) : lane[j];
+  for (uint32_t i = 0; i < n; i++) lane[0] = fabsf(x[i]) > lane[0] ? fabsf(x[i]) : lane[0];
+  for (uint32_t j = 0; j < LANES; j++) *most = fmaxf(*most, lane[j]);
+}
+MM_VERSIONS(most_of, (float *most, const float *x, uint32_t n), (most, x, n))
 
 /* The smallest E8M0 scale under which amax is at most the largest code, which is 1.75 · 2^8 (E4M3) or 1.5 · 2^2 (E2M1). */
 static float power_of_two(mm_code c, float amax) {
@@ -55,12 +97,6 @@ static float group_scale(const mm_act_format *f, float amax, float row) {
   }
 }
 
-/* A zero scale, which E4M3 gives a group of small numbers, makes them zero. */
-static void round_run(mm_code c, float *x, uint32_t n, float scale) {
-  for (uint32_t i = 0; i < n; i++)
-    if (!isnan(x[i])) x[i] = scale == 0 ? 0 : round_to(c, x[i] / scale) * scale;
-}
-
 /* Columns up to the end of their group, or to k. */
 static uint32_t run_length(const mm_act_format *f, uint32_t at, uint32_t first, uint32_t k) {
   return f->group ? (uint32_t)mm_min(f->group - (first + at) % f->group, k - at) : k;
@@ -70,7 +106,7 @@ void mm_act_amax(const mm_act_format *f, const float *x, uint32_t k, uint32_t fi
   for (uint32_t at = 0, n; at < k; at += n) {
     float most = 0;
     n = run_length(f, at, first, k);
-    for (uint32_t i = at; i < at + n; i++) most = fmaxf(most, fabsf(x[i]));
+    most_of(&most, x + at, n);
     amax[0] = fmaxf(amax[0], most);
     if (f->group) amax[1 + (first + at) / f->group] = fmaxf(amax[1 + (first + at) / f->group], most);
   }

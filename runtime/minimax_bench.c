@@ -14,7 +14,7 @@
 #define ROUNDS  4    /* over the layers, in a step of one op */
 #define COUNTED 8    /* decode steps whose experts are counted */
 
-#define SUBJECTS "kernels|layers|decode|prefill"
+#define SUBJECTS "kernels|layers|decode|prefill|mixed"
 #define SCHEMES  "bf16|block_fp8|channel_fp8|tensor_wise_fp8|w4a16|w4afp8|w4a8|nvfp4|mxfp4|mxfp8"
 
 /* Rates that bound arithmetic, operations a second: what this kind of GPU reaches in large products (H200). */
@@ -25,6 +25,7 @@
 typedef struct bench_args {
   const char *subject, *model, *quant, *experts, *kv, *act_quant;
   uint64_t layers, batch, context, tokens, steps; /* 0: the subject's own */
+  bool json, quiet;
 } bench_args;
 
 /* What a subject measures of one model. */
@@ -47,6 +48,8 @@ static const bench_case cases[] = {
     {"decode", "m2", 62, 200064, "block_fp8", "nvfp4", {1}, 1024, 0},
     {"prefill", "m1", 8, 2048, "block_fp8", "block_fp8", {0}, 0, 8192},
     {"prefill", "m2", 8, 2048, "block_fp8", "block_fp8", {0}, 0, 8192},
+    {"mixed", "m1", 8, 2048, "block_fp8", "block_fp8", {63}, 1024, 512},
+    {"mixed", "m2", 8, 2048, "block_fp8", "block_fp8", {63}, 1024, 512},
 };
 
 typedef struct bench {
@@ -66,6 +69,7 @@ typedef struct bench {
   double copy_rate;      /* bytes read plus written a second */
   uint64_t drawn;        /* tokens so far */
   double reached;        /* experts of a layer that a decode step's rows chose, on average */
+  bool json;             /* a line of JSON for each result */
 } bench;
 
 /* ---- Shapes ---- */
@@ -290,6 +294,38 @@ static bool prefill(bench *b, double *step_s, mm_err *err) {
   return true;
 }
 
+/* The first spans of the rows that are there already: one step, whose choices are waited for. */
+static bool step_alone(bench *b, const mm_span *span, uint32_t spans, const uint32_t *out, double *step_s, mm_err *err) {
+  uint32_t rows = 0;
+  double at;
+  for (uint32_t i = 0; i < spans; i++) rows += span[i].count;
+  const double from = mm_now();
+  const mm_batch batch = {rows, b->id, spans, span, spans, out, b->sampling, NULL};
+  if (!mm_forward_step(&b->forward, &batch, NULL, err) || !collect(b, &at, err)) return false;
+  *step_s = at - from;
+  return true;
+}
+
+/* Single tokens of `rows` sequences and the first `tokens` of another: in one step, and apart; step_s[3]: of the tokens, the stretch, both.
+ */
+static bool mixed(bench *b, uint32_t rows, double step_s[3], mm_err *err) {
+  const bench_case *c = b->c;
+  const uint32_t last = c->tokens - 1;
+  double time[3][REPEATS];
+  const mm_span alone = {(int32_t)rows, 0, c->tokens, 0};
+  for (uint32_t s = 0; s <= rows; s++) b->span[s] = (mm_span){(int32_t)s, s, s < rows ? 1 : c->tokens, s < rows ? c->context : 0};
+  b->out[rows] = rows + last;
+  for (int i = -4; i < REPEATS; i++) { /* the first are recorded, and clocks rise */
+    const int at = i < 0 ? 0 : i;
+    draw_ids(b, rows + c->tokens);
+    if (!step_alone(b, b->span, rows, b->out, &time[0][at], err) || !step_alone(b, &alone, 1, &last, &time[1][at], err) ||
+        !step_alone(b, b->span, rows + 1, b->out, &time[2][at], err))
+      return false;
+  }
+  for (int i = 0; i < 3; i++) step_s[i] = median(time[i], REPEATS);
+  return true;
+}
+
 /* ---- Ops ---- */
 
 static bool in_all(const bench *b, uint32_t l) {
@@ -369,10 +405,30 @@ static bool time_op(bench *b, const op *o, uint32_t rows, double *step_s, mm_err
   return open_case(b, err) && fill_contexts(b, rows, err) && decode(b, o, rows, step_s, err);
 }
 
+/* What every result of a case begins with; the words are those of tables, without a character that JSON escapes. */
+static void put_case(const bench *b, uint32_t layers) {
+  const bench_case *c = b->c;
+  printf("{\"subject\":\"%s\",\"model\":\"%s\",\"layers\":%u,\"quant\":\"%s\",\"expert_quant\":\"%s\"", c->subject, c->model, layers,
+         c->quant, c->experts);
+}
+
+static void put_op(const bench *b, const char *name, uint32_t rows, double one, double moved) {
+  const bench_case *c = b->c;
+  if (b->json) {
+    put_case(b, 1);
+    printf(",\"op\":\"%s\",\"batch\":%u,\"seconds\":%.9g", name, rows, one);
+    if (moved > 0) printf(",\"bytes\":%.0f,\"of_copy\":%.4f", moved, moved / one / b->copy_rate);
+    puts("}");
+    return;
+  }
+  printf("%s %s/%s B=%u %s: %.2f us", c->model, c->quant, c->experts, rows, name, one * 1e6);
+  if (moved > 0) printf(", %.1f MB, %.2f of copy", moved * 1e-6, moved / one / b->copy_rate);
+  printf("\n");
+}
+
 /* Every op of the model's layers for itself: what it adds to a step that only chooses tokens. */
 static bool measure_ops(bench *b, uint32_t rows, mm_err *err) {
   static const op nothing = {"", in_none, NULL, no_bytes};
-  const bench_case *c = b->c;
   double empty, step;
   if (!time_op(b, &nothing, rows, &empty, err)) return false;
   for (size_t i = 0; i < sizeof ops_of_a_layer / sizeof *ops_of_a_layer; i++) {
@@ -384,10 +440,7 @@ static bool measure_ops(bench *b, uint32_t rows, mm_err *err) {
     if (!time_op(b, o, rows, &step, err)) return false;
     for (uint32_t l = 0; l < b->model.layers; l++)
       if (o->in(b, l)) bytes += o->bytes(b, l, rows);
-    const double one = (step - empty) / (ROUNDS * layers), moved = bytes / layers;
-    printf("%s %s/%s B=%u %s: %.2f us", c->model, c->quant, c->experts, rows, o->name, one * 1e6);
-    if (moved > 0) printf(", %.1f MB, %.2f of copy", moved * 1e-6, moved / one / b->copy_rate);
-    printf("\n");
+    put_op(b, o->name, rows, (step - empty) / (ROUNDS * layers), bytes / layers);
   }
   return true;
 }
@@ -399,6 +452,14 @@ static bool measure_layers(bench *b, uint32_t rows, mm_err *err) {
   double s;
   if (!fill_contexts(b, rows, err) || !decode(b, NULL, rows, &s, err)) return false;
   const double bytes = decode_bytes(b, rows, c->context + 1), floor_s = bytes / b->copy_rate;
+  if (b->json) {
+    put_case(b, c->layers);
+    printf(
+        ",\"batch\":%u,\"context\":%u,\"kv_fp8\":%s,\"seconds\":%.9g,\"tokens_per_s\":%.6g,\"experts_a_layer\":%.3f,\"bytes\":%.0f,\"floor_"
+        "s\":%.9g}\n",
+        rows, c->context, b->kv_fp8 ? "true" : "false", s, rows / s, b->reached, bytes, floor_s);
+    return true;
+  }
   printf("%s x %u %s/%s, decode B=%u context %u%s: %.1f us, %.1f tokens/s, %.1f experts a layer, %.3f GB, floor %.1f us, %.2f x floor\n",
          c->model, c->layers, c->quant, c->experts, rows, c->context, b->kv_fp8 ? " fp8" : "", s * 1e6, rows / s, b->reached, bytes * 1e-9,
          floor_s * 1e6, s / floor_s);
@@ -410,13 +471,28 @@ static bool measure_prefill(bench *b, mm_err *err) {
   double s;
   if (!prefill(b, &s, err)) return false;
   const double floor_s = prefill_floor(b, c->tokens);
+  if (b->json) {
+    put_case(b, c->layers);
+    printf(",\"tokens\":%u,\"seconds\":%.9g,\"tokens_per_s\":%.6g,\"floor_s\":%.9g}\n", c->tokens, s, c->tokens / s, floor_s);
+    return true;
+  }
   printf("%s x %u %s/%s, prefill T=%u: %.2f ms, %.2f ms a layer, %.0f tokens/s, floor %.2f ms, %.2f of it\n", c->model, c->layers, c->quant,
          c->experts, c->tokens, s * 1e3, s * 1e3 / c->layers, c->tokens / s, floor_s * 1e3, floor_s / s);
   return true;
 }
 
+static bool measure_mixed(bench *b, mm_err *err) {
+  const bench_case *c = b->c;
+  double s[3];
+  if (!fill_contexts(b, c->batch[0], err) || !mixed(b, c->batch[0], s, err)) return false;
+  printf("%s x %u %s/%s, %u tokens of context %u beside a stretch of %u: %.1f us; apart %.1f and %.1f us, ratio %.3f\n", c->model,
+         c->layers, c->quant, c->experts, c->batch[0], c->context, c->tokens, s[2] * 1e6, s[0] * 1e6, s[1] * 1e6, s[2] / (s[0] + s[1]));
+  return true;
+}
+
 static bool measure(bench *b, mm_err *err) {
   const bench_case *c = b->c;
+  if (strcmp(c->subject, "mixed") == 0) return measure_mixed(b, err);
   const bool kernels = strcmp(c->subject, "kernels") == 0;
   for (int i = 0; i < 8 && c->batch[i]; i++)
     if (!(kernels ? measure_ops : measure_layers)(b, c->batch[i], err)) return false;
@@ -431,8 +507,9 @@ static uint32_t most_rows(const bench_case *c) {
 
 static bool open_case(bench *b, mm_err *err) {
   const bench_case *c = b->c;
-  const uint32_t slots = most_rows(c), chunk = (uint32_t)mm_min(CHUNK, c->context);
-  const mm_limits limits = {.max_tokens = (uint32_t)mm_max(mm_max(slots, chunk), c->tokens),
+  const bool beside = strcmp(c->subject, "mixed") == 0;
+  const uint32_t slots = most_rows(c) + beside, chunk = (uint32_t)mm_min(CHUNK, c->context);
+  const mm_limits limits = {.max_tokens = (uint32_t)mm_max(mm_max(slots, chunk), c->tokens + (beside ? slots : 0)),
                             .slots = slots,
                             .max_positions = (uint32_t)mm_max(c->context + 1, c->tokens)};
   b->model = model_of(c);
@@ -493,7 +570,7 @@ static bool bench_all(void *args, mm_err *err) {
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found subject \"%s\", expected " SUBJECTS, subject);
   if (!ops) return mm_fail(err, MM_UNSUPPORTED, "E_CUDA", mm_at(NULL, NULL), "a GPU is measured, and this build has no CUDA backend");
   if (!ops->copy_rate(&copy_rate, err)) return false;
-  printf("device copy %.0f GB/s, read + write\n", copy_rate * 1e-9);
+  printf(a->json ? "{\"copy_bytes_per_s\":%.6g}\n" : "device copy %.0f GB/s, read + write\n", a->json ? copy_rate : copy_rate * 1e-9);
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     if (strcmp(cases[i].subject, subject) != 0 || (a->model && strcmp(cases[i].model, a->model) != 0)) continue;
     const bench_case c = adjusted(cases[i], a);
@@ -502,7 +579,8 @@ static bool bench_all(void *args, mm_err *err) {
                .steps = (uint32_t)a->steps,
                .kv_fp8 = strcmp(a->kv, "fp8") == 0,
                .act_quant = strcmp(a->act_quant, "on") == 0,
-               .copy_rate = copy_rate};
+               .copy_rate = copy_rate,
+               .json = a->json};
     bool ok = open_case(&b, err) && measure(&b, err);
     close_case(&b);
     if (!ok) return false;
@@ -520,11 +598,13 @@ int main(int argc, char **argv) {
       {"act-quant", NULL, 0, MM_OPT_STR, &a.act_quant, "WORD", "round the inputs of linears as their scheme defines, or not (on)", "on|off",
        0, 0},
       {"kv-cache-dtype", NULL, 0, MM_OPT_STR, &a.kv, "TYPE", "of cached keys and values (auto: bf16)", "auto|fp8", 0, 0},
-      {"batch", NULL, 0, MM_OPT_U64, &a.batch, "N", "sequences of a decode step (1, 4, 16, 64 and 256; 1 and 16 for kernels, 1 for decode)",
-       NULL, 1, 256},
+      {"batch", NULL, 0, MM_OPT_U64, &a.batch, "N",
+       "sequences of a decode step (1, 4, 16, 64 and 256; 1 and 16 for kernels, 1 for decode, 63 for mixed)", NULL, 1, 256},
       {"context", NULL, 0, MM_OPT_U64, &a.context, "N", "tokens that each of them holds (1024)", NULL, 1, 1 << 19},
-      {"tokens", NULL, 0, MM_OPT_U64, &a.tokens, "N", "of a prefill step (8192)", NULL, 1, 1 << 19},
+      {"tokens", NULL, 0, MM_OPT_U64, &a.tokens, "N", "of a prefill step (8192), of a stretch (512 for mixed)", NULL, 1, 1 << 19},
       {"steps", NULL, 0, MM_OPT_U64, &a.steps, "N", "decode steps that count (64)", NULL, 5, 100000},
+      {"json", NULL, 0, MM_OPT_FLAG, &a.json, NULL, "every result as a line of JSON; errors as JSON", NULL, 0, 0},
+      {"quiet", NULL, 'q', MM_OPT_FLAG, &a.quiet, NULL, "nothing on stderr but errors, as always here", NULL, 0, 0},
   };
   const mm_program program = {
       .name = "minimax-bench",
@@ -540,7 +620,8 @@ int main(int argc, char **argv) {
       .epilog =
           "Weights are random and made on the device; nothing is read from disk. kernels: each op of a layer. layers: decode steps of "
           "eight layers. decode: steps of\n"
-          "the whole of M2 with 4-bit experts. prefill: one step of many tokens. Medians; a floor is the least bytes over the copy\n"
+          "the whole of M2 with 4-bit experts. prefill: one step of many tokens. mixed: single tokens beside a stretch of one sequence, in "
+          "one step and apart. Medians; a floor is the least bytes over the copy\n"
           "rate of the same run, or the operations over the rate of large products where that is longer.\n"
           "Exit status: 0 done, 2 usage, 4 no CUDA backend, 5 the device failed, 6 no logit was a number, 8 memory.",
   };

@@ -15,6 +15,7 @@
 #   speed    conversions of GB (9) of block FP8 and twice that of BF16 beside cp and the disk; hashing's share (60 GB of disk)
 #   memory   peak memory of a conversion far larger than its limit
 #   layer    one real-size layer of M1 and of M2, converted and verified against its source (24 GB of disk; LAYER=m2: 8 GB)
+#   schedules  100 times SCALE random steps of the engine on each cut and model, beside the oracle of test_schedules
 #   scheduler  SCALE times the random requests of the scheduler's unit tests
 #   serve    64 streams for SERVE_SECONDS (600), a good client beside 1,000 slow connections, 100 times SCALE mutated requests, and random requests
 #            of which each must get what it gets alone
@@ -64,6 +65,7 @@ run() {
     memory) python3 scripts/bench_memory.py "$convert" --gb "${GB:-4}" ;;
     serve) fault serve_load.py "${SERVE_SECONDS:-600}" && fault serve_sequences.py $((50 * scale)) "$(random)" && SERVE_MUTATIONS=$((100 * scale)) python3 tests/cli/serve_hostile.py ;;
     layer) sh scripts/real_layer.sh "${LAYER:-both}" ;;
+    schedules) echo "$ STEPS=$((100 * scale)) test_schedules" && STEPS=$((100 * scale)) "$BUILD/tests/unit/runtime/test_schedules" ;;
     scheduler)
       for t in scheduler ahead drafts; do
         echo "$ ROUNDS=$scale test_$t"

@@ -10,15 +10,40 @@ void mm_cpu_observe(mm_backend *b, const mm_packed *w, uint32_t lead, const floa
   if (b->c.calibration) mm_calibration_add(b->c.calibration, b->c.weights->rank, w, lead, x, pick, rows);
 }
 
+typedef struct rounding {
+  const mm_backend *b;
+  float *x;
+  const mm_packed *w;
+  uint32_t own, amaxes; /* columns here that are no padding; amaxes of a row */
+} rounding;
+
+static bool amax_row(void *ctx, size_t t, unsigned worker, mm_err *err) {
+  (void)worker, (void)err;
+  const rounding *j = ctx;
+  float *amax = j->b->amax + t * j->amaxes;
+  memset(amax, 0, j->amaxes * sizeof *amax);
+  mm_act_amax(&mm_act_formats[j->w->scheme->act], j->x + t * j->w->k, j->own, j->w->first_k, amax);
+  return true;
+}
+static bool round_row(void *ctx, size_t t, unsigned worker, mm_err *err) {
+  (void)worker, (void)err;
+  const rounding *j = ctx;
+  mm_act_round(&mm_act_formats[j->w->scheme->act], j->x + t * j->w->k, j->own, j->w->first_k, j->b->amax + t * j->amaxes,
+               j->w->input_scale);
+  return true;
+}
+
 void mm_cpu_round(mm_backend *b, float *x, uint32_t rows, const mm_packed *w) {
   const mm_act_format *f = &mm_act_formats[w->scheme->act];
   if (!b->c.act_quant || f->code == MM_CODE_PLAIN) return;
-  uint32_t own = w->whole_k ? (uint32_t)mm_min(w->k, w->whole_k - w->first_k) : w->k; /* beyond it zero padding */
-  uint32_t amaxes = mm_act_amaxes(f, w->whole_k ? w->whole_k : w->k);
-  memset(b->amax, 0, (size_t)rows * amaxes * sizeof *b->amax);
-  for (uint32_t t = 0; t < rows; t++) mm_act_amax(f, x + (size_t)t * w->k, own, w->first_k, b->amax + (size_t)t * amaxes);
-  if (w->whole_k) mm_comm_max(b->c.comm, b->c.weights->rank, b->amax, (size_t)rows * amaxes);
-  for (uint32_t t = 0; t < rows; t++) mm_act_round(f, x + (size_t)t * w->k, own, w->first_k, b->amax + (size_t)t * amaxes, w->input_scale);
+  const uint64_t work = (uint64_t)rows * w->k * 8; /* about so many multiplications */
+  rounding j = {.b = b, .w = w};
+  j.x = x;
+  j.own = w->whole_k ? (uint32_t)mm_min(w->k, w->whole_k - w->first_k) : w->k;
+  j.amaxes = mm_act_amaxes(f, w->whole_k ? w->whole_k : w->k);
+  mm_cpu_each(b, rows, work, amax_row, &j);
+  if (w->whole_k) mm_comm_max(b->c.comm, b->c.weights->rank, b->amax, (size_t)rows * j.amaxes);
+  mm_cpu_each(b, rows, work, round_row, &j);
 }
 
 const float *mm_cpu_input(mm_backend *b, mm_act x, const mm_packed *w) {

@@ -8,10 +8,14 @@
 #ifndef MM_RUNTIME_CPU_CPU_ROWS_H
 #define MM_RUNTIME_CPU_CPU_ROWS_H
 
+#include <stdatomic.h>
+
 #include "quant/cpu.h"
 #include "quant/quant.h"
 
 enum { MM_CHUNK = 128, MM_CPU_TOKENS = 8 }; /* columns of a chunk; tokens that share one widening */
+/* From how many tokens on rows are widened to memory, and how many then share one widening. */
+enum { MM_CPU_TILED = 12, MM_CPU_MANY_TOKENS = 48 };
 
 /* How codes are widened, and of what type the scales along a row are. E4M3_32, MXFP8: several a chunk, each over 32 or 64 columns. */
 typedef enum mm_cpu_kind {
@@ -65,7 +69,7 @@ typedef void mm_cpu_rows_fn(const mm_cpu_view *v, uint32_t first, uint32_t rows,
                             size_t stride, float *sums);
 void mm_cpu_rows(const mm_cpu_view *v, uint32_t first, uint32_t rows, const float *const *x, uint32_t tokens, float *y, size_t stride,
                  float *sums);
-#define MM_CPU_SUMS(rows) ((size_t)(rows)*MM_CPU_TOKENS * 16)
+#define MM_CPU_SUMS(rows) ((size_t)(rows) * (MM_CPU_MANY_TOKENS * 16 + 4 * (MM_CHUNK + 4 * 16)))
 
 /* a[n]·b[n] by the same rule. */
 float mm_cpu_dot(const float *a, const float *b, uint32_t n);
@@ -85,6 +89,12 @@ enum { MM_SANITIZED = false };
 #define MM_UNROLL
 #else
 #define MM_UNROLL _Pragma("GCC unroll 8")
+#endif
+/* Before a loop whose body fills the registers. */
+#ifdef __clang__
+#define MM_ROLL _Pragma("clang loop unroll(disable)")
+#else
+#define MM_ROLL _Pragma("GCC unroll 1")
 #endif
 
 /* The levels (quant/cpu.h). */

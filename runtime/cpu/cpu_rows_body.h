@@ -1,6 +1,6 @@
 /* The loops of cpu_rows.h over one level's vectors. The file that includes this defines, for sixteen lanes of f32: v16, LEVEL (the
  * functions' target), v16_zero, v16_load, v16_store, v16_add, v16_fma(a, b, c) = a·b + c, v16_set1, v16_sum by the rule's tree, v16_scales,
- * widen and bad. */
+ * widen and bad; TILE_ROWS and TILE_TOKENS where registers hold a tile of parts. */
 
 /* A scale as f32; E4M3 a 256th of it. */
 LEVEL float scale_at(mm_cpu_kind kind, const uint8_t *p) {
@@ -58,12 +58,29 @@ LEVEL const uint8_t *row_scales(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t
   return v->plane ? (const uint8_t *)v->w->plane[v->plane] + line * mm_cells(v->w->k, cell.k) * mm_cpu_scale_bytes(kind) : NULL;
 }
 
+/* Chunk c of a row's codes and its scales: where they are, or copies with zeros after the row's end. */
+typedef struct chunk_room {
+  uint8_t codes[4 * MM_CHUNK], scales[32];
+} chunk_room;
+LEVEL const uint8_t *whole_chunk(const mm_cpu_view *v, mm_cpu_kind kind, const uint8_t *codes, uint32_t c, const uint8_t **scale,
+                                 chunk_room *room) {
+  const uint32_t k = v->w->k;
+  const size_t begin = (size_t)c * mm_cpu_chunk_bytes(kind);
+  if ((c + 1) * MM_CHUNK <= k) return codes + begin;
+  memset(room, 0, sizeof *room);
+  memcpy(room->codes, codes + begin, v->row_bytes - begin);
+  if (!*scale) return room->codes;
+  memcpy(room->scales, *scale, mm_cells(k - c * MM_CHUNK, v->cell) * mm_cpu_scale_bytes(kind));
+  *scale = room->scales;
+  return room->codes;
+}
+
 enum { BLOCK = 4 }; /* chunks whose x, for MM_CPU_TOKENS tokens, stays in the first cache while all rows pass */
 
 /* Up to MM_CPU_TOKENS tokens. */
 LEVEL void some_tokens(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t tokens, uint32_t first, uint32_t rows, const float *const *x,
                        float *y, size_t stride, float *sums) {
-  const uint32_t k = v->w->k, chunks = mm_cells(k, MM_CHUNK), size = mm_cpu_chunk_bytes(kind), block = tokens == 1 ? chunks : BLOCK;
+  const uint32_t chunks = mm_cells(v->w->k, MM_CHUNK), block = tokens == 1 ? chunks : BLOCK;
   const uint32_t wide = v->cell > MM_CHUNK ? v->cell / MM_CHUNK : 1; /* chunks under one scale */
   const uint32_t step = v->plane ? mm_cpu_scale_bytes(kind) * (v->cell < MM_CHUNK ? MM_CHUNK / v->cell : 1) : 0;
   for (uint32_t from = 0; from < chunks; from += block) {
@@ -76,13 +93,9 @@ LEVEL void some_tokens(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t tokens, 
       MM_UNROLL
       for (uint32_t t = 0; t < tokens; t++) sum[t] = from ? v16_load(row_sums + 16 * t) : v16_zero();
       for (uint32_t c = from; c < end; c++) {
-        const uint8_t *at = codes + (size_t)c * size, *scale = scales ? scales + (size_t)(wide > 1 ? c / wide : c) * step : NULL;
-        uint8_t room[4 * MM_CHUNK], scale_room[32];
-        if ((c + 1) * MM_CHUNK > k) {
-          memset(room, 0, sizeof room), memset(scale_room, 0, sizeof scale_room);
-          memcpy(room, at, v->row_bytes - (size_t)c * size), at = room;
-          if (scale) memcpy(scale_room, scale, mm_cells(k - c * MM_CHUNK, v->cell) * mm_cpu_scale_bytes(kind)), scale = scale_room;
-        }
+        const uint8_t *scale = scales ? scales + (size_t)(wide > 1 ? c / wide : c) * step : NULL;
+        chunk_room room;
+        const uint8_t *at = whole_chunk(v, kind, codes, c, &scale, &room);
         if (tokens == 1) __builtin_prefetch(at + 1024), __builtin_prefetch(at + 1024 + 64);
         nan |= mm_cpu_e4m3(kind) && bad(at);
         chunk_step(sum, kind, tokens, at, scale, v->cell, x, (size_t)c * MM_CHUNK);
@@ -101,9 +114,130 @@ LEVEL void some_tokens(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t tokens, 
   }
 }
 
+#ifdef TILE_ROWS
+/* Many tokens: rows are widened once for MM_CPU_MANY_TOKENS of them, BLOCK chunks at a time, and multiplied in tiles of TILE_ROWS rows and
+ * TILE_TOKENS tokens whose parts stay in registers. Each number goes through the same operations as above. */
+typedef struct tile_room {
+  float *sums;   /* [rows, MM_CPU_MANY_TOKENS, 16] */
+  float *w;      /* [rows, BLOCK, MM_CHUNK] */
+  float *scales; /* [rows, BLOCK, pieces, 16] */
+} tile_room;
+
+/* Parts of a chunk that have a scale of their own. */
+LEVEL uint32_t pieces_of(mm_cpu_kind kind) { return kind == MM_KIND_E4M3_32 || kind == MM_KIND_MXFP8 ? 4 : 1; }
+
+/* Chunks [from, end) of one row. A code that is no number makes the scales none. */
+LEVEL void widen_row(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t row, uint32_t from, uint32_t end, float *to, float *to_scales) {
+  const uint32_t pieces = pieces_of(kind), bytes = mm_cpu_scale_bytes(kind), wide = v->cell > MM_CHUNK ? v->cell / MM_CHUNK : 1;
+  const uint32_t step = v->plane ? bytes * (v->cell < MM_CHUNK ? MM_CHUNK / v->cell : 1) : 0;
+  const uint8_t *codes = v->codes + row * v->row_bytes, *scales = row_scales(v, kind, row);
+  for (uint32_t c = from; c < end; c++, to += MM_CHUNK, to_scales += 16 * pieces) {
+    const uint8_t *scale = scales ? scales + (size_t)(wide > 1 ? c / wide : c) * step : NULL;
+    chunk_room room;
+    const uint8_t *at = whole_chunk(v, kind, codes, c, &scale, &room);
+    const bool nan = mm_cpu_e4m3(kind) && bad(at);
+    v16 w[8];
+    widen(w, kind, at);
+    MM_UNROLL
+    for (int j = 0; j < 8; j++) v16_store(to + 16 * j, w[j]);
+    for (uint32_t g = 0; g < pieces; g++) {
+      v16 s = v16_set1(1);
+      if (pieces > 1)
+        s = v16_set1(scale_at(kind, scale + (v->cell == 64 ? g / 2 : g) * bytes));
+      else if (scale)
+        s = mm_cpu_turned(kind) && v->cell < MM_CHUNK ? v16_scales(kind, scale, v->cell) : v16_set1(scale_at(kind, scale));
+      v16_store(to_scales + 16 * g, nan ? v16_set1(NAN) : s);
+    }
+  }
+}
+
+/* A tile over `chunks` chunks of widened rows; x[t] + at is the first one's column. */
+LEVEL void tile_step(uint32_t rows, uint32_t tokens, uint32_t pieces, uint32_t chunks, const tile_room *room, const float *const *x,
+                     size_t at) {
+  for (uint32_t p = 0; p < chunks * pieces; p++) {
+    const uint32_t lines = 8 / pieces;
+    const float *const w = room->w + (size_t)p * lines * 16;
+    const size_t column = at + (size_t)p * lines * 16;
+    v16 part[TILE_ROWS][TILE_TOKENS];
+    MM_UNROLL
+    for (uint32_t r = 0; r < rows; r++) MM_UNROLL
+    for (uint32_t t = 0; t < tokens; t++) part[r][t] = v16_set1(-0.0f); /* a·b + -0 is a·b, whatever its sign */
+    MM_ROLL
+    for (uint32_t j = 0; j < lines; j++) {
+      v16 line[TILE_ROWS];
+      MM_UNROLL
+      for (uint32_t r = 0; r < rows; r++) line[r] = v16_load(w + (size_t)r * BLOCK * MM_CHUNK + 16 * j);
+      MM_UNROLL
+      for (uint32_t t = 0; t < tokens; t++) {
+        const v16 from = v16_load(x[t] + column + 16 * j);
+        MM_UNROLL
+        for (uint32_t r = 0; r < rows; r++) part[r][t] = v16_fma(line[r], from, part[r][t]);
+      }
+    }
+    MM_UNROLL
+    for (uint32_t r = 0; r < rows; r++) {
+      const v16 own = v16_load(room->scales + ((size_t)r * BLOCK * pieces + p) * 16);
+      float *const sums = room->sums + (size_t)r * MM_CPU_MANY_TOKENS * 16;
+      MM_UNROLL
+      for (uint32_t t = 0; t < tokens; t++) v16_store(sums + 16 * t, v16_fma(part[r][t], own, v16_load(sums + 16 * t)));
+    }
+    atomic_signal_fence(memory_order_seq_cst); /* no copies of the sums beside those in memory */
+  }
+}
+
+/* One tile's tokens under all rows. */
+LEVEL void tile_column(uint32_t tokens, uint32_t pieces, uint32_t chunks, uint32_t rows, tile_room room, const float *const *x, size_t at) {
+  uint32_t r = 0;
+  for (; r + TILE_ROWS <= rows; r += TILE_ROWS) {
+    tile_step(TILE_ROWS, tokens, pieces, chunks, &room, x, at);
+    room.sums += (size_t)TILE_ROWS * MM_CPU_MANY_TOKENS * 16, room.w += (size_t)TILE_ROWS * BLOCK * MM_CHUNK;
+    room.scales += (size_t)TILE_ROWS * BLOCK * pieces * 16;
+  }
+  for (; r < rows; r++) {
+    tile_step(1, tokens, pieces, chunks, &room, x, at);
+    room.sums += (size_t)MM_CPU_MANY_TOKENS * 16, room.w += (size_t)BLOCK * MM_CHUNK, room.scales += (size_t)BLOCK * pieces * 16;
+  }
+}
+
+/* Up to MM_CPU_MANY_TOKENS tokens. */
+LEVEL void many_tokens(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t tokens, uint32_t first, uint32_t rows, const float *const *x,
+                       float *y, size_t stride, float *sums) {
+  const uint32_t chunks = mm_cells(v->w->k, MM_CHUNK), pieces = pieces_of(kind);
+  const tile_room room = {.sums = sums,
+                          .w = sums + (size_t)rows * MM_CPU_MANY_TOKENS * 16,
+                          .scales = sums + (size_t)rows * (MM_CPU_MANY_TOKENS * 16 + BLOCK * MM_CHUNK)};
+  memset(sums, 0, (size_t)rows * MM_CPU_MANY_TOKENS * 16 * sizeof *sums);
+  for (uint32_t from = 0; from < chunks; from += BLOCK) {
+    const uint32_t n = from + BLOCK < chunks ? BLOCK : chunks - from;
+    for (uint32_t r = 0; r < rows; r++)
+      widen_row(v, kind, first + r, from, from + n, room.w + (size_t)r * BLOCK * MM_CHUNK, room.scales + (size_t)r * BLOCK * pieces * 16);
+    uint32_t t = 0;
+    for (tile_room at = room; t < tokens;) {
+      const uint32_t some = t + TILE_TOKENS <= tokens ? TILE_TOKENS : 1;
+      if (some == TILE_TOKENS)
+        tile_column(TILE_TOKENS, pieces, n, rows, at, x + t, (size_t)from * MM_CHUNK);
+      else
+        tile_column(1, pieces, n, rows, at, x + t, (size_t)from * MM_CHUNK);
+      t += some, at.sums += 16 * some;
+    }
+  }
+  for (uint32_t r = 0; r < rows; r++) {
+    const float factor = row_factor(v, kind, first + r);
+    for (uint32_t t = 0; t < tokens; t++) y[t * stride + r] = v16_sum(v16_load(sums + ((size_t)r * MM_CPU_MANY_TOKENS + t) * 16)) * factor;
+  }
+}
+#endif
+
 LEVEL void all_tokens(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t first, uint32_t rows, const float *const *x, uint32_t tokens,
                       float *y, size_t stride, float *sums) {
   uint32_t t = 0;
+#ifdef TILE_ROWS
+  while (tokens - t >= MM_CPU_TILED) {
+    const uint32_t some = tokens - t < MM_CPU_MANY_TOKENS ? tokens - t : MM_CPU_MANY_TOKENS;
+    many_tokens(v, kind, some, first, rows, x + t, y + t * stride, stride, sums);
+    t += some;
+  }
+#endif
   if (!MM_SANITIZED) {
     for (; t + 8 <= tokens; t += 8) some_tokens(v, kind, 8, first, rows, x + t, y + t * stride, stride, sums);
     if (t + 4 <= tokens) some_tokens(v, kind, 4, first, rows, x + t, y + t * stride, stride, sums), t += 4;

@@ -8,6 +8,7 @@
 
 #include <cmocka.h>
 
+#include "quant/cpu.h"
 #include "tests/unit/quant/rounded.h"
 
 enum { K = 417, ROWS = 200 };
@@ -36,11 +37,10 @@ static void round_parts(mm_act_quant a, float *x, const uint32_t *cut, double fi
   free(amax);
 }
 
-static void as_defined(void **state) {
-  (void)state;
+static void as_defined_here(int step) {
   static const uint32_t cut[] = {0, 48, 192, 200, K};
   for (mm_act_quant a = MM_ACT_FP8_TENSOR; a <= MM_ACT_MXFP8; a++)
-    for (int row = 0; row < ROWS; row++) {
+    for (int row = 0; row < ROWS; row += step) {
       float x[K], y[K];
       double want[K], fixed = row % 3 == 0 ? (double)(float)(0.003 * (row + 1)) : 0;
       fill(x, row);
@@ -51,6 +51,30 @@ static void as_defined(void **state) {
         if ((double)y[i] != want[i])
           fail_msg("format %d, row %d, column %d: %.9g: found %.9g, expected %.9g", a, row, i, x[i], y[i], want[i]);
     }
+}
+
+static void as_defined(void **state) {
+  (void)state;
+  for (mm_cpu level = MM_CPU_PLAIN; level <= MM_CPU_AVX512; level++) {
+    mm_cpu_limit(level);
+    as_defined_here(level == MM_CPU_AVX512 ? 1 : 7);
+  }
+}
+
+/* An infinity makes its scale infinite: what it rounds to is no number, not the largest code of either sign. */
+static void infinity_becomes_none(void **state) {
+  (void)state;
+  for (mm_cpu level = MM_CPU_PLAIN; level <= MM_CPU_AVX512; level++)
+    for (mm_act_quant a = MM_ACT_FP8_TENSOR; a <= MM_ACT_INT8_TOKEN; a++)
+      for (uint32_t at = 5; at < K; at += K - 10) { /* among whole vectors, and after them */
+        float x[K];
+        static const uint32_t whole[] = {0, K};
+        mm_cpu_limit(level);
+        fill(x, 1);
+        x[at] = at == 5 ? INFINITY : -INFINITY;
+        round_parts(a, x, whole, 0);
+        assert_true(isnan(x[at]));
+      }
 }
 
 /* What is wrong in a model must not be rounded away. */
@@ -95,6 +119,7 @@ static void schemes(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(as_defined), cmocka_unit_test(no_number_stays_none), cmocka_unit_test(schemes)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(as_defined), cmocka_unit_test(infinity_becomes_none),
+                                     cmocka_unit_test(no_number_stays_none), cmocka_unit_test(schemes)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
