@@ -95,11 +95,24 @@ static bool bake(mm_writer *w, mm_err *err) {
   return ok;
 }
 
+/* A packed source's companions were proven when it was opened; one that became another since is not copied. */
+static bool still_proven(const mm_writer *w, const char *name, const char *path, const char *text, size_t n, mm_err *err) {
+  const mm_pack *from = w->plan->hf->packed ? mm_packed_pack(w->plan->hf) : NULL;
+  mm_digest d;
+  for (size_t i = 0; from && i < from->file_count; i++) {
+    if (strcmp(from->file[i].name, name) != 0) continue;
+    if (!mm_sha256(text, n, &d, err)) return false;
+    if (!mm_digest_equal(&d, &from->file[i].sha256))
+      return mm_fail(err, MM_IO, "E_CHANGED", mm_at(path, NULL), "found other contents since the checkpoint was opened");
+  }
+  return true;
+}
+
 static bool copy_companion(mm_writer *w, const char *name, mm_err *err) {
   size_t n = 0;
   const mm_path path = mm_path_of(w->plan->hf->dir, name);
   char *text = mm_hf_inside(w->plan->hf, path.text, err) ? mm_file_slurp(path.text, COMPANION_MAX, &n, err) : NULL;
-  bool ok = text && put_companion(w, name, text, n, err);
+  bool ok = text && still_proven(w, name, path.text, text, n, err) && put_companion(w, name, text, n, err);
   free(text);
   return ok;
 }

@@ -26,6 +26,13 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"enum
           "required": ["a", "b"], "additionalProperties": False}
 
 
+class Patient(Server):
+    """A request of low priority waits while others come."""
+
+    def connect(self, timeout=1000):
+        return super().connect(timeout)
+
+
 def request(rng, starts, vocab):
     """(path, body) of one request; every choice in it is from rng."""
     chat = rng.random() < 0.4
@@ -78,12 +85,10 @@ def joined(server, path, body):
         return status, plain(json.loads(data))
     parts = data.decode().split("\n\n")
     assert parts.pop() == "" and parts.pop() == "data: [DONE]", data[-300:]
-    text, why = collections.Counter(), {}
-    text = collections.defaultdict(str)
+    text, why = collections.defaultdict(str), {}
     for part in parts:
         for c in json.loads(part.removeprefix("data: "))["choices"]:
             text[c["index"]] += c.get("text") or (c.get("delta") or {}).get("content") or ""
-            text[c["index"]] += ""
             why[c["index"]] = c["finish_reason"] or why.get(c["index"])
     return status, dict(text), why
 
@@ -131,7 +136,7 @@ def model(source, chat, options, count):
     small = ["--max-num-seqs", rng.choice(["2", "3", "5"]), "--max-num-batched-tokens", rng.choice(["8", "17", "64"]), "--kv-cache-tokens", kv, "--max-model-len", "160",
              "--prefix-cache-memory", rng.choice(["512K", "1M", "64M"]), "--drafts", rng.choice(["0", "3"]), "--batch-invariant", "-t", "1", "--chat-format", chat]
     plenty = ["--max-num-seqs", "1", "--prefix-cache", "off", "--max-model-len", "160", "--batch-invariant", "-t", "1", "--chat-format", chat]
-    with Server(packed, *plenty) as calm, Server(packed, *small) as busy:
+    with Patient(packed, *plenty) as calm, Patient(packed, *small) as busy:
         expected = [ask(calm, path, body) for path, body, _ in jobs]
         with ThreadPoolExecutor(6) as pool:
             found = list(pool.map(one, [(busy, i, *job) for i, job in enumerate(jobs)]))
