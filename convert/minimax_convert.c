@@ -268,6 +268,7 @@ static bool check_args(mm_convert_args *a, mm_err *err) {
                       : a->dialect && !hf            ? "found --dialect without --layout hf"
                       : a->compress && hf            ? "found --compress with --layout hf; archives hold packed checkpoints"
                       : a->gpu_memory && hf          ? "found --gpu-memory with --layout hf, whose files have no ranks"
+                      : a->resume && a->restart      ? "found --resume with --restart, which discards what --resume continues"
                       : a->names_only && !a->dry_run ? "found --names-only without --dry-run"
                                                      : NULL;
   if (wrong) return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "%s", wrong);
@@ -277,6 +278,9 @@ static bool check_args(mm_convert_args *a, mm_err *err) {
 static bool run_all(void *args, mm_err *err) {
   mm_convert_args *a = args;
   bool printed;
+  if (a->quant && a->recipe)
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --quant with --recipe, which has a default scheme of its own");
+  if (!a->quant) a->quant = "none";
   if (!print_words(a, &printed, err)) return false;
   if (printed) return true;
   if (!check_args(a, err)) return false;
@@ -300,14 +304,8 @@ static bool run_all(void *args, mm_err *err) {
 
 /* NOLINTNEXTLINE(readability-function-size): most of it is the option table */
 int main(int argc, char **argv) {
-  mm_convert_args a = {.layout = "packed",
-                       .quant = "none",
-                       .align = "split",
-                       .tp = 1,
-                       .ep = 1,
-                       .pp = 1,
-                       .part_size = UINT64_C(4) << 30,
-                       .commit_bytes = UINT64_C(64) << 20};
+  mm_convert_args a = {
+      .layout = "packed", .align = "split", .tp = 1, .ep = 1, .pp = 1, .part_size = UINT64_C(4) << 30, .commit_bytes = UINT64_C(64) << 20};
   mm_err err = {0};
   mm_arena words = {0};
   const char *schemes = mm_recipe_words(&words, &err);

@@ -7,6 +7,7 @@
 
 #include "formats/option.h"
 #include "runtime/bench_shapes.h"
+#include "runtime/bench_result.h"
 #include "runtime/engine.h"
 
 #define CHUNK   1024 /* tokens of a context per step */
@@ -29,18 +30,7 @@ typedef struct bench_args {
   bool json, quiet;
 } bench_args;
 
-/* What a subject measures of one model. */
-typedef struct bench_case {
-  const char *subject, *model;
-  uint32_t layers;
-  uint32_t vocab;
-  const char *quant, *experts; /* schemes of the attention and of the experts */
-  uint32_t batch[8];           /* decode steps of so many sequences; 0 ends */
-  uint32_t context;            /* tokens that each holds before */
-  uint32_t tokens;             /* of a prefill step; 0: none */
-} bench_case;
-
-static const bench_case cases[] = {
+static const mm_bench_case cases[] = {
     {"kernels", "m1", 8, 2048, "block_fp8", "block_fp8", {1, 16}, 1024, 0},
     {"kernels", "m2", 8, 2048, "block_fp8", "block_fp8", {1, 16}, 1024, 0},
     {"layers", "m1", 8, 2048, "block_fp8", "block_fp8", {1, 4, 16, 64, 256}, 1024, 0},
@@ -54,7 +44,7 @@ static const bench_case cases[] = {
 };
 
 typedef struct bench {
-  const bench_case *c;
+  const mm_bench_case *c;
   const mm_ops *ops;
   uint32_t steps;
   bool kv_fp8, act_quant;
@@ -247,7 +237,7 @@ static bool step_alone(bench *b, const mm_span *span, uint32_t spans, const uint
 /* Single tokens of `rows` sequences and the first `tokens` of another: in one step, and apart; step_s[3]: of the tokens, the stretch, both.
  */
 static bool mixed(bench *b, uint32_t rows, double step_s[3], mm_err *err) {
-  const bench_case *c = b->c;
+  const mm_bench_case *c = b->c;
   const uint32_t last = c->tokens - 1;
   double time[3][REPEATS];
   const mm_span alone = {(int32_t)rows, 0, c->tokens, 0};
@@ -343,25 +333,9 @@ static bool time_op(bench *b, const op *o, uint32_t rows, double *step_s, mm_err
   return open_case(b, err) && fill_contexts(b, rows, err) && decode(b, o, rows, step_s, err);
 }
 
-/* What every result of a case begins with; the words are those of tables, without a character that JSON escapes. */
-static void put_case(const bench *b, uint32_t layers) {
-  const bench_case *c = b->c;
-  printf("{\"subject\":\"%s\",\"model\":\"%s\",\"layers\":%u,\"quant\":\"%s\",\"expert_quant\":\"%s\"", c->subject, c->model, layers,
-         c->quant, c->experts);
-}
-
-static void put_op(const bench *b, const char *name, uint32_t rows, double one, double moved) {
-  const bench_case *c = b->c;
-  if (b->json) {
-    put_case(b, 1);
-    printf(",\"op\":\"%s\",\"batch\":%u,\"seconds\":%.9g", name, rows, one);
-    if (moved > 0) printf(",\"bytes\":%.0f,\"of_copy\":%.4f", moved, moved / one / b->copy_rate);
-    puts("}");
-    return;
-  }
-  printf("%s %s/%s B=%u %s: %.2f us", c->model, c->quant, c->experts, rows, name, one * 1e6);
-  if (moved > 0) printf(", %.1f MB, %.2f of copy", moved * 1e-6, moved / one / b->copy_rate);
-  printf("\n");
+/* What is common to the results of a case. */
+static mm_bench_result result_of(const bench *b, uint32_t rows) {
+  return (mm_bench_result){.c = b->c, .layers = b->c->layers, .batch = rows, .kv_fp8 = b->kv_fp8, .copy_rate = b->copy_rate};
 }
 
 /* Every op of the model's layers for itself: what it adds to a step that only chooses tokens. */
@@ -378,7 +352,11 @@ static bool measure_ops(bench *b, uint32_t rows, mm_err *err) {
     if (!time_op(b, o, rows, &step, err)) return false;
     for (uint32_t l = 0; l < b->model.layers; l++)
       if (o->in(b, l)) bytes += o->bytes(b, l, rows);
-    put_op(b, o->name, rows, (step - empty) / (ROUNDS * layers), bytes / layers);
+    mm_bench_result r = result_of(b, rows);
+    r.layers = 1;
+    r.seconds = (step - empty) / (ROUNDS * layers);
+    r.bytes = bytes / layers;
+    mm_bench_print_op(&r, o->name, b->json);
   }
   return true;
 }
@@ -386,56 +364,33 @@ static bool measure_ops(bench *b, uint32_t rows, mm_err *err) {
 /* ---- Cases ---- */
 
 static bool measure_layers(bench *b, uint32_t rows, mm_err *err) {
-  const bench_case *c = b->c;
-  double s;
-  if (!fill_contexts(b, rows, err) || !decode(b, NULL, rows, &s, err)) return false;
-  const double bytes = decode_bytes(b, rows, c->context + 1), floor_s = bytes / b->copy_rate;
-  if (b->json) {
-    put_case(b, c->layers);
-    printf(
-        ",\"batch\":%u,\"context\":%u,\"kv_fp8\":%s,\"seconds\":%.9g,\"tokens_per_s\":%.6g,\"experts_a_layer\":%.3f,\"bytes\":%.0f,\"floor_"
-        "s\":%.9g}\n",
-        rows, c->context, b->kv_fp8 ? "true" : "false", s, rows / s, b->reached, bytes, floor_s);
-    return true;
-  }
-  printf("%s x %u %s/%s, decode B=%u context %u%s: %.1f us, %.1f tokens/s, %.1f experts a layer, %.3f GB, floor %.1f us, %.2f x floor\n",
-         c->model, c->layers, c->quant, c->experts, rows, c->context, b->kv_fp8 ? " fp8" : "", s * 1e6, rows / s, b->reached, bytes * 1e-9,
-         floor_s * 1e6, s / floor_s);
+  mm_bench_result r = result_of(b, rows);
+  if (!fill_contexts(b, rows, err) || !decode(b, NULL, rows, &r.seconds, err)) return false;
+  r.bytes = decode_bytes(b, rows, b->c->context + 1);
+  r.floor_s = r.bytes / b->copy_rate;
+  r.reached = b->reached;
+  mm_bench_print_decode(&r, b->json);
   return true;
 }
 
 static bool measure_prefill(bench *b, mm_err *err) {
-  const bench_case *c = b->c;
-  double s;
-  if (!prefill(b, &s, err)) return false;
-  const double floor_s = prefill_floor(b, c->tokens);
-  if (b->json) {
-    put_case(b, c->layers);
-    printf(",\"tokens\":%u,\"seconds\":%.9g,\"tokens_per_s\":%.6g,\"floor_s\":%.9g}\n", c->tokens, s, c->tokens / s, floor_s);
-    return true;
-  }
-  printf("%s x %u %s/%s, prefill T=%u: %.2f ms, %.2f ms a layer, %.0f tokens/s, floor %.2f ms, %.2f of it\n", c->model, c->layers, c->quant,
-         c->experts, c->tokens, s * 1e3, s * 1e3 / c->layers, c->tokens / s, floor_s * 1e3, floor_s / s);
+  mm_bench_result r = result_of(b, 0);
+  if (!prefill(b, &r.seconds, err)) return false;
+  r.floor_s = prefill_floor(b, b->c->tokens);
+  mm_bench_print_prefill(&r, b->json);
   return true;
 }
 
 static bool measure_mixed(bench *b, mm_err *err) {
-  const bench_case *c = b->c;
+  const mm_bench_result r = result_of(b, b->c->batch[0]);
   double s[3];
-  if (!fill_contexts(b, c->batch[0], err) || !mixed(b, c->batch[0], s, err)) return false;
-  if (b->json) {
-    put_case(b, c->layers);
-    printf(",\"batch\":%u,\"context\":%u,\"tokens\":%u,\"seconds\":%.9g,\"decode_s\":%.9g,\"prefill_s\":%.9g}\n", c->batch[0], c->context,
-           c->tokens, s[2], s[0], s[1]);
-    return true;
-  }
-  printf("%s x %u %s/%s, %u tokens of context %u beside a stretch of %u: %.1f us; apart %.1f and %.1f us, ratio %.3f\n", c->model,
-         c->layers, c->quant, c->experts, c->batch[0], c->context, c->tokens, s[2] * 1e6, s[0] * 1e6, s[1] * 1e6, s[2] / (s[0] + s[1]));
+  if (!fill_contexts(b, r.batch, err) || !mixed(b, r.batch, s, err)) return false;
+  mm_bench_print_mixed(&r, s, b->json);
   return true;
 }
 
 static bool measure(bench *b, mm_err *err) {
-  const bench_case *c = b->c;
+  const mm_bench_case *c = b->c;
   if (strcmp(c->subject, "mixed") == 0) return measure_mixed(b, err);
   const bool kernels = strcmp(c->subject, "kernels") == 0;
   for (int i = 0; i < 8 && c->batch[i]; i++)
@@ -443,14 +398,14 @@ static bool measure(bench *b, mm_err *err) {
   return !c->tokens || measure_prefill(b, err);
 }
 
-static uint32_t most_rows(const bench_case *c) {
+static uint32_t most_rows(const mm_bench_case *c) {
   uint32_t most = 1;
   for (int i = 0; i < 8 && c->batch[i]; i++) most = (uint32_t)mm_max(most, c->batch[i]);
   return most;
 }
 
 static bool open_case(bench *b, mm_err *err) {
-  const bench_case *c = b->c;
+  const mm_bench_case *c = b->c;
   const bool beside = strcmp(c->subject, "mixed") == 0;
   const uint32_t slots = most_rows(c) + beside, chunk = (uint32_t)mm_min(CHUNK, c->context);
   const mm_limits limits = {.max_tokens = (uint32_t)mm_max(mm_max(slots, chunk), c->tokens + (beside ? slots : 0)),
@@ -492,7 +447,7 @@ static bool is_subject(const char *word) {
 }
 
 /* The case under the options given. */
-static bench_case adjusted(bench_case c, const bench_args *a) {
+static mm_bench_case adjusted(mm_bench_case c, const bench_args *a) {
   if (a->layers) c.layers = (uint32_t)a->layers;
   if (a->quant) c.quant = a->quant;
   if (a->experts) c.experts = a->experts;
@@ -515,10 +470,10 @@ static bool bench_all(void *args, mm_err *err) {
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found subject \"%s\", expected " SUBJECTS, subject);
   if (!ops) return mm_fail(err, MM_UNSUPPORTED, "E_CUDA", mm_at(NULL, NULL), "a GPU is measured, and this build has no CUDA backend");
   if (!ops->copy_rate(&copy_rate, err)) return false;
-  printf(a->json ? "{\"copy_bytes_per_s\":%.6g}\n" : "device copy %.0f GB/s, read + write\n", a->json ? copy_rate : copy_rate * 1e-9);
+  mm_bench_print_copy(copy_rate, a->json);
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     if (strcmp(cases[i].subject, subject) != 0 || (a->model && strcmp(cases[i].model, a->model) != 0)) continue;
-    const bench_case c = adjusted(cases[i], a);
+    const mm_bench_case c = adjusted(cases[i], a);
     bench b = {.c = &c,
                .ops = ops,
                .steps = (uint32_t)a->steps,

@@ -134,7 +134,8 @@ def idle():
     for program, *args in (("minimax-inspect", SOURCE, "--data"), ("minimax-inspect", packed, "--names-only"), ("minimax-inspect", packed, "--diff", SOURCE, "--summary"),
                            ("minimax-inspect", packed, "--diff", packed, "--match", "x"), ("minimax-convert", SOURCE, "--dry-run", "--gpu-memory", 0),
                            ("minimax-convert", SOURCE, "--dry-run", "--part-size", "0"), ("minimax-convert", SOURCE, "--dry-run", "--mem-limit", "0G"),
-                           ("minimax-convert", SOURCE, "--dry-run", "--journal-every", "0"), ("minimax-verify", packed, "--report", f"{TMP}/r.html"),
+                           ("minimax-convert", SOURCE, "--dry-run", "--journal-every", "0"), ("minimax-convert", SOURCE, "-o", f"{TMP}/x", "--resume", "--restart"),
+                           ("minimax-convert", SOURCE, "--dry-run", "--recipe", f"{TMP}/recipe.json", "--quant", "int8"), ("minimax-verify", packed, "--report", f"{TMP}/r.html"),
                            ("minimax-verify", packed, "--list"), ("minimax-verify", packed, "--samples", 2), ("minimax-verify", packed, "--seed", 1, "--level", "full"),
                            ("minimax-archive", "list", f"{TMP}/archive", "-o", f"{TMP}/x")):
         assert "E_USAGE" in run(program, *args, status=2).stderr, (program, args)
