@@ -252,7 +252,7 @@ T_QUICK = $(T_UNIT) $(T_MODEL) $(addprefix check/,model/golden.sh interop/block_
 quick: lint-format lint-tree $(T_QUICK) ## build, unit tests, golden logits, floors and format: a minute or less
 	@scripts/test.sh --count $(BUILD) $(T_QUICK)
 T_SERVE = $(filter check/unit/runtime/test_scheduler check/unit/runtime/test_grammar check/unit/runtime/test_reply,$(T_UNIT)) $(filter check/cli/serve% check/interop/serve%,$(T_SCRIPT))
-serve-check: $(T_SERVE) ## the server: clients of OpenAI and Anthropic, its page, hostile requests
+serve-check: $(T_SERVE) ## the server: clients of OpenAI, Anthropic and LangChain, curl, its page, a short load, hostile requests
 unit: $(T_UNIT) ## unit tests
 model: $(T_MODEL) $(filter check/model/%,$(T_SCRIPT)) ## operators and whole models against reference results
 cli: $(filter-out check/model/%,$(T_SCRIPT)) ## the programs from outside: command lines, interop, hardening
@@ -281,6 +281,10 @@ soak-fuzz-build:
 
 $(VENV)/ready:
 	$(Q)scripts/venv.sh $(VENV) safetensors==0.8.0 numpy==2.4.6 ml_dtypes==0.6.0 pytest==9.2.0 Jinja2==3.1.6 openai==3.54.0 anthropic==2.12.0
+# LangChain's client wants an older openai.
+check/interop/serve_langchain.py: $(VENV)-langchain/ready
+$(VENV)-langchain/ready:
+	$(Q)scripts/venv.sh $(VENV)-langchain langchain-openai==1.2.1 langchain-core==1.3.3
 
 $(FUZZ_SRC:%.c=$(BUILD)/%): $(BUILD)/%: $(BUILD)/%.o $(LIBS_all)
 	$(link) -fsanitize=fuzzer -o $@
@@ -307,6 +311,8 @@ bench-cpu: $(BUILD)/tests/bench/bench_cpu ## tokens/s of the CPU backend on laye
 bench-quality: $(PROGRAMS) $(BUILD)/tests/bench/bench_quality $(VENV)/ready ## SQNR gains of the searches, likelihood of the small checkpoints by scheme
 	$(Q)$(BUILD)/tests/bench/bench_quality
 	$(Q)$(VENV)/bin/python tests/bench/quality.py $(BUILD)/bin
+bench-serve: $(PROGRAMS) $(BUILD)/tests/bench/bench_scheduler $(BUILD)/tests/bench/bench_reuse ## minimax-serve: its start, streams over HTTP beside the engine alone, a prompt that is known
+	$(Q)python3 tests/bench/serve.py $(BUILD)
 bench: $(PROGRAMS) $(BENCH) $(NO_HASH) ## conversion rates beside memcpy and the disk of the same run
 	$(Q)scripts/bench_convert.py $(BUILD)/bin
 	$(Q)for b in $(BENCH); do $$b || exit 1; done
@@ -340,6 +346,6 @@ help: ## this list
 .DELETE_ON_ERROR:
 FORCE:
 .PHONY: FORCE all library tests check quick serve-check unit model cli valgrind check-san check-tsan check-clang fuzz fuzzers soak soak-fuzz soak-fuzz-build gpu demo exact bench \
-  bench-quant bench-cpu bench-quality lint format install uninstall dist clean help \
+  bench-quant bench-cpu bench-quality bench-serve lint format install uninstall dist clean help \
   lint-format lint-tree lint-tidy $(T_UNIT) $(T_MODEL) $(T_SCRIPT) $(T_TREE) $(T_SAN) $(T_TSAN) $(T_CLANG) $(T_VALGRIND) $(T_FUZZ)
 .SECONDARY:
