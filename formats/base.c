@@ -92,7 +92,7 @@ void mm_name_list_add(mm_name_list *l, const char *name) {
   if (l->more == 0 && l->used + n + more <= sizeof l->text)
     l->used += (size_t)snprintf(l->text + l->used, sizeof l->text - l->used, "%s%s", l->used ? ", " : "", name);
   else
-    snprintf(l->text + l->used, sizeof l->text - l->used, ", and %llu more" + (l->used ? 0 : 6), (unsigned long long)++l->more);
+    snprintf(l->text + l->used, sizeof l->text - l->used, "%s%llu more", l->used ? ", and " : "", (unsigned long long)++l->more);
 }
 
 void mm_show_to(FILE *f, const char *text) {

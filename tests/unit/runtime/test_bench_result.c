@@ -27,6 +27,10 @@ static void print(int which, bool json) {
   }
 }
 
+static const char decode[] =
+    "m2 x 8 block_fp8/w4a16, decode B=16 context 1024 fp8: 250.0 us, 64000.0 tokens/s, 101.5 experts "
+    "a layer, 0.600 GB, floor 200.0 us, 1.25 x floor\n";
+
 /* What print writes to standard output. */
 static size_t printed(int which, bool json, char *text, size_t cap) {
   FILE *f = tmpfile();
@@ -53,8 +57,7 @@ static void test_lines(void **state) {
   static const char *const text[] = {
       "device copy 3000 GB/s, read + write\n",
       "m2 block_fp8/w4a16 B=16 router: 250.00 us, 600.0 MB, 0.80 of copy\n",
-      "m2 x 8 block_fp8/w4a16, decode B=16 context 1024 fp8: 250.0 us, 64000.0 tokens/s, 101.5 experts a layer, 0.600 GB, floor 200.0 us, "
-      "1.25 x floor\n",
+      decode,
       "m2 x 8 block_fp8/w4a16, prefill T=8192: 0.25 ms, 0.03 ms a layer, 32768000 tokens/s, floor 0.20 ms, 0.80 of it\n",
       "m2 x 8 block_fp8/w4a16, 16 tokens of context 1024 beside a stretch of 8192: 2500.0 us; apart 1000.0 and 2000.0 us, ratio 0.833\n",
   };
