@@ -146,6 +146,11 @@ $(BUILD)/bin/$(subst _,-,$(notdir $(1:.c=))): $(BUILD)/$(1:.c=.o) $(LIBS_all)
 endef
 $(foreach p,$(PROGRAM_SRC),$(eval $(call program_rule,$(p))))
 
+# The backend's host side over a runtime without a device (tests/ops/fake_device.h).
+ifeq ($(CUDA),1)
+$(BUILD)/tests/ops/host.o: private CPPFLAGS += -isystem $(CUDA_HOME)/include
+$(BUILD)/tests/ops/host: private LIBS := $(filter-out -lcudart_static,$(LIBS))
+endif
 $(MODEL): $(BUILD)/%: $(BUILD)/%.o $(LIBS_all)
 	$(link) -lcmocka -o $@
 $(PRELOAD): $(BUILD)/%.so: %.c $(BUILD)/flags
@@ -261,7 +266,7 @@ check serve-check unit model cli valgrind check-san check-tsan check-clang fuzz:
 
 # Before a release: hours. The parts are in scripts/soak.sh; each runs alone as soak-PART and leaves BUILD/soak/PART.log.
 #: SOAK="kill fuzz" the parts of make soak
-SOAK ?= calls alloc kill resume sequences power races flips mutations mpi speed memory layer schedules scheduler serve fuzz
+SOAK ?= calls alloc kill resume sequences believed power races flips mutations mpi speed memory layer schedules scheduler serve fuzz
 SOAK_UNIT = $(patsubst %,$(BUILD)/tests/unit/runtime/test_%,schedules scheduler ahead drafts)
 soak: $(PROGRAMS) $(MODEL) $(PRELOAD) $(NO_HASH) $(SOAK_UNIT) $(if $(filter fuzz,$(SOAK)),soak-fuzz-build) ## the fault tests whole, a figure a line; soak-PART for one of them
 	$(Q)failed=0; for p in $(SOAK); do BUILD=$(abspath $(BUILD)) scripts/soak.sh $$p || failed=1; done; exit $$failed

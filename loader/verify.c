@@ -23,19 +23,17 @@ typedef struct mm_block_job {
   mm_block *block;
 } mm_block_job;
 
-/* The names of the tensors that a block of a part touches, as many as fit. */
-static void tensors_in(const mm_shards *s, uint32_t rank, uint32_t part, uint64_t from, uint64_t end, char *out, size_t cap) {
-  size_t n = 0;
-  out[0] = 0;
+/* The names of the tensors that a block of a part touches. */
+static void tensors_in(const mm_shards *s, uint32_t rank, uint32_t part, uint64_t from, uint64_t end, mm_name_list *out) {
+  char name[1024];
   for (size_t i = 0; i < s->pack.tensor_count; i++)
     for (unsigned j = 0; j < s->pack.tensor[i].plane_count; j++) {
       const mm_shard_plane *x = &s->rank[rank].plane[i * MM_PACK_PLANES + j];
-      if (x->part != part || x->offset >= end || x->offset + x->bytes <= from || n + 4 >= cap) continue;
-      int k = snprintf(out + n, cap - n, "%s%s%s", n ? ", " : "", s->pack.tensor[i].name, s->pack.tensor[i].plane[j].suffix);
-      n += k < 0 ? 0 : (size_t)k;
-      if (n >= cap) snprintf(out + cap - 4, 4, "...");
+      if (x->part != part || x->offset >= end || x->offset + x->bytes <= from) continue;
+      snprintf(name, sizeof name, "%s%s", s->pack.tensor[i].name, s->pack.tensor[i].plane[j].suffix);
+      mm_name_list_add(out, name);
     }
-  if (out[0] == 0) snprintf(out, cap, "header");
+  if (out->used == 0) mm_name_list_add(out, "header");
 }
 
 bool mm_verify_block(const mm_shards *s, uint32_t rank, uint32_t part, size_t block, mm_err *err) {
@@ -44,11 +42,11 @@ bool mm_verify_block(const mm_shards *s, uint32_t rank, uint32_t part, size_t bl
   mm_digest d;
   if (!mm_sha256(s->rank[rank].map[part].data + at, n, &d, err)) return false;
   if (mm_digest_equal(&d, &p->block[block])) return true;
-  char names[512];
-  tensors_in(s, rank, part, at, at + n, names, sizeof names);
+  mm_name_list names = {0};
+  tensors_in(s, rank, part, at, at + n, &names);
   const mm_path path = mm_path_of(s->pack.dir, p->file);
   return mm_fail(err, MM_INTEGRITY, "E_DIGEST", mm_at_offset(path.text, NULL, at),
-                 "found block %zu of %zu damaged (%llu bytes; it holds: %s)", block, p->block_count, (unsigned long long)n, names);
+                 "found block %zu of %zu damaged (%llu bytes; it holds: %s)", block, p->block_count, (unsigned long long)n, names.text);
 }
 
 static bool check_block(void *ctx, size_t item, unsigned worker, mm_err *err) {

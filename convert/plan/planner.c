@@ -363,7 +363,7 @@ bool mm_plan_build(mm_plan *p, mm_hf *hf, const mm_plan_options *o, mm_err *err)
   *p = (mm_plan){.hf = hf, .unsharded = o->unsharded};
   mm_planner b = {.p = p, .hf = hf, .o = o, .err = err, .arch = mm_arch_find(hf->config, hf->config_path, err)};
   if (!b.arch || !b.arch->read_config(hf->config, hf->config_path, &p->pack.model, err)) return false;
-  if (hf->packed && !mm_packed_model(mm_packed_pack(hf), &p->pack.model, err)) return false;
+  if (hf->packed && !mm_packed_agrees(mm_packed_pack(hf), b.arch, &p->pack.model, err)) return false;
   if (o->unsharded && (o->tp > 1 || o->pp > 1))
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --layout hf with --tp %u --pp %u, expected 1 of each", o->tp, o->pp);
   if (!mm_cut_feasible(&p->pack.model, o, hf->config_path, err)) return false;

@@ -40,28 +40,6 @@ bool mm_packed_is(const char *dir) { return exists(dir, MM_MANIFEST) && !exists(
 
 const mm_pack *mm_packed_pack(const mm_hf *hf) { return &hf->packed->shards.pack; }
 
-bool mm_packed_model(const mm_pack *p, const mm_model *config, mm_err *err) {
-  const char *key;
-  return mm_model_same(&p->model, config, &key) || mm_fail(err, MM_INTEGRITY, "E_CONFIG", mm_at(mm_path_of(p->dir, MM_MANIFEST).text, NULL),
-                                                           "key \"%s\": found another value than config.json gives", key);
-}
-
-bool mm_packed_config(const mm_pack *p, mm_err *err) {
-  bool listed = false, ok = false;
-  for (size_t i = 0; i < p->file_count; i++) listed = listed || strcmp(p->file[i].name, "config.json") == 0;
-  if (!listed) return true;
-  const mm_path path = mm_path_of(p->dir, "config.json");
-  mm_model m = {0};
-  mm_err why = {0};
-  mm_json *config = mm_json_load(path.text, MM_CONFIG_MAX, &why);
-  const mm_arch *arch = config ? mm_arch_find(config, path.text, &why) : NULL;
-  ok = arch && arch->read_config(config, path.text, &m, &why) && mm_packed_model(p, &m, &why);
-  mm_json_free(config);
-  if (why.status == MM_BAD_INPUT || why.status == MM_UNSUPPORTED) why.status = MM_INTEGRITY; /* a manifest was made from it */
-  if (!ok && err->status == MM_OK) *err = why;
-  return ok;
-}
-
 void mm_packed_close(mm_hf *hf) {
   if (!hf->packed) return;
   mm_proof_close(&hf->packed->proof);

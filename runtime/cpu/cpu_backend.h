@@ -4,7 +4,7 @@
 #define MM_RUNTIME_CPU_CPU_BACKEND_H
 
 #include "formats/pool.h"
-#include "runtime/cpu/cpu_rows.h"
+#include "runtime/cpu/cpu_vectors.h"
 #include "runtime/engine.h"
 #include "runtime/ops.h"
 
@@ -46,8 +46,9 @@ struct mm_backend {
   const float **pair_x;        /* [max_tokens·top_k]: of each pair */
   float *turned;               /* copies of inputs in another order or with zeros after them */
   uint32_t *active;            /* [E] experts of this rank that some row chose */
-  float **scratch;             /* [threads]: sums of a strip, its rows as f32, then mm_cpu_out; attention's scores; the router's keys */
+  float **scratch;             /* [threads]: sums of a strip, its rows as f32, then mm_cpu_out; attention's pages; the router's keys */
   size_t out_at;
+  const mm_cpu_vectors *vectors;
   mm_team *team;
   uint64_t *load; /* [layers, E] rows that chose the expert, since open */
 
@@ -56,15 +57,6 @@ struct mm_backend {
   size_t logits_cap;
   mm_err err; /* the first failure of this step */
 };
-
-typedef float mm_f32x4 __attribute__((vector_size(16), aligned(4), may_alias));
-
-/* y += a·x */
-static inline void mm_cpu_axpy(float *y, float a, const float *x, size_t n) {
-  size_t i = 0;
-  for (; i + 4 <= n; i += 4) *(mm_f32x4 *)(y + i) += a * *(const mm_f32x4 *)(x + i);
-  for (; i < n; i++) y[i] += a * x[i];
-}
 
 /* The page that holds tokens [i·MM_PAGE, (i + 1)·MM_PAGE) of a slot in this step. */
 static inline uint32_t mm_cpu_page(const mm_backend *b, uint32_t slot, uint32_t i) {
@@ -81,9 +73,6 @@ static inline float *mm_cpu_state(const mm_backend *b, uint32_t layer, uint32_t 
 }
 
 static inline float *mm_cpu_row(mm_act a, size_t t) { return (float *)a.data + t * a.width; }
-
-float mm_cpu_sigmoid(float x);
-float mm_cpu_silu(float x);
 
 /* fn over `count` items, on the backend's threads when there is enough to do: `work` counts multiplications. */
 void mm_cpu_each(mm_backend *b, size_t count, uint64_t work, mm_pool_fn *fn, void *job);
@@ -118,6 +107,8 @@ void mm_cpu_embed(mm_backend *b, mm_act x, const mm_packed *table);
 void mm_cpu_norm(mm_backend *b, mm_act y, mm_act x, const mm_packed *w, double eps);
 void mm_cpu_linear(mm_backend *b, mm_act y, mm_act x, const mm_packed *w);
 void mm_cpu_gqa(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_packed *q_norm, const mm_packed *k_norm);
+/* Scratch that mm_cpu_gqa needs of a worker. */
+size_t mm_cpu_attention_floats(const mm_backend *b);
 void mm_cpu_lightning(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv);
 void mm_cpu_gated_norm(mm_backend *b, mm_act y, mm_act o, mm_act gate, const mm_packed *w, double eps);
 void mm_cpu_route(mm_backend *b, uint32_t layer, mm_act x, const mm_packed *router, const mm_packed *bias);

@@ -7,9 +7,6 @@
 /* Below this many multiplications, waking threads costs more than it saves. */
 #define WORTH_THREADS (UINT64_C(1) << 17)
 
-float mm_cpu_sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
-float mm_cpu_silu(float x) { return x / (1.0f + expf(-x)); }
-
 void mm_cpu_each(mm_backend *b, size_t count, uint64_t work, mm_pool_fn *fn, void *job) {
   if (b->c.threads > 1 && work >= WORTH_THREADS) {
     mm_team_run(b->team, count, fn, job, &b->err); /* end() reports b->err */
@@ -134,7 +131,7 @@ void mm_cpu_gated_norm(mm_backend *b, mm_act y, mm_act o, mm_act gate, const mm_
   for (uint32_t t = 0; t < T; t++) {
     const float *x = mm_cpu_row(o, t), *g = mm_cpu_row(gate, t);
     float *out = mm_cpu_row(y, t), r = 1.0f / sqrtf(b->sums[t] / whole + (float)eps);
-    for (uint32_t i = 0; i < n; i++) out[i] = mm_cpu_sigmoid(g[i]) * (x[i] * r * weight[i]);
+    b->vectors->gate(out, x, r, weight, g, n);
   }
 }
 

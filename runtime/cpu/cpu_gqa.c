@@ -1,4 +1,4 @@
-/* The reference backend's full attention: QK norm over all ranks' heads, partial RoPE, KV caches, causal softmax. */
+/* The CPU backend's full attention: QK norm over all ranks' heads, partial RoPE, KV caches, causal softmax. */
 #include <math.h>
 #include <string.h>
 
@@ -83,64 +83,77 @@ typedef struct gqa {
   mm_backend *b;
   const mm_cpu_cache *cache;
   mm_act o, qkv;
+  uint32_t lots; /* of rows, over all spans */
 } gqa;
 
-/* o[d] = Σ softmax(q·k/√d)·v over the first `seen` positions of a slot, of one kv head. room: a page's rows and `seen` scores. */
-static void attend(const gqa *j, float *o, const float *q, uint32_t slot, uint32_t kv_head, uint32_t seen, float *room) {
+_Static_assert(MM_PAGE <= MM_CPU_POSITIONS, "a page is attended to at once");
+
+/* Consecutive rows of a span that share the reading of a page. */
+enum { ROWS_TOGETHER = 8 };
+
+size_t mm_cpu_attention_floats(const mm_backend *b) {
+  const size_t softmaxes = (size_t)ROWS_TOGETHER * (b->heads / b->kv_heads);
+  return 2 * (size_t)MM_PAGE * b->d + 2 * softmaxes;
+}
+
+/* Rows [first, first + rows) of span s under one kv head: o[d] = Σ softmax(q·k/√d)·v over the positions up to each row's own. Pages are
+ * taken in order, and what a head keeps between them is scaled to the largest score so far. room: mm_cpu_attention_floats. */
+static void attend(const gqa *j, const mm_span *s, uint32_t first, uint32_t rows, uint32_t kv_head, float *room) {
   const mm_backend *b = j->b;
-  const uint32_t d = b->d;
-  float scale = 1.0f / sqrtf((float)d), top = -INFINITY, sum = 0.0f, *score = room + (size_t)MM_PAGE * d;
-  for (uint32_t at = 0; at < seen; at += MM_PAGE) {
-    const uint32_t n = (uint32_t)mm_min(MM_PAGE, seen - at);
-    const float *k = load(b, j->cache->k + mm_cpu_cell(b, mm_cpu_page(b, slot, at / MM_PAGE), kv_head, 0), n, room);
-    for (uint32_t i = 0; i < n; i++) {
-      score[at + i] = scale * mm_cpu_dot(q, k + (size_t)i * d, d);
-      top = fmaxf(top, score[at + i]);
-    }
+  const uint32_t d = b->d, group = (uint32_t)mm_max(1, b->heads / b->kv_heads), pos = s->pos + (first - s->first), end = pos + rows;
+  const float scale = 1.0f / sqrtf((float)d);
+  float *const k_room = room, *const v_room = k_room + (size_t)MM_PAGE * d;
+  mm_cpu_softmax *const soft = (mm_cpu_softmax *)(void *)(v_room + (size_t)MM_PAGE * d);
+  for (uint32_t i = 0; i < rows * group; i++) {
+    float *q = mm_cpu_row(j->qkv, first + i / group) + (size_t)(kv_head * group + i % group) * d;
+    for (uint32_t c = 0; c < d; c++) q[c] *= scale;
+    soft[i] = (mm_cpu_softmax){-INFINITY, 0};
+    memset(mm_cpu_row(j->o, first + i / group) + (size_t)(kv_head * group + i % group) * d, 0, d * sizeof(float));
   }
-  for (uint32_t i = 0; i < seen; i++) sum += score[i] = expf(score[i] - top);
-  memset(o, 0, d * sizeof *o);
-  for (uint32_t at = 0; at < seen; at += MM_PAGE) {
-    const uint32_t n = (uint32_t)mm_min(MM_PAGE, seen - at);
-    const float *v = load(b, j->cache->v + mm_cpu_cell(b, mm_cpu_page(b, slot, at / MM_PAGE), kv_head, 0), n, room);
-    for (uint32_t i = 0; i < n; i++) mm_cpu_axpy(o, score[at + i] / sum, v + (size_t)i * d, d);
+  for (uint32_t at = 0; at < end; at += MM_PAGE) {
+    const size_t cell = mm_cpu_cell(b, mm_cpu_page(b, (uint32_t)s->slot, at / MM_PAGE), kv_head, 0);
+    const uint32_t held = (uint32_t)mm_min(MM_PAGE, end - at);
+    const float *k = load(b, j->cache->k + cell, held, k_room), *v = load(b, j->cache->v + cell, held, v_room);
+    for (uint32_t r = at > pos ? at - pos : 0; r < rows; r++)
+      for (uint32_t h = 0; h < group; h++) {
+        const size_t column = (size_t)(kv_head * group + h) * d;
+        b->vectors->attend(&soft[r * group + h], mm_cpu_row(j->o, first + r) + column, mm_cpu_row(j->qkv, first + r) + column, k, v,
+                           (uint32_t)mm_min(MM_PAGE, pos + r + 1 - at), d);
+      }
+  }
+  for (uint32_t i = 0; i < rows * group; i++) {
+    float *o = mm_cpu_row(j->o, first + i / group) + (size_t)(kv_head * group + i % group) * d;
+    for (uint32_t c = 0; c < d; c++) o[c] /= soft[i].sum;
   }
 }
 
-static const mm_span *span_of(const mm_batch *batch, size_t row) {
-  const mm_span *s = batch->span;
-  while (row - s->first >= s->count) s++;
-  return s;
-}
-
-static bool attend_row(void *ctx, size_t t, unsigned worker, mm_err *err) {
+/* One kv head of up to ROWS_TOGETHER rows: of every span as many lots as it has. The last are taken first: they have most to read. */
+static bool attend_lot(void *ctx, size_t item, unsigned worker, mm_err *err) {
   (void)err;
   const gqa *j = ctx;
   const mm_backend *b = j->b;
-  uint32_t d = b->d, group = b->heads / b->kv_heads;
-  const mm_span *s = span_of(b->batch, t);
-  const float *q = mm_cpu_row(j->qkv, t);
-  float *o = mm_cpu_row(j->o, t);
-  if (s->slot < 0) {
-    memset(o, 0, j->o.width * sizeof *o);
-    return true;
-  }
-  uint32_t seen = s->pos + (uint32_t)(t - s->first) + 1;
-  for (uint32_t h = 0; h < b->heads; h++)
-    attend(j, o + (size_t)h * d, q + (size_t)h * d, (uint32_t)s->slot, h / group, seen, b->scratch[worker]);
+  const uint32_t kv_head = (uint32_t)(item % b->kv_heads);
+  uint32_t lot = j->lots - 1 - (uint32_t)(item / b->kv_heads);
+  const mm_span *s = b->batch->span;
+  for (; lot >= mm_ceil_div(s->count, ROWS_TOGETHER); s++) lot -= (uint32_t)mm_ceil_div(s->count, ROWS_TOGETHER);
+  const uint32_t from = lot * ROWS_TOGETHER, rows = (uint32_t)mm_min(ROWS_TOGETHER, s->count - from), width = b->heads / b->kv_heads * b->d;
+  for (uint32_t r = 0; s->slot < 0 && r < rows; r++)
+    memset(mm_cpu_row(j->o, s->first + from + r) + (size_t)kv_head * width, 0, width * sizeof(float));
+  if (s->slot >= 0) attend(j, s, s->first + from, rows, kv_head, b->scratch[worker]);
   return true;
 }
 
 void mm_cpu_gqa(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_packed *q_norm, const mm_packed *k_norm) {
-  gqa j = {b, &b->cache[layer], o, qkv};
+  gqa j = {.b = b, .cache = &b->cache[layer], .o = o, .qkv = qkv};
   if (q_norm) qk_norm(b, qkv, q_norm, k_norm);
   uint64_t seen = 0;
   for (uint32_t i = 0; i < b->batch->span_count; i++) {
     const mm_span *s = &b->batch->span[i];
+    j.lots += (uint32_t)mm_ceil_div(s->count, ROWS_TOGETHER);
     if (s->slot < 0) continue;
     for (uint32_t t = 0; t < s->count; t++)
       store_row(b, j.cache, mm_cpu_row(qkv, s->first + t), s->first + t, (uint32_t)s->slot, s->pos + t);
     seen += (uint64_t)s->count * (s->pos + s->count);
   }
-  mm_cpu_each(b, b->batch->tokens, seen * b->heads * b->d * 2, attend_row, &j);
+  mm_cpu_each(b, (size_t)j.lots * b->kv_heads, seen * b->heads * b->d * 2, attend_lot, &j);
 }

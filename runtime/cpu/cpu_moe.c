@@ -19,7 +19,7 @@ static uint32_t take_best(const float *key, const uint32_t *taken, uint32_t take
 static void choose(const mm_model *m, float *z, const float *bias, uint32_t *pick, float *weight, float *key) {
   uint32_t E = m->experts;
   if (m->router == MM_ROUTER_SIGMOID_BIAS) {
-    for (uint32_t e = 0; e < E; e++) z[e] = mm_cpu_sigmoid(z[e]);
+    for (uint32_t e = 0; e < E; e++) z[e] = 1.0f / (1.0f + expf(-z[e]));
     for (uint32_t e = 0; e < E; e++) key[e] = z[e] + (bias ? bias[e] : 0.0f);
   } else {
     memcpy(key, z, E * sizeof *z); /* softmax keeps the order */
@@ -90,7 +90,7 @@ static bool up_strip(void *ctx, size_t item, unsigned worker, mm_err *err) {
   mm_cpu_strip_of(b, worker, &part);
   for (uint32_t p = 0; p < rows; p++) {
     float *act = b->pair_act + (size_t)(from + p) * ir + first;
-    for (uint32_t i = 0; i < count; i++) act[i] = mm_cpu_silu(gate[(size_t)p * count + i]) * up[(size_t)p * count + i];
+    b->vectors->silu(act, gate + (size_t)p * count, up + (size_t)p * count, count);
   }
   return true;
 }

@@ -1,5 +1,5 @@
 /* cpu_rows.h with AVX2, FMA and F16C: sixteen lanes are two registers. */
-#include "runtime/cpu/cpu_rows.h"
+#include "runtime/cpu/cpu_vectors.h"
 
 #ifdef __x86_64__
 #include <immintrin.h>
@@ -28,6 +28,13 @@ LEVEL float v16_sum(v16 a) {
   const __m128 c = _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1)), d = _mm_add_ps(c, _mm_movehl_ps(c, c));
   return _mm_cvtss_f32(_mm_add_ss(d, _mm_movehdup_ps(d)));
 }
+LEVEL v16 v16_div(v16 a, v16 b) { return (v16){_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
+LEVEL v16 v16_max(v16 a, v16 b) { return (v16){_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
+LEVEL v16 v16_min(v16 a, v16 b) { return (v16){_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
+LEVEL __m256 scale2_8(__m256 p, __m256 t) {
+  return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), _mm256_slli_epi32(_mm256_castps_si256(t), 23)));
+}
+LEVEL v16 v16_scale2(v16 p, v16 t) { return (v16){scale2_8(p.lo, t.lo), scale2_8(p.hi, t.hi)}; }
 /* E4M3 as f16 of a 256th: sign, exponent and mantissa lie as they should once the bits are apart. */
 LEVEL __m128i e4m3_f16(__m128i c) { return _mm_and_si128(_mm_slli_epi16(_mm_cvtepi8_epi16(c), 7), _mm_set1_epi16((short)0xbf80)); }
 /* Of nibbles, whose lane i has columns 8i … 8i + 7; cell < MM_CHUNK. */
@@ -94,6 +101,9 @@ LEVEL bool bad(const uint8_t *p) {
 }
 
 #include "runtime/cpu/cpu_rows_body.h"
+#include "runtime/cpu/cpu_vectors_body.h"
+
+const mm_cpu_vectors mm_cpu_vectors_avx2 = MM_VECTORS_HERE;
 
 void mm_cpu_rows_avx2(const mm_cpu_view *v, uint32_t first, uint32_t rows, const float *const *x, uint32_t tokens, float *y, size_t stride,
                       float *sums) {

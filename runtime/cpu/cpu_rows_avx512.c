@@ -1,5 +1,5 @@
 /* cpu_rows.h with AVX-512: a chunk of a row is eight registers. */
-#include "runtime/cpu/cpu_rows.h"
+#include "runtime/cpu/cpu_vectors.h"
 
 #ifdef __x86_64__
 #include <immintrin.h>
@@ -25,6 +25,12 @@ LEVEL float v16_sum(v16 a) {
   const __m256 b = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
   const __m128 c = _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1)), d = _mm_add_ps(c, _mm_movehl_ps(c, c));
   return _mm_cvtss_f32(_mm_add_ss(d, _mm_movehdup_ps(d)));
+}
+LEVEL v16 v16_div(v16 a, v16 b) { return _mm512_div_ps(a, b); }
+LEVEL v16 v16_max(v16 a, v16 b) { return _mm512_max_ps(a, b); }
+LEVEL v16 v16_min(v16 a, v16 b) { return _mm512_min_ps(a, b); }
+LEVEL v16 v16_scale2(v16 p, v16 t) {
+  return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p), _mm512_slli_epi32(_mm512_castps_si512(t), 23)));
 }
 /* E4M3 as f16 of a 256th: sign, exponent and mantissa lie as they should once the bits are apart. */
 LEVEL __m256i e4m3_f16(__m128i c) {
@@ -84,6 +90,9 @@ LEVEL bool bad(const uint8_t *p) {
 }
 
 #include "runtime/cpu/cpu_rows_body.h"
+#include "runtime/cpu/cpu_vectors_body.h"
+
+const mm_cpu_vectors mm_cpu_vectors_avx512 = MM_VECTORS_HERE;
 
 void mm_cpu_rows_avx512(const mm_cpu_view *v, uint32_t first, uint32_t rows, const float *const *x, uint32_t tokens, float *y,
                         size_t stride, float *sums) {

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "quant/numbers.h"
-#include "runtime/cpu/cpu_rows.h"
+#include "runtime/cpu/cpu_vectors.h"
 
 #define TARGET
 #define LEVEL static inline
@@ -40,6 +40,22 @@ LEVEL float v16_sum(v16 a) {
     for (int i = 0; i < n; i++) a.f[i] += a.f[i + n];
   return a.f[0];
 }
+LEVEL v16 v16_div(v16 a, v16 b) {
+  for (int i = 0; i < 16; i++) a.f[i] /= b.f[i];
+  return a;
+}
+LEVEL v16 v16_max(v16 a, v16 b) {
+  for (int i = 0; i < 16; i++) a.f[i] = a.f[i] > b.f[i] ? a.f[i] : b.f[i];
+  return a;
+}
+LEVEL v16 v16_min(v16 a, v16 b) {
+  for (int i = 0; i < 16; i++) a.f[i] = a.f[i] < b.f[i] ? a.f[i] : b.f[i];
+  return a;
+}
+LEVEL v16 v16_scale2(v16 p, v16 t) {
+  for (int i = 0; i < 16; i++) p.f[i] = mm_f32_from_bits(mm_f32_bits(p.f[i]) + (mm_f32_bits(t.f[i]) << 23));
+  return p;
+}
 LEVEL v16 v16_scales(mm_cpu_kind kind, const uint8_t *p, uint32_t cell) {
   v16 a;
   for (uint32_t i = 0; i < 16; i++) {
@@ -70,6 +86,9 @@ LEVEL bool bad(const uint8_t *p) {
 }
 
 #include "runtime/cpu/cpu_rows_body.h"
+#include "runtime/cpu/cpu_vectors_body.h"
+
+const mm_cpu_vectors mm_cpu_vectors_plain = MM_VECTORS_HERE;
 
 void mm_cpu_rows_plain(const mm_cpu_view *v, uint32_t first, uint32_t rows, const float *const *x, uint32_t tokens, float *y, size_t stride,
                        float *sums) {

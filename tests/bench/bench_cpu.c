@@ -1,17 +1,20 @@
 /* The CPU backend on layers of M2's and M1's real widths: tokens a second of one sequence and of a prompt, for each scheme, beside the rate
  * at which all threads together read memory in the same run. The floor is that rate over the bytes of weights that a token needs. bench_cpu
- * [m2|m1] [LAYERS] [EXPERTS] [SCHEME…]; random codes, no checkpoint is read. */
+ * [m2|m1] [LAYERS] [EXPERTS] [SCHEME…]; random codes, no checkpoint is read. SCHEME+act rounds the inputs of linears as the scheme says.
+ * With "-" after one scheme it obeys lines instead, so that others can be measured in turn (scripts/peers_cpu.py): "read", "token" and
+ * "prompt N" answer with bytes or tokens a second, then tokens a second of user time; the first line has the bytes of a token. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <time.h>
 
 #include "formats/pool.h"
 #include "runtime/engine.h"
 
-enum { VOCAB = 2048, PROMPT = 512, REPEATS = 7, CONTEXT = 64, LAYERS = 8 };
+enum { VOCAB = 2048, PROMPT = 512, MOST = 2048, REPEATS = 7, CONTEXT = 64, LAYERS = 8, STEPS = 8 };
 
 static double now(void) {
   struct timespec t;
@@ -166,8 +169,15 @@ static double read_rate(const bench *b, mm_team *team) {
 
 /* ---- steps ---- */
 
+typedef struct session {
+  bench b;
+  mm_backend_config c;
+  mm_forward f;
+  mm_team *team;
+} session;
+
 static void step(mm_forward *f, uint32_t tokens, uint32_t pos) {
-  static int32_t id[PROMPT];
+  static int32_t id[MOST];
   static float logits[VOCAB];
   mm_err err = {0};
   for (uint32_t t = 0; t < tokens; t++) id[t] = (int32_t)(draw() >> 40) % VOCAB;
@@ -177,40 +187,68 @@ static void step(mm_forward *f, uint32_t tokens, uint32_t pos) {
   must(mm_forward_step(f, &batch, logits, &err), &err);
 }
 
-static void run(bool m1, uint32_t layers, uint32_t experts, const char *dense, const char *scheme) {
-  static bench b;
+static double user_time(void) {
+  struct rusage u;
+  getrusage(RUSAGE_SELF, &u);
+  return (double)u.ru_utime.tv_sec + 1e-6 * (double)u.ru_utime.tv_usec;
+}
+
+/* Tokens a second: of STEPS single steps after CONTEXT tokens that the slot holds, or of one step with all. */
+static double rate_of(session *s, uint32_t prompt) {
+  const double begin = now();
+  if (prompt) step(&s->f, prompt, 0);
+  for (uint32_t t = 0; !prompt && t < STEPS; t++) step(&s->f, 1, CONTEXT + t);
+  return (prompt ? prompt : STEPS) / (now() - begin);
+}
+
+/* spec: a scheme, "+act" after it where inputs are rounded. */
+static void open_session(session *s, bool m1, uint32_t layers, uint32_t experts, const char *spec) {
+  char scheme[32];
   mm_err err = {0};
-  build(&b, m1, layers, experts, dense, scheme);
+  const size_t plus = strcspn(spec, "+");
+  snprintf(scheme, sizeof scheme, "%.*s", (int)plus, spec);
+  if (!mm_scheme_find(scheme)) must(mm_fail(&err, MM_USAGE, "E_SCHEME", mm_at(NULL, NULL), "found scheme %s", scheme), &err);
+  build(&s->b, m1, layers, experts, !strcmp(scheme, "bf16") ? "bf16" : "block_fp8", scheme);
   const unsigned threads = mm_pool_cpus();
-  mm_team *team = mm_team_open(threads, &err);
-  mm_forward f;
-  mm_backend_config c = {
-      .model = &b.m, .weights = &b.w, .limits = {.max_tokens = PROMPT, .slots = 1, .max_positions = PROMPT + CONTEXT}, .threads = threads};
-  must(team && (c.comm = mm_comm_open(1, &err)) && mm_forward_open(&f, &mm_ops_cpu, &c, &err), &err);
+  s->team = mm_team_open(threads, &err);
+  s->c = (mm_backend_config){.model = &s->b.m,
+                             .weights = &s->b.w,
+                             .limits = {.max_tokens = MOST, .slots = 1, .max_positions = MOST + CONTEXT},
+                             .threads = threads,
+                             .act_quant = spec[plus] != 0};
+  must(s->team && (s->c.comm = mm_comm_open(1, &err)) && mm_forward_open(&s->f, &mm_ops_cpu, &s->c, &err), &err);
+  step(&s->f, CONTEXT, 0);
+}
+
+static void close_session(session *s) {
+  mm_forward_close(&s->f);
+  mm_comm_close(s->c.comm);
+  mm_team_close(s->team);
+  for (unsigned i = 0; i < s->b.blocks; i++) munmap(s->b.block[i], s->b.bytes[i]);
+}
+
+static void run(session *s, const char *spec, uint32_t layers) {
   double token[REPEATS], prompt[3], rate[REPEATS];
-  step(&f, CONTEXT, 0);
-  for (int i = 0; i < REPEATS; i++) {
-    rate[i] = read_rate(&b, team);
-    const double begin = now();
-    for (uint32_t t = 0; t < 4; t++) step(&f, 1, CONTEXT + 4 * (uint32_t)i + t);
-    token[i] = (now() - begin) / 4;
-  }
-  for (int i = 0; i < 3; i++) {
-    const double begin = now();
-    step(&f, PROMPT, 0);
-    prompt[i] = now() - begin;
-  }
-  const double t = median(token, REPEATS), r = median(rate, REPEATS), p = median(prompt, 3);
+  for (int i = 0; i < REPEATS; i++) rate[i] = read_rate(&s->b, s->team), token[i] = rate_of(s, 0);
+  for (int i = 0; i < 3; i++) prompt[i] = rate_of(s, PROMPT);
+  const double t = median(token, REPEATS), r = median(rate, REPEATS), p = median(prompt, 3), bytes = s->b.per_token;
   printf(
-      "%s, %u layers, %s, experts %-10s %7.1f tok/s, %5.1f MB a token, %5.1f of %5.1f GB/s read (%.2f of the floor's rate); prompt of %d: "
-      "%6.0f tok/s\n",
-      m1 ? "m1" : "m2", layers, dense, scheme, 1 / t, b.per_token / 1e6, b.per_token / t / 1e9, r / 1e9, b.per_token / t / r, PROMPT,
-      PROMPT / p);
+      "%s, %u layers, %-14s %7.1f tok/s, %5.1f MB a token, %5.1f of %5.1f GB/s read (%.2f of the floor's rate); prompt of %d: %6.0f "
+      "tok/s\n",
+      s->b.m.family == MM_FAMILY_M1 ? "m1" : "m2", layers, spec, t, bytes / 1e6, bytes * t / 1e9, r / 1e9, bytes * t / r, PROMPT, p);
   fflush(stdout);
-  mm_forward_close(&f);
-  mm_comm_close(c.comm);
-  mm_team_close(team);
-  for (unsigned i = 0; i < b.blocks; i++) munmap(b.block[i], b.bytes[i]);
+}
+
+static void obey(session *s) {
+  char line[64];
+  printf("%.0f\n", s->b.per_token);
+  for (fflush(stdout); fgets(line, sizeof line, stdin); fflush(stdout)) {
+    const long prompt = strncmp(line, "prompt ", 7) == 0 ? strtol(line + 7, NULL, 10) : 0;
+    if (prompt < 0 || prompt > MOST) exit(2);
+    const double rate = line[0] == 'r' ? read_rate(&s->b, s->team) : 0, before = user_time();
+    const double tokens = line[0] == 'r' ? 0 : rate_of(s, (uint32_t)prompt);
+    printf("%.6g %.6g\n", rate + tokens, (prompt ? (double)prompt : STEPS) / (user_time() - before + 1e-9));
+  }
 }
 
 int main(int argc, char **argv) {
@@ -218,7 +256,14 @@ int main(int argc, char **argv) {
   const uint32_t layers = argc > 2 ? (uint32_t)atoi(argv[2]) : 3, experts = argc > 3 ? (uint32_t)atoi(argv[3]) : 32;
   static const char *const all[] = {"bf16", "block_fp8", "int8", "w4a16", "nvfp4", "mxfp4"};
   if (layers < 1 || layers > LAYERS) return 2;
-  for (int i = 4; i < argc; i++) run(m1, layers, experts, !strcmp(argv[i], "bf16") ? "bf16" : "block_fp8", argv[i]);
-  for (unsigned i = 0; argc <= 4 && i < sizeof all / sizeof *all; i++) run(m1, layers, experts, i ? "block_fp8" : "bf16", all[i]);
+  const bool obeys = argc == 6 && !strcmp(argv[5], "-");
+  const int given = obeys ? 1 : argc - 4;
+  for (int i = 0; i < (given > 0 ? given : (int)(sizeof all / sizeof *all)); i++) {
+    static session s;
+    const char *spec = given > 0 ? argv[4 + i] : all[i];
+    open_session(&s, m1, layers, experts, spec);
+    obeys ? obey(&s) : run(&s, spec, layers);
+    close_session(&s);
+  }
   return 0;
 }

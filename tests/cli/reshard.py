@@ -193,6 +193,24 @@ def hub_cache():
         shutil.move(os.path.join(packed, name), os.path.join(root, "blobs", str(i)))
         os.symlink(f"../../blobs/{i}", os.path.join(snapshot, name))
     equal(convert(DATA + "tiny-m2", "direct", "--tp", "2", "--quant", "mxfp8"), convert(root, "again", "--tp", "2"), "from the Hub's cache")
+    done = subprocess.run([f"{BIN}/minimax-verify", root, "-q"], stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 3 and "E_KIND" in done.stderr and "one of its snapshots" in done.stderr, done.stderr
+
+
+def code():
+    """What auto_map names comes through the packed checkpoint."""
+    source = source_with("code", 128, {})
+    with open(os.path.join(source, "config.json"), encoding="utf-8") as f:
+        config = json.load(f)
+    with open(os.path.join(source, "config.json"), "w", encoding="utf-8") as f:
+        json.dump(config | {"auto_map": {"AutoModelForCausalLM": "modeling_x.X"}}, f)
+    for name in ("modeling_x.py", "helper.py", "LICENSE"):
+        with open(os.path.join(source, name), "w", encoding="utf-8") as f:
+            f.write(f"# {name}\n")
+    packed = again(source, ["--tp", "2"], ["--layout", "hf"], "--quant", "none")
+    assert {"modeling_x.py", "helper.py", "LICENSE"} <= set(os.listdir(packed)) & set(os.listdir(os.path.join(TMP, "again")))
+    subprocess.run([f"{BIN}/minimax-verify", packed, "-q"], check=True)
+    again(source, ["--tp", "2"], ["--tp", "1"], "--quant", "none")
 
 
 def refusals():
@@ -244,6 +262,7 @@ beside()
 packed_again()
 dead_rows()
 hub_cache()
+code()
 refusals()
 other_config()
 print(f"{same} directories converted from packed ones are those of the source itself")

@@ -86,6 +86,20 @@ def models():
             verify(changed(p, lambda c, k=key, v=value: c.manifest["model"].update({k: v})), "E_CONFIG", f'key "{key}"')
 
 
+def pieces():
+    """What a conversion takes a piece for is what the runtime does."""
+    p = load("m2", "none", "--tp", "2", num_hidden_layers=2, attn_type_list=[1, 1])
+
+    def swap(c, a, i, b, j):
+        x, y = c.tensor(a)["pieces"][i], c.tensor(b)["pieces"][j]
+        x["source"], y["source"] = y["source"], x["source"]
+
+    for a, i, b, j in (("0.block_sparse_moe.experts.w13_weight", 0, "0.block_sparse_moe.experts.w13_weight", 1), ("0.input_layernorm.weight", 0, "0.post_attention_layernorm.weight", 0),
+                       ("0.self_attn.qkv_proj.weight", 1, "0.self_attn.qkv_proj.weight", 2), ("0.self_attn.o_proj.weight", 0, "1.self_attn.o_proj.weight", 0)):
+        verify(changed(p, lambda c: swap(c, a, i, b, j)), "E_CONFIG", a)
+    verify(changed(p, lambda c: c.tensor("1.block_sparse_moe.experts.w2_weight")["pieces"][0].update(source="model.layers.1.block_sparse_moe.experts.{e}.w2")), "E_CONFIG")
+
+
 def dead_rows():
     for scheme in ("none", "nvfp4", "w4a16"):
         p = load("m2", "none", "--override", "lm_head*=" + scheme, "--tp", "2")
@@ -102,7 +116,7 @@ def dead_rows():
 
 
 pf_schemes = ("bf16", "block_fp8", "channel_fp8", "tensor_wise_fp8", "mxfp8", "int8", "w4a8", "w4afp8", "w4a16", "mxfp4", "nvfp4", "nvfp4a16")
-for part_of_it in (padded_vocabulary, padding, scales, copies, models, dead_rows):
+for part_of_it in (padded_vocabulary, padding, scales, copies, models, pieces, dead_rows):
     part_of_it()
 shutil.rmtree(work)
 print(f"{cases} checkpoints sealed again: what agrees passes, the others are refused by name")

@@ -96,7 +96,8 @@ def differing(a, b, ulps=0):
 
 def make_source(rng, path):
     heads, kv = rng.choice([(4, 2), (8, 2), (8, 8), (6, 2), (12, 4), (4, 1)])
-    packed_files.source(path, family=rng.choice(["m1", "m2", "m2"]), hidden_size=rng.choice([64, 128, 160, 256]),
+    family = rng.choice(["m1", "m2", "m2"])
+    packed_files.source(path, family=family, num_hidden_layers=2, attn_type_list=[0, 1] if family == "m1" else [1, 1], hidden_size=rng.choice([64, 128, 160, 256]),
                         intermediate_size=rng.choice([64, 96, 192, 224, 320, 384]), num_attention_heads=heads, num_key_value_heads=kv,
                         head_dim=rng.choice([16, 32, 48]), num_local_experts=rng.choice([4, 8]), vocab_size=rng.choice([264, 264, 265, 300]))
     with open(path + "/model.safetensors", "r+b") as f:  # ids that were never trained
@@ -106,7 +107,34 @@ def make_source(rng, path):
         for row in rng.choice([[], [5], [0, 7, 263], list(range(200, 264))]):
             f.seek(begin + row * width)
             f.write(bytes(width) if rng.random() < 0.8 else b"\0\x80" * (width // 2))
+    if rng.random() < 0.4:
+        add_kv_scales(rng, path, kv, [1] if family == "m1" else [0, 1])
+    with open(path + "/act-scales.json", "w", encoding="utf-8") as f:
+        json.dump({name[: -len("weight")] + "activation_scale": 0.5 + i % 97 / 64 for i, name in enumerate(read_safetensors(path)) if name.endswith(".weight")}, f)
     return heads
+
+
+def read_safetensors(path):
+    with open(path + "/model.safetensors", "rb") as f:
+        (n,) = struct.unpack("<Q", f.read(8))
+        return json.loads(f.read(n))
+
+
+def add_kv_scales(rng, path, heads, layers):
+    """Scales of a KV cache behind the other tensors: one for a layer or one for each head, of k and v or of both."""
+    header = read_safetensors(path)
+    with open(path + "/model.safetensors", "rb") as f:
+        data = f.read()
+    data = data[8 + struct.unpack("<Q", data[:8])[0]:]
+    for layer in layers:
+        for name in rng.choice([["k_scale", "v_scale"], ["kv_scale"], ["k_scale", "v_scale", "q_scale"]]):
+            count = 1 if name == "q_scale" else rng.choice([1, heads])
+            more = struct.pack(f"<{count}f", *(0.25 + rng.randrange(1000) / 512 for _ in range(count)))
+            header[f"model.layers.{layer}.self_attn.{name}"] = {"dtype": "F32", "shape": [count], "data_offsets": [len(data), len(data) + len(more)]}
+            data += more
+    text = json.dumps(header).encode()
+    with open(path + "/model.safetensors", "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text + data)
 
 
 class Sequence:
@@ -158,8 +186,9 @@ class Sequence:
                 before = self.lies()
                 rc, line = self.call("convert", source, "-o", out, "--resume", "-q", *other)
                 if rc == 0 and files(out) == files(self.direct(source, other)[0]):
-                    shutil.rmtree(out)  # no other plan after all: its words or sizes come to the same
-                elif rc == 0 or (rc == 2 and self.lies() != before):
+                    shutil.rmtree(out)  # no other plan after all, its words or sizes come to the same; or nothing to resume
+                    continue
+                if rc == 0 or (rc == 2 and self.lies() != before):
                     self.wrong(f"another plan's run resumed: {other}, {line}")
                 count("refusals")
                 if rc != 2 and self.lies() != before:
@@ -192,7 +221,12 @@ class Sequence:
     def layout(self):
         return ["--layout", "hf", "--part-size", self.rng.choice(["50K", "1M"])] + self.rng.choice([[], [], ["--dialect", "ct"], ["--dialect", "fp8"], ["--dialect", "modelopt"]])
 
-    def same(self, got, expected, what):
+    def some(self, shape):
+        """Options of an output that is no whole checkpoint: an archive, or files of some ranks."""
+        ranks = int(shape[1]) * int(shape[5])
+        return self.rng.choice([["--compress", "zstd"], ["--ranks", ",".join(str(r) for r in range(ranks) if r == 0 or self.rng.random() < 0.5)]])
+
+    def same(self, got, expected, what, whole=True):
         (path, rc, code), (other, rc2, code2) = got, expected
         if (rc, code) != (rc2, code2):
             self.wrong(f"{what}: found status {rc} {code}, expected {rc2} {code2}")
@@ -200,7 +234,7 @@ class Sequence:
             a, b = files(path), files(other)
             self.wrong(f"{what}: other bytes in {[n for n in sorted(set(a) | set(b)) if a.get(n) != b.get(n)]}: {path} {other}")
         count("equal" if path else "both refused")
-        if path:
+        if path and whole:
             self.proven(path, None)
 
     def proven(self, path, source):
@@ -214,6 +248,9 @@ class Sequence:
         self.heads = make_source(rng, source)
         recipe = self.recipe()
         plan = ["--quant", recipe, "--allow-unmatched"]
+        static = rng.random() < 0.25 and any(s in recipe for s in ("tensor_wise_fp8", "w4afp8", "nvfp4")) and "a16" not in recipe
+        if static:
+            plan += ["--act-scales", source + "/act-scales.json"]
         first = [*plan, *self.shape()]
         here = self.disturbed(source, first, [[*plan, *self.shape()[:-1], "70K"], [*plan[:1], "mxfp8", *first[2:]], [*plan, *first[3:], "--allow-nonfinite"]])
         self.same(here, self.direct(source, first), "a resumed conversion")
@@ -226,21 +263,21 @@ class Sequence:
             step = rng.choice(["reshard", "reshard", "hf", "archive", "again"])
             if step == "reshard":
                 o = self.shape()
-                got = self.disturbed(here, o, [[*self.shape()[:-1], "70K"], self.layout()])
-                self.same(got, self.direct(source, [*plan, *o]), "a cut for other ranks")
-                here = got[0] or here
+                some = self.some(o) if rng.random() < 0.3 else []
+                got = self.disturbed(here, [*o, *some], [[*self.shape()[:-1], "70K"], self.layout(), *([o] if some else [])])
+                self.same(got, self.direct(source, [*plan, *o, *some]), "a cut for other ranks", not some)
+                here = got[0] if got[0] and not some else here
             elif step == "archive":
                 self.archive(here)
-            elif step == "hf":
+            elif step == "hf" and not static:  # there an expert has its own scale, where the packed ones have one for all
                 o = self.layout()
                 got = self.disturbed(here, o, [self.shape()])
                 self.same(got, self.direct(source, [*plan, *o]), "--layout hf")
                 if got[0]:
                     self.back(got[0], here)
-            else:
+            elif step == "again":
                 here, source, plan = self.again(here, source, plan)
-                if not plan:
-                    return
+                static = False
 
     def archive(self, here):
         packed, back = self.fresh(), self.fresh()

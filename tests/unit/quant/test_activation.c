@@ -37,10 +37,10 @@ static void round_parts(mm_act_quant a, float *x, const uint32_t *cut, double fi
   free(amax);
 }
 
-static void as_defined_here(void) {
+static void as_defined_here(int step) {
   static const uint32_t cut[] = {0, 48, 192, 200, K};
   for (mm_act_quant a = MM_ACT_FP8_TENSOR; a <= MM_ACT_MXFP8; a++)
-    for (int row = 0; row < ROWS; row++) {
+    for (int row = 0; row < ROWS; row += step) {
       float x[K], y[K];
       double want[K], fixed = row % 3 == 0 ? (double)(float)(0.003 * (row + 1)) : 0;
       fill(x, row);
@@ -57,7 +57,7 @@ static void as_defined(void **state) {
   (void)state;
   for (mm_cpu level = MM_CPU_PLAIN; level <= MM_CPU_AVX512; level++) {
     mm_cpu_limit(level);
-    as_defined_here();
+    as_defined_here(level == MM_CPU_AVX512 ? 1 : 7);
   }
 }
 

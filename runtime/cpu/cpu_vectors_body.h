@@ -1,0 +1,135 @@
+/* The loops of cpu_vectors.h over one level's vectors. Beside what cpu_rows_body.h asks for, the file that includes this defines v16_div,
+ * v16_max(a, b) = a > b ? a : b, v16_min likewise, and v16_scale2(p, t) = p·2^n where n is t's last bits, t being near 1.5·2^23. */
+
+LEVEL v16 exp_16(v16 x) {
+  const v16 magic = v16_set1(0x1.8p23f);
+  x = v16_min(v16_set1(88.0f), v16_max(v16_set1(-87.0f), x)); /* the second where one is no number */
+  const v16 t = v16_fma(x, v16_set1(0x1.715476p+0f), magic), n = v16_add(t, v16_mul(magic, v16_set1(-1)));
+  const v16 r = v16_fma(n, v16_set1(-0x1.7f7d1cp-20f), v16_fma(n, v16_set1(-0x1.62e4p-1f), x)); /* ln 2 in two parts */
+  v16 p = v16_set1(1.0f / 5040);
+  p = v16_fma(p, r, v16_set1(1.0f / 720));
+  p = v16_fma(p, r, v16_set1(1.0f / 120));
+  p = v16_fma(p, r, v16_set1(1.0f / 24));
+  p = v16_fma(p, r, v16_set1(1.0f / 6));
+  p = v16_fma(p, r, v16_set1(0.5f));
+  p = v16_fma(p, r, v16_set1(1));
+  p = v16_fma(p, r, v16_set1(1));
+  return v16_add(v16_scale2(p, t), v16_fma(x, v16_set1(-1), x)); /* plus 0, or what is no number */
+}
+LEVEL v16 one_and_exp_of_minus(v16 x) { return v16_add(v16_set1(1), exp_16(v16_mul(x, v16_set1(-1)))); }
+
+/* n below 16 numbers, then zeros. */
+LEVEL v16 load_some(const float *x, size_t n) {
+  float room[16] = {0};
+  memcpy(room, x, n * sizeof *x);
+  return v16_load(room);
+}
+LEVEL void store_some(float *out, v16 x, size_t n) {
+  float room[16];
+  v16_store(room, x);
+  memcpy(out, room, n * sizeof *out);
+}
+
+TARGET static void exp_of(float *out, const float *x, size_t n) {
+  for (; n >= 16; n -= 16, out += 16, x += 16) v16_store(out, exp_16(v16_load(x)));
+  if (n) store_some(out, exp_16(load_some(x, n)), n);
+}
+
+TARGET static void silu_of(float *out, const float *x, const float *by, size_t n) {
+  size_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    const v16 a = v16_load(x + i), y = v16_div(a, one_and_exp_of_minus(a));
+    v16_store(out + i, by ? v16_mul(y, v16_load(by + i)) : y);
+  }
+  if (i == n) return;
+  const v16 a = load_some(x + i, n - i), y = v16_div(a, one_and_exp_of_minus(a));
+  store_some(out + i, by ? v16_mul(y, load_some(by + i, n - i)) : y, n - i);
+}
+
+LEVEL v16 gate_16(v16 x, v16 r, v16 w, v16 gate) { return v16_div(v16_mul(v16_mul(x, r), w), one_and_exp_of_minus(gate)); }
+TARGET static void gate_of(float *out, const float *x, float r, const float *w, const float *gate, size_t n) {
+  size_t i = 0;
+  for (; i + 16 <= n; i += 16) v16_store(out + i, gate_16(v16_load(x + i), v16_set1(r), v16_load(w + i), v16_load(gate + i)));
+  if (i == n) return;
+  const v16 y = gate_16(load_some(x + i, n - i), v16_set1(r), load_some(w + i, n - i), load_some(gate + i, n - i));
+  store_some(out + i, y, n - i);
+}
+
+/* o[count·16] = o·keep + Σ p[i]·v[i]. */
+LEVEL void mix(float *o, float keep, const float *p, const float *v, uint32_t n, uint32_t d, uint32_t count) {
+  v16 sum[8];
+  MM_UNROLL
+  for (uint32_t c = 0; c < count; c++) sum[c] = v16_mul(v16_load(o + 16 * c), v16_set1(keep));
+  for (uint32_t i = 0; i < n; i++) {
+    const v16 weight = v16_set1(p[i]);
+    MM_UNROLL
+    for (uint32_t c = 0; c < count; c++) sum[c] = v16_fma(weight, v16_load(v + (size_t)i * d + 16 * c), sum[c]);
+  }
+  MM_UNROLL
+  for (uint32_t c = 0; c < count; c++) v16_store(o + 16 * c, sum[c]);
+}
+
+TARGET static void attend_of(mm_cpu_softmax *s, float *o, const float *q, const float *k, const float *v, uint32_t n, uint32_t d) {
+  float score[MM_CPU_POSITIONS], top = s->top, keep;
+  for (uint32_t i = 0; i < n; i++) {
+    const float *key = k + (size_t)i * d;
+    v16 sum = v16_zero();
+    uint32_t c = 0;
+    for (; c + 16 <= d; c += 16) sum = v16_fma(v16_load(q + c), v16_load(key + c), sum);
+    if (c < d) sum = v16_fma(load_some(q + c, d - c), load_some(key + c, d - c), sum);
+    score[i] = v16_sum(sum);
+    top = score[i] > top ? score[i] : top;
+  }
+  keep = s->top - top;
+  for (uint32_t i = n; i < (n + 15) / 16 * 16; i++) score[i] = 0;
+  exp_of(&keep, &keep, 1);
+  v16 sum = v16_zero();
+  for (uint32_t i = 0; i < n; i += 16) {
+    v16_store(score + i, exp_16(v16_add(v16_load(score + i), v16_set1(-top))));
+    sum = v16_add(sum, n - i < 16 ? load_some(score + i, n - i) : v16_load(score + i));
+  }
+  *s = (mm_cpu_softmax){top, s->sum * keep + v16_sum(sum)};
+  uint32_t c = 0;
+  for (; c + 128 <= d; c += 128) mix(o + c, keep, score, v + c, n, d, 8);
+  for (; c + 16 <= d; c += 16) mix(o + c, keep, score, v + c, n, d, 1);
+  for (; c < d; c++) {
+    o[c] *= keep;
+    for (uint32_t i = 0; i < n; i++) o[c] = fmaf(score[i], v[(size_t)i * d + c], o[c]);
+  }
+}
+
+/* Columns [0, 16·count) of S and o. */
+LEVEL void state_strip(float *S, float *o, const float *q, const float *k, const float *v, uint32_t d, float decay, uint32_t count) {
+  v16 sum[8], value[8];
+  MM_UNROLL
+  for (uint32_t c = 0; c < count; c++) sum[c] = v16_zero(), value[c] = v16_load(v + 16 * c);
+  for (uint32_t a = 0; a < d; a++) {
+    float *const row = S + (size_t)a * d;
+    MM_UNROLL
+    for (uint32_t c = 0; c < count; c++) {
+      const v16 y = v16_fma(v16_set1(k[a]), value[c], v16_mul(v16_set1(decay), v16_load(row + 16 * c)));
+      v16_store(row + 16 * c, y);
+      sum[c] = v16_fma(v16_set1(q[a]), y, sum[c]);
+    }
+  }
+  MM_UNROLL
+  for (uint32_t c = 0; c < count; c++) v16_store(o + 16 * c, sum[c]);
+}
+
+TARGET static void state_of(float *S, float *o, const float *q, const float *k, const float *v, uint32_t d, float decay) {
+  uint32_t c = 0;
+  for (; c + 128 <= d; c += 128) state_strip(S + c, o + c, q, k, v + c, d, decay, 8);
+  for (; c + 16 <= d; c += 16) state_strip(S + c, o + c, q, k, v + c, d, decay, 1);
+  for (; c < d; c++) {
+    float sum = 0;
+    for (uint32_t a = 0; a < d; a++) {
+      float *const cell = S + (size_t)a * d + c;
+      *cell = fmaf(k[a], v[c], decay * *cell);
+      sum = fmaf(q[a], *cell, sum);
+    }
+    o[c] = sum;
+  }
+}
+
+#define MM_VECTORS_HERE \
+  { .exp = exp_of, .silu = silu_of, .gate = gate_of, .attend = attend_of, .state = state_of }

@@ -1,0 +1,136 @@
+#!/usr/bin/env python3
+"""The CPU backend and llama.cpp on layers of the same sizes, taking turns: tokens a second of one sequence and of a prompt.
+
+  peers_cpu.py BENCH_CPU LLAMA_BENCH WORK --writer GGUF_PEER [--model m2] [--layers 3] [--experts 32] [--rounds 7] [--prompts 512]
+               [--prompt-rounds 7] [--only bf16,int8+act,…] [--keep]
+
+BENCH_CPU is build/tests/bench/bench_cpu (make bench-cpu builds it), LLAMA_BENCH llama.cpp's llama-bench, WORK a folder for its models, which
+GGUF_PEER writes with random weights: gguf_peer.py MODEL TYPE OUT LAYERS EXPERTS VOCAB. Ours stays loaded and answers in the turns between
+runs of llama-bench; a turn is a reading of memory, tokens after 64 others, and a prompt, by each side. Printed are medians, their ratio, and the
+share of the floor: what one reading of memory in the same turns allows for the bytes that a token needs. "+act" rounds inputs as the scheme
+says, as llama.cpp does for all its types but BF16.
+
+--user-time is for a machine that others use: one thread each, and tokens a second of user time, which other load changes little. llama-bench's
+is that of a long run less that of a short one."""
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+
+PEER = {"bf16": "BF16", "block_fp8": "Q8_0", "int8": "Q8_0", "int8+act": "Q8_0", "w4a8+act": "Q4_0", "w4a16": "Q4_0", "nvfp4": "NVFP4",
+        "nvfp4+act": "NVFP4", "mxfp4": "MXFP4", "mxfp4+act": "MXFP4"}
+VOCAB, CONTEXT, STEPS = 2048, 64, 16
+
+
+class Ours:
+    def __init__(self, a, scheme):
+        one = ["taskset", "-c", str(min(os.sched_getaffinity(0)))] if a.user_time else []
+        self.column = 1 if a.user_time else 0
+        self.process = subprocess.Popen(one + [a.bench, a.model, str(a.layers), str(a.experts), scheme, "-"], stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE, text=True)
+        self.bytes = float(self.answer()[0])
+
+    def answer(self):
+        line = self.process.stdout.readline()
+        if not line:
+            sys.exit("peers_cpu.py: bench_cpu ended")
+        return line.split()
+
+    def ask(self, what):
+        self.process.stdin.write(what + "\n")
+        self.process.stdin.flush()
+        answer = self.answer()
+        return float(answer[0 if what == "read" else self.column])
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def user_time(a, path, what):
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    subprocess.run([a.llama, "-m", path, "-r", "1", "--no-warmup", "-t", "1"] + what, check=True, capture_output=True)
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
+
+
+def theirs_by_user_time(a, path, prompt):
+    short, long = (32, prompt + 32) if prompt else (4, 4 + STEPS)
+    what = ["-ub", str(long), "-b", str(long), "-n", "0", "-p"] if prompt else ["-p", "0", "-n"]
+    seconds = user_time(a, path, what + [str(long)]) - user_time(a, path, what + [str(short)])
+    return (long - short) / max(seconds, 1e-9)
+
+
+def theirs(a, path, prompt):
+    """Tokens a second of one run of llama-bench: a prompt, or STEPS tokens after CONTEXT others."""
+    if a.user_time:
+        return theirs_by_user_time(a, path, prompt)
+    what = ["-p", str(prompt), "-n", "0", "-b", str(prompt), "-ub", str(prompt)] if prompt else ["-p", "0", "-n", str(STEPS), "-d", str(CONTEXT)]
+    out = subprocess.run([a.llama, "-m", path, "-r", "1", "-o", "json", "-t", str(os.cpu_count())] + what, check=True, capture_output=True, text=True)
+    return json.loads(out.stdout)[0]["avg_ts"]
+
+
+def model_of(a, peer):
+    path = f"{a.work}/{a.model}-{peer}-{a.layers}-{a.experts}.gguf"
+    if not os.path.exists(path):
+        subprocess.run([sys.executable, a.writer, a.model, peer, path, str(a.layers), str(a.experts), str(VOCAB)], check=True, stdout=subprocess.DEVNULL)
+    return path
+
+
+def compare(a, scheme):
+    peer = PEER[scheme]
+    path, ours = model_of(a, peer), Ours(a, scheme)
+    rate, token, peer_token = [], [], []
+    prompts = {n: ([], []) for n in a.prompts}
+    ours.ask("token")
+    for i in range(max(a.rounds, a.prompt_rounds)):
+        if i < a.rounds:
+            rate.append(ours.ask("read"))
+            token.append(ours.ask("token"))
+            peer_token.append(theirs(a, path, 0))
+        for n, (mine, other) in prompts.items():
+            if i < a.prompt_rounds:
+                mine.append(ours.ask(f"prompt {n}"))
+                other.append(theirs(a, path, n))
+    ours.close()
+    if not a.keep:
+        os.remove(path)
+    m = statistics.median
+    cells = [f"{scheme} / {peer}", f"{m(token):.1f}", f"{m(peer_token):.1f}", f"{m(token) / m(peer_token):.2f}", f"{m(rate) / 1e9:.1f}",
+             f"{m(token) * ours.bytes / m(rate):.2f}"]
+    for mine, other in prompts.values():
+        cells += [f"{m(mine):.0f}", f"{m(other):.0f}", f"{m(mine) / m(other):.2f}"]
+    print("| " + " | ".join(cells) + " |", flush=True)
+
+
+def main():
+    p = argparse.ArgumentParser()
+    p.add_argument("bench")
+    p.add_argument("llama")
+    p.add_argument("work")
+    p.add_argument("--writer", required=True)
+    p.add_argument("--model", default="m2", choices=["m2", "m1"])
+    p.add_argument("--layers", type=int, default=3)
+    p.add_argument("--experts", type=int, default=32)
+    p.add_argument("--rounds", type=int, default=7)
+    p.add_argument("--prompt-rounds", type=int, default=7)
+    p.add_argument("--prompts", type=lambda s: [int(n) for n in s.split(",") if n], default=[512])
+    p.add_argument("--only", type=lambda s: s.split(","), default=list(PEER))
+    p.add_argument("--keep", action="store_true", help="leave the models in WORK")
+    p.add_argument("--user-time", action="store_true")
+    a = p.parse_args()
+    heads = ["ours / llama.cpp", "tok/s", "theirs", "ratio", "GB/s read", "of the floor"]
+    for n in a.prompts:
+        heads += [f"prompt of {n}, tok/s", "theirs", "ratio"]
+    load = os.getloadavg()[0]
+    print(f"{a.model}, {a.layers} layers, {a.experts} experts, {os.cpu_count()} CPUs, load {load:.1f} at the start{', one thread, user time' if a.user_time else ''}; medians of {a.rounds} turns "
+          f"({a.prompt_rounds} for prompts)\n")
+    print("| " + " | ".join(heads) + " |\n|" + "---|" * len(heads), flush=True)
+    for scheme in a.only:
+        compare(a, scheme)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+/* Whole steps of the CPU backend: the same logits, bit for bit, at every level, with any number of threads and however a prompt is cut
+ * (test_ops and golden.sh say that they are right); no thread is made by a step, and none works between steps. */
+#include <dirent.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+#include "quant/cpu.h"
+#include "runtime/engine.h"
+#include "tests/unit/runtime/reference.h"
+
+enum { PROMPT = 75, VOCAB = 50, PADDED = 64 }; /* more than a page */
+
+/* Wide enough that steps are worth threads, and tiles. */
+static mm_model dims(mm_family family) {
+  mm_model m = ref_dims(family, false);
+  m.hidden = 144, m.head_dim = 24, m.rotary_dim = 16, m.intermediate = 136;
+  return m;
+}
+
+typedef struct run {
+  ref_shards *shards;
+  mm_rank_weights w;
+  mm_comm *comm;
+  mm_forward f;
+} run;
+
+static void open_run(run *r, const ref_model *ref, unsigned threads, bool bf16) {
+  mm_err err = {0};
+  *r = (run){.shards = ref_cut(ref, 1), .comm = mm_comm_open(1, &err)};
+  assert_true(mm_bind(&r->w, &r->shards->s, 0, &err));
+  const mm_backend_config c = {.model = &ref->m,
+                               .weights = &r->w,
+                               .limits = {.max_tokens = PROMPT, .slots = 1, .max_positions = PROMPT},
+                               .comm = r->comm,
+                               .threads = threads,
+                               .kv_bf16 = bf16};
+  assert_true(mm_forward_open(&r->f, &mm_ops_cpu, &c, &err));
+}
+static void close_run(run *r) {
+  mm_forward_close(&r->f);
+  mm_bind_close(&r->w);
+  mm_comm_close(r->comm);
+  ref_uncut(r->shards);
+}
+
+static int32_t id_at(uint32_t t) { return (int32_t)(t * 7 % VOCAB); }
+
+/* Tokens [pos, pos + count); the last one's logits. */
+static void feed(run *r, uint32_t pos, uint32_t count, float *logits) {
+  int32_t id[PROMPT];
+  mm_err err = {0};
+  for (uint32_t t = 0; t < count; t++) id[t] = id_at(pos + t);
+  const mm_span span = {0, 0, count, pos};
+  const uint32_t out = count - 1;
+  const mm_batch batch = {.tokens = count, .id = id, .span_count = 1, .span = &span, .out_count = 1, .out = &out};
+  assert_true(mm_forward_step(&r->f, &batch, logits, &err));
+}
+
+static void same_bits(void **state) {
+  (void)state;
+  for (int i = 0; i < 4; i++) {
+    const bool bf16 = i % 2;
+    ref_model ref = ref_build(dims(i / 2 ? MM_FAMILY_M2 : MM_FAMILY_M1));
+    float first[PADDED], logits[PADDED];
+    for (mm_cpu level = MM_CPU_PLAIN; level <= MM_CPU_AVX512; level++)
+      for (uint32_t cut = 1; cut <= PROMPT; cut = cut == 1 ? 38 : cut == 38 ? PROMPT : PROMPT + 1) {
+        run r;
+        mm_cpu_limit(level);
+        open_run(&r, &ref, 1 + cut % 4, bf16);
+        const bool is_first = level == MM_CPU_PLAIN && cut == 1;
+        for (uint32_t at = 0; at < PROMPT; at += cut) feed(&r, at, PROMPT - at < cut ? PROMPT - at : cut, is_first ? first : logits);
+        if (!is_first && memcmp(first, logits, VOCAB * sizeof *logits) != 0)
+          fail_msg("model %d, level %d, %u tokens a step, %u threads: other bits", i, (int)level, cut, 1 + cut % 4);
+        close_run(&r);
+      }
+    ref_free(&ref);
+  }
+  mm_cpu_limit(MM_CPU_AVX512);
+}
+
+/* Numbers of this process's threads: their count, and their sum. */
+static long threads_now(long *sum) {
+  DIR *d = opendir("/proc/self/task");
+  long count = 0;
+  *sum = 0;
+  assert_non_null(d);
+  for (const struct dirent *e; (e = readdir(d));)
+    if (e->d_name[0] != '.') count++, *sum += strtol(e->d_name, NULL, 10);
+  closedir(d);
+  return count;
+}
+
+static double cpu_seconds(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static void threads_stay_and_sleep(void **state) {
+  (void)state;
+  ref_model ref = ref_build(dims(MM_FAMILY_M2));
+  float logits[PADDED];
+  long sum, sum_after;
+  run r;
+  open_run(&r, &ref, 3, false);
+  const long count = threads_now(&sum);
+  assert_true(count >= 3);
+  for (int i = 0; i < 20; i++) feed(&r, 0, PROMPT, logits);
+  assert_int_equal(threads_now(&sum_after), count);
+  assert_true(sum == sum_after);
+  nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL); /* past the looks for another run */
+  const double before = cpu_seconds();
+  nanosleep(&(struct timespec){.tv_nsec = 300000000}, NULL);
+  assert_true(cpu_seconds() - before < 0.003);
+  close_run(&r);
+  ref_free(&ref);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(same_bits), cmocka_unit_test(threads_stay_and_sleep)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

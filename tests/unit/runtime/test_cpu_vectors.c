@@ -1,0 +1,139 @@
+/* Exponentials, softmaxes and states (cpu_vectors.h) at every level: against doubles, the same bits at each, and what is no number. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "quant/numbers.h"
+#include "runtime/cpu/cpu_vectors.h"
+
+enum { MOST = 300, MOST_D = 144 };
+
+static uint32_t seed = 11;
+static uint32_t draw(void) { return (seed = seed * 1664525u + 1013904223u) >> 8; }
+static float near(float size) { return ((float)(draw() % 20001) - 10000) / 10000 * size; }
+
+/* out of each level are equal; the last is left in `got`. */
+static void same(const float *first, const float *got, size_t n, mm_cpu level) {
+  if (level && memcmp(first, got, n * sizeof *got) != 0) fail_msg("level %d has other bits", (int)level);
+}
+
+static void exponentials(void **state) {
+  (void)state;
+  static float x[MOST], plain[3][MOST], got[3][MOST], by[MOST], gate[MOST];
+  for (int round = 0; round < 200; round++) {
+    const size_t n = 1 + draw() % MOST;
+    for (size_t i = 0; i < n; i++) x[i] = near(round % 2 ? 3 : 88), by[i] = near(2), gate[i] = near(9);
+    for (mm_cpu level = MM_CPU_PLAIN; level <= MM_CPU_AVX512; level++) {
+      mm_cpu_limit(level);
+      const mm_cpu_vectors *v = mm_cpu_vectors_here();
+      float(*out)[MOST] = level ? got : plain;
+      v->exp(out[0], x, n), v->silu(out[1], x, by, n), v->gate(out[2], x, 0.7f, by, gate, n);
+      for (int i = 0; i < 3; i++) same(plain[i], got[i], n, level);
+    }
+    for (size_t i = 0; i < n; i++) {
+      const double e = exp(fmax(-87, fmin(88, x[i]))), silu = (double)x[i] / (1 + exp(-(double)x[i])) * by[i];
+      const double gated = (double)x[i] * (double)0.7f * by[i] / (1 + exp(-(double)gate[i]));
+      assert_true(fabs(plain[0][i] - e) <= 2.4e-7 * e);
+      assert_true(fabs(plain[1][i] - silu) <= 6e-7 * fabs(silu) + 1e-37);
+      assert_true(fabs(plain[2][i] - gated) <= 6e-7 * fabs(gated));
+    }
+  }
+}
+
+/* No payload of what is no number makes it one. */
+static void no_number(void **state) {
+  (void)state;
+  for (mm_cpu level = MM_CPU_PLAIN; level <= MM_CPU_AVX512; level++) {
+    mm_cpu_limit(level);
+    const mm_cpu_vectors *v = mm_cpu_vectors_here();
+    for (uint32_t payload = 1; payload < 1 << 23; payload = payload * 3 + 1) {
+      float x[17], y[17];
+      for (int i = 0; i < 17; i++) x[i] = i % 2 ? mm_f32_from_bits(0x7fc00000u | payload) : 1;
+      v->exp(y, x, 17);
+      for (int i = 0; i < 17; i++) assert_true(isnan(y[i]) == i % 2);
+      v->silu(y, x, NULL, 17);
+      for (int i = 0; i < 17; i++) assert_true(isnan(y[i]) == i % 2);
+    }
+    float q[16], k[64 * 16], o[16] = {0};
+    for (int i = 0; i < 64 * 16; i++) k[i] = near(1);
+    memcpy(q, k, sizeof q);
+    k[5 * 16 + 3] = NAN;
+    mm_cpu_softmax s = {-INFINITY, 0};
+    v->attend(&s, o, q, k, k, 64, 16);
+    assert_true(isnan(s.sum) && isnan(o[0] / s.sum));
+  }
+}
+
+/* Positions in pages of MM_CPU_POSITIONS, the last one cut anywhere. */
+static void softmaxes(void **state) {
+  (void)state;
+  static float q[MOST_D], k[MOST * MOST_D], v[MOST * MOST_D], plain[MOST_D], got[MOST_D];
+  for (int round = 0; round < 60; round++) {
+    const uint32_t d = round % 3 ? 16 * (1 + draw() % 9) : 1 + draw() % MOST_D, seen = 1 + draw() % MOST;
+    for (uint32_t i = 0; i < d; i++) q[i] = near(2);
+    for (uint32_t i = 0; i < seen * d; i++) k[i] = near(2), v[i] = near(1);
+    for (mm_cpu level = MM_CPU_PLAIN; level <= MM_CPU_AVX512; level++) {
+      mm_cpu_limit(level);
+      float *o = level ? got : plain;
+      mm_cpu_softmax s = {-INFINITY, 0};
+      memset(o, 0, d * sizeof *o);
+      for (uint32_t at = 0; at < seen; at += MM_CPU_POSITIONS) {
+        const uint32_t n = seen - at < MM_CPU_POSITIONS ? seen - at : MM_CPU_POSITIONS;
+        mm_cpu_vectors_here()->attend(&s, o, q, k + (size_t)at * d, v + (size_t)at * d, n, d);
+      }
+      for (uint32_t c = 0; c < d; c++) o[c] /= s.sum;
+      same(plain, got, d, level);
+    }
+    double score[MOST], top = -INFINITY, sum = 0;
+    for (uint32_t i = 0; i < seen; i++) {
+      score[i] = 0;
+      for (uint32_t c = 0; c < d; c++) score[i] += (double)q[c] * k[i * d + c];
+      top = fmax(top, score[i]);
+    }
+    for (uint32_t i = 0; i < seen; i++) sum += score[i] = exp(score[i] - top);
+    for (uint32_t c = 0; c < d; c++) {
+      double want = 0, size = 0;
+      for (uint32_t i = 0; i < seen; i++) want += score[i] / sum * v[i * d + c], size += score[i] / sum * fabs((double)v[i * d + c]);
+      assert_true(fabs(want - plain[c]) <= 1e-5 * size);
+    }
+  }
+}
+
+static void states(void **state) {
+  (void)state;
+  static float x[3][MOST_D], S[MM_CPU_AVX512 + 1][MOST_D * MOST_D], o[MM_CPU_AVX512 + 1][MOST_D];
+  static double want[MOST_D * MOST_D];
+  for (int round = 0; round < 12; round++) {
+    const uint32_t d = round % 3 ? 16 * (1 + draw() % 9) : 1 + draw() % MOST_D;
+    const float decay = 0.9f;
+    memset(S, 0, sizeof S), memset(want, 0, sizeof want);
+    for (int t = 0; t < 6; t++) {
+      for (uint32_t i = 0; i < 3 * d; i++) x[i / d][i % d] = near(1);
+      for (mm_cpu level = MM_CPU_PLAIN; level <= MM_CPU_AVX512; level++) {
+        mm_cpu_limit(level);
+        mm_cpu_vectors_here()->state(S[level], o[level], x[0], x[1], x[2], d, decay);
+        same(o[0], o[level], d, level), same(S[0], S[level], (size_t)d * d, level);
+      }
+      for (uint32_t c = 0; c < d; c++) {
+        double sum = 0, size = 0;
+        for (uint32_t a = 0; a < d; a++) {
+          want[a * d + c] = (double)decay * want[a * d + c] + (double)x[1][a] * x[2][c];
+          sum += x[0][a] * want[a * d + c], size += fabs(x[0][a] * want[a * d + c]);
+        }
+        assert_true(fabs(sum - o[0][c]) <= 2e-6 * size + 1e-6);
+      }
+    }
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(exponentials), cmocka_unit_test(no_number), cmocka_unit_test(softmaxes),
+                                     cmocka_unit_test(states)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
