@@ -6,8 +6,8 @@
 #include <time.h>
 
 #include "formats/option.h"
-#include "runtime/bench_shapes.h"
 #include "runtime/bench_result.h"
+#include "runtime/bench_shapes.h"
 #include "runtime/engine.h"
 
 #define CHUNK   1024 /* tokens of a context per step */
