@@ -54,6 +54,8 @@ ifeq ($(SAN),1)
 SANITIZE = -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 CFLAGS += $(SANITIZE) $(if $(FUZZ),-fsanitize=fuzzer-no-link) $(if $(filter fast,$(FUZZ)),-fno-sanitize-coverage=trace-cmp)
 LDFLAGS += $(SANITIZE)
+# gcc 12 aligns its frames for use after return to 32 bytes, and vectors of 64 lie in them.
+$(BUILD)/runtime/cpu/cpu_rows_avx512.o: private CFLAGS += $(if $(findstring clang,$(CC)),,--param asan-use-after-return=0)
 else ifeq ($(SAN),thread)
 CFLAGS += -fsanitize=thread
 LDFLAGS += -fsanitize=thread
@@ -144,6 +146,11 @@ $(BUILD)/bin/$(subst _,-,$(notdir $(1:.c=))): $(BUILD)/$(1:.c=.o) $(LIBS_all)
 endef
 $(foreach p,$(PROGRAM_SRC),$(eval $(call program_rule,$(p))))
 
+# The backend's host side over a runtime without a device (tests/ops/fake_device.h).
+ifeq ($(CUDA),1)
+$(BUILD)/tests/ops/host.o: private CPPFLAGS += -isystem $(CUDA_HOME)/include
+$(BUILD)/tests/ops/host: private LIBS := $(filter-out -lcudart_static,$(LIBS))
+endif
 $(MODEL): $(BUILD)/%: $(BUILD)/%.o $(LIBS_all)
 	$(link) -lcmocka -o $@
 $(PRELOAD): $(BUILD)/%.so: %.c $(BUILD)/flags
@@ -180,7 +187,7 @@ library: $(LIBRARY) ## libminimax, shared and static, into build/lib
 SCRIPT_TESTS = $(shell find tests/model tests/cli tests/interop tests/fault -maxdepth 1 -type f -perm -u+x 2>/dev/null | sort)
 # Large enough to take minutes under valgrind; the sanitizers see the same code.
 VALGRIND_SKIP = convert/test_hf quant/test_numbers quant/test_schemes runtime/test_sample runtime/test_sample_rows runtime/test_slots \
-  runtime/test_tokenizer runtime/test_scheduler runtime/test_reuse runtime/test_ahead runtime/test_drafts
+  runtime/test_schedules runtime/test_tokenizer runtime/test_scheduler runtime/test_reuse runtime/test_ahead runtime/test_drafts
 VALGRIND_UNIT = $(filter-out $(VALGRIND_SKIP:%=tests/unit/%.c),$(UNIT_SRC))
 export VENV ?= $(CURDIR)/build/venv
 export SAN
@@ -203,7 +210,7 @@ $(T_UNIT) $(T_MODEL): check/%: $(BUILD)/tests/%
 	$(run) $<
 $(T_SCRIPT): check/%: $(PROGRAMS) $(MODEL) $(PRELOAD) $(LIBRARY)
 	$(run) tests/$*
-$(filter check/interop/%,$(T_SCRIPT)): $(VENV)/ready
+$(filter check/interop/% check/fault/sequences.py,$(T_SCRIPT)): $(VENV)/ready
 $(T_VALGRIND): check/valgrind/%: $(BUILD)/tests/unit/%
 	$(run) valgrind -q --error-exitcode=99 --leak-check=full --errors-for-leak-kinds=definite,indirect,possible $<
 $(filter-out %/build %/part_files,$(T_SAN)): check/san/%: check/san/build
@@ -245,7 +252,7 @@ T_QUICK = $(T_UNIT) $(T_MODEL) $(addprefix check/,model/golden.sh interop/block_
 quick: lint-format lint-tree $(T_QUICK) ## build, unit tests, golden logits, floors and format: a minute or less
 	@scripts/test.sh --count $(BUILD) $(T_QUICK)
 T_SERVE = $(filter check/unit/runtime/test_scheduler check/unit/runtime/test_grammar check/unit/runtime/test_reply,$(T_UNIT)) $(filter check/cli/serve% check/interop/serve%,$(T_SCRIPT))
-serve-check: $(T_SERVE) ## the server: clients of OpenAI and Anthropic, its page, hostile requests
+serve-check: $(T_SERVE) ## the server: clients of OpenAI, Anthropic and LangChain, curl, its page, a short load, hostile requests
 unit: $(T_UNIT) ## unit tests
 model: $(T_MODEL) $(filter check/model/%,$(T_SCRIPT)) ## operators and whole models against reference results
 cli: $(filter-out check/model/%,$(T_SCRIPT)) ## the programs from outside: command lines, interop, hardening
@@ -259,12 +266,13 @@ check serve-check unit model cli valgrind check-san check-tsan check-clang fuzz:
 
 # Before a release: hours. The parts are in scripts/soak.sh; each runs alone as soak-PART and leaves BUILD/soak/PART.log.
 #: SOAK="kill fuzz" the parts of make soak
-SOAK ?= calls alloc kill resume power races flips mutations mpi speed memory layer scheduler serve fuzz
-SOAK_UNIT = $(BUILD)/tests/unit/runtime/test_scheduler $(BUILD)/tests/unit/runtime/test_ahead $(BUILD)/tests/unit/runtime/test_drafts
+SOAK ?= calls alloc kill resume sequences believed power races flips mutations mpi speed memory layer schedules scheduler serve fuzz
+SOAK_UNIT = $(patsubst %,$(BUILD)/tests/unit/runtime/test_%,schedules scheduler ahead drafts)
 soak: $(PROGRAMS) $(MODEL) $(PRELOAD) $(NO_HASH) $(SOAK_UNIT) $(if $(filter fuzz,$(SOAK)),soak-fuzz-build) ## the fault tests whole, a figure a line; soak-PART for one of them
 	$(Q)failed=0; for p in $(SOAK); do BUILD=$(abspath $(BUILD)) scripts/soak.sh $$p || failed=1; done; exit $$failed
 soak-fuzz: soak-fuzz-build
 	$(Q)BUILD=$(abspath $(BUILD)) scripts/soak.sh fuzz
+soak soak-sequences: $(VENV)/ready
 soak-%: $(PROGRAMS) $(MODEL) $(PRELOAD) $(NO_HASH) $(SOAK_UNIT)
 	$(Q)BUILD=$(abspath $(BUILD)) scripts/soak.sh $*
 soak-fuzz-build:
@@ -273,6 +281,10 @@ soak-fuzz-build:
 
 $(VENV)/ready:
 	$(Q)scripts/venv.sh $(VENV) safetensors==0.8.0 numpy==2.4.6 ml_dtypes==0.6.0 pytest==9.2.0 Jinja2==3.1.6 openai==3.54.0 anthropic==2.12.0
+# LangChain's client wants an older openai.
+check/interop/serve_langchain.py: $(VENV)-langchain/ready
+$(VENV)-langchain/ready:
+	$(Q)scripts/venv.sh $(VENV)-langchain langchain-openai==1.2.1 langchain-core==1.3.3
 
 $(FUZZ_SRC:%.c=$(BUILD)/%): $(BUILD)/%: $(BUILD)/%.o $(LIBS_all)
 	$(link) -fsanitize=fuzzer -o $@
@@ -299,6 +311,8 @@ bench-cpu: $(BUILD)/tests/bench/bench_cpu ## tokens/s of the CPU backend on laye
 bench-quality: $(PROGRAMS) $(BUILD)/tests/bench/bench_quality $(VENV)/ready ## SQNR gains of the searches, likelihood of the small checkpoints by scheme
 	$(Q)$(BUILD)/tests/bench/bench_quality
 	$(Q)$(VENV)/bin/python tests/bench/quality.py $(BUILD)/bin
+bench-serve: $(PROGRAMS) $(BUILD)/tests/bench/bench_scheduler $(BUILD)/tests/bench/bench_reuse ## minimax-serve: its start, streams over HTTP beside the engine alone, a prompt that is known
+	$(Q)python3 tests/bench/serve.py $(BUILD)
 bench: $(PROGRAMS) $(BENCH) $(NO_HASH) ## conversion rates beside memcpy and the disk of the same run
 	$(Q)scripts/bench_convert.py $(BUILD)/bin
 	$(Q)for b in $(BENCH); do $$b || exit 1; done
@@ -310,8 +324,8 @@ lint-format:
 lint-tree:
 	$(Q)scripts/floors.sh && scripts/tree.sh
 lint-tidy:
-	$(Q)printf '%s\n' $(filter %.c,$(SOURCES)) | xargs -P $(shell nproc) -I{} clang-tidy --quiet {} -- -std=c11 -D_GNU_SOURCE -I. -Iloader $(PKG_CFLAGS) 2>&1 | \
-	  { ! grep -vE '^[0-9]+ warnings? generated'; }
+	$(Q)printf '%s\n' $(filter %.c,$(SOURCES)) | xargs -P $(shell nproc) -I{} sh -c 'said=$$(clang-tidy --quiet {} -- -std=c11 -D_GNU_SOURCE -I. \
+	  -Iloader $(PKG_CFLAGS) 2>&1 | grep -vE "^[0-9]+ warnings? generated"); [ -z "$$said" ] || printf "%s\n" "$$said"' | { ! grep .; }
 format: ## rewrite the sources in the house style
 	$(Q)clang-format -i $(SOURCES)
 
@@ -332,6 +346,6 @@ help: ## this list
 .DELETE_ON_ERROR:
 FORCE:
 .PHONY: FORCE all library tests check quick serve-check unit model cli valgrind check-san check-tsan check-clang fuzz fuzzers soak soak-fuzz soak-fuzz-build gpu demo exact bench \
-  bench-quant bench-cpu bench-quality lint format install uninstall dist clean help \
+  bench-quant bench-cpu bench-quality bench-serve lint format install uninstall dist clean help \
   lint-format lint-tree lint-tidy $(T_UNIT) $(T_MODEL) $(T_SCRIPT) $(T_TREE) $(T_SAN) $(T_TSAN) $(T_CLANG) $(T_VALGRIND) $(T_FUZZ)
 .SECONDARY:

@@ -53,7 +53,12 @@ static bool print_words(const mm_convert_args *a, bool *printed, mm_err *err) {
   mm_recipe recipe = {0};
   bool ok = true, help = !a->recipe && (strcmp(a->quant, "help") == 0 || strcmp(a->quant, "list") == 0);
   *printed = help || a->print_recipe;
-  if (help) {
+  if (help && a->json) {
+    char *text = mm_recipe_help_json(err);
+    ok = text;
+    if (text) puts(text);
+    free(text);
+  } else if (help) {
     mm_recipe_help(stdout);
   } else if (a->print_recipe) {
     const char *line = recipe_line(a, &arena, err);
@@ -189,6 +194,17 @@ static bool bake_tokenizer(const char *path, uint32_t vocab, const mm_digest *so
   return true;
 }
 
+static bool print_share(const char *part, double seconds, mm_err *err) {
+  mm_json *o = mm_json_new_obj();
+  const bool ok = mm_json_set(o, "part", mm_json_new_str(part)) && mm_json_set(o, "seconds", mm_json_new_real(seconds));
+  char *text = ok ? mm_json_dump(o, true) : NULL;
+  mm_json_free(o);
+  if (!text) return mm_fail_memory(err, 0);
+  puts(text);
+  free(text);
+  return true;
+}
+
 static bool convert(const mm_convert_args *a, mm_plan *plan, const mm_verdict *verdict, mm_events *events, mm_err *err) {
   mm_report_style style = a->json ? MM_REPORT_JSON : MM_REPORT_TEXT;
   bool first = a->process == 0;
@@ -225,6 +241,7 @@ static bool convert(const mm_convert_args *a, mm_plan *plan, const mm_verdict *v
     fprintf(stderr, "%llu weights were NaN or infinite and are stored as 0\n", (unsigned long long)outcome.zeroed);
   if (!ok || !first || (a->quiet && !a->json)) return ok;
   if (!a->part) return mm_report_summary(a->json ? stdout : stderr, plan, &outcome, style, err);
+  if (a->json) return print_share(a->part, outcome.seconds, err);
   fprintf(stderr, "part %s done in %.2f s; when all are, --resume without --part publishes\n", a->part, outcome.seconds);
   return true;
 }
@@ -251,6 +268,7 @@ static bool check_args(mm_convert_args *a, mm_err *err) {
                       : a->dialect && !hf            ? "found --dialect without --layout hf"
                       : a->compress && hf            ? "found --compress with --layout hf; archives hold packed checkpoints"
                       : a->gpu_memory && hf          ? "found --gpu-memory with --layout hf, whose files have no ranks"
+                      : a->resume && a->restart      ? "found --resume with --restart, which discards what --resume continues"
                       : a->names_only && !a->dry_run ? "found --names-only without --dry-run"
                                                      : NULL;
   if (wrong) return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "%s", wrong);
@@ -260,6 +278,9 @@ static bool check_args(mm_convert_args *a, mm_err *err) {
 static bool run_all(void *args, mm_err *err) {
   mm_convert_args *a = args;
   bool printed;
+  if (a->quant && a->recipe)
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --quant with --recipe, which has a default scheme of its own");
+  if (!a->quant) a->quant = "none";
   if (!print_words(a, &printed, err)) return false;
   if (printed) return true;
   if (!check_args(a, err)) return false;
@@ -283,14 +304,8 @@ static bool run_all(void *args, mm_err *err) {
 
 /* NOLINTNEXTLINE(readability-function-size): most of it is the option table */
 int main(int argc, char **argv) {
-  mm_convert_args a = {.layout = "packed",
-                       .quant = "none",
-                       .align = "split",
-                       .tp = 1,
-                       .ep = 1,
-                       .pp = 1,
-                       .part_size = UINT64_C(4) << 30,
-                       .commit_bytes = UINT64_C(64) << 20};
+  mm_convert_args a = {
+      .layout = "packed", .align = "split", .tp = 1, .ep = 1, .pp = 1, .part_size = UINT64_C(4) << 30, .commit_bytes = UINT64_C(64) << 20};
   mm_err err = {0};
   mm_arena words = {0};
   const char *schemes = mm_recipe_words(&words, &err);
@@ -349,7 +364,8 @@ int main(int argc, char **argv) {
        .kind = MM_OPT_SIZE,
        .target = &a.part_size,
        .arg = "BYTES",
-       .help = "largest part file (default 4G; a larger tensor gets its own part)"},
+       .help = "largest part file (default 4G; a larger tensor gets its own part)",
+       .lo = 1},
       {.name = "compress",
        .kind = MM_OPT_STR,
        .target = &a.compress,
@@ -425,7 +441,8 @@ int main(int argc, char **argv) {
        .kind = MM_OPT_SIZE,
        .target = &a.gpu_memory,
        .arg = "BYTES",
-       .help = "say whether ranks fit devices of this size (80G) with a sequence of full length, and the smallest --tp that does"},
+       .help = "say whether ranks fit devices of this size (80G) with a sequence of full length, and the smallest --tp that does",
+       .lo = 1},
       {.help = "run"},
       {.name = "force",
        .kind = MM_OPT_FLAG,
@@ -450,7 +467,8 @@ int main(int argc, char **argv) {
        .kind = MM_OPT_SIZE,
        .target = &a.commit_bytes,
        .arg = "BYTES",
-       .help = "source bytes between journal records, about what a crash costs (default 64M)"},
+       .help = "source bytes between journal records, about what a crash costs (default 64M)",
+       .lo = 1},
       {.name = "jobs",
        .letter = 'j',
        .kind = MM_OPT_U64,
@@ -463,13 +481,17 @@ int main(int argc, char **argv) {
        .kind = MM_OPT_SIZE,
        .target = &a.mem_limit,
        .arg = "BYTES",
-       .help = "never use more memory (default 256M + 64M a thread); too little exits 8 with the figure needed"},
+       .help = "never use more memory (default 256M + 64M a thread); too little exits 8 with the figure needed",
+       .lo = 1},
       {.name = "allow-outside-links",
        .kind = MM_OPT_FLAG,
        .target = &a.outside,
        .help = "follow links that leave the checkpoint and its Hub cache"},
       {.help = "messages"},
-      {.name = "json", .kind = MM_OPT_FLAG, .target = &a.json, .help = "plan or summary as JSON on stdout"},
+      {.name = "json",
+       .kind = MM_OPT_FLAG,
+       .target = &a.json,
+       .help = "plan, summary or what --quant help prints, as JSON on stdout; errors as JSON"},
       {.name = "events",
        .kind = MM_OPT_STR,
        .target = &a.events,

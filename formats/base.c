@@ -87,6 +87,14 @@ static char *escape(char *out, size_t cap, const char *text, size_t n, bool quot
 char *mm_escape(char *out, size_t cap, const char *text, size_t n) { return escape(out, cap, text, n, true); }
 char *mm_show(char *out, size_t cap, const char *text) { return escape(out, cap, text, strlen(text), false); }
 
+void mm_name_list_add(mm_name_list *l, const char *name) {
+  const size_t more = sizeof ", and 18446744073709551615 more", n = strlen(name) + (l->used ? 2 : 0);
+  if (l->more == 0 && l->used + n + more <= sizeof l->text)
+    l->used += (size_t)snprintf(l->text + l->used, sizeof l->text - l->used, "%s%s", l->used ? ", " : "", name);
+  else
+    snprintf(l->text + l->used, sizeof l->text - l->used, ", and %llu more" + (l->used ? 0 : 6), (unsigned long long)++l->more);
+}
+
 void mm_show_to(FILE *f, const char *text) {
   for (size_t n = strlen(text); n > 0;) {
     char shown[4];

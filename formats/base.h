@@ -98,6 +98,14 @@ static inline uint64_t mm_min(uint64_t a, uint64_t b) { return a < b ? a : b; }
 static inline uint64_t mm_max(uint64_t a, uint64_t b) { return a > b ? a : b; }
 uint64_t mm_gcd(uint64_t a, uint64_t b);
 
+/* Names in a message: whole ones, as many as fit, then how many there are besides. Zero-initialise. */
+typedef struct mm_name_list {
+  char text[512];
+  size_t used;
+  uint64_t more;
+} mm_name_list;
+void mm_name_list_add(mm_name_list *l, const char *name);
+
 /* Seconds of a clock that only goes forward, from a moment of its own. */
 double mm_now(void);
 bool mm_ends_with(const char *s, const char *end);

@@ -218,3 +218,26 @@ bool mm_model_check(const mm_model *m, const char *file, mm_status status, const
     if (m->attn[l] > MM_ATTN_FULL) return MM_REFUSE(&c, err, "attn: layer %u: found %u, expected 0 or 1", l, m->attn[l]);
   return true;
 }
+
+static size_t field_size(const field *f) {
+  switch (f->kind) {
+    case FIELD_WORD: return sizeof(int);
+    case FIELD_BOOL: return sizeof(bool);
+    case FIELD_U32: return sizeof(uint32_t);
+    case FIELD_U64: return sizeof(uint64_t);
+    case FIELD_REAL: return sizeof(double);
+    case FIELD_DEEPNORM: return sizeof(mm_deepnorm);
+    case FIELD_NAME: break;
+  }
+  return 0;
+}
+
+bool mm_model_same(const mm_model *a, const mm_model *b, const char **key) {
+  for (size_t i = 0; i < FIELD_COUNT; i++) {
+    const char *x = (const char *)a + fields[i].offset, *y = (const char *)b + fields[i].offset;
+    *key = fields[i].key;
+    if (fields[i].kind == FIELD_NAME ? strcmp(x, y) != 0 : memcmp(x, y, field_size(&fields[i])) != 0) return false;
+  }
+  *key = "attn";
+  return memcmp(a->attn, b->attn, a->layers) == 0;
+}

@@ -80,6 +80,7 @@ static bool parse_size(const mm_option *o, const char *s, mm_err *err) {
     p += strcmp(p + 1, "iB") == 0 ? 3 : 1;
   }
   if (!ok || *p != '\0') return usage(err, o, s, "bytes, as in 512M or 4GiB");
+  if (v < o->lo) return usage(err, o, s, "more bytes");
   *(uint64_t *)o->target = v;
   return true;
 }

@@ -30,7 +30,7 @@ typedef struct mm_option {
   const char *arg;     /* metavariable in the help, NULL for flags */
   const char *help;    /* one line; "%" is literal */
   const char *choices; /* "none|bf16|block_fp8" checked by the parser, or NULL */
-  uint64_t lo, hi;     /* MM_OPT_U64 range, both inclusive; hi 0 means no limit */
+  uint64_t lo, hi;     /* MM_OPT_U64 range, both inclusive; hi 0 means no limit. Of MM_OPT_SIZE lo alone */
 } mm_option;
 
 typedef struct mm_program {

@@ -139,11 +139,30 @@ bool mm_output_open_at(mm_output *o, const char *path, int parent, const char *s
   return false;
 }
 
+/* Whether nothing has the name, or a file with the mark. */
+static bool marked(const mm_output *o, int into) {
+  char text[4096];
+  const int fd = openat(into, o->name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+  if (fd < 0) return errno == ENOENT;
+  const ssize_t n = read(fd, text, sizeof text);
+  close(fd);
+  return n > 0 && memmem(text, (size_t)n, o->mark, strlen(o->mark)) != NULL;
+}
+
 static bool take_name(const mm_output *o, mm_err *err) {
   struct stat st;
   int into = o->into >= 0 ? o->into : o->parent;
   if (fstatat(into, o->name, &st, AT_SYMLINK_NOFOLLOW) == 0 && !S_ISREG(st.st_mode))
     return mm_fail(err, MM_IO, "E_OUTPUT", mm_at(o->path, NULL), "found what was not there when this run began; move it away");
+  if (o->mark) {
+    /* A link does not replace a file that came since; where there are no links, one that is not there now is not there. */
+    if (linkat(o->parent, o->staged, into, o->name, 0) == 0) {
+      unlinkat(o->parent, o->staged, 0);
+      return mm_fsync(into, o->path, true, err);
+    }
+    if (!marked(o, into))
+      return mm_fail(err, MM_IO, "E_OUTPUT", mm_at(o->path, NULL), "found a file that holds no \"%s\"; move it away", o->mark);
+  }
   if (renameat(o->parent, o->staged, into, o->name) != 0) return mm_fail_errno(err, mm_at(o->path, NULL), "publish", errno);
   return mm_fsync(into, o->path, true, err);
 }

@@ -19,7 +19,8 @@ typedef struct mm_output {
   int fd, parent, into; /* -1 when closed; into: where the final name is, if not in parent */
   const char *path;     /* where the bytes go, for messages */
   char *name, *staged;
-  bool direct; /* no rename */
+  bool direct;      /* no rename */
+  const char *mark; /* what has the name is replaced only where its first 4 KiB hold this; NULL: any file is */
   mm_arena arena;
 } mm_output;
 #define MM_OUTPUT_NONE \

@@ -13,6 +13,30 @@ mm_shape mm_pack_plane_shape(const mm_pack_tensor *t, unsigned p) {
   return t->lead == 0 ? mm_shape2(n, k) : mm_shape3(t->lead, n, k);
 }
 
+mm_own mm_pack_own(const mm_pack *p, const mm_pack_tensor *t, unsigned piece, uint32_t rank) {
+  const mm_piece *x = &t->piece[piece];
+  const mm_cut *cut = &p->cut[x->cut];
+  const mm_range *r = cut->axis == MM_AXIS_NONE ? NULL : &cut->rank[rank % p->tp];
+  mm_own own = {x->local_at, x->local_rows, 0, t->cols};
+  if (cut->axis == MM_AXIS_ROWS) own.row += r->at, own.rows = r->count;
+  if (cut->axis == MM_AXIS_COLS) own.col = r->at, own.cols = r->count;
+  return own;
+}
+
+/* Whether cell i, of `cell` each (0: all), has one of [at, at + count). */
+static bool meets(uint32_t i, uint32_t cell, uint32_t at, uint32_t count) {
+  uint64_t from = (uint64_t)i * cell, end = cell == 0 ? UINT64_MAX : from + cell;
+  return count > 0 && from < (uint64_t)at + count && at < end;
+}
+
+bool mm_pack_covers(const mm_pack *p, const mm_pack_tensor *t, unsigned plane, uint32_t rank, uint32_t i, uint32_t j) {
+  for (unsigned k = 0; k < t->piece_count; k++) {
+    mm_own own = mm_pack_own(p, t, k, rank);
+    if (meets(i, t->plane[plane].cell_n, own.row, own.rows) && meets(j, t->plane[plane].cell_k, own.col, own.cols)) return true;
+  }
+  return false;
+}
+
 void mm_part_name(char out[64], uint32_t rank, uint32_t part) { snprintf(out, 64, "model-rank-%05u-part-%05u.safetensors", rank, part); }
 
 static const char *const align_word[] = {[MM_ALIGN_SPLIT] = "split", [MM_ALIGN_PAD] = "pad", [MM_ALIGN_ERROR] = "error"};

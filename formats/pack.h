@@ -123,6 +123,14 @@ static inline uint32_t mm_pack_first_lead(const mm_pack *p, const mm_pack_tensor
 
 /* Stored shape of plane p on one rank: [lead?, cells…], or [rows] for a vector. */
 mm_shape mm_pack_plane_shape(const mm_pack_tensor *t, unsigned p);
+/* Of a piece, the local rows and columns that are the rank's own; the rest of local_rows x cols is padding. Rows count from the tensor's.
+ */
+typedef struct mm_own {
+  uint32_t row, rows, col, cols;
+} mm_own;
+mm_own mm_pack_own(const mm_pack *p, const mm_pack_tensor *t, unsigned piece, uint32_t rank);
+/* Whether cell (i, j) of plane `plane` covers a weight of the rank's own, and not padding alone. */
+bool mm_pack_covers(const mm_pack *p, const mm_pack_tensor *t, unsigned plane, uint32_t rank, uint32_t i, uint32_t j);
 /* "model-rank-00003-part-00001.safetensors" */
 void mm_part_name(char out[64], uint32_t rank, uint32_t part);
 

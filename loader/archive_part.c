@@ -68,13 +68,12 @@ static bool read_block(const packing *k, size_t b, uint8_t *block, uint64_t at, 
   mm_digest d;
   if (!mm_file_read(&k->in, k->from.text, block, n, at, err) || !mm_sha256(block, n, &d, err)) return false;
   if (mm_digest_equal(&d, &k->p->part->block[b])) return true;
-  char names[512] = "";
-  size_t used = 0;
-  for (size_t i = 0; i < k->header.count && used < sizeof names; i++)
-    if (overlap(&k->header.tensor[i], at, at + n) > 0)
-      used += (size_t)snprintf(names + used, sizeof names - used, " %s", k->header.tensor[i].name);
-  return mm_fail(err, MM_INTEGRITY, "E_DIGEST", mm_at_offset(k->from.text, NULL, at), "found block %zu of %zu damaged; it holds:%s", b,
-                 k->p->part->block_count, names);
+  mm_name_list names = {0};
+  for (size_t i = 0; i < k->header.count; i++)
+    if (overlap(&k->header.tensor[i], at, at + n) > 0) mm_name_list_add(&names, k->header.tensor[i].name);
+  if (names.used == 0) mm_name_list_add(&names, "header");
+  return mm_fail(err, MM_INTEGRITY, "E_DIGEST", mm_at_offset(k->from.text, NULL, at), "found block %zu of %zu damaged; it holds: %s", b,
+                 k->p->part->block_count, names.text);
 }
 
 /* False when a block before it failed: that one says why. */

@@ -64,14 +64,17 @@ bool mm_verify_files(const mm_pack *p, mm_err *err) {
 }
 
 bool mm_unpacked_refuse(const char *dir, mm_err *err) {
-  static const char *const source[] = {"model.safetensors.index.json", "model.safetensors", "snapshots"};
+  static const char *const source[] = {"model.safetensors.index.json", "model.safetensors"};
   if (access(mm_path_of(dir, MM_MANIFEST).text, F_OK) == 0) return true;
   for (size_t i = 0; i < sizeof source / sizeof *source; i++) {
     if (access(mm_path_of(dir, source[i]).text, F_OK) == 0)
       return mm_fail(err, MM_BAD_INPUT, "E_KIND", mm_at(dir, NULL),
                      "found a Hugging Face checkpoint, expected a packed one; convert it first (minimax-convert SRC -o DIR)");
   }
-  return true;
+  return access(mm_path_of(dir, "snapshots").text, F_OK) != 0 ||
+         mm_fail(
+             err, MM_BAD_INPUT, "E_KIND", mm_at(dir, NULL),
+             "found a folder of the Hub's cache, expected a packed checkpoint: one of its snapshots, or what minimax-convert makes of it");
 }
 
 bool mm_archive_refuse(const char *dir, mm_err *err) {

@@ -17,24 +17,44 @@ typedef struct mm_archive_args {
   bool json, quiet;
 } mm_archive_args;
 
+static bool put_number(mm_json *o, const char *key, uint64_t n) { return mm_json_set(o, key, mm_json_new_int((int64_t)n)); }
+
+/* Frees o. */
+static bool print_json(mm_json *o, bool ok, mm_err *err) {
+  char *text = ok ? mm_json_dump(o, true) : NULL;
+  mm_json_free(o);
+  if (!text) return mm_fail_memory(err, 0);
+  puts(text);
+  free(text);
+  return true;
+}
+
 static bool pack_or_unpack(const mm_archive_args *a, bool pack, mm_err *err) {
   mm_archive_totals t;
   double start = mm_now();
   const char *dir = a->operand[1];
   unsigned threads = (unsigned)a->threads;
   bool ok = pack ? mm_archive_pack(dir, a->output, (int)a->level, threads, &t, err) : mm_archive_unpack(dir, a->output, threads, &t, err);
-  if (!ok || a->quiet) return ok;
+  if (!ok) return false;
+  double seconds = mm_now() - start;
+  if (a->json) {
+    mm_json *o = mm_json_new_obj();
+    ok = mm_json_set(o, "output", mm_json_new_str(a->output)) && put_number(o, "bytes", t.bytes) && put_number(o, "packed", t.packed) &&
+         mm_json_set(o, "seconds", mm_json_new_real(seconds));
+    return print_json(o, ok, err);
+  }
+  if (a->quiet) return true;
   fprintf(stderr, "%s %s: parts of %.3f GB in %.3f GB (%.2f %%), %.2f GB/s\n", pack ? "packed" : "unpacked", dir, (double)t.bytes / 1e9,
-          (double)t.packed / 1e9, 100.0 * (double)t.packed / (double)t.bytes, (double)t.bytes / (mm_now() - start) / 1e9);
+          (double)t.packed / 1e9, 100.0 * (double)t.packed / (double)t.bytes, (double)t.bytes / seconds / 1e9);
   return true;
 }
 
 static mm_json *part_json(const mm_archive_part *p) {
   mm_json *o = mm_json_new_obj();
   bool ok = mm_json_set(o, "file", mm_json_new_str(p->part->file));
-  ok = mm_json_set(o, "blocks", mm_json_new_int((int64_t)p->part->block_count)) && ok;
-  ok = mm_json_set(o, "bytes", mm_json_new_int((int64_t)p->part->size)) && ok;
-  if (mm_json_set(o, "packed", mm_json_new_int((int64_t)p->size)) && ok) return o;
+  ok = put_number(o, "blocks", p->part->block_count) && ok;
+  ok = put_number(o, "bytes", p->part->size) && ok;
+  if (put_number(o, "packed", p->size) && ok) return o;
   mm_json_free(o);
   return NULL;
 }
@@ -44,12 +64,7 @@ static bool list_json(const mm_archive *x, mm_err *err) {
   bool ok = o && parts;
   for (size_t i = 0; ok && i < x->part_count; i++) ok = mm_json_append(parts, part_json(&x->part[i]));
   ok = mm_json_set(o, "parts", parts) && ok;
-  char *text = ok ? mm_json_dump(o, true) : NULL;
-  mm_json_free(o);
-  if (!text) return mm_fail_memory(err, 0);
-  puts(text);
-  free(text);
-  return true;
+  return print_json(o, ok, err);
 }
 
 static bool list(const mm_archive_args *a, mm_err *err) {
@@ -69,6 +84,11 @@ static bool sign(const mm_archive_args *a, mm_err *err) {
   mm_key *key = mm_key_open(a->key, true, err);
   bool ok = key && mm_signature_make(a->operand[1], key, (unsigned)a->threads, err);
   mm_key_close(key);
+  if (ok && a->json) {
+    mm_json *o = mm_json_new_obj();
+    return print_json(
+        o, mm_json_set(o, "signed", mm_json_new_str(a->operand[1])) && mm_json_set(o, "signature", mm_json_new_str(MM_SIGNATURE)), err);
+  }
   if (ok && !a->quiet) fprintf(stderr, "signed %s: %s\n", a->operand[1], MM_SIGNATURE);
   return ok;
 }
@@ -120,7 +140,7 @@ int main(int argc, char **argv) {
        .help = "threads (default: CPUs)",
        .lo = 1,
        .hi = 1024},
-      {.name = "json", .kind = MM_OPT_FLAG, .target = &a.json, .help = "list: the parts as JSON; errors as JSON"},
+      {.name = "json", .kind = MM_OPT_FLAG, .target = &a.json, .help = "what was made, or listed, as JSON on stdout; errors as JSON"},
       {.name = "quiet", .letter = 'q', .kind = MM_OPT_FLAG, .target = &a.quiet, .help = "no summary on stderr"},
   };
   const mm_program program = {

@@ -31,6 +31,7 @@ typedef struct mm_listed {
 } mm_listed;
 
 static const char *const kind_word[] = {"source", "packed", "file"};
+static const char *const kind_phrase[] = {"a source", "a packed checkpoint", "one file"};
 
 typedef struct mm_listing {
   enum { SOURCE, PACKED, ONE_FILE } kind;
@@ -104,7 +105,9 @@ static bool open_kind(mm_listing *l, const mm_inspect_args *a, const char *path,
 static bool open_listing(mm_listing *l, const mm_inspect_args *a, const char *path, mm_err *err) {
   if (!open_kind(l, a, path, err)) return false;
   if (a->rank != UINT64_MAX && l->kind != PACKED)
-    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(path, NULL), "found --rank with a %s, expected a packed checkpoint", kind_word[l->kind]);
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(path, NULL), "found --rank with %s, expected a packed checkpoint", kind_phrase[l->kind]);
+  if (a->names_only && l->kind != SOURCE)
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(path, NULL), "found --names-only with %s, expected a source", kind_phrase[l->kind]);
   l->count = l->kind == PACKED ? l->shards.pack.tensor_count : l->kind == SOURCE ? l->hf.tensor_count : l->st.count;
   l->item = mm_calloc(l->count, sizeof *l->item, err);
   if (!l->item) return false;
@@ -335,8 +338,38 @@ static bool same_source(const mm_listing *a, const mm_listed *x, const mm_listin
   return ok;
 }
 
+/* The differences that are found: lines on stdout, or with --json a list. */
+typedef struct mm_differences {
+  size_t count;
+  mm_json *list; /* NULL: lines */
+} mm_differences;
+
+static mm_json *form_json(const mm_listed *x) {
+  mm_json *o = mm_json_new_obj();
+  return whole(o, put_text(o, "type", x->type) && mm_json_set(o, "shape", shape_json(&x->dims)));
+}
+
+/* x or y is NULL where only the other checkpoint has the tensor. */
+static bool put_difference(mm_differences *d, const mm_listed *x, const mm_listed *y, const char *what, mm_err *err) {
+  const mm_listed *one = x ? x : y;
+  char name[512];
+  d->count++;
+  if (d->list) {
+    mm_json *o = mm_json_new_obj();
+    bool ok = put_text(o, "name", one->name) && put_text(o, "what", what) && (!x || mm_json_set(o, "first", form_json(x))) &&
+              (!y || mm_json_set(o, "second", form_json(y)));
+    return (mm_json_append(d->list, o) && ok) || mm_fail_memory(err, 0);
+  }
+  mm_show(name, sizeof name, one->name);
+  if (x && y)
+    printf("~ %s: %s %s, %s %s%s\n", name, x->type, x->shape, y->type, y->shape, strcmp(what, "bytes") == 0 ? ", other bytes" : "");
+  else
+    printf("%c %s: %s %s\n", x ? '-' : '+', name, one->type, one->shape);
+  return true;
+}
+
 static bool diff_pair(const mm_inspect_args *args, const mm_listing *a, const mm_listed *x, const mm_listing *b, const mm_listed *y,
-                      size_t *differences, mm_err *err) {
+                      mm_differences *d, mm_err *err) {
   bool form = strcmp(x->type, y->type) == 0 && strcmp(x->shape, y->shape) == 0, same = form;
   if (form && args->data) {
     if (a->kind == PACKED)
@@ -344,43 +377,56 @@ static bool diff_pair(const mm_inspect_args *args, const mm_listing *a, const mm
     else if (!same_source(a, x, b, y, &same, err))
       return false;
   }
-  if (same) return true;
-  ++*differences;
-  char name[512];
-  printf("~ %s: %s %s, %s %s%s\n", mm_show(name, sizeof name, x->name), x->type, x->shape, y->type, y->shape, form ? ", other bytes" : "");
+  return same || put_difference(d, x, y, form ? "bytes" : "form", err);
+}
+
+/* Of a comparison that is done. */
+static bool print_diff(const mm_inspect_args *args, const mm_listing *a, mm_differences *d, mm_err *err) {
+  if (!d->list) {
+    if (d->count == 0) printf("same: %zu tensors%s\n", a->count, args->data ? ", every byte" : " (names, types, shapes)");
+    return true;
+  }
+  mm_json *o = mm_json_new_obj();
+  bool ok = mm_json_set(o, "same", mm_json_new_bool(d->count == 0)) && put_number(o, "tensor_count", a->count) &&
+            mm_json_set(o, "data", mm_json_new_bool(args->data));
+  ok = mm_json_set(o, "differences", d->list) && ok;
+  d->list = NULL; /* taken */
+  char *text = ok ? mm_json_dump(o, true) : NULL;
+  mm_json_free(o);
+  if (!text) return mm_fail_memory(err, 0);
+  puts(text);
+  free(text);
   return true;
 }
 
 static bool diff(const mm_inspect_args *args, const mm_listing *a, const mm_listing *b, mm_err *err) {
   if (args->data && (a->kind != b->kind || a->kind == ONE_FILE || args->names_only))
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(args->diff, NULL),
-                   "found a %s and a %s; --data compares two packed checkpoints or two sources, with their weights", kind_word[a->kind],
-                   kind_word[b->kind]);
+                   "found %s and %s; --data compares two packed checkpoints or two sources, with their weights", kind_phrase[a->kind],
+                   kind_phrase[b->kind]);
   qsort(a->item, a->count, sizeof *a->item, by_name);
   qsort(b->item, b->count, sizeof *b->item, by_name);
-  size_t i = 0, j = 0, differences = 0;
-  while (i < a->count || j < b->count) {
+  size_t i = 0, j = 0;
+  mm_differences d = {.list = args->json ? mm_json_new_arr() : NULL};
+  bool ok = !args->json || d.list || mm_fail_memory(err, 0);
+  while (ok && (i < a->count || j < b->count)) {
     int c = i == a->count ? 1 : j == b->count ? -1 : strcmp(a->item[i].name, b->item[j].name);
     const mm_listed *x = c <= 0 ? &a->item[i++] : NULL, *y = c >= 0 ? &b->item[j++] : NULL;
-    if (x && y) {
-      if (!diff_pair(args, a, x, b, y, &differences, err)) return false;
-      continue;
-    }
-    differences++;
-    char name[512];
-    printf("%c %s: %s %s\n", x ? '-' : '+', mm_show(name, sizeof name, (x ? x : y)->name), (x ? x : y)->type, (x ? x : y)->shape);
+    ok = x && y ? diff_pair(args, a, x, b, y, &d, err) : put_difference(&d, x, y, x ? "removed" : "added", err);
   }
-  if (differences == 0) {
-    printf("same: %zu tensors%s\n", a->count, args->data ? ", every byte" : " (names, types, shapes)");
-    return true;
-  }
-  return mm_fail(err, MM_INTEGRITY, "E_DIFFER", mm_at(args->diff, NULL), "found %zu tensors that differ from %s", differences,
-                 args->dir[0]);
+  ok = ok && print_diff(args, a, &d, err);
+  mm_json_free(d.list);
+  if (!ok || d.count == 0) return ok;
+  return mm_fail(err, MM_INTEGRITY, "E_DIFFER", mm_at(args->diff, NULL), "found %zu tensors that differ from %s", d.count, args->dir[0]);
 }
 
 static bool inspect(void *args, mm_err *err) {
   const mm_inspect_args *a = args;
   mm_listing l = {0}, other = {0};
+  const char *wrong = a->data && !a->diff                   ? "found --data without --diff DIR2"
+                      : a->diff && (a->match || a->summary) ? "found --match or --summary with --diff, which compares all"
+                                                            : NULL;
+  if (wrong) return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "%s", wrong);
   bool ok = open_listing(&l, a, a->dir[0], err) && (!a->diff || open_listing(&other, a, a->diff, err));
   ok = ok && (a->diff ? diff(a, &l, &other, err) : print_listing(a, &l, err));
   close_listing(&l);

@@ -15,6 +15,8 @@
 #include "loader/verify.h"
 #include "loader/verify_unsharded.h"
 
+#define NO_SEED UINT64_MAX
+
 /* Each does what the one before does, and more. */
 typedef enum mm_verify_level { MM_LEVEL_HEADER, MM_LEVEL_SAMPLE, MM_LEVEL_FULL, MM_LEVEL_SOURCE } mm_verify_level;
 
@@ -109,23 +111,62 @@ static bool against_source(const mm_verify_args *a, const mm_shards *s, mm_err *
   return ok;
 }
 
-/* What was looked at, and what that proves. */
-static void print_summary(const mm_verify_args *a, const mm_shards *s, double hashed) {
-  static const char *const word[] = {"headers of", "headers and a sample of", "verified", "verified"};
-  const mm_pack *p = &s->pack;
-  size_t blocks = 0, seen = 0;
-  uint64_t bytes = 0;
-  for (uint32_t r = 0; r < mm_pack_ranks(p); r++)
-    for (size_t i = 0; i < p->rank[r].part_count; i++) {
-      blocks += p->rank[r].part[i].block_count;
-      seen += mm_min(p->rank[r].part[i].block_count, a->level == MM_LEVEL_SAMPLE ? a->samples : 0);
-      bytes += p->rank[r].part[i].size;
+/* What was looked at. */
+typedef struct mm_looked {
+  const mm_pack *p;
+  bool unsharded;
+  size_t blocks, hashed; /* of 4 MiB: in all, and those whose digest was compared */
+  uint64_t bytes;
+  double seconds; /* that hashing took */
+} mm_looked;
+
+static void count_parts(mm_looked *l, const mm_verify_args *a) {
+  for (uint32_t r = 0; r < mm_pack_ranks(l->p); r++)
+    for (size_t i = 0; i < l->p->rank[r].part_count; i++) {
+      const mm_part *part = &l->p->rank[r].part[i];
+      l->blocks += part->block_count;
+      l->bytes += part->size;
+      if (a->level >= MM_LEVEL_SAMPLE) l->hashed += mm_min(part->block_count, a->level == MM_LEVEL_SAMPLE ? a->samples : UINT64_MAX);
     }
-  fprintf(stderr, "%s %s: %u ranks, %zu tensors, %zu blocks, %.3f GB; ", word[a->level], a->dir, mm_pack_ranks(p), p->tensor_count, blocks,
-          (double)bytes / 1e9);
-  if (a->level == MM_LEVEL_SAMPLE) fprintf(stderr, "%zu blocks hashed, --seed %llu; ", seen, (unsigned long long)a->seed);
-  if (a->level >= MM_LEVEL_FULL) fprintf(stderr, "SHA-256 at %.2f GB/s; ", (double)bytes / hashed / 1e9);
-  fprintf(stderr, "%s\n", a->key ? "signed with the key given" : "integrity only, no signature checked");
+}
+
+/* And what that proves. */
+static void print_summary(const mm_verify_args *a, const mm_looked *l) {
+  static const char *const word[] = {"headers of", "headers and a sample of", "verified", "verified"};
+  fprintf(stderr, "%s %s: ", word[a->level], a->dir);
+  if (l->unsharded)
+    fprintf(stderr, "unsharded, %zu files, %.3f GB; ", l->p->rank->part_count + l->p->file_count, (double)l->bytes / 1e9);
+  else
+    fprintf(stderr, "%u ranks, %zu tensors, %zu blocks, %.3f GB; ", mm_pack_ranks(l->p), l->p->tensor_count, l->blocks,
+            (double)l->bytes / 1e9);
+  if (a->level == MM_LEVEL_SAMPLE) fprintf(stderr, "%zu blocks hashed, --seed %llu; ", l->hashed, (unsigned long long)a->seed);
+  if (a->level >= MM_LEVEL_FULL) fprintf(stderr, "SHA-256 at %.2f GB/s; ", (double)l->bytes / l->seconds / 1e9);
+  fputs(a->key ? "signed with the key given\n" : l->unsharded ? "integrity only\n" : "integrity only, no signature checked\n", stderr);
+}
+
+/* The same as JSON on stdout; with --source, the errors of tensors stand there instead. */
+static bool print_looked(const mm_verify_args *a, const mm_looked *l, mm_err *err) {
+  static const char *const word[] = {"header", "sample", "full", "source"};
+  mm_json *o = mm_json_new_obj();
+  bool ok = mm_json_set(o, "checkpoint", mm_json_new_str(a->dir)) &&
+            mm_json_set(o, "kind", mm_json_new_str(l->unsharded ? "unsharded" : "packed")) &&
+            mm_json_set(o, "level", mm_json_new_str(word[a->level])) && mm_json_set(o, "quant", mm_json_new_str(l->p->quant)) &&
+            mm_json_set(o, "ranks", mm_json_new_int(mm_pack_ranks(l->p))) && mm_json_set(o, "bytes", mm_json_new_int((int64_t)l->bytes)) &&
+            mm_json_set(o, "blocks", mm_json_new_int((int64_t)l->blocks)) &&
+            mm_json_set(o, "hashed_blocks", mm_json_new_int((int64_t)l->hashed)) &&
+            (a->level != MM_LEVEL_SAMPLE || mm_json_set(o, "seed", mm_json_new_int((int64_t)a->seed))) &&
+            mm_json_set(o, "signed", mm_json_new_bool(a->key != NULL));
+  char *text = ok ? mm_json_dump(o, true) : NULL;
+  mm_json_free(o);
+  if (!text) return mm_fail_memory(err, 0);
+  puts(text);
+  free(text);
+  return true;
+}
+
+static bool say(const mm_verify_args *a, const mm_looked *l, mm_err *err) {
+  if (!a->quiet) print_summary(a, l);
+  return !a->json || a->source || print_looked(a, l, err);
 }
 
 static bool check_signature(const mm_verify_args *a, const mm_pack *p, mm_err *err) {
@@ -157,10 +198,8 @@ static bool unsharded_against_source(const mm_verify_args *a, const mm_pack *p, 
 
 /* What minimax-convert --layout hf made, by the digests beside it. */
 static bool verify_unsharded(const mm_verify_args *a, mm_err *err) {
-  static const char *const word[] = {"headers of", "headers and a sample of", "verified", "verified"};
   mm_pack p = {0};
   size_t seen = 0;
-  uint64_t bytes = 0;
   uint32_t samples = a->level >= MM_LEVEL_FULL ? UINT32_MAX : (uint32_t)a->samples;
   bool ok = mm_digests_open(&p, a->dir, err) && mm_unsharded_listing(&p, err);
   if (ok && a->key)
@@ -168,18 +207,18 @@ static bool verify_unsharded(const mm_verify_args *a, mm_err *err) {
                  "found --key with an unsharded checkpoint; packed ones are signed");
   double start = mm_now();
   ok = ok && (a->level == MM_LEVEL_HEADER || mm_unsharded_blocks(&p, samples, a->seed, (unsigned)a->threads, &seen, err));
-  double hashed = mm_now() - start;
-  for (size_t i = 0; ok && i < p.rank->part_count; i++) bytes += p.rank->part[i].size;
-  if (ok && !a->quiet) {
-    fprintf(stderr, "%s %s: unsharded, %zu files, %.3f GB; ", word[a->level], a->dir, p.rank->part_count + p.file_count,
-            (double)bytes / 1e9);
-    if (a->level == MM_LEVEL_SAMPLE) fprintf(stderr, "%zu blocks hashed, --seed %llu; ", seen, (unsigned long long)a->seed);
-    if (a->level >= MM_LEVEL_FULL) fprintf(stderr, "SHA-256 at %.2f GB/s; ", (double)bytes / hashed / 1e9);
-    fputs("integrity only\n", stderr);
-  }
-  ok = ok && (a->level < MM_LEVEL_SOURCE || unsharded_against_source(a, &p, err));
+  mm_looked looked = {.p = &p, .unsharded = true, .seconds = mm_now() - start};
+  if (ok) count_parts(&looked, a);
+  ok = ok && say(a, &looked, err) && (a->level < MM_LEVEL_SOURCE || unsharded_against_source(a, &p, err));
   mm_pack_close(&p);
   return ok;
+}
+
+/* A fresh sample each time, unless --seed repeats one. */
+static uint64_t fresh_seed(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_REALTIME, &t);
+  return ((uint64_t)t.tv_sec * 1000003u + (uint64_t)t.tv_nsec) & INT64_MAX;
 }
 
 /* --source asks for its level by itself. */
@@ -188,8 +227,13 @@ static bool choose_level(mm_verify_args *a, mm_err *err) {
   a->level = a->source ? MM_LEVEL_SOURCE : MM_LEVEL_FULL;
   for (unsigned i = 0; a->level_word && i < sizeof words / sizeof *words; i++)
     if (strcmp(a->level_word, words[i]) == 0) a->level = (mm_verify_level)i;
-  if (!a->source && (a->report || isfinite(a->min_sqnr)))
-    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--report and --min-sqnr go with --source SRC");
+  const bool sampled = a->samples > 0 || a->seed != NO_SEED;
+  const char *wrong = !a->source && (a->report || isfinite(a->min_sqnr) || a->list) ? "--report, --min-sqnr and --list go with --source SRC"
+                      : sampled && a->level != MM_LEVEL_SAMPLE                      ? "--samples and --seed go with --level sample"
+                                                                                    : NULL;
+  if (wrong) return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "%s", wrong);
+  if (a->samples == 0) a->samples = 16;
+  if (a->seed == NO_SEED) a->seed = fresh_seed();
   if (a->report && !write_report(a, NULL, err)) return false;
   if ((a->level == MM_LEVEL_SOURCE) == (a->source != NULL)) return true;
   return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--level source goes with --source SRC");
@@ -205,27 +249,21 @@ static bool verify(void *args, mm_err *err) {
   bool full = a->level >= MM_LEVEL_FULL;
   bool files = a->level > MM_LEVEL_HEADER || a->key; /* what was signed are their digests */
   bool ok = mm_shards_open(&s, a->dir, err) && (!a->key || check_signature(a, &s.pack, err)) &&
-            (files ? mm_verify_files(&s.pack, err) : mm_verify_listing(&s.pack, err)) && mm_bind_check(&s, err);
+            (files ? mm_verify_files(&s.pack, err) : mm_verify_listing(&s.pack, err)) && mm_bind_check(&s, err) &&
+            (!files || mm_packed_config(&s.pack, err));
   double start = mm_now();
   if (a->level == MM_LEVEL_SAMPLE) ok = ok && mm_verify_sample(&s, (uint32_t)a->samples, a->seed, threads, err);
   if (full) ok = ok && mm_verify_blocks(&s, threads, err);
-  double hashed = mm_now() - start;
+  mm_looked looked = {.p = &s.pack, .seconds = mm_now() - start};
   if (full) ok = ok && mm_verify_numbers(&s, threads, err);
-  if (ok && !a->quiet) print_summary(a, &s, hashed);
-  ok = ok && (a->level < MM_LEVEL_SOURCE || against_source(a, &s, err));
+  if (ok) count_parts(&looked, a);
+  ok = ok && say(a, &looked, err) && (a->level < MM_LEVEL_SOURCE || against_source(a, &s, err));
   mm_shards_close(&s);
   return ok;
 }
 
-/* A fresh sample each time, unless --seed repeats one. */
-static uint64_t fresh_seed(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_REALTIME, &t);
-  return (uint64_t)t.tv_sec * 1000003u + (uint64_t)t.tv_nsec;
-}
-
 int main(int argc, char **argv) {
-  mm_verify_args a = {.threads = mm_pool_cpus(), .samples = 16, .seed = fresh_seed(), .min_sqnr = -(double)INFINITY};
+  mm_verify_args a = {.threads = mm_pool_cpus(), .seed = NO_SEED, .min_sqnr = -(double)INFINITY};
   const mm_option options[] = {
       {.name = "level",
        .kind = MM_OPT_STR,
@@ -241,7 +279,12 @@ int main(int argc, char **argv) {
        .help = "with --level sample: blocks of 4 MiB of every part (16)",
        .lo = 1,
        .hi = UINT32_MAX},
-      {.name = "seed", .kind = MM_OPT_U64, .target = &a.seed, .arg = "S", .help = "with --level sample: which blocks (default: printed)"},
+      {.name = "seed",
+       .kind = MM_OPT_U64,
+       .target = &a.seed,
+       .arg = "S",
+       .help = "with --level sample: which blocks (default: printed)",
+       .hi = INT64_MAX},
       {.name = "key",
        .kind = MM_OPT_STR,
        .target = &a.key,
@@ -263,7 +306,10 @@ int main(int argc, char **argv) {
        .arg = "DB",
        .help = "with --source: exit 6 if a tensor's SQNR is below this"},
       {.name = "list", .kind = MM_OPT_FLAG, .target = &a.list, .help = "with --source: every tensor, worst SQNR first"},
-      {.name = "json", .kind = MM_OPT_FLAG, .target = &a.json, .help = "with --source: errors as JSON on stdout"},
+      {.name = "json",
+       .kind = MM_OPT_FLAG,
+       .target = &a.json,
+       .help = "what was proven, with --source the error of every tensor, as JSON on stdout; errors as JSON"},
       {.name = "jobs",
        .letter = 'j',
        .kind = MM_OPT_U64,

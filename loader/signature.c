@@ -18,6 +18,7 @@
 #include "loader/verify.h"
 
 #define BUNDLE_TYPE    "application/vnd.dev.sigstore.bundle.v0.3+json"
+#define BUNDLE_MARK    "application/vnd.dev.sigstore.bundle"
 #define PAYLOAD_TYPE   "application/vnd.in-toto+json"
 #define STATEMENT_TYPE "https://in-toto.io/Statement/v1"
 #define PREDICATE_TYPE "https://model_signing/signature/v1.0"
@@ -168,8 +169,9 @@ static bool put_signature(const char *dir, int in, const char *text, mm_err *err
     close(in);
     return mm_fail_errno(err, mm_at(dir, NULL), "open the directory of", errno);
   }
-  ok = mm_output_open_at(&out, to.text, at, staged, in, MM_SIGNATURE, err) && mm_pwrite(out.fd, to.text, text, strlen(text), 0, err) &&
-       mm_output_publish(&out, err);
+  ok = mm_output_open_at(&out, to.text, at, staged, in, MM_SIGNATURE, err) && mm_pwrite(out.fd, to.text, text, strlen(text), 0, err);
+  out.mark = BUNDLE_MARK; /* an earlier signature is replaced, and nothing else */
+  ok = ok && mm_output_publish(&out, err);
   mm_output_discard(&out);
   return ok;
 }

@@ -23,19 +23,17 @@ typedef struct mm_block_job {
   mm_block *block;
 } mm_block_job;
 
-/* The names of the tensors that a block of a part touches, as many as fit. */
-static void tensors_in(const mm_shards *s, uint32_t rank, uint32_t part, uint64_t from, uint64_t end, char *out, size_t cap) {
-  size_t n = 0;
-  out[0] = 0;
+/* The names of the tensors that a block of a part touches. */
+static void tensors_in(const mm_shards *s, uint32_t rank, uint32_t part, uint64_t from, uint64_t end, mm_name_list *out) {
+  char name[1024];
   for (size_t i = 0; i < s->pack.tensor_count; i++)
     for (unsigned j = 0; j < s->pack.tensor[i].plane_count; j++) {
       const mm_shard_plane *x = &s->rank[rank].plane[i * MM_PACK_PLANES + j];
-      if (x->part != part || x->offset >= end || x->offset + x->bytes <= from || n + 4 >= cap) continue;
-      int k = snprintf(out + n, cap - n, "%s%s%s", n ? ", " : "", s->pack.tensor[i].name, s->pack.tensor[i].plane[j].suffix);
-      n += k < 0 ? 0 : (size_t)k;
-      if (n >= cap) snprintf(out + cap - 4, 4, "...");
+      if (x->part != part || x->offset >= end || x->offset + x->bytes <= from) continue;
+      snprintf(name, sizeof name, "%s%s", s->pack.tensor[i].name, s->pack.tensor[i].plane[j].suffix);
+      mm_name_list_add(out, name);
     }
-  if (out[0] == 0) snprintf(out, cap, "header");
+  if (out->used == 0) mm_name_list_add(out, "header");
 }
 
 bool mm_verify_block(const mm_shards *s, uint32_t rank, uint32_t part, size_t block, mm_err *err) {
@@ -44,11 +42,11 @@ bool mm_verify_block(const mm_shards *s, uint32_t rank, uint32_t part, size_t bl
   mm_digest d;
   if (!mm_sha256(s->rank[rank].map[part].data + at, n, &d, err)) return false;
   if (mm_digest_equal(&d, &p->block[block])) return true;
-  char names[512];
-  tensors_in(s, rank, part, at, at + n, names, sizeof names);
+  mm_name_list names = {0};
+  tensors_in(s, rank, part, at, at + n, &names);
   const mm_path path = mm_path_of(s->pack.dir, p->file);
   return mm_fail(err, MM_INTEGRITY, "E_DIGEST", mm_at_offset(path.text, NULL, at),
-                 "found block %zu of %zu damaged (%llu bytes; it holds: %s)", block, p->block_count, (unsigned long long)n, names);
+                 "found block %zu of %zu damaged (%llu bytes; it holds: %s)", block, p->block_count, (unsigned long long)n, names.text);
 }
 
 static bool check_block(void *ctx, size_t item, unsigned worker, mm_err *err) {
@@ -125,6 +123,12 @@ bool mm_proof_stretch(const mm_proof *p, uint32_t rank, uint32_t part, uint64_t 
 
 /* --- numbers --- */
 
+/* Scale j of a plane: the cell that it stands over has nothing but what fills up the rank. */
+static bool is_padding(const mm_pack *p, const mm_pack_tensor *t, unsigned plane, uint32_t rank, uint64_t j) {
+  uint64_t across = mm_cells(t->cols, t->plane[plane].cell_k), down = mm_cells(t->rows, t->plane[plane].cell_n);
+  return !mm_pack_covers(p, t, plane, rank, (uint32_t)(j / across % down), (uint32_t)(j % across));
+}
+
 static bool check_scales(const mm_pack *p, const mm_packed *m, const mm_pack_tensor *t, uint32_t rank, mm_err *err) {
   for (unsigned i = 0; i < t->plane_count; i++) {
     const mm_plane *scales = &m->scheme->plane[i];
@@ -132,12 +136,10 @@ static bool check_scales(const mm_pack *p, const mm_packed *m, const mm_pack_ten
     uint64_t count = (uint64_t)m->lead * mm_cells(m->n, m->cell[i].n) * mm_cells(m->k, m->cell[i].k);
     for (uint64_t j = 0; j < count; j++) {
       float v = mm_scale_value(scales->dtype, m->plane[i], j);
-      if (mm_scale_allowed(m->scheme, v)) continue;
-      bool padded = p->tp_align == MM_ALIGN_PAD && v == 0; /* whole blocks that only fill up a rank */
-      if (!padded)
-        return mm_fail(err, MM_INTEGRITY, "E_SCALE", mm_at(p->rank[rank].part[0].file, t->name),
-                       "found scale %g at element %llu, expected a %s number", (double)v, (unsigned long long)j,
-                       m->scheme->signed_scale ? "finite nonzero" : "positive");
+      if (mm_scale_allowed(m->scheme, v) || (v == 0 && is_padding(p, t, i, rank, j))) continue;
+      return mm_fail(err, MM_INTEGRITY, "E_SCALE", mm_at(p->rank[rank].part[0].file, t->name),
+                     "found scale %g at element %llu, expected a %s number", (double)v, (unsigned long long)j,
+                     m->scheme->signed_scale ? "finite nonzero" : "positive");
     }
   }
   return true;
@@ -168,5 +170,6 @@ static bool check_tensor(void *ctx, size_t item, unsigned worker, mm_err *err) {
 }
 
 bool mm_verify_numbers(const mm_shards *s, unsigned threads, mm_err *err) {
-  return mm_pool_run(threads, s->pack.tensor_count * mm_pack_ranks(&s->pack), check_tensor, (void *)s, err);
+  return mm_pool_run(threads, s->pack.tensor_count * mm_pack_ranks(&s->pack), check_tensor, (void *)s, err) &&
+         mm_verify_agreement(s, threads, err);
 }

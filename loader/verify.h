@@ -26,8 +26,12 @@ void mm_proof_close(mm_proof *p); /* accepts a zeroed or half-opened one */
 /* Proves the blocks of bytes [offset, offset + bytes) of a part's file that were not proven yet. Errors as mm_verify_block. */
 bool mm_proof_stretch(const mm_proof *p, uint32_t rank, uint32_t part, uint64_t offset, uint64_t bytes, mm_err *err);
 
-/* Every weight is finite and every scale positive, outside padding (E_NONFINITE, E_SCALE). */
+/* Of the ranks that are open: every weight is finite and every scale one that its scheme may have, 0 over padding alone (E_NONFINITE,
+ * E_SCALE); and mm_verify_agreement. */
 bool mm_verify_numbers(const mm_shards *s, unsigned threads, mm_err *err);
+/* What the format page asks of weights beyond their digests: padding is zero bytes (E_PADDING), ranks that hold the same weights hold equal
+ * ones (E_COPIES), and dead_rows names the rows of lm_head that are zero, all of them and no other (E_DEAD_ROWS). */
+bool mm_verify_agreement(const mm_shards *s, unsigned threads, mm_err *err);
 
 #ifdef __cplusplus
 }

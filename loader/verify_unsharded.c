@@ -67,20 +67,15 @@ typedef struct job {
 } job;
 
 /* The tensors that bytes [from, end) of a file hold. */
-static void tensors_in(const char *path, uint64_t from, uint64_t end, char *out, size_t cap) {
+static void tensors_in(const char *path, uint64_t from, uint64_t end, mm_name_list *out) {
   mm_err ignored = {0};
   mm_st st = {0};
-  size_t n = 0;
   bool ok = mm_st_open(&st, path, MM_INTEGRITY, &ignored);
-  snprintf(out, cap, "%s", ok && from >= st.data_start ? "" : "header");
-  n = strlen(out);
-  for (size_t i = 0; ok && i < st.count && n + 4 < cap; i++) {
+  if (!ok || from < st.data_start) mm_name_list_add(out, "header");
+  for (size_t i = 0; ok && i < st.count; i++) {
     const mm_st_tensor *t = &st.tensor[i];
-    if (t->offset >= end || t->offset + t->bytes <= from) continue;
-    snprintf(out + n, cap - n, "%s%s", n ? ", " : "", t->name);
-    n = strlen(out);
+    if (t->offset < end && t->offset + t->bytes > from) mm_name_list_add(out, t->name);
   }
-  if (n + 4 >= cap) snprintf(out + cap - 4, 4, "...");
   mm_st_close(&st);
 }
 
@@ -90,7 +85,7 @@ static bool check_block(void *ctx, size_t item, unsigned worker, mm_err *err) {
   const mm_part *part = &j->p->rank->part[b->part];
   const uint64_t at = b->index * MM_HASH_BLOCK;
   const size_t n = (size_t)mm_min(MM_HASH_BLOCK, part->size - at);
-  char names[512];
+  mm_name_list names = {0};
   mm_file f = MM_FILE_NONE;
   mm_digest d;
   const mm_path path = mm_path_of(j->p->dir, part->file);
@@ -98,9 +93,9 @@ static bool check_block(void *ctx, size_t item, unsigned worker, mm_err *err) {
             mm_sha256(j->buffer[worker], n, &d, err);
   mm_file_close(&f);
   if (!ok || mm_digest_equal(&d, &part->block[b->index])) return ok;
-  tensors_in(path.text, at, at + n, names, sizeof names);
+  tensors_in(path.text, at, at + n, &names);
   return mm_fail(err, MM_INTEGRITY, "E_DIGEST", mm_at_offset(path.text, NULL, at),
-                 "found block %zu of %zu damaged (%zu bytes; it holds: %s)", b->index, part->block_count, n, names);
+                 "found block %zu of %zu damaged (%zu bytes; it holds: %s)", b->index, part->block_count, n, names.text);
 }
 
 /* The finaliser of splitmix64: a random function of 64 bits. */

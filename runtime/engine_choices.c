@@ -90,7 +90,10 @@ static bool check_sampling(const mm_engine *e, const mm_sampling *sampling, uint
 /* The device chooses from what it kept; the slots whose last rows those are can go on with it. */
 static bool choose_there(mm_engine *e, const mm_sampling *sampling, mm_err *err) {
   e->sampling = sampling;
-  if (!mm_engine_run_task(e, CHOOSE, err)) return false;
+  if (!mm_engine_run_task(e, CHOOSE, err)) {
+    e->row_count = 0; /* the device keeps them no longer */
+    return false;
+  }
   for (uint32_t i = 0; i < e->row_count; i++) {
     const choice_row *row = &e->row[i];
     if (row->slot >= 0 && row->pos + 1 == e->slot[row->slot].held) e->slot[row->slot].chose = true;
@@ -183,16 +186,16 @@ bool mm_engine_collect(mm_engine *e, int32_t *id, mm_err *err) {
 
 #define WARM 2 /* steps of a kind until it is recorded */
 
-/* Padding, chosen greedily, drawn, and with its logits kept. */
+/* Padding, chosen greedily, drawn, and with its logits kept; where the engine chooses, with its logits handed over. */
 static bool warm_steps(mm_engine *e, const mm_batch *batch, mm_sampling *set, int32_t *chosen, mm_err *err) {
   mm_batch b = *batch;
   b.sampling = set;
-  for (int kind = 0; kind < 2; kind++) {
+  for (int kind = 0; e->device_chooses && kind < 2; kind++) {
     for (uint32_t i = 0; i < b.tokens; i++) set[i] = (mm_sampling){.temperature = kind, .top_p = 1};
     for (int i = 0; i < WARM; i++)
       if (!mm_engine_queue(e, &b, err) || !mm_engine_collect(e, chosen, err)) return false;
   }
-  for (int i = 0; e->config.ops->keep && i < WARM; i++)
+  for (int i = 0; (!e->device_chooses || e->config.ops->keep) && i < WARM; i++)
     if (!mm_engine_forward(e, &b, err)) return false;
   e->row_count = 0;
   return true;
@@ -224,7 +227,7 @@ bool mm_engine_warm(mm_engine *e, const uint32_t *rows, uint32_t n, mm_err *err)
   for (uint32_t i = 0; i < n; i++) {
     if (rows[i] == 0 || rows[i] > e->config.limits.max_tokens)
       return mm_engine_refuse(err, "rows to warm", i, rows[i], "1 …", e->config.limits.max_tokens);
-    if (e->device_chooses && !warm_rows(e, rows[i], err)) return false;
+    if (e->config.ops->choose && !warm_rows(e, rows[i], err)) return false;
   }
   return true;
 }

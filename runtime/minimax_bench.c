@@ -6,6 +6,8 @@
 #include <time.h>
 
 #include "formats/option.h"
+#include "runtime/bench_result.h"
+#include "runtime/bench_shapes.h"
 #include "runtime/engine.h"
 
 #define CHUNK   1024 /* tokens of a context per step */
@@ -14,7 +16,7 @@
 #define ROUNDS  4    /* over the layers, in a step of one op */
 #define COUNTED 8    /* decode steps whose experts are counted */
 
-#define SUBJECTS "kernels|layers|decode|prefill"
+#define SUBJECTS "kernels|layers|decode|prefill|mixed"
 #define SCHEMES  "bf16|block_fp8|channel_fp8|tensor_wise_fp8|w4a16|w4afp8|w4a8|nvfp4|mxfp4|mxfp8"
 
 /* Rates that bound arithmetic, operations a second: what this kind of GPU reaches in large products (H200). */
@@ -25,20 +27,10 @@
 typedef struct bench_args {
   const char *subject, *model, *quant, *experts, *kv, *act_quant;
   uint64_t layers, batch, context, tokens, steps; /* 0: the subject's own */
+  bool json, quiet;
 } bench_args;
 
-/* What a subject measures of one model. */
-typedef struct bench_case {
-  const char *subject, *model;
-  uint32_t layers;
-  uint32_t vocab;
-  const char *quant, *experts; /* schemes of the attention and of the experts */
-  uint32_t batch[8];           /* decode steps of so many sequences; 0 ends */
-  uint32_t context;            /* tokens that each holds before */
-  uint32_t tokens;             /* of a prefill step; 0: none */
-} bench_case;
-
-static const bench_case cases[] = {
+static const mm_bench_case cases[] = {
     {"kernels", "m1", 8, 2048, "block_fp8", "block_fp8", {1, 16}, 1024, 0},
     {"kernels", "m2", 8, 2048, "block_fp8", "block_fp8", {1, 16}, 1024, 0},
     {"layers", "m1", 8, 2048, "block_fp8", "block_fp8", {1, 4, 16, 64, 256}, 1024, 0},
@@ -47,10 +39,12 @@ static const bench_case cases[] = {
     {"decode", "m2", 62, 200064, "block_fp8", "nvfp4", {1}, 1024, 0},
     {"prefill", "m1", 8, 2048, "block_fp8", "block_fp8", {0}, 0, 8192},
     {"prefill", "m2", 8, 2048, "block_fp8", "block_fp8", {0}, 0, 8192},
+    {"mixed", "m1", 8, 2048, "block_fp8", "block_fp8", {63}, 1024, 512},
+    {"mixed", "m2", 8, 2048, "block_fp8", "block_fp8", {63}, 1024, 512},
 };
 
 typedef struct bench {
-  const bench_case *c;
+  const mm_bench_case *c;
   const mm_ops *ops;
   uint32_t steps;
   bool kv_fp8, act_quant;
@@ -66,70 +60,8 @@ typedef struct bench {
   double copy_rate;      /* bytes read plus written a second */
   uint64_t drawn;        /* tokens so far */
   double reached;        /* experts of a layer that a decode step's rows chose, on average */
+  bool json;             /* a line of JSON for each result */
 } bench;
-
-/* ---- Shapes ---- */
-
-static mm_model model_of(const bench_case *c) {
-  const bool m1 = strcmp(c->model, "m1") == 0;
-  const double alpha = m1 ? 3.5565588200778455 : 1;
-  mm_model m = {.family = m1 ? MM_FAMILY_M1 : MM_FAMILY_M2,
-                .router = m1 ? MM_ROUTER_SOFTMAX : MM_ROUTER_SIGMOID_BIAS,
-                .postnorm = m1,
-                .qk_norm = !m1,
-                .hidden = m1 ? 6144 : 3072,
-                .layers = c->layers,
-                .heads = m1 ? 64 : 48,
-                .kv_heads = 8,
-                .head_dim = 128,
-                .rotary_dim = 64,
-                .experts = m1 ? 32 : 256,
-                .top_k = m1 ? 2 : 8,
-                .intermediate = m1 ? 9216 : 1536,
-                .vocab = c->vocab,
-                .max_positions = 1 << 20,
-                .rope_theta = m1 ? 1e7 : 5e6,
-                .norm_eps = m1 ? 1e-5 : 1e-6,
-                .lightning_norm_eps = 1e-6,
-                .deepnorm_lightning = {alpha, 1},
-                .deepnorm_full = {alpha, 1},
-                .deepnorm_mlp = {alpha, 1}};
-  for (uint32_t l = 0; l < c->layers; l++) m.attn[l] = m1 && l % 8 != 7 ? MM_ATTN_LIGHTNING : MM_ATTN_FULL;
-  return m;
-}
-
-/* A weight without planes: the backend makes its numbers. */
-static mm_packed weight(const char *scheme, uint32_t lead, uint32_t n, uint32_t k) {
-  mm_packed w = {.scheme = mm_scheme_find(scheme), .lead = lead, .n = n, .k = k};
-  for (unsigned i = 0; i < w.scheme->plane_count; i++) w.cell[i] = w.scheme->plane[i].cell;
-  return w;
-}
-static mm_packed vector(uint32_t n) { return weight("bf16", 1, n, 1); }
-
-static bool make_weights(bench *b, mm_err *err) {
-  const mm_model *m = &b->model;
-  const bench_case *c = b->c;
-  const uint32_t q = m->heads * m->head_dim, kv = m->kv_heads * m->head_dim;
-  mm_rank_weights *w = &b->weights;
-  *w = (mm_rank_weights){.tp = 1, .layer_end = m->layers, .vocab_rows = m->vocab};
-  w->embed = w->head = weight("bf16", 1, m->vocab, m->hidden);
-  w->final_norm = vector(m->hidden);
-  if (!(w->layer = mm_calloc(m->layers, sizeof *w->layer, err))) return false;
-  for (uint32_t l = 0; l < m->layers; l++) {
-    mm_layer_weights *y = &w->layer[l];
-    const bool lightning = m->attn[l] == MM_ATTN_LIGHTNING;
-    y->input_norm = y->post_norm = vector(m->hidden);
-    y->qkv = weight(c->quant, 1, lightning ? 3 * q : q + 2 * kv, m->hidden);
-    y->out = weight(c->quant, 1, m->hidden, q);
-    if (lightning) y->output_gate = weight(c->quant, 1, q, m->hidden), y->attn_norm = vector(q);
-    if (m->qk_norm) y->q_norm = vector(q), y->k_norm = vector(kv);
-    y->router = weight("bf16", 1, m->experts, m->hidden);
-    if (m->router == MM_ROUTER_SIGMOID_BIAS) y->router_bias = vector(m->experts);
-    y->w13 = weight(c->experts, m->experts, 2 * m->intermediate, m->hidden);
-    y->w2 = weight(c->experts, m->experts, m->hidden, m->intermediate);
-  }
-  return true;
-}
 
 /* ---- Floors ---- */
 
@@ -290,6 +222,38 @@ static bool prefill(bench *b, double *step_s, mm_err *err) {
   return true;
 }
 
+/* The first spans of the rows that are there already: one step, whose choices are waited for. */
+static bool step_alone(bench *b, const mm_span *span, uint32_t spans, const uint32_t *out, double *step_s, mm_err *err) {
+  uint32_t rows = 0;
+  double at;
+  for (uint32_t i = 0; i < spans; i++) rows += span[i].count;
+  const double from = mm_now();
+  const mm_batch batch = {rows, b->id, spans, span, spans, out, b->sampling, NULL};
+  if (!mm_forward_step(&b->forward, &batch, NULL, err) || !collect(b, &at, err)) return false;
+  *step_s = at - from;
+  return true;
+}
+
+/* Single tokens of `rows` sequences and the first `tokens` of another: in one step, and apart; step_s[3]: of the tokens, the stretch, both.
+ */
+static bool mixed(bench *b, uint32_t rows, double step_s[3], mm_err *err) {
+  const mm_bench_case *c = b->c;
+  const uint32_t last = c->tokens - 1;
+  double time[3][REPEATS];
+  const mm_span alone = {(int32_t)rows, 0, c->tokens, 0};
+  for (uint32_t s = 0; s <= rows; s++) b->span[s] = (mm_span){(int32_t)s, s, s < rows ? 1 : c->tokens, s < rows ? c->context : 0};
+  b->out[rows] = rows + last;
+  for (int i = -4; i < REPEATS; i++) { /* the first are recorded, and clocks rise */
+    const int at = i < 0 ? 0 : i;
+    draw_ids(b, rows + c->tokens);
+    if (!step_alone(b, b->span, rows, b->out, &time[0][at], err) || !step_alone(b, &alone, 1, &last, &time[1][at], err) ||
+        !step_alone(b, b->span, rows + 1, b->out, &time[2][at], err))
+      return false;
+  }
+  for (int i = 0; i < 3; i++) step_s[i] = median(time[i], REPEATS);
+  return true;
+}
+
 /* ---- Ops ---- */
 
 static bool in_all(const bench *b, uint32_t l) {
@@ -369,10 +333,14 @@ static bool time_op(bench *b, const op *o, uint32_t rows, double *step_s, mm_err
   return open_case(b, err) && fill_contexts(b, rows, err) && decode(b, o, rows, step_s, err);
 }
 
+/* What is common to the results of a case. */
+static mm_bench_result result_of(const bench *b, uint32_t rows) {
+  return (mm_bench_result){.c = b->c, .layers = b->c->layers, .batch = rows, .kv_fp8 = b->kv_fp8, .copy_rate = b->copy_rate};
+}
+
 /* Every op of the model's layers for itself: what it adds to a step that only chooses tokens. */
 static bool measure_ops(bench *b, uint32_t rows, mm_err *err) {
   static const op nothing = {"", in_none, NULL, no_bytes};
-  const bench_case *c = b->c;
   double empty, step;
   if (!time_op(b, &nothing, rows, &empty, err)) return false;
   for (size_t i = 0; i < sizeof ops_of_a_layer / sizeof *ops_of_a_layer; i++) {
@@ -384,10 +352,11 @@ static bool measure_ops(bench *b, uint32_t rows, mm_err *err) {
     if (!time_op(b, o, rows, &step, err)) return false;
     for (uint32_t l = 0; l < b->model.layers; l++)
       if (o->in(b, l)) bytes += o->bytes(b, l, rows);
-    const double one = (step - empty) / (ROUNDS * layers), moved = bytes / layers;
-    printf("%s %s/%s B=%u %s: %.2f us", c->model, c->quant, c->experts, rows, o->name, one * 1e6);
-    if (moved > 0) printf(", %.1f MB, %.2f of copy", moved * 1e-6, moved / one / b->copy_rate);
-    printf("\n");
+    mm_bench_result r = result_of(b, rows);
+    r.layers = 1;
+    r.seconds = (step - empty) / (ROUNDS * layers);
+    r.bytes = bytes / layers;
+    mm_bench_print_op(&r, o->name, b->json);
   }
   return true;
 }
@@ -395,47 +364,55 @@ static bool measure_ops(bench *b, uint32_t rows, mm_err *err) {
 /* ---- Cases ---- */
 
 static bool measure_layers(bench *b, uint32_t rows, mm_err *err) {
-  const bench_case *c = b->c;
-  double s;
-  if (!fill_contexts(b, rows, err) || !decode(b, NULL, rows, &s, err)) return false;
-  const double bytes = decode_bytes(b, rows, c->context + 1), floor_s = bytes / b->copy_rate;
-  printf("%s x %u %s/%s, decode B=%u context %u%s: %.1f us, %.1f tokens/s, %.1f experts a layer, %.3f GB, floor %.1f us, %.2f x floor\n",
-         c->model, c->layers, c->quant, c->experts, rows, c->context, b->kv_fp8 ? " fp8" : "", s * 1e6, rows / s, b->reached, bytes * 1e-9,
-         floor_s * 1e6, s / floor_s);
+  mm_bench_result r = result_of(b, rows);
+  if (!fill_contexts(b, rows, err) || !decode(b, NULL, rows, &r.seconds, err)) return false;
+  r.bytes = decode_bytes(b, rows, b->c->context + 1);
+  r.floor_s = r.bytes / b->copy_rate;
+  r.reached = b->reached;
+  mm_bench_print_decode(&r, b->json);
   return true;
 }
 
 static bool measure_prefill(bench *b, mm_err *err) {
-  const bench_case *c = b->c;
-  double s;
-  if (!prefill(b, &s, err)) return false;
-  const double floor_s = prefill_floor(b, c->tokens);
-  printf("%s x %u %s/%s, prefill T=%u: %.2f ms, %.2f ms a layer, %.0f tokens/s, floor %.2f ms, %.2f of it\n", c->model, c->layers, c->quant,
-         c->experts, c->tokens, s * 1e3, s * 1e3 / c->layers, c->tokens / s, floor_s * 1e3, floor_s / s);
+  mm_bench_result r = result_of(b, 0);
+  if (!prefill(b, &r.seconds, err)) return false;
+  r.floor_s = prefill_floor(b, b->c->tokens);
+  mm_bench_print_prefill(&r, b->json);
+  return true;
+}
+
+static bool measure_mixed(bench *b, mm_err *err) {
+  const mm_bench_result r = result_of(b, b->c->batch[0]);
+  double s[3];
+  if (!fill_contexts(b, r.batch, err) || !mixed(b, r.batch, s, err)) return false;
+  mm_bench_print_mixed(&r, s, b->json);
   return true;
 }
 
 static bool measure(bench *b, mm_err *err) {
-  const bench_case *c = b->c;
+  const mm_bench_case *c = b->c;
+  if (strcmp(c->subject, "mixed") == 0) return measure_mixed(b, err);
   const bool kernels = strcmp(c->subject, "kernels") == 0;
   for (int i = 0; i < 8 && c->batch[i]; i++)
     if (!(kernels ? measure_ops : measure_layers)(b, c->batch[i], err)) return false;
   return !c->tokens || measure_prefill(b, err);
 }
 
-static uint32_t most_rows(const bench_case *c) {
+static uint32_t most_rows(const mm_bench_case *c) {
   uint32_t most = 1;
   for (int i = 0; i < 8 && c->batch[i]; i++) most = (uint32_t)mm_max(most, c->batch[i]);
   return most;
 }
 
 static bool open_case(bench *b, mm_err *err) {
-  const bench_case *c = b->c;
-  const uint32_t slots = most_rows(c), chunk = (uint32_t)mm_min(CHUNK, c->context);
-  const mm_limits limits = {.max_tokens = (uint32_t)mm_max(mm_max(slots, chunk), c->tokens),
+  const mm_bench_case *c = b->c;
+  const bool beside = strcmp(c->subject, "mixed") == 0;
+  const uint32_t slots = most_rows(c) + beside, chunk = (uint32_t)mm_min(CHUNK, c->context);
+  const mm_limits limits = {.max_tokens = (uint32_t)mm_max(mm_max(slots, chunk), c->tokens + (beside ? slots : 0)),
                             .slots = slots,
                             .max_positions = (uint32_t)mm_max(c->context + 1, c->tokens)};
-  b->model = model_of(c);
+  const mm_bench_shape shape = {c->model, c->layers, c->vocab, c->quant, c->experts};
+  b->model = mm_bench_model(&shape);
   b->id = mm_calloc(limits.max_tokens, sizeof *b->id, err);
   b->span = mm_calloc(slots, sizeof *b->span, err);
   b->out = mm_calloc(slots, sizeof *b->out, err);
@@ -446,7 +423,7 @@ static bool open_case(bench *b, mm_err *err) {
   for (uint32_t i = 0; i < slots; i++) b->out[i] = i, b->sampling[i].top_p = 1;
   const mm_backend_config config = {
       .model = &b->model, .weights = &b->weights, .limits = limits, .threads = 1, .kv_fp8 = b->kv_fp8, .act_quant = b->act_quant};
-  return make_weights(b, err) && mm_forward_open(&b->forward, b->ops, &config, err);
+  return mm_bench_weights(&shape, &b->model, &b->weights, err) && mm_forward_open(&b->forward, b->ops, &config, err);
 }
 
 static void close_case(bench *b) {
@@ -470,7 +447,7 @@ static bool is_subject(const char *word) {
 }
 
 /* The case under the options given. */
-static bench_case adjusted(bench_case c, const bench_args *a) {
+static mm_bench_case adjusted(mm_bench_case c, const bench_args *a) {
   if (a->layers) c.layers = (uint32_t)a->layers;
   if (a->quant) c.quant = a->quant;
   if (a->experts) c.experts = a->experts;
@@ -493,16 +470,17 @@ static bool bench_all(void *args, mm_err *err) {
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found subject \"%s\", expected " SUBJECTS, subject);
   if (!ops) return mm_fail(err, MM_UNSUPPORTED, "E_CUDA", mm_at(NULL, NULL), "a GPU is measured, and this build has no CUDA backend");
   if (!ops->copy_rate(&copy_rate, err)) return false;
-  printf("device copy %.0f GB/s, read + write\n", copy_rate * 1e-9);
+  mm_bench_print_copy(copy_rate, a->json);
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     if (strcmp(cases[i].subject, subject) != 0 || (a->model && strcmp(cases[i].model, a->model) != 0)) continue;
-    const bench_case c = adjusted(cases[i], a);
+    const mm_bench_case c = adjusted(cases[i], a);
     bench b = {.c = &c,
                .ops = ops,
                .steps = (uint32_t)a->steps,
                .kv_fp8 = strcmp(a->kv, "fp8") == 0,
                .act_quant = strcmp(a->act_quant, "on") == 0,
-               .copy_rate = copy_rate};
+               .copy_rate = copy_rate,
+               .json = a->json};
     bool ok = open_case(&b, err) && measure(&b, err);
     close_case(&b);
     if (!ok) return false;
@@ -520,11 +498,13 @@ int main(int argc, char **argv) {
       {"act-quant", NULL, 0, MM_OPT_STR, &a.act_quant, "WORD", "round the inputs of linears as their scheme defines, or not (on)", "on|off",
        0, 0},
       {"kv-cache-dtype", NULL, 0, MM_OPT_STR, &a.kv, "TYPE", "of cached keys and values (auto: bf16)", "auto|fp8", 0, 0},
-      {"batch", NULL, 0, MM_OPT_U64, &a.batch, "N", "sequences of a decode step (1, 4, 16, 64 and 256; 1 and 16 for kernels, 1 for decode)",
-       NULL, 1, 256},
+      {"batch", NULL, 0, MM_OPT_U64, &a.batch, "N",
+       "sequences of a decode step (1, 4, 16, 64 and 256; 1 and 16 for kernels, 1 for decode, 63 for mixed)", NULL, 1, 256},
       {"context", NULL, 0, MM_OPT_U64, &a.context, "N", "tokens that each of them holds (1024)", NULL, 1, 1 << 19},
-      {"tokens", NULL, 0, MM_OPT_U64, &a.tokens, "N", "of a prefill step (8192)", NULL, 1, 1 << 19},
+      {"tokens", NULL, 0, MM_OPT_U64, &a.tokens, "N", "of a prefill step (8192), of a stretch (512 for mixed)", NULL, 1, 1 << 19},
       {"steps", NULL, 0, MM_OPT_U64, &a.steps, "N", "decode steps that count (64)", NULL, 5, 100000},
+      {"json", NULL, 0, MM_OPT_FLAG, &a.json, NULL, "every result as a line of JSON; errors as JSON", NULL, 0, 0},
+      {"quiet", NULL, 'q', MM_OPT_FLAG, &a.quiet, NULL, "nothing on stderr but errors, as always here", NULL, 0, 0},
   };
   const mm_program program = {
       .name = "minimax-bench",
@@ -540,7 +520,8 @@ int main(int argc, char **argv) {
       .epilog =
           "Weights are random and made on the device; nothing is read from disk. kernels: each op of a layer. layers: decode steps of "
           "eight layers. decode: steps of\n"
-          "the whole of M2 with 4-bit experts. prefill: one step of many tokens. Medians; a floor is the least bytes over the copy\n"
+          "the whole of M2 with 4-bit experts. prefill: one step of many tokens. mixed: single tokens beside a stretch of one sequence, in "
+          "one step and apart. Medians; a floor is the least bytes over the copy\n"
           "rate of the same run, or the operations over the rate of large products where that is longer.\n"
           "Exit status: 0 done, 2 usage, 4 no CUDA backend, 5 the device failed, 6 no logit was a number, 8 memory.",
   };

@@ -21,7 +21,7 @@ typedef struct serve_args {
   const char *dir, *kv, *prefix_cache, *log_format, *config;
   uint64_t port, queue, step_tokens, cache_memory, connections, drafts;
   double request_time;
-  bool any_name, trust_user, batch_invariant, quiet, check;
+  bool any_name, trust_user, batch_invariant, json, quiet, check;
 } serve_args;
 
 typedef struct serve {
@@ -164,7 +164,7 @@ static bool serve_all(const serve_args *a, mm_err *err) {
                         .keys = a->keys.count,
                         .any_name = a->any_name,
                         .request_time = a->request_time,
-                        .log = {.json = strcmp(a->log_format, "json") == 0, .quiet = a->quiet},
+                        .log = {.json = a->json || strcmp(a->log_format, "json") == 0, .quiet = a->quiet},
                         .started = now(),
                         .created = (int64_t)time(NULL),
                         .stage = "start",
@@ -192,10 +192,26 @@ static bool serve_all(const serve_args *a, mm_err *err) {
   return ok;
 }
 
+static bool print_check(const serve_args *a, const mm_loaded *l, mm_err *err) {
+  mm_json *o = mm_json_new_obj();
+  const bool ok = mm_json_set(o, "checkpoint", mm_json_new_str(a->dir)) && mm_json_set(o, "positions", mm_json_new_int(l->positions)) &&
+                  mm_json_set(o, "chat", mm_json_new_bool(l->format != NULL));
+  char *text = ok ? mm_json_dump(o, true) : NULL;
+  mm_json_free(o);
+  if (!text) return mm_fail_memory(err, 0);
+  puts(text);
+  free(text);
+  return true;
+}
+
 static bool check(const serve_args *a, mm_err *err) {
   mm_loaded l = {0};
-  const bool ok = mm_loading_check(&l, &a->load, err) && mm_loading_finish(&l, &a->load, err);
-  if (ok) printf("%s: can be served, %u positions\n", a->dir, l.positions);
+  bool ok = mm_loading_check(&l, &a->load, err) && mm_loading_finish(&l, &a->load, err);
+  if (ok && a->json) {
+    ok = print_check(a, &l, err);
+  } else if (ok) {
+    printf("%s: can be served, %u positions\n", a->dir, l.positions);
+  }
   mm_loading_close(&l, false);
   return ok;
 }
@@ -247,8 +263,7 @@ int main(int argc, char **argv) {
       {"max-queue", NULL, 0, MM_OPT_U64, &a.queue, "N", "requests that wait at most, more are refused with status 429 (256)", NULL, 1,
        1 << 20},
       {"prefix-cache", NULL, 0, MM_OPT_STR, &a.prefix_cache, "WORD", "keep prompts for requests that begin alike (on)", "on|off", 0, 0},
-      {"prefix-cache-memory", NULL, 0, MM_OPT_SIZE, &a.cache_memory, "SIZE", "host memory for lightning states of kept prompts (1G)", NULL,
-       0, 0},
+      {"prefix-cache-memory", NULL, 0, MM_OPT_SIZE, &a.cache_memory, "SIZE", "memory of kept prompts' lightning states (1G)", NULL, 0, 0},
       {"batch-invariant", NULL, 0, MM_OPT_FLAG, &a.batch_invariant, NULL, "the same tokens whatever else runs", NULL, 0, 0},
       {"drafts", NULL, 0, MM_OPT_U64, &a.drafts, "N", "tokens that prompt lookup may propose for a step of a request (0)", NULL, 0,
        MM_DRAFTS},
@@ -260,8 +275,7 @@ int main(int argc, char **argv) {
       {"max-connections", NULL, 0, MM_OPT_U64, &a.connections, "N", "open connections at most, more wait (4096)", NULL, 1, 1 << 20},
       {"chat-format", NULL, 0, MM_OPT_STR, &a.load.chat_format, "NAME",
        "how conversations are rendered (as the checkpoint's template does)", MM_CHAT_FORMATS, 0, 0},
-      {"trust-user-tokens", NULL, 0, MM_OPT_FLAG, &a.trust_user, NULL, "control tokens that users spell are control tokens (default: text)",
-       NULL, 0, 0},
+      {"trust-user-tokens", NULL, 0, MM_OPT_FLAG, &a.trust_user, NULL, "control tokens that users spell are not text", NULL, 0, 0},
       {"device", NULL, 0, MM_OPT_STR, &a.load.device, "NAME", "where to compute, cpu unless given", MM_DEVICES, 0, 0},
       {"act-quant", NULL, 0, MM_OPT_STR, &a.load.act_quant, "WORD",
        "round the inputs of linears as their scheme defines, or not (on where the device can, else off)", "on|off", 0, 0},
@@ -274,6 +288,7 @@ int main(int argc, char **argv) {
       {"config", NULL, 0, MM_OPT_STR, &a.config, "FILE", "more options, one a line without dashes; those of the command line win", NULL, 0,
        0},
       {"check", NULL, 0, MM_OPT_FLAG, &a.check, NULL, "load everything, say whether it can be served, and end", NULL, 0, 0},
+      {"json", NULL, 0, MM_OPT_FLAG, &a.json, NULL, "what --check finds, the log and errors as JSON", NULL, 0, 0},
       {"quiet", NULL, 'q', MM_OPT_FLAG, &a.quiet, NULL, "log errors alone", NULL, 0, 0},
   };
   const mm_program program = {
@@ -284,6 +299,10 @@ int main(int argc, char **argv) {
       .max_operands = 1,
       .options = options,
       .option_count = sizeof options / sizeof *options,
+      .examples =
+          "minimax-serve M2-nvfp4\n"
+          "minimax-serve M2-nvfp4 --host 0.0.0.0 --api-key KEY --max-num-seqs 64\n"
+          "curl -s 127.0.0.1:8000/v1/chat/completions -d '{\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}]}'",
       .epilog =
           "/v1/chat/completions, /v1/responses, /v1/completions and /v1/models as OpenAI has them, /v1/messages as Anthropic has it;\n"
           "/health, /ready, /metrics, /tokenize, /detokenize; / is a page to chat with the model.\n"

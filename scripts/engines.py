@@ -8,7 +8,9 @@ DIR is the environment of tests/interop/engines.py (scripts/venv.sh DIR $(tests/
 import collections
 import contextlib
 import importlib.util
+import io
 import json
+import logging
 import os
 import re
 import shutil
@@ -32,11 +34,28 @@ def source(path):
     return c.save(path)
 
 
-def one_line(error):
-    """What an engine said, short enough for a cell."""
-    text = re.sub(r"\s+", " ", str(error)) or type(error).__name__
-    text = re.sub(r"/\S+/", "", text).replace("|", "/")
-    return f"fails: {type(error).__name__}: {text[:80]}"
+def one_line(error, log=""):
+    """The first exception of what an engine raised or logged: its first sentence, without lists, paths and table bars."""
+    kind, text = type(error).__name__, str(error)
+    inner = re.findall(r"^(\w+(?:Error|Exception)): (.*)$", log, re.M)
+    if inner:
+        kind, text = collections.Counter(inner).most_common(1)[0][0]
+    text = re.sub(r"\s+", " ", re.split(r": \[|\. |\n", text)[0]).replace("|", "/")
+    return f"fails: {kind}: {re.sub(r'/[^ ]+/', '', text)}".rstrip(": .")
+
+
+@contextlib.contextmanager
+def logged(text):
+    """What transformers logs meanwhile is appended to text: the causes of a failure stand there, not in its exception."""
+    logger, handler = logging.getLogger("transformers"), logging.StreamHandler(text)
+    others, level = logger.handlers[:], logger.level
+    logger.handlers[:], logger.level = [handler], logging.WARNING
+    logging.Logger.manager._clear_cache()
+    try:
+        yield
+    finally:
+        logger.handlers[:], logger.level = others, level
+        logging.Logger.manager._clear_cache()
 
 
 def transformers_cell(engines, path, scheme, dialect):
@@ -45,15 +64,17 @@ def transformers_cell(engines, path, scheme, dialect):
     import transformers
     hf = engines.Unsharded(path)
     more, method = {}, hf.config.get("quantization_config", {}).get("quant_method")
-    if method == "modelopt":
-        return "not read: no quantizer of that name"
+    if method and method not in transformers.quantizers.auto.AUTO_QUANTIZATION_CONFIG_MAPPING:
+        return f"not read: it has no quantizer `{method}`"
     if method:
         kind = transformers.FineGrainedFP8Config if method == "fp8" else transformers.CompressedTensorsConfig
         more["quantization_config"] = kind(dequantize=True, **{k: v for k, v in hf.config["quantization_config"].items() if k != "quant_method"})
+    log = io.StringIO()
     try:
-        llm, info = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, output_loading_info=True, **more)
+        with logged(log):
+            llm, info = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, output_loading_info=True, **more)
     except Exception as error:  # noqa: BLE001  (whatever it is goes into the table)
-        return one_line(error)
+        return one_line(error, re.sub(r"\x1b\[[0-9;]*m", "", log.getvalue()))
     lost = {k: len(v) for k, v in info.items() if v and k in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")}
     if lost:
         return "loads wrongly: " + ", ".join(f"{n} {k.replace('_', ' ')}" for k, n in lost.items())
@@ -85,9 +106,17 @@ def names_cell(fused, path, scheme, dialect):
     with open(os.path.join(path, "config.json"), encoding="utf-8") as f:
         config = json.load(f)
     q, layers = config.get("quantization_config"), config["num_hidden_layers"]
-    if dialect != "ct":
-        return "not tried"
+    if not q:
+        return "nothing is quantised"
+    if dialect == "fp8" and not q.get("weight_block_size"):
+        return "not read: its scales are `weight_scale` there; `ct` is read"
     try:
+        if dialect != "ct":
+            for layer in range(layers):
+                for name in ("self_attn.qkv_proj", "self_attn.o_proj", "block_sparse_moe.experts"):
+                    assert not fused.left_out(q, f"model.layers.{layer}.{name}"), f"{name} would be read as unquantised"
+            assert fused.left_out(q, "lm_head"), "lm_head would be read as quantised"
+            return "finds every layer's scheme"
         found = collections.Counter()
         for layer in range(layers):
             for moe in ("block_sparse_moe", "mlp"):
@@ -137,7 +166,7 @@ def main():
 
 
 def page(build, tmp, engines, versions, fused, sglang):
-    version = subprocess.run([f"{build}/bin/minimax-convert", "--version"], capture_output=True, text=True, check=True).stdout.split()[-1]
+    version = subprocess.run([f"{build}/bin/minimax-convert", "--version"], capture_output=True, text=True, check=True).stdout.split()[1]
     sg = "not here"
     if sglang:
         from importlib.metadata import version as installed
@@ -151,8 +180,9 @@ with version {version} and asks each engine as far as it runs on a CPU; run it a
 - **transformers {tf}** loads the checkpoint (dequantised while it is loaded, as its CPU path does) and every parameter is compared with ours,
   rounded to BF16 where it computes so.
 - **compressed-tensors {ct}** is the library behind `ct`: its dequantiser's matrices are compared with ours.
-- **SGLang {sg}** and **vLLM 0.11** are asked by which scheme they would read each layer, the fused ones too: SGLang by its own matching
-  functions, vLLM by its rules written anew (`tests/interop/fused_names.py`). Their kernels and weight loaders run on GPUs only and were not run.
+- **SGLang {sg}** and **vLLM** are asked by which scheme they would read each layer, the fused ones too: SGLang by its own matching functions,
+  vLLM by its rules written anew (`tests/interop/fused_names.py`: `ct` as in 0.11, `fp8` and `modelopt` as in its main branch at 00155cd). Their
+  kernels and weight loaders run on GPUs only and were not run.
 
 | scheme | dialect | transformers | compressed-tensors | SGLang | vLLM |
 |---|---|---|---|---|---|""")

@@ -1,62 +1,193 @@
 #!/bin/sh
-# scripts/gpu.sh BUILD: all tests that need a GPU, with the programs in BUILD, which may come from another machine. First every kernel and random
-# sequences of steps; then the two small checkpoints, packed in each scheme, whole models beside the CPU backend (four processes; logs in BUILD/gpu), and what
-# minimax-run writes from them on both devices: the same from weights as stored or bf16, of other schemes a difference is shown. MM_SEED=N
-# repeats a run of that seed. Exit status 77 without a GPU.
+# scripts/gpu.sh BUILD [PART ...]: all tests that need a GPU, with the programs in BUILD, which may come from another machine. Every part has
+# a budget of wall time and runs whatever became of those before it. One line for each row that is held to a limit, of hundreds those that
+# fail, a line for each part, and a last one. Logs: BUILD/gpu/PART.log.
+#
+#   prepare    the checkpoints that others read, by the CPU alone: BUILD/gpu/models and /ranks; kept if they are there
+#   peers      sums over ranks, bit for bit; ranks that do not come
+#   forks      slots: forked, restored, chunks, page borders; schedules of MM_STEPS (10,000) steps among poison; 10,000 draws; scores
+#   steps      recorded steps, warming, refusals
+#   ranks      checkpoints cut for two ranks beside one and the CPU; a rank that fails
+#   load       what is loaded, bit for bit; short and changed files, digests
+#   eval       minimax-eval: the likelihood of held-out text on the GPU within 2e-3 of the CPU's, every scheme, both models
+#   kernels    each kernel beside doubles
+#   sequences  random steps of random models beside doubles
+#   models     both models in every scheme beside the CPU (four processes)
+#   text       minimax-run: the same text on both devices from weights as stored or bf16; of others a difference is shown
+#   speed      decode steps beside the copy rate; a mixed step at most 1.10 times its parts apart
+#
+# Two GPUs: those of CUDA_VISIBLE_DEVICES (0,1) are a rank each; with one GPU both ranks share it. BUDGET=N gives each part N percent of its
+# time (100). MM_SEED=N repeats the random numbers of a run of that seed. Exit status 1 after a failure, 77 without a GPU.
 set -u
 export LC_ALL=C
-cd "$(dirname "$0")/.."
-build=$1 work=$1/gpu prompt='And it came to pass, that the king said unto his servant, What'
+cd "$(dirname "$0")/.." || exit 2
+[ $# -gt 0 ] || { echo "usage: scripts/gpu.sh BUILD [PART ...]" >&2; exit 2; }
+build=$1 work=$1/gpu
+shift
+parts=${*:-prepare peers forks steps ranks load eval kernels sequences models text speed}
 schemes='none bf16 block_fp8 channel_fp8 tensor_wise_fp8 w4a16 w4afp8 w4a8 nvfp4 mxfp4 mxfp8'
+prompt='And it came to pass, that the king said unto his servant, What'
+gpu=$build/tests/ops/gpu
+mkdir -p "$work"
 
-"$build"/tests/ops/gpu test peers linear experts attention lightning rows choice edges sequences
-status=$?
-[ $status -ne 77 ] || exit 77
+# row STATUS TEXT: a line of its own.
+row() {
+  printf '%-4s %s\n' "$1" "$2"
+}
 
-rm -rf "$work"
-mkdir -p "$work/ranks"
-i=0
-for model in tiny-m1 tiny-m2; do
-  for scheme in $schemes; do
-    mkdir -p "$work/$((i % 4))"
-    "$build"/bin/minimax-convert tests/data/$model -o "$work/$((i % 4))/$model-$scheme" --quant $scheme -q || exit 1
-    i=$((i + 1))
-  done
-done
-
-MM_GPU_MODELS=$work/0 "$build"/tests/ops/gpu test steps forks load || status=1
-
-for part in 0 1 2 3; do
-  MM_GPU_MODELS=$work/$part "$build"/tests/ops/gpu test models rounded >"$work/$part.log" 2>&1 &
-  eval "pid$part=$!"
-done
-for part in 0 1 2 3; do
-  eval "wait \$pid$part" || status=1
-  cat "$work/$part.log"
-done
-
-# Cut for two ranks, on two GPUs or both on one.
-for model in tiny-m1 tiny-m2; do
-  for scheme in bf16 block_fp8 w4a16 nvfp4; do
-    for tp in 1 2; do
-      "$build"/bin/minimax-convert tests/data/$model -o "$work/ranks/$model-$scheme-$tp" --tp $tp --quant $scheme -q || exit 1
+prepare() {
+  i=0
+  for model in tiny-m1 tiny-m2; do
+    for scheme in $schemes; do
+      to=$work/models/$((i % 4))/$model-$scheme
+      mkdir -p "$work/models/$((i % 4))"
+      i=$((i + 1))
+      [ -e "$to" ] || "$build"/bin/minimax-convert tests/data/$model -o "$to" --quant "$scheme" -q || row FAIL "prepare: $to"
     done
   done
-done
-MM_GPU_RANKS=$work/ranks "$build"/tests/ops/gpu test ranks || status=1
-
-same=0
-for packed in "$work"/[0-3]/*; do
-  for device in cpu cuda; do
-    "$build"/bin/minimax-run "$packed" --device $device --act-quant off -n 24 -q -p "$prompt" >"$work/$device.txt" || status=1
+  mkdir -p "$work/ranks"
+  for model in tiny-m1 tiny-m2; do
+    for scheme in bf16 block_fp8 w4a16 nvfp4; do
+      for tp in 1 2; do
+        to=$work/ranks/$model-$scheme-$tp
+        [ -e "$to" ] || "$build"/bin/minimax-convert tests/data/$model -o "$to" --tp $tp --quant "$scheme" -q || row FAIL "prepare: $to"
+      done
+    done
   done
-  if cmp -s "$work/cpu.txt" "$work/cuda.txt"; then
-    same=$((same + 1))
-  else
-    case $packed in *-none | *-bf16) status=1 ;; esac
-    printf '%s: cpu:  %s\n' "${packed##*/}" "$(tr '\n' ' ' <"$work/cpu.txt")" "${packed##*/}" "$(tr '\n' ' ' <"$work/cuda.txt")" | sed '2s/cpu: /cuda:/'
-  fi
+}
+
+# The likelihood that minimax-eval prints: nll CHECKPOINT MODEL DEVICE OPTION…
+nll() {
+  checkpoint=$1 model=$2 device=$3
+  shift 3
+  "$build"/bin/minimax-eval "$checkpoint" --device "$device" --ids tests/data/"$model"/held-out-ids.json --window 512 --limit 4 "$@" |
+    awk '$1 == "nll" { print $2 }'
+}
+
+# eval_row NAME CPU GPU
+eval_row() {
+  awk -v name="$1" -v cpu="$2" -v gpu="$3" 'BEGIN {
+    apart = gpu - cpu; if (apart < 0) apart = -apart
+    ok = cpu != "" && gpu != "" && apart <= 2e-3
+    printf "%-4s eval %s: nll %s on the GPU, %s on the CPU, apart %.1e (limit 2e-3)\n", ok ? "ok" : "FAIL", name, gpu, cpu, apart }'
+}
+
+eval_part() {
+  for checkpoint in "$work"/models/[0-3]/*; do
+    name=${checkpoint##*/}
+    model=${name%-*}
+    for act in off on; do # activations as they are, and rounded where the device and the scheme can
+      cpu=$(nll "$checkpoint" "$model" cpu --act-quant "$act") && device=$(nll "$checkpoint" "$model" cuda --act-quant "$act")
+      eval_row "$name, act-quant $act" "$cpu" "$device"
+    done
+  done
+  [ "$devices" -gt 1 ] || return 0
+  for checkpoint in "$work"/ranks/*-2; do
+    name=${checkpoint##*/}
+    model=${name%-*-2}
+    eval_row "$name, two GPUs" "$(nll "$checkpoint" "$model" cpu --act-quant off)" "$(nll "$checkpoint" "$model" cuda --act-quant off)"
+  done
+}
+
+models_part() {
+  pids=''
+  for part in 0 1 2 3; do
+    MM_GPU_MODELS=$work/models/$part "$gpu" test models rounded >"$work/models-$part.log" 2>&1 &
+    pids="$pids $!"
+  done
+  part=0
+  for pid in $pids; do
+    wait "$pid" || row FAIL "models: process $part ended with status $?"
+    cat "$work/models-$part.log"
+    part=$((part + 1))
+  done
+}
+
+text_part() {
+  for packed in "$work"/models/[0-3]/*; do
+    for device in cpu cuda; do
+      "$build"/bin/minimax-run "$packed" --device "$device" --act-quant off -n 24 -q -p "$prompt" >"$work/$device.txt" || row FAIL "text ${packed##*/}: $device"
+    done
+    if cmp -s "$work/cpu.txt" "$work/cuda.txt"; then
+      row ok "text ${packed##*/}: the CPU's"
+    else
+      case $packed in *-none | *-bf16) status=FAIL ;; *) status=-- ;; esac
+      row $status "text ${packed##*/}: $(tr '\n' ' ' <"$work/cuda.txt")| CPU: $(tr '\n' ' ' <"$work/cpu.txt")"
+    fi
+  done
+}
+
+speed_part() {
+  "$build"/bin/minimax-bench mixed || row FAIL "speed: minimax-bench mixed ended with status $?"
+  "$build"/bin/minimax-bench layers || row FAIL "speed: minimax-bench layers ended with status $?"
+}
+
+# Bench lines as rows: a mixed step has a limit, others none.
+speed_rows() {
+  awk '/ratio/ { printf "%-4s speed %s (limit 1.10)\n", $NF <= 1.10 ? "ok" : "FAIL", $0; next } /decode|copy/ { print "--   speed " $0 }'
+}
+
+run_part() {
+  case $1 in
+    prepare) prepare ;;
+    peers) "$gpu" test peers ;;
+    forks) MM_STEPS=${MM_STEPS:-10000} MM_GPU_MODELS=$work/models/0 "$gpu" test forks ;;
+    steps) MM_GPU_MODELS=$work/models/0 "$gpu" test steps ;;
+    ranks) MM_GPU_RANKS=$work/ranks "$gpu" test ranks ;;
+    load) MM_GPU_MODELS=$work/models/0 "$gpu" test load ;;
+    eval) eval_part ;;
+    kernels) "$gpu" test linear experts attention lightning rows choice edges ;;
+    sequences) "$gpu" test sequences ;;
+    models) models_part ;;
+    text) text_part ;;
+    speed) speed_part | speed_rows ;;
+  esac
+}
+
+# Seconds that a part may take: on an H100 with 16 cores, twice what it is expected to, or more.
+budget_of() {
+  case $1 in
+    prepare) echo 120 ;; peers) echo 60 ;; forks) echo 240 ;; steps) echo 60 ;; ranks) echo 90 ;; load) echo 60 ;; eval) echo 180 ;;
+    kernels) echo 120 ;; sequences) echo 90 ;; models) echo 180 ;; text) echo 120 ;; speed) echo 120 ;;
+    *) echo 0 ;;
+  esac
+}
+
+# A part in a process of its own, which timeout can end with all that it started: scripts/gpu.sh BUILD --run PART.
+if [ "${1:-}" = --run ]; then
+  devices=$MM_GPU_COUNT
+  run_part "$2"
+  exit
+fi
+
+"$gpu" count >"$work/count.log" 2>&1
+[ $? -ne 77 ] || { cat "$work/count.log"; exit 77; }
+MM_GPU_COUNT=$(awk '$1 == "devices" { print $2 }' "$work/count.log")
+export MM_GPU_COUNT
+cat "$work/count.log"
+
+failed=0 rows=0
+for part in $parts; do
+  limit=$(budget_of "$part")
+  [ "$limit" -gt 0 ] || { echo "FAIL part $part: there is none"; failed=$((failed + 1)); continue; }
+  limit=$((limit * ${BUDGET:-100} / 100))
+  log=$work/$part.log start=$(date +%s)
+  timeout --kill-after=10 "$limit" scripts/gpu.sh "$build" --run "$part" >"$log" 2>&1 </dev/null
+  status=$?
+  took=$(($(date +%s) - start)) good=$(grep -c '^ok ' "$log") bad=$(grep -c '^FAIL' "$log")
+  case $part in
+    kernels | sequences | models) grep -E '^FAIL' "$log" ;; # hundreds of rows
+    *) grep -E '^(ok|FAIL|--) ' "$log" ;;
+  esac
+  case $status in
+    0) word=ok what='' ;;
+    124 | 137) word=FAIL what=", over its budget" ;;
+    *) word=FAIL what=", exit status $status: $(grep -v '^ok ' "$log" | tail -n 1)" ;;
+  esac
+  [ "$bad" -eq 0 ] || word=FAIL
+  [ $word = ok ] || failed=$((failed + 1))
+  rows=$((rows + good + bad))
+  echo "$word part $part: $good of $((good + bad)) rows, $took of $limit s$what"
 done
-echo "minimax-run: the CPU's text on the GPU from $same of $i checkpoints; others, if any, are above"
-[ $status -eq 0 ] && echo "gpu: all passed" || echo "gpu: FAILED"
-exit $status
+[ $failed -eq 0 ] && echo "gpu: all passed, $rows rows" || echo "gpu: FAILED, $failed part(s)"
+[ $failed -eq 0 ]

@@ -5,6 +5,8 @@
 #   alloc    each allocation of each program fails
 #   kill     kill -9 at random moments
 #   resume   runs of changing options over one output, interrupted at random, journals altered between them
+#   sequences  chains of conversions (cut again, to Hugging Face names and back, packed twice, archived), interrupted and resumed
+#   believed  manifests with one value changed and sealed again: refused, or read as before
 #   power    states of a disk after power failed
 #   races    two programs and a user at one name, stopped at random calls
 #   flips    every bit of a small packed checkpoint, random bits of a larger one
@@ -13,8 +15,10 @@
 #   speed    conversions of GB (9) of block FP8 and twice that of BF16 beside cp and the disk; hashing's share (60 GB of disk)
 #   memory   peak memory of a conversion far larger than its limit
 #   layer    one real-size layer of M1 and of M2, converted and verified against its source (24 GB of disk; LAYER=m2: 8 GB)
+#   schedules  100 times SCALE random steps of the engine on each cut and model, beside the oracle of test_schedules
 #   scheduler  SCALE times the random requests of the scheduler's unit tests
-#   serve    64 streams for SERVE_SECONDS (600), a good client beside 1,000 slow connections, 100 times SCALE mutated requests
+#   serve    64 streams for SERVE_SECONDS (600), a good client beside 1,000 slow connections, 100 times SCALE mutated requests, and random requests
+#            of which each must get what it gets alone
 #   fuzz     inputs to each fuzz target until tests/fuzz/RUNS.md counts FUZZ_RUNS (100,000,000), at most FUZZ_LIMIT seconds (14,400)
 # SCALE=N (100) does N percent of the cases of the first six. SOAK_DIR is where they write (BUILD/soak/tmp); on a tmpfs they are faster.
 set -u
@@ -25,10 +29,12 @@ TMPDIR=${SOAK_DIR:-$BUILD/soak/tmp}/$part.$$
 mkdir -p "$TMPDIR"
 trap 'rm -rf "$TMPDIR"' EXIT
 trap 'exit 130' INT TERM
-export TMPDIR BUILD PATH="$BUILD/bin:$PATH" FUZZ_RUNS="${FUZZ_RUNS:-100000000}" FUZZ_LIMIT="${FUZZ_LIMIT:-14400}"
+export TMPDIR BUILD PATH="$BUILD/bin:${VENV:-build/venv}/bin:$PATH" FUZZ_RUNS="${FUZZ_RUNS:-100000000}" FUZZ_LIMIT="${FUZZ_LIMIT:-14400}"
 convert=$BUILD/bin/minimax-convert tiny=tests/data/tiny-m2
 every=$(((99 + scale) / scale))
 archive="--tp 2 --quant block_fp8 --part-size 4M --compress zstd"
+
+random() { od -An -N4 -tu4 /dev/urandom | tr -d ' '; }
 
 # Prints what it runs, then runs it: python3 tests/fault/NAME ARGUMENTS.
 fault() {
@@ -47,6 +53,8 @@ run() {
     kill)
       fault kill.py "$convert" tests/data/tiny-m1 $((scale / 2)) -- $archive && fault kill.py "$convert" $tiny $((5 * scale)) ;;
     resume) fault resume_options.py $((20 * scale)) ;;
+    sequences) fault sequences.py $((20 * scale)) "$(random)" ;;
+    believed) fault believed.py $((20 * scale)) "$(random)" ;;
     power)
       fault power.py "$convert" $tiny $((2 * scale)) --options "--compress zstd" && fault power.py "$convert" $tiny $((20 * scale)) ;;
     races) fault races.py $((5 * scale)) ;;
@@ -55,8 +63,9 @@ run() {
     mpi) sh tests/fault/shares.sh ;;
     speed) python3 scripts/bench_convert.py "$BUILD/bin" --gb "${GB:-9}" ;;
     memory) python3 scripts/bench_memory.py "$convert" --gb "${GB:-4}" ;;
-    serve) fault serve_load.py "${SERVE_SECONDS:-600}" && SERVE_MUTATIONS=$((100 * scale)) python3 tests/cli/serve_hostile.py ;;
+    serve) fault serve_load.py "${SERVE_SECONDS:-600}" && fault serve_sequences.py $((50 * scale)) "$(random)" && SERVE_MUTATIONS=$((100 * scale)) python3 tests/cli/serve_hostile.py ;;
     layer) sh scripts/real_layer.sh "${LAYER:-both}" ;;
+    schedules) echo "$ STEPS=$((100 * scale)) test_schedules" && STEPS=$((100 * scale)) "$BUILD/tests/unit/runtime/test_schedules" ;;
     scheduler)
       for t in scheduler ahead drafts; do
         echo "$ ROUNDS=$scale test_$t"

@@ -3,7 +3,9 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "formats/file.h"
 #include "formats/hash.h"
 
 /* As measured with transformers 5.23 and compressed-tensors 0.19 (docs/engines.md). */
@@ -18,6 +20,8 @@ static const struct {
     {"ct", "block_fp8", "transformers 5.23 fails to load block FP8 experts of compressed-tensors: --dialect fp8 is what it reads."},
     {"ct", "w4afp8",
      "compressed-tensors 0.19 takes the words of W4A8 FP8 for plain integers when it dequantises; transformers 5.23 does not."},
+    {"modelopt", "nvfp4a16", "transformers 5.23 has no reader of ModelOpt: serve it with vLLM or SGLang."},
+    {"modelopt", "nvfp4", "transformers 5.23 has no reader of ModelOpt: serve it with vLLM or SGLang."},
     {"fp8", "tensor_wise_fp8",
      "vLLM and SGLang read tensor-wise FP8 in compressed-tensors only (--dialect ct); this spelling is transformers'."},
 };
@@ -56,11 +60,32 @@ static void put_schemes(FILE *f, const mm_plan *p, const char *dialect) {
   }
 }
 
+/* "configuration_minimax_m1.MiniMaxM1Config" of auto_map is in configuration_minimax_m1.py; "org/repo--…" is in another repository. */
+static bool lacks(const mm_hf *hf, const mm_json *of, char *name, size_t cap) {
+  const char *text = mm_json_type_of(of) == MM_JSON_STR ? mm_json_str(of) : "";
+  const size_t module = strcspn(text, ".");
+  if (text[module] != '.' || module == 0 || strchr(text, '/')) return false;
+  int n = snprintf(name, cap, "%.*s.py", (int)mm_min(module, 128), text);
+  return n > 0 && (size_t)n < cap && access(mm_path_of(hf->dir, name).text, F_OK) != 0;
+}
+
+bool mm_card_lacks(const mm_hf *hf, char *name, size_t cap) {
+  void *at = NULL;
+  const char *key;
+  const mm_json *map = mm_json_get(hf->config, "auto_map"), *of;
+  while (mm_json_type_of(map) == MM_JSON_OBJ && mm_json_next(map, &at, &key, &of)) {
+    if (lacks(hf, of, name, cap)) return true;
+    for (size_t i = 0; mm_json_type_of(of) == MM_JSON_ARR && i < mm_json_size(of); i++)
+      if (lacks(hf, mm_json_at(of, i), name, cap)) return true;
+  }
+  return false;
+}
+
 static void put_card(FILE *f, const mm_plan *p, const char *dialect) {
   char hex[MM_HEX_LEN + 1];
   const mm_pack *k = &p->pack;
-  fprintf(f, "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n- minimax\n---\n\n# %s%s%s\n\n", k->model.architecture,
-          dialect ? ", quantised: " : "", dialect ? dialect : "");
+  fprintf(f, "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n- minimax\n---\n\n# %s%s\n\n", k->model.architecture,
+          dialect ? ", quantised" : "");
   fputs("Converted by ", f);
   mm_show_to(f, k->tool);
   fputs(" from a Hugging Face checkpoint, whose licence holds for these weights too.\n\nRecipe: `", f);
@@ -73,9 +98,9 @@ static void put_card(FILE *f, const mm_plan *p, const char *dialect) {
       "asks for it; `AutoModelForCausalLM.from_pretrained(\".\")` in transformers.\n\n## Source\n\nSHA-256 of the headers of its files, "
       "which name every tensor:\n\n",
       f);
-  for (size_t i = 0; i < p->hf->file_count; i++) {
-    mm_digest_hex(&p->hf->file[i].header, hex);
-    fprintf(f, "- `%s` (%llu bytes): `%s`\n", p->hf->file[i].name, (unsigned long long)p->hf->file[i].id.size, hex);
+  for (size_t i = 0; i < k->source_count; i++) {
+    mm_digest_hex(&k->source[i].sha256, hex);
+    fprintf(f, "- `%s` (%llu bytes): `%s`\n", k->source[i].name, (unsigned long long)k->source[i].size, hex);
   }
   fputs("\n`minimax-verify .` proves every byte by `" MM_DIGESTS "`; with `--source SRC` it measures the weights against the source.\n", f);
 }

@@ -10,5 +10,7 @@
 const char *mm_card_text(mm_plan *p, const char *dialect, mm_err *err);
 /* What is known to go wrong with a scheme in a dialect's own readers, one sentence; NULL where nothing is. */
 const char *mm_card_caveat(const char *dialect, const char *scheme);
+/* Whether auto_map of the source's config names code that the source's directory lacks: name[cap] is then the first such file. */
+bool mm_card_lacks(const mm_hf *hf, char *name, size_t cap);
 
 #endif

@@ -58,8 +58,9 @@ static bool add_text(mm_sha256_state *s, const char *text, mm_err *err) { return
 static bool add_stored(void *ctx, const mm_plan *p, uint32_t tensor, uint32_t piece, unsigned plane, const char *name, mm_err *err) {
   char shape[64];
   mm_shape x = mm_unsharded_shape(p, tensor, piece, plane);
-  return add_text(ctx, name, err) && add_text(ctx, mm_dtype_name(p->pack.tensor[tensor].plane[plane].dtype), err) &&
-         add_text(ctx, mm_shape_text(&x, shape, sizeof shape), err) &&
+  const mm_pack_tensor *t = &p->pack.tensor[tensor];
+  return add_text(ctx, name, err) && add_text(ctx, mm_dtype_name(t->plane[plane].dtype), err) &&
+         mm_sha256_add(ctx, &t->input_scale, sizeof t->input_scale, err) && add_text(ctx, mm_shape_text(&x, shape, sizeof shape), err) &&
          add_text(ctx, p->pack.rank[0].part[p->tensor[tensor].part].file, err);
 }
 

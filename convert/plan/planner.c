@@ -324,15 +324,23 @@ static bool read_ranks(mm_plan *p, const char *text, mm_err *err) {
          mm_fail(err, MM_USAGE, "E_RANKS", mm_at(NULL, NULL), "found another --ranks than a list such as 0,2-5 of ranks below %u", all);
 }
 
+/* What a packed source says that it was made from: ", from QUANT" of each time its numbers were packed again, or nothing. */
+static const char *made_from(const mm_pack *from) {
+  const char *words = from ? strstr(from->tool, ", from ") : NULL;
+  return words ? words : "";
+}
+
 /* What wrote it, and the recipe. A packed source whose numbers are kept gives what its own source would have given, under the same recipe;
- * numbers that are packed a second time are others, and files of the two must not be taken for parts of one run. */
+ * numbers that are packed a second time are others, and files of the two must not be taken for parts of one run, however often they are
+ * cut again. */
 static bool add_words(mm_plan *p, const mm_hf *hf, const mm_plan_options *o, mm_err *err) {
   const mm_pack *from = hf->packed ? mm_packed_pack(hf) : NULL;
   bool kept = from && strcmp(o->quant, "none") == 0;
   const char *quant = kept ? from->quant : o->quant;
   p->pack.quant = mm_arena_strndup(&p->pack.arena, quant, strlen(quant), err);
-  p->pack.tool = from && !kept ? mm_arena_printf(&p->pack.arena, err, "minimax-convert %s, from %s", MM_VERSION, from->quant)
-                               : mm_arena_printf(&p->pack.arena, err, "minimax-convert %s", MM_VERSION);
+  p->pack.tool = from && !kept
+                     ? mm_arena_printf(&p->pack.arena, err, "minimax-convert %s, from %s%s", MM_VERSION, from->quant, made_from(from))
+                     : mm_arena_printf(&p->pack.arena, err, "minimax-convert %s%s", MM_VERSION, made_from(from));
   return p->pack.quant && p->pack.tool;
 }
 
@@ -355,6 +363,7 @@ bool mm_plan_build(mm_plan *p, mm_hf *hf, const mm_plan_options *o, mm_err *err)
   *p = (mm_plan){.hf = hf, .unsharded = o->unsharded};
   mm_planner b = {.p = p, .hf = hf, .o = o, .err = err, .arch = mm_arch_find(hf->config, hf->config_path, err)};
   if (!b.arch || !b.arch->read_config(hf->config, hf->config_path, &p->pack.model, err)) return false;
+  if (hf->packed && !mm_packed_agrees(mm_packed_pack(hf), b.arch, &p->pack.model, err)) return false;
   if (o->unsharded && (o->tp > 1 || o->pp > 1))
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --layout hf with --tp %u --pp %u, expected 1 of each", o->tp, o->pp);
   if (!mm_cut_feasible(&p->pack.model, o, hf->config_path, err)) return false;
@@ -372,9 +381,9 @@ bool mm_plan_build(mm_plan *p, mm_hf *hf, const mm_plan_options *o, mm_err *err)
   mm_decoder_open(&b.source, hf);
   bool ok = add_tensors(&b);
   mm_decoder_close(&b.source);
-  if (!ok || !mm_hf_all_used(hf, &p->pack.model, err)) return false;
+  if (!ok || !mm_hf_all_used(hf, &p->pack.model, err) || !add_sources(p, hf, err)) return false;
   if (o->unsharded && !o->made && !(mm_dialect_spell(p, o->dialect, err) && mm_dialect_texts(p, err))) return false;
-  return add_sources(p, hf, err) && read_ranks(p, o->ranks, err) && mm_layout(p, o->part_size, err) && add_steps(p, err);
+  return read_ranks(p, o->ranks, err) && mm_layout(p, o->part_size, err) && add_steps(p, err);
 }
 
 void mm_plan_close(mm_plan *p) {

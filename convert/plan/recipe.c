@@ -1,6 +1,7 @@
 /* Parsing recipes and matching names. */
 #include "convert/plan/recipe.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -69,6 +70,44 @@ void mm_recipe_help(FILE *f) {
       "\nbits: of a weight, scales included. SQNR: dB of signal over error, of a Gaussian matrix.\n"
       "Norms, routers and biases stay as stored; so do embedding and head where --override does not name them.\n",
       f);
+}
+
+static bool put_word(mm_json *o, const char *key, const char *text) { return mm_json_set(o, key, mm_json_new_str(text)); }
+
+/* To two or one digits, as they are printed. */
+static bool put_figure(mm_json *o, const char *key, double x, double digits) {
+  return !(x > 0) || mm_json_set(o, key, mm_json_new_real(round(x * digits) / digits));
+}
+
+static bool add_scheme(mm_json *list, const mm_scheme *s) {
+  mm_json *o = mm_json_new_obj(), *synonyms = mm_json_new_arr();
+  bool ok = put_word(o, "name", s->name) && put_figure(o, "bits", mm_scheme_bits(s) + 1e-6, 100) &&
+            put_figure(o, "sqnr_db", (double)s->sqnr, 10) && put_word(o, "purpose", s->purpose);
+  for (size_t j = 0; ok && j < sizeof s->synonym / sizeof *s->synonym && s->synonym[j]; j++)
+    ok = mm_json_append(synonyms, mm_json_new_str(s->synonym[j]));
+  ok = mm_json_set(o, "synonyms", synonyms) && ok;
+  return mm_json_append(list, o) && ok;
+}
+
+char *mm_recipe_help_json(mm_err *err) {
+  const mm_scheme *s;
+  const mm_preset *p;
+  mm_json *o = mm_json_new_obj(), *schemes = mm_json_new_arr(), *presets = mm_json_new_arr(), *none = mm_json_new_obj();
+  bool ok = put_word(none, "name", "none") && put_word(none, "purpose", "every weight as it is stored, codes and scales too") &&
+            mm_json_set(none, "synonyms", mm_json_new_arr());
+  ok = mm_json_append(schemes, none) && ok;
+  for (size_t i = 0; ok && (s = mm_scheme_at(i)); i++) ok = add_scheme(schemes, s);
+  for (size_t i = 0; ok && (p = mm_preset_at(i)); i++) {
+    mm_json *x = mm_json_new_obj();
+    ok = put_word(x, "name", p->name) && put_word(x, "purpose", p->purpose) && put_word(x, "recipe", p->line);
+    ok = mm_json_append(presets, x) && ok;
+  }
+  ok = mm_json_set(o, "schemes", schemes) && ok;
+  ok = mm_json_set(o, "presets", presets) && ok;
+  char *text = ok ? mm_json_dump(o, true) : NULL;
+  mm_json_free(o);
+  if (!text) mm_fail_memory(err, 0);
+  return text;
 }
 
 static bool bad(mm_err *err, const char *what, const char *text) {

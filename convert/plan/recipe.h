@@ -55,6 +55,9 @@ const char *mm_recipe_preset(const char *name);
 char *mm_recipe_words(mm_arena *a, mm_err *err);
 /* The same as a table: name, bits, SQNR, purpose, and the synonyms of schemes. */
 void mm_recipe_help(FILE *f);
+/* The same: {"schemes": [{"name", "bits", "sqnr_db", "purpose", "synonyms"}], "presets": [{"name", "purpose", "recipe"}]}, without bits and
+ * sqnr_db where there are none. free() it. */
+char *mm_recipe_help_json(mm_err *err);
 void mm_recipe_close(mm_recipe *r);
 
 /* The scheme for a tensor of this kind and these names (NULL-terminated list); *keep is set instead where it is stored as it comes.

@@ -175,6 +175,10 @@ static void print_caveats(FILE *f, const mm_plan *p) {
     while (what && i < p->pack.tensor_count && p->tensor[i].scheme != s) i++;
     if (what && i < p->pack.tensor_count) fprintf(f, "note: %s\n", what);
   }
+  char name[160], shown[512];
+  if (mm_card_lacks(p->hf, name, sizeof name))
+    fprintf(f, "note: auto_map in config.json names %s, which the source lacks: transformers will not load this with trust_remote_code.\n",
+            mm_show(shown, sizeof shown, name));
 }
 
 bool mm_report_plan(FILE *f, const mm_plan *p, const mm_verdict *v, mm_report_style style, bool tensors, mm_err *err) {

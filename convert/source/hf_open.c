@@ -17,7 +17,6 @@
 #include "convert/source/rule.h"
 #include "formats/pool.h"
 
-#define CONFIG_MAX     (UINT64_C(16) << 20)
 #define SINGLE_FILE    "model.safetensors"
 #define HEADER_THREADS 2 /* few: each may hold a header of 100 MB */
 
@@ -204,7 +203,7 @@ static char *read_text(mm_hf *hf, const char *path, uint64_t max, size_t *n, mm_
 
 static mm_json *read_json(mm_hf *hf, const char *path, mm_err *err) {
   size_t n = 0;
-  char *text = read_text(hf, path, CONFIG_MAX, &n, err);
+  char *text = read_text(hf, path, MM_CONFIG_MAX, &n, err);
   mm_json *j = text ? mm_json_parse(text, n, path, err) : NULL;
   free(text);
   return j;
@@ -271,7 +270,7 @@ bool mm_hf_open(mm_hf *hf, const char *dir, const mm_hf_options *o, mm_err *err)
   hf->config_path = join(hf, "config.json", err);
   if (!index || !single || !hf->config_path) return false;
   if (!read_config(hf, err)) return false;
-  if (mm_packed_is(dir)) return (!o->for_plan || check_model(hf, err)) && open_packed(hf, o, err);
+  if (mm_packed_is(hf->dir)) return (!o->for_plan || check_model(hf, err)) && open_packed(hf, o, err);
   bool indexed = exists(index);
   if (indexed) {
     if (!read_index(hf, index, err)) return false;

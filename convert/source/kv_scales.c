@@ -71,3 +71,15 @@ unsigned mm_kv_rules(const mm_hf *hf, const mm_model *m, uint32_t layer, bool ap
     if ((rule[n] = choose(hf, layer, shared[i]))) n++;
   return n;
 }
+
+bool mm_kv_pair(const char *ours, const char *theirs, bool *known) {
+  bool fits = false;
+  *known = false;
+  for (size_t i = 0; i < MM_KV_RULES + 2; i++) {
+    const mm_rule *r = i < MM_KV_RULES ? own[i] : shared[i - MM_KV_RULES];
+    if (strcmp(r->ours, ours) != 0) continue;
+    *known = true;
+    fits = fits || strcmp(r->theirs, theirs) == 0;
+  }
+  return fits;
+}

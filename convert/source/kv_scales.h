@@ -13,4 +13,7 @@ const char *mm_kv_spelling(const char *rest);
  * `apart` (where names are the source's own), stays one. */
 unsigned mm_kv_rules(const mm_hf *hf, const mm_model *m, uint32_t layer, bool apart, const mm_rule *rule[MM_KV_RULES]);
 
+/* Whether `ours` may be made from `theirs`, both with {l}; *known: `ours` is such a scale at all. */
+bool mm_kv_pair(const char *ours, const char *theirs, bool *known);
+
 #endif

@@ -95,23 +95,37 @@ static bool bake(mm_writer *w, mm_err *err) {
   return ok;
 }
 
+/* A packed source's companions were proven when it was opened; one that became another since is not copied. */
+static bool still_proven(const mm_writer *w, const char *name, const char *path, const char *text, size_t n, mm_err *err) {
+  const mm_pack *from = w->plan->hf->packed ? mm_packed_pack(w->plan->hf) : NULL;
+  mm_digest d;
+  for (size_t i = 0; from && i < from->file_count; i++) {
+    if (strcmp(from->file[i].name, name) != 0) continue;
+    if (!mm_sha256(text, n, &d, err)) return false;
+    if (!mm_digest_equal(&d, &from->file[i].sha256))
+      return mm_fail(err, MM_IO, "E_CHANGED", mm_at(path, NULL), "found other contents since the checkpoint was opened");
+  }
+  return true;
+}
+
 static bool copy_companion(mm_writer *w, const char *name, mm_err *err) {
   size_t n = 0;
   const mm_path path = mm_path_of(w->plan->hf->dir, name);
   char *text = mm_hf_inside(w->plan->hf, path.text, err) ? mm_file_slurp(path.text, COMPANION_MAX, &n, err) : NULL;
-  bool ok = text && put_companion(w, name, text, n, err);
+  bool ok = text && still_proven(w, name, path.text, text, n, err) && put_companion(w, name, text, n, err);
   free(text);
   return ok;
 }
 
 static int by_name(const void *a, const void *b) { return strcmp(*(const char *const *)a, *(const char *const *)b); }
 
-/* The source's code, where its config names some: all of it, since what is named may import the rest. */
+/* The source's code, where its config names some: all of it, since what is named may import the rest. Packed checkpoints have it too, which
+ * may be written with Hugging Face names again. */
 static bool copy_code(mm_writer *w, mm_err *err) {
   mm_pack *pack = &w->plan->pack;
   const char *name[CODE_FILES];
   size_t count = 0;
-  if (!w->plan->unsharded || mm_json_type_of(mm_json_get(w->plan->hf->config, "auto_map")) == MM_JSON_NULL) return true;
+  if (mm_json_type_of(mm_json_get(w->plan->hf->config, "auto_map")) == MM_JSON_NULL) return true;
   DIR *d = opendir(w->plan->hf->dir);
   if (!d) return mm_fail_errno(err, mm_at(w->plan->hf->dir, NULL), "list", errno);
   bool ok = true;

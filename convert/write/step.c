@@ -19,6 +19,7 @@ void mm_worker_close(mm_worker *w) {
   free(w->importance);
   free(w->log.put);
   free(w->dead);
+  free(w->head);
   for (int i = 0; i < MM_MAX_PLANES; i++) free(w->plane[i]);
 }
 
@@ -108,12 +109,19 @@ static bool put_beside(mm_worker *w, const mm_strip *s, mm_blocks *out, mm_err *
   return mm_blocks_put(out, &w->log, 0, x.at, spelt->shape ? (const void *)shape : &input, x.bytes, err);
 }
 
-/* A head row of zeros gives logit 0 for an id that was never trained. */
-static bool note_dead_rows(mm_worker *w, const mm_strip *s, mm_err *err) {
-  size_t row_bytes = s->x->cols * mm_dtype_size(s->x->weight->dtype);
+/* A head row of zeros gives logit 0 for an id that was never trained. The numbers that are stored decide, whatever they came from. */
+static bool note_dead_rows(mm_worker *w, const mm_strip *s, const void *const plane[MM_MAX_PLANES], mm_err *err) {
+  mm_packed m = {.scheme = s->pt->scheme, .lead = 1, .n = s->rows, .k = s->x->cols};
+  if (!MM_GROW(w->head, &w->head_cap, m.k, err)) return false;
+  for (unsigned i = 0; i < m.scheme->plane_count; i++) {
+    m.plane[i] = plane[i];
+    m.cell[i] = mm_plan_cell(s->pt, i);
+  }
   for (uint32_t i = 0; i < s->rows; i++) {
-    const uint8_t *row = (const uint8_t *)w->source.raw + i * row_bytes;
-    if (row[0] != 0 || memcmp(row, row + 1, row_bytes - 1) != 0) continue;
+    uint32_t k = 0;
+    m.scheme->unpack(&m, 0, i, 1, w->head);
+    while (k < m.k && w->head[k] == 0) k++;
+    if (k < m.k) continue;
     if (!MM_GROW(w->dead, &w->dead_cap, w->dead_count + 1, err)) return false;
     w->dead[w->dead_count++] = s->row + i;
   }
@@ -124,7 +132,7 @@ static bool run_strip(mm_worker *w, mm_strip *s, mm_blocks *out, mm_err *err) {
   const void *plane[MM_MAX_PLANES] = {0};
   if (!pack_strip(w, s, plane, err)) return false;
   w->zeroed += w->source.zeroed;
-  if (strcmp(s->t->name, "lm_head.weight") == 0 && !note_dead_rows(w, s, err)) return false;
+  if (strcmp(s->t->name, "lm_head.weight") == 0 && !note_dead_rows(w, s, plane, err)) return false;
   return scatter(w, s, plane, out, err) && put_beside(w, s, out, err);
 }
 

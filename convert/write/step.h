@@ -12,7 +12,8 @@ typedef struct mm_worker {
   void *plane[MM_MAX_PLANES]; /* the strip packed, on the scheme's own cells */
   void *slice;                /* one rank's share of a plane */
   float *importance;          /* of the strip's columns */
-  size_t plane_cap[MM_MAX_PLANES], slice_cap, importance_cap;
+  float *head;                /* one row of lm_head */
+  size_t plane_cap[MM_MAX_PLANES], slice_cap, importance_cap, head_cap;
   mm_put_log log;  /* of the step that ran last; its owner may take the array */
   uint64_t zeroed; /* weights of that step that were not finite and are 0 */
   uint32_t *dead;  /* all-zero lm_head rows that step saw; likewise */

@@ -40,15 +40,19 @@ uint32_t bucket_of(const mm_backend *b, uint32_t rows) {
   return 0;
 }
 
+/* On all ranks or on none, since they meet here; and no rank's kernels wait for one whose device frees memory. */
 bool grow_logits(mm_backend *b, size_t rows, mm_err *err) {
   if (rows <= b->logits_rows || b->rehearses) return true;
-  b->drop_graphs();
-  cudaFree(b->logits);
-  b->logits = nullptr, b->logits_rows = 0;
-  if (!mm_cu_check(cudaMalloc(&b->logits, rows * b->c.weights->vocab_rows * sizeof(float)), "cudaMalloc", err)) return false;
+  b->drop_logits();
+  const bool made = mm_cu_check(cudaMalloc(&b->logits, rows * b->c.weights->vocab_rows * sizeof(float)), "cudaMalloc", err);
+  bool all = made;
+  if (b->peers && !mm_cu_peers_meet(b->peers, made, &all)) all = false;
+  if (!all) {
+    b->drop_logits();
+    return false;
+  }
   b->logits_rows = rows;
-  bool all;
-  return !b->peers || mm_cu_peers_meet(b->peers, true, &all); /* no rank's kernels wait for one whose device frees memory */
+  return true;
 }
 
 /* What kind of step this is, and its sizes. */
@@ -123,8 +127,9 @@ bool look_at_load(mm_backend *b, mm_err *err) {
   if (b->peers && !mm_cu_peers_meet(b->peers, ready, &ready)) return false;
   if (!ready) return true;
   b->loading.reset();
-  if (b->peers) mm_cu_peers_load(b->peers, false);
-  return true;
+  if (!b->peers) return true;
+  mm_cu_peers_load(b->peers, false);
+  return mm_cu_peers_meet(b->peers, true, &ready); /* no rank's kernels wait for one that unpins memory */
 }
 
 /* What the stream is given from here on finds the group there. */
@@ -152,8 +157,11 @@ bool cuda_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
   }
   if (!mm_cu_check(cudaEventSynchronize(b->step->done), "earlier step", err)) return false;
   fill_batch(b, batch, &host);
-  return mm_cu_upload_pages(b, batch, err) &&
-         mm_cu_check(cudaMemcpyAsync(b->device_block, b->step->block, bytes, cudaMemcpyHostToDevice, b->stream), "copy batch", err);
+  if (mm_cu_upload_pages(b, batch, err) &&
+      mm_cu_check(cudaMemcpyAsync(b->device_block, b->step->block, bytes, cudaMemcpyHostToDevice, b->stream), "copy batch", err))
+    return true;
+  cudaStreamSynchronize(b->stream); /* kernels may read the step's lists of pages, and its memory is free now */
+  return false;
 }
 
 /* Whether an op launches anything now; after a failure, nothing more. */

@@ -140,6 +140,7 @@ struct mm_backend {
   const char *failed = nullptr; /* the op that err is of */
 
   void drop_graphs();
+  void drop_logits(); /* and the graphs, which hold their place */
 };
 
 /* Weights arrive in groups: what a step needs before its first layer; what it needs from layer l on until the next begins, that one's first

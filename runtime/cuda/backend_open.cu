@@ -356,14 +356,19 @@ void mm_backend::drop_graphs() {
   graphs.clear();
 }
 
+void mm_backend::drop_logits() {
+  drop_graphs();
+  cudaFree(logits);
+  logits = nullptr, logits_rows = 0;
+}
+
 void mm_cu_backend_close(mm_backend *b) {
   if (!b) return;
   b->loading.reset();
   if (b->stream) cudaStreamSynchronize(b->stream);
   mm_cu_peers_close(b->peers);
-  b->drop_graphs();
+  b->drop_logits();
   if (b->stream) cudaStreamDestroy(b->stream);
-  cudaFree(b->logits);
   for (grown *g : {&b->ask_block, &b->raw, &b->seen, &b->told, &b->scores}) g->close();
   for (step_memory &m : b->memory_of_step) {
     cudaFreeHost(m.block);
@@ -388,7 +393,7 @@ mm_backend *mm_cu_backend_open(const mm_backend_config *c, mm_err *err) {
   mm_err first = {};
   b->loading.reset(new mm_cu_load);
   mm_cu_load_config how;
-  how.verify = c->verify, how.rank = c->place.rank, how.log = c->log;
+  how.verify = c->verify, how.rank = c->place.rank, how.log = c->log, how.keep_ring = c->weights->tp > 1;
   bool ok = plan_weights(b, b->loading.get(), &first) && b->loading->start(how, &first) &&
             mm_cu_check(cudaSetDevice((int)c->place.device), "cudaSetDevice", &first) && mm_cu_check_device(&first) &&
             check_shared(c, &first) &&

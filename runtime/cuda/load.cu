@@ -90,13 +90,6 @@ bool mm_cu_load::open_ring(mm_err *err) {
   return true;
 }
 
-/* No thread writes to the ring any more, and no copy reads it. */
-void mm_cu_load::close_ring() {
-  mm_reader_close(reader);
-  if (ring_map) munmap(ring_map, ring_bytes + kHuge);
-  reader = nullptr, ring_map = nullptr;
-}
-
 bool mm_cu_load::start(const mm_cu_load_config &c, mm_err *err) {
   config = c;
   if (!config.threads) config.threads = (unsigned)mm_min(mm_pool_cpus(), config.verify ? kMostHashing : kMostThreads);
@@ -155,6 +148,14 @@ struct mm_cu_load::pipe {
     if (kernels) cudaStreamDestroy(kernels);
   }
 };
+
+/* No thread writes to the ring any more, and no copy reads it. */
+void mm_cu_load::close_ring() {
+  mm_reader_close(reader);
+  if (p && p->registered) cudaHostUnregister(ring), p->registered = false;
+  if (ring_map) munmap(ring_map, ring_bytes + kHuge);
+  reader = nullptr, ring_map = nullptr;
+}
 
 /* Queues the copies of a chunk, and behind them the kernels that its bytes need. */
 bool mm_cu_load::take(const mm_chunk &c, uint32_t slot, mm_err *err) {
@@ -238,11 +239,16 @@ void mm_cu_load::end(const mm_err &err) {
 /* The thread. */
 void mm_cu_load::run() {
   mm_err err = {};
-  if (check(cudaSetDevice(p->device), "cudaSetDevice", &err) && p->add_ring(ring, ring_bytes, &err)) stream(&err);
+  if (check(cudaSetDevice(p->device), "cudaSetDevice", &err) && p->add_ring(ring, ring_bytes, &err)) {
+    pthread_mutex_lock(&lock);
+    ring_pinned = true;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+    stream(&err);
+  }
   stats = mm_reader_stats(reader);
   p->sync();
-  if (p->registered) cudaHostUnregister(ring);
-  close_ring();
+  if (!config.keep_ring) close_ring();
   end(err);
 }
 
@@ -319,6 +325,14 @@ bool mm_cu_load::wait(uint32_t group, cudaStream_t s, mm_err *err) {
   const bool bad = failed(err), there = now == LANDED;
   pthread_mutex_unlock(&lock);
   return !bad && (there || check(cudaStreamWaitEvent(s, p->there[group], 0), "wait for weights", err));
+}
+
+bool mm_cu_load::pinned(mm_err *err) {
+  pthread_mutex_lock(&lock);
+  while (now == RUNNING && !ring_pinned) pthread_cond_wait(&changed, &lock);
+  const bool bad = failed(err);
+  pthread_mutex_unlock(&lock);
+  return !bad;
 }
 
 bool mm_cu_load::poll(bool *ready, mm_err *err) {

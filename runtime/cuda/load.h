@@ -24,6 +24,9 @@ struct mm_cu_load_config {
   const mm_shards *verify = nullptr; /* the digests of this checkpoint's rank `rank` are checked on the way, or NULL */
   uint32_t rank = 0;
   mm_read_log *log = nullptr; /* or NULL; until the load is closed */
+  /* The ring stays pinned until the load is closed. Pinning and unpinning may wait for every device, and hold up launches: not while
+   * kernels there wait for another rank's. */
+  bool keep_ring = false;
 };
 
 /* What lies at `from` (device memory), bytes [first, first + n) of the plane, as it came from its file, to base + at. A landing that is
@@ -57,6 +60,8 @@ struct mm_cu_load {
    * are queued, never the other way round: no stream waits for work that is not yet its device's. False with the load's error when it
    * failed. */
   bool wait(uint32_t group, cudaStream_t s, mm_err *err);
+  /* Waits until the ring is pinned. False after a failure, with its error. */
+  bool pinned(mm_err *err);
   /* Whether all is there. False after a failure, with its error. *ready is set where it returns true. */
   bool poll(bool *ready, mm_err *err);
   /* Waits until all is there, and all digests and files were found good. */
@@ -96,7 +101,7 @@ struct mm_cu_load {
   state now = RUNNING;      /* under the lock, as are: */
   std::vector<bool> queued; /* [groups] */
   mm_err error = {};
-  bool stop = false;
+  bool stop = false, ring_pinned = false;
 };
 
 #endif

@@ -83,8 +83,11 @@ bool mm_cu_upload_pages(mm_backend *b, const mm_batch *batch, mm_err *err) {
   mm_cu_page_work w = b->page_work;
   w.edit = m->edit, w.edits = whole ? 0 : (uint32_t)b->edits.size(), w.copy = m->copy, w.copies = copies;
   /* The table is not pinned: it is read before the call returns. */
-  return (!whole || mm_cu_check(cudaMemcpyAsync(b->page_table, b->table.data(), b->table.size() * sizeof b->table[0],
-                                                cudaMemcpyHostToDevice, b->stream),
-                                "copy pages", err)) &&
-         mm_cu_check(mm_cu_prepare_pages(w, b->stream), "pages", err);
+  const bool done = (!whole || mm_cu_check(cudaMemcpyAsync(b->page_table, b->table.data(), b->table.size() * sizeof b->table[0],
+                                                           cudaMemcpyHostToDevice, b->stream),
+                                           "copy pages", err)) &&
+                    mm_cu_check(mm_cu_prepare_pages(w, b->stream), "pages", err);
+  /* What the device's table says is not known then: each slot's next step sends its own again. */
+  if (!done) std::fill(b->table.begin(), b->table.end(), UINT32_MAX), b->own_pages = false;
+  return done;
 }

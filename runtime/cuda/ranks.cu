@@ -120,6 +120,7 @@ bool mm_cu_check_cut_inputs(const mm_backend_config *c, mm_err *err) {
 bool mm_cu_open_ranks(mm_backend *b, mm_err *err) {
   const uint32_t ranks = b->c.weights->tp;
   if (ranks == 1) return true;
+  if (!b->loading->pinned(err)) return false;
   if (!(b->squares = b->memory.array<float>(2 * (uint64_t)b->c.limits.max_tokens + 4, err))) return false;
   if (!(b->peers = mm_cu_peers_open(b->c.comm, b->c.weights->rank, ranks, kLimit_s, err))) return false;
   mm_cu_peers_load(b->peers, true);
@@ -127,8 +128,16 @@ bool mm_cu_open_ranks(mm_backend *b, mm_err *err) {
   return mm_cu_peers_meet(b->peers, true, &all); /* none says that it has loaded before all have said that they load */
 }
 
+/* A step that failed may have been recorded by some ranks and not by others, and have made room on some: all forget both, so that they
+ * meet again wherever one does either. */
 bool mm_cu_begin_ranks(mm_backend *b, mm_err *err) {
-  return !b->peers || b->rehearses || !mm_cu_peers_hurt(b->peers) || mm_cu_peers_mend(b->peers, err);
+  if (!b->peers || b->rehearses || !mm_cu_peers_hurt(b->peers)) return true;
+  if (!mm_cu_peers_mend(b->peers, err)) return false;
+  b->drop_logits();
+  bool all;
+  if (!mm_cu_peers_meet(b->peers, !b->unrecorded, &all)) return false;
+  b->unrecorded = !all;
+  return true;
 }
 
 cudaError_t mm_cu_sum_ranks(mm_backend *b, bf16 *x, uint32_t width) {

@@ -7,6 +7,8 @@
 #include <event2/bufferevent.h>
 #include <event2/event.h>
 #include <event2/http.h>
+#include <event2/http_struct.h>
+#include <event2/keyvalq_struct.h>
 #include <event2/listener.h>
 #include <math.h>
 #include <netinet/in.h>
@@ -20,6 +22,7 @@
 
 #define SWEEP_SECONDS 0.25
 #define PIPELINED_MAX ((size_t)64 << 10) /* bytes of a next request that may wait behind one that is being answered */
+#define READ_ROOM     ((size_t)64 << 10) /* bytes that may be read beyond what a request may have, before its end is seen */
 #define TIMERS        8
 
 /* What is known of a descriptor's connection. evhttp tells nobody when it accepts one or closes it; a socket's cookie tells it from a
@@ -62,6 +65,7 @@ struct mm_exchange {
   mm_exchange *before, *after;
   void (*gone)(void *user);
   void *user;
+  const char *wrong; /* what is against HTTP in it, NULL: nothing */
   bool slow;
 };
 
@@ -105,13 +109,33 @@ static void sweep(void *user) {
   if (h->listener && open < h->c.connections) evconnlistener_enable(h->listener);
 }
 
+/* Bytes that no request can have: evhttp keeps a line between chunks, or behind the last one, however long it grows. */
+static void grown(struct evbuffer *in, const struct evbuffer_cb_info *info, void *user) {
+  struct bufferevent *b = user;
+  bufferevent_data_cb read;
+  size_t most;
+  (void)info;
+  bufferevent_getcb(b, &read, NULL, NULL, NULL);
+  bufferevent_getwatermark(b, EV_READ, NULL, &most);
+  if (!read || evbuffer_get_length(in) <= most - READ_ROOM) return; /* without read, a request is being answered: watch */
+  shutdown(bufferevent_getfd(b), SHUT_RDWR);
+  evbuffer_drain(in, evbuffer_get_length(in)); /* what the kernel has still comes, and then the end */
+}
+
+static void read_requests(mm_http *h, struct bufferevent *b) {
+  bufferevent_setwatermark(b, EV_READ, 0, (size_t)(h->c.header_max + h->c.body_max) + 2 * READ_ROOM);
+}
+
 /* Called by evhttp for each connection that it accepts. */
 static struct bufferevent *accepted(struct event_base *base, void *user) {
   mm_http *h = user;
   if (h->open + ++h->accepted >= h->c.connections) evconnlistener_disable(h->listener);
   struct bufferevent *b = bufferevent_socket_new(base, -1, 0);
   struct timeval write = interval(h->c.write_time);
-  if (b) bufferevent_set_timeouts(b, NULL, &write);
+  if (!b) return NULL;
+  bufferevent_set_timeouts(b, NULL, &write);
+  read_requests(h, b);
+  evbuffer_add_cb(bufferevent_get_input(b), grown, b);
   return b;
 }
 
@@ -120,7 +144,7 @@ static void replied(struct evhttp_request *r, void *user) {
   struct bufferevent *b = evhttp_connection_get_bufferevent(evhttp_request_get_connection(r));
   connection *c = connection_of(h, bufferevent_getfd(b));
   if (c) *c = (connection){.cookie = c->cookie, .since = now()};
-  bufferevent_setwatermark(b, EV_READ, 0, 0);
+  read_requests(h, b);
 }
 
 /* ---- Exchanges ---- */
@@ -158,6 +182,26 @@ static void watch(mm_exchange *x) {
   evhttp_connection_set_closecb(x->peer, left, x);
 }
 
+/* What evhttp lets through although RFC 9112 refuses it, since somebody between might read another message in the same bytes. */
+static const char *wrong_with(struct evhttp_request *r) {
+  const char *length = NULL;
+  if (r->major != 1 || r->minor < 0) {
+    r->major = r->minor = 1; /* the reply's */
+    return "the version is not one of HTTP/1";
+  }
+  for (const struct evkeyval *h = evhttp_request_get_input_headers(r)->tqh_first; h; h = h->next.tqe_next) {
+    const size_t n = strcspn(h->key, " \t\"(),/:;<=>?@[\\]{}");
+    if (n == 0 || h->key[n]) return "the name of a header is not a token";
+    if (strcasecmp(h->key, "transfer-encoding") == 0 && strcasecmp(h->value, "chunked") != 0)
+      return "Transfer-Encoding: only chunked is served";
+    if (strcasecmp(h->key, "content-length") != 0) continue;
+    if (!*h->value || h->value[strspn(h->value, "0123456789")] || (length && strcmp(length, h->value) != 0))
+      return "Content-Length: expected one number";
+    length = h->value;
+  }
+  return NULL;
+}
+
 static void arrived(struct evhttp_request *r, void *user) {
   mm_http *h = user;
   mm_exchange *x = calloc(1, sizeof *x);
@@ -166,7 +210,8 @@ static void arrived(struct evhttp_request *r, void *user) {
     evhttp_send_error(r, 503, NULL);
     return;
   }
-  *x = (mm_exchange){.http = h, .request = r, .peer = evhttp_request_get_connection(r), .after = h->exchanges};
+  *x = (mm_exchange){.http = h, .request = r, .peer = evhttp_request_get_connection(r), .wrong = wrong_with(r), .after = h->exchanges};
+  if (x->wrong) mm_exchange_set(x, "Connection", "close"); /* nobody knows where the next request begins */
   if (x->after) x->after->before = x;
   h->exchanges = x;
   watch(x);
@@ -199,6 +244,8 @@ const char *mm_exchange_peer(const mm_exchange *x) {
   return address ? address : "";
 }
 
+const char *mm_exchange_wrong(const mm_exchange *x) { return x->wrong; }
+
 const char *mm_exchange_header(const mm_exchange *x, const char *name) {
   return evhttp_find_header(evhttp_request_get_input_headers(x->request), name);
 }
@@ -224,7 +271,13 @@ void mm_exchange_reply(mm_exchange *x, int status, const char *type, const char 
   struct evhttp_request *r = x->request;
   const bool here = x->peer;
   mm_exchange_set(x, "Content-Type", type);
-  evbuffer_add(evhttp_request_get_output_buffer(r), body, n);
+  if (evhttp_request_get_command(r) == EVHTTP_REQ_HEAD) { /* the headers of the reply, no more */
+    char length[24];
+    snprintf(length, sizeof length, "%zu", n);
+    mm_exchange_set(x, "Content-Length", length);
+  } else {
+    evbuffer_add(evhttp_request_get_output_buffer(r), body, n);
+  }
   forget(x);
   if (here)
     evhttp_send_reply(r, status, NULL, NULL);

@@ -54,6 +54,8 @@ bool mm_http_every(mm_http *h, double seconds, void (*fn)(void *user), void *use
 const char *mm_exchange_method(const mm_exchange *x); /* "GET"; "?" for one that HTTP does not have */
 const char *mm_exchange_path(const mm_exchange *x);   /* without the query, as it was sent */
 const char *mm_exchange_peer(const mm_exchange *x);   /* the client's address */
+/* What is against HTTP in the request, for status 400; NULL: nothing. The connection ends with the reply. */
+const char *mm_exchange_wrong(const mm_exchange *x);
 /* NULL where it was not sent. Borrowed. */
 const char *mm_exchange_header(const mm_exchange *x, const char *name);
 /* The body, *n bytes, borrowed until the exchange ends. NULL for want of memory. */
@@ -64,7 +66,7 @@ void mm_exchange_on_gone(mm_exchange *x, void (*fn)(void *user), void *user);
 bool mm_exchange_gone(const mm_exchange *x);
 /* A header of the reply, before it starts. */
 void mm_exchange_set(mm_exchange *x, const char *name, const char *value);
-/* The whole reply; ends the exchange. */
+/* The whole reply (to HEAD: its headers); ends the exchange. */
 void mm_exchange_reply(mm_exchange *x, int status, const char *type, const char *body, size_t n);
 /* A reply in pieces. piece returns false when the client has left or takes too little; then nothing more need be sent. */
 void mm_exchange_start(mm_exchange *x, int status, const char *type);

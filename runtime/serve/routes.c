@@ -17,6 +17,12 @@ static bool refuse_method(mm_call *c, mm_err *err) {
   return mm_refuse(c, 405, NULL, "%s is not for %.200s", mm_exchange_method(c->x), mm_exchange_path(c->x));
 }
 
+static bool refuse_http(mm_call *c, mm_err *err) {
+  (void)err;
+  return mm_refuse(c, 400, NULL, "%s", mm_exchange_wrong(c->x));
+}
+
+static const mm_api bad_http = {.path = "?", .begin = refuse_http, .bodiless = true};
 static const mm_api no_path = {.path = "?", .begin = refuse_path, .bodiless = true},
                     no_method = {.path = "?", .begin = refuse_method, .bodiless = true};
 
@@ -35,7 +41,9 @@ void mm_routes_handle(void *user, mm_exchange *x) {
   mm_page *page = mm_page_find(path, &keyed);
   const mm_api *api = api_find(path);
   const bool get = strcmp(method, "GET") == 0 || strcmp(method, "HEAD") == 0;
-  if (page && get && (!keyed || mm_keys_admit(s->key, s->keys, x)))
+  if (mm_exchange_wrong(x))
+    mm_call_begin(s, x, &bad_http);
+  else if (page && get && (!keyed || mm_keys_admit(s->key, s->keys, x)))
     page(s, x);
   else if (api && strcmp(method, "POST") == 0)
     mm_call_begin(s, x, api);

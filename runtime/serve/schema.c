@@ -1,6 +1,8 @@
 /* The compiler of schemas: every subschema is compiled once, so that a $ref may lead back to what holds it. */
 #include "runtime/serve/schema.h"
 
+#include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,6 +22,7 @@ typedef struct compiler {
   compiled *done; /* [count] */
   size_t count, cap;
   unsigned depth;
+  bool exclusive; /* of alternatives no more than one may hold */
   mm_err *err;
 } compiler;
 
@@ -56,7 +59,7 @@ static int first_of(char c) {
 static const mm_form *unite(compiler *p, const mm_form *a, const mm_form *b) {
   if (a == b) return a;
   const bool whole = a->kind == MM_FORM_INTEGER || b->kind == MM_FORM_INTEGER;
-  if (whole && (a->kind == MM_FORM_NUMBER || b->kind == MM_FORM_NUMBER)) return &any_number;
+  if (whole && !p->exclusive && (a->kind == MM_FORM_NUMBER || b->kind == MM_FORM_NUMBER)) return &any_number;
   if (a->kind != MM_FORM_LITERALS || b->kind != MM_FORM_LITERALS) return NULL;
   mm_form *s = mm_arena_alloc(p->arena, sizeof *s, p->err);
   mm_literal *l = mm_arena_alloc(p->arena, ((size_t)a->count + b->count) * sizeof *l, p->err);
@@ -107,29 +110,69 @@ static bool add_literal(compiler *p, mm_form *choice, const mm_value *v) {
   return add_to_choice(p, choice, s);
 }
 
-static bool compile_enum(compiler *p, const mm_value *list, mm_form *out) {
-  if (list->type != MM_VALUE_ARRAY || !list->count) return wrong(p, "enum: expected a list of values");
-  if (list->count > SCHEMAS_MAX) return unserved(p, "enum", " with so many values");
-  out->kind = MM_FORM_CHOICE;
-  for (const mm_value *v = list->first; v; v = v->next)
-    if (!add_literal(p, out, v)) return false;
-  return true;
-}
-
 static bool is_open(const compiler *p, const mm_form *s) {
   for (size_t i = 0; i < p->count; i++)
     if (p->done[i].form == s) return p->done[i].open;
   return false;
 }
 
-static bool compile_any(compiler *p, const mm_value *list, mm_form *out) {
+static bool compile_any(compiler *p, const mm_value *list, bool exclusive, mm_form *out) {
   if (list->type != MM_VALUE_ARRAY || !list->count) return wrong(p, "anyOf: expected a list of schemas");
   out->kind = MM_FORM_CHOICE;
   for (const mm_value *v = list->first; v; v = v->next) {
     const mm_form *s;
     if (!compile(p, v, &s)) return false;
     if (s->kind == MM_FORM_CHOICE && is_open(p, s)) return unserved(p, "$ref", " from an alternative to what holds it");
-    if (!add_to_choice(p, out, s)) return false;
+    p->exclusive = exclusive;
+    const bool told_apart = add_to_choice(p, out, s);
+    p->exclusive = false;
+    if (!told_apart) return false;
+  }
+  return true;
+}
+
+/* ---- Types beside values and alternatives ---- */
+
+#define ANY_NUMBER (1u << MM_FIRSTS) /* and not integers alone */
+
+/* How values of the types may begin, a bit for each; 0 after an error. No types: all. */
+static unsigned firsts_of(compiler *p, const mm_value *types) {
+  static const struct {
+    const char *word;
+    unsigned firsts;
+  } known[] = {{"object", 1u << MM_FIRST_OBJECT},
+               {"array", 1u << MM_FIRST_ARRAY},
+               {"string", 1u << MM_FIRST_STRING},
+               {"integer", 1u << MM_FIRST_NUMBER},
+               {"number", 1u << MM_FIRST_NUMBER | ANY_NUMBER},
+               {"boolean", 1u << MM_FIRST_TRUE | 1u << MM_FIRST_FALSE},
+               {"null", 1u << MM_FIRST_NULL}};
+  if (!types) return ~0u;
+  unsigned all = 0;
+  for (const mm_value *v = types->type == MM_VALUE_ARRAY ? types->first : types; v; v = types->type == MM_VALUE_ARRAY ? v->next : NULL) {
+    unsigned firsts = 0;
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+      if (mm_value_is(v, known[i].word)) firsts = known[i].firsts;
+    if (!firsts) wrong(p, "type: found one that JSON does not have");
+    if (!firsts) return 0;
+    all |= firsts;
+  }
+  if (!all) wrong(p, "type: found an empty list");
+  return all;
+}
+
+/* The value is of one of these types. */
+static bool is_of(const mm_value *v, unsigned firsts) {
+  const int first = first_of(v->raw[0]);
+  if (!(firsts & 1u << first)) return false;
+  return first != MM_FIRST_NUMBER || firsts & ANY_NUMBER || floor(mm_value_real(v)) == mm_value_real(v);
+}
+
+/* Every alternative is of one of the types. */
+static bool choice_is_of(const mm_form *choice, unsigned firsts) {
+  for (int i = 0; i < MM_FIRSTS; i++) {
+    const mm_form *s = choice->by_first[i];
+    if (s && (!(firsts & 1u << i) || (i == MM_FIRST_NUMBER && !(firsts & ANY_NUMBER) && s->kind != MM_FORM_INTEGER))) return false;
   }
   return true;
 }
@@ -217,6 +260,48 @@ static bool compile_types(compiler *p, const mm_value *schema, const mm_value *t
   return types->count || wrong(p, "type: found an empty list");
 }
 
+/* Those of the values that are of the types. */
+static bool compile_enum(compiler *p, const mm_value *list, const mm_value *types, mm_form *out) {
+  const unsigned firsts = firsts_of(p, types);
+  size_t kept = 0;
+  if (!firsts) return false;
+  if (list->type != MM_VALUE_ARRAY || !list->count) return wrong(p, "enum: expected a list of values");
+  if (list->count > SCHEMAS_MAX) return unserved(p, "enum", " with so many values");
+  out->kind = MM_FORM_CHOICE;
+  for (const mm_value *v = list->first; v; v = v->next) {
+    if (!is_of(v, firsts)) continue;
+    if (!add_literal(p, out, v)) return false;
+    kept++;
+  }
+  return kept > 0 || wrong(p, "enum: found no value of the type");
+}
+
+/* ---- Keywords beside each other ---- */
+
+static bool listed(const char *const *list, const char *key) {
+  while (*list && strcmp(*list, key) != 0) list++;
+  return *list;
+}
+
+/* What says nothing of the values. */
+static bool is_annotation(const char *key) {
+  static const char *const list[] = {"$defs",       "definitions", "$schema", "$id",      "$comment", "title",
+                                     "description", "default",     "example", "examples", "format",   "deprecated",
+                                     "readOnly",    "writeOnly",   "strict",  "nullable", NULL};
+  return listed(list, key);
+}
+
+/* Beside the keyword that decides there are only annotations and those of `with`: nothing is left unheeded. */
+static bool alone(compiler *p, const mm_value *schema, const char *keyword, const char *with) {
+  char why[64];
+  for (const mm_value *v = schema->first; v; v = v->next) {
+    if (is_annotation(v->key) || strcmp(v->key, keyword) == 0 || (with && strcmp(v->key, with) == 0)) continue;
+    snprintf(why, sizeof why, " beside %s", keyword);
+    return unserved(p, v->key, why);
+  }
+  return true;
+}
+
 /* ---- References ---- */
 
 /* One step of a JSON pointer, ~0 and ~1 taken back. */
@@ -249,12 +334,10 @@ static const mm_value *find_reference(compiler *p, const mm_value *reference) {
 static const mm_value *follow(compiler *p, const mm_value *schema) {
   for (int i = 0; i < 32 && schema; i++) {
     const mm_value *reference = mm_value_get(schema, "$ref"), *all = mm_value_get(schema, "allOf");
-    if (reference)
-      schema = find_reference(p, reference);
-    else if (all && all->type == MM_VALUE_ARRAY && all->count == 1 && !mm_value_get(schema, "type"))
-      schema = all->first;
-    else
-      return schema;
+    const bool one = all && all->type == MM_VALUE_ARRAY && all->count == 1;
+    if (!reference && !one) return schema;
+    if (!alone(p, schema, reference ? "$ref" : "allOf", NULL)) return NULL;
+    schema = reference ? find_reference(p, reference) : all->first;
   }
   return NULL;
 }
@@ -262,38 +345,41 @@ static const mm_value *follow(compiler *p, const mm_value *schema) {
 /* ---- A schema ---- */
 
 static bool known_keywords(compiler *p, const mm_value *schema) {
-  static const char *const known[] = {"type",       "properties", "required",    "additionalProperties",
-                                      "items",      "minItems",   "maxItems",    "minLength",
-                                      "maxLength",  "enum",       "const",       "anyOf",
-                                      "oneOf",      "$defs",      "definitions", "$schema",
-                                      "$id",        "$comment",   "title",       "description",
-                                      "default",    "example",    "examples",    "format",
-                                      "deprecated", "readOnly",   "writeOnly",   "strict",
-                                      "nullable"};
-  for (const mm_value *v = schema->first; v; v = v->next) {
-    bool found = false;
-    for (size_t i = 0; i < sizeof known / sizeof *known; i++) found |= strcmp(known[i], v->key) == 0;
-    if (!found) return unserved(p, v->key, "");
-  }
-  return true;
+  static const char *const known[] = {
+      "type",  "properties", "required", "additionalProperties", "items", "minItems", "maxItems", "minLength", "maxLength", "enum", "const",
+      "anyOf", "oneOf",      NULL};
+  for (const mm_value *v = schema->first; v; v = v->next)
+    if (!is_annotation(v->key) && !listed(known, v->key)) return unserved(p, v->key, "");
+  const mm_value *required = mm_value_get(schema, "required");
+  return !required || required->type == MM_VALUE_ARRAY || wrong(p, "required: expected a list of keys");
 }
 
+/* One of these decides what a value may be. What then stands beside it holds for values of other types alone, or is refused. */
 static bool compile_keywords(compiler *p, const mm_value *schema, mm_form *out) {
   const mm_value *any = mm_value_get(schema, "anyOf"), *type = mm_value_get(schema, "type"), *list = mm_value_get(schema, "enum"),
                  *one = NULL;
+  const char *which = any ? "anyOf" : "oneOf";
   for (const mm_value *v = schema->first; v; v = v->next)
     if (strcmp(v->key, "const") == 0) one = v;
   if (!any) any = mm_value_get(schema, "oneOf");
   if (one) {
+    const unsigned firsts = firsts_of(p, type);
     out->kind = MM_FORM_CHOICE;
-    return add_literal(p, out, one);
+    return firsts && alone(p, schema, "const", "type") && (is_of(one, firsts) || wrong(p, "const: not of the type")) &&
+           add_literal(p, out, one);
   }
-  if (list) return compile_enum(p, list, out);
-  if (any) return compile_any(p, any, out);
+  if (list) return alone(p, schema, "enum", "type") && compile_enum(p, list, type, out);
+  if (any) {
+    const unsigned firsts = firsts_of(p, type);
+    return firsts && alone(p, schema, which, "type") && compile_any(p, any, which[0] == 'o', out) &&
+           (choice_is_of(out, firsts) || unserved(p, which, " with alternatives that are not of the type"));
+  }
   if (type) return compile_types(p, schema, type, out);
   if (mm_value_get(schema, "properties")) return compile_object(p, schema, out);
   if (mm_value_get(schema, "items")) return compile_array(p, schema, out);
   *out = any_value;
+  for (const mm_value *v = schema->first; v; v = v->next)
+    if (!is_annotation(v->key)) return unserved(p, v->key, " without a type");
   return true;
 }
 
@@ -316,6 +402,7 @@ static bool compile(compiler *p, const mm_value *schema, const mm_form **out) {
   if (schema->type == MM_VALUE_BOOL && schema->truth) return *out = &any_value, true;
   if (schema->type != MM_VALUE_OBJECT) return wrong(p, "found something else than an object as a schema");
   schema = follow(p, schema);
+  if (!schema && p->err && p->err->status != MM_OK) return false;
   if (!schema || schema->type != MM_VALUE_OBJECT) return wrong(p, "$ref: leads to no schema of this document");
   for (size_t i = 0; i < p->count; i++)
     if (p->done[i].schema == schema) return *out = p->done[i].form, true;

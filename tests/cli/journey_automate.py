@@ -10,7 +10,7 @@ import subprocess
 
 BIN, TMP, DATA = os.path.join(os.environ["BUILD"], "bin"), os.environ["TMPDIR"], "tests/data"
 SOURCE = f"{DATA}/tiny-m2"
-PROGRAMS = ["minimax-" + p for p in ("archive", "convert", "eval", "inspect", "run", "verify")]
+PROGRAMS = ["minimax-" + p for p in ("archive", "bench", "convert", "eval", "inspect", "run", "serve", "verify")]
 
 
 def run(program, *args, status=0, **how):
@@ -92,6 +92,55 @@ def errors():
         assert done.stdout == "" and json.loads(done.stderr)["error"] == code
 
 
+def results():
+    """With --json every program's result is JSON on stdout, as its lines on stderr say it without."""
+    table = json.loads(run("minimax-convert", "--quant", "help", "--json").stdout)
+    rows = re.findall(r"^(\w+) +([\d.]+|-) +([\d.]+|-)  \S", run("minimax-convert", "--quant", "help").stdout, re.M)
+    said = [(s["name"], f"{s['bits']:.2f}" if "bits" in s else "-", f"{s['sqnr_db']:.1f}" if "sqnr_db" in s else "-") for s in table["schemes"]]
+    assert said == rows and len(table["presets"]) == 5 and "int4" in next(s for s in table["schemes"] if s["name"] == "w4a16")["synonyms"]
+    manifest = json.load(open(f"{TMP}/packed/manifest.json"))
+    parts = [p for r in manifest["ranks"] for p in r["parts"]]
+    proven = load("minimax-verify", f"{TMP}/packed")
+    assert proven["kind"] == "packed" and proven["level"] == "full" and proven["ranks"] == 4 and proven["signed"] is False
+    assert proven["bytes"] == sum(p["size"] for p in parts) and proven["blocks"] == proven["hashed_blocks"] == sum(-(-p["size"] // (4 << 20)) for p in parts)
+    assert load("minimax-verify", f"{TMP}/packed", "--level", "header")["hashed_blocks"] == 0
+    assert load("minimax-verify", f"{TMP}/packed", "--level", "sample", "--seed", 7)["seed"] == 7
+    run("minimax-convert", SOURCE, "-o", f"{TMP}/hf", "--layout", "hf", "-q")
+    assert load("minimax-verify", f"{TMP}/hf")["kind"] == "unsharded"
+    packed = load("minimax-archive", "pack", f"{TMP}/packed", "-o", f"{TMP}/archive")
+    listed = load("minimax-archive", "list", f"{TMP}/archive")["parts"]
+    assert packed["bytes"] == sum(p["bytes"] for p in listed) == proven["bytes"] and packed["packed"] == sum(p["packed"] for p in listed)
+    assert load("minimax-archive", "unpack", f"{TMP}/archive", "-o", f"{TMP}/unpacked")["bytes"] == proven["bytes"]
+    same = load("minimax-inspect", f"{TMP}/packed", "--diff", f"{TMP}/unpacked", "--data")
+    assert same == {"same": True, "tensor_count": len(manifest["tensors"]), "data": True, "differences": []}, same
+    run("minimax-convert", SOURCE, "-o", f"{TMP}/other", "--tp", 2, "--pp", 2, "-q")
+    done = run("minimax-inspect", f"{TMP}/packed", "--diff", f"{TMP}/other", "--json", status=6)
+    found = json.loads(done.stdout)["differences"]
+    lines = run("minimax-inspect", f"{TMP}/packed", "--diff", f"{TMP}/other", status=6).stdout.splitlines()
+    assert [f"~ {d['name']}: {d['first']['type']} {d['first']['shape']}, {d['second']['type']} {d['second']['shape']}" for d in found] == lines and found
+    assert json.loads(done.stderr)["error"] == "E_DIFFER" and {d["what"] for d in found} == {"form"}
+    gone = {d["name"]: d["what"] for d in json.loads(run("minimax-inspect", SOURCE, "--diff", f"{TMP}/packed", "--json", status=6).stdout)["differences"]}
+    assert gone["model.layers.0.self_attn.q_proj.weight"] == "removed" and gone["model.layers.0.self_attn.qkv_proj.weight"] == "added"
+    ready = load("minimax-serve", f"{TMP}/packed", "--check")
+    assert ready["positions"] == json.load(open(f"{SOURCE}/config.json"))["max_position_embeddings"]
+    assert load("minimax-convert", SOURCE, "-o", f"{TMP}/shares", "--part", "0/2", "-q")["part"] == "0/2"
+    answer = load("minimax-run", f"{TMP}/packed", "-p", "x", "-n", 2, "-q")
+    assert answer["tokens"] == 2 and answer["end"] == "max_tokens"
+
+
+def idle():
+    """An option that would do nothing is refused, not taken in silence."""
+    packed = f"{TMP}/packed"
+    for program, *args in (("minimax-inspect", SOURCE, "--data"), ("minimax-inspect", packed, "--names-only"), ("minimax-inspect", packed, "--diff", SOURCE, "--summary"),
+                           ("minimax-inspect", packed, "--diff", packed, "--match", "x"), ("minimax-convert", SOURCE, "--dry-run", "--gpu-memory", 0),
+                           ("minimax-convert", SOURCE, "--dry-run", "--part-size", "0"), ("minimax-convert", SOURCE, "--dry-run", "--mem-limit", "0G"),
+                           ("minimax-convert", SOURCE, "--dry-run", "--journal-every", "0"), ("minimax-convert", SOURCE, "-o", f"{TMP}/x", "--resume", "--restart"),
+                           ("minimax-convert", SOURCE, "--dry-run", "--recipe", f"{TMP}/recipe.json", "--quant", "int8"), ("minimax-verify", packed, "--report", f"{TMP}/r.html"),
+                           ("minimax-verify", packed, "--list"), ("minimax-verify", packed, "--samples", 2), ("minimax-verify", packed, "--seed", 1, "--level", "full"),
+                           ("minimax-archive", "list", f"{TMP}/archive", "-o", f"{TMP}/x")):
+        assert "E_USAGE" in run(program, *args, status=2).stderr, (program, args)
+
+
 def words():
     """-q, --json, -j and -t are the same options wherever they are; the help has every option under a heading or none."""
     meaning = {}
@@ -156,6 +205,6 @@ def events():
 
 
 if __name__ == "__main__":
-    for step in (inspect, errors, words, pipes, events):
+    for step in (inspect, errors, results, idle, words, pipes, events):
         step()
     print("listings, errors, options, pipes, events: as a script meets them")

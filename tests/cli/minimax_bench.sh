@@ -17,7 +17,7 @@ refused 2 E_USAGE layers --model m3
 refused 2 E_USAGE layers --quant int3
 refused 2 E_USAGE layers --batch 257
 [ ! -e /dev/nvidiactl ] || { echo "options refused; a GPU is there"; exit 0; }
-for subject in kernels layers decode prefill; do
+for subject in kernels layers decode prefill mixed; do
   refused "$(grep -qa cudaGetDevice "$BUILD/bin/minimax-bench" && echo 5 || echo 4)" E_CUDA $subject
 done
 [ ! -s "$TMPDIR/out" ]

@@ -144,6 +144,72 @@ def odd_http(s):
     assert s.request("POST", COMPLETIONS, b" " * (5 << 19))[0] == 413
 
 
+def answers(s, data):
+    """What a connection says to these bytes until it ends."""
+    c = raw(s)
+    got = b""
+    try:
+        c.sendall(data)
+        while part := c.recv(65536):
+            got += part
+    except OSError:
+        pass
+    c.close()
+    return got
+
+
+def two_readings(s):
+    """What HTTP forbids since two servers could read different messages in it: refused, and what follows in the same bytes is not answered."""
+    text = json.dumps(GOOD).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+    next_one = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    size = b"Content-Length: %d\r\n" % len(text)
+    for name, data in {
+        "two lengths": size + b"Content-Length: 5\r\n\r\n" + text,
+        "a length and a coding": size + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        "space before the colon": size.replace(b":", b" :") + b"\r\n" + text,
+        "a sign": size.replace(b": ", b": +") + b"\r\n" + text,
+        "another coding": b"Transfer-Encoding: xchunked\r\n\r\n" + text,
+        "two codings": b"Transfer-Encoding: gzip, chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(text), text),
+        "no name": b": a\r\n" + size + b"\r\n" + text,
+    }.items():
+        got = answers(s, head + data + next_one)
+        assert got.count(b"HTTP/1.1 ") == 1 and got.startswith(b"HTTP/1.1 400 "), (name, got)
+    got = answers(s, b"GET /health HTTP/-1.-1\r\nHost: x\r\n\r\n" + next_one)
+    assert got.startswith(b"HTTP/1.1 400 ") and b"invalid_request_error" in got, got
+    same = answers(s, head + size + size + b"Connection: close\r\n\r\n" + text)
+    assert same.startswith(b"HTTP/1.1 200 "), same
+
+
+def heads(s):
+    """The reply to HEAD has the headers of GET and no body: the next reply of the connection begins right behind them."""
+    for path in ("/health", "/v1/models"):
+        get = b"GET %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % path.encode()
+        head, rest = answers(s, get.replace(b"GET", b"HEAD").replace(b"Connection: close\r\n", b"") + get).split(b"\r\n\r\n", 1)
+        assert rest.startswith(b"HTTP/1.1 "), (path, head, rest)
+        whole = rest.split(b"\r\n\r\n", 1)[1]
+        assert b"Content-Length: %d\r\n" % len(whole) in head + b"\r\n", (path, head, rest)
+
+
+def endless(s):
+    """A line between chunks, or behind the last, that does not end: the connection ends, and no memory is kept for it."""
+    def resident():
+        return int(open(f"/proc/{s.process.pid}/status").read().split("VmRSS:")[1].split()[0]) >> 10
+
+    before = resident()
+    for data in (b"1;", b"1\r\na", b"1\r\na\r\n0\r\nx: "):
+        c = raw(s, b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + data)
+        sent = 0
+        try:
+            while sent < 48 << 20:
+                sent += c.send(b"a" * (1 << 18))
+            raise AssertionError(f"{sent} bytes were taken behind {data}")
+        except OSError:
+            pass
+        c.close()
+        assert resident() < before + 24, (data, before, resident())
+
+
 def running(s):
     return [int(x.split()[1]) for x in s.get("/metrics").decode().splitlines() if x.startswith(("minimax_requests_running ", "minimax_requests_waiting "))]
 
@@ -200,6 +266,9 @@ PACKED = convert("tests/data/tiny-m2")
 with Server(PACKED, "--chat-format", "minimax-m2", "--max-body", "1M", "--max-model-len", "2048") as server:
     seen = mutations(server)
     odd_http(server)
+    two_readings(server)
+    heads(server)
+    endless(server)
     leavers(server)
     before = len(os.listdir(f"/proc/{server.process.pid}/fd"))
     for _ in range(50):

@@ -68,6 +68,18 @@ for level in ("header", "sample", "full"):
     assert "signed with the key given" in run("minimax-verify", model, "--key", public, "--level", level)
 assert sorted(os.listdir(work)).count("model") == 1 and not [n for n in os.listdir(work) if n.startswith(".")]
 
+# An earlier signature is replaced; what is none stays.
+for there in (b"", b"a note", b"{\"mediaType\": \"text/plain\"}"):
+    with open(work + "/another/model.sig", "wb") as f:
+        f.write(there)
+    assert "model.sig: found a file that holds no" in run("minimax-archive", "sign", work + "/another", "--key", key, expect=5)
+    assert open(work + "/another/model.sig", "rb").read() == there
+os.remove(work + "/another/model.sig")
+for _ in range(2):
+    run("minimax-archive", "sign", work + "/another", "--key", key)
+    run("minimax-verify", work + "/another", "--key", public)
+assert not [n for n in os.listdir(work) if n.startswith(".")] and os.stat(work + "/another/model.sig").st_nlink == 1
+
 # What stands in it.
 text = open(bundle_path, "rb").read()
 good = json.loads(text)

@@ -77,6 +77,23 @@ for change in (cut, longer, written, replaced, os.unlink):
                 os.unlink(path)
         shutil.rmtree(SOURCE)
 
+subprocess.run([BIN + "minimax-convert", "tests/data/tiny-m2", "-o", OTHER, "-q"], check=True)
+for change, file in [(c, PART) for c in (cut, longer, written, replaced, os.unlink)] + [(longer, "tokenizer.json"), (longer, "config.json")]:
+    shutil.copytree(OTHER, SOURCE)
+    p = subprocess.Popen(["strace", "-f", "-qq", "-o", "/dev/null", "-e", "inject=pwrite64:delay_enter=300000:when=1", BIN + "minimax-convert", SOURCE, "-o",
+                          work + "/out", "--tp", "2", "-q"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    wait_for(lambda: os.path.exists(work + "/.out.partial.journal"), p)
+    change(f"{SOURCE}/{file}")
+    judge(f"minimax-convert of a packed one, {file} {change.__name__}", p, file)
+    for left in (".out.partial.journal", ".out.partial"):
+        path = f"{work}/{left}"
+        if os.path.isdir(path):
+            shutil.rmtree(path)
+        elif os.path.exists(path):
+            os.unlink(path)
+    shutil.rmtree(SOURCE)
+shutil.rmtree(OTHER)
+
 for target in (PACKED, OTHER):
     subprocess.run([BIN + "minimax-convert", "tests/data/tiny-m2", "-o", target, "-q"], check=True)
 

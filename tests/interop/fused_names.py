@@ -4,11 +4,15 @@ layer, by names that no file has), and must find the scheme of the parts. The ru
 (compressed_tensors/utils.py: find_matched_target, should_ignore_layer; get_scheme_dict and the MoE method above them), written anew. With
 SGLANG naming that package's folder, its own functions are asked too, and must agree."""
 import ast
+import fnmatch
+import functools
 import json
 import os
 import re
 import shutil
 import subprocess
+import types
+import typing
 
 CONVERT, TMP = os.path.join(os.environ["BUILD"], "bin", "minimax-convert"), os.environ["TMPDIR"]
 FUSED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
@@ -45,16 +49,19 @@ def matched(name, kind, targets):
 
 def theirs(folder):
     """SGLang's own two functions, without torch."""
-    path = os.path.join(folder, "srt/layers/quantization/compressed_tensors/utils.py")
-    with open(path, encoding="utf-8") as f:
-        tree = ast.parse(f.read())
-    wanted = {"should_ignore_layer", "check_equal_or_regex_match", "find_matched_target", "_find_first_match", "_is_equal_or_regex_match",
-              "_match_fused_layer", "_is_equal", "is_activation_quantization_format"}
-    tree.body = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name in wanted]
-    import types
-    import typing
-    scope = {"re": re, "Module": object, "MappingProxyType": types.MappingProxyType, **{n: getattr(typing, n) for n in typing.__all__}}
-    exec(compile(tree, path, "exec"), scope)  # noqa: S102  (an installed package's functions)
+    wanted = {"compressed_tensors/utils.py": {"should_ignore_layer", "check_equal_or_regex_match", "find_matched_target", "_find_first_match",
+                                              "_is_equal_or_regex_match", "_match_fused_layer", "_is_equal", "is_activation_quantization_format"},
+              "utils.py": {"is_layer_skipped", "_module_path_match", "_FALLBACK_FUSED_SHARDS"},
+              "modelopt_quant.py": {"is_layer_excluded", "_compile_exclusion_pattern"}}
+    scope = {"re": re, "Module": object, "MappingProxyType": types.MappingProxyType, "lru_cache": functools.lru_cache, "functools": functools,
+             **{n: getattr(typing, n) for n in typing.__all__}}
+    for name, names in wanted.items():
+        path = os.path.join(folder, "srt/layers/quantization", name)
+        with open(path, encoding="utf-8") as f:
+            tree = ast.parse(f.read())
+        tree.body = [n for top in tree.body for n in ([top] + getattr(top, "body", []) * isinstance(top, ast.ClassDef)) if (isinstance(n, ast.FunctionDef) and n.name in names) or
+                     (isinstance(n, (ast.Assign, ast.AnnAssign)) and getattr(getattr(n, "target", None) or n.targets[0], "id", None) in names)]
+        exec(compile(tree, path, "exec"), scope)  # noqa: S102  (an installed package's functions)
     return scope
 
 
@@ -76,6 +83,22 @@ def scheme(config, name, kind):
     return None if left else targets[found]
 
 
+def left_out(config, name):
+    """Under fp8 and modelopt, which have one scheme and a list of what stays as it is: whether a layer does. vLLM: is_layer_skipped of
+    quant_utils.py, and is_layer_excluded of modelopt.py, whose entries are patterns and parts of names too."""
+    entries = config.get("modules_to_not_convert", config.get("ignore", []))
+    parts = [name.replace("qkv_proj", p) for p in FUSED["qkv_proj"]] if name.endswith("qkv_proj") else [name]
+    listed = {any(name in e for e in entries if "experts" in e) if name.endswith("experts") else part in entries for part in parts}
+    assert len(listed) == 1, f"{name}: parts differ"
+    modelopt = config["quant_method"] == "modelopt"
+    left = listed.pop() or (modelopt and any(e in name or fnmatch.fnmatch(name, e) for e in entries))
+    if SGLANG:
+        excluded = modelopt and SGLANG["is_layer_excluded"](types.SimpleNamespace(exclude_modules=entries), name)
+        own = excluded or (not (modelopt and name.endswith("experts")) and SGLANG["is_layer_skipped"](name, entries, FUSED))
+        assert own == left, f"{name}: {own} in SGLang, {left} in vLLM"
+    return left
+
+
 def experts(config, layer, moe):
     """Of a layer's experts: engines ask for three projections of expert 0 by transformers' names, and they must agree."""
     parts = {scheme(config, f"model.layers.{layer}.{moe}.experts.0.{p}", "FusedMoE") for p in ("gate_proj", "up_proj", "down_proj")}
@@ -83,9 +106,9 @@ def experts(config, layer, moe):
     return parts.pop()
 
 
-def config_of(model, quant, *options):
+def config_of(model, quant, *options, dialect="ct"):
     out = os.path.join(TMP, "hf")
-    subprocess.run([CONVERT, f"tests/data/{model}", "-o", out, "-q", "--layout", "hf", "--dialect", "ct", "--quant", quant, *options], check=True)
+    subprocess.run([CONVERT, f"tests/data/{model}", "-o", out, "-q", "--layout", "hf", "--dialect", dialect, "--quant", quant, *options], check=True)
     with open(os.path.join(out, "config.json"), encoding="utf-8") as f:
         config = json.load(f)
     shutil.rmtree(out)
@@ -110,6 +133,18 @@ CASES = [  # model, quant, options, scheme of attention, of experts, of the expe
 ]
 
 
+ATTENTION = ["self_attn.qkv_proj", "self_attn.o_proj"]
+LISTS = [  # model, quant, dialect, options, what stays as it is
+    ("tiny-m2", "block_fp8", "fp8", [], []),
+    ("tiny-m2", "block_fp8; *self_attn.*_proj.weight=bf16", "fp8", [], ATTENTION),
+    ("tiny-m2", "block_fp8; *.experts.*=bf16", "fp8", [], ["block_sparse_moe.experts"]),
+    ("tiny-m2", "block_fp8; model.layers.1.*.experts.*=bf16", "fp8", [], ["1.block_sparse_moe.experts"]),
+    ("tiny-m2", "nvfp4a16", "modelopt", [], []),
+    ("tiny-m2", "nvfp4a16; *self_attn.*_proj.weight=bf16", "modelopt", [], ATTENTION),
+    ("tiny-m2", "nvfp4a16; model.layers.1.*.experts.*=bf16", "modelopt", [], ["1.block_sparse_moe.experts"]),
+]
+
+
 def main():
     asked = 0
     for model, quant, options, attention, stacked, first in CASES:
@@ -124,7 +159,16 @@ def main():
                 assert found == attention, (quant, layer, name, found)
                 asked += 1
         assert scheme(config, "lm_head", "ParallelLMHead") is None
-    print(f"{asked} layers of {len(CASES)} mixed checkpoints find their scheme{', by SGLang itself too' if SGLANG else ''}")
+    # The dialects with one scheme and a list of exceptions.
+    for model, quant, dialect, options, stays in LISTS:
+        config, layers = config_of(model, quant, *options, dialect=dialect)
+        for layer in range(layers):
+            for name in ("self_attn.qkv_proj", "self_attn.o_proj", "block_sparse_moe.experts"):
+                if not (model == "tiny-m1" and name.startswith("self_attn.o")):
+                    assert left_out(config, f"model.layers.{layer}.{name}") == (f"{layer}.{name}" in stays or name in stays), (quant, layer, name)
+                    asked += 1
+        assert left_out(config, "lm_head")
+    print(f"{asked} layers of {len(CASES) + len(LISTS)} mixed checkpoints find their scheme{', by SGLang itself too' if SGLANG else ''}")
 
 
 if __name__ == "__main__":

@@ -116,8 +116,16 @@ def companions():
     again = run("minimax-convert", source, "-o", f"{TMP}/out", "-q", "--layout", "hf", "--quant", "nvfp4a16", "--dialect", "ct", "--resume", status=6)
     assert "E_DIGEST" in again.stderr
     run("minimax-convert", source, "-o", f"{TMP}/out", "-q", "--layout", "hf", "--force")
+    # A packed checkpoint keeps the code too: unsharded again it is what the source gives at once, card and all.
     run("minimax-convert", source, "-o", f"{TMP}/packed", "-q")
-    assert not [n for n in os.listdir(f"{TMP}/packed") if n.endswith(".py")] and "LICENSE" in os.listdir(f"{TMP}/packed")
+    run("minimax-convert", f"{TMP}/packed", "-o", f"{TMP}/again", "-q", "--layout", "hf")
+    assert [(n, open(f"{TMP}/out/{n}", "rb").read()) for n in sorted(os.listdir(f"{TMP}/out"))] == \
+        [(n, open(f"{TMP}/again/{n}", "rb").read()) for n in sorted(os.listdir(f"{TMP}/again"))]
+    os.remove(f"{source}/modeling_minimax_m1.py")
+    assert "note: auto_map in config.json names modeling_minimax_m1.py, which the source lacks" in run("minimax-convert", source, "--dry-run").stdout
+    config["auto_map"]["AutoModelForCausalLM"] = "org/repo--modeling_minimax_m1.MiniMaxM1ForCausalLM"
+    json.dump(config, open(f"{source}/config.json", "w"))
+    assert "note:" not in run("minimax-convert", source, "--dry-run").stdout
 
 
 def main():

@@ -1,4 +1,4 @@
-/* The harness's body, and main: `gpu [all|test|bench|profile] [SUBJECT …]`, seeded by $MM_SEED. Exits 77 without a GPU. */
+/* The harness's body, and main: `gpu [all|test|bench|profile|count] [SUBJECT …]`, seeded by $MM_SEED. Exits 77 without a GPU. */
 #include "tests/ops/gpu.h"
 
 #include <string.h>
@@ -281,6 +281,17 @@ void fill_random_float(float *p, size_t n, float low, float high, uint32_t seed)
   CUDA_OK(cudaGetLastError());
 }
 
+/* "devices N", and what they are. */
+static int count_devices(int devices) {
+  printf("devices %d\n", devices);
+  for (int i = 0; i < devices; i++) {
+    cudaDeviceProp p = {};
+    CUDA_OK(cudaGetDeviceProperties(&p, i));
+    printf("device %d: %s, sm_%d%d, %.0f GB\n", i, p.name, p.major, p.minor, (double)p.totalGlobalMem * 1e-9);
+  }
+  return 0;
+}
+
 struct subject {
   const char *name;
   void (*test)(), (*bench)();
@@ -311,6 +322,7 @@ int main(int argc, char **argv) {
     return 77;
   }
   const std::string what = argc > 1 ? argv[1] : "all";
+  if (what == "count") return count_devices(devices);
   const char *seed = getenv("MM_SEED");
   g_rng.s = seed ? strtoull(seed, NULL, 10)
                  : (uint64_t)std::chrono::system_clock::now().time_since_epoch().count() * 1000003u + (uint64_t)getpid();

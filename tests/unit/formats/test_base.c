@@ -145,6 +145,29 @@ static void test_escape(void **state) {
   assert_int_equal(untouched, 'x');
 }
 
+static void test_name_list(void **state) {
+  (void)state;
+  mm_name_list l = {0};
+  char name[101] = "", want[600] = "";
+  for (int i = 0; i < 4; i++) {
+    snprintf(name, sizeof name, "%d%099d", i, i);
+    mm_name_list_add(&l, name);
+    snprintf(want + strlen(want), sizeof want - strlen(want), "%s%s", i ? ", " : "", name);
+  }
+  assert_string_equal(l.text, want);
+  for (int i = 0; i < 12; i++) mm_name_list_add(&l, name);
+  strcat(want, ", and 12 more");
+  assert_string_equal(l.text, want);
+  mm_name_list_add(&l, "x"); /* would fit, but is not the next */
+  assert_true(mm_ends_with(l.text, ", and 13 more"));
+  char wide[600];
+  memset(wide, 'w', sizeof wide - 1);
+  wide[sizeof wide - 1] = 0;
+  l = (mm_name_list){0};
+  mm_name_list_add(&l, wide);
+  assert_string_equal(l.text, "1 more");
+}
+
 /* Decodes by arithmetic, then asks whether the code point is allowed and needed that many bytes. */
 static size_t utf8_by_arithmetic(const uint8_t *s, size_t n) {
   size_t len = s[0] < 0x80 ? 1 : s[0] >> 5 == 6 ? 2 : s[0] >> 4 == 14 ? 3 : s[0] >> 3 == 30 ? 4 : 0;
@@ -290,10 +313,10 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_error_line),    cmocka_unit_test(test_first_failure_wins),
       cmocka_unit_test(test_error_helpers), cmocka_unit_test(test_error_bounds),
-      cmocka_unit_test(test_escape),        cmocka_unit_test(test_utf8),
-      cmocka_unit_test(test_arithmetic),    cmocka_unit_test(test_allocation),
-      cmocka_unit_test(test_grow),          cmocka_unit_test(test_arena),
-      cmocka_unit_test(test_sort),
+      cmocka_unit_test(test_name_list),     cmocka_unit_test(test_escape),
+      cmocka_unit_test(test_utf8),          cmocka_unit_test(test_arithmetic),
+      cmocka_unit_test(test_allocation),    cmocka_unit_test(test_grow),
+      cmocka_unit_test(test_arena),         cmocka_unit_test(test_sort),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

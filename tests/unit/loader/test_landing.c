@@ -190,7 +190,7 @@ static void land(const mm_landing *l, uint8_t *arena, const uint8_t *from, uint6
 static void carry_out(world *x) {
   mm_landing_plan *p = &x->plan;
   mm_err err = {0};
-  const size_t piece = MM_DIRECT << draw(4), chunk = piece * (1 + draw(3));
+  const size_t piece = (size_t)MM_DIRECT << draw(4), chunk = piece * (1 + draw(3));
   const uint32_t buffers = (uint32_t)(2 + draw(4));
   uint8_t *ring = aligned_alloc(MM_DIRECT, buffers * chunk);
   uint64_t left[GROUPS] = {0}, seen = 0;

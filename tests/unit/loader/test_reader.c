@@ -143,7 +143,7 @@ static void bytes_are_right(void **state) {
   (void)state;
   static const mm_read_path paths[] = {MM_READ_PROBE, MM_READ_CACHE, MM_READ_DIRECT, MM_READ_STREAMS};
   for (int i = 0; i < 60; i++) {
-    size_t piece = MM_DIRECT << draw(4), chunk = piece * (1 + draw(4));
+    size_t piece = (size_t)MM_DIRECT << draw(4), chunk = piece * (1 + draw(4));
     uint32_t buffers = (uint32_t)(2 + draw(6));
     job j;
     mm_err err = {0};

@@ -23,7 +23,7 @@ static inline float ref_random(void) {
 }
 
 static inline float *ref_fill(size_t n, float scale, float shift) {
-  float *w = malloc((n ? n : 1) * sizeof *w);
+  float *w = calloc(n ? n : 1, sizeof *w);
   for (size_t i = 0; i < n; i++) w[i] = shift + scale * ref_random();
   return w;
 }

@@ -249,12 +249,12 @@ static inline void client_submit(serving *w, client *c) {
 static void client_wait(client *c) {
   struct timespec until;
   clock_gettime(CLOCK_REALTIME, &until);
-  until.tv_sec += 60;
+  until.tv_sec += 300; /* a machine may be busy */
   pthread_mutex_lock(&c->serving->lock);
   int late = 0;
   while (!c->done && !late) late = pthread_cond_timedwait(&c->serving->changed, &c->serving->lock, &until);
   pthread_mutex_unlock(&c->serving->lock);
-  if (late) fail_msg("no end of a request within a minute");
+  if (late) fail_msg("no end of a request within five minutes");
 }
 
 /* Of one that has ended: what was delivered is what the oracle says, all of it unless the request was broken off. */

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -127,6 +128,59 @@ static void test_distributions(void **state) {
     if (chi2 > freedom + 5 * sqrt(2 * freedom)) fail_msg("round %d: chi-square %g of %g degrees of freedom", round, chi2, freedom);
   }
   print_message("12 sets of %d draws: chi-square at most %.1f standard deviations above its mean\n", DRAWS, worst);
+  mm_sampler_close(s);
+}
+
+/* Each rule alone: 10,000 draws beside the exact probabilities, which some rule at least changes. */
+static void test_each_rule(void **state) {
+  (void)state;
+  enum { N = 10000 };
+  static const uint32_t allowed[2] = {0x0f0f35a6, 0x00021234};
+  static const mm_bias bias[] = {{3, 2.5f}, {7, -1.5f}, {11, -INFINITY}};
+  static const int32_t held[] = {1, 5, 5, 9, 2, 5, 1, 44, 44, 44, 3};
+  const struct {
+    const char *name;
+    mm_sampling set;
+  } rule[] = {
+      {"temperature 1", {.temperature = 1, .top_p = 1}},
+      {"temperature 0.4", {.temperature = 0.4, .top_p = 1}},
+      {"temperature 3", {.temperature = 3, .top_p = 1}},
+      {"top_k", {.temperature = 1, .top_p = 1, .top_k = 6}},
+      {"top_p", {.temperature = 1, .top_p = 0.6}},
+      {"min_p", {.temperature = 1, .top_p = 1, .min_p = 0.3}},
+      {"repetition", {.temperature = 1, .top_p = 1, .repetition = 1.7}},
+      {"presence", {.temperature = 1, .top_p = 1, .presence = 1.5, .prompt = 4}},
+      {"frequency", {.temperature = 1, .top_p = 1, .frequency = 0.8, .prompt = 2}},
+      {"bias", {.temperature = 1, .top_p = 1, .bias_count = 3, .bias = bias}},
+      {"mask", {.temperature = 1, .top_p = 1, .allowed = allowed}},
+  };
+  mm_err err = {0};
+  mm_sampler *s = mm_sampler_open(VOCAB, &err);
+  double plain[VOCAB], worst = 0;
+  for (size_t k = 0; k < sizeof rule / sizeof *rule; k++) {
+    float x[VOCAB];
+    double want[VOCAB], p[VOCAB], chi2 = 0, freedom = -1, apart = 0;
+    uint32_t seen[VOCAB] = {0};
+    for (int i = 0; i < VOCAB; i++) want[i] = x[i] = (float)((i * 37 % VOCAB) * 0.06 - 1.5);
+    mm_sampling set = rule[k].set;
+    set.seed = 1000 + k;
+    ref_adjust(&set, held, sizeof held / sizeof *held, want);
+    ref_shares(&set, want, p);
+    mm_sample_adjust(s, &set, held, sizeof held / sizeof *held, x);
+    for (uint64_t n = 1; n <= N; n++) seen[mm_sample(s, &set, n, x)]++;
+    for (int i = 0; i < VOCAB; i++) {
+      apart += k ? fabs(p[i] - plain[i]) : 1;
+      if (k == 0) plain[i] = p[i];
+      if (p[i] == 0) assert_int_equal(seen[i], 0);
+      if (p[i] == 0) continue;
+      chi2 += (seen[i] - p[i] * N) * (seen[i] - p[i] * N) / (p[i] * N);
+      freedom++;
+    }
+    assert_true(freedom >= 3 && apart > 0.02);
+    worst = fmax(worst, (chi2 - freedom) / sqrt(2 * freedom));
+    if (chi2 > freedom + 5 * sqrt(2 * freedom)) fail_msg("%s: chi-square %g of %g degrees of freedom", rule[k].name, chi2, freedom);
+  }
+  print_message("11 rules of %d draws: chi-square at most %.1f standard deviations above its mean\n", N, worst);
   mm_sampler_close(s);
 }
 
@@ -400,12 +454,87 @@ static void test_lacking(void **state) {
   close_world(&w);
 }
 
+static atomic_uint steps; /* begun, on all ranks */
+static bool counting_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
+  steps++;
+  return mm_ops_cpu.begin(b, batch, err);
+}
+
+/* A device that records its steps is warmed where the engine chooses too: twice each size on every rank; slots stay as they are. */
+static void test_warm_ranks(void **state) {
+  (void)state;
+  mm_ops ops = mm_ops_cpu;
+  ops.begin = counting_begin, ops.choose = no_choice;
+  world w;
+  mm_err err = {0};
+  const int32_t id[] = {3, 4};
+  mm_span span;
+  uint32_t out;
+  open_world(&w, 2, &ops);
+  const mm_batch batch = last_of(id, &span, &out, 1, 0, 2);
+  assert_true(mm_engine_step(w.engine, &batch, (float[VOCAB]){0}, &err));
+  steps = 0;
+  assert_true(mm_engine_warm(w.engine, (const uint32_t[]){1, 4, 16}, 3, &err));
+  assert_int_equal(steps, 2 * 2 * 3);
+  assert_int_equal(mm_engine_held(w.engine, 1), 2);
+  int32_t none = 77;
+  const mm_sampling greedy = {.top_p = 1};
+  assert_true(mm_engine_choose(w.engine, &greedy, &err) && mm_engine_collect(w.engine, &none, &err));
+  assert_int_equal(none, 77); /* no row of them waits */
+  close_world(&w);
+}
+
+static unsigned choices; /* asked of the device that follows, whose first fails */
+static bool keep_rows(mm_backend *b, mm_err *err) { return mm_ops_cpu.end(b, (float[2 * VOCAB]){0}, err); }
+static bool choose_late(mm_backend *b, const mm_sampling *set, mm_err *err) {
+  (void)b, (void)set;
+  return choices++ > 0 || mm_fail(err, MM_LIMIT, "E_MEMORY", mm_at(NULL, NULL), "no room for the choice");
+}
+static bool collect_none(mm_backend *b, int32_t *id, mm_err *err) {
+  (void)b, (void)err;
+  if (choices == 0) *id = -1;
+  return true;
+}
+
+/* A choice after the pass that fails drops the rows: asked again, nothing waits, and nobody goes on with a choice that was not made. */
+static void test_failed_choice(void **state) {
+  (void)state;
+  mm_ops ops = mm_ops_cpu;
+  ops.choose = no_choice, ops.keep = keep_rows, ops.choose_kept = choose_late, ops.collect = collect_none, ops.samples = UINT32_MAX;
+  world w;
+  mm_err err = {0};
+  const int32_t id[] = {3, 4}, chosen = MM_ID_CHOSEN;
+  const mm_sampling greedy = {.top_p = 1};
+  mm_span span;
+  uint32_t out;
+  open_world(&w, 1, &ops);
+  mm_batch batch = last_of(id, &span, &out, 1, 0, 2);
+  assert_true(mm_engine_forward(w.engine, &batch, &err));
+  assert_false(mm_engine_choose(w.engine, &greedy, &err));
+  assert_string_equal(err.code, "E_MEMORY");
+  err.status = MM_OK;
+  int32_t none = 77;
+  assert_true(mm_engine_choose(w.engine, &greedy, &err) && mm_engine_collect(w.engine, &none, &err));
+  assert_int_equal(none, 77);
+  batch = last_of(&chosen, &span, &out, 1, 2, 1);
+  assert_false(mm_engine_forward(w.engine, &batch, &err));
+  assert_string_equal(err.code, "E_BATCH");
+  close_world(&w);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_adjusted), cmocka_unit_test(test_distributions),
-      cmocka_unit_test(test_logprobs), cmocka_unit_test(test_same_at_every_tp),
-      cmocka_unit_test(test_history),  cmocka_unit_test(test_apart),
-      cmocka_unit_test(test_score),    cmocka_unit_test(test_lacking),
+      cmocka_unit_test(test_warm_ranks),
+      cmocka_unit_test(test_failed_choice),
+      cmocka_unit_test(test_each_rule),
+      cmocka_unit_test(test_adjusted),
+      cmocka_unit_test(test_distributions),
+      cmocka_unit_test(test_logprobs),
+      cmocka_unit_test(test_same_at_every_tp),
+      cmocka_unit_test(test_history),
+      cmocka_unit_test(test_apart),
+      cmocka_unit_test(test_score),
+      cmocka_unit_test(test_lacking),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,6 @@
 /* What slots hold: bit for bit the same however it came there. Sequences cut into any steps, forked, saved and restored, on shared pages
- * and on own ones, at a page's border and beside it; among poisoned pages and states, under random schedules; short of pages; and a memory
- * that grows with the pages in use alone. */
+ * and on own ones, at a page's border and beside it; short of pages; and a memory that grows with the pages in use alone. Random schedules:
+ * test_schedules.c. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -12,91 +12,7 @@
 
 #include <cmocka.h>
 
-#include "runtime/cpu/cpu_backend.h"
-#include "runtime/engine.h"
-#include "tests/unit/runtime/reference.h"
-
-#define LENGTH 200 /* of a sequence: more than three pages */
-#define SLOTS  6
-#define TEXTS  4
-#define COMMON 70 /* tokens that texts 0 and 1 begin with, and 2 and 3 */
-
-typedef struct world {
-  ref_model ref;
-  ref_shards *shards;
-  mm_engine *engine;
-  uint32_t vocab;
-  float *want[TEXTS]; /* [LENGTH, vocab] of each text fed at once */
-  float *got;         /* [LENGTH, vocab] */
-} world;
-
-/* The backends of the last engine opened. */
-static mm_backend *backend[8];
-static mm_backend *capturing_open(const mm_backend_config *c, mm_err *err) {
-  mm_backend *b = mm_ops_cpu.open(c, err);
-  backend[c->place.rank] = b;
-  return b;
-}
-
-static uint64_t seed = 1;
-static uint32_t below(uint32_t n) {
-  seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-  return (uint32_t)((seed >> 33) % n);
-}
-
-static int32_t token(uint32_t text, uint32_t t) {
-  if (t < COMMON) text /= 2;
-  return (int32_t)((t * t * 3 + t * 7 + text * 11) % 50);
-}
-
-/* `count` tokens of a text in a slot from pos on; logits of all. */
-static bool feed(world *w, int32_t slot, uint32_t text, uint32_t pos, uint32_t count, float *logits, mm_err *err) {
-  int32_t id[LENGTH];
-  uint32_t out[LENGTH];
-  for (uint32_t i = 0; i < count; i++) id[i] = token(text, pos + i), out[i] = i;
-  const mm_span span = {slot, 0, count, pos};
-  return mm_engine_step(w->engine, &(mm_batch){count, id, 1, &span, count, out, NULL, NULL}, logits, err);
-}
-
-static void feed_ok(world *w, int32_t slot, uint32_t text, uint32_t pos, uint32_t count) {
-  mm_err err = {0};
-  if (!feed(w, slot, text, pos, count, w->got + (size_t)pos * w->vocab, &err)) fail_msg("%s", err.text);
-}
-
-/* Rows [from, to) that were fed of a text, against the text fed at once. */
-static void same(const world *w, uint32_t text, uint32_t from, uint32_t to) {
-  const size_t at = (size_t)from * w->vocab;
-  if (memcmp(w->got + at, w->want[text] + at, (to - from) * w->vocab * sizeof(float)) != 0)
-    fail_msg("text %u, rows %u to %u: other bits", text, from, to);
-}
-
-static void open_world(world *w, mm_model m, uint32_t tp, uint32_t pages, bool bf16) {
-  static mm_ops ops;
-  ops = mm_ops_cpu;
-  ops.open = capturing_open;
-  mm_err err = {0};
-  *w = (world){.ref = ref_build(m), .vocab = m.vocab};
-  w->shards = ref_cut(&w->ref, tp);
-  const mm_engine_config c = {.ops = &ops,
-                              .limits = {.max_tokens = LENGTH, .slots = SLOTS, .max_positions = LENGTH, .pages = pages},
-                              .threads = 1,
-                              .kv_bf16 = bf16};
-  if (!(w->engine = mm_engine_open(&w->shards->s, &c, &err))) fail_msg("%s", err.text);
-  w->got = malloc((size_t)LENGTH * m.vocab * sizeof(float));
-  for (uint32_t t = 0; t < TEXTS; t++) {
-    w->want[t] = malloc((size_t)LENGTH * m.vocab * sizeof(float));
-    assert_true(feed(w, 0, t, 0, LENGTH, w->want[t], &err));
-  }
-  mm_engine_drop(w->engine, 0);
-}
-
-static void close_world(world *w) {
-  mm_engine_close(w->engine);
-  ref_uncut(w->shards);
-  ref_free(&w->ref);
-  for (uint32_t t = 0; t < TEXTS; t++) free(w->want[t]);
-  free(w->got);
-}
+#include "tests/unit/runtime/world.h"
 
 static void each_world(void (*test)(world *w), uint32_t pages) {
   static const struct {
@@ -107,17 +23,10 @@ static void each_world(void (*test)(world *w), uint32_t pages) {
       {MM_FAMILY_M1, true, false, 1}, {MM_FAMILY_M1, true, true, 2}, {MM_FAMILY_M2, false, false, 2}, {MM_FAMILY_M2, false, true, 1}};
   for (size_t i = 0; i < sizeof kind / sizeof *kind; i++) {
     world w;
-    open_world(&w, ref_dims(kind[i].family, kind[i].postnorm), kind[i].tp, pages, kind[i].bf16);
+    open_world(&w, ref_dims(kind[i].family, kind[i].postnorm), kind[i].tp, 0, pages, kind[i].bf16);
     test(&w);
     close_world(&w);
   }
-}
-
-static void free_again(world *w) {
-  mm_err err = {0};
-  for (uint32_t s = 0; s < SLOTS; s++) mm_engine_drop(w->engine, s);
-  if (!mm_pages_check(mm_engine_pages(w->engine), NULL, &err)) fail_msg("%s", err.text);
-  assert_int_equal(mm_pages_free(mm_engine_pages(w->engine)), mm_pages_count(mm_engine_pages(w->engine)));
 }
 
 /* ---- equalities ---- */
@@ -210,7 +119,7 @@ static void test_shared_pages(void **state) {
   mm_err err = {0};
   for (uint32_t bf16 = 0; bf16 < 2; bf16++) {
     world w;
-    open_world(&w, ref_dims(MM_FAMILY_M2, false), 1, 0, bf16);
+    open_world(&w, ref_dims(MM_FAMILY_M2, false), 1, 0, 0, bf16);
     feed_ok(&w, 0, 0, 0, LENGTH);
     const uint32_t *page = mm_pages_table(mm_engine_pages(w.engine));
     for (uint32_t n = 0; n <= COMMON; n += n < 3 || n > 60 ? 1 : 7) {
@@ -230,7 +139,7 @@ static void test_shared_pages(void **state) {
 static void test_refused(void **state) {
   (void)state;
   world w;
-  open_world(&w, ref_dims(MM_FAMILY_M1, true), 2, 0, false);
+  open_world(&w, ref_dims(MM_FAMILY_M1, true), 2, 0, 0, false);
   const uint32_t high = SLOTS, one = 1, beyond = mm_pages_count(mm_engine_pages(w.engine)), unused = beyond - 1;
   char *saved = malloc(mm_engine_state_bytes(w.engine));
   feed_ok(&w, 0, 0, 0, 65);
@@ -316,141 +225,6 @@ static void test_out_of_pages(void **state) {
   each_world(out_of_pages, 5);
 }
 
-/* ---- leaks ---- */
-
-typedef struct saved {
-  uint32_t page[LENGTH / MM_PAGE + 1], pages, tokens, text;
-  char *state;
-} saved;
-
-typedef struct schedule {
-  world w;
-  uint32_t text[SLOTS];
-  saved saved[3];
-  uint32_t steps, refused, resumed, forks;
-} schedule;
-
-/* Every number that no slot may read becomes NaN: pages without a reference, what lies behind a slot's last token, states of empty slots.
- */
-static void poison(const schedule *s, uint32_t ranks) {
-  const mm_pages *p = mm_engine_pages(s->w.engine);
-  for (uint32_t r = 0; r < ranks; r++) {
-    mm_backend *b = backend[r];
-    const size_t page_bytes = mm_cpu_cell(b, 1, 0, 0);
-    for (uint32_t l = 0; l < s->w.ref.m.layers; l++) {
-      mm_cpu_cache *c = &b->cache[l];
-      if (!c->k) continue;
-      for (uint32_t i = 0; i < mm_pages_count(p); i++)
-        if (!mm_pages_references(p, i)) memset(c->k + i * page_bytes, 0xff, page_bytes), memset(c->v + i * page_bytes, 0xff, page_bytes);
-      for (uint32_t slot = 0; slot < SLOTS; slot++) {
-        const uint32_t held = mm_engine_held(s->w.engine, slot), used = held % MM_PAGE;
-        const uint32_t page = mm_pages_table(p)[(size_t)slot * mm_pages_per_slot(p) + held / MM_PAGE];
-        if (!used || mm_pages_references(p, page) > 1) continue;
-        for (uint32_t h = 0; h < b->kv_heads; h++) {
-          const size_t at = mm_cpu_cell(b, page, h, used), bytes = mm_cpu_cell(b, 0, 0, MM_PAGE - used);
-          memset(c->k + at, 0xff, bytes), memset(c->v + at, 0xff, bytes);
-        }
-      }
-    }
-    for (uint32_t slot = 0; slot < SLOTS; slot++)
-      if (!mm_engine_held(s->w.engine, slot)) memset(b->state + slot * b->state_floats, 0xff, b->state_floats * sizeof *b->state);
-  }
-}
-
-/* Some slots go on, some start again, with padding rows between; every row as its text alone gives it. */
-static void random_step(schedule *s) {
-  world *w = &s->w;
-  int32_t id[LENGTH];
-  uint32_t out[LENGTH], rows = 0, spans = 0, text[2 * SLOTS] = {0};
-  mm_span span[2 * SLOTS];
-  for (uint32_t slot = 0; slot < SLOTS; slot++) {
-    if (below(2)) continue;
-    uint32_t held = mm_engine_held(w->engine, slot), pos = held, t = s->text[slot];
-    if (held == LENGTH || below(12) == 0) pos = 0;
-    if (pos && w->ref.m.qk_norm && below(8) == 0) pos = below(held + 1); /* no lightning layers: it may go back */
-    if (pos == 0) t = below(TEXTS);
-    if (pos && pos <= COMMON && below(4) == 0) t ^= 1;
-    const uint32_t count = (uint32_t)mm_min(below(3) ? 1 : 1 + below(25), LENGTH - pos);
-    if (rows + count + 2 > LENGTH) break;
-    text[spans] = t, span[spans++] = (mm_span){(int32_t)slot, rows, count, pos};
-    for (uint32_t i = 0; i < count; i++) id[rows++] = token(t, pos + i);
-    if (below(5)) continue;
-    span[spans++] = (mm_span){-1, rows, 2, below(9)};
-    id[rows++] = 3, id[rows++] = 4;
-  }
-  for (uint32_t i = 0; i < rows; i++) out[i] = i;
-  mm_err err = {0};
-  if (!mm_engine_step(w->engine, &(mm_batch){rows, id, spans, span, rows, out, NULL, NULL}, w->got, &err)) {
-    assert_string_equal(err.code, "E_PAGES");
-    s->refused++;
-    mm_engine_drop(w->engine, below(SLOTS));
-    return;
-  }
-  for (uint32_t i = 0; i < spans; i++) {
-    if (span[i].slot < 0) continue;
-    s->text[span[i].slot] = text[i];
-    if (memcmp(w->got + (size_t)span[i].first * w->vocab, w->want[text[i]] + (size_t)span[i].pos * w->vocab,
-               span[i].count * w->vocab * sizeof(float)) != 0)
-      fail_msg("step %u, slot %d, tokens %u to %u: other bits", s->steps, span[i].slot, span[i].pos, span[i].pos + span[i].count);
-  }
-}
-
-static void random_save(schedule *s) {
-  mm_engine *e = s->w.engine;
-  mm_pages *p = mm_engine_pages(e);
-  saved *x = &s->saved[below(3)];
-  const uint32_t slot = below(SLOTS);
-  mm_err err = {0};
-  if (!x->tokens) {
-    if (!mm_engine_held(e, slot)) return;
-    x->tokens = mm_engine_held(e, slot), x->pages = mm_pages_held(p, slot), x->text = s->text[slot];
-    memcpy(x->page, mm_pages_table(p) + (size_t)slot * mm_pages_per_slot(p), x->pages * sizeof *x->page);
-    for (uint32_t i = 0; i < x->pages; i++) mm_pages_hold(p, x->page[i]);
-    assert_true(mm_engine_save(e, slot, x->state, &err));
-  } else if (below(3)) {
-    assert_true(mm_engine_resume(e, slot, x->page, NULL, x->tokens, x->state, &err));
-    s->text[slot] = x->text;
-    s->resumed++;
-  } else {
-    for (uint32_t i = 0; i < x->pages; i++) mm_pages_release(p, x->page[i]);
-    x->tokens = 0;
-  }
-}
-
-static void run_schedule(mm_model m, uint32_t tp, bool bf16, uint32_t steps) {
-  schedule s = {0};
-  mm_err err = {0};
-  open_world(&s.w, m, tp, 10, bf16);
-  for (int i = 0; i < 3; i++) s.saved[i].state = malloc(mm_engine_state_bytes(s.w.engine) + 1);
-  for (; s.steps < steps; s.steps++) {
-    poison(&s, tp);
-    random_step(&s);
-    if (below(10) == 0) random_save(&s);
-    if (below(30) == 0) mm_engine_drop(s.w.engine, below(SLOTS));
-    if (below(15)) continue;
-    const uint32_t from = below(SLOTS), to[] = {below(SLOTS), below(SLOTS)};
-    assert_true(mm_engine_fork(s.w.engine, from, to, 2, &err));
-    s.text[to[0]] = s.text[to[1]] = s.text[from];
-    s.forks++;
-  }
-  print_message("%u steps, %u short of pages, %u forks, %u restored\n", s.steps, s.refused, s.forks, s.resumed);
-  assert_true(s.refused > 0 && s.forks > 0 && s.resumed > 0);
-  for (int i = 0; i < 3; i++) {
-    for (uint32_t j = 0; s.saved[i].tokens && j < s.saved[i].pages; j++) mm_pages_release(mm_engine_pages(s.w.engine), s.saved[i].page[j]);
-    free(s.saved[i].state);
-  }
-  free_again(&s.w);
-  close_world(&s.w);
-}
-
-static void test_poisoned(void **state) {
-  (void)state;
-  run_schedule(ref_dims(MM_FAMILY_M1, true), 1, false, 4000);
-  run_schedule(ref_dims(MM_FAMILY_M1, false), 2, true, 1000);
-  run_schedule(ref_dims(MM_FAMILY_M2, false), 1, false, 4000);
-  run_schedule(ref_dims(MM_FAMILY_M2, false), 2, true, 1000);
-}
-
 /* ---- memory ---- */
 
 static uint64_t resident(void) {
@@ -493,9 +267,9 @@ static void test_memory(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_any_split),    cmocka_unit_test(test_forked),   cmocka_unit_test(test_restored),
-      cmocka_unit_test(test_shared_pages), cmocka_unit_test(test_refused),  cmocka_unit_test(test_own_pages),
-      cmocka_unit_test(test_out_of_pages), cmocka_unit_test(test_poisoned), cmocka_unit_test(test_memory),
+      cmocka_unit_test(test_any_split),    cmocka_unit_test(test_forked),  cmocka_unit_test(test_restored),
+      cmocka_unit_test(test_shared_pages), cmocka_unit_test(test_refused), cmocka_unit_test(test_own_pages),
+      cmocka_unit_test(test_out_of_pages), cmocka_unit_test(test_memory),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,74 @@
+/* Whether a manifest agrees with what it was made from: its model with config.json, and its pieces with the rules of the architecture. The
+ * runtime goes by a tensor's name and the order of its pieces, a conversion by the names of the pieces: both must mean the same. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "convert/source/hf.h"
+#include "convert/source/kv_scales.h"
+
+#define NO_LAYER    UINT32_MAX
+#define PATTERN_MAX 256
+
+/* "model.layers.7.rest" as "model.layers.{l}.rest", and the layer; another name as it is. */
+static uint32_t pattern_of(char out[PATTERN_MAX], const char *name) {
+  static const char before[] = "model.layers.";
+  const size_t n = strlen(before);
+  char *end;
+  if (strncmp(name, before, n) == 0 && name[n] >= '0' && name[n] <= '9' && (name[n] != '0' || name[n + 1] == '.')) {
+    unsigned long layer = strtoul(name + n, &end, 10);
+    if (*end == '.' && layer < MM_MAX_LAYERS) {
+      snprintf(out, PATTERN_MAX, "%s{l}%s", before, end);
+      return (uint32_t)layer;
+    }
+  }
+  snprintf(out, PATTERN_MAX, "%s", name);
+  return NO_LAYER;
+}
+
+/* Every rule of the tensor's name has its piece, in the table's order. */
+static bool check_pieces(const mm_pack *p, const mm_arch *a, const mm_pack_tensor *t, mm_err *err) {
+  char ours[PATTERN_MAX], theirs[PATTERN_MAX];
+  const uint32_t layer = pattern_of(ours, t->name);
+  unsigned n = 0;
+  bool same = true;
+  for (size_t i = 0; same && i < a->rule_count; i++) {
+    const mm_rule *r = &a->rule[i];
+    if (strcmp(r->ours, ours) != 0 || (layer != NO_LAYER && !mm_rule_applies(r, &p->model, layer))) continue;
+    same = n < t->piece_count && pattern_of(theirs, t->piece[n].source) == layer && strcmp(theirs, r->theirs) == 0;
+    n++;
+  }
+  if (n == 0) { /* the scale of a KV cache, or of no use to anyone */
+    bool known = false, fits = pattern_of(theirs, t->piece[0].source) == layer && mm_kv_pair(ours, theirs, &known);
+    if (!known || (fits && t->piece_count == 1)) return true;
+  }
+  if (n > 0 && same && n == t->piece_count) return true;
+  return mm_fail(err, MM_INTEGRITY, "E_CONFIG", mm_at(mm_path_of(p->dir, MM_MANIFEST).text, t->name),
+                 "found pieces of other source matrices than the architecture puts there");
+}
+
+bool mm_packed_agrees(const mm_pack *p, const mm_arch *a, const mm_model *config, mm_err *err) {
+  const char *key;
+  if (!mm_model_same(&p->model, config, &key))
+    return mm_fail(err, MM_INTEGRITY, "E_CONFIG", mm_at(mm_path_of(p->dir, MM_MANIFEST).text, NULL),
+                   "key \"%s\": found another value than config.json gives", key);
+  for (size_t i = 0; i < p->tensor_count; i++)
+    if (!check_pieces(p, a, &p->tensor[i], err)) return false;
+  return true;
+}
+
+bool mm_packed_config(const mm_pack *p, mm_err *err) {
+  bool listed = false, ok = false;
+  for (size_t i = 0; i < p->file_count; i++) listed = listed || strcmp(p->file[i].name, "config.json") == 0;
+  if (!listed) return true;
+  const mm_path path = mm_path_of(p->dir, "config.json");
+  mm_model m = {0};
+  mm_err why = {0};
+  mm_json *config = mm_json_load(path.text, MM_CONFIG_MAX, &why);
+  const mm_arch *arch = config ? mm_arch_find(config, path.text, &why) : NULL;
+  ok = arch && arch->read_config(config, path.text, &m, &why) && mm_packed_agrees(p, arch, &m, &why);
+  mm_json_free(config);
+  if (why.status == MM_BAD_INPUT || why.status == MM_UNSUPPORTED) why.status = MM_INTEGRITY; /* a manifest was made from it */
+  if (!ok && err->status == MM_OK) *err = why;
+  return ok;
+}

@@ -1,0 +1,37 @@
+/* What minimax-bench measured, as lines of text or of JSON on stdout. */
+#ifndef MM_RUNTIME_BENCH_RESULT_H
+#define MM_RUNTIME_BENCH_RESULT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* What a subject measures of one model. */
+typedef struct mm_bench_case {
+  const char *subject, *model;
+  uint32_t layers;
+  uint32_t vocab;
+  const char *quant, *experts; /* schemes of the attention and of the experts */
+  uint32_t batch[8];           /* decode steps of so many sequences; 0 ends */
+  uint32_t context;            /* tokens that each holds before */
+  uint32_t tokens;             /* of a prefill step; 0: none */
+} mm_bench_case;
+
+/* Words of a case are those of tables: none has a character that JSON escapes. Seconds and bytes are of one step, or of one layer's op. */
+typedef struct mm_bench_result {
+  const mm_bench_case *c;
+  uint32_t layers, batch; /* that were measured */
+  bool kv_fp8;
+  double copy_rate;      /* bytes read plus written a second */
+  double seconds, bytes; /* bytes 0: not known */
+  double floor_s;        /* the least that the step could take */
+  double reached;        /* experts of a layer that the step chose, on average */
+} mm_bench_result;
+
+void mm_bench_print_copy(double bytes_per_s, bool json);
+void mm_bench_print_op(const mm_bench_result *r, const char *op, bool json);
+void mm_bench_print_decode(const mm_bench_result *r, bool json);
+void mm_bench_print_prefill(const mm_bench_result *r, bool json);
+/* seconds: of decoding alone, of the stretch alone, of both in one step. */
+void mm_bench_print_mixed(const mm_bench_result *r, const double seconds[3], bool json);
+
+#endif

@@ -1,0 +1,18 @@
+/* What minimax-bench times: layers of the released models' shapes, whose numbers the device makes itself. */
+#ifndef MM_RUNTIME_BENCH_SHAPES_H
+#define MM_RUNTIME_BENCH_SHAPES_H
+
+#include "formats/model.h"
+#include "loader/bind.h"
+
+typedef struct mm_bench_shape {
+  const char *model; /* "m1" or "m2" */
+  uint32_t layers, vocab;
+  const char *quant, *experts; /* schemes of the attention and of the experts */
+} mm_bench_shape;
+
+mm_model mm_bench_model(const mm_bench_shape *s);
+/* Weights of one rank without planes, w->layer [m->layers] on the heap; MM_LIMIT. */
+bool mm_bench_weights(const mm_bench_shape *s, const mm_model *m, mm_rank_weights *w, mm_err *err);
+
+#endif

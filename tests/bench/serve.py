@@ -1,0 +1,93 @@
+#!/usr/bin/env python3
+"""serve.py BUILD: minimax-serve on tests/data/tiny-m2 and the CPU. From exec to /health and to the first token, beside what starting a process costs;
+tokens/s of 1, 8 and 64 streams over HTTP beside the bare engine's steps of as many rows and the scheduler without HTTP; a prompt again beside
+the prompt when it is new. What else the machine does is in every figure, so each has its own ceiling of the same run."""
+import json
+import os
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+BUILD = os.path.abspath(sys.argv[1])
+ROUNDS, PROMPT, REPLY = 15, 32, 96
+os.environ.update(BUILD=BUILD, TMPDIR=tempfile.mkdtemp())
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "cli"))
+from serve_client import BIN, Server, convert  # noqa: E402
+
+
+def exchange(port, data, until):
+    """Seconds from the first try to connect until the reply has these bytes, and the reply."""
+    while True:
+        try:
+            c = socket.create_connection(("127.0.0.1", port))
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.0002)
+    c.sendall(data)
+    got = b""
+    while until not in got and (part := c.recv(65536)):
+        got += part
+    c.close()
+    return got
+
+
+def post(body):
+    text = json.dumps(body).encode()
+    return b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(text), text)
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as s:
+        return s.getsockname()[1]
+
+
+def start(packed):
+    health, first, bare = [], [], []
+    for _ in range(ROUNDS):
+        begun = time.monotonic()
+        subprocess.run([f"{BIN}/minimax-serve", "--version"], stdout=subprocess.DEVNULL, check=True)
+        bare.append(time.monotonic() - begun)
+        port = free_port()
+        begun = time.monotonic()
+        process = subprocess.Popen([f"{BIN}/minimax-serve", packed, "--port", str(port), "--log-format", "json"], stderr=subprocess.DEVNULL)
+        exchange(port, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", b"}")
+        health.append(time.monotonic() - begun)
+        while b"503" in exchange(port, post({"prompt": "And", "max_tokens": 1}), b"}")[:20]:
+            time.sleep(0.001)
+        first.append(time.monotonic() - begun)
+        process.terminate()
+        process.wait()
+    for name, took in ("a process that starts and ends (--version)", bare), ("exec to /health", health), ("exec to the first token", first):
+        print(f"{name}: {1000 * min(took):.1f} ms at best, {1000 * statistics.median(took):.1f} in the middle of {ROUNDS}")
+
+
+def streams(s, count):
+    """Tokens/s of so many streams, from the first request to the last event."""
+    def one(i):
+        got = exchange(s.port, post({"prompt": [(i * 97 + t * 31) % 900 + 5 for t in range(PROMPT)], "max_tokens": REPLY, "ignore_eos": True, "stream": True,
+                                     "temperature": 0}), b"[DONE]")
+        assert b'"finish_reason":"length"' in got, got[-300:]
+
+    threads = [threading.Thread(target=one, args=(i,)) for i in range(count)]
+    begun = time.monotonic()
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    return count * REPLY / (time.monotonic() - begun)
+
+
+packed = convert("tests/data/tiny-m2")
+start(packed)
+with Server(packed, "--max-num-seqs", "64", "--max-model-len", "1024", "--prefix-cache", "off") as server:
+    for count in (1, 8, 64):
+        print(f"{count} streams over HTTP, prompts of {PROMPT} and replies of {REPLY} tokens: {max(streams(server, count) for _ in range(3)):.0f} tokens/s, best of 3")
+        sys.stdout.flush()
+        subprocess.run([f"{BUILD}/tests/bench/bench_scheduler", packed, "cpu", str(count), str(PROMPT), str(REPLY)])
+subprocess.run([f"{BUILD}/tests/bench/bench_reuse"])
+shutil.rmtree(os.environ["TMPDIR"])

@@ -1,0 +1,79 @@
+#!/bin/sh
+# scripts/gpu.sh without a GPU: programs that only print stand for the real ones. A part that fails or takes too long is told and ends no other;
+# rows and limits are counted; no GPU is exit status 77.
+set -eu
+cd "$(dirname "$0")/../.."
+fake=$TMPDIR/fake
+mkdir -p "$fake/bin" "$fake/tests/ops"
+# program NAME: what it does, from standard input
+program() {
+  { echo '#!/bin/sh'; cat; } >"$fake/$1"
+  chmod +x "$fake/$1"
+}
+program tests/ops/gpu <<'END'
+case "$1 $2" in
+  'count '*) echo 'devices 2' ;;
+  'test peers') echo 'ok   sums (limit 0)' ;;
+  'test forks') echo "ok   schedules of $MM_STEPS"; sleep 30 ;;
+  'test steps') echo 'ok   graphs'; echo 'FAIL warmed'; exit 1 ;;
+  'test ranks') echo 'ok   ranks'; echo 'cuda: gone' >&2; exit 3 ;;
+  *) i=0; while [ $i -lt 300 ]; do echo "ok   row $i"; i=$((i + 1)); done ;;
+esac
+END
+program bin/minimax-convert <<'END'
+mkdir -p "$3"
+END
+# The GPU is off by 1e-3 everywhere, by 3e-3 for one checkpoint.
+program bin/minimax-eval <<'END'
+case "$1 $3" in
+  *tiny-m2-mxfp4*cuda) echo 'nll 2.003' ;;
+  *cuda) echo 'nll 2.001' ;;
+  *) echo 'nll 2.000' ;;
+esac
+END
+program bin/minimax-run <<'END'
+case "$1" in *tiny-m1-bf16) echo "on $3" ;; *) echo text ;; esac
+END
+program bin/minimax-bench <<'END'
+[ "$1" = mixed ] && echo 'm2 x 8, 63 tokens beside a stretch of 512: ratio 1.050' || echo 'm2 x 8, decode B=1: 1.4 x floor'
+END
+
+expect() {
+  grep -qxE -e "$1" "$TMPDIR/out" || { echo "not found: $1"; cat "$TMPDIR/out"; exit 1; }
+}
+# gpu STATUS BUDGET PART…
+gpu() {
+  wanted=$1 percent=$2 found=0
+  shift 2
+  BUDGET=$percent MM_STEPS=5 scripts/gpu.sh "$fake" "$@" >"$TMPDIR/out" 2>&1 || found=$?
+  [ $found -eq "$wanted" ] || { echo "exit status $found"; cat "$TMPDIR/out"; exit 1; }
+}
+
+gpu 1 1 forks nothing
+expect 'ok   schedules of 5'
+expect 'FAIL part forks: 1 of 1 rows, [0-9]+ of 2 s, over its budget'
+expect 'FAIL part nothing: there is none'
+gpu 1 50 prepare peers steps ranks eval kernels sequences models text speed
+expect 'ok   sums \(limit 0\)'
+expect 'ok part peers: 1 of 1 rows, [0-9]+ of 30 s'
+expect 'FAIL warmed'
+expect 'FAIL part steps: 1 of 2 rows, .* exit status 1: FAIL warmed'
+expect 'FAIL part ranks: 1 of 1 rows, .* exit status 3: cuda: gone'
+expect 'FAIL eval tiny-m2-mxfp4, act-quant on: nll 2.003 on the GPU, 2.000 on the CPU, apart 3.0e-03 \(limit 2e-3\)'
+expect 'ok   eval tiny-m1-none, act-quant off: nll 2.001 .*'
+expect 'ok   eval tiny-m1-w4a16-2, two GPUs: .*'
+expect 'FAIL part eval: 50 of 52 rows, .*'
+expect 'ok part kernels: 300 of 300 rows, .*'
+expect 'FAIL text tiny-m1-bf16: on cuda . CPU: on cpu '
+expect 'ok   speed m2 x 8, 63 tokens .*ratio 1.050 \(limit 1.10\)'
+expect 'gpu: FAILED, 4 part\(s\)'
+
+gpu 0 50 peers kernels
+expect 'gpu: all passed, 301 rows'
+program tests/ops/gpu <<'END'
+echo 'gpu: no CUDA device' >&2
+exit 77
+END
+gpu 77 50
+expect 'gpu: no CUDA device'
+echo "parts that fail or hang end no other"

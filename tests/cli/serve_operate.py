@@ -1,0 +1,64 @@
+#!/usr/bin/env python3
+"""What an operator starts: curl as docs/serving.md has it, a body for which curl waits to be told to go on, the systemd unit and what its commands
+take, a start whose first answer comes before the model is loaded."""
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+sys.path.insert(0, os.path.dirname(__file__))
+from serve_client import BIN, TMP, Server, convert  # noqa: E402
+
+PACKED = convert("tests/data/tiny-m2")
+
+
+def curl(s, path, *args):
+    done = subprocess.run(["curl", "-sS", "-m", "60", "-w", "\n%{http_code}", f"http://127.0.0.1:{s.port}{path}", *args], capture_output=True, check=True)
+    body, status = done.stdout.rsplit(b"\n", 1)
+    return int(status), body.decode()
+
+
+def by_curl():
+    """The documented command; a long body; a reply read as it comes; the headers alone."""
+    text = re.search(r"^curl http://127.0.0.1:8000(\S+) -H '(.*)' \\\n  -d '(.*)'$", open("docs/serving.md").read(), re.M)
+    path, header, body = text.groups()
+    with Server(PACKED, "--api-key", "SECRET", "--chat-format", "minimax-m2", "--max-model-len", "256") as s:
+        status, said = curl(s, path, "-N", "-H", header, "-d", body)
+        assert status == 200 and said.endswith("data: [DONE]\n\n"), said
+        assert curl(s, path, "-d", body)[0] == 401
+        long = os.path.join(TMP, "long.json")
+        with open(long, "w") as f:
+            json.dump({"prompt": "And God", "max_tokens": 1, "pad": "x" * (3 << 20)}, f)
+        status, said = curl(s, "/v1/completions", "-H", header, "-H", "Expect: 100-continue", "-d", f"@{long}")
+        assert status == 200 and json.loads(said)["usage"]["completion_tokens"] == 1
+        status, said = curl(s, "/health", "-I")
+        assert status == 200 and re.search(r"^Content-Length: \d+", said, re.M) and said.endswith("\r\n\r\n"), said
+
+
+def unit():
+    """systemd finds nothing wrong with the unit, and its two commands take what it gives them."""
+    text = open("scripts/minimax-serve.service").read().replace("/usr/local/bin", BIN)
+    path = os.path.join(TMP, "minimax-serve.service")
+    with open(path, "w") as f:
+        f.write(text)
+    conf = os.path.join(TMP, "minimax-serve.conf")
+    with open(conf, "w") as f:
+        f.write("max-num-seqs 4\n")
+    for command in re.findall(r"^ExecStart(?:Pre)?=(.*)$", text, re.M):
+        words = [w.replace("${MODEL}", PACKED).replace("/etc/minimax-serve.conf", conf) for w in command.split()]
+        done = subprocess.run(words + (["--check"] if words[0].endswith("serve") else []), capture_output=True)
+        assert done.returncode == 0, (words, done)
+    if not shutil.which("systemd-analyze"):
+        return "not looked at by systemd-analyze, which is not here"
+    done = subprocess.run(["systemd-analyze", "verify", "--man=no", path], capture_output=True, text=True)
+    assert done.returncode == 0 and not done.stderr.strip(), done
+    return "verified by systemd-analyze"
+
+
+if not shutil.which("curl"):
+    print("no curl here")
+    sys.exit(77)
+by_curl()
+print(f"curl whole, streamed, with a long body and with HEAD; the systemd unit {unit()}")

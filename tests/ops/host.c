@@ -1,0 +1,242 @@
+/* The host's side of the CUDA backend without a GPU (fake_device.h): host DIR1 DIR2, a checkpoint whole and cut for two ranks. What ranks
+ * decide together they decide alike, whichever fails; nothing is allocated while a step is recorded; nothing that may wait for a device is
+ * called while a rank's kernel waits for another rank; all memory is given back. */
+#ifdef MM_CUDA
+#include "tests/ops/fake_device.h"
+
+#include "runtime/engine.h"
+
+enum { SLOTS = 4, ROWS = 96, POSITIONS = 300 };
+
+static int failures;
+static void report(const char *what, bool ok, const char *why) {
+  printf("%-4s %s%s%s\n", ok ? "ok" : "FAIL", what, ok ? "" : ": ", ok ? "" : why);
+  failures += !ok;
+}
+
+static int fails; /* rank 1's next begin does */
+static mm_backend *second;
+static mm_backend *open_rank(const mm_backend_config *c, mm_err *err) {
+  mm_backend *b = mm_ops_cuda.open(c, err);
+  if (c->place.rank == 1) second = b;
+  return b;
+}
+static bool failing_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
+  if (b == second && fails) return fails = 0, mm_fail(err, MM_IO, "E_TEST", mm_at(NULL, NULL), "this rank fails");
+  return mm_ops_cuda.begin(b, batch, err);
+}
+
+static float *logits;
+static mm_ops ops;
+
+static mm_engine *open_engine(const mm_shards *shards) {
+  mm_err err = {0};
+  ops = mm_ops_cuda, ops.open = open_rank, ops.begin = failing_begin, second = NULL;
+  fake.wrong[0] = 0, fake.ranks = mm_pack_ranks(&shards->pack), fake.graphs = 0;
+  const mm_engine_config c = {.ops = &ops, .limits = {ROWS, SLOTS, POSITIONS, 7}, .threads = 1};
+  mm_engine *e = mm_engine_open(shards, &c, &err);
+  if (!e) report("open", false, err.text);
+  return e;
+}
+
+/* Single tokens of `rows` slots, or a stretch of one; every row's logits. */
+static bool step(mm_engine *e, uint32_t rows, bool stretch, mm_err *err) {
+  int32_t id[ROWS] = {0};
+  mm_span span[ROWS];
+  uint32_t out[ROWS];
+  for (uint32_t i = 0; i < rows; i++) id[i] = (int32_t)i, out[i] = i, span[i] = (mm_span){(int32_t)i, i, 1, 0};
+  if (stretch) span[0].count = rows;
+  return mm_engine_step(e, &(mm_batch){rows, id, stretch ? 1 : rows, span, rows, out, NULL, NULL}, logits, err);
+}
+
+static double now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static void close_engine(mm_engine *e, const char *what) {
+  mm_engine_close(e);
+  char text[300];
+  snprintf(text, sizeof text, "%u blocks, %u rings left; %s", fake.blocks, fake.registered,
+           fake.wrong[0] ? fake.wrong : "no call is wrong");
+  report(what, fake.blocks == 0 && fake.registered == 0 && !fake.wrong[0], text);
+}
+
+/* Steps while weights arrive, of sizes that are recorded, and of more rows than there is room for. */
+static void check_steps(const mm_shards *shards, const char *what) {
+  mm_err err = {0};
+  fake.copy_us = 3000;
+  mm_engine *e = open_engine(shards);
+  if (!e) return;
+  bool ok = true;
+  for (uint32_t i = 0; ok && i < 4; i++) ok = step(e, i == 1 ? 70 : 1 + i, i == 1, &err);
+  fake.copy_us = 0;
+  for (uint32_t i = 0; ok && i < 20; i++) ok = step(e, i == 7 || i == 13 ? 60 + i * 2 : 1 + i % 4, i == 7 || i == 13, &err);
+  const uint32_t rows[] = {1, 2, 4};
+  ok = ok && mm_engine_warm(e, rows, 3, &err);
+  report(what, ok && fake.graphs > 0, ok ? "no step was recorded" : err.text);
+  close_engine(e, "its calls and its memory");
+}
+
+/* The `failing`-th step of its size fails on one rank, in begin, or for want of room; then all go on. */
+static void check_failing(const mm_shards *shards, int failing, bool room) {
+  mm_err err = {0};
+  mm_engine *e = open_engine(shards);
+  if (!e) return;
+  char what[100];
+  bool told = false, others = true;
+  double took = 0;
+  for (int i = 0; i < failing + 6; i++) {
+    const double from = now();
+    if (i == failing && room) fake.fail_malloc_of = 1;
+    if (i == failing && !room) fails = 1;
+    mm_err now_err = {0};
+    const bool done = step(e, i == failing && room ? ROWS : 3, i == failing && room, &now_err);
+    if (i == failing) told = !done && strcmp(now_err.code, room ? "E_MEMORY" : "E_TEST") == 0, took = now() - from;
+    if (i != failing && !done && others) others = false, err = now_err;
+  }
+  others = others && step(e, ROWS - 1, true, &err);
+  snprintf(what, sizeof what, "step %d fails on one rank %s, and all go on", failing, room ? "for want of room" : "in begin");
+  report(what, told && others && took < 5, !told ? "it was not told" : !others ? err.text : "late");
+  close_engine(e, "its calls and its memory");
+}
+
+/* Slots that share, states in and out, and choices that ask for everything, queued ahead. */
+static void check_slots(const mm_shards *shards) {
+  mm_err err = {0};
+  mm_engine *e = open_engine(shards);
+  if (!e) return;
+  char *state = malloc(mm_engine_state_bytes(e) + 1);
+  const mm_bias bias = {1, 1};
+  static const uint32_t allowed[8192];
+  mm_logprob told[MM_QUEUE][4];
+  bool ok = step(e, 70, true, &err) && mm_engine_save(e, 0, state, &err) && mm_engine_fork(e, 0, (const uint32_t[]){1, 2}, 2, &err);
+  for (uint32_t n = 0; ok && n < 20; n++) {
+    mm_sampling set[3];
+    const int32_t id[] = {5, 6, 7};
+    const mm_span span[] = {{0, 0, 1, 70 + n}, {1, 1, 1, 70 + n}, {2, 2, 1, 70 + n}};
+    const uint32_t out[] = {0, 1, 2};
+    for (uint32_t i = 0; i < 3; i++) set[i] = (mm_sampling){.temperature = 1, .top_p = 0.9, .seed = n};
+    if (n % 2) set[0].repetition = 1.1, set[1].bias_count = 1, set[1].bias = &bias, set[2].allowed = allowed;
+    if (n % 3) set[n % 2].top_logprobs = 3, set[n % 2].logprobs = told[n % MM_QUEUE];
+    const mm_batch batch = {3, id, 3, span, 3, out, set, NULL};
+    int32_t chosen[3];
+    ok = mm_engine_queue(e, &batch, &err) && (n < 2 || mm_engine_collect(e, chosen, &err));
+    if (n == 19) ok = ok && mm_engine_collect(e, chosen, &err) && mm_engine_collect(e, chosen, &err);
+  }
+  const uint32_t *page = mm_pages_table(mm_engine_pages(e));
+  int32_t held[70] = {0};
+  ok = ok && mm_engine_resume(e, 3, page, held, 70, state, &err) && mm_engine_resume(e, 2, page, NULL, 70, state, &err);
+  report("slots forked, saved, restored, chosen for by every rule", ok, err.text);
+  free(state);
+  close_engine(e, "its calls and its memory");
+}
+
+/* ---- tables of pages ---- */
+
+/* mm_cu_page_work (kernels.h), and what its kernel does. */
+typedef struct page_work {
+  uint32_t *table;
+  const void *kv;
+  uint32_t layers, kv_heads, token_bytes;
+  const uint32_t (*edit)[2];
+  const mm_page_copy *copy;
+  uint32_t edits, copies;
+} page_work;
+static uint32_t *table; /* the device's */
+static void edit_table(const char *name, void **args) {
+  if (!strstr(name, "edit_table")) return;
+  const page_work *w = args[0];
+  table = w->table;
+  for (uint32_t i = 0; i < w->edits; i++) table[w->edit[i][0]] = w->edit[i][1];
+}
+
+static uint32_t below(uint32_t n) {
+  static uint64_t seed = 1;
+  seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+  return (uint32_t)((seed >> 33) % n);
+}
+
+/* Whether the device's table says of every page that a slot of the last step holds what the host's does. */
+static bool same_tables(mm_engine *e, const mm_span *span, uint32_t spans) {
+  const mm_pages *p = mm_engine_pages(e);
+  bool same = true;
+  for (uint32_t i = 0; table && i < spans; i++) {
+    const size_t at = (size_t)span[i].slot * mm_pages_per_slot(p);
+    for (uint32_t k = 0; k < mm_pages_held(p, (uint32_t)span[i].slot); k++) same = same && table[at + k] == mm_pages_table(p)[at + k];
+  }
+  return same;
+}
+
+/* Random stretches, forks, restored and dropped slots; now and then the launch that edits the table fails. */
+static void check_tables(const mm_shards *shards) {
+  mm_err err = {0};
+  mm_engine *e = open_engine(shards);
+  if (!e) return;
+  char *state = calloc(1, mm_engine_state_bytes(e) + 1);
+  uint32_t steps = 0, refused = 0, failed = 0;
+  bool same = true;
+  fake.on_launch = edit_table, table = NULL;
+  for (; steps < 2000 && same; steps++) {
+    mm_span span[SLOTS];
+    int32_t id[ROWS] = {0};
+    uint32_t rows = 0, spans = 0;
+    for (uint32_t slot = 0; slot < SLOTS; slot++) {
+      const uint32_t held = mm_engine_held(e, slot), count = below(3) ? 1 : 1 + below(22), pos = held + count > POSITIONS ? 0 : held;
+      if (below(2)) span[spans++] = (mm_span){(int32_t)slot, rows, count, pos}, rows += count;
+    }
+    if (below(20) == 0) fake.fail_launch_of = "edit_table";
+    err = (mm_err){0};
+    if (!mm_engine_step(e, &(mm_batch){rows, id, spans, span, 0, NULL, NULL, NULL}, logits, &err)) {
+      const bool short_of = strcmp(err.code, "E_PAGES") == 0;
+      refused += short_of, failed += !short_of;
+      if (short_of) mm_engine_drop(e, below(SLOTS));
+      continue;
+    }
+    same = same_tables(e, span, spans);
+    const uint32_t from = below(SLOTS), to = below(SLOTS), tokens = mm_engine_held(e, from);
+    if (below(4) == 0 && !mm_engine_fork(e, from, &to, 1, &err)) same = false;
+    if (below(6) == 0 && tokens && mm_engine_save(e, from, state, &err)) {
+      const mm_pages *p = mm_engine_pages(e);
+      if (!mm_engine_resume(e, to, mm_pages_table(p) + (size_t)from * mm_pages_per_slot(p), NULL, tokens, state, &err)) same = false;
+    }
+    if (below(9) == 0) mm_engine_drop(e, below(SLOTS));
+  }
+  fake.on_launch = NULL, fake.fail_launch_of = NULL;
+  char what[200];
+  snprintf(what, sizeof what, "the device's tables are the host's over %u steps, %u short of pages, %u whose edits failed", steps, refused,
+           failed);
+  report(what, same && table && refused && failed, same ? "nothing was edited, refused or failed" : "another page, or a refusal");
+  free(state);
+  close_engine(e, "its calls and its memory");
+}
+
+int main(int argc, char **argv) {
+  mm_err err = {0};
+  mm_shards one = {0}, two = {0};
+  setvbuf(stdout, NULL, _IOLBF, 0);
+  if (argc != 3 || !mm_shards_open(&one, argv[1], &err) || !mm_shards_open(&two, argv[2], &err)) {
+    fprintf(stderr, "host: %s\n", argc == 3 ? err.text : "expected two checkpoints");
+    return 1;
+  }
+  logits = calloc((size_t)ROWS * one.pack.model.vocab, sizeof *logits);
+  check_steps(&one, "steps of one rank");
+  check_slots(&one);
+  check_tables(&one);
+  for (int i = 0; i < 3; i++) check_steps(&two, "steps of two ranks");
+  for (int i = 0; i < 4; i++) check_failing(&two, i, false), check_failing(&two, i, true);
+  free(logits);
+  mm_shards_close(&one);
+  mm_shards_close(&two);
+  printf("%d failure(s)\n", failures);
+  return failures > 0;
+}
+#else
+#include <stdio.h>
+
+int main(void) {
+  printf("this build has no CUDA backend\n");
+  return 77;
+}
+#endif

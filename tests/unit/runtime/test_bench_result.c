@@ -1,0 +1,83 @@
+/* minimax-bench's results: every line of JSON is an object with the figures that the line of text has. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "formats/json.h"
+#include "runtime/bench_result.h"
+
+static const mm_bench_case c = {"layers", "m2", 8, 2048, "block_fp8", "w4a16", {4, 16}, 1024, 8192};
+static const mm_bench_result r = {&c, 8, 16, true, 3e12, 2.5e-4, 6e8, 2e-4, 101.5};
+static const double apart[3] = {1e-3, 2e-3, 2.5e-3};
+
+static void print(int which, bool json) {
+  switch (which) {
+    case 0: mm_bench_print_copy(3e12, json); break;
+    case 1: mm_bench_print_op(&r, "router", json); break;
+    case 2: mm_bench_print_decode(&r, json); break;
+    case 3: mm_bench_print_prefill(&r, json); break;
+    default: mm_bench_print_mixed(&r, apart, json);
+  }
+}
+
+/* What print writes to standard output. */
+static size_t printed(int which, bool json, char *text, size_t cap) {
+  FILE *f = tmpfile();
+  int old = dup(1);
+  assert_non_null(f);
+  assert_true(fflush(stdout) == 0 && dup2(fileno(f), 1) == 1);
+  print(which, json);
+  assert_true(fflush(stdout) == 0 && dup2(old, 1) == 1);
+  rewind(f);
+  size_t n = fread(text, 1, cap - 1, f);
+  text[n] = 0;
+  close(old);
+  fclose(f);
+  return n;
+}
+
+static double figure(const mm_json *o, const char *key) {
+  assert_non_null(mm_json_get(o, key));
+  return mm_json_number(mm_json_get(o, key));
+}
+
+static void test_lines(void **state) {
+  (void)state;
+  static const char *const text[] = {
+      "device copy 3000 GB/s, read + write\n",
+      "m2 block_fp8/w4a16 B=16 router: 250.00 us, 600.0 MB, 0.80 of copy\n",
+      "m2 x 8 block_fp8/w4a16, decode B=16 context 1024 fp8: 250.0 us, 64000.0 tokens/s, 101.5 experts a layer, 0.600 GB, floor 200.0 us, "
+      "1.25 x floor\n",
+      "m2 x 8 block_fp8/w4a16, prefill T=8192: 0.25 ms, 0.03 ms a layer, 32768000 tokens/s, floor 0.20 ms, 0.80 of it\n",
+      "m2 x 8 block_fp8/w4a16, 16 tokens of context 1024 beside a stretch of 8192: 2500.0 us; apart 1000.0 and 2000.0 us, ratio 0.833\n",
+  };
+  for (int i = 0; i < 5; i++) {
+    char line[1024];
+    mm_err err = {0};
+    printed(i, false, line, sizeof line);
+    assert_string_equal(line, text[i]);
+    size_t n = printed(i, true, line, sizeof line);
+    assert_true(n > 0 && strchr(line, '\n') == line + n - 1);
+    mm_json *o = mm_json_parse(line, n, "line", &err);
+    assert_non_null(o);
+    if (i == 0) assert_true(figure(o, "copy_bytes_per_s") == 3e12);
+    if (i > 0) assert_string_equal(mm_json_str(mm_json_get(o, "expert_quant")), "w4a16");
+    if (i > 0) assert_true(figure(o, "seconds") == (i == 4 ? 2.5e-3 : 2.5e-4) && figure(o, "layers") == 8);
+    if (i == 1) assert_true(figure(o, "of_copy") == 0.8 && figure(o, "bytes") == 6e8);
+    if (i == 2) assert_true(figure(o, "tokens_per_s") == 64000 && figure(o, "floor_s") == 2e-4 && mm_json_bool(mm_json_get(o, "kv_fp8")));
+    if (i == 4) assert_true(figure(o, "decode_alone_s") == 1e-3 && figure(o, "stretch_alone_s") == 2e-3);
+    mm_json_free(o);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_lines)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
