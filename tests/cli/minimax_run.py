@@ -70,7 +70,7 @@ for model in ("tests/data/tiny-m1", "tests/data/tiny-m2"):
     for tp in (1, 2, 8):
         packed = convert(model, f"{os.path.basename(model)}-{tp}", tp)
         assert run(packed, "-p", prompt, "--added-tokens", "-n", "48", "--act-quant", "off") == out
-        assert re.match(r"prompt 24 tokens at [\d.]+/s, 48 new tokens at [\d.]+/s up to --max-tokens, loaded in [\d.]+ s, --act-quant off\n$",
+        assert re.match(r"prompt 24 tokens at [\d.]+/s, 48 new tokens at [\d.]+/s up to --max-tokens, loaded in [\d.]+ s, on cpu, --act-quant off\n$",
                         run.err), run.err
         run(packed, "-p", prompt, "-n", "1")
         assert run.err.endswith(", --act-quant on\n"), run.err
