@@ -84,7 +84,7 @@ static void on_loaded(void *user) {
 static void tick(void *user) {
   serve *s = user;
   s->server.stage = s->loaded.stage ? s->loaded.stage : "start";
-  if (s->server.state == MM_SERVER_DRAINING && s->server.calls == 0) mm_http_stop(s->server.http);
+  if (s->server.state == MM_SERVER_DRAINING && s->server.calls == 0 && !mm_http_busy(s->server.http)) mm_http_stop(s->server.http);
 }
 
 static void on_signal(void *user) {

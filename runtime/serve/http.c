@@ -441,6 +441,14 @@ bool mm_http_run(mm_http *h, mm_err *err) {
 
 void mm_http_stop(mm_http *h) { event_base_loopbreak(h->base); }
 
+bool mm_http_busy(mm_http *h) {
+  for (size_t fd = 0; fd < h->descriptors; fd++) {
+    const connection *c = connection_of(h, (int)fd);
+    if (c && c->busy) return true;
+  }
+  return false;
+}
+
 void mm_http_deafen(mm_http *h) {
   if (h->bound) evhttp_del_accept_socket(h->server, h->bound);
   h->bound = NULL;

@@ -27,6 +27,8 @@ uint16_t mm_http_port(const mm_http *h); /* the one bound */
 /* Runs the loop until mm_http_stop. MM_IO when the loop fails. */
 bool mm_http_run(mm_http *h, mm_err *err);
 void mm_http_stop(mm_http *h);
+/* A reply is being made, or some of it is not written to its connection yet. */
+bool mm_http_busy(mm_http *h);
 /* No new connections. */
 void mm_http_deafen(mm_http *h);
 uint32_t mm_http_connections(const mm_http *h); /* open ones, as of the last quarter of a second */

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -119,6 +120,19 @@ def ends():
         r = c.getresponse()
         r.read(10)
         s.process.send_signal(signal.SIGTERM)
+        assert r.read().endswith(b"data: [DONE]\n\n") and s.process.wait(20) == 0
+    with Server(PACKED) as s:  # a client that takes its time has all of its reply
+        c = s.connect()
+        c.sock = socket.socket()
+        c.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        c.sock.settimeout(60)
+        c.sock.connect(("127.0.0.1", s.port))
+        c.request("POST", COMPLETIONS, json.dumps({**PROMPT, "max_tokens": 1000, "ignore_eos": True, "stream": True, "logprobs": 5}))
+        r = c.getresponse()
+        r.read(10)
+        s.process.send_signal(signal.SIGTERM)
+        s.wait_for("reply 1000")
+        time.sleep(0.3)
         assert r.read().endswith(b"data: [DONE]\n\n") and s.process.wait(20) == 0
     with Server(PACKED) as s:
         c = s.connect()
