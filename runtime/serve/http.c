@@ -13,6 +13,7 @@
 #include <math.h>
 #include <netinet/in.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -364,8 +365,9 @@ static bool add_timer(mm_http *h, int signal, double seconds, void (*fn)(void *)
   return true;
 }
 
-bool mm_http_on_signal(mm_http *h, int signal, void (*fn)(void *user), void *user, mm_err *err) {
-  return add_timer(h, signal, 0, fn, user, err);
+bool mm_http_on_signal(mm_http *h, int number, void (*fn)(void *user), void *user, mm_err *err) {
+  signal(number, SIG_IGN); /* what libevent restores when h closes: one that comes later does not kill what is ending */
+  return add_timer(h, number, 0, fn, user, err);
 }
 
 bool mm_http_every(mm_http *h, double seconds, void (*fn)(void *user), void *user, mm_err *err) {

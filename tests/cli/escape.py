@@ -42,7 +42,7 @@ pf.convert(BIN + "minimax-convert", work + "/src", work + "/good", "--tp", "2", 
 for i, evil in enumerate(EVIL):
     word, path = FINE + evil, f"{work}/evil{i}"
     p = pf.Packed(work + "/good")
-    p.manifest["tool"] = p.manifest["quant"] = p.manifest["model"]["architecture"] = word
+    p.manifest["tool"] = p.manifest["quant"] = word
     control = any(unicodedata.category(c) == "Cc" for c in evil)  # no header may have these
     extra = json.loads(json.dumps(p.tensor("model.norm.weight")))  # one more tensor, which the model does not use
     extra["name"] = word
@@ -61,6 +61,7 @@ for i, evil in enumerate(EVIL):
     run("minimax-archive", "list", path + ".arc", fine=False, status=0)
     for edit in (lambda m: m.update({word: 1}), lambda m: m.update(format=word), lambda m: m["tensors"][0].update(scheme=word),
                  lambda m: m["tensors"][0].update(name=word), lambda m: m["files"][0].update(name=word), lambda m: m["model"].update(family=word),
+                 lambda m: m["model"].update(architecture=word),
                  lambda m: m["tensors"][0]["planes"][0].update(dtype=word)):
         q = pf.Packed(work + "/good")
         edit(q.manifest)

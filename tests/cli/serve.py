@@ -143,6 +143,11 @@ def ends():
         start = time.monotonic()
         s.process.send_signal(signal.SIGTERM)
         assert s.process.wait(20) == 0 and time.monotonic() - start < 2
+    for _ in range(4):  # signals until the very end
+        with Server(PACKED) as s:
+            while s.process.poll() is None:
+                s.process.send_signal(signal.SIGTERM)
+            assert s.process.returncode == 0, s.process.returncode
 
 
 def command_lines():

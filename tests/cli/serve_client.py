@@ -29,7 +29,7 @@ class Server:
             self.wait_for("ready after")
 
     def wait_for(self, pattern):
-        for _ in range(1200):
+        for _ in range(12000):
             found = re.search(pattern, open(self.log).read())
             if found:
                 return found.group(found.re.groups)
