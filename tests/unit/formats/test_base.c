@@ -156,7 +156,7 @@ static void test_name_list(void **state) {
   }
   assert_string_equal(l.text, want);
   for (int i = 0; i < 12; i++) mm_name_list_add(&l, name);
-  strcat(want, ", and 12 more");
+  snprintf(want + strlen(want), sizeof want - strlen(want), ", and 12 more");
   assert_string_equal(l.text, want);
   mm_name_list_add(&l, "x"); /* would fit, but is not the next */
   assert_true(mm_ends_with(l.text, ", and 13 more"));
