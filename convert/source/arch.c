@@ -6,7 +6,9 @@
 
 #include "convert/source/rule.h"
 
-static const mm_arch *const all[] = {&mm_arch_minimax_m1, &mm_arch_minimax_m2};
+#define ROW(name) &name,
+static const mm_arch *const all[] = {MM_ARCH_ROWS};
+#undef ROW
 
 /* Recognised, so that nobody gets garbage out of a near miss. */
 static const struct {
@@ -36,6 +38,16 @@ static const char *text_of(const mm_json *j) {
   return mm_json_type_of(j) == MM_JSON_STR && strlen(mm_json_str(j)) == mm_json_str_len(j) ? mm_json_str(j) : NULL;
 }
 
+/* "A, B or C": every architecture that is converted. */
+static void put_names(char *out, size_t cap) {
+  size_t n = 0, count = sizeof all / sizeof *all;
+  for (size_t i = 0; i < count; i++)
+    for (size_t j = 0; all[i]->names[j] && n < cap; j++) {
+      const char *between = i + 1 == count && !all[i]->names[j + 1] ? " or " : ", ";
+      n += (size_t)snprintf(out + n, cap - n, "%s%s", n == 0 ? "" : between, all[i]->names[j]);
+    }
+}
+
 static const mm_arch *find(const char *name, const char *type, const char *file, mm_err *err) {
   char folded[64] = "";
   if (type) fold(folded, sizeof folded, type);
@@ -46,11 +58,11 @@ static const mm_arch *find(const char *name, const char *type, const char *file,
     }
   for (size_t i = 0; i < sizeof all / sizeof *all; i++)
     if (name ? listed(all[i]->names, name) : listed(all[i]->model_types, folded)) return all[i];
-  char shown[128];
+  char shown[128], known[256] = "";
   mm_escape(shown, sizeof shown, name ? name : type, strlen(name ? name : type));
-  mm_fail(err, MM_UNSUPPORTED, "E_ARCH", mm_at(file, NULL),
-          "found %s \"%s\", expected MiniMaxM1ForCausalLM, MiniMaxText01ForCausalLM, MiniMaxForCausalLM or MiniMaxM2ForCausalLM",
-          name ? "architecture" : "model_type", shown);
+  put_names(known, sizeof known);
+  mm_fail(err, MM_UNSUPPORTED, "E_ARCH", mm_at(file, NULL), "found %s \"%s\", expected %s", name ? "architecture" : "model_type", shown,
+          known);
   return NULL;
 }
 

@@ -61,7 +61,11 @@ typedef struct mm_arch {
   size_t rule_count;
 } mm_arch;
 
-extern const mm_arch mm_arch_minimax_m1, mm_arch_minimax_m2;
+/* The families, one row each. */
+#define MM_ARCH_ROWS ROW(mm_arch_minimax_m1) ROW(mm_arch_minimax_m2)
+#define ROW(name)    extern const mm_arch name;
+MM_ARCH_ROWS
+#undef ROW
 
 /* By `architectures[0]`, or model_type where architectures is absent. Known but unsupported models (M3, VL) are refused by name,
  * MM_UNSUPPORTED E_ARCH. */
