@@ -71,10 +71,9 @@ bool mm_unpacked_refuse(const char *dir, mm_err *err) {
       return mm_fail(err, MM_BAD_INPUT, "E_KIND", mm_at(dir, NULL),
                      "found a Hugging Face checkpoint, expected a packed one; convert it first (minimax-convert SRC -o DIR)");
   }
-  return access(mm_path_of(dir, "snapshots").text, F_OK) != 0 ||
-         mm_fail(
-             err, MM_BAD_INPUT, "E_KIND", mm_at(dir, NULL),
-             "found a folder of the Hub's cache, expected a packed checkpoint: one of its snapshots, or what minimax-convert makes of it");
+  return access(mm_path_of(dir, "snapshots").text, F_OK) != 0 || mm_fail(err, MM_BAD_INPUT, "E_KIND", mm_at(dir, NULL),
+                                                                         "found a folder of the Hub's cache, expected a packed checkpoint: "
+                                                                         "give a snapshot, or convert one (minimax-convert SRC -o DIR)");
 }
 
 bool mm_archive_refuse(const char *dir, mm_err *err) {
