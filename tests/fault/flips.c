@@ -89,7 +89,7 @@ static bool names_tensor(const flips *f, const victim *v, uint64_t at, const cha
     for (unsigned k = 0; mm_pack_holds(p, &p->tensor[i], v->rank) && k < p->tensor[i].plane_count; k++) {
       const mm_shard_plane *x = &f->shards.rank[v->rank].plane[i * MM_PACK_PLANES + k];
       if (x->part == v->index && at >= x->offset && at < x->offset + x->bytes)
-        return strstr(text, p->tensor[i].name) || strstr(text, "...");
+        return strstr(text, p->tensor[i].name) || strstr(text, " more)"); /* the list ends before all are named */
     }
   return false;
 }
