@@ -161,7 +161,13 @@ static unsigned firsts_of(compiler *p, const mm_value *types) {
   return all;
 }
 
-/* The value is of one of these types. */
+/* The reader of bodies takes NaN and Infinity, which an answer may not hold. */
+static bool is_json(compiler *p, const mm_value *v) {
+  const char last = v->raw[v->raw_n - 1];
+  return v->type != MM_VALUE_NUMBER || (last >= '0' && last <= '9') || wrong(p, "enum or const: NaN and Infinity are not values of JSON");
+}
+
+/* The value, one of JSON, is of one of these types. */
 static bool is_of(const mm_value *v, unsigned firsts) {
   const int first = first_of(v->raw[0]);
   if (!(firsts & 1u << first)) return false;
@@ -269,6 +275,7 @@ static bool compile_enum(compiler *p, const mm_value *list, const mm_value *type
   if (list->count > SCHEMAS_MAX) return unserved(p, "enum", " with so many values");
   out->kind = MM_FORM_CHOICE;
   for (const mm_value *v = list->first; v; v = v->next) {
+    if (!is_json(p, v)) return false;
     if (!is_of(v, firsts)) continue;
     if (!add_literal(p, out, v)) return false;
     kept++;
@@ -365,7 +372,7 @@ static bool compile_keywords(compiler *p, const mm_value *schema, mm_form *out) 
   if (one) {
     const unsigned firsts = firsts_of(p, type);
     out->kind = MM_FORM_CHOICE;
-    return firsts && alone(p, schema, "const", "type") && (is_of(one, firsts) || wrong(p, "const: not of the type")) &&
+    return firsts && alone(p, schema, "const", "type") && is_json(p, one) && (is_of(one, firsts) || wrong(p, "const: not of the type")) &&
            add_literal(p, out, one);
   }
   if (list) return alone(p, schema, "enum", "type") && compile_enum(p, list, type, out);
