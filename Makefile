@@ -311,7 +311,7 @@ bench-cpu: $(BUILD)/tests/bench/bench_cpu ## tokens/s of the CPU backend on laye
 bench-quality: $(PROGRAMS) $(BUILD)/tests/bench/bench_quality $(VENV)/ready ## SQNR gains of the searches, likelihood of the small checkpoints by scheme
 	$(Q)$(BUILD)/tests/bench/bench_quality
 	$(Q)$(VENV)/bin/python tests/bench/quality.py $(BUILD)/bin
-bench-serve: $(PROGRAMS) $(BUILD)/tests/bench/bench_scheduler $(BUILD)/tests/bench/bench_reuse ## minimax-serve: its start, streams over HTTP beside the engine alone, a prompt that is known
+bench-serve: $(PROGRAMS) $(addprefix $(BUILD)/tests/bench/bench_,scheduler reuse tokenizer) ## minimax-serve: its start, streams over HTTP beside the engine alone, a prompt that is known
 	$(Q)python3 tests/bench/serve.py $(BUILD)
 bench: $(PROGRAMS) $(BENCH) $(NO_HASH) ## conversion rates beside memcpy and the disk of the same run
 	$(Q)scripts/bench_convert.py $(BUILD)/bin
