@@ -142,6 +142,7 @@ static mm_backend *cpu_open(const mm_backend_config *c, mm_err *err) {
   b->kv_heads = (uint32_t)mm_max(1, c->model->kv_heads / c->weights->tp);
   b->d = c->model->head_dim;
   b->vectors = mm_cpu_vectors_here();
+  b->ahead = mm_cpu_ahead_pays(b);
   b->load = mm_calloc((size_t)c->model->layers * c->model->experts, sizeof *b->load, err);
   b->team = mm_team_open(c->threads, err);
   if (b->team && b->load && open_caches(b, err) && open_position_tables(b, err) && open_buffers(b, err)) return b;
@@ -267,6 +268,7 @@ const mm_ops mm_ops_cpu = {
     .calibration = true,
     .send = cpu_send,
     .receive = cpu_receive,
+    .layer = mm_cpu_ahead_layer,
     .experts_cut = true,
     .rows_apart = true,
     .pages = true,

@@ -48,6 +48,7 @@ struct mm_backend {
   uint32_t *active;            /* [E] experts of this rank that some row chose */
   float **scratch;             /* [threads]: sums of a strip, its rows as f32, then mm_cpu_out; attention's pages; the router's keys */
   size_t out_at;
+  bool ahead; /* weights do not fit into memory: cpu_ahead.c */
   const mm_cpu_vectors *vectors;
   mm_team *team;
   uint64_t *load; /* [layers, E] rows that chose the expert, since open */
@@ -102,6 +103,14 @@ void mm_cpu_strip_of(mm_backend *b, unsigned worker, const mm_cpu_part *p);
 static inline float *mm_cpu_out(const mm_backend *b, unsigned worker) { return b->scratch[worker] + b->out_at; }
 /* y[rows, w.n]: row i is x[pick[i]]·Wᵀ, or x[i]·Wᵀ when pick is NULL; x[…, w.k]. */
 void mm_cpu_matmul(mm_backend *b, float *y, const float *x, const uint32_t *pick, uint32_t rows, const mm_packed *w);
+
+/* Asks the kernel to read matrix `lead` of w, which lies in a mapped file, and returns its bytes; nothing where w has no scheme. */
+uint64_t mm_cpu_ahead(const mm_packed *w, uint32_t lead);
+/* The same of the experts b->active[0, active), and of what every token reads of layer l + 1: only where b->ahead. */
+void mm_cpu_ahead_experts(const mm_backend *b, uint32_t active, const mm_packed *w13, const mm_packed *w2);
+void mm_cpu_ahead_layer(mm_backend *b, uint32_t l);
+/* The layers' weights of all ranks of the process are more than 7/8 of the memory that it may use. */
+bool mm_cpu_ahead_pays(const mm_backend *b);
 
 void mm_cpu_embed(mm_backend *b, mm_act x, const mm_packed *table);
 void mm_cpu_norm(mm_backend *b, mm_act y, mm_act x, const mm_packed *w, double eps);

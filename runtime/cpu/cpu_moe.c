@@ -143,6 +143,7 @@ void mm_cpu_experts(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, con
   experts j = {.b = b, .y = y, .w13 = w13, .w2 = w2, .first = first};
   for (uint32_t e = 0; e < w13->lead; e++)
     if (first[e] < first[e + 1]) b->active[j.active++] = e;
+  mm_cpu_ahead_experts(b, j.active, w13, w2);
   j.strip = mm_cpu_strip(j.active ? (end - own) / j.active : 0);
   j.up_strips = mm_ceil_div(w2->k, j.strip);
   observe_up(&j, x.data);
