@@ -36,7 +36,7 @@ bool mm_cpu_view_of(mm_cpu_view *v, const mm_packed *w, uint32_t lead) {
   if (v->kind <= MM_KIND_F16 || v->kind == MM_KIND_INT8 || scale != scale_type(v->kind)) return false;
   const bool fine = v->cell == 32 || v->cell == 64;
   if (v->kind == MM_KIND_MXFP8 || v->kind == MM_KIND_E4M3_32) return fine;
-  return v->cell % MM_CHUNK == 0 || (mm_cpu_turned(v->kind) && (fine || v->cell == 16));
+  return v->cell % MM_CHUNK == 0 || (mm_cpu_nibbles(v->kind) && (fine || v->cell == 16));
 }
 
 void mm_cpu_view_f32(mm_cpu_view *v, const mm_packed *w, const float *rows, uint32_t stride) {
@@ -50,16 +50,19 @@ void mm_cpu_turn(float *out, const float *x, uint32_t k, mm_cpu_kind kind) {
     memset(out + k, 0, (end - k) * sizeof *x);
     return;
   }
-  for (uint32_t c = 0; c < whole; c += MM_CHUNK)
-    for (uint32_t j = 0; j < 8; j++)
-      for (uint32_t i = 0; i < 16; i++) out[c + 16 * j + i] = x[c + 8 * i + j];
-  for (uint32_t i = whole; i < end; i++) out[whole + i % 8 * 16 + (i - whole) / 8] = i < k ? x[i] : 0;
+  for (uint32_t j = 0; j < 8; j++)
+    for (uint32_t i = 0; i < 16; i++) {
+      const uint32_t column = mm_cpu_column(kind, j, i);
+      for (uint32_t c = 0; c < whole; c += MM_CHUNK) out[c + 16 * j + i] = x[c + column];
+      if (whole < end) out[whole + 16 * j + i] = whole + column < k ? x[whole + column] : 0;
+    }
 }
 
 void mm_cpu_rows(const mm_cpu_view *v, uint32_t first, uint32_t rows, const float *const *x, uint32_t tokens, float *y, size_t stride,
                  float *sums) {
   switch (mm_cpu_level()) {
 #ifdef __x86_64__
+    case MM_CPU_VBMI: mm_cpu_rows_vbmi(v, first, rows, x, tokens, y, stride, sums); return;
     case MM_CPU_AVX512: mm_cpu_rows_avx512(v, first, rows, x, tokens, y, stride, sums); return;
     case MM_CPU_AVX2: mm_cpu_rows_avx2(v, first, rows, x, tokens, y, stride, sums); return;
 #endif
@@ -70,6 +73,7 @@ void mm_cpu_rows(const mm_cpu_view *v, uint32_t first, uint32_t rows, const floa
 float mm_cpu_dot(const float *a, const float *b, uint32_t n) {
   switch (mm_cpu_level()) {
 #ifdef __x86_64__
+    case MM_CPU_VBMI:
     case MM_CPU_AVX512: return mm_cpu_dot_avx512(a, b, n);
     case MM_CPU_AVX2: return mm_cpu_dot_avx2(a, b, n);
 #endif
