@@ -21,6 +21,15 @@ static mm_dtype scale_type(mm_cpu_kind k) {
   return k == MM_KIND_MXFP8 || k == MM_KIND_MXFP4 ? MM_U8 : k == MM_KIND_NVFP4 ? MM_F8_E4M3 : MM_F32;
 }
 
+static size_t row_bytes(const mm_packed *w) {
+  const mm_plane *codes = &w->scheme->plane[0];
+  return w->scheme->code == MM_CODE_PLAIN ? w->k * mm_dtype_size(codes->dtype) : mm_cells(w->k, codes->cell.k);
+}
+
+const uint8_t *mm_cpu_row_at(const mm_packed *w, uint32_t lead, uint32_t row) {
+  return (const uint8_t *)w->plane[0] + ((size_t)lead * w->n + row) * row_bytes(w);
+}
+
 bool mm_cpu_view_of(mm_cpu_view *v, const mm_packed *w, uint32_t lead) {
   *v = (mm_cpu_view){.w = w, .lead = lead};
   for (unsigned i = 1; i < w->scheme->plane_count; i++) {
@@ -30,8 +39,8 @@ bool mm_cpu_view_of(mm_cpu_view *v, const mm_packed *w, uint32_t lead) {
   }
   const mm_dtype scale = v->plane ? w->scheme->plane[v->plane].dtype : MM_F32;
   v->kind = kind_of(w, v->cell, scale);
-  v->row_bytes = v->kind <= MM_KIND_F16 ? w->k * mm_dtype_size(w->scheme->plane[0].dtype) : mm_cells(w->k, w->scheme->plane[0].cell.k);
-  v->codes = (const uint8_t *)w->plane[0] + (size_t)lead * w->n * v->row_bytes;
+  v->row_bytes = row_bytes(w);
+  v->codes = mm_cpu_row_at(w, lead, 0);
   if (!v->plane) return v->kind != MM_KIND_MXFP8;
   if (v->kind <= MM_KIND_F16 || v->kind == MM_KIND_INT8 || scale != scale_type(v->kind)) return false;
   const bool fine = v->cell == 32 || v->cell == 64;

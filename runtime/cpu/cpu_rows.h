@@ -42,8 +42,11 @@ typedef struct mm_cpu_view {
   unsigned plane; /* the scale plane whose cells lie along the row; 0: none does */
   uint32_t cell;  /* its columns: a multiple of 128, or 16, 32 or 64 */
   uint32_t lead;
+  const uint8_t *next; /* where the codes are that this thread reads after those of the rows asked for; NULL: not known */
 } mm_cpu_view;
 
+/* Codes of a row of matrix `lead`. */
+const uint8_t *mm_cpu_row_at(const mm_packed *w, uint32_t lead, uint32_t row);
 /* False where the stored grid is finer or other than the loops know; such rows are unpacked first (mm_cpu_view_f32). */
 bool mm_cpu_view_of(mm_cpu_view *v, const mm_packed *w, uint32_t lead);
 /* Rows already unpacked: f32 [rows, stride], stride ≥ k and its columns from k to the next multiple of 128 zero. */

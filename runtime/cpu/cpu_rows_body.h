@@ -111,11 +111,14 @@ LEVEL const uint8_t *whole_chunk(const mm_cpu_view *v, mm_cpu_kind kind, const u
   return room->codes;
 }
 
-/* Bytes ahead of the codes that memory is asked for: what it sends while it answers, and within a page of the system's. */
-enum { AHEAD = 2048 };
-LEVEL void ask_ahead(mm_cpu_kind kind, const uint8_t *codes) {
+/* Bytes ahead of the codes that memory is asked for: what it sends while it answers. */
+enum { AHEAD = 8192 };
+/* Of the chunks from `codes` on; past `end` lie, `jump` bytes farther, those that come next. */
+LEVEL void ask_ahead(mm_cpu_kind kind, const uint8_t *codes, const uint8_t *end, ptrdiff_t jump) {
+  const uint8_t *at = codes + AHEAD;
+  at += at < end ? 0 : jump;
   MM_UNROLL
-  for (uint32_t i = 0; i < mm_cpu_chunk_bytes(kind); i += 64) __builtin_prefetch(codes + AHEAD + i);
+  for (uint32_t i = 0; i < ABREAST * mm_cpu_chunk_bytes(kind); i += 64) __builtin_prefetch(at + i);
 }
 
 /* One token. */
@@ -123,18 +126,20 @@ LEVEL void one_token(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t first, uin
   const uint32_t chunks = mm_cells(v->w->k, MM_CHUNK), whole = v->w->k / MM_CHUNK / ABREAST * ABREAST;
   const uint32_t wide = v->cell > MM_CHUNK ? v->cell / MM_CHUNK : 1; /* chunks under one scale */
   const uint32_t step = v->plane ? mm_cpu_scale_bytes(kind) * (v->cell < MM_CHUNK ? MM_CHUNK / v->cell : 1) : 0;
+  const uint8_t *const end = v->codes + (size_t)(first + rows) * v->row_bytes;
+  const ptrdiff_t jump = v->next ? v->next - end : 0;
   for (uint32_t r = 0; r < rows; r++) {
-    const uint8_t *codes = v->codes + (first + r) * v->row_bytes, *scales = row_scales(v, kind, first + r);
+    const uint8_t *codes = v->codes + (size_t)(first + r) * v->row_bytes, *scales = row_scales(v, kind, first + r);
     bool nan = false;
     v16 sum = v16_zero();
     uint32_t c = 0;
     for (; c < whole; c += ABREAST) {
       chunk_at at[ABREAST];
+      ask_ahead(kind, codes + (size_t)c * mm_cpu_chunk_bytes(kind), end, jump);
       MM_UNROLL
       for (uint32_t i = 0; i < ABREAST; i++) {
         at[i].codes = codes + (size_t)(c + i) * mm_cpu_chunk_bytes(kind);
         at[i].scale = scales ? scales + (size_t)(wide > 1 ? (c + i) / wide : c + i) * step : NULL;
-        ask_ahead(kind, at[i].codes);
         nan |= mm_cpu_e4m3(kind) && bad(at[i].codes);
       }
       sum = chunks_abreast(sum, kind, at, v->cell, x + (size_t)c * MM_CHUNK);

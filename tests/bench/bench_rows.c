@@ -13,7 +13,7 @@
 #include <immintrin.h>
 #endif
 
-enum { K = 3072, NEAR_ROWS = 64, STRIP = 64, TURNS = 9 };
+enum { K = 3072, NEAR_ROWS = 64, STRIP = 64, TURNS = 6 };
 enum { FAR_BYTES = 384 << 20, LOOPS = 20000000 };
 
 static double own_time(void) {
