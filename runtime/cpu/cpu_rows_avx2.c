@@ -10,7 +10,7 @@
 
 #define TARGET __attribute__((target("avx2,fma,f16c")))
 #define LEVEL  TARGET MM_INLINE
-enum { TILE_TOKENS = 3 };
+enum { TILE_TOKENS = 3, TILE_KEEPS = false };
 #define TILE_ROWS 2
 
 typedef struct v16 {
@@ -28,6 +28,7 @@ LEVEL float v16_sum(v16 a) {
   const __m128 c = _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1)), d = _mm_add_ps(c, _mm_movehl_ps(c, c));
   return _mm_cvtss_f32(_mm_add_ss(d, _mm_movehdup_ps(d)));
 }
+LEVEL v16 v16_held(v16 a) { return a; }
 LEVEL v16 v16_halves(float a, float b) { return (v16){_mm256_set1_ps(a), _mm256_set1_ps(b)}; }
 LEVEL v16 v16_div(v16 a, v16 b) { return (v16){_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
 LEVEL v16 v16_max(v16 a, v16 b) { return (v16){_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }

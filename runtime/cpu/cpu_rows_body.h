@@ -1,6 +1,6 @@
 /* The loops of cpu_rows.h over one level's vectors. The file that includes this defines, for sixteen lanes of f32: v16, LEVEL (the
- * functions' target), v16_zero, v16_load, v16_store, v16_add, v16_fma(a, b, c) = a·b + c, v16_set1, v16_halves, v16_sum by the rule's tree,
- * v16_scales, widen_half and bad; TILE_ROWS and TILE_TOKENS where registers hold a tile of parts. */
+ * functions' target), v16_zero, v16_load, v16_store, v16_add, v16_fma(a, b, c) = a·b + c, v16_set1, v16_halves, v16_held, v16_sum by the rule's tree,
+ * v16_scales, widen_half and bad; TILE_ROWS, TILE_TOKENS and TILE_KEEPS where registers hold a tile of parts. */
 
 /* A scale as f32; E4M3 a 256th of it. */
 LEVEL float scale_at(mm_cpu_kind kind, const uint8_t *p) {
@@ -70,8 +70,8 @@ LEVEL v16 chunks_abreast(v16 sum, mm_cpu_kind kind, const chunk_at at[ABREAST], 
     }
   }
   MM_UNROLL
-  for (int c = 0; c < ABREAST; c++) MM_UNROLL
-  for (uint32_t g = 0; g < pieces; g++) sum = sum_of(sum, part[g][c], kind, at[c].scale, cell, g);
+  for (uint32_t i = 0; i < ABREAST * pieces; i++)
+    sum = sum_of(sum, part[i % pieces][i / pieces], kind, at[i / pieces].scale, cell, i % pieces);
   return sum;
 }
 
@@ -223,11 +223,18 @@ LEVEL void widen_row(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t row, uint3
   }
 }
 
-/* A tile over `chunks` chunks of widened rows; x[t] + at is the first one's column. */
+/* A tile over `chunks` chunks of widened rows; x[t] + at is the first one's column. TILE_KEEPS: its sums are in registers beside its parts,
+ * else in memory. */
 LEVEL void tile_step(uint32_t rows, uint32_t tokens, uint32_t pieces, uint32_t chunks, const tile_room *room, const float *const *x,
                      size_t at) {
+  const uint32_t lines = 8 / pieces;
+  v16 sum[TILE_ROWS][TILE_TOKENS];
+  MM_UNROLL
+  for (uint32_t r = 0; r < rows; r++) MM_UNROLL
+  for (uint32_t t = 0; t < tokens; t++)
+    if (TILE_KEEPS) sum[r][t] = v16_load(room->sums + (r * MM_CPU_MANY_TOKENS + t) * 16);
+  MM_ROLL
   for (uint32_t p = 0; p < chunks * pieces; p++) {
-    const uint32_t lines = 8 / pieces;
     const float *const w = room->w + (size_t)p * lines * 16;
     const size_t column = at + (size_t)p * lines * 16;
     v16 part[TILE_ROWS][TILE_TOKENS];
@@ -241,7 +248,7 @@ LEVEL void tile_step(uint32_t rows, uint32_t tokens, uint32_t pieces, uint32_t c
       for (uint32_t r = 0; r < rows; r++) line[r] = v16_load(w + (size_t)r * BLOCK * MM_CHUNK + 16 * j);
       MM_UNROLL
       for (uint32_t t = 0; t < tokens; t++) {
-        const v16 from = v16_load(x[t] + column + 16 * j);
+        const v16 from = v16_held(v16_load(x[t] + column + 16 * j));
         MM_UNROLL
         for (uint32_t r = 0; r < rows; r++) part[r][t] = v16_fma(line[r], from, part[r][t]);
       }
@@ -251,10 +258,19 @@ LEVEL void tile_step(uint32_t rows, uint32_t tokens, uint32_t pieces, uint32_t c
       const v16 own = v16_load(room->scales + ((size_t)r * BLOCK * pieces + p) * 16);
       float *const sums = room->sums + (size_t)r * MM_CPU_MANY_TOKENS * 16;
       MM_UNROLL
-      for (uint32_t t = 0; t < tokens; t++) v16_store(sums + 16 * t, v16_fma(part[r][t], own, v16_load(sums + 16 * t)));
+      for (uint32_t t = 0; t < tokens; t++) {
+        if (TILE_KEEPS)
+          sum[r][t] = v16_fma(part[r][t], own, sum[r][t]);
+        else
+          v16_store(sums + 16 * t, v16_fma(part[r][t], own, v16_load(sums + 16 * t)));
+      }
     }
-    atomic_signal_fence(memory_order_seq_cst); /* no copies of the sums beside those in memory */
+    if (!TILE_KEEPS) atomic_signal_fence(memory_order_seq_cst); /* no copies of the sums beside those in memory */
   }
+  MM_UNROLL
+  for (uint32_t r = 0; r < rows; r++) MM_UNROLL
+  for (uint32_t t = 0; t < tokens; t++)
+    if (TILE_KEEPS) v16_store(room->sums + (r * MM_CPU_MANY_TOKENS + t) * 16, sum[r][t]);
 }
 
 /* One tile's tokens under all rows. */

@@ -175,7 +175,7 @@ static void row(const char *name) {
   const size_t bytes = row_bytes(s), far_rows = FAR_BYTES / bytes / STRIP * STRIP;
   const mm_packed near = matrix(s, NEAR_ROWS), far = matrix(s, (uint32_t)far_rows);
   const double each = (double)bytes / K, cached = rate_of(&near, 1, 32768), streamed = rate_of(&far, 1, far_rows);
-  printf("%-12s %12.1f %12.1f %9.1f %15.0f\n", name, cached, streamed, streamed * each, 2 * rate_of(&far, MM_CPU_MANY_TOKENS, 2048));
+  printf("%-12s %12.1f %12.1f %9.1f %15.0f\n", name, cached, streamed, streamed * each, 2 * rate_of(&near, MM_CPU_MANY_TOKENS, 2048));
   fflush(stdout);
   drop(&near), drop(&far);
 }
