@@ -108,7 +108,7 @@ static bool open_buffers(mm_backend *b, mm_err *err) {
   if (!(b->turned = matrix(b, 1, mm_max(inputs, acts), err))) return false;
   b->out_at = MM_CPU_SUMS(MM_CPU_MANY) + MM_CPU_STRIP * ((size_t)x.input + MM_CHUNK);
   const uint64_t attention = mm_cpu_attention_floats(b);
-  uint64_t scratch = mm_max(mm_max(b->out_at + 2 * (uint64_t)tokens * MM_CPU_MANY, attention), m->experts);
+  uint64_t scratch = mm_max(mm_max(b->out_at + 2 * mm_max((uint64_t)tokens * MM_CPU_MANY, MM_CPU_ALONE), attention), m->experts);
   if (!(b->scratch = mm_arena_alloc(&b->arena, b->c.threads * sizeof *b->scratch, err))) return false;
   for (unsigned t = 0; t < b->c.threads; t++)
     if (!(b->scratch[t] = matrix(b, 1, scratch, err))) return false;
