@@ -78,7 +78,11 @@ typedef struct mm_hf_options {
 /* dir is a directory or what mm_source_locate makes one of. */
 bool mm_hf_open(mm_hf *hf, const char *dir, const mm_hf_options *o, mm_err *err);
 void mm_hf_close(mm_hf *hf);
+/* Puts tensors in order of their canonical names. The second of two of one name (the first is before it); NULL: there are none. */
+const mm_hf_tensor *mm_hf_sort(mm_hf *hf);
 mm_hf_tensor *mm_hf_find(const mm_hf *hf, const char *canonical);
+/* Its file and its name there, for a failure. */
+static inline mm_where mm_hf_at(const mm_hf *hf, const mm_hf_tensor *t) { return mm_at(hf->file[t->file].path, t->original); }
 /* A file of the checkpoint may be a link into its own folder or into the Hub cache's blobs (snapshots/REV/x -> ../../blobs/SHA256);
  * one that leads elsewhere is MM_BAD_INPUT E_FS_OUTSIDE unless that was allowed. What cannot be resolved passes: opening tells why. */
 bool mm_hf_inside(const mm_hf *hf, const char *path, mm_err *err);
