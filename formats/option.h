@@ -49,14 +49,15 @@ typedef struct mm_program {
  * stdout and *done becomes true (the program then exits 0). Operands are gathered in operands[max_operands]. "--" ends options;
  * --name=value and --name value are equal. Unknown, repeated (except lists) or malformed options are MM_USAGE E_USAGE. Where --jobs is not
  * given, the environment's MINIMAX_JOBS is its value. */
-bool mm_options_parse(const mm_program *p, int argc, char **argv, const char **operands, size_t *operand_count, bool *done, mm_err *err);
+MM_MUST_USE bool mm_options_parse(const mm_program *p, int argc, char **argv, const char **operands, size_t *operand_count, bool *done,
+                                  mm_err *err);
 
 /* Prints "NAME: error: TEXT\n" to stderr in one write and returns the exit status of err (MM_BUG if err holds none). With --json among the
  * arguments the line is an object {"program", "error", "status", "message"}. Where standard output could not be written because its reader
  * is gone, as in "| head", nothing is printed and SIGPIPE ends the process. */
 int mm_program_fail(const mm_program *p, const mm_err *err);
 /* Flushes standard output; MM_IO E_IO when something of it could not be written. */
-bool mm_program_written(mm_err *err);
+MM_MUST_USE bool mm_program_written(mm_err *err);
 /* The whole of a main: starts the program, parses as mm_options_parse does, calls run(args) unless --help or its like was all, and writes
  * what stdout still holds. Returns the exit status; a failure has had its line. */
 int mm_program_main(const mm_program *p, int argc, char **argv, const char **operands, bool (*run)(void *args, mm_err *err), void *args);
