@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "formats/file.h"
@@ -66,7 +67,12 @@ bool mm_verify_files(const mm_pack *p, mm_err *err) {
 
 bool mm_unpacked_refuse(const char *dir, mm_err *err) {
   static const char *const source[] = {"model.safetensors.index.json", "model.safetensors"};
+  struct stat at;
   if (access(mm_path_of(dir, MM_MANIFEST).text, F_OK) == 0) return true;
+  const bool there = stat(dir, &at) == 0;
+  if (!there && errno == ENOENT) return mm_fail(err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(dir, NULL), "no such directory");
+  if (there && !S_ISDIR(at.st_mode))
+    return mm_fail(err, MM_BAD_INPUT, "E_FS_TYPE", mm_at(dir, NULL), "found a file, expected the directory of a packed checkpoint");
   for (size_t i = 0; i < sizeof source / sizeof *source; i++) {
     if (access(mm_path_of(dir, source[i]).text, F_OK) == 0)
       return mm_fail(err, MM_BAD_INPUT, "E_KIND", mm_at(dir, NULL),

@@ -18,7 +18,7 @@
 
 typedef struct eval_args {
   const char *dir, *ids, *text, *logits, *ids_from, *against, *act_quant, *collect, *device; /* act_quant: NULL where not given */
-  uint64_t window, limit, chunk, threads;                                                    /* threads: 0 where not given */
+  uint64_t window, limit, chunk, threads;                                                    /* 0 where not given */
   bool json, quiet;
 } eval_args;
 
@@ -407,18 +407,22 @@ static bool run_divergence(eval *e, mm_err *err) {
   return ok;
 }
 
-/* One of three things is asked for. */
-static bool check_args(const eval_args *a, mm_err *err) {
+/* One of three things is asked for; windows are a text's. */
+static bool check_args(eval_args *a, mm_err *err) {
   bool scored = a->ids || a->text, prompted = a->logits || a->against;
   if (!(a->ids && a->text) && !(a->logits && a->against) && scored != prompted && prompted == (a->ids_from != NULL) &&
-      (!a->collect || scored))
+      (!a->collect || scored)) {
+    if (prompted && (a->window || a->limit))
+      return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--window and --limit: only with --ids or --text");
+    if (!a->window) a->window = 512;
     return true;
+  }
   return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL),
                  "expected one of --ids and --text (and --collect), or --ids-from with one of --logits and --against");
 }
 
 static bool run(void *args, mm_err *err) {
-  const eval_args *a = args;
+  eval_args *a = args;
   eval e = {.a = a};
   const char *const apart[] = {a->dir, NULL};
   mm_output_place place = place_of(a->logits ? a->logits : a->collect, apart); /* refused before the work */
@@ -432,7 +436,7 @@ static bool run(void *args, mm_err *err) {
 
 /* NOLINTNEXTLINE(readability-function-size): most of it is the option table */
 int main(int argc, char **argv) {
-  eval_args a = {.window = 512, .chunk = 512, .device = "cpu"};
+  eval_args a = {.chunk = 512, .device = "cpu"};
   const mm_option options[] = {
       {.help = "likelihood of a text"},
       {.name = "ids",

@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include "formats/option.h"
+#include "loader/companions.h"
 #include "runtime/serve/config_file.h"
 #include "runtime/serve/loading.h"
 #include "runtime/serve/routes.h"
@@ -170,7 +171,7 @@ static bool serve_all(const serve_args *a, mm_err *err) {
                         .stage = "start",
                         .shared = PTHREAD_MUTEX_INITIALIZER}};
   bool ok = name || mm_fail_memory(err, strlen(a->dir));
-  ok = ok && (s.server.replay = mm_replay_open(REPLAY_TOKENS, err));
+  ok = ok && mm_unpacked_refuse(a->dir, err) && (s.server.replay = mm_replay_open(REPLAY_TOKENS, err));
   ok = ok && open_http(&s, err) && start_loading(&s, err) && mm_http_run(s.server.http, err);
   if (s.loading) pthread_join(s.loader, NULL);
   s.loading = false;

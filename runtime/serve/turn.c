@@ -245,7 +245,10 @@ static bool constrain(mm_call *c, start *a, mm_err *err) {
   mm_server *s = c->server;
   const bool call = a->rules->choice == MM_TOOLS_REQUIRED || a->rules->choice == MM_TOOLS_NAMED;
   if (!form && !call && !set->choices) return true;
-  if (form && a->v->tool_count) return mm_refuse(c, 400, "response_format", "response_format: not beside tools");
+  const bool or_call = form && !call && a->v->tool_count; /* the model answers in the form, or calls */
+  if (form && call) return mm_refuse(c, 400, "response_format", "response_format: not beside a tool_choice that requires a call");
+  if (or_call && s->format->family != MM_CHAT_M2) /* its calls begin with text, not with a token */
+    return mm_refuse(c, 400, "response_format", "response_format: not beside tools, in the format of this model");
   pthread_mutex_lock(&s->shared);
   if (!s->lexicon) s->lexicon = mm_lexicon_open(s->tokenizer, s->vocab, s->end, s->end_count, err);
   const bool lexicon = s->lexicon;
@@ -254,7 +257,13 @@ static bool constrain(mm_call *c, start *a, mm_err *err) {
   if (a->in_reasoning && !add_token(c, a, MM_SECTION_UNTIL, "</think>")) return false;
   if (call) return require_call(c, a, err);
   if (set->choices) return set->choices == 1 ? add_script(c, a, set->choice[0], err) : add_texts(c, a, set->choice, set->choices, err);
-  a->section[a->sections++] = (mm_section){.kind = MM_SECTION_FORM, .form = form};
+  if (!or_call) {
+    a->section[a->sections++] = (mm_section){.kind = MM_SECTION_FORM, .form = form};
+    return true;
+  }
+  if (!add_token(c, a, MM_SECTION_FORM, "<minimax:tool_call>")) return false;
+  a->section[a->sections - 1].form = form;
+  a->section[a->sections - 1].instead = true;
   return true;
 }
 
