@@ -33,6 +33,12 @@ typedef struct mm_option {
   uint64_t lo, hi;     /* MM_OPT_U64 range, both inclusive; hi 0 means no limit. Of MM_OPT_SIZE lo alone */
 } mm_option;
 
+/* Rows of a table. Behind the explanation more of the row may stand, by name: .letter, .alias, .choices, .lo, .hi. */
+#define MM_FLAG(word, to, ...) \
+  { .name = word, .kind = MM_OPT_FLAG, .target = to, .help = __VA_ARGS__ }
+#define MM_OPTION(type, word, to, what, ...) \
+  { .name = word, .kind = MM_OPT_##type, .target = to, .arg = what, .help = __VA_ARGS__ }
+
 typedef struct mm_program {
   const char *name;     /* "minimax-convert" */
   const char *summary;  /* one line */
