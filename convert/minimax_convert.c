@@ -197,12 +197,7 @@ static bool bake_tokenizer(const char *path, uint32_t vocab, const mm_digest *so
 static bool print_share(const char *part, double seconds, mm_err *err) {
   mm_json *o = mm_json_new_obj();
   const bool ok = mm_json_set(o, "part", mm_json_new_str(part)) && mm_json_set(o, "seconds", mm_json_new_real(seconds));
-  char *text = ok ? mm_json_dump(o, true) : NULL;
-  mm_json_free(o);
-  if (!text) return mm_fail_memory(err, 0);
-  puts(text);
-  free(text);
-  return true;
+  return mm_program_json(o, ok, err);
 }
 
 static bool convert(const mm_convert_args *a, mm_plan *plan, const mm_verdict *verdict, mm_events *events, mm_err *err) {
@@ -382,10 +377,8 @@ int main(int argc, char **argv) {
   const mm_program program = {
       .name = "minimax-convert",
       .summary = "turn a Hugging Face or packed checkpoint into packed tensor-parallel shards",
-      .operands = OPERANDS,
-      .max_operands = 1,
-      .options = options,
-      .option_count = sizeof options / sizeof *options,
+      MM_OPERANDS(OPERANDS, 0, 1),
+      MM_OPTIONS(options),
       .examples =
           "minimax-convert MiniMax-M2 -o M2-nvfp4 --tp 8 --quant nvfp4 --dry-run\n"
           "minimax-convert MiniMax-M2 -o M2-nvfp4 --tp 8 --quant nvfp4\n"

@@ -4,7 +4,7 @@
 
 #include <stdio.h>
 
-#include "formats/base.h"
+#include "formats/json.h"
 
 typedef enum mm_option_kind {
   MM_OPT_FLAG, /* bool* */
@@ -51,6 +51,10 @@ typedef struct mm_program {
   const char *files;    /* of the man page: what it reads and writes, a line each; may be NULL */
 } mm_program;
 
+/* Of an mm_program: its operands in words, how many they are, its table. */
+#define MM_OPERANDS(words, least, most) .operands = words, .min_operands = least, .max_operands = most
+#define MM_OPTIONS(table)               .options = table, .option_count = sizeof(table) / sizeof *(table)
+
 /* --help, --version and the hidden --help-man, --help-bash, --help-zsh, --help-fish are recognised for every program: the text goes to
  * stdout and *done becomes true (the program then exits 0). Operands are gathered in operands[max_operands]. "--" ends options;
  * --name=value and --name value are equal. Unknown, repeated (except lists) or malformed options are MM_USAGE E_USAGE. Where --jobs is not
@@ -64,6 +68,8 @@ MM_MUST_USE bool mm_options_parse(const mm_program *p, int argc, char **argv, co
 int mm_program_fail(const mm_program *p, const mm_err *err);
 /* Flushes standard output; MM_IO E_IO when something of it could not be written. */
 MM_MUST_USE bool mm_program_written(mm_err *err);
+/* Prints an object that was made whole (ok), indented, to stdout; MM_LIMIT E_MEMORY where it was not. Frees o. */
+MM_MUST_USE bool mm_program_json(mm_json *o, bool ok, mm_err *err);
 /* The whole of a main: starts the program, parses as mm_options_parse does, calls run(args) unless --help or its like was all, and writes
  * what stdout still holds. Returns the exit status; a failure has had its line. */
 int mm_program_main(const mm_program *p, int argc, char **argv, const char **operands, bool (*run)(void *args, mm_err *err), void *args);

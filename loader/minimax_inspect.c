@@ -286,12 +286,7 @@ static bool print_json(const mm_inspect_args *a, const mm_listing *l, mm_err *er
   for (size_t i = 0; ok && list && i < l->count; i++)
     if (wanted(a, l, &l->item[i])) ok = mm_json_append(list, tensor_json(l, &l->item[i]));
   if (!a->summary) ok = mm_json_set(o, "tensors", list) && ok;
-  char *text = ok ? mm_json_dump(o, true) : NULL;
-  mm_json_free(o);
-  if (!text) return mm_fail_memory(err, 0);
-  puts(text);
-  free(text);
-  return true;
+  return mm_program_json(o, ok, err);
 }
 
 static bool print_listing(const mm_inspect_args *a, const mm_listing *l, mm_err *err) {
@@ -391,12 +386,7 @@ static bool print_diff(const mm_inspect_args *args, const mm_listing *a, mm_diff
             mm_json_set(o, "data", mm_json_new_bool(args->data));
   ok = mm_json_set(o, "differences", d->list) && ok;
   d->list = NULL; /* taken */
-  char *text = ok ? mm_json_dump(o, true) : NULL;
-  mm_json_free(o);
-  if (!text) return mm_fail_memory(err, 0);
-  puts(text);
-  free(text);
-  return true;
+  return mm_program_json(o, ok, err);
 }
 
 static bool diff(const mm_inspect_args *args, const mm_listing *a, const mm_listing *b, mm_err *err) {
@@ -449,11 +439,8 @@ int main(int argc, char **argv) {
   const mm_program program = {
       .name = "minimax-inspect",
       .summary = "list a source, a packed checkpoint or one safetensors file, or compare two",
-      .operands = "DIR|FILE",
-      .min_operands = 1,
-      .max_operands = 1,
-      .options = options,
-      .option_count = sizeof options / sizeof *options,
+      MM_OPERANDS("DIR|FILE", 1, 1),
+      MM_OPTIONS(options),
       .examples =
           "minimax-inspect M2-nvfp4 --summary\n"
           "minimax-inspect M2-nvfp4 --match layers.0.\n"

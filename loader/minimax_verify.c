@@ -32,12 +32,7 @@ static bool print_errors(const mm_verify_args *a, const mm_error_report *r, mm_e
   size_t exact = mm_report_exact(r);
   if (a->json) {
     mm_json *o = mm_report_json(r);
-    char *text = o ? mm_json_dump(o, true) : NULL;
-    mm_json_free(o);
-    if (!text) return mm_fail_memory(err, 0);
-    puts(text);
-    free(text);
-    return true;
+    return mm_program_json(o, o != NULL, err);
   }
   printf("against %s: %zu of %zu tensors exact\n", a->source, exact, r->count);
   size_t shown = a->list ? r->count : mm_min(5, r->count - exact);
@@ -156,12 +151,7 @@ static bool print_looked(const mm_verify_args *a, const mm_looked *l, mm_err *er
             mm_json_set(o, "hashed_blocks", mm_json_new_int((int64_t)l->hashed)) &&
             (a->level != MM_LEVEL_SAMPLE || mm_json_set(o, "seed", mm_json_new_int((int64_t)a->seed))) &&
             mm_json_set(o, "signed", mm_json_new_bool(a->key != NULL));
-  char *text = ok ? mm_json_dump(o, true) : NULL;
-  mm_json_free(o);
-  if (!text) return mm_fail_memory(err, 0);
-  puts(text);
-  free(text);
-  return true;
+  return mm_program_json(o, ok, err);
 }
 
 static bool say(const mm_verify_args *a, const mm_looked *l, mm_err *err) {
@@ -283,11 +273,8 @@ int main(int argc, char **argv) {
   const mm_program program = {
       .name = "minimax-verify",
       .summary = "prove a checkpoint that minimax-convert made: digests, completeness, finite numbers, error against its source",
-      .operands = "DIR",
-      .min_operands = 1,
-      .max_operands = 1,
-      .options = options,
-      .option_count = sizeof options / sizeof *options,
+      MM_OPERANDS("DIR", 1, 1),
+      MM_OPTIONS(options),
       .examples =
           "minimax-verify M2-nvfp4\n"
           "minimax-verify M2-nvfp4 --level sample --samples 64\n"

@@ -509,11 +509,8 @@ int main(int argc, char **argv) {
   const mm_program program = {
       .name = "minimax-bench",
       .summary = "time layers of real size on a GPU beside its own copy rate",
-      .operands = SUBJECTS,
-      .min_operands = 1,
-      .max_operands = 1,
-      .options = options,
-      .option_count = sizeof options / sizeof *options,
+      MM_OPERANDS(SUBJECTS, 1, 1),
+      MM_OPTIONS(options),
       .examples =
           "minimax-bench kernels --model m2\n"
           "minimax-bench decode --expert-quant nvfp4 --batch 16 --context 4096",

@@ -467,11 +467,8 @@ int main(int argc, char **argv) {
   const mm_program program = {
       .name = "minimax-eval",
       .summary = "likelihood of a text, logits of prompts, or their divergence from others, under a packed checkpoint",
-      .operands = "DIR",
-      .min_operands = 1,
-      .max_operands = 1,
-      .options = options,
-      .option_count = sizeof options / sizeof *options,
+      MM_OPERANDS("DIR", 1, 1),
+      MM_OPTIONS(options),
       .examples =
           "minimax-eval M2-nvfp4 --ids ids.json --window 512\n"
           "minimax-eval M2-block_fp8 --ids ids.json --collect inputs.safetensors\n"

@@ -212,12 +212,7 @@ static bool print_json(const run *r, bool ended, mm_err *err) {
   ok = mm_json_set(o, "load_s", mm_json_new_real(r->load_s)) && ok;
   ok = mm_json_set(o, "prefill_s", mm_json_new_real(r->prefill_s)) && ok;
   ok = mm_json_set(o, "decode_s", mm_json_new_real(r->decode_s)) && ok;
-  char *text = ok ? mm_json_dump(o, true) : NULL;
-  mm_json_free(o);
-  if (!text) return mm_fail_memory(err, r->answer_count);
-  puts(text);
-  free(text);
-  return true;
+  return mm_program_json(o, ok, err);
 }
 
 /* Of what the bytes make printable, the object's share. */
@@ -334,11 +329,8 @@ int main(int argc, char **argv) {
   const mm_program program = {
       .name = "minimax-run",
       .summary = "continue a text with a packed checkpoint",
-      .operands = "DIR -p TEXT",
-      .min_operands = 1,
-      .max_operands = 1,
-      .options = options,
-      .option_count = sizeof options / sizeof *options,
+      MM_OPERANDS("DIR -p TEXT", 1, 1),
+      MM_OPTIONS(options),
       .examples =
           "minimax-run M2-nvfp4 -p \"The capital of France is\" -n 32\n"
           "minimax-run M2-nvfp4 --prompt-file prompt.txt --temperature 0.8 --top-p 0.95 --seed 7",

@@ -197,12 +197,7 @@ static bool print_check(const serve_args *a, const mm_loaded *l, mm_err *err) {
   mm_json *o = mm_json_new_obj();
   const bool ok = mm_json_set(o, "checkpoint", mm_json_new_str(a->dir)) && mm_json_set(o, "positions", mm_json_new_int(l->positions)) &&
                   mm_json_set(o, "chat", mm_json_new_bool(l->format != NULL));
-  char *text = ok ? mm_json_dump(o, true) : NULL;
-  mm_json_free(o);
-  if (!text) return mm_fail_memory(err, 0);
-  puts(text);
-  free(text);
-  return true;
+  return mm_program_json(o, ok, err);
 }
 
 static bool check(const serve_args *a, mm_err *err) {
@@ -292,11 +287,8 @@ int main(int argc, char **argv) {
   const mm_program program = {
       .name = "minimax-serve",
       .summary = "serve a packed checkpoint over HTTP",
-      .operands = "DIR",
-      .min_operands = 1,
-      .max_operands = 1,
-      .options = options,
-      .option_count = sizeof options / sizeof *options,
+      MM_OPERANDS("DIR", 1, 1),
+      MM_OPTIONS(options),
       .examples =
           "minimax-serve M2-nvfp4\n"
           "minimax-serve M2-nvfp4 --host 0.0.0.0 --api-key KEY --max-num-seqs 64\n"
