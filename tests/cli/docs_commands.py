@@ -60,7 +60,8 @@ def prompts(path):
 
 
 def shell(command):
-    return subprocess.run(["bash", "-c", "set -o pipefail; " + command], capture_output=True, text=True, check=False)
+    ends = "" if "| head" in command else "set -o pipefail; "  # SIGPIPE ends what head does not read
+    return subprocess.run(["bash", "-c", ends + command], capture_output=True, text=True, check=False)
 
 
 def figures(line):
