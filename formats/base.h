@@ -22,9 +22,14 @@ const char *mm_version(void);
 
 #if defined(__GNUC__)
 #define MM_PRINTF(f, a) __attribute__((format(printf, f, a)))
+#define MM_MUST_USE     __attribute__((warn_unused_result)) /* a status that nobody may overlook */
 #else
 #define MM_PRINTF(f, a)
+#define MM_MUST_USE
 #endif
+
+/* A call whose status is not looked at: what failed stands in its err, or does not matter. */
+static inline void mm_either_way(bool ok) { (void)ok; }
 
 /* Exit statuses of every program; an mm_err carries one of them. */
 typedef enum mm_status {
@@ -113,7 +118,7 @@ bool mm_ends_with(const char *s, const char *end);
 /* Zeroed memory for count elements of size bytes; NULL and E_MEMORY on overflow or exhaustion. Free with free(). */
 void *mm_calloc(size_t count, size_t size, mm_err *err);
 /* Grows *array (element size `size`) so that it holds at least want elements; *cap is its capacity. */
-bool mm_grow(void **array, size_t *cap, size_t want, size_t size, mm_err *err);
+MM_MUST_USE bool mm_grow(void **array, size_t *cap, size_t want, size_t size, mm_err *err);
 /* mm_grow of a typed pointer, by its element size. */
 #define MM_GROW(array, cap, want, err) mm_grow((void **)&(array), cap, want, sizeof *(array), err)
 

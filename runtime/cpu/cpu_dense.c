@@ -9,7 +9,7 @@
 
 void mm_cpu_each(mm_backend *b, size_t count, uint64_t work, mm_pool_fn *fn, void *job) {
   if (b->c.threads > 1 && work >= WORTH_THREADS) {
-    mm_team_run(b->team, count, fn, job, &b->err); /* end() reports b->err */
+    mm_either_way(mm_team_run(b->team, count, fn, job, &b->err)); /* end() reports b->err */
     return;
   }
   for (size_t i = 0; i < count; i++) fn(job, i, 0, &b->err);
