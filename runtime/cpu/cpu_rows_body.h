@@ -1,6 +1,6 @@
 /* The loops of cpu_rows.h over one level's vectors. The file that includes this defines, for sixteen lanes of f32: v16, LEVEL (the
- * functions' target), v16_zero, v16_load, v16_store, v16_add, v16_fma(a, b, c) = a·b + c, v16_set1, v16_halves, v16_held, v16_sum by the rule's tree,
- * v16_scales, widen_half and bad; TILE_ROWS, TILE_TOKENS and TILE_KEEPS where registers hold a tile of parts. */
+ * functions' target), v16_zero, v16_load, v16_store, v16_add, v16_fma(a, b, c) = a·b + c, v16_set1, v16_halves, v16_held, v16_sum by the
+ * rule's tree, v16_scales, widen_half and bad; TILE_ROWS, TILE_TOKENS and TILE_KEEPS where registers hold a tile of parts. */
 
 /* A scale as f32; E4M3 a 256th of it. */
 LEVEL float scale_at(mm_cpu_kind kind, const uint8_t *p) {
