@@ -7,8 +7,8 @@
 #include "quant/numbers.h"
 
 #define LEVEL TARGET MM_INLINE
-enum { TILE_TOKENS = 6, TILE_KEEPS = true };
-#define TILE_ROWS 2
+enum { TILE_KEEPS = true };
+#define TILES(of) of(6, 2) of(4, 2) of(2, 4) of(1, 8)
 
 typedef __m512 v16;
 LEVEL v16 v16_zero(void) { return _mm512_setzero_ps(); }

@@ -10,8 +10,8 @@
 
 #define TARGET __attribute__((target("avx2,fma,f16c")))
 #define LEVEL  TARGET MM_INLINE
-enum { TILE_TOKENS = 3, TILE_KEEPS = false };
-#define TILE_ROWS 2
+enum { TILE_KEEPS = false };
+#define TILES(of) of(3, 2) of(2, 2) of(1, 4)
 
 typedef struct v16 {
   __m256 lo, hi;
