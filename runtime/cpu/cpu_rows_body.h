@@ -224,6 +224,8 @@ LEVEL void widen_row(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t row, uint3
   }
 }
 
+LEVEL float *sum_at(const tile_room *room, uint32_t r, uint32_t t) { return room->sums + ((size_t)r * MM_CPU_MANY_TOKENS + t) * 16; }
+
 /* A tile over `chunks` chunks of widened rows; x[t] + at is the first one's column. TILE_KEEPS: its sums are in registers beside its parts,
  * else in memory. */
 LEVEL void tile_step(uint32_t rows, uint32_t tokens, uint32_t pieces, uint32_t chunks, const tile_room *room, const float *const *x,
@@ -233,7 +235,7 @@ LEVEL void tile_step(uint32_t rows, uint32_t tokens, uint32_t pieces, uint32_t c
   MM_UNROLL
   for (uint32_t r = 0; r < rows; r++) MM_UNROLL
   for (uint32_t t = 0; t < tokens; t++)
-    if (TILE_KEEPS) sum[r][t] = v16_load(room->sums + (r * MM_CPU_MANY_TOKENS + t) * 16);
+    if (TILE_KEEPS) sum[r][t] = v16_load(sum_at(room, r, t));
   MM_ROLL
   for (uint32_t p = 0; p < chunks * pieces; p++) {
     const float *const w = room->w + (size_t)p * lines * 16;
@@ -257,13 +259,12 @@ LEVEL void tile_step(uint32_t rows, uint32_t tokens, uint32_t pieces, uint32_t c
     MM_UNROLL
     for (uint32_t r = 0; r < rows; r++) {
       const v16 own = v16_load(room->scales + ((size_t)r * BLOCK * pieces + p) * 16);
-      float *const sums = room->sums + (size_t)r * MM_CPU_MANY_TOKENS * 16;
       MM_UNROLL
       for (uint32_t t = 0; t < tokens; t++) {
         if (TILE_KEEPS)
           sum[r][t] = v16_fma(part[r][t], own, sum[r][t]);
         else
-          v16_store(sums + 16 * t, v16_fma(part[r][t], own, v16_load(sums + 16 * t)));
+          v16_store(sum_at(room, r, t), v16_fma(part[r][t], own, v16_load(sum_at(room, r, t))));
       }
     }
     if (!TILE_KEEPS) atomic_signal_fence(memory_order_seq_cst); /* no copies of the sums beside those in memory */
@@ -271,7 +272,7 @@ LEVEL void tile_step(uint32_t rows, uint32_t tokens, uint32_t pieces, uint32_t c
   MM_UNROLL
   for (uint32_t r = 0; r < rows; r++) MM_UNROLL
   for (uint32_t t = 0; t < tokens; t++)
-    if (TILE_KEEPS) v16_store(room->sums + (r * MM_CPU_MANY_TOKENS + t) * 16, sum[r][t]);
+    if (TILE_KEEPS) v16_store(sum_at(room, r, t), sum[r][t]);
 }
 
 /* What memory is asked for while a tile's column is worked on: the lines of x, for so many tokens, that the next column begins with. */
