@@ -306,7 +306,8 @@ exact: $(BUILD)/tests/interop/quant_codes $(VENV)/ready ## casts of all 2^32 num
 	$(Q)BUILD=$(BUILD) $(VENV)/bin/python tests/interop/quant_oracles.py --all
 bench-quant: $(BUILD)/tests/bench/bench_quant ## GB/s of every scheme, search and SIMD level beside memcpy of the same run
 	$(Q)$<
-bench-cpu: $(BUILD)/tests/bench/bench_cpu ## tokens/s of the CPU backend on layers of M2's and M1's widths, beside the memory's rate of the same run
+bench-cpu: $(BUILD)/tests/bench/bench_cpu $(BUILD)/tests/bench/bench_rows ## tokens/s of the CPU backend on layers of M2's and M1's widths, beside the memory's rate; a core's ceilings
+	$(Q)$(BUILD)/tests/bench/bench_rows
 	$(Q)$< m2
 	$(Q)$< m1
 bench-quality: $(PROGRAMS) $(BUILD)/tests/bench/bench_quality $(VENV)/ready ## SQNR gains of the searches, likelihood of the small checkpoints by scheme

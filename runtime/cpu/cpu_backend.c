@@ -7,10 +7,15 @@
 #include "runtime/cpu/cpu_backend.h"
 #include "runtime/position.h"
 
-/* rows x columns of a 4-byte type. */
+enum { LINE = 64 }; /* bytes of the cache's lines: a vector that lies across two is read at half the rate */
+
+/* rows x columns of a 4-byte type, from the beginning of a line on. */
 static void *matrix(mm_backend *b, uint64_t rows, uint64_t columns, mm_err *err) {
   uint64_t count, bytes;
-  if (mm_mul(rows, columns, &count) && mm_mul(count, 4, &bytes) && bytes <= SIZE_MAX) return mm_arena_alloc(&b->arena, (size_t)bytes, err);
+  if (mm_mul(rows, columns, &count) && mm_mul(count, 4, &bytes) && bytes <= SIZE_MAX - LINE) {
+    char *p = mm_arena_alloc(&b->arena, (size_t)bytes + LINE, err);
+    return p ? p + (LINE - (uintptr_t)p % LINE) % LINE : NULL;
+  }
   mm_fail_memory(err, UINT64_MAX);
   return NULL;
 }

@@ -7,8 +7,8 @@
 #include "quant/numbers.h"
 
 #define LEVEL TARGET MM_INLINE
-enum { TILE_TOKENS = 6, TILE_KEEPS = true };
-#define TILE_ROWS 2
+enum { TILE_KEEPS = true };
+#define TILES(of) of(6, 2) of(4, 2) of(2, 4) of(1, 8)
 
 typedef __m512 v16;
 LEVEL v16 v16_zero(void) { return _mm512_setzero_ps(); }
@@ -57,9 +57,15 @@ LEVEL v16 v16_scales(mm_cpu_kind kind, const uint8_t *p, uint32_t cell) {
   return _mm512_permutexvar_ps(which, _mm512_castsi512_ps(bits));
 }
 
-LEVEL __m512 nibbles_e2m1(void) { return _mm512_set_ps(-6, -4, -3, -2, -1.5f, -1, -0.5f, -0.0f, 6, 4, 3, 2, 1.5f, 1, 0.5f, 0); }
-LEVEL __m512 nibbles_int4(void) { return _mm512_set_ps(-1, -2, -3, -4, -5, -6, -7, -8, 7, 6, 5, 4, 3, 2, 1, 0); }
-LEVEL __m512 nibbles_offset(void) { return _mm512_set_ps(7, 6, 5, 4, 3, 2, 1, 0, -1, -2, -3, -4, -5, -6, -7, -8); }
+/* Nibbles as BF16, twice: a permutation of words reads five bits of its index, the fifth being another nibble's. */
+#define TWICE(...) \
+  { __VA_ARGS__, __VA_ARGS__ }
+static const uint16_t nibbles_e2m1[32] =
+    TWICE(0, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0, 0x8000, 0xbf00, 0xbf80, 0xbfc0, 0xc000, 0xc040, 0xc080, 0xc0c0);
+static const uint16_t nibbles_int4[32] =
+    TWICE(0, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80);
+static const uint16_t nibbles_offset[32] =
+    TWICE(0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0);
 
 /* The low and the high halves of words, BF16 each. */
 LEVEL v16 low_half(__m512i c) { return _mm512_castsi512_ps(_mm512_slli_epi32(c, 16)); }
@@ -117,7 +123,17 @@ LEVEL bool bad(const uint8_t *p) {
 
 #endif
 
-/* Registers 4h … 4h + 3 of a chunk, scales aside. A permutation reads four bits of its index: the nibble. */
+/* Nibbles n of words come last. */
+LEVEL __m512i nibbles_last(__m512i packed, int n) {
+  switch (n) {
+    case 0: return packed;
+    case 1: return _mm512_srli_epi16(packed, 4);
+    case 2: return _mm512_srli_epi16(packed, 8);
+    default: return _mm512_srli_epi16(packed, 12);
+  }
+}
+
+/* Registers 4h … 4h + 3 of a chunk, scales aside. */
 LEVEL void widen_half(v16 w[4], mm_cpu_kind kind, const uint8_t *p, int h) {
   if (kind == MM_KIND_BF16) {
     const __m512i first = _mm512_loadu_si512(p + 128 * h), second = _mm512_loadu_si512(p + 128 * h + 64);
@@ -128,18 +144,23 @@ LEVEL void widen_half(v16 w[4], mm_cpu_kind kind, const uint8_t *p, int h) {
     widen_e4m3(w, _mm512_loadu_si512(p + 64 * h));
     return;
   }
-  const __m512i packed = mm_cpu_nibbles(kind) ? _mm512_loadu_si512(p) : _mm512_setzero_si512();
-  const __m512 table = kind == MM_KIND_INT4 ? nibbles_int4() : kind == MM_KIND_INT4_OFFSET ? nibbles_offset() : nibbles_e2m1();
+  if (mm_cpu_nibbles(kind)) {
+    const uint16_t *numbers = kind == MM_KIND_INT4 ? nibbles_int4 : kind == MM_KIND_INT4_OFFSET ? nibbles_offset : nibbles_e2m1;
+    const __m512i packed = _mm512_loadu_si512(p), table = _mm512_loadu_si512(numbers);
+    MM_UNROLL
+    for (int n = 0; n < 2; n++) {
+      const __m512i words = _mm512_permutexvar_epi16(nibbles_last(packed, 2 * h + n), table);
+      w[2 * n] = low_half(words), w[2 * n + 1] = high_half(words);
+    }
+    return;
+  }
   MM_UNROLL
   for (int j = 0; j < 4; j++) {
     const int i = 4 * h + j;
     switch (kind) {
       case MM_KIND_F32: w[j] = _mm512_loadu_ps((const float *)(const void *)p + 16 * i); break;
       case MM_KIND_F16: w[j] = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)(p + 32 * i))); break;
-      case MM_KIND_INT8:
-        w[j] = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)(p + 16 * i))));
-        break;
-      default: w[j] = _mm512_permutexvar_ps(_mm512_srli_epi32(packed, (unsigned)(4 * i)), table); break;
+      default: w[j] = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)(p + 16 * i)))); break;
     }
   }
 }

@@ -57,9 +57,10 @@ static inline uint32_t mm_cpu_padded(uint32_t k) { return (k + MM_CHUNK - 1) / M
 MM_INLINE bool mm_cpu_nibbles(mm_cpu_kind k) { return k >= MM_KIND_NVFP4; }
 MM_INLINE bool mm_cpu_e4m3(mm_cpu_kind k) { return k >= MM_KIND_E4M3 && k <= MM_KIND_MXFP8; }
 /* The column of a chunk that lane i of its register j has: where codes come to lie when they are widened. BF16: the low and the high
- * halves of 16 words; E4M3: those of 64 bytes, after bytes of each 128 bits were put between others; nibbles: the eight of a word. */
+ * halves of 16 words; E4M3: those of 64 bytes, after bytes of each 128 bits were put between others; nibbles: the four of
+ * each half of the word i. */
 MM_INLINE uint32_t mm_cpu_column(mm_cpu_kind k, uint32_t j, uint32_t i) {
-  if (mm_cpu_nibbles(k)) return 8 * i + j;
+  if (mm_cpu_nibbles(k)) return 8 * i + 4 * (j % 2) + j / 2;
   if (mm_cpu_e4m3(k)) return 64 * (j / 4) + 16 * (i / 4) + 8 * (j / 2 % 2) + 2 * (i % 4) + j % 2;
   return k == MM_KIND_BF16 ? 32 * (j / 2) + 2 * i + j % 2 : 16 * j + i;
 }

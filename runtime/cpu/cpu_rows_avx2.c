@@ -10,8 +10,8 @@
 
 #define TARGET __attribute__((target("avx2,fma,f16c")))
 #define LEVEL  TARGET MM_INLINE
-enum { TILE_TOKENS = 3, TILE_KEEPS = false };
-#define TILE_ROWS 2
+enum { TILE_KEEPS = false };
+#define TILES(of) of(3, 2) of(2, 2) of(1, 4)
 
 typedef struct v16 {
   __m256 lo, hi;
@@ -102,7 +102,7 @@ LEVEL void widen_half(v16 w[4], mm_cpu_kind kind, const uint8_t *p, int h) {
     const __m256i lo = load_32(p), hi = load_32(p + 32);
     MM_UNROLL
     for (int j = 0; j < 4; j++) {
-      const int shift = 16 * h + 4 * j;
+      const int shift = 8 * h + 16 * (j % 2) + 4 * (j / 2);
       w[j] = (v16){nibble_8(kind, _mm256_srli_epi32(lo, shift)), nibble_8(kind, _mm256_srli_epi32(hi, shift))};
     }
   } else {

@@ -1,6 +1,7 @@
 /* The loops of cpu_rows.h over one level's vectors. The file that includes this defines, for sixteen lanes of f32: v16, LEVEL (the
  * functions' target), v16_zero, v16_load, v16_store, v16_add, v16_fma(a, b, c) = a·b + c, v16_set1, v16_halves, v16_held, v16_sum by the
- * rule's tree, v16_scales, widen_half and bad; TILE_ROWS, TILE_TOKENS and TILE_KEEPS where registers hold a tile of parts. */
+ * rule's tree, v16_scales, widen_half and bad; TILES(of), which is of(tokens, rows) for each tile that registers hold, the most tokens
+ * first and one token last, and TILE_KEEPS. */
 
 /* A scale as f32; E4M3 a 256th of it. */
 LEVEL float scale_at(mm_cpu_kind kind, const uint8_t *p) {
@@ -193,9 +194,9 @@ LEVEL void some_tokens(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t tokens, 
   }
 }
 
-#ifdef TILE_ROWS
-/* Many tokens: rows are widened once for MM_CPU_MANY_TOKENS of them, BLOCK chunks at a time, and multiplied in tiles of TILE_ROWS rows and
- * TILE_TOKENS tokens whose parts stay in registers. Each number goes through the same operations as above. */
+#ifdef TILES
+/* Many tokens: rows are widened once for MM_CPU_MANY_TOKENS of them, BLOCK chunks at a time, and multiplied in tiles of some rows
+ * and tokens whose parts stay in registers. Each number goes through the same operations as above. */
 typedef struct tile_room {
   float *sums;   /* [rows, MM_CPU_MANY_TOKENS, 16] */
   float *w;      /* [rows, BLOCK, MM_CHUNK] */
@@ -223,27 +224,29 @@ LEVEL void widen_row(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t row, uint3
   }
 }
 
+LEVEL float *sum_at(const tile_room *room, uint32_t r, uint32_t t) { return room->sums + ((size_t)r * MM_CPU_MANY_TOKENS + t) * 16; }
+
 /* A tile over `chunks` chunks of widened rows; x[t] + at is the first one's column. TILE_KEEPS: its sums are in registers beside its parts,
  * else in memory. */
 LEVEL void tile_step(uint32_t rows, uint32_t tokens, uint32_t pieces, uint32_t chunks, const tile_room *room, const float *const *x,
                      size_t at) {
   const uint32_t lines = 8 / pieces;
-  v16 sum[TILE_ROWS][TILE_TOKENS];
+  v16 sum[8][8];
   MM_UNROLL
   for (uint32_t r = 0; r < rows; r++) MM_UNROLL
   for (uint32_t t = 0; t < tokens; t++)
-    if (TILE_KEEPS) sum[r][t] = v16_load(room->sums + (r * MM_CPU_MANY_TOKENS + t) * 16);
+    if (TILE_KEEPS) sum[r][t] = v16_load(sum_at(room, r, t));
   MM_ROLL
   for (uint32_t p = 0; p < chunks * pieces; p++) {
     const float *const w = room->w + (size_t)p * lines * 16;
     const size_t column = at + (size_t)p * lines * 16;
-    v16 part[TILE_ROWS][TILE_TOKENS];
+    v16 part[8][8];
     MM_UNROLL
     for (uint32_t r = 0; r < rows; r++) MM_UNROLL
     for (uint32_t t = 0; t < tokens; t++) part[r][t] = v16_set1(-0.0f); /* a·b + -0 is a·b, whatever its sign */
     MM_ROLL
     for (uint32_t j = 0; j < lines; j++) {
-      v16 line[TILE_ROWS];
+      v16 line[8];
       MM_UNROLL
       for (uint32_t r = 0; r < rows; r++) line[r] = v16_load(w + (size_t)r * BLOCK * MM_CHUNK + 16 * j);
       MM_UNROLL
@@ -256,13 +259,12 @@ LEVEL void tile_step(uint32_t rows, uint32_t tokens, uint32_t pieces, uint32_t c
     MM_UNROLL
     for (uint32_t r = 0; r < rows; r++) {
       const v16 own = v16_load(room->scales + ((size_t)r * BLOCK * pieces + p) * 16);
-      float *const sums = room->sums + (size_t)r * MM_CPU_MANY_TOKENS * 16;
       MM_UNROLL
       for (uint32_t t = 0; t < tokens; t++) {
         if (TILE_KEEPS)
           sum[r][t] = v16_fma(part[r][t], own, sum[r][t]);
         else
-          v16_store(sums + 16 * t, v16_fma(part[r][t], own, v16_load(sums + 16 * t)));
+          v16_store(sum_at(room, r, t), v16_fma(part[r][t], own, v16_load(sum_at(room, r, t))));
       }
     }
     if (!TILE_KEEPS) atomic_signal_fence(memory_order_seq_cst); /* no copies of the sums beside those in memory */
@@ -270,20 +272,69 @@ LEVEL void tile_step(uint32_t rows, uint32_t tokens, uint32_t pieces, uint32_t c
   MM_UNROLL
   for (uint32_t r = 0; r < rows; r++) MM_UNROLL
   for (uint32_t t = 0; t < tokens; t++)
-    if (TILE_KEEPS) v16_store(room->sums + (r * MM_CPU_MANY_TOKENS + t) * 16, sum[r][t]);
+    if (TILE_KEEPS) v16_store(sum_at(room, r, t), sum[r][t]);
 }
 
-/* One tile's tokens under all rows. */
-LEVEL void tile_column(uint32_t tokens, uint32_t pieces, uint32_t chunks, uint32_t rows, tile_room room, const float *const *x, size_t at) {
+/* What memory is asked for while a tile's column is worked on: the lines of x, for so many tokens, that the next column begins with. */
+typedef struct tile_next {
+  const float *const *x;
+  uint32_t tokens;
+  size_t at;
+} tile_next;
+
+/* A tile's tokens under all rows, by `high` of them and what is left by ones. */
+LEVEL void tile_column(uint32_t tokens, uint32_t high, uint32_t pieces, uint32_t chunks, uint32_t rows, tile_room room,
+                       const float *const *x, size_t at, const tile_next *next) {
   uint32_t r = 0;
-  for (; r + TILE_ROWS <= rows; r += TILE_ROWS) {
-    tile_step(TILE_ROWS, tokens, pieces, chunks, &room, x, at);
-    room.sums += (size_t)TILE_ROWS * MM_CPU_MANY_TOKENS * 16, room.w += (size_t)TILE_ROWS * BLOCK * MM_CHUNK;
-    room.scales += (size_t)TILE_ROWS * BLOCK * pieces * 16;
+  for (; r + high <= rows; r += high) {
+    for (uint32_t i = 0; i < high; i += 2) /* 64 rows ask for 32 lines of each token: a block */
+      for (uint32_t t = 0; t < next->tokens; t++) __builtin_prefetch(next->x[t] + next->at + 8 * (r + i));
+    tile_step(high, tokens, pieces, chunks, &room, x, at);
+    room.sums += (size_t)high * MM_CPU_MANY_TOKENS * 16, room.w += (size_t)high * BLOCK * MM_CHUNK;
+    room.scales += (size_t)high * BLOCK * pieces * 16;
   }
   for (; r < rows; r++) {
     tile_step(1, tokens, pieces, chunks, &room, x, at);
     room.sums += (size_t)MM_CPU_MANY_TOKENS * 16, room.w += (size_t)BLOCK * MM_CHUNK, room.scales += (size_t)BLOCK * pieces * 16;
+  }
+}
+#define TILE(tokens, high)                                                                                                              \
+  TARGET static __attribute__((noinline)) void tile_of_##tokens(uint32_t pieces, uint32_t chunks, uint32_t rows, const tile_room *room, \
+                                                                const float *const *x, size_t at, const tile_next *next) {              \
+    if (pieces == 1)                                                                                                                    \
+      tile_column(tokens, high, 1, chunks, rows, *room, x, at, next);                                                                   \
+    else                                                                                                                                \
+      tile_column(tokens, high, 2, chunks, rows, *room, x, at, next);                                                                   \
+  }
+TILES(TILE)
+#undef TILE
+
+/* Codes that are widened next: so many bytes of each row. */
+typedef struct codes_next {
+  const uint8_t *codes;
+  size_t row_bytes, bytes;
+} codes_next;
+
+/* All tokens under widened rows. */
+TARGET static void all_tiles(uint32_t tokens, uint32_t pieces, uint32_t chunks, uint32_t rows, tile_room room, const float *const *x,
+                             size_t at, const codes_next *codes) {
+  for (uint32_t t = 0; t < tokens;) {
+    const uint32_t left = tokens - t;
+    uint32_t some = 0;
+#define TILE(n, high) \
+  if (!some && left >= (n)) some = (n);
+    TILES(TILE)
+#undef TILE
+    for (uint32_t r = rows * t / tokens; r < rows * (t + some) / tokens; r++)
+      for (size_t i = 0; i < codes->bytes; i += 64) __builtin_prefetch(codes->codes + r * codes->row_bytes + i, 0, 2);
+    const bool last = left == some;
+    const uint32_t after = last ? tokens : left - some;
+    const tile_next next = {last ? x : x + t + some, after < some ? after : some, last ? at + (size_t)BLOCK * MM_CHUNK : at};
+#define TILE(n, high) \
+  if (some == (n)) tile_of_##n(pieces, chunks, rows, &room, x + t, at, &next);
+    TILES(TILE)
+#undef TILE
+    t += some, room.sums += 16 * some;
   }
 }
 
@@ -299,15 +350,10 @@ LEVEL void many_tokens(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t tokens, 
     const uint32_t n = from + BLOCK < chunks ? BLOCK : chunks - from;
     for (uint32_t r = 0; r < rows; r++)
       widen_row(v, kind, first + r, from, from + n, room.w + (size_t)r * BLOCK * MM_CHUNK, room.scales + (size_t)r * BLOCK * pieces * 16);
-    uint32_t t = 0;
-    for (tile_room at = room; t < tokens;) {
-      const uint32_t some = t + TILE_TOKENS <= tokens ? TILE_TOKENS : 1;
-      if (some == TILE_TOKENS)
-        tile_column(TILE_TOKENS, pieces, n, rows, at, x + t, (size_t)from * MM_CHUNK);
-      else
-        tile_column(1, pieces, n, rows, at, x + t, (size_t)from * MM_CHUNK);
-      t += some, at.sums += 16 * some;
-    }
+    const size_t bytes = (size_t)BLOCK * mm_cpu_chunk_bytes(kind);
+    const uint8_t *const codes = v->codes + (size_t)first * v->row_bytes, *const after = v->next ? v->next : codes + rows * v->row_bytes;
+    const codes_next next = {from + BLOCK < chunks ? codes + (from / BLOCK + 1) * bytes : after, v->row_bytes, bytes};
+    all_tiles(tokens, pieces, n, rows, room, x, (size_t)from * MM_CHUNK, &next);
   }
   for (uint32_t r = 0; r < rows; r++) {
     const float factor = row_factor(v, kind, first + r);
@@ -319,7 +365,7 @@ LEVEL void many_tokens(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t tokens, 
 LEVEL void all_tokens(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t first, uint32_t rows, const float *const *x, uint32_t tokens,
                       float *y, size_t stride, float *sums) {
   uint32_t t = 0;
-#ifdef TILE_ROWS
+#ifdef TILES
   while (tokens - t >= MM_CPU_TILED) {
     const uint32_t some = tokens - t < MM_CPU_MANY_TOKENS ? tokens - t : MM_CPU_MANY_TOKENS;
     many_tokens(v, kind, some, first, rows, x + t, y + t * stride, stride, sums);
