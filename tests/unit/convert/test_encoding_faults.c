@@ -223,6 +223,7 @@ static void test_configuration(void **state) {
        "E_Q_METHOD", "sparse-24"},
       {"{\"quant_method\":\"compressed-tensors\",\"transform_config\":{\"config_groups\":{\"R1\":{}}},\"config_groups\":{}}",
        MM_UNSUPPORTED, "E_Q_TRANSFORM", "found weights rotated by \"transform_config\""},
+      {"{\"quant_method\":\"quark\",\"algo_config\":[{\"name\":\"rotation\"}]}", MM_UNSUPPORTED, "E_Q_TRANSFORM", "rotation"},
       {"{\"quant_method\":\"quark\",\"algo_config\":[{\"name\":\"smooth\"},{\"name\":\"rotation\"}]}", MM_UNSUPPORTED, "E_Q_TRANSFORM",
        "rotation"},
       {"{\"quant_method\":\"auto-round\",\"hadamard_config\":{\"x\":1}}", MM_UNSUPPORTED, "E_Q_TRANSFORM", "hadamard_config"},

@@ -115,6 +115,44 @@ static void refused_by_name(void **state) {
   free(deep);
 }
 
+static void accepted(const char *text, const char *name) {
+  mm_pattern p;
+  mm_arena a = {0};
+  mm_err err = {0};
+  if (!mm_pattern_compile(&p, text, &a, &err)) fail_msg("%s", err.text);
+  assert_true(mm_pattern_match(&p, name));
+  mm_arena_close(&a);
+}
+
+/* The most that each limit allows, and one more. */
+static void limits(void **state) {
+  (void)state;
+  char text[MM_PATTERN_BYTES + 2] = "re:", name[MM_PATTERN_REPEAT + 1] = "";
+  for (unsigned n = MM_PATTERN_NEST; n <= MM_PATTERN_NEST + 1; n++) {
+    memset(text + 3, '(', n);
+    text[3 + n] = 'a';
+    memset(text + 4 + n, ')', n);
+    text[4 + 2 * n] = 0;
+    if (n == MM_PATTERN_NEST)
+      accepted(text, "a");
+    else
+      refused(text, "too many groups");
+  }
+  char beside[5 * (MM_PATTERN_NEST + 8) + 4] = "re:", *end = beside + 3; /* groups that ended do not count */
+  for (unsigned n = 0; n < MM_PATTERN_NEST + 8; n++) end = stpcpy(end, "(a)?");
+  accepted(beside, "a");
+  memset(name, 'a', MM_PATTERN_REPEAT);
+  accepted("re:^a{255}$", name);
+  refused("re:^a{256}$", "too many repetitions");
+  memset(text, '?', MM_PATTERN_BYTES);
+  memset(text, '*', MM_PATTERN_BYTES - 1);
+  text[MM_PATTERN_BYTES] = 0;
+  accepted(text, "a");
+  text[MM_PATTERN_BYTES] = '*';
+  text[MM_PATTERN_BYTES + 1] = 0;
+  refused(text, "found a pattern of 513 bytes, expected at most 512");
+}
+
 /* Each of these runs for minutes, or takes gigabytes, in an engine that tries one way after the other. */
 static void hostile_in_time(void **state) {
   (void)state;
@@ -185,8 +223,8 @@ static void dearest_recipe(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(same_as_the_library), cmocka_unit_test(refused_by_name),
-                                     cmocka_unit_test(hostile_in_time), cmocka_unit_test(recipes_have_limits),
-                                     cmocka_unit_test(dearest_recipe)};
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(same_as_the_library), cmocka_unit_test(refused_by_name),     cmocka_unit_test(limits),
+      cmocka_unit_test(hostile_in_time),     cmocka_unit_test(recipes_have_limits), cmocka_unit_test(dearest_recipe)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -105,9 +105,9 @@ static void test_refused_text(void **state) {
   refuses("\"hidden\":96", "\"hidden\":-1", "key \"hidden\": found -1");
   refuses("\"vocab\":300", "\"vocab\":4294967296", "key \"vocab\": found 4294967296");
   refuses("\"max_positions\":9007199254740993", "\"max_positions\":-5", "key \"max_positions\": found -5");
-  refuses("MiniMaxM1ForCausalLM", "", "key \"architecture\": found 0 bytes");
+  refuses("MiniMaxM1ForCausalLM", "", "key \"architecture\": found 0 bytes, expected 1 to 63");
   refuses("MiniMaxM1ForCausalLM", "0123456789012345678901234567890123456789012345678901234567890123",
-          "key \"architecture\": found 64 bytes");
+          "key \"architecture\": found 64 bytes, expected 1 to 63");
   refuses("\"m2\"", "\"m3\"", "key \"family\": found unknown word \"m3\"");
   refuses("\"sigmoid_bias\"", "\"sigmoid\"", "key \"router\": found unknown word \"sigmoid\"");
   refuses("\"postnorm\":true", "\"postnorm\":1", "key \"postnorm\": found an integer");

@@ -199,6 +199,16 @@ static void test_ends(void **state) {
   assert_text("minimax-m2", &c, "]~b]ai\n<think>\n", true);
   c.no_thinking = true;
   assert_text("minimax-m2", &c, "]~b]ai\n<think>\n</think>\n\n", false);
+  /* Only the last message goes on. */
+  mm_message four[] = {m[0], m[1], m[0], m[1]};
+  four[1].part_count = four[3].part_count = 1;
+  four[1].reasoning = four[3].reasoning = (mm_str){0};
+  c = (mm_conversation){.message = four, .message_count = 4, .continue_final = true};
+  assert_text("minimax-m1", &c,
+              "<beginning_of_sentence>ai name=assistant\nHello, W<end_of_sentence>\n"
+              "<beginning_of_sentence>user name=user\nHello, W<end_of_sentence>\n<beginning_of_sentence>ai name=assistant\nHello, W",
+              false);
+  assert_text("minimax-m2", &c, "]~b]ai\nHello, W[e~[\n]~b]user\nHello, W[e~[\n]~b]ai\nHello, W", false);
 }
 
 static void assert_refused(const char *format, const mm_conversation *c, mm_status status, const char *words) {

@@ -69,7 +69,7 @@ static void same_bits(void **state) {
     const bool bf16 = i % 2;
     ref_model ref = ref_build(dims(i / 2 ? MM_FAMILY_M2 : MM_FAMILY_M1));
     float first[PADDED], logits[PADDED];
-    for (mm_cpu level = MM_CPU_PLAIN; level <= MM_CPU_AVX512; level++)
+    for (mm_cpu level = MM_CPU_PLAIN; level <= MM_CPU_BEST; level++)
       for (uint32_t cut = 1; cut <= PROMPT; cut = cut == 1 ? 38 : cut == 38 ? PROMPT : PROMPT + 1) {
         run r;
         mm_cpu_limit(level);
@@ -82,7 +82,7 @@ static void same_bits(void **state) {
       }
     ref_free(&ref);
   }
-  mm_cpu_limit(MM_CPU_AVX512);
+  mm_cpu_limit(MM_CPU_BEST);
 }
 
 /* Numbers of this process's threads: their count, and their sum. */

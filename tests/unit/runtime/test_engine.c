@@ -97,6 +97,7 @@ static void check_taps(mm_model m, uint32_t tp) {
   }
   assert_false(mm_engine_hidden(r.engine, 0, hidden, &err)); /* no step yet */
   assert_string_equal(err.code, "E_BATCH");
+  assert_non_null(strstr(err.text, "found 0, expected steps done, at least 1"));
   err.status = MM_OK;
   assert_true(step(&r, (mm_span[]){{0, 0, ROWS, 0}, {-1, ROWS, 3, 0}, {1, ROWS + 3, ROWS, 0}}, 3, &err));
   for (uint32_t i = 0; i < TAPS; i++) {
@@ -120,12 +121,14 @@ static void check_taps(mm_model m, uint32_t tp) {
   for (uint32_t i = 0; i < m.layers * m.experts; i++) assert_int_equal(load[i], 2 * expected[i]);
   assert_false(mm_engine_hidden(r.engine, TAPS, hidden, &err));
   assert_string_equal(err.code, "E_BATCH");
+  assert_non_null(strstr(err.text, "expected a tap less than"));
   err.status = MM_OK;
   const mm_sampling greedy = {.top_p = 1};
   const mm_batch queued = {1, (int32_t[]){3}, 1, &(mm_span){0, 0, 1, 0}, 1, (uint32_t[]){0}, &greedy, NULL};
   int32_t chosen;
   assert_true(mm_engine_queue(r.engine, &queued, &err));
   assert_false(mm_engine_hidden(r.engine, 0, hidden, &err)); /* not collected */
+  assert_non_null(strstr(err.text, "found 1, expected batches left to collect, at most 0"));
   err.status = MM_OK;
   assert_true(mm_engine_collect(r.engine, &chosen, &err) && mm_engine_hidden(r.engine, 0, hidden, &err));
   free(want);
