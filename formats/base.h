@@ -1,6 +1,6 @@
 /* Errors, checked arithmetic, allocation. Everything else stands on this file.
  *
- * Error style (design: one line, one exit status): a function that can fail takes `mm_err *err` last and returns
+ * Error style (one line, one exit status): a function that can fail takes `mm_err *err` last and returns
  * bool (or a pointer, NULL on failure). The first failure recorded in an mm_err wins. Nothing below the programs
  * prints or exits. */
 #ifndef MM_FORMATS_BASE_H
@@ -65,7 +65,7 @@ static inline mm_where mm_at_offset(const char *file, const char *tensor, uint64
 /* The first failure of a call chain. Zero-initialise before use (`mm_err err = {0}`). */
 typedef struct mm_err {
   mm_status status; /* MM_OK while nothing has failed */
-  char code[24];    /* "E_PREFIX": stable, documented in README.md */
+  char code[24];    /* "E_PREFIX": stable, documented in docs/errors.md */
   char text[3072];  /* `CODE: FILE: tensor "NAME": offset N: found …, expected …`, names escaped, no newline */
 } mm_err;
 

@@ -37,8 +37,6 @@ void mm_shards_close(mm_shards *s);
 
 /* Tensor i of the manifest on one rank of its stage (mm_pack_holds), ready for unpack. Vectors come as n rows of k = 1. */
 mm_packed mm_shards_tensor(const mm_shards *s, uint32_t rank, size_t i);
-/* By name; false when absent from that rank. */
-bool mm_shards_find(const mm_shards *s, uint32_t rank, const char *name, mm_packed *out);
 
 #ifdef __cplusplus
 }

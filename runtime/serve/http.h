@@ -55,7 +55,6 @@ MM_MUST_USE bool mm_http_every(mm_http *h, double seconds, void (*fn)(void *user
 
 const char *mm_exchange_method(const mm_exchange *x); /* "GET"; "?" for one that HTTP does not have */
 const char *mm_exchange_path(const mm_exchange *x);   /* without the query, as it was sent */
-const char *mm_exchange_peer(const mm_exchange *x);   /* the client's address */
 /* What is against HTTP in the request, for status 400; NULL: nothing. The connection ends with the reply. */
 const char *mm_exchange_wrong(const mm_exchange *x);
 /* NULL where it was not sent. Borrowed. */
