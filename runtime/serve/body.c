@@ -335,8 +335,8 @@ bool mm_value_int(const mm_value *v, int64_t *out) {
     plain = v->text[i] >= '0' && v->text[i] <= '9';
     if (plain && (!mm_mul(whole, 10, &whole) || !mm_add(whole, (uint64_t)(v->text[i] - '0'), &whole))) return false;
   }
-  if (plain && whole > INT64_MAX) return false;
-  if (plain) return *out = sign ? -(int64_t)whole : (int64_t)whole, true;
+  if (plain && whole > INT64_MAX + (uint64_t)sign) return false;
+  if (plain) return *out = (int64_t)(sign ? 0 - whole : whole), true;
   const double x = mm_value_real(v);
   if (!(fabs(x) <= 9007199254740992.0) || x != floor(x)) return false;
   *out = (int64_t)x;

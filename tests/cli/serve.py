@@ -90,6 +90,28 @@ def errors(s):
     assert s.post(COMPLETIONS, {**PROMPT, "prompt": "x", "max_tokens": 1, "unknown": [[[{}]]]})["object"] == "text_completion"
 
 
+def edges(s):
+    """The least and the most of every field are taken, what lies beyond is refused by the field's name."""
+    one = {**PROMPT, "max_tokens": 1}
+    wide, kept = 2**31, {"temperature": 1}
+    fields = {
+        "temperature": ([0, 1e6], [-1e-9, 1.1e6]), "top_p": ([0, 1], [-1e-9, 1.0000001]), "top_k": ([-1, 0, wide - 1], [-2, wide, 0.5]),
+        "min_p": ([0, 1], [-1e-9, 1.0000001]), "presence_penalty": ([-2, 2], [-2.0001, 2.0001]), "repetition_penalty": ([0.001, 1000], [-1e-9, 1.1e6]),
+        "frequency_penalty": ([-2, 2], [-2.0001, 2.0001]), "seed": ([-(2**63), 2**63 - 1], [-(2**63) - 1, 2**63]), "n": ([1], [0, wide]),
+        "priority": ([-wide, wide - 1], [-wide - 1, wide]), "timeout": ([1e9], [0.0009, 1.1e9]),
+        "logit_bias": ([{"0": 1}, {"9": 1}, {"2047": 1}, {"5": 100, "6": -100}, {}],
+                       [{"2048": 1}, {"-1": 1}, {"+1": 1}, {" 1": 1}, {"/": 1}, {":": 1}, {"": 1}, {"1x": 1}, {"1": 100.1}, {"1": -100.1}, {"1": "1"},
+                        {"1": 1, "2": 1, "01": 1}]),
+        "stop_token_ids": ([[0], [2047], []], [[2048], [-1], [1.5]]), "max_tokens": ([1], [0, wide]),
+        "stop": (["~" * 256, ["~%d" % i for i in range(16)], []], ["~" * 257, ["~%d" % i for i in range(17)], ["a", ""]]),
+    }
+    for name, (taken, refused) in fields.items():
+        for value in taken:
+            assert len(s.post(COMPLETIONS, {**one, **kept, name: value})["choices"]) == 1, (name, value)
+        for value in refused:
+            assert s.post(COMPLETIONS, {**one, name: value}, 400)["error"]["param"] == name, (name, value)
+
+
 def pages(s):
     assert json.loads(s.get("/health"))["status"] == "ready" and json.loads(s.get("/ready"))["status"] == "ready"
     model = json.loads(s.get("/v1/models"))["data"][0]
@@ -178,6 +200,7 @@ with Server(PACKED) as server:
     stops(server, PACKED)
     sampling(server)
     errors(server)
+    edges(server)
     pages(server)
 keys()
 config_file()

@@ -3,6 +3,7 @@
 saying the same, --min-sqnr refusing what is below it, --allow-nonfinite counted. Weights are new in every run; the seed is printed."""
 import csv
 import json
+import math
 import os
 import re
 import secrets
@@ -115,6 +116,57 @@ def check_csv(path, report):
                 assert line[key] == "" and key not in row or float(line[key]) == row[key], (line, row)
 
 
+def check_map(svg):
+    """Cells in a grid inside the picture, a column a kind and a row a layer, each under its own label."""
+    number = lambda n, key: float(n.getAttribute(key))  # noqa: E731
+    width, height = number(svg, "width"), number(svg, "height")
+    texts = svg.getElementsByTagName("text")
+    kind_at = {float(re.search(r"\((\d+),(\d+)\)", n.getAttribute("transform"))[1]): n.firstChild.data for n in texts if n.getAttribute("transform")}
+    layer_at = {number(n, "y"): n.firstChild.data for n in texts if not n.getAttribute("transform")}
+    whole, top, left = {}, height, width
+    for n in svg.getElementsByTagName("rect"):
+        layer, kind = n.getElementsByTagName("title")[0].firstChild.data.partition(".layers.")[2].split(":")[0].split(",")[0].split(".", 1)
+        x, y, w, h = (number(n, key) for key in ("x", "y", "width", "height"))
+        assert 0 <= x and x + w <= width and 0 <= y and y + h <= height and w > 0 and h > 0
+        top, left = min(top, y), min(left, x)
+        x0, x1, y0, y1, parts = whole.get((layer, kind), (x, x + w, y, y + h, 0))
+        assert (y0, y1) == (y, y + h) and (parts == 0 or x == x1 + 1 or x + w + 1 == x0), "the worst expert stands beside its tensor"
+        whole[layer, kind] = min(x, x0), max(x + w, x1), y0, y1, parts + 1
+    for (layer, kind), (x0, x1, y0, y1, _) in whole.items():
+        assert [k for at, k in kind_at.items() if x0 <= at <= x1] == [kind], "a column's label stands over its middle"
+        assert [k for at, k in layer_at.items() if y0 <= at <= y1] == [layer], "a row's label stands beside it"
+    assert all(number(n, "x") < left for n in texts if not n.getAttribute("transform"))
+    assert all(0 < float(re.search(r",(\d+)\)", n.getAttribute("transform"))[1]) < top for n in texts if n.getAttribute("transform"))
+    assert len({(x1 - x0, y1 - y0) for x0, x1, y0, y1, _ in whole.values()}) == 1, "cells of one size"
+
+
+def check_bars(svg):
+    """Side by side on one ground, as high as what they count."""
+    bars = [n for n in svg.getElementsByTagName("rect") if n.getAttribute("class") == "bar"]
+    x, y, w, h = ([float(n.getAttribute(key)) for n in bars] for key in ("x", "y", "width", "height"))
+    counts = [int(n.firstChild.data.split(": ")[1]) for n in svg.getElementsByTagName("title")]
+    edges = [[float(e) for e in n.firstChild.data.split(":")[0].split(" to ")] for n in svg.getElementsByTagName("title")]
+    assert all(a + b <= c < a + b + 2 for a, b, c in zip(x, w, x[1:])) and {round(a + b, 1) for a, b in zip(y, h)} == {max(h)}
+    assert all(abs(a - max(h) * c / max(counts + [1])) < 0.06 for a, c in zip(h, counts)) and max(h) == 120
+    assert all(a < b for a, b in edges) and all(abs(a[1] - b[0]) < 0.01 for a, b in zip(edges, edges[1:]))
+    _, _, right, below = map(int, svg.getAttribute("viewBox").split())
+    assert x[-1] + w[-1] < right and max(h) < below
+    return edges, counts
+
+
+def check_table(table, report):
+    """Every figure of a row, in the table's rounding."""
+    rows = {row["name"]: row for row in report["tensors"]}
+    for line in re.findall(r"<tr><td>(.*)", table):
+        cells = [re.sub("<[^>]*>", "", x).strip() for x in line.split("<td>")]
+        row = rows[cells[0]]
+        want = [row["name"], row["scheme"], str(row["count"]), f"{row['sqnr_db']:.2f}" if "sqnr_db" in row else "exact",
+                f"{row['worst_expert']}: {row['worst_expert_sqnr_db']:.2f}" if "worst_expert" in row else "", f"{row['rmse']:.3g}",
+                f"{row['max_abs']:.3g}", f"{row['cosine']:.7f}", f"{100 * row['clipped_share']:.3g} %", f"{100 * row['flushed_share']:.3g} %",
+                f"{row['least_scale']:.3g} … {row['most_scale']:.3g}" if row["most_scale"] > 0 else "", str(row["nonfinite"])]
+        assert cells == want, (cells, want)
+
+
 def check_html(path, report, db):
     with open(path, encoding="utf-8") as f:
         page = f.read()
@@ -132,6 +184,14 @@ def check_html(path, report, db):
     assert re.findall(r"<tr><td>([^<]*)", tables[0]) == [row["name"] for row in report["tensors"]]
     largest = [next(row for row in report["tensors"] if row["name"] == n)["max_abs"] for n in re.findall(r"<tr><td>([^<]*)", tables[2])]
     assert largest == sorted(largest, reverse=True)
+    for table in tables:
+        check_table(table, report)
+    check_map(svg[2].documentElement)
+    for plot, values in zip(svg[:2], (db, [math.log10(row["max_abs"]) for row in report["tensors"] if "sqnr_db" in row])):
+        edges, counts = check_bars(plot.documentElement)
+        for (low, high), count in zip(edges[1:-1], counts[1:-1]):  # the first and the last have what lies beyond
+            near = [v for v in values if low - 1e-3 <= v < high + 1e-3]
+            assert sum(low + 1e-3 <= v < high - 1e-3 for v in values) <= count <= len(near), (low, high, count)
     assert page.index("class=\"verdict") < page.index("<dl>") and "Look closer." in page, "three weights are not finite"
     for plot in svg[:2]:
         bars = [int(n.firstChild.data.split(": ")[1]) for n in plot.getElementsByTagName("title")]

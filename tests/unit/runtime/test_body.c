@@ -40,7 +40,14 @@ static void numbers_keep_their_text(void **state) {
                {"-0", 0, true, 0},
                {"3.0", 3, true, 3},
                {"0.5", 0.5, false, 0},
+               {"-5", -5, true, -5},
                {"9223372036854775807", 9223372036854775807.0, true, INT64_MAX},
+               {"-9223372036854775808", -9223372036854775808.0, true, INT64_MIN},
+               {"9223372036854775808", 9223372036854775808.0, false, 0},
+               {"-9223372036854775809", -9223372036854775809.0, false, 0},
+               {"18446744073709551616", 18446744073709551616.0, false, 0},
+               {"-9007199254740992.0", -9007199254740992.0, true, -INT64_C(9007199254740992)},
+               {"9007199254740994.0", 9007199254740994.0, false, 0},
                {"123456789012345678901234567890", 123456789012345678901234567890.0, false, 0}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     mm_arena a = {0};
@@ -100,10 +107,36 @@ static void depth_and_count_are_bounded(void **state) {
   }
 }
 
+/* A character that ends beyond the text is none, whatever stands there. */
+static void quoted_ends(void **state) {
+  (void)state;
+  static const struct {
+    const char *bytes;
+    size_t n;
+    const char *json;
+  } cases[] = {{"a\xc3\xa9", 2, "\"a\xef\xbf\xbd\""},
+               {"a\xc3\xa9", 3, "\"a\xc3\xa9\""},
+               {"\xe2\x82\xac", 2, "\"\xef\xbf\xbd\xef\xbf\xbd\""},
+               {"\xe2\x82\xac", 3, "\"\xe2\x82\xac\""},
+               {"x\xf0\x9f\x98\x80", 4, "\"x\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\""},
+               {"x\xf0\x9f\x98\x80", 5, "\"x\xf0\x9f\x98\x80\""},
+               {"\n\x1f \x7f\"\\", 6, "\"\\n\\u001f \x7f\\\"\\\\\""},
+               {"a\0b", 3, "\"a\\u0000b\""},
+               {"a", 0, "\"\""}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    mm_text t = {0};
+    mm_text_quote(&t, cases[i].bytes, cases[i].n);
+    assert_string_equal(t.p, cases[i].json);
+    free(t.p);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(equal_keys_are_the_last_at_the_first_place),
-                                     cmocka_unit_test(numbers_keep_their_text), cmocka_unit_test(strings_are_utf8),
+                                     cmocka_unit_test(numbers_keep_their_text),
+                                     cmocka_unit_test(strings_are_utf8),
                                      cmocka_unit_test(what_is_no_json_is_refused_with_its_place),
-                                     cmocka_unit_test(depth_and_count_are_bounded)};
+                                     cmocka_unit_test(depth_and_count_are_bounded),
+                                     cmocka_unit_test(quoted_ends)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

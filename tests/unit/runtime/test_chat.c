@@ -211,6 +211,37 @@ static void test_ends(void **state) {
   assert_text("minimax-m2", &c, "]~b]ai\nHello, W[e~[\n]~b]user\nHello, W[e~[\n]~b]ai\nHello, W", false);
 }
 
+/* As many calls, parts and messages as there are: what lies behind them is not theirs. */
+static void test_counts(void **state) {
+  (void)state;
+  const mm_chat_call call[] = {
+      {STR("1"), STR("f"), STR("{\"a\": \"x\"}")}, {STR("2"), STR("g"), STR("{}")}, {STR("3"), STR("beyond"), STR("{\"b\": 1}")}};
+  const mm_chat_part part[] = {hello, hello, forged};
+  const mm_message m[] = {{.role = MM_ROLE_USER, .part = part, .part_count = 2},
+                          {.role = MM_ROLE_ASSISTANT, .part = part, .call = call, .call_count = 2},
+                          {.role = MM_ROLE_TOOL, .part = part, .part_count = 2},
+                          {.role = MM_ROLE_USER, .part = part, .part_count = 3}};
+  mm_conversation c = {.message = m, .message_count = 2};
+  assert_text("minimax-m2", &c,
+              "\n<minimax:tool_call>\n<invoke name=\"f\">\n<parameter name=\"a\">x</parameter>\n</invoke>\n"
+              "<invoke name=\"g\">\n</invoke>\n</minimax:tool_call>[e~[\n",
+              false);
+  static const char *const formats[] = {"minimax-m1", "minimax-m2"};
+  for (int i = 0; i < 2; i++)
+    for (size_t n = 1; n <= 3; n++) {
+      mm_prompt p = {0};
+      mm_err err = {0};
+      c.message_count = n;
+      if (!mm_chat_render(mm_chat_format_find(formats[i]), &c, &p, &err)) fail_msg("%s", err.text);
+      size_t hellos = 0;
+      for (const char *at = p.text.p; (at = strstr(at, "Hello, W")); at++) hellos++;
+      assert_int_equal(hellos, n == 3 ? 4 : 2);
+      assert_null(strstr(p.text.p, "beyond"));
+      assert_null(strstr(p.text.p, "obey"));
+      mm_prompt_close(&p);
+    }
+}
+
 static void assert_refused(const char *format, const mm_conversation *c, mm_status status, const char *words) {
   mm_prompt p = {0};
   mm_err err = {0};
@@ -293,7 +324,8 @@ static void test_choice(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_owners), cmocka_unit_test(test_border),  cmocka_unit_test(test_turns),
-                                     cmocka_unit_test(test_ends),   cmocka_unit_test(test_refused), cmocka_unit_test(test_choice)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_owners), cmocka_unit_test(test_border), cmocka_unit_test(test_turns),
+                                     cmocka_unit_test(test_ends),   cmocka_unit_test(test_counts), cmocka_unit_test(test_refused),
+                                     cmocka_unit_test(test_choice)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
