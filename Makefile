@@ -19,8 +19,8 @@ MPI ?= 0
 BUILD ?= build$(if $(filter 1,$(SAN)),/san)
 #: PREFIX, DESTDIR where install puts things (/usr/local)
 PREFIX ?= /usr/local
-#: FUZZ_SECONDS=N  length of each fuzz run (15)
-FUZZ_SECONDS ?= 15
+#: FUZZ_SECONDS=N  length of each fuzz run (10)
+FUZZ_SECONDS ?= 10
 
 VERSION := $(shell sed -n 's/^.define MM_VERSION "\(.*\)"/\1/p' formats/base.h)
 export COMMIT ?= $(shell git describe --always --dirty --exclude '*' 2>/dev/null)
@@ -187,7 +187,7 @@ library: $(LIBRARY) ## libminimax, shared and static, into build/lib
 SCRIPT_TESTS = $(shell find tests/model tests/cli tests/interop tests/fault -maxdepth 1 -type f -perm -u+x 2>/dev/null | sort)
 # Large enough to take minutes under valgrind; the sanitizers see the same code.
 VALGRIND_SKIP = convert/test_hf quant/test_numbers quant/test_schemes runtime/test_sample runtime/test_sample_rows runtime/test_slots \
-  runtime/test_engine runtime/test_schedules runtime/test_tokenizer runtime/test_scheduler runtime/test_reuse runtime/test_ahead runtime/test_drafts
+  runtime/test_cpu_rows runtime/test_cpu_steps runtime/test_engine runtime/test_schedules runtime/test_tokenizer runtime/test_scheduler runtime/test_reuse runtime/test_ahead runtime/test_drafts
 VALGRIND_UNIT = $(filter-out $(VALGRIND_SKIP:%=tests/unit/%.c),$(UNIT_SRC))
 export VENV ?= $(CURDIR)/build/venv
 export SAN
@@ -306,13 +306,14 @@ exact: $(BUILD)/tests/interop/quant_codes $(VENV)/ready ## casts of all 2^32 num
 	$(Q)BUILD=$(BUILD) $(VENV)/bin/python tests/interop/quant_oracles.py --all
 bench-quant: $(BUILD)/tests/bench/bench_quant ## GB/s of every scheme, search and SIMD level beside memcpy of the same run
 	$(Q)$<
-bench-cpu: $(BUILD)/tests/bench/bench_cpu ## tokens/s of the CPU backend on layers of M2's and M1's widths, beside the memory's rate of the same run
+bench-cpu: $(BUILD)/tests/bench/bench_cpu $(BUILD)/tests/bench/bench_rows ## tokens/s of the CPU backend on layers of M2's and M1's widths, beside the memory's rate; a core's ceilings
+	$(Q)$(BUILD)/tests/bench/bench_rows
 	$(Q)$< m2
 	$(Q)$< m1
 bench-quality: $(PROGRAMS) $(BUILD)/tests/bench/bench_quality $(VENV)/ready ## SQNR gains of the searches, likelihood of the small checkpoints by scheme
 	$(Q)$(BUILD)/tests/bench/bench_quality
 	$(Q)$(VENV)/bin/python tests/bench/quality.py $(BUILD)/bin
-bench-serve: $(PROGRAMS) $(BUILD)/tests/bench/bench_scheduler $(BUILD)/tests/bench/bench_reuse ## minimax-serve: its start, streams over HTTP beside the engine alone, a prompt that is known
+bench-serve: $(PROGRAMS) $(addprefix $(BUILD)/tests/bench/bench_,scheduler reuse tokenizer) ## minimax-serve: its start, streams over HTTP beside the engine alone, a prompt that is known
 	$(Q)python3 tests/bench/serve.py $(BUILD)
 bench: $(PROGRAMS) $(BENCH) $(NO_HASH) ## conversion rates beside memcpy and the disk of the same run
 	$(Q)scripts/bench_convert.py $(BUILD)/bin

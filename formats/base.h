@@ -1,6 +1,6 @@
 /* Errors, checked arithmetic, allocation. Everything else stands on this file.
  *
- * Error style (design: one line, one exit status): a function that can fail takes `mm_err *err` last and returns
+ * Error style (one line, one exit status): a function that can fail takes `mm_err *err` last and returns
  * bool (or a pointer, NULL on failure). The first failure recorded in an mm_err wins. Nothing below the programs
  * prints or exits. */
 #ifndef MM_FORMATS_BASE_H
@@ -22,9 +22,14 @@ const char *mm_version(void);
 
 #if defined(__GNUC__)
 #define MM_PRINTF(f, a) __attribute__((format(printf, f, a)))
+#define MM_MUST_USE     __attribute__((warn_unused_result)) /* a status that nobody may overlook */
 #else
 #define MM_PRINTF(f, a)
+#define MM_MUST_USE
 #endif
+
+/* A call whose status is not looked at: what failed stands in its err, or does not matter. */
+static inline void mm_either_way(bool ok) { (void)ok; }
 
 /* Exit statuses of every program; an mm_err carries one of them. */
 typedef enum mm_status {
@@ -60,7 +65,7 @@ static inline mm_where mm_at_offset(const char *file, const char *tensor, uint64
 /* The first failure of a call chain. Zero-initialise before use (`mm_err err = {0}`). */
 typedef struct mm_err {
   mm_status status; /* MM_OK while nothing has failed */
-  char code[24];    /* "E_PREFIX": stable, documented in README.md */
+  char code[24];    /* "E_PREFIX": stable, documented in docs/errors.md */
   char text[3072];  /* `CODE: FILE: tensor "NAME": offset N: found …, expected …`, names escaped, no newline */
 } mm_err;
 
@@ -113,7 +118,7 @@ bool mm_ends_with(const char *s, const char *end);
 /* Zeroed memory for count elements of size bytes; NULL and E_MEMORY on overflow or exhaustion. Free with free(). */
 void *mm_calloc(size_t count, size_t size, mm_err *err);
 /* Grows *array (element size `size`) so that it holds at least want elements; *cap is its capacity. */
-bool mm_grow(void **array, size_t *cap, size_t want, size_t size, mm_err *err);
+MM_MUST_USE bool mm_grow(void **array, size_t *cap, size_t want, size_t size, mm_err *err);
 /* mm_grow of a typed pointer, by its element size. */
 #define MM_GROW(array, cap, want, err) mm_grow((void **)&(array), cap, want, sizeof *(array), err)
 

@@ -33,12 +33,12 @@ struct stat;
 mm_file_id mm_file_id_of(const struct stat *s);
 /* O_RDONLY|O_NONBLOCK|O_CLOEXEC|O_NOCTTY, then fstat: anything but a regular file is MM_BAD_INPUT E_FS_TYPE (says what it
  * is); absent is MM_BAD_INPUT E_FS_MISSING; ELOOP is E_FS_TYPE in words; other errors MM_IO. Follows symlinks. */
-bool mm_file_open(mm_file *f, const char *path, mm_err *err);
+MM_MUST_USE bool mm_file_open(mm_file *f, const char *path, mm_err *err);
 void mm_file_close(mm_file *f); /* reading side only: a failed close loses nothing */
 /* The file at path still is `id`; MM_IO E_CHANGED otherwise. */
-bool mm_file_unchanged(const mm_file *f, const char *path, mm_err *err);
+MM_MUST_USE bool mm_file_unchanged(const mm_file *f, const char *path, mm_err *err);
 /* Exactly n bytes at offset; a short file is MM_IO E_SHORT_READ with the offset. */
-bool mm_file_read(const mm_file *f, const char *path, void *buf, size_t n, uint64_t offset, mm_err *err);
+MM_MUST_USE bool mm_file_read(const mm_file *f, const char *path, void *buf, size_t n, uint64_t offset, mm_err *err);
 /* Whether the page cache has all of [offset, offset + n); no, with errno ENOSYS or EPERM, where it cannot be asked (kernels before 6.5,
  * files of other users). n > 0. */
 bool mm_file_cached(int fd, uint64_t offset, uint64_t n);
@@ -46,7 +46,8 @@ bool mm_file_cached(int fd, uint64_t offset, uint64_t n);
  * `direct` (a descriptor with O_DIRECT, or -1 where the file system has none). buf is aligned to MM_DIRECT and has room for n +
  * 2·MM_DIRECT; the bytes start at buf + *skew. Errors as mm_file_read. */
 #define MM_DIRECT 4096
-bool mm_file_stream(const mm_file *f, int direct, const char *path, uint8_t *buf, size_t n, uint64_t offset, size_t *skew, mm_err *err);
+MM_MUST_USE bool mm_file_stream(const mm_file *f, int direct, const char *path, uint8_t *buf, size_t n, uint64_t offset, size_t *skew,
+                                mm_err *err);
 /* Whole regular file of at most max bytes, NUL-terminated beyond *n; free() it. */
 char *mm_file_slurp(const char *path, uint64_t max, size_t *n, mm_err *err);
 
@@ -55,7 +56,7 @@ typedef struct mm_map {
   const uint8_t *data;
   uint64_t size;
 } mm_map;
-bool mm_map_open(mm_map *m, const mm_file *f, const char *path, mm_err *err);
+MM_MUST_USE bool mm_map_open(mm_map *m, const mm_file *f, const char *path, mm_err *err);
 void mm_map_close(mm_map *m); /* accepts a zeroed one */
 /* Where a mapped byte comes from. */
 typedef struct mm_mapped {
@@ -70,17 +71,17 @@ bool mm_map_find(const void *p, mm_mapped *out);
 void mm_map_watch(void);
 
 /* Exact write at offset; MM_IO on failure. */
-bool mm_pwrite(int fd, const char *path, const void *buf, size_t n, uint64_t offset, mm_err *err);
+MM_MUST_USE bool mm_pwrite(int fd, const char *path, const void *buf, size_t n, uint64_t offset, mm_err *err);
 /* Creates (O_EXCL|O_NOFOLLOW) dir/name below an open directory, mode 0644 & ~umask, read-write; -1 on failure. */
 int mm_create_at(int dirfd, const char *dir, const char *name, mm_err *err);
 /* Writes, fsyncs and closes a new small file below dirfd. */
-bool mm_write_file_at(int dirfd, const char *dir, const char *name, const void *buf, size_t n, mm_err *err);
+MM_MUST_USE bool mm_write_file_at(int dirfd, const char *dir, const char *name, const void *buf, size_t n, mm_err *err);
 /* fsync that reports; for a directory EINVAL/ENOTSUP are tolerated. */
-bool mm_fsync(int fd, const char *path, bool directory, mm_err *err);
+MM_MUST_USE bool mm_fsync(int fd, const char *path, bool directory, mm_err *err);
 /* Whether a lock failed because the file system has none (some NFS and Lustre mounts), not because another run holds it. */
 bool mm_no_locks(int why);
 /* close that reports. */
-bool mm_close(int fd, const char *path, mm_err *err);
+MM_MUST_USE bool mm_close(int fd, const char *path, mm_err *err);
 
 /* dir/name. It has room for more than the kernel takes: a path that had to be cut is refused by whatever opens it. */
 typedef struct mm_path {
@@ -88,7 +89,7 @@ typedef struct mm_path {
 } mm_path;
 mm_path mm_path_of(const char *dir, const char *name);
 /* The directory that `path` is in, resolved, and the last name of the path; MM_IO where there is no such directory. */
-bool mm_path_split(const char *path, char parent[PATH_MAX], char name[PATH_MAX], mm_err *err);
+MM_MUST_USE bool mm_path_split(const char *path, char parent[PATH_MAX], char name[PATH_MAX], mm_err *err);
 /* True for a plain base name: 1–255 bytes, no '/', '\\', NUL or control byte, not "." or "..". */
 bool mm_base_name_ok(const char *name, size_t n);
 

@@ -28,10 +28,12 @@ size_t mm_frame_bound(size_t n);
  * byte 1 of every element and so on, then the bytes beyond the last whole element. So the exponents, which can be coded, lie together.
  * Packs n bytes (1 … MM_FRAME_MAX) into out[mm_frame_bound(n)]; *packed is the frame's length. Level 1 codes each byte by its frequency and
  * hardly looks for repetitions, which weights do not have (ARCHIVE.md has the figures); higher levels are zstd's. */
-bool mm_frame_pack(mm_frame *f, const void *block, size_t n, unsigned stride, int level, void *out, size_t *packed, mm_err *err);
+MM_MUST_USE bool mm_frame_pack(mm_frame *f, const void *block, size_t n, unsigned stride, int level, void *out, size_t *packed,
+                               mm_err *err);
 
 /* The reverse: frame[packed] must be exactly one frame of exactly n bytes. MM_INTEGRITY E_FRAME at `where` otherwise. */
-bool mm_frame_unpack(mm_frame *f, const void *frame, size_t packed, unsigned stride, void *block, size_t n, mm_where where, mm_err *err);
+MM_MUST_USE bool mm_frame_unpack(mm_frame *f, const void *frame, size_t packed, unsigned stride, void *block, size_t n, mm_where where,
+                                 mm_err *err);
 
 #ifdef __cplusplus
 }

@@ -45,13 +45,14 @@ typedef struct mm_json_ctx {
 } mm_json_ctx;
 /* mm_fail as ctx says. */
 #define MM_REFUSE(ctx, err, ...) mm_fail(err, (ctx)->status, (ctx)->code, mm_at((ctx)->file, NULL), __VA_ARGS__)
-bool mm_json_need_int(const mm_json *obj, const char *key, int64_t lo, int64_t hi, int64_t *out, const mm_json_ctx *c, mm_err *err);
-bool mm_json_need_number(const mm_json *obj, const char *key, double *out, const mm_json_ctx *c, mm_err *err);
-bool mm_json_need_bool(const mm_json *obj, const char *key, bool *out, const mm_json_ctx *c, mm_err *err);
-bool mm_json_need_str(const mm_json *obj, const char *key, const char **out, const mm_json_ctx *c, mm_err *err);
+MM_MUST_USE bool mm_json_need_int(const mm_json *obj, const char *key, int64_t lo, int64_t hi, int64_t *out, const mm_json_ctx *c,
+                                  mm_err *err);
+MM_MUST_USE bool mm_json_need_number(const mm_json *obj, const char *key, double *out, const mm_json_ctx *c, mm_err *err);
+MM_MUST_USE bool mm_json_need_bool(const mm_json *obj, const char *key, bool *out, const mm_json_ctx *c, mm_err *err);
+MM_MUST_USE bool mm_json_need_str(const mm_json *obj, const char *key, const char **out, const mm_json_ctx *c, mm_err *err);
 const mm_json *mm_json_need(const mm_json *obj, const char *key, mm_json_type type, const mm_json_ctx *c, mm_err *err);
 /* Every key of obj is among the NULL-terminated list, else fails naming the first unknown one. */
-bool mm_json_only_keys(const mm_json *obj, const char *const *keys, const mm_json_ctx *c, mm_err *err);
+MM_MUST_USE bool mm_json_only_keys(const mm_json *obj, const char *const *keys, const mm_json_ctx *c, mm_err *err);
 
 /* Building. New nodes are owned; set/append take over value's ownership also on failure and return false only for
  * want of memory. Passing a NULL value or container is that failure, so that calls nest. */

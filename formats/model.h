@@ -57,10 +57,10 @@ typedef struct mm_model {
 /* The manifest's "model" object: every field above by its own name. A new reference, or NULL. */
 mm_json *mm_model_to_json(const mm_model *m, mm_err *err);
 /* Reads and checks that object; unknown or missing keys are refused by name (MM_INTEGRITY). */
-bool mm_model_from_json(mm_model *m, const mm_json *obj, const char *file, mm_err *err);
+MM_MUST_USE bool mm_model_from_json(mm_model *m, const mm_json *obj, const char *file, mm_err *err);
 /* Range and divisibility rules that hold for every model (heads % kv_heads, top_k ≤ experts, rotary_dim ≤ head_dim,
  * eps > 0, …), status and code given by the caller: E_CFG_RANGE for a config, E_MANIFEST for a manifest. */
-bool mm_model_check(const mm_model *m, const char *file, mm_status status, const char *code, mm_err *err);
+MM_MUST_USE bool mm_model_check(const mm_model *m, const char *file, mm_status status, const char *code, mm_err *err);
 
 /* Whether two models are equal in every field; *key is the first that is not, by its name in the manifest. */
 bool mm_model_same(const mm_model *a, const mm_model *b, const char **key);

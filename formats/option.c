@@ -11,7 +11,6 @@
 #include <unistd.h>
 
 #include "formats/file.h"
-#include "formats/json.h"
 #include "formats/staging.h"
 
 #define WIDTH     96 /* of the help text */
@@ -479,6 +478,15 @@ bool mm_program_written(mm_err *err) {
   errno = 0;
   if (fflush(stdout) == 0 && !ferror(stdout)) return true;
   return mm_fail_errno(err, mm_at(STDOUT, NULL), "write", errno ? errno : EIO);
+}
+
+bool mm_program_json(mm_json *o, bool ok, mm_err *err) {
+  char *text = ok ? mm_json_dump(o, true) : NULL;
+  mm_json_free(o);
+  if (!text) return mm_fail_memory(err, 0);
+  puts(text);
+  free(text);
+  return true;
 }
 
 /* Whether err says that standard output could not be written, and its reader is gone. */

@@ -4,7 +4,7 @@
 
 #include <stdio.h>
 
-#include "formats/base.h"
+#include "formats/json.h"
 
 typedef enum mm_option_kind {
   MM_OPT_FLAG, /* bool* */
@@ -33,6 +33,12 @@ typedef struct mm_option {
   uint64_t lo, hi;     /* MM_OPT_U64 range, both inclusive; hi 0 means no limit. Of MM_OPT_SIZE lo alone */
 } mm_option;
 
+/* Rows of a table. Behind the explanation more of the row may stand, by name: .letter, .alias, .choices, .lo, .hi. */
+#define MM_FLAG(word, to, ...) \
+  { .name = word, .kind = MM_OPT_FLAG, .target = to, .help = __VA_ARGS__ }
+#define MM_OPTION(type, word, to, what, ...) \
+  { .name = word, .kind = MM_OPT_##type, .target = to, .arg = what, .help = __VA_ARGS__ }
+
 typedef struct mm_program {
   const char *name;     /* "minimax-convert" */
   const char *summary;  /* one line */
@@ -45,18 +51,25 @@ typedef struct mm_program {
   const char *files;    /* of the man page: what it reads and writes, a line each; may be NULL */
 } mm_program;
 
+/* Of an mm_program: its operands in words, how many they are, its table. */
+#define MM_OPERANDS(words, least, most) .operands = words, .min_operands = least, .max_operands = most
+#define MM_OPTIONS(table)               .options = table, .option_count = sizeof(table) / sizeof *(table)
+
 /* --help, --version and the hidden --help-man, --help-bash, --help-zsh, --help-fish are recognised for every program: the text goes to
  * stdout and *done becomes true (the program then exits 0). Operands are gathered in operands[max_operands]. "--" ends options;
  * --name=value and --name value are equal. Unknown, repeated (except lists) or malformed options are MM_USAGE E_USAGE. Where --jobs is not
  * given, the environment's MINIMAX_JOBS is its value. */
-bool mm_options_parse(const mm_program *p, int argc, char **argv, const char **operands, size_t *operand_count, bool *done, mm_err *err);
+MM_MUST_USE bool mm_options_parse(const mm_program *p, int argc, char **argv, const char **operands, size_t *operand_count, bool *done,
+                                  mm_err *err);
 
 /* Prints "NAME: error: TEXT\n" to stderr in one write and returns the exit status of err (MM_BUG if err holds none). With --json among the
  * arguments the line is an object {"program", "error", "status", "message"}. Where standard output could not be written because its reader
  * is gone, as in "| head", nothing is printed and SIGPIPE ends the process. */
 int mm_program_fail(const mm_program *p, const mm_err *err);
 /* Flushes standard output; MM_IO E_IO when something of it could not be written. */
-bool mm_program_written(mm_err *err);
+MM_MUST_USE bool mm_program_written(mm_err *err);
+/* Prints an object that was made whole (ok), indented, to stdout; MM_LIMIT E_MEMORY where it was not. Frees o. */
+MM_MUST_USE bool mm_program_json(mm_json *o, bool ok, mm_err *err);
 /* The whole of a main: starts the program, parses as mm_options_parse does, calls run(args) unless --help or its like was all, and writes
  * what stdout still holds. Returns the exit status; a failure has had its line. */
 int mm_program_main(const mm_program *p, int argc, char **argv, const char **operands, bool (*run)(void *args, mm_err *err), void *args);

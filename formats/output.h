@@ -28,15 +28,15 @@ typedef struct mm_output {
 
 /* What mm_output_open would refuse, found before the work: MM_USAGE E_OUTPUT for a directory, a device or, without stream, a FIFO or
  * terminal; for a path in one of the directories `apart`, by whatever link or mount. MM_IO where there is no such directory. */
-bool mm_output_check(const mm_output_place *p, mm_err *err);
+MM_MUST_USE bool mm_output_check(const mm_output_place *p, mm_err *err);
 /* Opens `.NAME.partial-PROGRAM` beside the path (a killed run's is replaced; MM_LOCKED while another run writes it), or what takes the
  * bytes directly. */
-bool mm_output_open(mm_output *o, const mm_output_place *p, mm_err *err);
+MM_MUST_USE bool mm_output_open(mm_output *o, const mm_output_place *p, mm_err *err);
 /* The same with the two directories open (taken over, also on failure): `staged` in `parent` becomes `name` in `into`. `path` is for
  * messages. */
-bool mm_output_open_at(mm_output *o, const char *path, int parent, const char *staged, int into, const char *name, mm_err *err);
+MM_MUST_USE bool mm_output_open_at(mm_output *o, const char *path, int parent, const char *staged, int into, const char *name, mm_err *err);
 /* Syncs, closes and renames. After a failure nothing is left of it. */
-bool mm_output_publish(mm_output *o, mm_err *err);
+MM_MUST_USE bool mm_output_publish(mm_output *o, mm_err *err);
 void mm_output_discard(mm_output *o); /* accepts a published or half-opened one */
 
 #ifdef __cplusplus

@@ -136,13 +136,13 @@ void mm_part_name(char out[64], uint32_t rank, uint32_t part);
 
 /* Reads and checks DIR/manifest.json: everything a reader relies on (ranges inside extents, cuts of tp entries, cells, pieces
  * that tile the rows, base names, digests, counts). MM_INTEGRITY E_MANIFEST; other versions MM_UNSUPPORTED E_VERSION. */
-bool mm_pack_open(mm_pack *p, const char *dir, mm_err *err);
+MM_MUST_USE bool mm_pack_open(mm_pack *p, const char *dir, mm_err *err);
 /* The same from memory (for fuzzing); dir may be any text. */
-bool mm_pack_parse(mm_pack *p, const char *dir, const char *text, size_t n, mm_err *err);
+MM_MUST_USE bool mm_pack_parse(mm_pack *p, const char *dir, const char *text, size_t n, mm_err *err);
 void mm_pack_close(mm_pack *p); /* accepts a zeroed or half-opened one */
 /* Reads and checks DIR/minimax-digests.json: tool, quant, dialect, plan, the part files as those of one rank, sources and files; there is
  * no model and no tensor. MM_INTEGRITY E_MANIFEST; other versions MM_UNSUPPORTED E_VERSION. */
-bool mm_digests_open(mm_pack *p, const char *dir, mm_err *err);
+MM_MUST_USE bool mm_digests_open(mm_pack *p, const char *dir, mm_err *err);
 /* Its text, a deterministic function of *p; free() it. */
 char *mm_digests_text(const mm_pack *p, mm_err *err);
 /* The manifest's text, a deterministic function of *p; free() it. */

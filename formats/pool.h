@@ -14,14 +14,14 @@ typedef bool mm_pool_fn(void *ctx, size_t item, unsigned worker, mm_err *err);
 /* Runs fn for items 0 … count-1 on `threads` threads (≥ 1; the caller is one of them) and waits for all. The error of the
  * lowest-numbered failing worker call that was recorded first is copied to err. Fewer threads than asked (EAGAIN) is
  * not an error as long as one runs. */
-bool mm_pool_run(unsigned threads, size_t count, mm_pool_fn *fn, void *ctx, mm_err *err);
+MM_MUST_USE bool mm_pool_run(unsigned threads, size_t count, mm_pool_fn *fn, void *ctx, mm_err *err);
 /* Threads that stay: runs follow each other without one being made. A thread that waits for the next run looks for it for some
  * microseconds and then sleeps. One thread at a time calls run. */
 typedef struct mm_team mm_team;
 /* threads ≥ 1, the caller of run being one; fewer where the system gives no more. MM_LIMIT for want of memory. */
 mm_team *mm_team_open(unsigned threads, mm_err *err);
 /* As mm_pool_run. Items are taken in order; fn of an item does not depend on who takes it. */
-bool mm_team_run(mm_team *t, size_t count, mm_pool_fn *fn, void *ctx, mm_err *err);
+MM_MUST_USE bool mm_team_run(mm_team *t, size_t count, mm_pool_fn *fn, void *ctx, mm_err *err);
 void mm_team_close(mm_team *t); /* accepts NULL */
 
 /* Online CPUs the process may run on (affinity respected), at least 1. */

@@ -39,10 +39,11 @@ typedef struct mm_st {
 /* Reads and checks the header of `path`; the file is closed again afterwards. A file that is something else (Git LFS
  * pointer, HTML, GGUF, ZIP, gzip, pickle, all zeros) is named for what it looks like. `status` is that of a malformed
  * file: MM_BAD_INPUT for a source, MM_INTEGRITY for a packed part. */
-bool mm_st_open(mm_st *st, const char *path, mm_status status, mm_err *err);
+MM_MUST_USE bool mm_st_open(mm_st *st, const char *path, mm_status status, mm_err *err);
 /* The same on `header` = the file's first bytes (prefix included) when the file is file_size bytes long: for fuzzing and
  * for callers that hold the file open. */
-bool mm_st_parse(mm_st *st, const char *path, const void *header, size_t header_bytes, uint64_t file_size, mm_status status, mm_err *err);
+MM_MUST_USE bool mm_st_parse(mm_st *st, const char *path, const void *header, size_t header_bytes, uint64_t file_size, mm_status status,
+                             mm_err *err);
 void mm_st_close(mm_st *st); /* accepts a zeroed or half-opened one */
 /* Binary search; NULL when absent. */
 const mm_st_tensor *mm_st_find(const mm_st *st, const char *name);

@@ -28,18 +28,18 @@ typedef struct mm_scan_str {
 } mm_scan_str;
 
 /* Each call consumes leading white space, then what it names; false with E_JSON, the byte position and what stood there. */
-bool mm_scan_open(mm_scan *s, char bracket, mm_err *err); /* '{' or '[' */
+MM_MUST_USE bool mm_scan_open(mm_scan *s, char bracket, mm_err *err); /* '{' or '[' */
 /* After an open or a value: true in *more when another member follows (its comma consumed), false when the closing
  * bracket was consumed. `first` is true right after the open. */
-bool mm_scan_more(mm_scan *s, char close, bool first, bool *more, mm_err *err);
-bool mm_scan_key(mm_scan *s, mm_scan_str *key, mm_err *err); /* string and ':' */
-bool mm_scan_string(mm_scan *s, mm_scan_str *out, mm_err *err);
+MM_MUST_USE bool mm_scan_more(mm_scan *s, char close, bool first, bool *more, mm_err *err);
+MM_MUST_USE bool mm_scan_key(mm_scan *s, mm_scan_str *key, mm_err *err); /* string and ':' */
+MM_MUST_USE bool mm_scan_string(mm_scan *s, mm_scan_str *out, mm_err *err);
 /* A plain non-negative integer (no sign, no leading zero, no fraction or exponent) that fits u64; E_NUMBER otherwise,
  * with the text found and the position left before it. */
-bool mm_scan_u64(mm_scan *s, uint64_t *out, mm_err *err);
-bool mm_scan_skip(mm_scan *s, mm_err *err); /* any value, validated */
-char mm_scan_peek(mm_scan *s);              /* next non-space byte, 0 at the end */
-bool mm_scan_end(mm_scan *s, mm_err *err);  /* only white space is left */
+MM_MUST_USE bool mm_scan_u64(mm_scan *s, uint64_t *out, mm_err *err);
+MM_MUST_USE bool mm_scan_skip(mm_scan *s, mm_err *err); /* any value, validated */
+char mm_scan_peek(mm_scan *s);                          /* next non-space byte, 0 at the end */
+MM_MUST_USE bool mm_scan_end(mm_scan *s, mm_err *err);  /* only white space is left */
 
 /* What stands at the position, for messages: `"text"`, escaped and cut, or `the end`. Returns out. */
 #define MM_SCAN_FOUND 112

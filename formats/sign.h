@@ -16,12 +16,14 @@ typedef struct mm_key mm_key;
 mm_key *mm_key_open(const char *path, bool private_key, mm_err *err);
 void mm_key_close(mm_key *k); /* accepts NULL */
 /* SHA-256 of the PEM text of the public key: names the key in a signature. */
-bool mm_key_fingerprint(const mm_key *k, mm_digest *out, mm_err *err);
+MM_MUST_USE bool mm_key_fingerprint(const mm_key *k, mm_digest *out, mm_err *err);
 
 #define MM_SIGNATURE_BYTES 72 /* at most: two integers of 32 bytes in DER */
-bool mm_key_sign(const mm_key *k, const void *data, size_t n, uint8_t signature[MM_SIGNATURE_BYTES], size_t *length, mm_err *err);
+MM_MUST_USE bool mm_key_sign(const mm_key *k, const void *data, size_t n, uint8_t signature[MM_SIGNATURE_BYTES], size_t *length,
+                             mm_err *err);
 /* MM_INTEGRITY E_SIGNATURE at `where` unless it is the key's signature of the data. */
-bool mm_key_verify(const mm_key *k, const void *data, size_t n, const uint8_t *signature, size_t length, mm_where where, mm_err *err);
+MM_MUST_USE bool mm_key_verify(const mm_key *k, const void *data, size_t n, const uint8_t *signature, size_t length, mm_where where,
+                               mm_err *err);
 
 /* NUL-terminated; free() it. */
 char *mm_base64(const void *data, size_t n, mm_err *err);

@@ -39,9 +39,9 @@ typedef struct mm_archive {
 
 /* Reads and checks DIR's table, its manifest and the sizes of its files, and that there is nothing else in it. MM_INTEGRITY (E_ARCHIVE,
  * E_MANIFEST, E_SIZE, E_EXTRA). Memory is in proportion to the two texts. */
-bool mm_archive_open(mm_archive *a, const char *dir, mm_err *err);
+MM_MUST_USE bool mm_archive_open(mm_archive *a, const char *dir, mm_err *err);
 /* The table alone, from memory (for fuzzing), once a->pack is read. Other versions are MM_UNSUPPORTED E_VERSION. */
-bool mm_archive_parse(mm_archive *a, const char *text, size_t n, mm_err *err);
+MM_MUST_USE bool mm_archive_parse(mm_archive *a, const char *text, size_t n, mm_err *err);
 void mm_archive_close(mm_archive *a); /* accepts a zeroed or half-opened one */
 
 typedef struct mm_archive_totals {
@@ -49,10 +49,10 @@ typedef struct mm_archive_totals {
 } mm_archive_totals;
 
 /* Packs the checkpoint in `dir` into the new directory `target`, at zstd level `level`. Its digests are checked on the way. */
-bool mm_archive_pack(const char *dir, const char *target, int level, unsigned threads, mm_archive_totals *t, mm_err *err);
+MM_MUST_USE bool mm_archive_pack(const char *dir, const char *target, int level, unsigned threads, mm_archive_totals *t, mm_err *err);
 /* Unpacks the archive in `dir` into the new directory `target`, which then equals the one that was packed. Every block is checked against
  * the manifest before it is written: MM_INTEGRITY (E_FRAME, E_DIGEST) names file and block. */
-bool mm_archive_unpack(const char *dir, const char *target, unsigned threads, mm_archive_totals *t, mm_err *err);
+MM_MUST_USE bool mm_archive_unpack(const char *dir, const char *target, unsigned threads, mm_archive_totals *t, mm_err *err);
 
 /* --- a part at a time, for whoever makes the parts (archive_part.c) --- */
 
@@ -67,21 +67,22 @@ typedef struct mm_archive_lanes {
   bool (*stopped)(const void *ctx); /* asked before a block is packed: true ends it with MM_INTERRUPTED. NULL: nobody asks */
   const void *ctx;
 } mm_archive_lanes;
-bool mm_archive_lanes_open(mm_archive_lanes *l, unsigned threads, mm_err *err);
+MM_MUST_USE bool mm_archive_lanes_open(mm_archive_lanes *l, unsigned threads, mm_err *err);
 void mm_archive_lanes_close(mm_archive_lanes *l); /* accepts a zeroed one */
 /* Bytes of one lane that packs at this level. */
 size_t mm_archive_lane_bytes(int level);
 
 /* The entry of `part`, with its file's name and room in `arena` for its frames. */
-bool mm_archive_part_make(mm_archive_part *p, const mm_part *part, mm_arena *arena, mm_err *err);
+MM_MUST_USE bool mm_archive_part_make(mm_archive_part *p, const mm_part *part, mm_arena *arena, mm_err *err);
 /* Packs from_dir/part->file into a new, synced file p->file below the open directory `to`, and fills p's size and frames. Blocks that are
  * not those of the part's digests are MM_INTEGRITY E_DIGEST. */
-bool mm_archive_pack_part(mm_archive_part *p, const char *from_dir, int to, const char *to_dir, int level, const mm_archive_lanes *l,
-                          mm_err *err);
+MM_MUST_USE bool mm_archive_pack_part(mm_archive_part *p, const char *from_dir, int to, const char *to_dir, int level,
+                                      const mm_archive_lanes *l, mm_err *err);
 /* The reverse: dir/p->file into a new, synced file below `to`. */
-bool mm_archive_unpack_part(const mm_archive_part *p, const char *dir, int to, const char *to_dir, const mm_archive_lanes *l, mm_err *err);
+MM_MUST_USE bool mm_archive_unpack_part(const mm_archive_part *p, const char *dir, int to, const char *to_dir, const mm_archive_lanes *l,
+                                        mm_err *err);
 /* Unpacks every block of dir/p->file and compares its digest: MM_INTEGRITY (E_SIZE, E_FRAME, E_DIGEST). */
-bool mm_archive_prove_part(const mm_archive_part *p, const char *dir, const mm_archive_lanes *l, mm_err *err);
+MM_MUST_USE bool mm_archive_prove_part(const mm_archive_part *p, const char *dir, const mm_archive_lanes *l, mm_err *err);
 /* The table, a deterministic function of *a's parts; free() it. */
 char *mm_archive_text(const mm_archive *a, mm_err *err);
 

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "formats/file.h"
@@ -14,11 +15,12 @@ bool mm_nothing_else(const char *dir, bool (*listed)(const void *ctx, const char
   DIR *d = opendir(dir);
   if (!d) return mm_fail_errno(err, mm_at(dir, NULL), "list", errno);
   bool ok = true;
-  for (struct dirent *e; ok && (e = readdir(d));)
+  for (struct dirent *e; ok && (errno = 0, e = readdir(d));)
     if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0 && !listed(ctx, e->d_name)) {
       ok = mm_fail(err, MM_INTEGRITY, "E_EXTRA", mm_at(mm_path_of(dir, e->d_name).text, NULL),
                    "found a file that the manifest does not list");
     }
+  if (ok && errno != 0) ok = mm_fail_errno(err, mm_at(dir, NULL), "list", errno);
   closedir(d);
   return ok;
 }
@@ -65,7 +67,12 @@ bool mm_verify_files(const mm_pack *p, mm_err *err) {
 
 bool mm_unpacked_refuse(const char *dir, mm_err *err) {
   static const char *const source[] = {"model.safetensors.index.json", "model.safetensors"};
+  struct stat at;
   if (access(mm_path_of(dir, MM_MANIFEST).text, F_OK) == 0) return true;
+  const bool there = stat(dir, &at) == 0;
+  if (!there && errno == ENOENT) return mm_fail(err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(dir, NULL), "no such directory");
+  if (there && !S_ISDIR(at.st_mode))
+    return mm_fail(err, MM_BAD_INPUT, "E_FS_TYPE", mm_at(dir, NULL), "found a file, expected the directory of a packed checkpoint");
   for (size_t i = 0; i < sizeof source / sizeof *source; i++) {
     if (access(mm_path_of(dir, source[i]).text, F_OK) == 0)
       return mm_fail(err, MM_BAD_INPUT, "E_KIND", mm_at(dir, NULL),

@@ -12,17 +12,18 @@ extern "C" {
 #define MM_ARCHIVE "archive.json"
 
 /* The directory holds the manifest's files, perhaps their signature, and nothing else (E_EXTRA). */
-bool mm_verify_listing(const mm_pack *p, mm_err *err);
+MM_MUST_USE bool mm_verify_listing(const mm_pack *p, mm_err *err);
 /* The same for any list of names. */
-bool mm_nothing_else(const char *dir, bool (*listed)(const void *ctx, const char *name), const void *ctx, mm_err *err);
+MM_MUST_USE bool mm_nothing_else(const char *dir, bool (*listed)(const void *ctx, const char *name), const void *ctx, mm_err *err);
 /* Reads a companion file, which has the manifest's size and digest (E_DIGEST): *text is malloc'ed, NULL on failure. */
-bool mm_verify_companion(const mm_pack *p, const mm_pack_file *f, char **text, mm_err *err);
+MM_MUST_USE bool mm_verify_companion(const mm_pack *p, const mm_pack_file *f, char **text, mm_err *err);
 /* All of them, and the listing. */
-bool mm_verify_files(const mm_pack *p, mm_err *err);
-/* The Hugging Face checkpoint in `dir`, where a packed one was expected: MM_BAD_INPUT E_KIND, and what to do. True where it is none. */
-bool mm_unpacked_refuse(const char *dir, mm_err *err);
+MM_MUST_USE bool mm_verify_files(const mm_pack *p, mm_err *err);
+/* No directory at all (E_FS_MISSING), a file (E_FS_TYPE), or a Hugging Face checkpoint (E_KIND, and what to do) at `dir`, where a packed
+ * one was expected: MM_BAD_INPUT. True where it is none of these. */
+MM_MUST_USE bool mm_unpacked_refuse(const char *dir, mm_err *err);
 /* The archive in `dir`, where another kind of checkpoint was expected: MM_UNSUPPORTED E_ARCHIVE, and what to do. True where it is none. */
-bool mm_archive_refuse(const char *dir, mm_err *err);
+MM_MUST_USE bool mm_archive_refuse(const char *dir, mm_err *err);
 
 #ifdef __cplusplus
 }

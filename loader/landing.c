@@ -10,7 +10,7 @@
 bool mm_landing_place(mm_landing_plan *p, uint64_t bytes, bool zero, uint64_t *at, mm_err *err) {
   uint64_t end;
   if (!mm_add(p->bytes, bytes, &end) || !mm_add(end, 2 * MM_LANDING_ALIGN, &end)) return mm_fail_memory(err, bytes);
-  if (!mm_grow((void **)&p->hole, &p->holes_cap, p->holes + 1, sizeof *p->hole, err)) return false;
+  if (!MM_GROW(p->hole, &p->holes_cap, p->holes + 1, err)) return false;
   *at = p->bytes;
   p->bytes = mm_round_up(*at + bytes + MM_LANDING_ALIGN, MM_LANDING_ALIGN);
   const uint64_t from = zero ? *at : *at + bytes;
@@ -21,9 +21,7 @@ bool mm_landing_place(mm_landing_plan *p, uint64_t bytes, bool zero, uint64_t *a
 }
 
 static bool add_file(mm_landing_plan *p, const void *origin, mm_read_file f, mm_err *err) {
-  if (!mm_grow((void **)&p->file, &p->file_cap, p->files + 1, sizeof *p->file, err) ||
-      !mm_grow((void **)&p->origin, &p->origin_cap, p->files + 1, sizeof *p->origin, err))
-    return false;
+  if (!MM_GROW(p->file, &p->file_cap, p->files + 1, err) || !MM_GROW(p->origin, &p->origin_cap, p->files + 1, err)) return false;
   p->file[p->files] = f;
   p->origin[p->files++] = origin;
   return true;
@@ -42,7 +40,7 @@ static bool find_file(mm_landing_plan *p, const void *plane, uint64_t bytes, uin
 }
 
 static bool grow_groups(mm_landing_plan *p, uint32_t group, mm_err *err) {
-  if (!mm_grow((void **)&p->left, &p->left_cap, (size_t)group + 1, sizeof *p->left, err)) return false;
+  if (!MM_GROW(p->left, &p->left_cap, (size_t)group + 1, err)) return false;
   while (p->groups <= group) p->left[p->groups++] = 0;
   return true;
 }
@@ -50,9 +48,8 @@ static bool grow_groups(mm_landing_plan *p, uint32_t group, mm_err *err) {
 static bool add(mm_landing_plan *p, const mm_packed *w, unsigned plane, const char *name, mm_landing l, mm_err *err) {
   const void *from = w->plane[plane];
   if (!from) return mm_fail(err, MM_BUG, "E_BUG", mm_at(NULL, name), "found no plane %u", plane);
-  if (!mm_grow((void **)&p->landing, &p->landings_cap, p->landings + 1, sizeof *p->landing, err) ||
-      !mm_grow((void **)&p->want, &p->want_cap, p->landings + 1, sizeof *p->want, err) ||
-      !mm_grow((void **)&p->arrived, &p->arrived_cap, p->landings + 1, sizeof *p->arrived, err) || !grow_groups(p, l.group, err))
+  if (!MM_GROW(p->landing, &p->landings_cap, p->landings + 1, err) || !MM_GROW(p->want, &p->want_cap, p->landings + 1, err) ||
+      !MM_GROW(p->arrived, &p->arrived_cap, p->landings + 1, err) || !grow_groups(p, l.group, err))
     return false;
   uint32_t file;
   uint64_t offset;

@@ -67,17 +67,18 @@ typedef struct mm_landing_places {
 } mm_landing_places;
 
 /* Room for `bytes` bytes, zeros (all of them with `zero`, else those behind). */
-bool mm_landing_place(mm_landing_plan *p, uint64_t bytes, bool zero, uint64_t *at, mm_err *err);
+MM_MUST_USE bool mm_landing_place(mm_landing_plan *p, uint64_t bytes, bool zero, uint64_t *at, mm_err *err);
 /* Room for the planes of w and, where it has any (w->plane[0]), their way there. MM_BUG for a scheme with scales that are not bytes, f32,
  * bf16 or e8m0. w stays where it is as long as the plan. */
-bool mm_landing_matrix(mm_landing_plan *p, const mm_packed *w, const char *name, const mm_landing_layout *y, uint32_t group,
-                       mm_landing_places *out, mm_err *err);
+MM_MUST_USE bool mm_landing_matrix(mm_landing_plan *p, const mm_packed *w, const char *name, const mm_landing_layout *y, uint32_t group,
+                                   mm_landing_places *out, mm_err *err);
 /* Room for w's values as f32, [lead, n, k]. *lands: whether they come from its plane as it is stored; else they are the caller's to put
  * there. */
-bool mm_landing_values(mm_landing_plan *p, const mm_packed *w, const char *name, uint32_t group, uint64_t *at, bool *lands, mm_err *err);
+MM_MUST_USE bool mm_landing_values(mm_landing_plan *p, const mm_packed *w, const char *name, uint32_t group, uint64_t *at, bool *lands,
+                                   mm_err *err);
 /* After the last one: files are read from where only small planes follow, then from their beginning; with `digests`, those of the mapped
  * parts of a rank's are hashed against them. */
-bool mm_landing_order(mm_landing_plan *p, const mm_shards *digests, uint32_t rank, mm_err *err);
+MM_MUST_USE bool mm_landing_order(mm_landing_plan *p, const mm_shards *digests, uint32_t rank, mm_err *err);
 void mm_landing_close(mm_landing_plan *p);
 
 /* Bytes [first, first + bytes) of a landing, at `from` in a chunk. */

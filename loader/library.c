@@ -184,7 +184,8 @@ const minimax_info *minimax_get_info(const minimax_checkpoint *c) { return &c->i
 int minimax_verify(const minimax_checkpoint *c, unsigned threads, minimax_error *out) {
   mm_err err = {0};
   if (threads == 0) threads = mm_pool_cpus();
-  if (mm_verify_files(&c->shards.pack, &err) && mm_verify_blocks(&c->shards, threads, &err)) mm_verify_numbers(&c->shards, threads, &err);
+  if (mm_verify_files(&c->shards.pack, &err) && mm_verify_blocks(&c->shards, threads, &err))
+    mm_either_way(mm_verify_numbers(&c->shards, threads, &err));
   return tell(out, &err);
 }
 
@@ -295,7 +296,7 @@ int minimax_unshard(const minimax_checkpoint *c, const char *source, uint32_t ro
   mm_err err = {0};
   mm_whole w;
   if (find_source(c, source, &w, &err) && inside("rows", source, row, rows, mm_whole_rows(&w), &err))
-    mm_whole_unpack(&w, row, rows, out, &err);
+    mm_either_way(mm_whole_unpack(&w, row, rows, out, &err));
   return tell(error, &err);
 }
 
@@ -324,6 +325,6 @@ int minimax_unshard_plane(const minimax_checkpoint *c, const char *source, uint3
   mm_err err = {0};
   mm_whole w;
   minimax_grid g;
-  if (find_grid(c, source, i, &w, &g, &err)) mm_whole_cells(&w, i, 0, g.lines, out, NULL, NULL, &err);
+  if (find_grid(c, source, i, &w, &g, &err)) mm_either_way(mm_whole_cells(&w, i, 0, g.lines, out, NULL, NULL, &err));
   return tell(error, &err);
 }

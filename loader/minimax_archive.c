@@ -19,16 +19,6 @@ typedef struct mm_archive_args {
 
 static bool put_number(mm_json *o, const char *key, uint64_t n) { return mm_json_set(o, key, mm_json_new_int((int64_t)n)); }
 
-/* Frees o. */
-static bool print_json(mm_json *o, bool ok, mm_err *err) {
-  char *text = ok ? mm_json_dump(o, true) : NULL;
-  mm_json_free(o);
-  if (!text) return mm_fail_memory(err, 0);
-  puts(text);
-  free(text);
-  return true;
-}
-
 static bool pack_or_unpack(const mm_archive_args *a, bool pack, mm_err *err) {
   mm_archive_totals t;
   double start = mm_now();
@@ -41,7 +31,7 @@ static bool pack_or_unpack(const mm_archive_args *a, bool pack, mm_err *err) {
     mm_json *o = mm_json_new_obj();
     ok = mm_json_set(o, "output", mm_json_new_str(a->output)) && put_number(o, "bytes", t.bytes) && put_number(o, "packed", t.packed) &&
          mm_json_set(o, "seconds", mm_json_new_real(seconds));
-    return print_json(o, ok, err);
+    return mm_program_json(o, ok, err);
   }
   if (a->quiet) return true;
   fprintf(stderr, "%s %s: parts of %.3f GB in %.3f GB (%.2f %%), %.2f GB/s\n", pack ? "packed" : "unpacked", dir, (double)t.bytes / 1e9,
@@ -64,7 +54,7 @@ static bool list_json(const mm_archive *x, mm_err *err) {
   bool ok = o && parts;
   for (size_t i = 0; ok && i < x->part_count; i++) ok = mm_json_append(parts, part_json(&x->part[i]));
   ok = mm_json_set(o, "parts", parts) && ok;
-  return print_json(o, ok, err);
+  return mm_program_json(o, ok, err);
 }
 
 static bool list(const mm_archive_args *a, mm_err *err) {
@@ -86,7 +76,7 @@ static bool sign(const mm_archive_args *a, mm_err *err) {
   mm_key_close(key);
   if (ok && a->json) {
     mm_json *o = mm_json_new_obj();
-    return print_json(
+    return mm_program_json(
         o, mm_json_set(o, "signed", mm_json_new_str(a->operand[1])) && mm_json_set(o, "signature", mm_json_new_str(MM_SIGNATURE)), err);
   }
   if (ok && !a->quiet) fprintf(stderr, "signed %s: %s\n", a->operand[1], MM_SIGNATURE);
@@ -114,43 +104,20 @@ static bool run(void *args, mm_err *err) {
 int main(int argc, char **argv) {
   mm_archive_args a = {.level = 1, .threads = mm_pool_cpus()};
   const mm_option options[] = {
-      {.name = "output",
-       .letter = 'o',
-       .kind = MM_OPT_STR,
-       .target = &a.output,
-       .arg = "DIR",
-       .help = "pack, unpack: the new directory; it appears when it is complete"},
-      {.name = "level",
-       .kind = MM_OPT_U64,
-       .target = &a.level,
-       .arg = "N",
-       .help = "pack: 1 (default, smallest and fastest for weights) or one of zstd's levels",
-       .lo = 1,
-       .hi = MM_FRAME_LEVEL_MAX},
-      {.name = "key",
-       .kind = MM_OPT_STR,
-       .target = &a.key,
-       .arg = "PRIVATE.pem",
-       .help = "sign: an EC private key on P-256, as from: openssl ecparam -name prime256v1 -genkey -noout"},
-      {.name = "jobs",
-       .letter = 'j',
-       .kind = MM_OPT_U64,
-       .target = &a.threads,
-       .arg = "N",
-       .help = "threads (default: CPUs)",
-       .lo = 1,
-       .hi = 1024},
-      {.name = "json", .kind = MM_OPT_FLAG, .target = &a.json, .help = "what was made, or listed, as JSON on stdout; errors as JSON"},
-      {.name = "quiet", .letter = 'q', .kind = MM_OPT_FLAG, .target = &a.quiet, .help = "no summary on stderr"},
+      MM_OPTION(STR, "output", &a.output, "DIR", "pack, unpack: the new directory; it appears when it is complete", .letter = 'o'),
+      MM_OPTION(U64, "level", &a.level, "N", "pack: 1 (default, smallest and fastest for weights) or one of zstd's levels", .lo = 1,
+                .hi = MM_FRAME_LEVEL_MAX),
+      MM_OPTION(STR, "key", &a.key, "PRIVATE.pem",
+                "sign: an EC private key on P-256, as from: openssl ecparam -name prime256v1 -genkey -noout"),
+      MM_OPTION(U64, "jobs", &a.threads, "N", "threads (default: CPUs)", .letter = 'j', .lo = 1, .hi = 1024),
+      MM_FLAG("json", &a.json, "what was made, or listed, as JSON on stdout; errors as JSON"),
+      MM_FLAG("quiet", &a.quiet, "no summary on stderr", .letter = 'q'),
   };
   const mm_program program = {
       .name = "minimax-archive",
       .summary = "pack a checkpoint for transport and cold storage, unpack it to the same bytes, list an archive, sign a checkpoint",
-      .operands = "pack|unpack|list|sign DIR",
-      .min_operands = 2,
-      .max_operands = 2,
-      .options = options,
-      .option_count = sizeof options / sizeof *options,
+      MM_OPERANDS("pack|unpack|list|sign DIR", 2, 2),
+      MM_OPTIONS(options),
       .examples =
           "minimax-archive pack M2-nvfp4 -o M2-nvfp4.arc\n"
           "minimax-archive unpack M2-nvfp4.arc -o M2-nvfp4\n"

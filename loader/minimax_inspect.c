@@ -286,12 +286,7 @@ static bool print_json(const mm_inspect_args *a, const mm_listing *l, mm_err *er
   for (size_t i = 0; ok && list && i < l->count; i++)
     if (wanted(a, l, &l->item[i])) ok = mm_json_append(list, tensor_json(l, &l->item[i]));
   if (!a->summary) ok = mm_json_set(o, "tensors", list) && ok;
-  char *text = ok ? mm_json_dump(o, true) : NULL;
-  mm_json_free(o);
-  if (!text) return mm_fail_memory(err, 0);
-  puts(text);
-  free(text);
-  return true;
+  return mm_program_json(o, ok, err);
 }
 
 static bool print_listing(const mm_inspect_args *a, const mm_listing *l, mm_err *err) {
@@ -391,12 +386,7 @@ static bool print_diff(const mm_inspect_args *args, const mm_listing *a, mm_diff
             mm_json_set(o, "data", mm_json_new_bool(args->data));
   ok = mm_json_set(o, "differences", d->list) && ok;
   d->list = NULL; /* taken */
-  char *text = ok ? mm_json_dump(o, true) : NULL;
-  mm_json_free(o);
-  if (!text) return mm_fail_memory(err, 0);
-  puts(text);
-  free(text);
-  return true;
+  return mm_program_json(o, ok, err);
 }
 
 static bool diff(const mm_inspect_args *args, const mm_listing *a, const mm_listing *b, mm_err *err) {
@@ -437,35 +427,20 @@ static bool inspect(void *args, mm_err *err) {
 int main(int argc, char **argv) {
   mm_inspect_args a = {.rank = UINT64_MAX};
   const mm_option options[] = {
-      {.name = "diff",
-       .kind = MM_OPT_STR,
-       .target = &a.diff,
-       .arg = "DIR2",
-       .help = "compare with another checkpoint; status 6 when they differ"},
-      {.name = "data", .kind = MM_OPT_FLAG, .target = &a.data, .help = "with --diff: compare the bytes too"},
-      {.name = "rank",
-       .kind = MM_OPT_U64,
-       .target = &a.rank,
-       .arg = "N",
-       .help = "of a packed checkpoint: only this rank's files, which alone need be there",
-       .hi = UINT32_MAX},
-      {.name = "names-only",
-       .kind = MM_OPT_FLAG,
-       .target = &a.names_only,
-       .help = "of a source: from config.json and the index alone, without weight files"},
-      {.name = "match", .kind = MM_OPT_STR, .target = &a.match, .arg = "TEXT", .help = "only tensors whose name holds TEXT"},
-      {.name = "summary", .kind = MM_OPT_FLAG, .target = &a.summary, .help = "only the first lines: kind, counts, files"},
-      {.name = "json", .kind = MM_OPT_FLAG, .target = &a.json, .help = "the listing, with files and digests, or an error as JSON"},
-      {.name = "quiet", .letter = 'q', .kind = MM_OPT_FLAG, .target = &a.quiet, .help = "nothing on stderr but errors, as always here"},
+      MM_OPTION(STR, "diff", &a.diff, "DIR2", "compare with another checkpoint; status 6 when they differ"),
+      MM_FLAG("data", &a.data, "with --diff: compare the bytes too"),
+      MM_OPTION(U64, "rank", &a.rank, "N", "of a packed checkpoint: only this rank's files, which alone need be there", .hi = UINT32_MAX),
+      MM_FLAG("names-only", &a.names_only, "of a source: from config.json and the index alone, without weight files"),
+      MM_OPTION(STR, "match", &a.match, "TEXT", "only tensors whose name holds TEXT"),
+      MM_FLAG("summary", &a.summary, "only the first lines: kind, counts, files"),
+      MM_FLAG("json", &a.json, "the listing, with files and digests, or an error as JSON"),
+      MM_FLAG("quiet", &a.quiet, "nothing on stderr but errors, as always here", .letter = 'q'),
   };
   const mm_program program = {
       .name = "minimax-inspect",
       .summary = "list a source, a packed checkpoint or one safetensors file, or compare two",
-      .operands = "DIR|FILE",
-      .min_operands = 1,
-      .max_operands = 1,
-      .options = options,
-      .option_count = sizeof options / sizeof *options,
+      MM_OPERANDS("DIR|FILE", 1, 1),
+      MM_OPTIONS(options),
       .examples =
           "minimax-inspect M2-nvfp4 --summary\n"
           "minimax-inspect M2-nvfp4 --match layers.0.\n"

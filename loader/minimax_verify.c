@@ -32,12 +32,7 @@ static bool print_errors(const mm_verify_args *a, const mm_error_report *r, mm_e
   size_t exact = mm_report_exact(r);
   if (a->json) {
     mm_json *o = mm_report_json(r);
-    char *text = o ? mm_json_dump(o, true) : NULL;
-    mm_json_free(o);
-    if (!text) return mm_fail_memory(err, 0);
-    puts(text);
-    free(text);
-    return true;
+    return mm_program_json(o, o != NULL, err);
   }
   printf("against %s: %zu of %zu tensors exact\n", a->source, exact, r->count);
   size_t shown = a->list ? r->count : mm_min(5, r->count - exact);
@@ -156,12 +151,7 @@ static bool print_looked(const mm_verify_args *a, const mm_looked *l, mm_err *er
             mm_json_set(o, "hashed_blocks", mm_json_new_int((int64_t)l->hashed)) &&
             (a->level != MM_LEVEL_SAMPLE || mm_json_set(o, "seed", mm_json_new_int((int64_t)a->seed))) &&
             mm_json_set(o, "signed", mm_json_new_bool(a->key != NULL));
-  char *text = ok ? mm_json_dump(o, true) : NULL;
-  mm_json_free(o);
-  if (!text) return mm_fail_memory(err, 0);
-  puts(text);
-  free(text);
-  return true;
+  return mm_program_json(o, ok, err);
 }
 
 static bool say(const mm_verify_args *a, const mm_looked *l, mm_err *err) {
@@ -265,69 +255,26 @@ static bool verify(void *args, mm_err *err) {
 int main(int argc, char **argv) {
   mm_verify_args a = {.threads = mm_pool_cpus(), .seed = NO_SEED, .min_sqnr = -(double)INFINITY};
   const mm_option options[] = {
-      {.name = "level",
-       .kind = MM_OPT_STR,
-       .target = &a.level_word,
-       .arg = "LEVEL",
-       .choices = "header|sample|full|source",
-       .help = "header: manifest, headers and sizes; sample: and some blocks of every part; full: every byte and number (default); source: "
-               "and the weights they were made from (default with --source)"},
-      {.name = "samples",
-       .kind = MM_OPT_U64,
-       .target = &a.samples,
-       .arg = "N",
-       .help = "with --level sample: blocks of 4 MiB of every part (16)",
-       .lo = 1,
-       .hi = UINT32_MAX},
-      {.name = "seed",
-       .kind = MM_OPT_U64,
-       .target = &a.seed,
-       .arg = "S",
-       .help = "with --level sample: which blocks (default: printed)",
-       .hi = INT64_MAX},
-      {.name = "key",
-       .kind = MM_OPT_STR,
-       .target = &a.key,
-       .arg = "PUBLIC.pem",
-       .help = "the checkpoint must be signed with this EC key (minimax-archive sign)"},
-      {.name = "source",
-       .kind = MM_OPT_STR,
-       .target = &a.source,
-       .arg = "SRC",
-       .help = "also compare every weight with the checkpoint it was made from"},
-      {.name = "report",
-       .kind = MM_OPT_STR,
-       .target = &a.report,
-       .arg = "FILE",
-       .help = "with --source: errors of every tensor as .json, .csv or .html (a page of figures)"},
-      {.name = "min-sqnr",
-       .kind = MM_OPT_REAL,
-       .target = &a.min_sqnr,
-       .arg = "DB",
-       .help = "with --source: exit 6 if a tensor's SQNR is below this"},
-      {.name = "list", .kind = MM_OPT_FLAG, .target = &a.list, .help = "with --source: every tensor, worst SQNR first"},
-      {.name = "json",
-       .kind = MM_OPT_FLAG,
-       .target = &a.json,
-       .help = "what was proven, with --source the error of every tensor, as JSON on stdout; errors as JSON"},
-      {.name = "jobs",
-       .letter = 'j',
-       .kind = MM_OPT_U64,
-       .target = &a.threads,
-       .arg = "N",
-       .help = "threads (default: CPUs)",
-       .lo = 1,
-       .hi = 1024},
-      {.name = "quiet", .letter = 'q', .kind = MM_OPT_FLAG, .target = &a.quiet, .help = "no summary on stderr"},
+      MM_OPTION(STR, "level", &a.level_word, "LEVEL",
+                "header: manifest, headers and sizes; sample: and some blocks of every part; full: every byte and number (default); "
+                "source: and the weights they were made from (default with --source)",
+                .choices = "header|sample|full|source"),
+      MM_OPTION(U64, "samples", &a.samples, "N", "with --level sample: blocks of 4 MiB of every part (16)", .lo = 1, .hi = UINT32_MAX),
+      MM_OPTION(U64, "seed", &a.seed, "S", "with --level sample: which blocks (default: printed)", .hi = INT64_MAX),
+      MM_OPTION(STR, "key", &a.key, "PUBLIC.pem", "the checkpoint must be signed with this EC key (minimax-archive sign)"),
+      MM_OPTION(STR, "source", &a.source, "SRC", "also compare every weight with the checkpoint it was made from"),
+      MM_OPTION(STR, "report", &a.report, "FILE", "with --source: errors of every tensor as .json, .csv or .html (a page of figures)"),
+      MM_OPTION(REAL, "min-sqnr", &a.min_sqnr, "DB", "with --source: exit 6 if a tensor's SQNR is below this"),
+      MM_FLAG("list", &a.list, "with --source: every tensor, worst SQNR first"),
+      MM_FLAG("json", &a.json, "what was proven, with --source the error of every tensor, as JSON on stdout; errors as JSON"),
+      MM_OPTION(U64, "jobs", &a.threads, "N", "threads (default: CPUs)", .letter = 'j', .lo = 1, .hi = 1024),
+      MM_FLAG("quiet", &a.quiet, "no summary on stderr", .letter = 'q'),
   };
   const mm_program program = {
       .name = "minimax-verify",
       .summary = "prove a checkpoint that minimax-convert made: digests, completeness, finite numbers, error against its source",
-      .operands = "DIR",
-      .min_operands = 1,
-      .max_operands = 1,
-      .options = options,
-      .option_count = sizeof options / sizeof *options,
+      MM_OPERANDS("DIR", 1, 1),
+      MM_OPTIONS(options),
       .examples =
           "minimax-verify M2-nvfp4\n"
           "minimax-verify M2-nvfp4 --level sample --samples 64\n"

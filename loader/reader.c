@@ -125,7 +125,7 @@ static int by_place(const void *a, const void *b) {
 }
 
 static bool add_window(mm_reader *r, const mm_read_want *w, uint64_t offset, size_t first, mm_err *err) {
-  if (!mm_grow((void **)&r->window, &r->windows_cap, r->windows + 1, sizeof *r->window, err)) return false;
+  if (!MM_GROW(r->window, &r->windows_cap, r->windows + 1, err)) return false;
   r->window[r->windows++] = (window){.file = w->file, .offset = offset, .first = first};
   return true;
 }

@@ -59,7 +59,7 @@ mm_reader *mm_reader_open(const mm_reader_config *c, mm_err *err);
 /* Waits for the next chunk. After the last one the digests are waited for and every file is looked at again: E_CHANGED. At most `buffers`
  * may be with the caller at a time (MM_BUG E_BUG). Errors as mm_file_read, with file and offset, and MM_INTEGRITY E_DIGEST, which may come
  * after the damaged chunk did; then reading has ended. */
-bool mm_reader_next(mm_reader *r, mm_chunk *out, mm_err *err);
+MM_MUST_USE bool mm_reader_next(mm_reader *r, mm_chunk *out, mm_err *err);
 /* The oldest chunk with the caller is used up: its buffer is filled again. */
 void mm_reader_release(mm_reader *r);
 /* Ends the threads; what they are reading is waited for. Accepts NULL. */

@@ -207,13 +207,3 @@ mm_packed mm_shards_tensor(const mm_shards *s, uint32_t rank, size_t i) {
   }
   return out;
 }
-
-bool mm_shards_find(const mm_shards *s, uint32_t rank, const char *name, mm_packed *out) {
-  if (!s->rank[rank].plane) return false;
-  for (size_t i = 0; i < s->pack.tensor_count; i++) {
-    if (strcmp(s->pack.tensor[i].name, name) != 0 || !mm_pack_holds(&s->pack, &s->pack.tensor[i], rank)) continue;
-    *out = mm_shards_tensor(s, rank, i);
-    return true;
-  }
-  return false;
-}

@@ -29,16 +29,14 @@ typedef struct mm_shards {
 
 /* Opens every rank. Checks: file sizes, part metadata (rank, tp, plan), that the parts of a rank hold exactly the planes of
  * the manifest with dtype and shape, and that every scheme is known. Digests are verify's business. */
-bool mm_shards_open(mm_shards *s, const char *dir, mm_err *err);
+MM_MUST_USE bool mm_shards_open(mm_shards *s, const char *dir, mm_err *err);
 /* The same of these ranks alone; the files of others are not looked at, and may be absent. MM_USAGE E_RANKS for a rank that the checkpoint
  * does not have. */
-bool mm_shards_open_ranks(mm_shards *s, const char *dir, const uint32_t *rank, uint32_t count, mm_err *err);
+MM_MUST_USE bool mm_shards_open_ranks(mm_shards *s, const char *dir, const uint32_t *rank, uint32_t count, mm_err *err);
 void mm_shards_close(mm_shards *s);
 
 /* Tensor i of the manifest on one rank of its stage (mm_pack_holds), ready for unpack. Vectors come as n rows of k = 1. */
 mm_packed mm_shards_tensor(const mm_shards *s, uint32_t rank, size_t i);
-/* By name; false when absent from that rank. */
-bool mm_shards_find(const mm_shards *s, uint32_t rank, const char *name, mm_packed *out);
 
 #ifdef __cplusplus
 }

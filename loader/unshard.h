@@ -36,10 +36,10 @@ typedef bool mm_stretch_fn(void *ctx, const mm_stretch *x, mm_err *err);
 /* Lines [first, first + count) of plane `plane` on its stored grid, as one matrix has them: out[count, cells of mm_whole_cols], elements as
  * stored. `seen`, unless NULL, is called with every stretch before it is copied and may refuse it. MM_USAGE E_RANKS when the files of no
  * rank that has a part of it are open. */
-bool mm_whole_cells(const mm_whole *w, unsigned plane, uint32_t first, uint32_t count, void *out, mm_stretch_fn *seen, void *ctx,
-                    mm_err *err);
+MM_MUST_USE bool mm_whole_cells(const mm_whole *w, unsigned plane, uint32_t first, uint32_t count, void *out, mm_stretch_fn *seen,
+                                void *ctx, mm_err *err);
 /* Rows [row, row + rows) as f32: out[rows, mm_whole_cols]. Errors as above. */
-bool mm_whole_unpack(const mm_whole *w, uint32_t row, uint32_t rows, float *out, mm_err *err);
+MM_MUST_USE bool mm_whole_unpack(const mm_whole *w, uint32_t row, uint32_t rows, float *out, mm_err *err);
 
 #ifdef __cplusplus
 }

@@ -10,10 +10,10 @@ extern "C" {
 
 /* p is what mm_digests_open read. Every file is there in its size, with a header that can be read, and nothing else is but a model card
  * (README.md): MM_INTEGRITY E_EXTRA, E_FS_MISSING, E_SIZE. */
-bool mm_unsharded_listing(const mm_pack *p, mm_err *err);
+MM_MUST_USE bool mm_unsharded_listing(const mm_pack *p, mm_err *err);
 /* The small files, and of every weight file at most `count` blocks (UINT32_MAX: all), one from each of as many equal stretches, as `seed`
  * decides: MM_INTEGRITY E_DIGEST names file, offset, block and the tensors inside it. *seen: how many were hashed. */
-bool mm_unsharded_blocks(const mm_pack *p, uint32_t count, uint64_t seed, unsigned threads, size_t *seen, mm_err *err);
+MM_MUST_USE bool mm_unsharded_blocks(const mm_pack *p, uint32_t count, uint64_t seed, unsigned threads, size_t *seen, mm_err *err);
 
 #ifdef __cplusplus
 }

@@ -19,7 +19,7 @@ static mm_cpu detect(void) {
 #ifdef __x86_64__
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512vl"))
-    return MM_CPU_AVX512;
+    return __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni") ? MM_CPU_VBMI : MM_CPU_AVX512;
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && converts_f16()) return MM_CPU_AVX2;
 #endif
   return MM_CPU_PLAIN;

@@ -10,7 +10,8 @@
 
 #define MM_INLINE static inline __attribute__((always_inline))
 
-typedef enum mm_cpu { MM_CPU_PLAIN, MM_CPU_AVX2, MM_CPU_AVX512 } mm_cpu;
+/* AVX512: F, BW, DQ and VL. VBMI: with VBMI and VNNI too; loops that need neither run as at AVX512. */
+typedef enum mm_cpu { MM_CPU_PLAIN, MM_CPU_AVX2, MM_CPU_AVX512, MM_CPU_VBMI, MM_CPU_BEST = MM_CPU_VBMI } mm_cpu;
 
 /* The best level of this machine, or the limit set below. Any thread. */
 mm_cpu mm_cpu_level(void);
@@ -29,7 +30,8 @@ void mm_cpu_limit(mm_cpu most);
     switch (mm_cpu_level()) {                                                                                          \
       case MM_CPU_PLAIN: name##_plain args; return;                                                                    \
       case MM_CPU_AVX2: name##_avx2 args; return;                                                                      \
-      case MM_CPU_AVX512: name##_avx512 args; return;                                                                  \
+      case MM_CPU_AVX512:                                                                                              \
+      case MM_CPU_VBMI: name##_avx512 args; return;                                                                    \
     }                                                                                                                  \
   }
 #else

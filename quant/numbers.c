@@ -16,10 +16,6 @@
 #define E4M3(c)        SIGNED(E4M3_ABS((c) >> 3 & 15, (c)&7), (c) >> 7)
 const float mm_e4m3_value[256] = {FROM256(E4M3)};
 
-#define E5M2_ABS(e, m) ((e) == 31 ? ((m) == 0 ? INFINITY : NAN) : (e) == 0 ? (float)(m)*0x1p-16f : (float)((4ull + (m)) << (e)) * 0x1p-17f)
-#define E5M2(c)        SIGNED(E5M2_ABS((c) >> 2 & 31, (c)&3), (c) >> 7)
-const float mm_e5m2_value[256] = {FROM256(E5M2)};
-
 const float mm_e2m1_value[16] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
 
 float mm_f16_to_f32(uint16_t h) {
@@ -36,33 +32,9 @@ uint16_t mm_f32_to_f16(float x) {
   return (uint16_t)(sign | mm_small_float(u, 0x38800000u, 10));
 }
 
-static uint8_t e4m3(float x, uint8_t overflow) {
-  uint32_t b = mm_f32_bits(x), u = b & 0x7fffffffu, sign = b >> 24 & 0x80u;
-  if (u > 0x7f800000u) return (uint8_t)(sign | 0x7fu);
-  if (u > 0x43e80000u) return (uint8_t)(sign | overflow); /* beyond 464, the tie above 448 */
-  return mm_finite_to_e4m3(x);
-}
-
-uint8_t mm_f32_to_e4m3(float x) { return e4m3(x, 0x7e); }
-uint8_t mm_f32_to_e4m3_nosat(float x) { return e4m3(x, 0x7f); }
-
-static uint8_t e5m2(float x, uint8_t overflow) {
-  uint32_t b = mm_f32_bits(x), u = b & 0x7fffffffu, sign = b >> 24 & 0x80u;
-  if (u > 0x7f800000u) return (uint8_t)(sign | 0x7fu);
-  if (u >= 0x47700000u) return (uint8_t)(sign | overflow); /* 61440, the tie above 57344 */
-  return (uint8_t)(sign | mm_small_float(u, 0x38800000u, 2));
-}
-
-uint8_t mm_f32_to_e5m2(float x) { return e5m2(x, 0x7b); }
-uint8_t mm_f32_to_e5m2_nosat(float x) { return e5m2(x, 0x7c); }
+uint8_t mm_f32_to_e4m3(float x) { return x == x ? mm_finite_to_e4m3(x) : (uint8_t)(mm_f32_bits(x) >> 24 | 0x7fu); }
 
 uint8_t mm_f32_to_e2m1(float x) { return x == x ? mm_finite_to_e2m1(x) : 0; }
-
-uint8_t mm_f32_to_e8m0_ceil(float x) {
-  uint32_t u = mm_f32_bits(x), e = u >> 23, m = u & 0x7fffffu;
-  if (e == 0) return m > 0x400000u; /* f32 subnormals reach down past 2^-127, code 0 */
-  return (uint8_t)mm_min(e + (m != 0), 254);
-}
 
 bool mm_widen(float *out, const void *in, mm_dtype t, size_t n) {
   const uint16_t *h = in;

@@ -1,5 +1,5 @@
 /* Number formats, exact to the bit. Decoders are exact; encoders from f32 round to nearest, ties to even, and saturate
- * where the name says so. Formulas: safetensors / OCP FP8 (E4M3FN, E5M2), OCP MX v1.0 (E2M1, E8M0), IEEE 754-2019.
+ * where the name says so. Formulas: safetensors / OCP FP8 (E4M3FN), OCP MX v1.0 (E2M1, E8M0), IEEE 754-2019.
  * Scalars are inline and free of branches, so that loops over them vectorise. */
 #ifndef MM_QUANT_NUMBERS_H
 #define MM_QUANT_NUMBERS_H
@@ -39,7 +39,6 @@ uint16_t mm_f32_to_f16(float x); /* RNE; overflow gives infinity; NaN stays NaN 
 
 /* Tables of the value of every code (NaN codes are NaN). */
 extern const float mm_e4m3_value[256];
-extern const float mm_e5m2_value[256];
 extern const float mm_e2m1_value[16];
 /* The same without a table: the code's bits lie where bf16 and f32 keep exponent and mantissa, only the bias differs. */
 static inline float mm_e4m3_to_f32(uint8_t c) {
@@ -63,7 +62,7 @@ static inline uint32_t mm_small_float(uint32_t u, uint32_t least, unsigned manti
   return mm_f32_bits(mm_f32_from_bits(u) + magic) + (binade >> (23 - mantissa));
 }
 
-/* Saturating encoders (±448, ±57344, ±6 beyond the largest value). x is not NaN. From a magnitude's bits only the low byte counts. */
+/* Saturating encoders (±448, ±6 beyond the largest value). x is not NaN. From a magnitude's bits only the low byte counts. */
 static inline uint32_t mm_magnitude_to_e4m3(uint32_t u) { return mm_small_float(u < 0x43e00000u ? u : 0x43e00000u, 0x3c800000u, 3); }
 static inline uint8_t mm_finite_to_e4m3(float x) {
   uint32_t b = mm_f32_bits(x);
@@ -73,15 +72,9 @@ static inline uint8_t mm_finite_to_e2m1(float x) {
   uint32_t b = mm_f32_bits(x), u = b & 0x7fffffffu;
   return (uint8_t)((b >> 28 & 0x8u) | mm_small_float(u < 0x40c00000u ? u : 0x40c00000u, 0x3f800000u, 1));
 }
-/* The same for any x: NaN gives S|0x7F (E4M3, E5M2) and +0 (E2M1, which has no NaN: callers refuse NaN first). */
+/* The same for any x: NaN gives S|0x7F (E4M3) and +0 (E2M1, which has no NaN: callers refuse NaN first). */
 uint8_t mm_f32_to_e4m3(float x);
-uint8_t mm_f32_to_e5m2(float x);
 uint8_t mm_f32_to_e2m1(float x);
-/* Non-saturating, as a plain cast in PyTorch or ml_dtypes: NaN beyond 464, infinity beyond 61440. */
-uint8_t mm_f32_to_e4m3_nosat(float x);
-uint8_t mm_f32_to_e5m2_nosat(float x);
-/* Smallest power of two ≥ x as E8M0 (x > 0 finite), clamped to 0…254. */
-uint8_t mm_f32_to_e8m0_ceil(float x);
 
 /* n elements of a stored plain type (BF16, F16, F32) to f32. */
 bool mm_widen(float *out, const void *in, mm_dtype t, size_t n);

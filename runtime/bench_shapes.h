@@ -13,6 +13,6 @@ typedef struct mm_bench_shape {
 
 mm_model mm_bench_model(const mm_bench_shape *s);
 /* Weights of one rank without planes, w->layer [m->layers] on the heap; MM_LIMIT. */
-bool mm_bench_weights(const mm_bench_shape *s, const mm_model *m, mm_rank_weights *w, mm_err *err);
+MM_MUST_USE bool mm_bench_weights(const mm_bench_shape *s, const mm_model *m, mm_rank_weights *w, mm_err *err);
 
 #endif

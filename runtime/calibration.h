@@ -20,6 +20,6 @@ void mm_calibration_add(mm_calibration *c, uint32_t rank, const mm_packed *w, ui
  *   NAME.mean_square  F32 [E, k]       of each channel over the rows; 0 for an expert without rows
  *   NAME.amax         F32 [E] or [1]   largest magnitude
  *   NAME.rows         I64 [E] or [1]   tokens seen */
-bool mm_calibration_write(const mm_calibration *c, int fd, const char *path, mm_err *err);
+MM_MUST_USE bool mm_calibration_write(const mm_calibration *c, int fd, const char *path, mm_err *err);
 
 #endif

@@ -35,7 +35,7 @@ const mm_model *mm_engine_model(const mm_engine *e);
  * spans, and a pos that the slot does not hold: lightning state cannot go back, so there pos is 0 or exactly where the slot
  * stands. MM_LIMIT E_PAGES when the batch needs more pages than are free. After any of these the slots hold what they held; after any
  * other failure those of the batch hold nothing. */
-bool mm_engine_step(mm_engine *e, const mm_batch *batch, float *logits, mm_err *err);
+MM_MUST_USE bool mm_engine_step(mm_engine *e, const mm_batch *batch, float *logits, mm_err *err);
 
 const mm_limits *mm_engine_limits(const mm_engine *e);
 /* MM_SAMPLES_…: what choices may ask for. */
@@ -49,23 +49,23 @@ bool mm_engine_queues(const mm_engine *e);
  * next batch may name MM_ID_CHOSEN before this one's choices were collected. Refuses what mm_engine_step refuses, MM_ID_CHOSEN in a
  * slot that nothing was chosen for, and more than MM_QUEUE batches outstanding; MM_USAGE E_SAMPLING for settings out of range,
  * MM_UNSUPPORTED E_SAMPLING for one that the device lacks, by name. */
-bool mm_engine_queue(mm_engine *e, const mm_batch *batch, mm_err *err);
+MM_MUST_USE bool mm_engine_queue(mm_engine *e, const mm_batch *batch, mm_err *err);
 /* mm_engine_queue in two: the pass, whose logits stay inside, and the choice of a token after each of its output rows, sampling[out_count].
  * Between them the caller may do what it likes but step: a mask of allowed tokens may hang on the choice before. The next step without a
  * choice drops the logits. E_SAMPLING as above; MM_UNSUPPORTED E_DEVICE for devices that choose within the step. */
-bool mm_engine_forward(mm_engine *e, const mm_batch *batch, mm_err *err);
-bool mm_engine_choose(mm_engine *e, const mm_sampling *sampling, mm_err *err);
+MM_MUST_USE bool mm_engine_forward(mm_engine *e, const mm_batch *batch, mm_err *err);
+MM_MUST_USE bool mm_engine_choose(mm_engine *e, const mm_sampling *sampling, mm_err *err);
 /* The pass, and of each of its output rows -ln of the probability of id target[out_count]: score[out_count], in f64. Ids that no step
  * chooses have no share; one of them scores infinity. A device that can reduces the logits there. MM_USAGE E_BATCH for targets of vocab and
  * above. */
-bool mm_engine_score(mm_engine *e, const mm_batch *batch, const int32_t *target, double *score, mm_err *err);
+MM_MUST_USE bool mm_engine_score(mm_engine *e, const mm_batch *batch, const int32_t *target, double *score, mm_err *err);
 /* Runs steps of padding of rows[n] single tokens each, ended in every way that steps end, so that a device that records its steps has
  * recorded these before the first request; nothing where none does. Slots stay as they are. MM_USAGE E_BATCH for more rows than a step may
  * have, and while batches are left to collect. */
-bool mm_engine_warm(mm_engine *e, const uint32_t *rows, uint32_t n, mm_err *err);
+MM_MUST_USE bool mm_engine_warm(mm_engine *e, const uint32_t *rows, uint32_t n, mm_err *err);
 /* Waits for the oldest queued batch: id[out_count] of it, -1 where no logit was a number. After a failure nothing is queued any more
  * and no slot holds anything. */
-bool mm_engine_collect(mm_engine *e, int32_t *id, mm_err *err);
+MM_MUST_USE bool mm_engine_collect(mm_engine *e, int32_t *id, mm_err *err);
 
 /* ---- slots and their pages. Where the backend gives slots pages of their own (mm_ops.pages), mm_engine_pages is NULL, and fork and resume
  * are MM_UNSUPPORTED E_DEVICE. All of these take their place in the order of steps, queued ones included. ---- */
@@ -78,23 +78,23 @@ void mm_engine_drop(mm_engine *e, uint32_t slot);
  * slot goes on in a copy. */
 mm_pages *mm_engine_pages(mm_engine *e);
 /* Each of slots to[n] holds what `from` holds, in the same pages, and what was chosen after it. */
-bool mm_engine_fork(mm_engine *e, uint32_t from, const uint32_t *to, uint32_t n, mm_err *err);
+MM_MUST_USE bool mm_engine_fork(mm_engine *e, uint32_t from, const uint32_t *to, uint32_t n, mm_err *err);
 /* Bytes of the lightning states of one slot, all layers and ranks; 0 for a model without such layers. */
 uint64_t mm_engine_state_bytes(const mm_engine *e);
 /* The states after the slot's last token, state[state_bytes]. MM_USAGE E_BATCH where the slot holds nothing. */
-bool mm_engine_save(mm_engine *e, uint32_t slot, void *state, mm_err *err);
+MM_MUST_USE bool mm_engine_save(mm_engine *e, uint32_t slot, void *state, mm_err *err);
 /* The slot holds `tokens` tokens: those of page[ceil(tokens / MM_PAGE)], which somebody refers to, and the states saved after the last of
  * them (NULL without lightning layers). id[tokens]: which they are, for penalties; NULL: those count what follows alone. MM_USAGE E_BATCH
  * for a page that nobody refers to, too many tokens, or states missing. */
-bool mm_engine_resume(mm_engine *e, uint32_t slot, const uint32_t *page, const int32_t *id, uint32_t tokens, const void *state,
-                      mm_err *err);
+MM_MUST_USE bool mm_engine_resume(mm_engine *e, uint32_t slot, const uint32_t *page, const int32_t *id, uint32_t tokens, const void *state,
+                                  mm_err *err);
 
 /* Hidden states, for heads that draft tokens: out[T, H], of all rows of the last step, what layer config.tap[i] gives the next one, before
  * that one's norm. Hugging Face's hidden_states[layer + 1], but for the last layer, whose entry there comes after the final norm. Refuses
  * (MM_USAGE E_BATCH) an i that is not tapped, a last step that failed or is not collected, and where there was none. */
-bool mm_engine_hidden(mm_engine *e, uint32_t i, float *out, mm_err *err);
+MM_MUST_USE bool mm_engine_hidden(mm_engine *e, uint32_t i, float *out, mm_err *err);
 /* load[layers, experts]: how many rows each expert was chosen for since open; of queued steps that were collected at least. */
-bool mm_engine_expert_load(mm_engine *e, uint64_t *load, mm_err *err);
+MM_MUST_USE bool mm_engine_expert_load(mm_engine *e, uint64_t *load, mm_err *err);
 
 #ifdef __cplusplus
 }

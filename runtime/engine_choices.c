@@ -28,15 +28,14 @@ static void keep_rows(mm_engine *e, const mm_batch *batch) {
 
 /* The pass, its logits kept here or on the device that chooses. */
 static bool run_pass(mm_engine *e, mm_batch *batch, mm_err *err) {
-  if (!mm_grow((void **)&e->row, &e->row_cap, batch->out_count, sizeof *e->row, err)) return false;
+  if (!MM_GROW(e->row, &e->row_cap, batch->out_count, err)) return false;
   if (e->device_chooses) {
     e->apart = true;
     const bool done = mm_engine_run_step(e, batch, NULL, err);
     e->apart = false;
     return done;
   }
-  return mm_grow((void **)&e->choice_logits, &e->choice_logits_cap, batch->out_count * (size_t)e->model->vocab, sizeof *e->choice_logits,
-                 err) &&
+  return MM_GROW(e->choice_logits, &e->choice_logits_cap, batch->out_count * (size_t)e->model->vocab, err) &&
          mm_engine_resolve(e, batch, err) && mm_engine_run_step(e, batch, e->choice_logits, err);
 }
 
@@ -150,8 +149,7 @@ static double score_of(const mm_engine *e, const float *logits, int32_t target) 
 /* A device that keeps no logits has given them all: they are reduced here. */
 static bool score_here(mm_engine *e, const mm_batch *batch, const int32_t *target, double *score, mm_err *err) {
   const size_t vocab = e->model->vocab;
-  if (!mm_grow((void **)&e->choice_logits, &e->choice_logits_cap, batch->out_count * vocab, sizeof *e->choice_logits, err) ||
-      !mm_engine_step(e, batch, e->choice_logits, err))
+  if (!MM_GROW(e->choice_logits, &e->choice_logits_cap, batch->out_count * vocab, err) || !mm_engine_step(e, batch, e->choice_logits, err))
     return false;
   for (uint32_t i = 0; i < batch->out_count; i++) score[i] = score_of(e, e->choice_logits + i * vocab, target[i]);
   return true;

@@ -96,18 +96,18 @@ struct mm_engine {
 };
 
 /* Hands the next task to every rank and waits for all; the lowest failing rank's error is the task's. */
-bool mm_engine_run_task(mm_engine *e, work w, mm_err *err);
+MM_MUST_USE bool mm_engine_run_task(mm_engine *e, work w, mm_err *err);
 /* Runs a batch that is ready; logits of ids whose head row is zero become -INFINITY. */
-bool mm_engine_run_step(mm_engine *e, const mm_batch *batch, float *logits, mm_err *err);
+MM_MUST_USE bool mm_engine_run_step(mm_engine *e, const mm_batch *batch, float *logits, mm_err *err);
 /* MM_USAGE E_BATCH: "WHAT INDEX: found FOUND, expected EXPECTED LIMIT". */
 bool mm_engine_refuse(mm_err *err, const char *what, uint64_t index, int64_t found, const char *expected, uint64_t limit);
 
 /* Whether the batch may run; then its pages are the slots' own. */
-bool mm_engine_prepare(mm_engine *e, mm_batch *batch, mm_err *err);
+MM_MUST_USE bool mm_engine_prepare(mm_engine *e, mm_batch *batch, mm_err *err);
 /* What the slots hold after a batch: all of it, or nothing where it failed. */
 void mm_engine_keep(mm_engine *e, const mm_batch *batch, bool done);
 /* Gives the batch its ids with every MM_ID_CHOSEN replaced, where the engine chooses. */
-bool mm_engine_resolve(mm_engine *e, mm_batch *batch, mm_err *err);
+MM_MUST_USE bool mm_engine_resolve(mm_engine *e, mm_batch *batch, mm_err *err);
 /* The ids of a batch that was done, none MM_ID_CHOSEN, are what its slots hold. */
 void mm_engine_remember(mm_engine *e, const mm_batch *batch);
 static inline int32_t *mm_engine_history(const mm_engine *e, uint32_t slot) {

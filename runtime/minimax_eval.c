@@ -18,7 +18,7 @@
 
 typedef struct eval_args {
   const char *dir, *ids, *text, *logits, *ids_from, *against, *act_quant, *collect, *device; /* act_quant: NULL where not given */
-  uint64_t window, limit, chunk, threads;                                                    /* threads: 0 where not given */
+  uint64_t window, limit, chunk, threads;                                                    /* 0 where not given */
   bool json, quiet;
 } eval_args;
 
@@ -407,18 +407,22 @@ static bool run_divergence(eval *e, mm_err *err) {
   return ok;
 }
 
-/* One of three things is asked for. */
-static bool check_args(const eval_args *a, mm_err *err) {
+/* One of three things is asked for; windows are a text's. */
+static bool check_args(eval_args *a, mm_err *err) {
   bool scored = a->ids || a->text, prompted = a->logits || a->against;
   if (!(a->ids && a->text) && !(a->logits && a->against) && scored != prompted && prompted == (a->ids_from != NULL) &&
-      (!a->collect || scored))
+      (!a->collect || scored)) {
+    if (prompted && (a->window || a->limit))
+      return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--window and --limit: only with --ids or --text");
+    if (!a->window) a->window = 512;
     return true;
+  }
   return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL),
                  "expected one of --ids and --text (and --collect), or --ids-from with one of --logits and --against");
 }
 
 static bool run(void *args, mm_err *err) {
-  const eval_args *a = args;
+  eval_args *a = args;
   eval e = {.a = a};
   const char *const apart[] = {a->dir, NULL};
   mm_output_place place = place_of(a->logits ? a->logits : a->collect, apart); /* refused before the work */
@@ -432,89 +436,39 @@ static bool run(void *args, mm_err *err) {
 
 /* NOLINTNEXTLINE(readability-function-size): most of it is the option table */
 int main(int argc, char **argv) {
-  eval_args a = {.window = 512, .chunk = 512, .device = "cpu"};
+  eval_args a = {.chunk = 512, .device = "cpu"};
   const mm_option options[] = {
       {.help = "likelihood of a text"},
-      {.name = "ids",
-       .kind = MM_OPT_STR,
-       .target = &a.ids,
-       .arg = "FILE.json",
-       .help = "print the mean negative log-likelihood of these ids (a flat array)"},
-      {.name = "text",
-       .kind = MM_OPT_STR,
-       .target = &a.text,
-       .arg = "FILE",
-       .help = "the same of a text, in the checkpoint's own tokenizer"},
-      {.name = "window",
-       .kind = MM_OPT_U64,
-       .target = &a.window,
-       .arg = "N",
-       .help = "ids that are scored together, each window from its own start (default 512)",
-       .lo = 1,
-       .hi = INT32_MAX},
-      {.name = "limit", .kind = MM_OPT_U64, .target = &a.limit, .arg = "N", .help = "at most so many windows (default all)", .lo = 1},
-      {.name = "collect",
-       .kind = MM_OPT_STR,
-       .target = &a.collect,
-       .arg = "OUT.safetensors",
-       .help = "with --ids or --text: what the inputs of every linear look like: what minimax-convert reads with --importance and "
-               "--act-scales"},
+      MM_OPTION(STR, "ids", &a.ids, "FILE.json", "print the mean negative log-likelihood of these ids (a flat array)"),
+      MM_OPTION(STR, "text", &a.text, "FILE", "the same of a text, in the checkpoint's own tokenizer"),
+      MM_OPTION(U64, "window", &a.window, "N", "ids that are scored together, each window from its own start (default 512)", .lo = 1,
+                .hi = INT32_MAX),
+      MM_OPTION(U64, "limit", &a.limit, "N", "at most so many windows (default all)", .lo = 1),
+      MM_OPTION(
+          STR, "collect", &a.collect, "OUT.safetensors",
+          "with --ids or --text: what the inputs of every linear look like: what minimax-convert reads with --importance and --act-scales"),
       {.help = "logits of prompts"},
-      {.name = "logits",
-       .kind = MM_OPT_STR,
-       .target = &a.logits,
-       .arg = "OUT.safetensors",
-       .help = "write logits.NAME, F32 [tokens, vocab], for every prompt of --ids-from"},
-      {.name = "against",
-       .kind = MM_OPT_STR,
-       .target = &a.against,
-       .arg = "FILE.safetensors",
-       .help = "print how far the logits of --ids-from are from these, which --logits of another checkpoint wrote: KL divergence"},
-      {.name = "ids-from",
-       .kind = MM_OPT_STR,
-       .target = &a.ids_from,
-       .arg = "IN.safetensors",
-       .help = "prompts: every tensor ids.NAME, I32 [tokens]"},
+      MM_OPTION(STR, "logits", &a.logits, "OUT.safetensors", "write logits.NAME, F32 [tokens, vocab], for every prompt of --ids-from"),
+      MM_OPTION(STR, "against", &a.against, "FILE.safetensors",
+                "print how far the logits of --ids-from are from these, which --logits of another checkpoint wrote: KL divergence"),
+      MM_OPTION(STR, "ids-from", &a.ids_from, "IN.safetensors", "prompts: every tensor ids.NAME, I32 [tokens]"),
       {.help = "run"},
-      {.name = "chunk",
-       .kind = MM_OPT_U64,
-       .target = &a.chunk,
-       .arg = "N",
-       .help = "tokens fed at once (default 512)",
-       .lo = 1,
-       .hi = UINT32_MAX},
-      {.name = "act-quant",
-       .kind = MM_OPT_STR,
-       .target = &a.act_quant,
-       .arg = "WORD",
-       .help = "round the inputs of linears as their scheme defines, or not: weights alone are quantised then (default on where the device "
-               "can)",
-       .choices = "on|off"},
-      {.name = "device",
-       .kind = MM_OPT_STR,
-       .target = &a.device,
-       .arg = "NAME",
-       .help = "where to compute (default cpu)",
-       .choices = MM_DEVICES},
-      {.name = "threads",
-       .letter = 't',
-       .kind = MM_OPT_U64,
-       .target = &a.threads,
-       .arg = "N",
-       .help = "threads of each rank (default: CPUs divided among the ranks)",
-       .lo = 1,
-       .hi = 1024},
-      {.name = "json", .kind = MM_OPT_FLAG, .target = &a.json, .help = "print the result as JSON; errors as JSON"},
-      {.name = "quiet", .letter = 'q', .kind = MM_OPT_FLAG, .target = &a.quiet, .help = "no progress on stderr"},
+      MM_OPTION(U64, "chunk", &a.chunk, "N", "tokens fed at once (default 512)", .lo = 1, .hi = UINT32_MAX),
+      MM_OPTION(
+          STR, "act-quant", &a.act_quant, "WORD",
+          "round the inputs of linears as their scheme defines, or not: weights alone are quantised then (default on where the device can)",
+          .choices = "on|off"),
+      MM_OPTION(STR, "device", &a.device, "NAME", "where to compute (default cpu)", .choices = MM_DEVICES),
+      MM_OPTION(U64, "threads", &a.threads, "N", "threads of each rank (default: CPUs divided among the ranks)", .letter = 't', .lo = 1,
+                .hi = 1024),
+      MM_FLAG("json", &a.json, "print the result as JSON; errors as JSON"),
+      MM_FLAG("quiet", &a.quiet, "no progress on stderr", .letter = 'q'),
   };
   const mm_program program = {
       .name = "minimax-eval",
       .summary = "likelihood of a text, logits of prompts, or their divergence from others, under a packed checkpoint",
-      .operands = "DIR",
-      .min_operands = 1,
-      .max_operands = 1,
-      .options = options,
-      .option_count = sizeof options / sizeof *options,
+      MM_OPERANDS("DIR", 1, 1),
+      MM_OPTIONS(options),
       .examples =
           "minimax-eval M2-nvfp4 --ids ids.json --window 512\n"
           "minimax-eval M2-block_fp8 --ids ids.json --collect inputs.safetensors\n"

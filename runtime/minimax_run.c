@@ -212,12 +212,7 @@ static bool print_json(const run *r, bool ended, mm_err *err) {
   ok = mm_json_set(o, "load_s", mm_json_new_real(r->load_s)) && ok;
   ok = mm_json_set(o, "prefill_s", mm_json_new_real(r->prefill_s)) && ok;
   ok = mm_json_set(o, "decode_s", mm_json_new_real(r->decode_s)) && ok;
-  char *text = ok ? mm_json_dump(o, true) : NULL;
-  mm_json_free(o);
-  if (!text) return mm_fail_memory(err, r->answer_count);
-  puts(text);
-  free(text);
-  return true;
+  return mm_program_json(o, ok, err);
 }
 
 /* Of what the bytes make printable, the object's share. */
@@ -300,46 +295,42 @@ static bool run_all(void *args, mm_err *err) {
 int main(int argc, char **argv) {
   run_args a = {.device = "cpu", .kv = "auto", .top_p = 1, .max_tokens = 256};
   const mm_option options[] = {
-      {"prompt", NULL, 'p', MM_OPT_STR, &a.prompt, "TEXT", "text to continue", NULL, 0, 0},
-      {"prompt-file", NULL, 0, MM_OPT_STR, &a.prompt_file, "FILE", "the same from a file, its last newline included", NULL, 0, 0},
-      {"added-tokens", NULL, 0, MM_OPT_FLAG, &a.added_tokens, NULL,
-       "read control tokens such as <end_of_sentence> in the prompt as tokens (default: as text)", NULL, 0, 0},
-      {"max-tokens", NULL, 'n', MM_OPT_U64, &a.max_tokens, "N", "tokens to generate at most (256)", NULL, 1, INT32_MAX},
-      {"max-model-len", NULL, 0, MM_OPT_U64, &a.max_model_len, "N",
-       "tokens of prompt and answer at most (as many as the model has positions)", NULL, 2, INT32_MAX},
-      {"ignore-eos", NULL, 0, MM_OPT_FLAG, &a.ignore_eos, NULL, "do not stop at end tokens", NULL, 0, 0},
-      {"temperature", NULL, 0, MM_OPT_REAL, &a.temperature, "X", "0: always the likeliest token (0)", NULL, 0, 0},
-      {"top-k", NULL, 0, MM_OPT_U64, &a.top_k, "N", "draw from the N likeliest tokens, 0 for all (0)", NULL, 0, INT32_MAX},
-      {"top-p", NULL, 0, MM_OPT_REAL, &a.top_p, "X", "draw from the likeliest tokens that together reach probability X (1)", NULL, 0, 0},
-      {"min-p", NULL, 0, MM_OPT_REAL, &a.min_p, "X", "draw no token less likely than X times the likeliest (0)", NULL, 0, 0},
-      {"repetition-penalty", NULL, 0, MM_OPT_REAL, &a.repetition, "X",
-       "divide logits above 0 of tokens that prompt or answer hold by X, multiply others (1)", NULL, 0, 0},
-      {"presence-penalty", NULL, 0, MM_OPT_REAL, &a.presence, "X", "subtract X from logits of tokens that the answer holds (0)", NULL, 0,
-       0},
-      {"frequency-penalty", NULL, 0, MM_OPT_REAL, &a.frequency, "X", "the same for each time that it holds them (0)", NULL, 0, 0},
-      {"seed", NULL, 0, MM_OPT_U64, &a.seed, "N", "of the draws (0)", NULL, 0, 0},
-      {"device", NULL, 0, MM_OPT_STR, &a.device, "NAME", "where to compute, cpu unless given", MM_DEVICES, 0, 0},
-      {"devices", NULL, 0, MM_OPT_STR, &a.devices, "LIST", "numbers of the GPUs, one for each rank (0,1,2,...)", NULL, 0, 0},
-      {"act-quant", NULL, 0, MM_OPT_STR, &a.act_quant, "WORD",
-       "round the inputs of linears as their scheme defines, or not: weights alone are quantised then (on where the device can, else off)",
-       "on|off", 0, 0},
-      {"kv-cache-dtype", NULL, 0, MM_OPT_STR, &a.kv, "TYPE",
-       "of cached keys and values, fp8 on cuda: e4m3 (auto: the device's own, f32 on cpu and bf16 on cuda)", "auto|bf16|fp8", 0, 0},
-      {"threads", NULL, 't', MM_OPT_U64, &a.threads, "N", "CPU threads per rank (CPUs / ranks)", NULL, 1, 1024},
-      {"verify-on-load", NULL, 0, MM_OPT_FLAG, &a.verify, NULL, "check the digests of all weights while they are loaded", NULL, 0, 0},
-      {"verbose", NULL, 'v', MM_OPT_FLAG, &a.verbose, NULL, "say how each file was read", NULL, 0, 0},
-      {"json", NULL, 0, MM_OPT_FLAG, &a.json, NULL, "the answer and what it took as one JSON object at the end; errors as JSON", NULL, 0,
-       0},
-      {"quiet", NULL, 'q', MM_OPT_FLAG, &a.quiet, NULL, "no bar and no summary on stderr", NULL, 0, 0},
+      MM_OPTION(STR, "prompt", &a.prompt, "TEXT", "text to continue", .letter = 'p'),
+      MM_OPTION(STR, "prompt-file", &a.prompt_file, "FILE", "the same from a file, its last newline included"),
+      MM_FLAG("added-tokens", &a.added_tokens, "read control tokens such as <end_of_sentence> in the prompt as tokens (default: as text)"),
+      MM_OPTION(U64, "max-tokens", &a.max_tokens, "N", "tokens to generate at most (256)", .letter = 'n', .lo = 1, .hi = INT32_MAX),
+      MM_OPTION(U64, "max-model-len", &a.max_model_len, "N", "tokens of prompt and answer at most (as many as the model has positions)",
+                .lo = 2, .hi = INT32_MAX),
+      MM_FLAG("ignore-eos", &a.ignore_eos, "do not stop at end tokens"),
+      MM_OPTION(REAL, "temperature", &a.temperature, "X", "0: always the likeliest token (0)"),
+      MM_OPTION(U64, "top-k", &a.top_k, "N", "draw from the N likeliest tokens, 0 for all (0)", .hi = INT32_MAX),
+      MM_OPTION(REAL, "top-p", &a.top_p, "X", "draw from the likeliest tokens that together reach probability X (1)"),
+      MM_OPTION(REAL, "min-p", &a.min_p, "X", "draw no token less likely than X times the likeliest (0)"),
+      MM_OPTION(REAL, "repetition-penalty", &a.repetition, "X",
+                "divide logits above 0 of tokens that prompt or answer hold by X, multiply others (1)"),
+      MM_OPTION(REAL, "presence-penalty", &a.presence, "X", "subtract X from logits of tokens that the answer holds (0)"),
+      MM_OPTION(REAL, "frequency-penalty", &a.frequency, "X", "the same for each time that it holds them (0)"),
+      MM_OPTION(U64, "seed", &a.seed, "N", "of the draws (0)"),
+      MM_OPTION(STR, "device", &a.device, "NAME", "where to compute, cpu unless given", .choices = MM_DEVICES),
+      MM_OPTION(STR, "devices", &a.devices, "LIST", "numbers of the GPUs, one for each rank (0,1,2,...)"),
+      MM_OPTION(STR, "act-quant", &a.act_quant, "WORD",
+                "round the inputs of linears as their scheme defines, or not: weights alone are quantised then (on where the device can, "
+                "else off)",
+                .choices = "on|off"),
+      MM_OPTION(STR, "kv-cache-dtype", &a.kv, "TYPE",
+                "of cached keys and values, fp8 on cuda: e4m3 (auto: the device's own, f32 on cpu and bf16 on cuda)",
+                .choices = "auto|bf16|fp8"),
+      MM_OPTION(U64, "threads", &a.threads, "N", "CPU threads per rank (CPUs / ranks)", .letter = 't', .lo = 1, .hi = 1024),
+      MM_FLAG("verify-on-load", &a.verify, "check the digests of all weights while they are loaded"),
+      MM_FLAG("verbose", &a.verbose, "say how each file was read", .letter = 'v'),
+      MM_FLAG("json", &a.json, "the answer and what it took as one JSON object at the end; errors as JSON"),
+      MM_FLAG("quiet", &a.quiet, "no bar and no summary on stderr", .letter = 'q'),
   };
   const mm_program program = {
       .name = "minimax-run",
       .summary = "continue a text with a packed checkpoint",
-      .operands = "DIR -p TEXT",
-      .min_operands = 1,
-      .max_operands = 1,
-      .options = options,
-      .option_count = sizeof options / sizeof *options,
+      MM_OPERANDS("DIR -p TEXT", 1, 1),
+      MM_OPTIONS(options),
       .examples =
           "minimax-run M2-nvfp4 -p \"The capital of France is\" -n 32\n"
           "minimax-run M2-nvfp4 --prompt-file prompt.txt --temperature 0.8 --top-p 0.95 --seed 7",

@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include "formats/option.h"
+#include "loader/companions.h"
 #include "runtime/serve/config_file.h"
 #include "runtime/serve/loading.h"
 #include "runtime/serve/routes.h"
@@ -170,7 +171,7 @@ static bool serve_all(const serve_args *a, mm_err *err) {
                         .stage = "start",
                         .shared = PTHREAD_MUTEX_INITIALIZER}};
   bool ok = name || mm_fail_memory(err, strlen(a->dir));
-  ok = ok && (s.server.replay = mm_replay_open(REPLAY_TOKENS, err));
+  ok = ok && mm_unpacked_refuse(a->dir, err) && (s.server.replay = mm_replay_open(REPLAY_TOKENS, err));
   ok = ok && open_http(&s, err) && start_loading(&s, err) && mm_http_run(s.server.http, err);
   if (s.loading) pthread_join(s.loader, NULL);
   s.loading = false;
@@ -196,12 +197,7 @@ static bool print_check(const serve_args *a, const mm_loaded *l, mm_err *err) {
   mm_json *o = mm_json_new_obj();
   const bool ok = mm_json_set(o, "checkpoint", mm_json_new_str(a->dir)) && mm_json_set(o, "positions", mm_json_new_int(l->positions)) &&
                   mm_json_set(o, "chat", mm_json_new_bool(l->format != NULL));
-  char *text = ok ? mm_json_dump(o, true) : NULL;
-  mm_json_free(o);
-  if (!text) return mm_fail_memory(err, 0);
-  puts(text);
-  free(text);
-  return true;
+  return mm_program_json(o, ok, err);
 }
 
 static bool check(const serve_args *a, mm_err *err) {
@@ -247,58 +243,52 @@ int main(int argc, char **argv) {
       .cache_memory = UINT64_C(1) << 30,
       .connections = 4096};
   const mm_option options[] = {
-      {"host", NULL, 0, MM_OPT_STR, &a.http.host, "ADDRESS", "address to listen on (127.0.0.1)", NULL, 0, 0},
-      {"port", NULL, 0, MM_OPT_U64, &a.port, "N", "port to listen on, 0: a free one (8000)", NULL, 0, UINT16_MAX},
-      {"api-key", NULL, 0, MM_OPT_LIST, &a.keys, "KEY", "requests must carry this key or another one given so", NULL, 0, 0},
-      {"served-model-name", NULL, 0, MM_OPT_LIST, &a.names, "NAME", "name of the model in requests and replies (the directory's)", NULL, 0,
-       0},
-      {"any-model", NULL, 0, MM_OPT_FLAG, &a.any_name, NULL, "answer requests for any model's name", NULL, 0, 0},
-      {"max-model-len", NULL, 0, MM_OPT_U64, &a.load.positions, "N",
-       "tokens of prompt and reply at most (as many as the model has positions)", NULL, 2, INT32_MAX},
-      {"max-num-seqs", NULL, 0, MM_OPT_U64, &a.load.slots, "N", "requests that run at a time (16)", NULL, 1, 4096},
-      {"max-num-batched-tokens", NULL, 0, MM_OPT_U64, &a.step_tokens, "N", "tokens of one step, prompts and replies together (512)", NULL,
-       1, 1 << 20},
-      {"kv-cache-tokens", NULL, 0, MM_OPT_U64, &a.load.kv_tokens, "N",
-       "tokens of all KV caches together (as many as all requests can fill)", NULL, 0, INT32_MAX},
-      {"max-queue", NULL, 0, MM_OPT_U64, &a.queue, "N", "requests that wait at most, more are refused with status 429 (256)", NULL, 1,
-       1 << 20},
-      {"prefix-cache", NULL, 0, MM_OPT_STR, &a.prefix_cache, "WORD", "keep prompts for requests that begin alike (on)", "on|off", 0, 0},
-      {"prefix-cache-memory", NULL, 0, MM_OPT_SIZE, &a.cache_memory, "SIZE", "memory of kept prompts' lightning states (1G)", NULL, 0, 0},
-      {"batch-invariant", NULL, 0, MM_OPT_FLAG, &a.batch_invariant, NULL, "the same tokens whatever else runs", NULL, 0, 0},
-      {"drafts", NULL, 0, MM_OPT_U64, &a.drafts, "N", "tokens that prompt lookup may propose for a step of a request (0)", NULL, 0,
-       MM_DRAFTS},
-      {"request-timeout", NULL, 0, MM_OPT_REAL, &a.request_time, "SECONDS", "time of a whole request, 0 for any (0)", NULL, 0, 0},
-      {"read-timeout", NULL, 0, MM_OPT_REAL, &a.http.read_time, "SECONDS", "time in which a request must arrive whole (60)", NULL, 0, 0},
-      {"write-timeout", NULL, 0, MM_OPT_REAL, &a.http.write_time, "SECONDS", "time in which a client must take some of its reply (60)",
-       NULL, 0, 0},
-      {"max-body", NULL, 0, MM_OPT_SIZE, &a.http.body_max, "SIZE", "bytes of a request at most (32M)", NULL, 0, 0},
-      {"max-connections", NULL, 0, MM_OPT_U64, &a.connections, "N", "open connections at most, more wait (4096)", NULL, 1, 1 << 20},
-      {"chat-format", NULL, 0, MM_OPT_STR, &a.load.chat_format, "NAME",
-       "how conversations are rendered (as the checkpoint's template does)", MM_CHAT_FORMATS, 0, 0},
-      {"trust-user-tokens", NULL, 0, MM_OPT_FLAG, &a.trust_user, NULL, "control tokens that users spell are not text", NULL, 0, 0},
-      {"device", NULL, 0, MM_OPT_STR, &a.load.device, "NAME", "where to compute, cpu unless given", MM_DEVICES, 0, 0},
-      {"act-quant", NULL, 0, MM_OPT_STR, &a.load.act_quant, "WORD",
-       "round the inputs of linears as their scheme defines, or not (on where the device can, else off)", "on|off", 0, 0},
-      {"kv-cache-dtype", NULL, 0, MM_OPT_STR, &a.kv, "TYPE",
-       "of cached keys and values, fp8 on cuda: e4m3 (auto: the device's own, f32 on cpu and bf16 on cuda)", "auto|bf16|fp8", 0, 0},
-      {"threads", NULL, 't', MM_OPT_U64, &a.load.threads, "N", "CPU threads per rank (CPUs / ranks)", NULL, 1, 1024},
-      {"ignore-generation-config", NULL, 0, MM_OPT_FLAG, &a.load.own_defaults, NULL,
-       "defaults are temperature 1 and top_p 1, not those of generation_config.json", NULL, 0, 0},
-      {"log-format", NULL, 0, MM_OPT_STR, &a.log_format, "WORD", "of the lines on stderr (text)", "text|json", 0, 0},
-      {"config", NULL, 0, MM_OPT_STR, &a.config, "FILE", "more options, one a line without dashes; those of the command line win", NULL, 0,
-       0},
-      {"check", NULL, 0, MM_OPT_FLAG, &a.check, NULL, "load everything, say whether it can be served, and end", NULL, 0, 0},
-      {"json", NULL, 0, MM_OPT_FLAG, &a.json, NULL, "what --check finds, the log and errors as JSON", NULL, 0, 0},
-      {"quiet", NULL, 'q', MM_OPT_FLAG, &a.quiet, NULL, "log errors alone", NULL, 0, 0},
+      MM_OPTION(STR, "host", &a.http.host, "ADDRESS", "address to listen on (127.0.0.1)"),
+      MM_OPTION(U64, "port", &a.port, "N", "port to listen on, 0: a free one (8000)", .hi = UINT16_MAX),
+      MM_OPTION(LIST, "api-key", &a.keys, "KEY", "requests must carry this key or another one given so"),
+      MM_OPTION(LIST, "served-model-name", &a.names, "NAME", "name of the model in requests and replies (the directory's)"),
+      MM_FLAG("any-model", &a.any_name, "answer requests for any model's name"),
+      MM_OPTION(U64, "max-model-len", &a.load.positions, "N", "tokens of prompt and reply at most (as many as the model has positions)",
+                .lo = 2, .hi = INT32_MAX),
+      MM_OPTION(U64, "max-num-seqs", &a.load.slots, "N", "requests that run at a time (16)", .lo = 1, .hi = 4096),
+      MM_OPTION(U64, "max-num-batched-tokens", &a.step_tokens, "N", "tokens of one step, prompts and replies together (512)", .lo = 1,
+                .hi = 1 << 20),
+      MM_OPTION(U64, "kv-cache-tokens", &a.load.kv_tokens, "N", "tokens of all KV caches together (as many as all requests can fill)",
+                .hi = INT32_MAX),
+      MM_OPTION(U64, "max-queue", &a.queue, "N", "requests that wait at most, more are refused with status 429 (256)", .lo = 1,
+                .hi = 1 << 20),
+      MM_OPTION(STR, "prefix-cache", &a.prefix_cache, "WORD", "keep prompts for requests that begin alike (on)", .choices = "on|off"),
+      MM_OPTION(SIZE, "prefix-cache-memory", &a.cache_memory, "SIZE", "memory of kept prompts' lightning states (1G)"),
+      MM_FLAG("batch-invariant", &a.batch_invariant, "the same tokens whatever else runs"),
+      MM_OPTION(U64, "drafts", &a.drafts, "N", "tokens that prompt lookup may propose for a step of a request (0)", .hi = MM_DRAFTS),
+      MM_OPTION(REAL, "request-timeout", &a.request_time, "SECONDS", "time of a whole request, 0 for any (0)"),
+      MM_OPTION(REAL, "read-timeout", &a.http.read_time, "SECONDS", "time in which a request must arrive whole (60)"),
+      MM_OPTION(REAL, "write-timeout", &a.http.write_time, "SECONDS", "time in which a client must take some of its reply (60)"),
+      MM_OPTION(SIZE, "max-body", &a.http.body_max, "SIZE", "bytes of a request at most (32M)"),
+      MM_OPTION(U64, "max-connections", &a.connections, "N", "open connections at most, more wait (4096)", .lo = 1, .hi = 1 << 20),
+      MM_OPTION(STR, "chat-format", &a.load.chat_format, "NAME", "how conversations are rendered (as the checkpoint's template does)",
+                .choices = MM_CHAT_FORMATS),
+      MM_FLAG("trust-user-tokens", &a.trust_user, "control tokens that users spell are not text"),
+      MM_OPTION(STR, "device", &a.load.device, "NAME", "where to compute, cpu unless given", .choices = MM_DEVICES),
+      MM_OPTION(STR, "act-quant", &a.load.act_quant, "WORD",
+                "round the inputs of linears as their scheme defines, or not (on where the device can, else off)", .choices = "on|off"),
+      MM_OPTION(STR, "kv-cache-dtype", &a.kv, "TYPE",
+                "of cached keys and values, fp8 on cuda: e4m3 (auto: the device's own, f32 on cpu and bf16 on cuda)",
+                .choices = "auto|bf16|fp8"),
+      MM_OPTION(U64, "threads", &a.load.threads, "N", "CPU threads per rank (CPUs / ranks)", .letter = 't', .lo = 1, .hi = 1024),
+      MM_FLAG("ignore-generation-config", &a.load.own_defaults,
+              "defaults are temperature 1 and top_p 1, not those of generation_config.json"),
+      MM_OPTION(STR, "log-format", &a.log_format, "WORD", "of the lines on stderr (text)", .choices = "text|json"),
+      MM_OPTION(STR, "config", &a.config, "FILE", "more options, one a line without dashes; those of the command line win"),
+      MM_FLAG("check", &a.check, "load everything, say whether it can be served, and end"),
+      MM_FLAG("json", &a.json, "what --check finds, the log and errors as JSON"),
+      MM_FLAG("quiet", &a.quiet, "log errors alone", .letter = 'q'),
   };
   const mm_program program = {
       .name = "minimax-serve",
       .summary = "serve a packed checkpoint over HTTP",
-      .operands = "DIR",
-      .min_operands = 1,
-      .max_operands = 1,
-      .options = options,
-      .option_count = sizeof options / sizeof *options,
+      MM_OPERANDS("DIR", 1, 1),
+      MM_OPTIONS(options),
       .examples =
           "minimax-serve M2-nvfp4\n"
           "minimax-serve M2-nvfp4 --host 0.0.0.0 --api-key KEY --max-num-seqs 64\n"

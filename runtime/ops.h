@@ -59,7 +59,7 @@ typedef struct mm_limits {
 } mm_limits;
 
 /* Pages that the limits allow: limits.pages, or enough for every slot at its longest; MM_USAGE E_LIMITS when those are 2^31 or more. */
-bool mm_limits_pages(const mm_limits *l, uint32_t *pages, mm_err *err);
+MM_MUST_USE bool mm_limits_pages(const mm_limits *l, uint32_t *pages, mm_err *err);
 
 typedef struct mm_backend mm_backend;
 
@@ -205,10 +205,10 @@ typedef struct mm_forward {
   uint32_t tap_layer[MM_TAPS], taps;
   bool apart; /* of steps without sampling: they end by keep, their choice comes later */
 } mm_forward;
-bool mm_forward_open(mm_forward *f, const mm_ops *ops, const mm_backend_config *c, mm_err *err);
+MM_MUST_USE bool mm_forward_open(mm_forward *f, const mm_ops *ops, const mm_backend_config *c, mm_err *err);
 void mm_forward_close(mm_forward *f);
 /* With batch->sampling the step ends by choose, and logits is not used. A stage that is not the last has no outputs. */
-bool mm_forward_step(mm_forward *f, const mm_batch *batch, float *logits, mm_err *err);
+MM_MUST_USE bool mm_forward_step(mm_forward *f, const mm_batch *batch, float *logits, mm_err *err);
 
 #ifdef __cplusplus
 }

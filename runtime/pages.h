@@ -42,7 +42,7 @@ typedef struct mm_page_copy {
 /* Makes every page that is about to be written the slot's own. Shared ones stay as they are for the others; of one that is written from the
  * middle on the part before has to be copied: copy[*copies], at most one for each want. No copy reads a page that another one writes.
  * Each slot is wanted once. MM_LIMIT E_PAGES with nothing changed when there are too few pages for all wants together. */
-bool mm_pages_reserve(mm_pages *p, const mm_page_want *want, uint32_t wants, mm_page_copy *copy, uint32_t *copies, mm_err *err);
+MM_MUST_USE bool mm_pages_reserve(mm_pages *p, const mm_page_want *want, uint32_t wants, mm_page_copy *copy, uint32_t *copies, mm_err *err);
 
 /* The slot's first `tokens` tokens stay mapped. */
 void mm_pages_cut(mm_pages *p, uint32_t slot, uint32_t tokens);
@@ -55,7 +55,7 @@ void mm_pages_release(mm_pages *p, uint32_t page);
 
 /* Whether references and free list agree with the tables, `held` references being outside them (mm_pages_hold); MM_BUG E_PAGES says which
  * page does not. Walks all pages. */
-bool mm_pages_check(const mm_pages *p, const uint32_t *held, mm_err *err);
+MM_MUST_USE bool mm_pages_check(const mm_pages *p, const uint32_t *held, mm_err *err);
 
 #ifdef __cplusplus
 }

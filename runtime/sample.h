@@ -47,7 +47,7 @@ uint32_t mm_sampling_asks(const mm_sampling *set);
 const char *mm_sampling_word(uint32_t asks);
 
 /* MM_USAGE E_SAMPLING for settings out of range, and for ids to bias of vocab and above. */
-bool mm_sampling_check(const mm_sampling *set, uint32_t vocab, mm_err *err);
+MM_MUST_USE bool mm_sampling_check(const mm_sampling *set, uint32_t vocab, mm_err *err);
 /* The seed's n-th number in [0, 1), n from 1: the same on every machine. */
 double mm_draw(uint64_t seed, uint64_t n);
 

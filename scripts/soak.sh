@@ -44,6 +44,13 @@ fault() {
   python3 "tests/fault/$name" "$@"
 }
 
+# A server with sanitizers where make check-san built one.
+hostile() {
+  echo "$ SERVE_MUTATIONS=$1 SERVE_AFTER=1 serve_hostile.py"
+  [ ! -x "$BUILD/san/bin/minimax-serve" ] || BUILD=$BUILD/san
+  SERVE_MUTATIONS=$1 SERVE_AFTER=1 SERVE_SEED=${SERVE_SEED:-$(random)} python3 tests/cli/serve_hostile.py
+}
+
 run() {
   case $part in
     calls)
@@ -63,7 +70,7 @@ run() {
     mpi) sh tests/fault/shares.sh ;;
     speed) python3 scripts/bench_convert.py "$BUILD/bin" --gb "${GB:-9}" ;;
     memory) python3 scripts/bench_memory.py "$convert" --gb "${GB:-4}" ;;
-    serve) fault serve_load.py "${SERVE_SECONDS:-600}" && fault serve_sequences.py $((50 * scale)) "$(random)" && SERVE_MUTATIONS=$((100 * scale)) python3 tests/cli/serve_hostile.py ;;
+    serve) fault serve_load.py "${SERVE_SECONDS:-600}" && fault serve_sequences.py $((50 * scale)) "$(random)" && hostile $((100 * scale)) ;;
     layer) sh scripts/real_layer.sh "${LAYER:-both}" ;;
     schedules) echo "$ STEPS=$((100 * scale)) test_schedules" && STEPS=$((100 * scale)) "$BUILD/tests/unit/runtime/test_schedules" ;;
     scheduler)

@@ -35,9 +35,9 @@ typedef struct mm_importance {
 } mm_importance;
 
 /* MM_BAD_INPUT E_IMPORTANCE names file, entry and offset of what is wrong. */
-bool mm_importance_open(mm_importance *m, const char *path, mm_err *err);
+MM_MUST_USE bool mm_importance_open(mm_importance *m, const char *path, mm_err *err);
 /* The same from memory, which stays until close; no digest. */
-bool mm_importance_parse(mm_importance *m, const char *path, const void *data, uint64_t size, mm_err *err);
+MM_MUST_USE bool mm_importance_parse(mm_importance *m, const char *path, const void *data, uint64_t size, mm_err *err);
 void mm_importance_close(mm_importance *m); /* accepts a zeroed or half-opened one */
 
 typedef enum mm_weighing { MM_WEIGHED, MM_TOO_FEW, MM_NO_ENTRY, MM_WEIGHING_FAILED } mm_weighing;
@@ -50,7 +50,7 @@ mm_weighing mm_importance_find(const mm_importance *m, const mm_rule *rule, uint
 void mm_importance_weights(const uint8_t *values, uint32_t cols, float *out);
 
 /* --- imatrix.c: entries of llama.cpp's files; grows m->entry --- */
-bool mm_imatrix_gguf(mm_importance *m, uint64_t size, mm_err *err);
-bool mm_imatrix_dat(mm_importance *m, uint64_t size, mm_err *err);
+MM_MUST_USE bool mm_imatrix_gguf(mm_importance *m, uint64_t size, mm_err *err);
+MM_MUST_USE bool mm_imatrix_dat(mm_importance *m, uint64_t size, mm_err *err);
 
 #endif

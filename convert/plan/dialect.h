@@ -28,10 +28,10 @@ typedef struct mm_spelling {
 
 /* Chooses the dialect called `word` (NULL: the first that spells every scheme of the plan) and spells every tensor in it. What it has no
  * spelling for is MM_UNSUPPORTED E_DIALECT, naming tensor, scheme and dialect. */
-bool mm_dialect_spell(mm_plan *p, const char *word, mm_err *err);
+MM_MUST_USE bool mm_dialect_spell(mm_plan *p, const char *word, mm_err *err);
 /* Fills p->text: the source's config.json with the quantization_config of what was spelt, and the dialect's own file. Every module that
  * is left as it is gets listed by its full name, which every engine's way of matching (exact, substring, glob, suffix) understands. */
-bool mm_dialect_texts(mm_plan *p, mm_err *err);
+MM_MUST_USE bool mm_dialect_texts(mm_plan *p, mm_err *err);
 /* Its word; "none" for NULL. */
 const char *mm_dialect_name(const mm_dialect *d);
 /* Whether a dialect has a config file of that name. */

@@ -20,7 +20,7 @@ typedef struct mm_pattern {
 } mm_pattern;
 
 /* Compiles text into *a. MM_USAGE E_RECIPE says what is wrong and where. */
-bool mm_pattern_compile(mm_pattern *p, const char *text, mm_arena *a, mm_err *err);
+MM_MUST_USE bool mm_pattern_compile(mm_pattern *p, const char *text, mm_arena *a, mm_err *err);
 bool mm_pattern_match(const mm_pattern *p, const char *name);
 
 #endif

@@ -106,7 +106,7 @@ static inline const char *mm_plan_manifest(const mm_plan *p) { return p->unshard
 
 /* Builds the plan or refuses: infeasible tp (MM_UNSUPPORTED E_TP, naming the dimension and the sizes that would do), missing or
  * unknown tensors, mixed encodings. Borrows hf until close. */
-bool mm_plan_build(mm_plan *p, mm_hf *hf, const mm_plan_options *o, mm_err *err);
+MM_MUST_USE bool mm_plan_build(mm_plan *p, mm_hf *hf, const mm_plan_options *o, mm_err *err);
 void mm_plan_close(mm_plan *p);
 
 /* --- between the files of the plan --- */
@@ -114,11 +114,11 @@ void mm_plan_close(mm_plan *p);
 #define MM_STRIP_BYTES (UINT64_C(8) << 20)
 uint32_t mm_strip_rows(const mm_hf *hf, const mm_scheme *s, uint32_t cols);
 /* Cuts of the model for this tp, and the stored cells that fit them (cut.c). */
-bool mm_cut_feasible(const mm_model *m, const mm_plan_options *o, const char *file, mm_err *err);
-bool mm_cut_find(mm_plan *p, const mm_rule *r, mm_align align, uint32_t *index, mm_err *err);
+MM_MUST_USE bool mm_cut_feasible(const mm_model *m, const mm_plan_options *o, const char *file, mm_err *err);
+MM_MUST_USE bool mm_cut_find(mm_plan *p, const mm_rule *r, mm_align align, uint32_t *index, mm_err *err);
 bool mm_cut_equal(const mm_cut *a, const mm_cut *b, uint32_t tp);
-bool mm_cut_cells(const mm_plan *p, const mm_plan_tensor *pt, mm_pack_tensor *t, mm_align align, mm_err *err);
+MM_MUST_USE bool mm_cut_cells(const mm_plan *p, const mm_plan_tensor *pt, mm_pack_tensor *t, mm_align align, mm_err *err);
 /* Parts, offsets, headers, the plan's digest (layout.c, layout_hf.c). */
-bool mm_layout(mm_plan *p, uint64_t part_size, mm_err *err);
+MM_MUST_USE bool mm_layout(mm_plan *p, uint64_t part_size, mm_err *err);
 
 #endif

@@ -30,7 +30,7 @@ static const mm_scheme *as_stored(mm_planner *b, mm_plan_tensor *pt, const mm_pa
   if (s) pt->grid = mm_encoding_grid(pt->matrix, matrices, s);
   for (size_t i = 0; i < matrices; i++) {
     const mm_matrix *x = &pt->matrix[i];
-    mm_where at = mm_at(b->hf->file[x->weight->file].path, x->weight->original);
+    mm_where at = mm_hf_at(b->hf, x->weight);
     if (s && mm_encoding_keeps(x, s, pt->grid)) continue;
     if (i == 0)
       mm_fail(b->err, MM_UNSUPPORTED, "E_Q_KEEP", at,

@@ -39,7 +39,7 @@ typedef struct mm_recipe {
 } mm_recipe;
 
 /* Parses the line above; MM_USAGE E_RECIPE names what is wrong. */
-bool mm_recipe_parse(mm_recipe *r, const char *text, mm_err *err);
+MM_MUST_USE bool mm_recipe_parse(mm_recipe *r, const char *text, mm_err *err);
 /* Reads {"default": SCHEME, "search": …, "kv_scales": …, "rules": [{"match": PATTERN, "scheme": SCHEME}, …]} into the same line (in *a). */
 char *mm_recipe_load(mm_arena *a, const char *path, mm_err *err);
 /* The recipe in that form; what the options of a run put there (digests, nonfinite) is left out. free() it. */
@@ -62,9 +62,9 @@ void mm_recipe_close(mm_recipe *r);
 
 /* The scheme for a tensor of this kind and these names (NULL-terminated list); *keep is set instead where it is stored as it comes.
  * A pattern that would quantise a norm, router or bias is MM_USAGE E_RECIPE. */
-bool mm_recipe_choose(mm_recipe *r, mm_kind kind, const char *const *names, const mm_scheme **scheme, mm_err *err);
+MM_MUST_USE bool mm_recipe_choose(mm_recipe *r, mm_kind kind, const char *const *names, const mm_scheme **scheme, mm_err *err);
 /* After all tensors: MM_USAGE E_RECIPE names the first pattern that matched none of them. */
-bool mm_recipe_all_hit(const mm_recipe *r, mm_err *err);
+MM_MUST_USE bool mm_recipe_all_hit(const mm_recipe *r, mm_err *err);
 /* How `scheme` chooses scales under this recipe. */
 mm_search mm_recipe_search(const mm_recipe *r, const mm_scheme *scheme);
 

@@ -27,7 +27,7 @@ double mm_cosine(const mm_tensor_error *e);
 /* Compares every rank's share of every tensor with the source, decoded. `plan` must come from the source with the options of the
  * manifest; a packed checkpoint that it does not describe is MM_INTEGRITY E_SOURCE, naming the first difference. Fills
  * out[tensor_count]. */
-bool mm_compare(const mm_plan *plan, const mm_shards *s, unsigned threads, mm_tensor_error *out, mm_err *err);
+MM_MUST_USE bool mm_compare(const mm_plan *plan, const mm_shards *s, unsigned threads, mm_tensor_error *out, mm_err *err);
 
 typedef struct mm_error_row {
   const char *name, *scheme; /* of the packed tensor */
@@ -38,7 +38,7 @@ typedef struct mm_error_row {
 /* The same of an unsharded checkpoint `made`, opened as a source: `plan` is that of its own source in the same layout. A row for each
  * packed name, so that the experts of a layer are one, as in a packed checkpoint; *rows is allocated, free() it. What `made` lacks, or
  * holds in another shape, is MM_INTEGRITY E_SOURCE. Scales are not looked at. */
-bool mm_compare_unsharded(const mm_plan *plan, mm_hf *made, unsigned threads, mm_error_row **rows, size_t *count, mm_err *err);
+MM_MUST_USE bool mm_compare_unsharded(const mm_plan *plan, mm_hf *made, unsigned threads, mm_error_row **rows, size_t *count, mm_err *err);
 
 /* --- between compare.c and compare_unsharded.c --- */
 void mm_error_merge(mm_tensor_error *to, const mm_tensor_error *e);

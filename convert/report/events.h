@@ -11,6 +11,6 @@ mm_events *mm_events_open(const char *path, mm_err *err);
  * from two threads at once. Accepts NULL. */
 void mm_events_put(mm_events *e, const char *event, mm_json *fields);
 /* False when a line could not be written. Accepts NULL. */
-bool mm_events_close(mm_events *e, mm_err *err);
+MM_MUST_USE bool mm_events_close(mm_events *e, mm_err *err);
 
 #endif

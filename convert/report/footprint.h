@@ -27,6 +27,6 @@ typedef struct mm_verdict {
   uint32_t tp;     /* the smallest that fits, ep and pp as asked; 0: none does */
 } mm_verdict;
 /* Judges a plan, and others of its source with another tp, which are built from the same options. */
-bool mm_verdict_make(mm_verdict *v, const mm_plan *p, mm_hf *hf, const mm_plan_options *o, uint64_t memory, mm_err *err);
+MM_MUST_USE bool mm_verdict_make(mm_verdict *v, const mm_plan *p, mm_hf *hf, const mm_plan_options *o, uint64_t memory, mm_err *err);
 
 #endif

@@ -12,7 +12,7 @@ typedef enum mm_report_style { MM_REPORT_TEXT, MM_REPORT_JSON } mm_report_style;
 
 /* The plan: model, source, what each packed tensor becomes, bytes of the ranks by kind, exact total, KV cache; and the verdict, where one
  * was asked for. `tensors` lists every packed tensor. */
-bool mm_report_plan(FILE *f, const mm_plan *p, const mm_verdict *v, mm_report_style style, bool tensors, mm_err *err);
+MM_MUST_USE bool mm_report_plan(FILE *f, const mm_plan *p, const mm_verdict *v, mm_report_style style, bool tensors, mm_err *err);
 
 /* A thread that draws progress on stderr (a bar on a terminal, a line every five seconds otherwise) where `drawn`, and puts an event every
  * second where `events` is not NULL. */
@@ -30,6 +30,6 @@ void mm_report_begin(mm_events *e, const mm_plan *p, const mm_verdict *v);
 void mm_report_done(mm_events *e, const mm_plan *p, const mm_outcome *o);
 void mm_report_failed(mm_events *e, const mm_err *why);
 /* The last words: wall time, what was kept, rates, peak RSS, manifest digest. */
-bool mm_report_summary(FILE *f, const mm_plan *p, const mm_outcome *o, mm_report_style style, mm_err *err);
+MM_MUST_USE bool mm_report_summary(FILE *f, const mm_plan *p, const mm_outcome *o, mm_report_style style, mm_err *err);
 
 #endif

@@ -53,7 +53,7 @@ bool mm_decode_finite(const mm_decoder *d, const mm_matrix *x, uint32_t row, con
   size_t i = first_not_finite(data, t, n);
   if (i == n) return true;
   const mm_hf_tensor *w = x->weight;
-  mm_where where = mm_at(d->reader.hf->file[w->file].path, w->original);
+  mm_where where = mm_hf_at(d->reader.hf, w);
   if (x->encoding->codes.span == MM_SPAN_GRID && x->encoding->codes.cell.n * x->encoding->codes.cell.k == 1)
     where.offset = (int64_t)(w->offset + x->at + ((uint64_t)row * x->cols + i) * mm_dtype_size(w->dtype));
   return mm_fail(err, MM_BAD_INPUT, "E_NONFINITE", where, "found NaN or infinity at row %zu, column %zu, expected finite values in %s",
@@ -255,7 +255,7 @@ static bool check_zeros(const mm_decoder *d, const mm_matrix *x, uint8_t middle,
   const mm_hf_tensor *t = x->part[MM_ZERO].tensor;
   for (size_t i = 0; q->symmetric && i < n; i++)
     if (((const uint8_t *)d->zero.data)[i] != middle)
-      return mm_fail(err, MM_BAD_INPUT, "E_Q_ZERO", mm_at(d->reader.hf->file[t->file].path, t->original),
+      return mm_fail(err, MM_BAD_INPUT, "E_Q_ZERO", mm_hf_at(d->reader.hf, t),
                      "found zero point %u, expected %u of a symmetric quantization (is checkpoint_format right?)",
                      ((const uint8_t *)d->zero.data)[i], middle);
   return true;

@@ -38,18 +38,19 @@ void mm_decoder_close(mm_decoder *d);
  * E_Q_SCALE, E_Q_ZERO, E_Q_ORDER) with the tensor and the file offset. */
 /* Codes as stored, into d->raw: [rows, cols], two or four columns to a byte or word where they are packed so. Not for codes that lie on
  * their side or share bytes between rows. */
-bool mm_decode_codes(mm_decoder *d, const mm_matrix *x, uint32_t row, uint32_t rows, mm_err *err);
+MM_MUST_USE bool mm_decode_codes(mm_decoder *d, const mm_matrix *x, uint32_t row, uint32_t rows, mm_err *err);
 /* Numbers, into d->wide: [rows, cols]. */
-bool mm_decode_f32(mm_decoder *d, const mm_matrix *x, uint32_t row, uint32_t rows, mm_err *err);
+MM_MUST_USE bool mm_decode_f32(mm_decoder *d, const mm_matrix *x, uint32_t row, uint32_t rows, mm_err *err);
 /* Fails unless the n values of rows from `row` on are finite; `data` holds them in type t, that of the source or of what they become. */
-bool mm_decode_finite(const mm_decoder *d, const mm_matrix *x, uint32_t row, const void *data, mm_dtype t, size_t n, mm_err *err);
+MM_MUST_USE bool mm_decode_finite(const mm_decoder *d, const mm_matrix *x, uint32_t row, const void *data, mm_dtype t, size_t n,
+                                  mm_err *err);
 /* The one scale of a whole matrix: NVFP4's global one as a multiplier, or the only one. */
-bool mm_decode_global(mm_decoder *d, const mm_matrix *x, float *out, mm_err *err);
+MM_MUST_USE bool mm_decode_global(mm_decoder *d, const mm_matrix *x, float *out, mm_err *err);
 /* The static scale of x's activations as a multiplier; 0: the source has none, or one that calibration never reached. */
-bool mm_decode_input(mm_decoder *d, const mm_matrix *x, float *out, mm_err *err);
+MM_MUST_USE bool mm_decode_input(mm_decoder *d, const mm_matrix *x, float *out, mm_err *err);
 /* The planes of a scheme that keeps x on this grid (mm_encoding_keeps), for these rows. `global` is the scale that the
  * packed tensor's matrices share; only NVFP4 may have another one of its own, and then changes to it. */
-bool mm_decode_planes(mm_decoder *d, const mm_matrix *x, const mm_scheme *s, mm_cell grid, uint32_t row, uint32_t rows, float global,
-                      const void *plane[MM_MAX_PLANES], mm_err *err);
+MM_MUST_USE bool mm_decode_planes(mm_decoder *d, const mm_matrix *x, const mm_scheme *s, mm_cell grid, uint32_t row, uint32_t rows,
+                                  float global, const void *plane[MM_MAX_PLANES], mm_err *err);
 
 #endif

@@ -183,9 +183,8 @@ static mm_fit fit(const mm_hf *hf, const mm_encoding *e, const mm_site *p) {
 
 static bool no_config(const mm_hf *hf, const mm_hf_tensor *t, const char *what, mm_err *err) {
   bool declared = hf->quantization.method != NULL;
-  return mm_fail(err, MM_BAD_INPUT, "E_Q_CONFIG", mm_at(hf->file[t->file].path, t->original), "found %s of %s, but %s declares no %s", what,
-                 mm_dtype_name(t->dtype), declared ? hf->quantization.path : hf->config_path,
-                 declared ? "weight_block_size" : "quantization_config");
+  return mm_fail(err, MM_BAD_INPUT, "E_Q_CONFIG", mm_hf_at(hf, t), "found %s of %s, but %s declares no %s", what, mm_dtype_name(t->dtype),
+                 declared ? hf->quantization.path : hf->config_path, declared ? "weight_block_size" : "quantization_config");
 }
 
 /* Says what the rows that fitted up to `best` wanted. */
@@ -207,7 +206,7 @@ static bool refuse(const mm_hf *hf, const mm_site *p, const mm_encoding *const *
   char list[1024];
   choice_text(&want, list, sizeof list);
   if (!t) return mm_fail(err, MM_BUG, "E_BUG", mm_at(hf->dir, NULL), "found no row behind the best match");
-  mm_where at = mm_at(hf->file[t->file].path, t->original), at_scale = s ? mm_at(hf->file[s->file].path, s->original) : at;
+  mm_where at = mm_hf_at(hf, t), at_scale = s ? mm_hf_at(hf, s) : at;
   const char *dtype = mm_dtype_name(t->dtype);
   switch (best) {
     case FIT_DTYPE: return mm_fail(err, MM_BAD_INPUT, "E_DTYPE", at, "found %s, expected %s", dtype, list);
@@ -228,7 +227,7 @@ static mm_found refused_by_name(const mm_hf *hf, const mm_site *p, mm_err *err) 
   for (const mm_refused_suffix *r = mm_refused_suffixes; r->suffix; r++) {
     const mm_hf_tensor *t = find(hf, p, r->suffix);
     if (!t) continue;
-    mm_fail(err, MM_UNSUPPORTED, r->code, mm_at(hf->file[t->file].path, t->original), "found %s", r->what);
+    mm_fail(err, MM_UNSUPPORTED, r->code, mm_hf_at(hf, t), "found %s", r->what);
     return MM_FAILED;
   }
   return MM_ABSENT;
@@ -253,13 +252,13 @@ static bool companion(mm_hf *hf, const mm_site *p, const mm_encoding *e, mm_comp
   bool due = f.suffix && (!f.optional || (i == MM_ZERO && q->zeros) || (i == MM_ORDER && q->order));
   char name[NAME_MAX_LEN], shape[128], list[256];
   if (!t)
-    return !due || mm_fail(err, MM_BAD_INPUT, "E_Q_MISSING", mm_at(hf->file[out->weight->file].path, out->weight->original),
-                           "found %s without \"%s\"", e->name, part_name(name, p, f.suffix));
+    return !due || mm_fail(err, MM_BAD_INPUT, "E_Q_MISSING", mm_hf_at(hf, out->weight), "found %s without \"%s\"", e->name,
+                           part_name(name, p, f.suffix));
   mm_choice want = {0};
   if (!typed(&f, t)) {
     offer_dtypes(&want, f.dtypes);
-    return mm_fail(err, MM_BAD_INPUT, "E_Q_DTYPE", mm_at(hf->file[t->file].path, t->original), "found %s, expected %s",
-                   mm_dtype_name(t->dtype), choice_text(&want, list, sizeof list));
+    return mm_fail(err, MM_BAD_INPUT, "E_Q_DTYPE", mm_hf_at(hf, t), "found %s, expected %s", mm_dtype_name(t->dtype),
+                   choice_text(&want, list, sizeof list));
   }
   mm_cell c = cell_of(&f, p, t, q->block);
   if (i == MM_SCALE) out->cell = c;
@@ -267,7 +266,7 @@ static bool companion(mm_hf *hf, const mm_site *p, const mm_encoding *e, mm_comp
   int which = shape_index(&f, p, c, t);
   if (which < 0) {
     offer_shapes(&want, &f, p, c);
-    return mm_fail(err, MM_BAD_INPUT, "E_Q_SHAPE", mm_at(hf->file[t->file].path, t->original), "found shape %s, expected %s",
+    return mm_fail(err, MM_BAD_INPUT, "E_Q_SHAPE", mm_hf_at(hf, t), "found shape %s, expected %s",
                    mm_shape_text(&t->shape, shape, sizeof shape), choice_text(&want, list, sizeof list));
   }
   t->used = true;
@@ -282,7 +281,7 @@ static bool group_declared(const mm_hf *hf, const mm_matrix *x, mm_err *err) {
   bool known = q->groups == 0 || x->encoding->part[MM_SCALE].cell.k != MM_CELL_GROUP;
   for (unsigned i = 0; i < q->groups; i++) known = known || q->group[i] == g || (q->group[i] > x->cols && g == x->cols);
   const mm_hf_tensor *s = x->part[MM_SCALE].tensor;
-  return known || mm_fail(err, MM_BAD_INPUT, "E_Q_SHAPE", mm_at(hf->file[s->file].path, s->original),
+  return known || mm_fail(err, MM_BAD_INPUT, "E_Q_SHAPE", mm_hf_at(hf, s),
                           "found a scale for every %u columns, which is no group_size of %s", g, q->path);
 }
 
@@ -300,7 +299,7 @@ static bool take(mm_hf *hf, const mm_site *p, const mm_encoding *e, mm_matrix *o
   if (e->code == MM_CODE_PLAIN) return true;
   if (!hf->quantization.method) return no_config(hf, t, "codes", err);
   if (e->less && !hf->quantization.gptq)
-    return mm_fail(err, MM_BAD_INPUT, "E_Q_CONFIG", mm_at(hf->file[t->file].path, t->original),
+    return mm_fail(err, MM_BAD_INPUT, "E_Q_CONFIG", mm_hf_at(hf, t),
                    "found GPTQ's words, but %s declares \"%s\", which leaves open how zero points are stored", hf->quantization.path,
                    hf->quantization.method);
   for (unsigned i = 0; i < MM_COMPANIONS; i++)

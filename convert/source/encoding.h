@@ -91,7 +91,7 @@ const mm_scheme *mm_encoding_scheme(const mm_matrix *x, size_t matrices, unsigne
 
 /* Reads config.json's quantization_config, or what stands for it (encoding_config.c). MM_UNSUPPORTED E_Q_METHOD and E_Q_TRANSFORM name
  * what is not read; `fallback` is the method of a file that does not say. */
-bool mm_quantization_parse(mm_hf *hf, const mm_json *j, const char *path, const char *fallback, mm_err *err);
+MM_MUST_USE bool mm_quantization_parse(mm_hf *hf, const mm_json *j, const char *path, const char *fallback, mm_err *err);
 
 /* Rows [row, row + rows) and columns [0, cols) of a matrix of unsigned `bits`-bit numbers that lie several to a little-endian word, one
  * byte each into out (encoding_words.c). Row 0 begins a word. */

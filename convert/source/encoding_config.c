@@ -31,9 +31,12 @@ static const char *word(const mm_json *obj, const char *key) {
   return mm_json_type_of(v) == MM_JSON_STR ? mm_json_str(v) : NULL;
 }
 
-static bool listed(const char *const *list, const char *w) {
-  for (; *list; list++)
-    if (strcmp(*list, w) == 0) return true;
+/* Whether w is one of the words of a list, between blanks. */
+static bool listed(const char *list, const char *w) {
+  for (size_t n; *list; list += n + (list[n] == ' ')) {
+    n = strcspn(list, " ");
+    if (strlen(w) == n && memcmp(list, w, n) == 0) return true;
+  }
   return false;
 }
 
@@ -79,8 +82,7 @@ static bool no_transform(const mm_declared *d, mm_err *err) {
   const mm_json *algorithms = mm_json_get(d->obj, "algo_config");
   for (size_t i = 0; mm_json_type_of(algorithms) == MM_JSON_ARR && i < mm_json_size(algorithms); i++) {
     const char *name = word(mm_json_at(algorithms, i), "name");
-    if (name && listed((const char *const[]){"rotation", "quarot", "spinquant", NULL}, name))
-      return refuse(d->path, "E_Q_TRANSFORM", "weights rotated by", name, err);
+    if (name && listed("rotation quarot spinquant", name)) return refuse(d->path, "E_Q_TRANSFORM", "weights rotated by", name, err);
   }
   return true;
 }
@@ -95,8 +97,7 @@ static bool read_none(mm_declared *d, mm_err *err) {
 
 static bool read_awq(mm_declared *d, mm_err *err) {
   const char *version = word(d->obj, "version"), *key = mm_json_get(d->obj, "q_group_size") ? "q_group_size" : "group_size";
-  if (version && !listed((const char *const[]){"gemm", "GEMM", NULL}, version))
-    return refuse(d->path, "E_Q_METHOD", "AWQ version", version, err);
+  if (version && !listed("gemm GEMM", version)) return refuse(d->path, "E_Q_METHOD", "AWQ version", version, err);
   return read_group(d, mm_json_get(d->obj, key), key, err);
 }
 
@@ -105,8 +106,7 @@ static bool read_gptq(mm_declared *d, mm_err *err) {
   bool sym = false, desc = false;
   mm_config c = {d->obj, d->path};
   if (!format) format = strcmp(d->q->method, "gptq_v2") == 0 ? "gptq_v2" : "gptq";
-  if (!listed((const char *const[]){"gptq", "gptq_v2", NULL}, format))
-    return refuse(d->path, "E_Q_METHOD", "GPTQ checkpoint_format", format, err);
+  if (!listed("gptq gptq_v2", format)) return refuse(d->path, "E_Q_METHOD", "GPTQ checkpoint_format", format, err);
   if (!mm_config_bool_or(c, "sym", &sym, err) || !mm_config_bool_or(c, "desc_act", &desc, err)) return false;
   const mm_json *dynamic = mm_json_get(d->obj, "dynamic");
   d->several_groups = mm_json_type_of(dynamic) == MM_JSON_OBJ && mm_json_size(dynamic) > 0;
@@ -119,29 +119,15 @@ static bool read_gptq(mm_declared *d, mm_err *err) {
 
 static bool read_auto_round(mm_declared *d, mm_err *err) {
   const char *packing = word(d->obj, "packing_format");
-  if (packing && listed((const char *const[]){"auto_round:auto_gptq", "auto_round:gptq", NULL}, packing)) return read_gptq(d, err);
+  if (packing && listed("auto_round:auto_gptq auto_round:gptq", packing)) return read_gptq(d, err);
   if (packing && strcmp(packing, "auto_round:auto_awq") == 0) return read_awq(d, err);
   return refuse(d->path, "E_Q_METHOD", "auto-round packing_format", packing ? packing : "", err);
 }
 
 static bool read_modelopt(mm_declared *d, mm_err *err) {
-  static const char *const algos[] = {"FP8",
-                                      "FP8_PB_WO",
-                                      "FP8_PER_CHANNEL_PER_TOKEN",
-                                      "NVFP4",
-                                      "NVFP4_AWQ",
-                                      "W4A16_NVFP4",
-                                      "W4A16_AWQ",
-                                      "W4A8_AWQ",
-                                      "W4A8_NVFP4_FP8",
-                                      "W4A8_MXFP4_FP8",
-                                      "MXFP4",
-                                      "MXFP8",
-                                      "W8A16",
-                                      "W8A8_SQ_PER_CHANNEL",
-                                      "INT8_SQ",
-                                      "MIXED_PRECISION",
-                                      NULL};
+  static const char algos[] =
+      "FP8 FP8_PB_WO FP8_PER_CHANNEL_PER_TOKEN NVFP4 NVFP4_AWQ W4A16_NVFP4 W4A16_AWQ W4A8_AWQ W4A8_NVFP4_FP8 "
+      "W4A8_MXFP4_FP8 MXFP4 MXFP8 W8A16 W8A8_SQ_PER_CHANNEL INT8_SQ MIXED_PRECISION";
   const mm_json *inner = mm_json_get(d->obj, "quantization");
   const mm_json *obj = mm_json_type_of(inner) == MM_JSON_OBJ ? inner : d->obj;
   const char *algo = word(obj, "quant_algo");
@@ -173,16 +159,9 @@ static bool read_ct_weights(mm_declared *d, const mm_json *w, mm_err *err) {
 }
 
 static bool read_compressed_tensors(mm_declared *d, mm_err *err) {
-  static const char *const formats[] = {"dense",
-                                        "float-quantized",
-                                        "naive-quantized",
-                                        "int-quantized",
-                                        "pack-quantized",
-                                        "nvfp4-pack-quantized",
-                                        "mxfp4-pack-quantized",
-                                        "mxfp8-quantized",
-                                        "mixed-precision",
-                                        NULL};
+  static const char formats[] =
+      "dense float-quantized naive-quantized int-quantized pack-quantized nvfp4-pack-quantized "
+      "mxfp4-pack-quantized mxfp8-quantized mixed-precision";
   const char *format = word(d->obj, "format"), *sparse = word(mm_json_get(d->obj, "sparsity_config"), "format");
   if (format && !listed(formats, format)) return refuse(d->path, "E_Q_METHOD", "compressed-tensors format", format, err);
   if (sparse && strcmp(sparse, "dense") != 0) return refuse(d->path, "E_Q_METHOD", "compressed-tensors sparsity", sparse, err);

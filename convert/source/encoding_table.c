@@ -7,27 +7,17 @@
 #define E2M1     (BIT(MM_U8) | BIT(MM_F4))
 
 /* Codes: bytes, pairs of columns in a byte. */
-#define FP8                                                         \
-  {                                                                 \
-    .suffix = "weight", .dtypes = BIT(MM_F8_E4M3), .cell = { 1, 1 } \
-  }
-#define PAIRS(s, t)                            \
-  {                                            \
-    .suffix = s, .dtypes = t, .cell = { 1, 2 } \
-  }
+#define FP8 \
+  { .suffix = "weight", .cell = {1, 1}, .dtypes = BIT(MM_F8_E4M3) }
+#define PAIRS(s, t) \
+  { .suffix = s, .cell = {1, 2}, .dtypes = t }
 /* Scales. */
-#define GRID(s, t, ...)                               \
-  {                                                   \
-    .suffix = s, .dtypes = t, .cell = { __VA_ARGS__ } \
-  }
-#define TURNED(s, t, ...)                                                     \
-  {                                                                           \
-    .suffix = s, .dtypes = t, .span = MM_SPAN_TURNED, .cell = { __VA_ARGS__ } \
-  }
-#define PER_ROW                                                                       \
-  {                                                                                   \
-    .suffix = "weight_scale", .dtypes = FLOAT, .span = MM_SPAN_ROWS, .cell = { 1, 0 } \
-  }
+#define GRID(s, t, ...) \
+  { .suffix = s, .cell = {__VA_ARGS__}, .dtypes = t }
+#define TURNED(s, t, ...) \
+  { .suffix = s, .cell = {__VA_ARGS__}, .dtypes = t, .span = MM_SPAN_TURNED }
+#define PER_ROW \
+  { .suffix = "weight_scale", .cell = {1, 0}, .dtypes = FLOAT, .span = MM_SPAN_ROWS }
 #define ONE(s, t) \
   { .suffix = s, .dtypes = t, .span = MM_SPAN_ONE }
 #define SMOOTH \

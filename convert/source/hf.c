@@ -16,6 +16,15 @@ void mm_hf_close(mm_hf *hf) {
   *hf = (mm_hf){0};
 }
 
+static int by_name(const void *a, const void *b) { return strcmp(((const mm_hf_tensor *)a)->name, ((const mm_hf_tensor *)b)->name); }
+
+const mm_hf_tensor *mm_hf_sort(mm_hf *hf) {
+  mm_sort(hf->tensor, hf->tensor_count, sizeof *hf->tensor, by_name);
+  for (size_t i = 1; i < hf->tensor_count; i++)
+    if (by_name(&hf->tensor[i - 1], &hf->tensor[i]) == 0) return &hf->tensor[i];
+  return NULL;
+}
+
 static int by_canonical(const void *key, const void *t) { return strcmp(key, ((const mm_hf_tensor *)t)->name); }
 
 mm_hf_tensor *mm_hf_find(const mm_hf *hf, const char *canonical) {

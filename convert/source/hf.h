@@ -76,29 +76,33 @@ typedef struct mm_hf_options {
 } mm_hf_options;
 
 /* dir is a directory or what mm_source_locate makes one of. */
-bool mm_hf_open(mm_hf *hf, const char *dir, const mm_hf_options *o, mm_err *err);
+MM_MUST_USE bool mm_hf_open(mm_hf *hf, const char *dir, const mm_hf_options *o, mm_err *err);
 void mm_hf_close(mm_hf *hf);
+/* Puts tensors in order of their canonical names. The second of two of one name (the first is before it); NULL: there are none. */
+const mm_hf_tensor *mm_hf_sort(mm_hf *hf);
 mm_hf_tensor *mm_hf_find(const mm_hf *hf, const char *canonical);
+/* Its file and its name there, for a failure. */
+static inline mm_where mm_hf_at(const mm_hf *hf, const mm_hf_tensor *t) { return mm_at(hf->file[t->file].path, t->original); }
 /* A file of the checkpoint may be a link into its own folder or into the Hub cache's blobs (snapshots/REV/x -> ../../blobs/SHA256);
  * one that leads elsewhere is MM_BAD_INPUT E_FS_OUTSIDE unless that was allowed. What cannot be resolved passes: opening tells why. */
-bool mm_hf_inside(const mm_hf *hf, const char *path, mm_err *err);
+MM_MUST_USE bool mm_hf_inside(const mm_hf *hf, const char *path, mm_err *err);
 /* A packed checkpoint as a source (packed_source.c): its tensors are the matrices that it was made from, encoded as its schemes store them,
  * gathered from its ranks when they are read. What is read is proven by its digests first (MM_INTEGRITY E_DIGEST). */
 bool mm_packed_is(const char *dir);
 /* Of a directory, all ranks: hf->dir and hf->config_path are set. Checks the manifest, every header and the companion files. */
-bool mm_packed_open(mm_hf *hf, mm_err *err);
+MM_MUST_USE bool mm_packed_open(mm_hf *hf, mm_err *err);
 void mm_packed_close(mm_hf *hf); /* of any hf */
 /* What its manifest says. */
 const mm_pack *mm_packed_pack(const mm_hf *hf);
 /* The model of a manifest is that of the config.json beside it, from which it was made, and its tensors have the pieces that rules of the
  * architecture give them, in their order: MM_INTEGRITY E_CONFIG otherwise. */
-bool mm_packed_agrees(const mm_pack *p, const mm_arch *a, const mm_model *config, mm_err *err);
+MM_MUST_USE bool mm_packed_agrees(const mm_pack *p, const mm_arch *a, const mm_model *config, mm_err *err);
 /* The same of the config.json among its companions; one without has nothing to say. */
-bool mm_packed_config(const mm_pack *p, mm_err *err);
-bool mm_packed_read(const mm_hf *hf, const mm_hf_tensor *t, uint64_t at, void *buf, size_t n, mm_err *err);
+MM_MUST_USE bool mm_packed_config(const mm_pack *p, mm_err *err);
+MM_MUST_USE bool mm_packed_read(const mm_hf *hf, const mm_hf_tensor *t, uint64_t at, void *buf, size_t n, mm_err *err);
 
 /* Every file still is what it was at open; MM_IO E_CHANGED otherwise. */
-bool mm_hf_unchanged(const mm_hf *hf, mm_err *err);
+MM_MUST_USE bool mm_hf_unchanged(const mm_hf *hf, mm_err *err);
 
 /* The tensors beside the codes, where the encoding has them. */
 typedef enum mm_companion {
@@ -137,7 +141,7 @@ mm_found mm_hf_matrix(mm_hf *hf, const mm_model *m, const mm_rule *const *piece,
 /* The same of a packed source, by the piece's own name alone. MM_INTEGRITY E_SHAPE where config.json means other extents. */
 mm_found mm_packed_matrix(mm_hf *hf, const mm_model *m, const mm_rule *r, uint32_t layer, uint32_t expert, mm_matrix *out, mm_err *err);
 /* Fails on tensors nobody used, but for those known to be redundant (rotary and decay buffers, layers past the last). */
-bool mm_hf_all_used(const mm_hf *hf, const mm_model *m, mm_err *err);
+MM_MUST_USE bool mm_hf_all_used(const mm_hf *hf, const mm_model *m, mm_err *err);
 
 /* Reads weights for one thread; keeps at most two files open. */
 typedef struct mm_hf_reader {
@@ -152,8 +156,8 @@ typedef struct mm_hf_reader {
 void mm_hf_reader_open(mm_hf_reader *r, const mm_hf *hf);
 void mm_hf_reader_close(mm_hf_reader *r);
 /* n bytes from byte `at` of tensor t. */
-bool mm_hf_read(mm_hf_reader *r, const mm_hf_tensor *t, uint64_t at, void *buf, size_t n, mm_err *err);
+MM_MUST_USE bool mm_hf_read(mm_hf_reader *r, const mm_hf_tensor *t, uint64_t at, void *buf, size_t n, mm_err *err);
 /* The same for much data, past the page cache; buf and *skew as mm_file_stream. */
-bool mm_hf_stream(mm_hf_reader *r, const mm_hf_tensor *t, uint64_t at, uint8_t *buf, size_t n, size_t *skew, mm_err *err);
+MM_MUST_USE bool mm_hf_stream(mm_hf_reader *r, const mm_hf_tensor *t, uint64_t at, uint8_t *buf, size_t n, size_t *skew, mm_err *err);
 
 #endif

@@ -29,14 +29,13 @@ static bool exists(const char *path) {
 }
 
 bool mm_hf_inside(const mm_hf *hf, const char *path, mm_err *err) {
-  char real[PATH_MAX], base[PATH_MAX], blobs[PATH_MAX + 32], real_blobs[PATH_MAX];
+  char real[PATH_MAX], base[PATH_MAX], blobs[PATH_MAX];
   if (hf->outside_allowed || !realpath(path, real) || !realpath(hf->dir, base)) return true;
   size_t n = strlen(base);
   if (strncmp(real, base, n) == 0 && real[n] == '/') return true;
-  snprintf(blobs, sizeof blobs, "%s/../../blobs", base);
-  if (realpath(blobs, real_blobs)) {
-    n = strlen(real_blobs);
-    if (strncmp(real, real_blobs, n) == 0 && real[n] == '/') return true;
+  if (realpath(mm_path_of(base, "../../blobs").text, blobs)) {
+    n = strlen(blobs);
+    if (strncmp(real, blobs, n) == 0 && real[n] == '/') return true;
   }
   char shown[512];
   return mm_fail(err, MM_BAD_INPUT, "E_FS_OUTSIDE", mm_at(path, NULL),
@@ -46,10 +45,10 @@ bool mm_hf_inside(const mm_hf *hf, const char *path, mm_err *err) {
 
 static bool missing_shard(const mm_hf *hf, const mm_hf_file *f, mm_err *err) {
   static const char *const partial[] = {".incomplete", ".part"};
-  char path[PATH_MAX];
+  char name[NAME_MAX + sizeof ".incomplete"];
   for (size_t i = 0; i < 2; i++) {
-    snprintf(path, sizeof path, "%s%s", f->path, partial[i]);
-    if (exists(path))
+    snprintf(name, sizeof name, "%s%s", f->name, partial[i]);
+    if (exists(mm_path_of(hf->dir, name).text))
       return mm_fail(err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(f->path, NULL),
                      "found only %s%s, expected the file: its download seems unfinished", f->name, partial[i]);
   }
@@ -165,20 +164,13 @@ static bool canonical_name(mm_hf *hf, mm_hf_tensor *t, mm_err *err) {
   return name != NULL;
 }
 
-static int by_name(const void *a, const void *b) { return strcmp(((const mm_hf_tensor *)a)->name, ((const mm_hf_tensor *)b)->name); }
-
 static bool canonical_names(mm_hf *hf, mm_err *err) {
   for (size_t i = 0; i < hf->tensor_count; i++)
     if (!canonical_name(hf, &hf->tensor[i], err)) return false;
-  mm_sort(hf->tensor, hf->tensor_count, sizeof *hf->tensor, by_name);
-  for (size_t i = 1; i < hf->tensor_count; i++) {
-    const mm_hf_tensor *a = &hf->tensor[i - 1], *b = &hf->tensor[i];
-    if (strcmp(a->name, b->name) != 0) continue;
-    char shown[256];
-    return mm_fail(err, MM_BAD_INPUT, "E_DUP_TENSOR", mm_at(hf->file[a->file].path, a->original), "found again as \"%s\" in %s",
-                   mm_escape(shown, sizeof shown, b->original, strlen(b->original)), hf->file[b->file].name);
-  }
-  return true;
+  const mm_hf_tensor *twice = mm_hf_sort(hf);
+  char shown[256];
+  return !twice || mm_fail(err, MM_BAD_INPUT, "E_DUP_TENSOR", mm_hf_at(hf, twice - 1), "found again as \"%s\" in %s",
+                           mm_escape(shown, sizeof shown, twice->original, strlen(twice->original)), hf->file[twice->file].name);
 }
 
 static bool read_headers(mm_hf *hf, bool one_thread, mm_err *err) {
@@ -186,8 +178,7 @@ static bool read_headers(mm_hf *hf, bool one_thread, mm_err *err) {
   for (size_t i = 0; i < hf->tensor_count; i++) {
     const mm_hf_tensor *t = &hf->tensor[i];
     if (!t->found)
-      return mm_fail(err, MM_BAD_INPUT, "E_IDX_TENSOR", mm_at(hf->file[t->file].path, t->original),
-                     "found in the index, but not in the file that it names");
+      return mm_fail(err, MM_BAD_INPUT, "E_IDX_TENSOR", mm_hf_at(hf, t), "found in the index, but not in the file that it names");
   }
   return true;
 }

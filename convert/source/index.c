@@ -112,8 +112,6 @@ static bool make_files(mm_index_reader *r) {
   return ok;
 }
 
-static int by_name(const void *a, const void *b) { return strcmp(((const mm_hf_tensor *)a)->name, ((const mm_hf_tensor *)b)->name); }
-
 static bool parse(mm_index_reader *r) {
   mm_hf *hf = r->hf;
   mm_err *err = r->err;
@@ -129,11 +127,8 @@ static bool parse(mm_index_reader *r) {
   }
   if (!mm_scan_end(&r->scan, err)) return false;
   if (!r->seen_map) return bad(r, "E_IDX", NULL, "found no \"weight_map\"");
-  mm_sort(hf->tensor, hf->tensor_count, sizeof *hf->tensor, by_name);
-  for (size_t i = 1; i < hf->tensor_count; i++)
-    if (strcmp(hf->tensor[i - 1].name, hf->tensor[i].name) == 0)
-      return bad(r, "E_DUP_KEY", hf->tensor[i].name, "found twice in weight_map");
-  return make_files(r);
+  const mm_hf_tensor *twice = mm_hf_sort(hf);
+  return twice ? bad(r, "E_DUP_KEY", twice->name, "found twice in weight_map") : make_files(r);
 }
 
 bool mm_index_parse(mm_hf *hf, const char *path, char *text, size_t n, mm_err *err) {

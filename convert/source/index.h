@@ -10,6 +10,6 @@
 /* Fills hf->file (names), hf->tensor (original name and file, sorted by name) and hf->total_size from the text of an index. Names stay
  * where they stand in it, terminated there: the text must outlive hf. File names must be plain base names; duplicate tensors and malformed
  * maps are refused. */
-bool mm_index_parse(mm_hf *hf, const char *path, char *text, size_t n, mm_err *err);
+MM_MUST_USE bool mm_index_parse(mm_hf *hf, const char *path, char *text, size_t n, mm_err *err);
 
 #endif

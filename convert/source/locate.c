@@ -3,7 +3,6 @@
 
 #include <ctype.h>
 #include <dirent.h>
-#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -20,8 +19,7 @@ static bool is_dir(const char *path) {
 /* Also of a link to nothing. */
 static bool holds(const char *dir, const char *name) {
   struct stat st;
-  const mm_path path = mm_path_of(dir, name);
-  return lstat(path.text, &st) == 0;
+  return lstat(mm_path_of(dir, name).text, &st) == 0;
 }
 
 /* ORG/NAME at the start of text, up to a character that ids do not have; its length, 0 when there is none. */
@@ -58,24 +56,19 @@ static bool absent(const char *given, mm_err *err) {
 
 /* The revision that refs/main names; "" where the file is absent or names nothing that is here. */
 static void main_revision(const char *dir, char out[REVISION_MAX]) {
-  char path[PATH_MAX];
   size_t n = 0;
   mm_err ignored = {0};
-  snprintf(path, sizeof path, "%s/refs/main", dir);
-  char *text = mm_file_slurp(path, REVISION_MAX - 1, &n, &ignored);
+  char *text = mm_file_slurp(mm_path_of(dir, "refs/main").text, REVISION_MAX - 1, &n, &ignored);
   n = text ? strspn(text, "0123456789abcdef") : 0;
   snprintf(out, REVISION_MAX, "%.*s", (int)n, text ? text : "");
   free(text);
-  snprintf(path, sizeof path, "%s/snapshots/%s", dir, out);
-  if (n == 0 || !is_dir(path)) out[0] = 0;
+  if (n == 0 || !is_dir(mm_path_of(mm_path_of(dir, "snapshots").text, out).text)) out[0] = 0;
 }
 
 /* The number of snapshots; the last one's name goes to out. */
 static size_t snapshots(const char *dir, char out[REVISION_MAX]) {
-  char path[PATH_MAX];
   size_t count = 0;
-  snprintf(path, sizeof path, "%s/snapshots", dir);
-  DIR *d = opendir(path);
+  DIR *d = opendir(mm_path_of(dir, "snapshots").text);
   for (struct dirent *e; d && (e = readdir(d));)
     if (e->d_name[0] != '.' && strlen(e->d_name) < REVISION_MAX) {
       count++;

@@ -36,8 +36,8 @@ mm_found mm_hf_matrix(mm_hf *hf, const mm_model *m, const mm_rule *const *piece,
   const mm_hf_tensor *own = mm_encoding_codes(hf, &alone, plain_only), *whole = NULL;
   if (pieces > 1 || mm_rule_stacks(r)) whole = mm_encoding_codes(hf, &fused, plain_only);
   if (own && whole) {
-    mm_fail(err, MM_BAD_INPUT, "E_DUP_TENSOR", mm_at(hf->file[own->file].path, own->original), "found again inside \"%s\" in %s",
-            whole->original, hf->file[whole->file].name);
+    mm_fail(err, MM_BAD_INPUT, "E_DUP_TENSOR", mm_hf_at(hf, own), "found again inside \"%s\" in %s", whole->original,
+            hf->file[whole->file].name);
     return MM_FAILED;
   }
   return mm_encoding_find(hf, whole ? &fused : &alone, plain_only, out, err);
@@ -67,6 +67,5 @@ bool mm_hf_all_used(const mm_hf *hf, const mm_model *m, mm_err *err) {
   if (!first) return true;
   const char *what, *code = mm_encoding_leftover(first->name, &what);
   mm_status status = strcmp(code, "E_Q_METHOD") == 0 || strcmp(code, "E_Q_TRANSFORM") == 0 ? MM_UNSUPPORTED : MM_BAD_INPUT;
-  return mm_fail(err, status, code, mm_at(hf->file[first->file].path, first->original),
-                 "found %s that this architecture does not have (and %zu more)", what, more);
+  return mm_fail(err, status, code, mm_hf_at(hf, first), "found %s that this architecture does not have (and %zu more)", what, more);
 }

@@ -1,8 +1,7 @@
 /* A packed checkpoint as a source: every matrix that it was made from, put together from its ranks, in the encoding that its scheme is. */
-#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
+#include <unistd.h>
 
 #include "convert/source/encoding.h"
 #include "convert/source/index.h"
@@ -29,14 +28,9 @@ typedef struct mm_packed_source {
   mm_encoding encoding[SCHEMES_MAX]; /* of each scheme, by its number in the registry */
 } mm_packed_source;
 
-static bool exists(const char *dir, const char *name) {
-  char path[PATH_MAX];
-  struct stat st;
-  snprintf(path, sizeof path, "%s/%s", dir, name);
-  return stat(path, &st) == 0;
-}
+static bool has(const char *dir, const char *name) { return access(mm_path_of(dir, name).text, F_OK) == 0; }
 
-bool mm_packed_is(const char *dir) { return exists(dir, MM_MANIFEST) && !exists(dir, MM_INDEX_NAME) && !exists(dir, "model.safetensors"); }
+bool mm_packed_is(const char *dir) { return has(dir, MM_MANIFEST) && !has(dir, MM_INDEX_NAME) && !has(dir, "model.safetensors"); }
 
 const mm_pack *mm_packed_pack(const mm_hf *hf) { return &hf->packed->shards.pack; }
 
@@ -218,7 +212,7 @@ mm_found mm_packed_matrix(mm_hf *hf, const mm_model *m, const mm_rule *r, uint32
 /* ---- opening ---- */
 
 static bool add_name(mm_hf *hf, size_t *cap, const char *name, const char *original, mm_hf_tensor like, mm_err *err) {
-  if (!mm_grow((void **)&hf->tensor, cap, hf->tensor_count + 1, sizeof *hf->tensor, err)) return false;
+  if (!MM_GROW(hf->tensor, cap, hf->tensor_count + 1, err)) return false;
   like.name = mm_arena_strndup(&hf->arena, name, strlen(name), err);
   like.original = mm_arena_strndup(&hf->arena, original, strlen(original), err);
   hf->tensor[hf->tensor_count++] = like;
@@ -236,7 +230,7 @@ static bool add_matrix(mm_hf *hf, size_t *cap, mm_whole w, mm_err *err) {
   mm_packed_source *p = hf->packed;
   const mm_pack_tensor *t = &p->shards.pack.tensor[w.tensor];
   char source[256], name[512], original[512];
-  if (!mm_grow((void **)&p->entry, &p->cap, p->count + 1, sizeof *p->entry, err)) return false;
+  if (!MM_GROW(p->entry, &p->cap, p->count + 1, err)) return false;
   mm_packed_entry *e = &p->entry[p->count];
   *e = (mm_packed_entry){.whole = w};
   mm_whole_name(&w, source, sizeof source);
@@ -260,8 +254,6 @@ static bool add_matrix(mm_hf *hf, size_t *cap, mm_whole w, mm_err *err) {
   return t->input_scale == 0 || add_name(hf, cap, name, t->name, input, err);
 }
 
-static int by_name(const void *a, const void *b) { return strcmp(((const mm_hf_tensor *)a)->name, ((const mm_hf_tensor *)b)->name); }
-
 /* A kv_scale of the source is in the tensors of k and of v: one name. */
 static bool same_source_before(const mm_pack *p, size_t tensor) {
   return tensor > 0 && strcmp(p->tensor[tensor - 1].piece[0].source, p->tensor[tensor].piece[0].source) == 0;
@@ -277,11 +269,8 @@ static bool add_matrices(mm_hf *hf, mm_err *err) {
       for (uint32_t e = 0; e < (t->whole_lead ? t->whole_lead : 1); e++)
         if (!add_matrix(hf, &cap, (mm_whole){s, i, j, e}, err)) return false;
   }
-  mm_sort(hf->tensor, hf->tensor_count, sizeof *hf->tensor, by_name);
-  for (size_t i = 1; i < hf->tensor_count; i++)
-    if (strcmp(hf->tensor[i - 1].name, hf->tensor[i].name) == 0)
-      return mm_fail(err, MM_INTEGRITY, "E_DUP_TENSOR", mm_at(hf->dir, hf->tensor[i].name), "found in two packed tensors");
-  return true;
+  const mm_hf_tensor *twice = mm_hf_sort(hf);
+  return !twice || mm_fail(err, MM_INTEGRITY, "E_DUP_TENSOR", mm_at(hf->dir, twice->name), "found in two packed tensors");
 }
 
 /* All parts; a part's root stands for its content. */

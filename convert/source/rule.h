@@ -88,16 +88,16 @@ typedef struct mm_config {
   const char *file;
 } mm_config;
 /* Required integer ≥ 1 within u32. */
-bool mm_config_u32(mm_config c, const char *const *keys, uint32_t *out, mm_err *err);
+MM_MUST_USE bool mm_config_u32(mm_config c, const char *const *keys, uint32_t *out, mm_err *err);
 /* Optional: leaves *out when absent or null. */
-bool mm_config_u32_or(mm_config c, const char *const *keys, uint32_t *out, mm_err *err);
-bool mm_config_number_or(mm_config c, const char *const *keys, double *out, mm_err *err);
-bool mm_config_bool_or(mm_config c, const char *key, bool *out, mm_err *err);
+MM_MUST_USE bool mm_config_u32_or(mm_config c, const char *const *keys, uint32_t *out, mm_err *err);
+MM_MUST_USE bool mm_config_number_or(mm_config c, const char *const *keys, double *out, mm_err *err);
+MM_MUST_USE bool mm_config_bool_or(mm_config c, const char *key, bool *out, mm_err *err);
 /* hidden_size … vocab_size, rope and norm: everything both families share. Defaults must be in *m already. */
-bool mm_config_common(mm_config c, mm_model *m, mm_err *err);
+MM_MUST_USE bool mm_config_common(mm_config c, mm_model *m, mm_err *err);
 /* Fails (MM_UNSUPPORTED E_CFG_FEATURE) unless key is absent, null or the string `only`. */
-bool mm_config_only(mm_config c, const char *key, const char *only, mm_err *err);
+MM_MUST_USE bool mm_config_only(mm_config c, const char *key, const char *only, mm_err *err);
 /* attn_type_list or layer_types into m->attn; leaves m->attn when both are absent. */
-bool mm_config_attn_types(mm_config c, mm_model *m, mm_err *err);
+MM_MUST_USE bool mm_config_attn_types(mm_config c, mm_model *m, mm_err *err);
 
 #endif

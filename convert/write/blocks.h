@@ -59,25 +59,25 @@ typedef struct mm_blocks {
 } mm_blocks;
 
 /* `buffers` of MM_HASH_BLOCK bytes. */
-bool mm_blocks_open(mm_blocks *b, mm_plan *p, int dir, const char *dir_name, size_t buffers, mm_err *err);
+MM_MUST_USE bool mm_blocks_open(mm_blocks *b, mm_plan *p, int dir, const char *dir_name, size_t buffers, mm_err *err);
 void mm_blocks_close(mm_blocks *b); /* accepts a half-opened one */
 
 /* Gives part `part` of a rank room for its digests, unless it has that. */
-bool mm_blocks_digests(mm_plan *p, uint32_t part, uint32_t rank, mm_err *err);
+MM_MUST_USE bool mm_blocks_digests(mm_plan *p, uint32_t part, uint32_t rank, mm_err *err);
 /* Starts part `part` on every rank. A plan whose steps leave bytes of it to nobody is MM_BUG E_UNFILLED. New files get their size; with
  * `existing`, files of the right size are kept (others are made anew and kept[tp] says which). All get their header. */
-bool mm_blocks_begin(mm_blocks *b, uint32_t part, bool existing, bool *kept, mm_err *err);
+MM_MUST_USE bool mm_blocks_begin(mm_blocks *b, uint32_t part, bool existing, bool *kept, mm_err *err);
 /* n bytes at `offset` from the data start. Threads may write disjoint ranges. What was written is appended to log. A block that a journal
  * declared done must hold these bytes already: MM_USAGE E_RESUME. */
-bool mm_blocks_put(mm_blocks *b, mm_put_log *log, uint32_t rank, uint64_t offset, const void *bytes, size_t n, mm_err *err);
+MM_MUST_USE bool mm_blocks_put(mm_blocks *b, mm_put_log *log, uint32_t rank, uint64_t offset, const void *bytes, size_t n, mm_err *err);
 /* The same bytes, of a step that an interrupted run carried out: put of its log lies there, verified. */
 void mm_blocks_trust_put(mm_blocks *b, const mm_put *put);
 /* fdatasync of every file of the part. */
-bool mm_blocks_sync(mm_blocks *b, mm_err *err);
+MM_MUST_USE bool mm_blocks_sync(mm_blocks *b, mm_err *err);
 /* Moves out the list of blocks that became DONE; free(*list). */
 void mm_blocks_take_done(mm_blocks *b, mm_done **list, size_t *count);
 /* Writes and hashes what is left, syncs and closes the files; every block is DONE and the parts' roots are set. A block that lacks bytes
  * which the plan puts there, in whatever way it came, is MM_BUG E_UNFILLED: nothing unwritten is ever published. */
-bool mm_blocks_end(mm_blocks *b, unsigned threads, mm_err *err);
+MM_MUST_USE bool mm_blocks_end(mm_blocks *b, unsigned threads, mm_err *err);
 
 #endif

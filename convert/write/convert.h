@@ -17,6 +17,6 @@ typedef struct mm_progress {
 
 /* On success the target is published and *manifest is its digest. On failure nothing has the final name; an interruption, an I/O or a
  * memory failure leave a staging directory that a later run continues, any other failure leaves nothing. */
-bool mm_convert_run(mm_plan *p, const mm_writer_options *o, mm_progress *progress, mm_digest *manifest, mm_err *err);
+MM_MUST_USE bool mm_convert_run(mm_plan *p, const mm_writer_options *o, mm_progress *progress, mm_digest *manifest, mm_err *err);
 
 #endif

@@ -8,6 +8,6 @@
  * (else MM_INTEGRITY): with `hash` every block and companion has the manifest's digest, without it files have their sizes. The unsharded
  * layout has no digests: its index, texts, sizes and headers are compared with the plan's. Files that are not of the output are not looked
  * at. */
-bool mm_finished_check(const mm_plan *p, const char *dir, bool archived, bool hash, unsigned threads, mm_err *err);
+MM_MUST_USE bool mm_finished_check(const mm_plan *p, const char *dir, bool archived, bool hash, unsigned threads, mm_err *err);
 
 #endif

@@ -37,22 +37,22 @@ typedef struct mm_journal {
 } mm_journal;
 
 /* Starts an empty journal for the plan (an old one is replaced). parent is an open descriptor of the directory that holds it. */
-bool mm_journal_create(mm_journal *j, int parent, const char *name, const mm_plan *p, mm_err *err);
+MM_MUST_USE bool mm_journal_create(mm_journal *j, int parent, const char *name, const mm_plan *p, mm_err *err);
 /* Reads an existing one. Absent: false with *absent set and no error. Another plan, source, tool or option: MM_USAGE E_RESUME, which says
  * what differs; held by another run: MM_LOCKED. */
-bool mm_journal_resume(mm_journal *j, int parent, const char *name, const mm_plan *p, bool *absent, mm_err *err);
+MM_MUST_USE bool mm_journal_resume(mm_journal *j, int parent, const char *name, const mm_plan *p, bool *absent, mm_err *err);
 /* Adds what the journal of another run of the same plan claims (--part i/n wrote it). */
-bool mm_journal_merge(mm_journal *j, int parent, const char *name, const mm_plan *p, mm_err *err);
+MM_MUST_USE bool mm_journal_merge(mm_journal *j, int parent, const char *name, const mm_plan *p, mm_err *err);
 /* Whether the journal `name` is one of this plan, as mm_journal_resume judges; one without a whole header is (its run has just begun, or
  * died there). */
-bool mm_journal_fits(int parent, const char *name, const mm_plan *p, int level, mm_err *err);
+MM_MUST_USE bool mm_journal_fits(int parent, const char *name, const mm_plan *p, int level, mm_err *err);
 /* Appends one record and syncs it. Digests are taken from the plan's parts. */
-bool mm_journal_append(mm_journal *j, const mm_plan *p, const mm_step_entry *steps, size_t step_count, const mm_done *done,
-                       size_t done_count, mm_err *err);
+MM_MUST_USE bool mm_journal_append(mm_journal *j, const mm_plan *p, const mm_step_entry *steps, size_t step_count, const mm_done *done,
+                                   size_t done_count, mm_err *err);
 void mm_journal_close(mm_journal *j);
 
 /* The records of a journal text[n] whose header, of n bytes or fewer, ends at `at`, into j; *end is where the last good one ends. For
  * fuzzing. */
-bool mm_journal_parse(mm_journal *j, const uint8_t *text, size_t at, size_t n, uint64_t *end, mm_err *err);
+MM_MUST_USE bool mm_journal_parse(mm_journal *j, const uint8_t *text, size_t at, size_t n, uint64_t *end, mm_err *err);
 
 #endif

@@ -25,6 +25,6 @@ void mm_worker_close(mm_worker *w);
 
 /* Runs step s of the plan. Values that are not finite, and scales that are not positive, are MM_BAD_INPUT with the tensor and the
  * element's offset. */
-bool mm_step_run(mm_worker *w, const mm_plan *p, const mm_step *s, mm_blocks *out, mm_err *err);
+MM_MUST_USE bool mm_step_run(mm_worker *w, const mm_plan *p, const mm_step *s, mm_blocks *out, mm_err *err);
 
 #endif

@@ -44,19 +44,17 @@ static bool in_archive(const void *ctx, const char *name) {
  * what is in it beside. */
 static bool is_ours(const char *path, mm_digest *plan, bool *archived, mm_err *extra, mm_err *err) {
   mm_pack pack = {0};
-  const mm_path manifest = mm_path_of(path, MM_MANIFEST);
-  *archived = !mm_archive_refuse(path, NULL);
-  if (access(manifest.text, F_OK) != 0)
-    return mm_unsharded_plan(path, plan, err) && (mm_nothing_else(path, in_unsharded, NULL, extra), true);
   mm_err why = {0};
-  bool ours = mm_pack_open(&pack, path, &why);
+  *archived = !mm_archive_refuse(path, NULL);
+  const bool packed = access(mm_path_of(path, MM_MANIFEST).text, F_OK) == 0;
+  const bool ours = packed ? mm_pack_open(&pack, path, &why) : mm_unsharded_plan(path, plan, err);
   if (why.status == MM_LIMIT || why.status == MM_IO) *err = why;
-  if (ours && *archived)
-    mm_nothing_else(path, in_archive, &pack, extra);
+  if (ours && packed && !*archived)
+    mm_either_way(mm_verify_listing(&pack, extra));
   else if (ours)
-    mm_verify_listing(&pack, extra);
+    mm_either_way(mm_nothing_else(path, packed ? in_archive : in_unsharded, &pack, extra));
   if (extra->status == MM_LIMIT || extra->status == MM_IO) *err = *extra;
-  *plan = pack.plan;
+  if (packed) *plan = pack.plan;
   mm_pack_close(&pack);
   return ours;
 }

@@ -62,41 +62,41 @@ typedef struct mm_writer {
 
 /* Checks the target (MM_USAGE when it exists and is not ours, or lies in the source or around it), takes the staging directory
  * (MM_LOCKED when another run holds it), reads the journal and checks free space (MM_IO). */
-bool mm_writer_open(mm_writer *w, mm_plan *p, const mm_writer_options *o, mm_err *err);
+MM_MUST_USE bool mm_writer_open(mm_writer *w, mm_plan *p, const mm_writer_options *o, mm_err *err);
 /* Closes without publishing. Keeps what can be continued, or removes it all. Accepts a half-opened writer. */
 void mm_writer_close(mm_writer *w, bool keep);
 
 /* Starts a part on every rank; with a journal, verifies what it claims and sets skip[] for the part's steps. *finished: an archived part
  * that needs nothing more, not even mm_writer_end_part. */
-bool mm_writer_begin_part(mm_writer *w, uint32_t part, bool *finished, mm_err *err);
+MM_MUST_USE bool mm_writer_begin_part(mm_writer *w, uint32_t part, bool *finished, mm_err *err);
 /* A step is done: takes over its puts and dead rows (both freed here). May commit. */
-bool mm_writer_step_done(mm_writer *w, mm_step_entry *e, uint64_t source_bytes, mm_err *err);
+MM_MUST_USE bool mm_writer_step_done(mm_writer *w, mm_step_entry *e, uint64_t source_bytes, mm_err *err);
 /* Makes everything finished so far durable and journals it. */
-bool mm_writer_commit(mm_writer *w, mm_err *err);
-bool mm_writer_end_part(mm_writer *w, mm_err *err);
+MM_MUST_USE bool mm_writer_commit(mm_writer *w, mm_err *err);
+MM_MUST_USE bool mm_writer_end_part(mm_writer *w, mm_err *err);
 
 /* Companions, manifest, syncs, rename. Afterwards the target is complete. *manifest is the manifest's digest. */
-bool mm_writer_publish(mm_writer *w, mm_digest *manifest, mm_err *err);
+MM_MUST_USE bool mm_writer_publish(mm_writer *w, mm_digest *manifest, mm_err *err);
 
 /* --- what lies beside the weights (beside.c) --- */
 /* Whether a file of that name is copied from a source that has it, in every layout. */
 bool mm_beside_has(const char *name);
 /* Refuses at the start what could not be copied at the end. */
-bool mm_beside_check(mm_writer *w, mm_err *err);
+MM_MUST_USE bool mm_beside_check(mm_writer *w, mm_err *err);
 /* Copies and writes them, and lists them in w->plan->pack.file; the unsharded layout's digests come last. */
-bool mm_beside_write(mm_writer *w, mm_err *err);
+MM_MUST_USE bool mm_beside_write(mm_writer *w, mm_err *err);
 
 /* --- between writer.c, resume.c (what the journal claims for a part, verified) and pack_output.c (archives) --- */
-bool mm_writer_trust(mm_writer *w, const bool *kept, mm_err *err);
+MM_MUST_USE bool mm_writer_trust(mm_writer *w, const bool *kept, mm_err *err);
 /* *holds: the archived part is there, every frame proven. */
-bool mm_writer_trust_archived(mm_writer *w, uint32_t part, bool *holds, mm_err *err);
-bool mm_writer_archive_open(mm_writer *w, mm_err *err);
+MM_MUST_USE bool mm_writer_trust_archived(mm_writer *w, uint32_t part, bool *holds, mm_err *err);
+MM_MUST_USE bool mm_writer_archive_open(mm_writer *w, mm_err *err);
 /* Packs a part that has ended, journals its frames and removes the plain files. */
-bool mm_writer_archive_part(mm_writer *w, uint32_t part, mm_err *err);
-bool mm_writer_remove_plain(mm_writer *w, uint32_t part, mm_err *err);
+MM_MUST_USE bool mm_writer_archive_part(mm_writer *w, uint32_t part, mm_err *err);
+MM_MUST_USE bool mm_writer_remove_plain(mm_writer *w, uint32_t part, mm_err *err);
 /* The table's entry of a part's file on a wanted rank, as mm_plan_entry. */
 mm_archive_part *mm_writer_archived(const mm_writer *w, uint32_t part, uint32_t rank);
 /* A file of the staging directory, written anew: a resumed run may find its own there. */
-bool mm_writer_replace(mm_writer *w, const char *name, const void *text, size_t n, mm_err *err);
+MM_MUST_USE bool mm_writer_replace(mm_writer *w, const char *name, const void *text, size_t n, mm_err *err);
 
 #endif

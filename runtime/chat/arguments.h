@@ -25,7 +25,7 @@ typedef struct mm_tools {
 } mm_tools;
 
 /* Copies what it needs. MM_BAD_INPUT E_CHAT for a tool that is no JSON object with a name. mm_tools_close accepts a half-opened one. */
-bool mm_tools_open(mm_tools *t, const mm_chat_tool *tool, size_t count, mm_err *err);
+MM_MUST_USE bool mm_tools_open(mm_tools *t, const mm_chat_tool *tool, size_t count, mm_err *err);
 void mm_tools_close(mm_tools *t);
 /* What the schema of a parameter allows: `type`, a list of types, the values of enum and const, anyOf, oneOf, allOf, $ref inside the
  * schema; of a parameter without one, additionalProperties. */

@@ -34,6 +34,6 @@ const mm_chat_format *mm_chat_format_of(const mm_pack *pack, const char *name, m
  * arguments or a tool that are no JSON object; MM_UNSUPPORTED what the format has no form for.
  * M1's templates take the first part alone of a list of parts (minimax-m1: a system message's; minimax-m1-released: a user's too): the
  * parts are rendered as one instead, so that no text is lost. */
-bool mm_chat_render(const mm_chat_format *f, const mm_conversation *c, mm_prompt *out, mm_err *err);
+MM_MUST_USE bool mm_chat_render(const mm_chat_format *f, const mm_conversation *c, mm_prompt *out, mm_err *err);
 
 #endif

@@ -11,7 +11,7 @@ void mm_prompt_close(mm_prompt *p) {
 }
 
 static mm_prompt_piece *add_piece(mm_prompt *p) {
-  if (p->text.failed || !mm_grow((void **)&p->piece, &p->cap, p->count + 1, sizeof *p->piece, NULL)) {
+  if (p->text.failed || !MM_GROW(p->piece, &p->cap, p->count + 1, NULL)) {
     p->text.failed = true;
     return NULL;
   }
@@ -56,7 +56,7 @@ typedef struct encoding {
 
 static bool append(encoding *e, const int32_t *id, size_t count) {
   mm_prompt_tokens *out = e->out;
-  if (!mm_grow((void **)&out->id, &e->cap, out->count + count + 1, sizeof *out->id, e->err)) return false;
+  if (!MM_GROW(out->id, &e->cap, out->count + count + 1, e->err)) return false;
   memcpy(out->id + out->count, id, count * sizeof *id);
   out->count += count;
   return true;
@@ -106,7 +106,7 @@ bool mm_prompt_encode(const mm_prompt *p, const mm_tokenizer *t, bool trust_user
   encoding e = {.prompt = p, .tokenizer = t, .trust_user = trust_user, .out = out, .err = err, .user_piece = p->user_pieces};
   if (p->user_bytes) e.user_end = p->piece[p->user_pieces].at + p->user_bytes;
   e.range = mm_calloc(p->count + 1, sizeof *e.range, err);
-  const bool ok = e.range && mm_grow((void **)&out->id, &e.cap, 1, sizeof *out->id, err) && encode_all(&e);
+  const bool ok = e.range && MM_GROW(out->id, &e.cap, 1, err) && encode_all(&e);
   free(e.range);
   if (ok) return true;
   free(out->id);

@@ -39,6 +39,6 @@ typedef struct mm_prompt_tokens {
 
 /* Control tokens are recognised inside trusted pieces; with trust_user everywhere, as transformers does. Text between two control tokens is
  * encoded as one, whoever wrote it, so that ids are those of the whole text where no user text spells a control token. MM_LIMIT. */
-bool mm_prompt_encode(const mm_prompt *p, const mm_tokenizer *t, bool trust_user, mm_prompt_tokens *out, mm_err *err);
+MM_MUST_USE bool mm_prompt_encode(const mm_prompt *p, const mm_tokenizer *t, bool trust_user, mm_prompt_tokens *out, mm_err *err);
 
 #endif

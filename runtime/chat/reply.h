@@ -44,10 +44,10 @@ typedef struct mm_reply mm_reply;
 mm_reply *mm_reply_open(const mm_reply_settings *s, mm_err *err);
 void mm_reply_close(mm_reply *r); /* accepts NULL */
 /* The next token and its bytes, or bytes alone with id -1. Tokens that end the reply are not given. False: want of memory. */
-bool mm_reply_push(mm_reply *r, int32_t id, const char *bytes, size_t n, mm_err *err);
+MM_MUST_USE bool mm_reply_push(mm_reply *r, int32_t id, const char *bytes, size_t n, mm_err *err);
 /* The end. `whole`: the model ended its message, so that a call without its closing tags is closed; otherwise it was cut off (length,
  * cancelled), and an open call stays unfinished. */
-bool mm_reply_end(mm_reply *r, bool whole, mm_err *err);
+MM_MUST_USE bool mm_reply_end(mm_reply *r, bool whole, mm_err *err);
 uint32_t mm_reply_calls(const mm_reply *r);            /* calls begun so far */
 uint32_t mm_reply_reasoning_tokens(const mm_reply *r); /* tokens pushed inside the reasoning, its closing marker included */
 

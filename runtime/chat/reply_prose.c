@@ -254,7 +254,7 @@ static void find_markers(mm_reply *r) {
 
 /* Bytes that are text; n = 0: the text ends here, because a marker follows or the reply ends. */
 static void push_bytes(mm_reply *r, const char *bytes, size_t n, mm_err *err) {
-  if (!mm_grow((void **)&r->bytes.p, &r->bytes.cap, 3 * n + 5, 1, err)) {
+  if (!MM_GROW(r->bytes.p, &r->bytes.cap, 3 * n + 5, err)) {
     r->bytes.failed = true;
     return;
   }

@@ -7,10 +7,15 @@
 #include "runtime/cpu/cpu_backend.h"
 #include "runtime/position.h"
 
-/* rows x columns of a 4-byte type. */
+enum { LINE = 64 }; /* bytes of the cache's lines: a vector that lies across two is read at half the rate */
+
+/* rows x columns of a 4-byte type, from the beginning of a line on. */
 static void *matrix(mm_backend *b, uint64_t rows, uint64_t columns, mm_err *err) {
   uint64_t count, bytes;
-  if (mm_mul(rows, columns, &count) && mm_mul(count, 4, &bytes) && bytes <= SIZE_MAX) return mm_arena_alloc(&b->arena, (size_t)bytes, err);
+  if (mm_mul(rows, columns, &count) && mm_mul(count, 4, &bytes) && bytes <= SIZE_MAX - LINE) {
+    char *p = mm_arena_alloc(&b->arena, (size_t)bytes + LINE, err);
+    return p ? p + (LINE - (uintptr_t)p % LINE) % LINE : NULL;
+  }
   mm_fail_memory(err, UINT64_MAX);
   return NULL;
 }
@@ -108,7 +113,7 @@ static bool open_buffers(mm_backend *b, mm_err *err) {
   if (!(b->turned = matrix(b, 1, mm_max(inputs, acts), err))) return false;
   b->out_at = MM_CPU_SUMS(MM_CPU_MANY) + MM_CPU_STRIP * ((size_t)x.input + MM_CHUNK);
   const uint64_t attention = mm_cpu_attention_floats(b);
-  uint64_t scratch = mm_max(mm_max(b->out_at + 2 * (uint64_t)tokens * MM_CPU_MANY, attention), m->experts);
+  uint64_t scratch = mm_max(mm_max(b->out_at + 2 * mm_max((uint64_t)tokens * MM_CPU_MANY, MM_CPU_ALONE), attention), m->experts);
   if (!(b->scratch = mm_arena_alloc(&b->arena, b->c.threads * sizeof *b->scratch, err))) return false;
   for (unsigned t = 0; t < b->c.threads; t++)
     if (!(b->scratch[t] = matrix(b, 1, scratch, err))) return false;
@@ -142,6 +147,7 @@ static mm_backend *cpu_open(const mm_backend_config *c, mm_err *err) {
   b->kv_heads = (uint32_t)mm_max(1, c->model->kv_heads / c->weights->tp);
   b->d = c->model->head_dim;
   b->vectors = mm_cpu_vectors_here();
+  b->ahead = mm_cpu_ahead_pays(b);
   b->load = mm_calloc((size_t)c->model->layers * c->model->experts, sizeof *b->load, err);
   b->team = mm_team_open(c->threads, err);
   if (b->team && b->load && open_caches(b, err) && open_position_tables(b, err) && open_buffers(b, err)) return b;
@@ -267,6 +273,7 @@ const mm_ops mm_ops_cpu = {
     .calibration = true,
     .send = cpu_send,
     .receive = cpu_receive,
+    .layer = mm_cpu_ahead_layer,
     .experts_cut = true,
     .rows_apart = true,
     .pages = true,

@@ -8,9 +8,9 @@
 #include "runtime/engine.h"
 #include "runtime/ops.h"
 
-/* Rows of a weight that one thread takes: while a few tokens pass and while many do. Those of a grid that the loops do not know are
+/* Rows of a weight that one thread takes: while one token passes, a few, and many. Those of a grid that the loops do not know are
  * unpacked the few at a time. */
-enum { MM_CPU_STRIP = 16, MM_CPU_MANY = 64 };
+enum { MM_CPU_ALONE = 128, MM_CPU_STRIP = 16, MM_CPU_MANY = 64 };
 
 /* What one layer remembers, for every slot. */
 typedef struct mm_cpu_cache {
@@ -48,6 +48,7 @@ struct mm_backend {
   uint32_t *active;            /* [E] experts of this rank that some row chose */
   float **scratch;             /* [threads]: sums of a strip, its rows as f32, then mm_cpu_out; attention's pages; the router's keys */
   size_t out_at;
+  bool ahead; /* weights do not fit into memory: cpu_ahead.c */
   const mm_cpu_vectors *vectors;
   mm_team *team;
   uint64_t *load; /* [layers, E] rows that chose the expert, since open */
@@ -87,7 +88,10 @@ const float *mm_cpu_vector(mm_backend *b, const mm_packed *w);
 /* Rows 0 … rows - 1 of x[…, w.k], or x[pick[i]], as w's loops read them: copies in b->turned where the order differs. In b->row. */
 void mm_cpu_ready(mm_backend *b, const float **row, const float *x, const uint32_t *pick, uint32_t rows, const mm_packed *w);
 /* Rows that one thread takes of a weight that meets so many tokens. */
-static inline uint32_t mm_cpu_strip(uint32_t tokens) { return tokens < 4 * MM_CPU_TOKENS ? MM_CPU_STRIP : MM_CPU_MANY; }
+static inline uint32_t mm_cpu_strip(const mm_backend *b, uint32_t tokens) {
+  if (b->batch->tokens == 1 && b->c.threads <= MM_CPU_MANY / MM_CPU_STRIP) return MM_CPU_ALONE;
+  return tokens < 4 * MM_CPU_TOKENS ? MM_CPU_STRIP : MM_CPU_MANY;
+}
 /* y[t·stride + i] = x[t] · row first + i of matrix `lead`, for i below count and t below tokens; each x[t] from mm_cpu_ready. */
 typedef struct mm_cpu_part {
   const mm_packed *w;
@@ -96,12 +100,21 @@ typedef struct mm_cpu_part {
   uint32_t tokens;
   float *y;
   size_t stride;
+  const uint8_t *next; /* codes that this thread reads after these, as far as it knows; NULL where it does not */
 } mm_cpu_part;
 void mm_cpu_strip_of(mm_backend *b, unsigned worker, const mm_cpu_part *p);
 /* Room for what a worker makes of strips: two for each token of a step. */
 static inline float *mm_cpu_out(const mm_backend *b, unsigned worker) { return b->scratch[worker] + b->out_at; }
 /* y[rows, w.n]: row i is x[pick[i]]·Wᵀ, or x[i]·Wᵀ when pick is NULL; x[…, w.k]. */
 void mm_cpu_matmul(mm_backend *b, float *y, const float *x, const uint32_t *pick, uint32_t rows, const mm_packed *w);
+
+/* Asks the kernel to read matrix `lead` of w, which lies in a mapped file, and returns its bytes; nothing where w has no scheme. */
+uint64_t mm_cpu_ahead(const mm_packed *w, uint32_t lead);
+/* The same of the experts b->active[0, active), and of what every token reads of layer l + 1: only where b->ahead. */
+void mm_cpu_ahead_experts(const mm_backend *b, uint32_t active, const mm_packed *w13, const mm_packed *w2);
+void mm_cpu_ahead_layer(mm_backend *b, uint32_t l);
+/* The layers' weights of all ranks of the process are more than 7/8 of the memory that it may use. */
+bool mm_cpu_ahead_pays(const mm_backend *b);
 
 void mm_cpu_embed(mm_backend *b, mm_act x, const mm_packed *table);
 void mm_cpu_norm(mm_backend *b, mm_act y, mm_act x, const mm_packed *w, double eps);

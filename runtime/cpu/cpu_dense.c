@@ -9,7 +9,7 @@
 
 void mm_cpu_each(mm_backend *b, size_t count, uint64_t work, mm_pool_fn *fn, void *job) {
   if (b->c.threads > 1 && work >= WORTH_THREADS) {
-    mm_team_run(b->team, count, fn, job, &b->err); /* end() reports b->err */
+    mm_either_way(mm_team_run(b->team, count, fn, job, &b->err)); /* end() reports b->err */
     return;
   }
   for (size_t i = 0; i < count; i++) fn(job, i, 0, &b->err);
@@ -48,6 +48,7 @@ void mm_cpu_strip_of(mm_backend *b, unsigned worker, const mm_cpu_part *p) {
   float *const sums = b->scratch[worker], *const strip = sums + MM_CPU_SUMS(MM_CPU_MANY);
   mm_cpu_view v;
   if (mm_cpu_view_of(&v, p->w, p->lead)) {
+    v.next = p->next;
     mm_cpu_rows(&v, p->first, p->count, p->x, p->tokens, p->y, p->stride, sums);
     return;
   }
@@ -70,14 +71,16 @@ typedef struct matmul {
 static bool matmul_strip(void *ctx, size_t item, unsigned worker, mm_err *err) {
   (void)err;
   const matmul *j = ctx;
-  const uint32_t strip = mm_cpu_strip(j->rows), first = (uint32_t)item * strip;
+  const uint32_t strip = mm_cpu_strip(j->b, j->rows), first = (uint32_t)item * strip;
+  const uint64_t next = first + (uint64_t)j->b->c.threads * strip; /* threads take strips in turn */
   const mm_cpu_part part = {.w = j->w,
                             .first = first,
                             .count = (uint32_t)mm_min(strip, j->w->n - first),
                             .x = j->b->row,
                             .tokens = j->rows,
                             .y = j->y + first,
-                            .stride = j->w->n};
+                            .stride = j->w->n,
+                            .next = next < j->w->n ? mm_cpu_row_at(j->w, 0, (uint32_t)next) : NULL};
   mm_cpu_strip_of(j->b, worker, &part);
   return true;
 }
@@ -87,7 +90,7 @@ void mm_cpu_matmul(mm_backend *b, float *y, const float *x, const uint32_t *pick
   j.y = y;
   if (rows == 0) return;
   mm_cpu_ready(b, b->row, x, pick, rows, w);
-  mm_cpu_each(b, mm_ceil_div(w->n, mm_cpu_strip(rows)), (uint64_t)rows * w->n * w->k, matmul_strip, &j);
+  mm_cpu_each(b, mm_ceil_div(w->n, mm_cpu_strip(b, rows)), (uint64_t)rows * w->n * w->k, matmul_strip, &j);
 }
 
 void mm_cpu_linear(mm_backend *b, mm_act y, mm_act x, const mm_packed *w) {

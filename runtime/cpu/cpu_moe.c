@@ -75,6 +75,13 @@ typedef struct experts {
   size_t up_strips;       /* of one expert */
 } experts;
 
+/* Codes of the gate's rows of an item of up_strip: those that this thread reads next are of the item that is as many on as there are
+ * threads, if they take turns. */
+static const uint8_t *up_codes(const experts *j, size_t item) {
+  if (item >= j->active * j->up_strips) return NULL;
+  return mm_cpu_row_at(j->w13, j->b->active[item / j->up_strips], (uint32_t)(item % j->up_strips) * j->strip);
+}
+
 /* pair_act of one expert, a strip of its Ir columns. */
 static bool up_strip(void *ctx, size_t item, unsigned worker, mm_err *err) {
   (void)err;
@@ -85,8 +92,9 @@ static bool up_strip(void *ctx, size_t item, unsigned worker, mm_err *err) {
   const uint32_t ir = w->n / 2, count = (uint32_t)mm_min(j->strip, ir - first), from = j->first[e], rows = j->first[e + 1] - from;
   float *const gate = mm_cpu_out(b, worker), *const up = gate + (size_t)rows * count;
   mm_cpu_part part = {.w = w, .lead = e, .first = first, .count = count, .x = b->pair_x + from, .tokens = rows, .y = gate, .stride = count};
+  part.next = mm_cpu_row_at(w, e, first + ir);
   mm_cpu_strip_of(b, worker, &part);
-  part.first += ir, part.y = up;
+  part.first += ir, part.y = up, part.next = up_codes(j, item + b->c.threads);
   mm_cpu_strip_of(b, worker, &part);
   for (uint32_t p = 0; p < rows; p++) {
     float *act = b->pair_act + (size_t)(from + p) * ir + first;
@@ -106,8 +114,10 @@ static bool down_strip(void *ctx, size_t item, unsigned worker, mm_err *err) {
   for (uint32_t t = 0; t < b->batch->tokens; t++) memset(mm_cpu_row(j->y, t) + first, 0, count * sizeof(float));
   for (uint32_t a = 0; a < j->active; a++) {
     const uint32_t e = b->active[a], from = j->first[e], rows = j->first[e + 1] - from;
-    const mm_cpu_part part = {
-        .w = w, .lead = e, .first = first, .count = count, .x = b->pair_x + from, .tokens = rows, .y = out, .stride = count};
+    const uint32_t after = first + b->c.threads * j->strip; /* what this thread does next */
+    const uint8_t *next = a + 1 < j->active ? mm_cpu_row_at(w, b->active[a + 1], first) : mm_cpu_row_at(w, b->active[0], after);
+    mm_cpu_part part = {.w = w, .lead = e, .first = first, .count = count, .x = b->pair_x + from, .tokens = rows, .y = out};
+    part.stride = count, part.next = a + 1 < j->active || after < w->n ? next : NULL;
     mm_cpu_strip_of(b, worker, &part);
     for (uint32_t p = 0; p < rows; p++) {
       float *row = mm_cpu_row(j->y, b->pair_row[from + p]) + first;
@@ -143,7 +153,8 @@ void mm_cpu_experts(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, con
   experts j = {.b = b, .y = y, .w13 = w13, .w2 = w2, .first = first};
   for (uint32_t e = 0; e < w13->lead; e++)
     if (first[e] < first[e + 1]) b->active[j.active++] = e;
-  j.strip = mm_cpu_strip(j.active ? (end - own) / j.active : 0);
+  mm_cpu_ahead_experts(b, j.active, w13, w2);
+  j.strip = mm_cpu_strip(b, j.active ? (end - own) / j.active : 0);
   j.up_strips = mm_ceil_div(w2->k, j.strip);
   observe_up(&j, x.data);
   mm_cpu_ready(b, b->row, mm_cpu_input(b, x, w13), NULL, tokens, w13);

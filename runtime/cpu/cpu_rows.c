@@ -21,6 +21,15 @@ static mm_dtype scale_type(mm_cpu_kind k) {
   return k == MM_KIND_MXFP8 || k == MM_KIND_MXFP4 ? MM_U8 : k == MM_KIND_NVFP4 ? MM_F8_E4M3 : MM_F32;
 }
 
+static size_t row_bytes(const mm_packed *w) {
+  const mm_plane *codes = &w->scheme->plane[0];
+  return w->scheme->code == MM_CODE_PLAIN ? w->k * mm_dtype_size(codes->dtype) : mm_cells(w->k, codes->cell.k);
+}
+
+const uint8_t *mm_cpu_row_at(const mm_packed *w, uint32_t lead, uint32_t row) {
+  return (const uint8_t *)w->plane[0] + ((size_t)lead * w->n + row) * row_bytes(w);
+}
+
 bool mm_cpu_view_of(mm_cpu_view *v, const mm_packed *w, uint32_t lead) {
   *v = (mm_cpu_view){.w = w, .lead = lead};
   for (unsigned i = 1; i < w->scheme->plane_count; i++) {
@@ -30,13 +39,13 @@ bool mm_cpu_view_of(mm_cpu_view *v, const mm_packed *w, uint32_t lead) {
   }
   const mm_dtype scale = v->plane ? w->scheme->plane[v->plane].dtype : MM_F32;
   v->kind = kind_of(w, v->cell, scale);
-  v->row_bytes = v->kind <= MM_KIND_F16 ? w->k * mm_dtype_size(w->scheme->plane[0].dtype) : mm_cells(w->k, w->scheme->plane[0].cell.k);
-  v->codes = (const uint8_t *)w->plane[0] + (size_t)lead * w->n * v->row_bytes;
+  v->row_bytes = row_bytes(w);
+  v->codes = mm_cpu_row_at(w, lead, 0);
   if (!v->plane) return v->kind != MM_KIND_MXFP8;
   if (v->kind <= MM_KIND_F16 || v->kind == MM_KIND_INT8 || scale != scale_type(v->kind)) return false;
   const bool fine = v->cell == 32 || v->cell == 64;
   if (v->kind == MM_KIND_MXFP8 || v->kind == MM_KIND_E4M3_32) return fine;
-  return v->cell % MM_CHUNK == 0 || (mm_cpu_turned(v->kind) && (fine || v->cell == 16));
+  return v->cell % MM_CHUNK == 0 || (mm_cpu_nibbles(v->kind) && (fine || v->cell == 16));
 }
 
 void mm_cpu_view_f32(mm_cpu_view *v, const mm_packed *w, const float *rows, uint32_t stride) {
@@ -50,16 +59,19 @@ void mm_cpu_turn(float *out, const float *x, uint32_t k, mm_cpu_kind kind) {
     memset(out + k, 0, (end - k) * sizeof *x);
     return;
   }
-  for (uint32_t c = 0; c < whole; c += MM_CHUNK)
-    for (uint32_t j = 0; j < 8; j++)
-      for (uint32_t i = 0; i < 16; i++) out[c + 16 * j + i] = x[c + 8 * i + j];
-  for (uint32_t i = whole; i < end; i++) out[whole + i % 8 * 16 + (i - whole) / 8] = i < k ? x[i] : 0;
+  for (uint32_t j = 0; j < 8; j++)
+    for (uint32_t i = 0; i < 16; i++) {
+      const uint32_t column = mm_cpu_column(kind, j, i);
+      for (uint32_t c = 0; c < whole; c += MM_CHUNK) out[c + 16 * j + i] = x[c + column];
+      if (whole < end) out[whole + 16 * j + i] = whole + column < k ? x[whole + column] : 0;
+    }
 }
 
 void mm_cpu_rows(const mm_cpu_view *v, uint32_t first, uint32_t rows, const float *const *x, uint32_t tokens, float *y, size_t stride,
                  float *sums) {
   switch (mm_cpu_level()) {
 #ifdef __x86_64__
+    case MM_CPU_VBMI: mm_cpu_rows_vbmi(v, first, rows, x, tokens, y, stride, sums); return;
     case MM_CPU_AVX512: mm_cpu_rows_avx512(v, first, rows, x, tokens, y, stride, sums); return;
     case MM_CPU_AVX2: mm_cpu_rows_avx2(v, first, rows, x, tokens, y, stride, sums); return;
 #endif
@@ -70,6 +82,7 @@ void mm_cpu_rows(const mm_cpu_view *v, uint32_t first, uint32_t rows, const floa
 float mm_cpu_dot(const float *a, const float *b, uint32_t n) {
   switch (mm_cpu_level()) {
 #ifdef __x86_64__
+    case MM_CPU_VBMI:
     case MM_CPU_AVX512: return mm_cpu_dot_avx512(a, b, n);
     case MM_CPU_AVX2: return mm_cpu_dot_avx2(a, b, n);
 #endif

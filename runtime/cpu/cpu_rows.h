@@ -33,8 +33,7 @@ typedef enum mm_cpu_kind {
   MM_KINDS
 } mm_cpu_kind;
 
-/* A packed matrix as the loops see it. Nibbles are taken by eights, so that lane i of a chunk has columns 8i … 8i + 7: x is given in that
- * order (mm_cpu_turn). */
+/* A packed matrix as the loops see it. */
 typedef struct mm_cpu_view {
   const mm_packed *w;
   mm_cpu_kind kind;
@@ -43,8 +42,11 @@ typedef struct mm_cpu_view {
   unsigned plane; /* the scale plane whose cells lie along the row; 0: none does */
   uint32_t cell;  /* its columns: a multiple of 128, or 16, 32 or 64 */
   uint32_t lead;
+  const uint8_t *next; /* where the codes are that this thread reads after those of the rows asked for; NULL: not known */
 } mm_cpu_view;
 
+/* Codes of a row of matrix `lead`. */
+const uint8_t *mm_cpu_row_at(const mm_packed *w, uint32_t lead, uint32_t row);
 /* False where the stored grid is finer or other than the loops know; such rows are unpacked first (mm_cpu_view_f32). */
 bool mm_cpu_view_of(mm_cpu_view *v, const mm_packed *w, uint32_t lead);
 /* Rows already unpacked: f32 [rows, stride], stride ≥ k and its columns from k to the next multiple of 128 zero. */
@@ -52,12 +54,21 @@ void mm_cpu_view_f32(mm_cpu_view *v, const mm_packed *w, const float *rows, uint
 
 /* Columns of x as the loops read them: k to the next multiple of 128. */
 static inline uint32_t mm_cpu_padded(uint32_t k) { return (k + MM_CHUNK - 1) / MM_CHUNK * MM_CHUNK; }
-/* Whether a kind wants x in the order of nibbles. */
-MM_INLINE bool mm_cpu_turned(mm_cpu_kind k) { return k >= MM_KIND_NVFP4; }
+MM_INLINE bool mm_cpu_nibbles(mm_cpu_kind k) { return k >= MM_KIND_NVFP4; }
 MM_INLINE bool mm_cpu_e4m3(mm_cpu_kind k) { return k >= MM_KIND_E4M3 && k <= MM_KIND_MXFP8; }
+/* The column of a chunk that lane i of its register j has: where codes come to lie when they are widened. BF16: the low and the high
+ * halves of 16 words; E4M3: those of 64 bytes, after bytes of each 128 bits were put between others; nibbles: the four of
+ * each half of the word i. */
+MM_INLINE uint32_t mm_cpu_column(mm_cpu_kind k, uint32_t j, uint32_t i) {
+  if (mm_cpu_nibbles(k)) return 8 * i + 4 * (j % 2) + j / 2;
+  if (mm_cpu_e4m3(k)) return 64 * (j / 4) + 16 * (i / 4) + 8 * (j / 2 % 2) + 2 * (i % 4) + j % 2;
+  return k == MM_KIND_BF16 ? 32 * (j / 2) + 2 * i + j % 2 : 16 * j + i;
+}
+/* Whether these are not in order: x is then given in theirs (mm_cpu_turn). */
+MM_INLINE bool mm_cpu_turned(mm_cpu_kind k) { return k == MM_KIND_BF16 || mm_cpu_e4m3(k) || mm_cpu_nibbles(k); }
 /* Bytes of a chunk's codes, and of a scale along the row. */
 MM_INLINE uint32_t mm_cpu_chunk_bytes(mm_cpu_kind k) {
-  return mm_cpu_turned(k) ? MM_CHUNK / 2 : k >= MM_KIND_E4M3 ? MM_CHUNK : k == MM_KIND_F32 ? 4 * MM_CHUNK : 2 * MM_CHUNK;
+  return mm_cpu_nibbles(k) ? MM_CHUNK / 2 : k >= MM_KIND_E4M3 ? MM_CHUNK : k == MM_KIND_F32 ? 4 * MM_CHUNK : 2 * MM_CHUNK;
 }
 MM_INLINE uint32_t mm_cpu_scale_bytes(mm_cpu_kind k) { return k == MM_KIND_E4M3 || k == MM_KIND_E4M3_32 ? 4 : k >= MM_KIND_INT4 ? 2 : 1; }
 /* x[k] as rows of this kind want it: out[padded(k)]. */
@@ -98,7 +109,7 @@ enum { MM_SANITIZED = false };
 #endif
 
 /* The levels (quant/cpu.h). */
-mm_cpu_rows_fn mm_cpu_rows_plain, mm_cpu_rows_avx2, mm_cpu_rows_avx512;
+mm_cpu_rows_fn mm_cpu_rows_plain, mm_cpu_rows_avx2, mm_cpu_rows_avx512, mm_cpu_rows_vbmi;
 typedef float mm_cpu_dot_fn(const float *a, const float *b, uint32_t n);
 mm_cpu_dot_fn mm_cpu_dot_plain, mm_cpu_dot_avx2, mm_cpu_dot_avx512;
 

@@ -10,8 +10,8 @@
 
 #define TARGET __attribute__((target("avx2,fma,f16c")))
 #define LEVEL  TARGET MM_INLINE
-enum { TILE_TOKENS = 3 };
-#define TILE_ROWS 2
+enum { TILE_KEEPS = false };
+#define TILES(of) of(3, 2) of(2, 2) of(1, 4)
 
 typedef struct v16 {
   __m256 lo, hi;
@@ -28,6 +28,8 @@ LEVEL float v16_sum(v16 a) {
   const __m128 c = _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1)), d = _mm_add_ps(c, _mm_movehl_ps(c, c));
   return _mm_cvtss_f32(_mm_add_ss(d, _mm_movehdup_ps(d)));
 }
+LEVEL v16 v16_held(v16 a) { return a; }
+LEVEL v16 v16_halves(float a, float b) { return (v16){_mm256_set1_ps(a), _mm256_set1_ps(b)}; }
 LEVEL v16 v16_div(v16 a, v16 b) { return (v16){_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
 LEVEL v16 v16_max(v16 a, v16 b) { return (v16){_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
 LEVEL v16 v16_min(v16 a, v16 b) { return (v16){_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
@@ -37,6 +39,13 @@ LEVEL __m256 scale2_8(__m256 p, __m256 t) {
 LEVEL v16 v16_scale2(v16 p, v16 t) { return (v16){scale2_8(p.lo, t.lo), scale2_8(p.hi, t.hi)}; }
 /* E4M3 as f16 of a 256th: sign, exponent and mantissa lie as they should once the bits are apart. */
 LEVEL __m128i e4m3_f16(__m128i c) { return _mm_and_si128(_mm_slli_epi16(_mm_cvtepi8_epi16(c), 7), _mm_set1_epi16((short)0xbf80)); }
+/* Of the high bytes of words: the even words' numbers, and the odd ones'. */
+LEVEL void e4m3_words(__m256i c, __m256 *even, __m256 *odd) {
+  const __m256i f16 = _mm256_and_si256(_mm256_srai_epi16(c, 1), _mm256_set1_epi16((short)0xbf80));
+  const __m256i apart = _mm256_packus_epi32(_mm256_and_si256(f16, _mm256_set1_epi32(0xffff)), _mm256_srli_epi32(f16, 16));
+  const __m256i sorted = _mm256_permute4x64_epi64(apart, 0xd8);
+  *even = _mm256_cvtph_ps(_mm256_castsi256_si128(sorted)), *odd = _mm256_cvtph_ps(_mm256_extracti128_si256(sorted, 1));
+}
 /* Of nibbles, whose lane i has columns 8i … 8i + 7; cell < MM_CHUNK. */
 LEVEL v16 v16_scales(mm_cpu_kind kind, const uint8_t *p, uint32_t cell) {
   const int shift = cell == 16 ? 1 : cell == 32 ? 2 : 3;
@@ -59,11 +68,8 @@ LEVEL v16 v16_scales(mm_cpu_kind kind, const uint8_t *p, uint32_t cell) {
 LEVEL __m256 widen_8(mm_cpu_kind kind, const uint8_t *p, int i) {
   switch (kind) {
     case MM_KIND_F32: return _mm256_loadu_ps((const float *)(const void *)p + i);
-    case MM_KIND_BF16:
-      return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)(p + 2 * i))), 16));
     case MM_KIND_F16: return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(p + 2 * i)));
-    case MM_KIND_INT8: return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)(p + i))));
-    default: return _mm256_cvtph_ps(e4m3_f16(_mm_loadl_epi64((const __m128i *)(const void *)(p + i))));
+    default: return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)(p + i))));
   }
 }
 
@@ -78,15 +84,31 @@ LEVEL __m256 nibble_8(mm_cpu_kind kind, __m256i c) {
   return _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_srli_epi32(high, 28), _mm256_set1_epi32(8)));
 }
 
-LEVEL void widen(v16 w[8], mm_cpu_kind kind, const uint8_t *p) {
-  if (!mm_cpu_turned(kind)) {
+LEVEL __m256i load_32(const uint8_t *p) { return _mm256_loadu_si256((const __m256i *)(const void *)p); }
+/* Registers 4h … 4h + 3 of a chunk. */
+LEVEL void widen_half(v16 w[4], mm_cpu_kind kind, const uint8_t *p, int h) {
+  if (kind == MM_KIND_BF16) {
     MM_UNROLL
-    for (int j = 0; j < 8; j++) w[j] = (v16){widen_8(kind, p, 16 * j), widen_8(kind, p, 16 * j + 8)};
-    return;
+    for (int j = 0; j < 2; j++) {
+      const __m256i lo = load_32(p + 128 * h + 64 * j), hi = load_32(p + 128 * h + 64 * j + 32), top = _mm256_set1_epi32((int)0xffff0000u);
+      w[2 * j] = (v16){_mm256_castsi256_ps(_mm256_slli_epi32(lo, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(hi, 16))};
+      w[2 * j + 1] = (v16){_mm256_castsi256_ps(_mm256_and_si256(lo, top)), _mm256_castsi256_ps(_mm256_and_si256(hi, top))};
+    }
+  } else if (mm_cpu_e4m3(kind)) {
+    const __m256i lo = load_32(p + 64 * h), hi = load_32(p + 64 * h + 32), none = _mm256_setzero_si256();
+    e4m3_words(_mm256_unpacklo_epi8(none, lo), &w[0].lo, &w[1].lo), e4m3_words(_mm256_unpacklo_epi8(none, hi), &w[0].hi, &w[1].hi);
+    e4m3_words(_mm256_unpackhi_epi8(none, lo), &w[2].lo, &w[3].lo), e4m3_words(_mm256_unpackhi_epi8(none, hi), &w[2].hi, &w[3].hi);
+  } else if (mm_cpu_nibbles(kind)) {
+    const __m256i lo = load_32(p), hi = load_32(p + 32);
+    MM_UNROLL
+    for (int j = 0; j < 4; j++) {
+      const int shift = 8 * h + 16 * (j % 2) + 4 * (j / 2);
+      w[j] = (v16){nibble_8(kind, _mm256_srli_epi32(lo, shift)), nibble_8(kind, _mm256_srli_epi32(hi, shift))};
+    }
+  } else {
+    MM_UNROLL
+    for (int j = 0; j < 4; j++) w[j] = (v16){widen_8(kind, p, 64 * h + 16 * j), widen_8(kind, p, 64 * h + 16 * j + 8)};
   }
-  const __m256i lo = _mm256_loadu_si256((const __m256i *)(const void *)p), hi = _mm256_loadu_si256((const __m256i *)(const void *)(p + 32));
-  MM_UNROLL
-  for (int j = 0; j < 8; j++) w[j] = (v16){nibble_8(kind, _mm256_srli_epi32(lo, 4 * j)), nibble_8(kind, _mm256_srli_epi32(hi, 4 * j))};
 }
 
 /* Whether a code of a chunk of E4M3 is no number. */

@@ -1,6 +1,7 @@
 /* The loops of cpu_rows.h over one level's vectors. The file that includes this defines, for sixteen lanes of f32: v16, LEVEL (the
- * functions' target), v16_zero, v16_load, v16_store, v16_add, v16_fma(a, b, c) = a·b + c, v16_set1, v16_sum by the rule's tree, v16_scales,
- * widen and bad; TILE_ROWS and TILE_TOKENS where registers hold a tile of parts. */
+ * functions' target), v16_zero, v16_load, v16_store, v16_add, v16_fma(a, b, c) = a·b + c, v16_set1, v16_halves, v16_held, v16_sum by the
+ * rule's tree, v16_scales, widen_half and bad; TILES(of), which is of(tokens, rows) for each tile that registers hold, the most tokens
+ * first and one token last, and TILE_KEEPS. */
 
 /* A scale as f32; E4M3 a 256th of it. */
 LEVEL float scale_at(mm_cpu_kind kind, const uint8_t *p) {
@@ -10,33 +11,69 @@ LEVEL float scale_at(mm_cpu_kind kind, const uint8_t *p) {
   return kind == MM_KIND_MXFP8 || kind == MM_KIND_MXFP4 ? mm_e8m0_to_f32((uint8_t)bits) : mm_f32_from_bits(bits);
 }
 
+/* Parts of a chunk that have scales of their own: halves where scales cover 32 or 64 columns of E4M3. */
+LEVEL uint32_t pieces_of(mm_cpu_kind kind) { return kind == MM_KIND_E4M3_32 || kind == MM_KIND_MXFP8 ? 2 : 1; }
+
+/* The scales of part g of a chunk. */
+LEVEL v16 scales_of(mm_cpu_kind kind, const uint8_t *scale, uint32_t cell, uint32_t g) {
+  const uint32_t bytes = mm_cpu_scale_bytes(kind);
+  if (mm_cpu_nibbles(kind) && cell < MM_CHUNK) return v16_scales(kind, scale, cell);
+  if (pieces_of(kind) == 1) return v16_set1(scale_at(kind, scale));
+  if (cell == 64) return v16_set1(scale_at(kind, scale + g * bytes));
+  return v16_halves(scale_at(kind, scale + 2 * g * bytes), scale_at(kind, scale + (2 * g + 1) * bytes));
+}
+LEVEL v16 sum_of(v16 sum, v16 part, mm_cpu_kind kind, const uint8_t *scale, uint32_t cell, uint32_t g) {
+  return scale ? v16_fma(part, scales_of(kind, scale, cell, g), sum) : v16_add(sum, part);
+}
+
+LEVEL void widen_chunk(v16 w[8], mm_cpu_kind kind, const uint8_t *codes) {
+  widen_half(w, kind, codes, 0), widen_half(w + 4, kind, codes, 1);
+}
+
 /* One chunk of one row, against `tokens` tokens whose columns begin at x[t] + at. scale: NULL where none lies along the row. */
 LEVEL void chunk_step(v16 *sum, mm_cpu_kind kind, uint32_t tokens, const uint8_t *codes, const uint8_t *scale, uint32_t cell,
                       const float *const *x, size_t at) {
-  v16 w[8], s = v16_set1(1);
-  widen(w, kind, codes);
-  if (kind == MM_KIND_E4M3_32 || kind == MM_KIND_MXFP8) {
-    MM_UNROLL
-    for (uint32_t g = 0; g < 4; g++) {
-      const v16 own = v16_set1(scale_at(kind, scale + (cell == 64 ? g / 2 : g) * mm_cpu_scale_bytes(kind)));
-      MM_UNROLL
-      for (uint32_t t = 0; t < tokens; t++) {
-        const float *const from = x[t] + at + 32 * g;
-        const v16 part = v16_fma(w[2 * g + 1], v16_load(from + 16), v16_mul(w[2 * g], v16_load(from)));
-        sum[t] = v16_fma(part, own, sum[t]);
-      }
-    }
-    return;
-  }
-  if (scale) s = mm_cpu_turned(kind) && cell < MM_CHUNK ? v16_scales(kind, scale, cell) : v16_set1(scale_at(kind, scale));
+  const uint32_t pieces = pieces_of(kind), lines = 8 / pieces;
+  v16 w[8];
+  widen_chunk(w, kind, codes);
   MM_UNROLL
-  for (uint32_t t = 0; t < tokens; t++) {
-    const float *const from = x[t] + at;
-    v16 part = v16_mul(w[0], v16_load(from));
+  for (uint32_t g = 0; g < pieces; g++) {
     MM_UNROLL
-    for (int j = 1; j < 8; j++) part = v16_fma(w[j], v16_load(from + 16 * j), part);
-    sum[t] = scale ? v16_fma(part, s, sum[t]) : v16_add(sum[t], part);
+    for (uint32_t t = 0; t < tokens; t++) {
+      const float *const from = x[t] + at + (size_t)16 * lines * g;
+      v16 part = v16_mul(w[lines * g], v16_load(from));
+      MM_UNROLL
+      for (uint32_t j = 1; j < lines; j++) part = v16_fma(w[lines * g + j], v16_load(from + 16 * j), part);
+      sum[t] = sum_of(sum[t], part, kind, scale, cell, g);
+    }
   }
+}
+
+/* Chunks of one row against one token, whose parts do not wait for one another: by the same operations as above. */
+enum { ABREAST = MM_SANITIZED ? 1 : 4 };
+typedef struct chunk_at {
+  const uint8_t *codes, *scale;
+} chunk_at;
+LEVEL v16 chunks_abreast(v16 sum, mm_cpu_kind kind, const chunk_at at[ABREAST], uint32_t cell, const float *x) {
+  const uint32_t pieces = pieces_of(kind);
+  v16 part[2][ABREAST];
+  MM_UNROLL
+  for (int h = 0; h < 2; h++) {
+    MM_UNROLL
+    for (int c = 0; c < ABREAST; c++) {
+      const float *const from = x + MM_CHUNK * c + 64 * h;
+      v16 w[4];
+      widen_half(w, kind, at[c].codes, h);
+      v16 p = h && pieces == 1 ? v16_fma(w[0], v16_load(from), part[0][c]) : v16_mul(w[0], v16_load(from));
+      p = v16_fma(w[1], v16_load(from + 16), p);
+      p = v16_fma(w[2], v16_load(from + 32), p);
+      part[pieces == 1 ? 0 : h][c] = v16_fma(w[3], v16_load(from + 48), p);
+    }
+  }
+  MM_UNROLL
+  for (uint32_t i = 0; i < ABREAST * pieces; i++)
+    sum = sum_of(sum, part[i % pieces][i / pieces], kind, at[i / pieces].scale, cell, i % pieces);
+  return sum;
 }
 
 /* What covers whole rows. */
@@ -75,12 +112,56 @@ LEVEL const uint8_t *whole_chunk(const mm_cpu_view *v, mm_cpu_kind kind, const u
   return room->codes;
 }
 
+/* Bytes ahead of the codes that memory is asked for: what it sends while it answers. */
+enum { AHEAD = 8192 };
+/* Of the chunks from `codes` on; past `end` lie, `jump` bytes farther, those that come next. */
+LEVEL void ask_ahead(mm_cpu_kind kind, const uint8_t *codes, const uint8_t *end, ptrdiff_t jump) {
+  const uint8_t *at = codes + AHEAD;
+  at += at < end ? 0 : jump;
+  MM_UNROLL
+  for (uint32_t i = 0; i < ABREAST * mm_cpu_chunk_bytes(kind); i += 64) __builtin_prefetch(at + i);
+}
+
+/* One token. */
+LEVEL void one_token(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t first, uint32_t rows, const float *x, float *y) {
+  const uint32_t chunks = mm_cells(v->w->k, MM_CHUNK), whole = v->w->k / MM_CHUNK / ABREAST * ABREAST;
+  const uint32_t wide = v->cell > MM_CHUNK ? v->cell / MM_CHUNK : 1; /* chunks under one scale */
+  const uint32_t step = v->plane ? mm_cpu_scale_bytes(kind) * (v->cell < MM_CHUNK ? MM_CHUNK / v->cell : 1) : 0;
+  const uint8_t *const end = v->codes + (size_t)(first + rows) * v->row_bytes;
+  const ptrdiff_t jump = v->next ? v->next - end : 0;
+  for (uint32_t r = 0; r < rows; r++) {
+    const uint8_t *codes = v->codes + (size_t)(first + r) * v->row_bytes, *scales = row_scales(v, kind, first + r);
+    bool nan = false;
+    v16 sum = v16_zero();
+    uint32_t c = 0;
+    for (; c < whole; c += ABREAST) {
+      chunk_at at[ABREAST];
+      ask_ahead(kind, codes + (size_t)c * mm_cpu_chunk_bytes(kind), end, jump);
+      MM_UNROLL
+      for (uint32_t i = 0; i < ABREAST; i++) {
+        at[i].codes = codes + (size_t)(c + i) * mm_cpu_chunk_bytes(kind);
+        at[i].scale = scales ? scales + (size_t)(wide > 1 ? (c + i) / wide : c + i) * step : NULL;
+        nan |= mm_cpu_e4m3(kind) && bad(at[i].codes);
+      }
+      sum = chunks_abreast(sum, kind, at, v->cell, x + (size_t)c * MM_CHUNK);
+    }
+    for (; c < chunks; c++) {
+      const uint8_t *scale = scales ? scales + (size_t)(wide > 1 ? c / wide : c) * step : NULL;
+      chunk_room room;
+      const uint8_t *at = whole_chunk(v, kind, codes, c, &scale, &room);
+      nan |= mm_cpu_e4m3(kind) && bad(at);
+      chunk_step(&sum, kind, 1, at, scale, v->cell, &x, (size_t)c * MM_CHUNK);
+    }
+    y[r] = v16_sum(nan ? v16_set1(NAN) : sum) * row_factor(v, kind, first + r);
+  }
+}
+
 enum { BLOCK = 4 }; /* chunks whose x, for MM_CPU_TOKENS tokens, stays in the first cache while all rows pass */
 
-/* Up to MM_CPU_TOKENS tokens. */
+/* Two to MM_CPU_TOKENS tokens. */
 LEVEL void some_tokens(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t tokens, uint32_t first, uint32_t rows, const float *const *x,
                        float *y, size_t stride, float *sums) {
-  const uint32_t chunks = mm_cells(v->w->k, MM_CHUNK), block = tokens == 1 ? chunks : BLOCK;
+  const uint32_t chunks = mm_cells(v->w->k, MM_CHUNK), block = BLOCK;
   const uint32_t wide = v->cell > MM_CHUNK ? v->cell / MM_CHUNK : 1; /* chunks under one scale */
   const uint32_t step = v->plane ? mm_cpu_scale_bytes(kind) * (v->cell < MM_CHUNK ? MM_CHUNK / v->cell : 1) : 0;
   for (uint32_t from = 0; from < chunks; from += block) {
@@ -96,7 +177,6 @@ LEVEL void some_tokens(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t tokens, 
         const uint8_t *scale = scales ? scales + (size_t)(wide > 1 ? c / wide : c) * step : NULL;
         chunk_room room;
         const uint8_t *at = whole_chunk(v, kind, codes, c, &scale, &room);
-        if (tokens == 1) __builtin_prefetch(at + 1024), __builtin_prefetch(at + 1024 + 64);
         nan |= mm_cpu_e4m3(kind) && bad(at);
         chunk_step(sum, kind, tokens, at, scale, v->cell, x, (size_t)c * MM_CHUNK);
       }
@@ -114,22 +194,19 @@ LEVEL void some_tokens(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t tokens, 
   }
 }
 
-#ifdef TILE_ROWS
-/* Many tokens: rows are widened once for MM_CPU_MANY_TOKENS of them, BLOCK chunks at a time, and multiplied in tiles of TILE_ROWS rows and
- * TILE_TOKENS tokens whose parts stay in registers. Each number goes through the same operations as above. */
+#ifdef TILES
+/* Many tokens: rows are widened once for MM_CPU_MANY_TOKENS of them, BLOCK chunks at a time, and multiplied in tiles of some rows
+ * and tokens whose parts stay in registers. Each number goes through the same operations as above. */
 typedef struct tile_room {
   float *sums;   /* [rows, MM_CPU_MANY_TOKENS, 16] */
   float *w;      /* [rows, BLOCK, MM_CHUNK] */
   float *scales; /* [rows, BLOCK, pieces, 16] */
 } tile_room;
 
-/* Parts of a chunk that have a scale of their own. */
-LEVEL uint32_t pieces_of(mm_cpu_kind kind) { return kind == MM_KIND_E4M3_32 || kind == MM_KIND_MXFP8 ? 4 : 1; }
-
 /* Chunks [from, end) of one row. A code that is no number makes the scales none. */
 LEVEL void widen_row(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t row, uint32_t from, uint32_t end, float *to, float *to_scales) {
-  const uint32_t pieces = pieces_of(kind), bytes = mm_cpu_scale_bytes(kind), wide = v->cell > MM_CHUNK ? v->cell / MM_CHUNK : 1;
-  const uint32_t step = v->plane ? bytes * (v->cell < MM_CHUNK ? MM_CHUNK / v->cell : 1) : 0;
+  const uint32_t pieces = pieces_of(kind), wide = v->cell > MM_CHUNK ? v->cell / MM_CHUNK : 1;
+  const uint32_t step = v->plane ? mm_cpu_scale_bytes(kind) * (v->cell < MM_CHUNK ? MM_CHUNK / v->cell : 1) : 0;
   const uint8_t *codes = v->codes + row * v->row_bytes, *scales = row_scales(v, kind, row);
   for (uint32_t c = from; c < end; c++, to += MM_CHUNK, to_scales += 16 * pieces) {
     const uint8_t *scale = scales ? scales + (size_t)(wide > 1 ? c / wide : c) * step : NULL;
@@ -137,39 +214,44 @@ LEVEL void widen_row(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t row, uint3
     const uint8_t *at = whole_chunk(v, kind, codes, c, &scale, &room);
     const bool nan = mm_cpu_e4m3(kind) && bad(at);
     v16 w[8];
-    widen(w, kind, at);
+    widen_chunk(w, kind, at);
     MM_UNROLL
     for (int j = 0; j < 8; j++) v16_store(to + 16 * j, w[j]);
     for (uint32_t g = 0; g < pieces; g++) {
-      v16 s = v16_set1(1);
-      if (pieces > 1)
-        s = v16_set1(scale_at(kind, scale + (v->cell == 64 ? g / 2 : g) * bytes));
-      else if (scale)
-        s = mm_cpu_turned(kind) && v->cell < MM_CHUNK ? v16_scales(kind, scale, v->cell) : v16_set1(scale_at(kind, scale));
+      const v16 s = scale ? scales_of(kind, scale, v->cell, g) : v16_set1(1);
       v16_store(to_scales + 16 * g, nan ? v16_set1(NAN) : s);
     }
   }
 }
 
-/* A tile over `chunks` chunks of widened rows; x[t] + at is the first one's column. */
+LEVEL float *sum_at(const tile_room *room, uint32_t r, uint32_t t) { return room->sums + ((size_t)r * MM_CPU_MANY_TOKENS + t) * 16; }
+
+/* A tile over `chunks` chunks of widened rows; x[t] + at is the first one's column. TILE_KEEPS: its sums are in registers beside its parts,
+ * else in memory. */
 LEVEL void tile_step(uint32_t rows, uint32_t tokens, uint32_t pieces, uint32_t chunks, const tile_room *room, const float *const *x,
                      size_t at) {
+  const uint32_t lines = 8 / pieces;
+  v16 sum[8][8];
+  MM_UNROLL
+  for (uint32_t r = 0; r < rows; r++) MM_UNROLL
+  for (uint32_t t = 0; t < tokens; t++)
+    if (TILE_KEEPS) sum[r][t] = v16_load(sum_at(room, r, t));
+  MM_ROLL
   for (uint32_t p = 0; p < chunks * pieces; p++) {
-    const uint32_t lines = 8 / pieces;
     const float *const w = room->w + (size_t)p * lines * 16;
     const size_t column = at + (size_t)p * lines * 16;
-    v16 part[TILE_ROWS][TILE_TOKENS];
+    v16 part[8][8];
     MM_UNROLL
     for (uint32_t r = 0; r < rows; r++) MM_UNROLL
     for (uint32_t t = 0; t < tokens; t++) part[r][t] = v16_set1(-0.0f); /* a·b + -0 is a·b, whatever its sign */
     MM_ROLL
     for (uint32_t j = 0; j < lines; j++) {
-      v16 line[TILE_ROWS];
+      v16 line[8];
       MM_UNROLL
       for (uint32_t r = 0; r < rows; r++) line[r] = v16_load(w + (size_t)r * BLOCK * MM_CHUNK + 16 * j);
       MM_UNROLL
       for (uint32_t t = 0; t < tokens; t++) {
-        const v16 from = v16_load(x[t] + column + 16 * j);
+        const v16 from = v16_held(v16_load(x[t] + column + 16 * j));
         MM_UNROLL
         for (uint32_t r = 0; r < rows; r++) part[r][t] = v16_fma(line[r], from, part[r][t]);
       }
@@ -177,25 +259,82 @@ LEVEL void tile_step(uint32_t rows, uint32_t tokens, uint32_t pieces, uint32_t c
     MM_UNROLL
     for (uint32_t r = 0; r < rows; r++) {
       const v16 own = v16_load(room->scales + ((size_t)r * BLOCK * pieces + p) * 16);
-      float *const sums = room->sums + (size_t)r * MM_CPU_MANY_TOKENS * 16;
       MM_UNROLL
-      for (uint32_t t = 0; t < tokens; t++) v16_store(sums + 16 * t, v16_fma(part[r][t], own, v16_load(sums + 16 * t)));
+      for (uint32_t t = 0; t < tokens; t++) {
+        if (TILE_KEEPS)
+          sum[r][t] = v16_fma(part[r][t], own, sum[r][t]);
+        else
+          v16_store(sum_at(room, r, t), v16_fma(part[r][t], own, v16_load(sum_at(room, r, t))));
+      }
     }
-    atomic_signal_fence(memory_order_seq_cst); /* no copies of the sums beside those in memory */
+    if (!TILE_KEEPS) atomic_signal_fence(memory_order_seq_cst); /* no copies of the sums beside those in memory */
   }
+  MM_UNROLL
+  for (uint32_t r = 0; r < rows; r++) MM_UNROLL
+  for (uint32_t t = 0; t < tokens; t++)
+    if (TILE_KEEPS) v16_store(sum_at(room, r, t), sum[r][t]);
 }
 
-/* One tile's tokens under all rows. */
-LEVEL void tile_column(uint32_t tokens, uint32_t pieces, uint32_t chunks, uint32_t rows, tile_room room, const float *const *x, size_t at) {
+/* What memory is asked for while a tile's column is worked on: the lines of x, for so many tokens, that the next column begins with. */
+typedef struct tile_next {
+  const float *const *x;
+  uint32_t tokens;
+  size_t at;
+} tile_next;
+
+/* A tile's tokens under all rows, by `high` of them and what is left by ones. */
+LEVEL void tile_column(uint32_t tokens, uint32_t high, uint32_t pieces, uint32_t chunks, uint32_t rows, tile_room room,
+                       const float *const *x, size_t at, const tile_next *next) {
   uint32_t r = 0;
-  for (; r + TILE_ROWS <= rows; r += TILE_ROWS) {
-    tile_step(TILE_ROWS, tokens, pieces, chunks, &room, x, at);
-    room.sums += (size_t)TILE_ROWS * MM_CPU_MANY_TOKENS * 16, room.w += (size_t)TILE_ROWS * BLOCK * MM_CHUNK;
-    room.scales += (size_t)TILE_ROWS * BLOCK * pieces * 16;
+  for (; r + high <= rows; r += high) {
+    for (uint32_t i = 0; i < high; i += 2) /* 64 rows ask for 32 lines of each token: a block */
+      for (uint32_t t = 0; t < next->tokens; t++) __builtin_prefetch(next->x[t] + next->at + 8 * (r + i));
+    tile_step(high, tokens, pieces, chunks, &room, x, at);
+    room.sums += (size_t)high * MM_CPU_MANY_TOKENS * 16, room.w += (size_t)high * BLOCK * MM_CHUNK;
+    room.scales += (size_t)high * BLOCK * pieces * 16;
   }
   for (; r < rows; r++) {
     tile_step(1, tokens, pieces, chunks, &room, x, at);
     room.sums += (size_t)MM_CPU_MANY_TOKENS * 16, room.w += (size_t)BLOCK * MM_CHUNK, room.scales += (size_t)BLOCK * pieces * 16;
+  }
+}
+#define TILE(tokens, high)                                                                                                              \
+  TARGET static __attribute__((noinline)) void tile_of_##tokens(uint32_t pieces, uint32_t chunks, uint32_t rows, const tile_room *room, \
+                                                                const float *const *x, size_t at, const tile_next *next) {              \
+    if (pieces == 1)                                                                                                                    \
+      tile_column(tokens, high, 1, chunks, rows, *room, x, at, next);                                                                   \
+    else                                                                                                                                \
+      tile_column(tokens, high, 2, chunks, rows, *room, x, at, next);                                                                   \
+  }
+TILES(TILE)
+#undef TILE
+
+/* Codes that are widened next: so many bytes of each row. */
+typedef struct codes_next {
+  const uint8_t *codes;
+  size_t row_bytes, bytes;
+} codes_next;
+
+/* All tokens under widened rows. */
+TARGET static void all_tiles(uint32_t tokens, uint32_t pieces, uint32_t chunks, uint32_t rows, tile_room room, const float *const *x,
+                             size_t at, const codes_next *codes) {
+  for (uint32_t t = 0; t < tokens;) {
+    const uint32_t left = tokens - t;
+    uint32_t some = 0;
+#define TILE(n, high) \
+  if (!some && left >= (n)) some = (n);
+    TILES(TILE)
+#undef TILE
+    for (uint32_t r = rows * t / tokens; r < rows * (t + some) / tokens; r++)
+      for (size_t i = 0; i < codes->bytes; i += 64) __builtin_prefetch(codes->codes + r * codes->row_bytes + i, 0, 2);
+    const bool last = left == some;
+    const uint32_t after = last ? tokens : left - some;
+    const tile_next next = {last ? x : x + t + some, after < some ? after : some, last ? at + (size_t)BLOCK * MM_CHUNK : at};
+#define TILE(n, high) \
+  if (some == (n)) tile_of_##n(pieces, chunks, rows, &room, x + t, at, &next);
+    TILES(TILE)
+#undef TILE
+    t += some, room.sums += 16 * some;
   }
 }
 
@@ -211,15 +350,10 @@ LEVEL void many_tokens(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t tokens, 
     const uint32_t n = from + BLOCK < chunks ? BLOCK : chunks - from;
     for (uint32_t r = 0; r < rows; r++)
       widen_row(v, kind, first + r, from, from + n, room.w + (size_t)r * BLOCK * MM_CHUNK, room.scales + (size_t)r * BLOCK * pieces * 16);
-    uint32_t t = 0;
-    for (tile_room at = room; t < tokens;) {
-      const uint32_t some = t + TILE_TOKENS <= tokens ? TILE_TOKENS : 1;
-      if (some == TILE_TOKENS)
-        tile_column(TILE_TOKENS, pieces, n, rows, at, x + t, (size_t)from * MM_CHUNK);
-      else
-        tile_column(1, pieces, n, rows, at, x + t, (size_t)from * MM_CHUNK);
-      t += some, at.sums += 16 * some;
-    }
+    const size_t bytes = (size_t)BLOCK * mm_cpu_chunk_bytes(kind);
+    const uint8_t *const codes = v->codes + (size_t)first * v->row_bytes, *const after = v->next ? v->next : codes + rows * v->row_bytes;
+    const codes_next next = {from + BLOCK < chunks ? codes + (from / BLOCK + 1) * bytes : after, v->row_bytes, bytes};
+    all_tiles(tokens, pieces, n, rows, room, x, (size_t)from * MM_CHUNK, &next);
   }
   for (uint32_t r = 0; r < rows; r++) {
     const float factor = row_factor(v, kind, first + r);
@@ -231,7 +365,7 @@ LEVEL void many_tokens(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t tokens, 
 LEVEL void all_tokens(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t first, uint32_t rows, const float *const *x, uint32_t tokens,
                       float *y, size_t stride, float *sums) {
   uint32_t t = 0;
-#ifdef TILE_ROWS
+#ifdef TILES
   while (tokens - t >= MM_CPU_TILED) {
     const uint32_t some = tokens - t < MM_CPU_MANY_TOKENS ? tokens - t : MM_CPU_MANY_TOKENS;
     many_tokens(v, kind, some, first, rows, x + t, y + t * stride, stride, sums);
@@ -243,7 +377,7 @@ LEVEL void all_tokens(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t first, ui
     if (t + 4 <= tokens) some_tokens(v, kind, 4, first, rows, x + t, y + t * stride, stride, sums), t += 4;
   }
   for (; t + 2 <= tokens; t += 2) some_tokens(v, kind, 2, first, rows, x + t, y + t * stride, stride, sums);
-  if (t < tokens) some_tokens(v, kind, 1, first, rows, x + t, y + t * stride, stride, sums);
+  if (t < tokens) one_token(v, kind, first, rows, x[t], y + t * stride);
 }
 
 #define KIND(name)                                                                                                                      \
@@ -251,45 +385,32 @@ LEVEL void all_tokens(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t first, ui
                                  size_t stride, float *sums) {                                                                          \
     all_tokens(v, MM_KIND_##name, first, rows, x, tokens, y, stride, sums);                                                             \
   }
-KIND(F32)
-KIND(BF16)
-KIND(F16)
 KIND(E4M3)
 KIND(E4M3_32)
 KIND(MXFP8)
+#ifndef MM_VBMI
+KIND(F32)
+KIND(BF16)
+KIND(F16)
 KIND(INT8)
 KIND(NVFP4)
 KIND(MXFP4)
 KIND(INT4)
 KIND(INT4_OFFSET)
+#endif
 #undef KIND
 
-static mm_cpu_rows_fn *const rows_of[MM_KINDS] = {[MM_KIND_F32] = rows_F32,
-                                                  [MM_KIND_BF16] = rows_BF16,
-                                                  [MM_KIND_F16] = rows_F16,
-                                                  [MM_KIND_E4M3] = rows_E4M3,
+static mm_cpu_rows_fn *const rows_of[MM_KINDS] = {[MM_KIND_E4M3] = rows_E4M3,
                                                   [MM_KIND_E4M3_32] = rows_E4M3_32,
                                                   [MM_KIND_MXFP8] = rows_MXFP8,
+#ifndef MM_VBMI
+                                                  [MM_KIND_F32] = rows_F32,
+                                                  [MM_KIND_BF16] = rows_BF16,
+                                                  [MM_KIND_F16] = rows_F16,
                                                   [MM_KIND_INT8] = rows_INT8,
                                                   [MM_KIND_NVFP4] = rows_NVFP4,
                                                   [MM_KIND_MXFP4] = rows_MXFP4,
                                                   [MM_KIND_INT4] = rows_INT4,
-                                                  [MM_KIND_INT4_OFFSET] = rows_INT4_OFFSET};
-
-TARGET static float dot(const float *a, const float *b, uint32_t n) {
-  v16 sum = v16_zero();
-  uint32_t i = 0;
-  for (; i + MM_CHUNK <= n; i += MM_CHUNK) {
-    v16 part = v16_mul(v16_load(a + i), v16_load(b + i));
-    for (uint32_t j = 16; j < MM_CHUNK; j += 16) part = v16_fma(v16_load(a + i + j), v16_load(b + i + j), part);
-    sum = v16_add(sum, part);
-  }
-  if (i < n) {
-    float room[2][MM_CHUNK] = {{0}, {0}};
-    memcpy(room[0], a + i, (n - i) * sizeof *a), memcpy(room[1], b + i, (n - i) * sizeof *b);
-    v16 part = v16_mul(v16_load(room[0]), v16_load(room[1]));
-    for (uint32_t j = 16; j < MM_CHUNK; j += 16) part = v16_fma(v16_load(room[0] + j), v16_load(room[1] + j), part);
-    sum = v16_add(sum, part);
-  }
-  return v16_sum(sum);
-}
+                                                  [MM_KIND_INT4_OFFSET] = rows_INT4_OFFSET
+#endif
+};

@@ -70,15 +70,26 @@ LEVEL v16 v16_scales(mm_cpu_kind kind, const uint8_t *p, uint32_t cell) {
 LEVEL float nibble(mm_cpu_kind kind, uint8_t c) {
   return kind == MM_KIND_INT4 ? (float)((c ^ 8) - 8) : kind == MM_KIND_INT4_OFFSET ? (float)(c - 8) : mm_e2m1_value[c];
 }
+LEVEL v16 v16_halves(float a, float b) {
+  v16 x;
+  for (int i = 0; i < 16; i++) x.f[i] = i < 8 ? a : b;
+  return x;
+}
 LEVEL void widen(v16 w[8], mm_cpu_kind kind, const uint8_t *p) {
-  float f[MM_CHUNK];
+  float f[MM_CHUNK], turned[MM_CHUNK];
   if (kind <= MM_KIND_F16) (void)mm_widen(f, p, kind == MM_KIND_F32 ? MM_F32 : kind == MM_KIND_BF16 ? MM_BF16 : MM_F16, MM_CHUNK);
   for (int i = 0; i < MM_CHUNK; i++) {
     if (kind > MM_KIND_F16 && kind < MM_KIND_INT8) f[i] = mm_e4m3_value[p[i]] * 0x1p-8f;
     if (kind == MM_KIND_INT8) f[i] = (float)(int8_t)p[i];
-    if (mm_cpu_turned(kind)) f[16 * (i % 8) + i / 8] = nibble(kind, (uint8_t)(p[i / 2] >> i % 2 * 4 & 15));
+    if (mm_cpu_nibbles(kind)) f[i] = nibble(kind, (uint8_t)(p[i / 2] >> i % 2 * 4 & 15));
   }
-  memcpy(w, f, sizeof f);
+  for (uint32_t i = 0; i < MM_CHUNK; i++) turned[i] = f[mm_cpu_column(kind, i / 16, i % 16)];
+  memcpy(w, turned, sizeof turned);
+}
+LEVEL void widen_half(v16 w[4], mm_cpu_kind kind, const uint8_t *p, int h) {
+  v16 all[8];
+  widen(all, kind, p);
+  memcpy(w, all + 4 * h, 4 * sizeof *w);
 }
 LEVEL bool bad(const uint8_t *p) {
   (void)p; /* a code that is no number makes the sum none */

@@ -131,5 +131,24 @@ TARGET static void state_of(float *S, float *o, const float *q, const float *k, 
   }
 }
 
+/* mm_cpu_dot. */
+TARGET static float dot(const float *a, const float *b, uint32_t n) {
+  v16 sum = v16_zero();
+  uint32_t i = 0;
+  for (; i + MM_CHUNK <= n; i += MM_CHUNK) {
+    v16 part = v16_mul(v16_load(a + i), v16_load(b + i));
+    for (uint32_t j = 16; j < MM_CHUNK; j += 16) part = v16_fma(v16_load(a + i + j), v16_load(b + i + j), part);
+    sum = v16_add(sum, part);
+  }
+  if (i < n) {
+    float room[2][MM_CHUNK] = {{0}, {0}};
+    memcpy(room[0], a + i, (n - i) * sizeof *a), memcpy(room[1], b + i, (n - i) * sizeof *b);
+    v16 part = v16_mul(v16_load(room[0]), v16_load(room[1]));
+    for (uint32_t j = 16; j < MM_CHUNK; j += 16) part = v16_fma(v16_load(room[0] + j), v16_load(room[1] + j), part);
+    sum = v16_add(sum, part);
+  }
+  return v16_sum(sum);
+}
+
 #define MM_VECTORS_HERE \
   { .exp = exp_of, .silu = silu_of, .gate = gate_of, .attend = attend_of, .state = state_of }

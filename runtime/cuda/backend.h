@@ -167,10 +167,10 @@ bool mm_cu_grow_pinned(T **p, size_t *cap, size_t n, mm_err *err) {
 
 /* Chooses a token for each wanted row of the step whose logits are there, whatever its row asks for: launched, not recorded. What is told
  * goes to the step's memory (asks.cu). */
-bool mm_cu_choose_asked(mm_backend *b, const mm_sampling *set, mm_err *err);
+MM_MUST_USE bool mm_cu_choose_asked(mm_backend *b, const mm_sampling *set, mm_err *err);
 
 /* Before the batch's upload: the device's table says for the batch's slots what the batch does, and its copies are made (paging.cu). */
-bool mm_cu_upload_pages(mm_backend *b, const mm_batch *batch, mm_err *err);
+MM_MUST_USE bool mm_cu_upload_pages(mm_backend *b, const mm_batch *batch, mm_err *err);
 
 mm_backend *mm_cu_backend_open(const mm_backend_config *c, mm_err *err);
 void mm_cu_backend_close(mm_backend *b); /* accepts NULL */
@@ -179,11 +179,11 @@ void mm_cu_backend_close(mm_backend *b); /* accepts NULL */
 
 /* Whether the inputs of products that are cut along their columns are rounded as whole rows would be, by each rank for itself: in groups
  * that no cut divides. MM_UNSUPPORTED E_ACT_QUANT, naming the layer, elsewhere. */
-bool mm_cu_check_cut_inputs(const mm_backend_config *c, mm_err *err);
+MM_MUST_USE bool mm_cu_check_cut_inputs(const mm_backend_config *c, mm_err *err);
 /* b->peers and room for mean squares, of a rank of several; nothing otherwise. Collective. */
-bool mm_cu_open_ranks(mm_backend *b, mm_err *err);
+MM_MUST_USE bool mm_cu_open_ranks(mm_backend *b, mm_err *err);
 /* At a step's begin: after a failure all ranks go on from here. */
-bool mm_cu_begin_ranks(mm_backend *b, mm_err *err);
+MM_MUST_USE bool mm_cu_begin_ranks(mm_backend *b, mm_err *err);
 
 /* All of these do nothing, or what one rank does, without b->peers. */
 

@@ -15,7 +15,7 @@ enum mm_cu_built {
 mm_cu_built mm_cu_built_here();
 
 /* MM_UNSUPPORTED E_DEVICE, naming the device, what was built and what to do, where no code serves the current device. */
-bool mm_cu_check_device(mm_err *err);
+MM_MUST_USE bool mm_cu_check_device(mm_err *err);
 
 /* While set, launches of this thread (launch.h) are judged and not done. */
 extern thread_local bool mm_cu_rehearsing;

@@ -27,11 +27,11 @@ cudaError_t mm_cu_peers_max_f32(mm_cu_peers *p, float *x, uint64_t n, cudaStream
 
 /* Once the stream is done: MM_IO E_RANK, naming the rank, when this one waited for it in vain. True when another rank failed: that one
  * tells. Sums since then are unspecified. */
-bool mm_cu_peers_check(const mm_cu_peers *p, mm_err *err);
+MM_MUST_USE bool mm_cu_peers_check(const mm_cu_peers *p, mm_err *err);
 /* Whether sums were broken off, so that all ranks must mend. */
 bool mm_cu_peers_hurt(const mm_cu_peers *p);
 /* Collective, with no kernel of any rank under way: after a failure all go on from here. False when a rank does not come. */
-bool mm_cu_peers_mend(mm_cu_peers *p, mm_err *err);
+MM_MUST_USE bool mm_cu_peers_mend(mm_cu_peers *p, mm_err *err);
 /* Returns once all ranks are here: around what a device does only when it is idle, or keeps others from doing. *all: whether every rank
  * said `mine`. False when one does not come. */
 bool mm_cu_peers_meet(mm_cu_peers *p, bool mine, bool *all);

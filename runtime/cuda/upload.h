@@ -22,13 +22,13 @@ struct mm_cu_memory {
 };
 
 /* Records a CUDA failure as MM_IO E_CUDA (MM_LIMIT E_MEMORY when out of memory); true for cudaSuccess. */
-bool mm_cu_check(cudaError_t e, const char *what, mm_err *err);
+MM_MUST_USE bool mm_cu_check(cudaError_t e, const char *what, mm_err *err);
 
 /* ---- weights: their layout there ---- */
 
 /* All of *out but its pointers, from w's shape and scheme alone. MM_UNSUPPORTED E_SCHEME, naming tensor and scheme, when no kernel reads
  * it. */
-bool mm_cu_describe(const mm_packed *w, const char *name, mm_cu_weight *out, mm_err *err);
+MM_MUST_USE bool mm_cu_describe(const mm_packed *w, const char *name, mm_cu_weight *out, mm_err *err);
 uint32_t mm_cu_bits(mm_cu_code code);
 /* Elements of its scales, f32 (COARSE, FINE) or bytes (NV, MX). */
 size_t mm_cu_scales(const mm_cu_weight *d);
@@ -43,22 +43,22 @@ cudaError_t mm_cu_reorder(uint8_t *codes, size_t words, const mm_packed *w, cuda
 
 /* Random numbers of variance about 1/k in place of a weight without planes (NULL): for timing shapes that no disk holds. As f32: vectors
  * near 1, matrices as above. Padding is random too. */
-bool mm_cu_randomise(const mm_packed *w, const mm_cu_weight *d, const mm_cu_places &to, mm_err *err);
-bool mm_cu_randomise_f32(const mm_packed *w, float *to, mm_err *err);
+MM_MUST_USE bool mm_cu_randomise(const mm_packed *w, const mm_cu_weight *d, const mm_cu_places &to, mm_err *err);
+MM_MUST_USE bool mm_cu_randomise_f32(const mm_packed *w, float *to, mm_err *err);
 /* w's values as f32, [lead, n, k], unpacked on the host. */
-bool mm_cu_unpack(const mm_packed *w, float *to, mm_err *err);
+MM_MUST_USE bool mm_cu_unpack(const mm_packed *w, float *to, mm_err *err);
 
 /* The plain way, for tests: tensor by tensor, from memory, waiting for each. A weight of its own for w; its values as f32. */
-bool mm_cu_upload(mm_cu_memory *memory, const mm_packed *w, const char *name, mm_cu_weight *out, mm_err *err);
-bool mm_cu_upload_f32(mm_cu_memory *memory, const mm_packed *w, float **out, mm_err *err);
+MM_MUST_USE bool mm_cu_upload(mm_cu_memory *memory, const mm_packed *w, const char *name, mm_cu_weight *out, mm_err *err);
+MM_MUST_USE bool mm_cu_upload_f32(mm_cu_memory *memory, const mm_packed *w, float **out, mm_err *err);
 
 /* From the device to the host, once the stream is done; rows[n] as f32. */
-bool mm_cu_download(void *out, const void *from, size_t bytes, cudaStream_t s, mm_err *err);
-bool mm_cu_download_rows(float *out, const __nv_bfloat16 *from, size_t n, cudaStream_t s, mm_err *err);
+MM_MUST_USE bool mm_cu_download(void *out, const void *from, size_t bytes, cudaStream_t s, mm_err *err);
+MM_MUST_USE bool mm_cu_download_rows(float *out, const __nv_bfloat16 *from, size_t n, cudaStream_t s, mm_err *err);
 
 /* Random bits; bytes % 4 == 0. */
-bool mm_cu_random_bits(void *p, size_t bytes, mm_err *err);
+MM_MUST_USE bool mm_cu_random_bits(void *p, size_t bytes, mm_err *err);
 /* Bytes read plus written a second by a device-to-device copy, measured now (copy_rate.cu). */
-bool mm_cu_copy_rate(double *rate, mm_err *err);
+MM_MUST_USE bool mm_cu_copy_rate(double *rate, mm_err *err);
 
 #endif

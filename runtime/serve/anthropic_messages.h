@@ -6,6 +6,6 @@
 
 /* From system, messages, tools, tool_choice and thinking, in c's arena. False after a refusal or err. A first line of the system text that
  * begins with x-anthropic-billing-header changes with every request, and is dropped. */
-bool mm_anthropic_conversation(mm_call *c, mm_conversation *out, mm_tool_rules *rules, mm_err *err);
+MM_MUST_USE bool mm_anthropic_conversation(mm_call *c, mm_conversation *out, mm_tool_rules *rules, mm_err *err);
 
 #endif

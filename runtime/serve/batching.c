@@ -242,7 +242,7 @@ static bool deliver(mm_scheduler *s, job *j, int32_t id, const mm_logprob *logpr
   if (id < 0)
     mm_fail(&err, MM_INTEGRITY, "E_LOGITS", mm_at(NULL, NULL), "no logit after %u tokens is a number", j->count);
   else
-    mm_grow((void **)&j->token, &j->token_cap, j->count + (size_t)1, sizeof *j->token, &err);
+    mm_either_way(MM_GROW(j->token, &j->token_cap, j->count + (size_t)1, &err));
   if (err.status != MM_OK) {
     mm_scheduler_end(s, j, MM_FINISH_ERROR, &err);
     return false;

@@ -268,8 +268,7 @@ bool mm_call_add_prompt(mm_call *c, int32_t *ids, size_t count, mm_err *err) {
   const uint32_t most = c->server->positions;
   size_t cap = c->prompts, cap2 = c->prompts;
   const bool fits = count > 0 && count < most;
-  if (!fits || !mm_grow((void **)&c->prompt, &cap, c->prompts + 1, sizeof *c->prompt, err) ||
-      !mm_grow((void **)&c->prompt_count, &cap2, c->prompts + 1, sizeof *c->prompt_count, err)) {
+  if (!fits || !MM_GROW(c->prompt, &cap, c->prompts + 1, err) || !MM_GROW(c->prompt_count, &cap2, c->prompts + 1, err)) {
     free(ids);
     if (!count) return mm_refuse(c, 400, "prompt", "the prompt is empty");
     return fits ? false : mm_refuse(c, 400, "prompt", "the prompt has %zu tokens; prompt and reply together may have %u", count, most);

@@ -69,9 +69,9 @@ bool mm_refuse(mm_call *c, int status, const char *param, const char *fmt, ...) 
 
 void mm_call_begin(mm_server *s, mm_exchange *x, const mm_api *api);
 /* Starts params.n choices for each prompt. Settings that are not of params alone may be changed by `shape`, if not NULL. */
-bool mm_call_start(mm_call *c, void (*shape)(mm_choice *ch, mm_generation_settings *set), mm_err *err);
+MM_MUST_USE bool mm_call_start(mm_call *c, void (*shape)(mm_choice *ch, mm_generation_settings *set), mm_err *err);
 /* Ids of text, added to c's prompts. */
-bool mm_call_add_prompt(mm_call *c, int32_t *ids, size_t count, mm_err *err);
+MM_MUST_USE bool mm_call_add_prompt(mm_call *c, int32_t *ids, size_t count, mm_err *err);
 /* A JSON reply with status 200 from c->out; ends the call's exchange. */
 void mm_call_reply(mm_call *c);
 /* Begins a stream of events. */

@@ -15,7 +15,7 @@ typedef struct completions {
 /* ---- Shared with chat ---- */
 
 void mm_print_utf8(mm_utf8_stream *u, const char *bytes, size_t n, mm_text *out) {
-  if (!mm_grow((void **)&out->p, &out->cap, out->n + 3 * n + 5, 1, NULL)) {
+  if (!MM_GROW(out->p, &out->cap, out->n + 3 * n + 5, NULL)) {
     out->failed = true;
     return;
   }

@@ -6,6 +6,6 @@
 
 /* Where argv has --config FILE, its options are put before the others, but for those that argv has too. *out[*count] lies in the arena as
  * far as it is new; without --config it is argv. MM_USAGE E_USAGE for a line that is no option, and what reading the file gives. */
-bool mm_config_file(mm_arena *a, int argc, char **argv, int *count, char ***out, mm_err *err);
+MM_MUST_USE bool mm_config_file(mm_arena *a, int argc, char **argv, int *count, char ***out, mm_err *err);
 
 #endif

@@ -38,7 +38,8 @@ struct mm_constraint {
   uint32_t *mask;
   kept kept[KEPT];
   uint64_t clock;
-  bool lost; /* a token came that was not allowed: nothing is constrained any more */
+  bool begun; /* the form has more than space */
+  bool lost;  /* a token came that was not allowed, or one instead of a form: nothing is constrained any more */
 };
 
 /* ---- The lexicon ---- */
@@ -140,7 +141,8 @@ static void join(mm_constraint *c, const uint32_t *mask, bool accepts) {
   const bool last = c->now + 1 >= c->sections;
   if (accepts && last)
     for (uint32_t i = 0; i < l->end_count; i++) set_bit(c->mask, l->end[i]);
-  const mm_section *next = &c->section[c->now + 1];
+  const mm_section *next = &c->section[c->now + 1], *now = &c->section[c->now];
+  if (now->instead && !c->begun) set_bit(c->mask, now->id);
   if (accepts && !last && next->kind == MM_SECTION_TOKEN) set_bit(c->mask, next->id);
 }
 
@@ -173,6 +175,7 @@ const uint32_t *mm_constraint_allowed(mm_constraint *c) {
 
 static void next_section(mm_constraint *c) {
   c->now++;
+  c->begun = false;
   if (c->now < c->sections && c->section[c->now].kind == MM_SECTION_FORM) mm_grammar_start(&c->state, c->section[c->now].form);
 }
 
@@ -180,13 +183,20 @@ static void step_form(mm_constraint *c, int32_t id) {
   size_t n;
   const char *bytes = mm_tokenizer_bytes(c->lexicon->tokenizer, id, &n);
   const bool special = mm_tokenizer_is_special(c->lexicon->tokenizer, id);
+  const mm_section *s = &c->section[c->now];
+  if (s->instead && !c->begun && id == s->id) {
+    c->lost = true;
+    return;
+  }
   if (special && mm_grammar_accepts(&c->state)) {
     next_section(c);
     if (c->now < c->sections) mm_constraint_chosen(c, id);
     return;
   }
-  for (size_t i = 0; bytes && i < n && !special; i++)
+  for (size_t i = 0; bytes && i < n && !special; i++) {
     if (!mm_grammar_step(&c->state, (uint8_t)bytes[i])) c->lost = true;
+    c->begun |= !strchr(" \t\r\n", bytes[i]);
+  }
   c->lost |= special;
   /* What can only go on with the next section does so. */
   if (!c->lost && mm_grammar_done(&c->state)) next_section(c);

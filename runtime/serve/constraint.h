@@ -14,7 +14,7 @@ void mm_lexicon_close(mm_lexicon *l); /* accepts NULL */
 typedef enum mm_section_kind {
   MM_SECTION_UNTIL, /* anything but the end, up to the token `id`, which belongs to it */
   MM_SECTION_TOKEN, /* the token `id` */
-  MM_SECTION_FORM,  /* text of `form` */
+  MM_SECTION_FORM,  /* text of `form`; with `instead` the token `id` may stand in its place, and anything after it */
   MM_SECTION_REST   /* anything, up to the end */
 } mm_section_kind;
 
@@ -22,6 +22,7 @@ typedef struct mm_section {
   mm_section_kind kind;
   int32_t id;
   const mm_form *form;
+  bool instead;
 } mm_section;
 
 #define MM_SECTIONS 8

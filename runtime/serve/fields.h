@@ -13,7 +13,7 @@ bool mm_field(mm_call *c, const mm_value *object, const char *key, mm_value_type
 /* From the body: temperature, top_p, top_k, min_p, the penalties, seed, logit_bias, stop, stop_token_ids, ignore_eos, n, stream,
  * stream_options, skip_special_tokens, include_stop_str_in_output, cache_salt, priority, timeout, max_tokens. False after a refusal or err.
  */
-bool mm_params_read(mm_call *c, mm_err *err);
+MM_MUST_USE bool mm_params_read(mm_call *c, mm_err *err);
 /* stop strings from a string or a list of them. */
 bool mm_params_stop(mm_call *c, const char *key);
 

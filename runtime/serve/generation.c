@@ -11,7 +11,6 @@ struct letter {
   letter *next;
   mm_generation *of;
   mm_token token;
-  mm_progress progress;
   mm_logprob logprobs[];
 };
 
@@ -31,7 +30,6 @@ struct mm_generation {
   char stop_text[MM_STOPS][MM_STOP_MAX];
   size_t longest;
   uint64_t ticket;
-  mm_progress progress; /* the loop's */
   /* The scheduler's thread: tokens that may be part of a stop string, and the text since some way before the first of them. */
   letter *held, **held_last;
   char tail[2 * MM_STOP_MAX];
@@ -141,6 +139,7 @@ static bool is_end(const mm_generation *g, int32_t id) {
 }
 
 static bool on_token(void *user, int32_t id, const mm_logprob *logprobs, const mm_progress *progress) {
+  (void)progress;
   mm_generation *g = user;
   const uint32_t top = g->set.request.sampling.top_logprobs;
   const size_t extra = logprobs ? sizeof(mm_logprob) * (1 + top) : 0;
@@ -151,7 +150,7 @@ static bool on_token(void *user, int32_t id, const mm_logprob *logprobs, const m
     return false;
   }
   const bool special = mm_tokenizer_is_special(g->tokenizer, id);
-  *l = (letter){.of = g, .token = {.id = id, .special = special, .bytes = "", .top = top}, .progress = *progress};
+  *l = (letter){.of = g, .token = {.id = id, .special = special, .bytes = "", .top = top}};
   if (logprobs) {
     memcpy(l->logprobs, logprobs, extra);
     l->token.logprobs = l->logprobs;
@@ -201,12 +200,10 @@ static void generation_free(mm_generation *g) {
 static void deliver(letter *l) {
   mm_generation *g = l->of;
   if (l != g->end) {
-    g->progress = l->progress;
     g->set.token(g->set.user, &l->token);
     free(l);
     return;
   }
-  g->progress = g->ending.progress;
   g->ending.err = g->ending.why == MM_FINISH_ERROR ? &g->err : NULL;
   g->set.done(g->set.user, &g->ending);
   generation_free(g);
@@ -265,4 +262,3 @@ mm_generation *mm_generation_start(mm_scheduler *s, mm_outbox *o, const mm_token
 }
 
 void mm_generation_cancel(mm_generation *g) { mm_scheduler_cancel(g->scheduler, g->ticket); }
-const mm_progress *mm_generation_progress(const mm_generation *g) { return &g->progress; }

@@ -58,6 +58,5 @@ typedef struct mm_generation_settings {
 mm_generation *mm_generation_start(mm_scheduler *s, mm_outbox *o, const mm_tokenizer *t, const mm_generation_settings *set, mm_err *err);
 /* In the loop, before done; done follows. */
 void mm_generation_cancel(mm_generation *g);
-const mm_progress *mm_generation_progress(const mm_generation *g); /* in the loop: as of the last token given */
 
 #endif

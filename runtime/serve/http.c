@@ -238,13 +238,6 @@ const char *mm_exchange_path(const mm_exchange *x) {
   return path && *path ? path : "/";
 }
 
-const char *mm_exchange_peer(const mm_exchange *x) {
-  char *address = NULL;
-  ev_uint16_t port;
-  if (x->peer) evhttp_connection_get_peer(x->peer, &address, &port);
-  return address ? address : "";
-}
-
 const char *mm_exchange_wrong(const mm_exchange *x) { return x->wrong; }
 
 const char *mm_exchange_header(const mm_exchange *x, const char *name) {

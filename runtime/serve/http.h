@@ -25,7 +25,7 @@ typedef struct mm_http_config {
 mm_http *mm_http_open(const mm_http_config *c, mm_err *err);
 uint16_t mm_http_port(const mm_http *h); /* the one bound */
 /* Runs the loop until mm_http_stop. MM_IO when the loop fails. */
-bool mm_http_run(mm_http *h, mm_err *err);
+MM_MUST_USE bool mm_http_run(mm_http *h, mm_err *err);
 void mm_http_stop(mm_http *h);
 /* A reply is being made, or some of it is not written to its connection yet. */
 bool mm_http_busy(mm_http *h);
@@ -47,15 +47,14 @@ void mm_http_post(mm_http *h, mm_task *t);
 /* Does what was posted. The loop does it by itself; for the time after it. */
 void mm_http_flush(mm_http *h);
 /* Calls fn at each of these signals. */
-bool mm_http_on_signal(mm_http *h, int signal, void (*fn)(void *user), void *user, mm_err *err);
+MM_MUST_USE bool mm_http_on_signal(mm_http *h, int signal, void (*fn)(void *user), void *user, mm_err *err);
 /* Calls fn every so many seconds. */
-bool mm_http_every(mm_http *h, double seconds, void (*fn)(void *user), void *user, mm_err *err);
+MM_MUST_USE bool mm_http_every(mm_http *h, double seconds, void (*fn)(void *user), void *user, mm_err *err);
 
 /* ---- one request ---- */
 
 const char *mm_exchange_method(const mm_exchange *x); /* "GET"; "?" for one that HTTP does not have */
 const char *mm_exchange_path(const mm_exchange *x);   /* without the query, as it was sent */
-const char *mm_exchange_peer(const mm_exchange *x);   /* the client's address */
 /* What is against HTTP in the request, for status 400; NULL: nothing. The connection ends with the reply. */
 const char *mm_exchange_wrong(const mm_exchange *x);
 /* NULL where it was not sent. Borrowed. */

@@ -34,9 +34,9 @@ typedef struct mm_loaded {
 } mm_loaded;
 
 /* All that is checked before weights are touched. */
-bool mm_loading_check(mm_loaded *l, const mm_loading_config *c, mm_err *err);
+MM_MUST_USE bool mm_loading_check(mm_loaded *l, const mm_loading_config *c, mm_err *err);
 /* The rest, after check. */
-bool mm_loading_finish(mm_loaded *l, const mm_loading_config *c, mm_err *err);
+MM_MUST_USE bool mm_loading_finish(mm_loaded *l, const mm_loading_config *c, mm_err *err);
 /* drain: requests that run end as they would. Accepts what is half loaded. */
 void mm_loading_close(mm_loaded *l, bool drain);
 

@@ -15,12 +15,12 @@ typedef struct mm_tool_rules {
 
 /* From messages, tools, tool_choice, parallel_tool_calls, and chat_template_kwargs, in c's arena. False after a refusal or err. Types of
  * content that are not text are refused by name. */
-bool mm_openai_conversation(mm_call *c, mm_conversation *out, mm_tool_rules *rules, mm_err *err);
+MM_MUST_USE bool mm_openai_conversation(mm_call *c, mm_conversation *out, mm_tool_rules *rules, mm_err *err);
 
 /* Shared with the other APIs. */
 mm_str mm_str_of(const mm_value *string); /* absent for NULL */
 /* Checks that `text` is a JSON object, for arguments of a call; empty text is none. */
-bool mm_arguments_check(mm_call *c, const char *param, mm_str text, mm_err *err);
+MM_MUST_USE bool mm_arguments_check(mm_call *c, const char *param, mm_str text, mm_err *err);
 /* Whether one of the tools has this name. */
 bool mm_tools_have(const mm_conversation *v, mm_call *c, mm_str name);
 /* The name of tool i, from its JSON; parsed in c's arena. */

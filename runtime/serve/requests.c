@@ -45,7 +45,7 @@ static job *copy_request(const mm_request *r, mm_err *err) {
   const bool stop = copy_array((const void **)&j->r.stop, r->stop_count, sizeof *r->stop, err),
              boundary = copy_array((const void **)&j->r.boundary, r->boundary_count, sizeof *r->boundary, err),
              bias = copy_array((const void **)&j->r.sampling.bias, r->sampling.bias_count, sizeof *r->sampling.bias, err);
-  if (stop && boundary && bias && mm_grow((void **)&j->token, &j->token_cap, r->prompt_count + (size_t)1, sizeof *j->token, err)) {
+  if (stop && boundary && bias && MM_GROW(j->token, &j->token_cap, r->prompt_count + (size_t)1, err)) {
     memcpy(j->token, r->prompt, r->prompt_count * sizeof *j->token);
     j->r.prompt = NULL;
     return j;

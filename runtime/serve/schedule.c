@@ -7,7 +7,7 @@
 
 void mm_schedule_join(mm_scheduler *s, job *j) {
   mm_err err = {0};
-  if (mm_grow((void **)&s->waiting, &s->waiting_cap, s->waiting_count + 1, sizeof(job *), &err))
+  if (MM_GROW(s->waiting, &s->waiting_cap, s->waiting_count + 1, &err))
     s->waiting[s->waiting_count++] = j;
   else
     mm_scheduler_end(s, j, MM_FINISH_ERROR, &err);

@@ -128,7 +128,7 @@ job *mm_schedule_victim(const mm_scheduler *s);
 void mm_schedule_leave(mm_scheduler *s, job *j, bool keep);
 
 /* ---- reuse.c: nothing of it does anything without a cache ---- */
-bool mm_reuse_open(mm_scheduler *s, mm_err *err);
+MM_MUST_USE bool mm_reuse_open(mm_scheduler *s, mm_err *err);
 void mm_reuse_close(mm_scheduler *s);
 /* What the cache has of a job's tokens: in s->page, held until it is released. */
 typedef struct reuse {
@@ -138,7 +138,7 @@ typedef struct reuse {
 reuse mm_reuse_find(mm_scheduler *s, const job *j);
 void mm_reuse_release(mm_scheduler *s, const reuse *hit);
 /* The job's slot, which holds nothing, holds that. */
-bool mm_reuse_take(mm_scheduler *s, job *j, const reuse *hit, mm_err *err);
+MM_MUST_USE bool mm_reuse_take(mm_scheduler *s, job *j, const reuse *hit, mm_err *err);
 /* What the slot holds of the job's tokens is kept. */
 void mm_reuse_keep(mm_scheduler *s, const job *j);
 /* After a step was queued: the states of those whose chunk ends at a boundary are kept. */
@@ -153,7 +153,7 @@ bool mm_reuse_evict(mm_scheduler *s);
 void mm_reuse_clear(mm_scheduler *s);
 
 /* ---- drafts.c ---- */
-bool mm_drafts_open(mm_scheduler *s, mm_err *err);
+MM_MUST_USE bool mm_drafts_open(mm_scheduler *s, mm_err *err);
 void mm_drafts_close(mm_scheduler *s);
 /* Whether proposals pay for as many requests as decode now, as far as was measured; now and then the other way, to measure it. */
 bool mm_drafts_wanted(mm_scheduler *s);
@@ -164,7 +164,7 @@ void mm_drafts_judge(mm_scheduler *s, job *j, uint32_t drafted, uint32_t right);
 void mm_drafts_measure(mm_scheduler *s, const step *t, uint32_t tokens, double now);
 
 /* ---- batching.c ---- */
-bool mm_step_open(mm_scheduler *s, mm_err *err);
+MM_MUST_USE bool mm_step_open(mm_scheduler *s, mm_err *err);
 void mm_step_close(mm_scheduler *s);
 /* Queues the next step, if there is anything to do; true if it was. */
 bool mm_step_queue(mm_scheduler *s);

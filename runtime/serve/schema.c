@@ -392,7 +392,7 @@ static bool compile_keywords(compiler *p, const mm_value *schema, mm_form *out) 
 
 static bool compile_new(compiler *p, const mm_value *schema, const mm_form **out) {
   mm_form *s = mm_arena_alloc(p->arena, sizeof *s, p->err);
-  if (!s || !mm_grow((void **)&p->done, &p->cap, p->count + 1, sizeof *p->done, p->err)) return false;
+  if (!s || !MM_GROW(p->done, &p->cap, p->count + 1, p->err)) return false;
   p->done[p->count++] = (compiled){schema, s, true};
   const size_t place = p->count - 1;
   *out = s;

@@ -49,8 +49,7 @@ static bool is_marker(const mm_token *t) {
 
 static bool add_call(mm_turn *t, const char *prefix) {
   uint8_t random[12];
-  if (getrandom(random, sizeof random, 0) != sizeof random || !mm_grow((void **)&t->call, &t->cap, t->calls + 1, sizeof *t->call, NULL))
-    return false;
+  if (getrandom(random, sizeof random, 0) != sizeof random || !MM_GROW(t->call, &t->cap, t->calls + 1, NULL)) return false;
   mm_turn_call *call = &t->call[t->calls++];
   *call = (mm_turn_call){0};
   size_t n = (size_t)snprintf(call->id, sizeof call->id - 2 * sizeof random, "%s", prefix);
@@ -65,7 +64,7 @@ static bool add_item(mm_turn *t, const mm_reply_event *e) {
     last->n += e->n;
     return true;
   }
-  if (!mm_grow((void **)&t->item, &t->items_cap, t->items + 1, sizeof *t->item, NULL)) return false;
+  if (!MM_GROW(t->item, &t->items_cap, t->items + 1, NULL)) return false;
   const size_t from = call ? 0 : e->kind == MM_REPLY_REASONING ? t->reasoning.n : t->content.n;
   t->item[t->items++] = (mm_turn_item){.kind = e->kind, .from = from, .n = call ? 0 : e->n, .call = e->call};
   return true;
@@ -111,7 +110,7 @@ static void keep(mm_turn *t) {
   const mm_message m = {.role = MM_ROLE_ASSISTANT, .part = &part, .part_count = 1, .call = call, .call_count = t->calls};
   mm_err none = {0}; /* what is not kept is rendered */
   pthread_mutex_lock(&c->server->shared);
-  mm_replay_keep(c->server->replay, &m, t->sampled, t->samples, &none);
+  mm_either_way(mm_replay_keep(c->server->replay, &m, t->sampled, t->samples, &none));
   pthread_mutex_unlock(&c->server->shared);
 }
 
@@ -136,8 +135,7 @@ static bool find_sampled(mm_call *c, const mm_conversation *v, mm_err *err) {
 
 void mm_turn_token(mm_choice *ch, const mm_token *t) {
   mm_turn *turn = ch->state;
-  if (!t->end && t->id >= 0 && mm_grow((void **)&turn->sampled, &turn->samples_cap, turn->samples + 1, sizeof *turn->sampled, NULL))
-    turn->sampled[turn->samples++] = t->id;
+  if (!t->end && t->id >= 0 && MM_GROW(turn->sampled, &turn->samples_cap, turn->samples + 1, NULL)) turn->sampled[turn->samples++] = t->id;
   if (t->n == 0 || (t->special && !ch->call->params.special && !is_marker(t))) return;
   if (!mm_reply_push(turn->reply, t->id, t->bytes, t->n, NULL)) turn->failed = true;
 }
@@ -247,7 +245,10 @@ static bool constrain(mm_call *c, start *a, mm_err *err) {
   mm_server *s = c->server;
   const bool call = a->rules->choice == MM_TOOLS_REQUIRED || a->rules->choice == MM_TOOLS_NAMED;
   if (!form && !call && !set->choices) return true;
-  if (form && a->v->tool_count) return mm_refuse(c, 400, "response_format", "response_format: not beside tools");
+  const bool or_call = form && !call && a->v->tool_count; /* the model answers in the form, or calls */
+  if (form && call) return mm_refuse(c, 400, "response_format", "response_format: not beside a tool_choice that requires a call");
+  if (or_call && s->format->family != MM_CHAT_M2) /* its calls begin with text, not with a token */
+    return mm_refuse(c, 400, "response_format", "response_format: not beside tools, in the format of this model");
   pthread_mutex_lock(&s->shared);
   if (!s->lexicon) s->lexicon = mm_lexicon_open(s->tokenizer, s->vocab, s->end, s->end_count, err);
   const bool lexicon = s->lexicon;
@@ -256,7 +257,13 @@ static bool constrain(mm_call *c, start *a, mm_err *err) {
   if (a->in_reasoning && !add_token(c, a, MM_SECTION_UNTIL, "</think>")) return false;
   if (call) return require_call(c, a, err);
   if (set->choices) return set->choices == 1 ? add_script(c, a, set->choice[0], err) : add_texts(c, a, set->choice, set->choices, err);
-  a->section[a->sections++] = (mm_section){.kind = MM_SECTION_FORM, .form = form};
+  if (!or_call) {
+    a->section[a->sections++] = (mm_section){.kind = MM_SECTION_FORM, .form = form};
+    return true;
+  }
+  if (!add_token(c, a, MM_SECTION_FORM, "<minimax:tool_call>")) return false;
+  a->section[a->sections - 1].form = form;
+  a->section[a->sections - 1].instead = true;
   return true;
 }
 

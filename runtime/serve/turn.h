@@ -56,11 +56,11 @@ typedef struct mm_turn_settings {
 } mm_turn_settings;
 
 /* The tokens of a conversation's prompt. */
-bool mm_turn_encode(mm_call *c, const mm_conversation *v, mm_prompt_tokens *out, bool *in_reasoning, mm_err *err);
+MM_MUST_USE bool mm_turn_encode(mm_call *c, const mm_conversation *v, mm_prompt_tokens *out, bool *in_reasoning, mm_err *err);
 /* Renders, and makes a turn for each choice; for mm_api.begin. */
-bool mm_turn_prepare(mm_call *c, const mm_conversation *v, const mm_tool_rules *r, const mm_turn_settings *set, mm_err *err);
+MM_MUST_USE bool mm_turn_prepare(mm_call *c, const mm_conversation *v, const mm_tool_rules *r, const mm_turn_settings *set, mm_err *err);
 /* Starts the choices; for mm_api.start. */
-bool mm_turn_start(mm_call *c, mm_err *err);
+MM_MUST_USE bool mm_turn_start(mm_call *c, mm_err *err);
 /* mm_api.token and mm_api.ended of turns, to be called by the API's own. */
 void mm_turn_token(mm_choice *ch, const mm_token *t);
 void mm_turn_ended(mm_choice *ch);

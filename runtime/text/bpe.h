@@ -28,13 +28,13 @@ typedef struct mm_bpe {
 } mm_bpe;
 
 /* Room for ids 0 … vocab-1. */
-bool mm_bpe_open(mm_bpe *b, uint32_t vocab, mm_err *err);
+MM_MUST_USE bool mm_bpe_open(mm_bpe *b, uint32_t vocab, mm_err *err);
 /* Accepts a zeroed or half-opened one. With `borrowed` the tables but `token` belong to someone else. */
 void mm_bpe_close(mm_bpe *b, bool borrowed);
 /* Sorts the tokens put so far for mm_bpe_find; MM_BAD_INPUT E_TOKENIZER naming `file` if two have the same text. */
-bool mm_bpe_index_tokens(mm_bpe *b, const char *file, mm_err *err);
+MM_MUST_USE bool mm_bpe_index_tokens(mm_bpe *b, const char *file, mm_err *err);
 /* Sorts `merge` for mm_bpe_encode; the same error if two are of one pair. */
-bool mm_bpe_index_merges(mm_bpe *b, const char *file, mm_err *err);
+MM_MUST_USE bool mm_bpe_index_merges(mm_bpe *b, const char *file, mm_err *err);
 /* The id of exactly these bytes; -1 when absent. */
 int32_t mm_bpe_find(const mm_bpe *b, const char *text, size_t n);
 
@@ -48,9 +48,9 @@ typedef struct mm_bpe_scratch {
 } mm_bpe_scratch;
 void mm_bpe_scratch_close(mm_bpe_scratch *s);
 
-bool mm_bpe_emit(mm_bpe_scratch *s, int32_t id, mm_err *err);
+MM_MUST_USE bool mm_bpe_emit(mm_bpe_scratch *s, int32_t id, mm_err *err);
 /* Appends the ids of a piece of n < 2^31 bytes: the lowest rank merges first, among equals the leftmost, until none applies
  * (Sennrich et al. 2016; order as in GPT-2). O(n log n). */
-bool mm_bpe_encode(const mm_bpe *b, mm_bpe_scratch *s, const char *piece, size_t n, mm_err *err);
+MM_MUST_USE bool mm_bpe_encode(const mm_bpe *b, mm_bpe_scratch *s, const char *piece, size_t n, mm_err *err);
 
 #endif

@@ -10,9 +10,9 @@ typedef struct mm_tokenizer mm_tokenizer;
 mm_tokenizer *mm_tokenizer_open(const char *path, uint32_t vocab, mm_err *err);
 /* The tables of an open tokenizer as one block of bytes that mm_tokenizer_map takes back; free(*image). `source` is the digest of the
  * tokenizer.json that they were read from. The same file gives the same bytes. */
-bool mm_tokenizer_image(const mm_tokenizer *t, const mm_digest *source, uint8_t **image, size_t *n, mm_err *err);
+MM_MUST_USE bool mm_tokenizer_image(const mm_tokenizer *t, const mm_digest *source, uint8_t **image, size_t *n, mm_err *err);
 /* The image of the tokenizer.json at `path`, whose digest is *source. Errors of mm_tokenizer_open. */
-bool mm_tokenizer_bake(const char *path, uint32_t vocab, const mm_digest *source, uint8_t **image, size_t *n, mm_err *err);
+MM_MUST_USE bool mm_tokenizer_bake(const char *path, uint32_t vocab, const mm_digest *source, uint8_t **image, size_t *n, mm_err *err);
 /* Maps such an image: nothing is parsed or copied, but every table is checked, so that any bytes may come. MM_INTEGRITY E_TOKENIZER for a
  * malformed one, one of another vocabulary or of another tokenizer.json than `source`; MM_UNSUPPORTED for another version. */
 mm_tokenizer *mm_tokenizer_map(const char *path, uint32_t vocab, const mm_digest *source, mm_err *err);
@@ -25,14 +25,15 @@ void mm_tokenizer_close(mm_tokenizer *t);  /* accepts NULL */
 /* Token ids of n bytes of text (any bytes; invalid UTF-8 is carried through byte tokens). added = true recognises the added
  * tokens' text as such tokens; false encodes them as plain text. free(*ids). MM_LIMIT for want of memory or past 2 GiB. Safe from
  * several threads at once. */
-bool mm_tokenizer_encode(const mm_tokenizer *t, const char *text, size_t n, bool added, int32_t **ids, size_t *count, mm_err *err);
+MM_MUST_USE bool mm_tokenizer_encode(const mm_tokenizer *t, const char *text, size_t n, bool added, int32_t **ids, size_t *count,
+                                     mm_err *err);
 /* The same, where added tokens are recognised only inside these ranges of bytes (ascending, disjoint; a token lies in one of them whole);
  * the rest is ordinary text, and so is what stands between two tokens, as one. */
 typedef struct mm_text_range {
   size_t from, to;
 } mm_text_range;
-bool mm_tokenizer_encode_ranges(const mm_tokenizer *t, const char *text, size_t n, const mm_text_range *range, size_t ranges, int32_t **ids,
-                                size_t *count, mm_err *err);
+MM_MUST_USE bool mm_tokenizer_encode_ranges(const mm_tokenizer *t, const char *text, size_t n, const mm_text_range *range, size_t ranges,
+                                            int32_t **ids, size_t *count, mm_err *err);
 /* The bytes of one id (borrowed, *n long); NULL for an id without a token. Special tokens give their text. */
 const char *mm_tokenizer_bytes(const mm_tokenizer *t, int32_t id, size_t *n);
 bool mm_tokenizer_is_special(const mm_tokenizer *t, int32_t id);

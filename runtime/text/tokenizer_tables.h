@@ -27,6 +27,6 @@ struct mm_tokenizer {
 /* Split patterns that may run, as tokenizer.json spells them, ended by NULL. An image names one by its place: never reorder. */
 extern const char *const mm_split_patterns[];
 /* Compiles t->pattern. MM_LIMIT E_SPLIT if PCRE2 does not. */
-bool mm_tokenizer_compile(mm_tokenizer *t, const char *path, mm_err *err);
+MM_MUST_USE bool mm_tokenizer_compile(mm_tokenizer *t, const char *path, mm_err *err);
 
 #endif

@@ -105,9 +105,14 @@ def sources():
 
     convert(source, "-o", f"{TMP}/packed", "-q")
     assert "--tp 2" in convert(f"{TMP}/packed", "--tp", 2, "--dry-run").stdout  # it is a source too (reshard.py)
-    for program, more in (("minimax-run", ["-p", "x"]), ("minimax-verify", []), ("minimax-eval", ["--ids", f"{source}/held-out-ids.json"])):
+    ids = f"{source}/held-out-ids.json"
+    for program, more in (("minimax-run", ["-p", "x"]), ("minimax-serve", []), ("minimax-verify", []), ("minimax-eval", ["--ids", ids])):
+        refused(3, "absent: no such directory", program, f"{TMP}/absent", *more)
+        refused(3, ["E_FS_TYPE", "expected the directory of a packed checkpoint"], program, ids, *more)
         for word in (source, cache):
             refused(3, ["E_KIND", "minimax-convert SRC -o DIR"], program, word, *more)
+
+    refused(2, "--window and --limit: only with", "minimax-eval", f"{TMP}/packed", "--ids-from", "x", "--logits", f"{TMP}/y", "--limit", 3)
 
     shutil.copytree(source, f"{TMP}/light")
     for name in os.listdir(f"{TMP}/light"):

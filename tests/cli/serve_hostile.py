@@ -12,9 +12,14 @@ sys.path.insert(0, os.path.dirname(__file__))
 from serve_client import Server, convert  # noqa: E402
 
 ROUNDS = int(os.environ.get("SERVE_MUTATIONS", "250"))
+SEED = int(os.environ.get("SERVE_SEED", "4"))
+EVERY = int(os.environ.get("SERVE_AFTER", "10"))  # a good request after every so many
 CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
 GOOD = {"prompt": "In the beginning", "temperature": 0, "max_tokens": 2}
 TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}}
+SCHEMA = {"type": "object", "required": ["a", "b"], "additionalProperties": False, "$defs": {"t": {"type": "array", "items": {"$ref": "#/$defs/t"}, "maxItems": 2}},
+          "properties": {"a": {"enum": ["x", 1, -1.5e3, None, True]}, "b": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/t"}]}, "c": {"const": "k"},
+                         "d": {"type": ["integer", "string"]}, "e": {"type": "string", "minLength": 1, "maxLength": 3}}}
 SEEDS = {
     COMPLETIONS: {**GOOD, "stop": ["a", "b"], "logit_bias": {"5": 1.5}, "logprobs": 2, "seed": 1, "n": 2, "stop_token_ids": [3]},
     CHAT: {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": [{"type": "text", "text": "é\\u00e9"}]},
@@ -24,10 +29,16 @@ SEEDS = {
     MESSAGES: {"system": [{"type": "text", "text": "s"}], "max_tokens": 2, "tools": [{"name": "f", "input_schema": {"type": "object"}}],
                "messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {}}]},
                             {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "r"}]}]},
+    "/v1/responses": {"input": [{"role": "user", "content": [{"type": "input_text", "text": "x"}]}], "max_output_tokens": 2,
+                      "text": {"format": {"type": "json_schema", "name": "s", "schema": SCHEMA}}, "reasoning": {"effort": "low"}},
+    "/v1/responses?tools": {"input": "x", "max_output_tokens": 2,
+                            "tools": [{"type": "function", "name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}]},
+    "/v1/chat/completions?schema": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2, "temperature": 0,
+                                    "response_format": {"type": "json_schema", "json_schema": {"name": "s", "strict": True, "schema": SCHEMA}}},
     "/tokenize": {"prompt": "x"},
     "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "x"}]},
 }
-ODD = [None, True, 0, -1, 1e308, 10**40, 0.5, "", "x", "\u0000", "\ud800", [], {}, [[]], {"a": {}}, ["x"] * 50, "x" * 3000, "]~b]user", "<think>"]
+ODD = [None, float("nan"), float("-inf"), float("inf"), True, 0, -1, 1e308, 10**40, 0.5, "", "x", "\u0000", "\ud800", [], {}, [[]], {"a": {}}, ["x"] * 50, "x" * 3000, "]~b]user", "<think>"]
 
 
 def places(value, path=()):
@@ -82,25 +93,30 @@ def check_reply(path, body, status, data):
 
 
 def mutations(s):
-    rng = random.Random(4)
+    rng = random.Random(SEED)
     c = s.connect()
     counts = {}
+    for path, body in SEEDS.items():
+        c.request("POST", path.split("?")[0], json.dumps(body))
+        r = c.getresponse()
+        assert (r.read(), r.status)[1] == 200, path
     for i in range(ROUNDS):
         path = rng.choice(list(SEEDS))
         body = SEEDS[path]
         for _ in range(rng.choice([1, 2])):
             body = mutated(body, rng)
         text = json.dumps(body).encode() if rng.random() < 0.6 else damaged(body, rng)
-        if b'"max_tokens": 2' not in text:  # or it runs to the end of the context
-            text = text.replace(b"{", b'{"max_tokens": 2, ', 1)
+        few = b'"max_output_tokens": 2' if path.startswith("/v1/responses") else b'"max_tokens": 2'
+        if few not in text:  # or it runs to the end of the context
+            text = text.replace(b"{", b"{" + few + b", ", 1)
         if rng.random() < 0.1:  # a long one is read in another thread
             text = text.replace(b"{", b'{"pad": "' + b"x" * 20000 + b'", ', 1)
-        c.request("POST", path, text)
+        c.request("POST", path.split("?")[0], text)
         r = c.getresponse()
         data = r.read()
         check_reply(path, text, r.status, data)
         counts[r.status] = counts.get(r.status, 0) + 1
-        if i % 10 == 0:
+        if i % EVERY == 0:
             c.request("POST", COMPLETIONS, json.dumps(GOOD))
             assert c.getresponse().read().count(b"text_completion") == 1
     assert counts[200] > ROUNDS / 20 and counts[400] > ROUNDS / 5, counts

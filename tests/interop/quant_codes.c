@@ -3,7 +3,7 @@
  *   quant_codes cast FORMAT FIRST STRIDE COUNT >CODES       codes of the f32 with bit patterns FIRST, FIRST + STRIDE, … (modulo 2^32)
  *   quant_codes pack SCHEME SEARCH ROWS COLS <F32 >PLANES   the planes of a matrix, one after the other
  *
- * FORMAT: e4m3 e4m3_sat e5m2 e5m2_sat e2m1 e8m0_ceil bf16. SEARCH: 0 absmax, 1 mse, 2 four_six. */
+ * FORMAT: e4m3 e2m1 bf16. SEARCH: 0 absmax, 1 mse, 2 four_six. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,12 +24,8 @@ static int cast(char **word) {
 #define EACH(name, to, encode)    \
   if (strcmp(word[0], name) == 0) \
     for (uint64_t i = 0; i < n; i++) to[i] = encode(mm_f32_from_bits(u + (uint32_t)i * stride));
-    EACH("e4m3", byte, mm_f32_to_e4m3_nosat)
-    EACH("e4m3_sat", byte, mm_f32_to_e4m3)
-    EACH("e5m2", byte, mm_f32_to_e5m2_nosat)
-    EACH("e5m2_sat", byte, mm_f32_to_e5m2)
+    EACH("e4m3", byte, mm_f32_to_e4m3)
     EACH("e2m1", byte, mm_f32_to_e2m1)
-    EACH("e8m0_ceil", byte, mm_f32_to_e8m0_ceil)
     EACH("bf16", half, mm_f32_to_bf16)
     u += (uint32_t)n * stride;
     if (fwrite(wide ? (void *)half : byte, wide ? 2 : 1, n, stdout) != n) return 5;

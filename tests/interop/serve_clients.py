@@ -84,6 +84,28 @@ def schema(c, extra):
         assert "pattern" in e.message, e
 
 
+def form_or_call(c, server, extra):
+    """Beside tools a reply is of the schema or a call, whose first token alone decides; M1's calls begin with text: refused."""
+    how = dict(model="m", messages=ASK, temperature=1, max_tokens=400, tools=[{"type": "function", "function": TOOL}], extra_body=extra,
+               response_format={"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}})
+    if not extra:  # M1
+        try:
+            c.chat.completions.create(**how)
+            raise AssertionError("not served beside tools")
+        except openai.BadRequestError as e:
+            assert "not beside tools" in e.message, e
+        return
+    call, = server.post("/tokenize", {"prompt": "<minimax:tool_call>", "parse_special": True}, headers={"x-api-key": "k"})["tokens"]
+    formed = 0
+    for seed in range(4):
+        r = c.chat.completions.create(seed=seed, logit_bias={str(call): -100}, **how).choices[0]
+        if r.finish_reason != "length":
+            formed += list(json.loads(r.message.content)) == ["name", "age", "sex"]
+    assert formed >= 2, formed
+    r = c.chat.completions.create(seed=1, logit_bias={str(call): 100}, **{**how, "max_tokens": 40}).choices[0]
+    assert not (r.message.content or "").lstrip().startswith("{"), r
+
+
 def tools(c, extra):
     """A required call begins with a tool's name, whole and streamed."""
     spec = [{"type": "function", "function": TOOL}, {"type": "function", "function": {**TOOL, "name": "get_time"}}]
@@ -268,6 +290,7 @@ for model, chat_format, thinks in (("tests/data/tiny-m2", "minimax-m2", True), (
         chat(client, thinks)
         logprobs(client)
         schema(client, extra)
+        form_or_call(client, server, extra)
         tools(client, extra)
         scripted(client, server, chat_format)
         openai_errors(client, server)

@@ -28,17 +28,14 @@ static double value_of(const format *f, uint32_t code) {
 }
 
 static uint32_t encode_e4m3(float x) { return mm_f32_to_e4m3(x); }
-static uint32_t encode_e4m3_nosat(float x) { return mm_f32_to_e4m3_nosat(x); }
-static uint32_t encode_e5m2(float x) { return mm_f32_to_e5m2(x); }
-static uint32_t encode_e5m2_nosat(float x) { return mm_f32_to_e5m2_nosat(x); }
 static uint32_t encode_e2m1(float x) { return mm_f32_to_e2m1(x); }
 static uint32_t encode_bf16(float x) { return mm_f32_to_bf16(x); }
 static uint32_t encode_f16(float x) { return mm_f32_to_f16(x); }
 
 static const format formats[] = {
-    {4, 3, 7, 0x7e, 0x7e, 0x80, encode_e4m3},        {4, 3, 7, 0x7e, 0x7f, 0x80, encode_e4m3_nosat},
-    {5, 2, 15, 0x7b, 0x7b, 0x80, encode_e5m2},       {5, 2, 15, 0x7b, 0x7c, 0x80, encode_e5m2_nosat},
-    {2, 1, 1, 0x7, 0x7, 0x8, encode_e2m1},           {8, 7, 127, 0x7f7f, 0x7f80, 0x8000, encode_bf16},
+    {4, 3, 7, 0x7e, 0x7e, 0x80, encode_e4m3},
+    {2, 1, 1, 0x7, 0x7, 0x8, encode_e2m1},
+    {8, 7, 127, 0x7f7f, 0x7f80, 0x8000, encode_bf16},
     {5, 10, 15, 0x7bff, 0x7c00, 0x8000, encode_f16},
 };
 enum { FORMATS = sizeof formats / sizeof *formats };
@@ -108,14 +105,12 @@ static void test_values(void **state) {
     uint32_t magnitude = c & 0x7f;
     double sign = c & 0x80 ? -1 : 1;
     double e4m3 = magnitude == 0x7f ? (double)NAN : sign * value_of(&formats[0], magnitude);
-    double e5m2 = magnitude > 0x7c ? (double)NAN : magnitude == 0x7c ? sign * (double)INFINITY : sign * value_of(&formats[2], magnitude);
     same_float(mm_e4m3_value[c], e4m3);
     same_float(mm_e4m3_to_f32((uint8_t)c), e4m3);
-    same_float(mm_e5m2_value[c], e5m2);
     same_float(mm_e8m0_to_f32((uint8_t)c), c == 255 ? (double)NAN : ldexp(1, (int)c - 127));
   }
   for (uint32_t c = 0; c < 16; c++) {
-    double e2m1 = (c & 8 ? -1 : 1) * value_of(&formats[4], c & 7);
+    double e2m1 = (c & 8 ? -1 : 1) * value_of(&formats[1], c & 7);
     same_float(mm_e2m1_value[c], e2m1);
     same_float(mm_e2m1_to_f32((uint8_t)c), e2m1);
   }
@@ -124,42 +119,23 @@ static void test_values(void **state) {
     double sign = c & 0x8000 ? -1 : 1;
     same_float(mm_f16_to_f32((uint16_t)c), magnitude > 0x7c00    ? (double)NAN
                                            : magnitude == 0x7c00 ? sign * (double)INFINITY
-                                                                 : sign * value_of(&formats[6], magnitude));
+                                                                 : sign * value_of(&formats[3], magnitude));
     same_float(mm_bf16_to_f32((uint16_t)c), magnitude > 0x7f80    ? (double)NAN
                                             : magnitude == 0x7f80 ? sign * (double)INFINITY
-                                                                  : sign * value_of(&formats[5], magnitude));
+                                                                  : sign * value_of(&formats[2], magnitude));
   }
-}
-
-static void test_e8m0_ceil(void **state) {
-  (void)state;
-  const uint32_t stride = getenv("MM_EXHAUSTIVE") ? 1 : 9973;
-  int expected = 0;
-  for (uint32_t u = 1; u < 0x7f800000; u += stride) {
-    while (expected < 254 && ldexp(1, expected - 127) < (double)mm_f32_from_bits(u)) expected++;
-    assert_int_equal(mm_f32_to_e8m0_ceil(mm_f32_from_bits(u)), expected);
-  }
-  for (int e = 1; e < 254; e++) {
-    assert_int_equal(mm_f32_to_e8m0_ceil(mm_f32_from_bits((uint32_t)e << 23)), e);
-    assert_int_equal(mm_f32_to_e8m0_ceil(mm_f32_from_bits(((uint32_t)e << 23) + 1)), e + 1);
-    assert_int_equal(mm_f32_to_e8m0_ceil(mm_f32_from_bits(((uint32_t)e << 23) - 1)), e);
-  }
-  assert_int_equal(mm_f32_to_e8m0_ceil(mm_f32_from_bits(0x00400000)), 0);
-  assert_int_equal(mm_f32_to_e8m0_ceil(mm_f32_from_bits(0x00400001)), 1);
 }
 
 /* Vectors published with the format documentation. */
 static void test_vectors(void **state) {
   (void)state;
   static const struct {
-    uint32_t u, saturated, cast;
-  } e4m3[] = {{0x00000000, 0x00, 0x00}, {0x80000000, 0x80, 0x80}, {0x3f800000, 0x38, 0x38}, {0x3dcccccd, 0x1d, 0x1d},
-              {0x43e00000, 0x7e, 0x7e}, {0x43e80000, 0x7e, 0x7e}, {0x43e80001, 0x7e, 0x7f}, {0x3b000000, 0x01, 0x01},
-              {0x3a800000, 0x00, 0x00}, {0x3a800347, 0x01, 0x01}, {0x3b400000, 0x02, 0x02}, {0x3c800000, 0x08, 0x08},
-              {0x3c6d9168, 0x07, 0x07}, {0x41880000, 0x58, 0x58}, {0x41980000, 0x5a, 0x5a}, {0x40490fdb, 0x45, 0x45}};
+    uint32_t u, code;
+  } e4m3[] = {{0x00000000, 0x00}, {0x80000000, 0x80}, {0x3f800000, 0x38}, {0x3dcccccd, 0x1d}, {0x43e00000, 0x7e}, {0x43e80000, 0x7e},
+              {0x43e80001, 0x7e}, {0x3b000000, 0x01}, {0x3a800000, 0x00}, {0x3a800347, 0x01}, {0x3b400000, 0x02}, {0x3c800000, 0x08},
+              {0x3c6d9168, 0x07}, {0x41880000, 0x58}, {0x41980000, 0x5a}, {0x40490fdb, 0x45}};
   for (size_t i = 0; i < sizeof e4m3 / sizeof *e4m3; i++) {
-    assert_int_equal(mm_f32_to_e4m3(mm_f32_from_bits(e4m3[i].u)), e4m3[i].saturated);
-    assert_int_equal(mm_f32_to_e4m3_nosat(mm_f32_from_bits(e4m3[i].u)), e4m3[i].cast);
+    assert_int_equal(mm_f32_to_e4m3(mm_f32_from_bits(e4m3[i].u)), e4m3[i].code);
   }
   static const struct {
     float x;
@@ -191,7 +167,7 @@ static void test_widen(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_values),  cmocka_unit_test(test_every_boundary), cmocka_unit_test(test_all_floats),
-      cmocka_unit_test(test_vectors), cmocka_unit_test(test_e8m0_ceil),      cmocka_unit_test(test_widen),
+      cmocka_unit_test(test_vectors), cmocka_unit_test(test_widen),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

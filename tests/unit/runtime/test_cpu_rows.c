@@ -87,7 +87,7 @@ static bool check_one(const mm_scheme *s, uint32_t k, uint32_t finer) {
   mm_cpu_view v;
   const bool known = mm_cpu_view_of(&v, &a.w, 1);
   static float y[TOKENS * ROWS], other[TOKENS * ROWS];
-  for (mm_cpu level = MM_CPU_PLAIN; known && level <= MM_CPU_AVX512; level++) {
+  for (mm_cpu level = MM_CPU_PLAIN; known && level <= MM_CPU_BEST; level++) {
     const float *const *x = ready(&a, &v);
     mm_cpu_limit(level);
     mm_cpu_rows(&v, 0, ROWS, x, TOKENS, level ? other : y, ROWS, sums);
@@ -112,7 +112,7 @@ static void every_scheme(void **state) {
     assert_int_equal(known, 12); /* the scheme's own grid */
     for (uint32_t finer = 2; finer <= 8; finer *= 2) (void)check_one(s, 64 + any(MOST_K - 64), finer);
   }
-  mm_cpu_limit(MM_CPU_AVX512);
+  mm_cpu_limit(MM_CPU_BEST);
 }
 
 /* One code that is no number makes its row none for all tokens, and no other. */
@@ -120,7 +120,7 @@ static void no_number(void **state) {
   (void)state;
   const char *const names[] = {"block_fp8", "channel_fp8", "mxfp8"};
   for (size_t i = 0; i < 3; i++)
-    for (mm_cpu level = MM_CPU_PLAIN; level <= MM_CPU_AVX512; level++) {
+    for (mm_cpu level = MM_CPU_PLAIN; level <= MM_CPU_BEST; level++) {
       sample a = make(mm_scheme_find(names[i]), 300, 1);
       mm_cpu_view v;
       static float y[TOKENS * ROWS];
@@ -132,7 +132,7 @@ static void no_number(void **state) {
       for (uint32_t j = 0; j < TOKENS * ROWS; j++) assert_int_equal(isnan(y[j]) != 0, j % ROWS == row);
       drop(&a);
     }
-  mm_cpu_limit(MM_CPU_AVX512);
+  mm_cpu_limit(MM_CPU_BEST);
 }
 
 static void dots(void **state) {
@@ -148,7 +148,7 @@ static void dots(void **state) {
     mm_cpu_limit(MM_CPU_PLAIN);
     const float plain = mm_cpu_dot(a, b, n);
     assert_true(fabs(plain - sum) <= 1e-6 * size);
-    for (mm_cpu level = MM_CPU_AVX2; level <= MM_CPU_AVX512; level++) {
+    for (mm_cpu level = MM_CPU_AVX2; level <= MM_CPU_BEST; level++) {
       mm_cpu_limit(level);
       const float y = mm_cpu_dot(a, b, n);
       assert_memory_equal(&y, &plain, sizeof y);

@@ -29,7 +29,7 @@ static void exponentials(void **state) {
   for (int round = 0; round < 200; round++) {
     const size_t n = 1 + draw() % MOST;
     for (size_t i = 0; i < n; i++) x[i] = near(round % 2 ? 3 : 88), by[i] = near(2), gate[i] = near(9);
-    for (mm_cpu level = MM_CPU_PLAIN; level <= MM_CPU_AVX512; level++) {
+    for (mm_cpu level = MM_CPU_PLAIN; level <= MM_CPU_BEST; level++) {
       mm_cpu_limit(level);
       const mm_cpu_vectors *v = mm_cpu_vectors_here();
       float(*out)[MOST] = level ? got : plain;
@@ -49,7 +49,7 @@ static void exponentials(void **state) {
 /* No payload of what is no number makes it one. */
 static void no_number(void **state) {
   (void)state;
-  for (mm_cpu level = MM_CPU_PLAIN; level <= MM_CPU_AVX512; level++) {
+  for (mm_cpu level = MM_CPU_PLAIN; level <= MM_CPU_BEST; level++) {
     mm_cpu_limit(level);
     const mm_cpu_vectors *v = mm_cpu_vectors_here();
     for (uint32_t payload = 1; payload < 1 << 23; payload = payload * 3 + 1) {
@@ -78,7 +78,7 @@ static void softmaxes(void **state) {
     const uint32_t d = round % 3 ? 16 * (1 + draw() % 9) : 1 + draw() % MOST_D, seen = 1 + draw() % MOST;
     for (uint32_t i = 0; i < d; i++) q[i] = near(2);
     for (uint32_t i = 0; i < seen * d; i++) k[i] = near(2), v[i] = near(1);
-    for (mm_cpu level = MM_CPU_PLAIN; level <= MM_CPU_AVX512; level++) {
+    for (mm_cpu level = MM_CPU_PLAIN; level <= MM_CPU_BEST; level++) {
       mm_cpu_limit(level);
       float *o = level ? got : plain;
       mm_cpu_softmax s = {-INFINITY, 0};
@@ -107,7 +107,7 @@ static void softmaxes(void **state) {
 
 static void states(void **state) {
   (void)state;
-  static float x[3][MOST_D], S[MM_CPU_AVX512 + 1][MOST_D * MOST_D], o[MM_CPU_AVX512 + 1][MOST_D];
+  static float x[3][MOST_D], S[MM_CPU_BEST + 1][MOST_D * MOST_D], o[MM_CPU_BEST + 1][MOST_D];
   static double want[MOST_D * MOST_D];
   for (int round = 0; round < 12; round++) {
     const uint32_t d = round % 3 ? 16 * (1 + draw() % 9) : 1 + draw() % MOST_D;
@@ -115,7 +115,7 @@ static void states(void **state) {
     memset(S, 0, sizeof S), memset(want, 0, sizeof want);
     for (int t = 0; t < 6; t++) {
       for (uint32_t i = 0; i < 3 * d; i++) x[i / d][i % d] = near(1);
-      for (mm_cpu level = MM_CPU_PLAIN; level <= MM_CPU_AVX512; level++) {
+      for (mm_cpu level = MM_CPU_PLAIN; level <= MM_CPU_BEST; level++) {
         mm_cpu_limit(level);
         mm_cpu_vectors_here()->state(S[level], o[level], x[0], x[1], x[2], d, decay);
         same(o[0], o[level], d, level), same(S[0], S[level], (size_t)d * d, level);

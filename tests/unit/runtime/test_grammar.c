@@ -204,6 +204,40 @@ static void whatever_is_let_through_is_json(void **state) {
 
 static bool allows(const uint32_t *mask, int32_t id) { return !mask || mask[id / 32] >> (id % 32) & 1; }
 
+/* A reply of a form, or a call in its place: only before the form has begun. */
+static void a_call_may_stand_for_the_form(void **state) {
+  (void)state;
+  mm_err err = {0};
+  mm_arena a = {0};
+  mm_tokenizer *t = mm_tokenizer_open("tests/data/tiny-m2/tokenizer.json", 2048, &err);
+  assert_non_null(t);
+  const int32_t end = mm_tokenizer_find(t, "[e~["), think = mm_tokenizer_find(t, "</think>"),
+                call = mm_tokenizer_find(t, "<minimax:tool_call>"), brace = mm_tokenizer_find(t, "{"),
+                line = mm_tokenizer_find(t, "\xc4\x8a");
+  assert_true(end >= 0 && think >= 0 && call >= 0 && brace >= 0);
+  mm_lexicon *l = mm_lexicon_open(t, 2048, &end, 1, &err);
+  const mm_form *form = compile(&a, PERSON, &err);
+  for (int way = 0; way < 4; way++) {
+    const mm_section section[] = {{.kind = MM_SECTION_UNTIL, .id = think},
+                                  {.kind = MM_SECTION_FORM, .id = call, .form = form, .instead = way != 3}};
+    mm_constraint *c = mm_constraint_open(l, section, 2, &err);
+    assert_true(l && c && !allows(mm_constraint_allowed(c), call));
+    mm_constraint_chosen(c, think);
+    assert_int_equal(allows(mm_constraint_allowed(c), call), way != 3);
+    assert_true(allows(mm_constraint_allowed(c), brace) && !allows(mm_constraint_allowed(c), end) &&
+                !allows(mm_constraint_allowed(c), think));
+    if (way == 1 && line >= 0 && allows(mm_constraint_allowed(c), line)) mm_constraint_chosen(c, line);
+    assert_int_equal(allows(mm_constraint_allowed(c), call), way != 3);
+    mm_constraint_chosen(c, way < 2 ? call : brace);
+    if (way < 2) assert_null(mm_constraint_allowed(c));
+    if (way >= 2) assert_true(!allows(mm_constraint_allowed(c), call) && !allows(mm_constraint_allowed(c), end));
+    mm_constraint_close(c);
+  }
+  mm_lexicon_close(l);
+  mm_tokenizer_close(t);
+  mm_arena_close(&a);
+}
+
 /* The mask of each state, beside every token tried alone; the sections of a call that is required. */
 static void masks_are_what_the_automaton_says(void **state) {
   (void)state;
@@ -259,8 +293,9 @@ static void masks_are_what_the_automaton_says(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(schemas_let_through_what_they_say), cmocka_unit_test(what_is_not_served_is_refused_by_name),
-      cmocka_unit_test(whatever_is_let_through_is_json), cmocka_unit_test(masks_are_what_the_automaton_says)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(a_call_may_stand_for_the_form), cmocka_unit_test(schemas_let_through_what_they_say),
+                                     cmocka_unit_test(what_is_not_served_is_refused_by_name),
+                                     cmocka_unit_test(whatever_is_let_through_is_json),
+                                     cmocka_unit_test(masks_are_what_the_automaton_says)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,166 @@
+/* Sixteen lanes of AVX-512 for cpu_rows_body.h and cpu_vectors_body.h. The file that includes this defines TARGET, and MM_VBMI where the
+ * target has it. */
+#include <immintrin.h>
+#include <math.h>
+#include <string.h>
+
+#include "quant/numbers.h"
+
+#define LEVEL TARGET MM_INLINE
+enum { TILE_KEEPS = true };
+#define TILES(of) of(6, 2) of(4, 2) of(2, 4) of(1, 8)
+
+typedef __m512 v16;
+LEVEL v16 v16_zero(void) { return _mm512_setzero_ps(); }
+LEVEL v16 v16_load(const float *p) { return _mm512_loadu_ps(p); }
+LEVEL void v16_store(float *p, v16 a) { _mm512_storeu_ps(p, a); }
+LEVEL v16 v16_add(v16 a, v16 b) { return _mm512_add_ps(a, b); }
+LEVEL v16 v16_mul(v16 a, v16 b) { return _mm512_mul_ps(a, b); }
+LEVEL v16 v16_fma(v16 a, v16 b, v16 c) { return _mm512_fmadd_ps(a, b, c); }
+LEVEL v16 v16_set1(float x) { return _mm512_set1_ps(x); }
+LEVEL float v16_sum(v16 a) {
+  const __m256 b = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+  const __m128 c = _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1)), d = _mm_add_ps(c, _mm_movehl_ps(c, c));
+  return _mm_cvtss_f32(_mm_add_ss(d, _mm_movehdup_ps(d)));
+}
+/* The same, in a register: a compiler that sees where it comes from reads it from there at every use. */
+LEVEL v16 v16_held(v16 a) {
+  __asm__("" : "+v"(a));
+  return a;
+}
+LEVEL v16 v16_halves(float a, float b) { return _mm512_insertf32x8(_mm512_set1_ps(a), _mm256_set1_ps(b), 1); }
+LEVEL v16 v16_div(v16 a, v16 b) { return _mm512_div_ps(a, b); }
+LEVEL v16 v16_max(v16 a, v16 b) { return _mm512_max_ps(a, b); }
+LEVEL v16 v16_min(v16 a, v16 b) { return _mm512_min_ps(a, b); }
+LEVEL v16 v16_scale2(v16 p, v16 t) {
+  return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p), _mm512_slli_epi32(_mm512_castps_si512(t), 23)));
+}
+/* E4M3 as f16 of a 256th: sign, exponent and mantissa lie as they should once the bits are apart. */
+LEVEL __m256i e4m3_f16(__m128i c) {
+  return _mm256_and_si256(_mm256_slli_epi16(_mm256_cvtepi8_epi16(c), 7), _mm256_set1_epi16((short)0xbf80));
+}
+/* Of nibbles, whose lane i has columns 8i … 8i + 7; cell < MM_CHUNK. */
+LEVEL v16 v16_scales(mm_cpu_kind kind, const uint8_t *p, uint32_t cell) {
+  const __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+  const __m512i which = _mm512_srl_epi32(lane, _mm_cvtsi32_si128(cell == 16 ? 1 : cell == 32 ? 2 : 3));
+  __m128i raw = _mm_setzero_si128();
+  if (cell == 16) memcpy(&raw, p, mm_cpu_scale_bytes(kind) * 8);
+  if (cell == 32) memcpy(&raw, p, mm_cpu_scale_bytes(kind) * 4);
+  if (cell == 64) memcpy(&raw, p, mm_cpu_scale_bytes(kind) * 2);
+  __m512i bits = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_castsi128_si256(raw)), 16);
+  if (kind == MM_KIND_NVFP4) return _mm512_permutexvar_ps(which, _mm512_cvtph_ps(e4m3_f16(raw)));
+  if (kind == MM_KIND_MXFP4) {
+    const __m512i e = _mm512_cvtepu8_epi32(raw);
+    bits = _mm512_max_epi32(_mm512_slli_epi32(e, 23), _mm512_set1_epi32(0x00400000)); /* 2^-127 has no exponent */
+    bits = _mm512_mask_mov_epi32(bits, _mm512_cmpeq_epi32_mask(e, _mm512_set1_epi32(255)), _mm512_set1_epi32(0x7fc00000));
+  }
+  return _mm512_permutexvar_ps(which, _mm512_castsi512_ps(bits));
+}
+
+/* Nibbles as BF16, twice: a permutation of words reads five bits of its index, the fifth being another nibble's. */
+#define TWICE(...) \
+  { __VA_ARGS__, __VA_ARGS__ }
+static const uint16_t nibbles_e2m1[32] =
+    TWICE(0, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0, 0x8000, 0xbf00, 0xbf80, 0xbfc0, 0xc000, 0xc040, 0xc080, 0xc0c0);
+static const uint16_t nibbles_int4[32] =
+    TWICE(0, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80);
+static const uint16_t nibbles_offset[32] =
+    TWICE(0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0);
+
+/* The low and the high halves of words, BF16 each. */
+LEVEL v16 low_half(__m512i c) { return _mm512_castsi512_ps(_mm512_slli_epi32(c, 16)); }
+LEVEL v16 high_half(__m512i c) { return _mm512_castsi512_ps(_mm512_and_si512(c, _mm512_set1_epi32((int)0xffff0000u))); }
+
+#ifdef MM_VBMI
+/* E4M3 as BF16 of a 256th, by its seven lower bits. */
+#define BITS(m, high) ((high) ? (m) >> 8 : (m)&255)
+#define LINE(e, high)                                                                                                     \
+  NORMAL(e, 0, high), NORMAL(e, 1, high), NORMAL(e, 2, high), NORMAL(e, 3, high), NORMAL(e, 4, high), NORMAL(e, 5, high), \
+      NORMAL(e, 6, high), NORMAL(e, 7, high)
+#define NORMAL(e, m, high) BITS(((e) + 112) << 7 | (m) << 4, high)
+#define SMALL(e, m, high)  BITS((e) << 7 | (m), high)
+#define TABLE(high)                                                                                                                        \
+  {                                                                                                                                        \
+    0, SMALL(110, 0, high), SMALL(111, 0, high), SMALL(111, 64, high), SMALL(112, 0, high), SMALL(112, 32, high), SMALL(112, 64, high),    \
+        SMALL(112, 96, high), LINE(1, high), LINE(2, high), LINE(3, high), LINE(4, high), LINE(5, high), LINE(6, high), LINE(7, high),     \
+        LINE(8, high), LINE(9, high), LINE(10, high), LINE(11, high), LINE(12, high), LINE(13, high), LINE(14, high), NORMAL(15, 0, high), \
+        NORMAL(15, 1, high), NORMAL(15, 2, high), NORMAL(15, 3, high), NORMAL(15, 4, high), NORMAL(15, 5, high), NORMAL(15, 6, high),      \
+        BITS(0x7fc0, high)                                                                                                                 \
+  }
+static const uint8_t e4m3_low[128] = TABLE(0), e4m3_high[128] = TABLE(1);
+/* 64 codes: words whose halves are columns (mm_cpu_column). */
+LEVEL void e4m3_words(__m512i c, __m512i *first, __m512i *second) {
+  const __m512i low = _mm512_permutex2var_epi8(_mm512_loadu_si512(e4m3_low), c, _mm512_loadu_si512(e4m3_low + 64));
+  const __m512i high = _mm512_permutex2var_epi8(_mm512_loadu_si512(e4m3_high), c, _mm512_loadu_si512(e4m3_high + 64));
+  const __m512i top = _mm512_ternarylogic_epi32(high, c, _mm512_set1_epi8((char)0x80), 0xf8); /* high | (c & sign) */
+  *first = _mm512_unpacklo_epi8(low, top), *second = _mm512_unpackhi_epi8(low, top);
+}
+LEVEL void widen_e4m3(v16 w[4], __m512i c) {
+  __m512i first, second;
+  e4m3_words(c, &first, &second);
+  w[0] = low_half(first), w[1] = high_half(first), w[2] = low_half(second), w[3] = high_half(second);
+}
+LEVEL bool bad(const uint8_t *p) {
+  (void)p; /* the table has no number for a code that is none */
+  return false;
+}
+#else
+/* The high bytes of words: the even words' numbers, and the odd ones'. */
+LEVEL void e4m3_words(__m512i c, v16 *even, v16 *odd) {
+  const __m512i f16 = _mm512_and_si512(_mm512_srai_epi16(c, 1), _mm512_set1_epi16((short)0xbf80));
+  *even = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(f16)), *odd = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(f16, 16)));
+}
+LEVEL void widen_e4m3(v16 w[4], __m512i c) {
+  e4m3_words(_mm512_unpacklo_epi8(_mm512_setzero_si512(), c), &w[0], &w[1]);
+  e4m3_words(_mm512_unpackhi_epi8(_mm512_setzero_si512(), c), &w[2], &w[3]);
+}
+/* Whether a code of a chunk of E4M3 is no number. */
+LEVEL bool bad(const uint8_t *p) {
+  const __m512i nan = _mm512_set1_epi8(0x7f);
+  const __m512i a = _mm512_and_si512(_mm512_loadu_si512(p), nan), b = _mm512_and_si512(_mm512_loadu_si512(p + 64), nan);
+  return (_mm512_cmpeq_epi8_mask(a, nan) | _mm512_cmpeq_epi8_mask(b, nan)) != 0;
+}
+
+#endif
+
+/* Nibbles n of words come last. */
+LEVEL __m512i nibbles_last(__m512i packed, int n) {
+  switch (n) {
+    case 0: return packed;
+    case 1: return _mm512_srli_epi16(packed, 4);
+    case 2: return _mm512_srli_epi16(packed, 8);
+    default: return _mm512_srli_epi16(packed, 12);
+  }
+}
+
+/* Registers 4h … 4h + 3 of a chunk, scales aside. */
+LEVEL void widen_half(v16 w[4], mm_cpu_kind kind, const uint8_t *p, int h) {
+  if (kind == MM_KIND_BF16) {
+    const __m512i first = _mm512_loadu_si512(p + 128 * h), second = _mm512_loadu_si512(p + 128 * h + 64);
+    w[0] = low_half(first), w[1] = high_half(first), w[2] = low_half(second), w[3] = high_half(second);
+    return;
+  }
+  if (mm_cpu_e4m3(kind)) {
+    widen_e4m3(w, _mm512_loadu_si512(p + 64 * h));
+    return;
+  }
+  if (mm_cpu_nibbles(kind)) {
+    const uint16_t *numbers = kind == MM_KIND_INT4 ? nibbles_int4 : kind == MM_KIND_INT4_OFFSET ? nibbles_offset : nibbles_e2m1;
+    const __m512i packed = _mm512_loadu_si512(p), table = _mm512_loadu_si512(numbers);
+    MM_UNROLL
+    for (int n = 0; n < 2; n++) {
+      const __m512i words = _mm512_permutexvar_epi16(nibbles_last(packed, 2 * h + n), table);
+      w[2 * n] = low_half(words), w[2 * n + 1] = high_half(words);
+    }
+    return;
+  }
+  MM_UNROLL
+  for (int j = 0; j < 4; j++) {
+    const int i = 4 * h + j;
+    switch (kind) {
+      case MM_KIND_F32: w[j] = _mm512_loadu_ps((const float *)(const void *)p + 16 * i); break;
+      case MM_KIND_F16: w[j] = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)(p + 32 * i))); break;
+      default: w[j] = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)(p + 16 * i)))); break;
+    }
+  }
+}
