@@ -215,7 +215,7 @@ def missing_and_added():
         cf.ok(VERIFY, "-q", out)
         for path in (root + "/nothing", out + "/config.json"):
             done = cf.run(VERIFY, "-q", path)
-            assert done.returncode == 6 and done.stderr.count(b"\n") == 1, done
+            assert done.returncode == 3 and done.stderr.count(b"\n") == 1, done
 
 
 def resealed(out, old, new):

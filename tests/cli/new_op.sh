@@ -25,7 +25,7 @@ awk '/^const mm_ops mm_ops_cpu/ { print "static void cpu_scale(mm_backend *b, mm
 for floor in formats quant loader convert runtime; do diff -rq "$floor" "$new/$floor" || :; done >"$TMPDIR/touched"
 [ "$(wc -l <"$TMPDIR/touched")" = 3 ]
 
-rm -r "$new/runtime/serve" "$new/runtime/minimax_serve.c" "$TMPDIR/b/runtime/serve" # minimax-eval does without
+rm -r "$new"/runtime/serve/*.c "$new/runtime/minimax_serve.c" "$TMPDIR/b/runtime/serve" # minimax-eval does without
 grep -rl --include='*.d' -e runtime/ops.h -e runtime/forward.c "$TMPDIR/b" | sed 's/d$/o/' | xargs rm -f # their .d files name another directory
 unset MAKELEVEL MAKEFLAGS MAKEOVERRIDES MFLAGS
 eval=$TMPDIR/b/bin/minimax-eval
