@@ -29,7 +29,8 @@ static const mm_rule *rule(const char *end) {
 }
 
 static bool open_bytes(mm_act_scales *s, const void *data, size_t n, mm_err *err) {
-  char path[] = "/tmp/act-scales-XXXXXX";
+  static char path[32]; /* the scales keep it */
+  strcpy(path, "/tmp/act-scales-XXXXXX");
   int fd = mkstemp(path);
   assert_true(fd >= 0 && write(fd, data, n) == (ssize_t)n && close(fd) == 0);
   bool ok = mm_act_scales_open(s, path, err);
