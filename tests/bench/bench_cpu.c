@@ -13,6 +13,7 @@
 
 #include "formats/pool.h"
 #include "runtime/engine.h"
+#include "tests/bench/read_probe.h"
 
 enum { VOCAB = 2048, PROMPT = 512, MOST = 2048, REPEATS = 7, CONTEXT = 64, LAYERS = 8, STEPS = 8 };
 
@@ -142,20 +143,15 @@ static void build(bench *b, bool m1, uint32_t layers, uint32_t experts, const ch
 /* ---- what memory gives ---- */
 
 typedef struct reading {
-  const uint64_t *from;
-  size_t words, pieces;
+  const uint8_t *from;
+  size_t bytes, pieces;
   uint64_t sum[64];
 } reading;
 static bool read_piece(void *ctx, size_t item, unsigned worker, mm_err *err) {
   (void)err;
   reading *r = ctx;
-  uint64_t s[8] = {0};
-  const size_t each = r->words / r->pieces;
-  for (const uint64_t *p = r->from + item * each, *end = p + each; p < end; p += 8) {
-    __builtin_prefetch(p + 1024); /* the processor alone does not ask for enough */
-    for (int i = 0; i < 8; i++) s[i] += p[i];
-  }
-  for (int i = 0; i < 8; i++) r->sum[worker] += s[i];
+  const size_t each = r->bytes / r->pieces;
+  r->sum[worker] += read_all(r->from + item * each, each);
   return true;
 }
 /* Bytes a second that all threads read of the largest block. */
@@ -163,10 +159,11 @@ static double read_rate(const bench *b, mm_team *team) {
   mm_err err = {0};
   unsigned big = 0;
   for (unsigned i = 1; i < b->blocks; i++) big = b->bytes[i] > b->bytes[big] ? i : big;
-  reading r = {.from = b->block[big], .words = b->bytes[big] / 8 / 4096 * 4096, .pieces = 512};
+  reading r = {.from = b->block[big], .pieces = 64};
+  r.bytes = b->bytes[big] / (256 * r.pieces) * (256 * r.pieces);
   const double begin = now();
   must(mm_team_run(team, r.pieces, read_piece, &r, &err), &err);
-  return (double)(r.words * 8) / (now() - begin);
+  return (double)r.bytes / (now() - begin);
 }
 
 /* ---- steps ---- */

@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include "runtime/cpu/cpu_rows.h"
+#include "tests/bench/read_probe.h"
 
 #ifdef __x86_64__
 #include <immintrin.h>
@@ -75,17 +76,6 @@ static double ceiling(bool has, void (*loop)(void), int per_step) {
   return best;
 }
 
-__attribute__((target("avx512f"))) static uint64_t read_wide(const uint8_t *p, size_t n) {
-  __m512i a = _mm512_setzero_si512(), b = a, c = a, d = a;
-  for (size_t i = 0; i < n; i += 256) {
-    _mm_prefetch((const char *)p + i + 4096, _MM_HINT_T0), _mm_prefetch((const char *)p + i + 4160, _MM_HINT_T0);
-    _mm_prefetch((const char *)p + i + 4224, _MM_HINT_T0), _mm_prefetch((const char *)p + i + 4288, _MM_HINT_T0);
-    a = _mm512_xor_si512(a, _mm512_loadu_si512(p + i)), b = _mm512_xor_si512(b, _mm512_loadu_si512(p + i + 64));
-    c = _mm512_xor_si512(c, _mm512_loadu_si512(p + i + 128)), d = _mm512_xor_si512(d, _mm512_loadu_si512(p + i + 192));
-  }
-  a = _mm512_xor_si512(_mm512_xor_si512(a, b), _mm512_xor_si512(c, d));
-  return (uint64_t)_mm512_reduce_add_epi64(a);
-}
 #endif
 
 static volatile uint64_t seen;
@@ -93,16 +83,7 @@ static double read_rate(const uint8_t *p, size_t n) {
   double best = 0;
   for (int i = 0; i < TURNS; i++) {
     const double begin = own_time();
-#ifdef __x86_64__
-    if (mm_cpu_level() >= MM_CPU_AVX512) {
-      seen = read_wide(p, n);
-    } else
-#endif
-    {
-      uint64_t sum = 0;
-      for (size_t j = 0; j < n; j += 8) sum += *(const uint64_t *)(const void *)(p + j);
-      seen = sum;
-    }
+    seen = read_all(p, n);
     const double rate = (double)n / (own_time() - begin) / 1e9;
     best = rate > best ? rate : best;
   }
