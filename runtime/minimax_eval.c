@@ -408,7 +408,7 @@ static bool run_divergence(eval *e, mm_err *err) {
 }
 
 /* One of three things is asked for; windows are a text's. */
-static bool check_args(eval_args *a, mm_err *err) {
+static bool settle(eval_args *a, mm_err *err) {
   bool scored = a->ids || a->text, prompted = a->logits || a->against;
   if (!(a->ids && a->text) && !(a->logits && a->against) && scored != prompted && prompted == (a->ids_from != NULL) &&
       (!a->collect || scored)) {
@@ -426,7 +426,7 @@ static bool run(void *args, mm_err *err) {
   eval e = {.a = a};
   const char *const apart[] = {a->dir, NULL};
   mm_output_place place = place_of(a->logits ? a->logits : a->collect, apart); /* refused before the work */
-  bool ok = check_args(a, err) && (!place.path || mm_output_check(&place, err)) && mm_shards_open(&e.shards, a->dir, err) &&
+  bool ok = settle(a, err) && (!place.path || mm_output_check(&place, err)) && mm_shards_open(&e.shards, a->dir, err) &&
             (a->logits    ? run_logits(&e, err)
              : a->against ? run_divergence(&e, err)
                           : run_likelihood(&e, err));

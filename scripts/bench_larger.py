@@ -2,7 +2,7 @@
 """Tokens a second of a checkpoint that is larger than the memory it may use: scripts/bench_larger.py BUILD/bin WORK [--tokens 64] [--gb 3.8]
 
 Makes an M2-shaped block FP8 checkpoint in WORK (kept for the next run) and feeds it token by token on the CPU, from a cold cache, without a limit
-and under control groups of a half and a quarter of its bytes (as root, version 1 or 2). Beside each: bytes that came from the disk, and what
+and under control groups of a half and a quarter of its bytes (as root; written for versions 1 and 2, run with 1). Beside each: bytes that came from the disk, and what
 the disk gives to one reader that goes past the cache."""
 import argparse
 import json
@@ -30,12 +30,12 @@ class Group:
     def __init__(self):
         v1 = os.path.isdir(f"{ROOT}/memory")
         self.path = f"{ROOT}/memory/bench-larger" if v1 else f"{ROOT}/bench-larger"
-        self.file = "memory.limit_in_bytes" if v1 else "memory.max"
+        self.file, self.none = ("memory.limit_in_bytes", "-1") if v1 else ("memory.max", "max")
         os.mkdir(self.path)
 
     def run(self, limit, command):
         with open(f"{self.path}/{self.file}", "w", encoding="ascii") as f:
-            f.write(str(limit))
+            f.write(str(limit) if limit else self.none)
         join = f'echo $$ >"{self.path}/cgroup.procs" && exec "$@"'
         return subprocess.run(["sh", "-c", join, "sh", *command], check=True, capture_output=True, text=True)
 
@@ -83,7 +83,7 @@ def main():
             rate = disk_rate(part)
             forget(part)
             before, begun = disk_bytes(), time.monotonic()
-            done = group.run(-1 if share is None and "limit" in group.file else "max" if share is None else size // share, command)
+            done = group.run(size // share if share else None, command)
             took, read = time.monotonic() - begun, disk_bytes() - before
             assert said in (None, done.stdout), "another likelihood under a limit"
             said = done.stdout

@@ -46,9 +46,10 @@ fault() {
 
 # A server with sanitizers where make check-san built one.
 hostile() {
-  echo "$ SERVE_MUTATIONS=$1 SERVE_AFTER=1 serve_hostile.py"
+  seed=${SERVE_SEED:-$(random)}
   [ ! -x "$BUILD/san/bin/minimax-serve" ] || BUILD=$BUILD/san
-  SERVE_MUTATIONS=$1 SERVE_AFTER=1 SERVE_SEED=${SERVE_SEED:-$(random)} python3 tests/cli/serve_hostile.py
+  echo "$ BUILD=$BUILD SERVE_MUTATIONS=$1 SERVE_AFTER=1 SERVE_SEED=$seed serve_hostile.py"
+  SERVE_MUTATIONS=$1 SERVE_AFTER=1 SERVE_SEED=$seed python3 tests/cli/serve_hostile.py
 }
 
 run() {

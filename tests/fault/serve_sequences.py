@@ -3,7 +3,7 @@
 
 Two servers of one checkpoint: the one runs a few requests at a time in steps of few tokens, keeps prompts, drafts, and has so few cache tokens that
 requests are taken out and begun again; the other runs one request at a time and keeps nothing. Requests begin alike, go on differently, come in
-bursts, are streamed or not, have several choices, stop strings, penalties, biases, schemas, priorities; some clients go away in the middle. What is
+bursts, are streamed or not, have several choices, stop strings, penalties, biases, schemas, tools, priorities; some clients go away in the middle. What is
 asked: texts, reasons and logprobs of every request are those of the second server, whatever ran beside; and the first server ends well."""
 import collections
 import json
@@ -58,6 +58,9 @@ def request(rng, starts, vocab):
     body["messages"] = [{"role": "user", "content": said[:40]}, {"role": "assistant", "content": "ok"}, {"role": "user", "content": said[40:] or "?"}][: rng.choice([1, 3])]
     if rng.random() < 0.3:
         body["response_format"] = rng.choice([{"type": "json_object"}, {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA, "strict": True}}])
+    if rng.random() < 0.4:  # in a context that has no room for them the request is refused, by both
+        body["tools"] = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}}]
+        body["tool_choice"] = rng.choice(["auto", "auto", "none", "required"])
     return "/v1/chat/completions", body
 
 
@@ -132,10 +135,11 @@ def model(source, chat, options, count):
     for i in range(count):
         path, body = request(rng, starts, vocab)
         jobs.append((path, body, rng.choice(["at once", "at once", "stream", "stream", "leave"])))
-    kv = rng.choice(["160", "192", "256"])
-    small = ["--max-num-seqs", rng.choice(["2", "3", "5"]), "--max-num-batched-tokens", rng.choice(["8", "17", "64"]), "--kv-cache-tokens", kv, "--max-model-len", "160",
+    length = rng.choice([160, 720])
+    kv = str(rng.choice([160, 192, 256]) * length // 160)
+    small = ["--max-num-seqs", rng.choice(["2", "3", "5"]), "--max-num-batched-tokens", rng.choice(["8", "17", "64"]), "--kv-cache-tokens", kv, "--max-model-len", str(length),
              "--prefix-cache-memory", rng.choice(["512K", "1M", "64M"]), "--drafts", rng.choice(["0", "3"]), "--batch-invariant", "-t", "1", "--chat-format", chat]
-    plenty = ["--max-num-seqs", "1", "--prefix-cache", "off", "--max-model-len", "160", "--batch-invariant", "-t", "1", "--chat-format", chat]
+    plenty = ["--max-num-seqs", "1", "--prefix-cache", "off", "--max-model-len", str(length), "--batch-invariant", "-t", "1", "--chat-format", chat]
     with Patient(packed, *plenty) as calm, Patient(packed, *small) as busy:
         expected = [ask(calm, path, body) for path, body, _ in jobs]
         with ThreadPoolExecutor(6) as pool:

@@ -13,20 +13,10 @@
 #include <cmocka.h>
 
 #include "convert/calibration/act_scales.h"
+#include "tests/unit/convert/rules.h"
 
 #define QKV "model.layers.0.self_attn.qkv_proj.weight"
 #define W13 "model.layers.0.block_sparse_moe.experts.w13_weight"
-
-/* A rule of M2 by the end of its name. */
-static const mm_rule *rule(const char *end) {
-  const mm_arch *a = &mm_arch_minimax_m2;
-  for (size_t i = 0; i < a->rule_count; i++) {
-    size_t n = strlen(a->rule[i].theirs), k = strlen(end);
-    if (n >= k && strcmp(a->rule[i].theirs + n - k, end) == 0) return &a->rule[i];
-  }
-  fail_msg("no rule %s", end);
-  return NULL;
-}
 
 static bool open_bytes(mm_act_scales *s, const void *data, size_t n, mm_err *err) {
   static char path[32]; /* the scales keep it */

@@ -10,17 +10,7 @@
 
 #include "convert/calibration/importance.h"
 #include "tests/unit/convert/moments.h"
-
-/* A rule of M2 by the end of its name. */
-static const mm_rule *rule(const char *end) {
-  const mm_arch *a = &mm_arch_minimax_m2;
-  for (size_t i = 0; i < a->rule_count; i++) {
-    size_t n = strlen(a->rule[i].theirs), k = strlen(end);
-    if (n >= k && strcmp(a->rule[i].theirs + n - k, end) == 0) return &a->rule[i];
-  }
-  fail_msg("no rule %s", end);
-  return NULL;
-}
+#include "tests/unit/convert/rules.h"
 
 /* From memory of exactly that size, so that sanitizers see a byte too far. */
 static bool parse(mm_importance *m, const bytes *b, uint8_t **data, mm_err *err) {
