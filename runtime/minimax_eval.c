@@ -114,13 +114,13 @@ static mm_output_place place_of(const char *path, const char *const *apart) { re
 
 typedef struct likelihood {
   const int32_t *target; /* of the window's positions */
-  double nll;            /* summed */
+  double *window;        /* summed; the one at work */
 } likelihood;
 
 static bool add_nll(void *ctx, eval *e, const mm_batch *b, uint32_t pos, uint32_t count, mm_err *err) {
   likelihood *l = ctx;
   if (!mm_engine_score(e->engine, b, l->target + pos, e->score, err)) return false;
-  for (uint32_t t = 0; t < count; t++) l->nll += e->score[t];
+  for (uint32_t t = 0; t < count; t++) *l->window += e->score[t];
   return true;
 }
 
@@ -166,8 +166,12 @@ static bool print_object(mm_json *o, bool ok, mm_err *err) {
   return text || mm_fail_memory(err, 4096);
 }
 
-static bool print_likelihood(const eval_args *a, double nll, uint64_t windows, mm_err *err) {
-  uint64_t tokens = windows * a->window;
+/* sum: of each window, summed over its tokens. */
+static bool print_likelihood(const eval_args *a, const double *sum, uint64_t windows, mm_err *err) {
+  const uint64_t tokens = windows * a->window;
+  double nll = 0;
+  for (uint64_t w = 0; w < windows; w++) nll += sum[w];
+  nll /= (double)tokens;
   if (!a->json) {
     printf("nll %.6f, perplexity %.4f over %llu tokens in %llu windows of %llu\n", nll, exp(nll), (unsigned long long)tokens,
            (unsigned long long)windows, (unsigned long long)a->window);
@@ -177,6 +181,9 @@ static bool print_likelihood(const eval_args *a, double nll, uint64_t windows, m
   bool ok = mm_json_set(o, "nll", mm_json_new_real(nll)) && mm_json_set(o, "perplexity", mm_json_new_real(exp(nll))) &&
             mm_json_set(o, "tokens", mm_json_new_int((int64_t)tokens)) && mm_json_set(o, "windows", mm_json_new_int((int64_t)windows)) &&
             mm_json_set(o, "window", mm_json_new_int((int64_t)a->window));
+  mm_json *each = mm_json_new_arr();
+  for (uint64_t w = 0; ok && w < windows; w++) ok = mm_json_append(each, mm_json_new_real(sum[w] / (double)a->window));
+  ok = mm_json_set(o, "window_nll", each) && ok;
   return print_object(o, ok, err);
 }
 
@@ -200,18 +207,20 @@ static bool run_likelihood(eval *e, mm_err *err) {
   if (a->limit) windows = mm_min(windows, a->limit);
   bool ok = windows || mm_fail(err, MM_BAD_INPUT, "E_IDS", mm_at(from, NULL), "found %zu ids, expected more than a window of %llu", count,
                                (unsigned long long)a->window);
-  ok = ok && open_engine(e, a->window, err);
-  likelihood l = {0};
+  double *sum = ok ? mm_calloc(windows, sizeof *sum, err) : NULL;
+  ok = sum && open_engine(e, a->window, err);
   progress p = begin_progress(a->quiet);
   for (uint64_t w = 0; ok && w < windows; w++) {
     say_progress(&p, "windows", w, windows, w * a->window);
     const int32_t *first = id + w * a->window;
-    l.target = first + 1;
+    likelihood l = {first + 1, sum + w};
     ok = feed(e, first, (uint32_t)a->window, add_nll, &l, err);
   }
   end_progress(&p);
   free(id);
-  return ok && (!a->collect || write_calibration(e, err)) && print_likelihood(a, l.nll / (double)(windows * a->window), windows, err);
+  ok = ok && (!a->collect || write_calibration(e, err)) && print_likelihood(a, sum, windows, err);
+  free(sum);
+  return ok;
 }
 
 /* ---- logits ---- */

@@ -34,7 +34,7 @@ class Bytes:
         bf16 = bytearray(raw)
         bf16[1::2] = raw[1::2].translate(ORDINARY)
         self.pool["BF16"] = bytes(bf16)
-        self.pool["F32"] = b"".join(struct.pack("<f", rng.uniform(0.001, 0.1)) for _ in range(1 << 18))
+        self.pool["F32"] = b"".join(struct.pack("<f", rng.uniform(0.0001, 0.001)) for _ in range(1 << 18))
         self.moved = 0
 
     def write(self, f, dtype, size):

@@ -9,7 +9,8 @@
 #   steps      recorded steps, warming, refusals
 #   ranks      checkpoints cut for two ranks beside one and the CPU; a rank that fails
 #   load       what is loaded, bit for bit; short and changed files, digests
-#   eval       minimax-eval: the likelihood of held-out text on the GPU within 2e-3 of the CPU's, every scheme, both models
+#   eval       minimax-eval: the likelihood of held-out text on the GPU within 2e-3 of the CPU's, every scheme, both models; with inputs
+#              rounded, which a last bit may turn, the mean over windows within 2e-3 and three of its standard errors
 #   kernels    each kernel beside doubles
 #   sequences  random steps of random models beside doubles
 #   models     both models in every scheme beside the CPU (four processes)
@@ -56,36 +57,43 @@ prepare() {
   done
 }
 
-# The likelihood that minimax-eval prints: nll CHECKPOINT MODEL DEVICE OPTION…
+# The likelihood of each window, a line each: nll CHECKPOINT MODEL DEVICE WINDOWS OPTION…
 nll() {
-  checkpoint=$1 model=$2 device=$3
-  shift 3
-  "$build"/bin/minimax-eval "$checkpoint" --device "$device" --ids tests/data/"$model"/held-out-ids.json --window 512 --limit 4 "$@" |
-    awk '$1 == "nll" { print $2 }'
+  checkpoint=$1 model=$2 device=$3 windows=$4
+  shift 4
+  "$build"/bin/minimax-eval "$checkpoint" --device "$device" --ids tests/data/"$model"/held-out-ids.json --window 512 --limit "$windows" --json -q "$@" |
+    sed -n 's/.*"window_nll":\[\(.*\)\].*/\1/p' | tr ',' '\n'
 }
 
-# eval_row NAME CPU GPU
+# eval_row NAME ERRORS CHECKPOINT MODEL WINDOWS OPTION…: both devices; standard errors of the windows' differences that the limit grows by
 eval_row() {
-  awk -v name="$1" -v cpu="$2" -v gpu="$3" 'BEGIN {
-    apart = gpu - cpu; if (apart < 0) apart = -apart
-    ok = cpu != "" && gpu != "" && apart <= 2e-3
-    printf "%-4s eval %s: nll %s on the GPU, %s on the CPU, apart %.1e (limit 2e-3)\n", ok ? "ok" : "FAIL", name, gpu, cpu, apart }'
+  name=$1 errors=$2
+  shift 2
+  checkpoint=$1 model=$2
+  shift 2
+  nll "$checkpoint" "$model" cpu "$@" >"$work/cpu.nll"
+  nll "$checkpoint" "$model" cuda "$@" >"$work/cuda.nll"
+  paste "$work/cpu.nll" "$work/cuda.nll" | awk -v name="$name" -v errors="$errors" -v windows="$1" '
+    NF == 2 { n++; cpu += $1; cuda += $2; d = $2 - $1; sum += d; squares += d * d }
+    END {
+      if (n) { mean = sum / n; apart = mean < 0 ? -mean : mean; cpu /= n; cuda /= n }
+      if (n > 1) error = sqrt((squares > n * mean * mean ? squares - n * mean * mean : 0) / (n - 1) / n)
+      limit = 2e-3 + errors * error
+      printf "%-4s eval %s: nll %.6f on the GPU, %.6f on the CPU, apart %.1e (limit %.1e), standard error %.1e, %d windows\n",
+             n == windows && apart <= limit ? "ok" : "FAIL", name, cuda, cpu, apart, limit, error, n }'
 }
 
 eval_part() {
   for checkpoint in "$work"/models/[0-3]/*; do
     name=${checkpoint##*/}
     model=${name%-*}
-    for act in off on; do # activations as they are, and rounded where the device and the scheme can
-      cpu=$(nll "$checkpoint" "$model" cpu --act-quant "$act") && device=$(nll "$checkpoint" "$model" cuda --act-quant "$act")
-      eval_row "$name, act-quant $act" "$cpu" "$device"
-    done
+    eval_row "$name, act-quant off" 0 "$checkpoint" "$model" 4 --act-quant off
+    eval_row "$name, act-quant on" 3 "$checkpoint" "$model" 32 --act-quant on # rounded where the device and the scheme can
   done
   [ "$devices" -gt 1 ] || return 0
   for checkpoint in "$work"/ranks/*-2; do
     name=${checkpoint##*/}
-    model=${name%-*-2}
-    eval_row "$name, two GPUs" "$(nll "$checkpoint" "$model" cpu --act-quant off)" "$(nll "$checkpoint" "$model" cuda --act-quant off)"
+    eval_row "$name, two GPUs" 0 "$checkpoint" "${name%-*-2}" 4 --act-quant off
   done
 }
 
@@ -147,7 +155,7 @@ run_part() {
 # Seconds that a part may take: on an H100 with 16 cores, twice what it is expected to, or more.
 budget_of() {
   case $1 in
-    prepare) echo 120 ;; peers) echo 60 ;; forks) echo 240 ;; steps) echo 60 ;; ranks) echo 90 ;; load) echo 60 ;; eval) echo 180 ;;
+    prepare) echo 120 ;; peers) echo 60 ;; forks) echo 240 ;; steps) echo 60 ;; ranks) echo 90 ;; load) echo 60 ;; eval) echo 240 ;;
     kernels) echo 120 ;; sequences) echo 90 ;; models) echo 180 ;; text) echo 120 ;; speed) echo 120 ;;
     *) echo 0 ;;
   esac

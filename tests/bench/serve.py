@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""serve.py BUILD: minimax-serve on tests/data/tiny-m2 and the CPU. From exec to /health and to the first token (and
+"""serve.py BUILD [PACKED DEVICE STREAMS PROMPT REPLY]: minimax-serve on tests/data/tiny-m2 and the CPU. From exec to /health and to the first token (and
 with a vocabulary of the released size), beside what starting a process costs;
 tokens/s of 1, 8 and 64 streams over HTTP beside the bare engine's steps of as many rows and the scheduler without HTTP; a prompt again beside
-the prompt when it is new. What else the machine does is in every figure, so each has its own ceiling of the same run."""
+the prompt when it is new. What else the machine does is in every figure, so each has its own ceiling of the same run. With a packed checkpoint: its
+streams on the device alone, over HTTP, a process for each client, beside bench_scheduler's bare steps."""
 import json
+import multiprocessing
 import os
 import shutil
 import socket
@@ -97,6 +99,51 @@ def large_vocabulary():
     return packed
 
 
+def client(port, i, prompt, reply, ready, results):
+    """When each event of a stream came."""
+    body = {"prompt": [(i * 97 + t * 31) % 900 + 5 for t in range(prompt)], "max_tokens": reply, "ignore_eos": True, "stream": True, "temperature": 0}
+    c = socket.create_connection(("127.0.0.1", port))
+    ready.wait()
+    c.sendall(post(body))
+    times, tail = [], b""
+    while b"[DONE]" not in tail and (part := c.recv(1 << 16)):
+        times += [time.monotonic()] * part.count(b"data: {")
+        tail = tail[-16:] + part
+    results.put(times)
+
+
+def on_device(packed, device, count, prompt, reply):
+    """Tokens/s of all streams while all decode, and of the whole time."""
+    port = free_port()
+    args = [f"{BIN}/minimax-serve", packed, "--device", device, "--port", str(port), "--max-num-seqs", str(count), "--max-num-batched-tokens", "2048",
+            "--max-model-len", str(prompt + reply + 1), "--prefix-cache", "off", "-q"]
+    process = subprocess.Popen(args)
+    try:
+        while b"503" in exchange(port, post({"prompt": [5, 6], "max_tokens": 1}), b"}")[:20]:
+            time.sleep(0.01)
+        for _ in range(2):  # the second has every graph
+            ready, results = multiprocessing.Barrier(count), multiprocessing.Queue()
+            clients = [multiprocessing.Process(target=client, args=(port, i, prompt, reply, ready, results)) for i in range(count)]
+            for c in clients:
+                c.start()
+            times = [results.get(timeout=300) for _ in clients]
+            for c in clients:
+                c.join()
+        begun, ended = max(t[0] for t in times), min(t[-1] for t in times)
+        tokens = sum(reply * sum(begun < at <= ended for at in t) / len(t) for t in times)
+        whole = max(t[-1] for t in times) - min(t[0] for t in times)
+        print(f"{count} streams over HTTP, {prompt} + {reply} tokens, {device}: {tokens / (ended - begun):.0f} tokens/s while all decode, "
+              f"{count * reply / whole:.0f} from the first token to the last")
+    finally:
+        process.terminate()
+        process.wait()
+    subprocess.run([f"{BUILD}/tests/bench/bench_scheduler", packed, device, str(count), str(prompt), str(reply), "2048"])
+
+
+if len(sys.argv) > 2:
+    on_device(sys.argv[2], sys.argv[3], *(int(a) for a in sys.argv[4:7]))
+    shutil.rmtree(os.environ["TMPDIR"])
+    sys.exit(0)
 packed = convert("tests/data/tiny-m2")
 start(packed)
 print("with a vocabulary of 200,064 tokens:")

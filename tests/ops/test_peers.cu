@@ -22,7 +22,7 @@ struct member {
   mm_cu_peers *peers = nullptr;
   cudaStream_t s = nullptr;
   char *x = nullptr, *source = nullptr; /* device memory */
-  std::vector<char> host;
+  char *host = nullptr;                 /* pinned: a copy of pageable memory may keep another rank of this process waiting */
   bool ok = true;
 
   /* No rank goes on before all are here. */
@@ -52,7 +52,7 @@ bool on_ranks(uint32_t ranks, double limit_s, const std::function<void(member *)
       CUDA_OK(cudaStreamCreateWithFlags(&x->s, cudaStreamNonBlocking));
       CUDA_OK(cudaMalloc(&x->x, kMost));
       CUDA_OK(cudaMalloc(&x->source, kMost));
-      x->host.resize(kMost);
+      CUDA_OK(cudaMallocHost(&x->host, kMost));
       must((x->peers = mm_cu_peers_open(comm, r, ranks, limit_s, &e)) != nullptr, e);
       f(x);
       CUDA_OK(cudaStreamSynchronize(x->s));
@@ -60,6 +60,7 @@ bool on_ranks(uint32_t ranks, double limit_s, const std::function<void(member *)
       mm_cu_peers_close(x->peers);
       CUDA_OK(cudaFree(x->x));
       CUDA_OK(cudaFree(x->source));
+      CUDA_OK(cudaFreeHost(x->host));
       CUDA_OK(cudaStreamDestroy(x->s));
     });
   }
@@ -83,16 +84,16 @@ enum kind { SUM_BF16, SUM_F32, MAX_F32 };
 bool trial(member *m, uint32_t t, kind k, size_t n) {
   const bool narrow = k == SUM_BF16;
   const auto given = [&](uint32_t r, size_t i) { return narrow ? to_float(__float2bfloat16(number(t, r, i))) : number(t, r, i); };
-  __nv_bfloat16 *half = reinterpret_cast<__nv_bfloat16 *>(m->host.data());
-  float *wide = reinterpret_cast<float *>(m->host.data());
+  __nv_bfloat16 *half = reinterpret_cast<__nv_bfloat16 *>(m->host);
+  float *wide = reinterpret_cast<float *>(m->host);
   for (size_t i = 0; i < n; i++) narrow ? (void)(half[i] = __float2bfloat16(given(m->rank, i))) : (void)(wide[i] = given(m->rank, i));
   const size_t bytes = n * (narrow ? 2 : 4);
-  CUDA_OK(cudaMemcpyAsync(m->x, m->host.data(), bytes, cudaMemcpyHostToDevice, m->s));
+  CUDA_OK(cudaMemcpyAsync(m->x, m->host, bytes, cudaMemcpyHostToDevice, m->s));
   const cudaError_t e = k == SUM_BF16  ? mm_cu_peers_sum(m->peers, reinterpret_cast<__nv_bfloat16 *>(m->x), n, m->s)
                         : k == SUM_F32 ? mm_cu_peers_sum_f32(m->peers, reinterpret_cast<float *>(m->x), n, m->s)
                                        : mm_cu_peers_max_f32(m->peers, reinterpret_cast<float *>(m->x), n, m->s);
   CUDA_OK(e);
-  CUDA_OK(cudaMemcpyAsync(m->host.data(), m->x, bytes, cudaMemcpyDeviceToHost, m->s));
+  CUDA_OK(cudaMemcpyAsync(m->host, m->x, bytes, cudaMemcpyDeviceToHost, m->s));
   CUDA_OK(cudaStreamSynchronize(m->s));
   mm_err err = {};
   must(mm_cu_peers_check(m->peers, &err), err);
@@ -128,18 +129,19 @@ void check_replays(uint32_t ranks) {
   constexpr size_t kFew = 3072, kMany = 200000;
   const bool ok = on_ranks(ranks, 20, [&](member *m) {
     float *const from = reinterpret_cast<float *>(m->source), *const few = reinterpret_cast<float *>(m->x), *const many = few + kFew;
-    std::vector<float> v(kFew + kMany), want(v.size()), got(v.size());
-    for (size_t i = 0; i < v.size(); i++) {
+    std::vector<float> want(kFew + kMany);
+    float *const v = reinterpret_cast<float *>(m->host);
+    for (size_t i = 0; i < want.size(); i++) {
       v[i] = number(7, m->rank, i), want[i] = number(7, 0, i);
       for (uint32_t r = 1; r < m->ranks; r++) want[i] += number(7, r, i);
     }
-    CUDA_OK(cudaMemcpyAsync(from, v.data(), v.size() * 4, cudaMemcpyHostToDevice, m->s));
+    CUDA_OK(cudaMemcpyAsync(from, v, want.size() * 4, cudaMemcpyHostToDevice, m->s));
     CUDA_OK(cudaStreamSynchronize(m->s));
     cudaGraph_t graph;
     cudaGraphExec_t exec;
     CUDA_OK(cudaStreamBeginCapture(m->s, cudaStreamCaptureModeThreadLocal));
     for (int i = 0; i < 5; i++) {
-      CUDA_OK(cudaMemcpyAsync(few, from, v.size() * 4, cudaMemcpyDeviceToDevice, m->s));
+      CUDA_OK(cudaMemcpyAsync(few, from, want.size() * 4, cudaMemcpyDeviceToDevice, m->s));
       CUDA_OK(mm_cu_peers_sum_f32(m->peers, few, kFew, m->s));
       CUDA_OK(mm_cu_peers_sum_f32(m->peers, many, kMany, m->s));
     }
@@ -149,9 +151,9 @@ void check_replays(uint32_t ranks) {
     for (int i = 0; i < 100; i++) {
       CUDA_OK(cudaGraphLaunch(exec, m->s));
       if (i % 10) continue;
-      CUDA_OK(cudaMemcpyAsync(got.data(), few, got.size() * 4, cudaMemcpyDeviceToHost, m->s));
+      CUDA_OK(cudaMemcpyAsync(v, few, want.size() * 4, cudaMemcpyDeviceToHost, m->s));
       CUDA_OK(cudaStreamSynchronize(m->s));
-      m->ok = m->ok && !memcmp(got.data(), want.data(), got.size() * 4);
+      m->ok = m->ok && !memcmp(v, want.data(), want.size() * 4);
     }
     CUDA_OK(cudaStreamSynchronize(m->s));
     m->together();

@@ -29,7 +29,7 @@ struct opened {
     const mm_model *m = &shards.pack.model;
     mm_engine_config c = {};
     c.ops = ops, c.limits = {kSlots * MM_WHOLE_ROWS, kSlots, 512}, c.threads = 4, c.eager = eager;
-    c.device = ops == &mm_ops_cuda ? devices > 1 ? two : one : nullptr;
+    c.device = ops == &mm_ops_cpu ? nullptr : devices > 1 ? two : one;
     s = {mm_engine_open(&shards, &c, &err), m->vocab, m->hidden, m->layers, false};
     if (!s.engine) report_true("ranks: " + dir + ": " + err.text, false);
   }
