@@ -1,4 +1,6 @@
-/* The backends of this build by name, and what their limits come to. */
+/* The backends of this build by name, the numbers of devices, and what limits come to. */
+#include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "runtime/ops.h"
@@ -18,6 +20,28 @@ const mm_ops *mm_ops_find(const char *name, mm_err *err) {
             "found device \"cuda\", but this build has no CUDA backend; expected cpu, or a build with nvcc (make CUDA=1)");
   mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL), "found device \"%s\", expected one of %s", name, MM_DEVICES);
   return NULL;
+}
+
+bool mm_devices_read(const char *list, uint32_t ranks, uint32_t **device, mm_err *err) {
+  const char *at = list;
+  *device = NULL;
+  if (!at) return true;
+  if (!(*device = mm_calloc(ranks, sizeof **device, err))) return false;
+  uint32_t n = 0;
+  for (bool more = true; more; n++) {
+    char *end;
+    errno = 0;
+    const unsigned long v = strtoul(at, &end, 10);
+    if (n == ranks || end == at || *at < '0' || *at > '9' || errno || v > 1023 || (*end && *end != ',')) break;
+    (*device)[n] = (uint32_t)v;
+    more = *end == ',';
+    at = end + more;
+    if (!more && n + 1 == ranks) return true;
+  }
+  free(*device);
+  *device = NULL;
+  return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL),
+                 "--devices: found \"%s\", expected %u numbers with commas between them, one for each rank", list, ranks);
 }
 
 bool mm_limits_pages(const mm_limits *l, uint32_t *pages, mm_err *err) {

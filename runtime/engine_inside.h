@@ -44,10 +44,11 @@ struct mm_engine {
   const mm_shards *shards;
   const mm_model *model;
   mm_engine_config config;
-  mm_comm **comm;   /* [pp]: the ranks of each stage */
-  bool lightning;   /* some layer keeps a state that cannot go back */
-  bool *never;      /* [vocab] ids that are not to be chosen */
-  slot_state *slot; /* [slots] */
+  mm_digest checkpoint; /* where weights are attached to */
+  mm_comm **comm;       /* [pp]: the ranks of each stage */
+  bool lightning;       /* some layer keeps a state that cannot go back */
+  bool *never;          /* [vocab] ids that are not to be chosen */
+  slot_state *slot;     /* [slots] */
   uint64_t batches;
   mm_pages *pages; /* NULL where the backend gives each slot its own */
   mm_paging paging;

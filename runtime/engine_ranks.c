@@ -27,7 +27,9 @@ static bool open_rank(rank *r, mm_err *err) {
       .tap = e->config.tap,
       .taps = e->config.taps,
       .verify = e->config.verify && e->config.ops->loads ? e->shards : NULL,
-      .log = e->config.log};
+      .log = e->config.log,
+      .checkpoint = e->checkpoint,
+      .attach = e->config.attach};
   if (!mm_forward_open(&r->forward, e->config.ops, &c, err)) return false;
   r->state_bytes = e->config.ops->state_bytes ? e->config.ops->state_bytes(r->forward.backend) : 0;
   return true;
@@ -139,6 +141,12 @@ static bool check_config(const mm_model *m, const mm_engine_config *c, mm_err *e
   for (uint32_t i = 0; i < c->taps; i++)
     if (c->tap[i] >= m->layers)
       return mm_fail(err, MM_USAGE, "E_LIMITS", mm_at(NULL, NULL), "found layer %u to tap, expected less than %u", c->tap[i], m->layers);
+  if (c->attach && (!c->ops->hold || c->verify))
+    return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL),
+                   c->verify
+                       ? "found weights to attach to and digests to check; whoever holds them does that (minimax-hold --verify-on-load)"
+                       : "found device %s, which holds no weights to attach to",
+                   c->ops->name);
   if (l->max_tokens && l->slots && l->max_positions && c->threads && l->max_positions <= m->max_positions) return true;
   return mm_fail(err, MM_USAGE, "E_LIMITS", mm_at(NULL, NULL),
                  "found %u tokens a step, %u slots, %u positions, %u threads; expected at least 1 of each and at most %llu positions",
@@ -220,6 +228,7 @@ mm_engine *mm_engine_open(const mm_shards *shards, const mm_engine_config *c, mm
   e->shards = shards;
   e->model = m;
   e->config = *c;
+  if (c->attach && !mm_hold_checkpoint(shards->pack.dir, &e->checkpoint, err)) return free(e), NULL;
   for (uint32_t l = 0; l < m->layers; l++) e->lightning |= m->attn[l] == MM_ATTN_LIGHTNING;
   pthread_mutex_init(&e->lock, NULL);
   pthread_cond_init(&e->changed, NULL);

@@ -15,7 +15,8 @@
 #define PROMPT_MAX   (UINT64_C(1) << 30)
 
 typedef struct run_args {
-  const char *dir, *prompt, *prompt_file, *device, *devices, *act_quant, *kv; /* devices, act_quant: NULL where not given */
+  const char *dir, *prompt, *prompt_file, *device, *devices, *attach, *act_quant,
+      *kv; /* devices, attach, act_quant: NULL where not given */
   double temperature, top_p, min_p, repetition, presence, frequency;
   uint64_t top_k, seed, max_tokens, max_model_len, threads; /* max_model_len and threads: 0 where not given */
   bool added_tokens, ignore_eos, json, quiet, verbose, verify;
@@ -88,28 +89,6 @@ static bool open_tokenizer(run *r, mm_err *err) {
   return r->tokenizer;
 }
 
-/* --devices, one number for each rank; NULL without an error where it is not given. free() it. */
-static bool read_devices(const run *r, uint32_t **device, mm_err *err) {
-  const char *at = r->a->devices;
-  const uint32_t ranks = mm_pack_ranks(&r->shards.pack);
-  *device = NULL;
-  if (!at) return true;
-  if (!(*device = mm_calloc(ranks, sizeof **device, err))) return false;
-  uint32_t n = 0;
-  for (bool more = true; more; n++) {
-    char *end;
-    errno = 0;
-    const unsigned long v = strtoul(at, &end, 10);
-    if (n == ranks || end == at || *at < '0' || *at > '9' || errno || v > 1023 || (*end && *end != ',')) break;
-    (*device)[n] = (uint32_t)v;
-    more = *end == ',';
-    at = end + more;
-    if (!more && n + 1 == ranks) return true;
-  }
-  return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL),
-                 "--devices: found \"%s\", expected %u numbers with commas between them, one for each rank", r->a->devices, ranks);
-}
-
 static bool open_engine(run *r, mm_err *err) {
   unsigned threads = (unsigned)(r->a->threads ? r->a->threads : mm_max(1, mm_pool_cpus() / r->shards.pack.tp));
   mm_engine_config c = {.ops = mm_ops_find(r->a->device, err),
@@ -119,13 +98,14 @@ static bool open_engine(run *r, mm_err *err) {
                         .threads = threads,
                         .never = r->never,
                         .verify = r->a->verify,
+                        .attach = r->a->attach,
                         .log = r->log,
                         .kv_fp8 = strcmp(r->a->kv, "fp8") == 0,
                         .kv_bf16 = strcmp(r->a->kv, "bf16") == 0};
   if (!c.ops) return false;
   c.act_quant = r->act_quant = r->a->act_quant ? strcmp(r->a->act_quant, "on") == 0 : c.ops->act_quant;
   uint32_t *device;
-  if (!read_devices(r, &device, err)) return free(device), false;
+  if (!mm_devices_read(r->a->devices, mm_pack_ranks(&r->shards.pack), &device, err)) return false;
   c.device = device;
   if (!r->a->quiet) r->bar = mm_load_bar_open(r->log);
   r->engine = mm_engine_open(&r->shards, &c, err);
@@ -313,6 +293,7 @@ int main(int argc, char **argv) {
       MM_OPTION(U64, "seed", &a.seed, "N", "of the draws (0)"),
       MM_OPTION(STR, "device", &a.device, "NAME", "where to compute, cpu unless given", .choices = MM_DEVICES),
       MM_OPTION(STR, "devices", &a.devices, "LIST", "numbers of the GPUs, one for each rank (0,1,2,...)"),
+      MM_OPTION(STR, "attach", &a.attach, "SOCKET", "use the weights that minimax-hold keeps on the GPUs"),
       MM_OPTION(STR, "act-quant", &a.act_quant, "WORD",
                 "round the inputs of linears as their scheme defines, or not: weights alone are quantised then (on where the device can, "
                 "else off)",

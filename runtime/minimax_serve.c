@@ -270,6 +270,7 @@ int main(int argc, char **argv) {
                 .choices = MM_CHAT_FORMATS),
       MM_FLAG("trust-user-tokens", &a.trust_user, "control tokens that users spell are not text"),
       MM_OPTION(STR, "device", &a.load.device, "NAME", "where to compute, cpu unless given", .choices = MM_DEVICES),
+      MM_OPTION(STR, "attach", &a.load.attach, "SOCKET", "use the weights that minimax-hold keeps on the GPUs"),
       MM_OPTION(STR, "act-quant", &a.load.act_quant, "WORD",
                 "round the inputs of linears as their scheme defines, or not (on where the device can, else off)", .choices = "on|off"),
       MM_OPTION(STR, "kv-cache-dtype", &a.kv, "TYPE",

@@ -10,6 +10,7 @@
 #include "loader/bind.h"
 #include "loader/read_log.h"
 #include "runtime/comm.h"
+#include "runtime/hold.h"
 #include "runtime/pages.h"
 #include "runtime/sample.h"
 
@@ -95,6 +96,8 @@ typedef struct mm_backend_config {
   bool kv_bf16;            /* caches of full attention in bf16, where f32 is the backend's own type; MM_UNSUPPORTED where there are none */
   const mm_shards *verify; /* digests to check the weights' files against as they are read (mm_ops.loads), or NULL */
   mm_read_log *log;        /* what is read to load them goes there, or NULL */
+  mm_digest checkpoint;    /* mm_hold_checkpoint, where weights are held or attached to */
+  const char *attach;      /* the socket of who holds the weights (mm_ops.hold), so that none are read; or NULL */
 } mm_backend_config;
 
 #define MM_TAPS 8
@@ -161,6 +164,10 @@ typedef struct mm_ops {
   /* Called before the ops of layer l: a backend whose weights are still arriving waits here, in its own order, for that layer's. The call
    * may wait too, until it knows what to wait for. A load that fails ends the step with its error, and every later one. */
   void (*layer)(mm_backend *b, uint32_t l);
+  /* Weights that stay on the device for other processes: loads a rank's as open would, of which it reads model, weights, place, verify, log
+   * and checkpoint, and waits until all are there and found good. *held says where an open with `attach` finds them until release. */
+  bool (*hold)(const mm_backend_config *c, mm_held *held, void **memory, mm_err *err);
+  void (*release)(void *memory);
   bool loads;       /* reads the weights' files itself, past their mappings: checks mm_backend_config.verify, fills its log */
   uint32_t samples; /* MM_SAMPLES_…: what choose has beside temperature, top_p, top_k and seed */
   bool calibration; /* adds to mm_backend_config.calibration */
@@ -192,6 +199,9 @@ extern const mm_ops mm_ops_cuda;
 #define MM_DEVICES "cpu|cuda"
 /* The backend of this name; MM_UNSUPPORTED E_DEVICE naming those that were built. */
 const mm_ops *mm_ops_find(const char *name, mm_err *err);
+
+/* LIST of --devices, one number below 1024 for each rank: free(*device), NULL where list is. MM_USAGE E_USAGE. */
+MM_MUST_USE bool mm_devices_read(const char *list, uint32_t ranks, uint32_t **device, mm_err *err);
 
 /* One step of one rank (forward.c). The acts are opened once per rank. After a step tap[i][T, H] is what layer tap_layer[i] gave the next:
  * the residual stream before the next norm. A head that drafts tokens reads it there, and embeds and ends with the same ops and weights. */

@@ -7,8 +7,9 @@
 #   peers      sums over ranks, bit for bit; ranks that do not come
 #   forks      slots: forked, restored, chunks, page borders; schedules of MM_STEPS (10,000) steps among poison; 10,000 draws; scores
 #   steps      recorded steps, warming, refusals
-#   ranks      checkpoints cut for two ranks beside one and the CPU; a rank that fails
+#   ranks      checkpoints cut for two and eight ranks beside one and the CPU; a rank that fails
 #   load       what is loaded, bit for bit; short and changed files, digests
+#   hold       minimax-hold: the same text from held weights, after users that were killed, of two ranks; others' weights are refused
 #   eval       minimax-eval: the likelihood of held-out text on the GPU within 2e-3 of the CPU's, every scheme, both models; with inputs
 #              rounded, which a last bit may turn, the mean over windows within 2e-3 and three of its standard errors
 #   kernels    each kernel beside doubles
@@ -17,15 +18,16 @@
 #   text       minimax-run: the same text on both devices from weights as stored or bf16; of others a difference is shown
 #   speed      decode steps beside the copy rate; a mixed step at most 1.10 times its parts apart
 #
-# Two GPUs: those of CUDA_VISIBLE_DEVICES (0,1) are a rank each; with one GPU both ranks share it. BUDGET=N gives each part N percent of its
+# GPUs of CUDA_VISIBLE_DEVICES are a rank each as far as there are some; else ranks share them. BUDGET=N gives each part N percent of its
 # time (100). MM_SEED=N repeats the random numbers of a run of that seed. Exit status 1 after a failure, 77 without a GPU.
 set -u
 export LC_ALL=C
+export CUDA_DEVICE_MAX_CONNECTIONS=32 # streams of several ranks on one device do not wait for each other
 cd "$(dirname "$0")/.." || exit 2
 [ $# -gt 0 ] || { echo "usage: scripts/gpu.sh BUILD [PART ...]" >&2; exit 2; }
 build=$1 work=$1/gpu
 shift
-parts=${*:-prepare peers forks steps ranks load eval kernels sequences models text speed}
+parts=${*:-prepare peers forks steps ranks load hold eval kernels sequences models text speed}
 schemes='none bf16 block_fp8 channel_fp8 tensor_wise_fp8 w4a16 w4afp8 w4a8 nvfp4 mxfp4 mxfp8'
 prompt='And it came to pass, that the king said unto his servant, What'
 gpu=$build/tests/ops/gpu
@@ -47,14 +49,58 @@ prepare() {
     done
   done
   mkdir -p "$work/ranks"
-  for model in tiny-m1 tiny-m2; do
+  # Experts of M2's own width: eight ranks have 192 rows each.
+  wide=$work/tiny-m2-wide
+  [ -e "$wide" ] || python3 scripts/bench_checkpoint.py "$wide" --layers 2 --experts 16 --hidden 1024 --inter 1536 --heads 16 >"$work/wide.log" ||
+    row FAIL "prepare: $wide"
+  for source in tests/data/tiny-m1 tests/data/tiny-m2 "$wide"; do
     for scheme in bf16 block_fp8 w4a16 nvfp4; do
-      for tp in 1 2; do
-        to=$work/ranks/$model-$scheme-$tp
-        [ -e "$to" ] || "$build"/bin/minimax-convert tests/data/$model -o "$to" --tp $tp --quant "$scheme" -q || row FAIL "prepare: $to"
+      for tp in 1 2 8; do
+        to=$work/ranks/${source##*/}-$scheme-$tp
+        [ -e "$to" ] || "$build"/bin/minimax-convert "$source" -o "$to" --tp $tp --quant "$scheme" -q || row FAIL "prepare: $to"
       done
     done
   done
+}
+
+# hold_row CHECKPOINT OTHER DEVICES
+hold_row() {
+  socket=$work/hold.sock name=${1##*/}
+  answer() { timeout 60 "$build"/bin/minimax-run "$1" --device cuda --devices "$2" -n 24 -p "$prompt" -v $3 2>"$work/hold.err"; }
+  rm -f "$socket"
+  answer "$1" "$3" '' >"$work/hold-read.txt"
+  "$build"/bin/minimax-hold "$1" "$socket" --devices "$3" 2>"$work/holder.err" &
+  holder=$!
+  i=0
+  while [ ! -S "$socket" ] && [ $i -lt 300 ] && kill -0 $holder 2>"$work/kill.err"; do
+    sleep 0.1
+    i=$((i + 1))
+  done
+  for i in 1 2 3; do
+    "$build"/bin/minimax-run "$1" --device cuda --devices "$3" --attach "$socket" -n 4000 --ignore-eos -q -p "$prompt" >"$work/hold-long.txt" 2>&1 &
+    user=$!
+    answer "$1" "$3" "--attach $socket" >"$work/hold-$i.txt"
+    kill -9 $user 2>"$work/kill.err"
+    wait $user 2>"$work/kill.err"
+    cmp -s "$work/hold-read.txt" "$work/hold-$i.txt" && [ -s "$work/hold-$i.txt" ] && status=ok || status=FAIL
+    row $status "hold $name, user $i of a killed one's weights: the text of its own load; $(grep -o 'opened in .*' "$work/hold.err")"
+  done
+  answer "$2" "$3" "--attach $socket" >"$work/hold-other.txt"
+  found=$?
+  [ $found -eq 4 ] && grep -q E_HELD "$work/hold.err" && status=ok || status=FAIL
+  row $status "hold $name: ${2##*/} is refused: $(tail -n 1 "$work/hold.err")"
+  kill $holder
+  wait $holder
+  found=$?
+  [ $found -eq 0 ] && [ ! -e "$socket" ] && status=ok || status=FAIL
+  row $status "hold $name: the holder ends with $found: $(grep ready "$work/holder.err")"
+}
+
+hold_part() {
+  hold_row "$work/models/2/tiny-m1-block_fp8" "$work/models/1/tiny-m2-block_fp8" 0
+  hold_row "$work/models/3/tiny-m2-nvfp4" "$work/models/0/tiny-m1-nvfp4" 0
+  if [ "$devices" -gt 1 ]; then pair=0,1; else pair=0,0; fi
+  hold_row "$work/ranks/tiny-m2-w4a16-2" "$work/ranks/tiny-m2-nvfp4-2" $pair
 }
 
 # The likelihood of each window, a line each: nll CHECKPOINT MODEL DEVICE WINDOWS OPTION…
@@ -143,6 +189,7 @@ run_part() {
     steps) MM_GPU_MODELS=$work/models/0 "$gpu" test steps ;;
     ranks) MM_GPU_RANKS=$work/ranks "$gpu" test ranks ;;
     load) MM_GPU_MODELS=$work/models/0 "$gpu" test load ;;
+    hold) hold_part ;;
     eval) eval_part ;;
     kernels) "$gpu" test linear experts attention lightning rows choice edges ;;
     sequences) "$gpu" test sequences ;;
@@ -155,7 +202,7 @@ run_part() {
 # Seconds that a part may take: on an H100 with 16 cores, twice what it is expected to, or more.
 budget_of() {
   case $1 in
-    prepare) echo 120 ;; peers) echo 60 ;; forks) echo 240 ;; steps) echo 60 ;; ranks) echo 90 ;; load) echo 60 ;; eval) echo 240 ;;
+    prepare) echo 120 ;; peers) echo 60 ;; forks) echo 240 ;; steps) echo 60 ;; ranks) echo 90 ;; load) echo 60 ;; hold) echo 120 ;; eval) echo 240 ;;
     kernels) echo 120 ;; sequences) echo 90 ;; models) echo 180 ;; text) echo 120 ;; speed) echo 120 ;;
     *) echo 0 ;;
   esac

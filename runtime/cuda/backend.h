@@ -174,6 +174,9 @@ MM_MUST_USE bool mm_cu_upload_pages(mm_backend *b, const mm_batch *batch, mm_err
 
 mm_backend *mm_cu_backend_open(const mm_backend_config *c, mm_err *err);
 void mm_cu_backend_close(mm_backend *b); /* accepts NULL */
+/* mm_ops.hold and release. */
+MM_MUST_USE bool mm_cu_hold(const mm_backend_config *c, mm_held *held, void **memory, mm_err *err);
+void mm_cu_release(void *memory);
 
 /* ---- a rank of several, --tp (ranks.cu): rows that are sums over ranks, or whose mean square is ---- */
 

@@ -382,6 +382,52 @@ void mm_cu_backend_close(mm_backend *b) {
   delete b;
 }
 
+/* The key of this rank's weights on the current device, so far as they are planned. */
+static bool key_of(const mm_backend_config *c, const mm_cu_load *load, mm_digest *key, mm_err *err) {
+  int device = 0;
+  cudaDeviceProp p = {};
+  mm_digest layout;
+  if (!load->layout(&layout, err) || !mm_cu_check(cudaGetDevice(&device), "cudaGetDevice", err) ||
+      !mm_cu_check(cudaGetDeviceProperties(&p, device), "cudaGetDeviceProperties", err))
+    return false;
+  struct {
+    char version[16];
+    mm_digest checkpoint, layout;
+    uint64_t rank;
+    cudaUUID_t device;
+  } all = {"minimax " MM_VERSION, c->checkpoint, layout, c->place.rank, p.uuid};
+  return mm_sha256(&all, sizeof all, key, err);
+}
+
+/* From files, or from who holds them. */
+static bool find_weights(mm_backend *b, mm_err *err) {
+  if (!b->c.attach) return b->loading->open(&b->memory, err);
+  mm_held held = {};
+  if (!key_of(&b->c, b->loading.get(), &held.key, err)) return false;
+  void *const base = b->memory.borrow(b->c.attach, &held, err);
+  return base && b->loading->attach(static_cast<char *>(base), err);
+}
+
+bool mm_cu_hold(const mm_backend_config *c, mm_held *held, void **memory, mm_err *err) {
+  mm_backend *b = new mm_backend;
+  b->c = *c;
+  b->loading.reset(new mm_cu_load);
+  mm_cu_load_config how;
+  how.verify = c->verify, how.rank = c->place.rank, how.log = c->log;
+  cudaIpcMemHandle_t handle;
+  const bool ok = plan_weights(b, b->loading.get(), err) && mm_cu_check(cudaSetDevice((int)c->place.device), "cudaSetDevice", err) &&
+                  mm_cu_check_device(err) && key_of(c, b->loading.get(), &held->key, err) && b->loading->start(how, err) &&
+                  b->loading->open(&b->memory, err) && b->loading->finish(err) &&
+                  mm_cu_check(cudaIpcGetMemHandle(&handle, b->loading->base()), "cudaIpcGetMemHandle", err);
+  if (!ok) return mm_cu_backend_close(b), false;
+  memcpy(held->handle, &handle, sizeof handle);
+  held->bytes = b->loading->plan.bytes;
+  *memory = b;
+  return true;
+}
+
+void mm_cu_release(void *memory) { mm_cu_backend_close(static_cast<mm_backend *>(memory)); }
+
 /* Weights are on their way from their files before the device is asked for anything: its own start takes longer than the first of them.
  * They go on arriving after this returns. */
 mm_backend *mm_cu_backend_open(const mm_backend_config *c, mm_err *err) {
@@ -394,11 +440,10 @@ mm_backend *mm_cu_backend_open(const mm_backend_config *c, mm_err *err) {
   b->loading.reset(new mm_cu_load);
   mm_cu_load_config how;
   how.verify = c->verify, how.rank = c->place.rank, how.log = c->log, how.keep_ring = c->weights->tp > 1;
-  bool ok = plan_weights(b, b->loading.get(), &first) && b->loading->start(how, &first) &&
-            mm_cu_check(cudaSetDevice((int)c->place.device), "cudaSetDevice", &first) && mm_cu_check_device(&first) &&
-            check_shared(c, &first) &&
-            mm_cu_check(cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking), "cudaStreamCreate", &first) &&
-            b->loading->open(&b->memory, &first);
+  bool ok =
+      plan_weights(b, b->loading.get(), &first) && (c->attach || b->loading->start(how, &first)) &&
+      mm_cu_check(cudaSetDevice((int)c->place.device), "cudaSetDevice", &first) && mm_cu_check_device(&first) && check_shared(c, &first) &&
+      mm_cu_check(cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking), "cudaStreamCreate", &first) && find_weights(b, &first);
   if (ok) settle_inputs(b);
   ok = ok && open_caches(b, &first) && open_experts(b, &first) && open_batch(b, &first) && open_choice(b, &first) &&
        open_logits(b, &first) && mm_cu_check(cudaStreamSynchronize(0), "open", &first) && mm_cu_open_ranks(b, &first) &&

@@ -248,8 +248,8 @@ void mm_cu_load::run() {
   }
   stats = mm_reader_stats(reader);
   p->sync();
-  if (!config.keep_ring) close_ring();
   end(err);
+  if (!config.keep_ring) close_ring(); /* nobody waits for it */
 }
 
 /* ---- opening ---- */
@@ -297,6 +297,29 @@ bool mm_cu_load::open(mm_cu_memory *memory, mm_err *err) {
   if (no) return mm_fail(err, MM_LIMIT, "E_THREADS", mm_at(NULL, NULL), "started no thread to load with: %s", strerror(no));
   started = true;
   return true;
+}
+
+char *mm_cu_load::base() const { return p->base; }
+
+bool mm_cu_load::attach(char *base, mm_err *err) {
+  if (plan.landings == 0) return mm_fail(err, MM_BUG, "E_BUG", mm_at(NULL, NULL), "no weights to attach to");
+  for (const auto &set : settle) set(base);
+  now = LANDED;
+  return true;
+}
+
+bool mm_cu_load::layout(mm_digest *out, mm_err *err) const {
+  std::vector<uint64_t> all = {plan.bytes, plan.landings, plan.holes, by_host.size(), queue_after.size()};
+  for (size_t i = 0; i < plan.landings; i++) {
+    const mm_landing &l = plan.landing[i];
+    uint32_t factor;
+    memcpy(&factor, &l.factor, sizeof factor);
+    for (const uint64_t v :
+         {(uint64_t)l.how, l.at, l.bytes, l.row, l.pitch, (uint64_t)l.from, (uint64_t)factor, (uint64_t)(l.nibbles != nullptr)})
+      all.push_back(v);
+  }
+  for (size_t i = 0; i < plan.holes; i++) all.push_back(plan.hole[i].at), all.push_back(plan.hole[i].bytes);
+  return mm_sha256(all.data(), all.size() * sizeof all[0], out, err);
 }
 
 mm_cu_load::~mm_cu_load() {

@@ -5,6 +5,7 @@
 
 #include <math.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "runtime/cuda/launch.h"
 #include "runtime/cuda/weight.cuh"
@@ -162,6 +163,18 @@ bool mm_cu_random_bits(void *p, size_t bytes, mm_err *err) {
 
 mm_cu_memory::~mm_cu_memory() {
   for (void *p : block) cudaFree(p);
+  if (borrowed) cudaIpcCloseMemHandle(borrowed);
+  if (connection >= 0) close(connection);
+}
+
+void *mm_cu_memory::borrow(const char *socket, mm_held *held, mm_err *err) {
+  cudaIpcMemHandle_t handle;
+  static_assert(sizeof handle == MM_HOLD_HANDLE, "a holder's word for device memory");
+  if (!mm_hold_find(socket, held, &connection, err)) return nullptr;
+  memcpy(&handle, held->handle, sizeof handle);
+  const cudaError_t e = cudaIpcOpenMemHandle(&borrowed, handle, cudaIpcMemLazyEnablePeerAccess);
+  if (!mm_cu_check(e, "cudaIpcOpenMemHandle", err)) borrowed = nullptr;
+  return borrowed;
 }
 
 void *mm_cu_memory::reserve(uint64_t size, mm_err *err) {

@@ -6,15 +6,20 @@
 
 #include "quant/quant.h"
 #include "runtime/cuda/kernels.h"
+#include "runtime/hold.h"
 
 /* Device memory of one backend, freed together. */
 struct mm_cu_memory {
   std::vector<void *> block;
   std::vector<uint64_t> bytes; /* of each, without the spare ones */
+  void *borrowed = nullptr;    /* another process's, mapped here, as long as it is told so on `connection` */
+  int connection = -1;
   ~mm_cu_memory();
   /* Zeroed, 256-byte aligned, with 256 bytes to spare behind; NULL and E_MEMORY when the device has no more. */
   void *alloc(uint64_t size, mm_err *err);
   void *reserve(uint64_t size, mm_err *err); /* the same as it comes, not zeroed */
+  /* What a holder says of the key; at most once. Errors of mm_hold_find, MM_IO E_CUDA. */
+  void *borrow(const char *socket, mm_held *held, mm_err *err);
   template <class T>
   T *array(uint64_t count, mm_err *err) {
     return static_cast<T *>(alloc(count * sizeof(T), err));

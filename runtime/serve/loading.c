@@ -44,6 +44,7 @@ bool mm_loading_finish(mm_loaded *l, const mm_loading_config *c, mm_err *err) {
                  .pages = (uint32_t)mm_ceil_div(c->kv_tokens, MM_PAGE)},
       .threads = (unsigned)(c->threads ? c->threads : mm_max(1, mm_pool_cpus() / l->shards.pack.tp)),
       .never = l->never,
+      .attach = c->attach,
       .kv_fp8 = c->kv_fp8,
       .kv_bf16 = c->kv_bf16,
   };

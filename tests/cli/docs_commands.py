@@ -21,6 +21,9 @@ NOT_RUN = {
     "./scripts/bootstrap.sh demo": "installs packages; then runs the second half of README's commands",
     "./scripts/bootstrap.sh check": "installs packages; then runs what this test is part of",
     "vllm serve DIR --load-format minimax --tensor-parallel-size 8": "needs vLLM and GPUs; tests/python/test_vllm.py has the loader",
+    "minimax-hold DIR SOCKET": "needs a GPU: scripts/gpu.sh has it, part hold",
+    "minimax-hold /models/m2-tp1 /run/minimax/hold.sock": "needs a GPU: scripts/gpu.sh has it, part hold",
+    "minimax-serve /models/m2-tp1 --device cuda --attach /run/minimax/hold.sock": "needs a GPU: scripts/gpu.sh has it, part hold",
 }
 WORDS = {"SRC": TINY, "big-m2": TINY, "DIR": "DIR", "TEXT": "'In the beginning'", "OUT": "packed-up", "NEW": "cut", "N": "4", "…": TINY + " -o few",
          "/models/m2-tp1": "DIR", "cuda": "cpu"}

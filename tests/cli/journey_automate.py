@@ -10,7 +10,7 @@ import subprocess
 
 BIN, TMP, DATA = os.path.join(os.environ["BUILD"], "bin"), os.environ["TMPDIR"], "tests/data"
 SOURCE = f"{DATA}/tiny-m2"
-PROGRAMS = ["minimax-" + p for p in ("archive", "bench", "convert", "eval", "inspect", "run", "serve", "verify")]
+PROGRAMS = ["minimax-" + p for p in ("archive", "bench", "convert", "eval", "hold", "inspect", "run", "serve", "verify")]
 
 
 def run(program, *args, status=0, **how):

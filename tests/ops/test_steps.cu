@@ -1,5 +1,6 @@
 /* How the backend opens and records steps: what it refuses by name before any step, recordings that fail, and how many there are. The
  * program is linked so that cudaGraphInstantiate comes here first (Makefile). */
+#include <math.h>
 #include <string.h>
 
 #include <algorithm>
@@ -222,6 +223,36 @@ static void check_built() {
   report_true(what, ok && (built != MM_CU_BUILT_HOPPER || major == 9) && hopper() == (built == MM_CU_BUILT_HOPPER));
 }
 
+/* Device memory that an engine of 64 slots of 196,608 positions takes. */
+static uint64_t open_bytes(const mm_shards *shards, uint32_t pages) {
+  mm_err err = {};
+  mm_engine_config c = {};
+  size_t before, after, all;
+  c.ops = &mm_ops_cuda, c.limits = {64, 64, 196608, pages}, c.threads = 1;
+  CUDA_OK(cudaMemGetInfo(&before, &all));
+  mm_engine *e = mm_engine_open(shards, &c, &err);
+  must(e != nullptr, err);
+  CUDA_OK(cudaMemGetInfo(&after, &all));
+  mm_engine_close(e);
+  return before - after;
+}
+
+/* Long slots cost the pages that there are, and their table: not their positions. */
+static void check_page_memory(const mm_shards *shards, const std::string &name) {
+  const mm_model *m = &shards->pack.model;
+  const uint32_t few = 64, many = 64 * 64;
+  const uint64_t layers = (uint64_t)std::count(m->attn, m->attn + m->layers, MM_ATTN_FULL);
+  const double page = 2.0 * 2 * MM_PAGE * m->kv_heads * m->head_dim * (double)layers;
+  open_bytes(shards, few); /* what a first engine takes once */
+  const double little = (double)open_bytes(shards, few), much = (double)open_bytes(shards, many), pages = (many - few) * page;
+  const double whole = 64.0 * 196608 / MM_PAGE * page;
+  printf("steps %s: 64 slots of 196,608 positions: %.0f MB with %u pages, %.0f with %u; their pages alone %.0f, of all positions %.0f\n",
+         name.c_str(), little * 1e-6, few, much * 1e-6, many, many * page * 1e-6, whole * 1e-6);
+  report_true("steps " + name + ": more pages take their own bytes (4 MB for each array left and right)",
+              fabs(much - little - pages) <= 4e6 * 2 * (double)layers);
+  report_true("steps " + name + ": 64 slots of 196,608 positions in 512 MB beside their pages", much <= many * page + 512e6);
+}
+
 void test_steps() {
   check_built();
   check_judged();
@@ -243,6 +274,8 @@ void test_steps() {
     check_outstanding(&shards, names[i]);
     check_graph_count(&shards, names[i]);
     check_warm(&shards, names[i]);
+    shards.pack.model.max_positions = 196608; /* nothing that is made ready depends on it */
+    check_page_memory(&shards, names[i]);
     mm_shards_close(&shards);
   }
 }

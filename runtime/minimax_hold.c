@@ -1,0 +1,154 @@
+/* minimax-hold: keeps a packed checkpoint's weights on its devices, so that servers start again in an instant. */
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include "formats/option.h"
+#include "runtime/hold.h"
+#include "runtime/ops.h"
+
+typedef struct hold_args {
+  const char *operand[2]; /* DIR, SOCKET */
+  const char *device, *devices;
+  bool verify, json, quiet;
+} hold_args;
+
+typedef struct holder holder;
+/* One rank's weights, loaded by a thread of its own. */
+typedef struct held_rank {
+  const holder *all;
+  uint32_t index;
+  pthread_t thread;
+  mm_rank_weights weights;
+  void *memory;
+  mm_err err;
+} held_rank;
+
+struct holder {
+  const hold_args *a;
+  const mm_ops *ops;
+  mm_shards shards;
+  mm_digest checkpoint;
+  mm_read_log *log;
+  uint32_t *device; /* [ranks], or NULL */
+  mm_held *held;    /* [ranks] */
+  held_rank *rank;  /* [started] */
+  uint32_t ranks, started;
+};
+
+static bool g_quiet;
+static void tell(const char *line) {
+  if (!g_quiet) fprintf(stderr, "minimax-hold: %s\n", line);
+}
+
+static void *load(void *arg) {
+  held_rank *r = arg;
+  const holder *h = r->all;
+  if (!mm_bind(&r->weights, &h->shards, r->index, &r->err)) return NULL;
+  const mm_backend_config c = {.model = &h->shards.pack.model,
+                               .weights = &r->weights,
+                               .place = {r->index, r->index, h->ranks, h->device ? h->device[r->index] : r->index},
+                               .verify = h->a->verify ? &h->shards : NULL,
+                               .log = h->log,
+                               .checkpoint = h->checkpoint};
+  return h->ops->hold(&c, &h->held[r->index], &r->memory, &r->err) ? r : NULL;
+}
+
+/* All ranks at once; the first error of any. */
+static bool load_all(holder *h, mm_err *err) {
+  bool ok = true;
+  for (; ok && h->started < h->ranks; h->started++) {
+    held_rank *r = &h->rank[h->started];
+    *r = (held_rank){.all = h, .index = h->started};
+    const int failed = pthread_create(&r->thread, NULL, load, r);
+    if (failed) ok = mm_fail_errno(err, mm_at(NULL, NULL), "pthread_create", failed);
+    if (failed) break;
+  }
+  for (uint32_t i = 0; i < h->started; i++) {
+    void *done;
+    pthread_join(h->rank[i].thread, &done);
+    if (ok && !done) *err = h->rank[i].err, ok = false;
+  }
+  return ok;
+}
+
+static bool open_all(holder *h, mm_err *err) {
+  const hold_args *a = h->a;
+  if (!(h->ops = mm_ops_find(a->device, err))) return false;
+  if (!h->ops->hold)
+    return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL),
+                   "found device %s, which reads weights where the page cache has them: nothing is to be held", h->ops->name);
+  if (!mm_shards_open(&h->shards, a->operand[0], err) || !mm_hold_checkpoint(a->operand[0], &h->checkpoint, err)) return false;
+  h->ranks = mm_pack_ranks(&h->shards.pack);
+  return mm_devices_read(a->devices, h->ranks, &h->device, err) && (h->log = mm_read_log_open(err)) &&
+         (h->held = mm_calloc(h->ranks, sizeof *h->held, err)) && (h->rank = mm_calloc(h->ranks, sizeof *h->rank, err)) && load_all(h, err);
+}
+
+static bool say_ready(const holder *h, mm_err *err) {
+  char text[160], line[320];
+  const mm_read_stats s = mm_read_log_stats(h->log);
+  snprintf(line, sizeof line, "ready: %u rank(s), loaded %s", h->ranks, mm_read_text(text, sizeof text, &s));
+  tell(line);
+  if (!h->a->json) return true;
+  mm_json *o = mm_json_new_obj();
+  const bool ok = mm_json_set(o, "socket", mm_json_new_str(h->a->operand[1])) && mm_json_set(o, "ranks", mm_json_new_int(h->ranks)) &&
+                  mm_json_set(o, "bytes", mm_json_new_int((int64_t)mm_read_bytes(&s)));
+  return mm_program_json(o, ok, err) && mm_program_written(err);
+}
+
+static bool hold(void *args, mm_err *err) {
+  const hold_args *a = args;
+  holder h = {.a = a};
+  g_quiet = a->quiet;
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGTERM);
+  sigaddset(&set, SIGINT);
+  pthread_sigmask(SIG_BLOCK, &set, NULL); /* before there is any other thread */
+  const int stop = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+  bool ok = stop >= 0 || mm_fail_errno(err, mm_at(NULL, NULL), "signalfd", errno);
+  ok = ok && open_all(&h, err);
+  mm_hold *socket = ok ? mm_hold_open(a->operand[1], h.held, h.ranks, err) : NULL;
+  ok = socket && say_ready(&h, err) && mm_hold_serve(socket, stop, tell, err);
+  mm_hold_close(socket);
+  for (uint32_t i = 0; i < h.started; i++) {
+    if (h.rank[i].memory) h.ops->release(h.rank[i].memory);
+    mm_bind_close(&h.rank[i].weights);
+  }
+  mm_read_log_close(h.log);
+  mm_shards_close(&h.shards);
+  free(h.rank);
+  free(h.held);
+  free(h.device);
+  if (stop >= 0) close(stop);
+  return ok;
+}
+
+int main(int argc, char **argv) {
+  hold_args a = {.device = "cuda"};
+  const mm_option options[] = {
+      MM_OPTION(STR, "device", &a.device, "NAME", "where to keep them (cuda)", .choices = MM_DEVICES),
+      MM_OPTION(STR, "devices", &a.devices, "LIST", "numbers of the GPUs, one for each rank (0,1,2,...)"),
+      MM_FLAG("verify-on-load", &a.verify, "check the digests of all weights while they are loaded"),
+      MM_FLAG("json", &a.json, "one JSON object when the weights are there; errors as JSON"),
+      MM_FLAG("quiet", &a.quiet, "nothing on stderr but errors", .letter = 'q'),
+  };
+  const mm_program program = {
+      .name = "minimax-hold",
+      .summary = "keep a packed checkpoint's weights on its GPUs, so that servers start again in an instant",
+      MM_OPERANDS("DIR SOCKET", 2, 2),
+      MM_OPTIONS(options),
+      .examples =
+          "minimax-hold M2-nvfp4 /run/minimax/hold.sock &\n"
+          "minimax-serve M2-nvfp4 --device cuda --attach /run/minimax/hold.sock",
+      .epilog =
+          "Processes of the same user attach by --attach SOCKET: minimax-serve and minimax-run. They read no weights, and end and start\n"
+          "as they like. SIGTERM and SIGINT let attached processes go on: it ends when they have left; a second signal does not wait.\n"
+          "Exit status: 0 done, 2 usage, 3 bad input, 4 unsupported, 5 I/O, 6 damaged checkpoint, 8 memory or limit.",
+  };
+  return mm_program_main(&program, argc, argv, a.operand, hold, &a);
+}

@@ -1,0 +1,251 @@
+/* Weights held for other processes (runtime/hold.h): who is answered, what with, who is not, and when the holder ends. The memory is bytes
+ * that nobody looks into. */
+#include <fcntl.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "runtime/hold.h"
+
+static char dir[] = "/tmp/mm-hold-XXXXXX", path[64];
+static int lines;
+static void count_line(const char *line) {
+  (void)line;
+  __atomic_add_fetch(&lines, 1, __ATOMIC_SEQ_CST);
+}
+
+static mm_held held_of(uint8_t i) {
+  mm_held h = {.bytes = UINT64_C(1000) * i + 7};
+  for (uint8_t k = 0; k < 32; k++) h.key.byte[k] = (uint8_t)(i + 3 * k);
+  for (uint8_t k = 0; k < MM_HOLD_HANDLE; k++) h.handle[k] = (uint8_t)(i * 31 + k);
+  return h;
+}
+
+typedef struct holder {
+  pid_t pid;
+} holder;
+
+/* A holder in a process of its own, which ends with 0 when all went well. */
+static holder start(uint32_t ranks) {
+  int ready[2];
+  assert_int_equal(pipe(ready), 0);
+  const holder h = {fork()};
+  assert_true(h.pid >= 0);
+  if (h.pid == 0) {
+    mm_err err = {0};
+    mm_held all[4];
+    for (uint32_t i = 0; i < ranks; i++) all[i] = held_of((uint8_t)(i + 1));
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGTERM);
+    pthread_sigmask(SIG_BLOCK, &set, NULL);
+    mm_hold *hold = mm_hold_open(path, all, ranks, &err);
+    const char byte = hold ? 1 : 0;
+    if (write(ready[1], &byte, 1) != 1) _exit(9);
+    const bool ok = hold && mm_hold_serve(hold, signalfd(-1, &set, SFD_NONBLOCK), count_line, &err);
+    mm_hold_close(hold);
+    _exit(ok ? 0 : (int)err.status);
+  }
+  char byte = 0;
+  close(ready[1]);
+  assert_int_equal(read(ready[0], &byte, 1), 1);
+  close(ready[0]);
+  return h;
+}
+
+static int end(holder h) {
+  int status;
+  for (int i = 0; i < 1000; i++) {
+    if (waitpid(h.pid, &status, WNOHANG) == h.pid) return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    usleep(10000);
+  }
+  kill(h.pid, SIGKILL);
+  return -2;
+}
+
+static bool find(uint8_t i, mm_held *got, int *connection, mm_err *err) {
+  const mm_held want = held_of(i);
+  *got = (mm_held){.key = want.key};
+  *err = (mm_err){0};
+  return mm_hold_find(path, got, connection, err);
+}
+
+static void test_found(void **state) {
+  (void)state;
+  mm_err err;
+  mm_held got;
+  int a, b, c;
+  holder h = start(3);
+  struct stat s;
+  assert_int_equal(stat(path, &s), 0);
+  assert_int_equal(s.st_mode & 0777, 0600);
+  for (uint8_t i = 1; i <= 3; i++) {
+    assert_true(find(i, &got, &a, &err));
+    const mm_held want = held_of(i);
+    assert_memory_equal(&got, &want, sizeof got);
+    close(a);
+  }
+  assert_false(find(4, &got, &c, &err)); /* nobody's */
+  assert_string_equal(err.code, "E_HELD");
+  assert_int_equal(err.status, MM_UNSUPPORTED);
+  assert_int_equal(c, -1);
+  /* Two that are attached are waited for; nobody new is answered meanwhile. */
+  assert_true(find(1, &got, &a, &err));
+  assert_true(find(2, &got, &b, &err));
+  kill(h.pid, SIGTERM);
+  for (int i = 0; i < 500 && access(path, F_OK) == 0; i++) usleep(10000);
+  assert_false(find(1, &got, &c, &err));
+  assert_int_equal(err.status, MM_IO);
+  close(a);
+  usleep(50000);
+  assert_int_equal(kill(h.pid, 0), 0);
+  close(b);
+  assert_int_equal(end(h), 0);
+}
+
+/* A second signal does not wait. A holder that was killed leaves a socket, which the next one replaces. */
+static void test_ends(void **state) {
+  (void)state;
+  mm_err err;
+  mm_held got;
+  int a;
+  holder h = start(1);
+  assert_true(find(1, &got, &a, &err));
+  kill(h.pid, SIGTERM);
+  for (int i = 0; i < 500 && access(path, F_OK) == 0; i++) usleep(10000);
+  kill(h.pid, SIGTERM);
+  assert_int_equal(end(h), 0);
+  close(a);
+  h = start(1);
+  kill(h.pid, SIGKILL);
+  assert_int_equal(end(h), -1);
+  assert_int_equal(access(path, F_OK), 0);
+  assert_false(find(1, &got, &a, &err));
+  assert_int_equal(err.status, MM_IO);
+  h = start(1);
+  assert_true(find(1, &got, &a, &err));
+  const holder second = start(1); /* while the first listens */
+  assert_int_equal(end(second), MM_USAGE);
+  close(a);
+  kill(h.pid, SIGTERM);
+  assert_int_equal(end(h), 0);
+}
+
+static int dial(void) {
+  struct sockaddr_un at = {.sun_family = AF_UNIX};
+  snprintf(at.sun_path, sizeof at.sun_path, "%s", path);
+  const int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+  assert_int_equal(connect(fd, (const struct sockaddr *)&at, sizeof at), 0);
+  return fd;
+}
+
+/* Many that say nothing, nonsense, half a question, too much, or hang up, at random: a good one is answered all the time. */
+static void test_strangers(void **state) {
+  (void)state;
+  mm_err err;
+  mm_held got;
+  int open[40], n = 0, a;
+  unsigned seed = 4711;
+  holder h = start(2);
+  for (int i = 0; i < 600; i++) {
+    if (n == 40 || (n && rand_r(&seed) % 3 == 0)) close(open[--n]);
+    open[n] = dial();
+    char noise[200];
+    for (size_t k = 0; k < sizeof noise; k++) noise[k] = (char)rand_r(&seed);
+    if (rand_r(&seed) % 2) memcpy(noise, "mmhold1", 8);
+    const size_t most = rand_r(&seed) % 4 ? 40 : sizeof noise;
+    send(open[n++], noise, (size_t)rand_r(&seed) % (most + 1), MSG_NOSIGNAL);
+    if (i % 5) continue;
+    assert_true(find((uint8_t)(1 + i % 2), &got, &a, &err));
+    assert_int_equal(got.bytes, held_of((uint8_t)(1 + i % 2)).bytes);
+    if (i % 10 || n == 40)
+      close(a);
+    else
+      open[n++] = a;
+  }
+  while (n) close(open[--n]);
+  kill(h.pid, SIGTERM);
+  assert_int_equal(end(h), 0);
+}
+
+/* Another user's process is not answered, and does not take another user's word. */
+static void test_users(void **state) {
+  (void)state;
+  if (geteuid() != 0) skip();
+  holder h = start(1);
+  chmod(path, 0666);
+  chmod(dir, 0755);
+  const pid_t p = fork();
+  if (p == 0) {
+    mm_err err;
+    mm_held got;
+    int a;
+    if (setuid(65534) != 0) _exit(3);
+    _exit(find(1, &got, &a, &err) ? 1 : err.status == MM_IO ? 0 : 2);
+  }
+  int status;
+  waitpid(p, &status, 0);
+  assert_true(WIFEXITED(status));
+  assert_int_equal(WEXITSTATUS(status), 0);
+  kill(h.pid, SIGTERM);
+  assert_int_equal(end(h), 0);
+}
+
+static void test_paths(void **state) {
+  (void)state;
+  mm_err err = {0};
+  const mm_held all = held_of(1);
+  char file[80], far[200];
+  mm_held got = all;
+  int a;
+  snprintf(file, sizeof file, "%s/file", dir);
+  close(open(file, O_CREAT | O_WRONLY, 0600));
+  assert_null(mm_hold_open(file, &all, 1, &err));
+  assert_string_equal(err.code, "E_HELD");
+  assert_int_equal(err.status, MM_USAGE);
+  assert_int_equal(access(file, F_OK), 0); /* not taken away */
+  memset(far, 'a', sizeof far - 1);
+  far[sizeof far - 1] = 0;
+  err = (mm_err){0};
+  assert_null(mm_hold_open(far, &all, 1, &err));
+  assert_int_equal(err.status, MM_USAGE);
+  err = (mm_err){0};
+  assert_false(mm_hold_find(file, &got, &a, &err));
+  assert_int_equal(err.status, MM_IO);
+  err = (mm_err){0};
+  assert_false(mm_hold_find("/nowhere/at/all", &got, &a, &err));
+  assert_int_equal(err.status, MM_IO);
+  unlink(file);
+}
+
+static int group_setup(void **state) {
+  (void)state;
+  if (!mkdtemp(dir)) return -1;
+  snprintf(path, sizeof path, "%s/socket", dir);
+  return 0;
+}
+static int group_teardown(void **state) {
+  (void)state;
+  unlink(path);
+  return rmdir(dir);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_found), cmocka_unit_test(test_ends), cmocka_unit_test(test_strangers),
+                                     cmocka_unit_test(test_users), cmocka_unit_test(test_paths)};
+  return cmocka_run_group_tests(tests, group_setup, group_teardown);
+}
