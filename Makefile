@@ -292,7 +292,7 @@ $(FUZZ_SRC:%.c=$(BUILD)/%): $(BUILD)/%: $(BUILD)/%.o $(LIBS_all)
 fuzzers: $(FUZZ_SRC:%.c=$(BUILD)/%)
 
 GPU = $(BUILD)/tests/ops/gpu
-$(GPU): private LDFLAGS := $(LDFLAGS) -Wl,--wrap=cudaGraphInstantiate
+$(GPU): private LDFLAGS := $(LDFLAGS) -Wl,--wrap=cudaGraphInstantiate,--wrap=cudaMalloc
 $(GPU): $(patsubst %,$(BUILD)/%.o,$(wildcard tests/ops/*.cu)) $(LIBS_all)
 	$(link) -o $@
 gpu: $(if $(filter 1,$(CUDA)),$(GPU) $(PROGRAMS)) ## every CUDA test, on a machine with a GPU (scripts/gpu.sh runs them from a prebuilt folder)

@@ -16,7 +16,7 @@ import struct
 from sparse_checkpoint import M2_CONFIG, size_of, tensors
 
 M1_CONFIG = dict(json.load(open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../tests/data/tiny-m1/config.json"), encoding="utf-8")), head_dim=128,
-                 num_key_value_heads=8, rotary_dim=64, num_experts_per_tok=2)
+                 num_key_value_heads=8, rotary_dim=64, num_experts_per_tok=2, max_position_embeddings=10240000)
 M1_SIZES = {"experts": 32, "hidden": 6144, "inter": 9216, "heads": 64}
 POOL = 1 << 24
 NO_NAN = bytes(b if b & 0x7F != 0x7F else b - 1 for b in range(256))

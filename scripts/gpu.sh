@@ -100,7 +100,7 @@ hold_part() {
   hold_row "$work/models/2/tiny-m1-block_fp8" "$work/models/1/tiny-m2-block_fp8" 0
   hold_row "$work/models/3/tiny-m2-nvfp4" "$work/models/0/tiny-m1-nvfp4" 0
   if [ "$devices" -gt 1 ]; then pair=0,1; else pair=0,0; fi
-  hold_row "$work/ranks/tiny-m2-w4a16-2" "$work/ranks/tiny-m2-nvfp4-2" $pair
+  hold_row "$work/ranks/tiny-m2-w4a16-2" "$work/ranks/tiny-m2-bf16-2" $pair
 }
 
 # The likelihood of each window, a line each: nll CHECKPOINT MODEL DEVICE WINDOWS OPTION…
@@ -113,13 +113,13 @@ nll() {
 
 # eval_row NAME ERRORS CHECKPOINT MODEL WINDOWS OPTION…: both devices; standard errors of the windows' differences that the limit grows by
 eval_row() {
-  name=$1 errors=$2
+  title=$1 errors=$2
   shift 2
   checkpoint=$1 model=$2
   shift 2
   nll "$checkpoint" "$model" cpu "$@" >"$work/cpu.nll"
   nll "$checkpoint" "$model" cuda "$@" >"$work/cuda.nll"
-  paste "$work/cpu.nll" "$work/cuda.nll" | awk -v name="$name" -v errors="$errors" -v windows="$1" '
+  paste "$work/cpu.nll" "$work/cuda.nll" | awk -v name="$title" -v errors="$errors" -v windows="$1" '
     NF == 2 { n++; cpu += $1; cuda += $2; d = $2 - $1; sum += d; squares += d * d }
     END {
       if (n) { mean = sum / n; apart = mean < 0 ? -mean : mean; cpu /= n; cuda /= n }

@@ -158,7 +158,8 @@ bool cuda_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
   if (!mm_cu_check(cudaEventSynchronize(b->step->done), "earlier step", err)) return false;
   fill_batch(b, batch, &host);
   if (mm_cu_upload_pages(b, batch, err) &&
-      mm_cu_check(cudaMemcpyAsync(b->device_block, b->step->block, bytes, cudaMemcpyHostToDevice, b->stream), "copy batch", err))
+      mm_cu_check(cudaMemcpyAsync(b->device_block, b->step->block, bytes, cudaMemcpyHostToDevice, b->stream), "copy batch", err) &&
+      (!b->peers || mm_cu_peers_settle(b->peers, b->stream, err)))
     return true;
   cudaStreamSynchronize(b->stream); /* kernels may read the step's lists of pages, and its memory is free now */
   return false;
@@ -238,12 +239,13 @@ bool succeeded(const mm_backend *b, mm_err *err) {
 bool cuda_end(mm_backend *b, float *out, mm_err *err) {
   finish_step(b);
   if (b->rehearses) return succeeded(b, err);
-  if (b->err.status == MM_OK && b->wanted)
+  const bool here = !b->peers || mm_cu_peers_settle(b->peers, b->stream, err);
+  if (here && b->err.status == MM_OK && b->wanted)
     check(b,
           cudaMemcpyAsync(out, b->logits, (size_t)b->wanted * b->c.weights->vocab_rows * sizeof(float), cudaMemcpyDeviceToHost, b->stream),
           "copy logits");
   check(b, cudaStreamSynchronize(b->stream), "step");
-  return succeeded(b, err) && loaded(b, err) && (!b->peers || mm_cu_peers_check(b->peers, err));
+  return succeeded(b, err) && here && loaded(b, err) && (!b->peers || mm_cu_peers_check(b->peers, err));
 }
 
 void choose_tokens(mm_backend *b) {

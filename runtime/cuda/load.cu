@@ -15,8 +15,9 @@
 
 namespace {
 
+constexpr uint32_t kHashing = 24; /* buffers, where threads keep them to hash them */
 constexpr size_t kHuge = (size_t)2 << 20;
-constexpr unsigned kMostThreads = 16, kMostHashing = 64;
+constexpr unsigned kMostThreads = 12, kMostHashing = 64;
 
 bool check(cudaError_t e, const char *what, mm_err *err) { return mm_cu_check(e, what, err); }
 
@@ -92,6 +93,8 @@ bool mm_cu_load::open_ring(mm_err *err) {
 
 bool mm_cu_load::start(const mm_cu_load_config &c, mm_err *err) {
   config = c;
+  if (config.verify)
+    config.buffers = (uint32_t)mm_max(config.buffers, kHashing), config.in_flight = (uint32_t)mm_max(config.in_flight, kHashing / 4);
   if (!config.threads) config.threads = (unsigned)mm_min(mm_pool_cpus(), config.verify ? kMostHashing : kMostThreads);
   if (!mm_landing_order(&plan, config.verify, config.rank, err)) return false;
   if (plan.landings == 0) return true;

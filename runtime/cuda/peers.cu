@@ -414,6 +414,13 @@ bool mm_cu_peers_meet(mm_cu_peers *p, bool mine, bool *all) {
   return true;
 }
 
+bool mm_cu_peers_settle(mm_cu_peers *p, cudaStream_t s, mm_err *err) {
+  if (p->c.apart) return true;
+  const bool done = check(cudaStreamSynchronize(s), "step", err);
+  bool all;
+  return mm_cu_peers_meet(p, done, &all) && all;
+}
+
 bool mm_cu_peers_hurt(const mm_cu_peers *p) {
   const volatile control *c = p->group->shared;
   return c->state != kGoingOn;

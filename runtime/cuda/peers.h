@@ -35,6 +35,10 @@ MM_MUST_USE bool mm_cu_peers_mend(mm_cu_peers *p, mm_err *err);
 /* Returns once all ranks are here: around what a device does only when it is idle, or keeps others from doing. *all: whether every rank
  * said `mine`. False when one does not come. */
 bool mm_cu_peers_meet(mm_cu_peers *p, bool mine, bool *all);
+/* Where ranks share a device: returns once the stream is done and all ranks are here. Ranks with devices of their own do not wait. Copies
+ * of one rank may be queued behind another's, which waits for kernels that wait for the first rank: so all copies to the device are done
+ * before any rank's kernels are launched, and all kernels before any copy back. */
+MM_MUST_USE bool mm_cu_peers_settle(mm_cu_peers *p, cudaStream_t s, mm_err *err);
 /* While some rank has said true and not false again, kernels wait for ten minutes: its weights are on their way. */
 void mm_cu_peers_load(mm_cu_peers *p, bool loading);
 

@@ -172,10 +172,9 @@ void bench_load() {
   }
   write_all(f.path, random, size / block);
   f.open();
-  const mm_cu_load_config rings[] = {{24, 8u << 20, 1u << 20, 16, 6}, {8, 8u << 20, 1u << 20, 12, 3}, {8, 8u << 20, 1u << 18, 12, 3},
-                                     {8, 8u << 20, 1u << 18, 14, 3},  {8, 4u << 20, 1u << 18, 12, 3}, {16, 4u << 20, 1u << 18, 12, 6},
-                                     {16, 4u << 20, 1u << 18, 14, 6}, {12, 8u << 20, 1u << 18, 8, 4}, {12, 8u << 20, 1u << 18, 12, 4},
-                                     {16, 2u << 20, 1u << 17, 12, 6}, {6, 8u << 20, 1u << 17, 12, 3}};
+  const mm_cu_load_config rings[] = {{8, 8u << 20, 1u << 20, 12, 3},  {24, 8u << 20, 1u << 20, 16, 6}, {24, 8u << 20, 1u << 20, 8, 6},
+                                     {8, 8u << 20, 1u << 18, 14, 3},  {16, 4u << 20, 1u << 18, 12, 6}, {12, 8u << 20, 1u << 18, 12, 4},
+                                     {16, 16u << 20, 1u << 20, 16, 4}};
   const mm_cu_load_config usual = rings[0];
   layers m2, int4, nvfp4;
   m2.make(f.map.data, f.map.size, "block_fp8"), int4.make(f.map.data, f.map.size, "w4a16"), nvfp4.make(f.map.data, f.map.size, "nvfp4");
