@@ -43,8 +43,8 @@ static struct fake {
     const char *name;
   } kernel[KERNELS];
   uint32_t kernels;
-  volatile uint32_t *control; /* the ranks' word; 0: all is well */
-  uint32_t ranks, registered;
+  volatile uint32_t *control;                       /* the ranks' word; 0: all is well */
+  uint32_t ranks, registered, registers, borrowed;  /* registers: ever */
   uint32_t fail_malloc_of;                          /* the next cudaMalloc of so many bytes or more fails; 0: none */
   uint32_t copy_us;                                 /* that a large copy takes its thread */
   const char *fail_launch_of;                       /* the next launch of a kernel whose name has this in it fails; or NULL */
@@ -133,6 +133,25 @@ cudaError_t cudaFree(void *p) {
   if (p) fake_idle("cudaFree");
   return fake_remove("cudaFree", p);
 }
+/* Of this process: the handle is the address. */
+cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *h, void *p) {
+  memset(h, 0, sizeof *h);
+  memcpy(h, &p, sizeof p);
+  fake_range("cudaIpcGetMemHandle", p, 1, true);
+  return cudaSuccess;
+}
+cudaError_t cudaIpcOpenMemHandle(void **p, cudaIpcMemHandle_t h, unsigned flags) {
+  fake_idle("cudaIpcOpenMemHandle");
+  memcpy(p, &h, sizeof *p);
+  fake_range("cudaIpcOpenMemHandle", *p, 1, true);
+  __atomic_add_fetch(&fake.borrowed, 1, __ATOMIC_SEQ_CST);
+  return (void)flags, cudaSuccess;
+}
+cudaError_t cudaIpcCloseMemHandle(void *p) {
+  fake_range("cudaIpcCloseMemHandle", p, 1, true);
+  __atomic_sub_fetch(&fake.borrowed, 1, __ATOMIC_SEQ_CST);
+  return cudaSuccess;
+}
 cudaError_t cudaMallocHost(void **p, size_t bytes) {
   fake_idle("cudaMallocHost");
   return fake_add(p, bytes, false);
@@ -154,6 +173,7 @@ cudaError_t cudaHostRegister(void *p, size_t bytes, unsigned flags) {
   (void)p, (void)bytes, (void)flags;
   fake_idle("cudaHostRegister");
   __atomic_add_fetch(&fake.registered, 1, __ATOMIC_SEQ_CST);
+  __atomic_add_fetch(&fake.registers, 1, __ATOMIC_SEQ_CST);
   return cudaSuccess;
 }
 cudaError_t cudaHostUnregister(void *p) {

@@ -4,6 +4,10 @@
 #ifdef MM_CUDA
 #include "tests/ops/fake_device.h"
 
+#include <signal.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
 #include "runtime/engine.h"
 
 enum { SLOTS = 4, ROWS = 96, POSITIONS = 300 };
@@ -212,6 +216,61 @@ static void check_tables(const mm_shards *shards) {
   close_engine(e, "its calls and its memory");
 }
 
+/* ---- weights that are held ---- */
+
+static char socket_path[100];
+static int stop;
+static void ignore(const char *line) { (void)line; }
+static void *serve(void *hold) {
+  mm_err err = {0};
+  return mm_hold_serve(hold, stop, ignore, &err) ? hold : NULL;
+}
+
+static mm_engine *attach(const mm_shards *shards, mm_err *err) {
+  fake.ranks = mm_pack_ranks(&shards->pack), fake.graphs = 0;
+  const mm_engine_config c = {.ops = &mm_ops_cuda, .limits = {ROWS, SLOTS, POSITIONS, 7}, .threads = 1, .attach = socket_path};
+  *err = (mm_err){0};
+  return mm_engine_open(shards, &c, err);
+}
+
+/* Engines that come and go use what is held, read nothing, and leave it; `other` is refused. */
+static void check_held(const mm_shards *shards, const mm_shards *other, const char *what) {
+  mm_err err = {0};
+  const uint32_t ranks = mm_pack_ranks(&shards->pack);
+  mm_rank_weights weights[2] = {0};
+  mm_held held[2];
+  void *memory[2] = {0};
+  mm_digest checkpoint;
+  bool ok = mm_hold_checkpoint(shards->pack.dir, &checkpoint, &err);
+  for (uint32_t r = 0; ok && r < ranks; r++) {
+    const mm_backend_config c = {.model = &shards->pack.model, .weights = &weights[r], .place = {r, r, ranks, r}, .checkpoint = checkpoint};
+    ok = mm_bind(&weights[r], shards, r, &err) && mm_ops_cuda.hold(&c, &held[r], &memory[r], &err);
+  }
+  const uint32_t registered = fake.registers;
+  mm_hold *hold = ok ? mm_hold_open(socket_path, held, ranks, &err) : NULL;
+  pthread_t thread;
+  ok = hold && pthread_create(&thread, NULL, serve, hold) == 0;
+  for (int i = 0; ok && i < 3; i++) {
+    mm_engine *e = attach(shards, &err);
+    ok = e && fake.borrowed == ranks && step(e, 3, false, &err) && step(e, 70, true, &err) && step(e, 3, false, &err);
+    mm_engine_close(e);
+    ok = ok && fake.borrowed == 0;
+  }
+  report(what, ok && fake.registers == registered, ok ? "something was read" : err.text);
+  mm_engine *e = ok ? attach(other, &err) : NULL;
+  report("weights of another checkpoint are refused", !e && strcmp(err.code, "E_HELD") == 0, err.text);
+  mm_engine_close(e);
+  void *done = NULL;
+  if (ok && kill(getpid(), SIGUSR1) == 0) pthread_join(thread, &done);
+  report("the holder ends", done, "it failed");
+  mm_hold_close(hold);
+  for (uint32_t r = 0; r < ranks; r++) {
+    if (memory[r]) mm_ops_cuda.release(memory[r]);
+    mm_bind_close(&weights[r]);
+  }
+  close_engine(NULL, "its calls and its memory");
+}
+
 int main(int argc, char **argv) {
   mm_err err = {0};
   mm_shards one = {0}, two = {0};
@@ -226,6 +285,14 @@ int main(int argc, char **argv) {
   check_tables(&one);
   for (int i = 0; i < 3; i++) check_steps(&two, "steps of two ranks");
   for (int i = 0; i < 4; i++) check_failing(&two, i, false), check_failing(&two, i, true);
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGUSR1);
+  pthread_sigmask(SIG_BLOCK, &set, NULL);
+  stop = signalfd(-1, &set, SFD_NONBLOCK);
+  snprintf(socket_path, sizeof socket_path, "%s/socket", getenv("TMPDIR"));
+  check_held(&one, &two, "held weights of one rank");
+  check_held(&two, &one, "held weights of two ranks");
   free(logits);
   mm_shards_close(&one);
   mm_shards_close(&two);
