@@ -202,6 +202,16 @@ bool mm_write_file_at(int dirfd, const char *dir, const char *name, const void *
   return ok;
 }
 
+bool mm_dir_next(DIR *d, const char *path, const char **name, mm_err *err) {
+  const struct dirent *e;
+  do {
+    errno = 0;
+    e = readdir(d);
+  } while (e && (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0));
+  *name = e ? e->d_name : NULL;
+  return e || errno == 0 || mm_fail_errno(err, mm_at(path, NULL), "list", errno);
+}
+
 bool mm_fsync(int fd, const char *path, bool directory, mm_err *err) {
   int r;
   do r = fsync(fd);

@@ -3,6 +3,7 @@
 #ifndef MM_FORMATS_FILE_H
 #define MM_FORMATS_FILE_H
 
+#include <dirent.h>
 #include <limits.h>
 
 #include "formats/base.h"
@@ -76,6 +77,9 @@ MM_MUST_USE bool mm_pwrite(int fd, const char *path, const void *buf, size_t n, 
 int mm_create_at(int dirfd, const char *dir, const char *name, mm_err *err);
 /* Writes, fsyncs and closes a new small file below dirfd. */
 MM_MUST_USE bool mm_write_file_at(int dirfd, const char *dir, const char *name, const void *buf, size_t n, mm_err *err);
+/* The next name in an open directory but "." and "..", until the next call: NULL in *name at its end. A listing that breaks off is MM_IO,
+ * never an end. */
+MM_MUST_USE bool mm_dir_next(DIR *d, const char *path, const char **name, mm_err *err);
 /* fsync that reports; for a directory EINVAL/ENOTSUP are tolerated. */
 MM_MUST_USE bool mm_fsync(int fd, const char *path, bool directory, mm_err *err);
 /* Whether a lock failed because the file system has none (some NFS and Lustre mounts), not because another run holds it. */

@@ -79,13 +79,17 @@ static int lies_in(int parent, int fd, int depth) {
     close(fd);
     return found;
   }
-  for (struct dirent *e; found == 0 && (e = readdir(d));) {
-    if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) continue;
-    if (fstatat(fd, e->d_name, &sub, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISDIR(sub.st_mode)) continue;
-    int next = openat(fd, e->d_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    if (next >= 0) found = lies_in(parent, next, depth + 1) == 1;
+  const char *name;
+  while (found == 0) {
+    if (!mm_dir_next(d, "", &name, NULL)) found = -1;
+    if (found || !name) break;
+    if (fstatat(fd, name, &sub, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISDIR(sub.st_mode)) continue;
+    int next = openat(fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (next >= 0) found = lies_in(parent, next, depth + 1);
   }
+  const int why = errno;
   closedir(d);
+  errno = why;
   return found;
 }
 
@@ -118,18 +122,18 @@ static bool is_mount(const mm_staging *s, const struct stat *st) {
 
 static bool list_old(mm_staging *s, DIR *d, mm_err *err) {
   size_t cap = 0;
-  for (struct dirent *e; (e = readdir(d));) {
+  for (const char *found;;) {
     struct stat st;
-    if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) continue;
+    if (!mm_dir_next(d, s->target, &found, err)) return false;
+    if (!found) return true;
     s->found = MM_TARGET_FULL;
-    if (fstatat(dirfd(d), e->d_name, &st, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(st.st_mode)) continue;
+    if (fstatat(dirfd(d), found, &st, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(st.st_mode)) continue;
     if (!MM_GROW(s->old, &cap, s->old_count + 1, err)) return false;
     mm_file_id id = mm_file_id_of(&st);
-    const char *name = mm_arena_strndup(&s->arena, e->d_name, strlen(e->d_name), err);
+    const char *name = mm_arena_strndup(&s->arena, found, strlen(found), err);
     if (!name) return false;
     s->old[s->old_count++] = (mm_staged_file){name, id.ino, id.size, id.mtime_ns, id.ctime_ns};
   }
-  return true;
 }
 
 bool mm_staging_look(mm_staging *s, mm_err *err) {
@@ -199,10 +203,11 @@ bool mm_staging_clear(const mm_staging *s, bool (*ours)(const void *ctx, const c
     if (fd >= 0) close(fd);
     return false;
   }
-  bool ok = true;
-  for (struct dirent *e; (e = readdir(d));)
-    if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0)
-      ok = remove_ours(s, e->d_name, ours(ctx, e->d_name), ok ? err : NULL) && ok;
+  bool ok = true, listed;
+  const char *name;
+  while ((listed = mm_dir_next(d, s->path, &name, ok ? err : NULL)) && name)
+    ok = remove_ours(s, name, ours(ctx, name), ok ? err : NULL) && ok;
+  ok = ok && listed;
   closedir(d);
   return ok;
 }
@@ -253,10 +258,12 @@ static bool begin_anew(mm_staging *s, bool (*ours)(const void *ctx, const char *
   if (faccessat(s->parent, s->mark, F_OK, AT_SYMLINK_NOFOLLOW) == 0) return mm_staging_clear(s, ours, ctx, err);
   DIR *d = opendir(s->path);
   if (!d) return mm_fail_errno(err, mm_at(s->path, NULL), "list", errno);
-  size_t n = 0;
-  while (readdir(d)) n++;
+  const char *name;
+  const bool listed = mm_dir_next(d, s->path, &name, err);
+  const bool empty = !name;
   closedir(d);
-  if (n != 2) return mm_fail(err, MM_USAGE, "E_OUTPUT", mm_at(s->path, NULL), "found files in it that no interrupted run left");
+  if (!listed) return false;
+  if (!empty) return mm_fail(err, MM_USAGE, "E_OUTPUT", mm_at(s->path, NULL), "found files in it that no interrupted run left");
   return mm_write_file_at(s->parent, s->path, s->mark, text, sizeof text - 1, err);
 }
 

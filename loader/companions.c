@@ -14,13 +14,13 @@
 bool mm_nothing_else(const char *dir, bool (*listed)(const void *ctx, const char *name), const void *ctx, mm_err *err) {
   DIR *d = opendir(dir);
   if (!d) return mm_fail_errno(err, mm_at(dir, NULL), "list", errno);
-  bool ok = true;
-  for (struct dirent *e; ok && (errno = 0, e = readdir(d));)
-    if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0 && !listed(ctx, e->d_name)) {
-      ok = mm_fail(err, MM_INTEGRITY, "E_EXTRA", mm_at(mm_path_of(dir, e->d_name).text, NULL),
-                   "found a file that the manifest does not list");
-    }
-  if (ok && errno != 0) ok = mm_fail_errno(err, mm_at(dir, NULL), "list", errno);
+  bool ok;
+  const char *name;
+  while ((ok = mm_dir_next(d, dir, &name, err)) && name) {
+    if (listed(ctx, name)) continue;
+    ok = mm_fail(err, MM_INTEGRITY, "E_EXTRA", mm_at(mm_path_of(dir, name).text, NULL), "found a file that the manifest does not list");
+    break;
+  }
   closedir(d);
   return ok;
 }

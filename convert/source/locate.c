@@ -3,6 +3,7 @@
 
 #include <ctype.h>
 #include <dirent.h>
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -66,16 +67,20 @@ static void main_revision(const char *dir, char out[REVISION_MAX]) {
 }
 
 /* The number of snapshots; the last one's name goes to out. */
-static size_t snapshots(const char *dir, char out[REVISION_MAX]) {
-  size_t count = 0;
-  DIR *d = opendir(mm_path_of(dir, "snapshots").text);
-  for (struct dirent *e; d && (e = readdir(d));)
-    if (e->d_name[0] != '.' && strlen(e->d_name) < REVISION_MAX) {
-      count++;
-      memcpy(out, e->d_name, strlen(e->d_name) + 1);
+static bool snapshots(const char *dir, size_t *count, char out[REVISION_MAX], mm_err *err) {
+  const mm_path path = mm_path_of(dir, "snapshots");
+  *count = 0;
+  DIR *d = opendir(path.text);
+  if (!d) return errno == ENOENT || mm_fail_errno(err, mm_at(path.text, NULL), "list", errno);
+  bool ok;
+  const char *name;
+  while ((ok = mm_dir_next(d, path.text, &name, err)) && name)
+    if (name[0] != '.' && strlen(name) < REVISION_MAX) {
+      ++*count;
+      memcpy(out, name, strlen(name) + 1);
     }
-  if (d) closedir(d);
-  return count;
+  closedir(d);
+  return ok;
 }
 
 char *mm_source_locate(const char *given, mm_arena *a, mm_err *err) {
@@ -92,7 +97,8 @@ char *mm_source_locate(const char *given, mm_arena *a, mm_err *err) {
   if (holds(given, "config.json") || !holds(given, "snapshots")) return mm_arena_strndup(a, given, strlen(given), err);
   main_revision(given, revision);
   if (!revision[0]) {
-    size_t count = snapshots(given, revision);
+    size_t count;
+    if (!snapshots(given, &count, revision, err)) return NULL;
     if (count != 1) {
       mm_fail(err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(given, NULL),
               "found %zu snapshots and no refs/main for one, expected one of snapshots/ by its name", count);

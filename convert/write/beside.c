@@ -128,13 +128,13 @@ static bool copy_code(mm_writer *w, mm_err *err) {
   if (mm_json_type_of(mm_json_get(w->plan->hf->config, "auto_map")) == MM_JSON_NULL) return true;
   DIR *d = opendir(w->plan->hf->dir);
   if (!d) return mm_fail_errno(err, mm_at(w->plan->hf->dir, NULL), "list", errno);
-  bool ok = true;
-  for (struct dirent *e; ok && (e = readdir(d));) {
-    if (!mm_code_file(e->d_name)) continue;
-    if (count == CODE_FILES)
-      ok = mm_fail(err, MM_LIMIT, "E_LIMIT", mm_at(w->plan->hf->dir, NULL), "found more than %d files of code", CODE_FILES);
-    else
-      ok = (name[count++] = mm_arena_strndup(&pack->arena, e->d_name, strlen(e->d_name), err));
+  bool ok;
+  const char *found;
+  while ((ok = mm_dir_next(d, w->plan->hf->dir, &found, err)) && found) {
+    if (!mm_code_file(found)) continue;
+    ok = count < CODE_FILES ||
+         mm_fail(err, MM_LIMIT, "E_LIMIT", mm_at(w->plan->hf->dir, NULL), "found more than %d files of code", CODE_FILES);
+    if (!ok || !(ok = (name[count++] = mm_arena_strndup(&pack->arena, found, strlen(found), err)) != NULL)) break;
   }
   closedir(d);
   if (ok) qsort(name, count, sizeof *name, by_name);

@@ -62,11 +62,11 @@ static bool is_ours(const char *path, mm_digest *plan, bool *archived, mm_err *e
 static bool is_empty(const char *path, bool *empty, mm_err *err) {
   DIR *d = opendir(path);
   if (!d) return mm_fail_errno(err, mm_at(path, NULL), "list", errno);
-  size_t n = 0;
-  while (readdir(d)) n++;
+  const char *name;
+  const bool ok = mm_dir_next(d, path, &name, err);
+  *empty = !name;
   closedir(d);
-  *empty = n == 2;
-  return true;
+  return ok;
 }
 
 /* Sets w->complete when the target, an output of this plan, is proven to be what this run would make. One that is damaged, or of other
@@ -155,9 +155,10 @@ static bool is_journal(const mm_writer *w, const char *name) {
 static bool each_journal(mm_writer *w, bool (*fn)(mm_writer *w, const char *name, mm_err *err), mm_err *err) {
   DIR *d = list(w->parent, w->staging, "list the parent of", err);
   if (!d) return false;
-  bool ok = true;
-  for (struct dirent *e; ok && (e = readdir(d));)
-    if (is_journal(w, e->d_name)) ok = fn(w, e->d_name, err);
+  bool ok;
+  const char *name;
+  while ((ok = mm_dir_next(d, w->staging, &name, err)) && name)
+    if (is_journal(w, name) && !(ok = fn(w, name, err))) break;
   closedir(d);
   return ok;
 }
