@@ -84,7 +84,11 @@ void plan_mode(mm_backend *b) {
   }
 }
 
-void fill_batch(mm_backend *b, const mm_batch *batch, const batch_arrays *h) {
+/* Rows [0, singles) are one token each of a sequence, the rest stretches of more. */
+uint32_t singles_of(const mm_backend *b) { return b->decode ? b->rows : b->singles; }
+
+/* Bytes of it behind the arrays. */
+size_t fill_batch(mm_backend *b, const mm_batch *batch, const batch_arrays *h) {
   for (uint32_t i = 0; i < batch->span_count; i++) {
     const mm_span *s = &batch->span[i];
     for (uint32_t t = 0; t < s->count; t++)
@@ -102,6 +106,7 @@ void fill_batch(mm_backend *b, const mm_batch *batch, const batch_arrays *h) {
     const bool draws = batch->sampling && i < batch->out_count;
     h->draw[i] = draws ? mm_cu_draw_of(&batch->sampling[i], h->pos[h->out[i]] + UINT64_C(1)) : mm_cu_draw{};
   }
+  return mm_cu_gqa_list(b->heads, singles_of(b), h->slot, h->pos, b->far, h->first, h->item) * sizeof *h->item;
 }
 
 /* Room for a step: none that belongs to a step whose choices are outstanding, however many steps came since. */
@@ -149,14 +154,14 @@ bool cuda_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
   if (!(b->step = free_memory(b)))
     return mm_fail(err, MM_USAGE, "E_BATCH", mm_at(NULL, NULL), "found %d steps outstanding, expected at most %d", MM_QUEUE + 1, MM_QUEUE);
   batch_arrays host;
-  const size_t bytes = mm_cu_place_batch(b->rows, b->decode, static_cast<char *>(b->step->block), &host);
+  size_t bytes = mm_cu_place_batch(b->rows, b->decode, static_cast<char *>(b->step->block), &host);
   mm_cu_place_batch(b->rows, b->decode, static_cast<char *>(b->device_block), &b->device);
   if (b->rehearses) {
     fill_batch(b, batch, &host);
     return true;
   }
   if (!mm_cu_check(cudaEventSynchronize(b->step->done), "earlier step", err)) return false;
-  fill_batch(b, batch, &host);
+  bytes += fill_batch(b, batch, &host);
   if (mm_cu_upload_pages(b, batch, err) &&
       mm_cu_check(cudaMemcpyAsync(b->device_block, b->step->block, bytes, cudaMemcpyHostToDevice, b->stream), "copy batch", err) &&
       (!b->peers || mm_cu_peers_settle(b->peers, b->stream, err)))
@@ -332,9 +337,6 @@ bool begin_op(mm_backend *b) {
   return running(b);
 }
 
-/* Rows [0, singles) are one token each of a sequence, the rest stretches of more. */
-uint32_t singles_of(const mm_backend *b) { return b->decode ? b->rows : b->singles; }
-
 mm_cu_rows places(const mm_backend *b) { return {b->device.slot, b->device.pos}; }
 
 void cuda_embed(mm_backend *b, mm_act x, const mm_packed *table) {
@@ -372,7 +374,8 @@ void cuda_gqa(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_pack
   }
   const uint32_t singles = singles_of(b), rest = b->rows - singles;
   mm_cu_qkv p = {rows_of(qkv), qn, kn, b->inv_freq, (float)b->c.model->norm_eps, singles};
-  mm_cu_gqa a = {rows_of(qkv), rows_of(o), b->gqa_work, singles, b->c.limits.max_tokens};
+  mm_cu_gqa a = {rows_of(qkv), rows_of(o), b->gqa_work, singles, b->c.limits.max_tokens, {b->far, b->device.first, b->device.item}};
+  if (!b->far.items) a.far = {};
   if (singles) check(b, mm_cu_gqa_decode(b->heads, places(b), kv, p, a, b->stream), "gqa decode");
   if (!rest) return;
   p.qkv += (size_t)singles * qkv.width, p.tokens = rest, a.tokens = b->rows; /* tiles name rows of the whole step */

@@ -21,6 +21,8 @@ struct batch_arrays {
   int32_t *id, *slot;
   uint32_t *pos, *out;
   mm_cu_draw *draw;
+  uint32_t *first; /* of rows in chunks (mm_cu_far), as is what comes last: */
+  uint2 *item;
   /* of steps that are not decode steps */
   mm_cu_span *span;
   uint2 *tile;
@@ -100,6 +102,7 @@ struct mm_backend {
   std::vector<mm_cu_edit> edits;
   mm_cu_page_work page_work = {}; /* but for the lists */
   void *gqa_work = nullptr;
+  mm_cu_far_plan far = {};
   mm_cu_route route = {};
   float *route_product = nullptr;
   mm_cu_rounded inputs;
@@ -150,7 +153,7 @@ inline uint32_t mm_cu_group_of_head(const mm_model *m) { return m->layers + 1; }
 
 /* Arrays of a step inside one block; returns its bytes. Every step's are uploaded before its kernels, so nothing is left of a step whose
  * rows were others. A span has at least one row, a tile at most 64 of one span. */
-size_t mm_cu_place_batch(uint32_t rows, bool decode, char *base, batch_arrays *a);
+size_t mm_cu_place_batch(uint32_t rows, bool decode, char *base, batch_arrays *a); /* but for `item`, behind them */
 
 /* Pinned memory of a step for n elements, which the steps before have read. Of one rank alone: it may wait for every device. */
 template <class T>

@@ -179,7 +179,8 @@ bool open_experts(mm_backend *b, mm_err *err) {
 bool open_batch(mm_backend *b, mm_err *err) {
   const uint32_t rows = b->c.limits.max_tokens;
   batch_arrays none;
-  const size_t bytes = mm_cu_place_batch(rows, false, nullptr, &none);
+  b->far = mm_cu_plan_far(b->c.limits.slots, b->c.limits.max_positions);
+  const size_t bytes = mm_cu_place_batch(rows, false, nullptr, &none) + mm_cu_gqa_items(b->heads, rows, b->far) * sizeof(uint2);
   for (step_memory &m : b->memory_of_step) {
     if (!mm_cu_check(cudaMallocHost(&m.block, bytes), "cudaMallocHost", err) ||
         !mm_cu_check(cudaMallocHost(&m.id, rows * sizeof *m.id), "cudaMallocHost", err) ||
@@ -188,7 +189,7 @@ bool open_batch(mm_backend *b, mm_err *err) {
         !mm_cu_check(cudaEventCreateWithFlags(&m.done, cudaEventDisableTiming), "cudaEventCreate", err))
       return false;
   }
-  return (b->device_block = b->memory.alloc(bytes, err)) && (b->gqa_work = b->memory.alloc(mm_cu_gqa_work(b->heads, rows), err));
+  return (b->device_block = b->memory.alloc(bytes, err)) && (b->gqa_work = b->memory.alloc(mm_cu_gqa_work(b->heads, rows, b->far), err));
 }
 
 /* Logits of a row for each slot, so that steps of single tokens find their room; a prompt whose rows are all wanted makes more. */
@@ -343,9 +344,9 @@ size_t mm_cu_place_batch(uint32_t rows, bool decode, char *base, batch_arrays *a
   };
   a->id = static_cast<int32_t *>(take(4)), a->slot = static_cast<int32_t *>(take(4));
   a->pos = static_cast<uint32_t *>(take(4)), a->out = static_cast<uint32_t *>(take(4));
-  a->draw = static_cast<mm_cu_draw *>(take(sizeof(mm_cu_draw)));
-  if (decode) return at;
-  a->span = static_cast<mm_cu_span *>(take(sizeof(mm_cu_span))), a->tile = static_cast<uint2 *>(take(sizeof(uint2)));
+  a->draw = static_cast<mm_cu_draw *>(take(sizeof(mm_cu_draw))), a->first = static_cast<uint32_t *>(take(4));
+  if (!decode) a->span = static_cast<mm_cu_span *>(take(sizeof(mm_cu_span))), a->tile = static_cast<uint2 *>(take(sizeof(uint2)));
+  a->item = reinterpret_cast<uint2 *>(base + at);
   return at;
 }
 

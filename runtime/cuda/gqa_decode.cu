@@ -7,7 +7,8 @@
  * in the place of these, once it has the values' sum, later values. Both products have the keys or the value columns on the 16-row side of
  * mma.m16n8k16 and the query heads of the group on its eight columns: sᵀ = K qᵀ, oᵀ = Vᵀ pᵀ. Warps merge in shared memory; the last block
  * of a (row, kv head) merges the splits. An e4m3 cache is widened to f16 in shared memory, exactly; its scales go to the scores and the
- * probabilities. How a row is split depends on its own length and the number of rows alone.
+ * probabilities. How a row is split depends on its own length and the number of rows alone: into as many parts as
+ * every row has blocks, or into chunks, if those are smaller, which blocks take after their own part.
  *
  * The kernel after may start only once the projection is there: sooner its weights would come between attention and what that waits for. */
 #include "runtime/cuda/device.cuh"
@@ -28,7 +29,14 @@ struct work_space {
   uint32_t *counter; /* [rows, kv_heads], zero between launches */
   float *part;       /* [rows, kv_heads, splits] of partial<D> */
   uint32_t splits;
+  /* Of rows that are cut into more chunks than that: */
+  float *far;            /* [items of all of them, kv_heads] of partial<D>; a row's are [kv_heads, its splits] from first[row] items on */
+  const uint32_t *first; /* [rows] */
+  const uint2 *item;     /* splits that no block of the grid has: (row, split), then kNone; or NULL */
+  uint32_t chunk;        /* tiles of a split at most */
 };
+constexpr uint32_t kNone = ~0u, kChunk = 256; /* tiles */
+constexpr uint64_t kMostItems = 2048;         /* of rows in chunks: bounds the room for their partial results */
 
 /* Keys or values of a tile, bf16 or f16; the 16-byte piece c of row r lies at piece c ^ (r % 8). */
 template <int D>
@@ -372,14 +380,12 @@ struct own_work {
   }
 };
 
+/* One split of a row, by a block. waited: an earlier one has waited for the projection. */
 template <int D, bool kFp8>
-__global__ void __launch_bounds__(kThreads, 1)
-    gqa_step(const __grid_constant__ mm_cu_heads h, const __grid_constant__ mm_cu_rows r, const __grid_constant__ mm_cu_kv kv,
-             const __grid_constant__ mm_cu_qkv p, const __grid_constant__ mm_cu_gqa a, const __grid_constant__ work_space ws) {
-  extern __shared__ __align__(128) uint8_t shared_raw[];
-  auto &sh = *reinterpret_cast<decode_shared<D, kFp8> *>(shared_raw);
-  __shared__ own_token<D> own;
-  const uint32_t kv_head = blockIdx.x, row = blockIdx.y, split = blockIdx.z, group = h.heads / h.kv_heads;
+__device__ __forceinline__ void one_split(decode_shared<D, kFp8> &sh, own_token<D> &own, const mm_cu_heads &h, const mm_cu_rows &r,
+                                          const mm_cu_kv &kv, const mm_cu_qkv &p, const mm_cu_gqa &a, const work_space &ws, uint32_t row,
+                                          uint32_t split, bool waited) {
+  const uint32_t kv_head = blockIdx.x, group = h.heads / h.kv_heads;
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   bf16 *o = a.o + ((size_t)row * h.heads + kv_head * group) * D;
   auto put_result = [&](uint32_t head, uint32_t c, float4 v, float, float l) {
@@ -389,17 +395,17 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int32_t slot = r.slot[row];
   const uint32_t pos = r.pos[row];
   if (slot < 0) {
-    grid_wait();
+    if (!waited) grid_wait();
     if (split == 0) {
       for (uint32_t i = threadIdx.x; i < group * D; i += kThreads) o[i] = __float2bfloat16_rn(0.0f);
     }
     return;
   }
   const uint32_t tiles = pos / kKeys + 1; /* pos keys in the cache, and the token's own */
-  const uint32_t per_split = (tiles + ws.splits * kWarps - 1) / (ws.splits * kWarps) * kWarps;
+  const uint32_t per_split = min((tiles + ws.splits * kWarps - 1) / (ws.splits * kWarps) * kWarps, ws.chunk);
   const uint32_t used = (tiles + per_split - 1) / per_split, end = min(tiles, (split + 1) * per_split);
   if (split >= used) {
-    grid_wait();
+    if (!waited) grid_wait();
     return;
   }
 
@@ -423,7 +429,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x < h.rotary_dim / 2) sincosf((float)pos * p.inv_freq[threadIdx.x], &own.sine[threadIdx.x], &own.cosine[threadIdx.x]);
   const size_t own_cell = cell_of(kv.table[(size_t)slot * kv.pages_per_slot + pos / MM_CU_PAGE], pos);
   __syncthreads();
-  grid_wait_and_launch_next();
+  if (!waited) grid_wait_and_launch_next();
   work.run(own, kv, a.qkv + (size_t)row * (h.heads + 2 * h.kv_heads) * D, kv_head, own_cell, split == used - 1);
   __syncthreads();
   uint32_t q[D / 16][2];
@@ -473,7 +479,10 @@ __global__ void __launch_bounds__(kThreads, 1)
       mine_of_warp.o[2 * t + i][j * 16 + g] = sum.o[j][i] * down, mine_of_warp.o[2 * t + i][j * 16 + 8 + g] = sum.o[j][i + 2] * down;
   }
   __syncthreads();
-  partial<D> *mine = reinterpret_cast<partial<D> *>(ws.part) + (((size_t)row * h.kv_heads + kv_head) * ws.splits + split);
+  partial<D> *const of_row = used > ws.splits
+                                 ? reinterpret_cast<partial<D> *>(ws.far) + ((size_t)ws.first[row] * h.kv_heads + kv_head * used)
+                                 : reinterpret_cast<partial<D> *>(ws.part) + ((size_t)row * h.kv_heads + kv_head) * ws.splits;
+  partial<D> *const mine = of_row + split;
   if (used == 1) {
     join<D, kWarps>(sh.part, kWarps, group, here{}, put_result);
     return;
@@ -483,7 +492,28 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (c == 0) mine->m[head] = m, mine->l[head] = l;
   });
   if (!last_of(ws.counter + row * h.kv_heads + kv_head, used)) return;
-  join<D, 12>(mine - split, used, group, elsewhere{}, put_result);
+  join<D, 12>(of_row, used, group, elsewhere{}, put_result);
+}
+
+template <int D, bool kFp8>
+__global__ void __launch_bounds__(kThreads, 1)
+    gqa_step(const __grid_constant__ mm_cu_heads h, const __grid_constant__ mm_cu_rows r, const __grid_constant__ mm_cu_kv kv,
+             const __grid_constant__ mm_cu_qkv p, const __grid_constant__ mm_cu_gqa a, const __grid_constant__ work_space ws) {
+  extern __shared__ __align__(128) uint8_t shared_raw[];
+  auto &sh = *reinterpret_cast<decode_shared<D, kFp8> *>(shared_raw);
+  __shared__ own_token<D> own;
+  const uint2 *more = ws.item ? ws.item + blockIdx.y + gridDim.y * blockIdx.z : nullptr;
+  const auto read = [&] { return more ? *more : make_uint2(kNone, 0); };
+  uint2 next = read(), now = make_uint2(blockIdx.y, blockIdx.z); /* the next one is known a turn before */
+  bool waited = false;
+#pragma unroll 1
+  for (;;) {
+    one_split<D, kFp8>(sh, own, h, r, kv, p, a, ws, now.x, now.y, waited);
+    if (next.x == kNone) return;
+    waited = true;
+    now = next, more += gridDim.y * gridDim.z, next = read();
+    __syncthreads();
+  }
 }
 
 /* The work space: counters of max_tokens rows, then partial results. What a step of fewer rows leaves there lies where no other step's
@@ -514,15 +544,55 @@ cudaError_t run(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv &kv, c
 
 }  // namespace
 
-/* Rows that are not split leave no partial results, and above some number none are. */
-size_t mm_cu_gqa_work(const mm_cu_heads &h, uint32_t max_tokens) {
+/* Rows that are not split leave no partial results, and above some number none are: those of all rows that are. */
+static size_t near_parts(const mm_cu_heads &h, uint32_t max_tokens) {
   const uint32_t parallel = multiprocessors();
   size_t most = 0;
   for (uint32_t rows = 1; rows <= max_tokens; rows++) {
     const uint32_t splits = splits_for(h, rows, parallel);
     if (splits > 1) most = max(most, (size_t)rows * h.kv_heads * splits);
   }
-  return counter_bytes(h, max_tokens) + most * (h.head_dim == 64 ? sizeof(partial<64>) : sizeof(partial<128>));
+  return most;
+}
+
+static size_t part_bytes(const mm_cu_heads &h) { return h.head_dim == 64 ? sizeof(partial<64>) : sizeof(partial<128>); }
+
+size_t mm_cu_gqa_work(const mm_cu_heads &h, uint32_t max_tokens, const mm_cu_far_plan &plan) {
+  return counter_bytes(h, max_tokens) + (near_parts(h, max_tokens) + (size_t)plan.items * h.kv_heads) * part_bytes(h);
+}
+
+mm_cu_far_plan mm_cu_plan_far(uint32_t slots, uint32_t max_positions) {
+  const uint64_t tiles = mm_ceil_div(max_positions, kKeys), fair = mm_round_up(mm_ceil_div(slots * tiles, kMostItems), kWarps);
+  mm_cu_far_plan plan;
+  plan.chunk = (uint32_t)mm_max(kChunk, fair);
+  plan.items = tiles > plan.chunk ? (uint32_t)(slots * mm_ceil_div(tiles, plan.chunk)) : 0;
+  if (!plan.items) plan.chunk = 0;
+  return plan;
+}
+
+size_t mm_cu_gqa_items(const mm_cu_heads &h, uint32_t max_tokens, const mm_cu_far_plan &plan) {
+  if (!plan.items) return 0;
+  size_t blocks = 0;
+  for (uint32_t rows = 1; rows <= max_tokens; rows++) blocks = max(blocks, (size_t)rows * splits_for(h, rows, multiprocessors()));
+  return plan.items + blocks;
+}
+
+size_t mm_cu_gqa_list(const mm_cu_heads &h, uint32_t rows, const int32_t *slot, const uint32_t *pos, const mm_cu_far_plan &plan,
+                      uint32_t *first, uint2 *item) {
+  if (!plan.items || !rows) return 0;
+  const uint32_t splits = splits_for(h, rows, multiprocessors());
+  size_t items = 0;
+  uint32_t places = 0;
+  for (uint32_t i = 0; i < rows; i++) {
+    first[i] = places;
+    const uint32_t tiles = pos[i] / kKeys + 1, used = ceil_div(tiles, plan.chunk);
+    if (slot[i] < 0 || tiles <= plan.chunk || used <= splits) continue; /* parts for every block are no larger */
+    places += used;
+    for (uint32_t s = splits; s < used; s++) item[items++] = make_uint2(i, s);
+  }
+  const size_t end = items + (size_t)rows * splits;
+  for (; items < end; items++) item[items] = make_uint2(kNone, 0);
+  return end;
 }
 
 size_t mm_cu_gqa_shared(uint32_t head_dim, bool fp8) {
@@ -537,7 +607,9 @@ cudaError_t mm_cu_gqa_decode(const mm_cu_heads &h, const mm_cu_rows &r, const mm
     return cudaErrorNotSupported;
   if (a.tokens > a.max_tokens) return cudaErrorInvalidValue;
   work_space ws = {static_cast<uint32_t *>(a.work), nullptr, splits_for(h, a.tokens, multiprocessors())};
-  ws.part = reinterpret_cast<float *>(static_cast<char *>(a.work) + counter_bytes(h, a.max_tokens));
+  char *const parts = static_cast<char *>(a.work) + counter_bytes(h, a.max_tokens);
+  ws.part = reinterpret_cast<float *>(parts), ws.far = reinterpret_cast<float *>(parts + near_parts(h, a.max_tokens) * part_bytes(h));
+  ws.first = a.far.first, ws.item = a.far.item, ws.chunk = a.far.plan.items ? a.far.plan.chunk : UINT32_MAX;
   if (h.head_dim == 128) return run<128>(h, r, kv, p, a, ws, s);
   if (h.head_dim == 64) return run<64>(h, r, kv, p, a, ws, s);
   return cudaErrorNotSupported;

@@ -188,6 +188,20 @@ struct mm_cu_qkv {
 };
 cudaError_t mm_cu_rope(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv &kv, const mm_cu_qkv &a, cudaStream_t s);
 
+/* Contexts are read in chunks of a fixed size at most, so that one long row among short ones does not leave most of the device idle. What a
+ * row has beyond the blocks that every row has is listed by the host, which knows all positions: blocks do it after their own. */
+struct mm_cu_far_plan {
+  uint32_t chunk = 0; /* in tiles of 16 tokens; 0: no chunks */
+  uint32_t items = 0; /* that rows in chunks have at most, together */
+};
+mm_cu_far_plan mm_cu_plan_far(uint32_t slots, uint32_t max_positions);
+/* In device memory, of mm_cu_gqa_list. */
+struct mm_cu_far {
+  mm_cu_far_plan plan;
+  const uint32_t *first = nullptr; /* [rows] where the row's partial results lie, in items */
+  const uint2 *item = nullptr;     /* row and split, to an end that every block finds */
+};
+
 /* mm_cu_rope, and o[T, heads·d], for rows that are one token each, of a slot one. work: mm_cu_gqa_work(max_tokens) bytes, zero at first;
  * one for steps of any T ≤ max_tokens, in any order.
  * What the cache holds before each row's position is read at once (grid_wait): no kernel may still be writing it. */
@@ -196,8 +210,13 @@ struct mm_cu_gqa {
   __nv_bfloat16 *o;
   void *work;
   uint32_t tokens, max_tokens;
+  mm_cu_far far = {};
 };
-size_t mm_cu_gqa_work(const mm_cu_heads &h, uint32_t max_tokens);
+size_t mm_cu_gqa_work(const mm_cu_heads &h, uint32_t max_tokens, const mm_cu_far_plan &plan = {});
+/* For rows at pos (slot -1: padding), all host memory: first[rows], and item[the result], of which mm_cu_gqa_items are the most. */
+size_t mm_cu_gqa_list(const mm_cu_heads &h, uint32_t rows, const int32_t *slot, const uint32_t *pos, const mm_cu_far_plan &plan,
+                      uint32_t *first, uint2 *item);
+size_t mm_cu_gqa_items(const mm_cu_heads &h, uint32_t max_tokens, const mm_cu_far_plan &plan);
 /* Bytes of shared memory that its blocks take, static and dynamic. */
 size_t mm_cu_gqa_shared(uint32_t head_dim, bool fp8);
 cudaError_t mm_cu_gqa_decode(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv &kv, const mm_cu_qkv &p, const mm_cu_gqa &a,

@@ -253,23 +253,37 @@ void bench_lightning() {
   }
 }
 
-static void bench_gqa(const char *model, uint32_t heads, uint32_t batch, uint32_t context) {
+/* longest: what the first sequence holds, or 0: `context` as the others. */
+static void bench_gqa(const char *model, uint32_t heads, uint32_t batch, uint32_t context, uint32_t longest = 0) {
   const mm_cu_heads h = {heads, 8, 128, 64};
-  const double bytes = (double)batch * context * 8 * 128 * 4;
-  const uint32_t sets = (uint32_t)std::max(1.0, std::ceil(200e6 / bytes)), per_slot = (context + MM_CU_PAGE) / MM_CU_PAGE;
-  const uint32_t pages = sets * batch * per_slot;
+  const uint32_t most = std::max(context, longest);
+  const double bytes = ((double)(batch - 1) * context + most) * 8 * 128 * 4;
+  const uint32_t sets = (uint32_t)std::max(1.0, std::ceil(200e6 / bytes)), per_slot = (most + MM_CU_PAGE) / MM_CU_PAGE;
+  const uint32_t pages = sets * (batch - 1) * ((context + MM_CU_PAGE) / MM_CU_PAGE) + sets * per_slot;
   buffer<__nv_bfloat16> k((size_t)pages * 8 * MM_CU_PAGE * 128), v(k.n), qkv((size_t)batch * (heads + 16) * 128),
       o((size_t)batch * heads * 128);
   fill_random_bf16(k.p, k.n, 1), fill_random_bf16(v.p, v.n, 2), fill_random_bf16(qkv.p, qkv.n, 3);
-  std::vector<uint32_t> table(pages), pos(batch, context - 1);
-  for (uint32_t i = 0; i < pages; i++) table[i] = i;
-  for (uint32_t i = pages - 1; i > 0; i--) std::swap(table[i], table[g_rng.below(i + 1)]);
+  std::vector<uint32_t> free(pages), table((size_t)sets * batch * per_slot), pos(batch, context - 1);
+  pos[0] = most - 1;
+  for (uint32_t i = 0; i < pages; i++) free[i] = i;
+  for (uint32_t i = pages - 1; i > 0; i--) std::swap(free[i], free[g_rng.below(i + 1)]);
+  for (uint32_t i = 0, next = 0; i < sets * batch; i++) {
+    for (uint32_t k = 0; k <= pos[i % batch] / MM_CU_PAGE; k++) table[(size_t)i * per_slot + k] = free[next++];
+  }
   std::vector<int32_t> slot(batch * sets);
   for (uint32_t i = 0; i < batch * sets; i++) slot[i] = (int32_t)i;
   buffer<uint32_t> dtable, dpos;
   buffer<int32_t> dslot;
   dtable.put(table), dpos.put(pos), dslot.put(slot);
-  buffer<uint8_t> work(mm_cu_gqa_work(h, batch));
+  const mm_cu_far_plan plan = mm_cu_plan_far(batch, most);
+  std::vector<uint32_t> first(batch);
+  std::vector<uint2> item(mm_cu_gqa_items(h, batch, plan));
+  item.resize(mm_cu_gqa_list(h, batch, slot.data(), pos.data(), plan, first.data(), item.data()));
+  buffer<uint32_t> dfirst;
+  buffer<uint2> ditem;
+  mm_cu_far far;
+  if (!item.empty()) dfirst.put(first), ditem.put(item), far = {plan, dfirst.p, ditem.p};
+  buffer<uint8_t> work(mm_cu_gqa_work(h, batch, plan));
   work.zero();
   const mm_cu_kv kv = {k.p, v.p, dtable.p, per_slot};
   buffer<float> norm((size_t)heads * 128), freq(32);
@@ -277,10 +291,11 @@ static void bench_gqa(const char *model, uint32_t heads, uint32_t batch, uint32_
   const float *weight = heads == 48 ? norm.p : nullptr;
   double us = time_graph(std::max(8, (int)sets), [&](cudaStream_t st, int i) {
     const mm_cu_rows rows = {dslot.p + (uint32_t)i % sets * batch, dpos.p};
-    CUDA_OK(mm_cu_gqa_decode(h, rows, kv, {qkv.p, weight, weight, freq.p, 1e-6f, batch}, {qkv.p, o.p, work.p, batch, batch}, st));
+    CUDA_OK(mm_cu_gqa_decode(h, rows, kv, {qkv.p, weight, weight, freq.p, 1e-6f, batch}, {qkv.p, o.p, work.p, batch, batch, far}, st));
   });
-  char what[120];
-  snprintf(what, sizeof what, "qk norm, rope, gqa decode %s B=%u context %u, %.0f MB", model, batch, context, bytes * 1e-6);
+  char what[160];
+  snprintf(what, sizeof what, "qk norm, rope, gqa decode %s B=%u context %u, longest %u, %.0f MB", model, batch, context, most,
+           bytes * 1e-6);
   row(what, us, bytes);
 }
 
@@ -412,6 +427,11 @@ void bench_attention() {
   bench_gqa("M1", 64, 1, 32768);
   bench_gqa("M2", 48, 1, 65536);
   bench_gqa("M2", 48, 32, 4096);
+  bench_gqa("M2", 48, 16, 1024);
+  bench_gqa("M2", 48, 64, 1024);
+  bench_gqa("M2", 48, 16, 32768);
+  bench_gqa("M2", 48, 64, 1024, 131072);
+  bench_gqa("M2", 48, 4, 1024, 131072);
   for (uint32_t n : {2048u, 8192u, 32768u}) bench_gqa_prefill(48, n);
   bench_gqa_prefill(64, 8192);
 }

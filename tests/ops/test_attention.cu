@@ -5,7 +5,8 @@
 
 struct attention_case {
   mm_cu_heads h;
-  bool norm, fp8; /* QK norm; an e4m3 cache */
+  bool norm, fp8;     /* QK norm; an e4m3 cache */
+  uint32_t chunk = 0; /* tiles of 16 keys; 0: rows are not cut into chunks */
 };
 
 /* One side (keys or values) of a cache, on both machines. Cells not yet used hold NaN, and NaN scales. */
@@ -54,6 +55,27 @@ struct cache_side {
   double at(size_t cell, uint32_t i) const { return fp8 ? e4m3(codes[cell * d + i]) * scale[cell] : to_float(wide[cell * d + i]); }
 };
 
+/* The list of a step's rows in chunks, in device memory. */
+struct far_list {
+  mm_cu_far_plan plan;
+  buffer<uint32_t> first;
+  buffer<uint2> item;
+
+  far_list(uint32_t chunk, uint32_t rows, uint32_t keys) {
+    if (chunk) plan.chunk = chunk, plan.items = rows * (keys / 16 / chunk + 1);
+  }
+  mm_cu_far put(const mm_cu_heads &h, const std::vector<int32_t> &slot, const std::vector<uint32_t> &pos, uint32_t rows) {
+    if (!plan.items) return {};
+    std::vector<uint32_t> at(rows);
+    std::vector<uint2> all(mm_cu_gqa_items(h, rows, plan));
+    const size_t n = mm_cu_gqa_list(h, rows, slot.data(), pos.data(), plan, at.data(), all.data());
+    if (n > all.size()) report_true("gqa: the list of chunks has the room that it asked for", false);
+    all.resize(n);
+    first.put(at), item.put(all);
+    return {plan, first.p, item.p};
+  }
+};
+
 /* One step over sequences that hold `before` tokens each and bring `count` more. */
 static void check_gqa(const attention_case &c, const std::vector<uint32_t> &before, const std::vector<uint32_t> &count) {
   const mm_cu_heads &h = c.h;
@@ -97,7 +119,8 @@ static void check_gqa(const attention_case &c, const std::vector<uint32_t> &befo
   buffer<uint2> dtile;
   k.put(), v.put(), dqkv.put(qkv), dqn.put(qn), dkn.put(kn), dfreq.put(freq), dslot.put(slot), dpos.put(pos), dtable.put(table);
   dspan.put(span), dtile.put(tile);
-  buffer<uint8_t> work(mm_cu_gqa_work(h, tokens));
+  far_list far(c.chunk, tokens, most);
+  buffer<uint8_t> work(mm_cu_gqa_work(h, tokens, far.plan));
   work.zero();
   mm_cu_rows rows = {dslot.p, dpos.p};
   mm_cu_kv kv = {k.data(), v.data(), dtable.p, per_slot, k.dscale.p, v.dscale.p};
@@ -105,6 +128,7 @@ static void check_gqa(const attention_case &c, const std::vector<uint32_t> &befo
   mm_cu_gqa a = {dqkv.p, o.p, work.p, tokens, tokens};
   const bool decode = *std::max_element(count.begin(), count.end()) == 1;
   if (decode) {
+    a.far = far.put(h, slot, pos, tokens);
     CUDA_OK(mm_cu_gqa_decode(h, rows, kv, p, a, 0));
     o.poison();
     CUDA_OK(mm_cu_gqa_decode(h, rows, kv, p, a, 0)); /* again: the counters must come back to zero */
@@ -162,8 +186,8 @@ static void check_gqa(const attention_case &c, const std::vector<uint32_t> &befo
       want[(size_t)job * d + i] = sum[i] / total, got[(size_t)job * d + i] = to_float(out[((size_t)t * h.heads + head) * d + i]);
   });
   char what[160];
-  snprintf(what, sizeof what, "gqa %s %u/%u heads x %u, %u rows, up to %u keys%s%s", decode ? "decode" : "prefill", h.heads, h.kv_heads, d,
-           tokens, most, c.norm ? ", qk norm" : "", c.fp8 ? ", fp8 cache" : "");
+  snprintf(what, sizeof what, "gqa %s %u/%u heads x %u, %u rows, up to %u keys%s%s%s", decode ? "decode" : "prefill", h.heads, h.kv_heads,
+           d, tokens, most, c.norm ? ", qk norm" : "", c.fp8 ? ", fp8 cache" : "", c.chunk ? ", in chunks" : "");
   report(std::string(what) + ": cache", relative_error(kv_want, kv_got), c.fp8 ? 3e-2 : 3e-3);
   report(what, relative_error(want, got), 1e-2);
 }
@@ -213,7 +237,7 @@ static void check_stretches(const mm_cu_heads &h, bool fp8) {
 
 /* One work space under steps of any number of rows: what a step leaves there changes no later one. Each step is compared with the same
  * step in a work space of its own, bit for bit. */
-static void check_work_space(const mm_cu_heads &h, bool fp8, uint32_t max_tokens, uint32_t steps) {
+static void check_work_space(const mm_cu_heads &h, bool fp8, uint32_t max_tokens, uint32_t steps, uint32_t chunk) {
   const uint32_t d = h.head_dim, width = (h.heads + 2 * h.kv_heads) * d, per_slot = 8, pages = per_slot * max_tokens;
   const size_t cells = (size_t)pages * h.kv_heads * MM_CU_PAGE;
   buffer<uint8_t> k(cells * d * (fp8 ? 1 : 2)), v(k.n);
@@ -241,16 +265,17 @@ static void check_work_space(const mm_cu_heads &h, bool fp8, uint32_t max_tokens
   qkv.put(random_bf16((size_t)max_tokens * width)), freq.put(std::vector<float>(h.rotary_dim / 2, 0.1f));
   dtable.put(table), dslot.put(slot);
   const mm_cu_kv kv = {k.p, v.p, dtable.p, per_slot, k_scale.p, v_scale.p};
-  buffer<uint8_t> kept(mm_cu_gqa_work(h, max_tokens)), fresh(mm_cu_gqa_work(h, max_tokens));
+  far_list far(chunk, max_tokens, per_slot * MM_CU_PAGE);
+  buffer<uint8_t> kept(mm_cu_gqa_work(h, max_tokens, far.plan)), fresh(kept.n);
   kept.zero();
   const auto run = [&](const buffer<uint8_t> &work, uint32_t tokens) {
     o.poison();
-    const mm_cu_gqa a = {qkv.p, o.p, work.p, tokens, max_tokens};
+    const mm_cu_gqa a = {qkv.p, o.p, work.p, tokens, max_tokens, far.put(h, slot, pos, tokens)};
     CUDA_OK(mm_cu_gqa_decode(h, {dslot.p, dpos.p}, kv, {qkv.p, nullptr, nullptr, freq.p, 1e-6f, tokens}, a, 0));
     const auto out = o.get();
     return std::vector<uint16_t>((const uint16_t *)out.data(), (const uint16_t *)out.data() + (size_t)tokens * h.heads * d);
   };
-  uint32_t wrong = 0;
+  uint32_t wrong = 0, moved = 0;
   for (uint32_t i = 0; i < steps; i++) {
     const uint32_t most = i % 3 == 0 ? max_tokens : std::min(max_tokens, 32u);
     const uint32_t tokens = i == 0 ? std::min(8u, max_tokens) : i == 1 ? std::min(24u, max_tokens) : 1 + g_rng.below(most);
@@ -258,11 +283,18 @@ static void check_work_space(const mm_cu_heads &h, bool fp8, uint32_t max_tokens
     dpos.put(pos), fresh.zero();
     const auto want = run(fresh, tokens), got = run(kept, tokens);
     wrong += got != want;
+    /* A row's bits hang on its own tokens and the number of rows. */
+    const uint32_t same = g_rng.below(tokens);
+    for (uint32_t t = 0; t < max_tokens; t++) pos[t] = t == same ? pos[t] : g_rng.below(per_slot * MM_CU_PAGE);
+    dpos.put(pos);
+    const auto beside = run(kept, tokens);
+    const size_t width_of = (size_t)h.heads * d, at = same * width_of;
+    moved += !std::equal(got.begin() + (long)at, got.begin() + (long)(at + width_of), beside.begin() + (long)at);
   }
   char what[160];
-  snprintf(what, sizeof what, "gqa decode %u/%u heads x %u%s: %u of %u steps of 1 to %u rows wrong in one work space", h.heads, h.kv_heads,
-           d, fp8 ? ", fp8 cache" : "", wrong, steps, max_tokens);
-  report_true(what, wrong == 0);
+  snprintf(what, sizeof what, "gqa decode %u/%u heads x %u%s%s: of %u steps of 1 to %u rows %u wrong in one work space, %u rows others'",
+           h.heads, h.kv_heads, d, fp8 ? ", fp8 cache" : "", chunk ? ", in chunks" : "", steps, max_tokens, wrong, moved);
+  report_true(what, wrong == 0 && moved == 0);
 }
 
 /* Steps of many rows are not split, and need no room for partial results. */
@@ -275,9 +307,11 @@ static void check_work_size(const mm_cu_heads &h) {
 
 void test_attention() {
   for (bool fp8 : {false, true}) {
-    check_work_space({48, 8, 128, 64}, fp8, 32, 60);
-    check_work_space({64, 8, 128, 64}, fp8, 300, 40);
-    check_work_space({8, 2, 64, 32}, fp8, 64, 60);
+    for (uint32_t chunk : {0u, 8u}) {
+      check_work_space({48, 8, 128, 64}, fp8, 32, 60, chunk);
+      check_work_space({64, 8, 128, 64}, fp8, 300, 40, chunk);
+      check_work_space({8, 2, 64, 32}, fp8, 64, 60, chunk);
+    }
   }
   check_work_size({48, 8, 128, 64});
   for (bool fp8 : {false, true}) {
@@ -287,6 +321,14 @@ void test_attention() {
     check_gqa(m2, {3000, 17}, {1, 1});
     check_gqa(m2, std::vector<uint32_t>(40, 100), std::vector<uint32_t>(40, 1));
     check_gqa(m2, {62, 63, 64, 65, 127, 128, 129}, {1, 1, 1, 1, 1, 1, 1}); /* ends of pages and blocks */
+    std::vector<uint32_t> ragged(64), longer(20);
+    for (auto &n : ragged) n = g_rng.below(4) ? g_rng.below(200) : g_rng.below(2000);
+    for (auto &n : longer) n = g_rng.below(4) ? g_rng.below(300) : g_rng.below(9000);
+    check_gqa({m2.h, true, fp8, 8}, ragged, std::vector<uint32_t>(64, 1));
+    check_gqa({m1.h, false, fp8, 16}, longer, std::vector<uint32_t>(20, 1));
+    check_gqa({tiny.h, true, fp8, 8}, ragged, std::vector<uint32_t>(64, 1));
+    check_gqa({m2.h, true, fp8, 8}, {127, 128, 129, 5000, 255, 256, 0}, {1, 1, 1, 1, 1, 1, 1}); /* ends of chunks */
+    check_gqa({m2.h, true, fp8, 8}, {3000}, {1});
     check_gqa(tiny, {63, 64, 65, 127, 128, 1}, {1, 2, 65, 64, 129, 63});
     check_gqa(tiny, {0, 5, 64}, {130, 64, 1});
     check_gqa(m1, {0}, {200});

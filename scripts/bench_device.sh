@@ -1,0 +1,65 @@
+#!/bin/sh
+# scripts/bench_device.sh BUILD WORK [LAYERS]: layers of real size on a GPU, from the files to HTTP. Makes M2 in block FP8 (6 layers: 24.5 GB) and
+# two layers of M1 below WORK, which has room for three times that (/dev/shm measures the page cache without a disk), and prints
+#   exec to the first token (minimax-run, four times), with digests checked, and with weights that minimax-hold keeps
+#   the same files by safetensors' load_file, where Python has it
+#   decode through the scheduler beside bare steps, and over HTTP; a prompt of 32k tokens again beside new
+# `gpu bench load` has the ceilings of loading: pinned copies, reads alone, O_DIRECT.
+set -u
+cd "$(dirname "$0")/.." || exit 2
+[ $# -ge 2 ] || { echo "usage: scripts/bench_device.sh BUILD WORK [LAYERS]" >&2; exit 2; }
+build=$1 work=$2 layers=${3:-6}
+prompt='And it came to pass'
+
+# make_model NAME QUANT OPTION…
+make_model() {
+  [ ! -e "$work/$1" ] || return 0
+  name=$1 quant=$2
+  shift 2
+  python3 scripts/bench_checkpoint.py "$work/$name-source" "$@" || exit 1
+  "$build"/tests/bench/bench_tokenizer "$work/$name-source/tokenizer.json" || exit 1
+  "$build"/bin/minimax-convert "$work/$name-source" -o "$work/$name" --quant "$quant" -q || exit 1
+}
+
+# run WORDS OPTION…: seconds from exec to the end of one token
+run() {
+  words=$1
+  shift
+  start=$(date +%s.%N)
+  timeout 300 "$build"/bin/minimax-run "$work/m2" --device cuda -n 1 -v -p "$prompt" "$@" 2>"$work/run.err" >"$work/run.out" || { cat "$work/run.err"; exit 1; }
+  end=$(date +%s.%N)
+  echo "$start $end" | awk -v words="$words" '{ printf "%s: %.2f s from exec to the end; ", words, $2 - $1 }'
+  grep -o 'loaded .*, on' "$work/run.err" | tr '\n' ' '
+  grep -o 'opened in .*' "$work/run.err"
+}
+
+make_model m2 none --layers "$layers" --experts 256 --vocab 200064
+du -sh "$work/m2"
+for i in 1 2 3 4; do run "read, $i"; done
+run "read, digests checked" --verify-on-load
+"$build"/bin/minimax-hold "$work/m2" "$work/hold.sock" -q &
+holder=$!
+i=0
+while [ ! -S "$work/hold.sock" ] && [ $i -lt 600 ] && kill -0 $holder; do
+  sleep 0.1
+  i=$((i + 1))
+done
+for i in 1 2 3; do run "attached, $i" --attach "$work/hold.sock"; done
+kill $holder
+wait $holder
+python3 -c 'import safetensors.torch' 2>"$work/python.err" && python3 - "$work"/m2-source/*.safetensors <<'P'
+import sys, time, torch
+from safetensors.torch import load_file
+torch.zeros(1).cuda()
+torch.cuda.synchronize()
+start = time.monotonic()
+kept = [load_file(f, device="cuda") for f in sys.argv[1:]]
+torch.cuda.synchronize()
+took = time.monotonic() - start
+size = sum(t.numel() * t.element_size() for file in kept for t in file.values())
+print(f"safetensors load_file: {size / 1e9:.1f} GB in {took:.2f} s, {size / took / 1e9:.1f} GB/s")
+P
+VENV=${VENV:-} python3 tests/bench/serve.py "$build" "$work/m2" cuda 64 1024 1024
+"$build"/tests/bench/bench_reuse "$work/m2" cuda 32768 8192
+make_model m1 block_fp8 --m1 --layers 2 --vocab 200064
+"$build"/tests/bench/bench_reuse "$work/m1" cuda 32768 8192
