@@ -56,6 +56,7 @@ prepare() {
   for source in tests/data/tiny-m1 tests/data/tiny-m2 "$wide"; do
     for scheme in bf16 block_fp8 w4a16 nvfp4; do
       for tp in 1 2 8; do
+        [ "${source##*/}-$scheme-$tp" != tiny-m2-nvfp4-8 ] || continue # eight columns of a group of 16 on each rank: refused by name
         to=$work/ranks/${source##*/}-$scheme-$tp
         [ -e "$to" ] || "$build"/bin/minimax-convert "$source" -o "$to" --tp $tp --quant "$scheme" -q || row FAIL "prepare: $to"
       done
@@ -184,10 +185,10 @@ speed_rows() {
 run_part() {
   case $1 in
     prepare) prepare ;;
-    peers) "$gpu" test peers ;;
+    peers) CUDA_MODULE_LOADING=EAGER "$gpu" test peers ;;
     forks) MM_STEPS=${MM_STEPS:-10000} MM_GPU_MODELS=$work/models/0 "$gpu" test forks ;;
     steps) MM_GPU_MODELS=$work/models/0 "$gpu" test steps ;;
-    ranks) MM_GPU_RANKS=$work/ranks "$gpu" test ranks ;;
+    ranks) CUDA_MODULE_LOADING=EAGER MM_GPU_RANKS=$work/ranks "$gpu" test ranks ;;
     load) MM_GPU_MODELS=$work/models/0 "$gpu" test load ;;
     hold) hold_part ;;
     eval) eval_part ;;

@@ -1,9 +1,11 @@
 /* Opening the CUDA backend: what the device and the model must be, weights, caches and buffers. */
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <algorithm>
+#include <mutex>
 
 #include "runtime/cuda/backend.h"
 #include "runtime/cuda/launch.h"
@@ -429,10 +431,18 @@ bool mm_cu_hold(const mm_backend_config *c, mm_held *held, void **memory, mm_err
 
 void mm_cu_release(void *memory) { mm_cu_backend_close(static_cast<mm_backend *>(memory)); }
 
+/* A kernel that is loaded at its first launch may wait until the device is idle, which it is not while another rank's waits for this one:
+ * with several ranks all are loaded with the context. Before the process first asks for a device; who did so earlier has to set it. */
+static void load_kernels_early() {
+  static std::once_flag once;
+  std::call_once(once, [] { setenv("CUDA_MODULE_LOADING", "EAGER", 0); });
+}
+
 /* Weights are on their way from their files before the device is asked for anything: its own start takes longer than the first of them.
  * They go on arriving after this returns. */
 mm_backend *mm_cu_backend_open(const mm_backend_config *c, mm_err *err) {
   if (!check_model(c, err) || !mm_cu_check_cut_inputs(c, err)) return nullptr;
+  if (c->weights->tp > 1) load_kernels_early();
   mm_backend *b = new mm_backend;
   const mm_model *m = c->model;
   b->c = *c;

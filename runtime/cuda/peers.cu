@@ -22,6 +22,9 @@
 namespace {
 
 constexpr uint32_t kThreads = 256, kBlocks = 32;
+/* Where ranks share a device: blocks that wait take multiprocessors from kernels that need whole ones, and those of another rank may be
+ * what they wait for. */
+constexpr uint32_t kSharedBlocks = 2;
 constexpr uint64_t kWords = 16384;            /* of a sum of few numbers: 128 KiB of them */
 constexpr uint64_t kSlab = (uint64_t)8 << 20; /* bytes of a sum of many */
 constexpr uint32_t kLoading_ms = 600000;
@@ -332,15 +335,16 @@ template <class T, reduction R>
 cudaError_t reduce(mm_cu_peers *p, T *x, uint64_t n, cudaStream_t s) {
   if (p->c.ranks == 1 || n == 0) return cudaSuccess;
   uint64_t left = n * sizeof(T) / 8;
+  const uint32_t most = p->c.apart ? kBlocks : kSharedBlocks;
   if (left <= kWords) {
-    const unsigned blocks = (unsigned)mm_min(kBlocks, mm_ceil_div(left, kThreads));
+    const unsigned blocks = (unsigned)mm_min(most, mm_ceil_div(left, kThreads));
     return launch(reduce_few<T, R>, blocks, kThreads, 0, s, p->c, reinterpret_cast<uint2 *>(x), (uint32_t)left);
   }
   cudaError_t e = cudaSuccess;
   uint4 *at = reinterpret_cast<uint4 *>(x);
   for (left /= 2; left > 0 && e == cudaSuccess;) {
     const uint64_t units = mm_min(left, kSlab / 16);
-    e = launch(reduce_many<T, R>, kBlocks, kThreads, 0, s, p->c, at, (uint32_t)units);
+    e = launch(reduce_many<T, R>, most, kThreads, 0, s, p->c, at, (uint32_t)units);
     at += units, left -= units;
   }
   return e;
