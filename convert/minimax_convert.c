@@ -24,7 +24,7 @@ static void on_signal(int n) {
 
 typedef struct mm_convert_args {
   const char *source, *output, *layout, *dialect, *quant, *align, *recipe, *search, *part, *ranks, *compress, *importance, *act_scales,
-      *kv_scales, *events;
+      *kv_scales, *events, *head;
   mm_option_list ignore, override;
   uint64_t tp, ep, pp, threads, part_size, commit_bytes, mem_limit, gpu_memory;
   int level;                   /* of compress, 0 without */
@@ -33,7 +33,7 @@ typedef struct mm_convert_args {
   bool met; /* all processes meet from here on */
 } mm_convert_args;
 
-/* --quant (a scheme, a preset or a recipe line) or --recipe, then --search, --kv-scales, --ignore and --override, as one line. */
+/* --quant (a scheme, a preset or a recipe line) or --recipe, then --search, --kv-scales, --ignore, --override and --head, as one line. */
 static char *recipe_line(const mm_convert_args *a, mm_arena *arena, mm_err *err) {
   const char *base = a->recipe ? mm_recipe_load(arena, a->recipe, err) : a->quant;
   if (!base) return NULL;
@@ -44,6 +44,7 @@ static char *recipe_line(const mm_convert_args *a, mm_arena *arena, mm_err *err)
   if (line && a->kv_scales) line = mm_arena_printf(arena, err, "%s; kv_scales=%s", line, a->kv_scales);
   for (size_t i = 0; line && i < a->ignore.count; i++) line = mm_arena_printf(arena, err, "%s; %s=none", line, a->ignore.item[i]);
   for (size_t i = 0; line && i < a->override.count; i++) line = mm_arena_printf(arena, err, "%s; %s", line, a->override.item[i]);
+  if (line && a->head) line = mm_arena_printf(arena, err, "%s; lm_head.weight=%s", line, a->head);
   return line;
 }
 
@@ -333,6 +334,9 @@ int main(int argc, char **argv) {
       MM_FLAG("print-recipe", &a.print_recipe, "write the recipe in force, as --recipe reads it, to stdout and stop; needs no SRC"),
       MM_OPTION(LIST, "ignore", &a.ignore, "PATTERN", "keep tensors of these names as stored (glob, or re:REGEX); may be repeated"),
       MM_OPTION(LIST, "override", &a.override, "PATTERN=SCHEME", "another scheme for these names; may be repeated, the last match wins"),
+      MM_OPTION(WORD, "head", &a.head, "SCHEME",
+                "of the head, lm_head.weight, after all other rules (default: kept as stored): block_fp8 halves what each decode step "
+                "reads of it"),
       MM_FLAG("allow-unmatched", &a.unmatched, "take patterns that match no tensor; they are an error otherwise"),
       MM_OPTION(STR, "search", &a.search, "HOW", "how schemes that can choose pick their scales (default mse)",
                 .choices = "absmax|mse|four_six"),

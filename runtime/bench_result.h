@@ -11,6 +11,7 @@ typedef struct mm_bench_case {
   uint32_t layers;
   uint32_t vocab;
   const char *quant, *experts; /* schemes of the attention and of the experts */
+  const char *head;            /* of the head */
   uint32_t batch[8];           /* decode steps of so many sequences; 0 ends */
   uint32_t context;            /* tokens that each holds before */
   uint32_t tokens;             /* of a prefill step; 0: none */

@@ -42,7 +42,8 @@ static mm_packed vector(uint32_t n) { return weight("bf16", 1, n, 1); }
 bool mm_bench_weights(const mm_bench_shape *s, const mm_model *m, mm_rank_weights *w, mm_err *err) {
   const uint32_t q = m->heads * m->head_dim, kv = m->kv_heads * m->head_dim;
   *w = (mm_rank_weights){.tp = 1, .layer_end = m->layers, .vocab_rows = m->vocab};
-  w->embed = w->head = weight("bf16", 1, m->vocab, m->hidden);
+  w->embed = weight("bf16", 1, m->vocab, m->hidden);
+  w->head = weight(s->head, 1, m->vocab, m->hidden);
   w->final_norm = vector(m->hidden);
   if (!(w->layer = mm_calloc(m->layers, sizeof *w->layer, err))) return false;
   for (uint32_t l = 0; l < m->layers; l++) {

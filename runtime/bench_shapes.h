@@ -8,7 +8,7 @@
 typedef struct mm_bench_shape {
   const char *model; /* "m1" or "m2" */
   uint32_t layers, vocab;
-  const char *quant, *experts; /* schemes of the attention and of the experts */
+  const char *quant, *experts, *head; /* schemes of the attention, of the experts and of the head */
 } mm_bench_shape;
 
 mm_model mm_bench_model(const mm_bench_shape *s);

@@ -25,22 +25,22 @@
 #define ATTENTION_RATE 6.5e14
 
 typedef struct bench_args {
-  const char *subject, *model, *quant, *experts, *kv, *act_quant;
+  const char *subject, *model, *quant, *experts, *head, *kv, *act_quant;
   uint64_t layers, batch, context, tokens, steps; /* 0: the subject's own */
   bool json, quiet;
 } bench_args;
 
 static const mm_bench_case cases[] = {
-    {"kernels", "m1", 8, 2048, "block_fp8", "block_fp8", {1, 16}, 1024, 0},
-    {"kernels", "m2", 8, 2048, "block_fp8", "block_fp8", {1, 16}, 1024, 0},
-    {"layers", "m1", 8, 2048, "block_fp8", "block_fp8", {1, 4, 16, 64, 256}, 1024, 0},
-    {"layers", "m2", 8, 2048, "block_fp8", "block_fp8", {1, 4, 16, 64, 256}, 1024, 0},
-    {"decode", "m2", 62, 200064, "block_fp8", "w4a16", {1}, 1024, 0},
-    {"decode", "m2", 62, 200064, "block_fp8", "nvfp4", {1}, 1024, 0},
-    {"prefill", "m1", 8, 2048, "block_fp8", "block_fp8", {0}, 0, 8192},
-    {"prefill", "m2", 8, 2048, "block_fp8", "block_fp8", {0}, 0, 8192},
-    {"mixed", "m1", 8, 2048, "block_fp8", "block_fp8", {63}, 1024, 512},
-    {"mixed", "m2", 8, 2048, "block_fp8", "block_fp8", {63}, 1024, 512},
+    {"kernels", "m1", 8, 200064, "block_fp8", "block_fp8", "bf16", {1, 16}, 1024, 0},
+    {"kernels", "m2", 8, 200064, "block_fp8", "block_fp8", "bf16", {1, 16}, 1024, 0},
+    {"layers", "m1", 8, 2048, "block_fp8", "block_fp8", "bf16", {1, 4, 16, 64, 256}, 1024, 0},
+    {"layers", "m2", 8, 2048, "block_fp8", "block_fp8", "bf16", {1, 4, 16, 64, 256}, 1024, 0},
+    {"decode", "m2", 62, 200064, "block_fp8", "w4a16", "bf16", {1}, 1024, 0},
+    {"decode", "m2", 62, 200064, "block_fp8", "nvfp4", "bf16", {1}, 1024, 0},
+    {"prefill", "m1", 8, 2048, "block_fp8", "block_fp8", "bf16", {0}, 0, 8192},
+    {"prefill", "m2", 8, 2048, "block_fp8", "block_fp8", "bf16", {0}, 0, 8192},
+    {"mixed", "m1", 8, 2048, "block_fp8", "block_fp8", "bf16", {63}, 1024, 512},
+    {"mixed", "m2", 8, 2048, "block_fp8", "block_fp8", "bf16", {63}, 1024, 512},
 };
 
 typedef struct bench {
@@ -264,6 +264,7 @@ static bool in_none(const bench *b, uint32_t l) {
   (void)b, (void)l;
   return false;
 }
+static bool in_last(const bench *b, uint32_t l) { return l + 1 == b->model.layers; }
 static bool in_lightning(const bench *b, uint32_t l) { return b->model.attn[l] == MM_ATTN_LIGHTNING; }
 static bool in_full(const bench *b, uint32_t l) { return b->model.attn[l] == MM_ATTN_FULL; }
 
@@ -300,6 +301,11 @@ static void run_experts(bench *b, uint32_t l) {
   b->forward.ops->experts(b->forward.backend, b->forward.branch, b->forward.n, &b->weights.layer[l].w13, &b->weights.layer[l].w2);
 }
 
+static void run_head(bench *b, uint32_t l) {
+  (void)l;
+  b->forward.ops->logits(b->forward.backend, b->forward.n, &b->weights.head);
+}
+
 static double qkv_bytes(const bench *b, uint32_t l, uint32_t rows) { return (void)rows, bytes_of(&b->weights.layer[l].qkv); }
 static double out_bytes(const bench *b, uint32_t l, uint32_t rows) { return (void)rows, bytes_of(&b->weights.layer[l].out); }
 static double gate_bytes(const bench *b, uint32_t l, uint32_t rows) { return (void)rows, bytes_of(&b->weights.layer[l].output_gate); }
@@ -309,9 +315,10 @@ static double experts_bytes(const bench *b, uint32_t l, uint32_t rows) {
   const mm_layer_weights *w = &b->weights.layer[l];
   return (void)rows, b->reached * (bytes_of(&w->w13) + bytes_of(&w->w2));
 }
+static double head_bytes(const bench *b, uint32_t l, uint32_t rows) { return (void)l, (void)rows, bytes_of(&b->weights.head); }
 static double no_bytes(const bench *b, uint32_t l, uint32_t rows) { return (void)b, (void)l, (void)rows, 0; }
 
-static const op ops_of_a_layer[] = {
+static const op timed_ops[] = {
     {"qkv projection, lightning", in_lightning, run_qkv, qkv_bytes},
     {"qkv projection, full", in_full, run_qkv, qkv_bytes},
     {"norm, RoPE, cache write, attention", in_full, run_gqa, cache_bytes},
@@ -322,6 +329,7 @@ static const op ops_of_a_layer[] = {
     {"residual and norm", in_all, run_combine, no_bytes},
     {"router", in_all, run_route, route_bytes},
     {"experts, and a router for all layers", in_all, run_experts, experts_bytes},
+    {"head", in_last, run_head, head_bytes},
 };
 
 static bool open_case(bench *b, mm_err *err);
@@ -343,8 +351,8 @@ static bool measure_ops(bench *b, uint32_t rows, mm_err *err) {
   static const op nothing = {"", in_none, NULL, no_bytes};
   double empty, step;
   if (!time_op(b, &nothing, rows, &empty, err)) return false;
-  for (size_t i = 0; i < sizeof ops_of_a_layer / sizeof *ops_of_a_layer; i++) {
-    const op *o = &ops_of_a_layer[i];
+  for (size_t i = 0; i < sizeof timed_ops / sizeof *timed_ops; i++) {
+    const op *o = &timed_ops[i];
     double bytes = 0;
     uint32_t layers = 0;
     for (uint32_t l = 0; l < b->model.layers; l++) layers += o->in(b, l);
@@ -411,7 +419,7 @@ static bool open_case(bench *b, mm_err *err) {
   const mm_limits limits = {.max_tokens = (uint32_t)mm_max(mm_max(slots, chunk), c->tokens + (beside ? slots : 0)),
                             .slots = slots,
                             .max_positions = (uint32_t)mm_max(c->context + 1, c->tokens)};
-  const mm_bench_shape shape = {c->model, c->layers, c->vocab, c->quant, c->experts};
+  const mm_bench_shape shape = {c->model, c->layers, c->vocab, c->quant, c->experts, c->head};
   b->model = mm_bench_model(&shape);
   b->id = mm_calloc(limits.max_tokens, sizeof *b->id, err);
   b->span = mm_calloc(slots, sizeof *b->span, err);
@@ -451,6 +459,7 @@ static mm_bench_case adjusted(mm_bench_case c, const bench_args *a) {
   if (a->layers) c.layers = (uint32_t)a->layers;
   if (a->quant) c.quant = a->quant;
   if (a->experts) c.experts = a->experts;
+  if (a->head) c.head = a->head;
   if (a->batch && c.batch[0]) c.batch[0] = (uint32_t)a->batch, c.batch[1] = 0;
   if (a->context && c.context) c.context = (uint32_t)a->context;
   if (a->tokens && c.tokens) c.tokens = (uint32_t)a->tokens;
@@ -495,6 +504,8 @@ int main(int argc, char **argv) {
       MM_OPTION(U64, "layers", &a.layers, "N", "layers of the model (8; all of M2 for decode)", .lo = 1, .hi = MM_MAX_LAYERS),
       MM_OPTION(STR, "quant", &a.quant, "SCHEME", "of the attention's matrices (block_fp8)", .choices = SCHEMES),
       MM_OPTION(STR, "expert-quant", &a.experts, "SCHEME", "of the experts (block_fp8; w4a16 and nvfp4 for decode)", .choices = SCHEMES),
+      MM_OPTION(STR, "head", &a.head, "SCHEME", "of the head (bf16), 200,064 rows for kernels and decode and 2,048 elsewhere",
+                .choices = "bf16|block_fp8"),
       MM_OPTION(STR, "act-quant", &a.act_quant, "WORD", "round the inputs of linears as their scheme defines, or not (on)",
                 .choices = "on|off"),
       MM_OPTION(STR, "kv-cache-dtype", &a.kv, "TYPE", "of cached keys and values (auto: bf16)", .choices = "auto|fp8"),
@@ -515,7 +526,8 @@ int main(int argc, char **argv) {
           "minimax-bench kernels --model m2\n"
           "minimax-bench decode --expert-quant nvfp4 --batch 16 --context 4096",
       .epilog =
-          "Weights are random and made on the device; nothing is read from disk. kernels: each op of a layer. layers: decode steps of "
+          "Weights are random and made on the device; nothing is read from disk. kernels: each op of a layer, and the head. layers: decode "
+          "steps of "
           "eight layers. decode: steps of\n"
           "the whole of M2 with 4-bit experts. prefill: one step of many tokens. mixed: single tokens beside a stretch of one sequence, in "
           "one step and apart. Medians; a floor is the least bytes over the copy\n"

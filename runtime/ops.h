@@ -134,7 +134,7 @@ typedef struct mm_ops {
   void (*combine)(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act branch, mm_deepnorm scale, const mm_packed *w, double eps);
   /* to = from, rows 0 … T-1. */
   void (*copy)(mm_backend *b, mm_act to, mm_act from);
-  /* This rank's logits of the batch's `out` rows, fp32: x·headᵀ. */
+  /* This rank's logits of the batch's `out` rows, fp32: x·headᵀ, x as it is under act_quant too. */
   void (*logits)(mm_backend *b, mm_act x, const mm_packed *head);
   /* Ends the step; any failure since begin is reported here. Copies this rank's logits to out[out_count, vocab_rows] (host);
    * out may be NULL when out_count is 0. */

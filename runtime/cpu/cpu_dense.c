@@ -100,7 +100,7 @@ void mm_cpu_linear(mm_backend *b, mm_act y, mm_act x, const mm_packed *w) {
 
 void mm_cpu_logits(mm_backend *b, mm_act x, const mm_packed *head) {
   mm_cpu_observe(b, head, 0, x.data, b->batch->out, b->batch->out_count);
-  mm_cpu_matmul(b, b->logits, mm_cpu_input(b, x, head), b->batch->out, b->batch->out_count, head);
+  mm_cpu_matmul(b, b->logits, x.data, b->batch->out, b->batch->out_count, head);
 }
 
 void mm_cpu_embed(mm_backend *b, mm_act x, const mm_packed *table) {

@@ -29,7 +29,7 @@ struct weights_plan {
     if (!w->scheme) return true;
     mm_cu_weight *to = &b->weight[w];
     if (!load->matrix(w, name, group, to, err)) return false;
-    if (!b->c.act_quant) to->rounding = {};
+    if (!b->c.act_quant || w == &b->c.weights->head) to->rounding = {}; /* the head's inputs stay as they are */
     return true;
   }
   /* A router that is stored as bf16 is read so; another one as f32, and in three pieces of bf16 for many rows. */

@@ -15,6 +15,7 @@ refused 2 E_USAGE everything
 refused 2 E_USAGE layers decode
 refused 2 E_USAGE layers --model m3
 refused 2 E_USAGE layers --quant int3
+refused 2 E_USAGE layers --head int3
 refused 2 E_USAGE layers --batch 257
 [ ! -e /dev/nvidiactl ] || { echo "options refused; a GPU is there"; exit 0; }
 for subject in kernels layers decode prefill mixed; do

@@ -275,14 +275,15 @@ void add_expert(expert_row *to, const pair_backend *b, const mm_packed *w13, con
   to->ties += at_ties * weight * weight, to->smooth += square(own);
 }
 
-/* Products of these rows of x. */
-std::vector<float> multiply(pair_backend *b, const mm_packed *w, const std::vector<float> &x, const std::vector<uint32_t> &rows) {
+/* Products of these rows of x, as they are or rounded first. */
+std::vector<float> multiply(pair_backend *b, const mm_packed *w, const std::vector<float> &x, const std::vector<uint32_t> &rows,
+                            bool rounds) {
   std::vector<float> y(rows.size() * w->n);
   const float *weight = b->of(w);
   each((uint32_t)rows.size(), [&](uint32_t r) {
     std::vector<float> row(x.begin() + (size_t)rows[r] * w->k, x.begin() + (size_t)(rows[r] + 1) * w->k);
-    row = rounded(b, w, row, row, row);
-    if (r == 0 && b->c.act_quant && w->scheme->act != MM_ACT_KEPT) plant_code(&row);
+    if (rounds) row = rounded(b, w, row, row, row);
+    if (rounds && r == 0 && b->c.act_quant && w->scheme->act != MM_ACT_KEPT) plant_code(&row);
     for (uint32_t i = 0; i < w->n; i++) y[(size_t)r * w->n + i] = dot(weight + (size_t)i * w->k, row.data(), w->k);
   });
   plant_rows(&y, w->n);
@@ -387,7 +388,7 @@ static mm_ops paired_ops() {
     pair_backend *p = pair_of(b);
     std::vector<uint32_t> all(p->batch->tokens);
     for (uint32_t t = 0; t < all.size(); t++) all[t] = t;
-    const auto want = multiply(p, w, paired_rows(x, p->batch->tokens), all);
+    const auto want = multiply(p, w, paired_rows(x, p->batch->tokens), all, true);
     mm_ops_cuda.linear(p->gpu, on_gpu(y), on_gpu(x), w);
     compare(LINEAR, want.data(), paired_rows(y, p->batch->tokens).data(), p->batch->tokens, y.width);
   };
@@ -430,7 +431,7 @@ static mm_ops paired_ops() {
   };
   o.logits = [](mm_backend *b, mm_act x, const mm_packed *head) {
     pair_backend *p = pair_of(b);
-    p->logits = multiply(p, head, paired_rows(x, p->batch->tokens), {p->batch->out, p->batch->out + p->batch->out_count});
+    p->logits = multiply(p, head, paired_rows(x, p->batch->tokens), {p->batch->out, p->batch->out + p->batch->out_count}, false);
     mm_ops_cuda.logits(p->gpu, on_gpu(x), head);
   };
   o.layer = [](mm_backend *b, uint32_t l) { mm_ops_cuda.layer(pair_of(b)->gpu, l); };

@@ -13,7 +13,7 @@
 #include "formats/json.h"
 #include "runtime/bench_result.h"
 
-static const mm_bench_case c = {"layers", "m2", 8, 2048, "block_fp8", "w4a16", {4, 16}, 1024, 8192};
+static const mm_bench_case c = {"layers", "m2", 8, 2048, "block_fp8", "w4a16", "nvfp4", {4, 16}, 1024, 8192};
 static const mm_bench_result r = {&c, 8, 16, true, 3e12, 2.5e-4, 6e8, 2e-4, 101.5};
 static const double apart[3] = {1e-3, 2e-3, 2.5e-3};
 
@@ -28,8 +28,12 @@ static void print(int which, bool json) {
 }
 
 static const char decode[] =
-    "m2 x 8 block_fp8/w4a16, decode B=16 context 1024 fp8: 250.0 us, 64000.0 tokens/s, 101.5 experts "
+    "m2 x 8 block_fp8/w4a16/nvfp4, decode B=16 context 1024 fp8: 250.0 us, 64000.0 tokens/s, 101.5 experts "
     "a layer, 0.600 GB, floor 200.0 us, 1.25 x floor\n";
+
+static const char mixed[] =
+    "m2 x 8 block_fp8/w4a16/nvfp4, 16 tokens of context 1024 beside a stretch of 8192: 2500.0 us; "
+    "apart 1000.0 and 2000.0 us, ratio 0.833\n";
 
 /* What print writes to standard output. */
 static size_t printed(int which, bool json, char *text, size_t cap) {
@@ -56,10 +60,10 @@ static void test_lines(void **state) {
   (void)state;
   static const char *const text[] = {
       "device copy 3000 GB/s, read + write\n",
-      "m2 block_fp8/w4a16 B=16 router: 250.00 us, 600.0 MB, 0.80 of copy\n",
+      "m2 block_fp8/w4a16/nvfp4 B=16 router: 250.00 us, 600.0 MB, 0.80 of copy\n",
       decode,
-      "m2 x 8 block_fp8/w4a16, prefill T=8192: 0.25 ms, 0.03 ms a layer, 32768000 tokens/s, floor 0.20 ms, 0.80 of it\n",
-      "m2 x 8 block_fp8/w4a16, 16 tokens of context 1024 beside a stretch of 8192: 2500.0 us; apart 1000.0 and 2000.0 us, ratio 0.833\n",
+      "m2 x 8 block_fp8/w4a16/nvfp4, prefill T=8192: 0.25 ms, 0.03 ms a layer, 32768000 tokens/s, floor 0.20 ms, 0.80 of it\n",
+      mixed,
   };
   for (int i = 0; i < 5; i++) {
     char line[1024];
@@ -72,6 +76,7 @@ static void test_lines(void **state) {
     assert_non_null(o);
     if (i == 0) assert_true(figure(o, "copy_bytes_per_s") == 3e12);
     if (i > 0) assert_string_equal(mm_json_str(mm_json_get(o, "expert_quant")), "w4a16");
+    if (i > 0) assert_string_equal(mm_json_str(mm_json_get(o, "head")), "nvfp4");
     if (i > 0) assert_true(figure(o, "seconds") == (i == 4 ? 2.5e-3 : 2.5e-4) && figure(o, "layers") == 8);
     if (i == 1) assert_true(figure(o, "of_copy") == 0.8 && figure(o, "bytes") == 6e8);
     if (i == 2) assert_true(figure(o, "tokens_per_s") == 64000 && figure(o, "floor_s") == 2e-4 && mm_json_bool(mm_json_get(o, "kv_fp8")));

@@ -154,6 +154,43 @@ static void linear(void **state) {
     }
 }
 
+/* logits = x·Wᵀ of the rows wanted: the head's inputs stay as they are whatever its scheme says of inputs. */
+static void check_head(mm_act_quant act) {
+  static float w[64 * K];
+  static const uint32_t out[2] = {4, 1};
+  mm_scheme scheme = *mm_scheme_find("f32");
+  mm_batch wanted = batch;
+  mm_err err = {0};
+  float logits[2 * 64];
+  ranks r;
+  open_ranks(&r, dims(), 1, true);
+  const uint32_t n = r.w[0].vocab_rows, k = r.w[0].head.k;
+  assert_true(n <= 64 && k <= K);
+  scheme.act = act;
+  float *x = r.x[0].data;
+  for (uint32_t i = 0; i < T * k; i++) x[i] = ldexpf(ref_random(), (int)(i % 7));
+  for (uint32_t i = 0; i < n * k; i++) w[i] = ref_random();
+  const mm_packed head = {.scheme = &scheme, .lead = 1, .n = n, .k = k, .plane = {w}, .cell = {{1, 1}}, .input_scale = 0.01f};
+  wanted.out_count = 2, wanted.out = out;
+  assert_true(mm_ops_cpu.begin(r.b[0], &wanted, &err));
+  mm_ops_cpu.logits(r.b[0], (mm_act){x, k}, &head);
+  assert_true(mm_ops_cpu.end(r.b[0], logits, &err));
+  for (uint32_t i = 0; i < 2 * n; i++) {
+    double want = 0, size = 0;
+    for (uint32_t j = 0; j < k; j++) {
+      const double term = (double)x[out[i / n] * k + j] * w[i % n * k + j];
+      want += term, size += fabs(term);
+    }
+    if (!(fabs(logits[i] - want) <= 1e-6 * size)) fail_msg("format %d, logit %u: found %.9g, expected %.9g", act, i, logits[i], want);
+  }
+  close_ranks(&r);
+}
+
+static void inputs_of_the_head(void **state) {
+  (void)state;
+  for (mm_act_quant a = MM_ACT_KEPT; a <= MM_ACT_MXFP8; a++) check_head(a);
+}
+
 /* Summed over the ranks, what the experts of layer 1 give for inputs that do not depend on tp. */
 static void run_experts(mm_act_quant up, mm_act_quant down, uint32_t tp, double *out) {
   ranks r;
@@ -305,7 +342,7 @@ static void refused(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(linear), cmocka_unit_test(experts), cmocka_unit_test(calibration),
-                                     cmocka_unit_test(refused)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(linear), cmocka_unit_test(inputs_of_the_head), cmocka_unit_test(experts),
+                                     cmocka_unit_test(calibration), cmocka_unit_test(refused)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
