@@ -3,7 +3,8 @@
 # a budget of wall time and runs whatever became of those before it. One line for each row that is held to a limit, of hundreds those that
 # fail, a line for each part, and a last one. Logs: BUILD/gpu/PART.log.
 #
-#   prepare    the checkpoints that others read, by the CPU alone: BUILD/gpu/models and /ranks; kept if they are there
+#   prepare    the checkpoints that others read, by the CPU alone: BUILD/gpu/models and /ranks; kept if they are there. NAME_head: the
+#              head in 8 bits
 #   peers      sums over ranks, bit for bit; ranks that do not come
 #   forks      slots: forked, restored, chunks, page borders; schedules of MM_STEPS (10,000) steps among poison; 10,000 draws; scores
 #   steps      recorded steps, warming, refusals
@@ -48,17 +49,23 @@ prepare() {
       [ -e "$to" ] || "$build"/bin/minimax-convert tests/data/$model -o "$to" --quant "$scheme" -q || row FAIL "prepare: $to"
     done
   done
+  # A head in 8 bits, beside products of codes and beside 4-bit experts.
+  for pair in 2/tiny-m1-block_fp8 3/tiny-m2-w4a16; do
+    to=$work/models/${pair}_head model=${pair#*/}
+    [ -e "$to" ] || "$build"/bin/minimax-convert tests/data/"${model%-*}" -o "$to" --quant "${model##*-}" --head block_fp8 -q || row FAIL "prepare: $to"
+  done
   mkdir -p "$work/ranks"
-  # Experts of M2's own width: eight ranks have 192 rows each.
+  # Experts of M2's own width: eight ranks have 192 rows each. 2,112 ids: of an 8-bit head two ranks have scales for 32 rows, eight for 8.
   wide=$work/tiny-m2-wide
-  [ -e "$wide" ] || python3 scripts/bench_checkpoint.py "$wide" --layers 2 --experts 16 --hidden 1024 --inter 1536 --heads 16 >"$work/wide.log" ||
+  [ -e "$wide" ] || python3 scripts/bench_checkpoint.py "$wide" --layers 2 --experts 16 --hidden 1024 --inter 1536 --heads 16 --vocab 2112 >"$work/wide.log" ||
     row FAIL "prepare: $wide"
   for source in tests/data/tiny-m1 tests/data/tiny-m2 "$wide"; do
-    for scheme in bf16 block_fp8 w4a16 nvfp4; do
+    for scheme in bf16 block_fp8 w4a16 nvfp4 w4a16_head; do
+      case $scheme in *_head) [ "$source" = "$wide" ] || continue; head='--head block_fp8' ;; *) head='' ;; esac
       for tp in 1 2 8; do
         [ "${source##*/}-$scheme-$tp" != tiny-m2-nvfp4-8 ] || continue # eight columns of a group of 16 on each rank: refused by name
         to=$work/ranks/${source##*/}-$scheme-$tp
-        [ -e "$to" ] || "$build"/bin/minimax-convert "$source" -o "$to" --tp $tp --quant "$scheme" -q || row FAIL "prepare: $to"
+        [ -e "$to" ] || "$build"/bin/minimax-convert "$source" -o "$to" --tp $tp --quant "${scheme%_head}" $head -q || row FAIL "prepare: $to"
       done
     done
   done
@@ -139,8 +146,8 @@ eval_part() {
   done
   [ "$devices" -gt 1 ] || return 0
   for checkpoint in "$work"/ranks/*-2; do
-    name=${checkpoint##*/}
-    eval_row "$name, two GPUs" 0 "$checkpoint" "${name%-*-2}" 4 --act-quant off
+    name=${checkpoint##*/} model=${name%-*-2}
+    eval_row "$name, two GPUs" 0 "$checkpoint" "${model%-wide}" 4 --act-quant off
   done
 }
 

@@ -68,7 +68,7 @@ void mm_recipe_help(FILE *f) {
   for (size_t i = 0; (p = mm_preset_at(i)); i++) fprintf(f, "%-28s %s (%s)\n", p->name, p->purpose, p->line);
   fputs(
       "\nbits: of a weight, scales included. SQNR: dB of signal over error, of a Gaussian matrix.\n"
-      "Norms, routers and biases stay as stored; so do embedding and head where --override does not name them.\n",
+      "Norms, routers and biases stay as stored; so do embedding and head where --override or --head does not name them.\n",
       f);
 }
 

@@ -26,10 +26,15 @@ END
 # The GPU is off by 1e-3 everywhere, by 3e-3 for one checkpoint.
 program bin/minimax-eval <<'END'
 case "$1 $3" in
-  *tiny-m2-mxfp4*cuda) echo 'nll 2.003' ;;
-  *cuda) echo 'nll 2.001' ;;
-  *) echo 'nll 2.000' ;;
+  *tiny-m2-mxfp4*cuda) nll=2.003 ;;
+  *cuda) nll=2.001 ;;
+  *) nll=2.000 ;;
 esac
+[ -e "$5" ] || exit 3
+case $5 in *"/$(basename "$1" | cut -c 1-7)/"*) ;; *) exit 3 ;; esac
+list=$nll i=1
+while [ $i -lt "$9" ]; do list=$list,$nll i=$((i + 1)); done
+echo "{\"window_nll\":[$list]}"
 END
 program bin/minimax-run <<'END'
 case "$1" in *tiny-m1-bf16) echo "on $3" ;; *) echo text ;; esac
@@ -59,10 +64,12 @@ expect 'ok part peers: 1 of 1 rows, [0-9]+ of 30 s'
 expect 'FAIL warmed'
 expect 'FAIL part steps: 1 of 2 rows, .* exit status 1: FAIL warmed'
 expect 'FAIL part ranks: 1 of 1 rows, .* exit status 3: cuda: gone'
-expect 'FAIL eval tiny-m2-mxfp4, act-quant on: nll 2.003 on the GPU, 2.000 on the CPU, apart 3.0e-03 \(limit 2e-3\)'
-expect 'ok   eval tiny-m1-none, act-quant off: nll 2.001 .*'
+expect 'FAIL eval tiny-m2-mxfp4, act-quant on: nll 2.003000 on the GPU, 2.000000 on the CPU, apart 3.0e-03 \(limit 2.0e-03\).*'
+expect 'ok   eval tiny-m1-none, act-quant off: nll 2.001000 .*, 4 windows'
+expect 'ok   eval tiny-m1-block_fp8_head, act-quant on: .*, 32 windows'
 expect 'ok   eval tiny-m1-w4a16-2, two GPUs: .*'
-expect 'FAIL part eval: 50 of 52 rows, .*'
+expect 'ok   eval tiny-m2-wide-w4a16_head-2, two GPUs: .*'
+expect 'FAIL part eval: 59 of 61 rows, .*'
 expect 'ok part kernels: 300 of 300 rows, .*'
 expect 'FAIL text tiny-m1-bf16: on cuda . CPU: on cpu '
 expect 'ok   speed m2 x 8, 63 tokens .*ratio 1.050 \(limit 1.10\)'

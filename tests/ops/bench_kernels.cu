@@ -406,6 +406,7 @@ void bench_linear() {
   bench_skinny(kFp8, 24576, 6144, {1, 8, 16, 64});
   bench_skinny(kBf16, 24576, 6144, {1, 16, 64});
   bench_skinny(kBf16, 200064, 3072, {1, 16, 64});
+  bench_skinny(kFp8, 200064, 3072, {1, 16, 64});
   for (const scheme *s : {&kInt4, &kNv, &kMx})
     bench_skinny(*s, 8192, 3072, {1, 8, 16, 64}), bench_skinny(*s, 24576, 6144, {1, 8, 16, 32, 64});
   bench_gemm(kBf16, 8192, 8192, 3072);
