@@ -4,6 +4,28 @@
 /* Fewer pairs of token and expert are too few units for the blocks of mm_cu_experts_few. */
 constexpr uint32_t kLeastPairs = 8;
 
+namespace {
+
+/* The product of inputs that are no codes; few: the rows of a decode step, or of MM_CU_SKINNY at most. */
+decltype(&mm_cu_gemm) linear_of(const mm_cu_weight &w, uint32_t tokens, bool few) {
+  if (few && mm_cu_takes_few_rows(w)) return mm_cu_skinny_few;
+  return tokens <= MM_CU_SKINNY ? mm_cu_skinny : mm_cu_gemm;
+}
+
+/* The same of experts; few: mm_cu_experts_few takes these. */
+decltype(&mm_cu_experts_gemm) experts_of(uint32_t tokens, bool few) {
+  if (few) return mm_cu_experts_few;
+  return tokens <= MM_CU_SKINNY ? mm_cu_experts_skinny : mm_cu_experts_gemm;
+}
+
+/* Tokens up to which experts may take mm_cu_experts_few. */
+uint32_t most_few(bool decode, bool codes_too) {
+  if (!decode) return MM_CU_SKINNY;
+  return codes_too ? MM_CU_FEW : MM_CU_FEW_EACH;
+}
+
+}  // namespace
+
 bool mm_cu_rounded::open(mm_cu_memory *memory, uint32_t tokens, uint32_t widest, mm_err *err) {
   const uint64_t pitch = mm_round_up(widest, MM_CU_GROUP);
   codes.code = memory->array<uint8_t>(tokens * pitch, err);
@@ -40,21 +62,21 @@ cudaError_t mm_cu_rounded::linear(const mm_cu_weight &w, const mm_cu_linear &a, 
   const bool few = a.tokens > 1 && a.tokens <= (decode ? MM_CU_FEW : MM_CU_SKINNY);
   if (a.tokens > 1 && mm_cu_multiplies_codes(w)) {
     const cudaError_t e = encode(a.x, a.rows, a.tokens, w.k, s);
-    return e != cudaSuccess ? e : (few ? mm_cu_skinny_fp8 : mm_cu_gemm_fp8)(w, {codes, a.y, a.y32}, s);
+    const auto product = few ? mm_cu_skinny_fp8 : mm_cu_gemm_fp8;
+    return e != cudaSuccess ? e : product(w, {codes, a.y, a.y32}, s);
   }
   mm_cu_linear given = a;
   const cudaError_t e = round(&given.x, a.rows, a.tokens, w, w.k, s);
   if (given.x != a.x) given.rows = nullptr;
-  if (e != cudaSuccess) return e;
-  return (few && mm_cu_takes_few_rows(w) ? mm_cu_skinny_few : a.tokens <= MM_CU_SKINNY ? mm_cu_skinny : mm_cu_gemm)(w, given, s);
+  return e != cudaSuccess ? e : linear_of(w, a.tokens, few)(w, given, s);
 }
 
 cudaError_t mm_cu_rounded::experts(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a,
                                    cudaStream_t s) {
   wrote(a.y);
   const bool codes_too = mm_cu_experts_multiply_codes(w13, w2);
-  const uint32_t most = !decode ? MM_CU_SKINNY : codes_too ? MM_CU_FEW : MM_CU_FEW_EACH, pairs = a.tokens * r.top_k;
-  const bool few = a.tokens > 1 && a.tokens <= most && pairs >= kLeastPairs && mm_cu_takes_few(w13, w2);
+  const uint32_t pairs = a.tokens * r.top_k;
+  const bool few = a.tokens > 1 && a.tokens <= most_few(decode, codes_too) && pairs >= kLeastPairs && mm_cu_takes_few(w13, w2);
   if (!few && a.tokens > MM_CU_SKINNY && codes_too) {
     const cudaError_t e = encode(a.x, nullptr, a.tokens, w13.k, s);
     /* codes of middle and their scales take less than its bf16 would, bf16 of pair_out half of its f32 */
@@ -67,5 +89,5 @@ cudaError_t mm_cu_rounded::experts(const mm_cu_weight &w13, const mm_cu_weight &
     const cudaError_t e = round(&given.x, nullptr, a.tokens, w13, mm_cu_mixture_columns(w13, w2, r.top_k), s);
     if (e != cudaSuccess) return e;
   }
-  return (few ? mm_cu_experts_few : a.tokens <= MM_CU_SKINNY ? mm_cu_experts_skinny : mm_cu_experts_gemm)(w13, w2, r, given, s);
+  return experts_of(a.tokens, few)(w13, w2, r, given, s);
 }
