@@ -124,7 +124,7 @@ MM_DRAW_FN double mm_draw_wait(uint64_t bits) {
   return mm_draw_dadd((double)zeros, mm_draw_dmul(mm_draw_dmul(z, 2.8853900817779268), s));
 }
 
-/* At most mm_draw_wait, soon told. */
+/* A lower bound of mm_draw_wait that costs no logarithm. */
 MM_DRAW_FN float mm_draw_wait_least(uint64_t bits) {
   const uint32_t zeros = mm_draw_zeros(bits);
   return mm_draw_mul((float)zeros + mm_draw_mul((float)(uint32_t)(mm_draw_rest(bits, zeros) >> 32), 0x1p-22f), 0.999f);

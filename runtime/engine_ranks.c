@@ -52,8 +52,8 @@ static bool step_rank(rank *r, mm_err *err) {
   return true;
 }
 
-/* All ranks of a stage have the same hidden states and choices: the first one tells. */
-static bool tells(const rank *r, uint32_t layer) {
+/* All ranks of a stage have the same hidden states and choices: the first one reports them. */
+static bool reports(const rank *r, uint32_t layer) {
   return r->weights.rank == 0 && layer >= r->weights.layer_first && layer < r->weights.layer_end;
 }
 
@@ -75,7 +75,7 @@ static bool do_work(rank *r, work w, mm_err *err) {
     case OPEN: return open_rank(r, err);
     case STEP: return step_rank(r, err);
     case COLLECT: return f->ops->collect(f->backend, e->id, err);
-    case HIDDEN: return !tells(r, f->tap_layer[e->tap]) || f->ops->read(f->backend, f->tap[e->tap], e->rows, e->hidden, err);
+    case HIDDEN: return !reports(r, f->tap_layer[e->tap]) || f->ops->read(f->backend, f->tap[e->tap], e->rows, e->hidden, err);
     case LOAD: return r->weights.rank > 0 || load_of(r, err);
     case STATE_COPY: return f->ops->state_copy(f->backend, e->state_to, e->state_from, err);
     case STATE_SAVE: return f->ops->state_save(f->backend, e->state_from, (char *)e->state + r->state_at, err);

@@ -59,7 +59,7 @@ struct mm_reply {
   bool quoted, escaped; /* M1: in a string */
   bool ended;           /* M1: the arguments have ended */
   bool tried;           /* M1: the object may not become a call before its end any more, or is one */
-  size_t sent;          /* M1: bytes of the object that were told, once it is a call */
+  size_t sent;          /* M1: bytes of the object that were passed on, once it is a call */
 };
 
 /* Sends an event; of no bytes only where it ends a call. */

@@ -27,7 +27,7 @@ static void end_call(mm_reply *r) {
   r->ended = true;
 }
 
-/* What was not told of r->value is content. */
+/* What was not passed on of r->value is content. */
 static void give_up(mm_reply *r) {
   const size_t from = r->begun ? r->sent : 0;
   mm_block_show(r);
@@ -75,9 +75,9 @@ static void find_arguments(mm_reply *r) {
   mm_arena_close(&a);
 }
 
-/* Before a comma or the closing brace of open arguments: tells the argument that ends there; true: with the brace. One that is no JSON ends
- * the telling: what was not told will be content, and a call that was begun has no end. */
-static bool tell_argument(mm_reply *r, bool last) {
+/* Before a comma or the closing brace of open arguments: passes on the argument that ends there; true: with the brace. One that is no JSON
+ * is the last: what was not passed on will be content, and a call that was begun has no end. */
+static bool pass_argument(mm_reply *r, bool last) {
   mm_arena a = {0};
   const mm_value *v = wrapped(r, &a, "{", r->sent + 1, "}");
   const bool none = v && !v->count && last && r->value.p[r->sent] == '{', ok = v && (v->count == 1 || none);
@@ -168,7 +168,7 @@ static void structure(mm_reply *r, size_t *from, size_t at) {
   } else if (r->open && r->depth == 2 && (c == ',' || c == '}')) {
     keep(r, from, at);
     if (r->value.failed) return;
-    *from += tell_argument(r, c == '}');
+    *from += pass_argument(r, c == '}');
   }
   r->depth += opens;
   r->depth -= closes && r->depth;

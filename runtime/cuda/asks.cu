@@ -1,4 +1,4 @@
-/* Choices that ask for more than a draw: the host's side. What the rows ask for is laid into one block, uploaded, and the kernels of
+/* Choices that ask for more than a draw: the host's side. What the rows ask for is packed into one block, uploaded, and the kernels of
  * adjust.cu and choose.cu launched after the pass. Steps that ask for nothing more do not come here. */
 #include <string.h>
 

@@ -143,7 +143,7 @@ void wait_for_weights(mm_backend *b, uint32_t group) {
   if (!b->loading->wait(group, b->stream, &b->err)) b->failed = "load";
 }
 
-/* Nothing is told of a step that ran while weights arrived before they have all been found good. */
+/* A step that ran while weights arrived gives no result before all of them have been found good. */
 bool loaded(mm_backend *b, mm_err *err) { return !b->loading || b->rehearses || b->loading->finish(err); }
 
 bool cuda_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {

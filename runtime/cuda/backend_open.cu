@@ -258,7 +258,8 @@ bool check_model(const mm_backend_config *c, mm_err *err) {
   return true;
 }
 
-/* Attention of decode steps asks for the most shared memory of all kernels that run everywhere: told before any weight is uploaded. */
+/* Attention of decode steps asks for the most shared memory of all kernels that run everywhere: a device without it is refused before any
+ * weight is uploaded. */
 bool check_shared(const mm_backend_config *c, mm_err *err) {
   int device = 0, most = 0;
   cudaDeviceProp p = {};

@@ -103,7 +103,8 @@ struct cut {
   u64 mass; /* of all kept */
 };
 
-/* The fewest from the top that are `count` or hold `mass`; all when they never reach either. weighs: masses are looked at, and told. */
+/* The fewest from the top that are `count` or hold `mass`; all when they never reach either. weighs: masses count, and theirs is returned.
+ */
 __device__ cut find_cut(const draw_row &r, uint32_t count, u64 mass, bool weighs) {
   __shared__ u64 bin_mass[kBins];
   __shared__ uint32_t bin_count[kBins];

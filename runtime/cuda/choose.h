@@ -42,7 +42,7 @@ struct mm_cu_ask {
   float repetition = 1, presence = 0, frequency = 0;
   uint32_t prompt = 0;
   uint32_t seen = 0; /* 1 + its number among the rows with penalties; 0: it has none */
-  uint32_t raw = 0;  /* 1 + its row of mm_cu_asks.raw, where its logits stay as the model gave them; 0: they are not kept apart */
+  uint32_t raw = 0;  /* 1 + its row of mm_cu_asks.raw, where its logits stay as the model gave them; 0: they are not copied */
   uint32_t told = 0; /* 1 + how many likeliest ids are told; 0: no logprobs */
 };
 
@@ -61,7 +61,7 @@ struct mm_cu_asks {
   const uint32_t *pos;  /* [tokens] */
   const int32_t *ids;   /* [slots, positions] that the slots hold; -1: not known */
   uint32_t positions;
-  bool copies, tells; /* some row has a mask or keeps its logits apart; some row's logprobs are told */
+  bool copies, tells; /* some row has a mask or keeps a copy of its logits; some row wants logprobs */
   uint32_t most_bias; /* of a row */
   uint32_t penalised; /* rows */
   uint32_t longest;   /* tokens that a penalised row holds, at most */

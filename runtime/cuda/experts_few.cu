@@ -1,7 +1,7 @@
 /* The experts of a step that gives each a few rows (sm_90a): two passes over the weights of the experts in use, which are read once for
  * every eight rows of an expert.
  *
- * A first kernel lays the rows side by side in the sorted order, as few.cuh wants them. Then blocks take units: eight places of one expert
+ * A first kernel copies the rows into the sorted order, as few.cuh wants them. Then blocks take units: eight places of one expert
  * and twice 64 weight rows, w1's and w3's of the same columns, or 128 of w2. A stage is 128 bytes of all those rows with their scales, and
  * the same columns of the eight places. One warp asks the copy engine for weights, as far ahead as there is room and before the rows are
  * known, another one for the rows. Three groups multiply stages in turn, so that some widen codes while another's products are under way.
@@ -302,7 +302,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 #endif
 }
 
-/* One pass: rows laid, then multiplied. room: for the rows, as f16, and their scales. */
+/* One pass: rows copied, then multiplied. room: for the rows, as f16, and their scales. */
 struct few_launch {
   const mm_cu_weight &w;
   const mm_cu_route &r;

@@ -8,7 +8,7 @@
  * itself.
  *
  * Up lets the next kernel start only after its own wait, so down may read what the router wrote before up at once, and fetch w2 while up
- * still runs: the slot lists; of a single token the slots that up has told by then, or the logits. */
+ * still runs: the slot lists; of a single token the slots that up has written by then, or the logits. */
 #include "runtime/cuda/fp8.h"
 #include "runtime/cuda/gemv.cuh"
 #include "runtime/cuda/launch.h"

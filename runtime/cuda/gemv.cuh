@@ -158,7 +158,7 @@ struct gemv_fetch {
 
 extern __shared__ __align__(16) uint8_t gemv_shared[];
 
-/* Activations come as pieces of eight columns, are laid into shared memory as they are and converted there, so that little code, which each
+/* Activations come as pieces of eight columns, are stored to shared memory as they are and converted there, so that little code, which each
  * layer fetches again, does it. Piece q of a lane of chunk c lies at x[(c · kX + q) · 32 + lane]. */
 template <mm_cu_code C, mm_cu_scale S>
 __device__ __forceinline__ uint4 *gemv_piece(const gemv_plan &p, uint32_t i) {
@@ -167,8 +167,8 @@ __device__ __forceinline__ uint4 *gemv_piece(const gemv_plan &p, uint32_t i) {
   return reinterpret_cast<uint4 *>(gemv_shared + p.x) + (i - in) + in % kind::kX * 32 + in / kind::kX;
 }
 
-/* What the calling thread has laid: pieces threadIdx.x - first + j · step. back: the inverse scales of each chunk's eight stretches, times
- * job.times(segment), each with its offset if there is one. Warps call it whole. */
+/* What the calling thread has stored: pieces threadIdx.x - first + j · step. back: the inverse scales of each chunk's eight stretches,
+ * times job.times(segment), each with its offset if there is one. Warps call it whole. */
 template <mm_cu_code C, mm_cu_scale S, class Job>
 __device__ __forceinline__ void gemv_convert(const gemv_plan &p, const Job &job, uint32_t first) {
   using kind = gemv_kind<C, S>;

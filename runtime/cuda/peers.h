@@ -13,7 +13,7 @@
 struct mm_cu_peers;
 /* On the current device; collective. MM_UNSUPPORTED E_PEER, naming both devices, where one cannot write to the other's memory, and for more
  * than MM_CU_PEERS ranks. limit_s: seconds that a kernel waits for another rank. NULL without an error of its own when another rank failed
- * (mm_comm_break), which is never waited for: that one tells. So it is wherever this says that a rank does not come. */
+ * (mm_comm_break), which is never waited for: that one reports the error. So it is wherever this says that a rank does not come. */
 mm_cu_peers *mm_cu_peers_open(mm_comm *comm, uint32_t rank, uint32_t ranks, double limit_s, mm_err *err);
 /* What this rank has queued is done. Accepts NULL. */
 void mm_cu_peers_close(mm_cu_peers *p);
@@ -26,7 +26,7 @@ cudaError_t mm_cu_peers_sum_f32(mm_cu_peers *p, float *x, uint64_t n, cudaStream
 cudaError_t mm_cu_peers_max_f32(mm_cu_peers *p, float *x, uint64_t n, cudaStream_t s);
 
 /* Once the stream is done: MM_IO E_RANK, naming the rank, when this one waited for it in vain. True when another rank failed: that one
- * tells. Sums since then are unspecified. */
+ * reports the error. Sums since then are unspecified. */
 MM_MUST_USE bool mm_cu_peers_check(const mm_cu_peers *p, mm_err *err);
 /* Whether sums were broken off, so that all ranks must mend. */
 bool mm_cu_peers_hurt(const mm_cu_peers *p);

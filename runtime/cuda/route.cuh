@@ -1,5 +1,5 @@
 /* What follows from a token's logits: its experts, and of a step's single token the slots that the experts' kernels walk. Each block of
- * w13's kernel finds those for itself, sooner than one would have told the others; w2's kernel comes late enough to be told. */
+ * w13's kernel finds those for itself, sooner than one block could pass them to the others; w2's kernel starts late enough to read them. */
 #ifndef MM_CUDA_ROUTE_CUH
 #define MM_CUDA_ROUTE_CUH
 
@@ -153,8 +153,8 @@ __device__ __forceinline__ void choose_slots(Slots &to, choice_room &room, const
   const uint32_t used = some ? r.top_k : 0;
   if (e == 0) to.used = used;
   if (!keep) return;
-  const unsigned long long told = (unsigned long long)__float_as_uint(c.weight) << 32 | (c.id + 1);
-  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(&r.told[some ? at : e]), "l"(some ? told : ~0ull) : "memory");
+  const unsigned long long entry = (unsigned long long)__float_as_uint(c.weight) << 32 | (c.id + 1);
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(&r.told[some ? at : e]), "l"(some ? entry : ~0ull) : "memory");
   r.id[e] = c.id, r.weight[e] = c.weight;
   if (some) r.slot_expert[at] = c.id, r.slot_tokens[at] = 1, r.slot_weight[at * MM_CU_SKINNY] = c.weight;
   if (e == 0) *r.used = used;

@@ -195,7 +195,7 @@ void *mm_cu_memory::alloc(uint64_t size, mm_err *err) {
 
 bool mm_cu_check(cudaError_t e, const char *what, mm_err *err) {
   if (e == cudaSuccess) return true;
-  cudaGetLastError(); /* told here, and not again by the next launch */
+  cudaGetLastError(); /* reported here, and not again by the next launch */
   const bool memory = e == cudaErrorMemoryAllocation;
   return mm_fail(err, memory ? MM_LIMIT : MM_IO, memory ? "E_MEMORY" : "E_CUDA", mm_at(NULL, NULL), "%s: %s", what, cudaGetErrorString(e));
 }

@@ -261,7 +261,7 @@ static bool deliver(mm_scheduler *s, job *j, int32_t id, const mm_logprob *logpr
 static uint32_t deliver_all(mm_scheduler *s, const step *t, const choice *c) {
   job *j = c->job;
   if (j->ended || j->turn != c->turn) return 0;
-  const bool told = j->r.sampling.logprobs || j->r.sampling.top_logprobs;
+  const bool wanted = j->r.sampling.logprobs || j->r.sampling.top_logprobs;
   const uint32_t drafts = c->count - 1;
   uint32_t right = 0;
   while (right < drafts && s->chosen[c->first + right] == j->draft[right]) right++;
@@ -271,7 +271,7 @@ static uint32_t deliver_all(mm_scheduler *s, const step *t, const choice *c) {
   }
   for (uint32_t i = 0; i <= right; i++) {
     if (drafts) j->fed = c->pos + i + 1; /* what comes after in the slot is given anew */
-    if (!deliver(s, j, s->chosen[c->first + i], told ? t->logprob + (size_t)(c->first + i) * (1 + MM_LOGPROBS) : NULL)) return i + 1;
+    if (!deliver(s, j, s->chosen[c->first + i], wanted ? t->logprob + (size_t)(c->first + i) * (1 + MM_LOGPROBS) : NULL)) return i + 1;
   }
   return right + 1;
 }

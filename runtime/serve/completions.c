@@ -206,18 +206,18 @@ static void token(mm_choice *ch, const mm_token *t) {
   const size_t before = ch->text.n;
   if (c->params.stream && ch->tokens == 1) send_echo(ch);
   if (t->n) mm_print_utf8(&ch->utf8, t->bytes, t->n, &ch->text);
-  const bool tell = t->logprobs && t->id >= 0;
+  const bool logged = t->logprobs && t->id >= 0;
   if (!c->params.stream) {
-    if (tell) {
+    if (logged) {
       lists *all = ch->state ? ch->state : (ch->state = mm_arena_alloc(&c->arena, sizeof *all, NULL));
       if (all) add_logprobs(c, t, before, all);
     }
     return;
   }
-  if (ch->text.n == before && !tell) return;
+  if (ch->text.n == before && !logged) return;
   lists one = {0};
-  if (tell) add_logprobs(c, t, before, &one);
-  send_piece(ch, ch->text.p + before, ch->text.n - before, tell ? &one : NULL, NULL);
+  if (logged) add_logprobs(c, t, before, &one);
+  send_piece(ch, ch->text.p + before, ch->text.n - before, logged ? &one : NULL, NULL);
   free_lists(&one);
 }
 

@@ -17,7 +17,7 @@ typedef struct mm_params {
   const int32_t *end; /* [end_count] ids that end the reply */
   uint32_t end_count;
   bool logprobs;         /* wanted; sampling.top_logprobs is at least 1 then */
-  uint32_t top_logprobs; /* alternatives to be told */
+  uint32_t top_logprobs; /* alternatives to return */
   bool stream, include_usage, include_stop, special;
   uint64_t salt;
   int priority;

@@ -68,7 +68,7 @@ struct mm_scheduler {
   bool lightning;
   mm_pages *pages;        /* NULL: slots have pages of their own */
   mm_prefix_cache *cache; /* or NULL */
-  uint32_t *page;         /* [pages of a slot] where the cache's are told */
+  uint32_t *page;         /* [pages of a slot] receives those of the cache */
 
   pthread_t thread;
   pthread_mutex_t lock;

@@ -20,7 +20,7 @@ struct mm_server {
   mm_http *http;
   mm_outbox *outbox;
   mm_workers *workers;
-  const char *const *name; /* [names] the model's; the first is told */
+  const char *const *name; /* [names] the model's; the first is in replies */
   size_t names;
   const char *const *key; /* [keys] of which a request must carry one; none: all may */
   size_t keys;
