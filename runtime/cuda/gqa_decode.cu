@@ -17,7 +17,7 @@
 
 namespace {
 
-constexpr int kWarps = 8, kThreads = kWarps * 32, kGroup = 8, kMaxSplits = 32, kKeys = 16, kRooms = 2;
+constexpr int kWarps = MM_CU_GQA_WARPS, kThreads = kWarps * 32, kGroup = 8, kKeys = MM_CU_GQA_KEYS, kRooms = 2;
 
 /* An unnormalised result: o = Σ exp2(s - m)·v, l = Σ exp2(s - m), per head of the group. */
 template <int D>
@@ -32,11 +32,9 @@ struct work_space {
   /* Of rows that are cut into more chunks than that: */
   float *far;            /* [items of all of them, kv_heads] of partial<D>; a row's are [kv_heads, its splits] from first[row] items on */
   const uint32_t *first; /* [rows] */
-  const uint2 *item;     /* splits that no block of the grid has: (row, split), then kNone; or NULL */
+  const uint2 *item;     /* splits that no block of the grid has: (row, split), then MM_CU_NO_ITEM; or NULL */
   uint32_t chunk;        /* tiles of a split at most */
 };
-constexpr uint32_t kNone = ~0u, kChunk = 256; /* tiles */
-constexpr uint64_t kMostItems = 2048;         /* of rows in chunks: bounds the room for their partial results */
 
 /* Keys or values of a tile, bf16 or f16; the 16-byte piece c of row r lies at piece c ^ (r % 8). */
 template <int D>
@@ -503,13 +501,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   auto &sh = *reinterpret_cast<decode_shared<D, kFp8> *>(shared_raw);
   __shared__ own_token<D> own;
   const uint2 *more = ws.item ? ws.item + blockIdx.y + gridDim.y * blockIdx.z : nullptr;
-  const auto read = [&] { return more ? *more : make_uint2(kNone, 0); };
+  const auto read = [&] { return more ? *more : make_uint2(MM_CU_NO_ITEM, 0); };
   uint2 next = read(), now = make_uint2(blockIdx.y, blockIdx.z); /* the next one is known a turn before */
   bool waited = false;
 #pragma unroll 1
   for (;;) {
     one_split<D, kFp8>(sh, own, h, r, kv, p, a, ws, now.x, now.y, waited);
-    if (next.x == kNone) return;
+    if (next.x == MM_CU_NO_ITEM) return;
     waited = true;
     now = next, more += gridDim.y * gridDim.z, next = read();
     __syncthreads();
@@ -520,18 +518,6 @@ __global__ void __launch_bounds__(kThreads, 1)
  * counters do: their place depends on max_tokens, never on the step. */
 size_t counter_bytes(const mm_cu_heads &h, uint32_t max_tokens) {
   return ((size_t)max_tokens * h.kv_heads * sizeof(uint32_t) + 255) / 256 * 256;
-}
-
-/* Splits for a batch: the fewest rounds of blocks, `parallel` in a round, in parts of a row's work; a round costs 1/32 of a row more. */
-uint32_t splits_for(const mm_cu_heads &h, uint32_t rows, uint32_t parallel) {
-  const uint32_t blocks = rows * h.kv_heads;
-  uint32_t best = 1;
-  float least = INFINITY;
-  for (uint32_t n = 1; n <= kMaxSplits; n++) {
-    const float cost = (float)ceil_div(blocks * n, parallel) * (1.0f / (float)n + 1.0f / 32);
-    if (cost < least) best = n, least = cost;
-  }
-  return best;
 }
 
 template <int D>
@@ -546,10 +532,9 @@ cudaError_t run(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv &kv, c
 
 /* Rows that are not split leave no partial results, and above some number none are: those of all rows that are. */
 static size_t near_parts(const mm_cu_heads &h, uint32_t max_tokens) {
-  const uint32_t parallel = multiprocessors();
   size_t most = 0;
   for (uint32_t rows = 1; rows <= max_tokens; rows++) {
-    const uint32_t splits = splits_for(h, rows, parallel);
+    const uint32_t splits = mm_cu_gqa_splits(h, rows);
     if (splits > 1) most = max(most, (size_t)rows * h.kv_heads * splits);
   }
   return most;
@@ -559,40 +544,6 @@ static size_t part_bytes(const mm_cu_heads &h) { return h.head_dim == 64 ? sizeo
 
 size_t mm_cu_gqa_work(const mm_cu_heads &h, uint32_t max_tokens, const mm_cu_far_plan &plan) {
   return counter_bytes(h, max_tokens) + (near_parts(h, max_tokens) + (size_t)plan.items * h.kv_heads) * part_bytes(h);
-}
-
-mm_cu_far_plan mm_cu_plan_far(uint32_t slots, uint32_t max_positions) {
-  const uint64_t tiles = mm_ceil_div(max_positions, kKeys), fair = mm_round_up(mm_ceil_div(slots * tiles, kMostItems), kWarps);
-  mm_cu_far_plan plan;
-  plan.chunk = (uint32_t)mm_max(kChunk, fair);
-  plan.items = tiles > plan.chunk ? (uint32_t)(slots * mm_ceil_div(tiles, plan.chunk)) : 0;
-  if (!plan.items) plan.chunk = 0;
-  return plan;
-}
-
-size_t mm_cu_gqa_items(const mm_cu_heads &h, uint32_t max_tokens, const mm_cu_far_plan &plan) {
-  if (!plan.items) return 0;
-  size_t blocks = 0;
-  for (uint32_t rows = 1; rows <= max_tokens; rows++) blocks = max(blocks, (size_t)rows * splits_for(h, rows, multiprocessors()));
-  return plan.items + blocks;
-}
-
-size_t mm_cu_gqa_list(const mm_cu_heads &h, uint32_t rows, const int32_t *slot, const uint32_t *pos, const mm_cu_far_plan &plan,
-                      uint32_t *first, uint2 *item) {
-  if (!plan.items || !rows) return 0;
-  const uint32_t splits = splits_for(h, rows, multiprocessors());
-  size_t items = 0;
-  uint32_t places = 0;
-  for (uint32_t i = 0; i < rows; i++) {
-    first[i] = places;
-    const uint32_t tiles = pos[i] / kKeys + 1, used = ceil_div(tiles, plan.chunk);
-    if (slot[i] < 0 || tiles <= plan.chunk || used <= splits) continue; /* parts for every block are no larger */
-    places += used;
-    for (uint32_t s = splits; s < used; s++) item[items++] = make_uint2(i, s);
-  }
-  const size_t end = items + (size_t)rows * splits;
-  for (; items < end; items++) item[items] = make_uint2(kNone, 0);
-  return end;
 }
 
 size_t mm_cu_gqa_shared(uint32_t head_dim, bool fp8) {
@@ -606,7 +557,7 @@ cudaError_t mm_cu_gqa_decode(const mm_cu_heads &h, const mm_cu_rows &r, const mm
   if (h.heads % h.kv_heads != 0 || h.heads / h.kv_heads > kGroup || h.rotary_dim > h.head_dim || h.rotary_dim % 16 != 0)
     return cudaErrorNotSupported;
   if (a.tokens > a.max_tokens) return cudaErrorInvalidValue;
-  work_space ws = {static_cast<uint32_t *>(a.work), nullptr, splits_for(h, a.tokens, multiprocessors())};
+  work_space ws = {static_cast<uint32_t *>(a.work), nullptr, mm_cu_gqa_splits(h, a.tokens)};
   char *const parts = static_cast<char *>(a.work) + counter_bytes(h, a.max_tokens);
   ws.part = reinterpret_cast<float *>(parts), ws.far = reinterpret_cast<float *>(parts + near_parts(h, a.max_tokens) * part_bytes(h));
   ws.first = a.far.first, ws.item = a.far.item, ws.chunk = a.far.plan.items ? a.far.plan.chunk : UINT32_MAX;

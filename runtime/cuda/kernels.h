@@ -190,6 +190,9 @@ cudaError_t mm_cu_rope(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv
 
 /* Contexts are read in chunks of a fixed size at most, so that one long row among short ones does not leave most of the device idle. What a
  * row has beyond the blocks that every row has is listed by the host, which knows all positions: blocks do it after their own. */
+#define MM_CU_GQA_KEYS  16 /* of a tile */
+#define MM_CU_GQA_WARPS 8  /* of a block; splits are so many tiles, or a multiple */
+#define MM_CU_NO_ITEM   UINT32_MAX
 struct mm_cu_far_plan {
   uint32_t chunk = 0; /* in tiles of 16 tokens; 0: no chunks */
   uint32_t items = 0; /* that rows in chunks have at most, together */
@@ -213,6 +216,8 @@ struct mm_cu_gqa {
   mm_cu_far far = {};
 };
 size_t mm_cu_gqa_work(const mm_cu_heads &h, uint32_t max_tokens, const mm_cu_far_plan &plan = {});
+/* Parts that every row of a step of so many has blocks for. */
+uint32_t mm_cu_gqa_splits(const mm_cu_heads &h, uint32_t rows);
 /* For rows at pos (slot -1: padding), all host memory: first[rows], and item[the result], of which mm_cu_gqa_items are the most. */
 size_t mm_cu_gqa_list(const mm_cu_heads &h, uint32_t rows, const int32_t *slot, const uint32_t *pos, const mm_cu_far_plan &plan,
                       uint32_t *first, uint2 *item);
