@@ -77,7 +77,9 @@ static void check_strange_rows(const edge_scheme &c, uint32_t tokens, uint32_t n
   report_true(what, own);
 }
 
-/* Rows of numbers of any size, each as exact relative to itself; outputs of a wide range among them. */
+/* Rows of numbers of any size, each as exact relative to the terms that its sums have; outputs of a wide range among them. The kernels for
+ * a few rows sum x · (code + 8) of int4 and take 8 · x off (few.cuh): where the row's largest x meets a weight of zero, a term is left out
+ * of the product that is not left out of the sum. */
 static void check_sizes(const edge_scheme &c, uint32_t tokens, uint32_t n, uint32_t k) {
   test_weight w;
   random_weight(&w, c.code, c.kind, 1, n, k, c.cell_n, c.cell_k);
@@ -95,14 +97,17 @@ static void check_sizes(const edge_scheme &c, uint32_t tokens, uint32_t n, uint3
   }
   const auto seen = c.rounded ? rounded_rows(plain, k) : plain;
   const auto got = product(c, w, x, tokens);
+  const auto scale = w.scale.get();
+  const bool offset = c.few && c.code == MM_CU_INT4;
   double worst = 0;
   for (uint32_t t = 0; t < tokens; t++) {
     double off = 0, size = 0; /* of the sums' terms: sums may cancel out */
     for (uint32_t i = 0; i < n; i++) {
       double want = 0;
       for (uint32_t j = 0; j < k; j++) {
-        const double v = (double)seen[(size_t)t * k + j] * w.w[(size_t)i * k + j];
-        want += v, size += v * v;
+        const double in = seen[(size_t)t * k + j], v = in * w.w[(size_t)i * k + j];
+        const double term = offset ? v + 8 * in * scale[i * w.d.scale_pitch + j / 128] : v;
+        want += v, size += term * term;
       }
       off += pow(got[(size_t)t * n + i] - want, 2);
     }
