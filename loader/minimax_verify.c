@@ -5,6 +5,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "convert/plan/packed_agrees.h"
 #include "convert/report/report_error.h"
 #include "formats/file.h"
 #include "formats/option.h"
