@@ -4,45 +4,31 @@
 #include "formats/hash.h"
 
 #include <openssl/sha.h>
-#include <stdlib.h>
 #include <string.h>
 
-struct mm_sha256_state {
-  SHA256_CTX c;
-};
+_Static_assert(sizeof(SHA256_CTX) <= sizeof(mm_sha256_state), "a state has room for the library's");
+
+static SHA256_CTX *ctx(mm_sha256_state *s) { return (SHA256_CTX *)(void *)s; }
 
 /* The library's functions return 1, whatever is asked of them. */
-bool mm_sha256(const void *data, size_t n, mm_digest *out, mm_err *err) {
-  (void)err;
-  SHA256_CTX c;
-  SHA256_Init(&c);
-  SHA256_Update(&c, data, n);
-  SHA256_Final(out->byte, &c);
-  return true;
+void mm_sha256_begin(mm_sha256_state *s) { SHA256_Init(ctx(s)); }
+
+void mm_sha256_add(mm_sha256_state *s, const void *data, size_t n) { SHA256_Update(ctx(s), data, n); }
+
+mm_digest mm_sha256_end(mm_sha256_state *s) {
+  mm_digest d;
+  SHA256_Final(d.byte, ctx(s));
+  return d;
 }
 
-mm_sha256_state *mm_sha256_begin(mm_err *err) {
-  mm_sha256_state *s = mm_calloc(1, sizeof *s, err);
-  if (s) SHA256_Init(&s->c);
-  return s;
+mm_digest mm_sha256(const void *data, size_t n) {
+  mm_sha256_state s;
+  mm_sha256_begin(&s);
+  mm_sha256_add(&s, data, n);
+  return mm_sha256_end(&s);
 }
 
-bool mm_sha256_add(mm_sha256_state *s, const void *data, size_t n, mm_err *err) {
-  (void)err;
-  SHA256_Update(&s->c, data, n);
-  return true;
-}
-
-bool mm_sha256_end(mm_sha256_state *s, mm_digest *out, mm_err *err) {
-  (void)err;
-  if (out) SHA256_Final(out->byte, &s->c);
-  free(s);
-  return true;
-}
-
-bool mm_hash_root(const mm_digest *blocks, size_t n, mm_digest *out, mm_err *err) {
-  return mm_sha256(blocks, n * sizeof *blocks, out, err);
-}
+mm_digest mm_hash_root(const mm_digest *blocks, size_t n) { return mm_sha256(blocks, n * sizeof *blocks); }
 
 bool mm_digest_equal(const mm_digest *a, const mm_digest *b) { return memcmp(a->byte, b->byte, sizeof a->byte) == 0; }
 

@@ -14,17 +14,19 @@ typedef struct mm_digest {
   uint8_t byte[32];
 } mm_digest;
 
-/* One-shot. */
-MM_MUST_USE bool mm_sha256(const void *data, size_t n, mm_digest *out, mm_err *err);
-/* Streaming. */
-typedef struct mm_sha256_state mm_sha256_state;
-mm_sha256_state *mm_sha256_begin(mm_err *err);
-MM_MUST_USE bool mm_sha256_add(mm_sha256_state *s, const void *data, size_t n, mm_err *err);
-MM_MUST_USE bool mm_sha256_end(mm_sha256_state *s, mm_digest *out, mm_err *err); /* frees s; out may be NULL to abandon */
+/* None of these can fail, nor do they allocate. One-shot. */
+MM_MUST_USE mm_digest mm_sha256(const void *data, size_t n);
+/* Streaming; a state that is not ended needs nothing. */
+typedef struct mm_sha256_state {
+  uint64_t opaque[14];
+} mm_sha256_state;
+void mm_sha256_begin(mm_sha256_state *s);
+void mm_sha256_add(mm_sha256_state *s, const void *data, size_t n);
+MM_MUST_USE mm_digest mm_sha256_end(mm_sha256_state *s);
 
 static inline uint64_t mm_hash_blocks(uint64_t size) { return mm_ceil_div(size, MM_HASH_BLOCK); }
 /* Root over n block digests (n may be 0). */
-MM_MUST_USE bool mm_hash_root(const mm_digest *blocks, size_t n, mm_digest *out, mm_err *err);
+MM_MUST_USE mm_digest mm_hash_root(const mm_digest *blocks, size_t n);
 
 bool mm_digest_equal(const mm_digest *a, const mm_digest *b);
 #define MM_HEX_LEN 64

@@ -286,8 +286,7 @@ static bool read_blocks(reader *r, const mm_json *j, mm_part *out) {
   if (!blocks || !(out->block = take(r, mm_json_size(blocks), sizeof *out->block))) return false;
   for (; out->block_count < mm_json_size(blocks); out->block_count++)
     if (!digest_of(r, mm_json_at(blocks, out->block_count), "blocks", &out->block[out->block_count])) return false;
-  mm_digest root;
-  if (!mm_hash_root(out->block, out->block_count, &root, r->err)) return false;
+  const mm_digest root = mm_hash_root(out->block, out->block_count);
   return mm_digest_equal(&root, &out->root) || MM_REFUSE(&r->ctx, r->err, "key \"root\": is not the digest of the blocks' digests");
 }
 
@@ -441,11 +440,10 @@ static bool read_manifest(reader *r, const mm_json *root) {
 
 /* The text ends with its own digest: then no byte of it was changed by accident. Looked at last, since what is wrong says more. */
 static bool check_seal(reader *r, const char *text, size_t n) {
-  mm_digest d;
   char hex[MM_HEX_LEN + 1], seal[sizeof MM_MANIFEST_SEAL + MM_HEX_LEN];
   size_t len = sizeof MM_MANIFEST_SEAL - 3 + MM_HEX_LEN; /* without "%s" and NUL */
   at_top(r);
-  if (!mm_sha256(text, n < len ? n : n - len, &d, r->err)) return false;
+  const mm_digest d = mm_sha256(text, n < len ? n : n - len);
   mm_digest_hex(&d, hex);
   snprintf(seal, sizeof seal, MM_MANIFEST_SEAL, hex);
   return (n > len && memcmp(text + n - len, seal, len) == 0) ||

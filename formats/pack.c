@@ -205,10 +205,10 @@ static bool put_lines(FILE *f, const mm_json *root) {
 }
 
 /* The digest of the text so far, as its last member. */
-static bool put_seal(FILE *f, char *const *text, const size_t *n, mm_err *err) {
-  mm_digest d;
+static bool put_seal(FILE *f, char *const *text, const size_t *n) {
   char hex[MM_HEX_LEN + 1];
-  if (fflush(f) != 0 || !mm_sha256(*text, *n, &d, err)) return false;
+  if (fflush(f) != 0) return false;
+  const mm_digest d = mm_sha256(*text, *n);
   mm_digest_hex(&d, hex);
   return fprintf(f, MM_MANIFEST_SEAL, hex) > 0;
 }
@@ -218,7 +218,7 @@ static char *sealed_text(mm_json *root, mm_err *err) {
   char *text = NULL;
   size_t n;
   FILE *f = root ? open_memstream(&text, &n) : NULL;
-  bool ok = f && put_lines(f, root) && put_seal(f, &text, &n, err);
+  bool ok = f && put_lines(f, root) && put_seal(f, &text, &n);
   if (f && !mm_close_text(f, &text)) ok = false;
   mm_json_free(root);
   if (ok) return text;

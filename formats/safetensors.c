@@ -375,7 +375,7 @@ static bool read_text(mm_st *st, char *text, size_t bytes, uint64_t file_size, m
   reader r = {.st = st, .text = text + PREFIX_BYTES, .err = err};
   r.scan = (mm_scan){.text = r.text, .len = n, .file = st->path, .base = PREFIX_BYTES, .status = status};
   st->data_start = PREFIX_BYTES + n;
-  if (!mm_sha256(text, st->data_start, &st->header, err)) return false; /* before names are terminated in it */
+  st->header = mm_sha256(text, st->data_start); /* before names are terminated in it */
   if (!read_header(&r) || !sort_and_check_names(&r) || !check_ranges(&r, file_size - st->data_start)) return false;
   for (size_t i = 0; i < st->count; i++) st->tensor[i].offset += st->data_start; /* inside the file, by the tiling */
   return true;

@@ -56,7 +56,7 @@ bool mm_key_fingerprint(const mm_key *k, mm_digest *out, mm_err *err) {
   char *text;
   bool ok = (b && PEM_write_bio_PUBKEY(b, pkey(k)) == 1) || failed(err, "writing the public key");
   long n = ok ? BIO_get_mem_data(b, &text) : 0;
-  ok = ok && mm_sha256(text, (size_t)n, out, err);
+  if (ok) *out = mm_sha256(text, (size_t)n);
   BIO_free(b);
   return ok;
 }

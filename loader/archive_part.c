@@ -65,8 +65,8 @@ static unsigned stride_of(const mm_st *header, uint64_t from, uint64_t end) {
 }
 
 static bool read_block(const packing *k, size_t b, uint8_t *block, uint64_t at, uint64_t n, mm_err *err) {
-  mm_digest d;
-  if (!mm_file_read(&k->in, k->from.text, block, n, at, err) || !mm_sha256(block, n, &d, err)) return false;
+  if (!mm_file_read(&k->in, k->from.text, block, n, at, err)) return false;
+  const mm_digest d = mm_sha256(block, n);
   if (mm_digest_equal(&d, &k->p->part->block[b])) return true;
   mm_name_list names = {0};
   for (size_t i = 0; i < k->header.count; i++)
@@ -158,12 +158,12 @@ static bool unpack_block(void *ctx, size_t b, unsigned worker, mm_err *err) {
   const mm_archive_frame *f = &u->part->frame[b];
   uint64_t at = b * MM_HASH_BLOCK, n = mm_min(MM_HASH_BLOCK, p->size - at);
   char place[sizeof(mm_path) + 32];
-  mm_digest d;
   snprintf(place, sizeof place, "%s: block %zu", u->from.text, b);
   mm_where where = mm_at_offset(place, NULL, f->at);
   if (!mm_file_read(&u->in, u->from.text, l->frame, f->bytes, f->at, err) ||
-      !mm_frame_unpack(l->coder, l->frame, f->bytes, f->stride, l->block, n, where, err) || !mm_sha256(l->block, n, &d, err))
+      !mm_frame_unpack(l->coder, l->frame, f->bytes, f->stride, l->block, n, where, err))
     return false;
+  const mm_digest d = mm_sha256(l->block, n);
   if (!mm_digest_equal(&d, &p->block[b]))
     return mm_fail(err, MM_INTEGRITY, "E_DIGEST", where, "found other contents than the manifest has for offset %" PRIu64 " of %s", at,
                    p->file);

@@ -5,6 +5,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "convert/plan/packed_agrees.h"
 #include "convert/report/report_error.h"
 #include "formats/file.h"
 #include "formats/option.h"
@@ -60,14 +61,10 @@ static bool write_report(const mm_verify_args *a, const mm_error_report *r, mm_e
 
 /* SHA-256 of a file of the checkpoint; of the manifest it is what a conversion's last words give. */
 static bool file_hex(const char *dir, const char *name, char hex[MM_HEX_LEN + 1], mm_err *err) {
-  size_t n = 0;
   mm_digest d;
-  const mm_path path = mm_path_of(dir, name);
-  char *text = mm_file_slurp(path.text, MM_MANIFEST_MAX, &n, err);
-  bool ok = text && mm_sha256(text, n, &d, err);
-  if (ok) mm_digest_hex(&d, hex);
-  free(text);
-  return ok;
+  if (!mm_file_sha256(mm_path_of(dir, name).text, MM_MANIFEST_MAX, &d, err)) return false;
+  mm_digest_hex(&d, hex);
+  return true;
 }
 
 static bool against_source(const mm_verify_args *a, const mm_shards *s, mm_err *err) {

@@ -232,8 +232,7 @@ static bool prove(const mm_reader *r, const window *w, size_t at, size_t n, mm_e
   const mm_read_file *f = &r->c.file[w->file];
   const uint64_t offset = w->offset + at, block = offset / MM_HASH_BLOCK;
   const size_t buffer = (size_t)(w - r->window) % r->c.buffers;
-  mm_digest d;
-  if (!mm_sha256(r->c.ring + buffer * r->c.chunk + at, n, &d, err)) return false;
+  const mm_digest d = mm_sha256(r->c.ring + buffer * r->c.chunk + at, n);
   return mm_digest_equal(&d, &f->digest[block]) || mm_fail(err, MM_INTEGRITY, "E_DIGEST", mm_at_offset(f->path, NULL, offset),
                                                            "found block %" PRIu64 " damaged (%zu bytes)", block, n);
 }

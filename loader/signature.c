@@ -41,26 +41,24 @@ static int by_name(const void *a, const void *b) { return strcmp(((const resourc
 
 /* Everything in the directory but the signature; the parts come last, without their digests. Free r->item. */
 static bool list_resources(resources *r, const mm_pack *p, mm_err *err) {
-  size_t most = 1 + p->file_count, n;
+  size_t most = 1 + p->file_count;
   for (uint32_t k = 0; k < mm_pack_ranks(p); k++) most += p->rank[k].part_count;
   if (!(r->item = mm_calloc(most, sizeof *r->item, err))) return false;
-  const mm_path path = mm_path_of(p->dir, MM_MANIFEST);
-  char *text;
-  r->item[r->count].name = MM_MANIFEST;
-  bool ok = (text = mm_file_slurp(path.text, MM_MANIFEST_MAX, &n, err)) && mm_sha256(text, n, &r->item[r->count++].digest, err);
-  free(text);
+  r->item[0].name = MM_MANIFEST;
+  if (!mm_file_sha256(mm_path_of(p->dir, MM_MANIFEST).text, MM_MANIFEST_MAX, &r->item[0].digest, err)) return false;
+  r->count = 1;
   for (size_t i = 0; i < p->file_count; i++) r->item[r->count++] = (resource){p->file[i].name, p->file[i].sha256, false};
   for (uint32_t k = 0; k < mm_pack_ranks(p); k++)
     for (size_t i = 0; i < p->rank[k].part_count; i++) r->item[r->count++] = (resource){.name = p->rank[k].part[i].file, .part = true};
-  return ok;
+  return true;
 }
 
 /* The subject: the digest of the resources' digests in the order in which they are listed. */
-static bool root_of(const resources *r, mm_digest *out, mm_err *err) {
-  mm_sha256_state *s = mm_sha256_begin(err);
-  bool ok = s;
-  for (size_t i = 0; ok && i < r->count; i++) ok = mm_sha256_add(s, r->item[i].digest.byte, sizeof r->item[i].digest.byte, err);
-  return s && mm_sha256_end(s, ok ? out : NULL, err) && ok;
+static mm_digest root_of(const resources *r) {
+  mm_sha256_state s;
+  mm_sha256_begin(&s);
+  for (size_t i = 0; i < r->count; i++) mm_sha256_add(&s, r->item[i].digest.byte, sizeof r->item[i].digest.byte);
+  return mm_sha256_end(&s);
 }
 
 /* DSSE's pre-authentication encoding of a statement: what the signature is over. free() it. */
@@ -111,8 +109,7 @@ static bool put_statement(mm_json *o, const char *model, const resources *r, con
 }
 
 static char *statement_text(const char *model, const resources *r, mm_err *err) {
-  mm_digest root;
-  if (!root_of(r, &root, err)) return NULL;
+  const mm_digest root = root_of(r);
   mm_json *o = mm_json_new_obj();
   char *text = put_statement(o, model, r, &root) ? mm_json_dump(o, false) : NULL;
   mm_json_free(o);
@@ -184,8 +181,10 @@ typedef struct part_hashing {
 
 static bool hash_part(void *ctx, size_t i, unsigned worker, mm_err *err) {
   (void)worker;
+  (void)err;
   const part_hashing *h = ctx;
-  return mm_sha256(h->map[i]->data, h->map[i]->size, &h->item[i].digest, err);
+  h->item[i].digest = mm_sha256(h->map[i]->data, h->map[i]->size);
+  return true;
 }
 
 static bool hash_parts(resources *r, const mm_shards *s, unsigned threads, mm_err *err) {
@@ -274,11 +273,11 @@ static bool read_resources(resources *r, const mm_json *list, const mm_json_ctx 
 
 static bool check_subject(const mm_json *statement, const resources *r, const mm_json_ctx *c, mm_err *err) {
   const mm_json *list = mm_json_need(statement, "subject", MM_JSON_ARR, c, err), *digest;
-  mm_digest root, claimed;
+  const mm_digest root = root_of(r);
+  mm_digest claimed;
   if (!list) return false;
   if (mm_json_size(list) != 1) return MM_REFUSE(c, err, "found %zu subjects, expected 1", mm_json_size(list));
-  if (!(digest = mm_json_need(mm_json_at(list, 0), "digest", MM_JSON_OBJ, c, err)) || !hex_member(digest, "sha256", &claimed, c, err) ||
-      !root_of(r, &root, err))
+  if (!(digest = mm_json_need(mm_json_at(list, 0), "digest", MM_JSON_OBJ, c, err)) || !hex_member(digest, "sha256", &claimed, c, err))
     return false;
   return mm_digest_equal(&root, &claimed) || MM_REFUSE(c, err, "the subject's digest is not that of the resources");
 }

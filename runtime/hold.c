@@ -49,11 +49,7 @@ struct mm_hold {
 };
 
 bool mm_hold_checkpoint(const char *dir, mm_digest *out, mm_err *err) {
-  size_t n;
-  char *text = mm_file_slurp(mm_path_of(dir, MM_MANIFEST).text, MANIFEST_MAX, &n, err);
-  const bool ok = text && mm_sha256(text, n, out, err);
-  free(text);
-  return ok;
+  return mm_file_sha256(mm_path_of(dir, MM_MANIFEST).text, MANIFEST_MAX, out, err);
 }
 
 static bool place(const char *path, struct sockaddr_un *at, mm_err *err) {

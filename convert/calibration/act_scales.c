@@ -105,9 +105,10 @@ bool mm_act_scales_open(mm_act_scales *s, const char *path, mm_err *err) {
   bool ok = mm_file_open(&f, path, err) &&
             ((f.size > 0 && f.size <= FILE_MOST) ||
              mm_fail(err, MM_BAD_INPUT, "E_ACT_SCALES", mm_at(path, NULL), "found an empty file, or more than 16 GiB")) &&
-            mm_map_open(&map, &f, path, err) && mm_sha256(map.data, map.size, &s->digest, err) &&
+            mm_map_open(&map, &f, path, err) &&
             (is_safetensors(map.data, map.size) ? read_safetensors : read_json)(s, map.data, map.size, err) &&
             (s->count > 0 || mm_fail(err, MM_BAD_INPUT, "E_ACT_SCALES", mm_at(path, NULL), "found no scale of activations"));
+  if (ok) s->digest = mm_sha256(map.data, map.size);
   if (ok) qsort(s->number, s->count, sizeof *s->number, by_place);
   mm_map_close(&map);
   mm_file_close(&f);

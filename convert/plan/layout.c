@@ -154,9 +154,10 @@ static bool name_parts(mm_plan *p, mm_err *err) {
 static bool plan_digest(mm_plan *p, mm_err *err) {
   if (p->unsharded) return mm_unsharded_digest(p, &p->pack.plan, err);
   char *text = mm_pack_text(&p->pack, err);
-  bool ok = text && mm_sha256(text, strlen(text), &p->pack.plan, err);
+  if (!text) return false;
+  p->pack.plan = mm_sha256(text, strlen(text));
   free(text);
-  return ok;
+  return true;
 }
 
 bool mm_layout(mm_plan *p, uint64_t part_size, mm_err *err) {

@@ -148,12 +148,17 @@ typedef struct mm_scale_grid {
   bool turned;
 } mm_scale_grid;
 
+/* Where element i of p stands. */
+static mm_where at_element(const mm_decoder *d, const mm_source *p, uint64_t i) {
+  mm_where at = mm_hf_at(d->reader.hf, p->tensor);
+  at.offset = (int64_t)(p->tensor->offset + p->at + i * mm_dtype_size(p->tensor->dtype));
+  return at;
+}
+
 static bool bad_scale(const mm_decoder *d, const mm_source *p, const mm_scale_grid *g, uint64_t r, uint64_t c, float v,
                       bool may_be_negative, mm_err *err) {
-  const mm_hf_tensor *t = p->tensor;
   uint64_t i = g->turned ? c * p->line + g->row + r : (g->row + r) * p->line + c;
-  return mm_fail(err, MM_BAD_INPUT, "E_Q_SCALE",
-                 mm_at_offset(d->reader.hf->file[t->file].path, t->original, t->offset + p->at + i * mm_dtype_size(t->dtype)),
+  return mm_fail(err, MM_BAD_INPUT, "E_Q_SCALE", at_element(d, p, i),
                  "found scale %g of block row %llu, column %llu, expected a %s number, at most %g", (double)v,
                  (unsigned long long)(g->row + r), (unsigned long long)c, may_be_negative ? "nonzero" : "positive", (double)SCALE_MAX);
 }
@@ -296,10 +301,8 @@ static bool read_order(mm_decoder *d, const mm_matrix *x, uint32_t groups, mm_er
   if (!mm_hf_read(&d->reader, p->tensor, p->at, order, x->cols * sizeof *order, err)) return false;
   for (uint32_t k = 0; k < x->cols; k++)
     if (order[k] >= groups)
-      return mm_fail(
-          err, MM_BAD_INPUT, "E_Q_ORDER",
-          mm_at_offset(d->reader.hf->file[p->tensor->file].path, p->tensor->original, p->tensor->offset + p->at + k * sizeof *order),
-          "found group %d of column %u, expected 0 to %u", (int32_t)order[k], k, groups - 1);
+      return mm_fail(err, MM_BAD_INPUT, "E_Q_ORDER", at_element(d, p, k), "found group %d of column %u, expected 0 to %u",
+                     (int32_t)order[k], k, groups - 1);
   return true;
 }
 

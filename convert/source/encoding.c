@@ -308,21 +308,21 @@ static bool take(mm_hf *hf, const mm_site *p, const mm_encoding *e, mm_matrix *o
   return group_declared(hf, out, err);
 }
 
+static void assume_form(mm_hf_tensor *t, const mm_form *f, const mm_site *p, mm_cell c, mm_dtype dtype) {
+  mm_shape shape[3];
+  shapes(f, p, c, shape);
+  t->shape = shape[0];
+  t->dtype = dtype;
+  if (!mm_shape_bytes(&t->shape, t->dtype, &t->bytes)) t->bytes = 0;
+}
+
 /* Without headers, the released forms: the rule's plain type, or block FP8 where a weight_scale_inv is listed. */
 static void assume(mm_hf *hf, const mm_site *p, bool plain_only) {
   static const mm_form scale = {.span = MM_SPAN_GRID};
   mm_hf_tensor *t = find(hf, p, "weight"), *s = plain_only ? NULL : find(hf, p, "weight_scale_inv");
-  mm_shape shape[3];
   if (!t) return;
-  shapes(&mm_encodings[0].codes, p, (mm_cell){1, 1}, shape);
-  t->shape = shape[0];
-  t->dtype = s ? MM_F8_E4M3 : p->assumed;
-  if (!mm_shape_bytes(&t->shape, t->dtype, &t->bytes)) t->bytes = 0;
-  if (!s) return;
-  shapes(&scale, p, hf->quantization.block, shape);
-  s->shape = shape[0];
-  s->dtype = MM_F32;
-  if (!mm_shape_bytes(&s->shape, s->dtype, &s->bytes)) s->bytes = 0;
+  assume_form(t, &mm_encodings[0].codes, p, (mm_cell){1, 1}, s ? MM_F8_E4M3 : p->assumed);
+  if (s) assume_form(s, &scale, p, hf->quantization.block, MM_F32);
 }
 
 /* The rows that a weight may have: the plain one only, or all. */

@@ -11,8 +11,8 @@ typedef struct mm_declared {
   mm_quantization *q;
   const mm_json *obj;
   const char *path;
-  bool several_groups; /* modules differ: nothing can be held against one tensor */
-  unsigned with_zeros, without_zeros, with_order, without_order;
+  bool several_groups;         /* modules differ: nothing can be held against one tensor */
+  unsigned zeros[2], order[2]; /* integer groups without, and with */
 } mm_declared;
 
 static bool bad(const mm_declared *d, const char *key, const char *expected, mm_err *err) {
@@ -147,14 +147,8 @@ static bool read_ct_weights(mm_declared *d, const mm_json *w, mm_err *err) {
   if (!type) return bad(d, "config_groups", "weights with a type", err);
   if (strategy && strcmp(strategy, "block") == 0 && !read_block(d, mm_json_get(w, "block_structure"), "block_structure", err)) return false;
   if (strcmp(type, "int") != 0) return true;
-  if (mm_json_type_of(symmetric) == MM_JSON_BOOL && !mm_json_bool(symmetric))
-    d->with_zeros++;
-  else
-    d->without_zeros++;
-  if (order && strcmp(order, "group") == 0)
-    d->with_order++;
-  else
-    d->without_order++;
+  d->zeros[mm_json_type_of(symmetric) == MM_JSON_BOOL && !mm_json_bool(symmetric)]++;
+  d->order[order && strcmp(order, "group") == 0]++;
   return read_group(d, mm_json_get(w, "group_size"), "group_size", err);
 }
 
@@ -174,8 +168,8 @@ static bool read_compressed_tensors(mm_declared *d, mm_err *err) {
     if (own && !listed(formats, own)) return refuse(d->path, "E_Q_METHOD", "compressed-tensors format", own, err);
     if (!read_ct_weights(d, mm_json_get(group, "weights"), err)) return false;
   }
-  d->q->zeros = d->with_zeros > 0 && d->without_zeros == 0;
-  d->q->order = d->with_order > 0 && d->without_order == 0;
+  d->q->zeros = d->zeros[1] > 0 && d->zeros[0] == 0;
+  d->q->order = d->order[1] > 0 && d->order[0] == 0;
   return true;
 }
 

@@ -31,17 +31,17 @@ mm_hf_tensor *mm_hf_find(const mm_hf *hf, const char *canonical) {
   return bsearch(canonical, hf->tensor, hf->tensor_count, sizeof *hf->tensor, by_canonical);
 }
 
+static bool unchanged(mm_file_id id, const char *path, mm_err *err) {
+  mm_file f = MM_FILE_NONE;
+  f.id = id;
+  return mm_file_unchanged(&f, path, err);
+}
+
 bool mm_hf_unchanged(const mm_hf *hf, mm_err *err) {
-  for (size_t i = 0; i < hf->file_count; i++) {
-    mm_file f = MM_FILE_NONE;
-    f.id = hf->file[i].id;
-    if (!mm_file_unchanged(&f, hf->file[i].path, err)) return false;
-  }
-  for (size_t i = 0; i < hf->text_count; i++) {
-    mm_file f = MM_FILE_NONE;
-    f.id = hf->text[i].id;
-    if (!mm_file_unchanged(&f, hf->text[i].path, err)) return false;
-  }
+  for (size_t i = 0; i < hf->file_count; i++)
+    if (!unchanged(hf->file[i].id, hf->file[i].path, err)) return false;
+  for (size_t i = 0; i < hf->text_count; i++)
+    if (!unchanged(hf->text[i].id, hf->text[i].path, err)) return false;
   return true;
 }
 

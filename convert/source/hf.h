@@ -94,11 +94,6 @@ MM_MUST_USE bool mm_packed_open(mm_hf *hf, mm_err *err);
 void mm_packed_close(mm_hf *hf); /* of any hf */
 /* What its manifest says. */
 const mm_pack *mm_packed_pack(const mm_hf *hf);
-/* The model of a manifest is that of the config.json beside it, from which it was made, and its tensors have the pieces that rules of the
- * architecture give them, in their order: MM_INTEGRITY E_CONFIG otherwise. */
-MM_MUST_USE bool mm_packed_agrees(const mm_pack *p, const mm_arch *a, const mm_model *config, mm_err *err);
-/* The same of the config.json among its companions; one without has nothing to say. */
-MM_MUST_USE bool mm_packed_config(const mm_pack *p, mm_err *err);
 MM_MUST_USE bool mm_packed_read(const mm_hf *hf, const mm_hf_tensor *t, uint64_t at, void *buf, size_t n, mm_err *err);
 
 /* Every file still is what it was at open; MM_IO E_CHANGED otherwise. */

@@ -63,9 +63,8 @@ static bool is_written(const mm_plan *p, const char *name) {
 static bool put_companion(mm_writer *w, const char *name, const void *bytes, size_t n, mm_err *err) {
   mm_pack *pack = &w->plan->pack;
   mm_pack_file *f = &pack->file[pack->file_count];
-  if (!mm_sha256(bytes, n, &f->sha256, err) || !mm_writer_replace(w, name, bytes, n, err)) return false;
-  f->name = name;
-  f->size = n;
+  if (!mm_writer_replace(w, name, bytes, n, err)) return false;
+  *f = (mm_pack_file){.name = name, .size = n, .sha256 = mm_sha256(bytes, n)};
   pack->file_count++;
   return true;
 }
@@ -98,10 +97,9 @@ static bool bake(mm_writer *w, mm_err *err) {
 /* A packed source's companions were proven when it was opened; one that became another since is not copied. */
 static bool still_proven(const mm_writer *w, const char *name, const char *path, const char *text, size_t n, mm_err *err) {
   const mm_pack *from = w->plan->hf->packed ? mm_packed_pack(w->plan->hf) : NULL;
-  mm_digest d;
+  const mm_digest d = mm_sha256(text, n);
   for (size_t i = 0; from && i < from->file_count; i++) {
     if (strcmp(from->file[i].name, name) != 0) continue;
-    if (!mm_sha256(text, n, &d, err)) return false;
     if (!mm_digest_equal(&d, &from->file[i].sha256))
       return mm_fail(err, MM_IO, "E_CHANGED", mm_at(path, NULL), "found other contents since the checkpoint was opened");
   }
@@ -164,9 +162,9 @@ static bool write_digests(mm_writer *w, mm_err *err) {
   char *index = mm_unsharded_index(w->plan, err), *text = NULL;
   mm_pack_file *f = &pack->file[pack->file_count++];
   *f = (mm_pack_file){.name = MM_INDEX_NAME, .size = index ? strlen(index) : 0};
+  if (index) f->sha256 = mm_sha256(index, f->size);
   pack->dialect = mm_arena_printf(&pack->arena, err, "%s", mm_dialect_name(w->plan->dialect));
-  bool ok = index && pack->dialect && mm_sha256(index, f->size, &f->sha256, err) && (text = mm_digests_text(pack, err)) &&
-            mm_writer_replace(w, MM_DIGESTS, text, strlen(text), err);
+  bool ok = index && pack->dialect && (text = mm_digests_text(pack, err)) && mm_writer_replace(w, MM_DIGESTS, text, strlen(text), err);
   free(index);
   free(text);
   return ok;

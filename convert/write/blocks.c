@@ -205,8 +205,7 @@ uint64_t mm_digest_check(const mm_digest *d) {
 }
 
 static bool put_cached(mm_blocks *b, mm_put_log *log, mm_put put, const void *bytes, mm_err *err) {
-  mm_digest d;
-  if (!mm_sha256(bytes, put.bytes, &d, err)) return false;
+  const mm_digest d = mm_sha256(bytes, put.bytes);
   put.check = mm_digest_check(&d);
   return mm_pwrite(b->fd[put.rank], part_of(b, put.rank)->file, bytes, put.bytes, put.offset, err) && note(log, put, err);
 }
@@ -228,8 +227,8 @@ static bool finish_assembled(mm_blocks *b, uint32_t rank, uint32_t block, mm_err
   mm_part *part = part_of(b, rank);
   const uint8_t *bytes = b->block[rank][block].buffer;
   int fd = b->direct[rank] >= 0 ? b->direct[rank] : b->fd[rank];
-  return mm_sha256(bytes, MM_HASH_BLOCK, &part->block[block], err) &&
-         mm_pwrite(fd, part->file, bytes, MM_HASH_BLOCK, block * MM_HASH_BLOCK, err) && mark_done(b, rank, block, err);
+  part->block[block] = mm_sha256(bytes, MM_HASH_BLOCK);
+  return mm_pwrite(fd, part->file, bytes, MM_HASH_BLOCK, block * MM_HASH_BLOCK, err) && mark_done(b, rank, block, err);
 }
 
 /* The state of a block for a put, taking a buffer if it needs one. */
@@ -341,8 +340,9 @@ static bool finish_rest(void *ctx, size_t item, unsigned worker, mm_err *err) {
   if (x->buffer) return finish_assembled(b, rank, block, err);
   uint64_t at = block * MM_HASH_BLOCK, n = block_bytes(b, rank, block);
   mm_file f = {.fd = b->fd[rank], .size = layout_of(b, rank)->size};
-  return mm_file_read(&f, part->file, rest->buffer[worker], n, at, err) && mm_sha256(rest->buffer[worker], n, &part->block[block], err) &&
-         mark_done(b, rank, block, err);
+  if (!mm_file_read(&f, part->file, rest->buffer[worker], n, at, err)) return false;
+  part->block[block] = mm_sha256(rest->buffer[worker], n);
+  return mark_done(b, rank, block, err);
 }
 
 static bool hash_rest(mm_blocks *b, unsigned threads, mm_err *err) {
@@ -362,7 +362,8 @@ bool mm_blocks_end(mm_blocks *b, unsigned threads, mm_err *err) {
   for (uint32_t r = 0; r < b->plan->pack.tp; r++) {
     if (!b->block[r]) continue;
     mm_part *part = part_of(b, r);
-    if (!mm_hash_root(part->block, part->block_count, &part->root, err) || !mm_fsync(b->fd[r], part->file, false, err)) return false;
+    part->root = mm_hash_root(part->block, part->block_count);
+    if (!mm_fsync(b->fd[r], part->file, false, err)) return false;
     int fd = b->fd[r];
     b->fd[r] = -1;
     if (!mm_close(fd, part->file, err)) return false;

@@ -81,12 +81,7 @@ static bool run_all(mm_convert_job *job, unsigned threads, mm_digest *manifest, 
 }
 
 static bool manifest_digest(const mm_plan *p, const char *dir, mm_digest *out, mm_err *err) {
-  size_t n = 0;
-  const mm_path path = mm_path_of(dir, mm_plan_manifest(p));
-  char *text = mm_file_slurp(path.text, MM_MANIFEST_MAX, &n, err);
-  bool ok = text && mm_sha256(text, n, out, err);
-  free(text);
-  return ok;
+  return mm_file_sha256(mm_path_of(dir, mm_plan_manifest(p)).text, MM_MANIFEST_MAX, out, err);
 }
 
 /* What a later run can continue: not where the input or the request was wrong. */

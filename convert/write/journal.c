@@ -26,37 +26,33 @@ _Static_assert(sizeof(mm_journal_header) == 120, "the header has no padding");
 static size_t header_bytes(const mm_plan *p) { return sizeof(mm_journal_header) + p->hf->file_count * sizeof(uint64_t); }
 
 /* Identity of a source file, so that a changed one is never continued with. No device number: that changes with every mount. */
-static bool source_check(const mm_hf_file *f, uint64_t *check, mm_err *err) {
+static uint64_t source_check(const mm_hf_file *f) {
   const uint64_t id[] = {f->id.size, f->id.ino, (uint64_t)f->id.mtime_ns, (uint64_t)f->id.ctime_ns};
-  mm_digest d;
-  mm_sha256_state *s = mm_sha256_begin(err);
-  if (!s) return false;
-  bool ok = mm_sha256_add(s, f->name, strlen(f->name) + 1, err) && mm_sha256_add(s, id, sizeof id, err) &&
-            mm_sha256_add(s, f->header.byte, sizeof f->header.byte, err);
-  if (!(mm_sha256_end(s, ok ? &d : NULL, err) && ok)) return false;
-  *check = mm_digest_check(&d);
-  return true;
+  mm_sha256_state s;
+  mm_sha256_begin(&s);
+  mm_sha256_add(&s, f->name, strlen(f->name) + 1);
+  mm_sha256_add(&s, id, sizeof id);
+  mm_sha256_add(&s, f->header.byte, sizeof f->header.byte);
+  const mm_digest d = mm_sha256_end(&s);
+  return mm_digest_check(&d);
 }
 
 /* Which ranks are made; and where everything lies: the header of every file that is made says what is in it. */
-static bool plan_digests(const mm_plan *p, mm_journal_header *h, mm_err *err) {
-  mm_digest ranks, layout;
-  mm_sha256_state *s = mm_sha256_begin(err);
-  if (!s) return false;
-  bool ok = true;
-  for (uint32_t i = 0; ok && i < p->part_count; i++)
-    for (uint32_t r = 0; ok && r < p->pack.tp; r++) {
+static void plan_digests(const mm_plan *p, mm_journal_header *h) {
+  mm_sha256_state s;
+  mm_sha256_begin(&s);
+  for (uint32_t i = 0; i < p->part_count; i++)
+    for (uint32_t r = 0; r < p->pack.tp; r++) {
       const mm_plan_file *f = &p->part[i].file[r];
       if (!mm_plan_wants(p, i, r)) continue;
       const char *name = mm_plan_entry(p, i, r)->file;
-      ok = mm_sha256_add(s, name, strlen(name) + 1, err) && mm_sha256_add(s, &f->size, sizeof f->size, err) &&
-           mm_sha256_add(s, f->header, f->header_bytes, err);
+      mm_sha256_add(&s, name, strlen(name) + 1);
+      mm_sha256_add(&s, &f->size, sizeof f->size);
+      mm_sha256_add(&s, f->header, f->header_bytes);
     }
-  if (!(mm_sha256_end(s, ok ? &layout : NULL, err) && ok)) return false;
-  if (!mm_sha256(p->wanted, mm_pack_ranks(&p->pack) * sizeof *p->wanted, &ranks, err)) return false;
+  const mm_digest layout = mm_sha256_end(&s), ranks = mm_sha256(p->wanted, mm_pack_ranks(&p->pack) * sizeof *p->wanted);
   memcpy(h->ranks, ranks.byte, sizeof h->ranks);
   memcpy(h->layout, layout.byte, sizeof h->layout);
-  return true;
 }
 
 /* header_bytes(p) bytes; free() them. */
@@ -67,11 +63,9 @@ static mm_journal_header *make_header(const mm_plan *p, int level, mm_err *err) 
   memcpy(h->plan, p->pack.plan.byte, sizeof h->plan);
   h->level = (uint64_t)level;
   h->files = p->hf->file_count;
-  bool ok = plan_digests(p, h, err);
-  for (size_t i = 0; ok && i < p->hf->file_count; i++) ok = source_check(&p->hf->file[i], (uint64_t *)(h + 1) + i, err);
-  if (ok) return h;
-  free(h);
-  return NULL;
+  plan_digests(p, h);
+  for (size_t i = 0; i < p->hf->file_count; i++) ((uint64_t *)(h + 1))[i] = source_check(&p->hf->file[i]);
+  return h;
 }
 
 /* Says what a journal was made for, where that is not what this run makes. */
@@ -173,11 +167,10 @@ bool mm_journal_parse(mm_journal *j, const uint8_t *text, size_t at, size_t n, u
   while (n - at > 4) {
     uint32_t length;
     uint64_t check;
-    mm_digest d;
     memcpy(&length, text + at, 4);
     if (length > n - at - 4 || n - at - 4 - length < 8) break;
     memcpy(&check, text + at + 4 + length, 8);
-    if (!mm_sha256(text + at + 4, length, &d, err)) return false;
+    const mm_digest d = mm_sha256(text + at + 4, length);
     mm_cursor c = {.p = (uint8_t *)(uintptr_t)(text + at + 4), .n = length};
     if (mm_digest_check(&d) != check || !read_payload(j, &c, err)) break;
     at += 12 + (size_t)length;
@@ -282,11 +275,10 @@ bool mm_journal_append(mm_journal *j, const mm_plan *p, const mm_step_entry *ste
          add(&c, steps[i].put, steps[i].put_count * sizeof *steps[i].put, err) &&
          add(&c, steps[i].dead, steps[i].dead_count * sizeof *steps[i].dead, err);
   }
-  mm_digest d;
   length = (uint32_t)(c.n - 4);
   if (ok) memcpy(c.p, &length, 4);
-  ok = ok && mm_sha256(c.p + 4, length, &d, err);
-  uint64_t check = ok ? mm_digest_check(&d) : 0;
+  const mm_digest d = ok ? mm_sha256(c.p + 4, length) : (mm_digest){{0}};
+  uint64_t check = mm_digest_check(&d);
   ok = ok && add(&c, &check, 8, err) && mm_pwrite(j->fd, j->path, c.p, c.n, j->size, err) && mm_fsync(j->fd, j->path, false, err);
   if (ok) j->size += c.n;
   free(c.p);

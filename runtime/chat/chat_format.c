@@ -46,19 +46,20 @@ static mm_str identity_of(const char *text, size_t n) {
   return end ? (mm_str){at + sizeof set - 1, (size_t)(end - (at + sizeof set - 1))} : (mm_str){0};
 }
 
-static bool digest_of(const char *text, size_t n, mm_str identity, mm_digest *out) {
+static mm_digest digest_of(const char *text, size_t n, mm_str identity) {
+  mm_sha256_state s;
   if (n && text[n - 1] == '\n') n--;
-  mm_sha256_state *s = mm_sha256_begin(NULL);
+  mm_sha256_begin(&s);
   const size_t before = identity.p ? (size_t)(identity.p - text) : n;
-  return s && mm_sha256_add(s, text, before, NULL) &&
-         (!identity.p || mm_sha256_add(s, identity.p + identity.n, n - before - identity.n, NULL)) && mm_sha256_end(s, out, NULL);
+  mm_sha256_add(&s, text, before);
+  if (identity.p) mm_sha256_add(&s, identity.p + identity.n, n - before - identity.n);
+  return mm_sha256_end(&s);
 }
 
 const mm_chat_format *mm_chat_format_of_template(const char *text, size_t n) {
   const mm_str identity = identity_of(text, n);
-  mm_digest d;
+  const mm_digest d = digest_of(text, n, identity);
   char hex[MM_HEX_LEN + 1];
-  if (!digest_of(text, n, identity, &d)) return NULL;
   mm_digest_hex(&d, hex);
   for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
     if (strcmp(known[i].digest, hex) != 0) continue;
@@ -127,14 +128,14 @@ const mm_chat_format *mm_chat_format_of(const mm_pack *pack, const char *name, m
   size_t n = 0;
   mm_err own = {0};
   char *text = own_template(pack, &file, &n, &own);
-  mm_digest d;
   char hex[MM_HEX_LEN + 1] = "";
   if (own.status != MM_OK) {
     *err = err->status == MM_OK ? own : *err;
   } else if (!text) {
     mm_fail(err, MM_UNSUPPORTED, "E_CHAT_FORMAT", mm_at(pack->dir, NULL),
             "the checkpoint has no chat template, expected one or a format by name: " MM_CHAT_FORMATS);
-  } else if (!(f = mm_chat_format_of_template(text, n)) && mm_sha256(text, n, &d, err)) {
+  } else if (!(f = mm_chat_format_of_template(text, n))) {
+    const mm_digest d = mm_sha256(text, n);
     mm_digest_hex(&d, hex);
     mm_fail(err, MM_UNSUPPORTED, "E_CHAT_FORMAT", mm_at(file, NULL),
             "found a chat template of digest %s, which is not known, expected a known one or a format by name: " MM_CHAT_FORMATS, hex);

@@ -77,7 +77,8 @@ static bool key_of(const mm_message *m, mm_digest *key) {
   for (size_t i = 0; i < m->part_count; i++) mm_text_add(&text, m->part[i].text.p ? m->part[i].text.p : "", m->part[i].text.n);
   bool ok = m->role == MM_ROLE_ASSISTANT && m->call_count && !text.failed;
   if (ok) put_text(&all, mm_strip((mm_str){text.p, text.n}));
-  ok = ok && put_calls(&all, m) && !all.failed && mm_sha256(all.p, all.n, key, NULL);
+  ok = ok && put_calls(&all, m) && !all.failed;
+  if (ok) *key = mm_sha256(all.p, all.n);
   free(text.p);
   free(all.p);
   return ok;

@@ -311,7 +311,7 @@ bool mm_cu_load::attach(char *base, mm_err *err) {
   return true;
 }
 
-bool mm_cu_load::layout(mm_digest *out, mm_err *err) const {
+mm_digest mm_cu_load::layout() const {
   std::vector<uint64_t> all = {plan.bytes, plan.landings, plan.holes, by_host.size(), queue_after.size()};
   for (size_t i = 0; i < plan.landings; i++) {
     const mm_landing &l = plan.landing[i];
@@ -322,7 +322,7 @@ bool mm_cu_load::layout(mm_digest *out, mm_err *err) const {
       all.push_back(v);
   }
   for (size_t i = 0; i < plan.holes; i++) all.push_back(plan.hole[i].at), all.push_back(plan.hole[i].bytes);
-  return mm_sha256(all.data(), all.size() * sizeof all[0], out, err);
+  return mm_sha256(all.data(), all.size() * sizeof all[0]);
 }
 
 mm_cu_load::~mm_cu_load() {

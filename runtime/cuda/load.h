@@ -59,7 +59,7 @@ struct mm_cu_load {
   /* In place of start and open: all lies at base, which a load of the same layout filled (mm_cu_load::layout, before start). */
   MM_MUST_USE bool attach(char *base, mm_err *err);
   /* A digest of what lies where, and of how the files' bytes became it. */
-  MM_MUST_USE bool layout(mm_digest *out, mm_err *err) const;
+  MM_MUST_USE mm_digest layout() const;
   char *base() const; /* of the arena, after open */
   /* What is queued on the stream from here on finds the group there. The calling thread waits until the copies and kernels that bring it
    * are queued, never the other way round: no stream waits for work that is not yet its device's. False with the load's error when it

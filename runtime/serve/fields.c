@@ -135,12 +135,11 @@ static bool read_ends(mm_call *c, mm_err *err) {
 
 /* ---- The rest ---- */
 
-static bool read_salt(mm_call *c, mm_err *err) {
+static bool read_salt(mm_call *c) {
   const mm_value *salt;
-  mm_digest digest;
   if (!mm_field(c, c->body, "cache_salt", MM_VALUE_STRING, &salt)) return false;
   if (!salt || !salt->n) return true;
-  if (!mm_sha256(salt->text, salt->n, &digest, err)) return false;
+  const mm_digest digest = mm_sha256(salt->text, salt->n);
   memcpy(&c->params.salt, &digest, sizeof c->params.salt);
   return true;
 }
@@ -158,7 +157,7 @@ bool mm_params_read(mm_call *c, mm_err *err) {
   bool skip_special = true;
   int64_t n = 1, max = 0, priority = 0;
   double time = c->server->request_time;
-  if (!read_sampling(c) || !read_bias(c, err) || !read_ends(c, err) || !read_streaming(c) || !read_salt(c, err)) return false;
+  if (!read_sampling(c) || !read_bias(c, err) || !read_ends(c, err) || !read_streaming(c) || !read_salt(c)) return false;
   if (!mm_params_stop(c, "stop") || !mm_field_bool(c, c->body, "skip_special_tokens", &skip_special) ||
       !mm_field_bool(c, c->body, "include_stop_str_in_output", &p->include_stop) || !mm_field_int(c, c->body, "n", 1, MM_CHOICES, &n) ||
       !mm_field_int(c, c->body, "max_tokens", 1, INT32_MAX, &max) ||

@@ -1,11 +1,12 @@
 /* Whether a manifest agrees with what it was made from: its model with config.json, and its pieces with the rules of the architecture. The
  * runtime goes by a tensor's name and the order of its pieces, a conversion by the names of the pieces: both must mean the same. */
+#include "convert/plan/packed_agrees.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "convert/source/hf.h"
-#include "convert/source/kv_scales.h"
+#include "convert/plan/kv_rules.h"
 
 #define NO_LAYER    UINT32_MAX
 #define PATTERN_MAX 256
