@@ -181,7 +181,7 @@ bool open_experts(mm_backend *b, mm_err *err) {
 bool open_batch(mm_backend *b, mm_err *err) {
   const uint32_t rows = b->c.limits.max_tokens;
   batch_arrays none;
-  b->far = mm_cu_plan_far(b->c.limits.slots, b->c.limits.max_positions);
+  b->far = mm_cu_plan_far(b->heads, b->c.limits.slots, b->c.limits.max_positions);
   const size_t bytes = mm_cu_place_batch(rows, false, nullptr, &none) + mm_cu_gqa_items(b->heads, rows, b->far) * sizeof(uint2);
   for (step_memory &m : b->memory_of_step) {
     if (!mm_cu_check(cudaMallocHost(&m.block, bytes), "cudaMallocHost", err) ||

@@ -7,8 +7,8 @@
  * in the place of these, once it has the values' sum, later values. Both products have the keys or the value columns on the 16-row side of
  * mma.m16n8k16 and the query heads of the group on its eight columns: sᵀ = K qᵀ, oᵀ = Vᵀ pᵀ. Warps merge in shared memory; the last block
  * of a (row, kv head) merges the splits. An e4m3 cache is widened to f16 in shared memory, exactly; its scales go to the scores and the
- * probabilities. How a row is split depends on its own length and the number of rows alone: into as many parts as
- * every row has blocks, or into chunks, if those are smaller, which blocks take after their own part.
+ * probabilities. How a row is split depends on its own length and the number of rows alone (mm_cu_gqa_cut):
+ * parts beyond those that every row has blocks for are dealt out to blocks, which take them after their own.
  *
  * The kernel after may start only once the projection is there: sooner its weights would come between attention and what that waits for. */
 #include "runtime/cuda/device.cuh"
@@ -28,12 +28,11 @@ struct partial {
 struct work_space {
   uint32_t *counter; /* [rows, kv_heads], zero between launches */
   float *part;       /* [rows, kv_heads, splits] of partial<D> */
-  uint32_t splits;
+  mm_cu_gqa_cut cut;
   /* Of rows that are cut into more chunks than that: */
   float *far;            /* [items of all of them, kv_heads] of partial<D>; a row's are [kv_heads, its splits] from first[row] items on */
   const uint32_t *first; /* [rows] */
-  const uint2 *item;     /* splits that no block of the grid has: (row, split), then MM_CU_NO_ITEM; or NULL */
-  uint32_t chunk;        /* tiles of a split at most */
+  const uint2 *item;     /* splits that no block of the grid has (mm_cu_far), or NULL */
 };
 
 /* Keys or values of a tile, bf16 or f16; the 16-byte piece c of row r lies at piece c ^ (r % 8). */
@@ -400,7 +399,7 @@ __device__ __forceinline__ void one_split(decode_shared<D, kFp8> &sh, own_token<
     return;
   }
   const uint32_t tiles = pos / kKeys + 1; /* pos keys in the cache, and the token's own */
-  const uint32_t per_split = min((tiles + ws.splits * kWarps - 1) / (ws.splits * kWarps) * kWarps, ws.chunk);
+  const uint32_t per_split = ws.cut.part(tiles);
   const uint32_t used = (tiles + per_split - 1) / per_split, end = min(tiles, (split + 1) * per_split);
   if (split >= used) {
     if (!waited) grid_wait();
@@ -477,9 +476,9 @@ __device__ __forceinline__ void one_split(decode_shared<D, kFp8> &sh, own_token<
       mine_of_warp.o[2 * t + i][j * 16 + g] = sum.o[j][i] * down, mine_of_warp.o[2 * t + i][j * 16 + 8 + g] = sum.o[j][i + 2] * down;
   }
   __syncthreads();
-  partial<D> *const of_row = used > ws.splits
+  partial<D> *const of_row = used > ws.cut.splits
                                  ? reinterpret_cast<partial<D> *>(ws.far) + ((size_t)ws.first[row] * h.kv_heads + kv_head * used)
-                                 : reinterpret_cast<partial<D> *>(ws.part) + ((size_t)row * h.kv_heads + kv_head) * ws.splits;
+                                 : reinterpret_cast<partial<D> *>(ws.part) + ((size_t)row * h.kv_heads + kv_head) * ws.cut.splits;
   partial<D> *const mine = of_row + split;
   if (used == 1) {
     join<D, kWarps>(sh.part, kWarps, group, here{}, put_result);
@@ -500,16 +499,16 @@ __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ __align__(128) uint8_t shared_raw[];
   auto &sh = *reinterpret_cast<decode_shared<D, kFp8> *>(shared_raw);
   __shared__ own_token<D> own;
-  const uint2 *more = ws.item ? ws.item + blockIdx.y + gridDim.y * blockIdx.z : nullptr;
-  const auto read = [&] { return more ? *more : make_uint2(MM_CU_NO_ITEM, 0); };
-  uint2 next = read(), now = make_uint2(blockIdx.y, blockIdx.z); /* the next one is known a turn before */
+  uint2 more = ws.item ? ws.item[blockIdx.y + gridDim.y * blockIdx.z] : make_uint2(0, 0); /* where they are, and how many */
+  uint2 now = make_uint2(blockIdx.y, blockIdx.z), next = now;                             /* the next one is known a turn before */
   bool waited = false;
 #pragma unroll 1
   for (;;) {
+    if (more.y) next = ws.item[more.x];
     one_split<D, kFp8>(sh, own, h, r, kv, p, a, ws, now.x, now.y, waited);
-    if (next.x == MM_CU_NO_ITEM) return;
+    if (!more.y) return;
     waited = true;
-    now = next, more += gridDim.y * gridDim.z, next = read();
+    now = next, more.x++, more.y--;
     __syncthreads();
   }
 }
@@ -523,7 +522,7 @@ size_t counter_bytes(const mm_cu_heads &h, uint32_t max_tokens) {
 template <int D>
 cudaError_t run(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv &kv, const mm_cu_qkv &p, const mm_cu_gqa &a, const work_space &ws,
                 cudaStream_t s) {
-  const dim3 grid(h.kv_heads, a.tokens, ws.splits);
+  const dim3 grid(h.kv_heads, a.tokens, ws.cut.splits);
   if (kv.k_scale) return launch(gqa_step<D, true>, grid, kThreads, sizeof(decode_shared<D, true>), s, h, r, kv, p, a, ws);
   return launch(gqa_step<D, false>, grid, kThreads, sizeof(decode_shared<D, false>), s, h, r, kv, p, a, ws);
 }
@@ -557,10 +556,10 @@ cudaError_t mm_cu_gqa_decode(const mm_cu_heads &h, const mm_cu_rows &r, const mm
   if (h.heads % h.kv_heads != 0 || h.heads / h.kv_heads > kGroup || h.rotary_dim > h.head_dim || h.rotary_dim % 16 != 0)
     return cudaErrorNotSupported;
   if (a.tokens > a.max_tokens) return cudaErrorInvalidValue;
-  work_space ws = {static_cast<uint32_t *>(a.work), nullptr, mm_cu_gqa_splits(h, a.tokens)};
+  work_space ws = {static_cast<uint32_t *>(a.work), nullptr, mm_cu_cut_rows(h, a.tokens, a.far.plan)};
   char *const parts = static_cast<char *>(a.work) + counter_bytes(h, a.max_tokens);
   ws.part = reinterpret_cast<float *>(parts), ws.far = reinterpret_cast<float *>(parts + near_parts(h, a.max_tokens) * part_bytes(h));
-  ws.first = a.far.first, ws.item = a.far.item, ws.chunk = a.far.plan.items ? a.far.plan.chunk : UINT32_MAX;
+  ws.first = a.far.first, ws.item = a.far.item;
   if (h.head_dim == 128) return run<128>(h, r, kv, p, a, ws, s);
   if (h.head_dim == 64) return run<64>(h, r, kv, p, a, ws, s);
   return cudaErrorNotSupported;

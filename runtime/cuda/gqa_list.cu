@@ -1,12 +1,19 @@
 /* How the rows of a decode step are split for attention (gqa_decode.cu): on the host, which knows every row's position. */
+#include <algorithm>
+#include <functional>
+#include <utility>
+#include <vector>
+
 #include "runtime/cuda/device.cuh"
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/launch.h"
 
 namespace {
 
-constexpr uint32_t kMaxSplits = 32, kChunk = 256; /* tiles */
-constexpr uint64_t kMostItems = 2048;             /* of rows in chunks: bounds the room for their partial results */
+constexpr uint32_t kMaxSplits = 32, kChunk = 256, kMost = 128, kLeast = 64; /* tiles */
+constexpr uint64_t kMostItems = 2048; /* of rows in chunks: bounds the room for their partial results */
+constexpr uint32_t kPartCost = 8;     /* of a part beside its keys, in tiles */
+static_assert(kChunk % MM_CU_GQA_WARPS == 0, "a chunk is whole turns of a block's warps");
 
 }  // namespace
 
@@ -22,14 +29,22 @@ uint32_t mm_cu_gqa_splits(const mm_cu_heads &h, uint32_t rows) {
   return best;
 }
 
-mm_cu_far_plan mm_cu_plan_far(uint32_t slots, uint32_t max_positions) {
-  const uint64_t tiles = mm_ceil_div(max_positions, MM_CU_GQA_KEYS),
+mm_cu_far_plan mm_cu_plan_far(const mm_cu_heads &h, uint32_t slots, uint32_t max_positions, uint32_t chunk) {
+  const uint64_t tiles = mm_ceil_div(max_positions, MM_CU_GQA_KEYS), at_once = multiprocessors() / h.kv_heads,
                  fair = mm_round_up(mm_ceil_div(slots * tiles, kMostItems), MM_CU_GQA_WARPS);
   mm_cu_far_plan plan;
-  plan.chunk = (uint32_t)mm_max(kChunk, fair);
-  plan.items = tiles > plan.chunk ? (uint32_t)(slots * mm_ceil_div(tiles, plan.chunk)) : 0;
-  if (!plan.items) plan.chunk = 0;
+  plan.chunk = chunk ? chunk : (uint32_t)mm_max(kChunk, fair);
+  if (tiles <= plan.chunk) return {};
+  /* The second: what rounding to multiples of the blocks adds, of no more rows than there are blocks at once. */
+  plan.items = (uint32_t)(slots * mm_ceil_div(tiles, plan.chunk) + mm_min(slots, at_once) * at_once);
   return plan;
+}
+
+mm_cu_gqa_cut mm_cu_cut_rows(const mm_cu_heads &h, uint32_t rows, const mm_cu_far_plan &plan) {
+  const uint32_t splits = mm_cu_gqa_splits(h, rows), blocks = rows * splits;
+  const bool at_once = blocks * h.kv_heads <= multiprocessors();
+  if (!plan.items) return {splits, UINT32_MAX, UINT32_MAX, UINT32_MAX, 1};
+  return {splits, at_once ? min(kMost, plan.chunk) : plan.chunk, plan.chunk, min(kLeast, plan.chunk), at_once ? blocks : 1};
 }
 
 size_t mm_cu_gqa_items(const mm_cu_heads &h, uint32_t max_tokens, const mm_cu_far_plan &plan) {
@@ -42,17 +57,39 @@ size_t mm_cu_gqa_items(const mm_cu_heads &h, uint32_t max_tokens, const mm_cu_fa
 size_t mm_cu_gqa_list(const mm_cu_heads &h, uint32_t rows, const int32_t *slot, const uint32_t *pos, const mm_cu_far_plan &plan,
                       uint32_t *first, uint2 *item) {
   if (!plan.items || !rows) return 0;
-  const uint32_t splits = mm_cu_gqa_splits(h, rows);
-  size_t items = 0;
+  const mm_cu_gqa_cut cut = mm_cu_cut_rows(h, rows, plan);
+  const uint32_t blocks = rows * cut.splits;
+  const auto tiles_of = [&](uint32_t row) { return slot[row] < 0 ? 0 : pos[row] / MM_CU_GQA_KEYS + 1; };
+  const auto parts_of = [&](uint32_t row) { return ceil_div(tiles_of(row), cut.part(tiles_of(row))); };
+  const auto cost_of = [&](uint32_t row, uint32_t s) { /* of a part, in tiles */
+                                                       const uint32_t tiles = tiles_of(row), part = cut.part(tiles);
+                                                       return s * part < tiles ? min(part, tiles - s * part) + kPartCost : 0;
+  };
   uint32_t places = 0;
   for (uint32_t i = 0; i < rows; i++) {
     first[i] = places;
-    const uint32_t tiles = pos[i] / MM_CU_GQA_KEYS + 1, used = ceil_div(tiles, plan.chunk);
-    if (slot[i] < 0 || tiles <= plan.chunk || used <= splits) continue; /* parts for every block are no larger */
-    places += used;
-    for (uint32_t s = splits; s < used; s++) item[items++] = make_uint2(i, s);
+    if (parts_of(i) > cut.splits) places += parts_of(i);
   }
-  const size_t end = items + (size_t)rows * splits;
-  for (; items < end; items++) item[items] = make_uint2(MM_CU_NO_ITEM, 0);
-  return end;
+  for (uint32_t b = 0; b < blocks; b++) item[b] = make_uint2(blocks, 0);
+  if (!places) return blocks;
+
+  using load = std::pair<uint32_t, uint32_t>; /* tiles, block */
+  std::vector<load> least(blocks);            /* a heap, the least loaded block first */
+  std::vector<std::pair<uint32_t, uint2>> dealt;
+  for (uint32_t b = 0; b < blocks; b++) least[b] = {cost_of(b % rows, b / rows), b};
+  std::make_heap(least.begin(), least.end(), std::greater<load>());
+  for (uint32_t i = 0; i < rows; i++) {
+    for (uint32_t s = cut.splits; s < parts_of(i); s++) {
+      std::pop_heap(least.begin(), least.end(), std::greater<load>());
+      load &to = least.back();
+      dealt.push_back({to.second, make_uint2(i, s)});
+      item[to.second].y++;
+      to.first += cost_of(i, s);
+      std::push_heap(least.begin(), least.end(), std::greater<load>());
+    }
+  }
+  for (uint32_t b = 1; b < blocks; b++) item[b].x = item[b - 1].x + item[b - 1].y;
+  std::vector<uint32_t> at(blocks);
+  for (const auto &[block, what] : dealt) item[item[block].x + at[block]++] = what;
+  return blocks + dealt.size();
 }

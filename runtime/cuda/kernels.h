@@ -189,21 +189,36 @@ struct mm_cu_qkv {
 cudaError_t mm_cu_rope(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv &kv, const mm_cu_qkv &a, cudaStream_t s);
 
 /* Contexts are read in chunks of a fixed size at most, so that one long row among short ones does not leave most of the device idle. What a
- * row has beyond the blocks that every row has is listed by the host, which knows all positions: blocks do it after their own. */
+ * row has beyond the blocks that every row has is dealt out by the host, which knows all positions: blocks do it after their own. */
 #define MM_CU_GQA_KEYS  16 /* of a tile */
 #define MM_CU_GQA_WARPS 8  /* of a block; splits are so many tiles, or a multiple */
-#define MM_CU_NO_ITEM   UINT32_MAX
 struct mm_cu_far_plan {
-  uint32_t chunk = 0; /* in tiles of 16 tokens; 0: no chunks */
+  uint32_t chunk = 0; /* in tiles of 16 tokens, a multiple of MM_CU_GQA_WARPS; 0: no chunks */
   uint32_t items = 0; /* that rows in chunks have at most, together */
 };
-mm_cu_far_plan mm_cu_plan_far(uint32_t slots, uint32_t max_positions);
+/* chunk: another than the usual, for tests. */
+mm_cu_far_plan mm_cu_plan_far(const mm_cu_heads &h, uint32_t slots, uint32_t max_positions, uint32_t chunk = 0);
 /* In device memory, of mm_cu_gqa_list. */
 struct mm_cu_far {
   mm_cu_far_plan plan;
   const uint32_t *first = nullptr; /* [rows] where the row's partial results lie, in items */
-  const uint2 *item = nullptr;     /* row and split, to an end that every block finds */
+  const uint2 *item = nullptr;     /* of each block (row + rows · split): where its items begin, and how many; then items: row and split */
 };
+/* How a step's rows are cut: a row into as many parts as every row has blocks or, where those would have more than `most` tiles, into
+ * chunks. Of chunks there are as many as blocks, or a multiple, where all blocks run at once (unit), so that each gets the same; fewer
+ * where they would have less than about `least` tiles. It depends on the number of rows and on the row alone. */
+struct mm_cu_gqa_cut {
+  uint32_t splits, most, chunk, least, unit;
+  /* Tiles of a part of a row of so many. */
+  __host__ __device__ uint32_t part(uint32_t tiles) const {
+    constexpr uint32_t w = MM_CU_GQA_WARPS;
+    const uint32_t even = (tiles + splits * w - 1) / (splits * w) * w;
+    if (even <= most) return even > w ? even : w;
+    const uint32_t n = min(((tiles + chunk - 1) / chunk + unit - 1) / unit * unit, (tiles + least - 1) / least);
+    return (tiles + n * w - 1) / (n * w) * w;
+  }
+};
+mm_cu_gqa_cut mm_cu_cut_rows(const mm_cu_heads &h, uint32_t rows, const mm_cu_far_plan &plan);
 
 /* mm_cu_rope, and o[T, heads·d], for rows that are one token each, of a slot one. work: mm_cu_gqa_work(max_tokens) bytes, zero at first;
  * one for steps of any T ≤ max_tokens, in any order.
@@ -218,7 +233,8 @@ struct mm_cu_gqa {
 size_t mm_cu_gqa_work(const mm_cu_heads &h, uint32_t max_tokens, const mm_cu_far_plan &plan = {});
 /* Parts that every row of a step of so many has blocks for. */
 uint32_t mm_cu_gqa_splits(const mm_cu_heads &h, uint32_t rows);
-/* For rows at pos (slot -1: padding), all host memory: first[rows], and item[the result], of which mm_cu_gqa_items are the most. */
+/* For rows at pos (slot -1: padding), all host memory: first[rows], and item[the result], of which mm_cu_gqa_items are the most. A row's
+ * parts beyond its blocks go one by one to the block that has least to read. */
 size_t mm_cu_gqa_list(const mm_cu_heads &h, uint32_t rows, const int32_t *slot, const uint32_t *pos, const mm_cu_far_plan &plan,
                       uint32_t *first, uint2 *item);
 size_t mm_cu_gqa_items(const mm_cu_heads &h, uint32_t max_tokens, const mm_cu_far_plan &plan);

@@ -41,15 +41,17 @@ __global__ void random_floats(float *p, size_t n, float low, float high, uint32_
     p[i] = low + (high - low) * (float)(mix(i, seed) >> 8) * 0x1p-24f;
 }
 
-/* Random codes of 4, 8 (no NaN of e4m3) or 16 bits (bf16 of magnitude below `most`). */
-__global__ void random_codes(uint32_t *p, size_t words, uint32_t bits, float most, uint32_t seed) {
+/* Random codes of 4 bits (int4: no -8, so that their mean is zero as that of weights is, and rows do not come to choose the same experts),
+ * 8 (no NaN of e4m3) or 16 (bf16 of magnitude below `most`). */
+__global__ void random_codes(uint32_t *p, size_t words, uint32_t bits, bool int4, float most, uint32_t seed) {
   for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < words; i += (size_t)gridDim.x * blockDim.x) {
     const uint32_t v = mix(i, seed), nan = ((v & 0x7f7f7f7fu) + 0x01010101u & 0x80808080u) >> 7;
     if (bits == 16) {
       const bf162 pair = __floats2bfloat162_rn(most * (float)(short)v * 0x1p-15f, most * (float)(short)(v >> 16) * 0x1p-15f);
       p[i] = *reinterpret_cast<const uint32_t *>(&pair);
     } else {
-      p[i] = bits == 8 ? v & ~nan : v;
+      const uint32_t least = ~(v | v >> 1 | v >> 2 | v >> 3) & 0x11111111u; /* nibbles of value + 8 = 0 */
+      p[i] = bits == 8 ? v & ~nan : int4 ? v | least << 3 : v;
     }
   }
 }
@@ -71,7 +73,7 @@ bool fill_floats(float *p, size_t n, float low, float high, mm_err *err) {
 
 /* Scales under which uniformly random codes have variance 1/k, within a few per cent. */
 bool fill_scales(const mm_packed *w, float *to, size_t n, mm_err *err) {
-  const float rms = w->scheme->code == MM_CODE_E4M3 ? 108.0f : 4.6f, scale = 1.0f / (rms * sqrtf((float)w->k));
+  const float rms = w->scheme->code == MM_CODE_E4M3 ? 108.0f : 4.2f, scale = 1.0f / (rms * sqrtf((float)w->k));
   return fill_floats(to, n, 0.9f * scale, 1.1f * scale, err);
 }
 
@@ -157,7 +159,7 @@ bool copy_planes(const mm_packed *w, const mm_cu_weight *d, const mm_cu_places &
 }  // namespace
 
 bool mm_cu_random_bits(void *p, size_t bytes, mm_err *err) {
-  random_codes<<<1024, 256>>>(static_cast<uint32_t *>(p), bytes / 4, 4, 0, next_seed());
+  random_codes<<<1024, 256>>>(static_cast<uint32_t *>(p), bytes / 4, 4, false, 0, next_seed());
   return mm_cu_check(cudaGetLastError(), "random_codes", err);
 }
 
@@ -244,8 +246,8 @@ bool mm_cu_randomise(const mm_packed *w, const mm_cu_weight *d, const mm_cu_plac
   }
   const float global = kRandomGlobal * 256.0f;
   if (to.global && !fill_floats(to.global, w->lead, global, global, err)) return false;
-  random_codes<<<1024, 256>>>(reinterpret_cast<uint32_t *>(to.data), (size_t)w->lead * w->n * d->pitch / 4, bits, sqrtf(3.0f / (float)w->k),
-                              next_seed());
+  random_codes<<<1024, 256>>>(reinterpret_cast<uint32_t *>(to.data), (size_t)w->lead * w->n * d->pitch / 4, bits, d->code == MM_CU_INT4,
+                              sqrtf(3.0f / (float)w->k), next_seed());
   return mm_cu_check(cudaGetLastError(), "random_codes", err);
 }
 

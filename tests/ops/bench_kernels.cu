@@ -275,7 +275,7 @@ static void bench_gqa(const char *model, uint32_t heads, uint32_t batch, uint32_
   buffer<uint32_t> dtable, dpos;
   buffer<int32_t> dslot;
   dtable.put(table), dpos.put(pos), dslot.put(slot);
-  const mm_cu_far_plan plan = mm_cu_plan_far(batch, most);
+  const mm_cu_far_plan plan = mm_cu_plan_far(h, batch, most);
   std::vector<uint32_t> first(batch);
   std::vector<uint2> item(mm_cu_gqa_items(h, batch, plan));
   item.resize(mm_cu_gqa_list(h, batch, slot.data(), pos.data(), plan, first.data(), item.data()));
@@ -432,7 +432,9 @@ void bench_attention() {
   bench_gqa("M2", 48, 64, 1024);
   bench_gqa("M2", 48, 16, 32768);
   bench_gqa("M2", 48, 64, 1024, 131072);
-  bench_gqa("M2", 48, 4, 1024, 131072);
+  for (uint32_t n : {1u, 2u, 4u, 8u, 16u}) bench_gqa("M2", 48, n, 1024, 131072);
+  for (uint32_t n : {2u, 4u, 16u, 64u}) bench_gqa("M2", 48, n, 8192);
+  bench_gqa("M2", 48, 4, 1024, 20000);
   for (uint32_t n : {2048u, 8192u, 32768u}) bench_gqa_prefill(48, n);
   bench_gqa_prefill(64, 8192);
 }

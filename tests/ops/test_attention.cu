@@ -61,8 +61,8 @@ struct far_list {
   buffer<uint32_t> first;
   buffer<uint2> item;
 
-  far_list(uint32_t chunk, uint32_t rows, uint32_t keys) {
-    if (chunk) plan.chunk = chunk, plan.items = rows * (keys / 16 / chunk + 1);
+  far_list(const mm_cu_heads &h, uint32_t chunk, uint32_t rows, uint32_t keys) {
+    if (chunk) plan = mm_cu_plan_far(h, rows, keys + 1, chunk);
   }
   mm_cu_far put(const mm_cu_heads &h, const std::vector<int32_t> &slot, const std::vector<uint32_t> &pos, uint32_t rows) {
     if (!plan.items) return {};
@@ -119,7 +119,7 @@ static void check_gqa(const attention_case &c, const std::vector<uint32_t> &befo
   buffer<uint2> dtile;
   k.put(), v.put(), dqkv.put(qkv), dqn.put(qn), dkn.put(kn), dfreq.put(freq), dslot.put(slot), dpos.put(pos), dtable.put(table);
   dspan.put(span), dtile.put(tile);
-  far_list far(c.chunk, tokens, most);
+  far_list far(h, c.chunk, tokens, most);
   buffer<uint8_t> work(mm_cu_gqa_work(h, tokens, far.plan));
   work.zero();
   mm_cu_rows rows = {dslot.p, dpos.p};
@@ -265,7 +265,7 @@ static void check_work_space(const mm_cu_heads &h, bool fp8, uint32_t max_tokens
   qkv.put(random_bf16((size_t)max_tokens * width)), freq.put(std::vector<float>(h.rotary_dim / 2, 0.1f));
   dtable.put(table), dslot.put(slot);
   const mm_cu_kv kv = {k.p, v.p, dtable.p, per_slot, k_scale.p, v_scale.p};
-  far_list far(chunk, max_tokens, per_slot * MM_CU_PAGE);
+  far_list far(h, chunk, max_tokens, per_slot * MM_CU_PAGE);
   buffer<uint8_t> kept(mm_cu_gqa_work(h, max_tokens, far.plan)), fresh(kept.n);
   kept.zero();
   const auto run = [&](const buffer<uint8_t> &work, uint32_t tokens) {
@@ -305,7 +305,57 @@ static void check_work_size(const mm_cu_heads &h) {
   report_true(what, many <= few + (size_t)8192 * h.kv_heads * 4 + 256);
 }
 
+/* What blocks of a step read, row by row: every part of a row once, in the room that was asked for; where all blocks run at once and one
+ * row is long, no block reads more than an even part (128 tiles) above its share. */
+static void check_dealing(const mm_cu_heads &h, uint32_t steps) {
+  const uint32_t positions = 196608, slots = 16;
+  const mm_cu_far_plan plan = mm_cu_plan_far(h, slots, positions);
+  bool whole = true, fits = true;
+  double worst = 0;
+  for (uint32_t step = 0; step < steps; step++) {
+    const uint32_t rows = 1 + g_rng.below(slots), longest = g_rng.below(rows);
+    std::vector<int32_t> slot(rows);
+    std::vector<uint32_t> pos(rows), first(rows);
+    for (uint32_t i = 0; i < rows; i++) {
+      slot[i] = g_rng.below(16) ? (int32_t)i : -1;
+      pos[i] = g_rng.below(step % 4 < 2 ? 1024 : g_rng.below(2) ? positions : 5000);
+    }
+    if (step % 4 < 2) slot[longest] = (int32_t)longest, pos[longest] = 40000 + g_rng.below(positions - 40000);
+    const mm_cu_gqa_cut cut = mm_cu_cut_rows(h, rows, plan);
+    const uint32_t blocks = rows * cut.splits;
+    std::vector<uint2> item(mm_cu_gqa_items(h, slots, plan), make_uint2(UINT32_MAX, UINT32_MAX));
+    fits &= mm_cu_gqa_list(h, rows, slot.data(), pos.data(), plan, first.data(), item.data()) <= item.size();
+    std::vector<std::vector<int>> seen(rows);
+    std::vector<double> load(blocks);
+    double all = 0;
+    uint32_t places = 0;
+    for (uint32_t i = 0; i < rows; i++) {
+      const uint32_t tiles = slot[i] < 0 ? 0 : pos[i] / MM_CU_GQA_KEYS + 1, parts = tiles ? (tiles - 1) / cut.part(tiles) + 1 : 0;
+      seen[i].resize(std::max(parts, cut.splits));
+      fits &= parts <= cut.splits || (first[i] == places && (places += parts) <= plan.items);
+    }
+    const auto take = [&](uint32_t b, uint2 what) {
+      const uint32_t tiles = slot[what.x] < 0 ? 0 : pos[what.x] / MM_CU_GQA_KEYS + 1, part = cut.part(tiles);
+      const double n = std::max(0.0, std::min((double)part, (double)tiles - (double)what.y * part));
+      seen[what.x].at(what.y)++, load[b] += n, all += n;
+    };
+    for (uint32_t b = 0; b < blocks; b++) {
+      take(b, make_uint2(b % rows, b / rows));
+      for (uint32_t i = 0; i < item[b].y; i++) take(b, item[item[b].x + i]);
+    }
+    for (const auto &row : seen) whole &= std::all_of(row.begin(), row.end(), [](int n) { return n == 1; });
+    if (step % 4 < 2 && cut.unit > 1) worst = std::max(worst, *std::max_element(load.begin(), load.end()) - all / blocks);
+  }
+  char what[160];
+  snprintf(what, sizeof what, "gqa decode %u/%u x %u: %u lists of parts hold each once, within their room", h.heads, h.kv_heads, h.head_dim,
+           steps);
+  report_true(what, whole && fits);
+  snprintf(what, sizeof what, "gqa decode %u/%u x %u: one long row, a block's tiles above its share", h.heads, h.kv_heads, h.head_dim);
+  report(what, worst, 128);
+}
+
 void test_attention() {
+  for (const mm_cu_heads &h : {mm_cu_heads{48, 8, 128, 64}, {64, 8, 128, 64}, {8, 2, 64, 32}, {6, 1, 128, 64}}) check_dealing(h, 400);
   for (bool fp8 : {false, true}) {
     for (uint32_t chunk : {0u, 8u}) {
       check_work_space({48, 8, 128, 64}, fp8, 32, 60, chunk);
@@ -329,6 +379,8 @@ void test_attention() {
     check_gqa({tiny.h, true, fp8, 8}, ragged, std::vector<uint32_t>(64, 1));
     check_gqa({m2.h, true, fp8, 8}, {127, 128, 129, 5000, 255, 256, 0}, {1, 1, 1, 1, 1, 1, 1}); /* ends of chunks */
     check_gqa({m2.h, true, fp8, 8}, {3000}, {1});
+    check_gqa({m2.h, true, fp8, 256}, {40000, 17, 900}, {1, 1, 1}); /* the usual chunk */
+    check_gqa({tiny.h, true, fp8, 256}, {30000, 5}, {1, 1});
     check_gqa(tiny, {63, 64, 65, 127, 128, 1}, {1, 2, 65, 64, 129, 63});
     check_gqa(tiny, {0, 5, 64}, {130, 64, 1});
     check_gqa(m1, {0}, {200});
