@@ -54,23 +54,41 @@ void mm_calibration_close(mm_calibration *c) {
   free(c);
 }
 
-void mm_calibration_add(mm_calibration *c, uint32_t rank, const mm_packed *w, uint32_t lead, const float *x, const uint32_t *pick,
-                        uint32_t rows) {
+/* Where inputs of matrix `lead` of w go that a rank has. */
+typedef struct share {
+  double *square; /* of own.from on */
+  float *amax;
+  mm_range own; /* columns: none where another rank adds them */
+} share;
+
+/* Counts the rows, which rank 0 does for all. */
+static share share_of(mm_calibration *c, uint32_t rank, const mm_packed *w, uint32_t lead, uint64_t rows) {
   const mm_pack *p = &c->s->pack;
   const mm_cut *cut = &p->cut[p->tensor[w->tensor].piece[0].cut];
   inputs *in = &c->in[w->tensor];
-  mm_range own = {0, 0, in->k};
+  mm_range own = {0, 0, rank == 0 ? in->k : 0};
   if (cut->axis == MM_AXIS_COLS) own = cut->rank[rank];
-  if (rank == 0) in->rows[lead] += rows;
-  if (rank != 0 && cut->axis != MM_AXIS_COLS) return;
-  double *square = in->square + (size_t)lead * in->k + own.from;
-  float *amax = &in->amax[(size_t)rank * in->leads + lead];
+  if (rank == 0) in->rows[lead] += (int64_t)rows;
+  return (share){in->square + (size_t)lead * in->k + own.from, &in->amax[(size_t)rank * in->leads + lead], own};
+}
+
+void mm_calibration_add(mm_calibration *c, uint32_t rank, const mm_packed *w, uint32_t lead, const float *x, const uint32_t *pick,
+                        uint32_t rows) {
+  const share to = share_of(c, rank, w, lead, rows);
   for (uint32_t t = 0; t < rows; t++) {
-    const float *row = x + (size_t)(pick ? pick[t] : t) * w->k + own.at;
-    for (uint32_t i = 0; i < own.count; i++) {
-      square[i] += (double)row[i] * (double)row[i];
-      *amax = fmaxf(*amax, fabsf(row[i]));
+    const float *row = x + (size_t)(pick ? pick[t] : t) * w->k + to.own.at;
+    for (uint32_t i = 0; i < to.own.count; i++) {
+      to.square[i] += (double)row[i] * (double)row[i];
+      *to.amax = fmaxf(*to.amax, fabsf(row[i]));
     }
+  }
+}
+
+void mm_calibration_add_sums(mm_calibration *c, uint32_t rank, const mm_packed *w, uint32_t lead, const mm_calibration_sums *sums) {
+  const share to = share_of(c, rank, w, lead, sums->rows);
+  for (uint32_t i = 0; i < to.own.count; i++) {
+    to.square[i] += sums->square[to.own.at + i];
+    *to.amax = fmaxf(*to.amax, sums->amax[to.own.at + i]);
   }
 }
 

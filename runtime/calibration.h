@@ -5,6 +5,10 @@
 
 #include "loader/shards.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 typedef struct mm_calibration mm_calibration;
 
 /* Room for every matrix of the checkpoint, 8 bytes for each input channel of each expert. Borrows the shards until close. */
@@ -16,10 +20,22 @@ void mm_calibration_close(mm_calibration *c); /* accepts NULL */
 void mm_calibration_add(mm_calibration *c, uint32_t rank, const mm_packed *w, uint32_t lead, const float *x, const uint32_t *pick,
                         uint32_t rows);
 
+/* Sums over `rows` inputs of one matrix on this rank, for a device that adds them up itself. */
+typedef struct mm_calibration_sums {
+  const double *square; /* [w->k] */
+  const float *amax;    /* [w->k] */
+  uint64_t rows;
+} mm_calibration_sums;
+/* The same as mm_calibration_add of those rows. */
+void mm_calibration_add_sums(mm_calibration *c, uint32_t rank, const mm_packed *w, uint32_t lead, const mm_calibration_sums *sums);
+
 /* Writes a safetensors file. For every matrix NAME that was given anything, k columns uncut, E experts (absent where there are none):
  *   NAME.mean_square  F32 [E, k]       of each channel over the rows; 0 for an expert without rows
  *   NAME.amax         F32 [E] or [1]   largest magnitude
  *   NAME.rows         I64 [E] or [1]   tokens seen */
 MM_MUST_USE bool mm_calibration_write(const mm_calibration *c, int fd, const char *path, mm_err *err);
 
+#ifdef __cplusplus
+}
+#endif
 #endif

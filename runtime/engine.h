@@ -96,6 +96,8 @@ MM_MUST_USE bool mm_engine_resume(mm_engine *e, uint32_t slot, const uint32_t *p
 MM_MUST_USE bool mm_engine_hidden(mm_engine *e, uint32_t i, float *out, mm_err *err);
 /* load[layers, experts]: how many rows each expert was chosen for since open; of queued steps that were collected at least. */
 MM_MUST_USE bool mm_engine_expert_load(mm_engine *e, uint64_t *load, mm_err *err);
+/* config.calibration has the inputs of every step so far. Before it is written. */
+MM_MUST_USE bool mm_engine_calibrate(mm_engine *e, mm_err *err);
 
 #ifdef __cplusplus
 }

@@ -7,7 +7,7 @@
 
 #include "runtime/engine.h"
 
-typedef enum work { OPEN, STEP, COLLECT, HIDDEN, LOAD, STATE_COPY, STATE_SAVE, STATE_LOAD, IDS_LOAD, CHOOSE, SCORE } work;
+typedef enum work { OPEN, STEP, COLLECT, HIDDEN, LOAD, STATE_COPY, STATE_SAVE, STATE_LOAD, IDS_LOAD, CHOOSE, SCORE, CALIBRATE } work;
 
 typedef struct slot_state {
   uint32_t held;       /* tokens that its caches hold */

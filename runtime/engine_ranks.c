@@ -82,6 +82,7 @@ static bool do_work(rank *r, work w, mm_err *err) {
     case STATE_LOAD: return f->ops->state_load(f->backend, e->state_to, (const char *)e->saved + r->state_at, err);
     case IDS_LOAD: return f->ops->ids_load(f->backend, e->state_to, e->ids, e->id_count, err);
     case SCORE: return f->ops->score(f->backend, e->target, e->score, err);
+    case CALIBRATE: return f->ops->calibrate(f->backend, err);
     case CHOOSE: return f->ops->choose_kept(f->backend, e->sampling, err);
   }
   return false;
@@ -316,4 +317,8 @@ bool mm_engine_hidden(mm_engine *e, uint32_t i, float *out, mm_err *err) {
 bool mm_engine_expert_load(mm_engine *e, uint64_t *load, mm_err *err) {
   e->load = load;
   return mm_engine_run_task(e, LOAD, err);
+}
+
+bool mm_engine_calibrate(mm_engine *e, mm_err *err) {
+  return !e->config.calibration || !e->config.ops->calibrate || mm_engine_run_task(e, CALIBRATE, err);
 }

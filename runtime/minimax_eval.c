@@ -191,7 +191,8 @@ static bool write_calibration(const eval *e, mm_err *err) {
   mm_output f = MM_OUTPUT_NONE;
   const char *const apart[] = {e->a->dir, NULL};
   mm_output_place place = place_of(e->a->collect, apart);
-  bool ok = mm_output_open(&f, &place, err) && mm_calibration_write(e->calibration, f.fd, f.path, err) && mm_output_publish(&f, err);
+  bool ok = mm_engine_calibrate(e->engine, err) && mm_output_open(&f, &place, err) &&
+            mm_calibration_write(e->calibration, f.fd, f.path, err) && mm_output_publish(&f, err);
   mm_output_discard(&f);
   return ok;
 }

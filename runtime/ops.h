@@ -170,7 +170,8 @@ typedef struct mm_ops {
   void (*release)(void *memory);
   bool loads;       /* reads the weights' files itself, past their mappings: checks mm_backend_config.verify, fills its log */
   uint32_t samples; /* MM_SAMPLES_…: what choose has beside temperature, top_p, top_k and seed */
-  bool calibration; /* adds to mm_backend_config.calibration */
+  bool calibration; /* adds to mm_backend_config.calibration: at each product, or what came together since the last time when it is told */
+  bool (*calibrate)(mm_backend *b, mm_err *err); /* to; between steps. NULL: at each product */
   /* The rows of x to the next pipeline stage, and from the one before; both NULL in a backend without stages. */
   void (*send)(mm_backend *b, mm_act x);
   void (*receive)(mm_backend *b, mm_act x);

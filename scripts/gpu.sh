@@ -13,6 +13,8 @@
 #   hold       minimax-hold: the same text from held weights, after users that were killed, of two ranks; others' weights are refused
 #   eval       minimax-eval: the likelihood of held-out text on the GPU within 2e-3 of the CPU's, every scheme, both models; with inputs
 #              rounded, which a last bit may turn, the mean over windows within 2e-3 and three of its standard errors
+#   collect    minimax-eval --collect: sums over inputs on the GPU beside the CPU's, in chunks of 33 tokens and 1; rounded inputs are seen as
+#              they were before
 #   kernels    each kernel beside doubles
 #   sequences  random steps of random models beside doubles
 #   models     both models in every scheme beside the CPU (four processes)
@@ -28,7 +30,7 @@ cd "$(dirname "$0")/.." || exit 2
 [ $# -gt 0 ] || { echo "usage: scripts/gpu.sh BUILD [PART ...]" >&2; exit 2; }
 build=$1 work=$1/gpu
 shift
-parts=${*:-prepare peers forks steps ranks load hold eval kernels sequences models text speed}
+parts=${*:-prepare peers forks steps ranks load hold eval collect kernels sequences models text speed}
 schemes='none bf16 block_fp8 channel_fp8 tensor_wise_fp8 w4a16 w4afp8 w4a8 nvfp4 mxfp4 mxfp8'
 prompt='And it came to pass, that the king said unto his servant, What'
 gpu=$build/tests/ops/gpu
@@ -151,6 +153,46 @@ eval_part() {
   done
 }
 
+# moments NAME CHECKPOINT MODEL DEVICE OPTION…: what it collects, in $work/collect-NAME.safetensors
+moments() {
+  to=$work/collect-$1.safetensors checkpoint=$2 model=$3 device=$4
+  shift 4
+  rm -f "$to"
+  "$build"/bin/minimax-eval "$checkpoint" --device "$device" --ids tests/data/"$model"/held-out-ids.json --window 100 --limit 16 --collect "$to" -q "$@" >"$work/collect.txt"
+}
+
+collect_row() {
+  title=$1
+  shift
+  moments cpu "$1" "$2" cpu --act-quant off
+  moments cuda "$1" "$2" cuda --act-quant off --chunk 33
+  python3 tests/ops/moments.py "$title" "$work/collect-cpu.safetensors" "$work/collect-cuda.safetensors" || row FAIL "collect $title: nothing to compare"
+}
+
+collect_part() {
+  for checkpoint in "$work"/models/[0-3]/*; do
+    name=${checkpoint##*/}
+    case $name in *-none | *-block_fp8 | *-w4a16 | *-nvfp4 | *_head) collect_row "$name" "$checkpoint" "${name%-*}" ;; esac
+  done
+  if [ "$devices" -gt 1 ]; then
+    for name in tiny-m1-bf16 tiny-m2-w4a16; do
+      collect_row "$name, two GPUs" "$work/ranks/$name-2" "${name%-*}"
+    done
+  fi
+  # Twice the same bits; and what the first product is given is the same whether it is rounded then or not.
+  for checkpoint in "$work"/models/[0-3]/*-block_fp8; do
+    name=${checkpoint##*/}
+    for i in 1 2 3; do
+      [ $i -lt 3 ] && on=off || on=on
+      moments again-$i "$checkpoint" "${name%-*}" cuda --act-quant $on
+    done
+    cmp "$work/collect-again-1.safetensors" "$work/collect-again-2.safetensors" && status=ok || status=FAIL
+    row $status "collect $name: twice the same bits"
+    python3 tests/ops/moments.py --first "$work/collect-again-1.safetensors" "$work/collect-again-3.safetensors" && status=ok || status=FAIL
+    row $status "collect $name: the first inputs are seen as they are before they are rounded"
+  done
+}
+
 models_part() {
   pids=''
   for part in 0 1 2 3; do
@@ -199,6 +241,7 @@ run_part() {
     load) MM_GPU_MODELS=$work/models/0 "$gpu" test load ;;
     hold) hold_part ;;
     eval) eval_part ;;
+    collect) collect_part ;;
     kernels) "$gpu" test linear experts attention lightning rows choice edges ;;
     sequences) "$gpu" test sequences ;;
     models) models_part ;;
@@ -210,7 +253,7 @@ run_part() {
 # Seconds that a part may take: on an H100 with 16 cores, twice what it is expected to, or more.
 budget_of() {
   case $1 in
-    prepare) echo 120 ;; peers) echo 60 ;; forks) echo 240 ;; steps) echo 60 ;; ranks) echo 90 ;; load) echo 60 ;; hold) echo 120 ;; eval) echo 240 ;;
+    prepare) echo 120 ;; peers) echo 60 ;; forks) echo 240 ;; steps) echo 60 ;; ranks) echo 90 ;; load) echo 60 ;; hold) echo 120 ;; eval) echo 240 ;; collect) echo 90 ;;
     kernels) echo 120 ;; sequences) echo 90 ;; models) echo 180 ;; text) echo 120 ;; speed) echo 120 ;;
     *) echo 0 ;;
   esac

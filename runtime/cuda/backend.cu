@@ -67,6 +67,7 @@ void plan_step(mm_backend *b, const mm_batch *batch) {
   for (b->singles = 0; !b->decode && b->singles < batch->span_count && batch->span[b->singles].count == 1;) b->singles++;
   const uint32_t bucket = b->decode && batch->out_count == batch->tokens ? bucket_of(b, batch->tokens) : 0;
   b->rows = bucket ? bucket : batch->tokens;
+  if (b->c.calibration && b->rows == 1) b->rows = 2; /* a single token's pairs are not sorted, as mm_cu_collect_experts wants them */
   b->wanted = batch->out_count, b->outs = bucket ? bucket : batch->out_count;
   b->spans = batch->span_count, b->tiles = 0;
   b->mode = EAGER, b->graph = nullptr;
@@ -360,6 +361,7 @@ void cuda_norm(mm_backend *b, mm_act y, mm_act x, const mm_packed *w, double eps
 
 void cuda_linear(mm_backend *b, mm_act y, mm_act x, const mm_packed *w) {
   if (later(b, cuda_linear, y, x, w) || !begin_op(b)) return;
+  check(b, mm_cu_collect_linear(b, w, rows_of(x), nullptr, b->rows), "collect");
   check(b, b->inputs.linear(b->weight[w], {rows_of(x), nullptr, rows_of(y), nullptr, b->rows}, b->stream), "linear");
 }
 
@@ -426,6 +428,7 @@ void cuda_route(mm_backend *b, uint32_t layer, mm_act x, const mm_packed *router
 void cuda_experts(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, const mm_packed *w2) {
   if (later(b, cuda_experts, y, x, w13, w2) || !begin_op(b)) return;
   const mm_cu_experts a = {rows_of(x), rows_of(y), b->middle, b->pair_out, b->rows};
+  check(b, mm_cu_collect_experts(b, w13, w2, a), "collect");
   check(b, b->inputs.experts(b->weight[w13], b->weight[w2], b->route, a, b->stream), "experts");
 }
 
@@ -457,6 +460,7 @@ bool cuda_expert_load(mm_backend *b, uint64_t *load, mm_err *err) {
 void cuda_logits(mm_backend *b, mm_act x, const mm_packed *head) {
   wait_for_weights(b, mm_cu_group_of_head(b->c.model));
   if (later(b, cuda_logits, x, head) || !begin_op(b) || b->outs == 0) return;
+  check(b, mm_cu_collect_linear(b, head, rows_of(x), b->device.out, b->wanted), "collect");
   check(b, b->inputs.linear(b->weight[head], {rows_of(x), b->device.out, nullptr, b->logits, b->outs}, b->stream), "logits");
 }
 
@@ -527,6 +531,8 @@ const mm_ops mm_ops_cuda = {
     .release = mm_cu_release,
     .loads = true,
     .samples = MM_SAMPLES_MIN_P | MM_SAMPLES_PENALTIES | MM_SAMPLES_BIAS | MM_SAMPLES_MASK | MM_SAMPLES_LOGPROBS,
+    .calibration = true,
+    .calibrate = mm_cu_calibrate,
     .pages = true,
     .state_bytes = cuda_state_bytes,
     .state_copy = cuda_state_copy,

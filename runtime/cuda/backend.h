@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "runtime/cuda/choose.h"
+#include "runtime/cuda/collect.h"
 #include "runtime/cuda/device.cuh"
 #include "runtime/cuda/inputs.h"
 #include "runtime/cuda/load.h"
@@ -90,6 +91,7 @@ struct mm_backend {
   cudaStream_t stream = nullptr;
   std::map<const mm_packed *, mm_cu_weight> weight;
   std::map<const mm_packed *, const float *> values; /* as f32: norms, bias, routers that are not bf16 */
+  std::map<const mm_packed *, mm_cu_sums> sums;      /* of inputs, for c.calibration (collect.h) */
   std::map<const mm_packed *, const bf16 *> router;  /* those that are not bf16, in pieces (mm_cu_router) */
   std::vector<layer_cache> cache;
   float *states = nullptr; /* [slots, lightning layers, heads, d key, d value] */
@@ -180,6 +182,18 @@ void mm_cu_backend_close(mm_backend *b); /* accepts NULL */
 /* mm_ops.hold and release. */
 MM_MUST_USE bool mm_cu_hold(const mm_backend_config *c, mm_held *held, void **memory, mm_err *err);
 void mm_cu_release(void *memory);
+
+/* ---- a calibration (calibrate.cu) ---- */
+
+/* Sums of every weight whose inputs are collected, all zero. */
+MM_MUST_USE bool mm_cu_open_sums(mm_backend *b, mm_err *err);
+/* Adds what linear w is given: rows x[0 … rows), those of slot -1 left out; or x[pick[0 … rows)]. */
+cudaError_t mm_cu_collect_linear(mm_backend *b, const mm_packed *w, const __nv_bfloat16 *x, const uint32_t *pick, uint32_t rows);
+/* Adds what experts are given, a.x by w13 and what becomes of it by w2. That is computed here once more, as wide as it is before w2 rounds
+ * it; a.y, a.middle and a.pair_out are written. T > 1. */
+cudaError_t mm_cu_collect_experts(mm_backend *b, const mm_packed *w13, const mm_packed *w2, const mm_cu_experts &a);
+/* mm_ops.calibrate. */
+bool mm_cu_calibrate(mm_backend *b, mm_err *err);
 
 /* ---- a rank of several, --tp (ranks.cu): rows that are sums over ranks, or whose mean square is ---- */
 

@@ -447,6 +447,7 @@ mm_backend *mm_cu_backend_open(const mm_backend_config *c, mm_err *err) {
   mm_backend *b = new mm_backend;
   const mm_model *m = c->model;
   b->c = *c;
+  if (c->calibration) b->c.eager = true, b->c.limits.max_tokens = (uint32_t)mm_max(2, c->limits.max_tokens);
   b->heads = {m->heads / c->weights->tp, (uint32_t)mm_max(1, m->kv_heads / c->weights->tp), m->head_dim, m->rotary_dim};
   mm_err first = {};
   b->loading.reset(new mm_cu_load);
@@ -458,8 +459,8 @@ mm_backend *mm_cu_backend_open(const mm_backend_config *c, mm_err *err) {
       mm_cu_check(cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking), "cudaStreamCreate", &first) && find_weights(b, &first);
   if (ok) settle_inputs(b);
   ok = ok && open_caches(b, &first) && open_experts(b, &first) && open_batch(b, &first) && open_choice(b, &first) &&
-       open_logits(b, &first) && mm_cu_check(cudaStreamSynchronize(0), "open", &first) && mm_cu_open_ranks(b, &first) &&
-       rehearse(b, &first);
+       open_logits(b, &first) && mm_cu_open_sums(b, &first) && mm_cu_check(cudaStreamSynchronize(0), "open", &first) &&
+       mm_cu_open_ranks(b, &first) && rehearse(b, &first);
   if (ok) return b;
   if (err && err->status == MM_OK) *err = first;
   mm_cu_backend_close(b);

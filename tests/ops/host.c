@@ -8,6 +8,7 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
+#include "runtime/calibration.h"
 #include "runtime/engine.h"
 
 enum { SLOTS = 4, ROWS = 96, POSITIONS = 300 };
@@ -81,6 +82,34 @@ static void check_steps(const mm_shards *shards, const char *what) {
   ok = ok && mm_engine_warm(e, rows, 3, &err);
   report(what, ok && fake.graphs > 0, ok ? "no step was recorded" : err.text);
   close_engine(e, "its calls and its memory");
+}
+
+static _Atomic uint32_t sums; /* launches that add inputs up */
+static void count_sums(const char *name, void **args) {
+  (void)args;
+  sums += strstr(name, "add_inputs") != NULL;
+}
+
+/* Inputs are collected by an engine that is asked to, at each product of every step (the router's is none), and by no other. */
+static void check_collected(const mm_shards *shards, bool collects, const char *what) {
+  mm_err err = {0};
+  mm_calibration *c = collects ? mm_calibration_open(shards, &err) : NULL;
+  uint32_t products = 1; /* the head */
+  for (uint32_t l = 0; l < shards->pack.model.layers; l++) products += shards->pack.model.attn[l] == MM_ATTN_LIGHTNING ? 5 : 4;
+  fake.ranks = mm_pack_ranks(&shards->pack), fake.graphs = 0, fake.wrong[0] = 0;
+  const mm_engine_config config = {.ops = &mm_ops_cuda, .limits = {1, SLOTS, POSITIONS}, .threads = 1, .calibration = c};
+  mm_engine *e = mm_engine_open(shards, &config, &err);
+  sums = 0;
+  fake.on_launch = count_sums;
+  bool ok = e;
+  for (uint32_t i = 0; ok && i < 3; i++) ok = step(e, 1, false, &err);
+  fake.on_launch = NULL;
+  ok = ok && mm_engine_calibrate(e, &err);
+  char why[400];
+  snprintf(why, sizeof why, "%u sums of %u products, %.200s", (uint32_t)sums, 3 * products * fake.ranks, err.text);
+  report(what, ok && sums == (collects ? 3 * products * fake.ranks : 0) && (fake.graphs > 0) == !collects, why);
+  close_engine(e, "its calls and its memory");
+  mm_calibration_close(c);
 }
 
 /* The `failing`-th step of its size fails on one rank, in begin, or for want of room; then all go on. */
@@ -281,6 +310,9 @@ int main(int argc, char **argv) {
   }
   logits = calloc((size_t)ROWS * one.pack.model.vocab, sizeof *logits);
   check_steps(&one, "steps of one rank");
+  check_collected(&one, true, "inputs collected");
+  check_collected(&one, false, "no inputs collected");
+  check_collected(&two, true, "inputs collected on two ranks");
   check_slots(&one);
   check_tables(&one);
   for (int i = 0; i < 3; i++) check_steps(&two, "steps of two ranks");

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "runtime/cuda/collect.h"
 #include "tests/ops/gpu.h"
 
 /* Whether codes are what mm_cu_encode makes of y. */
@@ -93,7 +94,57 @@ static void check_row_kernels(uint32_t tokens, uint32_t width) {
   }
 }
 
+/* Sums over the inputs of a product in the order of its rows, twice over: the very numbers, since squares of bf16 are doubles and are added
+ * one by one. lead 1: all rows but those of slot -1, or picked ones; else experts' sorted pairs, some without any. */
+static void check_sums(uint32_t lead, uint32_t rows, uint32_t k, bool picks) {
+  const uint32_t each = lead > 1 && picks ? 3 : 1, count = lead > 1 ? 2 * rows : rows;
+  const auto x = random_bf16((size_t)count * k, 3);
+  std::vector<uint32_t> pick(count), offset(lead + 1);
+  std::vector<int32_t> slot(rows);
+  for (auto &p : pick) p = g_rng.below(count * each);
+  for (auto &s : slot) s = g_rng.below(4) == 0 ? -1 : (int32_t)g_rng.below(9);
+  for (uint32_t e = 1; e < lead; e++) offset[e] = e % 3 ? g_rng.below(count) : 0;
+  std::sort(offset.begin(), offset.end());
+  offset[lead] = count;
+  std::vector<double> square((size_t)lead * k, 0.5);
+  std::vector<float> amax(square.size());
+  std::vector<unsigned long long> seen(lead, 7);
+  buffer<__nv_bfloat16> dx;
+  buffer<uint32_t> dpick, doffset;
+  buffer<int32_t> dslot;
+  buffer<double> dsquare;
+  buffer<float> damax;
+  buffer<unsigned long long> dseen;
+  dx.put(x), dpick.put(pick), doffset.put(offset), dslot.put(slot), dsquare.put(square), damax.put(amax), dseen.put(seen);
+  const bool slots = lead == 1 && !picks;
+  const mm_cu_given in = {dx.p, picks ? dpick.p : nullptr, each, slots ? dslot.p : nullptr, lead > 1 ? doffset.p : nullptr, rows};
+  for (int again = 0; again < 2; again++) {
+    CUDA_OK(mm_cu_add_inputs({dsquare.p, damax.p, dseen.p, lead, k}, in, 0));
+    for (uint32_t e = 0; e < lead; e++) {
+      for (uint32_t i = lead > 1 ? offset[e] : 0; i < (lead > 1 ? offset[e + 1] : rows); i++) {
+        const uint32_t row = picks ? pick[i] / each : i;
+        if (slots && slot[row] < 0) continue;
+        seen[e]++;
+        for (uint32_t c = 0; c < k; c++) {
+          const float v = to_float(x[(size_t)row * k + c]);
+          square[(size_t)e * k + c] += (double)v * (double)v;
+          amax[(size_t)e * k + c] = std::max(amax[(size_t)e * k + c], fabsf(v));
+        }
+      }
+    }
+  }
+  report_true("sums of inputs: " + std::to_string(lead) + " matrices, " + std::to_string(rows) + " rows of " + std::to_string(k) +
+                  (picks ? ", picked" : ""),
+              dsquare.get() == square && damax.get() == amax && dseen.get() == seen);
+}
+
 void test_rows() {
+  for (bool picks : {false, true}) {
+    check_sums(1, 1, 256, picks);
+    check_sums(1, 513, 3072, picks);
+    check_sums(8, 37, 200, picks);
+    check_sums(256, 64, 1536, picks);
+  }
   check_row_kernels(1, 3072);
   check_row_kernels(3, 6144);
   check_row_kernels(5, 8192);

@@ -8,6 +8,8 @@
 #include <stdint.h>
 
 #include <cmocka.h>
+#include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "formats/safetensors.h"
@@ -326,6 +328,48 @@ static void calibration(void **state) {
   close_ranks(&r);
 }
 
+/* Sums of rows that a device made are what the rows themselves add, of ranks that hold parts of a row and of those that hold all of it. */
+static void sums_of_a_device(void **state) {
+  (void)state;
+  ranks r;
+  mm_err err = {0};
+  open_ranks(&r, dims(), 2, false);
+  mm_calibration *device = mm_calibration_open(&r.shards->s, &err);
+  assert_non_null(device);
+  for (uint32_t i = 0; i < r.tp; i++) {
+    const mm_layer_weights *y = &r.w[i].layer[1];
+    const mm_packed *const some[] = {&y->qkv, &y->out, &y->w13, &y->w2};
+    for (size_t n = 0; n < 4; n++) {
+      const mm_packed *w = some[n];
+      const uint32_t lead = n < 2 ? 0 : 3;
+      float x[T * 256], amax[256] = {0};
+      double square[256] = {0};
+      assert_true(w->k <= 256);
+      for (uint32_t t = 0; t < T * w->k; t++) {
+        x[t] = (float)(3 * ref_random() + (double)i);
+        square[t % w->k] += (double)x[t] * (double)x[t];
+        amax[t % w->k] = fmaxf(amax[t % w->k], fabsf(x[t]));
+      }
+      mm_calibration_add(r.calibration, i, w, lead, x, NULL, T);
+      mm_calibration_add_sums(device, i, w, lead, &(mm_calibration_sums){square, amax, T});
+    }
+  }
+  char path[2][32] = {"/tmp/calibration.XXXXXX", "/tmp/calibration.XXXXXX"};
+  char bytes[2][1 << 16];
+  ssize_t size[2];
+  for (int i = 0; i < 2; i++) {
+    int fd = mkstemp(path[i]);
+    assert_true(fd >= 0 && mm_calibration_write(i ? device : r.calibration, fd, path[i], &err));
+    size[i] = pread(fd, bytes[i], sizeof bytes[i], 0);
+    assert_true(size[i] > 0 && size[i] < (ssize_t)sizeof bytes[i]);
+    close(fd);
+    unlink(path[i]);
+  }
+  assert_true(size[0] == size[1] && memcmp(bytes[0], bytes[1], (size_t)size[0]) == 0);
+  mm_calibration_close(device);
+  close_ranks(&r);
+}
+
 /* A device that cannot is not asked twice. */
 static void refused(void **state) {
   (void)state;
@@ -342,7 +386,7 @@ static void refused(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(linear), cmocka_unit_test(inputs_of_the_head), cmocka_unit_test(experts),
-                                     cmocka_unit_test(calibration), cmocka_unit_test(refused)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(linear),      cmocka_unit_test(inputs_of_the_head), cmocka_unit_test(experts),
+                                     cmocka_unit_test(calibration), cmocka_unit_test(sums_of_a_device),   cmocka_unit_test(refused)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
