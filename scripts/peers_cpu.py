@@ -8,7 +8,7 @@ BENCH_CPU is build/tests/bench/bench_cpu (make bench-cpu builds it), LLAMA_BENCH
 GGUF_PEER writes with random weights: gguf_peer.py MODEL TYPE OUT LAYERS EXPERTS VOCAB. Ours stays loaded and answers in the turns between
 runs of llama-bench; a turn is a reading of memory, tokens after 64 others, and a prompt, by each side. Printed are medians, their ratio, and the
 share of the floor: what one reading of memory in the same turns allows for the bytes that a token needs. "+act" rounds inputs as the scheme
-says, as llama.cpp does for all its types but BF16.
+says, as llama.cpp does for all its types but BF16, and "+bf16" to BF16, as it does for that.
 
 --user-time is for a machine that others use: one thread each, and tokens a second of user time, which other load changes little. llama-bench's
 is that of a long run less that of a short one."""
