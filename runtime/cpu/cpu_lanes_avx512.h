@@ -23,6 +23,21 @@ LEVEL float v16_sum(v16 a) {
   const __m128 c = _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1)), d = _mm_add_ps(c, _mm_movehl_ps(c, c));
   return _mm_cvtss_f32(_mm_add_ss(d, _mm_movehdup_ps(d)));
 }
+/* v16_sum of sixteen vectors that lie `stride` floats apart: transposed between the additions. */
+#define SUMS_TOGETHER
+LEVEL v16 sum_of_four(const float *p, size_t stride) {
+  const v16 a = v16_load(p), b = v16_load(p + 4 * stride), c = v16_load(p + 8 * stride), d = v16_load(p + 12 * stride);
+  const v16 ab = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+  const v16 cd = _mm512_add_ps(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
+  return _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd)); /* in lane 4i + j: of vector 4i */
+}
+LEVEL v16 v16_sums(const float *p, size_t stride) {
+  const v16 a = sum_of_four(p, stride), b = sum_of_four(p + stride, stride);
+  const v16 c = sum_of_four(p + 2 * stride, stride), d = sum_of_four(p + 3 * stride, stride);
+  const v16 ab = _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee));
+  const v16 cd = _mm512_add_ps(_mm512_shuffle_ps(c, d, 0x44), _mm512_shuffle_ps(c, d, 0xee));
+  return _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x88), _mm512_shuffle_ps(ab, cd, 0xdd));
+}
 /* The same, in a register: a compiler that sees where it comes from reads it from there at every use. */
 LEVEL v16 v16_held(v16 a) {
   __asm__("" : "+v"(a));

@@ -196,20 +196,20 @@ LEVEL void some_tokens(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t tokens, 
 }
 
 #ifdef TILES
-/* Many tokens: rows are widened once for MM_CPU_MANY_TOKENS of them, BLOCK chunks at a time, and multiplied in tiles of some rows
+/* Many tokens: rows are widened once for MM_CPU_MANY_TOKENS of them, TILE_BLOCK chunks at a time, and multiplied in tiles of some rows
  * and tokens whose parts stay in registers. Each number goes through the same operations as above. */
 #ifdef MM_PAIRS
-enum { LINES = 4 }; /* registers of a chunk */
+enum { LINES = 4, TILE_BLOCK = 8 }; /* registers of a chunk; chunks of widened rows */
 #define tile_fma v16_pairs
 #else
-enum { LINES = 8 };
+enum { LINES = 8, TILE_BLOCK = BLOCK };
 #define tile_fma v16_fma
 #endif
 enum { SPAN = 16 * LINES }; /* of a chunk, in floats */
 typedef struct tile_room {
   float *sums;   /* [rows, MM_CPU_MANY_TOKENS, 16] */
-  float *w;      /* [rows, BLOCK, SPAN] */
-  float *scales; /* [rows, BLOCK, pieces, 16] */
+  float *w;      /* [rows, TILE_BLOCK, SPAN] */
+  float *scales; /* [rows, TILE_BLOCK, pieces, 16] */
 } tile_room;
 
 /* Chunks [from, end) of one row. A code that is no number makes the scales none. */
@@ -261,7 +261,7 @@ LEVEL void tile_step(uint32_t rows, uint32_t tokens, uint32_t pieces, uint32_t c
     for (uint32_t j = 0; j < lines; j++) {
       v16 line[8];
       MM_UNROLL
-      for (uint32_t r = 0; r < rows; r++) line[r] = v16_load(w + (size_t)r * BLOCK * SPAN + 16 * j);
+      for (uint32_t r = 0; r < rows; r++) line[r] = v16_load(w + (size_t)r * TILE_BLOCK * SPAN + 16 * j);
       MM_UNROLL
       for (uint32_t t = 0; t < tokens; t++) {
         const v16 from = v16_held(v16_load(x[t] + column + 16 * j));
@@ -271,7 +271,7 @@ LEVEL void tile_step(uint32_t rows, uint32_t tokens, uint32_t pieces, uint32_t c
     }
     MM_UNROLL
     for (uint32_t r = 0; r < rows; r++) {
-      const v16 own = v16_load(room->scales + ((size_t)r * BLOCK * pieces + p) * 16);
+      const v16 own = v16_load(room->scales + ((size_t)r * TILE_BLOCK * pieces + p) * 16);
       MM_UNROLL
       for (uint32_t t = 0; t < tokens; t++) {
         if (TILE_KEEPS)
@@ -301,14 +301,14 @@ LEVEL void tile_column(uint32_t tokens, uint32_t high, uint32_t pieces, uint32_t
   uint32_t r = 0;
   for (; r + high <= rows; r += high) {
     for (uint32_t i = 0; i < high; i += 2) /* 64 rows ask for a block of each token */
-      for (uint32_t t = 0; t < next->tokens; t++) __builtin_prefetch(next->x[t] + next->at + LINES * (r + i));
+      for (uint32_t t = 0; t < next->tokens; t++) __builtin_prefetch(next->x[t] + next->at + 8 * (r + i));
     tile_step(high, tokens, pieces, chunks, &room, x, at);
-    room.sums += (size_t)high * MM_CPU_MANY_TOKENS * 16, room.w += (size_t)high * BLOCK * SPAN;
-    room.scales += (size_t)high * BLOCK * pieces * 16;
+    room.sums += (size_t)high * MM_CPU_MANY_TOKENS * 16, room.w += (size_t)high * TILE_BLOCK * SPAN;
+    room.scales += (size_t)high * TILE_BLOCK * pieces * 16;
   }
   for (; r < rows; r++) {
     tile_step(1, tokens, pieces, chunks, &room, x, at);
-    room.sums += (size_t)MM_CPU_MANY_TOKENS * 16, room.w += (size_t)BLOCK * SPAN, room.scales += (size_t)BLOCK * pieces * 16;
+    room.sums += (size_t)MM_CPU_MANY_TOKENS * 16, room.w += (size_t)TILE_BLOCK * SPAN, room.scales += (size_t)TILE_BLOCK * pieces * 16;
   }
 }
 #define TILE(tokens, high)                                                                                                              \
@@ -342,7 +342,7 @@ TARGET static void all_tiles(uint32_t tokens, uint32_t pieces, uint32_t chunks, 
       for (size_t i = 0; i < codes->bytes; i += 64) __builtin_prefetch(codes->codes + r * codes->row_bytes + i, 0, 2);
     const bool last = left == some;
     const uint32_t after = last ? tokens : left - some;
-    const tile_next next = {last ? x : x + t + some, after < some ? after : some, last ? at + (size_t)BLOCK * SPAN : at};
+    const tile_next next = {last ? x : x + t + some, after < some ? after : some, last ? at + (size_t)TILE_BLOCK * SPAN : at};
 #define TILE(n, high) \
   if (some == (n)) tile_of_##n(pieces, chunks, rows, &room, x + t, at, &next);
     TILES(TILE)
@@ -351,26 +351,40 @@ TARGET static void all_tiles(uint32_t tokens, uint32_t pieces, uint32_t chunks, 
   }
 }
 
+/* y[rows] of one token and at most 16 rows: each sum times its factor. */
+LEVEL void sums_of(float *y, uint32_t rows, const float *sums, const float *factor) {
+#ifdef SUMS_TOGETHER
+  if (rows == 16) {
+    v16_store(y, v16_mul(v16_sums(sums, MM_CPU_MANY_TOKENS * 16), v16_load(factor)));
+    return;
+  }
+#endif
+  for (uint32_t r = 0; r < rows; r++) y[r] = v16_sum(v16_load(sums + (size_t)r * MM_CPU_MANY_TOKENS * 16)) * factor[r];
+}
+
 /* Up to MM_CPU_MANY_TOKENS tokens. */
 LEVEL void many_tokens(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t tokens, uint32_t first, uint32_t rows, const float *const *x,
                        float *y, size_t stride, float *sums) {
   const uint32_t chunks = mm_cells(v->w->k, MM_CHUNK), pieces = pieces_of(kind);
   const tile_room room = {.sums = sums,
                           .w = sums + (size_t)rows * MM_CPU_MANY_TOKENS * 16,
-                          .scales = sums + (size_t)rows * (MM_CPU_MANY_TOKENS * 16 + BLOCK * SPAN)};
+                          .scales = sums + (size_t)rows * (MM_CPU_MANY_TOKENS * 16 + TILE_BLOCK * SPAN)};
   memset(sums, 0, (size_t)rows * MM_CPU_MANY_TOKENS * 16 * sizeof *sums);
-  for (uint32_t from = 0; from < chunks; from += BLOCK) {
-    const uint32_t n = from + BLOCK < chunks ? BLOCK : chunks - from;
+  for (uint32_t from = 0; from < chunks; from += TILE_BLOCK) {
+    const uint32_t n = from + TILE_BLOCK < chunks ? TILE_BLOCK : chunks - from;
     for (uint32_t r = 0; r < rows; r++)
-      widen_row(v, kind, first + r, from, from + n, room.w + (size_t)r * BLOCK * SPAN, room.scales + (size_t)r * BLOCK * pieces * 16);
-    const size_t bytes = (size_t)BLOCK * mm_cpu_chunk_bytes(kind);
+      widen_row(v, kind, first + r, from, from + n, room.w + (size_t)r * TILE_BLOCK * SPAN,
+                room.scales + (size_t)r * TILE_BLOCK * pieces * 16);
+    const size_t bytes = (size_t)TILE_BLOCK * mm_cpu_chunk_bytes(kind);
     const uint8_t *const codes = v->codes + (size_t)first * v->row_bytes, *const after = v->next ? v->next : codes + rows * v->row_bytes;
-    const codes_next next = {from + BLOCK < chunks ? codes + (from / BLOCK + 1) * bytes : after, v->row_bytes, bytes};
+    const codes_next next = {from + TILE_BLOCK < chunks ? codes + (from / TILE_BLOCK + 1) * bytes : after, v->row_bytes, bytes};
     all_tiles(tokens, pieces, n, rows, room, x, (size_t)from * SPAN, &next);
   }
-  for (uint32_t r = 0; r < rows; r++) {
-    const float factor = row_factor(v, kind, first + r);
-    for (uint32_t t = 0; t < tokens; t++) y[t * stride + r] = v16_sum(v16_load(sums + ((size_t)r * MM_CPU_MANY_TOKENS + t) * 16)) * factor;
+  float factor[16];
+  for (uint32_t r = 0; r < rows; r += 16) {
+    const uint32_t some = rows - r < 16 ? rows - r : 16;
+    for (uint32_t i = 0; i < some; i++) factor[i] = row_factor(v, kind, first + r + i);
+    for (uint32_t t = 0; t < tokens; t++) sums_of(y + t * stride + r, some, sum_at(&room, r, t), factor);
   }
 }
 #endif
