@@ -22,6 +22,7 @@ import sys
 
 PEER = {"bf16": "BF16", "block_fp8": "Q8_0", "int8": "Q8_0", "int8+act": "Q8_0", "w4a8+act": "Q4_0", "w4a16": "Q4_0", "nvfp4": "NVFP4",
         "nvfp4+act": "NVFP4", "mxfp4": "MXFP4", "mxfp4+act": "MXFP4"}
+PEER.update({f"{scheme}+bf16": PEER[scheme] for scheme in ("bf16", "block_fp8", "int8", "w4a16", "nvfp4", "mxfp4")})
 VOCAB, CONTEXT, STEPS = 2048, 64, 16
 
 
