@@ -18,8 +18,10 @@ static bool converts_f16(void) {
 static mm_cpu detect(void) {
 #ifdef __x86_64__
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vl"))
-    return __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni") ? MM_CPU_VBMI : MM_CPU_AVX512;
+      __builtin_cpu_supports("avx512vl")) {
+    if (!__builtin_cpu_supports("avx512vbmi") || !__builtin_cpu_supports("avx512vnni")) return MM_CPU_AVX512;
+    return __builtin_cpu_supports("avx512bf16") ? MM_CPU_BF16 : MM_CPU_VBMI;
+  }
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && converts_f16()) return MM_CPU_AVX2;
 #endif
   return MM_CPU_PLAIN;

@@ -10,8 +10,8 @@
 
 #define MM_INLINE static inline __attribute__((always_inline))
 
-/* AVX512: F, BW, DQ and VL. VBMI: with VBMI and VNNI too; loops that need neither run as at AVX512. */
-typedef enum mm_cpu { MM_CPU_PLAIN, MM_CPU_AVX2, MM_CPU_AVX512, MM_CPU_VBMI, MM_CPU_BEST = MM_CPU_VBMI } mm_cpu;
+/* AVX512: F, BW, DQ and VL. VBMI: with VBMI and VNNI too; loops that need neither run as at AVX512. BF16: with products of BF16 too. */
+typedef enum mm_cpu { MM_CPU_PLAIN, MM_CPU_AVX2, MM_CPU_AVX512, MM_CPU_VBMI, MM_CPU_BF16, MM_CPU_BEST = MM_CPU_BF16 } mm_cpu;
 
 /* The best level of this machine, or the limit set below. Any thread. */
 mm_cpu mm_cpu_level(void);
@@ -31,7 +31,8 @@ void mm_cpu_limit(mm_cpu most);
       case MM_CPU_PLAIN: name##_plain args; return;                                                                    \
       case MM_CPU_AVX2: name##_avx2 args; return;                                                                      \
       case MM_CPU_AVX512:                                                                                              \
-      case MM_CPU_VBMI: name##_avx512 args; return;                                                                    \
+      case MM_CPU_VBMI:                                                                                                \
+      case MM_CPU_BF16: name##_avx512 args; return;                                                                    \
     }                                                                                                                  \
   }
 #else

@@ -16,14 +16,14 @@ typedef struct mm_engine_config {
   unsigned threads; /* CPU threads per rank, ≥ 1 */
   bool act_quant;   /* as in mm_backend_config; the ops must be able to */
   struct mm_calibration *calibration;
-  const bool *never;           /* [vocab]: ids that no step chooses, or NULL; ids whose head row is zero are never chosen */
-  bool eager, kv_fp8, kv_bf16; /* ops.h */
-  const uint32_t *tap;         /* [taps] layers whose output mm_engine_hidden gives; need not outlive open */
-  uint32_t taps;               /* ≤ MM_TAPS */
-  const char *attach;          /* socket of the weights' holder (minimax-hold), or NULL; not with verify: the holder's to do */
-  bool verify;                 /* digests of all files are checked while they are loaded: MM_INTEGRITY E_DIGEST, at open or by a step */
-  mm_read_log *log;            /* what devices read to load goes there, or NULL; until close */
-  const uint32_t *device;      /* [ranks] device number of each rank's accelerator, or NULL: rank i has number i; need not outlive open */
+  const bool *never;                       /* [vocab]: ids that no step chooses, or NULL; ids whose head row is zero are never chosen */
+  bool eager, kv_fp8, kv_bf16, input_bf16; /* ops.h */
+  const uint32_t *tap;                     /* [taps] layers whose output mm_engine_hidden gives; need not outlive open */
+  uint32_t taps;                           /* ≤ MM_TAPS */
+  const char *attach;                      /* socket of the weights' holder (minimax-hold), or NULL; not with verify: the holder's to do */
+  bool verify;            /* digests of all files are checked while they are loaded: MM_INTEGRITY E_DIGEST, at open or by a step */
+  mm_read_log *log;       /* what devices read to load goes there, or NULL; until close */
+  const uint32_t *device; /* [ranks] device number of each rank's accelerator, or NULL: rank i has number i; need not outlive open */
 } mm_engine_config;
 
 /* Borrows the shards until close. All calls on one engine come from one thread at a time. */

@@ -24,6 +24,7 @@ static bool open_rank(rank *r, mm_err *err) {
       .eager = e->config.eager,
       .kv_fp8 = e->config.kv_fp8,
       .kv_bf16 = e->config.kv_bf16,
+      .input_bf16 = e->config.input_bf16,
       .tap = e->config.tap,
       .taps = e->config.taps,
       .verify = e->config.verify && e->config.ops->loads ? e->shards : NULL,

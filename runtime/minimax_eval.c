@@ -17,8 +17,9 @@
 #define IDS_MAX (UINT64_C(1) << 30) /* bytes of --ids, --text and of one ids tensor */
 
 typedef struct eval_args {
-  const char *dir, *ids, *text, *logits, *ids_from, *against, *act_quant, *collect, *device; /* act_quant: NULL where not given */
-  uint64_t window, limit, chunk, threads;                                                    /* 0 where not given */
+  const char *dir, *ids, *text, *logits, *ids_from, *against, *act_quant, *collect, *device,
+      *input_dtype;                       /* act_quant: NULL where not given */
+  uint64_t window, limit, chunk, threads; /* 0 where not given */
   bool json, quiet;
 } eval_args;
 
@@ -78,7 +79,8 @@ static bool open_engine(eval *e, uint64_t longest, mm_err *err) {
   mm_engine_config c = {.ops = mm_ops_find(e->a->device, err),
                         .limits = {.max_tokens = e->chunk, .slots = 1, .max_positions = (uint32_t)longest},
                         .threads = (unsigned)threads,
-                        .calibration = e->calibration};
+                        .calibration = e->calibration,
+                        .input_bf16 = strcmp(e->a->input_dtype, "bf16") == 0};
   if (!c.ops) return false;
   c.act_quant = e->a->act_quant ? strcmp(e->a->act_quant, "on") == 0 : c.ops->act_quant;
   e->engine = mm_engine_open(&e->shards, &c, err);
@@ -446,7 +448,7 @@ static bool run(void *args, mm_err *err) {
 
 /* NOLINTNEXTLINE(readability-function-size): most of it is the option table */
 int main(int argc, char **argv) {
-  eval_args a = {.chunk = 512, .device = "cpu"};
+  eval_args a = {.chunk = 512, .device = "cpu", .input_dtype = "auto"};
   const mm_option options[] = {
       {.help = "likelihood of a text"},
       MM_OPTION(STR, "ids", &a.ids, "FILE.json", "print the mean negative log-likelihood of these ids (a flat array)"),
@@ -468,6 +470,9 @@ int main(int argc, char **argv) {
           STR, "act-quant", &a.act_quant, "WORD",
           "round the inputs of linears as their scheme defines, or not: weights alone are quantised then (default on where the device can)",
           .choices = "on|off"),
+      MM_OPTION(STR, "input-dtype", &a.input_dtype, "TYPE",
+                "of inputs of linears that --act-quant leaves as they are (auto: the device's own, f32 on cpu and bf16 on cuda)",
+                .choices = "auto|bf16"),
       MM_OPTION(STR, "device", &a.device, "NAME", "where to compute (default cpu)", .choices = MM_DEVICES),
       MM_OPTION(U64, "threads", &a.threads, "N", "threads of each rank (default: CPUs divided among the ranks)", .letter = 't', .lo = 1,
                 .hi = 1024),

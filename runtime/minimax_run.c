@@ -15,8 +15,8 @@
 #define PROMPT_MAX   (UINT64_C(1) << 30)
 
 typedef struct run_args {
-  const char *dir, *prompt, *prompt_file, *device, *devices, *attach, *act_quant,
-      *kv; /* devices, attach, act_quant: NULL where not given */
+  const char *dir, *prompt, *prompt_file, *device, *devices, *attach, *act_quant, *kv,
+      *input_dtype; /* devices, attach, act_quant: NULL where not given */
   double temperature, top_p, min_p, repetition, presence, frequency;
   uint64_t top_k, seed, max_tokens, max_model_len, threads; /* max_model_len and threads: 0 where not given */
   bool added_tokens, ignore_eos, json, quiet, verbose, verify;
@@ -101,7 +101,8 @@ static bool open_engine(run *r, mm_err *err) {
                         .attach = r->a->attach,
                         .log = r->log,
                         .kv_fp8 = strcmp(r->a->kv, "fp8") == 0,
-                        .kv_bf16 = strcmp(r->a->kv, "bf16") == 0};
+                        .kv_bf16 = strcmp(r->a->kv, "bf16") == 0,
+                        .input_bf16 = strcmp(r->a->input_dtype, "bf16") == 0};
   if (!c.ops) return false;
   c.act_quant = r->act_quant = r->a->act_quant ? strcmp(r->a->act_quant, "on") == 0 : c.ops->act_quant;
   uint32_t *device;
@@ -273,7 +274,7 @@ static bool run_all(void *args, mm_err *err) {
 }
 
 int main(int argc, char **argv) {
-  run_args a = {.device = "cpu", .kv = "auto", .top_p = 1, .max_tokens = 256};
+  run_args a = {.device = "cpu", .kv = "auto", .input_dtype = "auto", .top_p = 1, .max_tokens = 256};
   const mm_option options[] = {
       MM_OPTION(STR, "prompt", &a.prompt, "TEXT", "text to continue", .letter = 'p'),
       MM_OPTION(STR, "prompt-file", &a.prompt_file, "FILE", "the same from a file, its last newline included"),
@@ -298,6 +299,9 @@ int main(int argc, char **argv) {
                 "round the inputs of linears as their scheme defines, or not: weights alone are quantised then (on where the device can, "
                 "else off)",
                 .choices = "on|off"),
+      MM_OPTION(STR, "input-dtype", &a.input_dtype, "TYPE",
+                "of inputs of linears that --act-quant leaves as they are (auto: the device's own, f32 on cpu and bf16 on cuda)",
+                .choices = "auto|bf16"),
       MM_OPTION(STR, "kv-cache-dtype", &a.kv, "TYPE",
                 "of cached keys and values, fp8 on cuda: e4m3 (auto: the device's own, f32 on cpu and bf16 on cuda)",
                 .choices = "auto|bf16|fp8"),

@@ -19,7 +19,7 @@ typedef struct serve_args {
   mm_loading_config load;
   mm_http_config http;
   mm_option_list keys, names;
-  const char *dir, *kv, *prefix_cache, *log_format, *config;
+  const char *dir, *kv, *input_dtype, *prefix_cache, *log_format, *config;
   uint64_t port, queue, step_tokens, cache_memory, connections, drafts;
   double request_time;
   bool any_name, trust_user, batch_invariant, json, quiet, check;
@@ -216,6 +216,7 @@ static bool settle(serve_args *a, mm_err *err) {
   a->load.dir = a->dir;
   a->load.kv_fp8 = strcmp(a->kv, "fp8") == 0;
   a->load.kv_bf16 = strcmp(a->kv, "bf16") == 0;
+  a->load.input_bf16 = strcmp(a->input_dtype, "bf16") == 0;
   a->load.scheduler = (mm_scheduler_config){.step_tokens = (uint32_t)a->step_tokens,
                                             .queue_max = (uint32_t)a->queue,
                                             .cache_bytes = a->cache_memory,
@@ -235,6 +236,7 @@ int main(int argc, char **argv) {
       .http =
           {.host = "127.0.0.1", .header_max = 64 << 10, .body_max = 32 << 20, .read_time = 60, .write_time = 60, .pending_max = 8 << 20},
       .kv = "auto",
+      .input_dtype = "auto",
       .prefix_cache = "on",
       .log_format = "text",
       .port = 8000,
@@ -273,6 +275,9 @@ int main(int argc, char **argv) {
       MM_OPTION(STR, "attach", &a.load.attach, "SOCKET", "use the weights that minimax-hold keeps on the GPUs"),
       MM_OPTION(STR, "act-quant", &a.load.act_quant, "WORD",
                 "round the inputs of linears as their scheme defines, or not (on where the device can, else off)", .choices = "on|off"),
+      MM_OPTION(STR, "input-dtype", &a.input_dtype, "TYPE",
+                "of inputs of linears that --act-quant leaves as they are (auto: the device's own, f32 on cpu and bf16 on cuda)",
+                .choices = "auto|bf16"),
       MM_OPTION(STR, "kv-cache-dtype", &a.kv, "TYPE",
                 "of cached keys and values, fp8 on cuda: e4m3 (auto: the device's own, f32 on cpu and bf16 on cuda)",
                 .choices = "auto|bf16|fp8"),

@@ -94,6 +94,8 @@ typedef struct mm_backend_config {
   const uint32_t *tap;     /* [taps] layers whose output the forward pass keeps (mm_forward); need not outlive open */
   uint32_t taps;           /* ≤ MM_TAPS */
   bool kv_bf16;            /* caches of full attention in bf16, where f32 is the backend's own type; MM_UNSUPPORTED where there are none */
+  bool input_bf16;         /* inputs of linears but the router and the head are rounded to bf16, where f32 is the backend's own type and the
+                            * scheme does not round them otherwise */
   const mm_shards *verify; /* digests to check the weights' files against as they are read (mm_ops.loads), or NULL */
   mm_read_log *log;        /* what is read to load them goes there, or NULL */
   mm_digest checkpoint;    /* mm_hold_checkpoint, where weights are held or attached to */

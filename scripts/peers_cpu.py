@@ -8,7 +8,7 @@ BENCH_CPU is build/tests/bench/bench_cpu (make bench-cpu builds it), LLAMA_BENCH
 GGUF_PEER writes with random weights: gguf_peer.py MODEL TYPE OUT LAYERS EXPERTS VOCAB. Ours stays loaded and answers in the turns between
 runs of llama-bench; a turn is a reading of memory, tokens after 64 others, and a prompt, by each side. Printed are medians, their ratio, and the
 share of the floor: what one reading of memory in the same turns allows for the bytes that a token needs. "+act" rounds inputs as the scheme
-says, as llama.cpp does for all its types but BF16.
+says, as llama.cpp does for all its types but BF16, and "+bf16" to BF16, as it does for that.
 
 --user-time is for a machine that others use: one thread each, and tokens a second of user time, which other load changes little. llama-bench's
 is that of a long run less that of a short one."""
@@ -22,6 +22,7 @@ import sys
 
 PEER = {"bf16": "BF16", "block_fp8": "Q8_0", "int8": "Q8_0", "int8+act": "Q8_0", "w4a8+act": "Q4_0", "w4a16": "Q4_0", "nvfp4": "NVFP4",
         "nvfp4+act": "NVFP4", "mxfp4": "MXFP4", "mxfp4+act": "MXFP4"}
+PEER.update({f"{scheme}+bf16": PEER[scheme] for scheme in ("bf16", "block_fp8", "int8", "w4a16", "nvfp4", "mxfp4")})
 VOCAB, CONTEXT, STEPS = 2048, 64, 16
 
 

@@ -44,7 +44,7 @@ struct mm_backend {
   float *rounded;              /* [max_tokens, widest input] */
   const float **row;           /* [max_tokens]: inputs of the present product, as its loops read them */
   const float **pair_x;        /* [max_tokens·top_k]: of each pair */
-  float *turned;               /* copies of inputs in another order or with zeros after them */
+  float *turned;               /* copies of inputs in another order, with zeros after them, or rounded with their pairs */
   uint32_t *active;            /* [E] experts of this rank that some row chose */
   float **scratch;             /* [threads]: sums of a strip, its rows as f32, then mm_cpu_out; attention's pages; the router's keys */
   size_t out_at;
@@ -85,8 +85,12 @@ const float *mm_cpu_input(mm_backend *b, mm_act x, const mm_packed *w);
 void mm_cpu_round(mm_backend *b, float *x, uint32_t rows, const mm_packed *w);
 /* A vector weight as f32[n], valid until the next call. */
 const float *mm_cpu_vector(mm_backend *b, const mm_packed *w);
-/* Rows 0 … rows - 1 of x[…, w.k], or x[pick[i]], as w's loops read them: copies in b->turned where the order differs. In b->row. */
-void mm_cpu_ready(mm_backend *b, const float **row, const float *x, const uint32_t *pick, uint32_t rows, const mm_packed *w);
+/* Whether w, of a linear or of experts, multiplies inputs rounded to BF16: under input_bf16, where BF16 holds its codes and its scheme does
+ * not round inputs otherwise. */
+bool mm_cpu_pairs(const mm_backend *b, const mm_packed *w);
+/* Rows 0 … rows - 1 of x[…, w.k], or x[pick[i]], as w's loops read them: copies in b->turned where the order differs, or rounded as pairs
+ * (cpu_rows.h). In row. */
+void mm_cpu_ready(mm_backend *b, const float **row, const float *x, const uint32_t *pick, uint32_t rows, const mm_packed *w, bool pairs);
 /* Rows that one thread takes of a weight that meets so many tokens. */
 static inline uint32_t mm_cpu_strip(const mm_backend *b, uint32_t tokens) {
   if (b->batch->tokens == 1 && b->c.threads <= MM_CPU_MANY / MM_CPU_STRIP) return MM_CPU_ALONE;
@@ -100,13 +104,14 @@ typedef struct mm_cpu_part {
   uint32_t tokens;
   float *y;
   size_t stride;
+  bool pairs;          /* as given to mm_cpu_ready */
   const uint8_t *next; /* codes that this thread reads after these, as far as it knows; NULL where it does not */
 } mm_cpu_part;
 void mm_cpu_strip_of(mm_backend *b, unsigned worker, const mm_cpu_part *p);
 /* Room for what a worker makes of strips: two for each token of a step. */
 static inline float *mm_cpu_out(const mm_backend *b, unsigned worker) { return b->scratch[worker] + b->out_at; }
 /* y[rows, w.n]: row i is x[pick[i]]·Wᵀ, or x[i]·Wᵀ when pick is NULL; x[…, w.k]. */
-void mm_cpu_matmul(mm_backend *b, float *y, const float *x, const uint32_t *pick, uint32_t rows, const mm_packed *w);
+void mm_cpu_matmul(mm_backend *b, float *y, const float *x, const uint32_t *pick, uint32_t rows, const mm_packed *w, bool pairs);
 
 /* Asks the kernel to read matrix `lead` of w, which lies in a mapped file, and returns its bytes; nothing where w has no scheme. */
 uint64_t mm_cpu_ahead(const mm_packed *w, uint32_t lead);

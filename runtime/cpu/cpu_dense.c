@@ -20,18 +20,42 @@ const float *mm_cpu_vector(mm_backend *b, const mm_packed *w) {
   return b->vector;
 }
 
-void mm_cpu_ready(mm_backend *b, const float **row, const float *x, const uint32_t *pick, uint32_t rows, const mm_packed *w) {
+bool mm_cpu_pairs(const mm_backend *b, const mm_packed *w) {
+  const bool wide = w->scheme->code == MM_CODE_PLAIN && w->scheme->plane[0].dtype != MM_BF16;
+  return b->c.input_bf16 && !wide && (!b->c.act_quant || w->scheme->act == MM_ACT_KEPT);
+}
+
+typedef struct inputs {
+  const float **row, *x;
+  const uint32_t *pick;
+  float *to; /* [rows, stride] */
+  uint32_t k, stride;
+  mm_cpu_kind kind;
+  bool pairs;
+} inputs;
+
+static bool ready_row(void *ctx, size_t t, unsigned worker, mm_err *err) {
+  (void)worker, (void)err;
+  const inputs *j = ctx;
+  float *to = j->to + t * j->stride;
+  mm_cpu_turn(to, j->x + (size_t)(j->pick ? j->pick[t] : t) * j->k, j->k, j->kind);
+  if (j->pairs) mm_cpu_pair(to, j->k);
+  j->row[t] = to;
+  return true;
+}
+
+void mm_cpu_ready(mm_backend *b, const float **row, const float *x, const uint32_t *pick, uint32_t rows, const mm_packed *w, bool pairs) {
   mm_cpu_view v;
-  const mm_cpu_kind kind = mm_cpu_view_of(&v, w, 0) ? v.kind : MM_KIND_F32;
   const uint32_t padded = mm_cpu_padded(w->k);
-  for (uint32_t t = 0; t < rows; t++) {
-    const float *from = x + (size_t)(pick ? pick[t] : t) * w->k;
-    row[t] = from;
-    if (padded == w->k && !mm_cpu_turned(kind)) continue;
-    float *to = b->turned + (size_t)t * padded;
-    mm_cpu_turn(to, from, w->k, kind);
-    row[t] = to;
+  inputs j = {.row = row, .pick = pick, .to = b->turned, .k = w->k, .pairs = pairs};
+  j.x = x;
+  j.kind = mm_cpu_view_of(&v, w, 0) ? v.kind : MM_KIND_F32;
+  j.stride = pairs ? padded + padded / 2 : padded;
+  if (pairs || padded != w->k || mm_cpu_turned(j.kind)) {
+    mm_cpu_each(b, rows, (uint64_t)rows * w->k, ready_row, &j);
+    return;
   }
+  for (uint32_t t = 0; t < rows; t++) row[t] = x + (size_t)(pick ? pick[t] : t) * w->k;
 }
 
 /* Rows whose grid the loops do not know, as f32 with zeros to the end of a chunk. */
@@ -48,7 +72,7 @@ void mm_cpu_strip_of(mm_backend *b, unsigned worker, const mm_cpu_part *p) {
   float *const sums = b->scratch[worker], *const strip = sums + MM_CPU_SUMS(MM_CPU_MANY);
   mm_cpu_view v;
   if (mm_cpu_view_of(&v, p->w, p->lead)) {
-    v.next = p->next;
+    v.next = p->next, v.pairs = p->pairs;
     mm_cpu_rows(&v, p->first, p->count, p->x, p->tokens, p->y, p->stride, sums);
     return;
   }
@@ -66,6 +90,7 @@ typedef struct matmul {
   float *y;
   uint32_t rows;
   const mm_packed *w;
+  bool pairs;
 } matmul;
 
 static bool matmul_strip(void *ctx, size_t item, unsigned worker, mm_err *err) {
@@ -80,27 +105,28 @@ static bool matmul_strip(void *ctx, size_t item, unsigned worker, mm_err *err) {
                             .tokens = j->rows,
                             .y = j->y + first,
                             .stride = j->w->n,
+                            .pairs = j->pairs,
                             .next = next < j->w->n ? mm_cpu_row_at(j->w, 0, (uint32_t)next) : NULL};
   mm_cpu_strip_of(j->b, worker, &part);
   return true;
 }
 
-void mm_cpu_matmul(mm_backend *b, float *y, const float *x, const uint32_t *pick, uint32_t rows, const mm_packed *w) {
-  matmul j = {.b = b, .rows = rows, .w = w};
+void mm_cpu_matmul(mm_backend *b, float *y, const float *x, const uint32_t *pick, uint32_t rows, const mm_packed *w, bool pairs) {
+  matmul j = {.b = b, .rows = rows, .w = w, .pairs = pairs};
   j.y = y;
   if (rows == 0) return;
-  mm_cpu_ready(b, b->row, x, pick, rows, w);
+  mm_cpu_ready(b, b->row, x, pick, rows, w, pairs);
   mm_cpu_each(b, mm_ceil_div(w->n, mm_cpu_strip(b, rows)), (uint64_t)rows * w->n * w->k, matmul_strip, &j);
 }
 
 void mm_cpu_linear(mm_backend *b, mm_act y, mm_act x, const mm_packed *w) {
   mm_cpu_observe(b, w, 0, x.data, NULL, b->batch->tokens);
-  mm_cpu_matmul(b, y.data, mm_cpu_input(b, x, w), NULL, b->batch->tokens, w);
+  mm_cpu_matmul(b, y.data, mm_cpu_input(b, x, w), NULL, b->batch->tokens, w, mm_cpu_pairs(b, w));
 }
 
 void mm_cpu_logits(mm_backend *b, mm_act x, const mm_packed *head) {
   mm_cpu_observe(b, head, 0, x.data, b->batch->out, b->batch->out_count);
-  mm_cpu_matmul(b, b->logits, x.data, b->batch->out, b->batch->out_count, head);
+  mm_cpu_matmul(b, b->logits, x.data, b->batch->out, b->batch->out_count, head, false);
 }
 
 void mm_cpu_embed(mm_backend *b, mm_act x, const mm_packed *table) {

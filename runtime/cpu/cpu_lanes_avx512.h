@@ -23,6 +23,21 @@ LEVEL float v16_sum(v16 a) {
   const __m128 c = _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1)), d = _mm_add_ps(c, _mm_movehl_ps(c, c));
   return _mm_cvtss_f32(_mm_add_ss(d, _mm_movehdup_ps(d)));
 }
+/* v16_sum of sixteen vectors that lie `stride` floats apart: transposed between the additions. */
+#define SUMS_TOGETHER
+LEVEL v16 sum_of_four(const float *p, size_t stride) {
+  const v16 a = v16_load(p), b = v16_load(p + 4 * stride), c = v16_load(p + 8 * stride), d = v16_load(p + 12 * stride);
+  const v16 ab = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+  const v16 cd = _mm512_add_ps(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
+  return _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd)); /* in lane 4i + j: of vector 4i */
+}
+LEVEL v16 v16_sums(const float *p, size_t stride) {
+  const v16 a = sum_of_four(p, stride), b = sum_of_four(p + stride, stride);
+  const v16 c = sum_of_four(p + 2 * stride, stride), d = sum_of_four(p + 3 * stride, stride);
+  const v16 ab = _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee));
+  const v16 cd = _mm512_add_ps(_mm512_shuffle_ps(c, d, 0x44), _mm512_shuffle_ps(c, d, 0xee));
+  return _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x88), _mm512_shuffle_ps(ab, cd, 0xdd));
+}
 /* The same, in a register: a compiler that sees where it comes from reads it from there at every use. */
 LEVEL v16 v16_held(v16 a) {
   __asm__("" : "+v"(a));
@@ -67,7 +82,7 @@ static const uint16_t nibbles_int4[32] =
 static const uint16_t nibbles_offset[32] =
     TWICE(0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0);
 
-/* The low and the high halves of words, BF16 each. */
+/* The low and the high halves of words, BF16 each: products of BF16 pairs take the high ones first, and so do all levels. */
 LEVEL v16 low_half(__m512i c) { return _mm512_castsi512_ps(_mm512_slli_epi32(c, 16)); }
 LEVEL v16 high_half(__m512i c) { return _mm512_castsi512_ps(_mm512_and_si512(c, _mm512_set1_epi32((int)0xffff0000u))); }
 
@@ -95,11 +110,6 @@ LEVEL void e4m3_words(__m512i c, __m512i *first, __m512i *second) {
   const __m512i top = _mm512_ternarylogic_epi32(high, c, _mm512_set1_epi8((char)0x80), 0xf8); /* high | (c & sign) */
   *first = _mm512_unpacklo_epi8(low, top), *second = _mm512_unpackhi_epi8(low, top);
 }
-LEVEL void widen_e4m3(v16 w[4], __m512i c) {
-  __m512i first, second;
-  e4m3_words(c, &first, &second);
-  w[0] = low_half(first), w[1] = high_half(first), w[2] = low_half(second), w[3] = high_half(second);
-}
 LEVEL bool bad(const uint8_t *p) {
   (void)p; /* the table has no number for a code that is none */
   return false;
@@ -111,8 +121,8 @@ LEVEL void e4m3_words(__m512i c, v16 *even, v16 *odd) {
   *even = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(f16)), *odd = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(f16, 16)));
 }
 LEVEL void widen_e4m3(v16 w[4], __m512i c) {
-  e4m3_words(_mm512_unpacklo_epi8(_mm512_setzero_si512(), c), &w[0], &w[1]);
-  e4m3_words(_mm512_unpackhi_epi8(_mm512_setzero_si512(), c), &w[2], &w[3]);
+  e4m3_words(_mm512_unpacklo_epi8(_mm512_setzero_si512(), c), &w[1], &w[0]);
+  e4m3_words(_mm512_unpackhi_epi8(_mm512_setzero_si512(), c), &w[3], &w[2]);
 }
 /* Whether a code of a chunk of E4M3 is no number. */
 LEVEL bool bad(const uint8_t *p) {
@@ -133,27 +143,44 @@ LEVEL __m512i nibbles_last(__m512i packed, int n) {
   }
 }
 
-/* Registers 4h … 4h + 3 of a chunk, scales aside. */
-LEVEL void widen_half(v16 w[4], mm_cpu_kind kind, const uint8_t *p, int h) {
+/* Words 32h … 32h + 31 of a chunk whose halves are BF16: of BF16, nibbles, and E4M3 where bytes are looked up. */
+LEVEL void words_of(__m512i words[2], mm_cpu_kind kind, const uint8_t *p, int h) {
   if (kind == MM_KIND_BF16) {
-    const __m512i first = _mm512_loadu_si512(p + 128 * h), second = _mm512_loadu_si512(p + 128 * h + 64);
-    w[0] = low_half(first), w[1] = high_half(first), w[2] = low_half(second), w[3] = high_half(second);
+    words[0] = _mm512_loadu_si512(p + 128 * h), words[1] = _mm512_loadu_si512(p + 128 * h + 64);
     return;
   }
+#ifdef MM_VBMI
+  if (mm_cpu_e4m3(kind)) {
+    e4m3_words(_mm512_loadu_si512(p + 64 * h), &words[0], &words[1]);
+    return;
+  }
+#endif
+  const uint16_t *numbers = kind == MM_KIND_INT4 ? nibbles_int4 : kind == MM_KIND_INT4_OFFSET ? nibbles_offset : nibbles_e2m1;
+  const __m512i packed = _mm512_loadu_si512(p), table = _mm512_loadu_si512(numbers);
+  MM_UNROLL
+  for (int n = 0; n < 2; n++) words[n] = _mm512_permutexvar_epi16(nibbles_last(packed, 2 * h + n), table);
+}
+LEVEL bool has_words(mm_cpu_kind kind) {
+#ifdef MM_VBMI
+  if (mm_cpu_e4m3(kind)) return true;
+#endif
+  return kind == MM_KIND_BF16 || mm_cpu_nibbles(kind);
+}
+
+/* Registers 4h … 4h + 3 of a chunk, scales aside. */
+LEVEL void widen_half(v16 w[4], mm_cpu_kind kind, const uint8_t *p, int h) {
+  if (has_words(kind)) {
+    __m512i words[2];
+    words_of(words, kind, p, h);
+    w[0] = high_half(words[0]), w[1] = low_half(words[0]), w[2] = high_half(words[1]), w[3] = low_half(words[1]);
+    return;
+  }
+#ifndef MM_VBMI
   if (mm_cpu_e4m3(kind)) {
     widen_e4m3(w, _mm512_loadu_si512(p + 64 * h));
     return;
   }
-  if (mm_cpu_nibbles(kind)) {
-    const uint16_t *numbers = kind == MM_KIND_INT4 ? nibbles_int4 : kind == MM_KIND_INT4_OFFSET ? nibbles_offset : nibbles_e2m1;
-    const __m512i packed = _mm512_loadu_si512(p), table = _mm512_loadu_si512(numbers);
-    MM_UNROLL
-    for (int n = 0; n < 2; n++) {
-      const __m512i words = _mm512_permutexvar_epi16(nibbles_last(packed, 2 * h + n), table);
-      w[2 * n] = low_half(words), w[2 * n + 1] = high_half(words);
-    }
-    return;
-  }
+#endif
   MM_UNROLL
   for (int j = 0; j < 4; j++) {
     const int i = 4 * h + j;
@@ -164,3 +191,24 @@ LEVEL void widen_half(v16 w[4], mm_cpu_kind kind, const uint8_t *p, int h) {
     }
   }
 }
+
+#ifdef MM_PAIRS
+/* A chunk, whose numbers BF16 holds, as pairs in the order of its registers. */
+LEVEL void store_pairs(float *to, mm_cpu_kind kind, const uint8_t *p) {
+  MM_UNROLL
+  for (int h = 0; h < 2; h++) {
+    __m512i words[2];
+    if (has_words(kind)) {
+      words_of(words, kind, p, h);
+    } else {
+      v16 w[4];
+      widen_half(w, kind, p, h);
+      MM_UNROLL
+      for (int n = 0; n < 2; n++)
+        words[n] = _mm512_or_si512(_mm512_castps_si512(w[2 * n]), _mm512_srli_epi32(_mm512_castps_si512(w[2 * n + 1]), 16));
+    }
+    _mm512_storeu_si512(to + 32 * h, words[0]), _mm512_storeu_si512(to + 32 * h + 16, words[1]);
+  }
+}
+LEVEL v16 v16_pairs(v16 a, v16 b, v16 c) { return _mm512_dpbf16_ps(c, (__m512bh)_mm512_castps_si512(a), (__m512bh)_mm512_castps_si512(b)); }
+#endif

@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "quant/numbers.h"
+
 static mm_cpu_kind kind_of(const mm_packed *w, uint32_t cell, mm_dtype scale) {
   switch (w->scheme->code) {
     case MM_CODE_PLAIN:
@@ -67,10 +69,30 @@ void mm_cpu_turn(float *out, const float *x, uint32_t k, mm_cpu_kind kind) {
     }
 }
 
+static uint32_t bf16_bits(float x) {
+  const uint32_t u = mm_f32_bits(x), size = u & 0x7fffffff;
+  if (size > 0x7f800000) return u | 0x400000;
+  return size < 0x00800000 ? u & 0x80000000 : u + 0x7fff + (u >> 16 & 1);
+}
+float mm_cpu_bf16(float x) { return mm_f32_from_bits(bf16_bits(x) & 0xffff0000); }
+
+void mm_cpu_pair(float *row, uint32_t k) {
+  const uint32_t padded = mm_cpu_padded(k);
+  uint32_t word[16];
+  for (uint32_t i = 0; i < padded; i += 32) {
+    for (uint32_t j = 0; j < 16; j++) {
+      row[i + j] = mm_cpu_bf16(row[i + j]), row[i + 16 + j] = mm_cpu_bf16(row[i + 16 + j]);
+      word[j] = mm_f32_bits(row[i + j]) | mm_f32_bits(row[i + 16 + j]) >> 16;
+    }
+    memcpy(row + padded + i / 2, word, sizeof word);
+  }
+}
+
 void mm_cpu_rows(const mm_cpu_view *v, uint32_t first, uint32_t rows, const float *const *x, uint32_t tokens, float *y, size_t stride,
                  float *sums) {
   switch (mm_cpu_level()) {
 #ifdef __x86_64__
+    case MM_CPU_BF16: (v->pairs ? mm_cpu_rows_bf16 : mm_cpu_rows_vbmi)(v, first, rows, x, tokens, y, stride, sums); return;
     case MM_CPU_VBMI: mm_cpu_rows_vbmi(v, first, rows, x, tokens, y, stride, sums); return;
     case MM_CPU_AVX512: mm_cpu_rows_avx512(v, first, rows, x, tokens, y, stride, sums); return;
     case MM_CPU_AVX2: mm_cpu_rows_avx2(v, first, rows, x, tokens, y, stride, sums); return;
@@ -82,6 +104,7 @@ void mm_cpu_rows(const mm_cpu_view *v, uint32_t first, uint32_t rows, const floa
 float mm_cpu_dot(const float *a, const float *b, uint32_t n) {
   switch (mm_cpu_level()) {
 #ifdef __x86_64__
+    case MM_CPU_BF16:
     case MM_CPU_VBMI:
     case MM_CPU_AVX512: return mm_cpu_dot_avx512(a, b, n);
     case MM_CPU_AVX2: return mm_cpu_dot_avx2(a, b, n);

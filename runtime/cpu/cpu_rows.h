@@ -42,6 +42,7 @@ typedef struct mm_cpu_view {
   unsigned plane; /* the scale plane whose cells lie along the row; 0: none does */
   uint32_t cell;  /* its columns: a multiple of 128, or 16, 32 or 64 */
   uint32_t lead;
+  bool pairs;          /* behind each row of inputs, which BF16 holds exactly, they lie as pairs (mm_cpu_pair) */
   const uint8_t *next; /* where the codes are that this thread reads after those of the rows asked for; NULL: not known */
 } mm_cpu_view;
 
@@ -56,13 +57,13 @@ void mm_cpu_view_f32(mm_cpu_view *v, const mm_packed *w, const float *rows, uint
 static inline uint32_t mm_cpu_padded(uint32_t k) { return (k + MM_CHUNK - 1) / MM_CHUNK * MM_CHUNK; }
 MM_INLINE bool mm_cpu_nibbles(mm_cpu_kind k) { return k >= MM_KIND_NVFP4; }
 MM_INLINE bool mm_cpu_e4m3(mm_cpu_kind k) { return k >= MM_KIND_E4M3 && k <= MM_KIND_MXFP8; }
-/* The column of a chunk that lane i of its register j has: where codes come to lie when they are widened. BF16: the low and the high
+/* The column of a chunk that lane i of its register j has: where codes come to lie when they are widened. BF16: the high and the low
  * halves of 16 words; E4M3: those of 64 bytes, after bytes of each 128 bits were put between others; nibbles: the four of
  * each half of the word i. */
 MM_INLINE uint32_t mm_cpu_column(mm_cpu_kind k, uint32_t j, uint32_t i) {
-  if (mm_cpu_nibbles(k)) return 8 * i + 4 * (j % 2) + j / 2;
-  if (mm_cpu_e4m3(k)) return 64 * (j / 4) + 16 * (i / 4) + 8 * (j / 2 % 2) + 2 * (i % 4) + j % 2;
-  return k == MM_KIND_BF16 ? 32 * (j / 2) + 2 * i + j % 2 : 16 * j + i;
+  if (mm_cpu_nibbles(k)) return 8 * i + 4 * ((j + 1) % 2) + j / 2;
+  if (mm_cpu_e4m3(k)) return 64 * (j / 4) + 16 * (i / 4) + 8 * (j / 2 % 2) + 2 * (i % 4) + (j + 1) % 2;
+  return k == MM_KIND_BF16 ? 32 * (j / 2) + 2 * i + (j + 1) % 2 : 16 * j + i;
 }
 /* Whether these are not in order: x is then given in theirs (mm_cpu_turn). */
 MM_INLINE bool mm_cpu_turned(mm_cpu_kind k) { return k == MM_KIND_BF16 || mm_cpu_e4m3(k) || mm_cpu_nibbles(k); }
@@ -73,6 +74,13 @@ MM_INLINE uint32_t mm_cpu_chunk_bytes(mm_cpu_kind k) {
 MM_INLINE uint32_t mm_cpu_scale_bytes(mm_cpu_kind k) { return k == MM_KIND_E4M3 || k == MM_KIND_E4M3_32 ? 4 : k >= MM_KIND_INT4 ? 2 : 1; }
 /* x[k] as rows of this kind want it: out[padded(k)]. */
 void mm_cpu_turn(float *out, const float *x, uint32_t k, mm_cpu_kind kind);
+/* Whether BF16 holds the kind's codes, so that inputs may be pairs of BF16. */
+MM_INLINE bool mm_cpu_paired(mm_cpu_kind k) { return k != MM_KIND_F32 && k != MM_KIND_F16; }
+/* A row that mm_cpu_turn gave, room for half as many floats behind it: its numbers, rounded to BF16, and behind them as pairs, lane i of an
+ * even register in the high half of a word and that of the next register in the low half. Numbers below 2^-126 become zeros. */
+void mm_cpu_pair(float *row, uint32_t k);
+/* The nearest in BF16 as f32, ties to even; zero below 2^-126, what is no number stays none. */
+float mm_cpu_bf16(float x);
 
 /* y[t · stride + i] is row first + i of v times x[t], for i below `rows` and t below `tokens`; each x[t] has padded(k) columns in the
  * kind's order. `sums` has room for MM_CPU_SUMS(rows) floats, aligned to 64 bytes. */
@@ -109,7 +117,7 @@ enum { MM_SANITIZED = false };
 #endif
 
 /* The levels (quant/cpu.h). */
-mm_cpu_rows_fn mm_cpu_rows_plain, mm_cpu_rows_avx2, mm_cpu_rows_avx512, mm_cpu_rows_vbmi;
+mm_cpu_rows_fn mm_cpu_rows_plain, mm_cpu_rows_avx2, mm_cpu_rows_avx512, mm_cpu_rows_vbmi, mm_cpu_rows_bf16;
 typedef float mm_cpu_dot_fn(const float *a, const float *b, uint32_t n);
 mm_cpu_dot_fn mm_cpu_dot_plain, mm_cpu_dot_avx2, mm_cpu_dot_avx512;
 

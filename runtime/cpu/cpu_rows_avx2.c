@@ -91,18 +91,18 @@ LEVEL void widen_half(v16 w[4], mm_cpu_kind kind, const uint8_t *p, int h) {
     MM_UNROLL
     for (int j = 0; j < 2; j++) {
       const __m256i lo = load_32(p + 128 * h + 64 * j), hi = load_32(p + 128 * h + 64 * j + 32), top = _mm256_set1_epi32((int)0xffff0000u);
-      w[2 * j] = (v16){_mm256_castsi256_ps(_mm256_slli_epi32(lo, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(hi, 16))};
-      w[2 * j + 1] = (v16){_mm256_castsi256_ps(_mm256_and_si256(lo, top)), _mm256_castsi256_ps(_mm256_and_si256(hi, top))};
+      w[2 * j] = (v16){_mm256_castsi256_ps(_mm256_and_si256(lo, top)), _mm256_castsi256_ps(_mm256_and_si256(hi, top))};
+      w[2 * j + 1] = (v16){_mm256_castsi256_ps(_mm256_slli_epi32(lo, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(hi, 16))};
     }
   } else if (mm_cpu_e4m3(kind)) {
     const __m256i lo = load_32(p + 64 * h), hi = load_32(p + 64 * h + 32), none = _mm256_setzero_si256();
-    e4m3_words(_mm256_unpacklo_epi8(none, lo), &w[0].lo, &w[1].lo), e4m3_words(_mm256_unpacklo_epi8(none, hi), &w[0].hi, &w[1].hi);
-    e4m3_words(_mm256_unpackhi_epi8(none, lo), &w[2].lo, &w[3].lo), e4m3_words(_mm256_unpackhi_epi8(none, hi), &w[2].hi, &w[3].hi);
+    e4m3_words(_mm256_unpacklo_epi8(none, lo), &w[1].lo, &w[0].lo), e4m3_words(_mm256_unpacklo_epi8(none, hi), &w[1].hi, &w[0].hi);
+    e4m3_words(_mm256_unpackhi_epi8(none, lo), &w[3].lo, &w[2].lo), e4m3_words(_mm256_unpackhi_epi8(none, hi), &w[3].hi, &w[2].hi);
   } else if (mm_cpu_nibbles(kind)) {
     const __m256i lo = load_32(p), hi = load_32(p + 32);
     MM_UNROLL
     for (int j = 0; j < 4; j++) {
-      const int shift = 8 * h + 16 * (j % 2) + 4 * (j / 2);
+      const int shift = 8 * h + 16 * ((j + 1) % 2) + 4 * (j / 2);
       w[j] = (v16){nibble_8(kind, _mm256_srli_epi32(lo, shift)), nibble_8(kind, _mm256_srli_epi32(hi, shift))};
     }
   } else {

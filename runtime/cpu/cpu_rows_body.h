@@ -1,7 +1,8 @@
 /* The loops of cpu_rows.h over one level's vectors. The file that includes this defines, for sixteen lanes of f32: v16, LEVEL (the
  * functions' target), v16_zero, v16_load, v16_store, v16_add, v16_fma(a, b, c) = a·b + c, v16_set1, v16_halves, v16_held, v16_sum by the
  * rule's tree, v16_scales, widen_half and bad; TILES(of), which is of(tokens, rows) for each tile that registers hold, the most tokens
- * first and one token last, and TILE_KEEPS. */
+ * first and one token last, and TILE_KEEPS. With MM_PAIRS tiles multiply pairs of BF16: store_pairs and v16_pairs(a, b, c), which are c
+ * plus the high halves' products, then plus the low ones'. */
 
 /* A scale as f32; E4M3 a 256th of it. */
 LEVEL float scale_at(mm_cpu_kind kind, const uint8_t *p) {
@@ -195,12 +196,20 @@ LEVEL void some_tokens(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t tokens, 
 }
 
 #ifdef TILES
-/* Many tokens: rows are widened once for MM_CPU_MANY_TOKENS of them, BLOCK chunks at a time, and multiplied in tiles of some rows
+/* Many tokens: rows are widened once for MM_CPU_MANY_TOKENS of them, TILE_BLOCK chunks at a time, and multiplied in tiles of some rows
  * and tokens whose parts stay in registers. Each number goes through the same operations as above. */
+#ifdef MM_PAIRS
+enum { LINES = 4, TILE_BLOCK = 8 }; /* registers of a chunk; chunks of widened rows */
+#define tile_fma v16_pairs
+#else
+enum { LINES = 8, TILE_BLOCK = BLOCK };
+#define tile_fma v16_fma
+#endif
+enum { SPAN = 16 * LINES }; /* of a chunk, in floats */
 typedef struct tile_room {
   float *sums;   /* [rows, MM_CPU_MANY_TOKENS, 16] */
-  float *w;      /* [rows, BLOCK, MM_CHUNK] */
-  float *scales; /* [rows, BLOCK, pieces, 16] */
+  float *w;      /* [rows, TILE_BLOCK, SPAN] */
+  float *scales; /* [rows, TILE_BLOCK, pieces, 16] */
 } tile_room;
 
 /* Chunks [from, end) of one row. A code that is no number makes the scales none. */
@@ -208,15 +217,19 @@ LEVEL void widen_row(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t row, uint3
   const uint32_t pieces = pieces_of(kind), wide = v->cell > MM_CHUNK ? v->cell / MM_CHUNK : 1;
   const uint32_t step = v->plane ? mm_cpu_scale_bytes(kind) * (v->cell < MM_CHUNK ? MM_CHUNK / v->cell : 1) : 0;
   const uint8_t *codes = v->codes + row * v->row_bytes, *scales = row_scales(v, kind, row);
-  for (uint32_t c = from; c < end; c++, to += MM_CHUNK, to_scales += 16 * pieces) {
+  for (uint32_t c = from; c < end; c++, to += SPAN, to_scales += 16 * pieces) {
     const uint8_t *scale = scales ? scales + (size_t)(wide > 1 ? c / wide : c) * step : NULL;
     chunk_room room;
     const uint8_t *at = whole_chunk(v, kind, codes, c, &scale, &room);
     const bool nan = mm_cpu_e4m3(kind) && bad(at);
+#ifdef MM_PAIRS
+    store_pairs(to, kind, at);
+#else
     v16 w[8];
     widen_chunk(w, kind, at);
     MM_UNROLL
     for (int j = 0; j < 8; j++) v16_store(to + 16 * j, w[j]);
+#endif
     for (uint32_t g = 0; g < pieces; g++) {
       const v16 s = scale ? scales_of(kind, scale, v->cell, g) : v16_set1(1);
       v16_store(to_scales + 16 * g, nan ? v16_set1(NAN) : s);
@@ -230,7 +243,7 @@ LEVEL float *sum_at(const tile_room *room, uint32_t r, uint32_t t) { return room
  * else in memory. */
 LEVEL void tile_step(uint32_t rows, uint32_t tokens, uint32_t pieces, uint32_t chunks, const tile_room *room, const float *const *x,
                      size_t at) {
-  const uint32_t lines = 8 / pieces;
+  const uint32_t lines = LINES / pieces;
   v16 sum[8][8];
   MM_UNROLL
   for (uint32_t r = 0; r < rows; r++) MM_UNROLL
@@ -248,17 +261,17 @@ LEVEL void tile_step(uint32_t rows, uint32_t tokens, uint32_t pieces, uint32_t c
     for (uint32_t j = 0; j < lines; j++) {
       v16 line[8];
       MM_UNROLL
-      for (uint32_t r = 0; r < rows; r++) line[r] = v16_load(w + (size_t)r * BLOCK * MM_CHUNK + 16 * j);
+      for (uint32_t r = 0; r < rows; r++) line[r] = v16_load(w + (size_t)r * TILE_BLOCK * SPAN + 16 * j);
       MM_UNROLL
       for (uint32_t t = 0; t < tokens; t++) {
         const v16 from = v16_held(v16_load(x[t] + column + 16 * j));
         MM_UNROLL
-        for (uint32_t r = 0; r < rows; r++) part[r][t] = v16_fma(line[r], from, part[r][t]);
+        for (uint32_t r = 0; r < rows; r++) part[r][t] = tile_fma(line[r], from, part[r][t]);
       }
     }
     MM_UNROLL
     for (uint32_t r = 0; r < rows; r++) {
-      const v16 own = v16_load(room->scales + ((size_t)r * BLOCK * pieces + p) * 16);
+      const v16 own = v16_load(room->scales + ((size_t)r * TILE_BLOCK * pieces + p) * 16);
       MM_UNROLL
       for (uint32_t t = 0; t < tokens; t++) {
         if (TILE_KEEPS)
@@ -287,15 +300,15 @@ LEVEL void tile_column(uint32_t tokens, uint32_t high, uint32_t pieces, uint32_t
                        const float *const *x, size_t at, const tile_next *next) {
   uint32_t r = 0;
   for (; r + high <= rows; r += high) {
-    for (uint32_t i = 0; i < high; i += 2) /* 64 rows ask for 32 lines of each token: a block */
+    for (uint32_t i = 0; i < high; i += 2) /* 64 rows ask for a block of each token */
       for (uint32_t t = 0; t < next->tokens; t++) __builtin_prefetch(next->x[t] + next->at + 8 * (r + i));
     tile_step(high, tokens, pieces, chunks, &room, x, at);
-    room.sums += (size_t)high * MM_CPU_MANY_TOKENS * 16, room.w += (size_t)high * BLOCK * MM_CHUNK;
-    room.scales += (size_t)high * BLOCK * pieces * 16;
+    room.sums += (size_t)high * MM_CPU_MANY_TOKENS * 16, room.w += (size_t)high * TILE_BLOCK * SPAN;
+    room.scales += (size_t)high * TILE_BLOCK * pieces * 16;
   }
   for (; r < rows; r++) {
     tile_step(1, tokens, pieces, chunks, &room, x, at);
-    room.sums += (size_t)MM_CPU_MANY_TOKENS * 16, room.w += (size_t)BLOCK * MM_CHUNK, room.scales += (size_t)BLOCK * pieces * 16;
+    room.sums += (size_t)MM_CPU_MANY_TOKENS * 16, room.w += (size_t)TILE_BLOCK * SPAN, room.scales += (size_t)TILE_BLOCK * pieces * 16;
   }
 }
 #define TILE(tokens, high)                                                                                                              \
@@ -329,7 +342,7 @@ TARGET static void all_tiles(uint32_t tokens, uint32_t pieces, uint32_t chunks, 
       for (size_t i = 0; i < codes->bytes; i += 64) __builtin_prefetch(codes->codes + r * codes->row_bytes + i, 0, 2);
     const bool last = left == some;
     const uint32_t after = last ? tokens : left - some;
-    const tile_next next = {last ? x : x + t + some, after < some ? after : some, last ? at + (size_t)BLOCK * MM_CHUNK : at};
+    const tile_next next = {last ? x : x + t + some, after < some ? after : some, last ? at + (size_t)TILE_BLOCK * SPAN : at};
 #define TILE(n, high) \
   if (some == (n)) tile_of_##n(pieces, chunks, rows, &room, x + t, at, &next);
     TILES(TILE)
@@ -338,30 +351,59 @@ TARGET static void all_tiles(uint32_t tokens, uint32_t pieces, uint32_t chunks, 
   }
 }
 
+/* y[rows] of one token and at most 16 rows: each sum times its factor. */
+LEVEL void sums_of(float *y, uint32_t rows, const float *sums, const float *factor) {
+#ifdef SUMS_TOGETHER
+  if (rows == 16) {
+    v16_store(y, v16_mul(v16_sums(sums, MM_CPU_MANY_TOKENS * 16), v16_load(factor)));
+    return;
+  }
+#endif
+  for (uint32_t r = 0; r < rows; r++) y[r] = v16_sum(v16_load(sums + (size_t)r * MM_CPU_MANY_TOKENS * 16)) * factor[r];
+}
+
 /* Up to MM_CPU_MANY_TOKENS tokens. */
 LEVEL void many_tokens(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t tokens, uint32_t first, uint32_t rows, const float *const *x,
                        float *y, size_t stride, float *sums) {
   const uint32_t chunks = mm_cells(v->w->k, MM_CHUNK), pieces = pieces_of(kind);
   const tile_room room = {.sums = sums,
                           .w = sums + (size_t)rows * MM_CPU_MANY_TOKENS * 16,
-                          .scales = sums + (size_t)rows * (MM_CPU_MANY_TOKENS * 16 + BLOCK * MM_CHUNK)};
+                          .scales = sums + (size_t)rows * (MM_CPU_MANY_TOKENS * 16 + TILE_BLOCK * SPAN)};
   memset(sums, 0, (size_t)rows * MM_CPU_MANY_TOKENS * 16 * sizeof *sums);
-  for (uint32_t from = 0; from < chunks; from += BLOCK) {
-    const uint32_t n = from + BLOCK < chunks ? BLOCK : chunks - from;
+  for (uint32_t from = 0; from < chunks; from += TILE_BLOCK) {
+    const uint32_t n = from + TILE_BLOCK < chunks ? TILE_BLOCK : chunks - from;
     for (uint32_t r = 0; r < rows; r++)
-      widen_row(v, kind, first + r, from, from + n, room.w + (size_t)r * BLOCK * MM_CHUNK, room.scales + (size_t)r * BLOCK * pieces * 16);
-    const size_t bytes = (size_t)BLOCK * mm_cpu_chunk_bytes(kind);
+      widen_row(v, kind, first + r, from, from + n, room.w + (size_t)r * TILE_BLOCK * SPAN,
+                room.scales + (size_t)r * TILE_BLOCK * pieces * 16);
+    const size_t bytes = (size_t)TILE_BLOCK * mm_cpu_chunk_bytes(kind);
     const uint8_t *const codes = v->codes + (size_t)first * v->row_bytes, *const after = v->next ? v->next : codes + rows * v->row_bytes;
-    const codes_next next = {from + BLOCK < chunks ? codes + (from / BLOCK + 1) * bytes : after, v->row_bytes, bytes};
-    all_tiles(tokens, pieces, n, rows, room, x, (size_t)from * MM_CHUNK, &next);
+    const codes_next next = {from + TILE_BLOCK < chunks ? codes + (from / TILE_BLOCK + 1) * bytes : after, v->row_bytes, bytes};
+    all_tiles(tokens, pieces, n, rows, room, x, (size_t)from * SPAN, &next);
   }
-  for (uint32_t r = 0; r < rows; r++) {
-    const float factor = row_factor(v, kind, first + r);
-    for (uint32_t t = 0; t < tokens; t++) y[t * stride + r] = v16_sum(v16_load(sums + ((size_t)r * MM_CPU_MANY_TOKENS + t) * 16)) * factor;
+  float factor[16];
+  for (uint32_t r = 0; r < rows; r += 16) {
+    const uint32_t some = rows - r < 16 ? rows - r : 16;
+    for (uint32_t i = 0; i < some; i++) factor[i] = row_factor(v, kind, first + r + i);
+    for (uint32_t t = 0; t < tokens; t++) sums_of(y + t * stride + r, some, sum_at(&room, r, t), factor);
   }
 }
 #endif
 
+#ifdef MM_PAIRS
+/* Pairs pay in tiles; fewer tokens take the inputs as f32, to the same bits. */
+LEVEL void all_tokens(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t first, uint32_t rows, const float *const *x, uint32_t tokens,
+                      float *y, size_t stride, float *sums) {
+  const float *pairs[MM_CPU_MANY_TOKENS];
+  uint32_t t = 0;
+  while (tokens - t >= MM_CPU_TILED) {
+    const uint32_t some = tokens - t < MM_CPU_MANY_TOKENS ? tokens - t : MM_CPU_MANY_TOKENS;
+    for (uint32_t i = 0; i < some; i++) pairs[i] = x[t + i] + mm_cpu_padded(v->w->k);
+    many_tokens(v, kind, some, first, rows, pairs, y + t * stride, stride, sums);
+    t += some;
+  }
+  if (t < tokens) mm_cpu_rows_vbmi(v, first, rows, x + t, tokens - t, y + t * stride, stride, sums);
+}
+#else
 LEVEL void all_tokens(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t first, uint32_t rows, const float *const *x, uint32_t tokens,
                       float *y, size_t stride, float *sums) {
   uint32_t t = 0;
@@ -379,6 +421,7 @@ LEVEL void all_tokens(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t first, ui
   for (; t + 2 <= tokens; t += 2) some_tokens(v, kind, 2, first, rows, x + t, y + t * stride, stride, sums);
   if (t < tokens) one_token(v, kind, first, rows, x[t], y + t * stride);
 }
+#endif
 
 #define KIND(name)                                                                                                                      \
   TARGET static void rows_##name(const mm_cpu_view *v, uint32_t first, uint32_t rows, const float *const *x, uint32_t tokens, float *y, \
@@ -388,29 +431,27 @@ LEVEL void all_tokens(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t first, ui
 KIND(E4M3)
 KIND(E4M3_32)
 KIND(MXFP8)
-#ifndef MM_VBMI
-KIND(F32)
+#if !defined MM_VBMI || defined MM_PAIRS
 KIND(BF16)
-KIND(F16)
 KIND(INT8)
 KIND(NVFP4)
 KIND(MXFP4)
 KIND(INT4)
 KIND(INT4_OFFSET)
 #endif
+#ifndef MM_VBMI
+KIND(F32)
+KIND(F16)
+#endif
 #undef KIND
 
-static mm_cpu_rows_fn *const rows_of[MM_KINDS] = {[MM_KIND_E4M3] = rows_E4M3,
-                                                  [MM_KIND_E4M3_32] = rows_E4M3_32,
-                                                  [MM_KIND_MXFP8] = rows_MXFP8,
+static mm_cpu_rows_fn *const rows_of[MM_KINDS] = {
+    [MM_KIND_E4M3] = rows_E4M3,   [MM_KIND_E4M3_32] = rows_E4M3_32, [MM_KIND_MXFP8] = rows_MXFP8,
+#if !defined MM_VBMI || defined MM_PAIRS
+    [MM_KIND_BF16] = rows_BF16,   [MM_KIND_INT8] = rows_INT8,       [MM_KIND_NVFP4] = rows_NVFP4,
+    [MM_KIND_MXFP4] = rows_MXFP4, [MM_KIND_INT4] = rows_INT4,       [MM_KIND_INT4_OFFSET] = rows_INT4_OFFSET,
+#endif
 #ifndef MM_VBMI
-                                                  [MM_KIND_F32] = rows_F32,
-                                                  [MM_KIND_BF16] = rows_BF16,
-                                                  [MM_KIND_F16] = rows_F16,
-                                                  [MM_KIND_INT8] = rows_INT8,
-                                                  [MM_KIND_NVFP4] = rows_NVFP4,
-                                                  [MM_KIND_MXFP4] = rows_MXFP4,
-                                                  [MM_KIND_INT4] = rows_INT4,
-                                                  [MM_KIND_INT4_OFFSET] = rows_INT4_OFFSET
+    [MM_KIND_F32] = rows_F32,     [MM_KIND_F16] = rows_F16
 #endif
 };

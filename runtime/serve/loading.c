@@ -47,6 +47,7 @@ bool mm_loading_finish(mm_loaded *l, const mm_loading_config *c, mm_err *err) {
       .attach = c->attach,
       .kv_fp8 = c->kv_fp8,
       .kv_bf16 = c->kv_bf16,
+      .input_bf16 = c->input_bf16,
   };
   if (!e.ops) return false;
   mm_engine_config with = e;

@@ -1,8 +1,9 @@
 /* The CPU backend on layers of M2's and M1's real widths: tokens a second of one sequence and of a prompt, for each scheme, beside the rate
  * at which all threads together read memory in the same run. The floor is that rate over the bytes of weights that a token needs. bench_cpu
- * [m2|m1] [LAYERS] [EXPERTS] [SCHEME…]; random codes, no checkpoint is read. SCHEME+act rounds the inputs of linears as the scheme says.
- * With "-" after one scheme it obeys lines instead, so that others can be measured in turn (scripts/peers_cpu.py): "read", "token" and
- * "prompt N" answer with bytes or tokens a second, then tokens a second of user time; the first line has the bytes of a token. */
+ * [m2|m1] [LAYERS] [EXPERTS] [SCHEME…]; random codes, no checkpoint is read. SCHEME+act rounds the inputs of linears as the scheme says,
+ * SCHEME+bf16 to BF16. With "-" after one scheme it obeys lines instead, so that others can be measured in turn (scripts/peers_cpu.py):
+ * "read", "token" and "prompt N" answer with bytes or tokens a second, then tokens a second of user time; the first line has the bytes of a
+ * token. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -200,7 +201,7 @@ static double rate_of(session *s, uint32_t prompt) {
   return (prompt ? prompt : STEPS) / (now() - begin);
 }
 
-/* spec: a scheme, "+act" after it where inputs are rounded. */
+/* spec: a scheme, "+act" or "+bf16" after it where inputs are rounded. */
 static void open_session(session *s, bool m1, uint32_t layers, uint32_t experts, const char *spec) {
   char scheme[32];
   mm_err err = {0};
@@ -214,7 +215,8 @@ static void open_session(session *s, bool m1, uint32_t layers, uint32_t experts,
                              .weights = &s->b.w,
                              .limits = {.max_tokens = MOST, .slots = 1, .max_positions = MOST + CONTEXT},
                              .threads = threads,
-                             .act_quant = spec[plus] != 0};
+                             .act_quant = !strcmp(spec + plus, "+act"),
+                             .input_bf16 = !strcmp(spec + plus, "+bf16")};
   must(s->team && (s->c.comm = mm_comm_open(1, &err)) && mm_forward_open(&s->f, &mm_ops_cpu, &s->c, &err), &err);
   step(&s->f, CONTEXT, 0);
 }

@@ -1,5 +1,6 @@
 /* Products of packed rows on one thread, beside what the core and its memory can do: for each scheme, weights a second of one token with
- * the codes in the cache and from memory, and GFLOP/s of many tokens. bench_rows [SCHEME…]; figures are of the thread's own time (other
+ * the codes in the cache and from memory, and GFLOP/s of many tokens, their
+ * inputs as f32 and rounded to BF16. bench_rows [SCHEME…]; figures are of the thread's own time (other
  * load changes it little), the best of several turns. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -128,15 +129,17 @@ static void drop(const mm_packed *w) {
 }
 
 /* Multiplications a second over the rows, again and again until there were `rows` of them, with so many tokens; in 10⁹. */
-static double rate_of(const mm_packed *w, uint32_t tokens, size_t rows) {
-  static _Alignas(64) float sums[MM_CPU_SUMS(STRIP)], y[STRIP * MM_CPU_MANY_TOKENS], in[MM_CPU_MANY_TOKENS][K];
+static double rate_of(const mm_packed *w, uint32_t tokens, size_t rows, bool pairs) {
+  static _Alignas(64) float sums[MM_CPU_SUMS(STRIP)], y[STRIP * MM_CPU_MANY_TOKENS], in[MM_CPU_MANY_TOKENS][K + K / 2];
   const float *x[MM_CPU_MANY_TOKENS];
   mm_cpu_view v;
   if (!mm_cpu_view_of(&v, w, 0)) exit(1);
   for (uint32_t t = 0; t < tokens; t++) {
     for (uint32_t i = 0; i < K; i++) in[t][i] = (float)(i % 17) - 8;
+    if (pairs) mm_cpu_pair(in[t], K);
     x[t] = in[t];
   }
+  v.pairs = pairs;
   double best = 0;
   for (int turn = 0; turn < TURNS; turn++) {
     const double begin = own_time();
@@ -155,8 +158,9 @@ static void row(const char *name) {
   }
   const size_t bytes = row_bytes(s), far_rows = FAR_BYTES / bytes / STRIP * STRIP;
   const mm_packed near = matrix(s, NEAR_ROWS), far = matrix(s, (uint32_t)far_rows);
-  const double each = (double)bytes / K, cached = rate_of(&near, 1, 32768), streamed = rate_of(&far, 1, far_rows);
-  printf("%-12s %12.1f %12.1f %9.1f %15.0f\n", name, cached, streamed, streamed * each, 2 * rate_of(&near, MM_CPU_MANY_TOKENS, 2048));
+  const double each = (double)bytes / K, cached = rate_of(&near, 1, 32768, false), streamed = rate_of(&far, 1, far_rows, false);
+  const double many = 2 * rate_of(&near, MM_CPU_MANY_TOKENS, 2048, false), paired = 2 * rate_of(&near, MM_CPU_MANY_TOKENS, 2048, true);
+  printf("%-12s %12.1f %12.1f %9.1f %15.0f %10.0f\n", name, cached, streamed, streamed * each, many, paired);
   fflush(stdout);
   drop(&near), drop(&far);
 }
@@ -172,7 +176,7 @@ int main(int argc, char **argv) {
 #endif
   printf("memory read %.1f GB/s\n", read_rate(far, FAR_BYTES));
   munmap(far, FAR_BYTES + 8192);
-  printf("%-12s %12s %12s %9s %15s\n", "scheme", "cached, G/s", "memory, G/s", "GB/s", "GFLOP/s of 48");
+  printf("%-12s %12s %12s %9s %15s %10s\n", "scheme", "cached, G/s", "memory, G/s", "GB/s", "GFLOP/s of 48", "in BF16");
   for (int i = 1; i < argc; i++) row(argv[i]);
   for (size_t i = 0; argc == 1 && i < sizeof all / sizeof *all; i++) row(all[i]);
   return 0;

@@ -1,5 +1,6 @@
 /* Products of packed rows (cpu_rows.h): every scheme on every grid that the loops know, at every level, against doubles over what unpack
  * gives; the same bits at each level, in any company of tokens and rows; codes that are no number. */
+#include <float.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -51,7 +52,7 @@ static sample make(const mm_scheme *s, uint32_t k, uint32_t finer) {
     fill(a.plane[i], s->plane[i].dtype, n, i > 0);
   }
   for (uint32_t t = 0; t < TOKENS; t++) {
-    a.x[t] = malloc(k * sizeof(float)), a.ready[t] = malloc(mm_cpu_padded(k) * sizeof(float));
+    a.x[t] = malloc(k * sizeof(float)), a.ready[t] = malloc(mm_cpu_padded(k) * 3 / 2 * sizeof(float));
     for (uint32_t i = 0; i < k; i++) a.x[t][i] = ((float)any(20001) - 10000) / 7777;
   }
   return a;
@@ -62,37 +63,52 @@ static void drop(sample *a) {
 }
 
 static const float *const *ready(const sample *a, const mm_cpu_view *v) {
-  for (uint32_t t = 0; t < TOKENS; t++) mm_cpu_turn(a->ready[t], a->x[t], a->w.k, v->kind);
+  for (uint32_t t = 0; t < TOKENS; t++) {
+    mm_cpu_turn(a->ready[t], a->x[t], a->w.k, v->kind);
+    if (v->pairs) mm_cpu_pair(a->ready[t], a->w.k);
+  }
   return (const float *const *)a->ready;
 }
 
 static float sums[MM_CPU_SUMS(ROWS)];
 
-static void check_near(const sample *a, const float *y) {
+/* To the nearest of eight bits of mantissa, by arithmetic of doubles. */
+static double nearest_bf16(double x) {
+  int e;
+  const double m = frexp(x, &e);
+  return ldexp(nearbyint(ldexp(m, 8)), e - 8);
+}
+
+static void check_near(const sample *a, const float *y, bool rounded) {
   static float w[ROWS][MOST_K];
   a->w.scheme->unpack(&a->w, 1, 0, ROWS, &w[0][0]);
   const float *row = &w[0][0];
   for (uint32_t r = 0; r < ROWS; r++, row += a->w.k)
     for (uint32_t t = 0; t < TOKENS; t++) {
       double sum = 0, size = 0;
-      for (uint32_t i = 0; i < a->w.k; i++) sum += (double)row[i] * a->x[t][i], size += fabs((double)row[i] * a->x[t][i]);
+      for (uint32_t i = 0; i < a->w.k; i++) {
+        const double x = rounded ? nearest_bf16(a->x[t][i]) : (double)a->x[t][i];
+        sum += (double)row[i] * x, size += fabs((double)row[i] * x);
+      }
       if (!(fabs(sum - y[t * ROWS + r]) <= 1e-6 * size))
         fail_msg("%s, k %u, cell %u: row %u, token %u: %.9g, expected %.9g", a->w.scheme->name, a->w.k, a->w.cell[1].k, r, t,
                  (double)y[t * ROWS + r], sum);
     }
 }
 
-static bool check_one(const mm_scheme *s, uint32_t k, uint32_t finer) {
+static bool check_one(const mm_scheme *s, uint32_t k, uint32_t finer, bool pairs) {
   sample a = make(s, k, finer);
   mm_cpu_view v;
   const bool known = mm_cpu_view_of(&v, &a.w, 1);
+  v.pairs = pairs && mm_cpu_paired(v.kind);
   static float y[TOKENS * ROWS], other[TOKENS * ROWS];
   for (mm_cpu level = MM_CPU_PLAIN; known && level <= MM_CPU_BEST; level++) {
     const float *const *x = ready(&a, &v);
     mm_cpu_limit(level);
     mm_cpu_rows(&v, 0, ROWS, x, TOKENS, level ? other : y, ROWS, sums);
-    if (level == MM_CPU_PLAIN) check_near(&a, y);
-    if (level && memcmp(y, other, sizeof y) != 0) fail_msg("%s, k %u, cell %u: level %d has other bits", s->name, k, v.cell, (int)level);
+    if (level == MM_CPU_PLAIN) check_near(&a, y, v.pairs);
+    if (level && memcmp(y, other, sizeof y) != 0)
+      fail_msg("%s, k %u, cell %u, pairs %d: level %d has other bits", s->name, k, v.cell, v.pairs, (int)level);
     for (int i = 0; i < 6; i++) { /* some rows, some tokens */
       const uint32_t first = any(ROWS), rows = 1 + any(ROWS - first), t = any(TOKENS), tokens = 1 + any(TOKENS - t);
       mm_cpu_rows(&v, first, rows, x + t, tokens, other, rows, sums);
@@ -108,11 +124,29 @@ static void every_scheme(void **state) {
   for (size_t i = 0; mm_scheme_at(i); i++) {
     const mm_scheme *s = mm_scheme_at(i);
     unsigned known = 0;
-    for (int j = 0; j < 12; j++) known += check_one(s, j < 2 ? 128u << j : 1 + any(MOST_K), 1);
+    for (int j = 0; j < 12; j++) known += check_one(s, j < 4 ? 128u << j / 2 : 1 + any(MOST_K), 1, j % 2);
     assert_int_equal(known, 12); /* the scheme's own grid */
-    for (uint32_t finer = 2; finer <= 8; finer *= 2) (void)check_one(s, 64 + any(MOST_K - 64), finer);
+    for (uint32_t finer = 2; finer <= 8; finer *= 2)
+      for (int pairs = 0; pairs < 2; pairs++) (void)check_one(s, 64 + any(MOST_K - 64), finer, pairs);
   }
   mm_cpu_limit(MM_CPU_BEST);
+}
+
+/* BF16 of every kind of number: halves of the last place, what is too small, too large, or none. */
+static void rounds_to_bf16(void **state) {
+  (void)state;
+  for (int i = 0; i < 100000; i++) {
+    const uint32_t bits = draw() << 8 ^ draw() ^ (i % 4 ? 0 : 0x8000u);
+    const float x = mm_f32_from_bits(i % 4 == 1 ? (bits & 0xffff0000) | 0x8000 : bits), y = mm_cpu_bf16(x);
+    const double z = nearest_bf16(x);
+    if (isnan(x)) {
+      assert_true(isnan(y));
+    } else {
+      const double expected = fabsf(x) < 0x1p-126f ? 0 : fabs(z) > FLT_MAX ? INFINITY : fabs(z);
+      assert_true((double)fabsf(y) == expected && signbit(y) == signbit(x));
+    }
+    assert_int_equal(mm_f32_bits(y) & 0xffff, 0);
+  }
 }
 
 /* One code that is no number makes its row none for all tokens, and no other. */
@@ -120,13 +154,15 @@ static void no_number(void **state) {
   (void)state;
   const char *const names[] = {"block_fp8", "channel_fp8", "mxfp8"};
   for (size_t i = 0; i < 3; i++)
-    for (mm_cpu level = MM_CPU_PLAIN; level <= MM_CPU_BEST; level++) {
+    for (int way = 0; way <= 2 * MM_CPU_BEST + 1; way++) {
+      const mm_cpu level = (mm_cpu)(way / 2);
       sample a = make(mm_scheme_find(names[i]), 300, 1);
       mm_cpu_view v;
       static float y[TOKENS * ROWS];
       const uint32_t row = any(ROWS);
       a.plane[0][(size_t)(ROWS + row) * 300 + any(300)] = any(2) ? 0x7f : 0xff;
       assert_true(mm_cpu_view_of(&v, &a.w, 1));
+      v.pairs = way % 2;
       mm_cpu_limit(level);
       mm_cpu_rows(&v, 0, ROWS, ready(&a, &v), TOKENS, y, ROWS, sums);
       for (uint32_t j = 0; j < TOKENS * ROWS; j++) assert_int_equal(isnan(y[j]) != 0, j % ROWS == row);
@@ -157,6 +193,7 @@ static void dots(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(every_scheme), cmocka_unit_test(no_number), cmocka_unit_test(dots)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(every_scheme), cmocka_unit_test(rounds_to_bf16), cmocka_unit_test(no_number),
+                                     cmocka_unit_test(dots)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

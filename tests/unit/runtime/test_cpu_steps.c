@@ -12,6 +12,7 @@
 #include <cmocka.h>
 
 #include "quant/cpu.h"
+#include "quant/numbers.h"
 #include "runtime/cpu/cpu_backend.h"
 #include "runtime/engine.h"
 #include "tests/unit/runtime/reference.h"
@@ -25,23 +26,42 @@ static mm_model dims(mm_family family) {
   return m;
 }
 
+enum { MATRICES = 4 * 8 };
 typedef struct run {
   ref_shards *shards;
   mm_rank_weights w;
   mm_comm *comm;
   mm_forward f;
+  uint16_t *bf16[MATRICES]; /* codes of matrices that were given BF16 */
+  unsigned matrices;
 } run;
 
-static void open_run(run *r, const ref_model *ref, unsigned threads, bool bf16) {
+/* w with its numbers rounded to BF16. */
+static void to_bf16(run *r, mm_packed *w) {
+  if (!w->scheme) return;
+  const size_t n = (size_t)mm_max(1, w->lead) * w->n * w->k;
+  const float *from = w->plane[0];
+  assert_true(r->matrices < MATRICES);
+  uint16_t *to = r->bf16[r->matrices++] = malloc(n * sizeof *to);
+  for (size_t i = 0; i < n; i++) to[i] = mm_f32_to_bf16(from[i]);
+  w->scheme = mm_scheme_find("bf16"), w->plane[0] = to;
+}
+
+static void open_run(run *r, const ref_model *ref, unsigned threads, bool bf16, bool input_bf16) {
   mm_err err = {0};
   *r = (run){.shards = ref_cut(ref, 1), .comm = mm_comm_open(1, &err)};
   assert_true(mm_bind(&r->w, &r->shards->s, 0, &err));
+  for (uint32_t l = 0; input_bf16 && l < ref->m.layers; l++) {
+    mm_layer_weights *y = &r->w.layer[l];
+    to_bf16(r, &y->qkv), to_bf16(r, &y->out), to_bf16(r, &y->w13), to_bf16(r, &y->w2);
+  }
   const mm_backend_config c = {.model = &ref->m,
                                .weights = &r->w,
                                .limits = {.max_tokens = PROMPT, .slots = 1, .max_positions = PROMPT},
                                .comm = r->comm,
                                .threads = threads,
-                               .kv_bf16 = bf16};
+                               .kv_bf16 = bf16,
+                               .input_bf16 = input_bf16};
   assert_true(mm_forward_open(&r->f, &mm_ops_cpu, &c, &err));
 }
 static void close_run(run *r) {
@@ -49,6 +69,7 @@ static void close_run(run *r) {
   mm_bind_close(&r->w);
   mm_comm_close(r->comm);
   ref_uncut(r->shards);
+  for (unsigned i = 0; i < r->matrices; i++) free(r->bf16[i]);
 }
 
 static int32_t id_at(uint32_t t) { return (int32_t)(t * 7 % VOCAB); }
@@ -66,15 +87,15 @@ static void feed(run *r, uint32_t pos, uint32_t count, float *logits) {
 
 static void same_bits(void **state) {
   (void)state;
-  for (int i = 0; i < 4; i++) {
-    const bool bf16 = i % 2;
-    ref_model ref = ref_build(dims(i / 2 ? MM_FAMILY_M2 : MM_FAMILY_M1));
+  for (int i = 0; i < 8; i++) {
+    const bool bf16 = i % 2, input_bf16 = i / 4;
+    ref_model ref = ref_build(dims(i / 2 % 2 ? MM_FAMILY_M2 : MM_FAMILY_M1));
     float first[PADDED], logits[PADDED];
     for (mm_cpu level = MM_CPU_PLAIN; level <= MM_CPU_BEST; level++)
       for (uint32_t cut = 1; cut <= PROMPT; cut = cut == 1 ? 38 : cut == 38 ? PROMPT : PROMPT + 1) {
         run r;
         mm_cpu_limit(level);
-        open_run(&r, &ref, 1 + cut % 4, bf16);
+        open_run(&r, &ref, 1 + cut % 4, bf16, input_bf16);
         const bool is_first = level == MM_CPU_PLAIN && cut == 1;
         r.f.backend->ahead = cut != 1; /* as where weights are larger than memory */
         for (uint32_t at = 0; at < PROMPT; at += cut) feed(&r, at, PROMPT - at < cut ? PROMPT - at : cut, is_first ? first : logits);
@@ -111,7 +132,7 @@ static void threads_stay_and_sleep(void **state) {
   float logits[PADDED];
   long sum, sum_after;
   run r;
-  open_run(&r, &ref, 3, false);
+  open_run(&r, &ref, 3, false, false);
   const long count = threads_now(&sum);
   assert_true(count >= 3);
   for (int i = 0; i < 20; i++) feed(&r, 0, PROMPT, logits);
@@ -131,7 +152,7 @@ static void inputs_begin_lines(void **state) {
   ref_model ref = ref_build(dims(MM_FAMILY_M2));
   mm_err err = {0};
   run r;
-  open_run(&r, &ref, 1, false);
+  open_run(&r, &ref, 1, false, false);
   for (uint32_t width = 16; width <= 256; width += 16) {
     mm_act a;
     assert_true(mm_ops_cpu.act(r.f.backend, width, &a, &err));
