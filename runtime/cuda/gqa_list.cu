@@ -10,9 +10,8 @@
 
 namespace {
 
-constexpr uint32_t kMaxSplits = 32, kChunk = 256, kMost = 128, kLeast = 64; /* tiles */
-constexpr uint64_t kMostItems = 2048; /* of rows in chunks: bounds the room for their partial results */
-constexpr uint32_t kPartCost = 8;     /* of a part beside its keys, in tiles */
+constexpr uint32_t kMaxSplits = 32, kChunk = 256; /* tiles */
+constexpr uint64_t kMostItems = 2048;             /* of rows in chunks: bounds the room for their partial results */
 static_assert(kChunk % MM_CU_GQA_WARPS == 0, "a chunk is whole turns of a block's warps");
 
 }  // namespace
@@ -43,8 +42,7 @@ mm_cu_far_plan mm_cu_plan_far(const mm_cu_heads &h, uint32_t slots, uint32_t max
 mm_cu_gqa_cut mm_cu_cut_rows(const mm_cu_heads &h, uint32_t rows, const mm_cu_far_plan &plan) {
   const uint32_t splits = mm_cu_gqa_splits(h, rows), blocks = rows * splits;
   const bool at_once = blocks * h.kv_heads <= multiprocessors();
-  if (!plan.items) return {splits, UINT32_MAX, UINT32_MAX, UINT32_MAX, 1};
-  return {splits, at_once ? min(kMost, plan.chunk) : plan.chunk, plan.chunk, min(kLeast, plan.chunk), at_once ? blocks : 1};
+  return {splits, plan.items ? plan.chunk : UINT32_MAX, at_once ? blocks : 1};
 }
 
 size_t mm_cu_gqa_items(const mm_cu_heads &h, uint32_t max_tokens, const mm_cu_far_plan &plan) {
@@ -61,9 +59,9 @@ size_t mm_cu_gqa_list(const mm_cu_heads &h, uint32_t rows, const int32_t *slot, 
   const uint32_t blocks = rows * cut.splits;
   const auto tiles_of = [&](uint32_t row) { return slot[row] < 0 ? 0 : pos[row] / MM_CU_GQA_KEYS + 1; };
   const auto parts_of = [&](uint32_t row) { return ceil_div(tiles_of(row), cut.part(tiles_of(row))); };
-  const auto cost_of = [&](uint32_t row, uint32_t s) { /* of a part, in tiles */
-                                                       const uint32_t tiles = tiles_of(row), part = cut.part(tiles);
-                                                       return s * part < tiles ? min(part, tiles - s * part) + kPartCost : 0;
+  const auto cost_of = [&](uint32_t row, uint32_t part) {
+    const uint32_t tiles = tiles_of(row), from = part * cut.part(tiles);
+    return from < tiles ? min(cut.part(tiles), tiles - from) + MM_CU_GQA_COST : 0;
   };
   uint32_t places = 0;
   for (uint32_t i = 0; i < rows; i++) {

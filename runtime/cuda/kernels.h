@@ -204,17 +204,20 @@ struct mm_cu_far {
   const uint32_t *first = nullptr; /* [rows] where the row's partial results lie, in items */
   const uint2 *item = nullptr;     /* of each block (row + rows · split): where its items begin, and how many; then items: row and split */
 };
-/* How a step's rows are cut: a row into as many parts as every row has blocks or, where those would have more than `most` tiles, into
- * chunks. Of chunks there are as many as blocks, or a multiple, where all blocks run at once (unit), so that each gets the same; fewer
- * where they would have less than about `least` tiles. It depends on the number of rows and on the row alone. */
+/* How a step's rows are cut: a row into as many parts as every row has blocks or, where those would be larger, into chunks. Of chunks there
+ * are as many as blocks, or a multiple, where all blocks run at once (unit) and the row is long enough: a part costs as much as
+ * MM_CU_GQA_COST tiles, and those that are added may cost a sixteenth of the row. It depends on the number of rows and on the row alone. */
+#define MM_CU_GQA_COST 25
 struct mm_cu_gqa_cut {
-  uint32_t splits, most, chunk, least, unit;
+  uint32_t splits, chunk, unit;
   /* Tiles of a part of a row of so many. */
   __host__ __device__ uint32_t part(uint32_t tiles) const {
     constexpr uint32_t w = MM_CU_GQA_WARPS;
     const uint32_t even = (tiles + splits * w - 1) / (splits * w) * w;
-    if (even <= most) return even > w ? even : w;
-    const uint32_t n = min(((tiles + chunk - 1) / chunk + unit - 1) / unit * unit, (tiles + least - 1) / least);
+    if (even <= chunk) return even > w ? even : w;
+    uint32_t n = (tiles + chunk - 1) / chunk;
+    const uint32_t fair = (n + unit - 1) / unit * unit;
+    if ((fair - n) * MM_CU_GQA_COST * 16 <= tiles) n = fair;
     return (tiles + n * w - 1) / (n * w) * w;
   }
 };
