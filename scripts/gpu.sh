@@ -199,7 +199,7 @@ run_part() {
     load) MM_GPU_MODELS=$work/models/0 "$gpu" test load ;;
     hold) hold_part ;;
     eval) eval_part ;;
-    kernels) "$gpu" test linear experts attention lightning rows choice edges ;;
+    kernels) "$gpu" test linear experts widened attention lightning rows choice edges ;;
     sequences) "$gpu" test sequences ;;
     models) models_part ;;
     text) text_part ;;

@@ -88,20 +88,20 @@ struct down_job {
   }
 };
 
-template <mm_cu_code C, mm_cu_scale S>
-__global__ void __launch_bounds__(kGemmThreads, 1)
+template <gemm_kind K, mm_cu_code C, mm_cu_scale S>
+__global__ void __launch_bounds__(gemm_threads<K>, 1)
     grouped_up(const __grid_constant__ mm_cu_weight w, const __grid_constant__ mm_cu_route r, const __grid_constant__ mm_cu_experts a) {
   grid_wait_and_launch_next();
   const expert_tile tile = find_tile(r, blockIdx.y);
-  if (tile.rows > 0) gemm_tile<C, S>(w, up_job{w, r, a, tile, blockIdx.x * (kGemmColumns / 2), w.n / 2});
+  if (tile.rows > 0) gemm_tile<K, C, S>(w, up_job{w, r, a, tile, blockIdx.x * (kGemmColumns / 2), w.n / 2});
 }
 
-template <mm_cu_code C, mm_cu_scale S>
-__global__ void __launch_bounds__(kGemmThreads, 1)
+template <gemm_kind K, mm_cu_code C, mm_cu_scale S>
+__global__ void __launch_bounds__(gemm_threads<K>, 1)
     grouped_down(const __grid_constant__ mm_cu_weight w, const __grid_constant__ mm_cu_route r, const __grid_constant__ mm_cu_experts a) {
   grid_wait_and_launch_next();
   const expert_tile tile = find_tile(r, blockIdx.y);
-  if (tile.rows > 0) gemm_tile<C, S>(w, down_job{w, r, a, tile, blockIdx.x * kGemmColumns});
+  if (tile.rows > 0) gemm_tile<K, C, S>(w, down_job{w, r, a, tile, blockIdx.x * kGemmColumns});
 }
 
 __global__ void sum_pairs(bf16 *y, const float *pair_out, const __grid_constant__ mm_cu_route r, uint32_t width) {
@@ -133,8 +133,13 @@ struct grouped_launch {
   template <mm_cu_code C, mm_cu_scale S>
   cudaError_t run() const {
     const unsigned tiles = most_tiles(r, a.tokens);
-    const gemm_block b = gemm_block_here();
-    return launch(up ? grouped_up<C, S> : grouped_down<C, S>, dim3(ceil_div(w.n, b.columns), tiles), b.threads, b.shared, s, w, r, a);
+    const gemm_kind kind = gemm_kind_here<C>();
+    const gemm_block b = gemm_block_of<C>(kind);
+    auto kernel = up ? grouped_up<GEMM_PLAIN, C, S> : grouped_down<GEMM_PLAIN, C, S>;
+    if constexpr (C != MM_CU_BF16) {
+      if (kind == GEMM_WIDENED) kernel = up ? grouped_up<GEMM_WIDENED, C, S> : grouped_down<GEMM_WIDENED, C, S>;
+    }
+    return launch(kernel, dim3(ceil_div(w.n, b.columns), tiles), b.threads, b.shared, s, w, r, a);
   }
 };
 

@@ -1,5 +1,8 @@
 /* y = x·Wᵀ for any number of rows (gemm.cuh). */
 #include "runtime/cuda/gemm.cuh"
+
+#include <stdlib.h>
+
 #include "runtime/cuda/launch.h"
 
 namespace {
@@ -36,10 +39,10 @@ struct dense_job {
   }
 };
 
-template <mm_cu_code C, mm_cu_scale S>
-__global__ void __launch_bounds__(kGemmThreads, 1) gemm(const __grid_constant__ mm_cu_weight w, const __grid_constant__ mm_cu_linear a) {
+template <gemm_kind K, mm_cu_code C, mm_cu_scale S>
+__global__ void __launch_bounds__(gemm_threads<K>, 1) gemm(const __grid_constant__ mm_cu_weight w, const __grid_constant__ mm_cu_linear a) {
   grid_wait_and_launch_next();
-  gemm_tile<C, S>(w, dense_job{w, a, blockIdx.x * kGemmRows, blockIdx.y * kGemmColumns});
+  gemm_tile<K, C, S>(w, dense_job{w, a, blockIdx.x * kGemmRows, blockIdx.y * kGemmColumns});
 }
 
 struct gemm_launch {
@@ -48,11 +51,18 @@ struct gemm_launch {
   cudaStream_t s;
   template <mm_cu_code C, mm_cu_scale S>
   cudaError_t run() const {
-    const gemm_block b = gemm_block_here();
-    return launch(gemm<C, S>, dim3(ceil_div(a.tokens, kGemmRows), ceil_div(w.n, b.columns)), b.threads, b.shared, s, w, a);
+    const gemm_kind kind = gemm_kind_here<C>();
+    const gemm_block b = gemm_block_of<C>(kind);
+    auto kernel = gemm<GEMM_PLAIN, C, S>;
+    if constexpr (C != MM_CU_BF16) {
+      if (kind == GEMM_WIDENED) kernel = gemm<GEMM_WIDENED, C, S>;
+    }
+    return launch(kernel, dim3(ceil_div(a.tokens, kGemmRows), ceil_div(w.n, b.columns)), b.threads, b.shared, s, w, a);
   }
 };
 
 }  // namespace
+
+bool mm_cu_one_producer = getenv("MM_ONE_PRODUCER") != nullptr;
 
 cudaError_t mm_cu_gemm(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s) { return for_scheme(w, gemm_launch{w, a, s}); }

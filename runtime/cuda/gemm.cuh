@@ -1,5 +1,5 @@
 /* The core of every prefill product: a block multiplies 128 activation rows with 128 weight rows, 64 columns at a time (on sm_90a with
- * 256 weight rows: gemm_hopper.cuh).
+ * 256 weight rows: gemm_hopper.cuh, and gemm_widened.cuh where weights are codes).
  *
  * Activations go to shared memory as they are (cp.async); weights are fetched as codes into registers one step ahead, widened there,
  * scaled, rounded to bf16 and stored, so device memory never holds them wide. Eight warps, 32 x 64 results each, mma.m16n8k16.
@@ -13,6 +13,7 @@
 #define MM_CUDA_GEMM_CUH
 
 #include "runtime/cuda/gemm_hopper.cuh"
+#include "runtime/cuda/gemm_widened.cuh"
 #include "runtime/cuda/launch.h"
 #include "runtime/cuda/weight.cuh"
 
@@ -27,21 +28,39 @@ struct gemm_shared {
   bf16 x[2][kGemmRows][kGemmK + kGemmPad], w[2][kGemmColumns][kGemmK + kGemmPad];
 };
 
+/* Which block multiplies: gemm_widened.cuh's, or the others. */
+enum gemm_kind { GEMM_PLAIN, GEMM_WIDENED };
+template <gemm_kind K>
+constexpr int gemm_threads = K == GEMM_WIDENED ? widened_gemm::kThreads : kGemmThreads;
+
 /* What the host needs of the block that the current device runs. */
 struct gemm_block {
   unsigned columns, threads;
   size_t shared;
 };
-inline gemm_block gemm_block_here() {
+template <mm_cu_code C>
+gemm_block gemm_block_of(gemm_kind kind) {
+  if constexpr (C != MM_CU_BF16) {
+    if (kind == GEMM_WIDENED) return {widened_gemm::kColumns, widened_gemm::kThreads, sizeof(widened_gemm::shared<C>)};
+  }
   if (hopper()) return {hopper_gemm::kColumns, hopper_gemm::kThreads, sizeof(hopper_gemm::shared)};
   return {128, 256, sizeof(gemm_shared)};
+}
+/* Codes on sm_90a, unless mm_cu_one_producer. */
+template <mm_cu_code C>
+gemm_kind gemm_kind_here() {
+  return C != MM_CU_BF16 && hopper() && !mm_cu_one_producer ? GEMM_WIDENED : GEMM_PLAIN;
 }
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-template <mm_cu_code C, mm_cu_scale S, class Job>
+template <gemm_kind K, mm_cu_code C, mm_cu_scale S, class Job>
 __device__ __forceinline__ void gemm_tile(const mm_cu_weight &w, const Job &job) {
-  hopper_gemm::tile<C, S>(w, job);
+  if constexpr (K == GEMM_WIDENED) {
+    widened_gemm::tile<C, S>(w, job);
+  } else {
+    hopper_gemm::tile<C, S>(w, job);
+  }
 }
 
 #else
@@ -101,8 +120,9 @@ struct weight_tile {
   }
 };
 
-template <mm_cu_code C, mm_cu_scale S, class Job>
+template <gemm_kind K, mm_cu_code C, mm_cu_scale S, class Job>
 __device__ __forceinline__ void gemm_tile(const mm_cu_weight &w, const Job &job) {
+  if (K == GEMM_WIDENED) return no_such_code();
   extern __shared__ uint4 shared_raw[];
   auto &sh = *reinterpret_cast<gemm_shared *>(shared_raw);
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
