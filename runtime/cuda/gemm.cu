@@ -39,10 +39,26 @@ struct dense_job {
   }
 };
 
-template <gemm_kind K, mm_cu_code C, mm_cu_scale S>
-__global__ void __launch_bounds__(gemm_threads<K>, 1) gemm(const __grid_constant__ mm_cu_weight w, const __grid_constant__ mm_cu_linear a) {
+template <mm_cu_code C, mm_cu_scale S>
+__global__ void __launch_bounds__(kGemmThreads, 1) gemm(const __grid_constant__ mm_cu_weight w, const __grid_constant__ mm_cu_linear a) {
   grid_wait_and_launch_next();
-  gemm_tile<K, C, S>(w, dense_job{w, a, blockIdx.x * kGemmRows, blockIdx.y * kGemmColumns});
+  gemm_tile<C, S>(w, dense_job{w, a, blockIdx.x * kGemmRows, blockIdx.y * kGemmColumns});
+}
+
+/* Sixteen tiles of rows meet all weights before the next sixteen: what runs at a time shares both. */
+template <mm_cu_code C, mm_cu_scale S>
+__global__ void __launch_bounds__(widened_gemm::kThreads, 1)
+    gemm_widened(const __grid_constant__ mm_cu_weight w, const __grid_constant__ mm_cu_linear a) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  const uint32_t high = (a.tokens + kGemmRows - 1) / kGemmRows, wide = (w.n + kGemmColumns - 1) / kGemmColumns;
+  grid_wait_and_launch_next();
+  widened_gemm::tiles<C, S>(w, high * wide, [&](uint32_t index) {
+    const uint32_t strip = index / (16 * wide), in = index % (16 * wide), tall = min(16u, high - strip * 16);
+    return dense_job{w, a, (strip * 16 + in % tall) * kGemmRows, in / tall * kGemmColumns};
+  });
+#else
+  no_such_code();
+#endif
 }
 
 struct gemm_launch {
@@ -51,13 +67,12 @@ struct gemm_launch {
   cudaStream_t s;
   template <mm_cu_code C, mm_cu_scale S>
   cudaError_t run() const {
-    const gemm_kind kind = gemm_kind_here<C>();
-    const gemm_block b = gemm_block_of<C>(kind);
-    auto kernel = gemm<GEMM_PLAIN, C, S>;
     if constexpr (C != MM_CU_BF16) {
-      if (kind == GEMM_WIDENED) kernel = gemm<GEMM_WIDENED, C, S>;
+      if (gemm_widens(C))
+        return launch_widened<C>(gemm_widened<C, S>, ceil_div(a.tokens, kGemmRows) * ceil_div(w.n, widened_gemm::kColumns), s, w, a);
     }
-    return launch(kernel, dim3(ceil_div(a.tokens, kGemmRows), ceil_div(w.n, b.columns)), b.threads, b.shared, s, w, a);
+    const gemm_block b = gemm_block_here();
+    return launch(gemm<C, S>, dim3(ceil_div(a.tokens, kGemmRows), ceil_div(w.n, b.columns)), b.threads, b.shared, s, w, a);
   }
 };
 

@@ -28,39 +28,28 @@ struct gemm_shared {
   bf16 x[2][kGemmRows][kGemmK + kGemmPad], w[2][kGemmColumns][kGemmK + kGemmPad];
 };
 
-/* Which block multiplies: gemm_widened.cuh's, or the others. */
-enum gemm_kind { GEMM_PLAIN, GEMM_WIDENED };
-template <gemm_kind K>
-constexpr int gemm_threads = K == GEMM_WIDENED ? widened_gemm::kThreads : kGemmThreads;
-
 /* What the host needs of the block that the current device runs. */
 struct gemm_block {
   unsigned columns, threads;
   size_t shared;
 };
-template <mm_cu_code C>
-gemm_block gemm_block_of(gemm_kind kind) {
-  if constexpr (C != MM_CU_BF16) {
-    if (kind == GEMM_WIDENED) return {widened_gemm::kColumns, widened_gemm::kThreads, sizeof(widened_gemm::shared<C>)};
-  }
+inline gemm_block gemm_block_here() {
   if (hopper()) return {hopper_gemm::kColumns, hopper_gemm::kThreads, sizeof(hopper_gemm::shared)};
   return {128, 256, sizeof(gemm_shared)};
 }
-/* Codes on sm_90a, unless mm_cu_one_producer. */
-template <mm_cu_code C>
-gemm_kind gemm_kind_here() {
-  return C != MM_CU_BF16 && hopper() && !mm_cu_one_producer ? GEMM_WIDENED : GEMM_PLAIN;
+/* kernel(args…), which runs widened_gemm::tiles of C over so many tiles. */
+template <mm_cu_code C, class... Params, class... Args>
+cudaError_t launch_widened(void (*kernel)(Params...), unsigned tiles, cudaStream_t s, Args... args) {
+  return launch(kernel, min(tiles, multiprocessors()), widened_gemm::kThreads, sizeof(widened_gemm::shared<C>), s, args...);
 }
+/* Whether weights in these codes take it here. */
+inline bool gemm_widens(mm_cu_code c) { return c != MM_CU_BF16 && hopper() && !mm_cu_one_producer; }
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-template <gemm_kind K, mm_cu_code C, mm_cu_scale S, class Job>
+template <mm_cu_code C, mm_cu_scale S, class Job>
 __device__ __forceinline__ void gemm_tile(const mm_cu_weight &w, const Job &job) {
-  if constexpr (K == GEMM_WIDENED) {
-    widened_gemm::tile<C, S>(w, job);
-  } else {
-    hopper_gemm::tile<C, S>(w, job);
-  }
+  hopper_gemm::tile<C, S>(w, job);
 }
 
 #else
@@ -120,9 +109,8 @@ struct weight_tile {
   }
 };
 
-template <gemm_kind K, mm_cu_code C, mm_cu_scale S, class Job>
+template <mm_cu_code C, mm_cu_scale S, class Job>
 __device__ __forceinline__ void gemm_tile(const mm_cu_weight &w, const Job &job) {
-  if (K == GEMM_WIDENED) return no_such_code();
   extern __shared__ uint4 shared_raw[];
   auto &sh = *reinterpret_cast<gemm_shared *>(shared_raw);
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;

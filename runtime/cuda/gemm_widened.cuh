@@ -40,6 +40,23 @@ __device__ __forceinline__ uint32_t fma2(uint32_t a, uint32_t b, uint32_t c) {
   return *reinterpret_cast<uint32_t *>(&p);
 }
 
+/* As codec's, without what only f16 needs: shifts to where a bf16 has them, from where weight.cuh says they lie. */
+template <mm_cu_code C>
+__device__ __forceinline__ void widen_codes(uint32_t (&v)[codec<C>::kPiece / 2], uint4 q) {
+  if constexpr (C == MM_CU_E2M1) {
+    const uint32_t w[4] = {q.x, q.y, q.z, q.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      v[4 * i] = and_or(w[i] >> 3, 0x01c001c0u, w[i] & 0x80008000u);
+      v[4 * i + 1] = and_or(w[i] << 5, 0x01c001c0u, w[i] << 8 & 0x80008000u);
+      v[4 * i + 2] = and_or(w[i] >> 6, 0x01c001c0u, w[i] << 7 & 0x80008000u);
+      v[4 * i + 3] = and_or(w[i] << 2, 0x01c001c0u, w[i] << 15 & 0x80008000u);
+    }
+  } else {
+    codec<C>::widen(v, q);
+  }
+}
+
 /* The scales of a piece, and codes to scaled bf16. at: the scale row's first element. */
 template <mm_cu_code C, mm_cu_scale S>
 struct step_scale {
@@ -49,7 +66,7 @@ struct step_scale {
     scale.load(w, row, k);
   }
   __device__ __forceinline__ void widen(uint32_t (&v)[codec<C>::kPiece / 2], uint4 q) const {
-    codec<C>::widen(v, q);
+    widen_codes<C>(v, q);
     scale.apply(v);
   }
 };
@@ -64,7 +81,7 @@ struct step_scale<C, MM_CU_COARSE> {
     const uint32_t first = pack2(f, f);
     const float rest = f - low(first);
     const uint32_t second = pack2(rest, rest);
-    codec<C>::widen(v, q);
+    widen_codes<C>(v, q);
 #pragma unroll
     for (int i = 0; i < codec<C>::kPiece / 2; i++) v[i] = fma2(v[i], first, mul2(v[i], second));
   }
@@ -101,7 +118,7 @@ struct weight_pieces {
     for (int i = 0; i < kPieces; i++) f[i].load(w, (scale_row0 + (row[i] >> w.cell_n_log2)) * w.scale_pitch, column(step));
   }
   /* Widens a step's codes. Columns past k meet zeros of x: they must only be finite. */
-  __device__ __forceinline__ void widen(uint32_t step, step_scale<C, S> (&f)[kPieces]) const {
+  __device__ __forceinline__ void widen(uint32_t step, uint32_t stage, step_scale<C, S> (&f)[kPieces]) const {
     uint4 q[kPieces]; /* all loads before all stores */
 #pragma unroll
     for (int i = 0; i < kPieces; i++) q[i] = *raw(step, i);
@@ -113,7 +130,7 @@ struct weight_pieces {
       f[i].widen(v, q[i]);
 #pragma unroll
       for (int j = 0; j < kPiece / 8; j++)
-        *reinterpret_cast<uint4 *>(sh.step[step % stages<C>].w + swizzled(place(i), thread % kPerRow * (kPiece / 8) + j)) =
+        *reinterpret_cast<uint4 *>(sh.step[stage].w + swizzled(place(i), thread % kPerRow * (kPiece / 8) + j)) =
             make_uint4(v[4 * j], v[4 * j + 1], v[4 * j + 2], v[4 * j + 3]);
     }
 #pragma unroll
@@ -121,8 +138,9 @@ struct weight_pieces {
   }
 };
 
+/* at: the block's steps before this tile. */
 template <mm_cu_code C, mm_cu_scale S, class Job>
-__device__ __forceinline__ void produce(const mm_cu_weight &w, const Job &job, shared<C> &sh, uint32_t thread) {
+__device__ __forceinline__ void produce(const mm_cu_weight &w, const Job &job, shared<C> &sh, uint32_t thread, uint32_t at) {
   constexpr int kXPieces = kRows * 8 / kProducers, kStages = stages<C>;
   const uint32_t rows = job.rows(), steps = (w.k + kDepth - 1) / kDepth, c = thread % 8;
   const bf16 *x[kXPieces];
@@ -131,13 +149,14 @@ __device__ __forceinline__ void produce(const mm_cu_weight &w, const Job &job, s
   const weight_pieces<C, S, Job> pieces(w, job, sh, thread);
   auto fetch_x = [&](uint32_t s) {
     if (s >= steps) return;
-    if (s >= kStages) barrier_wait(shared_address(&sh.empty[s % kStages]), (s / kStages - 1) % 2);
+    const uint32_t now = at + s;
+    if (now >= kStages) barrier_wait(shared_address(&sh.empty[now % kStages]), (now / kStages - 1) % 2);
 #pragma unroll
     for (int i = 0; i < kXPieces; i++) {
       if (i * (kProducers / 8) >= kFew && rows <= kFew) continue; /* nobody reads them */
       const uint32_t r = i * (kProducers / 8) + thread / 8;
       const bool valid = r < rows && s * kDepth + c * 8 < w.k;
-      copy16_or_zero(sh.step[s % kStages].x + swizzled(r, c), valid ? x[i] + s * kDepth : x[i], valid);
+      copy16_or_zero(sh.step[now % kStages].x + swizzled(r, c), valid ? x[i] + s * kDepth : x[i], valid);
     }
   };
   auto fetch_w = [&](uint32_t s) {
@@ -154,37 +173,41 @@ __device__ __forceinline__ void produce(const mm_cu_weight &w, const Job &job, s
     copy_wait<1>();
     fetch_x(s + 1), fetch_w(s + 2);
     copy_commit();
-    pieces.widen(s, scale);
+    pieces.widen(s, (at + s) % kStages, scale);
     copy_wait<1>();
     stores_before_wgmma();
     __syncwarp();
-    if (thread % 32 == 0) barrier_arrive(shared_address(&sh.full[s % kStages]));
+    if (thread % 32 == 0) barrier_arrive(shared_address(&sh.full[(at + s) % kStages]));
   }
+  copy_wait<0>(); /* nothing of this tile is counted among the next one's */
 }
 
 /* 64 rows from `first` on, N times 128 weight rows from `column` on: 256 at a time take more registers than four groups can begin with. */
 template <int N, int kStages, class Job, class Shared>
-__device__ __forceinline__ void consume(const mm_cu_weight &w, const Job &job, Shared &sh, uint32_t first, uint32_t column,
-                                        uint32_t thread) {
-  const uint32_t steps = (w.k + kDepth - 1) / kDepth, rows = job.rows();
-  float acc[N][64];
+__device__ __forceinline__ void consume(const mm_cu_weight &w, const Job &job, Shared &sh, uint32_t first, uint32_t column, uint32_t at) {
+  const uint32_t steps = (w.k + kDepth - 1) / kDepth, rows = job.rows(), thread = threadIdx.x % 128;
+  float acc[N][64] = {}; /* else registers are kept for what the last tile left */
+  auto release = [&](uint32_t now) {
+    if (thread % 32 == 0) barrier_arrive(shared_address(&sh.empty[now % kStages]));
+  };
   for (uint32_t s = 0; s < steps; s++) {
-    const uint32_t stage = s % kStages;
+    const uint32_t stage = (at + s) % kStages;
     const uint32_t x = uniform(shared_address(sh.step[stage].x) + first * 128),
                    wt = uniform(shared_address(sh.step[stage].w) + column * 128);
-    barrier_wait(shared_address(&sh.full[stage]), s / kStages % 2);
+    barrier_wait(shared_address(&sh.full[stage]), (at + s) / kStages % 2);
     wgmma_begin();
 #pragma unroll
     for (int k = 0; k < kDepth / 16; k++) {
 #pragma unroll
-      for (int n = 0; n < N; n++) wgmma128(acc[n], operand(x + k * 32), operand(wt + n * 128 * 128 + k * 32), s + k > 0);
+      for (int n = 0; n < N; n++) wgmma128(acc[n], operand(x + k * 32), operand(wt + n * 128 * 128 + k * 32), 1);
     }
     wgmma_commit();
     wgmma_wait<1>();
-    if (s > 0 && thread % 32 == 0) barrier_arrive(shared_address(&sh.empty[(s - 1) % kStages]));
+    if (s > 0) release(at + s - 1);
   }
   wgmma_wait<0>();
-  const uint32_t row = first + thread / 32 * 16 + thread % 32 / 4, at = column + 2 * (thread % 4);
+  release(at + steps - 1);
+  const uint32_t row = first + thread / 32 * 16 + thread % 32 / 4, place = column + 2 * (thread % 4);
 #pragma unroll
   for (int j = 0; j < N; j++) {
     hold(acc[j]);
@@ -194,13 +217,15 @@ __device__ __forceinline__ void consume(const mm_cu_weight &w, const Job &job, S
       float v[8][2];
 #pragma unroll
       for (int n = 0; n < 8; n++) v[n][0] = acc[j][(i / 2 * 8 + n) * 4 + i % 2 * 2], v[n][1] = acc[j][(i / 2 * 8 + n) * 4 + i % 2 * 2 + 1];
-      if (r < rows) job.emit(r, j * 128 + i / 2 * 64 + at, v);
+      if (r < rows) job.emit(r, j * 128 + i / 2 * 64 + place, v);
     }
   }
 }
 
-template <mm_cu_code C, mm_cu_scale S, class Job>
-__device__ __forceinline__ void tile(const mm_cu_weight &w, const Job &job) {
+/* Tiles blockIdx.x, blockIdx.x + gridDim.x … below `count`, of which job_of(index) is the job: the next one is fetched and widened while
+ * results of the last are written. */
+template <mm_cu_code C, mm_cu_scale S, class Jobs>
+__device__ __forceinline__ void tiles(const mm_cu_weight &w, uint32_t count, const Jobs &job_of) {
   extern __shared__ __align__(1024) uint8_t gemm_raw[];
   shared<C> &sh = *reinterpret_cast<shared<C> *>(gemm_raw);
   if (threadIdx.x == 0) {
@@ -209,17 +234,21 @@ __device__ __forceinline__ void tile(const mm_cu_weight &w, const Job &job) {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
-  const uint32_t group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
+  const uint32_t group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), steps = (w.k + kDepth - 1) / kDepth;
   if (group < kProducers / 128) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 88;");
-    produce<C, S>(w, job, sh, threadIdx.x);
+    for (uint32_t index = blockIdx.x, at = 0; index < count; index += gridDim.x, at += steps)
+      produce<C, S>(w, job_of(index), sh, threadIdx.x, at);
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 168;");
     const uint32_t mine = group - kProducers / 128;
-    if (job.rows() > kFew) {
-      consume<2, stages<C>>(w, job, sh, mine * kFew, 0, threadIdx.x % 128);
-    } else {
-      consume<1, stages<C>>(w, job, sh, 0, mine * (kColumns / 2), threadIdx.x % 128);
+    for (uint32_t index = blockIdx.x, at = 0; index < count; index += gridDim.x, at += steps) {
+      const auto job = job_of(index);
+      if (job.rows() > kFew) {
+        consume<2, stages<C>>(w, job, sh, mine * kFew, 0, at);
+      } else {
+        consume<1, stages<C>>(w, job, sh, 0, mine * (kColumns / 2), at);
+      }
     }
   }
 }
