@@ -242,7 +242,7 @@ run_part() {
     hold) hold_part ;;
     eval) eval_part ;;
     collect) collect_part ;;
-    kernels) "$gpu" test linear experts attention lightning rows choice edges ;;
+    kernels) "$gpu" test linear experts widened attention lightning rows choice edges ;;
     sequences) "$gpu" test sequences ;;
     models) models_part ;;
     text) text_part ;;

@@ -104,6 +104,79 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
   if (tile.rows > 0) gemm_tile<C, S>(w, down_job{w, r, a, tile, blockIdx.x * kGemmColumns});
 }
 
+/* The same tiles found by blocks that do many: `wide` beside one another, those of an expert follow one another. */
+struct tile_list {
+  uint32_t offset[MM_CU_MAX_EXPERTS + 1], before[MM_CU_MAX_EXPERTS + 1]; /* before: tiles of lower experts, one across */
+
+  /* All threads of a block. */
+  __device__ void fill(const mm_cu_route &r) {
+    for (uint32_t e = threadIdx.x; e <= r.experts; e += blockDim.x) offset[e] = r.offset[e];
+    __syncthreads();
+    if (threadIdx.x < 32) {
+      uint32_t below = 0;
+      for (uint32_t e0 = 0; e0 < r.experts; e0 += 32) {
+        const uint32_t e = e0 + threadIdx.x, mine = e < r.experts ? (offset[e + 1] - offset[e] + kGemmRows - 1) / kGemmRows : 0;
+        uint32_t end = mine;
+#pragma unroll
+        for (int d = 1; d < 32; d <<= 1) {
+          const uint32_t left = __shfl_up_sync(0xffffffffu, end, d);
+          if (threadIdx.x >= d) end += left;
+        }
+        if (e < r.experts) before[e] = below + end - mine;
+        below += __shfl_sync(0xffffffffu, end, 31);
+      }
+      if (threadIdx.x == 0) before[r.experts] = below;
+    }
+    __syncthreads();
+  }
+  __device__ expert_tile find(uint32_t experts, uint32_t index, uint32_t wide, uint32_t *across) const {
+    uint32_t e = 0;
+    for (uint32_t end = experts; end - e > 1;) {
+      const uint32_t middle = (e + end) / 2;
+      (before[middle] * wide <= index ? e : end) = middle;
+    }
+    const uint32_t high = before[e + 1] - before[e], in = index - before[e] * wide, first = offset[e] + in % high * kGemmRows;
+    *across = in / high;
+    return {e, first, min(offset[e + 1] - first, (uint32_t)kGemmRows)};
+  }
+};
+
+template <mm_cu_code C, mm_cu_scale S>
+__global__ void __launch_bounds__(widened_gemm::kThreads, 1)
+    widened_up(const __grid_constant__ mm_cu_weight w, const __grid_constant__ mm_cu_route r, const __grid_constant__ mm_cu_experts a) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  __shared__ tile_list list;
+  const uint32_t wide = (w.n + kGemmColumns - 1) / kGemmColumns;
+  grid_wait_and_launch_next();
+  list.fill(r);
+  widened_gemm::tiles<C, S>(w, list.before[r.experts] * wide, [&](uint32_t index) {
+    uint32_t across;
+    const expert_tile tile = list.find(r.experts, index, wide, &across);
+    return up_job{w, r, a, tile, across * (kGemmColumns / 2), w.n / 2};
+  });
+#else
+  no_such_code();
+#endif
+}
+
+template <mm_cu_code C, mm_cu_scale S>
+__global__ void __launch_bounds__(widened_gemm::kThreads, 1)
+    widened_down(const __grid_constant__ mm_cu_weight w, const __grid_constant__ mm_cu_route r, const __grid_constant__ mm_cu_experts a) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  __shared__ tile_list list;
+  const uint32_t wide = (w.n + kGemmColumns - 1) / kGemmColumns;
+  grid_wait_and_launch_next();
+  list.fill(r);
+  widened_gemm::tiles<C, S>(w, list.before[r.experts] * wide, [&](uint32_t index) {
+    uint32_t across;
+    const expert_tile tile = list.find(r.experts, index, wide, &across);
+    return down_job{w, r, a, tile, across * kGemmColumns};
+  });
+#else
+  no_such_code();
+#endif
+}
+
 __global__ void sum_pairs(bf16 *y, const float *pair_out, const __grid_constant__ mm_cu_route r, uint32_t width) {
   grid_wait_and_launch_next();
   for (uint32_t c = threadIdx.x * 4; c < width; c += blockDim.x * 4) {
@@ -133,6 +206,10 @@ struct grouped_launch {
   template <mm_cu_code C, mm_cu_scale S>
   cudaError_t run() const {
     const unsigned tiles = most_tiles(r, a.tokens);
+    if constexpr (C != MM_CU_BF16) {
+      if (gemm_widens(C))
+        return launch_widened<C>(up ? widened_up<C, S> : widened_down<C, S>, tiles * ceil_div(w.n, widened_gemm::kColumns), s, w, r, a);
+    }
     const gemm_block b = gemm_block_here();
     return launch(up ? grouped_up<C, S> : grouped_down<C, S>, dim3(ceil_div(w.n, b.columns), tiles), b.threads, b.shared, s, w, r, a);
   }

@@ -1,5 +1,8 @@
 /* y = x·Wᵀ for any number of rows (gemm.cuh). */
 #include "runtime/cuda/gemm.cuh"
+
+#include <stdlib.h>
+
 #include "runtime/cuda/launch.h"
 
 namespace {
@@ -42,17 +45,39 @@ __global__ void __launch_bounds__(kGemmThreads, 1) gemm(const __grid_constant__ 
   gemm_tile<C, S>(w, dense_job{w, a, blockIdx.x * kGemmRows, blockIdx.y * kGemmColumns});
 }
 
+/* Sixteen tiles of rows meet all weights before the next sixteen: what runs at a time shares both. */
+template <mm_cu_code C, mm_cu_scale S>
+__global__ void __launch_bounds__(widened_gemm::kThreads, 1)
+    gemm_widened(const __grid_constant__ mm_cu_weight w, const __grid_constant__ mm_cu_linear a) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  const uint32_t high = (a.tokens + kGemmRows - 1) / kGemmRows, wide = (w.n + kGemmColumns - 1) / kGemmColumns;
+  grid_wait_and_launch_next();
+  widened_gemm::tiles<C, S>(w, high * wide, [&](uint32_t index) {
+    const uint32_t strip = index / (16 * wide), in = index % (16 * wide), tall = min(16u, high - strip * 16);
+    return dense_job{w, a, (strip * 16 + in % tall) * kGemmRows, in / tall * kGemmColumns};
+  });
+#else
+  no_such_code();
+#endif
+}
+
 struct gemm_launch {
   const mm_cu_weight &w;
   const mm_cu_linear &a;
   cudaStream_t s;
   template <mm_cu_code C, mm_cu_scale S>
   cudaError_t run() const {
+    if constexpr (C != MM_CU_BF16) {
+      if (gemm_widens(C))
+        return launch_widened<C>(gemm_widened<C, S>, ceil_div(a.tokens, kGemmRows) * ceil_div(w.n, widened_gemm::kColumns), s, w, a);
+    }
     const gemm_block b = gemm_block_here();
     return launch(gemm<C, S>, dim3(ceil_div(a.tokens, kGemmRows), ceil_div(w.n, b.columns)), b.threads, b.shared, s, w, a);
   }
 };
 
 }  // namespace
+
+bool mm_cu_one_producer = getenv("MM_ONE_PRODUCER") != nullptr;
 
 cudaError_t mm_cu_gemm(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s) { return for_scheme(w, gemm_launch{w, a, s}); }

@@ -1,5 +1,5 @@
 /* The core of every prefill product: a block multiplies 128 activation rows with 128 weight rows, 64 columns at a time (on sm_90a with
- * 256 weight rows: gemm_hopper.cuh).
+ * 256 weight rows: gemm_hopper.cuh, and gemm_widened.cuh where weights are codes).
  *
  * Activations go to shared memory as they are (cp.async); weights are fetched as codes into registers one step ahead, widened there,
  * scaled, rounded to bf16 and stored, so device memory never holds them wide. Eight warps, 32 x 64 results each, mma.m16n8k16.
@@ -13,6 +13,7 @@
 #define MM_CUDA_GEMM_CUH
 
 #include "runtime/cuda/gemm_hopper.cuh"
+#include "runtime/cuda/gemm_widened.cuh"
 #include "runtime/cuda/launch.h"
 #include "runtime/cuda/weight.cuh"
 
@@ -36,6 +37,13 @@ inline gemm_block gemm_block_here() {
   if (hopper()) return {hopper_gemm::kColumns, hopper_gemm::kThreads, sizeof(hopper_gemm::shared)};
   return {128, 256, sizeof(gemm_shared)};
 }
+/* kernel(args…), which runs widened_gemm::tiles of C over so many tiles. */
+template <mm_cu_code C, class... Params, class... Args>
+cudaError_t launch_widened(void (*kernel)(Params...), unsigned tiles, cudaStream_t s, Args... args) {
+  return launch(kernel, min(tiles, multiprocessors()), widened_gemm::kThreads, sizeof(widened_gemm::shared<C>), s, args...);
+}
+/* Whether weights in these codes take it here. */
+inline bool gemm_widens(mm_cu_code c) { return c != MM_CU_BF16 && hopper() && !mm_cu_one_producer; }
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 

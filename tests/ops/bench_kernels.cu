@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "runtime/cuda/choose.h"
+#include "runtime/cuda/gemm_widened.h"
 #include "tests/ops/routing.h"
 
 static double g_copy;
@@ -420,6 +421,19 @@ void bench_experts() {
   experts_rate("M1", kFp8, 32, 2, 6144, 9216, {1, 4, 16, 64, 256, 8192});
   experts_rate("M2", kFp8, 256, 8, 3072, 1536, {1, 4, 16, 64, 256, 8192});
   for (const scheme *s : {&kInt4, &kNv, &kMx}) experts_rate("M2", *s, 256, 8, 3072, 1536, {1, 4, 16, 64});
+}
+/* Many tokens, weights only: widened by one group of threads and by two, beside products of codes and of bf16. */
+void bench_widened() {
+  bench_gemm(kBf16, 8192, 8192, 3072);
+  bench_rounded(8192, 8192, 3072);
+  for (const scheme *s : {&kFp8, &kInt4, &kNv, &kMx}) {
+    for (const bool one : {true, false}) {
+      mm_cu_one_producer = one;
+      printf("%s, widened by %s\n", s->name, one ? "one" : "two");
+      bench_gemm(*s, 8192, 8192, 3072);
+      experts_rate("M2", *s, 256, 8, 3072, 1536, {8192});
+    }
+  }
 }
 void bench_attention() {
   bench_gqa("M1", 64, 1, 1024);

@@ -301,6 +301,7 @@ static const subject kSubjects[] = {
     {"peers", test_peers, bench_peers},
     {"linear", test_linear, bench_linear},
     {"experts", test_experts, bench_experts},
+    {"widened", test_widened, bench_widened},
     {"attention", test_attention, bench_attention},
     {"lightning", test_lightning, bench_lightning},
     {"rows", test_rows, bench_rows},
