@@ -35,6 +35,11 @@ typedef struct mm_convert_args {
 
 /* --quant (a scheme, a preset or a recipe line) or --recipe, then --search, --kv-scales, --ignore, --override and --head, as one line. */
 static char *recipe_line(const mm_convert_args *a, mm_arena *arena, mm_err *err) {
+  if (a->head && strpbrk(a->head, ";=")) {
+    mm_fail(err, MM_USAGE, "E_RECIPE", mm_at(NULL, NULL), "--head: found \"%s\", expected the name of a scheme (--quant help lists them)",
+            a->head);
+    return NULL;
+  }
   const char *base = a->recipe ? mm_recipe_load(arena, a->recipe, err) : a->quant;
   if (!base) return NULL;
   const mm_scheme *scheme = mm_scheme_find(base);

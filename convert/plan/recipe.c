@@ -124,6 +124,10 @@ static bool unknown_scheme(const char *word, mm_err *err) {
                    "found \"%s\", which may mean several schemes; expected block_fp8 (as the released FP8 models), channel_fp8 or "
                    "tensor_wise_fp8",
                    word);
+  if (mm_recipe_preset(word))
+    return mm_fail(err, MM_USAGE, "E_RECIPE", mm_at(NULL, NULL),
+                   "found preset \"%s\" as one of several words, expected it alone (--override adds rules to it) or what it stands for: %s",
+                   word, mm_recipe_preset(word));
   FILE *f = open_memstream(&known, &n);
   if (f) put_words(f, ", ");
   bool whole = f && mm_close_text(f, &known);

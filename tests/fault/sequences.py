@@ -8,10 +8,12 @@ threads, memory and shares; with an option that is of the plan they are tried to
   a cut for other ranks, an archive, --layout hf       byte for byte what the source itself gives under these options, or its refusal
   what was converted from --layout hf                  every weight bit for bit that of the packed checkpoint of the same recipe
   a second quantisation                                the same of every cut of what it was made from
+  --head SCHEME                                        what the rule of that tensor gives
   a resumed run with another option of the plan        refused, and nothing changed
+  logits                                               the same of every cut, as near as sums in another order are
   every result                                         passes minimax-verify, and with --source against what it was made from
 
-The reader of results is tests/interop's, from the format page alone. SEQUENCES is 12, SEED 7; ONLY=N does one of them and leaves it; exit status 1 when anything else was seen."""
+The reader of results is tests/interop's, from the format page alone. SEQUENCES is 12, SEED 8; ONLY=N does one of them and leaves it; exit status 1 when anything else was seen."""
 import collections
 import hashlib
 import json
@@ -35,7 +37,7 @@ from unsharded import E2M1, numbers
 
 BIN = os.path.join(os.environ.get("BUILD", "build"), os.environ.get("SEQUENCES_BIN", "bin"))
 COUNT = int(sys.argv[1]) if len(sys.argv) > 1 else 12
-SEED = int(sys.argv[2]) if len(sys.argv) > 2 else 7
+SEED = int(sys.argv[2]) if len(sys.argv) > 2 else 8
 ONLY = os.environ.get("ONLY")
 work = tempfile.mkdtemp(prefix="mm-sequences-", dir=os.environ.get("TMPDIR"))
 figures, guard = collections.Counter(), threading.Lock()
@@ -118,6 +120,24 @@ def read_safetensors(path):
     with open(path + "/model.safetensors", "rb") as f:
         (n,) = struct.unpack("<Q", f.read(8))
         return json.loads(f.read(n))
+
+
+def logits(path):
+    with open(path, "rb") as f:
+        (n,) = struct.unpack("<Q", f.read(8))
+        t = json.loads(f.read(n))["logits.x"]
+        f.seek(8 + n + t["data_offsets"][0])
+        return np.frombuffer(f.read(t["data_offsets"][1] - t["data_offsets"][0]), "<f4").reshape(t["shape"]).astype("f8")
+
+
+def spelt(options):
+    """--head as the rule of its tensor that it is."""
+    if "--head" not in options:
+        return options
+    at = options.index("--head")
+    rest = options[:at] + options[at + 2:]
+    line = rest.index("--quant") + 1
+    return [*rest[:line], f"{rest[line]}; lm_head.weight={options[at + 1]}", *rest[line + 1:]]
 
 
 def add_kv_scales(rng, path, heads, layers):
@@ -211,6 +231,31 @@ class Sequence:
             line += f"; {rng.choice(PATTERNS)}={rng.choice(SCHEMES)}"
         return line
 
+    def plan(self):
+        plan = ["--quant", self.recipe(), "--allow-unmatched"]
+        return plan + (["--head", self.rng.choice(SCHEMES[1:])] if self.rng.random() < 0.4 else [])
+
+    def other_head(self, plan):
+        """The same but for the head's scheme."""
+        if "--head" not in plan:
+            return [*plan, "--head", self.rng.choice(SCHEMES[1:])]
+        at = plan.index("--head")
+        return plan[:at] + (["--head", self.rng.choice([x for x in SCHEMES[1:] if x != plan[at + 1]])] if self.rng.random() < 0.5 else []) + plan[at + 2:]
+
+    def runs(self, here):
+        """Logits of eight tokens, of this cut and of one rank."""
+        whole, found = self.direct(here, ["--tp", "1", "--tp-align", "split"])[0], []
+        for path in (here, whole):
+            rc, line = self.call("eval", path, "--logits", path + ".logits", "--ids-from", self.dir + "/ids.safetensors", "--act-quant", "off", "-q", "--threads", "1")
+            if rc:
+                self.wrong(f"a checkpoint that does not run: {line}")
+            found.append(logits(path + ".logits"))
+        never = found[1] == -np.inf  # ids whose rows of the head are zero
+        apart, size = (np.abs(x[~never]).max() for x in (found[0] - np.where(never, 0, found[1]), found[1]))
+        if (never != (found[0] == -np.inf)).any() or not apart <= 1e-4 * size:
+            self.wrong(f"logits of {here} and of one rank are {apart} apart, of {size}, or other ids are never chosen")
+        count("logits")
+
     def shape(self):
         rng = self.rng
         tp = rng.choice([t for t in (1, 2, 3, 4, 6, 8, 12) if self.heads % t == 0 or rng.random() < 0.02])
@@ -246,21 +291,25 @@ class Sequence:
         rng = self.rng
         source = self.dir + "/source"
         self.heads = make_source(rng, source)
-        recipe = self.recipe()
-        plan = ["--quant", recipe, "--allow-unmatched"]
+        with open(self.dir + "/ids.safetensors", "wb") as f:
+            text = json.dumps({"ids.x": {"dtype": "I32", "shape": [8], "data_offsets": [0, 32]}}).encode()
+            f.write(struct.pack("<Q", len(text)) + text + struct.pack("<8i", *(rng.randrange(8, 264) for _ in range(8))))
+        plan = self.plan()
+        recipe = spelt(plan)[1]
         static = rng.random() < 0.25 and any(s in recipe for s in ("tensor_wise_fp8", "w4afp8", "nvfp4")) and "a16" not in recipe
         if static:
             plan += ["--act-scales", source + "/act-scales.json"]
         first = [*plan, *self.shape()]
-        here = self.disturbed(source, first, [[*plan, *self.shape()[:-1], "70K"], [*plan[:1], "mxfp8", *first[2:]], [*plan, *first[3:], "--allow-nonfinite"]])
-        self.same(here, self.direct(source, first), "a resumed conversion")
+        here = self.disturbed(source, first, [[*plan, *self.shape()[:-1], "70K"], [*plan[:1], "mxfp8", *first[2:]], [*plan, *first[len(plan):], "--allow-nonfinite"],
+                                              [*self.other_head(plan), *first[len(plan):]], [*self.other_head(plan), *first[len(plan):]]])
+        self.same(here, self.direct(source, spelt(first)), "a resumed conversion")
         here = here[0]
         if not here:
             return
         if rng.random() < 0.5:
             self.proven(here, source)
         for _ in range(rng.randrange(1, 5)):
-            step = rng.choice(["reshard", "reshard", "hf", "archive", "again"])
+            step = rng.choice(["reshard", "reshard", "hf", "archive", "again", "run"])
             if step == "reshard":
                 o = self.shape()
                 some = self.some(o) if rng.random() < 0.3 else []
@@ -275,6 +324,8 @@ class Sequence:
                 self.same(got, self.direct(source, [*plan, *o]), "--layout hf")
                 if got[0]:
                     self.back(got[0], here)
+            elif step == "run":
+                self.runs(here)
             elif step == "again":
                 here, source, plan = self.again(here, source, plan)
                 static = False
@@ -309,7 +360,7 @@ class Sequence:
 
     def again(self, here, source, plan):
         """A second quantisation, of this cut and of another."""
-        o = ["--quant", self.recipe(), "--allow-unmatched"]
+        o = self.plan()
         other = self.direct(here, ["--tp", "1", "--tp-align", "split"])[0]
         shape = self.shape()
         a, b = self.disturbed(here, [*o, *shape], [[*o, *self.layout()]]), self.direct(other, [*o, *shape])
@@ -321,7 +372,7 @@ class Sequence:
             self.wrong("a second quantisation is another of another cut")
         self.proven(a[0], here)
         count("equal weights")
-        if o[1] == "none":
+        if spelt(o)[1] == "none":
             return a[0], source, plan
         return a[0], here, o
 
@@ -348,7 +399,7 @@ try:
     with ThreadPoolExecutor(int(os.environ.get("JOBS", os.cpu_count() or 2))) as pool:
         list(pool.map(sequence, [int(ONLY)] if ONLY else range(COUNT)))
     print(f"{figures['sequences']} sequences, {figures['runs']} runs, {figures['interruptions']} signals: {figures['equal']} results byte for byte those of one conversion, "
-          f"{figures['equal weights']} with the same weights bit for bit, {figures['both refused']} refused alike, {figures['refusals']} runs of other plans refused, "
+          f"{figures['equal weights']} with the same weights bit for bit, {figures['both refused']} refused alike, {figures['refusals']} runs of other plans refused, {figures['logits']} cuts with one rank's logits, "
           f"{figures['wrong']} wrong (seed {SEED})")
 finally:
     if not ONLY and not figures["wrong"]:

@@ -153,7 +153,7 @@ def check_options(source):
     for options in ([], ["--ignore", "lm_head*"], ["--override", "lm_head*=int8"]):
         assert rules("--head", "block_fp8", *options)[-1] == last, options
     assert rules() == []
-    for word in ("int3", "fp8"):
+    for word in ("int3", "fp8", "experts_int4", "bf16; *.experts.*=nvfp4"):
         assert f'"{word}"' in run("minimax-convert", source, "--dry-run", "--head", word, status=2)
     refused = run("minimax-convert", source, "--dry-run", "--layout", "hf", "--head", "block_fp8", status=4)
     assert "E_DIALECT" in refused and HEAD in refused, refused

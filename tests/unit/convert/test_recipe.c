@@ -77,6 +77,8 @@ static void test_refused(void **state) {
       {"none; *x*", "no \"=\" in"},
       {"none; =int8", "an empty pattern"},
       {"none; *x*=zzz", "unknown scheme \"zzz\""},
+      {"none; *x*=experts_int4", "preset \"experts_int4\""},
+      {"experts_int4; lm_head*=int8", "what it stands for: none; *.experts.*=w4a16"},
       {"none; search=best", "unknown search \"best\""},
       {"none; kv_scales=lose", "unknown use of KV scales"},
       {"none; nonfinite=one", "unknown use of weights that are not finite"},
