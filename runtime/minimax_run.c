@@ -150,8 +150,12 @@ static bool run_open(run *r, mm_err *err) {
                               .presence = r->a->presence,
                               .frequency = r->a->frequency};
   double start = mm_now();
-  for (size_t i = 0; i < r->a->stop.count; i++)
-    if (!*r->a->stop.item[i]) return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--stop: found an empty text");
+  bool empty = false;
+  for (size_t i = 0; i < r->a->stop.count; i++) empty |= !*r->a->stop.item[i];
+  if (empty) {
+    mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--stop: found an empty text");
+    return false;
+  }
   if (!mm_sampling_check(&r->sampling, 0, err) || !(r->log = mm_read_log_open(err))) return false;
   if (!mm_shards_open(&r->shards, r->a->dir, err)) return false;
   if (!(r->is_end = mm_calloc(r->shards.pack.model.vocab, sizeof *r->is_end, err))) return false;
