@@ -9,6 +9,7 @@
 #include "runtime/engine.h"
 #include "runtime/load_bar.h"
 #include "runtime/text/ends.h"
+#include "runtime/text/stops.h"
 #include "runtime/text/utf8.h"
 
 #define PREFILL_ROWS 512 /* tokens of the prompt per step */
@@ -19,8 +20,12 @@ typedef struct run_args {
       *input_dtype; /* devices, attach, act_quant: NULL where not given */
   double temperature, top_p, min_p, repetition, presence, frequency;
   uint64_t top_k, seed, max_tokens, max_model_len, threads; /* max_model_len and threads: 0 where not given */
+  mm_option_list stop;
   bool added_tokens, ignore_eos, json, quiet, verbose, verify;
 } run_args;
+
+/* What ended an answer. */
+typedef enum end { END_BUDGET, END_TOKEN, END_STOP } end;
 
 typedef struct run {
   const run_args *a;
@@ -40,7 +45,9 @@ typedef struct run {
   size_t text_cap;
   char *answer; /* --json: of all tokens, [answer_cap] */
   size_t answer_count, answer_cap;
+  mm_stops stops;
   mm_utf8_stream utf8;
+  end end;
   double load_s, prefill_s, decode_s;
   uint32_t queued, generated; /* tokens to be chosen, and those collected */
 } run;
@@ -58,14 +65,33 @@ static bool find_ends(run *r, mm_err *err) { return r->a->ignore_eos || mm_ends_
 
 /* ---- Opening ---- */
 
+/* All of standard input; free() it. */
+static char *read_input(size_t *n, mm_err *err) {
+  char *text = NULL;
+  size_t cap = 0, got = 1;
+  for (*n = 0; got; *n += got) {
+    if (*n > PROMPT_MAX) {
+      mm_fail(err, MM_LIMIT, "E_LIMITS", mm_at("stdin", NULL), "found more than %llu bytes", (unsigned long long)PROMPT_MAX);
+      break;
+    }
+    if (!MM_GROW(text, &cap, *n + 65536, err)) break;
+    got = fread(text + *n, 1, 65536, stdin);
+    if (got == 0 && ferror(stdin)) mm_fail_errno(err, mm_at("stdin", NULL), "read", errno);
+    if (got == 0 && !ferror(stdin)) return text;
+  }
+  free(text);
+  return NULL;
+}
+
 static bool read_prompt(run *r, mm_err *err) {
   const run_args *a = r->a;
   if (!a->prompt == !a->prompt_file)
-    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "expected one of --prompt and --prompt-file");
-  size_t n = a->prompt ? strlen(a->prompt) : 0;
-  char *file = a->prompt ? NULL : mm_file_slurp(a->prompt_file, PROMPT_MAX, &n, err);
-  bool ok = (a->prompt || file) &&
-            mm_tokenizer_encode(r->tokenizer, file ? file : a->prompt, n, a->added_tokens, &r->prompt, &r->prompt_count, err);
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "expected one of --prompt and --prompt-file (- for standard input)");
+  const bool input = strcmp(a->prompt ? a->prompt : a->prompt_file, "-") == 0, given = a->prompt && !input;
+  size_t n = given ? strlen(a->prompt) : 0;
+  char *file = given ? NULL : input ? read_input(&n, err) : mm_file_slurp(a->prompt_file, PROMPT_MAX, &n, err);
+  bool ok =
+      (given || file) && mm_tokenizer_encode(r->tokenizer, file ? file : a->prompt, n, a->added_tokens, &r->prompt, &r->prompt_count, err);
   free(file);
   if (ok && r->prompt_count == 0) return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "the prompt is empty");
   return ok;
@@ -125,6 +151,12 @@ static bool run_open(run *r, mm_err *err) {
                               .presence = r->a->presence,
                               .frequency = r->a->frequency};
   double start = mm_now();
+  bool empty = false;
+  for (size_t i = 0; i < r->a->stop.count; i++) empty |= !*r->a->stop.item[i];
+  if (empty) {
+    mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--stop: found an empty text");
+    return false;
+  }
   if (!mm_sampling_check(&r->sampling, 0, err) || !(r->log = mm_read_log_open(err))) return false;
   if (!mm_shards_open(&r->shards, r->a->dir, err)) return false;
   if (!(r->is_end = mm_calloc(r->shards.pack.model.vocab, sizeof *r->is_end, err))) return false;
@@ -141,6 +173,7 @@ static void run_close(run *r) {
   mm_read_log_close(r->log);
   mm_tokenizer_close(r->tokenizer);
   mm_shards_close(&r->shards);
+  mm_stops_close(&r->stops);
   free(r->prompt);
   free(r->is_end);
   free(r->never);
@@ -183,11 +216,19 @@ static bool prefill(run *r, int32_t *first, mm_err *err) {
   return true;
 }
 
+static const char *end_word(const run *r) {
+  switch (r->end) {
+    case END_TOKEN: return "end_token";
+    case END_STOP: return "stop";
+    default: return r->budget == r->a->max_tokens ? "max_tokens" : "max_model_len";
+  }
+}
+
 /* The answer and what it took as one object. */
-static bool print_json(const run *r, bool ended, mm_err *err) {
+static bool print_json(const run *r, mm_err *err) {
   mm_json *o = mm_json_new_obj();
   bool ok = mm_json_set(o, "text", mm_json_new_str(r->answer));
-  ok = mm_json_set(o, "end", mm_json_new_str(ended ? "end_token" : r->budget == r->a->max_tokens ? "max_tokens" : "max_model_len")) && ok;
+  ok = mm_json_set(o, "end", mm_json_new_str(end_word(r))) && ok;
   ok = mm_json_set(o, "prompt_tokens", mm_json_new_int((int64_t)r->prompt_count)) && ok;
   ok = mm_json_set(o, "tokens", mm_json_new_int(r->generated)) && ok;
   ok = mm_json_set(o, "load_s", mm_json_new_real(r->load_s)) && ok;
@@ -214,25 +255,44 @@ static bool put_bytes(run *r, const char *bytes, size_t n, mm_err *err) {
   return mm_fail_errno(err, mm_at("stdout", NULL), "write", errno);
 }
 
-/* From the token after the prompt on. Where the engine queues, it always has a step to do while a token is on its way to stdout. *ended: at
- * an end token, not for want of budget. */
-static bool generate(run *r, int32_t id, bool *ended, mm_err *err) {
+/* The bytes of a token, up to a stop text. */
+static bool put_token(run *r, const char *bytes, size_t n, mm_err *err) {
+  bool stopped;
+  size_t ready;
+  if (!mm_stops_push(&r->stops, bytes, n, &ready, &stopped, err)) return false;
+  if (ready && !put_bytes(r, r->stops.held, ready, err)) return false;
+  mm_stops_take(&r->stops, stopped ? r->stops.held_count : ready);
+  if (stopped) r->end = END_STOP;
+  return true;
+}
+
+/* What was held back, and the end of the text. */
+static bool put_end(run *r, mm_err *err) {
+  const size_t held = r->stops.held_count;
+  if (held && !put_bytes(r, r->stops.held, held, err)) return false;
+  mm_stops_take(&r->stops, held);
+  return put_bytes(r, "", 0, err);
+}
+
+/* From the token after the prompt on. Where the engine queues, it always has a step to do while a token is on its way to stdout. */
+static bool generate(run *r, int32_t id, mm_err *err) {
   static const int32_t chosen = MM_ID_CHOSEN;
   const uint32_t ahead = mm_engine_queues(r->engine) ? 2 : 0;
   double start = mm_now();
   for (r->generated = 1;; r->generated++) {
     while (ahead && r->queued < mm_min(r->budget, r->generated + ahead))
       if (!step(r, &chosen, 1, (uint32_t)r->prompt_count + r->queued - 1, true, err)) return false;
-    if ((*ended = r->is_end[id])) break;
+    if (r->is_end[id]) r->end = END_TOKEN;
+    if (r->end == END_TOKEN) break;
     size_t n;
     const char *bytes = mm_tokenizer_bytes(r->tokenizer, id, &n);
-    if (!mm_tokenizer_is_special(r->tokenizer, id) && !put_bytes(r, bytes, n, err)) return false;
-    if (r->generated == r->budget) break;
+    if (!mm_tokenizer_is_special(r->tokenizer, id) && !put_token(r, bytes, n, err)) return false;
+    if (r->end == END_STOP || r->generated == r->budget) break;
     if (!ahead && !step(r, &chosen, 1, (uint32_t)r->prompt_count + r->queued - 1, true, err)) return false;
     if (!collect(r, &id, err)) return false;
   }
   r->decode_s = mm_now() - start;
-  return put_bytes(r, "", 0, err);
+  return put_end(r, err);
 }
 
 /* How it was loaded: by a device that reads for itself, or mapped. */
@@ -246,11 +306,12 @@ static const char *load_text(const run *r, char *out, size_t cap) {
   return out;
 }
 
-static void tell(const run *r, bool ended) {
+static void tell(const run *r) {
   char text[200];
   fprintf(stderr, "prompt %zu tokens at %.1f/s, %u new tokens at %.1f/s up to %s, loaded %s, on %s, --act-quant %s\n", r->prompt_count,
           (double)r->prompt_count / r->prefill_s, r->generated, (double)(r->generated - 1) / r->decode_s,
-          ended                           ? "an end token"
+          r->end == END_TOKEN             ? "an end token"
+          : r->end == END_STOP            ? "a stop text"
           : r->budget == r->a->max_tokens ? "--max-tokens"
                                           : "--max-model-len",
           load_text(r, text, sizeof text), r->a->device, r->act_quant ? "on" : "off");
@@ -263,12 +324,11 @@ static void tell(const run *r, bool ended) {
 
 static bool run_all(void *args, mm_err *err) {
   const run_args *a = args;
-  run r = {.a = a};
-  bool ended;
+  run r = {.a = a, .stops = {.stop = a->stop.item, .count = a->stop.count}};
   int32_t first;
-  bool ok = run_open(&r, err) && prefill(&r, &first, err) && generate(&r, first, &ended, err);
-  if (a->json) ok = ok && print_json(&r, ended, err);
-  if (ok && !a->quiet) tell(&r, ended);
+  bool ok = run_open(&r, err) && prefill(&r, &first, err) && generate(&r, first, err);
+  if (a->json) ok = ok && print_json(&r, err);
+  if (ok && !a->quiet) tell(&r);
   run_close(&r);
   return ok;
 }
@@ -276,13 +336,14 @@ static bool run_all(void *args, mm_err *err) {
 int main(int argc, char **argv) {
   run_args a = {.device = "cpu", .kv = "auto", .input_dtype = "auto", .top_p = 1, .max_tokens = 256};
   const mm_option options[] = {
-      MM_OPTION(STR, "prompt", &a.prompt, "TEXT", "text to continue", .letter = 'p'),
+      MM_OPTION(STR, "prompt", &a.prompt, "TEXT", "text to continue, - for that of standard input", .letter = 'p'),
       MM_OPTION(STR, "prompt-file", &a.prompt_file, "FILE", "the same from a file, its last newline included"),
       MM_FLAG("added-tokens", &a.added_tokens, "read control tokens such as <end_of_sentence> in the prompt as tokens (default: as text)"),
       MM_OPTION(U64, "max-tokens", &a.max_tokens, "N", "tokens to generate at most (256)", .letter = 'n', .lo = 1, .hi = INT32_MAX),
       MM_OPTION(U64, "max-model-len", &a.max_model_len, "N", "tokens of prompt and answer at most (as many as the model has positions)",
                 .lo = 2, .hi = INT32_MAX),
       MM_FLAG("ignore-eos", &a.ignore_eos, "do not stop at end tokens"),
+      MM_OPTION(LIST, "stop", &a.stop, "TEXT", "end before this text; may be repeated"),
       MM_OPTION(REAL, "temperature", &a.temperature, "X", "0: always the likeliest token (0)"),
       MM_OPTION(U64, "top-k", &a.top_k, "N", "draw from the N likeliest tokens, 0 for all (0)", .hi = INT32_MAX),
       MM_OPTION(REAL, "top-p", &a.top_p, "X", "draw from the likeliest tokens that together reach probability X (1)"),
@@ -326,5 +387,7 @@ int main(int argc, char **argv) {
           "The prompt is used as it is, without a chat template. Text goes to stdout as it is generated.\n"
           "Exit status: 0 done, 2 usage, 3 bad tokenizer or config, 4 unsupported, 5 I/O, 6 damaged checkpoint, 8 memory or limit.",
   };
-  return mm_program_main(&program, argc, argv, &a.dir, run_all, &a);
+  const int status = mm_program_main(&program, argc, argv, &a.dir, run_all, &a);
+  free(a.stop.item);
+  return status;
 }

@@ -152,6 +152,19 @@ assert "up to --max-model-len" in run.err
 refused(2, "expected fewer than 24", packed, "-p", prompt, "--added-tokens", "--max-model-len", "24")
 refused(2, "the model has 8192 positions", packed, "-p", "And", "--max-model-len", "8193")
 refused(2, "the prompt is empty", packed, "-p", "")
+
+# Stop texts of any length at any place of tokens, the earliest of several; prompts from standard input.
+args = [packed, "-p", prompt, "--added-tokens", "-n", "48"]
+for begin in range(2, len(out) - 9, 5):
+    for length in (1, 3, 9):
+        word = out[begin:begin + length]
+        assert run(*args, "--stop", "not in it", "--stop", word) == out[:out.index(word)] and "up to a stop text" in run.err, (word, run.err)
+assert run(*args, "--stop", out[-4:] + "x") == out and run(*args, "--stop", out[20:30], "--stop", out[8:11]) == out[:min(out.index(out[20:30]), out.index(out[8:11]))]
+assert json.loads(run(*args, "--stop", out[8:11], "--json", "-q"))["end"] == "stop"
+for how in (["-p", "-"], ["--prompt-file", "-"]):
+    assert run(packed, *how, "--added-tokens", "-n", "48", input=prompt.encode()) == out
+    refused(2, "the prompt is empty", packed, *how, input=b"")
+refused(2, "--stop: found an empty text", *args, "--stop", "")
 refused(2, "one of --prompt and --prompt-file", packed)
 refused(2, "one of --prompt and --prompt-file", packed, "-p", "And", "--prompt-file", f"{TMP}/prompt")
 refused(2, "--max-tokens", packed, "-p", "And", "-n", "0")
