@@ -195,6 +195,11 @@ bool mm_cu_experts_multiply_codes(const mm_cu_weight &w13, const mm_cu_weight &w
   return mm_cu_multiplies_codes(w13) && mm_cu_multiplies_codes(w2) && w13.n % (2 * kRun) == 0 && w13.k >= MM_CU_GROUP && w2.n % 8 == 0;
 }
 
+cudaError_t mm_cu_sum_choices(__nv_bfloat16 *y, const __nv_bfloat16 *pair_out, const mm_cu_route &r, uint32_t tokens, uint32_t width,
+                              cudaStream_t s) {
+  return launch(sum_choices, tokens, min(ceil_div(width, 8 * 32) * 32, 512u), 0, s, y, pair_out, r, width);
+}
+
 cudaError_t mm_cu_experts_fp8(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_rounded_experts &a,
                               cudaStream_t s) {
   if (!mm_cu_experts_multiply_codes(w13, w2)) return cudaErrorNotSupported;
@@ -206,6 +211,5 @@ cudaError_t mm_cu_experts_fp8(const mm_cu_weight &w13, const mm_cu_weight &w2, c
   cudaError_t e = launch(spread, ceil_div(pairs, kPlaces), kSpreaders * 32, 0, s, x, a.x, r.pair, r.offset + r.experts, r.top_k);
   if (e == cudaSuccess) e = launch_product(up_job{w13, {r, across}, x, a.middle, w13.n / 2}, x, tiles * across, s);
   if (e == cudaSuccess) e = launch_product(down_job{w2, {r, down}, a.middle, a.pair_out}, a.middle, tiles * down, s);
-  if (e == cudaSuccess) e = launch(sum_choices, a.x.rows, min(ceil_div(w2.n, 8 * 32) * 32, 512u), 0, s, a.y, a.pair_out, r, w2.n);
-  return e;
+  return e != cudaSuccess ? e : mm_cu_sum_choices(a.y, a.pair_out, r, a.x.rows, w2.n, s);
 }

@@ -1,9 +1,9 @@
 /* The experts of a prefill step: two grouped products over the sorted pairs (token, choice) and a sum per token.
  *
  * Up: half of a block's weight rows are of w1 and half the matching ones of w3, in alternate groups of eight, so that a thread holds gate
- * and up of the same column; middle[place in the sorted order, I]. Down: pair_out[pair, H] = weight · w2·middle, f32. The sum over a
- * token's choices, which other kernels end with too, is taken in their order: the same bits every time. Tiles of 128 pairs never mix
- * experts; a block finds its expert by counting. */
+ * and up of the same column; middle[place in the sorted order, I]. Down: pair_out[pair, H] = weight · w2·middle, f32 (gemm_widened.cuh:
+ * bf16). The sum over a token's choices, which other kernels end with too, is taken in their order: the same bits every time. Tiles of 128
+ * pairs never mix experts; a block finds its expert by counting. */
 #include "runtime/cuda/fp8.h"
 #include "runtime/cuda/gemm.cuh"
 #include "runtime/cuda/launch.h"
@@ -141,6 +141,36 @@ struct tile_list {
   }
 };
 
+/* up_job and down_job with results of 16 bytes a lane; pair_out is bf16. I and H are multiples of 8. */
+struct wide_up_job : up_job {
+  __device__ void put(uint32_t i, uint32_t c, const float (&v)[8][2], bool mine) const {
+    const float f = w.global ? w.global[tile.expert] : 1.0f;
+    uint32_t words[4];
+#pragma unroll
+    for (int n = 0; n < 8; n += 2) words[n / 2] = pack2(silu(v[n][0] * f) * (v[n + 1][0] * f), silu(v[n][1] * f) * (v[n + 1][1] * f));
+    turn_words(words);
+    const uint32_t at = column + c / 64 * 32 + threadIdx.x % 4 * 8;
+    if (mine && at < inter)
+      *reinterpret_cast<uint4 *>(a.middle + (size_t)(tile.first + i) * inter + at) = make_uint4(words[0], words[1], words[2], words[3]);
+  }
+};
+struct wide_down_job : down_job {
+  __device__ void put(uint32_t i, uint32_t c, const float (&v)[8][2], bool mine) const {
+    const uint32_t pair = mine ? r.pair[tile.first + i] : 0;
+    const float f = mine ? r.weight[pair] * (w.global ? w.global[tile.expert] : 1.0f) : 0.0f;
+    bf16 *to = reinterpret_cast<bf16 *>(a.pair_out) + (size_t)pair * w.n;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      uint32_t words[4];
+#pragma unroll
+      for (int n = 0; n < 4; n++) words[n] = pack2(v[half * 4 + n][0] * f, v[half * 4 + n][1] * f);
+      turn_words(words);
+      const uint32_t at = column + c / 64 * 64 + half * 32 + threadIdx.x % 4 * 8;
+      if (mine && at < w.n) *reinterpret_cast<uint4 *>(to + at) = make_uint4(words[0], words[1], words[2], words[3]);
+    }
+  }
+};
+
 template <mm_cu_code C, mm_cu_scale S>
 __global__ void __launch_bounds__(widened_gemm::kThreads, 1)
     widened_up(const __grid_constant__ mm_cu_weight w, const __grid_constant__ mm_cu_route r, const __grid_constant__ mm_cu_experts a) {
@@ -152,7 +182,7 @@ __global__ void __launch_bounds__(widened_gemm::kThreads, 1)
   widened_gemm::tiles<C, S>(w, list.before[r.experts] * wide, [&](uint32_t index) {
     uint32_t across;
     const expert_tile tile = list.find(r.experts, index, wide, &across);
-    return up_job{w, r, a, tile, across * (kGemmColumns / 2), w.n / 2};
+    return wide_up_job{{w, r, a, tile, across * (kGemmColumns / 2), w.n / 2}};
   });
 #else
   no_such_code();
@@ -170,7 +200,7 @@ __global__ void __launch_bounds__(widened_gemm::kThreads, 1)
   widened_gemm::tiles<C, S>(w, list.before[r.experts] * wide, [&](uint32_t index) {
     uint32_t across;
     const expert_tile tile = list.find(r.experts, index, wide, &across);
-    return down_job{w, r, a, tile, across * kGemmColumns};
+    return wide_down_job{{w, r, a, tile, across * kGemmColumns}};
   });
 #else
   no_such_code();
@@ -227,5 +257,7 @@ cudaError_t mm_cu_experts_gemm(const mm_cu_weight &w13, const mm_cu_weight &w2, 
   if (e == cudaSuccess && w2.rounding.kind != MM_ACT_KEPT)
     e = mm_cu_round(a.middle, a.tokens * r.top_k, {a.middle, w2.k, nullptr}, w2.rounding, s);
   if (e == cudaSuccess) e = for_scheme(w2, grouped_launch{w2, r, a, s, false});
+  if (e == cudaSuccess && gemm_widens(w2.code))
+    return mm_cu_sum_choices(a.y, reinterpret_cast<const bf16 *>(a.pair_out), r, a.tokens, w2.n, s);
   return e != cudaSuccess ? e : mm_cu_sum_pairs(r, a, w2.n, s);
 }

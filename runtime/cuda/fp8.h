@@ -50,5 +50,8 @@ struct mm_cu_rounded_experts {
 };
 cudaError_t mm_cu_experts_fp8(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_rounded_experts &a,
                               cudaStream_t s);
+/* y[T, width] = Σ pair_out[T · top_k, width] of a row's choices, in their order; zeros where it has none. width % 8 == 0. */
+cudaError_t mm_cu_sum_choices(__nv_bfloat16 *y, const __nv_bfloat16 *pair_out, const mm_cu_route &r, uint32_t tokens, uint32_t width,
+                              cudaStream_t s);
 
 #endif

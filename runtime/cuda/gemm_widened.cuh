@@ -7,7 +7,9 @@
  * read 80 KB a step, widening moves 48 KB, rows come with 16 KB: 144 bytes a clock at the tensor cores' full rate where 128 are had, but
  * bf16 weights that need no widening reach 0.68 of that rate, at which it is 98.
  *
- * Of at most 64 rows each multiplying group takes all, and half the columns. */
+ * Of at most 64 rows each multiplying group takes all, and half the columns.
+ *
+ * Jobs are gemm.cuh's but for put(row, column, v, mine), which all lanes of a warp call, in place of emit; mine: the row is one. */
 #ifndef MM_CUDA_GEMM_WIDENED_CUH
 #define MM_CUDA_GEMM_WIDENED_CUH
 
@@ -217,7 +219,7 @@ __device__ __forceinline__ void consume(const mm_cu_weight &w, const Job &job, S
       float v[8][2];
 #pragma unroll
       for (int n = 0; n < 8; n++) v[n][0] = acc[j][(i / 2 * 8 + n) * 4 + i % 2 * 2], v[n][1] = acc[j][(i / 2 * 8 + n) * 4 + i % 2 * 2 + 1];
-      if (r < rows) job.emit(r, j * 128 + i / 2 * 64 + place, v);
+      job.put(r, j * 128 + i / 2 * 64 + place, v, r < rows);
     }
   }
 }
