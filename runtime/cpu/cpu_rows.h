@@ -22,13 +22,14 @@ typedef enum mm_cpu_kind {
   MM_KIND_F32,
   MM_KIND_BF16,
   MM_KIND_F16,
-  MM_KIND_E4M3,    /* f32 */
-  MM_KIND_E4M3_32, /* f32 */
-  MM_KIND_MXFP8,   /* E8M0 */
-  MM_KIND_INT8,    /* none */
-  MM_KIND_NVFP4,   /* E4M3 */
-  MM_KIND_MXFP4,   /* E8M0 */
-  MM_KIND_INT4,    /* bf16 */
+  MM_KIND_E4M3,        /* f32 */
+  MM_KIND_E4M3_32,     /* f32 */
+  MM_KIND_E4M3_GROUPS, /* as E4M3, inputs with a scale for each chunk (mm_cpu_scales) */
+  MM_KIND_MXFP8,       /* E8M0 */
+  MM_KIND_INT8,        /* none */
+  MM_KIND_NVFP4,       /* E4M3 */
+  MM_KIND_MXFP4,       /* E8M0 */
+  MM_KIND_INT4,        /* bf16 */
   MM_KIND_INT4_OFFSET,
   MM_KINDS
 } mm_cpu_kind;
@@ -71,14 +72,20 @@ MM_INLINE bool mm_cpu_turned(mm_cpu_kind k) { return k == MM_KIND_BF16 || mm_cpu
 MM_INLINE uint32_t mm_cpu_chunk_bytes(mm_cpu_kind k) {
   return mm_cpu_nibbles(k) ? MM_CHUNK / 2 : k >= MM_KIND_E4M3 ? MM_CHUNK : k == MM_KIND_F32 ? 4 * MM_CHUNK : 2 * MM_CHUNK;
 }
-MM_INLINE uint32_t mm_cpu_scale_bytes(mm_cpu_kind k) { return k == MM_KIND_E4M3 || k == MM_KIND_E4M3_32 ? 4 : k >= MM_KIND_INT4 ? 2 : 1; }
+MM_INLINE uint32_t mm_cpu_scale_bytes(mm_cpu_kind k) {
+  return k >= MM_KIND_E4M3 && k <= MM_KIND_E4M3_GROUPS ? 4 : k >= MM_KIND_INT4 ? 2 : 1;
+}
 /* x[k] as rows of this kind want it: out[padded(k)]. */
 void mm_cpu_turn(float *out, const float *x, uint32_t k, mm_cpu_kind kind);
 /* Whether BF16 holds the kind's codes, so that inputs may be pairs of BF16. */
 MM_INLINE bool mm_cpu_paired(mm_cpu_kind k) { return k != MM_KIND_F32 && k != MM_KIND_F16; }
-/* A row that mm_cpu_turn gave, room for half as many floats behind it: its numbers, rounded to BF16, and behind them as pairs, lane i of an
- * even register in the high half of a word and that of the next register in the low half. Numbers below 2^-126 become zeros. */
+/* A row that mm_cpu_turn gave, room for as much behind it as MM_CPU_INPUT says: its numbers, rounded to BF16, and behind them as pairs,
+ * lane i of an even register in the high half of a word and that of the next register in the low half. Numbers below 2^-126 become zeros.
+ */
 void mm_cpu_pair(float *row, uint32_t k);
+/* Floats of such a row with what lies behind it; `padded` columns: pairs, then scales, of the whole row or one a chunk. */
+#define MM_CPU_INPUT(padded) ((padded) + (padded) / 2 + (padded) / MM_CHUNK / 16 * 16 + 16)
+static inline const float *mm_cpu_scales(const float *row, uint32_t k) { return row + mm_cpu_padded(k) + mm_cpu_padded(k) / 2; }
 /* The nearest in BF16 as f32, ties to even; zero below 2^-126, what is no number stays none. */
 float mm_cpu_bf16(float x);
 
