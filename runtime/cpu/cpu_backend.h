@@ -88,9 +88,10 @@ const float *mm_cpu_vector(mm_backend *b, const mm_packed *w);
 /* What the products with a weight are given. All but the first are numbers that BF16 holds, with their pairs (cpu_rows.h). */
 typedef enum mm_cpu_form {
   MM_FORM_F32,
-  MM_FORM_BF16,  /* rounded to BF16, or so that BF16 holds them */
-  MM_FORM_ROW,   /* codes; the product is multiplied with the row's scale */
-  MM_FORM_GROUPS /* codes; each chunk is multiplied with its scale */
+  MM_FORM_BF16,     /* rounded to BF16, or so that BF16 holds them */
+  MM_FORM_ROW,      /* codes; the product is multiplied with the row's scale */
+  MM_FORM_INTEGERS, /* the same of INT8 under INT8 codes, as bytes and not as pairs */
+  MM_FORM_GROUPS    /* codes; each chunk is multiplied with its scale */
 } mm_cpu_form;
 /* That of w, of a linear or of experts, by act_quant, input_bf16 and the scheme. */
 mm_cpu_form mm_cpu_form_of(const mm_backend *b, const mm_packed *w);

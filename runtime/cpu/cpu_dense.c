@@ -35,8 +35,13 @@ static bool ready_row(void *ctx, size_t t, unsigned worker, mm_err *err) {
   const inputs *j = ctx;
   float *to = j->to + t * j->stride;
   mm_cpu_turn(to, j->x + (size_t)(j->pick ? j->pick[t] : t) * j->k, j->k, j->kind);
-  if (j->form != MM_FORM_F32) mm_cpu_pair(to, j->k);
-  if (j->scales) memcpy((float *)(uintptr_t)mm_cpu_scales(to, j->k), j->scale + t * j->amaxes, j->scales * sizeof *to);
+  float *const scale = (float *)(uintptr_t)mm_cpu_scales(to, j->k);
+  if (j->scales) memcpy(scale, j->scale + t * j->amaxes, j->scales * sizeof *to);
+  if (j->form == MM_FORM_INTEGERS) {
+    if (!mm_cpu_integers(to, j->k)) *scale = NAN;
+  } else if (j->form != MM_FORM_F32) {
+    mm_cpu_pair(to, j->k);
+  }
   j->row[t] = to;
   return true;
 }
@@ -84,7 +89,8 @@ void mm_cpu_strip_of(mm_backend *b, unsigned worker, const mm_cpu_part *p) {
   const uint32_t padded = mm_cpu_padded(p->w->k);
   mm_cpu_view v;
   if (mm_cpu_view_of(&v, p->w, p->lead)) {
-    v.next = p->next, v.pairs = p->form != MM_FORM_F32;
+    v.next = p->next, v.pairs = p->form != MM_FORM_F32 && p->form != MM_FORM_INTEGERS;
+    if (p->form == MM_FORM_INTEGERS) v.kind = MM_KIND_INT8_CODES;
     if (p->form == MM_FORM_GROUPS) v.kind = MM_KIND_E4M3_GROUPS;
     mm_cpu_rows(&v, p->first, p->count, p->x, p->tokens, p->y, p->stride, sums);
   } else {
@@ -95,7 +101,7 @@ void mm_cpu_strip_of(mm_backend *b, unsigned worker, const mm_cpu_part *p) {
       mm_cpu_rows(&v, 0, n, p->x, p->tokens, p->y + at, p->stride, sums);
     }
   }
-  if (p->form == MM_FORM_ROW) scale_rows(p);
+  if (p->form == MM_FORM_ROW || p->form == MM_FORM_INTEGERS) scale_rows(p);
 }
 
 typedef struct matmul {

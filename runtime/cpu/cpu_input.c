@@ -32,6 +32,7 @@ mm_cpu_form mm_cpu_form_of(const mm_backend *b, const mm_packed *w) {
   if (w->scheme->code == MM_CODE_PLAIN && w->scheme->plane[0].dtype != MM_BF16) return MM_FORM_F32;
   if (!b->c.act_quant || f->code == MM_CODE_PLAIN) return b->c.input_bf16 ? MM_FORM_BF16 : MM_FORM_F32;
   if (f->group && f->scale == MM_F8_E8M0) return MM_FORM_BF16;
+  if (f->code == MM_CODE_INT8 && w->scheme->code == MM_CODE_INT8 && w->k <= MM_CPU_MOST_INTEGERS) return MM_FORM_INTEGERS;
   if (!f->group || f->scale == MM_F8_E4M3) return MM_FORM_ROW;
   const bool aligned = f->group == MM_CHUNK && w->first_k % MM_CHUNK == 0;
   return aligned && mm_cpu_view_of(&v, w, 0) && v.kind == MM_KIND_E4M3 ? MM_FORM_GROUPS : MM_FORM_F32;

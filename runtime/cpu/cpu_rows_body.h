@@ -81,18 +81,6 @@ LEVEL v16 chunks_abreast(v16 sum, mm_cpu_kind kind, const chunk_at at[ABREAST], 
   return sum;
 }
 
-/* What covers whole rows. */
-LEVEL float row_factor(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t row) {
-  const mm_packed *w = v->w;
-  float f = mm_cpu_e4m3(kind) || kind == MM_KIND_NVFP4 ? 256 : 1;
-  for (unsigned i = 1; kind != MM_KIND_F32 && i < w->scheme->plane_count; i++) {
-    if (i == v->plane) continue;
-    const uint32_t n = w->cell[i].n;
-    f *= mm_scale_value(w->scheme->plane[i].dtype, w->plane[i], (size_t)v->lead * mm_cells(w->n, n) + (n ? row / n : 0));
-  }
-  return f;
-}
-
 /* The scales along a row. */
 LEVEL const uint8_t *row_scales(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t row) {
   const mm_cell cell = v->w->cell[v->plane];
@@ -159,7 +147,7 @@ LEVEL void one_token(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t first, uin
       nan |= mm_cpu_e4m3(kind) && bad(at);
       chunk_step(&sum, v, kind, 1, at, scale, &x, (size_t)c * MM_CHUNK);
     }
-    y[r] = v16_sum(nan ? v16_set1(NAN) : sum) * row_factor(v, kind, first + r);
+    y[r] = v16_sum(nan ? v16_set1(NAN) : sum) * mm_cpu_row_factor(v, first + r);
   }
 }
 
@@ -194,7 +182,7 @@ LEVEL void some_tokens(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t tokens, 
         for (uint32_t t = 0; t < tokens; t++) v16_store(row_sums + 16 * t, sum[t]);
         continue;
       }
-      const float factor = row_factor(v, kind, first + r);
+      const float factor = mm_cpu_row_factor(v, first + r);
       MM_UNROLL
       for (uint32_t t = 0; t < tokens; t++) y[t * stride + r] = v16_sum(sum[t]) * factor;
     }
@@ -211,6 +199,8 @@ enum { LINES = 4, TILE_BLOCK = 8 }; /* registers of a chunk; chunks of widened r
 enum { LINES = 8, TILE_BLOCK = BLOCK };
 #define tile_fma v16_fma
 #endif
+/* Scales of a chunk: one, one for each half, or one beside that of x. */
+typedef enum scaling { WHOLE, HALVES, GROUPS } scaling;
 enum { SPAN = 16 * LINES }; /* of a chunk, in floats */
 typedef struct tile_room {
   float *sums;   /* [rows, MM_CPU_MANY_TOKENS, 16] */
@@ -248,8 +238,9 @@ LEVEL float *sum_at(const tile_room *room, uint32_t r, uint32_t t) { return room
 
 /* A tile over `chunks` chunks of widened rows; x[t] + at is the first one's column. TILE_KEEPS: its sums are in registers beside its parts,
  * else in memory. */
-LEVEL void tile_step(uint32_t rows, uint32_t tokens, uint32_t pieces, bool groups, uint32_t chunks, const tile_room *room,
-                     const float *const *x, size_t at) {
+LEVEL void tile_step(uint32_t rows, uint32_t tokens, scaling how, uint32_t chunks, const tile_room *room, const float *const *x,
+                     size_t at) {
+  const uint32_t pieces = how == HALVES ? 2 : 1;
   const uint32_t lines = LINES / pieces;
   v16 sum[8][8];
   MM_UNROLL
@@ -281,7 +272,7 @@ LEVEL void tile_step(uint32_t rows, uint32_t tokens, uint32_t pieces, bool group
       const v16 own = v16_load(room->scales + ((size_t)r * TILE_BLOCK * pieces + p) * 16);
       MM_UNROLL
       for (uint32_t t = 0; t < tokens; t++) {
-        const v16 scale = groups ? v16_mul(own, v16_set1(x[t][room->of_x + at / SPAN + p])) : own;
+        const v16 scale = how == GROUPS ? v16_mul(own, v16_set1(x[t][room->of_x + at / SPAN + p])) : own;
         if (TILE_KEEPS)
           sum[r][t] = v16_fma(part[r][t], scale, sum[r][t]);
         else
@@ -304,18 +295,19 @@ typedef struct tile_next {
 } tile_next;
 
 /* A tile's tokens under all rows, by `high` of them and what is left by ones. */
-LEVEL void tile_column(uint32_t tokens, uint32_t high, uint32_t pieces, bool groups, uint32_t chunks, uint32_t rows, tile_room room,
-                       const float *const *x, size_t at, const tile_next *next) {
+LEVEL void tile_column(uint32_t tokens, uint32_t high, scaling how, uint32_t chunks, uint32_t rows, tile_room room, const float *const *x,
+                       size_t at, const tile_next *next) {
+  const uint32_t pieces = how == HALVES ? 2 : 1;
   uint32_t r = 0;
   for (; r + high <= rows; r += high) {
     for (uint32_t i = 0; i < high; i += 2) /* 64 rows ask for a block of each token */
       for (uint32_t t = 0; t < next->tokens; t++) __builtin_prefetch(next->x[t] + next->at + 8 * (r + i));
-    tile_step(high, tokens, pieces, groups, chunks, &room, x, at);
+    tile_step(high, tokens, how, chunks, &room, x, at);
     room.sums += (size_t)high * MM_CPU_MANY_TOKENS * 16, room.w += (size_t)high * TILE_BLOCK * SPAN;
     room.scales += (size_t)high * TILE_BLOCK * pieces * 16;
   }
   for (; r < rows; r++) {
-    tile_step(1, tokens, pieces, groups, chunks, &room, x, at);
+    tile_step(1, tokens, how, chunks, &room, x, at);
     room.sums += (size_t)MM_CPU_MANY_TOKENS * 16, room.w += (size_t)TILE_BLOCK * SPAN, room.scales += (size_t)TILE_BLOCK * pieces * 16;
   }
 }
@@ -323,11 +315,11 @@ LEVEL void tile_column(uint32_t tokens, uint32_t high, uint32_t pieces, bool gro
   TARGET static __attribute__((noinline)) void tile_of_##tokens(uint32_t pieces, uint32_t chunks, uint32_t rows, const tile_room *room, \
                                                                 const float *const *x, size_t at, const tile_next *next) {              \
     if (room->of_x)                                                                                                                     \
-      tile_column(tokens, high, 1, true, chunks, rows, *room, x, at, next);                                                             \
+      tile_column(tokens, high, GROUPS, chunks, rows, *room, x, at, next);                                                              \
     else if (pieces == 1)                                                                                                               \
-      tile_column(tokens, high, 1, false, chunks, rows, *room, x, at, next);                                                            \
+      tile_column(tokens, high, WHOLE, chunks, rows, *room, x, at, next);                                                               \
     else                                                                                                                                \
-      tile_column(tokens, high, 2, false, chunks, rows, *room, x, at, next);                                                            \
+      tile_column(tokens, high, HALVES, chunks, rows, *room, x, at, next);                                                              \
   }
 TILES(TILE)
 #undef TILE
@@ -395,7 +387,7 @@ LEVEL void many_tokens(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t tokens, 
   float factor[16];
   for (uint32_t r = 0; r < rows; r += 16) {
     const uint32_t some = rows - r < 16 ? rows - r : 16;
-    for (uint32_t i = 0; i < some; i++) factor[i] = row_factor(v, kind, first + r + i);
+    for (uint32_t i = 0; i < some; i++) factor[i] = mm_cpu_row_factor(v, first + r + i);
     for (uint32_t t = 0; t < tokens; t++) sums_of(y + t * stride + r, some, sum_at(&room, r, t), factor);
   }
 }
@@ -447,6 +439,9 @@ KIND(MXFP8)
 #if !defined MM_VBMI || defined MM_PAIRS
 KIND(BF16)
 KIND(INT8)
+#ifndef MM_PAIRS
+KIND(INT8_CODES)
+#endif
 KIND(NVFP4)
 KIND(MXFP4)
 KIND(INT4)
@@ -465,6 +460,10 @@ static mm_cpu_rows_fn *const rows_of[MM_KINDS] = {[MM_KIND_E4M3_GROUPS] = rows_E
 #if !defined MM_VBMI || defined MM_PAIRS
                                                   [MM_KIND_BF16] = rows_BF16,
                                                   [MM_KIND_INT8] = rows_INT8,
+#ifndef MM_PAIRS
+                                                  [MM_KIND_INT8_CODES] = rows_INT8_CODES,
+#endif
+
                                                   [MM_KIND_NVFP4] = rows_NVFP4,
                                                   [MM_KIND_MXFP4] = rows_MXFP4,
                                                   [MM_KIND_INT4] = rows_INT4,

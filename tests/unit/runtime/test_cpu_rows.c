@@ -161,6 +161,38 @@ static void rounds_to_bf16(void **state) {
   }
 }
 
+/* Integers under INT8 codes: their sums are exact, and so are the levels' bits; the largest codes too. */
+static void integers(void **state) {
+  (void)state;
+  static float y[TOKENS * ROWS], other[TOKENS * ROWS];
+  for (int i = 0; i < 12; i++) {
+    sample a = make(mm_scheme_find("int8"), i < 2 ? 128u << i : 1 + any(MOST_K), 1);
+    mm_cpu_view v;
+    assert_true(mm_cpu_view_of(&v, &a.w, 1));
+    v.kind = MM_KIND_INT8_CODES;
+    for (uint32_t j = 0; i == 3 && j < LEAD * ROWS * a.w.k; j++) a.plane[0][j] = any(2) ? 0x81 : 0x7f;
+    for (uint32_t t = 0; t < TOKENS; t++)
+      for (uint32_t j = 0; j < a.w.k; j++) a.x[t][j] = i == 3 ? (any(2) ? -127.0f : 127.0f) : (float)any(255) - 127;
+    (void)ready(&a, &v);
+    for (uint32_t t = 0; t < TOKENS; t++) assert_true(mm_cpu_integers(a.ready[t], a.w.k));
+    for (mm_cpu level = MM_CPU_PLAIN; level <= MM_CPU_BEST; level++) {
+      const float *const *x = (const float *const *)a.ready;
+      mm_cpu_limit(level);
+      mm_cpu_rows(&v, 0, ROWS, x, TOKENS, level ? other : y, ROWS, sums);
+      if (level == MM_CPU_PLAIN) check_near(&a, y, AS_F32);
+      if (level && memcmp(y, other, sizeof y) != 0) fail_msg("k %u: level %d has other bits", a.w.k, (int)level);
+      for (uint32_t t = 0; t < TOKENS; t++) {
+        mm_cpu_rows(&v, 0, ROWS, x + t, 1, other, ROWS, sums);
+        assert_memory_equal(other, y + t * ROWS, ROWS * sizeof *y);
+      }
+    }
+    a.ready[3][a.w.k / 2] = NAN;
+    assert_false(mm_cpu_integers(a.ready[3], a.w.k));
+    drop(&a);
+  }
+  mm_cpu_limit(MM_CPU_BEST);
+}
+
 /* One code that is no number makes its row none for all tokens, and no other. */
 static void no_number(void **state) {
   (void)state;
@@ -205,7 +237,7 @@ static void dots(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(every_scheme), cmocka_unit_test(rounds_to_bf16), cmocka_unit_test(no_number),
-                                     cmocka_unit_test(dots)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(every_scheme), cmocka_unit_test(rounds_to_bf16), cmocka_unit_test(integers),
+                                     cmocka_unit_test(no_number), cmocka_unit_test(dots)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
