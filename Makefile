@@ -55,7 +55,7 @@ SANITIZE = -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-fram
 CFLAGS += $(SANITIZE) $(if $(FUZZ),-fsanitize=fuzzer-no-link) $(if $(filter fast,$(FUZZ)),-fno-sanitize-coverage=trace-cmp)
 LDFLAGS += $(SANITIZE)
 # gcc 12 aligns its frames for use after return to 32 bytes, and vectors of 64 lie in them.
-$(BUILD)/runtime/cpu/cpu_rows_avx512.o $(BUILD)/runtime/cpu/cpu_rows_vbmi.o $(BUILD)/runtime/cpu/cpu_rows_bf16.o: private CFLAGS += $(if $(findstring clang,$(CC)),,--param asan-use-after-return=0)
+$(BUILD)/runtime/cpu/cpu_rows_avx512.o $(BUILD)/runtime/cpu/cpu_rows_vbmi.o $(BUILD)/runtime/cpu/cpu_rows_bf16.o $(BUILD)/runtime/cpu/cpu_rows_vnni.o: private CFLAGS += $(if $(findstring clang,$(CC)),,--param asan-use-after-return=0)
 else ifeq ($(SAN),thread)
 CFLAGS += -fsanitize=thread
 LDFLAGS += -fsanitize=thread

@@ -30,8 +30,8 @@ static float largest_code(mm_code c) { return c == MM_CODE_E4M3 ? 448.0f : c == 
 
 enum { LANES = 16 }; /* numbers that a loop takes at once */
 
-/* The number that the code of x / scale stands for, times the scale. What is no number stays as it is. */
-MM_INLINE float round_to(mm_code c, float x, float scale) {
+/* The number that the code of x / scale stands for, times `by`. What is no number stays as it is. */
+MM_INLINE float round_to(mm_code c, float x, float scale, float by) {
   const float y = x / scale;
   const uint32_t b = mm_f32_bits(y), sign = b & 0x80000000u;
   float z;
@@ -44,29 +44,29 @@ MM_INLINE float round_to(mm_code c, float x, float scale) {
     const uint32_t u = b & 0x7fffffffu;
     z = mm_f32_from_bits((mm_small_float(u < 0x40c00000u ? u : 0x40c00000u, 0x3f800000u, 1) & 7) << 22) * 0x1p126f;
   }
-  z = (c == MM_CODE_INT8 ? z : mm_f32_from_bits(mm_f32_bits(z) | sign)) * scale;
+  z = (c == MM_CODE_INT8 ? z : mm_f32_from_bits(mm_f32_bits(z) | sign)) * by;
   const uint32_t none = 0u - ((b & 0x7fffffffu) > 0x7f800000u);
   return mm_f32_from_bits((b & none) | (mm_f32_bits(z) & ~none));
 }
 
-MM_INLINE void round_lanes(mm_code c, float *x, uint32_t n, float scale) {
+MM_INLINE void round_lanes(mm_code c, float *x, uint32_t n, float scale, float by) {
   for (; n >= LANES; n -= LANES, x += LANES)
-    for (int j = 0; j < LANES; j++) x[j] = round_to(c, x[j], scale);
-  for (uint32_t i = 0; i < n; i++) x[i] = round_to(c, x[i], scale);
+    for (int j = 0; j < LANES; j++) x[j] = round_to(c, x[j], scale, by);
+  for (uint32_t i = 0; i < n; i++) x[i] = round_to(c, x[i], scale, by);
 }
 /* A zero scale, which E4M3 gives a group of small numbers, makes them zero. */
-MM_INLINE void round_run_body(mm_code c, float *x, uint32_t n, float scale) {
+MM_INLINE void round_run_body(mm_code c, float *x, uint32_t n, float scale, float by) {
   if (scale == 0) {
     for (uint32_t i = 0; i < n; i++) x[i] = x[i] != x[i] ? x[i] : 0;
     return;
   }
   switch (c) {
-    case MM_CODE_E4M3: round_lanes(MM_CODE_E4M3, x, n, scale); break;
-    case MM_CODE_INT8: round_lanes(MM_CODE_INT8, x, n, scale); break;
-    default: round_lanes(MM_CODE_E2M1, x, n, scale); break;
+    case MM_CODE_E4M3: round_lanes(MM_CODE_E4M3, x, n, scale, by); break;
+    case MM_CODE_INT8: round_lanes(MM_CODE_INT8, x, n, scale, by); break;
+    default: round_lanes(MM_CODE_E2M1, x, n, scale, by); break;
   }
 }
-MM_VERSIONS(round_run, (mm_code c, float *x, uint32_t n, float scale), (c, x, n, scale))
+MM_VERSIONS(round_run, (mm_code c, float *x, uint32_t n, float scale, float by), (c, x, n, scale, by))
 
 /* Raises *most to the largest magnitude of x[n]; what is no number is passed over. */
 MM_INLINE void most_of_body(float *most, const float *x, uint32_t n) {
@@ -113,9 +113,24 @@ void mm_act_amax(const mm_act_format *f, const float *x, uint32_t k, uint32_t fi
 }
 
 void mm_act_round(const mm_act_format *f, float *x, uint32_t k, uint32_t first, const float *amax, float fixed) {
-  float row = f->fixed && fixed > 0 ? fixed : mm_act_scale(f, amax[0]);
+  const float row = f->fixed && fixed > 0 ? fixed : mm_act_scale(f, amax[0]);
   for (uint32_t at = 0, n; at < k; at += n) {
     n = run_length(f, at, first, k);
-    round_run(f->code, x + at, n, f->group ? group_scale(f, amax[1 + (first + at) / f->group], row) : row);
+    const float scale = f->group ? group_scale(f, amax[1 + (first + at) / f->group], row) : row;
+    round_run(f->code, x + at, n, scale, scale);
+  }
+}
+
+void mm_act_codes(const mm_act_format *f, float *x, uint32_t k, uint32_t first, float *amax, float fixed) {
+  const float row = amax[0] = f->fixed && fixed > 0 ? fixed : mm_act_scale(f, amax[0]);
+  for (uint32_t at = 0, n; at < k; at += n) {
+    float *const most = amax + (f->group ? 1 + (first + at) / f->group : 0), scale = row, by = 1;
+    n = run_length(f, at, first, k);
+    if (f->group) scale = group_scale(f, *most, row);
+    if (f->scale == MM_F8_E4M3)
+      by = mm_e4m3_value[mm_finite_to_e4m3(*most / largest_code(f->code) / row)];
+    else
+      *most = scale;
+    round_run(f->code, x + at, n, scale, by);
   }
 }

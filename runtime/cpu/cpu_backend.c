@@ -109,9 +109,8 @@ static bool open_buffers(mm_backend *b, mm_err *err) {
   if (!(b->row = mm_arena_alloc(&b->arena, tokens * sizeof *b->row, err))) return false;
   if (!(b->pair_x = mm_arena_alloc(&b->arena, pairs * sizeof *b->pair_x, err)) || !(b->active = matrix(b, m->experts, 1, err)))
     return false;
-  const uint64_t inputs = tokens * x.input + (uint64_t)tokens * MM_CHUNK, acts = pairs * (x.inter + MM_CHUNK);
-  const uint64_t turned = mm_max(inputs, acts);
-  if (!(b->turned = matrix(b, 1, b->c.input_bf16 ? turned + turned / 2 : turned, err))) return false;
+  const uint64_t wide = MM_CPU_INPUT(x.input + MM_CHUNK), wide_act = MM_CPU_INPUT(x.inter + MM_CHUNK);
+  if (!(b->turned = matrix(b, 1, mm_max(tokens * wide, pairs * wide_act), err))) return false;
   b->out_at = MM_CPU_SUMS(MM_CPU_MANY) + MM_CPU_STRIP * ((size_t)x.input + MM_CHUNK);
   const uint64_t attention = mm_cpu_attention_floats(b);
   uint64_t scratch = mm_max(mm_max(b->out_at + 2 * mm_max((uint64_t)tokens * MM_CPU_MANY, MM_CPU_ALONE), attention), m->experts);

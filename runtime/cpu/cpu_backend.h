@@ -40,7 +40,7 @@ struct mm_backend {
   uint32_t *pair_row;          /* [max_tokens·top_k] sorted by expert */
   float *pair_weight;          /* [max_tokens·top_k] */
   float *pair_act;             /* [max_tokens·top_k, Ir]: SiLU(w1 x) ⊙ (w3 x) */
-  float *amax;                 /* [max_tokens·top_k, amaxes of the widest row]; this and the next under act_quant only */
+  float *amax;                 /* [max_tokens·top_k, amaxes of the widest row], or scales; this and the next under act_quant only */
   float *rounded;              /* [max_tokens, widest input] */
   const float **row;           /* [max_tokens]: inputs of the present product, as its loops read them */
   const float **pair_x;        /* [max_tokens·top_k]: of each pair */
@@ -81,16 +81,24 @@ void mm_cpu_each(mm_backend *b, size_t count, uint64_t work, mm_pool_fn *fn, voi
 void mm_cpu_observe(mm_backend *b, const mm_packed *w, uint32_t lead, const float *x, const uint32_t *pick, uint32_t rows);
 /* What a linear w computes with: x[T, w->k] itself, or a copy rounded as w's scheme says, valid until the next call (cpu_input.c). */
 const float *mm_cpu_input(mm_backend *b, mm_act x, const mm_packed *w);
-/* The same in place, x[rows, w->k]. Collective where w is cut along k. */
+/* The same in place, x[rows, w->k]: codes whose scales are in b->amax, where mm_cpu_form_of says so. Collective where w is cut along k. */
 void mm_cpu_round(mm_backend *b, float *x, uint32_t rows, const mm_packed *w);
 /* A vector weight as f32[n], valid until the next call. */
 const float *mm_cpu_vector(mm_backend *b, const mm_packed *w);
-/* Whether w, of a linear or of experts, multiplies inputs rounded to BF16: under input_bf16, where BF16 holds its codes and its scheme does
- * not round inputs otherwise. */
-bool mm_cpu_pairs(const mm_backend *b, const mm_packed *w);
-/* Rows 0 … rows - 1 of x[…, w.k], or x[pick[i]], as w's loops read them: copies in b->turned where the order differs, or rounded as pairs
- * (cpu_rows.h). In row. */
-void mm_cpu_ready(mm_backend *b, const float **row, const float *x, const uint32_t *pick, uint32_t rows, const mm_packed *w, bool pairs);
+/* What the products with a weight are given. All but the first are numbers that BF16 holds, with their pairs (cpu_rows.h). */
+typedef enum mm_cpu_form {
+  MM_FORM_F32,
+  MM_FORM_BF16,     /* rounded to BF16, or so that BF16 holds them */
+  MM_FORM_ROW,      /* codes; the product is multiplied with the row's scale */
+  MM_FORM_INTEGERS, /* the same of INT8 under INT8 codes, as bytes and not as pairs */
+  MM_FORM_GROUPS    /* codes; each chunk is multiplied with its scale */
+} mm_cpu_form;
+/* That of w, of a linear or of experts, by act_quant, input_bf16 and the scheme. */
+mm_cpu_form mm_cpu_form_of(const mm_backend *b, const mm_packed *w);
+/* Rows 0 … rows - 1 of x[…, w.k], or x[pick[i]], as w's loops read them: copies in b->turned where the order differs, or in
+ * another form, whose scales mm_cpu_round left. In row. */
+void mm_cpu_ready(mm_backend *b, const float **row, const float *x, const uint32_t *pick, uint32_t rows, const mm_packed *w,
+                  mm_cpu_form form);
 /* Rows that one thread takes of a weight that meets so many tokens. */
 static inline uint32_t mm_cpu_strip(const mm_backend *b, uint32_t tokens) {
   if (b->batch->tokens == 1 && b->c.threads <= MM_CPU_MANY / MM_CPU_STRIP) return MM_CPU_ALONE;
@@ -104,14 +112,14 @@ typedef struct mm_cpu_part {
   uint32_t tokens;
   float *y;
   size_t stride;
-  bool pairs;          /* as given to mm_cpu_ready */
+  mm_cpu_form form;    /* as given to mm_cpu_ready */
   const uint8_t *next; /* codes that this thread reads after these, as far as it knows; NULL where it does not */
 } mm_cpu_part;
 void mm_cpu_strip_of(mm_backend *b, unsigned worker, const mm_cpu_part *p);
 /* Room for what a worker makes of strips: two for each token of a step. */
 static inline float *mm_cpu_out(const mm_backend *b, unsigned worker) { return b->scratch[worker] + b->out_at; }
 /* y[rows, w.n]: row i is x[pick[i]]·Wᵀ, or x[i]·Wᵀ when pick is NULL; x[…, w.k]. */
-void mm_cpu_matmul(mm_backend *b, float *y, const float *x, const uint32_t *pick, uint32_t rows, const mm_packed *w, bool pairs);
+void mm_cpu_matmul(mm_backend *b, float *y, const float *x, const uint32_t *pick, uint32_t rows, const mm_packed *w, mm_cpu_form form);
 
 /* Asks the kernel to read matrix `lead` of w, which lies in a mapped file, and returns its bytes; nothing where w has no scheme. */
 uint64_t mm_cpu_ahead(const mm_packed *w, uint32_t lead);

@@ -20,18 +20,14 @@ const float *mm_cpu_vector(mm_backend *b, const mm_packed *w) {
   return b->vector;
 }
 
-bool mm_cpu_pairs(const mm_backend *b, const mm_packed *w) {
-  const bool wide = w->scheme->code == MM_CODE_PLAIN && w->scheme->plane[0].dtype != MM_BF16;
-  return b->c.input_bf16 && !wide && (!b->c.act_quant || w->scheme->act == MM_ACT_KEPT);
-}
-
 typedef struct inputs {
   const float **row, *x;
   const uint32_t *pick;
-  float *to; /* [rows, stride] */
-  uint32_t k, stride;
+  float *to;                          /* [rows, stride] */
+  const float *scale;                 /* [rows, amaxes] */
+  uint32_t k, stride, amaxes, scales; /* scales that a row keeps */
   mm_cpu_kind kind;
-  bool pairs;
+  mm_cpu_form form;
 } inputs;
 
 static bool ready_row(void *ctx, size_t t, unsigned worker, mm_err *err) {
@@ -39,19 +35,31 @@ static bool ready_row(void *ctx, size_t t, unsigned worker, mm_err *err) {
   const inputs *j = ctx;
   float *to = j->to + t * j->stride;
   mm_cpu_turn(to, j->x + (size_t)(j->pick ? j->pick[t] : t) * j->k, j->k, j->kind);
-  if (j->pairs) mm_cpu_pair(to, j->k);
+  float *const scale = (float *)(uintptr_t)mm_cpu_scales(to, j->k);
+  if (j->scales) memcpy(scale, j->scale + t * j->amaxes, j->scales * sizeof *to);
+  if (j->form == MM_FORM_INTEGERS) {
+    if (!mm_cpu_integers(to, j->k)) *scale = NAN;
+  } else if (j->form != MM_FORM_F32) {
+    mm_cpu_pair(to, j->k);
+  }
   j->row[t] = to;
   return true;
 }
 
-void mm_cpu_ready(mm_backend *b, const float **row, const float *x, const uint32_t *pick, uint32_t rows, const mm_packed *w, bool pairs) {
+void mm_cpu_ready(mm_backend *b, const float **row, const float *x, const uint32_t *pick, uint32_t rows, const mm_packed *w,
+                  mm_cpu_form form) {
   mm_cpu_view v;
   const uint32_t padded = mm_cpu_padded(w->k);
-  inputs j = {.row = row, .pick = pick, .to = b->turned, .k = w->k, .pairs = pairs};
+  inputs j = {.row = row, .pick = pick, .to = b->turned, .k = w->k, .form = form};
   j.x = x;
   j.kind = mm_cpu_view_of(&v, w, 0) ? v.kind : MM_KIND_F32;
-  j.stride = pairs ? padded + padded / 2 : padded;
-  if (pairs || padded != w->k || mm_cpu_turned(j.kind)) {
+  j.stride = form == MM_FORM_F32 ? padded : MM_CPU_INPUT(padded);
+  if (form >= MM_FORM_ROW) {
+    j.amaxes = mm_act_amaxes(&mm_act_formats[w->scheme->act], w->whole_k ? w->whole_k : w->k);
+    j.scale = b->amax + (form == MM_FORM_GROUPS ? 1 + w->first_k / MM_CHUNK : 0);
+    j.scales = form == MM_FORM_GROUPS ? padded / MM_CHUNK : 1;
+  }
+  if (form != MM_FORM_F32 || padded != w->k || mm_cpu_turned(j.kind)) {
     mm_cpu_each(b, rows, (uint64_t)rows * w->k, ready_row, &j);
     return;
   }
@@ -68,21 +76,32 @@ static void unpack_padded(float *strip, const mm_packed *w, uint32_t lead, uint3
   }
 }
 
+/* Products of codes, times the scales of the rows they came from. */
+static void scale_rows(const mm_cpu_part *p) {
+  for (uint32_t t = 0; t < p->tokens; t++) {
+    const float scale = *mm_cpu_scales(p->x[t], p->w->k);
+    for (uint32_t i = 0; i < p->count; i++) p->y[t * p->stride + i] *= scale;
+  }
+}
+
 void mm_cpu_strip_of(mm_backend *b, unsigned worker, const mm_cpu_part *p) {
   float *const sums = b->scratch[worker], *const strip = sums + MM_CPU_SUMS(MM_CPU_MANY);
+  const uint32_t padded = mm_cpu_padded(p->w->k);
   mm_cpu_view v;
   if (mm_cpu_view_of(&v, p->w, p->lead)) {
-    v.next = p->next, v.pairs = p->pairs;
+    v.next = p->next, v.pairs = p->form != MM_FORM_F32 && p->form != MM_FORM_INTEGERS;
+    if (p->form == MM_FORM_INTEGERS) v.kind = MM_KIND_INT8_CODES;
+    if (p->form == MM_FORM_GROUPS) v.kind = MM_KIND_E4M3_GROUPS;
     mm_cpu_rows(&v, p->first, p->count, p->x, p->tokens, p->y, p->stride, sums);
-    return;
+  } else {
+    for (uint32_t at = 0; at < p->count; at += MM_CPU_STRIP) {
+      const uint32_t n = (uint32_t)mm_min(MM_CPU_STRIP, p->count - at);
+      unpack_padded(strip, p->w, p->lead, p->first + at, n, padded);
+      mm_cpu_view_f32(&v, p->w, strip, padded);
+      mm_cpu_rows(&v, 0, n, p->x, p->tokens, p->y + at, p->stride, sums);
+    }
   }
-  const uint32_t padded = mm_cpu_padded(p->w->k);
-  for (uint32_t at = 0; at < p->count; at += MM_CPU_STRIP) {
-    const uint32_t n = (uint32_t)mm_min(MM_CPU_STRIP, p->count - at);
-    unpack_padded(strip, p->w, p->lead, p->first + at, n, padded);
-    mm_cpu_view_f32(&v, p->w, strip, padded);
-    mm_cpu_rows(&v, 0, n, p->x, p->tokens, p->y + at, p->stride, sums);
-  }
+  if (p->form == MM_FORM_ROW || p->form == MM_FORM_INTEGERS) scale_rows(p);
 }
 
 typedef struct matmul {
@@ -90,7 +109,7 @@ typedef struct matmul {
   float *y;
   uint32_t rows;
   const mm_packed *w;
-  bool pairs;
+  mm_cpu_form form;
 } matmul;
 
 static bool matmul_strip(void *ctx, size_t item, unsigned worker, mm_err *err) {
@@ -105,28 +124,28 @@ static bool matmul_strip(void *ctx, size_t item, unsigned worker, mm_err *err) {
                             .tokens = j->rows,
                             .y = j->y + first,
                             .stride = j->w->n,
-                            .pairs = j->pairs,
+                            .form = j->form,
                             .next = next < j->w->n ? mm_cpu_row_at(j->w, 0, (uint32_t)next) : NULL};
   mm_cpu_strip_of(j->b, worker, &part);
   return true;
 }
 
-void mm_cpu_matmul(mm_backend *b, float *y, const float *x, const uint32_t *pick, uint32_t rows, const mm_packed *w, bool pairs) {
-  matmul j = {.b = b, .rows = rows, .w = w, .pairs = pairs};
+void mm_cpu_matmul(mm_backend *b, float *y, const float *x, const uint32_t *pick, uint32_t rows, const mm_packed *w, mm_cpu_form form) {
+  matmul j = {.b = b, .rows = rows, .w = w, .form = form};
   j.y = y;
   if (rows == 0) return;
-  mm_cpu_ready(b, b->row, x, pick, rows, w, pairs);
+  mm_cpu_ready(b, b->row, x, pick, rows, w, form);
   mm_cpu_each(b, mm_ceil_div(w->n, mm_cpu_strip(b, rows)), (uint64_t)rows * w->n * w->k, matmul_strip, &j);
 }
 
 void mm_cpu_linear(mm_backend *b, mm_act y, mm_act x, const mm_packed *w) {
   mm_cpu_observe(b, w, 0, x.data, NULL, b->batch->tokens);
-  mm_cpu_matmul(b, y.data, mm_cpu_input(b, x, w), NULL, b->batch->tokens, w, mm_cpu_pairs(b, w));
+  mm_cpu_matmul(b, y.data, mm_cpu_input(b, x, w), NULL, b->batch->tokens, w, mm_cpu_form_of(b, w));
 }
 
 void mm_cpu_logits(mm_backend *b, mm_act x, const mm_packed *head) {
   mm_cpu_observe(b, head, 0, x.data, b->batch->out, b->batch->out_count);
-  mm_cpu_matmul(b, b->logits, x.data, b->batch->out, b->batch->out_count, head, false);
+  mm_cpu_matmul(b, b->logits, x.data, b->batch->out, b->batch->out_count, head, MM_FORM_F32);
 }
 
 void mm_cpu_embed(mm_backend *b, mm_act x, const mm_packed *table) {

@@ -14,6 +14,7 @@ typedef struct rounding {
   const mm_backend *b;
   float *x;
   const mm_packed *w;
+  mm_cpu_form form;
   uint32_t own, amaxes; /* columns here that are no padding; amaxes of a row */
 } rounding;
 
@@ -25,11 +26,27 @@ static bool amax_row(void *ctx, size_t t, unsigned worker, mm_err *err) {
   mm_act_amax(&mm_act_formats[j->w->scheme->act], j->x + t * j->w->k, j->own, j->w->first_k, amax);
   return true;
 }
+mm_cpu_form mm_cpu_form_of(const mm_backend *b, const mm_packed *w) {
+  const mm_act_format *f = &mm_act_formats[w->scheme->act];
+  mm_cpu_view v;
+  if (w->scheme->code == MM_CODE_PLAIN && w->scheme->plane[0].dtype != MM_BF16) return MM_FORM_F32;
+  if (!b->c.act_quant || f->code == MM_CODE_PLAIN) return b->c.input_bf16 ? MM_FORM_BF16 : MM_FORM_F32;
+  if (f->group && f->scale == MM_F8_E8M0) return MM_FORM_BF16;
+  if (f->code == MM_CODE_INT8 && w->scheme->code == MM_CODE_INT8 && w->k <= MM_CPU_MOST_INTEGERS) return MM_FORM_INTEGERS;
+  if (!f->group || f->scale == MM_F8_E4M3) return MM_FORM_ROW;
+  const bool aligned = f->group == MM_CHUNK && w->first_k % MM_CHUNK == 0;
+  return aligned && mm_cpu_view_of(&v, w, 0) && v.kind == MM_KIND_E4M3 ? MM_FORM_GROUPS : MM_FORM_F32;
+}
+
 static bool round_row(void *ctx, size_t t, unsigned worker, mm_err *err) {
   (void)worker, (void)err;
   const rounding *j = ctx;
-  mm_act_round(&mm_act_formats[j->w->scheme->act], j->x + t * j->w->k, j->own, j->w->first_k, j->b->amax + t * j->amaxes,
-               j->w->input_scale);
+  const mm_act_format *f = &mm_act_formats[j->w->scheme->act];
+  float *amax = j->b->amax + t * j->amaxes, *x = j->x + t * j->w->k;
+  if (j->form >= MM_FORM_ROW)
+    mm_act_codes(f, x, j->own, j->w->first_k, amax, j->w->input_scale);
+  else
+    mm_act_round(f, x, j->own, j->w->first_k, amax, j->w->input_scale);
   return true;
 }
 
@@ -37,7 +54,7 @@ void mm_cpu_round(mm_backend *b, float *x, uint32_t rows, const mm_packed *w) {
   const mm_act_format *f = &mm_act_formats[w->scheme->act];
   if (!b->c.act_quant || f->code == MM_CODE_PLAIN) return;
   const uint64_t work = (uint64_t)rows * w->k * 8; /* about so many multiplications */
-  rounding j = {.b = b, .w = w};
+  rounding j = {.b = b, .w = w, .form = mm_cpu_form_of(b, w)};
   j.x = x;
   j.own = w->whole_k ? (uint32_t)mm_min(w->k, w->whole_k - w->first_k) : w->k;
   j.amaxes = mm_act_amaxes(f, w->whole_k ? w->whole_k : w->k);

@@ -143,6 +143,16 @@ LEVEL __m512i nibbles_last(__m512i packed, int n) {
   }
 }
 
+/* Byte j of words, signed. */
+LEVEL __m512i byte_of(__m512i words, int j) {
+  switch (j) {
+    case 0: return _mm512_srai_epi32(_mm512_slli_epi32(words, 24), 24);
+    case 1: return _mm512_srai_epi32(_mm512_slli_epi32(words, 16), 24);
+    case 2: return _mm512_srai_epi32(_mm512_slli_epi32(words, 8), 24);
+    default: return _mm512_srai_epi32(words, 24);
+  }
+}
+
 /* Words 32h … 32h + 31 of a chunk whose halves are BF16: of BF16, nibbles, and E4M3 where bytes are looked up. */
 LEVEL void words_of(__m512i words[2], mm_cpu_kind kind, const uint8_t *p, int h) {
   if (kind == MM_KIND_BF16) {
@@ -187,7 +197,7 @@ LEVEL void widen_half(v16 w[4], mm_cpu_kind kind, const uint8_t *p, int h) {
     switch (kind) {
       case MM_KIND_F32: w[j] = _mm512_loadu_ps((const float *)(const void *)p + 16 * i); break;
       case MM_KIND_F16: w[j] = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)(p + 32 * i))); break;
-      default: w[j] = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)(p + 16 * i)))); break;
+      default: w[j] = _mm512_cvtepi32_ps(byte_of(_mm512_loadu_si512(p + 64 * h), j)); break;
     }
   }
 }

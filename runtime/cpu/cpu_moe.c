@@ -52,7 +52,7 @@ static void sort_by_expert(mm_backend *b) {
 void mm_cpu_route(mm_backend *b, uint32_t layer, mm_act x, const mm_packed *router, const mm_packed *bias) {
   const mm_model *m = b->c.model;
   uint32_t T = b->batch->tokens;
-  mm_cpu_matmul(b, b->score, x.data, NULL, T, router, false);
+  mm_cpu_matmul(b, b->score, x.data, NULL, T, router, MM_FORM_F32);
   const float *bias_values = bias ? mm_cpu_vector(b, bias) : NULL;
   for (uint32_t t = 0; t < T; t++) {
     size_t at = (size_t)t * m->top_k;
@@ -92,7 +92,7 @@ static bool up_strip(void *ctx, size_t item, unsigned worker, mm_err *err) {
   const uint32_t ir = w->n / 2, count = (uint32_t)mm_min(j->strip, ir - first), from = j->first[e], rows = j->first[e + 1] - from;
   float *const gate = mm_cpu_out(b, worker), *const up = gate + (size_t)rows * count;
   mm_cpu_part part = {.w = w, .lead = e, .first = first, .count = count, .x = b->pair_x + from, .tokens = rows, .y = gate, .stride = count};
-  part.pairs = mm_cpu_pairs(b, w);
+  part.form = mm_cpu_form_of(b, w);
   part.next = mm_cpu_row_at(w, e, first + ir);
   mm_cpu_strip_of(b, worker, &part);
   part.first += ir, part.y = up, part.next = up_codes(j, item + b->c.threads);
@@ -118,7 +118,7 @@ static bool down_strip(void *ctx, size_t item, unsigned worker, mm_err *err) {
     const uint32_t after = first + b->c.threads * j->strip; /* what this thread does next */
     const uint8_t *next = a + 1 < j->active ? mm_cpu_row_at(w, b->active[a + 1], first) : mm_cpu_row_at(w, b->active[0], after);
     mm_cpu_part part = {.w = w, .lead = e, .first = first, .count = count, .x = b->pair_x + from, .tokens = rows, .y = out};
-    part.stride = count, part.pairs = mm_cpu_pairs(b, w), part.next = a + 1 < j->active || after < w->n ? next : NULL;
+    part.stride = count, part.form = mm_cpu_form_of(b, w), part.next = a + 1 < j->active || after < w->n ? next : NULL;
     mm_cpu_strip_of(b, worker, &part);
     for (uint32_t p = 0; p < rows; p++) {
       float *row = mm_cpu_row(j->y, b->pair_row[from + p]) + first;
@@ -158,12 +158,12 @@ void mm_cpu_experts(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, con
   j.strip = mm_cpu_strip(b, j.active ? (end - own) / j.active : 0);
   j.up_strips = mm_ceil_div(w2->k, j.strip);
   observe_up(&j, x.data);
-  mm_cpu_ready(b, b->row, mm_cpu_input(b, x, w13), NULL, tokens, w13, mm_cpu_pairs(b, w13));
+  mm_cpu_ready(b, b->row, mm_cpu_input(b, x, w13), NULL, tokens, w13, mm_cpu_form_of(b, w13));
   for (uint32_t p = own; p < end; p++) b->pair_x[p] = b->row[b->pair_row[p]];
   mm_cpu_each(b, j.active * j.up_strips, 2 * down, up_strip, &j);
   observe_down(&j);
   clear_others(&j);
   mm_cpu_round(b, b->pair_act, pairs, w2);
-  mm_cpu_ready(b, b->pair_x, b->pair_act, NULL, pairs, w2, mm_cpu_pairs(b, w2));
+  mm_cpu_ready(b, b->pair_x, b->pair_act, NULL, pairs, w2, mm_cpu_form_of(b, w2));
   mm_cpu_each(b, mm_ceil_div(w2->n, j.strip), down, down_strip, &j);
 }

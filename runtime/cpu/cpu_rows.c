@@ -88,17 +88,55 @@ void mm_cpu_pair(float *row, uint32_t k) {
   }
 }
 
-void mm_cpu_rows(const mm_cpu_view *v, uint32_t first, uint32_t rows, const float *const *x, uint32_t tokens, float *y, size_t stride,
-                 float *sums) {
+bool mm_cpu_integers(float *row, uint32_t k) {
+  const uint32_t padded = mm_cpu_padded(k);
+  int32_t start[16] = {0};
+  bool all = true;
+  for (uint32_t c = 0; c < padded; c += 64) {
+    uint32_t word[16] = {0};
+    for (uint32_t j = 0; j < 4; j++)
+      for (uint32_t i = 0; i < 16; i++) {
+        const float x = row[c + 16 * j + i];
+        const int32_t code = x == x ? (int32_t)x : 0;
+        all &= x == x;
+        word[i] |= ((uint32_t)code & 255) << 8 * j;
+        start[i] -= 128 * code;
+      }
+    memcpy((uint8_t *)(row + padded) + c, word, sizeof word);
+  }
+  memcpy(row + padded + padded / 4, start, sizeof start);
+  return all;
+}
+
+float mm_cpu_row_factor(const mm_cpu_view *v, uint32_t row) {
+  const mm_packed *w = v->w;
+  float f = mm_cpu_e4m3(v->kind) || v->kind == MM_KIND_NVFP4 ? 256 : 1;
+  for (unsigned i = 1; v->kind != MM_KIND_F32 && i < w->scheme->plane_count; i++) {
+    if (i == v->plane) continue;
+    const uint32_t n = w->cell[i].n;
+    f *= mm_scale_value(w->scheme->plane[i].dtype, w->plane[i], (size_t)v->lead * mm_cells(w->n, n) + (n ? row / n : 0));
+  }
+  return f;
+}
+
+/* The loops of this machine's level. */
+static mm_cpu_rows_fn *rows_here(const mm_cpu_view *v) {
   switch (mm_cpu_level()) {
 #ifdef __x86_64__
-    case MM_CPU_BF16: (v->pairs ? mm_cpu_rows_bf16 : mm_cpu_rows_vbmi)(v, first, rows, x, tokens, y, stride, sums); return;
-    case MM_CPU_VBMI: mm_cpu_rows_vbmi(v, first, rows, x, tokens, y, stride, sums); return;
-    case MM_CPU_AVX512: mm_cpu_rows_avx512(v, first, rows, x, tokens, y, stride, sums); return;
-    case MM_CPU_AVX2: mm_cpu_rows_avx2(v, first, rows, x, tokens, y, stride, sums); return;
+    case MM_CPU_BF16:
+      if (v->pairs) return mm_cpu_rows_bf16;
+      return v->kind == MM_KIND_INT8_CODES ? mm_cpu_rows_vnni : mm_cpu_rows_vbmi;
+    case MM_CPU_VBMI: return v->kind == MM_KIND_INT8_CODES ? mm_cpu_rows_vnni : mm_cpu_rows_vbmi;
+    case MM_CPU_AVX512: return mm_cpu_rows_avx512;
+    case MM_CPU_AVX2: return mm_cpu_rows_avx2;
 #endif
-    default: mm_cpu_rows_plain(v, first, rows, x, tokens, y, stride, sums); return;
+    default: return mm_cpu_rows_plain;
   }
+}
+
+void mm_cpu_rows(const mm_cpu_view *v, uint32_t first, uint32_t rows, const float *const *x, uint32_t tokens, float *y, size_t stride,
+                 float *sums) {
+  rows_here(v)(v, first, rows, x, tokens, y, stride, sums);
 }
 
 float mm_cpu_dot(const float *a, const float *b, uint32_t n) {

@@ -22,13 +22,15 @@ typedef enum mm_cpu_kind {
   MM_KIND_F32,
   MM_KIND_BF16,
   MM_KIND_F16,
-  MM_KIND_E4M3,    /* f32 */
-  MM_KIND_E4M3_32, /* f32 */
-  MM_KIND_MXFP8,   /* E8M0 */
-  MM_KIND_INT8,    /* none */
-  MM_KIND_NVFP4,   /* E4M3 */
-  MM_KIND_MXFP4,   /* E8M0 */
-  MM_KIND_INT4,    /* bf16 */
+  MM_KIND_E4M3,        /* f32 */
+  MM_KIND_E4M3_32,     /* f32 */
+  MM_KIND_E4M3_GROUPS, /* as E4M3, inputs with a scale for each chunk (mm_cpu_scales) */
+  MM_KIND_MXFP8,       /* E8M0 */
+  MM_KIND_INT8,        /* none */
+  MM_KIND_INT8_CODES,  /* as INT8, inputs are INT8 too (mm_cpu_integers) */
+  MM_KIND_NVFP4,       /* E4M3 */
+  MM_KIND_MXFP4,       /* E8M0 */
+  MM_KIND_INT4,        /* bf16 */
   MM_KIND_INT4_OFFSET,
   MM_KINDS
 } mm_cpu_kind;
@@ -63,22 +65,34 @@ MM_INLINE bool mm_cpu_e4m3(mm_cpu_kind k) { return k >= MM_KIND_E4M3 && k <= MM_
 MM_INLINE uint32_t mm_cpu_column(mm_cpu_kind k, uint32_t j, uint32_t i) {
   if (mm_cpu_nibbles(k)) return 8 * i + 4 * ((j + 1) % 2) + j / 2;
   if (mm_cpu_e4m3(k)) return 64 * (j / 4) + 16 * (i / 4) + 8 * (j / 2 % 2) + 2 * (i % 4) + (j + 1) % 2;
+  if (k == MM_KIND_INT8 || k == MM_KIND_INT8_CODES) return 64 * (j / 4) + 4 * i + j % 4;
   return k == MM_KIND_BF16 ? 32 * (j / 2) + 2 * i + (j + 1) % 2 : 16 * j + i;
 }
 /* Whether these are not in order: x is then given in theirs (mm_cpu_turn). */
-MM_INLINE bool mm_cpu_turned(mm_cpu_kind k) { return k == MM_KIND_BF16 || mm_cpu_e4m3(k) || mm_cpu_nibbles(k); }
+MM_INLINE bool mm_cpu_turned(mm_cpu_kind k) { return k == MM_KIND_BF16 || k >= MM_KIND_E4M3; }
 /* Bytes of a chunk's codes, and of a scale along the row. */
 MM_INLINE uint32_t mm_cpu_chunk_bytes(mm_cpu_kind k) {
   return mm_cpu_nibbles(k) ? MM_CHUNK / 2 : k >= MM_KIND_E4M3 ? MM_CHUNK : k == MM_KIND_F32 ? 4 * MM_CHUNK : 2 * MM_CHUNK;
 }
-MM_INLINE uint32_t mm_cpu_scale_bytes(mm_cpu_kind k) { return k == MM_KIND_E4M3 || k == MM_KIND_E4M3_32 ? 4 : k >= MM_KIND_INT4 ? 2 : 1; }
+MM_INLINE uint32_t mm_cpu_scale_bytes(mm_cpu_kind k) {
+  return k >= MM_KIND_E4M3 && k <= MM_KIND_E4M3_GROUPS ? 4 : k >= MM_KIND_INT4 ? 2 : 1;
+}
 /* x[k] as rows of this kind want it: out[padded(k)]. */
 void mm_cpu_turn(float *out, const float *x, uint32_t k, mm_cpu_kind kind);
 /* Whether BF16 holds the kind's codes, so that inputs may be pairs of BF16. */
 MM_INLINE bool mm_cpu_paired(mm_cpu_kind k) { return k != MM_KIND_F32 && k != MM_KIND_F16; }
-/* A row that mm_cpu_turn gave, room for half as many floats behind it: its numbers, rounded to BF16, and behind them as pairs, lane i of an
- * even register in the high half of a word and that of the next register in the low half. Numbers below 2^-126 become zeros. */
+/* A row that mm_cpu_turn gave, room for as much behind it as MM_CPU_INPUT says: its numbers, rounded to BF16, and behind them as pairs,
+ * lane i of an even register in the high half of a word and that of the next register in the low half. Numbers below 2^-126 become zeros.
+ */
 void mm_cpu_pair(float *row, uint32_t k);
+/* Floats of such a row with what lies behind it; `padded` columns: pairs, then scales, of the whole row or one a chunk. */
+#define MM_CPU_INPUT(padded) ((padded) + (padded) / 2 + (padded) / MM_CHUNK / 16 * 16 + 16)
+static inline const float *mm_cpu_scales(const float *row, uint32_t k) { return row + mm_cpu_padded(k) + mm_cpu_padded(k) / 2; }
+/* A row that mm_cpu_turn gave of integers from -127 to 127, room behind it as above: behind it come bytes in the order of columns, then
+ * what cpu_rows_vnni.c begins a lane with. False where some are no numbers: they count as zeros there. */
+bool mm_cpu_integers(float *row, uint32_t k);
+static inline const float *mm_cpu_starts(const float *row, uint32_t k) { return row + mm_cpu_padded(k) + mm_cpu_padded(k) / 4; }
+enum { MM_CPU_MOST_INTEGERS = 16384 }; /* columns of which eight lots of 128 · 127 a chunk stay below 2^24 */
 /* The nearest in BF16 as f32, ties to even; zero below 2^-126, what is no number stays none. */
 float mm_cpu_bf16(float x);
 
@@ -89,6 +103,9 @@ typedef void mm_cpu_rows_fn(const mm_cpu_view *v, uint32_t first, uint32_t rows,
 void mm_cpu_rows(const mm_cpu_view *v, uint32_t first, uint32_t rows, const float *const *x, uint32_t tokens, float *y, size_t stride,
                  float *sums);
 #define MM_CPU_SUMS(rows) ((size_t)(rows) * (MM_CPU_MANY_TOKENS * 16 + 4 * (MM_CHUNK + 4 * 16)))
+
+/* The product of the scales that cover the whole row; E4M3 codes and scales are 256 times smaller before it. */
+float mm_cpu_row_factor(const mm_cpu_view *v, uint32_t row);
 
 /* a[n]·b[n] by the same rule. */
 float mm_cpu_dot(const float *a, const float *b, uint32_t n);
@@ -117,7 +134,7 @@ enum { MM_SANITIZED = false };
 #endif
 
 /* The levels (quant/cpu.h). */
-mm_cpu_rows_fn mm_cpu_rows_plain, mm_cpu_rows_avx2, mm_cpu_rows_avx512, mm_cpu_rows_vbmi, mm_cpu_rows_bf16;
+mm_cpu_rows_fn mm_cpu_rows_plain, mm_cpu_rows_avx2, mm_cpu_rows_avx512, mm_cpu_rows_vbmi, mm_cpu_rows_bf16, mm_cpu_rows_vnni;
 typedef float mm_cpu_dot_fn(const float *a, const float *b, uint32_t n);
 mm_cpu_dot_fn mm_cpu_dot_plain, mm_cpu_dot_avx2, mm_cpu_dot_avx512;
 

@@ -69,7 +69,10 @@ LEVEL __m256 widen_8(mm_cpu_kind kind, const uint8_t *p, int i) {
   switch (kind) {
     case MM_KIND_F32: return _mm256_loadu_ps((const float *)(const void *)p + i);
     case MM_KIND_F16: return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(p + 2 * i)));
-    default: return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)(p + i))));
+    default: { /* byte i / 16 % 4 of eight words */
+      const __m256i words = _mm256_loadu_si256((const __m256i *)(const void *)(p + i / 64 * 64 + 4 * (i % 16)));
+      return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_sll_epi32(words, _mm_cvtsi32_si128(24 - 8 * (i / 16 % 4))), 24));
+    }
   }
 }
 

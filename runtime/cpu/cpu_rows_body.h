@@ -23,7 +23,10 @@ LEVEL v16 scales_of(mm_cpu_kind kind, const uint8_t *scale, uint32_t cell, uint3
   if (cell == 64) return v16_set1(scale_at(kind, scale + g * bytes));
   return v16_halves(scale_at(kind, scale + 2 * g * bytes), scale_at(kind, scale + (2 * g + 1) * bytes));
 }
-LEVEL v16 sum_of(v16 sum, v16 part, mm_cpu_kind kind, const uint8_t *scale, uint32_t cell, uint32_t g) {
+/* of_x: the scale of x over the chunk, where the kind has one. */
+LEVEL v16 sum_of(v16 sum, v16 part, mm_cpu_kind kind, const uint8_t *scale, uint32_t cell, uint32_t g, const float *of_x) {
+  if (kind == MM_KIND_E4M3_GROUPS)
+    return v16_fma(part, v16_mul(scale ? scales_of(kind, scale, cell, g) : v16_set1(1), v16_set1(*of_x)), sum);
   return scale ? v16_fma(part, scales_of(kind, scale, cell, g), sum) : v16_add(sum, part);
 }
 
@@ -32,7 +35,7 @@ LEVEL void widen_chunk(v16 w[8], mm_cpu_kind kind, const uint8_t *codes) {
 }
 
 /* One chunk of one row, against `tokens` tokens whose columns begin at x[t] + at. scale: NULL where none lies along the row. */
-LEVEL void chunk_step(v16 *sum, mm_cpu_kind kind, uint32_t tokens, const uint8_t *codes, const uint8_t *scale, uint32_t cell,
+LEVEL void chunk_step(v16 *sum, const mm_cpu_view *v, mm_cpu_kind kind, uint32_t tokens, const uint8_t *codes, const uint8_t *scale,
                       const float *const *x, size_t at) {
   const uint32_t pieces = pieces_of(kind), lines = 8 / pieces;
   v16 w[8];
@@ -45,7 +48,7 @@ LEVEL void chunk_step(v16 *sum, mm_cpu_kind kind, uint32_t tokens, const uint8_t
       v16 part = v16_mul(w[lines * g], v16_load(from));
       MM_UNROLL
       for (uint32_t j = 1; j < lines; j++) part = v16_fma(w[lines * g + j], v16_load(from + 16 * j), part);
-      sum[t] = sum_of(sum[t], part, kind, scale, cell, g);
+      sum[t] = sum_of(sum[t], part, kind, scale, v->cell, g, mm_cpu_scales(x[t], v->w->k) + at / MM_CHUNK);
     }
   }
 }
@@ -54,6 +57,7 @@ LEVEL void chunk_step(v16 *sum, mm_cpu_kind kind, uint32_t tokens, const uint8_t
 enum { ABREAST = MM_SANITIZED ? 1 : 4 };
 typedef struct chunk_at {
   const uint8_t *codes, *scale;
+  const float *of_x;
 } chunk_at;
 LEVEL v16 chunks_abreast(v16 sum, mm_cpu_kind kind, const chunk_at at[ABREAST], uint32_t cell, const float *x) {
   const uint32_t pieces = pieces_of(kind);
@@ -73,20 +77,8 @@ LEVEL v16 chunks_abreast(v16 sum, mm_cpu_kind kind, const chunk_at at[ABREAST], 
   }
   MM_UNROLL
   for (uint32_t i = 0; i < ABREAST * pieces; i++)
-    sum = sum_of(sum, part[i % pieces][i / pieces], kind, at[i / pieces].scale, cell, i % pieces);
+    sum = sum_of(sum, part[i % pieces][i / pieces], kind, at[i / pieces].scale, cell, i % pieces, at[i / pieces].of_x);
   return sum;
-}
-
-/* What covers whole rows. */
-LEVEL float row_factor(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t row) {
-  const mm_packed *w = v->w;
-  float f = mm_cpu_e4m3(kind) || kind == MM_KIND_NVFP4 ? 256 : 1;
-  for (unsigned i = 1; kind != MM_KIND_F32 && i < w->scheme->plane_count; i++) {
-    if (i == v->plane) continue;
-    const uint32_t n = w->cell[i].n;
-    f *= mm_scale_value(w->scheme->plane[i].dtype, w->plane[i], (size_t)v->lead * mm_cells(w->n, n) + (n ? row / n : 0));
-  }
-  return f;
 }
 
 /* The scales along a row. */
@@ -130,6 +122,7 @@ LEVEL void one_token(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t first, uin
   const uint32_t step = v->plane ? mm_cpu_scale_bytes(kind) * (v->cell < MM_CHUNK ? MM_CHUNK / v->cell : 1) : 0;
   const uint8_t *const end = v->codes + (size_t)(first + rows) * v->row_bytes;
   const ptrdiff_t jump = v->next ? v->next - end : 0;
+  const float *const of_x = mm_cpu_scales(x, v->w->k);
   for (uint32_t r = 0; r < rows; r++) {
     const uint8_t *codes = v->codes + (size_t)(first + r) * v->row_bytes, *scales = row_scales(v, kind, first + r);
     bool nan = false;
@@ -142,6 +135,7 @@ LEVEL void one_token(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t first, uin
       for (uint32_t i = 0; i < ABREAST; i++) {
         at[i].codes = codes + (size_t)(c + i) * mm_cpu_chunk_bytes(kind);
         at[i].scale = scales ? scales + (size_t)(wide > 1 ? (c + i) / wide : c + i) * step : NULL;
+        at[i].of_x = of_x + c + i;
         nan |= mm_cpu_e4m3(kind) && bad(at[i].codes);
       }
       sum = chunks_abreast(sum, kind, at, v->cell, x + (size_t)c * MM_CHUNK);
@@ -151,9 +145,9 @@ LEVEL void one_token(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t first, uin
       chunk_room room;
       const uint8_t *at = whole_chunk(v, kind, codes, c, &scale, &room);
       nan |= mm_cpu_e4m3(kind) && bad(at);
-      chunk_step(&sum, kind, 1, at, scale, v->cell, &x, (size_t)c * MM_CHUNK);
+      chunk_step(&sum, v, kind, 1, at, scale, &x, (size_t)c * MM_CHUNK);
     }
-    y[r] = v16_sum(nan ? v16_set1(NAN) : sum) * row_factor(v, kind, first + r);
+    y[r] = v16_sum(nan ? v16_set1(NAN) : sum) * mm_cpu_row_factor(v, first + r);
   }
 }
 
@@ -179,7 +173,7 @@ LEVEL void some_tokens(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t tokens, 
         chunk_room room;
         const uint8_t *at = whole_chunk(v, kind, codes, c, &scale, &room);
         nan |= mm_cpu_e4m3(kind) && bad(at);
-        chunk_step(sum, kind, tokens, at, scale, v->cell, x, (size_t)c * MM_CHUNK);
+        chunk_step(sum, v, kind, tokens, at, scale, x, (size_t)c * MM_CHUNK);
       }
       MM_UNROLL
       for (uint32_t t = 0; t < tokens; t++) sum[t] = nan ? v16_set1(NAN) : sum[t];
@@ -188,7 +182,7 @@ LEVEL void some_tokens(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t tokens, 
         for (uint32_t t = 0; t < tokens; t++) v16_store(row_sums + 16 * t, sum[t]);
         continue;
       }
-      const float factor = row_factor(v, kind, first + r);
+      const float factor = mm_cpu_row_factor(v, first + r);
       MM_UNROLL
       for (uint32_t t = 0; t < tokens; t++) y[t * stride + r] = v16_sum(sum[t]) * factor;
     }
@@ -205,11 +199,14 @@ enum { LINES = 4, TILE_BLOCK = 8 }; /* registers of a chunk; chunks of widened r
 enum { LINES = 8, TILE_BLOCK = BLOCK };
 #define tile_fma v16_fma
 #endif
+/* Scales of a chunk: one, one for each half, or one beside that of x. */
+typedef enum scaling { WHOLE, HALVES, GROUPS } scaling;
 enum { SPAN = 16 * LINES }; /* of a chunk, in floats */
 typedef struct tile_room {
   float *sums;   /* [rows, MM_CPU_MANY_TOKENS, 16] */
   float *w;      /* [rows, TILE_BLOCK, SPAN] */
   float *scales; /* [rows, TILE_BLOCK, pieces, 16] */
+  size_t of_x;   /* floats from x[t] to the scales of its chunks; 0: it has none */
 } tile_room;
 
 /* Chunks [from, end) of one row. A code that is no number makes the scales none. */
@@ -241,8 +238,9 @@ LEVEL float *sum_at(const tile_room *room, uint32_t r, uint32_t t) { return room
 
 /* A tile over `chunks` chunks of widened rows; x[t] + at is the first one's column. TILE_KEEPS: its sums are in registers beside its parts,
  * else in memory. */
-LEVEL void tile_step(uint32_t rows, uint32_t tokens, uint32_t pieces, uint32_t chunks, const tile_room *room, const float *const *x,
+LEVEL void tile_step(uint32_t rows, uint32_t tokens, scaling how, uint32_t chunks, const tile_room *room, const float *const *x,
                      size_t at) {
+  const uint32_t pieces = how == HALVES ? 2 : 1;
   const uint32_t lines = LINES / pieces;
   v16 sum[8][8];
   MM_UNROLL
@@ -274,10 +272,11 @@ LEVEL void tile_step(uint32_t rows, uint32_t tokens, uint32_t pieces, uint32_t c
       const v16 own = v16_load(room->scales + ((size_t)r * TILE_BLOCK * pieces + p) * 16);
       MM_UNROLL
       for (uint32_t t = 0; t < tokens; t++) {
+        const v16 scale = how == GROUPS ? v16_mul(own, v16_set1(x[t][room->of_x + at / SPAN + p])) : own;
         if (TILE_KEEPS)
-          sum[r][t] = v16_fma(part[r][t], own, sum[r][t]);
+          sum[r][t] = v16_fma(part[r][t], scale, sum[r][t]);
         else
-          v16_store(sum_at(room, r, t), v16_fma(part[r][t], own, v16_load(sum_at(room, r, t))));
+          v16_store(sum_at(room, r, t), v16_fma(part[r][t], scale, v16_load(sum_at(room, r, t))));
       }
     }
     if (!TILE_KEEPS) atomic_signal_fence(memory_order_seq_cst); /* no copies of the sums beside those in memory */
@@ -296,28 +295,31 @@ typedef struct tile_next {
 } tile_next;
 
 /* A tile's tokens under all rows, by `high` of them and what is left by ones. */
-LEVEL void tile_column(uint32_t tokens, uint32_t high, uint32_t pieces, uint32_t chunks, uint32_t rows, tile_room room,
-                       const float *const *x, size_t at, const tile_next *next) {
+LEVEL void tile_column(uint32_t tokens, uint32_t high, scaling how, uint32_t chunks, uint32_t rows, tile_room room, const float *const *x,
+                       size_t at, const tile_next *next) {
+  const uint32_t pieces = how == HALVES ? 2 : 1;
   uint32_t r = 0;
   for (; r + high <= rows; r += high) {
     for (uint32_t i = 0; i < high; i += 2) /* 64 rows ask for a block of each token */
       for (uint32_t t = 0; t < next->tokens; t++) __builtin_prefetch(next->x[t] + next->at + 8 * (r + i));
-    tile_step(high, tokens, pieces, chunks, &room, x, at);
+    tile_step(high, tokens, how, chunks, &room, x, at);
     room.sums += (size_t)high * MM_CPU_MANY_TOKENS * 16, room.w += (size_t)high * TILE_BLOCK * SPAN;
     room.scales += (size_t)high * TILE_BLOCK * pieces * 16;
   }
   for (; r < rows; r++) {
-    tile_step(1, tokens, pieces, chunks, &room, x, at);
+    tile_step(1, tokens, how, chunks, &room, x, at);
     room.sums += (size_t)MM_CPU_MANY_TOKENS * 16, room.w += (size_t)TILE_BLOCK * SPAN, room.scales += (size_t)TILE_BLOCK * pieces * 16;
   }
 }
 #define TILE(tokens, high)                                                                                                              \
   TARGET static __attribute__((noinline)) void tile_of_##tokens(uint32_t pieces, uint32_t chunks, uint32_t rows, const tile_room *room, \
                                                                 const float *const *x, size_t at, const tile_next *next) {              \
-    if (pieces == 1)                                                                                                                    \
-      tile_column(tokens, high, 1, chunks, rows, *room, x, at, next);                                                                   \
+    if (room->of_x)                                                                                                                     \
+      tile_column(tokens, high, GROUPS, chunks, rows, *room, x, at, next);                                                              \
+    else if (pieces == 1)                                                                                                               \
+      tile_column(tokens, high, WHOLE, chunks, rows, *room, x, at, next);                                                               \
     else                                                                                                                                \
-      tile_column(tokens, high, 2, chunks, rows, *room, x, at, next);                                                                   \
+      tile_column(tokens, high, HALVES, chunks, rows, *room, x, at, next);                                                              \
   }
 TILES(TILE)
 #undef TILE
@@ -368,7 +370,9 @@ LEVEL void many_tokens(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t tokens, 
   const uint32_t chunks = mm_cells(v->w->k, MM_CHUNK), pieces = pieces_of(kind);
   const tile_room room = {.sums = sums,
                           .w = sums + (size_t)rows * MM_CPU_MANY_TOKENS * 16,
-                          .scales = sums + (size_t)rows * (MM_CPU_MANY_TOKENS * 16 + TILE_BLOCK * SPAN)};
+                          .scales = sums + (size_t)rows * (MM_CPU_MANY_TOKENS * 16 + TILE_BLOCK * SPAN),
+                          .of_x = kind == MM_KIND_E4M3_GROUPS ? (size_t)chunks * (SPAN + (LINES == 8 ? MM_CHUNK / 2 : 0)) : 0};
+
   memset(sums, 0, (size_t)rows * MM_CPU_MANY_TOKENS * 16 * sizeof *sums);
   for (uint32_t from = 0; from < chunks; from += TILE_BLOCK) {
     const uint32_t n = from + TILE_BLOCK < chunks ? TILE_BLOCK : chunks - from;
@@ -383,7 +387,7 @@ LEVEL void many_tokens(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t tokens, 
   float factor[16];
   for (uint32_t r = 0; r < rows; r += 16) {
     const uint32_t some = rows - r < 16 ? rows - r : 16;
-    for (uint32_t i = 0; i < some; i++) factor[i] = row_factor(v, kind, first + r + i);
+    for (uint32_t i = 0; i < some; i++) factor[i] = mm_cpu_row_factor(v, first + r + i);
     for (uint32_t t = 0; t < tokens; t++) sums_of(y + t * stride + r, some, sum_at(&room, r, t), factor);
   }
 }
@@ -430,10 +434,14 @@ LEVEL void all_tokens(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t first, ui
   }
 KIND(E4M3)
 KIND(E4M3_32)
+KIND(E4M3_GROUPS)
 KIND(MXFP8)
 #if !defined MM_VBMI || defined MM_PAIRS
 KIND(BF16)
 KIND(INT8)
+#ifndef MM_PAIRS
+KIND(INT8_CODES)
+#endif
 KIND(NVFP4)
 KIND(MXFP4)
 KIND(INT4)
@@ -445,13 +453,24 @@ KIND(F16)
 #endif
 #undef KIND
 
-static mm_cpu_rows_fn *const rows_of[MM_KINDS] = {
-    [MM_KIND_E4M3] = rows_E4M3,   [MM_KIND_E4M3_32] = rows_E4M3_32, [MM_KIND_MXFP8] = rows_MXFP8,
+static mm_cpu_rows_fn *const rows_of[MM_KINDS] = {[MM_KIND_E4M3_GROUPS] = rows_E4M3_GROUPS,
+                                                  [MM_KIND_E4M3] = rows_E4M3,
+                                                  [MM_KIND_E4M3_32] = rows_E4M3_32,
+                                                  [MM_KIND_MXFP8] = rows_MXFP8,
 #if !defined MM_VBMI || defined MM_PAIRS
-    [MM_KIND_BF16] = rows_BF16,   [MM_KIND_INT8] = rows_INT8,       [MM_KIND_NVFP4] = rows_NVFP4,
-    [MM_KIND_MXFP4] = rows_MXFP4, [MM_KIND_INT4] = rows_INT4,       [MM_KIND_INT4_OFFSET] = rows_INT4_OFFSET,
+                                                  [MM_KIND_BF16] = rows_BF16,
+                                                  [MM_KIND_INT8] = rows_INT8,
+#ifndef MM_PAIRS
+                                                  [MM_KIND_INT8_CODES] = rows_INT8_CODES,
+#endif
+
+                                                  [MM_KIND_NVFP4] = rows_NVFP4,
+                                                  [MM_KIND_MXFP4] = rows_MXFP4,
+                                                  [MM_KIND_INT4] = rows_INT4,
+                                                  [MM_KIND_INT4_OFFSET] = rows_INT4_OFFSET,
 #endif
 #ifndef MM_VBMI
-    [MM_KIND_F32] = rows_F32,     [MM_KIND_F16] = rows_F16
+                                                  [MM_KIND_F32] = rows_F32,
+                                                  [MM_KIND_F16] = rows_F16
 #endif
 };

@@ -80,7 +80,7 @@ LEVEL void widen(v16 w[8], mm_cpu_kind kind, const uint8_t *p) {
   if (kind <= MM_KIND_F16) (void)mm_widen(f, p, kind == MM_KIND_F32 ? MM_F32 : kind == MM_KIND_BF16 ? MM_BF16 : MM_F16, MM_CHUNK);
   for (int i = 0; i < MM_CHUNK; i++) {
     if (kind > MM_KIND_F16 && kind < MM_KIND_INT8) f[i] = mm_e4m3_value[p[i]] * 0x1p-8f;
-    if (kind == MM_KIND_INT8) f[i] = (float)(int8_t)p[i];
+    if (kind == MM_KIND_INT8 || kind == MM_KIND_INT8_CODES) f[i] = (float)(int8_t)p[i];
     if (mm_cpu_nibbles(kind)) f[i] = nibble(kind, (uint8_t)(p[i / 2] >> i % 2 * 4 & 15));
   }
   for (uint32_t i = 0; i < MM_CHUNK; i++) turned[i] = f[mm_cpu_column(kind, i / 16, i % 16)];

@@ -128,18 +128,22 @@ static void drop(const mm_packed *w) {
     munmap((void *)(uintptr_t)w->plane[i], mm_plane_elements(w->n, K, w->cell[i]) * mm_dtype_size(w->scheme->plane[i].dtype));
 }
 
+typedef enum form { SINGLE, PAIRS, INTEGERS } form;
+
 /* Multiplications a second over the rows, again and again until there were `rows` of them, with so many tokens; in 10⁹. */
-static double rate_of(const mm_packed *w, uint32_t tokens, size_t rows, bool pairs) {
-  static _Alignas(64) float sums[MM_CPU_SUMS(STRIP)], y[STRIP * MM_CPU_MANY_TOKENS], in[MM_CPU_MANY_TOKENS][K + K / 2];
+static double rate_of(const mm_packed *w, uint32_t tokens, size_t rows, form in_form) {
+  static _Alignas(64) float sums[MM_CPU_SUMS(STRIP)], y[STRIP * MM_CPU_MANY_TOKENS], in[MM_CPU_MANY_TOKENS][MM_CPU_INPUT(K)];
   const float *x[MM_CPU_MANY_TOKENS];
   mm_cpu_view v;
   if (!mm_cpu_view_of(&v, w, 0)) exit(1);
   for (uint32_t t = 0; t < tokens; t++) {
     for (uint32_t i = 0; i < K; i++) in[t][i] = (float)(i % 17) - 8;
-    if (pairs) mm_cpu_pair(in[t], K);
+    if (in_form == PAIRS) mm_cpu_pair(in[t], K);
+    if (in_form == INTEGERS) (void)mm_cpu_integers(in[t], K);
     x[t] = in[t];
   }
-  v.pairs = pairs;
+  v.pairs = in_form == PAIRS;
+  if (in_form == INTEGERS) v.kind = MM_KIND_INT8_CODES;
   double best = 0;
   for (int turn = 0; turn < TURNS; turn++) {
     const double begin = own_time();
@@ -158,9 +162,13 @@ static void row(const char *name) {
   }
   const size_t bytes = row_bytes(s), far_rows = FAR_BYTES / bytes / STRIP * STRIP;
   const mm_packed near = matrix(s, NEAR_ROWS), far = matrix(s, (uint32_t)far_rows);
-  const double each = (double)bytes / K, cached = rate_of(&near, 1, 32768, false), streamed = rate_of(&far, 1, far_rows, false);
-  const double many = 2 * rate_of(&near, MM_CPU_MANY_TOKENS, 2048, false), paired = 2 * rate_of(&near, MM_CPU_MANY_TOKENS, 2048, true);
-  printf("%-12s %12.1f %12.1f %9.1f %15.0f %10.0f\n", name, cached, streamed, streamed * each, many, paired);
+  const double each = (double)bytes / K, cached = rate_of(&near, 1, 32768, SINGLE), streamed = rate_of(&far, 1, far_rows, SINGLE);
+  const double many = 2 * rate_of(&near, MM_CPU_MANY_TOKENS, 2048, SINGLE), paired = 2 * rate_of(&near, MM_CPU_MANY_TOKENS, 2048, PAIRS);
+  printf("%-12s %12.1f %12.1f %9.1f %15.0f %10.0f", name, cached, streamed, streamed * each, many, paired);
+  if (s->code == MM_CODE_INT8)
+    printf("; under INT8 %.1f, %.1f, %.0f", rate_of(&near, 1, 32768, INTEGERS), rate_of(&far, 1, far_rows, INTEGERS),
+           2 * rate_of(&near, MM_CPU_MANY_TOKENS, 2048, INTEGERS));
+  printf("\n");
   fflush(stdout);
   drop(&near), drop(&far);
 }

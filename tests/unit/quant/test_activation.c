@@ -61,6 +61,31 @@ static void as_defined(void **state) {
   }
 }
 
+/* Codes are numbers of eight bits, and with their scales what rounding gives, but for the last place. */
+static void codes_apart(void **state) {
+  (void)state;
+  for (int way = 0; way <= 2 * MM_CPU_AVX512 + 1; way++)
+    for (mm_act_quant a = MM_ACT_FP8_TENSOR; a <= MM_ACT_NVFP4; a++)
+      for (int row = 0; row < ROWS; row += 9) {
+        const mm_act_format *f = &mm_act_formats[a];
+        static const uint32_t whole[] = {0, K};
+        float x[K], y[K], amax[1 + K / 16 + 1] = {0}, fixed = way % 2 ? 0.01f : 0;
+        mm_cpu_limit((mm_cpu)(way / 2));
+        fill(x, row);
+        x[77] = NAN;
+        memcpy(y, x, sizeof y);
+        mm_act_amax(f, x, K, 0, amax);
+        mm_act_codes(f, x, K, 0, amax, fixed);
+        round_parts(a, y, whole, (double)fixed);
+        for (int i = 0; i < K; i++) {
+          const float scale = f->group && f->scale == MM_F32 ? amax[1 + (uint32_t)i / f->group] : amax[0];
+          uint32_t bits;
+          memcpy(&bits, &x[i], sizeof bits);
+          assert_true(i == 77 ? isnan(x[i]) : (bits & 0xffff) == 0 && fabs((double)x[i] * scale - y[i]) <= 0x1p-23 * fabs((double)y[i]));
+        }
+      }
+}
+
 /* An infinity makes its scale infinite: what it rounds to is no number, not the largest code of either sign. */
 static void infinity_becomes_none(void **state) {
   (void)state;
@@ -119,7 +144,7 @@ static void schemes(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(as_defined), cmocka_unit_test(infinity_becomes_none),
+  const struct CMUnitTest tests[] = {cmocka_unit_test(as_defined), cmocka_unit_test(codes_apart), cmocka_unit_test(infinity_becomes_none),
                                      cmocka_unit_test(no_number_stays_none), cmocka_unit_test(schemes)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

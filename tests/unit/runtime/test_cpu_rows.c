@@ -20,6 +20,9 @@ static uint32_t seed = 7;
 static uint32_t draw(void) { return (seed = seed * 1664525u + 1013904223u) >> 8; }
 static uint32_t any(uint32_t below) { return draw() % below; }
 
+/* How inputs are given. */
+typedef enum way { AS_F32, AS_PAIRS, SCALED, WAYS } way;
+
 typedef struct sample {
   mm_packed w;
   uint8_t *plane[MM_MAX_PLANES];
@@ -52,7 +55,7 @@ static sample make(const mm_scheme *s, uint32_t k, uint32_t finer) {
     fill(a.plane[i], s->plane[i].dtype, n, i > 0);
   }
   for (uint32_t t = 0; t < TOKENS; t++) {
-    a.x[t] = malloc(k * sizeof(float)), a.ready[t] = malloc(mm_cpu_padded(k) * 3 / 2 * sizeof(float));
+    a.x[t] = malloc(k * sizeof(float)), a.ready[t] = malloc(MM_CPU_INPUT(mm_cpu_padded(k)) * sizeof(float));
     for (uint32_t i = 0; i < k; i++) a.x[t][i] = ((float)any(20001) - 10000) / 7777;
   }
   return a;
@@ -62,10 +65,15 @@ static void drop(sample *a) {
   for (uint32_t t = 0; t < TOKENS; t++) free(a->x[t]), free(a->ready[t]);
 }
 
+/* What the inputs of a chunk are multiplied with in the third way. */
+static double of_chunk(uint32_t t, uint32_t c) { return 0.5 + 0.37 * t + 0.11 * c; }
+
 static const float *const *ready(const sample *a, const mm_cpu_view *v) {
   for (uint32_t t = 0; t < TOKENS; t++) {
     mm_cpu_turn(a->ready[t], a->x[t], a->w.k, v->kind);
     if (v->pairs) mm_cpu_pair(a->ready[t], a->w.k);
+    float *const scale = v->kind == MM_KIND_E4M3_GROUPS ? (float *)(uintptr_t)mm_cpu_scales(a->ready[t], a->w.k) : NULL;
+    for (uint32_t c = 0; scale && c * MM_CHUNK < a->w.k; c++) scale[c] = (float)of_chunk(t, c);
   }
   return (const float *const *)a->ready;
 }
@@ -79,7 +87,7 @@ static double nearest_bf16(double x) {
   return ldexp(nearbyint(ldexp(m, 8)), e - 8);
 }
 
-static void check_near(const sample *a, const float *y, bool rounded) {
+static void check_near(const sample *a, const float *y, way with) {
   static float w[ROWS][MOST_K];
   a->w.scheme->unpack(&a->w, 1, 0, ROWS, &w[0][0]);
   const float *row = &w[0][0];
@@ -87,7 +95,8 @@ static void check_near(const sample *a, const float *y, bool rounded) {
     for (uint32_t t = 0; t < TOKENS; t++) {
       double sum = 0, size = 0;
       for (uint32_t i = 0; i < a->w.k; i++) {
-        const double x = rounded ? nearest_bf16(a->x[t][i]) : (double)a->x[t][i];
+        const double own = with == AS_F32 ? (double)a->x[t][i] : nearest_bf16(a->x[t][i]);
+        const double x = with == SCALED ? own * (double)(float)of_chunk(t, i / MM_CHUNK) : own;
         sum += (double)row[i] * x, size += fabs((double)row[i] * x);
       }
       if (!(fabs(sum - y[t * ROWS + r]) <= 1e-6 * size))
@@ -96,19 +105,22 @@ static void check_near(const sample *a, const float *y, bool rounded) {
     }
 }
 
-static bool check_one(const mm_scheme *s, uint32_t k, uint32_t finer, bool pairs) {
+static bool check_one(const mm_scheme *s, uint32_t k, uint32_t finer, way with) {
   sample a = make(s, k, finer);
   mm_cpu_view v;
   const bool known = mm_cpu_view_of(&v, &a.w, 1);
-  v.pairs = pairs && mm_cpu_paired(v.kind);
+  if (with == AS_PAIRS && !mm_cpu_paired(v.kind)) with = AS_F32;
+  if (with == SCALED && v.kind != MM_KIND_E4M3) with = AS_F32;
+  if (with == SCALED) v.kind = MM_KIND_E4M3_GROUPS;
+  v.pairs = with != AS_F32;
   static float y[TOKENS * ROWS], other[TOKENS * ROWS];
   for (mm_cpu level = MM_CPU_PLAIN; known && level <= MM_CPU_BEST; level++) {
     const float *const *x = ready(&a, &v);
     mm_cpu_limit(level);
     mm_cpu_rows(&v, 0, ROWS, x, TOKENS, level ? other : y, ROWS, sums);
-    if (level == MM_CPU_PLAIN) check_near(&a, y, v.pairs);
+    if (level == MM_CPU_PLAIN) check_near(&a, y, with);
     if (level && memcmp(y, other, sizeof y) != 0)
-      fail_msg("%s, k %u, cell %u, pairs %d: level %d has other bits", s->name, k, v.cell, v.pairs, (int)level);
+      fail_msg("%s, k %u, cell %u, way %d: level %d has other bits", s->name, k, v.cell, (int)with, (int)level);
     for (int i = 0; i < 6; i++) { /* some rows, some tokens */
       const uint32_t first = any(ROWS), rows = 1 + any(ROWS - first), t = any(TOKENS), tokens = 1 + any(TOKENS - t);
       mm_cpu_rows(&v, first, rows, x + t, tokens, other, rows, sums);
@@ -124,10 +136,10 @@ static void every_scheme(void **state) {
   for (size_t i = 0; mm_scheme_at(i); i++) {
     const mm_scheme *s = mm_scheme_at(i);
     unsigned known = 0;
-    for (int j = 0; j < 12; j++) known += check_one(s, j < 4 ? 128u << j / 2 : 1 + any(MOST_K), 1, j % 2);
+    for (int j = 0; j < 12; j++) known += check_one(s, j < 6 ? 128u << j / 3 : 1 + any(MOST_K), 1, (way)(j % 3));
     assert_int_equal(known, 12); /* the scheme's own grid */
     for (uint32_t finer = 2; finer <= 8; finer *= 2)
-      for (int pairs = 0; pairs < 2; pairs++) (void)check_one(s, 64 + any(MOST_K - 64), finer, pairs);
+      for (int with = 0; with < WAYS; with++) (void)check_one(s, 64 + any(MOST_K - 64), finer, (way)with);
   }
   mm_cpu_limit(MM_CPU_BEST);
 }
@@ -149,20 +161,52 @@ static void rounds_to_bf16(void **state) {
   }
 }
 
+/* Integers under INT8 codes: their sums are exact, and so are the levels' bits; the largest codes too. */
+static void integers(void **state) {
+  (void)state;
+  static float y[TOKENS * ROWS], other[TOKENS * ROWS];
+  for (int i = 0; i < 12; i++) {
+    sample a = make(mm_scheme_find("int8"), i < 2 ? 128u << i : 1 + any(MOST_K), 1);
+    mm_cpu_view v;
+    assert_true(mm_cpu_view_of(&v, &a.w, 1));
+    v.kind = MM_KIND_INT8_CODES;
+    for (uint32_t j = 0; i == 3 && j < LEAD * ROWS * a.w.k; j++) a.plane[0][j] = any(2) ? 0x81 : 0x7f;
+    for (uint32_t t = 0; t < TOKENS; t++)
+      for (uint32_t j = 0; j < a.w.k; j++) a.x[t][j] = i == 3 ? (any(2) ? -127.0f : 127.0f) : (float)any(255) - 127;
+    (void)ready(&a, &v);
+    for (uint32_t t = 0; t < TOKENS; t++) assert_true(mm_cpu_integers(a.ready[t], a.w.k));
+    for (mm_cpu level = MM_CPU_PLAIN; level <= MM_CPU_BEST; level++) {
+      const float *const *x = (const float *const *)a.ready;
+      mm_cpu_limit(level);
+      mm_cpu_rows(&v, 0, ROWS, x, TOKENS, level ? other : y, ROWS, sums);
+      if (level == MM_CPU_PLAIN) check_near(&a, y, AS_F32);
+      if (level && memcmp(y, other, sizeof y) != 0) fail_msg("k %u: level %d has other bits", a.w.k, (int)level);
+      for (uint32_t t = 0; t < TOKENS; t++) {
+        mm_cpu_rows(&v, 0, ROWS, x + t, 1, other, ROWS, sums);
+        assert_memory_equal(other, y + t * ROWS, ROWS * sizeof *y);
+      }
+    }
+    a.ready[3][a.w.k / 2] = NAN;
+    assert_false(mm_cpu_integers(a.ready[3], a.w.k));
+    drop(&a);
+  }
+  mm_cpu_limit(MM_CPU_BEST);
+}
+
 /* One code that is no number makes its row none for all tokens, and no other. */
 static void no_number(void **state) {
   (void)state;
   const char *const names[] = {"block_fp8", "channel_fp8", "mxfp8"};
   for (size_t i = 0; i < 3; i++)
-    for (int way = 0; way <= 2 * MM_CPU_BEST + 1; way++) {
-      const mm_cpu level = (mm_cpu)(way / 2);
+    for (int both = 0; both <= 2 * MM_CPU_BEST + 1; both++) {
+      const mm_cpu level = (mm_cpu)(both / 2);
       sample a = make(mm_scheme_find(names[i]), 300, 1);
       mm_cpu_view v;
       static float y[TOKENS * ROWS];
       const uint32_t row = any(ROWS);
       a.plane[0][(size_t)(ROWS + row) * 300 + any(300)] = any(2) ? 0x7f : 0xff;
       assert_true(mm_cpu_view_of(&v, &a.w, 1));
-      v.pairs = way % 2;
+      v.pairs = both % 2;
       mm_cpu_limit(level);
       mm_cpu_rows(&v, 0, ROWS, ready(&a, &v), TOKENS, y, ROWS, sums);
       for (uint32_t j = 0; j < TOKENS * ROWS; j++) assert_int_equal(isnan(y[j]) != 0, j % ROWS == row);
@@ -193,7 +237,7 @@ static void dots(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(every_scheme), cmocka_unit_test(rounds_to_bf16), cmocka_unit_test(no_number),
-                                     cmocka_unit_test(dots)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(every_scheme), cmocka_unit_test(rounds_to_bf16), cmocka_unit_test(integers),
+                                     cmocka_unit_test(no_number), cmocka_unit_test(dots)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

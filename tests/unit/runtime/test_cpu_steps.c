@@ -26,42 +26,62 @@ static mm_model dims(mm_family family) {
   return m;
 }
 
-enum { MATRICES = 4 * 8 };
+enum { PLANES = 4 * 8 * MM_MAX_PLANES };
 typedef struct run {
   ref_shards *shards;
   mm_rank_weights w;
   mm_comm *comm;
   mm_forward f;
-  uint16_t *bf16[MATRICES]; /* codes of matrices that were given BF16 */
-  unsigned matrices;
+  void *plane[PLANES]; /* of matrices that were given codes */
+  unsigned planes;
 } run;
 
-/* w with its numbers rounded to BF16. */
-static void to_bf16(run *r, mm_packed *w) {
+/* What a run computes with beside the model's f32. */
+typedef struct ways {
+  mm_family family;
+  const char *scheme; /* of the layers' matrices, random codes; NULL: f32 as they are */
+  bool kv_bf16, input_bf16, act_quant;
+} ways;
+
+/* w as random codes of a scheme that are numbers, scales near one. */
+static void recode(run *r, mm_packed *w, const char *scheme) {
   if (!w->scheme) return;
-  const size_t n = (size_t)mm_max(1, w->lead) * w->n * w->k;
-  const float *from = w->plane[0];
-  assert_true(r->matrices < MATRICES);
-  uint16_t *to = r->bf16[r->matrices++] = malloc(n * sizeof *to);
-  for (size_t i = 0; i < n; i++) to[i] = mm_f32_to_bf16(from[i]);
-  w->scheme = mm_scheme_find("bf16"), w->plane[0] = to;
+  uint32_t seed = w->n * 31 + w->k;
+  w->scheme = mm_scheme_find(scheme);
+  for (unsigned i = 0; i < w->scheme->plane_count; i++) {
+    const mm_plane *p = &w->scheme->plane[i];
+    const size_t n = mm_max(1, w->lead) * mm_plane_elements(w->n, w->k, p->cell), size = mm_dtype_size(p->dtype);
+    uint8_t *to = malloc(n * size);
+    assert_true(r->planes < PLANES && to);
+    for (size_t at = 0; at < n; at++) {
+      seed = seed * 1664525u + 1013904223u;
+      const float near = (float)(1 + (seed >> 24)) / 1024;
+      const uint16_t half = (uint16_t)(mm_f32_to_bf16(near) | (i ? 0 : seed >> 8 & 0x8000));
+      if (size == 4) memcpy(to + 4 * at, &near, 4);
+      if (size == 2) memcpy(to + 2 * at, &half, 2);
+      const uint32_t code = (seed >> 24) % 0x7f | (seed >> 16 & 0x80), scale = p->dtype == MM_U8 ? 122 + (seed >> 30) : 0x28 + (seed >> 29);
+      if (size == 1) to[at] = (uint8_t)(i ? scale : code);
+    }
+    w->cell[i] = p->cell, w->plane[i] = r->plane[r->planes++] = to;
+  }
 }
 
-static void open_run(run *r, const ref_model *ref, unsigned threads, bool bf16, bool input_bf16) {
+static void open_run(run *r, const ref_model *ref, unsigned threads, const ways *with) {
   mm_err err = {0};
   *r = (run){.shards = ref_cut(ref, 1), .comm = mm_comm_open(1, &err)};
   assert_true(mm_bind(&r->w, &r->shards->s, 0, &err));
-  for (uint32_t l = 0; input_bf16 && l < ref->m.layers; l++) {
-    mm_layer_weights *y = &r->w.layer[l];
-    to_bf16(r, &y->qkv), to_bf16(r, &y->out), to_bf16(r, &y->w13), to_bf16(r, &y->w2);
+  for (uint32_t l = 0; with->scheme && l < ref->m.layers; l++) {
+    mm_packed *const matrix[] = {&r->w.layer[l].qkv, &r->w.layer[l].out, &r->w.layer[l].w13, &r->w.layer[l].w2};
+    for (size_t i = 0; i < 4; i++) recode(r, matrix[i], with->scheme);
   }
   const mm_backend_config c = {.model = &ref->m,
                                .weights = &r->w,
                                .limits = {.max_tokens = PROMPT, .slots = 1, .max_positions = PROMPT},
                                .comm = r->comm,
                                .threads = threads,
-                               .kv_bf16 = bf16,
-                               .input_bf16 = input_bf16};
+                               .kv_bf16 = with->kv_bf16,
+                               .act_quant = with->act_quant,
+                               .input_bf16 = with->input_bf16};
   assert_true(mm_forward_open(&r->f, &mm_ops_cpu, &c, &err));
 }
 static void close_run(run *r) {
@@ -69,7 +89,7 @@ static void close_run(run *r) {
   mm_bind_close(&r->w);
   mm_comm_close(r->comm);
   ref_uncut(r->shards);
-  for (unsigned i = 0; i < r->matrices; i++) free(r->bf16[i]);
+  for (unsigned i = 0; i < r->planes; i++) free(r->plane[i]);
 }
 
 static int32_t id_at(uint32_t t) { return (int32_t)(t * 7 % VOCAB); }
@@ -87,20 +107,26 @@ static void feed(run *r, uint32_t pos, uint32_t count, float *logits) {
 
 static void same_bits(void **state) {
   (void)state;
-  for (int i = 0; i < 8; i++) {
-    const bool bf16 = i % 2, input_bf16 = i / 4;
-    ref_model ref = ref_build(dims(i / 2 % 2 ? MM_FAMILY_M2 : MM_FAMILY_M1));
+  static const ways with[] = {{MM_FAMILY_M1, NULL, false, false, false},       {MM_FAMILY_M1, NULL, true, false, false},
+                              {MM_FAMILY_M2, NULL, false, false, false},       {MM_FAMILY_M2, NULL, true, false, false},
+                              {MM_FAMILY_M1, "bf16", false, true, true},       {MM_FAMILY_M2, "block_fp8", true, true, false},
+                              {MM_FAMILY_M2, "block_fp8", false, false, true}, {MM_FAMILY_M2, "int8", false, false, true},
+                              {MM_FAMILY_M2, "nvfp4", false, true, true},      {MM_FAMILY_M2, "mxfp4", false, false, true}};
+  for (size_t i = 0; i < sizeof with / sizeof *with; i++) {
+    ref_model ref = ref_build(dims(with[i].family));
     float first[PADDED], logits[PADDED];
     for (mm_cpu level = MM_CPU_PLAIN; level <= MM_CPU_BEST; level++)
       for (uint32_t cut = 1; cut <= PROMPT; cut = cut == 1 ? 38 : cut == 38 ? PROMPT : PROMPT + 1) {
         run r;
         mm_cpu_limit(level);
-        open_run(&r, &ref, 1 + cut % 4, bf16, input_bf16);
+        open_run(&r, &ref, 1 + cut % 4, &with[i]);
         const bool is_first = level == MM_CPU_PLAIN && cut == 1;
         r.f.backend->ahead = cut != 1; /* as where weights are larger than memory */
         for (uint32_t at = 0; at < PROMPT; at += cut) feed(&r, at, PROMPT - at < cut ? PROMPT - at : cut, is_first ? first : logits);
+        for (uint32_t v = 0; is_first && v < VOCAB; v++)
+          if (!isfinite(first[v])) fail_msg("way %zu: logit %u is %g", i, v, (double)first[v]);
         if (!is_first && memcmp(first, logits, VOCAB * sizeof *logits) != 0)
-          fail_msg("model %d, level %d, %u tokens a step, %u threads: other bits", i, (int)level, cut, 1 + cut % 4);
+          fail_msg("way %zu, level %d, %u tokens a step, %u threads: other bits", i, (int)level, cut, 1 + cut % 4);
         close_run(&r);
       }
     ref_free(&ref);
@@ -132,7 +158,7 @@ static void threads_stay_and_sleep(void **state) {
   float logits[PADDED];
   long sum, sum_after;
   run r;
-  open_run(&r, &ref, 3, false, false);
+  open_run(&r, &ref, 3, &(ways){.family = MM_FAMILY_M2});
   const long count = threads_now(&sum);
   assert_true(count >= 3);
   for (int i = 0; i < 20; i++) feed(&r, 0, PROMPT, logits);
@@ -152,7 +178,7 @@ static void inputs_begin_lines(void **state) {
   ref_model ref = ref_build(dims(MM_FAMILY_M2));
   mm_err err = {0};
   run r;
-  open_run(&r, &ref, 1, false, false);
+  open_run(&r, &ref, 1, &(ways){.family = MM_FAMILY_M2});
   for (uint32_t width = 16; width <= 256; width += 16) {
     mm_act a;
     assert_true(mm_ops_cpu.act(r.f.backend, width, &a, &err));
