@@ -7,17 +7,22 @@ cd "$(dirname "$0")/../.."
 work=$(mktemp -d "${TMPDIR:-/tmp}/parallel.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 
+# The likelihood of each window, a line each: nll CHECKPOINT MODEL on|off WINDOW LIMIT
 nll() {
-  minimax-eval "$work/$1" --threads 1 --act-quant "$3" --ids tests/data/"$2"/held-out-ids.json --window "$4" --limit 8 |
-    awk '{ sub(",", "", $2); print $2 }'
+  minimax-eval "$work/$1" --threads 1 --act-quant "$3" --ids tests/data/"$2"/held-out-ids.json --window "$4" --limit "$5" --json -q |
+    sed -n 's/.*"window_nll":\[\(.*\)\].*/\1/p' | tr ',' '\n'
 }
 
-# apart MODEL SCHEME CUT on|off WINDOW LIMIT
+# apart MODEL SCHEME CUT on|off WINDOW WINDOWS MOVED: the mean within 2e-6; or, where MOVED is not -, at most MOVED windows further apart than 5e-6
 apart() {
-  awk -v what="$1 $2 $3, act-quant $4" -v one="$(nll one "$1" "$4" "$5")" -v cut="$(nll cut "$1" "$4" "$5")" -v limit="$6" '
-    BEGIN { d = cut < one ? one - cut : cut - one
-            printf "%s: nll %.6f, tp 1 %.6f, apart %.1e <= %s\n", what, cut, one, d, limit
-            exit !(one > 1 && d <= limit) }'
+  nll one "$1" "$4" "$5" "$6" >"$work/one.nll"
+  nll cut "$1" "$4" "$5" "$6" >"$work/cut.nll"
+  paste "$work/one.nll" "$work/cut.nll" | awk -v what="$1 $2 $3, act-quant $4" -v windows="$6" -v moved="$7" '
+    NF == 2 { n++; one += $1; cut += $2; d = $1 < $2 ? $2 - $1 : $1 - $2; far += d > 5e-6 }
+    END { d = cut < one ? one - cut : cut - one
+          if (n) { one /= n; cut /= n; d /= n }
+          printf "%s: nll %.6f, tp 1 %.6f, apart %.1e, %d of %d windows by more than 5e-6\n", what, cut, one, d, far, n
+          exit !(n == windows && one > 1 && (moved == "-" ? d <= 2e-6 : far <= moved)) }'
 }
 
 text() {
@@ -32,9 +37,11 @@ for model in tiny-m1 tiny-m2; do
       rm -rf "$work/cut"
       # shellcheck disable=SC2086
       minimax-convert tests/data/$model -o "$work/cut" --quant $scheme $cut -q
-      apart $model $scheme "$cut" off 32 2e-6
-      # single tokens: too few roundings for the last bit of a sum to change one
-      apart $model $scheme "$cut" on 1 2e-6
+      apart $model $scheme "$cut" off 32 8 -
+      # Inputs rounded: a sum in parts has another last bit, which now and then rounds an input to another code (7 of 200 single tokens at most
+      # were seen to move). Stages alone change no sum.
+      case $cut in "--tp 1 "*) moved=0 ;; *) moved=20 ;; esac
+      apart $model $scheme "$cut" on 1 200 $moved
       [ $scheme != none ] || [ "$(text one)" = "$(text cut)" ]
     done <<END
 --tp 2 --ep 2
