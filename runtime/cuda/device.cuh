@@ -140,6 +140,10 @@ __device__ __forceinline__ uint32_t mul2(uint32_t a, uint32_t b) {
   bf162 p = __hmul2(*reinterpret_cast<bf162 *>(&a), *reinterpret_cast<bf162 *>(&b));
   return *reinterpret_cast<uint32_t *>(&p);
 }
+__device__ __forceinline__ uint32_t fma2(uint32_t a, uint32_t b, uint32_t c) {
+  bf162 p = __hfma2(*reinterpret_cast<bf162 *>(&a), *reinterpret_cast<bf162 *>(&b), *reinterpret_cast<bf162 *>(&c));
+  return *reinterpret_cast<uint32_t *>(&p);
+}
 __device__ __forceinline__ uint32_t max2(uint32_t a, uint32_t b) {
   bf162 p = __hmax2(*reinterpret_cast<bf162 *>(&a), *reinterpret_cast<bf162 *>(&b));
   return *reinterpret_cast<uint32_t *>(&p);

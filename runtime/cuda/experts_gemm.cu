@@ -1,9 +1,10 @@
-/* The experts of a prefill step: two grouped products over the sorted pairs (token, choice) and a sum per token.
+/* The experts of a prefill step: two grouped products over the sorted pairs (token, choice) and a sum per token; of weights in codes
+ * experts_many.cu's, where it takes them.
  *
  * Up: half of a block's weight rows are of w1 and half the matching ones of w3, in alternate groups of eight, so that a thread holds gate
- * and up of the same column; middle[place in the sorted order, I]. Down: pair_out[pair, H] = weight · w2·middle, f32 (gemm_widened.cuh:
- * bf16). The sum over a token's choices, which other kernels end with too, is taken in their order: the same bits every time. Tiles of 128
- * pairs never mix experts; a block finds its expert by counting. */
+ * and up of the same column; middle[place in the sorted order, I]. Down: pair_out[pair, H] = weight · w2·middle, f32. The sum over a
+ * token's choices, which other kernels end with too, is taken in their order: the same bits every time. Tiles of 128 pairs never mix
+ * experts; a block finds its expert by counting. */
 #include "runtime/cuda/fp8.h"
 #include "runtime/cuda/gemm.cuh"
 #include "runtime/cuda/launch.h"
@@ -104,109 +105,6 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
   if (tile.rows > 0) gemm_tile<C, S>(w, down_job{w, r, a, tile, blockIdx.x * kGemmColumns});
 }
 
-/* The same tiles found by blocks that do many: `wide` beside one another, those of an expert follow one another. */
-struct tile_list {
-  uint32_t offset[MM_CU_MAX_EXPERTS + 1], before[MM_CU_MAX_EXPERTS + 1]; /* before: tiles of lower experts, one across */
-
-  /* All threads of a block. */
-  __device__ void fill(const mm_cu_route &r) {
-    for (uint32_t e = threadIdx.x; e <= r.experts; e += blockDim.x) offset[e] = r.offset[e];
-    __syncthreads();
-    if (threadIdx.x < 32) {
-      uint32_t below = 0;
-      for (uint32_t e0 = 0; e0 < r.experts; e0 += 32) {
-        const uint32_t e = e0 + threadIdx.x, mine = e < r.experts ? (offset[e + 1] - offset[e] + kGemmRows - 1) / kGemmRows : 0;
-        uint32_t end = mine;
-#pragma unroll
-        for (int d = 1; d < 32; d <<= 1) {
-          const uint32_t left = __shfl_up_sync(0xffffffffu, end, d);
-          if (threadIdx.x >= d) end += left;
-        }
-        if (e < r.experts) before[e] = below + end - mine;
-        below += __shfl_sync(0xffffffffu, end, 31);
-      }
-      if (threadIdx.x == 0) before[r.experts] = below;
-    }
-    __syncthreads();
-  }
-  __device__ expert_tile find(uint32_t experts, uint32_t index, uint32_t wide, uint32_t *across) const {
-    uint32_t e = 0;
-    for (uint32_t end = experts; end - e > 1;) {
-      const uint32_t middle = (e + end) / 2;
-      (before[middle] * wide <= index ? e : end) = middle;
-    }
-    const uint32_t high = before[e + 1] - before[e], in = index - before[e] * wide, first = offset[e] + in % high * kGemmRows;
-    *across = in / high;
-    return {e, first, min(offset[e + 1] - first, (uint32_t)kGemmRows)};
-  }
-};
-
-/* up_job and down_job with results of 16 bytes a lane; pair_out is bf16. I and H are multiples of 8. */
-struct wide_up_job : up_job {
-  __device__ void put(uint32_t i, uint32_t c, const float (&v)[8][2], bool mine) const {
-    const float f = w.global ? w.global[tile.expert] : 1.0f;
-    uint32_t words[4];
-#pragma unroll
-    for (int n = 0; n < 8; n += 2) words[n / 2] = pack2(silu(v[n][0] * f) * (v[n + 1][0] * f), silu(v[n][1] * f) * (v[n + 1][1] * f));
-    turn_words(words);
-    const uint32_t at = column + c / 64 * 32 + threadIdx.x % 4 * 8;
-    if (mine && at < inter)
-      *reinterpret_cast<uint4 *>(a.middle + (size_t)(tile.first + i) * inter + at) = make_uint4(words[0], words[1], words[2], words[3]);
-  }
-};
-struct wide_down_job : down_job {
-  __device__ void put(uint32_t i, uint32_t c, const float (&v)[8][2], bool mine) const {
-    const uint32_t pair = mine ? r.pair[tile.first + i] : 0;
-    const float f = mine ? r.weight[pair] * (w.global ? w.global[tile.expert] : 1.0f) : 0.0f;
-    bf16 *to = reinterpret_cast<bf16 *>(a.pair_out) + (size_t)pair * w.n;
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-      uint32_t words[4];
-#pragma unroll
-      for (int n = 0; n < 4; n++) words[n] = pack2(v[half * 4 + n][0] * f, v[half * 4 + n][1] * f);
-      turn_words(words);
-      const uint32_t at = column + c / 64 * 64 + half * 32 + threadIdx.x % 4 * 8;
-      if (mine && at < w.n) *reinterpret_cast<uint4 *>(to + at) = make_uint4(words[0], words[1], words[2], words[3]);
-    }
-  }
-};
-
-template <mm_cu_code C, mm_cu_scale S>
-__global__ void __launch_bounds__(widened_gemm::kThreads, 1)
-    widened_up(const __grid_constant__ mm_cu_weight w, const __grid_constant__ mm_cu_route r, const __grid_constant__ mm_cu_experts a) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  __shared__ tile_list list;
-  const uint32_t wide = (w.n + kGemmColumns - 1) / kGemmColumns;
-  grid_wait_and_launch_next();
-  list.fill(r);
-  widened_gemm::tiles<C, S>(w, list.before[r.experts] * wide, [&](uint32_t index) {
-    uint32_t across;
-    const expert_tile tile = list.find(r.experts, index, wide, &across);
-    return wide_up_job{{w, r, a, tile, across * (kGemmColumns / 2), w.n / 2}};
-  });
-#else
-  no_such_code();
-#endif
-}
-
-template <mm_cu_code C, mm_cu_scale S>
-__global__ void __launch_bounds__(widened_gemm::kThreads, 1)
-    widened_down(const __grid_constant__ mm_cu_weight w, const __grid_constant__ mm_cu_route r, const __grid_constant__ mm_cu_experts a) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  __shared__ tile_list list;
-  const uint32_t wide = (w.n + kGemmColumns - 1) / kGemmColumns;
-  grid_wait_and_launch_next();
-  list.fill(r);
-  widened_gemm::tiles<C, S>(w, list.before[r.experts] * wide, [&](uint32_t index) {
-    uint32_t across;
-    const expert_tile tile = list.find(r.experts, index, wide, &across);
-    return wide_down_job{{w, r, a, tile, across * kGemmColumns}};
-  });
-#else
-  no_such_code();
-#endif
-}
-
 __global__ void sum_pairs(bf16 *y, const float *pair_out, const __grid_constant__ mm_cu_route r, uint32_t width) {
   grid_wait_and_launch_next();
   for (uint32_t c = threadIdx.x * 4; c < width; c += blockDim.x * 4) {
@@ -236,10 +134,6 @@ struct grouped_launch {
   template <mm_cu_code C, mm_cu_scale S>
   cudaError_t run() const {
     const unsigned tiles = most_tiles(r, a.tokens);
-    if constexpr (C != MM_CU_BF16) {
-      if (gemm_widens(C))
-        return launch_widened<C>(up ? widened_up<C, S> : widened_down<C, S>, tiles * ceil_div(w.n, widened_gemm::kColumns), s, w, r, a);
-    }
     const gemm_block b = gemm_block_here();
     return launch(up ? grouped_up<C, S> : grouped_down<C, S>, dim3(ceil_div(w.n, b.columns), tiles), b.threads, b.shared, s, w, r, a);
   }
@@ -253,11 +147,16 @@ cudaError_t mm_cu_sum_pairs(const mm_cu_route &r, const mm_cu_experts &a, uint32
 
 cudaError_t mm_cu_experts_gemm(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a,
                                cudaStream_t s) {
+  if (mm_cu_takes_many(w13, w2) && !mm_cu_one_producer) return mm_cu_experts_many(w13, w2, r, a, s);
   cudaError_t e = for_scheme(w13, grouped_launch{w13, r, a, s, true});
   if (e == cudaSuccess && w2.rounding.kind != MM_ACT_KEPT)
     e = mm_cu_round(a.middle, a.tokens * r.top_k, {a.middle, w2.k, nullptr}, w2.rounding, s);
   if (e == cudaSuccess) e = for_scheme(w2, grouped_launch{w2, r, a, s, false});
-  if (e == cudaSuccess && gemm_widens(w2.code))
-    return mm_cu_sum_choices(a.y, reinterpret_cast<const bf16 *>(a.pair_out), r, a.tokens, w2.n, s);
   return e != cudaSuccess ? e : mm_cu_sum_pairs(r, a, w2.n, s);
+}
+
+cudaError_t mm_cu_experts_middle(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a,
+                                 cudaStream_t s) {
+  if (mm_cu_takes_many(w13, w2)) return mm_cu_experts_many_middle(w13, r, a, s);
+  return for_scheme(w13, grouped_launch{w13, r, a, s, true});
 }

@@ -15,9 +15,6 @@ struct dense_job {
   __device__ uint32_t rows() const { return min(a.tokens - first, (uint32_t)kGemmRows); }
   __device__ const bf16 *x(uint32_t r) const { return a.x + (size_t)(a.rows ? a.rows[first + r] : first + r) * w.k; }
   __device__ weight_row weight(uint32_t r) const { return {0, min(column + r, w.n - 1)}; }
-  __device__ void put(uint32_t r, uint32_t c, const float (&v)[8][2], bool mine) const {
-    if (mine) emit(r, c, v);
-  }
   __device__ void emit(uint32_t r, uint32_t c, const float (&v)[8][2]) const {
     const float f = w.global ? w.global[0] : 1.0f;
     const size_t to = (size_t)(first + r) * w.n + column + c; /* column + c is even */

@@ -8,8 +8,7 @@
  * bf16 weights that need no widening reach 0.68 of that rate, at which it is 98.
  *
  * Of at most 64 rows each multiplying group takes all, and half the columns.
- *
- * Jobs are gemm.cuh's but for put(row, column, v, mine), which all lanes of a warp call, in place of emit; mine: the row is one. */
+ */
 #ifndef MM_CUDA_GEMM_WIDENED_CUH
 #define MM_CUDA_GEMM_WIDENED_CUH
 
@@ -36,11 +35,6 @@ struct shared {
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-
-__device__ __forceinline__ uint32_t fma2(uint32_t a, uint32_t b, uint32_t c) {
-  bf162 p = __hfma2(*reinterpret_cast<bf162 *>(&a), *reinterpret_cast<bf162 *>(&b), *reinterpret_cast<bf162 *>(&c));
-  return *reinterpret_cast<uint32_t *>(&p);
-}
 
 /* As codec's, without what only f16 needs: shifts to where a bf16 has them, from where weight.cuh says they lie. */
 template <mm_cu_code C>
@@ -219,7 +213,7 @@ __device__ __forceinline__ void consume(const mm_cu_weight &w, const Job &job, S
       float v[8][2];
 #pragma unroll
       for (int n = 0; n < 8; n++) v[n][0] = acc[j][(i / 2 * 8 + n) * 4 + i % 2 * 2], v[n][1] = acc[j][(i / 2 * 8 + n) * 4 + i % 2 * 2 + 1];
-      job.put(r, j * 128 + i / 2 * 64 + place, v, r < rows);
+      if (r < rows) job.emit(r, j * 128 + i / 2 * 64 + place, v);
     }
   }
 }

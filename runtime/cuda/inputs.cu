@@ -92,10 +92,9 @@ cudaError_t mm_cu_rounded::experts(const mm_cu_weight &w13, const mm_cu_weight &
   return experts_of(a.tokens, few)(w13, w2, r, given, s);
 }
 
-cudaError_t mm_cu_rounded::middle(const mm_cu_weight &w13, mm_cu_weight w2, const mm_cu_route &r, const mm_cu_experts &a, cudaStream_t s) {
-  wrote(a.y);
+cudaError_t mm_cu_rounded::middle(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a,
+                                  cudaStream_t s) {
   mm_cu_experts given = a;
-  w2.rounding = {};
   const cudaError_t e = round(&given.x, nullptr, a.tokens, w13, w13.k, s);
-  return e != cudaSuccess ? e : mm_cu_experts_gemm(w13, w2, r, given, s);
+  return e != cudaSuccess ? e : mm_cu_experts_middle(w13, w2, r, given, s);
 }

@@ -29,8 +29,8 @@ struct mm_cu_rounded {
   cudaError_t linear(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s);
   /* r's lists are those of the step. a.middle and a.pair_out have room for each kernel that the step may take, and for max_tokens. */
   cudaError_t experts(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a, cudaStream_t s);
-  /* a.middle[T · top_k, I], in the order of sorted pairs and not rounded, of a step of T > 1; a.y and a.pair_out are written too. */
-  cudaError_t middle(const mm_cu_weight &w13, mm_cu_weight w2, const mm_cu_route &r, const mm_cu_experts &a, cudaStream_t s);
+  /* a.middle[T · top_k, I], in the order of sorted pairs and not rounded, of a step of T > 1; a.pair_out is written too. */
+  cudaError_t middle(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a, cudaStream_t s);
 
  private:
   cudaError_t encode(const __nv_bfloat16 *x, const uint32_t *pick, uint32_t tokens, uint32_t k, cudaStream_t s);

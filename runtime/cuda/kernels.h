@@ -134,6 +134,16 @@ cudaError_t mm_cu_experts_few(const mm_cu_weight &w13, const mm_cu_weight &w2, c
 bool mm_cu_takes_few(const mm_cu_weight &w13, const mm_cu_weight &w2);
 /* They round w's inputs themselves, x too; others come rounded. */
 bool mm_cu_few_rounds(const mm_cu_weight &w);
+/* mm_cu_experts_gemm's for many rows whose weights are codes, where mm_cu_takes_many: sm_90a, scales of 64 columns at least or in bytes,
+ * k % 32 == 0, n % 8 == 0. */
+cudaError_t mm_cu_experts_many(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a,
+                               cudaStream_t s);
+bool mm_cu_takes_many(const mm_cu_weight &w13, const mm_cu_weight &w2);
+/* a.middle[T · top_k, I] alone, in the order of sorted pairs, not rounded (experts_gemm leaves the columns in an order of its own);
+ * a.pair_out is written too. T > 1. */
+cudaError_t mm_cu_experts_middle(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a,
+                                 cudaStream_t s);
+cudaError_t mm_cu_experts_many_middle(const mm_cu_weight &w13, const mm_cu_route &r, const mm_cu_experts &a, cudaStream_t s);
 /* a.y[t, width] = Σ a.pair_out of its choices, in their order; zeros where it has none. */
 cudaError_t mm_cu_sum_pairs(const mm_cu_route &r, const mm_cu_experts &a, uint32_t width, cudaStream_t s);
 

@@ -429,9 +429,9 @@ void bench_widened() {
   for (const scheme *s : {&kFp8, &kInt4, &kNv, &kMx}) {
     for (const bool one : {true, false}) {
       mm_cu_one_producer = one;
-      printf("%s, widened by %s\n", s->name, one ? "one" : "two");
+      printf("%s, widened by %s\n", s->name, one ? "one group" : "two groups; experts' in registers");
       bench_gemm(*s, 8192, 8192, 3072);
-      experts_rate("M2", *s, 256, 8, 3072, 1536, {8192});
+      experts_rate("M2", *s, 256, 8, 3072, 1536, {256, 512, 2048, 8192});
     }
   }
 }

@@ -1,4 +1,4 @@
-/* Experts of many tokens whose weights are codes (gemm_widened.cuh), of chosen counts of rows, against doubles. */
+/* Experts of many tokens whose weights are codes (experts_many.cu), of chosen counts of rows, against doubles. */
 #include <string.h>
 
 #include "runtime/cuda/gemm_widened.h"
@@ -106,10 +106,11 @@ void test_widened() {
       {"mxfp4", MM_CU_E2M1, MM_CU_MX, 1, 32},           {"block_fp8", MM_CU_E4M3, MM_CU_COARSE, 128, 128},
       {"block_fp8 32", MM_CU_E4M3, MM_CU_FINE, 32, 32},
   };
-  const std::vector<uint32_t> ragged = {0, 1, 7, 64, 65, 128, 129, 300, 0};
+  const std::vector<uint32_t> ragged = {0, 1, 7, 64, 65, 128, 129, 192, 193, 256, 257, 300, 0, 513};
   for (const auto &c : cases) {
     check_counts(c, ragged, 256, 192);
-    check_counts(c, ragged, 328, 200); /* columns that end within a step, rows of weights within a block */
+    check_counts(c, ragged, 352, 224);            /* columns that end within a line and a step, rows of weights within a block */
+    check_counts(c, {0, 1, 7, 130, 0}, 328, 200); /* k that the kernels of one producer alone take */
     check_counts(c, {40, 0, 130}, 1024, 640);
   }
 }
