@@ -1,8 +1,5 @@
-/* The experts of a prefill step whose weights are codes (sm_90a): two grouped products over the sorted pairs (token, choice).
- *
- * Codes become scaled bf16 in registers and go to the tensor cores as wgmma's M side; up to 256 rows of x are its N side, from shared
- * memory. So a code is widened once for 256 rows, and never stored wide: 64 columns of 64 weight rows take a group's tensor cores 512
- * clocks, and each of its warps about 100 instructions. Of fewer rows a tile has 64, 128 or 192.
+/* The experts of a prefill step whose weights are codes (sm_90a): two grouped products over the sorted pairs (token, choice), by the tiles
+ * of many.cuh.
  *
  * A first kernel copies the rows into the sorted order, each piece's columns where the product wants them (few.cuh). Then pairs of blocks
  * take tiles: up to 256 places of one expert and, each block, twice 64 weight rows: w1's and w3's of the same columns, or 128 of w2. Each
@@ -11,35 +8,17 @@
  * row of either box, and so gate and up of one column.
  *
  * A row's bits depend on nothing beside it: its sums go through the columns in their order. */
-#include "runtime/cuda/few.cuh"
 #include "runtime/cuda/fp8.h"
 #include "runtime/cuda/launch.h"
+#include "runtime/cuda/many.cuh"
 #include "runtime/cuda/tensor_map.h"
 
 namespace {
 
-constexpr uint32_t kGroups = 2, kThreads = 128 * (1 + kGroups), kPair = 2, kRows = 256, kHigh = 64; /* kHigh: weight rows of a box */
-constexpr uint32_t kRowBox = 32, kSteps = 5, kLines = 3, kNotes = 2; /* of x, of weights and of tiles: how many at a time */
-
 enum phase { UP, DOWN };
 
-/* Places [first, first + rows) of the sorted order, of one expert; which of the `wide` stretches of its weight rows. more: false beyond
- * the last tile. */
-struct many_tile {
-  uint32_t expert, first, rows, across;
-  bool more;
-};
-struct many_note {
-  alignas(16) float factor[kRows]; /* the weight of the choice, and the matrix's own */
-  uint32_t pair[kRows];
-  many_tile t;
-};
-struct many_shared {
-  uint8_t x[kSteps][kRows * kLine];
-  uint8_t codes[kLines][2][kHigh * kLine];
-  many_note note[kNotes];
-  uint64_t x_full[kSteps], x_empty[kSteps], codes_full[kLines], codes_empty[kLines], told[kNotes], read[kNotes];
-  uint32_t before[MM_CU_MAX_EXPERTS + 1]; /* tiles of lower experts, one across */
+struct many_maps {
+  CUtensorMap rows[kSizes], codes; /* boxes of half a tile's rows; of kHigh weight rows */
 };
 
 struct many_job {
@@ -92,167 +71,6 @@ __global__ void __launch_bounds__(kLayers * 32)
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/* ---- products ---- */
-
-// clang-format off
-#define MM_R96 MM_R64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
-// clang-format on
-/* d[64, N] += a[64, 16] · b[N, 16]ᵀ in bf16, a in registers as mma's a, b in blocks of 64 columns. */
-#define MM_HELD(N, results, operands, ...)                                                                           \
-  __device__ __forceinline__ void multiply_held(float(&d)[N / 2], const uint32_t(&a)[4], uint64_t b) {               \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" results "}, " operands ", 1, 1, 1, 0;" \
-                 : __VA_ARGS__                                                                                       \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                              \
-  }
-MM_HELD(64, MM_R32, "{%32,%33,%34,%35}, %36", MM_F32(d, 0))
-MM_HELD(128, MM_R64, "{%64,%65,%66,%67}, %68", MM_F32(d, 0), MM_F32(d, 32))
-MM_HELD(192, MM_R96, "{%96,%97,%98,%99}, %100", MM_F32(d, 0), MM_F32(d, 32), MM_F32(d, 64))
-MM_HELD(256, MM_R128, "{%128,%129,%130,%131}, %132", MM_F32(d, 0), MM_F32(d, 32), MM_F32(d, 64), MM_F32(d, 96))
-
-/* Until at most N groups are under way; a: what the products that are done by then were given, which the compiler may not write before. */
-template <int N, int Q>
-__device__ __forceinline__ void products_done(uint32_t (&a)[Q][4]) {
-  wgmma_wait<N>();
-#pragma unroll
-  for (int i = 0; i < Q; i++) {
-#pragma unroll
-    for (int j = 0; j < 4; j++) asm volatile("" : "+r"(a[i][j])::"memory");
-  }
-}
-
-/* Eight codes of a row (E4M3: four) as bf16 pairs, without the factor that E2M1 lacks (weight.cuh). */
-template <mm_cu_code C>
-__device__ __forceinline__ void widen_word(uint32_t (&v)[codec<C>::kPiece / 8], uint32_t w) {
-  if constexpr (C == MM_CU_E4M3) {
-    v[0] = codec<C>::pair(__byte_perm(w, 0, 0x1404)), v[1] = codec<C>::pair(__byte_perm(w, 0, 0x3424));
-  } else if constexpr (C == MM_CU_INT4) {
-    const bf162 bias = __floats2bfloat162_rn(136.0f, 136.0f);
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      const uint32_t u = and_or(w >> (i * 4), 0x000f000fu, 0x43004300u);
-      const bf162 p = __hsub2(*reinterpret_cast<const bf162 *>(&u), bias);
-      v[i] = *reinterpret_cast<const uint32_t *>(&p);
-    }
-  } else {
-    v[0] = and_or(w >> 3, 0x01c001c0u, w & 0x80008000u);
-    v[1] = and_or(w << 5, 0x01c001c0u, w << 8 & 0x80008000u);
-    v[2] = and_or(w >> 6, 0x01c001c0u, w << 7 & 0x80008000u);
-    v[3] = and_or(w << 2, 0x01c001c0u, w << 15 & 0x80008000u);
-  }
-}
-
-/* Steps of 64 columns of a line; of a tile, whole lines: behind the last column codes and x are zeros. */
-template <mm_cu_code C>
-constexpr uint32_t kStepsOf = codec<C>::kPiece / 8;
-template <mm_cu_code C>
-__device__ __forceinline__ uint32_t steps_of(uint32_t k) {
-  return (k + kPart * kStepsOf<C> - 1) / (kPart * kStepsOf<C>)*kStepsOf<C>;
-}
-
-/* The scales of 64 columns of a thread's two rows. COARSE stands for every f32 grid whose cells have 64 columns at least. */
-template <mm_cu_scale S>
-struct many_scales {
-  uint32_t bits[2];
-
-  /* row: the first scale of each row. Behind the last column any that is finite, for codes that are zeros. */
-  __device__ __forceinline__ void load(const mm_cu_weight &w, const uint8_t *const (&row)[2], uint32_t step) {
-    const uint32_t k = min(step * kPart, w.k - 1);
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-      if (S == MM_CU_COARSE) bits[h] = reinterpret_cast<const uint32_t *>(row[h])[k >> w.cell_k_log2];
-      if (S == MM_CU_NV) bits[h] = reinterpret_cast<const uint32_t *>(row[h])[k / kPart];
-      if (S == MM_CU_MX) {
-        bits[h] = reinterpret_cast<const uint16_t *>(row[h])[k / kPart];
-        if (k + 32 >= w.k) bits[h] = (bits[h] & 0xff) | bits[h] << 8; /* what follows the last one may stand for an infinity */
-      }
-    }
-  }
-  /* v: of row h, piece q of the 64 columns. */
-  template <int R>
-  __device__ __forceinline__ void apply(uint32_t (&v)[R], int h, int q) const {
-    if constexpr (S == MM_CU_COARSE) { /* as the sum of two bf16, the second of which is zero for scales that are stored as bf16 */
-      const float f = __uint_as_float(bits[h]);
-      const uint32_t first = pack2(f, f);
-      const float rest = f - low(first);
-      const uint32_t second = pack2(rest, rest);
-#pragma unroll
-      for (int i = 0; i < R; i++) v[i] = fma2(v[i], first, mul2(v[i], second));
-    } else if constexpr (S == MM_CU_NV) { /* as piece_scale: 2^120 · 2^118, and 2^8 in the matrix's factor */
-      const float e = __uint_as_float((bits[h] >> (16 * q + threadIdx.x % 4 / 2 * 8) & 0x7f) << 20) * 0x1p120f;
-      const uint32_t m = pack2(e * 0x1p118f, e * 0x1p118f);
-#pragma unroll
-      for (int i = 0; i < R; i++) v[i] = mul2(v[i], m);
-    } else {
-      const uint32_t byte = bits[h] >> (8 * q) & 0xff, e = byte == 0 ? 0x40 : byte << 7, m = e << 16 | e;
-#pragma unroll
-      for (int i = 0; i < R; i++) v[i] = mul2(mul2(v[i], 0x7e807e80u /* 2^126 */), m);
-    }
-  }
-};
-
-/* What a thread knows of its weights: its place in a line of each box, and where its rows' scales begin. */
-struct many_rows {
-  uint32_t line, turn; /* of the row whose address it gives to ldmatrix: byte within both boxes, and row % 8 */
-  const uint8_t *scale[2];
-};
-
-/* acc[64, N] = a tile, in wgmma's layout, a row of either box as consume says. step and line: those of the block so far. */
-template <mm_cu_code C, mm_cu_scale S, uint32_t N>
-__device__ __forceinline__ void multiply_tile(float (&acc)[N / 2], many_shared &sh, const mm_cu_weight &w, const many_rows &rows,
-                                              uint32_t step, uint32_t line) {
-  constexpr int kPiece = codec<C>::kPiece, kPieces = 32 / kPiece, kWords = kPiece / 8; /* of half a step; of a piece and row */
-  const uint32_t steps = steps_of<C>(w.k), lane = threadIdx.x % 32;
-  uint32_t a[2][2][4] = {}; /* of 32 columns and the 32 before: 16 columns, mma's a */
-  many_scales<S> scales, next;
-  scales.load(w, rows.scale, 0);
-#pragma unroll
-  for (uint32_t i = 0; i < N / 2; i++) acc[i] = 0;
-  const auto release = [&](uint32_t now) {
-    if (lane < kPair) barrier_arrive_pair(block_address(shared_address(&sh.x_empty[now % kSteps]), lane));
-  };
-  for (uint32_t s = 0; s < steps; line++) {
-    const uint32_t stage = line % kLines, codes = shared_address(sh.codes[stage]) + rows.line;
-    barrier_wait(shared_address(&sh.codes_full[stage]), line / kLines % 2);
-#pragma unroll
-    for (int i = 0; i < kStepsOf<C>; i++, s++) {
-      const uint32_t at = step + s;
-      barrier_wait(shared_address(&sh.x_full[at % kSteps]), at / kSteps % 2);
-      const uint64_t x = operand(uniform(shared_address(sh.x[at % kSteps])));
-      next.load(w, rows.scale, s + 1);
-      uint32_t r[4]; /* pieces p and p + 1: piece, row */
-#pragma unroll
-      for (int half = 0; half < 2; half++) {
-#pragma unroll
-        for (int q = 0; q < kPieces; q++) {
-          const int p = half * kPieces + q; /* of the step */
-          if (p % 2 == 0) ldmatrix4_at(r, codes + ((i * 2 * kPieces + p + lane / 16) ^ rows.turn) * 16);
-#pragma unroll
-          for (int h = 0; h < 2; h++) {
-            uint32_t v[kWords];
-            widen_word<C>(v, r[p % 2 * 2 + h]);
-            scales.apply(v, h, p);
-#pragma unroll
-            for (int j = 0; j < kWords; j++) a[half][q + j / 2][j % 2 * 2 + h] = v[j];
-          }
-        }
-        if (half == 1 && i == kStepsOf<C> - 1) {
-          __syncwarp();
-          if (lane == 0) barrier_arrive(shared_address(&sh.codes_empty[stage]));
-        }
-        wgmma_begin();
-#pragma unroll
-        for (int k = 0; k < 2; k++) multiply_held(acc, a[half][k], operand_after(x, half * 64 + k * 32));
-        wgmma_commit();
-        products_done<1>(a[1 - half]);
-        if (half == 0 && s > 0) release(at - 1);
-      }
-      scales = next;
-    }
-  }
-  wgmma_wait<0>(acc);
-  release(step + steps - 1);
-}
-
 /* The 8 x 8 matrix of two bf16 a lane, turned. */
 __device__ __forceinline__ uint32_t turn_matrix(uint32_t v) {
   uint32_t to;
@@ -269,22 +87,24 @@ __device__ __forceinline__ uint4 rows_of_tokens(uint32_t (&v)[4]) {
   return make_uint4(v[0], v[1], v[2], v[3]);
 }
 
-/* A tile from its first step to its end. at: the column of the result that the warp's weight rows begin with. */
-template <phase kPhase, mm_cu_code C, mm_cu_scale S, uint32_t N>
-__device__ __forceinline__ void make_tile(const many_job &job, many_shared &sh, const many_note &note, const many_rows &rows, uint32_t at,
-                                          uint32_t step, uint32_t line) {
+/* A tile from its first step to its end. at: the column of the result that the warp's weight rows begin with. Between its products and its
+ * results next(). */
+template <phase kPhase, mm_cu_code C, mm_cu_scale S, uint32_t N, class Next>
+__device__ __forceinline__ void make_tile(const many_job &job, many_shared &sh, const many_note &note, many_rows<C, S> &rows, uint32_t at,
+                                          uint32_t slot, uint32_t line, bool leads, const Next &next) {
   const mm_cu_weight &w = job.w;
   const uint32_t lane = threadIdx.x % 32;
   float acc[N / 2];
-  multiply_tile<C, S, N>(acc, sh, w, rows, step, line);
+  multiply_tile<C, S, N>(acc, sh, w, rows, slot, line, leads);
+  next();
 #pragma unroll
   for (uint32_t n = 0; n < N / 8; n += 4) {
     const uint32_t token = (n + lane % 4) * 8 + lane / 4; /* whose results the lane writes */
     if (kPhase == UP) {
       const float f = w.global ? w.global[note.t.expert] : 1.0f;
-      uint32_t v[4];
+      uint32_t v[4] = {};
 #pragma unroll
-      for (uint32_t i = 0; i < 4; i++) {
+      for (uint32_t i = 0; i < 4 && n + i < N / 8; i++) {
         const float *d = &acc[(n + i) * 4];
         v[i] = pack2(silu(d[0] * f) * (d[2] * f), silu(d[1] * f) * (d[3] * f));
       }
@@ -293,9 +113,9 @@ __device__ __forceinline__ void make_tile(const many_job &job, many_shared &sh, 
     } else {
 #pragma unroll
       for (uint32_t h = 0; h < 2; h++) {
-        uint32_t v[4];
+        uint32_t v[4] = {};
 #pragma unroll
-        for (uint32_t i = 0; i < 4; i++) {
+        for (uint32_t i = 0; i < 4 && n + i < N / 8; i++) {
           const float2 f = *reinterpret_cast<const float2 *>(&note.factor[(n + i) * 8 + lane % 4 * 2]);
           v[i] = pack2(acc[(n + i) * 4 + h * 2] * f.x, acc[(n + i) * 4 + h * 2 + 1] * f.y);
         }
@@ -328,7 +148,7 @@ __device__ __forceinline__ void count_tiles(many_shared &sh, const many_job &job
   __syncwarp();
 }
 
-/* Tiles of an expert follow one another, those of the same weight rows first. */
+/* Tiles of an expert follow one another, those of the same weight rows first; its rows are divided evenly. */
 __device__ __forceinline__ many_tile find_tile(const many_shared &sh, const many_job &job, uint32_t index) {
   if (index >= sh.before[job.r.experts] * job.wide) return {};
   uint32_t e = 0;
@@ -337,8 +157,8 @@ __device__ __forceinline__ many_tile find_tile(const many_shared &sh, const many
     (sh.before[middle] * job.wide <= index ? e : end) = middle;
   }
   const uint32_t high = sh.before[e + 1] - sh.before[e], in = index - sh.before[e] * job.wide;
-  const uint32_t first = job.r.offset[e] + in % high * kRows;
-  return {e, first, min(job.r.offset[e + 1] - first, kRows), in / high, true};
+  const uint32_t from = job.r.offset[e], end = job.r.offset[e + 1], each = (end - from + high - 1) / high, first = from + in % high * each;
+  return {e, first, min(end - first, each), in / high, true};
 }
 
 /* First weight row of the block's boxes. */
@@ -366,40 +186,51 @@ __device__ __forceinline__ void tell(many_shared &sh, const many_job &job, uint3
   if (lane == 0) barrier_arrive(shared_address(&sh.told[n % kNotes]));
 }
 
-/* Of so many rows a tile's products have 64, 128, 192 or 256. */
-__device__ __forceinline__ uint32_t rows_taken(uint32_t rows) { return (rows + 63) / 64 * 64; }
+/* Of a tile of so many rows: which size it has, and the rows of its products. */
+struct tile_rows {
+  uint32_t size = 0, taken = tile_size(0);
+  __device__ __forceinline__ explicit tile_rows(uint32_t rows) {
+#pragma unroll
+    for (uint32_t i = 1; i < kSizes; i++) {
+      if (rows > tile_size(i - 1)) size = i, taken = tile_size(i);
+    }
+  }
+};
 
-/* A warp. */
+/* A warp. One lane asks for each step's half of the rows, and for a line of both boxes' weights before its first step. */
 template <phase kPhase, mm_cu_code C>
-__device__ __forceinline__ void produce(many_shared &sh, const many_job &job, const CUtensorMap *rows, const CUtensorMap *codes,
-                                        uint32_t rank) {
-  const uint32_t steps = steps_of<C>(job.w.k), pair = blockIdx.x / kPair, pairs = gridDim.x / kPair;
+__device__ __forceinline__ void produce(many_shared &sh, const many_job &job, const many_maps &maps, uint32_t rank) {
+  const uint32_t steps = steps_of(job.w.k), pair = blockIdx.x / kPair, pairs = gridDim.x / kPair;
   count_tiles(sh, job);
   tell<kPhase>(sh, job, 0, pair);
-  for (uint32_t n = 0, at = 0, line = 0;; n++) {
+  for (uint32_t n = 0, slot = 0, line = 0, slot_phase = 1, line_phase = 1;; n++) {
     const many_tile t = sh.note[n % kNotes].t;
     if (!t.more) return;
-    const uint32_t taken = rows_taken(t.rows), weight = t.expert * job.w.n + first_row<kPhase>(t, rank);
-    for (uint32_t s = 0; s < steps; s++, at++) {
+    const tile_rows rows(t.rows);
+    const uint32_t taken = rows.taken, each = slot_steps(taken), half = taken / kPair * rank;
+    const uint32_t weight = t.expert * job.w.n + first_row<kPhase>(t, rank);
+    for (uint32_t s = 0; s < steps; s++) {
       if (s % kStepsOf<C> == 0) {
-        const uint32_t stage = line % kLines, full = shared_address(&sh.codes_full[stage]);
-        if (line >= kLines) barrier_wait(shared_address(&sh.codes_empty[stage]), (line / kLines - 1) % 2);
-        if (threadIdx.x == 0) {
-          barrier_arrive_expecting(full, sizeof sh.codes[stage]);
+        const uint32_t full = shared_address(&sh.codes_full[line]);
+        barrier_wait(shared_address(&sh.codes_empty[line]), line_phase);
+        if (one_lane()) {
+          barrier_arrive_expecting(full, sizeof sh.codes[line]);
+#pragma unroll
           for (uint32_t box = 0; box < 2; box++)
-            tensor_copy(shared_address(sh.codes[stage][box]), codes, s / kStepsOf<C> * kLine, weight + box * job.apart, full);
+            tensor_copy(shared_address(sh.codes[line][box]), &maps.codes, s / kStepsOf<C> * kLine, weight + box * job.apart, full);
         }
-        line++;
+        if (++line == kLines) line = 0, line_phase ^= 1;
       }
-      const uint32_t stage = at % kSteps, full = shared_address(&sh.x_full[stage]), half = taken / kPair;
-      if (at >= kSteps) barrier_wait(shared_address(&sh.x_empty[stage]), (at / kSteps - 1) % 2);
-      if (threadIdx.x == 0) {
-        barrier_arrive_expecting(full, taken * kLine);
-        for (uint32_t i = rank * half; i < (rank + 1) * half; i += kRowBox)
-          tensor_copy_pair(shared_address(sh.x[stage]) + i * kLine, rows, s * kLine, t.first + i, full);
+      const uint32_t full = shared_address(&sh.x_full[slot]), first = s % each;
+      if (first == 0) barrier_wait(shared_address(&sh.x_empty[slot]), slot_phase);
+      if (one_lane()) {
+        if (first == 0) barrier_arrive_expecting(full, each * taken * kLine);
+        tensor_copy_pair(shared_address(sh.x[slot]) + (first * taken + half) * kLine, &maps.rows[rows.size], s * kLine, t.first + half,
+                         full);
       }
       __syncwarp();
-      if (s == min(kSteps, steps - 1)) tell<kPhase>(sh, job, n + 1, pair + (n + 1) * pairs);
+      if (first == each - 1 && ++slot == kSlots) slot = 0, slot_phase ^= 1;
+      if (s == steps / 2) tell<kPhase>(sh, job, n + 1, pair + (n + 1) * pairs);
     }
   }
 }
@@ -408,31 +239,35 @@ __device__ __forceinline__ void produce(many_shared &sh, const many_job &job, co
 template <phase kPhase, mm_cu_code C, mm_cu_scale S>
 __device__ __forceinline__ void consume(many_shared &sh, const many_job &job, uint32_t group, uint32_t rank) {
   const mm_cu_weight &w = job.w;
-  const uint32_t steps = steps_of<C>(w.k), lines = steps / kStepsOf<C>;
+  const uint32_t steps = steps_of(w.k), lines = steps / kStepsOf<C>;
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32, begin = group * 32 + warp * 8, piece = job.piece;
   const auto row_of = [&](uint32_t i) {
     return piece ? group * 32 + warp * 8 / piece * piece + i / 2 * (piece / 4) + warp * 8 % piece / 4 + i % 2 : begin + i;
   };
   const uint32_t lent = row_of(lane % 8), mine = row_of(lane / 4);
-  many_rows rows = {(lane / 8 % 2 * kHigh + lent) * kLine, lent % 8, {}};
-  for (uint32_t n = 0, step = 0, line = 0;; n++, step += steps, line += lines) {
+  many_rows<C, S> rows = {(lane / 8 % 2 * kHigh + lent) * kLine, lent % 8, {}, {}};
+  bool more = false;
+  const auto begin_tile = [&](uint32_t n) {
     barrier_wait(shared_address(&sh.told[n % kNotes]), n / kNotes % 2);
+    const many_tile &t = sh.note[n % kNotes].t;
+    more = t.more;
+    if (more) rows.begin(w, t.expert, first_row<kPhase>(t, rank) + mine, job.apart);
+  };
+  begin_tile(0);
+  if (more && group == 1) asm volatile("bar.sync 1, 256;" ::: "memory");
+  for (uint32_t n = 0, slot = 0, line = 0; more; n++, line += lines) {
     const many_note &note = sh.note[n % kNotes];
-    const many_tile t = note.t;
-    if (!t.more) return;
-    const uint32_t first = first_row<kPhase>(t, rank);
-#pragma unroll
-    for (uint32_t h = 0; h < 2; h++) {
-      const uint32_t row = min(first + h * job.apart + mine, w.n - 1);
-      const size_t at = ((size_t)t.expert * w.scale_rows + (row >> w.cell_n_log2)) * w.scale_pitch;
-      rows.scale[h] = static_cast<const uint8_t *>(w.scale) + at * (S == MM_CU_COARSE ? sizeof(float) : 1);
+    const uint32_t taken = tile_rows(note.t.rows).taken, at = first_row<kPhase>(note.t, rank) + begin;
+    const bool leads = n == 0 && group == 0;
+    const auto next = [&] { begin_tile(n + 1); };
+    switch (taken) {
+      case 64: make_tile<kPhase, C, S, 64>(job, sh, note, rows, at, slot, line, leads, next); break;
+      case 128: make_tile<kPhase, C, S, 128>(job, sh, note, rows, at, slot, line, leads, next); break;
+      case 144: make_tile<kPhase, C, S, 144>(job, sh, note, rows, at, slot, line, leads, next); break;
+      case 192: make_tile<kPhase, C, S, 192>(job, sh, note, rows, at, slot, line, leads, next); break;
+      default: make_tile<kPhase, C, S, 256>(job, sh, note, rows, at, slot, line, leads, next); break;
     }
-    switch (rows_taken(t.rows)) {
-      case 64: make_tile<kPhase, C, S, 64>(job, sh, note, rows, first + begin, step, line); break;
-      case 128: make_tile<kPhase, C, S, 128>(job, sh, note, rows, first + begin, step, line); break;
-      case 192: make_tile<kPhase, C, S, 192>(job, sh, note, rows, first + begin, step, line); break;
-      default: make_tile<kPhase, C, S, 256>(job, sh, note, rows, first + begin, step, line); break;
-    }
+    slot += steps / slot_steps(taken);
     __syncwarp();
     if (lane == 0) barrier_arrive(shared_address(&sh.read[n % kNotes]));
   }
@@ -442,13 +277,12 @@ __device__ __forceinline__ void consume(many_shared &sh, const many_job &job, ui
 
 template <phase kPhase, mm_cu_code C, mm_cu_scale S>
 __global__ void MM_PAIR __launch_bounds__(kThreads, 1)
-    experts_many(const __grid_constant__ CUtensorMap rows, const __grid_constant__ CUtensorMap codes,
-                 const __grid_constant__ many_job job) {
+    experts_many(const __grid_constant__ many_maps maps, const __grid_constant__ many_job job) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) uint8_t raw[];
   many_shared &sh = *reinterpret_cast<many_shared *>(raw);
   if (threadIdx.x == 0) {
-    for (uint32_t i = 0; i < kSteps; i++)
+    for (uint32_t i = 0; i < kSlots; i++)
       barrier_open(shared_address(&sh.x_full[i]), 1), barrier_open(shared_address(&sh.x_empty[i]), kPair * kGroups * 4);
     for (uint32_t i = 0; i < kLines; i++)
       barrier_open(shared_address(&sh.codes_full[i]), 1), barrier_open(shared_address(&sh.codes_empty[i]), kGroups * 4);
@@ -460,7 +294,7 @@ __global__ void MM_PAIR __launch_bounds__(kThreads, 1)
   const uint32_t group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), rank = blockIdx.x % kPair;
   if (group == 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    if (threadIdx.x < 32) produce<kPhase, C>(sh, job, &rows, &codes, rank);
+    if (threadIdx.x < 32) produce<kPhase, C>(sh, job, maps, rank);
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     consume<kPhase, C, S>(sh, job, group - 1, rank);
@@ -487,13 +321,14 @@ struct many_launch {
       return cudaErrorNotSupported;
     } else {
       constexpr mm_cu_scale kScale = S == MM_CU_FINE ? MM_CU_COARSE : S;
-      CUtensorMap rows, codes;
-      cudaError_t e = mm_cu_map_boxes(&rows, x, 2 * (uint64_t)w.k, pairs, kLine, kRowBox, CU_TENSOR_MAP_SWIZZLE_128B);
-      if (e == cudaSuccess) e = mm_cu_map_boxes(&codes, w.data, w.pitch, (uint64_t)w.lead * w.n, kLine, kHigh, CU_TENSOR_MAP_SWIZZLE_128B);
+      many_maps maps;
+      cudaError_t e = mm_cu_map_boxes(&maps.codes, w.data, w.pitch, (uint64_t)w.lead * w.n, kLine, kHigh, CU_TENSOR_MAP_SWIZZLE_128B);
+      for (uint32_t i = 0; i < kSizes && e == cudaSuccess; i++)
+        e = mm_cu_map_boxes(&maps.rows[i], x, 2 * (uint64_t)w.k, pairs, kLine, tile_size(i) / kPair, CU_TENSOR_MAP_SWIZZLE_128B);
       if (e != cudaSuccess) return e;
       const unsigned tiles = min(pairs, pairs / kRows + job.r.experts) * job.wide; /* the most there can be */
       return launch(which == UP ? experts_many<UP, C, kScale> : experts_many<DOWN, C, kScale>,
-                    kPair * min(tiles, multiprocessors() / kPair), kThreads, sizeof(many_shared), s, rows, codes, job);
+                    kPair * min(tiles, multiprocessors() / kPair), kThreads, sizeof(many_shared), s, maps, job);
     }
   }
 };

@@ -57,6 +57,13 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
 
 /* ---- the copy engine ---- */
 
+/* True in one lane of a warp whose lanes are all here: what that one asks of the copy engine needs no loop over lanes. */
+__device__ __forceinline__ bool one_lane() {
+  uint32_t one;
+  asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(one));
+  return one;
+}
+
 /* The box of a tensor map (a CUtensorMap in constant memory) at (x, y) to shared memory; its bytes count at the barrier. */
 __device__ __forceinline__ void tensor_copy(uint32_t to, const void *map, uint32_t x, uint32_t y, uint32_t barrier) {
   asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to),

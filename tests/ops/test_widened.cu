@@ -106,7 +106,7 @@ void test_widened() {
       {"mxfp4", MM_CU_E2M1, MM_CU_MX, 1, 32},           {"block_fp8", MM_CU_E4M3, MM_CU_COARSE, 128, 128},
       {"block_fp8 32", MM_CU_E4M3, MM_CU_FINE, 32, 32},
   };
-  const std::vector<uint32_t> ragged = {0, 1, 7, 64, 65, 128, 129, 192, 193, 256, 257, 300, 0, 513};
+  const std::vector<uint32_t> ragged = {0, 1, 7, 64, 65, 97, 128, 129, 145, 161, 193, 256, 257, 290, 310, 0, 513};
   for (const auto &c : cases) {
     check_counts(c, ragged, 256, 192);
     check_counts(c, ragged, 352, 224);            /* columns that end within a line and a step, rows of weights within a block */
