@@ -1,11 +1,12 @@
 /* The experts of a step that gives each a few rows (sm_90a): two passes over the weights of the experts in use, which are read once for
- * every eight rows of an expert.
+ * every eight or 16 rows of an expert.
  *
- * A first kernel copies the rows into the sorted order, as few.cuh wants them. Then blocks take units: eight places of one expert
- * and twice 64 weight rows, w1's and w3's of the same columns, or 128 of w2. A stage is 128 bytes of all those rows with their scales, and
- * the same columns of the eight places. One warp asks the copy engine for weights, as far ahead as there is room and before the rows are
- * known, another one for the rows. Three groups multiply stages in turn, so that some widen codes while another's products are under way.
- * All groups' sums go through shared memory to two more warps, which make results of them while the groups go on.
+ * A first kernel copies the rows into the sorted order, as few.cuh wants them. Then blocks take units: eight places of one expert, or 16
+ * where there are many rows, and twice 64 weight rows, w1's and w3's of the same columns, or 128 of w2. A stage is 128 bytes of all those
+ * rows with their scales, and the same columns of the eight places. One warp asks the copy engine for weights, as far ahead as there is
+ * room and before the rows are known, another one for the rows. Three groups multiply stages in turn, so that some widen codes while
+ * another's products are under way. All groups' sums go through shared memory to two more warps, which make results of them while the
+ * groups go on.
  *
  * A row's bits depend on nothing beside it: not on the number of tokens, nor on its place. */
 #include "runtime/cuda/few.cuh"
@@ -14,26 +15,28 @@
 
 namespace {
 
-constexpr uint32_t kTurns = 3, kThreads = 128 * (1 + kTurns), kPlaces = 8; /* kTurns: groups */
-constexpr uint32_t kStages = 2 * kTurns;                                   /* a place in the ring belongs to one group */
-[[maybe_unused]] constexpr uint32_t kAdders = 64;                          /* threads */
+constexpr uint32_t kTurns = 3, kThreads = 128 * (1 + kTurns); /* kTurns: groups */
+constexpr uint32_t kStages = 2 * kTurns;                      /* a place in the ring belongs to one group */
+[[maybe_unused]] constexpr uint32_t kAdders = 64;             /* threads */
 
 enum phase { UP, DOWN };
 
-template <mm_cu_code C, mm_cu_scale S>
+/* P: places of a unit, 8 or 16. */
+template <mm_cu_code C, mm_cu_scale S, uint32_t P>
 struct few_stage {
   using kind = few_kind<C, S>;
-  static constexpr uint32_t kOther = 2 * kBox * kind::kScaleBytes + kind::kGroups * kPlaces * 8;
+  static constexpr uint32_t kOther = 2 * kBox * kind::kScaleBytes + kind::kGroups * P * 8;
   uint8_t code[2][kBox * kLine];
-  uint8_t x[kind::kColumns / kPart][kPlaces * kLine];
+  uint8_t x[kind::kColumns / kPart][P * kLine];
   uint8_t scale[2][kBox * kind::kScaleBytes]; /* COARSE: f32 [half][row] of each box */
-  float2 back[kind::kGroups][kPlaces];
+  float2 back[kind::kGroups][P];
   uint8_t pad[(1024 - kOther % 1024) % 1024];
 };
-template <mm_cu_code C, mm_cu_scale S>
+template <mm_cu_code C, mm_cu_scale S, uint32_t P>
 struct few_shared {
-  few_stage<C, S> stage[kStages];
-  float sum[2][kTurns][2][kBox][kPlaces + 4]; /* of a unit, by a step's place in the turns, and box */
+  static constexpr uint32_t kPlaces = P;
+  few_stage<C, S, P> stage[kStages];
+  float sum[2][kTurns][2][kBox][P + 4]; /* of a unit, by a step's place in the turns, and box */
   uint64_t full[kStages], empty[kStages], summed[2], read[2];
   uint32_t before[MM_CU_MAX_EXPERTS + 1]; /* units of lower experts */
 };
@@ -97,7 +100,7 @@ __device__ __forceinline__ void count_units(Shared &sh, const few_job &job) {
   uint32_t below = 0;
   for (uint32_t e0 = 0; e0 < job.r.experts; e0 += 32) {
     const uint32_t e = e0 + lane, rows = e < job.r.experts ? __ldcg(&job.r.offset[e + 1]) - __ldcg(&job.r.offset[e]) : 0;
-    const uint32_t mine = (rows + kPlaces - 1) / kPlaces * job.wide;
+    const uint32_t mine = (rows + Shared::kPlaces - 1) / Shared::kPlaces * job.wide;
     uint32_t end = mine;
 #pragma unroll
     for (int d = 1; d < 32; d <<= 1) {
@@ -118,6 +121,7 @@ __device__ __forceinline__ few_unit find_unit(const Shared &sh, const few_job &j
     (sh.before[middle] <= index ? e : end) = middle;
   }
   const uint32_t from = __ldcg(&job.r.offset[e]), rows = __ldcg(&job.r.offset[e + 1]) - from;
+  constexpr uint32_t kPlaces = Shared::kPlaces;
   const uint32_t high = (rows + kPlaces - 1) / kPlaces, in = index - sh.before[e], first = in % high * kPlaces;
   return {e, from + first, min(rows - first, kPlaces), in / high};
 }
@@ -140,14 +144,14 @@ __device__ __forceinline__ void fill_stages(const Shared &sh, const few_job &job
   }
 }
 
-template <mm_cu_code C, mm_cu_scale S>
-__device__ __forceinline__ void fetch_weights(few_shared<C, S> &sh, const few_job &job, const CUtensorMap *codes, const CUtensorMap *scales,
-                                              uint32_t steps) {
+template <mm_cu_code C, mm_cu_scale S, uint32_t P>
+__device__ __forceinline__ void fetch_weights(few_shared<C, S, P> &sh, const few_job &job, const CUtensorMap *codes,
+                                              const CUtensorMap *scales, uint32_t steps) {
   using kind = few_kind<C, S>;
   const mm_cu_weight &w = job.w;
   const uint32_t lane = threadIdx.x % 32, last = (w.k - 1) >> w.cell_k_log2;
   fill_stages(sh, job, steps, [&](const few_unit &unit, uint32_t step, uint32_t at) {
-    few_stage<C, S> &to = sh.stage[at];
+    few_stage<C, S, P> &to = sh.stage[at];
     const uint32_t full = shared_address(&sh.full[at]), first = unit.across * job.each;
     if (S == MM_CU_COARSE) {
       const float *base = static_cast<const float *>(w.scale) + (size_t)unit.expert * (w.scale_rows * w.scale_pitch);
@@ -160,7 +164,7 @@ __device__ __forceinline__ void fetch_weights(few_shared<C, S> &sh, const few_jo
       }
       barrier_arrive_copied(full);
     }
-    if (lane != 0) return;
+    if (!one_lane()) return;
     barrier_arrive_expecting(full, 2 * kBox * (kLine + (S == MM_CU_COARSE ? 0 : 16)));
 #pragma unroll
     for (uint32_t box = 0; box < 2; box++) {
@@ -171,21 +175,21 @@ __device__ __forceinline__ void fetch_weights(few_shared<C, S> &sh, const few_jo
   });
 }
 
-template <mm_cu_code C, mm_cu_scale S>
-__device__ __forceinline__ void fetch_rows(few_shared<C, S> &sh, const few_job &job, const CUtensorMap *rows, uint32_t steps) {
+template <mm_cu_code C, mm_cu_scale S, uint32_t P>
+__device__ __forceinline__ void fetch_rows(few_shared<C, S, P> &sh, const few_job &job, const CUtensorMap *rows, uint32_t steps) {
   using kind = few_kind<C, S>;
   constexpr uint32_t kParts = kind::kColumns / kPart, kGroups = kind::kGroups;
   const uint32_t lane = threadIdx.x % 32;
   fill_stages(sh, job, steps, [&](const few_unit &unit, uint32_t step, uint32_t at) {
-    few_stage<C, S> &to = sh.stage[at];
-    const uint32_t full = shared_address(&sh.full[at]), group = lane / kPlaces, place = min(unit.first + lane % kPlaces, job.x.pitch - 1);
+    few_stage<C, S, P> &to = sh.stage[at];
+    const uint32_t full = shared_address(&sh.full[at]), group = lane / P, place = min(unit.first + lane % P, job.x.pitch - 1);
     if (group < kGroups) {
-      asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared_address(&to.back[group][lane % kPlaces])),
+      asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared_address(&to.back[group][lane % P])),
                    "l"(&job.x.back[(size_t)(step * kGroups + group) * job.x.pitch + place])
                    : "memory");
     }
     barrier_arrive_copied(full);
-    if (lane != 0) return;
+    if (!one_lane()) return;
     barrier_arrive_expecting(full, sizeof to.x);
 #pragma unroll
     for (uint32_t i = 0; i < kParts; i++) tensor_copy(shared_address(to.x[i]), rows, (step * kParts + i) * kLine, unit.first, full);
@@ -193,20 +197,20 @@ __device__ __forceinline__ void fetch_rows(few_shared<C, S> &sh, const few_job &
 }
 
 /* A group of 128 threads: every stage in turn. */
-template <mm_cu_code C, mm_cu_scale S>
-__device__ __forceinline__ void multiply_stages(few_shared<C, S> &sh, const few_job &job, uint32_t group, uint32_t steps) {
+template <mm_cu_code C, mm_cu_scale S, uint32_t P>
+__device__ __forceinline__ void multiply_stages(few_shared<C, S, P> &sh, const few_job &job, uint32_t group, uint32_t steps) {
   const uint32_t lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane / 4, units = sh.before[job.r.experts];
   uint32_t at = group, phase = 0, step = group, n = 0;
   for (uint32_t index = blockIdx.x; index < units; index += gridDim.x, n++) {
     const uint32_t first = step; /* not the group's number says which sums are added first, so that a unit's place changes no bits */
-    float out[2][4] = {};
+    float out[2][P / 2] = {};
     for (; step < steps; step += kTurns) {
-      const few_stage<C, S> &from = sh.stage[at];
+      const few_stage<C, S, P> &from = sh.stage[at];
       const uint32_t codes = uniform(shared_address(from.code[0])), x = uniform(shared_address(from.x));
       barrier_wait(shared_address(&sh.full[at]), phase);
 #pragma unroll
       for (uint32_t box = 0; box < 2; box++) {
-        multiply_box<C, S, kPlaces>(out[box], {codes + box * (kBox * kLine), from.scale[box], x, &from.back[0][0]}, step, [&] {
+        multiply_box<C, S, P>(out[box], {codes + box * (kBox * kLine), from.scale[box], x, &from.back[0][0]}, step, [&] {
           __syncwarp();
           if (box == 1 && lane == 0) barrier_arrive(shared_address(&sh.empty[at]));
         });
@@ -217,9 +221,12 @@ __device__ __forceinline__ void multiply_stages(few_shared<C, S> &sh, const few_
     step -= steps;
     barrier_wait(shared_address(&sh.read[n % 2]), n / 2 % 2 ^ 1);
 #pragma unroll
-    for (uint32_t i = 0; i < 4; i++)
-      *reinterpret_cast<float2 *>(&sh.sum[n % 2][first][i / 2][row + i % 2 * 8][lane % 4 * 2]) =
-          make_float2(out[i / 2][i % 2 * 2], out[i / 2][i % 2 * 2 + 1]);
+    for (uint32_t box = 0; box < 2; box++) {
+#pragma unroll
+      for (uint32_t i = 0; i < P / 4; i++) /* eight places, half of the rows */
+        *reinterpret_cast<float2 *>(&sh.sum[n % 2][first][box][row + i % 2 * 8][i / 2 * 8 + lane % 4 * 2]) =
+            make_float2(out[box][i * 2], out[box][i * 2 + 1]);
+    }
     __syncwarp();
     if (lane == 0) barrier_arrive(shared_address(&sh.summed[n % 2]));
   }
@@ -235,6 +242,7 @@ __device__ __forceinline__ void use_sums(Shared &sh, const few_job &job) {
     const few_unit unit = find_unit(sh, job, index);
     const float global = w.global ? w.global[unit.expert] : 1.0f;
     barrier_wait(shared_address(&sh.summed[n % 2]), n / 2 % 2);
+    constexpr uint32_t kPlaces = Shared::kPlaces;
     float v[2][kPlaces];
 #pragma unroll
     for (uint32_t i = 0; i < 2 * kPlaces; i += 4) {
@@ -267,13 +275,13 @@ __device__ __forceinline__ void use_sums(Shared &sh, const few_job &job) {
 
 #endif
 
-template <phase kPhase, mm_cu_code C, mm_cu_scale S>
+template <phase kPhase, mm_cu_code C, mm_cu_scale S, uint32_t P>
 __global__ void __launch_bounds__(kThreads, 1)
     experts_few(const __grid_constant__ CUtensorMap codes, const __grid_constant__ CUtensorMap scales,
                 const __grid_constant__ CUtensorMap rows, const __grid_constant__ few_job job) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) uint8_t raw[];
-  few_shared<C, S> &sh = *reinterpret_cast<few_shared<C, S> *>(raw);
+  few_shared<C, S, P> &sh = *reinterpret_cast<few_shared<C, S, P> *>(raw);
   const uint32_t warp = threadIdx.x / 32, steps = (uint32_t)((job.w.pitch + kLine - 1) / kLine);
   if (threadIdx.x == 0) {
     for (uint32_t i = 0; i < kStages; i++) {
@@ -318,6 +326,7 @@ struct few_launch {
     } else {
       using kind = few_kind<C, S>;
       const uint32_t pairs = a.tokens * r.top_k, groups = ceil_div((uint32_t)w.pitch, kLine) * kind::kGroups;
+      const uint32_t places = pairs < 6 * r.experts ? 8 : 16; /* sums have the same bits */
       __half *const number = static_cast<__half *>(room);
       const few_rows x = {number, reinterpret_cast<float2 *>(number + (size_t)pairs * w.k), w.k, pairs};
       few_job job = {w, r, x, a.middle, a.pair_out, ceil_div(w.n, 2 * kBox), 2 * kBox, kBox};
@@ -327,13 +336,16 @@ struct few_launch {
       cudaError_t e = mm_cu_map_boxes(&codes, w.data, w.pitch, all, kLine, kBox, CU_TENSOR_MAP_SWIZZLE_128B);
       if (e == cudaSuccess && S != MM_CU_COARSE)
         e = mm_cu_map_boxes(&scales, w.scale, w.scale_pitch, all, 16, kBox, CU_TENSOR_MAP_SWIZZLE_NONE);
-      if (e == cudaSuccess) e = mm_cu_map_boxes(&rows, number, 2 * (uint64_t)w.k, pairs, kLine, kPlaces, CU_TENSOR_MAP_SWIZZLE_128B);
+      if (e == cudaSuccess) e = mm_cu_map_boxes(&rows, number, 2 * (uint64_t)w.k, pairs, kLine, places, CU_TENSOR_MAP_SWIZZLE_128B);
       if (e == cudaSuccess)
         e = launch(lay_rows<kind::kPiece, kind::kOffset>, pairs, kLayers * 32, 0, s, x, which == UP ? a.x : a.middle,
                    which == UP ? r.pair : nullptr, r.offset + r.experts, r.top_k, groups, mm_cu_few_rounds(w));
       if (e != cudaSuccess) return e;
-      return launch(which == UP ? experts_few<UP, C, S> : experts_few<DOWN, C, S>, multiprocessors(), kThreads, sizeof(few_shared<C, S>), s,
-                    codes, scales, rows, job);
+      if (places == 8)
+        return launch(which == UP ? experts_few<UP, C, S, 8> : experts_few<DOWN, C, S, 8>, multiprocessors(), kThreads,
+                      sizeof(few_shared<C, S, 8>), s, codes, scales, rows, job);
+      return launch(which == UP ? experts_few<UP, C, S, 16> : experts_few<DOWN, C, S, 16>, multiprocessors(), kThreads,
+                    sizeof(few_shared<C, S, 16>), s, codes, scales, rows, job);
     }
   }
 };
