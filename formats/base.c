@@ -129,7 +129,7 @@ static void put_shown(char *text, size_t cap, size_t at, const char *fmt, va_lis
 }
 
 bool mm_fail(mm_err *err, mm_status status, const char *code, mm_where where, const char *fmt, ...) {
-  if (!err || err->status != MM_OK) return false;
+  if (err->status != MM_OK) return false;
   char name[NAME_MAX_SHOWN + 1];
   size_t at = 0;
   err->status = status;

@@ -291,7 +291,7 @@ typedef struct text {
 
 static int append(const char *bytes, size_t n, void *to) {
   text *t = to;
-  starved = starved || !MM_GROW(t->text, &t->cap, t->n + n + 1, NULL);
+  starved = starved || !MM_GROW(t->text, &t->cap, t->n + n + 1, MM_IGNORED);
   if (starved) return -1;
   memcpy(t->text + t->n, bytes, n);
   t->text[t->n += n] = 0;

@@ -68,9 +68,8 @@ typedef struct job {
 
 /* The tensors that bytes [from, end) of a file hold. */
 static void tensors_in(const char *path, uint64_t from, uint64_t end, mm_name_list *out) {
-  mm_err ignored = {0};
   mm_st st = {0};
-  bool ok = mm_st_open(&st, path, MM_INTEGRITY, &ignored);
+  bool ok = mm_st_open(&st, path, MM_INTEGRITY, MM_IGNORED);
   if (!ok || from < st.data_start) mm_name_list_add(out, "header");
   for (size_t i = 0; ok && i < st.count; i++) {
     const mm_st_tensor *t = &st.tensor[i];

@@ -15,7 +15,7 @@ typedef struct completions {
 /* ---- Shared with chat ---- */
 
 void mm_print_utf8(mm_utf8_stream *u, const char *bytes, size_t n, mm_text *out) {
-  if (!MM_GROW(out->p, &out->cap, out->n + 3 * n + 5, NULL)) {
+  if (!MM_GROW(out->p, &out->cap, out->n + 3 * n + 5, MM_IGNORED)) {
     out->failed = true;
     return;
   }
@@ -209,7 +209,7 @@ static void token(mm_choice *ch, const mm_token *t) {
   const bool logged = t->logprobs && t->id >= 0;
   if (!c->params.stream) {
     if (logged) {
-      lists *all = ch->state ? ch->state : (ch->state = mm_arena_alloc(&c->arena, sizeof *all, NULL));
+      lists *all = ch->state ? ch->state : (ch->state = mm_arena_alloc(&c->arena, sizeof *all, MM_IGNORED));
       if (all) add_logprobs(c, t, before, all);
     }
     return;

@@ -125,7 +125,7 @@ static bool read_messages(mm_call *c, mm_conversation *out, mm_err *err) {
 /* ---- Tools ---- */
 
 mm_str mm_tool_name(mm_call *c, const mm_chat_tool *t) {
-  const mm_value *v = mm_body_parse(&c->arena, t->json.p, t->json.n, NULL), *function = mm_value_get(v, "function");
+  const mm_value *v = mm_body_parse(&c->arena, t->json.p, t->json.n, MM_IGNORED), *function = mm_value_get(v, "function");
   return mm_str_of(mm_value_get(function ? function : v, "name"));
 }
 

@@ -130,7 +130,7 @@ static void test_lowest_failure_is_reported(void **state) {
   mm_fail(&earlier, MM_USAGE, "E_EARLIER", mm_at(NULL, NULL), "before");
   assert_false(mm_pool_run(2, 100, fail_some, &t, &earlier));
   assert_string_equal(earlier.code, "E_EARLIER");
-  assert_false(mm_pool_run(2, 100, fail_some, &t, NULL));
+  assert_false(mm_pool_run(2, 100, fail_some, &t, MM_IGNORED));
 }
 
 static void test_fewer_threads_than_asked(void **state) {
