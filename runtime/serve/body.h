@@ -6,7 +6,6 @@
 
 #include "formats/base.h"
 
-#define MM_BODY_DEPTH  256
 #define MM_BODY_VALUES (1u << 20)
 
 typedef enum mm_value_type {
