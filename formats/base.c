@@ -145,6 +145,16 @@ bool mm_fail(mm_err *err, mm_status status, const char *code, mm_where where, co
   return false;
 }
 
+bool mm_fail_as(mm_err *err, const mm_err *why) {
+  if (err->status == MM_OK) *err = *why;
+  return false;
+}
+
+bool mm_fail_damaged(mm_err *err, mm_err *why) {
+  if (why->status == MM_BAD_INPUT) why->status = MM_INTEGRITY;
+  return mm_fail_as(err, why);
+}
+
 bool mm_fail_errno(mm_err *err, mm_where where, const char *what, int errno_value) {
   char buf[128];
   if (errno_value == ENOMEM) return mm_fail(err, MM_LIMIT, "E_MEMORY", where, "%s: %s", what, strerror_r(errno_value, buf, sizeof buf));
