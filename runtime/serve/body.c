@@ -175,3 +175,5 @@ const char *mm_value_word(const mm_value *v) {
   static const char *const word[] = {"null", "a boolean", "a number", "a string", "an array", "an object"};
   return v ? word[v->type] : "nothing";
 }
+
+const char *mm_value_shown(const mm_value *v) { return v && v->type == MM_VALUE_STRING ? v->text : mm_value_word(v); }
