@@ -11,7 +11,7 @@ NVCC ?= $(shell command -v nvcc)
 CUDA ?= $(if $(filter 0,$(SAN)),$(if $(NVCC),1,0),0)
 #: CUDA_ARCH="90a" GPU architectures to compile for ("80 90a"); 100 takes the kernels of 80
 CUDA_ARCH ?= 80 90a
-#: STATIC=1        link jansson, zstd, OpenSSL, PCRE2 and libevent into the programs, to carry them to another machine
+#: STATIC=1        link zstd, OpenSSL, PCRE2 and libevent into the programs, to carry them to another machine
 STATIC ?= 0
 #: MPI=1           conversions over several processes with mpirun (Open MPI)
 MPI ?= 0
@@ -33,7 +33,7 @@ Q = $(if $(filter 1,$(V)),,@)
 
 # ---- flags
 
-PKGS = jansson libcrypto libpcre2-8 libzstd libevent
+PKGS = libcrypto libpcre2-8 libzstd libevent
 WARN = -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Werror
 CPPFLAGS = -I. -D_GNU_SOURCE $(PKG_CFLAGS) -MMD -MP
 CFLAGS = -std=c11 -O2 -g -ffile-prefix-map=$(CURDIR)=. -fPIE -fstack-protector-strong -fstack-clash-protection $(WARN)
@@ -165,7 +165,7 @@ $(NO_HASH): $(NO_HASH).o $(BUILD)/convert/minimax_convert.o $(LIBS_all)
 
 LIB_SONAME = libminimax.so.0
 LIB_OBJ = $(patsubst %.c,$(BUILD)/pic/%.o,$(foreach f,formats quant loader,$(call src_of,$(f))))
-LIB_LIBS := $(shell pkg-config --libs jansson libcrypto libzstd) -lm -lpthread
+LIB_LIBS := $(shell pkg-config --libs libcrypto libzstd) -lm -lpthread
 $(BUILD)/pic/%.o: %.c $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -fPIC -fvisibility=hidden -c $< -o $@

@@ -191,10 +191,7 @@ static bool run(const mm_convert_args *a, mm_plan *plan, mm_writer_options o, mm
 static bool bake_tokenizer(const char *path, uint32_t vocab, const mm_digest *source, uint8_t **image, size_t *n, mm_err *err) {
   mm_err why = {0};
   if (mm_tokenizer_bake(path, vocab, source, image, n, &why)) return true;
-  if (why.status != MM_BAD_INPUT && why.status != MM_UNSUPPORTED) {
-    *err = why;
-    return false;
-  }
+  if (why.status != MM_BAD_INPUT && why.status != MM_UNSUPPORTED) return mm_fail_as(err, &why);
   fprintf(stderr, "note: no " MM_TOKENIZER_IMAGE ": %s\n", why.text);
   *image = NULL;
   return true;
@@ -384,10 +381,7 @@ int main(int argc, char **argv) {
       MM_FLAG("quiet", &a.quiet, "no plan, progress or summary on stderr", .letter = 'q'),
   };
   const mm_program program = {
-      .name = "minimax-convert",
-      .summary = "turn a Hugging Face or packed checkpoint into packed tensor-parallel shards",
-      MM_OPERANDS(OPERANDS, 0, 1),
-      MM_OPTIONS(options),
+      MM_PROGRAM("minimax-convert", "turn a Hugging Face or packed checkpoint into packed tensor-parallel shards", OPERANDS, 0, 1, options),
       .examples =
           "minimax-convert MiniMax-M2 -o M2-nvfp4 --tp 8 --quant nvfp4 --dry-run\n"
           "minimax-convert MiniMax-M2 -o M2-nvfp4 --tp 8 --quant nvfp4\n"

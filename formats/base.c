@@ -129,7 +129,7 @@ static void put_shown(char *text, size_t cap, size_t at, const char *fmt, va_lis
 }
 
 bool mm_fail(mm_err *err, mm_status status, const char *code, mm_where where, const char *fmt, ...) {
-  if (!err || err->status != MM_OK) return false;
+  if (err->status != MM_OK) return false;
   char name[NAME_MAX_SHOWN + 1];
   size_t at = 0;
   err->status = status;
@@ -143,6 +143,16 @@ bool mm_fail(mm_err *err, mm_status status, const char *code, mm_where where, co
   put_shown(err->text, sizeof err->text, at, fmt, args);
   va_end(args);
   return false;
+}
+
+bool mm_fail_as(mm_err *err, const mm_err *why) {
+  if (err->status == MM_OK) *err = *why;
+  return false;
+}
+
+bool mm_fail_damaged(mm_err *err, mm_err *why) {
+  if (why->status == MM_BAD_INPUT) why->status = MM_INTEGRITY;
+  return mm_fail_as(err, why);
 }
 
 bool mm_fail_errno(mm_err *err, mm_where where, const char *what, int errno_value) {

@@ -1,7 +1,7 @@
 /* Errors, checked arithmetic, allocation. Everything else stands on this file.
  *
  * Error style (one line, one exit status): a function that can fail takes `mm_err *err` last and returns
- * bool (or a pointer, NULL on failure). The first failure recorded in an mm_err wins. Nothing below the programs
+ * bool (or a pointer, NULL on failure). err is never NULL; the first failure recorded in it wins. Nothing below the programs
  * prints or exits. */
 #ifndef MM_FORMATS_BASE_H
 #define MM_FORMATS_BASE_H
@@ -23,9 +23,11 @@ const char *mm_version(void);
 #if defined(__GNUC__)
 #define MM_PRINTF(f, a) __attribute__((format(printf, f, a)))
 #define MM_MUST_USE     __attribute__((warn_unused_result)) /* a status that nobody may overlook */
+#define MM_NEEDS(...)   __attribute__((nonnull(__VA_ARGS__)))
 #else
 #define MM_PRINTF(f, a)
 #define MM_MUST_USE
+#define MM_NEEDS(...)
 #endif
 
 /* A call whose status is not looked at: what failed stands in its err, or does not matter. */
@@ -69,16 +71,24 @@ typedef struct mm_err {
   char text[3072];  /* `CODE: FILE: tensor "NAME": offset N: found …, expected …`, names escaped, no newline */
 } mm_err;
 
+/* The err of a call whose failure needs no words: the result says it, or it does not matter. */
+#define MM_IGNORED (&(mm_err){0})
+
 /* Records a failure unless `err` already holds one. `fmt` says what was found and what was expected.
  * File and tensor names are escaped (mm_escape) and cut at 1,000 bytes; what fmt gives is escaped too, but for quotes and backslashes.
- * Returns false, so that `return mm_fail(…)` works. Does not allocate. `err` may be NULL. */
-bool mm_fail(mm_err *err, mm_status status, const char *code, mm_where where, const char *fmt, ...) MM_PRINTF(5, 6);
+ * Returns false, so that `return mm_fail(…)` works. Does not allocate. */
+bool mm_fail(mm_err *err, mm_status status, const char *code, mm_where where, const char *fmt, ...) MM_PRINTF(5, 6) MM_NEEDS(1);
+
+/* Passes a failure on, unless `err` already holds one. Returns false. */
+bool mm_fail_as(mm_err *err, const mm_err *why) MM_NEEDS(1, 2);
+/* The same of a file of ours: what would be bad input of a source (absent, no file, malformed) is damage there. why may be err. */
+bool mm_fail_damaged(mm_err *err, mm_err *why) MM_NEEDS(1, 2);
 
 /* mm_fail(MM_IO, "E_IO") with `what` (e.g. "open") and strerror(errno_value); ENOMEM is MM_LIMIT "E_MEMORY". */
-bool mm_fail_errno(mm_err *err, mm_where where, const char *what, int errno_value);
+bool mm_fail_errno(mm_err *err, mm_where where, const char *what, int errno_value) MM_NEEDS(1);
 
 /* mm_fail(MM_LIMIT, "E_MEMORY") naming the bytes wanted. */
-bool mm_fail_memory(mm_err *err, uint64_t bytes);
+bool mm_fail_memory(mm_err *err, uint64_t bytes) MM_NEEDS(1);
 
 /* Writes `text` (n bytes) to `out` so that a terminal shows it and obeys none of it: control bytes (C0, DEL, C1), characters that are not
  * seen or turn others round (zero-width, U+202E and its like), quotes, backslashes and invalid UTF-8 as \xNN; always NUL-terminated, cut
@@ -116,9 +126,9 @@ double mm_now(void);
 bool mm_ends_with(const char *s, const char *end);
 
 /* Zeroed memory for count elements of size bytes; NULL and E_MEMORY on overflow or exhaustion. Free with free(). */
-void *mm_calloc(size_t count, size_t size, mm_err *err);
+void *mm_calloc(size_t count, size_t size, mm_err *err) MM_NEEDS(3);
 /* Grows *array (element size `size`) so that it holds at least want elements; *cap is its capacity. */
-MM_MUST_USE bool mm_grow(void **array, size_t *cap, size_t want, size_t size, mm_err *err);
+MM_MUST_USE bool mm_grow(void **array, size_t *cap, size_t want, size_t size, mm_err *err) MM_NEEDS(1, 2, 5);
 /* mm_grow of a typed pointer, by its element size. */
 #define MM_GROW(array, cap, want, err) mm_grow((void **)&(array), cap, want, sizeof *(array), err)
 
@@ -133,7 +143,7 @@ bool mm_close_text(FILE *f, char *const *text);
 typedef struct mm_arena {
   struct mm_arena_chunk *chunk;
 } mm_arena;
-void *mm_arena_alloc(mm_arena *a, size_t n, mm_err *err); /* 16-byte aligned, zeroed */
+void *mm_arena_alloc(mm_arena *a, size_t n, mm_err *err) MM_NEEDS(3); /* 16-byte aligned, zeroed */
 char *mm_arena_strndup(mm_arena *a, const char *s, size_t n, mm_err *err);
 /* printf into the arena. */
 char *mm_arena_printf(mm_arena *a, mm_err *err, const char *fmt, ...) MM_PRINTF(3, 4);

@@ -1,7 +1,6 @@
-/* JSON documents of moderate size: configs, manifests, tokenizers (jansson behind it; no other file includes it).
- * Parsing is strict: raw NUL bytes, duplicate keys, trailing text, nesting beyond 32, more than 4 Mi values
- * and sizes beyond the caller's limit are refused with the byte position. Large untrusted maps (safetensors headers, indexes) go through
- * scan.h. */
+/* JSON documents of moderate size: configs, manifests, tokenizers. Arrays or objects, read as strictly as scan.h does; duplicate keys, NUL
+ * characters in keys, more than 4 Mi values and sizes beyond the caller's limit are refused too, each with its byte position. Large
+ * untrusted maps (safetensors headers, indexes) go through scan.h. */
 #ifndef MM_FORMATS_JSON_H
 #define MM_FORMATS_JSON_H
 
@@ -11,7 +10,7 @@
 extern "C" {
 #endif
 
-typedef struct json_t mm_json; /* a node; owned ones are released with mm_json_free, borrowed ones never */
+typedef struct mm_json mm_json; /* a node; owned ones are released with mm_json_free, borrowed ones never */
 
 /* Parses n bytes; `file` is for messages. MM_BAD_INPUT E_JSON on malformed text. */
 mm_json *mm_json_parse(const char *text, size_t n, const char *file, mm_err *err);

@@ -479,10 +479,7 @@ static bool parse_sealed(mm_pack *p, const char *dir, const char *file, const ch
   reader r = {p, {place, MM_INTEGRITY, "E_MANIFEST"}, place, len, err};
   mm_err e = {0};
   mm_json *root = mm_json_parse(text, n, place, &e);
-  if (!root && err && err->status == MM_OK) {
-    *err = e;
-    if (e.status == MM_BAD_INPUT) err->status = MM_INTEGRITY; /* the same failure, in a file of ours */
-  }
+  if (!root) mm_fail_damaged(err, &e);
   bool ok = root && (p->dir = mm_arena_strndup(&p->arena, dir, strlen(dir), err)) && read(&r, root) && check_seal(&r, text, n);
   mm_json_free(root);
   free(place);

@@ -452,7 +452,7 @@ static bool take_environment(parser *a) {
   const char *jobs = getenv("MINIMAX_JOBS");
   for (size_t i = 0; jobs && *jobs && i < a->p->option_count; i++) {
     const mm_option *o = &a->p->options[i];
-    if (a->seen[i] || !o->name || strcmp(o->name, "jobs") != 0 || set_value(o, jobs, NULL)) continue;
+    if (a->seen[i] || !o->name || strcmp(o->name, "jobs") != 0 || set_value(o, jobs, MM_IGNORED)) continue;
     char shown[256];
     return mm_fail(a->err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL),
                    "MINIMAX_JOBS in the environment: found \"%s\", expected a value of --jobs",

@@ -51,9 +51,10 @@ typedef struct mm_program {
   const char *files;    /* of the man page: what it reads and writes, a line each; may be NULL */
 } mm_program;
 
-/* Of an mm_program: its operands in words, how many they are, its table. */
-#define MM_OPERANDS(words, least, most) .operands = words, .min_operands = least, .max_operands = most
-#define MM_OPTIONS(table)               .options = table, .option_count = sizeof(table) / sizeof *(table)
+/* Of an mm_program: its name and line, its operands in words, how many they are, its table. */
+#define MM_PROGRAM(word, line, operand_words, least, most, table)                                                          \
+  .name = word, .summary = line, .operands = operand_words, .min_operands = least, .max_operands = most, .options = table, \
+  .option_count = sizeof(table) / sizeof *(table)
 
 /* --help, --version and the hidden --help-man, --help-bash, --help-zsh, --help-fish are recognised for every program: the text goes to
  * stdout and *done becomes true (the program then exits 0). Operands are gathered in operands[max_operands]. "--" ends options;

@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdlib.h>
+#include <time.h>
 #include <unistd.h>
 
 typedef struct work {
@@ -57,9 +58,56 @@ bool mm_pool_run(unsigned threads, size_t count, mm_pool_fn *fn, void *ctx, mm_e
   run_worker(&workers[0]);
   for (unsigned i = 1; i < started; i++) pthread_join(workers[i].thread, NULL);
   free(workers);
-  if (w.failed == SIZE_MAX) return true;
-  if (err && err->status == MM_OK) *err = w.err;
-  return false;
+  return w.failed == SIZE_MAX || mm_fail_as(err, &w.err);
+}
+
+struct mm_ticker {
+  int64_t ms;
+  void (*look)(void *ctx, unsigned n);
+  void *ctx;
+  pthread_t thread;
+  pthread_mutex_t lock;
+  pthread_cond_t wake;
+  bool stop;
+};
+
+static void *tick(void *arg) {
+  mm_ticker *t = arg;
+  pthread_mutex_lock(&t->lock);
+  for (unsigned n = 1; !t->stop; n++) {
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += t->ms % 1000 * 1000000;
+    until.tv_sec += t->ms / 1000 + until.tv_nsec / 1000000000, until.tv_nsec %= 1000000000;
+    while (!t->stop && pthread_cond_timedwait(&t->wake, &t->lock, &until) == 0) continue;
+    if (!t->stop) t->look(t->ctx, n);
+  }
+  pthread_mutex_unlock(&t->lock);
+  t->look(t->ctx, 0);
+  return NULL;
+}
+
+mm_ticker *mm_ticker_open(int64_t ms, void (*look)(void *ctx, unsigned n), void *ctx) {
+  mm_ticker *t = calloc(1, sizeof *t);
+  if (!t) return NULL;
+  *t = (mm_ticker){.ms = ms, .look = look, .ctx = ctx};
+  pthread_mutex_init(&t->lock, NULL);
+  pthread_cond_init(&t->wake, NULL);
+  if (pthread_create(&t->thread, NULL, tick, t) == 0) return t;
+  free(t);
+  return NULL;
+}
+
+void mm_ticker_close(mm_ticker *t) {
+  if (!t) return;
+  pthread_mutex_lock(&t->lock);
+  t->stop = true;
+  pthread_cond_signal(&t->wake);
+  pthread_mutex_unlock(&t->lock);
+  pthread_join(t->thread, NULL);
+  pthread_cond_destroy(&t->wake);
+  pthread_mutex_destroy(&t->lock);
+  free(t);
 }
 
 unsigned mm_pool_cpus(void) {

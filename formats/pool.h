@@ -24,6 +24,12 @@ mm_team *mm_team_open(unsigned threads, mm_err *err);
 MM_MUST_USE bool mm_team_run(mm_team *t, size_t count, mm_pool_fn *fn, void *ctx, mm_err *err);
 void mm_team_close(mm_team *t); /* accepts NULL */
 
+/* A thread that looks at longer work every so many milliseconds, for bars and lines of progress. It calls look(ctx, n), n = 1, 2, …, and
+ * look(ctx, 0) as it is closed. NULL where there is no thread to be had. */
+typedef struct mm_ticker mm_ticker;
+mm_ticker *mm_ticker_open(int64_t ms, void (*look)(void *ctx, unsigned n), void *ctx);
+void mm_ticker_close(mm_ticker *t); /* accepts NULL */
+
 /* Online CPUs the process may run on (affinity respected), at least 1. */
 unsigned mm_pool_cpus(void);
 

@@ -147,7 +147,7 @@ static bool read_numbers(reader *r, const char *code, const char *field, uint64_
     if (!mm_scan_more(&r->scan, ']', first, &more, r->err)) return false;
     if (!more) return true;
     if (*count == max) return REFUSE(r, code, "%s: expected at most %u numbers, found more", field, max);
-    if (!mm_scan_u64(&r->scan, &out[*count], NULL)) {
+    if (!mm_scan_u64(&r->scan, &out[*count], MM_IGNORED)) {
       return REFUSE(r, code, "%s: found %s, expected a plain non-negative integer below 2^64", field, mm_scan_found(&r->scan, found));
     }
     ++*count;

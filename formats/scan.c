@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#define DEPTH_MAX   32
 #define FOUND_BYTES 24
 
 char *mm_scan_found(const mm_scan *s, char out[MM_SCAN_FOUND]) {
@@ -36,7 +35,9 @@ char mm_scan_peek(mm_scan *s) {
 
 bool mm_scan_open(mm_scan *s, char bracket, mm_err *err) {
   if (mm_scan_peek(s) != bracket) return fail(s, "E_JSON", bracket == '{' ? "an object" : "an array", err);
-  if (s->depth == DEPTH_MAX) return fail(s, "E_JSON", "at most 32 levels of nesting", err);
+  char most[48];
+  snprintf(most, sizeof most, "at most %d levels of nesting", s->python ? MM_SCAN_DEPTH_PYTHON : MM_SCAN_DEPTH);
+  if (s->depth == (s->python ? MM_SCAN_DEPTH_PYTHON : MM_SCAN_DEPTH)) return fail(s, "E_JSON", most, err);
   s->depth++;
   s->pos++;
   return true;
@@ -70,7 +71,7 @@ static int hex4(const char *p, size_t n) {
   return v;
 }
 
-/* Decodes the escape at p (p[0] is the backslash): its length, or 0 if it is not one. Surrogates must come in pairs. */
+/* Decodes the escape at p (p[0] is the backslash): its length, or 0 if it is not one. A surrogate without the other is its own code. */
 static size_t escape_len(const char *p, size_t n, uint32_t *code) {
   static const char plain[] = "\"\\/bfnrt", value[] = "\"\\/\b\f\n\r\t";
   if (n < 2) return 0;
@@ -80,14 +81,16 @@ static size_t escape_len(const char *p, size_t n, uint32_t *code) {
     return 2;
   }
   int high = p[1] == 'u' ? hex4(p + 2, n - 2) : -1;
-  if (high < 0 || (high >= 0xDC00 && high <= 0xDFFF)) return 0;
+  if (high < 0) return 0;
   *code = (uint32_t)high;
-  if (high < 0xD800 || high > 0xDFFF) return 6;
+  if (high < 0xD800 || high > 0xDBFF) return 6;
   int low = n >= 8 && p[6] == '\\' && p[7] == 'u' ? hex4(p + 8, n - 8) : -1;
-  if (low < 0xDC00 || low > 0xDFFF) return 0;
+  if (low < 0xDC00 || low > 0xDFFF) return 6;
   *code = 0x10000 + (((uint32_t)high - 0xD800) << 10) + ((uint32_t)low - 0xDC00);
   return 12;
 }
+
+static bool surrogate(uint32_t code) { return code >= 0xD800 && code <= 0xDFFF; }
 
 /* How many of eight bytes of a string are ASCII without quotes, backslashes and control characters, before the first that is not. The top
  * bit of a byte of x - 0x01… is set where that byte of x is 0; a borrow may set it in bytes behind that one, never before it. */
@@ -118,7 +121,8 @@ bool mm_scan_string(mm_scan *s, mm_scan_str *out, mm_err *err) {
     }
     if (c == '\\') {
       escaped = true;
-      if (!(step = escape_len(p, left, &code))) return fail(s, "E_JSON", "an escape of JSON (surrogates in pairs)", err);
+      step = escape_len(p, left, &code);
+      if (!step || (!s->python && surrogate(code))) return fail(s, "E_JSON", "an escape of JSON (surrogates in pairs)", err);
     } else if (c < 0x20) {
       return fail(s, "E_JSON", "no raw control character in a string", err);
     } else if (c >= 0x80 && !(step = mm_utf8_len(p, left))) {
@@ -168,22 +172,35 @@ static bool accept(mm_scan *s, const char *any_of) {
   return true;
 }
 
-static bool skip_number(mm_scan *s, mm_err *err) {
-  accept(s, "-");
-  bool ok = accept(s, "0") || skip_digits(s);
-  if (ok && accept(s, ".")) ok = skip_digits(s);
-  if (ok && accept(s, "eE")) {
-    accept(s, "+-");
-    ok = skip_digits(s);
-  }
-  return ok || fail(s, "E_JSON", "a digit of a number", err);
-}
-
 static bool skip_word(mm_scan *s, const char *word, mm_err *err) {
   size_t n = strlen(word);
   if (s->len - s->pos < n || memcmp(s->text + s->pos, word, n) != 0) return fail(s, "E_JSON", "a value", err);
   s->pos += n;
   return true;
+}
+
+bool mm_scan_number(mm_scan *s, mm_scan_str *text, bool *real, mm_err *err) {
+  const char c = mm_scan_peek(s);
+  const size_t start = s->pos;
+  bool ok;
+  *real = s->python && (c == 'N' || c == 'I' || (c == '-' && s->len - start > 1 && s->text[start + 1] == 'I'));
+  accept(s, "-");
+  if (*real) {
+    ok = skip_word(s, c == 'N' ? "NaN" : "Infinity", err);
+  } else if (c != '-' && !digit_at(s, start)) {
+    ok = fail(s, "E_JSON", "a value", err);
+  } else {
+    ok = accept(s, "0") || skip_digits(s);
+    if (ok && accept(s, ".")) ok = *real = skip_digits(s);
+    if (ok && accept(s, "eE")) {
+      *real = true;
+      accept(s, "+-");
+      ok = skip_digits(s);
+    }
+    if (!ok) fail(s, "E_JSON", "a digit of a number", err);
+  }
+  *text = (mm_scan_str){s->text + start, s->pos - start, false};
+  return ok;
 }
 
 /* Recursion ends at DEPTH_MAX, which mm_scan_open keeps. */
@@ -200,19 +217,18 @@ static bool skip_members(mm_scan *s, char open, mm_err *err) {
 }
 
 bool mm_scan_skip(mm_scan *s, mm_err *err) {
-  mm_scan_str string;
+  mm_scan_str text;
+  bool real;
   char c = mm_scan_peek(s);
   switch (c) {
     case '{':
     case '[': return skip_members(s, c, err);
-    case '"': return mm_scan_string(s, &string, err);
+    case '"': return mm_scan_string(s, &text, err);
     case 't': return skip_word(s, "true", err);
     case 'f': return skip_word(s, "false", err);
     case 'n': return skip_word(s, "null", err);
-    default: break;
+    default: return mm_scan_number(s, &text, &real, err);
   }
-  if (c != '-' && !(c >= '0' && c <= '9')) return fail(s, "E_JSON", "a value", err);
-  return skip_number(s, err);
 }
 
 bool mm_scan_end(mm_scan *s, mm_err *err) {
@@ -231,25 +247,25 @@ static size_t put_utf8(char *out, uint32_t c) {
   return n;
 }
 
-char *mm_scan_unescape(mm_arena *a, mm_scan_str s, size_t *n, mm_err *err) {
-  char *out = mm_arena_strndup(a, s.p, s.n, err); /* no escape is longer than what it stands for */
-  if (!out || !s.escaped) {
-    *n = s.n;
-    return out;
-  }
+size_t mm_scan_copy(mm_scan_str s, char *out) {
   size_t to = 0;
   for (size_t from = 0; from < s.n;) {
     uint32_t code;
-    size_t len = s.p[from] == '\\' ? escape_len(s.p + from, s.n - from, &code) : 0;
+    size_t len = s.escaped && s.p[from] == '\\' ? escape_len(s.p + from, s.n - from, &code) : 0;
     if (len) {
-      to += put_utf8(out + to, code);
+      to += put_utf8(out + to, surrogate(code) ? 0xFFFD : code);
       from += len;
     } else {
       out[to++] = s.p[from++];
     }
   }
   out[to] = 0;
-  *n = to;
+  return to;
+}
+
+char *mm_scan_unescape(mm_arena *a, mm_scan_str s, size_t *n, mm_err *err) {
+  char *out = mm_arena_alloc(a, s.n + 1, err);
+  if (out) *n = mm_scan_copy(s, out);
   return out;
 }
 

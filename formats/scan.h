@@ -1,6 +1,6 @@
 /* A pull scanner for large untrusted JSON in memory: no tree, no allocation per value. RFC 8259 strictly: UTF-8 must
  * be valid (no overlong forms, no surrogates), no raw control characters, no NUL, no BOM, no comments, nesting ≤ 32.
- * Used for safetensors headers (≤ 100 MB) and for index weight maps. */
+ * Used for safetensors headers (≤ 100 MB) and index weight maps, and below the trees of json.h. */
 #ifndef MM_FORMATS_SCAN_H
 #define MM_FORMATS_SCAN_H
 
@@ -10,6 +10,9 @@
 extern "C" {
 #endif
 
+#define MM_SCAN_DEPTH        32
+#define MM_SCAN_DEPTH_PYTHON 256
+
 typedef struct mm_scan {
   const char *text;
   size_t len, pos;
@@ -18,6 +21,7 @@ typedef struct mm_scan {
   uint64_t base;      /* file offset of text[0], added to reported offsets */
   mm_status status;   /* of failures: MM_BAD_INPUT or MM_INTEGRITY */
   const char *tensor; /* for messages, or NULL */
+  bool python;        /* as Python's json reads: NaN, Infinity, half of a surrogate pair (it becomes U+FFFD); nesting ≤ 256 */
 } mm_scan;
 
 /* A string as it stands between its quotes. `escaped` false: bytes are the value itself. */
@@ -37,6 +41,8 @@ MM_MUST_USE bool mm_scan_string(mm_scan *s, mm_scan_str *out, mm_err *err);
 /* A plain non-negative integer (no sign, no leading zero, no fraction or exponent) that fits u64; E_NUMBER otherwise,
  * with the text found and the position left before it. */
 MM_MUST_USE bool mm_scan_u64(mm_scan *s, uint64_t *out, mm_err *err);
+/* Any number as it stands; *real when it has a fraction or an exponent. */
+MM_MUST_USE bool mm_scan_number(mm_scan *s, mm_scan_str *text, bool *real, mm_err *err);
 MM_MUST_USE bool mm_scan_skip(mm_scan *s, mm_err *err); /* any value, validated */
 char mm_scan_peek(mm_scan *s);                          /* next non-space byte, 0 at the end */
 MM_MUST_USE bool mm_scan_end(mm_scan *s, mm_err *err);  /* only white space is left */
@@ -45,7 +51,9 @@ MM_MUST_USE bool mm_scan_end(mm_scan *s, mm_err *err);  /* only white space is l
 #define MM_SCAN_FOUND 112
 char *mm_scan_found(const mm_scan *s, char out[MM_SCAN_FOUND]);
 
-/* The unescaped value as an arena string; *n is its length (it may hold NUL bytes from \u0000). */
+/* The unescaped value into out, which has room for s.n + 1 bytes; returns its length (it may hold NUL bytes from \u0000). */
+size_t mm_scan_copy(mm_scan_str s, char *out);
+/* The same as an arena string. */
 char *mm_scan_unescape(mm_arena *a, mm_scan_str s, size_t *n, mm_err *err);
 /* The same without a copy where nothing is escaped: the string where it stands in `text`, which is scan->text and writable, terminated over
  * its closing quote. It lives as long as the text. */

@@ -81,7 +81,7 @@ static int lies_in(int parent, int fd, int depth) {
   }
   const char *name;
   while (found == 0) {
-    if (!mm_dir_next(d, "", &name, NULL)) found = -1;
+    if (!mm_dir_next(d, "", &name, MM_IGNORED)) found = -1;
     if (found || !name) break;
     if (fstatat(fd, name, &sub, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISDIR(sub.st_mode)) continue;
     int next = openat(fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
@@ -205,8 +205,7 @@ bool mm_staging_clear(const mm_staging *s, bool (*ours)(const void *ctx, const c
   }
   bool ok = true, listed;
   const char *name;
-  while ((listed = mm_dir_next(d, s->path, &name, ok ? err : NULL)) && name)
-    ok = remove_ours(s, name, ours(ctx, name), ok ? err : NULL) && ok;
+  while ((listed = mm_dir_next(d, s->path, &name, err)) && name) ok = remove_ours(s, name, ours(ctx, name), err) && ok;
   ok = ok && listed;
   closedir(d);
   return ok;

@@ -97,8 +97,7 @@ bool mm_team_run(mm_team *t, size_t count, mm_pool_fn *fn, void *ctx, mm_err *er
   for (int i = 0; t->spins && i < LOOKS && atomic_load(&t->busy) > 0; i++) relax();
   pthread_mutex_lock(&t->lock);
   while (atomic_load(&t->busy) > 0) pthread_cond_wait(&t->ended, &t->lock);
-  const bool ok = t->failed == SIZE_MAX;
-  if (!ok && err && err->status == MM_OK) *err = t->err;
+  const bool ok = t->failed == SIZE_MAX || mm_fail_as(err, &t->err);
   pthread_mutex_unlock(&t->lock);
   return ok;
 }

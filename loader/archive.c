@@ -133,9 +133,7 @@ bool mm_archive_open(mm_archive *a, const char *dir, mm_err *err) {
             mm_pack_parse(&a->pack, dir, a->manifest, a->manifest_bytes, &e) && mm_archive_parse(a, table, n, &e) && check_sizes(a, &e) &&
             mm_nothing_else(dir, listed, a, &e);
   free(table);
-  if (e.status == MM_BAD_INPUT) e.status = MM_INTEGRITY; /* a file that is absent or no JSON: here a broken promise */
-  if (!ok && err && err->status == MM_OK) *err = e;
-  return ok;
+  return ok || mm_fail_damaged(err, &e);
 }
 
 void mm_archive_close(mm_archive *a) {

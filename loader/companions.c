@@ -50,9 +50,7 @@ bool mm_verify_companion(const mm_pack *p, const mm_pack_file *f, char **text, m
   if (ok) return true;
   free(*text);
   *text = NULL;
-  if (e.status == MM_BAD_INPUT) e.status = MM_INTEGRITY; /* absent or longer: here a broken promise */
-  if (err && err->status == MM_OK) *err = e;
-  return false;
+  return mm_fail_damaged(err, &e);
 }
 
 bool mm_verify_files(const mm_pack *p, mm_err *err) {

@@ -228,7 +228,7 @@ int minimax_unpack(const minimax_tensor *t, uint32_t matrix, uint32_t row, uint3
   mm_err err = {0};
   const mm_packed *m = &((const mm_public_tensor *)(const void *)t)->packed;
   if (inside("matrix", t->name, matrix, 1, m->lead, &err) && inside("rows", t->name, row, rows, m->n, &err))
-    m->scheme->unpack(m, matrix, row, rows, out);
+    mm_unpack(m, matrix, row, rows, out);
   return tell(error, &err);
 }
 

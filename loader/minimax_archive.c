@@ -114,10 +114,9 @@ int main(int argc, char **argv) {
       MM_FLAG("quiet", &a.quiet, "no summary on stderr", .letter = 'q'),
   };
   const mm_program program = {
-      .name = "minimax-archive",
-      .summary = "pack a checkpoint for transport and cold storage, unpack it to the same bytes, list an archive, sign a checkpoint",
-      MM_OPERANDS("pack|unpack|list|sign DIR", 2, 2),
-      MM_OPTIONS(options),
+      MM_PROGRAM("minimax-archive",
+                 "pack a checkpoint for transport and cold storage, unpack it to the same bytes, list an archive, sign a checkpoint",
+                 "pack|unpack|list|sign DIR", 2, 2, options),
       .examples =
           "minimax-archive pack M2-nvfp4 -o M2-nvfp4.arc\n"
           "minimax-archive unpack M2-nvfp4.arc -o M2-nvfp4\n"

@@ -437,10 +437,8 @@ int main(int argc, char **argv) {
       MM_FLAG("quiet", &a.quiet, "nothing on stderr but errors, as always here", .letter = 'q'),
   };
   const mm_program program = {
-      .name = "minimax-inspect",
-      .summary = "list a source, a packed checkpoint or one safetensors file, or compare two",
-      MM_OPERANDS("DIR|FILE", 1, 1),
-      MM_OPTIONS(options),
+      MM_PROGRAM("minimax-inspect", "list a source, a packed checkpoint or one safetensors file, or compare two", "DIR|FILE", 1, 1,
+                 options),
       .examples =
           "minimax-inspect M2-nvfp4 --summary\n"
           "minimax-inspect M2-nvfp4 --match layers.0.\n"

@@ -268,10 +268,9 @@ int main(int argc, char **argv) {
       MM_FLAG("quiet", &a.quiet, "no summary on stderr", .letter = 'q'),
   };
   const mm_program program = {
-      .name = "minimax-verify",
-      .summary = "prove a checkpoint that minimax-convert made: digests, completeness, finite numbers, error against its source",
-      MM_OPERANDS("DIR", 1, 1),
-      MM_OPTIONS(options),
+      MM_PROGRAM("minimax-verify",
+                 "prove a checkpoint that minimax-convert made: digests, completeness, finite numbers, error against its source", "DIR", 1,
+                 1, options),
       .examples =
           "minimax-verify M2-nvfp4\n"
           "minimax-verify M2-nvfp4 --level sample --samples 64\n"

@@ -63,7 +63,7 @@ void mm_read_log_keep(mm_read_log *log, const char *path, const mm_read_stats *s
   pthread_mutex_lock(&log->lock);
   char *copy = NULL;
   /* A file that there is no memory for is not listed; what was read is in the sum. */
-  if (MM_GROW(log->file, &log->cap, log->files + 1, NULL) && (copy = strdup(path))) log->file[log->files++] = (logged){copy, *s};
+  if (MM_GROW(log->file, &log->cap, log->files + 1, MM_IGNORED) && (copy = strdup(path))) log->file[log->files++] = (logged){copy, *s};
   pthread_mutex_unlock(&log->lock);
 }
 

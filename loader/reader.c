@@ -346,8 +346,7 @@ static bool wait_for_chunk(mm_reader *r, mm_err *err) {
   pthread_mutex_lock(&r->lock);
   while (r->err.status == MM_OK && (more ? r->next <= r->given || r->left[buffer] > 0 : r->unproved > 0))
     pthread_cond_wait(&r->ready, &r->lock);
-  const bool ok = r->err.status == MM_OK;
-  if (!ok && err && err->status == MM_OK) *err = r->err;
+  const bool ok = r->err.status == MM_OK || mm_fail_as(err, &r->err);
   pthread_mutex_unlock(&r->lock);
   return ok;
 }

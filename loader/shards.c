@@ -19,12 +19,6 @@ typedef struct opening {
   mm_err *err;
 } opening;
 
-/* A file that is absent or not a file was bad input where a source is read; of a packed checkpoint it is a broken promise. */
-static bool broken(mm_err *err) {
-  if (err && err->status == MM_BAD_INPUT) err->status = MM_INTEGRITY;
-  return false;
-}
-
 static const char *metadata(const mm_st *st, const char *key) {
   for (size_t i = 0; i < st->metadata_count; i++)
     if (strcmp(st->metadata[i].key, key) == 0) return st->metadata[i].value;
@@ -68,7 +62,7 @@ static bool open_part(opening *o, uint32_t i) {
        mm_map_open(&o->out->map[i], &f, path, o->err);
   mm_file_close(&f);
   mm_arena_close(&scratch);
-  return ok || broken(o->err);
+  return ok || mm_fail_damaged(o->err, o->err);
 }
 
 static bool place_plane(opening *o, const mm_pack_tensor *t, unsigned p, mm_shard_plane *out) {
@@ -151,7 +145,7 @@ static bool check_scheme(const mm_pack *pack, const mm_pack_tensor *t, mm_err *e
 static bool open_pack(mm_shards *s, const char *dir, mm_err *err) {
   *s = (mm_shards){0};
   if (!mm_archive_refuse(dir, err) || !mm_unpacked_refuse(dir, err)) return false;
-  if (!mm_pack_open(&s->pack, dir, err)) return broken(err);
+  if (!mm_pack_open(&s->pack, dir, err)) return mm_fail_damaged(err, err);
   for (size_t i = 0; i < s->pack.tensor_count; i++)
     if (!check_scheme(&s->pack, &s->pack.tensor[i], err)) return false;
   return (s->rank = mm_calloc(mm_pack_ranks(&s->pack), sizeof *s->rank, err));

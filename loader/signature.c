@@ -363,16 +363,6 @@ static bool check_bundle(const mm_pack *p, const mm_key *key, const mm_json *bun
   return ok;
 }
 
-/* A file that is absent or malformed: here a signature that proves nothing. */
-static bool as_integrity(bool ok, const mm_err *e, mm_err *err) {
-  if (ok) return true;
-  if (err && err->status == MM_OK) {
-    *err = *e;
-    if (e->status == MM_BAD_INPUT) err->status = MM_INTEGRITY;
-  }
-  return false;
-}
-
 bool mm_signature_parse(const mm_pack *p, const mm_key *key, const char *text, size_t n, mm_err *err) {
   const mm_path path = mm_path_of(p->dir, MM_SIGNATURE);
   mm_json_ctx c = {path.text, MM_INTEGRITY, "E_SIGNATURE"};
@@ -380,7 +370,7 @@ bool mm_signature_parse(const mm_pack *p, const mm_key *key, const char *text, s
   mm_json *bundle = mm_json_parse(text, n, path.text, &e);
   bool ok = bundle && check_bundle(p, key, bundle, &c, &e);
   mm_json_free(bundle);
-  return as_integrity(ok, &e, err);
+  return ok || mm_fail_damaged(err, &e);
 }
 
 bool mm_signature_check(const mm_pack *p, const mm_key *key, mm_err *err) {
@@ -390,5 +380,5 @@ bool mm_signature_check(const mm_pack *p, const mm_key *key, mm_err *err) {
   char *text = mm_file_slurp(path.text, MM_MANIFEST_MAX, &n, &e);
   bool ok = text && mm_signature_parse(p, key, text, n, &e);
   free(text);
-  return as_integrity(ok, &e, err);
+  return ok || mm_fail_damaged(err, &e);
 }

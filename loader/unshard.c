@@ -177,7 +177,7 @@ static bool unpack_rows(const mm_whole *w, uint32_t row, uint32_t rows, float *o
     if (!find_holder(w, at, &h, err)) return false;
     uint32_t n = (uint32_t)mm_min(end - at, h.range.from + h.range.count - at);
     mm_packed m = mm_shards_tensor(w->s, h.rank, w->tensor);
-    m.scheme->unpack(&m, local_expert(w, h.rank), local_cell(piece_of(w)->local_at, &h.range, at, 1), n, out);
+    mm_unpack(&m, local_expert(w, h.rank), local_cell(piece_of(w)->local_at, &h.range, at, 1), n, out);
     out += (size_t)n * m.k;
     at += n;
   }
@@ -195,7 +195,7 @@ static bool unpack_cols(const mm_whole *w, uint32_t row, uint32_t rows, float *o
     mm_packed m = mm_shards_tensor(w->s, h.rank, w->tensor);
     uint32_t n = h.range.from + h.range.count - col;
     for (uint32_t i = 0; i < rows; i++) {
-      m.scheme->unpack(&m, local_expert(w, h.rank), piece_of(w)->local_at + row + i, 1, line);
+      mm_unpack(&m, local_expert(w, h.rank), piece_of(w)->local_at + row + i, 1, line);
       memcpy(out + (size_t)i * cols + col, line + local_cell(0, &h.range, col, 1), n * sizeof *line);
     }
     col += n;

@@ -158,7 +158,7 @@ static bool check_tensor(void *ctx, size_t item, unsigned worker, mm_err *err) {
   for (uint32_t e = 0; ok && e < m.lead; e++)
     for (uint64_t at = 0; ok && at < m.n; at += unit) {
       uint32_t rows = (uint32_t)mm_min(unit, m.n - at);
-      m.scheme->unpack(&m, e, (uint32_t)at, rows, row);
+      mm_unpack(&m, e, (uint32_t)at, rows, row);
       for (size_t i = 0; ok && i < (size_t)rows * m.k; i++)
         if (!isfinite(row[i]))
           ok = mm_fail(err, MM_INTEGRITY, "E_NONFINITE", mm_at(s->pack.rank[rank].part[0].file, t->name),

@@ -62,8 +62,8 @@ static bool same_rows(const shared *x, uint32_t lead, uint32_t row, uint32_t row
   mm_packed m[2] = {mm_shards_tensor(x->s, x->rank[0], x->tensor), mm_shards_tensor(x->s, x->rank[1], x->tensor)};
   uint32_t first = x->s->pack.tensor[x->tensor].piece[x->piece].local_at, k = m[0].k;
   bool cols = x->axis == MM_AXIS_COLS, same = true;
-  m[0].scheme->unpack(&m[0], lead, first + (cols ? 0 : x->at[0]) + row, rows, a);
-  m[1].scheme->unpack(&m[1], lead, first + (cols ? 0 : x->at[1]) + row, rows, b);
+  mm_unpack(&m[0], lead, first + (cols ? 0 : x->at[0]) + row, rows, a);
+  mm_unpack(&m[1], lead, first + (cols ? 0 : x->at[1]) + row, rows, b);
   for (uint32_t i = 0; same && i < rows; i++)
     same = memcmp(a + (size_t)i * k + (cols ? x->at[0] : 0), b + (size_t)i * k + (cols ? x->at[1] : 0),
                   (cols ? x->count : k) * sizeof *a) == 0;
@@ -143,7 +143,7 @@ static bool check_dead_rows(const mm_shards *s, uint32_t rank, size_t tensor, mm
   bool ok = row != NULL;
   for (uint32_t i = 0; ok && i < own.rows; i++) {
     uint32_t id = (cut->axis == MM_AXIS_ROWS ? cut->rank[rank % s->pack.tp].from : 0) + i, k = 0;
-    m.scheme->unpack(&m, 0, own.row + i, 1, row);
+    mm_unpack(&m, 0, own.row + i, 1, row);
     while (k < m.k && row[k] == 0) k++;
     if ((k == m.k) != is_listed(&s->pack, id))
       ok = mm_fail(err, MM_INTEGRITY, "E_DEAD_ROWS", mm_at(part_file(s, rank), t->name),

@@ -10,12 +10,6 @@
 #include "formats/safetensors.h"
 #include "loader/companions.h"
 
-static bool damaged(mm_err *err, const mm_err *why) {
-  if (err && err->status == MM_OK) *err = *why;
-  if (err && err->status == MM_BAD_INPUT) err->status = MM_INTEGRITY; /* absent, or no file: here a broken promise */
-  return false;
-}
-
 static bool is_listed(const void *ctx, const char *name) {
   const mm_pack *p = ctx;
   if (strcmp(name, MM_DIGESTS) == 0 || strcmp(name, "README.md") == 0) return true;
@@ -35,7 +29,7 @@ static bool check_header(const mm_pack *p, const mm_part *part, mm_err *err) {
     ok = mm_fail(&why, MM_INTEGRITY, "E_SIZE", mm_at(path.text, NULL), "found %llu bytes, expected %llu", (unsigned long long)st.id.size,
                  (unsigned long long)part->size);
   mm_st_close(&st);
-  return ok || damaged(err, &why);
+  return ok || mm_fail_damaged(err, &why);
 }
 
 bool mm_unsharded_listing(const mm_pack *p, mm_err *err) {
@@ -50,7 +44,7 @@ bool mm_unsharded_listing(const mm_pack *p, mm_err *err) {
       ok = mm_fail(&why, MM_INTEGRITY, "E_SIZE", mm_at(path.text, NULL), "found %llu bytes, expected %llu", (unsigned long long)f.size,
                    (unsigned long long)p->file[i].size);
     mm_file_close(&f);
-    if (!ok) return damaged(err, &why);
+    if (!ok) return mm_fail_damaged(err, &why);
   }
   return mm_nothing_else(p->dir, is_listed, p, err);
 }
@@ -68,9 +62,8 @@ typedef struct job {
 
 /* The tensors that bytes [from, end) of a file hold. */
 static void tensors_in(const char *path, uint64_t from, uint64_t end, mm_name_list *out) {
-  mm_err ignored = {0};
   mm_st st = {0};
-  bool ok = mm_st_open(&st, path, MM_INTEGRITY, &ignored);
+  bool ok = mm_st_open(&st, path, MM_INTEGRITY, MM_IGNORED);
   if (!ok || from < st.data_start) mm_name_list_add(out, "header");
   for (size_t i = 0; ok && i < st.count; i++) {
     const mm_st_tensor *t = &st.tensor[i];
@@ -133,6 +126,5 @@ bool mm_unsharded_blocks(const mm_pack *p, uint32_t count, uint64_t seed, unsign
   for (unsigned i = 0; j.buffer && i < threads; i++) free(j.buffer[i]);
   free(j.buffer);
   free(j.block);
-  if (!ok && err && err->status == MM_BAD_INPUT) err->status = MM_INTEGRITY;
-  return ok;
+  return ok || mm_fail_damaged(err, err);
 }

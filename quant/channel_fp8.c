@@ -8,13 +8,7 @@ MM_INLINE void pack_body(const mm_pack_args *a, void *const plane[MM_MAX_PLANES]
     float s = mm_scale_below(mm_row_amax(a, row) / 448.0f, 448);
     if (s == 0) s = 1;
     ((float *)plane[1])[row] = s;
-    for (uint32_t k = 0; k < a->k; k += MM_TILE) {
-      float room[MM_TILE];
-      uint8_t code[MM_TILE];
-      const float *t = mm_tile_load(room, a, row, k);
-      mm_tile_e4m3(code, t, &s, MM_TILE);
-      mm_tile_store(a, plane[0], row, k, code);
-    }
+    mm_row_e4m3(a, plane[0], row, s);
   }
 }
 MM_VERSIONS(pack, (const mm_pack_args *a, void *const plane[MM_MAX_PLANES]), (a, plane))
@@ -28,5 +22,4 @@ const mm_scheme mm_scheme_channel_fp8 = {.name = "channel_fp8",
                                          .plane_count = 2,
                                          .plane = {{"", MM_F8_E4M3, {1, 1}, false}, {"_scale", MM_F32, {1, 0}, true}},
                                          .strip = 1,
-                                         .pack = pack,
-                                         .unpack = mm_unpack};
+                                         .pack = pack};

@@ -3,19 +3,7 @@
  * Codes are w/s with a true division, to nearest even. */
 #include "quant/search.h"
 
-MM_INLINE void pack_body(const mm_pack_args *a, void *const plane[MM_MAX_PLANES]) {
-  for (uint32_t row = 0; row < a->n; row++) {
-    float s = mm_row_int_scale(a, row, 127);
-    ((float *)plane[1])[row] = s;
-    for (uint32_t k = 0; k < a->k; k += MM_TILE) {
-      float room[MM_TILE];
-      uint8_t code[MM_TILE];
-      const float *t = mm_tile_load(room, a, row, k);
-      mm_tile_int(code, t, &s, MM_TILE, -127, 127);
-      mm_tile_store(a, plane[0], row, k, code);
-    }
-  }
-}
+MM_INLINE void pack_body(const mm_pack_args *a, void *const plane[MM_MAX_PLANES]) { mm_row_int_pack(a, plane, 127); }
 MM_VERSIONS(pack, (const mm_pack_args *a, void *const plane[MM_MAX_PLANES]), (a, plane))
 
 const mm_scheme mm_scheme_int8 = {.name = "int8",
@@ -29,5 +17,4 @@ const mm_scheme mm_scheme_int8 = {.name = "int8",
                                   .strip = 1,
                                   .signed_scale = true,
                                   .searches = 1u << MM_SEARCH_MSE,
-                                  .pack = pack,
-                                  .unpack = mm_unpack};
+                                  .pack = pack};

@@ -72,5 +72,4 @@ const mm_scheme mm_scheme_mxfp4 = {.name = "mxfp4",
                                    .plane = {{"", MM_U8, {1, 2}, false}, {"_scale", MM_U8, {1, BLOCK}, true}},
                                    .strip = 1,
                                    .searches = 1u << MM_SEARCH_MSE,
-                                   .pack = pack,
-                                   .unpack = mm_unpack};
+                                   .pack = pack};

@@ -38,5 +38,4 @@ const mm_scheme mm_scheme_mxfp8 = {.name = "mxfp8",
                                    .plane_count = 2,
                                    .plane = {{"", MM_F8_E4M3, {1, 1}, false}, {"_scale", MM_U8, {1, BLOCK}, true}},
                                    .strip = 1,
-                                   .pack = pack,
-                                   .unpack = mm_unpack};
+                                   .pack = pack};

@@ -32,21 +32,18 @@ const mm_scheme mm_scheme_bf16 = {.name = "bf16",
                                   .plane_count = 1,
                                   .plane = {{"", MM_BF16, {1, 1}, false}},
                                   .strip = 1,
-                                  .pack = pack_bf16,
-                                  .unpack = mm_unpack};
+                                  .pack = pack_bf16};
 const mm_scheme mm_scheme_f16 = {.name = "f16",
                                  .purpose = "2 bytes a weight, for what has no BF16",
                                  .synonym = {"float16", "fp16"},
                                  .plane_count = 1,
                                  .plane = {{"", MM_F16, {1, 1}, false}},
                                  .strip = 1,
-                                 .pack = pack_f16,
-                                 .unpack = mm_unpack};
+                                 .pack = pack_f16};
 const mm_scheme mm_scheme_f32 = {.name = "f32",
                                  .purpose = "4 bytes a weight, for tests",
                                  .synonym = {"float32", "fp32"},
                                  .plane_count = 1,
                                  .plane = {{"", MM_F32, {1, 1}, false}},
                                  .strip = 1,
-                                 .pack = pack_f32,
-                                 .unpack = mm_unpack};
+                                 .pack = pack_f32};

@@ -101,8 +101,6 @@ void mm_act_round(const mm_act_format *f, float *x, uint32_t k, uint32_t first, 
  * Not of groups under E8M0, where BF16 holds what mm_act_round makes. */
 void mm_act_codes(const mm_act_format *f, float *x, uint32_t k, uint32_t first, float *amax, float fixed);
 
-struct mm_packed;
-
 /* A weight is the value of its code times the product of the scales over it, in plane order, in f32. */
 typedef struct mm_scheme {
   const char *name;       /* the --quant word, the file's name, the manifest's word */
@@ -120,8 +118,6 @@ typedef struct mm_scheme {
   /* Fills plane[i] densely for this strip: ceil(n/cell.n) x ceil(k/cell.k) elements of the scheme's own cells; a {0, 0} plane is
    * written whole by every strip, always the same. Deterministic: the same bytes on every CPU and for every split into strips. */
   void (*pack)(const mm_pack_args *a, void *const plane[MM_MAX_PLANES]);
-  /* Rows [row, row + rows) of matrix `lead` as f32: out[rows, k]. */
-  void (*unpack)(const struct mm_packed *m, uint32_t lead, uint32_t row, uint32_t rows, float *out);
 } mm_scheme;
 
 /* A packed tensor in memory: `lead` matrices (1 for a plain linear) of [n, k], planes one after the other per lead. Borrows all. */
@@ -138,7 +134,8 @@ typedef struct mm_packed {
 /* Whether a scheme's scale may be v: what packers write, converters keep and minimax-verify accepts. */
 bool mm_scale_allowed(const mm_scheme *s, float v);
 
-/* The unpack of every scheme: decodes codes by scheme->code and multiplies by the scale planes on their stored grid. */
+/* Rows [row, row + rows) of matrix `lead` as f32, out[rows, k]: codes decoded by scheme->code times the scale planes on their stored grid.
+ */
 void mm_unpack(const mm_packed *m, uint32_t lead, uint32_t row, uint32_t rows, float *out);
 
 /* What unpack multiplies the codes of a row with: the product of the scales over each column, out[k]; 1 where a scheme has none. */

@@ -143,4 +143,21 @@ MM_INLINE float mm_row_int_scale(const mm_pack_args *a, uint32_t row, int32_t to
   return chosen == 0 ? s : chosen;
 }
 
+/* Pack of schemes with one scale a row and codes in [-top, top]: bytes, or nibbles where they fit one. */
+MM_INLINE void mm_row_int_pack(const mm_pack_args *a, void *const plane[MM_MAX_PLANES], int32_t top) {
+  for (uint32_t row = 0; row < a->n; row++) {
+    float s = mm_row_int_scale(a, row, top);
+    ((float *)plane[1])[row] = s;
+    for (uint32_t k = 0; k < a->k; k += MM_TILE) {
+      float room[MM_TILE];
+      uint8_t code[MM_TILE];
+      mm_tile_int(code, mm_tile_load(room, a, row, k), &s, MM_TILE, -top, top);
+      if (top > 7)
+        mm_tile_store(a, plane[0], row, k, code);
+      else
+        mm_tile_store_nibbles(a, plane[0], row, k, code);
+    }
+  }
+}
+
 #endif

@@ -7,14 +7,7 @@ MM_INLINE void pack_body(const mm_pack_args *a, void *const plane[MM_MAX_PLANES]
   float s = mm_scale_below(a->amax / 448.0f, 448);
   if (s == 0) s = 1;
   *(float *)plane[1] = s;
-  for (uint32_t row = 0; row < a->n; row++)
-    for (uint32_t k = 0; k < a->k; k += MM_TILE) {
-      float room[MM_TILE];
-      uint8_t code[MM_TILE];
-      const float *t = mm_tile_load(room, a, row, k);
-      mm_tile_e4m3(code, t, &s, MM_TILE);
-      mm_tile_store(a, plane[0], row, k, code);
-    }
+  for (uint32_t row = 0; row < a->n; row++) mm_row_e4m3(a, plane[0], row, s);
 }
 MM_VERSIONS(pack, (const mm_pack_args *a, void *const plane[MM_MAX_PLANES]), (a, plane))
 
@@ -28,5 +21,4 @@ const mm_scheme mm_scheme_tensor_wise_fp8 = {.name = "tensor_wise_fp8",
                                              .plane = {{"", MM_F8_E4M3, {1, 1}, false}, {"_scale", MM_F32, {0, 0}, true}},
                                              .strip = 1,
                                              .needs_amax = true,
-                                             .pack = pack,
-                                             .unpack = mm_unpack};
+                                             .pack = pack};

@@ -109,6 +109,15 @@ MM_INLINE void mm_tile_store_nibbles(const mm_pack_args *a, void *plane, uint32_
   for (int i = 0; i < MM_TILE / 2; i++) pair[i] = (uint8_t)((two[i] & 0x0f) | (two[i] >> 4 & 0xf0));
   memcpy((uint8_t *)plane + (size_t)row * mm_cells(a->k, 2) + k / 2, pair, mm_cells(mm_tile_count(a, k), 2));
 }
+/* A row's E4M3 codes under one scale. */
+MM_INLINE void mm_row_e4m3(const mm_pack_args *a, void *plane, uint32_t row, float s) {
+  for (uint32_t k = 0; k < a->k; k += MM_TILE) {
+    float room[MM_TILE];
+    uint8_t code[MM_TILE];
+    mm_tile_e4m3(code, mm_tile_load(room, a, row, k), &s, MM_TILE);
+    mm_tile_store(a, plane, row, k, code);
+  }
+}
 /* The reverse: 128 bytes to 256 nibbles. */
 MM_INLINE void mm_tile_split_nibbles(uint8_t code[MM_TILE], const uint8_t pair[MM_TILE / 2]) {
   uint16_t two[MM_TILE / 2];

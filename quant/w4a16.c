@@ -16,5 +16,4 @@ const mm_scheme mm_scheme_w4a16 = {.name = "w4a16",
                                    .strip = 1,
                                    .signed_scale = true,
                                    .searches = 1u << MM_SEARCH_MSE,
-                                   .pack = pack,
-                                   .unpack = mm_unpack};
+                                   .pack = pack};

@@ -4,19 +4,7 @@
  * row; mse: that scale shrunk to the least squared error. Codes are w/s with a true division, to nearest even. */
 #include "quant/search.h"
 
-MM_INLINE void pack_body(const mm_pack_args *a, void *const plane[MM_MAX_PLANES]) {
-  for (uint32_t row = 0; row < a->n; row++) {
-    float s = mm_row_int_scale(a, row, 7);
-    ((float *)plane[1])[row] = s;
-    for (uint32_t k = 0; k < a->k; k += MM_TILE) {
-      float room[MM_TILE];
-      uint8_t code[MM_TILE];
-      const float *t = mm_tile_load(room, a, row, k);
-      mm_tile_int(code, t, &s, MM_TILE, -7, 7);
-      mm_tile_store_nibbles(a, plane[0], row, k, code);
-    }
-  }
-}
+MM_INLINE void pack_body(const mm_pack_args *a, void *const plane[MM_MAX_PLANES]) { mm_row_int_pack(a, plane, 7); }
 MM_VERSIONS(pack, (const mm_pack_args *a, void *const plane[MM_MAX_PLANES]), (a, plane))
 
 const mm_scheme mm_scheme_w4a8 = {.name = "w4a8",
@@ -29,5 +17,4 @@ const mm_scheme mm_scheme_w4a8 = {.name = "w4a8",
                                   .plane = {{"", MM_U8, {1, 2}, false}, {"_scale", MM_F32, {1, 0}, true}},
                                   .strip = 1,
                                   .searches = 1u << MM_SEARCH_MSE,
-                                  .pack = pack,
-                                  .unpack = mm_unpack};
+                                  .pack = pack};

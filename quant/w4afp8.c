@@ -16,5 +16,4 @@ const mm_scheme mm_scheme_w4afp8 = {.name = "w4afp8",
                                     .strip = 1,
                                     .signed_scale = true,
                                     .searches = 1u << MM_SEARCH_MSE,
-                                    .pack = pack,
-                                    .unpack = mm_unpack};
+                                    .pack = pack};

@@ -122,11 +122,8 @@ bool mm_engine_run_task(mm_engine *e, work w, mm_err *err) {
   pthread_cond_broadcast(&e->changed);
   while (e->busy) pthread_cond_wait(&e->changed, &e->lock);
   pthread_mutex_unlock(&e->lock);
-  for (uint32_t r = 0; r < e->started; r++) {
-    if (e->rank[r].err.status == MM_OK) continue;
-    if (err && err->status == MM_OK) *err = e->rank[r].err;
-    return false;
-  }
+  for (uint32_t r = 0; r < e->started; r++)
+    if (e->rank[r].err.status != MM_OK) return mm_fail_as(err, &e->rank[r].err);
   return true;
 }
 

@@ -480,10 +480,8 @@ int main(int argc, char **argv) {
       MM_FLAG("quiet", &a.quiet, "no progress on stderr", .letter = 'q'),
   };
   const mm_program program = {
-      .name = "minimax-eval",
-      .summary = "likelihood of a text, logits of prompts, or their divergence from others, under a packed checkpoint",
-      MM_OPERANDS("DIR", 1, 1),
-      MM_OPTIONS(options),
+      MM_PROGRAM("minimax-eval", "likelihood of a text, logits of prompts, or their divergence from others, under a packed checkpoint",
+                 "DIR", 1, 1, options),
       .examples =
           "minimax-eval M2-nvfp4 --ids ids.json --window 512\n"
           "minimax-eval M2-block_fp8 --ids ids.json --collect inputs.safetensors\n"

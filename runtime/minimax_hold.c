@@ -138,10 +138,8 @@ int main(int argc, char **argv) {
       MM_FLAG("quiet", &a.quiet, "nothing on stderr but errors", .letter = 'q'),
   };
   const mm_program program = {
-      .name = "minimax-hold",
-      .summary = "keep a packed checkpoint's weights on its GPUs, so that servers start again in an instant",
-      MM_OPERANDS("DIR SOCKET", 2, 2),
-      MM_OPTIONS(options),
+      MM_PROGRAM("minimax-hold", "keep a packed checkpoint's weights on its GPUs, so that servers start again in an instant", "DIR SOCKET",
+                 2, 2, options),
       .examples =
           "minimax-hold M2-nvfp4 /run/minimax/hold.sock &\n"
           "minimax-serve M2-nvfp4 --device cuda --attach /run/minimax/hold.sock",

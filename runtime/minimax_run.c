@@ -373,10 +373,7 @@ int main(int argc, char **argv) {
       MM_FLAG("quiet", &a.quiet, "no bar and no summary on stderr", .letter = 'q'),
   };
   const mm_program program = {
-      .name = "minimax-run",
-      .summary = "continue a text with a packed checkpoint",
-      MM_OPERANDS("DIR -p TEXT", 1, 1),
-      MM_OPTIONS(options),
+      MM_PROGRAM("minimax-run", "continue a text with a packed checkpoint", "DIR -p TEXT", 1, 1, options),
       .examples =
           "minimax-run M2-nvfp4 -p \"The capital of France is\" -n 32\n"
           "minimax-run M2-nvfp4 --prompt-file prompt.txt --temperature 0.8 --top-p 0.95 --seed 7",

@@ -229,8 +229,12 @@ static bool settle(serve_args *a, mm_err *err) {
   return true;
 }
 
+static bool run_all(void *args, mm_err *err) {
+  serve_args *a = args;
+  return settle(a, err) && (a->check ? check(a, err) : serve_all(a, err));
+}
+
 int main(int argc, char **argv) {
-  mm_program_start();
   serve_args a = {
       .load = {.device = "cpu", .slots = 16},
       .http =
@@ -291,10 +295,7 @@ int main(int argc, char **argv) {
       MM_FLAG("quiet", &a.quiet, "log errors alone", .letter = 'q'),
   };
   const mm_program program = {
-      .name = "minimax-serve",
-      .summary = "serve a packed checkpoint over HTTP",
-      MM_OPERANDS("DIR", 1, 1),
-      MM_OPTIONS(options),
+      MM_PROGRAM("minimax-serve", "serve a packed checkpoint over HTTP", "DIR", 1, 1, options),
       .examples =
           "minimax-serve M2-nvfp4\n"
           "minimax-serve M2-nvfp4 --host 0.0.0.0 --api-key KEY --max-num-seqs 64\n"
@@ -307,15 +308,12 @@ int main(int argc, char **argv) {
   };
   mm_err err = {0};
   mm_arena arena = {0};
-  size_t operands = 0;
-  bool done = false;
   char **args;
   int count;
-  const bool ok = mm_config_file(&arena, argc, argv, &count, &args, &err) &&
-                  mm_options_parse(&program, count, args, &a.dir, &operands, &done, &err) &&
-                  (done || (settle(&a, &err) && (a.check ? check(&a, &err) : serve_all(&a, &err))));
+  const int status = mm_config_file(&arena, argc, argv, &count, &args, &err) ? mm_program_main(&program, count, args, &a.dir, run_all, &a)
+                                                                             : mm_program_fail(&program, &err);
   mm_arena_close(&arena);
   free(a.keys.item);
   free(a.names.item);
-  return ok ? MM_OK : mm_program_fail(&program, &err);
+  return status;
 }

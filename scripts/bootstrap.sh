@@ -4,7 +4,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 
-build='gcc g++ libc6-dev make pkg-config libjansson-dev libzstd-dev libssl-dev libpcre2-dev libevent-dev'
+build='gcc g++ libc6-dev make pkg-config libzstd-dev libssl-dev libpcre2-dev libevent-dev'
 case ${1-} in
   demo) packages=$build ;;
   check) packages="$build ca-certificates git libcmocka-dev clang clang-format clang-tidy libclang-rt-14-dev binutils valgrind libc6-dbg strace zstd openssl curl python3 python3-venv" ;;

@@ -23,7 +23,6 @@ function complain(why) {
 BEGIN {
   rank["formats"] = 1; rank["quant"] = 2; rank["loader"] = 3; rank["convert"] = 4; rank["runtime"] = 4
   room["source"] = 1; room["calibration"] = 2; room["plan"] = 3; room["write"] = 4; room["report"] = 5
-  home["jansson"] = "^formats/json\\.c$"
   home["openssl"] = "^formats/(hash|sign)\\.c$"
   home["zstd"] = "^formats/frame\\.c$"
   home["event2"] = "^runtime/serve/http\\.c$"

@@ -20,7 +20,7 @@ includedir=\${prefix}/include
 Name: libminimax
 Description: Reads packed MiniMax checkpoints
 Version: $version
-Requires.private: jansson libcrypto
+Requires.private: libcrypto
 Libs: -L\${libdir} -lminimax
 Libs.private: -lm -lpthread
 Cflags: -I\${includedir}

@@ -199,7 +199,7 @@ bool mm_dialect_spell(mm_plan *p, const char *word, mm_err *err) {
   const size_t count = sizeof dialects / sizeof *dialects;
   bool ok = false;
   for (size_t i = 0; !ok && i < count; i++)
-    if (!word || strcmp(word, dialects[i]->name) == 0) ok = spell_in(p, dialects[i], word ? err : NULL);
+    if (!word || strcmp(word, dialects[i]->name) == 0) ok = spell_in(p, dialects[i], word ? err : MM_IGNORED);
   if (!ok && !word) return spell_in(p, &ct, err); /* the widest tells why */
   if (!ok) return mm_fail(err, MM_USAGE, "E_DIALECT", mm_at(NULL, NULL), "found dialect \"%s\", expected fp8, ct or modelopt", word);
   for (size_t i = 0; i < p->pack.tensor_count; i++) {

@@ -70,6 +70,6 @@ bool mm_packed_config(const mm_pack *p, mm_err *err) {
   ok = arch && arch->read_config(config, path.text, &m, &why) && mm_packed_agrees(p, arch, &m, &why);
   mm_json_free(config);
   if (why.status == MM_BAD_INPUT || why.status == MM_UNSUPPORTED) why.status = MM_INTEGRITY; /* a manifest was made from it */
-  if (!ok && err->status == MM_OK) *err = why;
+  if (!ok) mm_fail_as(err, &why);
   return ok;
 }

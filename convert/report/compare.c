@@ -123,7 +123,7 @@ static bool add_rank(mm_compare_worker *w, const mm_packed *m, const mm_shared_r
   double step = largest_step(m->scheme->code);
   if (!MM_GROW(w->row, &w->row_cap, m->k, err) || !MM_GROW(w->scale, &w->scale_cap, m->k, err)) return false;
   for (uint32_t i = 0; i < x->rows; i++) {
-    m->scheme->unpack(m, x->lead, x->local + i, 1, w->row);
+    mm_unpack(m, x->lead, x->local + i, 1, w->row);
     if (step > 0) mm_row_scales(m, x->lead, x->local + i, w->scale);
     const float *from = x->wide + (size_t)i * x->whole_cols + x->cols.from;
     mm_error_add(sum, from, w->row + x->cols.at, w->scale + x->cols.at, x->cols.count, step);

@@ -58,8 +58,7 @@ void mm_events_put(mm_events *e, const char *event, mm_json *fields) {
 bool mm_events_close(mm_events *e, mm_err *err) {
   if (!e) return true;
   if (close(e->fd) != 0) mm_fail_errno(&e->failed, mm_at(e->path, NULL), "close", errno);
-  bool ok = e->failed.status == MM_OK;
-  if (!ok && err && err->status == MM_OK) *err = e->failed;
+  bool ok = e->failed.status == MM_OK || mm_fail_as(err, &e->failed);
   free(e);
   return ok;
 }

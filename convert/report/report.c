@@ -3,13 +3,12 @@
 
 #include "convert/plan/card.h"
 #include "convert/plan/dialect.h"
+#include "formats/pool.h"
 
 #include <errno.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
-#include <time.h>
 #include <unistd.h>
 
 static bool written(FILE *f, mm_err *err) {
@@ -267,14 +266,12 @@ struct mm_watch {
   const mm_plan *p;
   const mm_progress *progress;
   mm_events *events; /* NULL: none */
-  bool drawn;
-  pthread_t thread;
-  pthread_mutex_t lock;
-  pthread_cond_t wake;
-  bool stop;
+  bool drawn, tty, shown;
+  double start;
+  mm_ticker *ticker;
 };
 
-static void draw(const mm_watch *w, double elapsed, bool tty) {
+static void draw(const mm_watch *w, double elapsed) {
   double done = (double)atomic_load(&w->progress->read_bytes), all = (double)w->p->source_bytes;
   double rate = elapsed > 0 ? (done - (double)atomic_load(&w->progress->kept_bytes)) / elapsed : 0,
          eta = rate > 0 ? (all - done) / rate : 0;
@@ -283,9 +280,9 @@ static void draw(const mm_watch *w, double elapsed, bool tty) {
   memset(bar, '-', 30);
   memset(bar, '#', filled < 30 ? filled : 30);
   bar[30] = 0;
-  if (tty) fprintf(stderr, "\r[%s] ", bar);
+  if (w->tty) fprintf(stderr, "\r[%s] ", bar);
   fprintf(stderr, "%.2f of %.2f GB (%.0f %%), %.2f GB/s, %.0f s left, RSS %.0f MiB%s", done / 1e9, all / 1e9,
-          all > 0 ? 100 * done / all : 100, rate / 1e9, eta, (double)peak_rss() / (1 << 20), tty ? "  " : "\n");
+          all > 0 ? 100 * done / all : 100, rate / 1e9, eta, (double)peak_rss() / (1 << 20), w->tty ? "  " : "\n");
 }
 
 static void put_progress(const mm_watch *w, double elapsed) {
@@ -297,47 +294,25 @@ static void put_progress(const mm_watch *w, double elapsed) {
   mm_events_put(w->events, "progress", ok ? j : NULL);
 }
 
-static void *watch(void *ctx) {
+static void look(void *ctx, unsigned second) {
   mm_watch *w = ctx;
-  const bool tty = isatty(2);
-  bool drawn = false;
-  double start = mm_now();
-  pthread_mutex_lock(&w->lock);
-  for (unsigned second = 1; !w->stop; second++) {
-    struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec++;
-    while (!w->stop && pthread_cond_timedwait(&w->wake, &w->lock, &until) == 0) continue;
-    if (w->stop) break;
-    if (w->events) put_progress(w, mm_now() - start);
-    if (!w->drawn || (!tty && second % 5 != 0)) continue;
-    draw(w, mm_now() - start, tty);
-    drawn = true;
-  }
-  pthread_mutex_unlock(&w->lock);
-  if (tty && drawn) fputc('\n', stderr);
-  return NULL;
+  const double elapsed = mm_now() - w->start;
+  if (second && w->events) put_progress(w, elapsed);
+  if (!second && w->tty && w->shown) fputc('\n', stderr);
+  if (!second || !w->drawn || (!w->tty && second % 5 != 0)) return;
+  draw(w, elapsed);
+  w->shown = true;
 }
 
 mm_watch *mm_watch_open(const mm_plan *p, const mm_progress *progress, mm_events *events, bool drawn) {
   mm_watch *w = events || drawn ? calloc(1, sizeof *w) : NULL;
   if (!w) return NULL;
-  *w = (mm_watch){.p = p, .progress = progress, .events = events, .drawn = drawn};
-  pthread_mutex_init(&w->lock, NULL);
-  pthread_cond_init(&w->wake, NULL);
-  if (pthread_create(&w->thread, NULL, watch, w) == 0) return w;
-  free(w);
-  return NULL;
+  *w = (mm_watch){.p = p, .progress = progress, .events = events, .drawn = drawn, .tty = isatty(2), .start = mm_now()};
+  w->ticker = mm_ticker_open(1000, look, w);
+  return w;
 }
 
 void mm_watch_close(mm_watch *w) {
-  if (!w) return;
-  pthread_mutex_lock(&w->lock);
-  w->stop = true;
-  pthread_cond_signal(&w->wake);
-  pthread_mutex_unlock(&w->lock);
-  pthread_join(w->thread, NULL);
-  pthread_cond_destroy(&w->wake);
-  pthread_mutex_destroy(&w->lock);
+  if (w) mm_ticker_close(w->ticker);
   free(w);
 }

@@ -58,8 +58,7 @@ static bool absent(const char *given, mm_err *err) {
 /* The revision that refs/main names; "" where the file is absent or names nothing that is here. */
 static void main_revision(const char *dir, char out[REVISION_MAX]) {
   size_t n = 0;
-  mm_err ignored = {0};
-  char *text = mm_file_slurp(mm_path_of(dir, "refs/main").text, REVISION_MAX - 1, &n, &ignored);
+  char *text = mm_file_slurp(mm_path_of(dir, "refs/main").text, REVISION_MAX - 1, &n, MM_IGNORED);
   n = text ? strspn(text, "0123456789abcdef") : 0;
   snprintf(out, REVISION_MAX, "%.*s", (int)n, text ? text : "");
   free(text);

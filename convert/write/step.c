@@ -119,7 +119,7 @@ static bool note_dead_rows(mm_worker *w, const mm_strip *s, const void *const pl
   }
   for (uint32_t i = 0; i < s->rows; i++) {
     uint32_t k = 0;
-    m.scheme->unpack(&m, 0, i, 1, w->head);
+    mm_unpack(&m, 0, i, 1, w->head);
     while (k < m.k && w->head[k] == 0) k++;
     if (k < m.k) continue;
     if (!MM_GROW(w->dead, &w->dead_cap, w->dead_count + 1, err)) return false;

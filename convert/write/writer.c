@@ -45,7 +45,7 @@ static bool in_archive(const void *ctx, const char *name) {
 static bool is_ours(const char *path, mm_digest *plan, bool *archived, mm_err *extra, mm_err *err) {
   mm_pack pack = {0};
   mm_err why = {0};
-  *archived = !mm_archive_refuse(path, NULL);
+  *archived = !mm_archive_refuse(path, MM_IGNORED);
   const bool packed = access(mm_path_of(path, MM_MANIFEST).text, F_OK) == 0;
   const bool ours = packed ? mm_pack_open(&pack, path, &why) : mm_unsharded_plan(path, plan, err);
   if (why.status == MM_LIMIT || why.status == MM_IO) *err = why;
@@ -227,7 +227,7 @@ static bool open_share_journal(mm_writer *w, mm_err *err) {
   }
   if (!mm_journal_create(&w->journal, w->parent, w->journal_name, w->plan, err)) return false;
   if (each_journal(w, journal_fits, err)) return true;
-  remove_journal(w, w->journal_name, NULL);
+  remove_journal(w, w->journal_name, MM_IGNORED);
   return false;
 }
 
@@ -249,7 +249,7 @@ static bool open_journal(mm_writer *w, mm_err *err) {
   if (!resume && (!clear(w, err) || !each_journal(w, remove_journal, err))) return false;
   if (!mm_journal_create(&w->journal, w->parent, w->journal_name, w->plan, err)) return false;
   if (!resume || each_journal(w, merge_journal, err)) return true;
-  remove_journal(w, w->journal_name, NULL); /* new and empty: the shares' own run goes on without it */
+  remove_journal(w, w->journal_name, MM_IGNORED); /* new and empty: the shares' own run goes on without it */
   mm_journal_close(&w->journal);
   return false;
 }
@@ -326,7 +326,7 @@ void mm_writer_close(mm_writer *w, bool keep) {
   bool started = w->journal.fd >= 0;
   mm_blocks_close(&w->blocks);
   mm_journal_close(&w->journal);
-  if (!keep && w->dir >= 0 && started && w->o.shares == 1) remove_staging(w, NULL);
+  if (!keep && w->dir >= 0 && started && w->o.shares == 1) remove_staging(w, MM_IGNORED);
   mm_staging_close(&w->stage);
   drop_pending(w->pending, w->pending_count);
   mm_archive_lanes_close(&w->lanes);

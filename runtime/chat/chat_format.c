@@ -130,7 +130,7 @@ const mm_chat_format *mm_chat_format_of(const mm_pack *pack, const char *name, m
   char *text = own_template(pack, &file, &n, &own);
   char hex[MM_HEX_LEN + 1] = "";
   if (own.status != MM_OK) {
-    *err = err->status == MM_OK ? own : *err;
+    mm_fail_as(err, &own);
   } else if (!text) {
     mm_fail(err, MM_UNSUPPORTED, "E_CHAT_FORMAT", mm_at(pack->dir, NULL),
             "the checkpoint has no chat template, expected one or a format by name: " MM_CHAT_FORMATS);

@@ -11,7 +11,7 @@ void mm_prompt_close(mm_prompt *p) {
 }
 
 static mm_prompt_piece *add_piece(mm_prompt *p) {
-  if (p->text.failed || !MM_GROW(p->piece, &p->cap, p->count + 1, NULL)) {
+  if (p->text.failed || !MM_GROW(p->piece, &p->cap, p->count + 1, MM_IGNORED)) {
     p->text.failed = true;
     return NULL;
   }

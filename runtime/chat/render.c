@@ -28,7 +28,7 @@ static void put_members(mm_text *out, const mm_value *v) {
   mm_text_put(out, object ? "}" : "]");
 }
 
-/* Recursion is bounded by MM_BODY_DEPTH. */
+/* Recursion is bounded by the depth that mm_body_parse reads. */
 void mm_tojson(mm_text *out, const mm_value *v) {
   switch (v->type) {
     case MM_VALUE_NULL: mm_text_put(out, "null"); break;

@@ -202,10 +202,7 @@ static bool cpu_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
 }
 
 static bool cpu_end(mm_backend *b, float *out, mm_err *err) {
-  if (b->err.status != MM_OK) {
-    if (err && err->status == MM_OK) *err = b->err;
-    return false;
-  }
+  if (b->err.status != MM_OK) return mm_fail_as(err, &b->err);
   if (b->batch->out_count) memcpy(out, b->logits, (size_t)b->batch->out_count * b->c.weights->vocab_rows * sizeof *out);
   return true;
 }

@@ -16,7 +16,7 @@ void mm_cpu_each(mm_backend *b, size_t count, uint64_t work, mm_pool_fn *fn, voi
 }
 
 const float *mm_cpu_vector(mm_backend *b, const mm_packed *w) {
-  w->scheme->unpack(w, 0, 0, w->n, b->vector);
+  mm_unpack(w, 0, 0, w->n, b->vector);
   return b->vector;
 }
 
@@ -68,7 +68,7 @@ void mm_cpu_ready(mm_backend *b, const float **row, const float *x, const uint32
 
 /* Rows whose grid the loops do not know, as f32 with zeros to the end of a chunk. */
 static void unpack_padded(float *strip, const mm_packed *w, uint32_t lead, uint32_t first, uint32_t count, uint32_t padded) {
-  w->scheme->unpack(w, lead, first, count, strip);
+  mm_unpack(w, lead, first, count, strip);
   if (padded == w->k) return;
   for (uint32_t i = count; i-- > 0;) {
     memmove(strip + (size_t)i * padded, strip + (size_t)i * w->k, w->k * sizeof *strip);
@@ -153,7 +153,7 @@ void mm_cpu_embed(mm_backend *b, mm_act x, const mm_packed *table) {
   for (uint32_t t = 0; t < b->batch->tokens; t++) {
     uint32_t local = (uint32_t)b->batch->id[t] - w->vocab_first; /* wraps to beyond vocab_rows for ids of lower ranks */
     if (local < w->vocab_rows)
-      table->scheme->unpack(table, 0, local, 1, mm_cpu_row(x, t));
+      mm_unpack(table, 0, local, 1, mm_cpu_row(x, t));
     else
       memset(mm_cpu_row(x, t), 0, x.width * sizeof(float));
   }

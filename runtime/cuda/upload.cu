@@ -275,7 +275,7 @@ bool mm_cu_upload_f32(mm_cu_memory *memory, const mm_packed *w, float **out, mm_
 
 bool mm_cu_unpack(const mm_packed *w, float *to, mm_err *err) {
   std::vector<float> v((size_t)w->lead * w->n * w->k);
-  for (uint32_t i = 0; i < w->lead; i++) w->scheme->unpack(w, i, 0, w->n, v.data() + (size_t)i * w->n * w->k);
+  for (uint32_t i = 0; i < w->lead; i++) mm_unpack(w, i, 0, w->n, v.data() + (size_t)i * w->n * w->k);
   return mm_cu_check(cudaMemcpy(to, v.data(), v.size() * sizeof(float), cudaMemcpyHostToDevice), "copy weights", err);
 }
 

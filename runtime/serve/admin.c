@@ -174,11 +174,5 @@ static bool detokenize(mm_call *c, mm_err *err) {
   return true;
 }
 
-static bool answer(mm_call *c, mm_err *err) {
-  (void)err;
-  mm_call_reply(c);
-  return true;
-}
-
-const mm_api mm_api_tokenize = {.path = "/tokenize", .begin = tokenize, .start = answer};
-const mm_api mm_api_detokenize = {.path = "/detokenize", .begin = detokenize, .start = answer};
+const mm_api mm_api_tokenize = {.path = "/tokenize", .begin = tokenize, .start = mm_call_answer};
+const mm_api mm_api_detokenize = {.path = "/detokenize", .begin = detokenize, .start = mm_call_answer};

@@ -183,12 +183,6 @@ static bool count(mm_call *c, mm_err *err) {
   return true;
 }
 
-static bool answer(mm_call *c, mm_err *err) {
-  (void)err;
-  mm_call_reply(c);
-  return true;
-}
-
 const mm_api mm_api_messages = {
     .path = "/v1/messages", .begin = begin, .start = start, .token = token, .ended = ended, .finish = finish, .anthropic = true};
-const mm_api mm_api_count_tokens = {.path = "/v1/messages/count_tokens", .begin = count, .start = answer, .anthropic = true};
+const mm_api mm_api_count_tokens = {.path = "/v1/messages/count_tokens", .begin = count, .start = mm_call_answer, .anthropic = true};

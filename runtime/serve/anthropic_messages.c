@@ -7,10 +7,8 @@
 
 #define BILLING "x-anthropic-billing-header:"
 
-static const char *word(const mm_value *type) { return type && type->type == MM_VALUE_STRING ? type->text : mm_value_word(type); }
-
 static bool refuse_type(mm_call *c, const mm_value *type) {
-  return mm_refuse(c, 400, "messages", "messages: content of type \"%.60s\" is not served here", word(type));
+  return mm_refuse(c, 400, "messages", "messages: content of type \"%.60s\" is not served here", mm_value_shown(type));
 }
 
 /* A text block, or a string. */
@@ -151,7 +149,7 @@ static bool read_messages(mm_call *c, mm_conversation *out, mm_err *err) {
     const mm_value *role = mm_value_get(v, "role"), *content = mm_value_get(v, "content");
     const bool user = mm_value_is(role, "user");
     if (!user && !mm_value_is(role, "assistant"))
-      return mm_refuse(c, 400, "messages", "messages: found the role %.60s, expected user or assistant", word(role));
+      return mm_refuse(c, 400, "messages", "messages: found the role %.60s, expected user or assistant", mm_value_shown(role));
     if (!content) return mm_refuse(c, 400, "messages", "messages: a message has no content");
     m[n] = (mm_message){.role = user ? MM_ROLE_USER : MM_ROLE_ASSISTANT};
     if (user ? !read_user(c, content, m, &n, err) : !read_assistant(c, content, &m[n++], err)) return false;
@@ -164,28 +162,6 @@ static bool read_messages(mm_call *c, mm_conversation *out, mm_err *err) {
 }
 
 /* ---- Tools ---- */
-
-static bool read_tools(mm_call *c, mm_conversation *out, mm_err *err) {
-  const mm_value *list;
-  if (!mm_field(c, c->body, "tools", MM_VALUE_ARRAY, &list)) return false;
-  if (!list || !list->count) return true;
-  mm_chat_tool *t = mm_arena_alloc(&c->arena, list->count * sizeof *t, err);
-  if (!t) return false;
-  for (const mm_value *v = list->first; v; v = v->next) {
-    const mm_value *type = mm_value_get(v, "type"), *name = mm_value_get(v, "name"), *about = mm_value_get(v, "description"),
-                   *schema = mm_value_get(v, "input_schema");
-    if (type && !mm_value_is(type, "custom")) return mm_refuse(c, 400, "tools", "tools: type \"%.60s\" is not served here", word(type));
-    if (!name || name->type != MM_VALUE_STRING || !name->n) return mm_refuse(c, 400, "tools", "tools: a tool has no name");
-    if (schema && schema->type != MM_VALUE_OBJECT) return mm_refuse(c, 400, "tools", "tools: an input_schema is %s", mm_value_word(schema));
-    char *json = mm_arena_printf(&c->arena, err, "{\"type\": \"function\", \"function\": {\"name\": %.*s%s%.*s%s%.*s}}", (int)name->raw_n,
-                                 name->raw, about ? ", \"description\": " : "", about ? (int)about->raw_n : 0, about ? about->raw : "",
-                                 schema ? ", \"parameters\": " : "", schema ? (int)schema->raw_n : 0, schema ? schema->raw : "");
-    if (!json) return false;
-    t[out->tool_count++] = (mm_chat_tool){{json, strlen(json)}};
-  }
-  out->tool = t;
-  return true;
-}
 
 static bool read_choice(mm_call *c, mm_conversation *v, mm_tool_rules *r) {
   const mm_value *choice, *type;
@@ -200,7 +176,7 @@ static bool read_choice(mm_call *c, mm_conversation *v, mm_tool_rules *r) {
     return true;
   }
   if (!mm_value_is(type, "any") && !mm_value_is(type, "tool"))
-    return mm_refuse(c, 400, "tool_choice", "tool_choice: found %.60s, expected auto, any, tool or none", word(type));
+    return mm_refuse(c, 400, "tool_choice", "tool_choice: found %.60s, expected auto, any, tool or none", mm_value_shown(type));
   if (!v->tool_count) return mm_refuse(c, 400, "tool_choice", "tool_choice: there are no tools");
   r->choice = mm_value_is(type, "any") ? MM_TOOLS_REQUIRED : MM_TOOLS_NAMED;
   if (r->choice == MM_TOOLS_REQUIRED) return true;
@@ -218,5 +194,5 @@ static bool read_thinking(mm_call *c, mm_conversation *v) {
 
 bool mm_anthropic_conversation(mm_call *c, mm_conversation *out, mm_tool_rules *rules, mm_err *err) {
   *out = (mm_conversation){0};
-  return read_messages(c, out, err) && read_tools(c, out, err) && read_choice(c, out, rules) && read_thinking(c, out);
+  return read_messages(c, out, err) && mm_flat_tools(c, out, "input_schema", err) && read_choice(c, out, rules) && read_thinking(c, out);
 }

@@ -21,7 +21,8 @@ mm_page *mm_page_find(const char *path, bool *keyed);
 void mm_print_utf8(mm_utf8_stream *u, const char *bytes, size_t n, mm_text *out);
 /* "stop" or "length". */
 const char *mm_openai_finish(const mm_ending *end);
-/* `,"usage":{…}` as OpenAI has it. reasoning: tokens of the reply that are reasoning. */
-void mm_openai_usage(const mm_progress *p, uint32_t reasoning, mm_text *out);
+/* The reply as OpenAI has it, or the end of the stream: head begins an object of the API's, put adds a choice. reasoning: tokens of the
+ * reply that are reasoning. */
+void mm_openai_end(mm_call *c, void (*head)(mm_call *c), void (*put)(mm_call *c, mm_choice *ch), uint32_t reasoning);
 
 #endif

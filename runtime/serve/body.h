@@ -6,7 +6,6 @@
 
 #include "formats/base.h"
 
-#define MM_BODY_DEPTH  256
 #define MM_BODY_VALUES (1u << 20)
 
 typedef enum mm_value_type {
@@ -41,6 +40,7 @@ bool mm_value_is(const mm_value *v, const char *string); /* equals this string *
 double mm_value_real(const mm_value *number);            /* ±infinity where it is too large */
 /* An integer, written as one or as 3.0. false for others and those beyond int64. */
 bool mm_value_int(const mm_value *v, int64_t *out);
-const char *mm_value_word(const mm_value *v); /* "an object", for messages */
+const char *mm_value_word(const mm_value *v);  /* "an object", for messages */
+const char *mm_value_shown(const mm_value *v); /* a string's text, the word of others */
 
 #endif

@@ -74,6 +74,8 @@ MM_MUST_USE bool mm_call_start(mm_call *c, void (*shape)(mm_choice *ch, mm_gener
 MM_MUST_USE bool mm_call_add_prompt(mm_call *c, int32_t *ids, size_t count, mm_err *err);
 /* A JSON reply with status 200 from c->out; ends the call's exchange. */
 void mm_call_reply(mm_call *c);
+/* mm_call_reply as an API's start, where begin has made the whole reply. */
+bool mm_call_answer(mm_call *c, mm_err *err);
 /* Begins a stream of events. */
 void mm_call_stream(mm_call *c);
 /* Sends c->out as the data of an event, which has a name where `event` is not NULL; empties c->out. */

@@ -9,14 +9,15 @@
 
 /* ---- The stream ---- */
 
-static void put_head(mm_call *c, const char *object) {
-  mm_text_printf(&c->out, "{\"id\":\"chatcmpl-%s\",\"object\":\"%s\",\"created\":%lld,\"model\":", c->id, object, (long long)c->created);
+static void put_head(mm_call *c) {
+  mm_text_printf(&c->out, "{\"id\":\"chatcmpl-%s\",\"object\":\"chat.completion%s\",\"created\":%lld,\"model\":", c->id,
+                 c->params.stream ? ".chunk" : "", (long long)c->created);
   mm_text_quote_string(&c->out, c->server->name[0]);
 }
 
 /* Begins a chunk of a choice, up to its delta. */
 static void begin_chunk(mm_choice *ch) {
-  put_head(ch->call, "chat.completion.chunk");
+  put_head(ch->call);
   mm_text_printf(&ch->call->out, ",\"choices\":[{\"index\":%u,\"delta\":", ch->index);
 }
 
@@ -220,29 +221,9 @@ static void put_choice(mm_call *c, mm_choice *ch) {
 }
 
 static void finish(mm_call *c) {
-  const mm_progress usage = mm_call_usage(c);
   uint32_t reasoning = 0;
   for (uint32_t i = 0; i < c->choices; i++) reasoning += ((mm_turn *)c->choice[i].state)->reasoning_tokens;
-  if (c->params.stream) {
-    if (c->params.include_usage) {
-      put_head(c, "chat.completion.chunk");
-      mm_text_put(&c->out, ",\"choices\":[]");
-      mm_openai_usage(&usage, reasoning, &c->out);
-      mm_text_put(&c->out, "}");
-      mm_call_event(c, NULL);
-    }
-    mm_text_put(&c->out, "[DONE]");
-    mm_call_event(c, NULL);
-    mm_exchange_end(c->x);
-    return;
-  }
-  put_head(c, "chat.completion");
-  mm_text_put(&c->out, ",\"choices\":[");
-  for (uint32_t i = 0; i < c->choices; i++) put_choice(c, &c->choice[i]);
-  mm_text_put(&c->out, "]");
-  mm_openai_usage(&usage, reasoning, &c->out);
-  mm_text_put(&c->out, "}");
-  mm_call_reply(c);
+  mm_openai_end(c, put_head, put_choice, reasoning);
 }
 
 const mm_api mm_api_chat = {

@@ -15,7 +15,7 @@ typedef struct completions {
 /* ---- Shared with chat ---- */
 
 void mm_print_utf8(mm_utf8_stream *u, const char *bytes, size_t n, mm_text *out) {
-  if (!MM_GROW(out->p, &out->cap, out->n + 3 * n + 5, NULL)) {
+  if (!MM_GROW(out->p, &out->cap, out->n + 3 * n + 5, MM_IGNORED)) {
     out->failed = true;
     return;
   }
@@ -24,11 +24,31 @@ void mm_print_utf8(mm_utf8_stream *u, const char *bytes, size_t n, mm_text *out)
 
 const char *mm_openai_finish(const mm_ending *end) { return end->why == MM_FINISH_LENGTH ? "length" : "stop"; }
 
-void mm_openai_usage(const mm_progress *p, uint32_t reasoning, mm_text *out) {
+static void put_usage(const mm_progress *p, uint32_t reasoning, mm_text *out) {
   mm_text_printf(out,
                  ",\"usage\":{\"prompt_tokens\":%u,\"completion_tokens\":%u,\"total_tokens\":%u,"
                  "\"prompt_tokens_details\":{\"cached_tokens\":%u},\"completion_tokens_details\":{\"reasoning_tokens\":%u}}",
                  p->prompt_tokens, p->reply_tokens, p->prompt_tokens + p->reply_tokens, p->cached_tokens, reasoning);
+}
+
+void mm_openai_end(mm_call *c, void (*head)(mm_call *c), void (*put)(mm_call *c, mm_choice *ch), uint32_t reasoning) {
+  const mm_progress usage = mm_call_usage(c);
+  if (!c->params.stream || c->params.include_usage) {
+    head(c);
+    mm_text_put(&c->out, ",\"choices\":[");
+    for (uint32_t i = 0; !c->params.stream && i < c->choices; i++) put(c, &c->choice[i]);
+    mm_text_put(&c->out, "]");
+    put_usage(&usage, reasoning, &c->out);
+    mm_text_put(&c->out, "}");
+  }
+  if (!c->params.stream) {
+    mm_call_reply(c);
+    return;
+  }
+  if (c->params.include_usage) mm_call_event(c, NULL);
+  mm_text_put(&c->out, "[DONE]");
+  mm_call_event(c, NULL);
+  mm_exchange_end(c->x);
 }
 
 /* ---- The request ---- */
@@ -209,7 +229,7 @@ static void token(mm_choice *ch, const mm_token *t) {
   const bool logged = t->logprobs && t->id >= 0;
   if (!c->params.stream) {
     if (logged) {
-      lists *all = ch->state ? ch->state : (ch->state = mm_arena_alloc(&c->arena, sizeof *all, NULL));
+      lists *all = ch->state ? ch->state : (ch->state = mm_arena_alloc(&c->arena, sizeof *all, MM_IGNORED));
       if (all) add_logprobs(c, t, before, all);
     }
     return;
@@ -250,35 +270,11 @@ static void put_choice(mm_call *c, mm_choice *ch) {
   else
     mm_text_put(&c->out, "null");
   mm_text_put(&c->out, "}");
+  if (ch->state) free_lists(ch->state);
+  ch->state = NULL;
 }
 
-static void finish(mm_call *c) {
-  const mm_progress usage = mm_call_usage(c);
-  if (c->params.stream) {
-    if (c->params.include_usage) {
-      put_head(c);
-      mm_text_put(&c->out, ",\"choices\":[]");
-      mm_openai_usage(&usage, 0, &c->out);
-      mm_text_put(&c->out, "}");
-      mm_call_event(c, NULL);
-    }
-    mm_text_put(&c->out, "[DONE]");
-    mm_call_event(c, NULL);
-    mm_exchange_end(c->x);
-    return;
-  }
-  put_head(c);
-  mm_text_put(&c->out, ",\"choices\":[");
-  for (uint32_t i = 0; i < c->choices; i++) {
-    put_choice(c, &c->choice[i]);
-    if (c->choice[i].state) free_lists(c->choice[i].state);
-    c->choice[i].state = NULL;
-  }
-  mm_text_put(&c->out, "]");
-  mm_openai_usage(&usage, 0, &c->out);
-  mm_text_put(&c->out, "}");
-  mm_call_reply(c);
-}
+static void finish(mm_call *c) { mm_openai_end(c, put_head, put_choice, 0); }
 
 const mm_api mm_api_completions = {
     .path = "/v1/completions", .begin = begin, .start = start, .token = token, .ended = ended, .finish = finish};

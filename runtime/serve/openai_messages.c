@@ -34,9 +34,7 @@ static bool part_text(mm_call *c, const mm_value *v, mm_chat_part *out) {
   if (mm_value_is(type, "refusal")) text = mm_value_get(v, "refusal");
   bool known = !type;
   for (size_t i = 0; i < sizeof types / sizeof *types; i++) known |= mm_value_is(type, types[i]);
-  if (!known)
-    return mm_refuse(c, 400, "messages", "messages: content of type \"%.60s\" is not served, text is",
-                     type->type == MM_VALUE_STRING ? type->text : mm_value_word(type));
+  if (!known) return mm_refuse(c, 400, "messages", "messages: content of type \"%.60s\" is not served, text is", mm_value_shown(type));
   if (!text || text->type != MM_VALUE_STRING) return mm_refuse(c, 400, "messages", "messages: a part of content has no text");
   out->text = mm_str_of(text);
   out->name = mm_str_of(mm_value_get(v, "name"));
@@ -125,7 +123,7 @@ static bool read_messages(mm_call *c, mm_conversation *out, mm_err *err) {
 /* ---- Tools ---- */
 
 mm_str mm_tool_name(mm_call *c, const mm_chat_tool *t) {
-  const mm_value *v = mm_body_parse(&c->arena, t->json.p, t->json.n, NULL), *function = mm_value_get(v, "function");
+  const mm_value *v = mm_body_parse(&c->arena, t->json.p, t->json.n, MM_IGNORED), *function = mm_value_get(v, "function");
   return mm_str_of(mm_value_get(function ? function : v, "name"));
 }
 
@@ -150,8 +148,7 @@ static bool read_tools(mm_call *c, mm_conversation *out, mm_err *err) {
     const mm_value *type = mm_value_get(v, "type"), *function = mm_value_get(v, "function"), *name = mm_value_get(function, "name"),
                    *parameters = mm_value_get(function, "parameters");
     if (type && !mm_value_is(type, "function"))
-      return mm_refuse(c, 400, "tools", "tools: type \"%.60s\" is not served, function is",
-                       type->type == MM_VALUE_STRING ? type->text : mm_value_word(type));
+      return mm_refuse(c, 400, "tools", "tools: type \"%.60s\" is not served, function is", mm_value_shown(type));
     if (!name || name->type != MM_VALUE_STRING || !name->n) return mm_refuse(c, 400, "tools", "tools: a function has no name");
     if (parameters && parameters->type != MM_VALUE_OBJECT)
       return mm_refuse(c, 400, "tools", "tools: the parameters of a function are %s, expected an object", mm_value_word(parameters));
@@ -160,9 +157,37 @@ static bool read_tools(mm_call *c, mm_conversation *out, mm_err *err) {
   return true;
 }
 
-static bool read_choice(mm_call *c, mm_conversation *v, mm_tool_rules *r) {
-  const mm_value *choice = mm_value_get(c->body, "tool_choice"), *name = mm_value_get(mm_value_get(choice, "function"), "name");
+bool mm_flat_tools(mm_call *c, mm_conversation *out, const char *schema, mm_err *err) {
+  const mm_value *list;
+  const bool anthropic = c->api->anthropic;
+  if (!mm_field(c, c->body, "tools", MM_VALUE_ARRAY, &list)) return false;
+  if (!list || !list->count) return true;
+  mm_chat_tool *t = mm_arena_alloc(&c->arena, list->count * sizeof *t, err);
+  if (!t) return false;
+  for (const mm_value *v = list->first; v; v = v->next) {
+    const mm_value *type = mm_value_get(v, "type"), *name = mm_value_get(v, "name"), *about = mm_value_get(v, "description"),
+                   *parameters = mm_value_get(v, schema);
+    if (anthropic ? type && !mm_value_is(type, "custom") : !mm_value_is(type, "function"))
+      return mm_refuse(c, 400, "tools", "tools: type \"%.60s\" is not served here", mm_value_shown(type));
+    if (!name || name->type != MM_VALUE_STRING || !name->n)
+      return mm_refuse(c, 400, "tools", "tools: a %s has no name", anthropic ? "tool" : "function");
+    if (parameters && parameters->type != MM_VALUE_OBJECT)
+      return mm_refuse(c, 400, "tools", anthropic ? "tools: an input_schema is %s" : "tools: parameters are %s", mm_value_word(parameters));
+    char *json =
+        mm_arena_printf(&c->arena, err, "{\"type\": \"function\", \"function\": {\"name\": %.*s%s%.*s%s%.*s}}", (int)name->raw_n, name->raw,
+                        about ? ", \"description\": " : "", about ? (int)about->raw_n : 0, about ? about->raw : "",
+                        parameters ? ", \"parameters\": " : "", parameters ? (int)parameters->raw_n : 0, parameters ? parameters->raw : "");
+    if (!json) return false;
+    t[out->tool_count++] = (mm_chat_tool){{json, strlen(json)}};
+  }
+  out->tool = t;
+  return true;
+}
+
+bool mm_tool_word(mm_call *c, mm_conversation *v, mm_tool_rules *r, const mm_value **other) {
+  const mm_value *choice = mm_value_get(c->body, "tool_choice");
   bool parallel = true;
+  *other = NULL;
   if (!mm_field_bool(c, c->body, "parallel_tool_calls", &parallel)) return false;
   *r = (mm_tool_rules){.one_call = !parallel};
   if (!choice || mm_value_is(choice, "auto")) return true;
@@ -171,10 +196,18 @@ static bool read_choice(mm_call *c, mm_conversation *v, mm_tool_rules *r) {
     v->tool_count = 0;
     return true;
   }
+  *other = choice;
+  return true;
+}
+
+static bool read_choice(mm_call *c, mm_conversation *v, mm_tool_rules *r) {
+  const mm_value *choice;
+  if (!mm_tool_word(c, v, r, &choice)) return false;
+  if (!choice) return true;
   if (!v->tool_count) return mm_refuse(c, 400, "tool_choice", "tool_choice: there are no tools");
   r->choice = mm_value_is(choice, "required") ? MM_TOOLS_REQUIRED : MM_TOOLS_NAMED;
   if (r->choice == MM_TOOLS_REQUIRED) return true;
-  r->name = mm_str_of(name);
+  r->name = mm_str_of(mm_value_get(mm_value_get(choice, "function"), "name"));
   if (!r->name.n) return mm_refuse(c, 400, "tool_choice", "tool_choice: expected auto, none, required, or a function's name");
   return mm_tools_have(v, c, r->name) || mm_refuse(c, 400, "tool_choice", "tool_choice: there is no tool \"%.100s\"", r->name.p);
 }

@@ -5,8 +5,6 @@
 
 #include "runtime/serve/fields.h"
 
-static const char *word(const mm_value *type) { return type && type->type == MM_VALUE_STRING ? type->text : mm_value_word(type); }
-
 static bool is_of_assistant(const mm_value *v) {
   const mm_value *type = mm_value_get(v, "type");
   return mm_value_is(mm_value_get(v, "role"), "assistant") || mm_value_is(type, "function_call") || mm_value_is(type, "reasoning");
@@ -22,7 +20,7 @@ static bool add_parts(mm_call *c, const mm_value *content, mm_chat_part *part, s
     const mm_value *type = mm_value_get(v, "type"), *text = mm_value_get(v, "text");
     bool known = false;
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) known |= mm_value_is(type, types[i]);
-    if (!known) return mm_refuse(c, 400, "input", "input: content of type \"%.60s\" is not served here", word(type));
+    if (!known) return mm_refuse(c, 400, "input", "input: content of type \"%.60s\" is not served here", mm_value_shown(type));
     if (!text || text->type != MM_VALUE_STRING) return mm_refuse(c, 400, "input", "input: a part of content has no text");
     part[(*n)++] = (mm_chat_part){.text = mm_str_of(text), .owner = MM_OWNER_USER};
   }
@@ -76,13 +74,13 @@ static bool read_item(mm_call *c, const mm_value *v, mm_message *m, mm_err *err)
     m->call_id = mm_str_of(mm_value_get(v, "call_id"));
     content = mm_value_get(v, "output");
   } else if (type && !mm_value_is(type, "message")) {
-    return mm_refuse(c, 400, "input", "input: items of type \"%.60s\" are not served here", word(type));
+    return mm_refuse(c, 400, "input", "input: items of type \"%.60s\" are not served here", mm_value_shown(type));
   } else if (mm_value_is(role, "user")) {
     m->role = MM_ROLE_USER;
   } else if (mm_value_is(role, "system") || mm_value_is(role, "developer")) {
     m->role = MM_ROLE_SYSTEM;
   } else {
-    return mm_refuse(c, 400, "input", "input: found %.60s, expected a role: system, developer, user or assistant", word(role));
+    return mm_refuse(c, 400, "input", "input: found %.60s, expected a role: system, developer, user or assistant", mm_value_shown(role));
   }
   m->list = content && content->type == MM_VALUE_ARRAY;
   return add_parts(c, content, part, &m->part_count);
@@ -116,42 +114,10 @@ static bool read_input(mm_call *c, mm_conversation *out, mm_err *err) {
   return true;
 }
 
-/* Responses have a function's fields beside its type. */
-static bool read_tools(mm_call *c, mm_conversation *out, mm_err *err) {
-  const mm_value *list;
-  if (!mm_field(c, c->body, "tools", MM_VALUE_ARRAY, &list)) return false;
-  if (!list || !list->count) return true;
-  mm_chat_tool *t = mm_arena_alloc(&c->arena, list->count * sizeof *t, err);
-  if (!t) return false;
-  for (const mm_value *v = list->first; v; v = v->next) {
-    const mm_value *type = mm_value_get(v, "type"), *name = mm_value_get(v, "name"), *about = mm_value_get(v, "description"),
-                   *parameters = mm_value_get(v, "parameters");
-    if (!mm_value_is(type, "function")) return mm_refuse(c, 400, "tools", "tools: type \"%.60s\" is not served here", word(type));
-    if (!name || name->type != MM_VALUE_STRING || !name->n) return mm_refuse(c, 400, "tools", "tools: a function has no name");
-    if (parameters && parameters->type != MM_VALUE_OBJECT)
-      return mm_refuse(c, 400, "tools", "tools: parameters are %s", mm_value_word(parameters));
-    char *json =
-        mm_arena_printf(&c->arena, err, "{\"type\": \"function\", \"function\": {\"name\": %.*s%s%.*s%s%.*s}}", (int)name->raw_n, name->raw,
-                        about ? ", \"description\": " : "", about ? (int)about->raw_n : 0, about ? about->raw : "",
-                        parameters ? ", \"parameters\": " : "", parameters ? (int)parameters->raw_n : 0, parameters ? parameters->raw : "");
-    if (!json) return false;
-    t[out->tool_count++] = (mm_chat_tool){{json, strlen(json)}};
-  }
-  out->tool = t;
-  return true;
-}
-
 static bool read_choice(mm_call *c, mm_conversation *v, mm_tool_rules *r) {
-  const mm_value *choice = mm_value_get(c->body, "tool_choice");
-  bool parallel = true;
-  if (!mm_field_bool(c, c->body, "parallel_tool_calls", &parallel)) return false;
-  *r = (mm_tool_rules){.one_call = !parallel};
-  if (!choice || mm_value_is(choice, "auto")) return true;
-  if (mm_value_is(choice, "none")) {
-    r->choice = MM_TOOLS_NONE;
-    v->tool_count = 0;
-    return true;
-  }
+  const mm_value *choice;
+  if (!mm_tool_word(c, v, r, &choice)) return false;
+  if (!choice) return true;
   r->name = mm_str_of(mm_value_get(choice, "name"));
   r->choice = mm_value_is(choice, "required") ? MM_TOOLS_REQUIRED : MM_TOOLS_NAMED;
   if (!v->tool_count || (r->choice == MM_TOOLS_NAMED && (!r->name.n || !mm_tools_have(v, c, r->name))))
@@ -162,7 +128,9 @@ static bool read_choice(mm_call *c, mm_conversation *v, mm_tool_rules *r) {
 bool mm_responses_conversation(mm_call *c, mm_conversation *out, mm_tool_rules *rules, mm_err *err) {
   const mm_value *reasoning;
   *out = (mm_conversation){0};
-  if (!mm_field(c, c->body, "reasoning", MM_VALUE_OBJECT, &reasoning) || !read_input(c, out, err) || !read_tools(c, out, err)) return false;
+  if (!mm_field(c, c->body, "reasoning", MM_VALUE_OBJECT, &reasoning) || !read_input(c, out, err) ||
+      !mm_flat_tools(c, out, "parameters", err))
+    return false;
   out->no_thinking = mm_value_is(mm_value_get(reasoning, "effort"), "none") && c->server->format && c->server->format->family == MM_CHAT_M2;
   return read_choice(c, out, rules);
 }

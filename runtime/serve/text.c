@@ -6,7 +6,7 @@
 #include <string.h>
 
 void mm_text_add(mm_text *t, const char *bytes, size_t n) {
-  if (t->failed || !MM_GROW(t->p, &t->cap, t->n + n + 1, NULL)) {
+  if (t->failed || !MM_GROW(t->p, &t->cap, t->n + n + 1, MM_IGNORED)) {
     t->failed = true;
     return;
   }
@@ -22,7 +22,7 @@ void mm_text_printf(mm_text *t, const char *fmt, ...) {
   va_copy(again, args);
   const int n = vsnprintf(NULL, 0, fmt, args);
   va_end(args);
-  if (n >= 0 && !t->failed && MM_GROW(t->p, &t->cap, t->n + (size_t)n + 1, NULL)) {
+  if (n >= 0 && !t->failed && MM_GROW(t->p, &t->cap, t->n + (size_t)n + 1, MM_IGNORED)) {
     vsnprintf(t->p + t->n, (size_t)n + 1, fmt, again);
     t->n += (size_t)n;
   } else {

@@ -49,7 +49,7 @@ static bool is_marker(const mm_token *t) {
 
 static bool add_call(mm_turn *t, const char *prefix) {
   uint8_t random[12];
-  if (getrandom(random, sizeof random, 0) != sizeof random || !MM_GROW(t->call, &t->cap, t->calls + 1, NULL)) return false;
+  if (getrandom(random, sizeof random, 0) != sizeof random || !MM_GROW(t->call, &t->cap, t->calls + 1, MM_IGNORED)) return false;
   mm_turn_call *call = &t->call[t->calls++];
   *call = (mm_turn_call){0};
   size_t n = (size_t)snprintf(call->id, sizeof call->id - 2 * sizeof random, "%s", prefix);
@@ -64,7 +64,7 @@ static bool add_item(mm_turn *t, const mm_reply_event *e) {
     last->n += e->n;
     return true;
   }
-  if (!MM_GROW(t->item, &t->items_cap, t->items + 1, NULL)) return false;
+  if (!MM_GROW(t->item, &t->items_cap, t->items + 1, MM_IGNORED)) return false;
   const size_t from = call ? 0 : e->kind == MM_REPLY_REASONING ? t->reasoning.n : t->content.n;
   t->item[t->items++] = (mm_turn_item){.kind = e->kind, .from = from, .n = call ? 0 : e->n, .call = e->call};
   return true;
@@ -98,7 +98,7 @@ static void on_event(void *user, const mm_reply_event *e) {
 /* What the reply's tokens were, for when the message comes back. */
 static void keep(mm_turn *t) {
   mm_call *c = t->choice->call;
-  mm_chat_call *call = mm_arena_alloc(&c->arena, t->calls * sizeof *call, NULL);
+  mm_chat_call *call = mm_arena_alloc(&c->arena, t->calls * sizeof *call, MM_IGNORED);
   const mm_chat_part part = {.text = {t->content.p ? t->content.p : "", t->content.n}, .owner = MM_OWNER_USER};
   if (!call) return;
   for (size_t i = 0; i < t->calls; i++) {
@@ -108,9 +108,8 @@ static void keep(mm_turn *t) {
         .id = {own->id, strlen(own->id)}, .name = {own->name.p, own->name.n}, .arguments = {own->arguments.p, own->arguments.n}};
   }
   const mm_message m = {.role = MM_ROLE_ASSISTANT, .part = &part, .part_count = 1, .call = call, .call_count = t->calls};
-  mm_err none = {0}; /* what is not kept is rendered */
   pthread_mutex_lock(&c->server->shared);
-  mm_either_way(mm_replay_keep(c->server->replay, &m, t->sampled, t->samples, &none));
+  mm_either_way(mm_replay_keep(c->server->replay, &m, t->sampled, t->samples, MM_IGNORED)); /* what is not kept is rendered */
   pthread_mutex_unlock(&c->server->shared);
 }
 
@@ -135,14 +134,15 @@ static bool find_sampled(mm_call *c, const mm_conversation *v, mm_err *err) {
 
 void mm_turn_token(mm_choice *ch, const mm_token *t) {
   mm_turn *turn = ch->state;
-  if (!t->end && t->id >= 0 && MM_GROW(turn->sampled, &turn->samples_cap, turn->samples + 1, NULL)) turn->sampled[turn->samples++] = t->id;
+  if (!t->end && t->id >= 0 && MM_GROW(turn->sampled, &turn->samples_cap, turn->samples + 1, MM_IGNORED))
+    turn->sampled[turn->samples++] = t->id;
   if (t->n == 0 || (t->special && !ch->call->params.special && !is_marker(t))) return;
-  if (!mm_reply_push(turn->reply, t->id, t->bytes, t->n, NULL)) turn->failed = true;
+  if (!mm_reply_push(turn->reply, t->id, t->bytes, t->n, MM_IGNORED)) turn->failed = true;
 }
 
 void mm_turn_ended(mm_choice *ch) {
   mm_turn *t = ch->state;
-  if (!mm_reply_end(t->reply, ch->ending.why == MM_FINISH_STOP, NULL)) t->failed = true;
+  if (!mm_reply_end(t->reply, ch->ending.why == MM_FINISH_STOP, MM_IGNORED)) t->failed = true;
   t->reasoning_tokens = mm_reply_reasoning_tokens(t->reply);
   if (t->failed) ch->ending.why = MM_FINISH_ERROR;
   const bool whole =

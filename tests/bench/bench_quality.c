@@ -47,7 +47,7 @@ static double sqnr_of(const mm_scheme *s, mm_search search, const float *w) {
     if (!plane[i]) exit(8);
   }
   s->pack(&a, plane);
-  s->unpack(&m, 0, 0, N, restored);
+  mm_unpack(&m, 0, 0, N, restored);
   double noise = 0;
   for (int i = 0; i < N * K; i++) noise += pow((double)w[i] - (double)restored[i], 2);
   for (unsigned i = 0; i < s->plane_count; i++) free(plane[i]);

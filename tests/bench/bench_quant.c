@@ -104,7 +104,7 @@ static void unpack(const work *x, const field *f) {
   for (uint32_t row = 0; row < f->n; row++) {
     mm_pack_args a = {.w = f->row, .n = 1, .k = f->k};
     void *to[MM_MAX_PLANES] = {f->out + (size_t)row * f->k};
-    m.scheme->unpack(&m, 0, row, 1, f->row);
+    mm_unpack(&m, 0, row, 1, f->row);
     bf16->pack(&a, to);
   }
 }

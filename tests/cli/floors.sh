@@ -9,7 +9,7 @@ cd "$TMPDIR"
 put() {
   rm -rf formats quant loader convert runtime tests other
   mkdir -p formats quant loader convert/source convert/plan convert/write runtime/cpu runtime/cuda tests other
-  printf '#include <jansson.h>\n#include "formats/json.h"\n' >formats/json.c
+  printf '#include "formats/json.h"\n' >formats/json.c
   printf '#include <openssl/evp.h>\n' >formats/hash.c
   printf '#include <zstd.h>\n' >formats/frame.c
   printf '#include "formats/json.h"\n#include "quant/quant.h"\n' >quant/plain.c
@@ -40,7 +40,6 @@ refuse convert/plan/plan.c '#include "runtime/engine.h"'
 refuse runtime/cpu/linear.c '  #  include "convert/plan/plan.h"'
 refuse runtime/cpu/linear.c '#include "runtime/cuda/stream.h"'
 refuse loader/bind.c '#include "bind.h"'
-refuse formats/file.c '#include <jansson.h>'
 refuse loader/bind.c '#include <openssl/sha.h>'
 refuse formats/file.c '#include <zstd.h>'
 refuse runtime/engine.c '#include <cuda_runtime.h>'

@@ -7,6 +7,8 @@ import os
 import struct
 import subprocess
 
+from convert_files import read_st, write_st
+
 BIN, TMP, DATA = os.path.join(os.environ["BUILD"], "bin"), os.environ["TMPDIR"], "tests/data"
 SOURCE = f"{DATA}/tiny-m2"
 
@@ -15,25 +17,6 @@ def run(program, *args, status=0):
     done = subprocess.run([f"{BIN}/{program}", *map(str, args)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=120)
     assert done.returncode == status, (program, args, done.returncode, done.stdout, done.stderr)
     return done
-
-
-def write_st(path, tensors):
-    header, at = {}, 0
-    for name, (dtype, shape, data) in tensors.items():
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(data)]}
-        at += len(data)
-    text = json.dumps(header).encode()
-    with open(path, "wb") as f:
-        f.write(struct.pack("<Q", len(text)) + text + b"".join(d for _, _, d in tensors.values()))
-
-
-def read_st(path):
-    with open(path, "rb") as f:
-        data = f.read()
-    n = struct.unpack_from("<Q", data)[0]
-    header = json.loads(data[8:8 + n])
-    header.pop("__metadata__", None)
-    return {k: data[8 + n + v["data_offsets"][0]:8 + n + v["data_offsets"][1]] for k, v in header.items()}
 
 
 def shards():
@@ -45,7 +28,7 @@ def shards():
         listed = json.loads(run("minimax-inspect", f"{TMP}/four", "--rank", rank, "--json").stdout)
         stored = {}
         for part in listed["ranks"][0]["parts"]:
-            stored |= read_st(f"{TMP}/four/{part['file']}")
+            stored |= {k: v[2] for k, v in read_st(f"{TMP}/four/{part['file']}")[0].items()}
         for t in listed["tensors"]:
             for p in t["planes"]:
                 assert len(stored.pop(t["name"] + p["suffix"])) == size[p["dtype"]] * math.prod(p["shape"]), t
@@ -78,7 +61,7 @@ def divergence():
     own = json.loads(run("minimax-eval", f"{TMP}/exact", "--ids-from", f"{TMP}/prompts", "--against", f"{TMP}/exact.logits", "--act-quant", "off", "--json").stdout)
     assert own["kl"] == 0 and own["kl_most"] == 0 and own["first_choice_share"] == 1 and (own["tokens"], own["prompts"]) == (14, 2), own
     found = json.loads(run("minimax-eval", f"{TMP}/four", "--ids-from", f"{TMP}/prompts", "--against", f"{TMP}/exact.logits", "--act-quant", "off", "--json").stdout)
-    p, q = read_st(f"{TMP}/exact.logits"), read_st(f"{TMP}/four.logits")
+    p, q = ({k: v[2] for k, v in read_st(f"{TMP}/{x}.logits")[0].items()} for x in ("exact", "four"))
     kl, agree = [], 0
     for name, prompt in prompts.items():
         n = len(p["logits" + name[3:]]) // 4

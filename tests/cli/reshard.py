@@ -8,6 +8,8 @@ import shutil
 import struct
 import subprocess
 
+from convert_files import read_st, write_st
+
 BIN, TMP = os.path.join(os.environ["BUILD"], "bin"), os.environ["TMPDIR"]
 DATA = "tests/data/"
 same = 0
@@ -46,30 +48,8 @@ def manifest(path):
         return json.load(f)
 
 
-def safetensors(path, tensors):
-    """tensors: name -> (dtype, shape, bytes)."""
-    header, at = {}, 0
-    for name, (dtype, shape, data) in tensors.items():
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(data)]}
-        at += len(data)
-    text = json.dumps(header).encode()
-    with open(path, "wb") as f:
-        f.write(struct.pack("<Q", len(text)) + text + b"".join(data for _, _, data in tensors.values()))
-
-
 def read_source(path):
-    out = {}
-    for name in sorted(os.listdir(path)):
-        if not name.startswith("model-"):
-            continue
-        data = open(os.path.join(path, name), "rb").read()
-        (n,) = struct.unpack_from("<Q", data)
-        header = json.loads(data[8:8 + n])
-        header.pop("__metadata__", None)
-        for key, t in header.items():
-            begin, end = t["data_offsets"]
-            out[key] = (t["dtype"], t["shape"], data[8 + n + begin:8 + n + end])
-    return out
+    return {k: v for name in sorted(os.listdir(path)) if name.startswith("model-") for k, v in read_st(os.path.join(path, name))[0].items()}
 
 
 def source_with(name, block, extra):
@@ -87,7 +67,7 @@ def source_with(name, block, extra):
         fresh = [old[(i * block // 128) * shape[1] + j * block // 128] * (1 + (7 * i + 3 * j) % 16 / 16) for i in range(down) for j in range(across)]
         tensors[key] = (dtype, [down, across], struct.pack(f"<{len(fresh)}f", *fresh))
     tensors.update(extra)
-    safetensors(os.path.join(out, "model.safetensors"), tensors)
+    write_st(os.path.join(out, "model.safetensors"), tensors)
     with open(DATA + "tiny-m2/config.json", encoding="utf-8") as f:
         config = json.load(f)
     config["quantization_config"]["weight_block_size"] = [block, block]

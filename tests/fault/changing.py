@@ -58,40 +58,39 @@ def replaced(path):
     os.rename(path + ".new", path)
 
 
+def converting(*options):
+    """A conversion that writes its journal's first record for a while: the plan is made, no weight has been read."""
+    p = subprocess.Popen(["strace", "-f", "-qq", "-o", "/dev/null", "-e", "inject=pwrite64:delay_enter=300000:when=1", BIN + "minimax-convert", SOURCE, "-o",
+                          work + "/out", "--tp", "2", *options, "-q"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    wait_for(lambda: os.path.exists(work + "/.out.partial.journal"), p)
+    return p
+
+
+def take_away():
+    for path in (work + "/.out.partial.journal", work + "/.out.partial", SOURCE):
+        if os.path.isdir(path):
+            shutil.rmtree(path)
+        elif os.path.exists(path):
+            os.unlink(path)
+
+
 for change in (cut, longer, written, replaced, os.unlink):
     for file in (SHARD, "config.json"):
         if change is cut and file == "config.json":
             continue  # shorter than that
         shutil.copytree("tests/data/tiny-m2", SOURCE)
-        # The journal's first write: the plan is made, no weight has been read.
-        p = subprocess.Popen(["strace", "-f", "-qq", "-o", "/dev/null", "-e", "inject=pwrite64:delay_enter=300000:when=1", BIN + "minimax-convert", SOURCE, "-o",
-                              work + "/out", "--tp", "2", "--quant", "block_fp8", "-q"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        wait_for(lambda: os.path.exists(work + "/.out.partial.journal"), p)
+        p = converting("--quant", "block_fp8")
         change(f"{SOURCE}/{file}")
         judge(f"minimax-convert, {file} {change.__name__}", p, file)
-        for left in (".out.partial.journal", ".out.partial"):
-            path = f"{work}/{left}"
-            if os.path.isdir(path):
-                shutil.rmtree(path)
-            elif os.path.exists(path):
-                os.unlink(path)
-        shutil.rmtree(SOURCE)
+        take_away()
 
 subprocess.run([BIN + "minimax-convert", "tests/data/tiny-m2", "-o", OTHER, "-q"], check=True)
 for change, file in [(c, PART) for c in (cut, longer, written, replaced, os.unlink)] + [(longer, "tokenizer.json"), (longer, "config.json")]:
     shutil.copytree(OTHER, SOURCE)
-    p = subprocess.Popen(["strace", "-f", "-qq", "-o", "/dev/null", "-e", "inject=pwrite64:delay_enter=300000:when=1", BIN + "minimax-convert", SOURCE, "-o",
-                          work + "/out", "--tp", "2", "-q"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    wait_for(lambda: os.path.exists(work + "/.out.partial.journal"), p)
+    p = converting()
     change(f"{SOURCE}/{file}")
     judge(f"minimax-convert of a packed one, {file} {change.__name__}", p, file)
-    for left in (".out.partial.journal", ".out.partial"):
-        path = f"{work}/{left}"
-        if os.path.isdir(path):
-            shutil.rmtree(path)
-        elif os.path.exists(path):
-            os.unlink(path)
-    shutil.rmtree(SOURCE)
+    take_away()
 shutil.rmtree(OTHER)
 
 for target in (PACKED, OTHER):

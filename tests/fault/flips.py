@@ -3,17 +3,13 @@
 named (flips.c). Then some through minimax-verify itself: exit status 6 (or 4: another version), one line that names the file.
 
   FLIPS=N for another number of random bits, SEED=N to repeat a run."""
-import json
 import os
 import random
-import struct
 import subprocess
 import sys
 import tempfile
 
-sys.path.insert(0, "scripts")
-from bench_checkpoint import Bytes
-from sparse_checkpoint import M2_CONFIG, size_of, tensors
+from packed_files import M2_CONFIG, write_source
 
 BIN, FLIPS = os.environ["BUILD"] + "/bin/", os.environ["BUILD"] + "/tests/fault/flips"
 SEED = int(os.environ.get("SEED", random.randrange(1 << 32)))
@@ -23,20 +19,7 @@ work = tempfile.mkdtemp(dir=os.environ.get("TMPDIR"))
 def micro(path):
     config = dict(M2_CONFIG, num_hidden_layers=1, attn_type_list=[1], num_local_experts=2, num_experts_per_tok=1, vocab_size=80,
                   hidden_size=64, intermediate_size=64, num_attention_heads=2, num_key_value_heads=1, head_dim=32, rotary_dim=16)
-    os.mkdir(path)
-    header, at = {}, 0
-    for name, dtype, shape in tensors(config):
-        end = at + size_of(dtype, shape)
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, end]}
-        at = end
-    text = json.dumps(header).encode()
-    source = Bytes(1)
-    with open(path + "/model.safetensors", "wb") as f:
-        f.write(struct.pack("<Q", len(text)) + text)
-        for t in header.values():
-            source.write(f, t["dtype"], t["data_offsets"][1] - t["data_offsets"][0])
-    with open(path + "/config.json", "w", encoding="utf-8") as f:
-        json.dump(config, f)
+    write_source(path, config)
 
 
 def flips(*arguments):

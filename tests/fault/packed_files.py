@@ -15,14 +15,8 @@ BLOCK = 4 << 20
 SIZE = {"F32": 4, "I32": 4, "I64": 8, "BF16": 2, "F16": 2}
 
 
-def source(path, **changes):
-    """An M2 of one layer, or an M1 (family="m1") of two kinds, with a tokenizer of single bytes."""
-    m1 = changes.pop("family", "m2") == "m1"
-    base = json.load(open("tests/data/tiny-m1/config.json", encoding="utf-8")) if m1 else M2_CONFIG
-    config = dict(base, num_hidden_layers=2 if m1 else 1, attn_type_list=[0, 1] if m1 else [1], num_local_experts=4, num_experts_per_tok=2,
-                  vocab_size=264, hidden_size=64, intermediate_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
-                  rotary_dim=16, max_position_embeddings=64)
-    config.update(changes)
+def write_source(path, config):
+    """config.json, and every tensor that it asks for with values of its own."""
     os.mkdir(path)
     header, at = {}, 0
     for name, dtype, shape in tensors(config):
@@ -37,6 +31,17 @@ def source(path, **changes):
             values.write(f, t["dtype"], t["data_offsets"][1] - t["data_offsets"][0])
     with open(path + "/config.json", "w", encoding="utf-8") as f:
         json.dump(config, f)
+
+
+def source(path, **changes):
+    """An M2 of one layer, or an M1 (family="m1") of two kinds, with a tokenizer of single bytes."""
+    m1 = changes.pop("family", "m2") == "m1"
+    base = json.load(open("tests/data/tiny-m1/config.json", encoding="utf-8")) if m1 else M2_CONFIG
+    config = dict(base, num_hidden_layers=2 if m1 else 1, attn_type_list=[0, 1] if m1 else [1], num_local_experts=4, num_experts_per_tok=2,
+                  vocab_size=264, hidden_size=64, intermediate_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
+                  rotary_dim=16, max_position_embeddings=64)
+    config.update(changes)
+    write_source(path, config)
     tokenizer = json.load(open("tests/data/tiny-m2/tokenizer.json", encoding="utf-8"))
     letters = sorted(t for t in tokenizer["model"]["vocab"] if len(t) == 1)
     tokenizer["model"].update(vocab={t: i for i, t in enumerate(letters)}, merges=[])

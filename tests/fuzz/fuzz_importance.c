@@ -17,8 +17,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
       for (uint32_t e = 0; e < EXPERTS; e++)
         for (uint32_t cols = COLS; cols <= 6; cols += 2) {
           const uint8_t *values = NULL;
-          mm_err ignored = {0};
-          if (mm_importance_find(&m, &a->rule[i], e % 2, e, EXPERTS, cols, &values, &ignored) != MM_WEIGHED) continue;
+          if (mm_importance_find(&m, &a->rule[i], e % 2, e, EXPERTS, cols, &values, MM_IGNORED) != MM_WEIGHED) continue;
           mm_importance_weights(values, cols, w);
           for (uint32_t j = 0; j < cols; j++) sum += w[j];
         }

@@ -312,7 +312,7 @@ static bool list_planes(const made *m, uint32_t rank, mm_st_tensor *st, const mm
         if ((int)(i * MM_PACK_PLANES + p) == m->odd_plane && (unsigned)m->odd_axis < s.rank) s.dim[m->odd_axis] = m->odd_extent;
         if (!mm_shape_bytes(&s, t->plane[p].dtype, &bytes) || bytes == 0 || (total += bytes) > DATA) return false;
         st[*count] = (mm_st_tensor){
-            .name = mm_arena_printf(names, NULL, "%s%s", t->name, t->plane[p].suffix), .dtype = t->plane[p].dtype, .shape = s};
+            .name = mm_arena_printf(names, MM_IGNORED, "%s%s", t->name, t->plane[p].suffix), .dtype = t->plane[p].dtype, .shape = s};
         plane[*count] = &t->plane[p];
         index[(*count)++] = p;
       }
@@ -343,7 +343,7 @@ static bool put_part(made *m, uint32_t rank) {
   const struct mm_st_meta meta[] = {
       {"format", MM_PACK_FORMAT}, {"version", text[0]}, {"rank", text[1]}, {"tp", text[2]}, {"part", "0"}, {"plan", plan}};
   bool ok = list_planes(m, rank, st, plane, index, &count, &names);
-  uint8_t *header = ok ? mm_st_header(st, count, meta, 6, 4096, &n, NULL) : NULL;
+  uint8_t *header = ok ? mm_st_header(st, count, meta, 6, 4096, &n, MM_IGNORED) : NULL;
   if ((ok = header && n <= 1 << 16)) {
     memcpy(bytes, header, n);
     uint64_t end = st[count - 1].offset + st[count - 1].bytes;
@@ -352,7 +352,7 @@ static bool put_part(made *m, uint32_t rank) {
     mm_part *p = &m->part[rank];
     mm_part_name(name, rank, 0);
     *p = (mm_part){
-        .file = mm_arena_strndup(&m->pack.arena, name, strlen(name), NULL), .size = end, .block_count = 1, .block = &m->block[rank]};
+        .file = mm_arena_strndup(&m->pack.arena, name, strlen(name), MM_IGNORED), .size = end, .block_count = 1, .block = &m->block[rank]};
     *p->block = mm_sha256(bytes, end);
     p->root = mm_hash_root(p->block, 1);
     m->rank[rank] = (mm_rank_parts){1, p};
@@ -366,7 +366,7 @@ static bool put_part(made *m, uint32_t rank) {
 /* The changes that are bytes of the manifest; its seal is made again. */
 static bool put_manifest(made *m) {
   enum { SEAL = sizeof MM_MANIFEST_SEAL - 3 + MM_HEX_LEN };
-  char *text = mm_pack_text(&m->pack, NULL), hex[MM_HEX_LEN + 1];
+  char *text = mm_pack_text(&m->pack, MM_IGNORED), hex[MM_HEX_LEN + 1];
   if (!text) return false; /* a number that JSON has not */
   size_t n = strlen(text);
   input in = m->changes;

@@ -15,13 +15,13 @@
 
 static std::vector<float> numbers(const mm_packed *w) {
   std::vector<float> v((size_t)w->lead * w->n * w->k);
-  for (uint32_t e = 0; e < w->lead; e++) w->scheme->unpack(w, e, 0, w->n, &v[(size_t)e * w->n * w->k]);
+  for (uint32_t e = 0; e < w->lead; e++) mm_unpack(w, e, 0, w->n, &v[(size_t)e * w->n * w->k]);
   return v;
 }
 
 router_numbers::router_numbers(const mm_packed *weight, const mm_packed *b, bool is_sigmoid)
     : w(numbers(weight)), experts(weight->n), hidden(weight->k), sigmoid(is_sigmoid) {
-  if (b) bias.resize(experts), b->scheme->unpack(b, 0, 0, experts, bias.data());
+  if (b) bias.resize(experts), mm_unpack(b, 0, 0, experts, bias.data());
 }
 std::vector<double> router_numbers::scores(const float *x) const {
   std::vector<double> score(experts);

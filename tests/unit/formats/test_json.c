@@ -27,23 +27,25 @@ static void refuses_text(const char *text, size_t n, mm_status status, const cha
 static void test_refused(void **state) {
   (void)state;
 #define REFUSES(text, code, what) refuses_text(text, sizeof(text) - 1, MM_BAD_INPUT, code, what)
-  REFUSES("{\"a\": 1\0}", "E_JSON", "offset 7: found a NUL byte");
-  REFUSES("{\"a\": \"b\0c\"}", "E_JSON", "offset 8: found a NUL byte");
-  REFUSES("{\"a\": \"b\\\0c\"}", "E_JSON", "offset 9: found a NUL byte");
-  REFUSES("{\"a\": 1}\0", "E_JSON", "offset 8: found a NUL byte");
-  REFUSES("", "E_JSON", "expected near end of file");
-  REFUSES("7", "E_JSON", "'[' or '{' expected");
-  REFUSES("{\"a\": 1, \"b\": 2, \"a\": 3}", "E_JSON", "duplicate object key");
-  REFUSES("{\"a\": 1, \"\\u0061\": 3}", "E_JSON", "duplicate object key");
-  REFUSES("{\"a\": 1} x", "E_JSON", "end of file expected");
-  REFUSES("{\"a\": 1,}", "E_JSON", "string or '}' expected");
-  REFUSES("{\"a\": NaN}", "E_JSON", "invalid token");
-  REFUSES("{\"a\": \"\xc0\x80\"}", "E_JSON", "unable to decode byte 0xc0");
-  REFUSES("{\"a\": \"\\ud800\"}", "E_JSON", "Unicode");
-  REFUSES("\xef\xbb\xbf{}", "E_JSON", "'[' or '{' expected");
-  REFUSES("{\"a\": 9223372036854775808}", "E_NUMBER", "too big integer");
-  REFUSES("{\"a\": -9223372036854775809}", "E_NUMBER", "too big negative integer");
-  REFUSES("{\"a\": 1e999}", "E_NUMBER", "real number overflow");
+  REFUSES("{\"a\": 1\0}", "E_JSON", "offset 7: found \"\\x00\", expected a comma");
+  REFUSES("{\"a\": \"b\0c\"}", "E_JSON", "offset 8: found \"\\x00c\\x22\", expected no raw control character");
+  REFUSES("{\"a\": \"b\\\0c\"}", "E_JSON", "offset 8: found \"\\x5c\\x00c\\x22\", expected an escape");
+  REFUSES("{\"a\": 1}\0", "E_JSON", "offset 8: found \"\\x00\", expected nothing but white space");
+  REFUSES("", "E_JSON", "offset 0: found the end, expected an object");
+  REFUSES("7", "E_JSON", "offset 0: found \"7\", expected an object");
+  REFUSES("{\"a\": 1, \"b\": 2, \"a\": 3}", "E_JSON", "offset 17: found key \"a\" twice");
+  REFUSES("[1, {\"a\": 1, \"\\u0061\": 3}]", "E_JSON", "offset 13: found key \"a\" twice");
+  REFUSES("{\"a\\u0000\": 1}", "E_JSON", "offset 1: found a key with a NUL character");
+  REFUSES("{\"a\": 1} x", "E_JSON", "offset 9: found \"x\", expected nothing but white space");
+  REFUSES("{\"a\": 1,}", "E_JSON", "offset 8: found \"}\", expected a key");
+  REFUSES("{\"a\": NaN}", "E_JSON", "offset 6: found \"NaN\", expected a value");
+  REFUSES("{\"a\": \"\xc0\x80\"}", "E_JSON", "offset 7: found \"\\xc0\\x80\\x22\", expected valid UTF-8");
+  REFUSES("{\"a\": \"\\ud800\"}", "E_JSON", "offset 7: found \"\\x5cud800\\x22\", expected an escape");
+  REFUSES("\xef\xbb\xbf{}", "E_JSON", "offset 0: found \"\\xef");
+  REFUSES("{\"a\": 9223372036854775808}", "E_NUMBER", "offset 6: found \"9223372036854775808\", expected an integer of 64 bits");
+  REFUSES("{\"a\": -9223372036854775809}", "E_NUMBER", "offset 6: found \"-9223372036854775809\", expected an integer");
+  REFUSES("{\"a\": 1e999}", "E_NUMBER", "offset 6: found \"1e999\", expected a number of double precision");
+  REFUSES("{\"a\": 012345678901234567890}", "E_JSON", "offset 7: found \"12345678901234567890\", expected a comma");
 }
 
 /* Control bytes of the text never reach the message raw. */
@@ -64,7 +66,7 @@ static void test_depth(void **state) {
     mm_err err = {0};
     mm_json *j = mm_json_parse(text, 2 * (size_t)depth, "deep.json", &err);
     assert_int_equal(j != NULL, depth <= 32);
-    if (!j) assert_non_null(strstr(err.text, "offset 32: found nesting deeper than 32"));
+    if (!j) assert_non_null(strstr(err.text, "offset 32: found \"["));
     mm_json_free(j);
   }
 }
@@ -83,20 +85,20 @@ static void test_depth_and_strings(void **state) {
     if (!j) fail_msg("%s: %s", shallow[i], err.text);
     mm_json_free(j);
   }
-  REFUSES("[\"\\\\\", " TIMES40("[") TIMES40("]") "]", "E_JSON", "found nesting deeper than 32");
-  REFUSES("[\"}\", 1, " TIMES40("[1, \"]]]]\", ") "2" TIMES40("]") "]", "E_JSON", "found nesting deeper than 32");
-  REFUSES("[\"}\", 1, " TIMES40("{\"}}\": ") "2" TIMES40("}") "]", "E_JSON", "found nesting deeper than 32");
-  REFUSES("][", "E_JSON", "'[' or '{' expected");
+  REFUSES("[\"\\\\\", " TIMES40("[") TIMES40("]") "]", "E_JSON", "expected at most 32 levels of nesting");
+  REFUSES("[\"}\", 1, " TIMES40("[1, \"]]]]\", ") "2" TIMES40("]") "]", "E_JSON", "expected at most 32 levels of nesting");
+  REFUSES("[\"}\", 1, " TIMES40("{\"}}\": ") "2" TIMES40("}") "]", "E_JSON", "expected at most 32 levels of nesting");
+  REFUSES("][", "E_JSON", "offset 0: found \"][\", expected an object");
   /* A backslash as the last byte of memory. */
   char *last = malloc(3);
   memcpy(last, "[\"\\", 3);
-  refuses_text(last, 3, MM_BAD_INPUT, "E_JSON", "offset 3: invalid escape");
+  refuses_text(last, 3, MM_BAD_INPUT, "E_JSON", "offset 2: found \"\\x5c\", expected an escape");
   free(last);
 }
 
 static void test_value_count(void **state) {
   (void)state;
-  size_t most = (size_t)4 << 20; /* the bracket and the commas */
+  size_t most = (size_t)4 << 20;
   char *text = malloc(2 * most + 8);
   assert_non_null(text);
   for (size_t extra = 0; extra <= 1; extra++) {
@@ -150,6 +152,10 @@ static void test_values(void **state) {
   }
   assert_int_equal(n, sizeof want / sizeof *want);
   assert_int_equal(mm_json_type_of(NULL), MM_JSON_NULL);
+  const mm_json *other = mm_json_get(j, "s"); /* not what it is asked for */
+  assert_true(mm_json_int(other) == 0 && mm_json_number(other) == 0 && !mm_json_bool(other) && mm_json_size(other) == 0);
+  assert_true(!mm_json_str(mm_json_get(j, "i")) && mm_json_str_len(mm_json_get(j, "l")) == 0 && !mm_json_get(other, "k"));
+  assert_true(!mm_json_at(mm_json_get(j, "l"), 3) && !mm_json_at(mm_json_get(j, "o"), 0) && mm_json_number(mm_json_get(j, "m")) == -0x1p63);
   assert_int_equal(mm_json_size(mm_json_get(j, "l")), 3);
   assert_int_equal(mm_json_size(mm_json_get(j, "o")), 1);
   assert_string_equal(mm_json_str(mm_json_at(mm_json_get(j, "l"), 2)), "x");
@@ -203,6 +209,52 @@ static mm_json *sample(void) {
   assert_true(mm_json_set(o, "z", mm_json_new_int(INT64_C(9007199254740993))) && mm_json_set(o, "a", a));
   assert_true(mm_json_set(o, "s", mm_json_new_str("q\"\n…")));
   return o;
+}
+
+/* What a terminal must not see raw is escaped in text for people, and what JSON demands in both. */
+static void test_writing(void **state) {
+  (void)state;
+  static const char text[] =
+      "{\"\\u00e9\\n\":[[],{},-7,1e300,-1.5e-300,100000000000000000000.0,0.0,null,false,\"a\\u0000\\u001f\\/"
+      "\\u007f~\\ud83d\\ude00\\uffff\\\\\"]}";
+  mm_err err;
+  mm_json *j = parse(text, &err);
+  char *dump = mm_json_dump(j, false);
+  assert_string_equal(dump,
+                      "{\"\xc3\xa9\\n\":[[],{},-7,1.0000000000000001e300,-1.5000000000000001e-300,1e20,0.0,null,false,\"a\\u0000\\u001F/"
+                      "\x7f~\xf0\x9f\x98\x80\xef\xbf\xbf\\\\\"]}");
+  free(dump);
+  dump = mm_json_dump(j, true);
+  assert_string_equal(dump,
+                      "{\n \"\\u00E9\\n\": [\n  [],\n  {},\n  -7,\n  1.0000000000000001e300,\n  -1.5000000000000001e-300,\n  1e20,\n  "
+                      "0.0,\n  null,\n  false,\n"
+                      "  \"a\\u0000\\u001F/\\u007F~\\uD83D\\uDE00\\uFFFF\\\\\"\n ]\n}");
+  free(dump);
+  mm_json_free(j);
+}
+
+/* Members keep their order while others come, go and change. */
+static void test_members(void **state) {
+  (void)state;
+  mm_json *o = mm_json_new_obj();
+  char key[16], text[16 * 40] = "{", *dump;
+  for (int i = 0; i < 40; i++) {
+    snprintf(key, sizeof key, "k%d", i);
+    assert_true(mm_json_set(o, key, mm_json_new_int(i)));
+    if (i % 3 == 2) mm_json_remove(o, key);
+  }
+  assert_true(mm_json_set(o, "k4", mm_json_new_str("new")));
+  for (int i = 0; i < 40; i++)
+    if (i % 3 != 2) snprintf(text + strlen(text), sizeof text - strlen(text), i == 4 ? "\"k4\":\"new\"," : "\"k%d\":%d,", i, i);
+  text[strlen(text) - 1] = '}';
+  dump = mm_json_dump(o, false);
+  assert_string_equal(dump, text);
+  free(dump);
+  assert_false(mm_json_set(o, "k5", mm_json_new_str("\xff")));
+  assert_false(mm_json_set(o, "\xff", mm_json_new_int(5)));
+  assert_null(mm_json_new_real(1 / 0.0));
+  assert_int_equal(mm_json_size(o), 27);
+  mm_json_free(o);
 }
 
 static void test_building(void **state) {
@@ -291,6 +343,8 @@ int main(void) {
       cmocka_unit_test(test_value_count),
       cmocka_unit_test(test_values),
       cmocka_unit_test(test_need),
+      cmocka_unit_test(test_writing),
+      cmocka_unit_test(test_members),
       cmocka_unit_test(test_building),
       cmocka_unit_test(test_reals_round_trip),
       cmocka_unit_test(test_locale),

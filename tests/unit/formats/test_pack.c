@@ -442,14 +442,14 @@ static void test_not_json(void **state) {
   char *text = text_of(&p);
   size_t n = strlen(text);
   expect_refusal(text, n - 3, MM_INTEGRITY, "E_JSON", "d/manifest.json: offset ");
-  expect_refusal(text, n + 1, MM_INTEGRITY, "E_JSON", "found a NUL byte");
+  expect_refusal(text, n + 1, MM_INTEGRITY, "E_JSON", "\\x00");
   expect_refusal("[]", 2, MM_INTEGRITY, "E_MANIFEST", "expected an object");
   expect_refusal("", 0, MM_INTEGRITY, "E_JSON", "d/manifest.json: offset 0");
   char *twice = replaced(text, "", "\"tp\":2", "\"tp\":2,\"tp\":2");
-  expect_refusal(twice, strlen(twice), MM_INTEGRITY, "E_JSON", "duplicate object key");
+  expect_refusal(twice, strlen(twice), MM_INTEGRITY, "E_JSON", "twice");
   free(twice);
   char *big = replaced(text, "", "\"size\":8388609", "\"size\":9223372036854775808");
-  expect_refusal(big, strlen(big), MM_INTEGRITY, "E_NUMBER", "too big integer");
+  expect_refusal(big, strlen(big), MM_INTEGRITY, "E_NUMBER", "expected an integer of 64 bits");
   free(big);
   free(text);
 }

@@ -130,7 +130,7 @@ static void test_lowest_failure_is_reported(void **state) {
   mm_fail(&earlier, MM_USAGE, "E_EARLIER", mm_at(NULL, NULL), "before");
   assert_false(mm_pool_run(2, 100, fail_some, &t, &earlier));
   assert_string_equal(earlier.code, "E_EARLIER");
-  assert_false(mm_pool_run(2, 100, fail_some, &t, NULL));
+  assert_false(mm_pool_run(2, 100, fail_some, &t, MM_IGNORED));
 }
 
 static void test_fewer_threads_than_asked(void **state) {
@@ -169,6 +169,37 @@ static void test_cpus(void **state) {
   assert_int_equal(alone, 1);
 }
 
+typedef struct looks {
+  atomic_uint count, last;
+  atomic_bool wrong;
+} looks;
+
+static void count_look(void *ctx, unsigned n) {
+  looks *l = ctx;
+  l->last = n;
+  l->wrong = l->wrong || (n && n != ++l->count);
+}
+
+/* Numbered from 1, no sooner than asked; 0 at the end alone, and at once; none after it. */
+static void test_ticker(void **state) {
+  (void)state;
+  looks l = {0}, late = {0};
+  const double start = mm_now();
+  mm_ticker *t = mm_ticker_open(20, count_look, &l), *slow = mm_ticker_open(60000, count_look, &late);
+  assert_true(t && slow);
+  while (l.count < 3 && mm_now() - start < 30) sched_yield();
+  assert_true(mm_now() - start >= 0.06);
+  assert_int_equal(l.last, l.count);
+  mm_ticker_close(t);
+  mm_ticker_close(slow);
+  mm_ticker_close(NULL);
+  assert_true(mm_now() - start < 50);
+  assert_true(l.count >= 3 && l.last == 0 && !l.wrong && late.count == 0 && late.last == 0);
+  threads_left = 0;
+  assert_null(mm_ticker_open(20, count_look, &l));
+  threads_left = -1;
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_every_item_once),
@@ -177,6 +208,7 @@ int main(void) {
       cmocka_unit_test(test_lowest_failure_is_reported),
       cmocka_unit_test(test_cpus),
       cmocka_unit_test(test_fewer_threads_than_asked),
+      cmocka_unit_test(test_ticker),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -83,7 +83,7 @@ static void check_codes(const packed *p, const matrix *m) {
   float *out = calloc(m->k, sizeof *out);
   assert_non_null(out);
   for (uint32_t r = 0; r < m->n; r++) {
-    v->scheme->unpack(v, 0, r, 1, out);
+    mm_unpack(v, 0, r, 1, out);
     for (uint32_t c = 0; c < m->k; c++) {
       float w = m->w[(size_t)r * m->k + c], s = scale_of(v, r, c);
       int code = stored_code(v, r, c), expected = nearest_code(v->scheme, w, s);
@@ -219,7 +219,7 @@ static void test_same_bytes(void **state) {
         packed plain = pack_matrix(s, &m, (mm_search)search);
         float *expected = calloc((size_t)m.n * m.k, sizeof *expected), *found = calloc((size_t)m.n * m.k, sizeof *found);
         assert_true(expected && found);
-        s->unpack(&plain.view, 0, 0, m.n, expected);
+        mm_unpack(&plain.view, 0, 0, m.n, expected);
         for (int level = MM_CPU_PLAIN; level <= MM_CPU_AVX512; level++) {
           mm_cpu_limit((mm_cpu)level);
           packed p = packed_open(s, m.n, m.k);
@@ -239,7 +239,7 @@ static void test_same_bytes(void **state) {
             s->pack(&a, at);
           }
           if (!packed_equal(&plain, &p)) fail_msg("%s %ux%u search %d: level %d differs from plain", s->name, m.n, m.k, search, level);
-          for (uint32_t r = 0; r < m.n; r++) s->unpack(&p.view, 0, r, 1, found + (size_t)r * m.k);
+          for (uint32_t r = 0; r < m.n; r++) mm_unpack(&p.view, 0, r, 1, found + (size_t)r * m.k);
           assert_memory_equal(found, expected, (size_t)m.n * m.k * sizeof *found);
           packed_close(&p);
         }
@@ -315,14 +315,14 @@ static void test_cutting(void **state) {
   for (size_t i = 0; mm_scheme_at(i); i++) {
     const mm_scheme *s = mm_scheme_at(i);
     packed p = pack_matrix(s, &m, s->searches >> MM_SEARCH_MSE & 1 ? MM_SEARCH_MSE : MM_SEARCH_ABSMAX);
-    s->unpack(&p.view, 0, 0, N, whole);
+    mm_unpack(&p.view, 0, 0, N, whole);
     for (size_t j = 0; j < sizeof cuts / sizeof *cuts; j++) {
       uint32_t n = cuts[j][0], k = cuts[j][1];
       for (uint32_t row = 0; row + n <= N; row += n)
         for (uint32_t col = 0; col + k <= K; col += k) {
           if (j == 4 && (row + col) % 84) continue; /* a sample of the many */
           packed shard = cut(&p, row, n, col, k);
-          s->unpack(&shard.view, 0, 0, n, part);
+          mm_unpack(&shard.view, 0, 0, n, part);
           for (uint32_t r = 0; r < n; r++)
             if (memcmp(part + (size_t)r * k, whole + (size_t)(row + r) * K + col, k * sizeof *part) != 0)
               fail_msg("%s: shard %ux%u at [%u, %u] differs in row %u", s->name, n, k, row, col, r);
@@ -359,8 +359,8 @@ static void test_lead(void **state) {
       for (int l = 0; l < LEAD; l++) memcpy((char *)plane[q] + (size_t)l * one[l].bytes[q], one[l].plane[q], one[l].bytes[q]);
     }
     for (uint32_t l = 0; l < LEAD; l++) {
-      s->unpack(&stack, l, 126, 3, out);
-      s->unpack(&one[l].view, 0, 126, 3, expected);
+      mm_unpack(&stack, l, 126, 3, out);
+      mm_unpack(&one[l].view, 0, 126, 3, expected);
       assert_memory_equal(out, expected, sizeof out);
     }
     for (int l = 0; l < LEAD; l++) packed_close(&one[l]);
@@ -396,7 +396,7 @@ static void test_extremes(void **state) {
     matrix zero = matrix_open(N, K), m = matrix_open(N, K), scaled = matrix_open(N, K);
     float out[N * K];
     packed p = pack_matrix(s, &zero, search);
-    s->unpack(&p.view, 0, 0, N, out);
+    mm_unpack(&p.view, 0, 0, N, out);
     for (int j = 0; j < N * K; j++) assert_true(out[j] == 0);
     for (unsigned q = 1; q < s->plane_count; q++)
       for (size_t c = 0; c < mm_plane_elements(N, K, s->plane[q].cell); c++) {
@@ -497,7 +497,7 @@ static void test_registry(void **state) {
     const mm_scheme *s = mm_scheme_at(count);
     assert_ptr_equal(mm_scheme_find(s->name), s); /* no name or synonym hides another */
     for (size_t i = 0; i < sizeof s->synonym / sizeof *s->synonym && s->synonym[i]; i++) assert_ptr_equal(mm_scheme_find(s->synonym[i]), s);
-    assert_true(s->plane_count >= 1 && s->plane_count <= MM_MAX_PLANES && s->pack && s->unpack);
+    assert_true(s->plane_count >= 1 && s->plane_count <= MM_MAX_PLANES && s->pack);
     assert_true(s->purpose && strlen(s->purpose) < 96);
     assert_true(!s->plane[0].scale && s->plane[0].suffix[0] == 0);
     for (unsigned i = 1; i < s->plane_count; i++) assert_true(s->plane[i].scale);
@@ -544,7 +544,7 @@ static void test_ends_of_f32(void **state) {
         packed p = packed_open(s, N, K);
         mm_pack_args a = {.w = m.w, .n = N, .k = K, .amax = amax, .search = (mm_search)search};
         s->pack(&a, p.plane);
-        s->unpack(&p.view, 0, 0, N, out);
+        mm_unpack(&p.view, 0, 0, N, out);
         for (unsigned q = 1; q < s->plane_count; q++)
           for (size_t c = 0; c < mm_plane_elements(N, K, s->plane[q].cell); c++) {
             double v = stored_scale(&p.view, q, c);

@@ -134,7 +134,7 @@ static double weighted_error(const matrix *m, const packed *p, const float *impo
   float *out = calloc((size_t)m->n * m->k, sizeof *out);
   double sum = 0;
   assert_non_null(out);
-  p->view.scheme->unpack(&p->view, 0, 0, m->n, out);
+  mm_unpack(&p->view, 0, 0, m->n, out);
   for (size_t i = 0; i < (size_t)m->n * m->k; i++) {
     double d = (double)m->w[i] - (double)out[i];
     sum += d * d * (double)importance[i % m->k];

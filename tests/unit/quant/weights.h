@@ -103,7 +103,7 @@ static inline packed pack_matrix(const mm_scheme *s, const matrix *m, mm_search 
 static inline double sqnr(const matrix *m, const packed *p) {
   float *out = malloc((size_t)m->n * m->k * sizeof *out);
   assert_non_null(out);
-  p->view.scheme->unpack(&p->view, 0, 0, m->n, out);
+  mm_unpack(&p->view, 0, 0, m->n, out);
   double signal = 0, noise = 0;
   for (size_t i = 0; i < (size_t)m->n * m->k; i++) {
     double d = (double)m->w[i] - (double)out[i];

@@ -1,4 +1,5 @@
 /* Bodies of requests: what Python's json module reads is read alike. */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -8,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include "formats/scan.h"
 #include "runtime/serve/body.h"
 #include "runtime/serve/text.h"
 
@@ -48,6 +50,8 @@ static void numbers_keep_their_text(void **state) {
                {"18446744073709551616", 18446744073709551616.0, false, 0},
                {"-9007199254740992.0", -9007199254740992.0, true, -INT64_C(9007199254740992)},
                {"9007199254740994.0", 9007199254740994.0, false, 0},
+               {"Infinity", INFINITY, false, 0},
+               {"-Infinity", -INFINITY, false, 0},
                {"123456789012345678901234567890", 123456789012345678901234567890.0, false, 0}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     mm_arena a = {0};
@@ -82,8 +86,9 @@ static void strings_are_utf8(void **state) {
 
 static void what_is_no_json_is_refused_with_its_place(void **state) {
   (void)state;
-  static const char *const bad[] = {"",   "{",  "[1,]", "{\"a\":1,}", "{a:1}", "'a'",      "\"a", "\"\n\"", "\"\\x\"", "\"\\u12g4\"",
-                                    "01", "+1", ".5",   "1 2",        "nul",   "\"\xff\"", "[1}"};
+  static const char *const bad[] = {"",   "{",  "[1,]",     "{\"a\":1,}", "{a:1}", "'a'",      "\"a", "\"\n\"", "\"\\x\"", "\"\\u12g4\"",
+                                    "01", "+1", ".5",       "1 2",        "nul",   "\"\xff\"", "[1}", "- 5",    "1.",      "1e+",
+                                    "-",  "-N", "-Infinit", "tru",        "[NaN"};
   for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
     mm_arena a = {0};
     mm_err err = {0};
@@ -96,13 +101,13 @@ static void what_is_no_json_is_refused_with_its_place(void **state) {
 
 static void depth_and_count_are_bounded(void **state) {
   (void)state;
-  for (int deep = MM_BODY_DEPTH - 1; deep <= MM_BODY_DEPTH + 1; deep++) {
+  for (int deep = MM_SCAN_DEPTH_PYTHON - 1; deep <= MM_SCAN_DEPTH_PYTHON + 1; deep++) {
     mm_arena a = {0};
     mm_err err = {0};
-    char text[2 * MM_BODY_DEPTH + 3] = {0};
+    char text[2 * MM_SCAN_DEPTH_PYTHON + 3] = {0};
     memset(text, '[', (size_t)deep);
     memset(text + deep, ']', (size_t)deep);
-    assert_int_equal(parse(&a, text, &err) != NULL, deep <= MM_BODY_DEPTH);
+    assert_int_equal(parse(&a, text, &err) != NULL, deep <= MM_SCAN_DEPTH_PYTHON);
     mm_arena_close(&a);
   }
 }

@@ -89,7 +89,7 @@ static double nearest_bf16(double x) {
 
 static void check_near(const sample *a, const float *y, way with) {
   static float w[ROWS][MOST_K];
-  a->w.scheme->unpack(&a->w, 1, 0, ROWS, &w[0][0]);
+  mm_unpack(&a->w, 1, 0, ROWS, &w[0][0]);
   const float *row = &w[0][0];
   for (uint32_t r = 0; r < ROWS; r++, row += a->w.k)
     for (uint32_t t = 0; t < TOKENS; t++) {

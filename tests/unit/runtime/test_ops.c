@@ -141,7 +141,7 @@ static void linear(void **state) {
       fill(r.x[0].data, T * K, 1);
       step(&r, &batch, call_linear, NULL, NULL);
       for (uint32_t n = 0; n < N; n++) {
-        packed->scheme->unpack(packed, 0, n, 1, w);
+        mm_unpack(packed, 0, n, 1, w);
         for (uint32_t t = 0; t < T; t++) {
           double expected = 0;
           for (uint32_t k = 0; k < K; k++) expected += (double)w[k] * row(r.x[0], K, t)[k];
