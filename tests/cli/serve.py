@@ -40,8 +40,17 @@ def completions(s, packed):
     assert two[2]["text"].startswith("And God")
 
 
+def ended(text, stops):
+    """The text before the stop string that ends first, of several the longest, and that one."""
+    for end in range(1, len(text) + 1):
+        found = [s for s in stops if text[:end].endswith(s)]
+        if found:
+            return text[: end - max(map(len, found))], max(found, key=len)
+
+
 def stops(s, packed):
-    """A stop string may begin and end anywhere in a token; streamed pieces never hold what is cut later."""
+    """A stop string may begin and end anywhere in a token; of several that one counts which would end first byte by byte, wherever tokens
+    end; streamed pieces never hold what is cut later."""
     text = run(packed, 40)
     for begin in range(3, len(text) - 12, 7):
         for length in (1, 2, 5, 12):
@@ -50,6 +59,9 @@ def stops(s, packed):
             body = {**PROMPT, "max_tokens": 40, "stop": ["not in the text", stop]}
             choice = s.post(COMPLETIONS, body)["choices"][0]
             assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == (want, "stop", stop), (stop, choice)
+        nested = [text[begin : begin + 9], text[begin + 2 : begin + 4]]
+        choice = s.post(COMPLETIONS, {**PROMPT, "max_tokens": 40, "stop": nested})["choices"][0]
+        assert (choice["text"], choice["stop_reason"]) == ended(text, nested), (nested, choice)
     pieces = s.events(COMPLETIONS, {**PROMPT, "max_tokens": 40, "stop": stop})
     assert "".join(c["text"] for e in pieces for c in e["choices"]) == want
     kept = s.post(COMPLETIONS, {**PROMPT, "max_tokens": 40, "stop": stop, "include_stop_str_in_output": True})["choices"][0]
