@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """minimax-serve over plain HTTP: completions whole and streamed, stop strings over the borders of tokens, sampling fields, errors, the
 pages for operators, and how it ends."""
+import http.client
 import json
 import os
 import re
@@ -146,6 +147,16 @@ def keys():
         assert [x["status"] for x in lines if "path" in x and x["path"] == COMPLETIONS] == [401, 401, 401, 200, 200]
 
 
+def rest(response):
+    """What still comes of a reply that may be broken off."""
+    try:
+        return response.read()
+    except http.client.IncompleteRead as e:
+        return e.partial
+    except ConnectionError:
+        return b""
+
+
 def ends():
     """The first signal lets what runs come to its end, the second does not."""
     with Server(PACKED) as s:
@@ -154,7 +165,7 @@ def ends():
         r = c.getresponse()
         r.read(10)
         s.process.send_signal(signal.SIGTERM)
-        assert r.read().endswith(b"data: [DONE]\n\n") and s.process.wait(20) == 0
+        assert r.read().endswith(b"data: [DONE]\n\n") and s.process.wait(60) == 0
     with Server(PACKED) as s:  # a client that takes its time has all of its reply
         c = s.connect()
         c.sock = socket.socket()
@@ -167,16 +178,16 @@ def ends():
         s.process.send_signal(signal.SIGTERM)
         s.wait_for("reply 1000")
         time.sleep(0.3)
-        assert r.read().endswith(b"data: [DONE]\n\n") and s.process.wait(20) == 0
+        assert r.read().endswith(b"data: [DONE]\n\n") and s.process.wait(60) == 0
     with Server(PACKED) as s:
         c = s.connect()
         c.request("POST", COMPLETIONS, json.dumps({**PROMPT, "max_tokens": 8000, "ignore_eos": True, "stream": True}))
-        c.getresponse().read(10)
+        r = c.getresponse()
+        r.read(10)
         s.process.send_signal(signal.SIGTERM)
         s.wait_for("draining")
-        start = time.monotonic()
         s.process.send_signal(signal.SIGTERM)
-        assert s.process.wait(20) == 0 and time.monotonic() - start < 2
+        assert s.process.wait(60) == 0 and not rest(r).endswith(b"data: [DONE]\n\n")
     for _ in range(4):  # signals until the very end
         with Server(PACKED) as s:
             while s.process.poll() is None:
