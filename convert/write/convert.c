@@ -36,17 +36,17 @@ static bool run_item(void *ctx, size_t item, unsigned worker, mm_err *err) {
   uint64_t bytes = step_bytes(job->p, s);
   if (atomic_load(&job->progress->stop))
     return mm_fail(err, MM_INTERRUPTED, "E_INTERRUPTED", mm_at(NULL, NULL), "stopped by a signal; --resume continues");
-  if (!job->out->skip[step]) {
-    if (!mm_step_run(w, job->p, s, &job->out->blocks, err)) return false;
+  const bool kept = job->out->skip[step];
+  if (kept) atomic_fetch_add(&job->progress->kept_bytes, bytes);
+  /* Which rows of the head are zero no journal says: they are found again. */
+  if ((!kept || mm_step_of_head(job->p, s)) &&
+      (!mm_step_run(w, job->p, s, kept ? NULL : &job->out->blocks, err) || !mm_writer_dead_rows(job->out, w->dead, w->dead_count, err)))
+    return false;
+  if (!kept) {
     atomic_fetch_add(&job->progress->zeroed, w->zeroed);
-    mm_step_entry e = {
-        .step = step, .zeroed = w->zeroed, .put = w->log.put, .put_count = w->log.count, .dead = w->dead, .dead_count = w->dead_count};
+    mm_step_entry e = {.step = step, .zeroed = w->zeroed, .put = w->log.put, .put_count = w->log.count};
     w->log = (mm_put_log){0};
-    w->dead = NULL;
-    w->dead_count = w->dead_cap = 0;
     if (!mm_writer_step_done(job->out, &e, bytes, err)) return false;
-  } else {
-    atomic_fetch_add(&job->progress->kept_bytes, bytes);
   }
   atomic_fetch_add(&job->progress->read_bytes, bytes);
   return true;

@@ -11,7 +11,7 @@
 
 #include "formats/file.h"
 
-static const char magic[8] = "MMJRNL3\n";
+static const char magic[8] = "MMJRNL4\n";
 
 /* Behind it: uint64_t[files], a check of each source file. */
 typedef struct mm_journal_header {
@@ -139,8 +139,7 @@ static bool add(mm_cursor *c, const void *in, size_t n, mm_err *err) {
   return true;
 }
 
-/* Payload: u32 blocks, u32 steps, the block entries, then per step {u32 step, u32 puts, u32 dead rows, u64 zeroed, puts, dead
- * rows}. */
+/* Payload: u32 blocks, u32 steps, the block entries, then per step {u32 step, u32 puts, u64 zeroed, puts}. */
 static bool read_payload(mm_journal *j, mm_cursor *c, mm_err *err) {
   uint32_t blocks, steps;
   if (!take(c, &blocks, 4) || !take(c, &steps, 4) || (c->n - c->at) / sizeof(mm_block_entry) < blocks) return false;
@@ -148,15 +147,13 @@ static bool read_payload(mm_journal *j, mm_cursor *c, mm_err *err) {
   if (blocks && !take(c, j->block + j->block_count, blocks * sizeof *j->block)) return false;
   j->block_count += blocks;
   for (uint32_t i = 0; i < steps; i++) {
-    uint32_t head[3];
+    uint32_t head[2];
     mm_step_entry e = {0};
     if (!take(c, head, sizeof head) || !take(c, &e.zeroed, sizeof e.zeroed) ||
-        !take_array(j, c, (void **)&e.put, head[1], sizeof *e.put, err) ||
-        !take_array(j, c, (void **)&e.dead, head[2], sizeof *e.dead, err))
+        !take_array(j, c, (void **)&e.put, head[1], sizeof *e.put, err))
       return false;
     e.step = head[0];
     e.put_count = head[1];
-    e.dead_count = head[2];
     if (!MM_GROW(j->step, &j->step_cap, j->step_count + 1, err)) return false;
     j->step[j->step_count++] = e;
   }
@@ -270,10 +267,9 @@ bool mm_journal_append(mm_journal *j, const mm_plan *p, const mm_step_entry *ste
     ok = add(&c, &e, sizeof e, err);
   }
   for (size_t i = 0; ok && i < step_count; i++) {
-    uint32_t head[3] = {steps[i].step, (uint32_t)steps[i].put_count, (uint32_t)steps[i].dead_count};
+    uint32_t head[2] = {steps[i].step, (uint32_t)steps[i].put_count};
     ok = add(&c, head, sizeof head, err) && add(&c, &steps[i].zeroed, sizeof steps[i].zeroed, err) &&
-         add(&c, steps[i].put, steps[i].put_count * sizeof *steps[i].put, err) &&
-         add(&c, steps[i].dead, steps[i].dead_count * sizeof *steps[i].dead, err);
+         add(&c, steps[i].put, steps[i].put_count * sizeof *steps[i].put, err);
   }
   length = (uint32_t)(c.n - 4);
   if (ok) memcpy(c.p, &length, 4);

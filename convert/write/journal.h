@@ -14,9 +14,8 @@
 typedef struct mm_step_entry {
   uint32_t step;
   uint64_t zeroed; /* weights of it that were not finite and are 0 */
-  size_t put_count, dead_count;
+  size_t put_count;
   mm_put *put;
-  uint32_t *dead; /* all-zero lm_head rows it saw */
 } mm_step_entry;
 
 /* A block on disk, or its frame, with its digest. */

@@ -106,24 +106,19 @@ static void take_blocks(mm_trust *t) {
   }
 }
 
-/* The step is done, and what it had to tell is told. */
-static bool take_step(mm_writer *w, const mm_step_entry *e, mm_err *err) {
-  if (!MM_GROW(w->dead, &w->dead_cap, w->dead_count + e->dead_count, err)) return false;
-  for (size_t k = 0; k < e->dead_count; k++) w->dead[w->dead_count++] = e->dead[k];
+static void take_step(mm_writer *w, const mm_step_entry *e) {
   w->zeroed += e->zeroed;
   w->skip[e->step] = true;
-  return true;
 }
 
-static bool take_steps(mm_trust *t, mm_err *err) {
+static void take_steps(mm_trust *t) {
   mm_writer *w = t->w;
   for (size_t i = 0; i < w->journal.step_count; i++) {
     const mm_step_entry *e = &w->journal.step[i];
     if (!t->step_holds[i] || w->skip[e->step]) continue; /* journaled again by a run that did not trust it */
-    if (!take_step(w, e, err)) return false;
+    take_step(w, e);
     for (size_t k = 0; k < e->put_count; k++) mm_blocks_trust_put(&w->blocks, &e->put[k]);
   }
-  return true;
 }
 
 /* Bytes [at, at + n) of a rank's file that something fills. */
@@ -184,7 +179,9 @@ bool mm_writer_trust(mm_writer *w, const bool *kept, mm_err *err) {
   for (unsigned i = 0; ok && i < threads; i++) ok = (t.buffer[i] = mm_calloc(1, MM_HASH_BLOCK, err)) != NULL;
   ok = ok && mm_pool_run(threads, w->journal.block_count, check_block, &t, err);
   if (ok) take_blocks(&t);
-  ok = ok && mm_pool_run(threads, w->journal.step_count, check_step, &t, err) && take_steps(&t, err) && zero_paddings(&t, err);
+  ok = ok && mm_pool_run(threads, w->journal.step_count, check_step, &t, err);
+  if (ok) take_steps(&t);
+  ok = ok && zero_paddings(&t, err);
   for (unsigned i = 0; t.buffer && i < threads; i++) free(t.buffer[i]);
   free(t.buffer);
   free(t.block_holds);
@@ -239,7 +236,8 @@ static bool claim_steps(mm_writer *w, uint32_t part, bool *all, mm_err *err) {
   }
   for (uint32_t s = 0; ok && *all && s < p->step_count; s++)
     *all = p->tensor[p->step[s].tensor].part != part || has[s] || mm_step_fills(p, &p->step[s], fills_any, NULL);
-  for (size_t i = 0; ok && *all && i < w->journal.step_count; i++) ok = !claimed[i] || take_step(w, &w->journal.step[i], err);
+  for (size_t i = 0; ok && *all && i < w->journal.step_count; i++)
+    if (claimed[i]) take_step(w, &w->journal.step[i]);
   free(claimed);
   free(has);
   return ok;

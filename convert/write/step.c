@@ -109,6 +109,9 @@ static bool put_beside(mm_worker *w, const mm_strip *s, mm_blocks *out, mm_err *
   return mm_blocks_put(out, &w->log, 0, x.at, spelt->shape ? (const void *)shape : &input, x.bytes, err);
 }
 
+static bool is_head(const mm_pack_tensor *t) { return strcmp(t->name, "lm_head.weight") == 0; }
+bool mm_step_of_head(const mm_plan *p, const mm_step *s) { return is_head(&p->pack.tensor[s->tensor]); }
+
 /* A head row of zeros gives logit 0 for an id that was never trained. The numbers that are stored decide, whatever they came from. */
 static bool note_dead_rows(mm_worker *w, const mm_strip *s, const void *const plane[MM_MAX_PLANES], mm_err *err) {
   mm_packed m = {.scheme = s->pt->scheme, .lead = 1, .n = s->rows, .k = s->x->cols};
@@ -132,8 +135,8 @@ static bool run_strip(mm_worker *w, mm_strip *s, mm_blocks *out, mm_err *err) {
   const void *plane[MM_MAX_PLANES] = {0};
   if (!pack_strip(w, s, plane, err)) return false;
   w->zeroed += w->source.zeroed;
-  if (strcmp(s->t->name, "lm_head.weight") == 0 && !note_dead_rows(w, s, plane, err)) return false;
-  return scatter(w, s, plane, out, err) && put_beside(w, s, out, err);
+  if (is_head(s->t) && !note_dead_rows(w, s, plane, err)) return false;
+  return !out || (scatter(w, s, plane, out, err) && put_beside(w, s, out, err));
 }
 
 static bool strip_amax(mm_worker *w, mm_strip *s, mm_blocks *out, mm_err *err) {

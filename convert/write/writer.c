@@ -315,10 +315,7 @@ bool mm_writer_open(mm_writer *w, mm_plan *p, const mm_writer_options *o, mm_err
 }
 
 static void drop_pending(mm_step_entry *e, size_t n) {
-  for (size_t i = 0; i < n; i++) {
-    free(e[i].put);
-    free(e[i].dead);
-  }
+  for (size_t i = 0; i < n; i++) free(e[i].put);
   free(e);
 }
 
@@ -368,17 +365,22 @@ static bool commit(mm_writer *w, mm_err *err) {
 
 bool mm_writer_commit(mm_writer *w, mm_err *err) { return w->blocks.plan == NULL || w->pending_count == 0 || commit(w, err); }
 
+bool mm_writer_dead_rows(mm_writer *w, const uint32_t *row, size_t count, mm_err *err) {
+  pthread_mutex_lock(&w->lock);
+  const bool ok = MM_GROW(w->dead, &w->dead_cap, w->dead_count + count, err);
+  for (size_t i = 0; ok && i < count; i++) w->dead[w->dead_count++] = row[i];
+  pthread_mutex_unlock(&w->lock);
+  return ok;
+}
+
 bool mm_writer_step_done(mm_writer *w, mm_step_entry *e, uint64_t source_bytes, mm_err *err) {
   pthread_mutex_lock(&w->lock);
-  bool ok =
-      MM_GROW(w->pending, &w->pending_cap, w->pending_count + 1, err) && MM_GROW(w->dead, &w->dead_cap, w->dead_count + e->dead_count, err);
+  bool ok = MM_GROW(w->pending, &w->pending_cap, w->pending_count + 1, err);
   if (ok) {
     w->pending[w->pending_count++] = *e;
-    for (size_t i = 0; i < e->dead_count; i++) w->dead[w->dead_count++] = e->dead[i];
     w->pending_bytes += source_bytes;
   } else {
     free(e->put);
-    free(e->dead);
   }
   *e = (mm_step_entry){0};
   bool due = ok && w->pending_bytes >= w->o.commit_bytes && !w->committing;

@@ -69,7 +69,9 @@ void mm_writer_close(mm_writer *w, bool keep);
 /* Starts a part on every rank; with a journal, verifies what it claims and sets skip[] for the part's steps. *finished: an archived part
  * that needs nothing more, not even mm_writer_end_part. */
 MM_MUST_USE bool mm_writer_begin_part(mm_writer *w, uint32_t part, bool *finished, mm_err *err);
-/* A step is done: takes over its puts and dead rows (both freed here). May commit. */
+/* Rows of the head that are zero. */
+MM_MUST_USE bool mm_writer_dead_rows(mm_writer *w, const uint32_t *row, size_t count, mm_err *err);
+/* A step is done: takes over its puts (freed here). May commit. */
 MM_MUST_USE bool mm_writer_step_done(mm_writer *w, mm_step_entry *e, uint64_t source_bytes, mm_err *err);
 /* Makes everything finished so far durable and journals it. */
 MM_MUST_USE bool mm_writer_commit(mm_writer *w, mm_err *err);

@@ -23,9 +23,10 @@ const float *mm_cpu_vector(mm_backend *b, const mm_packed *w) {
 typedef struct inputs {
   const float **row, *x;
   const uint32_t *pick;
-  float *to;                          /* [rows, stride] */
-  const float *scale;                 /* [rows, amaxes] */
-  uint32_t k, stride, amaxes, scales; /* scales that a row keeps */
+  float *to;                  /* [rows, stride] */
+  const float *scale;         /* [rows, amaxes] */
+  uint32_t k, stride, amaxes; /* amaxes: 0 in forms without scales */
+  uint32_t scales, wanted;    /* those of a row here, and those that its product reads */
   mm_cpu_kind kind;
   mm_cpu_form form;
 } inputs;
@@ -36,7 +37,10 @@ static bool ready_row(void *ctx, size_t t, unsigned worker, mm_err *err) {
   float *to = j->to + t * j->stride;
   mm_cpu_turn(to, j->x + (size_t)(j->pick ? j->pick[t] : t) * j->k, j->k, j->kind);
   float *const scale = (float *)(uintptr_t)mm_cpu_scales(to, j->k);
-  if (j->scales) memcpy(scale, j->scale + t * j->amaxes, j->scales * sizeof *to);
+  if (j->amaxes) {
+    memcpy(scale, j->scale + t * j->amaxes, j->scales * sizeof *to);
+    memset(scale + j->scales, 0, (j->wanted - j->scales) * sizeof *to); /* of padding behind the last group */
+  }
   if (j->form == MM_FORM_INTEGERS) {
     if (!mm_cpu_integers(to, j->k)) *scale = NAN;
   } else if (j->form != MM_FORM_F32) {
@@ -56,8 +60,10 @@ void mm_cpu_ready(mm_backend *b, const float **row, const float *x, const uint32
   j.stride = form == MM_FORM_F32 ? padded : MM_CPU_INPUT(padded);
   if (form >= MM_FORM_ROW) {
     j.amaxes = mm_act_amaxes(&mm_act_formats[w->scheme->act], w->whole_k ? w->whole_k : w->k);
-    j.scale = b->amax + (form == MM_FORM_GROUPS ? 1 + w->first_k / MM_CHUNK : 0);
-    j.scales = form == MM_FORM_GROUPS ? padded / MM_CHUNK : 1;
+    const uint32_t first = form == MM_FORM_GROUPS ? 1 + w->first_k / MM_CHUNK : 0;
+    j.scale = b->amax + first;
+    j.wanted = form == MM_FORM_GROUPS ? padded / MM_CHUNK : 1;
+    j.scales = (uint32_t)mm_min(j.wanted, j.amaxes - first);
   }
   if (form != MM_FORM_F32 || padded != w->k || mm_cpu_turned(j.kind)) {
     mm_cpu_each(b, rows, (uint64_t)rows * w->k, ready_row, &j);

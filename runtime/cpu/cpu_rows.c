@@ -97,8 +97,8 @@ bool mm_cpu_integers(float *row, uint32_t k) {
     for (uint32_t j = 0; j < 4; j++)
       for (uint32_t i = 0; i < 16; i++) {
         const float x = row[c + 16 * j + i];
-        const int32_t code = x == x ? (int32_t)x : 0;
-        all &= x == x;
+        const int32_t code = x >= -127 && x <= 127 ? (int32_t)x : 0;
+        all &= (float)code == x;
         word[i] |= ((uint32_t)code & 255) << 8 * j;
         start[i] -= 128 * code;
       }

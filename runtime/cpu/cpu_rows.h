@@ -89,7 +89,8 @@ void mm_cpu_pair(float *row, uint32_t k);
 #define MM_CPU_INPUT(padded) ((padded) + (padded) / 2 + (padded) / MM_CHUNK / 16 * 16 + 16)
 static inline const float *mm_cpu_scales(const float *row, uint32_t k) { return row + mm_cpu_padded(k) + mm_cpu_padded(k) / 2; }
 /* A row that mm_cpu_turn gave of integers from -127 to 127, room behind it as above: behind it come bytes in the order of columns, then
- * what cpu_rows_vnni.c begins a lane with. False where some are no numbers: they count as zeros there. */
+ * what cpu_rows_vnni.c begins a lane with. False where some are none, as no numbers and what stands in padding may be: the row's products
+ * must not be numbers then. */
 bool mm_cpu_integers(float *row, uint32_t k);
 static inline const float *mm_cpu_starts(const float *row, uint32_t k) { return row + mm_cpu_padded(k) + mm_cpu_padded(k) / 4; }
 enum { MM_CPU_MOST_INTEGERS = 16384 }; /* columns of which eight lots of 128 · 127 a chunk stay below 2^24 */

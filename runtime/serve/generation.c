@@ -62,15 +62,17 @@ static void release_all(mm_generation *g) {
   while (g->held) release(g);
 }
 
-/* The earliest stop string in tail[0 … n) that ends after `seen`; its place in *at. -1: none. */
+/* The stop string in tail[0 … n) that ends first after `seen`, of several the longest; its place in *at. -1: none. */
 static int find_stop(const mm_generation *g, size_t seen, size_t *at) {
   int found = -1;
+  size_t end = SIZE_MAX;
   for (uint32_t i = 0; i < g->set.stop_count; i++) {
     const size_t n = g->stop[i].n, from = seen >= n ? seen - n + 1 : 0;
     const char *p = g->tail_n > from ? memmem(g->tail + from, g->tail_n - from, g->stop[i].text, n) : NULL;
-    if (!p || (found >= 0 && (size_t)(p - g->tail) >= *at)) continue;
+    const size_t begin = p ? (size_t)(p - g->tail) : 0;
+    if (!p || begin + n > end || (begin + n == end && begin >= *at)) continue;
     found = (int)i;
-    *at = (size_t)(p - g->tail);
+    *at = begin, end = begin + n;
   }
   return found;
 }

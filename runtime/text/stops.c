@@ -4,12 +4,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The place of the earliest stop text; held_count: there is none. */
+/* The place of the stop text that ends first, of several the longest: so a text is cut where it would be byte by byte. held_count: none. */
 static size_t find(const mm_stops *s) {
-  size_t at = s->held_count;
+  size_t at = s->held_count, end = SIZE_MAX;
   for (size_t i = 0; i < s->count; i++) {
-    const char *p = memmem(s->held, s->held_count, s->stop[i], strlen(s->stop[i]));
-    if (p) at = mm_min(at, (size_t)(p - s->held));
+    const size_t n = strlen(s->stop[i]);
+    const char *p = memmem(s->held, s->held_count, s->stop[i], n);
+    const size_t from = p ? (size_t)(p - s->held) : at;
+    if (!p || from + n > end || (from + n == end && from > at)) continue;
+    at = from, end = from + n;
   }
   return at;
 }

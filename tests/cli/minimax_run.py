@@ -153,7 +153,7 @@ refused(2, "expected fewer than 24", packed, "-p", prompt, "--added-tokens", "--
 refused(2, "the model has 8192 positions", packed, "-p", "And", "--max-model-len", "8193")
 refused(2, "the prompt is empty", packed, "-p", "")
 
-# Stop texts of any length at any place of tokens, the earliest of several; prompts from standard input.
+# Stop texts of any length at any place of tokens, of several the one that ends first; prompts from standard input.
 args = [packed, "-p", prompt, "--added-tokens", "-n", "48"]
 for begin in range(2, len(out) - 9, 5):
     for length in (1, 3, 9):

@@ -56,7 +56,7 @@ class Browser:
         return result["result"].get("value")
 
     def wait(self, script):
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while not (value := self.run(script)):
             assert time.monotonic() < end, (script, self.run("document.body.innerText"))
             time.sleep(0.05)

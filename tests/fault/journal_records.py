@@ -2,7 +2,7 @@
 import hashlib
 import struct
 
-ENTRY, STEP, PUT = "<5I32s", "<3IQ", "<2I2Q"
+ENTRY, STEP, PUT = "<5I32s", "<2IQ", "<2I2Q"
 
 
 def header_bytes(text):
@@ -12,7 +12,7 @@ def header_bytes(text):
 
 
 def records(text):
-    """The header and the records' payloads, taken apart: ([(block entry)…], [[step, zeroed, puts, dead]…])."""
+    """The header and the records' payloads, taken apart: ([(block entry)…], [[step, zeroed, puts]…])."""
     at = header_bytes(text)
     head, found = text[:at], []
     while len(text) - at > 12:
@@ -25,10 +25,10 @@ def records(text):
         entries = [list(struct.unpack_from(ENTRY, payload, 8 + 52 * i)) for i in range(blocks)]
         done = []
         for _ in range(steps):
-            step, puts, dead, zeroed = struct.unpack_from(STEP, payload, p)
-            p += 20
-            done.append([step, zeroed, [list(struct.unpack_from(PUT, payload, p + 24 * i)) for i in range(puts)], payload[p + 24 * puts : p + 24 * puts + 4 * dead]])
-            p += 24 * puts + 4 * dead
+            step, puts, zeroed = struct.unpack_from(STEP, payload, p)
+            p += 16
+            done.append([step, zeroed, [list(struct.unpack_from(PUT, payload, p + 24 * i)) for i in range(puts)]])
+            p += 24 * puts
         found.append((entries, done))
     return head, found
 
@@ -37,7 +37,7 @@ def sealed(head, found):
     text = head
     for entries, done in found:
         payload = struct.pack("<2I", len(entries), len(done)) + b"".join(struct.pack(ENTRY, *e) for e in entries)
-        for step, zeroed, puts, dead in done:
-            payload += struct.pack(STEP, step, len(puts), len(dead) // 4, zeroed) + b"".join(struct.pack(PUT, *x) for x in puts) + dead
+        for step, zeroed, puts in done:
+            payload += struct.pack(STEP, step, len(puts), zeroed) + b"".join(struct.pack(PUT, *x) for x in puts)
         text += struct.pack("<I", len(payload)) + payload + hashlib.sha256(payload).digest()[:8]
     return text

@@ -157,6 +157,23 @@ def lacking():
             clean(root, "two", "packed", "back")
 
 
+def late_to_the_lock():
+    """A second run that opened the staging directory before the first one published it, and locks it after, does not empty it."""
+    for what in ("convert", "pack", "unpack"):
+        scratch, root = source()
+        with scratch:
+            cf.ok(CONVERT, "-q", root + "/src", "-o", root + "/made")
+            cf.ok(ARCHIVE, "pack", root + "/made", "-o", root + "/packed", "-q")
+            command = {"convert": [CONVERT, root + "/src"], "pack": [ARCHIVE, "pack", root + "/made"], "unpack": [ARCHIVE, "unpack", root + "/packed"]}[what]
+            first, second = (start(*command, "-o", root + "/out", "-q", PAUSE=at) for at in ("rename:1", "flock:1"))
+            assert stopped(first) and stopped(second)
+            for p, status in ((first, 0), (second, 7)):
+                os.kill(p.pid, signal.SIGCONT)
+                said = end(p, status)
+            assert "E_LOCKED" in said and cf.same_files(root + "/out", root + ("/packed" if what == "pack" else "/made")), said
+            assert sorted(os.listdir(root)) == ["made", "out", "packed", "src"], os.listdir(root)
+
+
 def marked():
     """pack and unpack clear what a killed run of theirs left, and nothing else."""
     scratch, root = source()
@@ -230,5 +247,5 @@ def mounts():
 
 
 if __name__ == "__main__":
-    cf.main([into_an_empty_target, added_under_force, killed_while_replacing, lacking, marked, dangling_tokenizer, mounts])
+    cf.main([into_an_empty_target, added_under_force, killed_while_replacing, lacking, late_to_the_lock, marked, dangling_tokenizer, mounts])
     print(f"{counted['cases']} runs: nothing of the user's lost, one whole output each")

@@ -57,6 +57,20 @@ def ranks_changed():
         cf.ok("minimax-verify", "-q", out, "--source", M2)
 
 
+def part_size_changed():
+    """Another --part-size is another conversion, also where it makes as many parts of the same names."""
+    with Scratch() as root:
+        options, other, out = ("--tp", "2", "--part-size", "2500K"), ("--tp", "2", "--part-size", "3M"), root + "/out"
+        cf.ok(CONVERT, "-q", M2, "-o", root + "/whole", *options)
+        killed("renameat2", 1, M2, "-o", out, *options)
+        refused(root, USAGE, "E_RESUME", "--part-size", "--restart", args=(M2, "-o", out, "--resume", *other))
+        cf.ok(CONVERT, "-q", M2, "-o", out, "--resume", *options)
+        same(root, "out", "whole")
+        refused(root, USAGE, "E_RESUME", "--part-size", "--force", args=(M2, "-o", out, "--resume", *other))
+        cf.ok(CONVERT, "-q", M2, "-o", out, "--resume", "--force", *other)
+        assert sorted(os.listdir(out)) == sorted(os.listdir(root + "/whole")) and not cf.same_files(out, root + "/whole")
+
+
 def records_renumbered():
     """Records that tell of other steps or ranks than were carried out, with their checks made right, count for nothing."""
     def renumber(found):
@@ -243,4 +257,4 @@ def recipes():
 
 
 if __name__ == "__main__":
-    cf.main([ranks_changed, records_renumbered, nonfinite_changed, source_altered, part_beside_stale, refusal_killed, names_like_journals, damaged, recipes])
+    cf.main([ranks_changed, part_size_changed, records_renumbered, nonfinite_changed, source_altered, part_beside_stale, refusal_killed, names_like_journals, damaged, recipes])

@@ -31,7 +31,6 @@ static uint64_t sum(const mm_journal *j) {
   for (size_t i = 0; i < j->step_count; i++) {
     const mm_step_entry *e = &j->step[i];
     for (size_t k = 0; k < e->put_count; k++) s += e->put[k].offset + e->put[k].check;
-    for (size_t k = 0; k < e->dead_count; k++) s += e->dead[k];
   }
   return s;
 }

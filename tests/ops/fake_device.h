@@ -14,7 +14,7 @@
 #include <string.h>
 #include <time.h>
 
-#define PATIENCE_MS 1500
+#define PATIENCE_MS 30000 /* nobody waits so long: all come, or one fails and says so */
 #define BLOCKS      8192
 #define STREAMS     64
 #define KERNELS     2048

