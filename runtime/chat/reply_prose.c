@@ -8,6 +8,15 @@
 
 #define BLOCK_PIECE 256 /* bytes */
 
+const char *const mm_reply_tag[MM_REPLY_TAGS] = {"<think>",      "</think>",     "<minimax:tool_call>", "</minimax:tool_call>",
+                                                 "<tool_calls>", "</tool_calls>"};
+
+bool mm_reply_is_tag(const char *bytes, size_t n) {
+  for (size_t i = 0; i < MM_REPLY_TAGS; i++)
+    if (n == strlen(mm_reply_tag[i]) && memcmp(bytes, mm_reply_tag[i], n) == 0) return true;
+  return false;
+}
+
 mm_reply *mm_reply_open(const mm_reply_settings *s, mm_err *err) {
   static const char *const m2[] = {"<think>", "</think>", "<minimax:tool_call>", "</minimax:tool_call>"};
   static const char *const m1[] = {"<think>", "</think>", "<tool_calls>", "</tool_calls>"};
