@@ -281,4 +281,4 @@ static void finish(mm_call *c) {
 }
 
 const mm_api mm_api_completions = {
-    .path = "/v1/completions", .begin = begin, .start = start, .token = token, .ended = ended, .finish = finish};
+    .path = "/v1/completions", .prompt = "prompt", .begin = begin, .start = start, .token = token, .ended = ended, .finish = finish};
