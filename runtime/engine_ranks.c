@@ -25,6 +25,7 @@ static bool open_rank(rank *r, mm_err *err) {
       .kv_fp8 = e->config.kv_fp8,
       .kv_bf16 = e->config.kv_bf16,
       .input_bf16 = e->config.input_bf16,
+      .apart = e->config.apart,
       .tap = e->config.tap,
       .taps = e->config.taps,
       .verify = e->config.verify && e->config.ops->loads ? e->shards : NULL,
@@ -134,6 +135,10 @@ static bool check_config(const mm_model *m, const mm_engine_config *c, mm_err *e
                    "found activation quantisation on for %s, which computes with activations as they are; expected off", c->ops->name);
   if (c->calibration && !c->ops->calibration)
     return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL), "found device %s, which does not collect inputs of linears",
+                   c->ops->name);
+  if (c->apart && !c->ops->rows_apart && !c->ops->apart_asked)
+    return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL),
+                   "found device %s, where the bits of a row hang on what else is in its step; expected one that can keep rows apart",
                    c->ops->name);
   if (c->taps > MM_TAPS)
     return mm_fail(err, MM_USAGE, "E_LIMITS", mm_at(NULL, NULL), "found %u layers to tap, expected at most %u", c->taps, MM_TAPS);
@@ -271,7 +276,7 @@ void mm_engine_close(mm_engine *e) {
 
 const mm_model *mm_engine_model(const mm_engine *e) { return e->model; }
 const mm_limits *mm_engine_limits(const mm_engine *e) { return &e->config.limits; }
-bool mm_engine_rows_apart(const mm_engine *e) { return e->config.ops->rows_apart; }
+bool mm_engine_rows_apart(const mm_engine *e) { return e->config.ops->rows_apart || (e->config.ops->apart_asked && e->config.apart); }
 
 bool mm_engine_refuse(mm_err *err, const char *what, uint64_t index, int64_t found, const char *expected, uint64_t limit) {
   return mm_fail(err, MM_USAGE, "E_BATCH", mm_at(NULL, NULL), "%s %llu: found %lld, expected %s %llu", what, (unsigned long long)index,

@@ -8,20 +8,23 @@
 #include "formats/pool.h"
 #include "runtime/engine.h"
 #include "runtime/load_bar.h"
+#include "runtime/talk.h"
 #include "runtime/text/ends.h"
 #include "runtime/text/stops.h"
 #include "runtime/text/utf8.h"
 
-#define PREFILL_ROWS 512 /* tokens of the prompt per step */
-#define PROMPT_MAX   (UINT64_C(1) << 30)
+#define PREFILL_ROWS  512 /* tokens of the prompt per step */
+#define PROMPT_MAX    (UINT64_C(1) << 30)
+#define ANSWER_TOKENS 256   /* unless --max-tokens says otherwise */
+#define CHAT_TOKENS   32768 /* of a conversation, unless --max-model-len says otherwise: devices take its memory at once */
 
 typedef struct run_args {
-  const char *dir, *prompt, *prompt_file, *device, *devices, *attach, *act_quant, *kv,
-      *input_dtype; /* devices, attach, act_quant: NULL where not given */
-  double temperature, top_p, min_p, repetition, presence, frequency;
-  uint64_t top_k, seed, max_tokens, max_model_len, threads; /* max_model_len and threads: 0 where not given */
+  const char *dir, *prompt, *prompt_file, *device, *devices, *attach, *act_quant, *kv, *input_dtype, *system,
+      *chat_format; /* devices, attach, act_quant, system, chat_format: NULL where not given */
+  double temperature, top_p, min_p, repetition, presence, frequency; /* NAN where not given */
+  uint64_t top_k, seed, max_tokens, max_model_len, threads;          /* top_k: UINT64_MAX where not given, the others 0 */
   mm_option_list stop;
-  bool added_tokens, ignore_eos, json, quiet, verbose, verify;
+  bool added_tokens, ignore_eos, json, quiet, verbose, verify, chat;
 } run_args;
 
 /* What ended an answer. */
@@ -37,7 +40,9 @@ typedef struct run {
   mm_engine *engine;
   int32_t *prompt; /* [prompt_count] */
   size_t prompt_count;
+  uint64_t limit;  /* tokens of prompt and answer at most */
   uint32_t budget; /* tokens to generate at most, ≥ 1 */
+  uint32_t reused; /* of the prompt, which the engine holds already */
   bool act_quant;
   bool *is_end; /* [vocab] */
   bool *never;  /* [vocab] ids that no token has */
@@ -45,6 +50,9 @@ typedef struct run {
   size_t text_cap;
   char *answer; /* --json: of all tokens, [answer_cap] */
   size_t answer_count, answer_cap;
+  mm_talk *talk; /* --chat */
+  int32_t *fed;  /* [fed_count] what the engine holds, and [fed_known] what was chosen: the last choices of a reply were not fed */
+  size_t fed_count, fed_known, fed_cap;
   mm_stops stops;
   mm_utf8_stream utf8;
   end end;
@@ -85,28 +93,39 @@ static char *read_input(size_t *n, mm_err *err) {
 
 static bool read_prompt(run *r, mm_err *err) {
   const run_args *a = r->a;
+  if (a->chat && !a->prompt && !a->prompt_file) return true;
   if (!a->prompt == !a->prompt_file)
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "expected one of --prompt and --prompt-file (- for standard input)");
   const bool input = strcmp(a->prompt ? a->prompt : a->prompt_file, "-") == 0, given = a->prompt && !input;
   size_t n = given ? strlen(a->prompt) : 0;
   char *file = given ? NULL : input ? read_input(&n, err) : mm_file_slurp(a->prompt_file, PROMPT_MAX, &n, err);
-  bool ok =
-      (given || file) && mm_tokenizer_encode(r->tokenizer, file ? file : a->prompt, n, a->added_tokens, &r->prompt, &r->prompt_count, err);
+  const char *text = file ? file : a->prompt;
+  bool ok = given || file;
+  if (ok && a->chat)
+    ok = mm_talk_say(r->talk, text, n, err);
+  else
+    ok = ok && mm_tokenizer_encode(r->tokenizer, text, n, a->added_tokens, &r->prompt, &r->prompt_count, err);
   free(file);
-  if (ok && r->prompt_count == 0) return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "the prompt is empty");
+  if (ok && !a->chat && r->prompt_count == 0) return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "the prompt is empty");
   return ok;
+}
+
+/* Tokens of prompt and answer at most. */
+static bool set_limit(run *r, mm_err *err) {
+  const uint64_t most = r->shards.pack.model.max_positions, given = r->a->max_model_len;
+  if (given > most)
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--max-model-len: found %llu, the model has %llu positions",
+                   (unsigned long long)given, (unsigned long long)most);
+  r->limit = given ? given : r->a->chat ? mm_min(most, CHAT_TOKENS) : most;
+  return true;
 }
 
 /* How many tokens may follow the prompt. */
 static bool set_budget(run *r, mm_err *err) {
-  uint64_t most = r->shards.pack.model.max_positions, limit = r->a->max_model_len ? r->a->max_model_len : most;
-  if (limit > most)
-    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--max-model-len: found %llu, the model has %llu positions",
-                   (unsigned long long)limit, (unsigned long long)most);
-  if (r->prompt_count >= limit)
+  if (r->prompt_count >= r->limit)
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "the prompt has %zu tokens, expected fewer than %llu (--max-model-len)",
-                   r->prompt_count, (unsigned long long)limit);
-  r->budget = (uint32_t)mm_min(r->a->max_tokens, limit - r->prompt_count);
+                   r->prompt_count, (unsigned long long)r->limit);
+  r->budget = (uint32_t)mm_min(r->a->max_tokens ? r->a->max_tokens : r->a->chat ? r->limit : ANSWER_TOKENS, r->limit - r->prompt_count);
   return true;
 }
 
@@ -118,9 +137,9 @@ static bool open_tokenizer(run *r, mm_err *err) {
 static bool open_engine(run *r, mm_err *err) {
   unsigned threads = (unsigned)(r->a->threads ? r->a->threads : mm_max(1, mm_pool_cpus() / r->shards.pack.tp));
   mm_engine_config c = {.ops = mm_ops_find(r->a->device, err),
-                        .limits = {.max_tokens = (uint32_t)mm_min(PREFILL_ROWS, r->prompt_count),
+                        .limits = {.max_tokens = r->a->chat ? PREFILL_ROWS : (uint32_t)mm_min(PREFILL_ROWS, r->prompt_count),
                                    .slots = 1,
-                                   .max_positions = (uint32_t)r->prompt_count + r->budget},
+                                   .max_positions = r->a->chat ? (uint32_t)r->limit : (uint32_t)r->prompt_count + r->budget},
                         .threads = threads,
                         .never = r->never,
                         .verify = r->a->verify,
@@ -140,16 +159,44 @@ static bool open_engine(run *r, mm_err *err) {
   return r->engine;
 }
 
+static void set_if(double *to, double given) {
+  if (!isnan(given)) *to = given;
+}
+
+/* Of a conversation what is not given is as the checkpoint has it. */
+static bool set_sampling(run *r, mm_err *err) {
+  const run_args *a = r->a;
+  r->sampling = (mm_sampling){.temperature = a->chat, .top_p = 1, .seed = a->seed};
+  if (a->chat && !mm_ends_defaults(&r->shards.pack, &r->sampling, err)) return false;
+  set_if(&r->sampling.temperature, a->temperature);
+  set_if(&r->sampling.top_p, a->top_p);
+  set_if(&r->sampling.min_p, a->min_p);
+  set_if(&r->sampling.repetition, a->repetition);
+  set_if(&r->sampling.presence, a->presence);
+  set_if(&r->sampling.frequency, a->frequency);
+  if (a->top_k != UINT64_MAX) r->sampling.top_k = (uint32_t)a->top_k;
+  return mm_sampling_check(&r->sampling, 0, err);
+}
+
+static bool open_talk(run *r, mm_err *err) {
+  const run_args *a = r->a;
+  if (!a->chat && (a->system || a->chat_format))
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--system and --chat-format are of --chat");
+  if (!a->chat) return true;
+  if (a->added_tokens) return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--added-tokens: not of --chat");
+  const mm_talk_config c = {.pack = &r->shards.pack,
+                            .tokenizer = r->tokenizer,
+                            .format = a->chat_format,
+                            .system = a->system,
+                            .stop = a->stop.item,
+                            .stops = a->stop.count,
+                            .silent = a->json,
+                            .thoughts = !a->quiet};
+  return (r->talk = mm_talk_open(&c, err));
+}
+
 /* Everything small is checked before the weights are bound. */
 static bool run_open(run *r, mm_err *err) {
-  r->sampling = (mm_sampling){.temperature = r->a->temperature,
-                              .top_p = r->a->top_p,
-                              .top_k = (uint32_t)r->a->top_k,
-                              .seed = r->a->seed,
-                              .min_p = r->a->min_p,
-                              .repetition = r->a->repetition,
-                              .presence = r->a->presence,
-                              .frequency = r->a->frequency};
   double start = mm_now();
   bool empty = false;
   for (size_t i = 0; i < r->a->stop.count; i++) empty |= !*r->a->stop.item[i];
@@ -157,11 +204,10 @@ static bool run_open(run *r, mm_err *err) {
     mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--stop: found an empty text");
     return false;
   }
-  if (!mm_sampling_check(&r->sampling, 0, err) || !(r->log = mm_read_log_open(err))) return false;
-  if (!mm_shards_open(&r->shards, r->a->dir, err)) return false;
+  if (!(r->log = mm_read_log_open(err)) || !mm_shards_open(&r->shards, r->a->dir, err) || !set_sampling(r, err)) return false;
   if (!(r->is_end = mm_calloc(r->shards.pack.model.vocab, sizeof *r->is_end, err))) return false;
-  if (!open_tokenizer(r, err) || !read_prompt(r, err) || !set_budget(r, err)) return false;
-  r->sampling.prompt = (uint32_t)r->prompt_count;
+  if (!open_tokenizer(r, err) || !open_talk(r, err) || !read_prompt(r, err) || !set_limit(r, err)) return false;
+  if (!r->a->chat && !set_budget(r, err)) return false;
   if (!find_ends(r, err) || !find_never(r, err) || !open_engine(r, err)) return false;
   r->load_s = mm_now() - start;
   return true;
@@ -174,7 +220,9 @@ static void run_close(run *r) {
   mm_tokenizer_close(r->tokenizer);
   mm_shards_close(&r->shards);
   mm_stops_close(&r->stops);
+  mm_talk_close(r->talk);
   free(r->prompt);
+  free(r->fed);
   free(r->is_end);
   free(r->never);
   free(r->text);
@@ -194,17 +242,32 @@ static bool step(run *r, const int32_t *id, uint32_t count, uint32_t pos, bool c
 }
 
 static bool collect(run *r, int32_t *id, mm_err *err) {
-  if (!mm_engine_collect(r->engine, id, err)) return false;
+  if (!mm_engine_collect(r->engine, id, err) || !MM_GROW(r->fed, &r->fed_cap, r->fed_known + 1, err)) return false;
+  r->fed[r->fed_known++] = *id;
   if (*id >= 0) return true;
   return mm_fail(err, MM_INTEGRITY, "E_LOGITS", mm_at(r->a->dir, NULL), "no logit after %zu tokens is a number",
                  r->prompt_count + r->generated);
+}
+
+/* What the engine goes on from: as much of the prompt as it holds. Models with lightning layers go on where they stand, or start again. */
+static void reuse(run *r) {
+  uint32_t n = 0;
+  while (n < r->fed_count && n + 1 < r->prompt_count && r->fed[n] == r->prompt[n]) n++;
+  r->reused = mm_engine_state_bytes(r->engine) && n < r->fed_count ? 0 : n;
 }
 
 /* *first: the token after the prompt. */
 static bool prefill(run *r, int32_t *first, mm_err *err) {
   double start = mm_now();
   uint32_t count = (uint32_t)r->prompt_count;
-  for (uint32_t at = 0, rows; at < count; at += rows) {
+  reuse(r);
+  r->queued = r->generated = 0;
+  r->end = END_BUDGET;
+  r->sampling.prompt = count;
+  if (!MM_GROW(r->fed, &r->fed_cap, r->prompt_count, err)) return false;
+  memcpy(r->fed, r->prompt, r->prompt_count * sizeof *r->fed);
+  r->fed_known = r->prompt_count;
+  for (uint32_t at = r->reused, rows; at < count; at += rows) {
     rows = (uint32_t)mm_min(PREFILL_ROWS, count - at);
     if (!step(r, r->prompt + at, rows, at, at + rows == count, err)) return false;
   }
@@ -227,7 +290,8 @@ static const char *end_word(const run *r) {
 /* The answer and what it took as one object. */
 static bool print_json(const run *r, mm_err *err) {
   mm_json *o = mm_json_new_obj();
-  bool ok = mm_json_set(o, "text", mm_json_new_str(r->answer));
+  bool ok = mm_json_set(o, "text", mm_json_new_str(r->talk ? mm_talk_content(r->talk) : r->answer));
+  if (r->talk) ok = mm_json_set(o, "reasoning", mm_json_new_str(mm_talk_reasoning(r->talk))) && ok;
   ok = mm_json_set(o, "end", mm_json_new_str(end_word(r))) && ok;
   ok = mm_json_set(o, "prompt_tokens", mm_json_new_int((int64_t)r->prompt_count)) && ok;
   ok = mm_json_set(o, "tokens", mm_json_new_int(r->generated)) && ok;
@@ -256,9 +320,16 @@ static bool put_bytes(run *r, const char *bytes, size_t n, mm_err *err) {
 }
 
 /* The bytes of a token, up to a stop text. */
-static bool put_token(run *r, const char *bytes, size_t n, mm_err *err) {
+static bool put_token(run *r, int32_t id, mm_err *err) {
   bool stopped;
-  size_t ready;
+  size_t ready, n;
+  const char *bytes = mm_tokenizer_bytes(r->tokenizer, id, &n);
+  if (r->talk) {
+    if (!mm_talk_token(r->talk, id, &stopped, err)) return false;
+    if (stopped) r->end = END_STOP;
+    return true;
+  }
+  if (mm_tokenizer_is_special(r->tokenizer, id)) return true;
   if (!mm_stops_push(&r->stops, bytes, n, &ready, &stopped, err)) return false;
   if (ready && !put_bytes(r, r->stops.held, ready, err)) return false;
   mm_stops_take(&r->stops, stopped ? r->stops.held_count : ready);
@@ -268,6 +339,7 @@ static bool put_token(run *r, const char *bytes, size_t n, mm_err *err) {
 
 /* What was held back, and the end of the text. */
 static bool put_end(run *r, mm_err *err) {
+  if (r->talk) return mm_talk_end(r->talk, r->end == END_TOKEN, err);
   const size_t held = r->stops.held_count;
   if (held && !put_bytes(r, r->stops.held, held, err)) return false;
   mm_stops_take(&r->stops, held);
@@ -284,14 +356,18 @@ static bool generate(run *r, int32_t id, mm_err *err) {
       if (!step(r, &chosen, 1, (uint32_t)r->prompt_count + r->queued - 1, true, err)) return false;
     if (r->is_end[id]) r->end = END_TOKEN;
     if (r->end == END_TOKEN) break;
-    size_t n;
-    const char *bytes = mm_tokenizer_bytes(r->tokenizer, id, &n);
-    if (!mm_tokenizer_is_special(r->tokenizer, id) && !put_token(r, bytes, n, err)) return false;
+    if (!put_token(r, id, err)) return false;
     if (r->end == END_STOP || r->generated == r->budget) break;
     if (!ahead && !step(r, &chosen, 1, (uint32_t)r->prompt_count + r->queued - 1, true, err)) return false;
     if (!collect(r, &id, err)) return false;
   }
   r->decode_s = mm_now() - start;
+  r->fed_count = r->prompt_count + r->queued - 1;
+  while (r->fed_known < r->prompt_count + r->queued) /* of steps that went ahead */
+    if (!mm_engine_collect(r->engine, &id, err) || !MM_GROW(r->fed, &r->fed_cap, r->fed_known + 1, err))
+      return false;
+    else
+      r->fed[r->fed_known++] = id;
   return put_end(r, err);
 }
 
@@ -309,7 +385,7 @@ static const char *load_text(const run *r, char *out, size_t cap) {
 static void tell(const run *r) {
   char text[200];
   fprintf(stderr, "prompt %zu tokens at %.1f/s, %u new tokens at %.1f/s up to %s, loaded %s, on %s, --act-quant %s\n", r->prompt_count,
-          (double)r->prompt_count / r->prefill_s, r->generated, (double)(r->generated - 1) / r->decode_s,
+          (double)(r->prompt_count - r->reused) / r->prefill_s, r->generated, (double)(r->generated - 1) / r->decode_s,
           r->end == END_TOKEN             ? "an end token"
           : r->end == END_STOP            ? "a stop text"
           : r->budget == r->a->max_tokens ? "--max-tokens"
@@ -322,29 +398,66 @@ static void tell(const run *r) {
   if (r->a->verbose) fprintf(stderr, "opened in %.2f s, first token %.2f s later\n", r->load_s, r->prefill_s);
 }
 
+static bool answer(run *r, mm_err *err) {
+  int32_t first;
+  if (!prefill(r, &first, err) || !generate(r, first, err) || (r->a->json && !print_json(r, err))) return false;
+  if (r->talk ? r->a->verbose : !r->a->quiet) tell(r);
+  return true;
+}
+
+/* Replies to the message that was given, or to those of stdin. */
+static bool converse(run *r, mm_err *err) {
+  const bool given = r->a->prompt || r->a->prompt_file;
+  bool more = given;
+  if (!given && !mm_talk_listen(r->talk, &more, err)) return false;
+  while (more) {
+    free(r->prompt);
+    r->prompt = NULL;
+    if (!mm_talk_prompt(r->talk, &r->prompt, &r->prompt_count, err) || !set_budget(r, err) || !answer(r, err)) return false;
+    if (given) break;
+    if (!mm_talk_listen(r->talk, &more, err)) return false;
+  }
+  return true;
+}
+
 static bool run_all(void *args, mm_err *err) {
   const run_args *a = args;
   run r = {.a = a, .stops = {.stop = a->stop.item, .count = a->stop.count}};
-  int32_t first;
-  bool ok = run_open(&r, err) && prefill(&r, &first, err) && generate(&r, first, err);
-  if (a->json) ok = ok && print_json(&r, err);
-  if (ok && !a->quiet) tell(&r);
+  const bool ok = run_open(&r, err) && (a->chat ? converse(&r, err) : answer(&r, err));
   run_close(&r);
   return ok;
 }
 
 int main(int argc, char **argv) {
-  run_args a = {.device = "cpu", .kv = "auto", .input_dtype = "auto", .top_p = 1, .max_tokens = 256};
+  run_args a = {.device = "cpu",
+                .kv = "auto",
+                .input_dtype = "auto",
+                .temperature = NAN,
+                .top_p = NAN,
+                .min_p = NAN,
+                .repetition = NAN,
+                .presence = NAN,
+                .frequency = NAN,
+                .top_k = UINT64_MAX};
   const mm_option options[] = {
       MM_OPTION(STR, "prompt", &a.prompt, "TEXT", "text to continue, - for that of standard input", .letter = 'p'),
       MM_OPTION(STR, "prompt-file", &a.prompt_file, "FILE", "the same from a file, its last newline included"),
       MM_FLAG("added-tokens", &a.added_tokens, "read control tokens such as <end_of_sentence> in the prompt as tokens (default: as text)"),
-      MM_OPTION(U64, "max-tokens", &a.max_tokens, "N", "tokens to generate at most (256)", .letter = 'n', .lo = 1, .hi = INT32_MAX),
-      MM_OPTION(U64, "max-model-len", &a.max_model_len, "N", "tokens of prompt and answer at most (as many as the model has positions)",
-                .lo = 2, .hi = INT32_MAX),
+      MM_FLAG(
+          "chat", &a.chat,
+          "a conversation: -p is the user's message; without it each line of standard input is one, or several that end with a backslash"),
+      MM_OPTION(STR, "system", &a.system, "TEXT", "of --chat: the system message (the format's own)"),
+      MM_OPTION(STR, "chat-format", &a.chat_format, "NAME", "of --chat: how it is rendered (as the checkpoint's template does)",
+                .choices = MM_CHAT_FORMATS),
+      MM_OPTION(U64, "max-tokens", &a.max_tokens, "N", "tokens to generate at most (256; of --chat as many as there is room for)",
+                .letter = 'n', .lo = 1, .hi = INT32_MAX),
+      MM_OPTION(U64, "max-model-len", &a.max_model_len, "N",
+                "tokens of prompt and answer at most (as many as the model has positions; of --chat 32768 of them)", .lo = 2,
+                .hi = INT32_MAX),
       MM_FLAG("ignore-eos", &a.ignore_eos, "do not stop at end tokens"),
       MM_OPTION(LIST, "stop", &a.stop, "TEXT", "end before this text; may be repeated"),
-      MM_OPTION(REAL, "temperature", &a.temperature, "X", "0: always the likeliest token (0)"),
+      MM_OPTION(REAL, "temperature", &a.temperature, "X",
+                "0: always the likeliest token (0; of --chat this and the next four as generation_config.json says)"),
       MM_OPTION(U64, "top-k", &a.top_k, "N", "draw from the N likeliest tokens, 0 for all (0)", .hi = INT32_MAX),
       MM_OPTION(REAL, "top-p", &a.top_p, "X", "draw from the likeliest tokens that together reach probability X (1)"),
       MM_OPTION(REAL, "min-p", &a.min_p, "X", "draw no token less likely than X times the likeliest (0)"),
@@ -375,13 +488,14 @@ int main(int argc, char **argv) {
   const mm_program program = {
       MM_PROGRAM("minimax-run", "continue a text with a packed checkpoint", "DIR -p TEXT", 1, 1, options),
       .examples =
+          "minimax-run M2-nvfp4 --chat\n"
           "minimax-run M2-nvfp4 -p \"The capital of France is\" -n 32\n"
           "minimax-run M2-nvfp4 --prompt-file prompt.txt --temperature 0.8 --top-p 0.95 --seed 7",
       .files =
           "DIR/tokenizer.json, DIR/tokenizer.bin  the tokenizer, and its tables laid out for fast starts\n"
           "DIR/generation_config.json, DIR/config.json  eos_token_id: where an answer ends",
       .epilog =
-          "The prompt is used as it is, without a chat template. Text goes to stdout as it is generated.\n"
+          "Without --chat the prompt is used as it is. Text goes to stdout as it is generated, the reasoning of --chat to stderr.\n"
           "Exit status: 0 done, 2 usage, 3 bad tokenizer or config, 4 unsupported, 5 I/O, 6 damaged checkpoint, 8 memory or limit.",
   };
   const int status = mm_program_main(&program, argc, argv, &a.dir, run_all, &a);

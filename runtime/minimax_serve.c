@@ -8,17 +8,19 @@
 
 #include "formats/option.h"
 #include "loader/companions.h"
+#include "runtime/load_bar.h"
 #include "runtime/serve/config_file.h"
 #include "runtime/serve/loading.h"
 #include "runtime/serve/routes.h"
 
 #define WORKERS       2                 /* threads that read long requests */
+#define TELL_SECONDS  5                 /* between lines of a load that goes on */
 #define REPLAY_TOKENS ((size_t)4 << 20) /* of replies with calls that may come back */
 
 typedef struct serve_args {
   mm_loading_config load;
   mm_http_config http;
-  mm_option_list keys, names;
+  mm_option_list keys, names, hosts;
   const char *dir, *kv, *input_dtype, *prefix_cache, *log_format, *config;
   uint64_t port, queue, step_tokens, cache_memory, connections, drafts;
   double request_time;
@@ -34,6 +36,7 @@ typedef struct serve {
   mm_err err;
   mm_task ready;
   unsigned signals;
+  double told; /* when the load was logged last */
 } serve;
 
 static double now(void) {
@@ -46,7 +49,9 @@ static double now(void) {
 
 static void *load(void *user) {
   serve *s = user;
-  s->failed = !mm_loading_check(&s->loaded, &s->a->load, &s->err) || !mm_loading_finish(&s->loaded, &s->a->load, &s->err);
+  mm_loading_config c = s->a->load;
+  c.reads = s->server.reads;
+  s->failed = !mm_loading_check(&s->loaded, &c, &s->err) || !mm_loading_finish(&s->loaded, &c, &s->err);
   mm_http_post(s->server.http, &s->ready);
   return NULL;
 }
@@ -85,6 +90,12 @@ static void on_loaded(void *user) {
 static void tick(void *user) {
   serve *s = user;
   s->server.stage = s->loaded.stage ? s->loaded.stage : "start";
+  const mm_read_stats read = mm_read_log_stats(s->server.reads);
+  if (mm_read_bytes(&read) < read.wanted && now() - s->told >= TELL_SECONDS) {
+    char text[160];
+    s->told = now();
+    mm_log_say(&s->server.log, "loading %s", mm_load_bar_text(text, sizeof text, &read));
+  }
   if (s->server.state == MM_SERVER_DRAINING && s->server.calls == 0 && !mm_http_busy(s->server.http)) mm_http_stop(s->server.http);
 }
 
@@ -163,6 +174,9 @@ static bool serve_all(const serve_args *a, mm_err *err) {
                         .names = a->names.count ? a->names.count : 1,
                         .key = a->keys.item,
                         .keys = a->keys.count,
+                        .local = is_loopback(a->http.host) && !a->keys.count,
+                        .host = a->hosts.item,
+                        .hosts = a->hosts.count,
                         .any_name = a->any_name,
                         .request_time = a->request_time,
                         .log = {.json = a->json || strcmp(a->log_format, "json") == 0, .quiet = a->quiet},
@@ -171,7 +185,8 @@ static bool serve_all(const serve_args *a, mm_err *err) {
                         .stage = "start",
                         .shared = PTHREAD_MUTEX_INITIALIZER}};
   bool ok = name || mm_fail_memory(err, strlen(a->dir));
-  ok = ok && mm_unpacked_refuse(a->dir, err) && (s.server.replay = mm_replay_open(REPLAY_TOKENS, err));
+  ok = ok && mm_unpacked_refuse(a->dir, err) && (s.server.replay = mm_replay_open(REPLAY_TOKENS, err)) &&
+       (s.server.reads = mm_read_log_open(err));
   ok = ok && open_http(&s, err) && start_loading(&s, err) && mm_http_run(s.server.http, err);
   if (s.loading) pthread_join(s.loader, NULL);
   s.loading = false;
@@ -188,6 +203,7 @@ static bool serve_all(const serve_args *a, mm_err *err) {
   mm_lexicon_close(s.server.lexicon);
   mm_replay_close(s.server.replay);
   mm_loading_close(&s.loaded, false);
+  mm_read_log_close(s.server.reads);
   if (ok) mm_log_say(&s.server.log, "ended");
   free(name);
   return ok;
@@ -234,24 +250,28 @@ static bool run_all(void *args, mm_err *err) {
   return settle(a, err) && (a->check ? check(a, err) : serve_all(a, err));
 }
 
+/* What is not given. */
+static const serve_args usual = {
+    .load = {.device = "cpu", .slots = 16},
+    .http = {.host = "127.0.0.1", .header_max = 64 << 10, .body_max = 32 << 20, .read_time = 60, .write_time = 60, .pending_max = 8 << 20},
+    .kv = "auto",
+    .input_dtype = "auto",
+    .prefix_cache = "on",
+    .log_format = "text",
+    .port = 8000,
+    .queue = 256,
+    .step_tokens = 512,
+    .cache_memory = UINT64_C(1) << 30,
+    .connections = 4096};
+
 int main(int argc, char **argv) {
-  serve_args a = {
-      .load = {.device = "cpu", .slots = 16},
-      .http =
-          {.host = "127.0.0.1", .header_max = 64 << 10, .body_max = 32 << 20, .read_time = 60, .write_time = 60, .pending_max = 8 << 20},
-      .kv = "auto",
-      .input_dtype = "auto",
-      .prefix_cache = "on",
-      .log_format = "text",
-      .port = 8000,
-      .queue = 256,
-      .step_tokens = 512,
-      .cache_memory = UINT64_C(1) << 30,
-      .connections = 4096};
+  serve_args a = usual;
   const mm_option options[] = {
       MM_OPTION(STR, "host", &a.http.host, "ADDRESS", "address to listen on (127.0.0.1)"),
       MM_OPTION(U64, "port", &a.port, "N", "port to listen on, 0: a free one (8000)", .hi = UINT16_MAX),
       MM_OPTION(LIST, "api-key", &a.keys, "KEY", "requests must carry this key or another one given so"),
+      MM_OPTION(LIST, "allow-host", &a.hosts, "NAME",
+                "without a key, also requests whose Host or Origin is this name, as a proxy may pass it on; * for any"),
       MM_OPTION(LIST, "served-model-name", &a.names, "NAME", "name of the model in requests and replies (the directory's)"),
       MM_FLAG("any-model", &a.any_name, "answer requests for any model's name"),
       MM_OPTION(U64, "max-model-len", &a.load.positions, "N", "tokens of prompt and reply at most (as many as the model has positions)",
@@ -276,6 +296,8 @@ int main(int argc, char **argv) {
                 .choices = MM_CHAT_FORMATS),
       MM_FLAG("trust-user-tokens", &a.trust_user, "control tokens that users spell are not text"),
       MM_OPTION(STR, "device", &a.load.device, "NAME", "where to compute, cpu unless given", .choices = MM_DEVICES),
+      MM_OPTION(STR, "devices", &a.load.devices, "LIST", "numbers of the GPUs, one for each rank (0,1,2,...)"),
+      MM_FLAG("verify-on-load", &a.load.verify, "check the digests of all weights while they are loaded"),
       MM_OPTION(STR, "attach", &a.load.attach, "SOCKET", "use the weights that minimax-hold keeps on the GPUs"),
       MM_OPTION(STR, "act-quant", &a.load.act_quant, "WORD",
                 "round the inputs of linears as their scheme defines, or not (on where the device can, else off)", .choices = "on|off"),
@@ -315,5 +337,6 @@ int main(int argc, char **argv) {
   mm_arena_close(&arena);
   free(a.keys.item);
   free(a.names.item);
+  free(a.hosts.item);
   return status;
 }

@@ -96,6 +96,7 @@ typedef struct mm_backend_config {
   bool kv_bf16;            /* caches of full attention in bf16, where f32 is the backend's own type; MM_UNSUPPORTED where there are none */
   bool input_bf16;         /* inputs of linears but the router and the head are rounded to bf16, where f32 is the backend's own type and the
                             * scheme does not round them otherwise */
+  bool apart;              /* rows are to be apart, in a backend where they are if asked (apart_asked) */
   const mm_shards *verify; /* digests to check the weights' files against as they are read (mm_ops.loads), or NULL */
   mm_read_log *log;        /* what is read to load them goes there, or NULL */
   mm_digest checkpoint;    /* mm_hold_checkpoint, where weights are held or attached to */
@@ -179,6 +180,7 @@ typedef struct mm_ops {
   void (*receive)(mm_backend *b, mm_act x);
   bool experts_cut; /* runs shards that hold some of the experts (--ep) */
   bool rows_apart;  /* a row's bits depend on the tokens before it alone: not on cuts, other rows or slots */
+  bool apart_asked; /* the same where mm_backend_config.apart asks for it; steps take longer then */
   bool pages;       /* reads mm_batch.paging. Otherwise every slot has pages of its own, and nothing is shared */
   /* Lightning states of one slot, all layers of this rank together: state_bytes of them, the same for every slot, 0 without such layers.
    * They are those after the last step; copies, saves and loads take their place in the order of steps. Host memory; save waits. */

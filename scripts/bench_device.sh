@@ -3,7 +3,7 @@
 # two layers of M1 below WORK, which has room for three times that (/dev/shm measures the page cache without a disk), and prints
 #   exec to the first token (minimax-run, four times), with digests checked, and with weights that minimax-hold keeps
 #   the same files by safetensors' load_file, where Python has it
-#   decode through the scheduler beside bare steps, and over HTTP; a prompt of 32k tokens again beside new
+#   decode through the scheduler beside bare steps, with rows apart (--batch-invariant), and over HTTP; a prompt of 32k tokens again beside new
 # `gpu bench load` has the ceilings of loading: pinned copies, reads alone, O_DIRECT.
 set -u
 cd "$(dirname "$0")/.." || exit 2
@@ -59,6 +59,7 @@ took = time.monotonic() - start
 size = sum(t.numel() * t.element_size() for file in kept for t in file.values())
 print(f"safetensors load_file: {size / 1e9:.1f} GB in {took:.2f} s, {size / took / 1e9:.1f} GB/s")
 P
+APART=1 "$build"/tests/bench/bench_scheduler "$work/m2" cuda 64 1024 1024
 VENV=${VENV:-} python3 tests/bench/serve.py "$build" "$work/m2" cuda 64 1024 1024
 "$build"/tests/bench/bench_reuse "$work/m2" cuda 32768 8192
 make_model m1 block_fp8 --m1 --layers 2 --vocab 200064

@@ -7,6 +7,7 @@
 #              head in 8 bits
 #   peers      sums over ranks, bit for bit; ranks that do not come
 #   forks      slots: forked, restored, chunks, page borders; schedules of MM_STEPS (10,000) steps among poison; 10,000 draws; scores
+#   apart      --batch-invariant: every row's bits the same alone and in a crowd, both models in every scheme
 #   steps      recorded steps, warming, refusals
 #   ranks      checkpoints cut for two and eight ranks beside one and the CPU; a rank that fails
 #   load       what is loaded, bit for bit; short and changed files, digests
@@ -30,7 +31,7 @@ cd "$(dirname "$0")/.." || exit 2
 [ $# -gt 0 ] || { echo "usage: scripts/gpu.sh BUILD [PART ...]" >&2; exit 2; }
 build=$1 work=$1/gpu
 shift
-parts=${*:-prepare peers forks steps ranks load hold eval collect kernels sequences models text speed}
+parts=${*:-prepare peers forks apart steps ranks load hold eval collect kernels sequences models text speed}
 schemes='none bf16 block_fp8 channel_fp8 tensor_wise_fp8 w4a16 w4afp8 w4a8 nvfp4 mxfp4 mxfp8'
 prompt='And it came to pass, that the king said unto his servant, What'
 gpu=$build/tests/ops/gpu
@@ -226,6 +227,12 @@ speed_part() {
   "$build"/bin/minimax-bench layers || row FAIL "speed: minimax-bench layers ended with status $?"
 }
 
+apart_part() {
+  ended=0
+  for i in 0 1 2 3; do MM_GPU_MODELS=$work/models/$i "$gpu" test apart || ended=1; done
+  return $ended
+}
+
 # Bench lines as rows: a mixed step has a limit, others none.
 speed_rows() {
   awk '/ratio/ { printf "%-4s speed %s (limit 1.10)\n", $NF <= 1.10 ? "ok" : "FAIL", $0; next } /decode|copy/ { print "--   speed " $0 }'
@@ -236,6 +243,7 @@ run_part() {
     prepare) prepare ;;
     peers) CUDA_MODULE_LOADING=EAGER "$gpu" test peers ;;
     forks) MM_STEPS=${MM_STEPS:-10000} MM_GPU_MODELS=$work/models/0 "$gpu" test forks ;;
+    apart) apart_part ;;
     steps) MM_GPU_MODELS=$work/models/0 "$gpu" test steps ;;
     ranks) CUDA_MODULE_LOADING=EAGER MM_GPU_RANKS=$work/ranks "$gpu" test ranks ;;
     load) MM_GPU_MODELS=$work/models/0 "$gpu" test load ;;
@@ -253,7 +261,7 @@ run_part() {
 # Seconds that a part may take: on an H100 with 16 cores, twice what it is expected to, or more.
 budget_of() {
   case $1 in
-    prepare) echo 120 ;; peers) echo 60 ;; forks) echo 240 ;; steps) echo 60 ;; ranks) echo 90 ;; load) echo 60 ;; hold) echo 120 ;; eval) echo 240 ;; collect) echo 90 ;;
+    prepare) echo 120 ;; peers) echo 60 ;; forks) echo 240 ;; apart) echo 240 ;; steps) echo 60 ;; ranks) echo 90 ;; load) echo 60 ;; hold) echo 120 ;; eval) echo 240 ;; collect) echo 90 ;;
     kernels) echo 120 ;; sequences) echo 90 ;; models) echo 180 ;; text) echo 120 ;; speed) echo 120 ;;
     *) echo 0 ;;
   esac

@@ -40,6 +40,11 @@ typedef struct mm_reply_settings {
 
 typedef struct mm_reply mm_reply;
 
+/* The tags that mark the parts of a reply, of all formats. */
+#define MM_REPLY_TAGS 6
+extern const char *const mm_reply_tag[MM_REPLY_TAGS];
+bool mm_reply_is_tag(const char *bytes, size_t n);
+
 /* MM_BAD_INPUT E_CHAT for a tool that is no JSON object with a name. */
 mm_reply *mm_reply_open(const mm_reply_settings *s, mm_err *err);
 void mm_reply_close(mm_reply *r); /* accepts NULL */

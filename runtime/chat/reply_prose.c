@@ -8,6 +8,15 @@
 
 #define BLOCK_PIECE 256 /* bytes */
 
+const char *const mm_reply_tag[MM_REPLY_TAGS] = {"<think>",      "</think>",     "<minimax:tool_call>", "</minimax:tool_call>",
+                                                 "<tool_calls>", "</tool_calls>"};
+
+bool mm_reply_is_tag(const char *bytes, size_t n) {
+  for (size_t i = 0; i < MM_REPLY_TAGS; i++)
+    if (n == strlen(mm_reply_tag[i]) && memcmp(bytes, mm_reply_tag[i], n) == 0) return true;
+  return false;
+}
+
 mm_reply *mm_reply_open(const mm_reply_settings *s, mm_err *err) {
   static const char *const m2[] = {"<think>", "</think>", "<minimax:tool_call>", "</minimax:tool_call>"};
   static const char *const m1[] = {"<think>", "</think>", "<tool_calls>", "</tool_calls>"};
@@ -26,14 +35,13 @@ mm_reply *mm_reply_open(const mm_reply_settings *s, mm_err *err) {
   return NULL;
 }
 
-static mm_text *texts(mm_reply *r, int i) {
-  mm_text *const all[] = {&r->bytes, &r->text, &r->held, &r->shown, &r->in, &r->name, &r->key, &r->value, &r->stray, &r->fragment, NULL};
-  return all[i];
-}
+#define TEXTS \
+  { &r->bytes, &r->text, &r->held, &r->shown, &r->in, &r->name, &r->key, &r->value, &r->stray, &r->fragment }
 
 void mm_reply_close(mm_reply *r) {
   if (!r) return;
-  for (int i = 0; texts(r, i); i++) free(texts(r, i)->p);
+  mm_text *const text[] = TEXTS;
+  for (size_t i = 0; i < sizeof text / sizeof *text; i++) free(text[i]->p);
   mm_tools_close(&r->tools);
   free(r);
 }
@@ -268,8 +276,9 @@ static void push_bytes(mm_reply *r, const char *bytes, size_t n, mm_err *err) {
 }
 
 static bool all_well(mm_reply *r, mm_err *err) {
-  for (int i = 0; texts(r, i); i++)
-    if (texts(r, i)->failed) return mm_fail_memory(err, texts(r, i)->n);
+  const mm_text *const text[] = TEXTS;
+  for (size_t i = 0; i < sizeof text / sizeof *text; i++)
+    if (text[i]->failed) return mm_fail_memory(err, text[i]->n);
   return true;
 }
 

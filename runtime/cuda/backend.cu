@@ -7,6 +7,9 @@
  * step the ops are kept until all are known, then captured as a graph; from then on begin uploads the batch, the ops between do nothing,
  * and end or choose replays. Any other step is launched kernel by kernel, and every one once a capture has failed, which is reported.
  *
+ * Where rows are to be apart (mm_backend_config.apart) every step takes the kernels of stretches, single tokens too, padded with rows of
+ * slot -1 to so many that products take the kernels of many rows; lightning attention goes token by token. Nothing is recorded then.
+ *
  * Nothing waits but end and collect: a step ended by choose leaves its choices on the device, where the next one finds them. */
 #include <stdio.h>
 #include <string.h>
@@ -57,18 +60,20 @@ bool grow_logits(mm_backend *b, size_t rows, mm_err *err) {
 
 /* What kind of step this is, and its sizes. */
 void plan_step(mm_backend *b, const mm_batch *batch) {
-  b->decode = batch->tokens > 0 && batch->span_count == batch->tokens;
+  b->decode = !b->c.apart && batch->tokens > 0 && batch->span_count == batch->tokens;
   b->ending = batch->sampling ? GREEDY : LOGITS, b->asked = nullptr, b->keeps = false;
   for (uint32_t i = 0; batch->sampling && i < batch->out_count; i++) {
     if (batch->sampling[i].temperature > 0) b->ending = DRAWS;
     if (mm_sampling_asks(&batch->sampling[i]) & ~(uint32_t)MM_SAMPLES_MIN_P) b->asked = batch->sampling;
   }
   if (b->asked) b->ending = LOGITS;
-  for (b->singles = 0; !b->decode && b->singles < batch->span_count && batch->span[b->singles].count == 1;) b->singles++;
+  for (b->singles = 0; !b->c.apart && !b->decode && b->singles < batch->span_count && batch->span[b->singles].count == 1;) b->singles++;
   const uint32_t bucket = b->decode && batch->out_count == batch->tokens ? bucket_of(b, batch->tokens) : 0;
   b->rows = bucket ? bucket : batch->tokens;
   if (b->c.calibration && b->rows == 1) b->rows = 2; /* a single token's pairs are not sorted, as mm_cu_collect_experts wants them */
   b->wanted = batch->out_count, b->outs = bucket ? bucket : batch->out_count;
+  if (b->c.apart && b->rows) b->rows = (uint32_t)mm_max(b->rows, kLeastApart);
+  if (b->c.apart && b->outs) b->outs = (uint32_t)mm_max(b->outs, kLeastApart);
   b->spans = batch->span_count, b->tiles = 0;
   b->mode = EAGER, b->graph = nullptr;
 }
@@ -257,10 +262,11 @@ bool cuda_end(mm_backend *b, float *out, mm_err *err) {
 void choose_tokens(mm_backend *b) {
   if (later(b, choose_tokens)) return;
   catch_up(b);
-  if (!running(b) || !b->outs) return;
+  const uint32_t rows = b->decode ? b->outs : b->wanted;
+  if (!running(b) || !rows) return;
   b->choice.logits = b->logits, b->choice.tokens = b->rows;
   b->choice.out = b->device.out, b->choice.slot = b->device.slot, b->choice.draw = b->device.draw;
-  check(b, mm_cu_choose_tokens(b->choice, b->outs, b->ending == DRAWS, b->stream), "choose");
+  check(b, mm_cu_choose_tokens(b->choice, rows, b->ending == DRAWS, b->stream), "choose");
 }
 
 /* The step's choices come back by collect. */
@@ -390,6 +396,10 @@ void cuda_lightning(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv) {
   b->inputs.wrote(o.data);
   const layer_cache &c = b->cache[layer];
   const mm_cu_lightning a = {rows_of(qkv), rows_of(o), c.state, c.slope, b->heads.heads, b->heads.head_dim, b->state_floats};
+  if (b->c.apart) {
+    check(b, mm_cu_lightning_rows(a, b->device.span, b->spans, b->stream), "lightning rows");
+    return;
+  }
   const uint32_t singles = singles_of(b);
   if (singles) check(b, mm_cu_lightning_decode(a, places(b), singles, b->stream), "lightning decode");
   if (singles < b->rows) check(b, mm_cu_lightning_prefill(a, b->device.span + singles, b->spans - singles, b->stream), "lightning prefill");
@@ -413,7 +423,7 @@ void cuda_route(mm_backend *b, uint32_t layer, mm_act x, const mm_packed *router
   const auto narrow = b->weight.find(router);
   const bool wide = narrow == b->weight.end();
   const void *w = wide ? static_cast<const void *>(b->values[router]) : narrow->second.data;
-  const mm_cu_router m = {w, wide, x.width, wide ? b->router[router] : nullptr, b->route_product, b->decode};
+  const mm_cu_router m = {w, wide, x.width, wide ? b->router[router] : nullptr, b->route_product, b->decode, b->c.apart};
   b->route.bias = bias ? b->values[bias] : nullptr, b->route.slot = b->device.slot;
   b->route.load = b->load + (size_t)layer * b->route.experts;
   if (b->put_off.n == x.data) {
@@ -533,6 +543,7 @@ const mm_ops mm_ops_cuda = {
     .samples = MM_SAMPLES_MIN_P | MM_SAMPLES_PENALTIES | MM_SAMPLES_BIAS | MM_SAMPLES_MASK | MM_SAMPLES_LOGPROBS,
     .calibration = true,
     .calibrate = mm_cu_calibrate,
+    .apart_asked = true,
     .pages = true,
     .state_bytes = cuda_state_bytes,
     .state_copy = cuda_state_copy,

@@ -64,6 +64,9 @@ constexpr uint32_t kSteps = MM_QUEUE + 1; /* a step may begin while as many as m
  * launch there, and graphs for every number of rows would be without end. */
 constexpr uint32_t kBuckets[] = {1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256};
 
+/* Rows that a step has at least where rows are apart. */
+constexpr uint32_t kLeastApart = MM_CU_SKINNY + 1;
+
 /* What follows the forward pass in a step. */
 enum step_end { LOGITS, GREEDY, DRAWS };
 

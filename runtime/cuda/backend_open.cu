@@ -202,6 +202,7 @@ bool open_logits(mm_backend *b, mm_err *err) {
     rows = mm_min(n, b->c.limits.max_tokens);
     break;
   }
+  if (b->c.apart) rows = mm_max(rows, kLeastApart);
   const uint64_t bytes = rows * b->c.weights->vocab_rows * sizeof(float);
   if (!mm_cu_check(cudaMalloc(&b->logits, bytes), "cudaMalloc", err)) return false;
   b->logits_rows = rows;
@@ -448,6 +449,7 @@ mm_backend *mm_cu_backend_open(const mm_backend_config *c, mm_err *err) {
   const mm_model *m = c->model;
   b->c = *c;
   if (c->calibration) b->c.eager = true, b->c.limits.max_tokens = (uint32_t)mm_max(2, c->limits.max_tokens);
+  if (c->apart) b->c.limits.max_tokens = (uint32_t)mm_max(kLeastApart, c->limits.max_tokens);
   b->heads = {m->heads / c->weights->tp, (uint32_t)mm_max(1, m->kv_heads / c->weights->tp), m->head_dim, m->rotary_dim};
   mm_err first = {};
   b->loading.reset(new mm_cu_load);

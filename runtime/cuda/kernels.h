@@ -104,6 +104,7 @@ struct mm_cu_router {
   const void *piece; /* f32, T > MM_CU_SKINNY: w as the sum of three bf16 matrices, [3, experts, k] (mm_cu_split), */
   float *product;    /* and room for [T, 3, experts] */
   bool few;          /* T ≤ MM_CU_FEW take the logits' kernel of T ≤ MM_CU_SKINNY: faster, other bits than for more */
+  bool apart;        /* of more rows than MM_CU_SKINNY all take one kernel: a row's bits do not depend on how many there are */
 };
 /* w[n] as the sum of three bf16 arrays. */
 cudaError_t mm_cu_split(__nv_bfloat16 *to, const float *w, size_t n, cudaStream_t s);
@@ -285,6 +286,8 @@ struct mm_cu_lightning {
 /* States are read at once: no kernel may still be writing them. A slot has one row at most. */
 cudaError_t mm_cu_lightning_decode(const mm_cu_lightning &a, const mm_cu_rows &r, uint32_t tokens, cudaStream_t s);
 cudaError_t mm_cu_lightning_prefill(const mm_cu_lightning &a, const mm_cu_span *span, uint32_t spans, cudaStream_t s);
+/* The same token by token: a row's bits do not depend on where its stretch begins. */
+cudaError_t mm_cu_lightning_rows(const mm_cu_lightning &a, const mm_cu_span *span, uint32_t spans, cudaStream_t s);
 
 /* ---- rows ---- */
 

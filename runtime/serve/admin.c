@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "runtime/serve/apis.h"
 #include "runtime/serve/fields.h"
@@ -30,8 +31,10 @@ static void ready(mm_server *s, mm_exchange *x) {
   struct timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
   mm_text t = {0};
-  mm_text_printf(&t, "{\"status\":\"%s\",\"stage\":\"%s\",\"seconds\":%.3f}", state_word(s), s->stage,
-                 (double)now.tv_sec + 1e-9 * (double)now.tv_nsec - s->started);
+  const mm_read_stats read = mm_read_log_stats(s->reads);
+  mm_text_printf(&t, "{\"status\":\"%s\",\"stage\":\"%s\",\"seconds\":%.3f,\"bytes_read\":%llu,\"bytes_to_read\":%llu}", state_word(s),
+                 s->stage, (double)now.tv_sec + 1e-9 * (double)now.tv_nsec - s->started, (unsigned long long)mm_read_bytes(&read),
+                 (unsigned long long)read.wanted);
   if (s->state != MM_SERVER_READY) mm_exchange_set(x, "Retry-After", "1");
   send_json(x, s->state == MM_SERVER_READY ? 200 : 503, &t);
 }
@@ -52,7 +55,44 @@ static void put_scheduler(mm_text *t, mm_scheduler *scheduler) {
   mm_metrics_value(t, "slots", "gauge", "Sequences that can run at a time.", s.slots);
   mm_metrics_value(t, "pages", "gauge", "Pages of the KV cache.", s.pages);
   mm_metrics_value(t, "pages_free", "gauge", "Pages that nobody holds.", s.pages_free);
+  mm_metrics_value(t, "pages_cached", "gauge", "Pages that the prefix cache holds.", s.pages_cached);
+  mm_metrics_value(t, "drafted_tokens_total", "counter", "Tokens proposed by prompt lookup.", (double)s.drafted);
+  mm_metrics_value(t, "accepted_tokens_total", "counter", "Those of them that were right.", (double)s.accepted);
   mm_metrics_value(t, "cache_state_bytes", "gauge", "Bytes of lightning states in the prefix cache.", (double)s.cache_bytes);
+}
+
+static void put_experts(mm_text *t, const mm_server *s) {
+  const mm_model *m = mm_engine_model(s->engine);
+  uint64_t *load = calloc((size_t)m->layers * m->experts, sizeof *load), all = 0;
+  if (!load) {
+    t->failed = true;
+    return;
+  }
+  mm_scheduler_expert_load(s->scheduler, load);
+  for (size_t i = 0; i < (size_t)m->layers * m->experts; i++) all += load[i];
+  mm_metrics_value(t, "expert_rows_total", "counter", "Tokens that experts were chosen for, of all layers.", (double)all);
+  mm_text_put(t,
+              "# HELP minimax_expert_peak Tokens of a layer's busiest expert, over the mean of its experts.\n"
+              "# TYPE minimax_expert_peak gauge\n");
+  for (uint32_t l = 0; l < m->layers; l++) {
+    uint64_t sum = 0, most = 0;
+    for (uint32_t e = 0; e < m->experts; e++) {
+      const uint64_t n = load[(size_t)l * m->experts + e];
+      sum += n;
+      most = mm_max(most, n);
+    }
+    mm_text_printf(t, "minimax_expert_peak{layer=\"%u\"} %.6g\n", l, sum ? (double)most * m->experts / (double)sum : 0);
+  }
+  free(load);
+}
+
+/* Bytes of the process that are in memory. */
+static double resident(void) {
+  unsigned long long pages = 0;
+  FILE *f = fopen("/proc/self/statm", "re");
+  if (f && fscanf(f, "%*u %llu", &pages) != 1) pages = 0;
+  if (f) fclose(f);
+  return (double)pages * (double)sysconf(_SC_PAGESIZE);
 }
 
 static void metrics(mm_server *s, mm_exchange *x) {
@@ -60,8 +100,10 @@ static void metrics(mm_server *s, mm_exchange *x) {
   mm_metrics_value(&t, "ready", "gauge", "1 when requests are served.", s->state == MM_SERVER_READY);
   mm_metrics_value(&t, "connections", "gauge", "Open connections.", mm_http_connections(s->http));
   mm_metrics_value(&t, "calls", "gauge", "API requests being answered.", s->calls);
+  mm_metrics_value(&t, "resident_bytes", "gauge", "Memory of the process.", resident());
   mm_metrics_write(&s->metrics, &t);
   if (s->scheduler) put_scheduler(&t, s->scheduler);
+  if (s->scheduler) put_experts(&t, s);
   mm_exchange_reply(x, t.failed ? 503 : 200, "text/plain; version=0.0.4; charset=utf-8", t.p ? t.p : "", t.failed ? 0 : t.n);
   free(t.p);
 }

@@ -95,11 +95,15 @@ static void send_start(mm_call *c) {
 static bool begin(mm_call *c, mm_err *err) {
   mm_conversation v;
   mm_tool_rules rules;
-  const mm_turn_settings set = {.call_prefix = "toolu_", .event = send_event};
+  mm_turn_settings set = {.call_prefix = "toolu_", .event = send_event};
+  const mm_value *config, *format;
   if (!mm_params_read(c, err) || !mm_params_stop(c, "stop_sequences")) return false;
   if (!c->params.max_tokens) return mm_refuse(c, 400, "max_tokens", "max_tokens: Field required");
   if (c->params.n != 1) return mm_refuse(c, 400, "n", "n: one reply alone is served");
-  return mm_anthropic_conversation(c, &v, &rules, err) && mm_turn_prepare(c, &v, &rules, &set, err);
+  if (!mm_field(c, c->body, "output_config", MM_VALUE_OBJECT, &config) || !mm_field(c, config, "format", MM_VALUE_OBJECT, &format))
+    return false;
+  return mm_turn_format(c, "output_config", format, &set, err) && mm_anthropic_conversation(c, &v, &rules, err) &&
+         mm_turn_prepare(c, &v, &rules, &set, err);
 }
 
 static bool start(mm_call *c, mm_err *err) {
@@ -183,6 +187,12 @@ static bool count(mm_call *c, mm_err *err) {
   return true;
 }
 
-const mm_api mm_api_messages = {
-    .path = "/v1/messages", .begin = begin, .start = start, .token = token, .ended = ended, .finish = finish, .anthropic = true};
+const mm_api mm_api_messages = {.path = "/v1/messages",
+                                .prompt = "messages",
+                                .begin = begin,
+                                .start = start,
+                                .token = token,
+                                .ended = ended,
+                                .finish = finish,
+                                .anthropic = true};
 const mm_api mm_api_count_tokens = {.path = "/v1/messages/count_tokens", .begin = count, .start = mm_call_answer, .anthropic = true};

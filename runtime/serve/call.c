@@ -46,6 +46,7 @@ static int status_of(const mm_err *err) {
 static const char *openai_type(int status) {
   switch (status) {
     case 401: return "authentication_error";
+    case 403: return "permission_error";
     case 404: return "not_found_error";
     case 429: return "rate_limit_error";
     case 503: return "service_unavailable_error";
@@ -56,6 +57,7 @@ static const char *openai_type(int status) {
 static const char *anthropic_type(int status) {
   switch (status) {
     case 401: return "authentication_error";
+    case 403: return "permission_error";
     case 404: return "not_found_error";
     case 413: return "request_too_large";
     case 429: return "rate_limit_error";
@@ -89,9 +91,10 @@ void mm_call_error(const mm_call *c, int status, const char *param, const char *
     mm_text_quote_string(out, param);
   else
     mm_text_put(out, "null");
+  const char *code = c->code ? c->code : openai_code(status);
   mm_text_put(out, ",\"code\":");
-  if (openai_code(status))
-    mm_text_quote_string(out, openai_code(status));
+  if (code)
+    mm_text_quote_string(out, code);
   else
     mm_text_put(out, "null");
   mm_text_put(out, "}}");
@@ -221,8 +224,12 @@ static void finish(mm_call *c) {
     reply_refusal(c, status, NULL, text);
   } else if (failed) {
     mm_text_clear(&c->out);
-    mm_call_error(c, status, NULL, text, &c->out);
-    mm_call_event(c, c->api->anthropic ? "error" : NULL);
+    if (c->api->failed) {
+      c->api->failed(c, text);
+    } else {
+      mm_call_error(c, status, NULL, text, &c->out);
+      mm_call_event(c, c->api->anthropic ? "error" : NULL);
+    }
     mm_exchange_end(c->x);
     c->status = status;
   } else {
@@ -276,8 +283,12 @@ bool mm_call_add_prompt(mm_call *c, int32_t *ids, size_t count, mm_err *err) {
   const bool fits = count > 0 && count < most;
   if (!fits || !MM_GROW(c->prompt, &cap, c->prompts + 1, err) || !MM_GROW(c->prompt_count, &cap2, c->prompts + 1, err)) {
     free(ids);
-    if (!count) return mm_refuse(c, 400, "prompt", "the prompt is empty");
-    return fits ? false : mm_refuse(c, 400, "prompt", "the prompt has %zu tokens; prompt and reply together may have %u", count, most);
+    if (!count) return mm_refuse(c, 400, c->api->prompt, "the prompt is empty");
+    if (fits) return false;
+    c->code = "context_length_exceeded"; /* agents look for this, or for the words, and then shorten their history */
+    return mm_refuse(c, 400, c->api->prompt,
+                     "prompt is too long: %zu tokens > %u maximum; the maximum context length is %u tokens, the reply's included", count,
+                     most - 1, most);
   }
   c->prompt[c->prompts] = ids;
   c->prompt_count[c->prompts++] = (uint32_t)count;
@@ -337,6 +348,7 @@ static bool name_known(mm_call *c) {
   if (model->type != MM_VALUE_STRING) return mm_refuse(c, 400, "model", "model: found %s, expected a string", mm_value_word(model));
   for (size_t i = 0; i < s->names; i++)
     if (mm_value_is(model, s->name[i])) return true;
+  c->code = "model_not_found";
   return mm_refuse(c, 404, "model", "the model \"%.100s\" is not served here, \"%s\" is", model->text, s->name[0]);
 }
 

@@ -16,11 +16,13 @@ typedef struct mm_api {
   bool (*begin)(mm_call *c, mm_err *err);
   bool (*start)(mm_call *c, mm_err *err); /* in the loop: starts choices, or answers */
   void (*token)(mm_choice *ch, const mm_token *t);
-  void (*ended)(mm_choice *ch); /* ch->ending is set */
-  void (*finish)(mm_call *c);   /* every choice has ended: the reply, or the end of the stream */
-  bool bodiless;                /* begin comes whatever the body is */
-  bool anthropic;               /* whose errors these are; otherwise OpenAI's */
-  const char *path;             /* for the log */
+  void (*ended)(mm_choice *ch);                 /* ch->ending is set */
+  void (*finish)(mm_call *c);                   /* every choice has ended: the reply, or the end of the stream */
+  void (*failed)(mm_call *c, const char *text); /* sends the event of a stream that a choice's failure ends; NULL: an error's own */
+  bool bodiless;                                /* begin comes whatever the body is */
+  bool anthropic;                               /* whose errors these are; otherwise OpenAI's */
+  const char *path;                             /* for the log */
+  const char *prompt;                           /* the field that its prompts are of */
 } mm_api;
 
 struct mm_choice {
@@ -62,6 +64,7 @@ struct mm_call {
   /* The first refusal; 0: none. */
   int refused;
   char param[64], why[600];
+  const char *code; /* OpenAI's for it, set before; NULL: the one of its status */
 };
 
 /* Refuses the request with a status of HTTP; param is the field, or NULL. The first counts. Returns false. */

@@ -277,4 +277,4 @@ static void put_choice(mm_call *c, mm_choice *ch) {
 static void finish(mm_call *c) { mm_openai_end(c, put_head, put_choice, 0); }
 
 const mm_api mm_api_completions = {
-    .path = "/v1/completions", .begin = begin, .start = start, .token = token, .ended = ended, .finish = finish};
+    .path = "/v1/completions", .prompt = "prompt", .begin = begin, .start = start, .token = token, .ended = ended, .finish = finish};

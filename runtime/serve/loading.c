@@ -45,15 +45,23 @@ bool mm_loading_finish(mm_loaded *l, const mm_loading_config *c, mm_err *err) {
       .threads = (unsigned)(c->threads ? c->threads : mm_max(1, mm_pool_cpus() / l->shards.pack.tp)),
       .never = l->never,
       .attach = c->attach,
+      .verify = c->verify,
+      .log = c->reads,
       .kv_fp8 = c->kv_fp8,
       .kv_bf16 = c->kv_bf16,
       .input_bf16 = c->input_bf16,
+      .apart = c->scheduler.batch_invariant,
   };
   if (!e.ops) return false;
   mm_engine_config with = e;
   with.act_quant = c->act_quant ? strcmp(c->act_quant, "on") == 0 : e.ops->act_quant;
+  uint32_t *device;
+  if (!mm_devices_read(c->devices, mm_pack_ranks(&l->shards.pack), &device, err)) return false;
+  with.device = device;
   l->stage = "weights";
-  if (!(l->engine = mm_engine_open(&l->shards, &with, err))) return false;
+  l->engine = mm_engine_open(&l->shards, &with, err);
+  free(device);
+  if (!l->engine) return false;
   l->stage = "scheduler";
   if (!(l->scheduler = mm_scheduler_open(l->engine, &c->scheduler, err))) return false;
   l->stage = "done";

@@ -14,6 +14,9 @@ typedef struct mm_loading_config {
   uint64_t slots, threads;          /* threads 0: CPUs / ranks */
   uint64_t kv_tokens;               /* of all KV caches together; 0: as many as all slots can fill */
   const char *attach;               /* socket of minimax-hold, or NULL */
+  const char *devices;              /* numbers of the GPUs, or NULL: as in mm_devices_read */
+  bool verify;                      /* digests are checked */
+  mm_read_log *reads;               /* as in mm_engine_config; or NULL */
   const char *chat_format;          /* a name, or NULL: that of the checkpoint's template */
   bool own_defaults;                /* generation_config.json is not read */
   mm_scheduler_config scheduler;

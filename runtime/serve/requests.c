@@ -177,6 +177,18 @@ static void publish(mm_scheduler *s) {
   pthread_mutex_unlock(&s->lock);
 }
 
+/* Once a second at most while requests run, since the device's steps are waited for. */
+static void read_load(mm_scheduler *s) {
+  const double now = mm_scheduler_now();
+  mm_err err = {0};
+  if (s->running && now - s->load_read < 1) return;
+  s->load_read = now;
+  if (!mm_engine_expert_load(s->engine, s->load, &err)) return; /* the next step fails too, and says so */
+  pthread_mutex_lock(&s->lock);
+  memcpy(s->load_shown, s->load, s->load_count * sizeof *s->load);
+  pthread_mutex_unlock(&s->lock);
+}
+
 static void *work(void *arg) {
   mm_scheduler *s = arg;
   while (wait_for_work(s)) {
@@ -187,6 +199,7 @@ static void *work(void *arg) {
     while (queued && s->queued - s->collected > keep) mm_step_collect(s);
     s->own.own_seconds = mm_scheduler_cpu() - s->inside;
     publish(s);
+    read_load(s);
   }
   return NULL;
 }
@@ -210,6 +223,8 @@ static void free_scheduler(mm_scheduler *s) {
   mm_step_close(s);
   free(s->waiting);
   free(s->slot);
+  free(s->load);
+  free(s->load_shown);
   pthread_mutex_destroy(&s->lock);
   pthread_cond_destroy(&s->changed);
   free(s);
@@ -231,7 +246,10 @@ mm_scheduler *mm_scheduler_open(mm_engine *engine, const mm_scheduler_config *c,
   pthread_mutex_init(&s->lock, NULL);
   pthread_cond_init(&s->changed, NULL);
   publish(s);
-  if ((s->slot = mm_calloc(s->slots, sizeof *s->slot, err)) && mm_step_open(s, err) && mm_reuse_open(s, err) && mm_drafts_open(s, err)) {
+  s->load_count = (size_t)m->layers * m->experts;
+  if ((s->slot = mm_calloc(s->slots, sizeof *s->slot, err)) && (s->load = mm_calloc(s->load_count, sizeof *s->load, err)) &&
+      (s->load_shown = mm_calloc(s->load_count, sizeof *s->load_shown, err)) && mm_step_open(s, err) && mm_reuse_open(s, err) &&
+      mm_drafts_open(s, err)) {
     const int failed = pthread_create(&s->thread, NULL, work, s);
     if (!failed) return s;
     mm_fail(err, MM_LIMIT, "E_THREADS", mm_at(NULL, NULL), "start the scheduler's thread: %s", strerror(failed));
@@ -255,5 +273,11 @@ void mm_scheduler_stats_read(mm_scheduler *s, mm_scheduler_stats *out) {
   pthread_mutex_lock(&s->lock);
   *out = s->stats;
   out->waiting = s->live > out->running ? s->live - out->running : 0;
+  pthread_mutex_unlock(&s->lock);
+}
+
+void mm_scheduler_expert_load(mm_scheduler *s, uint64_t *load) {
+  pthread_mutex_lock(&s->lock);
+  memcpy(load, s->load_shown, s->load_count * sizeof *load);
   pthread_mutex_unlock(&s->lock);
 }

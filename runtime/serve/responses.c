@@ -56,10 +56,14 @@ static void put_usage(const mm_turn *t, mm_text *out) {
                  p.prompt_tokens, p.cached_tokens, p.reply_tokens, t->reasoning_tokens, p.prompt_tokens + p.reply_tokens);
 }
 
-static void put_response(mm_call *c, const mm_turn *t, const char *status, mm_text *out) {
+/* error: why it failed, or NULL. */
+static void put_response(mm_call *c, const mm_turn *t, const char *status, const char *error, mm_text *out) {
   const bool done = strcmp(status, "in_progress") != 0, cut = strcmp(status, "incomplete") == 0;
-  mm_text_printf(out, "{\"id\":\"resp_%s\",\"object\":\"response\",\"created_at\":%lld,\"status\":\"%s\",\"error\":null,\"model\":", c->id,
+  mm_text_printf(out, "{\"id\":\"resp_%s\",\"object\":\"response\",\"created_at\":%lld,\"status\":\"%s\",\"error\":", c->id,
                  (long long)c->created, status);
+  mm_text_put(out, error ? "{\"code\":\"server_error\",\"message\":" : "null");
+  if (error) mm_text_quote_string(out, error);
+  mm_text_put(out, error ? "},\"model\":" : ",\"model\":");
   mm_text_quote_string(out, c->server->name[0]);
   mm_text_put(out, cut ? ",\"incomplete_details\":{\"reason\":\"max_output_tokens\"}" : ",\"incomplete_details\":null");
   put_raw(c, "instructions", "null", out);
@@ -97,11 +101,11 @@ static void end_event(mm_turn *t, const char *type) {
   mm_call_event(t->choice->call, type);
 }
 
-static void send_response(mm_turn *t, const char *type, const char *status) {
+static void send_response(mm_turn *t, const char *type, const char *status, const char *error) {
   mm_call *c = t->choice->call;
   begin_event(t, type);
   mm_text_put(&c->out, ",\"response\":");
-  put_response(c, t, status, &c->out);
+  put_response(c, t, status, error, &c->out);
   end_event(t, type);
 }
 
@@ -185,16 +189,8 @@ static void send_event(mm_turn *t, const mm_reply_event *e) {
 
 static bool read_format(mm_call *c, mm_turn_settings *set, mm_err *err) {
   const mm_value *text, *format;
-  if (!mm_field(c, c->body, "text", MM_VALUE_OBJECT, &text) || !mm_field(c, text, "format", MM_VALUE_OBJECT, &format)) return false;
-  const mm_value *type = mm_value_get(format, "type"), *schema = mm_value_get(format, "schema");
-  if (!format || mm_value_is(type, "text")) return true;
-  if (mm_value_is(type, "json_object"))
-    set->form = mm_schema_any_object();
-  else if (mm_value_is(type, "json_schema") && schema)
-    set->form = mm_schema_compile(&c->arena, schema, err);
-  else
-    return mm_refuse(c, 400, "text", "text.format: expected text, json_object, or json_schema with a schema");
-  return set->form;
+  return mm_field(c, c->body, "text", MM_VALUE_OBJECT, &text) && mm_field(c, text, "format", MM_VALUE_OBJECT, &format) &&
+         mm_turn_format(c, "text", format, set, err);
 }
 
 static bool begin(mm_call *c, mm_err *err) {
@@ -218,8 +214,8 @@ static bool start(mm_call *c, mm_err *err) {
   if (!mm_turn_start(c, err)) return false;
   if (!c->params.stream) return true;
   mm_call_stream(c);
-  send_response(c->choice[0].state, "response.created", "in_progress");
-  send_response(c->choice[0].state, "response.in_progress", "in_progress");
+  send_response(c->choice[0].state, "response.created", "in_progress", NULL);
+  send_response(c->choice[0].state, "response.in_progress", "in_progress", NULL);
   return true;
 }
 
@@ -235,12 +231,21 @@ static void finish(mm_call *c) {
   mm_turn *t = c->choice[0].state;
   const bool cut = c->choice[0].ending.why == MM_FINISH_LENGTH;
   if (c->params.stream) {
-    send_response(t, cut ? "response.incomplete" : "response.completed", cut ? "incomplete" : "completed");
+    send_response(t, cut ? "response.incomplete" : "response.completed", cut ? "incomplete" : "completed", NULL);
     mm_exchange_end(c->x);
     return;
   }
-  put_response(c, t, cut ? "incomplete" : "completed", &c->out);
+  put_response(c, t, cut ? "incomplete" : "completed", NULL, &c->out);
   mm_call_reply(c);
 }
 
-const mm_api mm_api_responses = {.path = "/v1/responses", .begin = begin, .start = start, .token = token, .ended = ended, .finish = finish};
+static void failed(mm_call *c, const char *text) { send_response(c->choice[0].state, "response.failed", "failed", text); }
+
+const mm_api mm_api_responses = {.path = "/v1/responses",
+                                 .prompt = "input",
+                                 .begin = begin,
+                                 .start = start,
+                                 .token = token,
+                                 .ended = ended,
+                                 .finish = finish,
+                                 .failed = failed};

@@ -79,7 +79,11 @@ struct mm_scheduler {
   uint32_t live;
   bool closing;
   mm_scheduler_stats stats;
+  uint64_t *load_shown; /* [load_count] */
 
+  uint64_t *load; /* [load_count] of each expert of each layer */
+  size_t load_count;
+  double load_read;       /* when */
   mm_scheduler_stats own; /* the thread's, published once a step */
   double inside;          /* CPU time of the thread in the engine */
   job **waiting;          /* [waiting_count] */

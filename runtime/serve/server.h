@@ -4,6 +4,7 @@
 
 #include <pthread.h>
 
+#include "loader/read_log.h"
 #include "runtime/chat/chat_format.h"
 #include "runtime/chat/replay.h"
 #include "runtime/serve/constraint.h"
@@ -24,8 +25,12 @@ struct mm_server {
   size_t names;
   const char *const *key; /* [keys] of which a request must carry one; none: all may */
   size_t keys;
+  bool local;              /* it listens for its own machine, and takes requests without a key: they must name that machine, */
+  const char *const *host; /* or one of these [hosts] */
+  size_t hosts;
   uint64_t body_max;   /* bytes of a request; beyond twice as many HTTP itself refuses */
   double request_time; /* seconds that a request may take in all; 0: any */
+  mm_read_log *reads;  /* what a device reads to load; on the CPU, which maps files, nothing */
   double started;      /* CLOCK_MONOTONIC */
   int64_t created;     /* Unix seconds */
   /* Set when loading is done, in the loop; read there alone. */

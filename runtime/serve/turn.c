@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "runtime/serve/history.h"
 #include "runtime/serve/schema.h"
 
 /* What all turns of a call share: mm_call.state. */
@@ -35,17 +36,6 @@ static void close_turns(void *state) {
 }
 
 /* ---- From tokens ---- */
-
-/* Control tokens are no text, but for these, which mark the parts of a reply. */
-#define MARKERS 6
-static const char *const markers[MARKERS] = {"<think>",      "</think>",     "<minimax:tool_call>", "</minimax:tool_call>",
-                                             "<tool_calls>", "</tool_calls>"};
-
-static bool is_marker(const mm_token *t) {
-  for (size_t i = 0; i < MARKERS; i++)
-    if (t->n == strlen(markers[i]) && memcmp(t->bytes, markers[i], t->n) == 0) return true;
-  return false;
-}
 
 static bool add_call(mm_turn *t, const char *prefix) {
   uint8_t random[12];
@@ -136,7 +126,8 @@ void mm_turn_token(mm_choice *ch, const mm_token *t) {
   mm_turn *turn = ch->state;
   if (!t->end && t->id >= 0 && MM_GROW(turn->sampled, &turn->samples_cap, turn->samples + 1, MM_IGNORED))
     turn->sampled[turn->samples++] = t->id;
-  if (t->n == 0 || (t->special && !ch->call->params.special && !is_marker(t))) return;
+  const bool tag = mm_reply_is_tag(t->bytes, t->n); /* other control tokens are no text */
+  if (t->n == 0 || (t->special && !ch->call->params.special && !tag)) return;
   if (!mm_reply_push(turn->reply, t->id, t->bytes, t->n, MM_IGNORED)) turn->failed = true;
 }
 
@@ -152,12 +143,12 @@ void mm_turn_ended(mm_choice *ch) {
 
 /* ---- To tokens ---- */
 
-bool mm_turn_encode(mm_call *c, const mm_conversation *v, mm_prompt_tokens *out, bool *in_reasoning, mm_err *err) {
+bool mm_turn_encode(mm_call *c, mm_conversation *v, mm_prompt_tokens *out, bool *in_reasoning, mm_err *err) {
   const mm_server *s = c->server;
   mm_prompt p = {0};
   if (!s->format) return mm_refuse(c, 400, NULL, "no chat: %s", s->no_format);
-  const bool ok =
-      find_sampled(c, v, err) && mm_chat_render(s->format, v, &p, err) && mm_prompt_encode(&p, s->tokenizer, s->trust_user, out, err);
+  const bool ok = mm_history_settle(c, v, err) && find_sampled(c, v, err) && mm_chat_render(s->format, v, &p, err) &&
+                  mm_prompt_encode(&p, s->tokenizer, s->trust_user, out, err);
   *in_reasoning = p.in_reasoning;
   mm_prompt_close(&p);
   return ok;
@@ -224,10 +215,10 @@ static bool require_call(mm_call *c, start *a, mm_err *err) {
 static bool add_script(mm_call *c, start *a, mm_str text, mm_err *err) {
   while (text.n) {
     const char *next = NULL, *marker = NULL;
-    for (size_t i = 0; i < MARKERS; i++) {
-      const char *p = memmem(text.p, text.n, markers[i], strlen(markers[i]));
-      const bool token = p && mm_tokenizer_find(c->server->tokenizer, markers[i]) >= 0;
-      if (token && (!next || p < next)) next = p, marker = markers[i];
+    for (size_t i = 0; i < MM_REPLY_TAGS; i++) {
+      const char *p = memmem(text.p, text.n, mm_reply_tag[i], strlen(mm_reply_tag[i]));
+      const bool token = p && mm_tokenizer_find(c->server->tokenizer, mm_reply_tag[i]) >= 0;
+      if (token && (!next || p < next)) next = p, marker = mm_reply_tag[i];
     }
     const mm_str before = {text.p, next ? (size_t)(next - text.p) : text.n};
     if (a->sections + 2 > MM_SECTIONS) return mm_refuse(c, 400, "guided_choice", "guided_choice: too many markers");
@@ -307,7 +298,7 @@ static void shape(mm_choice *ch, mm_generation_settings *set) {
   set->request.boundary_count = c->boundary > 0;
 }
 
-bool mm_turn_prepare(mm_call *c, const mm_conversation *v, const mm_tool_rules *r, const mm_turn_settings *set, mm_err *err) {
+bool mm_turn_prepare(mm_call *c, mm_conversation *v, const mm_tool_rules *r, const mm_turn_settings *set, mm_err *err) {
   mm_prompt_tokens p = {0};
   start a = {.v = v, .rules = r};
   turns *s = mm_calloc(1, sizeof *s, err);
@@ -318,6 +309,18 @@ bool mm_turn_prepare(mm_call *c, const mm_conversation *v, const mm_tool_rules *
   if (!mm_turn_encode(c, v, &p, &a.in_reasoning, err)) return false;
   c->boundary = p.user_end < p.count ? (uint32_t)p.user_end : 0;
   return mm_call_add_prompt(c, p.id, p.count, err) && constrain(c, &a, err) && open_turns(c, &a, err);
+}
+
+bool mm_turn_format(mm_call *c, const char *param, const mm_value *format, mm_turn_settings *set, mm_err *err) {
+  const mm_value *type = mm_value_get(format, "type"), *schema = mm_value_get(format, "schema");
+  if (!format || mm_value_is(type, "text")) return true;
+  if (mm_value_is(type, "json_object"))
+    set->form = mm_schema_any_object();
+  else if (mm_value_is(type, "json_schema") && schema)
+    set->form = mm_schema_compile(&c->arena, schema, err);
+  else
+    return mm_refuse(c, 400, param, "%s: expected a format of text, json_object, or json_schema with a schema", param);
+  return set->form;
 }
 
 bool mm_turn_start(mm_call *c, mm_err *err) { return mm_call_start(c, shape, err); }

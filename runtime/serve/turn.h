@@ -55,10 +55,12 @@ typedef struct mm_turn_settings {
   size_t choices;
 } mm_turn_settings;
 
+/* set->form from `{"type": …, "schema": …}`, which may be NULL. */
+MM_MUST_USE bool mm_turn_format(mm_call *c, const char *param, const mm_value *format, mm_turn_settings *set, mm_err *err);
 /* The tokens of a conversation's prompt. */
-MM_MUST_USE bool mm_turn_encode(mm_call *c, const mm_conversation *v, mm_prompt_tokens *out, bool *in_reasoning, mm_err *err);
+MM_MUST_USE bool mm_turn_encode(mm_call *c, mm_conversation *v, mm_prompt_tokens *out, bool *in_reasoning, mm_err *err);
 /* Renders, and makes a turn for each choice; for mm_api.begin. */
-MM_MUST_USE bool mm_turn_prepare(mm_call *c, const mm_conversation *v, const mm_tool_rules *r, const mm_turn_settings *set, mm_err *err);
+MM_MUST_USE bool mm_turn_prepare(mm_call *c, mm_conversation *v, const mm_tool_rules *r, const mm_turn_settings *set, mm_err *err);
 /* Starts the choices; for mm_api.start. */
 MM_MUST_USE bool mm_turn_start(mm_call *c, mm_err *err);
 /* mm_api.token and mm_api.ended of turns, to be called by the API's own. */

@@ -1,7 +1,7 @@
 /* The scheduler beside the bare engine: tokens a second of 64 streams that decode, once from steps of one row for each slot and nothing
  * else, once through the scheduler, in one run and on one model; and what the scheduler's own thread takes. Exit status 1 below 0.80 of the
  * bare steps or above 5 % of a core. bench_scheduler [DIR [DEVICE [STREAMS PROMPT REPLY]]] DIR: a packed checkpoint; without one a random
- * model of the size of tests/data/tiny-m2. */
+ * model of the size of tests/data/tiny-m2. APART=1: of an engine whose rows are apart (--batch-invariant). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +15,7 @@
 typedef struct bench {
   mm_engine *engine;
   uint32_t vocab, streams, prompt, reply, step; /* step: rows of one at most */
+  bool apart;
   /* Of a run through the scheduler, written by its thread: streams that began, tokens in all; both when the last stream began, and when
    * the first one ended. */
   uint32_t begun, tokens, at_begin, at_end;
@@ -108,7 +109,7 @@ typedef struct figures {
 
 static figures scheduled(bench *b) {
   mm_err err = {0};
-  const mm_scheduler_config c = {.step_tokens = b->step, .queue_max = b->streams};
+  const mm_scheduler_config c = {.step_tokens = b->step, .queue_max = b->streams, .batch_invariant = b->apart};
   mm_scheduler *s = mm_scheduler_open(b->engine, &c, &err);
   if (!s) die(&err);
   b->begun = b->tokens = 0;
@@ -151,19 +152,22 @@ int main(int argc, char **argv) {
   bench b = {.streams = argc > 3 ? (uint32_t)strtoul(argv[3], NULL, 10) : 64,
              .prompt = argc > 4 ? (uint32_t)strtoul(argv[4], NULL, 10) : 64,
              .reply = argc > 5 ? (uint32_t)strtoul(argv[5], NULL, 10) : 96,
-             .step = argc > 6 ? (uint32_t)strtoul(argv[6], NULL, 10) : 256};
+             .step = argc > 6 ? (uint32_t)strtoul(argv[6], NULL, 10) : 256,
+             .apart = getenv("APART")};
   const mm_engine_config c = {.ops = mm_ops_find(argc > 2 ? argv[2] : "cpu", &err),
                               .limits = {.max_tokens = b.step, .slots = b.streams, .max_positions = b.prompt + b.reply},
-                              .threads = (unsigned)mm_pool_cpus()};
+                              .threads = (unsigned)mm_pool_cpus(),
+                              .apart = b.apart};
   if (!c.ops || !(b.engine = mm_engine_open(random ? &cut->s : &shards, &c, &err))) die(&err);
   b.vocab = mm_engine_model(b.engine)->vocab;
   const double before = bare(&b);
   const figures f = scheduled(&b);
   const double after = bare(&b), steps = before > after ? before : after;
   printf(
-      "%u streams of %u + %u tokens, steps of at most %u rows: bare decode steps %.0f and %.0f tokens/s, scheduled decode %.0f (%.3f of "
+      "%u streams of %u + %u tokens, steps of at most %u rows%s: bare decode steps %.0f and %.0f tokens/s, scheduled decode %.0f (%.3f of "
       "the faster), prompts included %.0f; the scheduler's thread %.2f %% of a core\n",
-      b.streams, b.prompt, b.reply, b.step, before, after, f.decode, f.decode / steps, f.whole, 100 * f.core);
+      b.streams, b.prompt, b.reply, b.step, b.apart ? " that are apart" : "", before, after, f.decode, f.decode / steps, f.whole,
+      100 * f.core);
   mm_engine_close(b.engine);
   if (random) {
     ref_uncut(cut);

@@ -44,7 +44,7 @@ def exchange(port, data, until):
 
 def post(body):
     text = json.dumps(body).encode()
-    return b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(text), text)
+    return b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (len(text), text)
 
 
 def free_port():
@@ -61,7 +61,7 @@ def start(packed):
         port = free_port()
         begun = time.monotonic()
         process = subprocess.Popen([f"{BIN}/minimax-serve", packed, "--port", str(port), "--log-format", "json"], stderr=subprocess.DEVNULL)
-        exchange(port, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", b"}")
+        exchange(port, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n", b"}")
         health.append(time.monotonic() - begun)
         while b"503" in exchange(port, post({"prompt": "And", "max_tokens": 1}), b"}")[:20]:
             time.sleep(0.001)

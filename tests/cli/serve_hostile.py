@@ -131,7 +131,7 @@ def raw(s, data=b""):
 
 def request_of(body, path=COMPLETIONS, more=b""):
     text = json.dumps(body).encode()
-    return b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n%s\r\n%s" % (path.encode(), len(text), more, text)
+    return b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n%s\r\n%s" % (path.encode(), len(text), more, text)
 
 
 def odd_http(s):
@@ -148,7 +148,7 @@ def odd_http(s):
         assert answer == b"" or answer.startswith(b"HTTP/1.") and answer.split()[1][:1] in b"45", (data[:60], answer)
         c.close()
     # More of the next request while one is answered; an answer for each, in order.
-    c = raw(s, request_of({**GOOD, "max_tokens": 60}) + request_of({"prompt": ""}) + b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    c = raw(s, request_of({**GOOD, "max_tokens": 60}) + request_of({"prompt": ""}) + b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
     got = b""
     while part := c.recv(65536):
         got += part
@@ -177,8 +177,8 @@ def answers(s, data):
 def two_readings(s):
     """What HTTP forbids since two servers could read different messages in it: refused, and what follows in the same bytes is not answered."""
     text = json.dumps(GOOD).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
-    next_one = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+    next_one = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     size = b"Content-Length: %d\r\n" % len(text)
     for name, data in {
         "two lengths": size + b"Content-Length: 5\r\n\r\n" + text,
@@ -191,7 +191,7 @@ def two_readings(s):
     }.items():
         got = answers(s, head + data + next_one)
         assert got.count(b"HTTP/1.1 ") == 1 and got.startswith(b"HTTP/1.1 400 "), (name, got)
-    got = answers(s, b"GET /health HTTP/-1.-1\r\nHost: x\r\n\r\n" + next_one)
+    got = answers(s, b"GET /health HTTP/-1.-1\r\nHost: localhost\r\n\r\n" + next_one)
     assert got.startswith(b"HTTP/1.1 400 ") and b"invalid_request_error" in got, got
     same = answers(s, head + size + size + b"Connection: close\r\n\r\n" + text)
     assert same.startswith(b"HTTP/1.1 200 "), same
@@ -200,7 +200,7 @@ def two_readings(s):
 def heads(s):
     """The reply to HEAD has the headers of GET and no body: the next reply of the connection begins right behind them."""
     for path in ("/health", "/v1/models"):
-        get = b"GET %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % path.encode()
+        get = b"GET %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n" % path.encode()
         head, rest = answers(s, get.replace(b"GET", b"HEAD").replace(b"Connection: close\r\n", b"") + get).split(b"\r\n\r\n", 1)
         assert rest.startswith(b"HTTP/1.1 "), (path, head, rest)
         whole = rest.split(b"\r\n\r\n", 1)[1]

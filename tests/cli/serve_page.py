@@ -78,6 +78,18 @@ with Server(convert("tests/data/tiny-m2"), "--chat-format", "minimax-m2") as ser
     assert len(b.run("document.querySelector('details div').textContent")) > 10 and b.run("document.querySelector('details').open") is False
     b.run("$('temperature').value = 0; $('max').value = -1; $('text').value = 'again'; $('form').noValidate = true; $('form').requestSubmit(); 0")
     assert "max_tokens" in b.wait("(document.querySelector('.error') || {}).textContent")
+    # A reply that is held to a call of a tool that the page has.
+    think = server.post("/tokenize", {"prompt": "</think>", "parse_special": True})["tokens"][0]
+    held = {"guided_choice": ["\n\nLook.\n<minimax:tool_call>\n<invoke name=\"find\">\n<parameter name=\"what\">Ur &lt;é</parameter>\n</invoke>\n</minimax:tool_call>"],
+            "logit_bias": {think: 100}}
+    b.run("const ask = fetch; window.fetch = (url, o) => ask(url, o && o.body ? {...o, body: JSON.stringify({...JSON.parse(o.body), ...%s})} : o); 0" % json.dumps(held))
+    b.run("$('clear').click(); $('max').value = 400; $('tools').value = JSON.stringify([{type: 'function', function: {name: 'find', parameters: {type: 'object', "
+          "properties: {what: {type: 'string'}}}}}]); $('tools').parentNode.open = true; $('text').value = 'look'; $('form').requestSubmit(); 0")
+    b.wait("messages.length == 2 && !running")
+    assert b.run("document.querySelector('pre').textContent") == 'find {"what": "Ur &lt;é"}', b.run("document.body.innerText")
+    assert b.run("messages[1].tool_calls[0].function.name") == "find" and b.run("messages[1].content") == "Look."
+    b.run("$('tools').value = '['; $('text').value = 'x'; $('form').requestSubmit(); 0")
+    assert "JSON" in b.wait("(document.querySelector('.error') || {}).textContent")
     for scheme in ("light", "dark"):
         b.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         for width in (360, 1280):

@@ -2,16 +2,20 @@
 """serve_sequences.py [REQUESTS] [SEED]: random requests to a server that has too little of everything, beside one that has time.
 
 Two servers of one checkpoint: the one runs a few requests at a time in steps of few tokens, keeps prompts, drafts, and has so few cache tokens that
-requests are taken out and begun again; the other runs one request at a time and keeps nothing. Requests begin alike, go on differently, come in
-bursts, are streamed or not, have several choices, stop strings, penalties, biases, schemas, tools, priorities; some clients go away in the middle. What is
-asked: texts, reasons and logprobs of every request are those of the second server, whatever ran beside; and the first server ends well."""
+requests are taken out and begun again; the other runs one request at a time and keeps nothing. Requests of every API begin alike, go on differently,
+come in bursts, are streamed or not, have several choices, stop strings, penalties, biases, schemas, tools, priorities; some clients go away in the
+middle, some read slowly, some give too little time; the last ones are under way when the server is told to end. What is asked: texts, reasoning,
+calls, reasons and logprobs of every request are those of the second server, whatever ran beside; nothing is left behind; and both servers end
+well."""
 import collections
+import http.client
 import json
 import os
 import random
-import subprocess
+import signal
+import socket
 import sys
-import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 os.environ.setdefault("BUILD", "build")
@@ -21,7 +25,7 @@ from serve_client import Server, convert
 
 COUNT = int(sys.argv[1]) if len(sys.argv) > 1 else 24
 SEED = int(sys.argv[2]) if len(sys.argv) > 2 else 7
-figures, guard = collections.Counter(), threading.Lock()
+figures = collections.Counter()
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "yy", None]}, "c": {"type": "array", "items": {"type": "boolean"}, "maxItems": 3}},
           "required": ["a", "b"], "additionalProperties": False}
 
@@ -35,7 +39,7 @@ class Patient(Server):
 
 def request(rng, starts, vocab):
     """(path, body) of one request; every choice in it is from rng."""
-    chat = rng.random() < 0.4
+    chat = rng.random() < 0.6
     body = {"max_tokens": rng.choice([1, 2, 5, 9, 17, 30]), "seed": rng.randrange(-5, 1 << 40), "temperature": rng.choice([0, 0, 0.7, 1, 3]),
             "logprobs": rng.choice([None, True if chat else rng.randrange(6)])}
     if body["logprobs"] is None:
@@ -55,19 +59,58 @@ def request(rng, starts, vocab):
             body["echo"] = True
         return "/v1/completions", body
     said = "".join(chr(97 + x % 26) if x % 5 else " " for x in ids)
-    body["messages"] = [{"role": "user", "content": said[:40]}, {"role": "assistant", "content": "ok"}, {"role": "user", "content": said[40:] or "?"}][: rng.choice([1, 3])]
-    if rng.random() < 0.3:
-        body["response_format"] = rng.choice([{"type": "json_object"}, {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA, "strict": True}}])
-    if rng.random() < 0.4:  # in a context that has no room for them the request is refused, by both
-        body["tools"] = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}}]
-        body["tool_choice"] = rng.choice(["auto", "auto", "none", "required"])
-    return "/v1/chat/completions", body
+    turns = [{"role": "user", "content": said[:40] or "?"}, {"role": "assistant", "content": "ok"}, {"role": "user", "content": said[40:] or "?"}][: rng.choice([1, 3])]
+    form = rng.choice([{"type": "json_object"}, {"type": "json_schema", "name": "s", "strict": True, "schema": SCHEMA}]) if rng.random() < 0.3 else None
+    # In a context that has no room for them the request is refused, by both.
+    choice = rng.choice(["auto", "auto", "none", "required"]) if rng.random() < 0.4 else None
+    parameters = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}}
+    api = rng.choice(["/v1/chat/completions"] * 2 + ["/v1/messages", "/v1/responses"])
+    if api == "/v1/chat/completions":
+        body["messages"] = turns
+        if form:
+            body["response_format"] = {"type": "json_schema", "json_schema": form} if form["type"] == "json_schema" else form
+        if choice:
+            body["tools"] = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+            body["tool_choice"] = choice
+        return api, body
+    for key in ("n", "logprobs", "top_logprobs", "echo"):
+        body.pop(key, None)
+    if api == "/v1/messages":
+        body["messages"] = turns
+        if "stop" in body:
+            stop = body.pop("stop")
+            body["stop_sequences"] = stop if isinstance(stop, list) else [stop]
+        if rng.random() < 0.3:
+            body["thinking"] = {"type": "disabled"}
+        if form and form["type"] == "json_schema":
+            body["output_config"] = {"format": form}
+        if choice:
+            body["tools"] = [{"name": "f", "input_schema": parameters}]
+            body["tool_choice"] = {"type": {"required": "any"}.get(choice, choice)}
+        return api, body
+    body["max_output_tokens"] = body.pop("max_tokens")
+    body["input"] = turns
+    if form:
+        body["text"] = {"format": form}
+    if choice:
+        body["tools"] = [{"type": "function", "name": "f", "parameters": parameters}]
+        body["tool_choice"] = choice
+    return api, body
 
 
 def plain(reply):
     """What must be the same: no names, times or what was kept of the prompt."""
-    if "choices" not in reply:
-        return reply
+    if "error" in reply and reply["error"]:
+        return {k: v for k, v in reply.items() if k != "request_id"}
+    if reply.get("type") == "message":
+        usage = reply["usage"]
+        blocks = [{k: v for k, v in b.items() if k not in ("id", "signature")} for b in reply["content"]]
+        return {"content": blocks, "stop": (reply["stop_reason"], reply["stop_sequence"]), "in": usage["input_tokens"] + usage["cache_read_input_tokens"],
+                "out": usage["output_tokens"]}
+    if reply.get("object") == "response":
+        output = [{k: v for k, v in x.items() if k not in ("id", "call_id")} for x in reply["output"]]
+        usage = {k: v for k, v in reply["usage"].items() if not k.endswith("details")}
+        return {"output": output, "status": reply["status"], "usage": usage}
     usage = {k: v for k, v in reply["usage"].items() if not k.endswith("details")}
     choices = sorted(reply["choices"], key=lambda c: c["index"])
     for c in choices:
@@ -81,27 +124,100 @@ def ask(server, path, body):
     return status, plain(json.loads(data))
 
 
-def joined(server, path, body):
-    """(status, text of each choice, reason of each) of a stream."""
-    status, headers, data = server.request("POST", path, {**body, "stream": True})
+def received(server, path, body, slow):
+    """(status, body) of a stream; slow: through a small window, with pauses."""
+    c = server.connect()
+    if slow:
+        c.sock = socket.socket()
+        c.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        c.sock.settimeout(1000)
+        c.sock.connect(("127.0.0.1", server.port))
+    c.request("POST", path, json.dumps({**body, "stream": True}))
+    r = c.getresponse()
+    data = b""
+    while part := r.read1(300 if slow else 1 << 16):
+        data += part
+        if slow:
+            time.sleep(0.002)
+    c.close()
+    return r.status, data
+
+
+def joined(server, path, body, slow=False):
+    """[status, what of each choice] of a stream; an error within it is [its status, None]; one that is refused is (status, error) as it is at once."""
+    status, data = received(server, path, body, slow)
     if status != 200:
         return status, plain(json.loads(data))
-    parts = data.decode().split("\n\n")
-    assert parts.pop() == "" and parts.pop() == "data: [DONE]", data[-300:]
-    text, why = collections.defaultdict(str), {}
-    for part in parts:
-        for c in json.loads(part.removeprefix("data: "))["choices"]:
-            text[c["index"]] += c.get("text") or (c.get("delta") or {}).get("content") or ""
-            why[c["index"]] = c["finish_reason"] or why.get(c["index"])
-    return status, dict(text), why
+    events = [json.loads(line[6:]) for line in data.decode().split("\n") if line.startswith("data: ") and line != "data: [DONE]"]
+    if any("error" in e for e in events) or any(e.get("type") in ("error", "response.failed") for e in events):
+        return [504, None]
+    if path == "/v1/messages":
+        return [status, blocks_of(events)]
+    if path == "/v1/responses":
+        assert [e["sequence_number"] for e in events] == list(range(len(events)))
+        return [status, items_of(events)]
+    assert data.endswith(b"data: [DONE]\n\n"), data[-300:]
+    found = collections.defaultdict(lambda: {"text": "", "reasoning": "", "calls": {}, "why": None, "logged": 0})
+    for c in (c for e in events for c in e["choices"]):
+        one, delta = found[c["index"]], c.get("delta") or {}
+        one["text"] += c.get("text") or delta.get("content") or ""
+        one["reasoning"] += delta.get("reasoning_content") or ""
+        for call in delta.get("tool_calls") or []:
+            name, arguments = one["calls"].get(call["index"], ("", ""))
+            one["calls"][call["index"]] = name + call["function"].get("name", ""), arguments + call["function"].get("arguments", "")
+        one["logged"] += len(((c.get("logprobs") or {}).get("content") or (c.get("logprobs") or {}).get("tokens") or []))
+        one["why"] = c["finish_reason"] or one["why"]
+    return [status, {i: {**x, "calls": list(x["calls"].values())} for i, x in found.items()}]
 
 
-def whole(reply):
+def blocks_of(events):
+    """Anthropic's: [type, text or name, partial JSON] of each block, and how it ended."""
+    blocks = []
+    for e in events:
+        if e["type"] == "content_block_start":
+            assert e["index"] == len(blocks)
+            blocks.append([e["content_block"]["type"], e["content_block"].get("name", ""), ""])
+        if e["type"] == "content_block_delta":
+            blocks[e["index"]][2] += e["delta"].get("text") or e["delta"].get("thinking") or e["delta"].get("partial_json") or ""
+    end, = [e for e in events if e["type"] == "message_delta"]
+    assert events[-1]["type"] == "message_stop"
+    return blocks, (end["delta"]["stop_reason"], end["delta"]["stop_sequence"]), end["usage"]["output_tokens"]
+
+
+def items_of(events):
+    """OpenAI's responses: deltas of each item, which are what the item has at its end and what the last event has."""
+    deltas = collections.defaultdict(str)
+    for e in events:
+        if e["type"].endswith(".delta"):
+            deltas[e["output_index"]] += e["delta"]
+    last = events[-1]["response"]
+    texts = [x["arguments"] if x["type"] == "function_call" else x["content"][0]["text"] for x in last["output"]]
+    done = [e["item"] for e in events if e["type"] == "response.output_item.done"]
+    assert [deltas[i] for i in range(len(texts))] == texts and done == last["output"], (deltas, last)
+    return plain(last)
+
+
+def whole(path, reply):
     """The same of a reply at once."""
     status, x = reply
-    if status != 200:
+    if status != 200 or path == "/v1/responses":
         return reply
-    return status, {c["index"]: c["text"] if "text" in c else c["message"]["content"] or "" for c in x["choices"]}, {c["index"]: c["finish_reason"] for c in x["choices"]}
+    if path == "/v1/messages":
+        blocks = [[b["type"], b.get("name", ""), b["text"] if "text" in b else b["thinking"] if "thinking" in b else json.dumps(b["input"])] for b in x["content"]]
+        return status, (blocks, x["stop"], x["out"])
+    return status, {c["index"]: {
+        "text": c["text"] if "text" in c else c["message"]["content"] or "", "reasoning": (c.get("message") or {}).get("reasoning_content") or "",
+        "calls": [(k["function"]["name"], k["function"]["arguments"]) for k in (c.get("message") or {}).get("tool_calls") or []], "why": c["finish_reason"],
+        "logged": len(((c.get("logprobs") or {}).get("content") or (c.get("logprobs") or {}).get("tokens") or []))} for c in x["choices"]}
+
+
+def alike(path, got, want):
+    """Anthropic's unfinished calls have no input in the reply at once, and what there was of it in the stream."""
+    if path != "/v1/messages" or got[0] != 200 or want[0] != 200:
+        return got == want
+    (blocks, *rest), (expected, *others) = got[1], want[1]
+    return rest == others and len(blocks) == len(expected) and all(
+        a[:2] == b[:2] and (a[2] == b[2] or a[0] == "tool_use" and (b[2] == "{}" or json.loads(a[2]) == json.loads(b[2]))) for a, b in zip(blocks, expected))
 
 
 def leave(server, path, body, after):
@@ -122,7 +238,48 @@ def one(job):
     if how == "leave":
         leave(server, path, body, rng.choice([0.001, 0.02, 0.2]))
         return None
-    return joined(server, path, body) if how == "stream" else ask(server, path, body)
+    if how == "late":
+        body = {**body, "timeout": rng.choice([0.01, 0.1, 0.5])}
+        return joined(server, path, body) if number % 2 else ask(server, path, body)
+    return ask(server, path, body) if how == "at once" else joined(server, path, body, how == "slow")
+
+
+def last_one(job):
+    """A request while the server is told to end: it may be refused or not be heard."""
+    try:
+        return one(job)
+    except OSError:
+        return None
+    except http.client.HTTPException:
+        return None
+
+
+def settled(server, descriptors):
+    """Nothing of what came is left."""
+    end = time.monotonic() + 60
+    while True:
+        v = {x[0].removeprefix("minimax_"): float(x[1]) for x in (line.split() for line in server.get("/metrics").decode().splitlines()) if len(x) == 2}
+        open_now = len(os.listdir(f"/proc/{server.process.pid}/fd"))
+        if not (v["requests_running"] or v["requests_waiting"] or v["calls"]) and v["pages_free"] + v["pages_cached"] == v["pages"] and open_now <= descriptors + 2:
+            break
+        assert time.monotonic() < end, (v, open_now, descriptors)
+        time.sleep(0.05)
+    finished = sum(n for k, n in v.items() if k.startswith("finished_total"))
+    assert finished == v["requests_total"] and v["first_token_seconds_count"] + v["between_tokens_seconds_count"] <= v["reply_tokens_total"], v
+    return v
+
+
+def judge(job, got, want, where):
+    path, body, how = job
+    figures[how] += 1
+    if got is None or (how == "late" and got[0] == 504):
+        return
+    streamed = isinstance(got, list)
+    expected = whole(path, want) if streamed else want
+    if alike(path, tuple(got), expected) if streamed else got == expected:
+        return
+    figures["wrong"] += 1
+    print(f"request of seed {SEED}, {where}, {how}: {path} {json.dumps(body)}\n  found    {got}\n  expected {expected}", flush=True)
 
 
 def model(source, chat, options, count):
@@ -134,34 +291,40 @@ def model(source, chat, options, count):
     jobs = []
     for i in range(count):
         path, body = request(rng, starts, vocab)
-        jobs.append((path, body, rng.choice(["at once", "at once", "stream", "stream", "leave"])))
+        jobs.append((path, body, rng.choice(["at once", "at once", "at once", "stream", "stream", "stream", "slow", "late", "leave"])))
     length = rng.choice([160, 720])
     kv = str(rng.choice([160, 192, 256]) * length // 160)
     small = ["--max-num-seqs", rng.choice(["2", "3", "5"]), "--max-num-batched-tokens", rng.choice(["8", "17", "64"]), "--kv-cache-tokens", kv, "--max-model-len", str(length),
              "--prefix-cache-memory", rng.choice(["512K", "1M", "64M"]), "--drafts", rng.choice(["0", "3"]), "--batch-invariant", "-t", "1", "--chat-format", chat]
     plenty = ["--max-num-seqs", "1", "--prefix-cache", "off", "--max-model-len", str(length), "--batch-invariant", "-t", "1", "--chat-format", chat]
     with Patient(packed, *plenty) as calm, Patient(packed, *small) as busy:
+        descriptors = len(os.listdir(f"/proc/{busy.process.pid}/fd"))
         expected = [ask(calm, path, body) for path, body, _ in jobs]
         with ThreadPoolExecutor(6) as pool:
             found = list(pool.map(one, [(busy, i, *job) for i, job in enumerate(jobs)]))
         if os.environ.get("SHOW"):
-            print(collections.Counter(str(w[1].get("error", {}).get("message")) for w in expected if w[0] != 200))
-        for i, ((path, body, how), got, want) in enumerate(zip(jobs, found, expected)):
-            figures[how] += 1
+            print(collections.Counter(str((w[1].get("error") or {}).get("message"))[:90] for w in expected if w[0] != 200))
+        where = f"{source} {small}"
+        for job, got, want in zip(jobs, found, expected):
             figures[want[0]] += 1
-            if how == "leave":
+            judge(job, got, want, where)
+        figures["preempted"] += int(settled(busy, descriptors)["requests_preempted_total"])
+        last = [j for j in jobs if j[2] in ("at once", "stream", "slow")][:8]
+        with ThreadPoolExecutor(8) as pool:
+            ends = [pool.submit(last_one, (busy, i, *job)) for i, job in enumerate(last)]
+            time.sleep(rng.choice([0, 0.01, 0.1, 0.3]))
+            busy.process.send_signal(signal.SIGTERM)
+            answers = [e.result() for e in ends]
+        for job, got in zip(last, answers):
+            want = expected[jobs.index(job)]
+            if got is not None and got[0] == 503:
                 continue
-            if how == "stream":
-                want = whole(want)
-            if got != want:
-                figures["wrong"] += 1
-                print(f"request {i} of seed {SEED}, {source} {small}, {how}: {path} {json.dumps(body)}\n  found    {got}\n  expected {want}", flush=True)
-        figures["preempted"] += sum(int(float(line.split()[-1])) for line in busy.get("/metrics").decode().splitlines()
-                                    if "preempt" in line and not line.startswith("#"))
+            figures["ending"] += got is not None
+            judge(job, got, want, where + ", told to end")
 
 
 model("tests/data/tiny-m2", "minimax-m2", ["--tp", "2"], COUNT // 2)
 model("tests/data/tiny-m1", "minimax-m1", [], COUNT - COUNT // 2)
-print(f"{COUNT} requests, {figures[200]} answered, {figures['stream']} streamed, {figures['leave']} clients went away, {figures['preempted']} times a request was taken out: "
-      f"{figures['wrong']} other than alone (seed {SEED})")
+print(f"{COUNT} requests, {figures[200]} answered, {figures['stream']} streamed, {figures['slow']} slowly, {figures['late']} with little time, {figures['leave']} clients went "
+      f"away, {figures['preempted']} times a request was taken out, {figures['ending']} answered while the server ended: {figures['wrong']} other than alone (seed {SEED})")
 sys.exit(figures["wrong"] > 0)

@@ -57,8 +57,9 @@ static size_t spelled(const char *text, size_t n) {
                                       "<think>", "</think>"};
   size_t found = 0;
   for (size_t at = 0, len; at < n; at += len) {
+    const bool begins = text[at] == ']' || text[at] == '[' || text[at] == '<';
     len = 1;
-    for (size_t i = 0; i < 8; i++)
+    for (size_t i = 0; i < 8 && begins; i++)
       if (n - at >= strlen(added[i]) && memcmp(text + at, added[i], strlen(added[i])) == 0) len = strlen(added[i]), found++, i = 8;
   }
   return found;

@@ -112,6 +112,66 @@ static void check_collected(const mm_shards *shards, bool collects, const char *
   mm_calibration_close(c);
 }
 
+/* ---- rows that are apart ---- */
+
+static char launched[1 << 15]; /* names of the kernels of a step, each once */
+/* But for those that prepare pages, as the slot needs them, and sums over ranks, which give the same bits in both ways. */
+static void note_kernel(const char *name, void **args) {
+  (void)args;
+  char line[256];
+  snprintf(line, sizeof line, "%.250s\n", name);
+  if (strstr(line, "edit_table") || strstr(line, "copy_pages") || strstr(line, "reduce_")) return;
+  pthread_mutex_lock(&fake.lock); /* two ranks */
+  if (!strstr(launched, line) && strlen(launched) + strlen(line) < sizeof launched) strcat(launched, line);
+  pthread_mutex_unlock(&fake.lock);
+}
+
+static int by_line(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
+static void sort_lines(char *text) {
+  static char copy[sizeof launched];
+  char *line[512], *rest = NULL;
+  size_t n = 0;
+  strcpy(copy, text);
+  for (char *p = strtok_r(copy, "\n", &rest); p && n < 512; p = strtok_r(NULL, "\n", &rest)) line[n++] = p;
+  qsort(line, n, sizeof *line, by_line);
+  *text = 0;
+  for (size_t i = 0; i < n; i++) strcat(strcat(text, line[i]), "\n");
+}
+
+/* Whatever a step holds, the kernels are the same and nothing is recorded. */
+static void check_apart(const mm_shards *shards, const char *what) {
+  static const struct {
+    uint32_t rows;
+    bool stretch;
+  } steps[] = {{1, false}, {1, true},  {2, false}, {3, false}, {4, false},  {1, false},
+               {2, true},  {16, true}, {17, true}, {70, true}, {ROWS, true}};
+  static char first[sizeof launched];
+  mm_err err = {0};
+  fake.ranks = mm_pack_ranks(&shards->pack), fake.graphs = 0, fake.wrong[0] = 0;
+  const mm_engine_config c = {.ops = &mm_ops_cuda, .limits = {ROWS, SLOTS, POSITIONS, 0}, .threads = 1, .act_quant = true, .apart = true};
+  mm_engine *e = mm_engine_open(shards, &c, &err);
+  bool ok = e && mm_engine_rows_apart(e), same = true;
+  for (size_t i = 0; ok && same && i < 2 * sizeof steps / sizeof *steps; i++) {
+    launched[0] = 0;
+    fake.on_launch = note_kernel;
+    ok = step(e, steps[i / 2].rows, steps[i / 2].stretch, &err);
+    fake.on_launch = NULL;
+    sort_lines(launched);
+    if (i == 0) strcpy(first, launched);
+    same = strcmp(first, launched) == 0;
+    if (!same) printf("     of 1 row:\n%s     of %u:\n%s", first, steps[i / 2].rows, launched);
+  }
+  ok = ok && same && fake.graphs == 0 && *first;
+  report(what, ok, err.status != MM_OK ? err.text : same ? "a step was recorded, or nothing launched" : "other kernels");
+  mm_engine_close(e);
+  const mm_engine_config few = {.ops = &mm_ops_cuda, .limits = {1, 1, 64, 0}, .threads = 1, .apart = true};
+  err = (mm_err){0};
+  fake.ranks = mm_pack_ranks(&shards->pack);
+  e = mm_engine_open(shards, &few, &err);
+  report("steps of one row at most", e && step(e, 1, false, &err), err.text);
+  close_engine(e, "its calls and its memory");
+}
+
 /* The `failing`-th step of its size fails on one rank, in begin, or for want of room; then all go on. */
 static void check_failing(const mm_shards *shards, int failing, bool room) {
   mm_err err = {0};
@@ -313,6 +373,8 @@ int main(int argc, char **argv) {
   check_collected(&one, true, "inputs collected");
   check_collected(&one, false, "no inputs collected");
   check_collected(&two, true, "inputs collected on two ranks");
+  check_apart(&one, "rows apart: the same kernels for any step");
+  check_apart(&two, "rows apart on two ranks");
   check_slots(&one);
   check_tables(&one);
   for (int i = 0; i < 3; i++) check_steps(&two, "steps of two ranks");

@@ -73,7 +73,8 @@ static void check_decode(uint32_t heads, uint32_t d, double factor) {
   report_true(std::string(what) + ": slot -1 writes zeros", zero);
 }
 
-static void check_prefill(uint32_t heads, uint32_t d, double factor, const std::vector<mm_cu_span> &span) {
+/* one_by_one: by mm_cu_lightning_rows, which keeps f32 throughout. */
+static void check_prefill(uint32_t heads, uint32_t d, double factor, const std::vector<mm_cu_span> &span, bool one_by_one = false) {
   uint32_t tokens = 0;
   for (const auto &s : span) tokens += s.count;
   auto c = make_case(heads, d, 6, tokens, factor);
@@ -85,19 +86,22 @@ static void check_prefill(uint32_t heads, uint32_t d, double factor, const std::
     for (size_t i = 0; s.pos == 0 && i < (size_t)heads * d * d; i++) with_nan[(size_t)s.slot * heads * d * d + i] = NAN;
   }
   qkv.put(c.qkv), slope.put(c.slope), dspan.put(span), state.put(with_nan);
-  CUDA_OK(mm_cu_lightning_prefill({qkv.p, o.p, state.p, slope.p, heads, d, (size_t)heads * d * d}, dspan.p, (uint32_t)span.size(), 0));
+  const auto run = one_by_one ? mm_cu_lightning_rows : mm_cu_lightning_prefill;
+  CUDA_OK(run({qkv.p, o.p, state.p, slope.p, heads, d, (size_t)heads * d * d}, dspan.p, (uint32_t)span.size(), 0));
   std::vector<double> out((size_t)tokens * heads * d, 0.0), after(c.state.begin(), c.state.end()), got_state;
   for (const auto &s : span) recurrence(c, s.first, s.count, (uint32_t)s.slot, s.pos == 0, &out, &after);
   for (auto x : state.get()) got_state.push_back(x);
   char what[120];
-  snprintf(what, sizeof what, "lightning prefill %u heads x %u, slope x %g, %u rows in %zu spans", heads, d, factor, tokens, span.size());
-  report(what, relative_error(out, doubles(o.get())), 1e-2);
-  report(std::string(what) + ": state", relative_error(after, got_state), 5e-3);
+  snprintf(what, sizeof what, "lightning %s %u heads x %u, slope x %g, %u rows in %zu spans", one_by_one ? "rows" : "prefill", heads, d,
+           factor, tokens, span.size());
+  report(what, relative_error(out, doubles(o.get())), one_by_one ? 3e-3 : 1e-2);
+  report(std::string(what) + ": state", relative_error(after, got_state), one_by_one ? 1e-5 : 5e-3);
 }
 
-/* A prompt cut into chunks of whole tiles gives the same bits as in one go. */
-static void check_chunks() {
-  const uint32_t heads = 4, d = 128, tokens = 300, cut = 128;
+/* A prompt cut into chunks of whole tiles gives the same bits as in one go; token by token, cut anywhere. */
+static void check_chunks(bool one_by_one) {
+  const uint32_t heads = 4, d = 128, tokens = 300, cut = one_by_one ? 1 + g_rng.below(tokens - 1) : 128;
+  const auto run = one_by_one ? mm_cu_lightning_rows : mm_cu_lightning_prefill;
   auto c = make_case(heads, d, 1, tokens, 1);
   buffer<__nv_bfloat16> qkv, one((size_t)tokens * heads * d), two((size_t)tokens * heads * d);
   buffer<float> state, slope;
@@ -105,16 +109,16 @@ static void check_chunks() {
   qkv.put(c.qkv), slope.put(c.slope);
   span.put({{0, 0, tokens, 0}, {0, 0, cut, 0}, {0, cut, tokens - cut, cut}});
   state.put(c.state);
-  CUDA_OK(mm_cu_lightning_prefill({qkv.p, one.p, state.p, slope.p, heads, d, (size_t)heads * d * d}, span.p, 1, 0));
+  CUDA_OK(run({qkv.p, one.p, state.p, slope.p, heads, d, (size_t)heads * d * d}, span.p, 1, 0));
   auto s1 = state.get();
   state.put(c.state);
-  CUDA_OK(mm_cu_lightning_prefill({qkv.p, two.p, state.p, slope.p, heads, d, (size_t)heads * d * d}, span.p + 1, 1, 0));
-  CUDA_OK(mm_cu_lightning_prefill({qkv.p, two.p, state.p, slope.p, heads, d, (size_t)heads * d * d}, span.p + 2, 1, 0));
+  CUDA_OK(run({qkv.p, two.p, state.p, slope.p, heads, d, (size_t)heads * d * d}, span.p + 1, 1, 0));
+  CUDA_OK(run({qkv.p, two.p, state.p, slope.p, heads, d, (size_t)heads * d * d}, span.p + 2, 1, 0));
   auto s2 = state.get();
   bool same = s1 == s2;
   auto a = one.get(), b = two.get();
   for (size_t i = 0; i < a.size(); i++) same &= to_float(a[i]) == to_float(b[i]);
-  report_true("lightning prefill: chunked = whole, bit for bit", same);
+  report_true(std::string("lightning ") + (one_by_one ? "rows" : "prefill") + ": chunked = whole, bit for bit", same);
 }
 
 void test_lightning() {
@@ -126,5 +130,7 @@ void test_lightning() {
     check_prefill(8, 64, factor, {{1, 0, 70, 5}, {0, 70, 64, 0}, {5, 134, 2, 9}});
   }
   check_prefill(64, 128, 1, {{3, 0, 130, 7}, {4, 130, 63, 0}});
-  check_chunks();
+  for (double factor : {1.0, 1e-3}) check_prefill(8, 128, factor, {{2, 0, 321, 0}, {1, 321, 1, 40}, {4, 322, 1, 0}}, true);
+  check_prefill(8, 64, 1, {{1, 0, 70, 5}, {0, 70, 64, 0}, {5, 134, 2, 9}}, true);
+  check_chunks(false), check_chunks(true);
 }

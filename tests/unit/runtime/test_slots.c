@@ -265,11 +265,33 @@ static void test_memory(void **state) {
   ref_free(&ref);
 }
 
+/* Rows are apart on a device where they always are, or where they are asked to be; another one is refused. */
+static void test_apart(void **state) {
+  (void)state;
+  ref_model ref = ref_build(ref_dims(MM_FAMILY_M2, false));
+  ref_shards *shards = ref_cut(&ref, 1);
+  for (uint32_t i = 0; i < 8; i++) {
+    const bool always = i & 1, asked = i & 2, apart = i & 4;
+    mm_ops ops = mm_ops_cpu;
+    ops.rows_apart = always, ops.apart_asked = asked;
+    mm_err err = {0};
+    mm_engine *e = mm_engine_open(
+        &shards->s,
+        &(mm_engine_config){.ops = &ops, .limits = {.max_tokens = 8, .slots = 1, .max_positions = 64}, .threads = 1, .apart = apart}, &err);
+    assert_int_equal(e != NULL, always || asked || !apart);
+    if (e) assert_int_equal(mm_engine_rows_apart(e), always || (asked && apart));
+    if (!e) assert_string_equal(err.code, "E_DEVICE");
+    mm_engine_close(e);
+  }
+  ref_uncut(shards);
+  ref_free(&ref);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_any_split),    cmocka_unit_test(test_forked),  cmocka_unit_test(test_restored),
-      cmocka_unit_test(test_shared_pages), cmocka_unit_test(test_refused), cmocka_unit_test(test_own_pages),
-      cmocka_unit_test(test_out_of_pages), cmocka_unit_test(test_memory),
+      cmocka_unit_test(test_apart),     cmocka_unit_test(test_any_split),    cmocka_unit_test(test_forked),
+      cmocka_unit_test(test_restored),  cmocka_unit_test(test_shared_pages), cmocka_unit_test(test_refused),
+      cmocka_unit_test(test_own_pages), cmocka_unit_test(test_out_of_pages), cmocka_unit_test(test_memory),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

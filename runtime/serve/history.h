@@ -1,0 +1,12 @@
+/* What the APIs allow in a history and the chat formats have no place for. */
+#ifndef MM_RUNTIME_SERVE_HISTORY_H
+#define MM_RUNTIME_SERVE_HISTORY_H
+
+#include "runtime/serve/call.h"
+
+/* Before a conversation is rendered; its messages are c's arena's.
+ * Formats show one system message, the first: others right behind it become part of it, after an empty line, and later ones are the user's.
+ * Results of tools stand in the order of the calls that they answer: formats show no ids. */
+MM_MUST_USE bool mm_history_settle(mm_call *c, mm_conversation *v, mm_err *err);
+
+#endif

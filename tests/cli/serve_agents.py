@@ -1,0 +1,211 @@
+#!/usr/bin/env python3
+"""What agents and browsers send to minimax-serve beside plain requests: several system messages, results of tools in any order, long lists of
+tools, histories that are too long, fields of other servers; pages from elsewhere; failures within streams. And that /metrics adds up."""
+import json
+import os
+import re
+import socket
+import sys
+import time
+
+sys.path.insert(0, os.path.dirname(__file__))
+from serve_client import Server, convert  # noqa: E402
+
+CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+ONE = {"temperature": 0, "max_tokens": 6}
+LOGGED = {**ONE, "logprobs": True, "top_logprobs": 3}
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def said(s, messages, **more):
+    """What decides between two prompts: their lengths, and the logprobs after them."""
+    r = s.post(CHAT, {**LOGGED, "messages": messages, **more})
+    return r["usage"]["prompt_tokens"], r["choices"][0]["logprobs"], r["choices"][0]["message"].get("reasoning_content"), r["choices"][0]["message"]["content"]
+
+
+def systems(s):
+    """Those at the beginning are one, as an agent's instructions and its developer's are; a later one keeps its place."""
+    a, b = {"role": "system", "content": "Alpha."}, {"role": "developer", "content": [{"type": "text", "text": "Be"}, {"type": "text", "text": "ta."}]}
+    empty = {"role": "system", "content": ""}
+    one = said(s, [{"role": "system", "content": "Alpha.\n\nBeta."}, user("x")])
+    assert said(s, [a, b, user("x")]) == said(s, [a, empty, b, user("x")]) == said(s, [empty, a, b, user("x")]) == one
+    assert said(s, [a, user("x")]) != one
+    assert said(s, [user("x"), {"role": "assistant", "content": "y"}, b]) == said(s, [user("x"), {"role": "assistant", "content": "y"}, user("Beta.")])
+    text = [{"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Beta."}]}, {"role": "user", "content": "x"}]
+    whole = {"instructions": "Alpha.\n\nBeta.", "input": "x", "max_output_tokens": 6, "temperature": 0}
+    got, want = (s.post(RESPONSES, {**whole, **x}) for x in ({"instructions": "Alpha.", "input": text}, {}))
+    assert got["usage"]["input_tokens"] == want["usage"]["input_tokens"] and [x.get("content") for x in got["output"]] == [x.get("content") for x in want["output"]]
+
+
+def results(s):
+    """Results come in any order; a model that sees no ids is shown the calls' own."""
+    call = (lambda i: {"id": f"c{i}", "type": "function", "function": {"name": "f", "arguments": f'{{"a": {i}}}'}})
+    result = (lambda i: {"role": "tool", "tool_call_id": f"c{i}", "content": f"result {i}"})
+    history = [user("x"), {"role": "assistant", "content": "", "tool_calls": [call(i) for i in range(3)]}]
+    want = said(s, history + [result(i) for i in (0, 1, 2)] + [user("y")])
+    assert said(s, history + [result(i) for i in (2, 0, 1)] + [user("y")]) == want
+    strange = [result(2), {**result(0), "tool_call_id": "other"}, result(1)]  # nobody knows what that answers: as it came
+    assert said(s, history + strange + [user("y")]) == said(s, history + [{"role": "tool", "content": x["content"]} for x in strange] + [user("y")]) != want
+    use = [{"type": "tool_use", "id": f"t{i}", "name": "f", "input": {"a": i}} for i in range(2)]
+    block = (lambda i: {"type": "tool_result", "tool_use_id": f"t{i}", "content": f"result {i}"})
+    reply = (lambda order: s.post(MESSAGES, {**ONE, "messages": [user("x"), {"role": "assistant", "content": use}, {"role": "user", "content": [block(i) for i in order]}]})["content"])
+    plain = [[x.get("thinking"), x.get("text")] for x in reply((0, 1))]
+    assert [[x.get("thinking"), x.get("text")] for x in reply((1, 0))] == plain
+
+
+def agent(s):
+    """The request of a coding agent: many tools, cache marks, a billing line that changes, fields nobody here knows."""
+    tools = [{"name": f"tool_{i}", "description": "d" * 30, "cache_control": {"type": "ephemeral"}, "input_schema": {
+        "$schema": "http://json-schema.org/draft-07/schema#", "type": "object", "properties": {f"p{k}": {"type": "string", "description": "é"} for k in range(9)}}}
+        for i in range(8)]
+    body = {"model": "tiny-m2", "max_tokens": 4, "stream": True, "tools": tools, "tool_choice": {"type": "auto"}, "metadata": {"user_id": "u"},
+            "thinking": {"type": "enabled", "budget_tokens": 1024}, "context_management": {"edits": []}, "output_config": {"effort": "high"},
+            "system": [{"type": "text", "text": "x-anthropic-billing-header: cch=%d;"}, {"type": "text", "text": "You are.", "cache_control": {"type": "ephemeral"}}],
+            "messages": [{"role": "user", "content": [{"type": "text", "text": "<system-reminder>r</system-reminder>"},
+                                                      {"type": "text", "text": "do", "cache_control": {"type": "ephemeral"}}]}]}
+    seen = []
+    for turn in range(2):
+        text = json.dumps(body).replace("cch=%d", f"cch={turn * 77777}")
+        status, _, data = s.request("POST", MESSAGES + "?beta=true", text, {"anthropic-version": "2023-06-01", "anthropic-beta": "x", "Content-Type": "application/json"})
+        events = [json.loads(line[6:]) for line in data.decode().splitlines() if line.startswith("data: ")]
+        assert status == 200 and events[0]["type"] == "message_start" and events[-1]["type"] == "message_stop", data
+        seen.append([e for e in events if e["type"] == "message_delta"][0]["usage"])
+    assert seen[0]["input_tokens"] > 2000 and seen[1]["input_tokens"] <= 2 and seen[1]["cache_read_input_tokens"] > 2000, seen
+
+
+def formed(s):
+    """Anthropic's own field for a schema."""
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
+    body = {"max_tokens": 300, "thinking": {"type": "disabled"}, "messages": [user("x")], "temperature": 1.5}
+    text = s.post(MESSAGES, {**body, "output_config": {"format": {"type": "json_schema", "schema": schema}}})["content"][-1]["text"]
+    assert json.loads(text)["a"] in (1, 2), text
+    assert "output_config" in s.post(MESSAGES, {**body, "output_config": {"format": {"type": "xml"}}}, 400)["error"]["message"]
+
+
+def refusals(s):
+    long = "In the beginning " * 2000
+    for path, body in ((CHAT, {"messages": [user(long)]}), (RESPONSES, {"input": long}), ("/v1/completions", {"prompt": long})):
+        error = s.post(path, body, 400)["error"]
+        assert error["code"] == "context_length_exceeded" and re.search(r"prompt is too long: \d+ tokens > 4095 maximum", error["message"]), error
+        assert error["param"] in body, error
+    assert s.post(MESSAGES, {**ONE, "messages": [user(long)]}, 400)["error"]["message"].startswith("prompt is too long: ")
+    assert s.post(CHAT, {"model": "gpt", "messages": [user("x")]}, 404)["error"]["code"] == "model_not_found"
+    for field in ("functions", "chat_template", "guided_json", "guided_regex", "guided_grammar", "structured_outputs"):
+        assert s.post(CHAT, {**ONE, "messages": [user("x")], field: "x"}, 400)["error"]["param"] == field
+        s.post(CHAT, {**ONE, "messages": [user("x")], field: None})
+    for method, path, allow in (("GET", CHAT, "POST"), ("POST", "/health", "GET, HEAD"), ("DELETE", "/v1/models/x", "GET, HEAD")):
+        status, headers, _ = s.request(method, path, "{}" if method == "POST" else None)
+        assert (status, headers["Allow"]) == (405, allow), (method, path, status, headers["Allow"])
+    assert s.request("POST", CHAT, "{}", {"Expect": "200-ok"})[0] == 417
+
+
+def failing_streams(s):
+    """A request whose time is over within its stream: an event of the API's own form, and the stream ends."""
+    for path, field, body in ((CHAT, "max_tokens", {"messages": [user("x")]}), (MESSAGES, "max_tokens", {"messages": [user("x")]}),
+                              (RESPONSES, "max_output_tokens", {"input": "x"})):
+        status, _, data = s.request("POST", path, {**body, field: 4000, "ignore_eos": True, "stream": True, "timeout": 0.3})
+        last = data.decode().rstrip().split("\n\n")[-1].split("\n")
+        event, error = last[0].removeprefix("event: "), json.loads(last[-1].removeprefix("data: "))
+        if path == RESPONSES:
+            assert event == error["type"] == "response.failed" and error["response"]["status"] == "failed" and error["response"]["error"]["message"], last
+            assert error["sequence_number"] > 2
+        else:
+            assert status == 200 and "time is over" in error["error"]["message"] and (path == CHAT or event == error["type"] == "error"), last
+
+
+def strangers(packed):
+    """A page of another site asks a server without a key: by its own name, which it made to point here, or as a form."""
+    def status(s, **headers):
+        return s.request("GET", "/v1/models", None, headers)[0]
+
+    with Server(packed, "--allow-host", "llm.example.com", "--max-model-len", "64") as s:
+        for host in ("127.0.0.1", "localhost:8000", "LocalHost", "[::1]:80", "127.1.2.3", "a.localhost", "llm.example.com", "llm.example.com:443"):
+            assert status(s, Host=host) == 200, host
+        for host in ("evil.example", "127.evil.example", "localhost.evil.example", "evil-localhost", "[::2]", "127.0.0.1.evil.example", "127.0.0.1:80:x", "", ":80"):
+            assert status(s, Host=host) == 403, host
+        for origin in ("http://127.0.0.1:8000", "https://localhost", "https://llm.example.com"):
+            assert status(s, Origin=origin) == 200, origin
+        for origin in ("https://evil.example", "null", "http://localhost.evil.example:80"):
+            assert status(s, Origin=origin) == 403, origin
+        got, headers, data = s.request("POST", "/v1/completions", {"prompt": "x"}, {"Origin": "https://evil.example", "Content-Type": "text/plain"})
+        assert got == 403 and json.loads(data)["error"]["type"] == "permission_error" and "Access-Control-Allow-Origin" not in headers
+    with Server(packed, "--api-key", "k", "--max-model-len", "64") as s:
+        assert status(s, Host="llm.example.com", Authorization="Bearer k") == 200 and status(s, Host="llm.example.com") == 401
+
+
+def values(s):
+    return {k: float(v) for k, v in re.findall(r"^minimax_(\S+) (\S+)$", s.get("/metrics").decode(), re.M)}
+
+
+def idle(s):
+    end = time.monotonic() + 20
+    while (v := values(s))["requests_running"] or v["requests_waiting"] or v["calls"]:
+        assert time.monotonic() < end, v
+        time.sleep(0.02)
+    return v
+
+
+def metrics(packed):
+    """What was counted by all of them is one another's sum, and nothing runs or is held at the end."""
+    model = json.load(open(packed + "/config.json", encoding="utf-8"))
+    with Server(packed, "--chat-format", "minimax-m2", "--max-model-len", "512", "--max-queue", "1", "--max-num-seqs", "1") as s:
+        begun = time.monotonic()
+        prompt = reply = cached = choices = 0
+        for i in range(12):
+            n = 1 + i % 3 if i % 4 == 0 else 1
+            r = s.post("/v1/completions", {"prompt": f"And God said {i % 5}", "max_tokens": 3 + i, "ignore_eos": True, "seed": i})
+            prompt, reply = prompt + r["usage"]["prompt_tokens"], reply + r["usage"]["completion_tokens"]
+            cached, choices = cached + r["usage"]["prompt_tokens_details"]["cached_tokens"], choices + 1
+        refused, headers, data = s.request("POST", "/v1/completions", {"prompt": "x", "n": 9, "max_tokens": 400, "ignore_eos": True})
+        assert refused == 429 and headers["Retry-After"] and json.loads(data)["error"]["code"] == "queue_full", data
+        v = idle(s)
+        finished = sum(n for k, n in v.items() if k.startswith("finished_total"))
+        assert v["requests_total"] == finished and v["requests_refused_total"] == 1 and v['finished_total{reason="length"}'] == choices, v
+        assert v["first_token_seconds_count"] <= finished and v["first_token_seconds_count"] + v["between_tokens_seconds_count"] == v["reply_tokens_total"], v
+        assert v["reply_tokens_total"] >= reply and v["prompt_tokens_total"] >= prompt and v["cached_tokens_total"] >= cached > 0
+        assert 0 < v["step_seconds_total"] < time.monotonic() - begun and v["resident_bytes"] > 1 << 20
+        assert v["pages_free"] + v["pages_cached"] == v["pages"], v  # what is not free, the cache has
+        layers = model["num_hidden_layers"]
+        peaks = [v[f'expert_peak{{layer="{i}"}}'] for i in range(layers)]
+        assert all(1 <= x <= model["num_local_experts"] / model["num_experts_per_tok"] for x in peaks), peaks
+        before = v["expert_rows_total"]
+        r = s.post("/v1/completions", {"prompt": "zeta", "max_tokens": 7, "ignore_eos": True, "cache_salt": "new"})
+        v = idle(s)
+        rows = r["usage"]["prompt_tokens"] + 7 - 1  # the last token of a reply is never fed
+        assert v["expert_rows_total"] - before == rows * layers * model["num_experts_per_tok"], (v["expert_rows_total"], before, rows)
+
+
+def leaves_in_prompt(packed):
+    """A client that goes away while its prompt is read: what is left of the prompt is not read."""
+    with Server(packed, "--max-num-seqs", "1", "--max-num-batched-tokens", "8", "--max-model-len", "8192", "-t", "1") as s:
+        c = socket.create_connection(("127.0.0.1", s.port))
+        body = json.dumps({"prompt": "In the beginning " * 1500, "max_tokens": 1}).encode()
+        c.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+        while values(s)["steps_total"] < 5:
+            time.sleep(0.005)
+        c.close()
+        at = values(s)["steps_total"]  # the answer to this comes after the end of that connection was seen, or together with it
+        steps = idle(s)["steps_total"]
+        assert steps - at <= 2 and steps < 100, (at, steps)
+        assert s.post("/v1/completions", {"prompt": "x", "max_tokens": 1})["usage"]["completion_tokens"] == 1
+
+
+PACKED = convert("tests/data/tiny-m2")
+with Server(PACKED, "--chat-format", "minimax-m2", "--max-model-len", "4096") as server:
+    systems(server)
+    results(server)
+    formed(server)
+    refusals(server)
+    failing_streams(server)
+with Server(PACKED, "--chat-format", "minimax-m2") as server:
+    agent(server)
+with Server(convert("tests/data/tiny-m1"), "--chat-format", "minimax-m1", "--max-model-len", "4096") as server:
+    systems(server)
+    results(server)
+strangers(PACKED)
+metrics(PACKED)
+leaves_in_prompt(PACKED)
+print("system messages, results in any order, an agent's request, refusals by code, strangers, failures in streams, sums of metrics, a client that leaves a prompt")
