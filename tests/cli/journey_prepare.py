@@ -101,6 +101,7 @@ def sources():
     for program, more in (("minimax-run", ["-p", "x"]), ("minimax-serve", []), ("minimax-verify", []), ("minimax-eval", ["--ids", ids])):
         refused(3, "absent: no such directory", program, f"{TMP}/absent", *more)
         refused(3, ["E_FS_TYPE", "expected the directory of a packed checkpoint"], program, ids, *more)
+        refused(3, [fetch, ", then convert it (minimax-convert SRC -o DIR)"], program, "MiniMaxAI/MiniMax-M2", *more)
         for word in (source, cache):
             refused(3, ["E_KIND", "minimax-convert SRC -o DIR"], program, word, *more)
 
