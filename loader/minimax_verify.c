@@ -48,7 +48,8 @@ static bool print_errors(const mm_verify_args *a, const mm_error_report *r, mm_e
 /* The rows are ranked: the first is the worst. */
 static bool good_enough(const mm_verify_args *a, const mm_error_report *r, mm_err *err) {
   if (r->count == 0 || !(mm_sqnr_db(&r->row[0].e) < a->min_sqnr)) return true;
-  return mm_fail(err, MM_INTEGRITY, "E_SQNR", mm_at(a->dir, r->row[0].name),
+  return mm_program_written(err) &&
+         mm_fail(err, MM_INTEGRITY, "E_SQNR", mm_at(a->dir, r->row[0].name),
                  "found SQNR %.2f dB against the source, expected at least %.2f", mm_sqnr_db(&r->row[0].e), a->min_sqnr);
 }
 
