@@ -287,6 +287,15 @@ check/interop/serve_langchain.py: $(VENV)-langchain/ready
 $(VENV)-langchain/ready:
 	$(Q)scripts/venv.sh $(VENV)-langchain langchain-openai==1.2.1 langchain-core==1.3.3
 
+# Other engines' libraries: some GB, so not in make check, which says that their two tests were not run.
+LIBRARIES = $(shell python3 tests/interop/engine_libraries.py $(1))
+$(VENV)-engines/ready:
+	$(Q)scripts/venv.sh $(VENV)-engines $(call LIBRARIES,NEEDS) && rm $@
+	$(Q)$(VENV)-engines/bin/pip install --quiet --disable-pip-version-check --no-deps $(call LIBRARIES,ALONE) && touch $@
+engines: $(PROGRAMS) $(VENV)-engines/ready ## tests with other engines' libraries, which it installs (some GB), and docs/engines.md again
+	$(Q)ENGINES_VENV=$(VENV)-engines $(MAKE) --no-print-directory check/interop/engines.py check/interop/sources_peers.py
+	$(Q)ENGINES_VENV=$(VENV)-engines scripts/engines.py $(BUILD) >$(BUILD)/engines.md && cp $(BUILD)/engines.md docs/engines.md
+
 $(FUZZ_SRC:%.c=$(BUILD)/%): $(BUILD)/%: $(BUILD)/%.o $(LIBS_all)
 	$(link) -fsanitize=fuzzer -o $@
 fuzzers: $(FUZZ_SRC:%.c=$(BUILD)/%)
@@ -347,7 +356,7 @@ help: ## this list
 -include $(LIB_OBJ:.o=.d) $(patsubst %,$(BUILD)/%.d,$(basename $(filter %.c,$(SOURCES))) $(filter %.cu,$(SOURCES)))
 .DELETE_ON_ERROR:
 FORCE:
-.PHONY: FORCE all library tests check quick serve-check unit model cli valgrind check-san check-tsan check-clang fuzz fuzzers soak soak-fuzz soak-fuzz-build gpu demo exact bench \
+.PHONY: FORCE all library tests check quick serve-check unit model cli valgrind check-san check-tsan check-clang fuzz fuzzers soak soak-fuzz soak-fuzz-build gpu demo engines exact bench \
   bench-quant bench-cpu bench-quality bench-serve lint format install uninstall dist clean help \
   lint-format lint-tree lint-tidy $(T_UNIT) $(T_MODEL) $(T_SCRIPT) $(T_TREE) $(T_SAN) $(T_TSAN) $(T_CLANG) $(T_VALGRIND) $(T_FUZZ)
 .SECONDARY:

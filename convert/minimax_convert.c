@@ -2,6 +2,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "convert/report/report.h"
 #include "convert/write/mpi.h"
@@ -44,7 +45,7 @@ static char *recipe_line(const mm_convert_args *a, mm_arena *arena, mm_err *err)
   if (!base) return NULL;
   const mm_scheme *scheme = mm_scheme_find(base);
   const char *preset = mm_recipe_preset(base);
-  char *line = mm_arena_printf(arena, err, "%s", preset ? preset : scheme ? scheme->name : base);
+  char *line = mm_arena_printf(arena, err, "%s", preset ? preset : scheme ? scheme->name : strcasecmp(base, "none") == 0 ? "none" : base);
   if (line && a->search) line = mm_arena_printf(arena, err, "%s; search=%s", line, a->search);
   if (line && a->kv_scales) line = mm_arena_printf(arena, err, "%s; kv_scales=%s", line, a->kv_scales);
   for (size_t i = 0; line && i < a->ignore.count; i++) line = mm_arena_printf(arena, err, "%s; %s=none", line, a->ignore.item[i]);

@@ -161,6 +161,14 @@ static void print_option(const mm_option *o, FILE *f) {
   fputc('\n', f);
 }
 
+/* Of a program with --jobs: what its environment may hold. NULL of others. */
+static const char *environment(const mm_program *p) {
+  const mm_option *o;
+  for (size_t i = 0; (o = row_at(p, i)); i++)
+    if (o->name && strcmp(o->name, "jobs") == 0) return "MINIMAX_JOBS  the value of --jobs where it is not given";
+  return NULL;
+}
+
 static void print_help(const mm_program *p, FILE *f) {
   fprintf(f, "%s: %s\n\nusage: %s [OPTION…] %s\n", p->name, p->summary, p->name, p->operands);
   bool grouped = !row_at(p, 0)->name;
@@ -171,6 +179,7 @@ static void print_help(const mm_program *p, FILE *f) {
       print_option(o, f);
     else if (grouped)
       fprintf(f, "\n%s:\n", o->help);
+  if (environment(p)) fprintf(f, "\nenvironment:\n  %s\n", environment(p));
   if (p->epilog) fprintf(f, "\n%s\n", p->epilog);
 }
 
@@ -225,7 +234,7 @@ static void put_epilog(FILE *f, const char *epilog) {
 
 /* The other programs. */
 static void put_see_also(FILE *f, const mm_program *p) {
-  static const char *const programs[] = {"archive", "bench", "convert", "eval", "inspect", "run", "serve", "verify"};
+  static const char *const programs[] = {"archive", "bench", "convert", "eval", "hold", "inspect", "run", "serve", "verify"};
   fputs("\n.SH SEE ALSO\n", f);
   for (size_t i = 0, n = 0; i < sizeof programs / sizeof *programs; i++)
     if (strncmp(p->name, "minimax-", 8) != 0 || strcmp(p->name + 8, programs[i]) != 0)
@@ -249,11 +258,12 @@ static void print_man(const mm_program *p, FILE *f) {
     if (o->name) fputc('\n', f);
     put_roff(f, o->help);
     if (!o->choices) continue;
-    fputs(o->kind == MM_OPT_WORD ? "\nKnown: " : "\nOne of: ", f);
+    fputs(o->kind == MM_OPT_WORD ? "; known: " : "; one of: ", f);
     put_roff(f, o->choices);
     fputc('.', f);
   }
   if (p->epilog) put_epilog(f, p->epilog);
+  put_section(f, "ENVIRONMENT", environment(p));
   put_section(f, "FILES", p->files);
   put_section(f, "EXAMPLES", p->examples);
   put_see_also(f, p);

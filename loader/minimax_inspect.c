@@ -407,7 +407,8 @@ static bool diff(const mm_inspect_args *args, const mm_listing *a, const mm_list
   ok = ok && print_diff(args, a, &d, err);
   mm_json_free(d.list);
   if (!ok || d.count == 0) return ok;
-  return mm_fail(err, MM_INTEGRITY, "E_DIFFER", mm_at(args->diff, NULL), "found %zu tensors that differ from %s", d.count, args->dir[0]);
+  return mm_program_written(err) &&
+         mm_fail(err, MM_INTEGRITY, "E_DIFFER", mm_at(args->diff, NULL), "found %zu tensors that differ from %s", d.count, args->dir[0]);
 }
 
 static bool inspect(void *args, mm_err *err) {

@@ -48,7 +48,8 @@ static bool print_errors(const mm_verify_args *a, const mm_error_report *r, mm_e
 /* The rows are ranked: the first is the worst. */
 static bool good_enough(const mm_verify_args *a, const mm_error_report *r, mm_err *err) {
   if (r->count == 0 || !(mm_sqnr_db(&r->row[0].e) < a->min_sqnr)) return true;
-  return mm_fail(err, MM_INTEGRITY, "E_SQNR", mm_at(a->dir, r->row[0].name),
+  return mm_program_written(err) &&
+         mm_fail(err, MM_INTEGRITY, "E_SQNR", mm_at(a->dir, r->row[0].name),
                  "found SQNR %.2f dB against the source, expected at least %.2f", mm_sqnr_db(&r->row[0].e), a->min_sqnr);
 }
 
@@ -169,7 +170,8 @@ static bool unsharded_against_source(const mm_verify_args *a, const mm_pack *p, 
   mm_hf_options ho = {.allow_outside_links = true, .allow_nonfinite = true, .one_thread = a->threads == 1};
   mm_plan_options po = {.quant = p->quant, .made = true, .tp = 1, .ep = 1, .pp = 1, .unsharded = true, .part_size = UINT64_MAX / 2};
   char digests[MM_HEX_LEN + 1], planned[MM_HEX_LEN + 1];
-  mm_error_report r = {.dir = a->dir, .source = a->source, .quant = p->quant, .tool = p->tool, .manifest = digests, .plan = planned};
+  mm_error_report r = {
+      .dir = a->dir, .source = a->source, .quant = p->quant, .tool = p->tool, .manifest = digests, .plan = planned, .unscaled = true};
   mm_digest_hex(&p->plan, planned);
   bool ok = file_hex(a->dir, MM_DIGESTS, digests, err) && mm_hf_open(&hf, a->source, &ho, err) && mm_hf_open(&made, a->dir, &ho, err) &&
             mm_plan_build(&plan, &hf, &po, err) && mm_compare_unsharded(&plan, &made, (unsigned)a->threads, &r.row, &r.count, err);

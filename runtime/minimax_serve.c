@@ -225,7 +225,7 @@ static bool check(const serve_args *a, mm_err *err) {
     printf("%s: can be served, %u positions\n", a->dir, l.positions);
   }
   mm_loading_close(&l, false);
-  return ok;
+  return ok && mm_program_written(err);
 }
 
 static bool settle(serve_args *a, mm_err *err) {

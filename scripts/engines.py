@@ -3,10 +3,11 @@
 
   ENGINES_VENV=DIR scripts/engines.py BUILD > docs/engines.md
 
-DIR is the environment of tests/interop/engines.py (scripts/venv.sh DIR $(tests/interop/engines.py --needs)), and may hold sglang
-(DIR/bin/pip install --no-deps sglang). What is not there is not tried, and the page says so. Takes some minutes."""
+`make engines` installs DIR, with what tests/interop/engine_libraries.py names, and does this. What is not in DIR is not tried, and the page says
+so. Takes some minutes."""
 import collections
 import contextlib
+import importlib.metadata
 import importlib.util
 import io
 import json
@@ -19,8 +20,11 @@ import sys
 import tempfile
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
-PAIRS = [("none", None), ("block_fp8", "fp8"), ("tensor_wise_fp8", "fp8"), ("block_fp8", "ct"), ("channel_fp8", "ct"), ("tensor_wise_fp8", "ct"),
-         ("int8", "ct"), ("mxfp8", "ct"), ("w4a16", "ct"), ("w4afp8", "ct"), ("nvfp4a16", "ct"), ("mxfp4", "ct"), ("nvfp4a16", "modelopt"),
+INPUTS = (".input_scale", ".input_global_scale", ".activation_scale")
+STATIC = " with static scales of the inputs"
+PAIRS = [("none", None), ("block_fp8", "fp8"), ("tensor_wise_fp8", "fp8"), ("tensor_wise_fp8" + STATIC, "fp8"), ("block_fp8", "ct"), ("channel_fp8", "ct"),
+         ("tensor_wise_fp8", "ct"), ("tensor_wise_fp8" + STATIC, "ct"), ("int8", "ct"), ("mxfp8", "ct"), ("w4a16", "ct"), ("w4afp8", "ct"),
+         ("nvfp4a16", "ct"), ("nvfp4" + STATIC, "ct"), ("mxfp4", "ct"), ("nvfp4a16", "modelopt"), ("nvfp4" + STATIC, "modelopt"),
          ("fp8_attention_nvfp4_experts", "ct")]
 
 
@@ -75,12 +79,15 @@ def transformers_cell(engines, path, scheme, dialect):
             llm, info = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, output_loading_info=True, **more)
     except Exception as error:  # noqa: BLE001  (whatever it is goes into the table)
         return one_line(error, re.sub(r"\x1b\[[0-9;]*m", "", log.getvalue()))
+    unread = [k for k in info["unexpected_keys"] if k.endswith(INPUTS)]  # of static inputs; without kernels for them they have no use
+    info["unexpected_keys"] = [k for k in info["unexpected_keys"] if k not in unread]
     lost = {k: len(v) for k, v in info.items() if v and k in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")}
     if lost:
         return "loads wrongly: " + ", ".join(f"{n} {k.replace('_', ' ')}" for k, n in lost.items())
     want = dict(engines.load(engines.dense_copy(hf)).named_parameters())
     wrong = [n for n, p in llm.named_parameters() if not torch.equal(p.float(), want[n]) and not torch.equal(p.float(), want[n].bfloat16().float())]
-    return f"loads wrongly: {len(wrong)} of {len(want)} parameters differ" if wrong else "loads, every parameter equal"
+    said = f"loads wrongly: {len(wrong)} of {len(want)} parameters differ" if wrong else "loads, every parameter equal"
+    return said + (", scales of inputs not read" if unread else "")
 
 
 def library_cell(engines, path, scheme, dialect):
@@ -89,7 +96,10 @@ def library_cell(engines, path, scheme, dialect):
     if dialect != "ct":
         return "-"
     try:
-        dense = engines.CompressedTensorsDequantizer(path, dtype=torch.float32).validate(engines.tensors(path))
+        stored = engines.tensors(path)
+        weights = {k: v for k, v in stored.items() if not k.endswith(INPUTS)}  # which it would call orphans
+        kept = "" if len(weights) == len(stored) else ", without the scales of inputs"
+        dense = engines.CompressedTensorsDequantizer(path, dtype=torch.float32).validate(weights)
     except Exception as error:  # noqa: BLE001
         return one_line(error)
     hf = engines.Unsharded(path)
@@ -98,7 +108,7 @@ def library_cell(engines, path, scheme, dialect):
         want = torch.from_numpy(hf.weight(module))
         got = dense[module + ".weight"]
         wrong += not (torch.equal(got, want) or torch.equal(got, want.bfloat16().float()))
-    return f"wrong: {wrong} matrices differ" if wrong else "equal"
+    return (f"wrong: {wrong} matrices differ" if wrong else "equal") + kept
 
 
 def names_cell(fused, path, scheme, dialect):
@@ -113,7 +123,7 @@ def names_cell(fused, path, scheme, dialect):
     try:
         if dialect != "ct":
             for layer in range(layers):
-                for name in ("self_attn.qkv_proj", "self_attn.o_proj", "block_sparse_moe.experts"):
+                for name in ("self_attn.qkv_proj", "self_attn.o_proj", "block_sparse_moe.experts", "mlp.experts"):
                     assert not fused.left_out(q, f"model.layers.{layer}.{name}"), f"{name} would be read as unquantised"
             assert fused.left_out(q, "lm_head"), "lm_head would be read as quantised"
             return "finds every layer's scheme"
@@ -158,19 +168,19 @@ def main():
             transformers.utils.logging.disable_progress_bar()
             engines = load_module("engines", "tests/interop/engines.py")
             versions = (transformers.__version__, compressed_tensors.__version__)
-        sglang = importlib.util.find_spec("sglang")
-        if sglang:
-            os.environ["SGLANG"] = sglang.submodule_search_locations[0]
-        fused = load_module("fused_names", "tests/interop/fused_names.py")
-        page(build, tmp, engines, versions, fused, sglang)
+        for package in ("sglang", "vllm"):
+            if spec := importlib.util.find_spec(package):
+                os.environ[package.upper()] = spec.submodule_search_locations[0]
+        page(build, tmp, engines, versions, load_module("fused_names", "tests/interop/fused_names.py"))
 
 
-def page(build, tmp, engines, versions, fused, sglang):
+def installed(engine):
+    """Its version, by which the page names it."""
+    return importlib.metadata.version(engine) if engine.upper() in os.environ else "(not here)"
+
+
+def page(build, tmp, engines, versions, fused):
     version = subprocess.run([f"{build}/bin/minimax-convert", "--version"], capture_output=True, text=True, check=True).stdout.split()[1]
-    sg = "not here"
-    if sglang:
-        from importlib.metadata import version as installed
-        sg = installed("sglang")
     tf, ct = versions or ("not here", "not here")
     print(f"""# Engines
 
@@ -179,26 +189,34 @@ with version {version} and asks each engine as far as it runs on a CPU; run it a
 
 - **transformers {tf}** loads the checkpoint (dequantised while it is loaded, as its CPU path does) and every parameter is compared with ours,
   rounded to BF16 where it computes so.
-- **compressed-tensors {ct}** is the library behind `ct`: its dequantiser's matrices are compared with ours.
-- **SGLang {sg}** and **vLLM** are asked by which scheme they would read each layer, the fused ones too: SGLang by its own matching functions,
-  vLLM by its rules written anew (`tests/interop/fused_names.py`: `ct` as in 0.11, `fp8` and `modelopt` as in its main branch at 00155cd). Their
-  kernels and weight loaders run on GPUs only and were not run.
+- **compressed-tensors {ct}** is the library behind `ct`: its dequantiser's matrices are compared with ours. Static scales of inputs are kept from it,
+  since it takes them for orphans.
+- **SGLang {installed("sglang")}** and **vLLM {installed("vllm")}** are asked by which scheme they would read each layer, the fused ones too, by their own matching functions
+  (`tests/interop/fused_names.py`, which has their rules written anew as well). Their kernels and weight loaders run on GPUs only and were not run;
+  vLLM's loaders have filled its parameters on a CPU ([library.md](library.md#vllm)).
 
 | scheme | dialect | transformers | compressed-tensors | SGLang | vLLM |
 |---|---|---|---|---|---|""")
-    notes, model = {}, source(os.path.join(tmp, "source"))
+    notes, model, scales = {}, source(os.path.join(tmp, "source")), os.path.join(tmp, "scales.json")
+    with open(os.path.join(model, "model.safetensors.index.json"), encoding="utf-8") as f:
+        scaled = sorted(n.removesuffix("_scale_inv") for n in json.load(f)["weight_map"] if n.endswith("_scale_inv"))
+    with open(scales, "w", encoding="utf-8") as f:
+        json.dump({n.removesuffix("weight") + "input_scale": (1 + i / len(scaled)) / 64 for i, n in enumerate(scaled)}, f)
     for scheme, dialect in PAIRS:
         out = os.path.join(tmp, "hf")
         shutil.rmtree(out, ignore_errors=True)
-        done = subprocess.run([f"{build}/bin/minimax-convert", model, "-o", out, "--quant", scheme, "--layout", "hf",
-                               *(["--dialect", dialect] if dialect else [])], capture_output=True, text=True, check=True)
+        done = subprocess.run([f"{build}/bin/minimax-convert", model, "-o", out, "--quant", scheme.removesuffix(STATIC), "--layout", "hf",
+                               *(["--dialect", dialect] if dialect else []), *(["--act-scales", scales] if scheme.endswith(STATIC) else [])],
+                              capture_output=True, text=True, check=True)
         for line in done.stderr.splitlines():
             if line.startswith("note: "):
                 notes[line[6:]] = None
         tf_cell = transformers_cell(engines, out, scheme, dialect) if engines else "not tried"
         ct_cell = library_cell(engines, out, scheme, dialect) if engines else "not tried"
         names = names_cell(fused, out, scheme, dialect)
-        print(f"| `{scheme}` | {f'`{dialect}`' if dialect else '-'} | {tf_cell} | {ct_cell} | {names if sglang else 'not tried'} | {names} |", flush=True)
+        sg, vl = (names if engine in fused.OWN else "not tried" for engine in ("SGLang", "vLLM"))
+        word = f"`{scheme.removesuffix(STATIC)}`{STATIC if scheme.endswith(STATIC) else ''}"
+        print(f"| {word} | {f'`{dialect}`' if dialect else '-'} | {tf_cell} | {ct_cell} | {sg} | {vl} |", flush=True)
         print(f"{scheme} {dialect}", file=sys.stderr)
     print("\nWhat `minimax-convert` says beside such a conversion, and writes into its model card:\n")
     for note in notes:

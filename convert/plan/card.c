@@ -8,20 +8,20 @@
 #include "formats/file.h"
 #include "formats/hash.h"
 
-/* As measured with transformers 5.23 and compressed-tensors 0.19 (docs/engines.md). */
+/* As measured with transformers 5.24 and compressed-tensors 0.20 (docs/engines.md). */
 static const struct {
   const char *dialect, *scheme, *what;
 } caveat[] = {
     {"ct", "nvfp4a16",
-     "transformers 5.23 leaves out the global scales of NVFP4 experts and computes wrongly: serve it with another engine."},
-    {"ct", "nvfp4", "transformers 5.23 leaves out the global scales of NVFP4 experts and computes wrongly: serve it with another engine."},
-    {"ct", "mxfp8", "transformers 5.23 fails to load MXFP8 experts of compressed-tensors: serve it with another engine."},
-    {"ct", "int8", "transformers 5.23 fails to load INT8 experts of compressed-tensors: serve it with another engine."},
-    {"ct", "block_fp8", "transformers 5.23 fails to load block FP8 experts of compressed-tensors: --dialect fp8 is what it reads."},
+     "transformers 5.24 leaves out the global scales of NVFP4 experts and computes wrongly: serve it with another engine."},
+    {"ct", "nvfp4", "transformers 5.24 leaves out the global scales of NVFP4 experts and computes wrongly: serve it with another engine."},
+    {"ct", "mxfp8", "transformers 5.24 fails to load MXFP8 experts of compressed-tensors: serve it with another engine."},
+    {"ct", "int8", "transformers 5.24 fails to load INT8 experts of compressed-tensors: serve it with another engine."},
+    {"ct", "block_fp8", "transformers 5.24 fails to load block FP8 experts of compressed-tensors: --dialect fp8 is what it reads."},
     {"ct", "w4afp8",
-     "compressed-tensors 0.19 takes the words of W4A8 FP8 for plain integers when it dequantises; transformers 5.23 does not."},
-    {"modelopt", "nvfp4a16", "transformers 5.23 has no reader of ModelOpt: serve it with vLLM or SGLang."},
-    {"modelopt", "nvfp4", "transformers 5.23 has no reader of ModelOpt: serve it with vLLM or SGLang."},
+     "compressed-tensors 0.20 takes the words of W4A8 FP8 for plain integers when it dequantises; transformers 5.24 does not."},
+    {"modelopt", "nvfp4a16", "transformers 5.24 has no reader of ModelOpt: serve it with vLLM or SGLang."},
+    {"modelopt", "nvfp4", "transformers 5.24 has no reader of ModelOpt: serve it with vLLM or SGLang."},
     {"fp8", "tensor_wise_fp8",
      "vLLM and SGLang read tensor-wise FP8 in compressed-tensors only (--dialect ct); this spelling is transformers'."},
 };

@@ -110,39 +110,42 @@ char *mm_recipe_help_json(mm_err *err) {
   return text;
 }
 
-static bool bad(mm_err *err, const char *what, const char *text) {
+/* Of a recipe's line; a recipe file has its own. */
+static const mm_json_ctx in_line = {NULL, MM_USAGE, "E_RECIPE"};
+
+static bool bad(const mm_json_ctx *c, const char *what, const char *text, mm_err *err) {
   char shown[256];
-  return mm_fail(err, MM_USAGE, "E_RECIPE", mm_at(NULL, NULL), "found %s \"%s\"", what, mm_escape(shown, sizeof shown, text, strlen(text)));
+  return MM_REFUSE(c, err, "found %s \"%s\"", what, mm_escape(shown, sizeof shown, text, strlen(text)));
 }
 
 /* "fp8" is one thing in the released models and another in tools. */
-static bool unknown_scheme(const char *word, mm_err *err) {
+static bool unknown_scheme(const char *word, const mm_json_ctx *c, mm_err *err) {
   char shown[256], *known = NULL;
   size_t n = 0;
   if (strcasecmp(word, "fp8") == 0)
-    return mm_fail(err, MM_USAGE, "E_RECIPE", mm_at(NULL, NULL),
-                   "found \"%s\", which may mean several schemes; expected block_fp8 (as the released FP8 models), channel_fp8 or "
-                   "tensor_wise_fp8",
-                   word);
+    return MM_REFUSE(c, err,
+                     "found \"%s\", which may mean several schemes; expected block_fp8 (as the released FP8 models), channel_fp8 or "
+                     "tensor_wise_fp8",
+                     word);
   if (mm_recipe_preset(word))
-    return mm_fail(err, MM_USAGE, "E_RECIPE", mm_at(NULL, NULL),
-                   "found preset \"%s\" as one of several words, expected it alone (--override adds rules to it) or what it stands for: %s",
-                   word, mm_recipe_preset(word));
+    return MM_REFUSE(
+        c, err, "found preset \"%s\" as one of several words, expected it alone (--override adds rules to it) or what it stands for: %s",
+        word, mm_recipe_preset(word));
   FILE *f = open_memstream(&known, &n);
   if (f) put_words(f, ", ");
   bool whole = f && mm_close_text(f, &known);
   if (whole)
-    mm_fail(err, MM_USAGE, "E_RECIPE", mm_at(NULL, NULL), "found unknown scheme \"%s\", expected one of %s (--quant help says more)",
-            mm_escape(shown, sizeof shown, word, strlen(word)), known);
+    MM_REFUSE(c, err, "found unknown scheme \"%s\", expected one of %s (--quant help says more)",
+              mm_escape(shown, sizeof shown, word, strlen(word)), known);
   else
     mm_fail_memory(err, n);
   free(known);
   return false;
 }
 
-static bool scheme_word(const char *word, const mm_scheme **out, mm_err *err) {
+static bool scheme_word(const char *word, const mm_scheme **out, const mm_json_ctx *c, mm_err *err) {
   *out = mm_scheme_find(word);
-  return *out || strcmp(word, "none") == 0 || unknown_scheme(word, err);
+  return *out || strcasecmp(word, "none") == 0 || unknown_scheme(word, c, err);
 }
 
 /* Spaces around are not part of a field. */
@@ -161,39 +164,39 @@ static bool one_of(const char *const *words, const char *word, unsigned *out) {
 
 static bool digest_word(const char **out, const char *word, mm_err *err) {
   mm_digest d;
-  if (*out || !mm_digest_parse(word, strlen(word), &d)) return bad(err, "no digest, or a second one:", word);
+  if (*out || !mm_digest_parse(word, strlen(word), &d)) return bad(&in_line, "no digest, or a second one:", word, err);
   *out = word;
   return true;
 }
 
 static bool field(mm_recipe *r, char *text, mm_err *err) {
   char *equals = strrchr(text, '=');
-  if (!equals) return bad(err, "no \"=\" in", text);
+  if (!equals) return bad(&in_line, "no \"=\" in", text, err);
   *equals = 0;
   char *left = trim(text), *right = trim(equals + 1);
   unsigned choice;
   if (strcmp(left, "search") == 0) {
-    if (!one_of(search_word, right, &choice)) return bad(err, "unknown search", right);
+    if (!one_of(search_word, right, &choice)) return bad(&in_line, "unknown search", right, err);
     r->search = (mm_search)choice;
     return true;
   }
   if (strcmp(left, "kv_scales") == 0) {
-    if (!one_of(kv_word, right, &choice)) return bad(err, "unknown use of KV scales", right);
+    if (!one_of(kv_word, right, &choice)) return bad(&in_line, "unknown use of KV scales", right, err);
     r->kv_scales = (mm_kv_scales)choice;
     return true;
   }
   if (strcmp(left, "nonfinite") == 0) {
     r->nonfinite_zero = true;
-    return strcmp(right, "zero") == 0 || bad(err, "unknown use of weights that are not finite", right);
+    return strcmp(right, "zero") == 0 || bad(&in_line, "unknown use of weights that are not finite", right, err);
   }
   if (strcmp(left, "importance") == 0) return digest_word(&r->importance, right, err);
   if (strcmp(left, "act_scales") == 0) return digest_word(&r->act_scales, right, err);
   if (r->count == MM_RECIPE_PATTERNS)
     return mm_fail(err, MM_USAGE, "E_RECIPE", mm_at(NULL, NULL), "found more than %d patterns", MM_RECIPE_PATTERNS);
   mm_override *o = &r->override[r->count];
-  if (*left == 0) return bad(err, "an empty pattern", left);
+  if (*left == 0) return bad(&in_line, "an empty pattern", left, err);
   o->text = left;
-  if (!mm_pattern_compile(&o->pattern, left, &r->arena, err) || !scheme_word(right, &o->scheme, err)) return false;
+  if (!mm_pattern_compile(&o->pattern, left, &r->arena, err) || !scheme_word(right, &o->scheme, &in_line, err)) return false;
   r->count++;
   return true;
 }
@@ -209,8 +212,8 @@ bool mm_recipe_parse(mm_recipe *r, const char *text, mm_err *err) {
   r->override = mm_arena_alloc(&r->arena, fields * sizeof *r->override, err);
   if (!copy || !r->override) return false;
   char *save = NULL, *word = strtok_r(copy, ";", &save);
-  if (!word) return bad(err, "an empty recipe", text);
-  if (!scheme_word(trim(word), &r->scheme, err)) return false;
+  if (!word) return bad(&in_line, "an empty recipe", text, err);
+  if (!scheme_word(trim(word), &r->scheme, &in_line, err)) return false;
   while ((word = strtok_r(NULL, ";", &save)))
     if (!field(r, word, err)) return false;
   return true;
@@ -221,26 +224,41 @@ void mm_recipe_close(mm_recipe *r) {
   *r = (mm_recipe){0};
 }
 
+/* A rule of a file to the line f; false where the line would mean something else by it. */
+static bool put_rule(FILE *f, const mm_json *rule, const mm_json_ctx *c, mm_err *err) {
+  static const char *const keys[] = {"match", "scheme", NULL}, *const fields[] = {"search",     "kv_scales",  "nonfinite",
+                                                                                  "importance", "act_scales", NULL};
+  const char *match = NULL, *word = NULL;
+  const mm_scheme *scheme;
+  unsigned field;
+  if (!mm_json_need_str(rule, "match", &match, c, err) || !mm_json_need_str(rule, "scheme", &word, c, err) ||
+      !mm_json_only_keys(rule, keys, c, err) || !scheme_word(word, &scheme, c, err))
+    return false;
+  const size_t n = strlen(match);
+  if (n == 0 || strchr(match, ';') || strchr(" \t", match[0]) || strchr(" \t", match[n - 1]) || one_of(fields, match, &field))
+    return bad(c, "a pattern that is empty, holds \";\", begins or ends with a blank, or is the name of a field:", match, err);
+  fprintf(f, "; %s=%s", match, word);
+  return true;
+}
+
 /* The line to f; false after what is refused. */
 static bool put_line(FILE *f, const mm_json *j, const mm_json_ctx *c, mm_err *err) {
-  static const char *const keys[] = {"default", "search", "kv_scales", "rules", NULL}, *const rule_keys[] = {"match", "scheme", NULL};
-  const char *scheme = NULL, *search = "mse", *kv = "keep";
-  if (!mm_json_only_keys(j, keys, c, err) || !mm_json_need_str(j, "default", &scheme, c, err) ||
+  static const char *const keys[] = {"default", "search", "kv_scales", "rules", NULL};
+  const char *word = NULL, *search = "mse", *kv = "keep";
+  const mm_scheme *scheme;
+  unsigned choice;
+  if (!mm_json_need_str(j, "default", &word, c, err) || !mm_json_only_keys(j, keys, c, err) || !scheme_word(word, &scheme, c, err) ||
       (mm_json_get(j, "search") && !mm_json_need_str(j, "search", &search, c, err)) ||
       (mm_json_get(j, "kv_scales") && !mm_json_need_str(j, "kv_scales", &kv, c, err)))
     return false;
-  fprintf(f, "%s; search=%s", scheme, search);
+  if (!one_of(search_word, search, &choice)) return bad(c, "unknown search", search, err);
+  if (!one_of(kv_word, kv, &choice)) return bad(c, "unknown use of KV scales", kv, err);
+  fprintf(f, "%s; search=%s", word, search);
   if (strcmp(kv, "keep") != 0) fprintf(f, "; kv_scales=%s", kv);
   const mm_json *rules = mm_json_get(j, "rules");
   if (rules && !mm_json_need(j, "rules", MM_JSON_ARR, c, err)) return false;
-  for (size_t i = 0; i < mm_json_size(rules); i++) {
-    const char *match = NULL, *word = NULL;
-    const mm_json *rule = mm_json_at(rules, i);
-    if (!mm_json_only_keys(rule, rule_keys, c, err) || !mm_json_need_str(rule, "match", &match, c, err) ||
-        !mm_json_need_str(rule, "scheme", &word, c, err))
-      return false;
-    fprintf(f, "; %s=%s", match, word);
-  }
+  for (size_t i = 0; i < mm_json_size(rules); i++)
+    if (!put_rule(f, mm_json_at(rules, i), c, err)) return false;
   return true;
 }
 

@@ -30,31 +30,34 @@ typedef struct figure {
   double value;
 } figure;
 enum { FIGURES = 7 };
-static void figures_of(const mm_tensor_error *e, figure out[FIGURES]) {
+/* NAN: not measured. */
+static void figures_of(const mm_tensor_error *e, bool unscaled, figure out[FIGURES]) {
   double n = (double)e->count;
   const figure f[FIGURES] = {{"rmse", mm_rmse(e)},
                              {"max_abs", e->max_abs},
                              {"cosine", mm_cosine(e)},
-                             {"clipped_share", n > 0 ? (double)e->clipped / n : 0},
+                             {"clipped_share", unscaled ? (double)NAN
+                                               : n > 0  ? (double)e->clipped / n
+                                                        : 0},
                              {"flushed_share", n > 0 ? (double)e->flushed / n : 0},
-                             {"least_scale", e->least_scale},
-                             {"most_scale", e->most_scale}};
+                             {"least_scale", unscaled ? (double)NAN : e->least_scale},
+                             {"most_scale", unscaled ? (double)NAN : e->most_scale}};
   memcpy(out, f, sizeof f);
 }
 
 /* A stack of experts of which some are not exact. */
 static bool has_worst(const mm_tensor_error *e) { return e->leads > 0 && isfinite(e->worst_db); }
 
-static mm_json *row_json(const mm_error_row *x) {
+static mm_json *row_json(const mm_error_row *x, bool unscaled) {
   figure f[FIGURES];
-  figures_of(&x->e, f);
+  figures_of(&x->e, unscaled, f);
   double db = mm_sqnr_db(&x->e);
   mm_json *o = mm_json_new_obj();
   bool ok = o && mm_json_set(o, "name", mm_json_new_str(x->name)) && mm_json_set(o, "scheme", mm_json_new_str(x->scheme)) &&
             mm_json_set(o, "count", mm_json_new_int((int64_t)x->e.count)) &&
             mm_json_set(o, "nonfinite", mm_json_new_int((int64_t)x->e.nonfinite)) &&
             (!isfinite(db) || mm_json_set(o, "sqnr_db", mm_json_new_real(db)));
-  for (int i = 0; ok && i < FIGURES; i++) ok = mm_json_set(o, f[i].name, mm_json_new_real(f[i].value));
+  for (int i = 0; ok && i < FIGURES; i++) ok = isnan(f[i].value) || mm_json_set(o, f[i].name, mm_json_new_real(f[i].value));
   if (has_worst(&x->e))
     ok = ok && mm_json_set(o, "worst_expert", mm_json_new_int(x->e.worst_lead)) &&
          mm_json_set(o, "worst_expert_sqnr_db", mm_json_new_real(x->e.worst_db));
@@ -76,7 +79,7 @@ mm_json *mm_report_json(const mm_error_report *r) {
   for (size_t i = 0; ok && i < sizeof fact / sizeof *fact; i++) ok = !fact[i][1] || mm_json_set(o, fact[i][0], mm_json_new_str(fact[i][1]));
   ok = ok && mm_json_set(o, "exact_tensors", mm_json_new_int((int64_t)mm_report_exact(r)));
   for (size_t i = 0; ok && i < r->count; i++) {
-    mm_json *row = row_json(&r->row[i]);
+    mm_json *row = row_json(&r->row[i], r->unscaled);
     ok = row && mm_json_append(list, row);
   }
   if (ok && mm_json_set(o, "tensors", list)) return o;
@@ -94,18 +97,18 @@ static void put_quoted(FILE *f, const char *text) {
 
 void mm_report_csv(FILE *f, const mm_error_report *r) {
   figure x[FIGURES];
-  figures_of(&(mm_tensor_error){0}, x);
+  figures_of(&(mm_tensor_error){0}, false, x);
   fputs("name,scheme,count,nonfinite,sqnr_db", f);
   for (int i = 0; i < FIGURES; i++) fprintf(f, ",%s", x[i].name);
   fputs(",worst_expert,worst_expert_sqnr_db\n", f);
   for (size_t i = 0; i < r->count; i++) {
     const mm_error_row *row = &r->row[i];
     double db = mm_sqnr_db(&row->e);
-    figures_of(&row->e, x);
+    figures_of(&row->e, r->unscaled, x);
     put_quoted(f, row->name);
     fprintf(f, ",%s,%llu,%llu,", row->scheme, (unsigned long long)row->e.count, (unsigned long long)row->e.nonfinite);
     if (isfinite(db)) fprintf(f, "%.17g", db);
-    for (int j = 0; j < FIGURES; j++) fprintf(f, ",%.17g", x[j].value);
+    for (int j = 0; j < FIGURES; j++) isnan(x[j].value) ? fputs(",", f) : fprintf(f, ",%.17g", x[j].value);
     if (has_worst(&row->e))
       fprintf(f, ",%u,%.17g\n", row->e.worst_lead, row->e.worst_db);
     else

@@ -14,6 +14,7 @@ typedef struct mm_error_report {
   size_t count;
   const char *tool;            /* that packed it, or NULL */
   const char *manifest, *plan; /* SHA-256 in hexadecimal, or NULL */
+  bool unscaled;               /* scales were not looked at: what was clipped and the scales are left out */
 } mm_error_report;
 
 /* Rows by SQNR, worst first; exact ones last; equals by name. */

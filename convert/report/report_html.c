@@ -234,7 +234,7 @@ static int by_largest(const void *a, const void *b) {
   return x->e.max_abs != y->e.max_abs ? (x->e.max_abs < y->e.max_abs) - (x->e.max_abs > y->e.max_abs) : by_place(a, b);
 }
 
-static void put_row(FILE *f, const mm_error_row *x) {
+static void put_row(FILE *f, const mm_error_row *x, bool unscaled) {
   double n = fmax((double)x->e.count, 1);
   fputs("<tr><td>", f);
   put_text(f, x->name);
@@ -246,8 +246,9 @@ static void put_row(FILE *f, const mm_error_row *x) {
   put_sqnr(f, &x->e, "");
   fputs("<td>", f);
   if (x->e.leads > 0 && isfinite(x->e.worst_db)) fprintf(f, "%u: %.2f", x->e.worst_lead, x->e.worst_db);
-  fprintf(f, "<td>%.3g<td>%.3g<td>%.7f<td>%.3g %%<td>%.3g %%<td>", mm_rmse(&x->e), x->e.max_abs, mm_cosine(&x->e),
-          100 * (double)x->e.clipped / n, 100 * (double)x->e.flushed / n);
+  fprintf(f, "<td>%.3g<td>%.3g<td>%.7f<td>", mm_rmse(&x->e), x->e.max_abs, mm_cosine(&x->e));
+  if (!unscaled) fprintf(f, "%.3g %%", 100 * (double)x->e.clipped / n);
+  fprintf(f, "<td>%.3g %%<td>", 100 * (double)x->e.flushed / n);
   if (x->e.most_scale > 0) fprintf(f, "%.3g … %.3g", x->e.least_scale, x->e.most_scale);
   fprintf(f, "<td>%llu\n", (unsigned long long)x->e.nonfinite);
 }
@@ -271,7 +272,7 @@ static bool put_tables(FILE *f, const mm_error_report *r) {
             "<div class=\"wide t-%s\"><table><tr><th>tensor<th>scheme<th>weights<th>SQNR, dB<th>worst expert, dB<th>RMSE<th>max |error|"
             "<th>cosine<th>clipped<th>flushed<th>scales<th>not finite\n",
             orders[o].id);
-    for (size_t i = 0; i < r->count; i++) put_row(f, row[i]);
+    for (size_t i = 0; i < r->count; i++) put_row(f, row[i], r->unscaled);
     fputs("</table></div>\n", f);
   }
   free(row);
@@ -336,9 +337,9 @@ static void put_units(FILE *f) {
       "<dt>worst expert<dd>of a stack of experts the one with the least SQNR, by its number; on the map the right part of a cell.\n"
       "<dt>RMSE, max |error|<dd>root mean square and largest of |v − w|, in units of the weights.\n"
       "<dt>cosine<dd>of the angle between both tensors; 1 is the same direction.\n"
-      "<dt>clipped<dd>weights that lay beyond the largest code, further off than half its step.\n"
+      "<dt>clipped<dd>weights that lay beyond the largest code, further off than half its step; of packed checkpoints.\n"
       "<dt>flushed<dd>weights that are not 0 and became 0.\n"
-      "<dt>scales<dd>least and largest magnitude of what codes are multiplied with.\n"
+      "<dt>scales<dd>least and largest magnitude of what codes are multiplied with; of packed checkpoints.\n"
       "<dt>not finite<dd>weights that are NaN or infinite; they are in no sum.\n</dl>\n",
       f);
 }

@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import subprocess
+import time
 
 BIN, TMP, DATA = os.path.join(os.environ["BUILD"], "bin"), os.environ["TMPDIR"], "tests/data"
 SOURCE = f"{DATA}/tiny-m2"
@@ -114,6 +115,7 @@ def results():
     same = load("minimax-inspect", f"{TMP}/packed", "--diff", f"{TMP}/unpacked", "--data")
     assert same == {"same": True, "tensor_count": len(manifest["tensors"]), "data": True, "differences": []}, same
     run("minimax-convert", SOURCE, "-o", f"{TMP}/other", "--tp", 2, "--pp", 2, "-q")
+    json.dump([1, 2, 3], open(f"{TMP}/ids.json", "w", encoding="utf-8"))
     done = run("minimax-inspect", f"{TMP}/packed", "--diff", f"{TMP}/other", "--json", status=6)
     found = json.loads(done.stdout)["differences"]
     lines = run("minimax-inspect", f"{TMP}/packed", "--diff", f"{TMP}/other", status=6).stdout.splitlines()
@@ -149,6 +151,7 @@ def words():
         for letter, name in re.findall(r"^  -(\w), --([a-z-]+)", text, re.M):
             assert meaning.setdefault(letter, name) == name, (program, letter, name, meaning[letter])
         names = re.findall(r"^  (?:-\w, |    )--([a-z-]+)", text, re.M)
+        assert ("MINIMAX_JOBS" in text) == ("jobs" in names) == (".SH ENVIRONMENT\n" in run(program, "--help-man").stdout), program
         assert {"json", "quiet", "help", "version"} <= set(names), (program, names)
         for name, letter in (("quiet", "q"), ("jobs", "j"), ("threads", "t"), ("output", "o")):
             assert name not in names or f"-{letter}, --{name}" in text, (program, name)
@@ -159,14 +162,22 @@ def words():
 
 
 def pipes():
-    """A reader that goes away ends a program without a word, as it does others."""
-    for program, *args in (("minimax-inspect", SOURCE), ("minimax-inspect", SOURCE, "--json"), ("minimax-convert", SOURCE, "--dry-run", "--list"),
-                           ("minimax-convert", "--help"), ("minimax-convert", "--quant", "help")):
+    """A reader that goes away ends a program without a word, as it does others; what cannot be written at all is an error."""
+    packed, text = f"{TMP}/packed", ("-p", "In", "-n", 1)
+    for program, *args in (("minimax-inspect", SOURCE), ("minimax-inspect", SOURCE, "--json"), ("minimax-inspect", packed, "--rank", 0),
+                           ("minimax-inspect", packed, "--diff", f"{TMP}/other"), ("minimax-inspect", packed, "--diff", f"{TMP}/other", "--json"),
+                           ("minimax-convert", SOURCE, "--dry-run", "--list"), ("minimax-convert", "--help"), ("minimax-convert", "--quant", "help"),
+                           ("minimax-verify", packed, "--json", "-q"), ("minimax-verify", packed, "--source", SOURCE, "--list", "--min-sqnr", 90, "-q"),
+                           ("minimax-archive", "list", f"{TMP}/archive"), ("minimax-run", packed, *text, "-q"), ("minimax-run", packed, *text, "--json", "-q"),
+                           ("minimax-eval", packed, "--ids", f"{TMP}/ids.json", "--window", 2, "-q"), ("minimax-serve", packed, "--check"),
+                           ("minimax-serve", packed, "--check", "--json"), ("minimax-bench", "--help"), ("minimax-hold", "--version")):
         reader, writer = os.pipe()
         os.close(reader)
         done = run(program, *args, stdout=writer, status=-signal.SIGPIPE)
         os.close(writer)
         assert done.stderr == "", (program, args, done.stderr)
+        with open("/dev/full", "w", encoding="utf-8") as full:
+            assert "E_IO" in run(program, *args, stdout=full, status=5).stderr, (program, args)
 
 
 def events():
@@ -184,11 +195,29 @@ def events():
     failed = lines()[-1]
     assert (failed["event"], failed["error"], failed["status"]) == ("failed", "E_OUTPUT", 2)
     assert [e["event"] for e in lines() if e["event"] != "progress"] == ["begin", "done", "begin", "done", "begin", "failed"]
+    assert load("minimax-convert", SOURCE, "-o", f"{TMP}/shared", "--part", "1/2", "-q", "--events", f"{TMP}/events")["part"] == "1/2"
+    assert [e["event"] for e in lines()][-2:] == ["begin", "share_done"]
+    # Into a pipe; a run that is stopped for a second says how far it is.
+    os.mkfifo(f"{TMP}/pipe")
+    for attempt in range(20):
+        child = subprocess.Popen([f"{BIN}/minimax-convert", SOURCE, "-o", f"{TMP}/piped", "--quant", "nvfp4", "-j", "1", "-q", "--force", "--events", f"{TMP}/pipe"])
+        with open(f"{TMP}/pipe", encoding="utf-8") as pipe:
+            begin = json.loads(pipe.readline())
+            child.send_signal(signal.SIGSTOP)
+            time.sleep(1.1)
+            child.send_signal(signal.SIGCONT)
+            middle = [json.loads(line) for line in pipe]
+        assert child.wait() == 0 and middle[-1]["event"] == "done"
+        if len(middle) > 1:
+            break
+    progress = middle[0]
+    assert progress.keys() == {"event", "time", "seconds", "source_bytes", "done_bytes", "kept_bytes", "rss_bytes"} and progress["event"] == "progress"
+    assert progress["seconds"] > 1 and progress["source_bytes"] == begin["source_bytes"] >= progress["done_bytes"] >= progress["kept_bytes"] == 0
     # Interrupted at once, then continued: what the journal held is kept, and said.
     out = f"{TMP}/stopped"
     slow = ("-j", 1, "--journal-every", 1, "--mem-limit", "200M", "-q")
     for attempt in range(50):
-        child = subprocess.Popen([f"{BIN}/minimax-convert", SOURCE, "-o", out, "--quant", "nvfp4", *map(str, slow)], stderr=subprocess.DEVNULL)
+        child = subprocess.Popen([f"{BIN}/minimax-convert", SOURCE, "-o", out, "--quant", "nvfp4", *map(str, slow), "--events", f"{TMP}/events"], stderr=subprocess.DEVNULL)
         while child.poll() is None and not os.path.exists(f"{TMP}/.stopped.partial.journal"):
             pass
         child.send_signal(signal.SIGTERM)
@@ -197,6 +226,7 @@ def events():
         shutil.rmtree(out)
     else:
         raise AssertionError("no run was interrupted")
+    assert (lines()[-1]["event"], lines()[-1]["error"], lines()[-1]["status"]) == ("failed", "E_INTERRUPTED", 75)
     kept = load("minimax-convert", SOURCE, "-o", out, "--quant", "nvfp4", "-q", "--resume")
     assert 0 <= kept["kept_bytes"] <= kept["source_bytes"]
     run("minimax-convert", SOURCE, "-o", f"{TMP}/full", "--events", "/dev/full", "-q")  # the conversion is done all the same

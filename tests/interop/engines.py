@@ -1,35 +1,20 @@
 #!/usr/bin/env python3
 """--layout hf in the libraries that other engines load it with: compressed-tensors dequantises every file set to our weights bit for bit
 (rounded to bf16 where it computes in bf16), its ModelOpt converter turns that dialect into our compressed-tensors files, and transformers'
-logits under the dequantised weights, and from the files themselves where its CPU path reads them, equal ours.
-
-Needs the packages of NEEDS: from the running Python, or from the environment named by ENGINES_VENV, which
-`scripts/venv.sh DIR $(tests/interop/engines.py --needs)` makes. transformers before 5.18 reads no rotary_dim and turns whole heads of MiniMax-M2."""
+logits under the dequantised weights, and from the files themselves where its CPU path reads them, equal ours. (engine_libraries.py has what it needs.)"""
 import json
 import os
 import shutil
 import subprocess
-import sys
 
-NEEDS = ("torch==2.14.0", "transformers==5.23.0", "accelerate==1.15.0", "compressed-tensors==0.19.0", "ml_dtypes==0.6.0")
-if sys.argv[1:] == ["--needs"]:
-    print(*NEEDS)
-    sys.exit(0)
-try:
-    import accelerate  # noqa: F401  (transformers asks for it when it reads FP8)
-    import compressed_tensors
-    import torch
-    import transformers
-    if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 18):
-        raise ImportError(f"transformers {transformers.__version__} is older than 5.18")
-except ImportError as missing:
-    other = os.path.join(os.environ.get("ENGINES_VENV", ""), "bin", "python")
-    if "ENGINES_VENV" in os.environ and os.path.realpath(sys.prefix) != os.path.realpath(os.environ["ENGINES_VENV"]):
-        os.execv(other, [other, *sys.argv])
-    print(f"{missing}: pip install {' '.join(NEEDS)}, and name the environment in ENGINES_VENV")
-    sys.exit(77)
+from engine_libraries import need
 
+need("accelerate", "compressed_tensors", "torch", "transformers")
+
+import compressed_tensors
 import numpy as np
+import torch
+import transformers
 from compressed_tensors.entrypoints.convert.converters import ModelOptNvfp4Converter
 from compressed_tensors.entrypoints.convert.converters.ct_dequantizer import CompressedTensorsDequantizer
 from safetensors.torch import load_file, safe_open, save_file

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Mixed checkpoints as vLLM and SGLang read their quantization_config: engines ask for modules that they fuse (qkv_proj; the experts of a
-layer, by names that no file has), and must find the scheme of the parts. The rules below are those of vLLM 0.11 and SGLang 0.5.23
+layer, by names that no file has), and must find the scheme of the parts. The rules below are those of vLLM 0.33.0 and SGLang 0.5.23
 (compressed_tensors/utils.py: find_matched_target, should_ignore_layer; get_scheme_dict and the MoE method above them), written anew. With
-SGLANG naming that package's folder, its own functions are asked too, and must agree."""
+VLLM or SGLANG naming the folder of that package, its own functions are asked too, and must agree."""
 import ast
 import fnmatch
 import functools
@@ -35,28 +35,39 @@ def ignored(name, ignore):
 
 
 def matched(name, kind, targets):
-    """By name, then by the class's name, then by the parts of a fused layer: the first of each that fits."""
-    for target in targets:
-        if equal(target, name):
-            return target
-    for target in targets:
-        if equal(target, kind, True):
-            return target
+    """By name, then in vLLM by the parts of a fused layer, then by the class's name; in SGLang by the class before the parts."""
+    named = next((t for t in targets if equal(t, name)), None)
     fused = next((f for f in FUSED if name.endswith(f)), None)
     parts = [next((t for t in targets if equal(t, name.replace(fused, p))), None) for p in FUSED.get(fused, [])]
-    return parts[0] if parts and all(parts) else None
+    part = parts[0] if parts and all(parts) else None
+    classes = {engine: next((t for t in targets if equal(t, class_of(kind, engine), True)), None) for engine in ("vLLM", "SGLang")}
+    return {"vLLM": named or part or classes["vLLM"], "SGLang": named or classes["SGLang"] or part}
 
 
-def theirs(folder):
-    """SGLang's own two functions, without torch."""
-    wanted = {"compressed_tensors/utils.py": {"should_ignore_layer", "check_equal_or_regex_match", "find_matched_target", "_find_first_match",
-                                              "_is_equal_or_regex_match", "_match_fused_layer", "_is_equal", "is_activation_quantization_format"},
-              "utils.py": {"is_layer_skipped", "_module_path_match", "_FALLBACK_FUSED_SHARDS"},
-              "modelopt_quant.py": {"is_layer_excluded", "_compile_exclusion_pattern"}}
+def class_of(kind, engine):
+    return "RoutedExperts" if (kind, engine) == ("FusedMoE", "vLLM") else kind
+
+
+MATCHING = {"should_ignore_layer", "check_equal_or_regex_match", "find_matched_target", "_find_first_match", "_is_equal_or_regex_match",
+            "_match_fused_layer", "_is_equal", "is_activation_quantization_format"}
+WANTED = {"SGLang": ("srt/layers/quantization", {"compressed_tensors/utils.py": MATCHING,
+                                                 "utils.py": {"is_layer_skipped", "_module_path_match", "_FALLBACK_FUSED_SHARDS"},
+                                                 "modelopt_quant.py": {"is_layer_excluded", "_compile_exclusion_pattern"}}),
+          "vLLM": ("model_executor/layers/quantization", {"utils/config_utils.py": {"find_matching_patterns", "is_equal_or_regex_match"},
+                                                          "compressed_tensors/utils.py": MATCHING, "utils/quant_utils.py": {"is_layer_skipped"},
+                                                          "modelopt.py": {"is_layer_excluded"}})}
+
+
+def theirs(engine):
+    """An engine's own functions, without torch; None where its folder is not named."""
+    package = os.environ.get(engine.upper())
+    if not package:
+        return None
+    folder, wanted = WANTED[engine]
     scope = {"re": re, "Module": object, "MappingProxyType": types.MappingProxyType, "lru_cache": functools.lru_cache, "functools": functools,
-             **{n: getattr(typing, n) for n in typing.__all__}}
+             "fnmatch": fnmatch.fnmatch, **{n: getattr(typing, n) for n in typing.__all__}}
     for name, names in wanted.items():
-        path = os.path.join(folder, "srt/layers/quantization", name)
+        path = os.path.join(package, folder, name)
         with open(path, encoding="utf-8") as f:
             tree = ast.parse(f.read())
         tree.body = [n for top in tree.body for n in ([top] + getattr(top, "body", []) * isinstance(top, ast.ClassDef)) if (isinstance(n, ast.FunctionDef) and n.name in names) or
@@ -65,22 +76,25 @@ def theirs(folder):
     return scope
 
 
-SGLANG = theirs(os.environ["SGLANG"]) if "SGLANG" in os.environ else None
+OWN = {engine: own for engine in WANTED if (own := theirs(engine))}
 
 
 def scheme(config, name, kind):
     """The config group of a layer; None where it stays as it is."""
     targets = {t: g for g, group in config["config_groups"].items() for t in group["targets"]}
     if "Linear" in targets:
-        targets["FusedMoE"] = targets["Linear"]
+        targets["FusedMoE"] = targets["RoutedExperts"] = targets["Linear"]
     left = ignored(name, config["ignore"])
-    found = None if left else matched(name, kind, targets)
-    if SGLANG:
-        module = type(kind, (), {})()
-        assert SGLANG["should_ignore_layer"](name, ignore=config["ignore"], fused_mapping=FUSED) == left, name
-        assert left or SGLANG["find_matched_target"](name, module, targets.keys(), FUSED) == found, name
-    assert left or found, f"{name}: no group"
-    return None if left else targets[found]
+    found = matched(name, kind, targets)
+    for engine, own in OWN.items():
+        module = type(class_of(kind, engine), (), {})()
+        assert own["should_ignore_layer"](name, ignore=config["ignore"], fused_mapping=FUSED) == left, (engine, name)
+        assert left or own["find_matched_target"](name, module, targets.keys(), FUSED) == found[engine], (engine, name)
+    if left:
+        return None
+    groups = {targets.get(target) for target in found.values()}
+    assert len(groups) == 1 and None not in groups, f"{name}: {groups}"
+    return groups.pop()
 
 
 def left_out(config, name):
@@ -92,16 +106,20 @@ def left_out(config, name):
     assert len(listed) == 1, f"{name}: parts differ"
     modelopt = config["quant_method"] == "modelopt"
     left = listed.pop() or (modelopt and any(e in name or fnmatch.fnmatch(name, e) for e in entries))
-    if SGLANG:
-        excluded = modelopt and SGLANG["is_layer_excluded"](types.SimpleNamespace(exclude_modules=entries), name)
-        own = excluded or (not (modelopt and name.endswith("experts")) and SGLANG["is_layer_skipped"](name, entries, FUSED))
-        assert own == left, f"{name}: {own} in SGLang, {left} in vLLM"
+    for engine, own in OWN.items():
+        quant = types.SimpleNamespace(exclude_modules=entries, packed_modules_mapping=FUSED)
+        if not modelopt:
+            answer = own["is_layer_skipped"](name, entries, FUSED)
+        else:
+            answer = own["is_layer_excluded"](quant, name) or \
+                (engine == "SGLang" and not name.endswith("experts") and own["is_layer_skipped"](name, entries, FUSED))
+        assert answer == left, f"{name}: {answer} in {engine}, {left} by the rules here"
     return left
 
 
 def experts(config, layer, moe):
-    """Of a layer's experts: engines ask for three projections of expert 0 by transformers' names, and they must agree."""
-    parts = {scheme(config, f"model.layers.{layer}.{moe}.experts.0.{p}", "FusedMoE") for p in ("gate_proj", "up_proj", "down_proj")}
+    """Of a layer's experts: engines ask for three projections of expert 0 by transformers' names or the checkpoint's, and they must agree."""
+    parts = {scheme(config, f"model.layers.{layer}.{moe}.experts.0.{p}", "FusedMoE") for p in ("gate_proj", "up_proj", "down_proj", "w1", "w3", "w2")}
     assert len(parts) == 1, (layer, moe, parts)
     return parts.pop()
 
@@ -153,7 +171,7 @@ def main():
             for moe in ("block_sparse_moe", "mlp"):
                 assert bits(config, experts(config, layer, moe)) == (first if layer == 0 else stacked), (quant, layer, moe)
                 assert scheme(config, f"model.layers.{layer}.{moe}.gate", "ReplicatedLinear") is None, (quant, layer, moe)
-                asked += 4
+                asked += 7
             for name, kind in (("qkv_proj", "QKVParallelLinear"), ("o_proj" if model == "tiny-m2" else "qkv_proj", "RowParallelLinear")):
                 found = bits(config, scheme(config, f"model.layers.{layer}.self_attn.{name}", kind))
                 assert found == attention, (quant, layer, name, found)
@@ -163,12 +181,12 @@ def main():
     for model, quant, dialect, options, stays in LISTS:
         config, layers = config_of(model, quant, *options, dialect=dialect)
         for layer in range(layers):
-            for name in ("self_attn.qkv_proj", "self_attn.o_proj", "block_sparse_moe.experts"):
-                if not (model == "tiny-m1" and name.startswith("self_attn.o")):
-                    assert left_out(config, f"model.layers.{layer}.{name}") == (f"{layer}.{name}" in stays or name in stays), (quant, layer, name)
-                    asked += 1
+            for name in ("self_attn.qkv_proj", "self_attn.o_proj", "block_sparse_moe.experts", "mlp.experts"):
+                ours = name.replace("mlp", "block_sparse_moe")
+                assert left_out(config, f"model.layers.{layer}.{name}") == (f"{layer}.{ours}" in stays or ours in stays), (quant, layer, name)
+                asked += 1
         assert left_out(config, "lm_head")
-    print(f"{asked} layers of {len(CASES) + len(LISTS)} mixed checkpoints find their scheme{', by SGLang itself too' if SGLANG else ''}")
+    print(f"{asked} layers of {len(CASES) + len(LISTS)} mixed checkpoints find their scheme{''.join(f', by {engine} itself too' for engine in OWN)}")
 
 
 if __name__ == "__main__":

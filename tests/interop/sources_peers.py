@@ -1,28 +1,26 @@
 #!/usr/bin/env python3
 """Checkpoints quantised and written by the formats' own libraries (compressed-tensors, safetensors), read back: in f32 our numbers are those
-of the library's own decompression, bit for bit. Not run where PYTHON has no compressed_tensors."""
+of the library's own decompression, bit for bit. (engine_libraries.py has what it needs.)"""
 import json
 import os
 import subprocess
-import sys
 
-try:
-    import torch
-    from compressed_tensors.compressors import BaseCompressor
-    from compressed_tensors.compressors.mx_utils import decompress_mx_scale
-    from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
-    from compressed_tensors.entrypoints.convert.converters.autoawq import AutoAWQConverter
-    from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
-    from compressed_tensors.quantization.lifecycle.forward import dequantize
-    from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
-    from safetensors.torch import save_file
-except ImportError as e:
-    print(f"needs compressed_tensors and torch ({e})")
-    sys.exit(77)
+from engine_libraries import need
+
+need("torch", "compressed_tensors")
 
 import numpy as np
+import torch
+from compressed_tensors.compressors import BaseCompressor
+from compressed_tensors.compressors.mx_utils import decompress_mx_scale
+from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
+from compressed_tensors.entrypoints.convert.converters.autoawq import AutoAWQConverter
+from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
+from compressed_tensors.quantization.lifecycle.forward import dequantize
+from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
 from packed import Packed
 from published import Checkpoint, awq, is_linear
+from safetensors.torch import save_file
 
 CONVERT = os.path.join(os.environ["BUILD"], "bin", "minimax-convert")
 MODEL = Checkpoint("tests/data/tiny-m1")

@@ -187,12 +187,16 @@ static void test_file(void **state) {
     mm_recipe_close(&b);
     mm_arena_close(&arena);
   }
-  static const char *const wrong[] = {"{}",
-                                      "{\"default\":\"none\",\"rule\":[]}",
-                                      "{\"default\":1}",
-                                      "{\"default\":\"none\",\"rules\":{}}",
-                                      "{\"default\":\"none\",\"rules\":[{\"match\":\"x\"}]}",
-                                      "{\"default\":\"none\",\"search\":2}"};
+  static const char *const wrong[] = {"{}", "{\"default\":\"none\",\"rule\":[]}", "{\"default\":1}", "{\"default\":\"none\",\"rules\":{}}",
+                                      "{\"default\":\"none\",\"rules\":[{\"match\":\"x\"}]}", "{\"default\":\"none\",\"search\":2}",
+                                      /* what would be another recipe as a line */
+                                      "{\"default\":\"none; *=bf16\"}", "{\"default\":\"none\",\"search\":\"mse; *=bf16\"}",
+                                      "{\"default\":\"none\",\"kv_scales\":\"drop; *=bf16\"}",
+                                      "{\"default\":\"none\",\"rules\":[{\"match\":\"a=bf16; b\",\"scheme\":\"none\"}]}",
+                                      "{\"default\":\"none\",\"rules\":[{\"match\":\"a\",\"scheme\":\"b=none\"}]}",
+                                      "{\"default\":\"none\",\"rules\":[{\"match\":\"a\",\"scheme\":\"none; b=bf16\"}]}",
+                                      "{\"default\":\"none\",\"rules\":[{\"match\":\" a\",\"scheme\":\"none\"}]}",
+                                      "{\"default\":\"none\",\"rules\":[{\"match\":\"nonfinite\",\"scheme\":\"none\"}]}"};
   for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
     mm_err err = {0};
     mm_arena arena = {0};

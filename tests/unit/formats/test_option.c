@@ -306,7 +306,9 @@ static void test_headings(void **state) {
                       "      --word WORD             which: a, b\n\nsecond:\n"
                       "  -j, --jobs N                threads\n\nthis program:\n"
                       "  -h, --help                  print this help\n"
-                      "      --version               print the version\n");
+                      "      --version               print the version\n\n"
+                      "environment:\n  MINIMAX_JOBS  the value of --jobs where it is not given\n");
+  assert_non_null(strstr(printed_by(&p, "--help-man"), "\n.SH ENVIRONMENT\n.nf\nMINIMAX_JOBS  "));
   assert_non_null(strstr(printed_by(&p, "--help-man"), "\n.SS second\n.TP\n\\-j, \\-\\-jobs N\n"));
   assert_non_null(strstr(printed_by(&p, "--help-bash"), "--word) COMPREPLY=($(compgen -W 'a b' "));
 }

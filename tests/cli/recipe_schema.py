@@ -1,0 +1,127 @@
+#!/usr/bin/env python3
+"""Random recipe files: what docs/recipe.schema.json allows is taken and printed again as it was meant, what it does not is refused with one line
+that names the file. Beyond the schema: schemes may be in capitals, and patterns have a syntax of their own (test_pattern.c)."""
+import json
+import os
+import random
+import re
+import subprocess
+
+BIN, TMP = os.path.join(os.environ["BUILD"], "bin"), os.environ["TMPDIR"]
+SCHEMA = json.load(open("docs/recipe.schema.json", encoding="utf-8"))
+TABLE = json.loads(subprocess.run([f"{BIN}/minimax-convert", "--quant", "help", "--json"], check=True, capture_output=True).stdout)
+MEANING = {word: s["name"] for s in TABLE["schemes"] for word in [s["name"], *s["synonyms"]]}
+PRESETS = [p["name"] for p in TABLE["presets"]]
+KINDS = {"object": dict, "array": list, "string": str}
+SAID = {"$schema", "$defs", "title", "description", "default"}  # nothing that is checked
+
+
+def allows(schema, x):
+    """The keywords that the schema uses, as JSON Schema 2020-12 defines them; another one is an error of this test."""
+    for key, v in schema.items():
+        if key == "$ref":
+            ok = allows(SCHEMA["$defs"][v.removeprefix("#/$defs/")], x)
+        elif key == "type":
+            ok = isinstance(x, KINDS[v])
+        elif key == "enum":
+            ok = x in v
+        elif key == "anyOf":
+            ok = any(allows(s, x) for s in v)
+        elif key == "not":
+            ok = not allows(v, x)
+        elif key == "required":
+            ok = not isinstance(x, dict) or all(k in x for k in v)
+        elif key == "additionalProperties":
+            ok = v is False and (not isinstance(x, dict) or all(k in schema["properties"] for k in x))
+        elif key == "properties":
+            ok = not isinstance(x, dict) or all(allows(s, x[k]) for k, s in v.items() if k in x)
+        elif key == "items":
+            ok = not isinstance(x, list) or all(allows(v, i) for i in x)
+        elif key == "maxItems":
+            ok = not isinstance(x, list) or len(x) <= v
+        elif key in ("minLength", "maxLength"):
+            ok = not isinstance(x, str) or (len(x) >= v if key == "minLength" else len(x) <= v)
+        elif key == "pattern":
+            ok = not isinstance(x, str) or re.search(v, x) is not None
+        else:
+            assert key in SAID, key
+            ok = True
+        if not ok:
+            return False
+    return True
+
+
+def take(path):
+    done = subprocess.run([f"{BIN}/minimax-convert", "--recipe", path, "--print-recipe"], capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode:
+        assert done.returncode in (2, 3) and done.stderr.count("\n") == 1 and done.stdout == "" and "E_RECIPE" in done.stderr, done
+        assert done.returncode == 2 or path in done.stderr, done.stderr
+    return json.loads(done.stdout) if done.returncode == 0 else None
+
+
+def meant(recipe):
+    """As it is printed: every key, schemes by their names."""
+    return {"default": MEANING[recipe["default"]], "search": recipe.get("search", "mse"), "kv_scales": recipe.get("kv_scales", "keep"),
+            "rules": [{"match": r["match"], "scheme": MEANING[r["scheme"]]} for r in recipe.get("rules", [])]}
+
+
+def random_recipe(rng):
+    """Usually right; now and then something of it is not."""
+    wrong = ["", "fp8", "nvfp5", "none; *=bf16", "x=bf16", " int8", "int8 ", "int8;", 7, None, True, [], {"a": "none"}, "none\0", *PRESETS]
+    odd = ["", "a;b", ";", "search", "kv_scales", "nonfinite", "importance", "act_scales", " x", "x\t", "x\0", 3, None, ["x"], "y" * 513,
+           "a; b=bf16"]
+    fine = ["*", "*.w1.weight", "re:^lm_head|w[13]$", "a=b", "search=mse", "quo\"te", "model.layers.[0-9].*", "a b", "\u00e9\u4e16", "y" * 512, "importances",
+            "none", "x\ny"]
+
+    def scheme():
+        return rng.choice(wrong) if rng.random() < 0.04 else rng.choice(sorted(MEANING))
+
+    def rule():
+        r = {"match": rng.choice(odd) if rng.random() < 0.05 else rng.choice(fine), "scheme": scheme()}
+        if rng.random() < 0.02:
+            del r[rng.choice(["match", "scheme"])]
+        if rng.random() < 0.02:
+            r["note"] = "x"
+        return r if rng.random() > 0.02 else rng.choice(["*=bf16", None, [r]])
+
+    recipe = {"default": scheme()}
+    for key in ("search", "kv_scales"):
+        if rng.random() < 0.5:
+            words = SCHEMA["properties"][key]["enum"]
+            recipe[key] = rng.choice(words) if rng.random() < 0.95 else rng.choice(["", "MSE", "mse; *=bf16", "zero", 1, None, "keep "])
+    if rng.random() < 0.8:
+        recipe["rules"] = [rule() for _ in range(rng.randrange(6))]
+    if rng.random() < 0.03:
+        recipe[rng.choice(["rule", "importance", "", "nonfinite"])] = rng.choice(["zero", [], "a" * 64])
+    if rng.random() < 0.02:
+        del recipe["default"]
+    return recipe if rng.random() > 0.01 else [recipe]
+
+
+def main():
+    listed = [s["enum"] for s in SCHEMA["$defs"]["scheme"]["anyOf"]]
+    assert listed == [[s["name"] for s in TABLE["schemes"]], [w for s in TABLE["schemes"] for w in s["synonyms"]]], listed
+    path, rng, counts = f"{TMP}/recipe.json", random.Random(18), {True: 0, False: 0}
+
+    def hold(recipe, allowed):
+        with open(path, "w", encoding="utf-8") as f:
+            json.dump(recipe, f)
+        got = take(path)
+        assert got == (meant(recipe) if allowed else None), (recipe, got)
+        counts[allowed] += 1
+
+    for _ in range(150):
+        recipe = random_recipe(rng)
+        hold(recipe, allows(SCHEMA, recipe))
+    for n in (1024, 1025):
+        recipe = {"default": "none", "rules": [{"match": f"x{i}", "scheme": "f32"} for i in range(n)]}
+        hold(recipe, allows(SCHEMA, recipe))
+    assert min(counts.values()) > 30, counts
+    with open(path, "w", encoding="utf-8") as f:
+        json.dump({"default": "NVFP4", "rules": [{"match": "*", "scheme": "None"}]}, f)
+    assert take(path)["default"] == "nvfp4" and take(path)["rules"][0]["scheme"] == "none"
+    print(f"{counts[True]} random recipes that the schema allows were taken and printed as they were meant, {counts[False]} others refused")
+
+
+if __name__ == "__main__":
+    main()
