@@ -86,6 +86,7 @@ struct mm_backend {
   mm_backend_config c;
   mm_cu_memory memory;
   std::unique_ptr<mm_cu_load> loading; /* NULL from the first step on that finds all weights there */
+  uint32_t *used = nullptr;            /* pinned: experts that a step uses while not all are there; [MM_CU_MAX_EXPERTS / 32] bits */
   mm_cu_peers *peers = nullptr;        /* of a rank of several (ranks.h), as is: */
   float *squares = nullptr;            /* [max_tokens, 2], and room for two more */
   cudaStream_t stream = nullptr;
@@ -106,6 +107,7 @@ struct mm_backend {
   void *gqa_work = nullptr;
   mm_cu_far_plan far = {};
   mm_cu_route route = {};
+  uint32_t routed = 0; /* the layer that route was last filled for */
   float *route_product = nullptr;
   mm_cu_rounded inputs;
   bf16 *middle = nullptr;
@@ -149,9 +151,13 @@ struct mm_backend {
 };
 
 /* Weights arrive in groups: what a step needs before its first layer; what it needs from layer l on until the next begins, that one's first
- * norm included; the head. */
+ * norm included, whatever experts it chooses; the head; then each expert's codes. */
 inline uint32_t mm_cu_group_of_layer(uint32_t l) { return l + 1; }
 inline uint32_t mm_cu_group_of_head(const mm_model *m) { return m->layers + 1; }
+inline uint32_t mm_cu_group_of_experts(const mm_model *m, uint32_t l) { return m->layers + 2 + l * m->experts; }
+/* used[MM_CU_MAX_EXPERTS / 32], pinned: bit e % 32 of used[e / 32] for every expert that some row of the step's routing chooses
+ * (used_experts.cu). */
+cudaError_t mm_cu_list_used(const mm_cu_route &r, uint32_t *used, uint32_t tokens, cudaStream_t s);
 
 /* Arrays of a step inside one block; returns its bytes. Every step's are uploaded before its kernels, so nothing is left of a step whose
  * rows were others. A span has at least one row, a tile at most 64 of one span. */

@@ -119,7 +119,7 @@ static timed time_load(const std::vector<named> &matrices, const std::vector<nam
   std::vector<mm_cu_weight> weight(matrices.size());
   std::vector<const float *> value(vectors.size());
   const auto from = clock_type::now();
-  for (size_t i = 0; i < matrices.size(); i++) must(load.matrix(matrices[i].w, "w", 0, &weight[i], &err), err);
+  for (size_t i = 0; i < matrices.size(); i++) must(load.matrix(matrices[i].w, "w", {}, &weight[i], &err), err);
   for (size_t i = 0; i < vectors.size(); i++) must(load.values(vectors[i].w, "v", 0, &value[i], &err), err);
   must(load.start(config, &err) && load.open(&arena, &err) && load.finish(&err), err);
   return {since(from), load.stats, load.plan.file_bytes};
@@ -136,8 +136,8 @@ static void print_load(const char *what, const timed &t, const mm_cu_load_config
 /* Only read into the ring, nothing copied. */
 static void print_reader_alone(const mapped_file &f, uint64_t bytes, const mm_cu_load_config &c, unsigned threads) {
   mm_err err = {};
-  const mm_read_file file = {f.path.c_str(), nullptr, 0, nullptr, 0, nullptr};
-  mm_read_want want = {0, 0, bytes, 0};
+  const mm_read_file file = {f.path.c_str(), nullptr, 0, nullptr, nullptr};
+  mm_read_want want = {0, 0, bytes, 0, 0};
   void *ring = mmap(nullptr, c.buffers * c.chunk, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   madvise(ring, c.buffers * c.chunk, MADV_HUGEPAGE);
   memset(ring, 1, c.buffers * c.chunk);
