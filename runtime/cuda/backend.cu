@@ -205,7 +205,9 @@ bool later(mm_backend *b, void (*op)(mm_backend *, Args...), std::common_type_t<
 /* What was put off is launched now. */
 void catch_up(mm_backend *b) {
   if (!running(b) || !b->put_off.n) return;
-  check(b, mm_cu_combine_rows(b->put_off, b->rows, b->put_off_width, b->stream), "combine");
+  const cudaError_t e = b->put_off_sums ? mm_cu_combine_ranks(b->peers, b->put_off, b->rows, b->put_off_width, b->stream)
+                                        : mm_cu_combine_rows(b->put_off, b->rows, b->put_off_width, b->stream);
+  check(b, e, "combine");
   b->put_off = {};
 }
 
@@ -438,7 +440,7 @@ void cuda_route(mm_backend *b, uint32_t layer, mm_act x, const mm_packed *router
   const mm_cu_router m = {w, wide, x.width, wide ? b->router[router] : nullptr, b->route_product, b->decode};
   b->route.bias = bias ? b->values[bias] : nullptr, b->route.slot = b->device.slot;
   b->route.load = b->load + (size_t)layer * b->route.experts;
-  if (b->put_off.n == x.data) {
+  if (b->put_off.n == x.data && !b->put_off_sums) {
     check(b, mm_cu_combine_route(b->put_off, m, b->route, b->rows, b->stream), "route");
     b->put_off = {};
   } else {
@@ -459,7 +461,8 @@ void cuda_experts(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, const
 void cuda_combine(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act branch, mm_deepnorm scale, const mm_packed *w, double eps) {
   if (later(b, cuda_combine, h, n, residual, branch, scale, w, eps) || !begin_op(b)) return;
   b->inputs.wrote(h.data), b->inputs.wrote(n.data);
-  check(b, mm_cu_sum_ranks(b, rows_of(branch), h.width), "sum over ranks");
+  b->put_off_sums = mm_cu_combines_ranks(b->peers, b->rows, h.width);
+  if (!b->put_off_sums) check(b, mm_cu_sum_ranks(b, rows_of(branch), h.width), "sum over ranks");
   const mm_cu_combine a = {rows_of(h),        rows_of(n),   rows_of(residual),
                            rows_of(branch),   b->values[w], (float)scale.alpha,
                            (float)scale.beta, (float)eps,   b->inputs.beside(rows_of(n), b->rows, n.width)};

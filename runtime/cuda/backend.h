@@ -141,6 +141,7 @@ struct mm_backend {
   bool rehearses = false;                  /* ops are judged, and nothing is done (mm_cu_rehearsing) */
   mm_cu_combine put_off = {};              /* a residual and norm that the next op does along, or has done first; n NULL: none */
   uint32_t put_off_width = 0;
+  bool put_off_sums = false;                                  /* its branch is still this rank's alone */
   std::map<std::pair<uint32_t, step_end>, step_graph> graphs; /* by rows and ending */
   bool unrecorded = false;                                    /* recording has failed: every step is launched kernel by kernel */
   mm_err err = {};
@@ -215,6 +216,10 @@ MM_MUST_USE bool mm_cu_begin_ranks(mm_backend *b, mm_err *err);
 
 /* x[rows, width] becomes its sum over ranks. */
 cudaError_t mm_cu_sum_ranks(mm_backend *b, __nv_bfloat16 *x, uint32_t width);
+/* mm_cu_combine_rows of a branch that is to be summed over ranks, in one kernel and with the bits of two; the branch stays as it is. For
+ * steps of few rows: for others, and without ranks, the first says no. */
+bool mm_cu_combines_ranks(const mm_cu_peers *p, uint32_t rows, uint32_t width);
+cudaError_t mm_cu_combine_ranks(const mm_cu_peers *p, const mm_cu_combine &a, uint32_t rows, uint32_t width, cudaStream_t s);
 /* q and k of each row of qkv become their RMS norms over all ranks' heads, rounded to bf16; only with b->peers. */
 cudaError_t mm_cu_qk_norm_ranks(mm_backend *b, __nv_bfloat16 *qkv, const float *q_norm, const float *k_norm, float eps);
 /* y = sigmoid(gate) · RMS(o; w, eps), the mean square over all ranks' heads; only with b->peers. y may be o. */
