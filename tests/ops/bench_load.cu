@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <memory>
 #include <thread>
 
 #include "tests/ops/load_files.h"
@@ -110,10 +111,14 @@ struct timed {
   double seconds = 0;
   mm_read_stats stats = {};
   uint64_t bytes = 0;
+  char times[300] = ""; /* what was done when */
 };
 
 static timed time_load(const std::vector<named> &matrices, const std::vector<named> &vectors, const mm_cu_load_config &config) {
   mm_err err = {};
+  std::unique_ptr<mm_read_log, void (*)(mm_read_log *)> log(mm_read_log_open(&err), mm_read_log_close);
+  mm_cu_load_config c = config;
+  c.log = log.get();
   mm_cu_load load;
   mm_cu_memory arena;
   std::vector<mm_cu_weight> weight(matrices.size());
@@ -121,8 +126,10 @@ static timed time_load(const std::vector<named> &matrices, const std::vector<nam
   const auto from = clock_type::now();
   for (size_t i = 0; i < matrices.size(); i++) must(load.matrix(matrices[i].w, "w", {}, &weight[i], &err), err);
   for (size_t i = 0; i < vectors.size(); i++) must(load.values(vectors[i].w, "v", 0, &value[i], &err), err);
-  must(load.start(config, &err) && load.open(&arena, &err) && load.finish(&err), err);
-  return {since(from), load.stats, load.plan.file_bytes};
+  must(load.start(c, &err) && load.open(&arena, &err) && load.finish(&err), err);
+  timed t = {since(from), load.stats, load.plan.file_bytes};
+  mm_read_log_times(log.get(), t.times, sizeof t.times);
+  return t;
 }
 
 static void print_load(const char *what, const timed &t, const mm_cu_load_config &c, double ceiling, const char *of) {
@@ -131,6 +138,7 @@ static void print_load(const char *what, const timed &t, const mm_cu_load_config
          what, c.buffers, c.chunk >> 20, c.in_flight, c.threads, c.piece >> 10, t.seconds, (double)t.bytes / t.seconds * 1e-9,
          (double)t.bytes / t.seconds / ceiling, of, mm_read_text(text, sizeof text, &t.stats),
          (double)mm_read_bytes(&t.stats) / (double)t.bytes);
+  printf("  seconds: %s\n", t.times);
 }
 
 /* Only read into the ring, nothing copied. */
