@@ -3,8 +3,6 @@
 
 #include <stdlib.h>
 
-#define SMALL (UINT64_C(256) << 10) /* planes below this size are worth reading first */
-
 /* ---- places ---- */
 
 bool mm_landing_place(mm_landing_plan *p, uint64_t bytes, bool zero, uint64_t *at, mm_err *err) {
@@ -40,25 +38,27 @@ static bool find_file(mm_landing_plan *p, const void *plane, uint64_t bytes, uin
 }
 
 static bool grow_groups(mm_landing_plan *p, uint32_t group, mm_err *err) {
-  if (!MM_GROW(p->left, &p->left_cap, (size_t)group + 1, err)) return false;
+  if (!MM_GROW(p->left, &p->left_cap, (size_t)group + 1, err) || !MM_GROW(p->full, &p->full_cap, (size_t)group + 1, err)) return false;
   while (p->groups <= group) p->left[p->groups++] = 0;
   return true;
 }
+
+static uint64_t parts(const mm_landing *l) { return l->part ? l->bytes / l->part : 1; }
 
 static bool add(mm_landing_plan *p, const mm_packed *w, unsigned plane, const char *name, mm_landing l, mm_err *err) {
   const void *from = w->plane[plane];
   if (!from) return mm_fail(err, MM_BUG, "E_BUG", mm_at(NULL, name), "found no plane %u", plane);
   if (!MM_GROW(p->landing, &p->landings_cap, p->landings + 1, err) || !MM_GROW(p->want, &p->want_cap, p->landings + 1, err) ||
-      !MM_GROW(p->arrived, &p->arrived_cap, p->landings + 1, err) || !grow_groups(p, l.group, err))
+      !MM_GROW(p->arrived, &p->arrived_cap, p->landings + 1, err) || !grow_groups(p, l.group + (uint32_t)parts(&l) - 1, err))
     return false;
   uint32_t file;
   uint64_t offset;
   if (!find_file(p, from, l.bytes, &file, &offset, err)) return false;
-  p->want[p->landings] = (mm_read_want){file, offset, l.bytes, p->landings};
+  p->want[p->landings] = (mm_read_want){file, offset, l.bytes, p->landings, l.part};
   p->arrived[p->landings] = 0;
   p->landing[p->landings++] = l;
   p->file_bytes += l.bytes;
-  p->left[l.group] += l.bytes;
+  for (uint32_t i = 0; i < parts(&l); i++) p->left[l.group + i] += l.bytes / parts(&l);
   return true;
 }
 
@@ -86,13 +86,23 @@ static mm_landing scales_of(const mm_packed *w, const mm_landing_layout *y) {
   return l;
 }
 
+/* Whether the codes of each matrix can land without the others': words of four-bit ones are put in order where they lie close and begin at
+ * a multiple of their size in the file, since it is read by whole pages. */
+static bool comes_apart(const mm_packed *w, const mm_landing *l) {
+  mm_mapped m;
+  const uint64_t offset = mm_map_find(w->plane[0], &m) ? m.offset : 0;
+  return !l->nibbles || (l->how == MM_LAND_AS_IS && offset % 4 == 0);
+}
+
 static bool can_widen(mm_dtype t) { return t == MM_F32 || t == MM_BF16 || t == MM_F16 || t == MM_U8; }
 
-bool mm_landing_matrix(mm_landing_plan *p, const mm_packed *w, const char *name, const mm_landing_layout *y, uint32_t group,
+bool mm_landing_matrix(mm_landing_plan *p, const mm_packed *w, const char *name, const mm_landing_layout *y, mm_landing_groups groups,
                        mm_landing_places *out, mm_err *err) {
+  const uint32_t group = groups.group;
   mm_landing code = codes_of(w, y), scale = {0};
   mm_landing global = {.how = MM_LAND_WIDEN, .from = MM_F32, .factor = y->global_factor};
   code.group = scale.group = global.group = group;
+  if (groups.apart && comes_apart(w, &code)) code.group = groups.each, code.part = code.bytes / w->lead;
   if (!mm_landing_place(p, (uint64_t)w->lead * w->n * y->pitch, code.how == MM_LAND_SPREAD, &code.at, err)) return false;
   if (y->scales) {
     scale = scales_of(w, y);
@@ -125,13 +135,7 @@ bool mm_landing_values(mm_landing_plan *p, const mm_packed *w, const char *name,
   return true;
 }
 
-/* ---- order ---- */
-
-static int by_place(const void *a, const void *b) {
-  const mm_read_want *x = a, *y = b;
-  if (x->file != y->file) return x->file < y->file ? -1 : 1;
-  return (x->offset > y->offset) - (x->offset < y->offset);
-}
+/* ---- digests ---- */
 
 static void find_digests(mm_landing_plan *p, const mm_shards *s, uint32_t rank) {
   for (uint32_t i = 0; i < p->files; i++)
@@ -139,30 +143,11 @@ static void find_digests(mm_landing_plan *p, const mm_shards *s, uint32_t rank) 
       if (s->rank[rank].map[k].data == p->origin[i]) p->file[i].digest = s->pack.rank[rank].part[k].block;
 }
 
-/* From where on wants [first, end) of a file, in order, are small; 0 where that would be no gain, or would cut four-bit codes within a
- * word. */
-static uint64_t find_tail(const mm_landing_plan *p, size_t first, size_t end) {
-  size_t i = end;
-  while (i > first && p->want[i - 1].bytes < SMALL) i--;
-  if (i == first || i == end) return 0;
-  const uint64_t unit = p->file[p->want[first].file].digest ? MM_HASH_BLOCK : MM_DIRECT, tail = p->want[i].offset / unit * unit;
-  for (size_t k = first; k < end; k++) {
-    const mm_read_want *w = &p->want[k];
-    if (p->landing[w->tag].nibbles && w->offset < tail && w->offset + w->bytes > tail && (tail - w->offset) % 4 != 0) return 0;
-  }
-  return tail;
-}
-
-bool mm_landing_order(mm_landing_plan *p, const mm_shards *digests, uint32_t rank, mm_err *err) {
-  if (digests) find_digests(p, digests, rank);
-  for (uint32_t i = 0; digests && i < p->files; i++)
+bool mm_landing_verify(mm_landing_plan *p, const mm_shards *digests, uint32_t rank, mm_err *err) {
+  find_digests(p, digests, rank);
+  for (uint32_t i = 0; i < p->files; i++)
     if (p->origin[i] && !p->file[i].digest)
       return mm_fail(err, MM_BUG, "E_BUG", mm_at(p->file[i].path, NULL), "found no digests of this file in rank %u", rank);
-  mm_sort(p->want, p->landings, sizeof *p->want, by_place);
-  for (size_t i = 0, end; i < p->landings; i = end) {
-    for (end = i; end < p->landings && p->want[end].file == p->want[i].file;) end++;
-    p->file[p->want[i].file].tail = find_tail(p, i, end);
-  }
   return true;
 }
 
@@ -173,6 +158,7 @@ void mm_landing_close(mm_landing_plan *p) {
   free(p->origin);
   free(p->hole);
   free(p->left);
+  free(p->full);
   free(p->arrived);
   *p = (mm_landing_plan){0};
 }
@@ -187,14 +173,31 @@ bool mm_landing_find(const mm_landing_plan *p, const mm_chunk *c, size_t want, m
   return true;
 }
 
+static void take_off(mm_landing_plan *p, uint32_t group, uint64_t bytes) {
+  if (bytes && (p->left[group] -= bytes) == 0) p->full[p->fulls++] = group;
+}
+
 /* Rows that lie close hold no words but their own, and a word is whole with its last byte: pieces come in order, or cut at words. Rows that
  * were moved apart are put in order with their padding, once all are there. */
-bool mm_landing_arrive(mm_landing_plan *p, const mm_landing_piece *x, uint64_t *word, uint64_t *words) {
+void mm_landing_arrive(mm_landing_plan *p, const mm_landing_piece *x, uint64_t *word, uint64_t *words) {
   const mm_landing *l = &p->landing[x->landing];
   p->arrived[x->landing] += x->bytes;
   const bool all = p->arrived[x->landing] == l->bytes, spread = l->how == MM_LAND_SPREAD;
   const uint64_t from = spread ? 0 : x->first / 4, to = spread ? l->bytes / l->row * l->pitch / 4 : (x->first + x->bytes) / 4;
   *word = from;
   *words = l->nibbles && (all || !spread) ? to - from : 0;
-  return (p->left[l->group] -= x->bytes) == 0;
+  if (l->part == 0) take_off(p, l->group, x->bytes);
+  for (uint64_t at = x->first, end = at + x->bytes, next; l->part && at < end; at = next) {
+    next = mm_min(end, (at / l->part + 1) * l->part);
+    take_off(p, l->group + (uint32_t)(at / l->part), next - at);
+  }
+}
+
+void mm_landing_ask(const mm_landing_plan *p, mm_reader *r, uint32_t first, uint32_t count) {
+  for (size_t i = 0; i < p->landings; i++) {
+    const mm_read_want *w = &p->want[i];
+    const mm_landing *l = &p->landing[w->tag];
+    const uint64_t from = mm_max(first, l->group), to = mm_min((uint64_t)first + count, l->group + parts(l));
+    if (l->part && from < to) mm_reader_ask(r, w->file, w->offset + (from - l->group) * l->part, (to - from) * l->part);
+  }
 }

@@ -12,8 +12,16 @@ typedef struct logged {
   mm_read_stats stats;
 } logged;
 
+#define NOTES 24
+
 struct mm_read_log {
   pthread_mutex_t lock;
+  double made;
+  struct {
+    const char *what;
+    double seconds;
+  } note[NOTES];
+  size_t notes;
   mm_read_stats sum;
   double opened, closed; /* first and last; closed 0: none yet */
   unsigned open;         /* readers */
@@ -29,7 +37,9 @@ double mm_read_now(void) {
 
 mm_read_log *mm_read_log_open(mm_err *err) {
   mm_read_log *log = mm_calloc(1, sizeof *log, err);
-  if (log) pthread_mutex_init(&log->lock, NULL);
+  if (!log) return NULL;
+  pthread_mutex_init(&log->lock, NULL);
+  log->made = mm_read_now();
   return log;
 }
 
@@ -48,6 +58,7 @@ void mm_read_log_begin(mm_read_log *log, uint64_t wanted, double now) {
   log->open++;
   log->sum.wanted += wanted;
   pthread_mutex_unlock(&log->lock);
+  mm_read_log_note(log, "reading from", now - log->made);
 }
 
 void mm_read_log_add(mm_read_log *log, mm_read_path path, uint64_t read, uint64_t hashed) {
@@ -65,6 +76,19 @@ void mm_read_log_keep(mm_read_log *log, const char *path, const mm_read_stats *s
   /* A file that there is no memory for is not listed; what was read is in the sum. */
   if (MM_GROW(log->file, &log->cap, log->files + 1, MM_IGNORED) && (copy = strdup(path))) log->file[log->files++] = (logged){copy, *s};
   pthread_mutex_unlock(&log->lock);
+}
+
+void mm_read_log_note(mm_read_log *log, const char *what, double seconds) {
+  if (!log) return;
+  pthread_mutex_lock(&log->lock);
+  size_t i = 0;
+  while (i < log->notes && strcmp(log->note[i].what, what) != 0) i++;
+  if (i == log->notes && i < NOTES) log->note[i].what = what, log->note[i].seconds = seconds, log->notes++;
+  pthread_mutex_unlock(&log->lock);
+}
+
+void mm_read_log_mark(mm_read_log *log, const char *what) {
+  if (log) mm_read_log_note(log, what, mm_read_now() - log->made);
 }
 
 void mm_read_log_end(mm_read_log *log, double now) {
@@ -89,6 +113,16 @@ bool mm_read_log_file(mm_read_log *log, size_t i, const char **path, mm_read_sta
   if (there) *path = log->file[i].path, *s = log->file[i].stats;
   pthread_mutex_unlock(&log->lock);
   return there;
+}
+
+char *mm_read_log_times(mm_read_log *log, char *out, size_t cap) {
+  size_t at = 0;
+  out[0] = 0;
+  pthread_mutex_lock(&log->lock);
+  for (size_t i = 0; i < log->notes && at < cap; i++)
+    at += (size_t)snprintf(out + at, cap - at, "%s%s %.3f", i ? ", " : "", log->note[i].what, log->note[i].seconds);
+  pthread_mutex_unlock(&log->lock);
+  return out;
 }
 
 const char *mm_read_path_name(mm_read_path p) {

@@ -39,10 +39,17 @@ bool mm_read_log_file(mm_read_log *log, size_t i, const char **path, mm_read_sta
 /* "30.1 GB in 0.58 s, 51.9 GB/s, page cache", with each path's share where there were several; "" where nothing was read. Returns out. */
 char *mm_read_text(char *out, size_t cap, const mm_read_stats *s);
 
+/* "reading from 0.002, arena 0.012, …, waited for reads 0.020": what was noted, in seconds. Returns out. */
+char *mm_read_log_times(mm_read_log *log, char *out, size_t cap);
+
 /* ---- the reader's side; all accept NULL ---- */
 
 /* Seconds of the monotonic clock. */
 double mm_read_now(void);
+/* Notes that something happened now, in seconds since the log was opened, or how long something took. `what` is a constant; the first note
+ * of each is kept. */
+void mm_read_log_mark(mm_read_log *log, const char *what);
+void mm_read_log_note(mm_read_log *log, const char *what, double seconds);
 /* A reader is open that will read so many bytes. */
 void mm_read_log_begin(mm_read_log *log, uint64_t wanted, double now);
 void mm_read_log_add(mm_read_log *log, mm_read_path path, uint64_t read, uint64_t hashed);

@@ -1,6 +1,7 @@
-/* Reading ahead into a ring (reader.h). Chunk i goes to buffer i modulo the ring; threads take the next piece of the next chunk as soon as
- * its buffer is free, the caller takes chunks in order. A thread that has read a block to be hashed hands it on and hashes it afterwards:
- * the caller does not wait for that, the buffer's next use does. */
+/* Reading ahead into a ring (reader.h). Chunk i goes to buffer i modulo the ring; what it is of is chosen when the first thread takes a
+ * piece of it (read_order.c). Threads take the next piece of the next chunk as soon as its buffer is free, the caller takes chunks in
+ * order. A thread that has read a block to be hashed hands it on and hashes it afterwards: the caller does not wait for that, the buffer's
+ * next use does. */
 #include "loader/reader.h"
 
 #include <errno.h>
@@ -21,26 +22,19 @@ typedef struct source {
   mm_read_stats stats;
 } source;
 
-/* A window of a file that one buffer takes. */
-typedef struct window {
-  uint32_t file;
-  uint64_t offset; /* a multiple of MM_DIRECT */
-  size_t bytes, first, count;
-} window;
-
 struct mm_reader {
   mm_reader_config c;
   source *source;
-  window *window;
-  size_t windows, windows_cap;
 
   pthread_mutex_t lock;
-  pthread_cond_t room, ready; /* a buffer is free; a chunk is filled, or reading has failed */
-  size_t next, next_piece;    /* to be read */
-  size_t given, released;     /* chunks */
-  uint32_t *left;             /* [buffers] pieces that are not read yet */
-  uint32_t *unhashed;         /* [buffers] blocks that are not hashed yet */
-  uint64_t unproved;          /* blocks of all windows that are not */
+  pthread_cond_t room, ready; /* a buffer is free; a chunk is filled or hashed, or reading has failed */
+  mm_read_order order;
+  mm_read_run *run;        /* [buffers] what is, or will be, in each */
+  size_t next, next_piece; /* to be read */
+  size_t given, released;  /* chunks */
+  uint32_t *left;          /* [buffers] pieces that are not read yet */
+  uint32_t *unhashed;      /* [buffers] blocks that are not hashed yet */
+  uint64_t unproved;       /* blocks of all runs that are not */
   bool stop;
   mm_err err;
   pthread_t *thread;
@@ -116,44 +110,7 @@ static bool open_source(mm_reader *r, uint32_t i, mm_err *err) {
   return true;
 }
 
-/* ---- windows ---- */
-
-static int by_place(const void *a, const void *b) {
-  const mm_read_want *x = a, *y = b;
-  if (x->file != y->file) return x->file < y->file ? -1 : 1;
-  return (x->offset > y->offset) - (x->offset < y->offset);
-}
-
-static bool add_window(mm_reader *r, const mm_read_want *w, uint64_t offset, size_t first, mm_err *err) {
-  if (!MM_GROW(r->window, &r->windows_cap, r->windows + 1, err)) return false;
-  r->window[r->windows++] = (window){.file = w->file, .offset = offset, .first = first};
-  return true;
-}
-
-/* Bytes [lo, hi) of a file; its windows are those from `windows` on. */
-typedef struct stretch {
-  uint64_t lo, hi;
-  size_t windows;
-} stretch;
-
-/* The last window takes as much of the want as it has room for, new ones the rest. Of a file with digests windows are whole blocks. */
-static bool place_want(mm_reader *r, size_t i, const stretch *x, mm_err *err) {
-  const mm_read_want *w = &r->c.want[i];
-  const bool hashed = r->c.file[w->file].digest;
-  const uint64_t unit = hashed ? MM_HASH_BLOCK : MM_DIRECT, end = mm_min(w->offset + w->bytes, x->hi);
-  for (uint64_t at = mm_max(w->offset, x->lo); at < end;) {
-    window *last = r->windows > x->windows ? &r->window[r->windows - 1] : NULL;
-    bool fits = last && at >= last->offset && at < last->offset + r->c.chunk && at <= mm_round_up(last->offset + last->bytes, MM_DIRECT);
-    if (!fits) {
-      if (!add_window(r, w, at - at % unit, i, err)) return false;
-      last = &r->window[r->windows - 1];
-    }
-    at = mm_min(end, last->offset + r->c.chunk);
-    last->bytes = (size_t)mm_max(last->bytes, (hashed ? mm_min(x->hi, last->offset + r->c.chunk) : at) - last->offset);
-    last->count = i + 1 - last->first;
-  }
-  return true;
-}
+/* ---- what to read ---- */
 
 static bool check_end(const mm_reader *r, const mm_read_want *w, mm_err *err) {
   const uint64_t size = r->source[w->file].file.size;
@@ -163,36 +120,21 @@ static bool check_end(const mm_reader *r, const mm_read_want *w, mm_err *err) {
                  "the file ends here, %" PRIu64 " more bytes expected", w->bytes - (w->offset < size ? size - w->offset : 0));
 }
 
-/* Windows of wants [first, end), all of one file. */
-static bool place_file(mm_reader *r, size_t first, size_t end, mm_err *err) {
-  const uint32_t file = r->c.want[first].file;
-  const uint64_t size = r->source[file].file.size, tail = r->c.file[file].tail;
-  for (size_t i = first; i < end; i++)
+static bool plan(mm_reader *r, mm_err *err) {
+  for (size_t i = 0; i < r->c.wants; i++)
     if (!check_end(r, &r->c.want[i], err)) return false;
-  const stretch both[] = {{tail, size, 0}, {0, tail, 0}};
-  for (size_t k = 0; k < 2; k++) {
-    const stretch x = {both[k].lo, both[k].hi, r->windows};
-    for (size_t i = first; i < end; i++)
-      if (!place_want(r, i, &x, err)) return false;
-  }
-  return true;
+  uint64_t *size = mm_calloc(r->c.files + (size_t)1, sizeof *size, err);
+  for (uint32_t i = 0; size && i < r->c.files; i++) size[i] = r->source[i].file.size;
+  const mm_read_list list = {r->c.file, size, r->c.want, r->c.wants, r->c.chunk};
+  const bool ok = size && mm_read_order_open(&r->order, &list, err);
+  free(size);
+  r->stats.wanted = r->order.sum;
+  r->unproved = r->order.hash;
+  return ok;
 }
 
-static size_t piece_bytes(const mm_reader *r, const window *w) { return r->c.file[w->file].digest ? MM_HASH_BLOCK : r->c.piece; }
-static size_t pieces(const mm_reader *r, const window *w) { return (size_t)mm_ceil_div(w->bytes, piece_bytes(r, w)); }
-
-static bool place_wants(mm_reader *r, mm_err *err) {
-  mm_sort(r->c.want, r->c.wants, sizeof *r->c.want, by_place);
-  for (size_t i = 0, end; i < r->c.wants; i = end) {
-    for (end = i; end < r->c.wants && r->c.want[end].file == r->c.want[i].file;) end++;
-    if (!place_file(r, i, end, err)) return false;
-  }
-  for (size_t i = 0; i < r->windows; i++) {
-    r->stats.wanted += r->window[i].bytes;
-    if (r->c.file[r->window[i].file].digest) r->unproved += pieces(r, &r->window[i]);
-  }
-  return true;
-}
+static size_t piece_bytes(const mm_reader *r, const mm_read_run *w) { return r->c.file[w->file].digest ? MM_HASH_BLOCK : r->c.piece; }
+static size_t pieces(const mm_reader *r, const mm_read_run *w) { return (size_t)mm_ceil_div(w->bytes, piece_bytes(r, w)); }
 
 /* ---- threads ---- */
 
@@ -211,8 +153,8 @@ static bool read_direct(const source *s, const char *path, uint8_t *buf, size_t 
   return true;
 }
 
-/* Bytes [at, at + n) of a window; *taken: the path they came by. */
-static bool read_piece(const mm_reader *r, const window *w, uint8_t *to, size_t at, size_t n, mm_read_path *taken, mm_err *err) {
+/* Bytes [at, at + n) of a run; *taken: the path they came by. */
+static bool read_piece(const mm_reader *r, const mm_read_run *w, uint8_t *to, size_t at, size_t n, mm_read_path *taken, mm_err *err) {
   const mm_read_file *f = &r->c.file[w->file];
   const source *s = &r->source[w->file];
   const uint64_t offset = w->offset + at;
@@ -227,12 +169,11 @@ static bool read_piece(const mm_reader *r, const window *w, uint8_t *to, size_t 
   return mm_file_read(&s->file, f->path, to + at, n, offset, err);
 }
 
-/* A block that is in the ring. */
-static bool prove(const mm_reader *r, const window *w, size_t at, size_t n, mm_err *err) {
+/* A block that is in the ring, at `data`. */
+static bool prove(const mm_reader *r, const mm_read_run *w, size_t at, const uint8_t *data, size_t n, mm_err *err) {
   const mm_read_file *f = &r->c.file[w->file];
   const uint64_t offset = w->offset + at, block = offset / MM_HASH_BLOCK;
-  const size_t buffer = (size_t)(w - r->window) % r->c.buffers;
-  const mm_digest d = mm_sha256(r->c.ring + buffer * r->c.chunk + at, n);
+  const mm_digest d = mm_sha256(data, n);
   return mm_digest_equal(&d, &f->digest[block]) || mm_fail(err, MM_INTEGRITY, "E_DIGEST", mm_at_offset(f->path, NULL, offset),
                                                            "found block %" PRIu64 " damaged (%zu bytes)", block, n);
 }
@@ -242,53 +183,59 @@ static bool is_full(const mm_reader *r) {
   return r->next >= r->released + r->c.buffers || (r->next_piece == 0 && r->unhashed[r->next % r->c.buffers] > 0);
 }
 
+static bool has_more(const mm_reader *r) { return r->next_piece > 0 || r->order.left > 0; }
+
 /* Whether there is more to read; waits until there is room for it. */
 static bool wait_for_room(mm_reader *r) {
-  while (!r->stop && r->next < r->windows && is_full(r)) pthread_cond_wait(&r->room, &r->lock);
-  return !r->stop && r->next < r->windows;
+  while (!r->stop && has_more(r) && is_full(r)) pthread_cond_wait(&r->room, &r->lock);
+  return !r->stop && has_more(r);
 }
 
 static void note_failure(mm_reader *r, const mm_err *err) {
   if (r->err.status == MM_OK) r->err = *err;
   r->stop = true;
   pthread_cond_broadcast(&r->room);
-  pthread_cond_signal(&r->ready);
+  pthread_cond_broadcast(&r->ready);
 }
 
 static void note_read(mm_reader *r, uint32_t file, size_t buffer, size_t n, mm_read_path taken) {
   r->stats.bytes[taken] += n;
   r->source[file].stats.bytes[taken] += n;
   mm_read_log_add(r->c.log, taken, n, 0);
-  if (--r->left[buffer] == 0) pthread_cond_signal(&r->ready);
+  if (--r->left[buffer] == 0) pthread_cond_broadcast(&r->ready);
 }
 
 static void note_hashed(mm_reader *r, uint32_t file, size_t buffer, size_t n) {
   r->stats.hashed += n;
   r->source[file].stats.hashed += n;
   mm_read_log_add(r->c.log, MM_READ_PROBE, 0, n);
-  if (--r->unhashed[buffer] == 0) pthread_cond_broadcast(&r->room);
-  if (--r->unproved == 0) pthread_cond_signal(&r->ready);
+  r->unproved--;
+  if (--r->unhashed[buffer] > 0) return;
+  pthread_cond_broadcast(&r->room);
+  pthread_cond_broadcast(&r->ready);
 }
 
 /* The next piece, which is the caller's from here on; under the lock, but for what it does with bytes. */
 static void read_next(mm_reader *r) {
-  const window *w = &r->window[r->next];
-  const bool hashed = r->c.file[w->file].digest;
-  const size_t buffer = r->next % r->c.buffers, at = r->next_piece * piece_bytes(r, w);
-  const size_t n = (size_t)mm_min(piece_bytes(r, w), w->bytes - at);
-  if (r->next_piece == 0) r->left[buffer] = (uint32_t)pieces(r, w), r->unhashed[buffer] = hashed ? r->left[buffer] : 0;
-  if (++r->next_piece == pieces(r, w)) r->next++, r->next_piece = 0;
+  const size_t buffer = r->next % r->c.buffers;
+  if (r->next_piece == 0) mm_read_order_take(&r->order, &r->run[buffer]);
+  const mm_read_run w = r->run[buffer];
+  const bool hashed = r->c.file[w.file].digest;
+  const size_t at = r->next_piece * piece_bytes(r, &w), n = (size_t)mm_min(piece_bytes(r, &w), w.bytes - at);
+  uint8_t *const to = r->c.ring + buffer * r->c.chunk;
+  if (r->next_piece == 0) r->left[buffer] = (uint32_t)pieces(r, &w), r->unhashed[buffer] = hashed ? r->left[buffer] : 0;
+  if (++r->next_piece == pieces(r, &w)) r->next++, r->next_piece = 0;
   pthread_mutex_unlock(&r->lock);
   mm_err err = {0};
   mm_read_path taken;
-  bool ok = read_piece(r, w, r->c.ring + buffer * r->c.chunk, at, n, &taken, &err);
+  bool ok = read_piece(r, &w, to, at, n, &taken, &err);
   pthread_mutex_lock(&r->lock);
-  if (ok) note_read(r, w->file, buffer, n, taken);
+  if (ok) note_read(r, w.file, buffer, n, taken);
   if (ok && hashed) {
     pthread_mutex_unlock(&r->lock);
-    ok = prove(r, w, at, n, &err);
+    ok = prove(r, &w, at, to + at, n, &err);
     pthread_mutex_lock(&r->lock);
-    if (ok) note_hashed(r, w->file, buffer, n);
+    if (ok) note_hashed(r, w.file, buffer, n);
   }
   if (!ok) note_failure(r, &err);
 }
@@ -322,11 +269,11 @@ mm_reader *mm_reader_open(const mm_reader_config *c, mm_err *err) {
   pthread_cond_init(&r->ready, NULL);
   bool ok = (r->source = mm_calloc(c->files ? c->files : 1, sizeof *r->source, err)) &&
             (r->left = mm_calloc(c->buffers, sizeof *r->left, err)) && (r->unhashed = mm_calloc(c->buffers, sizeof *r->unhashed, err)) &&
-            (r->thread = mm_calloc(c->threads, sizeof *r->thread, err));
+            (r->run = mm_calloc(c->buffers, sizeof *r->run, err)) && (r->thread = mm_calloc(c->threads, sizeof *r->thread, err));
   if (!ok) r->c.files = 0;
   for (uint32_t i = 0; ok && i < c->files; i++) r->source[i] = (source){.file = MM_FILE_NONE, .direct = -1};
   for (uint32_t i = 0; ok && i < c->files; i++) ok = open_source(r, i, err);
-  ok = ok && place_wants(r, err);
+  ok = ok && plan(r, err);
   if (ok) mm_read_log_begin(c->log, r->stats.wanted, r->opened), r->logged = true;
   if (ok && start_threads(r, err)) return r;
   mm_reader_close(r);
@@ -339,15 +286,26 @@ static bool check_files(const mm_reader *r, mm_err *err) {
   return true;
 }
 
-/* Chunk r->given has been read, or there is none and all blocks were hashed; false when reading has failed. */
-static bool wait_for_chunk(mm_reader *r, mm_err *err) {
+/* Under the lock: false, with its error, when reading has failed. */
+static bool is_well(const mm_reader *r, mm_err *err) {
+  return r->err.status == MM_OK || mm_fail_as(err, &r->err);
+}
+
+/* A chunk has been read, which is the caller's now, or there is none (*out NULL) and all blocks were hashed. */
+static bool wait_for_chunk(mm_reader *r, const mm_read_run **out, mm_err *err) {
   const size_t buffer = r->given % r->c.buffers;
-  const bool more = r->given < r->windows;
+  bool more;
   pthread_mutex_lock(&r->lock);
-  while (r->err.status == MM_OK && (more ? r->next <= r->given || r->left[buffer] > 0 : r->unproved > 0))
+  for (;;) {
+    more = r->given < r->next || has_more(r);
+    const bool wait = more ? r->next <= r->given || r->left[buffer] > 0 : r->unproved > 0;
+    if (r->err.status != MM_OK || !wait) break;
     pthread_cond_wait(&r->ready, &r->lock);
-  const bool ok = r->err.status == MM_OK || mm_fail_as(err, &r->err);
+  }
+  const bool ok = is_well(r, err);
+  r->given += ok && more;
   pthread_mutex_unlock(&r->lock);
+  *out = more ? &r->run[buffer] : NULL;
   return ok;
 }
 
@@ -356,11 +314,10 @@ bool mm_reader_next(mm_reader *r, mm_chunk *out, mm_err *err) {
   if (r->given - r->released >= r->c.buffers)
     return mm_fail(err, MM_BUG, "E_BUG", mm_at(NULL, NULL), "all %u buffers are with the caller, expected one to be released",
                    r->c.buffers);
-  if (!wait_for_chunk(r, err)) return false;
-  if (r->given == r->windows) return check_files(r, err);
-  const size_t buffer = r->given % r->c.buffers;
-  const window *w = &r->window[r->given++];
-  *out = (mm_chunk){r->c.ring + buffer * r->c.chunk, w->file, w->offset, w->bytes, w->first, w->count};
+  const mm_read_run *w;
+  if (!wait_for_chunk(r, &w, err)) return false;
+  if (!w) return check_files(r, err);
+  *out = (mm_chunk){r->c.ring + (size_t)(w - r->run) * r->c.chunk, w->file, w->offset, w->bytes, w->first, w->count};
   return true;
 }
 
@@ -369,6 +326,28 @@ void mm_reader_release(mm_reader *r) {
   r->released++;
   pthread_cond_broadcast(&r->room);
   pthread_mutex_unlock(&r->lock);
+}
+
+void mm_reader_ask(mm_reader *r, uint32_t file, uint64_t offset, uint64_t bytes) {
+  pthread_mutex_lock(&r->lock);
+  mm_read_order_ask(&r->order, file, offset, bytes);
+  pthread_mutex_unlock(&r->lock);
+}
+
+/* Of the first n chunks. A buffer takes another chunk only once the one before was hashed. */
+static bool is_hashed(const mm_reader *r, size_t n) {
+  for (size_t c = n > r->c.buffers ? n - r->c.buffers : 0; c < n; c++)
+    if (c + r->c.buffers >= r->next + (r->next_piece > 0) && r->unhashed[c % r->c.buffers] > 0) return false;
+  return true;
+}
+
+bool mm_reader_prove(mm_reader *r, mm_err *err) {
+  pthread_mutex_lock(&r->lock);
+  const size_t n = r->given;
+  while (r->err.status == MM_OK && !is_hashed(r, n)) pthread_cond_wait(&r->ready, &r->lock);
+  const bool ok = is_well(r, err);
+  pthread_mutex_unlock(&r->lock);
+  return ok && check_files(r, err);
 }
 
 static void close_source(const mm_reader *r, uint32_t i) {
@@ -391,7 +370,8 @@ void mm_reader_close(mm_reader *r) {
   pthread_cond_destroy(&r->room);
   pthread_mutex_destroy(&r->lock);
   free(r->source);
-  free(r->window);
+  mm_read_order_close(&r->order);
+  free(r->run);
   free(r->left);
   free(r->unhashed);
   free(r->thread);

@@ -56,6 +56,7 @@ typedef struct run {
   mm_stops stops;
   mm_utf8_stream utf8;
   end end;
+  mm_read_stats came; /* of the weights, by the time of the first token */
   double load_s, prefill_s, decode_s;
   uint32_t queued, generated; /* tokens to be chosen, and those collected */
 } run;
@@ -276,6 +277,7 @@ static bool prefill(run *r, int32_t *first, mm_err *err) {
   r->bar = NULL;
   if (!collected) return false;
   r->prefill_s = mm_now() - start;
+  r->came = mm_read_log_stats(r->log);
   return true;
 }
 
@@ -395,7 +397,15 @@ static void tell(const run *r) {
   mm_read_stats s;
   for (size_t i = 0; r->a->verbose && mm_read_log_file(r->log, i, &path, &s); i++)
     fprintf(stderr, "%s: %s\n", path, mm_read_text(text, sizeof text, &s));
-  if (r->a->verbose) fprintf(stderr, "opened in %.2f s, first token %.2f s later\n", r->load_s, r->prefill_s);
+  if (!r->a->verbose) return;
+  fprintf(stderr, "opened in %.2f s, first token %.2f s later", r->load_s, r->prefill_s);
+  const uint64_t came = mm_read_bytes(&r->came);
+  if (came)
+    fprintf(stderr, ", with %.1f of %.1f GB read (%.0f %%)", (double)came * 1e-9, (double)r->came.wanted * 1e-9,
+            100 * (double)came / (double)r->came.wanted);
+  char times[600];
+  if (*mm_read_log_times(r->log, times, sizeof times)) fprintf(stderr, "\nseconds: %s", times);
+  fprintf(stderr, "\n");
 }
 
 static bool answer(run *r, mm_err *err) {
@@ -481,7 +491,7 @@ int main(int argc, char **argv) {
                 .choices = "auto|bf16|fp8"),
       MM_OPTION(U64, "threads", &a.threads, "N", "CPU threads per rank (CPUs / ranks)", .letter = 't', .lo = 1, .hi = 1024),
       MM_FLAG("verify-on-load", &a.verify, "check the digests of all weights while they are loaded"),
-      MM_FLAG("verbose", &a.verbose, "say how each file was read", .letter = 'v'),
+      MM_FLAG("verbose", &a.verbose, "say how each file was read, and what took how long", .letter = 'v'),
       MM_FLAG("json", &a.json, "the answer and what it took as one JSON object at the end; errors as JSON"),
       MM_FLAG("quiet", &a.quiet, "no bar and no summary on stderr", .letter = 'q'),
   };

@@ -164,8 +164,9 @@ typedef struct mm_ops {
   bool act_quant; /* can round inputs */
 
   /* The rest may be NULL, 0 or false. */
-  /* Called before the ops of layer l: a backend whose weights are still arriving waits here, in its own order, for that layer's. The call
-   * may wait too, until it knows what to wait for. A load that fails ends the step with its error, and every later one. */
+  /* Called before the ops of layer l: a backend whose weights are still arriving waits here, in its own order, for that layer's, and in
+   * experts for those of the experts that were chosen. The calls may wait too, until they know what to wait for. A load that fails ends the
+   * step with its error, and every later one; a step that was done before needed nothing of what failed. */
   void (*layer)(mm_backend *b, uint32_t l);
   /* Weights that stay on the device for other processes: loads a rank's as open would, of which it reads model, weights, place, verify, log
    * and checkpoint, and waits until all are there and found good. *held says where an open with `attach` finds them until release. */

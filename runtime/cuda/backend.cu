@@ -130,11 +130,14 @@ void start_ops(mm_backend *b) {
   b->inputs.decode = b->decode;
 }
 
-/* Steps before all weights are there wait for them on the way, and are not recorded: on every rank, as long as one has to. */
-bool look_at_load(mm_backend *b, mm_err *err) {
-  bool ready = false;
+/* Steps before all weights are there wait for them on the way, and are not recorded: on every rank, as long as one has to. A step of
+ * padding alone is one that is to be recorded, and waits for all. */
+bool look_at_load(mm_backend *b, const mm_batch *batch, mm_err *err) {
+  bool ready = false, padding = true;
   if (!b->loading || b->rehearses) return true;
-  if (!b->loading->poll(&ready, err)) return false;
+  for (uint32_t i = 0; i < batch->span_count; i++) padding = padding && batch->span[i].slot < 0;
+  if (!(padding ? b->loading->finish(err) : b->loading->poll(&ready, err))) return false;
+  ready |= padding;
   if (b->peers && !mm_cu_peers_meet(b->peers, ready, &ready)) return false;
   if (!ready) return true;
   b->loading.reset();
@@ -149,11 +152,29 @@ void wait_for_weights(mm_backend *b, uint32_t group) {
   if (!b->loading->wait(group, b->stream, &b->err)) b->failed = "load";
 }
 
-/* A step that ran while weights arrived gives no result before all of them have been found good. */
-bool loaded(mm_backend *b, mm_err *err) { return !b->loading || b->rehearses || b->loading->finish(err); }
+/* What the step's rows have chosen of the layer's experts is there too. The host has to know what that is, so it waits for the router. */
+void wait_for_experts(mm_backend *b) {
+  const uint32_t n = b->route.experts;
+  if (!b->loading) return;
+  if (b->rehearses) {
+    check(b, mm_cu_list_used(b->route, b->used, b->rows, b->stream), "experts in use");
+    return;
+  }
+  const uint32_t first = mm_cu_group_of_experts(b->c.model, b->routed);
+  const std::vector<uint32_t> all(MM_CU_MAX_EXPERTS / 32, ~0u);
+  const bool near = b->loading->is_near(first, n);
+  if (!near) {
+    check(b, mm_cu_list_used(b->route, b->used, b->rows, b->stream), "experts in use");
+    if (b->err.status == MM_OK) check(b, cudaStreamSynchronize(b->stream), "experts in use");
+  }
+  if (b->err.status == MM_OK && !b->loading->wait_for(first, n, near ? all.data() : b->used, b->stream, &b->err)) b->failed = "load";
+}
+
+/* A step that ran while weights arrived gives no result before those that it waited for have been found good. */
+bool loaded(mm_backend *b, mm_err *err) { return !b->loading || b->rehearses || b->loading->is_sound(err); }
 
 bool cuda_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
-  if (!look_at_load(b, err) || !mm_cu_begin_ranks(b, err)) return false;
+  if (!look_at_load(b, batch, err) || !mm_cu_begin_ranks(b, err)) return false;
   plan_step(b, batch);
   if (!grow_logits(b, b->outs, err)) return false;
   plan_mode(b), start_ops(b), b->kept.clear();
@@ -189,7 +210,9 @@ bool later(mm_backend *b, void (*op)(mm_backend *, Args...), std::common_type_t<
 /* What was put off is launched now. */
 void catch_up(mm_backend *b) {
   if (!running(b) || !b->put_off.n) return;
-  check(b, mm_cu_combine_rows(b->put_off, b->rows, b->put_off_width, b->stream), "combine");
+  const cudaError_t e = b->put_off_sums ? mm_cu_combine_ranks(b->peers, b->put_off, b->rows, b->put_off_width, b->stream)
+                                        : mm_cu_combine_rows(b->put_off, b->rows, b->put_off_width, b->stream);
+  check(b, e, "combine");
   b->put_off = {};
 }
 
@@ -419,6 +442,7 @@ void cuda_gated_norm(mm_backend *b, mm_act y, mm_act o, mm_act gate, const mm_pa
 }
 
 void cuda_route(mm_backend *b, uint32_t layer, mm_act x, const mm_packed *router, const mm_packed *bias) {
+  b->routed = layer;
   if (later(b, cuda_route, layer, x, router, bias) || !running(b)) return;
   const auto narrow = b->weight.find(router);
   const bool wide = narrow == b->weight.end();
@@ -426,7 +450,7 @@ void cuda_route(mm_backend *b, uint32_t layer, mm_act x, const mm_packed *router
   const mm_cu_router m = {w, wide, x.width, wide ? b->router[router] : nullptr, b->route_product, b->decode, b->c.apart};
   b->route.bias = bias ? b->values[bias] : nullptr, b->route.slot = b->device.slot;
   b->route.load = b->load + (size_t)layer * b->route.experts;
-  if (b->put_off.n == x.data) {
+  if (b->put_off.n == x.data && !b->put_off_sums) {
     check(b, mm_cu_combine_route(b->put_off, m, b->route, b->rows, b->stream), "route");
     b->put_off = {};
   } else {
@@ -437,6 +461,8 @@ void cuda_route(mm_backend *b, uint32_t layer, mm_act x, const mm_packed *router
 
 void cuda_experts(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, const mm_packed *w2) {
   if (later(b, cuda_experts, y, x, w13, w2) || !begin_op(b)) return;
+  wait_for_experts(b);
+  if (!running(b)) return;
   const mm_cu_experts a = {rows_of(x), rows_of(y), b->middle, b->pair_out, b->rows};
   check(b, mm_cu_collect_experts(b, w13, w2, a), "collect");
   check(b, b->inputs.experts(b->weight[w13], b->weight[w2], b->route, a, b->stream), "experts");
@@ -445,7 +471,8 @@ void cuda_experts(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, const
 void cuda_combine(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act branch, mm_deepnorm scale, const mm_packed *w, double eps) {
   if (later(b, cuda_combine, h, n, residual, branch, scale, w, eps) || !begin_op(b)) return;
   b->inputs.wrote(h.data), b->inputs.wrote(n.data);
-  check(b, mm_cu_sum_ranks(b, rows_of(branch), h.width), "sum over ranks");
+  b->put_off_sums = mm_cu_combines_ranks(b->peers, b->rows, h.width);
+  if (!b->put_off_sums) check(b, mm_cu_sum_ranks(b, rows_of(branch), h.width), "sum over ranks");
   const mm_cu_combine a = {rows_of(h),        rows_of(n),   rows_of(residual),
                            rows_of(branch),   b->values[w], (float)scale.alpha,
                            (float)scale.beta, (float)eps,   b->inputs.beside(rows_of(n), b->rows, n.width)};

@@ -89,6 +89,7 @@ struct mm_backend {
   mm_backend_config c;
   mm_cu_memory memory;
   std::unique_ptr<mm_cu_load> loading; /* NULL from the first step on that finds all weights there */
+  uint32_t *used = nullptr;            /* pinned: experts that a step uses while not all are there; [MM_CU_MAX_EXPERTS / 32] bits */
   mm_cu_peers *peers = nullptr;        /* of a rank of several (ranks.h), as is: */
   float *squares = nullptr;            /* [max_tokens, 2], and room for two more */
   cudaStream_t stream = nullptr;
@@ -109,6 +110,7 @@ struct mm_backend {
   void *gqa_work = nullptr;
   mm_cu_far_plan far = {};
   mm_cu_route route = {};
+  uint32_t routed = 0; /* the layer that route was last filled for */
   float *route_product = nullptr;
   mm_cu_rounded inputs;
   bf16 *middle = nullptr;
@@ -142,6 +144,7 @@ struct mm_backend {
   bool rehearses = false;                  /* ops are judged, and nothing is done (mm_cu_rehearsing) */
   mm_cu_combine put_off = {};              /* a residual and norm that the next op does along, or has done first; n NULL: none */
   uint32_t put_off_width = 0;
+  bool put_off_sums = false;                                  /* its branch is still this rank's alone */
   std::map<std::pair<uint32_t, step_end>, step_graph> graphs; /* by rows and ending */
   bool unrecorded = false;                                    /* recording has failed: every step is launched kernel by kernel */
   mm_err err = {};
@@ -152,9 +155,13 @@ struct mm_backend {
 };
 
 /* Weights arrive in groups: what a step needs before its first layer; what it needs from layer l on until the next begins, that one's first
- * norm included; the head. */
+ * norm included, whatever experts it chooses; the head; then each expert's codes. */
 inline uint32_t mm_cu_group_of_layer(uint32_t l) { return l + 1; }
 inline uint32_t mm_cu_group_of_head(const mm_model *m) { return m->layers + 1; }
+inline uint32_t mm_cu_group_of_experts(const mm_model *m, uint32_t l) { return m->layers + 2 + l * m->experts; }
+/* used[MM_CU_MAX_EXPERTS / 32], pinned: bit e % 32 of used[e / 32] for every expert that some row of the step's routing chooses
+ * (used_experts.cu). */
+cudaError_t mm_cu_list_used(const mm_cu_route &r, uint32_t *used, uint32_t tokens, cudaStream_t s);
 
 /* Arrays of a step inside one block; returns its bytes. Every step's are uploaded before its kernels, so nothing is left of a step whose
  * rows were others. A span has at least one row, a tile at most 64 of one span. */
@@ -212,6 +219,10 @@ MM_MUST_USE bool mm_cu_begin_ranks(mm_backend *b, mm_err *err);
 
 /* x[rows, width] becomes its sum over ranks. */
 cudaError_t mm_cu_sum_ranks(mm_backend *b, __nv_bfloat16 *x, uint32_t width);
+/* mm_cu_combine_rows of a branch that is to be summed over ranks, in one kernel and with the bits of two; the branch stays as it is. For
+ * steps of few rows: for others, and without ranks, the first says no. */
+bool mm_cu_combines_ranks(const mm_cu_peers *p, uint32_t rows, uint32_t width);
+cudaError_t mm_cu_combine_ranks(const mm_cu_peers *p, const mm_cu_combine &a, uint32_t rows, uint32_t width, cudaStream_t s);
 /* q and k of each row of qkv become their RMS norms over all ranks' heads, rounded to bf16; only with b->peers. */
 cudaError_t mm_cu_qk_norm_ranks(mm_backend *b, __nv_bfloat16 *qkv, const float *q_norm, const float *k_norm, float eps);
 /* y = sigmoid(gate) · RMS(o; w, eps), the mean square over all ranks' heads; only with b->peers. y may be o. */

@@ -28,7 +28,14 @@ struct weights_plan {
   bool matrix(const mm_packed *w, const char *name, mm_err *err) const {
     if (!w->scheme) return true;
     mm_cu_weight *to = &b->weight[w];
-    if (!load->matrix(w, name, group, to, err)) return false;
+    return load->matrix(w, name, {group, false, 0}, to, err) && settle(w, to);
+  }
+  /* Of a layer: each expert's codes come by themselves. */
+  bool experts(const mm_packed *w, const char *name, uint32_t l, mm_err *err) const {
+    mm_cu_weight *to = &b->weight[w];
+    return load->matrix(w, name, {group, true, mm_cu_group_of_experts(b->c.model, l)}, to, err) && settle(w, to);
+  }
+  bool settle(const mm_packed *w, mm_cu_weight *to) const {
     if (!b->c.act_quant || w == &b->c.weights->head) to->rounding = {}; /* the head's inputs stay as they are */
     return true;
   }
@@ -51,8 +58,11 @@ bool plan_layer(weights_plan p, uint32_t l, mm_err *err) {
   for (const mm_packed *w : {&y->post_norm, &y->attn_norm, &y->q_norm, &y->k_norm, &y->router_bias}) {
     if (!p.value(w, name, err)) return false;
   }
-  for (const mm_packed *w : {&y->qkv, &y->out, &y->output_gate, &y->w13, &y->w2}) {
+  for (const mm_packed *w : {&y->qkv, &y->out, &y->output_gate}) {
     if (!p.matrix(w, name, err)) return false;
+  }
+  for (const mm_packed *w : {&y->w13, &y->w2}) {
+    if (!p.experts(w, name, l, err)) return false;
   }
   if (!p.router(&y->router, name, err)) return false;
   p.group = l == p.b->c.weights->layer_first ? 0 : mm_cu_group_of_layer(l - 1);
@@ -174,6 +184,7 @@ bool open_experts(mm_backend *b, mm_err *err) {
   b->middle = y->array<bf16>(mm_max(slots * MM_CU_SKINNY, mm_max(pairs, 3 * mm_min(tokens, MM_CU_FEW_EACH) * m->top_k)) * inter, err);
   b->pair_out = y->array<float>(tokens > 1 ? pairs * m->hidden : 1, err);
   b->load = y->array<unsigned long long>((uint64_t)m->layers * m->experts, err);
+  if (!b->c.attach && !mm_cu_check(cudaMallocHost(&b->used, MM_CU_MAX_EXPERTS / 8), "cudaMallocHost", err)) return false;
   const uint32_t widest = (uint32_t)mm_max(m->hidden, b->heads.heads * b->heads.head_dim);
   return err->status == MM_OK && (!b->c.act_quant || b->inputs.open(y, (uint32_t)tokens, widest, err));
 }
@@ -263,13 +274,13 @@ bool check_model(const mm_backend_config *c, mm_err *err) {
  * weight is uploaded. */
 bool check_shared(const mm_backend_config *c, mm_err *err) {
   int device = 0, most = 0;
-  cudaDeviceProp p = {};
   if (!mm_cu_check(cudaGetDevice(&device), "cudaGetDevice", err) ||
-      !mm_cu_check(cudaGetDeviceProperties(&p, device), "cudaGetDeviceProperties", err) ||
       !mm_cu_check(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "cudaDeviceGetAttribute", err))
     return false;
   const size_t needs = mm_cu_gqa_shared(c->model->head_dim, c->kv_fp8);
   if (needs <= (size_t)most) return true;
+  cudaDeviceProp p = {};
+  if (!mm_cu_check(cudaGetDeviceProperties(&p, device), "cudaGetDeviceProperties", err)) return false;
   return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL),
                  "found device %d, %s, sm_%d%d, with %d bytes of shared memory for a block; attention of single tokens needs %zu (sm_80, "
                  "sm_90 and sm_100 have them)",
@@ -384,7 +395,17 @@ void mm_cu_backend_close(mm_backend *b) {
     cudaFreeHost(m.told);
     if (m.done) cudaEventDestroy(m.done);
   }
+  cudaFreeHost(b->used);
   delete b;
+}
+
+/* The rank's device becomes the current one. */
+static bool set_device(const mm_place *at, mm_err *err) {
+  int n = 0;
+  if (!mm_cu_check(cudaGetDeviceCount(&n), "cudaGetDeviceCount", err)) return false;
+  if (at->device < (uint32_t)n) return mm_cu_check(cudaSetDevice((int)at->device), "cudaSetDevice", err);
+  return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL),
+                 "rank %u is to run on device %u; found %d (--devices names one for each rank)", at->rank, at->device, n);
 }
 
 /* The key of this rank's weights on the current device, so far as they are planned. */
@@ -420,10 +441,9 @@ bool mm_cu_hold(const mm_backend_config *c, mm_held *held, void **memory, mm_err
   mm_cu_load_config how;
   how.verify = c->verify, how.rank = c->place.rank, how.log = c->log;
   cudaIpcMemHandle_t handle;
-  const bool ok = plan_weights(b, b->loading.get(), err) && mm_cu_check(cudaSetDevice((int)c->place.device), "cudaSetDevice", err) &&
-                  mm_cu_check_device(err) && key_of(c, b->loading.get(), &held->key, err) && b->loading->start(how, err) &&
-                  b->loading->open(&b->memory, err) && b->loading->finish(err) &&
-                  mm_cu_check(cudaIpcGetMemHandle(&handle, b->loading->base()), "cudaIpcGetMemHandle", err);
+  const bool ok = plan_weights(b, b->loading.get(), err) && set_device(&c->place, err) && mm_cu_check_device(err) &&
+                  key_of(c, b->loading.get(), &held->key, err) && b->loading->start(how, err) && b->loading->open(&b->memory, err) &&
+                  b->loading->finish(err) && mm_cu_check(cudaIpcGetMemHandle(&handle, b->loading->base()), "cudaIpcGetMemHandle", err);
   if (!ok) return mm_cu_backend_close(b), false;
   memcpy(held->handle, &handle, sizeof handle);
   held->bytes = b->loading->plan.bytes;
@@ -455,14 +475,17 @@ mm_backend *mm_cu_backend_open(const mm_backend_config *c, mm_err *err) {
   b->loading.reset(new mm_cu_load);
   mm_cu_load_config how;
   how.verify = c->verify, how.rank = c->place.rank, how.log = c->log, how.keep_ring = c->weights->tp > 1;
-  bool ok =
-      plan_weights(b, b->loading.get(), &first) && (c->attach || b->loading->start(how, &first)) &&
-      mm_cu_check(cudaSetDevice((int)c->place.device), "cudaSetDevice", &first) && mm_cu_check_device(&first) && check_shared(c, &first) &&
-      mm_cu_check(cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking), "cudaStreamCreate", &first) && find_weights(b, &first);
+  bool ok = plan_weights(b, b->loading.get(), &first) && (c->attach || b->loading->start(how, &first)) && set_device(&c->place, &first) &&
+            mm_cu_check_device(&first);
+  mm_read_log_mark(c->log, "device");
+  ok = ok && check_shared(c, &first) &&
+       mm_cu_check(cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking), "cudaStreamCreate", &first) && find_weights(b, &first);
   if (ok) settle_inputs(b);
   ok = ok && open_caches(b, &first) && open_experts(b, &first) && open_batch(b, &first) && open_choice(b, &first) &&
-       open_logits(b, &first) && mm_cu_open_sums(b, &first) && mm_cu_check(cudaStreamSynchronize(0), "open", &first) &&
-       mm_cu_open_ranks(b, &first) && rehearse(b, &first);
+       open_logits(b, &first) && mm_cu_open_sums(b, &first) && mm_cu_check(cudaStreamSynchronize(0), "open", &first);
+  mm_read_log_mark(c->log, "caches");
+  ok = ok && mm_cu_open_ranks(b, &first) && rehearse(b, &first);
+  mm_read_log_mark(c->log, "rehearsed");
   if (ok) return b;
   if (err && err->status == MM_OK) *err = first;
   mm_cu_backend_close(b);

@@ -1,9 +1,9 @@
 /* Loading (load.h). Three streams of work run beside each other: threads of the reader fill the ring; the copy engine empties it, in order,
  * on one stream; kernels that change what landed follow on another. A buffer is filled again when both are done with what was in it.
  *
- * Who waits for a group waits on the host until what brings it is queued, and then lets its own stream wait for the event behind it. A flag
- * in memory that a stream polls would spare the first wait; but a step is longer than a device's queue, and whoever fills that queue behind
- * a flag keeps out the copies that would set it. */
+ * Who waits for a group waits on the host until what brings it is queued, and then lets its own stream wait for the event behind the last
+ * chunk of it. A flag in memory that a stream polls would spare the first wait; but a step is longer than a device's queue, and whoever
+ * fills that queue behind a flag keeps out the copies that would set it. */
 #include "runtime/cuda/load.h"
 
 #include <string.h>
@@ -18,6 +18,7 @@ namespace {
 constexpr uint32_t kHashing = 24; /* buffers, where threads keep them to hash them */
 constexpr size_t kHuge = (size_t)2 << 20;
 constexpr unsigned kMostThreads = 12, kMostHashing = 64;
+constexpr uint64_t kNotYet = UINT64_MAX;
 
 bool check(cudaError_t e, const char *what, mm_err *err) { return mm_cu_check(e, what, err); }
 
@@ -34,9 +35,9 @@ mm_landing_layout layout_of(const mm_cu_weight &d) {
 
 /* ---- the plan ---- */
 
-bool mm_cu_load::matrix(const mm_packed *w, const char *name, uint32_t group, mm_cu_weight *out, mm_err *err) {
+bool mm_cu_load::matrix(const mm_packed *w, const char *name, mm_landing_groups group, mm_cu_weight *out, mm_err *err) {
   if (!mm_cu_describe(w, name, out, err)) return false;
-  groups = (uint32_t)mm_max(groups, group + 1);
+  groups = (uint32_t)mm_max(groups, mm_max(group.group + 1, group.apart ? group.each + w->lead : 0));
   const mm_landing_layout y = layout_of(*out);
   mm_landing_places at;
   if (!mm_landing_matrix(&plan, w, name, &y, group, &at, err)) return false;
@@ -96,7 +97,7 @@ bool mm_cu_load::start(const mm_cu_load_config &c, mm_err *err) {
   if (config.verify)
     config.buffers = (uint32_t)mm_max(config.buffers, kHashing), config.in_flight = (uint32_t)mm_max(config.in_flight, kHashing / 4);
   if (!config.threads) config.threads = (unsigned)mm_min(mm_pool_cpus(), config.verify ? kMostHashing : kMostThreads);
-  if (!mm_landing_order(&plan, config.verify, config.rank, err)) return false;
+  if (config.verify && !mm_landing_verify(&plan, config.verify, config.rank, err)) return false;
   if (plan.landings == 0) return true;
   /* A small model needs no large ring. */
   const uint64_t chunks = mm_ceil_div(plan.file_bytes, config.chunk) + plan.files + 1;
@@ -115,8 +116,8 @@ struct mm_cu_load::pipe {
   int device = 0;
   char *base = nullptr, *landing = nullptr; /* the arena; in_flight places of a chunk each, or NULL where nothing needs them */
   cudaStream_t copies = nullptr, kernels = nullptr;
-  std::vector<cudaEvent_t> copied, done; /* [in_flight] */
-  std::vector<cudaEvent_t> there;        /* [groups] */
+  std::vector<cudaEvent_t> copied, done; /* [in_flight] by the number of the chunk */
+  std::vector<cudaEvent_t> opened;       /* [1] what comes before all chunks is done */
   bool registered = false;
 
   static bool make(std::vector<cudaEvent_t> *v, size_t n, unsigned how, mm_err *err) {
@@ -126,11 +127,10 @@ struct mm_cu_load::pipe {
     }
     return true;
   }
-  bool open(uint32_t in_flight, uint32_t groups, mm_err *err) {
-    return check(cudaGetDevice(&device), "cudaGetDevice", err) &&
-           check(cudaStreamCreateWithFlags(&copies, cudaStreamNonBlocking), "cudaStreamCreate", err) &&
+  bool open(uint32_t in_flight, mm_err *err) {
+    return check(cudaStreamCreateWithFlags(&copies, cudaStreamNonBlocking), "cudaStreamCreate", err) &&
            check(cudaStreamCreateWithFlags(&kernels, cudaStreamNonBlocking), "cudaStreamCreate", err) && make(&copied, in_flight, 0, err) &&
-           make(&done, in_flight, cudaEventBlockingSync, err) && make(&there, groups, 0, err);
+           make(&done, in_flight, cudaEventBlockingSync, err) && make(&opened, 1, 0, err);
   }
   bool add_ring(uint8_t *ring, size_t bytes, mm_err *err) {
     registered = check(cudaHostRegister(ring, bytes, cudaHostRegisterDefault), "cudaHostRegister", err);
@@ -142,7 +142,7 @@ struct mm_cu_load::pipe {
   }
   ~pipe() {
     sync();
-    for (auto *v : {&copied, &done, &there}) {
+    for (auto *v : {&copied, &done, &opened}) {
       for (cudaEvent_t e : *v) {
         if (e) cudaEventDestroy(e);
       }
@@ -160,20 +160,29 @@ void mm_cu_load::close_ring() {
   reader = nullptr, ring_map = nullptr;
 }
 
+/* Queues what follows the group's arrival. */
+bool mm_cu_load::follow(uint32_t group, mm_err *err) {
+  for (const auto &a : queue_after) {
+    if (a.first == group && !check(a.second(p->kernels), "weights that arrived", err)) return false;
+  }
+  return true;
+}
+
 /* Queues the copies of a chunk, and behind them the kernels that its bytes need. */
-bool mm_cu_load::take(const mm_chunk &c, uint32_t slot, mm_err *err) {
+bool mm_cu_load::take(const mm_chunk &c, uint64_t number, mm_err *err) {
   struct change {
     mm_landing_piece x;
     const char *at;
     uint64_t word, words;
   };
+  const uint64_t slot = number % config.in_flight;
+  const size_t full = plan.fulls;
   std::vector<change> changes;
-  std::vector<uint32_t> full;
   for (size_t i = c.first; i < c.first + c.count; i++) {
     change t = {};
     if (!mm_landing_find(&plan, &c, i, &t.x)) continue;
     const mm_landing &l = plan.landing[t.x.landing];
-    if (mm_landing_arrive(&plan, &t.x, &t.word, &t.words)) full.push_back(l.group);
+    mm_landing_arrive(&plan, &t.x, &t.word, &t.words);
     if (l.how == MM_LAND_NOWHERE) continue;
     const bool as_is = l.how == MM_LAND_AS_IS;
     char *const to = as_is ? p->base + l.at + t.x.first : p->landing + slot * config.chunk + t.x.from;
@@ -190,45 +199,59 @@ bool mm_cu_load::take(const mm_chunk &c, uint32_t slot, mm_err *err) {
     if (l.how != MM_LAND_AS_IS && !check(mm_cu_land(p->base, l, t.at, t.x.first, t.x.bytes, p->kernels), "land", err)) return false;
     if (t.words && !check(mm_cu_reorder(words, t.words, l.nibbles, p->kernels), "reorder_nibbles", err)) return false;
   }
+  for (size_t i = full; i < plan.fulls; i++) {
+    if (!follow(plan.full[i], err)) return false;
+  }
   if (!check(cudaEventRecord(p->done[slot], p->kernels), "record event", err)) return false;
-  for (uint32_t g : full) {
-    if (!complete(g, err)) return false;
-  }
-  return true;
-}
-
-/* All that brings the group is queued. */
-bool mm_cu_load::complete(uint32_t group, mm_err *err) {
-  for (const auto &a : queue_after) {
-    if (a.first == group && !check(a.second(p->kernels), "weights that arrived", err)) return false;
-  }
-  if (!check(cudaEventRecord(p->there[group], p->kernels), "record event", err)) return false;
+  if (full == plan.fulls) return true;
   pthread_mutex_lock(&lock);
-  queued[group] = true;
+  for (size_t i = full; i < plan.fulls; i++) after_chunk[plan.full[i]] = number + 1;
   pthread_cond_broadcast(&changed);
   pthread_mutex_unlock(&lock);
   return true;
 }
 
+/* The chunk is on the device, and its buffer free. */
+bool mm_cu_load::await_oldest(uint64_t number, mm_err *err) {
+  if (!check(cudaEventSynchronize(p->done[number % config.in_flight]), "copy weights", err)) return false;
+  mm_reader_release(reader);
+  pthread_mutex_lock(&lock);
+  chunks_done = number + 1;
+  pthread_mutex_unlock(&lock);
+  return true;
+}
+
+/* Whether there is an arena, which is waited for, and nobody ends the load. */
+bool mm_cu_load::go_on() {
+  pthread_mutex_lock(&lock);
+  while (!stop && !opened) pthread_cond_wait(&changed, &lock);
+  const bool on = !stop;
+  pthread_mutex_unlock(&lock);
+  return on;
+}
+
 /* From the ring to the arena, until all is there. */
 bool mm_cu_load::stream(mm_err *err) {
   uint64_t given = 0, done = 0;
-  for (;;) {
-    pthread_mutex_lock(&lock);
-    const bool stopped = stop;
-    pthread_mutex_unlock(&lock);
-    if (stopped) return mm_fail(err, MM_BUG, "E_BUG", mm_at(NULL, NULL), "the load was ended early");
-    if (given - done == config.in_flight) {
-      if (!check(cudaEventSynchronize(p->done[done % config.in_flight]), "copy weights", err)) return false;
-      mm_reader_release(reader), done++;
-    }
-    mm_chunk c;
+  double reads = 0, copies = 0;
+  for (mm_chunk c;; given++) {
+    if (!go_on()) return mm_fail(err, MM_BUG, "E_BUG", mm_at(NULL, NULL), "the load was ended early");
+    const double start = mm_read_now();
+    if (given - done == config.in_flight && !await_oldest(done++, err)) return false;
+    const double between = mm_read_now();
     if (!mm_reader_next(reader, &c, err)) return false;
+    copies += between - start, reads += mm_read_now() - between;
     if (!c.data) break;
-    if (!take(c, (uint32_t)(given % config.in_flight), err)) return false;
-    given++;
+    if (!take(c, given, err)) return false;
+    if (given == 0) mm_read_log_mark(config.log, "first copy");
   }
-  return check(cudaStreamSynchronize(p->copies), "copy weights", err) && check(cudaStreamSynchronize(p->kernels), "copy weights", err);
+  mm_read_log_mark(config.log, "all read");
+  const bool ok =
+      check(cudaStreamSynchronize(p->copies), "copy weights", err) && check(cudaStreamSynchronize(p->kernels), "copy weights", err);
+  mm_read_log_mark(config.log, "all copied");
+  mm_read_log_note(config.log, "waited for reads", reads);
+  mm_read_log_note(config.log, "waited for copies", copies);
+  return ok;
 }
 
 void mm_cu_load::end(const mm_err &err) {
@@ -247,10 +270,11 @@ void mm_cu_load::run() {
     ring_pinned = true;
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
+    mm_read_log_mark(config.log, "ring pinned");
     stream(&err);
+    p->sync();
   }
   stats = mm_reader_stats(reader);
-  p->sync();
   end(err);
   if (!config.keep_ring) close_ring(); /* nobody waits for it */
 }
@@ -267,38 +291,53 @@ bool mm_cu_load::fill_by_host(mm_err *err) {
   return check(cudaStreamSynchronize(0), "load", err);
 }
 
-bool mm_cu_load::open(mm_cu_memory *memory, mm_err *err) {
+/* The arena with its holes, and all pointers into it. */
+bool mm_cu_load::make_arena(mm_cu_memory *memory, mm_err *err) {
   bool changes = false;
   for (size_t i = 0; i < plan.landings; i++) changes |= plan.landing[i].how == MM_LAND_SPREAD || plan.landing[i].how == MM_LAND_WIDEN;
   const uint64_t table = plan.bytes, landing = mm_round_up(table + plan.holes * sizeof(mm_hole), MM_LANDING_ALIGN);
   const uint64_t bytes = landing + (changes ? config.in_flight * config.chunk : 0);
-  p = new pipe;
   p->base = static_cast<char *>(memory->reserve(bytes, err));
-  if (!p->base || !p->open(config.in_flight, groups, err)) return false;
+  if (!p->base) return false;
+  mm_read_log_mark(config.log, "arena");
   if (changes) p->landing = p->base + landing;
   for (const auto &set : settle) set(p->base);
   mm_hole *const holes = reinterpret_cast<mm_hole *>(p->base + table);
-  if (!check(cudaMemcpyAsync(holes, plan.hole, plan.holes * sizeof(mm_hole), cudaMemcpyHostToDevice, p->kernels), "copy holes", err) ||
-      !check(mm_cu_zero_holes(p->base, holes, plan.holes, p->kernels), "zero", err) || !fill_by_host(err))
-    return false;
-  queued.assign(groups, false);
+  return check(cudaMemcpyAsync(holes, plan.hole, plan.holes * sizeof(mm_hole), cudaMemcpyHostToDevice, p->kernels), "copy holes", err) &&
+         check(mm_cu_zero_holes(p->base, holes, plan.holes, p->kernels), "zero", err) && fill_by_host(err);
+}
+
+/* Groups that nothing comes of are there. */
+bool mm_cu_load::open_groups(mm_err *err) {
+  after_chunk.assign(groups, kNotYet);
   for (uint32_t g = 0; g < groups; g++) {
-    if ((g >= plan.groups || plan.left[g] == 0) && !complete(g, err)) return false;
+    if (g < plan.groups && plan.left[g] > 0) continue;
+    if (!follow(g, err)) return false;
+    after_chunk[g] = 0;
   }
-  if (!reader) {
-    if (!check(cudaStreamSynchronize(p->kernels), "load", err)) return false;
-    now = LANDED;
-    return true;
-  }
-  const int no = pthread_create(
-      &thread, nullptr,
-      [](void *load) -> void * {
-        static_cast<mm_cu_load *>(load)->run();
-        return nullptr;
-      },
-      this);
+  return check(cudaEventRecord(p->opened[0], p->kernels), "record event", err);
+}
+
+bool mm_cu_load::open(mm_cu_memory *memory, mm_err *err) {
+  p = new pipe;
+  if (!check(cudaGetDevice(&p->device), "cudaGetDevice", err)) return false;
+  const int no = !reader ? 0
+                         : pthread_create(
+                               &thread, nullptr,
+                               [](void *load) -> void * {
+                                 static_cast<mm_cu_load *>(load)->run();
+                                 return nullptr;
+                               },
+                               this);
   if (no) return mm_fail(err, MM_LIMIT, "E_THREADS", mm_at(NULL, NULL), "started no thread to load with: %s", strerror(no));
-  started = true;
+  started = reader != nullptr;
+  if (!p->open(config.in_flight, err) || !make_arena(memory, err) || !open_groups(err)) return false;
+  if (!reader && !check(cudaStreamSynchronize(p->kernels), "load", err)) return false;
+  pthread_mutex_lock(&lock);
+  opened = true;
+  if (!reader) now = LANDED;
+  pthread_cond_broadcast(&changed);
+  pthread_mutex_unlock(&lock);
   return true;
 }
 
@@ -328,6 +367,7 @@ mm_digest mm_cu_load::layout() const {
 mm_cu_load::~mm_cu_load() {
   pthread_mutex_lock(&lock);
   stop = true;
+  pthread_cond_broadcast(&changed);
   pthread_mutex_unlock(&lock);
   if (started) pthread_join(thread, nullptr);
   close_ring();
@@ -345,12 +385,42 @@ bool mm_cu_load::failed(mm_err *err) {
   return now == FAILED;
 }
 
-bool mm_cu_load::wait(uint32_t group, cudaStream_t s, mm_err *err) {
+/* Under the lock. */
+void mm_cu_load::ask(uint32_t first, uint32_t n, const uint32_t *wanted) {
+  const auto missing = [&](uint32_t i) { return i < n && wanted[i / 32] >> i % 32 & 1 && after_chunk[first + i] == kNotYet; };
+  for (uint32_t i = 0, end; i < n; i = end + 1) {
+    for (end = i; missing(end);) end++;
+    if (end > i) mm_landing_ask(&plan, reader, first + i, end - i);
+  }
+}
+
+/* An event of a chunk that was recorded again since is one of a later chunk: then the wait is longer than it need be, and no shorter. */
+bool mm_cu_load::wait_for(uint32_t first, uint32_t n, const uint32_t *wanted, cudaStream_t s, mm_err *err) {
+  uint64_t last = 0;
   pthread_mutex_lock(&lock);
-  while (now == RUNNING && !queued[group]) pthread_cond_wait(&changed, &lock);
-  const bool bad = failed(err), there = now == LANDED;
+  if (now == RUNNING) ask(first, n, wanted);
+  for (uint32_t i = 0; i < n; i++) {
+    if (!(wanted[i / 32] >> i % 32 & 1)) continue;
+    while (now == RUNNING && after_chunk[first + i] == kNotYet) pthread_cond_wait(&changed, &lock);
+    if (now == RUNNING) last = mm_max(last, after_chunk[first + i]);
+  }
+  const bool bad = failed(err), there = now == LANDED || (last > 0 && last <= chunks_done);
   pthread_mutex_unlock(&lock);
-  return !bad && (there || check(cudaStreamWaitEvent(s, p->there[group], 0), "wait for weights", err));
+  if (bad || there) return !bad;
+  return check(cudaStreamWaitEvent(s, last ? p->done[(last - 1) % config.in_flight] : p->opened[0], 0), "wait for weights", err);
+}
+
+bool mm_cu_load::wait(uint32_t group, cudaStream_t s, mm_err *err) {
+  const uint32_t one = 1;
+  return wait_for(group, 1, &one, s, err);
+}
+
+bool mm_cu_load::is_near(uint32_t first, uint32_t n) {
+  pthread_mutex_lock(&lock);
+  bool all = true;
+  for (uint32_t i = 0; now == RUNNING && i < n; i++) all = all && after_chunk[first + i] != kNotYet;
+  pthread_mutex_unlock(&lock);
+  return all;
 }
 
 bool mm_cu_load::pinned(mm_err *err) {
@@ -375,4 +445,12 @@ bool mm_cu_load::finish(mm_err *err) {
   const bool bad = failed(err);
   pthread_mutex_unlock(&lock);
   return !bad;
+}
+
+/* While the load runs its thread has the reader, and does not close it without the lock. */
+bool mm_cu_load::is_sound(mm_err *err) {
+  pthread_mutex_lock(&lock);
+  const bool sound = now == RUNNING ? mm_reader_prove(reader, err) : !failed(err);
+  pthread_mutex_unlock(&lock);
+  return sound;
 }

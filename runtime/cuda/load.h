@@ -1,7 +1,8 @@
 /* The weights of a rank from their files to one arena of the device. Every address follows from the weights' shapes; no weight byte passes
  * the host's processor but on its way into a ring of pinned buffers, from where the copy engine takes it to its place, or to a landing
  * place if kernels are to change it (land.cu). Steps may begin before all is there: each waits for a group of weights where it first needs
- * one. */
+ * one. What all rows need comes first, then the experts' codes, each expert's a group of its own: those that a step waits for come before
+ * the others. */
 #ifndef MM_CUDA_LOAD_H
 #define MM_CUDA_LOAD_H
 
@@ -44,7 +45,7 @@ struct mm_cu_load {
 
   /* The plan, which needs no device: w becomes *out, whose pointers are set by open. w and out stay where they are until then. Errors as
    * mm_cu_describe. */
-  bool matrix(const mm_packed *w, const char *name, uint32_t group, mm_cu_weight *out, mm_err *err);
+  bool matrix(const mm_packed *w, const char *name, mm_landing_groups group, mm_cu_weight *out, mm_err *err);
   /* w's values as f32, [lead, n, k]. */
   bool values(const mm_packed *w, const char *name, uint32_t group, const float **out, mm_err *err);
   /* Room for `count` numbers. */
@@ -54,7 +55,7 @@ struct mm_cu_load {
 
   /* Reading begins: no device is needed yet. */
   bool start(const mm_cu_load_config &config, mm_err *err);
-  /* The arena is made on the current device and all pointers are set; a thread puts down what arrives. */
+  /* The arena is made on the current device and all pointers are set; a thread pins the ring meanwhile, and puts down what arrives. */
   bool open(mm_cu_memory *memory, mm_err *err);
   /* In place of start and open: all lies at base, which a load of the same layout filled (mm_cu_load::layout, before start). */
   MM_MUST_USE bool attach(char *base, mm_err *err);
@@ -65,12 +66,18 @@ struct mm_cu_load {
    * are queued, never the other way round: no stream waits for work that is not yet its device's. False with the load's error when it
    * failed. */
   bool wait(uint32_t group, cudaStream_t s, mm_err *err);
+  /* The same of the groups first + i, i < n, with bit i of wanted[ceil(n / 32)]: those that are on their way still come before others. */
+  bool wait_for(uint32_t first, uint32_t n, const uint32_t *wanted, cudaStream_t s, mm_err *err);
+  /* Whether waiting for all of the groups [first, first + n) would be short: what brings them is queued. */
+  bool is_near(uint32_t first, uint32_t n);
   /* Waits until the ring is pinned. False after a failure, with its error. */
   bool pinned(mm_err *err);
   /* Whether all is there. False after a failure, with its error. *ready is set where it returns true. */
   bool poll(bool *ready, mm_err *err);
   /* Waits until all is there, and all digests and files were found good. */
   bool finish(mm_err *err);
+  /* The same of what was waited for so far, which may be less. */
+  bool is_sound(mm_err *err);
 
   mm_landing_plan plan = {};
   mm_read_stats stats = {}; /* what was read, until all of it was on the device: after finish */
@@ -81,13 +88,18 @@ struct mm_cu_load {
 
   bool open_ring(mm_err *err);
   void close_ring();
+  bool make_arena(mm_cu_memory *memory, mm_err *err);
   bool fill_by_host(mm_err *err);
-  bool take(const mm_chunk &c, uint32_t slot, mm_err *err);
-  bool complete(uint32_t group, mm_err *err);
+  bool open_groups(mm_err *err);
+  bool follow(uint32_t group, mm_err *err);
+  bool take(const mm_chunk &c, uint64_t number, mm_err *err);
+  bool await_oldest(uint64_t number, mm_err *err);
   bool stream(mm_err *err);
+  bool go_on();
   void end(const mm_err &err);
   void run();
   bool failed(mm_err *err);
+  void ask(uint32_t first, uint32_t n, const uint32_t *wanted);
 
   mm_cu_load_config config;
   uint32_t groups = 0;
@@ -103,10 +115,12 @@ struct mm_cu_load {
 
   pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
   pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-  state now = RUNNING;      /* under the lock, as are: */
-  std::vector<bool> queued; /* [groups] */
+  state now = RUNNING; /* under the lock, as are: */
+  /* [groups] how many chunks had been queued when all that brings the group was, the last of them included; NOT_YET */
+  std::vector<uint64_t> after_chunk;
+  uint64_t chunks_done = 0; /* that are on the device, as far as the host knows */
   mm_err error = {};
-  bool stop = false, ring_pinned = false;
+  bool stop = false, ring_pinned = false, opened = false;
 };
 
 #endif

@@ -8,6 +8,8 @@
  * Places alternate with the epoch. A rank that has ended epoch e + 1 has had something of every other rank's e + 1, which that one sent
  * after its epoch e had ended: nobody reads what e left any more when e + 2 overwrites it.
  *
+ * Kernels of small steps that do more than a sum send words likewise, and have an epoch each as sums have (ranks.cu).
+ *
  * Whoever waits looks now and then at a word in host memory, and at the clock: a rank that fails sets the word, one that waits too long
  * does and says for whom. Kernels then end, with their epoch counted. */
 #include "runtime/cuda/peers.h"
@@ -21,82 +23,12 @@
 
 namespace {
 
-constexpr uint32_t kThreads = 256, kBlocks = 32;
+constexpr uint32_t kThreads = 256;
 /* Where ranks share a device: blocks that wait take multiprocessors from kernels that need whole ones, and those of another rank may be
  * what they wait for. */
-constexpr uint32_t kSharedBlocks = 2;
-constexpr uint64_t kWords = 16384;            /* of a sum of few numbers: 128 KiB of them */
-constexpr uint64_t kSlab = (uint64_t)8 << 20; /* bytes of a sum of many */
+constexpr uint32_t kSharedBlocks = 2, kSharedRows = 16; /* of a sum; of all ranks' kernels whose blocks have a row each */
+constexpr uint32_t kSmallRows = 16;                     /* with devices of their own */
 constexpr uint32_t kLoading_ms = 600000;
-constexpr uint32_t kLook = 256;               /* tries between looks at the clock */
-constexpr uint32_t kGoingOn = 0, kWaited = 2; /* states; 1: broken by mm_comm_break */
-
-/* In host memory, seen by all. */
-struct control {
-  uint32_t state; /* kGoingOn …; kWaited | who << 8 | for whom << 16 */
-  uint32_t limit_ms;
-};
-
-/* Of every rank's memory, as this rank's device sees it. */
-struct view {
-  char *at[MM_CU_PEERS];
-  uint32_t *epoch, *ticket; /* this rank's */
-  control *shared;
-  uint32_t rank, ranks;
-  bool apart; /* no two ranks share a device */
-
-  /* Offsets: words [2][ranks][kWords]; parts [2][ranks][kSlab / ranks]; sums [2][kSlab]; flags [2 rounds][2][ranks][kBlocks]. */
-  __host__ __device__ uint64_t part_bytes() const { return (kSlab / ranks + 15) / 16 * 16 + 16; }
-  __host__ __device__ uint64_t parts_at() const { return 2 * ranks * kWords * 16; }
-  __host__ __device__ uint64_t sums_at() const { return parts_at() + 2 * ranks * part_bytes(); }
-  __host__ __device__ uint64_t flags_at() const { return sums_at() + 2 * kSlab; }
-  __host__ __device__ uint64_t counters_at() const { return flags_at() + 4 * ranks * kBlocks * sizeof(uint32_t); }
-  __host__ __device__ uint64_t bytes() const { return counters_at() + 256; }
-
-  __device__ uint4 *word(uint32_t of, uint32_t parity, uint32_t from) const {
-    return reinterpret_cast<uint4 *>(at[of]) + (parity * ranks + from) * kWords;
-  }
-  __device__ uint4 *part(uint32_t of, uint32_t parity, uint32_t from) const {
-    return reinterpret_cast<uint4 *>(at[of] + parts_at() + (parity * ranks + from) * part_bytes());
-  }
-  __device__ uint4 *sum(uint32_t of, uint32_t parity) const { return reinterpret_cast<uint4 *>(at[of] + sums_at() + parity * kSlab); }
-  __device__ uint32_t *flag(uint32_t of, uint32_t round, uint32_t parity, uint32_t from, uint32_t block) const {
-    return reinterpret_cast<uint32_t *>(at[of] + flags_at()) + ((round * 2 + parity) * ranks + from) * kBlocks + block;
-  }
-};
-
-/* ---- waiting ---- */
-
-/* One thread's patience. */
-struct patience {
-  const view &c;
-  uint64_t from = 0;
-  uint32_t tries = 0;
-
-  __device__ explicit patience(const view &v) : c(v) {}
-  /* Whether to try no more, for want of rank r. */
-  __device__ bool over(uint32_t r) {
-    if (++tries % kLook) return false;
-    if (get_shared(&c.shared->state) != kGoingOn) return true;
-    if (!from) from = now_ns();
-    if (now_ns() - from < (uint64_t)get_shared(&c.shared->limit_ms) * 1000000) return false;
-    put_shared(&c.shared->state, kWaited | c.rank << 8 | r << 16);
-    return true;
-  }
-  /* The data of a word once both its flags are there. */
-  __device__ uint2 word(const uint4 *w, uint32_t flag, uint32_t r) {
-    for (;;) {
-      const uint4 v = get_word(w);
-      if ((v.y == flag && v.w == flag) || over(r)) return make_uint2(v.x, v.z);
-    }
-  }
-  __device__ bool flag(const uint32_t *f, uint32_t value, uint32_t r) {
-    while (get_flag(f) != value) {
-      if (over(r)) return false;
-    }
-    return true;
-  }
-};
 
 /* ---- numbers ---- */
 
@@ -142,23 +74,10 @@ struct total {
 
 /* ---- kernels ---- */
 
-/* Where ranks share a device, the next kernel's blocks must not wait in the room that another rank's kernels need to get here. */
-__device__ void begin(const view &c) {
-  if (c.apart)
-    grid_wait_and_launch_next();
-  else
-    grid_wait();
-}
-
-/* The last block counts the epoch. All threads come here. */
-__device__ void end_epoch(const view &c, uint32_t epoch) {
-  if (last_of(c.ticket, gridDim.x) && threadIdx.x == 0) *c.epoch = epoch + 1;
-}
-
 /* n words of eight bytes. */
 template <class T, reduction R>
-__global__ void __launch_bounds__(kThreads) reduce_few(const __grid_constant__ view c, uint2 *x, uint32_t n) {
-  begin(c);
+__global__ void __launch_bounds__(kThreads) reduce_few(const __grid_constant__ peer_view c, uint2 *x, uint32_t n) {
+  peer_begin(c);
   const uint32_t epoch = *c.epoch, flag = epoch + 1, parity = epoch & 1, first = blockIdx.x * kThreads + threadIdx.x;
   for (uint32_t i = first; i < n; i += gridDim.x * kThreads) {
     const uint2 v = x[i];
@@ -167,7 +86,7 @@ __global__ void __launch_bounds__(kThreads) reduce_few(const __grid_constant__ v
       put_word(c.word(to, parity, c.rank) + i, make_uint4(v.x, flag, v.y, flag));
     }
   }
-  patience p(c);
+  peer_patience p(c);
   for (uint32_t i = first; i < n; i += gridDim.x * kThreads) {
     total<T, R, 2> t;
     for (uint32_t r = 0; r < c.ranks; r++) {
@@ -177,11 +96,11 @@ __global__ void __launch_bounds__(kThreads) reduce_few(const __grid_constant__ v
     }
     x[i] = make_uint2(t.word(0), t.word(1));
   }
-  end_epoch(c, epoch);
+  peer_end(c, epoch);
 }
 
 /* Tells all others that this block's data of the round is there, and waits for theirs. False for all threads when somebody did not come. */
-__device__ bool meet(const view &c, patience *p, uint32_t round, uint32_t parity, uint32_t flag) {
+__device__ bool meet(const peer_view &c, peer_patience *p, uint32_t round, uint32_t parity, uint32_t flag) {
   __threadfence_system();
   __syncthreads();
   const uint32_t r = threadIdx.x;
@@ -195,12 +114,12 @@ __device__ bool meet(const view &c, patience *p, uint32_t round, uint32_t parity
 
 /* n units of sixteen bytes, of which rank r owns [r · share, (r + 1) · share). */
 template <class T, reduction R>
-__global__ void __launch_bounds__(kThreads) reduce_many(const __grid_constant__ view c, uint4 *x, uint32_t n) {
-  begin(c);
+__global__ void __launch_bounds__(kThreads) reduce_many(const __grid_constant__ peer_view c, uint4 *x, uint32_t n) {
+  peer_begin(c);
   const uint32_t epoch = *c.epoch, flag = epoch + 1, parity = epoch & 1, share = (n + c.ranks - 1) / c.ranks;
   const uint32_t first = blockIdx.x * kThreads + threadIdx.x, step = gridDim.x * kThreads;
   const auto count = [&](uint32_t r) { return r * share >= n ? 0 : n - r * share < share ? n - r * share : share; };
-  patience p(c);
+  peer_patience p(c);
   for (uint32_t k = 1; k < c.ranks; k++) {
     const uint32_t to = (c.rank + k) % c.ranks;
     uint4 *const part = c.part(to, parity, c.rank);
@@ -223,7 +142,7 @@ __global__ void __launch_bounds__(kThreads) reduce_many(const __grid_constant__ 
     if (r == c.rank) continue;
     for (uint32_t i = first; i < count(r); i += step) x[r * share + i] = get_word(c.sum(c.rank, parity) + r * share + i);
   }
-  end_epoch(c, epoch);
+  peer_end(c, epoch);
 }
 
 }  // namespace
@@ -234,7 +153,7 @@ __global__ void __launch_bounds__(kThreads) reduce_many(const __grid_constant__ 
 struct mm_cu_peers_group {
   std::atomic<uint32_t> open, loading{0};
   uint32_t limit_ms = 0;
-  control *shared = nullptr; /* pinned, mapped */
+  peer_control *shared = nullptr; /* pinned, mapped */
   char *memory[MM_CU_PEERS] = {};
   int device[MM_CU_PEERS] = {};
 };
@@ -242,7 +161,7 @@ struct mm_cu_peers_group {
 struct mm_cu_peers {
   mm_comm *comm = nullptr;
   mm_cu_peers_group *group = nullptr;
-  view c = {};
+  peer_view c = {};
 };
 
 namespace {
@@ -256,7 +175,7 @@ bool open_group(mm_cu_peers *p, uint32_t rank, uint32_t ranks, double limit_s, m
   if (rank == 0) {
     g = new mm_cu_peers_group;
     g->open = ranks;
-    if (!check(cudaHostAlloc(&g->shared, sizeof(control), cudaHostAllocPortable | cudaHostAllocMapped), "cudaHostAlloc", err)) {
+    if (!check(cudaHostAlloc(&g->shared, sizeof(peer_control), cudaHostAllocPortable | cudaHostAllocMapped), "cudaHostAlloc", err)) {
       delete g;
       return false;
     }
@@ -275,7 +194,7 @@ bool open_group(mm_cu_peers *p, uint32_t rank, uint32_t ranks, double limit_s, m
 
 /* Own memory, zeros, where the others can write. */
 bool open_memory(mm_cu_peers *p, mm_err *err) {
-  view *c = &p->c;
+  peer_view *c = &p->c;
   mm_cu_peers_group *g = p->group;
   void *shared;
   if (!check(cudaHostGetDevicePointer(&shared, g->shared, 0), "cudaHostGetDevicePointer", err) ||
@@ -283,14 +202,14 @@ bool open_memory(mm_cu_peers *p, mm_err *err) {
       !check(cudaMalloc(&g->memory[c->rank], c->bytes()), "cudaMalloc", err) ||
       !check(cudaMemset(g->memory[c->rank], 0, c->bytes()), "cudaMemset", err) || !check(cudaStreamSynchronize(0), "cudaMemset", err))
     return false;
-  c->shared = static_cast<control *>(shared);
+  c->shared = static_cast<peer_control *>(shared);
   c->epoch = reinterpret_cast<uint32_t *>(g->memory[c->rank] + c->counters_at()), c->ticket = c->epoch + 1;
   return true;
 }
 
 /* The others' memory, once all have theirs. */
 bool reach_peers(mm_cu_peers *p, mm_err *err) {
-  view *c = &p->c;
+  peer_view *c = &p->c;
   const mm_cu_peers_group *g = p->group;
   const int own = g->device[c->rank];
   c->apart = true;
@@ -335,15 +254,15 @@ template <class T, reduction R>
 cudaError_t reduce(mm_cu_peers *p, T *x, uint64_t n, cudaStream_t s) {
   if (p->c.ranks == 1 || n == 0) return cudaSuccess;
   uint64_t left = n * sizeof(T) / 8;
-  const uint32_t most = p->c.apart ? kBlocks : kSharedBlocks;
-  if (left <= kWords) {
+  const uint32_t most = p->c.apart ? kPeerBlocks : kSharedBlocks;
+  if (left <= kPeerWords) {
     const unsigned blocks = (unsigned)mm_min(most, mm_ceil_div(left, kThreads));
     return launch(reduce_few<T, R>, blocks, kThreads, 0, s, p->c, reinterpret_cast<uint2 *>(x), (uint32_t)left);
   }
   cudaError_t e = cudaSuccess;
   uint4 *at = reinterpret_cast<uint4 *>(x);
   for (left /= 2; left > 0 && e == cudaSuccess;) {
-    const uint64_t units = mm_min(left, kSlab / 16);
+    const uint64_t units = mm_min(left, kPeerSlab / 16);
     e = launch(reduce_many<T, R>, most, kThreads, 0, s, p->c, at, (uint32_t)units);
     at += units, left -= units;
   }
@@ -351,6 +270,8 @@ cudaError_t reduce(mm_cu_peers *p, T *x, uint64_t n, cudaStream_t s) {
 }
 
 }  // namespace
+
+const peer_view &mm_cu_peers_view(const mm_cu_peers *p) { return p->c; }
 
 mm_cu_peers *mm_cu_peers_open(mm_comm *comm, uint32_t rank, uint32_t ranks, double limit_s, mm_err *err) {
   if (ranks > MM_CU_PEERS) {
@@ -390,10 +311,14 @@ cudaError_t mm_cu_peers_sum(mm_cu_peers *p, __nv_bfloat16 *x, uint64_t n, cudaSt
 cudaError_t mm_cu_peers_sum_f32(mm_cu_peers *p, float *x, uint64_t n, cudaStream_t s) { return reduce<float, SUM>(p, x, n, s); }
 cudaError_t mm_cu_peers_max_f32(mm_cu_peers *p, float *x, uint64_t n, cudaStream_t s) { return reduce<float, MAX>(p, x, n, s); }
 
+bool mm_cu_peers_small(const mm_cu_peers *p, uint32_t rows, uint64_t words) {
+  return rows <= (p->c.apart ? kSmallRows : kSharedRows / p->c.ranks) && words <= kPeerWords;
+}
+
 bool mm_cu_peers_check(const mm_cu_peers *p, mm_err *err) {
-  const volatile control *c = p->group->shared;
+  const volatile peer_control *c = p->group->shared;
   const uint32_t state = c->state;
-  if ((state & 0xff) != kWaited || (state >> 8 & 0xff) != p->c.rank) return true;
+  if ((state & 0xff) != kPeersWaited || (state >> 8 & 0xff) != p->c.rank) return true;
   return mm_fail(err, MM_IO, "E_RANK", mm_at(NULL, NULL), "rank %u waited %.1f s for rank %u in vain", p->c.rank, c->limit_ms * 1e-3,
                  state >> 16);
 }
@@ -406,7 +331,7 @@ bool mm_cu_peers_mend(mm_cu_peers *p, mm_err *err) {
   for (uint32_t r = 0; r < p->c.ranks; r++) most = (uint32_t)mm_max(most, *static_cast<const uint32_t *>(all[r]));
   if (!meet_all(p)) return false; /* nobody's epoch is read any more */
   epoch = most + 2;
-  if (p->c.rank == 0) p->group->shared->state = kGoingOn;
+  if (p->c.rank == 0) p->group->shared->state = kPeersGoOn;
   return check(cudaMemcpy(p->c.epoch, &epoch, sizeof epoch, cudaMemcpyHostToDevice), "set epoch", err) && meet_all(p);
 }
 
@@ -426,13 +351,13 @@ bool mm_cu_peers_settle(mm_cu_peers *p, cudaStream_t s, mm_err *err) {
 }
 
 bool mm_cu_peers_hurt(const mm_cu_peers *p) {
-  const volatile control *c = p->group->shared;
-  return c->state != kGoingOn;
+  const volatile peer_control *c = p->group->shared;
+  return c->state != kPeersGoOn;
 }
 
 void mm_cu_peers_load(mm_cu_peers *p, bool loading) {
   mm_cu_peers_group *g = p->group;
-  volatile control *c = g->shared;
+  volatile peer_control *c = g->shared;
   const uint32_t before = loading ? g->loading++ : g->loading--;
   if (loading || before == 1) c->limit_ms = loading ? kLoading_ms : g->limit_ms;
 }

@@ -1,8 +1,10 @@
-/* Words and flags in the memory of other devices (peers.cu). */
+/* What kernels that exchange numbers with other ranks share: words and flags in the memory of other devices, where they lie, and how long
+ * one waits for them (peers.cu says why that is safe). */
 #ifndef MM_CUDA_PEERS_CUH
 #define MM_CUDA_PEERS_CUH
 
-#include <stdint.h>
+#include "runtime/cuda/device.cuh"
+#include "runtime/cuda/peers.h"
 
 /* Sixteen bytes go and come as two halves of eight at least: a flag in each half tells that its data is there. */
 __device__ __forceinline__ void put_word(uint4 *to, uint4 v) {
@@ -38,5 +40,104 @@ __device__ __forceinline__ uint32_t get_shared(const uint32_t *from) {
 __device__ __forceinline__ void put_shared(uint32_t *to, uint32_t v) {
   asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(to), "r"(v) : "memory");
 }
+
+/* ---- what all ranks share ---- */
+
+constexpr uint32_t kPeerBlocks = 32;                 /* that tell each other by flags */
+constexpr uint64_t kPeerWords = 16384;               /* of a sum of few numbers: 128 KiB of them */
+constexpr uint64_t kPeerSlab = (uint64_t)8 << 20;    /* bytes of a sum of many */
+constexpr uint32_t kPeerLook = 256;                  /* tries between looks at the clock */
+constexpr uint32_t kPeersGoOn = 0, kPeersWaited = 2; /* states; 1: broken by mm_comm_break */
+
+/* In host memory, seen by all. */
+struct peer_control {
+  uint32_t state; /* kPeersGoOn …; kPeersWaited | who << 8 | for whom << 16 */
+  uint32_t limit_ms;
+};
+
+/* Of every rank's memory, as this rank's device sees it. */
+struct peer_view {
+  char *at[MM_CU_PEERS];
+  uint32_t *epoch, *ticket; /* this rank's */
+  peer_control *shared;
+  uint32_t rank, ranks;
+  bool apart; /* no two ranks share a device */
+
+  /* Offsets: words [2][ranks][kPeerWords]; parts [2][ranks][kPeerSlab / ranks]; sums [2][kPeerSlab]; flags [2
+   * rounds][2][ranks][kPeerBlocks]. */
+  __host__ __device__ uint64_t part_bytes() const { return (kPeerSlab / ranks + 15) / 16 * 16 + 16; }
+  __host__ __device__ uint64_t parts_at() const { return 2 * ranks * kPeerWords * 16; }
+  __host__ __device__ uint64_t sums_at() const { return parts_at() + 2 * ranks * part_bytes(); }
+  __host__ __device__ uint64_t flags_at() const { return sums_at() + 2 * kPeerSlab; }
+  __host__ __device__ uint64_t counters_at() const { return flags_at() + 4 * ranks * kPeerBlocks * sizeof(uint32_t); }
+  __host__ __device__ uint64_t bytes() const { return counters_at() + 256; }
+
+  __device__ uint4 *word(uint32_t of, uint32_t parity, uint32_t from) const {
+    return reinterpret_cast<uint4 *>(at[of]) + (parity * ranks + from) * kPeerWords;
+  }
+  __device__ uint4 *part(uint32_t of, uint32_t parity, uint32_t from) const {
+    return reinterpret_cast<uint4 *>(at[of] + parts_at() + (parity * ranks + from) * part_bytes());
+  }
+  __device__ uint4 *sum(uint32_t of, uint32_t parity) const { return reinterpret_cast<uint4 *>(at[of] + sums_at() + parity * kPeerSlab); }
+  __device__ uint32_t *flag(uint32_t of, uint32_t round, uint32_t parity, uint32_t from, uint32_t block) const {
+    return reinterpret_cast<uint32_t *>(at[of] + flags_at()) + ((round * 2 + parity) * ranks + from) * kPeerBlocks + block;
+  }
+};
+
+/* ---- waiting ---- */
+
+/* One thread's patience. */
+struct peer_patience {
+  const peer_view &c;
+  uint64_t from = 0;
+  uint32_t tries = 0;
+
+  __device__ explicit peer_patience(const peer_view &v) : c(v) {}
+  /* Whether to try no more, for want of rank r. */
+  __device__ bool over(uint32_t r) {
+    if (++tries % kPeerLook) return false;
+    if (get_shared(&c.shared->state) != kPeersGoOn) return true;
+    if (!from) from = now_ns();
+    if (now_ns() - from < (uint64_t)get_shared(&c.shared->limit_ms) * 1000000) return false;
+    put_shared(&c.shared->state, kPeersWaited | c.rank << 8 | r << 16);
+    return true;
+  }
+  /* The data of a word once both its flags are there. */
+  __device__ uint2 word(const uint4 *w, uint32_t flag, uint32_t r) {
+    for (;;) {
+      const uint4 v = get_word(w);
+      if ((v.y == flag && v.w == flag) || over(r)) return make_uint2(v.x, v.z);
+    }
+  }
+  __device__ bool flag(const uint32_t *f, uint32_t value, uint32_t r) {
+    while (get_flag(f) != value) {
+      if (over(r)) return false;
+    }
+    return true;
+  }
+};
+
+/* ---- epochs ---- */
+
+/* Where ranks share a device, the next kernel's blocks must not wait in the room that another rank's kernels need to get here. */
+__device__ __forceinline__ void peer_begin(const peer_view &c) {
+  if (c.apart)
+    grid_wait_and_launch_next();
+  else
+    grid_wait();
+}
+
+/* The last block to come here counts the epoch, which all have read by then; what they wrote is seen by the next kernel, and by nobody in
+ * this one. All threads come here. */
+__device__ __forceinline__ void peer_end(const peer_view &c, uint32_t epoch) {
+  __syncthreads();
+  if (threadIdx.x > 0) return;
+  uint32_t before = 0;
+  if (gridDim.x > 1) asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(c.ticket) : "memory");
+  if (before == gridDim.x - 1) *c.ticket = 0, *c.epoch = epoch + 1;
+}
+
+/* This rank's, for kernels of other files. */
+const peer_view &mm_cu_peers_view(const mm_cu_peers *p);
 
 #endif

@@ -1,12 +1,14 @@
 /* One rank of several (backend.h). Mean squares over all ranks' heads: each rank's sums of squares, f32, are added over ranks (peers.h),
- * then the rows are multiplied. */
+ * then the rows are multiplied. Of steps of few rows one kernel does it all, and so it is with the residual that a sum is added to: a block
+ * for each row sends what it has to all ranks, waits for theirs and goes on, with the bits that kernels apart would give. */
 #include "runtime/cuda/backend.h"
 
 #include <stdio.h>
 
+#include "runtime/cuda/fp8.cuh"
 #include "runtime/cuda/launch.h"
 #include "runtime/cuda/norm.cuh"
-#include "runtime/cuda/peers.h"
+#include "runtime/cuda/peers.cuh"
 
 namespace {
 
@@ -29,47 +31,97 @@ __device__ float block_sum(float v, float *part) {
   return sum;
 }
 
-/* sums[row, 2]: of the squares of each stretch. */
-__global__ void __launch_bounds__(kThreads) square_rows(float *sums, const bf16 *x, uint32_t pitch, stretches s) {
-  __shared__ float part[kThreads / 32];
-  grid_wait_and_launch_next();
-  const bf16 *row = x + (size_t)blockIdx.x * pitch;
+/* The sum of squares of each stretch, in all threads; part as above. */
+__device__ void square_row(float sum[2], const bf16 *row, stretches s, float *part) {
   for (int i = 0; i < 2; i++) {
-    float sum = 0;
+    sum[i] = 0;
     for (uint32_t c = threadIdx.x * 8; c < s.n[i]; c += kThreads * 8) {
       float v[8];
       load8(v, row + c);
-      sum = square8(v, sum);
+      sum[i] = square8(v, sum[i]);
     }
-    sum = block_sum(sum, part);
-    if (threadIdx.x == 0) sums[2 * blockIdx.x + i] = sum;
+    sum[i] = block_sum(sum[i], part);
     row += s.n[i];
   }
 }
 
-/* q and k by their norms. The stretches are this rank's columns of each, `ranks` times as many are normalised together. */
-__global__ void __launch_bounds__(kThreads)
-    scale_qk(bf16 *x, const float *sums, const float *q_norm, const float *k_norm, float eps, uint32_t pitch, stretches s, uint32_t ranks) {
+/* A lane for each rank: the two sums of the block's row become those over all ranks, in all threads. */
+__device__ void add_ranks(float sum[2], const peer_view &c, uint32_t epoch) {
+  __shared__ float total[2];
+  if (threadIdx.x < 32) {
+    const uint32_t r = threadIdx.x, flag = epoch + 1, parity = epoch & 1;
+    uint2 mine = make_uint2(__float_as_uint(sum[0]), __float_as_uint(sum[1]));
+    if (r < c.ranks && r != c.rank) {
+      put_word(c.word(r, parity, c.rank) + blockIdx.x, make_uint4(mine.x, flag, mine.y, flag));
+      peer_patience p(c);
+      mine = p.word(c.word(c.rank, parity, r) + blockIdx.x, flag, r);
+    }
+    __syncwarp();
+    float t[2] = {};
+    for (uint32_t k = 0; k < c.ranks; k++) {
+      const float x = __uint_as_float(__shfl_sync(0xffffffffu, mine.x, (int)k)),
+                  y = __uint_as_float(__shfl_sync(0xffffffffu, mine.y, (int)k));
+      t[0] = k == 0 ? x : t[0] + x, t[1] = k == 0 ? y : t[1] + y;
+    }
+    if (r == 0) total[0] = t[0], total[1] = t[1];
+  }
+  __syncthreads();
+  sum[0] = total[0], sum[1] = total[1];
+}
+
+/* sums[row, 2]: of the squares of each stretch. */
+__global__ void __launch_bounds__(kThreads) square_rows(float *sums, const bf16 *x, uint32_t pitch, stretches s) {
+  __shared__ float part[kThreads / 32];
   grid_wait_and_launch_next();
-  bf16 *row = x + (size_t)blockIdx.x * pitch;
+  float sum[2];
+  square_row(sum, x + (size_t)blockIdx.x * pitch, s, part);
+  if (threadIdx.x < 2) sums[2 * blockIdx.x + threadIdx.x] = threadIdx.x ? sum[1] : sum[0];
+}
+
+/* q and k by their norms. The stretches are this rank's columns of each, `ranks` times as many are normalised together. */
+struct qk_norms {
+  bf16 *x;
+  const float *q_norm, *k_norm;
+  float eps;
+  uint32_t pitch;
+  stretches s;
+};
+
+__device__ void scale_qk_row(const qk_norms &a, const float sum[2], uint32_t ranks) {
+  bf16 *row = a.x + (size_t)blockIdx.x * a.pitch;
   for (int i = 0; i < 2; i++) {
-    const float scale = rsqrtf(sums[2 * blockIdx.x + i] / ((float)s.n[i] * (float)ranks) + eps);
-    const float *const norm = i ? k_norm : q_norm;
-    for (uint32_t c = threadIdx.x * 8; c < s.n[i]; c += kThreads * 8) {
+    const float scale = rsqrtf(sum[i] / ((float)a.s.n[i] * (float)ranks) + a.eps);
+    const float *const norm = i ? a.k_norm : a.q_norm;
+    for (uint32_t c = threadIdx.x * 8; c < a.s.n[i]; c += kThreads * 8) {
       float v[8], w[8];
       load8(v, row + c);
       load8(w, norm + c);
       scale8(v, scale, w);
       store8(row + c, v);
     }
-    row += s.n[i];
+    row += a.s.n[i];
   }
 }
 
-__global__ void __launch_bounds__(kThreads) gate_rows(const __grid_constant__ mm_cu_gated a, const float *sums, uint32_t ranks) {
+__global__ void __launch_bounds__(kThreads) scale_qk(const __grid_constant__ qk_norms a, const float *sums, uint32_t ranks) {
   grid_wait_and_launch_next();
+  scale_qk_row(a, sums + 2 * blockIdx.x, ranks);
+}
+
+__global__ void __launch_bounds__(kThreads) reduce_scale_qk(const __grid_constant__ peer_view c, const __grid_constant__ qk_norms a) {
+  __shared__ float part[kThreads / 32];
+  peer_begin(c);
+  const uint32_t epoch = *c.epoch;
+  float sum[2];
+  square_row(sum, a.x + (size_t)blockIdx.x * a.pitch, a.s, part);
+  add_ranks(sum, c, epoch);
+  scale_qk_row(a, sum, c.ranks);
+  peer_end(c, epoch);
+}
+
+__device__ void gate_row(const mm_cu_gated &a, float sum, uint32_t ranks) {
   const size_t row = (size_t)blockIdx.x * a.width;
-  const float scale = rsqrtf(sums[2 * blockIdx.x] / ((float)a.width * (float)ranks) + a.eps);
+  const float scale = rsqrtf(sum / ((float)a.width * (float)ranks) + a.eps);
   for (uint32_t c = threadIdx.x * 8; c < a.width; c += kThreads * 8) {
     float v[8], w[8], z[8];
     load8(v, a.o + row + c);
@@ -82,10 +134,86 @@ __global__ void __launch_bounds__(kThreads) gate_rows(const __grid_constant__ mm
   }
 }
 
+__global__ void __launch_bounds__(kThreads) gate_rows(const __grid_constant__ mm_cu_gated a, const float *sums, uint32_t ranks) {
+  grid_wait_and_launch_next();
+  gate_row(a, sums[2 * blockIdx.x], ranks);
+}
+
+__global__ void __launch_bounds__(kThreads) reduce_gate_rows(const __grid_constant__ peer_view c, const __grid_constant__ mm_cu_gated a) {
+  __shared__ float part[kThreads / 32];
+  peer_begin(c);
+  const uint32_t epoch = *c.epoch;
+  float sum[2];
+  square_row(sum, a.o + (size_t)blockIdx.x * a.width, {{a.width, 0}}, part);
+  add_ranks(sum, c, epoch);
+  gate_row(a, sum[0], c.ranks);
+  peer_end(c, epoch);
+}
+
 /* b->squares of the step's rows, over all ranks. An odd number of rows sums two numbers that nobody reads. */
 cudaError_t sum_squares(mm_backend *b, const bf16 *x, uint32_t pitch, stretches n) {
   const cudaError_t e = launch(square_rows, b->rows, kThreads, 0, b->stream, b->squares, x, pitch, n);
   return e != cudaSuccess ? e : mm_cu_peers_sum_f32(b->peers, b->squares, mm_round_up(2 * (uint64_t)b->rows, 4), b->stream);
+}
+
+/* Eight columns of a branch, a thread's own: two words. */
+struct branch_words {
+  uint4 a, b;
+  __device__ __forceinline__ explicit branch_words(const uint4 *from) : a(get_word(from)), b(get_word(from + 1)) {}
+  __device__ __forceinline__ bool have(uint32_t flag) const { return a.y == flag && a.w == flag && b.y == flag && b.w == flag; }
+};
+
+/* Their sum over all ranks, in rank order in f32 and rounded once. The next rank's words are on their way while one's are looked at. */
+__device__ __forceinline__ uint4 sum_branches(const peer_view &c, uint4 own, uint32_t word, uint32_t flag, uint32_t parity) {
+  const auto place = [&](uint32_t r) { return c.word(c.rank, parity, r) + word; };
+  float t[8];
+  peer_patience p(c);
+  branch_words next(place(0));
+  for (uint32_t r = 0; r < c.ranks; r++) {
+    branch_words now = next;
+    if (r + 1 < c.ranks) next = branch_words(place(r + 1));
+    while (r != c.rank && !now.have(flag) && !p.over(r)) now = branch_words(place(r));
+    float x[8];
+    widen8(x, r == c.rank ? own : make_uint4(now.a.x, now.a.z, now.b.x, now.b.z));
+#pragma unroll
+    for (int i = 0; i < 8; i++) t[i] = r == 0 ? x[i] : t[i] + x[i];
+  }
+  return narrow8(t);
+}
+
+/* A block for each row, a thread for eight columns, as combine_rows has for few rows. */
+__global__ void __launch_bounds__(MM_CU_MAX_HIDDEN / 8)
+    reduce_combine(const __grid_constant__ peer_view c, const __grid_constant__ mm_cu_combine a, uint32_t width) {
+  __shared__ float part[MM_CU_MAX_HIDDEN / 256];
+  const uint32_t column = threadIdx.x * 8, word = (blockIdx.x * width + column) / 4;
+  const bool inside = column < width;
+  const size_t at = (size_t)blockIdx.x * width + column;
+  float w[8] = {}, v[8] = {};
+  if (c.apart) grid_launch_next_early();
+  if (inside) load8(w, a.w + column);
+  grid_wait();
+  const uint32_t epoch = *c.epoch, flag = epoch + 1, parity = epoch & 1;
+  if (inside) {
+    const uint4 own = *reinterpret_cast<const uint4 *>(a.branch + at), residual = *reinterpret_cast<const uint4 *>(a.residual + at);
+    for (uint32_t k = 1; k < c.ranks; k++) {
+      const uint32_t to = (c.rank + k) % c.ranks;
+      uint4 *const words = c.word(to, parity, c.rank) + word;
+      put_word(words, make_uint4(own.x, flag, own.y, flag)), put_word(words + 1, make_uint4(own.z, flag, own.w, flag));
+    }
+    mix8(v, a, residual, sum_branches(c, own, word, flag, parity));
+    store8(a.h + at, v);
+  }
+  const float sum = warp_sum(square8(v));
+  if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = sum;
+  __syncthreads();
+  const float scale = norm_scale(part, (width + 255) / 256, width, a.eps);
+  if (inside) {
+    scale8(v, scale, w);
+    const uint4 q = narrow8(v);
+    *reinterpret_cast<uint4 *>(a.n + at) = q;
+    if (a.codes.code) encode8(a.codes, blockIdx.x, column, q);
+  }
+  peer_end(c, epoch);
 }
 
 /* Whether each rank may round its columns of w's inputs by itself. */
@@ -144,15 +272,29 @@ cudaError_t mm_cu_sum_ranks(mm_backend *b, bf16 *x, uint32_t width) {
   return b->peers ? mm_cu_peers_sum(b->peers, x, (uint64_t)b->rows * width, b->stream) : cudaSuccess;
 }
 
+bool mm_cu_combines_ranks(const mm_cu_peers *p, uint32_t rows, uint32_t width) {
+  return p && width <= MM_CU_MAX_HIDDEN && mm_cu_peers_small(p, rows, (uint64_t)rows * width / 4);
+}
+
+cudaError_t mm_cu_combine_ranks(const mm_cu_peers *p, const mm_cu_combine &a, uint32_t rows, uint32_t width, cudaStream_t s) {
+  if (!mm_cu_combines_ranks(p, rows, width) || width % 8 != 0 ||
+      (a.codes.code && (width % MM_CU_GROUP != 0 || a.codes.pitch != width || a.codes.rows != rows)))
+    return cudaErrorInvalidValue;
+  return launch(reduce_combine, rows, ceil_div(width, 256) * 32, 0, s, mm_cu_peers_view(p), a, width);
+}
+
 cudaError_t mm_cu_qk_norm_ranks(mm_backend *b, bf16 *qkv, const float *q_norm, const float *k_norm, float eps) {
   const uint32_t d = b->heads.head_dim, pitch = (b->heads.heads + 2 * b->heads.kv_heads) * d;
-  const stretches n = {{b->heads.heads * d, b->heads.kv_heads * d}};
-  const cudaError_t e = sum_squares(b, qkv, pitch, n);
-  if (e != cudaSuccess) return e;
-  return launch(scale_qk, b->rows, kThreads, 0, b->stream, qkv, b->squares, q_norm, k_norm, eps, pitch, n, b->c.weights->tp);
+  const qk_norms a = {qkv, q_norm, k_norm, eps, pitch, {{b->heads.heads * d, b->heads.kv_heads * d}}};
+  if (mm_cu_peers_small(b->peers, b->rows, b->rows))
+    return launch(reduce_scale_qk, b->rows, kThreads, 0, b->stream, mm_cu_peers_view(b->peers), a);
+  const cudaError_t e = sum_squares(b, qkv, pitch, a.s);
+  return e != cudaSuccess ? e : launch(scale_qk, b->rows, kThreads, 0, b->stream, a, b->squares, b->c.weights->tp);
 }
 
 cudaError_t mm_cu_gated_norm_ranks(mm_backend *b, const mm_cu_gated &a) {
+  if (mm_cu_peers_small(b->peers, b->rows, b->rows))
+    return launch(reduce_gate_rows, b->rows, kThreads, 0, b->stream, mm_cu_peers_view(b->peers), a);
   const cudaError_t e = sum_squares(b, a.o, a.width, {{a.width, 0}});
   return e != cudaSuccess ? e : launch(gate_rows, b->rows, kThreads, 0, b->stream, a, b->squares, b->c.weights->tp);
 }

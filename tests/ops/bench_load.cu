@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <memory>
 #include <thread>
 
 #include "tests/ops/load_files.h"
@@ -110,19 +111,25 @@ struct timed {
   double seconds = 0;
   mm_read_stats stats = {};
   uint64_t bytes = 0;
+  char times[300] = ""; /* what was done when */
 };
 
 static timed time_load(const std::vector<named> &matrices, const std::vector<named> &vectors, const mm_cu_load_config &config) {
   mm_err err = {};
+  std::unique_ptr<mm_read_log, void (*)(mm_read_log *)> log(mm_read_log_open(&err), mm_read_log_close);
+  mm_cu_load_config c = config;
+  c.log = log.get();
   mm_cu_load load;
   mm_cu_memory arena;
   std::vector<mm_cu_weight> weight(matrices.size());
   std::vector<const float *> value(vectors.size());
   const auto from = clock_type::now();
-  for (size_t i = 0; i < matrices.size(); i++) must(load.matrix(matrices[i].w, "w", 0, &weight[i], &err), err);
+  for (size_t i = 0; i < matrices.size(); i++) must(load.matrix(matrices[i].w, "w", {}, &weight[i], &err), err);
   for (size_t i = 0; i < vectors.size(); i++) must(load.values(vectors[i].w, "v", 0, &value[i], &err), err);
-  must(load.start(config, &err) && load.open(&arena, &err) && load.finish(&err), err);
-  return {since(from), load.stats, load.plan.file_bytes};
+  must(load.start(c, &err) && load.open(&arena, &err) && load.finish(&err), err);
+  timed t = {since(from), load.stats, load.plan.file_bytes};
+  mm_read_log_times(log.get(), t.times, sizeof t.times);
+  return t;
 }
 
 static void print_load(const char *what, const timed &t, const mm_cu_load_config &c, double ceiling, const char *of) {
@@ -131,13 +138,14 @@ static void print_load(const char *what, const timed &t, const mm_cu_load_config
          what, c.buffers, c.chunk >> 20, c.in_flight, c.threads, c.piece >> 10, t.seconds, (double)t.bytes / t.seconds * 1e-9,
          (double)t.bytes / t.seconds / ceiling, of, mm_read_text(text, sizeof text, &t.stats),
          (double)mm_read_bytes(&t.stats) / (double)t.bytes);
+  printf("  seconds: %s\n", t.times);
 }
 
 /* Only read into the ring, nothing copied. */
 static void print_reader_alone(const mapped_file &f, uint64_t bytes, const mm_cu_load_config &c, unsigned threads) {
   mm_err err = {};
-  const mm_read_file file = {f.path.c_str(), nullptr, 0, nullptr, 0, nullptr};
-  mm_read_want want = {0, 0, bytes, 0};
+  const mm_read_file file = {f.path.c_str(), nullptr, 0, nullptr, nullptr};
+  mm_read_want want = {0, 0, bytes, 0, 0};
   void *ring = mmap(nullptr, c.buffers * c.chunk, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   madvise(ring, c.buffers * c.chunk, MADV_HUGEPAGE);
   memset(ring, 1, c.buffers * c.chunk);

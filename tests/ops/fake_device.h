@@ -47,6 +47,8 @@ static struct fake {
   uint32_t ranks, registered, registers, borrowed;  /* registers: ever */
   uint32_t fail_malloc_of;                          /* the next cudaMalloc of so many bytes or more fails; 0: none */
   uint32_t copy_us;                                 /* that a large copy takes its thread */
+  uint64_t copied;                                  /* bytes, by large copies, ever */
+  bool no_peers;                                    /* devices cannot write to each other's memory */
   const char *fail_launch_of;                       /* the next launch of a kernel whose name has this in it fails; or NULL */
   void (*on_launch)(const char *name, void **args); /* by what stands for the kernel; or NULL */
   char wrong[256];                                  /* the first call that should not have been made */
@@ -157,10 +159,9 @@ cudaError_t cudaMallocHost(void **p, size_t bytes) {
   return fake_add(p, bytes, false);
 }
 cudaError_t cudaHostAlloc(void **p, size_t bytes, unsigned flags) {
-  (void)flags;
   fake_idle("cudaHostAlloc");
   const cudaError_t e = fake_add(p, bytes, false);
-  fake.control = *p; /* the ranks' alone is made so */
+  if (flags & cudaHostAllocMapped) fake.control = *p; /* the ranks' alone is made so */
   return e;
 }
 cudaError_t cudaFreeHost(void *p) {
@@ -195,6 +196,7 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaM
   if (bytes && kind != cudaMemcpyHostToDevice) fake_range("cudaMemcpyAsync", from, bytes, true);
   if (kind == cudaMemcpyHostToDevice && bytes > 65536 && fake.copy_us) nanosleep(&pause, NULL);
   if (bytes) memmove(to, from, bytes);
+  if (kind == cudaMemcpyHostToDevice && bytes > 65536) __atomic_add_fetch(&fake.copied, bytes, __ATOMIC_SEQ_CST);
   return cudaSuccess;
 }
 cudaError_t cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t pitch, size_t width, size_t rows, enum cudaMemcpyKind kind) {
@@ -352,7 +354,7 @@ cudaError_t __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *shared, 
 
 cudaError_t cudaGetDeviceCount(int *n) { return *n = 2, cudaSuccess; }
 cudaError_t cudaGetDevice(int *d) { return *d = fake_device, cudaSuccess; }
-cudaError_t cudaSetDevice(int d) { return fake_device = d, cudaSuccess; }
+cudaError_t cudaSetDevice(int d) { return d < 2 ? fake_device = d, cudaSuccess : cudaErrorInvalidDevice; }
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int d) {
   (void)d;
   memset(p, 0, sizeof *p);
@@ -363,7 +365,7 @@ cudaError_t cudaDeviceGetAttribute(int *v, enum cudaDeviceAttr a, int d) {
   *v = a == cudaDevAttrMultiProcessorCount ? 100 : 227 << 10;
   return cudaSuccess;
 }
-cudaError_t cudaDeviceCanAccessPeer(int *able, int d, int other) { return (void)d, (void)other, *able = 1, cudaSuccess; }
+cudaError_t cudaDeviceCanAccessPeer(int *able, int d, int other) { return (void)d, (void)other, *able = !fake.no_peers, cudaSuccess; }
 cudaError_t cudaDeviceEnablePeerAccess(int d, unsigned flags) { return (void)d, (void)flags, cudaSuccess; }
 cudaError_t cudaGetLastError(void) { return cudaSuccess; }
 const char *cudaGetErrorString(cudaError_t e) { return e == cudaErrorMemoryAllocation ? "out of memory" : "failed"; }

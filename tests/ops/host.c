@@ -1,9 +1,11 @@
-/* The host's side of the CUDA backend without a GPU (fake_device.h): host DIR1 DIR2, a checkpoint whole and cut for two ranks. What ranks
- * decide together they decide alike, whichever fails; nothing is allocated while a step is recorded; nothing that may wait for a device is
- * called while a rank's kernel waits for another rank; all memory is given back. */
+/* The host's side of the CUDA backend without a GPU (fake_device.h): host DIR1 DIR2 DIR3, a checkpoint whole, cut for two ranks, and whole
+ * in many files that may be damaged. What ranks decide together they decide alike, whichever fails; nothing is allocated while a step is
+ * recorded; nothing that may wait for a device is called while a rank's kernel waits for another rank; experts are there when they are
+ * used; what fails is named in time; all memory is given back. */
 #ifdef MM_CUDA
 #include "tests/ops/fake_device.h"
 
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
@@ -19,7 +21,7 @@ static void report(const char *what, bool ok, const char *why) {
   failures += !ok;
 }
 
-static int fails; /* rank 1's next begin does */
+static int fails, hangs_s; /* rank 1's next begin does; or takes so long */
 static mm_backend *second;
 static mm_backend *open_rank(const mm_backend_config *c, mm_err *err) {
   mm_backend *b = mm_ops_cuda.open(c, err);
@@ -27,6 +29,7 @@ static mm_backend *open_rank(const mm_backend_config *c, mm_err *err) {
   return b;
 }
 static bool failing_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
+  if (b == second && hangs_s) sleep((unsigned)hangs_s), hangs_s = 0;
   if (b == second && fails) return fails = 0, mm_fail(err, MM_IO, "E_TEST", mm_at(NULL, NULL), "this rank fails");
   return mm_ops_cuda.begin(b, batch, err);
 }
@@ -99,9 +102,9 @@ static void check_collected(const mm_shards *shards, bool collects, const char *
   fake.ranks = mm_pack_ranks(&shards->pack), fake.graphs = 0, fake.wrong[0] = 0;
   const mm_engine_config config = {.ops = &mm_ops_cuda, .limits = {1, SLOTS, POSITIONS}, .threads = 1, .calibration = c};
   mm_engine *e = mm_engine_open(shards, &config, &err);
+  bool ok = e && (collects || mm_engine_warm(e, (const uint32_t[]){1}, 1, &err)); /* all weights are there: steps are recorded */
   sums = 0;
   fake.on_launch = count_sums;
-  bool ok = e;
   for (uint32_t i = 0; ok && i < 3; i++) ok = step(e, 1, false, &err);
   fake.on_launch = NULL;
   ok = ok && mm_engine_calibrate(e, &err);
@@ -223,6 +226,154 @@ static void check_slots(const mm_shards *shards) {
   ok = ok && mm_engine_resume(e, 3, page, held, 70, state, &err) && mm_engine_resume(e, 2, page, NULL, 70, state, &err);
   report("slots forked, saved, restored, chosen for by every rule", ok, err.text);
   free(state);
+  close_engine(e, "its calls and its memory");
+}
+
+/* ---- weights that arrive ---- */
+
+/* What the router's kernel would choose, by list_used: an expert or two, or all. */
+static uint32_t listed, lists;
+static uint32_t below(uint32_t n);
+static void choose_some(const char *name, void **args) {
+  if (!strstr(name, "list_used")) return;
+  listed = below(8) ? 1u << below(8) | 1u << below(8) : 255, lists++;
+  *(uint32_t *)*(void **)args[1] = listed;
+}
+
+static const char *find_arena(void) { /* the largest block */
+  uint32_t most = 0;
+  for (uint32_t i = 1; i < fake.blocks; i++)
+    if (fake.block[i].bytes > fake.block[most].bytes) most = i;
+  return fake.block[most].at;
+}
+
+/* Where the experts of bf16 lie in the arena, by what is in it once all is there. */
+enum { MOST_LAYERS = 16 };
+static size_t place[MOST_LAYERS][2];
+static uint32_t layer_of_step, wrong_experts, learns;
+static size_t find_place(const mm_packed *w) {
+  const char *const base = find_arena();
+  for (size_t at = 0;; at += 256)
+    if (memcmp(base + at, w->plane[0], (size_t)w->n * w->k * 2) == 0) return at;
+}
+
+static void watched_experts(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, const mm_packed *w2) {
+  const mm_packed *both[] = {w13, w2};
+  listed = 255;
+  mm_ops_cuda.experts(b, y, x, w13, w2);
+  for (int k = 0; k < 2; k++) {
+    const mm_packed *w = both[k];
+    const size_t each = (size_t)w->n * w->k * 2;
+    if (learns) place[layer_of_step][k] = find_place(w);
+    for (uint32_t e = 0; e < w->lead; e++)
+      if (listed >> e & 1)
+        wrong_experts += memcmp(find_arena() + place[layer_of_step][k] + e * each, (const char *)w->plane[0] + e * each, each) != 0;
+  }
+}
+static void watched_layer(mm_backend *b, uint32_t l) {
+  layer_of_step = l;
+  mm_ops_cuda.layer(b, l);
+}
+
+static mm_engine *open_watched(const mm_shards *shards, mm_err *err) {
+  static mm_ops watched;
+  watched = mm_ops_cuda, watched.experts = watched_experts, watched.layer = watched_layer;
+  fake.ranks = 1, fake.wrong[0] = 0, fake.copied = 0;
+  const mm_engine_config c = {.ops = &watched, .limits = {4, SLOTS, 64, 7}, .threads = 1, .eager = true};
+  return mm_engine_open(shards, &c, err);
+}
+
+/* Steps while the weights of many files arrive slowly: each expert that a step uses is there when it is launched, and the first step does
+ * not wait for the others. */
+static void check_arriving(const mm_shards *shards) {
+  mm_err err = {0};
+  uint64_t all = 0, first = 0;
+  uint32_t asked = 0, early = 0;
+  bool ok = true;
+  wrong_experts = 0;
+  for (int run = 0; ok && run < 6; run++) {
+    mm_engine *e = open_watched(shards, &err);
+    learns = run == 0;
+    ok = e && (run || mm_engine_warm(e, (const uint32_t[]){1}, 1, &err));
+    fake.on_launch = choose_some, lists = 0;
+    for (int i = 0; ok && i < 8; i++) {
+      ok = step(e, 1 + below(4), false, &err);
+      if (i == 0) first = fake.copied, early += run && first < all;
+      if (run == 0) all = first, fake.copy_us = 10000;
+    }
+    fake.on_launch = NULL, asked += lists;
+    mm_engine_close(e);
+  }
+  fake.copy_us = 0;
+  char what[200];
+  snprintf(what, sizeof what,
+           "experts are there when they are used: %u steps' layers asked, %u of 5 first steps before the end, the last with %.0f %%", asked,
+           early, 100 * (double)first / (double)all);
+  report(what, ok && !wrong_experts && asked > 5 && early > 0, ok ? "some were not, or all had come" : err.text);
+  close_engine(NULL, "its calls and its memory");
+}
+
+/* A file that is cut, or written to, while it is loaded: a step says so in time, and so does every later one. */
+static void check_bad_file(const char *dir, bool cut) {
+  mm_err err = {0}, again = {0};
+  mm_shards shards = {0};
+  char path[600];
+  if (!mm_shards_open(&shards, dir, &err)) {
+    report("a checkpoint of many files", false, err.text);
+    return;
+  }
+  const mm_rank_parts *rank = &shards.pack.rank[0];
+  snprintf(path, sizeof path, "%s/%s", dir, rank->part[rank->part_count - 1].file);
+  fake.copy_us = 30000;
+  mm_engine *e = open_engine(&shards);
+  const double from = now();
+  const int fd = open(path, O_RDWR);
+  char byte;
+  const uint64_t size = rank->part[rank->part_count - 1].size;
+  bool ok = e && fd >= 0 && pread(fd, &byte, 1, 0) == 1 && (cut ? ftruncate(fd, (off_t)size / 2) : pwrite(fd, &byte, 1, 0) - 1) == 0;
+  bool done = ok;
+  while (done && now() - from < 5) done = step(e, 1, false, &err);
+  const double took = now() - from;
+  ok = ok && !done && !step(e, 1, false, &again) && strcmp(err.code, again.code) == 0 && strstr(err.text, path);
+  ok = ok && (strcmp(err.code, "E_CHANGED") == 0 || (cut && strcmp(err.code, "E_SHORT_READ") == 0));
+  char what[100];
+  snprintf(what, sizeof what, "a file %s while it is loaded is named in %.1f s", cut ? "cut" : "written to", took);
+  report(what, ok && took < 5, err.text);
+  fake.copy_us = 0;
+  close_engine(e, "its calls and its memory");
+  if (fd >= 0) close(fd);
+  mm_shards_close(&shards);
+}
+
+/* ---- what ranks cannot do ---- */
+
+/* An engine of two ranks that does not open, or whose step fails: by this code and word, in time. */
+static void check_refused(const mm_shards *shards, const char *what, const char *code, const char *word) {
+  const uint32_t devices[] = {0, fake.no_peers || fake.fail_malloc_of ? 1 : 7};
+  mm_err err = {0};
+  const double from = now();
+  fake.ranks = 2, fake.wrong[0] = 0;
+  const mm_engine_config c = {.ops = &mm_ops_cuda, .limits = {ROWS, SLOTS, POSITIONS, 7}, .threads = 1, .device = devices};
+  mm_engine *e = mm_engine_open(shards, &c, &err);
+  const double took = now() - from;
+  report(what, !e && strcmp(err.code, code) == 0 && strstr(err.text, word) && took < 5, e ? "it opened" : err.text);
+  fake.no_peers = false, fake.fail_malloc_of = 0;
+  close_engine(e, "its calls and its memory");
+}
+
+/* A rank that does not come to a step is named by the one that waits; once it is back all go on. */
+static void check_hanging(const mm_shards *shards) {
+  mm_err err = {0};
+  mm_engine *e = open_engine(shards);
+  if (!e) return;
+  bool ok = mm_engine_warm(e, (const uint32_t[]){3}, 1, &err) && step(e, 3, false, &err);
+  hangs_s = 3;
+  const double from = now();
+  mm_err hung = {0};
+  const bool told = !step(e, 3, false, &hung) && strcmp(hung.code, "E_RANK") == 0 && strstr(hung.text, "for rank 1 in vain");
+  const double took = now() - from;
+  for (int i = 0; ok && i < 4; i++) ok = step(e, 3, false, &err);
+  report("a rank that hangs is named in time, and all go on after it", ok && told && took < 5, told ? err.text : hung.text);
   close_engine(e, "its calls and its memory");
 }
 
@@ -362,10 +513,10 @@ static void check_held(const mm_shards *shards, const mm_shards *other, const ch
 
 int main(int argc, char **argv) {
   mm_err err = {0};
-  mm_shards one = {0}, two = {0};
+  mm_shards one = {0}, two = {0}, many = {0};
   setvbuf(stdout, NULL, _IOLBF, 0);
-  if (argc != 3 || !mm_shards_open(&one, argv[1], &err) || !mm_shards_open(&two, argv[2], &err)) {
-    fprintf(stderr, "host: %s\n", argc == 3 ? err.text : "expected two checkpoints");
+  if (argc != 4 || !mm_shards_open(&one, argv[1], &err) || !mm_shards_open(&two, argv[2], &err) || !mm_shards_open(&many, argv[3], &err)) {
+    fprintf(stderr, "host: %s\n", argc == 4 ? err.text : "expected three checkpoints");
     return 1;
   }
   logits = calloc((size_t)ROWS * one.pack.model.vocab, sizeof *logits);
@@ -373,6 +524,13 @@ int main(int argc, char **argv) {
   check_collected(&one, true, "inputs collected");
   check_collected(&one, false, "no inputs collected");
   check_collected(&two, true, "inputs collected on two ranks");
+  check_arriving(&many);
+  mm_shards_close(&many);
+  check_bad_file(argv[3], false), check_bad_file(argv[3], true);
+  fake.no_peers = true, check_refused(&two, "devices without access to each other", "E_PEER", "cannot write to device");
+  fake.fail_malloc_of = 1 << 20, check_refused(&two, "a device that is full", "E_MEMORY", "cudaMalloc");
+  check_refused(&two, "a device that is not there", "E_DEVICE", "device 7");
+  check_hanging(&two);
   check_apart(&one, "rows apart: the same kernels for any step");
   check_apart(&two, "rows apart on two ranks");
   check_slots(&one);

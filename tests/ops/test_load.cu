@@ -48,7 +48,7 @@ static bool same_load(const std::vector<named> &matrices, const std::vector<name
   mm_cu_memory arena;
   std::vector<mm_cu_weight> weight(matrices.size());
   std::vector<const float *> value(vectors.size());
-  for (size_t i = 0; i < matrices.size(); i++) must(load.matrix(matrices[i].w, matrices[i].name.c_str(), 0, &weight[i], &err), err);
+  for (size_t i = 0; i < matrices.size(); i++) must(load.matrix(matrices[i].w, matrices[i].name.c_str(), {}, &weight[i], &err), err);
   for (size_t i = 0; i < vectors.size(); i++) must(load.values(vectors[i].w, vectors[i].name.c_str(), 0, &value[i], &err), err);
   must(load.start(config, &err), err);
   poison_heap(load.plan.bytes + (64 << 20));
@@ -184,7 +184,9 @@ static void check_random() {
   norm.plane[0] = nullptr;
   mm_cu_weight a, b, c;
   const float *v;
-  must(load.matrix(read, "read", 0, &a, &err) && load.matrix(&made, "made", 1, &b, &err) && load.values(&norm, "norm", 1, &v, &err), err);
+  must(load.matrix(read, "read", {}, &a, &err) && load.matrix(&made, "made", {1, false, 0}, &b, &err) &&
+           load.values(&norm, "norm", 1, &v, &err),
+       err);
   must(load.start({}, &err) && load.open(&arena, &err) && load.finish(&err), err);
   mm_cu_memory plain;
   must(mm_cu_upload(&plain, read, "read", &c, &err), err);
@@ -206,7 +208,7 @@ static void check_bad_files() {
     mm_cu_load load;
     mm_cu_memory arena;
     std::vector<mm_cu_weight> weight(w.matrices.size());
-    for (size_t i = 0; i < weight.size(); i++) must(load.matrix(w.matrices[i].w, "w", 0, &weight[i], &err), err);
+    for (size_t i = 0; i < weight.size(); i++) must(load.matrix(w.matrices[i].w, "w", {}, &weight[i], &err), err);
     bool ok = true;
     if (!cut) { /* before it is opened again */
       write_all(f.path, {1, 2, 3}, 1);
@@ -240,7 +242,7 @@ static void check_groups() {
   std::vector<uint8_t *> copy(n);
   cudaStream_t s;
   CUDA_OK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
-  for (size_t i = 0; i < n; i++) must(load.matrix(w.matrices[i].w, "w", (uint32_t)i, &weight[i], &err), err);
+  for (size_t i = 0; i < n; i++) must(load.matrix(w.matrices[i].w, "w", {(uint32_t)i, false, 0}, &weight[i], &err), err);
   bool after = false;
   load.after((uint32_t)n / 2, [&](cudaStream_t) {
     after = true;
@@ -274,6 +276,56 @@ static void check_groups() {
               same && ready && in_time);
 }
 
+/* Matrices whose codes come apart, waited for in any order and some of them never, while a slow ring fills. */
+static void check_apart() {
+  mm_cu_load_config slow;
+  slow.buffers = 3, slow.chunk = slow.piece = 8192, slow.in_flight = 2, slow.threads = 1;
+  mapped_file f(scratch_file("mm-load-apart"));
+  odd_weights w;
+  w.make();
+  write_all(f.path, w.bytes, 1);
+  f.open(), w.set(f.map.data);
+  mm_err err = {};
+  mm_cu_memory arena, copies;
+  mm_cu_load load;
+  const uint32_t n = (uint32_t)w.matrices.size();
+  std::vector<mm_cu_weight> weight(n);
+  std::vector<uint8_t *> copy(n);
+  std::vector<uint32_t> order(n), wanted(n);
+  cudaStream_t s;
+  CUDA_OK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+  for (uint32_t i = 0; i < n; i++) must(load.matrix(w.matrices[i].w, "w", {i, true, n + 4 * i}, &weight[i], &err), err), order[i] = i;
+  for (uint32_t i = n - 1; i > 0; i--) std::swap(order[i], order[g_rng.below(i + 1)]);
+  must(load.start(slow, &err), err);
+  poison_heap(load.plan.bytes + (64 << 20));
+  must(load.open(&arena, &err), err);
+  for (uint32_t i : order) {
+    const size_t each = (size_t)weight[i].n * weight[i].pitch;
+    wanted[i] = g_rng.below(1u << weight[i].lead);
+    must(load.wait(i, s, &err) && load.wait_for(n + 4 * i, weight[i].lead, &wanted[i], s, &err), err);
+    must((copy[i] = copies.array<uint8_t>(each * weight[i].lead, &err)) != nullptr, err);
+    for (uint32_t e = 0; e < weight[i].lead; e++) {
+      if (wanted[i] >> e & 1) CUDA_OK(cudaMemcpyAsync(copy[i] + e * each, weight[i].data + e * each, each, cudaMemcpyDeviceToDevice, s));
+    }
+    must(load.is_sound(&err), err);
+  }
+  must(load.finish(&err) && load.is_sound(&err), err);
+  CUDA_OK(cudaStreamSynchronize(s));
+  bool same = load.is_near(0, n) && load.is_near(n, 4 * (n - 1));
+  for (uint32_t i = 0; i < n; i++) {
+    const size_t each = (size_t)weight[i].n * weight[i].pitch;
+    mm_cu_memory plain;
+    mm_cu_weight want;
+    must(mm_cu_upload(&plain, w.matrices[i].w, "w", &want, &err), err);
+    const auto a = bytes_at(want.data, each * weight[i].lead), b = bytes_at(copy[i], each * weight[i].lead);
+    for (uint32_t e = 0; e < weight[i].lead; e++)
+      same = same && (!(wanted[i] >> e & 1) ||
+                      std::equal(a.begin() + (long)(e * each), a.begin() + (long)((e + 1) * each), b.begin() + (long)(e * each)));
+  }
+  CUDA_OK(cudaStreamDestroy(s));
+  report_true("load: matrices of " + std::to_string(n) + " weights, each there from its wait on, in any order", same);
+}
+
 /* A load that is ended while it goes on, at every stage: nothing hangs, and nothing is written behind the arena's end. */
 static void check_ended() {
   for (int stage = 0; stage < 6; stage++) {
@@ -288,7 +340,7 @@ static void check_ended() {
     mm_cu_load_config slow;
     slow.buffers = 3, slow.chunk = slow.piece = 4096, slow.in_flight = 2, slow.threads = 2;
     std::vector<mm_cu_weight> weight(w.matrices.size());
-    for (size_t i = 0; i < weight.size(); i++) must(load.matrix(w.matrices[i].w, "w", (uint32_t)i, &weight[i], &err), err);
+    for (size_t i = 0; i < weight.size(); i++) must(load.matrix(w.matrices[i].w, "w", {(uint32_t)i, false, 0}, &weight[i], &err), err);
     if (stage > 0) must(load.start(slow, &err), err);
     if (stage > 1) must(load.open(&arena, &err), err);
     if (stage > 2) must(load.wait((uint32_t)(stage - 3), 0, &err), err);
@@ -378,6 +430,7 @@ void test_load() {
   check_random();
   check_bad_files();
   check_groups();
+  check_apart();
   check_ended();
   const std::vector<std::string> dirs = model_folders();
   for (const std::string &dir : dirs) check_checkpoint(dir);

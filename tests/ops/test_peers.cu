@@ -3,9 +3,11 @@
 #include <string.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <thread>
 
+#include "runtime/cuda/backend.h"
 #include "runtime/cuda/peers.h"
 #include "tests/ops/gpu.h"
 #include "tests/ops/whole.h"
@@ -163,6 +165,99 @@ void check_replays(uint32_t ranks) {
   report_true("peers: a recorded step of sums, replayed a hundred times by " + std::to_string(ranks) + " ranks", ok);
 }
 
+/* ---- a residual and norm with their sum ---- */
+
+/* Rows of a combine whose branch is a sum, in a member's memory, twice: by one kernel and by two. */
+struct combine_rows_of {
+  uint32_t rows, width;
+  bool codes;
+  size_t n, bytes; /* numbers; of one of the results, with its codes */
+  __nv_bfloat16 *branch, *residual;
+  float *w;
+  char *to[2];
+
+  combine_rows_of(const member &m, uint32_t r, uint32_t k, bool c) : rows(r), width(k), codes(c), n((size_t)r * k) {
+    const size_t part = (n * 2 + 1023) / 1024 * 1024;
+    bytes = 4 * part;
+    branch = reinterpret_cast<__nv_bfloat16 *>(m.source), residual = reinterpret_cast<__nv_bfloat16 *>(m.source + part);
+    w = reinterpret_cast<float *>(m.source + 2 * part), to[0] = m.x, to[1] = m.x + bytes;
+  }
+  mm_cu_combine args(int way) const {
+    const size_t part = bytes / 4;
+    mm_cu_combine a = {};
+    a.h = reinterpret_cast<__nv_bfloat16 *>(to[way]), a.n = reinterpret_cast<__nv_bfloat16 *>(to[way] + part);
+    a.residual = residual, a.branch = branch, a.w = w, a.alpha = 0.7f, a.beta = 1.3f, a.eps = 1e-5f;
+    if (codes)
+      a.codes = {reinterpret_cast<uint8_t *>(to[way] + 2 * part), reinterpret_cast<float *>(to[way] + 3 * part), rows, width, rows};
+    return a;
+  }
+  /* The branch is the rank's own, the rest the same on all. */
+  void fill(const member &m, uint32_t t) const {
+    const size_t part = bytes / 4;
+    __nv_bfloat16 *const own = reinterpret_cast<__nv_bfloat16 *>(m.host), *const same = reinterpret_cast<__nv_bfloat16 *>(m.host + part);
+    for (size_t i = 0; i < n; i++) own[i] = __float2bfloat16(number(t, m.rank, i)), same[i] = __float2bfloat16(number(t, 40, i));
+    for (uint32_t i = 0; i < width; i++) reinterpret_cast<float *>(m.host + 2 * part)[i] = number(t, 41, i);
+    CUDA_OK(cudaMemcpyAsync(m.source, m.host, 2 * part + width * 4, cudaMemcpyHostToDevice, m.s));
+    CUDA_OK(cudaMemsetAsync(to[0], 0xee, 2 * bytes, m.s));
+    CUDA_OK(cudaStreamSynchronize(m.s));
+  }
+  void by_one(const member &m) const { CUDA_OK(mm_cu_combine_ranks(m.peers, args(0), rows, width, m.s)); }
+  void by_two(const member &m) const {
+    CUDA_OK(mm_cu_peers_sum(m.peers, branch, n, m.s));
+    CUDA_OK(mm_cu_combine_rows(args(1), rows, width, m.s));
+  }
+  /* Whether both ways' results are the same, and those of all ranks. */
+  bool same(const member &m) const {
+    CUDA_OK(cudaMemcpyAsync(m.host, to[0], 2 * bytes, cudaMemcpyDeviceToHost, m.s));
+    CUDA_OK(cudaStreamSynchronize(m.s));
+    mm_err err = {};
+    must(mm_cu_peers_check(m.peers, &err), err);
+    const void *all[MM_CU_PEERS];
+    must(mm_comm_gather(m.comm, m.rank, m.host, all), err);
+    const bool alike = memcmp(m.host, m.host + bytes, bytes) == 0 && memcmp(m.host, all[0], bytes) == 0 && m.host[0] != (char)0xee;
+    m.together();
+    return alike;
+  }
+};
+
+void check_combines(uint32_t ranks) {
+  const uint64_t seed = g_rng.next();
+  std::atomic<uint32_t> most(0);
+  const bool ok = on_ranks(ranks, 20, [&](member *m) {
+    rng g = {seed};
+    for (uint32_t t = 0; t < 60; t++) {
+      static const uint32_t widths[] = {3072, 6144, 256, 128, 5120};
+      const uint32_t width = t % 6 < 5 ? widths[t % 6] : 8 * (1 + g.below(768)), rows = 1 + g.below(16);
+      const bool codes = width % 128 == 0 && g.below(2);
+      if (!mm_cu_combines_ranks(m->peers, rows, width)) continue;
+      most = std::max<uint32_t>(most, rows);
+      const combine_rows_of c(*m, rows, width, codes);
+      c.fill(*m, t);
+      m->together();
+      c.by_one(*m), c.by_two(*m);
+      m->ok = c.same(*m) && m->ok;
+    }
+    const combine_rows_of c(*m, 1, 3072, false);
+    c.fill(*m, 99);
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    CUDA_OK(cudaStreamBeginCapture(m->s, cudaStreamCaptureModeThreadLocal));
+    for (int i = 0; i < 7; i++) c.by_one(*m);
+    CUDA_OK(cudaStreamEndCapture(m->s, &graph));
+    CUDA_OK(cudaGraphInstantiate(&exec, graph, 0));
+    m->together();
+    for (int i = 0; i < 1000; i++) CUDA_OK(cudaGraphLaunch(exec, m->s));
+    c.by_two(*m);
+    m->ok = c.same(*m) && m->ok;
+    CUDA_OK(cudaGraphExecDestroy(exec));
+    CUDA_OK(cudaGraphDestroy(graph));
+  });
+  char text[160];
+  snprintf(text, sizeof text, "peers: residual and norm with the sum over %u ranks = the sum and then those, bit for bit, up to %u rows",
+           ranks, most.load());
+  report_true(text, ok && most * ranks >= 12);
+}
+
 /* The last rank does not come to a sum, or fails while the first one waits: that one ends, in time, and says for whom. Then all go on. */
 void check_failures(uint32_t ranks) {
   for (int fails = 0; fails < 2; fails++) {
@@ -174,7 +269,10 @@ void check_failures(uint32_t ranks) {
       const auto from = clock_type::now();
       bool told = false;
       if (!last) {
-        CUDA_OK(mm_cu_peers_sum_f32(m->peers, reinterpret_cast<float *>(m->x), m->rank % 2 ? 4096 : 400000, m->s));
+        if (m->rank % 2 || fails)
+          CUDA_OK(mm_cu_peers_sum_f32(m->peers, reinterpret_cast<float *>(m->x), m->rank % 2 ? 4096 : 400000, m->s));
+        else
+          combine_rows_of(*m, 1, 3072, false).by_one(*m);
         CUDA_OK(cudaStreamSynchronize(m->s));
         told = !mm_cu_peers_check(m->peers, &err);
       } else if (fails) {
@@ -207,18 +305,18 @@ void test_peers() {
   for (uint32_t ranks : {2u, 4u}) {
     check_sums(ranks);
     check_replays(ranks);
+    check_combines(ranks);
     check_failures(ranks);
   }
   check_sums(3);
 }
 
-/* Microseconds of one sum of rows of bf16, in a graph of `count`. */
-static void bench_sum(member *m, uint32_t rows, uint32_t width, int count) {
-  const size_t n = (size_t)rows * width;
+/* Median microseconds of one of `count` in a graph. */
+static double time_in_graph(member *m, int count, const std::function<void()> &one) {
   cudaGraph_t graph;
   cudaGraphExec_t exec;
   CUDA_OK(cudaStreamBeginCapture(m->s, cudaStreamCaptureModeThreadLocal));
-  for (int i = 0; i < count; i++) CUDA_OK(mm_cu_peers_sum(m->peers, reinterpret_cast<__nv_bfloat16 *>(m->x), n, m->s));
+  for (int i = 0; i < count; i++) one();
   CUDA_OK(cudaStreamEndCapture(m->s, &graph));
   CUDA_OK(cudaGraphInstantiate(&exec, graph, 0));
   std::vector<double> times;
@@ -229,24 +327,50 @@ static void bench_sum(member *m, uint32_t rows, uint32_t width, int count) {
     CUDA_OK(cudaStreamSynchronize(m->s));
     times.push_back(since(from) / count * 1e6);
   }
-  std::sort(times.begin(), times.end());
-  if (m->rank == 0)
-    printf("peers: sum of bf16 [%u, %u] over %u ranks: %.2f us, %.1f GB/s of a rank's numbers\n", rows, width, m->ranks, times[5],
-           (double)n * 2 / times[5] * 1e-3);
   m->together();
   CUDA_OK(cudaGraphExecDestroy(exec));
   CUDA_OK(cudaGraphDestroy(graph));
+  std::sort(times.begin(), times.end());
+  return times[5];
 }
 
-void bench_peers() {
+/* A sum of rows of bf16. */
+static void bench_sum(member *m, uint32_t rows, uint32_t width, int count) {
+  const size_t n = (size_t)rows * width;
+  const double us = time_in_graph(m, count, [&] { CUDA_OK(mm_cu_peers_sum(m->peers, reinterpret_cast<__nv_bfloat16 *>(m->x), n, m->s)); });
+  if (m->rank == 0)
+    printf("peers: sum of bf16 [%u, %u] over %u ranks: %.2f us, %.1f GB/s of a rank's numbers\n", rows, width, m->ranks, us,
+           (double)n * 2 / us * 1e-3);
+}
+
+/* A residual and norm with their sum. */
+static void bench_combine(member *m, uint32_t rows, uint32_t width) {
+  const combine_rows_of c(*m, rows, width, false);
+  const bool able = mm_cu_combines_ranks(m->peers, rows, width);
+  const double two = time_in_graph(m, 200, [&] { c.by_two(*m); }), one = able ? time_in_graph(m, 200, [&] { c.by_one(*m); }) : 0;
+  const double alone = time_in_graph(m, 200, [&] { CUDA_OK(mm_cu_combine_rows(c.args(1), rows, width, m->s)); });
+  if (m->rank == 0)
+    printf(
+        "peers: combine with its sum, [%u, %u] over %u ranks: %.2f us; the sum and then the combine %.2f us, of it the combine %.2f us\n",
+        rows, width, m->ranks, one, two, alone);
+}
+
+static void bench_ranks(uint32_t ranks) {
   int devices = 1;
   CUDA_OK(cudaGetDeviceCount(&devices));
-  printf("peers: 2 ranks on %d device(s)\n", std::min(devices, 2));
-  on_ranks(2, 20, [](member *m) {
+  printf("peers: %u ranks on %d device(s)\n", ranks, std::min(devices, (int)ranks));
+  on_ranks(ranks, 20, [](member *m) {
     CUDA_OK(cudaMemsetAsync(m->x, 0, kMost, m->s));
+    CUDA_OK(cudaMemsetAsync(m->source, 0, kMost, m->s));
     for (uint32_t width : {3072u, 6144u}) {
+      for (uint32_t rows : {1u, 2u, 4u, 8u}) bench_combine(m, rows, width);
       for (uint32_t rows : {1u, 2u, 4u, 8u, 16u, 64u}) bench_sum(m, rows, width, 200);
       bench_sum(m, 2048, width, 10);
     }
   });
+}
+
+void bench_peers() {
+  bench_ranks(2);
+  bench_ranks(4);
 }

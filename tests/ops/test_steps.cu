@@ -49,6 +49,11 @@ struct stepper {
     mm_engine_config c = {};
     c.ops = &mm_ops_cuda, c.limits = {slots, slots, 512}, c.threads = 1;
     must((engine = mm_engine_open(shards, &c, &err)) != nullptr, err);
+    const int32_t id = 0; /* a step of padding waits for all weights; before they are there nothing is recorded */
+    const mm_span padding = {-1, 0, 1, 0};
+    mm_batch b = {};
+    b.tokens = 1, b.id = &id, b.span_count = 1, b.span = &padding;
+    must(mm_engine_step(engine, &b, nullptr, &err), err);
   }
   ~stepper() { mm_engine_close(engine); }
 

@@ -1,6 +1,6 @@
 /* Plans of landings: random weights of every scheme, in a file and in memory, read through rings of any size and put down by the plan, byte
- * for byte as the layout says; places lie apart and aligned, holes are what is between them; small planes at the end of a file come first;
- * a group has arrived with its last byte and not before. What becomes of the bytes is computed here from the planes alone. */
+ * for byte as the layout says; places lie apart and aligned, holes are what is between them; a group has arrived with its last byte and
+ * not before, and soon once it was asked for, where it comes apart. What becomes of the bytes is computed here from the planes alone. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,7 +16,9 @@
 
 #define WEIGHTS 30
 #define GROUPS  5
-#define BYTES   (UINT64_C(14) << 20) /* of the file */
+#define LEADS   3
+#define ALL     (GROUPS + LEADS * WEIGHTS) /* groups: of matrices that come apart, from GROUPS on */
+#define BYTES   (UINT64_C(14) << 20)       /* of the file */
 
 static uint64_t seed = 7;
 static uint64_t draw(uint64_t below) {
@@ -29,7 +31,7 @@ typedef struct item {
   mm_packed w;
   mm_landing_layout y;
   mm_landing_places at;
-  uint32_t group;
+  mm_landing_groups groups;
   bool values, lands;
 } item;
 
@@ -71,10 +73,10 @@ static void make_item(world *x, item *t, bool in_file) {
   while (mm_scheme_at(schemes)) schemes++;
   mm_packed *w = &t->w;
   const bool small = draw(3) == 0;
-  *t = (item){.group = (uint32_t)draw(GROUPS), .values = small};
+  *t = (item){.groups = {(uint32_t)draw(GROUPS), draw(2), (uint32_t)(GROUPS + LEADS * (t - x->item))}, .values = small};
   do w->scheme = mm_scheme_at(draw(schemes));
   while (w->scheme->plane_count > 3 || (w->scheme->plane_count == 1 && !small && w->scheme->plane[0].dtype != MM_BF16));
-  w->lead = 1 + (uint32_t)draw(3), w->n = 1 + (uint32_t)draw(small ? 60 : 400), w->k = 8 * (1 + (uint32_t)draw(small ? 4 : 60));
+  w->lead = 1 + (uint32_t)draw(LEADS), w->n = 1 + (uint32_t)draw(small ? 60 : 400), w->k = 8 * (1 + (uint32_t)draw(small ? 4 : 60));
   for (unsigned p = 0; p < w->scheme->plane_count; p++) {
     w->cell[p] = w->scheme->plane[p].cell;
     const size_t size = mm_dtype_size(w->scheme->plane[p].dtype);
@@ -187,31 +189,78 @@ static void land(const mm_landing *l, uint8_t *arena, const uint8_t *from, uint6
   }
 }
 
+/* Bytes that each group waits for; what arrives of one is taken off, and *full counts those that have all. */
+typedef struct waiting {
+  uint64_t left[ALL];
+  size_t full;
+} waiting;
+
+static void expect_all(const mm_landing_plan *p, waiting *v) {
+  *v = (waiting){.full = 0};
+  for (size_t i = 0; i < p->landings; i++) {
+    const mm_landing *l = &p->landing[i];
+    for (uint64_t k = 0; l->part && k * l->part < l->bytes; k++) v->left[l->group + k] += l->part;
+    if (l->part == 0) v->left[l->group] += l->bytes;
+  }
+}
+
+static void take_off(const mm_landing_plan *p, waiting *v, const mm_landing_piece *t) {
+  const mm_landing *l = &p->landing[t->landing];
+  const uint64_t part = l->part ? l->part : l->bytes, end = t->first + t->bytes;
+  for (uint64_t k = 0; k * part < end; k++) {
+    const uint64_t from = mm_max(t->first, k * part), to = mm_min(end, (k + 1) * part), group = l->group + k;
+    if (from >= to || (v->left[group] -= to - from) > 0) continue;
+    assert_true(v->full < p->fulls);
+    assert_int_equal(p->full[v->full], group);
+    v->full++;
+  }
+  assert_int_equal(v->full, p->fulls);
+}
+
+/* A group that comes apart, or ALL. */
+static uint32_t ask_for_some(const world *x, mm_reader *r, const waiting *v) {
+  const item *t = &x->item[draw(WEIGHTS)];
+  const uint32_t group = t->groups.each + (uint32_t)draw(t->w.lead);
+  if (v->left[group] == 0) return ALL;
+  mm_landing_ask(&x->plan, r, group, 1);
+  return group;
+}
+
 static void carry_out(world *x) {
   mm_landing_plan *p = &x->plan;
   mm_err err = {0};
   const size_t piece = (size_t)MM_DIRECT << draw(4), chunk = piece * (1 + draw(3));
   const uint32_t buffers = (uint32_t)(2 + draw(4));
   uint8_t *ring = aligned_alloc(MM_DIRECT, buffers * chunk);
-  uint64_t left[GROUPS] = {0}, seen = 0;
-  for (size_t i = 0; i < p->landings; i++) left[p->landing[i].group] += p->landing[i].bytes;
+  uint64_t seen = 0, patience = 0; /* chunks that what was asked for may take */
+  uint32_t asked = ALL;
+  waiting v;
+  expect_all(p, &v);
   const mm_reader_config c = {p->file, p->files, p->want, p->landings, ring, buffers, chunk, piece, 2, MM_READ_PROBE, NULL};
   mm_reader *r = mm_reader_open(&c, &err);
   if (!r) fail_msg("%s", err.text);
   memset(x->got, 0xEE, p->bytes);
   for (size_t i = 0; i < p->holes; i++) memset(x->got + p->hole[i].at, 0, p->hole[i].bytes);
-  for (mm_chunk k; mm_reader_next(r, &k, &err) && k.data; mm_reader_release(r))
+  for (mm_chunk k; mm_reader_next(r, &k, &err) && k.data; mm_reader_release(r)) {
     for (size_t i = k.first; i < k.first + k.count; i++) {
       mm_landing_piece t;
       uint64_t word, words;
       if (!mm_landing_find(p, &k, i, &t)) continue;
       const mm_landing *l = &p->landing[t.landing];
       land(l, x->got, k.data + t.from, t.first, t.bytes);
-      const bool ready = mm_landing_arrive(p, &t, &word, &words);
+      mm_landing_arrive(p, &t, &word, &words);
       if (words) turn(x->got + l->at, word, words);
-      assert_int_equal(ready, (left[l->group] -= t.bytes) == 0);
+      take_off(p, &v, &t);
       seen += t.bytes;
     }
+    uint64_t firsts = 0; /* a page that comes first may have bytes of what was asked for */
+    for (uint32_t g = 0; g < GROUPS; g++) firsts += v.left[g];
+    if (asked < ALL && v.left[asked] > 0 && firsts == 0) assert_true(patience-- > 0);
+    if (asked == ALL || v.left[asked] == 0) {
+      asked = ask_for_some(x, r, &v);
+      patience = asked < ALL ? buffers + 4 + v.left[asked] / (chunk > 2 * MM_DIRECT ? chunk - 2 * MM_DIRECT : MM_DIRECT) * 2 : 0;
+    }
+  }
   if (err.status != MM_OK) fail_msg("%s", err.text);
   assert_int_equal(seen, p->file_bytes);
   mm_reader_close(r);
@@ -225,11 +274,10 @@ static void make_plan(world *x) {
   mm_landing_plan *p = &x->plan;
   for (int i = 0; i < WEIGHTS; i++) {
     item *t = &x->item[i];
-    const bool ok = t->values ? mm_landing_values(p, &t->w, "v", t->group, &t->at.data, &t->lands, &err)
-                              : mm_landing_matrix(p, &t->w, "m", &t->y, t->group, &t->at, &err);
+    const bool ok = t->values ? mm_landing_values(p, &t->w, "v", t->groups.group, &t->at.data, &t->lands, &err)
+                              : mm_landing_matrix(p, &t->w, "m", &t->y, t->groups, &t->at, &err);
     if (!ok) fail_msg("%s", err.text);
   }
-  assert_true(mm_landing_order(p, NULL, 0, &err));
   x->want = calloc(p->bytes, 1);
   x->got = malloc(p->bytes);
   assert_true(x->want && x->got);
@@ -276,36 +324,31 @@ static void all_lands(void **state) {
   }
 }
 
-/* Two large planes and two small ones behind them: those come first. Nothing does where the last is large, nor where the page that the
- * small ones begin in would cut words of four-bit codes. */
-static void tails(void **state) {
+/* What comes apart: codes of whole words; four-bit ones where they begin at a word in the file and lie close. */
+static void what_is_apart(void **state) {
   (void)state;
   world x = {.file = MM_FILE_NONE};
   mm_err err = {0};
   open_world(&x, true);
-  for (int what = 0; what < 4; what++) { /* as it should be, a large one last, four-bit codes before, and at an odd place */
-    const mm_scheme *s = mm_scheme_find(what < 2 ? "bf16" : "w4a16");
-    mm_packed w[4];
+  for (int what = 0; what < 5; what++) { /* bf16; four bits; at an odd place; rows moved apart, of four bits and of bf16 */
+    const mm_scheme *s = mm_scheme_find(what == 0 || what == 4 ? "bf16" : "w4a16");
+    const mm_landing_layout y = {.bits = s->plane[0].cell.k == 2 ? 4 : 16,
+                                 .pitch = (s->plane[0].cell.k == 2 ? 600u : 2400u) + (what > 2 ? 16u : 0)};
+    mm_packed w = {.scheme = s, .lead = 7, .n = 3, .k = 1200, .plane = {x.map.data + 8192 + (what == 2)}};
+    w.cell[0] = s->plane[0].cell;
     mm_landing_plan p = {0};
-    uint64_t offset = what == 3 ? 8193 : 8192, small = 0;
-    for (int i = 0; i < 4; i++) {
-      const bool large = i < 2 || (what == 1 && i == 3);
-      const mm_landing_layout y = {.bits = what < 2 ? 16 : 4, .pitch = what < 2 ? 2400 : 600};
-      w[i] = (mm_packed){.scheme = s, .lead = 1, .n = large ? 600 : 3, .k = 1200, .plane = {x.map.data + offset}};
-      w[i].cell[0] = s->plane[0].cell;
-      mm_landing_places at;
-      assert_true(mm_landing_matrix(&p, &w[i], "w", &y, 0, &at, &err));
-      if (i == 2) small = offset;
-      offset += w[i].n * y.pitch;
-    }
-    assert_true(mm_landing_order(&p, NULL, 0, &err));
-    assert_int_equal(p.file[0].tail, what % 2 ? 0 : small / MM_DIRECT * MM_DIRECT);
+    mm_landing_places at;
+    assert_true(mm_landing_matrix(&p, &w, "w", &y, (mm_landing_groups){1, true, 5}, &at, &err));
+    const bool apart = what < 2 || what == 4;
+    assert_int_equal(p.groups, apart ? 12 : 2);
+    assert_int_equal(p.want[0].part, apart ? p.landing[0].bytes / 7 : 0);
+    for (uint32_t g = 0; g < p.groups; g++) assert_int_equal(p.left[g], apart ? (g >= 5 ? p.want[0].part : 0) : g == 1 ? p.file_bytes : 0);
     mm_landing_close(&p);
   }
   close_world(&x);
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(all_lands), cmocka_unit_test(tails)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(all_lands), cmocka_unit_test(what_is_apart)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

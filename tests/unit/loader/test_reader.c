@@ -1,5 +1,6 @@
 /* Reading ahead: every wanted byte comes once and is right, whatever the order of the wants, the sizes and the threads; no more than the
- * ring is filled ahead; short, changed and failing files are named errors; each path is taken where it is to be. */
+ * ring is filled ahead; what is asked for comes behind what is in the ring; short, changed and failing files are named errors; each path is
+ * taken where it is to be. */
 #include <errno.h>
 #include <fcntl.h>
 #include <setjmp.h>
@@ -88,7 +89,7 @@ static void set_up(job *j, unsigned threads, uint32_t buffers, size_t chunk, siz
     uint64_t at = draw(9000), most = 2 * size[f] / (WANTS / FILES);
     for (; n < (f + 1) * WANTS / FILES; n++) {
       uint64_t bytes = at < size[f] ? mm_min(draw(most), size[f] - at) : 0;
-      j->want[n] = (mm_read_want){f, mm_min(at, size[f]), bytes, n};
+      j->want[n] = (mm_read_want){f, mm_min(at, size[f]), bytes, n, draw(2) * draw(size[f])};
       at += bytes + (draw(3) ? 0 : draw(20000));
     }
   }
@@ -110,18 +111,10 @@ static bool read_all(job *j, uint32_t held, mm_read_stats *stats, mm_err *err) {
   uint32_t have = 0;
   mm_chunk c = {0};
   bool ok = r;
-  bool rest = false; /* the chunk is of what lies before the file's tail */
-  for (uint64_t before = 0; ok; before = c.offset + c.bytes) {
+  while (ok) {
     if (have == held) mm_reader_release(r), have--;
-    uint32_t file = c.file;
     if (!(ok = mm_reader_next(r, &c, err)) || !c.data) break;
     have++;
-    const uint64_t tail = j->file[c.file].tail;
-    const bool same = c.file == file, was_rest = rest;
-    rest = c.offset + c.bytes <= tail;
-    assert_true(rest || c.offset >= tail);
-    assert_true(same || c.file > file || before == 0);
-    if (same && before) assert_true(rest == was_rest ? c.offset >= before : rest);
     assert_true(c.offset % MM_DIRECT == 0 && c.bytes <= j->c.chunk);
     assert_memory_equal(c.data, content[c.file] + c.offset, c.bytes);
     for (size_t i = c.first; i < c.first + c.count; i++) {
@@ -149,7 +142,6 @@ static void bytes_are_right(void **state) {
     mm_err err = {0};
     mm_read_stats s = {0};
     set_up(&j, (unsigned)(1 + draw(5)), buffers, chunk, piece, paths[i % 4]);
-    for (int f = 0; i % 3 && f < FILES; f++) j.file[f].tail = draw(size[f] + 5000) / MM_DIRECT * MM_DIRECT;
     uint64_t wanted = 0, read = 0;
     for (size_t k = 0; k < WANTS; k++) wanted += j.want[k].bytes;
     if (!read_all(&j, (uint32_t)(1 + draw(buffers - 1)), &s, &err)) fail_msg("%s", err.text);
@@ -242,7 +234,7 @@ static void bad_files(void **state) {
 
     set_up(&j, 3, 4, 1 << 16, 1 << 14, paths[i]); /* shorter than what is wanted */
     for (int k = 0; k < WANTS; k++)
-      if (j.want[k].file == 0 && j.want[k].bytes > 0) j.want[k] = (mm_read_want){0, size[0] - 1, 11, (uint64_t)k}, k = WANTS;
+      if (j.want[k].file == 0 && j.want[k].bytes > 0) j.want[k] = (mm_read_want){0, size[0] - 1, 11, (uint64_t)k, 0}, k = WANTS;
     expect(&j, "E_SHORT_READ", "10 more bytes expected");
 
     set_up(&j, 3, 4, 1 << 16, 1 << 14, paths[i]); /* a disk that fails */
@@ -287,6 +279,106 @@ static void changing_files(void **state) {
   }
 }
 
+/* ---- what is asked for ---- */
+
+enum { PART = 3 * MM_DIRECT, PARTS = 500 };
+
+/* One want of many parts, one thread, and a part to a chunk. */
+static mm_reader *open_parts(job *j, uint32_t buffers, mm_err *err) {
+  set_up(j, 1, buffers, PART, MM_DIRECT, MM_READ_CACHE);
+  j->want[0] = (mm_read_want){0, 2 * MM_DIRECT, (uint64_t)PART * PARTS, 0, PART};
+  j->c.wants = 1;
+  return mm_reader_open(&j->c, err);
+}
+
+/* The part that comes next. */
+static uint64_t next_part(job *j, mm_reader *r) {
+  mm_err err = {0};
+  mm_chunk c;
+  if (!mm_reader_next(r, &c, &err)) fail_msg("%s", err.text);
+  if (!c.data) return UINT64_MAX;
+  assert_int_equal((c.offset - 2 * MM_DIRECT) % PART, 0);
+  assert_int_equal(c.bytes, PART);
+  assert_memory_equal(c.data, content[0] + c.offset, c.bytes);
+  mm_reader_release(r);
+  return (c.offset - j->want[0].offset) / PART;
+}
+
+static void ask(job *j, mm_reader *r, uint64_t part) { mm_reader_ask(r, 0, j->want[0].offset + part * PART, PART); }
+
+/* Behind what is in the ring, in the order of asking, once each, and before all others. What is in the ring, or was given, is not moved. */
+static void asked_parts(void **state) {
+  (void)state;
+  enum { BUFFERS = 3 };
+  for (int i = 0; i < 30; i++) {
+    job j;
+    mm_err err = {0};
+    mm_reader *r = open_parts(&j, BUFFERS, &err);
+    bool came[PARTS] = {false};
+    assert_non_null(r);
+    for (uint64_t rounds = 0, n = 0; rounds < 20; rounds++) {
+      uint64_t wanted[4], got[BUFFERS + 5], gots = 0;
+      for (uint64_t k = draw(5); k > 0; k--, n++) came[next_part(&j, r)] = true;
+      for (int k = 0; k < 4; k++) {
+        bool twice;
+        do {
+          twice = false;
+          wanted[k] = draw(4) ? draw(PARTS) : n + draw(4);
+          for (int before = 0; before < k; before++) twice = twice || wanted[before] == wanted[k];
+        } while (twice);
+        ask(&j, r, wanted[k]);
+        if (draw(3) == 0) ask(&j, r, wanted[k]);
+      }
+      for (bool all = false; !all; gots += !all) {
+        all = true;
+        for (int k = 0; k < 4; k++) all = all && came[wanted[k]];
+        if (all) break;
+        assert_true(gots < BUFFERS + 4); /* those in the ring, and the four */
+        got[gots] = next_part(&j, r);
+        assert_false(came[got[gots]]);
+        came[got[gots]] = true;
+      }
+      n += gots;
+      uint64_t at = 0; /* those that came behind the ring's came in the order of asking */
+      for (int k = 0; k < 4; k++)
+        for (uint64_t g = BUFFERS; g < gots; g++)
+          if (got[g] == wanted[k]) assert_true(g >= at), at = g;
+    }
+    for (uint64_t p; (p = next_part(&j, r)) != UINT64_MAX; came[p] = true) assert_false(came[p]);
+    for (int p = 0; p < PARTS; p++) assert_true(came[p]);
+    ask(&j, r, 3); /* after the end it is nothing */
+    assert_true(mm_reader_prove(r, &err));
+    mm_reader_close(r);
+    free(j.c.ring);
+  }
+}
+
+/* A disk that fails while a part is waited for: the next call says so, whoever makes it, and asking is harmless. */
+static void asked_in_vain(void **state) {
+  (void)state;
+  job j;
+  mm_err err = {0}, again = {0};
+  mm_reader *r = open_parts(&j, 2, &err);
+  assert_non_null(r);
+  assert_int_equal(next_part(&j, r), 0);
+  assert_true(mm_reader_prove(r, &err));
+  ask(&j, r, 400);
+  atomic_store(&fail_after, 1);
+  mm_chunk c = {0};
+  bool ok = true;
+  while (ok) {
+    ok = mm_reader_next(r, &c, &err);
+    if (ok) mm_reader_release(r);
+  }
+  atomic_store(&fail_after, -1);
+  assert_string_equal(err.code, "E_IO");
+  ask(&j, r, 401);
+  assert_false(mm_reader_prove(r, &again));
+  assert_string_equal(again.text, err.text);
+  mm_reader_close(r);
+  free(j.c.ring);
+}
+
 /* ---- digests ---- */
 
 enum { BLOCKS = 3 };
@@ -300,7 +392,7 @@ static void set_up_digests(job *j, unsigned threads, uint32_t buffers) {
   }
   j->file[0].digest = digest;
   for (int k = 0; k < WANTS; k++) /* the last block too */
-    if (j->want[k].file == 0) j->want[k] = (mm_read_want){0, size[0] - 11, 11, j->want[k].tag}, k = WANTS;
+    if (j->want[k].file == 0) j->want[k] = (mm_read_want){0, size[0] - 11, 11, j->want[k].tag, 0}, k = WANTS;
 }
 
 /* Whole blocks are read and hashed, the file's other bytes too; files without digests are read as they were. */
@@ -311,7 +403,6 @@ static void digests_hold(void **state) {
     mm_err err = {0};
     mm_read_stats s;
     set_up_digests(&j, (unsigned)(1 + draw(4)), (uint32_t)(2 + draw(3)));
-    j.file[0].tail = draw(3) * MM_HASH_BLOCK;
     if (!read_all(&j, 1, &s, &err)) fail_msg("%s", err.text);
     assert_int_equal(s.hashed, size[0]);
     assert_int_equal(s.wanted, mm_read_bytes(&s));
@@ -326,7 +417,6 @@ static void damage_is_named(void **state) {
     mm_err err = {0};
     char place[40];
     set_up_digests(&j, 2, 2);
-    if (b == 1) j.file[0].tail = 2 * MM_HASH_BLOCK;
     digest[b].byte[draw(32)] ^= (uint8_t)(1 << draw(8));
     assert_false(read_all(&j, 1, NULL, &err));
     assert_int_equal(err.status, MM_INTEGRITY);
@@ -334,6 +424,46 @@ static void damage_is_named(void **state) {
     snprintf(place, sizeof place, "offset %llu", (unsigned long long)(b * MM_HASH_BLOCK));
     if (!strstr(err.text, path[0]) || !strstr(err.text, place)) fail_msg("found \"%s\", expected %s", err.text, place);
   }
+}
+
+/* What was given so far is proved, and no more than that: a damaged block is told of once it was given. A file that has changed is told of
+ * at once. */
+static void proved_so_far(void **state) {
+  (void)state;
+  job j;
+  mm_err err = {0};
+  mm_chunk c = {0};
+  set_up_digests(&j, 2, 2);
+  j.want[0] = (mm_read_want){0, 0, size[0], 0, MM_HASH_BLOCK};
+  j.c.wants = 1, j.c.chunk = MM_HASH_BLOCK;
+  digest[BLOCKS - 1].byte[3] ^= 1;
+  mm_reader *r = mm_reader_open(&j.c, &err);
+  assert_true(r && mm_reader_next(r, &c, &err) && c.offset == 0);
+  assert_true(mm_reader_prove(r, &err));
+  mm_reader_ask(r, 0, MM_HASH_BLOCK, 1); /* it is next anyway */
+  assert_true(mm_reader_next(r, &c, &err) && c.offset == MM_HASH_BLOCK);
+  assert_true(mm_reader_prove(r, &err)); /* with both buffers at the caller, nothing more is read */
+  mm_reader_release(r);
+  const bool given = mm_reader_next(r, &c, &err);
+  assert_true(!given || c.offset == 2 * MM_HASH_BLOCK);
+  assert_false(mm_reader_prove(r, &err));
+  assert_string_equal(err.code, "E_DIGEST");
+  mm_reader_close(r);
+  free(j.c.ring);
+
+  struct stat s;
+  assert_int_equal(stat(path[1], &s), 0);
+  err = (mm_err){0};
+  set_up(&j, 1, 2, 1 << 14, 1 << 12, MM_READ_CACHE);
+  r = mm_reader_open(&j.c, &err);
+  assert_true(r && mm_reader_next(r, &c, &err) && mm_reader_prove(r, &err));
+  const struct timespec times[2] = {{s.st_atime, 0}, {s.st_mtime - 5, 0}};
+  assert_int_equal(utimensat(AT_FDCWD, path[1], times, 0), 0);
+  assert_false(mm_reader_prove(r, &err));
+  assert_string_equal(err.code, "E_CHANGED");
+  assert_non_null(strstr(err.text, path[1]));
+  mm_reader_close(r);
+  free(j.c.ring);
 }
 
 /* ---- what is told ---- */
@@ -368,6 +498,28 @@ static void a_log(void **state) {
   assert_int_equal(sum, all.bytes[MM_READ_CACHE]);
   mm_read_log_close(log);
   mm_read_log_close(NULL);
+}
+
+/* What happened when, and what took how long: the first of each. */
+static void times(void **state) {
+  (void)state;
+  mm_err err = {0};
+  char text[100];
+  mm_read_log *log = mm_read_log_open(&err);
+  assert_non_null(log);
+  assert_string_equal(mm_read_log_times(log, text, sizeof text), "");
+  mm_read_log_note(log, "waited", 1.25);
+  mm_read_log_note(log, "waited", 7);
+  mm_read_log_note(log, "slept", 0.0004);
+  mm_read_log_mark(NULL, "nothing");
+  assert_string_equal(mm_read_log_times(log, text, sizeof text), "waited 1.250, slept 0.000");
+  assert_string_equal(mm_read_log_times(log, text, 9), "waited 1");
+  usleep(20000);
+  mm_read_log_mark(log, "now");
+  double s = 0;
+  assert_int_equal(sscanf(mm_read_log_times(log, text, sizeof text), "waited 1.250, slept 0.000, now %lf", &s), 1);
+  assert_true(s > 0.019 && s < 10);
+  mm_read_log_close(log);
 }
 
 static void in_words(void **state) {
@@ -412,7 +564,8 @@ int main(void) {
       cmocka_unit_test(bytes_are_right), cmocka_unit_test(paths_by_probe), cmocka_unit_test(nothing_past_the_ring),
       cmocka_unit_test(bad_files),       cmocka_unit_test(changing_files), cmocka_unit_test(digests_hold),
       cmocka_unit_test(damage_is_named), cmocka_unit_test(a_log),          cmocka_unit_test(in_words),
-      cmocka_unit_test(mapped_bytes),
+      cmocka_unit_test(mapped_bytes),    cmocka_unit_test(asked_parts),    cmocka_unit_test(asked_in_vain),
+      cmocka_unit_test(proved_so_far),   cmocka_unit_test(times),
   };
   return cmocka_run_group_tests(tests, begin, end);
 }
