@@ -232,7 +232,7 @@ static mm_packed coded_rank(coded *c, ranks *r, uint32_t i, uint8_t *plane[MM_MA
   if (c->tp > 1) p.first_k = first, p.whole_k = c->k;
   float *const own = r->x[i].data;
   memset(own, 0, (size_t)T * wide * sizeof *own);
-  c->s->unpack(&p, 0, 0, N, w);
+  mm_unpack(&p, 0, 0, N, w);
   for (uint32_t t = 0; t < T; t++) {
     double in[WIDEST];
     input_of(c, t, in);
