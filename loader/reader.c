@@ -287,9 +287,7 @@ static bool check_files(const mm_reader *r, mm_err *err) {
 }
 
 /* Under the lock: false, with its error, when reading has failed. */
-static bool is_well(const mm_reader *r, mm_err *err) {
-  return r->err.status == MM_OK || mm_fail_as(err, &r->err);
-}
+static bool is_well(const mm_reader *r, mm_err *err) { return r->err.status == MM_OK || mm_fail_as(err, &r->err); }
 
 /* A chunk has been read, which is the caller's now, or there is none (*out NULL) and all blocks were hashed. */
 static bool wait_for_chunk(mm_reader *r, const mm_read_run **out, mm_err *err) {
