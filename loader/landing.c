@@ -139,8 +139,8 @@ static void find_digests(mm_landing_plan *p, const mm_shards *s, uint32_t rank) 
       if (s->rank[rank].map[k].data == p->origin[i]) p->file[i].digest = s->pack.rank[rank].part[k].block;
 }
 
-/* From where on wants [first, end) of a file, in order, are small; 0 where that would be no gain, or would cut four-bit codes within a
- * word. */
+/* The offset from which on all wants [first, end) of a file are small planes; 0 where reading from there first would gain nothing, or would
+ * cut four-bit codes within a word. */
 static uint64_t find_tail(const mm_landing_plan *p, size_t first, size_t end) {
   size_t i = end;
   while (i > first && p->want[i - 1].bytes < SMALL) i--;
@@ -187,8 +187,8 @@ bool mm_landing_find(const mm_landing_plan *p, const mm_chunk *c, size_t want, m
   return true;
 }
 
-/* Rows that lie close hold no words but their own, and a word is whole with its last byte: pieces come in order, or cut at words. Rows that
- * were moved apart are put in order with their padding, once all are there. */
+/* Which words of four-bit codes are complete. Without padding between rows a word is complete with its last byte, since pieces come in
+ * order or are cut at words. Rows with padding are put in order once all of them have arrived. */
 bool mm_landing_arrive(mm_landing_plan *p, const mm_landing_piece *x, uint64_t *word, uint64_t *words) {
   const mm_landing *l = &p->landing[x->landing];
   p->arrived[x->landing] += x->bytes;

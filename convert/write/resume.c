@@ -106,7 +106,7 @@ static void take_blocks(mm_trust *t) {
   }
 }
 
-/* The step is done, and what it had to tell is told. */
+/* Counts the step as done, and passes on its dead rows and zeroed weights. */
 static bool take_step(mm_writer *w, const mm_step_entry *e, mm_err *err) {
   if (!MM_GROW(w->dead, &w->dead_cap, w->dead_count + e->dead_count, err)) return false;
   for (size_t k = 0; k < e->dead_count; k++) w->dead[w->dead_count++] = e->dead[k];
@@ -119,7 +119,7 @@ static bool take_steps(mm_trust *t, mm_err *err) {
   mm_writer *w = t->w;
   for (size_t i = 0; i < w->journal.step_count; i++) {
     const mm_step_entry *e = &w->journal.step[i];
-    if (!t->step_holds[i] || w->skip[e->step]) continue; /* journaled again by a run that did not trust it */
+    if (!t->step_holds[i] || w->skip[e->step]) continue; /* a run that did not trust the first record wrote a second one */
     if (!take_step(w, e, err)) return false;
     for (size_t k = 0; k < e->put_count; k++) mm_blocks_trust_put(&w->blocks, &e->put[k]);
   }
