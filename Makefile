@@ -249,7 +249,7 @@ endif
 # What a developer runs at each commit.
 T_QUICK = $(T_UNIT) $(T_MODEL) $(addprefix check/,model/golden.sh) $(addprefix check/interop/,block_fp8.py report_error.py serve_clients.py \
   static_inputs.py verify_unsharded.py) $(addprefix check/cli/,docs.sh floors.sh convert_cut.py convert_hostile.py convert_spelling.py \
-  inspect_listing.py journey_prepare.py library.sh minimax_run.py outputs.py serve.py sign.py)
+  inspect_listing.py journey_prepare.py library.sh minimax_run.py outputs.py serve.py sign.py unchanged.py)
 quick: lint-format lint-tree $(T_QUICK) ## build, unit tests, golden logits, floors and format: a minute or less
 	@scripts/test.sh --count $(BUILD) $(T_QUICK)
 T_SERVE = $(filter check/unit/runtime/test_scheduler check/unit/runtime/test_grammar check/unit/runtime/test_reply,$(T_UNIT)) $(filter check/cli/serve% check/interop/serve%,$(T_SCRIPT))

@@ -116,7 +116,7 @@ static void on_bus_error(int n, siginfo_t *info, void *context) {
   char line[sizeof err.text + 128];
   int length = snprintf(line, sizeof line, "%s: error: %s\n", program_invocation_short_name, err.text);
   ssize_t written = write(STDERR_FILENO, line, (size_t)mm_min((uint64_t)length, sizeof line - 1));
-  (void)written; /* nobody is left to be told */
+  (void)written; /* there is nowhere to report a failed write of an error */
   _exit(MM_IO);
 }
 

@@ -532,7 +532,7 @@ int mm_program_fail(const mm_program *p, const mm_err *err) {
   if (n >= (int)sizeof line) n = (int)sizeof line - 1;
   free(json);
   ssize_t written = write(STDERR_FILENO, line, (size_t)n);
-  (void)written; /* nobody is left to be told */
+  (void)written; /* there is nowhere to report a failed write of an error */
   return status;
 }
 

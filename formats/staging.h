@@ -40,7 +40,7 @@ typedef struct mm_staging {
   mm_arena arena;
 } mm_staging;
 
-/* Who is told what a user should know though nothing failed: one line, escaped. Nobody until it is set; mm_program_start sets it. */
+/* Receives notes for the user that are no failures: one line each, escaped. None until it is set; mm_program_start sets it. */
 void mm_staging_notes(void (*told)(const char *line));
 
 #define MM_STAGING_NONE \

@@ -104,7 +104,7 @@ static bool bind(const binding *b, const char *name, form f, mm_packed *out) {
 /* The tensor belongs to this stage. */
 static bool check_stage(const binding *b, const char *name, uint32_t stage) {
   const mm_pack_tensor *t = find(b, name);
-  if (!t || t->stage == stage) return true; /* an absent one is told elsewhere */
+  if (!t || t->stage == stage) return true; /* an absent one is reported elsewhere */
   return mm_fail(b->err, MM_INTEGRITY, "E_PARALLEL", mm_at(b->s->pack.dir, name), "found stage %u, expected %u", t->stage, stage);
 }
 

@@ -53,7 +53,7 @@ static bool good_enough(const mm_verify_args *a, const mm_error_report *r, mm_er
                  "found SQNR %.2f dB against the source, expected at least %.2f", mm_sqnr_db(&r->row[0].e), a->min_sqnr);
 }
 
-/* In neither checkpoint. With NULL, only whether it could be written. */
+/* Refuses a report inside one of the checkpoints. NULL: only checks whether it can be written. */
 static bool write_report(const mm_verify_args *a, const mm_error_report *r, mm_err *err) {
   const char *const apart[] = {a->dir, a->source, NULL};
   mm_output_place place = {.path = a->report, .apart = apart, .stream = true};

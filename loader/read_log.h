@@ -27,7 +27,7 @@ typedef struct mm_read_stats {
 } mm_read_stats;
 uint64_t mm_read_bytes(const mm_read_stats *s); /* by all paths */
 
-/* What all readers that were given it have read: for whoever shows how a load is going. Any thread may ask at any time. */
+/* What all readers with this log have read, for progress and summaries. Any thread may ask at any time. */
 typedef struct mm_read_log mm_read_log;
 
 mm_read_log *mm_read_log_open(mm_err *err);

@@ -77,7 +77,7 @@ static bool is_cached(const mm_file *f, const char *path) {
   return (errno == ENOSYS || errno == EPERM) && cached_by_mincore(f, path);
 }
 
-/* A descriptor past the page cache; -1 where the file system has none, or says so only when it is read. */
+/* A descriptor that bypasses the page cache; -1 where the file system has none. Some file systems refuse only when it is read. */
 static int open_direct(const char *path, uint8_t *buffer) {
   int fd;
   do fd = open(path, O_RDONLY | O_DIRECT | O_CLOEXEC | O_NOCTTY);

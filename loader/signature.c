@@ -341,7 +341,7 @@ static char *open_envelope(const mm_json *bundle, const mm_key *key, const mm_js
   return NULL;
 }
 
-/* Another key is said so, before its signature is called wrong. */
+/* A signature by another key is refused as that, before it is checked. */
 static bool check_key(const mm_json *bundle, const mm_key *key, const mm_json_ctx *c, mm_err *err) {
   const mm_json *material = mm_json_need(bundle, "verificationMaterial", MM_JSON_OBJ, c, err), *named;
   mm_digest hint, ours;

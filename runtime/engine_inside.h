@@ -87,7 +87,7 @@ struct mm_engine {
   const void *saved;             /* loaded from */
   const int32_t *ids;            /* [id_count], or NULL: what state_to holds from now on */
   uint32_t id_count;
-  bool apart;                  /* the step under way ends without its choice, on the device that will make it */
+  bool apart;                  /* the step under way ends before the device chooses: mm_engine_choose follows */
   const int32_t *target;       /* [row_count] ids whose scores are wanted, */
   double *score;               /* and where they go */
   const mm_sampling *sampling; /* [row_count] of the choice under way */

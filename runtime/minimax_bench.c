@@ -165,7 +165,7 @@ static bool fill_contexts(bench *b, uint32_t rows, mm_err *err) {
   return true;
 }
 
-/* The next step's tokens: another of each sequence, while random weights before long choose the same for all. */
+/* The next step's tokens, another one for each sequence: random weights would soon choose the same token for all. */
 static void draw_ids(bench *b, uint32_t rows) {
   for (uint32_t s = 0; s < rows; s++) b->id[s] = (int32_t)(mm_draw(s, ++b->drawn) * b->model.vocab);
 }
@@ -234,8 +234,8 @@ static bool step_alone(bench *b, const mm_span *span, uint32_t spans, const uint
   return true;
 }
 
-/* Single tokens of `rows` sequences and the first `tokens` of another: in one step, and apart; step_s[3]: of the tokens, the stretch, both.
- */
+/* Single tokens of `rows` sequences and the first `tokens` tokens of another one: as two steps and as one. step_s[3]: the single tokens,
+ * the stretch, both. */
 static bool mixed(bench *b, uint32_t rows, double step_s[3], mm_err *err) {
   const mm_bench_case *c = b->c;
   const uint32_t last = c->tokens - 1;

@@ -419,7 +419,7 @@ static bool run_divergence(eval *e, mm_err *err) {
   return ok;
 }
 
-/* One of three things is asked for; windows are a text's. */
+/* Exactly one of likelihood, logits and divergence is asked for; --window and --limit go with a text. */
 static bool settle(eval_args *a, mm_err *err) {
   bool scored = a->ids || a->text, prompted = a->logits || a->against;
   if (!(a->ids && a->text) && !(a->logits && a->against) && scored != prompted && prompted == (a->ids_from != NULL) &&

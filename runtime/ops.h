@@ -174,8 +174,8 @@ typedef struct mm_ops {
   void (*release)(void *memory);
   bool loads;       /* reads the weights' files itself, past their mappings: checks mm_backend_config.verify, fills its log */
   uint32_t samples; /* MM_SAMPLES_…: what choose has beside temperature, top_p, top_k and seed */
-  bool calibration; /* adds to mm_backend_config.calibration: at each product, or what came together since the last time when it is told */
-  bool (*calibrate)(mm_backend *b, mm_err *err); /* to; between steps. NULL: at each product */
+  bool calibration; /* adds to mm_backend_config.calibration: at each product, or, where calibrate is not NULL, when that is called */
+  bool (*calibrate)(mm_backend *b, mm_err *err); /* adds what came together since the last call; between steps. NULL: at each product */
   /* The rows of x to the next pipeline stage, and from the one before; both NULL in a backend without stages. */
   void (*send)(mm_backend *b, mm_act x);
   void (*receive)(mm_backend *b, mm_act x);
@@ -219,7 +219,7 @@ typedef struct mm_forward {
   mm_act h, n, spare, qkv, o, gate, branch;
   mm_act tap[MM_TAPS];
   uint32_t tap_layer[MM_TAPS], taps;
-  bool apart; /* of steps without sampling: they end by keep, their choice comes later */
+  bool apart; /* steps without sampling end by keep; choose_kept comes later */
 } mm_forward;
 MM_MUST_USE bool mm_forward_open(mm_forward *f, const mm_ops *ops, const mm_backend_config *c, mm_err *err);
 void mm_forward_close(mm_forward *f);

@@ -8,7 +8,7 @@
 extern "C" {
 #endif
 
-#define MM_LOGPROBS 20 /* likeliest ids that are told at most */
+#define MM_LOGPROBS 20 /* likeliest ids at most, beside the chosen one */
 
 typedef struct mm_bias {
   int32_t id;
@@ -37,7 +37,7 @@ typedef struct mm_sampling {
   const mm_bias *bias;     /* [bias_count], each id once */
   const uint32_t *allowed; /* [ceil(vocab/32)]: bit id % 32 of word id / 32; NULL: all are allowed */
   uint32_t top_logprobs;   /* ≤ MM_LOGPROBS */
-  mm_logprob *logprobs;    /* [1 + top_logprobs]: the chosen one, then the likeliest in falling order; or NULL */
+  mm_logprob *logprobs;    /* [1 + top_logprobs]: the chosen id, then the likeliest in falling order; or NULL */
 } mm_sampling;
 
 /* What a row asks for beside temperature, top_p, top_k and seed. */

@@ -441,7 +441,7 @@ static bool add_group(mm_json *groups, const mm_spelling *s, mm_json *modules, m
   return mm_json_set(groups, name, group) && ok;
 }
 
-/* The spelling of most tensors is said of every linear module, and last: readers take the first group that a module fits. */
+/* The group of the commonest spelling names every linear module and comes last: readers take the first group that a module fits. */
 static mm_json *ct_groups(const mm_plan *p, mm_err *err) {
   size_t count[SPELLINGS] = {0}, most = 0;
   for (size_t i = 0; i < p->pack.tensor_count; i++)

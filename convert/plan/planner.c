@@ -123,7 +123,7 @@ static void share_input_scales(mm_plan *p) {
   }
 }
 
-/* A file that changes nothing was not meant so. */
+/* A calibration file that changes nothing is a mistake of the user's, and refused. */
 static bool calibration_used(const mm_planner *b) {
   const struct mm_calibrated *c = &b->p->calibrated;
   if (b->o->importance && c->weighed == 0)
@@ -138,7 +138,8 @@ static void missing(mm_planner *b, const mm_rule *r, uint32_t layer, uint32_t ex
   if (b->missing++ == 0) mm_rule_name(b->first_missing, sizeof b->first_missing, r->theirs, layer, expert);
 }
 
-/* Once something is missing the rest is only counted, and not for ever: nothing may grow with a number of experts that no header proves. */
+/* Once a tensor is missing, others are only counted, up to a limit: a config may claim any number of experts, and work must not grow with
+ * it. */
 static bool find_matrices(mm_planner *b, mm_plan_tensor *pt, const mm_pack_tensor *t, uint32_t first, uint32_t leads) {
   mm_matrix only_counted;
   if (b->missing == 0) {

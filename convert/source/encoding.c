@@ -9,7 +9,7 @@
 /* How far a row of the table fits the tensors of a matrix; what lies furthest explains a refusal best. */
 typedef enum mm_fit { FIT_NO_CODES, FIT_DTYPE, FIT_SHAPE, FIT_NO_SCALE, FIT_SCALE_DTYPE, FIT_NO_BLOCK, FIT_SCALE_SHAPE, FIT_ALL } mm_fit;
 
-/* A refusal's list of what would have done, no item twice. */
+/* A refusal's list of what was expected, no item twice. */
 typedef struct mm_choice {
   unsigned count;
   char item[8][NAME_MAX_LEN];

@@ -94,7 +94,7 @@ static bool bake(mm_writer *w, mm_err *err) {
   return ok;
 }
 
-/* A packed source's companions were proven when it was opened; one that became another since is not copied. */
+/* A packed source's companions were proven when it was opened; one that has changed since is not copied. */
 static bool still_proven(const mm_writer *w, const char *name, const char *path, const char *text, size_t n, mm_err *err) {
   const mm_pack *from = w->plan->hf->packed ? mm_packed_pack(w->plan->hf) : NULL;
   const mm_digest d = mm_sha256(text, n);
@@ -117,8 +117,8 @@ static bool copy_companion(mm_writer *w, const char *name, mm_err *err) {
 
 static int by_name(const void *a, const void *b) { return strcmp(*(const char *const *)a, *(const char *const *)b); }
 
-/* The source's code, where its config names some: all of it, since what is named may import the rest. Packed checkpoints have it too, which
- * may be written with Hugging Face names again. */
+/* The source's code, where its config names some: all of it, since the named file may import the others. Packed checkpoints keep it for a
+ * later --layout hf. */
 static bool copy_code(mm_writer *w, mm_err *err) {
   mm_pack *pack = &w->plan->pack;
   const char *name[CODE_FILES];

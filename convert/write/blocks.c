@@ -146,7 +146,7 @@ static bool find_due(mm_blocks *b, uint32_t rank, mm_err *err) {
 static bool new_file(mm_blocks *b, uint32_t rank, mm_err *err) {
   const mm_plan_file *x = layout_of(b, rank);
   const char *name = part_of(b, rank)->file;
-  unlinkat(b->dir, name, 0); /* what an interrupted run left without its right size */
+  unlinkat(b->dir, name, 0); /* an interrupted run left a file of another size */
   b->fd[rank] = mm_create_at(b->dir, b->dir_name, name, err);
   if (b->fd[rank] < 0) return false;
   int e = posix_fallocate(b->fd[rank], 0, (off_t)x->size);
@@ -258,7 +258,7 @@ static void count_filled(mm_blocks *b, const mm_put *put, bool *full) {
   pthread_mutex_unlock(&b->lock);
 }
 
-/* A step carried out again gives what is there, if the journal that declared its block done told the truth. */
+/* A step that is carried out again must give the bytes that are there; otherwise the journal was wrong to declare the block done. */
 static bool compare_done(mm_blocks *b, const mm_put *put, const uint8_t *bytes, mm_err *err) {
   const char *name = part_of(b, put->rank)->file;
   mm_file f = {.fd = b->fd[put->rank], .size = layout_of(b, put->rank)->size};

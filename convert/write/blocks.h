@@ -70,7 +70,7 @@ MM_MUST_USE bool mm_blocks_begin(mm_blocks *b, uint32_t part, bool existing, boo
 /* n bytes at `offset` from the data start. Threads may write disjoint ranges. What was written is appended to log. A block that a journal
  * declared done must hold these bytes already: MM_USAGE E_RESUME. */
 MM_MUST_USE bool mm_blocks_put(mm_blocks *b, mm_put_log *log, uint32_t rank, uint64_t offset, const void *bytes, size_t n, mm_err *err);
-/* The same bytes, of a step that an interrupted run carried out: put of its log lies there, verified. */
+/* Takes over a step that an interrupted run carried out: the bytes of this put are in the file, verified. */
 void mm_blocks_trust_put(mm_blocks *b, const mm_put *put);
 /* fdatasync of every file of the part. */
 MM_MUST_USE bool mm_blocks_sync(mm_blocks *b, mm_err *err);

@@ -99,7 +99,7 @@ bool mm_convert_run(mm_plan *p, const mm_writer_options *o, mm_progress *progres
   }
   bool ok = opened && (out.complete ? manifest_digest(p, o->target, manifest, err) : run_all(&job, o->threads, manifest, err));
   if (!ok && err->status == MM_INTERRUPTED) {
-    mm_err late = {0}; /* the interruption is what is reported; without this record only more is done again */
+    mm_err late = {0}; /* the interruption is reported; without this record more is done again, nothing else */
     mm_either_way(mm_writer_commit(&out, &late));
   }
   mm_writer_close(&out, ok || (opened ? resumable(err->status) : !out.fresh));

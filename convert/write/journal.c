@@ -68,7 +68,7 @@ static mm_journal_header *make_header(const mm_plan *p, int level, mm_err *err) 
   return h;
 }
 
-/* Says what a journal was made for, where that is not what this run makes. */
+/* Refuses a journal that was made for something else, and says for what. */
 static bool same_header(const mm_journal_header *found, const mm_journal_header *h, const mm_plan *p, const char *name, mm_err *err) {
   static const char discards[] = "--restart discards it";
   const uint64_t *a = (const uint64_t *)(found + 1), *b = (const uint64_t *)(h + 1);
@@ -186,8 +186,8 @@ static bool size_of(int fd, const char *name, size_t *n, mm_err *err) {
   return true;
 }
 
-/* The header of the journal open at fd, of n bytes in all, is the plan's. *whole: it is all there; else the run died, or is, before that.
- */
+/* The header of the journal open at fd, which has n bytes, is the plan's. *whole: all of the header is there; otherwise the run that writes
+ * it died before that, or has not come so far. */
 static bool check_header(int fd, const char *name, const mm_plan *p, int level, size_t n, bool *whole, mm_err *err) {
   const size_t least = sizeof(mm_journal_header), all = header_bytes(p);
   mm_file f = {.fd = fd, .size = n};

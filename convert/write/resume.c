@@ -115,7 +115,7 @@ static void take_steps(mm_trust *t) {
   mm_writer *w = t->w;
   for (size_t i = 0; i < w->journal.step_count; i++) {
     const mm_step_entry *e = &w->journal.step[i];
-    if (!t->step_holds[i] || w->skip[e->step]) continue; /* journaled again by a run that did not trust it */
+    if (!t->step_holds[i] || w->skip[e->step]) continue; /* a run that did not trust the first record wrote a second one */
     take_step(w, e);
     for (size_t k = 0; k < e->put_count; k++) mm_blocks_trust_put(&w->blocks, &e->put[k]);
   }

@@ -79,7 +79,7 @@ static bool find_complete(mm_writer *w, bool archived, mm_err *err) {
   return false;
 }
 
-/* Names the output and looks at what has its name, before any of it is judged: what comes later is seen to be no part of it. */
+/* Names the output and records what has that name now, before it is judged: what appears later is then known to be somebody else's. */
 static bool look_at_target(mm_writer *w, mm_err *err) {
   mm_staging *s = &w->stage;
   if (!mm_staging_name(s, w->o.target, NULL, err) || !mm_staging_apart(s, w->plan->hf->dir, err) || !mm_staging_recover(s, err) ||
@@ -177,7 +177,7 @@ static bool remove_journal(mm_writer *w, const char *name, mm_err *err) {
   return unlinkat(w->parent, name, 0) == 0 || errno == ENOENT || mm_fail_errno(err, mm_at(name, NULL), "remove", errno);
 }
 
-/* Once the staging directory has its final name another run may begin beside: a journal that is locked is that run's. */
+/* Once the staging directory has its final name, another run may begin: a locked journal is that run's. */
 static bool remove_free_journal(mm_writer *w, const char *name, mm_err *err) {
   int fd = openat(w->parent, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
   bool held = fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
@@ -199,8 +199,8 @@ static bool check_foreign(mm_writer *w, mm_err *err) {
 
 static bool journal_fits(mm_writer *w, const char *name, mm_err *err) { return mm_journal_fits(w->parent, name, w->plan, w->o.level, err); }
 
-/* What runs of other options left is no share's to go on beside: the last run could not publish it. With --restart it is discarded, whole,
- * unless one of them is at work. */
+/* Refuses a share beside what runs with other options left, since the last run could not publish both. With --restart all of that is
+ * discarded, unless one of those runs is at work. */
 static bool discard_others(mm_writer *w, mm_err *err) {
   mm_err why = {0};
   if (each_journal(w, journal_fits, &why)) return true;
@@ -214,8 +214,8 @@ static bool discard_others(mm_writer *w, mm_err *err) {
          (flock(w->dir, LOCK_SH) == 0 || mm_no_locks(errno) || mm_fail_errno(err, mm_at(w->staging, NULL), "lock", errno));
 }
 
-/* A share's own journal, gone on with or new. The others may be writing theirs: of other options there is none before it begins, nor when
- * it has begun. */
+/* Opens a share's own journal: the one that it continues, or a new one. Other shares may write theirs meanwhile, so that journals of other
+ * options are looked for before this one is made and again after. */
 static bool open_share_journal(mm_writer *w, mm_err *err) {
   if (!discard_others(w, err)) return false;
   bool absent = faccessat(w->parent, w->journal_name, F_OK, AT_SYMLINK_NOFOLLOW) != 0;
@@ -231,7 +231,7 @@ static bool open_share_journal(mm_writer *w, mm_err *err) {
   return false;
 }
 
-/* The journal of an interrupted run, with what the shares' claim, or a new one. */
+/* Opens the journal of an interrupted run, adding what the journals of its shares claim, or a new one. */
 static bool open_journal(mm_writer *w, mm_err *err) {
   if (!check_foreign(w, err)) return false;
   mm_err leftover = {0};
@@ -249,7 +249,7 @@ static bool open_journal(mm_writer *w, mm_err *err) {
   if (!resume && (!clear(w, err) || !each_journal(w, remove_journal, err))) return false;
   if (!mm_journal_create(&w->journal, w->parent, w->journal_name, w->plan, err)) return false;
   if (!resume || each_journal(w, merge_journal, err)) return true;
-  remove_journal(w, w->journal_name, MM_IGNORED); /* new and empty: the shares' own run goes on without it */
+  remove_journal(w, w->journal_name, MM_IGNORED); /* new and empty: the shares can be continued without it */
   mm_journal_close(&w->journal);
   return false;
 }
@@ -264,7 +264,7 @@ static uint64_t staged_bytes(const mm_writer *w) {
   return n;
 }
 
-/* What the files of the largest part take. */
+/* Bytes of the files of the largest part. */
 static uint64_t largest_part(const mm_plan *p) {
   uint64_t most = 0;
   for (uint32_t i = 0; i < p->part_count; i++) {
@@ -275,7 +275,7 @@ static uint64_t largest_part(const mm_plan *p) {
   return most;
 }
 
-/* Refuses what cannot fit. How small an archive gets is seen when it is made: only one part must fit beside it. */
+/* Refuses an output that cannot fit. The size of an archive is not known before it is made: only one part must fit. */
 static bool check_space(mm_writer *w, mm_err *err) {
   uint64_t have = staged_bytes(w), whole = w->o.level > 0 ? largest_part(w->plan) : w->plan->output_bytes;
   return mm_staging_room(&w->stage, whole > have ? whole - have : 0, err);
@@ -287,8 +287,8 @@ static bool remove_staging(mm_writer *w, mm_err *err) {
   return unlinkat(w->parent, w->staging_name, AT_REMOVEDIR) == 0 || mm_fail_errno(err, mm_at(w->staging, NULL), "remove", errno);
 }
 
-/* What a run left that died between its rename and its end: the journal, and under --force the checkpoint it replaced. An interrupted
- * conversion of other options is not that, nor are files without a journal. */
+/* Removes what a run left that died after its rename: the journal and, under --force, the checkpoint that it replaced. An interrupted
+ * conversion of other options stays, and so do files without a journal. */
 static bool remove_own_leftover(mm_writer *w, mm_err *err) {
   mm_err why = {0};
   bool empty = true, journals = !each_journal(w, refuse_leftover, &why);
@@ -440,7 +440,7 @@ static bool write_manifest(mm_writer *w, mm_digest *digest, mm_err *err) {
   return ok && mm_fsync(w->dir, w->staging, true, err);
 }
 
-/* What somebody else put into the staging directory is not published. */
+/* Refuses to publish what somebody else put into the staging directory. */
 static bool check_staged(mm_writer *w, mm_err *err) {
   mm_err extra = {0};
   if (mm_nothing_else(w->staging, is_staged, w, &extra)) return true;
