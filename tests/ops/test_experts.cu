@@ -211,31 +211,47 @@ static void check_experts(const expert_case &c, uint32_t tokens, uint32_t expert
   if (c.rounded) report_true(std::string(what) + ": codes and scales between the products", coded);
 }
 
-/* The same for router and experts together: the others' experts come between a row's own. */
-static void check_rows_independent(const expert_case &c) {
+/* The same for router and experts together: the others' experts come between a row's own. apart: of all of more than 16 rows. */
+static void check_rows_independent(const expert_case &c, bool apart = false) {
   const uint32_t experts = 24, top_k = 8, hidden = 1536, inter = 384;
   /* few: the router alone has several kernels for these */
   const uint32_t few[][2] = {{2, MM_CU_SKINNY}, {MM_CU_SKINNY + 1, MM_CU_FEW}, {MM_CU_FEW + 1, 90}},
-                 buckets[][2] = {{1, 1}, {2, 8}, {9, MM_CU_SKINNY}};
-  const router_weight router(experts, hidden, 90);
+                 buckets[][2] = {{1, 1}, {2, 8}, {9, MM_CU_SKINNY}}, all[] = {MM_CU_SKINNY + 1, 600};
+  router_weight router(experts, hidden, all[1]);
+  if (apart) router.d.few = false, router.d.apart = true;
   test_weight w13, w2;
   random_weight(&w13, c.code, c.kind, experts, 2 * inter, hidden, c.cell_n, c.cell_k);
   random_weight(&w2, c.code, c.kind, experts, hidden, inter, c.cell_n, c.cell_k);
   if (c.rounded) w13.d.rounding.kind = w2.d.rounding.kind = MM_ACT_FP8_GROUP;
   if (c.few && !mm_cu_takes_few(w13.d, w2.d)) return;
-  for (uint32_t i = 0; i < 3; i++) {
-    const uint32_t *const b = c.few ? few[i] : buckets[i];
+  for (uint32_t i = 0; i < (apart ? 1 : 3); i++) {
+    const uint32_t *const b = apart ? all : c.few ? few[i] : buckets[i];
     const bool same = same_among_others(b[0], b[1], hidden, [&](const __nv_bfloat16 *x, uint32_t tokens) {
+      middle_codes given;
       route_buffers rb(experts, top_k, tokens, true, nullptr);
       CUDA_OK(mm_cu_route_tokens(router.d, rb.r, x, tokens, 0));
       std::vector<float> out;
-      for (auto v : run_experts(c, w13, w2, rb.r, x, tokens)) out.push_back(to_float(v));
+      for (auto v : run_experts(c, w13, w2, rb.r, x, tokens, &given)) out.push_back(to_float(v));
       return out;
     });
     char what[120];
     snprintf(what, sizeof what, "experts %-18s T=%u-%u: a row's bits whatever lies beside it", c.name, b[0], b[1]);
     report_true(what, same);
   }
+}
+
+/* The router's logits of as many experts as M2 has, which more than 512 rows take another kernel for unless they are to be apart. */
+static void check_router_apart(bool wide) {
+  const uint32_t experts = 256, hidden = 3072, least = MM_CU_SKINNY + 1, most = 800;
+  router_weight router(experts, hidden, most);
+  if (router.d.wide != wide) return check_router_apart(wide); /* it is so by chance */
+  router.d.few = false, router.d.apart = true;
+  const bool same = same_among_others(least, most, hidden, [&](const __nv_bfloat16 *x, uint32_t tokens) {
+    route_buffers rb(experts, 8, tokens, true, nullptr);
+    CUDA_OK(mm_cu_route_logits(router.d, rb.r, x, tokens, 0));
+    return rb.logits.get();
+  });
+  report_true(std::string("router of ") + (wide ? "f32" : "bf16") + ", T=17-800, apart: a row's bits whatever lies beside it", same);
 }
 
 template <class T>
@@ -294,7 +310,8 @@ void test_experts() {
   check_experts(cases[1], 1, 20, 13, 256, 2816, true); /* more columns than a single token's core takes, with whole items counted */
   check_experts(cases[1], 3, 256, 8, 384, 128, true);
   check_experts(cases[1], 260, 32, 2, 256, 128, false);
-  for (int i : {0, 1, 4, 6, 7}) check_rows_independent(cases[i]);
+  for (int i : {0, 1, 4, 6, 7}) check_rows_independent(cases[i]), check_rows_independent(cases[i], true);
+  check_router_apart(false), check_router_apart(true);
   for (int i : {1, 2, 4, 6, 7}) {
     expert_case c = cases[i];
     c.few = true;
@@ -316,7 +333,7 @@ void test_experts() {
     check_experts(rounded_few, tokens, 32, 4, 384, 192, true);
     check_experts({"int4 rounded", MM_CU_INT4, MM_CU_COARSE, 1, 128, true, true}, tokens, 32, 4, 384, 192, true);
   }
-  check_rows_independent(rounded_few);
+  check_rows_independent(rounded_few), check_rows_independent(rounded, true);
   check_experts(rounded, 9, 256, 8, 256, 128, true);
   check_experts(rounded, 17, 32, 2, 256, 128, false);
   check_experts(rounded, 100, 12, 3, 384, 256, true);

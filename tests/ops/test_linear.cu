@@ -241,14 +241,14 @@ static void check_rows_independent(const scheme_case &c) {
     uint32_t least, most;
     bool few;
   } buckets[] = {{1, 1, false}, {2, 8, false},  {9, MM_CU_SKINNY, false}, {1, 8, true},
-                 {9, 16, true}, {17, 32, true}, {33, MM_CU_FEW, true}};
+                 {9, 16, true}, {17, 32, true}, {33, MM_CU_FEW, true},    {MM_CU_SKINNY + 1, 700, false}};
   test_weight w;
   random_weight(&w, c.code, c.kind, 1, n, k, c.cell_n, c.cell_k);
   for (auto &b : buckets) {
     if (b.few && !mm_cu_takes_few_rows(w.d)) continue;
     const bool same = same_among_others(b.least, b.most, k, [&](const __nv_bfloat16 *x, uint32_t tokens) {
       buffer<float> y((size_t)tokens * n);
-      CUDA_OK((b.few ? mm_cu_skinny_few : mm_cu_skinny)(w.d, {x, nullptr, nullptr, y.p, tokens}, 0));
+      CUDA_OK((b.few ? mm_cu_skinny_few : b.most > MM_CU_SKINNY ? mm_cu_gemm : mm_cu_skinny)(w.d, {x, nullptr, nullptr, y.p, tokens}, 0));
       return y.get();
     });
     char what[120];
@@ -258,9 +258,9 @@ static void check_rows_independent(const scheme_case &c) {
   }
 }
 
-/* The same of rounded rows: alone, then up to 8, 16, 32 and 64. */
+/* The same of rounded rows: alone, then up to 8, 16, 32 and 64, and of all of more than 16 by the kernel of many. */
 static void check_rounded_independent() {
-  const uint32_t n = 520, k = 3072, buckets[][2] = {{1, 8}, {9, 16}, {17, 32}, {33, MM_CU_FEW}};
+  const uint32_t n = 520, k = 3072, buckets[][2] = {{1, 8}, {9, 16}, {17, 32}, {33, MM_CU_FEW}, {MM_CU_SKINNY + 1, 700}};
   test_weight w;
   random_weight(&w, MM_CU_E4M3, MM_CU_COARSE, 1, n, k, 128, 128);
   w.d.rounding.kind = MM_ACT_FP8_GROUP;
@@ -270,7 +270,7 @@ static void check_rounded_independent() {
       code_buffers codes(tokens, k);
       buffer<float> y((size_t)tokens * n);
       CUDA_OK(mm_cu_encode(codes.d, {x, k, nullptr}, 0));
-      CUDA_OK(mm_cu_skinny_fp8(w.d, {codes.d, nullptr, y.p}, 0));
+      CUDA_OK((b[1] > MM_CU_FEW ? mm_cu_gemm_fp8 : mm_cu_skinny_fp8)(w.d, {codes.d, nullptr, y.p}, 0));
       return y.get();
     });
     char what[120];
