@@ -8,27 +8,40 @@
 #include "formats/file.h"
 #include "formats/hash.h"
 
-/* As measured with transformers 5.24 and compressed-tensors 0.20 (docs/engines.md). */
+#define TRANSFORMERS "transformers 5.24"
+#define NO_GLOBAL    TRANSFORMERS " leaves out the global scales of NVFP4 experts and computes wrongly: serve it with another engine."
+#define NO_MODELOPT  TRANSFORMERS " has no reader of ModelOpt: serve it with vLLM or SGLang."
+
+/* As measured with these versions (docs/engines.md). */
 static const struct {
-  const char *dialect, *scheme, *what;
+  const char *dialect, *scheme;
+  bool experts; /* only where experts have it */
+  const char *what;
 } caveat[] = {
-    {"ct", "nvfp4a16",
-     "transformers 5.24 leaves out the global scales of NVFP4 experts and computes wrongly: serve it with another engine."},
-    {"ct", "nvfp4", "transformers 5.24 leaves out the global scales of NVFP4 experts and computes wrongly: serve it with another engine."},
-    {"ct", "mxfp8", "transformers 5.24 fails to load MXFP8 experts of compressed-tensors: serve it with another engine."},
-    {"ct", "int8", "transformers 5.24 fails to load INT8 experts of compressed-tensors: serve it with another engine."},
-    {"ct", "block_fp8", "transformers 5.24 fails to load block FP8 experts of compressed-tensors: --dialect fp8 is what it reads."},
-    {"ct", "w4afp8",
-     "compressed-tensors 0.20 takes the words of W4A8 FP8 for plain integers when it dequantises; transformers 5.24 does not."},
-    {"modelopt", "nvfp4a16", "transformers 5.24 has no reader of ModelOpt: serve it with vLLM or SGLang."},
-    {"modelopt", "nvfp4", "transformers 5.24 has no reader of ModelOpt: serve it with vLLM or SGLang."},
-    {"fp8", "tensor_wise_fp8",
+    {"ct", "nvfp4a16", true, NO_GLOBAL},
+    {"ct", "nvfp4", true, NO_GLOBAL},
+    {"ct", "mxfp8", true, TRANSFORMERS " fails to load MXFP8 experts of compressed-tensors: serve it with another engine."},
+    {"ct", "int8", true, TRANSFORMERS " fails to load INT8 experts of compressed-tensors: serve it with another engine."},
+    {"ct", "block_fp8", true, TRANSFORMERS " fails to load block FP8 experts of compressed-tensors: --dialect fp8 is what it reads."},
+    {"ct", "w4afp8", false,
+     "compressed-tensors 0.20 takes the words of W4A8 FP8 for plain integers when it dequantises; " TRANSFORMERS " does not."},
+    {"modelopt", "nvfp4a16", false, NO_MODELOPT},
+    {"modelopt", "nvfp4", false, NO_MODELOPT},
+    {"fp8", "tensor_wise_fp8", false,
      "vLLM and SGLang read tensor-wise FP8 in compressed-tensors only (--dialect ct); this spelling is transformers'."},
 };
 
-const char *mm_card_caveat(const char *dialect, const char *scheme) {
-  for (size_t i = 0; dialect && i < sizeof caveat / sizeof *caveat; i++)
-    if (strcmp(caveat[i].dialect, dialect) == 0 && strcmp(caveat[i].scheme, scheme) == 0) return caveat[i].what;
+static bool has_scheme(const mm_plan *p, const char *scheme, bool experts) {
+  for (size_t i = 0; i < p->pack.tensor_count; i++)
+    if (strcmp(p->pack.tensor[i].scheme, scheme) == 0 && (!experts || p->tensor[i].rule[0]->kind == MM_KIND_EXPERT)) return true;
+  return false;
+}
+
+const char *mm_card_caveat(const mm_plan *p, const char *dialect, size_t *at) {
+  while (dialect && *at < sizeof caveat / sizeof *caveat) {
+    const size_t i = (*at)++;
+    if (strcmp(caveat[i].dialect, dialect) == 0 && has_scheme(p, caveat[i].scheme, caveat[i].experts)) return caveat[i].what;
+  }
   return NULL;
 }
 
@@ -54,10 +67,8 @@ static void put_schemes(FILE *f, const mm_plan *p, const char *dialect) {
     }
     fprintf(f, "| `%s` | %zu | %llu | %.2f |\n", s->name, count, (unsigned long long)weights, mm_scheme_bits(s) + 1e-6);
   }
-  for (size_t i = 0; i < p->pack.tensor_count; i++) {
-    const char *what = mm_card_caveat(dialect, p->pack.tensor[i].scheme);
-    if (what && !seen(p, i)) fprintf(f, "\n**Note:** %s\n", what);
-  }
+  const char *what;
+  for (size_t at = 0; (what = mm_card_caveat(p, dialect, &at));) fprintf(f, "\n**Note:** %s\n", what);
 }
 
 /* "configuration_minimax_m1.MiniMaxM1Config" of auto_map is in configuration_minimax_m1.py; "org/repo--…" is in another repository. */

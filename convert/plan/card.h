@@ -8,8 +8,9 @@
 
 /* Markdown in the plan's arena, the same for the same plan. `dialect` is NULL where nothing is quantised. NULL on want of memory. */
 const char *mm_card_text(mm_plan *p, const char *dialect, mm_err *err);
-/* What is known to go wrong with a scheme in a dialect's own readers, one sentence; NULL where nothing is. */
-const char *mm_card_caveat(const char *dialect, const char *scheme);
+/* What is known to go wrong with the plan's schemes in the readers of a dialect (NULL: none): the next sentence from *at = 0 on, NULL past
+ * the last. */
+const char *mm_card_caveat(const mm_plan *p, const char *dialect, size_t *at);
 /* Whether auto_map of the source's config names code that the source's directory lacks: name[cap] is then the first such file. */
 bool mm_card_lacks(const mm_hf *hf, char *name, size_t cap);
 

@@ -367,7 +367,9 @@ bool mm_plan_build(mm_plan *p, mm_hf *hf, const mm_plan_options *o, mm_err *err)
   if (!b.arch || !b.arch->read_config(hf->config, hf->config_path, &p->pack.model, err)) return false;
   if (hf->packed && !mm_packed_agrees(mm_packed_pack(hf), b.arch, &p->pack.model, err)) return false;
   if (o->unsharded && (o->tp > 1 || o->pp > 1))
-    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --layout hf with --tp %u --pp %u, expected 1 of each", o->tp, o->pp);
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL),
+                   "found --tp %u --pp %u with --layout hf, whose files are whole: leave both out, engines cut them as they load", o->tp,
+                   o->pp);
   if (!mm_cut_feasible(&p->pack.model, o, hf->config_path, err)) return false;
   p->pack.tp = o->tp;
   p->pack.ep = o->ep;

@@ -86,6 +86,17 @@ static mm_json *verdict_json(const mm_verdict *v) {
   return NULL;
 }
 
+/* What engines are known to read wrongly, of the schemes that the plan has. */
+static mm_json *caveats_json(const mm_plan *p) {
+  mm_json *list = mm_json_new_arr();
+  const char *what;
+  bool ok = list;
+  for (size_t at = 0; ok && (what = mm_card_caveat(p, mm_dialect_name(p->dialect), &at));) ok = mm_json_append(list, mm_json_new_str(what));
+  if (ok) return list;
+  mm_json_free(list);
+  return NULL;
+}
+
 static mm_json *plan_json(const mm_plan *p, const mm_verdict *v, bool tensors) {
   mm_json *j = mm_json_new_obj(), *ranks = mm_json_new_arr(), *kinds = mm_json_new_arr(), *list = tensors ? mm_json_new_arr() : NULL;
   bool ok = j && ranks && kinds;
@@ -102,6 +113,8 @@ static mm_json *plan_json(const mm_plan *p, const mm_verdict *v, bool tensors) {
        mm_json_set(j, "source_bytes", mm_json_new_int((int64_t)p->source_bytes)) &&
        mm_json_set(j, "output_tensors", mm_json_new_int((int64_t)output_tensors(p))) &&
        mm_json_set(j, "output_bytes", mm_json_new_int((int64_t)p->output_bytes)) && mm_json_set(j, "parts", mm_json_new_int(p->part_count));
+  if (p->unsharded)
+    ok = ok && mm_json_set(j, "dialect", mm_json_new_str(mm_dialect_name(p->dialect))) && mm_json_set(j, "notes", caveats_json(p));
   if (p->recipe.importance)
     ok = ok && mm_json_set(j, "weighed_matrices", mm_json_new_int((int64_t)p->calibrated.weighed)) &&
          mm_json_set(j, "unweighed_too_few_tokens", mm_json_new_int((int64_t)p->calibrated.too_few)) &&
@@ -139,7 +152,9 @@ static void print_ranks(FILE *f, const mm_plan *p) {
     }
     if (!p->wanted[r]) continue;
     char size[32], experts[32], attention[32], rest[32], kv[32];
-    if (next - r > 1)
+    if (p->unsharded)
+      fprintf(f, "  in all: %llu bytes (%s)", (unsigned long long)x.bytes, sized(size, x.bytes));
+    else if (next - r > 1)
       fprintf(f, "  ranks %u-%u: %llu bytes (%s) each", r, next - 1, (unsigned long long)x.bytes, sized(size, x.bytes));
     else
       fprintf(f, "  rank %u: %llu bytes (%s)", r, (unsigned long long)x.bytes, sized(size, x.bytes));
@@ -165,15 +180,10 @@ static void print_verdict(FILE *f, const mm_plan *p, const mm_verdict *v) {
     fputs("; no --tp of this model does: another --quant, or --pp\n", f);
 }
 
-/* What engines are known to read wrongly, of the schemes that the plan has. */
+/* The same in lines, and code that is missing. */
 static void print_caveats(FILE *f, const mm_plan *p) {
-  const mm_scheme *s;
-  for (size_t k = 0; p->unsharded && (s = mm_scheme_at(k)); k++) {
-    const char *what = mm_card_caveat(mm_dialect_name(p->dialect), s->name);
-    size_t i = 0;
-    while (what && i < p->pack.tensor_count && p->tensor[i].scheme != s) i++;
-    if (what && i < p->pack.tensor_count) fprintf(f, "note: %s\n", what);
-  }
+  const char *what;
+  for (size_t at = 0; (what = mm_card_caveat(p, mm_dialect_name(p->dialect), &at));) fprintf(f, "note: %s\n", what);
   char name[160], shown[512];
   if (mm_card_lacks(p->hf, name, sizeof name))
     fprintf(f, "note: auto_map in config.json names %s, which the source lacks: transformers will not load this with trust_remote_code.\n",
@@ -186,7 +196,10 @@ bool mm_report_plan(FILE *f, const mm_plan *p, const mm_verdict *v, mm_report_st
   mm_show_to(f, p->pack.model.architecture);
   fprintf(f, ": %zu tensors, %llu bytes (%s) of weights in %zu files\n", used_names(p), (unsigned long long)p->source_bytes,
           sized(size, p->source_bytes), p->hf->file_count);
-  fprintf(f, "plan: --tp %u --ep %u --pp %u --quant \"", p->pack.tp, p->pack.ep, p->pack.pp);
+  if (p->unsharded)
+    fprintf(f, "plan: --layout hf%s%s --quant \"", p->dialect ? " --dialect " : "", p->dialect ? mm_dialect_name(p->dialect) : "");
+  else
+    fprintf(f, "plan: --tp %u --ep %u --pp %u --quant \"", p->pack.tp, p->pack.ep, p->pack.pp);
   mm_show_to(f, p->pack.quant);
   fprintf(f, "\": %zu %s tensors, %u %s, %llu bytes (%s) in all\n", output_tensors(p), p->unsharded ? "unsharded" : "packed", p->part_count,
           p->part_count == 1 ? "part" : "parts", (unsigned long long)p->output_bytes, sized(size, p->output_bytes));

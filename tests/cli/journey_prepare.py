@@ -159,7 +159,21 @@ def plan():
     refused(2, "--layout hf", "minimax-convert", source, "--dry-run", "--layout", "hf", "--gpu-memory", "80G")
 
 
+def engines():
+    """--layout hf: the plan names the dialect, and what is known of its readers: of experts only where experts have the scheme."""
+    for quant, dialect, notes in (("fp8_attention_nvfp4_experts", "ct", ["NVFP4 experts"]), ("block_fp8", "fp8", []), ("bf16", "none", []),
+                                  ("none; *.experts.*=int8; *.self_attn.*_proj.weight=bf16", "ct", ["INT8 experts"]), ("nvfp4a16", "ct", ["NVFP4 experts"]),
+                                  ("nvfp4a16; *.experts.*=bf16", "ct", [])):
+        how = (f"{DATA}/tiny-m2", "--dry-run", "--layout", "hf", "--quant", quant)
+        plan = json.loads(convert(*how, "--json").stdout)
+        assert plan["dialect"] == dialect and len(plan["notes"]) == len(notes) and all(n in m for n, m in zip(notes, plan["notes"])), plan
+        text = convert(*how).stdout
+        assert re.findall(r"^note: (.*)$", text, re.M) == plan["notes"], text
+        assert f"plan: --layout hf {'' if dialect == 'none' else f'--dialect {dialect} '}--quant" in text and "  in all: " in text, text
+    refused(2, ["--tp 8", "--layout hf", "engines cut them"], "minimax-convert", f"{DATA}/tiny-m2", "--dry-run", "--layout", "hf", "--tp", 8)
+
+
 if __name__ == "__main__":
-    for step in (schemes, recipes, sources, device, plan):
+    for step in (schemes, recipes, sources, device, plan, engines):
         step()
-    print("schemes, recipes, sources, devices, plans: as a user meets them")
+    print("schemes, recipes, sources, devices, plans, other engines: as a user meets them")
