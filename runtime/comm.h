@@ -23,6 +23,10 @@ void mm_comm_max(mm_comm *c, uint32_t rank, float *x, size_t n);
 
 /* all[ranks]: what each rank passes, a pointer that must hold until all have used it. False when the meeting is broken. */
 bool mm_comm_gather(mm_comm *c, uint32_t rank, const void *mine, const void **all);
+/* From now on a gathering is broken by who has waited so long for another rank; 0, as at first: never. */
+void mm_comm_patience(mm_comm *c, double seconds);
+/* Whether this rank broke the last gathering so, and for whom it waited. */
+bool mm_comm_waited(mm_comm *c, uint32_t rank, uint32_t *whom);
 /* From now on a break of this meeting also sets *word to 1, for those who wait where it does not reach them. NULL: none. Only while no rank
  * is at work, or by one before all have gathered. */
 void mm_comm_watch(mm_comm *c, volatile uint32_t *word);

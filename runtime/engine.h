@@ -29,14 +29,17 @@ typedef struct mm_engine_config {
 
 /* Borrows the shards until close. All calls on one engine come from one thread at a time. */
 mm_engine *mm_engine_open(const mm_shards *shards, const mm_engine_config *c, mm_err *err);
-void mm_engine_close(mm_engine *e); /* accepts NULL */
+/* Accepts NULL. What a rank that has not come back still uses (E_RANK, below) stays. */
+void mm_engine_close(mm_engine *e);
 const mm_model *mm_engine_model(const mm_engine *e);
 
 /* Runs one batch on all ranks; logits[out_count, vocab], ids whose head row is zero are -INFINITY.
  * Refuses (MM_USAGE E_BATCH) ids ≥ vocab, positions past the limit, unknown slots, rows not covered by spans, one slot in two
  * spans, and a pos that the slot does not hold: lightning state cannot go back, so there pos is 0 or exactly where the slot
  * stands. MM_LIMIT E_PAGES when the batch needs more pages than are free. After any of these the slots hold what they held; after any
- * other failure those of the batch hold nothing. */
+ * other failure those of the batch hold nothing.
+ * MM_IO E_RANK: a rank of a device was waited for in vain. If it does not come back within a second, the call returns all the same; as long
+ * as it stays away every call fails with E_RANK, and what the batch points to is still in its use. */
 MM_MUST_USE bool mm_engine_step(mm_engine *e, const mm_batch *batch, float *logits, mm_err *err);
 
 const mm_limits *mm_engine_limits(const mm_engine *e);

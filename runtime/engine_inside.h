@@ -37,6 +37,7 @@ typedef struct rank {
   float *logits; /* [out_count, vocab_rows] of the current step */
   size_t logits_cap;
   uint64_t state_at, state_bytes; /* its part of a slot's lightning states */
+  bool back;                      /* has finished the task, under the engine's lock; then err is read by others */
   mm_err err;
 } rank;
 
@@ -96,7 +97,8 @@ struct mm_engine {
   rank rank[];      /* [tp] */
 };
 
-/* Hands the next task to every rank and waits for all; the lowest failing rank's error is the task's. */
+/* Hands the next task to every rank and waits for all; the lowest failing rank's error is the task's. Where that is E_RANK, a rank that
+ * stays away is waited for no longer; until it is back there is no task. */
 MM_MUST_USE bool mm_engine_run_task(mm_engine *e, work w, mm_err *err);
 /* Runs a batch that is ready; logits of ids whose head row is zero become -INFINITY. */
 MM_MUST_USE bool mm_engine_run_step(mm_engine *e, const mm_batch *batch, float *logits, mm_err *err);

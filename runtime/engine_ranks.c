@@ -1,8 +1,10 @@
 /* The engine: one thread per tensor-parallel rank, each with its own weights view and backend; every step is handed to all of
  * them and ends when all have finished. */
+#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "formats/pool.h"
 #include "loader/verify.h"
@@ -106,26 +108,52 @@ static void *rank_main(void *arg) {
     bool done = do_work(r, w, &r->err);
     if (!done) mm_comm_break(e->comm[0]);
     pthread_mutex_lock(&e->lock);
-    if (--e->busy == 0) pthread_cond_broadcast(&e->changed);
+    r->back = true;
+    if (--e->busy == 0 || !done) pthread_cond_broadcast(&e->changed);
   }
   pthread_mutex_unlock(&e->lock);
   mm_forward_close(&r->forward);
   return NULL;
 }
 
+#define RETURN_MS 900 /* in which a rank has to be back that another one waited for in vain */
+
+/* Under the lock: whether a rank that is back waited for another one in vain. */
+static bool misses_one(const mm_engine *e) {
+  bool any = false;
+  for (uint32_t r = 0; r < e->started; r++) any = any || (e->rank[r].back && strcmp(e->rank[r].err.code, "E_RANK") == 0);
+  return any;
+}
+
+/* Under the lock: until all ranks are back, or one that is missed is not back in time. */
+static void wait_for_ranks(mm_engine *e) {
+  while (e->busy && !misses_one(e)) pthread_cond_wait(&e->changed, &e->lock);
+  struct timespec until;
+  clock_gettime(CLOCK_REALTIME, &until);
+  until.tv_nsec += RETURN_MS * 1000000L;
+  if (until.tv_nsec >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
+  int no = 0;
+  while (e->busy && no != ETIMEDOUT) no = pthread_cond_timedwait(&e->changed, &e->lock, &until);
+}
+
 bool mm_engine_run_task(mm_engine *e, work w, mm_err *err) {
   pthread_mutex_lock(&e->lock);
-  for (uint32_t r = 0; r < e->started; r++) e->rank[r].err.status = MM_OK;
+  if (e->busy) {
+    pthread_mutex_unlock(&e->lock);
+    return mm_fail(err, MM_IO, "E_RANK", mm_at(NULL, NULL), "a rank has not come back from a step that failed");
+  }
+  for (uint32_t r = 0; r < e->started; r++) e->rank[r].err = (mm_err){0}, e->rank[r].back = false;
   for (uint32_t s = 0; s < e->shards->pack.pp; s++) mm_comm_mend(e->comm[s]);
   e->task++;
   e->work = w;
   e->busy = e->started;
   pthread_cond_broadcast(&e->changed);
-  while (e->busy) pthread_cond_wait(&e->changed, &e->lock);
+  wait_for_ranks(e);
+  bool ok = true;
+  for (uint32_t r = 0; ok && r < e->started; r++)
+    if (e->rank[r].back && e->rank[r].err.status != MM_OK) ok = mm_fail_as(err, &e->rank[r].err);
   pthread_mutex_unlock(&e->lock);
-  for (uint32_t r = 0; r < e->started; r++)
-    if (e->rank[r].err.status != MM_OK) return mm_fail_as(err, &e->rank[r].err);
-  return true;
+  return ok;
 }
 
 static bool check_config(const mm_model *m, const mm_engine_config *c, mm_err *err) {
@@ -248,9 +276,11 @@ mm_engine *mm_engine_open(const mm_shards *shards, const mm_engine_config *c, mm
 void mm_engine_close(mm_engine *e) {
   if (!e) return;
   pthread_mutex_lock(&e->lock);
-  e->stop = true;
+  const bool away = e->busy > 0; /* a rank that has not come back uses all this still */
+  e->stop = !away;
   pthread_cond_broadcast(&e->changed);
   pthread_mutex_unlock(&e->lock);
+  if (away) return;
   for (uint32_t r = 0; r < e->started; r++) pthread_join(e->rank[r].thread, NULL);
   for (uint32_t r = 0; r < e->started; r++) {
     mm_bind_close(&e->rank[r].weights);

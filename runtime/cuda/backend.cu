@@ -49,7 +49,7 @@ bool grow_logits(mm_backend *b, size_t rows, mm_err *err) {
   b->drop_logits();
   const bool made = mm_cu_check(cudaMalloc(&b->logits, rows * b->c.weights->vocab_rows * sizeof(float)), "cudaMalloc", err);
   bool all = made;
-  if (b->peers && !mm_cu_peers_meet(b->peers, made, &all)) all = false;
+  if (b->peers && !mm_cu_peers_meet(b->peers, made, &all, err)) all = false;
   if (!all) {
     b->drop_logits();
     return false;
@@ -138,12 +138,12 @@ bool look_at_load(mm_backend *b, const mm_batch *batch, mm_err *err) {
   for (uint32_t i = 0; i < batch->span_count; i++) padding = padding && batch->span[i].slot < 0;
   if (!(padding ? b->loading->finish(err) : b->loading->poll(&ready, err))) return false;
   ready |= padding;
-  if (b->peers && !mm_cu_peers_meet(b->peers, ready, &ready)) return false;
+  if (b->peers && !mm_cu_peers_meet(b->peers, ready, &ready, err)) return false;
   if (!ready) return true;
   b->loading.reset();
   if (!b->peers) return true;
   mm_cu_peers_load(b->peers, false);
-  return mm_cu_peers_meet(b->peers, true, &ready); /* no rank's kernels wait for one that unpins memory */
+  return mm_cu_peers_meet(b->peers, true, &ready, err); /* no rank's kernels wait for one that unpins memory */
 }
 
 /* What the stream is given from here on finds the group there. */
@@ -242,7 +242,8 @@ bool record_kept(mm_backend *b) {
 /* A step that cannot be recorded is launched like any other, and so are all after it: slots keep what they hold. */
 void finish_capture(mm_backend *b) {
   bool recorded = record_kept(b);
-  if (b->peers) mm_cu_peers_meet(b->peers, recorded, &recorded); /* all or none; and no rank's kernels wait for one that makes a graph */
+  if (b->peers && !mm_cu_peers_meet(b->peers, recorded, &recorded, &b->err))
+    return; /* all or none; and no rank's kernels wait for one that makes a graph */
   if (recorded) {
     b->mode = REPLAY;
     return;

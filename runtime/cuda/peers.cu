@@ -168,6 +168,18 @@ namespace {
 
 bool check(cudaError_t e, const char *what, mm_err *err) { return mm_cu_check(e, what, err); }
 
+bool waited_in_vain(const mm_cu_peers *p, uint32_t whom, mm_err *err) {
+  const volatile peer_control *c = p->group->shared;
+  return mm_fail(err, MM_IO, "E_RANK", mm_at(NULL, NULL), "rank %u waited %.1f s for rank %u in vain", p->c.rank, c->limit_ms * 1e-3, whom);
+}
+
+/* What all bring, once all are here. */
+bool gather(const mm_cu_peers *p, const void *mine, const void **all, mm_err *err) {
+  uint32_t whom;
+  if (mm_comm_gather(p->comm, p->c.rank, mine, all)) return true;
+  return mm_comm_waited(p->comm, p->c.rank, &whom) && waited_in_vain(p, whom, err);
+}
+
 /* The first rank makes it, all have it. */
 bool open_group(mm_cu_peers *p, uint32_t rank, uint32_t ranks, double limit_s, mm_err *err) {
   const void *all[MM_CU_PEERS];
@@ -232,9 +244,9 @@ bool reach_peers(mm_cu_peers *p, mm_err *err) {
 }
 
 /* All are here; nothing is exchanged. */
-bool meet_all(const mm_cu_peers *p) {
+bool meet_all(const mm_cu_peers *p, mm_err *err) {
   const void *all[MM_CU_PEERS];
-  return mm_comm_gather(p->comm, p->c.rank, nullptr, all);
+  return gather(p, nullptr, all, err);
 }
 
 /* A kernel that is loaded at its first launch may wait for the device to be idle, which it is not while another rank's waits for it. */
@@ -280,8 +292,8 @@ mm_cu_peers *mm_cu_peers_open(mm_comm *comm, uint32_t rank, uint32_t ranks, doub
   }
   mm_cu_peers *p = new mm_cu_peers;
   p->comm = comm, p->c.rank = rank, p->c.ranks = ranks;
-  const bool ok = open_group(p, rank, ranks, limit_s, err) && open_memory(p, err) && load_kernels(err) && meet_all(p) &&
-                  reach_peers(p, err) && meet_all(p);
+  const bool ok = open_group(p, rank, ranks, limit_s, err) && open_memory(p, err) && load_kernels(err) && meet_all(p, err) &&
+                  reach_peers(p, err) && meet_all(p, err);
   if (ok) return p;
   mm_comm_break(comm); /* the others do not wait */
   mm_cu_peers_close(p);
@@ -319,25 +331,25 @@ bool mm_cu_peers_check(const mm_cu_peers *p, mm_err *err) {
   const volatile peer_control *c = p->group->shared;
   const uint32_t state = c->state;
   if ((state & 0xff) != kPeersWaited || (state >> 8 & 0xff) != p->c.rank) return true;
-  return mm_fail(err, MM_IO, "E_RANK", mm_at(NULL, NULL), "rank %u waited %.1f s for rank %u in vain", p->c.rank, c->limit_ms * 1e-3,
-                 state >> 16);
+  return waited_in_vain(p, state >> 16, err);
 }
 
 bool mm_cu_peers_mend(mm_cu_peers *p, mm_err *err) {
   uint32_t epoch, most = 0;
   const void *all[MM_CU_PEERS];
   if (!check(cudaMemcpy(&epoch, p->c.epoch, sizeof epoch, cudaMemcpyDeviceToHost), "read epoch", err)) return false;
-  if (!mm_comm_gather(p->comm, p->c.rank, &epoch, all)) return false;
+  if (!gather(p, &epoch, all, err)) return false;
   for (uint32_t r = 0; r < p->c.ranks; r++) most = (uint32_t)mm_max(most, *static_cast<const uint32_t *>(all[r]));
-  if (!meet_all(p)) return false; /* nobody's epoch is read any more */
+  if (!meet_all(p, err)) return false; /* nobody's epoch is read any more */
   epoch = most + 2;
   if (p->c.rank == 0) p->group->shared->state = kPeersGoOn;
-  return check(cudaMemcpy(p->c.epoch, &epoch, sizeof epoch, cudaMemcpyHostToDevice), "set epoch", err) && meet_all(p);
+  return check(cudaMemcpy(p->c.epoch, &epoch, sizeof epoch, cudaMemcpyHostToDevice), "set epoch", err) && meet_all(p, err);
 }
 
-bool mm_cu_peers_meet(mm_cu_peers *p, bool mine, bool *all) {
+bool mm_cu_peers_meet(mm_cu_peers *p, bool mine, bool *all, mm_err *err) {
   const void *said[MM_CU_PEERS];
-  if (!mm_comm_gather(p->comm, p->c.rank, mine ? p : nullptr, said)) return false;
+  *all = false;
+  if (!gather(p, mine ? p : nullptr, said, err)) return false;
   *all = true;
   for (uint32_t r = 0; r < p->c.ranks; r++) *all = *all && said[r];
   return true;
@@ -347,7 +359,7 @@ bool mm_cu_peers_settle(mm_cu_peers *p, cudaStream_t s, mm_err *err) {
   if (p->c.apart) return true;
   const bool done = check(cudaStreamSynchronize(s), "step", err);
   bool all;
-  return mm_cu_peers_meet(p, done, &all) && all;
+  return mm_cu_peers_meet(p, done, &all, err) && all;
 }
 
 bool mm_cu_peers_hurt(const mm_cu_peers *p) {
@@ -359,5 +371,7 @@ void mm_cu_peers_load(mm_cu_peers *p, bool loading) {
   mm_cu_peers_group *g = p->group;
   volatile peer_control *c = g->shared;
   const uint32_t before = loading ? g->loading++ : g->loading--;
-  if (loading || before == 1) c->limit_ms = loading ? kLoading_ms : g->limit_ms;
+  if (!loading && before > 1) return;
+  c->limit_ms = loading ? kLoading_ms : g->limit_ms;
+  mm_comm_patience(p->comm, c->limit_ms * 1e-3);
 }

@@ -37,13 +37,14 @@ bool mm_cu_peers_hurt(const mm_cu_peers *p);
 /* Collective, with no kernel of any rank under way: after a failure all go on from here. False when a rank does not come. */
 MM_MUST_USE bool mm_cu_peers_mend(mm_cu_peers *p, mm_err *err);
 /* Returns once all ranks are here: around what a device does only when it is idle, or keeps others from doing. *all: whether every rank
- * said `mine`. False when one does not come. */
-bool mm_cu_peers_meet(mm_cu_peers *p, bool mine, bool *all);
+ * said `mine`. False when one does not come: with E_RANK, as above, where this rank waited for it, else that of another tells. */
+MM_MUST_USE bool mm_cu_peers_meet(mm_cu_peers *p, bool mine, bool *all, mm_err *err);
 /* Where ranks share a device: returns once the stream is done and all ranks are here. Ranks with devices of their own do not wait. Copies
  * of one rank may be queued behind another's, which waits for kernels that wait for the first rank: so all copies to the device are done
  * before any rank's kernels are launched, and all kernels before any copy back. */
 MM_MUST_USE bool mm_cu_peers_settle(mm_cu_peers *p, cudaStream_t s, mm_err *err);
-/* While some rank has said true and not false again, kernels wait for ten minutes: its weights are on their way. */
+/* While some rank has said true and not false again, kernels and meetings wait for ten minutes: its weights are on their way. Meetings
+ * before the first call wait without end. */
 void mm_cu_peers_load(mm_cu_peers *p, bool loading);
 
 #endif

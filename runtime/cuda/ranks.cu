@@ -253,7 +253,7 @@ bool mm_cu_open_ranks(mm_backend *b, mm_err *err) {
   if (!(b->peers = mm_cu_peers_open(b->c.comm, b->c.weights->rank, ranks, kLimit_s, err))) return false;
   mm_cu_peers_load(b->peers, true);
   bool all;
-  return mm_cu_peers_meet(b->peers, true, &all); /* none says that it has loaded before all have said that they load */
+  return mm_cu_peers_meet(b->peers, true, &all, err); /* none says that it has loaded before all have said that they load */
 }
 
 /* A step that failed may have been recorded by some ranks and not by others, and have made room on some: all forget both, so that they
@@ -263,7 +263,7 @@ bool mm_cu_begin_ranks(mm_backend *b, mm_err *err) {
   if (!mm_cu_peers_mend(b->peers, err)) return false;
   b->drop_logits();
   bool all;
-  if (!mm_cu_peers_meet(b->peers, !b->unrecorded, &all)) return false;
+  if (!mm_cu_peers_meet(b->peers, !b->unrecorded, &all, err)) return false;
   b->unrecorded = !all;
   return true;
 }

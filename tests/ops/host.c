@@ -21,7 +21,8 @@ static void report(const char *what, bool ok, const char *why) {
   failures += !ok;
 }
 
-static int fails, hangs_s; /* rank 1's next begin does; or takes so long */
+static int fails;           /* rank 1's next begin does, */
+static _Atomic int hangs_s; /* or takes so long */
 static mm_backend *second;
 static mm_backend *open_rank(const mm_backend_config *c, mm_err *err) {
   mm_backend *b = mm_ops_cuda.open(c, err);
@@ -49,9 +50,9 @@ static mm_engine *open_engine(const mm_shards *shards) {
 
 /* Single tokens of `rows` slots, or a stretch of one; every row's logits. */
 static bool step(mm_engine *e, uint32_t rows, bool stretch, mm_err *err) {
-  int32_t id[ROWS] = {0};
-  mm_span span[ROWS];
-  uint32_t out[ROWS];
+  static int32_t id[ROWS]; /* a rank that does not come back may still look at them */
+  static mm_span span[ROWS];
+  static uint32_t out[ROWS];
   for (uint32_t i = 0; i < rows; i++) id[i] = (int32_t)i, out[i] = i, span[i] = (mm_span){(int32_t)i, i, 1, 0};
   if (stretch) span[0].count = rows;
   return mm_engine_step(e, &(mm_batch){rows, id, stretch ? 1 : rows, span, rows, out, NULL, NULL}, logits, err);
@@ -361,20 +362,39 @@ static void check_refused(const mm_shards *shards, const char *what, const char 
   close_engine(e, "its calls and its memory");
 }
 
-/* A rank that does not come to a step is named by the one that waits; once it is back all go on. */
-static void check_hanging(const mm_shards *shards) {
-  mm_err err = {0};
+/* A rank that does not come to a step is named by the one that waits, which does so in a kernel or, where they meet, on the host; the step
+ * ends without it, and so do later ones until it is back. Then all go on. */
+static void check_hanging(const mm_shards *shards, bool meets) {
+  mm_err err = {0}, hung = {0}, away = {0};
   mm_engine *e = open_engine(shards);
   if (!e) return;
   bool ok = mm_engine_warm(e, (const uint32_t[]){3}, 1, &err) && step(e, 3, false, &err);
-  hangs_s = 3;
+  hangs_s = meets ? 6 : 3;
   const double from = now();
-  mm_err hung = {0};
-  const bool told = !step(e, 3, false, &hung) && strcmp(hung.code, "E_RANK") == 0 && strstr(hung.text, "for rank 1 in vain");
+  const bool told = !step(e, meets ? ROWS : 3, meets, &hung) && strcmp(hung.code, "E_RANK") == 0 && strstr(hung.text, "for rank 1 in vain");
   const double took = now() - from;
+  const bool still = !step(e, 3, false, &away) && strcmp(away.code, "E_RANK") == 0 && strstr(away.text, "not come back");
+  while (hangs_s && now() - from < 10) usleep(10000);
+  usleep(200000);
   for (int i = 0; ok && i < 4; i++) ok = step(e, 3, false, &err);
-  report("a rank that hangs is named in time, and all go on after it", ok && told && took < 5, told ? err.text : hung.text);
+  char what[120];
+  snprintf(what, sizeof what, "a rank that hangs is named %s in %.1f s, and all go on when it is back",
+           meets ? "on the host" : "by a kernel", took);
+  report(what, ok && told && still && took < 5, !told ? hung.text : !still ? away.text : err.text);
   close_engine(e, "its calls and its memory");
+}
+
+/* An engine whose rank stays away is closed at once. The last test: what the rank uses stays. */
+static void check_left(const mm_shards *shards) {
+  mm_err err = {0};
+  mm_engine *e = open_engine(shards);
+  if (!e) return;
+  const bool ok = mm_engine_warm(e, (const uint32_t[]){3}, 1, &err);
+  hangs_s = 20;
+  const bool told = !step(e, 3, false, &err) && strcmp(err.code, "E_RANK") == 0;
+  const double from = now();
+  mm_engine_close(e);
+  report("an engine whose rank stays away is closed at once", ok && told && now() - from < 1, err.text);
 }
 
 /* ---- tables of pages ---- */
@@ -530,7 +550,7 @@ int main(int argc, char **argv) {
   fake.no_peers = true, check_refused(&two, "devices without access to each other", "E_PEER", "cannot write to device");
   fake.fail_malloc_of = 1 << 20, check_refused(&two, "a device that is full", "E_MEMORY", "cudaMalloc");
   check_refused(&two, "a device that is not there", "E_DEVICE", "device 7");
-  check_hanging(&two);
+  check_hanging(&two, false), check_hanging(&two, true);
   check_apart(&one, "rows apart: the same kernels for any step");
   check_apart(&two, "rows apart on two ranks");
   check_slots(&one);
@@ -545,6 +565,7 @@ int main(int argc, char **argv) {
   snprintf(socket_path, sizeof socket_path, "%s/socket", getenv("TMPDIR"));
   check_held(&one, &two, "held weights of one rank");
   check_held(&two, &one, "held weights of two ranks");
+  check_left(&two);
   free(logits);
   mm_shards_close(&one);
   mm_shards_close(&two);

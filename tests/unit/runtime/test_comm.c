@@ -114,6 +114,50 @@ static void a_break_is_seen(void **state) {
   mm_comm_close(comm);
 }
 
+static void *gather_patiently(void *arg) {
+  gatherer *g = arg;
+  const void *all[4];
+  uint32_t whom = 9;
+  g->wrong = mm_comm_gather(g->comm, g->rank, NULL, all);
+  g->given[0] = mm_comm_waited(g->comm, g->rank, &whom);
+  g->given[1] = whom;
+  return NULL;
+}
+
+/* Two of four wait for the others no longer than they are told to: one says for whom, both return. After a mend all is as it was. */
+static void patience(void **state) {
+  (void)state;
+  gatherer g[4];
+  pthread_t thread[4];
+  mm_err err = {0};
+  mm_comm *comm = mm_comm_open(4, &err);
+  for (int round = 0; round < 2; round++) {
+    mm_comm_patience(comm, 0.05);
+    const double from = mm_now();
+    for (uint32_t r = 0; r < 4; r += 3) {
+      g[r] = (gatherer){.comm = comm, .rank = r};
+      pthread_create(&thread[r], NULL, gather_patiently, &g[r]);
+    }
+    for (uint32_t r = 0; r < 4; r += 3) pthread_join(thread[r], NULL);
+    assert_true(mm_now() - from >= 0.05);
+    assert_int_equal(g[0].wrong + g[3].wrong, 0);
+    assert_int_equal(g[0].given[0] + g[3].given[0], 1);
+    for (uint32_t r = 0; r < 4; r += 3)
+      if (g[r].given[0]) assert_int_equal(g[r].given[1], 1);
+    mm_comm_mend(comm);
+    mm_comm_patience(comm, 60);
+    for (uint32_t r = 0; r < 4; r++) {
+      g[r] = (gatherer){.comm = comm, .rank = r};
+      pthread_create(&thread[r], NULL, gather_all, &g[r]);
+    }
+    for (uint32_t r = 0; r < 4; r++) {
+      pthread_join(thread[r], NULL);
+      assert_int_equal(g[r].wrong, 0);
+    }
+  }
+  mm_comm_close(comm);
+}
+
 /* ---- stages ---- */
 
 #define STAGES 3
@@ -188,7 +232,7 @@ static void broken(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(sums), cmocka_unit_test(gathers), cmocka_unit_test(a_break_is_seen),
-                                     cmocka_unit_test(handed_on), cmocka_unit_test(broken)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(sums),     cmocka_unit_test(gathers),   cmocka_unit_test(a_break_is_seen),
+                                     cmocka_unit_test(patience), cmocka_unit_test(handed_on), cmocka_unit_test(broken)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,85 @@
+/* A rank that stays away from a step while another one has waited for it in vain: the step ends without it, and so does every call until it
+ * is back; then the engine goes on. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "runtime/engine.h"
+#include "tests/unit/runtime/reference.h"
+
+static mm_backend *first;
+static atomic_bool leaves, away, misses;
+
+static mm_backend *open_rank(const mm_backend_config *c, mm_err *err) {
+  mm_backend *b = mm_ops_cpu.open(c, err);
+  if (c->place.rank == 0) first = b;
+  return b;
+}
+
+/* The first rank says that it misses the other one, which does not come as long as `leaves` holds. */
+static bool begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
+  if (b == first && atomic_load(&misses)) return mm_fail(err, MM_IO, "E_RANK", mm_at(NULL, NULL), "rank 0 waited for rank 1 in vain");
+  for (atomic_store(&away, b != first && atomic_load(&leaves)); b != first && atomic_load(&leaves);) usleep(1000);
+  if (b != first) atomic_store(&away, false);
+  return mm_ops_cpu.begin(b, batch, err);
+}
+
+static const int32_t id[4] = {1, 2, 3, 4};
+static const mm_span span = {0, 0, 4, 0};
+static bool step(mm_engine *e, float *logits, mm_err *err) {
+  static const uint32_t out = 3;
+  *err = (mm_err){0};
+  return mm_engine_step(e, &(mm_batch){4, id, 1, &span, 1, &out, NULL, NULL}, logits, err);
+}
+
+static void comes_back(void **state) {
+  (void)state;
+  mm_ops ops = mm_ops_cpu;
+  ops.open = open_rank, ops.begin = begin;
+  ref_model ref = ref_build(ref_dims(MM_FAMILY_M2, false));
+  ref_shards *shards = ref_cut(&ref, 2);
+  mm_err err = {0};
+  const mm_limits limits = {.max_tokens = 8, .slots = 1, .max_positions = 8};
+  mm_engine *e = mm_engine_open(&shards->s, &(mm_engine_config){.ops = &ops, .limits = limits, .threads = 1}, &err);
+  if (!e) fail_msg("%s", err.text);
+  float *want = malloc(ref.m.vocab * sizeof *want), *got = malloc(ref.m.vocab * sizeof *got);
+  assert_true(step(e, want, &err));
+  atomic_store(&leaves, true), atomic_store(&misses, true);
+  const double from = mm_now();
+  assert_false(step(e, got, &err));
+  const double took = mm_now() - from;
+  assert_string_equal(err.code, "E_RANK");
+  assert_non_null(strstr(err.text, "rank 1 in vain"));
+  assert_true(took > 0.8 && took < 5);
+  assert_true(atomic_load(&away));
+  atomic_store(&misses, false);
+  for (int i = 0; i < 2; i++) { /* at once, whatever is asked */
+    assert_false(i ? mm_engine_expert_load(e, NULL, &err) : step(e, got, &err));
+    assert_string_equal(err.code, "E_RANK");
+    err = (mm_err){0};
+  }
+  assert_true(mm_now() - from - took < 0.5);
+  atomic_store(&leaves, false);
+  bool back = false;
+  for (int i = 0; i < 5000 && !back; i++) back = step(e, got, &err), usleep(1000);
+  if (!back) fail_msg("%s", err.text);
+  assert_memory_equal(want, got, ref.m.vocab * sizeof *want);
+  mm_engine_close(e);
+  free(want);
+  free(got);
+  ref_uncut(shards);
+  ref_free(&ref);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(comes_back)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
