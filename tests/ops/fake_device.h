@@ -157,10 +157,9 @@ cudaError_t cudaMallocHost(void **p, size_t bytes) {
   return fake_add(p, bytes, false);
 }
 cudaError_t cudaHostAlloc(void **p, size_t bytes, unsigned flags) {
-  (void)flags;
   fake_idle("cudaHostAlloc");
   const cudaError_t e = fake_add(p, bytes, false);
-  fake.control = *p; /* the ranks' alone is made so */
+  if (flags == (cudaHostAllocPortable | cudaHostAllocMapped)) fake.control = *p; /* the ranks' alone is made so */
   return e;
 }
 cudaError_t cudaFreeHost(void *p) {
