@@ -161,7 +161,7 @@ cudaError_t cudaMallocHost(void **p, size_t bytes) {
 cudaError_t cudaHostAlloc(void **p, size_t bytes, unsigned flags) {
   fake_idle("cudaHostAlloc");
   const cudaError_t e = fake_add(p, bytes, false);
-  if (flags & cudaHostAllocMapped) fake.control = *p; /* the ranks' alone is made so */
+  if (flags == (cudaHostAllocPortable | cudaHostAllocMapped)) fake.control = *p; /* the ranks' alone is made so */
   return e;
 }
 cudaError_t cudaFreeHost(void *p) {
