@@ -8,10 +8,12 @@ static bool ends_with(const char *p, size_t n, const char *end) {
   return n >= m && strncasecmp(p + n - m, end, m) == 0;
 }
 
+/* 0.0.0.0 and [::] are this machine's too; no name is ever made to be them. */
 static bool is_local(const char *p, size_t n) {
   const bool word = n == 9 || (n > 9 && p[n - 10] == '.');
   if (word && ends_with(p, n, "localhost")) return true;
-  if (n == 5 && memcmp(p, "[::1]", 5) == 0) return true;
+  if ((n == 5 && memcmp(p, "[::1]", 5) == 0) || (n == 4 && memcmp(p, "[::]", 4) == 0) || (n == 7 && memcmp(p, "0.0.0.0", 7) == 0))
+    return true;
   return n > 4 && memcmp(p, "127.", 4) == 0 && strspn(p, "0123456789.") >= n;
 }
 

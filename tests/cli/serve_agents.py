@@ -122,7 +122,7 @@ def strangers(packed):
         return s.request("GET", "/v1/models", None, headers)[0]
 
     with Server(packed, "--allow-host", "llm.example.com", "--max-model-len", "64") as s:
-        for host in ("127.0.0.1", "localhost:8000", "LocalHost", "[::1]:80", "127.1.2.3", "a.localhost", "llm.example.com", "llm.example.com:443"):
+        for host in ("127.0.0.1", "localhost:8000", "LocalHost", "[::1]:80", "127.1.2.3", "a.localhost", "0.0.0.0:8000", "[::]:80", "llm.example.com", "llm.example.com:443"):
             assert status(s, Host=host) == 200, host
         for host in ("evil.example", "127.evil.example", "localhost.evil.example", "evil-localhost", "[::2]", "127.0.0.1.evil.example", "127.0.0.1:80:x", "", ":80"):
             assert status(s, Host=host) == 403, host

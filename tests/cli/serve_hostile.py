@@ -94,7 +94,7 @@ def check_reply(path, body, status, data):
 
 def mutations(s):
     rng = random.Random(SEED)
-    c = s.connect()
+    c = s.connect(600)  # a long prompt with sanitizers, on a machine with other work
     counts = {}
     for path, body in SEEDS.items():
         c.request("POST", path.split("?")[0], json.dumps(body))
