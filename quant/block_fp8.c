@@ -159,5 +159,4 @@ const mm_scheme mm_scheme_block_fp8 = {.name = "block_fp8",
                                        .act = MM_ACT_FP8_GROUP,
                                        .plane_count = 2,
                                        .plane = {{"", MM_F8_E4M3, {1, 1}, false}, {"_scale_inv", MM_F32, {BLOCK, BLOCK}, true}},
-                                       .strip = BLOCK,
                                        .pack = pack};

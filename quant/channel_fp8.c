@@ -21,5 +21,4 @@ const mm_scheme mm_scheme_channel_fp8 = {.name = "channel_fp8",
                                          .act = MM_ACT_FP8_TOKEN,
                                          .plane_count = 2,
                                          .plane = {{"", MM_F8_E4M3, {1, 1}, false}, {"_scale", MM_F32, {1, 0}, true}},
-                                         .strip = 1,
                                          .pack = pack};

@@ -14,7 +14,6 @@ const mm_scheme mm_scheme_int8 = {.name = "int8",
                                   .act = MM_ACT_INT8_TOKEN,
                                   .plane_count = 2,
                                   .plane = {{"", MM_I8, {1, 1}, false}, {"_scale", MM_F32, {1, 0}, true}},
-                                  .strip = 1,
                                   .signed_scale = true,
                                   .searches = 1u << MM_SEARCH_MSE,
                                   .pack = pack};

@@ -70,6 +70,5 @@ const mm_scheme mm_scheme_mxfp4 = {.name = "mxfp4",
                                    .act = MM_ACT_MXFP4,
                                    .plane_count = 2,
                                    .plane = {{"", MM_U8, {1, 2}, false}, {"_scale", MM_U8, {1, BLOCK}, true}},
-                                   .strip = 1,
                                    .searches = 1u << MM_SEARCH_MSE,
                                    .pack = pack};

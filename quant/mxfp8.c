@@ -37,5 +37,4 @@ const mm_scheme mm_scheme_mxfp8 = {.name = "mxfp8",
                                    .act = MM_ACT_MXFP8,
                                    .plane_count = 2,
                                    .plane = {{"", MM_F8_E4M3, {1, 1}, false}, {"_scale", MM_U8, {1, BLOCK}, true}},
-                                   .strip = 1,
                                    .pack = pack};

@@ -77,11 +77,11 @@ MM_INLINE void pack_body(const mm_pack_args *a, void *const plane[MM_MAX_PLANES]
 }
 MM_VERSIONS(pack, (const mm_pack_args *a, void *const plane[MM_MAX_PLANES]), (a, plane))
 
-#define NVFP4(word, also, activations, what)                                                                                         \
-  {                                                                                                                                  \
-    .name = word, .purpose = what, .sqnr = 21.8f, .synonym = {also}, .code = MM_CODE_E2M1, .act = activations, .plane_count = 3,     \
-    .plane = {{"", MM_U8, {1, 2}, false}, {"_scale", MM_F8_E4M3, {1, BLOCK}, true}, {"_scale_2", MM_F32, {0, 0}, true}}, .strip = 1, \
-    .needs_amax = true, .searches = 1u << MM_SEARCH_MSE | 1u << MM_SEARCH_FOUR_SIX, .pack = pack                                     \
+#define NVFP4(word, also, activations, what)                                                                                     \
+  {                                                                                                                              \
+    .name = word, .purpose = what, .sqnr = 21.8f, .synonym = {also}, .code = MM_CODE_E2M1, .act = activations, .plane_count = 3, \
+    .plane = {{"", MM_U8, {1, 2}, false}, {"_scale", MM_F8_E4M3, {1, BLOCK}, true}, {"_scale_2", MM_F32, {0, 0}, true}},         \
+    .needs_amax = true, .searches = 1u << MM_SEARCH_MSE | 1u << MM_SEARCH_FOUR_SIX, .pack = pack                                 \
   }
 const mm_scheme mm_scheme_nvfp4 =
     NVFP4("nvfp4", "w4a4_nvfp4", MM_ACT_NVFP4, "4 bits with a scale for 16, inputs too: the best of 4 bits on Blackwell");

@@ -111,12 +111,12 @@ typedef struct mm_scheme {
   mm_act_quant act;
   unsigned plane_count;
   mm_plane plane[MM_MAX_PLANES];
-  uint32_t strip; /* pack is called on multiples of this many rows (the last strip of a matrix may be shorter); 0 = whole matrix */
   bool needs_amax;
   bool signed_scale; /* scales may be below 0; otherwise all are above. They are finite and never 0 */
   unsigned searches; /* bits 1u << mm_search, beyond ABSMAX; MSE, where present, is the default */
-  /* Fills plane[i] densely for this strip: ceil(n/cell.n) x ceil(k/cell.k) elements of the scheme's own cells; a {0, 0} plane is
-   * written whole by every strip, always the same. Deterministic: the same bytes on every CPU and for every split into strips. */
+  /* Fills plane[i] densely for a strip of mm_scheme_rows rows or a multiple of them (the last of a matrix may be shorter): ceil(n/cell.n) x
+   * ceil(k/cell.k) elements of the scheme's own cells; a {0, 0} plane is written whole by every strip, always the same. Deterministic: the
+   * same bytes on every CPU and for every split into strips. */
   void (*pack)(const mm_pack_args *a, void *const plane[MM_MAX_PLANES]);
 } mm_scheme;
 
@@ -130,6 +130,13 @@ typedef struct mm_packed {
   float input_scale;                /* static scale of x (mm_act_format.fixed); 0: none */
   uint32_t tensor;                  /* its number in the manifest it comes from */
 } mm_packed;
+
+/* Rows under one element of a scheme's planes: pack takes multiples of them. */
+static inline uint32_t mm_scheme_rows(const mm_scheme *s) {
+  uint32_t rows = 1;
+  for (unsigned i = 0; i < s->plane_count; i++) rows = s->plane[i].cell.n > rows ? s->plane[i].cell.n : rows;
+  return rows;
+}
 
 /* Whether a scheme's scale may be v: what packers write, converters keep and minimax-verify accepts. */
 bool mm_scale_allowed(const mm_scheme *s, float v);

@@ -19,6 +19,5 @@ const mm_scheme mm_scheme_tensor_wise_fp8 = {.name = "tensor_wise_fp8",
                                              .act = MM_ACT_FP8_TENSOR,
                                              .plane_count = 2,
                                              .plane = {{"", MM_F8_E4M3, {1, 1}, false}, {"_scale", MM_F32, {0, 0}, true}},
-                                             .strip = 1,
                                              .needs_amax = true,
                                              .pack = pack};

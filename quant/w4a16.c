@@ -13,7 +13,6 @@ const mm_scheme mm_scheme_w4a16 = {.name = "w4a16",
                                    .act = MM_ACT_KEPT,
                                    .plane_count = 2,
                                    .plane = {{"", MM_U8, {1, 2}, false}, {"_scale", MM_BF16, {1, MM_INT4_GROUP}, true}},
-                                   .strip = 1,
                                    .signed_scale = true,
                                    .searches = 1u << MM_SEARCH_MSE,
                                    .pack = pack};

@@ -15,6 +15,5 @@ const mm_scheme mm_scheme_w4a8 = {.name = "w4a8",
                                   .act = MM_ACT_INT8_TOKEN,
                                   .plane_count = 2,
                                   .plane = {{"", MM_U8, {1, 2}, false}, {"_scale", MM_F32, {1, 0}, true}},
-                                  .strip = 1,
                                   .searches = 1u << MM_SEARCH_MSE,
                                   .pack = pack};

@@ -13,7 +13,6 @@ const mm_scheme mm_scheme_w4afp8 = {.name = "w4afp8",
                                     .act = MM_ACT_FP8_TENSOR,
                                     .plane_count = 2,
                                     .plane = {{"", MM_U8, {1, 2}, false}, {"_scale_inv", MM_BF16, {1, MM_INT4_GROUP}, true}},
-                                    .strip = 1,
                                     .signed_scale = true,
                                     .searches = 1u << MM_SEARCH_MSE,
                                     .pack = pack};

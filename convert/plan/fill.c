@@ -10,7 +10,7 @@ static void set_piece(mm_strip *s, uint32_t piece) {
 
 /* Rows [row, …) as many as one strip has. */
 static void set_rows(mm_strip *s, uint32_t row) {
-  uint32_t unit = s->pt->scheme->strip ? mm_strip_rows(s->plan->hf, s->pt->scheme, s->x->cols) : s->x->rows;
+  uint32_t unit = mm_strip_rows(s->plan->hf, s->pt->scheme, s->x->cols);
   s->row = row;
   s->rows = (uint32_t)mm_min(unit, s->x->rows - row);
 }

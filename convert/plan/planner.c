@@ -274,7 +274,7 @@ static bool add_tensors(mm_planner *b) {
 }
 
 uint32_t mm_strip_rows(const mm_hf *hf, const mm_scheme *s, uint32_t cols) {
-  uint32_t unit = s->strip ? s->strip : 1, block = hf->quantization.block.n ? hf->quantization.block.n : 1;
+  uint32_t unit = mm_scheme_rows(s), block = hf->quantization.block.n ? hf->quantization.block.n : 1;
   unit = unit / (uint32_t)mm_gcd(unit, block) * block;
   uint64_t rows = MM_STRIP_BYTES / (4 * (uint64_t)cols) / unit * unit;
   return (uint32_t)mm_min(mm_max(rows, unit), UINT32_MAX / 2 / unit * unit);
@@ -286,14 +286,14 @@ static bool add_step(mm_plan *p, size_t *cap, mm_step s, mm_err *err) {
   return true;
 }
 
-/* Steps in file order. A scheme that needs the whole group's amax (or whole matrices) takes a stack entry at once. */
+/* Steps in file order. A scheme that needs the amax of the whole group takes a stack entry at once. */
 static bool add_steps(mm_plan *p, mm_err *err) {
   size_t cap = 0;
   for (uint32_t i = 0; i < p->pack.tensor_count; i++) {
     const mm_pack_tensor *t = &p->pack.tensor[i];
     const mm_scheme *s = p->tensor[i].scheme;
     for (uint32_t e = 0; e < (t->whole_lead ? t->whole_lead : 1); e++) {
-      if (s->needs_amax || s->strip == 0) {
+      if (s->needs_amax) {
         if (!add_step(p, &cap, (mm_step){i, e, MM_ALL_PIECES, 0, 0}, err)) return false;
         continue;
       }

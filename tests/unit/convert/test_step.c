@@ -11,7 +11,7 @@ static void cut_finer(mm_plan *p, uint32_t few) {
   for (size_t i = 0; i < p->step_count; i++) {
     mm_step s = p->step[i];
     const mm_scheme *scheme = p->tensor[s.tensor].scheme;
-    uint32_t block = p->hf->quantization.block.n ? p->hf->quantization.block.n : 1, strip = scheme->strip ? scheme->strip : 1;
+    uint32_t block = p->hf->quantization.block.n ? p->hf->quantization.block.n : 1, strip = mm_scheme_rows(scheme);
     uint32_t unit = few * (strip / (uint32_t)mm_gcd(strip, block) * block);
     for (uint32_t row = 0; row < s.rows || (row == 0 && s.piece == MM_ALL_PIECES); row += unit) {
       mm_step part = s;

@@ -223,7 +223,7 @@ static void test_same_bytes(void **state) {
         for (int level = MM_CPU_PLAIN; level <= MM_CPU_AVX512; level++) {
           mm_cpu_limit((mm_cpu)level);
           packed p = packed_open(s, m.n, m.k);
-          uint32_t strip = s->strip * (1 + (uint32_t)level);
+          uint32_t strip = mm_scheme_rows(s) * (1 + (uint32_t)level);
           for (uint32_t r = 0; r < m.n; r += strip) {
             mm_pack_args a = {.n = (uint32_t)mm_min(strip, m.n - r), .k = m.k, .amax = matrix_amax(&m), .search = (mm_search)search};
             void *at[MM_MAX_PLANES];
