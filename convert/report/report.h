@@ -23,6 +23,7 @@ void mm_watch_close(mm_watch *w);                                               
 typedef struct mm_outcome {
   double seconds;
   uint64_t zeroed, kept; /* mm_progress's */
+  bool resumed;          /* what was kept is said, even if it is nothing */
   mm_digest manifest;
 } mm_outcome;
 /* The events of a run: the plan as it begins, the summary or the error as it ends. */

@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "convert/plan/dialect.h"
 #include "formats/file.h"
 
 static const char magic[8] = "MMJRNL4\n";
@@ -16,7 +17,9 @@ static const char magic[8] = "MMJRNL4\n";
 /* Behind it: uint64_t[files], a check of each source file. */
 typedef struct mm_journal_header {
   char magic[8];
-  uint8_t plan[32], ranks[32], layout[32];
+  uint8_t plan[32];
+  uint64_t ranks, source, quant, cut; /* checks: the last three say in what another plan differs */
+  uint8_t layout[32];
   uint64_t level, files;
 } mm_journal_header;
 _Static_assert(sizeof(mm_journal_header) == 120, "the header has no padding");
@@ -24,6 +27,11 @@ _Static_assert(sizeof(mm_journal_header) == 120, "the header has no padding");
 #define JOURNAL_MAX (UINT64_C(4) << 30)
 
 static size_t header_bytes(const mm_plan *p) { return sizeof(mm_journal_header) + p->hf->file_count * sizeof(uint64_t); }
+
+static uint64_t check_of(mm_sha256_state *s) {
+  const mm_digest d = mm_sha256_end(s);
+  return mm_digest_check(&d);
+}
 
 /* Identity of a source file, so that a changed one is never continued with. No device number: that changes with every mount. */
 static uint64_t source_check(const mm_hf_file *f) {
@@ -33,8 +41,28 @@ static uint64_t source_check(const mm_hf_file *f) {
   mm_sha256_add(&s, f->name, strlen(f->name) + 1);
   mm_sha256_add(&s, id, sizeof id);
   mm_sha256_add(&s, f->header.byte, sizeof f->header.byte);
-  const mm_digest d = mm_sha256_end(&s);
-  return mm_digest_check(&d);
+  return check_of(&s);
+}
+
+/* What a plan is made of. */
+static void plan_checks(const mm_plan *p, mm_journal_header *h) {
+  const mm_pack *k = &p->pack;
+  const uint32_t cut[] = {k->tp, k->ep, k->pp, (uint32_t)k->tp_align, p->unsharded};
+  const char *dialect = mm_dialect_name(p->dialect);
+  mm_sha256_state s;
+  mm_sha256_begin(&s);
+  for (size_t i = 0; i < k->source_count; i++) {
+    mm_sha256_add(&s, k->source[i].name, strlen(k->source[i].name) + 1);
+    mm_sha256_add(&s, k->source[i].sha256.byte, sizeof k->source[i].sha256.byte);
+  }
+  h->source = check_of(&s);
+  mm_sha256_begin(&s);
+  mm_sha256_add(&s, k->quant, strlen(k->quant) + 1);
+  mm_sha256_add(&s, dialect, strlen(dialect));
+  h->quant = check_of(&s);
+  mm_sha256_begin(&s);
+  mm_sha256_add(&s, cut, sizeof cut);
+  h->cut = check_of(&s);
 }
 
 /* Which ranks are made; and where everything lies: the header of every file that is made says what is in it. */
@@ -51,7 +79,7 @@ static void plan_digests(const mm_plan *p, mm_journal_header *h) {
       mm_sha256_add(&s, f->header, f->header_bytes);
     }
   const mm_digest layout = mm_sha256_end(&s), ranks = mm_sha256(p->wanted, mm_pack_ranks(&p->pack) * sizeof *p->wanted);
-  memcpy(h->ranks, ranks.byte, sizeof h->ranks);
+  h->ranks = mm_digest_check(&ranks);
   memcpy(h->layout, layout.byte, sizeof h->layout);
 }
 
@@ -63,6 +91,7 @@ static mm_journal_header *make_header(const mm_plan *p, int level, mm_err *err) 
   memcpy(h->plan, p->pack.plan.byte, sizeof h->plan);
   h->level = (uint64_t)level;
   h->files = p->hf->file_count;
+  plan_checks(p, h);
   plan_digests(p, h);
   for (size_t i = 0; i < p->hf->file_count; i++) ((uint64_t *)(h + 1))[i] = source_check(&p->hf->file[i]);
   return h;
@@ -75,9 +104,14 @@ static bool same_header(const mm_journal_header *found, const mm_journal_header 
   mm_where at = mm_at(name, NULL);
   if (memcmp(found->magic, h->magic, sizeof h->magic) != 0)
     return mm_fail(err, MM_USAGE, "E_RESUME", at, "found something that is not a journal of this version; %s", discards);
-  if (memcmp(found->plan, h->plan, sizeof h->plan) != 0 || found->files != h->files)
-    return mm_fail(err, MM_USAGE, "E_RESUME", at, "found a run of another source, option or tool version; %s", discards);
-  const char *other = memcmp(found->ranks, h->ranks, sizeof h->ranks) != 0      ? "--ranks"
+  if (memcmp(found->plan, h->plan, sizeof h->plan) != 0 || found->files != h->files) {
+    const char *what = found->source != h->source || found->files != h->files ? "of another source"
+                       : found->quant != h->quant ? "with another --quant or option beside it (rules, calibration, dialect)"
+                       : found->cut != h->cut     ? "with another --tp, --ep, --pp, --tp-align or --layout"
+                                                  : "of another config.json, or of another version of this program";
+    return mm_fail(err, MM_USAGE, "E_RESUME", at, "found a run %s, expected the same to continue; %s", what, discards);
+  }
+  const char *other = found->ranks != h->ranks                                  ? "--ranks"
                       : memcmp(found->layout, h->layout, sizeof h->layout) != 0 ? "--part-size"
                       : found->level != h->level                                ? "--compress"
                                                                                 : NULL;

@@ -227,6 +227,7 @@ def events():
     else:
         raise AssertionError("no run was interrupted")
     assert (lines()[-1]["event"], lines()[-1]["error"], lines()[-1]["status"]) == ("failed", "E_INTERRUPTED", 75)
+    assert "kept of the run before: 0.00 of 0.01 GB (0.0 %)" in run("minimax-convert", SOURCE, "-o", f"{TMP}/fresh", "--resume").stderr
     kept = load("minimax-convert", SOURCE, "-o", out, "--quant", "nvfp4", "-q", "--resume")
     assert 0 <= kept["kept_bytes"] <= kept["source_bytes"]
     run("minimax-convert", SOURCE, "-o", f"{TMP}/full", "--events", "/dev/full", "-q")  # the conversion is done all the same

@@ -165,6 +165,20 @@ def source_altered():
             cf.ok("minimax-verify", "-q", out, "--source", root + "/src")
 
 
+def says_what_differs():
+    """What another run differs in stands in the line that refuses it."""
+    with Scratch() as root:
+        shutil.copytree(M2, root + "/src")
+        killed("fdatasync", 2, M2, "-o", root + "/out", "--tp", "2", "--quant", "int8")
+        for source, words, *options in ((M2, "another --tp, --ep", "--tp", "4", "--quant", "int8"), (M2, "another --quant", "--tp", "2", "--quant", "bf16"),
+                                        (M2, "another --quant", "--tp", "2", "--quant", "int8", "--ignore", "*.w2.weight"),
+                                        ("tests/data/tiny-m1", "another source", "--tp", "2", "--quant", "int8"),
+                                        (M2, "another --ranks", "--tp", "2", "--quant", "int8", "--ranks", "0"),
+                                        (root + "/src", "changed, moved or copied", "--tp", "2", "--quant", "int8")):
+            refused(root, USAGE, "E_RESUME", words, "--restart", args=(source, "-o", root + "/out", *options, "--resume"))
+        cf.ok(CONVERT, "-q", M2, "-o", root + "/out", "--tp", "2", "--quant", "int8", "--resume")
+
+
 def part_beside_stale():
     """A share does not begin beside what other options left; with --restart it discards that, and its like of the same options stay."""
     with Scratch() as root:
@@ -257,4 +271,5 @@ def recipes():
 
 
 if __name__ == "__main__":
-    cf.main([ranks_changed, part_size_changed, records_renumbered, nonfinite_changed, source_altered, part_beside_stale, refusal_killed, names_like_journals, damaged, recipes])
+    cf.main([ranks_changed, part_size_changed, records_renumbered, nonfinite_changed, source_altered, says_what_differs, part_beside_stale, refusal_killed,
+             names_like_journals, damaged, recipes])
