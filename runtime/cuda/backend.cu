@@ -451,8 +451,12 @@ void cuda_route(mm_backend *b, uint32_t layer, mm_act x, const mm_packed *router
   const mm_cu_router m = {w, wide, x.width, wide ? b->router[router] : nullptr, b->route_product, b->decode, b->c.apart};
   b->route.bias = bias ? b->values[bias] : nullptr, b->route.slot = b->device.slot;
   b->route.load = b->load + (size_t)layer * b->route.experts;
-  if (b->put_off.n == x.data && !b->put_off_sums) {
-    check(b, mm_cu_combine_route(b->put_off, m, b->route, b->rows, b->stream), "route");
+  const bool alone = b->put_off_sums && b->rows == 1 && mm_cu_peers_apart(b->peers);
+  if (b->put_off.n == x.data && (!b->put_off_sums || alone)) {
+    check(b,
+          alone ? mm_cu_combine_route_ranks(b->peers, b->put_off, m, b->route, b->stream)
+                : mm_cu_combine_route(b->put_off, m, b->route, b->rows, b->stream),
+          "route");
     b->put_off = {};
   } else {
     catch_up(b);

@@ -223,6 +223,10 @@ cudaError_t mm_cu_sum_ranks(mm_backend *b, __nv_bfloat16 *x, uint32_t width);
  * steps of few rows: for others, and without ranks, the first says no. */
 bool mm_cu_combines_ranks(const mm_cu_peers *p, uint32_t rows, uint32_t width);
 cudaError_t mm_cu_combine_ranks(const mm_cu_peers *p, const mm_cu_combine &a, uint32_t rows, uint32_t width, cudaStream_t s);
+/* That of a single token, and the routing of a.n, as mm_cu_combine_route gives them, in one kernel (router.cu); of ranks that each have a
+ * device. */
+cudaError_t mm_cu_combine_route_ranks(const mm_cu_peers *p, const mm_cu_combine &a, const mm_cu_router &m, const mm_cu_route &r,
+                                      cudaStream_t s);
 /* q and k of each row of qkv become their RMS norms over all ranks' heads, rounded to bf16; only with b->peers. */
 cudaError_t mm_cu_qk_norm_ranks(mm_backend *b, __nv_bfloat16 *qkv, const float *q_norm, const float *k_norm, float eps);
 /* y = sigmoid(gate) · RMS(o; w, eps), the mean square over all ranks' heads; only with b->peers. y may be o. */

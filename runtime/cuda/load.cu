@@ -331,7 +331,9 @@ bool mm_cu_load::open(mm_cu_memory *memory, mm_err *err) {
                                this);
   if (no) return mm_fail(err, MM_LIMIT, "E_THREADS", mm_at(NULL, NULL), "started no thread to load with: %s", strerror(no));
   started = reader != nullptr;
-  if (!p->open(config.in_flight, err) || !make_arena(memory, err) || !open_groups(err)) return false;
+  if (!p->open(config.in_flight, err)) return false;
+  mm_read_log_mark(config.log, "streams");
+  if (!make_arena(memory, err) || !open_groups(err)) return false;
   if (!reader && !check(cudaStreamSynchronize(p->kernels), "load", err)) return false;
   pthread_mutex_lock(&lock);
   opened = true;

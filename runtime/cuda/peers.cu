@@ -327,6 +327,8 @@ bool mm_cu_peers_small(const mm_cu_peers *p, uint32_t rows, uint64_t words) {
   return rows <= (p->c.apart ? kSmallRows : kSharedRows / p->c.ranks) && words <= kPeerWords;
 }
 
+bool mm_cu_peers_apart(const mm_cu_peers *p) { return p->c.apart; }
+
 bool mm_cu_peers_check(const mm_cu_peers *p, mm_err *err) {
   const volatile peer_control *c = p->group->shared;
   const uint32_t state = c->state;

@@ -117,6 +117,43 @@ struct peer_patience {
   }
 };
 
+/* ---- branches ---- */
+
+/* Eight columns of a branch, a thread's own: two words. */
+struct peer_branch {
+  uint4 a, b;
+  __device__ __forceinline__ explicit peer_branch(const uint4 *from) : a(get_word(from)), b(get_word(from + 1)) {}
+  __device__ __forceinline__ bool have(uint32_t flag) const { return a.y == flag && a.w == flag && b.y == flag && b.w == flag; }
+};
+
+/* This rank's, to all others, as words `word` and the next of the epoch. */
+__device__ __forceinline__ void send_branch(const peer_view &c, uint4 own, uint32_t word, uint32_t epoch) {
+  const uint32_t flag = epoch + 1, parity = epoch & 1;
+  for (uint32_t k = 1; k < c.ranks; k++) {
+    uint4 *const to = c.word((c.rank + k) % c.ranks, parity, c.rank) + word;
+    put_word(to, make_uint4(own.x, flag, own.y, flag)), put_word(to + 1, make_uint4(own.z, flag, own.w, flag));
+  }
+}
+
+/* Their sum over all ranks, in rank order in f32 and rounded once. The next rank's words are on their way while one's are looked at. */
+__device__ __forceinline__ uint4 sum_branches(const peer_view &c, uint4 own, uint32_t word, uint32_t epoch) {
+  const uint32_t flag = epoch + 1, parity = epoch & 1;
+  const auto place = [&](uint32_t r) { return c.word(c.rank, parity, r) + word; };
+  float t[8];
+  peer_patience p(c);
+  peer_branch next(place(0));
+  for (uint32_t r = 0; r < c.ranks; r++) {
+    peer_branch now = next;
+    if (r + 1 < c.ranks) next = peer_branch(place(r + 1));
+    while (r != c.rank && !now.have(flag) && !p.over(r)) now = peer_branch(place(r));
+    float x[8];
+    widen8(x, r == c.rank ? own : make_uint4(now.a.x, now.a.z, now.b.x, now.b.z));
+#pragma unroll
+    for (int i = 0; i < 8; i++) t[i] = r == 0 ? x[i] : t[i] + x[i];
+  }
+  return narrow8(t);
+}
+
 /* ---- epochs ---- */
 
 /* Where ranks share a device, the next kernel's blocks must not wait in the room that another rank's kernels need to get here. */

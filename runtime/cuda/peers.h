@@ -28,6 +28,7 @@ cudaError_t mm_cu_peers_max_f32(mm_cu_peers *p, float *x, uint64_t n, cudaStream
 /* Whether a kernel with a block for each of so many rows may exchange so many words of eight bytes in all: one that all ranks launch in
  * place of a sum (peers.cuh). */
 bool mm_cu_peers_small(const mm_cu_peers *p, uint32_t rows, uint64_t words);
+bool mm_cu_peers_apart(const mm_cu_peers *p); /* no two ranks share a device */
 
 /* Once the stream is done: MM_IO E_RANK, naming the rank, when this one waited for it in vain. True when another rank failed: that one
  * reports the error. Sums since then are unspecified. */

@@ -156,31 +156,6 @@ cudaError_t sum_squares(mm_backend *b, const bf16 *x, uint32_t pitch, stretches 
   return e != cudaSuccess ? e : mm_cu_peers_sum_f32(b->peers, b->squares, mm_round_up(2 * (uint64_t)b->rows, 4), b->stream);
 }
 
-/* Eight columns of a branch, a thread's own: two words. */
-struct branch_words {
-  uint4 a, b;
-  __device__ __forceinline__ explicit branch_words(const uint4 *from) : a(get_word(from)), b(get_word(from + 1)) {}
-  __device__ __forceinline__ bool have(uint32_t flag) const { return a.y == flag && a.w == flag && b.y == flag && b.w == flag; }
-};
-
-/* Their sum over all ranks, in rank order in f32 and rounded once. The next rank's words are on their way while one's are looked at. */
-__device__ __forceinline__ uint4 sum_branches(const peer_view &c, uint4 own, uint32_t word, uint32_t flag, uint32_t parity) {
-  const auto place = [&](uint32_t r) { return c.word(c.rank, parity, r) + word; };
-  float t[8];
-  peer_patience p(c);
-  branch_words next(place(0));
-  for (uint32_t r = 0; r < c.ranks; r++) {
-    branch_words now = next;
-    if (r + 1 < c.ranks) next = branch_words(place(r + 1));
-    while (r != c.rank && !now.have(flag) && !p.over(r)) now = branch_words(place(r));
-    float x[8];
-    widen8(x, r == c.rank ? own : make_uint4(now.a.x, now.a.z, now.b.x, now.b.z));
-#pragma unroll
-    for (int i = 0; i < 8; i++) t[i] = r == 0 ? x[i] : t[i] + x[i];
-  }
-  return narrow8(t);
-}
-
 /* A block for each row, a thread for eight columns, as combine_rows has for few rows. */
 __global__ void __launch_bounds__(MM_CU_MAX_HIDDEN / 8)
     reduce_combine(const __grid_constant__ peer_view c, const __grid_constant__ mm_cu_combine a, uint32_t width) {
@@ -192,15 +167,11 @@ __global__ void __launch_bounds__(MM_CU_MAX_HIDDEN / 8)
   if (c.apart) grid_launch_next_early();
   if (inside) load8(w, a.w + column);
   grid_wait();
-  const uint32_t epoch = *c.epoch, flag = epoch + 1, parity = epoch & 1;
+  const uint32_t epoch = *c.epoch;
   if (inside) {
     const uint4 own = *reinterpret_cast<const uint4 *>(a.branch + at), residual = *reinterpret_cast<const uint4 *>(a.residual + at);
-    for (uint32_t k = 1; k < c.ranks; k++) {
-      const uint32_t to = (c.rank + k) % c.ranks;
-      uint4 *const words = c.word(to, parity, c.rank) + word;
-      put_word(words, make_uint4(own.x, flag, own.y, flag)), put_word(words + 1, make_uint4(own.z, flag, own.w, flag));
-    }
-    mix8(v, a, residual, sum_branches(c, own, word, flag, parity));
+    send_branch(c, own, word, epoch);
+    mix8(v, a, residual, sum_branches(c, own, word, epoch));
     store8(a.h + at, v);
   }
   const float sum = warp_sum(square8(v));

@@ -1,12 +1,14 @@
 /* The router: logits in fp32, the top k experts of each token, and the lists that the expert kernels read.
  *
  * T ≤ 16: one launch. A block has a few experts and tokens, a thread eight columns of all of them; the experts' rows are loaded before
- * it waits for the tokens. A single token may bring its residual and norm along: each block makes the row for itself. And its choice is
- * left to the kernels that need it (route.cuh). Else the last block to finish chooses, one warp per token, and makes the lists.
- * For more tokens logits (those, up to 64 of a decode step, or router_many.cu), choice and a counting sort are launches of their own. Ties
- * go to the lower id. */
+ * it waits for the tokens. A single token may bring its residual and norm along, and the sum of its branch over ranks: each block makes the
+ * row for itself. And its choice is left to the kernels that need it (route.cuh). Else the last block to finish chooses, one warp per
+ * token, and makes the lists. For more tokens logits (those, up to 64 of a decode step, or router_many.cu), choice and a counting sort are
+ * launches of their own. Ties go to the lower id. */
+#include "runtime/cuda/backend.h"
 #include "runtime/cuda/launch.h"
 #include "runtime/cuda/norm.cuh"
+#include "runtime/cuda/peers.cuh"
 #include "runtime/cuda/route.cuh"
 
 namespace {
@@ -54,22 +56,28 @@ __device__ __forceinline__ float spread_sums(const float (&v)[N]) {
   }
 }
 
-/* logits[token, expert] of kExperts experts and kTokens tokens; x, or with kMix a.n, which it makes and some block writes down. */
-template <class W, int kExperts, int kTokens, bool kMix>
-__device__ __forceinline__ void block_logits(const mm_cu_router &m, const mm_cu_route &r, const mm_cu_combine &a, const bf16 *x,
-                                             uint32_t tokens) {
+/* Where a single token's row comes from: it is there; a residual and a branch; the same with the branch summed over ranks. */
+enum row_source { THERE, MIXED, SUMMED };
+
+/* logits[token, expert] of kExperts experts and kTokens tokens; x, or a.n, which it makes and some block writes down. SUMMED: the first
+ * block sends the rank's branch, and all wait for the others'; the epoch. */
+template <class W, int kExperts, int kTokens, row_source kSource>
+__device__ __forceinline__ uint32_t block_logits(const mm_cu_router &m, const mm_cu_route &r, const mm_cu_combine &a, const bf16 *x,
+                                                 uint32_t tokens, const peer_view *c = nullptr) {
+  constexpr bool kMix = kSource != THERE;
   __shared__ float norm_part[kTokens][kMaxWarps], part[kExperts * kTokens][kMaxWarps];
   const uint32_t expert0 = blockIdx.x * kExperts, first = blockIdx.y * kTokens, n = min(tokens - first, kTokens);
-  const uint32_t c = threadIdx.x * 8, warp = threadIdx.x / 32, warps = blockDim.x / 32;
-  const bool inside = c < m.k;
+  const uint32_t column = threadIdx.x * 8, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  const bool inside = column < m.k;
   piece_of<W> w[kExperts];
 #pragma unroll
   for (int e = 0; e < kExperts; e++) {
     w[e].zero();
-    if (inside && expert0 + e < r.experts) w[e].load(static_cast<const W *>(m.w) + (size_t)(expert0 + e) * m.k + c);
+    if (inside && expert0 + e < r.experts) w[e].load(static_cast<const W *>(m.w) + (size_t)(expert0 + e) * m.k + column);
   }
+  uint32_t epoch = 0;
   float norm[8] = {};
-  if (kMix && inside) load8(norm, a.w + c);
+  if (kMix && inside) load8(norm, a.w + column);
   grid_wait();
   uint4 raw[kTokens];
 #pragma unroll
@@ -80,8 +88,14 @@ __device__ __forceinline__ void block_logits(const mm_cu_router &m, const mm_cu_
     for (int t = 0; t < kTokens; t++) {
       add[t] = make_uint4(0, 0, 0, 0);
       if (t >= n || !inside) continue;
-      const size_t at = (size_t)(first + t) * m.k + c;
+      const size_t at = (size_t)(first + t) * m.k + column;
       raw[t] = *reinterpret_cast<const uint4 *>(a.residual + at), add[t] = *reinterpret_cast<const uint4 *>(a.branch + at);
+    }
+    if constexpr (kSource == SUMMED) {
+      static_assert(kTokens == 1);
+      epoch = *c->epoch;
+      if (inside && blockIdx.x == 0) send_branch(*c, add[0], column / 4, epoch);
+      if (inside) add[0] = sum_branches(*c, add[0], column / 4, epoch);
     }
 #pragma unroll
     for (int t = 0; t < kTokens; t++) {
@@ -97,7 +111,7 @@ __device__ __forceinline__ void block_logits(const mm_cu_router &m, const mm_cu_
       float v[8];
       mix8(v, a, raw[t], add[t]);
       const bool mine = t < n && inside && threadIdx.x % gridDim.x == blockIdx.x;
-      const size_t at = (size_t)(first + t) * m.k + c;
+      const size_t at = (size_t)(first + t) * m.k + column;
       if (mine) store8(a.h + at, v);
       scale8(v, scale, norm);
       raw[t] = narrow8(v);
@@ -106,7 +120,7 @@ __device__ __forceinline__ void block_logits(const mm_cu_router &m, const mm_cu_
   } else {
 #pragma unroll
     for (int t = 0; t < kTokens; t++) {
-      if (t < n && inside) raw[t] = *reinterpret_cast<const uint4 *>(x + (size_t)(first + t) * m.k + c);
+      if (t < n && inside) raw[t] = *reinterpret_cast<const uint4 *>(x + (size_t)(first + t) * m.k + column);
     }
   }
   float acc[kExperts * kTokens];
@@ -134,6 +148,12 @@ __device__ __forceinline__ void block_logits(const mm_cu_router &m, const mm_cu_
     for (uint32_t i = 0; i < warps; i++) logit += part[threadIdx.x][i];
     if (expert < r.experts && t < n) r.logits[(size_t)(first + t) * r.experts + expert] = logit;
   }
+  return epoch;
+}
+
+/* A single token's experts are told once they are chosen (mm_cu_route). */
+__device__ __forceinline__ void clear_told(const mm_cu_route &r) {
+  if (blockIdx.x == 0 && threadIdx.x < MM_CU_MAX_TOP_K) r.told[threadIdx.x] = 0;
 }
 
 /* The choices of a step of few tokens, and from them the experts in use, ascending, with their tokens and weights (one block). */
@@ -191,16 +211,27 @@ __device__ void list_slots(const mm_cu_route &r, uint32_t tokens) {
   }
 }
 
-template <class W, int kExperts, int kTokens, bool kMix>
+template <class W, int kExperts, int kTokens, row_source kSource>
 __global__ void __launch_bounds__(kMaxThreads) route_few(const __grid_constant__ mm_cu_router m, const __grid_constant__ mm_cu_route r,
                                                          const __grid_constant__ mm_cu_combine a, const bf16 *x, uint32_t tokens) {
   grid_launch_next_early();
-  block_logits<W, kExperts, kTokens, kMix>(m, r, a, x, tokens);
+  block_logits<W, kExperts, kTokens, kSource>(m, r, a, x, tokens);
   if (tokens == 1) {
-    if (blockIdx.x == 0 && threadIdx.x < MM_CU_MAX_TOP_K) r.told[threadIdx.x] = 0;
+    clear_told(r);
     return;
   }
   if (tokens <= MM_CU_SKINNY && last_of(r.ticket, gridDim.x * gridDim.y)) list_slots(r, tokens);
+}
+
+/* Of a single token, with devices of their own: the first block, which sends what all others wait for, needs room on each. */
+template <class W>
+__global__ void __launch_bounds__(kMaxThreads)
+    reduce_route(const __grid_constant__ peer_view c, const __grid_constant__ mm_cu_router m, const __grid_constant__ mm_cu_route r,
+                 const __grid_constant__ mm_cu_combine a) {
+  if (c.apart) grid_launch_next_early();
+  const uint32_t epoch = block_logits<W, 2, 1, SUMMED>(m, r, a, nullptr, 1, &c);
+  clear_told(r);
+  peer_end(c, epoch);
 }
 
 constexpr uint32_t kChoosers = 8; /* warps of a block, a token each */
@@ -257,11 +288,11 @@ template <class W>
 cudaError_t few(const mm_cu_router &m, const mm_cu_route &r, const mm_cu_combine *a, const bf16 *x, uint32_t tokens, cudaStream_t s) {
   const unsigned threads = ceil_div(m.k, 256) * 32, pairs = ceil_div(r.experts, 2);
   const dim3 fours(ceil_div(r.experts, 4), ceil_div(tokens, kFew));
-  if (a) return launch(route_few<W, 2, 1, true>, pairs, threads, 0, s, m, r, *a, x, tokens);
+  if (a) return launch(route_few<W, 2, 1, MIXED>, pairs, threads, 0, s, m, r, *a, x, tokens);
   const mm_cu_combine none = {};
-  if (tokens == 1) return launch(route_few<W, 2, 1, false>, pairs, threads, 0, s, m, r, none, x, tokens);
-  if (r.experts > 64) return launch(route_few<W, 4, kFew, false>, fours, threads, 0, s, m, r, none, x, tokens);
-  return launch(route_few<W, 2, kFew, false>, dim3(pairs, fours.y), threads, 0, s, m, r, none, x, tokens);
+  if (tokens == 1) return launch(route_few<W, 2, 1, THERE>, pairs, threads, 0, s, m, r, none, x, tokens);
+  if (r.experts > 64) return launch(route_few<W, 4, kFew, THERE>, fours, threads, 0, s, m, r, none, x, tokens);
+  return launch(route_few<W, 2, kFew, THERE>, dim3(pairs, fours.y), threads, 0, s, m, r, none, x, tokens);
 }
 
 cudaError_t many(const mm_cu_router &m, const mm_cu_route &r, const bf16 *x, uint32_t tokens, cudaStream_t s) {
@@ -290,4 +321,11 @@ cudaError_t mm_cu_combine_route(const mm_cu_combine &a, const mm_cu_router &m, c
   if (tokens == 1) return (m.wide ? few<float> : few<bf16>)(m, r, &a, nullptr, tokens, s);
   const cudaError_t e = mm_cu_combine_rows(a, tokens, m.k, s);
   return e != cudaSuccess ? e : mm_cu_route_tokens(m, r, a.n, tokens, s);
+}
+
+cudaError_t mm_cu_combine_route_ranks(const mm_cu_peers *p, const mm_cu_combine &a, const mm_cu_router &m, const mm_cu_route &r,
+                                      cudaStream_t s) {
+  if (!fits(m, r, 1)) return cudaErrorInvalidValue;
+  const unsigned threads = ceil_div(m.k, 256) * 32;
+  return launch(m.wide ? reduce_route<float> : reduce_route<bf16>, ceil_div(r.experts, 2), threads, 0, s, mm_cu_peers_view(p), m, r, a);
 }

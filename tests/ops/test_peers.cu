@@ -258,6 +258,44 @@ void check_combines(uint32_t ranks) {
   report_true(text, ok && most * ranks >= 12);
 }
 
+/* A single token's router along with its residual, norm and sum, beside the sum and then those: of two ranks, whose blocks all have room
+ * where they share a device. */
+void check_routes() {
+  const bool ok = on_ranks(2, 20, [&](member *m) {
+    for (uint32_t t = 0; t < 12; t++) {
+      const uint32_t experts = t % 2 ? 256 : 32, width = t % 3 == 0 ? 3072 : t % 3 == 1 ? 6144 : 520;
+      const combine_rows_of c(*m, 1, width, false);
+      c.fill(*m, t);
+      __nv_bfloat16 *const w = reinterpret_cast<__nv_bfloat16 *>(m->x + ((size_t)4 << 20));
+      char *const end = m->x + ((size_t)12 << 20);
+      const auto logits = [&](int way) { return reinterpret_cast<float *>(end) + way * MM_CU_MAX_EXPERTS; };
+      __nv_bfloat16 *const host = reinterpret_cast<__nv_bfloat16 *>(m->host);
+      for (size_t i = 0; i < (size_t)experts * width; i++) host[i] = __float2bfloat16(number(t, 42, i) * 1e-3f);
+      CUDA_OK(cudaMemcpyAsync(w, host, (size_t)experts * width * 2, cudaMemcpyHostToDevice, m->s));
+      CUDA_OK(cudaMemsetAsync(end, 0xee, 3 * MM_CU_MAX_EXPERTS * 4, m->s));
+      CUDA_OK(cudaStreamSynchronize(m->s));
+      mm_cu_router router = {};
+      router.w = w, router.k = width;
+      mm_cu_route r = {};
+      r.experts = experts, r.top_k = 8, r.told = reinterpret_cast<unsigned long long *>(end + 2 * MM_CU_MAX_EXPERTS * 4);
+      m->together();
+      r.logits = logits(0);
+      CUDA_OK(mm_cu_combine_route_ranks(m->peers, c.args(0), router, r, m->s));
+      CUDA_OK(mm_cu_peers_sum(m->peers, c.branch, c.n, m->s));
+      r.logits = logits(1);
+      CUDA_OK(mm_cu_combine_route(c.args(1), router, r, 1, m->s));
+      std::vector<float> got(2 * MM_CU_MAX_EXPERTS + 2 * MM_CU_MAX_TOP_K);
+      CUDA_OK(cudaMemcpyAsync(m->host, end, got.size() * 4, cudaMemcpyDeviceToHost, m->s));
+      CUDA_OK(cudaStreamSynchronize(m->s));
+      memcpy(got.data(), m->host, got.size() * 4);
+      m->ok = m->ok && !memcmp(&got[0], &got[MM_CU_MAX_EXPERTS], experts * 4) && got[0] != got[1];
+      for (uint32_t i = 0; i < 2 * MM_CU_MAX_TOP_K; i++) m->ok = m->ok && got[2 * MM_CU_MAX_EXPERTS + i] == 0;
+      m->ok = c.same(*m) && m->ok;
+    }
+  });
+  report_true("peers: a single token's router with its residual, norm and sum over 2 ranks = the sum and then those, bit for bit", ok);
+}
+
 /* The last rank does not come to a sum, or fails while the first one waits: that one ends, in time, and says for whom. Then all go on. */
 void check_failures(uint32_t ranks) {
   for (int fails = 0; fails < 2; fails++) {
@@ -308,6 +346,7 @@ void test_peers() {
     check_combines(ranks);
     check_failures(ranks);
   }
+  check_routes();
   check_sums(3);
 }
 
