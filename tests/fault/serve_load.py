@@ -5,6 +5,7 @@ import json
 import os
 import resource
 import socket
+import statistics
 import sys
 import threading
 import time
@@ -51,17 +52,23 @@ def waits(s, seconds):
 
 
 def beside_slow(s):
-    idle = waits(s, 3)
-    slow = [socket.create_connection(("127.0.0.1", s.port)) for _ in range(SLOW)]
-    for c in slow[::2]:
-        c.sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Length: 100\r\n\r\n{")
-    time.sleep(0.5)
-    busy = waits(s, 3)
+    """By turns, since other work comes and goes: the middle of the turns' p99."""
     p99 = (lambda took: 1000 * took[int(0.99 * len(took))])
-    print(f"a good client's p99: {p99(idle):.1f} ms alone, {p99(busy):.1f} ms beside {SLOW} slow connections")
-    assert p99(busy) <= 2 * p99(idle) + 5
-    for c in slow:
-        c.close()
+    idle, busy = [], []
+    for _ in range(7):
+        idle.append(p99(waits(s, 2)))
+        slow = [socket.create_connection(("127.0.0.1", s.port)) for _ in range(SLOW)]
+        for c in slow[::2]:
+            c.sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Length: 100\r\n\r\n{")
+        time.sleep(0.5)
+        busy.append(p99(waits(s, 2)))
+        for c in slow:
+            c.close()
+        time.sleep(0.5)
+    alone, beside = statistics.median(idle), statistics.median(busy)
+    print(f"a good client's p99: {alone:.1f} ms alone, {beside:.1f} ms beside {SLOW} slow connections, in the middle of {len(idle)} turns of each "
+          f"({min(idle):.1f} to {max(idle):.1f}, {min(busy):.1f} to {max(busy):.1f})")
+    assert beside <= 2 * alone + 5
 
 
 with Server(convert("tests/data/tiny-m2"), "--max-num-seqs", "64", "--max-model-len", "1024", "--max-connections", "8192",
