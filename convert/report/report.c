@@ -31,12 +31,10 @@ typedef struct mm_listed {
   uint64_t bytes; /* of all planes */
 } mm_listed;
 
-static uint32_t listed_count(const mm_plan *p, size_t i) { return p->unsharded ? p->pack.tensor[i].piece_count : 1; }
-
 static mm_listed listed(const mm_plan *p, size_t i, uint32_t piece) {
   const mm_pack_tensor *t = &p->pack.tensor[i];
   mm_listed x = {.name = t->name, .scheme = t->scheme, .lead = t->lead, .rows = t->rows, .cols = t->cols};
-  if (p->unsharded) {
+  if (p->layout->apart) {
     x.name = t->piece[piece].source;
     x.rows = t->piece[piece].rows;
   }
@@ -46,7 +44,7 @@ static mm_listed listed(const mm_plan *p, size_t i, uint32_t piece) {
 
 static size_t output_tensors(const mm_plan *p) {
   size_t n = 0;
-  for (size_t i = 0; i < p->pack.tensor_count; i++) n += p->unsharded ? listed_count(p, i) * p->pack.tensor[i].plane_count : 1;
+  for (size_t i = 0; i < p->pack.tensor_count; i++) n += p->layout->apart ? mm_plan_stored(p, i) * p->pack.tensor[i].plane_count : 1;
   return n;
 }
 
@@ -94,7 +92,7 @@ static mm_json *plan_json(const mm_plan *p, const mm_verdict *v, bool tensors) {
     ok = mm_json_append(ranks, mm_json_new_int((int64_t)f.bytes)) && mm_json_append(kinds, footprint_json(&f));
   }
   for (size_t i = 0; ok && list && i < p->pack.tensor_count; i++)
-    for (uint32_t k = 0; ok && k < listed_count(p, i); k++) ok = mm_json_append(list, listed_json(listed(p, i, k)));
+    for (uint32_t k = 0; ok && k < mm_plan_stored(p, i); k++) ok = mm_json_append(list, listed_json(listed(p, i, k)));
   ok = ok && mm_json_set(j, "architecture", mm_json_new_str(p->pack.model.architecture)) &&
        mm_json_set(j, "quant", mm_json_new_str(p->pack.quant)) && mm_json_set(j, "tp", mm_json_new_int(p->pack.tp)) &&
        mm_json_set(j, "ep", mm_json_new_int(p->pack.ep)) && mm_json_set(j, "pp", mm_json_new_int(p->pack.pp)) &&
@@ -168,7 +166,7 @@ static void print_verdict(FILE *f, const mm_plan *p, const mm_verdict *v) {
 /* What engines are known to read wrongly, of the schemes that the plan has. */
 static void print_caveats(FILE *f, const mm_plan *p) {
   const mm_scheme *s;
-  for (size_t k = 0; p->unsharded && (s = mm_scheme_at(k)); k++) {
+  for (size_t k = 0; p->layout->apart && (s = mm_scheme_at(k)); k++) {
     const char *what = mm_card_caveat(mm_dialect_name(p->dialect), s->name);
     size_t i = 0;
     while (what && i < p->pack.tensor_count && p->tensor[i].scheme != s) i++;
@@ -188,7 +186,7 @@ bool mm_report_plan(FILE *f, const mm_plan *p, const mm_verdict *v, mm_report_st
           sized(size, p->source_bytes), p->hf->file_count);
   fprintf(f, "plan: --tp %u --ep %u --pp %u --quant \"", p->pack.tp, p->pack.ep, p->pack.pp);
   mm_show_to(f, p->pack.quant);
-  fprintf(f, "\": %zu %s tensors, %u %s, %llu bytes (%s) in all\n", output_tensors(p), p->unsharded ? "unsharded" : "packed", p->part_count,
+  fprintf(f, "\": %zu %s tensors, %u %s, %llu bytes (%s) in all\n", output_tensors(p), p->layout->kind, p->part_count,
           p->part_count == 1 ? "part" : "parts", (unsigned long long)p->output_bytes, sized(size, p->output_bytes));
   const struct mm_calibrated *c = &p->calibrated;
   if (p->recipe.importance)
@@ -201,7 +199,7 @@ bool mm_report_plan(FILE *f, const mm_plan *p, const mm_verdict *v, mm_report_st
   print_caveats(f, p);
   if (v && v->memory) print_verdict(f, p, v);
   for (size_t i = 0; tensors && i < p->pack.tensor_count; i++)
-    for (uint32_t j = 0; j < listed_count(p, i); j++) {
+    for (uint32_t j = 0; j < mm_plan_stored(p, i); j++) {
       mm_listed t = listed(p, i, j);
       char lead[16] = "";
       if (t.lead) snprintf(lead, sizeof lead, "%u x ", t.lead);
@@ -226,7 +224,7 @@ static mm_json *summary_json(const mm_plan *p, const mm_outcome *o) {
             mm_json_set(j, "read_gb_per_s", mm_json_new_real(fresh / o->seconds / 1e9)) &&
             mm_json_set(j, "written_gb_per_s", mm_json_new_real((double)p->output_bytes / o->seconds / 1e9)) &&
             put_number(j, "zeroed_weights", o->zeroed) && put_number(j, "peak_rss_bytes", peak_rss()) &&
-            mm_json_set(j, p->unsharded ? "index_sha256" : "manifest_sha256", mm_json_new_str(hex));
+            mm_json_set(j, p->layout->apart ? "index_sha256" : "manifest_sha256", mm_json_new_str(hex));
   if (ok) return j;
   mm_json_free(j);
   return NULL;
@@ -241,7 +239,7 @@ bool mm_report_summary(FILE *f, const mm_plan *p, const mm_outcome *o, mm_report
     fprintf(f, "kept of the run before: %.2f of %.2f GB (%.1f %%)\n", (double)o->kept / 1e9, (double)p->source_bytes / 1e9,
             100 * (double)o->kept / (double)p->source_bytes);
   fprintf(f, "done in %.2f s: %.2f GB read (%.2f GB/s), %.2f GB written (%.2f GB/s), peak RSS %.0f MiB\n%s sha256 %s\n", o->seconds, fresh,
-          fresh / o->seconds, out, out / o->seconds, (double)peak_rss() / (1 << 20), p->unsharded ? "index" : "manifest", hex);
+          fresh / o->seconds, out, out / o->seconds, (double)peak_rss() / (1 << 20), p->layout->last_kind, hex);
   return written(f, err);
 }
 
