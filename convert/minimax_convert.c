@@ -121,7 +121,7 @@ static bool make_plan(const mm_convert_args *a, mm_hf *hf, mm_calibration_files 
                         .pp = (uint32_t)a->pp,
                         .part_size = a->part_size,
                         .ranks = a->ranks,
-                        .unsharded = strcmp(a->layout, "hf") == 0,
+                        .layout = strcmp(a->layout, mm_layout_hf.word) == 0 ? &mm_layout_hf : &mm_layout_packed,
                         .dialect = a->dialect,
                         .allow_unmatched = a->unmatched,
                         .importance = a->importance ? &c->importance : NULL,

@@ -283,7 +283,7 @@ void mm_staging_discard(mm_staging *s, bool (*ours)(const void *ctx, const char 
   if (s->dir < 0) return;
   bool staged = fstat(s->dir, &held) == 0 && fstatat(s->parent, s->name, &named, AT_SYMLINK_NOFOLLOW) == 0 && same(&held, &named);
   bool marked = faccessat(s->parent, s->mark, F_OK, AT_SYMLINK_NOFOLLOW) == 0;
-  bool empty = !staged || (marked ? mm_staging_clear(s, ours, ctx, NULL) : s->made);
+  bool empty = !staged || (marked ? mm_staging_clear(s, ours, ctx, MM_IGNORED) : s->made);
   if (empty && marked) unlinkat(s->parent, s->mark, 0);
   if (empty && staged) unlinkat(s->parent, s->name, AT_REMOVEDIR);
   close(s->dir);

@@ -168,7 +168,7 @@ static bool unsharded_against_source(const mm_verify_args *a, const mm_pack *p, 
   mm_hf hf = {0}, made = {0};
   mm_plan plan = {0};
   mm_hf_options ho = {.allow_outside_links = true, .allow_nonfinite = true, .one_thread = a->threads == 1};
-  mm_plan_options po = {.quant = p->quant, .made = true, .tp = 1, .ep = 1, .pp = 1, .unsharded = true, .part_size = UINT64_MAX / 2};
+  mm_plan_options po = {.quant = p->quant, .made = true, .tp = 1, .ep = 1, .pp = 1, .layout = &mm_layout_hf, .part_size = UINT64_MAX / 2};
   char digests[MM_HEX_LEN + 1], planned[MM_HEX_LEN + 1];
   mm_error_report r = {
       .dir = a->dir, .source = a->source, .quant = p->quant, .tool = p->tool, .manifest = digests, .plan = planned, .unscaled = true};

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "convert/plan/layout_hf.h"
+#include "convert/plan/plan.h"
 
 #define DATA_ALIGN 4096
 
@@ -24,19 +24,6 @@ typedef struct mm_slot { /* one stored tensor of a part: a plane of a tensor, or
   unsigned plane;
 } mm_slot;
 
-/* Pieces stored by themselves; packed ones share their tensor. */
-static uint32_t apart(const mm_plan *p, uint32_t tensor) { return p->unsharded ? p->pack.tensor[tensor].piece_count : 1; }
-
-static mm_shape shape_of(const mm_plan *p, mm_slot s) {
-  return p->unsharded ? mm_unsharded_shape(p, s.tensor, s.piece, s.plane) : mm_pack_plane_shape(&p->pack.tensor[s.tensor], s.plane);
-}
-
-static const char *name_of(const mm_plan *p, mm_slot s, mm_arena *a, mm_err *err) {
-  const mm_pack_tensor *t = &p->pack.tensor[s.tensor];
-  if (p->unsharded) return mm_unsharded_name(p, s.tensor, s.piece, s.plane, a, err);
-  return mm_arena_printf(a, err, "%s%s", t->name, t->plane[s.plane].suffix);
-}
-
 static bool open_part(mm_plan *p, size_t *cap, uint32_t stage, mm_err *err) {
   if (!MM_GROW(p->part, cap, p->part_count + 1, err)) return false;
   mm_plan_part *x = &p->part[p->part_count];
@@ -54,10 +41,10 @@ static bool fill_parts(mm_plan *p, uint64_t part_size, mm_err *err) {
   for (uint32_t i = 0; i < p->pack.tensor_count; i++) {
     const mm_pack_tensor *t = &p->pack.tensor[i];
     uint64_t total = 0;
-    for (uint32_t j = 0; j < apart(p, i); j++)
+    for (uint32_t j = 0; j < mm_plan_stored(p, i); j++)
       for (unsigned k = 0; k < t->plane_count; k++) {
         uint64_t *bytes = &p->tensor[i].place[j][k].bytes;
-        mm_shape s = shape_of(p, (mm_slot){i, j, k});
+        mm_shape s = p->layout->shape(p, i, j, k);
         if (!mm_shape_bytes(&s, t->plane[k].dtype, bytes))
           return mm_fail(err, MM_LIMIT, "E_SIZE", mm_at(NULL, t->name), "found a size beyond 64 bits");
         total += *bytes + 512; /* its share of the header */
@@ -74,13 +61,13 @@ static bool fill_parts(mm_plan *p, uint64_t part_size, mm_err *err) {
 static mm_slot *order_part(const mm_plan *p, uint32_t part, size_t *count, mm_err *err) {
   size_t n = 0, all = 0;
   for (size_t i = 0; i < p->pack.tensor_count; i++)
-    if (p->tensor[i].part == part) all += apart(p, (uint32_t)i) * p->pack.tensor[i].plane_count;
+    if (p->tensor[i].part == part) all += mm_plan_stored(p, i) * p->pack.tensor[i].plane_count;
   mm_slot *slot = mm_calloc(all, sizeof *slot, err);
   if (!slot) return NULL;
   for (size_t class = 0; class < ALIGN_CLASSES; class ++)
     for (uint32_t i = 0; i < p->pack.tensor_count; i++) {
       if (p->tensor[i].part != part) continue;
-      for (uint32_t j = 0; j < apart(p, i); j++)
+      for (uint32_t j = 0; j < mm_plan_stored(p, i); j++)
         for (unsigned k = 0; k < p->pack.tensor[i].plane_count; k++)
           if (class_of(p->tensor[i].place[j][k].bytes) == class) slot[n++] = (mm_slot){i, j, k};
     }
@@ -97,8 +84,8 @@ static bool make_header(mm_plan *p, uint32_t rank, uint32_t part, mm_st_tensor *
   const struct mm_st_meta packed[] = {{"format", MM_PACK_FORMAT}, {"version", text[0]}, {"rank", text[1]}, {"tp", text[2]},
                                       {"part", text[3]},          {"plan", plan}},
                           unsharded[] = {{"format", "pt"}, {"plan", plan}}; /* transformers loads no other format */
-  const struct mm_st_meta *meta = p->unsharded ? unsharded : packed;
-  size_t meta_count = p->unsharded ? sizeof unsharded / sizeof *unsharded : sizeof packed / sizeof *packed;
+  const struct mm_st_meta *meta = p->layout->apart ? unsharded : packed;
+  size_t meta_count = p->layout->apart ? sizeof unsharded / sizeof *unsharded : sizeof packed / sizeof *packed;
   mm_plan_file *out = &p->part[part].file[rank];
   out->header = mm_st_header(st, count, meta, meta_count, DATA_ALIGN, &out->header_bytes, err);
   if (!out->header) return false;
@@ -117,9 +104,9 @@ static bool lay_part(mm_plan *p, uint32_t part, const char *plan, mm_err *err) {
   mm_arena names = {0};
   for (size_t i = 0; ok && i < count; i++) {
     mm_place *place = &p->tensor[slot[i].tensor].place[slot[i].piece][slot[i].plane];
-    st[i] = (mm_st_tensor){.name = name_of(p, slot[i], &names, err),
+    st[i] = (mm_st_tensor){.name = p->layout->name(p, slot[i].tensor, slot[i].piece, slot[i].plane, &names, err),
                            .dtype = p->pack.tensor[slot[i].tensor].plane[slot[i].plane].dtype,
-                           .shape = shape_of(p, slot[i])};
+                           .shape = p->layout->shape(p, slot[i].tensor, slot[i].piece, slot[i].plane)};
     place->offset = offset;
     offset += place->bytes;
     ok = st[i].name != NULL;
@@ -139,29 +126,14 @@ static bool name_parts(mm_plan *p, mm_err *err) {
     for (uint32_t i = 0; i < p->part_count; i++) x->part_count += p->part[i].stage == w / p->pack.tp;
     x->part = mm_arena_alloc(&p->pack.arena, x->part_count * sizeof *x->part, err);
     if (!x->part) return false;
-    for (uint32_t i = 0; i < x->part_count; i++) {
-      char name[64];
-      mm_part_name(name, w, i);
-      x->part[i].file = p->unsharded ? mm_unsharded_file(p, i, err) : mm_arena_strndup(&p->pack.arena, name, strlen(name), err);
-      if (!x->part[i].file) return false;
-    }
+    for (uint32_t i = 0; i < x->part_count; i++)
+      if (!(x->part[i].file = p->layout->file(p, w, i, err))) return false;
   }
   return true;
 }
 
-/* The digest covers everything but sizes and contents: sources, options, tool, model, tensors, cuts. It is the same whichever ranks are
- * wanted, so files of several runs fit together. */
-static bool plan_digest(mm_plan *p, mm_err *err) {
-  if (p->unsharded) return mm_unsharded_digest(p, &p->pack.plan, err);
-  char *text = mm_pack_text(&p->pack, err);
-  if (!text) return false;
-  p->pack.plan = mm_sha256(text, strlen(text));
-  free(text);
-  return true;
-}
-
-bool mm_layout(mm_plan *p, uint64_t part_size, mm_err *err) {
-  if (!fill_parts(p, part_size, err) || !name_parts(p, err) || !plan_digest(p, err)) return false;
+bool mm_lay_out(mm_plan *p, uint64_t part_size, mm_err *err) {
+  if (!fill_parts(p, part_size, err) || !name_parts(p, err) || !p->layout->digest(p, &p->pack.plan, err)) return false;
   for (uint32_t w = 0; w < mm_pack_ranks(&p->pack); w++)
     if (!p->wanted[w]) p->pack.rank[w].part_count = 0;
   char plan[MM_HEX_LEN + 1];
@@ -170,3 +142,40 @@ bool mm_layout(mm_plan *p, uint64_t part_size, mm_err *err) {
     if (!lay_part(p, i, plan, err)) return false;
   return true;
 }
+
+static char *packed_name(const mm_plan *p, uint32_t tensor, uint32_t piece, unsigned plane, mm_arena *a, mm_err *err) {
+  (void)piece;
+  return mm_arena_printf(a, err, "%s%s", p->pack.tensor[tensor].name, p->pack.tensor[tensor].plane[plane].suffix);
+}
+
+static mm_shape packed_shape(const mm_plan *p, uint32_t tensor, uint32_t piece, unsigned plane) {
+  (void)piece;
+  return mm_pack_plane_shape(&p->pack.tensor[tensor], plane);
+}
+
+static char *packed_file(mm_plan *p, uint32_t rank, uint32_t number, mm_err *err) {
+  char name[64];
+  mm_part_name(name, rank, number);
+  return mm_arena_strndup(&p->pack.arena, name, strlen(name), err);
+}
+
+static char *packed_manifest(const mm_plan *p, mm_err *err) { return mm_pack_text(&p->pack, err); }
+
+/* Of sources, options, tool, model, tensors and cuts. It is the same whichever ranks are wanted, so files of several runs fit together. */
+static bool packed_digest(const mm_plan *p, mm_digest *out, mm_err *err) {
+  char *text = packed_manifest(p, err);
+  if (!text) return false;
+  *out = mm_sha256(text, strlen(text));
+  free(text);
+  return true;
+}
+
+const mm_layout mm_layout_packed = {.word = "packed",
+                                    .kind = "packed",
+                                    .last = MM_MANIFEST,
+                                    .last_kind = "manifest",
+                                    .name = packed_name,
+                                    .shape = packed_shape,
+                                    .file = packed_file,
+                                    .digest = packed_digest,
+                                    .finish = packed_manifest};

@@ -1,4 +1,5 @@
-/* Names, shapes and the index of the unsharded layout. */
+/* The Hugging Face layout: "model-00001-of-00003.safetensors" in layer order, and an index of exact total_size, the plan's digest and the
+ * weight map in file order. */
 #include "convert/plan/layout_hf.h"
 
 #include <stdio.h>
@@ -9,7 +10,7 @@
 #include "convert/plan/dialect.h"
 #include "convert/source/index.h"
 
-char *mm_unsharded_name(const mm_plan *p, uint32_t tensor, uint32_t piece, unsigned plane, mm_arena *a, mm_err *err) {
+static char *name_of(const mm_plan *p, uint32_t tensor, uint32_t piece, unsigned plane, mm_arena *a, mm_err *err) {
   const mm_pack_tensor *t = &p->pack.tensor[tensor];
   const char *source = t->piece[piece].source;
   size_t n = strlen(source);
@@ -17,7 +18,7 @@ char *mm_unsharded_name(const mm_plan *p, uint32_t tensor, uint32_t piece, unsig
   return mm_arena_printf(a, err, "%.*s%s", (int)n, source, t->plane[plane].suffix);
 }
 
-mm_shape mm_unsharded_shape(const mm_plan *p, uint32_t tensor, uint32_t piece, unsigned plane) {
+static mm_shape shape_of(const mm_plan *p, uint32_t tensor, uint32_t piece, unsigned plane) {
   const mm_pack_tensor *t = &p->pack.tensor[tensor];
   const mm_pack_plane *x = &t->plane[plane];
   const mm_spelling *s = p->tensor[tensor].spelling;
@@ -30,8 +31,9 @@ mm_shape mm_unsharded_shape(const mm_plan *p, uint32_t tensor, uint32_t piece, u
   return mm_shape2(mm_cells(rows, x->cell_n), mm_cells(t->cols, x->cell_k) / ours_in_theirs);
 }
 
-char *mm_unsharded_file(mm_plan *p, uint32_t part, mm_err *err) {
-  return mm_arena_printf(&p->pack.arena, err, "model-%05u-of-%05u.safetensors", part + 1, p->part_count);
+static char *file_of(mm_plan *p, uint32_t rank, uint32_t number, mm_err *err) {
+  (void)rank;
+  return mm_arena_printf(&p->pack.arena, err, "model-%05u-of-%05u.safetensors", number + 1, p->part_count);
 }
 
 /* Calls fn for every stored tensor in plan order; stops when it returns false. */
@@ -45,7 +47,7 @@ static bool each_stored(const mm_plan *p,
     mm_arena names = {0};
     for (uint32_t j = 0; ok && j < t->piece_count; j++)
       for (unsigned k = 0; ok && k < t->plane_count; k++) {
-        const char *name = mm_unsharded_name(p, i, j, k, &names, err);
+        const char *name = name_of(p, i, j, k, &names, err);
         ok = name && fn(ctx, p, i, j, k, name, err);
       }
     mm_arena_close(&names);
@@ -57,7 +59,7 @@ static void add_text(mm_sha256_state *s, const char *text) { mm_sha256_add(s, te
 
 static bool add_stored(void *ctx, const mm_plan *p, uint32_t tensor, uint32_t piece, unsigned plane, const char *name, mm_err *err) {
   char shape[64];
-  mm_shape x = mm_unsharded_shape(p, tensor, piece, plane);
+  mm_shape x = shape_of(p, tensor, piece, plane);
   const mm_pack_tensor *t = &p->pack.tensor[tensor];
   (void)err;
   add_text(ctx, name);
@@ -68,7 +70,7 @@ static bool add_stored(void *ctx, const mm_plan *p, uint32_t tensor, uint32_t pi
   return true;
 }
 
-bool mm_unsharded_digest(const mm_plan *p, mm_digest *out, mm_err *err) {
+static bool digest_of(const mm_plan *p, mm_digest *out, mm_err *err) {
   mm_sha256_state s;
   mm_sha256_begin(&s);
   add_text(&s, p->pack.tool);
@@ -99,7 +101,7 @@ static bool put_stored(void *ctx, const mm_plan *p, uint32_t tensor, uint32_t pi
   return true;
 }
 
-char *mm_unsharded_index(const mm_plan *p, mm_err *err) {
+static char *index_of(const mm_plan *p, mm_err *err) {
   char *text = NULL, plan[MM_HEX_LEN + 1];
   size_t n;
   uint64_t total = 0;
@@ -121,6 +123,17 @@ char *mm_unsharded_index(const mm_plan *p, mm_err *err) {
   free(text);
   return NULL;
 }
+
+const mm_layout mm_layout_hf = {.word = "hf",
+                                .kind = "unsharded",
+                                .last = MM_INDEX_NAME,
+                                .last_kind = "index",
+                                .apart = true,
+                                .name = name_of,
+                                .shape = shape_of,
+                                .file = file_of,
+                                .digest = digest_of,
+                                .finish = index_of};
 
 bool mm_code_file(const char *name) {
   size_t n = strlen(name), plain = strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_");

@@ -15,8 +15,8 @@ typedef struct mm_plan_options {
   mm_align align;                  /* what to do where a cut falls inside a scale's block */
   uint64_t part_size;              /* a part ends before it would exceed this (one larger tensor still gets a part of its own) */
   const char *ranks;               /* "0,2-5": only these ranks\' files are made; NULL: all */
-  bool unsharded;                  /* the Hugging Face layout (layout_hf.h) instead of the packed one: one rank, their names */
-  const char *dialect;             /* of the unsharded layout: how schemes are spelt (dialect.h); NULL: the first that can */
+  const struct mm_layout *layout;  /* NULL: the packed one */
+  const char *dialect;             /* of the Hugging Face layout: how schemes are spelt (dialect.h); NULL: the first that can */
   const mm_importance *importance; /* weighs searches; NULL: none does */
   const mm_act_scales *act_scales; /* gives static scales of activations; NULL: none */
   bool allow_unmatched;            /* patterns that match no tensor are taken */
@@ -29,7 +29,7 @@ typedef struct mm_place {
   uint64_t bytes;
 } mm_place;
 
-/* How a packed tensor is made; parallel to pack.tensor. In the unsharded layout a pack.tensor is a group of source matrices that
+/* How a packed tensor is made; parallel to pack.tensor. In the Hugging Face layout a pack.tensor is a group of source matrices that
  * share their scales' range (q, k, v; w1 and w3 of one expert): its pieces all start at row 0 and each is stored by itself. */
 typedef struct mm_plan_tensor {
   const mm_rule *rule[MM_PACK_PIECES];
@@ -80,7 +80,7 @@ typedef struct mm_plan {
   uint32_t part_count; /* of all stages */
   mm_plan_part *part;
   bool *wanted; /* [pp·tp] ranks whose files are made */
-  bool unsharded;
+  const struct mm_layout *layout;
   const struct mm_dialect *dialect; /* NULL while nothing unsharded is quantised */
   mm_plan_text text[MM_PLAN_TEXTS]; /* unsharded: config.json, the model card, what the dialect has beside it; name NULL past the end */
   struct mm_calibrated {
@@ -101,8 +101,22 @@ static inline mm_part *mm_plan_entry(const mm_plan *p, uint32_t part, uint32_t r
   return &p->pack.rank[p->part[part].stage * p->pack.tp + rank].part[p->part[part].number];
 }
 
-/* The file that is written last: the manifest, or the index of the unsharded layout. */
-static inline const char *mm_plan_manifest(const mm_plan *p) { return p->unsharded ? MM_INDEX_NAME : MM_MANIFEST; }
+/* What names and shapes stored tensors have, and which files: packed shards (layout.c), or a checkpoint with Hugging Face names,
+ * "unsharded", that transformers, vLLM and SGLang load (layout_hf.c). */
+typedef struct mm_layout {
+  const char *word, *kind;      /* "hf", of --layout; "unsharded", for people */
+  const char *last, *last_kind; /* the file that is written last, such as manifest.json, and its kind: "manifest" */
+  bool apart;                   /* each piece of a tensor is stored by itself, uncut: one rank */
+  char *(*name)(const mm_plan *p, uint32_t tensor, uint32_t piece, unsigned plane, mm_arena *a, mm_err *err);
+  mm_shape (*shape)(const mm_plan *p, uint32_t tensor, uint32_t piece, unsigned plane);
+  char *(*file)(mm_plan *p, uint32_t rank, uint32_t number, mm_err *err); /* of a part, in the plan's arena */
+  bool (*digest)(const mm_plan *p, mm_digest *out, mm_err *err);          /* of all that fixes the output but sizes and contents */
+  char *(*finish)(const mm_plan *p, mm_err *err);                         /* the text of the last file; free() it */
+} mm_layout;
+extern const mm_layout mm_layout_packed, mm_layout_hf;
+
+/* Pieces of a tensor that are stored by themselves; packed ones share their tensor. */
+static inline uint32_t mm_plan_stored(const mm_plan *p, size_t tensor) { return p->layout->apart ? p->pack.tensor[tensor].piece_count : 1; }
 
 /* Builds the plan or refuses: infeasible tp (MM_UNSUPPORTED E_TP, naming the dimension and the sizes that would do), missing or
  * unknown tensors, mixed encodings. Borrows hf until close. */
@@ -118,7 +132,7 @@ MM_MUST_USE bool mm_cut_feasible(const mm_model *m, const mm_plan_options *o, co
 MM_MUST_USE bool mm_cut_find(mm_plan *p, const mm_rule *r, mm_align align, uint32_t *index, mm_err *err);
 bool mm_cut_equal(const mm_cut *a, const mm_cut *b, uint32_t tp);
 MM_MUST_USE bool mm_cut_cells(const mm_plan *p, const mm_plan_tensor *pt, mm_pack_tensor *t, mm_align align, mm_err *err);
-/* Parts, offsets, headers, the plan's digest (layout.c, layout_hf.c). */
-MM_MUST_USE bool mm_layout(mm_plan *p, uint64_t part_size, mm_err *err);
+/* Parts, offsets, headers, the plan's digest (layout.c). */
+MM_MUST_USE bool mm_lay_out(mm_plan *p, uint64_t part_size, mm_err *err);
 
 #endif

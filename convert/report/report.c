@@ -31,12 +31,10 @@ typedef struct mm_listed {
   uint64_t bytes; /* of all planes */
 } mm_listed;
 
-static uint32_t listed_count(const mm_plan *p, size_t i) { return p->unsharded ? p->pack.tensor[i].piece_count : 1; }
-
 static mm_listed listed(const mm_plan *p, size_t i, uint32_t piece) {
   const mm_pack_tensor *t = &p->pack.tensor[i];
   mm_listed x = {.name = t->name, .scheme = t->scheme, .lead = t->lead, .rows = t->rows, .cols = t->cols};
-  if (p->unsharded) {
+  if (p->layout->apart) {
     x.name = t->piece[piece].source;
     x.rows = t->piece[piece].rows;
   }
@@ -46,7 +44,7 @@ static mm_listed listed(const mm_plan *p, size_t i, uint32_t piece) {
 
 static size_t output_tensors(const mm_plan *p) {
   size_t n = 0;
-  for (size_t i = 0; i < p->pack.tensor_count; i++) n += p->unsharded ? listed_count(p, i) * p->pack.tensor[i].plane_count : 1;
+  for (size_t i = 0; i < p->pack.tensor_count; i++) n += p->layout->apart ? mm_plan_stored(p, i) * p->pack.tensor[i].plane_count : 1;
   return n;
 }
 
@@ -105,7 +103,7 @@ static mm_json *plan_json(const mm_plan *p, const mm_verdict *v, bool tensors) {
     ok = mm_json_append(ranks, mm_json_new_int((int64_t)f.bytes)) && mm_json_append(kinds, footprint_json(&f));
   }
   for (size_t i = 0; ok && list && i < p->pack.tensor_count; i++)
-    for (uint32_t k = 0; ok && k < listed_count(p, i); k++) ok = mm_json_append(list, listed_json(listed(p, i, k)));
+    for (uint32_t k = 0; ok && k < mm_plan_stored(p, i); k++) ok = mm_json_append(list, listed_json(listed(p, i, k)));
   ok = ok && mm_json_set(j, "architecture", mm_json_new_str(p->pack.model.architecture)) &&
        mm_json_set(j, "quant", mm_json_new_str(p->pack.quant)) && mm_json_set(j, "tp", mm_json_new_int(p->pack.tp)) &&
        mm_json_set(j, "ep", mm_json_new_int(p->pack.ep)) && mm_json_set(j, "pp", mm_json_new_int(p->pack.pp)) &&
@@ -113,7 +111,7 @@ static mm_json *plan_json(const mm_plan *p, const mm_verdict *v, bool tensors) {
        mm_json_set(j, "source_bytes", mm_json_new_int((int64_t)p->source_bytes)) &&
        mm_json_set(j, "output_tensors", mm_json_new_int((int64_t)output_tensors(p))) &&
        mm_json_set(j, "output_bytes", mm_json_new_int((int64_t)p->output_bytes)) && mm_json_set(j, "parts", mm_json_new_int(p->part_count));
-  if (p->unsharded)
+  if (p->layout->apart)
     ok = ok && mm_json_set(j, "dialect", mm_json_new_str(mm_dialect_name(p->dialect))) && mm_json_set(j, "notes", caveats_json(p));
   if (p->recipe.importance)
     ok = ok && mm_json_set(j, "weighed_matrices", mm_json_new_int((int64_t)p->calibrated.weighed)) &&
@@ -152,7 +150,7 @@ static void print_ranks(FILE *f, const mm_plan *p) {
     }
     if (!p->wanted[r]) continue;
     char size[32], experts[32], attention[32], rest[32], kv[32];
-    if (p->unsharded)
+    if (p->layout->apart)
       fprintf(f, "  in all: %llu bytes (%s)", (unsigned long long)x.bytes, sized(size, x.bytes));
     else if (next - r > 1)
       fprintf(f, "  ranks %u-%u: %llu bytes (%s) each", r, next - 1, (unsigned long long)x.bytes, sized(size, x.bytes));
@@ -196,12 +194,12 @@ bool mm_report_plan(FILE *f, const mm_plan *p, const mm_verdict *v, mm_report_st
   mm_show_to(f, p->pack.model.architecture);
   fprintf(f, ": %zu tensors, %llu bytes (%s) of weights in %zu files\n", used_names(p), (unsigned long long)p->source_bytes,
           sized(size, p->source_bytes), p->hf->file_count);
-  if (p->unsharded)
+  if (p->layout->apart)
     fprintf(f, "plan: --layout hf%s%s --quant \"", p->dialect ? " --dialect " : "", p->dialect ? mm_dialect_name(p->dialect) : "");
   else
     fprintf(f, "plan: --tp %u --ep %u --pp %u --quant \"", p->pack.tp, p->pack.ep, p->pack.pp);
   mm_show_to(f, p->pack.quant);
-  fprintf(f, "\": %zu %s tensors, %u %s, %llu bytes (%s) in all\n", output_tensors(p), p->unsharded ? "unsharded" : "packed", p->part_count,
+  fprintf(f, "\": %zu %s tensors, %u %s, %llu bytes (%s) in all\n", output_tensors(p), p->layout->kind, p->part_count,
           p->part_count == 1 ? "part" : "parts", (unsigned long long)p->output_bytes, sized(size, p->output_bytes));
   const struct mm_calibrated *c = &p->calibrated;
   if (p->recipe.importance)
@@ -214,7 +212,7 @@ bool mm_report_plan(FILE *f, const mm_plan *p, const mm_verdict *v, mm_report_st
   print_caveats(f, p);
   if (v && v->memory) print_verdict(f, p, v);
   for (size_t i = 0; tensors && i < p->pack.tensor_count; i++)
-    for (uint32_t j = 0; j < listed_count(p, i); j++) {
+    for (uint32_t j = 0; j < mm_plan_stored(p, i); j++) {
       mm_listed t = listed(p, i, j);
       char lead[16] = "";
       if (t.lead) snprintf(lead, sizeof lead, "%u x ", t.lead);
@@ -239,7 +237,7 @@ static mm_json *summary_json(const mm_plan *p, const mm_outcome *o) {
             mm_json_set(j, "read_gb_per_s", mm_json_new_real(fresh / o->seconds / 1e9)) &&
             mm_json_set(j, "written_gb_per_s", mm_json_new_real((double)p->output_bytes / o->seconds / 1e9)) &&
             put_number(j, "zeroed_weights", o->zeroed) && put_number(j, "peak_rss_bytes", peak_rss()) &&
-            mm_json_set(j, p->unsharded ? "index_sha256" : "manifest_sha256", mm_json_new_str(hex));
+            mm_json_set(j, p->layout->apart ? "index_sha256" : "manifest_sha256", mm_json_new_str(hex));
   if (ok) return j;
   mm_json_free(j);
   return NULL;
@@ -254,7 +252,7 @@ bool mm_report_summary(FILE *f, const mm_plan *p, const mm_outcome *o, mm_report
     fprintf(f, "kept of the run before: %.2f of %.2f GB (%.1f %%)\n", (double)o->kept / 1e9, (double)p->source_bytes / 1e9,
             100 * (double)o->kept / (double)p->source_bytes);
   fprintf(f, "done in %.2f s: %.2f GB read (%.2f GB/s), %.2f GB written (%.2f GB/s), peak RSS %.0f MiB\n%s sha256 %s\n", o->seconds, fresh,
-          fresh / o->seconds, out, out / o->seconds, (double)peak_rss() / (1 << 20), p->unsharded ? "index" : "manifest", hex);
+          fresh / o->seconds, out, out / o->seconds, (double)peak_rss() / (1 << 20), p->layout->last_kind, hex);
   return written(f, err);
 }
 

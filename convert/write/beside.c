@@ -150,7 +150,7 @@ static bool copy_companions(mm_writer *w, mm_err *err) {
     const mm_path path = mm_path_of(w->plan->hf->dir, companion[i]);
     if (faccessat(AT_FDCWD, path.text, F_OK, AT_SYMLINK_NOFOLLOW) != 0 || is_written(w->plan, companion[i])) continue;
     if (!copy_companion(w, companion[i], err)) return false;
-    if (w->o.bake && !w->plan->unsharded && strcmp(companion[i], "tokenizer.json") == 0 && !bake(w, err)) return false;
+    if (w->o.bake && !w->plan->layout->apart && strcmp(companion[i], "tokenizer.json") == 0 && !bake(w, err)) return false;
   }
   return true;
 }
@@ -158,8 +158,8 @@ static bool copy_companions(mm_writer *w, mm_err *err) {
 /* The digests of all files of the unsharded layout but themselves and the card; the index, which comes last, among them. */
 static bool write_digests(mm_writer *w, mm_err *err) {
   mm_pack *pack = &w->plan->pack;
-  if (!w->plan->unsharded) return true;
-  char *index = mm_unsharded_index(w->plan, err), *text = NULL;
+  if (!w->plan->layout->apart) return true;
+  char *index = w->plan->layout->finish(w->plan, err), *text = NULL;
   mm_pack_file *f = &pack->file[pack->file_count++];
   *f = (mm_pack_file){.name = MM_INDEX_NAME, .size = index ? strlen(index) : 0};
   if (index) f->sha256 = mm_sha256(index, f->size);

@@ -81,7 +81,7 @@ static bool run_all(mm_convert_job *job, unsigned threads, mm_digest *manifest, 
 }
 
 static bool manifest_digest(const mm_plan *p, const char *dir, mm_digest *out, mm_err *err) {
-  return mm_file_sha256(mm_path_of(dir, mm_plan_manifest(p)).text, MM_MANIFEST_MAX, out, err);
+  return mm_file_sha256(mm_path_of(dir, p->layout->last).text, MM_MANIFEST_MAX, out, err);
 }
 
 /* What a later run can continue: not where the input or the request was wrong. */

@@ -84,7 +84,7 @@ static bool hash_unsharded(const char *dir, unsigned threads, mm_err *err) {
 }
 
 static bool check_unsharded(const mm_plan *p, const char *dir, bool hash, unsigned threads, mm_err *err) {
-  char *index = mm_unsharded_index(p, err);
+  char *index = p->layout->finish(p, err);
   bool ok = index && starts_with(dir, MM_INDEX_NAME, index, strlen(index), strlen(index), err);
   free(index);
   for (size_t i = 0; ok && i < MM_PLAN_TEXTS && p->text[i].name; i++)
@@ -98,9 +98,9 @@ static bool check_unsharded(const mm_plan *p, const char *dir, bool hash, unsign
 }
 
 bool mm_finished_check(const mm_plan *p, const char *dir, bool archived, bool hash, unsigned threads, mm_err *err) {
-  bool ok = p->unsharded ? check_unsharded(p, dir, hash, threads, err)
-            : archived   ? check_archive(p, dir, hash, threads, err)
-                         : check_packed(p, dir, hash, threads, err);
+  bool ok = p->layout->apart ? check_unsharded(p, dir, hash, threads, err)
+            : archived       ? check_archive(p, dir, hash, threads, err)
+                             : check_packed(p, dir, hash, threads, err);
   if (!ok && err->status == MM_BAD_INPUT) err->status = MM_INTEGRITY; /* an output's file that is absent or no file */
   return ok;
 }

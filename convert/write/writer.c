@@ -431,9 +431,9 @@ static bool write_manifest(mm_writer *w, mm_digest *digest, mm_err *err) {
   if (w->dead_count) qsort(w->dead, w->dead_count, sizeof *w->dead, by_value);
   w->plan->pack.dead_row = w->dead;
   w->plan->pack.dead_rows = w->dead_count;
-  char *text = w->plan->unsharded ? mm_unsharded_index(w->plan, err) : mm_pack_text(&w->plan->pack, err);
+  char *text = w->plan->layout->finish(w->plan, err);
   if (text) *digest = mm_sha256(text, strlen(text));
-  bool ok = text && mm_writer_replace(w, mm_plan_manifest(w->plan), text, strlen(text), err);
+  bool ok = text && mm_writer_replace(w, w->plan->layout->last, text, strlen(text), err);
   free(text);
   w->plan->pack.dead_row = NULL;
   w->plan->pack.dead_rows = 0;

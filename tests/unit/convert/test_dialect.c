@@ -18,7 +18,7 @@ static planned *plan_of(const char *quant, const char *dialect, unsigned inter) 
   assert_non_null(p);
   p->s = src_open_as((src_dims){256, 4, 2, 64, 3, inter, 70, true});
   src_write(p->s);
-  const mm_plan_options o = {.quant = quant, .dialect = dialect, .tp = 1, .ep = 1, .pp = 1, .part_size = 1 << 30, .unsharded = true};
+  const mm_plan_options o = {.quant = quant, .dialect = dialect, .tp = 1, .ep = 1, .pp = 1, .part_size = 1 << 30, .layout = &mm_layout_hf};
   p->ok = mm_hf_open(&p->hf, src_path(p->s, "src"), &(mm_hf_options){0}, &p->err) && mm_plan_build(&p->plan, &p->hf, &o, &p->err);
   return p;
 }

@@ -381,6 +381,16 @@ static void test_begin_anew(void **state) {
   assert_false(there(".out.partial-pack") || there(".out.partial-pack.mark"));
   mm_staging_close(&s);
 
+  assert_true(mm_staging_open(&s, "out", "pack", "source", 1, ours, "ctx", &err));
+  put(".out.partial-pack/x3", "half");
+  put(".out.partial-pack/alien", "theirs"); /* while the program runs */
+  mm_staging_discard(&s, ours, "ctx");
+  assert_false(there(".out.partial-pack/x3"));
+  has(".out.partial-pack/alien", "theirs");
+  assert_true(there(".out.partial-pack.mark"));
+  mm_staging_close(&s);
+  assert_true(unlink(".out.partial-pack/alien") == 0 && rmdir(".out.partial-pack") == 0 && unlink(".out.partial-pack.mark") == 0);
+
   assert_int_equal(mkdir(".out.partial-pack", 0777), 0); /* a user's */
   put(".out.partial-pack/x", "theirs");
   refused(mm_staging_open(&s, "out", "pack", "source", 1, ours, "ctx", &err), &err, MM_USAGE, "no interrupted run left");
