@@ -100,6 +100,8 @@ struct mm_engine {
 /* Hands the next task to every rank and waits for all; the lowest failing rank's error is the task's. Where that is E_RANK, a rank that
  * stays away is waited for no longer; until it is back there is no task. */
 MM_MUST_USE bool mm_engine_run_task(mm_engine *e, work w, mm_err *err);
+/* MM_IO E_RANK while a rank has not come back: it still uses what a call would change. */
+MM_MUST_USE bool mm_engine_all_back(mm_engine *e, mm_err *err);
 /* Runs a batch that is ready; logits of ids whose head row is zero become -INFINITY. */
 MM_MUST_USE bool mm_engine_run_step(mm_engine *e, const mm_batch *batch, float *logits, mm_err *err);
 /* MM_USAGE E_BATCH: "WHAT INDEX: found FOUND, expected EXPECTED LIMIT". */

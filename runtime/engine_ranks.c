@@ -136,12 +136,16 @@ static void wait_for_ranks(mm_engine *e) {
   while (e->busy && no != ETIMEDOUT) no = pthread_cond_timedwait(&e->changed, &e->lock, &until);
 }
 
-bool mm_engine_run_task(mm_engine *e, work w, mm_err *err) {
+bool mm_engine_all_back(mm_engine *e, mm_err *err) {
   pthread_mutex_lock(&e->lock);
-  if (e->busy) {
-    pthread_mutex_unlock(&e->lock);
-    return mm_fail(err, MM_IO, "E_RANK", mm_at(NULL, NULL), "a rank has not come back from a step that failed");
-  }
+  const bool all = e->busy == 0;
+  pthread_mutex_unlock(&e->lock);
+  return all || mm_fail(err, MM_IO, "E_RANK", mm_at(NULL, NULL), "a rank has not come back from a step that failed");
+}
+
+bool mm_engine_run_task(mm_engine *e, work w, mm_err *err) {
+  if (!mm_engine_all_back(e, err)) return false;
+  pthread_mutex_lock(&e->lock);
   for (uint32_t r = 0; r < e->started; r++) e->rank[r].err = (mm_err){0}, e->rank[r].back = false;
   for (uint32_t s = 0; s < e->shards->pack.pp; s++) mm_comm_mend(e->comm[s]);
   e->task++;

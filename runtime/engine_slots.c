@@ -70,7 +70,7 @@ static bool reserve_pages(mm_engine *e, mm_batch *batch, mm_err *err) {
 
 bool mm_engine_prepare(mm_engine *e, mm_batch *batch, mm_err *err) {
   batch->paging = NULL;
-  return check_batch(e, batch, err) && (!e->pages || reserve_pages(e, batch, err));
+  return mm_engine_all_back(e, err) && check_batch(e, batch, err) && (!e->pages || reserve_pages(e, batch, err));
 }
 
 /* ---- slots ---- */
@@ -100,7 +100,8 @@ uint64_t mm_engine_state_bytes(const mm_engine *e) {
 static bool has_states(const mm_engine *e) { return e->lightning || e->device_chooses; }
 
 /* Slots below the limit, and a backend that can share what they hold. */
-static bool check_slots(const mm_engine *e, const uint32_t *slot, uint32_t n, mm_err *err) {
+static bool check_slots(mm_engine *e, const uint32_t *slot, uint32_t n, mm_err *err) {
+  if (!mm_engine_all_back(e, err)) return false;
   for (uint32_t i = 0; i < n; i++)
     if (slot[i] >= e->config.limits.slots) return mm_engine_refuse(err, "slot", i, slot[i], "less than", e->config.limits.slots);
   if (e->pages && (!has_states(e) || e->config.ops->state_copy)) return true;

@@ -61,8 +61,9 @@ static void comes_back(void **state) {
   assert_true(took > 0.8 && took < 5);
   assert_true(atomic_load(&away));
   atomic_store(&misses, false);
-  for (int i = 0; i < 2; i++) { /* at once, whatever is asked */
-    assert_false(i ? mm_engine_expert_load(e, NULL, &err) : step(e, got, &err));
+  for (int i = 0; i < 3; i++) { /* at once, whatever is asked */
+    const uint32_t to = 0;
+    assert_false(i == 0 ? step(e, got, &err) : i == 1 ? mm_engine_expert_load(e, NULL, &err) : mm_engine_fork(e, 0, &to, 1, &err));
     assert_string_equal(err.code, "E_RANK");
     err = (mm_err){0};
   }
