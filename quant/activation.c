@@ -74,7 +74,7 @@ MM_INLINE void most_of_body(float *most, const float *x, uint32_t n) {
   for (; n >= LANES; n -= LANES, x += LANES)
     for (int j = 0; j < LANES; j++) lane[j] = fabsf(x[j]) > lane[j] ? fabsf(x[j]) : lane[j];
   for (uint32_t i = 0; i < n; i++) lane[0] = fabsf(x[i]) > lane[0] ? fabsf(x[i]) : lane[0];
-  for (uint32_t j = 0; j < LANES; j++) *most = fmaxf(*most, lane[j]);
+  for (uint32_t j = 0; j < LANES; j++) *most = lane[j] > *most ? lane[j] : *most;
 }
 MM_VERSIONS(most_of, (float *most, const float *x, uint32_t n), (most, x, n))
 
@@ -89,10 +89,15 @@ float mm_act_scale(const mm_act_format *f, float amax) {
   return fmaxf(amax, LEAST_AMAX) / (f->scale == MM_F8_E4M3 ? 448.0f * largest_code(f->code) : largest_code(f->code));
 }
 
+/* That of a group under a row's. */
+static float e4m3_scale(const mm_act_format *f, float amax, float row) {
+  return mm_e4m3_value[mm_finite_to_e4m3(amax / largest_code(f->code) / row)];
+}
+
 static float group_scale(const mm_act_format *f, float amax, float row) {
   switch (f->scale) {
     case MM_F8_E8M0: return power_of_two(f->code, fmaxf(amax, LEAST_AMAX));
-    case MM_F8_E4M3: return mm_e4m3_value[mm_finite_to_e4m3(amax / largest_code(f->code) / row)] * row;
+    case MM_F8_E4M3: return e4m3_scale(f, amax, row) * row;
     default: return fmaxf(amax, LEAST_AMAX) / largest_code(f->code);
   }
 }
@@ -107,8 +112,9 @@ void mm_act_amax(const mm_act_format *f, const float *x, uint32_t k, uint32_t fi
     float most = 0;
     n = run_length(f, at, first, k);
     most_of(&most, x + at, n);
-    amax[0] = fmaxf(amax[0], most);
-    if (f->group) amax[1 + (first + at) / f->group] = fmaxf(amax[1 + (first + at) / f->group], most);
+    if (most > amax[0]) amax[0] = most;
+    float *const group = &amax[1 + (f->group ? (first + at) / f->group : 0)];
+    if (f->group && most > *group) *group = most;
   }
 }
 
@@ -124,13 +130,10 @@ void mm_act_round(const mm_act_format *f, float *x, uint32_t k, uint32_t first, 
 void mm_act_codes(const mm_act_format *f, float *x, uint32_t k, uint32_t first, float *amax, float fixed) {
   const float row = amax[0] = f->fixed && fixed > 0 ? fixed : mm_act_scale(f, amax[0]);
   for (uint32_t at = 0, n; at < k; at += n) {
-    float *const most = amax + (f->group ? 1 + (first + at) / f->group : 0), scale = row, by = 1;
+    float *const most = amax + (f->group ? 1 + (first + at) / f->group : 0), scale = row;
     n = run_length(f, at, first, k);
     if (f->group) scale = group_scale(f, *most, row);
-    if (f->scale == MM_F8_E4M3)
-      by = mm_e4m3_value[mm_finite_to_e4m3(*most / largest_code(f->code) / row)];
-    else
-      *most = scale;
-    round_run(f->code, x + at, n, scale, by);
+    *most = f->scale == MM_F8_E4M3 ? e4m3_scale(f, *most, row) : scale;
+    round_run(f->code, x + at, n, scale, 1);
   }
 }

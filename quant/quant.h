@@ -96,9 +96,8 @@ void mm_act_amax(const mm_act_format *f, const float *x, uint32_t k, uint32_t fi
 float mm_act_scale(const mm_act_format *f, float amax);
 /* x[k] becomes the numbers that its codes stand for: code · scale. `fixed` is the static scale, 0 for none. What is no number stays so. */
 void mm_act_round(const mm_act_format *f, float *x, uint32_t k, uint32_t first, const float *amax, float fixed);
-/* The same without the f32 scales: x[k] becomes the numbers that codes alone stand for, E2M1 times their E4M3 scales, and amax[] the f32
- * scales that those are to be multiplied with, amax[0] or, in groups of f32 scales, one a group from amax[1] on. BF16 holds the numbers.
- * Not of groups under E8M0, where BF16 holds what mm_act_round makes. */
+/* The same without the scales: x[k] becomes the numbers that codes alone stand for, and amax[] the scales: of the row in amax[0], or, in
+ * groups, of each from amax[1] on, which those of NVFP4 are multiplied with that of the row. BF16 holds the numbers. */
 void mm_act_codes(const mm_act_format *f, float *x, uint32_t k, uint32_t first, float *amax, float fixed);
 
 /* A weight is the value of its code times the product of the scales over it, in plane order, in f32. */

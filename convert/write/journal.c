@@ -47,7 +47,7 @@ static uint64_t source_check(const mm_hf_file *f) {
 /* What a plan is made of. */
 static void plan_checks(const mm_plan *p, mm_journal_header *h) {
   const mm_pack *k = &p->pack;
-  const uint32_t cut[] = {k->tp, k->ep, k->pp, (uint32_t)k->tp_align, p->unsharded};
+  const uint32_t cut[] = {k->tp, k->ep, k->pp, (uint32_t)k->tp_align, p->layout->apart};
   const char *dialect = mm_dialect_name(p->dialect);
   mm_sha256_state s;
   mm_sha256_begin(&s);

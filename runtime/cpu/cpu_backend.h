@@ -85,12 +85,13 @@ const float *mm_cpu_input(mm_backend *b, mm_act x, const mm_packed *w);
 void mm_cpu_round(mm_backend *b, float *x, uint32_t rows, const mm_packed *w);
 /* A vector weight as f32[n], valid until the next call. */
 const float *mm_cpu_vector(mm_backend *b, const mm_packed *w);
-/* What the products with a weight are given. All but the first are numbers that BF16 holds, with their pairs (cpu_rows.h). */
+/* What the products with a weight are given: numbers, pairs that BF16 holds behind them (cpu_rows.h), or integers. */
 typedef enum mm_cpu_form {
   MM_FORM_F32,
   MM_FORM_BF16,     /* rounded to BF16, or so that BF16 holds them */
   MM_FORM_ROW,      /* codes; the product is multiplied with the row's scale */
   MM_FORM_INTEGERS, /* the same of INT8 under INT8 codes, as bytes and not as pairs */
+  MM_FORM_CODES,    /* the same of small integers under nibbles, in spans (cpu_codes.h) */
   MM_FORM_GROUPS    /* codes; each chunk is multiplied with its scale */
 } mm_cpu_form;
 /* That of w, of a linear or of experts, by act_quant, input_bf16 and the scheme. */
@@ -101,7 +102,7 @@ void mm_cpu_ready(mm_backend *b, const float **row, const float *x, const uint32
                   mm_cpu_form form);
 /* Rows that one thread takes of a weight that meets so many tokens. */
 static inline uint32_t mm_cpu_strip(const mm_backend *b, uint32_t tokens) {
-  if (b->batch->tokens == 1 && b->c.threads <= MM_CPU_MANY / MM_CPU_STRIP) return MM_CPU_ALONE;
+  if (b->batch->tokens == 1 && b->c.threads <= 4) return MM_CPU_ALONE;
   return tokens < 4 * MM_CPU_TOKENS ? MM_CPU_STRIP : MM_CPU_MANY;
 }
 /* y[t·stride + i] = x[t] · row first + i of matrix `lead`, for i below count and t below tokens; each x[t] from mm_cpu_ready. */

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "runtime/cpu/cpu_backend.h"
+#include "runtime/cpu/cpu_codes.h"
 
 /* Below this many multiplications, waking threads costs more than it saves. */
 #define WORTH_THREADS (UINT64_C(1) << 17)
@@ -23,30 +24,44 @@ const float *mm_cpu_vector(mm_backend *b, const mm_packed *w) {
 typedef struct inputs {
   const float **row, *x;
   const uint32_t *pick;
-  float *to;                  /* [rows, stride] */
-  const float *scale;         /* [rows, amaxes] */
-  uint32_t k, stride, amaxes; /* amaxes: 0 in forms without scales */
-  uint32_t scales, wanted;    /* those of a row here, and those that its product reads */
+  float *to;          /* [rows, stride] */
+  const float *scale; /* [rows, amaxes] */
+  const mm_packed *w;
+  uint32_t stride, amaxes; /* amaxes: 0 in forms without scales */
+  uint32_t scales, wanted; /* those of a row here, and those that its product reads */
   mm_cpu_kind kind;
   mm_cpu_form form;
 } inputs;
+
+/* A row under MM_FORM_CODES. What is no number makes its group's scale none, or the row's. */
+static void ready_codes(const inputs *j, float *to, const float *x, const float *scale) {
+  const mm_act_format *f = &mm_act_formats[j->w->scheme->act];
+  const bool all = mm_cpu_codes((mm_cpu_span *)(void *)to, x, j->w->k, j->kind, scale + 1, j->amaxes - 1, f->group, j->w->first_k);
+  *(float *)(uintptr_t)mm_cpu_scales(to, j->w->k) = !all && !f->group ? NAN : f->scale == MM_F8_E8M0 ? 1 : scale[0];
+}
 
 static bool ready_row(void *ctx, size_t t, unsigned worker, mm_err *err) {
   (void)worker, (void)err;
   const inputs *j = ctx;
   float *to = j->to + t * j->stride;
-  mm_cpu_turn(to, j->x + (size_t)(j->pick ? j->pick[t] : t) * j->k, j->k, j->kind);
-  float *const scale = (float *)(uintptr_t)mm_cpu_scales(to, j->k);
+  const uint32_t k = j->w->k;
+  const float *const x = j->x + (size_t)(j->pick ? j->pick[t] : t) * k;
+  j->row[t] = to;
+  if (j->form == MM_FORM_CODES) {
+    ready_codes(j, to, x, j->scale + t * j->amaxes);
+    return true;
+  }
+  mm_cpu_turn(to, x, k, j->kind);
+  float *const scale = (float *)(uintptr_t)mm_cpu_scales(to, k);
   if (j->amaxes) {
     memcpy(scale, j->scale + t * j->amaxes, j->scales * sizeof *to);
     memset(scale + j->scales, 0, (j->wanted - j->scales) * sizeof *to); /* of padding behind the last group */
   }
   if (j->form == MM_FORM_INTEGERS) {
-    if (!mm_cpu_integers(to, j->k)) *scale = NAN;
+    if (!mm_cpu_integers(to, k)) *scale = NAN;
   } else if (j->form != MM_FORM_F32) {
-    mm_cpu_pair(to, j->k);
+    mm_cpu_pair(to, k);
   }
-  j->row[t] = to;
   return true;
 }
 
@@ -54,9 +69,10 @@ void mm_cpu_ready(mm_backend *b, const float **row, const float *x, const uint32
                   mm_cpu_form form) {
   mm_cpu_view v;
   const uint32_t padded = mm_cpu_padded(w->k);
-  inputs j = {.row = row, .pick = pick, .to = b->turned, .k = w->k, .form = form};
+  inputs j = {.row = row, .pick = pick, .to = b->turned, .w = w, .form = form};
   j.x = x;
   j.kind = mm_cpu_view_of(&v, w, 0) ? v.kind : MM_KIND_F32;
+  if (form == MM_FORM_CODES) j.kind = mm_cpu_codes_kind(&v, mm_act_formats[w->scheme->act].code);
   j.stride = form == MM_FORM_F32 ? padded : MM_CPU_INPUT(padded);
   if (form >= MM_FORM_ROW) {
     j.amaxes = mm_act_amaxes(&mm_act_formats[w->scheme->act], w->whole_k ? w->whole_k : w->k);
@@ -95,7 +111,8 @@ void mm_cpu_strip_of(mm_backend *b, unsigned worker, const mm_cpu_part *p) {
   const uint32_t padded = mm_cpu_padded(p->w->k);
   mm_cpu_view v;
   if (mm_cpu_view_of(&v, p->w, p->lead)) {
-    v.next = p->next, v.pairs = p->form != MM_FORM_F32 && p->form != MM_FORM_INTEGERS;
+    v.next = p->next, v.pairs = p->form != MM_FORM_F32 && p->form != MM_FORM_INTEGERS && p->form != MM_FORM_CODES;
+    if (p->form == MM_FORM_CODES) v.kind = mm_cpu_codes_kind(&v, mm_act_formats[p->w->scheme->act].code);
     if (p->form == MM_FORM_INTEGERS) v.kind = MM_KIND_INT8_CODES;
     if (p->form == MM_FORM_GROUPS) v.kind = MM_KIND_E4M3_GROUPS;
     mm_cpu_rows(&v, p->first, p->count, p->x, p->tokens, p->y, p->stride, sums);
@@ -107,7 +124,7 @@ void mm_cpu_strip_of(mm_backend *b, unsigned worker, const mm_cpu_part *p) {
       mm_cpu_rows(&v, 0, n, p->x, p->tokens, p->y + at, p->stride, sums);
     }
   }
-  if (p->form == MM_FORM_ROW || p->form == MM_FORM_INTEGERS) scale_rows(p);
+  if (p->form >= MM_FORM_ROW && p->form != MM_FORM_GROUPS) scale_rows(p);
 }
 
 typedef struct matmul {

@@ -5,6 +5,7 @@
 
 #include "runtime/calibration.h"
 #include "runtime/cpu/cpu_backend.h"
+#include "runtime/cpu/cpu_codes.h"
 
 void mm_cpu_observe(mm_backend *b, const mm_packed *w, uint32_t lead, const float *x, const uint32_t *pick, uint32_t rows) {
   if (b->c.calibration) mm_calibration_add(b->c.calibration, b->c.weights->rank, w, lead, x, pick, rows);
@@ -31,9 +32,10 @@ mm_cpu_form mm_cpu_form_of(const mm_backend *b, const mm_packed *w) {
   mm_cpu_view v;
   if (w->scheme->code == MM_CODE_PLAIN && w->scheme->plane[0].dtype != MM_BF16) return MM_FORM_F32;
   if (!b->c.act_quant || f->code == MM_CODE_PLAIN) return b->c.input_bf16 ? MM_FORM_BF16 : MM_FORM_F32;
+  if (w->first_k % MM_LANE == 0 && mm_cpu_view_of(&v, w, 0) && mm_cpu_codes_kind(&v, f->code) != MM_KINDS) return MM_FORM_CODES;
   if (f->group && f->scale == MM_F8_E8M0) return MM_FORM_BF16;
   if (f->code == MM_CODE_INT8 && w->scheme->code == MM_CODE_INT8 && w->k <= MM_CPU_MOST_INTEGERS) return MM_FORM_INTEGERS;
-  if (!f->group || f->scale == MM_F8_E4M3) return MM_FORM_ROW;
+  if (!f->group) return MM_FORM_ROW;
   const bool aligned = f->group == MM_CHUNK && w->first_k % MM_CHUNK == 0;
   return aligned && mm_cpu_view_of(&v, w, 0) && v.kind == MM_KIND_E4M3 ? MM_FORM_GROUPS : MM_FORM_F32;
 }

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "quant/numbers.h"
+#include "runtime/cpu/cpu_codes.h"
 
 #define LEVEL TARGET MM_INLINE
 enum { TILE_KEEPS = true };
@@ -54,6 +55,11 @@ LEVEL v16 v16_scale2(v16 p, v16 t) {
 LEVEL __m256i e4m3_f16(__m128i c) {
   return _mm256_and_si256(_mm256_slli_epi16(_mm256_cvtepi8_epi16(c), 7), _mm256_set1_epi16((short)0xbf80));
 }
+LEVEL v16 e8m0_f32(__m128i c) {
+  const __m512i e = _mm512_cvtepu8_epi32(c), bits = _mm512_max_epi32(_mm512_slli_epi32(e, 23), _mm512_set1_epi32(0x00400000));
+  return _mm512_castsi512_ps(_mm512_mask_mov_epi32(bits, _mm512_cmpeq_epi32_mask(e, _mm512_set1_epi32(255)),
+                                                   _mm512_set1_epi32(0x7fc00000))); /* 2^-127 has no exponent */
+}
 /* Of nibbles, whose lane i has columns 8i … 8i + 7; cell < MM_CHUNK. */
 LEVEL v16 v16_scales(mm_cpu_kind kind, const uint8_t *p, uint32_t cell) {
   const __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
@@ -64,11 +70,7 @@ LEVEL v16 v16_scales(mm_cpu_kind kind, const uint8_t *p, uint32_t cell) {
   if (cell == 64) memcpy(&raw, p, mm_cpu_scale_bytes(kind) * 2);
   __m512i bits = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_castsi128_si256(raw)), 16);
   if (kind == MM_KIND_NVFP4) return _mm512_permutexvar_ps(which, _mm512_cvtph_ps(e4m3_f16(raw)));
-  if (kind == MM_KIND_MXFP4) {
-    const __m512i e = _mm512_cvtepu8_epi32(raw);
-    bits = _mm512_max_epi32(_mm512_slli_epi32(e, 23), _mm512_set1_epi32(0x00400000)); /* 2^-127 has no exponent */
-    bits = _mm512_mask_mov_epi32(bits, _mm512_cmpeq_epi32_mask(e, _mm512_set1_epi32(255)), _mm512_set1_epi32(0x7fc00000));
-  }
+  if (kind == MM_KIND_MXFP4) bits = _mm512_castps_si512(e8m0_f32(raw));
   return _mm512_permutexvar_ps(which, _mm512_castsi512_ps(bits));
 }
 
@@ -201,6 +203,53 @@ LEVEL void widen_half(v16 w[4], mm_cpu_kind kind, const uint8_t *p, int h) {
     }
   }
 }
+
+/* Nibbles of E2M1 doubled, and of INT4, as unsigned numbers (mm_cpu_codes_zero). */
+#define E2M1_BYTES 12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0
+#define INT4_BYTES 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7
+typedef __m512i v64;
+LEVEL v64 v64_load(const void *p) { return _mm512_loadu_si512(p); }
+LEVEL void v64_store(void *p, v64 a) { _mm512_storeu_si512(p, a); }
+LEVEL v64 v64_held(v64 a) {
+  __asm__("" : "+v"(a));
+  return a;
+}
+LEVEL void span_widen(v64 w[4], mm_cpu_kind kind, const uint8_t *p) {
+  const __m128i numbers = kind == MM_KIND_INT4_CODES ? _mm_setr_epi8(INT4_BYTES) : _mm_setr_epi8(E2M1_BYTES);
+  const __m512i table = _mm512_broadcast_i32x4(numbers), low = _mm512_set1_epi8(15);
+  const v16 a = _mm512_castsi512_ps(v64_load(p)), b = _mm512_castsi512_ps(v64_load(p + 64));
+  const __m512i first = _mm512_castps_si512(_mm512_shuffle_ps(a, b, 0x88)), second = _mm512_castps_si512(_mm512_shuffle_ps(a, b, 0xdd));
+  w[0] = _mm512_shuffle_epi8(table, _mm512_and_si512(first, low));
+  w[1] = _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi16(first, 4), low));
+  w[2] = _mm512_shuffle_epi8(table, _mm512_and_si512(second, low));
+  w[3] = _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi16(second, 4), low));
+}
+LEVEL v16 span_scales(mm_cpu_kind kind, const uint8_t *p, uint32_t cell) {
+  const __m128i sixteens = _mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15); /* mm_cpu_lane_of */
+  const __m128i pairs = _mm_setr_epi8(0, 0, 4, 4, 1, 1, 5, 5, 2, 2, 6, 6, 3, 3, 7, 7);
+  const __m128i raw = cell == MM_LANE ? _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)(const void *)p), sixteens)
+                                      : _mm_shuffle_epi8(_mm_loadl_epi64((const __m128i *)(const void *)p), pairs);
+  return kind == MM_KIND_NVFP4_CODES ? _mm512_cvtph_ps(e4m3_f16(raw)) : e8m0_f32(raw);
+}
+#define WORD_TILES(of) of(6, 2) of(4, 2) of(2, 4) of(1, 4)
+#ifdef MM_VNNI
+LEVEL v64 words_first(const int32_t *start) { return _mm512_loadu_si512(start); }
+LEVEL v64 words_step(v64 sum, v64 w, v64 x) { return _mm512_dpbusd_epi32(sum, w, x); }
+LEVEL v16 words_last(v64 sum, const int32_t *start) {
+  (void)start;
+  return _mm512_cvtepi32_ps(sum);
+}
+#else
+/* Sums of two products in halves of words: at most 8 · 24 · 12, or 8 · 15 · 127. */
+LEVEL v64 words_first(const int32_t *start) {
+  (void)start;
+  return _mm512_setzero_si512();
+}
+LEVEL v64 words_step(v64 sum, v64 w, v64 x) { return _mm512_add_epi16(sum, _mm512_maddubs_epi16(w, x)); }
+LEVEL v16 words_last(v64 sum, const int32_t *start) {
+  return _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_madd_epi16(sum, _mm512_set1_epi16(1)), _mm512_loadu_si512(start)));
+}
+#endif
 
 #ifdef MM_PAIRS
 /* A chunk, whose numbers BF16 holds, as pairs in the order of its registers. */

@@ -111,6 +111,7 @@ bool mm_cpu_integers(float *row, uint32_t k) {
 float mm_cpu_row_factor(const mm_cpu_view *v, uint32_t row) {
   const mm_packed *w = v->w;
   float f = mm_cpu_e4m3(v->kind) || v->kind == MM_KIND_NVFP4 ? 256 : 1;
+  if (v->kind == MM_KIND_NVFP4_CODES || v->kind == MM_KIND_MXFP4_CODES) f = v->kind == MM_KIND_NVFP4_CODES ? 64 : 0.25f; /* codes doubled */
   for (unsigned i = 1; v->kind != MM_KIND_F32 && i < w->scheme->plane_count; i++) {
     if (i == v->plane) continue;
     const uint32_t n = w->cell[i].n;
@@ -120,7 +121,19 @@ float mm_cpu_row_factor(const mm_cpu_view *v, uint32_t row) {
 }
 
 /* The loops of this machine's level. */
+static mm_cpu_rows_fn *codes_here(void) {
+  switch (mm_cpu_level()) {
+#ifdef __x86_64__
+    case MM_CPU_BF16:
+    case MM_CPU_VBMI: return mm_cpu_codes_vnni;
+    case MM_CPU_AVX512: return mm_cpu_codes_avx512;
+    case MM_CPU_AVX2: return mm_cpu_codes_avx2;
+#endif
+    default: return mm_cpu_codes_plain;
+  }
+}
 static mm_cpu_rows_fn *rows_here(const mm_cpu_view *v) {
+  if (v->kind >= MM_KIND_NVFP4_CODES) return codes_here();
   switch (mm_cpu_level()) {
 #ifdef __x86_64__
     case MM_CPU_BF16:

@@ -15,7 +15,13 @@
 
 enum { MM_CHUNK = 128, MM_CPU_TOKENS = 8 }; /* columns of a chunk; tokens that share one widening */
 /* From how many tokens on rows are widened to memory, and how many then share one widening. */
-enum { MM_CPU_TILED = 12, MM_CPU_MANY_TOKENS = 48 };
+enum { MM_CPU_TILED = 12, MM_CPU_MANY_TOKENS = 96 };
+
+/* Of so many tokens that are left, those that share the next widening. */
+static inline uint32_t mm_cpu_some(uint32_t left) {
+  if (left <= MM_CPU_MANY_TOKENS || left >= 2 * MM_CPU_MANY_TOKENS) return left < MM_CPU_MANY_TOKENS ? left : MM_CPU_MANY_TOKENS;
+  return (left / 2 + 5) / 6 * 6; /* two of nearly the same size */
+}
 
 /* How codes are widened, and of what type the scales along a row are. E4M3_32, MXFP8: several a chunk, each over 32 or 64 columns. */
 typedef enum mm_cpu_kind {
@@ -32,6 +38,9 @@ typedef enum mm_cpu_kind {
   MM_KIND_MXFP4,       /* E8M0 */
   MM_KIND_INT4,        /* bf16 */
   MM_KIND_INT4_OFFSET,
+  MM_KIND_NVFP4_CODES, /* inputs are codes too (cpu_codes.h) */
+  MM_KIND_MXFP4_CODES,
+  MM_KIND_INT4_CODES, /* no scales along the row */
   MM_KINDS
 } mm_cpu_kind;
 
@@ -103,7 +112,7 @@ typedef void mm_cpu_rows_fn(const mm_cpu_view *v, uint32_t first, uint32_t rows,
                             size_t stride, float *sums);
 void mm_cpu_rows(const mm_cpu_view *v, uint32_t first, uint32_t rows, const float *const *x, uint32_t tokens, float *y, size_t stride,
                  float *sums);
-#define MM_CPU_SUMS(rows) ((size_t)(rows) * (MM_CPU_MANY_TOKENS * 16 + 4 * (MM_CHUNK + 4 * 16)))
+#define MM_CPU_SUMS(rows) ((size_t)(rows) * (MM_CPU_MANY_TOKENS * 28 + 6 * (MM_CHUNK + 4 * 16)))
 
 /* The product of the scales that cover the whole row; E4M3 codes and scales are 256 times smaller before it. */
 float mm_cpu_row_factor(const mm_cpu_view *v, uint32_t row);
@@ -136,6 +145,8 @@ enum { MM_SANITIZED = false };
 
 /* The levels (quant/cpu.h). */
 mm_cpu_rows_fn mm_cpu_rows_plain, mm_cpu_rows_avx2, mm_cpu_rows_avx512, mm_cpu_rows_vbmi, mm_cpu_rows_bf16, mm_cpu_rows_vnni;
+/* For the last kinds, whose x[t] is a row of spans (cpu_codes.h). */
+mm_cpu_rows_fn mm_cpu_codes_plain, mm_cpu_codes_avx2, mm_cpu_codes_avx512, mm_cpu_codes_vnni;
 typedef float mm_cpu_dot_fn(const float *a, const float *b, uint32_t n);
 mm_cpu_dot_fn mm_cpu_dot_plain, mm_cpu_dot_avx2, mm_cpu_dot_avx512;
 

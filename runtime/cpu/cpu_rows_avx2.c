@@ -1,4 +1,5 @@
 /* cpu_rows.h with AVX2, FMA and F16C: sixteen lanes are two registers. */
+#include "runtime/cpu/cpu_codes.h"
 #include "runtime/cpu/cpu_vectors.h"
 
 #ifdef __x86_64__
@@ -46,6 +47,11 @@ LEVEL void e4m3_words(__m256i c, __m256 *even, __m256 *odd) {
   const __m256i sorted = _mm256_permute4x64_epi64(apart, 0xd8);
   *even = _mm256_cvtph_ps(_mm256_castsi256_si128(sorted)), *odd = _mm256_cvtph_ps(_mm256_extracti128_si256(sorted, 1));
 }
+LEVEL __m256 e8m0_f32(__m256i e) {
+  const __m256i bits = _mm256_max_epi32(_mm256_slli_epi32(e, 23), _mm256_set1_epi32(0x00400000)); /* 2^-127 has no exponent */
+  return _mm256_blendv_ps(_mm256_castsi256_ps(bits), _mm256_set1_ps(NAN),
+                          _mm256_castsi256_ps(_mm256_cmpeq_epi32(e, _mm256_set1_epi32(255))));
+}
 /* Of nibbles, whose lane i has columns 8i … 8i + 7; cell < MM_CHUNK. */
 LEVEL v16 v16_scales(mm_cpu_kind kind, const uint8_t *p, uint32_t cell) {
   const int shift = cell == 16 ? 1 : cell == 32 ? 2 : 3;
@@ -56,11 +62,7 @@ LEVEL v16 v16_scales(mm_cpu_kind kind, const uint8_t *p, uint32_t cell) {
   if (cell == 64) memcpy(&raw, p, mm_cpu_scale_bytes(kind) * 2);
   __m256 all = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(raw), 16));
   if (kind == MM_KIND_NVFP4) all = _mm256_cvtph_ps(e4m3_f16(raw));
-  if (kind == MM_KIND_MXFP4) {
-    const __m256i e = _mm256_cvtepu8_epi32(raw), bits = _mm256_max_epi32(_mm256_slli_epi32(e, 23), _mm256_set1_epi32(0x00400000));
-    all = _mm256_blendv_ps(_mm256_castsi256_ps(bits), _mm256_set1_ps(NAN),
-                           _mm256_castsi256_ps(_mm256_cmpeq_epi32(e, _mm256_set1_epi32(255))));
-  }
+  if (kind == MM_KIND_MXFP4) all = e8m0_f32(_mm256_cvtepu8_epi32(raw));
   return (v16){_mm256_permutevar8x32_ps(all, _mm256_srli_epi32(lane, shift)),
                _mm256_permutevar8x32_ps(all, _mm256_srli_epi32(above, shift))};
 }
@@ -125,6 +127,55 @@ LEVEL bool bad(const uint8_t *p) {
   return !_mm256_testz_si256(found, found);
 }
 
+/* cpu_codes.h: lanes 0 … 7 and 8 … 15. */
+typedef struct v64 {
+  __m256i lo, hi;
+} v64;
+LEVEL v64 v64_load(const void *p) { return (v64){load_32(p), load_32((const uint8_t *)p + 32)}; }
+LEVEL void v64_store(void *p, v64 a) {
+  _mm256_storeu_si256((__m256i *)p, a.lo), _mm256_storeu_si256((__m256i *)(void *)((uint8_t *)p + 32), a.hi);
+}
+LEVEL v64 v64_held(v64 a) { return a; }
+/* Registers j of lanes that begin with 32 bytes from a, and as many from b. */
+LEVEL __m256i span_bytes(mm_cpu_kind kind, const uint8_t *a, const uint8_t *b, int j) {
+  const __m128i e2m1 = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
+  const __m128i int4 = _mm_setr_epi8(8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+  const __m256 x = _mm256_castsi256_ps(load_32(a)), y = _mm256_castsi256_ps(load_32(b));
+  const __m256i words = _mm256_castps_si256(j / 2 ? _mm256_shuffle_ps(x, y, 0xdd) : _mm256_shuffle_ps(x, y, 0x88));
+  const __m256i last = _mm256_and_si256(j % 2 ? _mm256_srli_epi16(words, 4) : words, _mm256_set1_epi8(15));
+  return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(kind == MM_KIND_INT4_CODES ? int4 : e2m1), last);
+}
+LEVEL void span_widen(v64 w[4], mm_cpu_kind kind, const uint8_t *p) {
+  MM_UNROLL
+  for (int j = 0; j < 4; j++) w[j] = (v64){span_bytes(kind, p, p + 64, j), span_bytes(kind, p + 32, p + 96, j)};
+}
+LEVEL v16 span_scales(mm_cpu_kind kind, const uint8_t *p, uint32_t cell) {
+  const __m128i sixteens = _mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15); /* mm_cpu_lane_of */
+  const __m128i pairs = _mm_setr_epi8(0, 0, 4, 4, 1, 1, 5, 5, 2, 2, 6, 6, 3, 3, 7, 7);
+  const __m128i raw = cell == MM_LANE ? _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)(const void *)p), sixteens)
+                                      : _mm_shuffle_epi8(_mm_loadl_epi64((const __m128i *)(const void *)p), pairs);
+  const __m128i rest = _mm_srli_si128(raw, 8);
+  if (kind == MM_KIND_NVFP4_CODES) return (v16){_mm256_cvtph_ps(e4m3_f16(raw)), _mm256_cvtph_ps(e4m3_f16(rest))};
+  return (v16){e8m0_f32(_mm256_cvtepu8_epi32(raw)), e8m0_f32(_mm256_cvtepu8_epi32(rest))};
+}
+/* Sums of two products in halves of words: at most 8 · 24 · 12, or 8 · 15 · 127. */
+LEVEL v64 words_first(const int32_t *start) {
+  (void)start;
+  return (v64){_mm256_setzero_si256(), _mm256_setzero_si256()};
+}
+LEVEL v64 words_step(v64 sum, v64 w, v64 x) {
+  return (v64){_mm256_add_epi16(sum.lo, _mm256_maddubs_epi16(w.lo, x.lo)), _mm256_add_epi16(sum.hi, _mm256_maddubs_epi16(w.hi, x.hi))};
+}
+LEVEL __m256 words_last_8(__m256i sum, __m256i start) {
+  return _mm256_cvtepi32_ps(_mm256_add_epi32(_mm256_madd_epi16(sum, _mm256_set1_epi16(1)), start));
+}
+LEVEL v16 words_last(v64 sum, const int32_t *start) {
+  const v64 begin = v64_load(start);
+  return (v16){words_last_8(sum.lo, begin.lo), words_last_8(sum.hi, begin.hi)};
+}
+#define WORD_TILES(of) of(2, 2) of(1, 2)
+
+#include "runtime/cpu/cpu_codes_body.h"
 #include "runtime/cpu/cpu_rows_body.h"
 #include "runtime/cpu/cpu_vectors_body.h"
 
@@ -133,6 +184,10 @@ const mm_cpu_vectors mm_cpu_vectors_avx2 = MM_VECTORS_HERE;
 void mm_cpu_rows_avx2(const mm_cpu_view *v, uint32_t first, uint32_t rows, const float *const *x, uint32_t tokens, float *y, size_t stride,
                       float *sums) {
   rows_of[v->kind](v, first, rows, x, tokens, y, stride, sums);
+}
+void mm_cpu_codes_avx2(const mm_cpu_view *v, uint32_t first, uint32_t rows, const float *const *x, uint32_t tokens, float *y, size_t stride,
+                       float *sums) {
+  rows_of_codes(v, first, rows, x, tokens, y, stride, sums);
 }
 float mm_cpu_dot_avx2(const float *a, const float *b, uint32_t n) { return dot(a, b, n); }
 #endif

@@ -4,6 +4,8 @@
  * first and one token last, and TILE_KEEPS. With MM_PAIRS tiles multiply pairs of BF16: store_pairs and v16_pairs(a, b, c), which are c
  * plus the high halves' products, then plus the low ones'. */
 
+#include "runtime/cpu/cpu_out_body.h"
+
 /* A scale as f32; E4M3 a 256th of it. */
 LEVEL float scale_at(mm_cpu_kind kind, const uint8_t *p) {
   uint32_t bits = 0;
@@ -105,14 +107,12 @@ LEVEL const uint8_t *whole_chunk(const mm_cpu_view *v, mm_cpu_kind kind, const u
   return room->codes;
 }
 
-/* Bytes ahead of the codes that memory is asked for: what it sends while it answers. */
-enum { AHEAD = 8192 };
 /* Of the chunks from `codes` on; past `end` lie, `jump` bytes farther, those that come next. */
 LEVEL void ask_ahead(mm_cpu_kind kind, const uint8_t *codes, const uint8_t *end, ptrdiff_t jump) {
   const uint8_t *at = codes + AHEAD;
   at += at < end ? 0 : jump;
   MM_UNROLL
-  for (uint32_t i = 0; i < ABREAST * mm_cpu_chunk_bytes(kind); i += 64) __builtin_prefetch(at + i);
+  for (uint32_t i = 0; i < ABREAST * mm_cpu_chunk_bytes(kind); i += 64) ask(at + i);
 }
 
 /* One token. */
@@ -193,20 +193,32 @@ LEVEL void some_tokens(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t tokens, 
 /* Many tokens: rows are widened once for MM_CPU_MANY_TOKENS of them, TILE_BLOCK chunks at a time, and multiplied in tiles of some rows
  * and tokens whose parts stay in registers. Each number goes through the same operations as above. */
 #ifdef MM_PAIRS
-enum { LINES = 4, TILE_BLOCK = 8 }; /* registers of a chunk; chunks of widened rows */
-#define tile_fma v16_pairs
+enum { LINES = 4, TILE_BLOCK = 12 }; /* registers of a chunk; chunks of widened rows */
+#define tile_fma  v16_pairs
+#define TILE_ROLL MM_UNROLL
 #else
 enum { LINES = 8, TILE_BLOCK = BLOCK };
-#define tile_fma v16_fma
+#define tile_fma  v16_fma
+#define TILE_ROLL MM_ROLL
 #endif
-/* Scales of a chunk: one, one for each half, or one beside that of x. */
-typedef enum scaling { WHOLE, HALVES, GROUPS } scaling;
+/* Scales of a chunk: none, one, one for each half, or one beside that of x. */
+typedef enum scaling { NONE, WHOLE, HALVES, GROUPS } scaling;
+/* A code that is no number makes the scales of its chunk none, where no table of numbers says so. */
+LEVEL scaling scaling_of(const mm_cpu_view *v, mm_cpu_kind kind) {
+  if (kind == MM_KIND_E4M3_GROUPS) return GROUPS;
+  if (!v->plane && (LINES == 4 || !mm_cpu_e4m3(kind))) return NONE;
+  return pieces_of(kind) == 2 ? HALVES : WHOLE;
+}
 enum { SPAN = 16 * LINES }; /* of a chunk, in floats */
 typedef struct tile_room {
   float *sums;   /* [rows, MM_CPU_MANY_TOKENS, 16] */
   float *w;      /* [rows, TILE_BLOCK, SPAN] */
   float *scales; /* [rows, TILE_BLOCK, pieces, 16] */
   size_t of_x;   /* floats from x[t] to the scales of its chunks; 0: it has none */
+  /* Where x has scales, products of both with pairs: [lines of w's scales, MM_CPU_MANY_TOKENS, TILE_BLOCK], `high` rows under a line, of
+   * which those before the first one of w are of the line before. */
+  float *products;
+  uint32_t before, high;
 } tile_room;
 
 /* Chunks [from, end) of one row. A code that is no number makes the scales none. */
@@ -236,17 +248,34 @@ LEVEL void widen_row(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t row, uint3
 
 LEVEL float *sum_at(const tile_room *room, uint32_t r, uint32_t t) { return room->sums + ((size_t)r * MM_CPU_MANY_TOKENS + t) * 16; }
 
+/* The products of chunks [from, end) for all lines and tokens. */
+LEVEL void multiply_scales(const tile_room *room, const mm_cpu_view *v, mm_cpu_kind kind, uint32_t first, uint32_t rows, uint32_t tokens,
+                           const float *const *x, uint32_t from, uint32_t end) {
+  const uint32_t wide = v->cell > MM_CHUNK ? v->cell / MM_CHUNK : 1;
+  float *to = room->products;
+  for (uint32_t row = first - room->before; row < first + rows; row += room->high) {
+    const uint8_t *const scales = row_scales(v, kind, row);
+    for (uint32_t t = 0; t < MM_CPU_MANY_TOKENS; t++, to += TILE_BLOCK)
+      for (uint32_t c = from; t < tokens && c < end; c++)
+        to[c - from] = (scales ? scale_at(kind, scales + (size_t)(c / wide) * mm_cpu_scale_bytes(kind)) : 1) * x[t][room->of_x + c];
+  }
+}
+
 /* A tile over `chunks` chunks of widened rows; x[t] + at is the first one's column. TILE_KEEPS: its sums are in registers beside its parts,
  * else in memory. */
 LEVEL void tile_step(uint32_t rows, uint32_t tokens, scaling how, uint32_t chunks, const tile_room *room, const float *const *x,
                      size_t at) {
   const uint32_t pieces = how == HALVES ? 2 : 1;
   const uint32_t lines = LINES / pieces;
+  const float *products[8];
   v16 sum[8][8];
+  MM_UNROLL
+  for (uint32_t r = 0; how == GROUPS && LINES == 4 && r < rows; r++)
+    products[r] = room->products + (size_t)((room->before + r) / room->high) * MM_CPU_MANY_TOKENS * TILE_BLOCK;
   MM_UNROLL
   for (uint32_t r = 0; r < rows; r++) MM_UNROLL
   for (uint32_t t = 0; t < tokens; t++)
-    if (TILE_KEEPS) sum[r][t] = v16_load(sum_at(room, r, t));
+    if (TILE_KEEPS) sum[r][t] = at ? v16_load(sum_at(room, r, t)) : v16_zero();
   MM_ROLL
   for (uint32_t p = 0; p < chunks * pieces; p++) {
     const float *const w = room->w + (size_t)p * lines * 16;
@@ -255,7 +284,7 @@ LEVEL void tile_step(uint32_t rows, uint32_t tokens, scaling how, uint32_t chunk
     MM_UNROLL
     for (uint32_t r = 0; r < rows; r++) MM_UNROLL
     for (uint32_t t = 0; t < tokens; t++) part[r][t] = v16_set1(-0.0f); /* a·b + -0 is a·b, whatever its sign */
-    MM_ROLL
+    TILE_ROLL
     for (uint32_t j = 0; j < lines; j++) {
       v16 line[8];
       MM_UNROLL
@@ -269,14 +298,18 @@ LEVEL void tile_step(uint32_t rows, uint32_t tokens, scaling how, uint32_t chunk
     }
     MM_UNROLL
     for (uint32_t r = 0; r < rows; r++) {
-      const v16 own = v16_load(room->scales + ((size_t)r * TILE_BLOCK * pieces + p) * 16);
+      const v16 own = how == NONE ? v16_zero() : v16_load(room->scales + ((size_t)r * TILE_BLOCK * pieces + p) * 16);
       MM_UNROLL
       for (uint32_t t = 0; t < tokens; t++) {
-        const v16 scale = how == GROUPS ? v16_mul(own, v16_set1(x[t][room->of_x + at / SPAN + p])) : own;
+        const v16 scale = how != GROUPS ? own
+                          : LINES == 4  ? v16_set1(products[r][t * TILE_BLOCK + p])
+                                        : v16_mul(own, v16_set1(x[t][room->of_x + at / SPAN + p]));
+        const v16 before = TILE_KEEPS ? sum[r][t] : at + p ? v16_load(sum_at(room, r, t)) : v16_zero();
+        const v16 after = how == NONE ? v16_add(before, part[r][t]) : v16_fma(part[r][t], scale, before);
         if (TILE_KEEPS)
-          sum[r][t] = v16_fma(part[r][t], scale, sum[r][t]);
+          sum[r][t] = after;
         else
-          v16_store(sum_at(room, r, t), v16_fma(part[r][t], scale, v16_load(sum_at(room, r, t))));
+          v16_store(sum_at(room, r, t), after);
       }
     }
     if (!TILE_KEEPS) atomic_signal_fence(memory_order_seq_cst); /* no copies of the sums beside those in memory */
@@ -304,22 +337,25 @@ LEVEL void tile_column(uint32_t tokens, uint32_t high, scaling how, uint32_t chu
       for (uint32_t t = 0; t < next->tokens; t++) __builtin_prefetch(next->x[t] + next->at + 8 * (r + i));
     tile_step(high, tokens, how, chunks, &room, x, at);
     room.sums += (size_t)high * MM_CPU_MANY_TOKENS * 16, room.w += (size_t)high * TILE_BLOCK * SPAN;
-    room.scales += (size_t)high * TILE_BLOCK * pieces * 16;
+    room.scales += (size_t)high * TILE_BLOCK * pieces * 16, room.before += high;
   }
   for (; r < rows; r++) {
     tile_step(1, tokens, how, chunks, &room, x, at);
     room.sums += (size_t)MM_CPU_MANY_TOKENS * 16, room.w += (size_t)TILE_BLOCK * SPAN, room.scales += (size_t)TILE_BLOCK * pieces * 16;
+    room.before++;
   }
 }
-#define TILE(tokens, high)                                                                                                              \
-  TARGET static __attribute__((noinline)) void tile_of_##tokens(uint32_t pieces, uint32_t chunks, uint32_t rows, const tile_room *room, \
-                                                                const float *const *x, size_t at, const tile_next *next) {              \
-    if (room->of_x)                                                                                                                     \
-      tile_column(tokens, high, GROUPS, chunks, rows, *room, x, at, next);                                                              \
-    else if (pieces == 1)                                                                                                               \
-      tile_column(tokens, high, WHOLE, chunks, rows, *room, x, at, next);                                                               \
-    else                                                                                                                                \
-      tile_column(tokens, high, HALVES, chunks, rows, *room, x, at, next);                                                              \
+#define TILE(tokens, high)                                                                                                          \
+  TARGET static __attribute__((noinline)) void tile_of_##tokens(scaling how, uint32_t chunks, uint32_t rows, const tile_room *room, \
+                                                                const float *const *x, size_t at, const tile_next *next) {          \
+    if (how == NONE)                                                                                                                \
+      tile_column(tokens, high, NONE, chunks, rows, *room, x, at, next);                                                            \
+    else if (how == GROUPS)                                                                                                         \
+      tile_column(tokens, high, GROUPS, chunks, rows, *room, x, at, next);                                                          \
+    else if (how == WHOLE)                                                                                                          \
+      tile_column(tokens, high, WHOLE, chunks, rows, *room, x, at, next);                                                           \
+    else                                                                                                                            \
+      tile_column(tokens, high, HALVES, chunks, rows, *room, x, at, next);                                                          \
   }
 TILES(TILE)
 #undef TILE
@@ -331,8 +367,8 @@ typedef struct codes_next {
 } codes_next;
 
 /* All tokens under widened rows. */
-TARGET static void all_tiles(uint32_t tokens, uint32_t pieces, uint32_t chunks, uint32_t rows, tile_room room, const float *const *x,
-                             size_t at, const codes_next *codes) {
+TARGET static void all_tiles(uint32_t tokens, scaling how, uint32_t chunks, uint32_t rows, tile_room room, const float *const *x, size_t at,
+                             const codes_next *codes) {
   for (uint32_t t = 0; t < tokens;) {
     const uint32_t left = tokens - t;
     uint32_t some = 0;
@@ -346,50 +382,38 @@ TARGET static void all_tiles(uint32_t tokens, uint32_t pieces, uint32_t chunks, 
     const uint32_t after = last ? tokens : left - some;
     const tile_next next = {last ? x : x + t + some, after < some ? after : some, last ? at + (size_t)TILE_BLOCK * SPAN : at};
 #define TILE(n, high) \
-  if (some == (n)) tile_of_##n(pieces, chunks, rows, &room, x + t, at, &next);
+  if (some == (n)) tile_of_##n(how, chunks, rows, &room, x + t, at, &next);
     TILES(TILE)
 #undef TILE
-    t += some, room.sums += 16 * some;
+    t += some, room.sums += 16 * some, room.products += some * TILE_BLOCK;
   }
-}
-
-/* y[rows] of one token and at most 16 rows: each sum times its factor. */
-LEVEL void sums_of(float *y, uint32_t rows, const float *sums, const float *factor) {
-#ifdef SUMS_TOGETHER
-  if (rows == 16) {
-    v16_store(y, v16_mul(v16_sums(sums, MM_CPU_MANY_TOKENS * 16), v16_load(factor)));
-    return;
-  }
-#endif
-  for (uint32_t r = 0; r < rows; r++) y[r] = v16_sum(v16_load(sums + (size_t)r * MM_CPU_MANY_TOKENS * 16)) * factor[r];
 }
 
 /* Up to MM_CPU_MANY_TOKENS tokens. */
 LEVEL void many_tokens(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t tokens, uint32_t first, uint32_t rows, const float *const *x,
                        float *y, size_t stride, float *sums) {
   const uint32_t chunks = mm_cells(v->w->k, MM_CHUNK), pieces = pieces_of(kind);
+  const uint32_t high = v->plane && v->w->cell[v->plane].n ? v->w->cell[v->plane].n : v->w->n;
   const tile_room room = {.sums = sums,
                           .w = sums + (size_t)rows * MM_CPU_MANY_TOKENS * 16,
                           .scales = sums + (size_t)rows * (MM_CPU_MANY_TOKENS * 16 + TILE_BLOCK * SPAN),
+                          .products = sums + (size_t)rows * (MM_CPU_MANY_TOKENS * 16 + TILE_BLOCK * (SPAN + pieces * 16)),
+                          .high = high,
+                          .before = first % high,
                           .of_x = kind == MM_KIND_E4M3_GROUPS ? (size_t)chunks * (SPAN + (LINES == 8 ? MM_CHUNK / 2 : 0)) : 0};
 
-  memset(sums, 0, (size_t)rows * MM_CPU_MANY_TOKENS * 16 * sizeof *sums);
   for (uint32_t from = 0; from < chunks; from += TILE_BLOCK) {
     const uint32_t n = from + TILE_BLOCK < chunks ? TILE_BLOCK : chunks - from;
     for (uint32_t r = 0; r < rows; r++)
       widen_row(v, kind, first + r, from, from + n, room.w + (size_t)r * TILE_BLOCK * SPAN,
                 room.scales + (size_t)r * TILE_BLOCK * pieces * 16);
+    if (kind == MM_KIND_E4M3_GROUPS && LINES == 4) multiply_scales(&room, v, kind, first, rows, tokens, x, from, from + n);
     const size_t bytes = (size_t)TILE_BLOCK * mm_cpu_chunk_bytes(kind);
     const uint8_t *const codes = v->codes + (size_t)first * v->row_bytes, *const after = v->next ? v->next : codes + rows * v->row_bytes;
     const codes_next next = {from + TILE_BLOCK < chunks ? codes + (from / TILE_BLOCK + 1) * bytes : after, v->row_bytes, bytes};
-    all_tiles(tokens, pieces, n, rows, room, x, (size_t)from * SPAN, &next);
+    all_tiles(tokens, scaling_of(v, kind), n, rows, room, x, (size_t)from * SPAN, &next);
   }
-  float factor[16];
-  for (uint32_t r = 0; r < rows; r += 16) {
-    const uint32_t some = rows - r < 16 ? rows - r : 16;
-    for (uint32_t i = 0; i < some; i++) factor[i] = mm_cpu_row_factor(v, first + r + i);
-    for (uint32_t t = 0; t < tokens; t++) sums_of(y + t * stride + r, some, sum_at(&room, r, t), factor);
-  }
+  tokens_out(v, tokens, first, rows, y, stride, sums);
 }
 #endif
 
@@ -400,7 +424,7 @@ LEVEL void all_tokens(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t first, ui
   const float *pairs[MM_CPU_MANY_TOKENS];
   uint32_t t = 0;
   while (tokens - t >= MM_CPU_TILED) {
-    const uint32_t some = tokens - t < MM_CPU_MANY_TOKENS ? tokens - t : MM_CPU_MANY_TOKENS;
+    const uint32_t some = mm_cpu_some(tokens - t);
     for (uint32_t i = 0; i < some; i++) pairs[i] = x[t + i] + mm_cpu_padded(v->w->k);
     many_tokens(v, kind, some, first, rows, pairs, y + t * stride, stride, sums);
     t += some;
@@ -413,7 +437,7 @@ LEVEL void all_tokens(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t first, ui
   uint32_t t = 0;
 #ifdef TILES
   while (tokens - t >= MM_CPU_TILED) {
-    const uint32_t some = tokens - t < MM_CPU_MANY_TOKENS ? tokens - t : MM_CPU_MANY_TOKENS;
+    const uint32_t some = mm_cpu_some(tokens - t);
     many_tokens(v, kind, some, first, rows, x + t, y + t * stride, stride, sums);
     t += some;
   }

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "quant/numbers.h"
+#include "runtime/cpu/cpu_codes.h"
 #include "runtime/cpu/cpu_vectors.h"
 
 #define TARGET
@@ -96,6 +97,48 @@ LEVEL bool bad(const uint8_t *p) {
   return false;
 }
 
+/* cpu_codes.h */
+typedef union v64 {
+  int32_t word[16];
+  uint8_t byte[64];
+} v64;
+LEVEL v64 v64_load(const void *p) {
+  v64 a;
+  memcpy(&a, p, sizeof a);
+  return a;
+}
+LEVEL void v64_store(void *p, v64 a) { memcpy(p, &a, sizeof a); }
+LEVEL v64 v64_held(v64 a) { return a; }
+LEVEL void span_widen(v64 w[4], mm_cpu_kind kind, const uint8_t *p) {
+  for (uint32_t i = 0; i < MM_SPAN; i++) {
+    const uint32_t column = mm_cpu_span_column(i / 64, i % 64 / 4, i % 4);
+    const uint8_t c = p[column / 2] >> column % 2 * 4 & 15;
+    const float number = kind == MM_KIND_INT4_CODES ? nibble(MM_KIND_INT4, c) : 2 * nibble(MM_KIND_NVFP4, c);
+    w[i / 64].byte[i % 64] = (uint8_t)((int32_t)number + mm_cpu_codes_zero(kind));
+  }
+}
+LEVEL v16 span_scales(mm_cpu_kind kind, const uint8_t *p, uint32_t cell) {
+  v16 a;
+  for (uint32_t i = 0; i < 16; i++) {
+    const uint8_t c = p[MM_LANE * mm_cpu_lane_of(i) / cell];
+    a.f[i] = kind == MM_KIND_NVFP4_CODES ? mm_e4m3_value[c] * 0x1p-8f : mm_e8m0_to_f32(c);
+  }
+  return a;
+}
+LEVEL v64 words_first(const int32_t *start) { return v64_load(start); }
+LEVEL v64 words_step(v64 sum, v64 w, v64 x) {
+  for (int i = 0; i < 64; i++) sum.word[i / 4] += w.byte[i] * (int8_t)x.byte[i];
+  return sum;
+}
+LEVEL v16 words_last(v64 sum, const int32_t *start) {
+  v16 a;
+  (void)start;
+  for (int i = 0; i < 16; i++) a.f[i] = (float)sum.word[i];
+  return a;
+}
+#define WORD_TILES(of) of(2, 1) of(1, 1)
+
+#include "runtime/cpu/cpu_codes_body.h"
 #include "runtime/cpu/cpu_rows_body.h"
 #include "runtime/cpu/cpu_vectors_body.h"
 
@@ -104,5 +147,9 @@ const mm_cpu_vectors mm_cpu_vectors_plain = MM_VECTORS_HERE;
 void mm_cpu_rows_plain(const mm_cpu_view *v, uint32_t first, uint32_t rows, const float *const *x, uint32_t tokens, float *y, size_t stride,
                        float *sums) {
   rows_of[v->kind](v, first, rows, x, tokens, y, stride, sums);
+}
+void mm_cpu_codes_plain(const mm_cpu_view *v, uint32_t first, uint32_t rows, const float *const *x, uint32_t tokens, float *y,
+                        size_t stride, float *sums) {
+  rows_of_codes(v, first, rows, x, tokens, y, stride, sums);
 }
 float mm_cpu_dot_plain(const float *a, const float *b, uint32_t n) { return dot(a, b, n); }

@@ -1,19 +1,20 @@
-/* cpu_rows.h where codes and inputs are INT8: products and sums of integers, four columns a lane and instruction. A lane's sum is an
- * integer below 2^24 (mm_cpu_integers), which f32 holds, so that the other levels' sums are the same; from there on all is as they do it.
+/* cpu_codes.h, and cpu_rows.h where codes and inputs are INT8: products and sums of integers, four columns a lane and instruction. A lane's
+ * sum is an integer below 2^24 (mm_cpu_integers), which f32 holds, so that the other levels' sums are the same; from there on all is as
+ * they do it.
  *
  * The instruction multiplies unsigned numbers with signed ones: codes become w + 128, and a lane begins with -128 times its inputs' sum. */
+#include "runtime/cpu/cpu_codes.h"
 #include "runtime/cpu/cpu_vectors.h"
 
 #ifdef __x86_64__
 #define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx2,fma")))
 #define MM_VBMI
+#define MM_VNNI
 #include "runtime/cpu/cpu_lanes_avx512.h"
 
-enum {
-  HALF = 64,
-  ALONE = 4,
-  SOON = 8192
-}; /* columns of an instruction; those of one token side by side; bytes that memory is asked ahead */
+#include "runtime/cpu/cpu_codes_body.h"
+
+enum { HALF = 64, ALONE = 4 }; /* columns of an instruction; those of one token side by side */
 
 LEVEL __m512i plus_128(__m512i w) { return _mm512_xor_si512(w, _mm512_set1_epi8((char)0x80)); }
 
@@ -80,19 +81,7 @@ TARGET static void some_tokens(const mm_cpu_view *v, uint32_t first, uint32_t ro
                  : tile_of_1)(rows, codes, v->row_bytes, k, x + t, sums + 16 * t, MM_CPU_MANY_TOKENS);
     t += some;
   }
-  float factor[16];
-  for (uint32_t r = 0; r < rows; r += 16) {
-    const uint32_t some = rows - r < 16 ? rows - r : 16;
-    for (uint32_t i = 0; i < some; i++) factor[i] = mm_cpu_row_factor(v, first + r + i);
-    for (uint32_t t = 0; t < tokens; t++) {
-      const float *from = sums + ((size_t)r * MM_CPU_MANY_TOKENS + t) * 16;
-      if (some == 16)
-        v16_store(y + t * stride + r, v16_mul(v16_sums(from, MM_CPU_MANY_TOKENS * 16), v16_load(factor)));
-      else
-        for (uint32_t i = 0; i < some; i++)
-          y[t * stride + r + i] = v16_sum(v16_load(from + (size_t)i * MM_CPU_MANY_TOKENS * 16)) * factor[i];
-    }
-  }
+  tokens_out(v, tokens, first, rows, y, stride, sums);
 }
 
 TARGET static void one_token(const mm_cpu_view *v, uint32_t first, uint32_t rows, const float *x, float *y) {
@@ -103,7 +92,7 @@ TARGET static void one_token(const mm_cpu_view *v, uint32_t first, uint32_t rows
     const uint8_t *codes = v->codes + (size_t)(first + r) * v->row_bytes;
     __m512i sum[ALONE] = {_mm512_loadu_si512(mm_cpu_starts(x, k)), _mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512()};
     for (uint32_t c = 0; c < whole; c += ALONE * HALF) {
-      const uint8_t *soon = codes + c + SOON;
+      const uint8_t *soon = codes + c + AHEAD;
       soon += soon < end ? 0 : jump;
       MM_UNROLL
       for (uint32_t i = 0; i < ALONE; i++) {
@@ -126,9 +115,14 @@ void mm_cpu_rows_vnni(const mm_cpu_view *v, uint32_t first, uint32_t rows, const
     one_token(v, first, rows, x[0], y);
     return;
   }
-  for (uint32_t t = 0; t < tokens; t += MM_CPU_MANY_TOKENS) {
-    const uint32_t some = tokens - t < MM_CPU_MANY_TOKENS ? tokens - t : MM_CPU_MANY_TOKENS;
+  for (uint32_t t = 0, some; t < tokens; t += some) {
+    some = mm_cpu_some(tokens - t);
     some_tokens(v, first, rows, x + t, some, y + t * stride, stride, sums);
   }
+}
+
+void mm_cpu_codes_vnni(const mm_cpu_view *v, uint32_t first, uint32_t rows, const float *const *x, uint32_t tokens, float *y, size_t stride,
+                       float *sums) {
+  rows_of_codes(v, first, rows, x, tokens, y, stride, sums);
 }
 #endif

@@ -12,7 +12,7 @@
 #include <cmocka.h>
 
 #include "quant/numbers.h"
-#include "runtime/cpu/cpu_rows.h"
+#include "runtime/cpu/cpu_codes.h"
 
 enum { ROWS = 20, TOKENS = MM_CPU_MANY_TOKENS + 13, MOST_K = 700, LEAD = 2 };
 
@@ -196,6 +196,81 @@ static void integers(void **state) {
   mm_cpu_limit(MM_CPU_BEST);
 }
 
+/* A number of the codes that inputs are rounded to. */
+static float some_code(mm_code c) {
+  static const float e2m1[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+  return c == MM_CODE_INT8 ? (float)any(255) - 127 : e2m1[any(8)] * (any(2) ? 1.0f : -1.0f);
+}
+
+enum { BEFORE = 48, MOST_GROUPS = (BEFORE + MOST_K) / 16 + 1 }; /* columns of the rank before; groups of a row */
+
+/* y beside doubles; x: codes, scale: of groups from BEFORE columns ahead on. */
+static void check_codes(const sample *a, const float *y, float scale[TOKENS][MOST_GROUPS], uint32_t group) {
+  static float w[ROWS][MOST_K];
+  mm_unpack(&a->w, 1, 0, ROWS, &w[0][0]);
+  for (uint32_t j = 0; j < ROWS * TOKENS; j++) {
+    const uint32_t t = j / ROWS, r = j % ROWS;
+    const float *row = &w[0][0] + (size_t)r * a->w.k;
+    double sum = 0, size = 0;
+    for (uint32_t i = 0; i < a->w.k; i++) {
+      const double one = a->x[t][i] == 0 ? 0 : (double)row[i] * a->x[t][i] * (group ? (double)scale[t][(BEFORE + i) / group] : 1);
+      sum += one, size += fabs(one);
+    }
+    if (!(fabs(sum - y[j]) <= 1e-6 * size))
+      fail_msg("%s, k %u: row %u, token %u: %.9g, expected %.9g", a->w.scheme->name, a->w.k, r, t, (double)y[j], sum);
+  }
+}
+
+/* Nibbles under inputs in codes: every level beside doubles, with the same bits, in any company; groups cut by ranks; the largest codes. */
+static void small_integers(void **state) {
+  (void)state;
+  static const struct {
+    const char *scheme;
+    mm_code inputs;
+    uint32_t group;
+  } ways[] = {{"nvfp4", MM_CODE_E2M1, 16}, {"mxfp4", MM_CODE_E2M1, 32}, {"w4a8", MM_CODE_INT8, 0}};
+  static float y[TOKENS * ROWS], other[TOKENS * ROWS], scale[TOKENS][MOST_GROUPS];
+  for (int i = 0; i < 24; i++) {
+    const uint32_t group = ways[i % 3].group;
+    sample a = make(mm_scheme_find(ways[i % 3].scheme), i < 9 ? 128u << i / 3 : 1 + any(MOST_K), i % 2 && i % 3 == 1 ? 2 : 1);
+    mm_cpu_view v;
+    assert_true(mm_cpu_view_of(&v, &a.w, 1));
+    v.kind = mm_cpu_codes_kind(&v, ways[i % 3].inputs);
+    assert_true(v.kind != MM_KINDS);
+    const size_t codes = LEAD * mm_plane_elements(ROWS, a.w.k, a.w.cell[0]);
+    for (size_t j = 0; i >= 21 && j < codes; j++) a.plane[0][j] = ways[i % 3].inputs == MM_CODE_INT8 ? 0x88 : 0x7f;
+    const uint32_t scales = group ? (BEFORE + any(a.w.k)) / group : 0; /* padding behind them */
+    for (uint32_t t = 0; t < TOKENS; t++) {
+      for (uint32_t j = 0; j < a.w.k; j++)
+        a.x[t][j] = group && (BEFORE + j) / group >= scales ? 0 : i < 21 ? some_code(ways[i % 3].inputs) : group ? -6 : any(2) ? 127 : -127;
+      for (uint32_t g = 0; g < MOST_GROUPS; g++) scale[t][g] = g < scales ? ldexpf((float)(8 + any(8)), (int)any(9) - 6) : INFINITY;
+      assert_true(mm_cpu_codes((mm_cpu_span *)(void *)a.ready[t], a.x[t], a.w.k, v.kind, scale[t], scales, group, group ? BEFORE : 0));
+    }
+    const float *const *x = (const float *const *)a.ready;
+    for (mm_cpu level = MM_CPU_PLAIN; level <= MM_CPU_BEST; level++) {
+      mm_cpu_limit(level);
+      mm_cpu_rows(&v, 0, ROWS, x, TOKENS, level ? other : y, ROWS, sums);
+      if (level == MM_CPU_PLAIN) check_codes(&a, y, scale, group);
+      if (level && memcmp(y, other, sizeof y) != 0) fail_msg("%s, k %u: level %d has other bits", a.w.scheme->name, a.w.k, (int)level);
+      for (int j = 0; j < 6; j++) { /* some rows, some tokens */
+        const uint32_t first = any(ROWS), rows = 1 + any(ROWS - first), t = any(TOKENS), tokens = j < 2 ? 1 : 1 + any(TOKENS - t);
+        mm_cpu_rows(&v, first, rows, x + t, tokens, other, rows, sums);
+        for (uint32_t c = 0; c < tokens * rows; c++)
+          assert_memory_equal(&other[c], &y[(t + c / rows) * ROWS + first + c % rows], sizeof *y);
+      }
+    }
+    a.x[3][a.w.k / 2] = NAN;
+    assert_false(mm_cpu_codes((mm_cpu_span *)(void *)a.ready[3], a.x[3], a.w.k, v.kind, scale[3], scales, group, group ? BEFORE : 0));
+    for (mm_cpu level = MM_CPU_PLAIN; group && level <= MM_CPU_BEST; level++) {
+      mm_cpu_limit(level);
+      mm_cpu_rows(&v, 0, ROWS, x, 5, other, ROWS, sums);
+      for (uint32_t j = 0; j < 5 * ROWS; j++) assert_int_equal(isnan(other[j]) != 0, j / ROWS == 3);
+    }
+    drop(&a);
+  }
+  mm_cpu_limit(MM_CPU_BEST);
+}
+
 /* One code that is no number makes its row none for all tokens, and no other. */
 static void no_number(void **state) {
   (void)state;
@@ -240,7 +315,7 @@ static void dots(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(every_scheme), cmocka_unit_test(rounds_to_bf16), cmocka_unit_test(integers),
-                                     cmocka_unit_test(no_number), cmocka_unit_test(dots)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(every_scheme),   cmocka_unit_test(rounds_to_bf16), cmocka_unit_test(integers),
+                                     cmocka_unit_test(small_integers), cmocka_unit_test(no_number),      cmocka_unit_test(dots)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,37 @@
+/* From lanes to results, for cpu_rows_body.h and cpu_codes_body.h. */
+#ifndef MM_RUNTIME_CPU_CPU_OUT_BODY_H
+#define MM_RUNTIME_CPU_CPU_OUT_BODY_H
+
+/* Bytes ahead of the codes that memory is asked for: what it sends while it answers. */
+enum { AHEAD = 8192 };
+/* In the order of the calls. */
+LEVEL void ask(const uint8_t *p) {
+#ifdef __x86_64__
+  __asm__ volatile("prefetcht0 %0" : : "m"(*p));
+#else
+  __builtin_prefetch(p);
+#endif
+}
+
+/* y[rows] of one token and at most 16 rows: each sum times its factor. */
+LEVEL void sums_of(float *y, uint32_t rows, const float *sums, const float *factor) {
+#ifdef SUMS_TOGETHER
+  if (rows == 16) {
+    v16_store(y, v16_mul(v16_sums(sums, MM_CPU_MANY_TOKENS * 16), v16_load(factor)));
+    return;
+  }
+#endif
+  for (uint32_t r = 0; r < rows; r++) y[r] = v16_sum(v16_load(sums + (size_t)r * MM_CPU_MANY_TOKENS * 16)) * factor[r];
+}
+
+/* y[tokens · stride] of sums[rows, MM_CPU_MANY_TOKENS, 16]. */
+LEVEL void tokens_out(const mm_cpu_view *v, uint32_t tokens, uint32_t first, uint32_t rows, float *y, size_t stride, const float *sums) {
+  float factor[16];
+  for (uint32_t r = 0; r < rows; r += 16) {
+    const uint32_t some = rows - r < 16 ? rows - r : 16;
+    for (uint32_t i = 0; i < some; i++) factor[i] = mm_cpu_row_factor(v, first + r + i);
+    for (uint32_t t = 0; t < tokens; t++) sums_of(y + t * stride + r, some, sums + ((size_t)r * MM_CPU_MANY_TOKENS + t) * 16, factor);
+  }
+}
+
+#endif
