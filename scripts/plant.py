@@ -10,6 +10,7 @@ changes); a test that never executes a line cannot see a fault in it and is not 
 fault. A fault counts when it compiles and changes the machine code of its file. One line for each: found by which test, or UNSEEN with file,
 line and change. The last line is the share found. --replay plants the faults of an earlier log again. Exit status 0; a figure, not a test."""
 import argparse
+import glob
 import hashlib
 import json
 import os
@@ -105,7 +106,10 @@ class Test:
     def build(self, extra=()):
         """Makes what the test needs; false when that fails."""
         build = next((w[6:] for w in extra if w.startswith("BUILD=")), "build")
-        return make(self.root, *extra, *(["all", "tests"] if self.script else [f"{build}/tests/{self.name}"]))
+        if not self.script:
+            return make(self.root, *extra, f"{build}/tests/{self.name}")
+        beside = [p for d in ("model", "ops", "fault", "interop") for p in glob.glob(f"tests/{d}/*.c", root_dir=self.root)]  # what scripts run
+        return make(self.root, *extra, "all", *(f"{build}/{p[:-2]}" for p in beside))
 
     def run(self, build, limit):
         """The exit status, 124 when the time ran out."""
