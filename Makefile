@@ -287,14 +287,18 @@ check/interop/serve_langchain.py: $(VENV)-langchain/ready
 $(VENV)-langchain/ready:
 	$(Q)scripts/venv.sh $(VENV)-langchain langchain-openai==1.2.1 langchain-core==1.3.3
 
-# Other engines' libraries: some GB, so not in make check, which says that their two tests were not run.
+# Other engines' libraries: 15 GB, so not in make check, which says that their two tests were not run.
 LIBRARIES = $(shell python3 tests/interop/engine_libraries.py $(1))
 $(VENV)-engines/ready:
 	$(Q)scripts/venv.sh $(VENV)-engines $(call LIBRARIES,NEEDS) && rm $@
 	$(Q)$(VENV)-engines/bin/pip install --quiet --disable-pip-version-check --no-deps $(call LIBRARIES,ALONE) && touch $@
-engines: $(PROGRAMS) $(VENV)-engines/ready ## tests with other engines' libraries, which it installs (some GB), and docs/engines.md again
-	$(Q)ENGINES_VENV=$(VENV)-engines $(MAKE) --no-print-directory check/interop/engines.py check/interop/sources_peers.py
-	$(Q)ENGINES_VENV=$(VENV)-engines scripts/engines.py $(BUILD) >$(BUILD)/engines.md && cp $(BUILD)/engines.md docs/engines.md
+$(VENV)-vllm/ready:
+	$(Q)scripts/venv.sh $(VENV)-vllm $(call LIBRARIES,VLLM)
+engines: export ENGINES_VENV = $(VENV)-engines
+engines: export VLLM_PYTHON = $(VENV)-vllm/bin/python
+engines: $(PROGRAMS) $(VENV)-engines/ready $(VENV)-vllm/ready ## tests with other engines' libraries, which it installs (15 GB), and docs/engines.md again
+	$(Q)$(MAKE) --no-print-directory check/interop/engines.py check/interop/sources_peers.py check/interop/python_package.sh
+	$(Q)scripts/engines.py $(BUILD) >$(BUILD)/engines.md && cp $(BUILD)/engines.md docs/engines.md
 
 $(FUZZ_SRC:%.c=$(BUILD)/%): $(BUILD)/%: $(BUILD)/%.o $(LIBS_all)
 	$(link) -fsanitize=fuzzer -o $@

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """docs/engines.md again: which engine reads what --layout hf writes, measured here on a CPU.
 
-  ENGINES_VENV=DIR scripts/engines.py BUILD > docs/engines.md
+  ENGINES_VENV=DIR VLLM_PYTHON=DIR2/bin/python scripts/engines.py BUILD > docs/engines.md
 
-`make engines` installs DIR, with what tests/interop/engine_libraries.py names, and does this. What is not in DIR is not tried, and the page says
+`make engines` installs both, with what tests/interop/engine_libraries.py names, and does this. What is not there is not tried, and the page says
 so. Takes some minutes."""
 import collections
 import contextlib
@@ -25,7 +25,7 @@ STATIC = " with static scales of the inputs"
 PAIRS = [("none", None), ("block_fp8", "fp8"), ("tensor_wise_fp8", "fp8"), ("tensor_wise_fp8" + STATIC, "fp8"), ("block_fp8", "ct"), ("channel_fp8", "ct"),
          ("tensor_wise_fp8", "ct"), ("tensor_wise_fp8" + STATIC, "ct"), ("int8", "ct"), ("mxfp8", "ct"), ("w4a16", "ct"), ("w4afp8", "ct"),
          ("nvfp4a16", "ct"), ("nvfp4" + STATIC, "ct"), ("mxfp4", "ct"), ("nvfp4a16", "modelopt"), ("nvfp4" + STATIC, "modelopt"),
-         ("fp8_attention_nvfp4_experts", "ct")]
+         ("fp8_attention_nvfp4_experts", "ct"), ("fp8_attention_int4_experts", "ct")]
 
 
 def source(path):
@@ -44,8 +44,12 @@ def one_line(error, log=""):
     inner = re.findall(r"^(\w+(?:Error|Exception)): (.*)$", log, re.M)
     if inner:
         kind, text = collections.Counter(inner).most_common(1)[0][0]
+    return "fails: " + one_sentence(f"{kind}: {text}")
+
+
+def one_sentence(text):
     text = re.sub(r"\s+", " ", re.split(r": \[|\. |\n", text)[0]).replace("|", "/")
-    return f"fails: {kind}: {re.sub(r'/[^ ]+/', '', text)}".rstrip(": .")
+    return re.sub(r"/[^ ]+/", "", text).rstrip(": .")
 
 
 @contextlib.contextmanager
@@ -111,13 +115,36 @@ def library_cell(engines, path, scheme, dialect):
     return (f"wrong: {wrong} matrices differ" if wrong else "equal") + kept
 
 
+def asked(command, paths):
+    """A line of JSON for each path."""
+    done = subprocess.run([*command, *paths], capture_output=True, text=True, check=False)
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert len(lines) == len(paths), done.stderr[-3000:]
+    return lines
+
+
+def sglang_cell(fused, path, scheme, dialect, chosen):
+    """Whether the names are matched, and in compressed-tensors what its own chooser makes of them."""
+    names = names_cell(fused, path, scheme, dialect)
+    if names != FOUND or chosen is None:
+        return names
+    return "fails: " + one_sentence(chosen["error"]) if "error" in chosen else "takes every layer"
+
+
+def vllm_cell(loaded):
+    return "fails: " + one_sentence(loaded["error"]) if "error" in loaded else "loads, every parameter filled"
+
+
+FOUND = "finds every layer's scheme"
+
+
 def names_cell(fused, path, scheme, dialect):
     """Whether every layer that an engine asks for finds the scheme that its files are written in."""
     with open(os.path.join(path, "config.json"), encoding="utf-8") as f:
         config = json.load(f)
     q, layers = config.get("quantization_config"), config["num_hidden_layers"]
     if not q:
-        return "nothing is quantised"
+        return FOUND
     if dialect == "fp8" and not q.get("weight_block_size"):
         return "not read: its scales are `weight_scale` there; `ct` is read"
     try:
@@ -126,7 +153,7 @@ def names_cell(fused, path, scheme, dialect):
                 for name in ("self_attn.qkv_proj", "self_attn.o_proj", "block_sparse_moe.experts", "mlp.experts"):
                     assert not fused.left_out(q, f"model.layers.{layer}.{name}"), f"{name} would be read as unquantised"
             assert fused.left_out(q, "lm_head"), "lm_head would be read as quantised"
-            return "finds every layer's scheme"
+            return FOUND
         found = collections.Counter()
         for layer in range(layers):
             for moe in ("block_sparse_moe", "mlp"):
@@ -137,7 +164,7 @@ def names_cell(fused, path, scheme, dialect):
         assert None not in found and len(found) == len(q["config_groups"]), found
     except AssertionError as error:
         return one_line(error)
-    return "finds every layer's scheme"
+    return FOUND
 
 
 def load_module(name, path):
@@ -168,15 +195,19 @@ def main():
             transformers.utils.logging.disable_progress_bar()
             engines = load_module("engines", "tests/interop/engines.py")
             versions = (transformers.__version__, compressed_tensors.__version__)
-        for package in ("sglang", "vllm"):
-            if spec := importlib.util.find_spec(package):
-                os.environ[package.upper()] = spec.submodule_search_locations[0]
+        if spec := importlib.util.find_spec("sglang"):
+            os.environ["SGLANG"] = spec.submodule_search_locations[0]
+        if vllm := os.environ.get("VLLM_PYTHON"):
+            find = "import importlib.util as u; print(u.find_spec('vllm').submodule_search_locations[0])"
+            os.environ["VLLM"] = subprocess.run([vllm, "-c", find], capture_output=True, text=True, check=True).stdout.strip()
         page(build, tmp, engines, versions, load_module("fused_names", "tests/interop/fused_names.py"))
 
 
 def installed(engine):
     """Its version, by which the page names it."""
-    return importlib.metadata.version(engine) if engine.upper() in os.environ else "(not here)"
+    folder = os.environ.get(engine.upper())
+    found = folder and next(importlib.metadata.distributions(name=engine, path=[os.path.dirname(folder)]), None)
+    return found.version if found else "(not here)"
 
 
 def page(build, tmp, engines, versions, fused):
@@ -191,9 +222,11 @@ with version {version} and asks each engine as far as it runs on a CPU; run it a
   rounded to BF16 where it computes so.
 - **compressed-tensors {ct}** is the library behind `ct`: its dequantiser's matrices are compared with ours. Static scales of inputs are kept from it,
   since it takes them for orphans.
-- **SGLang {installed("sglang")}** and **vLLM {installed("vllm")}** are asked by which scheme they would read each layer, the fused ones too, by their own matching functions
-  (`tests/interop/fused_names.py`, which has their rules written anew as well). Their kernels and weight loaders run on GPUs only and were not run;
-  vLLM's loaders have filled its parameters on a CPU ([library.md](library.md#vllm)).
+- **vLLM {installed("vllm")}** makes its own model on a CPU and fills it by its own loader, without choosing kernels (`tests/python/vllm_cpu.py`).
+- **SGLang {installed("sglang")}** is asked by which scheme it would read each layer, the fused ones too: its own matching functions
+  (`tests/interop/fused_names.py`, which asks vLLM's too), and for `ct` its own choice of schemes (`tests/interop/sglang_schemes.py`). Its weight loaders
+  were not run.
+- vLLM and SGLang answer as on a GPU of capability 9.0 (H100, H200). Their kernels were not run.
 
 | scheme | dialect | transformers | compressed-tensors | SGLang | vLLM |
 |---|---|---|---|---|---|""")
@@ -202,19 +235,23 @@ with version {version} and asks each engine as far as it runs on a CPU; run it a
         scaled = sorted(n.removesuffix("_scale_inv") for n in json.load(f)["weight_map"] if n.endswith("_scale_inv"))
     with open(scales, "w", encoding="utf-8") as f:
         json.dump({n.removesuffix("weight") + "input_scale": (1 + i / len(scaled)) / 64 for i, n in enumerate(scaled)}, f)
-    for scheme, dialect in PAIRS:
-        out = os.path.join(tmp, "hf")
-        shutil.rmtree(out, ignore_errors=True)
+    outs = [os.path.join(tmp, f"hf-{i}") for i in range(len(PAIRS))]
+    for (scheme, dialect), out in zip(PAIRS, outs):
         done = subprocess.run([f"{build}/bin/minimax-convert", model, "-o", out, "--quant", scheme.removesuffix(STATIC), "--layout", "hf",
                                *(["--dialect", dialect] if dialect else []), *(["--act-scales", scales] if scheme.endswith(STATIC) else [])],
                               capture_output=True, text=True, check=True)
         for line in done.stderr.splitlines():
             if line.startswith("note: "):
                 notes[line[6:]] = None
+    sglang, vllm = os.environ.get("SGLANG"), os.environ.get("VLLM_PYTHON")
+    ct_outs = [out for (_, dialect), out in zip(PAIRS, outs) if dialect == "ct"]
+    chosen = dict(zip(ct_outs, asked([sys.executable, "tests/interop/sglang_schemes.py", sglang], ct_outs))) if sglang and engines else {}
+    loaded = asked([vllm, "tests/python/vllm_cpu.py", "--loads"], outs) if vllm else [None] * len(outs)
+    for (scheme, dialect), out, load in zip(PAIRS, outs, loaded):
         tf_cell = transformers_cell(engines, out, scheme, dialect) if engines else "not tried"
         ct_cell = library_cell(engines, out, scheme, dialect) if engines else "not tried"
-        names = names_cell(fused, out, scheme, dialect)
-        sg, vl = (names if engine in fused.OWN else "not tried" for engine in ("SGLang", "vLLM"))
+        sg = sglang_cell(fused, out, scheme, dialect, chosen.get(out)) if "SGLang" in fused.OWN else "not tried"
+        vl = vllm_cell(load) if load else "not tried"
         word = f"`{scheme.removesuffix(STATIC)}`{STATIC if scheme.endswith(STATIC) else ''}"
         print(f"| {word} | {f'`{dialect}`' if dialect else '-'} | {tf_cell} | {ct_cell} | {sg} | {vl} |", flush=True)
         print(f"{scheme} {dialect}", file=sys.stderr)

@@ -9,38 +9,52 @@
 #include "formats/hash.h"
 
 #define TRANSFORMERS "transformers 5.24"
-#define NO_GLOBAL    TRANSFORMERS " leaves out the global scales of NVFP4 experts and computes wrongly: serve it with another engine."
+#define SGLANG       "SGLang 0.5.23"
+#define NO_GLOBAL    TRANSFORMERS " leaves out the global scales of NVFP4 experts and computes wrongly: serve it with vLLM or SGLang."
 #define NO_MODELOPT  TRANSFORMERS " has no reader of ModelOpt: serve it with vLLM or SGLang."
+
+/* Which of a plan's tensors a sentence is about. */
+enum { ALL, EXPERTS, DYNAMIC /* experts without static scales of their inputs */ };
 
 /* As measured with these versions (docs/engines.md). */
 static const struct {
   const char *dialect, *scheme;
-  bool experts; /* only where experts have it */
+  int about;
   const char *what;
 } caveat[] = {
-    {"ct", "nvfp4a16", true, NO_GLOBAL},
-    {"ct", "nvfp4", true, NO_GLOBAL},
-    {"ct", "mxfp8", true, TRANSFORMERS " fails to load MXFP8 experts of compressed-tensors: serve it with another engine."},
-    {"ct", "int8", true, TRANSFORMERS " fails to load INT8 experts of compressed-tensors: serve it with another engine."},
-    {"ct", "block_fp8", true, TRANSFORMERS " fails to load block FP8 experts of compressed-tensors: --dialect fp8 is what it reads."},
-    {"ct", "w4afp8", false,
+    {"ct", "nvfp4a16", EXPERTS, NO_GLOBAL},
+    {"ct", "nvfp4", EXPERTS, NO_GLOBAL},
+    {"ct", "mxfp4", ALL, SGLANG " reads no MXFP4 of compressed-tensors: serve it with vLLM."},
+    {"ct", "mxfp8", ALL, SGLANG " reads no MXFP8 of compressed-tensors: serve it with vLLM."},
+    {"ct", "mxfp8", EXPERTS, TRANSFORMERS " fails to load MXFP8 experts of compressed-tensors: serve it with vLLM."},
+    {"ct", "int8", EXPERTS,
+     TRANSFORMERS " fails to load INT8 experts of compressed-tensors, " SGLANG " has them on NPUs only: serve it with vLLM."},
+    {"ct", "block_fp8", EXPERTS, TRANSFORMERS " fails to load block FP8 experts of compressed-tensors: --dialect fp8 is what it reads."},
+    {"ct", "tensor_wise_fp8", DYNAMIC,
+     "vLLM 0.33 and " SGLANG " fail on tensor-wise FP8 experts without static scales of their inputs: --act-scales gives them, "
+     "channel_fp8 needs none."},
+    {"ct", "w4afp8", ALL,
      "compressed-tensors 0.20 takes the words of W4A8 FP8 for plain integers when it dequantises; " TRANSFORMERS " does not."},
-    {"modelopt", "nvfp4a16", false, NO_MODELOPT},
-    {"modelopt", "nvfp4", false, NO_MODELOPT},
-    {"fp8", "tensor_wise_fp8", false,
-     "vLLM and SGLang read tensor-wise FP8 in compressed-tensors only (--dialect ct); this spelling is transformers'."},
+    {"ct", "w4afp8", ALL, SGLANG " reads W4A8 FP8 where experts have it and nothing else is quantised: serve it with vLLM otherwise."},
+    {"modelopt", "nvfp4a16", ALL, NO_MODELOPT},
+    {"modelopt", "nvfp4", ALL, NO_MODELOPT},
+    {"fp8", "tensor_wise_fp8", ALL,
+     "vLLM and SGLang read tensor-wise FP8 in compressed-tensors only (--dialect ct, with --act-scales); this spelling is transformers'."},
 };
 
-static bool has_scheme(const mm_plan *p, const char *scheme, bool experts) {
-  for (size_t i = 0; i < p->pack.tensor_count; i++)
-    if (strcmp(p->pack.tensor[i].scheme, scheme) == 0 && (!experts || p->tensor[i].rule[0]->kind == MM_KIND_EXPERT)) return true;
+static bool has_scheme(const mm_plan *p, const char *scheme, int about) {
+  for (size_t i = 0; i < p->pack.tensor_count; i++) {
+    const mm_pack_tensor *t = &p->pack.tensor[i];
+    if (strcmp(t->scheme, scheme) != 0 || (about != ALL && p->tensor[i].rule[0]->kind != MM_KIND_EXPERT)) continue;
+    if (about != DYNAMIC || !(t->input_scale > 0)) return true;
+  }
   return false;
 }
 
 const char *mm_card_caveat(const mm_plan *p, const char *dialect, size_t *at) {
   while (dialect && *at < sizeof caveat / sizeof *caveat) {
     const size_t i = (*at)++;
-    if (strcmp(caveat[i].dialect, dialect) == 0 && has_scheme(p, caveat[i].scheme, caveat[i].experts)) return caveat[i].what;
+    if (strcmp(caveat[i].dialect, dialect) == 0 && has_scheme(p, caveat[i].scheme, caveat[i].about)) return caveat[i].what;
   }
   return NULL;
 }

@@ -169,7 +169,8 @@ static bool spell_in(mm_plan *p, const mm_dialect *d, mm_err *err) {
     const mm_spelling *s = pt->spelling = find_spelling(d, t);
     if (!s) return no_spelling(d, t, err);
     if (pt->rule[0]->kind == MM_KIND_EMBED)
-      return mm_fail(err, MM_UNSUPPORTED, "E_DIALECT", at, "found %s, but engines keep embedding and head as they are", t->scheme);
+      return mm_fail(err, MM_UNSUPPORTED, "E_DIALECT", at,
+                     "found %s, but engines keep embedding and head as they are (--head bf16, or --override, makes it so)", t->scheme);
     if (t->cols % group_of(s, pt->scheme) != 0)
       return mm_fail(err, MM_UNSUPPORTED, "E_DIALECT", at,
                      "found %s of %u columns, but dialect %s holds whole groups of %u (--override gives it another scheme)", t->scheme,

@@ -158,6 +158,8 @@ for name, text in (("manifest.json", b"{}"), ("archive.json", b"[" * 100000), ("
     os.remove(f"{b}/{name}")
     if kept is not None:
         open(f"{b}/{name}", "wb").write(kept)
+r = run("minimax-archive", "unpack", work + "/packed", "-o", c, expect=6)
+assert "E_ARCHIVE" in r.stderr and "found a packed checkpoint" in r.stderr and "minimax-archive pack" in r.stderr
 nothing_left("packed", "archive")
 
 # Files that may not grow (SIGXFSZ ignored): I/O error, nothing left.

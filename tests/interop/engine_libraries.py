@@ -1,4 +1,4 @@
-"""The libraries of other engines that tests here ask: `make engines` installs them (some GB), runs those tests and makes docs/engines.md again.
+"""The libraries of other engines that tests here ask: `make engines` installs them (15 GB), runs those tests and makes docs/engines.md again.
 They are taken from the running Python, or from the environment that ENGINES_VENV names. With a list's name as argument, prints it."""
 import importlib
 import os
@@ -6,7 +6,8 @@ import sys
 
 # transformers before 5.18 reads no rotary_dim and turns whole heads of MiniMax-M2; it asks for accelerate when it reads FP8.
 NEEDS = ("torch==2.15.0", "transformers==5.24.0", "accelerate==1.15.0", "compressed-tensors==0.20.0", "ml_dtypes==0.6.0")
-ALONE = ("sglang==0.5.23", "vllm==0.33.0")  # whose own functions are asked: without what they need
+ALONE = ("sglang==0.5.23",)  # whose own functions are asked: without what it needs
+VLLM = ("vllm==0.33.0",)  # in an environment of its own (VLLM_PYTHON), since it wants others of the above
 
 
 def need(*modules):

@@ -273,10 +273,10 @@ def test_installed_vllm(source, tmp_path, tp):
     beside_vllm(source[0], convert(source, tmp_path, "--tp", str(tp)), tp, names, tmp_path)
 
 
-@pytest.mark.parametrize("scheme,dialect", [("bf16", None), ("channel_fp8", "ct"), ("int8", "ct"), ("tensor_wise_fp8", "fp8"), ("nvfp4", "modelopt")])
+@pytest.mark.parametrize("scheme,dialect", [("bf16", None), ("channel_fp8", "ct"), ("int8", "ct"), ("tensor_wise_fp8", "ct"), ("nvfp4", "modelopt")])
 def test_installed_vllm_schemes(source, tmp_path, scheme, dialect):
     """The same under other quantisations: its own loader with the packed checkpoint's export to Hugging Face names."""
-    static = static_scales(source, tmp_path) if scheme == "nvfp4" else []
+    static = static_scales(source, tmp_path) if scheme in ("nvfp4", "tensor_wise_fp8") else []
     packed = convert(source, tmp_path, "--tp", "2", "--quant", scheme, *static)
     hf = str(tmp_path / "hf")
     subprocess.run([CONVERT, packed, "-o", hf, "-q", "--layout", "hf", *(["--dialect", dialect] if dialect else [])], check=True)

@@ -1,10 +1,17 @@
 """vllm_cpu.py SOURCE PACKED TP NAMES.json: vLLM's own model on the CPU, once filled by its own loader from SOURCE, once by --load-format
-minimax from PACKED under SOURCE's quantization_config. Parameters must be those of NAMES and hold the same bytes. Weights are loaded and
-compared, nothing is computed: the kernels that vLLM would choose need a GPU, so their choice is left out (mock)."""
+minimax from PACKED under SOURCE's quantization_config. Parameters must be those of NAMES and hold the same bytes.
+
+vllm_cpu.py --loads DIR…: whether its own loader fills the model from DIR, a line of JSON each, {"parameters": N} or {"error": "KIND: text"}.
+
+Weights are loaded and compared, nothing is computed: the kernels that vLLM would choose need a GPU, so their choice is left out (mock), and
+schemes are those of capability 9.0."""
 import contextlib
+import importlib
 import json
 import multiprocessing
 import os
+import pkgutil
+import re
 import socket
 import sys
 import traceback
@@ -13,18 +20,33 @@ from unittest import mock
 os.environ.update(CUDA_VISIBLE_DEVICES="", VLLM_TARGET_DEVICE="cpu")
 
 
-LAYERS = "vllm.model_executor.layers.quantization."
-CHOICES = [(LAYERS + "fp8.init_fp8_linear_kernel", 0), (LAYERS + "fp8.select_fp8_moe_backend", 2),
-           (LAYERS + "compressed_tensors.compressed_tensors_moe.compressed_tensors_moe_w8a8_int8.select_int8_moe_backend", 2),
-           (LAYERS + "compressed_tensors.compressed_tensors_moe.compressed_tensors_moe_w8a8_fp8.select_fp8_moe_backend", 2),
-           (LAYERS + "modelopt.select_nvfp4_moe_backend", 2), (LAYERS + "modelopt.init_nvfp4_linear_kernel", 0)]
+QUANTIZATION = "vllm.model_executor.layers.quantization"
+CHOICES = [(re.compile(r"init_\w+_kernel$|choose_\w+_kernel$"), 0), (re.compile(r"select_\w+_backend$"), 2)]
+
+
+def schemes():
+    """The modules in which kernels are chosen."""
+    for package in ("compressed_tensors.schemes", "compressed_tensors.compressed_tensors_moe"):
+        found = importlib.import_module(f"{QUANTIZATION}.{package}")
+        for info in pkgutil.iter_modules(found.__path__):
+            with contextlib.suppress(ImportError):  # for devices of others
+                yield importlib.import_module(f"{found.__name__}.{info.name}")
+    for name in ("fp8", "modelopt"):
+        yield importlib.import_module(f"{QUANTIZATION}.{name}")
 
 
 def without_kernels():
     """Their choice answers something, or a pair of things."""
     stack = contextlib.ExitStack()
-    for name, several in CHOICES:
-        stack.enter_context(mock.patch(name, return_value=(mock.MagicMock(),) * several) if several else mock.patch(name))
+    for module in schemes():
+        for name in list(vars(module)):
+            for pattern, several in CHOICES:
+                if pattern.match(name):
+                    something = mock.MagicMock(__name__="kernel")
+                    stack.enter_context(mock.patch.object(module, name, return_value=(something,) * several if several else something))
+    supported = staticmethod(lambda capability, error=True, match_exact=False: capability == 90 if match_exact else capability <= 90)
+    config_class = importlib.import_module(f"{QUANTIZATION}.compressed_tensors.compressed_tensors").CompressedTensorsConfig
+    stack.enter_context(mock.patch.object(config_class, "_check_scheme_supported", supported))
     return stack
 
 
@@ -38,6 +60,9 @@ def config(path, load_format, tp, source):
                       hf_overrides={"quantization_config": quantization}).create_engine_config()
 
 
+UNFILLED = 0x55
+
+
 def filled(cfg):
     import torch
     from vllm.config import set_current_vllm_config
@@ -47,25 +72,31 @@ def filled(cfg):
     with set_current_vllm_config(cfg), torch.device("cpu"), without_kernels():
         torch.set_default_dtype(torch.bfloat16)
         model = initialize_model(vllm_config=cfg, model_config=cfg.model_config)
-        for _, p in model.named_parameters():
-            p.data.view(torch.uint8).fill_(0x55) if p.dim() else None  # what nobody fills is seen
+        for name, p in model.named_parameters():
+            if p.dim() and "input_scale" not in name:  # vLLM's loader compares these with what they begin with
+                p.data.view(torch.uint8).fill_(UNFILLED)  # what nobody fills is seen
         get_model_loader(cfg.load_config).load_weights(model, cfg.model_config)
     return dict(model.named_parameters())
+
+
+def meet(cfg, r, tp, port):
+    from vllm.config import set_current_vllm_config
+    from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
+
+    with set_current_vllm_config(cfg):
+        init_distributed_environment(world_size=tp, rank=r, local_rank=r, distributed_init_method=f"tcp://127.0.0.1:{port}", backend="gloo")
+        ensure_model_parallel_initialized(tp, 1)
 
 
 def rank(r, source, packed, tp, names, port):
     try:
         import torch
         import vllm
-        from vllm.config import set_current_vllm_config
-        from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
         from vllm.plugins import load_general_plugins
 
         load_general_plugins()
         own = config(source, "auto", tp, source)
-        with set_current_vllm_config(own):
-            init_distributed_environment(world_size=tp, rank=r, local_rank=r, distributed_init_method=f"tcp://127.0.0.1:{port}", backend="gloo")
-            ensure_model_parallel_initialized(tp, 1)
+        meet(own, r, tp, port)
         theirs, ours = filled(own), filled(config(packed, "minimax", tp, source))
         from minimax.vllm import parameters
 
@@ -84,13 +115,39 @@ def rank(r, source, packed, tp, names, port):
     os._exit(0)
 
 
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def loads(paths):
+    import torch
+
+    for path in paths:
+        try:
+            cfg = config(path, "auto", 1, path)
+            if not torch.distributed.is_initialized():
+                meet(cfg, 0, 1, free_port())
+            found = filled(cfg)
+            # Scales of inputs and of the KV cache begin with numbers of their own.
+            own = [n for n, p in found.items() if p.dim() and ".attn." not in n and "input_" not in n]
+            left = [n for n in own if (found[n].data.reshape(-1).contiguous().view(torch.uint8) == UNFILLED).all()]
+            if left:
+                raise ValueError(f"{len(left)} parameters were not filled, {left[0]} among them")
+            print(json.dumps({"parameters": len(found)}), flush=True)
+        except Exception as error:  # noqa: BLE001  (whatever it is goes into the page)
+            print(json.dumps({"error": f"{type(error).__name__}: {error}".rstrip(": ")}), flush=True)
+    os._exit(0)
+
+
 def main():
+    if sys.argv[1] == "--loads":
+        loads(sys.argv[2:])
     source, packed, tp = sys.argv[1], sys.argv[2], int(sys.argv[3])
     with open(sys.argv[4], encoding="utf-8") as f:
         names = json.load(f)
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
+    port = free_port()
     context = multiprocessing.get_context("spawn")
     ranks = [context.Process(target=rank, args=(r, source, packed, tp, names, port)) for r in range(tp)]
     for p in ranks:
