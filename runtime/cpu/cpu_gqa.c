@@ -92,8 +92,8 @@ _Static_assert(MM_PAGE <= MM_CPU_POSITIONS, "a page is attended to at once");
 enum { ROWS_TOGETHER = 8 };
 
 size_t mm_cpu_attention_floats(const mm_backend *b) {
-  const size_t softmaxes = (size_t)ROWS_TOGETHER * (b->heads / b->kv_heads);
-  return 2 * (size_t)MM_PAGE * b->d + 2 * softmaxes;
+  const size_t queries = (size_t)ROWS_TOGETHER * mm_max(1, b->heads / b->kv_heads);
+  return 2 * (size_t)MM_PAGE * b->d + queries * (MM_CPU_POSITIONS + sizeof(mm_cpu_query) / sizeof(float));
 }
 
 /* Rows [first, first + rows) of span s under one kv head: o[d] = Σ softmax(q·k/√d)·v over the positions up to each row's own. Pages are
@@ -103,28 +103,24 @@ static void attend(const gqa *j, const mm_span *s, uint32_t first, uint32_t rows
   const uint32_t d = b->d, group = (uint32_t)mm_max(1, b->heads / b->kv_heads), pos = s->pos + (first - s->first), end = pos + rows;
   const float scale = 1.0f / sqrtf((float)d);
   float *const k_room = room, *const v_room = k_room + (size_t)MM_PAGE * d;
-  mm_cpu_softmax *const soft = (mm_cpu_softmax *)(void *)(v_room + (size_t)MM_PAGE * d);
+  float *const score = v_room + (size_t)MM_PAGE * d;
+  mm_cpu_query *const query = (mm_cpu_query *)(void *)(score + (size_t)rows * group * MM_CPU_POSITIONS);
   for (uint32_t i = 0; i < rows * group; i++) {
-    float *q = mm_cpu_row(j->qkv, first + i / group) + (size_t)(kv_head * group + i % group) * d;
-    for (uint32_t c = 0; c < d; c++) q[c] *= scale;
-    soft[i] = (mm_cpu_softmax){-INFINITY, 0};
-    memset(mm_cpu_row(j->o, first + i / group) + (size_t)(kv_head * group + i % group) * d, 0, d * sizeof(float));
+    const size_t column = (size_t)(kv_head * group + i % group) * d;
+    float *const q = mm_cpu_row(j->qkv, first + i / group) + column, *const o = mm_cpu_row(j->o, first + i / group) + column;
+    for (uint32_t c = 0; c < d; c++) q[c] *= scale, o[c] = 0;
+    query[i] = (mm_cpu_query){.q = q, .o = o, .score = score + (size_t)i * MM_CPU_POSITIONS, .soft = {-INFINITY, 0}};
   }
   for (uint32_t at = 0; at < end; at += MM_PAGE) {
     const size_t cell = mm_cpu_cell(b, mm_cpu_page(b, (uint32_t)s->slot, at / MM_PAGE), kv_head, 0);
     const uint32_t held = (uint32_t)mm_min(MM_PAGE, end - at);
     const float *k = load(b, j->cache->k + cell, held, k_room), *v = load(b, j->cache->v + cell, held, v_room);
-    for (uint32_t r = at > pos ? at - pos : 0; r < rows; r++)
-      for (uint32_t h = 0; h < group; h++) {
-        const size_t column = (size_t)(kv_head * group + h) * d;
-        b->vectors->attend(&soft[r * group + h], mm_cpu_row(j->o, first + r) + column, mm_cpu_row(j->qkv, first + r) + column, k, v,
-                           (uint32_t)mm_min(MM_PAGE, pos + r + 1 - at), d);
-      }
+    const uint32_t see = at > pos ? (at - pos) * group : 0; /* the first query that sees any of it */
+    for (uint32_t i = see; i < rows * group; i++) query[i].n = (uint32_t)mm_min(MM_PAGE, pos + i / group + 1 - at);
+    b->vectors->attend(query + see, rows * group - see, k, v, d);
   }
-  for (uint32_t i = 0; i < rows * group; i++) {
-    float *o = mm_cpu_row(j->o, first + i / group) + (size_t)(kv_head * group + i % group) * d;
-    for (uint32_t c = 0; c < d; c++) o[c] /= soft[i].sum;
-  }
+  for (uint32_t i = 0; i < rows * group; i++)
+    for (uint32_t c = 0; c < d; c++) query[i].o[c] /= query[i].soft.sum;
 }
 
 /* One kv head of up to ROWS_TOGETHER rows: of every span as many lots as it has. The last are taken first: they have most to read. */

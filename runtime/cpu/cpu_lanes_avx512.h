@@ -8,7 +8,7 @@
 #include "runtime/cpu/cpu_codes.h"
 
 #define LEVEL TARGET MM_INLINE
-enum { TILE_KEEPS = true };
+enum { TILE_KEEPS = true, SCORE_QUERIES = 6, SCORE_POSITIONS = 4, MIX_QUERIES = 3 };
 #define TILES(of) of(6, 2) of(4, 2) of(2, 4) of(1, 8)
 
 typedef __m512 v16;

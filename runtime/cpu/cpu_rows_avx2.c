@@ -11,7 +11,7 @@
 
 #define TARGET __attribute__((target("avx2,fma,f16c")))
 #define LEVEL  TARGET MM_INLINE
-enum { TILE_KEEPS = false };
+enum { TILE_KEEPS = false, SCORE_QUERIES = 2, SCORE_POSITIONS = 2, MIX_QUERIES = 1 };
 #define TILES(of) of(3, 2) of(2, 2) of(1, 4)
 
 typedef struct v16 {

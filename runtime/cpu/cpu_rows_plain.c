@@ -8,6 +8,7 @@
 
 #define TARGET
 #define LEVEL static inline
+enum { SCORE_QUERIES = 2, SCORE_POSITIONS = 2, MIX_QUERIES = 2 };
 
 typedef struct v16 {
   float f[16];
@@ -41,6 +42,7 @@ LEVEL float v16_sum(v16 a) {
     for (int i = 0; i < n; i++) a.f[i] += a.f[i + n];
   return a.f[0];
 }
+LEVEL v16 v16_held(v16 a) { return a; }
 LEVEL v16 v16_div(v16 a, v16 b) {
   for (int i = 0; i < 16; i++) a.f[i] /= b.f[i];
   return a;

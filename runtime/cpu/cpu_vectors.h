@@ -19,9 +19,16 @@ typedef void mm_cpu_gate_fn(float *out, const float *x, float r, const float *w,
 typedef struct mm_cpu_softmax {
   float top, sum;
 } mm_cpu_softmax;
-/* One head meets the keys and values of n positions, [n, d] each, n at most MM_CPU_POSITIONS: q[d] is scaled already. */
+/* A head of a token, q[d] scaled already, that sees the first n of some positions; score: room for MM_CPU_POSITIONS. */
 enum { MM_CPU_POSITIONS = 64 };
-typedef void mm_cpu_attend_fn(mm_cpu_softmax *s, float *o, const float *q, const float *k, const float *v, uint32_t n, uint32_t d);
+typedef struct mm_cpu_query {
+  const float *q;
+  float *o, *score;
+  mm_cpu_softmax soft;
+  uint32_t n; /* 1 … MM_CPU_POSITIONS */
+} mm_cpu_query;
+/* Queries meet keys and values of the positions, [n, d] each. */
+typedef void mm_cpu_attend_fn(mm_cpu_query *query, uint32_t count, const float *k, const float *v, uint32_t d);
 
 /* One token of one head of lightning attention: S[d, d] = decay·S + k ⊗ v, then o[d] = qᵀ·S. */
 typedef void mm_cpu_state_fn(float *S, float *o, const float *q, const float *k, const float *v, uint32_t d, float decay);

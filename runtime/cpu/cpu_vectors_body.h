@@ -1,5 +1,6 @@
 /* The loops of cpu_vectors.h over one level's vectors. Beside what cpu_rows_body.h asks for, the file that includes this defines v16_div,
- * v16_max(a, b) = a > b ? a : b, v16_min likewise, and v16_scale2(p, t) = p·2^n where n is t's last bits, t being near 1.5·2^23. */
+ * v16_max(a, b) = a > b ? a : b, v16_min likewise, and v16_scale2(p, t) = p·2^n where n is t's last bits, t being near 1.5·2^23; how many
+ * queries and positions meet in registers, SCORE_QUERIES and SCORE_POSITIONS, and how many queries are mixed there, MIX_QUERIES. */
 
 LEVEL v16 exp_16(v16 x) {
   const v16 magic = v16_set1(0x1.8p23f);
@@ -55,32 +56,64 @@ TARGET static void gate_of(float *out, const float *x, float r, const float *w, 
   store_some(out + i, y, n - i);
 }
 
-/* o[count·16] = o·keep + Σ p[i]·v[i]. */
-LEVEL void mix(float *o, float keep, const float *p, const float *v, uint32_t n, uint32_t d, uint32_t count) {
-  v16 sum[8];
+/* Products of queries with keys, lane by lane: part[query][position][16], MM_SCORES positions of a query. */
+enum { MM_SCORES = 16 };
+LEVEL void score_tile(uint32_t queries, uint32_t positions, const mm_cpu_query *query, const float *k, uint32_t d, float *part) {
+  v16 sum[8][8];
   MM_UNROLL
-  for (uint32_t c = 0; c < count; c++) sum[c] = v16_mul(v16_load(o + 16 * c), v16_set1(keep));
-  for (uint32_t i = 0; i < n; i++) {
-    const v16 weight = v16_set1(p[i]);
+  for (uint32_t q = 0; q < queries; q++) MM_UNROLL
+  for (uint32_t i = 0; i < positions; i++) sum[q][i] = v16_zero();
+  MM_ROLL
+  for (uint32_t c = 0; c < d; c += 16) {
+    const uint32_t some = d - c < 16 ? d - c : 16;
+    v16 key[8];
     MM_UNROLL
-    for (uint32_t c = 0; c < count; c++) sum[c] = v16_fma(weight, v16_load(v + (size_t)i * d + 16 * c), sum[c]);
+    for (uint32_t i = 0; i < positions; i++) {
+      const float *const from = k + (size_t)i * d + c;
+      key[i] = some == 16 ? v16_load(from) : load_some(from, some);
+    }
+    MM_UNROLL
+    for (uint32_t q = 0; q < queries; q++) {
+      const v16 own = v16_held(some == 16 ? v16_load(query[q].q + c) : load_some(query[q].q + c, some));
+      MM_UNROLL
+      for (uint32_t i = 0; i < positions; i++) sum[q][i] = v16_fma(own, key[i], sum[q][i]);
+    }
   }
   MM_UNROLL
-  for (uint32_t c = 0; c < count; c++) v16_store(o + 16 * c, sum[c]);
+  for (uint32_t q = 0; q < queries; q++) MM_UNROLL
+  for (uint32_t i = 0; i < positions; i++) v16_store(part + (q * MM_SCORES + i) * 16, sum[q][i]);
 }
 
-TARGET static void attend_of(mm_cpu_softmax *s, float *o, const float *q, const float *k, const float *v, uint32_t n, uint32_t d) {
-  float score[MM_CPU_POSITIONS], top = s->top, keep;
-  for (uint32_t i = 0; i < n; i++) {
-    const float *key = k + (size_t)i * d;
-    v16 sum = v16_zero();
-    uint32_t c = 0;
-    for (; c + 16 <= d; c += 16) sum = v16_fma(v16_load(q + c), v16_load(key + c), sum);
-    if (c < d) sum = v16_fma(load_some(q + c, d - c), load_some(key + c, d - c), sum);
-    score[i] = v16_sum(sum);
-    top = score[i] > top ? score[i] : top;
+/* Scores of queries and all positions that one of them sees. */
+LEVEL void scores_of(uint32_t queries, const mm_cpu_query *query, const float *k, uint32_t d) {
+  float part[8 * MM_SCORES * 16];
+  uint32_t most = 0;
+  for (uint32_t q = 0; q < queries; q++) most = query[q].n > most ? query[q].n : most;
+  for (uint32_t from = 0; from < most; from += MM_SCORES) {
+    const uint32_t n = most - from < MM_SCORES ? most - from : MM_SCORES;
+    uint32_t i = 0;
+    for (; i + SCORE_POSITIONS <= n; i += SCORE_POSITIONS)
+      score_tile(queries, SCORE_POSITIONS, query, k + (size_t)(from + i) * d, d, part + (size_t)16 * i);
+    for (; i < n; i++) score_tile(queries, 1, query, k + (size_t)(from + i) * d, d, part + (size_t)16 * i);
+    for (uint32_t q = 0; q < queries; q++) {
+      const float *const own = part + (size_t)q * MM_SCORES * 16;
+#ifdef SUMS_TOGETHER
+      if (n == MM_SCORES) {
+        v16_store(query[q].score + from, v16_sums(own, 16));
+        continue;
+      }
+#endif
+      for (i = 0; i < n; i++) query[q].score[from + i] = v16_sum(v16_load(own + (size_t)16 * i));
+    }
   }
-  keep = s->top - top;
+}
+
+/* The softmax goes on over n scores, which become weights; what it held is to be multiplied with the result. */
+LEVEL float weights_of(mm_cpu_query *query) {
+  float *const score = query->score, top = query->soft.top;
+  const uint32_t n = query->n;
+  for (uint32_t i = 0; i < n; i++) top = score[i] > top ? score[i] : top;
+  float keep = query->soft.top - top;
   for (uint32_t i = n; i < (n + 15) / 16 * 16; i++) score[i] = 0;
   exp_of(&keep, &keep, 1);
   v16 sum = v16_zero();
@@ -88,13 +121,65 @@ TARGET static void attend_of(mm_cpu_softmax *s, float *o, const float *q, const 
     v16_store(score + i, exp_16(v16_add(v16_load(score + i), v16_set1(-top))));
     sum = v16_add(sum, n - i < 16 ? load_some(score + i, n - i) : v16_load(score + i));
   }
-  *s = (mm_cpu_softmax){top, s->sum * keep + v16_sum(sum)};
+  query->soft = (mm_cpu_softmax){top, query->soft.sum * keep + v16_sum(sum)};
+  return keep;
+}
+
+/* Columns c … c + 16·count - 1 of queries: o = o·keep + Σ score[i]·v[i]. */
+LEVEL void mix(uint32_t queries, const mm_cpu_query *query, const float *keep, const float *v, uint32_t d, uint32_t c, uint32_t count) {
+  uint32_t all = query[0].n;
+  v16 sum[4][8];
+  MM_UNROLL
+  for (uint32_t q = 0; q < queries; q++) {
+    all = query[q].n < all ? query[q].n : all;
+    MM_UNROLL
+    for (uint32_t j = 0; j < count; j++) sum[q][j] = v16_mul(v16_load(query[q].o + c + 16 * j), v16_set1(keep[q]));
+  }
+  for (uint32_t i = 0; i < all; i++) {
+    v16 weight[4];
+    MM_UNROLL
+    for (uint32_t q = 0; q < queries; q++) weight[q] = v16_set1(query[q].score[i]);
+    MM_UNROLL
+    for (uint32_t j = 0; j < count; j++) {
+      const v16 value = v16_held(v16_load(v + (size_t)i * d + c + 16 * j));
+      MM_UNROLL
+      for (uint32_t q = 0; q < queries; q++) sum[q][j] = v16_fma(weight[q], value, sum[q][j]);
+    }
+  }
+  MM_UNROLL
+  for (uint32_t q = 0; q < queries; q++) {
+    for (uint32_t i = all; i < query[q].n; i++) MM_UNROLL
+    for (uint32_t j = 0; j < count; j++)
+      sum[q][j] = v16_fma(v16_set1(query[q].score[i]), v16_load(v + (size_t)i * d + c + 16 * j), sum[q][j]);
+    MM_UNROLL
+    for (uint32_t j = 0; j < count; j++) v16_store(query[q].o + c + 16 * j, sum[q][j]);
+  }
+}
+LEVEL void mix_all(uint32_t queries, const mm_cpu_query *query, const float *keep, const float *v, uint32_t d) {
   uint32_t c = 0;
-  for (; c + 128 <= d; c += 128) mix(o + c, keep, score, v + c, n, d, 8);
-  for (; c + 16 <= d; c += 16) mix(o + c, keep, score, v + c, n, d, 1);
-  for (; c < d; c++) {
-    o[c] *= keep;
-    for (uint32_t i = 0; i < n; i++) o[c] = fmaf(score[i], v[(size_t)i * d + c], o[c]);
+  for (; c + 128 <= d; c += 128) mix(queries, query, keep, v, d, c, 8);
+  for (; c + 16 <= d; c += 16) mix(queries, query, keep, v, d, c, 1);
+  for (; c < d; c++)
+    for (uint32_t q = 0; q < queries; q++) {
+      float *const o = query[q].o + c;
+      *o *= keep[q];
+      for (uint32_t i = 0; i < query[q].n; i++) *o = fmaf(query[q].score[i], v[(size_t)i * d + c], *o);
+    }
+}
+
+TARGET static void attend_of(mm_cpu_query *query, uint32_t count, const float *k, const float *v, uint32_t d) {
+  uint32_t at = 0;
+  for (; at + SCORE_QUERIES <= count; at += SCORE_QUERIES) scores_of(SCORE_QUERIES, query + at, k, d);
+  for (; at < count; at++) scores_of(1, query + at, k, d);
+  for (at = 0; at < count;) {
+    const uint32_t some = at + MIX_QUERIES <= count ? MIX_QUERIES : 1;
+    float keep[MIX_QUERIES];
+    for (uint32_t q = 0; q < some; q++) keep[q] = weights_of(&query[at + q]);
+    if (some == MIX_QUERIES)
+      mix_all(MIX_QUERIES, query + at, keep, v, d);
+    else
+      mix_all(1, query + at, keep, v, d);
+    at += some;
   }
 }
 

@@ -64,43 +64,63 @@ static void no_number(void **state) {
     for (int i = 0; i < 64 * 16; i++) k[i] = near(1);
     memcpy(q, k, sizeof q);
     k[5 * 16 + 3] = NAN;
-    mm_cpu_softmax s = {-INFINITY, 0};
-    v->attend(&s, o, q, k, k, 64, 16);
-    assert_true(isnan(s.sum) && isnan(o[0] / s.sum));
+    float score[MM_CPU_POSITIONS];
+    mm_cpu_query s = {.q = q, .o = o, .score = score, .soft = {-INFINITY, 0}, .n = 64};
+    v->attend(&s, 1, k, k, 16);
+    assert_true(isnan(s.soft.sum) && isnan(o[0] / s.soft.sum));
   }
 }
 
-/* Positions in pages of MM_CPU_POSITIONS, the last one cut anywhere. */
+/* Queries that see one position more each than the one before, in pages of MM_CPU_POSITIONS, each page met by all that see any of it. What
+ * nobody sees is no number. */
+enum { QUERIES = 17 };
+static float q[QUERIES][MOST_D], k[MOST * MOST_D], v[MOST * MOST_D];
+static void attend(mm_cpu_query *query, float (*o)[MOST_D], uint32_t first, uint32_t count, uint32_t seen, uint32_t d) {
+  static float score[QUERIES][MM_CPU_POSITIONS];
+  for (uint32_t i = 0; i < count; i++) query[i] = (mm_cpu_query){.q = q[first + i], .o = o[i], .score = score[i], .soft = {-INFINITY, 0}};
+  memset(o, 0, count * sizeof *o);
+  for (uint32_t at = 0; at < seen + first + count - 1; at += MM_CPU_POSITIONS) {
+    uint32_t from = count;
+    for (uint32_t i = count; i-- > 0 && seen + first + i > at; from = i) {
+      const uint32_t n = seen + first + i - at;
+      query[i].n = n < MM_CPU_POSITIONS ? n : MM_CPU_POSITIONS;
+    }
+    mm_cpu_vectors_here()->attend(query + from, count - from, k + (size_t)at * d, v + (size_t)at * d, d);
+  }
+  for (uint32_t i = 0; i < count; i++)
+    for (uint32_t c = 0; c < d; c++) o[i][c] /= query[i].soft.sum;
+}
+
 static void softmaxes(void **state) {
   (void)state;
-  static float q[MOST_D], k[MOST * MOST_D], v[MOST * MOST_D], plain[MOST_D], got[MOST_D];
+  static float plain[QUERIES][MOST_D], got[QUERIES][MOST_D];
+  mm_cpu_query query[QUERIES];
   for (int round = 0; round < 60; round++) {
-    const uint32_t d = round % 3 ? 16 * (1 + draw() % 9) : 1 + draw() % MOST_D, seen = 1 + draw() % MOST;
-    for (uint32_t i = 0; i < d; i++) q[i] = near(2);
-    for (uint32_t i = 0; i < seen * d; i++) k[i] = near(2), v[i] = near(1);
+    const uint32_t d = round % 3 ? 16 * (1 + draw() % 9) : 1 + draw() % MOST_D, count = 1 + draw() % QUERIES;
+    const uint32_t seen = 1 + draw() % (MOST - QUERIES), all = seen + count - 1;
+    for (uint32_t i = 0; i < count * d; i++) q[i / d][i % d] = near(2);
+    for (uint32_t i = 0; i < MOST * d; i++) k[i] = i < all * d ? near(2) : NAN, v[i] = i < all * d ? near(1) : NAN;
     for (mm_cpu level = MM_CPU_PLAIN; level <= MM_CPU_BEST; level++) {
       mm_cpu_limit(level);
-      float *o = level ? got : plain;
-      mm_cpu_softmax s = {-INFINITY, 0};
-      memset(o, 0, d * sizeof *o);
-      for (uint32_t at = 0; at < seen; at += MM_CPU_POSITIONS) {
-        const uint32_t n = seen - at < MM_CPU_POSITIONS ? seen - at : MM_CPU_POSITIONS;
-        mm_cpu_vectors_here()->attend(&s, o, q, k + (size_t)at * d, v + (size_t)at * d, n, d);
+      attend(query, level ? got : plain, 0, count, seen, d);
+      for (uint32_t i = 0; i < count; i++) same(plain[i], got[i], d, level);
+      const uint32_t alone = draw() % count; /* the same in no company */
+      attend(query, got, alone, 1, seen, d);
+      assert_memory_equal(got[0], plain[alone], d * sizeof **got);
+    }
+    for (uint32_t i = 0; i < count; i++) {
+      double score[MOST], top = -INFINITY, sum = 0;
+      for (uint32_t p = 0; p < seen + i; p++) {
+        score[p] = 0;
+        for (uint32_t c = 0; c < d; c++) score[p] += (double)q[i][c] * k[p * d + c];
+        top = fmax(top, score[p]);
       }
-      for (uint32_t c = 0; c < d; c++) o[c] /= s.sum;
-      same(plain, got, d, level);
-    }
-    double score[MOST], top = -INFINITY, sum = 0;
-    for (uint32_t i = 0; i < seen; i++) {
-      score[i] = 0;
-      for (uint32_t c = 0; c < d; c++) score[i] += (double)q[c] * k[i * d + c];
-      top = fmax(top, score[i]);
-    }
-    for (uint32_t i = 0; i < seen; i++) sum += score[i] = exp(score[i] - top);
-    for (uint32_t c = 0; c < d; c++) {
-      double want = 0, size = 0;
-      for (uint32_t i = 0; i < seen; i++) want += score[i] / sum * v[i * d + c], size += score[i] / sum * fabs((double)v[i * d + c]);
-      assert_true(fabs(want - plain[c]) <= 1e-5 * size);
+      for (uint32_t p = 0; p < seen + i; p++) sum += score[p] = exp(score[p] - top);
+      for (uint32_t c = 0; c < d; c++) {
+        double want = 0, size = 0;
+        for (uint32_t p = 0; p < seen + i; p++) want += score[p] / sum * v[p * d + c], size += score[p] / sum * fabs((double)v[p * d + c]);
+        assert_true(fabs(want - plain[i][c]) <= 1e-5 * size);
+      }
     }
   }
 }
