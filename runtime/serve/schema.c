@@ -409,7 +409,7 @@ static bool compile(compiler *p, const mm_value *schema, const mm_form **out) {
   if (schema->type == MM_VALUE_BOOL && schema->truth) return *out = &any_value, true;
   if (schema->type != MM_VALUE_OBJECT) return wrong(p, "found something else than an object as a schema");
   schema = follow(p, schema);
-  if (!schema && p->err && p->err->status != MM_OK) return false;
+  if (!schema && p->err->status != MM_OK) return false;
   if (!schema || schema->type != MM_VALUE_OBJECT) return wrong(p, "$ref: leads to no schema of this document");
   for (size_t i = 0; i < p->count; i++)
     if (p->done[i].schema == schema) return *out = p->done[i].form, true;

@@ -163,8 +163,9 @@ def engines():
     """--layout hf: the plan names the dialect, and what is known of its readers: of experts only where experts have the scheme."""
     for quant, dialect, notes in (("fp8_attention_nvfp4_experts", "ct", ["NVFP4 experts"]), ("block_fp8", "fp8", []), ("bf16", "none", []),
                                   ("none; *.experts.*=int8; *.self_attn.*_proj.weight=bf16", "ct", ["INT8 experts"]),
-                                  ("tensor_wise_fp8; *.experts.*=channel_fp8", "ct", []), ("channel_fp8; *.experts.*=tensor_wise_fp8", "ct", ["--act-scales"]), ("nvfp4a16", "ct", ["NVFP4 experts"]),
-                                  ("nvfp4a16; *.experts.*=bf16", "ct", [])):
+                                  ("tensor_wise_fp8; *.experts.*=channel_fp8", "ct", []),
+                                  ("channel_fp8; *.experts.*=tensor_wise_fp8", "ct", ["--act-scales"]),
+                                  ("nvfp4a16", "ct", ["NVFP4 experts"]), ("nvfp4a16; *.experts.*=bf16", "ct", [])):
         how = (f"{DATA}/tiny-m2", "--dry-run", "--layout", "hf", "--quant", quant)
         plan = json.loads(convert(*how, "--json").stdout)
         assert plan["dialect"] == dialect and len(plan["notes"]) == len(notes) and all(n in m for n, m in zip(notes, plan["notes"])), plan
