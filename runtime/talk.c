@@ -95,7 +95,7 @@ bool mm_talk_listen(mm_talk *t, bool *more, mm_err *err) {
     on = on || !text.n; /* an empty line says nothing */
     free(line);
   }
-  bool ok = !err || err->status == MM_OK;
+  bool ok = err->status == MM_OK;
   if (ok && text.failed) ok = mm_fail_memory(err, text.n);
   if (ok && text.n) ok = *more = mm_talk_say(t, text.p, text.n, err);
   free(text.p);

@@ -282,8 +282,10 @@ LEVEL void tile_step(uint32_t rows, uint32_t tokens, scaling how, uint32_t chunk
     const size_t column = at + (size_t)p * lines * 16;
     v16 part[8][8];
     MM_UNROLL
-    for (uint32_t r = 0; r < rows; r++) MM_UNROLL
-    for (uint32_t t = 0; t < tokens; t++) part[r][t] = v16_set1(-0.0f); /* a·b + -0 is a·b, whatever its sign */
+    for (uint32_t r = 0; r < rows; r++) {
+      MM_UNROLL
+      for (uint32_t t = 0; t < tokens; t++) part[r][t] = v16_set1(-0.0f); /* a·b + -0 is a·b, whatever its sign */
+    }
     TILE_ROLL
     for (uint32_t j = 0; j < lines; j++) {
       v16 line[8];

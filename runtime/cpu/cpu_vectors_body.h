@@ -148,9 +148,11 @@ LEVEL void mix(uint32_t queries, const mm_cpu_query *query, const float *keep, c
   }
   MM_UNROLL
   for (uint32_t q = 0; q < queries; q++) {
-    for (uint32_t i = all; i < query[q].n; i++) MM_UNROLL
-    for (uint32_t j = 0; j < count; j++)
-      sum[q][j] = v16_fma(v16_set1(query[q].score[i]), v16_load(v + (size_t)i * d + c + 16 * j), sum[q][j]);
+    for (uint32_t i = all; i < query[q].n; i++) {
+      MM_UNROLL
+      for (uint32_t j = 0; j < count; j++)
+        sum[q][j] = v16_fma(v16_set1(query[q].score[i]), v16_load(v + (size_t)i * d + c + 16 * j), sum[q][j]);
+    }
     MM_UNROLL
     for (uint32_t j = 0; j < count; j++) v16_store(query[q].o + c + 16 * j, sum[q][j]);
   }

@@ -267,7 +267,7 @@ void finish_step(mm_backend *b) {
 /* True without a failure since begin; else hands it on. */
 bool succeeded(const mm_backend *b, mm_err *err) {
   if (b->err.status == MM_OK) return true;
-  if (err && err->status == MM_OK) *err = b->err;
+  if (err->status == MM_OK) *err = b->err;
   return false;
 }
 

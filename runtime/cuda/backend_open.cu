@@ -487,7 +487,7 @@ mm_backend *mm_cu_backend_open(const mm_backend_config *c, mm_err *err) {
   ok = ok && mm_cu_open_ranks(b, &first) && rehearse(b, &first);
   mm_read_log_mark(c->log, "rehearsed");
   if (ok) return b;
-  if (err && err->status == MM_OK) *err = first;
+  if (err->status == MM_OK) *err = first;
   mm_cu_backend_close(b);
   return nullptr;
 }

@@ -383,7 +383,7 @@ mm_cu_load::~mm_cu_load() {
 
 /* Under the lock. */
 bool mm_cu_load::failed(mm_err *err) {
-  if (now == FAILED && err && err->status == MM_OK) *err = error;
+  if (now == FAILED && err->status == MM_OK) *err = error;
   return now == FAILED;
 }
 
