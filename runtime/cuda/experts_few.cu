@@ -34,7 +34,7 @@ struct few_stage {
 };
 template <mm_cu_code C, mm_cu_scale S, uint32_t P>
 struct few_shared {
-  static constexpr uint32_t kPlaces = P;
+  enum : uint32_t { kPlaces = P };
   few_stage<C, S, P> stage[kStages];
   float sum[2][kTurns][2][kBox][P + 4]; /* of a unit, by a step's place in the turns, and box */
   uint64_t full[kStages], empty[kStages], summed[2], read[2];

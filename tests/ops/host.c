@@ -154,7 +154,7 @@ static void check_apart(const mm_shards *shards, const char *what) {
   fake.ranks = mm_pack_ranks(&shards->pack), fake.graphs = 0, fake.wrong[0] = 0;
   const mm_engine_config c = {.ops = &mm_ops_cuda, .limits = {ROWS, SLOTS, POSITIONS, 0}, .threads = 1, .act_quant = true, .apart = true};
   mm_engine *e = mm_engine_open(shards, &c, &err);
-  bool ok = e && mm_engine_rows_apart(e), same = true;
+  bool ok = e && mm_engine_rows_apart(e) && mm_engine_warm(e, (const uint32_t[]){1}, 1, &err), same = true; /* all weights are there */
   for (size_t i = 0; ok && same && i < 2 * sizeof steps / sizeof *steps; i++) {
     launched[0] = 0;
     fake.on_launch = note_kernel;
@@ -370,12 +370,14 @@ static void check_hanging(const mm_shards *shards, bool meets) {
   if (!e) return;
   bool ok = mm_engine_warm(e, (const uint32_t[]){3}, 1, &err) && step(e, 3, false, &err);
   hangs_s = meets ? 6 : 3;
+  fake.patience_ms = 1500;
   const double from = now();
   const bool told = !step(e, meets ? ROWS : 3, meets, &hung) && strcmp(hung.code, "E_RANK") == 0 && strstr(hung.text, "for rank 1 in vain");
   const double took = now() - from;
   const bool still = !step(e, 3, false, &away) && strcmp(away.code, "E_RANK") == 0 && strstr(away.text, "not come back");
   while (hangs_s && now() - from < 10) usleep(10000);
   usleep(200000);
+  fake.patience_ms = PATIENCE_MS;
   for (int i = 0; ok && i < 4; i++) ok = step(e, 3, false, &err);
   char what[120];
   snprintf(what, sizeof what, "a rank that hangs is named %s in %.1f s, and all go on when it is back",
@@ -391,6 +393,7 @@ static void check_left(const mm_shards *shards) {
   if (!e) return;
   const bool ok = mm_engine_warm(e, (const uint32_t[]){3}, 1, &err);
   hangs_s = 20;
+  fake.patience_ms = 1500;
   const bool told = !step(e, 3, false, &err) && strcmp(err.code, "E_RANK") == 0;
   const double from = now();
   mm_engine_close(e);
