@@ -74,20 +74,24 @@ static char *read_string(const reader *r, mm_scan_str s, size_t *n) {
   return text;
 }
 
-/* Behind a number of a document stands more of it, where its conversion ends; what is no document is refused there, after this. */
+/* The text ends where the caller says, not in a NUL, so numbers are converted from a copy. */
 static bool read_number(reader *r, mm_json *j) {
   mm_scan_str s;
   bool real;
   if (!mm_scan_number(&r->scan, &s, &real, r->err)) return false;
+  char few[64], *const text = s.n < sizeof few ? few : mm_calloc(s.n + 1, 1, r->err);
+  if (!text) return false;
+  memcpy(text, s.p, s.n);
+  text[s.n] = 0;
   j->type = real ? MM_JSON_REAL : MM_JSON_INT;
-  if (r->scan.pos == r->scan.len) return true;
-  char *end;
   errno = 0;
   if (real)
-    j->real = strtod_l(s.p, &end, newlocale(LC_ALL_MASK, "C", (locale_t)0));
+    j->real = strtod_l(text, NULL, newlocale(LC_ALL_MASK, "C", (locale_t)0));
   else
-    j->integer = strtoll(s.p, &end, 10);
-  if ((real ? isfinite(j->real) : errno == 0) || end != s.p + s.n) return true;
+    j->integer = strtoll(text, NULL, 10);
+  const bool held = real ? isfinite(j->real) : errno == 0;
+  if (text != few) free(text);
+  if (held) return true;
   r->scan.pos -= s.n;
   char found[MM_SCAN_FOUND];
   return REFUSE(r, r->scan.pos, "E_NUMBER", "found %s, expected %s", mm_scan_found(&r->scan, found),
@@ -200,8 +204,9 @@ const mm_json *mm_json_at(const mm_json *arr, size_t i) {
 }
 
 bool mm_json_next(const mm_json *obj, void **iter, const char **key, const mm_json **value) {
+  if (mm_json_type_of(obj) != MM_JSON_OBJ || obj->n == 0) return false;
   member *m = *iter ? (member *)*iter + 1 : obj->member;
-  if (mm_json_type_of(obj) != MM_JSON_OBJ || m == obj->member + obj->n) return false;
+  if (m == obj->member + obj->n) return false;
   *iter = m;
   *key = m->key;
   *value = m->value;
@@ -301,7 +306,7 @@ mm_json *mm_json_new_real(double v) { return isfinite(v) ? node((mm_json){.type 
 mm_json *mm_json_new_bool(bool v) { return node((mm_json){.type = MM_JSON_BOOL, .truth = v}); }
 
 mm_json *mm_json_new_str(const char *s) {
-  char *own = copy_text(s);
+  char *own = s ? copy_text(s) : NULL;
   mm_json *j = own ? node((mm_json){.type = MM_JSON_STR, .n = strlen(s), .string = own}) : NULL;
   if (!j) free(own);
   return j;

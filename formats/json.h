@@ -57,7 +57,7 @@ MM_MUST_USE bool mm_json_only_keys(const mm_json *obj, const char *const *keys, 
  * want of memory. Passing a NULL value or container is that failure, so that calls nest. */
 mm_json *mm_json_new_obj(void);
 mm_json *mm_json_new_arr(void);
-mm_json *mm_json_new_str(const char *s);
+mm_json *mm_json_new_str(const char *s); /* NULL for a NULL s, and for what is not UTF-8 */
 mm_json *mm_json_new_int(int64_t v);
 mm_json *mm_json_new_real(double v); /* finite; written with 17 significant digits */
 mm_json *mm_json_new_bool(bool v);

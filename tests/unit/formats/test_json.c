@@ -253,7 +253,15 @@ static void test_members(void **state) {
   assert_false(mm_json_set(o, "k5", mm_json_new_str("\xff")));
   assert_false(mm_json_set(o, "\xff", mm_json_new_int(5)));
   assert_null(mm_json_new_real(1 / 0.0));
+  assert_null(mm_json_new_str(NULL));
   assert_int_equal(mm_json_size(o), 27);
+  mm_json_free(o);
+  o = mm_json_new_obj();
+  void *iter = NULL;
+  const char *of;
+  const mm_json *value;
+  assert_false(mm_json_next(o, &iter, &of, &value));
+  assert_false(mm_json_next(NULL, &iter, &of, &value));
   mm_json_free(o);
 }
 
