@@ -2,13 +2,7 @@
 # A model family is one file and one row: in a copy of the sources, M2's rules under another name as convert/source/arch_minimax_x.c and one row
 # of convert/source/rule.h are enough to convert, cut, verify and run a checkpoint of that name, with the likelihood that M2 gives it.
 set -eu
-repo=$PWD
-new=$TMPDIR/tree
-mkdir "$new" "$new/tests" "$TMPDIR/b"
-cp -a Makefile formats quant loader convert runtime "$new"
-for built in formats quant loader convert runtime flags commit libformats.a libquant.a libloader.a libruntime.a; do
-  cp -a "$BUILD/$built" "$TMPDIR/b" # what the row does not touch is not compiled again
-done
+. tests/cli/copied_tree.sh
 sed 's/MiniMaxM2ForCausalLM/MiniMaxXForCausalLM/; s/minimaxm2/minimaxx/; s/mm_arch_minimax_m2/mm_arch_minimax_x/' convert/source/arch_minimax_m2.c \
   >"$new/convert/source/arch_minimax_x.c"
 sed 's/ROW(mm_arch_minimax_m2)/& ROW(mm_arch_minimax_x)/' convert/source/rule.h >"$new/convert/source/rule.h"
@@ -18,16 +12,14 @@ for floor in formats quant loader convert runtime; do diff -rq "$floor" "$new/$f
 
 cp -r tests/data/tiny-m2 "$TMPDIR/source"
 sed 's/MiniMaxM2ForCausalLM/MiniMaxXForCausalLM/; s/"minimax_m2"/"minimax_x"/' tests/data/tiny-m2/config.json >"$TMPDIR/source/config.json"
-convert=$TMPDIR/b/bin/minimax-convert
-grep -rl --include='*.d' convert/source/rule.h "$TMPDIR/b" | sed 's/d$/o/' | xargs rm -f # their .d files name another directory
-unset MAKELEVEL MAKEFLAGS MAKEOVERRIDES MFLAGS
-make -s -C "$new" CURDIR="$repo" CUDA=0 BUILD="$TMPDIR/b" "$convert" "$TMPDIR/b/bin/minimax-verify"
+convert=$built/bin/minimax-convert
+remake convert/source/rule.h "$convert" "$built/bin/minimax-verify"
 for tp in 1 2; do
   out=$TMPDIR/x-$tp
   "$convert" "$TMPDIR/source" -o "$out" --quant block_fp8 --tp $tp --quiet
   "$BUILD/bin/minimax-verify" "$out" --source "$TMPDIR/source" 2>"$TMPDIR/err" && exit 1 # the source's family is unknown to the tree as it is
   grep -q 'E_ARCH.*MiniMaxXForCausalLM' "$TMPDIR/err"
-  "$TMPDIR/b/bin/minimax-verify" "$out" >"$TMPDIR/verified"
+  "$built/bin/minimax-verify" "$out" >"$TMPDIR/verified"
   "$BUILD/bin/minimax-convert" tests/data/tiny-m2 -o "$TMPDIR/m2-$tp" --quant block_fp8 --tp $tp --quiet
   for made in x m2; do
     "$BUILD/bin/minimax-eval" "$TMPDIR/$made-$tp" --ids tests/data/tiny-m2/held-out-ids.json --limit 2 >"$TMPDIR/$made.nll"

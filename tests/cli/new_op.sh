@@ -2,17 +2,11 @@
 # A new op touches two files and the backends: in a copy of the sources, `scale` is declared in runtime/ops.h, called once in runtime/forward.c
 # and done in runtime/cpu/cpu_backend.c. It doubles what the head is given, so every logit is exactly twice what it was, at every cut.
 set -eu
-repo=$PWD
-new=$TMPDIR/tree
-mkdir "$new" "$new/tests" "$TMPDIR/b"
-cp -a Makefile formats quant loader convert runtime "$new"
-for built in formats quant loader convert runtime flags commit libformats.a libquant.a libloader.a libconvert.a; do
-  cp -a "$BUILD/$built" "$TMPDIR/b" # what the op does not touch is not compiled again
-done
+. tests/cli/copied_tree.sh
 # put FILE BEFORE LINE: LINE goes before the line that begins with BEFORE, which FILE has once.
 put() {
   [ "$(grep -c "^ *$2" "$new/$1")" = 1 ]
-  awk -v before="$2" -v line="$3" '{ t = $0; sub(/^ */, "", t) } index(t, before) == 1 { print line } 1' "$repo/$1" >"$new/$1.new"
+  awk -v before="$2" -v line="$3" '{ t = $0; sub(/^ */, "", t) } index(t, before) == 1 { print line } 1' "$1" >"$new/$1.new"
   mv "$new/$1.new" "$new/$1"
 }
 put runtime/ops.h 'bool act_quant; /' '  void (*scale)(mm_backend *b, mm_act x, float by); /* x *= by */'
@@ -25,11 +19,9 @@ awk '/^const mm_ops mm_ops_cpu/ { print "static void cpu_scale(mm_backend *b, mm
 for floor in formats quant loader convert runtime; do diff -rq "$floor" "$new/$floor" || :; done >"$TMPDIR/touched"
 [ "$(wc -l <"$TMPDIR/touched")" = 3 ]
 
-rm -r "$new"/runtime/serve/*.c "$new/runtime/minimax_serve.c" "$TMPDIR/b/runtime/serve" # minimax-eval does without
-grep -rl --include='*.d' -e runtime/ops.h -e runtime/forward.c "$TMPDIR/b" | sed 's/d$/o/' | xargs rm -f # their .d files name another directory
-unset MAKELEVEL MAKEFLAGS MAKEOVERRIDES MFLAGS
-eval=$TMPDIR/b/bin/minimax-eval
-make -s -C "$new" CURDIR="$repo" CUDA=0 BUILD="$TMPDIR/b" "$eval"
+rm -r "$new"/runtime/serve/*.c "$new/runtime/minimax_serve.c" "$built/runtime/serve" "$built/libruntime.a" # minimax-eval does without
+eval=$built/bin/minimax-eval
+remake 'runtime/\(ops.h\|forward.c\)' "$eval"
 
 python3 - "$TMPDIR/ids.safetensors" <<'END'
 import json, struct, sys
@@ -41,7 +33,7 @@ for model in tiny-m1 tiny-m2; do
   for tp in 1 2; do
     out=$TMPDIR/$model-$tp
     "$BUILD/bin/minimax-convert" "tests/data/$model" -o "$out" --quant block_fp8 --tp $tp --quiet
-    "$BUILD/bin/minimax-eval" "$out" --ids-from "$TMPDIR/ids.safetensors" --logits "$out.before.safetensors" --quiet
+    "$BUILD/clang/bin/minimax-eval" "$out" --ids-from "$TMPDIR/ids.safetensors" --logits "$out.before.safetensors" --quiet
     "$eval" "$out" --ids-from "$TMPDIR/ids.safetensors" --logits "$out.after.safetensors" --quiet
     python3 - "$out.before.safetensors" "$out.after.safetensors" <<'END'
 import struct, sys

@@ -2,19 +2,13 @@
 # A scheme is one file and one row: in a copy of the sources, 7-bit integers from quant/int8.c as quant/int7.c and one row of
 # quant/registry.c are enough for every program to know them: converted and cut, verified against the source, run.
 set -eu
-repo=$PWD
-new=$TMPDIR/tree
-mkdir "$new"
-cp -r Makefile formats quant loader convert runtime "$new"
-mkdir "$new/tests"
+. tests/cli/copied_tree.sh
 sed '/uint8_t/!s/int8/int7/g; s/127/63/g; s/ *\.synonym = .*//' quant/int8.c >"$new/quant/int7.c"
 sed 's/ROW(int8)/& ROW(int7)/' quant/registry.c >"$new/quant/registry.c"
-[ "$(diff -rq . "$new" 2>/dev/null | grep -c "tree/quant\|quant/registry.c")" = 2 ]
-cd "$new"
-unset MAKEFLAGS MAKEOVERRIDES MFLAGS
-bin=$TMPDIR/b/bin
-make -s CUDA=0 BUILD="$TMPDIR/b" "$bin/minimax-convert" "$bin/minimax-verify" "$bin/minimax-inspect" "$bin/minimax-eval"
-cd "$repo"
+for floor in formats quant loader convert runtime; do diff -rq "$floor" "$new/$floor" || :; done >"$TMPDIR/touched"
+[ "$(wc -l <"$TMPDIR/touched")" = 2 ]
+bin=$built/bin
+remake quant/registry.c "$bin/minimax-convert" "$bin/minimax-verify" "$bin/minimax-inspect" "$bin/minimax-eval"
 nll() {
   "$bin/minimax-eval" "$1" --ids "tests/data/$model/held-out-ids.json" --limit 2 | sed 's/^nll \([0-9.]*\),.*/\1/'
 }
