@@ -57,6 +57,15 @@ def same_error(model, quant, *options):
     shutil.rmtree(f"{TMP}/packed")
 
 
+def other_format(text):
+    """Whether it is JSON of another format or version."""
+    try:
+        doc = json.loads(text)
+    except ValueError:  # bytes that are no UTF-8 among them
+        return False
+    return isinstance(doc.get("format"), str) and isinstance(doc.get("version"), int) and (doc["format"], doc["version"]) != ("minimax-digests", 1)
+
+
 def damage(rng):
     """A byte changed, a file gone, longer, or one more: each is found; the card may change."""
     path = f"{TMP}/hf"
@@ -67,8 +76,10 @@ def damage(rng):
         at = rng.randrange(len(data))
         for changed in (data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1:], data[:-1], data + b"\n"):
             open(file, "wb").write(changed)
-            line = run("minimax-verify", path, "-q", status=6).stderr
-            assert line.count("\n") == 1 and name in line, line
+            # One byte of the format's name or of its version makes another format: refused as such.
+            other = name == "minimax-digests.json" and other_format(changed)
+            line = run("minimax-verify", path, "-q", status=4 if other else 6).stderr
+            assert line.count("\n") == 1 and name in line and ("E_VERSION" in line) == other, line
         os.remove(file)
         run("minimax-verify", path, "-q", status=3 if name == "minimax-digests.json" else 6)
         open(file, "wb").write(data)
