@@ -42,6 +42,7 @@ row() {
   echo "$word   $1"
 }
 
+mkdir -p "$work" || exit 1
 make_model m2 none --layers "$layers" --experts 256 --vocab 200064
 du -sh "$work/m2"
 for i in 1 2 3 4; do

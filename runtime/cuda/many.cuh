@@ -195,18 +195,17 @@ __device__ __forceinline__ void multiply_tile(float (&acc)[N / 2], many_shared &
             for (int j = 0; j < kWords; j++) now[q * (kPiece / 16) + j / 2][j % 2 * 2 + h] = v[j];
           }
         }
-        if (part == kParts - 1) {
-          if (i == kStepsOf<C> - 1) {
-            __syncwarp();
-            if (lane == 0) barrier_arrive(shared_address(&sh.codes_empty[stage]));
-          }
+        if (part == kParts - 1)
           rows.scales[i].load(w, rows.scale, s + kStepsOf<C>); /* a line ahead: a step is shorter than the way to memory */
-        }
         wgmma_begin();
 #pragma unroll
         for (int k = 0; k < kEach; k++) multiply_held(acc, now[k], operand_after(x, (part * kEach + k) * 32));
         wgmma_commit();
         products_done<1>(a[(i * kParts + part + 1) % 2]);
+        if (part == kParts - 1 && i == kStepsOf<C> - 1) { /* the products have been given what was read of the line: it is all here */
+          __syncwarp();
+          if (lane == 0) barrier_arrive(shared_address(&sh.codes_empty[stage]));
+        }
         if (part == 0 && s > 0 && s % kSlotSteps == 0) release(at - 1);
       }
       if (leads && s == kLead) asm volatile("bar.arrive 1, 256;" ::: "memory");
