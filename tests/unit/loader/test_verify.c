@@ -67,7 +67,7 @@ static void samples(void **state) {
   size_t n;
   char *file = slurp(name, &n);
   file[n - 1] ^= 1; /* in block 1 of 2 */
-  checkpoint_file(dir, name, file, n);
+  put_file_in(dir, name, file, n);
   assert_true(mm_shards_open(&s, dir, &err));
   unsigned found = 0;
   for (uint64_t seed = 0; seed < 64; seed++) found += !mm_verify_sample(&s, 1, seed, 1, MM_IGNORED);
@@ -78,7 +78,7 @@ static void samples(void **state) {
   assert_non_null(strstr(err.text, "v.weight"));
   mm_shards_close(&s);
   file[n - 1] ^= 1;
-  checkpoint_file(dir, name, file, n);
+  put_file_in(dir, name, file, n);
   free(file);
 }
 
@@ -124,19 +124,19 @@ static void companions(void **state) {
   assert_true(mm_pack_open(&p, dir, &err));
   for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
     mm_err e = {0};
-    checkpoint_file(dir, "config.json", bad[i].text, strlen(bad[i].text));
+    put_file_in(dir, "config.json", bad[i].text, strlen(bad[i].text));
     assert_false(mm_verify_files(&p, &e));
     assert_int_equal(e.status, MM_INTEGRITY);
     assert_string_equal(e.code, bad[i].code);
     assert_non_null(strstr(e.text, "config.json"));
   }
-  checkpoint_file(dir, "config.json", "{\"a\": 1}\n", 9);
-  checkpoint_file(dir, MM_SIGNATURE, "", 0);
+  put_file_in(dir, "config.json", "{\"a\": 1}\n", 9);
+  put_file_in(dir, MM_SIGNATURE, "", 0);
   assert_true(mm_verify_files(&p, &err));
   char path[512];
   snprintf(path, sizeof path, "%s/%s", dir, MM_SIGNATURE);
   unlink(path);
-  checkpoint_file(dir, ".more", "", 0);
+  put_file_in(dir, ".more", "", 0);
   assert_false(mm_verify_listing(&p, &err));
   assert_string_equal(err.code, "E_EXTRA");
   snprintf(path, sizeof path, "%s/.more", dir);
