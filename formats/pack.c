@@ -39,6 +39,13 @@ bool mm_pack_covers(const mm_pack *p, const mm_pack_tensor *t, unsigned plane, u
 
 void mm_part_name(char out[64], uint32_t rank, uint32_t part) { snprintf(out, 64, "model-rank-%05u-part-%05u.safetensors", rank, part); }
 
+bool mm_part_named(const char *name) {
+  unsigned rank, part;
+  int end = 0;
+  if (sscanf(name, "model-rank-%9u-part-%9u.safetensors%n", &rank, &part, &end) != 2 || end == 0) return false;
+  return name[end] == 0 || strcmp(name + end, ".zst") == 0;
+}
+
 static const char *const align_word[] = {[MM_ALIGN_SPLIT] = "split", [MM_ALIGN_PAD] = "pad", [MM_ALIGN_ERROR] = "error"};
 
 const char *mm_align_word(mm_align a) { return align_word[a]; }

@@ -133,6 +133,8 @@ mm_own mm_pack_own(const mm_pack *p, const mm_pack_tensor *t, unsigned piece, ui
 bool mm_pack_covers(const mm_pack *p, const mm_pack_tensor *t, unsigned plane, uint32_t rank, uint32_t i, uint32_t j);
 /* "model-rank-00003-part-00001.safetensors" */
 void mm_part_name(char out[64], uint32_t rank, uint32_t part);
+/* Whether this is the name of a part, of whatever rank, or of a part in an archive: with ".zst" behind it. */
+bool mm_part_named(const char *name);
 
 /* Reads and checks DIR/manifest.json: everything a reader relies on (ranges inside extents, cuts of tp entries, cells, pieces
  * that tile the rows, base names, digests, counts). MM_INTEGRITY E_MANIFEST; other versions MM_UNSUPPORTED E_VERSION. */

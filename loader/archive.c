@@ -229,13 +229,9 @@ static mm_archive_totals totals(const mm_archive *a) {
 /* Names that packing or unpacking writes, whatever the checkpoint: a part's, or a companion's of this one. */
 static bool staged(const void *ctx, const char *name) {
   const mm_pack *p = ctx;
-  unsigned rank, part;
-  int end = 0;
-  if (sscanf(name, "model-rank-%9u-part-%9u.safetensors%n", &rank, &part, &end) == 2 && end > 0)
-    return name[end] == 0 || strcmp(name + end, ".zst") == 0;
   for (size_t i = 0; i < p->file_count; i++)
     if (strcmp(name, p->file[i].name) == 0) return true;
-  return strcmp(name, MM_ARCHIVE) == 0 || strcmp(name, MM_MANIFEST) == 0 || strcmp(name, MM_SIGNATURE) == 0;
+  return mm_part_named(name) || strcmp(name, MM_ARCHIVE) == 0 || strcmp(name, MM_MANIFEST) == 0 || strcmp(name, MM_SIGNATURE) == 0;
 }
 
 bool mm_archive_pack(const char *dir, const char *target, int level, unsigned threads, mm_archive_totals *t, mm_err *err) {

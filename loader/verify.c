@@ -128,7 +128,15 @@ static bool is_padding(const mm_pack *p, const mm_pack_tensor *t, unsigned plane
   return !mm_pack_covers(p, t, plane, rank, (uint32_t)(j / across % down), (uint32_t)(j % across));
 }
 
-static bool check_scales(const mm_pack *p, const mm_packed *m, const mm_pack_tensor *t, uint32_t rank, mm_err *err) {
+/* Plane `plane` of a tensor, by the part that holds it. */
+static mm_where plane_at(const mm_shards *s, uint32_t rank, size_t tensor, unsigned plane) {
+  const uint32_t part = s->rank[rank].plane[tensor * MM_PACK_PLANES + plane].part;
+  return mm_at(s->pack.rank[rank].part[part].file, s->pack.tensor[tensor].name);
+}
+
+static bool check_scales(const mm_shards *s, const mm_packed *m, size_t tensor, uint32_t rank, mm_err *err) {
+  const mm_pack *p = &s->pack;
+  const mm_pack_tensor *t = &p->tensor[tensor];
   for (unsigned i = 0; i < t->plane_count; i++) {
     const mm_plane *scales = &m->scheme->plane[i];
     if (!scales->scale) continue;
@@ -136,9 +144,8 @@ static bool check_scales(const mm_pack *p, const mm_packed *m, const mm_pack_ten
     for (uint64_t j = 0; j < count; j++) {
       float v = mm_scale_value(scales->dtype, m->plane[i], j);
       if (mm_scale_allowed(m->scheme, v) || (v == 0 && is_padding(p, t, i, rank, j))) continue;
-      return mm_fail(err, MM_INTEGRITY, "E_SCALE", mm_at(p->rank[rank].part[0].file, t->name),
-                     "found scale %g at element %llu, expected a %s number", (double)v, (unsigned long long)j,
-                     m->scheme->signed_scale ? "finite nonzero" : "positive");
+      return mm_fail(err, MM_INTEGRITY, "E_SCALE", plane_at(s, rank, tensor, i), "found scale %g at element %llu, expected a %s number",
+                     (double)v, (unsigned long long)j, m->scheme->signed_scale ? "finite nonzero" : "positive");
     }
   }
   return true;
@@ -148,10 +155,10 @@ static bool check_tensor(void *ctx, size_t item, unsigned worker, mm_err *err) {
   (void)worker;
   const mm_shards *s = ctx;
   uint32_t rank = (uint32_t)(item / s->pack.tensor_count);
-  const mm_pack_tensor *t = &s->pack.tensor[item % s->pack.tensor_count];
-  if (!mm_pack_holds(&s->pack, t, rank) || !s->rank[rank].plane) return true;
-  mm_packed m = mm_shards_tensor(s, rank, item % s->pack.tensor_count);
-  if (!check_scales(&s->pack, &m, t, rank, err)) return false;
+  const size_t tensor = item % s->pack.tensor_count;
+  if (!mm_pack_holds(&s->pack, &s->pack.tensor[tensor], rank) || !s->rank[rank].plane) return true;
+  mm_packed m = mm_shards_tensor(s, rank, tensor);
+  if (!check_scales(s, &m, tensor, rank, err)) return false;
   uint32_t unit = (uint32_t)mm_min(m.n, mm_max(1, (UINT64_C(1) << 20) / m.k));
   float *row = mm_calloc((size_t)unit * m.k, sizeof *row, err);
   bool ok = row != NULL;
@@ -161,7 +168,7 @@ static bool check_tensor(void *ctx, size_t item, unsigned worker, mm_err *err) {
       mm_unpack(&m, e, (uint32_t)at, rows, row);
       for (size_t i = 0; ok && i < (size_t)rows * m.k; i++)
         if (!isfinite(row[i]))
-          ok = mm_fail(err, MM_INTEGRITY, "E_NONFINITE", mm_at(s->pack.rank[rank].part[0].file, t->name),
+          ok = mm_fail(err, MM_INTEGRITY, "E_NONFINITE", plane_at(s, rank, tensor, 0),
                        "found NaN or infinity in matrix %u, row %zu, column %zu", e, (size_t)at + i / m.k, i % m.k);
     }
   free(row);

@@ -6,12 +6,12 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "formats/option.h"
 #include "formats/output.h"
 #include "formats/pool.h"
 #include "formats/safetensors.h"
 #include "runtime/calibration.h"
 #include "runtime/engine.h"
+#include "runtime/engine_options.h"
 #include "runtime/text/tokenizer.h"
 
 #define IDS_MAX (UINT64_C(1) << 30) /* bytes of --ids, --text and of one ids tensor */
@@ -470,9 +470,7 @@ int main(int argc, char **argv) {
           STR, "act-quant", &a.act_quant, "WORD",
           "round the inputs of linears as their scheme defines, or not: weights alone are quantised then (default on where the device can)",
           .choices = "on|off"),
-      MM_OPTION(STR, "input-dtype", &a.input_dtype, "TYPE",
-                "of inputs of linears that --act-quant leaves as they are (auto: the device's own, f32 on cpu and bf16 on cuda)",
-                .choices = "auto|bf16"),
+      MM_OPTION_INPUT_DTYPE(&a.input_dtype),
       MM_OPTION(STR, "device", &a.device, "NAME", "where to compute (default cpu)", .choices = MM_DEVICES),
       MM_OPTION(U64, "threads", &a.threads, "N", "threads of each rank (default: CPUs divided among the ranks)", .letter = 't', .lo = 1,
                 .hi = 1024),

@@ -7,9 +7,8 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
-#include "formats/option.h"
+#include "runtime/engine_options.h"
 #include "runtime/hold.h"
-#include "runtime/ops.h"
 
 typedef struct hold_args {
   const char *operand[2]; /* DIR, SOCKET */
@@ -132,8 +131,8 @@ int main(int argc, char **argv) {
   hold_args a = {.device = "cuda"};
   const mm_option options[] = {
       MM_OPTION(STR, "device", &a.device, "NAME", "where to keep them (cuda)", .choices = MM_DEVICES),
-      MM_OPTION(STR, "devices", &a.devices, "LIST", "numbers of the GPUs, one for each rank (0,1,2,...)"),
-      MM_FLAG("verify-on-load", &a.verify, "check the digests of all weights while they are loaded"),
+      MM_OPTION_DEVICES(&a.devices),
+      MM_OPTION_VERIFY(&a.verify),
       MM_FLAG("json", &a.json, "one JSON object when the weights are there; errors as JSON"),
       MM_FLAG("quiet", &a.quiet, "nothing on stderr but errors", .letter = 'q'),
   };

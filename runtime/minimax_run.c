@@ -4,9 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "formats/option.h"
 #include "formats/pool.h"
 #include "runtime/engine.h"
+#include "runtime/engine_options.h"
 #include "runtime/load_bar.h"
 #include "runtime/talk.h"
 #include "runtime/text/ends.h"
@@ -476,21 +476,17 @@ int main(int argc, char **argv) {
       MM_OPTION(REAL, "presence-penalty", &a.presence, "X", "subtract X from logits of tokens that the answer holds (0)"),
       MM_OPTION(REAL, "frequency-penalty", &a.frequency, "X", "the same for each time that it holds them (0)"),
       MM_OPTION(U64, "seed", &a.seed, "N", "of the draws (0)"),
-      MM_OPTION(STR, "device", &a.device, "NAME", "where to compute, cpu unless given", .choices = MM_DEVICES),
-      MM_OPTION(STR, "devices", &a.devices, "LIST", "numbers of the GPUs, one for each rank (0,1,2,...)"),
-      MM_OPTION(STR, "attach", &a.attach, "SOCKET", "use the weights that minimax-hold keeps on the GPUs"),
+      MM_OPTION_DEVICE(&a.device),
+      MM_OPTION_DEVICES(&a.devices),
+      MM_OPTION_ATTACH(&a.attach),
       MM_OPTION(STR, "act-quant", &a.act_quant, "WORD",
                 "round the inputs of linears as their scheme defines, or not: weights alone are quantised then (on where the device can, "
                 "else off)",
                 .choices = "on|off"),
-      MM_OPTION(STR, "input-dtype", &a.input_dtype, "TYPE",
-                "of inputs of linears that --act-quant leaves as they are (auto: the device's own, f32 on cpu and bf16 on cuda)",
-                .choices = "auto|bf16"),
-      MM_OPTION(STR, "kv-cache-dtype", &a.kv, "TYPE",
-                "of cached keys and values, fp8 on cuda: e4m3 (auto: the device's own, f32 on cpu and bf16 on cuda)",
-                .choices = "auto|bf16|fp8"),
-      MM_OPTION(U64, "threads", &a.threads, "N", "CPU threads per rank (CPUs / ranks)", .letter = 't', .lo = 1, .hi = 1024),
-      MM_FLAG("verify-on-load", &a.verify, "check the digests of all weights while they are loaded"),
+      MM_OPTION_INPUT_DTYPE(&a.input_dtype),
+      MM_OPTION_KV_CACHE(&a.kv),
+      MM_OPTION_THREADS(&a.threads),
+      MM_OPTION_VERIFY(&a.verify),
       MM_FLAG("verbose", &a.verbose, "say how each file was read, and what took how long", .letter = 'v'),
       MM_FLAG("json", &a.json, "the answer and what it took as one JSON object at the end; errors as JSON"),
       MM_FLAG("quiet", &a.quiet, "no bar and no summary on stderr", .letter = 'q'),

@@ -6,8 +6,8 @@
 #include <sys/resource.h>
 #include <time.h>
 
-#include "formats/option.h"
 #include "loader/companions.h"
+#include "runtime/engine_options.h"
 #include "runtime/load_bar.h"
 #include "runtime/serve/config_file.h"
 #include "runtime/serve/loading.h"
@@ -295,19 +295,15 @@ int main(int argc, char **argv) {
       MM_OPTION(STR, "chat-format", &a.load.chat_format, "NAME", "how conversations are rendered (as the checkpoint's template does)",
                 .choices = MM_CHAT_FORMATS),
       MM_FLAG("trust-user-tokens", &a.trust_user, "control tokens that users spell are not text"),
-      MM_OPTION(STR, "device", &a.load.device, "NAME", "where to compute, cpu unless given", .choices = MM_DEVICES),
-      MM_OPTION(STR, "devices", &a.load.devices, "LIST", "numbers of the GPUs, one for each rank (0,1,2,...)"),
-      MM_FLAG("verify-on-load", &a.load.verify, "check the digests of all weights while they are loaded"),
-      MM_OPTION(STR, "attach", &a.load.attach, "SOCKET", "use the weights that minimax-hold keeps on the GPUs"),
+      MM_OPTION_DEVICE(&a.load.device),
+      MM_OPTION_DEVICES(&a.load.devices),
+      MM_OPTION_VERIFY(&a.load.verify),
+      MM_OPTION_ATTACH(&a.load.attach),
       MM_OPTION(STR, "act-quant", &a.load.act_quant, "WORD",
                 "round the inputs of linears as their scheme defines, or not (on where the device can, else off)", .choices = "on|off"),
-      MM_OPTION(STR, "input-dtype", &a.input_dtype, "TYPE",
-                "of inputs of linears that --act-quant leaves as they are (auto: the device's own, f32 on cpu and bf16 on cuda)",
-                .choices = "auto|bf16"),
-      MM_OPTION(STR, "kv-cache-dtype", &a.kv, "TYPE",
-                "of cached keys and values, fp8 on cuda: e4m3 (auto: the device's own, f32 on cpu and bf16 on cuda)",
-                .choices = "auto|bf16|fp8"),
-      MM_OPTION(U64, "threads", &a.load.threads, "N", "CPU threads per rank (CPUs / ranks)", .letter = 't', .lo = 1, .hi = 1024),
+      MM_OPTION_INPUT_DTYPE(&a.input_dtype),
+      MM_OPTION_KV_CACHE(&a.kv),
+      MM_OPTION_THREADS(&a.load.threads),
       MM_FLAG("ignore-generation-config", &a.load.own_defaults,
               "defaults are temperature 1 and top_p 1, not those of generation_config.json"),
       MM_OPTION(STR, "log-format", &a.log_format, "WORD", "of the lines on stderr (text)", .choices = "text|json"),

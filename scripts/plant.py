@@ -137,7 +137,8 @@ class Test:
 def tests_of(root, check):
     def listed(*targets):
         said = subprocess.run(["make", "-n", "CUDA=0", *targets], cwd=root, capture_output=True, text=True, check=True).stdout
-        return re.findall(r"scripts/test\.sh check/(\S+) ", said)
+        found = re.findall(r"scripts/test\.sh check/(\S+) ", said)  # builds by other compilers among them
+        return [n for n in found if any(os.path.isfile(os.path.join(root, "tests", n + end)) for end in ("", ".c"))]
     quick = listed("quick")
     others = [n for n in listed("unit", "model", "cli") if n not in quick] if check else []
     return [Test(root, n, True) for n in quick] + [Test(root, n, False) for n in others]

@@ -123,11 +123,7 @@ static DIR *list(int dir, const char *path, const char *what, mm_err *err) {
 /* A name that a conversion writes, whatever its options. */
 static bool is_staged(const void *ctx, const char *name) {
   const mm_writer *w = ctx;
-  unsigned rank, part;
-  int end = 0;
-  if (sscanf(name, "model-rank-%9u-part-%9u.safetensors%n", &rank, &part, &end) == 2 && end > 0)
-    return name[end] == 0 || strcmp(name + end, ".zst") == 0;
-  return in_unsharded(NULL, name) || strcmp(name, MM_MANIFEST) == 0 || strcmp(name, MM_ARCHIVE) == 0 ||
+  return mm_part_named(name) || in_unsharded(NULL, name) || strcmp(name, MM_MANIFEST) == 0 || strcmp(name, MM_ARCHIVE) == 0 ||
          (w->o.baked && strcmp(name, w->o.baked) == 0);
 }
 

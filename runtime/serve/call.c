@@ -87,16 +87,9 @@ void mm_call_error(const mm_call *c, int status, const char *param, const char *
   mm_text_put(out, "{\"error\":{\"message\":");
   mm_text_quote_string(out, text);
   mm_text_printf(out, ",\"type\":\"%s\",\"param\":", openai_type(status));
-  if (param && *param)
-    mm_text_quote_string(out, param);
-  else
-    mm_text_put(out, "null");
-  const char *code = c->code ? c->code : openai_code(status);
+  mm_text_quote_or_null(out, param && *param ? param : NULL);
   mm_text_put(out, ",\"code\":");
-  if (code)
-    mm_text_quote_string(out, code);
-  else
-    mm_text_put(out, "null");
+  mm_text_quote_or_null(out, c->code ? c->code : openai_code(status));
   mm_text_put(out, "}}");
 }
 

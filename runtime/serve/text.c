@@ -64,6 +64,13 @@ void mm_text_quote(mm_text *t, const char *bytes, size_t n) {
 
 void mm_text_quote_string(mm_text *t, const char *string) { mm_text_quote(t, string, strlen(string)); }
 
+void mm_text_quote_or_null(mm_text *t, const char *string) {
+  if (string)
+    mm_text_quote_string(t, string);
+  else
+    mm_text_put(t, "null");
+}
+
 void mm_text_real(mm_text *t, double x) {
   char text[32];
   if (!isfinite(x)) {

@@ -17,6 +17,8 @@ void mm_text_printf(mm_text *t, const char *fmt, ...) MM_PRINTF(2, 3);
 /* A JSON string of n bytes, quotes included; what is not UTF-8 becomes U+FFFD. */
 void mm_text_quote(mm_text *t, const char *bytes, size_t n);
 void mm_text_quote_string(mm_text *t, const char *string);
+/* The same, null where string is NULL. */
+void mm_text_quote_or_null(mm_text *t, const char *string);
 /* A JSON number with as many digits as tell it from others; null where it is not finite. */
 void mm_text_real(mm_text *t, double x);
 /* Empties it and keeps its memory. */

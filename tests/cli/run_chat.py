@@ -67,6 +67,18 @@ def others(packed):
                          (2, ("--chat-format", "minimax-m1", "--max-model-len", "16", "-p", "x " * 40)), (2, ("--chat-format", "minimax-m1", "--stop", "", "-p", "x"))):
         out, err = chat(packed, *args, status=status)
         assert out == "" and err.count("\n") == 1 and "minimax-run: error: E_" in err, (args, out, err)
+    # A reply that cannot be written ends the conversation, though more lines may come.
+    with open("/dev/full", "wb") as full:
+        child = subprocess.Popen([f"{BIN}/minimax-run", packed, "--chat", "--chat-format", "minimax-m1", "-n", "4", "-q"],
+                                 stdin=subprocess.PIPE, stdout=full, stderr=subprocess.PIPE)
+    child.stdin.write(b"x\n")
+    child.stdin.flush()
+    try:
+        assert child.wait(30) == 5, child.returncode
+    finally:
+        child.kill()
+    said = child.stderr.read()
+    assert said.startswith(b"minimax-run: error: E_IO: stdout: "), said
     done = subprocess.run([f"{BIN}/minimax-run", packed, "--system", "x", "-p", "x"], capture_output=True)
     assert done.returncode == 2 and b"--chat" in done.stderr, done
 

@@ -18,6 +18,7 @@
 
 #include "convert/plan/plan.h"
 #include "convert/source/decode.h"
+#include "tests/unit/put_file.h"
 
 enum { HIDDEN = 10, HEADS = 2, KV_HEADS = 1, HEAD_DIM = 4, EXPERTS = 3, INTER = 6, VOCAB = 12 };
 
@@ -189,13 +190,6 @@ MM_PRINTF(3, 4) static inline void src_config(source *s, const char *old, const 
   snprintf(s->config + n, sizeof text - n, "%s", text + (at - s->config) + strlen(old));
 }
 
-static inline void src_put(const char *path, const void *bytes, size_t n) {
-  FILE *f = fopen(path, "wb");
-  if (!f) fail_msg("cannot make %s", path);
-  assert_int_equal(fwrite(bytes, 1, n, f), n);
-  assert_int_equal(fclose(f), 0);
-}
-
 /* The JSON header of a shard; free() it. */
 static inline char *src_header(const source *s, int shard, size_t *n) {
   char *header = NULL;
@@ -252,8 +246,8 @@ static inline void src_write_index(const source *s) {
 /* Writes root/src: config, index, shards that the file table names. */
 static inline void src_write(const source *s) {
   assert_int_equal(mkdir(src_path(s, "src"), 0755), 0);
-  src_put(src_path(s, "src/config.json"), s->config, strlen(s->config));
-  src_put(src_path(s, "src/tokenizer.json"), "{}", 2);
+  put_file(src_path(s, "src/config.json"), s->config, strlen(s->config));
+  put_file(src_path(s, "src/tokenizer.json"), "{}", 2);
   for (size_t i = 0; i < s->file_count; i++) {
     char name[300];
     snprintf(name, sizeof name, "src/%s", s->file[i]);
@@ -262,7 +256,7 @@ static inline void src_write(const source *s) {
   if (!s->index)
     src_write_index(s);
   else if (*s->index)
-    src_put(src_path(s, "src/model.safetensors.index.json"), s->index, strlen(s->index));
+    put_file(src_path(s, "src/model.safetensors.index.json"), s->index, strlen(s->index));
 }
 
 static inline int src_unlink(const char *path, const struct stat *st, int type, struct FTW *ftw) {

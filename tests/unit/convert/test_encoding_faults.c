@@ -275,7 +275,7 @@ static void test_configuration_files(void **state) {
     src_write(s);
     char path[64];
     snprintf(path, sizeof path, "src/%s", row[i].file);
-    src_put(src_path(s, path), row[i].text, strlen(row[i].text));
+    put_file(src_path(s, path), row[i].text, strlen(row[i].text));
     src_options o = {.depth = SRC_READ, .quant = "f32"};
     if (row[i].code)
       src_refused(s, o, row[i].text, row[i].code[4] == 'M' || row[i].code[4] == 'T' ? MM_UNSUPPORTED : MM_BAD_INPUT, row[i].code,

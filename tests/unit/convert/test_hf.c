@@ -32,7 +32,7 @@ static void test_whole(void **state) {
   /* Files that the index does not name are nobody's business, nor is their count in the names. */
   FRESH(s) {
     src_write(s);
-    src_put(src_path(s, "src/other.safetensors"), "junk", 4);
+    put_file(src_path(s, "src/other.safetensors"), "junk", 4);
     ACCEPTED("a stranger");
   }
 }
@@ -68,11 +68,11 @@ static void test_wrong_files(void **state) {
   FRESH(s) {
     static const char pointer[] = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n";
     src_write(s);
-    src_put(src_path(s, shard1), pointer, strlen(pointer));
+    put_file(src_path(s, shard1), pointer, strlen(pointer));
     REFUSED(SRC_OPEN, "A06", "E_NOT_ST", "git lfs pull");
-    src_put(src_path(s, shard1), "", 0);
+    put_file(src_path(s, shard1), "", 0);
     REFUSED(SRC_OPEN, "A01", "E_PREFIX", shard1);
-    src_put(src_path(s, shard2), pointer, strlen(pointer));
+    put_file(src_path(s, shard2), pointer, strlen(pointer));
     for (int i = 0; i < 100; i++) REFUSED(SRC_OPEN, "A01", "E_PREFIX", shard1); /* the first of two, whatever thread is first */
   }
 }
@@ -322,7 +322,7 @@ static void test_descriptors(void **state) {
     int n = snprintf(text + 8, sizeof text - 8, "{\"model.layers.%zu.x\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", i);
     memcpy(text, &(uint64_t){(uint64_t)n}, 8);
     snprintf(path, sizeof path, "src/%s", names[i]);
-    src_put(src_path(s, path), text, (size_t)n + 9);
+    put_file(src_path(s, path), text, (size_t)n + 9);
   }
   FILE *f = fopen(src_path(s, "src/" MM_INDEX_NAME), "wb");
   fputs("{\"weight_map\":{", f);

@@ -111,12 +111,12 @@ static void test_index_text(void **state) {
     src_write(s);
     ACCEPTED("B06: a wrong total_size does not matter where the headers are there");
     memset(deep, '[', sizeof deep - 1);
-    src_put(src_path(s, "src/" MM_INDEX_NAME), deep, sizeof deep - 1);
+    put_file(src_path(s, "src/" MM_INDEX_NAME), deep, sizeof deep - 1);
     REFUSED(SRC_OPEN, "B07", "E_JSON", MM_INDEX_NAME);
     memcpy(deep, "{\"a\":", 5);
-    src_put(src_path(s, "src/" MM_INDEX_NAME), deep, sizeof deep - 1);
+    put_file(src_path(s, "src/" MM_INDEX_NAME), deep, sizeof deep - 1);
     REFUSED(SRC_OPEN, "B07", "E_JSON", MM_INDEX_NAME);
-    src_put(src_path(s, "src/" MM_INDEX_NAME), "", 0);
+    put_file(src_path(s, "src/" MM_INDEX_NAME), "", 0);
     REFUSED(SRC_OPEN, "B07", "E_JSON", MM_INDEX_NAME);
     assert_int_equal(truncate(src_path(s, "src/" MM_INDEX_NAME), 200 << 20), 0);
     REFUSED(SRC_OPEN, "B07", "E_LIMIT", MM_INDEX_NAME);

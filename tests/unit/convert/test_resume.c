@@ -171,7 +171,7 @@ static void test_leftovers(void **state) {
   expect(run(s, "out", (asked){.force = true}, &err), MM_OK, &err, "");
   assert_same(src_path(s, "whole"), src_path(s, "out"));
   assert_int_equal(mkdir(src_path(s, "theirs"), 0777), 0);
-  src_put(src_path(s, "theirs/file"), "x", 1);
+  put_file(src_path(s, "theirs/file"), "x", 1);
   expect(run(s, "theirs", (asked){.force = true}, &err), MM_USAGE, &err, "E_OUTPUT");
   assert_true(there(s, "theirs/file"));
   expect(run(s, "src/inside", (asked){0}, &err), MM_USAGE, &err, "lies in the source");

@@ -513,6 +513,19 @@ static void test_shapes_and_names(void **state) {
   assert_string_equal(mm_shape_text(&s, shape, sizeof shape), "[3, 17]");
   mm_part_name(name, 3, 1);
   assert_string_equal(name, "model-rank-00003-part-00001.safetensors");
+  assert_true(mm_part_named(name));
+  assert_true(mm_part_named("model-rank-00000-part-00012.safetensors.zst"));
+  static const char *const others[] = {"model-rank-00003-part-00001.safetensors.zs",
+                                       "model-rank-00003-part-00001.safetensors.zst.zst",
+                                       "model-rank-00003-part-00001.safetensors~",
+                                       "model-rank-00003-part-00001.safetensor",
+                                       "model-rank-00003-part-x.safetensors",
+                                       "model-rank-00003.safetensors",
+                                       "amodel-rank-00003-part-00001.safetensors",
+                                       ".safetensors",
+                                       ""};
+  for (size_t i = 0; i < COUNT(others); i++)
+    if (mm_part_named(others[i])) fail_msg("%s", others[i]);
 }
 
 static void test_open(void **state) {

@@ -10,15 +10,8 @@
 
 #include "formats/pack.h"
 #include "formats/safetensors.h"
-
-static void checkpoint_file(const char *dir, const char *name, const void *bytes, size_t n) {
-  char path[512];
-  snprintf(path, sizeof path, "%s/%s", dir, name);
-  FILE *f = fopen(path, "wb");
-  assert_non_null(f);
-  assert_int_equal(fwrite(bytes, 1, n, f), n);
-  assert_int_equal(fclose(f), 0);
-}
+#include "tests/unit/loader/small_model.h"
+#include "tests/unit/put_file.h"
 
 /* "a.weight" bf16 [1024, 4500], "f.weight" block_fp8 [1100, 3900], "v.weight" f32 [700000]. */
 static mm_pack_tensor checkpoint_tensor[3] = {{.name = "a.weight",
@@ -64,19 +57,14 @@ static void checkpoint_part(const char *dir, uint32_t index, mm_st_tensor *t, si
   const mm_digest plan = {{0x5a}};
   mm_digest_hex(&plan, zeros);
   snprintf(number, sizeof number, "%u", index);
-  const struct mm_st_meta meta[] = {{"format", MM_PACK_FORMAT}, {"version", "1"}, {"rank", "0"}, {"tp", "1"},
-                                    {"part", number},           {"plan", zeros}};
-  mm_err err = {0};
   size_t n;
-  uint8_t *header = mm_st_header(t, count, meta, 6, 4096, &n, &err);
-  assert_non_null(header);
-  uint64_t size = t[count - 1].offset + t[count - 1].bytes;
-  uint8_t *bytes = malloc(size);
+  uint64_t size;
+  uint8_t *header = small_header(t, count, "1", "0", "1", number, zeros, &n, &size), *bytes = malloc(size);
   memcpy(bytes, header, n);
   for (size_t i = 0; i < count; i++) checkpoint_values(bytes + t[i].offset, t[i].bytes, mm_dtype_size(t[i].dtype), seed);
   char name[64];
   mm_part_name(name, 0, index);
-  checkpoint_file(dir, name, bytes, size);
+  put_file_in(dir, name, bytes, size);
   *out = (mm_part){.file = strdup(name), .size = size, .block_count = mm_hash_blocks(size)};
   out->block = calloc(out->block_count, sizeof(mm_digest));
   for (size_t b = 0; b < out->block_count; b++)
@@ -100,7 +88,7 @@ static void checkpoint_write(const char *dir) {
                            {.name = "v.weight", .dtype = MM_F32, .shape = mm_shape1(700000)}};
   checkpoint_part(dir, 0, first, 1, &part[0], &seed);
   checkpoint_part(dir, 1, second, 3, &part[1], &seed);
-  checkpoint_file(dir, companion.name, config, sizeof config - 1);
+  put_file_in(dir, companion.name, config, sizeof config - 1);
   companion.sha256 = mm_sha256(config, sizeof config - 1);
   mm_pack pack = {.tool = "test",
                   .quant = "none",
@@ -116,26 +104,10 @@ static void checkpoint_write(const char *dir) {
                   .file_count = 1,
                   .file = &companion,
                   .plan = {{0x5a}}};
-  pack.model = (mm_model){.architecture = "Test",
-                          .family = MM_FAMILY_M2,
-                          .hidden = 8,
-                          .layers = 1,
-                          .heads = 2,
-                          .kv_heads = 1,
-                          .head_dim = 4,
-                          .rotary_dim = 2,
-                          .experts = 2,
-                          .top_k = 1,
-                          .intermediate = 8,
-                          .vocab = 8,
-                          .max_positions = 16,
-                          .rope_theta = 10,
-                          .norm_eps = 1,
-                          .lightning_norm_eps = 1,
-                          .attn = {MM_ATTN_FULL}};
+  pack.model = small_model(8, 8);
   char *text = mm_pack_text(&pack, &err);
   if (!text) fail_msg("%s", err.text);
-  checkpoint_file(dir, MM_MANIFEST, text, text ? strlen(text) : 0);
+  put_file_in(dir, MM_MANIFEST, text, text ? strlen(text) : 0);
   free(text);
   for (unsigned i = 0; i < 2; i++) free((char *)(uintptr_t)part[i].file), free(part[i].block);
 }

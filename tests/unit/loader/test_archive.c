@@ -29,13 +29,6 @@ static char *slurp(const char *path, size_t *n) {
   return text;
 }
 
-static void put(const char *path, const void *bytes, size_t n) {
-  FILE *f = fopen(path, "wb");
-  assert_non_null(f);
-  assert_int_equal(fwrite(bytes, 1, n, f), n);
-  assert_int_equal(fclose(f), 0);
-}
-
 static unsigned remove_dir(const char *dir) {
   unsigned count = 0;
   DIR *d = opendir(dir);
@@ -181,10 +174,10 @@ static void table_mutations(void **state) {
     char *from = strstr(table, bad[i].old), changed[2048];
     assert_non_null(from);
     int k = snprintf(changed, sizeof changed, "%.*s%s%s", (int)(from - table), table, bad[i].new, from + strlen(bad[i].old));
-    put(AT("packed/" MM_ARCHIVE), changed, (size_t)k);
+    put_file(AT("packed/" MM_ARCHIVE), changed, (size_t)k);
     expect_refusal(bad[i].status, bad[i].code, bad[i].says);
   }
-  put(AT("packed/" MM_ARCHIVE), table, n);
+  put_file(AT("packed/" MM_ARCHIVE), table, n);
   free(table);
 }
 
@@ -199,31 +192,31 @@ static void file_mutations(void **state) {
   const char *path = AT("packed/model-rank-00000-part-00001.safetensors.zst");
   size_t n, m;
   char *file = slurp(path, &n), *copy = malloc(n + 1), *other = slurp(AT("packed/model-rank-00000-part-00000.safetensors.zst"), &m);
-  put(path, file, n - 1);
+  put_file(path, file, n - 1);
   expect_refusal(MM_INTEGRITY, "E_SIZE", "part-00001.safetensors.zst: found");
   memcpy(copy, file, n), copy[n] = 0;
-  put(path, copy, n + 1);
+  put_file(path, copy, n + 1);
   expect_refusal(MM_INTEGRITY, "E_SIZE", "part-00001.safetensors.zst: found");
   memcpy(copy, file, n), copy[first + n / 3] ^= 4;
-  put(path, copy, n);
+  put_file(path, copy, n);
   mm_archive_totals t;
   assert_false(mm_archive_unpack(AT("packed"), AT("out"), 2, &t, &err));
   assert_int_equal(err.status, MM_INTEGRITY);
   assert_non_null(strstr(err.text, "part-00001.safetensors.zst: block 1: offset "));
   nothing_new();
   memcpy(copy, file + n - m % n, m % n);
-  put(path, copy, n);
+  put_file(path, copy, n);
   expect_refusal(MM_INTEGRITY, "E_FRAME", "part-00001.safetensors.zst: block 0: offset 0");
   unlink(path);
   expect_refusal(MM_INTEGRITY, "E_FS_MISSING", "part-00001.safetensors.zst");
   assert_int_equal(mkfifo(path, 0600), 0);
   expect_refusal(MM_INTEGRITY, "E_FS_TYPE", "part-00001.safetensors.zst");
   unlink(path);
-  put(path, file, n);
-  put(AT("packed/config.json"), "{\"a\": 2}\n", 9);
+  put_file(path, file, n);
+  put_file(AT("packed/config.json"), "{\"a\": 2}\n", 9);
   expect_refusal(MM_INTEGRITY, "E_DIGEST", "config.json");
-  put(AT("packed/config.json"), "{\"a\": 1}\n", 9);
-  put(AT("packed/readme"), "x", 1);
+  put_file(AT("packed/config.json"), "{\"a\": 1}\n", 9);
+  put_file(AT("packed/readme"), "x", 1);
   expect_refusal(MM_INTEGRITY, "E_EXTRA", "packed/readme");
   unlink(AT("packed/readme"));
   free(other), free(file), free(copy);
@@ -245,11 +238,11 @@ static void swapped_blocks(void **state) {
   char *from = strstr(table, old);
   assert_non_null(from);
   int len = snprintf(changed, sizeof changed, "%.*s[[%u,2],[%u,2]%s", (int)(from - table), table, second, first, from + strlen(old));
-  put(path, copy, n);
-  put(AT("packed/" MM_ARCHIVE), changed, (size_t)len);
+  put_file(path, copy, n);
+  put_file(AT("packed/" MM_ARCHIVE), changed, (size_t)len);
   expect_refusal(MM_INTEGRITY, "E_DIGEST", "part-00000.safetensors.zst: block 0: offset 0: found other contents");
-  put(path, file, n);
-  put(AT("packed/" MM_ARCHIVE), table, k);
+  put_file(path, file, n);
+  put_file(AT("packed/" MM_ARCHIVE), table, k);
   mm_archive_close(&a);
   free(file), free(copy), free(table);
 }
@@ -265,7 +258,7 @@ static void pack_refuses(void **state) {
   size_t n;
   char *file = slurp(path, &n);
   file[n - 100] ^= 1;
-  put(path, file, n);
+  put_file(path, file, n);
   err = (mm_err){0};
   assert_false(mm_archive_pack(AT("in"), AT("out"), 1, 4, &t, &err));
   assert_int_equal(err.status, MM_INTEGRITY);
@@ -274,7 +267,7 @@ static void pack_refuses(void **state) {
   assert_non_null(strstr(err.text, "v.weight"));
   nothing_new();
   file[n - 100] ^= 1;
-  put(path, file, n);
+  put_file(path, file, n);
   free(file);
 }
 

@@ -15,6 +15,8 @@
 
 #include "formats/safetensors.h"
 #include "loader/shards.h"
+#include "tests/unit/loader/small_model.h"
+#include "tests/unit/put_file.h"
 
 /* One part file before it is written. */
 typedef struct part {
@@ -68,23 +70,7 @@ static void describe(checkpoint *c) {
                       .tensor = c->tensor,
                       .cut_count = 3,
                       .cut = cuts};
-  c->pack.model = (mm_model){.architecture = "Test",
-                             .family = MM_FAMILY_M2,
-                             .hidden = 6,
-                             .layers = 1,
-                             .heads = 2,
-                             .kv_heads = 1,
-                             .head_dim = 4,
-                             .rotary_dim = 2,
-                             .experts = 2,
-                             .top_k = 1,
-                             .intermediate = 384,
-                             .vocab = 8,
-                             .max_positions = 16,
-                             .rope_theta = 10,
-                             .norm_eps = 1,
-                             .lightning_norm_eps = 1,
-                             .attn = {MM_ATTN_FULL}};
+  c->pack.model = small_model(6, 384);
   memset(c->pack.plan.byte, 0x5a, sizeof c->pack.plan.byte);
 }
 
@@ -111,30 +97,16 @@ static void describe_parts(checkpoint *c) {
 /* The bytes of a file differ everywhere: byte i of part `p` of rank `r`. No E4M3 NaN, no bf16 or f32 beyond what is finite. */
 static uint8_t byte_at(unsigned r, unsigned p, uint64_t i) { return (uint8_t)((i * 7 + i / 251 + r * 31 + p * 13) % 60 + 1); }
 
-static void put_file(const char *dir, const char *name, const void *bytes, size_t n) {
-  char path[512];
-  snprintf(path, sizeof path, "%s/%s", dir, name);
-  FILE *f = fopen(path, "wb");
-  assert_non_null(f);
-  assert_int_equal(fwrite(bytes, 1, n, f), n);
-  assert_int_equal(fclose(f), 0);
-}
-
 static void write_part(checkpoint *c, unsigned r, unsigned i, mm_part *out) {
   part *p = &c->part[r][i];
-  const struct mm_st_meta meta[] = {{"format", MM_PACK_FORMAT}, {"version", p->version}, {"rank", p->rank}, {"tp", p->tp},
-                                    {"part", p->index},         {"plan", p->plan}};
-  mm_err err = {0};
   size_t n;
-  uint8_t *header = mm_st_header(p->tensor, p->count, meta, 6, 4096, &n, &err);
-  assert_non_null(header);
-  uint64_t size = p->tensor[p->count - 1].offset + p->tensor[p->count - 1].bytes;
-  uint8_t *bytes = malloc(size + 64);
+  uint64_t size;
+  uint8_t *header = small_header(p->tensor, p->count, p->version, p->rank, p->tp, p->index, p->plan, &n, &size), *bytes = malloc(size + 64);
   memcpy(bytes, header, n);
   for (uint64_t k = n; k < size + 64; k++) bytes[k] = byte_at(r, i, k - n);
   char name[64];
   mm_part_name(name, r, i);
-  if (!p->absent) put_file(c->dir, name, bytes, (size_t)((long)size + p->grow));
+  if (!p->absent) put_file_in(c->dir, name, bytes, (size_t)((long)size + p->grow));
   *out = (mm_part){.file = strdup(name), .size = size, .block_count = 1, .block = calloc(1, sizeof(mm_digest))};
   *out->block = mm_sha256(bytes, size);
   out->root = mm_hash_root(out->block, 1);
@@ -152,7 +124,7 @@ static void write_checkpoint(checkpoint *c) {
   c->pack.rank = rank;
   char *text = mm_pack_text(&c->pack, &err);
   if (!text) fail_msg("%s", err.text);
-  put_file(c->dir, MM_MANIFEST, text, strlen(text));
+  put_file_in(c->dir, MM_MANIFEST, text, strlen(text));
   free(text);
   for (unsigned r = 0; r < 2; r++)
     for (unsigned i = 0; i < 2; i++) free((char *)(uintptr_t)parts[r][i].file), free(parts[r][i].block);

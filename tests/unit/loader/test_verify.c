@@ -67,7 +67,7 @@ static void samples(void **state) {
   size_t n;
   char *file = slurp(name, &n);
   file[n - 1] ^= 1; /* in block 1 of 2 */
-  checkpoint_file(dir, name, file, n);
+  put_file_in(dir, name, file, n);
   assert_true(mm_shards_open(&s, dir, &err));
   unsigned found = 0;
   for (uint64_t seed = 0; seed < 64; seed++) found += !mm_verify_sample(&s, 1, seed, 1, MM_IGNORED);
@@ -78,8 +78,38 @@ static void samples(void **state) {
   assert_non_null(strstr(err.text, "v.weight"));
   mm_shards_close(&s);
   file[n - 1] ^= 1;
-  checkpoint_file(dir, name, file, n);
+  put_file_in(dir, name, file, n);
   free(file);
+}
+
+/* The first scale of "f.weight", which part 1 holds, is no number of its own; then a code of "v.weight" is none. Each error names the part.
+ */
+static void numbers_by_part(void **state) {
+  (void)state;
+  static const char name[] = "model-rank-00000-part-00001.safetensors";
+  size_t n;
+  char *file = slurp(name, &n), *copy = malloc(n);
+  mm_shards s;
+  mm_err err = {0};
+  assert_true(mm_shards_open(&s, dir, &err));
+  const uint64_t scale = s.rank[0].plane[1 * MM_PACK_PLANES + 1].offset, number = s.rank[0].plane[2 * MM_PACK_PLANES].offset;
+  mm_shards_close(&s);
+  for (int which = 0; which < 2; which++) {
+    static const uint8_t zero[4], nan[4] = {0, 0, 0xc0, 0x7f};
+    err = (mm_err){0};
+    memcpy(copy, file, n);
+    memcpy(copy + (which ? number : scale), which ? nan : zero, 4);
+    put_file_in(dir, name, copy, n);
+    assert_true(mm_shards_open(&s, dir, &err));
+    assert_false(mm_verify_numbers(&s, 1, &err));
+    assert_int_equal(err.status, MM_INTEGRITY);
+    assert_string_equal(err.code, which ? "E_NONFINITE" : "E_SCALE");
+    assert_non_null(strstr(err.text, name));
+    assert_non_null(strstr(err.text, which ? "v.weight" : "f.weight"));
+    mm_shards_close(&s);
+  }
+  put_file_in(dir, name, file, n);
+  free(file), free(copy);
 }
 
 static void refused(const char *text, size_t n, const char *what) {
@@ -124,19 +154,19 @@ static void companions(void **state) {
   assert_true(mm_pack_open(&p, dir, &err));
   for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
     mm_err e = {0};
-    checkpoint_file(dir, "config.json", bad[i].text, strlen(bad[i].text));
+    put_file_in(dir, "config.json", bad[i].text, strlen(bad[i].text));
     assert_false(mm_verify_files(&p, &e));
     assert_int_equal(e.status, MM_INTEGRITY);
     assert_string_equal(e.code, bad[i].code);
     assert_non_null(strstr(e.text, "config.json"));
   }
-  checkpoint_file(dir, "config.json", "{\"a\": 1}\n", 9);
-  checkpoint_file(dir, MM_SIGNATURE, "", 0);
+  put_file_in(dir, "config.json", "{\"a\": 1}\n", 9);
+  put_file_in(dir, MM_SIGNATURE, "", 0);
   assert_true(mm_verify_files(&p, &err));
   char path[512];
   snprintf(path, sizeof path, "%s/%s", dir, MM_SIGNATURE);
   unlink(path);
-  checkpoint_file(dir, ".more", "", 0);
+  put_file_in(dir, ".more", "", 0);
   assert_false(mm_verify_listing(&p, &err));
   assert_string_equal(err.code, "E_EXTRA");
   snprintf(path, sizeof path, "%s/.more", dir);
@@ -145,7 +175,7 @@ static void companions(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(all_is_well), cmocka_unit_test(samples), cmocka_unit_test(sealed),
-                                     cmocka_unit_test(companions)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(all_is_well), cmocka_unit_test(samples), cmocka_unit_test(numbers_by_part),
+                                     cmocka_unit_test(sealed), cmocka_unit_test(companions)};
   return cmocka_run_group_tests(tests, begin, end);
 }

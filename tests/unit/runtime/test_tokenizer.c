@@ -12,6 +12,7 @@
 #include "formats/file.h"
 #include "formats/json.h"
 #include "runtime/text/tokenizer.h"
+#include "tests/unit/put_file.h"
 
 static char temp_path[512];
 
@@ -27,12 +28,7 @@ static int remove_temp(void **state) {
   return 0;
 }
 
-static void write_temp(const char *text, size_t n) {
-  FILE *f = fopen(temp(), "wb");
-  assert_non_null(f);
-  assert_int_equal(fwrite(text, 1, n, f), n);
-  assert_int_equal(fclose(f), 0);
-}
+static void write_temp(const char *text, size_t n) { put_file(temp(), text, n); }
 
 static mm_tokenizer *open_ok(const char *path, uint32_t vocab) {
   mm_err err = {0};

@@ -8,6 +8,7 @@
 #include <cmocka.h>
 
 #include "runtime/text/tokenizer.h"
+#include "tests/unit/put_file.h"
 
 static const mm_digest source = {{7, 6, 5, 4}};
 
@@ -27,10 +28,7 @@ static const char *const texts[] = {"",
 static char temp_path[4096];
 static const char *put(const uint8_t *bytes, size_t n) {
   snprintf(temp_path, sizeof temp_path, "%s/image", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp");
-  FILE *f = fopen(temp_path, "wb");
-  if (!f) fail_msg("%s", temp_path);
-  assert_int_equal(fwrite(bytes, 1, n, f), n);
-  assert_int_equal(fclose(f), 0);
+  put_file(temp_path, bytes, n);
   return temp_path;
 }
 

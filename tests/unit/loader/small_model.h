@@ -1,0 +1,40 @@
+/* The model and the parts' metadata of the packed checkpoints that tests of the loader write by hand. */
+#ifndef MM_TESTS_SMALL_MODEL_H
+#define MM_TESTS_SMALL_MODEL_H
+
+#include "formats/pack.h"
+#include "formats/safetensors.h"
+
+static inline mm_model small_model(uint32_t hidden, uint32_t intermediate) {
+  return (mm_model){.architecture = "Test",
+                    .family = MM_FAMILY_M2,
+                    .hidden = hidden,
+                    .layers = 1,
+                    .heads = 2,
+                    .kv_heads = 1,
+                    .head_dim = 4,
+                    .rotary_dim = 2,
+                    .experts = 2,
+                    .top_k = 1,
+                    .intermediate = intermediate,
+                    .vocab = 8,
+                    .max_positions = 16,
+                    .rope_theta = 10,
+                    .norm_eps = 1,
+                    .lightning_norm_eps = 1,
+                    .attn = {MM_ATTN_FULL}};
+}
+
+/* Lays the tensors of a part out and gives the part's header; free() it. *size: of the whole part. */
+static inline uint8_t *small_header(mm_st_tensor *t, size_t count, const char *version, const char *rank, const char *tp, const char *part,
+                                    const char *plan, size_t *n, uint64_t *size) {
+  const struct mm_st_meta meta[] = {
+      {"format", MM_PACK_FORMAT}, {"version", version}, {"rank", rank}, {"tp", tp}, {"part", part}, {"plan", plan}};
+  mm_err err = {0};
+  uint8_t *header = mm_st_header(t, count, meta, 6, 4096, n, &err);
+  if (!header) fail_msg("%s", err.text);
+  *size = t[count - 1].offset + t[count - 1].bytes;
+  return header;
+}
+
+#endif
