@@ -128,6 +128,7 @@ typedef struct mm_packed {
   uint32_t first_k, whole_k;        /* cut along k: column 0 is column first_k of the whole_k uncut ones; 0, 0: not cut */
   float input_scale;                /* static scale of x (mm_act_format.fixed); 0: none */
   uint32_t tensor;                  /* its number in the manifest it comes from */
+  uint32_t seed;                    /* of the random numbers of a weight without planes; 0: any */
 } mm_packed;
 
 /* Rows under one element of a scheme's planes: pack takes multiples of them. */

@@ -12,8 +12,14 @@ void mm_bench_print_copy(double bytes_per_s, bool json) {
 
 /* What every object begins with. */
 static void open_object(const mm_bench_result *r) {
-  printf("{\"subject\":\"%s\",\"model\":\"%s\",\"layers\":%u,\"quant\":\"%s\",\"expert_quant\":\"%s\",\"head\":\"%s\"", r->c->subject,
-         r->c->model, r->layers, r->c->quant, r->c->experts, r->c->head);
+  printf("{\"subject\":\"%s\",\"model\":\"%s\",\"tp\":%u,\"layers\":%u,\"quant\":\"%s\",\"expert_quant\":\"%s\",\"head\":\"%s\"",
+         r->c->subject, r->c->model, r->ranks, r->layers, r->c->quant, r->c->experts, r->c->head);
+}
+
+/* What every line begins with. */
+static void open_line(const mm_bench_result *r) {
+  printf("%s", r->c->model);
+  if (r->ranks > 1) printf(", tp %u,", r->ranks);
 }
 
 void mm_bench_print_op(const mm_bench_result *r, const char *op, bool json) {
@@ -24,7 +30,8 @@ void mm_bench_print_op(const mm_bench_result *r, const char *op, bool json) {
     puts("}");
     return;
   }
-  printf("%s %s/%s/%s B=%u %s: %.2f us", r->c->model, r->c->quant, r->c->experts, r->c->head, r->batch, op, r->seconds * 1e6);
+  open_line(r);
+  printf(" %s/%s/%s B=%u %s: %.2f us", r->c->quant, r->c->experts, r->c->head, r->batch, op, r->seconds * 1e6);
   if (r->bytes > 0) printf(", %.1f MB, %.2f of copy", r->bytes * 1e-6, r->bytes / r->seconds / r->copy_rate);
   printf("\n");
 }
@@ -38,9 +45,10 @@ void mm_bench_print_decode(const mm_bench_result *r, bool json) {
     printf(",\"experts_a_layer\":%.3f,\"bytes\":%.0f,\"floor_s\":%.9g}\n", r->reached, r->bytes, r->floor_s);
     return;
   }
-  printf("%s x %u %s/%s/%s, decode B=%u context %u%s: %.1f us, %.1f tokens/s, %.1f experts a layer, %.3f GB, floor %.1f us, %.2f x floor\n",
-         r->c->model, r->layers, r->c->quant, r->c->experts, r->c->head, r->batch, r->c->context, r->kv_fp8 ? " fp8" : "", r->seconds * 1e6,
-         rate, r->reached, r->bytes * 1e-9, r->floor_s * 1e6, r->seconds / r->floor_s);
+  open_line(r);
+  printf(" x %u %s/%s/%s, decode B=%u context %u%s: %.1f us, %.1f tokens/s, %.1f experts a layer, %.3f GB, floor %.1f us, %.2f x floor\n",
+         r->layers, r->c->quant, r->c->experts, r->c->head, r->batch, r->c->context, r->kv_fp8 ? " fp8" : "", r->seconds * 1e6, rate,
+         r->reached, r->bytes * 1e-9, r->floor_s * 1e6, r->seconds / r->floor_s);
 }
 
 void mm_bench_print_prefill(const mm_bench_result *r, bool json) {
@@ -50,8 +58,9 @@ void mm_bench_print_prefill(const mm_bench_result *r, bool json) {
     printf(",\"tokens\":%u,\"seconds\":%.9g,\"tokens_per_s\":%.6g,\"floor_s\":%.9g}\n", r->c->tokens, r->seconds, rate, r->floor_s);
     return;
   }
-  printf("%s x %u %s/%s/%s, prefill T=%u: %.2f ms, %.2f ms a layer, %.0f tokens/s, floor %.2f ms, %.2f of it\n", r->c->model, r->layers,
-         r->c->quant, r->c->experts, r->c->head, r->c->tokens, r->seconds * 1e3, r->seconds * 1e3 / r->layers, rate, r->floor_s * 1e3,
+  open_line(r);
+  printf(" x %u %s/%s/%s, prefill T=%u: %.2f ms, %.2f ms a layer, %.0f tokens/s, floor %.2f ms, %.2f of it\n", r->layers, r->c->quant,
+         r->c->experts, r->c->head, r->c->tokens, r->seconds * 1e3, r->seconds * 1e3 / r->layers, rate, r->floor_s * 1e3,
          r->floor_s / r->seconds);
 }
 
@@ -62,7 +71,8 @@ void mm_bench_print_mixed(const mm_bench_result *r, const double seconds[3], boo
     printf(",\"decode_alone_s\":%.9g,\"stretch_alone_s\":%.9g}\n", seconds[0], seconds[1]);
     return;
   }
-  printf("%s x %u %s/%s/%s, %u tokens of context %u beside a stretch of %u: %.1f us; apart %.1f and %.1f us, ratio %.3f\n", r->c->model,
-         r->layers, r->c->quant, r->c->experts, r->c->head, r->batch, r->c->context, r->c->tokens, seconds[2] * 1e6, seconds[0] * 1e6,
+  open_line(r);
+  printf(" x %u %s/%s/%s, %u tokens of context %u beside a stretch of %u: %.1f us; apart %.1f and %.1f us, ratio %.3f\n", r->layers,
+         r->c->quant, r->c->experts, r->c->head, r->batch, r->c->context, r->c->tokens, seconds[2] * 1e6, seconds[0] * 1e6,
          seconds[1] * 1e6, seconds[2] / (seconds[0] + seconds[1]));
 }

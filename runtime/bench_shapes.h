@@ -9,10 +9,12 @@ typedef struct mm_bench_shape {
   const char *model; /* "m1" or "m2" */
   uint32_t layers, vocab;
   const char *quant, *experts, *head; /* schemes of the attention, of the experts and of the head */
+  uint32_t rank, tp;                  /* whose slices, of how many ranks: 1, 2, 4 or 8 */
 } mm_bench_shape;
 
 mm_model mm_bench_model(const mm_bench_shape *s);
-/* Weights of one rank without planes, w->layer [m->layers] on the heap; MM_LIMIT. */
+/* Weights of one rank without planes, w->layer [m->layers] on the heap; MM_LIMIT. What all ranks hold has the same numbers on all; a slice
+ * has numbers of its own, so that models of another tp are of the same shapes and not the same. */
 MM_MUST_USE bool mm_bench_weights(const mm_bench_shape *s, const mm_model *m, mm_rank_weights *w, mm_err *err);
 
 #endif

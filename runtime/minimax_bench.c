@@ -1,6 +1,7 @@
 /* minimax-bench: how fast layers of real size run on a GPU, beside what the device's own copy rate would allow. Random weights of the
  * released shapes are made on the device: no checkpoint is read. */
 #include <math.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -14,7 +15,8 @@
 #define WARMUP  0.25 /* seconds of steps before those that count: clocks rise from idle meanwhile */
 #define REPEATS 5    /* prefill steps that count, after one that does not */
 #define ROUNDS  4    /* over the layers, in a step of one op */
-#define COUNTED 8    /* decode steps whose experts are counted */
+#define RANKS   8
+#define COUNTED 8 /* decode steps whose experts are counted */
 
 #define SUBJECTS "kernels|layers|decode|prefill|mixed"
 #define SCHEMES  "bf16|block_fp8|channel_fp8|tensor_wise_fp8|w4a16|w4afp8|w4a8|nvfp4|mxfp4|mxfp8"
@@ -27,6 +29,7 @@
 typedef struct bench_args {
   const char *subject, *model, *quant, *experts, *head, *kv, *act_quant;
   uint64_t layers, batch, context, tokens, steps; /* 0: the subject's own */
+  uint64_t tp;
   bool json, quiet;
 } bench_args;
 
@@ -46,6 +49,8 @@ static const mm_bench_case cases[] = {
 typedef struct bench {
   const mm_bench_case *c;
   const mm_ops *ops;
+  uint32_t rank, ranks; /* a thread and a GPU each; the first prints */
+  mm_comm *comm;
   uint32_t steps;
   bool kv_fp8, act_quant;
   mm_model model;
@@ -65,7 +70,7 @@ typedef struct bench {
 
 /* ---- Floors ---- */
 
-/* Bytes of one of the `lead` matrices, as stored. */
+/* All floors are one rank's. Bytes of one of the `lead` matrices, as stored. */
 static double bytes_of(const mm_packed *w) {
   double bytes = 0;
   for (unsigned i = 0; w->scheme && i < w->scheme->plane_count; i++)
@@ -77,8 +82,8 @@ static double parameters_of(const mm_packed *w) { return w->scheme ? (double)w->
 /* A lightning layer's states in and out, another's keys and values. */
 static double layer_cache_bytes(const bench *b, uint32_t l, uint32_t rows, double context) {
   const mm_model *m = &b->model;
-  if (m->attn[l] == MM_ATTN_LIGHTNING) return 8.0 * rows * m->heads * m->head_dim * m->head_dim;
-  return 2.0 * rows * context * m->kv_heads * (b->kv_fp8 ? m->head_dim + 4 : 2 * m->head_dim);
+  if (m->attn[l] == MM_ATTN_LIGHTNING) return 8.0 * rows * m->heads / b->ranks * m->head_dim * m->head_dim;
+  return 2.0 * rows * context * m->kv_heads / b->ranks * (b->kv_fp8 ? m->head_dim + 4 : 2 * m->head_dim);
 }
 
 /* Bytes that a decode step must move: weights once, states in and out, caches. */
@@ -97,7 +102,7 @@ static double decode_bytes(const bench *b, uint32_t rows, double context) {
 /* Seconds of a prefill of T tokens from an empty cache: of each part the longer of its bytes and its operations. */
 static double prefill_floor(const bench *b, double tokens) {
   const mm_model *m = &b->model;
-  const double q = m->heads * m->head_dim;
+  const double q = (double)m->heads * m->head_dim / b->ranks;
   double sum = 0;
   for (uint32_t l = 0; l < m->layers; l++) {
     const mm_layer_weights *y = &b->weights.layer[l];
@@ -120,6 +125,14 @@ static bool feed(bench *b, uint32_t slot, uint32_t pos, uint32_t count, uint32_t
   for (uint32_t i = 0; i < count; i++) b->id[i] = (int32_t)(mm_draw(slot, pos + i + UINT64_C(1)) * b->model.vocab);
   const mm_batch batch = {.tokens = count, .id = b->id, .span_count = 1, .span = &span, .out_count = outs, .out = &last};
   return mm_forward_step(&b->forward, &batch, b->logits, err);
+}
+
+/* What the first rank says: the same on all. False in *ok when another rank failed, which tells. */
+static bool agree(const bench *b, bool mine, bool *ok) {
+  const void *all[RANKS];
+  if (b->ranks == 1) return mine;
+  *ok = mm_comm_gather(b->comm, b->rank, mine ? b : NULL, all);
+  return *ok && all[0];
 }
 
 static bool collect(bench *b, double *at, mm_err *err) {
@@ -201,11 +214,14 @@ static bool decode(bench *b, const op *o, uint32_t rows, double *step_s, mm_err 
   if (!queue_step(b, o, &batch, err)) return false;
   const double start = mm_now();
   double before = start, at = start;
+  bool warm = false, ok = true;
   for (uint32_t counted = 0; counted < b->steps;) {
     draw_ids(b, rows);
     if (!queue_step(b, o, &batch, err) || !collect(b, &at, err)) return false; /* collects the step before the one just queued */
-    if (before - start > WARMUP) b->time[counted++] = at - before;
+    if (warm) b->time[counted++] = at - before;
     before = at;
+    if (!warm) warm = agree(b, before - start > WARMUP, &ok);
+    if (!ok) return false;
   }
   *step_s = median(b->time, b->steps);
   return collect(b, &at, err) && count_experts(b, o, &batch, err);
@@ -343,7 +359,8 @@ static bool time_op(bench *b, const op *o, uint32_t rows, double *step_s, mm_err
 
 /* What is common to the results of a case. */
 static mm_bench_result result_of(const bench *b, uint32_t rows) {
-  return (mm_bench_result){.c = b->c, .layers = b->c->layers, .batch = rows, .kv_fp8 = b->kv_fp8, .copy_rate = b->copy_rate};
+  return (mm_bench_result){
+      .c = b->c, .layers = b->c->layers, .batch = rows, .ranks = b->ranks, .kv_fp8 = b->kv_fp8, .copy_rate = b->copy_rate};
 }
 
 /* Every op of the model's layers for itself: what it adds to a step that only chooses tokens. */
@@ -364,7 +381,7 @@ static bool measure_ops(bench *b, uint32_t rows, mm_err *err) {
     r.layers = 1;
     r.seconds = (step - empty) / (ROUNDS * layers);
     r.bytes = bytes / layers;
-    mm_bench_print_op(&r, o->name, b->json);
+    if (b->rank == 0) mm_bench_print_op(&r, o->name, b->json);
   }
   return true;
 }
@@ -377,7 +394,7 @@ static bool measure_layers(bench *b, uint32_t rows, mm_err *err) {
   r.bytes = decode_bytes(b, rows, b->c->context + 1);
   r.floor_s = r.bytes / b->copy_rate;
   r.reached = b->reached;
-  mm_bench_print_decode(&r, b->json);
+  if (b->rank == 0) mm_bench_print_decode(&r, b->json);
   return true;
 }
 
@@ -385,7 +402,7 @@ static bool measure_prefill(bench *b, mm_err *err) {
   mm_bench_result r = result_of(b, 0);
   if (!prefill(b, &r.seconds, err)) return false;
   r.floor_s = prefill_floor(b, b->c->tokens);
-  mm_bench_print_prefill(&r, b->json);
+  if (b->rank == 0) mm_bench_print_prefill(&r, b->json);
   return true;
 }
 
@@ -393,7 +410,7 @@ static bool measure_mixed(bench *b, mm_err *err) {
   const mm_bench_result r = result_of(b, b->c->batch[0]);
   double s[3];
   if (!fill_contexts(b, r.batch, err) || !mixed(b, r.batch, s, err)) return false;
-  mm_bench_print_mixed(&r, s, b->json);
+  if (b->rank == 0) mm_bench_print_mixed(&r, s, b->json);
   return true;
 }
 
@@ -419,7 +436,7 @@ static bool open_case(bench *b, mm_err *err) {
   const mm_limits limits = {.max_tokens = (uint32_t)mm_max(mm_max(slots, chunk), c->tokens + (beside ? slots : 0)),
                             .slots = slots,
                             .max_positions = (uint32_t)mm_max(c->context + 1, c->tokens)};
-  const mm_bench_shape shape = {c->model, c->layers, c->vocab, c->quant, c->experts, c->head};
+  const mm_bench_shape shape = {c->model, c->layers, c->vocab, c->quant, c->experts, c->head, b->rank, b->ranks};
   b->model = mm_bench_model(&shape);
   b->id = mm_calloc(limits.max_tokens, sizeof *b->id, err);
   b->span = mm_calloc(slots, sizeof *b->span, err);
@@ -429,8 +446,14 @@ static bool open_case(bench *b, mm_err *err) {
   b->time = mm_calloc(mm_max(b->steps, REPEATS), sizeof *b->time, err);
   if (!b->id || !b->span || !b->out || !b->sampling || !b->logits || !b->time) return false;
   for (uint32_t i = 0; i < slots; i++) b->out[i] = i, b->sampling[i].top_p = 1;
-  const mm_backend_config config = {
-      .model = &b->model, .weights = &b->weights, .limits = limits, .threads = 1, .kv_fp8 = b->kv_fp8, .act_quant = b->act_quant};
+  const mm_backend_config config = {.model = &b->model,
+                                    .weights = &b->weights,
+                                    .limits = limits,
+                                    .comm = b->comm,
+                                    .place = {b->rank, b->rank, b->ranks, b->rank},
+                                    .threads = 1,
+                                    .kv_fp8 = b->kv_fp8,
+                                    .act_quant = b->act_quant};
   return mm_bench_weights(&shape, &b->model, &b->weights, err) && mm_forward_open(&b->forward, b->ops, &config, err);
 }
 
@@ -466,6 +489,44 @@ static mm_bench_case adjusted(mm_bench_case c, const bench_args *a) {
   return c;
 }
 
+/* ---- Ranks ---- */
+
+typedef struct bench_rank {
+  bench b;
+  pthread_t thread;
+  mm_err err;
+  bool done;
+} bench_rank;
+
+static void *run_rank(void *arg) {
+  bench_rank *r = arg;
+  r->done = open_case(&r->b, &r->err) && measure(&r->b, &r->err);
+  if (!r->done && r->b.comm) mm_comm_break(r->b.comm);
+  close_case(&r->b);
+  return NULL;
+}
+
+/* The case on all ranks; the first that says why it failed does so for all. */
+static bool run_ranks(const bench *one, mm_err *err) {
+  bench_rank all[RANKS] = {0};
+  uint32_t started = 0;
+  mm_comm *comm = mm_comm_open(one->ranks, err);
+  if (!comm) return false;
+  for (; started < one->ranks; started++) {
+    bench_rank *r = &all[started];
+    r->b = *one, r->b.rank = started, r->b.comm = comm;
+    if (pthread_create(&r->thread, NULL, run_rank, r) != 0) break;
+  }
+  bool ok =
+      started == one->ranks || mm_fail(err, MM_LIMIT, "E_THREADS", mm_at(NULL, NULL), "started %u of %u rank threads", started, one->ranks);
+  if (!ok) mm_comm_break(comm);
+  for (uint32_t i = 0; i < started; i++) pthread_join(all[i].thread, NULL);
+  for (uint32_t i = 0; ok && i < started; i++)
+    if (all[i].err.status != MM_OK) ok = mm_fail_as(err, &all[i].err);
+  mm_comm_close(comm);
+  return ok;
+}
+
 static bool bench_all(void *args, mm_err *err) {
   const bench_args *a = args;
   const char *subject = a->subject;
@@ -477,6 +538,10 @@ static bool bench_all(void *args, mm_err *err) {
   double copy_rate;
   if (!is_subject(subject))
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found subject \"%s\", expected " SUBJECTS, subject);
+  if (a->tp & (a->tp - 1))
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --tp %u, expected 1, 2, 4 or 8", (unsigned)a->tp);
+  if (a->tp > 1 && strcmp(subject, "kernels") == 0) /* a step that does nothing is no measure of how ranks wait */
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --tp %u, expected 1: kernels are those of one GPU", (unsigned)a->tp);
   if (!ops) return mm_fail(err, MM_UNSUPPORTED, "E_CUDA", mm_at(NULL, NULL), "a GPU is measured, and this build has no CUDA backend");
   if (!ops->copy_rate(&copy_rate, err)) return false;
   mm_bench_print_copy(copy_rate, a->json);
@@ -485,20 +550,19 @@ static bool bench_all(void *args, mm_err *err) {
     const mm_bench_case c = adjusted(cases[i], a);
     bench b = {.c = &c,
                .ops = ops,
+               .ranks = (uint32_t)a->tp,
                .steps = (uint32_t)a->steps,
                .kv_fp8 = strcmp(a->kv, "fp8") == 0,
                .act_quant = strcmp(a->act_quant, "on") == 0,
                .copy_rate = copy_rate,
                .json = a->json};
-    bool ok = open_case(&b, err) && measure(&b, err);
-    close_case(&b);
-    if (!ok) return false;
+    if (!run_ranks(&b, err)) return false;
   }
   return true;
 }
 
 int main(int argc, char **argv) {
-  bench_args a = {.kv = "auto", .act_quant = "on", .steps = 64};
+  bench_args a = {.kv = "auto", .act_quant = "on", .steps = 64, .tp = 1};
   const mm_option options[] = {
       MM_OPTION(STR, "model", &a.model, "NAME", "only this model's shapes", .choices = "m1|m2"),
       MM_OPTION(U64, "layers", &a.layers, "N", "layers of the model (8; all of M2 for decode)", .lo = 1, .hi = MM_MAX_LAYERS),
@@ -509,6 +573,7 @@ int main(int argc, char **argv) {
       MM_OPTION(STR, "act-quant", &a.act_quant, "WORD", "round the inputs of linears as their scheme defines, or not (on)",
                 .choices = "on|off"),
       MM_OPTION(STR, "kv-cache-dtype", &a.kv, "TYPE", "of cached keys and values (auto: bf16)", .choices = "auto|fp8"),
+      MM_OPTION(U64, "tp", &a.tp, "N", "ranks, a GPU each: 1, 2, 4 or 8 (1)", .lo = 1, .hi = RANKS),
       MM_OPTION(U64, "batch", &a.batch, "N",
                 "sequences of a decode step (1, 4, 16, 64 and 256; 1 and 16 for kernels, 1 for decode, 63 for mixed)", .lo = 1, .hi = 256),
       MM_OPTION(U64, "context", &a.context, "N", "tokens that each of them holds (1024)", .lo = 1, .hi = 1 << 19),

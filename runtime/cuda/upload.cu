@@ -7,6 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include <atomic>
+
 #include "runtime/cuda/launch.h"
 #include "runtime/cuda/weight.cuh"
 
@@ -60,21 +62,23 @@ __global__ void random_codes(uint32_t *p, size_t words, uint32_t bits, bool int4
 constexpr int kRandomByteScale = 120;
 constexpr float kRandomGlobal = 0x1p-15f;
 
-/* Another seed for each weight. */
-uint32_t next_seed() {
-  static uint32_t seed;
-  return ++seed;
+/* The weight's, or another one each time; by the place of what is filled. */
+uint32_t seed_of(const mm_packed *w, uint32_t place) {
+  static std::atomic<uint32_t> others;
+  return w && w->seed ? (w->seed << 2 | place) * 0x9e3779b9u : ++others;
 }
 
-bool fill_floats(float *p, size_t n, float low, float high, mm_err *err) {
-  random_floats<<<1024, 256>>>(p, n, low, high, next_seed());
+bool fill_floats(const mm_packed *w, uint32_t place, float *p, size_t n, float low, float high, mm_err *err) {
+  random_floats<<<1024, 256>>>(p, n, low, high, seed_of(w, place));
   return mm_cu_check(cudaGetLastError(), "random_floats", err);
 }
 
+uint32_t columns_of(const mm_packed *w) { return w->whole_k ? w->whole_k : w->k; }
+
 /* Scales under which uniformly random codes have variance 1/k, within a few per cent. */
 bool fill_scales(const mm_packed *w, float *to, size_t n, mm_err *err) {
-  const float rms = w->scheme->code == MM_CODE_E4M3 ? 108.0f : 4.2f, scale = 1.0f / (rms * sqrtf((float)w->k));
-  return fill_floats(to, n, 0.9f * scale, 1.1f * scale, err);
+  const float rms = w->scheme->code == MM_CODE_E4M3 ? 108.0f : 4.2f, scale = 1.0f / (rms * sqrtf((float)columns_of(w)));
+  return fill_floats(w, 1, to, n, 0.9f * scale, 1.1f * scale, err);
 }
 
 /* ---- packed weights, the plain way ---- */
@@ -159,7 +163,7 @@ bool copy_planes(const mm_packed *w, const mm_cu_weight *d, const mm_cu_places &
 }  // namespace
 
 bool mm_cu_random_bits(void *p, size_t bytes, mm_err *err) {
-  random_codes<<<1024, 256>>>(static_cast<uint32_t *>(p), bytes / 4, 4, false, 0, next_seed());
+  random_codes<<<1024, 256>>>(static_cast<uint32_t *>(p), bytes / 4, 4, false, 0, seed_of(nullptr, 0));
   return mm_cu_check(cudaGetLastError(), "random_codes", err);
 }
 
@@ -245,16 +249,16 @@ bool mm_cu_randomise(const mm_packed *w, const mm_cu_weight *d, const mm_cu_plac
     return false;
   }
   const float global = kRandomGlobal * 256.0f;
-  if (to.global && !fill_floats(to.global, w->lead, global, global, err)) return false;
+  if (to.global && !fill_floats(w, 2, to.global, w->lead, global, global, err)) return false;
   random_codes<<<1024, 256>>>(reinterpret_cast<uint32_t *>(to.data), (size_t)w->lead * w->n * d->pitch / 4, bits, d->code == MM_CU_INT4,
-                              sqrtf(3.0f / (float)w->k), next_seed());
+                              sqrtf(3.0f / (float)columns_of(w)), seed_of(w, 0));
   return mm_cu_check(cudaGetLastError(), "random_codes", err);
 }
 
 bool mm_cu_randomise_f32(const mm_packed *w, float *to, mm_err *err) {
   const size_t n = (size_t)w->lead * w->n * w->k;
-  const float most = sqrtf(3.0f / (float)w->k);
-  return w->k == 1 ? fill_floats(to, n, 0.99f, 1.01f, err) : fill_floats(to, n, -most, most, err);
+  const float most = sqrtf(3.0f / (float)columns_of(w));
+  return w->k == 1 ? fill_floats(w, 0, to, n, 0.99f, 1.01f, err) : fill_floats(w, 0, to, n, -most, most, err);
 }
 
 bool mm_cu_upload(mm_cu_memory *memory, const mm_packed *w, const char *name, mm_cu_weight *out, mm_err *err) {
