@@ -78,14 +78,14 @@ static bool do_work(rank *r, work w, mm_err *err) {
   switch (w) {
     case OPEN: return open_rank(r, err);
     case STEP: return step_rank(r, err);
-    case COLLECT: return f->ops->collect(f->backend, e->id, err);
+    case COLLECT: return f->ops->collect(f->backend, r->weights.rank == 0 ? e->id : NULL, err);
     case HIDDEN: return !reports(r, f->tap_layer[e->tap]) || f->ops->read(f->backend, f->tap[e->tap], e->rows, e->hidden, err);
     case LOAD: return r->weights.rank > 0 || load_of(r, err);
     case STATE_COPY: return f->ops->state_copy(f->backend, e->state_to, e->state_from, err);
     case STATE_SAVE: return f->ops->state_save(f->backend, e->state_from, (char *)e->state + r->state_at, err);
     case STATE_LOAD: return f->ops->state_load(f->backend, e->state_to, (const char *)e->saved + r->state_at, err);
     case IDS_LOAD: return f->ops->ids_load(f->backend, e->state_to, e->ids, e->id_count, err);
-    case SCORE: return f->ops->score(f->backend, e->target, e->score, err);
+    case SCORE: return f->ops->score(f->backend, e->target, r->weights.rank == 0 ? e->score : NULL, err);
     case CALIBRATE: return f->ops->calibrate(f->backend, err);
     case CHOOSE: return f->ops->choose_kept(f->backend, e->sampling, err);
   }
@@ -247,7 +247,7 @@ static void place_states(mm_engine *e) {
 static bool open_choices(mm_engine *e, mm_err *err) {
   uint32_t vocab = e->model->vocab;
   const mm_pack *pack = &e->shards->pack;
-  e->device_chooses = e->config.ops->choose && mm_pack_ranks(pack) == 1;
+  e->device_chooses = e->config.ops->choose && pack->pp == 1;
   if (!(e->never = mm_calloc(vocab, sizeof *e->never, err))) return false;
   if (e->config.never) memcpy(e->never, e->config.never, vocab * sizeof *e->never);
   for (size_t i = 0; i < pack->dead_rows; i++) e->never[pack->dead_row[i]] = true;

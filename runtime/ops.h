@@ -144,13 +144,15 @@ typedef struct mm_ops {
   bool (*end)(mm_backend *b, float *out, mm_err *err);
 
   /* Both NULL in a backend that leaves choices to the engine, which then gives no sampling and no MM_ID_CHOSEN.
-   * In place of end: chooses a token for each output row, keeps it for its slot, and returns without waiting. */
+   * In place of end: chooses a token for each output row from the logits of all ranks, the same one on each, keeps it for its slot, and
+   * returns without waiting. */
   bool (*choose)(mm_backend *b, mm_err *err);
   /* choose in two, or both NULL: keep ends the step with its logits where they are, until the next begin; choose_kept chooses from them,
    * sampling[out_count]. Where that fails, nothing is queued. */
   bool (*keep)(mm_backend *b, mm_err *err);
   bool (*choose_kept)(mm_backend *b, const mm_sampling *sampling, mm_err *err);
-  /* Waits for the oldest step so ended; id[out_count] of it, -1 where no logit was a number. Any failure since its begin. */
+  /* Waits for the oldest step so ended; id[out_count] of it, -1 where no logit was a number; NULL: the ids are not wanted
+   * here, but by another rank. Any failure since its begin. */
   bool (*collect)(mm_backend *b, int32_t *id, mm_err *err);
 
   /* Rows [0, rows) of an act as f32, out[rows, width] (host): what the last step left there, which is waited for. */

@@ -105,9 +105,10 @@ mm_cu_asks asks_on_device(const mm_backend *b, const ask_counts &n, const ask_la
 cudaError_t launch_choice(mm_backend *b, const ask_counts &n, const ask_layout &at) {
   const mm_cu_asks q = asks_on_device(b, n, at);
   mm_cu_choose a = b->choice;
-  a.logits = b->logits, a.tokens = b->rows, a.out = b->device.out, a.slot = b->device.slot;
+  a.tokens = b->rows, a.out = b->device.out, a.slot = b->device.slot;
   a.draw = reinterpret_cast<const mm_cu_draw *>(static_cast<const char *>(b->ask_block.p) + at.draw);
-  cudaError_t e = mm_cu_adjust(a, b->logits, q, b->wanted, b->stream);
+  cudaError_t e = mm_cu_share_logits(b, b->wanted);
+  if (e == cudaSuccess) e = mm_cu_adjust(a, const_cast<float *>(a.logits), q, b->wanted, b->stream);
   if (e == cudaSuccess) e = mm_cu_choose_tokens(a, b->wanted, n.draws, b->stream);
   if (e == cudaSuccess) e = mm_cu_tell(a, q, b->wanted, b->stream);
   return e;
@@ -124,14 +125,15 @@ bool mm_cu_choose_asked(mm_backend *b, const mm_sampling *set, mm_err *err) {
   ask_counts n;
   for (uint32_t i = 0; i < b->wanted; i++) ask_of(&set[i], h.pos[h.out[i]], &n);
   const ask_layout at = lay_asks(b->wanted, n.biases, n.masks, b->choice.vocab);
-  if (!grow_room(b, n, at.bytes, err)) return false;
+  if (!mm_cu_make_room(b, err, [&] { return grow_room(b, n, at.bytes, err); })) return false;
   fill_asks(b, set, h, at, m->asks);
   if (!mm_cu_check(cudaMemcpyAsync(b->ask_block.p, m->asks, at.bytes, cudaMemcpyHostToDevice, b->stream), "copy sampling", err) ||
       !mm_cu_check(launch_choice(b, n, at), "choose", err))
     return false;
   for (uint32_t i = 0; n.told && i < b->wanted; i++) {
-    if (set[i].logprobs) m->tells.push_back({i, 1 + set[i].top_logprobs, set[i].logprobs});
+    if (set[i].logprobs && b->c.weights->rank == 0) m->tells.push_back({i, 1 + set[i].top_logprobs, set[i].logprobs});
   }
   const size_t told = (size_t)b->wanted * MM_CU_TOLD * sizeof(mm_logprob);
+  if (n.told && b->peers && !mm_cu_peers_settle(b->peers, b->stream, err)) return false;
   return !n.told || mm_cu_check(cudaMemcpyAsync(m->told, b->told.p, told, cudaMemcpyDeviceToHost, b->stream), "copy logprobs", err);
 }

@@ -43,19 +43,8 @@ uint32_t bucket_of(const mm_backend *b, uint32_t rows) {
   return 0;
 }
 
-/* On all ranks or on none, since they meet here; and no rank's kernels wait for one whose device frees memory. */
 bool grow_logits(mm_backend *b, size_t rows, mm_err *err) {
-  if (rows <= b->logits_rows || b->rehearses) return true;
-  b->drop_logits();
-  const bool made = mm_cu_check(cudaMalloc(&b->logits, rows * b->c.weights->vocab_rows * sizeof(float)), "cudaMalloc", err);
-  bool all = made;
-  if (b->peers && !mm_cu_peers_meet(b->peers, made, &all, err)) all = false;
-  if (!all) {
-    b->drop_logits();
-    return false;
-  }
-  b->logits_rows = rows;
-  return true;
+  return rows <= b->logits_rows || b->rehearses || mm_cu_make_logits(b, rows, err);
 }
 
 /* What kind of step this is, and its sizes. */
@@ -288,7 +277,9 @@ void choose_tokens(mm_backend *b) {
   catch_up(b);
   const uint32_t rows = b->decode ? b->outs : b->wanted;
   if (!running(b) || !rows) return;
-  b->choice.logits = b->logits, b->choice.tokens = b->rows;
+  check(b, mm_cu_share_logits(b, rows), "share logits");
+  if (b->err.status != MM_OK) return;
+  b->choice.tokens = b->rows;
   b->choice.out = b->device.out, b->choice.slot = b->device.slot, b->choice.draw = b->device.draw;
   check(b, mm_cu_choose_tokens(b->choice, rows, b->ending == DRAWS, b->stream), "choose");
 }
@@ -296,11 +287,12 @@ void choose_tokens(mm_backend *b) {
 /* The step's choices come back by collect. */
 bool queue_choices(mm_backend *b, mm_err *err) {
   step_memory *m = b->step;
-  m->outs = b->wanted;
+  m->outs = b->wanted, m->broken = false;
+  const bool here = !b->peers || mm_cu_peers_settle(b->peers, b->stream, err);
   if (b->err.status == MM_OK && m->outs)
     check(b, cudaMemcpyAsync(m->id, b->choice.id, m->outs * sizeof *m->id, cudaMemcpyDeviceToHost, b->stream), "copy choices");
   if (b->err.status == MM_OK) check(b, cudaEventRecord(m->done, b->stream), "record event");
-  if (!succeeded(b, err)) {
+  if (!succeeded(b, err) || !here) {
     cudaStreamSynchronize(b->stream); /* the batch's upload may be under way, and its memory is free now */
     return false;
   }
@@ -337,21 +329,34 @@ bool cuda_score(mm_backend *b, const int32_t *target, double *score, mm_err *err
   const size_t n = b->keeps ? b->wanted : 0;
   b->keeps = false;
   if (n == 0) return true;
-  if (!b->scores.grow(n * (sizeof *score + sizeof *target), false, err)) return false;
+  if (!mm_cu_make_room(b, err, [&] { return b->scores.grow(n * (sizeof *score + sizeof *target), false, err); })) return false;
   double *const out = static_cast<double *>(b->scores.p);
   int32_t *const ids = reinterpret_cast<int32_t *>(out + n);
-  mm_cu_choose a = b->choice;
-  a.logits = b->logits;
   return mm_cu_check(cudaMemcpyAsync(ids, target, n * sizeof *ids, cudaMemcpyHostToDevice, b->stream), "copy targets", err) &&
-         mm_cu_check(mm_cu_score(a, ids, out, (uint32_t)n, b->stream), "likelihood", err) &&
-         mm_cu_download(score, out, n * sizeof *score, b->stream, err) && loaded(b, err);
+         mm_cu_check(mm_cu_share_logits(b, (uint32_t)n), "share logits", err) &&
+         mm_cu_check(mm_cu_score(b->choice, ids, out, (uint32_t)n, b->stream), "likelihood", err) &&
+         (!b->peers || mm_cu_peers_settle(b->peers, b->stream, err)) &&
+         mm_cu_check(score ? cudaMemcpyAsync(score, out, n * sizeof *score, cudaMemcpyDeviceToHost, b->stream) : cudaSuccess, "copy scores",
+                     err) &&
+         mm_cu_check(cudaStreamSynchronize(b->stream), "likelihood", err) && loaded(b, err) &&
+         (!b->peers || mm_cu_peers_check(b->peers, err));
+}
+
+/* The step's choices are there, on this rank and on all. */
+bool chosen(mm_backend *b, const step_memory *m, mm_err *err) {
+  const bool done = mm_cu_check(cudaEventSynchronize(m->done), "step", err) && loaded(b, err);
+  if (!b->peers) return done;
+  bool here = done && mm_cu_peers_check(b->peers, err), all;
+  if (here && (m->broken || mm_cu_peers_hurt(b->peers)))
+    here = mm_fail(err, MM_IO, "E_RANK", mm_at(NULL, NULL), "rank %u: some rank failed while the step was under way", b->c.place.rank);
+  return mm_cu_peers_meet(b->peers, here, &all, err) && all;
 }
 
 bool cuda_collect(mm_backend *b, int32_t *id, mm_err *err) {
   const step_memory *m = b->queued.front();
   b->queued.pop_front();
-  const bool done = mm_cu_check(cudaEventSynchronize(m->done), "step", err) && loaded(b, err);
-  if (done) memcpy(id, m->id, m->outs * sizeof *id);
+  const bool done = chosen(b, m, err);
+  if (done && id) memcpy(id, m->id, m->outs * sizeof *id);
   for (size_t i = 0; done && i < m->tells.size(); i++) {
     const mm_cu_tells &t = m->tells[i];
     memcpy(t.to, m->told + (size_t)t.row * MM_CU_TOLD, t.count * sizeof *t.to);

@@ -14,6 +14,7 @@
 #include "runtime/cuda/device.cuh"
 #include "runtime/cuda/inputs.h"
 #include "runtime/cuda/load.h"
+#include "runtime/cuda/peers.h"
 #include "runtime/cuda/upload.h"
 #include "runtime/ops.h"
 
@@ -56,6 +57,7 @@ struct step_memory {
   mm_logprob *told = nullptr; /* pinned: [outs, MM_CU_TOLD] of rows whose logprobs are told */
   size_t told_cap = 0;
   std::vector<mm_cu_tells> tells; /* whose those are */
+  bool broken = false;            /* it was under way when some rank failed: its choices are none */
 };
 constexpr uint32_t kEdits = 4096;         /* of a step's page tables; of more the whole table is uploaded */
 constexpr uint32_t kSteps = MM_QUEUE + 1; /* a step may begin while as many as may be are outstanding */
@@ -82,8 +84,6 @@ struct step_graph {
 
 /* Ops launch; or are kept for end or choose, which records them; or do nothing, since the step is recorded. */
 enum step_mode { EAGER, CAPTURE, REPLAY };
-
-struct mm_cu_peers;
 
 struct mm_backend {
   mm_backend_config c;
@@ -126,8 +126,10 @@ struct mm_backend {
   grown ask_block, raw, seen, told, scores; /* of steps whose rows ask for more than a draw (asks.cu) */
   bool keeps = false;                       /* the logits of the step before wait for their choice */
 
-  float *logits = nullptr;
+  float *logits = nullptr; /* [logits_rows, vocab_rows] this rank's */
   size_t logits_rows = 0;
+  float *whole_logits = nullptr;           /* of several ranks: [logits_rows, ranks · vocab_rows], each rank's columns after another's */
+  float *logits_of_rank[MM_CU_PEERS] = {}; /* all ranks' whole_logits */
 
   /* the step under way */
   uint32_t rows = 0, outs = 0;   /* with padding */
@@ -178,6 +180,22 @@ bool mm_cu_grow_pinned(T **p, size_t *cap, size_t n, mm_err *err) {
   if (!mm_cu_check(cudaMallocHost(&memory, room * sizeof(T)), "cudaMallocHost", err)) return false;
   *p = static_cast<T *>(memory), *cap = room;
   return true;
+}
+
+/* Before tokens are chosen or scored from the step's logits: they are those of the whole vocabulary from now on (ranks.cu). Collective. */
+cudaError_t mm_cu_share_logits(mm_backend *b, uint32_t rows);
+/* Room for logits of so many rows, in place of what there is; collective. False, and no room on any rank, when some rank finds none. */
+MM_MUST_USE bool mm_cu_make_logits(mm_backend *b, size_t rows, mm_err *err);
+
+/* Between a step's kernels and what follows them: makes memory by grow(), which says whether it did. Of several ranks all have launched
+ * before, and all have made theirs after: what makes memory may wait for every device. */
+template <class F>
+bool mm_cu_make_room(mm_backend *b, mm_err *err, const F &grow) {
+  if (!b->peers) return grow();
+  if (!mm_cu_peers_pause(b->peers, b->stream, err)) return false;
+  const bool made = grow();
+  bool all;
+  return mm_cu_peers_meet(b->peers, made, &all, err) && all;
 }
 
 /* Chooses a token for each wanted row of the step whose logits are there, whatever its row asks for: launched, not recorded. What is told

@@ -214,10 +214,7 @@ bool open_logits(mm_backend *b, mm_err *err) {
     break;
   }
   if (b->c.apart) rows = mm_max(rows, kLeastApart);
-  const uint64_t bytes = rows * b->c.weights->vocab_rows * sizeof(float);
-  if (!mm_cu_check(cudaMalloc(&b->logits, bytes), "cudaMalloc", err)) return false;
-  b->logits_rows = rows;
-  return true;
+  return mm_cu_make_logits(b, rows, err);
 }
 
 bool open_choice(mm_backend *b, mm_err *err) {
@@ -226,7 +223,7 @@ bool open_choice(mm_backend *b, mm_err *err) {
   std::vector<uint8_t> never(vocab);
   for (uint32_t i = 0; b->c.never && i < vocab; i++) never[i] = b->c.never[i];
   uint8_t *mask = y->array<uint8_t>(vocab, err);
-  b->choice.never = mask, b->choice.vocab = vocab, b->choice.vocab_rows = b->c.weights->vocab_rows;
+  b->choice.never = mask, b->choice.vocab = vocab, b->choice.vocab_rows = b->c.weights->tp * b->c.weights->vocab_rows;
   b->choice.id = y->array<int32_t>(rows, err), b->choice.chosen = y->array<int32_t>(b->c.limits.slots, err);
   b->choice.best = y->array<unsigned long long>(rows, err), b->choice.ticket = y->array<uint32_t>(rows, err);
   b->ids = y->array<int32_t>((uint64_t)b->c.limits.slots * b->c.limits.max_positions, err);
@@ -374,8 +371,8 @@ void mm_backend::drop_graphs() {
 
 void mm_backend::drop_logits() {
   drop_graphs();
-  cudaFree(logits);
-  logits = nullptr, logits_rows = 0;
+  cudaFree(logits), cudaFree(whole_logits);
+  logits = whole_logits = nullptr, logits_rows = 0;
 }
 
 void mm_cu_backend_close(mm_backend *b) {
@@ -482,9 +479,9 @@ mm_backend *mm_cu_backend_open(const mm_backend_config *c, mm_err *err) {
        mm_cu_check(cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking), "cudaStreamCreate", &first) && find_weights(b, &first);
   if (ok) settle_inputs(b);
   ok = ok && open_caches(b, &first) && open_experts(b, &first) && open_batch(b, &first) && open_choice(b, &first) &&
-       open_logits(b, &first) && mm_cu_open_sums(b, &first) && mm_cu_check(cudaStreamSynchronize(0), "open", &first);
+       mm_cu_open_sums(b, &first) && mm_cu_check(cudaStreamSynchronize(0), "open", &first);
   mm_read_log_mark(c->log, "caches");
-  ok = ok && mm_cu_open_ranks(b, &first) && rehearse(b, &first);
+  ok = ok && mm_cu_open_ranks(b, &first) && open_logits(b, &first) && rehearse(b, &first);
   mm_read_log_mark(c->log, "rehearsed");
   if (ok) return b;
   if (err->status == MM_OK) *err = first;

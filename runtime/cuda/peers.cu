@@ -28,6 +28,7 @@ constexpr uint32_t kThreads = 256;
  * what they wait for. */
 constexpr uint32_t kSharedBlocks = 2, kSharedRows = 16; /* of a sum; of all ranks' kernels whose blocks have a row each */
 constexpr uint32_t kSmallRows = 16;                     /* with devices of their own */
+constexpr uint32_t kFewBlocks = 128;                    /* of a sum of few numbers, whose words tell themselves that they are there */
 constexpr uint32_t kLoading_ms = 600000;
 
 /* ---- numbers ---- */
@@ -112,7 +113,25 @@ __device__ bool meet(const peer_view &c, peer_patience *p, uint32_t round, uint3
   return __syncthreads_and(here);
 }
 
-/* n units of sixteen bytes, of which rank r owns [r · share, (r + 1) · share). */
+/* f(i, g(i)) of every i from `first` on below n: four values are asked for before the first is used. */
+template <class T, class G, class F>
+__device__ __forceinline__ void each_of(uint32_t first, uint32_t n, uint32_t step, const G &g, const F &f) {
+  constexpr uint32_t kAtOnce = 4;
+  for (; first < n; first += kAtOnce * step) {
+    T v[kAtOnce];
+#pragma unroll
+    for (uint32_t k = 0; k < kAtOnce; k++) {
+      if (first + k * step < n) v[k] = g(first + k * step);
+    }
+#pragma unroll
+    for (uint32_t k = 0; k < kAtOnce; k++) {
+      if (first + k * step < n) f(first + k * step, v[k]);
+    }
+  }
+}
+
+/* n units of sixteen bytes, of which rank r owns [r · share, (r + 1) · share). One stretch: each meeting costs what all of a block's writes
+ * take to arrive, which in pieces that overlap came to twice the time. */
 template <class T, reduction R>
 __global__ void __launch_bounds__(kThreads) reduce_many(const __grid_constant__ peer_view c, uint4 *x, uint32_t n) {
   peer_begin(c);
@@ -123,25 +142,52 @@ __global__ void __launch_bounds__(kThreads) reduce_many(const __grid_constant__ 
   for (uint32_t k = 1; k < c.ranks; k++) {
     const uint32_t to = (c.rank + k) % c.ranks;
     uint4 *const part = c.part(to, parity, c.rank);
-    for (uint32_t i = first; i < count(to); i += step) put_word(part + i, x[to * share + i]);
+    each_of<uint4>(
+        first, count(to), step, [&](uint32_t i) { return x[to * share + i]; }, [&](uint32_t i, uint4 v) { put_word(part + i, v); });
   }
   bool here = meet(c, &p, 0, parity, flag);
-  for (uint32_t i = first; here && i < count(c.rank); i += step) {
+  const auto add = [&](uint32_t i) {
     total<T, R, 4> t;
     for (uint32_t r = 0; r < c.ranks; r++) {
       const uint4 v = r == c.rank ? x[c.rank * share + i] : get_word(c.part(c.rank, parity, r) + i);
       const uint32_t w[4] = {v.x, v.y, v.z, v.w};
       t.add(w, r == 0);
     }
-    const uint4 v = make_uint4(t.word(0), t.word(1), t.word(2), t.word(3));
+    return make_uint4(t.word(0), t.word(1), t.word(2), t.word(3));
+  };
+  each_of<uint4>(first, here ? count(c.rank) : 0, step, add, [&](uint32_t i, uint4 v) {
     x[c.rank * share + i] = v;
     for (uint32_t k = 1; k < c.ranks; k++) put_word(c.sum((c.rank + k) % c.ranks, parity) + c.rank * share + i, v);
-  }
+  });
   here = here && meet(c, &p, 1, parity, flag);
   for (uint32_t r = 0; here && r < c.ranks; r++) {
     if (r == c.rank) continue;
-    for (uint32_t i = first; i < count(r); i += step) x[r * share + i] = get_word(c.sum(c.rank, parity) + r * share + i);
+    each_of<uint4>(
+        first, count(r), step, [&](uint32_t i) { return get_word(c.sum(c.rank, parity) + r * share + i); },
+        [&](uint32_t i, uint4 v) { x[r * share + i] = v; });
   }
+  peer_end(c, epoch);
+}
+
+/* Every rank's part of each row, to all. The first meeting says that a rank's own rows may be written: whoever read them has ended. */
+struct shared_rows {
+  float *all[MM_CU_PEERS];
+  const float *own;
+  uint32_t rows, n; /* columns of a part */
+};
+template <class T>
+__global__ void __launch_bounds__(kThreads) share_rows(const __grid_constant__ peer_view c, const __grid_constant__ shared_rows a) {
+  peer_begin(c);
+  const uint32_t epoch = *c.epoch, flag = epoch + 1, parity = epoch & 1, each = a.n / (uint32_t)(sizeof(T) / sizeof(float));
+  const uint64_t count = (uint64_t)a.rows * each, step = (uint64_t)gridDim.x * kThreads;
+  peer_patience p(c);
+  const bool here = meet(c, &p, 0, parity, flag);
+  for (uint64_t i = blockIdx.x * kThreads + threadIdx.x; here && i < count; i += step) {
+    const uint64_t to = i / each * c.ranks * each + c.rank * each + i % each;
+    const T v = reinterpret_cast<const T *>(a.own)[i];
+    for (uint32_t k = 0; k < c.ranks; k++) reinterpret_cast<T *>(a.all[(c.rank + k) % c.ranks])[to] = v;
+  }
+  if (here) meet(c, &p, 1, parity, flag);
   peer_end(c, epoch);
 }
 
@@ -254,7 +300,8 @@ bool load_kernels(mm_err *err) {
   const void *const kernels[] = {
       reinterpret_cast<const void *>(reduce_few<bf16, SUM>),   reinterpret_cast<const void *>(reduce_few<float, SUM>),
       reinterpret_cast<const void *>(reduce_few<float, MAX>),  reinterpret_cast<const void *>(reduce_many<bf16, SUM>),
-      reinterpret_cast<const void *>(reduce_many<float, SUM>), reinterpret_cast<const void *>(reduce_many<float, MAX>)};
+      reinterpret_cast<const void *>(reduce_many<float, SUM>), reinterpret_cast<const void *>(reduce_many<float, MAX>),
+      reinterpret_cast<const void *>(share_rows<float4>),      reinterpret_cast<const void *>(share_rows<float>)};
   cudaFuncAttributes a;
   for (const void *k : kernels) {
     if (!check(cudaFuncGetAttributes(&a, k), "load kernels", err)) return false;
@@ -267,8 +314,8 @@ cudaError_t reduce(mm_cu_peers *p, T *x, uint64_t n, cudaStream_t s) {
   if (p->c.ranks == 1 || n == 0) return cudaSuccess;
   uint64_t left = n * sizeof(T) / 8;
   const uint32_t most = p->c.apart ? kPeerBlocks : kSharedBlocks;
-  if (left <= kPeerWords) {
-    const unsigned blocks = (unsigned)mm_min(most, mm_ceil_div(left, kThreads));
+  if (left * (p->c.ranks - 1) <= kPeerWords) {
+    const unsigned blocks = (unsigned)mm_min(p->c.apart ? kFewBlocks : most, mm_ceil_div(left, kThreads));
     return launch(reduce_few<T, R>, blocks, kThreads, 0, s, p->c, reinterpret_cast<uint2 *>(x), (uint32_t)left);
   }
   cudaError_t e = cudaSuccess;
@@ -323,6 +370,20 @@ cudaError_t mm_cu_peers_sum(mm_cu_peers *p, __nv_bfloat16 *x, uint64_t n, cudaSt
 cudaError_t mm_cu_peers_sum_f32(mm_cu_peers *p, float *x, uint64_t n, cudaStream_t s) { return reduce<float, SUM>(p, x, n, s); }
 cudaError_t mm_cu_peers_max_f32(mm_cu_peers *p, float *x, uint64_t n, cudaStream_t s) { return reduce<float, MAX>(p, x, n, s); }
 
+cudaError_t mm_cu_peers_share(mm_cu_peers *p, float *const *all, const float *own, uint32_t rows, uint32_t n, cudaStream_t s) {
+  const uint32_t most = p->c.apart ? kPeerBlocks : kSharedBlocks;
+  shared_rows a = {{}, own, rows, n};
+  for (uint32_t r = 0; r < p->c.ranks; r++) a.all[r] = all[r];
+  return launch(n % 4 == 0 ? share_rows<float4> : share_rows<float>, most, kThreads, 0, s, p->c, a);
+}
+
+bool mm_cu_peers_tell(mm_cu_peers *p, void *mine, void **all, mm_err *err) {
+  const void *said[MM_CU_PEERS];
+  if (!gather(p, mine, said, err)) return false;
+  for (uint32_t r = 0; r < p->c.ranks; r++) all[r] = const_cast<void *>(said[r]);
+  return true;
+}
+
 bool mm_cu_peers_small(const mm_cu_peers *p, uint32_t rows, uint64_t words) {
   return rows <= (p->c.apart ? kSmallRows : kSharedRows / p->c.ranks) && words <= kPeerWords;
 }
@@ -362,6 +423,11 @@ bool mm_cu_peers_settle(mm_cu_peers *p, cudaStream_t s, mm_err *err) {
   const bool done = check(cudaStreamSynchronize(s), "step", err);
   bool all;
   return mm_cu_peers_meet(p, done, &all, err) && all;
+}
+
+bool mm_cu_peers_pause(mm_cu_peers *p, cudaStream_t s, mm_err *err) {
+  bool all;
+  return p->c.apart ? mm_cu_peers_meet(p, true, &all, err) : mm_cu_peers_settle(p, s, err);
 }
 
 bool mm_cu_peers_hurt(const mm_cu_peers *p) {

@@ -25,6 +25,12 @@ cudaError_t mm_cu_peers_sum(mm_cu_peers *p, __nv_bfloat16 *x, uint64_t n, cudaSt
 cudaError_t mm_cu_peers_sum_f32(mm_cu_peers *p, float *x, uint64_t n, cudaStream_t s);
 cudaError_t mm_cu_peers_max_f32(mm_cu_peers *p, float *x, uint64_t n, cudaStream_t s);
 
+/* own[rows, n] of rank r becomes columns [r·n, (r + 1)·n) of all[k][rows, ranks·n] on every rank k. all[ranks]: each rank's, as
+ * mm_cu_peers_tell brought them; what the others' streams did to theirs before is done when they are written. */
+cudaError_t mm_cu_peers_share(mm_cu_peers *p, float *const *all, const float *own, uint32_t rows, uint32_t n, cudaStream_t s);
+/* Collective: all[ranks] becomes what each rank passes, memory of its device, which every other one can write to. */
+MM_MUST_USE bool mm_cu_peers_tell(mm_cu_peers *p, void *mine, void **all, mm_err *err);
+
 /* Whether a kernel with a block for each of so many rows may exchange so many words of eight bytes in all: one that all ranks launch in
  * place of a sum (peers.cuh). */
 bool mm_cu_peers_small(const mm_cu_peers *p, uint32_t rows, uint64_t words);
@@ -44,6 +50,9 @@ MM_MUST_USE bool mm_cu_peers_meet(mm_cu_peers *p, bool mine, bool *all, mm_err *
  * of one rank may be queued behind another's, which waits for kernels that wait for the first rank: so all copies to the device are done
  * before any rank's kernels are launched, and all kernels before any copy back. */
 MM_MUST_USE bool mm_cu_peers_settle(mm_cu_peers *p, cudaStream_t s, mm_err *err);
+/* Between the kernels of a step and what follows them: returns once all ranks have launched theirs, so that a device that waits to be idle
+ * becomes idle; settled as above where ranks share one. */
+MM_MUST_USE bool mm_cu_peers_pause(mm_cu_peers *p, cudaStream_t s, mm_err *err);
 /* While some rank has said true and not false again, kernels and meetings wait for ten minutes: its weights are on their way. Meetings
  * before the first call wait without end. */
 void mm_cu_peers_load(mm_cu_peers *p, bool loading);

@@ -231,12 +231,36 @@ bool mm_cu_open_ranks(mm_backend *b, mm_err *err) {
  * meet again wherever one does either. */
 bool mm_cu_begin_ranks(mm_backend *b, mm_err *err) {
   if (!b->peers || b->rehearses || !mm_cu_peers_hurt(b->peers)) return true;
+  for (step_memory *m : b->queued) m->broken = true;
+  if (!mm_cu_check(cudaStreamSynchronize(b->stream), "step", err)) return false;
   if (!mm_cu_peers_mend(b->peers, err)) return false;
   b->drop_logits();
   bool all;
   if (!mm_cu_peers_meet(b->peers, !b->unrecorded, &all, err)) return false;
   b->unrecorded = !all;
   return true;
+}
+
+/* On all ranks or on none, since they meet here; and no rank's kernels wait for one whose device frees memory. */
+bool mm_cu_make_logits(mm_backend *b, size_t rows, mm_err *err) {
+  const size_t bytes = rows * b->c.weights->vocab_rows * sizeof(float);
+  b->drop_logits();
+  bool made = mm_cu_check(cudaMalloc(&b->logits, bytes), "cudaMalloc", err);
+  if (b->peers) {
+    made = made && mm_cu_check(cudaMalloc(&b->whole_logits, bytes * b->c.weights->tp), "cudaMalloc", err);
+    void *all[MM_CU_PEERS];
+    if (!mm_cu_peers_tell(b->peers, made ? b->whole_logits : nullptr, all, err)) made = false;
+    for (uint32_t r = 0; made && r < b->c.weights->tp; r++) made = (b->logits_of_rank[r] = static_cast<float *>(all[r])) != nullptr;
+  }
+  if (!made) b->drop_logits();
+  b->logits_rows = made ? rows : 0;
+  b->choice.logits = b->peers ? b->whole_logits : b->logits;
+  return made;
+}
+
+cudaError_t mm_cu_share_logits(mm_backend *b, uint32_t rows) {
+  if (!b->peers || rows == 0) return cudaSuccess;
+  return mm_cu_peers_share(b->peers, b->logits_of_rank, b->logits, rows, b->c.weights->vocab_rows, b->stream);
 }
 
 cudaError_t mm_cu_sum_ranks(mm_backend *b, bf16 *x, uint32_t width) {

@@ -34,7 +34,7 @@ struct member {
   }
 };
 
-constexpr size_t kMost = (size_t)40 << 20;
+constexpr size_t kMost = (size_t)72 << 20;
 
 /* f on a thread for each rank; whether all are content. */
 bool on_ranks(uint32_t ranks, double limit_s, const std::function<void(member *)> &f) {
@@ -120,7 +120,7 @@ void check_sums(uint32_t ranks) {
       const size_t n = 8 * (1 + (g.below(3) ? g.below(900) : g.below(20000)));
       m->ok = trial(m, t, k, n) && m->ok;
     }
-    for (const size_t n : {(size_t)65536, (size_t)65544, (size_t)4 << 20, ((size_t)9 << 20) + 8})
+    for (const size_t n : {(size_t)65536, (size_t)65544, (size_t)4 << 20, ((size_t)34 << 20) + 8})
       m->ok = trial(m, 1000, SUM_BF16, n) && m->ok;
   });
   report_true("peers: sums and maxima over " + std::to_string(ranks) + " ranks = the host's in rank order, bit for bit", ok);
