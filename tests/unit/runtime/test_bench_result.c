@@ -14,7 +14,7 @@
 #include "runtime/bench_result.h"
 
 static const mm_bench_case c = {"layers", "m2", 8, 2048, "block_fp8", "w4a16", "nvfp4", {4, 16}, 1024, 8192};
-static const mm_bench_result r = {&c, 8, 16, true, 3e12, 2.5e-4, 6e8, 2e-4, 101.5};
+static mm_bench_result r = {&c, 8, 16, 1, true, 3e12, 2.5e-4, 6e8, 2e-4, 101.5};
 static const double apart[3] = {1e-3, 2e-3, 2.5e-3};
 
 static void print(int which, bool json) {
@@ -77,7 +77,7 @@ static void test_lines(void **state) {
     if (i == 0) assert_true(figure(o, "copy_bytes_per_s") == 3e12);
     if (i > 0) assert_string_equal(mm_json_str(mm_json_get(o, "expert_quant")), "w4a16");
     if (i > 0) assert_string_equal(mm_json_str(mm_json_get(o, "head")), "nvfp4");
-    if (i > 0) assert_true(figure(o, "seconds") == (i == 4 ? 2.5e-3 : 2.5e-4) && figure(o, "layers") == 8);
+    if (i > 0) assert_true(figure(o, "seconds") == (i == 4 ? 2.5e-3 : 2.5e-4) && figure(o, "layers") == 8 && figure(o, "tp") == 1);
     if (i == 1) assert_true(figure(o, "of_copy") == 0.8 && figure(o, "bytes") == 6e8);
     if (i == 2) assert_true(figure(o, "tokens_per_s") == 64000 && figure(o, "floor_s") == 2e-4 && mm_json_bool(mm_json_get(o, "kv_fp8")));
     if (i == 4) assert_true(figure(o, "decode_alone_s") == 1e-3 && figure(o, "stretch_alone_s") == 2e-3);
@@ -85,7 +85,18 @@ static void test_lines(void **state) {
   }
 }
 
+static void test_ranks(void **state) {
+  (void)state;
+  char line[1024];
+  r.ranks = 2;
+  printed(3, false, line, sizeof line);
+  assert_int_equal(strncmp(line, "m2, tp 2, x 8 block_fp8/w4a16/nvfp4, prefill", 44), 0);
+  printed(2, true, line, sizeof line);
+  assert_non_null(strstr(line, "\"tp\":2,"));
+  r.ranks = 1;
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_lines)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_lines), cmocka_unit_test(test_ranks)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
