@@ -223,13 +223,36 @@ typedef struct world {
   mm_engine *engine;
 } world;
 
-static void open_world(world *w, uint32_t tp, const mm_ops *ops) {
+/* Of rows [rows, k] one column each is left, as much as the row had: of row i in the (i % 4)-th quarter. */
+static void leave_one(float *w, size_t rows, size_t k) {
+  for (size_t i = 0; i < rows; i++) {
+    const size_t at = i % 4 * (k / 4) + below((uint32_t)k / 4);
+    for (size_t j = 0; j < k; j++) w[i * k + j] = j == at ? w[i * k + j] * sqrtf((float)k) : 0;
+  }
+}
+
+/* A model whose sums over up to four ranks have one term that is not zero, so that they are the same bits at every tp: no norm over heads
+ * of several ranks, and of the matrices that are cut along their columns one column for each row, of all experts on the same rank. */
+static ref_model exact_model(void) {
+  mm_model m = ref_dims(MM_FAMILY_M1, false);
+  for (uint32_t l = 0; l < m.layers; l++) m.attn[l] = MM_ATTN_FULL;
+  ref_model r = ref_build(m);
+  for (uint32_t l = 0; l < m.layers; l++) {
+    leave_one(r.layer[l].o, m.hidden, (size_t)m.heads * m.head_dim);
+    leave_one(r.layer[l].w2, (size_t)m.experts * m.hidden, m.intermediate);
+  }
+  return r;
+}
+
+static void open_world_of(world *w, ref_model ref, uint32_t tp, const mm_ops *ops) {
   mm_err err = {0};
-  w->ref = ref_build(ref_dims(MM_FAMILY_M2, false));
+  w->ref = ref;
   w->shards = ref_cut(&w->ref, tp);
   const mm_engine_config c = {.ops = ops, .limits = {.max_tokens = 40, .slots = 3, .max_positions = 100}, .threads = 1};
   if (!(w->engine = mm_engine_open(&w->shards->s, &c, &err))) fail_msg("%s", err.text);
 }
+
+static void open_world(world *w, uint32_t tp, const mm_ops *ops) { open_world_of(w, ref_build(ref_dims(MM_FAMILY_M2, false)), tp, ops); }
 
 static void close_world(world *w) {
   mm_engine_close(w->engine);
@@ -245,7 +268,7 @@ static mm_batch last_of(const int32_t *id, mm_span *span, uint32_t *out, int32_t
 
 /* n draws, of every row of a sequence of ROWS tokens that is fed again and again. */
 #define ROWS 40
-static void draw_many(uint32_t tp, int32_t *drawn, uint32_t n) {
+static void draw_many(uint32_t tp, bool exact, int32_t *drawn, uint32_t n) {
   world w;
   mm_err err = {0};
   int32_t id[ROWS];
@@ -253,7 +276,8 @@ static void draw_many(uint32_t tp, int32_t *drawn, uint32_t n) {
   asked a[ROWS];
   mm_sampling set[ROWS];
   const uint64_t before = seed, weights = ref_seed;
-  open_world(&w, tp, &mm_ops_cpu);
+  seed = 98;
+  open_world_of(&w, exact ? exact_model() : ref_build(ref_dims(MM_FAMILY_M2, false)), tp, &mm_ops_cpu);
   ref_seed = weights; /* the next world's are the same */
   seed = 99;
   for (uint32_t i = 0; i < n; i += ROWS) {
@@ -270,24 +294,27 @@ static void draw_many(uint32_t tp, int32_t *drawn, uint32_t n) {
   seed = before;
 }
 
-/* Ranks differ in the last bits of their logits, which turn a draw where two ids come out alike: less than one in 10,000, on one machine
- * another than on the next. The same logits give the same draws (test_schedules.c). */
+/* The same tokens at tp 1, 2 and 4 where the logits are the same bits; of a model whose sums over ranks round, logits differ in their last
+ * bits, which turn a draw where two ids come out alike: less than one in 10,000, on one machine another than on the next. */
 static void test_same_at_every_tp(void **state) {
   (void)state;
   enum { N = 10000 };
   static int32_t drawn[3][N];
-  uint32_t kinds = 0, others[3] = {0};
-  for (uint32_t i = 0; i < 3; i++) draw_many(1u << i, drawn[i], N);
-  for (uint32_t i = 0; i < 3 * N; i++) others[i / N] += drawn[i / N][i % N] != drawn[0][i % N];
-  print_message("%d draws with every setting: %u are others at tp 2, %u at tp 4\n", N, others[1], others[2]);
-  assert_true(others[1] <= 1 && others[2] <= 1);
-  for (int32_t id = 0; id < VOCAB; id++)
-    for (uint32_t i = 0; i < N; i++)
-      if (drawn[0][i] == id) {
-        kinds++;
-        break;
-      }
-  assert_true(kinds > 10);
+  for (int exact = 0; exact < 2; exact++) {
+    uint32_t kinds = 0, others[3] = {0};
+    for (uint32_t i = 0; i < 3; i++) draw_many(1u << i, exact, drawn[i], N);
+    for (uint32_t i = 0; i < 3 * N; i++) others[i / N] += drawn[i / N][i % N] != drawn[0][i % N];
+    print_message("%d draws with every setting, sums %s: %u are others at tp 2, %u at tp 4\n", N, exact ? "exact" : "rounded", others[1],
+                  others[2]);
+    assert_true(others[1] <= !exact && others[2] <= !exact);
+    for (int32_t id = 0; id < VOCAB; id++)
+      for (uint32_t i = 0; i < N; i++)
+        if (drawn[0][i] == id) {
+          kinds++;
+          break;
+        }
+    assert_true(kinds > 10);
+  }
 }
 
 /* Penalties see what the slot holds: fed in chunks, gone back, forked, restored with its ids. */
@@ -462,27 +489,41 @@ static bool counting_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
   return mm_ops_cpu.begin(b, batch, err);
 }
 
-/* A device that records its steps is warmed where the engine chooses too: twice each size on every rank; slots stay as they are. */
+static bool end_unseen(mm_backend *b, mm_err *err) { return mm_ops_cpu.end(b, (float[16 * VOCAB]){0}, err); }
+static atomic_uint told, untold; /* collections whose ids are wanted, and whose are not */
+static bool collect_sevens(mm_backend *b, int32_t *id, mm_err *err) {
+  (void)b, (void)err;
+  if (id) *id = 7;
+  *(id ? &told : &untold) += 1;
+  return true;
+}
+
+/* A device that records its steps is warmed at any tp: each way to end twice for each size on every rank; slots stay as they are. Of the
+ * ranks, which all choose the same, one hands its ids on. */
 static void test_warm_ranks(void **state) {
   (void)state;
   mm_ops ops = mm_ops_cpu;
-  ops.begin = counting_begin, ops.choose = no_choice;
+  ops.begin = counting_begin, ops.choose = end_unseen, ops.collect = collect_sevens;
   world w;
   mm_err err = {0};
   const int32_t id[] = {3, 4};
   mm_span span;
   uint32_t out;
   open_world(&w, 2, &ops);
-  const mm_batch batch = last_of(id, &span, &out, 1, 0, 2);
+  mm_batch batch = last_of(id, &span, &out, 1, 0, 2);
   assert_true(mm_engine_step(w.engine, &batch, (float[VOCAB]){0}, &err));
   steps = 0;
   assert_true(mm_engine_warm(w.engine, (const uint32_t[]){1, 4, 16}, 3, &err));
-  assert_int_equal(steps, 2 * 2 * 3);
+  assert_int_equal(steps, 2 * 2 * 2 * 3);
+  assert_int_equal(told, 2 * 2 * 3);
+  assert_int_equal(untold, 2 * 2 * 3);
   assert_int_equal(mm_engine_held(w.engine, 1), 2);
-  int32_t none = 77;
+  int32_t chosen = 77;
   const mm_sampling greedy = {.top_p = 1};
-  assert_true(mm_engine_choose(w.engine, &greedy, &err) && mm_engine_collect(w.engine, &none, &err));
-  assert_int_equal(none, 77); /* no row of them waits */
+  batch = last_of(id, &span, &out, 1, 2, 2), batch.sampling = &greedy;
+  assert_true(mm_engine_queue(w.engine, &batch, &err) && mm_engine_queues(w.engine));
+  assert_true(mm_engine_collect(w.engine, &chosen, &err));
+  assert_int_equal(chosen, 7);
   close_world(&w);
 }
 
