@@ -15,8 +15,8 @@
 #define WARMUP  0.25 /* seconds of steps before those that count: clocks rise from idle meanwhile */
 #define REPEATS 5    /* prefill steps that count, after one that does not */
 #define ROUNDS  4    /* over the layers, in a step of one op */
-#define RANKS   8
-#define COUNTED 8 /* decode steps whose experts are counted */
+#define RANKS   8    /* at most */
+#define COUNTED 8    /* decode steps whose experts are counted */
 
 #define SUBJECTS "kernels|layers|decode|prefill|mixed"
 #define SCHEMES  "bf16|block_fp8|channel_fp8|tensor_wise_fp8|w4a16|w4afp8|w4a8|nvfp4|mxfp4|mxfp8"
@@ -29,7 +29,7 @@
 typedef struct bench_args {
   const char *subject, *model, *quant, *experts, *head, *kv, *act_quant;
   uint64_t layers, batch, context, tokens, steps; /* 0: the subject's own */
-  uint64_t tp;
+  uint64_t tp;                                    /* ranks */
   bool json, quiet;
 } bench_args;
 
@@ -523,6 +523,8 @@ static bool run_ranks(const bench *one, mm_err *err) {
   for (uint32_t i = 0; i < started; i++) pthread_join(all[i].thread, NULL);
   for (uint32_t i = 0; ok && i < started; i++)
     if (all[i].err.status != MM_OK) ok = mm_fail_as(err, &all[i].err);
+  for (uint32_t i = 0; ok && i < started; i++)
+    if (!all[i].done) ok = mm_fail(err, MM_IO, "E_RANK", mm_at(NULL, NULL), "rank %u ended early", i);
   mm_comm_close(comm);
   return ok;
 }
