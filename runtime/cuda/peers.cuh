@@ -45,7 +45,7 @@ __device__ __forceinline__ void put_shared(uint32_t *to, uint32_t v) {
 
 constexpr uint32_t kPeerBlocks = 64;                 /* that tell each other by flags */
 constexpr uint64_t kPeerWords = 131072;              /* of a sum of few numbers: 1 MiB of them */
-constexpr uint64_t kPeerSlab = (uint64_t)64 << 20;   /* bytes of a sum of many */
+constexpr uint64_t kPeerSlab = (uint64_t)64 << 20;   /* bytes of a sum of many; of every rank's memory it takes four */
 constexpr uint32_t kPeerLook = 256;                  /* tries between looks at the clock */
 constexpr uint32_t kPeersGoOn = 0, kPeersWaited = 2; /* states; 1: broken by mm_comm_break */
 

@@ -5,6 +5,8 @@
 
 #include <stdio.h>
 
+#include <algorithm>
+
 #include "runtime/cuda/fp8.cuh"
 #include "runtime/cuda/launch.h"
 #include "runtime/cuda/norm.cuh"
@@ -233,7 +235,11 @@ bool mm_cu_begin_ranks(mm_backend *b, mm_err *err) {
   if (!b->peers || b->rehearses || !mm_cu_peers_hurt(b->peers)) return true;
   for (step_memory *m : b->queued) m->broken = true;
   if (!mm_cu_check(cudaStreamSynchronize(b->stream), "step", err)) return false;
-  if (!mm_cu_peers_mend(b->peers, err)) return false;
+  void *queued[MM_CU_PEERS]; /* how many steps each rank has queued, + 1: the one that failed there is not among them */
+  if (!mm_cu_peers_mend(b->peers, err) || !mm_cu_peers_tell(b->peers, reinterpret_cast<void *>(b->queued.size() + 1), queued, err))
+    return false;
+  const uintptr_t least = reinterpret_cast<uintptr_t>(*std::min_element(queued, queued + b->c.weights->tp));
+  while (b->queued.size() >= least) b->queued.pop_back();
   b->drop_logits();
   bool all;
   if (!mm_cu_peers_meet(b->peers, !b->unrecorded, &all, err)) return false;

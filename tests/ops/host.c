@@ -167,9 +167,8 @@ static void check_apart(const mm_shards *shards, const char *what) {
   }
   ok = ok && same && fake.graphs == 0 && *first;
   report(what, ok, err.status != MM_OK ? err.text : same ? "a step was recorded, or nothing launched" : "other kernels");
-  mm_engine_close(e);
+  mm_engine_close(e), err = (mm_err){0};
   const mm_engine_config few = {.ops = &mm_ops_cuda, .limits = {1, 1, 64, 0}, .threads = 1, .apart = true};
-  err = (mm_err){0};
   fake.ranks = mm_pack_ranks(&shards->pack);
   e = mm_engine_open(shards, &few, &err);
   report("steps of one row at most", e && step(e, 1, false, &err), err.text);
@@ -211,13 +210,11 @@ static void check_slots(const mm_shards *shards) {
   bool ok = step(e, 70, true, &err) && mm_engine_save(e, 0, state, &err) && mm_engine_fork(e, 0, (const uint32_t[]){1, 2}, 2, &err);
   for (uint32_t n = 0; ok && n < 20; n++) {
     mm_sampling set[3];
-    const int32_t id[] = {5, 6, 7};
     const mm_span span[] = {{0, 0, 1, 70 + n}, {1, 1, 1, 70 + n}, {2, 2, 1, 70 + n}};
-    const uint32_t out[] = {0, 1, 2};
     for (uint32_t i = 0; i < 3; i++) set[i] = (mm_sampling){.temperature = 1, .top_p = 0.9, .seed = n};
     if (n % 2) set[0].repetition = 1.1, set[1].bias_count = 1, set[1].bias = &bias, set[2].allowed = allowed;
     if (n % 3) set[n % 2].top_logprobs = 3, set[n % 2].logprobs = told[n % MM_QUEUE];
-    const mm_batch batch = {3, id, 3, span, 3, out, set, NULL};
+    const mm_batch batch = {3, (const int32_t[]){5, 6, 7}, 3, span, 3, (const uint32_t[]){0, 1, 2}, set, NULL};
     int32_t chosen[3];
     ok = mm_engine_queue(e, &batch, &err) && (n < 2 || mm_engine_collect(e, chosen, &err));
     if (n == 19) ok = ok && mm_engine_collect(e, chosen, &err) && mm_engine_collect(e, chosen, &err);
@@ -227,6 +224,23 @@ static void check_slots(const mm_shards *shards) {
   ok = ok && mm_engine_resume(e, 3, page, held, 70, state, &err) && mm_engine_resume(e, 2, page, NULL, 70, state, &err);
   report("slots forked, saved, restored, chosen for by every rule", ok, err.text);
   free(state);
+  close_engine(e, "its calls and its memory");
+}
+
+/* Up to `ahead` steps wait for their choices when one fails on one rank: they have none, and all go on. */
+static void check_ahead(const mm_shards *shards, uint32_t ahead) {
+  const mm_batch batch = {1, (const int32_t[]){5}, 1, &(mm_span){0, 0, 1, 0}, 1, &(uint32_t){0}, &(mm_sampling){.top_p = 1}, NULL};
+  mm_err err = {0};
+  mm_engine *e = open_engine(shards);
+  bool ok = e != NULL;
+  for (uint32_t n = 1, waiting = 0; ok && n <= 40; n++) {
+    const bool good = n % 10 != 0;
+    fails = !good, err = (mm_err){0};
+    ok = mm_engine_queue(e, &batch, &err) == good && (good || strcmp(err.code, "E_TEST") == 0);
+    if (!good || ++waiting > ahead)
+      ok = ok && (waiting == 0 || mm_engine_collect(e, &(int32_t){0}, &err) == good), waiting = good ? ahead : 0;
+  }
+  report("steps ahead of one that fails on one rank have no choices, and all go on", ok, err.text);
   close_engine(e, "its calls and its memory");
 }
 
@@ -557,7 +571,7 @@ int main(int argc, char **argv) {
   if (two.pack.model.qk_norm) check_hanging(&two, true); /* once is enough: it takes its time */
   check_apart(&one, "rows apart: the same kernels for any step");
   check_apart(&two, "rows apart on two ranks");
-  check_slots(&one);
+  check_slots(&one), check_slots(&two), check_ahead(&two, 0), check_ahead(&two, 1), check_ahead(&two, 3);
   check_tables(&one);
   for (int i = 0; i < 3; i++) check_steps(&two, "steps of two ranks");
   for (int i = 0; i < 4; i++) check_failing(&two, i, false), check_failing(&two, i, true);
