@@ -1,7 +1,7 @@
 /* A CUDA runtime without a device, for tests of the host's side: memory is the host's, copies are done at once, kernels do nothing. It
  * watches what calls the backend makes and when. A kernel of a sum (reduce_…) and the one that shares logits wait for those of the other
- * ranks: who synchronises with a stream waits until each rank has launched as many of them, or for fake.patience_ms, and then says so in the
- * ranks' control word as the kernel would. Included once, by a program that links nothing of the real runtime. */
+ * ranks: who synchronises with a stream waits until each rank has launched as many of them, or for fake.patience_ms, and then says so in
+ * the ranks' control word as the kernel would. Included once, by a program that links nothing of the real runtime. */
 #ifndef MM_TESTS_FAKE_DEVICE_H
 #define MM_TESTS_FAKE_DEVICE_H
 
