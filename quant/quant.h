@@ -119,6 +119,13 @@ typedef struct mm_scheme {
   void (*pack)(const mm_pack_args *a, void *const plane[MM_MAX_PLANES]);
 } mm_scheme;
 
+/* Numbers of a weight that nobody stored, for benchmarks: functions of seed, matrix and place in the uncut weight, so that all cuts hold
+ * the same model. Row i here is row from[s] + i - at[s] of the uncut matrix, s the last with at[s] <= i; column 0 is first_k. */
+typedef struct mm_random {
+  uint32_t seed; /* 0: any numbers */
+  uint32_t at[3], from[3];
+} mm_random;
+
 /* A packed tensor in memory: `lead` matrices (1 for a plain linear) of [n, k], planes one after the other per lead. Borrows all. */
 typedef struct mm_packed {
   const mm_scheme *scheme;
@@ -128,7 +135,7 @@ typedef struct mm_packed {
   uint32_t first_k, whole_k;        /* cut along k: column 0 is column first_k of the whole_k uncut ones; 0, 0: not cut */
   float input_scale;                /* static scale of x (mm_act_format.fixed); 0: none */
   uint32_t tensor;                  /* its number in the manifest it comes from */
-  uint32_t seed;                    /* of the random numbers of a weight without planes; 0: any */
+  mm_random random;                 /* of a weight without planes */
 } mm_packed;
 
 /* Rows under one element of a scheme's planes: pack takes multiples of them. */

@@ -33,7 +33,7 @@ mm_model mm_bench_model(const mm_bench_shape *s) {
 
 /* A weight without planes: the backend makes its numbers, of this seed. */
 static mm_packed weight(const char *scheme, uint32_t seed, uint32_t lead, uint32_t n, uint32_t k) {
-  mm_packed w = {.scheme = mm_scheme_find(scheme), .lead = lead, .n = n, .k = k, .seed = seed};
+  mm_packed w = {.scheme = mm_scheme_find(scheme), .lead = lead, .n = n, .k = k, .random = {.seed = seed}};
   for (unsigned i = 0; i < w.scheme->plane_count; i++) w.cell[i] = w.scheme->plane[i].cell;
   return w;
 }
@@ -43,15 +43,18 @@ static void fit(uint32_t *cell, uint32_t slice) {
   while (*cell && slice % *cell) *cell /= 2;
 }
 
-/* Slices of n rows, in stretches of `slice`; and of k columns. */
-static mm_packed rows_of(const mm_bench_shape *s, const char *scheme, uint32_t seed, uint32_t lead, uint32_t n, uint32_t k,
-                         uint32_t slice) {
-  mm_packed w = weight(scheme, seed + s->rank, lead, n / s->tp, k);
-  for (unsigned i = 0; s->tp > 1 && i < w.scheme->plane_count; i++) fit(&w.cell[i].n, slice / s->tp);
+/* Slices of rows, of each of up to three stretches of the whole matrix; and of k columns. */
+static mm_packed rows_of(const mm_bench_shape *s, const char *scheme, uint32_t seed, uint32_t lead, const uint32_t stretch[3], uint32_t k) {
+  mm_packed w = weight(scheme, seed, lead, 0, k);
+  for (uint32_t i = 0, before = 0; i < 3 && stretch[i]; before += stretch[i++]) {
+    const uint32_t slice = stretch[i] / s->tp;
+    w.random.at[i] = w.n, w.random.from[i] = before + s->rank * slice, w.n += slice;
+    for (unsigned p = 0; s->tp > 1 && p < w.scheme->plane_count; p++) fit(&w.cell[p].n, slice);
+  }
   return w;
 }
 static mm_packed columns_of(const mm_bench_shape *s, const char *scheme, uint32_t seed, uint32_t lead, uint32_t n, uint32_t k) {
-  mm_packed w = weight(scheme, seed + s->rank, lead, n, k / s->tp);
+  mm_packed w = weight(scheme, seed, lead, n, k / s->tp);
   for (unsigned i = 0; s->tp > 1 && i < w.scheme->plane_count; i++) fit(&w.cell[i].k, w.k);
   if (s->tp > 1) w.first_k = s->rank * w.k, w.whole_k = k;
   return w;
@@ -59,28 +62,31 @@ static mm_packed columns_of(const mm_bench_shape *s, const char *scheme, uint32_
 
 bool mm_bench_weights(const mm_bench_shape *s, const mm_model *m, mm_rank_weights *w, mm_err *err) {
   const uint32_t q = m->heads * m->head_dim, kv = m->kv_heads * m->head_dim, vocab = m->vocab / s->tp;
-  uint32_t seed = 1;
-#define SEED (seed += 16)
+  uint32_t seed = 0;
+#define SEED      ++seed
+#define ROWS(...) ((const uint32_t[3]){__VA_ARGS__})
   if (m->vocab % s->tp != 0)
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found %u ids and %u ranks, expected as many ids on each", m->vocab, s->tp);
   *w = (mm_rank_weights){.rank = s->rank, .tp = s->tp, .layer_end = m->layers, .vocab_first = s->rank * vocab, .vocab_rows = vocab};
-  w->embed = rows_of(s, "bf16", SEED, 1, m->vocab, m->hidden, m->vocab);
-  w->head = rows_of(s, s->head, SEED, 1, m->vocab, m->hidden, m->vocab);
+  w->embed = rows_of(s, "bf16", SEED, 1, ROWS(m->vocab), m->hidden);
+  w->head = rows_of(s, s->head, SEED, 1, ROWS(m->vocab), m->hidden);
   w->final_norm = weight("bf16", SEED, 1, m->hidden, 1);
   if (!(w->layer = mm_calloc(m->layers, sizeof *w->layer, err))) return false;
   for (uint32_t l = 0; l < m->layers; l++) {
     mm_layer_weights *y = &w->layer[l];
     const bool lightning = m->attn[l] == MM_ATTN_LIGHTNING;
     y->input_norm = weight("bf16", SEED, 1, m->hidden, 1), y->post_norm = weight("bf16", SEED, 1, m->hidden, 1);
-    y->qkv = rows_of(s, s->quant, SEED, 1, lightning ? 3 * q : q + 2 * kv, m->hidden, lightning ? 3 * q : kv);
+    y->qkv = rows_of(s, s->quant, SEED, 1, lightning ? ROWS(3 * q) : ROWS(q, kv, kv), m->hidden);
     y->out = columns_of(s, s->quant, SEED, 1, m->hidden, q);
-    if (lightning) y->output_gate = rows_of(s, s->quant, SEED, 1, q, m->hidden, q), y->attn_norm = weight("bf16", SEED, 1, q / s->tp, 1);
-    if (m->qk_norm) y->q_norm = weight("bf16", SEED, 1, q / s->tp, 1), y->k_norm = weight("bf16", SEED, 1, kv / s->tp, 1);
+    if (lightning)
+      y->output_gate = rows_of(s, s->quant, SEED, 1, ROWS(q), m->hidden), y->attn_norm = rows_of(s, "bf16", SEED, 1, ROWS(q), 1);
+    if (m->qk_norm) y->q_norm = rows_of(s, "bf16", SEED, 1, ROWS(q), 1), y->k_norm = rows_of(s, "bf16", SEED, 1, ROWS(kv), 1);
     y->router = weight("bf16", SEED, 1, m->experts, m->hidden);
     if (m->router == MM_ROUTER_SIGMOID_BIAS) y->router_bias = weight("bf16", SEED, 1, m->experts, 1);
-    y->w13 = rows_of(s, s->experts, SEED, m->experts, 2 * m->intermediate, m->hidden, m->intermediate);
+    y->w13 = rows_of(s, s->experts, SEED, m->experts, ROWS(m->intermediate, m->intermediate), m->hidden);
     y->w2 = columns_of(s, s->experts, SEED, m->experts, m->hidden, m->intermediate);
   }
 #undef SEED
+#undef ROWS
   return true;
 }

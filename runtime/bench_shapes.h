@@ -5,6 +5,10 @@
 #include "formats/model.h"
 #include "loader/bind.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 typedef struct mm_bench_shape {
   const char *model; /* "m1" or "m2" */
   uint32_t layers, vocab;
@@ -13,8 +17,10 @@ typedef struct mm_bench_shape {
 } mm_bench_shape;
 
 mm_model mm_bench_model(const mm_bench_shape *s);
-/* Weights of one rank without planes, w->layer [m->layers] on the heap; MM_LIMIT. What all ranks hold has the same numbers on all; a slice
- * has numbers of its own, so that models of another tp are of the same shapes and not the same. */
+/* Weights of one rank without planes, w->layer [m->layers] on the heap; MM_LIMIT. Those of all cuts are the same model's (mm_random). */
 MM_MUST_USE bool mm_bench_weights(const mm_bench_shape *s, const mm_model *m, mm_rank_weights *w, mm_err *err);
 
+#ifdef __cplusplus
+}
+#endif
 #endif

@@ -133,7 +133,7 @@ typedef struct mm_ops {
   /* y = Σ weight · w2(SiLU(w1 x) ⊙ (w3 x)) over the routed experts: this rank's partial sum. */
   void (*experts)(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, const mm_packed *w2);
   /* h = alpha·residual + beta·Σ_ranks branch (in rank order, identical on all ranks), then n = RMS(h; w, eps). All four are distinct
-   * buffers; branch is clobbered. w NULL: n is left as it was. A backend may put it off until the next op, unless `eager`. */
+   * buffers; branch is clobbered. w NULL: n is not wanted. A backend may put it off until the next op, unless `eager`. */
   void (*combine)(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act branch, mm_deepnorm scale, const mm_packed *w, double eps);
   /* to = from, rows 0 … T-1. */
   void (*copy)(mm_backend *b, mm_act to, mm_act from);

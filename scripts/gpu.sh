@@ -9,7 +9,7 @@
 #   forks      slots: forked, restored, chunks, page borders; schedules of MM_STEPS (10,000) steps among poison; 10,000 draws; scores
 #   apart      --batch-invariant: every row's bits the same alone and in a crowd, both models in every scheme
 #   steps      recorded steps, warming, refusals
-#   ranks      checkpoints cut for two and eight ranks beside one and the CPU; a rank that fails
+#   ranks      checkpoints cut for two to eight ranks, --ep and --pp among them, beside one and the CPU; a rank that fails
 #   load       what is loaded, bit for bit; short and changed files, digests
 #   hold       minimax-hold: the same text from held weights, after users that were killed, of two ranks; others' weights are refused
 #   eval       minimax-eval: the likelihood of held-out text on the GPU within 2e-3 of the CPU's, every scheme, both models; with inputs
@@ -70,6 +70,14 @@ prepare() {
         to=$work/ranks/${source##*/}-$scheme-$tp
         [ -e "$to" ] || "$build"/bin/minimax-convert "$source" -o "$to" --tp $tp --quant "${scheme%_head}" $head -q || row FAIL "prepare: $to"
       done
+    done
+  done
+  # Ranks with experts of their own, and stages: of one rank, and of two.
+  for name in tiny-m1-bf16 tiny-m1-nvfp4 tiny-m2-block_fp8 tiny-m2-w4a16; do
+    for cut in ep2 pp2 tp2pp2 ep2pp2; do
+      case $cut in ep2) how='--tp 2 --ep 2' ;; pp2) how='--pp 2' ;; tp2pp2) how='--tp 2 --pp 2' ;; *) how='--tp 4 --ep 2 --pp 2' ;; esac
+      to=$work/ranks/$name-$cut
+      [ -e "$to" ] || "$build"/bin/minimax-convert tests/data/"${name%-*}" -o "$to" $how --quant "${name##*-}" -q || row FAIL "prepare: $to"
     done
   done
 }

@@ -58,7 +58,7 @@ void plan_step(mm_backend *b, const mm_batch *batch) {
   if (b->asked) b->ending = LOGITS;
   for (b->singles = 0; !b->c.apart && !b->decode && b->singles < batch->span_count && batch->span[b->singles].count == 1;) b->singles++;
   const uint32_t bucket = b->decode && batch->out_count == batch->tokens ? bucket_of(b, batch->tokens) : 0;
-  b->rows = bucket ? bucket : batch->tokens;
+  b->rows = bucket ? bucket : batch->tokens, b->tokens = batch->tokens;
   if (b->c.calibration && b->rows == 1) b->rows = 2; /* a single token's pairs are not sorted, as mm_cu_collect_experts wants them */
   b->wanted = batch->out_count, b->outs = bucket ? bucket : batch->out_count;
   if (b->c.apart && b->rows) b->rows = (uint32_t)mm_max(b->rows, kLeastApart);
@@ -143,7 +143,7 @@ void wait_for_weights(mm_backend *b, uint32_t group) {
 
 /* What the step's rows have chosen of the layer's experts is there too. The host has to know what that is, so it waits for the router. */
 void wait_for_experts(mm_backend *b) {
-  const uint32_t n = b->route.experts;
+  const uint32_t n = b->route.held ? b->route.held : b->route.experts;
   if (!b->loading) return;
   if (b->rehearses) {
     check(b, mm_cu_list_used(b->route, b->used, b->rows, b->stream), "experts in use");
@@ -386,6 +386,17 @@ void cuda_embed(mm_backend *b, mm_act x, const mm_packed *table) {
   check(b, mm_cu_sum_ranks(b, rows_of(x), x.width), "sum over ranks");
 }
 
+void cuda_receive(mm_backend *b, mm_act x) {
+  wait_for_weights(b, 0);
+  if (!begin_op(b)) return;
+  b->inputs.wrote(x.data);
+  if (!b->rehearses && !mm_cu_receive_rows(b, rows_of(x), x.width, &b->err)) b->failed = "receive";
+}
+
+void cuda_send(mm_backend *b, mm_act x) {
+  if (begin_op(b) && !b->rehearses && !mm_cu_send_rows(b, rows_of(x), x.width, &b->err)) b->failed = "send";
+}
+
 void cuda_layer(mm_backend *b, uint32_t l) { wait_for_weights(b, mm_cu_group_of_layer(l)); }
 
 void cuda_norm(mm_backend *b, mm_act y, mm_act x, const mm_packed *w, double eps) {
@@ -483,9 +494,10 @@ void cuda_combine(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act bra
   b->inputs.wrote(h.data), b->inputs.wrote(n.data);
   b->put_off_sums = mm_cu_combines_ranks(b->peers, b->rows, h.width);
   if (!b->put_off_sums) check(b, mm_cu_sum_ranks(b, rows_of(branch), h.width), "sum over ranks");
-  const mm_cu_combine a = {rows_of(h),        rows_of(n),   rows_of(residual),
-                           rows_of(branch),   b->values[w], (float)scale.alpha,
-                           (float)scale.beta, (float)eps,   b->inputs.beside(rows_of(n), b->rows, n.width)};
+  const float *const norm = b->values[w ? w : mm_cu_any_norm(b)];
+  const mm_cu_combine a = {rows_of(h),        rows_of(n), rows_of(residual),
+                           rows_of(branch),   norm,       (float)scale.alpha,
+                           (float)scale.beta, (float)eps, b->inputs.beside(rows_of(n), b->rows, n.width)};
   b->put_off = a, b->put_off_width = h.width;
   if (b->c.eager) catch_up(b);
 }
@@ -580,6 +592,9 @@ const mm_ops mm_ops_cuda = {
     .samples = MM_SAMPLES_MIN_P | MM_SAMPLES_PENALTIES | MM_SAMPLES_BIAS | MM_SAMPLES_MASK | MM_SAMPLES_LOGPROBS,
     .calibration = true,
     .calibrate = mm_cu_calibrate,
+    .send = cuda_send,
+    .receive = cuda_receive,
+    .experts_cut = true,
     .apart_asked = true,
     .pages = true,
     .state_bytes = cuda_state_bytes,

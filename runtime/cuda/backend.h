@@ -92,6 +92,7 @@ struct mm_backend {
   uint32_t *used = nullptr;            /* pinned: experts that a step uses while not all are there; [MM_CU_MAX_EXPERTS / 32] bits */
   mm_cu_peers *peers = nullptr;        /* of a rank of several (ranks.h), as is: */
   float *squares = nullptr;            /* [max_tokens, 2], and room for two more */
+  __nv_bfloat16 *border = nullptr;     /* pinned, [max_tokens, H]: rows between pipeline stages (stages.cu) */
   cudaStream_t stream = nullptr;
   std::map<const mm_packed *, mm_cu_weight> weight;
   std::map<const mm_packed *, const float *> values; /* as f32: norms, bias, routers that are not bf16 */
@@ -132,9 +133,9 @@ struct mm_backend {
   float *logits_of_rank[MM_CU_PEERS] = {}; /* all ranks' whole_logits */
 
   /* the step under way */
-  uint32_t rows = 0, outs = 0;   /* with padding */
-  uint32_t wanted = 0;           /* outputs without it */
-  uint32_t spans = 0, tiles = 0; /* not of decode steps */
+  uint32_t rows = 0, outs = 0;     /* with padding */
+  uint32_t tokens = 0, wanted = 0; /* rows and outputs without it */
+  uint32_t spans = 0, tiles = 0;   /* not of decode steps */
   bool decode = false;
   uint32_t singles = 0; /* rows before the first span of several: attention takes them as a decode step does */
   step_end ending = LOGITS;
@@ -148,7 +149,7 @@ struct mm_backend {
   uint32_t put_off_width = 0;
   bool put_off_sums = false;                                  /* its branch is still this rank's alone */
   std::map<std::pair<uint32_t, step_end>, step_graph> graphs; /* by rows and ending */
-  bool unrecorded = false;                                    /* recording has failed: every step is launched kernel by kernel */
+  bool unrecorded = false; /* recording has failed, or rows go to another stage: every step is launched kernel by kernel */
   mm_err err = {};
   const char *failed = nullptr; /* the op that err is of */
 
@@ -256,5 +257,16 @@ struct mm_cu_gated {
   uint32_t width;
 };
 cudaError_t mm_cu_gated_norm_ranks(mm_backend *b, const mm_cu_gated &a);
+
+/* ---- a pipeline stage, --pp (stages.cu): rows go through the host ---- */
+
+/* b->border, where this is not the only stage. Its steps are not recorded. */
+MM_MUST_USE bool mm_cu_open_stage(mm_backend *b, mm_err *err);
+/* The step's rows x[tokens, width] to the same rank of the next stage, once they are there; or from the one before, zeros behind them. Both
+ * wait. After a failure of another rank's (mm_comm_break) what is received is not specified. */
+MM_MUST_USE bool mm_cu_send_rows(mm_backend *b, const __nv_bfloat16 *x, uint32_t width, mm_err *err);
+MM_MUST_USE bool mm_cu_receive_rows(mm_backend *b, __nv_bfloat16 *x, uint32_t width, mm_err *err);
+/* A norm for rows that nobody reads normed: the last of a stage that is not the last one. */
+inline const mm_packed *mm_cu_any_norm(const mm_backend *b) { return &b->c.weights->layer[b->c.weights->layer_first].post_norm; }
 
 #endif

@@ -78,7 +78,7 @@ bool plan_weights(mm_backend *b, mm_cu_load *load, mm_err *err) {
   if (b->weight[&w->embed].code != MM_CU_BF16)
     return mm_fail(err, MM_UNSUPPORTED, "E_SCHEME", mm_at(NULL, "model.embed_tokens.weight"),
                    "found scheme %s; the cuda backend embeds bf16", w->embed.scheme->name);
-  for (uint32_t l = 0; l < layers; l++) {
+  for (uint32_t l = w->layer_first; l < w->layer_end; l++) {
     if (!plan_layer(p, l, err)) return false;
   }
   p.group = mm_cu_group_of_layer(layers - 1);
@@ -130,10 +130,11 @@ bool open_caches(mm_backend *b, mm_err *err) {
   const uint64_t cells = (uint64_t)pages * b->heads.kv_heads * MM_CU_PAGE;
   const uint64_t cell_bytes = b->c.kv_fp8 ? d : 2 * d;
   const size_t state = (size_t)b->heads.heads * d * d;
-  b->state_floats = (size_t)std::count(m->attn, m->attn + m->layers, MM_ATTN_LIGHTNING) * state;
+  const mm_rank_weights *w = b->c.weights;
+  b->state_floats = (size_t)std::count(m->attn + w->layer_first, m->attn + w->layer_end, MM_ATTN_LIGHTNING) * state;
   if (b->state_floats && !(b->states = b->memory.array<float>(limits->slots * b->state_floats, err))) return false;
   b->cache.resize(m->layers);
-  for (uint32_t l = 0, lightning = 0; l < m->layers; l++) {
+  for (uint32_t l = w->layer_first, lightning = 0; l < w->layer_end; l++) {
     layer_cache &c = b->cache[l];
     if (m->attn[l] == MM_ATTN_LIGHTNING) {
       std::vector<float> slope(b->heads.heads);
@@ -180,6 +181,8 @@ bool open_experts(mm_backend *b, mm_err *err) {
               y->array<unsigned long long>(MM_CU_MAX_TOP_K, err),
               y->array<uint32_t>(m->experts + UINT64_C(1), err),
               y->array<uint32_t>(pairs, err)};
+  const mm_packed *own = &b->c.weights->layer[b->c.weights->layer_first].w13;
+  if (own->lead < m->experts) b->route.first = b->c.weights->expert_first, b->route.held = own->lead;
   b->route_product = y->array<float>(tokens > MM_CU_SKINNY ? tokens * 3 * m->experts : 1, err);
   b->middle = y->array<bf16>(mm_max(slots * MM_CU_SKINNY, mm_max(pairs, 3 * mm_min(tokens, MM_CU_FEW_EACH) * m->top_k)) * inter, err);
   b->pair_out = y->array<float>(tokens > 1 ? pairs * m->hidden : 1, err);
@@ -382,6 +385,7 @@ void mm_cu_backend_close(mm_backend *b) {
   mm_cu_peers_close(b->peers);
   b->drop_logits();
   if (b->stream) cudaStreamDestroy(b->stream);
+  cudaFreeHost(b->border);
   for (grown *g : {&b->ask_block, &b->raw, &b->seen, &b->told, &b->scores}) g->close();
   for (step_memory &m : b->memory_of_step) {
     cudaFreeHost(m.block);
@@ -479,7 +483,7 @@ mm_backend *mm_cu_backend_open(const mm_backend_config *c, mm_err *err) {
        mm_cu_check(cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking), "cudaStreamCreate", &first) && find_weights(b, &first);
   if (ok) settle_inputs(b);
   ok = ok && open_caches(b, &first) && open_experts(b, &first) && open_batch(b, &first) && open_choice(b, &first) &&
-       mm_cu_open_sums(b, &first) && mm_cu_check(cudaStreamSynchronize(0), "open", &first);
+       mm_cu_open_stage(b, &first) && mm_cu_open_sums(b, &first) && mm_cu_check(cudaStreamSynchronize(0), "open", &first);
   mm_read_log_mark(c->log, "caches");
   ok = ok && mm_cu_open_ranks(b, &first) && open_logits(b, &first) && rehearse(b, &first);
   mm_read_log_mark(c->log, "rehearsed");

@@ -81,7 +81,7 @@ struct mm_cu_route {
   const float *bias;   /* [experts], or NULL: sigmoids are chosen by score + bias */
   const int32_t *slot; /* [T]; rows of slot -1 choose no expert (id ~0); NULL: all rows choose */
   float *logits;       /* [max_tokens, experts] */
-  uint32_t *id;        /* [max_tokens, top_k] chosen experts, best first */
+  uint32_t *id;        /* [max_tokens, top_k] chosen experts, best first; ~0 where there is none */
   float *weight;       /* [max_tokens, top_k] */
   uint32_t *ticket;    /* [1] zero between launches */
   /* T ≤ MM_CU_SKINNY: the experts in use, ascending */
@@ -95,6 +95,9 @@ struct mm_cu_route {
   uint32_t *offset;         /* [experts + 1] */
   uint32_t *pair;           /* [max_tokens · top_k] = token · top_k + choice */
   unsigned long long *load; /* [experts] rows that chose each, added to; or NULL */
+  /* A rank's own experts are [first, first + held) of all, and choices of others are left out of all lists: id, offset and what experts'
+   * kernels see are numbers among its own. held 0: all are. */
+  uint32_t first, held;
 };
 
 struct mm_cu_router {

@@ -18,6 +18,11 @@ struct route_choice {
   float weight;
 };
 
+/* Number of an expert among the rank's own; ~0 elsewhere. */
+__device__ __forceinline__ uint32_t own_expert(const mm_cu_route &r, uint32_t id) {
+  return r.held == 0 ? id : id - r.first < r.held ? id - r.first : ~0u;
+}
+
 /* A lane's best expert of those left: of equal keys the lowest id. */
 struct route_best {
   uint32_t key, at;
@@ -143,20 +148,25 @@ __device__ __forceinline__ void choose_slots(Slots &to, choice_room &room, const
   route_choice c = some ? room.chosen[e] : route_choice{~0u, 0};
   const float first = room.chosen[0].weight;
   const auto part = [&](float v) { return r.sigmoid ? v : __expf(v - first); };
+  const uint32_t own = own_expert(r, c.id);
+  const bool here = own != ~0u;
   float total = 0;
-  uint32_t at = 0;
-  for (uint32_t j = 0; j < r.top_k; j++) total += part(room.chosen[j].weight), at += room.chosen[j].id < c.id;
-  if (some) {
-    c.weight = part(c.weight) / total;
-    to.expert[at] = c.id, to.tokens[at] = 1, to.weight[at] = c.weight;
+  uint32_t at = 0, used = 0; /* those of other ranks stand last */
+  for (uint32_t j = 0; j < r.top_k; j++) {
+    const uint32_t other = own_expert(r, room.chosen[j].id);
+    total += part(room.chosen[j].weight), at += other < own || (other == own && j < e), used += other != ~0u;
   }
-  const uint32_t used = some ? r.top_k : 0;
+  if (!some) at = e, used = 0;
+  if (here) {
+    c.weight = part(c.weight) / total;
+    to.expert[at] = own, to.tokens[at] = 1, to.weight[at] = c.weight;
+  }
   if (e == 0) to.used = used;
   if (!keep) return;
-  const unsigned long long entry = (unsigned long long)__float_as_uint(c.weight) << 32 | (c.id + 1);
-  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(&r.told[some ? at : e]), "l"(some ? entry : ~0ull) : "memory");
-  r.id[e] = c.id, r.weight[e] = c.weight;
-  if (some) r.slot_expert[at] = c.id, r.slot_tokens[at] = 1, r.slot_weight[at * MM_CU_SKINNY] = c.weight;
+  const unsigned long long entry = (unsigned long long)__float_as_uint(c.weight) << 32 | (own + 1);
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(&r.told[at]), "l"(here ? entry : ~0ull) : "memory");
+  r.id[e] = own, r.weight[e] = c.weight;
+  if (here) r.slot_expert[at] = own, r.slot_tokens[at] = 1, r.slot_weight[at * MM_CU_SKINNY] = c.weight;
   if (e == 0) *r.used = used;
   if (some && r.load) atomicAdd(&r.load[c.id], 1ull);
 }

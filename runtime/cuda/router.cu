@@ -165,13 +165,13 @@ __device__ void list_slots(const mm_cu_route &r, uint32_t tokens) {
   for (uint32_t e = threadIdx.x; e < kWords * 32; e += blockDim.x) mask[e] = 0;
   __syncthreads();
   for (uint32_t token = warp; token < tokens; token += blockDim.x / 32) {
-    const route_choice c = choose_experts(r, token);
+    route_choice c = choose_experts(r, token);
     if (lane >= r.top_k) continue;
+    if (r.load && c.id < r.experts) atomicAdd(&r.load[c.id], 1ull);
+    c.id = own_expert(r, c.id);
     choice[token * r.top_k + lane] = c;
     r.id[token * r.top_k + lane] = c.id, r.weight[token * r.top_k + lane] = c.weight;
-    if (c.id >= r.experts) continue;
-    atomicOr(&mask[c.id], 1u << token);
-    if (r.load) atomicAdd(&r.load[c.id], 1ull);
+    if (c.id < r.experts) atomicOr(&mask[c.id], 1u << token);
   }
   __syncthreads();
   for (uint32_t i = warp; i < kWords; i += blockDim.x / 32) {
@@ -242,7 +242,7 @@ __global__ void __launch_bounds__(kChoosers * 32) choose_many(const __grid_const
   if (token >= tokens) return;
   const route_choice c = choose_experts(r, token);
   if (lane >= r.top_k) return;
-  r.id[(size_t)token * r.top_k + lane] = c.id, r.weight[(size_t)token * r.top_k + lane] = c.weight;
+  r.id[(size_t)token * r.top_k + lane] = own_expert(r, c.id), r.weight[(size_t)token * r.top_k + lane] = c.weight;
   if (r.load && c.id < r.experts) atomicAdd(&r.load[c.id], 1ull);
 }
 

@@ -31,24 +31,40 @@ __global__ void reorder_nibbles(uint32_t *words, size_t n, bool e2m1, uint32_t f
 
 /* ---- random weights ---- */
 
-__device__ uint32_t mix(size_t i, uint32_t seed) {
-  uint64_t x = ((uint64_t)seed << 40) + i;
+/* [lead, n, k] places that numbers are made for, each the first of `cell` rows and columns, or of the whole extent (0), and where those lie
+ * in the uncut weight: places of the same stored cell there get the same number. */
+struct random_grid {
+  mm_random random;
+  uint32_t n, k, first_k;
+  mm_cell cell, stored;
+};
+
+__device__ uint32_t random_bits(const random_grid &g, size_t i) {
+  const size_t each = (size_t)g.n * g.k;
+  const uint32_t matrix = (uint32_t)(i / each), at = (uint32_t)(i / g.k % g.n) * g.cell.n;
+  const uint32_t s = g.random.at[2] && at >= g.random.at[2] ? 2 : g.random.at[1] && at >= g.random.at[1] ? 1 : 0;
+  const uint32_t row = g.random.from[s] + at - g.random.at[s], column = g.first_k + (uint32_t)(i % g.k) * g.cell.k;
+  uint64_t x = ((uint64_t)matrix << 48) + ((uint64_t)(g.stored.n ? row / g.stored.n : 0) << 24) + (g.stored.k ? column / g.stored.k : 0);
+  x += g.random.seed * 0x9e3779b97f4a7c15u; /* splitmix64 (Steele, Lea, Flood 2014) */
   x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
   x = (x ^ x >> 27) * 0x94d049bb133111ebu;
   return (uint32_t)(x >> 32);
 }
 
-__global__ void random_floats(float *p, size_t n, float low, float high, uint32_t seed) {
+__global__ void random_floats(float *p, size_t n, float low, float high, const __grid_constant__ random_grid g) {
   for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x)
-    p[i] = low + (high - low) * (float)(mix(i, seed) >> 8) * 0x1p-24f;
+    p[i] = low + (high - low) * (float)(random_bits(g, i) >> 8) * 0x1p-24f;
 }
 
-/* Random codes of 4 bits (int4: no -8, so that their mean is zero as that of weights is, and rows do not come to choose the same experts),
- * 8 (no NaN of e4m3) or 16 (bf16 of magnitude below `most`). */
-__global__ void random_codes(uint32_t *p, size_t words, uint32_t bits, bool int4, float most, uint32_t seed) {
+/* Words of random codes of 4 bits (int4: no -8, so that their mean is zero as that of weights is, and rows do not come to choose the same
+ * experts), 8 (no NaN of e4m3) or 16 (bf16 of magnitude below `most`); zero from column `end` of a row on. */
+__global__ void random_codes(uint32_t *p, size_t words, uint32_t bits, bool int4, float most, uint32_t end,
+                             const __grid_constant__ random_grid g) {
   for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < words; i += (size_t)gridDim.x * blockDim.x) {
-    const uint32_t v = mix(i, seed), nan = ((v & 0x7f7f7f7fu) + 0x01010101u & 0x80808080u) >> 7;
-    if (bits == 16) {
+    const uint32_t v = random_bits(g, i), nan = ((v & 0x7f7f7f7fu) + 0x01010101u & 0x80808080u) >> 7;
+    if (i % g.k >= end) {
+      p[i] = int4 ? 0x88888888u : 0;
+    } else if (bits == 16) {
       const bf162 pair = __floats2bfloat162_rn(most * (float)(short)v * 0x1p-15f, most * (float)(short)(v >> 16) * 0x1p-15f);
       p[i] = *reinterpret_cast<const uint32_t *>(&pair);
     } else {
@@ -62,23 +78,26 @@ __global__ void random_codes(uint32_t *p, size_t words, uint32_t bits, bool int4
 constexpr int kRandomByteScale = 120;
 constexpr float kRandomGlobal = 0x1p-15f;
 
-/* The weight's, or another one each time; by the place of what is filled. */
-uint32_t seed_of(const mm_packed *w, uint32_t place) {
+/* Of a weight, or of none, and of what is filled: other numbers each time without a seed. */
+random_grid grid_of(const mm_packed *w, uint32_t place, uint32_t n, uint32_t k, mm_cell cell, mm_cell stored, uint32_t first_k) {
   static std::atomic<uint32_t> others;
-  return w && w->seed ? (w->seed << 2 | place) * 0x9e3779b9u : ++others;
+  random_grid g = {w ? w->random : mm_random{}, n, k, first_k, cell, stored};
+  g.random.seed = g.random.seed ? g.random.seed << 2 | place : ++others << 2 | 3;
+  return g;
 }
 
-bool fill_floats(const mm_packed *w, uint32_t place, float *p, size_t n, float low, float high, mm_err *err) {
-  random_floats<<<1024, 256>>>(p, n, low, high, seed_of(w, place));
+bool fill_floats(float *p, size_t n, float low, float high, const random_grid &g, mm_err *err) {
+  random_floats<<<1024, 256>>>(p, n, low, high, g);
   return mm_cu_check(cudaGetLastError(), "random_floats", err);
 }
 
 uint32_t columns_of(const mm_packed *w) { return w->whole_k ? w->whole_k : w->k; }
 
 /* Scales under which uniformly random codes have variance 1/k, within a few per cent. */
-bool fill_scales(const mm_packed *w, float *to, size_t n, mm_err *err) {
+bool fill_scales(const mm_packed *w, const mm_cu_weight *d, float *to, mm_err *err) {
   const float rms = w->scheme->code == MM_CODE_E4M3 ? 108.0f : 4.2f, scale = 1.0f / (rms * sqrtf((float)columns_of(w)));
-  return fill_floats(w, 1, to, n, 0.9f * scale, 1.1f * scale, err);
+  const random_grid g = grid_of(w, 1, d->scale_rows, d->scale_pitch, w->cell[1], w->scheme->plane[1].cell, w->first_k);
+  return fill_floats(to, mm_cu_scales(d), 0.9f * scale, 1.1f * scale, g, err);
 }
 
 /* ---- packed weights, the plain way ---- */
@@ -163,7 +182,8 @@ bool copy_planes(const mm_packed *w, const mm_cu_weight *d, const mm_cu_places &
 }  // namespace
 
 bool mm_cu_random_bits(void *p, size_t bytes, mm_err *err) {
-  random_codes<<<1024, 256>>>(static_cast<uint32_t *>(p), bytes / 4, 4, false, 0, seed_of(nullptr, 0));
+  const random_grid g = grid_of(nullptr, 0, 1, UINT32_MAX, {1, 1}, {1, 1}, 0);
+  random_codes<<<1024, 256>>>(static_cast<uint32_t *>(p), bytes / 4, 4, false, 0, UINT32_MAX, g);
   return mm_cu_check(cudaGetLastError(), "random_codes", err);
 }
 
@@ -245,20 +265,23 @@ bool mm_cu_randomise(const mm_packed *w, const mm_cu_weight *d, const mm_cu_plac
   const uint32_t bits = mm_cu_bits(d->code);
   if (d->scale_kind == MM_CU_NV || d->scale_kind == MM_CU_MX) {
     if (!mm_cu_check(cudaMemset(to.scale, kRandomByteScale, mm_cu_scales(d)), "cudaMemset", err)) return false;
-  } else if (to.scale && !fill_scales(w, static_cast<float *>(to.scale), mm_cu_scales(d), err)) {
+  } else if (to.scale && !fill_scales(w, d, static_cast<float *>(to.scale), err)) {
     return false;
   }
   const float global = kRandomGlobal * 256.0f;
-  if (to.global && !fill_floats(w, 2, to.global, w->lead, global, global, err)) return false;
-  random_codes<<<1024, 256>>>(reinterpret_cast<uint32_t *>(to.data), (size_t)w->lead * w->n * d->pitch / 4, bits, d->code == MM_CU_INT4,
-                              sqrtf(3.0f / (float)columns_of(w)), seed_of(w, 0));
+  if (to.global && !fill_floats(to.global, w->lead, global, global, grid_of(w, 2, 1, 1, {}, {}, 0), err)) return false;
+  const uint32_t each = 32 / bits, words = (uint32_t)(d->pitch / 4);
+  random_codes<<<1024, 256>>>(reinterpret_cast<uint32_t *>(to.data), (size_t)w->lead * w->n * words, bits, d->code == MM_CU_INT4,
+                              sqrtf(3.0f / (float)columns_of(w)), w->k / each,
+                              grid_of(w, 0, w->n, words, {1, 1}, {1, 1}, w->first_k / each));
   return mm_cu_check(cudaGetLastError(), "random_codes", err);
 }
 
 bool mm_cu_randomise_f32(const mm_packed *w, float *to, mm_err *err) {
   const size_t n = (size_t)w->lead * w->n * w->k;
   const float most = sqrtf(3.0f / (float)columns_of(w));
-  return w->k == 1 ? fill_floats(w, 0, to, n, 0.99f, 1.01f, err) : fill_floats(w, 0, to, n, -most, most, err);
+  const random_grid g = grid_of(w, 0, w->n, w->k, {1, 1}, {1, 1}, w->first_k);
+  return w->k == 1 ? fill_floats(to, n, 0.99f, 1.01f, g, err) : fill_floats(to, n, -most, most, g, err);
 }
 
 bool mm_cu_upload(mm_cu_memory *memory, const mm_packed *w, const char *name, mm_cu_weight *out, mm_err *err) {

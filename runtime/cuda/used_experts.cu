@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(kThreads) list_used(const __grid_constant__ mm
     for (uint32_t i = threadIdx.x; i < tokens * r.top_k; i += kThreads) mark(r.id[i]);
   } else if (threadIdx.x < 32) {
     const route_choice c = choose_experts(r, 0);
-    if (threadIdx.x < r.top_k) mark(c.id);
+    if (threadIdx.x < r.top_k) mark(own_expert(r, c.id));
   }
   __syncthreads();
   if (threadIdx.x < kWords) used[threadIdx.x] = mask[threadIdx.x];

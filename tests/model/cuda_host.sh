@@ -1,5 +1,5 @@
 #!/bin/sh
-# The host's side of the CUDA backend, on both small models whole, cut for two ranks and in many files, over a runtime that has no device.
+# The host's side of the CUDA backend, on both small models whole, cut for two ranks, in two stages and in many files, over a runtime that has no device.
 set -eu
 cd "$(dirname "$0")/../.."
 code=0
@@ -10,5 +10,6 @@ for model in tiny-m1 tiny-m2; do
     "$BUILD"/bin/minimax-convert tests/data/$model -o "$TMPDIR/$model-$tp" --tp $tp --quant bf16 -q
   done
   "$BUILD"/bin/minimax-convert tests/data/$model -o "$TMPDIR/$model-many" --part-size 128K --quant bf16 -q
-  "$BUILD"/tests/ops/host "$TMPDIR/$model-1" "$TMPDIR/$model-2" "$TMPDIR/$model-many"
+  "$BUILD"/bin/minimax-convert tests/data/$model -o "$TMPDIR/$model-stages" --pp 2 --quant bf16 -q
+  "$BUILD"/tests/ops/host "$TMPDIR/$model-1" "$TMPDIR/$model-2" "$TMPDIR/$model-stages" "$TMPDIR/$model-many"
 done

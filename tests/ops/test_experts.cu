@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "runtime/cuda/upload.h"
 #include "tests/ops/gpu.h"
 #include "tests/ops/routing.h"
 
@@ -80,15 +81,15 @@ static bool codes_of(const middle_codes &c, uint32_t pair, const std::vector<dou
 }
 
 /* y of routed experts by the kernels that take such a step; with rounded inputs those of w2 too. */
-static std::vector<__nv_bfloat16> run_experts(const expert_case &c, const test_weight &w13, const test_weight &w2, const mm_cu_route &r,
+static std::vector<__nv_bfloat16> run_experts(const expert_case &c, const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r,
                                               const __nv_bfloat16 *x, uint32_t tokens, middle_codes *given = nullptr) {
-  const uint32_t hidden = w13.d.k, inter = w2.d.k, slots = std::min(r.experts, MM_CU_SKINNY * r.top_k), pairs = tokens * r.top_k;
+  const uint32_t hidden = w13.k, inter = w2.k, slots = std::min(r.experts, MM_CU_SKINNY * r.top_k), pairs = tokens * r.top_k;
   buffer<__nv_bfloat16> y((size_t)tokens * hidden);
   if (c.rounded && tokens > 1 && !c.few) {
     code_buffers codes(tokens, hidden), middle(pairs, inter);
     buffer<__nv_bfloat16> pair_out((size_t)pairs * hidden);
     CUDA_OK(mm_cu_encode(codes.d, {x, hidden, nullptr}, 0));
-    CUDA_OK(mm_cu_experts_fp8(w13.d, w2.d, r, {codes.d, middle.d, pair_out.p, y.p}, 0));
+    CUDA_OK(mm_cu_experts_fp8(w13, w2, r, {codes.d, middle.d, pair_out.p, y.p}, 0));
     *given = {middle.code.get(), middle.scale.get(), std::vector<uint32_t>(pairs), middle.d, {}};
     std::vector<uint32_t> sorted(pairs);
     CUDA_OK(cudaMemcpy(sorted.data(), r.pair, pairs * sizeof sorted[0], cudaMemcpyDeviceToHost));
@@ -99,7 +100,7 @@ static std::vector<__nv_bfloat16> run_experts(const expert_case &c, const test_w
   buffer<__nv_bfloat16> middle((size_t)(skinny ? slots * MM_CU_SKINNY : 3 * pairs) * inter);
   buffer<float> pair_out(skinny ? 1 : (size_t)pairs * hidden);
   const auto run = c.few ? mm_cu_experts_few : skinny ? mm_cu_experts_skinny : mm_cu_experts_gemm;
-  CUDA_OK(run(w13.d, w2.d, r, {x, y.p, middle.p, pair_out.p, tokens}, 0));
+  CUDA_OK(run(w13, w2, r, {x, y.p, middle.p, pair_out.p, tokens}, 0));
   if (given && c.rounded && c.few) { /* before they are rounded */
     given->place.resize(pairs), given->single = middle.get();
     std::vector<uint32_t> sorted(pairs);
@@ -133,9 +134,9 @@ static void check_experts(const expert_case &c, uint32_t tokens, uint32_t expert
   if (c.rounded && !c.few && !mm_cu_experts_multiply_codes(w13.d, w2.d)) return; /* not of this device */
   if (c.few && !mm_cu_takes_few(w13.d, w2.d)) return;
   middle_codes given;
-  const auto out = run_experts(c, w13, w2, rb.r, dx.p, tokens, &given);
+  const auto out = run_experts(c, w13.d, w2.d, rb.r, dx.p, tokens, &given);
   if (tokens == 1) { /* once more: down is told for certain */
-    const auto again = run_experts(c, w13, w2, rb.r, dx.p, tokens, &given);
+    const auto again = run_experts(c, w13.d, w2.d, rb.r, dx.p, tokens, &given);
     report_true(std::string("experts ") + c.name + " T=1 again: the same bits",
                 !memcmp(out.data(), again.data(), out.size() * sizeof out[0]));
   }
@@ -211,6 +212,53 @@ static void check_experts(const expert_case &c, uint32_t tokens, uint32_t expert
   if (c.rounded) report_true(std::string(what) + ": codes and scales between the products", coded);
 }
 
+/* Experts [first, first + held) of w's. */
+static mm_cu_weight own_experts(const mm_cu_weight &w, uint32_t first, uint32_t held) {
+  mm_cu_weight own = w;
+  own.lead = held, own.data += (size_t)first * w.n * w.pitch;
+  const bool bytes = w.scale_kind == MM_CU_NV || w.scale_kind == MM_CU_MX;
+  if (w.scale) own.scale = static_cast<const char *>(w.scale) + first * (mm_cu_scales(&w) / w.lead) * (bytes ? 1 : sizeof(float));
+  if (w.global) own.global += first;
+  return own;
+}
+
+/* Ranks that hold some of the experts each: their sums are those of all, and each counts all choices. */
+static void check_cut_experts(const expert_case &c, uint32_t tokens) {
+  constexpr uint32_t kExperts = 24, kTop = 4, kHidden = 512, kInter = 256, kFirst[] = {0, 11, 12, 24};
+  router_weight router(kExperts, kHidden, tokens);
+  test_weight w13, w2;
+  random_weight(&w13, c.code, c.kind, kExperts, 2 * kInter, kHidden, c.cell_n, c.cell_k);
+  random_weight(&w2, c.code, c.kind, kExperts, kHidden, kInter, c.cell_n, c.cell_k);
+  if (c.rounded) w13.d.rounding.kind = w2.d.rounding.kind = MM_ACT_FP8_GROUP;
+  if ((c.few && !mm_cu_takes_few(w13.d, w2.d)) || (c.rounded && !c.few && !mm_cu_experts_multiply_codes(w13.d, w2.d))) return;
+  buffer<__nv_bfloat16> x;
+  x.put(random_bf16((size_t)tokens * kHidden));
+  std::vector<int32_t> slots(tokens, 0);
+  if (tokens > 2) slots[1] = -1;
+  buffer<int32_t> slot;
+  slot.put(slots);
+  std::vector<double> want, got((size_t)tokens * kHidden, 0.0);
+  std::vector<unsigned long long> counted;
+  bool same = true;
+  for (uint32_t rank = 0; rank < 4; rank++) { /* first all of them */
+    const uint32_t first = rank ? kFirst[rank - 1] : 0, held = rank ? kFirst[rank] - first : 0, own = rank ? held : kExperts;
+    route_buffers rb(kExperts, kTop, tokens, true, nullptr);
+    buffer<unsigned long long> load;
+    load.put(std::vector<unsigned long long>(kExperts, 0)), rb.r.load = load.p;
+    rb.r.first = first, rb.r.held = held, rb.r.slot = slot.p;
+    middle_codes given;
+    CUDA_OK(mm_cu_route_tokens(router.d, rb.r, x.p, tokens, 0));
+    const auto y = run_experts(c, own_experts(w13.d, first, own), own_experts(w2.d, first, own), rb.r, x.p, tokens, &given);
+    for (size_t i = 0; i < y.size(); i++) held ? got[i] += to_float(y[i]) : (want.push_back(to_float(y[i])), 0.0);
+    if (!held) counted = load.get();
+    same = same && load.get() == counted;
+  }
+  char what[120];
+  snprintf(what, sizeof what, "experts %-18s T=%u%s, cut over ranks", c.name, tokens, c.few ? ", few rows each" : "");
+  report(what, relative_error(want, got), 8e-3);
+  report_true(std::string(what) + ": all count the same choices", same);
+}
+
 /* The same for router and experts together: the others' experts come between a row's own. apart: of all of more than 16 rows. */
 static void check_rows_independent(const expert_case &c, bool apart = false) {
   const uint32_t experts = 24, top_k = 8, hidden = 1536, inter = 384;
@@ -231,7 +279,7 @@ static void check_rows_independent(const expert_case &c, bool apart = false) {
       route_buffers rb(experts, top_k, tokens, true, nullptr);
       CUDA_OK(mm_cu_route_tokens(router.d, rb.r, x, tokens, 0));
       std::vector<float> out;
-      for (auto v : run_experts(c, w13, w2, rb.r, x, tokens, &given)) out.push_back(to_float(v));
+      for (auto v : run_experts(c, w13.d, w2.d, rb.r, x, tokens, &given)) out.push_back(to_float(v));
       return out;
     });
     char what[120];
@@ -324,6 +372,15 @@ void test_experts() {
     for (uint32_t hidden : {96u, 224u}) check_experts(c, 9, 8, 3, hidden, 96, true); /* the last boxes end beyond the expert */
     check_experts(c, 5, 12, 8, 1536, 1280, true);
     check_rows_independent(c);
+  }
+  for (uint32_t tokens : {1u, 2u, 16u, 17u, 90u, 300u}) {
+    for (int i : {0, 1, 3, 4, 6}) {
+      expert_case c = cases[i];
+      check_cut_experts(c, tokens);
+      c.few = true;
+      if (i && tokens > 1) check_cut_experts(c, tokens);
+    }
+    check_cut_experts({"block_fp8 rounded", MM_CU_E4M3, MM_CU_COARSE, 128, 128, true}, tokens);
   }
   const expert_case rounded = {"block_fp8 rounded", MM_CU_E4M3, MM_CU_COARSE, 128, 128, true};
   for (uint32_t top_k : {1u, 3u, 8u}) check_experts(rounded, 1, 12, top_k, 384, 256, top_k > 1);

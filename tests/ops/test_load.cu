@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <memory>
 
+#include "runtime/bench_shapes.h"
 #include "tests/ops/load_files.h"
 
 /* ---- the same bytes ---- */
@@ -194,6 +195,73 @@ static void check_random() {
   const auto codes = bytes_at(b.data, (size_t)b.lead * b.n * b.pitch), numbers = bytes_at(v, (size_t)norm.lead * norm.n * norm.k * 4);
   const size_t zeros = (size_t)std::count(codes.begin(), codes.end() - 256, 0);
   report_true("load: random weights beside read ones", same_weight(a, c) && zeros < codes.size() / 2 && numbers[3] == 0x3f);
+}
+
+/* A weight that nobody stored, as the host reads it back. */
+struct made_weight {
+  mm_packed w;
+  mm_cu_weight d = {};
+  std::vector<uint8_t> code, scale;
+  mm_cu_memory arena;
+
+  explicit made_weight(mm_packed of) : w(of) {
+    mm_err err = {};
+    mm_cu_load load;
+    w.lead = std::min(w.lead, 3u);
+    must(load.matrix(&w, "made", {}, &d, &err) && load.start({}, &err) && load.open(&arena, &err) && load.finish(&err), err);
+    code = bytes_at(d.data, (size_t)w.lead * w.n * d.pitch), scale = bytes_at(d.scale, mm_cu_scales(&d) * 4);
+  }
+  const uint8_t *row(uint32_t matrix, uint32_t i) const { return &code[((size_t)matrix * w.n + i) * d.pitch]; }
+  float scale_at(uint32_t matrix, uint32_t i, uint32_t k) const {
+    float f;
+    memcpy(&f, &scale[4 * (((size_t)matrix * d.scale_rows + (i >> d.cell_n_log2)) * d.scale_pitch + (k >> d.cell_k_log2))], sizeof f);
+    return f;
+  }
+};
+
+/* Whether each rank's weight is its part of `whole`. */
+static bool is_part(const made_weight &whole, const made_weight &part) {
+  const mm_random &r = part.w.random;
+  const uint32_t bits = mm_cu_bits(part.d.code);
+  bool same = true;
+  for (uint32_t e = 0; e < part.w.lead; e++) {
+    for (uint32_t i = 0; i < part.w.n; i++) {
+      const int s = r.at[2] && i >= r.at[2] ? 2 : r.at[1] && i >= r.at[1];
+      const uint32_t from = r.from[s] + i - r.at[s];
+      same = same && !memcmp(part.row(e, i), whole.row(e, from) + (size_t)part.w.first_k * bits / 8, (size_t)part.w.k * bits / 8);
+      for (uint32_t k = 0; part.d.scale_kind == MM_CU_COARSE && k < part.w.k; k += 32)
+        same = same && part.scale_at(e, i, k) == whole.scale_at(e, from, part.w.first_k + k);
+    }
+  }
+  return same;
+}
+
+/* Models that nobody stored are the same however they are cut. */
+static void check_random_cuts() {
+  for (const char *model : {"m1", "m2"}) {
+    for (const char *quant : {"bf16", "block_fp8", "w4a16", "nvfp4"}) {
+      const auto weights = [&](uint32_t rank, uint32_t tp) {
+        mm_err err = {};
+        const mm_bench_shape shape = {model, 1, 4096, strcmp(quant, "nvfp4") ? quant : "block_fp8", quant, "block_fp8", rank, tp};
+        const mm_model m = mm_bench_model(&shape);
+        mm_rank_weights w;
+        must(mm_bench_weights(&shape, &m, &w, &err), err);
+        std::vector<mm_packed> all = {w.embed, w.head, w.layer->qkv, w.layer->out, w.layer->router, w.layer->w13, w.layer->w2};
+        if (w.layer->output_gate.scheme) all.push_back(w.layer->output_gate);
+        free(w.layer);
+        return all;
+      };
+      const auto whole = weights(0, 1);
+      bool same = true;
+      for (size_t i = 0; i < whole.size(); i++) {
+        const made_weight uncut(whole[i]);
+        for (uint32_t tp : {2u, 8u}) {
+          for (uint32_t rank : {0u, tp - 1}) same = same && is_part(uncut, made_weight(weights(rank, tp)[i]));
+        }
+      }
+      report_true(std::string("load: random weights of two and eight ranks are one's, ") + model + " " + quant, same);
+    }
+  }
 }
 
 /* A file that is another one by the time it is loaded, or shorter: an error that names it, and nothing hangs. */
@@ -428,6 +496,7 @@ static void check_digests(const std::string &dir) {
 void test_load() {
   check_odd_shapes();
   check_random();
+  check_random_cuts();
   check_bad_files();
   check_groups();
   check_apart();

@@ -1,4 +1,4 @@
-/* Checkpoints cut for N = 2 to 8 ranks ($MM_GPU_RANKS, each NAME-N beside the uncut NAME-1), a device each as far as there are some, else
+/* Checkpoints cut for several ranks ($MM_GPU_RANKS, each NAME-CUT beside the uncut NAME-1: tensors, experts, stages), a device each as far as there are some, else
  * several on one, beside the CPU: no further from it than one device with the uncut checkpoint is, and recorded steps are launched ones bit
  * for bit. A step that one rank fails, before it is recorded or when it is, is told in time, and all go on. */
 #include <string.h>
@@ -169,7 +169,7 @@ void check_choices(const std::string &name, const opened &logits_of, const opene
 }
 
 void check_cut(const std::string &dir) {
-  const std::string whole = dir.substr(0, dir.size() - 1) + "1", name = dir.substr(dir.rfind('/') + 1);
+  const std::string whole = dir.substr(0, dir.rfind('-') + 1) + "1", name = dir.substr(dir.rfind('/') + 1);
   const std::vector<int32_t> text = held_out(name);
   std::vector<std::vector<int32_t>> seq;
   for (uint32_t i = 0; i < kSlots; i++) seq.emplace_back(text.begin() + i * 500, text.begin() + i * 500 + kPrompt + kDecoded);
@@ -196,7 +196,7 @@ void test_ranks() {
   std::vector<std::string> cut;
   for (const auto &e : std::filesystem::directory_iterator(dir)) {
     const std::string path = e.path().string();
-    if (path.back() != '1') cut.push_back(path);
+    if (path.substr(path.rfind('-')) != "-1") cut.push_back(path);
   }
   std::sort(cut.begin(), cut.end());
   for (const std::string &path : cut) check_cut(path);
