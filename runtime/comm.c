@@ -1,4 +1,8 @@
-/* Tensor-parallel ranks of one process meeting in shared memory. */
+/* Tensor-parallel ranks meeting in shared memory; those of other processes by way of a world.
+ *
+ * Between processes there is nothing but exchanges in an order that all know, and each says first whether the sender is well. A process
+ * whose ranks have failed makes the exchange that the others come to next, says so in it, and is done (mm_comm_leave); whoever hears it
+ * breaks and makes no more of that meeting either. So every exchange has its partner, whatever fails where. */
 #include "runtime/comm.h"
 
 #include <errno.h>
@@ -8,9 +12,15 @@
 #include <string.h>
 #include <time.h>
 
+#define BORDER_TAG 256               /* + a rank: rows to it from the stage before. Of a sum: 1 + the stage's number */
+#define PIECE      ((size_t)1 << 22) /* of rows to another process, so that a failed one can take them in without room for all */
+
 struct mm_comm {
   pthread_mutex_t lock;
   pthread_cond_t turn;
+  mm_world *world;                 /* NULL: all ranks are of this process */
+  uint32_t stage, per;             /* per: ranks of a process, numbered stage · ranks + rank */
+  uint32_t first, here;            /* ranks [first, first + here) are of this process */
   uint32_t ranks, arrived, inside; /* inside: met, and not done with each other's buffers */
   uint64_t meeting;                /* meetings completed */
   bool broken;
@@ -21,25 +31,48 @@ struct mm_comm {
   mm_comm *before, *next;  /* stages */
   float **box;             /* [ranks]: what the stage before sends and nobody took */
   const void **brought;    /* [ranks]: what each brought to the current gathering */
-  float *x[];              /* [ranks]: the same to the current sum */
+  bool *sent, *received;   /* [ranks]: rows across a border between processes */
+  bool told;               /* this process or another has said that it failed */
+  bool lacks;              /* memory */
+  uint32_t left;           /* ranks of this process that are back from the step */
+  float *across;           /* numbers of all ranks, those of this process first in their place, too */
+  size_t across_cap;
+  float *x[]; /* [ranks]: the same to the current sum */
 };
 
-mm_comm *mm_comm_open(uint32_t ranks, mm_err *err) {
-  mm_comm *c = mm_calloc(1, sizeof *c + ranks * (3 * sizeof c->x[0] + sizeof *c->came), err);
+/* Which ranks of the stage a process has. */
+static void ranks_of(const mm_comm *c, uint32_t process, uint32_t *first, uint32_t *count) {
+  const uint64_t begin = (uint64_t)c->stage * c->ranks, end = begin + c->ranks;
+  const uint64_t from = mm_max(begin, (uint64_t)process * c->per), to = mm_min(end, (process + UINT64_C(1)) * c->per);
+  *first = from < to ? (uint32_t)(from - begin) : 0, *count = from < to ? (uint32_t)(to - from) : 0;
+}
+
+static uint32_t process_of(const mm_comm *c, uint32_t rank) { return (c->stage * c->ranks + rank) / c->per; }
+static bool is_here(const mm_comm *c, uint32_t rank) { return !c->world || process_of(c, rank) == c->world->process; }
+
+mm_comm *mm_comm_open_across(uint32_t ranks, mm_world *w, uint32_t stage, uint32_t per, mm_err *err) {
+  mm_comm *c = mm_calloc(1, sizeof *c + ranks * (3 * sizeof c->x[0] + sizeof *c->came + 2 * sizeof *c->sent), err);
   if (!c) return NULL;
   pthread_mutex_init(&c->lock, NULL);
   pthread_cond_init(&c->turn, NULL);
-  c->ranks = ranks;
+  c->ranks = c->here = ranks;
+  c->world = w, c->stage = stage, c->per = per;
   c->box = c->x + ranks;
   c->brought = (const void **)(c->box + ranks);
   c->came = (uint64_t *)(void *)(c->brought + ranks);
+  c->sent = (bool *)(c->came + ranks);
+  c->received = c->sent + ranks;
+  if (w) ranks_of(c, w->process, &c->first, &c->here);
   return c;
 }
+
+mm_comm *mm_comm_open(uint32_t ranks, mm_err *err) { return mm_comm_open_across(ranks, NULL, 0, ranks, err); }
 
 void mm_comm_close(mm_comm *c) {
   if (!c) return;
   pthread_cond_destroy(&c->turn);
   pthread_mutex_destroy(&c->lock);
+  free(c->across);
   free(c);
 }
 
@@ -61,13 +94,47 @@ void mm_comm_break(mm_comm *c) {
 
 void mm_comm_mend(mm_comm *c) {
   c->broken = false;
-  c->arrived = c->waiter = 0;
-  for (uint32_t r = 0; r < c->ranks; r++) c->box[r] = NULL, c->came[r] = 0;
+  c->told = c->lacks = false;
+  c->arrived = c->waiter = c->left = 0;
+  for (uint32_t r = 0; r < c->ranks; r++) c->box[r] = NULL, c->came[r] = 0, c->sent[r] = c->received[r] = false;
+}
+
+static bool is_broken(mm_comm *c) {
+  pthread_mutex_lock(&c->lock);
+  const bool broken = c->broken;
+  pthread_mutex_unlock(&c->lock);
+  return broken;
+}
+
+/* Rows to the rank of stage `to` in another process, their size first: 0 where there will be none. */
+static void send_away(mm_comm *to, uint32_t rank, float *x, uint64_t n) {
+  const uint32_t tag = BORDER_TAG + to->stage * to->ranks + rank, process = process_of(to, rank);
+  to->world->exchange(to->world, tag, &(mm_parcel){process, &n, sizeof n}, 1, NULL, 0);
+  for (uint64_t at = 0; at < n; at += PIECE)
+    to->world->exchange(to->world, tag, &(mm_parcel){process, x + at, mm_min(PIECE, n - at) * sizeof *x}, 1, NULL, 0);
+}
+
+/* Of n numbers from the stage before in another process; x NULL: they are wanted no more. False where there are none. */
+static bool receive_away(mm_comm *c, uint32_t rank, float *x) {
+  static float unwanted[PIECE]; /* what several ranks take in and nobody reads */
+  const uint32_t tag = BORDER_TAG + c->stage * c->ranks + rank, process = process_of(c->before, rank);
+  uint64_t n = 0;
+  c->received[rank] = true;
+  c->world->exchange(c->world, tag, NULL, 0, &(mm_parcel){process, &n, sizeof n}, 1);
+  for (uint64_t at = 0; at < n; at += PIECE)
+    c->world->exchange(c->world, tag, NULL, 0, &(mm_parcel){process, x ? x + at : unwanted, mm_min(PIECE, n - at) * sizeof *x}, 1);
+  return n > 0;
 }
 
 void mm_comm_send(mm_comm *c, uint32_t rank, float *x, size_t n) {
   mm_comm *to = c->next;
   if (n == 0) return;
+  if (!is_here(to, rank)) {
+    if (is_broken(c)) return;
+    c->sent[rank] = true;
+    send_away(to, rank, x, n);
+    return;
+  }
   pthread_mutex_lock(&to->lock);
   to->box[rank] = x;
   pthread_cond_broadcast(&to->turn);
@@ -78,12 +145,66 @@ void mm_comm_send(mm_comm *c, uint32_t rank, float *x, size_t n) {
 
 void mm_comm_receive(mm_comm *c, uint32_t rank, float *x, size_t n) {
   if (n == 0) return;
+  if (!is_here(c->before, rank)) {
+    if (!receive_away(c, rank, x)) mm_comm_break(c);
+    return;
+  }
   pthread_mutex_lock(&c->lock);
   while (!c->box[rank] && !c->broken) pthread_cond_wait(&c->turn, &c->lock);
   if (c->box[rank]) memcpy(x, c->box[rank], n * sizeof *x);
   c->box[rank] = NULL;
   pthread_cond_broadcast(&c->turn);
   pthread_mutex_unlock(&c->lock);
+}
+
+/* The stage's ranks of other processes: parcels of each, of so many bytes a rank; data(process' first rank), or all the same. */
+static void swap(mm_comm *c, void *mine, size_t bytes, char *theirs, size_t each) {
+  const uint32_t first = process_of(c, 0), last = process_of(c, c->ranks - 1), most = last - first + 1;
+  mm_parcel out[most], in[most];
+  uint32_t n = 0;
+  for (uint32_t p = first; p <= last; p++) {
+    uint32_t from, count;
+    ranks_of(c, p, &from, &count);
+    if (p == c->world->process) continue;
+    out[n] = (mm_parcel){p, mine, bytes};
+    in[n++] = each ? (mm_parcel){p, theirs + from * each, count * each} : (mm_parcel){p, theirs + (p - first) * bytes, bytes};
+  }
+  c->world->exchange(c->world, 1 + c->stage, out, n, in, n);
+}
+
+/* Whether all processes of the stage are well. */
+static bool agree(mm_comm *c) {
+  uint32_t mine = is_broken(c) || c->lacks, theirs[c->ranks];
+  memset(theirs, 0, sizeof theirs);
+  swap(c, &mine, sizeof mine, (char *)theirs, 0);
+  for (uint32_t i = 0; i < c->ranks; i++) mine |= theirs[i];
+  if (!mine) return true;
+  c->told = true;
+  mm_comm_break(c);
+  return false;
+}
+
+/* By one rank of each process, while the others wait: x[r] of ranks elsewhere is what they have. */
+static void fetch(mm_comm *c, size_t n) {
+  c->lacks = !MM_GROW(c->across, &c->across_cap, n * c->ranks, MM_IGNORED);
+  if (!agree(c)) return;
+  for (uint32_t r = c->first; r < c->first + c->here; r++) memcpy(c->across + r * n, c->x[r], n * sizeof **c->x);
+  swap(c, c->across + c->first * n, c->here * n * sizeof **c->x, (char *)c->across, n * sizeof **c->x);
+  for (uint32_t r = 0; r < c->ranks; r++)
+    if (!is_here(c, r)) c->x[r] = c->across + r * n;
+}
+
+bool mm_comm_leave(mm_comm *c, bool borders, mm_err *err) {
+  pthread_mutex_lock(&c->lock);
+  const bool last = ++c->left == c->here;
+  pthread_mutex_unlock(&c->lock);
+  if (!c->world || !last) return true;
+  for (uint32_t r = c->first; borders && r < c->first + c->here; r++) {
+    if (c->next && !is_here(c->next, r) && !c->sent[r]) send_away(c->next, r, NULL, 0);
+    if (c->before && !is_here(c->before, r) && !c->received[r]) receive_away(c, r, NULL);
+  }
+  if (c->here < c->ranks && !c->told) agree(c);
+  return !c->lacks || mm_fail(err, MM_LIMIT, "E_MEMORY", mm_at(NULL, NULL), "out of memory for numbers of other processes");
 }
 
 /* Seconds from now. */
@@ -108,9 +229,9 @@ static bool meet(mm_comm *c, uint32_t rank, double patience) {
   const uint64_t meeting = c->meeting;
   bool lost = false;
   c->came[rank] = meeting + 1;
-  if (!c->broken && ++c->arrived == c->ranks) {
+  if (!c->broken && ++c->arrived == c->here) {
     c->arrived = 0;
-    c->inside = c->ranks;
+    c->inside = c->here;
     c->meeting++;
     pthread_cond_broadcast(&c->turn);
   }
@@ -118,7 +239,7 @@ static bool meet(mm_comm *c, uint32_t rank, double patience) {
   const bool met = c->meeting != meeting;
   lost = lost && !met && !c->broken;
   if (lost) c->waiter = rank + 1;
-  for (uint32_t r = c->ranks; lost && r-- > 0;)
+  for (uint32_t r = c->first + c->here; lost && r-- > c->first;)
     if (c->came[r] != meeting + 1) c->whom = r;
   pthread_mutex_unlock(&c->lock);
   if (lost) mm_comm_break(c);
@@ -142,11 +263,15 @@ static void reduce(mm_comm *c, uint32_t rank, float *x, size_t n, float (*op)(fl
   if (c->ranks == 1) return;
   c->x[rank] = x;
   if (!meet(c, rank, 0)) return;
-  size_t from = n * rank / c->ranks, to = n * (rank + 1) / c->ranks;
+  if (c->here < c->ranks) {
+    if (rank == c->first) fetch(c, n);
+    if (!meet(c, rank, 0)) return;
+  }
+  size_t from = n * (rank - c->first) / c->here, to = n * (rank - c->first + 1) / c->here;
   for (size_t i = from; i < to; i++) {
     float v = c->x[0][i];
     for (uint32_t r = 1; r < c->ranks; r++) v = op(v, c->x[r][i]);
-    for (uint32_t r = 0; r < c->ranks; r++) c->x[r][i] = v;
+    for (uint32_t r = c->first; r < c->first + c->here; r++) c->x[r][i] = v;
   }
   part(c);
 }

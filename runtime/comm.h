@@ -1,8 +1,9 @@
-/* The ranks of one process meeting in shared memory. */
+/* Ranks meeting: those of one process in shared memory, those of several by way of a world. */
 #ifndef MM_RUNTIME_COMM_H
 #define MM_RUNTIME_COMM_H
 
 #include "formats/base.h"
+#include "runtime/processes.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -11,6 +12,12 @@ extern "C" {
 /* A rank that fails breaks the meeting for all: none waits for ever. */
 typedef struct mm_comm mm_comm;
 mm_comm *mm_comm_open(uint32_t ranks, mm_err *err);
+/* Of a stage whose ranks may be of several processes: rank r is of process (stage · ranks + r) / per. What follows is for those of this
+ * one; gatherings are of them alone. w NULL: all are of this one. */
+mm_comm *mm_comm_open_across(uint32_t ranks, mm_world *w, uint32_t stage, uint32_t per, mm_err *err);
+/* By each rank at the end of a step, after its break if it failed: no other process waits for this one's ranks then, nor with rows for
+ * them. Waits for earlier stages alone. borders: the step's rows went from stage to stage. MM_LIMIT where memory was short. */
+MM_MUST_USE bool mm_comm_leave(mm_comm *c, bool borders, mm_err *err);
 void mm_comm_close(mm_comm *c); /* accepts NULL */
 /* By a rank that cannot go on: whoever waits or comes later returns at once, its sums unspecified, until mm_comm_mend. */
 void mm_comm_break(mm_comm *c);

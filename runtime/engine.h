@@ -1,4 +1,4 @@
-/* The engine: tensor-parallel ranks as threads of one process over one backend each, stepping together. */
+/* The engine: ranks as threads over one backend each, stepping together, in one process or several. */
 #ifndef MM_RUNTIME_ENGINE_H
 #define MM_RUNTIME_ENGINE_H
 
@@ -24,11 +24,17 @@ typedef struct mm_engine_config {
   const char *attach;                      /* socket of the weights' holder (minimax-hold), or NULL; not with verify: the holder's to do */
   bool verify;            /* digests of all files are checked while they are loaded: MM_INTEGRITY E_DIGEST, at open or by a step */
   mm_read_log *log;       /* what devices read to load goes there, or NULL; until close */
-  const uint32_t *device; /* [ranks] device number of each rank's accelerator, or NULL: rank i has number i; need not outlive open */
+  const uint32_t *device; /* [ranks of this process] numbers of their accelerators, or NULL: 0, 1, …; need not outlive open */
+  mm_world *world; /* NULL, or until close: each process has as many ranks, in their order. The first opens the engine and is asked; the
+                    * others follow (mm_engine_follow). Tokens are chosen by the host then, and all ranks of a stage are of one process on
+                    * devices that cannot do otherwise (mm_ops.across): MM_UNSUPPORTED E_PARALLEL */
 } mm_engine_config;
 
 /* Borrows the shards until close. All calls on one engine come from one thread at a time. */
 mm_engine *mm_engine_open(const mm_shards *shards, const mm_engine_config *c, mm_err *err);
+/* A process of c->world that is not the first: its ranks do what the first one's engine is asked to, until that is closed. Of c ops, world,
+ * threads and device count, the rest is the first one's. What failed there failed for it: true when it was closed. */
+MM_MUST_USE bool mm_engine_follow(const mm_shards *shards, const mm_engine_config *c, mm_err *err);
 /* Accepts NULL. What a rank that has not come back still uses (E_RANK, below) stays. */
 void mm_engine_close(mm_engine *e);
 const mm_model *mm_engine_model(const mm_engine *e);

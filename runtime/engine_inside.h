@@ -7,7 +7,13 @@
 
 #include "runtime/engine.h"
 
-typedef enum work { OPEN, STEP, COLLECT, HIDDEN, LOAD, STATE_COPY, STATE_SAVE, STATE_LOAD, IDS_LOAD, CHOOSE, SCORE, CALIBRATE } work;
+typedef enum work { OPEN, STEP, COLLECT, HIDDEN, LOAD, STATE_COPY, STATE_SAVE, STATE_LOAD, IDS_LOAD, CHOOSE, SCORE, CALIBRATE, CLOSE } work;
+
+/* What all processes know of a rank, whoever has it. */
+typedef struct rank_facts {
+  uint32_t layer_first, layer_end, vocab_first, vocab_rows;
+  uint64_t state_bytes;
+} rank_facts;
 
 typedef struct slot_state {
   uint32_t held;       /* tokens that its caches hold */
@@ -30,14 +36,14 @@ typedef struct choice_row {
 
 typedef struct rank {
   mm_engine *engine;
-  uint32_t index;
+  uint32_t index; /* of all ranks */
   pthread_t thread;
   mm_rank_weights weights;
   mm_forward forward;
   float *logits; /* [out_count, vocab_rows] of the current step */
   size_t logits_cap;
-  uint64_t state_at, state_bytes; /* its part of a slot's lightning states */
-  bool back;                      /* has finished the task, under the engine's lock; then err is read by others */
+  uint64_t state_at; /* where its part of a slot's lightning states is */
+  bool back;         /* has finished the task, under the engine's lock; then err is read by others */
   mm_err err;
 } rank;
 
@@ -93,13 +99,36 @@ struct mm_engine {
   double *score;               /* and where they go */
   const mm_sampling *sampling; /* [row_count] of the choice under way */
 
-  uint32_t started; /* threads */
-  rank rank[];      /* [tp] */
+  /* Several processes (engine_processes.c); NULL where there is one. The first one's engine is asked, those of the others follow. */
+  mm_world *world;
+  bool met;             /* all have opened theirs */
+  rank_facts *facts;    /* [pp·tp] */
+  uint64_t state_bytes; /* of a slot, all ranks' */
+  char *order;          /* what the first process sent or this one was sent */
+  size_t order_cap;
+  uint32_t *table;      /* of those that follow: [slots, per_slot] */
+  uint32_t first, here; /* ranks of this process */
+  uint32_t started;     /* threads */
+  rank rank[];          /* [here] */
 };
 
 /* Hands the next task to every rank and waits for all; the lowest failing rank's error is the task's. Where that is E_RANK, a rank that
  * stays away is waited for no longer; until it is back there is no task. */
 MM_MUST_USE bool mm_engine_run_task(mm_engine *e, work w, mm_err *err);
+/* The same for the ranks of this process alone. */
+MM_MUST_USE bool mm_engine_run_here(mm_engine *e, work w, mm_err *err);
+
+/* ---- several processes (engine_processes.c); all of these do nothing, or what one does, without a world ---- */
+
+/* By the first process, before anything in which processes may differ. */
+void mm_engine_share_config(const mm_engine_config *c);
+/* By every process, whether its ranks opened or not: all learn of all ranks, or fail alike. */
+MM_MUST_USE bool mm_engine_meet(mm_engine *e, bool ok, mm_err *err);
+/* The first process tells the others what is to be done, before its own ranks do it. */
+MM_MUST_USE bool mm_engine_tell(mm_engine *e, work w, mm_err *err);
+/* Afterwards: whether all did it; of the failures that of the lowest process. What the others' ranks gave is where this one's goes. */
+MM_MUST_USE bool mm_engine_hear(mm_engine *e, work w, bool ok, mm_err *err);
+
 /* MM_IO E_RANK while a rank has not come back: it still uses what a call would change. */
 MM_MUST_USE bool mm_engine_all_back(mm_engine *e, mm_err *err);
 /* Runs a batch that is ready; logits of ids whose head row is zero become -INFINITY. */

@@ -6,7 +6,7 @@
 #include "runtime/ops.h"
 
 #define MM_OPTION_DEVICE(at)  MM_OPTION(STR, "device", at, "NAME", "where to compute, cpu unless given", .choices = MM_DEVICES)
-#define MM_OPTION_DEVICES(at) MM_OPTION(STR, "devices", at, "LIST", "numbers of the GPUs, one for each rank (0,1,2,...)")
+#define MM_OPTION_DEVICES(at) MM_OPTION(STR, "devices", at, "LIST", "numbers of the GPUs, one for each rank of this process (0,1,2,...)")
 #define MM_OPTION_ATTACH(at)  MM_OPTION(STR, "attach", at, "SOCKET", "use the weights that minimax-hold keeps on the GPUs")
 #define MM_OPTION_VERIFY(at)  MM_FLAG("verify-on-load", at, "check the digests of all weights while they are loaded")
 #define MM_OPTION_THREADS(at) MM_OPTION(U64, "threads", at, "N", "CPU threads per rank (CPUs / ranks)", .letter = 't', .lo = 1, .hi = 1024)

@@ -11,14 +11,14 @@
 #include "runtime/engine_inside.h"
 
 static bool open_rank(rank *r, mm_err *err) {
-  mm_engine *e = r->engine;
+  mm_engine *const e = r->engine;
   if (!mm_bind(&r->weights, e->shards, r->index, err)) return false;
   mm_backend_config c = {
       .model = e->model,
       .weights = &r->weights,
       .limits = e->config.limits,
       .comm = e->comm[r->index / e->shards->pack.tp],
-      .place = {r->index, r->index, mm_pack_ranks(&e->shards->pack), e->config.device ? e->config.device[r->index] : r->index},
+      .place = {r->index, r->index - e->first, e->here, e->config.device ? e->config.device[r->index - e->first] : r->index - e->first},
       .threads = e->config.threads,
       .act_quant = e->config.act_quant,
       .calibration = e->config.calibration,
@@ -35,7 +35,9 @@ static bool open_rank(rank *r, mm_err *err) {
       .checkpoint = e->checkpoint,
       .attach = e->config.attach};
   if (!mm_forward_open(&r->forward, e->config.ops, &c, err)) return false;
-  r->state_bytes = e->config.ops->state_bytes ? e->config.ops->state_bytes(r->forward.backend) : 0;
+  const mm_rank_weights *w = &r->weights;
+  e->facts[r->index] = (rank_facts){w->layer_first, w->layer_end, w->vocab_first, w->vocab_rows,
+                                    e->config.ops->state_bytes ? e->config.ops->state_bytes(r->forward.backend) : 0};
   return true;
 }
 
@@ -88,6 +90,7 @@ static bool do_work(rank *r, work w, mm_err *err) {
     case SCORE: return f->ops->score(f->backend, e->target, r->weights.rank == 0 ? e->score : NULL, err);
     case CALIBRATE: return f->ops->calibrate(f->backend, err);
     case CHOOSE: return f->ops->choose_kept(f->backend, e->sampling, err);
+    case CLOSE: break;
   }
   return false;
 }
@@ -107,6 +110,8 @@ static void *rank_main(void *arg) {
     pthread_mutex_unlock(&e->lock);
     bool done = do_work(r, w, &r->err);
     if (!done) mm_comm_break(e->comm[0]);
+    if (w == STEP && !mm_comm_leave(e->comm[r->index / e->shards->pack.tp], e->batch->tokens > 0, done ? &r->err : MM_IGNORED))
+      done = false;
     pthread_mutex_lock(&e->lock);
     r->back = true;
     if (--e->busy == 0 || !done) pthread_cond_broadcast(&e->changed);
@@ -145,6 +150,11 @@ bool mm_engine_all_back(mm_engine *e, mm_err *err) {
 
 bool mm_engine_run_task(mm_engine *e, work w, mm_err *err) {
   if (!mm_engine_all_back(e, err)) return false;
+  if (!mm_engine_tell(e, w, err)) return false;
+  return mm_engine_hear(e, w, mm_engine_run_here(e, w, err), err);
+}
+
+bool mm_engine_run_here(mm_engine *e, work w, mm_err *err) {
   pthread_mutex_lock(&e->lock);
   for (uint32_t r = 0; r < e->started; r++) e->rank[r].err = (mm_err){0}, e->rank[r].back = false;
   for (uint32_t s = 0; s < e->shards->pack.pp; s++) mm_comm_mend(e->comm[s]);
@@ -191,6 +201,14 @@ static bool check_config(const mm_model *m, const mm_engine_config *c, mm_err *e
 
 /* What a backend does not run, and what cannot be collected from it. */
 static bool check_parallel(const mm_pack *p, const mm_engine_config *c, mm_err *err) {
+  const uint32_t processes = c->world ? c->world->processes : 1, ranks = mm_pack_ranks(p), each = ranks / processes;
+  if (ranks % processes || (each % p->tp && !c->ops->across))
+    return mm_fail(err, MM_UNSUPPORTED, "E_PARALLEL", mm_at(p->dir, NULL),
+                   "found %u processes for %u ranks, %u of each stage; expected a number of processes that divides them%s", processes,
+                   ranks, p->tp, c->ops->across ? "" : ", and stages that are whole in a process");
+  if (c->world && (c->calibration || c->attach))
+    return mm_fail(err, MM_UNSUPPORTED, "E_PARALLEL", mm_at(p->dir, NULL), "found %u processes; %s needs 1", processes,
+                   c->calibration ? "collecting inputs" : "attaching to held weights");
   const bool runs = (p->ep == 1 || (c->ops->experts_cut && !c->calibration)) && (p->pp == 1 || (c->ops->send && !c->calibration));
   return runs || mm_fail(err, MM_UNSUPPORTED, "E_PARALLEL", mm_at(p->dir, NULL), "found --ep %u --pp %u; %s on device %s needs 1 of each",
                          p->ep, p->pp, c->calibration ? "collecting inputs" : "a run", c->ops->name);
@@ -205,22 +223,22 @@ static bool open_comms(mm_engine *e, mm_err *err) {
   const uint32_t pp = e->shards->pack.pp;
   if (!(e->comm = mm_calloc(pp, sizeof *e->comm, err))) return false;
   for (uint32_t s = 0; s < pp; s++) {
-    if (!(e->comm[s] = mm_comm_open(e->shards->pack.tp, err))) return false;
+    if (!(e->comm[s] = mm_comm_open_across(e->shards->pack.tp, e->world, s, e->here, err))) return false;
     if (s) mm_comm_link(e->comm[s - 1], e->comm[s]);
   }
   return true;
 }
 
 static bool start_ranks(mm_engine *e, mm_err *err) {
-  for (uint32_t ranks = mm_pack_ranks(&e->shards->pack); e->started < ranks; e->started++) {
+  for (; e->started < e->here; e->started++) {
     rank *r = &e->rank[e->started];
-    *r = (rank){.engine = e, .index = e->started};
+    *r = (rank){.engine = e, .index = e->first + e->started};
     int failed = pthread_create(&r->thread, NULL, rank_main, r);
     if (failed)
-      return mm_fail(err, MM_LIMIT, "E_THREADS", mm_at(NULL, NULL), "started %u of %u rank threads: %s", e->started, ranks,
+      return mm_fail(err, MM_LIMIT, "E_THREADS", mm_at(NULL, NULL), "started %u of %u rank threads: %s", e->started, e->here,
                      strerror(failed));
   }
-  return mm_engine_run_task(e, OPEN, err);
+  return mm_engine_run_here(e, OPEN, err);
 }
 
 /* A backend that does not read tables has all pages that its slots can fill: fewer would be a promise that it cannot keep. */
@@ -240,14 +258,14 @@ static bool open_pages(mm_engine *e, mm_err *err) {
 }
 
 static void place_states(mm_engine *e) {
-  uint64_t at = 0;
-  for (uint32_t r = 0; r < e->started; at += e->rank[r++].state_bytes) e->rank[r].state_at = at;
+  for (uint32_t r = 0; r < mm_pack_ranks(&e->shards->pack); e->state_bytes += e->facts[r++].state_bytes)
+    if (r - e->first < e->here) e->rank[r - e->first].state_at = e->state_bytes;
 }
 
 static bool open_choices(mm_engine *e, mm_err *err) {
   uint32_t vocab = e->model->vocab;
   const mm_pack *pack = &e->shards->pack;
-  e->device_chooses = e->config.ops->choose && pack->pp == 1;
+  e->device_chooses = e->config.ops->choose && pack->pp == 1 && !e->world;
   if (!(e->never = mm_calloc(vocab, sizeof *e->never, err))) return false;
   if (e->config.never) memcpy(e->never, e->config.never, vocab * sizeof *e->never);
   for (size_t i = 0; i < pack->dead_rows; i++) e->never[pack->dead_row[i]] = true;
@@ -259,8 +277,12 @@ static bool open_choices(mm_engine *e, mm_err *err) {
 mm_engine *mm_engine_open(const mm_shards *shards, const mm_engine_config *c, mm_err *err) {
   const mm_model *m = &shards->pack.model;
   if (!check_config(m, c, err) || !check_parallel(&shards->pack, c, err)) return NULL;
-  mm_engine *e = mm_calloc(1, sizeof *e + mm_pack_ranks(&shards->pack) * sizeof e->rank[0], err);
+  mm_engine_share_config(c);
+  const uint32_t ranks = mm_pack_ranks(&shards->pack), here = ranks / (c->world ? c->world->processes : 1);
+  mm_engine *e = mm_calloc(1, sizeof *e + here * sizeof e->rank[0], err);
   if (!e) return NULL;
+  e->world = c->world;
+  e->here = here, e->first = c->world ? c->world->process * here : 0;
   e->shards = shards;
   e->model = m;
   e->config = *c;
@@ -269,7 +291,10 @@ mm_engine *mm_engine_open(const mm_shards *shards, const mm_engine_config *c, mm
   pthread_mutex_init(&e->lock, NULL);
   pthread_cond_init(&e->changed, NULL);
   e->slot = mm_calloc(c->limits.slots, sizeof *e->slot, err);
-  if (verify_files(e, err) && open_comms(e, err) && e->slot && open_pages(e, err) && open_choices(e, err) && start_ranks(e, err)) {
+  e->facts = mm_calloc(ranks, sizeof *e->facts, err);
+  const bool ok = e->facts && e->slot && verify_files(e, err) && open_comms(e, err) && open_pages(e, err) && open_choices(e, err) &&
+                  start_ranks(e, err);
+  if (mm_engine_meet(e, ok, err)) {
     place_states(e);
     return e;
   }
@@ -279,6 +304,7 @@ mm_engine *mm_engine_open(const mm_shards *shards, const mm_engine_config *c, mm
 
 void mm_engine_close(mm_engine *e) {
   if (!e) return;
+  if (e->met && !mm_engine_tell(e, CLOSE, MM_IGNORED)) abort(); /* it needs no memory */
   pthread_mutex_lock(&e->lock);
   const bool away = e->busy > 0; /* a rank that has not come back uses all this still */
   e->stop = !away;
@@ -305,6 +331,9 @@ void mm_engine_close(mm_engine *e) {
   mm_pages_close(e->pages);
   free(e->want);
   free(e->copy);
+  free(e->facts);
+  free(e->order);
+  free(e->table);
   free(e);
 }
 

@@ -91,10 +91,7 @@ void mm_engine_drop(mm_engine *e, uint32_t slot) {
 
 mm_pages *mm_engine_pages(mm_engine *e) { return e->pages; }
 
-uint64_t mm_engine_state_bytes(const mm_engine *e) {
-  const rank *last = &e->rank[e->started - 1];
-  return last->state_at + last->state_bytes;
-}
+uint64_t mm_engine_state_bytes(const mm_engine *e) { return e->state_bytes; }
 
 /* Whether the backend keeps more of a slot than its pages. */
 static bool has_states(const mm_engine *e) { return e->lightning || e->device_chooses; }

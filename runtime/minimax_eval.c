@@ -83,6 +83,7 @@ static bool open_engine(eval *e, uint64_t longest, mm_err *err) {
                         .input_bf16 = strcmp(e->a->input_dtype, "bf16") == 0};
   if (!c.ops) return false;
   c.act_quant = e->a->act_quant ? strcmp(e->a->act_quant, "on") == 0 : c.ops->act_quant;
+  if (!mm_world_find(true, &c.world, err)) return false;
   e->engine = mm_engine_open(&e->shards, &c, err);
   return e->engine;
 }

@@ -152,7 +152,9 @@ static bool open_engine(run *r, mm_err *err) {
   if (!c.ops) return false;
   c.act_quant = r->act_quant = r->a->act_quant ? strcmp(r->a->act_quant, "on") == 0 : c.ops->act_quant;
   uint32_t *device;
-  if (!mm_devices_read(r->a->devices, mm_pack_ranks(&r->shards.pack), &device, err)) return false;
+  if (!mm_world_find(true, &c.world, err) ||
+      !mm_devices_read(r->a->devices, mm_world_ranks(c.world, mm_pack_ranks(&r->shards.pack)), &device, err))
+    return false;
   c.device = device;
   if (!r->a->quiet) r->bar = mm_load_bar_open(r->log);
   r->engine = mm_engine_open(&r->shards, &c, err);

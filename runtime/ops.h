@@ -182,6 +182,7 @@ typedef struct mm_ops {
   void (*send)(mm_backend *b, mm_act x);
   void (*receive)(mm_backend *b, mm_act x);
   bool experts_cut; /* runs shards that hold some of the experts (--ep) */
+  bool across;      /* ranks of a stage may be of several processes */
   bool rows_apart;  /* a row's bits depend on the tokens before it alone: not on cuts, other rows or slots */
   bool apart_asked; /* the same where mm_backend_config.apart asks for it; steps take longer then */
   bool pages;       /* reads mm_batch.paging. Otherwise every slot has pages of its own, and nothing is shared */

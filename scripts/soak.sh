@@ -11,7 +11,7 @@
 #   races    two programs and a user at one name, stopped at random calls
 #   flips    every bit of a small packed checkpoint, random bits of a larger one
 #   mutations  5,000 packed checkpoints with changes resealed, through every program that reads one, with sanitizers (make check-san builds them)
-#   mpi      several processes, one of them killed
+#   mpi      several processes, one of them killed: of a conversion, of a run
 #   speed    conversions of GB (9) of block FP8 and twice that of BF16 beside cp and the disk; hashing's share (60 GB of disk)
 #   memory   peak memory of a conversion far larger than its limit
 #   layer    one real-size layer of M1 and of M2, converted and verified against its source (24 GB of disk; LAYER=m2: 8 GB)
@@ -68,7 +68,7 @@ run() {
     races) fault races.py $((5 * scale)) ;;
     flips) FLIPS=$((100 * scale)) fault flips.py ;;
     mutations) MUTATIONS=$((50 * scale)) fault mutations.py ;;
-    mpi) sh tests/fault/shares.sh ;;
+    mpi) sh tests/fault/shares.sh && sh tests/fault/processes.sh ;;
     speed) python3 scripts/bench_convert.py "$BUILD/bin" --gb "${GB:-9}" ;;
     memory) python3 scripts/bench_memory.py "$convert" --gb "${GB:-4}" ;;
     serve) fault serve_load.py "${SERVE_SECONDS:-600}" && fault serve_sequences.py $((50 * scale)) "$(random)" && hostile $((100 * scale)) ;;

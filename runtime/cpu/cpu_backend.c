@@ -272,6 +272,7 @@ const mm_ops mm_ops_cpu = {
     .receive = cpu_receive,
     .layer = mm_cpu_ahead_layer,
     .experts_cut = true,
+    .across = true,
     .rows_apart = true,
     .pages = true,
     .state_bytes = cpu_state_bytes,

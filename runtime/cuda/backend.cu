@@ -43,6 +43,9 @@ uint32_t bucket_of(const mm_backend *b, uint32_t rows) {
   return 0;
 }
 
+/* A later stage makes memory once it has its rows: until then the devices may not be idle, if it shares them with earlier ones. */
+bool receives(const mm_backend *b) { return b->c.weights->layer_first > 0; }
+
 bool grow_logits(mm_backend *b, size_t rows, mm_err *err) {
   return rows <= b->logits_rows || b->rehearses || mm_cu_make_logits(b, rows, err);
 }
@@ -159,13 +162,10 @@ void wait_for_experts(mm_backend *b) {
   if (b->err.status == MM_OK && !b->loading->wait_for(first, n, near ? all.data() : b->used, b->stream, &b->err)) b->failed = "load";
 }
 
-/* A step that ran while weights arrived gives no result before those that it waited for have been found good. */
-bool loaded(mm_backend *b, mm_err *err) { return !b->loading || b->rehearses || b->loading->is_sound(err); }
-
 bool cuda_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
   if (!look_at_load(b, batch, err) || !mm_cu_begin_ranks(b, err)) return false;
   plan_step(b, batch);
-  if (!grow_logits(b, b->outs, err)) return false;
+  if (!receives(b) && !grow_logits(b, b->outs, err)) return false;
   plan_mode(b), start_ops(b), b->kept.clear();
   if (!(b->step = free_memory(b)))
     return mm_fail(err, MM_USAGE, "E_BATCH", mm_at(NULL, NULL), "found %d steps outstanding, expected at most %d", MM_QUEUE + 1, MM_QUEUE);
@@ -269,7 +269,7 @@ bool cuda_end(mm_backend *b, float *out, mm_err *err) {
           cudaMemcpyAsync(out, b->logits, (size_t)b->wanted * b->c.weights->vocab_rows * sizeof(float), cudaMemcpyDeviceToHost, b->stream),
           "copy logits");
   check(b, cudaStreamSynchronize(b->stream), "step");
-  return succeeded(b, err) && here && loaded(b, err) && (!b->peers || mm_cu_peers_check(b->peers, err));
+  return succeeded(b, err) && here && mm_cu_loaded(b, err) && (!b->peers || mm_cu_peers_check(b->peers, err));
 }
 
 void choose_tokens(mm_backend *b) {
@@ -312,7 +312,7 @@ bool cuda_choose(mm_backend *b, mm_err *err) {
 bool cuda_keep(mm_backend *b, mm_err *err) {
   finish_step(b);
   if (b->err.status == MM_OK) check(b, cudaEventRecord(b->step->done, b->stream), "record event");
-  b->keeps = succeeded(b, err) && loaded(b, err);
+  b->keeps = succeeded(b, err) && mm_cu_loaded(b, err);
   if (!b->keeps) cudaStreamSynchronize(b->stream);
   return b->keeps;
 }
@@ -338,13 +338,13 @@ bool cuda_score(mm_backend *b, const int32_t *target, double *score, mm_err *err
          (!b->peers || mm_cu_peers_settle(b->peers, b->stream, err)) &&
          mm_cu_check(score ? cudaMemcpyAsync(score, out, n * sizeof *score, cudaMemcpyDeviceToHost, b->stream) : cudaSuccess, "copy scores",
                      err) &&
-         mm_cu_check(cudaStreamSynchronize(b->stream), "likelihood", err) && loaded(b, err) &&
+         mm_cu_check(cudaStreamSynchronize(b->stream), "likelihood", err) && mm_cu_loaded(b, err) &&
          (!b->peers || mm_cu_peers_check(b->peers, err));
 }
 
 /* The step's choices are there, on this rank and on all. */
 bool chosen(mm_backend *b, const step_memory *m, mm_err *err) {
-  const bool done = mm_cu_check(cudaEventSynchronize(m->done), "step", err) && loaded(b, err);
+  const bool done = mm_cu_check(cudaEventSynchronize(m->done), "step", err) && mm_cu_loaded(b, err);
   if (!b->peers) return done;
   bool here = done && mm_cu_peers_check(b->peers, err), all;
   if (here && (m->broken || mm_cu_peers_hurt(b->peers)))
@@ -390,7 +390,8 @@ void cuda_receive(mm_backend *b, mm_act x) {
   wait_for_weights(b, 0);
   if (!begin_op(b)) return;
   b->inputs.wrote(x.data);
-  if (!b->rehearses && !mm_cu_receive_rows(b, rows_of(x), x.width, &b->err)) b->failed = "receive";
+  if (b->rehearses) return;
+  if (!mm_cu_receive_rows(b, rows_of(x), x.width, &b->err) || !grow_logits(b, b->outs, &b->err)) b->failed = "receive";
 }
 
 void cuda_send(mm_backend *b, mm_act x) {
@@ -523,40 +524,6 @@ void cuda_logits(mm_backend *b, mm_act x, const mm_packed *head) {
   check(b, b->inputs.linear(b->weight[head], {rows_of(x), b->device.out, nullptr, b->logits, b->outs}, b->stream), "logits");
 }
 
-/* ---- states of slots; the stream keeps them in the order of steps, and no kernel of a step overtakes its batch's upload ---- */
-
-uint64_t cuda_state_bytes(mm_backend *b) { return b->state_floats * sizeof *b->states; }
-
-/* Slot `to` of p[slots, n] becomes what `from` is. */
-template <class T>
-bool copy_slot(mm_backend *b, T *p, size_t n, uint32_t to, uint32_t from, mm_err *err) {
-  return to == from || n == 0 ||
-         mm_cu_check(cudaMemcpyAsync(p + to * n, p + from * n, n * sizeof *p, cudaMemcpyDeviceToDevice, b->stream), "copy a slot", err);
-}
-
-bool cuda_state_copy(mm_backend *b, uint32_t to, uint32_t from, mm_err *err) {
-  return copy_slot(b, b->states, b->state_floats, to, from, err) && copy_slot(b, b->ids, b->c.limits.max_positions, to, from, err) &&
-         copy_slot(b, b->choice.chosen, 1, to, from, err);
-}
-
-bool cuda_state_save(mm_backend *b, uint32_t slot, void *state, mm_err *err) {
-  return mm_cu_download(state, b->states + slot * b->state_floats, cuda_state_bytes(b), b->stream, err) && loaded(b, err);
-}
-
-/* Waits, so that the caller's memory is its own again. */
-bool cuda_state_load(mm_backend *b, uint32_t slot, const void *state, mm_err *err) {
-  return mm_cu_check(cudaMemcpyAsync(b->states + slot * b->state_floats, state, cuda_state_bytes(b), cudaMemcpyHostToDevice, b->stream),
-                     "copy states", err) &&
-         mm_cu_check(cudaStreamSynchronize(b->stream), "copy states", err);
-}
-
-bool cuda_ids_load(mm_backend *b, uint32_t slot, const int32_t *id, uint32_t count, mm_err *err) {
-  int32_t *const to = b->ids + (size_t)slot * b->c.limits.max_positions;
-  if (!id) return mm_cu_check(cudaMemsetAsync(to, 0xff, count * sizeof *to, b->stream), "set ids", err);
-  return mm_cu_check(cudaMemcpyAsync(to, id, count * sizeof *to, cudaMemcpyHostToDevice, b->stream), "copy ids", err) &&
-         mm_cu_check(cudaStreamSynchronize(b->stream), "copy ids", err);
-}
-
 }  // namespace
 
 const mm_ops mm_ops_cuda = {
@@ -597,10 +564,10 @@ const mm_ops mm_ops_cuda = {
     .experts_cut = true,
     .apart_asked = true,
     .pages = true,
-    .state_bytes = cuda_state_bytes,
-    .state_copy = cuda_state_copy,
-    .state_save = cuda_state_save,
-    .state_load = cuda_state_load,
-    .ids_load = cuda_ids_load,
+    .state_bytes = mm_cu_state_bytes,
+    .state_copy = mm_cu_state_copy,
+    .state_save = mm_cu_state_save,
+    .state_load = mm_cu_state_load,
+    .ids_load = mm_cu_ids_load,
     .score = cuda_score,
 };

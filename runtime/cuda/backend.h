@@ -258,6 +258,17 @@ struct mm_cu_gated {
 };
 cudaError_t mm_cu_gated_norm_ranks(mm_backend *b, const mm_cu_gated &a);
 
+/* A step that ran while weights arrived gives no result before those that it waited for have been found good. */
+inline bool mm_cu_loaded(mm_backend *b, mm_err *err) { return !b->loading || b->rehearses || b->loading->is_sound(err); }
+
+/* ---- mm_ops' of slots (slots.cu) ---- */
+
+uint64_t mm_cu_state_bytes(mm_backend *b);
+bool mm_cu_state_copy(mm_backend *b, uint32_t to, uint32_t from, mm_err *err);
+bool mm_cu_state_save(mm_backend *b, uint32_t slot, void *state, mm_err *err);
+bool mm_cu_state_load(mm_backend *b, uint32_t slot, const void *state, mm_err *err);
+bool mm_cu_ids_load(mm_backend *b, uint32_t slot, const int32_t *id, uint32_t count, mm_err *err);
+
 /* ---- a pipeline stage, --pp (stages.cu): rows go through the host ---- */
 
 /* b->border, where this is not the only stage. Its steps are not recorded. */

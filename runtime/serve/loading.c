@@ -56,7 +56,9 @@ bool mm_loading_finish(mm_loaded *l, const mm_loading_config *c, mm_err *err) {
   mm_engine_config with = e;
   with.act_quant = c->act_quant ? strcmp(c->act_quant, "on") == 0 : e.ops->act_quant;
   uint32_t *device;
-  if (!mm_devices_read(c->devices, mm_pack_ranks(&l->shards.pack), &device, err)) return false;
+  if (!mm_world_find(true, &with.world, err) ||
+      !mm_devices_read(c->devices, mm_world_ranks(with.world, mm_pack_ranks(&l->shards.pack)), &device, err))
+    return false;
   with.device = device;
   l->stage = "weights";
   l->engine = mm_engine_open(&l->shards, &with, err);

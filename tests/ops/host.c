@@ -1,7 +1,7 @@
 /* The host's side of the CUDA backend without a GPU (fake_device.h): host DIR1 DIR2 DIR3 DIR4, a checkpoint whole, cut for two ranks, cut
- * into two stages, and whole in many files that may be damaged. What ranks decide together they decide alike, whichever fails; nothing is allocated while a step is
- * recorded; nothing that may wait for a device is called while a rank's kernel waits for another rank; experts are there when they are
- * used; what fails is named in time; all memory is given back. */
+ * into two stages, and whole in many files that may be damaged. What ranks decide together they decide alike, whichever fails; nothing is
+ * allocated while a step is recorded; nothing that may wait for a device is called while a rank's kernel waits for another rank; experts
+ * are there when they are used; what fails is named in time; all memory is given back. */
 #ifdef MM_CUDA
 #include "tests/ops/fake_device.h"
 

@@ -93,7 +93,8 @@ static std::vector<__nv_bfloat16> run_experts(const expert_case &c, const mm_cu_
     *given = {middle.code.get(), middle.scale.get(), std::vector<uint32_t>(pairs), middle.d, {}};
     std::vector<uint32_t> sorted(pairs);
     CUDA_OK(cudaMemcpy(sorted.data(), r.pair, pairs * sizeof sorted[0], cudaMemcpyDeviceToHost));
-    for (uint32_t i = 0; i < pairs; i++) given->place[sorted[i]] = i;
+    for (uint32_t i = 0; i < pairs; i++)
+      if (sorted[i] < pairs) given->place[sorted[i]] = i; /* none behind those that have an expert here */
     return y.get();
   }
   const bool skinny = tokens <= MM_CU_SKINNY && !c.few;
@@ -105,8 +106,9 @@ static std::vector<__nv_bfloat16> run_experts(const expert_case &c, const mm_cu_
     given->place.resize(pairs), given->single = middle.get();
     std::vector<uint32_t> sorted(pairs);
     CUDA_OK(cudaMemcpy(sorted.data(), r.pair, pairs * sizeof sorted[0], cudaMemcpyDeviceToHost));
-    for (uint32_t i = 0; i < pairs; i++) given->place[sorted[i]] = i;
-  } else if (given && c.rounded) { /* a single token's likewise */
+    for (uint32_t i = 0; i < pairs; i++)
+      if (sorted[i] < pairs) given->place[sorted[i]] = i; /* none behind those that have an expert here */
+  } else if (given && c.rounded) {                        /* a single token's likewise */
     given->place.resize(slots), given->single = middle.get();
     CUDA_OK(cudaMemcpy(given->place.data(), r.slot_expert, slots * sizeof(uint32_t), cudaMemcpyDeviceToHost));
   }

@@ -209,7 +209,8 @@ struct made_weight {
     mm_cu_load load;
     w.lead = std::min(w.lead, 3u);
     must(load.matrix(&w, "made", {}, &d, &err) && load.start({}, &err) && load.open(&arena, &err) && load.finish(&err), err);
-    code = bytes_at(d.data, (size_t)w.lead * w.n * d.pitch), scale = bytes_at(d.scale, mm_cu_scales(&d) * 4);
+    code = bytes_at(d.data, (size_t)w.lead * w.n * d.pitch);
+    if (d.scale_kind == MM_CU_COARSE) scale = bytes_at(d.scale, mm_cu_scales(&d) * sizeof(float));
   }
   const uint8_t *row(uint32_t matrix, uint32_t i) const { return &code[((size_t)matrix * w.n + i) * d.pitch]; }
   float scale_at(uint32_t matrix, uint32_t i, uint32_t k) const {

@@ -1,6 +1,6 @@
-/* Checkpoints cut for several ranks ($MM_GPU_RANKS, each NAME-CUT beside the uncut NAME-1: tensors, experts, stages), a device each as far as there are some, else
- * several on one, beside the CPU: no further from it than one device with the uncut checkpoint is, and recorded steps are launched ones bit
- * for bit. A step that one rank fails, before it is recorded or when it is, is told in time, and all go on. */
+/* Checkpoints cut for several ranks ($MM_GPU_RANKS, each NAME-CUT beside the uncut NAME-1: tensors, experts, stages), a device each as far
+ * as there are some, else several on one, beside the CPU: no further from it than one device with the uncut checkpoint is, and recorded
+ * steps are launched ones bit for bit. A step that one rank fails, before it is recorded or when it is, is told in time, and all go on. */
 #include <string.h>
 
 #include <algorithm>

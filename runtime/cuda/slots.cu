@@ -1,0 +1,35 @@
+/* What slots hold beside pages (ops.h): lightning states, the ids they were given, the one chosen last. The stream keeps all of it in the
+ * order of steps, and no kernel of a step overtakes its batch's upload. */
+#include "runtime/cuda/backend.h"
+
+/* Slot `to` of p[slots, n] becomes what `from` is. */
+template <class T>
+static bool copy_slot(mm_backend *b, T *p, size_t n, uint32_t to, uint32_t from, mm_err *err) {
+  return to == from || n == 0 ||
+         mm_cu_check(cudaMemcpyAsync(p + to * n, p + from * n, n * sizeof *p, cudaMemcpyDeviceToDevice, b->stream), "copy a slot", err);
+}
+
+uint64_t mm_cu_state_bytes(mm_backend *b) { return b->state_floats * sizeof *b->states; }
+
+bool mm_cu_state_copy(mm_backend *b, uint32_t to, uint32_t from, mm_err *err) {
+  return copy_slot(b, b->states, b->state_floats, to, from, err) && copy_slot(b, b->ids, b->c.limits.max_positions, to, from, err) &&
+         copy_slot(b, b->choice.chosen, 1, to, from, err);
+}
+
+bool mm_cu_state_save(mm_backend *b, uint32_t slot, void *state, mm_err *err) {
+  return mm_cu_download(state, b->states + slot * b->state_floats, mm_cu_state_bytes(b), b->stream, err) && mm_cu_loaded(b, err);
+}
+
+/* Waits, so that the caller's memory is its own again. */
+bool mm_cu_state_load(mm_backend *b, uint32_t slot, const void *state, mm_err *err) {
+  return mm_cu_check(cudaMemcpyAsync(b->states + slot * b->state_floats, state, mm_cu_state_bytes(b), cudaMemcpyHostToDevice, b->stream),
+                     "copy states", err) &&
+         mm_cu_check(cudaStreamSynchronize(b->stream), "copy states", err);
+}
+
+bool mm_cu_ids_load(mm_backend *b, uint32_t slot, const int32_t *id, uint32_t count, mm_err *err) {
+  int32_t *const to = b->ids + (size_t)slot * b->c.limits.max_positions;
+  if (!id) return mm_cu_check(cudaMemsetAsync(to, 0xff, count * sizeof *to, b->stream), "set ids", err);
+  return mm_cu_check(cudaMemcpyAsync(to, id, count * sizeof *to, cudaMemcpyHostToDevice, b->stream), "copy ids", err) &&
+         mm_cu_check(cudaStreamSynchronize(b->stream), "copy ids", err);
+}

@@ -1,0 +1,59 @@
+/* minimax-worker: ranks of a checkpoint in a process beside the one that was asked, started by mpirun. */
+#include <stdlib.h>
+
+#include "formats/option.h"
+#include "formats/pool.h"
+#include "runtime/engine.h"
+#include "runtime/engine_options.h"
+
+typedef struct worker_args {
+  const char *dir, *devices;
+  uint64_t threads;
+  bool json, quiet;
+} worker_args;
+
+static bool work(void *args, mm_err *err) {
+  const worker_args *a = args;
+  mm_shards shards = {0};
+  mm_engine_config c = {0};
+  uint32_t *device = NULL;
+  bool ok = mm_world_find(false, &c.world, err);
+  if (ok && !c.world)
+    ok = mm_fail(
+        err, MM_USAGE, "E_MPI", mm_at(NULL, NULL),
+        "found no other process; expected to be started by mpirun beside one: mpirun -n 1 minimax-run ... : -n 1 minimax-worker DIR");
+  ok = ok && mm_shards_open(&shards, a->dir, err);
+  if (ok) {
+    const uint32_t here = mm_world_ranks(c.world, mm_pack_ranks(&shards.pack));
+    c.threads = (unsigned)(a->threads ? a->threads : mm_max(1, mm_pool_cpus() / mm_max(1, here)));
+    ok = mm_devices_read(a->devices, here, &device, err);
+    c.device = device;
+  }
+  ok = ok && mm_engine_follow(&shards, &c, err);
+  free(device);
+  mm_shards_close(&shards);
+  return ok;
+}
+
+int main(int argc, char **argv) {
+  worker_args a = {0};
+  const mm_option options[] = {
+      MM_OPTION_DEVICES(&a.devices),
+      MM_OPTION_THREADS(&a.threads),
+      MM_FLAG("json", &a.json, "errors as JSON"),
+      MM_FLAG("quiet", &a.quiet, "nothing on stderr but errors, as always here", .letter = 'q'),
+  };
+  const mm_program program = {
+      MM_PROGRAM("minimax-worker", "run some of a packed checkpoint's ranks in a process of their own", "DIR", 1, 1, options),
+      .examples =
+          "mpirun -n 1 minimax-run M2-pp2 --device cuda -p \"Hello\" : -n 1 minimax-worker M2-pp2\n"
+          "mpirun --host a,b -n 1 minimax-serve M2-pp2 --device cuda : -n 1 minimax-worker M2-pp2",
+      .epilog =
+          "For builds with MPI=1. The first process is minimax-run, minimax-serve or minimax-eval, which is asked and chooses; all others "
+          "are\n"
+          "this, one a host or several, each with as many ranks, in their order. What the first was told holds for all but --devices and\n"
+          "--threads. A process that ends early takes all others with it.\n"
+          "Exit status: 0 done, 2 usage, 3 bad input, 4 unsupported, 5 I/O, 6 damaged checkpoint, 8 memory or limit.",
+  };
+  return mm_program_main(&program, argc, argv, &a.dir, work, &a);
+}

@@ -1,0 +1,75 @@
+#!/bin/sh
+# Ranks in several processes of mpirun: the text of one process, whatever is cut between them; a process that is killed, cannot open its
+# checkpoint or has another one ends all of them in time; a server answers and ends.
+set -eu
+cd "$(dirname "$0")/../.."
+if ! command -v mpirun >/dev/null || ! pkg-config --exists ompi-c; then
+  echo "Open MPI is not installed, so mpirun was not tried"
+  exit 77
+fi
+work=$(mktemp -d "${TMPDIR:-/tmp}/world.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+make -s MPI=1 CUDA=0 SAN=0 BUILD="$BUILD/mpi" all >/dev/null
+bin=$BUILD/mpi/bin
+prompt='And it came to pass, that'
+
+# many DIR WORKERS: the text of the first process and so many others.
+many() {
+  timeout 60 mpirun --oversubscribe -n 1 "$bin/minimax-run" "$1" -p "$prompt" -n 24 --temperature 0.8 --seed 5 -q --threads 1 : \
+    -n "$2" "$bin/minimax-worker" "$1" --threads 1 </dev/null
+}
+
+for model in tiny-m1 tiny-m2; do
+  while read -r name workers cut; do
+    to=$work/$model-$name
+    # shellcheck disable=SC2086
+    [ -e "$to" ] || "$bin/minimax-convert" tests/data/$model -o "$to" --quant block_fp8 $cut -q
+    "$bin/minimax-run" "$to" -p "$prompt" -n 24 --temperature 0.8 --seed 5 -q --threads 1 >"$work/one.txt"
+    many "$to" "$workers" >"$work/many.txt"
+    cmp "$work/one.txt" "$work/many.txt"
+    echo "$model $cut, $((workers + 1)) processes: the text of one"
+  done <<END
+tp2 1 --tp 2
+pp2 1 --pp 2
+both 1 --tp 2 --pp 2
+both 3 --tp 2 --pp 2
+experts 3 --tp 4 --ep 2
+END
+done
+
+# ends WHAT PATTERN COMMAND…: it fails within a minute, and says so.
+ends() {
+  what=$1 pattern=$2 status=0
+  shift 2
+  timeout 60 "$@" >"$work/out.txt" 2>&1 || status=$?
+  [ $status -ne 0 ] && [ $status -ne 124 ] && grep -q -- "$pattern" "$work/out.txt" || { cat "$work/out.txt"; echo "FAIL $what: status $status"; exit 1; }
+  echo "$what: status $status"
+}
+run="mpirun --oversubscribe -n 1 $bin/minimax-run $work/tiny-m2-tp2 -p x -q"
+# shellcheck disable=SC2086
+{
+  ends "a checkpoint that is not there" E_ $run : -n 1 "$bin/minimax-worker" "$work/none"
+  ends "another checkpoint" E_MPI $run : -n 1 "$bin/minimax-worker" "$work/tiny-m1-tp2"
+  ends "too many processes" E_PARALLEL $run : -n 2 "$bin/minimax-worker" "$work/tiny-m2-tp2"
+  ends "no worker" E_MPI $run : -n 1 "$bin/minimax-run" "$work/tiny-m2-tp2" -p x -q
+  ends "a worker that is killed" . mpirun --oversubscribe -n 1 "$bin/minimax-run" "$work/tiny-m2-tp2" -p x -q -n 100000 --ignore-eos : \
+    -n 1 sh -c "timeout -s KILL 3 $bin/minimax-worker $work/tiny-m2-tp2"
+}
+
+port=18$(($$ % 900 + 100))
+timeout 120 mpirun --oversubscribe -n 1 sh -c "echo \$\$ >$work/pid; exec $bin/minimax-serve $work/tiny-m2-both --port $port -q --threads 1" : \
+  -n 1 "$bin/minimax-worker" "$work/tiny-m2-both" >"$work/serve.txt" 2>&1 &
+server=$!
+i=0
+until curl -sf "127.0.0.1:$port/ready" >"$work/ready.json" 2>/dev/null; do
+  i=$((i + 1))
+  [ $i -lt 300 ] && kill -0 $server || { cat "$work/serve.txt"; exit 1; }
+  sleep 0.1
+done
+curl -sf "127.0.0.1:$port/v1/completions" -d '{"prompt": "And it came", "max_tokens": 8, "temperature": 0}' | grep -q '"text"'
+kill "$(cat "$work/pid")"
+status=0
+wait $server || status=$?
+echo "a server of two processes answered and ended with status $status"
+[ $status -eq 0 ]

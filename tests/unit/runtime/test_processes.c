@@ -1,0 +1,304 @@
+/* Engines of several processes: here each is a thread, and what crosses goes through queues in place of MPI. Random calls give the bits
+ * that one process gives, whatever is cut between processes; a rank that fails in any of them is told, and all go on. */
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "runtime/engine.h"
+#include "tests/unit/runtime/reference.h"
+
+enum { MOST = 4, LENGTH = 40, SLOTS = 3, WAIT_S = 60 };
+
+/* ---- processes ---- */
+
+typedef struct message {
+  struct message *next;
+  uint32_t from, to, tag;
+  size_t n;
+  char data[];
+} message;
+
+static struct {
+  pthread_mutex_t lock;
+  pthread_cond_t came;
+  message *first, **last;
+} post = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, NULL, &post.first};
+
+static void push(uint32_t from, uint32_t tag, const mm_parcel *p) {
+  message *m = malloc(sizeof *m + p->n);
+  *m = (message){.from = from, .to = p->process, .tag = tag, .n = p->n};
+  if (p->n) memcpy(m->data, p->data, p->n);
+  pthread_mutex_lock(&post.lock);
+  *post.last = m, post.last = &m->next;
+  pthread_cond_broadcast(&post.came);
+  pthread_mutex_unlock(&post.lock);
+}
+
+static void pull(uint32_t to, uint32_t tag, const mm_parcel *p) {
+  struct timespec until;
+  clock_gettime(CLOCK_REALTIME, &until);
+  until.tv_sec += WAIT_S;
+  pthread_mutex_lock(&post.lock);
+  message **at = &post.first;
+  for (;;) {
+    for (at = &post.first; *at && ((*at)->from != p->process || (*at)->to != to || (*at)->tag != tag);) at = &(*at)->next;
+    if (*at) break;
+    if (pthread_cond_timedwait(&post.came, &post.lock, &until)) {
+      fprintf(stderr, "process %u waits for process %u in vain, tag %u\n", to, p->process, tag);
+      abort();
+    }
+  }
+  message *m = *at;
+  *at = m->next;
+  if (!*at) post.last = at;
+  pthread_mutex_unlock(&post.lock);
+  if (m->n != p->n) fprintf(stderr, "process %u: %zu bytes from %u, %zu expected, tag %u\n", to, m->n, p->process, p->n, tag), abort();
+  if (p->n) memcpy(p->data, m->data, p->n);
+  free(m);
+}
+
+static void exchange(mm_world *w, uint32_t tag, const mm_parcel *out, uint32_t outs, const mm_parcel *in, uint32_t ins) {
+  for (uint32_t i = 0; i < outs; i++) push(w->process, tag, &out[i]);
+  for (uint32_t i = 0; i < ins; i++) pull(w->process, tag, &in[i]);
+}
+
+/* The last rank's next begin fails, that of this number. */
+static atomic_int fail_rank = -1;
+static mm_backend *backend_of[16];
+static mm_backend *open_rank(const mm_backend_config *c, mm_err *err) { return backend_of[c->place.rank] = mm_ops_cpu.open(c, err); }
+static bool begin_rank(mm_backend *b, const mm_batch *batch, mm_err *err) {
+  const int fails = fail_rank;
+  if (fails >= 0 && b == backend_of[fails]) {
+    fail_rank = -1;
+    return mm_fail(err, MM_IO, "E_TEST", mm_at(NULL, NULL), "this rank fails");
+  }
+  return mm_ops_cpu.begin(b, batch, err);
+}
+static const mm_ops *ops_of(void) {
+  static mm_ops ops;
+  ops = mm_ops_cpu, ops.open = open_rank, ops.begin = begin_rank;
+  return &ops;
+}
+
+typedef struct process {
+  pthread_t thread;
+  mm_world world;
+  const mm_shards *shards;
+  bool ok;
+  mm_err err;
+} process;
+
+static void *follow(void *arg) {
+  process *p = arg;
+  const mm_engine_config c = {.ops = ops_of(), .threads = 1, .world = &p->world};
+  p->ok = mm_engine_follow(p->shards, &c, &p->err);
+  return NULL;
+}
+
+static const uint32_t taps[] = {0, 2};
+static const mm_limits limits = {.max_tokens = LENGTH, .slots = SLOTS, .max_positions = LENGTH + 60};
+
+static mm_engine *open_engine(const mm_shards *shards, mm_world *w, mm_err *err) {
+  return mm_engine_open(shards, &(mm_engine_config){.ops = ops_of(), .limits = limits, .threads = 1, .tap = taps, .taps = 2, .world = w},
+                        err);
+}
+
+static void start(process *p, uint32_t n, const mm_shards *shards) {
+  for (uint32_t i = 0; i < n; i++) {
+    p[i] = (process){.world = {i, n, exchange}, .shards = shards};
+    if (i) assert_int_equal(pthread_create(&p[i].thread, NULL, follow, &p[i]), 0);
+  }
+}
+
+static void stop(process *p, uint32_t n) {
+  for (uint32_t i = 1; i < n; i++) {
+    pthread_join(p[i].thread, NULL);
+    if (!p[i].ok) fail_msg("process %u: %s", i, p[i].err.text);
+  }
+  assert_null(post.first);
+}
+
+/* ---- calls ---- */
+
+typedef struct side {
+  mm_engine *e;
+  float logits[LENGTH * 64], hidden[LENGTH * 24];
+  uint64_t load[4 * 5];
+  char *state;
+  mm_err err;
+} side;
+
+/* Both engines do the same; what they say and hold is the same to the bit. */
+static void both_step(side *s, const mm_batch *b, uint32_t vocab, bool good) {
+  for (int i = 0; i < 2; i++) s[i].err = (mm_err){0}, memset(s[i].logits, 0, sizeof s[i].logits);
+  for (int i = 0; i < 2; i++)
+    if (mm_engine_step(s[i].e, b, s[i].logits, &s[i].err) != good) fail_msg("engine %d: %s", i, s[i].err.text);
+  if (!good) assert_string_equal(s[1].err.code, s[0].err.code);
+  if (good) assert_memory_equal(s[0].logits, s[1].logits, b->out_count * vocab * sizeof(float));
+}
+
+static uint32_t below(uint32_t n) { return (uint32_t)((ref_random() + 1) / 2 * (float)n) % n; }
+
+/* A stretch of one slot, or single tokens of all that hold some. */
+static void random_step(side *s, const mm_model *m, bool good) {
+  int32_t id[LENGTH];
+  uint32_t out[LENGTH], outs = 0, rows = 0, spans = 0;
+  mm_span span[SLOTS];
+  const bool single = below(2) == 0;
+  for (uint32_t slot = 0; slot < SLOTS; slot++) {
+    const uint32_t held = mm_engine_held(s[0].e, slot);
+    assert_int_equal(held, mm_engine_held(s[1].e, slot));
+    if (!single && below(2)) continue;
+    const uint32_t count = single ? 1 : 1 + below(9), pos = held + count > limits.max_positions ? 0 : held;
+    span[spans++] = (mm_span){(int32_t)slot, rows, count, pos};
+    for (uint32_t i = 0; i < count; i++, rows++) id[rows] = (int32_t)below(m->vocab);
+  }
+  for (uint32_t i = 0; i < rows; i++)
+    if (below(3)) out[outs++] = i;
+  if (!rows) return;
+  both_step(s, &(mm_batch){rows, id, spans, span, outs, out, NULL, NULL}, m->vocab, good);
+  for (uint32_t t = 0; good && t < 2; t++) {
+    for (int i = 0; i < 2; i++) assert_true(mm_engine_hidden(s[i].e, t, s[i].hidden, &s[i].err));
+    assert_memory_equal(s[0].hidden, s[1].hidden, rows * m->hidden * sizeof(float));
+  }
+}
+
+/* A choice of each engine's own, and what a slot then holds saved, forked, and restored. */
+static void random_slots(side *s, const mm_model *m) {
+  const uint32_t from = below(SLOTS), to = (from + 1) % SLOTS, held = mm_engine_held(s[0].e, from);
+  const size_t bytes = mm_engine_state_bytes(s[0].e);
+  int32_t chosen[2];
+  assert_int_equal(bytes, mm_engine_state_bytes(s[1].e));
+  if (held && held < limits.max_positions)
+    for (int i = 0; i < 2; i++) {
+      const mm_sampling set = {.temperature = 1, .top_p = 0.9, .seed = held};
+      const mm_batch b = {1, &(int32_t){3}, 1, &(mm_span){(int32_t)from, 0, 1, held}, 1, &(uint32_t){0}, &set, NULL};
+      assert_true(mm_engine_queue(s[i].e, &b, &s[i].err) && mm_engine_collect(s[i].e, &chosen[i], &s[i].err));
+      if (i) assert_int_equal(chosen[0], chosen[1]);
+    }
+  for (int i = 0; i < 2; i++) {
+    assert_true(mm_engine_fork(s[i].e, from, &to, 1, &s[i].err));
+    if (!mm_engine_held(s[i].e, from)) continue;
+    memset(s[i].state, 0, bytes);
+    assert_true(mm_engine_save(s[i].e, from, s[i].state, &s[i].err));
+    const uint32_t tokens = mm_engine_held(s[i].e, from),
+                   page = mm_pages_table(mm_engine_pages(s[i].e))[from * mm_pages_per_slot(mm_engine_pages(s[i].e))];
+    if (tokens <= MM_PAGE) assert_true(mm_engine_resume(s[i].e, (from + 2) % SLOTS, &page, NULL, tokens, s[i].state, &s[i].err));
+  }
+  assert_memory_equal(s[0].state, s[1].state, bytes);
+  for (int i = 0; i < 2; i++) assert_true(mm_engine_expert_load(s[i].e, s[i].load, &s[i].err));
+  assert_memory_equal(s[0].load, s[1].load, m->layers * m->experts * sizeof(uint64_t));
+}
+
+static void same_as_one(mm_model m, uint32_t tp, bool stages, uint32_t processes) {
+  ref_model ref = ref_build(m);
+  ref_shards *shards = ref_cut(&ref, tp);
+  if (stages) ref_cut_stages(shards, 2);
+  static process p[MOST];
+  static side s[2];
+  start(p, processes, &shards->s);
+  for (int i = 0; i < 2; i++) {
+    s[i] = (side){0};
+    if (!(s[i].e = open_engine(&shards->s, i ? &p[0].world : NULL, &s[i].err))) fail_msg("%s", s[i].err.text);
+    s[i].state = calloc(1, mm_engine_state_bytes(s[i].e) + 1);
+  }
+  for (uint32_t n = 0; n < 60; n++) {
+    random_step(s, &m, true);
+    if (n % 5 == 4) random_slots(s, &m);
+    if (n % 7 != 6) continue;
+    mm_batch none = {0}; /* nothing crosses a border */
+    both_step(s, &none, m.vocab, true);
+  }
+  for (int i = 0; i < 2; i++) mm_engine_close(s[i].e), free(s[i].state);
+  stop(p, processes);
+  ref_uncut(shards);
+  ref_free(&ref);
+}
+
+static void every_cut(void **state) {
+  (void)state;
+  for (int m1 = 0; m1 < 2; m1++) {
+    const mm_model m = ref_dims(m1 ? MM_FAMILY_M1 : MM_FAMILY_M2, m1);
+    same_as_one(m, 2, false, 2);
+    same_as_one(m, 4, false, 2);
+    same_as_one(m, 4, false, 4);
+    same_as_one(m, 1, true, 2);
+    same_as_one(m, 2, true, 2);
+    same_as_one(m, 2, true, 4);
+    same_as_one(m, 4, true, 4);
+  }
+}
+
+/* Every rank fails once, between steps that do not; a fresh engine gives what comes after. */
+static void failing(void **state) {
+  (void)state;
+  const struct {
+    uint32_t tp, processes;
+    bool stages;
+  } cut[] = {{2, 2, false}, {4, 2, false}, {1, 2, true}, {2, 2, true}, {2, 4, true}};
+  for (size_t i = 0; i < sizeof cut / sizeof *cut; i++) {
+    const mm_model m = ref_dims(MM_FAMILY_M1, true);
+    ref_model ref = ref_build(m);
+    ref_shards *shards = ref_cut(&ref, cut[i].tp);
+    if (cut[i].stages) ref_cut_stages(shards, 2);
+    static process p[MOST];
+    mm_err err = {0};
+    float want[3 * 64], got[3 * 64];
+    const mm_batch b = {3, (const int32_t[]){5, 6, 7}, 1, &(mm_span){0, 0, 3, 0}, 3, (const uint32_t[]){0, 1, 2}, NULL, NULL};
+    start(p, cut[i].processes, &shards->s);
+    mm_engine *e = open_engine(&shards->s, &p[0].world, &err);
+    if (!e) fail_msg("%s", err.text);
+    assert_true(mm_engine_step(e, &b, want, &err));
+    for (uint32_t r = 0; r < 3 * mm_pack_ranks(&shards->s.pack); r++) {
+      fail_rank = (int)(r % mm_pack_ranks(&shards->s.pack));
+      err = (mm_err){0};
+      assert_false(mm_engine_step(e, &b, got, &err));
+      assert_string_equal(err.code, "E_TEST");
+      assert_int_equal(mm_engine_held(e, 0), 0);
+      err = (mm_err){0};
+      if (r % 2) continue; /* once more without a step between */
+      assert_true(mm_engine_step(e, &b, got, &err));
+      assert_memory_equal(want, got, 3 * m.vocab * sizeof *got);
+    }
+    mm_engine_close(e);
+    stop(p, cut[i].processes);
+    ref_uncut(shards);
+    ref_free(&ref);
+  }
+}
+
+/* Processes that do not fit the ranks, a device that needs whole stages, and another checkpoint elsewhere. */
+static void refused(void **state) {
+  (void)state;
+  ref_model ref = ref_build(ref_dims(MM_FAMILY_M2, false));
+  ref_shards *shards = ref_cut(&ref, 2), *other = ref_cut(&ref, 2);
+  mm_world w = {0, 3, exchange};
+  mm_err err = {0};
+  assert_null(open_engine(&shards->s, &w, &err));
+  assert_string_equal(err.code, "E_PARALLEL");
+  mm_ops ops = mm_ops_cpu;
+  ops.across = false, err = (mm_err){0}, w.processes = 2;
+  assert_null(mm_engine_open(&shards->s, &(mm_engine_config){.ops = &ops, .limits = limits, .threads = 1, .world = &w}, &err));
+  assert_string_equal(err.code, "E_PARALLEL");
+  other->s.pack.plan.byte[3] = 1;
+  process p[2];
+  start(p, 2, &shards->s);
+  err = (mm_err){0};
+  assert_null(open_engine(&other->s, &p[0].world, &err));
+  assert_string_equal(err.code, "E_MPI");
+  pthread_join(p[1].thread, NULL);
+  assert_string_equal(p[1].err.code, "E_MPI");
+  assert_null(post.first);
+  ref_uncut(shards), ref_uncut(other);
+  ref_free(&ref);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(every_cut), cmocka_unit_test(failing), cmocka_unit_test(refused)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
