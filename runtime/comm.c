@@ -143,18 +143,21 @@ void mm_comm_send(mm_comm *c, uint32_t rank, float *x, size_t n) {
   pthread_mutex_unlock(&to->lock);
 }
 
-void mm_comm_receive(mm_comm *c, uint32_t rank, float *x, size_t n) {
-  if (n == 0) return;
+bool mm_comm_receive(mm_comm *c, uint32_t rank, float *x, size_t n) {
+  if (n == 0) return true;
   if (!is_here(c->before, rank)) {
-    if (!receive_away(c, rank, x)) mm_comm_break(c);
-    return;
+    const bool came = receive_away(c, rank, x);
+    if (!came) mm_comm_break(c);
+    return came;
   }
   pthread_mutex_lock(&c->lock);
   while (!c->box[rank] && !c->broken) pthread_cond_wait(&c->turn, &c->lock);
-  if (c->box[rank]) memcpy(x, c->box[rank], n * sizeof *x);
+  const bool came = c->box[rank];
+  if (came) memcpy(x, c->box[rank], n * sizeof *x);
   c->box[rank] = NULL;
   pthread_cond_broadcast(&c->turn);
   pthread_mutex_unlock(&c->lock);
+  return came;
 }
 
 /* The stage's ranks of other processes: parcels of each, of so many bytes a rank; data(process' first rank), or all the same. */

@@ -42,8 +42,8 @@ void mm_comm_watch(mm_comm *c, volatile uint32_t *word);
 void mm_comm_link(mm_comm *from, mm_comm *to);
 /* x[n] to the next stage; returns when it was taken. */
 void mm_comm_send(mm_comm *c, uint32_t rank, float *x, size_t n);
-/* x[n] from the stage before. */
-void mm_comm_receive(mm_comm *c, uint32_t rank, float *x, size_t n);
+/* x[n] from the stage before; false where it does not come, since some rank failed. */
+bool mm_comm_receive(mm_comm *c, uint32_t rank, float *x, size_t n);
 
 #ifdef __cplusplus
 }

@@ -117,7 +117,7 @@ step_memory *free_memory(mm_backend *b) {
 
 /* The state of the ops between themselves, as at the start of a step. */
 void start_ops(mm_backend *b) {
-  b->err.status = MM_OK, b->failed = nullptr, b->put_off = {};
+  b->err.status = MM_OK, b->failed = nullptr, b->put_off = {}, b->lost = false;
   b->inputs.coded = b->inputs.rounded = nullptr;
   b->inputs.decode = b->decode;
 }
@@ -187,7 +187,7 @@ bool cuda_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
 }
 
 /* Whether an op launches anything now; after a failure, nothing more. */
-bool running(const mm_backend *b) { return b->mode == EAGER && b->err.status == MM_OK; }
+bool running(const mm_backend *b) { return b->mode == EAGER && b->err.status == MM_OK && !b->lost; }
 
 /* Whether the op is not to be done now: it is kept, or recorded long since. */
 template <class... Args>
@@ -263,7 +263,7 @@ bool succeeded(const mm_backend *b, mm_err *err) {
 bool cuda_end(mm_backend *b, float *out, mm_err *err) {
   finish_step(b);
   if (b->rehearses) return succeeded(b, err);
-  const bool here = !b->peers || mm_cu_peers_settle(b->peers, b->stream, err);
+  const bool here = !b->lost && (!b->peers || mm_cu_peers_settle(b->peers, b->stream, err));
   if (here && b->err.status == MM_OK && b->wanted)
     check(b,
           cudaMemcpyAsync(out, b->logits, (size_t)b->wanted * b->c.weights->vocab_rows * sizeof(float), cudaMemcpyDeviceToHost, b->stream),
@@ -391,7 +391,8 @@ void cuda_receive(mm_backend *b, mm_act x) {
   if (!begin_op(b)) return;
   b->inputs.wrote(x.data);
   if (b->rehearses) return;
-  if (!mm_cu_receive_rows(b, rows_of(x), x.width, &b->err) || !grow_logits(b, b->outs, &b->err)) b->failed = "receive";
+  b->lost = !mm_cu_receive_rows(b, rows_of(x), x.width, &b->err) || !grow_logits(b, b->outs, &b->err);
+  if (b->lost) b->failed = "receive";
 }
 
 void cuda_send(mm_backend *b, mm_act x) {

@@ -22,8 +22,8 @@ bool mm_cu_send_rows(mm_backend *b, const bf16 *x, uint32_t width, mm_err *err) 
 
 bool mm_cu_receive_rows(mm_backend *b, bf16 *x, uint32_t width, mm_err *err) {
   const size_t n = (size_t)b->tokens * width, all = (size_t)b->rows * width;
-  mm_comm_receive(b->c.comm, b->c.weights->rank, reinterpret_cast<float *>(b->border), n / 2);
-  return mm_cu_check(cudaMemcpyAsync(x, b->border, n * sizeof *x, cudaMemcpyHostToDevice, b->stream), "copy rows", err) &&
+  return mm_comm_receive(b->c.comm, b->c.weights->rank, reinterpret_cast<float *>(b->border), n / 2) &&
+         mm_cu_check(cudaMemcpyAsync(x, b->border, n * sizeof *x, cudaMemcpyHostToDevice, b->stream), "copy rows", err) &&
          mm_cu_check(cudaMemsetAsync(x + n, 0, (all - n) * sizeof *x, b->stream), "cudaMemset", err) &&
          (!b->peers || mm_cu_peers_settle(b->peers, b->stream, err));
 }

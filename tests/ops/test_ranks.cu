@@ -73,7 +73,7 @@ void check_failing(const std::string &dir, const std::vector<std::vector<int32_t
   const opened cut(dir, &ops, false);
   if (!cut.s.engine) return;
   std::vector<float> logits((size_t)kSlots * cut.s.vocab);
-  mm_err err = {};
+  mm_err err = {}, failed = {};
   bool told = false, others = true;
   double took = 0;
   for (int i = 0; i < failing + 3; i++) {
@@ -87,13 +87,20 @@ void check_failing(const std::string &dir, const std::vector<std::vector<int32_t
     err = {};
     const bool done = mm_engine_step(cut.s.engine, &b, logits.data(), &err);
     if (i == failing) {
-      told = !done && strcmp(err.code, "E_TEST") == 0;
+      told = !done && strcmp(err.code, "E_TEST") == 0, failed = err;
       took = std::chrono::duration<double>(std::chrono::steady_clock::now() - from).count();
     } else if (!done) {
       others = false, printf("step %d: %s\n", i, err.text);
     }
   }
   const auto got = others ? cut.run(seq) : std::vector<float>();
+  if (!told) printf("step %d, which one rank fails: %s\n", failing, failed.text);
+  for (size_t at = 0; at < got.size(); at++) {
+    if (got[at] == want[at]) continue;
+    printf("after it row %zu of %zu, id %zu: %.6f, before %.6f\n", at / cut.s.vocab, got.size() / cut.s.vocab, at % cut.s.vocab, got[at],
+           want[at]);
+    break;
+  }
   char text[200];
   snprintf(text, sizeof text, "ranks %s: step %d of its size fails on one rank, told in %.1f s (limit 5), and all go on",
            dir.substr(dir.rfind('/') + 1).c_str(), failing, took);
