@@ -70,44 +70,6 @@ static void print_pinned_beside(const std::string &path, unsigned threads) {
   close(fd);
 }
 
-/* Copies from the mapping itself, registered in pieces by so many threads: no byte is read by the host. */
-static void print_registered(const mapped_file &f, uint64_t bytes, unsigned threads) {
-  constexpr size_t kPiece = (size_t)64 << 20;
-  std::atomic<uint64_t> next(0), done(0), registering_us(0);
-  std::vector<std::thread> copying;
-  char *to;
-  CUDA_OK(cudaMalloc(&to, threads * kPiece));
-  const auto from = clock_type::now();
-  cudaError_t first = cudaSuccess;
-  for (unsigned i = 0; i < threads; i++)
-    copying.emplace_back([&, i] {
-      cudaStream_t s;
-      CUDA_OK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
-      for (uint64_t at; (at = next.fetch_add(kPiece)) + kPiece <= bytes;) {
-        void *const piece = const_cast<uint8_t *>(f.map.data) + at;
-        const auto began = clock_type::now();
-        const cudaError_t e = cudaHostRegister(piece, kPiece, cudaHostRegisterReadOnly);
-        registering_us += (uint64_t)(since(began) * 1e6);
-        if (e != cudaSuccess) {
-          first = e;
-          break;
-        }
-        CUDA_OK(cudaMemcpyAsync(to + i * kPiece, piece, kPiece, cudaMemcpyHostToDevice, s));
-        CUDA_OK(cudaStreamSynchronize(s));
-        CUDA_OK(cudaHostUnregister(piece));
-        done += kPiece;
-      }
-      CUDA_OK(cudaStreamDestroy(s));
-    });
-  for (std::thread &t : copying) t.join();
-  const double s = since(from);
-  CUDA_OK(cudaFree(to));
-  cudaGetLastError();
-  printf(
-      "the mapping registered in pieces of 64 MiB by %u threads, copied from there: %s, %.1f GB/s, %.2f s of threads in cudaHostRegister\n",
-      threads, cudaGetErrorString(first), (double)done / s * 1e-9, (double)registering_us * 1e-6);
-}
-
 /* Bytes a second of so many threads that read the first `bytes` past the page cache, 4 MiB at a time; 0 where that cannot be. */
 static double direct_rate(const std::string &path, uint64_t bytes, unsigned threads) {
   constexpr size_t kRead = (size_t)4 << 20;
@@ -260,7 +222,6 @@ void bench_load() {
   print_load("nvfp4", time_load(nvfp4.matrices, nvfp4.vectors, usual), usual, pinned, "pinned");
   for (unsigned threads : {1u, 4u, 8u, 16u}) print_reader_alone(f, m2.bytes, usual, threads);
   for (unsigned threads : {4u, 8u, 12u}) print_pinned_beside(f.path, threads);
-  for (unsigned threads : {1u, 4u, 12u}) print_registered(f, m2.bytes, threads);
   {
     const size_t few = std::min<size_t>(m2.matrices.size(), 4); /* a layer */
     mm_cu_memory memory;
