@@ -43,7 +43,7 @@ uint32_t bucket_of(const mm_backend *b, uint32_t rows) {
   return 0;
 }
 
-/* A later stage makes memory once it has its rows: until then the devices may not be idle, if it shares them with earlier ones. */
+/* A later stage makes and gives back memory once it has its rows: until then the devices may not be idle, if earlier ones share them. */
 bool receives(const mm_backend *b) { return b->c.weights->layer_first > 0; }
 
 bool grow_logits(mm_backend *b, size_t rows, mm_err *err) {
@@ -123,11 +123,11 @@ void start_ops(mm_backend *b) {
 }
 
 /* Steps before all weights are there wait for them on the way, and are not recorded: on every rank, as long as one has to. A step of
- * padding alone is one that is to be recorded, and waits for all. */
+ * padding alone is one that is to be recorded, and waits for all. batch NULL: one that is not. */
 bool look_at_load(mm_backend *b, const mm_batch *batch, mm_err *err) {
-  bool ready = false, padding = true;
+  bool ready = false, padding = batch;
   if (!b->loading || b->rehearses) return true;
-  for (uint32_t i = 0; i < batch->span_count; i++) padding = padding && batch->span[i].slot < 0;
+  for (uint32_t i = 0; padding && i < batch->span_count; i++) padding = padding && batch->span[i].slot < 0;
   if (!(padding ? b->loading->finish(err) : b->loading->poll(&ready, err))) return false;
   ready |= padding;
   if (b->peers && !mm_cu_peers_meet(b->peers, ready, &ready, err)) return false;
@@ -163,7 +163,7 @@ void wait_for_experts(mm_backend *b) {
 }
 
 bool cuda_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
-  if (!look_at_load(b, batch, err) || !mm_cu_begin_ranks(b, err)) return false;
+  if ((!receives(b) && !look_at_load(b, batch, err)) || !mm_cu_begin_ranks(b, err)) return false;
   plan_step(b, batch);
   if (!receives(b) && !grow_logits(b, b->outs, err)) return false;
   plan_mode(b), start_ops(b), b->kept.clear();
@@ -391,7 +391,7 @@ void cuda_receive(mm_backend *b, mm_act x) {
   if (!begin_op(b)) return;
   b->inputs.wrote(x.data);
   if (b->rehearses) return;
-  b->lost = !mm_cu_receive_rows(b, rows_of(x), x.width, &b->err) || !grow_logits(b, b->outs, &b->err);
+  b->lost = !mm_cu_receive_rows(b, rows_of(x), x.width, &b->err) || !look_at_load(b, nullptr, &b->err) || !grow_logits(b, b->outs, &b->err);
   if (b->lost) b->failed = "receive";
 }
 

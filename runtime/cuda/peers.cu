@@ -406,7 +406,9 @@ bool mm_cu_peers_mend(mm_cu_peers *p, mm_err *err) {
   if (!meet_all(p, err)) return false; /* nobody's epoch is read any more */
   epoch = most + 2;
   if (p->c.rank == 0) p->group->shared->state = kPeersGoOn;
-  return check(cudaMemcpy(p->c.epoch, &epoch, sizeof epoch, cudaMemcpyHostToDevice), "set epoch", err) && meet_all(p, err);
+  /* The copy may return before the number is there, and the steps' stream does not wait for it. */
+  return check(cudaMemcpy(p->c.epoch, &epoch, sizeof epoch, cudaMemcpyHostToDevice), "set epoch", err) &&
+         check(cudaStreamSynchronize(0), "set epoch", err) && meet_all(p, err);
 }
 
 bool mm_cu_peers_meet(mm_cu_peers *p, bool mine, bool *all, mm_err *err) {

@@ -252,6 +252,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t s) {
     if (soon.tv_nsec >= 1000000000L) soon.tv_sec++, soon.tv_nsec -= 1000000000L;
     pthread_cond_timedwait(&fake.changed, &fake.lock, &soon);
   }
+  if (s && fake_hurt()) s->sums = 0; /* its kernels have given up, also once the word is no more */
   pthread_mutex_unlock(&fake.lock);
   return cudaSuccess;
 }
