@@ -6,19 +6,16 @@
 
 #include <dirent.h>
 #include <ftw.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "convert/plan/plan.h"
 #include "convert/source/decode.h"
 #include "tests/unit/put_file.h"
+#include "tests/unit/unit.h"
 
 enum { HIDDEN = 10, HEADS = 2, KV_HEADS = 1, HEAD_DIM = 4, EXPERTS = 3, INTER = 6, VOCAB = 12 };
 

@@ -12,8 +12,7 @@ static const char shard1[] = "src/model-00001-of-00002.safetensors";
 #define ACCEPTED(row)                    src_accepted(s, (src_options){.depth = SRC_READ}, row)
 
 /* B01: file names of the index. `shown` is what the line must show of them. */
-static void test_file_names(void **state) {
-  (void)state;
+TEST(test_file_names) {
   static char long_name[5001], name256[257], name255[256];
   memset(long_name, 'a', sizeof long_name - 1);
   memset(name256, 'a', sizeof name256 - 1);
@@ -68,8 +67,7 @@ static void test_file_names(void **state) {
 }
 
 /* B05, B06, B07: the index's own text. */
-static void test_index_text(void **state) {
-  (void)state;
+TEST(test_index_text) {
   static const struct {
     const char *text, *code, *says;
   } bad[] = {
@@ -124,8 +122,7 @@ static void test_index_text(void **state) {
 }
 
 /* As many entries as 64 MB hold, every one with a file of its own: seconds would mean a search of all files for each tensor. */
-static void test_many_files(void **state) {
-  (void)state;
+TEST(test_many_files) {
   char *text = NULL;
   size_t n = 0;
   FILE *f = open_memstream(&text, &n);
@@ -151,11 +148,4 @@ static void test_many_files(void **state) {
   free(text);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_file_names),
-      cmocka_unit_test(test_index_text),
-      cmocka_unit_test(test_many_files),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

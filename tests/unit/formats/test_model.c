@@ -1,14 +1,11 @@
 /* The manifest's model object: every field survives, every rule refuses. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "formats/model.h"
+#include "tests/unit/unit.h"
 
 /* All values differ, so that a swapped field shows. */
 static mm_model sample(void) {
@@ -38,8 +35,7 @@ static mm_model sample(void) {
   return m;
 }
 
-static void test_round_trip(void **state) {
-  (void)state;
+TEST(test_round_trip) {
   mm_err err = {0};
   mm_model m = sample(), back;
   mm_json *j = mm_model_to_json(&m, &err);
@@ -59,8 +55,7 @@ static void test_round_trip(void **state) {
 }
 
 /* The words and keys of the page, not only of ourselves. */
-static void test_text(void **state) {
-  (void)state;
+TEST(test_text) {
   mm_err err = {0};
   mm_model m = sample();
   m.layers = 2;
@@ -97,8 +92,7 @@ static void refuses(const char *old, const char *new, const char *what) {
   if (!strstr(err.text, what)) fail_msg("\"%s\" does not say \"%s\"", err.text, what);
 }
 
-static void test_refused_text(void **state) {
-  (void)state;
+TEST(test_refused_text) {
   refuses("\"hidden\":96,", "", "key \"hidden\": found nothing");
   refuses("\"hidden\":96", "\"hidden\":96,\"hiden\":1", "unknown key \"hiden\"");
   refuses("\"hidden\":96", "\"hidden\":96.5", "key \"hidden\": found a real number");
@@ -124,8 +118,7 @@ static void test_refused_text(void **state) {
 }
 
 /* attn[] takes 1,024 layers and no entry more. */
-static void test_most_layers(void **state) {
-  (void)state;
+TEST(test_most_layers) {
   for (int layers = 1024; layers <= 1025; layers++) {
     mm_model m = sample();
     mm_err err = {0};
@@ -154,8 +147,7 @@ static void breaks(const mm_model *m, const char *line) {
   } while (0)
 
 /* Of a config.json: in its own keys, not the manifest's. */
-static void test_config_keys(void **state) {
-  (void)state;
+TEST(test_config_keys) {
   static const char *const lines[] = {
       "num_experts_per_tok: found 8, expected 1 to 7",
       "num_attention_heads: found 12, expected a multiple of num_key_value_heads 5",
@@ -172,8 +164,7 @@ static void test_config_keys(void **state) {
   }
 }
 
-static void test_rules(void **state) {
-  (void)state;
+TEST(test_rules) {
   mm_err err = {0};
   mm_model good = sample();
   assert_true(mm_model_check(&good, "config.json", MM_BAD_INPUT, "E_CFG_RANGE", &err));
@@ -221,10 +212,4 @@ static void test_rules(void **state) {
   RULE(m.attn[4] = 2, "attn: layer 4: found 2, expected 0 or 1");
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_round_trip),  cmocka_unit_test(test_text),        cmocka_unit_test(test_refused_text),
-      cmocka_unit_test(test_most_layers), cmocka_unit_test(test_config_keys), cmocka_unit_test(test_rules),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

@@ -1,15 +1,12 @@
 /* The manifest: a rich one survives writing and reading in every field, and every rule of FORMAT.md refuses what breaks it. */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "formats/pack.h"
+#include "tests/unit/unit.h"
 
 #define COUNT(a) (sizeof(a) / sizeof *(a))
 #define PLAIN(type) \
@@ -140,8 +137,7 @@ static void same_parts(const mm_rank_parts *a, const mm_rank_parts *b) {
   }
 }
 
-static void test_round_trip(void **state) {
-  (void)state;
+TEST(test_round_trip) {
   mm_pack a = sample(), b;
   mm_err err = {0};
   char *text = text_of(&a);
@@ -175,8 +171,7 @@ static void test_round_trip(void **state) {
 }
 
 /* The page's keys, one line a tensor. */
-static void test_text(void **state) {
-  (void)state;
+TEST(test_text) {
   mm_pack p = sample();
   char *text = text_of(&p);
   assert_int_equal(strncmp(text,
@@ -237,8 +232,7 @@ static void refuse_all(const mutation *m, size_t count, mm_status status, const 
   free(text);
 }
 
-static void test_versions(void **state) {
-  (void)state;
+TEST(test_versions) {
   static const mutation bad[] = {
       {"", "\"version\":1", "\"version\":2", "d/manifest.json: found format version 2, expected 1"},
       {"", "\"version\":1", "\"version\":0", "found format version 0, expected 1"},
@@ -248,8 +242,7 @@ static void test_versions(void **state) {
   refuse_all(bad, COUNT(bad), MM_UNSUPPORTED, "E_VERSION");
 }
 
-static void test_outline(void **state) {
-  (void)state;
+TEST(test_outline) {
   static const mutation bad[] = {
       {"", "\"version\":1", "\"version\":\"1\"", "key \"version\": found a string, expected an integer"},
       {"", "\"format\":\"minimax-packed\",", "", "key \"format\": found nothing"},
@@ -283,8 +276,7 @@ static void test_outline(void **state) {
   refuse_all(bad, COUNT(bad), MM_INTEGRITY, "E_MANIFEST");
 }
 
-static void test_cuts(void **state) {
-  (void)state;
+TEST(test_cuts) {
   static const mutation bad[] = {
       {"\"cuts\"", "{\"axis\":\"none\"}", "7", "key \"cuts\": entry 0: expected an object"},
       {"\"cuts\"", "\"none\"", "\"none\",\"whole\":0", "cuts[0]: found unknown key \"whole\""},
@@ -311,8 +303,7 @@ static void test_cuts(void **state) {
 
 /* A rank that holds padding only, ranks that overlap, a range that does not begin at local 0. That nothing is wrong with a changed text but
  * its digest, which is looked at last, says that the change was good. */
-static void test_good_cuts(void **state) {
-  (void)state;
+TEST(test_good_cuts) {
   static const mutation good[] = {
       {"\"cuts\"", "[[0,0,64],[0,64,36]]", "[[0,0,64],[0,36,64]]", "key \"sha256\": is not the digest of the text before it"},
       {"\"cuts\"", "[[0,0,8],[0,0,8]]", "[[0,0,8],[5,8,0]]", "key \"sha256\": is not the digest of the text before it"},
@@ -321,8 +312,7 @@ static void test_good_cuts(void **state) {
   refuse_all(good, COUNT(good), MM_INTEGRITY, "E_MANIFEST");
 }
 
-static void test_tensors(void **state) {
-  (void)state;
+TEST(test_tensors) {
 #define QKV    "qkv_proj"
 #define W2     "w2_weight"
 #define VECTOR "input_layernorm"
@@ -394,8 +384,7 @@ static void test_tensors(void **state) {
   refuse_all(bad, COUNT(bad), MM_INTEGRITY, "E_MANIFEST");
 }
 
-static void test_files(void **state) {
-  (void)state;
+TEST(test_files) {
 #define ZEROS62 "00000000000000000000000000000000000000000000000000000000000000"
   static const mutation bad[] = {
       {"\"ranks\":[\n", "{\"parts\"", "{\"parts\":[]},{\"parts\"", "key \"ranks\": found 3 entries, expected 2 to 2"},
@@ -436,8 +425,7 @@ static void test_files(void **state) {
 }
 
 /* Errors of the text itself are those of a file of ours. */
-static void test_not_json(void **state) {
-  (void)state;
+TEST(test_not_json) {
   mm_pack p = sample();
   char *text = text_of(&p);
   size_t n = strlen(text);
@@ -455,8 +443,7 @@ static void test_not_json(void **state) {
 }
 
 /* One tensor of the sample made huge: its bytes overflow, or only exceed the parts. */
-static void test_sizes(void **state) {
-  (void)state;
+TEST(test_sizes) {
   mm_pack p = sample();
   mm_pack_tensor huge = {"h", "u8", false, 0, 0, 0, 13000000, 1, 1, 1, 1, {PLAIN(MM_U8)}, {{"h", 13000000, 0, 13000000, 0}}, 0};
   p.tensor = &huge;
@@ -496,8 +483,7 @@ static void test_sizes(void **state) {
   free(text);
 }
 
-static void test_shapes_and_names(void **state) {
-  (void)state;
+TEST(test_shapes_and_names) {
   char shape[64], name[64];
   static const struct {
     unsigned tensor, plane;
@@ -528,8 +514,7 @@ static void test_shapes_and_names(void **state) {
     if (mm_part_named(others[i])) fail_msg("%s", others[i]);
 }
 
-static void test_open(void **state) {
-  (void)state;
+TEST(test_open) {
   char dir[] = "/tmp/mm_pack_XXXXXX", path[64];
   assert_non_null(mkdtemp(dir));
   snprintf(path, sizeof path, "%s/manifest.json", dir);
@@ -560,20 +545,4 @@ static void test_open(void **state) {
   rmdir(dir);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_round_trip),
-      cmocka_unit_test(test_text),
-      cmocka_unit_test(test_versions),
-      cmocka_unit_test(test_outline),
-      cmocka_unit_test(test_cuts),
-      cmocka_unit_test(test_good_cuts),
-      cmocka_unit_test(test_tensors),
-      cmocka_unit_test(test_files),
-      cmocka_unit_test(test_not_json),
-      cmocka_unit_test(test_sizes),
-      cmocka_unit_test(test_shapes_and_names),
-      cmocka_unit_test(test_open),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

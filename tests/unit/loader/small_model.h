@@ -4,6 +4,7 @@
 
 #include "formats/pack.h"
 #include "formats/safetensors.h"
+#include "tests/unit/unit.h"
 
 static inline mm_model small_model(uint32_t hidden, uint32_t intermediate) {
   return (mm_model){.architecture = "Test",

@@ -1,22 +1,17 @@
 /* Opening packed checkpoints: a small one of two ranks with two parts each, read back to the number, and one variation for each
  * promise that a part can break. */
 #include <fcntl.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "formats/safetensors.h"
 #include "loader/shards.h"
 #include "tests/unit/loader/small_model.h"
 #include "tests/unit/put_file.h"
+#include "tests/unit/unit.h"
 
 /* One part file before it is written. */
 typedef struct part {
@@ -162,8 +157,7 @@ static bool find(const mm_shards *s, uint32_t rank, const char *name, mm_packed 
   return false;
 }
 
-static void reads_back(void **state) {
-  (void)state;
+TEST(reads_back) {
   checkpoint c;
   mm_shards s;
   mm_err err = {0};
@@ -281,8 +275,7 @@ static const struct {
     {"codes for two", fewer_codes, MM_INTEGRITY, "E_SCHEME", "\"e.w\""},
 };
 
-static void broken_promises(void **state) {
-  (void)state;
+TEST(broken_promises) {
   for (size_t i = 0; i < sizeof variations / sizeof *variations; i++) {
     checkpoint c;
     mm_shards s;
@@ -299,8 +292,7 @@ static void broken_promises(void **state) {
 }
 
 /* One rank of a set: another's file may be absent, and is not looked at; a number that no rank has is refused. */
-static void some_ranks(void **state) {
-  (void)state;
+TEST(some_ranks) {
   checkpoint c;
   mm_shards s;
   mm_err err = {0};
@@ -326,8 +318,7 @@ static void some_ranks(void **state) {
 }
 
 /* Every length of a part but its own, and every other kind of file under its name. */
-static void every_length(void **state) {
-  (void)state;
+TEST(every_length) {
   checkpoint c;
   mm_shards s;
   begin(&c);
@@ -353,8 +344,4 @@ static void every_length(void **state) {
   finish(&c);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(reads_back), cmocka_unit_test(broken_promises), cmocka_unit_test(every_length),
-                                     cmocka_unit_test(some_ranks)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

@@ -33,8 +33,7 @@ static float group_amax(const float *w, uint32_t n) {
 /* 1 + the f32 rounding that the fast search may differ by. */
 #define NEAR 1.00001
 
-static void test_nvfp4_window(void **state) {
-  (void)state;
+TEST(test_nvfp4_window) {
   matrix m = matrix_open(64, 320);
   matrix_fill(&m, student, 0.02);
   packed p = pack_matrix(mm_scheme_find("nvfp4"), &m, MM_SEARCH_MSE);
@@ -52,8 +51,7 @@ static void test_nvfp4_window(void **state) {
   matrix_close(&m);
 }
 
-static void test_mxfp4_window(void **state) {
-  (void)state;
+TEST(test_mxfp4_window) {
   matrix m = matrix_open(64, 320);
   matrix_fill(&m, student, 0.02);
   packed p = pack_matrix(mm_scheme_find("mxfp4"), &m, MM_SEARCH_MSE);
@@ -70,8 +68,7 @@ static void test_mxfp4_window(void **state) {
 }
 
 /* The int4 search is coarse, then fine: within 1 % of the full grid per group on average, and inside its window. */
-static void test_int4_window(void **state) {
-  (void)state;
+TEST(test_int4_window) {
   matrix m = matrix_open(64, 512);
   matrix_fill(&m, student, 0.02);
   packed p = pack_matrix(mm_scheme_find("w4a16"), &m, MM_SEARCH_MSE);
@@ -95,8 +92,7 @@ static void test_int4_window(void **state) {
   matrix_close(&m);
 }
 
-static void test_row_shrink(void **state) {
-  (void)state;
+TEST(test_row_shrink) {
   static const struct {
     const char *name;
     double top;
@@ -145,8 +141,7 @@ static double weighted_error(const matrix *m, const packed *p, const float *impo
 
 /* Importances move scales to where they say: the weighted error falls, for every scheme that searches; equal ones change nothing; every
  * SIMD level finds the same bytes. 700 columns: the last tile is not whole. */
-static void test_importance(void **state) {
-  (void)state;
+TEST(test_importance) {
   enum { N = 32, K = 700 };
   matrix m = matrix_open(N, K);
   matrix_fill(&m, student, 0.02);
@@ -173,8 +168,7 @@ static void test_importance(void **state) {
 }
 
 /* Under importances, too, the scale is the best of the window by an independent search. */
-static void test_importance_window(void **state) {
-  (void)state;
+TEST(test_importance_window) {
   enum { N = 32, K = 320 };
   matrix m = matrix_open(N, K);
   matrix_fill(&m, student, 0.02);
@@ -225,8 +219,7 @@ static double sqnr_of(const matrix *m, const char *name, mm_search search) {
   return x;
 }
 
-static void test_gain(void **state) {
-  (void)state;
+TEST(test_gain) {
   double (*const draws[2])(void) = {gaussian, student};
   for (int d = 0; d < 2; d++) {
     matrix m = matrix_open(512, 2048);
@@ -248,8 +241,7 @@ static void test_gain(void **state) {
 }
 
 /* What --quant help says of each scheme: dB of a Gaussian matrix, bits of a weight. */
-static void test_stated(void **state) {
-  (void)state;
+TEST(test_stated) {
   static const struct {
     const char *name;
     double bits;
@@ -271,11 +263,4 @@ static void test_stated(void **state) {
   matrix_close(&m);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_nvfp4_window),      cmocka_unit_test(test_mxfp4_window), cmocka_unit_test(test_int4_window),
-      cmocka_unit_test(test_row_shrink),        cmocka_unit_test(test_gain),         cmocka_unit_test(test_importance),
-      cmocka_unit_test(test_importance_window), cmocka_unit_test(test_stated),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

@@ -3,17 +3,12 @@
 #define MM_TESTS_WEIGHTS_H
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "quant/numbers.h"
 #include "quant/quant.h"
+#include "tests/unit/unit.h"
 
 typedef struct matrix {
   uint32_t n, k;

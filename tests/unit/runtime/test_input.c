@@ -2,12 +2,6 @@
  * what a calibration sees of them. */
 #include <math.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -19,6 +13,7 @@
 #include "runtime/engine.h"
 #include "tests/unit/quant/rounded.h"
 #include "tests/unit/runtime/reference.h"
+#include "tests/unit/unit.h"
 
 enum { T = 14, N = 11, K = 192, MOST = 8, WIDEST = 640 };
 
@@ -150,8 +145,7 @@ static void check_linear(mm_act_quant act, uint32_t tp, uint32_t padding, float 
   close_ranks(&r);
 }
 
-static void linear(void **state) {
-  (void)state;
+TEST(linear) {
   for (mm_act_quant a = MM_ACT_KEPT; a <= MM_ACT_MXFP8; a++)
     for (uint32_t tp = 1; tp <= MOST; tp *= 2) {
       check_linear(a, tp, 0, 0);
@@ -273,8 +267,7 @@ static void check_found(const coded *c, const ranks *r, mm_cpu level) {
 
 /* y = x·Wᵀ as it is computed with codes, over ranks whose columns are padded or are not: beside doubles, the same bits at each level, of
  * each row whatever the others hold. */
-static void codes(void **state) {
-  (void)state;
+TEST(codes) {
   for (uint32_t round = 0; round < 6; round++) {
     static coded c;
     mm_model m = dims();
@@ -334,8 +327,7 @@ static void check_head(mm_act_quant act) {
   close_ranks(&r);
 }
 
-static void inputs_of_the_head(void **state) {
-  (void)state;
+TEST(inputs_of_the_head) {
   for (mm_act_quant a = MM_ACT_KEPT; a <= MM_ACT_MXFP8; a++) check_head(a);
 }
 
@@ -363,8 +355,7 @@ static void run_experts(mm_act_quant up, mm_act_quant down, uint32_t tp, double 
 }
 
 /* Cut or not, experts round the same numbers to the same codes; both inputs are rounded. */
-static void experts(void **state) {
-  (void)state;
+TEST(experts) {
   enum { OUT = T * 24 };
   for (mm_act_quant a = MM_ACT_FP8_TENSOR; a <= MM_ACT_MXFP8; a++) {
     double off[OUT], up[OUT], down[OUT], on[OUT], cut[OUT], apart[3] = {0};
@@ -429,8 +420,7 @@ static void check_sums(const mm_st *st, const uint8_t *bytes, const char *stem, 
 }
 
 /* Two steps through the experts of layer 1, and what their w1, w3 and w2 were given by then. */
-static void calibration(void **state) {
-  (void)state;
+TEST(calibration) {
   ranks r;
   sums up = {0}, down = {0};
   mm_err err = {0};
@@ -475,8 +465,7 @@ static void calibration(void **state) {
 }
 
 /* Sums of rows that a device made are what the rows themselves add, of ranks that hold parts of a row and of those that hold all of it. */
-static void sums_of_a_device(void **state) {
-  (void)state;
+TEST(sums_of_a_device) {
   ranks r;
   mm_err err = {0};
   open_ranks(&r, dims(), 2, false);
@@ -517,8 +506,7 @@ static void sums_of_a_device(void **state) {
 }
 
 /* A device that cannot is not asked twice. */
-static void refused(void **state) {
-  (void)state;
+TEST(refused) {
   mm_err err = {0};
   mm_ops plain = mm_ops_cpu;
   plain.act_quant = false;
@@ -531,9 +519,4 @@ static void refused(void **state) {
   ref_free(&ref);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(linear),  cmocka_unit_test(codes),       cmocka_unit_test(inputs_of_the_head),
-                                     cmocka_unit_test(experts), cmocka_unit_test(calibration), cmocka_unit_test(sums_of_a_device),
-                                     cmocka_unit_test(refused)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }
