@@ -4,40 +4,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "formats/model.h"
+#include "tests/unit/odd_model.h"
 #include "tests/unit/unit.h"
-
-/* All values differ, so that a swapped field shows. */
-static mm_model sample(void) {
-  mm_model m = {.architecture = "MiniMaxM1ForCausalLM",
-                .family = MM_FAMILY_M2,
-                .router = MM_ROUTER_SIGMOID_BIAS,
-                .postnorm = true,
-                .qk_norm = false,
-                .hidden = 96,
-                .layers = 5,
-                .heads = 12,
-                .kv_heads = 4,
-                .head_dim = 20,
-                .rotary_dim = 10,
-                .experts = 7,
-                .top_k = 3,
-                .intermediate = 48,
-                .vocab = 300,
-                .max_positions = UINT64_C(9007199254740993),
-                .rope_theta = 1e7,
-                .norm_eps = 1e-5,
-                .lightning_norm_eps = 1e-6,
-                .deepnorm_lightning = {3.5565588200778455, 1.25},
-                .deepnorm_full = {2.5, 0.75},
-                .deepnorm_mlp = {1.5, 0.1},
-                .attn = {0, 1, 1, 0, 1}};
-  return m;
-}
 
 TEST(test_round_trip) {
   mm_err err = {0};
-  mm_model m = sample(), back;
+  mm_model m = odd_model(), back;
   mm_json *j = mm_model_to_json(&m, &err);
   char *text = mm_json_dump(j, false);
   mm_json_free(j);
@@ -57,7 +29,7 @@ TEST(test_round_trip) {
 /* The words and keys of the page, not only of ourselves. */
 TEST(test_text) {
   mm_err err = {0};
-  mm_model m = sample();
+  mm_model m = odd_model();
   m.layers = 2;
   mm_json *j = mm_model_to_json(&m, &err);
   char *text = mm_json_dump(j, false);
@@ -75,7 +47,7 @@ TEST(test_text) {
 /* The sample's text with `old` replaced must be refused with a line that says `what`. */
 static void refuses(const char *old, const char *new, const char *what) {
   mm_err err = {0};
-  mm_model m = sample();
+  mm_model m = odd_model();
   mm_json *j = mm_model_to_json(&m, &err);
   char *text = mm_json_dump(j, false), changed[2048];
   mm_json_free(j);
@@ -120,7 +92,7 @@ TEST(test_refused_text) {
 /* attn[] takes 1,024 layers and no entry more. */
 TEST(test_most_layers) {
   for (int layers = 1024; layers <= 1025; layers++) {
-    mm_model m = sample();
+    mm_model m = odd_model();
     mm_err err = {0};
     mm_json *j = mm_model_to_json(&m, &err), *attn = mm_json_new_arr();
     for (int l = 0; l < layers; l++) assert_true(mm_json_append(attn, mm_json_new_int(l % 3 == 0)));
@@ -141,7 +113,7 @@ static void breaks(const mm_model *m, const char *line) {
 
 #define RULE(change, line)                          \
   do {                                              \
-    mm_model m = sample();                          \
+    mm_model m = odd_model();                       \
     change;                                         \
     breaks(&m, "E_MANIFEST: manifest.json: " line); \
   } while (0)
@@ -154,7 +126,7 @@ TEST(test_config_keys) {
       "rms_norm_eps: found 0, expected a positive number",
   };
   for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
-    mm_model m = sample();
+    mm_model m = odd_model();
     if (i == 0) m.top_k = 8;
     if (i == 1) m.kv_heads = 5;
     if (i == 2) m.norm_eps = 0;
@@ -166,7 +138,7 @@ TEST(test_config_keys) {
 
 TEST(test_rules) {
   mm_err err = {0};
-  mm_model good = sample();
+  mm_model good = odd_model();
   assert_true(mm_model_check(&good, "config.json", MM_BAD_INPUT, "E_CFG_RANGE", &err));
   /* The bounds themselves are good. */
   mm_model edge = good;

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "formats/pack.h"
+#include "tests/unit/odd_model.h"
 #include "tests/unit/unit.h"
 
 #define COUNT(a) (sizeof(a) / sizeof *(a))
@@ -53,28 +54,7 @@ static mm_pack sample(void) {
   mm_pack p = {.tool = "minimax-convert 9.8.7",
                .quant = "block_fp8",
                .tp_align = MM_ALIGN_PAD,
-               .model = {.architecture = "MiniMaxM2ForCausalLM",
-                         .family = MM_FAMILY_M2,
-                         .router = MM_ROUTER_SIGMOID_BIAS,
-                         .qk_norm = true,
-                         .hidden = 32,
-                         .layers = 2,
-                         .heads = 6,
-                         .kv_heads = 1,
-                         .head_dim = 8,
-                         .rotary_dim = 4,
-                         .experts = 4,
-                         .top_k = 2,
-                         .intermediate = 23,
-                         .vocab = 100,
-                         .max_positions = UINT64_C(9007199254740993),
-                         .rope_theta = 5e6,
-                         .norm_eps = 1e-6,
-                         .lightning_norm_eps = 1e-5,
-                         .deepnorm_lightning = {1.1, 1.2},
-                         .deepnorm_full = {1.3, 1.4},
-                         .deepnorm_mlp = {1.5, 1.6},
-                         .attn = {1, 0}},
+               .model = odd_model(),
                .tp = 2,
                .ep = 1,
                .pp = 1,
@@ -90,6 +70,7 @@ static mm_pack sample(void) {
                .plan = {{0xab, 1}},
                .dead_rows = COUNT(dead),
                .dead_row = dead};
+  p.model.vocab = 100; /* as its cut is */
   for (unsigned r = 0; r < 2; r++)
     for (size_t i = 0; i < ranks[r].part_count; i++)
       ranks[r].part[i].root = mm_hash_root(ranks[r].part[i].block, ranks[r].part[i].block_count);
@@ -256,8 +237,8 @@ TEST(test_outline) {
       {"", "\"plan\":\"ab", "\"plan\":\"abc", "key \"plan\": expected a digest"},
       {"", "\"plan\":\"ab", "\"plan\":\"b", "key \"plan\": expected a digest"},
       {"", "\"plan\":\"ab", "\"plan\":\"gb", "key \"plan\": expected a digest"},
-      {"", "\"hidden\":32", "\"hidden\":0", "d/manifest.json: model: hidden: found 0"},
-      {"", "\"hidden\":32", "\"hidden\":32,\"wide\":1", "d/manifest.json: model: found unknown key \"wide\""},
+      {"", "\"hidden\":96", "\"hidden\":0", "d/manifest.json: model: hidden: found 0"},
+      {"", "\"hidden\":96", "\"hidden\":96,\"wide\":1", "d/manifest.json: model: found unknown key \"wide\""},
       {"", "\"tp\":2", "\"tp\":0", "parallel: key \"tp\": found 0, expected 1 to 1024"},
       {"", "\"tp\":2", "\"tp\":1025", "parallel: key \"tp\": found 1025, expected 1 to 1024"},
       {"", "\"tp\":2", "\"tp\":3", "cuts[1]: key \"ranks\": found 2 entries, expected 3 to 3"},
