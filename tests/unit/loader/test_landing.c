@@ -107,9 +107,7 @@ static void close_world(world *x) {
   mm_map_close(&x->map);
   mm_file_close(&x->file);
   unlink(x->path);
-  free(x->bytes);
-  free(x->want);
-  free(x->got);
+  MM_FREE(x->bytes, x->want, x->got);
 }
 
 /* ---- what must become of them, from the planes alone ---- */

@@ -23,10 +23,10 @@ TEST(watched) {
   assert_non_null(log);
   mm_load_bar *b = mm_load_bar_open(log);
   assert_non_null(b);
-  mm_read_log_begin(log, 1000, mm_read_now());
+  mm_read_log_begin(log, 1000, mm_now());
   mm_read_log_add(log, MM_READ_CACHE, 400, 0);
   mm_read_log_add(log, MM_READ_CACHE, 600, 0);
-  mm_read_log_end(log, mm_read_now());
+  mm_read_log_end(log, mm_now());
   mm_load_bar_close(b);
   mm_load_bar_close(NULL);
   mm_read_log_close(log);
