@@ -467,69 +467,73 @@ static bool failing_end(mm_backend *b, float *out, mm_err *err) {
   return mm_ops_cpu.end(b, out, err);
 }
 
-/* A rank that fails ends the step for all; the next step works, its slots start again. */
-TEST(failing_rank) {
+/* Whichever of the second four begins, or ends, fails. */
+static void each_failure(void (*check)(const mm_ops *ops, int begin, int end)) {
   mm_ops ops = mm_ops_cpu;
   ops.begin = failing_begin;
   ops.end = failing_end;
-  for (int at_end = 0; at_end < 2; at_end++)
-    for (int nth = 5; nth <= 8; nth++) {
-      running r;
-      begins = ends = 0;
-      fail_begin = at_end ? 0 : nth;
-      fail_end = at_end ? nth : 0;
-      start(&r, ref_dims(MM_FAMILY_M1, true), 4, &ops);
-      double *expected = expect(&r.ref, 0, 6);
-      mm_err err = {0};
-      assert_true(step(&r, &(mm_span){0, 0, 3, 0}, 1, &err));
-      assert_false(step(&r, &(mm_span){0, 0, 3, 3}, 1, &err));
-      assert_string_equal(err.code, "E_TEST");
-      for (uint32_t pos = 3; pos <= 6; pos += 3) { /* the slot holds nothing now */
-        err = (mm_err){0};
-        assert_false(step(&r, &(mm_span){0, 0, 3, pos}, 1, &err));
-        assert_string_equal(err.code, "E_BATCH");
-      }
-      err = (mm_err){0};
-      assert_true(step(&r, &(mm_span){0, 0, 6, 0}, 1, &err));
-      check_rows(&r, 0, 6, expected);
-      free(expected);
-      stop(&r);
-    }
+  for (int nth = 5; nth <= 8; nth++) {
+    check(&ops, nth, 0);
+    check(&ops, 0, nth);
+  }
 }
 
-TEST(failing_stage) {
-  mm_ops ops = mm_ops_cpu;
-  ops.begin = failing_begin;
-  ops.end = failing_end;
-  for (int at_end = 0; at_end < 2; at_end++)
-    for (int nth = 5; nth <= 8; nth++) {
-      running r;
-      mm_err err = {0};
-      start(&r, ref_dims(MM_FAMILY_M1, true), 2, &mm_ops_cpu);
-      mm_engine_close(r.engine);
-      ref_cut_stages(r.shards, 2);
-      r.engine = mm_engine_open(&r.shards->s, &(mm_engine_config){.ops = &ops, .limits = limits, .threads = 1}, &err);
-      if (!r.engine) fail_msg("%s", err.text);
-      begins = ends = 0;
-      fail_begin = at_end ? 0 : nth;
-      fail_end = at_end ? nth : 0;
-      assert_true(step(&r, &(mm_span){0, 0, 3, 0}, 1, &err));
-      assert_false(step(&r, &(mm_span){0, 0, 3, 3}, 1, &err));
-      assert_string_equal(err.code, "E_TEST");
-      err = (mm_err){0};
-      assert_true(step(&r, &(mm_span){0, 0, 3, 0}, 1, &err));
-      stop(&r);
-    }
+static void fail_at(int begin, int end) {
+  begins = ends = 0;
+  fail_begin = begin;
+  fail_end = end;
 }
+
+/* A step that works and one that fails. */
+static void step_and_fail(running *r) {
+  mm_err err = {0};
+  assert_true(step(r, &(mm_span){0, 0, 3, 0}, 1, &err));
+  assert_false(step(r, &(mm_span){0, 0, 3, 3}, 1, &err));
+  assert_string_equal(err.code, "E_TEST");
+}
+
+/* A rank that fails ends the step for all; the next step works, its slots start again. */
+static void rank_fails(const mm_ops *ops, int begin, int end) {
+  running r;
+  fail_at(begin, end);
+  start(&r, ref_dims(MM_FAMILY_M1, true), 4, ops);
+  double *expected = expect(&r.ref, 0, 6);
+  mm_err err;
+  step_and_fail(&r);
+  for (uint32_t pos = 3; pos <= 6; pos += 3) { /* the slot holds nothing now */
+    err = (mm_err){0};
+    assert_false(step(&r, &(mm_span){0, 0, 3, pos}, 1, &err));
+    assert_string_equal(err.code, "E_BATCH");
+  }
+  err = (mm_err){0};
+  assert_true(step(&r, &(mm_span){0, 0, 6, 0}, 1, &err));
+  check_rows(&r, 0, 6, expected);
+  free(expected);
+  stop(&r);
+}
+TEST(failing_rank) { each_failure(rank_fails); }
+
+static void stage_fails(const mm_ops *ops, int begin, int end) {
+  running r;
+  mm_err err = {0};
+  start(&r, ref_dims(MM_FAMILY_M1, true), 2, &mm_ops_cpu);
+  mm_engine_close(r.engine);
+  ref_cut_stages(r.shards, 2);
+  r.engine = mm_engine_open(&r.shards->s, &(mm_engine_config){.ops = ops, .limits = limits, .threads = 1}, &err);
+  if (!r.engine) fail_msg("%s", err.text);
+  fail_at(begin, end);
+  step_and_fail(&r);
+  assert_true(step(&r, &(mm_span){0, 0, 3, 0}, 1, &err));
+  stop(&r);
+}
+TEST(failing_stage) { each_failure(stage_fails); }
 
 /* No hidden states of a step that failed. */
 TEST(failing_taps) {
   static const uint32_t tap[] = {1};
   mm_ops ops = mm_ops_cpu;
   ops.begin = failing_begin;
-  begins = ends = 0;
-  fail_begin = 2;
-  fail_end = 0;
+  fail_at(2, 0);
   running r = {.ref = ref_build(ref_dims(MM_FAMILY_M2, false))};
   mm_err err = {0};
   float hidden[LENGTH * 64], logits[LENGTH * 64];

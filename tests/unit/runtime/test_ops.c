@@ -1,79 +1,13 @@
 /* Every op of the reference backend against the double-precision reference, on one and on several ranks. */
 #include <math.h>
-#include <pthread.h>
 
-#include "runtime/engine.h"
-#include "tests/unit/runtime/reference.h"
-#include "tests/unit/unit.h"
+#include "tests/unit/runtime/ranks.h"
 
 #define ROWS 300 /* of a step; more than one block of lightning attention */
 
-/* The ranks of one model, each with a backend. Acts are opened at their widest and used as views. */
-typedef struct ranks {
-  ref_model ref;
-  ref_shards *shards;
-  uint32_t tp;
-  mm_comm *comm;
-  mm_rank_weights w[8];
-  mm_backend *b[8];
-  mm_act x[8], y[8], z[8];
-} ranks;
-
-typedef struct call {
-  ranks *r;
-  uint32_t rank;
-  void (*fn)(ranks *r, uint32_t rank, void *ctx);
-  void *ctx;
-} call;
-
 static void open_ranks(ranks *r, mm_model m, uint32_t tp, unsigned threads) {
-  mm_err err = {0};
-  *r = (ranks){.ref = ref_build(m), .tp = tp};
-  r->shards = ref_cut(&r->ref, tp);
-  r->comm = mm_comm_open(tp, &err);
-  for (uint32_t i = 0; i < tp; i++) {
-    assert_true(mm_bind(&r->w[i], &r->shards->s, i, &err));
-    mm_backend_config c = {.model = &r->ref.m,
-                           .weights = &r->w[i],
-                           .limits = {.max_tokens = ROWS, .slots = 3, .max_positions = 2 * ROWS},
-                           .comm = r->comm,
-                           .threads = threads};
-    r->b[i] = mm_ops_cpu.open(&c, &err);
-    assert_non_null(r->b[i]);
-    assert_true(mm_ops_cpu.act(r->b[i], 256, &r->x[i], &err));
-    assert_true(mm_ops_cpu.act(r->b[i], 256, &r->y[i], &err));
-    assert_true(mm_ops_cpu.act(r->b[i], 256, &r->z[i], &err));
-  }
-}
-
-static void close_ranks(ranks *r) {
-  for (uint32_t i = 0; i < r->tp; i++) {
-    mm_ops_cpu.close(r->b[i]);
-    mm_bind_close(&r->w[i]);
-  }
-  mm_comm_close(r->comm);
-  ref_uncut(r->shards);
-  ref_free(&r->ref);
-}
-
-static void *run_call(void *arg) {
-  call *c = arg;
-  c->fn(c->r, c->rank, c->ctx);
-  return NULL;
-}
-
-/* fn on every rank at once, inside one step of the batch; logits[rank] may be NULL. */
-static void step(ranks *r, const mm_batch *batch, void (*fn)(ranks *, uint32_t, void *), void *ctx, float *logits[]) {
-  pthread_t thread[8];
-  call c[8];
-  mm_err err = {0};
-  for (uint32_t i = 0; i < r->tp; i++) assert_true(mm_ops_cpu.begin(r->b[i], batch, &err));
-  for (uint32_t i = 0; i < r->tp; i++) {
-    c[i] = (call){r, i, fn, ctx};
-    assert_int_equal(pthread_create(&thread[i], NULL, run_call, &c[i]), 0);
-  }
-  for (uint32_t i = 0; i < r->tp; i++) pthread_join(thread[i], NULL);
-  for (uint32_t i = 0; i < r->tp; i++) assert_true(mm_ops_cpu.end(r->b[i], logits ? logits[i] : NULL, &err));
+  const mm_backend_config c = {.limits = {.max_tokens = ROWS, .slots = 3, .max_positions = 2 * ROWS}, .threads = threads};
+  open_backends(r, m, tp, c, 256, false);
 }
 
 static mm_act view(mm_act a, uint32_t width) { return (mm_act){a.data, width}; }
