@@ -328,6 +328,20 @@ static inline void src_refused(const source *s, src_options o, const char *row, 
   for (const char *c = err.text; *c; c++) assert_true((uint8_t)*c >= 0x20 && *c != 0x7f);
 }
 
+/* A quantization_config that is refused. */
+typedef struct src_case {
+  const char *config;
+  mm_status status;
+  const char *code, *says;
+} src_case;
+
+/* Writes the source with `old` of its config replaced by key and c->config, which is refused. */
+static inline void src_refuses(source *s, const char *old, const char *key, src_depth depth, const src_case *c) {
+  src_config(s, old, "%s%s", key, c->config);
+  src_write(s);
+  src_refused(s, (src_options){.depth = depth}, c->config, c->status, c->code, c->says);
+}
+
 static inline void src_accepted(const source *s, src_options o, const char *row) {
   mm_err err = {0};
   if (!src_read(s, o, &err)) fail_msg("%s: refused: %s", row, err.text);

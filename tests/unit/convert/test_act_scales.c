@@ -128,9 +128,7 @@ TEST(experts) {
 }
 
 TEST(refused) {
-  static const struct {
-    const char *text, *says;
-  } all[] = {
+  static const char *const all[][2] = {
       {"", "found an empty file"},
       {"{}", "found no scale of activations"},
       {"{\"a.input_scale\": -1}", "found -1, expected a positive number"},
@@ -142,9 +140,9 @@ TEST(refused) {
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
     mm_act_scales s;
     mm_err err = {0};
-    assert_false(open_bytes(&s, all[i].text, strlen(all[i].text), &err));
+    assert_false(open_bytes(&s, all[i][0], strlen(all[i][0]), &err));
     assert_int_equal(err.status, MM_BAD_INPUT);
-    if (!strstr(err.text, all[i].says)) fail_msg("%s: %s", all[i].text, err.text);
+    if (!strstr(err.text, all[i][1])) fail_msg("%s: %s", all[i][0], err.text);
     mm_act_scales_close(&s);
   }
   static const struct {

@@ -374,21 +374,19 @@ TEST(test_changed) {
 
 /* C01: the text of config.json; C14: its quantization. */
 TEST(test_config_text) {
-  static const struct {
-    const char *text, *code;
-  } bad[] = {{"", "E_JSON"},
-             {"{\"hidden_size\":1", "E_JSON"},
-             {"{\"hidden_size\":NaN}", "E_JSON"},
-             {"{\"hidden_size\":1e999}", "E_NUMBER"},
-             {"{\"hidden_size\":9223372036854775808}", "E_NUMBER"},
-             {"{\"hidden_size\":1,\"hidden_size\":1}", "E_JSON"},
-             {"{\"hidden_size\":1} x", "E_JSON"},
-             {"[1]", "E_CFG_TYPE"}};
+  static const char *const bad[][2] = {{"", "E_JSON"},
+                                       {"{\"hidden_size\":1", "E_JSON"},
+                                       {"{\"hidden_size\":NaN}", "E_JSON"},
+                                       {"{\"hidden_size\":1e999}", "E_NUMBER"},
+                                       {"{\"hidden_size\":9223372036854775808}", "E_NUMBER"},
+                                       {"{\"hidden_size\":1,\"hidden_size\":1}", "E_JSON"},
+                                       {"{\"hidden_size\":1} x", "E_JSON"},
+                                       {"[1]", "E_CFG_TYPE"}};
   for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
     FRESH(s) {
-      snprintf(s->config, sizeof s->config, "%s", bad[i].text);
+      snprintf(s->config, sizeof s->config, "%s", bad[i][0]);
       src_write(s);
-      REFUSED(SRC_PLAN, bad[i].text, bad[i].code, "src/config.json");
+      REFUSED(SRC_PLAN, bad[i][0], bad[i][1], "src/config.json");
     }
   }
   FRESH(s) {
@@ -400,11 +398,7 @@ TEST(test_config_text) {
 
 /* C14 */
 TEST(test_quantization_config) {
-  static const struct {
-    const char *value;
-    mm_status status;
-    const char *code, *says;
-  } quant[] = {
+  static const src_case quant[] = {
       {"{\"quant_method\":\"hqq\",\"weight_block_size\":[128,128]}", MM_UNSUPPORTED, "E_Q_METHOD", "found quant_method \"hqq\""},
       {"{\"quant_method\":\"f\\u001bp8\"}", MM_UNSUPPORTED, "E_Q_METHOD", "f\\x1bp8"},
       {"{\"quant_method\":\"fp8\"}", MM_BAD_INPUT, "E_Q_CONFIG", "declares no weight_block_size"},
@@ -421,13 +415,8 @@ TEST(test_quantization_config) {
       {"\"fp8\"", MM_BAD_INPUT, "E_Q_CONFIG", "key \"quantization_config\""},
       {"null", MM_BAD_INPUT, "E_Q_CONFIG", "declares no quantization_config"},
   };
-  for (size_t i = 0; i < sizeof quant / sizeof *quant; i++) {
-    FRESH(s) {
-      src_config(s, "{\"quant_method\":\"fp8\",\"weight_block_size\":[128,128]}", "%s", quant[i].value);
-      src_write(s);
-      src_refused(s, (src_options){.depth = SRC_PLAN}, quant[i].value, quant[i].status, quant[i].code, quant[i].says);
-    }
-  }
+  for (size_t i = 0; i < sizeof quant / sizeof *quant; i++)
+    FRESH(s) src_refuses(s, "{\"quant_method\":\"fp8\",\"weight_block_size\":[128,128]}", "", SRC_PLAN, &quant[i]);
 }
 
 /* C04, C09, C10: counts that the headers do not prove, whether or not there is a tensor that contradicts them, cost neither memory nor

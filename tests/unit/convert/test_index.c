@@ -17,28 +17,26 @@ TEST(test_file_names) {
   memset(long_name, 'a', sizeof long_name - 1);
   memset(name256, 'a', sizeof name256 - 1);
   memset(name255, 'b', sizeof name255 - 1);
-  static const struct {
-    const char *name, *shown;
-  } bad[] = {{"../x", "../x"},
-             {"a/../../x", "a/../../x"},
-             {"/etc/passwd", "/etc/passwd"},
-             {"sub/model.safetensors", "sub/model"},
-             {"a\\\\b", "a\\x5cb"},
-             {"..\\\\x", "..\\x5cx"},
-             {".", "\".\""},
-             {"..", "\"..\""},
-             {"", "\"\""},
-             {"a\\u0000b", "a\\x00b"},
-             {"a\\nb", "a\\x0ab"},
-             {"\\u001b[2J", "\\x1b[2J"},
-             {"a\\u007f", "a\\x7f"},
-             {name256, "aaaa"},
-             {long_name, "aaaa"}};
+  static const char *const bad[][2] = {{"../x", "../x"},
+                                       {"a/../../x", "a/../../x"},
+                                       {"/etc/passwd", "/etc/passwd"},
+                                       {"sub/model.safetensors", "sub/model"},
+                                       {"a\\\\b", "a\\x5cb"},
+                                       {"..\\\\x", "..\\x5cx"},
+                                       {".", "\".\""},
+                                       {"..", "\"..\""},
+                                       {"", "\"\""},
+                                       {"a\\u0000b", "a\\x00b"},
+                                       {"a\\nb", "a\\x0ab"},
+                                       {"\\u001b[2J", "\\x1b[2J"},
+                                       {"a\\u007f", "a\\x7f"},
+                                       {name256, "aaaa"},
+                                       {long_name, "aaaa"}};
   for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
     FRESH(s) {
-      src_find(s, "lm_head.weight")->file = bad[i].name;
+      src_find(s, "lm_head.weight")->file = bad[i][0];
       src_write(s);
-      REFUSED(SRC_OPEN, "B01", "E_IDX_PATH", bad[i].shown);
+      REFUSED(SRC_OPEN, "B01", "E_IDX_PATH", bad[i][1]);
       REFUSED(SRC_OPEN, "B01", "E_IDX_PATH", "tensor \"lm_head.weight\"");
     }
   }
@@ -68,9 +66,7 @@ TEST(test_file_names) {
 
 /* B05, B06, B07: the index's own text. */
 TEST(test_index_text) {
-  static const struct {
-    const char *text, *code, *says;
-  } bad[] = {
+  static const char *const bad[][3] = {
       {"{}", "E_IDX", "found no \"weight_map\""},
       {"{\"weight_map\":{}}", "E_IDX", "empty weight_map"},
       {"{\"weight_map\":[]}", "E_IDX", "not an object"},
@@ -98,10 +94,10 @@ TEST(test_index_text) {
   };
   for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
     FRESH(s) {
-      s->index = bad[i].text;
+      s->index = bad[i][0];
       src_write(s);
-      REFUSED(SRC_OPEN, bad[i].text, bad[i].code, bad[i].says);
-      REFUSED(SRC_OPEN, bad[i].text, bad[i].code, MM_INDEX_NAME);
+      REFUSED(SRC_OPEN, bad[i][0], bad[i][1], bad[i][2]);
+      REFUSED(SRC_OPEN, bad[i][0], bad[i][1], MM_INDEX_NAME);
     }
   }
   FRESH(s) {

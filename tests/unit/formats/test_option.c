@@ -119,9 +119,7 @@ TEST(test_sizes) {
 }
 
 TEST(test_refused) {
-  static const struct {
-    const char *line, *text;
-  } bad[] = {
+  static const char *const bad[][2] = {
       {"x --tp=", "--tp: found \"\", expected an integer from 1 to 1024"},
       {"x --tp _", "--tp: found \"\", expected an integer from 1 to 1024"},
       {"x --tp 8x", "--tp: found \"8x\", expected an integer from 1 to 1024"},
@@ -169,10 +167,10 @@ TEST(test_refused) {
     size_t count;
     bool done;
     mm_err err;
-    if (parse(bad[i].line, operand, &count, &done, &err)) fail_msg("accepted: %s", bad[i].line);
+    if (parse(bad[i][0], operand, &count, &done, &err)) fail_msg("accepted: %s", bad[i][0]);
     assert_int_equal(err.status, MM_USAGE);
     assert_string_equal(err.code, "E_USAGE");
-    assert_string_equal(err.text + strlen("E_USAGE: "), bad[i].text);
+    assert_string_equal(err.text + strlen("E_USAGE: "), bad[i][1]);
   }
 }
 
