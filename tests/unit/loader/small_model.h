@@ -13,6 +13,10 @@ static inline mm_model small_model(uint32_t hidden, uint32_t intermediate) {
   return m;
 }
 
+/* A tensor [n, k] of one piece, cut from [n, whole]; behind it its planes and piece. */
+#define SMALL_TENSOR(title, how, n, k, whole, planes, ...) \
+  { .name = title, .scheme = how, .rows = n, .cols = k, .whole_cols = whole, .plane_count = planes, .piece_count = 1, __VA_ARGS__ }
+
 /* Lays the tensors of a part out and gives the part's header; free() it. *size: of the whole part. */
 static inline uint8_t *small_header(mm_st_tensor *t, size_t count, const char *version, const char *rank, const char *tp, const char *part,
                                     const char *plan, size_t *n, uint64_t *size) {

@@ -35,26 +35,13 @@ static mm_range ranges[2][2] = {{{0, 0, 4}, {0, 4, 4}}, {{0, 0, 192}, {0, 192, 1
  * stand on a grid of 64 columns; "n.weight" f32, a vector of 5, whole. */
 static void describe(checkpoint *c) {
   static mm_cut cuts[] = {{MM_AXIS_ROWS, 8, 4, ranges[0]}, {MM_AXIS_COLS, 384, 192, ranges[1]}, {.axis = MM_AXIS_NONE}};
-  c->tensor[0] =
-      (mm_pack_tensor){.name = "a.weight", .scheme = "bf16", .rows = 4, .cols = 6, .whole_cols = 6, .plane_count = 1, .piece_count = 1};
-  c->tensor[0].plane[0] = (mm_pack_plane){"", MM_BF16, 1, 1};
-  c->tensor[0].piece[0] = (mm_piece){"a", 8, 0, 4, 0};
-  c->tensor[1] = (mm_pack_tensor){.name = "e.w",
-                                  .scheme = "block_fp8",
-                                  .lead = 2,
-                                  .whole_lead = 2,
-                                  .rows = 130,
-                                  .cols = 192,
-                                  .whole_cols = 384,
-                                  .plane_count = 2,
-                                  .piece_count = 1};
-  c->tensor[1].plane[0] = (mm_pack_plane){"", MM_F8_E4M3, 1, 1};
-  c->tensor[1].plane[1] = (mm_pack_plane){"_scale_inv", MM_F32, 128, 64};
-  c->tensor[1].piece[0] = (mm_piece){"e{e}", 130, 0, 130, 1};
-  c->tensor[2] = (mm_pack_tensor){
-      .name = "n.weight", .scheme = "f32", .vector = true, .rows = 5, .cols = 1, .whole_cols = 1, .plane_count = 1, .piece_count = 1};
-  c->tensor[2].plane[0] = (mm_pack_plane){"", MM_F32, 1, 1};
-  c->tensor[2].piece[0] = (mm_piece){"n", 5, 0, 5, 2};
+  static const mm_pack_tensor tensors[] = {
+      SMALL_TENSOR("a.weight", "bf16", 4, 6, 6, 1, .plane = {{"", MM_BF16, 1, 1}}, .piece = {{"a", 8, 0, 4, 0}}),
+      SMALL_TENSOR("e.w", "block_fp8", 130, 192, 384, 2, .lead = 2, .whole_lead = 2,
+                   .plane = {{"", MM_F8_E4M3, 1, 1}, {"_scale_inv", MM_F32, 128, 64}}, .piece = {{"e{e}", 130, 0, 130, 1}}),
+      SMALL_TENSOR("n.weight", "f32", 5, 1, 1, 1, .vector = true, .plane = {{"", MM_F32, 1, 1}}, .piece = {{"n", 5, 0, 5, 2}}),
+  };
+  memcpy(c->tensor, tensors, sizeof c->tensor);
   c->pack = (mm_pack){.tool = "test",
                       .quant = "none",
                       .tp_align = MM_ALIGN_SPLIT,

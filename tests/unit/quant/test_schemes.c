@@ -303,8 +303,7 @@ static packed cut(const packed *p, uint32_t row, uint32_t n, uint32_t col, uint3
 TEST(test_cutting) {
   enum { N = 384, K = 576 };
   static const uint32_t cuts[][2] = {{192, 288}, {384, 96}, {96, 576}, {64, 24}, {6, 10}}; /* rows and columns of a shard */
-  matrix m = matrix_open(N, K);
-  matrix_fill(&m, student, 0.02);
+  matrix m = matrix_drawn(N, K, student, 0.02);
   float *whole = calloc((size_t)N * K, sizeof *whole), *part = calloc((size_t)N * K, sizeof *part);
   assert_true(whole && part);
   for (size_t i = 0; mm_scheme_at(i); i++) {
@@ -341,8 +340,7 @@ TEST(test_lead) {
     float out[3 * K], expected[3 * K];
     packed one[LEAD];
     for (int l = 0; l < LEAD; l++) {
-      matrix m = matrix_open(N, K);
-      matrix_fill(&m, gaussian, 0.02 * (l + 1));
+      matrix m = matrix_drawn(N, K, gaussian, 0.02 * (l + 1));
       one[l] = pack_matrix(s, &m, MM_SEARCH_ABSMAX);
       matrix_close(&m);
     }

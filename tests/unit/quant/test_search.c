@@ -33,10 +33,15 @@ static float group_amax(const float *w, uint32_t n) {
 /* 1 + the f32 rounding that the fast search may differ by. */
 #define NEAR 1.00001
 
+/* 64 rows of Student's t, and what the search by squared error makes of them. */
+static packed searched(const char *scheme, uint32_t k, matrix *m) {
+  *m = matrix_drawn(64, k, student, 0.02);
+  return pack_matrix(mm_scheme_find(scheme), m, MM_SEARCH_MSE);
+}
+
 TEST(test_nvfp4_window) {
-  matrix m = matrix_open(64, 320);
-  matrix_fill(&m, student, 0.02);
-  packed p = pack_matrix(mm_scheme_find("nvfp4"), &m, MM_SEARCH_MSE);
+  matrix m;
+  packed p = searched("nvfp4", 320, &m);
   float s2 = matrix_amax(&m) / 2688.0f;
   for (uint32_t b = 0; b < 64 * 20; b++) {
     const float *w = m.w + (size_t)b * 16;
@@ -52,9 +57,8 @@ TEST(test_nvfp4_window) {
 }
 
 TEST(test_mxfp4_window) {
-  matrix m = matrix_open(64, 320);
-  matrix_fill(&m, student, 0.02);
-  packed p = pack_matrix(mm_scheme_find("mxfp4"), &m, MM_SEARCH_MSE);
+  matrix m;
+  packed p = searched("mxfp4", 320, &m);
   for (uint32_t b = 0; b < 64 * 10; b++) {
     const float *w = m.w + (size_t)b * 32;
     int stored = ((uint8_t *)p.plane[1])[b], base = ilogbf(group_amax(w, 32)) - 2 + 127;
@@ -69,9 +73,8 @@ TEST(test_mxfp4_window) {
 
 /* The int4 search is coarse, then fine: within 1 % of the full grid per group on average, and inside its window. */
 TEST(test_int4_window) {
-  matrix m = matrix_open(64, 512);
-  matrix_fill(&m, student, 0.02);
-  packed p = pack_matrix(mm_scheme_find("w4a16"), &m, MM_SEARCH_MSE);
+  matrix m;
+  packed p = searched("w4a16", 512, &m);
   double found = 0, best = 0;
   int negative = 0;
   for (uint32_t g = 0; g < 64 * 4; g++) {
@@ -97,8 +100,7 @@ TEST(test_row_shrink) {
     const char *name;
     double top;
   } schemes[] = {{"int8", 127}, {"w4a8", 7}};
-  matrix m = matrix_open(16, 700);
-  matrix_fill(&m, student, 0.02);
+  matrix m = matrix_drawn(16, 700, student, 0.02);
   for (int i = 0; i < 2; i++) {
     packed p = pack_matrix(mm_scheme_find(schemes[i].name), &m, MM_SEARCH_MSE);
     double top = schemes[i].top, found = 0, best = 0;
@@ -143,8 +145,7 @@ static double weighted_error(const matrix *m, const packed *p, const float *impo
  * SIMD level finds the same bytes. 700 columns: the last tile is not whole. */
 TEST(test_importance) {
   enum { N = 32, K = 700 };
-  matrix m = matrix_open(N, K);
-  matrix_fill(&m, student, 0.02);
+  matrix m = matrix_drawn(N, K, student, 0.02);
   float importance[K], equal[K];
   for (int i = 0; i < K; i++) {
     importance[i] = (float)exp(1.5 * gaussian());
@@ -170,8 +171,7 @@ TEST(test_importance) {
 /* Under importances, too, the scale is the best of the window by an independent search. */
 TEST(test_importance_window) {
   enum { N = 32, K = 320 };
-  matrix m = matrix_open(N, K);
-  matrix_fill(&m, student, 0.02);
+  matrix m = matrix_drawn(N, K, student, 0.02);
   float importance[K], s2 = matrix_amax(&m) / 2688.0f;
   for (int i = 0; i < K; i++) importance[i] = (float)exp(2 * gaussian());
   packed p = pack_weighted(mm_scheme_find("nvfp4"), &m, importance, MM_CPU_AVX512);
@@ -222,8 +222,7 @@ static double sqnr_of(const matrix *m, const char *name, mm_search search) {
 TEST(test_gain) {
   double (*const draws[2])(void) = {gaussian, student};
   for (int d = 0; d < 2; d++) {
-    matrix m = matrix_open(512, 2048);
-    matrix_fill(&m, draws[d], 0.02);
+    matrix m = matrix_drawn(512, 2048, draws[d], 0.02);
     double nvfp4 = sqnr_of(&m, "nvfp4", MM_SEARCH_MSE), nvfp4_absmax = sqnr_of(&m, "nvfp4", MM_SEARCH_ABSMAX);
     double four_six = sqnr_of(&m, "nvfp4", MM_SEARCH_FOUR_SIX), int4 = sqnr_of(&m, "w4a16", MM_SEARCH_MSE), seventh = sqnr_seventh_int4(&m);
     double mxfp4 = sqnr_of(&m, "mxfp4", MM_SEARCH_MSE), floored = sqnr_floor_mxfp4(&m);
@@ -249,8 +248,7 @@ TEST(test_stated) {
                 {"nvfp4", 4.5}, {"mxfp4", 4.25},      {"w4a16", 4.125},        {"w4a8", 4.0104}};
   for (size_t i = 0; i < sizeof stated / sizeof *stated; i++)
     assert_true(fabs(mm_scheme_bits(mm_scheme_find(stated[i].name)) - stated[i].bits) < 1e-3);
-  matrix m = matrix_open(512, 2048); /* as make bench-quality takes it */
-  matrix_fill(&m, gaussian, 0.02);
+  matrix m = matrix_drawn(512, 2048, gaussian, 0.02); /* as make bench-quality takes it */
   const mm_scheme *s;
   for (size_t i = 0; (s = mm_scheme_at(i)); i++) {
     if (s->code == MM_CODE_PLAIN) {

@@ -54,6 +54,12 @@ static inline void matrix_fill(matrix *m, double (*draw)(void), double sigma) {
   for (uint32_t r = 0; r < m->n; r++)
     for (uint32_t c = 0; c < m->k; c++) matrix_set(m, r, c, draw() * sigma);
 }
+
+static inline matrix matrix_drawn(uint32_t n, uint32_t k, double (*draw)(void), double sigma) {
+  matrix m = matrix_open(n, k);
+  matrix_fill(&m, draw, sigma);
+  return m;
+}
 static inline float matrix_amax(const matrix *m) {
   float most = 0;
   for (size_t i = 0; i < (size_t)m->n * m->k; i++) most = fmaxf(most, fabsf(m->w[i]));
