@@ -9,7 +9,7 @@
 #include "quant/cpu.h"
 #include "quant/numbers.h"
 #include "tests/unit/quant/rounded.h"
-#include "tests/unit/runtime/ranks.h"
+#include "tests/unit/runtime/cpu_ranks.h"
 
 enum { T = 14, N = 11, K = 192, WIDEST = 640 };
 

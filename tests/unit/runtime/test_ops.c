@@ -1,7 +1,7 @@
 /* Every op of the reference backend against the double-precision reference, on one and on several ranks. */
 #include <math.h>
 
-#include "tests/unit/runtime/ranks.h"
+#include "tests/unit/runtime/cpu_ranks.h"
 
 #define ROWS 300 /* of a step; more than one block of lightning attention */
 

@@ -1,6 +1,6 @@
 /* The ranks of one random model, each with a CPU backend, for tests of single ops. */
-#ifndef MM_TESTS_RANKS_H
-#define MM_TESTS_RANKS_H
+#ifndef MM_TESTS_CPU_RANKS_H
+#define MM_TESTS_CPU_RANKS_H
 
 #include <pthread.h>
 
