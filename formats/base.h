@@ -122,6 +122,13 @@ typedef struct mm_name_list {
 } mm_name_list;
 void mm_name_list_add(mm_name_list *l, const char *name);
 
+/* The finaliser of splitmix64: a random function of 64 bits. */
+static inline uint64_t mm_scatter(uint64_t x) {
+  x = (x ^ x >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
+  x = (x ^ x >> 27) * UINT64_C(0x94D049BB133111EB);
+  return x ^ x >> 31;
+}
+
 /* Seconds of a clock that only goes forward, CLOCK_MONOTONIC, from a moment of its own. */
 double mm_now(void);
 bool mm_ends_with(const char *s, const char *end);
@@ -133,6 +140,8 @@ MM_MUST_USE bool mm_grow(void **array, size_t *cap, size_t want, size_t size, mm
 /* mm_grow of a typed pointer, by its element size. */
 #define MM_GROW(array, cap, want, err) mm_grow((void **)&(array), cap, want, sizeof *(array), err)
 
+/* Order of texts, for arrays of pointers to them. */
+int mm_by_text(const void *a, const void *b);
 /* qsort for what is mostly in order when it comes: one pass and no scratch if it is. */
 void mm_sort(void *array, size_t count, size_t size, int (*order)(const void *, const void *));
 
