@@ -195,6 +195,8 @@ bool mm_grow(void **array, size_t *cap, size_t want, size_t size, mm_err *err) {
   return true;
 }
 
+int mm_by_text(const void *a, const void *b) { return strcmp(*(const char *const *)a, *(const char *const *)b); }
+
 double mm_now(void) {
   struct timespec t;
   clock_gettime(CLOCK_MONOTONIC, &t);

@@ -11,6 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -121,7 +122,14 @@ typedef struct mm_name_list {
 } mm_name_list;
 void mm_name_list_add(mm_name_list *l, const char *name);
 
-/* Seconds of a clock that only goes forward, from a moment of its own. */
+/* The finaliser of splitmix64: a random function of 64 bits. */
+static inline uint64_t mm_scatter(uint64_t x) {
+  x = (x ^ x >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
+  x = (x ^ x >> 27) * UINT64_C(0x94D049BB133111EB);
+  return x ^ x >> 31;
+}
+
+/* Seconds of a clock that only goes forward, CLOCK_MONOTONIC, from a moment of its own. */
 double mm_now(void);
 bool mm_ends_with(const char *s, const char *end);
 
@@ -132,12 +140,20 @@ MM_MUST_USE bool mm_grow(void **array, size_t *cap, size_t want, size_t size, mm
 /* mm_grow of a typed pointer, by its element size. */
 #define MM_GROW(array, cap, want, err) mm_grow((void **)&(array), cap, want, sizeof *(array), err)
 
+/* Order of texts, for arrays of pointers to them. */
+int mm_by_text(const void *a, const void *b);
 /* qsort for what is mostly in order when it comes: one pass and no scratch if it is. */
 void mm_sort(void *array, size_t count, size_t size, int (*order)(const void *, const void *));
 
 /* Closes a stream of open_memstream whose buffer is *text: true when all of it is there. glibc's fclose reports success and leaves no text
  * when its last allocation fails. */
 bool mm_close_text(FILE *f, char *const *text);
+
+/* Frees each of these. */
+#define MM_FREE(...) mm_free_each((void *[]){__VA_ARGS__}, sizeof((void *[]){__VA_ARGS__}) / sizeof(void *))
+static inline void mm_free_each(void *const *p, size_t n) {
+  for (size_t i = 0; i < n; i++) free(p[i]);
+}
 
 /* An arena: many small pieces, freed together. Zero-initialise; close accepts an unused one. */
 typedef struct mm_arena {

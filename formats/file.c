@@ -19,6 +19,8 @@ static int64_t nanoseconds(struct timespec t) {
   return (int64_t)((uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec); /* times from a hostile disk may wrap */
 }
 
+bool mm_same_file(const struct stat *a, const struct stat *b) { return a->st_dev == b->st_dev && a->st_ino == b->st_ino; }
+
 mm_file_id mm_file_id_of(const struct stat *s) {
   return (mm_file_id){s->st_dev, s->st_ino, (uint64_t)s->st_size, nanoseconds(s->st_mtim), nanoseconds(s->st_ctim)};
 }

@@ -32,6 +32,8 @@ typedef struct mm_file {
 
 struct stat;
 mm_file_id mm_file_id_of(const struct stat *s);
+/* Whether both are of one file. */
+bool mm_same_file(const struct stat *a, const struct stat *b);
 /* O_RDONLY|O_NONBLOCK|O_CLOEXEC|O_NOCTTY, then fstat: anything but a regular file is MM_BAD_INPUT E_FS_TYPE (says what it
  * is); absent is MM_BAD_INPUT E_FS_MISSING; ELOOP is E_FS_TYPE in words; other errors MM_IO. Follows symlinks. */
 MM_MUST_USE bool mm_file_open(mm_file *f, const char *path, mm_err *err);

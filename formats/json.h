@@ -63,6 +63,10 @@ mm_json *mm_json_new_real(double v); /* finite; written with 17 significant digi
 mm_json *mm_json_new_bool(bool v);
 bool mm_json_set(mm_json *obj, const char *key, mm_json *value);
 bool mm_json_append(mm_json *arr, mm_json *value);
+static inline bool mm_json_put_text(mm_json *obj, const char *key, const char *text) {
+  return mm_json_set(obj, key, mm_json_new_str(text));
+}
+static inline bool mm_json_put_int(mm_json *obj, const char *key, uint64_t n) { return mm_json_set(obj, key, mm_json_new_int((int64_t)n)); }
 void mm_json_remove(mm_json *obj, const char *key); /* absent: nothing happens */
 /* Text, keys in insertion order, 1-space indent when `pretty`; free() it. NULL on want of memory. */
 char *mm_json_dump(const mm_json *j, bool pretty);

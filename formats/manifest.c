@@ -101,11 +101,9 @@ static bool digest_of(reader *r, const mm_json *j, const char *key, mm_digest *o
 
 static bool digest(reader *r, const mm_json *obj, const char *key, mm_digest *out) { return digest_of(r, mm_json_get(obj, key), key, out); }
 
-static int by_text(const void *a, const void *b) { return strcmp(*(const char *const *)a, *(const char *const *)b); }
-
 /* Sorts names. */
 static bool unique(reader *r, const char **names, size_t count) {
-  qsort(names, count, sizeof *names, by_text);
+  qsort(names, count, sizeof *names, mm_by_text);
   for (size_t i = 1; i < count; i++) {
     char shown[512];
     if (strcmp(names[i - 1], names[i]) == 0)

@@ -54,6 +54,10 @@ typedef struct mm_model {
   uint8_t attn[MM_MAX_LAYERS]; /* mm_attn of each absolute layer index */
 } mm_model;
 
+/* Initialisers of a model's norms, the residual plain. */
+#define MM_MODEL_NORMS(eps) \
+  .norm_eps = (eps), .lightning_norm_eps = 1e-6, .deepnorm_lightning = {1, 1}, .deepnorm_full = {1, 1}, .deepnorm_mlp = {1, 1}
+
 /* The manifest's "model" object: every field above by its own name. A new reference, or NULL. */
 mm_json *mm_model_to_json(const mm_model *m, mm_err *err);
 /* Reads and checks that object; unknown or missing keys are refused by name (MM_INTEGRITY). */

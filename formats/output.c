@@ -18,12 +18,10 @@ static bool refuse(const char *path, const char *what, mm_err *err) {
   return mm_fail(err, MM_USAGE, "E_OUTPUT", mm_at(path, NULL), "%s", what);
 }
 
-static bool same(const struct stat *a, const struct stat *b) { return a->st_dev == b->st_dev && a->st_ino == b->st_ino; }
-
 /* Renaming over the file that the program's own stdout or stderr goes to would lose what they say. */
 static bool is_own_stream(const struct stat *st) {
   struct stat own;
-  return (fstat(STDOUT_FILENO, &own) == 0 && same(&own, st)) || (fstat(STDERR_FILENO, &own) == 0 && same(&own, st));
+  return (fstat(STDOUT_FILENO, &own) == 0 && mm_same_file(&own, st)) || (fstat(STDERR_FILENO, &own) == 0 && mm_same_file(&own, st));
 }
 
 /* *direct: what has the name takes the bytes itself. */
@@ -84,7 +82,7 @@ static bool hold(const mm_output *o, mm_err *err) {
   struct stat held, named;
   if (flock(o->fd, LOCK_EX | LOCK_NB) != 0 && !mm_no_locks(errno)) {
     if (errno != EWOULDBLOCK) return mm_fail_errno(err, mm_at(o->path, NULL), "lock", errno);
-  } else if (fstat(o->fd, &held) == 0 && fstatat(o->parent, o->staged, &named, AT_SYMLINK_NOFOLLOW) == 0 && same(&held, &named)) {
+  } else if (fstat(o->fd, &held) == 0 && fstatat(o->parent, o->staged, &named, AT_SYMLINK_NOFOLLOW) == 0 && mm_same_file(&held, &named)) {
     return true;
   }
   return mm_fail(err, MM_LOCKED, "E_LOCKED", mm_at(o->path, NULL), "found another run writing this output");

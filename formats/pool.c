@@ -100,14 +100,18 @@ mm_ticker *mm_ticker_open(int64_t ms, void (*look)(void *ctx, unsigned n), void 
 
 void mm_ticker_close(mm_ticker *t) {
   if (!t) return;
-  pthread_mutex_lock(&t->lock);
-  t->stop = true;
-  pthread_cond_signal(&t->wake);
-  pthread_mutex_unlock(&t->lock);
+  mm_raise(&t->stop, &t->lock, &t->wake);
   pthread_join(t->thread, NULL);
   pthread_cond_destroy(&t->wake);
   pthread_mutex_destroy(&t->lock);
   free(t);
+}
+
+void mm_raise(bool *flag, pthread_mutex_t *lock, pthread_cond_t *wake) {
+  pthread_mutex_lock(lock);
+  *flag = true;
+  pthread_cond_broadcast(wake);
+  pthread_mutex_unlock(lock);
 }
 
 unsigned mm_pool_cpus(void) {

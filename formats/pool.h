@@ -2,6 +2,8 @@
 #ifndef MM_FORMATS_POOL_H
 #define MM_FORMATS_POOL_H
 
+#include <pthread.h>
+
 #include "formats/base.h"
 
 #ifdef __cplusplus
@@ -29,6 +31,9 @@ void mm_team_close(mm_team *t); /* accepts NULL */
 typedef struct mm_ticker mm_ticker;
 mm_ticker *mm_ticker_open(int64_t ms, void (*look)(void *ctx, unsigned n), void *ctx);
 void mm_ticker_close(mm_ticker *t); /* accepts NULL */
+
+/* Sets a flag under its lock and wakes all who wait for it. */
+void mm_raise(bool *flag, pthread_mutex_t *lock, pthread_cond_t *wake);
 
 /* Online CPUs the process may run on (affinity respected), at least 1. */
 unsigned mm_pool_cpus(void);

@@ -49,14 +49,16 @@ bool mm_staging_name(mm_staging *s, const char *target, const char *word, mm_err
 
 /* ---- apart from the source ---- */
 
-static bool same(const struct stat *a, const struct stat *b) { return a->st_dev == b->st_dev && a->st_ino == b->st_ino; }
-
 /* Whether `what` is the open directory or one that holds it. Takes over fd. -1: cannot tell. */
 static int holds(const struct stat *what, int fd) {
   for (;;) {
     struct stat at, up;
     int next = openat(fd, "..", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    int found = fstat(fd, &at) != 0 ? -1 : same(&at, what) ? 1 : next < 0 || fstat(next, &up) != 0 ? -1 : same(&at, &up) ? 0 : 2;
+    int found = fstat(fd, &at) != 0                 ? -1
+                : mm_same_file(&at, what)           ? 1
+                : next < 0 || fstat(next, &up) != 0 ? -1
+                : mm_same_file(&at, &up)            ? 0
+                                                    : 2;
     close(fd);
     if (found != 2) {
       if (next >= 0) close(next);
@@ -174,7 +176,7 @@ bool mm_staging_take(mm_staging *s, bool shared, mm_err *err) {
     mm_staging_note(s->path, "this file system has no locks: nothing keeps a second run away from this output");
     why = 0;
   } /* of a run that has just published, the directory has another name now */
-  if (why == 0 && (fstat(fd, &held) != 0 || fstatat(s->parent, s->name, &named, AT_SYMLINK_NOFOLLOW) != 0 || !same(&held, &named)))
+  if (why == 0 && (fstat(fd, &held) != 0 || fstatat(s->parent, s->name, &named, AT_SYMLINK_NOFOLLOW) != 0 || !mm_same_file(&held, &named)))
     why = EWOULDBLOCK;
   if (why == 0) {
     s->dir = fd;
@@ -281,7 +283,7 @@ bool mm_staging_open(mm_staging *s, const char *target, const char *word, const 
 void mm_staging_discard(mm_staging *s, bool (*ours)(const void *ctx, const char *name), const void *ctx) {
   struct stat held, named;
   if (s->dir < 0) return;
-  bool staged = fstat(s->dir, &held) == 0 && fstatat(s->parent, s->name, &named, AT_SYMLINK_NOFOLLOW) == 0 && same(&held, &named);
+  bool staged = fstat(s->dir, &held) == 0 && fstatat(s->parent, s->name, &named, AT_SYMLINK_NOFOLLOW) == 0 && mm_same_file(&held, &named);
   bool marked = faccessat(s->parent, s->mark, F_OK, AT_SYMLINK_NOFOLLOW) == 0;
   bool empty = !staged || (marked ? mm_staging_clear(s, ours, ctx, MM_IGNORED) : s->made);
   if (empty && marked) unlinkat(s->parent, s->mark, 0);

@@ -152,14 +152,7 @@ bool mm_landing_verify(mm_landing_plan *p, const mm_shards *digests, uint32_t ra
 }
 
 void mm_landing_close(mm_landing_plan *p) {
-  free(p->landing);
-  free(p->want);
-  free(p->file);
-  free(p->origin);
-  free(p->hole);
-  free(p->left);
-  free(p->full);
-  free(p->arrived);
+  MM_FREE(p->landing, p->want, p->file, p->origin, p->hole, p->left, p->full, p->arrived);
   *p = (mm_landing_plan){0};
 }
 

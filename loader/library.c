@@ -50,6 +50,9 @@ void minimax_free(void *p) { free(p); }
 
 /* ---- opening ---- */
 
+/* A field that has its name there too. */
+#define OF(from, field) .field = (from)->field
+
 static bool describe_plane(minimax_checkpoint *c, mm_public_tensor *x, const mm_pack_tensor *t, size_t index, unsigned p, mm_err *err) {
   uint32_t rank = x->tensor.rank;
   const mm_shard_plane *at = &c->shards.rank[rank].plane[index * MM_PACK_PLANES + p];
@@ -70,10 +73,7 @@ static bool describe_plane(minimax_checkpoint *c, mm_public_tensor *x, const mm_
 
 static minimax_piece describe_piece(const mm_pack *p, const mm_piece *piece, uint32_t rank) {
   const mm_cut *cut = &p->cut[piece->cut];
-  minimax_piece out = {.source = piece->source,
-                       .rows = piece->rows,
-                       .local_at = piece->local_at,
-                       .local_rows = piece->local_rows,
+  minimax_piece out = {OF(piece, source), OF(piece, rows), OF(piece, local_at), OF(piece, local_rows),
                        .axis = cut->axis == MM_AXIS_NONE   ? 0
                                : cut->axis == MM_AXIS_ROWS ? 1
                                                            : 2};
@@ -89,20 +89,20 @@ static bool describe_tensor(minimax_checkpoint *c, uint32_t rank, size_t index, 
   const mm_pack *p = &c->shards.pack;
   const mm_pack_tensor *t = &p->tensor[index];
   x->packed = mm_shards_tensor(&c->shards, rank, index);
-  x->tensor = (minimax_tensor){.name = t->name,
+  x->tensor = (minimax_tensor){OF(t, name),
                                .scheme = x->packed.scheme->name,
                                .rank = rank,
-                               .stage = t->stage,
-                               .vector = t->vector,
+                               OF(t, stage),
+                               OF(t, vector),
                                .matrices = t->lead,
                                .first_matrix = t->lead ? mm_pack_first_lead(p, t, rank) : 0,
                                .whole_matrices = t->whole_lead,
-                               .rows = t->rows,
-                               .cols = t->cols,
-                               .whole_cols = t->whole_cols,
+                               OF(t, rows),
+                               OF(t, cols),
+                               OF(t, whole_cols),
                                .planes = t->plane_count,
                                .pieces = t->piece_count,
-                               .input_scale = t->input_scale};
+                               OF(t, input_scale)};
   for (unsigned i = 0; i < t->piece_count; i++) x->piece[i] = describe_piece(p, &t->piece[i], rank);
   for (unsigned i = 0; i < t->plane_count; i++)
     if (!describe_plane(c, x, t, index, i, err)) return false;
@@ -124,24 +124,12 @@ static bool describe(minimax_checkpoint *c, mm_err *err) {
   const mm_pack *p = &c->shards.pack;
   const mm_model *m = &p->model;
   mm_digest_hex(&p->plan, c->plan);
-  c->info = (minimax_info){.dir = p->dir,
-                           .tool = p->tool,
-                           .quant = p->quant,
-                           .architecture = m->architecture,
-                           .plan = c->plan,
-                           .tp = p->tp,
-                           .ep = p->ep,
-                           .pp = p->pp,
-                           .ranks = mm_pack_ranks(p),
-                           .layers = m->layers,
-                           .hidden = m->hidden,
-                           .vocab = m->vocab,
-                           .experts = m->experts,
-                           .top_k = m->top_k,
-                           .intermediate = m->intermediate,
-                           .heads = m->heads,
-                           .kv_heads = m->kv_heads,
-                           .head_dim = m->head_dim};
+  c->info = (minimax_info){OF(p, dir),          OF(p, tool),     OF(p, quant),
+                           OF(m, architecture), .plan = c->plan, OF(p, tp),
+                           OF(p, ep),           OF(p, pp),       .ranks = mm_pack_ranks(p),
+                           OF(m, layers),       OF(m, hidden),   OF(m, vocab),
+                           OF(m, experts),      OF(m, top_k),    OF(m, intermediate),
+                           OF(m, heads),        OF(m, kv_heads), OF(m, head_dim)};
   c->rank = mm_calloc(c->info.ranks, sizeof *c->rank, err);
   for (uint32_t r = 0; c->rank && r < c->info.ranks; r++)
     if (!describe_rank(c, r, err)) return false;

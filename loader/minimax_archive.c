@@ -17,8 +17,6 @@ typedef struct mm_archive_args {
   bool json, quiet;
 } mm_archive_args;
 
-static bool put_number(mm_json *o, const char *key, uint64_t n) { return mm_json_set(o, key, mm_json_new_int((int64_t)n)); }
-
 static bool pack_or_unpack(const mm_archive_args *a, bool pack, mm_err *err) {
   mm_archive_totals t;
   double start = mm_now();
@@ -29,8 +27,8 @@ static bool pack_or_unpack(const mm_archive_args *a, bool pack, mm_err *err) {
   double seconds = mm_now() - start;
   if (a->json) {
     mm_json *o = mm_json_new_obj();
-    ok = mm_json_set(o, "output", mm_json_new_str(a->output)) && put_number(o, "bytes", t.bytes) && put_number(o, "packed", t.packed) &&
-         mm_json_set(o, "seconds", mm_json_new_real(seconds));
+    ok = mm_json_set(o, "output", mm_json_new_str(a->output)) && mm_json_put_int(o, "bytes", t.bytes) &&
+         mm_json_put_int(o, "packed", t.packed) && mm_json_set(o, "seconds", mm_json_new_real(seconds));
     return mm_program_json(o, ok, err);
   }
   if (a->quiet) return true;
@@ -42,9 +40,9 @@ static bool pack_or_unpack(const mm_archive_args *a, bool pack, mm_err *err) {
 static mm_json *part_json(const mm_archive_part *p) {
   mm_json *o = mm_json_new_obj();
   bool ok = mm_json_set(o, "file", mm_json_new_str(p->part->file));
-  ok = put_number(o, "blocks", p->part->block_count) && ok;
-  ok = put_number(o, "bytes", p->part->size) && ok;
-  if (put_number(o, "packed", p->size) && ok) return o;
+  ok = mm_json_put_int(o, "blocks", p->part->block_count) && ok;
+  ok = mm_json_put_int(o, "bytes", p->part->size) && ok;
+  if (mm_json_put_int(o, "packed", p->size) && ok) return o;
   mm_json_free(o);
   return NULL;
 }

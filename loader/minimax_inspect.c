@@ -187,12 +187,10 @@ static mm_json *whole(mm_json *j, bool ok) {
   return NULL;
 }
 
-static bool put_text(mm_json *o, const char *key, const char *text) { return mm_json_set(o, key, mm_json_new_str(text)); }
-static bool put_number(mm_json *o, const char *key, uint64_t n) { return mm_json_set(o, key, mm_json_new_int((int64_t)n)); }
 static bool put_digest(mm_json *o, const char *key, const mm_digest *d) {
   char hex[MM_HEX_LEN + 1];
   mm_digest_hex(d, hex);
-  return put_text(o, key, hex);
+  return mm_json_put_text(o, key, hex);
 }
 
 static mm_json *shape_json(const mm_shape *s) {
@@ -209,7 +207,7 @@ static mm_json *planes_json(const mm_pack_tensor *t) {
   for (unsigned p = 0; ok && p < t->plane_count; p++) {
     mm_json *o = mm_json_new_obj();
     mm_shape shape = mm_pack_plane_shape(t, p), cell = mm_shape2(t->plane[p].cell_n, t->plane[p].cell_k);
-    ok = put_text(o, "suffix", t->plane[p].suffix) && put_text(o, "dtype", mm_dtype_name(t->plane[p].dtype)) &&
+    ok = mm_json_put_text(o, "suffix", t->plane[p].suffix) && mm_json_put_text(o, "dtype", mm_dtype_name(t->plane[p].dtype)) &&
          mm_json_set(o, "shape", shape_json(&shape)) && mm_json_set(o, "cell", shape_json(&cell));
     ok = mm_json_append(list, o) && ok;
   }
@@ -218,36 +216,38 @@ static mm_json *planes_json(const mm_pack_tensor *t) {
 
 static mm_json *tensor_json(const mm_listing *l, const mm_listed *x) {
   mm_json *o = mm_json_new_obj();
-  bool ok = o && put_text(o, "name", x->name);
-  if (l->kind == SOURCE && l->hf.names_only) return whole(o, ok && put_text(o, "file", x->file));
-  ok = ok && put_text(o, "type", x->type) && mm_json_set(o, "shape", shape_json(&x->dims)) && put_number(o, "bytes", x->bytes);
-  if (x->file) ok = ok && put_text(o, "file", x->file);
-  if (l->kind == ONE_FILE) ok = ok && put_number(o, "offset", l->st.tensor[x->index].offset);
+  bool ok = o && mm_json_put_text(o, "name", x->name);
+  if (l->kind == SOURCE && l->hf.names_only) return whole(o, ok && mm_json_put_text(o, "file", x->file));
+  ok = ok && mm_json_put_text(o, "type", x->type) && mm_json_set(o, "shape", shape_json(&x->dims)) && mm_json_put_int(o, "bytes", x->bytes);
+  if (x->file) ok = ok && mm_json_put_text(o, "file", x->file);
+  if (l->kind == ONE_FILE) ok = ok && mm_json_put_int(o, "offset", l->st.tensor[x->index].offset);
   if (l->kind == PACKED) {
     const mm_pack_tensor *t = &l->shards.pack.tensor[x->index];
-    ok = ok && put_text(o, "scheme", t->scheme) && put_number(o, "stage", t->stage) && mm_json_set(o, "planes", planes_json(t));
+    ok =
+        ok && mm_json_put_text(o, "scheme", t->scheme) && mm_json_put_int(o, "stage", t->stage) && mm_json_set(o, "planes", planes_json(t));
   }
   return whole(o, ok);
 }
 
 static bool add_file(mm_json *list, const char *name, uint64_t size, const char *key, const mm_digest *d) {
   mm_json *o = mm_json_new_obj();
-  bool ok = o && put_text(o, "file", name) && put_number(o, "size", size) && (!key || put_digest(o, key, d));
+  bool ok = o && mm_json_put_text(o, "file", name) && mm_json_put_int(o, "size", size) && (!key || put_digest(o, key, d));
   return mm_json_append(list, o) && ok;
 }
 
 /* The parts of each rank with their digests, and the companions. */
 static bool put_packed(mm_json *o, const mm_inspect_args *a, const mm_pack *p) {
   mm_json *ranks = mm_json_new_arr(), *companions = mm_json_new_arr();
-  bool ok = put_text(o, "tool", p->tool) && put_text(o, "architecture", p->model.architecture) && put_number(o, "tp", p->tp) &&
-            put_number(o, "ep", p->ep) && put_number(o, "pp", p->pp) && put_text(o, "quant", p->quant) &&
-            put_text(o, "tp_align", mm_align_word(p->tp_align)) && put_digest(o, "plan", &p->plan);
+  bool ok = mm_json_put_text(o, "tool", p->tool) && mm_json_put_text(o, "architecture", p->model.architecture) &&
+            mm_json_put_int(o, "tp", p->tp) && mm_json_put_int(o, "ep", p->ep) && mm_json_put_int(o, "pp", p->pp) &&
+            mm_json_put_text(o, "quant", p->quant) && mm_json_put_text(o, "tp_align", mm_align_word(p->tp_align)) &&
+            put_digest(o, "plan", &p->plan);
   for (uint32_t r = 0; ok && r < mm_pack_ranks(p); r++) {
     if (!rank_wanted(a, r)) continue;
     mm_json *rank = mm_json_new_obj(), *parts = mm_json_new_arr();
     for (size_t i = 0; ok && i < p->rank[r].part_count; i++)
       ok = add_file(parts, p->rank[r].part[i].file, p->rank[r].part[i].size, "sha256_tree", &p->rank[r].part[i].root);
-    ok = put_number(rank, "rank", r) && ok;
+    ok = mm_json_put_int(rank, "rank", r) && ok;
     ok = mm_json_set(rank, "parts", parts) && ok;
     ok = mm_json_append(ranks, rank) && ok;
   }
@@ -261,7 +261,7 @@ static bool put_source(mm_json *o, const mm_hf *hf) {
   mm_json *list = mm_json_new_arr();
   const mm_json *names = mm_json_get(hf->config, "architectures");
   const char *name = mm_json_type_of(mm_json_at(names, 0)) == MM_JSON_STR ? mm_json_str(mm_json_at(names, 0)) : NULL;
-  bool ok = !name || put_text(o, "architecture", name);
+  bool ok = !name || mm_json_put_text(o, "architecture", name);
   for (size_t i = 0; ok && i < hf->file_count; i++)
     ok = add_file(list, hf->file[i].name, hf->file[i].id.size, hf->names_only ? NULL : "header_sha256", &hf->file[i].header);
   return mm_json_set(o, "files", list) && ok;
@@ -269,8 +269,8 @@ static bool put_source(mm_json *o, const mm_hf *hf) {
 
 static bool put_file(mm_json *o, const mm_st *st) {
   mm_json *meta = mm_json_new_obj();
-  bool ok = put_number(o, "size", st->id.size) && put_digest(o, "header_sha256", &st->header);
-  for (size_t i = 0; ok && i < st->metadata_count; i++) ok = put_text(meta, st->metadata[i].key, st->metadata[i].value);
+  bool ok = mm_json_put_int(o, "size", st->id.size) && put_digest(o, "header_sha256", &st->header);
+  for (size_t i = 0; ok && i < st->metadata_count; i++) ok = mm_json_put_text(meta, st->metadata[i].key, st->metadata[i].value);
   return mm_json_set(o, "metadata", meta) && ok;
 }
 
@@ -278,8 +278,8 @@ static bool print_json(const mm_inspect_args *a, const mm_listing *l, mm_err *er
   mm_json *o = mm_json_new_obj(), *list = a->summary ? NULL : mm_json_new_arr();
   uint64_t bytes;
   size_t count = total(a, l, &bytes);
-  bool ok = o && put_text(o, "kind", kind_word[l->kind]) && put_text(o, "path", a->dir[0]) && put_number(o, "tensor_count", count) &&
-            put_number(o, "bytes", bytes);
+  bool ok = o && mm_json_put_text(o, "kind", kind_word[l->kind]) && mm_json_put_text(o, "path", a->dir[0]) &&
+            mm_json_put_int(o, "tensor_count", count) && mm_json_put_int(o, "bytes", bytes);
   if (l->kind == PACKED) ok = ok && put_packed(o, a, &l->shards.pack);
   if (l->kind == SOURCE) ok = ok && put_source(o, &l->hf);
   if (l->kind == ONE_FILE) ok = ok && put_file(o, &l->st);
@@ -341,7 +341,7 @@ typedef struct mm_differences {
 
 static mm_json *form_json(const mm_listed *x) {
   mm_json *o = mm_json_new_obj();
-  return whole(o, put_text(o, "type", x->type) && mm_json_set(o, "shape", shape_json(&x->dims)));
+  return whole(o, mm_json_put_text(o, "type", x->type) && mm_json_set(o, "shape", shape_json(&x->dims)));
 }
 
 /* x or y is NULL where only the other checkpoint has the tensor. */
@@ -351,8 +351,8 @@ static bool put_difference(mm_differences *d, const mm_listed *x, const mm_liste
   d->count++;
   if (d->list) {
     mm_json *o = mm_json_new_obj();
-    bool ok = put_text(o, "name", one->name) && put_text(o, "what", what) && (!x || mm_json_set(o, "first", form_json(x))) &&
-              (!y || mm_json_set(o, "second", form_json(y)));
+    bool ok = mm_json_put_text(o, "name", one->name) && mm_json_put_text(o, "what", what) &&
+              (!x || mm_json_set(o, "first", form_json(x))) && (!y || mm_json_set(o, "second", form_json(y)));
     return (mm_json_append(d->list, o) && ok) || mm_fail_memory(err, 0);
   }
   mm_show(name, sizeof name, one->name);
@@ -382,7 +382,7 @@ static bool print_diff(const mm_inspect_args *args, const mm_listing *a, mm_diff
     return true;
   }
   mm_json *o = mm_json_new_obj();
-  bool ok = mm_json_set(o, "same", mm_json_new_bool(d->count == 0)) && put_number(o, "tensor_count", a->count) &&
+  bool ok = mm_json_set(o, "same", mm_json_new_bool(d->count == 0)) && mm_json_put_int(o, "tensor_count", a->count) &&
             mm_json_set(o, "data", mm_json_new_bool(args->data));
   ok = mm_json_set(o, "differences", d->list) && ok;
   d->list = NULL; /* taken */

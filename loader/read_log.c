@@ -3,7 +3,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "loader/read_log.h"
 
@@ -29,17 +28,11 @@ struct mm_read_log {
   size_t files, cap;
 };
 
-double mm_read_now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 mm_read_log *mm_read_log_open(mm_err *err) {
   mm_read_log *log = mm_calloc(1, sizeof *log, err);
   if (!log) return NULL;
   pthread_mutex_init(&log->lock, NULL);
-  log->made = mm_read_now();
+  log->made = mm_now();
   return log;
 }
 
@@ -88,7 +81,7 @@ void mm_read_log_note(mm_read_log *log, const char *what, double seconds) {
 }
 
 void mm_read_log_mark(mm_read_log *log, const char *what) {
-  if (log) mm_read_log_note(log, what, mm_read_now() - log->made);
+  if (log) mm_read_log_note(log, what, mm_now() - log->made);
 }
 
 void mm_read_log_end(mm_read_log *log, double now) {
@@ -102,7 +95,7 @@ void mm_read_log_end(mm_read_log *log, double now) {
 mm_read_stats mm_read_log_stats(mm_read_log *log) {
   pthread_mutex_lock(&log->lock);
   mm_read_stats s = log->sum;
-  if (log->opened > 0) s.seconds = (log->open ? mm_read_now() : log->closed) - log->opened;
+  if (log->opened > 0) s.seconds = (log->open ? mm_now() : log->closed) - log->opened;
   pthread_mutex_unlock(&log->lock);
   return s;
 }

@@ -44,8 +44,6 @@ char *mm_read_log_times(mm_read_log *log, char *out, size_t cap);
 
 /* ---- the reader's side; all accept NULL ---- */
 
-/* Seconds of the monotonic clock. */
-double mm_read_now(void);
 /* Notes that something happened now, in seconds since the log was opened, or how long something took. `what` is a constant; the first note
  * of each is kept. */
 void mm_read_log_mark(mm_read_log *log, const char *what);

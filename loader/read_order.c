@@ -116,9 +116,7 @@ bool mm_read_order_open(mm_read_order *o, const mm_read_list *c, mm_err *err) {
 }
 
 void mm_read_order_close(mm_read_order *o) {
-  free(o->run);
-  free(o->state);
-  free(o->asked);
+  MM_FREE(o->run, o->state, o->asked);
   *o = (mm_read_order){0};
 }
 

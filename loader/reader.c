@@ -15,6 +15,8 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
+#include "formats/pool.h"
+
 typedef struct source {
   mm_file file;
   int direct; /* descriptor with O_DIRECT, or -1 */
@@ -263,7 +265,7 @@ static bool start_threads(mm_reader *r, mm_err *err) {
 mm_reader *mm_reader_open(const mm_reader_config *c, mm_err *err) {
   mm_reader *r = mm_calloc(1, sizeof *r, err);
   if (!r) return NULL;
-  r->c = *c, r->opened = mm_read_now();
+  r->c = *c, r->opened = mm_now();
   pthread_mutex_init(&r->lock, NULL);
   pthread_cond_init(&r->room, NULL);
   pthread_cond_init(&r->ready, NULL);
@@ -357,23 +359,16 @@ static void close_source(const mm_reader *r, uint32_t i) {
 
 void mm_reader_close(mm_reader *r) {
   if (!r) return;
-  pthread_mutex_lock(&r->lock);
-  r->stop = true;
-  pthread_cond_broadcast(&r->room);
-  pthread_mutex_unlock(&r->lock);
+  mm_raise(&r->stop, &r->lock, &r->room);
   for (unsigned i = 0; i < r->threads; i++) pthread_join(r->thread[i], NULL);
   for (uint32_t i = 0; i < r->c.files; i++) close_source(r, i);
-  if (r->logged) mm_read_log_end(r->c.log, mm_read_now());
+  if (r->logged) mm_read_log_end(r->c.log, mm_now());
   pthread_cond_destroy(&r->ready);
   pthread_cond_destroy(&r->room);
   pthread_mutex_destroy(&r->lock);
   free(r->source);
   mm_read_order_close(&r->order);
-  free(r->run);
-  free(r->left);
-  free(r->unhashed);
-  free(r->thread);
-  free(r);
+  MM_FREE(r->run, r->left, r->unhashed, r->thread, r);
 }
 
 mm_read_stats mm_reader_stats(const mm_reader *r) {
@@ -381,6 +376,6 @@ mm_read_stats mm_reader_stats(const mm_reader *r) {
   pthread_mutex_lock(&open->lock);
   mm_read_stats s = r->stats;
   pthread_mutex_unlock(&open->lock);
-  s.seconds = mm_read_now() - r->opened;
+  s.seconds = mm_now() - r->opened;
   return s;
 }

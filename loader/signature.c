@@ -139,9 +139,7 @@ static char *bundle_text(const char *statement, const mm_key *key, mm_err *err) 
     mm_json_free(o);
     if (!text) mm_fail_memory(err, n);
   }
-  free(payload);
-  free(signature);
-  free(signed_text);
+  MM_FREE(payload, signature, signed_text);
   return text;
 }
 
@@ -215,9 +213,7 @@ bool mm_signature_make(const char *dir, const mm_key *key, unsigned threads, mm_
     ok = put_signature(dir, in, bundle, err);
   else if (in >= 0)
     close(in);
-  free(bundle);
-  free(statement);
-  free(r.item);
+  MM_FREE(bundle, statement, r.item);
   mm_shards_close(&s);
   return ok;
 }

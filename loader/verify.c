@@ -55,13 +55,6 @@ static bool check_block(void *ctx, size_t item, unsigned worker, mm_err *err) {
   return mm_verify_block(job->s, b->rank, b->part, b->index, err);
 }
 
-/* The finaliser of splitmix64: a random function of 64 bits. */
-static uint64_t scatter(uint64_t x) {
-  x = (x ^ x >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
-  x = (x ^ x >> 27) * UINT64_C(0x94D049BB133111EB);
-  return x ^ x >> 31;
-}
-
 /* Of a rank that is open. */
 static size_t parts_of(const mm_shards *s, uint32_t rank) { return s->rank[rank].plane ? s->pack.rank[rank].part_count : 0; }
 
@@ -76,7 +69,7 @@ bool mm_verify_sample(const mm_shards *s, uint32_t count, uint64_t seed, unsigne
       uint64_t blocks = s->pack.rank[r].part[i].block_count, wanted = mm_min(count, blocks);
       for (uint64_t k = 0; k < wanted; k++, n++) {
         uint64_t from = k * blocks / wanted, end = (k + 1) * blocks / wanted;
-        job.block[n] = (mm_block){r, i, from + scatter(seed ^ scatter(n + 1)) % (end - from)};
+        job.block[n] = (mm_block){r, i, from + mm_scatter(seed ^ mm_scatter(n + 1)) % (end - from)};
       }
     }
   bool ok = mm_pool_run(threads, n, check_block, &job, err);

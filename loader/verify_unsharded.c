@@ -91,20 +91,13 @@ static bool check_block(void *ctx, size_t item, unsigned worker, mm_err *err) {
                  "found block %zu of %zu damaged (%zu bytes; it holds: %s)", b->index, part->block_count, n, names.text);
 }
 
-/* The finaliser of splitmix64: a random function of 64 bits. */
-static uint64_t scatter(uint64_t x) {
-  x = (x ^ x >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
-  x = (x ^ x >> 27) * UINT64_C(0x94D049BB133111EB);
-  return x ^ x >> 31;
-}
-
 static size_t choose(const mm_pack *p, uint32_t count, uint64_t seed, block *out) {
   size_t n = 0;
   for (uint32_t i = 0; i < p->rank->part_count; i++) {
     uint64_t blocks = p->rank->part[i].block_count, wanted = mm_min(count, blocks);
     for (uint64_t k = 0; k < wanted; k++, n++) {
       uint64_t from = k * blocks / wanted, end = (k + 1) * blocks / wanted;
-      if (out) out[n] = (block){i, from + scatter(seed ^ scatter(n + 1)) % (end - from)};
+      if (out) out[n] = (block){i, from + mm_scatter(seed ^ mm_scatter(n + 1)) % (end - from)};
     }
   }
   return n;

@@ -151,12 +151,6 @@ MM_INLINE void pack_body(const mm_pack_args *a, void *const plane[MM_MAX_PLANES]
 }
 MM_VERSIONS_BY_WIDTH(pack, (const mm_pack_args *a, void *const plane[MM_MAX_PLANES]), (a, plane), (a, plane, false), (a, plane, true))
 
-const mm_scheme mm_scheme_block_fp8 = {.name = "block_fp8",
-                                       .purpose = "the released FP8 models' own: half of BF16, near its quality, in every engine",
-                                       .sqnr = 31.5f,
-                                       .synonym = {"block_wise_fp8", "fp8_block"},
-                                       .code = MM_CODE_E4M3,
-                                       .act = MM_ACT_FP8_GROUP,
-                                       .plane_count = 2,
-                                       .plane = {{"", MM_F8_E4M3, {1, 1}, false}, {"_scale_inv", MM_F32, {BLOCK, BLOCK}, true}},
-                                       .pack = pack};
+MM_SCHEME(block_fp8, 31.5f, MM_CODE_E4M3, MM_ACT_FP8_GROUP, "the released FP8 models' own: half of BF16, near its quality, in every engine",
+          MM_PLANES({"", MM_F8_E4M3, {1, 1}, false}, {"_scale_inv", MM_F32, {BLOCK, BLOCK}, true}),
+          .synonym = {"block_wise_fp8", "fp8_block"});

@@ -11,14 +11,8 @@ MM_INLINE void pack_body(const mm_pack_args *a, void *const plane[MM_MAX_PLANES]
     mm_row_e4m3(a, plane[0], row, s);
   }
 }
-MM_VERSIONS(pack, (const mm_pack_args *a, void *const plane[MM_MAX_PLANES]), (a, plane))
+MM_PACK(pack)
 
-const mm_scheme mm_scheme_channel_fp8 = {.name = "channel_fp8",
-                                         .purpose = "FP8 with a scale a row and one a token, as engines quantise dynamically",
-                                         .sqnr = 31.5f,
-                                         .synonym = {"fp8_dynamic", "fp8_channel", "wfp8afp8"},
-                                         .code = MM_CODE_E4M3,
-                                         .act = MM_ACT_FP8_TOKEN,
-                                         .plane_count = 2,
-                                         .plane = {{"", MM_F8_E4M3, {1, 1}, false}, {"_scale", MM_F32, {1, 0}, true}},
-                                         .pack = pack};
+MM_SCHEME(channel_fp8, 31.5f, MM_CODE_E4M3, MM_ACT_FP8_TOKEN, "FP8 with a scale a row and one a token, as engines quantise dynamically",
+          MM_PLANES({"", MM_F8_E4M3, {1, 1}, false}, {"_scale", MM_F32, {1, 0}, true}),
+          .synonym = {"fp8_dynamic", "fp8_channel", "wfp8afp8"});

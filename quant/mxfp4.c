@@ -39,36 +39,26 @@ MM_INLINE void best_exponents(int exponent[BLOCKS], const float t[MM_TILE], cons
   }
 }
 
-MM_INLINE void pack_body(const mm_pack_args *a, void *const plane[MM_MAX_PLANES]) {
-  uint32_t across = mm_cells(a->k, BLOCK);
-  for (uint32_t row = 0; row < a->n; row++)
-    for (uint32_t k = 0; k < a->k; k += MM_TILE) {
-      float room[MM_TILE], weights[MM_TILE], amax[BLOCKS], s[BLOCKS];
-      int exponent[BLOCKS];
-      uint8_t code[MM_TILE], stored[BLOCKS];
-      const float *t = mm_tile_load(room, a, row, k);
-      for (int b = 0; b < BLOCKS; b++) {
-        amax[b] = mm_tile_amax(t + b * BLOCK, BLOCK);
-        exponent[b] = clamp_exponent(floor_exponent(amax[b]) + ((mm_f32_bits(amax[b]) & 0x7fffff) >= 0x600000));
-      }
-      if (a->search == MM_SEARCH_MSE) best_exponents(exponent, t, amax, mm_tile_importance(weights, a, k));
-      for (int b = 0; b < BLOCKS; b++) {
-        stored[b] = amax[b] == 0 ? 127 : (uint8_t)exponent[b];
-        s[b] = mm_e8m0_to_f32(stored[b]);
-      }
-      mm_tile_e2m1(code, t, s, BLOCK);
-      mm_tile_store_nibbles(a, plane[0], row, k, code);
-      memcpy((uint8_t *)plane[1] + (size_t)row * across + k / BLOCK, stored, mm_cells(mm_tile_count(a, k), BLOCK));
-    }
+MM_INLINE void pack_tile(const mm_pack_args *a, void *const plane[MM_MAX_PLANES], uint32_t row, uint32_t k) {
+  float room[MM_TILE], weights[MM_TILE], amax[BLOCKS], s[BLOCKS];
+  int exponent[BLOCKS];
+  uint8_t code[MM_TILE], stored[BLOCKS];
+  const float *t = mm_tile_load(room, a, row, k);
+  for (int b = 0; b < BLOCKS; b++) {
+    amax[b] = mm_tile_amax(t + b * BLOCK, BLOCK);
+    exponent[b] = clamp_exponent(floor_exponent(amax[b]) + ((mm_f32_bits(amax[b]) & 0x7fffff) >= 0x600000));
+  }
+  if (a->search == MM_SEARCH_MSE) best_exponents(exponent, t, amax, mm_tile_importance(weights, a, k));
+  for (int b = 0; b < BLOCKS; b++) {
+    stored[b] = amax[b] == 0 ? 127 : (uint8_t)exponent[b];
+    s[b] = mm_e8m0_to_f32(stored[b]);
+  }
+  mm_tile_e2m1(code, t, s, BLOCK);
+  mm_tile_store_nibbles(a, plane[0], row, k, code);
+  mm_tile_store_scales(a, plane[1], row, k, stored, BLOCK);
 }
-MM_VERSIONS(pack, (const mm_pack_args *a, void *const plane[MM_MAX_PLANES]), (a, plane))
+MM_PACK_TILES(pack, pack_tile)
 
-const mm_scheme mm_scheme_mxfp4 = {.name = "mxfp4",
-                                   .purpose = "4 bits with powers of two as scales, inputs too, for GPUs that multiply them (Blackwell)",
-                                   .sqnr = 19.1f,
-                                   .code = MM_CODE_E2M1,
-                                   .act = MM_ACT_MXFP4,
-                                   .plane_count = 2,
-                                   .plane = {{"", MM_U8, {1, 2}, false}, {"_scale", MM_U8, {1, BLOCK}, true}},
-                                   .searches = 1u << MM_SEARCH_MSE,
-                                   .pack = pack};
+MM_SCHEME(mxfp4, 19.1f, MM_CODE_E2M1, MM_ACT_MXFP4,
+          "4 bits with powers of two as scales, inputs too, for GPUs that multiply them (Blackwell)",
+          MM_PLANES({"", MM_U8, {1, 2}, false}, {"_scale", MM_U8, {1, BLOCK}, true}), .searches = 1u << MM_SEARCH_MSE);

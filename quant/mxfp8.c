@@ -12,29 +12,19 @@ MM_INLINE uint8_t block_scale(const float block[BLOCK]) {
   return (uint8_t)(u == 0 ? 127 : e < 0 ? 0 : e > 246 ? 246 : e);
 }
 
-MM_INLINE void pack_body(const mm_pack_args *a, void *const plane[MM_MAX_PLANES]) {
-  uint32_t across = mm_cells(a->k, BLOCK);
-  for (uint32_t row = 0; row < a->n; row++)
-    for (uint32_t k = 0; k < a->k; k += MM_TILE) {
-      float room[MM_TILE], s[BLOCKS];
-      uint8_t scale[BLOCKS], code[MM_TILE];
-      const float *t = mm_tile_load(room, a, row, k);
-      for (int b = 0; b < BLOCKS; b++) {
-        scale[b] = block_scale(t + b * BLOCK);
-        s[b] = mm_e8m0_to_f32(scale[b]);
-      }
-      mm_tile_e4m3(code, t, s, BLOCK);
-      mm_tile_store(a, plane[0], row, k, code);
-      memcpy((uint8_t *)plane[1] + (size_t)row * across + k / BLOCK, scale, mm_cells(mm_tile_count(a, k), BLOCK));
-    }
+MM_INLINE void pack_tile(const mm_pack_args *a, void *const plane[MM_MAX_PLANES], uint32_t row, uint32_t k) {
+  float room[MM_TILE], s[BLOCKS];
+  uint8_t scale[BLOCKS], code[MM_TILE];
+  const float *t = mm_tile_load(room, a, row, k);
+  for (int b = 0; b < BLOCKS; b++) {
+    scale[b] = block_scale(t + b * BLOCK);
+    s[b] = mm_e8m0_to_f32(scale[b]);
+  }
+  mm_tile_e4m3(code, t, s, BLOCK);
+  mm_tile_store(a, plane[0], row, k, code);
+  mm_tile_store_scales(a, plane[1], row, k, scale, BLOCK);
 }
-MM_VERSIONS(pack, (const mm_pack_args *a, void *const plane[MM_MAX_PLANES]), (a, plane))
+MM_PACK_TILES(pack, pack_tile)
 
-const mm_scheme mm_scheme_mxfp8 = {.name = "mxfp8",
-                                   .purpose = "FP8 with powers of two as scales, for GPUs that multiply them (Blackwell)",
-                                   .sqnr = 31.5f,
-                                   .code = MM_CODE_E4M3,
-                                   .act = MM_ACT_MXFP8,
-                                   .plane_count = 2,
-                                   .plane = {{"", MM_F8_E4M3, {1, 1}, false}, {"_scale", MM_U8, {1, BLOCK}, true}},
-                                   .pack = pack};
+MM_SCHEME(mxfp8, 31.5f, MM_CODE_E4M3, MM_ACT_MXFP8, "FP8 with powers of two as scales, for GPUs that multiply them (Blackwell)",
+          MM_PLANES({"", MM_F8_E4M3, {1, 1}, false}, {"_scale", MM_U8, {1, BLOCK}, true}));

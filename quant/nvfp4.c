@@ -56,7 +56,6 @@ MM_INLINE void pack_body(const mm_pack_args *a, void *const plane[MM_MAX_PLANES]
   if (s2 < 0x1p-117f) s2 = 0x1p-117f; /* keeps scale · scale_2 a normal number; such a matrix is zero for all purposes */
   if (a->search != MM_SEARCH_FOUR_SIX) s2 = mm_scale_below(s2, 2688);
   *(float *)plane[2] = s2;
-  uint32_t across = mm_cells(a->k, BLOCK);
   for (uint32_t row = 0; row < a->n; row++)
     for (uint32_t k = 0; k < a->k; k += MM_TILE) {
       float room[MM_TILE], weights[MM_TILE], amax[BLOCKS], s[BLOCKS];
@@ -72,17 +71,14 @@ MM_INLINE void pack_body(const mm_pack_args *a, void *const plane[MM_MAX_PLANES]
       }
       mm_tile_e2m1(code, t, s, BLOCK);
       mm_tile_store_nibbles(a, plane[0], row, k, code);
-      memcpy((uint8_t *)plane[1] + (size_t)row * across + k / BLOCK, stored, mm_cells(mm_tile_count(a, k), BLOCK));
+      mm_tile_store_scales(a, plane[1], row, k, stored, BLOCK);
     }
 }
-MM_VERSIONS(pack, (const mm_pack_args *a, void *const plane[MM_MAX_PLANES]), (a, plane))
+MM_PACK(pack)
 
-#define NVFP4(word, also, activations, what)                                                                                     \
-  {                                                                                                                              \
-    .name = word, .purpose = what, .sqnr = 21.8f, .synonym = {also}, .code = MM_CODE_E2M1, .act = activations, .plane_count = 3, \
-    .plane = {{"", MM_U8, {1, 2}, false}, {"_scale", MM_F8_E4M3, {1, BLOCK}, true}, {"_scale_2", MM_F32, {0, 0}, true}},         \
-    .needs_amax = true, .searches = 1u << MM_SEARCH_MSE | 1u << MM_SEARCH_FOUR_SIX, .pack = pack                                 \
-  }
-const mm_scheme mm_scheme_nvfp4 =
-    NVFP4("nvfp4", "w4a4_nvfp4", MM_ACT_NVFP4, "4 bits with a scale for 16, inputs too: the best of 4 bits on Blackwell");
-const mm_scheme mm_scheme_nvfp4a16 = NVFP4("nvfp4a16", "w4a16_nvfp4", MM_ACT_KEPT, "the same weights, inputs kept: for any GPU");
+#define NVFP4(word, activations, what, also)                                                                                     \
+  MM_SCHEME(word, 21.8f, MM_CODE_E2M1, activations, what,                                                                        \
+            MM_PLANES({"", MM_U8, {1, 2}, false}, {"_scale", MM_F8_E4M3, {1, BLOCK}, true}, {"_scale_2", MM_F32, {0, 0}, true}), \
+            .synonym = {also}, .needs_amax = true, .searches = 1u << MM_SEARCH_MSE | 1u << MM_SEARCH_FOUR_SIX)
+NVFP4(nvfp4, MM_ACT_NVFP4, "4 bits with a scale for 16, inputs too: the best of 4 bits on Blackwell", "w4a4_nvfp4");
+NVFP4(nvfp4a16, MM_ACT_KEPT, "the same weights, inputs kept: for any GPU", "w4a16_nvfp4");

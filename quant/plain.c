@@ -1,17 +1,14 @@
 /* Plain schemes: the matrix as it is, one element per weight, in bf16, f16 or f32. Narrowing rounds to nearest even. */
 #include "quant/tile.h"
 
-MM_INLINE void pack_bf16_body(const mm_pack_args *a, void *const plane[MM_MAX_PLANES]) {
-  for (uint32_t row = 0; row < a->n; row++)
-    for (uint32_t k = 0; k < a->k; k += MM_TILE) {
-      float room[MM_TILE];
-      uint16_t h[MM_TILE];
-      const float *t = mm_tile_load(room, a, row, k);
-      for (int i = 0; i < MM_TILE; i++) h[i] = mm_finite_to_bf16(t[i]);
-      memcpy((uint16_t *)plane[0] + (size_t)row * a->k + k, h, mm_tile_count(a, k) * sizeof *h);
-    }
+MM_INLINE void pack_bf16_tile(const mm_pack_args *a, void *const plane[MM_MAX_PLANES], uint32_t row, uint32_t k) {
+  float room[MM_TILE];
+  uint16_t h[MM_TILE];
+  const float *t = mm_tile_load(room, a, row, k);
+  for (int i = 0; i < MM_TILE; i++) h[i] = mm_finite_to_bf16(t[i]);
+  memcpy((uint16_t *)plane[0] + (size_t)row * a->k + k, h, mm_tile_count(a, k) * sizeof *h);
 }
-MM_VERSIONS(pack_bf16, (const mm_pack_args *a, void *const plane[MM_MAX_PLANES]), (a, plane))
+MM_PACK_TILES(pack_bf16, pack_bf16_tile)
 
 static void pack_f16(const mm_pack_args *a, void *const plane[MM_MAX_PLANES]) {
   uint16_t *out = plane[0];
@@ -26,21 +23,9 @@ static void pack_f32(const mm_pack_args *a, void *const plane[MM_MAX_PLANES]) {
     memcpy(plane[0], a->w, count * sizeof(float));
 }
 
-const mm_scheme mm_scheme_bf16 = {.name = "bf16",
-                                  .purpose = "2 bytes a weight; what other schemes are compared with",
-                                  .synonym = {"bfloat16"},
-                                  .plane_count = 1,
-                                  .plane = {{"", MM_BF16, {1, 1}, false}},
-                                  .pack = pack_bf16};
-const mm_scheme mm_scheme_f16 = {.name = "f16",
-                                 .purpose = "2 bytes a weight, for what has no BF16",
-                                 .synonym = {"float16", "fp16"},
-                                 .plane_count = 1,
-                                 .plane = {{"", MM_F16, {1, 1}, false}},
-                                 .pack = pack_f16};
-const mm_scheme mm_scheme_f32 = {.name = "f32",
-                                 .purpose = "4 bytes a weight, for tests",
-                                 .synonym = {"float32", "fp32"},
-                                 .plane_count = 1,
-                                 .plane = {{"", MM_F32, {1, 1}, false}},
-                                 .pack = pack_f32};
+#define PLAIN(word, type, what, ...)   \
+  const mm_scheme mm_scheme_##word = { \
+      .name = #word, .purpose = what, .synonym = {__VA_ARGS__}, MM_PLANES({"", type, {1, 1}, false}), .pack = pack_##word}
+PLAIN(bf16, MM_BF16, "2 bytes a weight; what other schemes are compared with", "bfloat16");
+PLAIN(f16, MM_F16, "2 bytes a weight, for what has no BF16", "float16", "fp16");
+PLAIN(f32, MM_F32, "4 bytes a weight, for tests", "float32", "fp32");

@@ -9,15 +9,7 @@ MM_INLINE void pack_body(const mm_pack_args *a, void *const plane[MM_MAX_PLANES]
   *(float *)plane[1] = s;
   for (uint32_t row = 0; row < a->n; row++) mm_row_e4m3(a, plane[0], row, s);
 }
-MM_VERSIONS(pack, (const mm_pack_args *a, void *const plane[MM_MAX_PLANES]), (a, plane))
+MM_PACK(pack)
 
-const mm_scheme mm_scheme_tensor_wise_fp8 = {.name = "tensor_wise_fp8",
-                                             .purpose = "FP8 with one scale a matrix; with --act-scales one for its inputs too",
-                                             .sqnr = 31.5f,
-                                             .synonym = {"fp8_tensor"},
-                                             .code = MM_CODE_E4M3,
-                                             .act = MM_ACT_FP8_TENSOR,
-                                             .plane_count = 2,
-                                             .plane = {{"", MM_F8_E4M3, {1, 1}, false}, {"_scale", MM_F32, {0, 0}, true}},
-                                             .needs_amax = true,
-                                             .pack = pack};
+MM_SCHEME(tensor_wise_fp8, 31.5f, MM_CODE_E4M3, MM_ACT_FP8_TENSOR, "FP8 with one scale a matrix; with --act-scales one for its inputs too",
+          MM_PLANES({"", MM_F8_E4M3, {1, 1}, false}, {"_scale", MM_F32, {0, 0}, true}), .synonym = {"fp8_tensor"}, .needs_amax = true);

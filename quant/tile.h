@@ -118,11 +118,28 @@ MM_INLINE void mm_row_e4m3(const mm_pack_args *a, void *plane, uint32_t row, flo
     mm_tile_store(a, plane, row, k, code);
   }
 }
+/* The scales of a tile's blocks, a byte each. */
+MM_INLINE void mm_tile_store_scales(const mm_pack_args *a, void *plane, uint32_t row, uint32_t k, const uint8_t *scale, uint32_t block) {
+  memcpy((uint8_t *)plane + (size_t)row * mm_cells(a->k, block) + k / block, scale, mm_cells(mm_tile_count(a, k), block));
+}
 /* The reverse: 128 bytes to 256 nibbles. */
 MM_INLINE void mm_tile_split_nibbles(uint8_t code[MM_TILE], const uint8_t pair[MM_TILE / 2]) {
   uint16_t two[MM_TILE / 2];
   for (int i = 0; i < MM_TILE / 2; i++) two[i] = (uint16_t)((pair[i] | pair[i] << 4) & 0x0f0f);
   memcpy(code, two, sizeof two);
 }
+
+/* A file's packer: of a body(a, plane) by the name and _body; of statements; of what does one tile, tile(a, plane, row, k). */
+#define MM_PACK(name) MM_VERSIONS(name, (const mm_pack_args *a, void *const plane[MM_MAX_PLANES]), (a, plane))
+#define MM_PACK_AS(name, statements)                                                                  \
+  MM_INLINE void name##_body(const mm_pack_args *a, void *const plane[MM_MAX_PLANES]) { statements; } \
+  MM_PACK(name)
+#define MM_PACK_TILES(name, tile) \
+  MM_PACK_AS(name, for (uint32_t row = 0; row < a->n; row++) for (uint32_t k = 0; k < a->k; k += MM_TILE) tile(a, plane, row, k))
+
+/* The scheme of a file whose packer is pack: word, dB, codes, activations, purpose; then its planes and what else it has. */
+#define MM_SCHEME(word, db, codes, inputs, what, ...) \
+  const mm_scheme mm_scheme_##word = {.name = #word, .sqnr = db, .code = codes, .act = inputs, .purpose = what, .pack = pack, __VA_ARGS__}
+#define MM_PLANES(...) .plane_count = sizeof((mm_plane[]){__VA_ARGS__}) / sizeof(mm_plane), .plane = {__VA_ARGS__}
 
 #endif

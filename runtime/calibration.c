@@ -46,9 +46,7 @@ mm_calibration *mm_calibration_open(const mm_shards *s, mm_err *err) {
 void mm_calibration_close(mm_calibration *c) {
   if (!c) return;
   for (size_t i = 0; c->in && i < c->s->pack.tensor_count; i++) {
-    free(c->in[i].square);
-    free(c->in[i].amax);
-    free(c->in[i].rows);
+    MM_FREE(c->in[i].square, c->in[i].amax, c->in[i].rows);
   }
   free(c->in);
   free(c);

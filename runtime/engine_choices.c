@@ -211,10 +211,7 @@ static bool warm_rows(mm_engine *e, uint32_t rows, mm_err *err) {
   }
   const mm_batch b = {.tokens = rows, .id = id, .span_count = rows, .span = span, .out_count = rows, .out = out};
   ok = ok && warm_steps(e, &b, set, id + rows, err);
-  free(set);
-  free(span);
-  free(id);
-  free(out);
+  MM_FREE(set, span, id, out);
   return ok;
 }
 

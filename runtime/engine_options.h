@@ -19,4 +19,8 @@
             "of cached keys and values, fp8 on cuda: e4m3 (auto: the device's own, f32 on cpu and bf16 on cuda)", \
             .choices = "auto|bf16|fp8")
 
+/* The last line of their help. */
+#define MM_ENGINE_STATUSES \
+  "Exit status: 0 done, 2 usage, 3 bad tokenizer or config, 4 unsupported, 5 I/O, 6 damaged checkpoint, 8 memory or limit."
+
 #endif

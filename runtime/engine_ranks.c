@@ -322,19 +322,9 @@ void mm_engine_close(mm_engine *e) {
   free(e->comm);
   for (uint32_t i = 0; i < MM_QUEUE; i++) free(e->choices[i].id);
   mm_sampler_close(e->sampler);
-  free(e->history);
-  free(e->row);
-  free(e->choice_logits);
-  free(e->choice_id);
-  free(e->never);
-  free(e->slot);
+  MM_FREE(e->history, e->row, e->choice_logits, e->choice_id, e->never, e->slot);
   mm_pages_close(e->pages);
-  free(e->want);
-  free(e->copy);
-  free(e->facts);
-  free(e->order);
-  free(e->table);
-  free(e);
+  MM_FREE(e->want, e->copy, e->facts, e->order, e->table, e);
 }
 
 const mm_model *mm_engine_model(const mm_engine *e) { return e->model; }

@@ -92,9 +92,7 @@ static void eval_close(eval *e) {
   mm_engine_close(e->engine);
   mm_calibration_close(e->calibration);
   mm_shards_close(&e->shards);
-  free(e->rows);
-  free(e->logits);
-  free(e->score);
+  MM_FREE(e->rows, e->logits, e->score);
 }
 
 /* Feeds one sequence from its start. */
@@ -472,9 +470,8 @@ int main(int argc, char **argv) {
           "round the inputs of linears as their scheme defines, or not: weights alone are quantised then (default on where the device can)",
           .choices = "on|off"),
       MM_OPTION_INPUT_DTYPE(&a.input_dtype),
-      MM_OPTION(STR, "device", &a.device, "NAME", "where to compute (default cpu)", .choices = MM_DEVICES),
-      MM_OPTION(U64, "threads", &a.threads, "N", "threads of each rank (default: CPUs divided among the ranks)", .letter = 't', .lo = 1,
-                .hi = 1024),
+      MM_OPTION_DEVICE(&a.device),
+      MM_OPTION_THREADS(&a.threads),
       MM_FLAG("json", &a.json, "print the result as JSON; errors as JSON"),
       MM_FLAG("quiet", &a.quiet, "no progress on stderr", .letter = 'q'),
   };

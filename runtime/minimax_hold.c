@@ -120,9 +120,7 @@ static bool hold(void *args, mm_err *err) {
   }
   mm_read_log_close(h.log);
   mm_shards_close(&h.shards);
-  free(h.rank);
-  free(h.held);
-  free(h.device);
+  MM_FREE(h.rank, h.held, h.device);
   if (stop >= 0) close(stop);
   return ok;
 }

@@ -20,9 +20,9 @@
 
 typedef struct run_args {
   const char *dir, *prompt, *prompt_file, *device, *devices, *attach, *act_quant, *kv, *input_dtype, *system,
-      *chat_format; /* devices, attach, act_quant, system, chat_format: NULL where not given */
-  double temperature, top_p, min_p, repetition, presence, frequency; /* NAN where not given */
-  uint64_t top_k, seed, max_tokens, max_model_len, threads;          /* top_k: UINT64_MAX where not given, the others 0 */
+      *chat_format;                                         /* devices, attach, act_quant, system, chat_format: NULL where not given */
+  mm_sampling given;                                        /* its real numbers: NAN where not given */
+  uint64_t top_k, seed, max_tokens, max_model_len, threads; /* top_k: UINT64_MAX where not given, the others 0 */
   mm_option_list stop;
   bool added_tokens, ignore_eos, json, quiet, verbose, verify, chat;
 } run_args;
@@ -171,12 +171,12 @@ static bool set_sampling(run *r, mm_err *err) {
   const run_args *a = r->a;
   r->sampling = (mm_sampling){.temperature = a->chat, .top_p = 1, .seed = a->seed};
   if (a->chat && !mm_ends_defaults(&r->shards.pack, &r->sampling, err)) return false;
-  set_if(&r->sampling.temperature, a->temperature);
-  set_if(&r->sampling.top_p, a->top_p);
-  set_if(&r->sampling.min_p, a->min_p);
-  set_if(&r->sampling.repetition, a->repetition);
-  set_if(&r->sampling.presence, a->presence);
-  set_if(&r->sampling.frequency, a->frequency);
+  set_if(&r->sampling.temperature, a->given.temperature);
+  set_if(&r->sampling.top_p, a->given.top_p);
+  set_if(&r->sampling.min_p, a->given.min_p);
+  set_if(&r->sampling.repetition, a->given.repetition);
+  set_if(&r->sampling.presence, a->given.presence);
+  set_if(&r->sampling.frequency, a->given.frequency);
   if (a->top_k != UINT64_MAX) r->sampling.top_k = (uint32_t)a->top_k;
   return mm_sampling_check(&r->sampling, 0, err);
 }
@@ -224,12 +224,7 @@ static void run_close(run *r) {
   mm_shards_close(&r->shards);
   mm_stops_close(&r->stops);
   mm_talk_close(r->talk);
-  free(r->prompt);
-  free(r->fed);
-  free(r->is_end);
-  free(r->never);
-  free(r->text);
-  free(r->answer);
+  MM_FREE(r->prompt, r->fed, r->is_end, r->never, r->text, r->answer);
 }
 
 /* ---- Generating ---- */
@@ -444,12 +439,7 @@ int main(int argc, char **argv) {
   run_args a = {.device = "cpu",
                 .kv = "auto",
                 .input_dtype = "auto",
-                .temperature = NAN,
-                .top_p = NAN,
-                .min_p = NAN,
-                .repetition = NAN,
-                .presence = NAN,
-                .frequency = NAN,
+                .given = {.temperature = NAN, .top_p = NAN, .min_p = NAN, .repetition = NAN, .presence = NAN, .frequency = NAN},
                 .top_k = UINT64_MAX};
   const mm_option options[] = {
       MM_OPTION(STR, "prompt", &a.prompt, "TEXT", "text to continue, - for that of standard input", .letter = 'p'),
@@ -468,15 +458,15 @@ int main(int argc, char **argv) {
                 .hi = INT32_MAX),
       MM_FLAG("ignore-eos", &a.ignore_eos, "do not stop at end tokens"),
       MM_OPTION(LIST, "stop", &a.stop, "TEXT", "end before this text; may be repeated"),
-      MM_OPTION(REAL, "temperature", &a.temperature, "X",
+      MM_OPTION(REAL, "temperature", &a.given.temperature, "X",
                 "0: always the likeliest token (0; of --chat this and the next four as generation_config.json says)"),
       MM_OPTION(U64, "top-k", &a.top_k, "N", "draw from the N likeliest tokens, 0 for all (0)", .hi = INT32_MAX),
-      MM_OPTION(REAL, "top-p", &a.top_p, "X", "draw from the likeliest tokens that together reach probability X (1)"),
-      MM_OPTION(REAL, "min-p", &a.min_p, "X", "draw no token less likely than X times the likeliest (0)"),
-      MM_OPTION(REAL, "repetition-penalty", &a.repetition, "X",
+      MM_OPTION(REAL, "top-p", &a.given.top_p, "X", "draw from the likeliest tokens that together reach probability X (1)"),
+      MM_OPTION(REAL, "min-p", &a.given.min_p, "X", "draw no token less likely than X times the likeliest (0)"),
+      MM_OPTION(REAL, "repetition-penalty", &a.given.repetition, "X",
                 "divide logits above 0 of tokens that prompt or answer hold by X, multiply others (1)"),
-      MM_OPTION(REAL, "presence-penalty", &a.presence, "X", "subtract X from logits of tokens that the answer holds (0)"),
-      MM_OPTION(REAL, "frequency-penalty", &a.frequency, "X", "the same for each time that it holds them (0)"),
+      MM_OPTION(REAL, "presence-penalty", &a.given.presence, "X", "subtract X from logits of tokens that the answer holds (0)"),
+      MM_OPTION(REAL, "frequency-penalty", &a.given.frequency, "X", "the same for each time that it holds them (0)"),
       MM_OPTION(U64, "seed", &a.seed, "N", "of the draws (0)"),
       MM_OPTION_DEVICE(&a.device),
       MM_OPTION_DEVICES(&a.devices),
@@ -503,8 +493,8 @@ int main(int argc, char **argv) {
           "DIR/tokenizer.json, DIR/tokenizer.bin  the tokenizer, and its tables laid out for fast starts\n"
           "DIR/generation_config.json, DIR/config.json  eos_token_id: where an answer ends",
       .epilog =
-          "Without --chat the prompt is used as it is. Text goes to stdout as it is generated, the reasoning of --chat to stderr.\n"
-          "Exit status: 0 done, 2 usage, 3 bad tokenizer or config, 4 unsupported, 5 I/O, 6 damaged checkpoint, 8 memory or limit.",
+          "Without --chat the prompt is used as it is. Text goes to stdout as it is generated, the reasoning of --chat to "
+          "stderr.\n" MM_ENGINE_STATUSES,
   };
   const int status = mm_program_main(&program, argc, argv, &a.dir, run_all, &a);
   free(a.stop.item);

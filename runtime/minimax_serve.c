@@ -39,12 +39,6 @@ typedef struct serve {
   double told; /* when the load was logged last */
 } serve;
 
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 /* ---- Loading, beside the loop ---- */
 
 static void *load(void *user) {
@@ -81,7 +75,7 @@ static void on_loaded(void *user) {
   v->trust_user = s->a->trust_user;
   v->state = MM_SERVER_READY;
   if (!v->format) mm_log_say(&v->log, "no chat: %s", v->no_format);
-  mm_log_say(&v->log, "ready after %.2f s: %s, %u positions, temperature %g, top_p %g, top_k %u", now() - v->started, v->name[0],
+  mm_log_say(&v->log, "ready after %.2f s: %s, %u positions, temperature %g, top_p %g, top_k %u", mm_now() - v->started, v->name[0],
              v->positions, v->defaults.temperature, v->defaults.top_p, v->defaults.top_k);
 }
 
@@ -91,9 +85,9 @@ static void tick(void *user) {
   serve *s = user;
   s->server.stage = s->loaded.stage ? s->loaded.stage : "start";
   const mm_read_stats read = mm_read_log_stats(s->server.reads);
-  if (mm_read_bytes(&read) < read.wanted && now() - s->told >= TELL_SECONDS) {
+  if (mm_read_bytes(&read) < read.wanted && mm_now() - s->told >= TELL_SECONDS) {
     char text[160];
-    s->told = now();
+    s->told = mm_now();
     mm_log_say(&s->server.log, "loading %s", mm_load_bar_text(text, sizeof text, &read));
   }
   if (s->server.state == MM_SERVER_DRAINING && s->server.calls == 0 && !mm_http_busy(s->server.http)) mm_http_stop(s->server.http);
@@ -180,7 +174,7 @@ static bool serve_all(const serve_args *a, mm_err *err) {
                         .any_name = a->any_name,
                         .request_time = a->request_time,
                         .log = {.json = a->json || strcmp(a->log_format, "json") == 0, .quiet = a->quiet},
-                        .started = now(),
+                        .started = mm_now(),
                         .created = (int64_t)time(NULL),
                         .stage = "start",
                         .shared = PTHREAD_MUTEX_INITIALIZER}};
@@ -321,8 +315,7 @@ int main(int argc, char **argv) {
       .epilog =
           "/v1/chat/completions, /v1/responses, /v1/completions and /v1/models as OpenAI has them, /v1/messages as Anthropic has it;\n"
           "/health, /ready, /metrics, /tokenize, /detokenize; / is a page to chat with the model.\n"
-          "SIGTERM and SIGINT let running requests end; a second one does not.\n"
-          "Exit status: 0 done, 2 usage, 3 bad tokenizer or config, 4 unsupported, 5 I/O, 6 damaged checkpoint, 8 memory or limit.",
+          "SIGTERM and SIGINT let running requests end; a second one does not.\n" MM_ENGINE_STATUSES,
   };
   mm_err err = {0};
   mm_arena arena = {0};
@@ -331,8 +324,6 @@ int main(int argc, char **argv) {
   const int status = mm_config_file(&arena, argc, argv, &count, &args, &err) ? mm_program_main(&program, count, args, &a.dir, run_all, &a)
                                                                              : mm_program_fail(&program, &err);
   mm_arena_close(&arena);
-  free(a.keys.item);
-  free(a.names.item);
-  free(a.hosts.item);
+  MM_FREE(a.keys.item, a.names.item, a.hosts.item);
   return status;
 }

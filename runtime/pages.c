@@ -38,11 +38,7 @@ mm_pages *mm_pages_open(uint32_t pages, uint32_t slots, uint32_t positions, mm_e
 
 void mm_pages_close(mm_pages *p) {
   if (!p) return;
-  free(p->stack);
-  free(p->refs);
-  free(p->table);
-  free(p->held);
-  free(p);
+  MM_FREE(p->stack, p->refs, p->table, p->held, p);
 }
 
 uint32_t mm_pages_per_slot(const mm_pages *p) { return p->per_slot; }

@@ -83,9 +83,7 @@ mm_sampler *mm_sampler_open(uint32_t vocab, mm_err *err) {
 
 void mm_sampler_close(mm_sampler *s) {
   if (!s) return;
-  free(s->candidate);
-  free(s->seen);
-  free(s);
+  MM_FREE(s->candidate, s->seen, s);
 }
 
 /* The larger logit first, the lower id among equals. */

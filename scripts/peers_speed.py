@@ -38,55 +38,54 @@ def linear(name):
 
 # ---- the peers, each in a process of its own ----
 
-def torch_script(src, out):
-    import torch
+def rewrite(src, out, framework, save_file, quantise):
+    """A copy in which every linear is what quantise makes of it: codes and scales."""
     from safetensors import safe_open
-    from safetensors.torch import save_file
     start = clock()
     os.mkdir(out)
     for path in sorted(glob.glob(src + "/*.safetensors")):
         tensors = {}
-        with safe_open(path, "pt") as f:
+        with safe_open(path, framework) as f:
             for name in f.keys():
                 w = f.get_tensor(name)
-                if not linear(name):
+                if linear(name):
+                    tensors[name], tensors[name + "_scale_inv"] = quantise(w)
+                else:
                     tensors[name] = w
-                    continue
-                n, k = w.shape
-                b = w.float().view(n // 128, 128, k // 128, 128)
-                s = b.abs().amax((1, 3)) / 448
-                tensors[name] = (b / s[:, None, :, None]).clamp(-448, 448).to(torch.float8_e4m3fn).view(n, k)
-                tensors[name + "_scale_inv"] = s
         save_file(tensors, f"{out}/{os.path.basename(path)}")
     return since(start)
+
+
+def torch_script(src, out):
+    import torch
+    from safetensors.torch import save_file
+
+    def quantise(w):
+        n, k = w.shape
+        b = w.float().view(n // 128, 128, k // 128, 128)
+        s = b.abs().amax((1, 3)) / 448
+        return (b / s[:, None, :, None]).clamp(-448, 448).to(torch.float8_e4m3fn).view(n, k), s
+
+    return rewrite(src, out, "pt", save_file, quantise)
 
 
 def numpy_loop(src, out):
     import ml_dtypes
     import numpy as np
-    from safetensors import safe_open
     from safetensors.numpy import save_file
-    start = clock()
-    os.mkdir(out)
-    for path in sorted(glob.glob(src + "/*.safetensors")):
-        tensors = {}
-        with safe_open(path, "np") as f:
-            for name in f.keys():
-                w = f.get_tensor(name)
-                if not linear(name):
-                    tensors[name] = w
-                    continue
-                n, k = w.shape
-                codes, scale = np.empty((n, k), ml_dtypes.float8_e4m3fn), np.empty((n // 128, k // 128), "f4")
-                for i in range(0, n, 128):
-                    for j in range(0, k, 128):
-                        block = w[i:i + 128, j:j + 128].astype("f4")
-                        s = np.abs(block).max() / np.float32(448)
-                        scale[i // 128, j // 128] = s
-                        codes[i:i + 128, j:j + 128] = (block / s).astype(ml_dtypes.float8_e4m3fn)
-                tensors[name], tensors[name + "_scale_inv"] = codes, scale
-        save_file(tensors, f"{out}/{os.path.basename(path)}")
-    return since(start)
+
+    def quantise(w):
+        n, k = w.shape
+        codes, scale = np.empty((n, k), ml_dtypes.float8_e4m3fn), np.empty((n // 128, k // 128), "f4")
+        for i in range(0, n, 128):
+            for j in range(0, k, 128):
+                block = w[i:i + 128, j:j + 128].astype("f4")
+                s = np.abs(block).max() / np.float32(448)
+                scale[i // 128, j // 128] = s
+                codes[i:i + 128, j:j + 128] = (block / s).astype(ml_dtypes.float8_e4m3fn)
+        return codes, scale
+
+    return rewrite(src, out, "np", save_file, quantise)
 
 
 def llm_compressor(scheme):

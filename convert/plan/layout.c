@@ -170,12 +170,5 @@ static bool packed_digest(const mm_plan *p, mm_digest *out, mm_err *err) {
   return true;
 }
 
-const mm_layout mm_layout_packed = {.word = "packed",
-                                    .kind = "packed",
-                                    .last = MM_MANIFEST,
-                                    .last_kind = "manifest",
-                                    .name = packed_name,
-                                    .shape = packed_shape,
-                                    .file = packed_file,
-                                    .digest = packed_digest,
-                                    .finish = packed_manifest};
+const mm_layout mm_layout_packed = {"packed",    "packed",     MM_MANIFEST, "manifest",    false,
+                                    packed_name, packed_shape, packed_file, packed_digest, packed_manifest};

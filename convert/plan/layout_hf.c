@@ -124,16 +124,7 @@ static char *index_of(const mm_plan *p, mm_err *err) {
   return NULL;
 }
 
-const mm_layout mm_layout_hf = {.word = "hf",
-                                .kind = "unsharded",
-                                .last = MM_INDEX_NAME,
-                                .last_kind = "index",
-                                .apart = true,
-                                .name = name_of,
-                                .shape = shape_of,
-                                .file = file_of,
-                                .digest = digest_of,
-                                .finish = index_of};
+const mm_layout mm_layout_hf = {"hf", "unsharded", MM_INDEX_NAME, "index", true, name_of, shape_of, file_of, digest_of, index_of};
 
 bool mm_code_file(const char *name) {
   size_t n = strlen(name), plain = strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_");

@@ -393,9 +393,7 @@ bool mm_plan_build(mm_plan *p, mm_hf *hf, const mm_plan_options *o, mm_err *err)
 void mm_plan_close(mm_plan *p) {
   for (uint32_t i = 0; p->part && i < p->part_count; i++)
     for (uint32_t r = 0; p->part[i].file && r < p->pack.tp; r++) free(p->part[i].file[r].header);
-  free(p->part);
-  free(p->step);
-  free(p->tensor);
+  MM_FREE(p->part, p->step, p->tensor);
   mm_recipe_close(&p->recipe);
   free(p->pack.tensor); /* grown while planning; the rest of the pack lies in its arena */
   free(p->pack.cut);

@@ -72,8 +72,6 @@ void mm_recipe_help(FILE *f) {
       f);
 }
 
-static bool put_word(mm_json *o, const char *key, const char *text) { return mm_json_set(o, key, mm_json_new_str(text)); }
-
 /* To two or one digits, as they are printed. */
 static bool put_figure(mm_json *o, const char *key, double x, double digits) {
   return !(x > 0) || mm_json_set(o, key, mm_json_new_real(round(x * digits) / digits));
@@ -81,8 +79,8 @@ static bool put_figure(mm_json *o, const char *key, double x, double digits) {
 
 static bool add_scheme(mm_json *list, const mm_scheme *s) {
   mm_json *o = mm_json_new_obj(), *synonyms = mm_json_new_arr();
-  bool ok = put_word(o, "name", s->name) && put_figure(o, "bits", mm_scheme_bits(s) + 1e-6, 100) &&
-            put_figure(o, "sqnr_db", (double)s->sqnr, 10) && put_word(o, "purpose", s->purpose);
+  bool ok = mm_json_put_text(o, "name", s->name) && put_figure(o, "bits", mm_scheme_bits(s) + 1e-6, 100) &&
+            put_figure(o, "sqnr_db", (double)s->sqnr, 10) && mm_json_put_text(o, "purpose", s->purpose);
   for (size_t j = 0; ok && j < sizeof s->synonym / sizeof *s->synonym && s->synonym[j]; j++)
     ok = mm_json_append(synonyms, mm_json_new_str(s->synonym[j]));
   ok = mm_json_set(o, "synonyms", synonyms) && ok;
@@ -93,13 +91,14 @@ char *mm_recipe_help_json(mm_err *err) {
   const mm_scheme *s;
   const mm_preset *p;
   mm_json *o = mm_json_new_obj(), *schemes = mm_json_new_arr(), *presets = mm_json_new_arr(), *none = mm_json_new_obj();
-  bool ok = put_word(none, "name", "none") && put_word(none, "purpose", "every weight as it is stored, codes and scales too") &&
+  bool ok = mm_json_put_text(none, "name", "none") &&
+            mm_json_put_text(none, "purpose", "every weight as it is stored, codes and scales too") &&
             mm_json_set(none, "synonyms", mm_json_new_arr());
   ok = mm_json_append(schemes, none) && ok;
   for (size_t i = 0; ok && (s = mm_scheme_at(i)); i++) ok = add_scheme(schemes, s);
   for (size_t i = 0; ok && (p = mm_preset_at(i)); i++) {
     mm_json *x = mm_json_new_obj();
-    ok = put_word(x, "name", p->name) && put_word(x, "purpose", p->purpose) && put_word(x, "recipe", p->line);
+    ok = mm_json_put_text(x, "name", p->name) && mm_json_put_text(x, "purpose", p->purpose) && mm_json_put_text(x, "recipe", p->line);
     ok = mm_json_append(presets, x) && ok;
   }
   ok = mm_json_set(o, "schemes", schemes) && ok;

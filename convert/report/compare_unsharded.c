@@ -95,8 +95,6 @@ bool mm_compare_unsharded(const mm_plan *plan, mm_hf *made, unsigned threads, mm
     mm_decoder_close(&j.made[i]);
   }
   if (ok) add_up(j.pair, n, *rows);
-  free(j.pair);
-  free(j.source);
-  free(j.made);
+  MM_FREE(j.pair, j.source, j.made);
   return ok;
 }

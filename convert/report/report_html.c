@@ -152,8 +152,6 @@ static long layer_of(const char *name, const char **kind) {
   return layer;
 }
 
-static int by_text(const void *a, const void *b) { return strcmp(*(const char *const *)a, *(const char *const *)b); }
-
 enum { CELL_W = 34, CELL_H = 16, WORST_W = 11, LEFT = 40, HEAD = 200 };
 
 /* The kinds of tensors that layers have, sorted: the map's columns. */
@@ -173,7 +171,7 @@ static bool find_columns(columns *c, const mm_error_report *r) {
     c->kind[kinds++] = k;
     c->layers = layer >= c->layers ? layer + 1 : c->layers;
   }
-  if (c->kind) qsort(c->kind, kinds, sizeof *c->kind, by_text);
+  if (c->kind) qsort(c->kind, kinds, sizeof *c->kind, mm_by_text);
   for (size_t i = 0; i < kinds; i++)
     if (c->count == 0 || strcmp(c->kind[c->count - 1], c->kind[i]) != 0) c->kind[c->count++] = c->kind[i];
   return c->kind;
@@ -184,7 +182,7 @@ static void put_cell(FILE *f, const columns *c, const mm_error_row *row) {
   const char *k;
   long layer = layer_of(row->name, &k);
   if (layer < 0) return;
-  const char **column = bsearch(&k, c->kind, c->count, sizeof *c->kind, by_text);
+  const char **column = bsearch(&k, c->kind, c->count, sizeof *c->kind, mm_by_text);
   const mm_tensor_error *e = &row->e;
   size_t x = LEFT + (size_t)(column - c->kind) * CELL_W;
   bool split = e->leads > 0 && !mm_error_exact(e);

@@ -91,6 +91,9 @@ const char *mm_arch_name(const mm_arch *a, const mm_json *config) {
   return a->names[0];
 }
 
+#define RANGE(...)   mm_fail(err, MM_BAD_INPUT, "E_CFG_RANGE", mm_at(c.file, NULL), __VA_ARGS__)
+#define FEATURE(...) mm_fail(err, MM_UNSUPPORTED, "E_CFG_FEATURE", mm_at(c.file, NULL), __VA_ARGS__)
+
 /* First key of the list that is present and not null. */
 static const mm_json *present(mm_config c, const char *const *keys, const char **key) {
   for (; *keys; keys++) {
@@ -110,9 +113,7 @@ static bool type_error(mm_config c, const char *key, const char *expected, mm_er
 static bool u32_value(mm_config c, const char *key, const mm_json *v, uint32_t *out, mm_err *err) {
   if (mm_json_type_of(v) != MM_JSON_INT) return type_error(c, key, "an integer", err);
   int64_t n = mm_json_int(v);
-  if (n < 1 || n > INT32_MAX)
-    return mm_fail(err, MM_BAD_INPUT, "E_CFG_RANGE", mm_at(c.file, NULL), "key \"%s\": found %lld, expected 1 to %d", key, (long long)n,
-                   INT32_MAX);
+  if (n < 1 || n > INT32_MAX) return RANGE("key \"%s\": found %lld, expected 1 to %d", key, (long long)n, INT32_MAX);
   *out = (uint32_t)n;
   return true;
 }
@@ -137,8 +138,7 @@ bool mm_config_number_or(mm_config c, const char *const *keys, double *out, mm_e
   mm_json_type t = mm_json_type_of(v);
   if (t != MM_JSON_INT && t != MM_JSON_REAL) return type_error(c, key, "a number", err);
   *out = mm_json_number(v);
-  return isfinite(*out) ||
-         mm_fail(err, MM_BAD_INPUT, "E_CFG_RANGE", mm_at(c.file, NULL), "key \"%s\": found a number that is not finite", key);
+  return isfinite(*out) || RANGE("key \"%s\": found a number that is not finite", key);
 }
 
 bool mm_config_bool_or(mm_config c, const char *key, bool *out, mm_err *err) {
@@ -154,8 +154,7 @@ bool mm_config_only(mm_config c, const char *key, const char *only, mm_err *err)
   if (mm_json_type_of(v) == MM_JSON_NULL) return true;
   const char *word = text_of(v);
   if (only && word && strcmp(word, only) == 0) return true;
-  return mm_fail(err, MM_UNSUPPORTED, "E_CFG_FEATURE", mm_at(c.file, NULL), "key \"%s\": only %s%s is supported", key, only ? only : "null",
-                 only ? " (or its absence)" : "");
+  return FEATURE("key \"%s\": only %s%s is supported", key, only ? only : "null", only ? " (or its absence)" : "");
 }
 
 /* num_local_experts: an int, or one int per layer that all agree. */
@@ -167,14 +166,10 @@ static bool experts(mm_config c, mm_model *m, mm_err *err) {
   for (size_t i = 0; i < mm_json_size(v); i++) {
     uint32_t n = 0;
     if (!u32_value(c, key, mm_json_at(v, i), &n, err)) return false;
-    if (i > 0 && n != m->experts)
-      return mm_fail(err, MM_UNSUPPORTED, "E_CFG_FEATURE", mm_at(c.file, NULL), "key \"%s\": layers differ (%u and %u)", key, m->experts,
-                     n);
+    if (i > 0 && n != m->experts) return FEATURE("key \"%s\": layers differ (%u and %u)", key, m->experts, n);
     m->experts = n;
   }
-  if (mm_json_size(v) != m->layers)
-    return mm_fail(err, MM_BAD_INPUT, "E_CFG_RANGE", mm_at(c.file, NULL), "key \"%s\": found %zu entries, expected %u (layers)", key,
-                   mm_json_size(v), m->layers);
+  if (mm_json_size(v) != m->layers) return RANGE("key \"%s\": found %zu entries, expected %u (layers)", key, mm_json_size(v), m->layers);
   return true;
 }
 
@@ -195,8 +190,7 @@ static bool rotary(mm_config c, mm_model *m, mm_err *err) {
   if (factor != 0) {
     double dims = factor * m->head_dim;
     if (!(dims >= 2 && dims <= m->head_dim) || dims != floor(dims))
-      return mm_fail(err, MM_BAD_INPUT, "E_CFG_RANGE", mm_at(c.file, NULL),
-                     "partial_rotary_factor %g of head_dim %u is no whole number of dimensions", factor, m->head_dim);
+      return RANGE("partial_rotary_factor %g of head_dim %u is no whole number of dimensions", factor, m->head_dim);
     m->rotary_dim = (uint32_t)dims;
   }
   return mm_config_number_or(c, theta_key, &m->rope_theta, err) &&
@@ -212,8 +206,7 @@ static bool no_shared_expert(mm_config c, mm_err *err) {
     if (mm_json_type_of(x) == MM_JSON_NULL) continue;
     if (mm_json_type_of(x) != MM_JSON_INT) return type_error(c, "shared_intermediate_size", "an integer or a list of integers", err);
     if (mm_json_int(x) != 0)
-      return mm_fail(err, MM_UNSUPPORTED, "E_CFG_FEATURE", mm_at(c.file, NULL),
-                     "key \"shared_intermediate_size\": found %lld, only 0 is supported (no released model has a shared expert)",
+      return FEATURE("key \"shared_intermediate_size\": found %lld, only 0 is supported (no released model has a shared expert)",
                      (long long)mm_json_int(x));
   }
   return true;
@@ -232,9 +225,7 @@ bool mm_config_common(mm_config c, mm_model *m, mm_err *err) {
       !mm_config_u32_or(c, KEYS("max_position_embeddings"), &positions, err) || !experts(c, m, err))
     return false;
   m->max_positions = positions;
-  if (m->layers > MM_MAX_LAYERS)
-    return mm_fail(err, MM_BAD_INPUT, "E_CFG_RANGE", mm_at(c.file, NULL), "key \"num_hidden_layers\": found %u, expected at most %d",
-                   m->layers, MM_MAX_LAYERS);
+  if (m->layers > MM_MAX_LAYERS) return RANGE("key \"num_hidden_layers\": found %u, expected at most %d", m->layers, MM_MAX_LAYERS);
   if (m->head_dim == 0) m->head_dim = m->hidden / m->heads;
   if (!mm_config_u32_or(c, KEYS("head_dim"), &m->head_dim, err)) return false;
   if (m->rotary_dim == 0) m->rotary_dim = m->family == MM_FAMILY_M2 ? m->head_dim / 2 : m->head_dim;
@@ -242,8 +233,7 @@ bool mm_config_common(mm_config c, mm_model *m, mm_err *err) {
   if (!no_shared_expert(c, err) || !mm_config_only(c, "hidden_act", "silu", err) || !mm_config_only(c, "sliding_window", NULL, err) ||
       !mm_config_bool_or(c, "tie_word_embeddings", &tied, err))
     return false;
-  if (tied)
-    return mm_fail(err, MM_UNSUPPORTED, "E_CFG_FEATURE", mm_at(c.file, NULL), "key \"tie_word_embeddings\": only false is supported");
+  if (tied) return FEATURE("key \"tie_word_embeddings\": only false is supported");
 #undef KEYS
   return true;
 }
@@ -254,8 +244,7 @@ bool mm_config_attn_types(mm_config c, mm_model *m, mm_err *err) {
   if (!v) return true;
   if (mm_json_type_of(v) != MM_JSON_ARR) return type_error(c, key, "a list", err);
   if (mm_json_size(v) != m->layers)
-    return mm_fail(err, MM_BAD_INPUT, "E_CFG_RANGE", mm_at(c.file, NULL), "key \"%s\": found %zu entries, expected %u (num_hidden_layers)",
-                   key, mm_json_size(v), m->layers);
+    return RANGE("key \"%s\": found %zu entries, expected %u (num_hidden_layers)", key, mm_json_size(v), m->layers);
   for (uint32_t l = 0; l < m->layers; l++) {
     const mm_json *x = mm_json_at(v, l);
     const char *word = text_of(x) ? text_of(x) : "";
@@ -264,8 +253,7 @@ bool mm_config_attn_types(mm_config c, mm_model *m, mm_err *err) {
     else if ((mm_json_type_of(x) == MM_JSON_INT && mm_json_int(x) == 1) || strcmp(word, "full_attention") == 0)
       m->attn[l] = MM_ATTN_FULL;
     else
-      return mm_fail(err, MM_BAD_INPUT, "E_CFG_RANGE", mm_at(c.file, NULL),
-                     "key \"%s\": entry %u is neither 0/\"linear_attention\" nor 1/\"full_attention\"", key, l);
+      return RANGE("key \"%s\": entry %u is neither 0/\"linear_attention\" nor 1/\"full_attention\"", key, l);
   }
   return true;
 }

@@ -1,30 +1,15 @@
 /* MiniMax-M2, M2.1, M2.5, M2.7: GQA with QK norm in every layer, plain pre-norm residual, sigmoid top-8 of 256 experts chosen with
  * a correction bias; released as block FP8. */
-#include "convert/source/rule.h"
-
-#define L    "model.layers.{l}."
-#define ATTN L "self_attn."
-#define MOE  L "block_sparse_moe."
+#include "convert/source/decoder_rules.h"
 
 static const mm_rule rules[] = {
-    /* theirs                       ours                                rows            cols           divide         kind layers */
-    {"model.embed_tokens.weight", "model.embed_tokens.weight", MM_DIM_VOCAB, MM_DIM_HIDDEN, MM_VOCAB_ROWS, MM_KIND_EMBED, MM_ANY_LAYER},
-    {L "input_layernorm.weight", L "input_layernorm.weight", MM_DIM_HIDDEN, MM_DIM_NONE, MM_WHOLE, MM_KIND_KEEP, MM_ANY_LAYER},
-    {ATTN "q_proj.weight", ATTN "qkv_proj.weight", MM_DIM_Q, MM_DIM_HIDDEN, MM_ROWS, MM_KIND_LINEAR, MM_ANY_LAYER},
-    {ATTN "k_proj.weight", ATTN "qkv_proj.weight", MM_DIM_KV, MM_DIM_HIDDEN, MM_KV_ROWS, MM_KIND_LINEAR, MM_ANY_LAYER},
-    {ATTN "v_proj.weight", ATTN "qkv_proj.weight", MM_DIM_KV, MM_DIM_HIDDEN, MM_KV_ROWS, MM_KIND_LINEAR, MM_ANY_LAYER},
-    {ATTN "q_norm.weight", ATTN "q_norm.weight", MM_DIM_Q, MM_DIM_NONE, MM_ROWS, MM_KIND_KEEP, MM_ANY_LAYER},
-    {ATTN "k_norm.weight", ATTN "k_norm.weight", MM_DIM_KV, MM_DIM_NONE, MM_KV_ROWS, MM_KIND_KEEP, MM_ANY_LAYER},
-    {ATTN "o_proj.weight", ATTN "o_proj.weight", MM_DIM_HIDDEN, MM_DIM_Q, MM_COLS, MM_KIND_LINEAR, MM_ANY_LAYER},
-    {L "post_attention_layernorm.weight", L "post_attention_layernorm.weight", MM_DIM_HIDDEN, MM_DIM_NONE, MM_WHOLE, MM_KIND_KEEP,
-     MM_ANY_LAYER},
-    {MOE "gate.weight", MOE "gate.weight", MM_DIM_EXPERTS, MM_DIM_HIDDEN, MM_WHOLE, MM_KIND_KEEP, MM_ANY_LAYER},
-    {MOE "e_score_correction_bias", MOE "e_score_correction_bias", MM_DIM_EXPERTS, MM_DIM_NONE, MM_WHOLE, MM_KIND_KEEP, MM_ANY_LAYER},
-    {MOE "experts.{e}.w1.weight", MOE "experts.w13_weight", MM_DIM_INTER, MM_DIM_HIDDEN, MM_INTER_ROWS, MM_KIND_EXPERT, MM_ANY_LAYER},
-    {MOE "experts.{e}.w3.weight", MOE "experts.w13_weight", MM_DIM_INTER, MM_DIM_HIDDEN, MM_INTER_ROWS, MM_KIND_EXPERT, MM_ANY_LAYER},
-    {MOE "experts.{e}.w2.weight", MOE "experts.w2_weight", MM_DIM_HIDDEN, MM_DIM_INTER, MM_INTER_COLS, MM_KIND_EXPERT, MM_ANY_LAYER},
-    {"model.norm.weight", "model.norm.weight", MM_DIM_HIDDEN, MM_DIM_NONE, MM_WHOLE, MM_KIND_KEEP, MM_ANY_LAYER},
-    {"lm_head.weight", "lm_head.weight", MM_DIM_VOCAB, MM_DIM_HIDDEN, MM_VOCAB_ROWS, MM_KIND_EMBED, MM_ANY_LAYER},
+    MM_RULES_FIRST,
+    MM_RULES_QKV(MM_ANY_LAYER),
+    SAME(ATTN "q_norm.weight", MM_DIM_Q, MM_DIM_NONE, MM_ROWS, MM_KIND_KEEP, MM_ANY_LAYER),
+    SAME(ATTN "k_norm.weight", MM_DIM_KV, MM_DIM_NONE, MM_KV_ROWS, MM_KIND_KEEP, MM_ANY_LAYER),
+    MM_RULES_OUT(MM_ANY_LAYER),
+    SAME(MOE "e_score_correction_bias", MM_DIM_EXPERTS, MM_DIM_NONE, MM_WHOLE, MM_KIND_KEEP, MM_ANY_LAYER),
+    MM_RULES_LAST,
 };
 
 static bool must_be_true(mm_config c, const char *key, mm_err *err) {
@@ -42,11 +27,7 @@ static bool read_config(const mm_json *config, const char *file, mm_model *m, mm
                   .head_dim = 128,
                   .max_positions = 196608,
                   .rope_theta = 5e6,
-                  .norm_eps = 1e-6,
-                  .lightning_norm_eps = 1e-6,
-                  .deepnorm_lightning = {1, 1},
-                  .deepnorm_full = {1, 1},
-                  .deepnorm_mlp = {1, 1}};
+                  MM_MODEL_NORMS(1e-6)};
   if (!mm_config_common(c, m, err)) return false;
   for (uint32_t l = 0; l < m->layers; l++) m->attn[l] = MM_ATTN_FULL;
   if (!mm_config_attn_types(c, m, err)) return false;

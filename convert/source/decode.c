@@ -15,9 +15,7 @@ void mm_decoder_open(mm_decoder *d, const mm_hf *hf) {
 
 void mm_decoder_close(mm_decoder *d) {
   mm_hf_reader_close(&d->reader);
-  free(d->buffer);
-  free(d->scale);
-  free(d->wide);
+  MM_FREE(d->buffer, d->scale, d->wide);
   mm_room *room[] = {&d->stored, &d->grid, &d->codes, &d->zero, &d->order, &d->smooth, &d->whole};
   for (size_t i = 0; i < sizeof room / sizeof *room; i++) free(room[i]->data);
 }

@@ -70,18 +70,16 @@ static mm_cell cell_of(const mm_form *f, const mm_site *p, const mm_hf_tensor *t
   return c;
 }
 
-static uint64_t cells(uint64_t extent, uint32_t cell) { return cell == 0 ? 1 : mm_ceil_div(extent, cell); }
-
 /* Rows of cells of the pieces before this one, or of all. */
 static uint64_t rows_of_cells(const mm_site *p, unsigned pieces, uint32_t cell) {
   uint64_t n = 0;
-  for (unsigned i = 0; i < pieces; i++) n += cells(p->piece_rows[i], cell);
+  for (unsigned i = 0; i < pieces; i++) n += mm_cells(p->piece_rows[i], cell);
   return n;
 }
 
 /* The shapes a form may have here, the usual one first; returns how many. */
 static unsigned shapes(const mm_form *f, const mm_site *p, mm_cell c, mm_shape out[3]) {
-  uint64_t n = rows_of_cells(p, p->pieces, c.n), k = cells(p->cols, c.k);
+  uint64_t n = rows_of_cells(p, p->pieces, c.n), k = mm_cells(p->cols, c.k);
   mm_shape lead = p->entries ? mm_shape1(p->entries) : (mm_shape){0};
   bool scalar = p->vector && n == 1; /* a vector of one may have no axis */
   unsigned count = f->span == MM_SPAN_ONE ? 3 : f->span == MM_SPAN_ROWS || scalar ? 2 : 1;
@@ -120,7 +118,7 @@ static unsigned shapes(const mm_form *f, const mm_site *p, mm_cell c, mm_shape o
 
 /* Where the matrix begins in a tensor of the form whose shape is the `which`th possible one. */
 static mm_source place_part(const mm_form *f, const mm_site *p, mm_cell c, mm_hf_tensor *t, unsigned which) {
-  uint64_t n = rows_of_cells(p, p->pieces, c.n), before = rows_of_cells(p, p->piece, c.n), k = cells(p->cols, c.k), at = 0, line = k;
+  uint64_t n = rows_of_cells(p, p->pieces, c.n), before = rows_of_cells(p, p->piece, c.n), k = mm_cells(p->cols, c.k), at = 0, line = k;
   switch (f->span) {
     case MM_SPAN_GRID:
     case MM_SPAN_SPREAD: at = (p->entry * n + before) * k; break;

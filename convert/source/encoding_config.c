@@ -89,12 +89,6 @@ static bool no_transform(const mm_declared *d, mm_err *err) {
 
 /* ---- one reader per family ---- */
 
-static bool read_none(mm_declared *d, mm_err *err) {
-  (void)d;
-  (void)err;
-  return true;
-}
-
 static bool read_awq(mm_declared *d, mm_err *err) {
   const char *version = word(d->obj, "version"), *key = mm_json_get(d->obj, "q_group_size") ? "q_group_size" : "group_size";
   if (version && !listed("gemm GEMM", version)) return refuse(d->path, "E_Q_METHOD", "AWQ version", version, err);
@@ -173,21 +167,14 @@ static bool read_compressed_tensors(mm_declared *d, mm_err *err) {
   return true;
 }
 
+/* read NULL: it says nothing that tensors leave open. */
 static const struct {
-  const char *method;
+  const char *methods;
   bool (*read)(mm_declared *d, mm_err *err);
-} methods[] = {{"fp8", read_none},
-               {"fbgemm_fp8", read_none},
-               {"mxfp8", read_none},
-               {"mxfp4", read_none},
-               {"w4afp8", read_none},
-               {"quark", read_none},
-               {"modelopt", read_modelopt},
-               {"modelopt_fp4", read_modelopt},
-               {"modelopt_mixed", read_modelopt},
+} readers[] = {{"fp8 fbgemm_fp8 mxfp8 mxfp4 w4afp8 quark", NULL},
+               {"modelopt modelopt_fp4 modelopt_mixed", read_modelopt},
                {"awq", read_awq},
-               {"gptq", read_gptq},
-               {"gptq_v2", read_gptq},
+               {"gptq gptq_v2", read_gptq},
                {"auto-round", read_auto_round},
                {"compressed-tensors", read_compressed_tensors}};
 
@@ -203,9 +190,9 @@ bool mm_quantization_parse(mm_hf *hf, const mm_json *j, const char *path, const 
   const mm_json *block = mm_json_get(j, "weight_block_size");
   d.q->whole = block && mm_json_type_of(block) == MM_JSON_NULL;
   if (!d.q->method || !no_transform(&d, err) || !read_block(&d, block, "weight_block_size", err)) return false;
-  for (size_t i = 0; i < sizeof methods / sizeof *methods; i++) {
-    if (strcmp(method, methods[i].method) != 0) continue;
-    if (!methods[i].read(&d, err)) return false;
+  for (size_t i = 0; i < sizeof readers / sizeof *readers; i++) {
+    if (!listed(readers[i].methods, method)) continue;
+    if (readers[i].read && !readers[i].read(&d, err)) return false;
     if (d.several_groups) d.q->groups = 0;
     return true;
   }

@@ -9,9 +9,7 @@
 void mm_hf_close(mm_hf *hf) {
   mm_packed_close(hf);
   mm_json_free(hf->config);
-  free(hf->file);
-  free(hf->tensor);
-  free(hf->index_text);
+  MM_FREE(hf->file, hf->tensor, hf->index_text);
   mm_arena_close(&hf->arena);
   *hf = (mm_hf){0};
 }

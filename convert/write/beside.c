@@ -115,8 +115,6 @@ static bool copy_companion(mm_writer *w, const char *name, mm_err *err) {
   return ok;
 }
 
-static int by_name(const void *a, const void *b) { return strcmp(*(const char *const *)a, *(const char *const *)b); }
-
 /* The source's code, where its config names some: all of it, since the named file may import the others. Packed checkpoints keep it for a
  * later --layout hf. */
 static bool copy_code(mm_writer *w, mm_err *err) {
@@ -135,7 +133,7 @@ static bool copy_code(mm_writer *w, mm_err *err) {
     if (!ok || !(ok = (name[count++] = mm_arena_strndup(&pack->arena, found, strlen(found), err)) != NULL)) break;
   }
   closedir(d);
-  if (ok) qsort(name, count, sizeof *name, by_name);
+  if (ok) qsort(name, count, sizeof *name, mm_by_text);
   for (size_t i = 0; ok && i < count; i++) ok = copy_companion(w, name[i], err);
   return ok;
 }

@@ -51,12 +51,7 @@ static void close_files(mm_blocks *b) {
 void mm_blocks_close(mm_blocks *b) {
   if (!b->plan) return;
   close_files(b);
-  free(b->fd);
-  free(b->direct);
-  free(b->block);
-  free(b->free_buffer);
-  free(b->memory);
-  free(b->done);
+  MM_FREE(b->fd, b->direct, b->block, b->free_buffer, b->memory, b->done);
   pthread_mutex_destroy(&b->lock);
   *b = (mm_blocks){0};
 }

@@ -183,9 +183,7 @@ bool mm_writer_trust(mm_writer *w, const bool *kept, mm_err *err) {
   if (ok) take_steps(&t);
   ok = ok && zero_paddings(&t, err);
   for (unsigned i = 0; t.buffer && i < threads; i++) free(t.buffer[i]);
-  free(t.buffer);
-  free(t.block_holds);
-  free(t.step_holds);
+  MM_FREE(t.buffer, t.block_holds, t.step_holds);
   return ok;
 }
 

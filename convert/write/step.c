@@ -15,11 +15,7 @@ void mm_worker_open(mm_worker *w, const mm_hf *hf) {
 
 void mm_worker_close(mm_worker *w) {
   mm_decoder_close(&w->source);
-  free(w->slice);
-  free(w->importance);
-  free(w->log.put);
-  free(w->dead);
-  free(w->head);
+  MM_FREE(w->slice, w->importance, w->log.put, w->dead, w->head);
   for (int i = 0; i < MM_MAX_PLANES; i++) free(w->plane[i]);
 }
 

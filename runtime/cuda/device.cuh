@@ -222,5 +222,14 @@ __device__ __forceinline__ float warp_sum(float v) {
   for (int m = 16; m > 0; m >>= 1) v += __shfl_xor_sync(0xffffffffu, v, m);
   return v;
 }
+/* Over the lanes up to this one. */
+__device__ __forceinline__ uint32_t warp_sum_through(uint32_t v) {
+#pragma unroll
+  for (int d = 1; d < 32; d <<= 1) {
+    const uint32_t left = __shfl_up_sync(0xffffffffu, v, d);
+    if (threadIdx.x % 32 >= d) v += left;
+  }
+  return v;
+}
 
 #endif

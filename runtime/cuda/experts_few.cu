@@ -96,21 +96,10 @@ __global__ void __launch_bounds__(kLayers * 32) lay_rows(const few_rows to, cons
 /* A warp; the lists were written before the kernel before this one began. */
 template <class Shared>
 __device__ __forceinline__ void count_units(Shared &sh, const few_job &job) {
-  const uint32_t lane = threadIdx.x % 32;
-  uint32_t below = 0;
-  for (uint32_t e0 = 0; e0 < job.r.experts; e0 += 32) {
-    const uint32_t e = e0 + lane, rows = e < job.r.experts ? __ldcg(&job.r.offset[e + 1]) - __ldcg(&job.r.offset[e]) : 0;
-    const uint32_t mine = (rows + Shared::kPlaces - 1) / Shared::kPlaces * job.wide;
-    uint32_t end = mine;
-#pragma unroll
-    for (int d = 1; d < 32; d <<= 1) {
-      const uint32_t left = __shfl_up_sync(0xffffffffu, end, d);
-      if (lane >= d) end += left;
-    }
-    if (e < job.r.experts) sh.before[e] = below + end - mine;
-    below += __shfl_sync(0xffffffffu, end, 31);
-  }
-  if (lane == 0) sh.before[job.r.experts] = below;
+  count_before(sh.before, job.r.experts, [&](uint32_t e) {
+    const uint32_t rows = __ldcg(&job.r.offset[e + 1]) - __ldcg(&job.r.offset[e]);
+    return (rows + Shared::kPlaces - 1) / Shared::kPlaces * job.wide;
+  });
 }
 
 template <class Shared>

@@ -23,12 +23,7 @@ struct expert_tiles {
     const uint32_t lane = threadIdx.x % 32, each = (r.experts + 31) / 32, from = lane * each;
     uint32_t mine = 0;
     for (uint32_t e = from; e < min(from + each, r.experts); e++) mine += tiles(e);
-    uint32_t end = mine;
-#pragma unroll
-    for (int d = 1; d < 32; d <<= 1) {
-      const uint32_t left = __shfl_up_sync(0xffffffffu, end, d);
-      if (lane >= d) end += left;
-    }
+    const uint32_t end = warp_sum_through(mine);
     uint32_t before = end - mine;
     for (uint32_t e = from; e < min(from + each, r.experts); e++) {
       sh.before[e] = before;

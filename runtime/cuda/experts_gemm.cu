@@ -25,12 +25,7 @@ __device__ expert_tile find_tile(const mm_cu_route &r, uint32_t index) {
     for (uint32_t e0 = 0; e0 < r.experts; e0 += 32) {
       const uint32_t e = e0 + threadIdx.x, from = e < r.experts ? r.offset[e] : 0, to = e < r.experts ? r.offset[e + 1] : 0;
       const uint32_t tiles = (to - from + kGemmRows - 1) / kGemmRows;
-      uint32_t end = tiles;
-#pragma unroll
-      for (int d = 1; d < 32; d <<= 1) {
-        const uint32_t left = __shfl_up_sync(0xffffffffu, end, d);
-        if (threadIdx.x >= d) end += left;
-      }
+      const uint32_t end = warp_sum_through(tiles);
       const uint32_t start = before + end - tiles;
       if (index >= start && index < start + tiles) {
         const uint32_t first = from + (index - start) * kGemmRows;

@@ -131,20 +131,7 @@ __device__ __forceinline__ void make_tile(const many_job &job, many_shared &sh, 
 
 /* A warp. */
 __device__ __forceinline__ void count_tiles(many_shared &sh, const many_job &job) {
-  const uint32_t lane = threadIdx.x % 32;
-  uint32_t below = 0;
-  for (uint32_t e0 = 0; e0 < job.r.experts; e0 += 32) {
-    const uint32_t e = e0 + lane, rows = e < job.r.experts ? job.r.offset[e + 1] - job.r.offset[e] : 0, mine = (rows + kRows - 1) / kRows;
-    uint32_t end = mine;
-#pragma unroll
-    for (int d = 1; d < 32; d <<= 1) {
-      const uint32_t left = __shfl_up_sync(0xffffffffu, end, d);
-      if (lane >= d) end += left;
-    }
-    if (e < job.r.experts) sh.before[e] = below + end - mine;
-    below += __shfl_sync(0xffffffffu, end, 31);
-  }
-  if (lane == 0) sh.before[job.r.experts] = below;
+  count_before(sh.before, job.r.experts, [&](uint32_t e) { return (job.r.offset[e + 1] - job.r.offset[e] + kRows - 1) / kRows; });
   __syncwarp();
 }
 

@@ -30,6 +30,19 @@ constexpr bool has_few() {
   return S != MM_CU_FINE;
 }
 
+/* before[e]: the sum of parts(0) … parts(e - 1), up to all experts. For one warp. */
+template <class F>
+__device__ __forceinline__ void count_before(uint32_t *before, uint32_t experts, const F &parts) {
+  const uint32_t lane = threadIdx.x % 32;
+  uint32_t below = 0;
+  for (uint32_t e0 = 0; e0 < experts; e0 += 32) {
+    const uint32_t e = e0 + lane, mine = e < experts ? parts(e) : 0, end = warp_sum_through(mine);
+    if (e < experts) before[e] = below + end - mine;
+    below += __shfl_sync(0xffffffffu, end, 31);
+  }
+  if (lane == 0) before[experts] = below;
+}
+
 /* ---- rows ---- */
 
 /* f16 numbers of eight columns, and with which 128 columns' sums are multiplied; int4: what is taken off them before. */

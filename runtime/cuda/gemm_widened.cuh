@@ -12,9 +12,8 @@
 #ifndef MM_CUDA_GEMM_WIDENED_CUH
 #define MM_CUDA_GEMM_WIDENED_CUH
 
+#include "runtime/cuda/gemm_pieces.cuh"
 #include "runtime/cuda/gemm_widened.h"
-#include "runtime/cuda/hopper.cuh"
-#include "runtime/cuda/weight.cuh"
 
 namespace widened_gemm {
 
@@ -53,27 +52,19 @@ __device__ __forceinline__ void widen_codes(uint32_t (&v)[codec<C>::kPiece / 2],
   }
 }
 
-/* The scales of a piece, and codes to scaled bf16. at: the scale row's first element. */
+/* The scales of a piece, and codes to scaled bf16. */
 template <mm_cu_code C, mm_cu_scale S>
-struct step_scale {
-  piece_scale<C, S> scale;
-  __device__ __forceinline__ void load(const mm_cu_weight &w, size_t at, uint32_t k) {
-    const uint8_t *row = static_cast<const uint8_t *>(w.scale) + at * (S == MM_CU_FINE ? sizeof(float) : 1);
-    scale.load(w, row, k);
-  }
+struct step_scale : loaded_scale<C, S> {
   __device__ __forceinline__ void widen(uint32_t (&v)[codec<C>::kPiece / 2], uint4 q) const {
     widen_codes<C>(v, q);
-    scale.apply(v);
+    this->scale.apply(v);
   }
 };
 /* One f32 for the piece: as the sum of two bf16, the second of which is zero for scales that are stored as bf16. */
 template <mm_cu_code C>
-struct step_scale<C, MM_CU_COARSE> {
-  float f;
-  __device__ __forceinline__ void load(const mm_cu_weight &w, size_t at, uint32_t k) {
-    f = k < w.k ? static_cast<const float *>(w.scale)[at + (k >> w.cell_k_log2)] : 0.0f;
-  }
+struct step_scale<C, MM_CU_COARSE> : loaded_scale<C, MM_CU_COARSE> {
   __device__ __forceinline__ void widen(uint32_t (&v)[codec<C>::kPiece / 2], uint4 q) const {
+    const float f = this->f;
     const uint32_t first = pack2(f, f);
     const float rest = f - low(first);
     const uint32_t second = pack2(rest, rest);
@@ -85,52 +76,21 @@ struct step_scale<C, MM_CU_COARSE> {
 
 /* A producer's pieces of every step's weights. */
 template <mm_cu_code C, mm_cu_scale S, class Job>
-struct weight_pieces {
-  static constexpr int kPiece = codec<C>::kPiece, kPerRow = kDepth / kPiece, kPieces = kColumns * kPerRow / kProducers;
-  const mm_cu_weight &w;
+struct weight_pieces : gemm_pieces<C, step_scale<C, S>, kColumns, kDepth, kProducers> {
+  using pieces = gemm_pieces<C, step_scale<C, S>, kColumns, kDepth, kProducers>;
+  using pieces::kPieces;
+  using pieces::thread;
   shared<C> &sh;
-  const uint8_t *data;
-  size_t scale_row0;
-  uint32_t thread, row[kPieces];
 
   __device__ __forceinline__ weight_pieces(const mm_cu_weight &weight, const Job &job, shared<C> &s, uint32_t t)
-      : w(weight), sh(s), thread(t) {
-    const uint32_t matrix = job.weight(0).matrix;
-    data = w.data + (size_t)matrix * w.n * w.pitch, scale_row0 = (size_t)matrix * w.scale_rows;
-#pragma unroll
-    for (int i = 0; i < kPieces; i++) row[i] = job.weight(place(i)).row;
-  }
-  __device__ __forceinline__ uint32_t place(int i) const { return (i * kProducers + thread) / kPerRow; } /* row in the block */
+      : pieces(weight, job, t), sh(s) {}
   __device__ __forceinline__ uint4 *raw(uint32_t step, int i) const { return &sh.raw[step % kRaw][i * kProducers + thread]; }
   __device__ __forceinline__ void fetch(uint32_t step) const {
-    const size_t at = (size_t)(step * kPerRow + thread % kPerRow) * 16;
-#pragma unroll
-    for (int i = 0; i < kPieces; i++) copy16_or_zero(raw(step, i), at < w.pitch ? data + row[i] * w.pitch + at : data, at < w.pitch);
+    pieces::fetch_to(step, [&](int i) { return raw(step, i); });
   }
-  __device__ __forceinline__ uint32_t column(uint32_t step) const { return step * kDepth + thread % kPerRow * kPiece; }
-  /* The scales of a step, one step ahead of its codes. */
-  __device__ __forceinline__ void fetch_scales(step_scale<C, S> (&f)[kPieces], uint32_t step) const {
-#pragma unroll
-    for (int i = 0; i < kPieces; i++) f[i].load(w, (scale_row0 + (row[i] >> w.cell_n_log2)) * w.scale_pitch, column(step));
-  }
-  /* Widens a step's codes. Columns past k meet zeros of x: they must only be finite. */
   __device__ __forceinline__ void widen(uint32_t step, uint32_t stage, step_scale<C, S> (&f)[kPieces]) const {
-    uint4 q[kPieces]; /* all loads before all stores */
-#pragma unroll
-    for (int i = 0; i < kPieces; i++) q[i] = *raw(step, i);
-    step_scale<C, S> next[kPieces];
-    fetch_scales(next, step + 1);
-#pragma unroll
-    for (int i = 0; i < kPieces; i++) {
-      uint32_t v[kPiece / 2];
-      f[i].widen(v, q[i]);
-#pragma unroll
-      for (int j = 0; j < kPiece / 8; j++)
-        *reinterpret_cast<uint4 *>(sh.step[stage].w + swizzled(place(i), thread % kPerRow * (kPiece / 8) + j)) =
-            make_uint4(v[4 * j], v[4 * j + 1], v[4 * j + 2], v[4 * j + 3]);
-    }
-#pragma unroll
-    for (int i = 0; i < kPieces; i++) f[i] = next[i];
+    pieces::widen_to(
+        sh.step[stage].w, [&](int i) { return raw(step, i); }, step, f);
   }
 };
 

@@ -150,12 +150,12 @@ __device__ __forceinline__ uint64_t operand_after(uint64_t operand, uint32_t byt
 #define MM_F8(d, i) \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
 #define MM_F32(d, i) MM_F8(d, i), MM_F8(d, i + 8), MM_F8(d, i + 16), MM_F8(d, i + 24)
-/* name(d[N / 2], a, b, add): d[64, N] (+)= a·bᵀ of operands in shared memory, N of 8, 16 and 32; what: how wgmma calls them. */
-#define MM_NARROW(name, what, turned)                                                      \
-  MM_NARROW_OF(name, 4, "8" what, "%0,%1,%2,%3", "%4, %5, p, 1, 1" turned, "%6", MM_F4(d)) \
-  MM_NARROW_OF(name, 8, "16" what, MM_R8, "%8, %9, p, 1, 1" turned, "%10", MM_F8(d, 0))    \
-  MM_NARROW_OF(name, 16, "32" what, MM_R8 ",%8,%9,%10,%11,%12,%13,%14,%15", "%16, %17, p, 1, 1" turned, "%18", MM_F8(d, 0), MM_F8(d, 8))
-#define MM_NARROW_OF(name, R, shape, results, operands, flag, ...)                                                                    \
+/* name(d[N / 2], a, b, add): d[64, N] (+)= a·bᵀ of operands in shared memory; MM_NARROW: N of 8, 16 and 32; what: how wgmma calls them. */
+#define MM_NARROW(name, what, turned)                                                  \
+  MM_WGMMA(name, 4, "8" what, "%0,%1,%2,%3", "%4, %5, p, 1, 1" turned, "%6", MM_F4(d)) \
+  MM_WGMMA(name, 8, "16" what, MM_R8, "%8, %9, p, 1, 1" turned, "%10", MM_F8(d, 0))    \
+  MM_WGMMA(name, 16, "32" what, MM_R8 ",%8,%9,%10,%11,%12,%13,%14,%15", "%16, %17, p, 1, 1" turned, "%18", MM_F8(d, 0), MM_F8(d, 8))
+#define MM_WGMMA(name, R, shape, results, operands, flag, ...)                                                                        \
   __device__ __forceinline__ void name(float(&d)[R], uint64_t a, uint64_t b, int add) {                                               \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " flag ", 0;\nwgmma.mma_async.sync.aligned.m64n" shape " {" results "}, " operands \
                  ";\n}"                                                                                                               \
@@ -178,19 +178,10 @@ __device__ __forceinline__ uint64_t operand_after(uint64_t operand, uint32_t byt
 // clang-format on
 
 /* d[64, 64] (+)= a[64, 16] · b[64, 16]ᵀ; d[4n + i]: as mma's d, rows of warp w of the group from 16w, columns from 8n. */
-__device__ __forceinline__ void wgmma64(float (&d)[32], uint64_t a, uint64_t b, int add) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" MM_R32
-               "}, %32, %33, p, 1, 1, 0, 0;\n}"
-               : MM_F32(d, 0)
-               : "l"(a), "l"(b), "r"(add));
-}
+MM_WGMMA(wgmma64, 32, "64k16.f32.bf16.bf16", MM_R32, "%32, %33, p, 1, 1, 0, 0", "%34", MM_F32(d, 0))
 /* d[64, 256] (+)= a[64, 16] · b[256, 16]ᵀ. */
-__device__ __forceinline__ void wgmma256(float (&d)[128], uint64_t a, uint64_t b, int add) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\nwgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" MM_R128
-               "}, %128, %129, p, 1, 1, 0, 0;\n}"
-               : MM_F32(d, 0), MM_F32(d, 32), MM_F32(d, 64), MM_F32(d, 96)
-               : "l"(a), "l"(b), "r"(add));
-}
+MM_WGMMA(wgmma256, 128, "256k16.f32.bf16.bf16", MM_R128, "%128, %129, p, 1, 1, 0, 0", "%130", MM_F32(d, 0), MM_F32(d, 32), MM_F32(d, 64),
+         MM_F32(d, 96))
 /* d[64, 64] (+)= a[64, 32] · b[64, 32]ᵀ, both e4m3, b in blocks of 128 columns; a in registers, as ldmatrix gives it: of lane (g, t) bytes
  * 4t … 4t+3 of rows g and g+8, then bytes 16 + 4t … of both. */
 __device__ __forceinline__ void wgmma_e4m3(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int add) {
@@ -207,26 +198,11 @@ __device__ __forceinline__ void wgmma_e4m3(float (&d)[64], const uint32_t (&a)[4
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 /* d[64, 64] (+)= a[64, 32] · b[64, 32]ᵀ, both e4m3, in blocks of 128 columns. */
-__device__ __forceinline__ void wgmma_e4m3(float (&d)[32], uint64_t a, uint64_t b, int add) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {" MM_R32
-               "}, %32, %33, p, 1, 1;\n}"
-               : MM_F32(d, 0)
-               : "l"(a), "l"(b), "r"(add));
-}
+MM_WGMMA(wgmma_e4m3, 32, "64k32.f32.e4m3.e4m3", MM_R32, "%32, %33, p, 1, 1", "%34", MM_F32(d, 0))
 /* d[64, 128] (+)= a[64, 32] · b[128, 32]ᵀ. */
-__device__ __forceinline__ void wgmma_e4m3(float (&d)[64], uint64_t a, uint64_t b, int add) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" MM_R64
-               "}, %64, %65, p, 1, 1;\n}"
-               : MM_F32(d, 0), MM_F32(d, 32)
-               : "l"(a), "l"(b), "r"(add));
-}
+MM_WGMMA(wgmma_e4m3, 64, "128k32.f32.e4m3.e4m3", MM_R64, "%64, %65, p, 1, 1", "%66", MM_F32(d, 0), MM_F32(d, 32))
 /* d[64, 128] (+)= a[64, 16] · b[128, 16]ᵀ. */
-__device__ __forceinline__ void wgmma128(float (&d)[64], uint64_t a, uint64_t b, int add) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" MM_R64
-               "}, %64, %65, p, 1, 1, 0, 0;\n}"
-               : MM_F32(d, 0), MM_F32(d, 32)
-               : "l"(a), "l"(b), "r"(add));
-}
+MM_WGMMA(wgmma128, 64, "128k16.f32.bf16.bf16", MM_R64, "%64, %65, p, 1, 1, 0, 0", "%66", MM_F32(d, 0), MM_F32(d, 32))
 /* d[64, 64] += a[64, 16] · b[16, 64], a in registers as mma's a, b turned. */
 __device__ __forceinline__ void wgmma64_turned(float (&d)[32], const uint32_t (&a)[4], uint64_t b) {
   asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" MM_R32 "}, {%32,%33,%34,%35}, %36, 1, 1, 1, 1;"

@@ -11,6 +11,19 @@ namespace {
 
 constexpr int kThreads = 256, kColumns = 64, kLanes = kColumns / 4, kRows = kThreads / kLanes;
 
+/* A row's q and k into shared memory, all threads together, and four of its values. */
+template <int D>
+__device__ __forceinline__ float4 load_row(const bf16 *qkv, const bf16 *value, float (&q)[D], float (&k)[D]) {
+  if (threadIdx.x < D) {
+    q[threadIdx.x] = silu(__bfloat162float(qkv[threadIdx.x]));
+    k[threadIdx.x] = silu(__bfloat162float(qkv[D + threadIdx.x]));
+  }
+  const uint2 vq = *reinterpret_cast<const uint2 *>(value);
+  const float4 v = {silu(low(vq.x)), silu(high(vq.x)), silu(low(vq.y)), silu(high(vq.y))};
+  __syncthreads();
+  return v;
+}
+
 template <int D>
 __global__ void __launch_bounds__(kThreads)
     lightning_step(const __grid_constant__ mm_cu_lightning a, const __grid_constant__ mm_cu_rows r) {
@@ -34,20 +47,14 @@ __global__ void __launch_bounds__(kThreads)
   grid_wait();
 
   const bf16 *qkv = a.qkv + ((size_t)row * a.heads + head) * 3 * D;
-  if (threadIdx.x < D) {
-    q[threadIdx.x] = silu(__bfloat162float(qkv[threadIdx.x]));
-    k[threadIdx.x] = silu(__bfloat162float(qkv[D + threadIdx.x]));
-  }
-  const uint2 vq = *reinterpret_cast<const uint2 *>(qkv + 2 * D + c0 + c);
-  const float v[4] = {silu(low(vq.x)), silu(high(vq.x)), silu(low(vq.y)), silu(high(vq.y))};
-  __syncthreads();
+  const float4 v = load_row<D>(qkv, qkv + 2 * D + c0 + c, q, k);
 
   float out[4] = {0, 0, 0, 0};
 #pragma unroll
   for (int i = 0; i < D / kRows; i++) {
     const float kk = k[a0 + i * kRows], qq = q[a0 + i * kRows];
     float4 n = old[i];
-    n.x = decay * n.x + kk * v[0], n.y = decay * n.y + kk * v[1], n.z = decay * n.z + kk * v[2], n.w = decay * n.w + kk * v[3];
+    n.x = decay * n.x + kk * v.x, n.y = decay * n.y + kk * v.y, n.z = decay * n.z + kk * v.z, n.w = decay * n.w + kk * v.w;
     __stcs(state + i * kRows * D / 4, n);
     out[0] += qq * n.x, out[1] += qq * n.y, out[2] += qq * n.z, out[3] += qq * n.w;
   }
@@ -87,13 +94,8 @@ __global__ void __launch_bounds__(kThreads) lightning_rows(const __grid_constant
 #pragma unroll 1
   for (uint32_t row = span.first; row < span.first + span.count; row++) {
     const bf16 *qkv = a.qkv + ((size_t)row * a.heads + head) * 3 * D;
-    if (threadIdx.x < D) {
-      q[threadIdx.x] = silu(__bfloat162float(qkv[threadIdx.x]));
-      k[threadIdx.x] = silu(__bfloat162float(qkv[D + threadIdx.x]));
-    }
-    const uint2 vq = *reinterpret_cast<const uint2 *>(qkv + 2 * D + c0 + c);
-    const float v[4] = {silu(low(vq.x)), silu(high(vq.x)), silu(low(vq.y)), silu(high(vq.y))};
-    __syncthreads();
+    const float4 loaded = load_row<D>(qkv, qkv + 2 * D + c0 + c, q, k);
+    const float v[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
     float out[4] = {0, 0, 0, 0};
 #pragma unroll
     for (int i = 0; i < D / kRows; i++) {

@@ -236,11 +236,11 @@ bool mm_cu_load::stream(mm_err *err) {
   double reads = 0, copies = 0;
   for (mm_chunk c;; given++) {
     if (!go_on()) return mm_fail(err, MM_BUG, "E_BUG", mm_at(NULL, NULL), "the load was ended early");
-    const double start = mm_read_now();
+    const double start = mm_now();
     if (given - done == config.in_flight && !await_oldest(done++, err)) return false;
-    const double between = mm_read_now();
+    const double between = mm_now();
     if (!mm_reader_next(reader, &c, err)) return false;
-    copies += between - start, reads += mm_read_now() - between;
+    copies += between - start, reads += mm_now() - between;
     if (!c.data) break;
     if (!take(c, given, err)) return false;
     if (given == 0) mm_read_log_mark(config.log, "first copy");

@@ -189,13 +189,8 @@ __device__ void list_slots(const mm_cu_route &r, uint32_t tokens) {
     uint32_t below = 0;
     for (uint32_t i = 0; i < kWords; i++) {
       const uint32_t e = i * 32 + lane;
-      uint32_t end = __popc(mask[e]);
-#pragma unroll
-      for (int d = 1; d < 32; d <<= 1) {
-        const uint32_t left = __shfl_up_sync(0xffffffffu, end, d);
-        if (lane >= d) end += left;
-      }
-      end += below, first[e] = end - __popc(mask[e]), below = __shfl_sync(0xffffffffu, end, 31);
+      const uint32_t end = below + warp_sum_through(__popc(mask[e]));
+      first[e] = end - __popc(mask[e]), below = __shfl_sync(0xffffffffu, end, 31);
       if (e < r.experts) r.offset[e] = first[e];
     }
     if (lane == 0) r.offset[r.experts] = below;

@@ -2,7 +2,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "runtime/serve/apis.h"
@@ -28,13 +27,10 @@ static void health(mm_server *s, mm_exchange *x) {
 
 /* Requests will be served: what a load balancer asks. */
 static void ready(mm_server *s, mm_exchange *x) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
   mm_text t = {0};
   const mm_read_stats read = mm_read_log_stats(s->reads);
   mm_text_printf(&t, "{\"status\":\"%s\",\"stage\":\"%s\",\"seconds\":%.3f,\"bytes_read\":%llu,\"bytes_to_read\":%llu}", state_word(s),
-                 s->stage, (double)now.tv_sec + 1e-9 * (double)now.tv_nsec - s->started, (unsigned long long)mm_read_bytes(&read),
-                 (unsigned long long)read.wanted);
+                 s->stage, mm_now() - s->started, (unsigned long long)mm_read_bytes(&read), (unsigned long long)read.wanted);
   if (s->state != MM_SERVER_READY) mm_exchange_set(x, "Retry-After", "1");
   send_json(x, s->state == MM_SERVER_READY ? 200 : 503, &t);
 }

@@ -187,12 +187,5 @@ static bool count(mm_call *c, mm_err *err) {
   return true;
 }
 
-const mm_api mm_api_messages = {.path = "/v1/messages",
-                                .prompt = "messages",
-                                .begin = begin,
-                                .start = start,
-                                .token = token,
-                                .ended = ended,
-                                .finish = finish,
-                                .anthropic = true};
+const mm_api mm_api_messages = {.path = "/v1/messages", .prompt = "messages", MM_API_REPLIES, .anthropic = true};
 const mm_api mm_api_count_tokens = {.path = "/v1/messages/count_tokens", .begin = count, .start = mm_call_answer, .anthropic = true};

@@ -18,12 +18,7 @@ void mm_step_close(mm_scheduler *s) {
     free(s->step[i].choice);
     free(s->step[i].logprob);
   }
-  free(s->id);
-  free(s->span);
-  free(s->out);
-  free(s->sampling);
-  free(s->chosen);
-  free(s->order);
+  MM_FREE(s->id, s->span, s->out, s->sampling, s->chosen, s->order);
 }
 
 /* ---- how many rows each gets ---- */
@@ -161,7 +156,7 @@ static bool add_job(mm_scheduler *s, step *t, mm_batch *b, job *j, mm_err *err) 
 
 static bool build(mm_scheduler *s, step *t, mm_batch *b, mm_err *err) {
   bool prompts = false;
-  *t = (step){.choice = t->choice, .logprob = t->logprob, .began = mm_scheduler_now()};
+  *t = (step){.choice = t->choice, .logprob = t->logprob, .began = mm_now()};
   *b = (mm_batch){.id = s->id, .span = s->span, .out = s->out, .sampling = s->sampling};
   for (uint32_t i = 0; i < s->slots; i++) {
     job *j = s->slot[i];
@@ -205,9 +200,9 @@ static bool can_go_ahead(const mm_scheduler *s) {
 typedef struct spell {
   double wall, cpu;
 } spell;
-static spell enter_engine(void) { return (spell){mm_scheduler_now(), mm_scheduler_cpu()}; }
+static spell enter_engine(void) { return (spell){mm_now(), mm_scheduler_cpu()}; }
 static void leave_engine(mm_scheduler *s, spell began) {
-  s->own.step_seconds += mm_scheduler_now() - began.wall;
+  s->own.step_seconds += mm_now() - began.wall;
   s->inside += mm_scheduler_cpu() - began.cpu;
 }
 
@@ -303,5 +298,5 @@ void mm_step_collect(mm_scheduler *s) {
     tokens += deliver_all(s, t, &t->choice[i]);
     mm_scheduler_forget(t->choice[i].job);
   }
-  mm_drafts_measure(s, t, tokens, mm_scheduler_now());
+  mm_drafts_measure(s, t, tokens, mm_now());
 }

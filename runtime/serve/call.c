@@ -11,12 +11,6 @@
 
 #define ASIDE ((size_t)16 << 10) /* bytes of a body that is read and tokenised beside the loop */
 
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 /* ---- Refusals ---- */
 
 bool mm_refuse(mm_call *c, int status, const char *param, const char *fmt, ...) {
@@ -43,53 +37,42 @@ static int status_of(const mm_err *err) {
   }
 }
 
-static const char *openai_type(int status) {
-  switch (status) {
-    case 401: return "authentication_error";
-    case 403: return "permission_error";
-    case 404: return "not_found_error";
-    case 429: return "rate_limit_error";
-    case 503: return "service_unavailable_error";
-    default: return status < 500 ? "invalid_request_error" : "server_error";
-  }
-}
+/* What the APIs call an error of this status, and OpenAI's code of it. */
+typedef struct naming {
+  int status;
+  const char *openai, *anthropic, *code;
+} naming;
 
-static const char *anthropic_type(int status) {
-  switch (status) {
-    case 401: return "authentication_error";
-    case 403: return "permission_error";
-    case 404: return "not_found_error";
-    case 413: return "request_too_large";
-    case 429: return "rate_limit_error";
-    case 503: return "overloaded_error";
-    case 504: return "timeout_error";
-    default: return status < 500 ? "invalid_request_error" : "api_error";
-  }
-}
-
-static const char *openai_code(int status) {
-  switch (status) {
-    case 401: return "invalid_api_key";
-    case 404: return "not_found";
-    case 413: return "request_too_large";
-    case 429: return "queue_full";
-    default: return NULL;
-  }
+static naming naming_of(int status) {
+  static const naming named[] = {
+      {401, "authentication_error", "authentication_error", "invalid_api_key"},
+      {403, "permission_error", "permission_error", NULL},
+      {404, "not_found_error", "not_found_error", "not_found"},
+      {413, "invalid_request_error", "request_too_large", "request_too_large"},
+      {429, "rate_limit_error", "rate_limit_error", "queue_full"},
+      {503, "service_unavailable_error", "overloaded_error", NULL},
+      {504, "server_error", "timeout_error", NULL},
+  };
+  for (size_t i = 0; i < sizeof named / sizeof *named; i++)
+    if (named[i].status == status) return named[i];
+  return status < 500 ? (naming){status, "invalid_request_error", "invalid_request_error", NULL}
+                      : (naming){status, "server_error", "api_error", NULL};
 }
 
 void mm_call_error(const mm_call *c, int status, const char *param, const char *text, mm_text *out) {
+  const naming n = naming_of(status);
   if (c->api->anthropic) {
-    mm_text_printf(out, "{\"type\":\"error\",\"error\":{\"type\":\"%s\",\"message\":", anthropic_type(status));
+    mm_text_printf(out, "{\"type\":\"error\",\"error\":{\"type\":\"%s\",\"message\":", n.anthropic);
     mm_text_quote_string(out, text);
     mm_text_printf(out, "},\"request_id\":\"req_%s\"}", c->id);
     return;
   }
   mm_text_put(out, "{\"error\":{\"message\":");
   mm_text_quote_string(out, text);
-  mm_text_printf(out, ",\"type\":\"%s\",\"param\":", openai_type(status));
+  mm_text_printf(out, ",\"type\":\"%s\",\"param\":", n.openai);
   mm_text_quote_or_null(out, param && *param ? param : NULL);
   mm_text_put(out, ",\"code\":");
-  mm_text_quote_or_null(out, c->code ? c->code : openai_code(status));
+  mm_text_quote_or_null(out, c->code ? c->code : n.code);
   mm_text_put(out, "}}");
 }
 
@@ -102,10 +85,7 @@ static void call_free(mm_call *c) {
     free(c->choice[i].logprobs.p);
   }
   if (c->close_state) c->close_state(c->state);
-  free(c->choice);
-  free(c->prompt);
-  free(c->prompt_count);
-  free(c->out.p);
+  MM_FREE(c->choice, c->prompt, c->prompt_count, c->out.p);
   mm_arena_close(&c->arena);
   c->server->calls--;
   free(c);
@@ -114,13 +94,13 @@ static void call_free(mm_call *c) {
 /* The exchange has ended. */
 static void close_call(mm_call *c) {
   mm_metrics *m = &c->server->metrics;
-  if (c->choices) mm_histogram_add(&m->whole, now() - c->begun);
+  if (c->choices) mm_histogram_add(&m->whole, mm_now() - c->begun);
   const mm_progress p = mm_call_usage(c);
   const mm_log_call line = {.id = c->id,
                             .path = c->api->path,
                             .why = c->refused ? c->why : NULL,
                             .status = c->status,
-                            .seconds = now() - c->begun,
+                            .seconds = mm_now() - c->begun,
                             .choices = c->choices,
                             .prompt_tokens = p.prompt_tokens,
                             .cached_tokens = p.cached_tokens,
@@ -243,7 +223,7 @@ static void gone(void *user) { cancel_all(user); }
 
 static void on_token(void *user, const mm_token *t) {
   mm_choice *ch = user;
-  const double time = now();
+  const double time = mm_now();
   mm_metrics *m = &ch->call->server->metrics;
   mm_histogram_add(ch->last > 0 ? &m->between_tokens : &m->first_token, time - (ch->last > 0 ? ch->last : ch->call->begun));
   ch->last = time;
@@ -397,7 +377,7 @@ void mm_call_begin(mm_server *s, mm_exchange *x, const mm_api *api) {
     mm_exchange_reply(x, 503, "text/plain", "", 0);
     return;
   }
-  *c = (mm_call){.server = s, .x = x, .api = api, .begun = now(), .created = (int64_t)time(NULL)};
+  *c = (mm_call){.server = s, .x = x, .api = api, .begun = mm_now(), .created = (int64_t)time(NULL)};
   s->calls++;
   if (getrandom(random, sizeof random, 0) != sizeof random) mm_refuse(c, 500, NULL, "no random numbers");
   for (size_t i = 0; i < sizeof random; i++) snprintf(c->id + 2 * i, 3, "%02x", random[i]);

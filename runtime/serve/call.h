@@ -24,6 +24,8 @@ typedef struct mm_api {
   const char *path;                             /* for the log */
   const char *prompt;                           /* the field that its prompts are of */
 } mm_api;
+/* What an API whose replies are generated does, by the names that its file gives it. */
+#define MM_API_REPLIES .begin = begin, .start = start, .token = token, .ended = ended, .finish = finish
 
 struct mm_choice {
   mm_call *call;

@@ -237,5 +237,4 @@ static void finish(mm_call *c) {
   mm_openai_end(c, put_head, put_choice, reasoning);
 }
 
-const mm_api mm_api_chat = {
-    .path = "/v1/chat/completions", .prompt = "messages", .begin = begin, .start = start, .token = token, .ended = ended, .finish = finish};
+const mm_api mm_api_chat = {.path = "/v1/chat/completions", .prompt = "messages", MM_API_REPLIES};

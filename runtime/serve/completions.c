@@ -185,12 +185,7 @@ static void put_logprobs(const lists *l, mm_text *out) {
                  l->logprob.p ? l->logprob.p : "", l->top.p ? l->top.p : "", l->offset.p ? l->offset.p : "");
 }
 
-static void free_lists(lists *l) {
-  free(l->token.p);
-  free(l->logprob.p);
-  free(l->top.p);
-  free(l->offset.p);
-}
+static void free_lists(lists *l) { MM_FREE(l->token.p, l->logprob.p, l->top.p, l->offset.p); }
 
 static void put_head(mm_call *c) {
   mm_text_printf(&c->out, "{\"id\":\"cmpl-%s\",\"object\":\"text_completion\",\"created\":%lld,\"model\":", c->id, (long long)c->created);
@@ -276,5 +271,4 @@ static void put_choice(mm_call *c, mm_choice *ch) {
 
 static void finish(mm_call *c) { mm_openai_end(c, put_head, put_choice, 0); }
 
-const mm_api mm_api_completions = {
-    .path = "/v1/completions", .prompt = "prompt", .begin = begin, .start = start, .token = token, .ended = ended, .finish = finish};
+const mm_api mm_api_completions = {.path = "/v1/completions", .prompt = "prompt", MM_API_REPLIES};

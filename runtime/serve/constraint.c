@@ -88,9 +88,7 @@ mm_lexicon *mm_lexicon_open(const mm_tokenizer *t, uint32_t vocab, const int32_t
 
 void mm_lexicon_close(mm_lexicon *l) {
   if (!l) return;
-  free(l->word);
-  free(l->ordinary);
-  free(l);
+  MM_FREE(l->word, l->ordinary, l);
 }
 
 /* ---- Masks ---- */
@@ -235,7 +233,5 @@ mm_constraint *mm_constraint_open(const mm_lexicon *l, const mm_section *section
 void mm_constraint_close(mm_constraint *c) {
   if (!c) return;
   for (int i = 0; i < KEPT; i++) free(c->kept[i].mask);
-  free(c->path);
-  free(c->mask);
-  free(c);
+  MM_FREE(c->path, c->mask, c);
 }

@@ -70,12 +70,6 @@ struct mm_exchange {
   bool slow;
 };
 
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static struct timeval interval(double seconds) {
   return (struct timeval){.tv_sec = (time_t)seconds, .tv_usec = (suseconds_t)(1e6 * (seconds - floor(seconds)))};
 }
@@ -91,13 +85,13 @@ static connection *connection_of(mm_http *h, int fd) {
   n = sizeof cookie;
   if (getsockopt(fd, SOL_SOCKET, SO_COOKIE, &cookie, &n) != 0) return NULL;
   connection *c = &h->connection[fd];
-  if (c->cookie != cookie) *c = (connection){.cookie = cookie, .since = now()};
+  if (c->cookie != cookie) *c = (connection){.cookie = cookie, .since = mm_now()};
   return c;
 }
 
 static void sweep(void *user) {
   mm_http *h = user;
-  const double late = now() - h->c.read_time;
+  const double late = mm_now() - h->c.read_time;
   uint32_t open = 0;
   for (size_t fd = 0; fd < h->descriptors; fd++) {
     const connection *c = connection_of(h, (int)fd);
@@ -144,7 +138,7 @@ static void replied(struct evhttp_request *r, void *user) {
   mm_http *h = user;
   struct bufferevent *b = evhttp_connection_get_bufferevent(evhttp_request_get_connection(r));
   connection *c = connection_of(h, bufferevent_getfd(b));
-  if (c) *c = (connection){.cookie = c->cookie, .since = now()};
+  if (c) *c = (connection){.cookie = c->cookie, .since = mm_now()};
   read_requests(h, b);
 }
 

@@ -7,24 +7,15 @@
 
 #include "runtime/serve/scheduler_inside.h"
 
-static double read_clock(clockid_t clock) {
+double mm_scheduler_cpu(void) {
   struct timespec t;
-  clock_gettime(clock, &t);
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
   return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-double mm_scheduler_now(void) { return read_clock(CLOCK_MONOTONIC); }
-double mm_scheduler_cpu(void) { return read_clock(CLOCK_THREAD_CPUTIME_ID); }
-
 /* ---- a request comes ---- */
 
-static void free_job(job *j) {
-  free(j->token);
-  free((void *)j->r.stop);
-  free((void *)j->r.boundary);
-  free((void *)j->r.sampling.bias);
-  free(j);
-}
+static void free_job(job *j) { MM_FREE(j->token, (void *)j->r.stop, (void *)j->r.boundary, (void *)j->r.sampling.bias, j); }
 
 /* *array = a copy of array[count]. */
 static bool copy_array(const void **array, size_t count, size_t size, mm_err *err) {
@@ -179,7 +170,7 @@ static void publish(mm_scheduler *s) {
 
 /* Once a second at most while requests run, since the device's steps are waited for. */
 static void read_load(mm_scheduler *s) {
-  const double now = mm_scheduler_now();
+  const double now = mm_now();
   mm_err err = {0};
   if (s->running && now - s->load_read < 1) return;
   s->load_read = now;
@@ -221,10 +212,7 @@ static void free_scheduler(mm_scheduler *s) {
   mm_reuse_close(s);
   mm_drafts_close(s);
   mm_step_close(s);
-  free(s->waiting);
-  free(s->slot);
-  free(s->load);
-  free(s->load_shown);
+  MM_FREE(s->waiting, s->slot, s->load, s->load_shown);
   pthread_mutex_destroy(&s->lock);
   pthread_cond_destroy(&s->changed);
   free(s);

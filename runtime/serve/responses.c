@@ -241,11 +241,4 @@ static void finish(mm_call *c) {
 
 static void failed(mm_call *c, const char *text) { send_response(c->choice[0].state, "response.failed", "failed", text); }
 
-const mm_api mm_api_responses = {.path = "/v1/responses",
-                                 .prompt = "input",
-                                 .begin = begin,
-                                 .start = start,
-                                 .token = token,
-                                 .ended = ended,
-                                 .finish = finish,
-                                 .failed = failed};
+const mm_api mm_api_responses = {.path = "/v1/responses", .prompt = "input", MM_API_REPLIES, .failed = failed};

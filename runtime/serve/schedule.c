@@ -29,7 +29,7 @@ static bool end_if_over(mm_scheduler *s, job *j, double now) {
 
 /* From the back: an end takes the job out, and the last one takes its place. */
 static void end_those_over(mm_scheduler *s) {
-  const double now = mm_scheduler_now();
+  const double now = mm_now();
   for (size_t i = s->waiting_count; i-- > 0;) end_if_over(s, s->waiting[i], now);
   for (uint32_t i = 0; i < s->slots; i++)
     if (s->slot[i]) end_if_over(s, s->slot[i], now);

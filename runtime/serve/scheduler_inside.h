@@ -111,7 +111,6 @@ struct mm_scheduler {
 };
 
 /* ---- requests.c ---- */
-double mm_scheduler_now(void);
 double mm_scheduler_cpu(void); /* seconds that the calling thread ran */
 /* The job has ended: its slot is free, `done` is called, and it is gone once no step names it. */
 void mm_scheduler_end(mm_scheduler *s, job *j, mm_finish why, const mm_err *err);

@@ -25,11 +25,7 @@ static void close_turns(void *state) {
       free(t->call[k].name.p);
       free(t->call[k].arguments.p);
     }
-    free(t->call);
-    free(t->item);
-    free(t->sampled);
-    free(t->reasoning.p);
-    free(t->content.p);
+    MM_FREE(t->call, t->item, t->sampled, t->reasoning.p, t->content.p);
   }
   free(s->turn);
   free(s);

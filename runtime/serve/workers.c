@@ -4,6 +4,8 @@
 #include <pthread.h>
 #include <stdlib.h>
 
+#include "formats/pool.h"
+
 #define THREADS_MAX 16
 
 struct mm_workers {
@@ -58,10 +60,7 @@ void mm_workers_do(mm_workers *w, mm_job *job) {
 
 void mm_workers_close(mm_workers *w) {
   if (!w) return;
-  pthread_mutex_lock(&w->lock);
-  w->closing = true;
-  pthread_cond_broadcast(&w->more);
-  pthread_mutex_unlock(&w->lock);
+  mm_raise(&w->closing, &w->lock, &w->more);
   for (unsigned i = 0; i < w->threads; i++) pthread_join(w->thread[i], NULL);
   pthread_cond_destroy(&w->more);
   pthread_mutex_destroy(&w->lock);

@@ -16,10 +16,7 @@ void mm_bpe_close(mm_bpe *b, bool borrowed) {
   free(b->token);
   mm_arena_close(&b->texts);
   if (borrowed) return;
-  free(b->by_text);
-  free(b->merge);
-  free(b->by_pair);
-  free(b->first);
+  MM_FREE(b->by_text, b->merge, b->by_pair, b->first);
 }
 
 /* ---- Tables ---- */
@@ -110,11 +107,7 @@ typedef struct mm_bpe_node {
   uint32_t prev, next;
 } mm_bpe_node;
 
-void mm_bpe_scratch_close(mm_bpe_scratch *s) {
-  free(s->node);
-  free(s->heap);
-  free(s->id);
-}
+void mm_bpe_scratch_close(mm_bpe_scratch *s) { MM_FREE(s->node, s->heap, s->id); }
 
 bool mm_bpe_emit(mm_bpe_scratch *s, int32_t id, mm_err *err) {
   if (!MM_GROW(s->id, &s->cap, s->count + 1, err)) return false;

@@ -10,7 +10,6 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
-#include <time.h>
 
 #include "formats/pool.h"
 #include "runtime/engine.h"
@@ -18,11 +17,6 @@
 
 enum { VOCAB = 512, PROMPT = 512, MOST = 2048, REPEATS = 7, CONTEXT = 64, LAYERS = 8, STEPS = 8 };
 
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 static int by_value(const void *a, const void *b) {
   return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b);
 }
@@ -115,11 +109,7 @@ static void build(bench *b, bool m1, uint32_t layers, uint32_t experts, const ch
                   .vocab = VOCAB,
                   .max_positions = 1 << 20,
                   .rope_theta = 5e6,
-                  .norm_eps = 1e-6,
-                  .lightning_norm_eps = 1e-6,
-                  .deepnorm_lightning = {1, 1},
-                  .deepnorm_full = {1, 1},
-                  .deepnorm_mlp = {1, 1}};
+                  MM_MODEL_NORMS(1e-6)};
   const uint32_t q = m->heads * m->head_dim, kv = m->kv_heads * m->head_dim;
   b->w = (mm_rank_weights){.tp = 1, .layer_end = layers, .vocab_rows = VOCAB, .layer = b->layer};
   b->w.embed = matrix(b, "bf16", 1, VOCAB, m->hidden, 0);
@@ -162,9 +152,9 @@ static double read_rate(const bench *b, mm_team *team) {
   for (unsigned i = 1; i < b->blocks; i++) big = b->bytes[i] > b->bytes[big] ? i : big;
   reading r = {.from = b->block[big], .pieces = 64};
   r.bytes = b->bytes[big] / (256 * r.pieces) * (256 * r.pieces);
-  const double begin = now();
+  const double begin = mm_now();
   must(mm_team_run(team, r.pieces, read_piece, &r, &err), &err);
-  return (double)r.bytes / (now() - begin);
+  return (double)r.bytes / (mm_now() - begin);
 }
 
 /* ---- steps ---- */
@@ -196,10 +186,10 @@ static double user_time(void) {
 
 /* Tokens a second: of STEPS single steps after CONTEXT tokens that the slot holds, or of one step with all. */
 static double rate_of(session *s, uint32_t prompt) {
-  const double begin = now();
+  const double begin = mm_now();
   if (prompt) step(&s->f, prompt, 0);
   for (uint32_t t = 0; !prompt && t < STEPS; t++) step(&s->f, 1, CONTEXT + t);
-  return (prompt ? prompt : STEPS) / (now() - begin);
+  return (prompt ? prompt : STEPS) / (mm_now() - begin);
 }
 
 /* spec: a scheme, "+act" or "+bf16" after it where inputs are rounded. */

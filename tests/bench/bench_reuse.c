@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "formats/option.h"
 #include "formats/pool.h"
@@ -20,12 +19,6 @@ typedef struct reply {
   bool done;
 } reply;
 
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static void die(const mm_err *err) {
   fprintf(stderr, "bench_reuse: %s\n", err->text);
   exit(err->status);
@@ -34,7 +27,7 @@ static void die(const mm_err *err) {
 static bool on_token(void *user, int32_t id, const mm_logprob *logprobs, const mm_progress *p) {
   reply *r = user;
   (void)id, (void)logprobs;
-  r->first = now();
+  r->first = mm_now();
   r->cached = p->cached_tokens;
   return false;
 }
@@ -56,7 +49,7 @@ static double ask(mm_scheduler *s, const int32_t *prompt, uint32_t count, uint32
   uint64_t ticket;
   const mm_request q = {
       .prompt = prompt, .prompt_count = count, .max_tokens = 4, .sampling = {.top_p = 1}, .user = &r, .token = on_token, .done = on_done};
-  const double start = now();
+  const double start = mm_now();
   if (!mm_scheduler_submit(s, &q, &ticket, &err)) die(&err);
   pthread_mutex_lock(&r.lock);
   while (!r.done) pthread_cond_wait(&r.changed, &r.lock);

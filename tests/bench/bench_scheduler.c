@@ -22,12 +22,6 @@ typedef struct bench {
   double began, ended, over;
 } bench;
 
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static void die(const mm_err *err) {
   fprintf(stderr, "bench_scheduler: %s\n", err->text);
   exit(err->status);
@@ -70,7 +64,7 @@ static double bare(const bench *b) {
       if (!mm_engine_queue(b->engine, &(mm_batch){n, id, 1, span, 1, out, set, NULL}, &err) || !mm_engine_collect(b->engine, chosen, &err))
         die(&err);
     }
-  const double start = now();
+  const double start = mm_now();
   const uint32_t ahead = mm_engine_queues(b->engine);
   for (uint32_t t = 0; t + 1 < b->reply + ahead; t++) {
     for (uint32_t s = 0; s < b->streams; s++) id[s] = MM_ID_CHOSEN, out[s] = s, span[s] = (mm_span){(int32_t)s, s, 1, b->prompt + t};
@@ -78,7 +72,7 @@ static double bare(const bench *b) {
     if (t + 1 < b->reply && !mm_engine_queue(b->engine, &batch, &err)) die(&err);
     if (t >= ahead && !mm_engine_collect(b->engine, chosen, &err)) die(&err);
   }
-  const double seconds = now() - start;
+  const double seconds = mm_now() - start;
   for (uint32_t s = 0; s < b->streams; s++) mm_engine_drop(b->engine, s);
   free(span), free(id), free(chosen), free(out), free(set);
   return (double)b->streams * (b->reply - 1) / seconds;
@@ -90,7 +84,7 @@ static bool on_token(void *user, int32_t id, const mm_logprob *logprobs, const m
   bench *b = user;
   (void)id, (void)logprobs;
   b->tokens++;
-  if (p->reply_tokens == 1 && ++b->begun == b->streams) b->began = now(), b->at_begin = b->tokens;
+  if (p->reply_tokens == 1 && ++b->begun == b->streams) b->began = mm_now(), b->at_begin = b->tokens;
   return true;
 }
 
@@ -98,7 +92,7 @@ static void on_done(void *user, mm_finish why, const mm_progress *p, const mm_er
   bench *b = user;
   (void)p;
   if (why == MM_FINISH_ERROR) die(err);
-  b->over = now();
+  b->over = mm_now();
   if (b->ended == 0) b->ended = b->over, b->at_end = b->tokens;
 }
 
@@ -115,7 +109,7 @@ static figures scheduled(bench *b) {
   b->begun = b->tokens = 0;
   b->ended = 0;
   int32_t *prompt = room(b->prompt, sizeof *prompt);
-  const double start = now();
+  const double start = mm_now();
   for (uint32_t i = 0; i < b->streams; i++) {
     uint64_t ticket;
     for (uint32_t t = 0; t < b->prompt; t++) prompt[t] = prompt_id(b, i, t);

@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "formats/file.h"
@@ -12,12 +11,6 @@
 
 enum { VOCAB = 200064, WORDS = VOCAB - 256, REPEATS = 9 };
 typedef char word[6];
-
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static int by_value(const void *a, const void *b) {
   const double x = *(const double *)a, y = *(const double *)b;
@@ -90,13 +83,13 @@ int main(int argc, char **argv) {
   FILE *f = ok ? fopen(image, "wb") : NULL;
   ok = f && fwrite(bytes, 1, n, f) == n && fclose(f) == 0;
   for (int i = 0; ok && i < REPEATS; i++) {
-    double t = now();
+    double t = mm_now();
     mm_tokenizer *a = mm_tokenizer_open(json, VOCAB, &err);
-    parse[i] = now() - t, t = now();
+    parse[i] = mm_now() - t, t = mm_now();
     mm_tokenizer *b = mm_tokenizer_map(image, VOCAB, &source, &err);
-    map[i] = now() - t, t = now();
+    map[i] = mm_now() - t, t = mm_now();
     char *whole = mm_file_slurp(image, UINT64_MAX, &n, &err);
-    read[i] = now() - t;
+    read[i] = mm_now() - t;
     ok = a && b && whole;
     free(whole);
     mm_tokenizer_close(a);

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """minimax-convert from outside, on broken sources and forbidden outputs: the documented exit status, exactly one line on stderr, nothing
 on stdout, and every file as it was, nothing left. The rows' marks (B01, …) are those of the fault catalogue."""
+import contextlib
 import fcntl
 import json
 import os
@@ -32,29 +33,27 @@ def refused(root, status, code, *says, args=(), source="src", output="out", **op
     assert cf.tree(root) == before, f"{code}: found {sorted(set(cf.tree(root)) ^ set(before))}"
 
 
+@contextlib.contextmanager
 def source(spoil=None, after=None):
     """A fresh root with root/src: spoil(checkpoint) before it is written, after(path of src)."""
-    scratch = Scratch()
-    root = scratch.__enter__()
-    c = small()
-    if spoil:
-        spoil(c)
-    c.save(os.path.join(root, "src"))
-    if after:
-        after(os.path.join(root, "src"))
-    return scratch, root
+    with Scratch() as root:
+        c = small()
+        if spoil:
+            spoil(c)
+        c.save(os.path.join(root, "src"))
+        if after:
+            after(os.path.join(root, "src"))
+        yield root
 
 
 def check(status, code, *says, spoil=None, after=None, args=(), **options):
-    scratch, root = source(spoil, after)
-    with scratch:
+    with source(spoil, after) as root:
         refused(root, status, code, *says, args=args, **options)
 
 
 def whole():
     """The source that the others spoil converts, and the result is proven."""
-    scratch, root = source()
-    with scratch:
+    with source() as root:
         cf.ok(CONVERT, "-q", root + "/src", "-o", root + "/out")
         cf.ok("minimax-verify", "-q", root + "/out", "--source", root + "/src")
         assert sorted(os.listdir(root)) == ["out", "src"]
@@ -119,8 +118,7 @@ def file_types():
 
 def links():
     """B12, B14"""
-    scratch, root = source()
-    with scratch:
+    with source() as root:
         cf.ok(CONVERT, "-q", root + "/src", "-o", root + "/plain")
         os.makedirs(root + "/hub/blobs")
         os.makedirs(root + "/hub/snapshots")
@@ -141,8 +139,7 @@ def links():
 
     for name in (SHARD1, INDEX, "config.json"):
         check(BAD, "E_FS_OUTSIDE", name, "--allow-outside-links", after=outside(name))
-        scratch, root = source(after=outside(name))
-        with scratch:
+        with source(after=outside(name)) as root:
             cf.ok(CONVERT, "-q", "--allow-outside-links", root + "/src", "-o", root + "/out")
             cf.ok("minimax-verify", "-q", root + "/out", "--source", root + "/src")
 
@@ -155,8 +152,7 @@ def companions():
     check(BAD, "E_FS_TYPE", "tokenizer.json", "a FIFO", after=add(os.mkfifo))
     check(BAD, "E_FS_TYPE", "tokenizer.json", "a directory", after=add(os.mkdir))
     check(BAD, "E_FS_OUTSIDE", "tokenizer.json", after=add(lambda p: os.symlink("/etc/passwd", p)))
-    scratch, root = source(after=add(lambda p: open(p, "w").write("{ }")))
-    with scratch:
+    with source(after=add(lambda p: open(p, "w").write("{ }"))) as root:
         cf.ok(CONVERT, "-q", root + "/src", "-o", root + "/out")
         assert open(root + "/out/tokenizer.json").read() == "{ }"
         for name in os.listdir(root + "/out"):
@@ -234,9 +230,8 @@ def source_paths():
 
 def output_overlaps():
     """B18: the output is the source, holds it or lies in it, however the paths are spelt."""
-    scratch, root = source(after=lambda s: (os.mkdir(s + "/sub"), os.symlink("src", s + "/../link")))
-    overlap = "is, holds or lies in the source"
-    with scratch:
+    with source(after=lambda s: (os.mkdir(s + "/sub"), os.symlink("src", s + "/../link"))) as root:
+        overlap = "is, holds or lies in the source"
         for output in ("src", "src/", "./src", "src/out", "src/sub", "src/sub/out", "src/../src", "link/out", "link/sub/../out"):
             refused(root, USAGE, "E_OUTPUT", overlap, output=output)
         refused(root, USAGE, "E_OUTPUT", overlap, output="src", args=("--force",))
@@ -250,12 +245,11 @@ def output_overlaps():
 
 def output_exists():
     """B19: what has the output's name already is never touched."""
-    scratch, root = source(after=lambda s: (
+    with source(after=lambda s: (
         os.mkdir(s + "/../full"), open(s + "/../full/precious", "w").close(), os.mkfifo(s + "/../fifo"), os.mkdir(s + "/../real"),
         open(s + "/../file", "w").close(), os.symlink("real", s + "/../link"), os.symlink("nothing", s + "/../dangling"),
         os.symlink("/dev/null", s + "/../device"), make_socket(s + "/../socket"),
-        os.mkdir(s + "/../theirs"), open(s + "/../theirs/manifest.json", "w").write("{}")))
-    with scratch:
+        os.mkdir(s + "/../theirs"), open(s + "/../theirs/manifest.json", "w").write("{}"))) as root:
         for output in ("full", "fifo", "file", "link", "link/", "dangling", "dangling/", "device", "socket", "theirs"):
             for args in ((), ("--force",), ("--restart",), ("--resume",)):
                 refused(root, USAGE, "E_OUTPUT", output=output, args=args)
@@ -274,8 +268,7 @@ def output_exists():
 
 def force():
     """--force replaces a checkpoint of ours, and nothing else that lies there."""
-    scratch, root = source()
-    with scratch:
+    with source() as root:
         out = root + "/out"
         cf.ok(CONVERT, "-q", root + "/src", "-o", out)
         first = cf.tree(out)
@@ -297,8 +290,7 @@ def force():
 
 def failing_force():
     """A conversion that fails with --force leaves the old checkpoint as it was."""
-    scratch, root = source()
-    with scratch:
+    with source() as root:
         cf.ok(CONVERT, "-q", root + "/src", "-o", root + "/out")
         c = Checkpoint.load(root + "/src")
         dtype, shape, data = c.tensors["lm_head.weight"]
@@ -310,8 +302,7 @@ def failing_force():
 
 def locked():
     """Another run holds the staging directory: exit 7 at once. And what only looks like one is not emptied."""
-    scratch, root = source()
-    with scratch:
+    with source() as root:
         os.mkdir(root + "/.out.partial", 0o700)
         open(root + "/.out.partial/part", "w").write("theirs")
         fd = os.open(root + "/.out.partial", os.O_RDONLY)
@@ -346,8 +337,7 @@ def lock_race():
     if not strace or os.environ.get("SAN") == "1":
         print("lock_race: not run: needs strace, and no sanitizer")
         return
-    scratch, root = source()
-    with scratch:
+    with source() as root:
         # The first sleeps before it publishes; the second, between its open and its flock.
         first = subprocess.Popen([strace, "-f", "-qq", "-o", "/dev/null", "-e", "trace=renameat2", "-e",
                                   "inject=renameat2:delay_enter=400000", CONVERT, "-q", root + "/src", "-o", root + "/out"])
@@ -500,9 +490,8 @@ def narrowing():
 
 def streams():
     """Progress and results that nobody can take; the error line is one line without -q too."""
-    scratch, root = source(spoil=lambda c: c.tensors.update(
-        {"lm_head.weight": ("BF16", [12, 10], b"\x80\x7f" * 120)}))
-    with scratch:
+    with source(spoil=lambda c: c.tensors.update(
+        {"lm_head.weight": ("BF16", [12, 10], b"\x80\x7f" * 120)})) as root:
         done = cf.run(CONVERT, root + "/src", "-o", root + "/out")
         lines = done.stderr.decode().splitlines()
         assert done.returncode == BAD and sum("error:" in x for x in lines) == 1 and "error:" in lines[-1], done

@@ -157,13 +157,18 @@ def rest(response):
         return b""
 
 
+def begin_stream(c, tokens, **more):
+    """A reply of which the first bytes have come."""
+    c.request("POST", COMPLETIONS, json.dumps({**PROMPT, "max_tokens": tokens, "ignore_eos": True, "stream": True, **more}))
+    r = c.getresponse()
+    r.read(10)
+    return r
+
+
 def ends():
     """The first signal lets what runs come to its end, the second does not."""
     with Server(PACKED) as s:
-        c = s.connect()
-        c.request("POST", COMPLETIONS, json.dumps({**PROMPT, "max_tokens": 400, "ignore_eos": True, "stream": True}))
-        r = c.getresponse()
-        r.read(10)
+        r = begin_stream(s.connect(), 400)
         s.process.send_signal(signal.SIGTERM)
         assert r.read().endswith(b"data: [DONE]\n\n") and s.process.wait(60) == 0
     with Server(PACKED) as s:  # a client that takes its time has all of its reply
@@ -172,18 +177,13 @@ def ends():
         c.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         c.sock.settimeout(60)
         c.sock.connect(("127.0.0.1", s.port))
-        c.request("POST", COMPLETIONS, json.dumps({**PROMPT, "max_tokens": 1000, "ignore_eos": True, "stream": True, "logprobs": 5}))
-        r = c.getresponse()
-        r.read(10)
+        r = begin_stream(c, 1000, logprobs=5)
         s.process.send_signal(signal.SIGTERM)
         s.wait_for("reply 1000")
         time.sleep(0.3)
         assert r.read().endswith(b"data: [DONE]\n\n") and s.process.wait(60) == 0
     with Server(PACKED) as s:
-        c = s.connect()
-        c.request("POST", COMPLETIONS, json.dumps({**PROMPT, "max_tokens": 8000, "ignore_eos": True, "stream": True}))
-        r = c.getresponse()
-        r.read(10)
+        r = begin_stream(s.connect(), 8000)
         s.process.send_signal(signal.SIGTERM)
         s.wait_for("draining")
         s.process.send_signal(signal.SIGTERM)

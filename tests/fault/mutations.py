@@ -69,6 +69,15 @@ def model_field(rng, p):
         old[rng.choice(["alpha", "beta"])] = rng.choice([0, -1, 1e308, 1e-308])
 
 
+def reshaped(p, t):
+    """Whether the planes of a tensor could be given the shape that it says."""
+    try:
+        p.reshape(t)
+    except ValueError:
+        return False
+    return True
+
+
 def tensor_field(rng, p):
     """An extent, and often all that hangs on it: pieces, cuts, planes in the parts."""
     t = rng.choice(p.manifest["tensors"])
@@ -97,11 +106,8 @@ def agree(rng, p, t, key, old):
                 t["whole_cols"] = t["cols"]
     elif key == "lead":
         t["whole_lead"] = t["lead"] * p.manifest["parallel"]["ep"]
-    try:
-        if max(t["rows"], t["cols"]) < 1 << 20:
-            p.reshape(t)
-    except ValueError:
-        pass
+    if max(t["rows"], t["cols"]) < 1 << 20:
+        reshaped(p, t)
 
 
 def own_cut(p, piece, cut):
@@ -139,9 +145,7 @@ def everywhere(rng, p):
             r[2] = min(c["whole"], c["local"]) if rng.random() < 0.7 else swap.get(r[2], r[2])
             r[1] = min(r[1], c["whole"] - r[2]) if c["whole"] >= r[2] else 0
     for t in p.manifest["tensors"]:
-        try:
-            p.reshape(t)
-        except ValueError:
+        if not reshaped(p, t):
             return
 
 
@@ -160,10 +164,7 @@ def other_scheme(rng, p):
         for x in t["planes"]:
             value = {"F32": struct.pack("<f", 0.01), "BF16": b"\x20\x3c", "F8_E4M3": b"\x38", "U8": b"\x7a"}.get(x["dtype"], b"\x11")
             part.tensors[t["name"] + x["suffix"]] = [x["dtype"], [1], bytearray(value * (size if x["suffix"] else size // len(value) + 1))]
-    try:
-        p.reshape(t)
-    except ValueError:
-        pass
+    reshaped(p, t)
 
 
 def finer_cells(rng, p):
@@ -171,10 +172,7 @@ def finer_cells(rng, p):
     x = rng.choice(t["planes"])
     i = rng.randrange(2)
     x["cell"][i] = rng.choice([0, 1, 2, 3, 4, 8, 16, 64, 128, 256, max(1, x["cell"][i] // 2)])
-    try:
-        p.reshape(t)
-    except ValueError:
-        pass
+    reshaped(p, t)
 
 
 def cut(rng, p):

@@ -6,7 +6,6 @@ that were not synced by then make a state: all of them kept, all lost, one of th
 (File data is certain after fsync or fdatasync of that file, a name after fsync of its directory; anything else may be lost or kept.) In every
 state nothing incomplete may have the final name, and --resume must end with the reference output, byte for byte, and nothing beside it."""
 import argparse
-import filecmp
 import multiprocessing.pool
 import os
 import random
@@ -15,6 +14,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+
+from resumed import wrong
 
 CALLS = "openat,mkdirat,renameat2,unlinkat,pwrite64,write,ftruncate,fallocate,fsync,fdatasync,fchmod"
 
@@ -135,11 +136,6 @@ def build(changes, point, lost, torn, parent):
                 f.write(data[n])
 
 
-def same(a, b):
-    names = sorted(os.listdir(a))
-    return names == sorted(os.listdir(b)) and filecmp.cmpfiles(a, b, names, shallow=False)[0] == names
-
-
 def state(changes, rng):
     point = rng.randrange(1, len(changes) + 1)
     loose = unsynced(changes, point)
@@ -161,16 +157,11 @@ def check(changes, number, reference):
     parent = os.path.join(work, f"state{number}")
     build(changes, point, lost, torn, parent)
     out = os.path.join(parent, "out")
-    wrong = "something incomplete has the final name" if os.path.exists(out) and not same(out, reference) else None
-    if not wrong:
-        p = subprocess.run(command(parent, "--resume"), capture_output=True, check=False)
-        left = [x for x in os.listdir(parent) if x != "out"]
-        if p.returncode != 0 or not same(out, reference) or left:
-            wrong = f"--resume: status {p.returncode}, left {left}: {p.stderr.decode(errors='replace')}"
+    found = wrong(out, reference, command(parent, "--resume"))
     shutil.rmtree(parent)
-    if wrong:
-        print(f"after change {point} of {len(changes)} ({fate} {sorted(lost)[:5]}): {wrong}")
-    return not wrong
+    if found:
+        print(f"after change {point} of {len(changes)} ({fate} {sorted(lost)[:5]}): {found}")
+    return not found
 
 
 try:

@@ -12,7 +12,6 @@ random moment. Now and then a journal is altered with its checks made right: ste
 and at the end that the conversion which lies there can be continued by the options that began it, or, where a journal was altered, refused.
 INTERRUPTIONS (30) are counted as runs that a signal ended; exit status 1 when anything else was seen."""
 import collections
-import hashlib
 import json
 import multiprocessing.pool
 import os
@@ -27,6 +26,7 @@ import threading
 import time
 
 from journal_records import header_bytes, records, sealed
+import resumed
 
 CONVERT = os.path.join(os.environ.get("BUILD", "build"), "bin", "minimax-convert")
 wanted = int(sys.argv[1]) if len(sys.argv) > 1 else 30
@@ -65,13 +65,7 @@ def arguments(o):
 
 def contents(path):
     """{name: SHA-256} of a directory's files; None when there is none."""
-    if not os.path.isdir(path):
-        return None
-    found = {}
-    for name in sorted(os.listdir(path)):
-        with open(os.path.join(path, name), "rb") as f:
-            found[name] = hashlib.sha256(f.read()).hexdigest()
-    return found
+    return resumed.files(path) if os.path.isdir(path) else None
 
 
 def oracle(o):

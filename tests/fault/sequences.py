@@ -15,7 +15,6 @@ threads, memory and shares; with an option that is of the plan they are tried to
 
 The reader of results is tests/interop's, from the format page alone. SEQUENCES is 12, SEED 8; ONLY=N does one of them and leaves it; exit status 1 when anything else was seen."""
 import collections
-import hashlib
 import json
 import os
 import random
@@ -33,6 +32,7 @@ sys.path[:0] = ["tests/interop", "tests/fault"]
 import numpy as np
 import packed_files
 from packed import Packed
+from resumed import files
 from unsharded import E2M1, numbers
 
 BIN = os.path.join(os.environ.get("BUILD", "build"), os.environ.get("SEQUENCES_BIN", "bin"))
@@ -53,14 +53,6 @@ def count(what, n=1):
 
 class Wrong(Exception):
     pass
-
-
-def files(path):
-    found = {}
-    for name in sorted(os.listdir(path)):
-        with open(os.path.join(path, name), "rb") as f:
-            found[name] = hashlib.sha256(f.read()).hexdigest()
-    return found
 
 
 def dequantised(path):

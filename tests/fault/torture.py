@@ -7,7 +7,6 @@ one line on stderr unless it succeeded, and with nothing or a complete checkpoin
 for byte. With --resumed the conversion is one that was killed before and goes on. With --kill the process is killed on entering the call instead. --every N takes every N-th case, from a random start."""
 import argparse
 import collections
-import filecmp
 import multiprocessing.pool
 import os
 import random
@@ -16,6 +15,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+
+from resumed import wrong
 
 ERRORS = {
     "openat": ["EACCES", "EMFILE", "EIO"], "pread64": ["EIO", "EINTR"], "pwrite64": ["ENOSPC", "EIO", "EINTR"],
@@ -42,11 +43,6 @@ work = tempfile.mkdtemp(prefix="mm-torture-")
 def command(out, *more):
     return [args.convert, args.source, "-o", out, "--tp", "2", "--quant", "block_fp8", "-q", "-j", "1", "--part-size", "1M",
             "--journal-every", "1M", *args.options.split(), *more]
-
-
-def same(a, b):
-    names = sorted(os.listdir(a))
-    return names == sorted(os.listdir(b)) and filecmp.cmpfiles(a, b, names, shallow=False)[0] == names
 
 
 def begin(name):
@@ -79,24 +75,16 @@ def attempt(number, call, when, what):
     out = os.path.join(parent, "out")
     p = subprocess.run(["strace", "-f", "-o", "/dev/null", "-e", f"inject={call}:{what}:when={when}", *command(out, *goes_on)], capture_output=True, check=False)
     lines = p.stderr.decode(errors="replace").splitlines()
-    wrong = None
-    if args.kill:
-        wrong = None if p.returncode in (0, -9, 137) else f"status {p.returncode}"
-    elif p.returncode not in ALLOWED:
-        wrong = f"status {p.returncode}"
-    elif p.returncode != 0 and len(lines) != 1:
-        wrong = f"{len(lines)} lines on stderr"
-    if not wrong and os.path.exists(out) and not same(out, reference):
-        wrong = "something incomplete has the final name"
-    if not wrong:
-        again = subprocess.run(command(out, "--resume"), capture_output=True, check=False)
-        left = [x for x in os.listdir(parent) if x != "out"]
-        if again.returncode != 0 or not same(out, reference) or left:
-            wrong = f"--resume: status {again.returncode}, left {left}: {again.stderr.decode(errors='replace')}"
+    found = None
+    if p.returncode not in ((0, -9, 137) if args.kill else ALLOWED):
+        found = f"status {p.returncode}"
+    elif not args.kill and p.returncode != 0 and len(lines) != 1:
+        found = f"{len(lines)} lines on stderr"
+    found = found or wrong(out, reference, command(out, "--resume"))
     shutil.rmtree(parent)
-    if wrong:
-        print(f"{call} {what} when={when}: {wrong}: {' | '.join(lines[:3])}")
-    return not wrong
+    if found:
+        print(f"{call} {what} when={when}: {found}: {' | '.join(lines[:3])}")
+    return not found
 
 
 try:

@@ -130,11 +130,7 @@ static void build(made *m, uint8_t kind, const char *scheme) {
                              .vocab = V,
                              .max_positions = 64,
                              .rope_theta = 1e4,
-                             .norm_eps = 1e-6,
-                             .lightning_norm_eps = 1e-6,
-                             .deepnorm_lightning = {1, 1},
-                             .deepnorm_full = {1, 1},
-                             .deepnorm_mlp = {1, 1},
+                             MM_MODEL_NORMS(1e-6),
                              .attn = {lightning ? MM_ATTN_LIGHTNING : MM_ATTN_FULL}};
   uint32_t pad = kind & 8 ? PADDED : I / tp, none = new_cut(m, MM_AXIS_NONE, 0, 0, 0), vocab = new_cut(m, MM_AXIS_ROWS, V, V / tp, V / tp);
   uint32_t q = new_cut(m, MM_AXIS_ROWS, Q, Q / tp, Q / tp), kv = new_cut(m, MM_AXIS_ROWS, D, D, 0),

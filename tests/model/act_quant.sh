@@ -2,11 +2,8 @@
 # Activation quantisation through whole models: likelihood of the held-out text under every scheme, weights alone (off) and with the
 # activations that the scheme defines (on): near, and not the same where the scheme has activations of its own. On does not depend on tp, held
 # up on single tokens: the last bit of a sum seldom changes a rounding there, and what follows does not hang on it.
-set -eu
-export LC_ALL=C
 cd "$(dirname "$0")/../.."
-work=$(mktemp -d "${TMPDIR:-/tmp}/act_quant.XXXXXX")
-trap 'rm -rf "$work"' EXIT
+. tests/model/scratch.sh
 
 # nll MODEL DIR on|off WINDOW LIMIT
 nll() {

@@ -1,10 +1,7 @@
 #!/bin/sh
 # Both tiny checkpoints served to a crowd of requests: each gets the tokens that it gets alone.
-set -eu
-export LC_ALL=C
 cd "$(dirname "$0")/../.."
-work=$(mktemp -d "${TMPDIR:-/tmp}/crowd.XXXXXX")
-trap 'rm -rf "$work"' EXIT
+. tests/model/scratch.sh
 
 for name in tiny-m1 tiny-m2; do
   minimax-convert tests/data/$name -o "$work/$name" --tp 2 --quant block_fp8 -q

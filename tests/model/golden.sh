@@ -1,11 +1,8 @@
 #!/bin/sh
 # Both tiny checkpoints at tp 1, 2, 4 and 8, kept as stored, against their reference results: logits, greedy text, every way of
 # feeding; and the likelihood of the held-out text through minimax-eval.
-set -eu
-export LC_ALL=C
 cd "$(dirname "$0")/../.."
-work=$(mktemp -d "${TMPDIR:-/tmp}/golden.XXXXXX")
-trap 'rm -rf "$work"' EXIT
+. tests/model/scratch.sh
 
 # likelihood NAME TP EXPECTED LIMIT [OPTION…]
 likelihood() {

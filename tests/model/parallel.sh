@@ -1,11 +1,8 @@
 #!/bin/sh
 # Expert and pipeline parallel shards run: the likelihood of the held-out text is that of tp 1, inputs rounded or not, in schemes whose scales
 # are of rows, blocks and whole experts; so is the text that a seed draws.
-set -eu
-export LC_ALL=C
 cd "$(dirname "$0")/../.."
-work=$(mktemp -d "${TMPDIR:-/tmp}/parallel.XXXXXX")
-trap 'rm -rf "$work"' EXIT
+. tests/model/scratch.sh
 
 # The likelihood of each window, a line each: nll CHECKPOINT MODEL on|off WINDOW LIMIT
 nll() {

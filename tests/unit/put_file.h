@@ -4,6 +4,8 @@
 
 #include <stdio.h>
 
+#include "tests/unit/unit.h"
+
 static inline void put_file(const char *path, const void *bytes, size_t n) {
   FILE *f = fopen(path, "wb");
   if (!f) fail_msg("cannot make %s", path);

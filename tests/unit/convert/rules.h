@@ -1,10 +1,11 @@
-/* Rules of an architecture, found by tests. After <cmocka.h>. */
+/* Rules of an architecture, found by tests. */
 #ifndef MM_TESTS_CONVERT_RULES_H
 #define MM_TESTS_CONVERT_RULES_H
 
 #include <string.h>
 
 #include "convert/source/rule.h"
+#include "tests/unit/unit.h"
 
 /* A rule of M2 by the end of its name. */
 static inline const mm_rule *rule(const char *end) {

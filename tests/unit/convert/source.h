@@ -6,19 +6,16 @@
 
 #include <dirent.h>
 #include <ftw.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "convert/plan/plan.h"
 #include "convert/source/decode.h"
 #include "tests/unit/put_file.h"
+#include "tests/unit/unit.h"
 
 enum { HIDDEN = 10, HEADS = 2, KV_HEADS = 1, HEAD_DIM = 4, EXPERTS = 3, INTER = 6, VOCAB = 12 };
 
@@ -329,6 +326,20 @@ static inline void src_refused(const source *s, src_options o, const char *row, 
   if (err.status != status || strcmp(err.code, code) != 0 || !strstr(err.text, says))
     fail_msg("%s: expected %d %s … %s, got %d %s", row, (int)status, code, says, (int)err.status, err.text);
   for (const char *c = err.text; *c; c++) assert_true((uint8_t)*c >= 0x20 && *c != 0x7f);
+}
+
+/* A quantization_config that is refused. */
+typedef struct src_case {
+  const char *config;
+  mm_status status;
+  const char *code, *says;
+} src_case;
+
+/* Writes the source with `old` of its config replaced by key and c->config, which is refused. */
+static inline void src_refuses(source *s, const char *old, const char *key, src_depth depth, const src_case *c) {
+  src_config(s, old, "%s%s", key, c->config);
+  src_write(s);
+  src_refused(s, (src_options){.depth = depth}, c->config, c->status, c->code, c->says);
 }
 
 static inline void src_accepted(const source *s, src_options o, const char *row) {

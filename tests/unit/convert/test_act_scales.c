@@ -1,19 +1,14 @@
 /* Static scales of activations: every spelling, as JSON and as safetensors, gives the scale that it means; experts and pieces share the
  * largest; what is refused. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "convert/calibration/act_scales.h"
 #include "tests/unit/convert/rules.h"
+#include "tests/unit/unit.h"
 
 #define QKV "model.layers.0.self_attn.qkv_proj.weight"
 #define W13 "model.layers.0.block_sparse_moe.experts.w13_weight"
@@ -62,8 +57,7 @@ static float of_json(const char *text, const char *ours, const char *scheme, uin
 }
 
 /* FP8's largest number is 448; NVFP4's 6 under scales of up to 448. */
-static void spellings(void **state) {
-  (void)state;
+TEST(spellings) {
   static const struct {
     const char *text;
     float fp8, nvfp4;
@@ -95,8 +89,7 @@ static void spellings(void **state) {
 }
 
 /* Experts that calibration never reached are counted; one name may have a number for each expert. */
-static void experts(void **state) {
-  (void)state;
+TEST(experts) {
   uint64_t without;
 #define OF(e, w, v) "\"model.layers.0.block_sparse_moe.experts." #e "." #w ".input_scale\": " #v
   assert_true(of_json("{" OF(0, w1, 2) ", " OF(0, w3, 5) ", " OF(2, w1, 3) "}", W13, "tensor_wise_fp8", &without) == 5);
@@ -134,11 +127,8 @@ static void experts(void **state) {
   }
 }
 
-static void refused(void **state) {
-  (void)state;
-  static const struct {
-    const char *text, *says;
-  } all[] = {
+TEST(refused) {
+  static const char *const all[][2] = {
       {"", "found an empty file"},
       {"{}", "found no scale of activations"},
       {"{\"a.input_scale\": -1}", "found -1, expected a positive number"},
@@ -150,9 +140,9 @@ static void refused(void **state) {
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
     mm_act_scales s;
     mm_err err = {0};
-    assert_false(open_bytes(&s, all[i].text, strlen(all[i].text), &err));
+    assert_false(open_bytes(&s, all[i][0], strlen(all[i][0]), &err));
     assert_int_equal(err.status, MM_BAD_INPUT);
-    if (!strstr(err.text, all[i].says)) fail_msg("%s: %s", all[i].text, err.text);
+    if (!strstr(err.text, all[i][1])) fail_msg("%s: %s", all[i][0], err.text);
     mm_act_scales_close(&s);
   }
   static const struct {
@@ -177,7 +167,4 @@ static void refused(void **state) {
   }
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(spellings), cmocka_unit_test(experts), cmocka_unit_test(refused)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

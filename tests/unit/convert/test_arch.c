@@ -2,18 +2,15 @@
  * not one of theirs is refused with a line that names file and key; the rules name every tensor of the released models once. The
  * marks C02 … are those of the fault catalogue. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "convert/plan/plan.h"
 #include "convert/source/rule.h"
 #include "formats/file.h"
+#include "tests/unit/unit.h"
 
 /* All values differ, so that a swapped key shows. */
 static const char m1[] =
@@ -87,8 +84,7 @@ static void assert_deepnorm(mm_deepnorm d, double alpha, double beta) {
   assert_true(d.beta == beta);
 }
 
-static void test_m1(void **state) {
-  (void)state;
+TEST(test_m1) {
   mm_model m = accepted(m1);
   assert_string_equal(m.architecture, "MiniMaxM1ForCausalLM");
   assert_int_equal(m.family, MM_FAMILY_M1);
@@ -106,8 +102,7 @@ static void test_m1(void **state) {
   assert_memory_equal(m.attn, attn, sizeof attn);
 }
 
-static void test_m2(void **state) {
-  (void)state;
+TEST(test_m2) {
   mm_model m = accepted(m2);
   assert_string_equal(m.architecture, "MiniMaxM2ForCausalLM");
   assert_int_equal(m.family, MM_FAMILY_M2);
@@ -135,8 +130,7 @@ static mm_model loaded(const char *path) {
   return m;
 }
 
-static void test_tiny_configs(void **state) {
-  (void)state;
+TEST(test_tiny_configs) {
   mm_model m = loaded("tests/data/tiny-m1/config.json");
   assert_true(m.family == MM_FAMILY_M1 && m.hidden == 256 && m.heads == 8 && m.head_dim == 64 && m.intermediate == 128 &&
               m.rotary_dim == 32);
@@ -147,8 +141,7 @@ static void test_tiny_configs(void **state) {
   assert_true(m.family == MM_FAMILY_M2 && m.experts == 8 && m.top_k == 4 && m.intermediate == 192 && m.rope_theta == 5e6);
 }
 
-static void test_released_config(void **state) {
-  (void)state;
+TEST(test_released_config) {
   const char *shared = getenv("SHARED");
   const mm_path at = mm_path_of(shared ? shared : "../shared", "released/minimax-m1/config.json");
   const char *path = at.text;
@@ -167,8 +160,7 @@ static void test_released_config(void **state) {
 }
 
 /* The transformers-native form: other names for the same facts, and post-norm without saying so. */
-static void test_hf_form(void **state) {
-  (void)state;
+TEST(test_hf_form) {
   static const char hf[] =
       "{\"architectures\":[\"MiniMaxForCausalLM\"],\"model_type\":\"minimax\",\"layer_types\":[\"linear_attention\",\"full_attention\","
       "\"linear_attention\"],\"hidden_size\":96,\"num_hidden_layers\":3,\"num_attention_heads\":12,\"num_key_value_heads\":4,"
@@ -191,8 +183,7 @@ static void test_hf_form(void **state) {
   READS(hf, "\"block_size\":256", "\"postnorm\":false", postnorm, false);
 }
 
-static void test_m1_defaults(void **state) {
-  (void)state;
+TEST(test_m1_defaults) {
   /* head_dim and rotary_dim absent: hidden / heads, and all of a head. */
   char *a = edited(m1, "\"head_dim\":20,", ""), *b = edited(a, "\"rotary_dim\":10,", "");
   mm_model m = accepted(b);
@@ -225,8 +216,7 @@ static void test_m1_defaults(void **state) {
   }
 }
 
-static void test_m2_defaults(void **state) {
-  (void)state;
+TEST(test_m2_defaults) {
   READS(m2, "\"rotary_dim\":6,", "", rotary_dim, 10); /* half a head */
   char *a = edited(m2, "\"rotary_dim\":6,", "");
   READS(a, "\"head_dim\":20,", "", head_dim, 128);
@@ -243,8 +233,7 @@ static void test_m2_defaults(void **state) {
 }
 
 /* Either spelling; the remote one wins where both stand. */
-static void test_aliases(void **state) {
-  (void)state;
+TEST(test_aliases) {
   READS(m1, "\"attn_type_list\":[0,1,0,0,1]", "\"decoder_attention_types\":[1,0,0,0,1]", attn[0], MM_ATTN_FULL);
   READS(m1, "\"attn_type_list\":[0,1,0,0,1]", "\"layer_types\":[\"full_attention\",0,0,0,\"linear_attention\"]", attn[0], MM_ATTN_FULL);
   READS(
@@ -261,8 +250,7 @@ static void test_aliases(void **state) {
   READS(m1, "\"shared_intermediate_size\":0", "\"shared_intermediate_size\":[0]", hidden, 96);
 }
 
-static void test_rope_aliases(void **state) {
-  (void)state;
+TEST(test_rope_aliases) {
   READS(m1, "\"rotary_dim\":10", "\"partial_rotary_factor\":0.5", rotary_dim, 10);
   READS(m1, "\"rotary_dim\":10", "\"partial_rotary_factor\":1", rotary_dim, 20);
   READS(m1, "\"rotary_dim\":10", "\"rotary_dim\":10,\"partial_rotary_factor\":0.2", rotary_dim, 10);
@@ -274,8 +262,7 @@ static void test_rope_aliases(void **state) {
 }
 
 /* C02, C03, C04, C05: each needed key absent, null, zero, negative, huge, of another type. */
-static void test_needed_keys(void **state) {
-  (void)state;
+TEST(test_needed_keys) {
   static const char *const needed[] = {"hidden_size",       "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
                                        "intermediate_size", "num_local_experts", "num_experts_per_tok", "vocab_size"};
   static const char *const whole_only[] = {"32.5", "4.0", "\"32\"", "true", "{}", "1e3"};
@@ -306,8 +293,7 @@ static void test_needed_keys(void **state) {
           "key \"num_hidden_layers\": found 2000000000, expected at most 1024");
 }
 
-static void test_optional_keys(void **state) {
-  (void)state;
+TEST(test_optional_keys) {
   refused(m1, "\"head_dim\":20", "\"head_dim\":0", MM_BAD_INPUT, "E_CFG_RANGE", "key \"head_dim\": found 0");
   refused(m1, "\"head_dim\":20", "\"head_dim\":-128", MM_BAD_INPUT, "E_CFG_RANGE", "key \"head_dim\": found -128");
   refused(m1, "\"head_dim\":20", "\"head_dim\":\"20\"", MM_BAD_INPUT, "E_CFG_TYPE", "key \"head_dim\"");
@@ -331,8 +317,7 @@ static void test_optional_keys(void **state) {
 }
 
 /* C06, C07: rules between two numbers name both. */
-static void test_relations(void **state) {
-  (void)state;
+TEST(test_relations) {
   refused(m1, "\"num_key_value_heads\":4", "\"num_key_value_heads\":5", MM_BAD_INPUT, "E_CFG_RANGE",
           "num_attention_heads: found 12, expected a multiple of num_key_value_heads 5");
   refused(m1, "\"num_key_value_heads\":4", "\"num_key_value_heads\":24", MM_BAD_INPUT, "E_CFG_RANGE",
@@ -353,8 +338,7 @@ static void test_relations(void **state) {
 }
 
 /* C12 and lists of experts. */
-static void test_lists(void **state) {
-  (void)state;
+TEST(test_lists) {
   static const char old[] = "\"attn_type_list\":[0,1,0,0,1]";
   refused(m1, old, "\"attn_type_list\":[0,1,0,0]", MM_BAD_INPUT, "E_CFG_RANGE", "\"attn_type_list\": found 4 entries, expected 5");
   refused(m1, old, "\"attn_type_list\":[]", MM_BAD_INPUT, "E_CFG_RANGE", "found 0 entries, expected 5");
@@ -375,8 +359,7 @@ static void test_lists(void **state) {
 }
 
 /* Valid configs of models that this version would compute wrongly. */
-static void test_features(void **state) {
-  (void)state;
+TEST(test_features) {
 #define FEATURE(base, old, new, says) refused(base, old, new, MM_UNSUPPORTED, "E_CFG_FEATURE", says)
   FEATURE(m1, "\"shared_intermediate_size\":0", "\"shared_intermediate_size\":8192", "\"shared_intermediate_size\": found 8192");
   FEATURE(m1, "\"shared_intermediate_size\":0", "\"shared_intermediate_size\":[0,64]", "\"shared_intermediate_size\": found 64");
@@ -394,8 +377,7 @@ static void test_features(void **state) {
 }
 
 /* C08, and near misses that would give garbage. */
-static void test_architectures(void **state) {
-  (void)state;
+TEST(test_architectures) {
   static const char head[] = "\"architectures\":[\"MiniMaxM1ForCausalLM\"],\"model_type\":\"minimax_m1\"";
 #define ARCH(new, says) refused(m1, head, new, MM_UNSUPPORTED, "E_ARCH", says)
   ARCH("\"architectures\":[\"MiniMaxM3SparseForConditionalGeneration\"],\"model_type\":\"minimax_m3_vl\"", "MiniMax-M3");
@@ -458,8 +440,7 @@ static size_t names_of(const mm_arch *arch, const mm_model *m, bool fp8) {
   return n;
 }
 
-static void test_rules(void **state) {
-  (void)state;
+TEST(test_rules) {
   mm_model big = {.layers = 80, .experts = 32};
   for (uint32_t l = 0; l < 80; l++) big.attn[l] = l % 8 == 7;
   assert_int_equal(names_of(&mm_arch_minimax_m1, &big, false), 8243);
@@ -484,8 +465,7 @@ static void test_rules(void **state) {
 }
 
 /* Which tp a released model can be cut into, and what is said of the others. */
-static void test_feasible(void **state) {
-  (void)state;
+TEST(test_feasible) {
   static const struct {
     mm_model m;
     const char *fits;
@@ -520,25 +500,4 @@ static void test_feasible(void **state) {
   assert_non_null(strstr(err.text, "intermediate_size 100 is not a multiple of tp/ep 8; expected one of 1, 2, 4"));
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_m1),
-      cmocka_unit_test(test_m2),
-      cmocka_unit_test(test_tiny_configs),
-      cmocka_unit_test(test_released_config),
-      cmocka_unit_test(test_hf_form),
-      cmocka_unit_test(test_m1_defaults),
-      cmocka_unit_test(test_m2_defaults),
-      cmocka_unit_test(test_aliases),
-      cmocka_unit_test(test_rope_aliases),
-      cmocka_unit_test(test_needed_keys),
-      cmocka_unit_test(test_optional_keys),
-      cmocka_unit_test(test_relations),
-      cmocka_unit_test(test_lists),
-      cmocka_unit_test(test_features),
-      cmocka_unit_test(test_architectures),
-      cmocka_unit_test(test_rules),
-      cmocka_unit_test(test_feasible),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

@@ -1,12 +1,9 @@
 /* convert/cut: which parallel sizes fit a model, who holds what, and the scale grids of cuts, beside loops over every row. */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "convert/plan/plan.h"
+#include "tests/unit/unit.h"
 
 static uint64_t seed = 7;
 static uint32_t next(uint32_t below) {
@@ -34,8 +31,7 @@ static void refused(const mm_model *m, uint32_t tp, uint32_t ep, uint32_t pp, co
   if (!strstr(err.text, says)) fail_msg("%s", err.text);
 }
 
-static void test_feasible(void **state) {
-  (void)state;
+TEST(test_feasible) {
   const mm_model m = model(12, 4, 48, 6, 100);
   refused(&m, 5, 1, 1, "found --tp 5, but num_attention_heads 12 is not a multiple of it; expected one of 1, 2, 4, 12");
   refused(&m, 3, 1, 1, "num_key_value_heads 4 neither divides it nor is divided by it");
@@ -87,8 +83,7 @@ static void has(const mm_cut *c, mm_axis axis, uint32_t whole, uint32_t local, u
   }
 }
 
-static void test_ranges(void **state) {
-  (void)state;
+TEST(test_ranges) {
   mm_plan p = plan_of(model(12, 2, 96, 6, 100), 4, 2);
   assert_int_equal(cut(&p, MM_WHOLE, MM_DIM_Q, MM_DIM_HIDDEN, MM_ALIGN_SPLIT)->axis, MM_AXIS_NONE);
   has(cut(&p, MM_ROWS, MM_DIM_Q, MM_DIM_HIDDEN, MM_ALIGN_SPLIT), MM_AXIS_ROWS, 72, 18, 4,
@@ -125,8 +120,7 @@ static void test_ranges(void **state) {
   done(&p);
 }
 
-static void test_equal(void **state) {
-  (void)state;
+TEST(test_equal) {
   mm_range x[2] = {{0, 0, 3}, {0, 3, 3}}, y[2] = {{0, 0, 3}, {0, 3, 3}};
   mm_cut a = {.axis = MM_AXIS_ROWS, .whole = 6, .local = 3, .rank = x}, b = a;
   b.rank = y;
@@ -164,8 +158,7 @@ static uint32_t finest(const mm_cut *c, uint32_t tp, uint32_t base, uint32_t cel
   return 1;
 }
 
-static void test_cells(void **state) {
-  (void)state;
+TEST(test_cells) {
   static const char *const words[] = {"block_fp8", "nvfp4", "w4a16", "mxfp4", "int8", "bf16"};
   static const mm_hf hf = {.dir = "src"};
   unsigned finer = 0, refusals = 0;
@@ -225,12 +218,4 @@ static void test_cells(void **state) {
   assert_non_null(strstr(err.text, "found --tp-align pad, but a zero byte of w4a16 is not zero; expected split"));
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_feasible),
-      cmocka_unit_test(test_ranges),
-      cmocka_unit_test(test_equal),
-      cmocka_unit_test(test_cells),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

@@ -39,8 +39,7 @@ static const mm_pack_tensor *tensor_of(const planned *p, const char *piece) {
 
 static const char *const attention = "model.layers.0.self_attn.q_proj.weight", *const head = "lm_head.weight";
 
-static void test_suffixes(void **state) {
-  (void)state;
+TEST(test_suffixes) {
   static const struct {
     const char *dialect, *scheme, *suffix[4];
     mm_dtype codes;
@@ -91,8 +90,7 @@ static bool has(const mm_json *list, const char *word) {
   return false;
 }
 
-static void test_configs(void **state) {
-  (void)state;
+TEST(test_configs) {
   planned *p = plan_of("block_fp8", NULL, 128); /* fp8 is tried first */
   assert_true(p->ok);
   mm_json *j = text_of(p, "config.json");
@@ -134,8 +132,7 @@ static void test_configs(void **state) {
   end(p);
 }
 
-static void test_refused(void **state) {
-  (void)state;
+TEST(test_refused) {
   static const struct {
     const char *quant, *dialect;
     unsigned inter;
@@ -160,8 +157,7 @@ static void test_refused(void **state) {
   end(p);
 }
 
-static void test_numbers(void **state) {
-  (void)state;
+TEST(test_numbers) {
   const mm_scheme *nvfp4 = mm_scheme_find("nvfp4a16"), *w4afp8 = mm_scheme_find("w4afp8");
   const mm_spelling reciprocal = {.reciprocal = true}, offset = {.offset = true}, plain = {0};
   float global = 0.25f;
@@ -178,8 +174,4 @@ static void test_numbers(void **state) {
   assert_memory_equal(codes, "\x08\xf7\x80\x79", 4);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_suffixes), cmocka_unit_test(test_configs), cmocka_unit_test(test_refused),
-                                     cmocka_unit_test(test_numbers)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

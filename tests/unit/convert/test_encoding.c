@@ -12,8 +12,7 @@ static void check_rows(mm_decoder *d, const linear *l, const mm_matrix *x, const
     }
 }
 
-static void test_exact(void **state) {
-  (void)state;
+TEST(test_exact) {
   for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
     const struct form *f = &forms[i];
     source *s = encoded(f);
@@ -51,8 +50,7 @@ static void test_exact(void **state) {
 }
 
 /* What cannot be kept says so, and what can is. */
-static void test_keeping(void **state) {
-  (void)state;
+TEST(test_keeping) {
   static const char *const kept[] = {"compressed-tensors block FP8", "FP8_PB_WO", "tensor-wise FP8", "per-channel FP8", "MXFP8",
                                      "compressed-tensors NVFP4",     "MXFP4"};
   static const char *const lost[] = {"NVFP4", "int4",      "int4, asymmetric, reordered", "ModelOpt int4", "int8", "SGLang W4AFP8", "AWQ",
@@ -76,7 +74,4 @@ static void test_keeping(void **state) {
   }
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_exact), cmocka_unit_test(test_keeping)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

@@ -70,8 +70,7 @@ static void group_minus_one(source *s, src_tensor *t) {
   set(t, UINT32_MAX);
 }
 
-static void test_missing(void **state) {
-  (void)state;
+TEST(test_missing) {
   REFUSED("tensor-wise FP8", "weight_scale", without, "E_Q_MISSING",
           "w1.weight\": found F8_E4M3 without a scale, expected model.layers.0.block_sparse_moe.experts.1.w1.weight_scale_inv or "
           "model.layers.0.block_sparse_moe.experts.1.w1.weight_scale");
@@ -93,8 +92,7 @@ static void test_missing(void **state) {
   REFUSED("AWQ", "qweight", without, "E_MISSING", "w1.weight");
 }
 
-static void test_shapes(void **state) {
-  (void)state;
+TEST(test_shapes) {
   REFUSED("per-channel FP8", "weight", turned, "E_SHAPE", "found shape [40, 24], expected [24, 40]");
   REFUSED("per-channel FP8", "weight_scale", turned, "E_Q_SHAPE", "found shape [1, 24], expected [], [1], [1, 1], [24] or [24, 1]");
   REFUSED("MXFP8", "weight_scale", wider, "E_Q_SHAPE", "found shape [24, 3], expected [24, 2]");
@@ -115,8 +113,7 @@ static void test_shapes(void **state) {
   REFUSED("NVFP4", "pre_quant_scale", turned, "E_Q_SHAPE", "expected [40]");
 }
 
-static void test_dtypes(void **state) {
-  (void)state;
+TEST(test_dtypes) {
   REFUSED("tensor-wise FP8", "weight", retyped, "E_DTYPE", "found F8_E5M2, expected F32, BF16, F16, F8_E4M3");
   REFUSED("per-channel FP8", "weight_scale", retyped, "E_Q_DTYPE", "found a scale of I16, expected F32, BF16, F16 or F8_E8M0");
   REFUSED("NVFP4", "weight_scale", retyped, "E_Q_DTYPE", "found a scale of F8_E5M2, expected F8_E4M3");
@@ -128,8 +125,7 @@ static void test_dtypes(void **state) {
   REFUSED("int8", "pre_quant_scale", retyped, "E_Q_DTYPE", "found U32, expected F32, BF16 or F16");
 }
 
-static void test_scale_values(void **state) {
-  (void)state;
+TEST(test_scale_values) {
   static const char *const form[][2] = {{"tensor-wise FP8", "weight_scale"},
                                         {"per-channel FP8", "weight_scale"},
                                         {"MXFP8", "weight_scale"},
@@ -166,16 +162,14 @@ static void test_scale_values(void **state) {
   }
 }
 
-static void test_order(void **state) {
-  (void)state;
+TEST(test_order) {
   REFUSED("GPTQ", "g_idx", group_five, "E_Q_ORDER", "found group 5 of column 1, expected 0 to 4");
   REFUSED("GPTQ", "g_idx", group_minus_one, "E_Q_ORDER", "found group -1 of column 1, expected 0 to 4");
   REFUSED("int4, asymmetric, reordered", "weight_g_idx", group_five, "E_Q_ORDER", "w1.weight_g_idx\": offset ");
 }
 
 /* A symmetric GPTQ's zero points are all one number, and which one tells its format. */
-static void test_zero_points(void **state) {
-  (void)state;
+TEST(test_zero_points) {
   static const struct {
     const char *format;
     uint8_t byte;
@@ -198,13 +192,8 @@ static void test_zero_points(void **state) {
 }
 
 /* What the configuration says, and whether it is read, whatever the tensors. */
-static void test_configuration(void **state) {
-  (void)state;
-  static const struct {
-    const char *config;
-    mm_status status;
-    const char *code, *says;
-  } row[] = {
+TEST(test_configuration) {
+  static const src_case row[] = {
       {"{\"quant_method\":\"bitsandbytes\"}", MM_UNSUPPORTED, "E_Q_METHOD", "found quant_method \"bitsandbytes\", which is not read"},
       {"{\"quant_method\":\"exl3\"}", MM_UNSUPPORTED, "E_Q_METHOD", "\"exl3\""},
       {"{\"quantization\":\"mix_quant\",\"moe_quant_type\":\"w4a8\"}", MM_UNSUPPORTED, "E_Q_METHOD",
@@ -235,9 +224,7 @@ static void test_configuration(void **state) {
   };
   for (size_t i = 0; i < sizeof row / sizeof *row; i++) {
     source *s = src_open_as(dims);
-    src_config(s, "\"quantization_config\":null", "\"quantization_config\":%s", row[i].config);
-    src_write(s);
-    src_refused(s, (src_options){.depth = SRC_OPEN}, row[i].config, row[i].status, row[i].code, row[i].says);
+    src_refuses(s, "\"quantization_config\":null", "\"quantization_config\":", SRC_OPEN, &row[i]);
     src_close(s);
   }
   static const char *const good[] = {"\"transform_config\":{}", "\"transform_config\":{\"config_groups\":{}}", "\"transform_config\":null",
@@ -252,8 +239,7 @@ static void test_configuration(void **state) {
 }
 
 /* A configuration in its own file, and what its absence means. */
-static void test_configuration_files(void **state) {
-  (void)state;
+TEST(test_configuration_files) {
   static const struct {
     const char *form, *file, *text, *code, *says;
   } row[] = {
@@ -287,8 +273,7 @@ static void test_configuration_files(void **state) {
 }
 
 /* Tensors that belong to nothing that is read. */
-static void test_leftovers(void **state) {
-  (void)state;
+TEST(test_leftovers) {
   static const struct {
     const char *form, *name;
     mm_status status;
@@ -320,8 +305,7 @@ static void test_leftovers(void **state) {
 }
 
 /* A missing scale of the activations is no matter; tests/interop/static_inputs.py has wrong ones. */
-static void test_input_scales(void **state) {
-  (void)state;
+TEST(test_input_scales) {
   source *s = encoded(form_of("tensor-wise FP8"));
   src_remove(s, W1 "input_scale");
   src_write(s);
@@ -329,13 +313,4 @@ static void test_input_scales(void **state) {
   src_close(s);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_missing),       cmocka_unit_test(test_shapes),
-      cmocka_unit_test(test_dtypes),        cmocka_unit_test(test_scale_values),
-      cmocka_unit_test(test_order),         cmocka_unit_test(test_zero_points),
-      cmocka_unit_test(test_configuration), cmocka_unit_test(test_configuration_files),
-      cmocka_unit_test(test_leftovers),     cmocka_unit_test(test_input_scales),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

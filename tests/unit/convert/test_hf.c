@@ -15,8 +15,7 @@ static const char shard1[] = "src/model-00001-of-00002.safetensors", shard2[] = 
 #define REFUSED(depth_, row, code, says) src_refused(s, (src_options){.depth = (depth_)}, row, MM_BAD_INPUT, code, says)
 #define ACCEPTED(row)                    src_accepted(s, (src_options){.depth = SRC_READ}, row)
 
-static void test_whole(void **state) {
-  (void)state;
+TEST(test_whole) {
   FRESH(s) {
     src_write(s);
     ACCEPTED("whole");
@@ -38,8 +37,7 @@ static void test_whole(void **state) {
 }
 
 /* B02, B03 */
-static void test_wrong_files(void **state) {
-  (void)state;
+TEST(test_wrong_files) {
   static const char *const not_st[] = {"config.json", MM_INDEX_NAME};
   for (size_t i = 0; i < 2; i++) {
     FRESH(s) {
@@ -78,8 +76,7 @@ static void test_wrong_files(void **state) {
 }
 
 /* B04: what the index says of a tensor and what its file holds. Both file names are in the line. */
-static void test_tensor_places(void **state) {
-  (void)state;
+TEST(test_tensor_places) {
   FRESH(s) {
     src_find(s, "lm_head.weight")->shard = -1;
     src_write(s);
@@ -120,8 +117,7 @@ static void test_tensor_places(void **state) {
 }
 
 /* Experts by their own names, all in one stack, or some both ways. */
-static void test_fused(void **state) {
-  (void)state;
+TEST(test_fused) {
   for (int first = 0; first <= EXPERTS; first++) { /* experts below `first` keep their own tensors */
     FRESH(s) {
       src_shape(src_add(s, SRC_MOE "experts.w13_weight", "F8_E4M3", 1, 1, 0), "F8_E4M3", 3, EXPERTS, 2 * INTER, HIDDEN);
@@ -165,8 +161,7 @@ static void one_file(source *s) {
 }
 
 /* B08 */
-static void test_ambiguous(void **state) {
-  (void)state;
+TEST(test_ambiguous) {
   FRESH(s) {
     src_write(s);
     src_write_shard(s, 0, src_path(s, "src/model.safetensors"));
@@ -208,8 +203,7 @@ static void instead(const source *s, const char *name, int what) {
 }
 
 /* B09, B10, B11: none of it may hang or be read. */
-static void test_file_types(void **state) {
-  (void)state;
+TEST(test_file_types) {
   static const char *const at[] = {shard1, "src/config.json", "src/" MM_INDEX_NAME};
   static const struct {
     const char *row, *code, *says;
@@ -263,8 +257,7 @@ static void move_out(const source *s, const char *name, const char *folder) {
 }
 
 /* B12, B14 and A34: links. */
-static void test_links(void **state) {
-  (void)state;
+TEST(test_links) {
   FRESH(s) {
     src_write(s);
     to_hub(s);
@@ -303,8 +296,7 @@ static void test_links(void **state) {
 }
 
 /* B16: one descriptor after the other, whatever the number of files. */
-static void test_descriptors(void **state) {
-  (void)state;
+TEST(test_descriptors) {
   source *s = src_open();
   static char names[300][16];
   s->file_count = 0;
@@ -342,8 +334,7 @@ static void test_descriptors(void **state) {
 }
 
 /* B15: permissions; for root they do not exist (tests/cli/convert_hostile.py drops them). */
-static void test_permissions(void **state) {
-  (void)state;
+TEST(test_permissions) {
   if (geteuid() == 0) {
     print_message("root may read everything\n");
     skip();
@@ -359,8 +350,7 @@ static void test_permissions(void **state) {
 }
 
 /* A33: the files are the same at the end as at the beginning. */
-static void test_changed(void **state) {
-  (void)state;
+TEST(test_changed) {
   static const char *const touched[] = {shard1, shard2, "src/config.json", "src/" MM_INDEX_NAME};
   for (size_t i = 0; i < sizeof touched / sizeof *touched; i++) {
     source *s = src_open();
@@ -383,23 +373,20 @@ static void test_changed(void **state) {
 }
 
 /* C01: the text of config.json; C14: its quantization. */
-static void test_config_text(void **state) {
-  (void)state;
-  static const struct {
-    const char *text, *code;
-  } bad[] = {{"", "E_JSON"},
-             {"{\"hidden_size\":1", "E_JSON"},
-             {"{\"hidden_size\":NaN}", "E_JSON"},
-             {"{\"hidden_size\":1e999}", "E_NUMBER"},
-             {"{\"hidden_size\":9223372036854775808}", "E_NUMBER"},
-             {"{\"hidden_size\":1,\"hidden_size\":1}", "E_JSON"},
-             {"{\"hidden_size\":1} x", "E_JSON"},
-             {"[1]", "E_CFG_TYPE"}};
+TEST(test_config_text) {
+  static const char *const bad[][2] = {{"", "E_JSON"},
+                                       {"{\"hidden_size\":1", "E_JSON"},
+                                       {"{\"hidden_size\":NaN}", "E_JSON"},
+                                       {"{\"hidden_size\":1e999}", "E_NUMBER"},
+                                       {"{\"hidden_size\":9223372036854775808}", "E_NUMBER"},
+                                       {"{\"hidden_size\":1,\"hidden_size\":1}", "E_JSON"},
+                                       {"{\"hidden_size\":1} x", "E_JSON"},
+                                       {"[1]", "E_CFG_TYPE"}};
   for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
     FRESH(s) {
-      snprintf(s->config, sizeof s->config, "%s", bad[i].text);
+      snprintf(s->config, sizeof s->config, "%s", bad[i][0]);
       src_write(s);
-      REFUSED(SRC_PLAN, bad[i].text, bad[i].code, "src/config.json");
+      REFUSED(SRC_PLAN, bad[i][0], bad[i][1], "src/config.json");
     }
   }
   FRESH(s) {
@@ -410,13 +397,8 @@ static void test_config_text(void **state) {
 }
 
 /* C14 */
-static void test_quantization_config(void **state) {
-  (void)state;
-  static const struct {
-    const char *value;
-    mm_status status;
-    const char *code, *says;
-  } quant[] = {
+TEST(test_quantization_config) {
+  static const src_case quant[] = {
       {"{\"quant_method\":\"hqq\",\"weight_block_size\":[128,128]}", MM_UNSUPPORTED, "E_Q_METHOD", "found quant_method \"hqq\""},
       {"{\"quant_method\":\"f\\u001bp8\"}", MM_UNSUPPORTED, "E_Q_METHOD", "f\\x1bp8"},
       {"{\"quant_method\":\"fp8\"}", MM_BAD_INPUT, "E_Q_CONFIG", "declares no weight_block_size"},
@@ -433,19 +415,13 @@ static void test_quantization_config(void **state) {
       {"\"fp8\"", MM_BAD_INPUT, "E_Q_CONFIG", "key \"quantization_config\""},
       {"null", MM_BAD_INPUT, "E_Q_CONFIG", "declares no quantization_config"},
   };
-  for (size_t i = 0; i < sizeof quant / sizeof *quant; i++) {
-    FRESH(s) {
-      src_config(s, "{\"quant_method\":\"fp8\",\"weight_block_size\":[128,128]}", "%s", quant[i].value);
-      src_write(s);
-      src_refused(s, (src_options){.depth = SRC_PLAN}, quant[i].value, quant[i].status, quant[i].code, quant[i].says);
-    }
-  }
+  for (size_t i = 0; i < sizeof quant / sizeof *quant; i++)
+    FRESH(s) src_refuses(s, "{\"quant_method\":\"fp8\",\"weight_block_size\":[128,128]}", "", SRC_PLAN, &quant[i]);
 }
 
 /* C04, C09, C10: counts that the headers do not prove, whether or not there is a tensor that contradicts them, cost neither memory nor
  * time. */
-static void test_unproved_numbers(void **state) {
-  (void)state;
+TEST(test_unproved_numbers) {
   clock_t start = clock();
   static const char *const experts[] = {"4", "512", "1024", "1025", "2147483647"};
   for (size_t i = 0; i < sizeof experts / sizeof *experts; i++) {
@@ -474,15 +450,4 @@ static void test_unproved_numbers(void **state) {
   if (seconds > 15) fail_msg("C04: %.1f s to refuse", seconds);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_whole),
-
-      cmocka_unit_test(test_wrong_files), cmocka_unit_test(test_tensor_places),       cmocka_unit_test(test_fused),
-
-      cmocka_unit_test(test_ambiguous),   cmocka_unit_test(test_file_types),          cmocka_unit_test(test_links),
-      cmocka_unit_test(test_descriptors), cmocka_unit_test(test_permissions),         cmocka_unit_test(test_changed),
-      cmocka_unit_test(test_config_text), cmocka_unit_test(test_quantization_config), cmocka_unit_test(test_unproved_numbers),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

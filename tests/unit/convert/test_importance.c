@@ -1,16 +1,11 @@
 /* Importance files: three containers with the same numbers, and what is refused of damaged ones. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
-
-#include <cmocka.h>
 
 #include "convert/calibration/importance.h"
 #include "tests/unit/convert/moments.h"
 #include "tests/unit/convert/rules.h"
+#include "tests/unit/unit.h"
 
 /* From memory of exactly that size, so that sanitizers see a byte too far. */
 static bool parse(mm_importance *m, const bytes *b, uint8_t **data, mm_err *err) {
@@ -37,8 +32,7 @@ static mm_weighing weighing(const mm_importance *m, const char *end, uint32_t la
   return w;
 }
 
-static void three_containers(void **state) {
-  (void)state;
+TEST(three_containers) {
   const bytes file[] = {gguf(), dat(), collected()};
   for (int i = 0; i < 3; i++) {
     mm_importance m;
@@ -62,8 +56,7 @@ static void three_containers(void **state) {
 }
 
 /* No file is read beyond its end, and none but the whole one is taken. */
-static void cut_short(void **state) {
-  (void)state;
+TEST(cut_short) {
   const bytes file[] = {gguf(), dat(), collected()};
   const size_t whole[] = {file[0].n, file[1].n - 15, file[2].n}; /* what a .dat has behind its entries may be missing */
   for (int i = 0; i < 3; i++)
@@ -87,8 +80,7 @@ static size_t offset_of(const bytes *b, const char *text) {
   return 0;
 }
 
-static void damaged(void **state) {
-  (void)state;
+TEST(damaged) {
   static const struct {
     const char *behind; /* bytes are written `skip` bytes behind this text */
     int skip;
@@ -133,8 +125,7 @@ static void damaged(void **state) {
 }
 
 /* Values are looked at when they are wanted. */
-static void no_mean_squares(void **state) {
-  (void)state;
+TEST(no_mean_squares) {
   static const float bad[] = {-1.0f, NAN, INFINITY};
   for (size_t i = 0; i < 3; i++) {
     bytes b = collected();
@@ -152,16 +143,11 @@ static void no_mean_squares(void **state) {
   }
 }
 
-static void weights(void **state) {
-  (void)state;
+TEST(weights) {
   static const float square[] = {0, 1, 7, 4};
   float w[4];
   mm_importance_weights((const uint8_t *)square, 4, w);
   assert_true(w[0] == 1e-4f && w[1] == 1.0f / 3 && w[2] == 7.0f / 3 && w[3] == 4.0f / 3);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(three_containers), cmocka_unit_test(cut_short), cmocka_unit_test(damaged),
-                                     cmocka_unit_test(no_mean_squares), cmocka_unit_test(weights)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

@@ -12,34 +12,31 @@ static const char shard1[] = "src/model-00001-of-00002.safetensors";
 #define ACCEPTED(row)                    src_accepted(s, (src_options){.depth = SRC_READ}, row)
 
 /* B01: file names of the index. `shown` is what the line must show of them. */
-static void test_file_names(void **state) {
-  (void)state;
+TEST(test_file_names) {
   static char long_name[5001], name256[257], name255[256];
   memset(long_name, 'a', sizeof long_name - 1);
   memset(name256, 'a', sizeof name256 - 1);
   memset(name255, 'b', sizeof name255 - 1);
-  static const struct {
-    const char *name, *shown;
-  } bad[] = {{"../x", "../x"},
-             {"a/../../x", "a/../../x"},
-             {"/etc/passwd", "/etc/passwd"},
-             {"sub/model.safetensors", "sub/model"},
-             {"a\\\\b", "a\\x5cb"},
-             {"..\\\\x", "..\\x5cx"},
-             {".", "\".\""},
-             {"..", "\"..\""},
-             {"", "\"\""},
-             {"a\\u0000b", "a\\x00b"},
-             {"a\\nb", "a\\x0ab"},
-             {"\\u001b[2J", "\\x1b[2J"},
-             {"a\\u007f", "a\\x7f"},
-             {name256, "aaaa"},
-             {long_name, "aaaa"}};
+  static const char *const bad[][2] = {{"../x", "../x"},
+                                       {"a/../../x", "a/../../x"},
+                                       {"/etc/passwd", "/etc/passwd"},
+                                       {"sub/model.safetensors", "sub/model"},
+                                       {"a\\\\b", "a\\x5cb"},
+                                       {"..\\\\x", "..\\x5cx"},
+                                       {".", "\".\""},
+                                       {"..", "\"..\""},
+                                       {"", "\"\""},
+                                       {"a\\u0000b", "a\\x00b"},
+                                       {"a\\nb", "a\\x0ab"},
+                                       {"\\u001b[2J", "\\x1b[2J"},
+                                       {"a\\u007f", "a\\x7f"},
+                                       {name256, "aaaa"},
+                                       {long_name, "aaaa"}};
   for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
     FRESH(s) {
-      src_find(s, "lm_head.weight")->file = bad[i].name;
+      src_find(s, "lm_head.weight")->file = bad[i][0];
       src_write(s);
-      REFUSED(SRC_OPEN, "B01", "E_IDX_PATH", bad[i].shown);
+      REFUSED(SRC_OPEN, "B01", "E_IDX_PATH", bad[i][1]);
       REFUSED(SRC_OPEN, "B01", "E_IDX_PATH", "tensor \"lm_head.weight\"");
     }
   }
@@ -68,11 +65,8 @@ static void test_file_names(void **state) {
 }
 
 /* B05, B06, B07: the index's own text. */
-static void test_index_text(void **state) {
-  (void)state;
-  static const struct {
-    const char *text, *code, *says;
-  } bad[] = {
+TEST(test_index_text) {
+  static const char *const bad[][3] = {
       {"{}", "E_IDX", "found no \"weight_map\""},
       {"{\"weight_map\":{}}", "E_IDX", "empty weight_map"},
       {"{\"weight_map\":[]}", "E_IDX", "not an object"},
@@ -100,10 +94,10 @@ static void test_index_text(void **state) {
   };
   for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
     FRESH(s) {
-      s->index = bad[i].text;
+      s->index = bad[i][0];
       src_write(s);
-      REFUSED(SRC_OPEN, bad[i].text, bad[i].code, bad[i].says);
-      REFUSED(SRC_OPEN, bad[i].text, bad[i].code, MM_INDEX_NAME);
+      REFUSED(SRC_OPEN, bad[i][0], bad[i][1], bad[i][2]);
+      REFUSED(SRC_OPEN, bad[i][0], bad[i][1], MM_INDEX_NAME);
     }
   }
   FRESH(s) {
@@ -124,8 +118,7 @@ static void test_index_text(void **state) {
 }
 
 /* As many entries as 64 MB hold, every one with a file of its own: seconds would mean a search of all files for each tensor. */
-static void test_many_files(void **state) {
-  (void)state;
+TEST(test_many_files) {
   char *text = NULL;
   size_t n = 0;
   FILE *f = open_memstream(&text, &n);
@@ -151,11 +144,4 @@ static void test_many_files(void **state) {
   free(text);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_file_names),
-      cmocka_unit_test(test_index_text),
-      cmocka_unit_test(test_many_files),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

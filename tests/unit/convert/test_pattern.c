@@ -1,19 +1,14 @@
 /* Patterns against the C library's on random ones of the same language, refusals by name, and hostile ones in time. */
 #include <fnmatch.h>
 #include <regex.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#include <cmocka.h>
-
 #include "convert/plan/pattern.h"
 #include "convert/plan/recipe.h"
+#include "tests/unit/unit.h"
 
 static uint32_t seed = 1;
 static uint32_t any(uint32_t below) {
@@ -40,8 +35,7 @@ static void name_of(char *out) {
 }
 
 /* Whether the same names match as for the C library's functions. */
-static void same_as_the_library(void **state) {
-  (void)state;
+TEST(same_as_the_library) {
   static const char *const globs[] = {"a",     "b",   ".",   "*", "?",    "[ab]", "[!a]",       "[^b1]",
                                       "[a-c]", "\\*", "\\a", "[", "[]a]", "1",    "[[:digit:]]"};
   static const char *const expressions[] = {"a",     "b",           "1", ".",    "a*",     "b+",     "a?",      ".*",  "a{2}", "b{0,2}",
@@ -88,8 +82,7 @@ static void refused(const char *text, const char *says) {
   mm_arena_close(&a);
 }
 
-static void refused_by_name(void **state) {
-  (void)state;
+TEST(refused_by_name) {
   refused("re:(a)\\1", "a backreference at byte 7 of pattern");
   refused("re:(a", "no end of a group");
   refused("re:a)", "no group to end");
@@ -125,8 +118,7 @@ static void accepted(const char *text, const char *name) {
 }
 
 /* The most that each limit allows, and one more. */
-static void limits(void **state) {
-  (void)state;
+TEST(limits) {
   char text[MM_PATTERN_BYTES + 2] = "re:", name[MM_PATTERN_REPEAT + 1] = "";
   for (unsigned n = MM_PATTERN_NEST; n <= MM_PATTERN_NEST + 1; n++) {
     memset(text + 3, '(', n);
@@ -154,8 +146,7 @@ static void limits(void **state) {
 }
 
 /* Each of these runs for minutes, or takes gigabytes, in an engine that tries one way after the other. */
-static void hostile_in_time(void **state) {
-  (void)state;
+TEST(hostile_in_time) {
   static const char *const text[] = {"re:(a*)*b",
                                      "re:(a|a)*b",
                                      "re:(a|aa)+$",
@@ -179,8 +170,7 @@ static void hostile_in_time(void **state) {
   assert_true((double)(clock() - start) / CLOCKS_PER_SEC < 2);
 }
 
-static void recipes_have_limits(void **state) {
-  (void)state;
+TEST(recipes_have_limits) {
   mm_recipe r;
   mm_err err = {0}, many = {0};
   char *line = calloc(1, 1 << 20);
@@ -198,8 +188,7 @@ static void recipes_have_limits(void **state) {
 }
 
 /* The dearest recipe: as many globs of stars as fit, on every name of a large model. */
-static void dearest_recipe(void **state) {
-  (void)state;
+TEST(dearest_recipe) {
   char *line = calloc(1, MM_RECIPE_BYTES + 1);
   size_t n = (size_t)sprintf(line, "none");
   while (n + 520 < MM_RECIPE_BYTES) {
@@ -222,9 +211,4 @@ static void dearest_recipe(void **state) {
   free(line);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(same_as_the_library), cmocka_unit_test(refused_by_name),     cmocka_unit_test(limits),
-      cmocka_unit_test(hostile_in_time),     cmocka_unit_test(recipes_have_limits), cmocka_unit_test(dearest_recipe)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

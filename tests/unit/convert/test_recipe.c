@@ -2,14 +2,12 @@
  * other. */
 #include "convert/plan/recipe.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
+#include "tests/unit/unit.h"
 
 #define DIGEST "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 
@@ -39,8 +37,7 @@ static const char *chosen(mm_recipe *r, mm_kind kind, const char *ours, const ch
   return s ? s->name : "none";
 }
 
-static void test_fields(void **state) {
-  (void)state;
+TEST(test_fields) {
   mm_recipe r = parsed("  nvfp4\t; search = four_six;kv_scales=f32; *a=b*=int8 ;re:x{2}=none; importance=" DIGEST "; nonfinite=zero");
   assert_string_equal(r.scheme->name, "nvfp4");
   assert_int_equal(r.search, MM_SEARCH_FOUR_SIX);
@@ -68,8 +65,7 @@ static void test_fields(void **state) {
   mm_recipe_close(&r);
 }
 
-static void test_refused(void **state) {
-  (void)state;
+TEST(test_refused) {
   static const char *const row[][2] = {
       {"", "an empty recipe"},
       {"zzz", "unknown scheme \"zzz\""},
@@ -108,8 +104,7 @@ static void test_refused(void **state) {
   free(line);
 }
 
-static void test_choose(void **state) {
-  (void)state;
+TEST(test_choose) {
   mm_err err = {0};
   mm_recipe r = parsed("block_fp8; *w1*=int8; *experts*=w4a16; ours.head=bf16; never=int8");
   assert_string_equal(chosen(&r, MM_KIND_LINEAR, "q_proj", "theirs"), "block_fp8");
@@ -140,8 +135,7 @@ static void test_choose(void **state) {
   mm_recipe_close(&r);
 }
 
-static void test_search(void **state) {
-  (void)state;
+TEST(test_search) {
   mm_recipe r = parsed("none; search=four_six");
   assert_int_equal(mm_recipe_search(&r, mm_scheme_find("nvfp4")), MM_SEARCH_FOUR_SIX);
   assert_int_equal(mm_recipe_search(&r, mm_scheme_find("bf16")), MM_SEARCH_ABSMAX);
@@ -153,8 +147,7 @@ static void test_search(void **state) {
 }
 
 /* A line, printed as a file's text and read again, is the same recipe. */
-static void test_file(void **state) {
-  (void)state;
+TEST(test_file) {
   static const char *const line[] = {"nvfp4; search=four_six; kv_scales=drop; *w1*=int8; re:a|b=none; *q\"uote*=bf16", "none",
                                      "block_fp8; search=absmax"};
   char path[] = "/tmp/mm-recipe-XXXXXX";
@@ -211,8 +204,7 @@ static void test_file(void **state) {
   unlink(path);
 }
 
-static void test_words(void **state) {
-  (void)state;
+TEST(test_words) {
   mm_err err = {0};
   mm_arena arena = {0};
   char *words = mm_recipe_words(&arena, &err);
@@ -236,10 +228,4 @@ static void test_words(void **state) {
   mm_arena_close(&arena);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_fields), cmocka_unit_test(test_refused), cmocka_unit_test(test_choose),
-      cmocka_unit_test(test_search), cmocka_unit_test(test_file),    cmocka_unit_test(test_words),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

@@ -66,8 +66,7 @@ static void expect(mm_status found, mm_status expected, const mm_err *err, const
 static bool there(const source *s, const char *name) { return access(src_path(s, name), F_OK) == 0; }
 
 /* Stopped again and again, later each time. */
-static void test_stopped(void **state) {
-  (void)state;
+TEST(test_stopped) {
   source *s = opened();
   mm_err err;
   expect(run(s, "whole", (asked){0}, &err), MM_OK, &err, "");
@@ -101,8 +100,7 @@ static char *staged(const source *s, const char *target, const char *file) {
 }
 
 /* What lies in the staging directory is believed only as far as its bytes hold. */
-static void test_damaged(void **state) {
-  (void)state;
+TEST(test_damaged) {
   source *s = opened();
   mm_err err;
   expect(run(s, "whole", (asked){0}, &err), MM_OK, &err, "");
@@ -133,8 +131,7 @@ static void test_damaged(void **state) {
 }
 
 /* Shares meet in one staging directory, each stopped once; a last run publishes. */
-static void test_shares(void **state) {
-  (void)state;
+TEST(test_shares) {
   source *s = opened();
   mm_err err;
   expect(run(s, "whole", (asked){0}, &err), MM_OK, &err, "");
@@ -153,8 +150,7 @@ static void test_shares(void **state) {
   src_close(s);
 }
 
-static void test_leftovers(void **state) {
-  (void)state;
+TEST(test_leftovers) {
   source *s = opened();
   mm_err err;
   expect(run(s, "whole", (asked){0}, &err), MM_OK, &err, "");
@@ -178,12 +174,4 @@ static void test_leftovers(void **state) {
   src_close(s);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_stopped),
-      cmocka_unit_test(test_damaged),
-      cmocka_unit_test(test_shares),
-      cmocka_unit_test(test_leftovers),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

@@ -53,8 +53,7 @@ static size_t convert(const char *from, const char *target, const mm_plan_option
   return steps;
 }
 
-static void test_strips(void **state) {
-  (void)state;
+TEST(test_strips) {
   static const src_dims fp8 = {260, 4, 2, 70, 3, 520, 70, false}, bf16 = {260, 4, 2, 70, 3, 520, 70, true};
   static const struct {
     const src_dims *dims;
@@ -84,8 +83,7 @@ static void test_strips(void **state) {
 }
 
 /* Extents that no block divides, by way of ranks whose cuts fall anywhere; steps of the second conversion are cut finer too. */
-static void test_packed_between(void **state) {
-  (void)state;
+TEST(test_packed_between) {
   static const src_dims fp8 = {260, 4, 2, 72, 4, 520, 70, false}, bf16 = {260, 4, 2, 72, 4, 520, 70, true};
   static const struct {
     const src_dims *dims;
@@ -116,7 +114,4 @@ static void test_packed_between(void **state) {
   }
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_strips), cmocka_unit_test(test_packed_between)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

@@ -19,8 +19,7 @@ static void small_blocks(source *s) {
 }
 
 /* D01: an FP8 weight without its scale, gone altogether or only from one of index and shard. */
-static void test_scale_missing(void **state) {
-  (void)state;
+TEST(test_scale_missing) {
   static const char *const scale[] = {"q_proj.weight_scale_inv", "experts.2.w2.weight_scale_inv"};
   static const char *const says[] = {"self_attn.q_proj.weight\": found F8_E4M3 without a scale",
                                      "experts.2.w2.weight\": found F8_E4M3 without"};
@@ -46,8 +45,7 @@ static void test_scale_missing(void **state) {
 }
 
 /* D02 */
-static void test_scale_orphan(void **state) {
-  (void)state;
+TEST(test_scale_orphan) {
   FRESH(s) {
     src_tensor *t = src_find(s, "o_proj.weight");
     src_shape(t, "BF16", 2, t->dim[0], t->dim[1], 0);
@@ -67,8 +65,7 @@ static void test_scale_orphan(void **state) {
 }
 
 /* D03: q_proj is [8, 10]; its scale in blocks of 4 x 3 is [2, 4]. */
-static void test_scale_shape(void **state) {
-  (void)state;
+TEST(test_scale_shape) {
   static const struct {
     unsigned rank;
     uint64_t dim[3];
@@ -89,8 +86,7 @@ static void test_scale_shape(void **state) {
 }
 
 /* A block of null says that each matrix has one scale, and nothing less does. */
-static void test_scale_of_all(void **state) {
-  (void)state;
+TEST(test_scale_of_all) {
   static const char *const said[] = {"\"weight_block_size\":null", "\"weight_block_size\":[128,128]", "\"block\":null"};
   for (size_t i = 0; i < sizeof said / sizeof *said; i++) {
     for (uint64_t rows = 1; rows <= 2; rows++) {
@@ -111,8 +107,7 @@ static void test_scale_of_all(void **state) {
 }
 
 /* D04, accepted types too: BF16 and E8M0 (also when it calls itself U8) are read for what they mean. */
-static void test_scale_dtype(void **state) {
-  (void)state;
+TEST(test_scale_dtype) {
   static const char *const bad[] = {"I32", "F16", "F64", "I8", "F8_E4M3", "F8_E5M2", "I64", "U32"};
   for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
     FRESH(s) {
@@ -143,8 +138,7 @@ static void test_scale_dtype(void **state) {
 static void put_f32(src_tensor *t, size_t i, float v) { memcpy(t->data + 4 * i, &v, 4); }
 
 /* D05: [2, 4] scales of q_proj; the bad one is that of block row 1, column 2. */
-static void test_scale_values(void **state) {
-  (void)state;
+TEST(test_scale_values) {
   static const struct {
     float value;
     const char *shown;
@@ -179,8 +173,7 @@ static void test_scale_values(void **state) {
 }
 
 /* D06, D07: the element's row, column and offset. */
-static void test_values(void **state) {
-  (void)state;
+TEST(test_values) {
   static const struct {
     const char *tensor, *dtype; /* NULL: as it is */
     size_t row, column, columns;
@@ -227,8 +220,7 @@ static void test_values(void **state) {
 }
 
 /* D10, D11 */
-static void test_shapes(void **state) {
-  (void)state;
+TEST(test_shapes) {
   static const struct {
     const char *tensor;
     unsigned rank;
@@ -258,8 +250,7 @@ static void test_shapes(void **state) {
 }
 
 /* D12: numbers in names are those of the model, spelt as everyone spells them. What lies past the last layer is skipped (C11). */
-static void test_names(void **state) {
-  (void)state;
+TEST(test_names) {
   static const char *const unknown[] = {"model.layers.00.input_layernorm.weight",
                                         "model.layers.-1.input_layernorm.weight",
                                         "model.layers.+1.input_layernorm.weight",
@@ -297,8 +288,7 @@ static void test_names(void **state) {
 }
 
 /* D13: router, bias, norms, embedding and head in a type that they cannot have. */
-static void test_kept_dtypes(void **state) {
-  (void)state;
+TEST(test_kept_dtypes) {
   static const char *const tensor[] = {"gate.weight",   "e_score_correction_bias", "model.norm.weight",
                                        "q_norm.weight", "embed_tokens.weight",     "lm_head.weight"};
   static const char *const dtype[] = {"I32", "F8_E4M3", "U8"};
@@ -400,8 +390,7 @@ static void assert_exact(const source *s) {
 }
 
 /* F32, BF16 and E8M0 scales over partial blocks; BF16, F16 and F32 weights; data that starts on odd offsets. */
-static void test_exact(void **state) {
-  (void)state;
+TEST(test_exact) {
   static const char *const scale[] = {"F32", "BF16", "F8_E8M0", "U8"}, *const plain[] = {"BF16", "F16", "F32"};
   for (size_t i = 0; i < 4; i++) {
     FRESH(s) {
@@ -439,12 +428,4 @@ static void test_exact(void **state) {
   }
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_scale_missing), cmocka_unit_test(test_scale_orphan), cmocka_unit_test(test_scale_shape),
-      cmocka_unit_test(test_scale_of_all),  cmocka_unit_test(test_scale_dtype),  cmocka_unit_test(test_scale_values),
-      cmocka_unit_test(test_values),        cmocka_unit_test(test_shapes),       cmocka_unit_test(test_names),
-      cmocka_unit_test(test_kept_dtypes),   cmocka_unit_test(test_exact),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

@@ -2,20 +2,17 @@
 #include "formats/base.h"
 
 #include <malloc.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
+#include "tests/unit/unit.h"
 
 /* Absurd sizes must reach our own check under the sanitizer too. */
 const char *__asan_default_options(void);
 const char *__asan_default_options(void) { return "allocator_may_return_null=1"; }
 
-static void test_error_line(void **state) {
-  (void)state;
+TEST(test_error_line) {
   static const struct {
     mm_where where;
     const char *text;
@@ -37,8 +34,7 @@ static void test_error_line(void **state) {
   }
 }
 
-static void test_first_failure_wins(void **state) {
-  (void)state;
+TEST(test_first_failure_wins) {
   mm_err err = {0};
   mm_fail(&err, MM_IO, "E_FIRST", mm_at("one", NULL), "1");
   assert_false(mm_fail(&err, MM_BUG, "E_SECOND", mm_at("two", NULL), "2"));
@@ -46,8 +42,7 @@ static void test_first_failure_wins(void **state) {
   assert_string_equal(err.text, "E_FIRST: one: 1");
 }
 
-static void test_error_helpers(void **state) {
-  (void)state;
+TEST(test_error_helpers) {
   mm_err io = {0}, memory = {0}, wide = {0}, line = {0};
   assert_false(mm_fail_errno(&io, mm_at("f", NULL), "open", 13));
   assert_int_equal(io.status, MM_IO);
@@ -67,8 +62,7 @@ static void test_error_helpers(void **state) {
 }
 
 /* The longest parts that apply together still fit, each name cut at 1,000 bytes; a message too long is cut. */
-static void test_error_bounds(void **state) {
-  (void)state;
+TEST(test_error_bounds) {
   char name[5000], message[5000];
   memset(name, '\n', sizeof name - 1);
   name[sizeof name - 1] = 0;
@@ -87,8 +81,7 @@ static void test_error_bounds(void **state) {
   assert_non_null(strstr(tensor, "…\": offset 5: mmm"));
 }
 
-static void test_escape(void **state) {
-  (void)state;
+TEST(test_escape) {
   static const struct {
     const char *in;
     size_t n, cap;
@@ -144,8 +137,7 @@ static void test_escape(void **state) {
   assert_int_equal(untouched, 'x');
 }
 
-static void test_name_list(void **state) {
-  (void)state;
+TEST(test_name_list) {
   mm_name_list l = {0};
   char name[101] = "", want[600] = "";
   for (int i = 0; i < 4; i++) {
@@ -180,8 +172,7 @@ static size_t utf8_by_arithmetic(const uint8_t *s, size_t n) {
   return needed != len || (code >= 0xD800 && code < 0xE000) || code > 0x10FFFF ? 0 : len;
 }
 
-static void test_utf8(void **state) {
-  (void)state;
+TEST(test_utf8) {
   static const uint8_t edge[] = {0x00, 0x7F, 0x80, 0xA5, 0xBF, 0xC0, 0xFF};
   for (unsigned pair = 0; pair < 65536; pair++) {
     for (size_t c = 0; c < sizeof edge; c++) {
@@ -196,8 +187,7 @@ static void test_utf8(void **state) {
   }
 }
 
-static void test_arithmetic(void **state) {
-  (void)state;
+TEST(test_arithmetic) {
   uint64_t v;
   assert_true(mm_add(UINT64_MAX - 1, 1, &v));
   assert_true(v == UINT64_MAX);
@@ -212,8 +202,7 @@ static void test_arithmetic(void **state) {
   assert_true(mm_gcd(192, 128) == 64 && mm_gcd(128, 192) == 64 && mm_gcd(0, 9) == 9 && mm_gcd(9, 0) == 9 && mm_gcd(17, 5) == 1);
 }
 
-static void test_allocation(void **state) {
-  (void)state;
+TEST(test_allocation) {
   mm_err err = {0};
   char *zeroed = mm_calloc(1000, 3, &err);
   assert_non_null(zeroed);
@@ -230,8 +219,7 @@ static void test_allocation(void **state) {
   assert_string_equal(exhausted.text, "E_MEMORY: cannot allocate 1152921504606846976 bytes");
 }
 
-static void test_grow(void **state) {
-  (void)state;
+TEST(test_grow) {
   mm_err err = {0};
   void *array = NULL;
   size_t cap = 0, moves = 0;
@@ -255,8 +243,7 @@ static void test_grow(void **state) {
 static int by_first_byte(const void *a, const void *b) { return *(const uint8_t *)a - *(const uint8_t *)b; }
 
 /* Elements of two bytes, a value and where it was, in every order of five values: each is still whole, and there once. */
-static void test_sort(void **state) {
-  (void)state;
+TEST(test_sort) {
   mm_sort(NULL, 0, 2, by_first_byte);
   for (unsigned code = 0; code < 3125; code++) {
     uint8_t v[10], given[5];
@@ -272,8 +259,7 @@ static void test_sort(void **state) {
   }
 }
 
-static void test_arena(void **state) {
-  (void)state;
+TEST(test_arena) {
   enum { PIECES = 3000 };
   mm_err err = {0};
   mm_arena a = {0};
@@ -308,14 +294,4 @@ static void test_arena(void **state) {
   mm_arena_close(&a);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_error_line),    cmocka_unit_test(test_first_failure_wins),
-      cmocka_unit_test(test_error_helpers), cmocka_unit_test(test_error_bounds),
-      cmocka_unit_test(test_name_list),     cmocka_unit_test(test_escape),
-      cmocka_unit_test(test_utf8),          cmocka_unit_test(test_arithmetic),
-      cmocka_unit_test(test_allocation),    cmocka_unit_test(test_grow),
-      cmocka_unit_test(test_arena),         cmocka_unit_test(test_sort),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

@@ -5,8 +5,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +14,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include <cmocka.h>
+#include "tests/unit/unit.h"
 
 static struct {
   bool dribble; /* transfers of at most 7 bytes, every other call interrupted */
@@ -105,8 +103,7 @@ static int reset_faults(void **state) {
   return 0;
 }
 
-static void test_open(void **state) {
-  (void)state;
+TEST_BETWEEN(test_open, NULL, reset_faults) {
   uint8_t data[1000], back[1000] = {0};
   fill(data, sizeof data);
   put("plain", data, sizeof data);
@@ -129,8 +126,7 @@ static void test_open(void **state) {
   }
 }
 
-static void test_refused_kinds(void **state) {
-  (void)state;
+TEST_BETWEEN(test_refused_kinds, NULL, reset_faults) {
   static const struct {
     const char *name, *code, *says;
     mm_status status;
@@ -168,8 +164,7 @@ static void test_refused_kinds(void **state) {
   close(sock);
 }
 
-static void test_open_errors_are_io(void **state) {
-  (void)state;
+TEST_BETWEEN(test_open_errors_are_io, NULL, reset_faults) {
   char name[300];
   memset(name, 'n', sizeof name - 1);
   name[sizeof name - 1] = 0;
@@ -206,8 +201,7 @@ static void check_changed(const char *says) {
   mm_file_close(&f);
 }
 
-static void test_changes_are_seen(void **state) {
-  (void)state;
+TEST_BETWEEN(test_changes_are_seen, NULL, reset_faults) {
   check_changed("its size is different");
   check_changed("it was written to");
   check_changed("its inode was changed");
@@ -215,8 +209,7 @@ static void test_changes_are_seen(void **state) {
   check_changed("No such file");
 }
 
-static void test_read(void **state) {
-  (void)state;
+TEST_BETWEEN(test_read, NULL, reset_faults) {
   uint8_t data[5000], back[5001] = {0};
   fill(data, sizeof data);
   put("data", data, sizeof data);
@@ -246,8 +239,7 @@ static void test_read(void **state) {
 }
 
 /* Every residue of offset and end against the page, with and without O_DIRECT, calls cut short, and past the end. */
-static void test_stream(void **state) {
-  (void)state;
+TEST_BETWEEN(test_stream, NULL, reset_faults) {
   enum { SIZE = 5 * MM_DIRECT + 1234 };
   static const uint64_t offsets[] = {0, 1, MM_DIRECT - 1, MM_DIRECT, MM_DIRECT + 700, 3 * MM_DIRECT + 5, SIZE - 3};
   static const size_t sizes[] = {0, 1, 4095, 4096, 4097, 9000, 3 * MM_DIRECT, SIZE};
@@ -283,8 +275,7 @@ static void test_stream(void **state) {
   mm_file_close(&f);
 }
 
-static void test_slurp(void **state) {
-  (void)state;
+TEST_BETWEEN(test_slurp, NULL, reset_faults) {
   put("ten", "0123456789", 10);
   put("none", "", 0);
   mm_err err = {0};
@@ -307,8 +298,7 @@ static void test_slurp(void **state) {
   assert_int_equal(io.status, MM_IO);
 }
 
-static void test_map(void **state) {
-  (void)state;
+TEST_BETWEEN(test_map, NULL, reset_faults) {
   uint8_t data[9000];
   fill(data, sizeof data);
   put("mapped", data, sizeof data);
@@ -340,8 +330,7 @@ static void assert_content(const char *name, const void *data, size_t n) {
   free(text);
 }
 
-static void test_write(void **state) {
-  (void)state;
+TEST_BETWEEN(test_write, NULL, reset_faults) {
   uint8_t data[3000];
   fill(data, sizeof data);
   mm_err err = {0};
@@ -366,8 +355,7 @@ static void test_write(void **state) {
   assert_true(mm_close(fd, "written", &err));
 }
 
-static void test_create(void **state) {
-  (void)state;
+TEST_BETWEEN(test_create, NULL, reset_faults) {
   struct stat s;
   mode_t before = umask(027);
   mm_err err = {0}, exists = {0}, linked = {0};
@@ -388,8 +376,7 @@ static void test_create(void **state) {
   assert_int_equal(access(at("victim"), F_OK), -1);
 }
 
-static void test_write_file(void **state) {
-  (void)state;
+TEST_BETWEEN(test_write_file, NULL, reset_faults) {
   mm_err err = {0};
   fault.dribble = true;
   assert_true(mm_write_file_at(dirfd_, dir, "small", "{\"a\": 1}", 8, &err));
@@ -411,8 +398,7 @@ static void test_write_file(void **state) {
   }
 }
 
-static void test_fsync_and_close(void **state) {
-  (void)state;
+TEST_BETWEEN(test_fsync_and_close, NULL, reset_faults) {
   static const struct {
     int why;
     bool directory, ok;
@@ -433,8 +419,7 @@ static void test_fsync_and_close(void **state) {
   assert_true(mm_close(dup(dirfd_), "x", &late));
 }
 
-static void test_base_names(void **state) {
-  (void)state;
+TEST_BETWEEN(test_base_names, NULL, reset_faults) {
   char longest[256];
   memset(longest, 'n', sizeof longest);
   static const char *const good[] = {"a", "model-00001-of-00002.safetensors", "...", ".hidden", "a b", "é€", "-rf", "a:b", "..a"};
@@ -449,11 +434,8 @@ static void test_base_names(void **state) {
   assert_false(mm_base_name_ok(longest, 256));
 }
 
-#define TEST(f) cmocka_unit_test_teardown(f, reset_faults)
-
 /* What does not fit is refused by whatever opens it, and names nothing else. */
-static void test_paths(void **state) {
-  (void)state;
+TEST(test_paths) {
   assert_string_equal(mm_path_of("dir", "name").text, "dir/name");
   static char longer[3 * PATH_MAX];
   memset(longer, '/', sizeof longer - 1);
@@ -471,22 +453,4 @@ static void test_paths(void **state) {
   assert_string_equal(err.code, "E_IO");
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_paths),
-      TEST(test_open),
-      TEST(test_refused_kinds),
-      TEST(test_open_errors_are_io),
-      TEST(test_changes_are_seen),
-      TEST(test_read),
-      TEST(test_stream),
-      TEST(test_slurp),
-      TEST(test_map),
-      TEST(test_write),
-      TEST(test_create),
-      TEST(test_write_file),
-      TEST(test_fsync_and_close),
-      TEST(test_base_names),
-  };
-  return cmocka_run_group_tests(tests, set_up, tear_down);
-}
+int main(void) { return run_unit_tests(set_up, tear_down); }

@@ -1,16 +1,11 @@
 /* Frames: every length, width and level comes back; other readers of zstd read them; and whatever a hostile file may hold instead is
  * refused. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <zstd.h>
 
-#include <cmocka.h>
-
 #include "formats/frame.h"
+#include "tests/unit/unit.h"
 
 /* Bytes that differ everywhere; every other one (the exponents of 16-bit numbers) from a few values. */
 static void fill(uint8_t *p, size_t n, uint64_t seed) {
@@ -35,8 +30,7 @@ static size_t pack(mm_frame *f, const uint8_t *in, size_t n, unsigned stride, in
   return packed;
 }
 
-static void round_trips(void **state) {
-  (void)state;
+TEST(round_trips) {
   static const size_t lengths[] = {1, 2, 3, 4, 5, 7, 255, 256, 1023, 65793, 131072, 1000003, MM_FRAME_MAX - 1, MM_FRAME_MAX};
   static const unsigned strides[] = {1, 2, 4};
   mm_err err = {0};
@@ -55,8 +49,7 @@ static void round_trips(void **state) {
 }
 
 /* The frame alone says what it holds: any decoder reads it, and finds the bytes of each plane side by side. */
-static void planes(void **state) {
-  (void)state;
+TEST(planes) {
   enum { N = 4 * 5000 + 3 };
   mm_err err = {0};
   mm_frame *f = mm_frame_open(&err);
@@ -72,8 +65,7 @@ static void planes(void **state) {
 }
 
 /* What planes are for: exponents that lie together need less room. */
-static void smaller(void **state) {
-  (void)state;
+TEST(smaller) {
   enum { N = 1 << 20 };
   mm_err err = {0};
   mm_frame *f = mm_frame_open(&err);
@@ -94,8 +86,7 @@ static void refused(mm_frame *f, const void *frame, size_t packed, size_t n, con
   free(back), free(exact);
 }
 
-static void every_cut_and_bit(void **state) {
-  (void)state;
+TEST(every_cut_and_bit) {
   enum { N = 3000 };
   mm_err err = {0};
   mm_frame *f = mm_frame_open(&err);
@@ -140,8 +131,7 @@ static size_t other_frame(void *out, size_t cap, const uint8_t *in, size_t n, ZS
   return o.pos;
 }
 
-static void hostile(void **state) {
-  (void)state;
+TEST(hostile) {
   enum { N = 100000, CAP = 1 << 20, BOMB = 64 << 20 };
   mm_err err = {0};
   mm_frame *f = mm_frame_open(&err);
@@ -176,8 +166,4 @@ static void hostile(void **state) {
   mm_frame_close(NULL);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(round_trips), cmocka_unit_test(planes), cmocka_unit_test(smaller),
-                                     cmocka_unit_test(every_cut_and_bit), cmocka_unit_test(hostile)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

@@ -1,12 +1,10 @@
 /* formats/hash: SHA-256 against the FIPS 180-4 examples, the block tree against values from another implementation. */
 #include "formats/hash.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
+#include "tests/unit/unit.h"
 
 static void assert_hex(const mm_digest *d, const char *hex) {
   char out[MM_HEX_LEN + 1];
@@ -14,11 +12,8 @@ static void assert_hex(const mm_digest *d, const char *hex) {
   assert_string_equal(out, hex);
 }
 
-static void test_fips_vectors(void **state) {
-  (void)state;
-  static const struct {
-    const char *text, *hex;
-  } cases[] = {
+TEST(test_fips_vectors) {
+  static const char *const cases[][2] = {
       {"", "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"},
       {"abc", "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"},
       {"abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq", "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1"},
@@ -27,8 +22,8 @@ static void test_fips_vectors(void **state) {
   };
   mm_digest d;
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-    d = mm_sha256(cases[i].text, strlen(cases[i].text));
-    assert_hex(&d, cases[i].hex);
+    d = mm_sha256(cases[i][0], strlen(cases[i][0]));
+    assert_hex(&d, cases[i][1]);
   }
   mm_sha256_state s; /* a million times "a", in uneven pieces */
   mm_sha256_begin(&s);
@@ -56,8 +51,7 @@ static mm_digest streamed(const uint8_t *data, size_t n) {
 }
 
 /* 9 MiB + 13 bytes; the expected digests were computed by Python's hashlib over the same formula. */
-static void test_block_tree(void **state) {
-  (void)state;
+TEST(test_block_tree) {
   static const char *const block_hex[] = {
       "d5b8acb9a1a41317d04a2fc14810a2370c529d56b11897093daa9e1942449ae9",
       "0d06f38c53f55cb8ac6b2a1932f3d8945052b6e7e3a349baa7e88f9d2fa0f152",
@@ -83,8 +77,7 @@ static void test_block_tree(void **state) {
   free(data);
 }
 
-static void test_block_counts(void **state) {
-  (void)state;
+TEST(test_block_counts) {
   assert_int_equal(mm_hash_blocks(0), 0);
   assert_int_equal(mm_hash_blocks(1), 1);
   assert_int_equal(mm_hash_blocks(UINT64_C(4194304)), 1);
@@ -93,8 +86,7 @@ static void test_block_counts(void **state) {
   assert_hex(&root, "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
 }
 
-static void test_hex(void **state) {
-  (void)state;
+TEST(test_hex) {
   static const char good[] = "00ff10a5b6c7d8e9f0123456789abcdef0f1f2f3f4f5f6f7f8f9fafbfcfdfe01";
   mm_digest d, e;
   assert_true(mm_digest_parse(good, 64, &d));
@@ -119,12 +111,4 @@ static void test_hex(void **state) {
   assert_false(mm_digest_parse("", 0, &e));
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_fips_vectors),
-      cmocka_unit_test(test_block_tree),
-      cmocka_unit_test(test_block_counts),
-      cmocka_unit_test(test_hex),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

@@ -1,14 +1,11 @@
 /* JSON: what is refused and where, exact numbers, required fields, building. */
 #include <locale.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "formats/json.h"
+#include "tests/unit/unit.h"
 
 static mm_json *parse(const char *text, mm_err *err) {
   *err = (mm_err){0};
@@ -24,8 +21,7 @@ static void refuses_text(const char *text, size_t n, mm_status status, const cha
   if (!strstr(err.text, what)) fail_msg("\"%s\" does not say \"%s\"", err.text, what);
 }
 
-static void test_refused(void **state) {
-  (void)state;
+TEST(test_refused) {
 #define REFUSES(text, code, what) refuses_text(text, sizeof(text) - 1, MM_BAD_INPUT, code, what)
   REFUSES("{\"a\": 1\0}", "E_JSON", "offset 7: found \"\\x00\", expected a comma");
   REFUSES("{\"a\": \"b\0c\"}", "E_JSON", "offset 8: found \"\\x00c\\x22\", expected no raw control character");
@@ -49,16 +45,14 @@ static void test_refused(void **state) {
 }
 
 /* Control bytes of the text never reach the message raw. */
-static void test_message_is_escaped(void **state) {
-  (void)state;
+TEST(test_message_is_escaped) {
   mm_err err;
   assert_null(parse("{\"a\": \x1b[31m}", &err));
   assert_non_null(strstr(err.text, "\\x1b"));
   assert_null(strchr(err.text, 0x1b));
 }
 
-static void test_depth(void **state) {
-  (void)state;
+TEST(test_depth) {
   char text[256];
   for (int depth = 31; depth <= 33; depth++) {
     memset(text, '[', (size_t)depth);
@@ -75,8 +69,7 @@ static void test_depth(void **state) {
 #define TIMES40(x) TIMES8(x) TIMES8(x) TIMES8(x) TIMES8(x) TIMES8(x)
 
 /* Brackets inside strings do not count, closed ones do not add up, and no string hides its end. */
-static void test_depth_and_strings(void **state) {
-  (void)state;
+TEST(test_depth_and_strings) {
   static const char *const shallow[] = {"[\"" TIMES40("[") "\"]", "[\"\\\"" TIMES40("{") "\"]", "[\"\\\\\\\"" TIMES40("[") "\"]",
                                         "[" TIMES40("{},") "1]", "[" TIMES40("[],") "1]"};
   for (size_t i = 0; i < sizeof shallow / sizeof *shallow; i++) {
@@ -96,8 +89,7 @@ static void test_depth_and_strings(void **state) {
   free(last);
 }
 
-static void test_value_count(void **state) {
-  (void)state;
+TEST(test_value_count) {
   size_t most = (size_t)4 << 20;
   char *text = malloc(2 * most + 8);
   assert_non_null(text);
@@ -121,8 +113,7 @@ static void test_value_count(void **state) {
   free(text);
 }
 
-static void test_values(void **state) {
-  (void)state;
+TEST(test_values) {
   mm_err err;
   mm_json *j = parse(
       "{\"i\": 9007199254740993, \"m\": -9223372036854775808, \"r\": 3.5565588200778455, \"t\": true, \"f\": false, "
@@ -162,8 +153,7 @@ static void test_values(void **state) {
   mm_json_free(j);
 }
 
-static void test_need(void **state) {
-  (void)state;
+TEST(test_need) {
   const mm_json_ctx c = {"config.json", MM_BAD_INPUT, "E_CFG_TYPE"};
   mm_err err;
   int64_t i;
@@ -212,8 +202,7 @@ static mm_json *sample(void) {
 }
 
 /* What a terminal must not see raw is escaped in text for people, and what JSON demands in both. */
-static void test_writing(void **state) {
-  (void)state;
+TEST(test_writing) {
   static const char text[] =
       "{\"\\u00e9\\n\":[[],{},-7,1e300,-1.5e-300,100000000000000000000.0,0.0,null,false,\"a\\u0000\\u001f\\/"
       "\\u007f~\\ud83d\\ude00\\uffff\\\\\"]}";
@@ -234,8 +223,7 @@ static void test_writing(void **state) {
 }
 
 /* Members keep their order while others come, go and change. */
-static void test_members(void **state) {
-  (void)state;
+TEST(test_members) {
   mm_json *o = mm_json_new_obj();
   char key[16], text[16 * 40] = "{", *dump;
   for (int i = 0; i < 40; i++) {
@@ -265,8 +253,7 @@ static void test_members(void **state) {
   mm_json_free(o);
 }
 
-static void test_building(void **state) {
-  (void)state;
+TEST(test_building) {
   mm_json *o = sample();
   char *text = mm_json_dump(o, false);
   assert_string_equal(text, "{\"z\":9007199254740993,\"a\":[true,0.10000000000000001,1.0000000000000001e-5,2.0],\"s\":\"q\\\"\\n…\"}");
@@ -286,8 +273,7 @@ static void test_building(void **state) {
 }
 
 /* 1,000 doubles of every size, written and read back, equal bit for bit. */
-static void test_reals_round_trip(void **state) {
-  (void)state;
+TEST(test_reals_round_trip) {
   uint64_t bits = 1;
   for (int i = 0; i < 1000; i++) {
     bits = bits * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
@@ -309,8 +295,7 @@ static void test_reals_round_trip(void **state) {
 }
 
 /* A decimal comma in the locale changes neither reading nor writing. */
-static void test_locale(void **state) {
-  (void)state;
+TEST(test_locale) {
   if (!setlocale(LC_NUMERIC, "de_DE.UTF-8")) skip();
   mm_err err;
   mm_json *j = parse("[1.5]", &err);
@@ -323,8 +308,7 @@ static void test_locale(void **state) {
   setlocale(LC_NUMERIC, "C");
 }
 
-static void test_load(void **state) {
-  (void)state;
+TEST(test_load) {
   char path[] = "/tmp/mm_json_XXXXXX";
   int fd = mkstemp(path);
   assert_true(fd >= 0);
@@ -342,21 +326,4 @@ static void test_load(void **state) {
   assert_string_equal(err.code, "E_FS_MISSING");
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_refused),
-      cmocka_unit_test(test_message_is_escaped),
-      cmocka_unit_test(test_depth),
-      cmocka_unit_test(test_depth_and_strings),
-      cmocka_unit_test(test_value_count),
-      cmocka_unit_test(test_values),
-      cmocka_unit_test(test_need),
-      cmocka_unit_test(test_writing),
-      cmocka_unit_test(test_members),
-      cmocka_unit_test(test_building),
-      cmocka_unit_test(test_reals_round_trip),
-      cmocka_unit_test(test_locale),
-      cmocka_unit_test(test_load),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

@@ -1,16 +1,11 @@
 /* The memory that a process may use, by files that stand for the kernel's. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "formats/memory.h"
+#include "tests/unit/unit.h"
 
 #define GIB (UINT64_C(1) << 30)
 
@@ -59,8 +54,7 @@ static int end(void **state) {
   return system(command);
 }
 
-static void limits(void **state) {
-  (void)state;
+TEST(limits) {
   assert_int_equal(limit(""), 64 * GIB);
   assert_int_equal(limit("0::/\n"), 64 * GIB);
   assert_int_equal(limit("0::/a\n"), 16 * GIB);
@@ -77,13 +71,9 @@ static void limits(void **state) {
   assert_int_equal(mm_memory_limit_of(GIB, "/none", root), GIB);
 }
 
-static void of_this_machine(void **state) {
-  (void)state;
+TEST(of_this_machine) {
   const uint64_t n = mm_memory_limit();
   assert_true(n > UINT64_C(16) << 20 && n <= (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE));
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(limits), cmocka_unit_test(of_this_machine)};
-  return cmocka_run_group_tests(tests, begin, end);
-}
+int main(void) { return run_unit_tests(begin, end); }

@@ -1,47 +1,15 @@
 /* The manifest's model object: every field survives, every rule refuses. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
+#include "tests/unit/odd_model.h"
+#include "tests/unit/unit.h"
 
-#include "formats/model.h"
-
-/* All values differ, so that a swapped field shows. */
-static mm_model sample(void) {
-  mm_model m = {.architecture = "MiniMaxM1ForCausalLM",
-                .family = MM_FAMILY_M2,
-                .router = MM_ROUTER_SIGMOID_BIAS,
-                .postnorm = true,
-                .qk_norm = false,
-                .hidden = 96,
-                .layers = 5,
-                .heads = 12,
-                .kv_heads = 4,
-                .head_dim = 20,
-                .rotary_dim = 10,
-                .experts = 7,
-                .top_k = 3,
-                .intermediate = 48,
-                .vocab = 300,
-                .max_positions = UINT64_C(9007199254740993),
-                .rope_theta = 1e7,
-                .norm_eps = 1e-5,
-                .lightning_norm_eps = 1e-6,
-                .deepnorm_lightning = {3.5565588200778455, 1.25},
-                .deepnorm_full = {2.5, 0.75},
-                .deepnorm_mlp = {1.5, 0.1},
-                .attn = {0, 1, 1, 0, 1}};
-  return m;
-}
-
-static void test_round_trip(void **state) {
-  (void)state;
+TEST(test_round_trip) {
   mm_err err = {0};
-  mm_model m = sample(), back;
+  mm_model m = odd_model(), back;
   mm_json *j = mm_model_to_json(&m, &err);
   char *text = mm_json_dump(j, false);
   mm_json_free(j);
@@ -59,10 +27,9 @@ static void test_round_trip(void **state) {
 }
 
 /* The words and keys of the page, not only of ourselves. */
-static void test_text(void **state) {
-  (void)state;
+TEST(test_text) {
   mm_err err = {0};
-  mm_model m = sample();
+  mm_model m = odd_model();
   m.layers = 2;
   mm_json *j = mm_model_to_json(&m, &err);
   char *text = mm_json_dump(j, false);
@@ -80,7 +47,7 @@ static void test_text(void **state) {
 /* The sample's text with `old` replaced must be refused with a line that says `what`. */
 static void refuses(const char *old, const char *new, const char *what) {
   mm_err err = {0};
-  mm_model m = sample();
+  mm_model m = odd_model();
   mm_json *j = mm_model_to_json(&m, &err);
   char *text = mm_json_dump(j, false), changed[2048];
   mm_json_free(j);
@@ -97,8 +64,7 @@ static void refuses(const char *old, const char *new, const char *what) {
   if (!strstr(err.text, what)) fail_msg("\"%s\" does not say \"%s\"", err.text, what);
 }
 
-static void test_refused_text(void **state) {
-  (void)state;
+TEST(test_refused_text) {
   refuses("\"hidden\":96,", "", "key \"hidden\": found nothing");
   refuses("\"hidden\":96", "\"hidden\":96,\"hiden\":1", "unknown key \"hiden\"");
   refuses("\"hidden\":96", "\"hidden\":96.5", "key \"hidden\": found a real number");
@@ -124,10 +90,9 @@ static void test_refused_text(void **state) {
 }
 
 /* attn[] takes 1,024 layers and no entry more. */
-static void test_most_layers(void **state) {
-  (void)state;
+TEST(test_most_layers) {
   for (int layers = 1024; layers <= 1025; layers++) {
-    mm_model m = sample();
+    mm_model m = odd_model();
     mm_err err = {0};
     mm_json *j = mm_model_to_json(&m, &err), *attn = mm_json_new_arr();
     for (int l = 0; l < layers; l++) assert_true(mm_json_append(attn, mm_json_new_int(l % 3 == 0)));
@@ -148,21 +113,20 @@ static void breaks(const mm_model *m, const char *line) {
 
 #define RULE(change, line)                          \
   do {                                              \
-    mm_model m = sample();                          \
+    mm_model m = odd_model();                       \
     change;                                         \
     breaks(&m, "E_MANIFEST: manifest.json: " line); \
   } while (0)
 
 /* Of a config.json: in its own keys, not the manifest's. */
-static void test_config_keys(void **state) {
-  (void)state;
+TEST(test_config_keys) {
   static const char *const lines[] = {
       "num_experts_per_tok: found 8, expected 1 to 7",
       "num_attention_heads: found 12, expected a multiple of num_key_value_heads 5",
       "rms_norm_eps: found 0, expected a positive number",
   };
   for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
-    mm_model m = sample();
+    mm_model m = odd_model();
     if (i == 0) m.top_k = 8;
     if (i == 1) m.kv_heads = 5;
     if (i == 2) m.norm_eps = 0;
@@ -172,10 +136,9 @@ static void test_config_keys(void **state) {
   }
 }
 
-static void test_rules(void **state) {
-  (void)state;
+TEST(test_rules) {
   mm_err err = {0};
-  mm_model good = sample();
+  mm_model good = odd_model();
   assert_true(mm_model_check(&good, "config.json", MM_BAD_INPUT, "E_CFG_RANGE", &err));
   /* The bounds themselves are good. */
   mm_model edge = good;
@@ -221,10 +184,4 @@ static void test_rules(void **state) {
   RULE(m.attn[4] = 2, "attn: layer 4: found 2, expected 0 or 1");
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_round_trip),  cmocka_unit_test(test_text),        cmocka_unit_test(test_refused_text),
-      cmocka_unit_test(test_most_layers), cmocka_unit_test(test_config_keys), cmocka_unit_test(test_rules),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

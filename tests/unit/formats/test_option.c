@@ -1,16 +1,13 @@
 /* Command lines: what is accepted, what is refused, and that help, man page and completions show every option of the table. */
 #include <fcntl.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "formats/option.h"
+#include "tests/unit/unit.h"
 
 static struct {
   bool quiet, verbose;
@@ -67,8 +64,7 @@ static bool parse(const char *line, const char **operands, size_t *count, bool *
   return mm_options_parse(&program, argc, argv, operands, count, done, err);
 }
 
-static void test_accepted(void **state) {
-  (void)state;
+TEST(test_accepted) {
   const char *operand[2];
   size_t count;
   bool done;
@@ -102,8 +98,7 @@ static void test_accepted(void **state) {
   assert_string_equal(got.output, "");
 }
 
-static void test_sizes(void **state) {
-  (void)state;
+TEST(test_sizes) {
   static const struct {
     const char *line;
     uint64_t bytes;
@@ -123,11 +118,8 @@ static void test_sizes(void **state) {
   }
 }
 
-static void test_refused(void **state) {
-  (void)state;
-  static const struct {
-    const char *line, *text;
-  } bad[] = {
+TEST(test_refused) {
+  static const char *const bad[][2] = {
       {"x --tp=", "--tp: found \"\", expected an integer from 1 to 1024"},
       {"x --tp _", "--tp: found \"\", expected an integer from 1 to 1024"},
       {"x --tp 8x", "--tp: found \"8x\", expected an integer from 1 to 1024"},
@@ -175,10 +167,10 @@ static void test_refused(void **state) {
     size_t count;
     bool done;
     mm_err err;
-    if (parse(bad[i].line, operand, &count, &done, &err)) fail_msg("accepted: %s", bad[i].line);
+    if (parse(bad[i][0], operand, &count, &done, &err)) fail_msg("accepted: %s", bad[i][0]);
     assert_int_equal(err.status, MM_USAGE);
     assert_string_equal(err.code, "E_USAGE");
-    assert_string_equal(err.text + strlen("E_USAGE: "), bad[i].text);
+    assert_string_equal(err.text + strlen("E_USAGE: "), bad[i][1]);
   }
 }
 
@@ -232,8 +224,7 @@ static void lists_every(const char *word, const char *how, const char *dash, boo
   assert_non_null(strstr(text, "bf16"));
 }
 
-static void test_help(void **state) {
-  (void)state;
+TEST(test_help) {
   lists_every("--help", "--%s", "-", true);
   lists_every("--help-man", "\\-\\-%s", "\\-", true);
   lists_every("--help-bash", "--%s ", "-", false);
@@ -273,8 +264,7 @@ static void test_help(void **state) {
 }
 
 /* Headings divide the help, and are no options; known words are shown, others taken. */
-static void test_headings(void **state) {
-  (void)state;
+TEST(test_headings) {
   const char *word = NULL;
   uint64_t jobs = 3;
   const mm_option rows[] = {{.help = "first"},
@@ -313,8 +303,7 @@ static void test_headings(void **state) {
   assert_non_null(strstr(printed_by(&p, "--help-bash"), "--word) COMPREPLY=($(compgen -W 'a b' "));
 }
 
-static void test_escapes(void **state) {
-  (void)state;
+TEST(test_escapes) {
   assert_non_null(strstr(printed("--help-man"), "\n\\&.starts with a dot"));
   assert_non_null(strstr(printed("--help-man"), "wraps \\e here"));
   assert_non_null(strstr(printed("--help-man"), "\n\\&.not a request\n\\&'nor this\n"));
@@ -328,8 +317,7 @@ static void test_escapes(void **state) {
 }
 
 /* The shells themselves find nothing wrong with the completions (each only where it is installed). */
-static void test_shells(void **state) {
-  (void)state;
+TEST(test_shells) {
   static const struct { const char *shell, *word; } check[] = {{"bash", "--help-bash"}, {"zsh", "--help-zsh"}, {"fish", "--help-fish"}};
   for (size_t i = 0; i < sizeof check / sizeof *check; i++) {
     FILE *file = tmpfile();
@@ -350,8 +338,7 @@ static void test_shells(void **state) {
   }
 }
 
-static void test_full_stdout(void **state) {
-  (void)state;
+TEST(test_full_stdout) {
   fflush(stdout);
   int saved = dup(STDOUT_FILENO), full = open("/dev/full", O_WRONLY);
   dup2(full, STDOUT_FILENO);
@@ -417,8 +404,7 @@ static void fail_at_length(void) {
   _exit(mm_program_fail(&program, &err));
 }
 
-static void test_program_fail(void **state) {
-  (void)state;
+TEST(test_program_fail) {
   int status;
   assert_string_equal(child(fail_plainly, &status),
                       "minimax-sample: error: E_PREFIX: a.safetensors: tensor \"t\": found 3 bytes, expected 8\n");
@@ -454,8 +440,7 @@ static void start_open(void) {
   _exit(0);
 }
 
-static void test_program_start(void **state) {
-  (void)state;
+TEST(test_program_start) {
   int status;
   assert_string_equal(child(start_closed, &status), "1 1 1");
   assert_string_equal(child(start_open, &status), "still here");
@@ -483,8 +468,7 @@ static void main_help(void) { _exit(main_of("--help", run_badly, "/dev/null")); 
 static void main_unknown(void) { _exit(main_of("--unknown", run_well, "/dev/null")); }
 static void main_full(void) { _exit(main_of("SRC", run_well, "/dev/full")); }
 
-static void test_program_main(void **state) {
-  (void)state;
+TEST(test_program_main) {
   int status;
   assert_string_equal(child(main_well, &status), "");
   assert_int_equal(WEXITSTATUS(status), MM_OK);
@@ -504,12 +488,4 @@ static int free_list(void **state) {
   return 0;
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_accepted),      cmocka_unit_test(test_sizes),        cmocka_unit_test(test_refused),
-      cmocka_unit_test(test_help),          cmocka_unit_test(test_headings),     cmocka_unit_test(test_escapes),
-      cmocka_unit_test(test_shells),        cmocka_unit_test(test_full_stdout),  cmocka_unit_test(test_program_fail),
-      cmocka_unit_test(test_program_start), cmocka_unit_test(test_program_main),
-  };
-  return cmocka_run_group_tests(tests, NULL, free_list);
-}
+int main(void) { return run_unit_tests(NULL, free_list); }

@@ -5,14 +5,12 @@
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#include <cmocka.h>
+#include "tests/unit/unit.h"
 
 /* Stands before the library's: fails with EAGAIN once `threads_left` have been made. */
 static int threads_left = -1; /* -1: no limit */
@@ -49,8 +47,7 @@ static bool count_item(void *ctx, size_t item, unsigned worker, mm_err *err) {
   return true;
 }
 
-static void test_every_item_once(void **state) {
-  (void)state;
+TEST(test_every_item_once) {
   static const unsigned threads[] = {1, 2, 7, 64};
   for (size_t i = 0; i < sizeof threads / sizeof threads[0]; i++) {
     static tally t;
@@ -65,8 +62,7 @@ static void test_every_item_once(void **state) {
   }
 }
 
-static void test_few_items(void **state) {
-  (void)state;
+TEST(test_few_items) {
   static tally t;
   memset(&t, 0, sizeof t);
   t.workers = 3;
@@ -90,8 +86,7 @@ static bool meet(void *ctx, size_t item, unsigned worker, mm_err *err) {
   return atomic_load(arrived) == 2 || mm_fail(err, MM_BUG, "E_ALONE", mm_at(NULL, NULL), "item %zu waited alone", item);
 }
 
-static void test_parallel(void **state) {
-  (void)state;
+TEST(test_parallel) {
   atomic_uint arrived = 0;
   mm_err err = {0};
   assert_true(mm_pool_run(2, 2, meet, &arrived, &err));
@@ -107,8 +102,7 @@ static bool fail_some(void *ctx, size_t item, unsigned worker, mm_err *err) {
   return mm_fail(err, MM_IO, "E_ITEM", mm_at(NULL, NULL), "item %zu", item);
 }
 
-static void test_lowest_failure_is_reported(void **state) {
-  (void)state;
+TEST(test_lowest_failure_is_reported) {
   static const unsigned threads[] = {1, 2, 8, 40};
   for (int round = 0; round < 40; round++) {
     static tally t;
@@ -133,8 +127,7 @@ static void test_lowest_failure_is_reported(void **state) {
   assert_false(mm_pool_run(2, 100, fail_some, &t, MM_IGNORED));
 }
 
-static void test_fewer_threads_than_asked(void **state) {
-  (void)state;
+TEST(test_fewer_threads_than_asked) {
   for (int limit = 0; limit < 3; limit++) {
     static tally t;
     memset(&t, 0, sizeof t);
@@ -149,8 +142,7 @@ static void test_fewer_threads_than_asked(void **state) {
   }
 }
 
-static void test_cpus(void **state) {
-  (void)state;
+TEST(test_cpus) {
   cpu_set_t before, one;
   unsigned all = mm_pool_cpus();
   assert_true(all >= 1);
@@ -181,8 +173,7 @@ static void count_look(void *ctx, unsigned n) {
 }
 
 /* Numbered from 1, no sooner than asked; 0 at the end alone, and at once; none after it. */
-static void test_ticker(void **state) {
-  (void)state;
+TEST(test_ticker) {
   looks l = {0}, late = {0};
   const double start = mm_now();
   mm_ticker *t = mm_ticker_open(20, count_look, &l), *slow = mm_ticker_open(60000, count_look, &late);
@@ -200,15 +191,4 @@ static void test_ticker(void **state) {
   threads_left = -1;
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_every_item_once),
-      cmocka_unit_test(test_few_items),
-      cmocka_unit_test(test_parallel),
-      cmocka_unit_test(test_lowest_failure_is_reported),
-      cmocka_unit_test(test_cpus),
-      cmocka_unit_test(test_fewer_threads_than_asked),
-      cmocka_unit_test(test_ticker),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

@@ -4,8 +4,6 @@
 
 #include <fcntl.h>
 #include <inttypes.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,9 +11,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "tests/unit/formats/hostile_headers.h"
+#include "tests/unit/unit.h"
 
 /* A file's first bytes in a block of exactly that size, so that the sanitizer sees one byte too many. */
 typedef struct blob {
@@ -64,15 +61,13 @@ static void refused_json(const char *row, const char *json, size_t n, uint64_t d
   refused(row, b.p, b.n, b.n + data, MM_INTEGRITY, code, says);
   free(b.p);
 }
-static void test_hostile_headers(void **state) {
-  (void)state;
+TEST(test_hostile_headers) {
   for (size_t i = 0; i < sizeof hostile / sizeof hostile[0]; i++) {
     refused_json(hostile[i].row, hostile[i].json, hostile[i].n, hostile[i].data, hostile[i].code, hostile[i].says);
   }
 }
 
-static void test_long_hostile_headers(void **state) {
-  (void)state;
+TEST(test_long_hostile_headers) {
   blob b = repeat("{\"w\":", "{\"a\":", 3000, "1");
   refused_json("A12", b.p, b.n, 0, "E_FIELD", TW);
   free(b.p);
@@ -96,8 +91,7 @@ static void test_long_hostile_headers(void **state) {
 }
 
 /* More entries than a reader's memory is bounded for. */
-static void test_too_many_entries(void **state) {
-  (void)state;
+TEST(test_too_many_entries) {
   blob b = repeat("{\"__metadata__\":{\"\":\"\"", ",\"a\":\"\"", 1000000, "}}");
   refused_json("metadata", b.p, b.n, 0, "E_LIMIT", "more than 1,000,000 metadata entries");
   free(b.p);
@@ -142,8 +136,7 @@ static const struct {
     {"A07 short", J("\0\0\0\0\0\0\0\0"), 8, "E_NOT_ST", "zeros only, never written?"},
 };
 
-static void test_wrong_files(void **state) {
-  (void)state;
+TEST(test_wrong_files) {
   for (size_t i = 0; i < sizeof wrong_files / sizeof wrong_files[0]; i++) {
     char *copy = malloc(wrong_files[i].n);
     memcpy(copy, wrong_files[i].bytes, wrong_files[i].n);
@@ -162,8 +155,7 @@ static void test_wrong_files(void **state) {
 }
 
 /* The caller holds less than the header: its fault, not the file's. */
-static void test_short_buffer(void **state) {
-  (void)state;
+TEST(test_short_buffer) {
   mm_st st;
   mm_err err = {0};
   assert_false(mm_st_parse(&st, "f", "\4\0\0\0\0\0\0\0{}", 10, 12, MM_BAD_INPUT, &err));
@@ -192,8 +184,7 @@ static void has(const mm_st *st, const char *name, mm_dtype t, mm_shape shape, u
   assert_true(found->offset == st->data_start + relative && found->bytes == bytes);
 }
 
-static void test_accepted(void **state) {
-  (void)state;
+TEST(test_accepted) {
   mm_st st = accepted(J("{}"), 0);
   assert_true(st.count == 0 && st.metadata_count == 0);
   assert_null(mm_st_find(&st, "w"));
@@ -247,8 +238,7 @@ static void test_accepted(void **state) {
 }
 
 /* All types in one file, written by mm_st_header and read back; also exact text. */
-static void test_round_trip_of_types(void **state) {
-  (void)state;
+TEST(test_round_trip_of_types) {
   mm_st_tensor t[MM_DTYPE_COUNT];
   char names[MM_DTYPE_COUNT][32];
   for (unsigned i = 0; i < MM_DTYPE_COUNT; i++) { /* names descend while the file ascends */
@@ -277,8 +267,7 @@ static void test_round_trip_of_types(void **state) {
   }
 }
 
-static void test_header_text(void **state) {
-  (void)state;
+TEST(test_header_text) {
   mm_st_tensor t[] = {{.name = "b \"\\\n\x7fé", .dtype = MM_BF16, .shape = mm_shape2(2, 3)},
                       {.name = "a", .dtype = MM_F32, .shape = {0, {0}}}};
   const struct mm_st_meta metadata[] = {{"plan", "\tx"}, {"rank", "3"}};
@@ -306,8 +295,7 @@ static void test_header_text(void **state) {
   free(header);
 }
 
-static void test_unwritable_headers(void **state) {
-  (void)state;
+TEST(test_unwritable_headers) {
   const mm_st_tensor bad[] = {
       {.name = "w\xff", .dtype = MM_U8, .shape = mm_shape1(1)},
       {.name = "w", .dtype = MM_F4, .shape = mm_shape1(3)},
@@ -346,8 +334,7 @@ static void test_unwritable_headers(void **state) {
 }
 
 /* 200,000 tensors in shuffled order of names and of ranges: half a second, and minutes if each were sought among all. */
-static void test_many_tensors(void **state) {
-  (void)state;
+TEST(test_many_tensors) {
   enum { MANY = 200000 };
   char *json = malloc(MANY * 96), *end = json;
   for (size_t i = 0; i < MANY; i++) {
@@ -395,8 +382,7 @@ static void open_refused(const char *path, const char *code, const char *says) {
   mm_st_close(&st);
 }
 
-static void test_open(void **state) {
-  (void)state;
+TEST(test_open) {
   static const char json[] = "{" T("w", "F32", "[4]", "[0,16]") "}";
   blob b = file_of(J(json));
   const char *path = write_file("good", b.p, b.n, b.n + 16);
@@ -435,8 +421,7 @@ static void test_open(void **state) {
   free(l.p);
 }
 
-static void test_real_files(void **state) {
-  (void)state;
+TEST(test_real_files) {
   static const struct {
     const char *path;
     size_t count;
@@ -479,20 +464,4 @@ static int tear_down(void **state) {
   return system(command);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_hostile_headers),
-      cmocka_unit_test(test_long_hostile_headers),
-      cmocka_unit_test(test_too_many_entries),
-      cmocka_unit_test(test_wrong_files),
-      cmocka_unit_test(test_short_buffer),
-      cmocka_unit_test(test_accepted),
-      cmocka_unit_test(test_round_trip_of_types),
-      cmocka_unit_test(test_header_text),
-      cmocka_unit_test(test_unwritable_headers),
-      cmocka_unit_test(test_many_tensors),
-      cmocka_unit_test(test_open),
-      cmocka_unit_test(test_real_files),
-  };
-  return cmocka_run_group_tests(tests, set_up, tear_down);
-}
+int main(void) { return run_unit_tests(set_up, tear_down); }

@@ -1,13 +1,11 @@
 /* formats/scan: what JSON is and is not, integers, escapes, members, messages. */
 #include "formats/scan.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
+#include "tests/unit/unit.h"
 
 /* A scanner over a copy of exactly n bytes, so that the sanitizer sees one byte too many. */
 static mm_scan scan_of(const char *text, size_t n) {
@@ -203,27 +201,23 @@ static void check_skip(const sample *t, bool expected) {
   release(&s);
 }
 
-static void test_valid(void **state) {
-  (void)state;
+TEST(test_valid) {
   for (size_t i = 0; i < sizeof valid / sizeof valid[0]; i++) check_skip(&valid[i], true);
 }
 
-static void test_invalid(void **state) {
-  (void)state;
+TEST(test_invalid) {
   for (size_t i = 0; i < sizeof invalid / sizeof invalid[0]; i++) check_skip(&invalid[i], false);
 }
 
 /* No beginning of a JSON text that must be closed is itself one. */
-static void test_every_prefix_is_refused(void **state) {
-  (void)state;
+TEST(test_every_prefix_is_refused) {
   static const char text[] = "{\"a\\u00e9\\ud83d\\ude00é\":[1.5e-3,{\"b\":[true,false,null,\"\\n\"]}, -0 ],\"c\":{}}";
   for (size_t n = 0; n < sizeof text - 1; n++) check_skip(&(sample){text, n}, false);
   check_skip(&(sample){text, sizeof text - 1}, true);
 }
 
 /* A deep text is refused by the scanner's own limit long before the stack is. */
-static void test_deep_nesting(void **state) {
-  (void)state;
+TEST(test_deep_nesting) {
   enum { DEEP = 200000 };
   char *text = malloc(2 * DEEP);
   memset(text, '[', DEEP);
@@ -236,8 +230,7 @@ static void test_deep_nesting(void **state) {
   free(text);
 }
 
-static void test_u64(void **state) {
-  (void)state;
+TEST(test_u64) {
   static const struct {
     const char *text;
     bool ok;
@@ -284,8 +277,7 @@ static void test_u64(void **state) {
   }
 }
 
-static void test_unescape(void **state) {
-  (void)state;
+TEST(test_unescape) {
   static const struct {
     sample in, out;
     bool escaped;
@@ -318,8 +310,7 @@ static void test_unescape(void **state) {
 }
 
 /* The calls as a reader makes them: an object of arrays. */
-static void test_members(void **state) {
-  (void)state;
+TEST(test_members) {
   static const char text[] = " { \"first\" : [ 3 , 14 ] , \"second\":[], \"third\":[159] } ";
   mm_scan s = scan_of(text, sizeof text - 1);
   mm_err err = {0};
@@ -350,8 +341,7 @@ static void test_members(void **state) {
   release(&s);
 }
 
-static void test_messages(void **state) {
-  (void)state;
+TEST(test_messages) {
   static const struct {
     sample in;
     const char *text;
@@ -387,8 +377,7 @@ static void test_messages(void **state) {
 }
 
 /* The longest piece shown is bounded, whatever its bytes. */
-static void test_found(void **state) {
-  (void)state;
+TEST(test_found) {
   char text[300], out[MM_SCAN_FOUND];
   memset(text, 1, sizeof text);
   mm_scan s = scan_of(text, sizeof text);
@@ -401,11 +390,4 @@ static void test_found(void **state) {
   release(&s);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_valid),   cmocka_unit_test(test_invalid),  cmocka_unit_test(test_every_prefix_is_refused),
-      cmocka_unit_test(test_u64),     cmocka_unit_test(test_unescape), cmocka_unit_test(test_deep_nesting),
-      cmocka_unit_test(test_members), cmocka_unit_test(test_messages), cmocka_unit_test(test_found),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

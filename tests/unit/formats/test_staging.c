@@ -6,8 +6,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,9 +13,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "formats/file.h"
+#include "tests/unit/unit.h"
 
 static bool no_flags;     /* of renameat2 */
 static int good_renames;  /* calls of renameat that succeed before one fails; -1: all */
@@ -100,8 +97,7 @@ static mm_staging begun(const char *target) {
   return s;
 }
 
-static void test_names(void **state) {
-  (void)state;
+TEST_BETWEEN(test_names, in_a_folder, away) {
   mm_err err = {0};
   mm_staging s = MM_STAGING_NONE;
   assert_true(mm_staging_name(&s, "./out/", "pack", &err));
@@ -130,8 +126,7 @@ static void test_names(void **state) {
   mm_staging_close(&s);
 }
 
-static void test_apart(void **state) {
-  (void)state;
+TEST_BETWEEN(test_apart, in_a_folder, away) {
   mm_err err = {0};
   assert_int_equal(mkdir("source", 0777) | mkdir("source/sub", 0777) | mkdir("other", 0777), 0);
   static const char *const inside[] = {"source", "source/out", "source/sub/out", "source/sub/../out"};
@@ -156,8 +151,7 @@ static void test_apart(void **state) {
   mm_staging_close(&s);
 }
 
-static void test_look(void **state) {
-  (void)state;
+TEST_BETWEEN(test_look, in_a_folder, away) {
   mm_err err = {0};
   mm_staging s = MM_STAGING_NONE;
   assert_true(mm_staging_name(&s, "out", NULL, &err));
@@ -183,8 +177,7 @@ static void test_look(void **state) {
   mm_staging_close(&s);
 }
 
-static void test_take(void **state) {
-  (void)state;
+TEST_BETWEEN(test_take, in_a_folder, away) {
   mm_err err = {0};
   mm_staging one = begun("out"), two = MM_STAGING_NONE;
   assert_true(one.made);
@@ -206,8 +199,7 @@ static void test_take(void **state) {
   mm_staging_close(&two);
 }
 
-static void test_clear_and_room(void **state) {
-  (void)state;
+TEST_BETWEEN(test_clear_and_room, in_a_folder, away) {
   mm_err err = {0};
   mm_staging s = begun("out");
   put(".out.partial/x1", "");
@@ -229,8 +221,7 @@ static void test_clear_and_room(void **state) {
 }
 
 /* Onto an absent name and onto an empty directory, with flags and without. */
-static void test_appear(void **state) {
-  (void)state;
+TEST_BETWEEN(test_appear, in_a_folder, away) {
   for (int i = 0; i < 4; i++) {
     mm_err err = {0};
     no_flags = i & 1;
@@ -252,8 +243,7 @@ static void test_appear(void **state) {
 }
 
 /* The name was taken while the run worked: what came stays, and so does what was staged. */
-static void test_name_taken(void **state) {
-  (void)state;
+TEST_BETWEEN(test_name_taken, in_a_folder, away) {
   for (int i = 0; i < 2; i++) {
     mm_err err = {0};
     no_flags = i == 1;
@@ -276,8 +266,7 @@ static void make_old(void) {
   put("out/y", "older");
 }
 
-static void test_replace(void **state) {
-  (void)state;
+TEST_BETWEEN(test_replace, in_a_folder, away) {
   for (int i = 0; i < 2; i++) {
     mm_err err = {0};
     no_flags = i == 1;
@@ -296,8 +285,7 @@ static void test_replace(void **state) {
 }
 
 /* What was added to the old directory, or altered in it, while the run worked is nobody's to remove. */
-static void test_replace_keeps(void **state) {
-  (void)state;
+TEST_BETWEEN(test_replace_keeps, in_a_folder, away) {
   mm_err err = {0};
   make_old();
   assert_int_equal(mkdir("out.kept", 0777), 0);
@@ -316,8 +304,7 @@ static void test_replace_keeps(void **state) {
 }
 
 /* Another directory has the name since: neither is touched. */
-static void test_replace_another(void **state) {
-  (void)state;
+TEST_BETWEEN(test_replace_another, in_a_folder, away) {
   mm_err err = {0};
   make_old();
   mm_staging s = begun("out");
@@ -331,8 +318,7 @@ static void test_replace_another(void **state) {
 
 /* Without flags, the second rename fails and so does taking the first back: the next run puts the old one back, or removes it when the new
  * one has the name. */
-static void test_recover(void **state) {
-  (void)state;
+TEST_BETWEEN(test_recover, in_a_folder, away) {
   for (int stage = 0; stage < 2; stage++) {
     mm_err err = {0};
     no_flags = true;
@@ -365,8 +351,7 @@ static void test_recover(void **state) {
   }
 }
 
-static void test_begin_anew(void **state) {
-  (void)state;
+TEST_BETWEEN(test_begin_anew, in_a_folder, away) {
   mm_err err = {0};
   mm_staging s = MM_STAGING_NONE;
   assert_int_equal(mkdir("source", 0777), 0);
@@ -411,20 +396,4 @@ static void test_begin_anew(void **state) {
   mm_staging_close(&s);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test_setup_teardown(test_names, in_a_folder, away),
-      cmocka_unit_test_setup_teardown(test_apart, in_a_folder, away),
-      cmocka_unit_test_setup_teardown(test_look, in_a_folder, away),
-      cmocka_unit_test_setup_teardown(test_take, in_a_folder, away),
-      cmocka_unit_test_setup_teardown(test_clear_and_room, in_a_folder, away),
-      cmocka_unit_test_setup_teardown(test_appear, in_a_folder, away),
-      cmocka_unit_test_setup_teardown(test_name_taken, in_a_folder, away),
-      cmocka_unit_test_setup_teardown(test_replace, in_a_folder, away),
-      cmocka_unit_test_setup_teardown(test_replace_keeps, in_a_folder, away),
-      cmocka_unit_test_setup_teardown(test_replace_another, in_a_folder, away),
-      cmocka_unit_test_setup_teardown(test_recover, in_a_folder, away),
-      cmocka_unit_test_setup_teardown(test_begin_anew, in_a_folder, away),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

@@ -1,12 +1,10 @@
 /* formats/tensor: the type table and checked shape arithmetic. */
 #include "formats/tensor.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
+#include "tests/unit/unit.h"
 
 /* Names and sizes as the format's own description lists them. */
 static const struct {
@@ -38,8 +36,7 @@ static const struct {
     {MM_F8_E5M2FNUZ, "F8_E5M2FNUZ", 8},
 };
 
-static void test_types(void **state) {
-  (void)state;
+TEST(test_types) {
   assert_int_equal(sizeof known / sizeof known[0], MM_DTYPE_COUNT);
   for (size_t i = 0; i < MM_DTYPE_COUNT; i++) {
     mm_dtype t = MM_DTYPE_COUNT;
@@ -53,8 +50,7 @@ static void test_types(void **state) {
   assert_int_equal(mm_dtype_size(MM_C64), 8);
 }
 
-static void test_unknown_types(void **state) {
-  (void)state;
+TEST(test_unknown_types) {
   static const struct {
     const char *name;
     size_t n;
@@ -69,8 +65,7 @@ static void test_unknown_types(void **state) {
 
 #define G UINT64_C(0x100000000) /* 2^32 */
 
-static void test_sizes(void **state) {
-  (void)state;
+TEST(test_sizes) {
   static const struct {
     mm_shape shape;
     mm_dtype type;
@@ -102,8 +97,7 @@ static void test_sizes(void **state) {
   }
 }
 
-static void test_equal(void **state) {
-  (void)state;
+TEST(test_equal) {
   mm_shape a = mm_shape3(4, 5, 6), b = mm_shape3(4, 5, 6), c = mm_shape3(4, 5, 7), d = mm_shape2(4, 5), e = mm_shape1(4);
   b.dim[3] = 99; /* beyond the rank: no part of the shape */
   assert_true(mm_shape_equal(&a, &b));
@@ -112,8 +106,7 @@ static void test_equal(void **state) {
   assert_false(mm_shape_equal(&d, &e));
 }
 
-static void test_text(void **state) {
-  (void)state;
+TEST(test_text) {
   static const struct {
     mm_shape shape;
     size_t cap;
@@ -137,10 +130,4 @@ static void test_text(void **state) {
   assert_non_null(strstr(mm_shape_text(&longest, out, sizeof out), "18446744073709551608]"));
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_types), cmocka_unit_test(test_unknown_types), cmocka_unit_test(test_sizes),
-      cmocka_unit_test(test_equal), cmocka_unit_test(test_text),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

@@ -4,26 +4,18 @@
 
 #include "formats/pack.h"
 #include "formats/safetensors.h"
+#include "tests/unit/odd_model.h"
+#include "tests/unit/unit.h"
 
 static inline mm_model small_model(uint32_t hidden, uint32_t intermediate) {
-  return (mm_model){.architecture = "Test",
-                    .family = MM_FAMILY_M2,
-                    .hidden = hidden,
-                    .layers = 1,
-                    .heads = 2,
-                    .kv_heads = 1,
-                    .head_dim = 4,
-                    .rotary_dim = 2,
-                    .experts = 2,
-                    .top_k = 1,
-                    .intermediate = intermediate,
-                    .vocab = 8,
-                    .max_positions = 16,
-                    .rope_theta = 10,
-                    .norm_eps = 1,
-                    .lightning_norm_eps = 1,
-                    .attn = {MM_ATTN_FULL}};
+  mm_model m = odd_model();
+  m.hidden = hidden, m.intermediate = intermediate, m.layers = 1, m.attn[0] = MM_ATTN_FULL;
+  return m;
 }
+
+/* A tensor [n, k] of one piece, cut from [n, whole]; behind it its planes and piece. */
+#define SMALL_TENSOR(title, how, n, k, whole, planes, ...) \
+  { .name = title, .scheme = how, .rows = n, .cols = k, .whole_cols = whole, .plane_count = planes, .piece_count = 1, __VA_ARGS__ }
 
 /* Lays the tensors of a part out and gives the part's header; free() it. *size: of the whole part. */
 static inline uint8_t *small_header(mm_st_tensor *t, size_t count, const char *version, const char *rank, const char *tp, const char *part,

@@ -1,18 +1,13 @@
 /* Archives: what was packed comes back to the byte whatever the level and the number of threads, and every broken promise of an archive is
  * refused by name, with nothing left at the target. */
 #include <dirent.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "formats/file.h"
 #include "loader/archive.h"
 #include "tests/unit/loader/checkpoint.h"
+#include "tests/unit/unit.h"
 
 static char work[256];
 
@@ -92,8 +87,7 @@ static int end(void **state) {
   return rmdir(work);
 }
 
-static void comes_back(void **state) {
-  (void)state;
+TEST(comes_back) {
   mm_err err = {0};
   mm_archive_totals t;
   for (unsigned threads = 1; threads <= 5; threads += 2) {
@@ -114,8 +108,7 @@ static void comes_back(void **state) {
 }
 
 /* Blocks of bf16, of FP8 and mostly of f32. */
-static void widths(void **state) {
-  (void)state;
+TEST(widths) {
   mm_archive a;
   mm_err err = {0};
   if (!mm_archive_open(&a, AT("packed"), &err)) fail_msg("%s", err.text);
@@ -139,8 +132,7 @@ static void expect_refusal(mm_status status, const char *code, const char *says)
 }
 
 /* The first `old` in the archive's table replaced by `new`. */
-static void table_mutations(void **state) {
-  (void)state;
+TEST(table_mutations) {
   static const struct {
     const char *old, *new;
     mm_status status;
@@ -182,8 +174,7 @@ static void table_mutations(void **state) {
 }
 
 /* One file of the archive changed: cut, longer, swapped, flipped, gone, other, new. */
-static void file_mutations(void **state) {
-  (void)state;
+TEST(file_mutations) {
   mm_archive a;
   mm_err err = {0};
   assert_true(mm_archive_open(&a, AT("packed"), &err));
@@ -223,8 +214,7 @@ static void file_mutations(void **state) {
 }
 
 /* Two blocks in each other's place, in a table that says so: frames are good, digests are not. */
-static void swapped_blocks(void **state) {
-  (void)state;
+TEST(swapped_blocks) {
   mm_archive a;
   mm_err err = {0};
   assert_true(mm_archive_open(&a, AT("packed"), &err));
@@ -248,8 +238,7 @@ static void swapped_blocks(void **state) {
 }
 
 /* Damage is not archived, nor is anything written over. */
-static void pack_refuses(void **state) {
-  (void)state;
+TEST(pack_refuses) {
   mm_err err = {0};
   mm_archive_totals t;
   assert_false(mm_archive_pack(AT("in"), AT("packed"), 1, 2, &t, &err));
@@ -271,8 +260,4 @@ static void pack_refuses(void **state) {
   free(file);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(comes_back),     cmocka_unit_test(widths),         cmocka_unit_test(table_mutations),
-                                     cmocka_unit_test(file_mutations), cmocka_unit_test(swapped_blocks), cmocka_unit_test(pack_refuses)};
-  return cmocka_run_group_tests(tests, begin, end);
-}
+int main(void) { return run_unit_tests(begin, end); }

@@ -1,13 +1,8 @@
 /* Binding: every tensor of a rank finds its place, and one that is absent or has another shape is named. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #include "loader/bind.h"
 #include "tests/unit/runtime/reference.h"
+#include "tests/unit/unit.h"
 
 static const struct {
   mm_family family;
@@ -22,8 +17,7 @@ static void find(const mm_packed *p, const mm_shards *s, uint32_t rank, unsigned
   }
 }
 
-static void every_tensor_once(void **state) {
-  (void)state;
+TEST(every_tensor_once) {
   for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
     ref_model ref = ref_build(ref_dims(cases[c].family, true));
     ref_shards *shards = ref_cut(&ref, cases[c].tp);
@@ -66,8 +60,7 @@ static void refused(const ref_shards *shards, size_t i, const char *code) {
   assert_null(w.layer);
 }
 
-static void absent_or_misshapen(void **state) {
-  (void)state;
+TEST(absent_or_misshapen) {
   for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
     ref_model ref = ref_build(ref_dims(cases[c].family, true));
     ref_shards *shards = ref_cut(&ref, cases[c].tp);
@@ -98,8 +91,7 @@ static void absent_or_misshapen(void **state) {
 
 /* Fewer rows than the ids need, fewer columns than the experts need, ranks that cannot share the heads, or share
  * experts. */
-static void too_small(void **state) {
-  (void)state;
+TEST(too_small) {
   ref_model ref = ref_build(ref_dims(MM_FAMILY_M2, false));
   ref_shards *shards = ref_cut(&ref, 2);
   mm_rank_weights w;
@@ -151,8 +143,7 @@ static mm_pack_tensor *tensor(const ref_shards *shards, const char *name) {
 }
 
 /* Experts wider than the model says, for which a buffer of the model's width is too small. */
-static void experts_wider_than_the_model(void **state) {
-  (void)state;
+TEST(experts_wider_than_the_model) {
   ref_model ref = ref_build(ref_dims(MM_FAMILY_M2, false));
   for (uint32_t tp = 1; tp <= 2; tp++) {
     ref_shards *shards = ref_cut(&ref, tp);
@@ -164,8 +155,7 @@ static void experts_wider_than_the_model(void **state) {
 }
 
 /* Ranges of a cut that no rank has: more padding in front than columns before, another rank's, one column short, one beyond. */
-static void ranges_of_another_rank(void **state) {
-  (void)state;
+TEST(ranges_of_another_rank) {
   ref_model ref = ref_build(ref_dims(MM_FAMILY_M2, false));
   ref_shards *shards = ref_cut(&ref, 2);
   static const char *const names[] = {"embed_tokens",
@@ -201,8 +191,7 @@ static void ranges_of_another_rank(void **state) {
 }
 
 /* A calibration has no room for a vector; a piece more or less is another matrix of the same extents. */
-static void vectors_and_pieces(void **state) {
-  (void)state;
+TEST(vectors_and_pieces) {
   ref_model ref = ref_build(ref_dims(MM_FAMILY_M1, true));
   ref_shards *shards = ref_cut(&ref, 1);
   for (size_t i = 0; i < shards->s.pack.tensor_count; i++) {
@@ -228,8 +217,7 @@ static void to_stage(const ref_shards *shards, const char *part, uint32_t stage)
 
 /* A rank binds the layers of its stage, and what stands before the first or after the last; a layer on two stages, or behind a later one,
  * a stage without layers and ends in the wrong place are refused. */
-static void stages(void **state) {
-  (void)state;
+TEST(stages) {
   static const struct {
     const char *part;
     uint32_t stage;
@@ -277,13 +265,4 @@ static void stages(void **state) {
   ref_free(&ref);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(every_tensor_once),
-                                     cmocka_unit_test(absent_or_misshapen),
-                                     cmocka_unit_test(too_small),
-                                     cmocka_unit_test(experts_wider_than_the_model),
-                                     cmocka_unit_test(ranges_of_another_rank),
-                                     cmocka_unit_test(vectors_and_pieces),
-                                     cmocka_unit_test(stages)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

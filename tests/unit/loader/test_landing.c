@@ -1,18 +1,13 @@
 /* Plans of landings: random weights of every scheme, in a file and in memory, read through rings of any size and put down by the plan, byte
  * for byte as the layout says; places lie apart and aligned, holes are what is between them; a group has arrived with its last byte and
  * not before, and soon once it was asked for, where it comes apart. What becomes of the bytes is computed here from the planes alone. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "loader/landing.h"
+#include "tests/unit/unit.h"
 
 #define WEIGHTS 30
 #define GROUPS  5
@@ -112,9 +107,7 @@ static void close_world(world *x) {
   mm_map_close(&x->map);
   mm_file_close(&x->file);
   unlink(x->path);
-  free(x->bytes);
-  free(x->want);
-  free(x->got);
+  MM_FREE(x->bytes, x->want, x->got);
 }
 
 /* ---- what must become of them, from the planes alone ---- */
@@ -306,8 +299,7 @@ static void check_cover(const world *x) {
   free(cover);
 }
 
-static void all_lands(void **state) {
-  (void)state;
+TEST(all_lands) {
   for (int i = 0; i < 40; i++) {
     world x = {.file = MM_FILE_NONE};
     open_world(&x, i % 4 > 0);
@@ -325,8 +317,7 @@ static void all_lands(void **state) {
 }
 
 /* What comes apart: codes of whole words; four-bit ones where they begin at a word in the file and lie close. */
-static void what_is_apart(void **state) {
-  (void)state;
+TEST(what_is_apart) {
   world x = {.file = MM_FILE_NONE};
   mm_err err = {0};
   open_world(&x, true);
@@ -348,7 +339,4 @@ static void what_is_apart(void **state) {
   close_world(&x);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(all_lands), cmocka_unit_test(what_is_apart)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

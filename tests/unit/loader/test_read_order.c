@@ -1,16 +1,11 @@
 /* The order of reads, with random wants of files with and without digests, beside a table of all pages and blocks: each that is wanted is
  * taken once and no other; what comes first comes first, else it goes by file and offset; a part that is asked for comes next, whole and
  * alone, whatever of it was taken before. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "loader/read_order.h"
+#include "tests/unit/unit.h"
 
 enum { FILES = 4, WANTS = 60, UNITS = 4000 };
 
@@ -87,8 +82,7 @@ static void check_all_taken(const world *x) {
   assert_int_equal(x->o.left, 0);
 }
 
-static void in_order(void **state) {
-  (void)state;
+TEST(in_order) {
   static world x;
   for (int i = 0; i < 200; i++) {
     open_world(&x);
@@ -117,8 +111,7 @@ static uint64_t to_come(const world *x, uint32_t file, uint64_t from, uint64_t t
   return n;
 }
 
-static void as_asked(void **state) {
-  (void)state;
+TEST(as_asked) {
   static world x;
   uint64_t asked = 0, alone = 0;
   for (int i = 0; i < 300; i++) {
@@ -159,8 +152,7 @@ static void as_asked(void **state) {
 }
 
 /* As long as a rank of M2: parts of 62 layers are found at once, and what is kept for them is small. */
-static void large(void **state) {
-  (void)state;
+TEST(large) {
   enum { LAYERS = 62, EXPERTS = 256 };
   const uint64_t part = 2 * 192 * 3072;
   mm_read_file file[LAYERS] = {{0}};
@@ -192,7 +184,4 @@ static void large(void **state) {
   mm_read_order_close(&o);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(in_order), cmocka_unit_test(as_asked), cmocka_unit_test(large)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

@@ -3,11 +3,7 @@
  * taken where it is to be. */
 #include <errno.h>
 #include <fcntl.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,9 +11,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "loader/reader.h"
+#include "tests/unit/unit.h"
 
 #define FILES 3
 #define WANTS 40
@@ -132,8 +127,7 @@ static bool read_all(job *j, uint32_t held, mm_read_stats *stats, mm_err *err) {
   return ok;
 }
 
-static void bytes_are_right(void **state) {
-  (void)state;
+TEST(bytes_are_right) {
   static const mm_read_path paths[] = {MM_READ_PROBE, MM_READ_CACHE, MM_READ_DIRECT, MM_READ_STREAMS};
   for (int i = 0; i < 60; i++) {
     size_t piece = (size_t)MM_DIRECT << draw(4), chunk = piece * (1 + draw(4));
@@ -153,8 +147,7 @@ static void bytes_are_right(void **state) {
 
 /* The cache is used where it holds the file; where it does not, the disk is read past it, and it still holds nothing. A file system in
  * memory has no disk. */
-static void paths_by_probe(void **state) {
-  (void)state;
+TEST(paths_by_probe) {
   mm_file f;
   mm_err err = {0};
   job j;
@@ -189,8 +182,7 @@ static void paths_by_probe(void **state) {
   mm_file_close(&f);
 }
 
-static void nothing_past_the_ring(void **state) {
-  (void)state;
+TEST(nothing_past_the_ring) {
   job j;
   mm_err err = {0};
   mm_chunk c;
@@ -219,8 +211,7 @@ static void expect(job *j, const char *code, const char *text) {
   if (!strstr(err.text, text)) fail_msg("found \"%s\", expected \"%s\"", err.text, text);
 }
 
-static void bad_files(void **state) {
-  (void)state;
+TEST(bad_files) {
   static const mm_read_path paths[] = {MM_READ_CACHE, MM_READ_DIRECT, MM_READ_STREAMS};
   for (int i = 0; i < 3; i++) {
     job j;
@@ -248,8 +239,7 @@ static void bad_files(void **state) {
 }
 
 /* A file that is cut, or written to, while it is read. */
-static void changing_files(void **state) {
-  (void)state;
+TEST(changing_files) {
   for (int cut = 0; cut < 2; cut++) {
     job j;
     mm_err err = {0};
@@ -307,8 +297,7 @@ static uint64_t next_part(job *j, mm_reader *r) {
 static void ask(job *j, mm_reader *r, uint64_t part) { mm_reader_ask(r, 0, j->want[0].offset + part * PART, PART); }
 
 /* Behind what is in the ring, in the order of asking, once each, and before all others. What is in the ring, or was given, is not moved. */
-static void asked_parts(void **state) {
-  (void)state;
+TEST(asked_parts) {
   enum { BUFFERS = 3 };
   for (int i = 0; i < 30; i++) {
     job j;
@@ -354,8 +343,7 @@ static void asked_parts(void **state) {
 }
 
 /* A disk that fails while a part is waited for: the next call says so, whoever makes it, and asking is harmless. */
-static void asked_in_vain(void **state) {
-  (void)state;
+TEST(asked_in_vain) {
   job j;
   mm_err err = {0}, again = {0};
   mm_reader *r = open_parts(&j, 2, &err);
@@ -396,8 +384,7 @@ static void set_up_digests(job *j, unsigned threads, uint32_t buffers) {
 }
 
 /* Whole blocks are read and hashed, the file's other bytes too; files without digests are read as they were. */
-static void digests_hold(void **state) {
-  (void)state;
+TEST(digests_hold) {
   for (int i = 0; i < 12; i++) {
     job j;
     mm_err err = {0};
@@ -410,8 +397,7 @@ static void digests_hold(void **state) {
 }
 
 /* One bit of one block, wherever it is, ends the load with its place: nothing but the last chunks was given by then. */
-static void damage_is_named(void **state) {
-  (void)state;
+TEST(damage_is_named) {
   for (uint64_t b = 0; b < BLOCKS; b++) {
     job j;
     mm_err err = {0};
@@ -428,8 +414,7 @@ static void damage_is_named(void **state) {
 
 /* What was given so far is proved, and no more than that: a damaged block is told of once it was given. A file that has changed is told of
  * at once. */
-static void proved_so_far(void **state) {
-  (void)state;
+TEST(proved_so_far) {
   job j;
   mm_err err = {0};
   mm_chunk c = {0};
@@ -468,8 +453,7 @@ static void proved_so_far(void **state) {
 
 /* ---- what is told ---- */
 
-static void a_log(void **state) {
-  (void)state;
+TEST(a_log) {
   mm_err err = {0};
   mm_read_log *log = mm_read_log_open(&err);
   assert_non_null(log);
@@ -501,8 +485,7 @@ static void a_log(void **state) {
 }
 
 /* What happened when, and what took how long: the first of each. */
-static void times(void **state) {
-  (void)state;
+TEST(times) {
   mm_err err = {0};
   char text[100];
   mm_read_log *log = mm_read_log_open(&err);
@@ -522,8 +505,7 @@ static void times(void **state) {
   mm_read_log_close(log);
 }
 
-static void in_words(void **state) {
-  (void)state;
+TEST(in_words) {
   char text[160];
   mm_read_stats s = {.seconds = 2};
   assert_string_equal(mm_read_text(text, sizeof text, &s), "");
@@ -539,8 +521,7 @@ static void in_words(void **state) {
 }
 
 /* A mapped byte is found again in its file. */
-static void mapped_bytes(void **state) {
-  (void)state;
+TEST(mapped_bytes) {
   mm_file f;
   mm_map m = {0};
   mm_err err = {0};
@@ -559,13 +540,4 @@ static void mapped_bytes(void **state) {
   mm_file_close(&f);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(bytes_are_right), cmocka_unit_test(paths_by_probe), cmocka_unit_test(nothing_past_the_ring),
-      cmocka_unit_test(bad_files),       cmocka_unit_test(changing_files), cmocka_unit_test(digests_hold),
-      cmocka_unit_test(damage_is_named), cmocka_unit_test(a_log),          cmocka_unit_test(in_words),
-      cmocka_unit_test(mapped_bytes),    cmocka_unit_test(asked_parts),    cmocka_unit_test(asked_in_vain),
-      cmocka_unit_test(proved_so_far),   cmocka_unit_test(times),
-  };
-  return cmocka_run_group_tests(tests, begin, end);
-}
+int main(void) { return run_unit_tests(begin, end); }

@@ -1,22 +1,17 @@
 /* Opening packed checkpoints: a small one of two ranks with two parts each, read back to the number, and one variation for each
  * promise that a part can break. */
 #include <fcntl.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "formats/safetensors.h"
 #include "loader/shards.h"
 #include "tests/unit/loader/small_model.h"
 #include "tests/unit/put_file.h"
+#include "tests/unit/unit.h"
 
 /* One part file before it is written. */
 typedef struct part {
@@ -40,26 +35,13 @@ static mm_range ranges[2][2] = {{{0, 0, 4}, {0, 4, 4}}, {{0, 0, 192}, {0, 192, 1
  * stand on a grid of 64 columns; "n.weight" f32, a vector of 5, whole. */
 static void describe(checkpoint *c) {
   static mm_cut cuts[] = {{MM_AXIS_ROWS, 8, 4, ranges[0]}, {MM_AXIS_COLS, 384, 192, ranges[1]}, {.axis = MM_AXIS_NONE}};
-  c->tensor[0] =
-      (mm_pack_tensor){.name = "a.weight", .scheme = "bf16", .rows = 4, .cols = 6, .whole_cols = 6, .plane_count = 1, .piece_count = 1};
-  c->tensor[0].plane[0] = (mm_pack_plane){"", MM_BF16, 1, 1};
-  c->tensor[0].piece[0] = (mm_piece){"a", 8, 0, 4, 0};
-  c->tensor[1] = (mm_pack_tensor){.name = "e.w",
-                                  .scheme = "block_fp8",
-                                  .lead = 2,
-                                  .whole_lead = 2,
-                                  .rows = 130,
-                                  .cols = 192,
-                                  .whole_cols = 384,
-                                  .plane_count = 2,
-                                  .piece_count = 1};
-  c->tensor[1].plane[0] = (mm_pack_plane){"", MM_F8_E4M3, 1, 1};
-  c->tensor[1].plane[1] = (mm_pack_plane){"_scale_inv", MM_F32, 128, 64};
-  c->tensor[1].piece[0] = (mm_piece){"e{e}", 130, 0, 130, 1};
-  c->tensor[2] = (mm_pack_tensor){
-      .name = "n.weight", .scheme = "f32", .vector = true, .rows = 5, .cols = 1, .whole_cols = 1, .plane_count = 1, .piece_count = 1};
-  c->tensor[2].plane[0] = (mm_pack_plane){"", MM_F32, 1, 1};
-  c->tensor[2].piece[0] = (mm_piece){"n", 5, 0, 5, 2};
+  static const mm_pack_tensor tensors[] = {
+      SMALL_TENSOR("a.weight", "bf16", 4, 6, 6, 1, .plane = {{"", MM_BF16, 1, 1}}, .piece = {{"a", 8, 0, 4, 0}}),
+      SMALL_TENSOR("e.w", "block_fp8", 130, 192, 384, 2, .lead = 2, .whole_lead = 2,
+                   .plane = {{"", MM_F8_E4M3, 1, 1}, {"_scale_inv", MM_F32, 128, 64}}, .piece = {{"e{e}", 130, 0, 130, 1}}),
+      SMALL_TENSOR("n.weight", "f32", 5, 1, 1, 1, .vector = true, .plane = {{"", MM_F32, 1, 1}}, .piece = {{"n", 5, 0, 5, 2}}),
+  };
+  memcpy(c->tensor, tensors, sizeof c->tensor);
   c->pack = (mm_pack){.tool = "test",
                       .quant = "none",
                       .tp_align = MM_ALIGN_SPLIT,
@@ -162,8 +144,7 @@ static bool find(const mm_shards *s, uint32_t rank, const char *name, mm_packed 
   return false;
 }
 
-static void reads_back(void **state) {
-  (void)state;
+TEST(reads_back) {
   checkpoint c;
   mm_shards s;
   mm_err err = {0};
@@ -281,8 +262,7 @@ static const struct {
     {"codes for two", fewer_codes, MM_INTEGRITY, "E_SCHEME", "\"e.w\""},
 };
 
-static void broken_promises(void **state) {
-  (void)state;
+TEST(broken_promises) {
   for (size_t i = 0; i < sizeof variations / sizeof *variations; i++) {
     checkpoint c;
     mm_shards s;
@@ -299,8 +279,7 @@ static void broken_promises(void **state) {
 }
 
 /* One rank of a set: another's file may be absent, and is not looked at; a number that no rank has is refused. */
-static void some_ranks(void **state) {
-  (void)state;
+TEST(some_ranks) {
   checkpoint c;
   mm_shards s;
   mm_err err = {0};
@@ -326,8 +305,7 @@ static void some_ranks(void **state) {
 }
 
 /* Every length of a part but its own, and every other kind of file under its name. */
-static void every_length(void **state) {
-  (void)state;
+TEST(every_length) {
   checkpoint c;
   mm_shards s;
   begin(&c);
@@ -353,8 +331,4 @@ static void every_length(void **state) {
   finish(&c);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(reads_back), cmocka_unit_test(broken_promises), cmocka_unit_test(every_length),
-                                     cmocka_unit_test(some_ranks)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

@@ -1,14 +1,9 @@
 /* Source matrices out of the shards of several ranks: every one is found by its name and is, to the bit, what was cut; rows from any row
  * on, through cells and through the scheme's unpack; ranks that are not open. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #include "loader/unshard.h"
 #include "tests/unit/runtime/reference.h"
+#include "tests/unit/unit.h"
 
 /* What was cut into piece p of tensor `name`: one matrix after the other where it is a stack. */
 static const float *cut_from(const ref_model *r, const char *name, unsigned p) {
@@ -63,8 +58,7 @@ static void assert_rows(const mm_whole *w, const float *want) {
   free(out);
 }
 
-static void every_matrix(void **state) {
-  (void)state;
+TEST(every_matrix) {
   static const uint32_t tps[] = {1, 2, 4, 8};
   for (int k = 0; k < 8; k++) {
     ref_model ref = ref_build(ref_dims(k & 1 ? MM_FAMILY_M2 : MM_FAMILY_M1, false));
@@ -98,8 +92,7 @@ static void every_matrix(void **state) {
 }
 
 /* Names that are almost one. */
-static void no_such_name(void **state) {
-  (void)state;
+TEST(no_such_name) {
   ref_model ref = ref_build(ref_dims(MM_FAMILY_M2, false));
   ref_shards *shards = ref_cut(&ref, 2);
   mm_pack *p = &shards->s.pack;
@@ -117,8 +110,7 @@ static void no_such_name(void **state) {
 }
 
 /* The second of two ranks is not open: what the first has is read, what it has not is refused with the rank that has it. */
-static void ranks_not_open(void **state) {
-  (void)state;
+TEST(ranks_not_open) {
   ref_model ref = ref_build(ref_dims(MM_FAMILY_M2, false));
   ref_shards *shards = ref_cut(&ref, 2);
   mm_shard_plane *closed = shards->s.rank[1].plane;
@@ -145,7 +137,4 @@ static void ranks_not_open(void **state) {
   ref_free(&ref);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(every_matrix), cmocka_unit_test(no_such_name), cmocka_unit_test(ranks_not_open)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

@@ -1,16 +1,11 @@
 /* Verifying: what a sample sees, and that no change of the manifest goes unseen. Every bit of a whole checkpoint is tests/fault/flips. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "formats/file.h"
 #include "loader/companions.h"
 #include "loader/verify.h"
 #include "tests/unit/loader/checkpoint.h"
+#include "tests/unit/unit.h"
 
 static char dir[256];
 static char *manifest;
@@ -48,8 +43,7 @@ static int end(void **state) {
   return rmdir(dir);
 }
 
-static void all_is_well(void **state) {
-  (void)state;
+TEST(all_is_well) {
   mm_shards s;
   mm_err err = {0};
   bool ok =
@@ -59,8 +53,7 @@ static void all_is_well(void **state) {
 }
 
 /* A sample looks at as many blocks of each part as asked, other ones for other seeds, and misses nothing when it is all of them. */
-static void samples(void **state) {
-  (void)state;
+TEST(samples) {
   static const char name[] = "model-rank-00000-part-00001.safetensors";
   mm_shards s;
   mm_err err = {0};
@@ -84,8 +77,7 @@ static void samples(void **state) {
 
 /* The first scale of "f.weight", which part 1 holds, is no number of its own; then a code of "v.weight" is none. Each error names the part.
  */
-static void numbers_by_part(void **state) {
-  (void)state;
+TEST(numbers_by_part) {
   static const char name[] = "model-rank-00000-part-00001.safetensors";
   size_t n;
   char *file = slurp(name, &n), *copy = malloc(n);
@@ -121,8 +113,7 @@ static void refused(const char *text, size_t n, const char *what) {
 }
 
 /* Any byte of the manifest, and anything before, inside or behind its digest. */
-static void sealed(void **state) {
-  (void)state;
+TEST(sealed) {
   size_t n = manifest_bytes;
   char *copy = malloc(n + 2), what[32];
   memcpy(copy, manifest, n);
@@ -144,8 +135,7 @@ static void sealed(void **state) {
 }
 
 /* Sizes and the listing: the digest says it, whether a companion is longer, shorter or other. */
-static void companions(void **state) {
-  (void)state;
+TEST(companions) {
   static const struct {
     const char *text, *code;
   } bad[] = {{"{\"a\": 2}\n", "E_DIGEST"}, {"{\"a\": 1}", "E_DIGEST"}, {"{\"a\": 1}\n\n", "E_LIMIT"}, {"", "E_DIGEST"}};
@@ -174,8 +164,4 @@ static void companions(void **state) {
   mm_pack_close(&p);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(all_is_well), cmocka_unit_test(samples), cmocka_unit_test(numbers_by_part),
-                                     cmocka_unit_test(sealed), cmocka_unit_test(companions)};
-  return cmocka_run_group_tests(tests, begin, end);
-}
+int main(void) { return run_unit_tests(begin, end); }

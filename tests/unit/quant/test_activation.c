@@ -1,15 +1,10 @@
 /* Activation quantisation against its definitions in double, whole and in parts, and at its edges. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "quant/cpu.h"
 #include "tests/unit/quant/rounded.h"
+#include "tests/unit/unit.h"
 
 enum { K = 417, ROWS = 200 };
 
@@ -53,8 +48,7 @@ static void as_defined_here(int step) {
     }
 }
 
-static void as_defined(void **state) {
-  (void)state;
+TEST(as_defined) {
   for (mm_cpu level = MM_CPU_PLAIN; level <= MM_CPU_AVX512; level++) {
     mm_cpu_limit(level);
     as_defined_here(level == MM_CPU_AVX512 ? 1 : 7);
@@ -62,8 +56,7 @@ static void as_defined(void **state) {
 }
 
 /* Codes are numbers of eight bits, and with their scales what rounding gives, but for the last place. */
-static void codes_apart(void **state) {
-  (void)state;
+TEST(codes_apart) {
   for (int way = 0; way <= 2 * MM_CPU_AVX512 + 1; way++)
     for (mm_act_quant a = MM_ACT_FP8_TENSOR; a <= MM_ACT_MXFP8; a++)
       for (int row = 0; row < ROWS; row += 9) {
@@ -88,8 +81,7 @@ static void codes_apart(void **state) {
 }
 
 /* An infinity makes its scale infinite: what it rounds to is no number, not the largest code of either sign. */
-static void infinity_becomes_none(void **state) {
-  (void)state;
+TEST(infinity_becomes_none) {
   for (mm_cpu level = MM_CPU_PLAIN; level <= MM_CPU_AVX512; level++)
     for (mm_act_quant a = MM_ACT_FP8_TENSOR; a <= MM_ACT_INT8_TOKEN; a++)
       for (uint32_t at = 5; at < K; at += K - 10) { /* among whole vectors, and after them */
@@ -104,8 +96,7 @@ static void infinity_becomes_none(void **state) {
 }
 
 /* What is wrong in a model must not be rounded away. */
-static void no_number_stays_none(void **state) {
-  (void)state;
+TEST(no_number_stays_none) {
   for (mm_act_quant a = MM_ACT_FP8_TENSOR; a <= MM_ACT_MXFP8; a++) {
     float x[K];
     static const uint32_t whole[] = {0, K};
@@ -120,8 +111,7 @@ static void no_number_stays_none(void **state) {
 }
 
 /* The row of each scheme. */
-static void schemes(void **state) {
-  (void)state;
+TEST(schemes) {
   static const struct {
     const char *name;
     mm_act_quant act;
@@ -144,8 +134,4 @@ static void schemes(void **state) {
   assert_null(mm_scheme_at(n));
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(as_defined), cmocka_unit_test(codes_apart), cmocka_unit_test(infinity_becomes_none),
-                                     cmocka_unit_test(no_number_stays_none), cmocka_unit_test(schemes)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

@@ -2,15 +2,10 @@
  * doubles, and rounding by walking the codes in order of value. MM_EXHAUSTIVE=1 tries all 2^32 floats; otherwise a stride and every
  * rounding boundary ±2 places. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 
-#include <cmocka.h>
-
 #include "quant/numbers.h"
+#include "tests/unit/unit.h"
 
 /* A binary float format by its definition. */
 typedef struct format {
@@ -58,8 +53,7 @@ static void check(const format *f, uint32_t u, uint32_t expected) {
     fail_msg("format %d: %08x (%a) gave %x and %x, expected %x", (int)(f - formats), u, (double)x, positive, negative, expected);
 }
 
-static void test_every_boundary(void **state) {
-  (void)state;
+TEST(test_every_boundary) {
   for (int i = 0; i < FORMATS; i++) {
     const format *f = &formats[i];
     for (uint32_t code = 0; code <= f->largest; code++) {
@@ -76,8 +70,7 @@ static void test_every_boundary(void **state) {
   }
 }
 
-static void test_all_floats(void **state) {
-  (void)state;
+TEST(test_all_floats) {
   const uint32_t stride = getenv("MM_EXHAUSTIVE") ? 1 : 9973;
   for (int i = 0; i < FORMATS; i++) {
     const format *f = &formats[i];
@@ -99,8 +92,7 @@ static void test_all_floats(void **state) {
 
 static void same_float(float a, double b) { assert_true(isnan(a) ? isnan(b) : (double)a == b && !signbit(a) == !signbit(b)); }
 
-static void test_values(void **state) {
-  (void)state;
+TEST(test_values) {
   for (uint32_t c = 0; c < 256; c++) {
     uint32_t magnitude = c & 0x7f;
     double sign = c & 0x80 ? -1 : 1;
@@ -127,8 +119,7 @@ static void test_values(void **state) {
 }
 
 /* Vectors published with the format documentation. */
-static void test_vectors(void **state) {
-  (void)state;
+TEST(test_vectors) {
   static const struct {
     uint32_t u, code;
   } e4m3[] = {{0x00000000, 0x00}, {0x80000000, 0x80}, {0x3f800000, 0x38}, {0x3dcccccd, 0x1d}, {0x43e00000, 0x7e}, {0x43e80000, 0x7e},
@@ -144,8 +135,7 @@ static void test_vectors(void **state) {
   for (size_t i = 0; i < sizeof e2m1 / sizeof *e2m1; i++) assert_int_equal(mm_f32_to_e2m1(e2m1[i].x), e2m1[i].code);
 }
 
-static void test_widen(void **state) {
-  (void)state;
+TEST(test_widen) {
   enum { N = 77 }; /* two whole runs and a rest */
   uint16_t h[N];
   float f[N], out[N + 1];
@@ -164,10 +154,4 @@ static void test_widen(void **state) {
   assert_false(mm_widen(out, h, MM_I16, N));
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_values),  cmocka_unit_test(test_every_boundary), cmocka_unit_test(test_all_floats),
-      cmocka_unit_test(test_vectors), cmocka_unit_test(test_widen),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

@@ -163,8 +163,7 @@ static matrix mixed_matrix(uint32_t n, uint32_t k) {
 
 static bool quantised(const mm_scheme *s) { return s->code != MM_CODE_PLAIN; }
 
-static void test_absmax(void **state) {
-  (void)state;
+TEST(test_absmax) {
   for (size_t i = 0; mm_scheme_at(i); i++) {
     const mm_scheme *s = mm_scheme_at(i);
     if (!quantised(s)) continue;
@@ -191,8 +190,7 @@ static void test_absmax(void **state) {
 }
 
 /* Whatever scale a search chose, codes are the nearest under it. */
-static void test_search_codes(void **state) {
-  (void)state;
+TEST(test_search_codes) {
   for (size_t i = 0; mm_scheme_at(i); i++)
     for (int search = MM_SEARCH_MSE; search <= MM_SEARCH_FOUR_SIX; search++) {
       if (!(mm_scheme_at(i)->searches >> search & 1)) continue;
@@ -207,8 +205,7 @@ static void test_search_codes(void **state) {
 }
 
 /* Levels of SIMD, bf16 and f32 input, strips: the bytes of plain code on the whole matrix. */
-static void test_same_bytes(void **state) {
-  (void)state;
+TEST(test_same_bytes) {
   for (size_t i = 0; mm_scheme_at(i); i++)
     for (int search = MM_SEARCH_ABSMAX; search <= MM_SEARCH_FOUR_SIX; search++) {
       const mm_scheme *s = mm_scheme_at(i);
@@ -254,8 +251,7 @@ static void test_same_bytes(void **state) {
 
 /* block_fp8 of every bf16 weight under every mantissa of the largest, at both ends of the exponents and in between: bf16 input, which wide
  * levels compare where plain code divides, against f32 input, which is divided everywhere. */
-static void test_block_fp8_bf16(void **state) {
-  (void)state;
+TEST(test_block_fp8_bf16) {
   static const uint32_t exponent[] = {1, 8, 13, 14, 15, 127, 200, 254};
   const mm_scheme *s = mm_scheme_find("block_fp8");
   matrix m = matrix_open(128, 256);
@@ -304,12 +300,10 @@ static packed cut(const packed *p, uint32_t row, uint32_t n, uint32_t col, uint3
   return shard;
 }
 
-static void test_cutting(void **state) {
-  (void)state;
+TEST(test_cutting) {
   enum { N = 384, K = 576 };
   static const uint32_t cuts[][2] = {{192, 288}, {384, 96}, {96, 576}, {64, 24}, {6, 10}}; /* rows and columns of a shard */
-  matrix m = matrix_open(N, K);
-  matrix_fill(&m, student, 0.02);
+  matrix m = matrix_drawn(N, K, student, 0.02);
   float *whole = calloc((size_t)N * K, sizeof *whole), *part = calloc((size_t)N * K, sizeof *part);
   assert_true(whole && part);
   for (size_t i = 0; mm_scheme_at(i); i++) {
@@ -337,8 +331,7 @@ static void test_cutting(void **state) {
 }
 
 /* Several matrices under one another, as experts are stored. */
-static void test_lead(void **state) {
-  (void)state;
+TEST(test_lead) {
   enum { LEAD = 3, N = 130, K = 160 };
   for (size_t i = 0; mm_scheme_at(i); i++) {
     const mm_scheme *s = mm_scheme_at(i);
@@ -347,8 +340,7 @@ static void test_lead(void **state) {
     float out[3 * K], expected[3 * K];
     packed one[LEAD];
     for (int l = 0; l < LEAD; l++) {
-      matrix m = matrix_open(N, K);
-      matrix_fill(&m, gaussian, 0.02 * (l + 1));
+      matrix m = matrix_drawn(N, K, gaussian, 0.02 * (l + 1));
       one[l] = pack_matrix(s, &m, MM_SEARCH_ABSMAX);
       matrix_close(&m);
     }
@@ -368,8 +360,7 @@ static void test_lead(void **state) {
   }
 }
 
-static void test_plain(void **state) {
-  (void)state;
+TEST(test_plain) {
   matrix m = mixed_matrix(40, 300);
   for (size_t i = 0; i < 40 * 300; i++) m.w[i] *= 1.000123f; /* no longer exact in bf16 */
   packed bf16 = pack_matrix(mm_scheme_find("bf16"), &m, MM_SEARCH_ABSMAX), f16 = pack_matrix(mm_scheme_find("f16"), &m, MM_SEARCH_ABSMAX),
@@ -386,8 +377,7 @@ static void test_plain(void **state) {
 }
 
 /* A zero matrix gives zeros and finite scales; a scaled matrix keeps its relative error at any size f32 allows. */
-static void test_extremes(void **state) {
-  (void)state;
+TEST(test_extremes) {
   enum { N = 4, K = 512 };
   for (size_t i = 0; mm_scheme_at(i); i++) {
     const mm_scheme *s = mm_scheme_at(i);
@@ -422,8 +412,7 @@ static void test_extremes(void **state) {
 
 /* The published block: 16 weights under a tensor maximum of 0.0875 (its global scale 0x38088889 divides 0.0875 in doubles; in f32,
  * as the tools do it, the last place is one less). */
-static void test_nvfp4_vector(void **state) {
-  (void)state;
+TEST(test_nvfp4_vector) {
   static const float w[16] = {0.013f,   -0.021f, 0.0005f, -0.0332f, 0.007f,  0.0191f,  -0.0009f, 0.0250f,
                               -0.0113f, 0,       0.0404f, -0.0175f, 0.0301f, -0.0042f, 0.0009f,  -0.0268f};
   static const uint8_t absmax[8] = {0xd4, 0xe0, 0x52, 0x68, 0x0b, 0xd7, 0x96, 0xe0},
@@ -444,8 +433,7 @@ static void test_nvfp4_vector(void **state) {
 }
 
 /* int4 nibbles: -8, -7, -1, 0, 1, 3, 6, 7 in both encodings; MXFP4 exponents by maximum. */
-static void test_int4_mxfp4_vectors(void **state) {
-  (void)state;
+TEST(test_int4_mxfp4_vectors) {
   static const float v[8] = {-8, -7, -1, 0, 1, 3, 6, 7};
   float w[8];
   for (int i = 0; i < 8; i++) w[i] = v[i] * 0.9375f; /* absmax/7.5 = 1 */
@@ -474,8 +462,7 @@ static void test_int4_mxfp4_vectors(void **state) {
   }
 }
 
-static void test_registry(void **state) {
-  (void)state;
+TEST(test_registry) {
   static const char *const pairs[][2] = {{"block_wise_fp8", "block_fp8"},
                                          {"FP8_BLOCK", "block_fp8"},
                                          {"NVFP4", "nvfp4"},
@@ -519,8 +506,7 @@ static double relative_error(const matrix *m, const float *out, double amax) {
 
 /* At both ends of f32, and with one huge weight among small ones: what unpack gives is finite, no weight is off by more than 1/3 of the
  * largest, or by what the smallest scale cannot tell apart, scales are finite and not zero, and no search does worse than absmax. */
-static void test_ends_of_f32(void **state) {
-  (void)state;
+TEST(test_ends_of_f32) {
   enum { N = 4, K = 512 };
   static const uint32_t top[] = {0x7f7fffff, 0x7f7ffffe, 0x7f7f0000, 0x7f780000, 0x7f700000, 0x7f600000, 0x7f5f0000,
                                  0x7f400000, 0x7f000000, 0x7effffff, 0x7e800000, 0x47800000, 0x3f800000, 0x01000000,
@@ -565,12 +551,4 @@ static void test_ends_of_f32(void **state) {
   free(out);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_registry),       cmocka_unit_test(test_plain),        cmocka_unit_test(test_absmax),
-      cmocka_unit_test(test_search_codes),   cmocka_unit_test(test_same_bytes),   cmocka_unit_test(test_cutting),
-      cmocka_unit_test(test_lead),           cmocka_unit_test(test_extremes),     cmocka_unit_test(test_ends_of_f32),
-      cmocka_unit_test(test_block_fp8_bf16), cmocka_unit_test(test_nvfp4_vector), cmocka_unit_test(test_int4_mxfp4_vectors),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

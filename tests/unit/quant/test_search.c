@@ -33,11 +33,15 @@ static float group_amax(const float *w, uint32_t n) {
 /* 1 + the f32 rounding that the fast search may differ by. */
 #define NEAR 1.00001
 
-static void test_nvfp4_window(void **state) {
-  (void)state;
-  matrix m = matrix_open(64, 320);
-  matrix_fill(&m, student, 0.02);
-  packed p = pack_matrix(mm_scheme_find("nvfp4"), &m, MM_SEARCH_MSE);
+/* 64 rows of Student's t, and what the search by squared error makes of them. */
+static packed searched(const char *scheme, uint32_t k, matrix *m) {
+  *m = matrix_drawn(64, k, student, 0.02);
+  return pack_matrix(mm_scheme_find(scheme), m, MM_SEARCH_MSE);
+}
+
+TEST(test_nvfp4_window) {
+  matrix m;
+  packed p = searched("nvfp4", 320, &m);
   float s2 = matrix_amax(&m) / 2688.0f;
   for (uint32_t b = 0; b < 64 * 20; b++) {
     const float *w = m.w + (size_t)b * 16;
@@ -52,11 +56,9 @@ static void test_nvfp4_window(void **state) {
   matrix_close(&m);
 }
 
-static void test_mxfp4_window(void **state) {
-  (void)state;
-  matrix m = matrix_open(64, 320);
-  matrix_fill(&m, student, 0.02);
-  packed p = pack_matrix(mm_scheme_find("mxfp4"), &m, MM_SEARCH_MSE);
+TEST(test_mxfp4_window) {
+  matrix m;
+  packed p = searched("mxfp4", 320, &m);
   for (uint32_t b = 0; b < 64 * 10; b++) {
     const float *w = m.w + (size_t)b * 32;
     int stored = ((uint8_t *)p.plane[1])[b], base = ilogbf(group_amax(w, 32)) - 2 + 127;
@@ -70,11 +72,9 @@ static void test_mxfp4_window(void **state) {
 }
 
 /* The int4 search is coarse, then fine: within 1 % of the full grid per group on average, and inside its window. */
-static void test_int4_window(void **state) {
-  (void)state;
-  matrix m = matrix_open(64, 512);
-  matrix_fill(&m, student, 0.02);
-  packed p = pack_matrix(mm_scheme_find("w4a16"), &m, MM_SEARCH_MSE);
+TEST(test_int4_window) {
+  matrix m;
+  packed p = searched("w4a16", 512, &m);
   double found = 0, best = 0;
   int negative = 0;
   for (uint32_t g = 0; g < 64 * 4; g++) {
@@ -95,14 +95,12 @@ static void test_int4_window(void **state) {
   matrix_close(&m);
 }
 
-static void test_row_shrink(void **state) {
-  (void)state;
+TEST(test_row_shrink) {
   static const struct {
     const char *name;
     double top;
   } schemes[] = {{"int8", 127}, {"w4a8", 7}};
-  matrix m = matrix_open(16, 700);
-  matrix_fill(&m, student, 0.02);
+  matrix m = matrix_drawn(16, 700, student, 0.02);
   for (int i = 0; i < 2; i++) {
     packed p = pack_matrix(mm_scheme_find(schemes[i].name), &m, MM_SEARCH_MSE);
     double top = schemes[i].top, found = 0, best = 0;
@@ -145,11 +143,9 @@ static double weighted_error(const matrix *m, const packed *p, const float *impo
 
 /* Importances move scales to where they say: the weighted error falls, for every scheme that searches; equal ones change nothing; every
  * SIMD level finds the same bytes. 700 columns: the last tile is not whole. */
-static void test_importance(void **state) {
-  (void)state;
+TEST(test_importance) {
   enum { N = 32, K = 700 };
-  matrix m = matrix_open(N, K);
-  matrix_fill(&m, student, 0.02);
+  matrix m = matrix_drawn(N, K, student, 0.02);
   float importance[K], equal[K];
   for (int i = 0; i < K; i++) {
     importance[i] = (float)exp(1.5 * gaussian());
@@ -173,11 +169,9 @@ static void test_importance(void **state) {
 }
 
 /* Under importances, too, the scale is the best of the window by an independent search. */
-static void test_importance_window(void **state) {
-  (void)state;
+TEST(test_importance_window) {
   enum { N = 32, K = 320 };
-  matrix m = matrix_open(N, K);
-  matrix_fill(&m, student, 0.02);
+  matrix m = matrix_drawn(N, K, student, 0.02);
   float importance[K], s2 = matrix_amax(&m) / 2688.0f;
   for (int i = 0; i < K; i++) importance[i] = (float)exp(2 * gaussian());
   packed p = pack_weighted(mm_scheme_find("nvfp4"), &m, importance, MM_CPU_AVX512);
@@ -225,12 +219,10 @@ static double sqnr_of(const matrix *m, const char *name, mm_search search) {
   return x;
 }
 
-static void test_gain(void **state) {
-  (void)state;
+TEST(test_gain) {
   double (*const draws[2])(void) = {gaussian, student};
   for (int d = 0; d < 2; d++) {
-    matrix m = matrix_open(512, 2048);
-    matrix_fill(&m, draws[d], 0.02);
+    matrix m = matrix_drawn(512, 2048, draws[d], 0.02);
     double nvfp4 = sqnr_of(&m, "nvfp4", MM_SEARCH_MSE), nvfp4_absmax = sqnr_of(&m, "nvfp4", MM_SEARCH_ABSMAX);
     double four_six = sqnr_of(&m, "nvfp4", MM_SEARCH_FOUR_SIX), int4 = sqnr_of(&m, "w4a16", MM_SEARCH_MSE), seventh = sqnr_seventh_int4(&m);
     double mxfp4 = sqnr_of(&m, "mxfp4", MM_SEARCH_MSE), floored = sqnr_floor_mxfp4(&m);
@@ -248,8 +240,7 @@ static void test_gain(void **state) {
 }
 
 /* What --quant help says of each scheme: dB of a Gaussian matrix, bits of a weight. */
-static void test_stated(void **state) {
-  (void)state;
+TEST(test_stated) {
   static const struct {
     const char *name;
     double bits;
@@ -257,8 +248,7 @@ static void test_stated(void **state) {
                 {"nvfp4", 4.5}, {"mxfp4", 4.25},      {"w4a16", 4.125},        {"w4a8", 4.0104}};
   for (size_t i = 0; i < sizeof stated / sizeof *stated; i++)
     assert_true(fabs(mm_scheme_bits(mm_scheme_find(stated[i].name)) - stated[i].bits) < 1e-3);
-  matrix m = matrix_open(512, 2048); /* as make bench-quality takes it */
-  matrix_fill(&m, gaussian, 0.02);
+  matrix m = matrix_drawn(512, 2048, gaussian, 0.02); /* as make bench-quality takes it */
   const mm_scheme *s;
   for (size_t i = 0; (s = mm_scheme_at(i)); i++) {
     if (s->code == MM_CODE_PLAIN) {
@@ -271,11 +261,4 @@ static void test_stated(void **state) {
   matrix_close(&m);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_nvfp4_window),      cmocka_unit_test(test_mxfp4_window), cmocka_unit_test(test_int4_window),
-      cmocka_unit_test(test_row_shrink),        cmocka_unit_test(test_gain),         cmocka_unit_test(test_importance),
-      cmocka_unit_test(test_importance_window), cmocka_unit_test(test_stated),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

@@ -3,17 +3,12 @@
 #define MM_TESTS_WEIGHTS_H
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "quant/numbers.h"
 #include "quant/quant.h"
+#include "tests/unit/unit.h"
 
 typedef struct matrix {
   uint32_t n, k;
@@ -58,6 +53,12 @@ static inline void matrix_set(matrix *m, uint32_t row, uint32_t col, double valu
 static inline void matrix_fill(matrix *m, double (*draw)(void), double sigma) {
   for (uint32_t r = 0; r < m->n; r++)
     for (uint32_t c = 0; c < m->k; c++) matrix_set(m, r, c, draw() * sigma);
+}
+
+static inline matrix matrix_drawn(uint32_t n, uint32_t k, double (*draw)(void), double sigma) {
+  matrix m = matrix_open(n, k);
+  matrix_fill(&m, draw, sigma);
+  return m;
 }
 static inline float matrix_amax(const matrix *m) {
   float most = 0;

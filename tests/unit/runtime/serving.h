@@ -4,22 +4,17 @@
 #define MM_TESTS_SERVING_H
 
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#include <cmocka.h>
-
 #include "runtime/cpu/cpu_backend.h"
 #include "runtime/engine.h"
 #include "runtime/serve/scheduler.h"
 #include "tests/unit/runtime/reference.h"
+#include "tests/unit/unit.h"
 
 #define POSITIONS 400
 #define REPLY_MAX 100

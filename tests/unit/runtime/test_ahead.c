@@ -84,8 +84,7 @@ static void close_device(serving *w) {
   mm_sampler_close(device.sampler);
 }
 
-static void test_random(void **state) {
-  (void)state;
+TEST(test_random) {
   const mm_scheduler_config c = {.step_tokens = 40, .queue_max = 100, .prefix_cache = true, .cache_bytes = 1 << 16};
   for (uint32_t k = 0; k < 2; k++)
     for (uint32_t pages = 0; pages < 3; pages++) {
@@ -99,8 +98,7 @@ static void test_random(void **state) {
 }
 
 /* One reply: every step but the first is queued before its token is known, and one more than it has tokens for is not. */
-static void test_ahead(void **state) {
-  (void)state;
+TEST(test_ahead) {
   serving w;
   open_device(&w, kind(1), true, (mm_limits){.max_tokens = ROWS, .slots = SLOTS}, (mm_scheduler_config){.step_tokens = 40, .queue_max = 1});
   client c = {.r = {.max_tokens = 30}};
@@ -122,8 +120,7 @@ static void test_ahead(void **state) {
 
 /* A device that fails, and forgets what it held: what it was given ends with its error, and those that wait go on, with nothing of before
  * from the cache. */
-static void test_failure(void **state) {
-  (void)state;
+TEST(test_failure) {
   for (uint32_t at = 1; at < 25; at++) {
     serving w;
     open_device(&w, kind(at % 2), true, (mm_limits){.max_tokens = ROWS, .slots = 1 + at % 3},
@@ -150,7 +147,4 @@ static void test_failure(void **state) {
   }
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_random), cmocka_unit_test(test_ahead), cmocka_unit_test(test_failure)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

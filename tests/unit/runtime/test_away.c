@@ -1,19 +1,14 @@
 /* A rank that stays away from a step while another one has waited for it in vain: the step ends without it, and so does every call until it
  * is back; then the engine goes on. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "runtime/engine.h"
 #include "tests/unit/runtime/reference.h"
+#include "tests/unit/unit.h"
 
 static mm_backend *first;
 static atomic_bool leaves, away, misses;
@@ -40,8 +35,7 @@ static bool step(mm_engine *e, float *logits, mm_err *err) {
   return mm_engine_step(e, &(mm_batch){4, id, 1, &span, 1, &out, NULL, NULL}, logits, err);
 }
 
-static void comes_back(void **state) {
-  (void)state;
+TEST(comes_back) {
   mm_ops ops = mm_ops_cpu;
   ops.open = open_rank, ops.begin = begin;
   ref_model ref = ref_build(ref_dims(MM_FAMILY_M2, false));
@@ -80,7 +74,4 @@ static void comes_back(void **state) {
   ref_free(&ref);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(comes_back)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

@@ -1,17 +1,12 @@
 /* minimax-bench's results: every line of JSON is an object with the figures that the line of text has. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "formats/json.h"
 #include "runtime/bench_result.h"
+#include "tests/unit/unit.h"
 
 static const mm_bench_case c = {"layers", "m2", 8, 2048, "block_fp8", "w4a16", "nvfp4", {4, 16}, 1024, 8192};
 static mm_bench_result r = {&c, 8, 16, 1, true, 3e12, 2.5e-4, 6e8, 2e-4, 101.5};
@@ -56,8 +51,7 @@ static double figure(const mm_json *o, const char *key) {
   return mm_json_number(mm_json_get(o, key));
 }
 
-static void test_lines(void **state) {
-  (void)state;
+TEST(test_lines) {
   static const char *const text[] = {
       "device copy 3000 GB/s, read + write\n",
       "m2 block_fp8/w4a16/nvfp4 B=16 router: 250.00 us, 600.0 MB, 0.80 of copy\n",
@@ -85,8 +79,7 @@ static void test_lines(void **state) {
   }
 }
 
-static void test_ranks(void **state) {
-  (void)state;
+TEST(test_ranks) {
   char line[1024];
   r.ranks = 2;
   printed(3, false, line, sizeof line);
@@ -96,7 +89,4 @@ static void test_ranks(void **state) {
   r.ranks = 1;
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_lines), cmocka_unit_test(test_ranks)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

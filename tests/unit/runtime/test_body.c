@@ -1,22 +1,16 @@
 /* Bodies of requests: what Python's json module reads is read alike. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "formats/scan.h"
 #include "runtime/serve/body.h"
 #include "runtime/serve/text.h"
+#include "tests/unit/unit.h"
 
 static const mm_value *parse(mm_arena *a, const char *text, mm_err *err) { return mm_body_parse(a, text, strlen(text), err); }
 
-static void equal_keys_are_the_last_at_the_first_place(void **state) {
-  (void)state;
+TEST(equal_keys_are_the_last_at_the_first_place) {
   mm_arena a = {0};
   mm_err err = {0};
   const mm_value *v = parse(&a, "{\"b\": 1, \"a\": {\"x\": 2}, \"b\": [3], \"c\": 4, \"a\": null, \"b\": \"last\"}", &err);
@@ -31,8 +25,7 @@ static void equal_keys_are_the_last_at_the_first_place(void **state) {
   mm_arena_close(&a);
 }
 
-static void numbers_keep_their_text(void **state) {
-  (void)state;
+TEST(numbers_keep_their_text) {
   static const struct {
     const char *text;
     double real;
@@ -68,8 +61,7 @@ static void numbers_keep_their_text(void **state) {
   }
 }
 
-static void strings_are_utf8(void **state) {
-  (void)state;
+TEST(strings_are_utf8) {
   mm_arena a = {0};
   mm_err err = {0};
   const mm_value *v = parse(&a, "\"\\u00e9\\ud83d\\ude00\\ud800x\\n\\u0000\"", &err);
@@ -84,8 +76,7 @@ static void strings_are_utf8(void **state) {
   mm_arena_close(&a);
 }
 
-static void what_is_no_json_is_refused_with_its_place(void **state) {
-  (void)state;
+TEST(what_is_no_json_is_refused_with_its_place) {
   static const char *const bad[] = {"",   "{",  "[1,]",     "{\"a\":1,}", "{a:1}", "'a'",      "\"a", "\"\n\"", "\"\\x\"", "\"\\u12g4\"",
                                     "01", "+1", ".5",       "1 2",        "nul",   "\"\xff\"", "[1}", "- 5",    "1.",      "1e+",
                                     "-",  "-N", "-Infinit", "tru",        "[NaN"};
@@ -99,8 +90,7 @@ static void what_is_no_json_is_refused_with_its_place(void **state) {
   }
 }
 
-static void depth_and_count_are_bounded(void **state) {
-  (void)state;
+TEST(depth_and_count_are_bounded) {
   for (int deep = MM_SCAN_DEPTH_PYTHON - 1; deep <= MM_SCAN_DEPTH_PYTHON + 1; deep++) {
     mm_arena a = {0};
     mm_err err = {0};
@@ -113,8 +103,7 @@ static void depth_and_count_are_bounded(void **state) {
 }
 
 /* A character that ends beyond the text is none, whatever stands there. */
-static void quoted_ends(void **state) {
-  (void)state;
+TEST(quoted_ends) {
   static const struct {
     const char *bytes;
     size_t n;
@@ -136,12 +125,4 @@ static void quoted_ends(void **state) {
   }
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(equal_keys_are_the_last_at_the_first_place),
-                                     cmocka_unit_test(numbers_keep_their_text),
-                                     cmocka_unit_test(strings_are_utf8),
-                                     cmocka_unit_test(what_is_no_json_is_refused_with_its_place),
-                                     cmocka_unit_test(depth_and_count_are_bounded),
-                                     cmocka_unit_test(quoted_ends)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

@@ -1,12 +1,10 @@
 /* runtime/bpe: look-up and merging beside the plain definition, over random vocabularies, and what is refused. */
 #include "runtime/text/bpe.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
+#include "tests/unit/unit.h"
 
 static uint64_t seed = 1;
 static uint32_t next(uint32_t below) {
@@ -71,8 +69,7 @@ static size_t plain(const mm_bpe *b, const char *piece, size_t n, int32_t *id) {
   }
 }
 
-static void test_encode(void **state) {
-  (void)state;
+TEST(test_encode) {
   for (uint32_t round = 0; round < 40; round++) {
     const uint32_t letters = 1 + round % 4;
     mm_bpe b = made(letters, 2 + next(60));
@@ -93,8 +90,7 @@ static void test_encode(void **state) {
   }
 }
 
-static void test_find(void **state) {
-  (void)state;
+TEST(test_find) {
   for (uint32_t round = 0; round < 20; round++) {
     mm_bpe b = made(1 + round % 4, 2 + next(60));
     size_t texts = 0;
@@ -127,8 +123,7 @@ static void test_find(void **state) {
   }
 }
 
-static void test_refused(void **state) {
-  (void)state;
+TEST(test_refused) {
   mm_err err = {0};
   mm_bpe b = {0};
   assert_true(mm_bpe_open(&b, 3, &err));
@@ -152,7 +147,4 @@ static void test_refused(void **state) {
   mm_bpe_close(&b, false);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_encode), cmocka_unit_test(test_find), cmocka_unit_test(test_refused)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

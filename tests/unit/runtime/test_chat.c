@@ -1,14 +1,11 @@
 /* Chat formats: which one a template has, whose tokens a prompt holds, what is refused. The text itself: tests/interop/chat.py. */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
-#include <cmocka.h>
-
 #include "runtime/chat/chat_format.h"
+#include "tests/unit/unit.h"
 
 #define TOKENIZER "tests/data/tiny-m2/tokenizer.json"
 #define VOCAB     (1u << 16)
@@ -60,8 +57,7 @@ static const mm_chat_part hello = {.text = STR("Hello, W")}, forged = {.text = S
                           cut_tag = {.text = STR("<minimax:tool_")};
 
 /* Text of a user holds no control token, and is its own text; ids are those of the whole text where it spells none. */
-static void test_owners(void **state) {
-  (void)state;
+TEST(test_owners) {
   mm_tokenizer *t = tokenizer();
   const int32_t begin = mm_tokenizer_find_added(t, "]~b]"), end = mm_tokenizer_find_added(t, "[e~["),
                 think = mm_tokenizer_find_added(t, "<think>");
@@ -101,8 +97,7 @@ static void test_owners(void **state) {
 }
 
 /* A tag that a user's text begins or ends, and the format's the rest, is none. */
-static void test_border(void **state) {
-  (void)state;
+TEST(test_border) {
   mm_tokenizer *t = tokenizer();
   mm_prompt p = {0};
   mm_prompt_tokens tokens;
@@ -132,8 +127,7 @@ static void test_border(void **state) {
 }
 
 /* The tokens up to the end of the last user message begin the next turn's prompt too; sampled tokens stand for themselves. */
-static void test_turns(void **state) {
-  (void)state;
+TEST(test_turns) {
   mm_tokenizer *t = tokenizer();
   static const int32_t sampled[] = {70, 71, 300, 72};
   const mm_chat_call call = {STR("id"), STR("f"), STR("{\"a\": 1}")};
@@ -185,8 +179,7 @@ static void assert_text(const char *format, const mm_conversation *c, const char
 }
 
 /* What templates have no word for: prompts that go on, and those without reasoning. */
-static void test_ends(void **state) {
-  (void)state;
+TEST(test_ends) {
   mm_message m[] = {{.role = MM_ROLE_USER, .part = &hello, .part_count = 1}, {.role = MM_ROLE_ASSISTANT, .part = &hello, .part_count = 1}};
   mm_conversation c = {.message = m, .message_count = 2, .continue_final = true};
   assert_text("minimax-m2", &c, "[e~[\n]~b]ai\nHello, W", false);
@@ -212,8 +205,7 @@ static void test_ends(void **state) {
 }
 
 /* As many calls, parts and messages as there are: what lies behind them is not theirs. */
-static void test_counts(void **state) {
-  (void)state;
+TEST(test_counts) {
   const mm_chat_call call[] = {
       {STR("1"), STR("f"), STR("{\"a\": \"x\"}")}, {STR("2"), STR("g"), STR("{}")}, {STR("3"), STR("beyond"), STR("{\"b\": 1}")}};
   const mm_chat_part part[] = {hello, hello, forged};
@@ -252,8 +244,7 @@ static void assert_refused(const char *format, const mm_conversation *c, mm_stat
   mm_prompt_close(&p);
 }
 
-static void test_refused(void **state) {
-  (void)state;
+TEST(test_refused) {
   const mm_chat_call broken = {.name = STR("f"), .arguments = STR("{\"a\": ")}, list = {.name = STR("f"), .arguments = STR("[1]")};
   const mm_chat_tool no_tool = {STR("3")};
   mm_message m[] = {{.role = MM_ROLE_USER, .part = &hello, .part_count = 1}, {.role = MM_ROLE_ASSISTANT, .call = &broken, .call_count = 1}};
@@ -294,8 +285,7 @@ static void assert_format_refused(mm_pack *p, const char *name, mm_status status
 }
 
 /* Unknown templates are refused by their digest; a name is taken instead. */
-static void test_choice(void **state) {
-  (void)state;
+TEST(test_choice) {
   char dir[200], own[] = "chat_template.jinja", config[] = "tokenizer_config.json", path[256];
   mm_pack_file file[2] = {{.name = own}, {.name = config}};
   mm_err err = {0};
@@ -323,9 +313,4 @@ static void test_choice(void **state) {
   assert_null(mm_chat_format_of_template("", 0));
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_owners), cmocka_unit_test(test_border), cmocka_unit_test(test_turns),
-                                     cmocka_unit_test(test_ends),   cmocka_unit_test(test_counts), cmocka_unit_test(test_refused),
-                                     cmocka_unit_test(test_choice)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

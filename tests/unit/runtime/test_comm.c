@@ -1,13 +1,8 @@
 /* Ranks in shared memory: sums in rank order, stages that hand rows on, and a break that nobody waits behind. */
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #include "runtime/comm.h"
+#include "tests/unit/unit.h"
 
 typedef struct member {
   mm_comm *comm;
@@ -22,8 +17,7 @@ static void *sum_member(void *arg) {
 }
 
 /* In rank order: 1e8 + 1 - 1e8 + 1 is 1 and nothing else, on every rank. */
-static void sums(void **state) {
-  (void)state;
+TEST(sums) {
   static const float part[] = {1e8f, 1, -1e8f, 1};
   member m[4];
   pthread_t thread[4];
@@ -80,8 +74,7 @@ static void join(gatherer *g, pthread_t *thread, uint32_t n, uint32_t step) {
   }
 }
 
-static void gathers(void **state) {
-  (void)state;
+TEST(gathers) {
   gatherer g[4];
   pthread_t thread[4];
   mm_err err = {0};
@@ -99,8 +92,7 @@ static void *gather_alone(void *arg) {
 }
 
 /* Three of four wait; the fourth fails: they return, and the word that devices look at is set. */
-static void a_break_is_seen(void **state) {
-  (void)state;
+TEST(a_break_is_seen) {
   gatherer g[3];
   pthread_t thread[3];
   mm_err err = {0};
@@ -129,8 +121,7 @@ static void *gather_patiently(void *arg) {
 }
 
 /* Two of four wait for the others no longer than they are told to: one says for whom, both return. After a mend all is as it was. */
-static void patience(void **state) {
-  (void)state;
+TEST(patience) {
   gatherer g[4];
   pthread_t thread[4];
   mm_err err = {0};
@@ -192,8 +183,7 @@ static void run_stages(mm_comm **comm, stage s[STAGES][2], void *(*of)(void *)) 
     for (uint32_t r = 0; r < 2; r++) pthread_join(thread[i][r], NULL);
 }
 
-static void handed_on(void **state) {
-  (void)state;
+TEST(handed_on) {
   mm_comm *comm[STAGES];
   stage s[STAGES][2];
   run_stages(comm, s, hand_on);
@@ -215,8 +205,7 @@ static void *fail_in_the_middle(void *arg) {
   return NULL;
 }
 
-static void broken(void **state) {
-  (void)state;
+TEST(broken) {
   for (int round = 0; round < 50; round++) {
     mm_comm *comm[STAGES];
     stage s[STAGES][2];
@@ -225,8 +214,4 @@ static void broken(void **state) {
   }
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(sums),     cmocka_unit_test(gathers),   cmocka_unit_test(a_break_is_seen),
-                                     cmocka_unit_test(patience), cmocka_unit_test(handed_on), cmocka_unit_test(broken)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

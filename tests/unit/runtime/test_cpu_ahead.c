@@ -1,18 +1,13 @@
 /* Experts that are asked for come into memory, and others do not. */
 #include <fcntl.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "runtime/cpu/cpu_backend.h"
+#include "tests/unit/unit.h"
 
 enum { LEAD = 8, N = 1024, K = 1024, BYTES = N * K * 2, PAGE = 4096 };
 
@@ -24,8 +19,7 @@ static unsigned pages_in(char *map, uint32_t lead) {
   return count;
 }
 
-static void asked_for_experts_come(void **state) {
-  (void)state;
+TEST(asked_for_experts_come) {
   char path[256];
   const char *where = getenv("TMPDIR");
   snprintf(path, sizeof path, "%s/ahead-XXXXXX", where ? where : "/tmp");
@@ -51,13 +45,9 @@ static void asked_for_experts_come(void **state) {
   close(fd);
 }
 
-static void nothing_of_a_weight_that_is_not_there(void **state) {
-  (void)state;
+TEST(nothing_of_a_weight_that_is_not_there) {
   const mm_packed none = {0};
   assert_int_equal(mm_cpu_ahead(&none, 0), 0);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(asked_for_experts_come), cmocka_unit_test(nothing_of_a_weight_that_is_not_there)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

@@ -2,17 +2,12 @@
  * gives; the same bits at each level, in any company of tokens and rows; codes that are no number. */
 #include <float.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "quant/numbers.h"
 #include "runtime/cpu/cpu_codes.h"
+#include "tests/unit/unit.h"
 
 enum { ROWS = 20, TOKENS = MM_CPU_MANY_TOKENS + 13, MOST_K = 700, LEAD = 2 };
 
@@ -131,8 +126,7 @@ static bool check_one(const mm_scheme *s, uint32_t k, uint32_t finer, way with) 
   return known;
 }
 
-static void every_scheme(void **state) {
-  (void)state;
+TEST(every_scheme) {
   for (size_t i = 0; mm_scheme_at(i); i++) {
     const mm_scheme *s = mm_scheme_at(i);
     unsigned known = 0;
@@ -145,8 +139,7 @@ static void every_scheme(void **state) {
 }
 
 /* BF16 of every kind of number: halves of the last place, what is too small, too large, or none. */
-static void rounds_to_bf16(void **state) {
-  (void)state;
+TEST(rounds_to_bf16) {
   for (int i = 0; i < 100000; i++) {
     const uint32_t bits = draw() << 8 ^ draw() ^ (i % 4 ? 0 : 0x8000u);
     const float x = mm_f32_from_bits(i % 4 == 1 ? (bits & 0xffff0000) | 0x8000 : bits), y = mm_cpu_bf16(x);
@@ -162,8 +155,7 @@ static void rounds_to_bf16(void **state) {
 }
 
 /* Integers under INT8 codes: their sums are exact, and so are the levels' bits; the largest codes too. */
-static void integers(void **state) {
-  (void)state;
+TEST(integers) {
   static float y[TOKENS * ROWS], other[TOKENS * ROWS];
   for (int i = 0; i < 12; i++) {
     sample a = make(mm_scheme_find("int8"), i < 2 ? 128u << i : 1 + any(MOST_K), 1);
@@ -222,8 +214,7 @@ static void check_codes(const sample *a, const float *y, float scale[TOKENS][MOS
 }
 
 /* Nibbles under inputs in codes: every level beside doubles, with the same bits, in any company; groups cut by ranks; the largest codes. */
-static void small_integers(void **state) {
-  (void)state;
+TEST(small_integers) {
   static const struct {
     const char *scheme;
     mm_code inputs;
@@ -272,8 +263,7 @@ static void small_integers(void **state) {
 }
 
 /* One code that is no number makes its row none for all tokens, and no other. */
-static void no_number(void **state) {
-  (void)state;
+TEST(no_number) {
   const char *const names[] = {"block_fp8", "channel_fp8", "mxfp8"};
   for (size_t i = 0; i < 3; i++)
     for (int both = 0; both <= 2 * MM_CPU_BEST + 1; both++) {
@@ -293,8 +283,7 @@ static void no_number(void **state) {
   mm_cpu_limit(MM_CPU_BEST);
 }
 
-static void dots(void **state) {
-  (void)state;
+TEST(dots) {
   static float a[MOST_K], b[MOST_K];
   for (int i = 0; i < 200; i++) {
     const uint32_t n = 1 + any(MOST_K);
@@ -314,8 +303,4 @@ static void dots(void **state) {
   }
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(every_scheme),   cmocka_unit_test(rounds_to_bf16), cmocka_unit_test(integers),
-                                     cmocka_unit_test(small_integers), cmocka_unit_test(no_number),      cmocka_unit_test(dots)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

@@ -2,20 +2,15 @@
  * (test_ops and golden.sh say that they are right); no thread is made by a step, and none works between steps. */
 #include <dirent.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <time.h>
-
-#include <cmocka.h>
 
 #include "quant/cpu.h"
 #include "quant/numbers.h"
 #include "runtime/cpu/cpu_backend.h"
 #include "runtime/engine.h"
 #include "tests/unit/runtime/reference.h"
+#include "tests/unit/unit.h"
 
 enum { PROMPT = 75, VOCAB = 50, PADDED = 64 }; /* more than a page */
 
@@ -105,8 +100,7 @@ static void feed(run *r, uint32_t pos, uint32_t count, float *logits) {
   assert_true(mm_forward_step(&r->f, &batch, logits, &err));
 }
 
-static void same_bits(void **state) {
-  (void)state;
+TEST(same_bits) {
   static const ways with[] = {{MM_FAMILY_M1, NULL, false, false, false},       {MM_FAMILY_M1, NULL, true, false, false},
                               {MM_FAMILY_M2, NULL, false, false, false},       {MM_FAMILY_M2, NULL, true, false, false},
                               {MM_FAMILY_M1, "bf16", false, true, true},       {MM_FAMILY_M2, "block_fp8", true, true, false},
@@ -152,8 +146,7 @@ static double cpu_seconds(void) {
   return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-static void threads_stay_and_sleep(void **state) {
-  (void)state;
+TEST(threads_stay_and_sleep) {
   ref_model ref = ref_build(dims(MM_FAMILY_M2));
   float logits[PADDED];
   long sum, sum_after;
@@ -177,8 +170,7 @@ static void threads_stay_and_sleep(void **state) {
 }
 
 /* A vector across two lines of the cache is read at half the rate: a prompt took 1.4 times as long. */
-static void inputs_begin_lines(void **state) {
-  (void)state;
+TEST(inputs_begin_lines) {
   ref_model ref = ref_build(dims(MM_FAMILY_M2));
   mm_err err = {0};
   run r;
@@ -192,8 +184,4 @@ static void inputs_begin_lines(void **state) {
   ref_free(&ref);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(same_bits), cmocka_unit_test(inputs_begin_lines),
-                                     cmocka_unit_test(threads_stay_and_sleep)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

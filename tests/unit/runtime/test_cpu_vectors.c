@@ -1,16 +1,11 @@
 /* Exponentials, softmaxes and states (cpu_vectors.h) at every level: against doubles, the same bits at each, and what is no number. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "quant/numbers.h"
 #include "runtime/cpu/cpu_vectors.h"
+#include "tests/unit/unit.h"
 
 enum { MOST = 300, MOST_D = 144 };
 
@@ -23,8 +18,7 @@ static void same(const float *first, const float *got, size_t n, mm_cpu level) {
   if (level && memcmp(first, got, n * sizeof *got) != 0) fail_msg("level %d has other bits", (int)level);
 }
 
-static void exponentials(void **state) {
-  (void)state;
+TEST(exponentials) {
   static float x[MOST], plain[3][MOST], got[3][MOST], by[MOST], gate[MOST];
   for (int round = 0; round < 200; round++) {
     const size_t n = 1 + draw() % MOST;
@@ -47,8 +41,7 @@ static void exponentials(void **state) {
 }
 
 /* No payload of what is no number makes it one. */
-static void no_number(void **state) {
-  (void)state;
+TEST(no_number) {
   for (mm_cpu level = MM_CPU_PLAIN; level <= MM_CPU_BEST; level++) {
     mm_cpu_limit(level);
     const mm_cpu_vectors *v = mm_cpu_vectors_here();
@@ -91,8 +84,7 @@ static void attend(mm_cpu_query *query, float (*o)[MOST_D], uint32_t first, uint
     for (uint32_t c = 0; c < d; c++) o[i][c] /= query[i].soft.sum;
 }
 
-static void softmaxes(void **state) {
-  (void)state;
+TEST(softmaxes) {
   static float plain[QUERIES][MOST_D], got[QUERIES][MOST_D];
   mm_cpu_query query[QUERIES];
   for (int round = 0; round < 60; round++) {
@@ -125,8 +117,7 @@ static void softmaxes(void **state) {
   }
 }
 
-static void states(void **state) {
-  (void)state;
+TEST(states) {
   static float x[3][MOST_D], S[MM_CPU_BEST + 1][MOST_D * MOST_D], o[MM_CPU_BEST + 1][MOST_D];
   static double want[MOST_D * MOST_D];
   for (int round = 0; round < 12; round++) {
@@ -152,8 +143,4 @@ static void states(void **state) {
   }
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(exponentials), cmocka_unit_test(no_number), cmocka_unit_test(softmaxes),
-                                     cmocka_unit_test(states)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

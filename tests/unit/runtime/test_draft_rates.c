@@ -1,14 +1,9 @@
 /* When prompt lookup is done: by rates of steps whose times and tokens the test sets, noise among them; and what is proposed. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "runtime/serve/scheduler_inside.h"
+#include "tests/unit/unit.h"
 
 enum { SLOTS = 4, STEPS = 1000 };
 
@@ -50,8 +45,7 @@ static double share(const machine *m, uint32_t decoders) {
   return (double)drafted / STEPS;
 }
 
-static void test_rates(void **state) {
-  (void)state;
+TEST(test_rates) {
   static const machine pays[] = {{1e-3, 0, 0.9, 7}, {1e-3, 0, 0.3, 7}, {1e-3, 1e-4, 0.9, 4}, {0, 1e-3, 1, 0}},
                        costs[] = {{0, 1e-3, 0.6, 2}, {0, 1e-3, 0, 1}, {1e-3, 1e-3, 0.3, 5}, {1e-3, 2e-4, 0, 7}};
   for (uint32_t decoders = 1; decoders <= SLOTS; decoders++)
@@ -62,8 +56,7 @@ static void test_rates(void **state) {
 }
 
 /* What stood after the last three tokens before, latest first; else after the last two; going on where the tokens end. */
-static void test_found(void **state) {
-  (void)state;
+TEST(test_found) {
   mm_scheduler s = {.c.drafts = MM_DRAFTS, .drafting = true};
   int32_t three[] = {1, 2, 3, 4, 5, 1, 2, 3, 6, 7, 9, 2, 3, 8, 1, 2, 3}, two[] = {9, 2, 3, 4, 7, 2, 3}, none[] = {1, 2, 3, 4, 5, 6};
   job j = {.token = three, .count = 17, .r = {.prompt_count = 17, .max_tokens = 99}, .luck = 1};
@@ -86,7 +79,4 @@ static void test_found(void **state) {
   assert_int_equal(mm_drafts_find(&s, &j, 99), 0);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_rates), cmocka_unit_test(test_found)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

@@ -2,8 +2,7 @@
 #include "tests/unit/runtime/random_requests.h"
 
 /* Verified proposals are what the model chooses alone, whatever it draws with; lookup is for models whose slots can go back. */
-static void test_random(void **state) {
-  (void)state;
+TEST(test_random) {
   for (uint32_t k = 0; k < 2; k++)
     for (uint32_t few = 0; few < 2; few++) {
       serving w;
@@ -20,8 +19,7 @@ static void test_random(void **state) {
 }
 
 /* A reply of one token again and again: most of its steps are saved. */
-static void test_easy(void **state) {
-  (void)state;
+TEST(test_easy) {
   serving w;
   mm_scheduler_stats t;
   serving_open(&w, kind(1), 1, (mm_limits){.max_tokens = 64, .slots = 2},
@@ -39,7 +37,4 @@ static void test_easy(void **state) {
   serving_close(&w, true);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_random), cmocka_unit_test(test_easy)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

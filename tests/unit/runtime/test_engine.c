@@ -1,16 +1,11 @@
 /* The engine: whole random models against the double-precision reference in every way of feeding, what it refuses, and ranks that
  * fail. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #include "runtime/engine.h"
 #include "tests/unit/runtime/reference.h"
+#include "tests/unit/unit.h"
 
 #define LENGTH 40
 
@@ -137,8 +132,7 @@ static void check_taps(mm_model m, uint32_t tp) {
   stop(&r);
 }
 
-static void test_taps(void **state) {
-  (void)state;
+TEST(test_taps) {
   for (uint32_t tp = 1; tp <= 2; tp++) {
     check_taps(ref_dims(MM_FAMILY_M2, false), tp);
     check_taps(ref_dims(MM_FAMILY_M1, false), tp);
@@ -176,8 +170,7 @@ static void feed_every_way(running *r) {
   free(first), free(second);
 }
 
-static void models(void **state) {
-  (void)state;
+TEST(models) {
   static const struct {
     mm_family family;
     bool postnorm;
@@ -192,8 +185,7 @@ static void models(void **state) {
 }
 
 /* Two stages, cut after any layer: logits, hidden states and load as of one; a rank that fails holds up neither stage. */
-static void stages(void **state) {
-  (void)state;
+TEST(stages) {
   static const uint32_t tap[] = {0, 1, 2};
   for (uint32_t tp = 1; tp <= 2; tp++)
     for (uint32_t first = 1; first <= 3; first++) {
@@ -230,8 +222,7 @@ static void stages(void **state) {
 }
 
 /* Twelve heads: slopes that are no plain geometric series, cut in the middle of both halves. */
-static void odd_head_count(void **state) {
-  (void)state;
+TEST(odd_head_count) {
   mm_model m = ref_dims(MM_FAMILY_M1, true);
   m.heads = 12;
   for (uint32_t tp = 1; tp <= 4; tp += 3) {
@@ -243,8 +234,7 @@ static void odd_head_count(void **state) {
 }
 
 /* Only the rows asked for, in order; ids whose head row is zero can never win. */
-static void outputs(void **state) {
-  (void)state;
+TEST(outputs) {
   running r;
   start(&r, ref_dims(MM_FAMILY_M1, true), 2, &mm_ops_cpu);
   uint32_t dead[] = {3, 31, 49}, V = r.ref.m.vocab;
@@ -272,8 +262,7 @@ static void outputs(void **state) {
 }
 
 /* Each refusal leaves the engine and the slots as they were. */
-static void refusals(void **state) {
-  (void)state;
+TEST(refusals) {
   static const int32_t good[LENGTH + 1] = {1, 2, 3}, high[] = {1, 50, 3}, negative[] = {1, -1, 3};
   static const uint32_t rows[] = {0, 2}, far[] = {0, 3}, falling[] = {1, 0}, twice[] = {1, 1};
 #define SPAN(...) \
@@ -371,8 +360,7 @@ static void continue_queued(running *r, int32_t to[NEW][2]) {
   }
 }
 
-static void queue(void **state) {
-  (void)state;
+TEST(queue) {
   for (uint32_t tp = 1; tp <= 2; tp++) {
     running r;
     start(&r, ref_dims(MM_FAMILY_M1, true), tp, &mm_ops_cpu);
@@ -393,8 +381,7 @@ static void queue(void **state) {
 }
 
 /* A choice is the draw of its position: the same as from the logits of a plain step. */
-static void queue_draws(void **state) {
-  (void)state;
+TEST(queue_draws) {
   running r;
   start(&r, ref_dims(MM_FAMILY_M2, false), 1, &mm_ops_cpu);
   int32_t id[4], got;
@@ -414,8 +401,7 @@ static void queue_draws(void **state) {
   stop(&r);
 }
 
-static void queue_refusals(void **state) {
-  (void)state;
+TEST(queue_refusals) {
   running r;
   start(&r, ref_dims(MM_FAMILY_M2, false), 1, &mm_ops_cpu);
   const mm_sampling greedy = {.top_p = 1}, cold = {.temperature = -1, .top_p = 1};
@@ -445,8 +431,7 @@ static void queue_refusals(void **state) {
   stop(&r);
 }
 
-static void bad_limits(void **state) {
-  (void)state;
+TEST(bad_limits) {
   static const mm_limits bad[] = {{0, 1, 1, 0}, {1, 0, 1, 0}, {1, 1, 0, 0}, {1, 1, 4097, 0}};
   ref_model ref = ref_build(ref_dims(MM_FAMILY_M2, false));
   ref_shards *shards = ref_cut(&ref, 1);
@@ -482,72 +467,73 @@ static bool failing_end(mm_backend *b, float *out, mm_err *err) {
   return mm_ops_cpu.end(b, out, err);
 }
 
-/* A rank that fails ends the step for all; the next step works, its slots start again. */
-static void failing_rank(void **state) {
-  (void)state;
+/* Whichever of the second four begins, or ends, fails. */
+static void each_failure(void (*check)(const mm_ops *ops, int begin, int end)) {
   mm_ops ops = mm_ops_cpu;
   ops.begin = failing_begin;
   ops.end = failing_end;
-  for (int at_end = 0; at_end < 2; at_end++)
-    for (int nth = 5; nth <= 8; nth++) {
-      running r;
-      begins = ends = 0;
-      fail_begin = at_end ? 0 : nth;
-      fail_end = at_end ? nth : 0;
-      start(&r, ref_dims(MM_FAMILY_M1, true), 4, &ops);
-      double *expected = expect(&r.ref, 0, 6);
-      mm_err err = {0};
-      assert_true(step(&r, &(mm_span){0, 0, 3, 0}, 1, &err));
-      assert_false(step(&r, &(mm_span){0, 0, 3, 3}, 1, &err));
-      assert_string_equal(err.code, "E_TEST");
-      for (uint32_t pos = 3; pos <= 6; pos += 3) { /* the slot holds nothing now */
-        err = (mm_err){0};
-        assert_false(step(&r, &(mm_span){0, 0, 3, pos}, 1, &err));
-        assert_string_equal(err.code, "E_BATCH");
-      }
-      err = (mm_err){0};
-      assert_true(step(&r, &(mm_span){0, 0, 6, 0}, 1, &err));
-      check_rows(&r, 0, 6, expected);
-      free(expected);
-      stop(&r);
-    }
+  for (int nth = 5; nth <= 8; nth++) {
+    check(&ops, nth, 0);
+    check(&ops, 0, nth);
+  }
 }
 
-static void failing_stage(void **state) {
-  (void)state;
-  mm_ops ops = mm_ops_cpu;
-  ops.begin = failing_begin;
-  ops.end = failing_end;
-  for (int at_end = 0; at_end < 2; at_end++)
-    for (int nth = 5; nth <= 8; nth++) {
-      running r;
-      mm_err err = {0};
-      start(&r, ref_dims(MM_FAMILY_M1, true), 2, &mm_ops_cpu);
-      mm_engine_close(r.engine);
-      ref_cut_stages(r.shards, 2);
-      r.engine = mm_engine_open(&r.shards->s, &(mm_engine_config){.ops = &ops, .limits = limits, .threads = 1}, &err);
-      if (!r.engine) fail_msg("%s", err.text);
-      begins = ends = 0;
-      fail_begin = at_end ? 0 : nth;
-      fail_end = at_end ? nth : 0;
-      assert_true(step(&r, &(mm_span){0, 0, 3, 0}, 1, &err));
-      assert_false(step(&r, &(mm_span){0, 0, 3, 3}, 1, &err));
-      assert_string_equal(err.code, "E_TEST");
-      err = (mm_err){0};
-      assert_true(step(&r, &(mm_span){0, 0, 3, 0}, 1, &err));
-      stop(&r);
-    }
+static void fail_at(int begin, int end) {
+  begins = ends = 0;
+  fail_begin = begin;
+  fail_end = end;
 }
+
+/* A step that works and one that fails. */
+static void step_and_fail(running *r) {
+  mm_err err = {0};
+  assert_true(step(r, &(mm_span){0, 0, 3, 0}, 1, &err));
+  assert_false(step(r, &(mm_span){0, 0, 3, 3}, 1, &err));
+  assert_string_equal(err.code, "E_TEST");
+}
+
+/* A rank that fails ends the step for all; the next step works, its slots start again. */
+static void rank_fails(const mm_ops *ops, int begin, int end) {
+  running r;
+  fail_at(begin, end);
+  start(&r, ref_dims(MM_FAMILY_M1, true), 4, ops);
+  double *expected = expect(&r.ref, 0, 6);
+  mm_err err;
+  step_and_fail(&r);
+  for (uint32_t pos = 3; pos <= 6; pos += 3) { /* the slot holds nothing now */
+    err = (mm_err){0};
+    assert_false(step(&r, &(mm_span){0, 0, 3, pos}, 1, &err));
+    assert_string_equal(err.code, "E_BATCH");
+  }
+  err = (mm_err){0};
+  assert_true(step(&r, &(mm_span){0, 0, 6, 0}, 1, &err));
+  check_rows(&r, 0, 6, expected);
+  free(expected);
+  stop(&r);
+}
+TEST(failing_rank) { each_failure(rank_fails); }
+
+static void stage_fails(const mm_ops *ops, int begin, int end) {
+  running r;
+  mm_err err = {0};
+  start(&r, ref_dims(MM_FAMILY_M1, true), 2, &mm_ops_cpu);
+  mm_engine_close(r.engine);
+  ref_cut_stages(r.shards, 2);
+  r.engine = mm_engine_open(&r.shards->s, &(mm_engine_config){.ops = ops, .limits = limits, .threads = 1}, &err);
+  if (!r.engine) fail_msg("%s", err.text);
+  fail_at(begin, end);
+  step_and_fail(&r);
+  assert_true(step(&r, &(mm_span){0, 0, 3, 0}, 1, &err));
+  stop(&r);
+}
+TEST(failing_stage) { each_failure(stage_fails); }
 
 /* No hidden states of a step that failed. */
-static void failing_taps(void **state) {
-  (void)state;
+TEST(failing_taps) {
   static const uint32_t tap[] = {1};
   mm_ops ops = mm_ops_cpu;
   ops.begin = failing_begin;
-  begins = ends = 0;
-  fail_begin = 2;
-  fail_end = 0;
+  fail_at(2, 0);
   running r = {.ref = ref_build(ref_dims(MM_FAMILY_M2, false))};
   mm_err err = {0};
   float hidden[LENGTH * 64], logits[LENGTH * 64];
@@ -565,8 +551,7 @@ static void failing_taps(void **state) {
   stop(&r);
 }
 
-static void failing_opens(void **state) {
-  (void)state;
+TEST(failing_opens) {
   mm_ops ops = mm_ops_cpu;
   ops.open = failing_open;
   ref_model ref = ref_build(ref_dims(MM_FAMILY_M2, false));
@@ -587,12 +572,4 @@ static void failing_opens(void **state) {
   ref_free(&ref);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_taps),     cmocka_unit_test(models),         cmocka_unit_test(odd_head_count), cmocka_unit_test(stages),
-      cmocka_unit_test(failing_stage), cmocka_unit_test(outputs),        cmocka_unit_test(refusals),       cmocka_unit_test(queue),
-      cmocka_unit_test(queue_draws),   cmocka_unit_test(queue_refusals), cmocka_unit_test(bad_limits),     cmocka_unit_test(failing_rank),
-      cmocka_unit_test(failing_taps),  cmocka_unit_test(failing_opens),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

@@ -1,16 +1,11 @@
 /* JSON of a schema: what the automaton lets through is what the schema says, and whatever it lets through is JSON. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "formats/json.h"
 #include "runtime/serve/constraint.h"
 #include "runtime/serve/schema.h"
+#include "tests/unit/unit.h"
 
 static const mm_form *compile(mm_arena *a, const char *schema, mm_err *err) {
   const mm_value *v = mm_body_parse(a, schema, strlen(schema), err);
@@ -90,8 +85,7 @@ static const struct {
     {LIST, "{\"v\":1,\"next\":{\"v\":2}}", false},
 };
 
-static void schemas_let_through_what_they_say(void **state) {
-  (void)state;
+TEST(schemas_let_through_what_they_say) {
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     mm_arena a = {0};
     mm_err err = {0};
@@ -104,8 +98,7 @@ static void schemas_let_through_what_they_say(void **state) {
   }
 }
 
-static void what_is_not_served_is_refused_by_name(void **state) {
-  (void)state;
+TEST(what_is_not_served_is_refused_by_name) {
   static const char *const refused[][2] = {
       {"{\"type\": \"string\", \"pattern\": \"a+\"}", "pattern"},
       {"{\"type\": \"integer\", \"minimum\": 3}", "minimum"},
@@ -176,8 +169,7 @@ static size_t walk(const mm_form *f, uint64_t *seed, char *text, size_t cap) {
   return n;
 }
 
-static void whatever_is_let_through_is_json(void **state) {
-  (void)state;
+TEST(whatever_is_let_through_is_json) {
   uint64_t seed = 12345;
   size_t bytes = 0;
   char text[240];
@@ -205,8 +197,7 @@ static void whatever_is_let_through_is_json(void **state) {
 static bool allows(const uint32_t *mask, int32_t id) { return !mask || mask[id / 32] >> (id % 32) & 1; }
 
 /* A reply of a form, or a call in its place: only before the form has begun. */
-static void a_call_may_stand_for_the_form(void **state) {
-  (void)state;
+TEST(a_call_may_stand_for_the_form) {
   mm_err err = {0};
   mm_arena a = {0};
   mm_tokenizer *t = mm_tokenizer_open("tests/data/tiny-m2/tokenizer.json", 2048, &err);
@@ -239,8 +230,7 @@ static void a_call_may_stand_for_the_form(void **state) {
 }
 
 /* The mask of each state, beside every token tried alone; the sections of a call that is required. */
-static void masks_are_what_the_automaton_says(void **state) {
-  (void)state;
+TEST(masks_are_what_the_automaton_says) {
   mm_err err = {0};
   mm_arena a = {0};
   mm_tokenizer *t = mm_tokenizer_open("tests/data/tiny-m2/tokenizer.json", 2048, &err);
@@ -292,10 +282,4 @@ static void masks_are_what_the_automaton_says(void **state) {
   mm_arena_close(&a);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(a_call_may_stand_for_the_form), cmocka_unit_test(schemas_let_through_what_they_say),
-                                     cmocka_unit_test(what_is_not_served_is_refused_by_name),
-                                     cmocka_unit_test(whatever_is_let_through_is_json),
-                                     cmocka_unit_test(masks_are_what_the_automaton_says)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

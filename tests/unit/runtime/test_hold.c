@@ -2,11 +2,7 @@
  * that nobody looks into. */
 #include <fcntl.h>
 #include <pthread.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,9 +13,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "runtime/hold.h"
+#include "tests/unit/unit.h"
 
 static char dir[] = "/tmp/mm-hold-XXXXXX", path[64];
 static int lines;
@@ -84,8 +79,7 @@ static bool find(uint8_t i, mm_held *got, int *connection, mm_err *err) {
   return mm_hold_find(path, got, connection, err);
 }
 
-static void test_found(void **state) {
-  (void)state;
+TEST(test_found) {
   mm_err err;
   mm_held got;
   int a, b, c;
@@ -118,8 +112,7 @@ static void test_found(void **state) {
 }
 
 /* A second signal does not wait. A holder that was killed leaves a socket, which the next one replaces. */
-static void test_ends(void **state) {
-  (void)state;
+TEST(test_ends) {
   mm_err err;
   mm_held got;
   int a;
@@ -154,8 +147,7 @@ static int dial(void) {
 }
 
 /* Many that say nothing, nonsense, half a question, too much, or hang up, at random: a good one is answered all the time. */
-static void test_strangers(void **state) {
-  (void)state;
+TEST(test_strangers) {
   mm_err err;
   mm_held got;
   int open[40], n = 0, a;
@@ -183,8 +175,7 @@ static void test_strangers(void **state) {
 }
 
 /* Another user's process is not answered, and does not take another user's word. */
-static void test_users(void **state) {
-  (void)state;
+TEST(test_users) {
   if (geteuid() != 0) skip();
   holder h = start(1);
   chmod(path, 0666);
@@ -205,8 +196,7 @@ static void test_users(void **state) {
   assert_int_equal(end(h), 0);
 }
 
-static void test_paths(void **state) {
-  (void)state;
+TEST(test_paths) {
   mm_err err = {0};
   const mm_held all = held_of(1);
   char file[80], far[200];
@@ -244,8 +234,4 @@ static int group_teardown(void **state) {
   return rmdir(dir);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_found), cmocka_unit_test(test_ends), cmocka_unit_test(test_strangers),
-                                     cmocka_unit_test(test_users), cmocka_unit_test(test_paths)};
-  return cmocka_run_group_tests(tests, group_setup, group_teardown);
-}
+int main(void) { return run_unit_tests(group_setup, group_teardown); }

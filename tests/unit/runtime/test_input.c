@@ -1,13 +1,6 @@
 /* What the reference backend does between ops: activation quantisation of the inputs of linears and experts, whole and cut over ranks, and
  * what a calibration sees of them. */
 #include <math.h>
-#include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -15,95 +8,35 @@
 #include "formats/safetensors.h"
 #include "quant/cpu.h"
 #include "quant/numbers.h"
-#include "runtime/calibration.h"
-#include "runtime/engine.h"
 #include "tests/unit/quant/rounded.h"
-#include "tests/unit/runtime/reference.h"
+#include "tests/unit/runtime/cpu_ranks.h"
 
-enum { T = 14, N = 11, K = 192, MOST = 8, WIDEST = 640 };
+enum { T = 14, N = 11, K = 192, WIDEST = 640 };
 
 static const int32_t ids[T] = {0, 49, 7, 13, 14, 1, 2, 3, 40, 41, 42, 5, 6, 0};
 static const mm_span span = {0, 0, T, 0};
 static const mm_batch batch = {.tokens = T, .id = ids, .span_count = 1, .span = &span};
 
-/* The ranks of one model; its weights matter to bind alone. */
-typedef struct ranks {
-  ref_model ref;
-  ref_shards *shards;
-  uint32_t tp;
-  mm_comm *comm;
-  mm_calibration *calibration; /* of one rank, where act_quant is off */
-  mm_rank_weights w[MOST];
-  mm_backend *b[MOST];
-  mm_act x[MOST], y[MOST];
-} ranks;
-
 static void open_ranks_as(ranks *r, mm_model m, uint32_t tp, bool act_quant, bool input_bf16) {
-  mm_err err = {0};
-  *r = (ranks){.ref = ref_build(m), .tp = tp, .comm = mm_comm_open(tp, &err)};
-  r->shards = ref_cut(&r->ref, tp);
-  if (!act_quant) r->calibration = mm_calibration_open(&r->shards->s, &err);
-  for (uint32_t i = 0; i < tp; i++) {
-    assert_true(mm_bind(&r->w[i], &r->shards->s, i, &err));
-    mm_backend_config c = {.model = &r->ref.m,
-                           .weights = &r->w[i],
-                           .limits = {.max_tokens = T, .slots = 1, .max_positions = T},
-                           .comm = r->comm,
-                           .threads = 2,
-                           .act_quant = act_quant,
-                           .input_bf16 = input_bf16,
-                           .calibration = r->calibration};
-    r->b[i] = mm_ops_cpu.open(&c, &err);
-    assert_non_null(r->b[i]);
-    assert_true(mm_ops_cpu.act(r->b[i], WIDEST, &r->x[i], &err) && mm_ops_cpu.act(r->b[i], WIDEST, &r->y[i], &err));
-  }
+  const mm_backend_config c = {
+      .limits = {.max_tokens = T, .slots = 1, .max_positions = T}, .threads = 2, .act_quant = act_quant, .input_bf16 = input_bf16};
+  open_backends(r, m, tp, c, WIDEST, !act_quant);
 }
 static void open_ranks(ranks *r, mm_model m, uint32_t tp, bool act_quant) { open_ranks_as(r, m, tp, act_quant, false); }
 
-static void close_ranks(ranks *r) {
-  for (uint32_t i = 0; i < r->tp; i++) {
-    mm_ops_cpu.close(r->b[i]);
-    mm_bind_close(&r->w[i]);
-  }
-  mm_comm_close(r->comm);
-  mm_calibration_close(r->calibration);
-  ref_uncut(r->shards);
-  ref_free(&r->ref);
-}
-
-typedef struct call {
-  ranks *r;
-  uint32_t rank;
-  const mm_packed *w; /* NULL: the experts of layer 1 */
-} call;
-
-static void *run(void *arg) {
-  const call *c = arg;
-  mm_backend *b = c->r->b[c->rank];
-  const mm_layer_weights *l = &c->r->w[c->rank].layer[1];
-  uint32_t hidden = c->r->ref.m.hidden;
-  mm_act x = {c->r->x[c->rank].data, c->w ? c->w->k : hidden}, y = {c->r->y[c->rank].data, c->w ? c->w->n : hidden};
-  if (c->w) {
-    mm_ops_cpu.linear(b, y, x, c->w);
-    return NULL;
+/* y = x·Wᵀ of the rank's w, or, without, the experts of layer 1. */
+static void run(ranks *r, uint32_t rank, void *ctx) {
+  const mm_packed *w = ctx;
+  mm_backend *b = r->b[rank];
+  const mm_layer_weights *l = &r->w[rank].layer[1];
+  uint32_t hidden = r->ref.m.hidden;
+  mm_act x = {r->x[rank].data, w ? w[rank].k : hidden}, y = {r->y[rank].data, w ? w[rank].n : hidden};
+  if (w) {
+    mm_ops_cpu.linear(b, y, x, &w[rank]);
+    return;
   }
   mm_ops_cpu.route(b, 0, x, &l->router, &l->router_bias);
   mm_ops_cpu.experts(b, y, x, &l->w13, &l->w2);
-  return NULL;
-}
-
-/* One step of the op on every rank at once. */
-static void step(ranks *r, const mm_packed *w) {
-  pthread_t thread[MOST];
-  call c[MOST];
-  mm_err err = {0};
-  for (uint32_t i = 0; i < r->tp; i++) {
-    c[i] = (call){r, i, w ? &w[i] : NULL};
-    assert_true(mm_ops_cpu.begin(r->b[i], &batch, &err));
-    assert_int_equal(pthread_create(&thread[i], NULL, run, &c[i]), 0);
-  }
-  for (uint32_t i = 0; i < r->tp; i++) pthread_join(thread[i], NULL);
-  for (uint32_t i = 0; i < r->tp; i++) assert_true(mm_ops_cpu.end(r->b[i], NULL, &err));
 }
 
 /* Buffers wide enough for the linears below: 256 inputs of o_proj, for 192 with padding. */
@@ -116,10 +49,10 @@ static mm_model dims(void) {
 
 /* y = rounded(x)·Wᵀ, W cut along its columns over tp ranks, the last of which has `padding` columns more than there are. */
 static void check_linear(mm_act_quant act, uint32_t tp, uint32_t padding, float fixed) {
-  static float x[T * K], w[N * K], part[MOST][N * K];
+  static float x[T * K], w[N * K], part[RANKS][N * K];
   mm_scheme scheme = *mm_scheme_find("f32");
   scheme.act = act;
-  mm_packed cut[MOST];
+  mm_packed cut[RANKS];
   ranks r;
   open_ranks(&r, dims(), tp, true);
   uint32_t k = K / tp;
@@ -135,7 +68,7 @@ static void check_linear(mm_act_quant act, uint32_t tp, uint32_t padding, float 
     for (uint32_t t = 0; t < T; t++)
       for (uint32_t j = 0; j < wide; j++) ((float *)r.x[i].data)[t * wide + j] = j < at ? 0 : x[t * K + first + j];
   }
-  step(&r, cut);
+  step(&r, &batch, run, cut, NULL);
   for (uint32_t t = 0; t < T; t++) {
     double rounded[K];
     ref_round(act, x + (size_t)t * K, K, fixed, rounded);
@@ -150,10 +83,9 @@ static void check_linear(mm_act_quant act, uint32_t tp, uint32_t padding, float 
   close_ranks(&r);
 }
 
-static void linear(void **state) {
-  (void)state;
+TEST(linear) {
   for (mm_act_quant a = MM_ACT_KEPT; a <= MM_ACT_MXFP8; a++)
-    for (uint32_t tp = 1; tp <= MOST; tp *= 2) {
+    for (uint32_t tp = 1; tp <= RANKS; tp *= 2) {
       check_linear(a, tp, 0, 0);
       check_linear(a, tp, 0, 0.01f);
       if (tp > 1) check_linear(a, tp, 7, 0);
@@ -249,7 +181,7 @@ static mm_packed coded_rank(coded *c, ranks *r, uint32_t i, uint8_t *plane[MM_MA
 
 /* What the ranks found, together; the bits of each are those of the plain loops. */
 static void check_found(const coded *c, const ranks *r, mm_cpu level) {
-  static float plain[MOST][T * N];
+  static float plain[RANKS][T * N];
   for (uint32_t t = 0; t < T; t++)
     for (uint32_t n = 0; n < N; n++) {
       const char *wrong = NULL;
@@ -273,8 +205,7 @@ static void check_found(const coded *c, const ranks *r, mm_cpu level) {
 
 /* y = x·Wᵀ as it is computed with codes, over ranks whose columns are padded or are not: beside doubles, the same bits at each level, of
  * each row whatever the others hold. */
-static void codes(void **state) {
-  (void)state;
+TEST(codes) {
   for (uint32_t round = 0; round < 6; round++) {
     static coded c;
     mm_model m = dims();
@@ -283,15 +214,15 @@ static void codes(void **state) {
     m.hidden = WIDEST;
     open_ranks_as(&r, m, tp, round < 4, round >= 4);
     for (size_t i = 0; mm_scheme_at(i); i++) {
-      uint8_t *plane[MOST][MM_MAX_PLANES];
-      mm_packed cut[MOST];
+      uint8_t *plane[RANKS][MM_MAX_PLANES];
+      mm_packed cut[RANKS];
       c = (coded){.s = mm_scheme_at(i), .tp = tp, .pad = round % 2 == 0, .act_quant = round < 4, .fixed = round == 3 ? 0.01f : 0};
       c.k = round == 0 ? 384 : tp * (1 + below(WIDEST / 2 / tp)); /* 384 over 4: the last rank has a padded block behind the last one */
       coded_inputs(&c);
       for (uint32_t j = 0; j < tp; j++) cut[j] = coded_rank(&c, &r, j, plane[j]);
       for (mm_cpu level = MM_CPU_PLAIN; level <= MM_CPU_BEST; level++) {
         mm_cpu_limit(level);
-        step(&r, cut);
+        step(&r, &batch, run, cut, NULL);
         check_found(&c, &r, level);
       }
       for (uint32_t j = 0; j < tp; j++)
@@ -334,8 +265,7 @@ static void check_head(mm_act_quant act) {
   close_ranks(&r);
 }
 
-static void inputs_of_the_head(void **state) {
-  (void)state;
+TEST(inputs_of_the_head) {
   for (mm_act_quant a = MM_ACT_KEPT; a <= MM_ACT_MXFP8; a++) check_head(a);
 }
 
@@ -354,7 +284,7 @@ static void run_experts(mm_act_quant up, mm_act_quant down, uint32_t tp, double 
     l->w13.scheme = &scheme[0], l->w2.scheme = &scheme[1];
     if (tp > 1) l->w2.first_k = i * own, l->w2.whole_k = own * tp;
   }
-  step(&r, NULL);
+  step(&r, &batch, run, NULL, NULL);
   for (uint32_t i = 0; i < T * hidden; i++) {
     out[i] = 0;
     for (uint32_t j = 0; j < tp; j++) out[i] += ((float *)r.y[j].data)[i];
@@ -363,8 +293,7 @@ static void run_experts(mm_act_quant up, mm_act_quant down, uint32_t tp, double 
 }
 
 /* Cut or not, experts round the same numbers to the same codes; both inputs are rounded. */
-static void experts(void **state) {
-  (void)state;
+TEST(experts) {
   enum { OUT = T * 24 };
   for (mm_act_quant a = MM_ACT_FP8_TENSOR; a <= MM_ACT_MXFP8; a++) {
     double off[OUT], up[OUT], down[OUT], on[OUT], cut[OUT], apart[3] = {0};
@@ -429,8 +358,7 @@ static void check_sums(const mm_st *st, const uint8_t *bytes, const char *stem, 
 }
 
 /* Two steps through the experts of layer 1, and what their w1, w3 and w2 were given by then. */
-static void calibration(void **state) {
-  (void)state;
+TEST(calibration) {
   ranks r;
   sums up = {0}, down = {0};
   mm_err err = {0};
@@ -440,7 +368,7 @@ static void calibration(void **state) {
   size_t H = m->hidden, I = m->intermediate;
   for (int turn = 0; turn < 2; turn++) {
     for (uint32_t i = 0; i < T * H; i++) ((float *)r.x[0].data)[i] = 2 * ref_random();
-    step(&r, NULL);
+    step(&r, &batch, run, NULL, NULL);
     for (uint32_t t = 0; t < T; t++) {
       double x[64] = {0}, z[64] = {0}, weight[64] = {0}, gate[64] = {0}, top[64] = {0};
       uint32_t pick[64] = {0};
@@ -475,8 +403,7 @@ static void calibration(void **state) {
 }
 
 /* Sums of rows that a device made are what the rows themselves add, of ranks that hold parts of a row and of those that hold all of it. */
-static void sums_of_a_device(void **state) {
-  (void)state;
+TEST(sums_of_a_device) {
   ranks r;
   mm_err err = {0};
   open_ranks(&r, dims(), 2, false);
@@ -517,8 +444,7 @@ static void sums_of_a_device(void **state) {
 }
 
 /* A device that cannot is not asked twice. */
-static void refused(void **state) {
-  (void)state;
+TEST(refused) {
   mm_err err = {0};
   mm_ops plain = mm_ops_cpu;
   plain.act_quant = false;
@@ -531,9 +457,4 @@ static void refused(void **state) {
   ref_free(&ref);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(linear),  cmocka_unit_test(codes),       cmocka_unit_test(inputs_of_the_head),
-                                     cmocka_unit_test(experts), cmocka_unit_test(calibration), cmocka_unit_test(sums_of_a_device),
-                                     cmocka_unit_test(refused)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

@@ -1,17 +1,11 @@
 /* The bar of a load: its text at every share, and a log that is watched while readers come and go. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "runtime/load_bar.h"
+#include "tests/unit/unit.h"
 
-static void texts(void **state) {
-  (void)state;
+TEST(texts) {
   char text[160];
   mm_read_stats s = {.wanted = UINT64_C(28000000000), .seconds = 0.5};
   assert_string_equal(mm_load_bar_text(text, sizeof text, &s), "[------------------------------] 0.0 of 28.0 GB, 0 %, 0.0 GB/s");
@@ -23,23 +17,19 @@ static void texts(void **state) {
                       "[------------------------------] 0.0 of 0.0 GB, 0 %, 0.0 GB/s");
 }
 
-static void watched(void **state) {
-  (void)state;
+TEST(watched) {
   mm_err err = {0};
   mm_read_log *log = mm_read_log_open(&err);
   assert_non_null(log);
   mm_load_bar *b = mm_load_bar_open(log);
   assert_non_null(b);
-  mm_read_log_begin(log, 1000, mm_read_now());
+  mm_read_log_begin(log, 1000, mm_now());
   mm_read_log_add(log, MM_READ_CACHE, 400, 0);
   mm_read_log_add(log, MM_READ_CACHE, 600, 0);
-  mm_read_log_end(log, mm_read_now());
+  mm_read_log_end(log, mm_now());
   mm_load_bar_close(b);
   mm_load_bar_close(NULL);
   mm_read_log_close(log);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(texts), cmocka_unit_test(watched)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

@@ -1,84 +1,13 @@
 /* Every op of the reference backend against the double-precision reference, on one and on several ranks. */
 #include <math.h>
-#include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 
-#include <cmocka.h>
-
-#include "runtime/engine.h"
-#include "tests/unit/runtime/reference.h"
+#include "tests/unit/runtime/cpu_ranks.h"
 
 #define ROWS 300 /* of a step; more than one block of lightning attention */
 
-/* The ranks of one model, each with a backend. Acts are opened at their widest and used as views. */
-typedef struct ranks {
-  ref_model ref;
-  ref_shards *shards;
-  uint32_t tp;
-  mm_comm *comm;
-  mm_rank_weights w[8];
-  mm_backend *b[8];
-  mm_act x[8], y[8], z[8];
-} ranks;
-
-typedef struct call {
-  ranks *r;
-  uint32_t rank;
-  void (*fn)(ranks *r, uint32_t rank, void *ctx);
-  void *ctx;
-} call;
-
 static void open_ranks(ranks *r, mm_model m, uint32_t tp, unsigned threads) {
-  mm_err err = {0};
-  *r = (ranks){.ref = ref_build(m), .tp = tp};
-  r->shards = ref_cut(&r->ref, tp);
-  r->comm = mm_comm_open(tp, &err);
-  for (uint32_t i = 0; i < tp; i++) {
-    assert_true(mm_bind(&r->w[i], &r->shards->s, i, &err));
-    mm_backend_config c = {.model = &r->ref.m,
-                           .weights = &r->w[i],
-                           .limits = {.max_tokens = ROWS, .slots = 3, .max_positions = 2 * ROWS},
-                           .comm = r->comm,
-                           .threads = threads};
-    r->b[i] = mm_ops_cpu.open(&c, &err);
-    assert_non_null(r->b[i]);
-    assert_true(mm_ops_cpu.act(r->b[i], 256, &r->x[i], &err));
-    assert_true(mm_ops_cpu.act(r->b[i], 256, &r->y[i], &err));
-    assert_true(mm_ops_cpu.act(r->b[i], 256, &r->z[i], &err));
-  }
-}
-
-static void close_ranks(ranks *r) {
-  for (uint32_t i = 0; i < r->tp; i++) {
-    mm_ops_cpu.close(r->b[i]);
-    mm_bind_close(&r->w[i]);
-  }
-  mm_comm_close(r->comm);
-  ref_uncut(r->shards);
-  ref_free(&r->ref);
-}
-
-static void *run_call(void *arg) {
-  call *c = arg;
-  c->fn(c->r, c->rank, c->ctx);
-  return NULL;
-}
-
-/* fn on every rank at once, inside one step of the batch; logits[rank] may be NULL. */
-static void step(ranks *r, const mm_batch *batch, void (*fn)(ranks *, uint32_t, void *), void *ctx, float *logits[]) {
-  pthread_t thread[8];
-  call c[8];
-  mm_err err = {0};
-  for (uint32_t i = 0; i < r->tp; i++) assert_true(mm_ops_cpu.begin(r->b[i], batch, &err));
-  for (uint32_t i = 0; i < r->tp; i++) {
-    c[i] = (call){r, i, fn, ctx};
-    assert_int_equal(pthread_create(&thread[i], NULL, run_call, &c[i]), 0);
-  }
-  for (uint32_t i = 0; i < r->tp; i++) pthread_join(thread[i], NULL);
-  for (uint32_t i = 0; i < r->tp; i++) assert_true(mm_ops_cpu.end(r->b[i], logits ? logits[i] : NULL, &err));
+  const mm_backend_config c = {.limits = {.max_tokens = ROWS, .slots = 3, .max_positions = 2 * ROWS}, .threads = threads};
+  open_backends(r, m, tp, c, 256, false);
 }
 
 static mm_act view(mm_act a, uint32_t width) { return (mm_act){a.data, width}; }
@@ -114,8 +43,7 @@ static void call_linear(ranks *r, uint32_t i, void *ctx) {
 }
 
 /* Against the numbers that unpack gives, one row at a time: 37 and 45 end inside every strip and vector. */
-static void linear(void **state) {
-  (void)state;
+TEST(linear) {
   enum { N = 37, K = 45 };
   ranks r;
   open_ranks(&r, ref_dims(MM_FAMILY_M2, false), 1, 3);
@@ -153,8 +81,7 @@ static void linear(void **state) {
 }
 
 /* The same bits whatever the number of threads: large enough to be shared out. */
-static void threads_change_nothing(void **state) {
-  (void)state;
+TEST(threads_change_nothing) {
   enum { N = 200, K = 48, T = ROWS };
   float *w = ref_fill((size_t)N * K, 1, 0), *x = ref_fill((size_t)T * K, 1, 0), *first = malloc(sizeof(float) * N * T);
   mm_packed p = {.scheme = mm_scheme_find("f32"), .lead = 1, .n = N, .k = K, .plane = {w}, .cell = {{1, 1}}};
@@ -178,8 +105,7 @@ static void call_embed(ranks *r, uint32_t i, void *ctx) {
   mm_ops_cpu.embed(r->b[i], view(r->x[i], r->ref.m.hidden), &r->w[i].embed);
 }
 
-static void embed(void **state) {
-  (void)state;
+TEST(embed) {
   for (uint32_t tp = 1; tp <= 8; tp *= 2) {
     ranks r;
     open_ranks(&r, ref_dims(MM_FAMILY_M2, false), tp, 1);
@@ -200,8 +126,7 @@ static void call_norm(ranks *r, uint32_t i, void *ctx) {
   mm_ops_cpu.norm(r->b[i], view(r->y[i], H), view(r->x[i], H), &r->w[i].final_norm, 0.01);
 }
 
-static void norm(void **state) {
-  (void)state;
+TEST(norm) {
   ranks r;
   open_ranks(&r, ref_dims(MM_FAMILY_M2, false), 1, 1);
   uint32_t H = r.ref.m.hidden;
@@ -225,8 +150,7 @@ static void call_combine(ranks *r, uint32_t i, void *ctx) {
   mm_ops_cpu.combine(r->b[i], h, n, *(bool *)ctx ? n : h, view(r->z[i], H), (mm_deepnorm){1.8, 0.7}, &r->w[i].layer[1].post_norm, 1e-4);
 }
 
-static void combine(void **state) {
-  (void)state;
+TEST(combine) {
   for (uint32_t tp = 1; tp <= 4; tp *= 4)
     for (int post = 0; post < 2; post++) {
       ranks r;
@@ -271,8 +195,7 @@ static void call_gated_norm(ranks *r, uint32_t i, void *ctx) {
   mm_ops_cpu.gated_norm(r->b[i], view(r->x[i], q), view(r->x[i], q), view(r->y[i], q), &r->w[i].layer[0].attn_norm, 1e-3);
 }
 
-static void gated_norm(void **state) {
-  (void)state;
+TEST(gated_norm) {
   for (uint32_t tp = 1; tp <= 4; tp *= 2) {
     ranks r;
     open_ranks(&r, ref_dims(MM_FAMILY_M1, true), tp, 1);
@@ -299,8 +222,7 @@ static void call_logits(ranks *r, uint32_t i, void *ctx) {
   mm_ops_cpu.logits(r->b[i], view(r->x[i], r->ref.m.hidden), &r->w[i].head);
 }
 
-static void logits(void **state) {
-  (void)state;
+TEST(logits) {
   static const uint32_t out[] = {1, 2, 6};
   for (uint32_t tp = 1; tp <= 2; tp++) {
     ranks r;
@@ -412,14 +334,12 @@ static void attention(mm_family family, uint32_t layer, uint32_t tp, unsigned th
   close_ranks(&r);
 }
 
-static void gqa(void **state) {
-  (void)state;
+TEST(gqa) {
   for (uint32_t tp = 1; tp <= 8; tp *= 2) attention(MM_FAMILY_M2, 1, tp, tp == 1 ? 3 : 1); /* 2 kv heads: replicated from tp 4 on */
   attention(MM_FAMILY_M1, 2, 2, 1);                                                        /* no QK norm */
 }
 
-static void lightning(void **state) {
-  (void)state;
+TEST(lightning) {
   attention(MM_FAMILY_M1, 1, 1, 3);
   attention(MM_FAMILY_M1, 3, 4, 1);
 }
@@ -442,8 +362,7 @@ static void call_vector(ranks *r, uint32_t i, void *ctx) {
 /* The documented vectors, head dimension 2, s = 0.5 (head 0 of 8, layer 0: 0.500005): every block size gives the same o. Two
  * more queries, without key or value, read the rows of the last state. q, k and v are a quarter of the documented ones, which
  * SiLU could not give. */
-static void lightning_vector(void **state) {
-  (void)state;
+TEST(lightning_vector) {
   static const double qkv[7][6] = {{1, 0.5, 0.5, 1, 1, 2},    {0.25, -1, 1, -0.5, 3, -1}, {2, 1, 0.25, 0.25, 0.5, 0.5},
                                    {-0.5, 0.75, -1, 2, 2, 1}, {1, 1, 0.5, 0.5, -1, 1},    {1, 0, 0, 0, 0, 0},
                                    {0, 1, 0, 0, 0, 0}};
@@ -488,8 +407,7 @@ static void call_moe(ranks *r, uint32_t i, void *ctx) {
   mm_ops_cpu.experts(r->b[i], view(r->y[i], r->ref.m.hidden), x, &w->w13, &w->w2);
 }
 
-static void experts(void **state) {
-  (void)state;
+TEST(experts) {
   static const struct {
     mm_family family;
     uint32_t tp;
@@ -562,8 +480,7 @@ static void check_route(mm_router kind, uint32_t E, uint32_t top_k, const float 
     if (!(fabs(found[e] - expected[e]) <= 1e-6)) fail_msg("expert %u: found %.8g, expected %.8g", e, found[e], expected[e]);
 }
 
-static void routers(void **state) {
-  (void)state;
+TEST(routers) {
   const float z[] = {2, -1, 0.5f, 1}, bias[] = {0, 0.6f, 0, -0.5f};
   check_route(MM_ROUTER_SIGMOID_BIAS, 4, 2, z, bias, (const double[]){0.766085, 0.233915, 0, 0});
   check_route(MM_ROUTER_SOFTMAX, 4, 2, z, NULL, (const double[]){0.731059, 0, 0, 0.268941});
@@ -576,14 +493,4 @@ static void routers(void **state) {
   check_route(MM_ROUTER_SIGMOID_BIAS, 5, 5, flat, equal, (const double[]){0.2, 0.2, 0.2, 0.2, 0.2});
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(linear),    cmocka_unit_test(threads_change_nothing),
-      cmocka_unit_test(embed),     cmocka_unit_test(norm),
-      cmocka_unit_test(combine),   cmocka_unit_test(gated_norm),
-      cmocka_unit_test(logits),    cmocka_unit_test(gqa),
-      cmocka_unit_test(lightning), cmocka_unit_test(lightning_vector),
-      cmocka_unit_test(experts),   cmocka_unit_test(routers),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

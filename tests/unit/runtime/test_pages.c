@@ -1,15 +1,10 @@
 /* The page allocator beside a plain model: every slot a list of numbers, written through the tables, read back after each of 100,000
  * random operations; and faults planted in its counts, which its own check has to find. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "runtime/pages.h"
+#include "tests/unit/unit.h"
 
 #define PAGES      40
 #define SLOTS      6
@@ -166,8 +161,7 @@ static void close_model(model *m) {
   free(m);
 }
 
-static void random_operations(void **state) {
-  (void)state;
+TEST(random_operations) {
   model *m = open_model();
   run(m, OPERATIONS);
   print_message("%u operations: %u tokens written, %u pages copied, %u steps refused\n", OPERATIONS, m->next, m->copied, m->refused);
@@ -180,8 +174,7 @@ static void random_operations(void **state) {
 }
 
 /* A reference too many is a leak, one too few a double free later: the check names the page, wherever it was planted. */
-static void planted(void **state) {
-  (void)state;
+TEST(planted) {
   model *m = open_model();
   for (uint32_t round = 0, leaks = 0, frees = 0; leaks < 200 || frees < 200; round++) {
     run(m, 5);
@@ -211,8 +204,7 @@ static void planted(void **state) {
 }
 
 /* Two slots that share a page in the middle of which both go on: one copy, the other goes on in place; and the page border itself. */
-static void copies(void **state) {
-  (void)state;
+TEST(copies) {
   mm_err err = {0};
   for (uint32_t tokens = MM_PAGE - 1; tokens <= MM_PAGE + 1; tokens++) {
     mm_pages *p = mm_pages_open(5, 2, 4 * MM_PAGE, &err);
@@ -233,7 +225,4 @@ static void copies(void **state) {
   assert_string_equal(err.code, "E_LIMITS");
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(random_operations), cmocka_unit_test(planted), cmocka_unit_test(copies)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

@@ -1,20 +1,14 @@
 /* Slopes, layer factors and RoPE frequencies against the published figures. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #include "runtime/position.h"
+#include "tests/unit/unit.h"
 
 static void close_to(double found, double expected, double relative) {
   if (fabs(found - expected) > relative * fabs(expected)) fail_msg("found %.12g, expected %.12g", found, expected);
 }
 
-static void slopes(void **state) {
-  (void)state;
+TEST(slopes) {
   static const double twelve[] = {0.5,       0.25,       0.125,        0.0625,       0.03125,      0.015625,
                                   0.0078125, 0.00390625, 0.7071067812, 0.3535533906, 0.1767766953, 0.0883883476};
   static const double six[] = {0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125};
@@ -27,8 +21,7 @@ static void slopes(void **state) {
   close_to(mm_lightning_slope(1, 0), 0.00390625, 1e-15);
 }
 
-static void decay(void **state) {
-  (void)state;
+TEST(decay) {
   mm_model m = {.heads = 64, .layers = 80};
   close_to(mm_lightning_decay(&m, 0, 0), 0.9170132132, 1e-9);
   close_to(exp(-mm_lightning_decay(&m, 0, 0)), 0.3997111118, 1e-9);
@@ -38,8 +31,7 @@ static void decay(void **state) {
   close_to(mm_lightning_decay(&m, 0, 7), 0.5 * (1 + 1e-5), 1e-12);
 }
 
-static void frequencies(void **state) {
-  (void)state;
+TEST(frequencies) {
   static const uint32_t i[] = {0, 1, 2, 16, 30, 31};
   static const double m1[] = {1, 0.6042963902, 0.3651741273, 3.16227766e-4, 2.738419634e-7, 1.654817100e-7};
   static const double m2[] = {1, 0.6175287581, 0.3813417671, 4.472135955e-4, 5.244639251e-7, 3.238715564e-7};
@@ -50,7 +42,4 @@ static void frequencies(void **state) {
   }
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(slopes), cmocka_unit_test(decay), cmocka_unit_test(frequencies)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

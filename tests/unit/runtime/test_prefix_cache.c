@@ -1,16 +1,11 @@
 /* The prefix cache beside a list of everything that was put into it: what it finds is the longest that is there, in pages that hold these
  * very tokens, with the states after the last of them; short of room it forgets what was used longest ago, and no page is lost. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "runtime/serve/prefix_cache.h"
+#include "tests/unit/unit.h"
 
 enum { PAGES = 400, LENGTH = 5 * MM_PAGE, PUTS = 300, PER_SLOT = LENGTH / MM_PAGE };
 
@@ -149,8 +144,7 @@ static void random_texts(bool state, uint64_t budget, bool all) {
   close_world(w);
 }
 
-static void test_random(void **state) {
-  (void)state;
+TEST(test_random) {
   for (uint32_t i = 0; i < 5; i++) {
     random_texts(false, 0, true);
     random_texts(true, 1 << 20, true);
@@ -165,8 +159,7 @@ static text letters(uint64_t salt, int32_t letter, uint32_t count) {
 }
 
 /* What was used longest ago goes first, and nothing that a slot refers to. */
-static void test_order(void **unused) {
-  (void)unused;
+TEST(test_order) {
   for (uint32_t state = 0; state < 2; state++) {
     world *w = open_world(state ? 8 : 0, 24);
     const text t[] = {letters(0, 1, 70), letters(0, 2, 70), letters(0, 3, 64), letters(1, 1, 10)};
@@ -197,8 +190,7 @@ static void test_order(void **unused) {
 }
 
 /* A snapshot that no budget holds is not taken, and nothing is kept for it. */
-static void test_budget(void **unused) {
-  (void)unused;
+TEST(test_budget) {
   world *w = open_world(8, 7);
   const text t = letters(0, 1, 100);
   assert_true(put(w, &t, true));
@@ -206,7 +198,4 @@ static void test_budget(void **unused) {
   close_world(w);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_random), cmocka_unit_test(test_order), cmocka_unit_test(test_budget)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

@@ -1,16 +1,11 @@
 /* Engines of several processes: here each is a thread, and what crosses goes through queues in place of MPI. Random calls give the bits
  * that one process gives, whatever is cut between processes; a rank that fails in any of them is told, and all go on. */
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #include "runtime/engine.h"
 #include "tests/unit/runtime/reference.h"
+#include "tests/unit/unit.h"
 
 enum { MOST = 4, LENGTH = 40, SLOTS = 3, WAIT_S = 60 };
 
@@ -220,8 +215,7 @@ static void same_as_one(mm_model m, uint32_t tp, bool stages, uint32_t processes
   ref_free(&ref);
 }
 
-static void every_cut(void **state) {
-  (void)state;
+TEST(every_cut) {
   for (int m1 = 0; m1 < 2; m1++) {
     const mm_model m = ref_dims(m1 ? MM_FAMILY_M1 : MM_FAMILY_M2, m1);
     same_as_one(m, 2, false, 2);
@@ -235,8 +229,7 @@ static void every_cut(void **state) {
 }
 
 /* Every rank fails once, between steps that do not; a fresh engine gives what comes after. */
-static void failing(void **state) {
-  (void)state;
+TEST(failing) {
   const struct {
     uint32_t tp, processes;
     bool stages;
@@ -273,8 +266,7 @@ static void failing(void **state) {
 }
 
 /* Processes that do not fit the ranks, a device that needs whole stages, and another checkpoint elsewhere. */
-static void refused(void **state) {
-  (void)state;
+TEST(refused) {
   ref_model ref = ref_build(ref_dims(MM_FAMILY_M2, false));
   ref_shards *shards = ref_cut(&ref, 2), *other = ref_cut(&ref, 2);
   mm_world w = {0, 3, exchange};
@@ -298,7 +290,4 @@ static void refused(void **state) {
   ref_free(&ref);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(every_cut), cmocka_unit_test(failing), cmocka_unit_test(refused)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

@@ -1,12 +1,9 @@
 /* Sampled tokens of messages that come back: which message is the same, and which tokens go for want of room. */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "runtime/chat/replay.h"
+#include "tests/unit/unit.h"
 
 static mm_str str(const char *s) { return (mm_str){s, strlen(s)}; }
 
@@ -30,13 +27,12 @@ static mm_replay *opened(size_t max_tokens) {
   return r;
 }
 
-static void test_same(void **state) {
+TEST(test_same) {
   static const int32_t id[] = {5, 6, 7};
   mm_replay *r = opened(100);
   mm_err err = {0};
   said s;
   size_t n = 0;
-  (void)state;
   assert_true(mm_replay_keep(r, say(&s, "Let me see\n", "call_1", "{\"a\": 1.0, \"b\": \"\\u00e9\"}"), id, 3, &err));
   /* Otherwise spaced and escaped, trimmed, in parts, with reasoning or without. */
   const int32_t *found = mm_replay_find(r, say(&s, "Let me see", "call_1", "{\"a\":1.0,\n\"b\":\"\xc3\xa9\"}"), &n);
@@ -69,13 +65,12 @@ static void test_same(void **state) {
 }
 
 /* Messages without calls, with calls that have no id, and too long ones are not kept. */
-static void test_unkept(void **state) {
+TEST(test_unkept) {
   static const int32_t id[11] = {1};
   mm_replay *r = opened(10);
   mm_err err = {0};
   said s;
   size_t n;
-  (void)state;
   say(&s, "x", "call_1", "")->call_count = 0;
   assert_true(mm_replay_keep(r, &s.message, id, 3, &err));
   assert_null(mm_replay_find(r, &s.message, &n));
@@ -92,7 +87,7 @@ static void test_unkept(void **state) {
 }
 
 /* Many messages: the most recently used are there, each with its own tokens, within the room. */
-static void test_room(void **state) {
+TEST(test_room) {
   enum { MESSAGES = 5000, EACH = 7, ROOM = 2000 };
   mm_replay *r = opened(ROOM * EACH);
   mm_err err = {0};
@@ -100,7 +95,6 @@ static void test_room(void **state) {
   char name[32];
   size_t n, found = 0;
   int32_t id[EACH];
-  (void)state;
   for (int i = 0; i < MESSAGES; i++) {
     for (int j = 0; j < EACH; j++) id[j] = i * EACH + j;
     snprintf(name, sizeof name, "call_%d", i);
@@ -119,7 +113,4 @@ static void test_room(void **state) {
   mm_replay_close(r);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_same), cmocka_unit_test(test_unkept), cmocka_unit_test(test_room)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

@@ -1,14 +1,11 @@
 /* Replies: what they are told apart into, the same for every cut; markers by id and by text; odd blocks. */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "runtime/chat/reply.h"
 #include "runtime/serve/body.h"
+#include "tests/unit/unit.h"
 
 #define TOKENIZER "tests/data/tiny-m2/tokenizer.json"
 #define VOCAB     (1u << 16)
@@ -218,10 +215,9 @@ static const struct {
     {"</think>a" END, C "a" END, false},
 };
 
-static void test_m2(void **state) {
+TEST(test_m2) {
   mm_err err = {0};
   mm_tokenizer *t = mm_tokenizer_open(TOKENIZER, VOCAB, &err);
-  (void)state;
   assert_non_null(t);
   for (size_t i = 0; i < sizeof m2 / sizeof *m2; i++) {
     feeding f = {
@@ -234,10 +230,9 @@ static void test_m2(void **state) {
 }
 
 /* With ids, the same text of other tokens is text. */
-static void test_ids(void **state) {
+TEST(test_ids) {
   transcript t = {0};
   mm_err err = {0};
-  (void)state;
   mm_tokenizer *tokenizer = mm_tokenizer_open(TOKENIZER, VOCAB, &err);
   assert_non_null(tokenizer);
   const mm_reply_settings s = {
@@ -317,9 +312,8 @@ static const struct {
     {"<tool_calls>{\"name\": \"f\", \"arguments\": {\"a", T "f" A "{\"a"},
 };
 
-static void test_m1(void **state) {
+TEST(test_m1) {
   const feeding m = {.format = "minimax-m1", .calls = true, .whole = true};
-  (void)state;
   for (size_t i = 0; i < sizeof m1 / sizeof *m1; i++) {
     feeding f = m;
     f.text = m1[i].text;
@@ -335,8 +329,7 @@ static void test_m1(void **state) {
   }
 }
 
-static void test_settings(void **state) {
-  (void)state;
+TEST(test_settings) {
   static const struct {
     const char *text, *expected, *format;
     bool in_reasoning, calls, append;
@@ -361,7 +354,7 @@ static void test_settings(void **state) {
 }
 
 /* Replies of random pieces of the grammar: every word is in some event, whatever the disorder, and arguments of complete calls are JSON. */
-static void test_disorder(void **state) {
+TEST(test_disorder) {
   static const char *const piece[] = {"<think>",
                                       "</think>",
                                       "<minimax:tool_call>",
@@ -392,7 +385,6 @@ static void test_disorder(void **state) {
                                       "12"};
   mm_err err = {0};
   mm_tokenizer *t = mm_tokenizer_open(TOKENIZER, VOCAB, &err);
-  (void)state;
   assert_non_null(t);
   for (int round = 0; round < 400; round++) {
     mm_text made = {0};
@@ -427,10 +419,9 @@ static void test_disorder(void **state) {
 }
 
 /* A tool that is none is refused. */
-static void test_tools(void **state) {
+TEST(test_tools) {
   static const char *const wrong[] = {
       "", "[]", "{}", "{\"function\": {\"name\": 1}}", "{\"function\": {\"name\": \"\"}}", "{\"name\": \"f\""};
-  (void)state;
   for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
     const mm_chat_tool tool = {{wrong[i], strlen(wrong[i])}};
     const mm_reply_settings s = {.format = mm_chat_format_find("minimax-m2"), .tool = &tool, .tool_count = 1, .sink = note};
@@ -440,8 +431,4 @@ static void test_tools(void **state) {
   }
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_m2),       cmocka_unit_test(test_ids),      cmocka_unit_test(test_m1),
-                                     cmocka_unit_test(test_settings), cmocka_unit_test(test_disorder), cmocka_unit_test(test_tools)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

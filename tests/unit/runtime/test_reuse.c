@@ -36,8 +36,7 @@ static uint32_t run_text(serving *w, uint32_t text, uint32_t count) {
 }
 
 /* The same prompt again, and longer and shorter ones. */
-static void test_borders(void **state) {
-  (void)state;
+TEST(test_borders) {
   static const uint32_t count[] = {2, MM_PAGE - 1, MM_PAGE, MM_PAGE + 1, 2 * MM_PAGE, 2 * MM_PAGE + 1, 150};
   for (uint32_t k = 0; k < 2; k++) {
     serving w;
@@ -55,8 +54,7 @@ static void test_borders(void **state) {
 }
 
 /* States are kept where the caller says, and nowhere else of the prompt; and where the reply ended. */
-static void test_boundaries(void **state) {
-  (void)state;
+TEST(test_boundaries) {
   serving w;
   open_cached(&w, 0, 0, 1 << 20);
   client c = start(0, 200);
@@ -72,8 +70,7 @@ static void test_boundaries(void **state) {
 }
 
 /* The next turn's prompt is the last one's, its reply, and more. */
-static void test_turns(void **state) {
-  (void)state;
+TEST(test_turns) {
   for (uint32_t k = 0; k < 2; k++) {
     serving w;
     open_cached(&w, k, 0, 1 << 20);
@@ -93,8 +90,7 @@ static void test_turns(void **state) {
   }
 }
 
-static void test_salts(void **state) {
-  (void)state;
+TEST(test_salts) {
   for (uint32_t k = 0; k < 2; k++) {
     serving w;
     open_cached(&w, k, 0, 1 << 20);
@@ -109,8 +105,7 @@ static void test_salts(void **state) {
 }
 
 /* Several replies to one prompt, asked for at once: it is read once. Unlike prompts of that moment do not wait for it. */
-static void test_twins(void **state) {
-  (void)state;
+TEST(test_twins) {
   for (uint32_t k = 0; k < 2; k++) {
     serving w;
     open_cached(&w, k, 0, 1 << 20);
@@ -132,8 +127,7 @@ static void test_twins(void **state) {
 }
 
 /* With few pages, or room for few states, what was used longest ago goes. */
-static void test_room(void **state) {
-  (void)state;
+TEST(test_room) {
   for (uint32_t k = 0; k < 2; k++) {
     serving w;
     open_cached(&w, k, 7, 1 << 20);
@@ -146,8 +140,7 @@ static void test_room(void **state) {
 }
 
 /* Room for some states; and for not a single one, which is refused. */
-static void test_states(void **state) {
-  (void)state;
+TEST(test_states) {
   serving w;
   mm_err err = {0};
   mm_scheduler_stats s;
@@ -171,10 +164,4 @@ static void test_states(void **state) {
   serving_close(&w, true);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_borders), cmocka_unit_test(test_boundaries), cmocka_unit_test(test_turns),  cmocka_unit_test(test_salts),
-      cmocka_unit_test(test_twins),   cmocka_unit_test(test_room),       cmocka_unit_test(test_states),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

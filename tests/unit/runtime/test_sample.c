@@ -1,15 +1,12 @@
 /* Sampler: exact cuts, and frequencies of draws against the probabilities (chi-square). Seeds are fixed, so the outcome is too. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "runtime/draw.h"
 #include "runtime/sample.h"
+#include "tests/unit/unit.h"
 
 /* One sequence of draws. */
 typedef struct draws {
@@ -72,8 +69,7 @@ static void make_logits(float *logits, double *weight) {
   }
 }
 
-static void test_temperatures(void **state) {
-  (void)state;
+TEST(test_temperatures) {
   static const double temperatures[] = {0.5, 1, 2, 1e308};
   float logits[VOCAB];
   double weight[VOCAB], p[VOCAB];
@@ -89,8 +85,7 @@ static void test_temperatures(void **state) {
 }
 
 /* The weights are 1 … 40: the k largest sum to k·(81 - k)/2. */
-static void test_cuts(void **state) {
-  (void)state;
+TEST(test_cuts) {
   float logits[VOCAB];
   double weight[VOCAB], p[VOCAB];
   unsigned seen[VOCAB];
@@ -115,8 +110,7 @@ static void test_cuts(void **state) {
 }
 
 /* Of equal logits top-k and top-p keep the lowest ids. */
-static void test_ties(void **state) {
-  (void)state;
+TEST(test_ties) {
   const float logits[] = {1, 2, 2, 0, 2, 2};
   unsigned seen[6];
   count_draws(open_ok(1, 1, 3, 5, 6), logits, 6, seen);
@@ -126,8 +120,7 @@ static void test_ties(void **state) {
   assert_int_equal(once(0, 1, 0, logits, 6), 1);
 }
 
-static void test_greedy(void **state) {
-  (void)state;
+TEST(test_greedy) {
   const float logits[] = {-3, -INFINITY, -1, -1, NAN, -2}, zeros[] = {-0.0f, 0.0f};
   assert_int_equal(once(0, 1, 0, logits, 6), 2);
   assert_int_equal(once(0, 0.5, 3, logits, 6), 2);
@@ -135,8 +128,7 @@ static void test_greedy(void **state) {
 }
 
 /* Whatever the other settings, only numbers are drawn. */
-static void test_odd_logits(void **state) {
-  (void)state;
+TEST(test_odd_logits) {
   static const struct {
     double temperature, top_p;
     uint32_t top_k;
@@ -157,8 +149,7 @@ static void test_odd_logits(void **state) {
 }
 
 /* A temperature near 0 is greedy but for ties, which stay even. */
-static void test_cold(void **state) {
-  (void)state;
+TEST(test_cold) {
   const float logits[] = {4.9999995f, 5, 5, 1};
   unsigned seen[4];
   count_draws(open_ok(5e-324, 1, 0, 3, 4), logits, 4, seen);
@@ -166,8 +157,7 @@ static void test_cold(void **state) {
 }
 
 /* A whole vocabulary. */
-static void test_large(void **state) {
-  (void)state;
+TEST(test_large) {
   enum { LARGE = 200064 };
   float *logits = malloc(LARGE * sizeof *logits);
   unsigned *seen = malloc(LARGE * sizeof *seen);
@@ -188,8 +178,7 @@ static void test_large(void **state) {
 }
 
 /* The numbers are those of splitmix64: first values of seed 1234567 as published with the generator. */
-static void test_generator(void **state) {
-  (void)state;
+TEST(test_generator) {
   static const uint64_t want[] = {6457827717110365317u, 3203168211198807973u, 9817491932198370423u, 4593380528125082431u,
                                   16408922859458223821u};
   for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
@@ -199,8 +188,7 @@ static void test_generator(void **state) {
 }
 
 /* The three numbers of draw.h beside libm's: masses, waits, and a bound that never exceeds a wait. */
-static void test_numbers(void **state) {
-  (void)state;
+TEST(test_numbers) {
   assert_int_equal(mm_draw_mass(0), MM_DRAW_ONE);
   double worst_mass = 0, worst_wait = 0;
   for (uint64_t i = 0; i < 2000000; i++) {
@@ -222,8 +210,7 @@ static void test_numbers(void **state) {
 }
 
 /* The rule is fixed: what these seeds drew once they draw for ever, on every device. */
-static void test_rule(void **state) {
-  (void)state;
+TEST(test_rule) {
   enum { IDS = 5000, CASES = 64 };
   static float logits[IDS];
   uint64_t hash = 0;
@@ -238,8 +225,7 @@ static void test_rule(void **state) {
 
 /* Logits that differ by rounding, as two devices' do, draw the same id but for a few: one in as many as the two distributions differ by,
  * twice. */
-static void test_near_logits(void **state) {
-  (void)state;
+TEST(test_near_logits) {
   enum { IDS = 2000, DRAWN = 4000 };
   static float logits[2][IDS];
   for (uint32_t i = 0; i < IDS; i++) {
@@ -255,16 +241,14 @@ static void test_near_logits(void **state) {
 }
 
 /* A vocabulary that keys cannot name. */
-static void test_vocab_refused(void **state) {
-  (void)state;
+TEST(test_vocab_refused) {
   mm_err err = {0};
   assert_null(mm_sampler_open((1u << 24) + 1, &err));
   assert_int_equal(err.status, MM_UNSUPPORTED);
   assert_string_equal(err.code, "E_SAMPLING");
 }
 
-static void test_refused(void **state) {
-  (void)state;
+TEST(test_refused) {
   static const mm_bias high = {10, 0}, negative = {-1, 0}, nan = {1, NAN}, infinite = {1, INFINITY};
 #define SET(...) \
   { .temperature = 1, .top_p = 1, __VA_ARGS__ }
@@ -302,13 +286,4 @@ static void test_refused(void **state) {
   mm_sampler_close(NULL);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_temperatures),  cmocka_unit_test(test_cuts),       cmocka_unit_test(test_ties),
-      cmocka_unit_test(test_greedy),        cmocka_unit_test(test_odd_logits), cmocka_unit_test(test_cold),
-      cmocka_unit_test(test_large),         cmocka_unit_test(test_generator),  cmocka_unit_test(test_refused),
-      cmocka_unit_test(test_numbers),       cmocka_unit_test(test_rule),       cmocka_unit_test(test_near_logits),
-      cmocka_unit_test(test_vocab_refused),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

@@ -2,19 +2,14 @@
  * plain reference (chi-square), adjusted logits and logprobs beside double precision, and the engine: the same tokens at every tp, what its
  * slots remember, masks that come after the pass, and devices that lack something. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "runtime/engine.h"
 #include "tests/unit/runtime/reference.h"
+#include "tests/unit/unit.h"
 
 #define VOCAB 50
 #define DRAWS 50000
@@ -82,8 +77,7 @@ static void ask(asked *a) {
   a->set.bias_count = 3, a->set.bias = a->bias, a->set.allowed = a->allowed;
 }
 
-static void test_adjusted(void **state) {
-  (void)state;
+TEST(test_adjusted) {
   mm_err err = {0};
   mm_sampler *s = mm_sampler_open(VOCAB, &err);
   for (int round = 0; round < 2000; round++) {
@@ -101,8 +95,7 @@ static void test_adjusted(void **state) {
   mm_sampler_close(s);
 }
 
-static void test_distributions(void **state) {
-  (void)state;
+TEST(test_distributions) {
   mm_err err = {0};
   mm_sampler *s = mm_sampler_open(VOCAB, &err);
   double worst = 0;
@@ -132,8 +125,7 @@ static void test_distributions(void **state) {
 }
 
 /* Each rule alone: 10,000 draws beside the exact probabilities, which some rule at least changes. */
-static void test_each_rule(void **state) {
-  (void)state;
+TEST(test_each_rule) {
   enum { N = 10000 };
   static const uint32_t allowed[2] = {0x0f0f35a6, 0x00021234};
   static const mm_bias bias[] = {{3, 2.5f}, {7, -1.5f}, {11, -INFINITY}};
@@ -184,8 +176,7 @@ static void test_each_rule(void **state) {
   mm_sampler_close(s);
 }
 
-static void test_logprobs(void **state) {
-  (void)state;
+TEST(test_logprobs) {
   mm_err err = {0};
   mm_sampler *s = mm_sampler_open(VOCAB, &err);
   for (uint32_t round = 0; round < 500; round++) {
@@ -296,8 +287,7 @@ static void draw_many(uint32_t tp, bool exact, int32_t *drawn, uint32_t n) {
 
 /* The same tokens at tp 1, 2 and 4 where the logits are the same bits; of a model whose sums over ranks round, logits differ in their last
  * bits, which turn a draw where two ids come out alike: less than one in 10,000, on one machine another than on the next. */
-static void test_same_at_every_tp(void **state) {
-  (void)state;
+TEST(test_same_at_every_tp) {
   enum { N = 10000 };
   static int32_t drawn[3][N];
   for (int exact = 0; exact < 2; exact++) {
@@ -318,8 +308,7 @@ static void test_same_at_every_tp(void **state) {
 }
 
 /* Penalties see what the slot holds: fed in chunks, gone back, forked, restored with its ids. */
-static void test_history(void **state) {
-  (void)state;
+TEST(test_history) {
   world w;
   mm_err err = {0};
   mm_span span;
@@ -360,8 +349,7 @@ static void test_history(void **state) {
 }
 
 /* The pass and the choice apart: a mask that hangs on the token before; the same tokens as at once; a step between drops the logits. */
-static void test_apart(void **state) {
-  (void)state;
+TEST(test_apart) {
   world w;
   mm_err err = {0};
   open_world(&w, 1, &mm_ops_cpu);
@@ -407,8 +395,7 @@ static void test_apart(void **state) {
 }
 
 /* -ln of what the softmax gives: of rows in the middle of a chunk too, and targets out of range are refused with nothing changed. */
-static void test_score(void **state) {
-  (void)state;
+TEST(test_score) {
   enum { N = 12 };
   const uint32_t out[] = {1, 2, 7, 11};
   int32_t id[N], target[4];
@@ -443,8 +430,7 @@ static bool no_choice(mm_backend *b, mm_err *err) {
 }
 
 /* A device that chooses itself, and lacks something, says what; nothing is chosen without it. */
-static void test_lacking(void **state) {
-  (void)state;
+TEST(test_lacking) {
   static const uint32_t all[2];
   static const mm_bias bias = {1, 1};
   mm_logprob told[1];
@@ -500,8 +486,7 @@ static bool collect_sevens(mm_backend *b, int32_t *id, mm_err *err) {
 
 /* A device that records its steps is warmed at any tp: each way to end twice for each size on every rank; slots stay as they are. Of the
  * ranks, which all choose the same, one hands its ids on. */
-static void test_warm_ranks(void **state) {
-  (void)state;
+TEST(test_warm_ranks) {
   mm_ops ops = mm_ops_cpu;
   ops.begin = counting_begin, ops.choose = end_unseen, ops.collect = collect_sevens;
   world w;
@@ -540,8 +525,7 @@ static bool collect_none(mm_backend *b, int32_t *id, mm_err *err) {
 }
 
 /* A choice after the pass that fails drops the rows: asked again, nothing waits, and nobody goes on with a choice that was not made. */
-static void test_failed_choice(void **state) {
-  (void)state;
+TEST(test_failed_choice) {
   mm_ops ops = mm_ops_cpu;
   ops.choose = no_choice, ops.keep = keep_rows, ops.choose_kept = choose_late, ops.collect = collect_none, ops.samples = UINT32_MAX;
   world w;
@@ -565,19 +549,4 @@ static void test_failed_choice(void **state) {
   close_world(&w);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_warm_ranks),
-      cmocka_unit_test(test_failed_choice),
-      cmocka_unit_test(test_each_rule),
-      cmocka_unit_test(test_adjusted),
-      cmocka_unit_test(test_distributions),
-      cmocka_unit_test(test_logprobs),
-      cmocka_unit_test(test_same_at_every_tp),
-      cmocka_unit_test(test_history),
-      cmocka_unit_test(test_apart),
-      cmocka_unit_test(test_score),
-      cmocka_unit_test(test_lacking),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

@@ -18,8 +18,7 @@ static void submit_held(serving *w, client *c, uint32_t n) {
 
 /* ---- ends ---- */
 
-static void test_alone(void **state) {
-  (void)state;
+TEST(test_alone) {
   for (uint32_t k = 0; k < 2; k++) {
     serving w;
     serving_open(&w, kind(k), 1 + k, limits, config);
@@ -36,8 +35,7 @@ static void test_alone(void **state) {
   }
 }
 
-static void test_ends(void **state) {
-  (void)state;
+TEST(test_ends) {
   serving w;
   serving_open(&w, kind(1), 1, limits, config);
   client c[5] = {
@@ -64,8 +62,7 @@ static void test_ends(void **state) {
 }
 
 /* A prompt that is being read, a reply that is being written, one that waits. */
-static void test_cancel(void **state) {
-  (void)state;
+TEST(test_cancel) {
   serving w;
   serving_open(&w, kind(0), 1, (mm_limits){.max_tokens = 8, .slots = 1}, (mm_scheduler_config){.step_tokens = 1, .queue_max = 9});
   client c[3] = {{.r.max_tokens = 99}, {.r.max_tokens = 99}, {.r.max_tokens = 3}};
@@ -101,8 +98,7 @@ static bool leaving_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
 }
 
 /* In the middle of a prompt and of a reply: the place is free after the step under way. */
-static void test_middle(void **state) {
-  (void)state;
+TEST(test_middle) {
   static mm_ops ops;
   ops = mm_ops_cpu;
   ops.begin = leaving_begin;
@@ -146,8 +142,7 @@ static void *open_when_closing(void *user) {
   return NULL;
 }
 
-static void test_drain(void **state) {
-  (void)state;
+TEST(test_drain) {
   for (uint32_t drain = 0; drain < 2; drain++) {
     serving w;
     serving_open(&w, kind(1), 1, limits, config);
@@ -179,8 +174,7 @@ static void refused(serving *w, const mm_request *r, mm_status status, const cha
   assert_string_equal(err.code, code);
 }
 
-static void test_refused(void **state) {
-  (void)state;
+TEST(test_refused) {
   serving w;
   serving_open(&w, kind(1), 1, (mm_limits){.max_tokens = 8, .slots = 1, .pages = 3},
                (mm_scheduler_config){.step_tokens = 1, .queue_max = 2});
@@ -237,8 +231,7 @@ static void submit_all(serving *w, client *c, uint32_t n) {
 }
 
 /* A larger priority takes the slot, and who had it goes on afterwards without loss, before those that came later. */
-static void test_priority(void **state) {
-  (void)state;
+TEST(test_priority) {
   for (uint32_t k = 0; k < 2; k++) {
     serving w;
     mm_scheduler_stats s;
@@ -256,8 +249,7 @@ static void test_priority(void **state) {
 }
 
 /* One tenant's seventh request waits for another tenant's first. */
-static void test_fair(void **state) {
-  (void)state;
+TEST(test_fair) {
   serving w;
   serving_open(&w, kind(1), 1, (mm_limits){.max_tokens = 8, .slots = 2}, (mm_scheduler_config){.step_tokens = 4, .queue_max = 9});
   client c[8];
@@ -271,8 +263,7 @@ static void test_fair(void **state) {
 
 /* While a long prompt is read, a reply gets its token in every step, and a short prompt is not held up; the long one does not wait for
  * a crowd of short ones either. */
-static void test_long_prompt(void **state) {
-  (void)state;
+TEST(test_long_prompt) {
   serving w;
   serving_open(&w, kind(1), 1, (mm_limits){.max_tokens = 16, .slots = 3}, (mm_scheduler_config){.step_tokens = 9, .queue_max = 40});
   client c[] = {request(0, 1, 99), request(2, 300, 1), request(4, 20, 1)};
@@ -299,8 +290,7 @@ static void run_random(uint32_t k, uint32_t tp, mm_limits l, mm_scheduler_config
   serving_close(&w, true);
 }
 
-static void test_random(void **state) {
-  (void)state;
+TEST(test_random) {
   const mm_scheduler_config plain = {.step_tokens = 40, .queue_max = 100};
   mm_scheduler_config cached = plain, narrow;
   cached.prefix_cache = true, cached.cache_bytes = 1 << 16;
@@ -316,11 +306,4 @@ static void test_random(void **state) {
   }
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_alone),       cmocka_unit_test(test_ends),    cmocka_unit_test(test_cancel),   cmocka_unit_test(test_middle),
-      cmocka_unit_test(test_drain),       cmocka_unit_test(test_refused), cmocka_unit_test(test_priority), cmocka_unit_test(test_fair),
-      cmocka_unit_test(test_long_prompt), cmocka_unit_test(test_random),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

@@ -395,23 +395,19 @@ static void run(mm_family family, bool postnorm, uint32_t tp, uint32_t stage, bo
   stop(&s);
 }
 
-static void test_one_rank(void **state) {
-  (void)state;
+TEST(test_one_rank) {
   run(MM_FAMILY_M1, true, 1, 0, false, 250);
   run(MM_FAMILY_M2, false, 1, 0, true, 250);
 }
-static void test_two_ranks(void **state) {
-  (void)state;
+TEST(test_two_ranks) {
   run(MM_FAMILY_M1, false, 2, 0, true, 150);
   run(MM_FAMILY_M2, false, 2, 0, false, 150);
 }
-static void test_eight_ranks(void **state) {
-  (void)state;
+TEST(test_eight_ranks) {
   run(MM_FAMILY_M1, true, 8, 0, false, 30);
   run(MM_FAMILY_M2, false, 8, 0, true, 30);
 }
-static void test_stages(void **state) {
-  (void)state;
+TEST(test_stages) {
   run(MM_FAMILY_M1, true, 2, 2, false, 100);
   run(MM_FAMILY_M2, false, 1, 1, false, 150);
 }
@@ -430,14 +426,9 @@ static void planted(mm_family family) {
   assert_memory_not_equal(s.w.got, s.w.want[1] + (size_t)130 * s.w.vocab, s.w.vocab * sizeof(float));
   stop(&s);
 }
-static void test_planted(void **state) {
-  (void)state;
+TEST(test_planted) {
   planted(MM_FAMILY_M1);
   planted(MM_FAMILY_M2);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_one_rank), cmocka_unit_test(test_two_ranks), cmocka_unit_test(test_eight_ranks),
-                                     cmocka_unit_test(test_stages), cmocka_unit_test(test_planted)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

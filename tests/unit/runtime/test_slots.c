@@ -1,18 +1,13 @@
 /* What slots hold: bit for bit the same however it came there. Sequences cut into any steps, forked, saved and restored, on shared pages
  * and on own ones, at a page's border and beside it; short of pages; and a memory that grows with the pages in use alone. Random schedules:
  * test_schedules.c. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "tests/unit/runtime/world.h"
+#include "tests/unit/unit.h"
 
 static void each_world(void (*test)(world *w), uint32_t pages) {
   static const struct {
@@ -44,10 +39,7 @@ static void any_split(world *w) {
   free_again(w);
 }
 
-static void test_any_split(void **state) {
-  (void)state;
-  each_world(any_split, 0);
-}
+TEST(test_any_split) { each_world(any_split, 0); }
 
 static const uint32_t border[] = {1, MM_PAGE - 1, MM_PAGE, MM_PAGE + 1, COMMON};
 
@@ -75,10 +67,7 @@ static void forked(world *w) {
   }
 }
 
-static void test_forked(void **state) {
-  (void)state;
-  each_world(forked, 0);
-}
+TEST(test_forked) { each_world(forked, 0); }
 
 /* A slot's pages are held and its states saved; the slot then runs on and is used by another; elsewhere it is restored, twice. */
 static void restored(world *w) {
@@ -108,14 +97,10 @@ static void restored(world *w) {
   free(saved);
 }
 
-static void test_restored(void **state) {
-  (void)state;
-  each_world(restored, 0);
-}
+TEST(test_restored) { each_world(restored, 0); }
 
 /* Without lightning layers a slot goes on from shared pages at any position that they hold. */
-static void test_shared_pages(void **state) {
-  (void)state;
+TEST(test_shared_pages) {
   mm_err err = {0};
   for (uint32_t bf16 = 0; bf16 < 2; bf16++) {
     world w;
@@ -136,8 +121,7 @@ static void test_shared_pages(void **state) {
 
 /* ---- refusals ---- */
 
-static void test_refused(void **state) {
-  (void)state;
+TEST(test_refused) {
   world w;
   open_world(&w, ref_dims(MM_FAMILY_M1, true), 2, 0, 0, false);
   const uint32_t high = SLOTS, one = 1, beyond = mm_pages_count(mm_engine_pages(w.engine)), unused = beyond - 1;
@@ -166,8 +150,7 @@ static void test_refused(void **state) {
 }
 
 /* A backend that gives each slot its own pages neither takes a limit nor shares. */
-static void test_own_pages(void **state) {
-  (void)state;
+TEST(test_own_pages) {
   mm_ops ops = mm_ops_cpu;
   ops.pages = false;
   ref_model ref = ref_build(ref_dims(MM_FAMILY_M2, false));
@@ -220,10 +203,7 @@ static void out_of_pages(world *w) {
   free_again(w);
 }
 
-static void test_out_of_pages(void **state) {
-  (void)state;
-  each_world(out_of_pages, 5);
-}
+TEST(test_out_of_pages) { each_world(out_of_pages, 5); }
 
 /* ---- memory ---- */
 
@@ -237,8 +217,7 @@ static uint64_t resident(void) {
 }
 
 /* 64 slots of 196,608 positions take what their tokens take: as many bytes reserved would be some hundreds of GB. */
-static void test_memory(void **state) {
-  (void)state;
+TEST(test_memory) {
   enum { MANY = 64, POSITIONS = 196608, TOKENS = 70 };
   mm_model m = ref_dims(MM_FAMILY_M2, false);
   m.max_positions = POSITIONS, m.head_dim = 64;
@@ -266,8 +245,7 @@ static void test_memory(void **state) {
 }
 
 /* Rows are apart on a device where they always are, or where they are asked to be; another one is refused. */
-static void test_apart(void **state) {
-  (void)state;
+TEST(test_apart) {
   ref_model ref = ref_build(ref_dims(MM_FAMILY_M2, false));
   ref_shards *shards = ref_cut(&ref, 1);
   for (uint32_t i = 0; i < 8; i++) {
@@ -287,11 +265,4 @@ static void test_apart(void **state) {
   ref_free(&ref);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_apart),     cmocka_unit_test(test_any_split),    cmocka_unit_test(test_forked),
-      cmocka_unit_test(test_restored),  cmocka_unit_test(test_shared_pages), cmocka_unit_test(test_refused),
-      cmocka_unit_test(test_own_pages), cmocka_unit_test(test_out_of_pages), cmocka_unit_test(test_memory),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

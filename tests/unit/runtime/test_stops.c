@@ -1,15 +1,10 @@
 /* Stop texts: however a text comes in pieces, it ends where it would if it came byte by byte; what is given out never holds what is cut
  * later. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "runtime/text/stops.h"
+#include "tests/unit/unit.h"
 
 enum { MOST = 60, STOPS = 3 };
 
@@ -32,8 +27,7 @@ static size_t expected(const char *text, size_t n, const char *const *stop, size
   return n;
 }
 
-static void any_pieces(void **state) {
-  (void)state;
+TEST(any_pieces) {
   unsigned stopped = 0;
   for (int round = 0; round < 20000; round++) {
     char text[MOST], out[MOST + 1], stops[STOPS][8];
@@ -69,7 +63,4 @@ static void any_pieces(void **state) {
   assert_true(stopped > 5000 && stopped < 18000);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(any_pieces)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

@@ -1,18 +1,15 @@
 /* Tokenizer: ids against the package tokenizers (tests/data/tokenizer/make.py), identity on any bytes, hostile files, speed. */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "formats/file.h"
 #include "formats/json.h"
 #include "runtime/text/tokenizer.h"
 #include "tests/unit/put_file.h"
+#include "tests/unit/unit.h"
 
 static char temp_path[512];
 
@@ -151,8 +148,7 @@ static void check_cases(const mm_tokenizer *t, const char *name) {
   mm_json_free(cases);
 }
 
-static void test_ids(void **state) {
-  (void)state;
+TEST(test_ids) {
   static const char *const files[][2] = {{"tiny-m1", "tests/data/tiny-m1/tokenizer.json"},
                                          {"tiny-m2", "tests/data/tiny-m2/tokenizer.json"},
                                          {"pairs", "tests/data/tokenizer/pairs.json"}};
@@ -188,15 +184,13 @@ static void check_held_out(const char *model, const char *separator) {
   mm_tokenizer_close(t);
 }
 
-static void test_held_out(void **state) {
-  (void)state;
+TEST(test_held_out) {
   check_held_out("tiny-m1", "<begin_of_document>");
   check_held_out("tiny-m2", "]!p~[");
 }
 
 /* E11: encode checks the identity. Bytes that are not UTF-8 are their own tokens and end the pieces around them. */
-static void test_any_bytes(void **state) {
-  (void)state;
+TEST(test_any_bytes) {
   mm_tokenizer *t = open_ok("tests/data/tokenizer/pairs.json", 854);
   static const char *const parts[] = {"a",    "<a>",      "!A",           " ",    "\n",   "\xc3\xa9", "\xe4\xb8\xad", "\xf0\x9f\x98\x80",
                                       "\xc3", "\xe4\xb8", "\xf0\x9f\x98", "\x80", "\xff", "\xc0\x80", "\xed\xa0\x80", "\xf4\x90\x80\x80",
@@ -224,8 +218,7 @@ static void test_any_bytes(void **state) {
   mm_tokenizer_close(t);
 }
 
-static void test_lookup(void **state) {
-  (void)state;
+TEST(test_lookup) {
   mm_tokenizer *t = open_ok("tests/data/tiny-m2/tokenizer.json", 2050);
   size_t n;
   assert_int_equal(mm_tokenizer_find(t, "[e~["), 2043);
@@ -256,8 +249,7 @@ static void refuses_file(uint32_t vocab, mm_status status, const char *what) {
 }
 
 /* E02–E06, E08: pairs.json with one thing replaced. */
-static void test_changed_files(void **state) {
-  (void)state;
+TEST(test_changed_files) {
 #define PATTERN "\"Regex\": \"[^"
   static const struct {
     const char *old, *new;
@@ -346,8 +338,7 @@ static void test_changed_files(void **state) {
 }
 
 /* What may vary without a difference. */
-static void test_equal_files(void **state) {
-  (void)state;
+TEST(test_equal_files) {
   static const char *const changes[][2] = {
       {"\"post_processor\": null", "\"post_processor\": {\"type\": \"ByteLevel\", \"trim_offsets\": false}"},
       {"\"behavior\": \"Isolated\",\n\"invert\": false", "\"behavior\": \"Removed\", \"invert\": true"},
@@ -375,8 +366,7 @@ static void test_equal_files(void **state) {
 }
 
 /* E01. */
-static void test_no_file(void **state) {
-  (void)state;
+TEST(test_no_file) {
   size_t n;
   mm_err err = {0};
   char *text = mm_file_slurp("tests/data/tokenizer/pairs.json", 1 << 20, &n, &err);
@@ -434,8 +424,7 @@ static void check_speed(const mm_tokenizer *t) {
 }
 
 /* 200,000 merges: all pairs of printable ASCII characters, then triples of them. */
-static void test_speed(void **state) {
-  (void)state;
+TEST(test_speed) {
   enum { COUNT = 200000 };
   char **merge = calloc(COUNT, sizeof *merge), *text = malloc(COUNT * 5u);
   assert_true(merge && text);
@@ -457,8 +446,7 @@ static void test_speed(void **state) {
   free(merge);
 }
 
-static void test_released_m1(void **state) {
-  (void)state;
+TEST(test_released_m1) {
   mm_tokenizer *t = open_m1();
   if (!t) {
     print_message("not run: $SHARED/released/minimax-m1/merges.txt is absent\n");
@@ -471,11 +459,4 @@ static void test_released_m1(void **state) {
   mm_tokenizer_close(t);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_ids),     cmocka_unit_test(test_held_out),      cmocka_unit_test(test_any_bytes),
-      cmocka_unit_test(test_lookup),  cmocka_unit_test(test_changed_files), cmocka_unit_test(test_equal_files),
-      cmocka_unit_test(test_no_file), cmocka_unit_test(test_speed),         cmocka_unit_test(test_released_m1),
-  };
-  return cmocka_run_group_tests(tests, NULL, remove_temp);
-}
+int main(void) { return run_unit_tests(NULL, remove_temp); }

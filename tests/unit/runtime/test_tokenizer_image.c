@@ -1,14 +1,11 @@
 /* tokenizer.bin: the same ids as from tokenizer.json, the same bytes each time, and any other bytes refused or harmless. */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "runtime/text/tokenizer.h"
 #include "tests/unit/put_file.h"
+#include "tests/unit/unit.h"
 
 static const mm_digest source = {{7, 6, 5, 4}};
 
@@ -68,8 +65,7 @@ static void check_equal(const mm_tokenizer *a, const mm_tokenizer *b, uint32_t v
   }
 }
 
-static void test_same_ids(void **state) {
-  (void)state;
+TEST(test_same_ids) {
   for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
     mm_err err = {0};
     mm_tokenizer *json = open_json(i);
@@ -95,8 +91,7 @@ static void refuses(const uint8_t *image, size_t n, uint32_t vocab, const mm_dig
     fail_msg("found %d, \"%s\"; expected %d, %s", err.status, err.text, status, what);
 }
 
-static void test_refused(void **state) {
-  (void)state;
+TEST(test_refused) {
   mm_tokenizer *json = open_json(2);
   const mm_digest other = {{1}};
   size_t n;
@@ -116,8 +111,7 @@ static void test_refused(void **state) {
 
 /* Every byte of the header and every third after it, changed: refused, or a tokenizer whose calls stay inside its tables (the sanitizers
  * look). */
-static void test_changed_bytes(void **state) {
-  (void)state;
+TEST(test_changed_bytes) {
   mm_tokenizer *json = open_json(2);
   size_t n, refused = 0, accepted = 0;
   uint8_t *image = image_of(json, &n);
@@ -144,7 +138,4 @@ static void test_changed_bytes(void **state) {
   mm_tokenizer_close(json);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_same_ids), cmocka_unit_test(test_refused), cmocka_unit_test(test_changed_bytes)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

@@ -1,12 +1,9 @@
 /* UTF-8 in pieces: every cut of well-formed text, and the examples of the Unicode Standard for ill-formed text. */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "runtime/text/utf8.h"
+#include "tests/unit/unit.h"
 
 #define FFFD "\xEF\xBF\xBD"
 
@@ -17,8 +14,7 @@ static unsigned put_code(uint32_t c, char *out) {
   return n;
 }
 
-static void test_every_code_point(void **state) {
-  (void)state;
+TEST(test_every_code_point) {
   for (uint32_t c = 0; c < 0x110000; c++) {
     char s[4], out[16];
     unsigned n = put_code(c, s), len;
@@ -53,8 +49,7 @@ static void check(const char *text, size_t n, const char *want) {
   }
 }
 
-static void test_ill_formed(void **state) {
-  (void)state;
+TEST(test_ill_formed) {
 #define CHECK(text, want) check(text, sizeof(text) - 1, want)
   CHECK("", "");
   CHECK("plain", "plain");
@@ -69,7 +64,4 @@ static void test_ill_formed(void **state) {
   CHECK("\xff", FFFD);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_every_code_point), cmocka_unit_test(test_ill_formed)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_unit_tests(NULL, NULL); }

@@ -2,18 +2,13 @@
 #ifndef MM_TESTS_WORLD_H
 #define MM_TESTS_WORLD_H
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "runtime/cpu/cpu_backend.h"
 #include "runtime/engine.h"
 #include "tests/unit/runtime/reference.h"
+#include "tests/unit/unit.h"
 
 #define LENGTH 200 /* of a sequence: more than three pages */
 #define SLOTS  6
