@@ -2,13 +2,19 @@
 """The CPU backend and llama.cpp on layers of the same sizes, taking turns: tokens a second of one sequence and of a prompt.
 
   peers_cpu.py BENCH_CPU LLAMA_BENCH WORK --writer GGUF_PEER [--model m2] [--layers 3] [--experts 32] [--rounds 7] [--prompts 512]
-               [--prompt-rounds 7] [--only bf16,int8+act,…] [--keep]
+               [--prompt-rounds 7] [--only bf16,int8+act,…] [--keep] [--mapped]
 
 BENCH_CPU is build/tests/bench/bench_cpu (make bench-cpu builds it), LLAMA_BENCH llama.cpp's llama-bench, WORK a folder for its models, which
 GGUF_PEER writes with random weights: gguf_peer.py MODEL TYPE OUT LAYERS EXPERTS VOCAB. Ours stays loaded and answers in the turns between
 runs of llama-bench; a turn is a reading of memory, tokens after 64 others, and a prompt, by each side. Printed are medians, their ratio, and the
 share of the floor: what one reading of memory in the same turns allows for the bytes that a token needs. "+act" rounds inputs as the scheme
 says, as llama.cpp does for all its types but BF16, and "+bf16" to BF16, as it does for that.
+
+Both sides' weights lie in memory of large pages, which llama.cpp is given by "-lm none" and the C library's tunable; --mapped leaves it its
+default, a mapped file, whose pages are small.
+
+M1 takes eight layers, of which the last has full attention: where none has, llama.cpp aborts, since its graph then has no use for the input of
+cache indices, which gets no buffer and is filled all the same.
 
 --user-time is for a machine that others use: one thread each, and tokens a second of user time, which other load changes little. llama-bench's
 is that of a run that repeats its work less that of one that does not."""
@@ -57,9 +63,14 @@ def whole_prompt(n):
     return ["-p", str(n), "-n", "0", "-b", str(n), "-ub", str(n), "-embd", "1"]
 
 
+def llama_bench(a, path, what):
+    pages, env = (["-lm", "mmap"], {}) if a.mapped else (["-lm", "none"], {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"})
+    return subprocess.run([a.llama, "-m", path] + pages + what, check=True, capture_output=True, text=True, env={**os.environ, **env}).stdout
+
+
 def user_time(a, path, what, times):
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
-    subprocess.run([a.llama, "-m", path, "-r", str(times), "--no-warmup", "-t", "1"] + what, check=True, capture_output=True)
+    llama_bench(a, path, ["-r", str(times), "--no-warmup", "-t", "1"] + what)
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
 
 
@@ -74,8 +85,7 @@ def theirs(a, path, prompt):
     if a.user_time:
         return theirs_by_user_time(a, path, prompt)
     what = whole_prompt(prompt) if prompt else ["-p", "0", "-n", str(STEPS), "-d", str(CONTEXT)]
-    out = subprocess.run([a.llama, "-m", path, "-r", "1", "-o", "json", "-t", str(os.cpu_count())] + what, check=True, capture_output=True, text=True)
-    return json.loads(out.stdout)[0]["avg_ts"]
+    return json.loads(llama_bench(a, path, ["-r", "1", "-o", "json", "-t", str(os.cpu_count())] + what))[0]["avg_ts"]
 
 
 def model_of(a, peer):
@@ -118,15 +128,18 @@ def main():
     p.add_argument("work")
     p.add_argument("--writer", required=True)
     p.add_argument("--model", default="m2", choices=["m2", "m1"])
-    p.add_argument("--layers", type=int, default=3)
-    p.add_argument("--experts", type=int, default=32)
+    p.add_argument("--layers", type=int, help="3 of M2, 8 of M1")
+    p.add_argument("--experts", type=int, help="32 of M2, 3 of M1")
     p.add_argument("--rounds", type=int, default=7)
     p.add_argument("--prompt-rounds", type=int, default=7)
     p.add_argument("--prompts", type=lambda s: [int(n) for n in s.split(",") if n], default=[512])
     p.add_argument("--only", type=lambda s: s.split(","), default=list(PEER))
     p.add_argument("--keep", action="store_true", help="leave the models in WORK")
+    p.add_argument("--mapped", action="store_true", help="llama.cpp maps its file")
     p.add_argument("--user-time", action="store_true")
     a = p.parse_args()
+    a.layers = a.layers or (3 if a.model == "m2" else 8)
+    a.experts = a.experts or (32 if a.model == "m2" else 3)
     heads = ["ours / llama.cpp", "tok/s", "theirs", "ratio", "GB/s read", "of the floor"]
     for n in a.prompts:
         heads += [f"prompt of {n}, tok/s", "theirs", "ratio"]
