@@ -20,16 +20,19 @@ cache indices, which gets no buffer and is filled all the same.
 is that of a run that repeats its work less that of one that does not."""
 import argparse
 import json
+import math
 import os
 import resource
 import statistics
 import subprocess
 import sys
+import time
 
 PEER = {"bf16": "BF16", "block_fp8": "Q8_0", "block_fp8+act": "Q8_0", "int8": "Q8_0", "int8+act": "Q8_0", "w4a8+act": "Q4_0", "w4a16": "Q4_0", "nvfp4": "NVFP4",
         "nvfp4+act": "NVFP4", "mxfp4": "MXFP4", "mxfp4+act": "MXFP4"}
 PEER.update({f"{scheme}+bf16": PEER[scheme] for scheme in ("bf16", "block_fp8", "int8", "w4a16", "nvfp4", "mxfp4")})
 VOCAB, CONTEXT, STEPS = 512, 64, 16
+OTHERS, TRIES = 0.1, 20  # CPUs that others may use in a turn; how often one is taken at most
 
 
 class Ours:
@@ -39,6 +42,10 @@ class Ours:
         self.process = subprocess.Popen(one + [a.bench, a.model, str(a.layers), str(a.experts), scheme, "-"], stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE, text=True)
         self.bytes = float(self.answer()[0])
+
+    def cpu_time(self):
+        with open(f"/proc/{self.process.pid}/stat") as f:
+            return sum(map(int, f.read().rsplit(")", 1)[1].split()[11:13])) / os.sysconf("SC_CLK_TCK")
 
     def answer(self):
         line = self.process.stdout.readline()
@@ -55,6 +62,31 @@ class Ours:
     def close(self):
         self.process.stdin.close()
         self.process.wait()
+
+
+class Quiet:
+    """Turns in which other processes, or other guests of the host as far as it says so, used CPUs are taken again."""
+
+    def __init__(self, ours, share):
+        self.ours, self.share, self.again = ours, share, 0
+
+    def others(self):
+        with open("/proc/stat") as f:
+            used = list(map(int, f.readline().split()[1:9]))
+        t = os.times()
+        own = t.user + t.system + t.children_user + t.children_system + self.ours.cpu_time()
+        return (sum(used) - used[3] - used[4]) / os.sysconf("SC_CLK_TCK") - own
+
+    def __call__(self, turn):
+        for _ in range(TRIES):
+            begin, before = time.monotonic(), self.others()
+            rate = turn()
+            wall = time.monotonic() - begin
+            if self.others() - before <= self.share * wall + 0.02:  # two ticks of the clock
+                return rate
+            self.again += 1
+            time.sleep(1)
+        sys.exit("peers_cpu.py: others use the CPUs")
 
 
 def whole_prompt(n):
@@ -101,24 +133,27 @@ def compare(a, scheme):
     rate, token, peer_token = [], [], []
     prompts = {n: ([], []) for n in a.prompts}
     ours.ask("token")
+    quiet = Quiet(ours, math.inf if a.user_time else a.others)
     for i in range(max(a.rounds, a.prompt_rounds)):
         if i < a.rounds:
-            rate.append(ours.ask("read"))
-            token.append(ours.ask("token"))
-            peer_token.append(theirs(a, path, 0))
+            rate.append(quiet(lambda: ours.ask("read")))
+            token.append(quiet(lambda: ours.ask("token")))
+            peer_token.append(quiet(lambda: theirs(a, path, 0)))
         for n, (mine, other) in prompts.items():
             if i < a.prompt_rounds:
-                mine.append(ours.ask(f"prompt {n}"))
-                other.append(theirs(a, path, n))
+                mine.append(quiet(lambda n=n: ours.ask(f"prompt {n}")))
+                other.append(quiet(lambda n=n: theirs(a, path, n)))
     ours.close()
     if not a.keep:
         os.remove(path)
-    m = statistics.median
+    m = lambda x: statistics.median(x) if x else math.nan  # of no turns
     cells = [f"{scheme} / {peer}", f"{m(token):.1f}", f"{m(peer_token):.1f}", f"{m(token) / m(peer_token):.2f}", f"{m(rate) / 1e9:.1f}",
              f"{m(token) * ours.bytes / m(rate):.2f}"]
     for mine, other in prompts.values():
         cells += [f"{m(mine):.0f}", f"{m(other):.0f}", f"{m(mine) / m(other):.2f}"]
     print("| " + " | ".join(cells) + " |", flush=True)
+    if quiet.again:
+        print(f"peers_cpu.py: {scheme}: {quiet.again} turns taken again, as others used the CPUs", file=sys.stderr)
 
 
 def main():
@@ -136,6 +171,7 @@ def main():
     p.add_argument("--only", type=lambda s: s.split(","), default=list(PEER))
     p.add_argument("--keep", action="store_true", help="leave the models in WORK")
     p.add_argument("--mapped", action="store_true", help="llama.cpp maps its file")
+    p.add_argument("--others", type=float, default=OTHERS, help="CPUs that others may use in a turn")
     p.add_argument("--user-time", action="store_true")
     a = p.parse_args()
     a.layers = a.layers or (3 if a.model == "m2" else 8)

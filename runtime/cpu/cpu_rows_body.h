@@ -1,9 +1,9 @@
 /* The loops of cpu_rows.h over one level's vectors. The file that includes this defines, for sixteen lanes of f32: v16, LEVEL (the
  * functions' target), v16_zero, v16_load, v16_store, v16_add, v16_fma(a, b, c) = a·b + c, v16_set1, v16_halves, v16_held, v16_sum by the
  * rule's tree, v16_scales, widen_half and bad; TILES(of), which is of(tokens, rows) for each tile that registers hold, the most tokens
- * first and one token last, and TILE_KEEPS; with SCALES_TOGETHER
- * scales_together(kind, cell) and v16_scales_of_four, which is v16_scales of four chunks. With MM_PAIRS tiles multiply pairs of BF16: store_pairs and v16_pairs(a, b, c), which are c
- * plus the high halves' products, then plus the low ones'. */
+ * first and one token last, and TILE_KEEPS. With SCALES_TOGETHER four chunks' scales are converted at once where scales_together(kind,
+ * cell): v16_scales_of_four. With MM_PAIRS tiles multiply pairs of BF16: store_pairs and v16_pairs(a, b, c), which are c plus the high
+ * halves' products, then plus the low ones'. */
 
 #include "runtime/cpu/cpu_out_body.h"
 
