@@ -73,6 +73,24 @@ LEVEL v16 v16_scales(mm_cpu_kind kind, const uint8_t *p, uint32_t cell) {
   if (kind == MM_KIND_MXFP4) bits = _mm512_castps_si512(e8m0_f32(raw));
   return _mm512_permutexvar_ps(which, _mm512_castsi512_ps(bits));
 }
+/* Those of four chunks that follow each other, converted at once. */
+#define SCALES_TOGETHER
+LEVEL bool scales_together(mm_cpu_kind kind, uint32_t cell) {
+  return (kind == MM_KIND_NVFP4 && cell == 16) || (kind == MM_KIND_MXFP4 && cell == 32);
+}
+LEVEL void v16_scales_of_four(v16 scale[4], mm_cpu_kind kind, const uint8_t *p) {
+  const __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+  const __m512i which = _mm512_srli_epi32(lane, kind == MM_KIND_NVFP4 ? 1 : 2);
+  const __m128i *const raw = (const __m128i *)(const void *)p;
+  const bool nvfp4 = kind == MM_KIND_NVFP4;
+  const v16 low = nvfp4 ? _mm512_cvtph_ps(e4m3_f16(_mm_loadu_si128(raw))) : e8m0_f32(_mm_loadu_si128(raw));
+  const v16 high = nvfp4 ? _mm512_cvtph_ps(e4m3_f16(_mm_loadu_si128(raw + 1))) : low;
+  MM_UNROLL
+  for (int c = 0; c < 4; c++) {
+    const __m512i first = _mm512_set1_epi32(nvfp4 ? 8 * (c % 2) : 4 * c);
+    scale[c] = _mm512_permutexvar_ps(_mm512_add_epi32(which, first), c < 2 ? low : high);
+  }
+}
 
 /* Nibbles as BF16, twice: a permutation of words reads five bits of its index, the fifth being another nibble's. */
 #define TWICE(...) \

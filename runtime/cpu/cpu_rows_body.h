@@ -1,8 +1,9 @@
 /* The loops of cpu_rows.h over one level's vectors. The file that includes this defines, for sixteen lanes of f32: v16, LEVEL (the
  * functions' target), v16_zero, v16_load, v16_store, v16_add, v16_fma(a, b, c) = a·b + c, v16_set1, v16_halves, v16_held, v16_sum by the
  * rule's tree, v16_scales, widen_half and bad; TILES(of), which is of(tokens, rows) for each tile that registers hold, the most tokens
- * first and one token last, and TILE_KEEPS. With MM_PAIRS tiles multiply pairs of BF16: store_pairs and v16_pairs(a, b, c), which are c
- * plus the high halves' products, then plus the low ones'. */
+ * first and one token last, and TILE_KEEPS. With SCALES_TOGETHER four chunks' scales are converted at once where scales_together(kind,
+ * cell): v16_scales_of_four. With MM_PAIRS tiles multiply pairs of BF16: store_pairs and v16_pairs(a, b, c), which are c plus the high
+ * halves' products, then plus the low ones'. */
 
 #include "runtime/cpu/cpu_out_body.h"
 
@@ -77,6 +78,15 @@ LEVEL v16 chunks_abreast(v16 sum, mm_cpu_kind kind, const chunk_at at[ABREAST], 
       part[pieces == 1 ? 0 : h][c] = v16_fma(w[3], v16_load(from + 48), p);
     }
   }
+#ifdef SCALES_TOGETHER
+  if (ABREAST == 4 && scales_together(kind, cell)) {
+    v16 scale[4];
+    v16_scales_of_four(scale, kind, at[0].scale);
+    MM_UNROLL
+    for (int c = 0; c < 4; c++) sum = v16_fma(part[0][c % ABREAST], scale[c], sum);
+    return sum;
+  }
+#endif
   MM_UNROLL
   for (uint32_t i = 0; i < ABREAST * pieces; i++)
     sum = sum_of(sum, part[i % pieces][i / pieces], kind, at[i / pieces].scale, cell, i % pieces, at[i / pieces].of_x);
