@@ -160,8 +160,9 @@ bool mm_comm_receive(mm_comm *c, uint32_t rank, float *x, size_t n) {
   return came;
 }
 
-/* The stage's ranks of other processes: parcels of each, of so many bytes a rank; data(process' first rank), or all the same. */
-static void swap(mm_comm *c, void *mine, size_t bytes, char *theirs, size_t each) {
+/* mine[bytes] to the stage's other processes, and theirs: `each` bytes of a rank, by ranks; or, each 0, as many of a process, by processes.
+ */
+static void swap(mm_comm *c, void *mine, size_t bytes, void *theirs, size_t each) {
   const uint32_t first = process_of(c, 0), last = process_of(c, c->ranks - 1), most = last - first + 1;
   mm_parcel out[most], in[most];
   uint32_t n = 0;
@@ -170,7 +171,8 @@ static void swap(mm_comm *c, void *mine, size_t bytes, char *theirs, size_t each
     ranks_of(c, p, &from, &count);
     if (p == c->world->process) continue;
     out[n] = (mm_parcel){p, mine, bytes};
-    in[n++] = each ? (mm_parcel){p, theirs + from * each, count * each} : (mm_parcel){p, theirs + (p - first) * bytes, bytes};
+    in[n++] =
+        each ? (mm_parcel){p, (char *)theirs + from * each, count * each} : (mm_parcel){p, (char *)theirs + (p - first) * bytes, bytes};
   }
   c->world->exchange(c->world, 1 + c->stage, out, n, in, n);
 }
@@ -179,7 +181,7 @@ static void swap(mm_comm *c, void *mine, size_t bytes, char *theirs, size_t each
 static bool agree(mm_comm *c) {
   uint32_t mine = is_broken(c) || c->lacks, theirs[c->ranks];
   memset(theirs, 0, sizeof theirs);
-  swap(c, &mine, sizeof mine, (char *)theirs, 0);
+  swap(c, &mine, sizeof mine, theirs, 0);
   for (uint32_t i = 0; i < c->ranks; i++) mine |= theirs[i];
   if (!mine) return true;
   c->told = true;
@@ -192,7 +194,7 @@ static void fetch(mm_comm *c, size_t n) {
   c->lacks = !MM_GROW(c->across, &c->across_cap, n * c->ranks, MM_IGNORED);
   if (!agree(c)) return;
   for (uint32_t r = c->first; r < c->first + c->here; r++) memcpy(c->across + r * n, c->x[r], n * sizeof **c->x);
-  swap(c, c->across + c->first * n, c->here * n * sizeof **c->x, (char *)c->across, n * sizeof **c->x);
+  swap(c, c->across + c->first * n, c->here * n * sizeof **c->x, c->across, n * sizeof **c->x);
   for (uint32_t r = 0; r < c->ranks; r++)
     if (!is_here(c, r)) c->x[r] = c->across + r * n;
 }

@@ -167,7 +167,7 @@ static void random_step(side *s, const mm_model *m, bool good) {
 static void random_slots(side *s, const mm_model *m) {
   const uint32_t from = below(SLOTS), to = (from + 1) % SLOTS, held = mm_engine_held(s[0].e, from);
   const size_t bytes = mm_engine_state_bytes(s[0].e);
-  int32_t chosen[2];
+  int32_t chosen[2] = {0};
   assert_int_equal(bytes, mm_engine_state_bytes(s[1].e));
   if (held && held < limits.max_positions)
     for (int i = 0; i < 2; i++) {
