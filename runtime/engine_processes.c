@@ -126,6 +126,7 @@ static size_t step_bytes(const mm_batch *b) {
 
 bool mm_engine_tell(mm_engine *e, work w, mm_err *err) {
   if (!e->world || e->world->process > 0) return true;
+  if (e->unheard && mm_engine_hear(e, w, false, MM_IGNORED)) abort(); /* of a task that failed: it does not become well */
   order o = {.work = w, .tap = e->tap, .rows = e->rows, .to = e->state_to, .from = e->state_from};
   if (w == STEP) {
     const mm_batch *b = e->batch;
@@ -203,7 +204,8 @@ static void move_gifts(mm_engine *e, work w, uint32_t process, bool take) {
 bool mm_engine_hear(mm_engine *e, work w, bool ok, mm_err *err) {
   mm_world *const world = e->world;
   if (!world) return ok;
-  if (!mm_engine_all_back(e, MM_IGNORED)) return ok; /* this process is at its end, and takes the others with it */
+  e->unheard = !mm_engine_all_back(e, MM_IGNORED); /* others may wait for who is away */
+  if (e->unheard) return ok;
   size_t most = 0;
   for (uint32_t p = 1; ok && p < world->processes; p++) most = mm_max(most, gifts(e, w, p));
   ok = ok && MM_GROW(e->order, &e->order_cap, most, err);

@@ -62,12 +62,15 @@ static void exchange(mm_world *w, uint32_t tag, const mm_parcel *out, uint32_t o
   for (uint32_t i = 0; i < ins; i++) pull(w->process, tag, &in[i]);
 }
 
-/* The last rank's next begin fails, that of this number. */
+/* The next begin of the rank of this number fails; rank 0 misses rank 1, which stays away. */
 static atomic_int fail_rank = -1;
+static atomic_bool misses, leaves;
 static mm_backend *backend_of[16];
 static mm_backend *open_rank(const mm_backend_config *c, mm_err *err) { return backend_of[c->place.rank] = mm_ops_cpu.open(c, err); }
 static bool begin_rank(mm_backend *b, const mm_batch *batch, mm_err *err) {
   const int fails = fail_rank;
+  if (b == backend_of[0] && misses) return mm_fail(err, MM_IO, "E_RANK", mm_at(NULL, NULL), "rank 0 waited for rank 1 in vain");
+  while (b == backend_of[1] && leaves) nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
   if (fails >= 0 && b == backend_of[fails]) {
     fail_rank = -1;
     return mm_fail(err, MM_IO, "E_TEST", mm_at(NULL, NULL), "this rank fails");
@@ -263,6 +266,41 @@ TEST(failing) {
     ref_uncut(shards);
     ref_free(&ref);
   }
+}
+
+/* A rank of the first process stays away from a step and comes back: the others, which wait meanwhile, go on with it. */
+TEST(away) {
+  ref_model ref = ref_build(ref_dims(MM_FAMILY_M1, true));
+  ref_shards *shards = ref_cut(&ref, 2);
+  ref_cut_stages(shards, 2);
+  static process p[2];
+  mm_err err = {0};
+  float want[64], got[64];
+  const mm_batch b = {2, (const int32_t[]){5, 6}, 1, &(mm_span){0, 0, 2, 0}, 1, (const uint32_t[]){1}, NULL, NULL};
+  start(p, 2, &shards->s);
+  mm_engine *e = open_engine(&shards->s, &p[0].world, &err);
+  if (!e) fail_msg("%s", err.text);
+  for (int last = 0; last < 2; last++) { /* then there is a step, or the end */
+    assert_true(mm_engine_step(e, &b, want, &err));
+    misses = leaves = true;
+    assert_false(mm_engine_step(e, &b, got, &err));
+    assert_string_equal(err.code, "E_RANK");
+    misses = leaves = false;
+    bool back = false; /* a slot that is to hold nothing needs no rank, but that none is away */
+    for (int i = 0; i < 5000 && !back; i++) {
+      nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+      back = mm_engine_resume(e, 1, NULL, NULL, 0, NULL, MM_IGNORED);
+    }
+    assert_true(back);
+    err = (mm_err){0};
+    if (last) break;
+    assert_true(mm_engine_step(e, &b, got, &err));
+    assert_memory_equal(want, got, ref.m.vocab * sizeof *got);
+  }
+  mm_engine_close(e);
+  stop(p, 2);
+  ref_uncut(shards);
+  ref_free(&ref);
 }
 
 /* Processes that do not fit the ranks, a device that needs whole stages, and another checkpoint elsewhere. */
