@@ -272,7 +272,7 @@ static bool take(mm_engine *e, following *f, const order *o, mm_err *err) {
     case STATE_SAVE: out = e->state_bytes; break;
     default: break;
   }
-  if (!MM_GROW(f->out, &f->out_cap, out, err)) return false;
+  if (!MM_GROW(f->out, &f->out_cap, mm_max(out, 1), err)) return false;
   e->logits = (float *)(void *)f->out, e->hidden = e->logits, e->load = (uint64_t *)(void *)f->out, e->state = f->out;
   e->saved = e->order;
   return true;

@@ -231,6 +231,28 @@ TEST(every_cut) {
   }
 }
 
+/* The first step has no rows, nor what is read after it. */
+TEST(nothing) {
+  for (uint32_t processes = 2; processes <= 4; processes += 2) {
+    const mm_model m = ref_dims(MM_FAMILY_M1, true);
+    ref_model ref = ref_build(m);
+    ref_shards *shards = ref_cut(&ref, 2);
+    ref_cut_stages(shards, 2);
+    static process p[MOST];
+    mm_err err = {0};
+    float none[1];
+    start(p, processes, &shards->s);
+    mm_engine *e = open_engine(&shards->s, &p[0].world, &err);
+    if (!e) fail_msg("%s", err.text);
+    assert_true(mm_engine_step(e, &(mm_batch){0}, none, &err));
+    for (uint32_t t = 0; t < 2; t++) assert_true(mm_engine_hidden(e, t, none, &err));
+    mm_engine_close(e);
+    stop(p, processes);
+    ref_uncut(shards);
+    ref_free(&ref);
+  }
+}
+
 /* Every rank fails once, between steps that do not; a fresh engine gives what comes after. */
 TEST(failing) {
   const struct {
@@ -289,7 +311,7 @@ TEST(away) {
     bool back = false; /* a slot that is to hold nothing needs no rank, but that none is away */
     for (int i = 0; i < 5000 && !back; i++) {
       nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
-      back = mm_engine_resume(e, 1, NULL, NULL, 0, NULL, MM_IGNORED);
+      back = mm_engine_resume(e, 1, &(uint32_t){0}, NULL, 0, NULL, MM_IGNORED);
     }
     assert_true(back);
     err = (mm_err){0};
