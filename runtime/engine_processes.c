@@ -281,7 +281,7 @@ static bool take(mm_engine *e, following *f, const order *o, mm_err *err) {
 static bool follow_one(mm_engine *e, following *f, const order *o, mm_err *err) {
   mm_world *const w = e->world;
   const uint32_t me = w->process;
-  if (!MM_GROW(e->order, &e->order_cap, o->bytes, err)) return false;
+  if (!MM_GROW(e->order, &e->order_cap, mm_max(o->bytes, 1), err)) return false;
   receive_from(w, 0, e->order, o->bytes);
   if (!take(e, f, o, err)) return false;
   mm_err report = {0};
