@@ -77,11 +77,7 @@ static bool begin_rank(mm_backend *b, const mm_batch *batch, mm_err *err) {
   }
   return mm_ops_cpu.begin(b, batch, err);
 }
-static const mm_ops *ops_of(void) {
-  static mm_ops ops;
-  ops = mm_ops_cpu, ops.open = open_rank, ops.begin = begin_rank;
-  return &ops;
-}
+static mm_ops ops; /* written before any process starts */
 
 typedef struct process {
   pthread_t thread;
@@ -93,7 +89,7 @@ typedef struct process {
 
 static void *follow(void *arg) {
   process *p = arg;
-  const mm_engine_config c = {.ops = ops_of(), .threads = 1, .world = &p->world};
+  const mm_engine_config c = {.ops = &ops, .threads = 1, .world = &p->world};
   p->ok = mm_engine_follow(p->shards, &c, &p->err);
   return NULL;
 }
@@ -102,8 +98,7 @@ static const uint32_t taps[] = {0, 2};
 static const mm_limits limits = {.max_tokens = LENGTH, .slots = SLOTS, .max_positions = LENGTH + 60};
 
 static mm_engine *open_engine(const mm_shards *shards, mm_world *w, mm_err *err) {
-  return mm_engine_open(shards, &(mm_engine_config){.ops = ops_of(), .limits = limits, .threads = 1, .tap = taps, .taps = 2, .world = w},
-                        err);
+  return mm_engine_open(shards, &(mm_engine_config){.ops = &ops, .limits = limits, .threads = 1, .tap = taps, .taps = 2, .world = w}, err);
 }
 
 static void start(process *p, uint32_t n, const mm_shards *shards) {
@@ -333,9 +328,9 @@ TEST(refused) {
   mm_err err = {0};
   assert_null(open_engine(&shards->s, &w, &err));
   assert_string_equal(err.code, "E_PARALLEL");
-  mm_ops ops = mm_ops_cpu;
-  ops.across = false, err = (mm_err){0}, w.processes = 2;
-  assert_null(mm_engine_open(&shards->s, &(mm_engine_config){.ops = &ops, .limits = limits, .threads = 1, .world = &w}, &err));
+  mm_ops whole = mm_ops_cpu;
+  whole.across = false, err = (mm_err){0}, w.processes = 2;
+  assert_null(mm_engine_open(&shards->s, &(mm_engine_config){.ops = &whole, .limits = limits, .threads = 1, .world = &w}, &err));
   assert_string_equal(err.code, "E_PARALLEL");
   other->s.pack.plan.byte[3] = 1;
   process p[2];
@@ -350,4 +345,7 @@ TEST(refused) {
   ref_free(&ref);
 }
 
-int main(void) { return run_unit_tests(NULL, NULL); }
+int main(void) {
+  ops = mm_ops_cpu, ops.open = open_rank, ops.begin = begin_rank;
+  return run_unit_tests(NULL, NULL);
+}
