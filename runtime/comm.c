@@ -191,7 +191,7 @@ static bool agree(mm_comm *c) {
 
 /* By one rank of each process, while the others wait: x[r] of ranks elsewhere is what they have. */
 static void fetch(mm_comm *c, size_t n) {
-  c->lacks = !MM_GROW(c->across, &c->across_cap, n * c->ranks, MM_IGNORED);
+  c->lacks = !MM_GROW(c->across, &c->across_cap, mm_max(n * c->ranks, 1), MM_IGNORED);
   if (!agree(c)) return;
   for (uint32_t r = c->first; r < c->first + c->here; r++) memcpy(c->across + r * n, c->x[r], n * sizeof **c->x);
   swap(c, c->across + c->first * n, c->here * n * sizeof **c->x, c->across, n * sizeof **c->x);

@@ -102,6 +102,7 @@ struct mm_engine {
   /* Several processes (engine_processes.c); NULL where there is one. The first one's engine is asked, those of the others follow. */
   mm_world *world;
   bool met;             /* all have opened theirs */
+  bool unheard;         /* a rank stayed away from the last task, whose reports wait until it is back */
   rank_facts *facts;    /* [pp·tp] */
   uint64_t state_bytes; /* of a slot, all ranks' */
   char *order;          /* what the first process sent or this one was sent */

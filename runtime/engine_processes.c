@@ -126,6 +126,7 @@ static size_t step_bytes(const mm_batch *b) {
 
 bool mm_engine_tell(mm_engine *e, work w, mm_err *err) {
   if (!e->world || e->world->process > 0) return true;
+  if (e->unheard && mm_engine_hear(e, w, false, MM_IGNORED)) abort(); /* of a task that failed: it does not become well */
   order o = {.work = w, .tap = e->tap, .rows = e->rows, .to = e->state_to, .from = e->state_from};
   if (w == STEP) {
     const mm_batch *b = e->batch;
@@ -203,7 +204,8 @@ static void move_gifts(mm_engine *e, work w, uint32_t process, bool take) {
 bool mm_engine_hear(mm_engine *e, work w, bool ok, mm_err *err) {
   mm_world *const world = e->world;
   if (!world) return ok;
-  if (!mm_engine_all_back(e, MM_IGNORED)) return ok; /* this process is at its end, and takes the others with it */
+  e->unheard = !mm_engine_all_back(e, MM_IGNORED); /* others may wait for who is away */
+  if (e->unheard) return ok;
   size_t most = 0;
   for (uint32_t p = 1; ok && p < world->processes; p++) most = mm_max(most, gifts(e, w, p));
   ok = ok && MM_GROW(e->order, &e->order_cap, most, err);
@@ -270,7 +272,7 @@ static bool take(mm_engine *e, following *f, const order *o, mm_err *err) {
     case STATE_SAVE: out = e->state_bytes; break;
     default: break;
   }
-  if (!MM_GROW(f->out, &f->out_cap, out, err)) return false;
+  if (!MM_GROW(f->out, &f->out_cap, mm_max(out, 1), err)) return false;
   e->logits = (float *)(void *)f->out, e->hidden = e->logits, e->load = (uint64_t *)(void *)f->out, e->state = f->out;
   e->saved = e->order;
   return true;
@@ -279,7 +281,7 @@ static bool take(mm_engine *e, following *f, const order *o, mm_err *err) {
 static bool follow_one(mm_engine *e, following *f, const order *o, mm_err *err) {
   mm_world *const w = e->world;
   const uint32_t me = w->process;
-  if (!MM_GROW(e->order, &e->order_cap, o->bytes, err)) return false;
+  if (!MM_GROW(e->order, &e->order_cap, mm_max(o->bytes, 1), err)) return false;
   receive_from(w, 0, e->order, o->bytes);
   if (!take(e, f, o, err)) return false;
   mm_err report = {0};

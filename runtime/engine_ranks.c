@@ -304,13 +304,12 @@ mm_engine *mm_engine_open(const mm_shards *shards, const mm_engine_config *c, mm
 
 void mm_engine_close(mm_engine *e) {
   if (!e) return;
+  if (!mm_engine_all_back(e, MM_IGNORED)) return;               /* a rank that is away uses all this still */
   if (e->met && !mm_engine_tell(e, CLOSE, MM_IGNORED)) abort(); /* it needs no memory */
   pthread_mutex_lock(&e->lock);
-  const bool away = e->busy > 0; /* a rank that has not come back uses all this still */
-  e->stop = !away;
+  e->stop = true;
   pthread_cond_broadcast(&e->changed);
   pthread_mutex_unlock(&e->lock);
-  if (away) return;
   for (uint32_t r = 0; r < e->started; r++) pthread_join(e->rank[r].thread, NULL);
   for (uint32_t r = 0; r < e->started; r++) {
     mm_bind_close(&e->rank[r].weights);

@@ -58,7 +58,7 @@ static void exchange(mm_world *w, uint32_t tag, const mm_parcel *out, uint32_t o
 
 static void leave(int status, void *unused) {
   (void)unused;
-  if (met && status != 0) MPI_Abort(MPI_COMM_WORLD, status);
+  if (met && (status != 0 || world.process == 0)) MPI_Abort(MPI_COMM_WORLD, status ? status : MM_IO);
   MPI_Finalize();
 }
 
