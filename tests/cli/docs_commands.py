@@ -26,6 +26,7 @@ NOT_RUN = {
     "vllm serve DIR --load-format minimax --tensor-parallel-size 8": "needs vLLM and GPUs; tests/python/test_vllm.py has the loader",
     "minimax-hold DIR SOCKET": "needs a GPU: scripts/gpu.sh has it, part hold",
     "minimax-hold /models/m2-tp1 /run/minimax/hold.sock": "needs a GPU: scripts/gpu.sh has it, part hold",
+    "minimax-worker DIR": "needs mpirun and a build with MPI=1: tests/fault/processes.sh has it",
     "mpirun --host a,b -n 1 minimax-serve /models/m1-tp8-pp2 --device cuda : -n 1 minimax-worker /models/m1-tp8-pp2":
         "needs two hosts: tests/fault/processes.sh has two processes of one",
     "minimax-serve /models/m2-tp1 --device cuda --attach /run/minimax/hold.sock": "needs a GPU: scripts/gpu.sh has it, part hold",
