@@ -106,12 +106,12 @@ static void *rank_main(void *arg) {
       continue;
     }
     task = e->task;
-    work w = e->work;
+    const work w = e->work;
+    const bool borders = w == STEP && e->batch->tokens > 0; /* who comes back late may not look at the batch any more */
     pthread_mutex_unlock(&e->lock);
     bool done = do_work(r, w, &r->err);
     if (!done) mm_comm_break(e->comm[0]);
-    if (w == STEP && !mm_comm_leave(e->comm[r->index / e->shards->pack.tp], e->batch->tokens > 0, done ? &r->err : MM_IGNORED))
-      done = false;
+    if (w == STEP && !mm_comm_leave(e->comm[r->index / e->shards->pack.tp], borders, done ? &r->err : MM_IGNORED)) done = false;
     pthread_mutex_lock(&e->lock);
     r->back = true;
     if (--e->busy == 0 || !done) pthread_cond_broadcast(&e->changed);
