@@ -189,8 +189,8 @@ static void *work(void *arg) {
     if (!queued && s->queued > s->collected) mm_step_collect(s);
     while (queued && s->queued - s->collected > keep) mm_step_collect(s);
     s->own.own_seconds = mm_scheduler_cpu() - s->inside;
+    read_load(s); /* who sees that nothing runs sees what ran */
     publish(s);
-    read_load(s);
   }
   return NULL;
 }
