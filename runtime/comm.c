@@ -35,7 +35,7 @@ struct mm_comm {
   bool told;               /* this process or another has said that it failed */
   bool lacks;              /* memory */
   uint32_t left;           /* ranks of this process that are back from the step */
-  float *across;           /* numbers of all ranks, those of this process first in their place, too */
+  float *across;           /* [ranks, n] of the sum under way, each rank's in its place */
   size_t across_cap;
   float *x[]; /* [ranks]: the same to the current sum */
 };

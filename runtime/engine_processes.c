@@ -146,7 +146,7 @@ bool mm_engine_tell(mm_engine *e, work w, mm_err *err) {
 /* ---- what came of it ---- */
 
 /* Bytes that a rank has for the first process. */
-static size_t gift_of(const mm_engine *e, work w, uint32_t r) {
+static size_t result_bytes(const mm_engine *e, work w, uint32_t r) {
   const rank_facts *f = &e->facts[r];
   const mm_model *m = e->model;
   const bool first = r % e->shards->pack.tp == 0;
@@ -172,7 +172,7 @@ typedef struct stretch {
 
 static stretch place_of(const mm_engine *e, work w, uint32_t r) {
   const rank_facts *f = &e->facts[r];
-  const size_t bytes = gift_of(e, w, r);
+  const size_t bytes = result_bytes(e, w, r);
   if (w == STEP) {
     const size_t rows = e->batch->out_count;
     return (stretch){(char *)(e->logits + f->vocab_first), bytes / mm_max(rows, 1), rows, e->model->vocab * sizeof *e->logits};
@@ -184,17 +184,17 @@ static stretch place_of(const mm_engine *e, work w, uint32_t r) {
   return (stretch){(char *)e->state + at, bytes, 1, 0};
 }
 
-static size_t gifts(const mm_engine *e, work w, uint32_t process) {
+static size_t results_bytes(const mm_engine *e, work w, uint32_t process) {
   size_t n = 0;
-  for (uint32_t r = process * e->here; r < (process + 1) * e->here; r++) n += gift_of(e, w, r);
+  for (uint32_t r = process * e->here; r < (process + 1) * e->here; r++) n += result_bytes(e, w, r);
   return n;
 }
 
 /* All that a process's ranks made, side by side in e->order; taken from there, or put there. */
-static void move_gifts(mm_engine *e, work w, uint32_t process, bool take) {
+static void move_results(mm_engine *e, work w, uint32_t process, bool take) {
   char *at = e->order;
   for (uint32_t r = process * e->here; r < (process + 1) * e->here; r++) {
-    if (!gift_of(e, w, r)) continue;
+    if (!result_bytes(e, w, r)) continue;
     const stretch s = place_of(e, w, r);
     for (size_t i = 0; i < s.rows; i++, at += s.bytes)
       take ? memcpy(s.at + i * s.pitch, at, s.bytes) : memcpy(at, s.at + i * s.pitch, s.bytes);
@@ -207,7 +207,7 @@ bool mm_engine_hear(mm_engine *e, work w, bool ok, mm_err *err) {
   e->unheard = !mm_engine_all_back(e, MM_IGNORED); /* others may wait for who is away */
   if (e->unheard) return ok;
   size_t most = 0;
-  for (uint32_t p = 1; ok && p < world->processes; p++) most = mm_max(most, gifts(e, w, p));
+  for (uint32_t p = 1; ok && p < world->processes; p++) most = mm_max(most, results_bytes(e, w, p));
   ok = ok && MM_GROW(e->order, &e->order_cap, most, err);
   for (uint32_t p = 1; p < world->processes; p++) {
     mm_err theirs;
@@ -220,8 +220,8 @@ bool mm_engine_hear(mm_engine *e, work w, bool ok, mm_err *err) {
   const uint32_t all = ok;
   send_to_all(world, &all, sizeof all);
   for (uint32_t p = 1; ok && p < world->processes; p++) {
-    receive_from(world, p, e->order, gifts(e, w, p));
-    move_gifts(e, w, p, true);
+    receive_from(world, p, e->order, results_bytes(e, w, p));
+    move_results(e, w, p, true);
   }
   return ok;
 }
@@ -287,14 +287,14 @@ static bool follow_one(mm_engine *e, following *f, const order *o, mm_err *err) 
   mm_err report = {0};
   bool ok = mm_engine_run_here(e, (work)o->work, &report);
   if (!mm_engine_all_back(e, MM_IGNORED)) return mm_fail_as(err, &report);
-  const size_t n = gifts(e, (work)o->work, me);
+  const size_t n = results_bytes(e, (work)o->work, me);
   ok = ok && MM_GROW(e->order, &e->order_cap, n, &report);
   send_to(w, 0, &report.status, sizeof report.status);
   if (!ok) send_to(w, 0, &report, sizeof report);
   uint32_t all = 0;
   receive_from(w, 0, &all, sizeof all);
   if (!all || n == 0) return true;
-  move_gifts(e, (work)o->work, me, false);
+  move_results(e, (work)o->work, me, false);
   send_to(w, 0, e->order, n);
   return true;
 }

@@ -117,8 +117,8 @@ static void check_sizes(const edge_scheme &c, uint32_t tokens, uint32_t n, uint3
   snprintf(what, sizeof what, "linear %s T=%u n=%u k=%u: numbers from 1e-38 to 1e30, worst row", c.name, tokens, n, k);
   /* Weights times scales in bf16 are off by a root mean square of 1.7e-3 of each term, so is a row of many sums; one sum is normally
    * distributed, and six of its deviations are not met by chance. */
-  const double in_bf16 = std::max(6e-3, 1.7e-3 * (1 + 5 / sqrt((double)n)));
-  report(what, worst, c.kind == MM_CU_FINE || c.rounded || (tokens > MM_CU_SKINNY && !c.few) ? in_bf16 : 1e-3);
+  const double limit = c.rounded || (tokens > MM_CU_SKINNY && !c.few) ? 6e-3 : 1e-3;
+  report(what, worst, c.kind == MM_CU_FINE ? std::max(6e-3, 1.7e-3 * (1 + 5 / sqrt((double)n))) : limit);
 }
 
 /* Experts: chosen by r, y of x. */
