@@ -1,8 +1,8 @@
 #!/bin/sh
 # The floors: who may include whom, read off the #include lines. One line per violation; exit status 1 if there is any.
 # formats < quant < loader < {convert, runtime} < programs (minimax_*.c); tests may include anything. Outside libraries have one home each.
-# In convert the rooms stand above each other: source < calibration < plan < write < report. No module (a .c, .cu or .h of one name) includes
-# one that includes it, by whatever way.
+# In convert the rooms stand above each other: model < source < calibration < plan < write < report; none has more than 2,800 lines. No module
+# (a .c, .cu or .h of one name) includes one that includes it, by whatever way.
 set -u
 cd "$(dirname "$0")/.."
 find . \( -path ./.git -o -path ./build -o -path ./tests \) -prune -o \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' \) -print |
@@ -22,7 +22,7 @@ function complain(why) {
 }
 BEGIN {
   rank["formats"] = 1; rank["quant"] = 2; rank["loader"] = 3; rank["convert"] = 4; rank["runtime"] = 4
-  room["source"] = 1; room["calibration"] = 2; room["plan"] = 3; room["write"] = 4; room["report"] = 5
+  room["model"] = 1; room["source"] = 2; room["calibration"] = 3; room["plan"] = 4; room["write"] = 5; room["report"] = 6
   home["openssl"] = "^formats/(hash|sign)\\.c$"
   home["zstd"] = "^formats/frame\\.c$"
   home["event2"] = "^runtime/serve/http\\.c$"
@@ -32,6 +32,7 @@ BEGIN {
 }
 FNR == 1 && room_of(FILENAME) != "" && !(room_of(FILENAME) in room) { complain("is in no room of convert") }
 FNR == 1 && !floor(FILENAME) { complain("is on no floor (formats, quant, loader, convert, runtime)") }
+room_of(FILENAME) != "" { lines[room_of(FILENAME)]++ }
 /^[ \t]*#[ \t]*include[ \t]*</ {
   match($0, /<[^>]*>/)
   header = tolower(substr($0, RSTART + 1, RLENGTH - 2))
@@ -52,7 +53,10 @@ FNR == 1 && !floor(FILENAME) { complain("is on no floor (formats, quant, loader,
   if (own != "" && other != "" && room[other] > room[own]) complain("\"" header "\" is in a higher room")
   if (header ~ /^runtime\/cuda\// && FILENAME !~ /^runtime\/cuda\//) complain("\"" header "\" is only for runtime/cuda")
 }
-END { exit bad }
+END {
+  for (name in lines) if (lines[name] > 2800) { printf "convert/%s: has %d lines, more than 2800\n", name, lines[name]; bad = 1 }
+  exit bad
+}
 '
 status=$?
 

@@ -9,7 +9,7 @@
 #ifndef MM_CONVERT_ACT_SCALES_H
 #define MM_CONVERT_ACT_SCALES_H
 
-#include "convert/source/rule.h"
+#include "convert/model/rule.h"
 #include "formats/hash.h"
 #include "formats/pack.h"
 #include "quant/quant.h"

@@ -9,7 +9,7 @@
 #ifndef MM_CONVERT_IMPORTANCE_H
 #define MM_CONVERT_IMPORTANCE_H
 
-#include "convert/source/rule.h"
+#include "convert/model/rule.h"
 #include "formats/file.h"
 #include "formats/hash.h"
 #include "formats/tensor.h"

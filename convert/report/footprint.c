@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "convert/source/rule.h"
+#include "convert/model/rule.h"
 
 static void add_tensor(mm_footprint *f, const mm_plan *p, size_t i) {
   const mm_pack_tensor *t = &p->pack.tensor[i];

@@ -3,7 +3,7 @@
 #ifndef MM_CONVERT_HF_H
 #define MM_CONVERT_HF_H
 
-#include "convert/source/rule.h"
+#include "convert/model/rule.h"
 #include "formats/hash.h"
 #include "formats/pack.h"
 #include "formats/safetensors.h"

@@ -14,7 +14,7 @@
 #include "convert/source/index.h"
 #include "convert/source/kv_scales.h"
 #include "convert/source/locate.h"
-#include "convert/source/rule.h"
+#include "convert/model/rule.h"
 #include "formats/pool.h"
 
 #define SINGLE_FILE    "model.safetensors"

@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-#include "convert/source/rule.h"
+#include "convert/model/rule.h"
 #include "tests/unit/unit.h"
 
 /* A rule of M2 by the end of its name. */

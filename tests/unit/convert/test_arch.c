@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "convert/plan/plan.h"
-#include "convert/source/rule.h"
+#include "convert/model/rule.h"
 #include "formats/file.h"
 #include "tests/unit/unit.h"
 

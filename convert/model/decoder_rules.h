@@ -2,7 +2,7 @@
 #ifndef MM_CONVERT_DECODER_RULES_H
 #define MM_CONVERT_DECODER_RULES_H
 
-#include "convert/source/rule.h"
+#include "convert/model/rule.h"
 
 #define L    "model.layers.{l}."
 #define ATTN L "self_attn."

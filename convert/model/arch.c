@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "convert/source/rule.h"
+#include "convert/model/rule.h"
 
 #define ROW(name) &name,
 static const mm_arch *const all[] = {MM_ARCH_ROWS};

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "convert/source/decoder_rules.h"
+#include "convert/model/decoder_rules.h"
 
 static const mm_rule rules[] = {
     MM_RULES_FIRST,

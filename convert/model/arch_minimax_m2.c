@@ -1,6 +1,6 @@
 /* MiniMax-M2, M2.1, M2.5, M2.7: GQA with QK norm in every layer, plain pre-norm residual, sigmoid top-8 of 256 experts chosen with
  * a correction bias; released as block FP8. */
-#include "convert/source/decoder_rules.h"
+#include "convert/model/decoder_rules.h"
 
 static const mm_rule rules[] = {
     MM_RULES_FIRST,
