@@ -10,11 +10,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "convert/model/rule.h"
 #include "convert/source/encoding.h"
 #include "convert/source/index.h"
 #include "convert/source/kv_scales.h"
 #include "convert/source/locate.h"
-#include "convert/model/rule.h"
 #include "formats/pool.h"
 
 #define SINGLE_FILE    "model.safetensors"

@@ -7,8 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "convert/plan/plan.h"
 #include "convert/model/rule.h"
+#include "convert/plan/plan.h"
 #include "formats/file.h"
 #include "tests/unit/unit.h"
 
