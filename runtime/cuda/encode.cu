@@ -1,7 +1,7 @@
 /* Inputs of products, rounded as quant/activation.c does: to codes, or to the numbers that codes stand for. A warp takes 128 columns, four
  * a lane. */
-#include "runtime/cuda/fp8.cuh"
 #include "runtime/cuda/launch.h"
+#include "runtime/cuda/round.cuh"
 
 namespace {
 
@@ -45,44 +45,12 @@ __global__ void __launch_bounds__(kWarps * 32) encode(mm_cu_codes to, mm_cu_inpu
 
 /* ---- any kind of codes, as numbers ---- */
 
-struct rounder {
-  mm_act_format format;
-  float fixed;
-
-  __device__ float largest_code() const { return format.code == MM_CODE_E4M3 ? 448.0f : format.code == MM_CODE_INT8 ? 127.0f : 6.0f; }
-  __device__ static float e4m3(float x) {
-    const __half_raw h = __nv_cvt_fp8_to_halfraw(__nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3), __NV_E4M3);
-    return __half2float(*reinterpret_cast<const __half *>(&h));
-  }
-  /* The number of x's code, x being divided by its scale already. */
-  __device__ float code(float x) const {
-    if (format.code == MM_CODE_E4M3) return e4m3(x);
-    if (format.code == MM_CODE_INT8) return fminf(127.0f, fmaxf(-127.0f, rintf(x)));
-    const float a = fabsf(x); /* E2M1: steps of 1/2, 1 and 2 */
-    return copysignf(a < 2 ? rintf(a * 2) * 0.5f : a < 4 ? rintf(a) : fminf(rintf(a * 0.5f) * 2, 6.0f), x);
-  }
-  __device__ float row_scale(float amax) const {
-    if (format.fixed && fixed > 0) return fixed;
-    return __fdiv_rn(fmaxf(amax, 1e-10f), format.scale == MM_F8_E4M3 ? 448.0f * largest_code() : largest_code());
-  }
-  __device__ float group_scale(float amax, float row) const {
-    if (format.scale == MM_F8_E4M3) return e4m3(__fdiv_rn(__fdiv_rn(amax, largest_code()), row)) * row;
-    if (format.scale != MM_F8_E8M0) return __fdiv_rn(fmaxf(amax, 1e-10f), largest_code());
-    /* the largest codes are 1.75 · 2^8 and 1.5 · 2^2 */
-    const bool wide = format.code == MM_CODE_E4M3;
-    const uint32_t u = __float_as_uint(fmaxf(amax, 1e-10f));
-    const int e = (int)(u >> 23) - (wide ? 8 : 2) + ((u & 0x7fffff) > (wide ? 0x600000u : 0x400000u));
-    return __uint_as_float((uint32_t)max(e, 1) << 23); /* e ≥ 85: amax is at least 1e-10 */
-  }
-  __device__ float number(float x, float scale) const { return isnan(x) ? x : scale == 0 ? 0.0f : code(__fdiv_rn(x, scale)) * scale; }
-};
-
 /* row -> y, this block's share of it; y may be row. factor comes after rounding. */
 __device__ void round_row(bf16 *y, const bf16 *row, uint32_t k, const rounder &how, float factor) {
   __shared__ float part[kWarps];
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, lanes = how.format.group / 4;
   float row_scale = 1, v[4];
-  if (how.format.group == 0 || how.format.scale == MM_F8_E4M3) {
+  if (how.whole_row()) {
     float most = 0;
     for (uint32_t c = threadIdx.x * 4; c < k; c += kWarps * 128) {
       load_columns(v, row, c, k);
@@ -99,10 +67,10 @@ __device__ void round_row(bf16 *y, const bf16 *row, uint32_t k, const rounder &h
     const uint32_t c = c0 + lane * 4;
     load_columns(v, row, c, k);
     const float scale = lanes ? how.group_scale(largest(v, lanes), row_scale) : row_scale;
-    float n[4];
+    how.to_numbers(v, scale);
 #pragma unroll
-    for (int i = 0; i < 4; i++) n[i] = how.number(v[i], scale) * factor;
-    if (c < k) *reinterpret_cast<uint2 *>(y + c) = make_uint2(pack2(n[0], n[1]), pack2(n[2], n[3]));
+    for (float &n : v) n *= factor;
+    if (c < k) *reinterpret_cast<uint2 *>(y + c) = make_uint2(pack2(v[0], v[1]), pack2(v[2], v[3]));
   }
 }
 
@@ -120,12 +88,8 @@ __global__ void round_slots(bf16 *middle, uint32_t k, const __grid_constant__ mm
   round_row(row, row, k, how, factor);
 }
 
-rounder rounder_of(const mm_cu_rounding &how) { return {mm_act_formats[how.kind], how.fixed}; }
-
 /* Blocks share a row where no scale is of the whole row, which may be rounded in place. */
-dim3 row_blocks(uint32_t rows, uint32_t k, const rounder &how) {
-  return dim3(rows, how.format.group == 0 || how.format.scale == MM_F8_E4M3 ? 1 : ceil_div(k, kWarps * 128));
-}
+dim3 row_blocks(uint32_t rows, uint32_t k, const rounder &how) { return dim3(rows, how.whole_row() ? 1 : ceil_div(k, kWarps * 128)); }
 
 }  // namespace
 

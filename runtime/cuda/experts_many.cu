@@ -1,15 +1,15 @@
 /* The experts of a prefill step whose weights are codes (sm_90a): two grouped products over the sorted pairs (token, choice), by the tiles
  * of many.cuh.
  *
- * A first kernel copies the rows into the sorted order, each piece's columns where the product wants them (few.cuh). Then pairs of blocks
+ * First the rows are copied into the sorted order, each piece's columns where the product wants them (lay_rows.h). Then pairs of blocks
  * take tiles: up to 256 places of one expert and, each block, twice 64 weight rows: w1's and w3's of the same columns, or 128 of w2. Each
  * block asks the copy engine for half of the rows and has it put into both blocks' memory. One warp asks for rows and for weights (lines
  * of 128 bytes), as far ahead as there is room. Two groups of 128 threads multiply, half of both boxes' weight rows each: a thread has a
  * row of either box, and so gate and up of one column.
  *
  * A row's bits depend on nothing beside it: its sums go through the columns in their order. */
-#include "runtime/cuda/fp8.h"
 #include "runtime/cuda/launch.h"
+#include "runtime/cuda/lay_rows.h"
 #include "runtime/cuda/many.cuh"
 #include "runtime/cuda/tensor_map.h"
 
@@ -28,46 +28,6 @@ struct many_job {
   uint32_t wide, apart; /* tiles across; from the first box's rows to the second's */
   uint32_t piece;       /* UP: the columns of a piece of w2, as whose rows of x middle is laid; 0: it is not */
 };
-
-/* ---- rows ---- */
-
-constexpr uint32_t kLayers = 8, kPlaces = 32, kAtOnce = 4; /* warps, places of a block, loads in flight */
-
-/* to[place, k] = x's row of the place's pair, or its own where pair is NULL, each piece's columns as a product's fragments have them: of
- * lane t columns 8t … of 32 (4t … of 16), two by two, side by side (place_of_four). x may be to. */
-template <uint32_t kPiece>
-__global__ void __launch_bounds__(kLayers * 32)
-    lay_many(__nv_bfloat16 *to, const __nv_bfloat16 *x, const uint32_t *pair, const uint32_t *places, uint32_t top_k, uint32_t k) {
-  grid_wait_and_launch_next();
-  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, block = blockIdx.x * kPlaces, end = min(*places, block + kPlaces);
-  for (uint32_t place = block + warp; place < end; place += kLayers) {
-    const uint4 *from = reinterpret_cast<const uint4 *>(x + (size_t)(pair ? pair[place] / top_k : place) * k);
-    uint4 *row = reinterpret_cast<uint4 *>(to + (size_t)place * k);
-    for (uint32_t first = lane; first < (k / 8 + 31) / 32 * 32; first += kAtOnce * 32) {
-      uint4 q[kAtOnce] = {};
-#pragma unroll
-      for (uint32_t i = 0; i < kAtOnce; i++) {
-        if (first + i * 32 < k / 8) q[i] = from[first + i * 32];
-      }
-#pragma unroll
-      for (uint32_t i = 0; i < kAtOnce; i++) {
-        uint32_t v[4] = {q[i].x, q[i].y, q[i].z, q[i].w};
-        if constexpr (kPiece == 32) {
-          turn_words(v);
-        } else {
-          const bool odd = lane % 2;
-          const uint32_t a = __shfl_xor_sync(0xffffffffu, odd ? v[0] : v[1], 1), b = __shfl_xor_sync(0xffffffffu, odd ? v[2] : v[3], 1);
-          if (odd) {
-            v[0] = a, v[2] = v[1], v[1] = b;
-          } else {
-            v[1] = v[2], v[2] = a, v[3] = b;
-          }
-        }
-        if (first + i * 32 < k / 8) row[first + i * 32] = make_uint4(v[0], v[1], v[2], v[3]);
-      }
-    }
-  }
-}
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -99,8 +59,8 @@ __device__ __forceinline__ void make_tile(const many_job &job, many_shared &sh, 
   next();
 #pragma unroll
   for (uint32_t n = 0; n < N / 8; n += 4) {
-    const uint32_t token = (n + lane % 4) * 8 + lane / 4; /* whose results the lane writes */
     if (kPhase == UP) {
+      const uint32_t token = (n + lane % 4) * 8 + lane / 4; /* whose results the lane writes */
       const float f = w.global ? w.global[note.t.expert] : 1.0f;
       uint32_t v[4] = {};
 #pragma unroll
@@ -111,6 +71,7 @@ __device__ __forceinline__ void make_tile(const many_job &job, many_shared &sh, 
       const uint4 q = rows_of_tokens(v);
       if (token < note.t.rows && at < w.n / 2) *reinterpret_cast<uint4 *>(job.to + (size_t)(note.t.first + token) * (w.n / 2) + at) = q;
     } else {
+      uint4 q[2];
 #pragma unroll
       for (uint32_t h = 0; h < 2; h++) {
         uint32_t v[4] = {};
@@ -119,9 +80,19 @@ __device__ __forceinline__ void make_tile(const many_job &job, many_shared &sh, 
           const float2 f = *reinterpret_cast<const float2 *>(&note.factor[(n + i) * 8 + lane % 4 * 2]);
           v[i] = pack2(acc[(n + i) * 4 + h * 2] * f.x, acc[(n + i) * 4 + h * 2 + 1] * f.y);
         }
-        const uint4 q = rows_of_tokens(v);
-        const uint32_t column = at + h * kHigh;
-        if (token < note.t.rows && column < w.n) *reinterpret_cast<uint4 *>(job.to + (size_t)note.pair[token] * w.n + column) = q;
+        q[h] = rows_of_tokens(v);
+      }
+      /* Two lanes write 16 columns of one token side by side, 32 bytes, then of the other's. */
+      const bool odd = lane % 2;
+      const uint4 give = odd ? q[0] : q[1], keep = odd ? q[1] : q[0];
+      const uint4 got = make_uint4(__shfl_xor_sync(0xffffffffu, give.x, 1), __shfl_xor_sync(0xffffffffu, give.y, 1),
+                                   __shfl_xor_sync(0xffffffffu, give.z, 1), __shfl_xor_sync(0xffffffffu, give.w, 1));
+      const uint32_t column = at + odd * 8;
+#pragma unroll
+      for (uint32_t i = 0; i < 2; i++) {
+        const uint32_t of = (n + lane % 4 / 2 * 2 + i) * 8 + lane / 4;
+        if (of < note.t.rows && column < w.n)
+          *reinterpret_cast<uint4 *>(job.to + (size_t)note.pair[of] * w.n + column) = (i == 0) == odd ? got : keep;
       }
     }
   }
@@ -222,23 +193,25 @@ __device__ __forceinline__ void produce(many_shared &sh, const many_job &job, co
   }
 }
 
-/* A group of 128 threads. A warp's rows i of both boxes: UP, of a laid middle, are the columns that lie side by side in it. */
+/* A group of 128 threads. UP, a warp has eight rows of either box: of a laid middle those whose columns lie side by side in it. DOWN, 16
+ * rows that follow one another in one box. */
 template <phase kPhase, mm_cu_code C, mm_cu_scale S>
 __device__ __forceinline__ void consume(many_shared &sh, const many_job &job, uint32_t group, uint32_t rank) {
   const mm_cu_weight &w = job.w;
   const uint32_t steps = steps_of(w.k), lines = steps / kStepsOf<C>;
-  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32, begin = group * 32 + warp * 8, piece = job.piece;
+  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32, piece = job.piece;
+  const uint32_t begin = kPhase == UP ? group * 32 + warp * 8 : group * 64 + warp * 16, apart = kPhase == UP ? job.apart : 8;
   const auto row_of = [&](uint32_t i) {
     return piece ? group * 32 + warp * 8 / piece * piece + i / 2 * (piece / 4) + warp * 8 % piece / 4 + i % 2 : begin + i;
   };
   const uint32_t lent = row_of(lane % 8), mine = row_of(lane / 4);
-  many_rows<C, S> rows = {(lane / 8 % 2 * kHigh + lent) * kLine, lent % 8, {}, {}};
+  many_rows<C, S> rows = {(lane / 8 % 2 * (kPhase == UP ? kHigh : 8) + lent) * kLine, lent % 8, {}, {}};
   bool more = false;
   const auto begin_tile = [&](uint32_t n) {
     barrier_wait(shared_address(&sh.told[n % kNotes]), n / kNotes % 2);
     const many_tile &t = sh.note[n % kNotes].t;
     more = t.more;
-    if (more) rows.begin(w, t.expert, first_row<kPhase>(t, rank) + mine, job.apart);
+    if (more) rows.begin(w, t.expert, first_row<kPhase>(t, rank) + mine, apart);
   };
   begin_tile(0);
   if (more && group == 1) asm volatile("bar.sync 1, 256;" ::: "memory");
@@ -323,18 +296,12 @@ struct many_launch {
 /* Columns of a piece. */
 uint32_t piece_of(const mm_cu_weight &w) { return w.code == MM_CU_E4M3 ? 16 : 32; }
 
-/* pair NULL: x's rows are the places already, and may be `to`. */
-cudaError_t lay(__nv_bfloat16 *to, const __nv_bfloat16 *x, const uint32_t *pair, const mm_cu_weight &w, const mm_cu_route &r,
-                uint32_t pairs, cudaStream_t s) {
-  return launch(piece_of(w) == 16 ? lay_many<16> : lay_many<32>, ceil_div(pairs, kPlaces), kLayers * 32, 0, s, to, x, pair,
-                r.offset + r.experts, r.top_k, w.k);
-}
-
-/* a.middle; piece: laid for w2's pieces of so many columns, or as it is (0). a.pair_out holds the rows. */
+/* a.middle, which has the places of pairs in it before; piece: laid for w2's pieces of so many columns, or as it is (0). a.pair_out holds
+ * the rows. */
 cudaError_t up_many(const mm_cu_weight &w13, const mm_cu_route &r, const mm_cu_experts &a, uint32_t piece, cudaStream_t s) {
   const uint32_t pairs = a.tokens * r.top_k;
   __nv_bfloat16 *const x = reinterpret_cast<__nv_bfloat16 *>(a.pair_out);
-  const cudaError_t e = lay(x, a.x, r.pair, w13, r, pairs, s);
+  const cudaError_t e = mm_cu_lay_tokens(x, a.x, reinterpret_cast<uint32_t *>(a.middle), r, a.tokens, w13.k, piece_of(w13), s);
   const many_job job = {w13, r, a.middle, ceil_div(w13.n / 2, kPair * kHigh), w13.n / 2, piece};
   return e != cudaSuccess ? e : for_scheme(w13, many_launch{w13, x, job, UP, pairs, s});
 }
@@ -357,8 +324,7 @@ cudaError_t mm_cu_experts_many(const mm_cu_weight &w13, const mm_cu_weight &w2, 
   const bool kept = w2.rounding.kind == MM_ACT_KEPT;
   __nv_bfloat16 *const out = reinterpret_cast<__nv_bfloat16 *>(a.pair_out);
   cudaError_t e = up_many(w13, r, a, kept ? piece_of(w2) : 0, s);
-  if (e == cudaSuccess && !kept) e = mm_cu_round(a.middle, pairs, {a.middle, w2.k, nullptr}, w2.rounding, s);
-  if (e == cudaSuccess && !kept) e = lay(a.middle, a.middle, nullptr, w2, r, pairs, s);
+  if (e == cudaSuccess && !kept) e = mm_cu_lay_rounded(a.middle, w2.rounding, r, a.tokens, w2.k, piece_of(w2), s);
   const many_job job = {w2, r, out, ceil_div(w2.n, 2 * kPair * kHigh), kHigh, 0};
   if (e == cudaSuccess) e = for_scheme(w2, many_launch{w2, a.middle, job, DOWN, pairs, s});
   return e != cudaSuccess ? e : mm_cu_sum_choices(a.y, out, r, a.tokens, w2.n, s);

@@ -19,10 +19,11 @@ struct scheme {
   mm_cu_code code;
   mm_cu_scale kind;
   uint32_t cell_n_log2, cell_k_log2;
+  mm_act_quant rounding = MM_ACT_KEPT; /* of inputs, where the experts' second product rounds its own */
 };
 static const scheme kBf16 = {"bf16", MM_CU_BF16, MM_CU_PLAIN, 0, 0}, kFp8 = {"block_fp8", MM_CU_E4M3, MM_CU_COARSE, 7, 7},
                     kInt4 = {"int4 g128", MM_CU_INT4, MM_CU_COARSE, 0, 7}, kNv = {"nvfp4", MM_CU_E2M1, MM_CU_NV, 0, 4},
-                    kMx = {"mxfp4", MM_CU_E2M1, MM_CU_MX, 0, 5};
+                    kMx = {"mxfp4", MM_CU_E2M1, MM_CU_MX, 0, 5}, kNvRounded = {"nvfp4 rounded", MM_CU_E2M1, MM_CU_NV, 0, 4, MM_ACT_NVFP4};
 
 struct bench_weight {
   mm_cu_weight d = {};
@@ -30,7 +31,7 @@ struct bench_weight {
   buffer<float> scale, global;
   double matrix_bytes = 0; /* codes and scales of one of the lead matrices */
   bench_weight(const scheme &s, uint32_t lead, uint32_t n, uint32_t k) {
-    d.code = s.code, d.scale_kind = s.kind, d.lead = lead, d.n = n, d.k = k;
+    d.code = s.code, d.scale_kind = s.kind, d.lead = lead, d.n = n, d.k = k, d.rounding.kind = s.rounding;
     const uint32_t bits = s.code == MM_CU_BF16 ? 16 : s.code == MM_CU_E4M3 ? 8 : 4;
     d.pitch = (size_t)k * bits / 8;
     codes.open((size_t)lead * n * d.pitch);
@@ -434,6 +435,7 @@ void bench_widened() {
       experts_rate("M2", *s, 256, 8, 3072, 1536, {256, 512, 2048, 8192});
     }
   }
+  experts_rate("M2", kNvRounded, 256, 8, 3072, 1536, {512, 8192});
 }
 void bench_attention() {
   bench_gqa("M1", 64, 1, 1024);

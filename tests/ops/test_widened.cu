@@ -1,7 +1,9 @@
 /* Experts of many tokens whose weights are codes (experts_many.cu), of chosen counts of rows, against doubles. */
 #include <string.h>
 
+#include "runtime/cuda/fp8.h"
 #include "runtime/cuda/gemm_widened.h"
+#include "runtime/cuda/lay_rows.h"
 #include "tests/ops/gpu.h"
 #include "tests/ops/routing.h"
 
@@ -97,16 +99,65 @@ void check_counts(const scheme_case &c, const std::vector<uint32_t> &counts, uin
   }
 }
 
+/* Where column c of a row stands in what is laid for pieces of so many columns (place_of_four in few.cuh). */
+uint32_t laid_at(uint32_t c, uint32_t piece) {
+  const uint32_t four = c / 4, place = piece == 32 ? four / 8 * 32 + four % 2 * 16 + four % 8 / 2 * 2 : four / 4 * 16 + four % 4 * 2;
+  return place + c % 4 / 2 * 8 + c % 2;
+}
+
+/* Rows in the order of the places, and rounded ones in place beside mm_cu_round, bit for bit. Every third pair has no place, as where
+ * other ranks have the expert. */
+void check_laid(uint32_t tokens, uint32_t top_k, uint32_t k, uint32_t piece, mm_act_quant kind, float fixed) {
+  const uint32_t pairs = tokens * top_k;
+  std::vector<uint32_t> pair;
+  for (uint32_t p = 0; p < pairs; p++) {
+    if (p % 3 != 1) pair.push_back(p);
+  }
+  for (uint32_t i = (uint32_t)pair.size() - 1; i > 0; i--) std::swap(pair[i], pair[g_rng.below(i + 1)]);
+  const uint32_t places = (uint32_t)pair.size();
+  route_buffers b(1, top_k, tokens, true, nullptr);
+  b.offset.put({0, places}), pair.resize(pairs, 0), b.pair.put(pair);
+  auto x = random_bf16((size_t)tokens * k), rows = random_bf16((size_t)pairs * k);
+  for (size_t i = 0; i < rows.size(); i++) rows[i] = __float2bfloat16(to_float(rows[i]) * (float)exp2((double)(i / 16 % 11) - 8));
+  buffer<__nv_bfloat16> dx, to((size_t)pairs * k), laid, plain;
+  buffer<uint32_t> room(pairs);
+  std::vector<uint32_t> anything(pairs);
+  for (uint32_t &v : anything) v = g_rng.below(places + 2);
+  dx.put(x), laid.put(rows), plain.put(rows), room.put(anything);
+  CUDA_OK(mm_cu_lay_tokens(to.p, dx.p, room.p, b.r, tokens, k, piece, 0));
+  CUDA_OK(mm_cu_lay_rounded(laid.p, {kind, fixed}, b.r, tokens, k, piece, 0));
+  CUDA_OK(mm_cu_round(plain.p, pairs, {plain.p, k, nullptr}, {kind, fixed}, 0));
+  const auto got = to.get(), rounded = laid.get(), want = plain.get();
+  uint64_t wrong = 0, off = 0;
+  for (uint32_t i = 0; i < places; i++) {
+    for (uint32_t c = 0; c < k; c++) {
+      const size_t at = (size_t)i * k + laid_at(c, piece);
+      wrong += to_float(got[at]) != to_float(x[(size_t)(pair[i] / top_k) * k + c]);
+      off += to_float(rounded[at]) != to_float(want[(size_t)i * k + c]);
+    }
+  }
+  for (size_t i = (size_t)places * k; i < rows.size(); i++) off += to_float(rounded[i]) != to_float(rows[i]); /* no place: as it was */
+  char what[140];
+  snprintf(what, sizeof what, "rows laid, T=%u, %u choices, k=%u, pieces of %u: %llu numbers wrong; rounded, kind %d: %llu", tokens, top_k,
+           k, piece, (unsigned long long)wrong, (int)kind, (unsigned long long)off);
+  report_true(what, wrong + off == 0);
+}
+
 }  // namespace
 
 void test_widened() {
+  for (int kind = 1; kind <= MM_ACT_MXFP8; kind++) {
+    for (const uint32_t piece : {16u, 32u}) check_laid(65 + (uint32_t)kind, 8, kind % 2 ? 1536 : 352, piece, (mm_act_quant)kind, 0);
+  }
+  check_laid(33, 2, 1504, 32, MM_ACT_NVFP4, 0.02f);
+  check_laid(1, 16, 64, 16, MM_ACT_NVFP4, 0.02f);
   const scheme_case cases[] = {
       {"int4 g128", MM_CU_INT4, MM_CU_COARSE, 1, 128},  {"int4 channel", MM_CU_INT4, MM_CU_COARSE, 1, 0},
       {"int4 g32", MM_CU_INT4, MM_CU_FINE, 1, 32},      {"nvfp4", MM_CU_E2M1, MM_CU_NV, 1, 16},
       {"mxfp4", MM_CU_E2M1, MM_CU_MX, 1, 32},           {"block_fp8", MM_CU_E4M3, MM_CU_COARSE, 128, 128},
       {"block_fp8 32", MM_CU_E4M3, MM_CU_FINE, 32, 32},
   };
-  const std::vector<uint32_t> ragged = {0, 1, 7, 64, 65, 97, 128, 129, 145, 161, 193, 256, 257, 290, 310, 0, 513};
+  const std::vector<uint32_t> ragged = {0, 1, 7, 64, 65, 97, 128, 129, 145, 161, 193, 225, 256, 257, 272, 273, 288, 289, 310, 0, 577};
   for (const auto &c : cases) {
     check_counts(c, ragged, 256, 192);
     check_counts(c, ragged, 352, 224);            /* columns that end within a line and a step, rows of weights within a block */
