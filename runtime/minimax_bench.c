@@ -7,6 +7,8 @@
 #include <time.h>
 
 #include "formats/option.h"
+#include "runtime/bench_cases.h"
+#include "runtime/bench_choices.h"
 #include "runtime/bench_result.h"
 #include "runtime/bench_shapes.h"
 #include "runtime/engine.h"
@@ -18,33 +20,13 @@
 #define RANKS   8    /* at most */
 #define COUNTED 8    /* decode steps whose experts are counted */
 
-#define SUBJECTS "kernels|layers|decode|prefill|mixed"
+#define SUBJECTS "kernels|layers|decode|prefill|mixed|choices"
 #define SCHEMES  "bf16|block_fp8|channel_fp8|tensor_wise_fp8|w4a16|w4afp8|w4a8|nvfp4|mxfp4|mxfp8"
 
 /* Rates that bound arithmetic, operations a second: what this kind of GPU reaches in large products (H200). */
 #define FP8_RATE       1.5e15
 #define BF16_RATE      7.5e14
 #define ATTENTION_RATE 6.5e14
-
-typedef struct bench_args {
-  const char *subject, *model, *quant, *experts, *head, *kv, *act_quant;
-  uint64_t layers, batch, context, tokens, steps; /* 0: the subject's own */
-  uint64_t tp;                                    /* ranks */
-  bool json, quiet;
-} bench_args;
-
-static const mm_bench_case cases[] = {
-    {"kernels", "m1", 8, 200064, "block_fp8", "block_fp8", "bf16", {1, 16}, 1024, 0},
-    {"kernels", "m2", 8, 200064, "block_fp8", "block_fp8", "bf16", {1, 16}, 1024, 0},
-    {"layers", "m1", 8, 2048, "block_fp8", "block_fp8", "bf16", {1, 4, 16, 64, 256}, 1024, 0},
-    {"layers", "m2", 8, 2048, "block_fp8", "block_fp8", "bf16", {1, 4, 16, 64, 256}, 1024, 0},
-    {"decode", "m2", 62, 200064, "block_fp8", "w4a16", "bf16", {1}, 1024, 0},
-    {"decode", "m2", 62, 200064, "block_fp8", "nvfp4", "bf16", {1}, 1024, 0},
-    {"prefill", "m1", 8, 2048, "block_fp8", "block_fp8", "bf16", {0}, 0, 8192},
-    {"prefill", "m2", 8, 2048, "block_fp8", "block_fp8", "bf16", {0}, 0, 8192},
-    {"mixed", "m1", 8, 2048, "block_fp8", "block_fp8", "bf16", {63}, 1024, 512},
-    {"mixed", "m2", 8, 2048, "block_fp8", "block_fp8", "bf16", {63}, 1024, 512},
-};
 
 typedef struct bench {
   const mm_bench_case *c;
@@ -471,24 +453,6 @@ static void close_case(bench *b) {
   b->id = NULL, b->span = NULL, b->out = NULL, b->sampling = NULL, b->logits = NULL, b->time = NULL;
 }
 
-static bool is_subject(const char *word) {
-  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-    if (strcmp(cases[i].subject, word) == 0) return true;
-  return false;
-}
-
-/* The case under the options given. */
-static mm_bench_case adjusted(mm_bench_case c, const bench_args *a) {
-  if (a->layers) c.layers = (uint32_t)a->layers;
-  if (a->quant) c.quant = a->quant;
-  if (a->experts) c.experts = a->experts;
-  if (a->head) c.head = a->head;
-  if (a->batch && c.batch[0]) c.batch[0] = (uint32_t)a->batch, c.batch[1] = 0;
-  if (a->context && c.context) c.context = (uint32_t)a->context;
-  if (a->tokens && c.tokens) c.tokens = (uint32_t)a->tokens;
-  return c;
-}
-
 /* ---- Ranks ---- */
 
 typedef struct bench_rank {
@@ -528,26 +492,27 @@ static bool run_ranks(const bench *one, mm_err *err) {
 }
 
 static bool bench_all(void *args, mm_err *err) {
-  const bench_args *a = args;
+  const mm_bench_args *a = args;
   const char *subject = a->subject;
+  const bool choices = strcmp(subject, "choices") == 0;
+  mm_bench_case c;
 #ifdef MM_CUDA
   const mm_ops *ops = &mm_ops_cuda;
 #else
   const mm_ops *ops = NULL;
 #endif
   double copy_rate;
-  if (!is_subject(subject))
+  if (!choices && !mm_bench_is_subject(subject))
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found subject \"%s\", expected " SUBJECTS, subject);
   if (a->tp & (a->tp - 1))
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --tp %u, expected 1, 2, 4 or 8", (unsigned)a->tp);
   if (a->tp > 1 && strcmp(subject, "kernels") == 0) /* a step that does nothing is no measure of how ranks wait */
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --tp %u, expected 1: kernels are those of one GPU", (unsigned)a->tp);
+  if (choices) return mm_bench_print_choices(a, err);
   if (!ops) return mm_fail(err, MM_UNSUPPORTED, "E_CUDA", mm_at(NULL, NULL), "a GPU is measured, and this build has no CUDA backend");
   if (!ops->copy_rate(&copy_rate, err)) return false;
   mm_bench_print_copy(copy_rate, a->json);
-  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    if (strcmp(cases[i].subject, subject) != 0 || (a->model && strcmp(cases[i].model, a->model) != 0)) continue;
-    const mm_bench_case c = adjusted(cases[i], a);
+  for (size_t i = 0; mm_bench_case_at(a, i, &c); i++) {
     bench b = {.c = &c,
                .ops = ops,
                .ranks = (uint32_t)a->tp,
@@ -562,7 +527,7 @@ static bool bench_all(void *args, mm_err *err) {
 }
 
 int main(int argc, char **argv) {
-  bench_args a = {.kv = "auto", .act_quant = "on", .steps = 64, .tp = 1};
+  mm_bench_args a = {.kv = "auto", .act_quant = "on", .steps = 64, .tp = 1};
   const mm_option options[] = {
       MM_OPTION(STR, "model", &a.model, "NAME", "only this model's shapes", .choices = "m1|m2"),
       MM_OPTION(U64, "layers", &a.layers, "N", "layers of the model (8; all of M2 for decode)", .lo = 1, .hi = MM_MAX_LAYERS),
@@ -586,14 +551,18 @@ int main(int argc, char **argv) {
       MM_PROGRAM("minimax-bench", "time layers of real size on a GPU beside its own copy rate", SUBJECTS, 1, 1, options),
       .examples =
           "minimax-bench kernels --model m2\n"
-          "minimax-bench decode --expert-quant nvfp4 --batch 16 --context 4096",
+          "minimax-bench decode --expert-quant nvfp4 --batch 16 --context 4096\n"
+          "minimax-bench choices --model m2 --quant nvfp4",
       .epilog =
-          "Weights are random and made on the device; nothing is read from disk. kernels: each op of a layer, and the head. layers: decode "
-          "steps of "
-          "eight layers. decode: steps of\n"
-          "the whole of M2 with 4-bit experts. prefill: one step of many tokens. mixed: single tokens beside a stretch of one sequence, in "
-          "one step and apart. Medians; a floor is the least bytes over the copy\n"
-          "rate of the same run, or the operations over the rate of large products where that is longer.\n"
+          "Weights are random and made on the device; nothing is read from disk. kernels: each op of a layer, and the head. layers: "
+          "decode\n"
+          "steps of eight layers. decode: steps of the whole of M2 with 4-bit experts. prefill: one step of many tokens. mixed: single "
+          "tokens\n"
+          "beside a stretch of one sequence, in one step and apart. Medians; a floor is the least bytes over the copy rate of the same "
+          "run, or\n"
+          "the operations over the rate of large products where that is longer. choices: which kernels the CUDA backend takes for each\n"
+          "product, by the scheme and the tokens of a step, on GPUs that run code of sm_90a and on others; it asks for no GPU, and takes\n"
+          "--quant for the experts too.\n"
           "Exit status: 0 done, 2 usage, 4 no CUDA backend, 5 the device failed, 6 no logit was a number, 8 memory.",
   };
   return mm_program_main(&program, argc, argv, &a.subject, bench_all, &a);

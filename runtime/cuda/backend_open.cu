@@ -87,14 +87,16 @@ bool plan_weights(mm_backend *b, mm_cu_load *load, mm_err *err) {
   return p.matrix(&w->head, "lm_head.weight", err);
 }
 
-/* Whether this device's products all take codes. */
-void settle_inputs(mm_backend *b) {
+/* What choices ask of this device, and whether all products take codes there. */
+bool settle_inputs(mm_backend *b, mm_err *err) {
+  if (!mm_cu_check(mm_cu_device_here(&b->inputs.device), "ask for clusters of blocks", err)) return false;
   b->inputs.all_codes = b->c.act_quant;
   for (uint32_t l = 0; l < b->c.model->layers; l++) {
     const mm_layer_weights *y = &b->c.weights->layer[l];
     for (const mm_packed *p : {&y->qkv, &y->out, &y->output_gate, &y->w13, &y->w2})
-      b->inputs.all_codes &= !p->scheme || mm_cu_multiplies_codes(b->weight[p]);
+      b->inputs.all_codes &= !p->scheme || mm_cu_multiplies_codes(&b->inputs.device, &b->weight[p]);
   }
+  return true;
 }
 
 /* Tables under which every slot has pages of its own, until a batch brings others. */
@@ -481,7 +483,7 @@ mm_backend *mm_cu_backend_open(const mm_backend_config *c, mm_err *err) {
   mm_read_log_mark(c->log, "device");
   ok = ok && check_shared(c, &first) &&
        mm_cu_check(cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking), "cudaStreamCreate", &first) && find_weights(b, &first);
-  if (ok) settle_inputs(b);
+  ok = ok && settle_inputs(b, err);
   ok = ok && open_caches(b, &first) && open_experts(b, &first) && open_batch(b, &first) && open_choice(b, &first) &&
        mm_cu_open_stage(b, &first) && mm_cu_open_sums(b, &first) && mm_cu_check(cudaStreamSynchronize(0), "open", &first);
   mm_read_log_mark(c->log, "caches");

@@ -328,7 +328,7 @@ struct few_launch {
       if (e == cudaSuccess) e = mm_cu_map_boxes(&rows, number, 2 * (uint64_t)w.k, pairs, kLine, places, CU_TENSOR_MAP_SWIZZLE_128B);
       if (e == cudaSuccess)
         e = launch(lay_rows<kind::kPiece, kind::kOffset>, pairs, kLayers * 32, 0, s, x, which == UP ? a.x : a.middle,
-                   which == UP ? r.pair : nullptr, r.offset + r.experts, r.top_k, groups, mm_cu_few_rounds(w));
+                   which == UP ? r.pair : nullptr, r.offset + r.experts, r.top_k, groups, mm_cu_rounds_inside(MM_CU_EXPERTS_FEW, &w));
       if (e != cudaSuccess) return e;
       if (places == 8)
         return launch(which == UP ? experts_few<UP, C, S, 8> : experts_few<DOWN, C, S, 8>, multiprocessors(), kThreads,
@@ -339,22 +339,14 @@ struct few_launch {
   }
 };
 
-bool takes_few(const mm_cu_weight &w) {
-  return hopper() && w.code != MM_CU_BF16 && w.scale_kind != MM_CU_FINE && w.k % 32 == 0 && w.n % 2 == 0;
-}
-
 }  // namespace
-
-bool mm_cu_few_rounds(const mm_cu_weight &w) { return w.rounding.kind == MM_ACT_FP8_GROUP; }
-
-bool mm_cu_takes_few(const mm_cu_weight &w13, const mm_cu_weight &w2) { return takes_few(w13) && takes_few(w2); }
 
 cudaError_t mm_cu_experts_few(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a,
                               cudaStream_t s) {
-  if (!mm_cu_takes_few(w13, w2)) return cudaErrorNotSupported;
   const uint32_t pairs = a.tokens * r.top_k;
-  cudaError_t e = for_scheme(w13, few_launch{w13, r, a, UP, a.pair_out, s});
-  if (e == cudaSuccess && w2.rounding.kind != MM_ACT_KEPT && !mm_cu_few_rounds(w2))
+  cudaError_t e = mm_cu_refuse(MM_CU_EXPERTS_FEW, {&w13, &w2, a.tokens, r.top_k});
+  if (e == cudaSuccess) e = for_scheme(w13, few_launch{w13, r, a, UP, a.pair_out, s});
+  if (e == cudaSuccess && w2.rounding.kind != MM_ACT_KEPT && !mm_cu_rounds_inside(MM_CU_EXPERTS_FEW, &w2))
     e = mm_cu_round(a.middle, pairs, {a.middle, w2.k, nullptr}, w2.rounding, s);
   if (e == cudaSuccess) e = for_scheme(w2, few_launch{w2, r, a, DOWN, a.middle + (size_t)pairs * w2.k, s});
   return e != cudaSuccess ? e : mm_cu_sum_pairs(r, a, w2.n, s);

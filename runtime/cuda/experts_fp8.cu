@@ -186,24 +186,22 @@ __global__ void sum_choices(__nv_bfloat16 *y, const __nv_bfloat16 *pair_out, con
 
 }  // namespace
 
-bool mm_cu_experts_multiply_codes(const mm_cu_weight &w13, const mm_cu_weight &w2) {
-  return mm_cu_multiplies_codes(w13) && mm_cu_multiplies_codes(w2) && w13.n % (2 * kRun) == 0 && w13.k >= MM_CU_GROUP && w2.n % 8 == 0;
-}
-
 cudaError_t mm_cu_sum_choices(__nv_bfloat16 *y, const __nv_bfloat16 *pair_out, const mm_cu_route &r, uint32_t tokens, uint32_t width,
                               cudaStream_t s) {
   return launch(sum_choices, tokens, min(ceil_div(width, 8 * 32) * 32, 512u), 0, s, y, pair_out, r, width);
 }
 
+static_assert(kRun == MM_CU_GROUP, "whole tiles of gate and up (product_choice.c)");
 cudaError_t mm_cu_experts_fp8(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_rounded_experts &a,
                               cudaStream_t s) {
-  if (!mm_cu_experts_multiply_codes(w13, w2)) return cudaErrorNotSupported;
+  cudaError_t e = mm_cu_refuse(MM_CU_EXPERTS_FP8, {&w13, &w2, a.x.rows, r.top_k});
+  if (e != cudaSuccess) return e;
   const unsigned pairs = a.x.rows * r.top_k, tiles = min(pairs, pairs / (kPair * kRows) + r.experts); /* the most there can be */
   const unsigned across = w13.n / 2 / kRun, down = ceil_div(w2.n, 2 * kRun);
   /* the rows side by side; they and their scales take less room than the bf16 of the pairs' results, which come later */
   uint8_t *code = reinterpret_cast<uint8_t *>(a.pair_out);
   const mm_cu_codes x = {code, reinterpret_cast<float *>(code + (size_t)pairs * a.x.pitch), pairs, a.x.pitch, pairs};
-  cudaError_t e = launch(spread, ceil_div(pairs, kPlaces), kSpreaders * 32, 0, s, x, a.x, r.pair, r.offset + r.experts, r.top_k);
+  e = launch(spread, ceil_div(pairs, kPlaces), kSpreaders * 32, 0, s, x, a.x, r.pair, r.offset + r.experts, r.top_k);
   if (e == cudaSuccess) e = launch_product(up_job{w13, {r, across}, x, a.middle, w13.n / 2}, x, tiles * across, s);
   if (e == cudaSuccess) e = launch_product(down_job{w2, {r, down}, a.middle, a.pair_out}, a.middle, tiles * down, s);
   return e != cudaSuccess ? e : mm_cu_sum_choices(a.y, a.pair_out, r, a.x.rows, w2.n, s);

@@ -1,5 +1,4 @@
-/* The experts of a prefill step: two grouped products over the sorted pairs (token, choice) and a sum per token; of weights in codes
- * experts_many.cu's, where it takes them.
+/* The experts of a prefill step: two grouped products over the sorted pairs (token, choice) and a sum per token.
  *
  * Up: half of a block's weight rows are of w1 and half the matching ones of w3, in alternate groups of eight, so that a thread holds gate
  * and up of the same column; middle[place in the sorted order, I]. Down: pair_out[pair, H] = weight · w2·middle, f32. The sum over a
@@ -142,16 +141,14 @@ cudaError_t mm_cu_sum_pairs(const mm_cu_route &r, const mm_cu_experts &a, uint32
 
 cudaError_t mm_cu_experts_gemm(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a,
                                cudaStream_t s) {
-  if (mm_cu_takes_many(w13, w2) && !mm_cu_one_producer) return mm_cu_experts_many(w13, w2, r, a, s);
-  cudaError_t e = for_scheme(w13, grouped_launch{w13, r, a, s, true});
+  cudaError_t e = mm_cu_refuse(MM_CU_EXPERTS_GEMM, {&w13, &w2, a.tokens, r.top_k});
+  if (e == cudaSuccess) e = for_scheme(w13, grouped_launch{w13, r, a, s, true});
   if (e == cudaSuccess && w2.rounding.kind != MM_ACT_KEPT)
     e = mm_cu_round(a.middle, a.tokens * r.top_k, {a.middle, w2.k, nullptr}, w2.rounding, s);
   if (e == cudaSuccess) e = for_scheme(w2, grouped_launch{w2, r, a, s, false});
   return e != cudaSuccess ? e : mm_cu_sum_pairs(r, a, w2.n, s);
 }
 
-cudaError_t mm_cu_experts_middle(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a,
-                                 cudaStream_t s) {
-  if (mm_cu_takes_many(w13, w2)) return mm_cu_experts_many_middle(w13, r, a, s);
+cudaError_t mm_cu_experts_middle(const mm_cu_weight &w13, const mm_cu_route &r, const mm_cu_experts &a, cudaStream_t s) {
   return for_scheme(w13, grouped_launch{w13, r, a, s, true});
 }

@@ -306,24 +306,15 @@ cudaError_t up_many(const mm_cu_weight &w13, const mm_cu_route &r, const mm_cu_e
   return e != cudaSuccess ? e : for_scheme(w13, many_launch{w13, x, job, UP, pairs, s});
 }
 
-bool takes_many(const mm_cu_weight &w) {
-  const bool coarse = w.scale_kind == MM_CU_COARSE || (w.scale_kind == MM_CU_FINE && w.cell_k_log2 >= 6);
-  return w.code != MM_CU_BF16 && (coarse || w.scale_kind == MM_CU_NV || w.scale_kind == MM_CU_MX) && w.k % 32 == 0 && w.n % 8 == 0;
-}
-
 }  // namespace
-
-bool mm_cu_takes_many(const mm_cu_weight &w13, const mm_cu_weight &w2) {
-  return hopper() && takes_many(w13) && takes_many(w2) && w13.k == w2.n;
-}
 
 cudaError_t mm_cu_experts_many(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a,
                                cudaStream_t s) {
-  if (!mm_cu_takes_many(w13, w2)) return cudaErrorNotSupported;
   const uint32_t pairs = a.tokens * r.top_k;
   const bool kept = w2.rounding.kind == MM_ACT_KEPT;
   __nv_bfloat16 *const out = reinterpret_cast<__nv_bfloat16 *>(a.pair_out);
-  cudaError_t e = up_many(w13, r, a, kept ? piece_of(w2) : 0, s);
+  cudaError_t e = mm_cu_refuse(MM_CU_EXPERTS_MANY, {&w13, &w2, a.tokens, r.top_k});
+  if (e == cudaSuccess) e = up_many(w13, r, a, kept ? piece_of(w2) : 0, s);
   if (e == cudaSuccess && !kept) e = mm_cu_lay_rounded(a.middle, w2.rounding, r, a.tokens, w2.k, piece_of(w2), s);
   const many_job job = {w2, r, out, ceil_div(w2.n, 2 * kPair * kHigh), kHigh, 0};
   if (e == cudaSuccess) e = for_scheme(w2, many_launch{w2, a.middle, job, DOWN, pairs, s});

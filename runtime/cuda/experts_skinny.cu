@@ -258,16 +258,12 @@ uint32_t slots_bytes(uint32_t tokens) { return tokens > 8 ? sizeof(slots_and_roo
 struct up_launch {
   const mm_cu_weight &w;
   const float *global2;
-  bool rounds, one;
+  bool rounds;
   const mm_cu_route &r;
   const mm_cu_experts &a;
   cudaStream_t s;
   template <mm_cu_code C, mm_cu_scale S>
   cudaError_t run() const {
-    if (one) {
-      const gemv_plan p = plan_gemv<C, S>(w, r.top_k * ceil_div(w.n / 2, 2), 1);
-      return launch(one_experts_up<C, S>, p.blocks, 32 * kGemvWarps, p.shared, s, p, w, global2, rounds, r, a);
-    }
     const stream_plan p = mm_cu_plan_stream(w, r.top_k, w.n / 2, 2, 1, a.tokens, slots_bytes(a.tokens), expert_warps<C>(1));
     stream_source from = {};
     const cudaError_t e = mm_cu_open_source(w, p, &from);
@@ -281,16 +277,11 @@ struct up_launch {
 
 struct down_launch {
   const mm_cu_weight &w;
-  bool one;
   const mm_cu_route &r;
   const mm_cu_experts &a;
   cudaStream_t s;
   template <mm_cu_code C, mm_cu_scale S>
   cudaError_t run() const {
-    if (one) {
-      const gemv_plan p = plan_gemv<C, S>(w, ceil_div(w.n, 4), r.top_k);
-      return launch(one_experts_down<C, S>, p.blocks, 32 * kGemvWarps, p.shared, s, p, w, r, a);
-    }
     const stream_plan p = mm_cu_plan_stream(w, 1, w.n, 1, r.top_k, a.tokens, slots_bytes(a.tokens), expert_warps<C>(1));
     stream_source from = {};
     const cudaError_t e = mm_cu_open_source(w, p, &from);
@@ -302,24 +293,50 @@ struct down_launch {
   }
 };
 
+struct one_up_launch {
+  const mm_cu_weight &w;
+  const float *global2;
+  bool rounds;
+  const mm_cu_route &r;
+  const mm_cu_experts &a;
+  cudaStream_t s;
+  template <mm_cu_code C, mm_cu_scale S>
+  cudaError_t run() const {
+    const gemv_plan p = plan_gemv<C, S>(w, r.top_k * ceil_div(w.n / 2, 2), 1);
+    return launch(one_experts_up<C, S>, p.blocks, 32 * kGemvWarps, p.shared, s, p, w, global2, rounds, r, a);
+  }
+};
+
+struct one_down_launch {
+  const mm_cu_weight &w;
+  const mm_cu_route &r;
+  const mm_cu_experts &a;
+  cudaStream_t s;
+  template <mm_cu_code C, mm_cu_scale S>
+  cudaError_t run() const {
+    const gemv_plan p = plan_gemv<C, S>(w, ceil_div(w.n, 4), r.top_k);
+    return launch(one_experts_down<C, S>, p.blocks, 32 * kGemvWarps, p.shared, s, p, w, r, a);
+  }
+};
+
 }  // namespace
 
-uint32_t mm_cu_mixture_columns(const mm_cu_weight &w13, const mm_cu_weight &w2, uint32_t top_k) {
-  constexpr uint32_t kLongest = 1024; /* columns of an item, of 4-bit codes */
-  return max(w13.k, top_k * (ceil_div(w2.k, kLongest) * kLongest));
+cudaError_t mm_cu_experts_one(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a,
+                              cudaStream_t s) {
+  const bool rounds = w2.rounding.kind != MM_ACT_KEPT;
+  cudaError_t e = mm_cu_refuse(MM_CU_EXPERTS_ONE, {&w13, &w2, a.tokens, r.top_k});
+  if (e == cudaSuccess) e = for_scheme(w13, one_up_launch{w13, w2.global, rounds, r, a, s});
+  if (e == cudaSuccess && rounds && !mm_cu_rounds_inside(MM_CU_EXPERTS_ONE, &w2))
+    e = mm_cu_round_slots(a.middle, w2.k, r, w2.global, w2.rounding, s);
+  return e != cudaSuccess ? e : for_scheme(w2, one_down_launch{w2, r, a, s});
 }
 
 cudaError_t mm_cu_experts_skinny(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a,
                                  cudaStream_t s) {
-  if (a.tokens > MM_CU_SKINNY) return cudaErrorInvalidValue;
-  if (a.tokens == 0) return cudaSuccess;
   const bool rounds = w2.rounding.kind != MM_ACT_KEPT;
-  /* Long rows of E4M3 with inputs as they are come faster by stages (M1: 94 us, by fours 104; M2: 42, 41). */
-  const bool by_stages = w13.code == MM_CU_E4M3 && w13.rounding.kind == MM_ACT_KEPT && w13.pitch > 4096;
-  const uint32_t columns = mm_cu_mixture_columns(w13, w2, r.top_k);
-  const bool one = a.tokens == 1 && !by_stages && takes_gemv(columns);
-  cudaError_t e = for_scheme(w13, up_launch{w13, w2.global, rounds, one, r, a, s});
-  if (e == cudaSuccess && rounds && !(one && mm_cu_rounds_itself(w2, columns)))
-    e = mm_cu_round_slots(a.middle, w2.k, r, w2.global, w2.rounding, s);
-  return e != cudaSuccess ? e : for_scheme(w2, down_launch{w2, one, r, a, s});
+  cudaError_t e = mm_cu_refuse(MM_CU_EXPERTS_SKINNY, {&w13, &w2, a.tokens, r.top_k});
+  if (e != cudaSuccess || a.tokens == 0) return e;
+  e = for_scheme(w13, up_launch{w13, w2.global, rounds, r, a, s});
+  if (e == cudaSuccess && rounds) e = mm_cu_round_slots(a.middle, w2.k, r, w2.global, w2.rounding, s);
+  return e != cudaSuccess ? e : for_scheme(w2, down_launch{w2, r, a, s});
 }

@@ -19,15 +19,6 @@ cudaError_t mm_cu_round(__nv_bfloat16 *y, uint32_t count, const mm_cu_inputs &in
 cudaError_t mm_cu_round_slots(__nv_bfloat16 *middle, uint32_t k, const mm_cu_route &r, const float *global, const mm_cu_rounding &how,
                               cudaStream_t s);
 
-/* Columns that the activations of a mixture take at most in a single token's kernels, whole items of each slot counted. */
-uint32_t mm_cu_mixture_columns(const mm_cu_weight &w13, const mm_cu_weight &w2, uint32_t top_k);
-/* The kernels of a single token, of so many columns in all, round their inputs as w says: they are given as they are. */
-bool mm_cu_rounds_itself(const mm_cu_weight &w, uint32_t columns);
-
-/* The current device multiplies w's codes as they are with codes of rounded rows: sm_90a, E4M3, whole groups of 128 rows and columns under
- * one scale, inputs rounded in groups of 128. */
-bool mm_cu_multiplies_codes(const mm_cu_weight &w);
-
 /* y[T, n] = x·Wᵀ; exactly one of y and y32 is given. */
 struct mm_cu_product {
   mm_cu_codes x; /* rows: T */
@@ -35,11 +26,8 @@ struct mm_cu_product {
   float *y32;
 };
 cudaError_t mm_cu_gemm_fp8(const mm_cu_weight &w, const mm_cu_product &a, cudaStream_t s);
-/* The same for T ≤ MM_CU_FEW, at the memory's rate; where no cluster of blocks can hold the rows, mm_cu_gemm_fp8. */
+/* The same for T ≤ MM_CU_FEW, at the memory's rate, where a cluster of blocks holds the rows. */
 cudaError_t mm_cu_skinny_fp8(const mm_cu_weight &w, const mm_cu_product &a, cudaStream_t s);
-
-/* Both of a layer's experts, and their intermediate size is whole groups. */
-bool mm_cu_experts_multiply_codes(const mm_cu_weight &w13, const mm_cu_weight &w2);
 
 /* y[T, H] as mm_cu_experts_gemm's, with r's sorted pairs; the products of gate and up are rounded too. */
 struct mm_cu_rounded_experts {

@@ -1,8 +1,6 @@
 /* y = x·Wᵀ for any number of rows (gemm.cuh). */
 #include "runtime/cuda/gemm.cuh"
 
-#include <stdlib.h>
-
 #include "runtime/cuda/launch.h"
 
 namespace {
@@ -41,8 +39,17 @@ struct dense_job {
 
 template <mm_cu_code C, mm_cu_scale S>
 __global__ void __launch_bounds__(kGemmThreads, 1) gemm(const __grid_constant__ mm_cu_weight w, const __grid_constant__ mm_cu_linear a) {
-  grid_wait_and_launch_next();
-  gemm_tile<C, S>(w, dense_job{w, a, blockIdx.x * kGemmRows, blockIdx.y * kGemmColumns});
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  constexpr bool kTakes = C == MM_CU_BF16; /* gemm_widened takes the others */
+#else
+  constexpr bool kTakes = true;
+#endif
+  if constexpr (kTakes) {
+    grid_wait_and_launch_next();
+    gemm_tile<C, S>(w, dense_job{w, a, blockIdx.x * kGemmRows, blockIdx.y * kGemmColumns});
+  } else {
+    no_such_code();
+  }
 }
 
 /* Sixteen tiles of rows meet all weights before the next sixteen: what runs at a time shares both. */
@@ -67,17 +74,34 @@ struct gemm_launch {
   cudaStream_t s;
   template <mm_cu_code C, mm_cu_scale S>
   cudaError_t run() const {
-    if constexpr (C != MM_CU_BF16) {
-      if (gemm_widens(C))
-        return launch_widened<C>(gemm_widened<C, S>, ceil_div(a.tokens, kGemmRows) * ceil_div(w.n, widened_gemm::kColumns), s, w, a);
-    }
     const gemm_block b = gemm_block_here();
     return launch(gemm<C, S>, dim3(ceil_div(a.tokens, kGemmRows), ceil_div(w.n, b.columns)), b.threads, b.shared, s, w, a);
   }
 };
 
+struct widened_launch {
+  const mm_cu_weight &w;
+  const mm_cu_linear &a;
+  cudaStream_t s;
+  template <mm_cu_code C, mm_cu_scale S>
+  cudaError_t run() const {
+    if constexpr (C == MM_CU_BF16) {
+      return cudaErrorNotSupported;
+    } else {
+      return launch(gemm_widened<C, S>, min(ceil_div(a.tokens, kGemmRows) * ceil_div(w.n, widened_gemm::kColumns), multiprocessors()),
+                    widened_gemm::kThreads, sizeof(widened_gemm::shared<C>), s, w, a);
+    }
+  }
+};
+
 }  // namespace
 
-bool mm_cu_one_producer = getenv("MM_ONE_PRODUCER") != nullptr;
+cudaError_t mm_cu_gemm(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s) {
+  const cudaError_t e = mm_cu_refuse(MM_CU_GEMM, {&w, nullptr, a.tokens});
+  return e != cudaSuccess ? e : for_scheme(w, gemm_launch{w, a, s});
+}
 
-cudaError_t mm_cu_gemm(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s) { return for_scheme(w, gemm_launch{w, a, s}); }
+cudaError_t mm_cu_gemm_widened(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s) {
+  const cudaError_t e = mm_cu_refuse(MM_CU_GEMM_WIDENED, {&w, nullptr, a.tokens});
+  return e != cudaSuccess ? e : for_scheme(w, widened_launch{w, a, s});
+}

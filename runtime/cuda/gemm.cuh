@@ -37,14 +37,6 @@ inline gemm_block gemm_block_here() {
   if (hopper()) return {hopper_gemm::kColumns, hopper_gemm::kThreads, sizeof(hopper_gemm::shared)};
   return {128, 256, sizeof(gemm_shared)};
 }
-/* kernel(args…), which runs widened_gemm::tiles of C over so many tiles. */
-template <mm_cu_code C, class... Params, class... Args>
-cudaError_t launch_widened(void (*kernel)(Params...), unsigned tiles, cudaStream_t s, Args... args) {
-  return launch(kernel, min(tiles, multiprocessors()), widened_gemm::kThreads, sizeof(widened_gemm::shared<C>), s, args...);
-}
-/* Whether weights in these codes take it here. */
-inline bool gemm_widens(mm_cu_code c) { return c != MM_CU_BF16 && hopper() && !mm_cu_one_producer; }
-
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 template <mm_cu_code C, mm_cu_scale S, class Job>

@@ -48,12 +48,8 @@ struct dense_job {
 
 }  // namespace
 
-bool mm_cu_multiplies_codes(const mm_cu_weight &w) {
-  return hopper() && w.rounding.kind == MM_ACT_FP8_GROUP && w.code == MM_CU_E4M3 && w.scale_kind == MM_CU_COARSE && w.cell_n_log2 >= 7 &&
-         w.cell_k_log2 >= 7;
-}
-
 cudaError_t mm_cu_gemm_fp8(const mm_cu_weight &w, const mm_cu_product &a, cudaStream_t s) {
-  if (!mm_cu_multiplies_codes(w)) return cudaErrorNotSupported;
+  const cudaError_t e = mm_cu_refuse(MM_CU_GEMM_FP8, {&w, nullptr, a.x.rows});
+  if (e != cudaSuccess) return e;
   return launch_product(dense_job{w, a}, a.x, ceil_div(a.x.rows, kPair * kRows) * ceil_div(w.n, 2 * kRun), s);
 }

@@ -13,7 +13,6 @@
 #define MM_CUDA_GEMM_WIDENED_CUH
 
 #include "runtime/cuda/gemm_pieces.cuh"
-#include "runtime/cuda/gemm_widened.h"
 
 namespace widened_gemm {
 

@@ -27,11 +27,7 @@
 #include "runtime/cuda/weight.cuh"
 
 constexpr uint32_t kGemvWarps = 16, kFour = 4;
-constexpr int kGemvRegisters = 80;       /* of a thread: what is left is room for the small kernels before and after */
-constexpr uint32_t kGemvColumns = 37000; /* the most activations that fit beside the rings and the sums of a few fours, in whole items */
-
-/* A single token's products of so many columns take this core: on the devices whose shared memory it was laid out for. */
-inline bool takes_gemv(uint32_t columns) { return hopper() && columns <= kGemvColumns; }
+constexpr int kGemvRegisters = 80; /* of a thread: what is left is room for the small kernels before and after */
 
 struct four_place {
   uint32_t matrix, first, rows; /* how many of the four there are */

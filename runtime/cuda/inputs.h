@@ -12,6 +12,7 @@ struct mm_cu_rounded {
 
   const __nv_bfloat16 *coded = nullptr, *rounded = nullptr; /* what codes and rows were made of */
   mm_cu_rounding how = {};                                  /* rows */
+  mm_cu_device device = {};                                 /* the current one */
   bool all_codes = false;                                   /* every dense product of more rows than one multiplies codes */
   bool decode = false; /* the step under way is one; a prefill's rows keep their bits in chunks of more than 16 */
 
@@ -34,9 +35,10 @@ struct mm_cu_rounded {
 
  private:
   cudaError_t encode(const __nv_bfloat16 *x, const uint32_t *pick, uint32_t tokens, uint32_t k, cudaStream_t s);
-  /* columns: of the step's widest product. */
-  cudaError_t round(const __nv_bfloat16 **x, const uint32_t *pick, uint32_t tokens, const mm_cu_weight &w, uint32_t columns,
-                    cudaStream_t s);
+  cudaError_t round(const __nv_bfloat16 **x, const uint32_t *pick, uint32_t tokens, const mm_cu_weight &w, cudaStream_t s);
+  /* x as the choice wants it: codes, or rows. */
+  cudaError_t prepare(const mm_cu_choice &c, const __nv_bfloat16 **x, const uint32_t *pick, uint32_t tokens, const mm_cu_weight &w,
+                      cudaStream_t s);
 };
 
 #endif

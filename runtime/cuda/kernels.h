@@ -7,45 +7,15 @@
 #include <cuda_runtime.h>
 #include <stdint.h>
 
-#include "quant/quant.h"
+#include "runtime/cuda/product_choice.h"
 #include "runtime/pages.h"
 
-/* ---- weights ---- */
+/* ---- which kernel ---- */
 
-enum mm_cu_code {
-  MM_CU_BF16,
-  MM_CU_E4M3,
-  MM_CU_INT4, /* (v & 15) ^ 8, nibbles in pair order (weight.cuh) */
-  MM_CU_E2M1  /* in pair order */
-};
-
-enum mm_cu_scale {
-  MM_CU_PLAIN,  /* no scale */
-  MM_CU_COARSE, /* f32, k cell a multiple of the piece of a warp (64 for E4M3, 128 for INT4), or the whole row */
-  MM_CU_FINE,   /* f32, k cell a multiple of 8 */
-  MM_CU_NV,     /* e4m3, one per 16 of a row; scale_pitch a multiple of 16, and scale 16-byte aligned */
-  MM_CU_MX      /* e8m0, one per 32 of a row; likewise */
-};
-
-/* How the inputs of a product are rounded before it (quant/activation.c): MM_ACT_KEPT, not at all. */
-struct mm_cu_rounding {
-  mm_act_quant kind;
-  float fixed; /* the static scale; 0: none */
-};
-
-/* `lead` matrices [n, k] in device memory: y = x·Wᵀ. */
-struct mm_cu_weight {
-  mm_cu_code code;
-  mm_cu_scale scale_kind;
-  uint32_t lead, n, k; /* k % 8 == 0 */
-  size_t pitch;        /* bytes from row to row, a multiple of 16; padding codes are zero */
-  const uint8_t *data; /* [lead, n, pitch], 16-byte aligned */
-  const void *scale;   /* [lead, scale_rows, scale_pitch] elements */
-  uint32_t scale_rows, scale_pitch;
-  uint32_t cell_n_log2, cell_k_log2; /* of the scale grid; 31: the whole extent */
-  const float *global;               /* [lead] further factors, or NULL */
-  mm_cu_rounding rounding;           /* of its inputs */
-};
+/* The current device; asked once of each. */
+cudaError_t mm_cu_device_here(mm_cu_device *d);
+/* cudaSuccess where the kernel takes it here, cudaErrorNotSupported where it does not. */
+cudaError_t mm_cu_refuse(mm_cu_kernel kernel, const mm_cu_task &q);
 
 /* ---- dense ---- */
 
@@ -57,16 +27,17 @@ struct mm_cu_linear {
   float *y32;
   uint32_t tokens;
 };
-#define MM_CU_SKINNY 16
-#define MM_CU_FEW    64
+/* A single row. */
+cudaError_t mm_cu_one(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s);
 /* T ≤ MM_CU_SKINNY. */
 cudaError_t mm_cu_skinny(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s);
-/* The same for T ≤ MM_CU_FEW where mm_cu_takes_few_rows (sm_90a, not under FINE scales), the weights read once at the memory's rate; where
- * no cluster of blocks can hold the rows, mm_cu_skinny or mm_cu_gemm. */
+/* T ≤ MM_CU_FEW (sm_90a, not under FINE scales), the weights read once at the memory's rate, where a cluster of blocks holds the rows. */
 cudaError_t mm_cu_skinny_few(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s);
-bool mm_cu_takes_few_rows(const mm_cu_weight &w);
-/* The same for any T. */
+/* The most blocks of such a cluster that the current device has room for; 0: none. */
+cudaError_t mm_cu_largest_cluster(uint32_t *blocks);
+/* Any T; widened: weights that are codes, on sm_90a, where the other one takes bf16 alone. */
 cudaError_t mm_cu_gemm(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s);
+cudaError_t mm_cu_gemm_widened(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s);
 
 /* ---- mixture of experts ---- */
 
@@ -114,7 +85,8 @@ cudaError_t mm_cu_split(__nv_bfloat16 *to, const float *w, size_t n, cudaStream_
 /* r.logits of x[T, k], T > MM_CU_SKINNY: the first part of mm_cu_route_tokens, unless m.few takes the other kernel. */
 cudaError_t mm_cu_route_logits(const mm_cu_router &m, const mm_cu_route &r, const __nv_bfloat16 *x, uint32_t tokens, cudaStream_t s);
 /* Fills r for x[T, k]: the slot lists for T ≤ MM_CU_SKINNY, the sorted pairs for T > 1. Of a single token the logits alone, which
- * mm_cu_experts_skinny chooses from and then fills in the rest; and clears r.told, so that it must come before those experts. */
+ * mm_cu_experts_one and mm_cu_experts_skinny choose from and then fill in the rest; and clears r.told, so that it must come before those
+ * experts. */
 cudaError_t mm_cu_route_tokens(const mm_cu_router &m, const mm_cu_route &r, const __nv_bfloat16 *x, uint32_t tokens, cudaStream_t s);
 
 /* y[T, H] = Σ weight · w2(SiLU(w1 x) ⊙ (w3 x)), zeros for rows that choose no expert; the inputs of w2 rounded as it says; x is rounded
@@ -125,28 +97,25 @@ struct mm_cu_experts {
   float *pair_out; /* [T · top_k, H], only for T > MM_CU_SKINNY */
   uint32_t tokens;
 };
+/* A single token, whose x comes as it is where mm_cu_rounds_inside. */
+cudaError_t mm_cu_experts_one(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a,
+                              cudaStream_t s);
+/* T ≤ MM_CU_SKINNY. */
 cudaError_t mm_cu_experts_skinny(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a,
                                  cudaStream_t s);
+/* Any T > 1. */
 cudaError_t mm_cu_experts_gemm(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a,
                                cudaStream_t s);
-/* Where an expert has a few rows: weights are read once for eight of them. T > 1; middle: [3, T · top_k, I]; pair_out as for more, in use
- * throughout. Worth it for T ≤ MM_CU_FEW_EACH. */
-#define MM_CU_FEW_EACH 256
+/* Where an expert has a few rows: weights are read once for eight of them. sm_90a, codes of 4 or 8 bits, not under FINE scales, k % 32 ==
+ * 0, n even; T > 1; middle: [3, T · top_k, I]; pair_out as for more, in use throughout. x comes as it is where mm_cu_rounds_inside. */
 cudaError_t mm_cu_experts_few(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a,
                               cudaStream_t s);
-/* Both of a layer's experts take those kernels: sm_90a, codes of 4 or 8 bits, not under FINE scales, k % 32 == 0, n even. */
-bool mm_cu_takes_few(const mm_cu_weight &w13, const mm_cu_weight &w2);
-/* They round w's inputs themselves, x too; others come rounded. */
-bool mm_cu_few_rounds(const mm_cu_weight &w);
-/* mm_cu_experts_gemm's for many rows whose weights are codes, where mm_cu_takes_many: sm_90a, scales of 64 columns at least or in bytes,
- * k % 32 == 0, n % 8 == 0. */
+/* For many rows, T > 1, of weights that are codes: sm_90a, scales of 64 columns at least or in bytes, k % 32 == 0, n % 8 == 0. */
 cudaError_t mm_cu_experts_many(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a,
                                cudaStream_t s);
-bool mm_cu_takes_many(const mm_cu_weight &w13, const mm_cu_weight &w2);
-/* a.middle[T · top_k, I] alone, in the order of sorted pairs, not rounded (experts_gemm leaves the columns in an order of its own);
- * a.pair_out is written too. T > 1. */
-cudaError_t mm_cu_experts_middle(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a,
-                                 cudaStream_t s);
+/* experts_gemm's and experts_many's a.middle[T · top_k, I] alone, in the order of sorted pairs, not rounded (experts_many leaves the
+ * columns in an order of its own); a.pair_out is written too. */
+cudaError_t mm_cu_experts_middle(const mm_cu_weight &w13, const mm_cu_route &r, const mm_cu_experts &a, cudaStream_t s);
 cudaError_t mm_cu_experts_many_middle(const mm_cu_weight &w13, const mm_cu_route &r, const mm_cu_experts &a, cudaStream_t s);
 /* a.y[t, width] = Σ a.pair_out of its choices, in their order; zeros where it has none. */
 cudaError_t mm_cu_sum_pairs(const mm_cu_route &r, const mm_cu_experts &a, uint32_t width, cudaStream_t s);
@@ -297,7 +266,6 @@ cudaError_t mm_cu_lightning_rows(const mm_cu_lightning &a, const mm_cu_span *spa
 #define MM_CU_MAX_WIDTH  16384 /* of a row that is normed */
 #define MM_CU_MAX_TOKENS 65535 /* of a step: blocks side by side */
 
-#define MM_CU_GROUP 128
 /* Rounded rows (fp8.h). code: [rows, pitch], zeros behind the last column; scale: [pitch / 128, scale_pitch], a group's scales side by
  * side. */
 struct mm_cu_codes {

@@ -86,16 +86,23 @@ __global__ void __maxnreg__(kGemvRegisters)
   });
 }
 
+struct one_launch {
+  const mm_cu_weight &w;
+  const mm_cu_linear &a;
+  cudaStream_t s;
+  template <mm_cu_code C, mm_cu_scale S>
+  cudaError_t run() const {
+    const gemv_plan p = plan_gemv<C, S>(w, ceil_div(w.n, 4), 1);
+    return launch(one<C, S>, p.blocks, 32 * kGemvWarps, p.shared, s, p, w, a);
+  }
+};
+
 struct skinny_launch {
   const mm_cu_weight &w;
   const mm_cu_linear &a;
   cudaStream_t s;
   template <mm_cu_code C, mm_cu_scale S>
   cudaError_t run() const {
-    if (a.tokens == 1 && takes_gemv(w.k)) {
-      const gemv_plan p = plan_gemv<C, S>(w, ceil_div(w.n, 4), 1);
-      return launch(one<C, S>, p.blocks, 32 * kGemvWarps, p.shared, s, p, w, a);
-    }
     const stream_plan p = mm_cu_plan_stream(w, 1, w.n, 1, 1, max(a.tokens, 2), 0, kStreamWarps);
     stream_source from = {};
     const cudaError_t e = mm_cu_open_source(w, p, &from);
@@ -107,12 +114,12 @@ struct skinny_launch {
 
 }  // namespace
 
-bool mm_cu_rounds_itself(const mm_cu_weight &w, uint32_t columns) {
-  return w.rounding.kind == MM_ACT_FP8_GROUP && w.code != MM_CU_BF16 && w.scale_kind != MM_CU_FINE && takes_gemv(columns);
+cudaError_t mm_cu_one(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s) {
+  const cudaError_t e = mm_cu_refuse(MM_CU_ONE, {&w, nullptr, a.tokens});
+  return e != cudaSuccess ? e : for_scheme(w, one_launch{w, a, s});
 }
 
 cudaError_t mm_cu_skinny(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s) {
-  if (a.tokens > MM_CU_SKINNY) return cudaErrorInvalidValue;
-  if (a.tokens == 0) return cudaSuccess;
-  return for_scheme(w, skinny_launch{w, a, s});
+  const cudaError_t e = mm_cu_refuse(MM_CU_SKINNY_ROWS, {&w, nullptr, a.tokens});
+  return e != cudaSuccess || a.tokens == 0 ? e : for_scheme(w, skinny_launch{w, a, s});
 }

@@ -7,6 +7,7 @@
  * with the next tile. So a row's bits depend on the shape, the number of rows up to 8, 16, 32 or 64, and the device alone.
  *
  * A Kind says what is multiplied:
+ *   kKind                    as product_choice.h says it
  *   kRows, kTurns            8, 16, 32 or 64, the most there may be; groups
  *   kLineX, kLineBack        bytes of the rows for a line, and of their factors
  *   kScaleBytes              of a stage's scales
@@ -26,7 +27,7 @@
 #include "runtime/cuda/launch.h"
 #include "runtime/cuda/tensor_map.h"
 
-constexpr uint32_t kStage = kBox * kLine, kMostBlocks = 8, kMostStages = 20, kRoom = 226 * 1024;
+constexpr uint32_t kStage = kBox * kLine, kMostBlocks = 8, kMostStages = 20, kRoom = MM_CU_CLUSTER_ROOM;
 [[maybe_unused]] constexpr uint32_t kAdders = 3; /* warps */
 template <class Kind>
 constexpr uint32_t cluster_threads() {
@@ -44,12 +45,15 @@ __host__ __device__ constexpr uint32_t sums_pitch(uint32_t rows) { return (rows 
 __host__ __device__ constexpr uint32_t sums_bytes(uint32_t rows) { return kBox * sums_pitch(rows); }
 /* Tiles whose sums there is room for. */
 __host__ __device__ constexpr uint32_t sums_sets(uint32_t rows) { return rows == 64 ? 1 : 2; }
+static_assert(kBox == MM_CU_BOX && kLine == MM_CU_LINE && sums_bytes(8) == mm_cu_sums_bytes(8) && sums_sets(64) == mm_cu_sums_sets(64) &&
+              sums_sets(32) == mm_cu_sums_sets(32));
 
 struct cluster_barriers {
   uint64_t x, full[kMostStages], empty[kMostStages];
   uint64_t summed[2], taken[2]; /* the groups' sums of a tile: there, and read */
   uint64_t sent[2], read[2];    /* all blocks' */
 };
+static_assert(sizeof(cluster_barriers) == MM_CU_CLUSTER_BARRIERS);
 
 /* y[rows, n] = x·Wᵀ: x as codes, or as bf16 rows, of which row i is row pick[i]. Exactly one of y and y32 is given. */
 struct cluster_job {
@@ -294,9 +298,9 @@ template <class Kind>
 bool lay_out(cluster_plan *p, uint32_t blocks) {
   constexpr uint32_t kBytes = sums_sets(Kind::kRows) * sums_bytes(Kind::kRows), kEach = kStage + Kind::kScaleBytes;
   const uint32_t lines = ceil_div(p->all_lines, blocks);
+  if (!mm_cu_cluster_fits(Kind::kKind, lines)) return false;
   p->ring = lines * Kind::kLineX;
-  const uint32_t others = p->ring + (Kind::kTurns + 1) * kBytes + lines * Kind::kLineBack + sizeof(cluster_barriers);
-  if (others + 2 * Kind::kTurns * kEach > kRoom) return false;
+  const uint32_t others = mm_cu_cluster_bytes(Kind::kKind, lines);
   /* a place belongs to one group, which may not look for its next stage before it has read the last one */
   p->stages = min((kRoom - others) / kEach, kMostStages) / Kind::kTurns * Kind::kTurns;
   p->scales = p->ring + p->stages * kStage, p->sums = p->scales + p->stages * Kind::kScaleBytes, p->sent = p->sums + Kind::kTurns * kBytes;
@@ -317,9 +321,9 @@ uint32_t expected_time(const cluster_plan &p, uint32_t blocks, uint32_t clusters
   return time;
 }
 
-/* *fits: false, and nothing is launched, where no cluster of blocks holds such long rows, or fits this device. other: the second map. */
+/* Refused where no cluster of blocks holds such long rows, or fits this device. other: the second map. */
 template <class Kind>
-cudaError_t launch_clusters_of(const mm_cu_weight &w, const cluster_job &a, const CUtensorMap &other, bool *fits, cudaStream_t s) {
+cudaError_t launch_clusters_of(const mm_cu_weight &w, const cluster_job &a, const CUtensorMap &other, cudaStream_t s) {
   cluster_plan best = {};
   uint32_t best_blocks = 0, best_clusters = 0, best_cost = ~0u;
   for (uint32_t blocks = 2; blocks <= kMostBlocks; blocks *= 2) {
@@ -334,8 +338,7 @@ cudaError_t launch_clusters_of(const mm_cu_weight &w, const cluster_job &a, cons
     const uint32_t cost = expected_time<Kind>(p, blocks, clusters);
     if (cost < best_cost) best = p, best_blocks = blocks, best_clusters = clusters, best_cost = cost;
   }
-  *fits = best_blocks > 0;
-  if (!*fits) return cudaSuccess;
+  if (best_blocks == 0) return cudaErrorNotSupported;
   cluster_maps maps = {{}, other};
   const cudaError_t e = mm_cu_map_boxes(&maps.weights, w.data, w.pitch, w.n, kLine, kBox, CU_TENSOR_MAP_SWIZZLE_128B);
   if (e != cudaSuccess) return e;

@@ -7,9 +7,12 @@ namespace {
 template <mm_cu_code C, mm_cu_scale S, uint32_t kMost>
 struct kept_rows {
   using kind = few_kind<C, S>;
-  static constexpr uint32_t kRows = kMost, kTurns = kRows >= 32 ? 2 : 3;
-  static constexpr uint32_t kBlock = kRows * kLine, kBlocks = kind::kPlain ? 1 : kind::kColumns / kPart; /* of x, a line */
-  static constexpr uint32_t kLineX = kBlocks * kBlock, kLineBack = kind::kGroups * kRows * 8, kScaleBytes = kBox * kind::kScaleBytes;
+  static constexpr mm_cu_cluster_kind kKind = mm_cu_cluster_kind_of(C, S, false, kMost);
+  static constexpr uint32_t kRows = kMost, kTurns = kKind.turns, kLineX = kKind.x, kLineBack = kKind.back, kScaleBytes = kKind.scales;
+  static constexpr uint32_t kBlock = kRows * kLine; /* of x, a line */
+  static_assert(kLineX == (kind::kPlain ? 1 : kind::kColumns / kPart) * kBlock && kLineBack == kind::kGroups * kRows * 8 &&
+                    kScaleBytes == kBox * kind::kScaleBytes,
+                "what few.cuh makes of a line");
   static constexpr uint32_t kLeast = C == MM_CU_INT4 || C == MM_CU_E2M1 ? 250 : 160;
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -89,7 +92,6 @@ struct kept_rows {
 struct kept_launch {
   const mm_cu_weight &w;
   const mm_cu_linear &a;
-  bool *fits;
   cudaStream_t s;
 
   template <mm_cu_code C, mm_cu_scale S>
@@ -103,7 +105,7 @@ struct kept_launch {
         if (e != cudaSuccess) return e;
       }
       const auto most = [&](auto kind) {
-        return launch_clusters_of<decltype(kind)>(w, {{}, a.x, a.rows, a.y, a.y32, a.tokens}, scales, fits, s);
+        return launch_clusters_of<decltype(kind)>(w, {{}, a.x, a.rows, a.y, a.y32, a.tokens}, scales, s);
       };
       return a.tokens <= 8    ? most(kept_rows<C, S, 8>())
              : a.tokens <= 16 ? most(kept_rows<C, S, 16>())
@@ -115,13 +117,16 @@ struct kept_launch {
 
 }  // namespace
 
-bool mm_cu_takes_few_rows(const mm_cu_weight &w) { return hopper() && w.scale_kind != MM_CU_FINE; }
-
 cudaError_t mm_cu_skinny_few(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s) {
-  if (!mm_cu_takes_few_rows(w)) return cudaErrorNotSupported;
-  if (a.tokens > MM_CU_FEW) return cudaErrorInvalidValue;
-  if (a.tokens == 0) return cudaSuccess;
-  bool fits = false;
-  const cudaError_t e = for_scheme(w, kept_launch{w, a, &fits, s});
-  return e != cudaSuccess || fits ? e : (a.tokens <= MM_CU_SKINNY ? mm_cu_skinny : mm_cu_gemm)(w, a, s);
+  const cudaError_t e = mm_cu_refuse(MM_CU_SKINNY_FEW, {&w, nullptr, a.tokens});
+  return e != cudaSuccess || a.tokens == 0 ? e : for_scheme(w, kept_launch{w, a, s});
+}
+
+cudaError_t mm_cu_largest_cluster(uint32_t *blocks) {
+  cudaError_t e = cudaSuccess;
+  uint32_t most = 0;
+  for (*blocks = 2 * kMostBlocks; e == cudaSuccess && most == 0 && *blocks > 2;)
+    e = most_clusters<kept_rows<MM_CU_BF16, MM_CU_PLAIN, 8>>(*blocks /= 2, &most);
+  if (most == 0) *blocks = 0;
+  return e;
 }

@@ -14,7 +14,8 @@ __device__ __forceinline__ void multiply_codes(float (&d)[32], uint64_t a, uint6
 
 template <uint32_t kMost>
 struct coded_rows {
-  static constexpr uint32_t kRows = kMost, kTurns = 2, kLineX = kRows * kLine, kLineBack = kRows * 4, kScaleBytes = 16;
+  static constexpr mm_cu_cluster_kind kKind = mm_cu_cluster_kind_of(MM_CU_E4M3, MM_CU_COARSE, true, kMost);
+  static constexpr uint32_t kRows = kMost, kTurns = kKind.turns, kLineX = kKind.x, kLineBack = kKind.back, kScaleBytes = kKind.scales;
   static constexpr uint32_t kLeast = 130;
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -70,18 +71,15 @@ struct coded_rows {
 template <uint32_t kRows>
 cudaError_t launch_coded(const mm_cu_weight &w, const mm_cu_product &a, cudaStream_t s) {
   CUtensorMap rows;
-  bool fits = false;
-  cudaError_t e = mm_cu_map_boxes(&rows, a.x.code, a.x.pitch, a.x.rows, kLine, kRows, CU_TENSOR_MAP_SWIZZLE_128B);
-  if (e == cudaSuccess) e = launch_clusters_of<coded_rows<kRows>>(w, {a.x, nullptr, nullptr, a.y, a.y32, a.x.rows}, rows, &fits, s);
-  return e != cudaSuccess || fits ? e : mm_cu_gemm_fp8(w, a, s);
+  const cudaError_t e = mm_cu_map_boxes(&rows, a.x.code, a.x.pitch, a.x.rows, kLine, kRows, CU_TENSOR_MAP_SWIZZLE_128B);
+  return e != cudaSuccess ? e : launch_clusters_of<coded_rows<kRows>>(w, {a.x, nullptr, nullptr, a.y, a.y32, a.x.rows}, rows, s);
 }
 
 }  // namespace
 
 cudaError_t mm_cu_skinny_fp8(const mm_cu_weight &w, const mm_cu_product &a, cudaStream_t s) {
-  if (!mm_cu_multiplies_codes(w)) return cudaErrorNotSupported;
-  if (a.x.rows > MM_CU_FEW) return cudaErrorInvalidValue;
-  if (a.x.rows == 0) return cudaSuccess;
+  const cudaError_t e = mm_cu_refuse(MM_CU_SKINNY_FP8, {&w, nullptr, a.x.rows});
+  if (e != cudaSuccess || a.x.rows == 0) return e;
   return (a.x.rows <= 8    ? launch_coded<8>
           : a.x.rows <= 16 ? launch_coded<16>
           : a.x.rows <= 32 ? launch_coded<32>

@@ -31,12 +31,6 @@ MM_MUST_USE bool mm_cu_check(cudaError_t e, const char *what, mm_err *err);
 
 /* ---- weights: their layout there ---- */
 
-/* All of *out but its pointers, from w's shape and scheme alone. MM_UNSUPPORTED E_SCHEME, naming tensor and scheme, when no kernel reads
- * it. */
-MM_MUST_USE bool mm_cu_describe(const mm_packed *w, const char *name, mm_cu_weight *out, mm_err *err);
-uint32_t mm_cu_bits(mm_cu_code code);
-/* Elements of its scales, f32 (COARSE, FINE) or bytes (NV, MX). */
-size_t mm_cu_scales(const mm_cu_weight *d);
 /* Where its parts are written; NULL where it has none. */
 struct mm_cu_places {
   uint8_t *data;

@@ -17,6 +17,23 @@ refused 2 E_USAGE layers --model m3
 refused 2 E_USAGE layers --quant int3
 refused 2 E_USAGE layers --head int3
 refused 2 E_USAGE layers --batch 257
+refused 2 E_USAGE choices --quant int3
+# The table of kernels needs no GPU. runtime/cuda/README.md has M2's as it is printed.
+bench=$BUILD/bin/minimax-bench
+"$bench" choices --model m2 >"$TMPDIR/table"
+sed -n '/^\$ minimax-bench choices --model m2$/,/^```$/p' runtime/cuda/README.md | sed '1d;$d' | diff - "$TMPDIR/table"
+"$bench" choices --model m1 --quant block_fp8 --act-quant off | grep -q '^  1 to 3 *experts_up, experts_down$'
+"$bench" choices --model m2 --quant nvfp4 --expert-quant w4a16 --head bf16 --tp 8 | grep -c '^m2, .*: ' | grep -qx 6
+"$bench" choices --json | python3 -c '
+import json, sys
+rows = [json.loads(line) for line in sys.stdin]
+assert {r["code"] for r in rows} == {"sm_90a", "other code"} and {r["model"] for r in rows} == {"m1", "m2"}
+for r in rows:
+    assert r["kernels"] and r["schemes"] and r["products"] and r["step"] in ("any", "decode", "stretch") and r["from"] <= r.get("to", 1 << 30), r
+head = [r for r in rows if r["model"] == "m2" and r["code"] == "sm_90a" and r["products"] == ["head"] and r["schemes"] == ["bf16"]]
+assert [(r["from"], r.get("to"), r["step"]) for r in head] == [
+    (1, 1, "any"), (2, 16, "any"), (17, 64, "decode"), (17, 64, "stretch"), (65, None, "any")], head
+'
 [ ! -e /dev/nvidiactl ] || { echo "options refused; a GPU is there"; exit 0; }
 for subject in kernels layers decode prefill mixed; do
   refused "$(grep -qa cudaGetDevice "$BUILD/bin/minimax-bench" && echo 5 || echo 4)" E_CUDA $subject

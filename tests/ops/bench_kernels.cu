@@ -4,7 +4,6 @@
 #include <memory>
 
 #include "runtime/cuda/choose.h"
-#include "runtime/cuda/gemm_widened.h"
 #include "tests/ops/routing.h"
 
 static double g_copy;
@@ -70,7 +69,7 @@ static void bench_skinny(const scheme &s, uint32_t n, uint32_t k, std::vector<ui
   fill_random_bf16(x.p, x.n, 7);
   for (uint32_t t : tokens) {
     const int count = (int)w.size() * 4;
-    const auto product = t > 1 && mm_cu_takes_few_rows(w[0]->d) ? mm_cu_skinny_few : mm_cu_skinny;
+    const auto product = t > 1 && takes_here(MM_CU_SKINNY_FEW, w[0]->d, t) ? mm_cu_skinny_few : plain_linear(w[0]->d, t);
     double us = time_graph(count, [&](cudaStream_t st, int i) {
       CUDA_OK(product(w[(size_t)i % w.size()]->d, {x.p, nullptr, y.p, nullptr, t}, st));
     });
@@ -79,7 +78,7 @@ static void bench_skinny(const scheme &s, uint32_t n, uint32_t k, std::vector<ui
     row(what, us, w[0]->matrix_bytes);
   }
   for (auto &v : w) v->d.rounding.kind = MM_ACT_FP8_GROUP;
-  if (!mm_cu_multiplies_codes(w[0]->d)) return;
+  if (!takes_here(MM_CU_GEMM_FP8, w[0]->d)) return;
   code_buffers codes(MM_CU_FEW, k);
   buffer<__nv_bfloat16> wide((size_t)MM_CU_FEW * k), out((size_t)MM_CU_FEW * n);
   fill_random_bf16(wide.p, wide.n, 8);
@@ -129,7 +128,7 @@ static uint32_t draw_pairs(route_buffers *b, uint32_t tokens) {
 }
 
 static void experts_rate(const char *model, const scheme &s, uint32_t experts, uint32_t top_k, uint32_t hidden, uint32_t inter,
-                         std::vector<uint32_t> tokens) {
+                         std::vector<uint32_t> tokens, bool grouped = false) {
   bench_weight w13(s, experts, 2 * inter, hidden), w2(s, experts, hidden, inter);
   const int kSets = 16;
   for (uint32_t t : tokens) {
@@ -157,7 +156,7 @@ static void experts_rate(const char *model, const scheme &s, uint32_t experts, u
         skinny ? kSets : 1,
         [&](cudaStream_t st, int i) {
           mm_cu_experts a = {x.p + (size_t)(i % kSets) * t * hidden, y.p, middle.p, pair_out.p, t};
-          CUDA_OK((skinny ? mm_cu_experts_skinny : mm_cu_experts_gemm)(w13.d, w2.d, routes[(size_t)i % kSets]->r, a, st));
+          CUDA_OK((grouped ? mm_cu_experts_gemm : plain_experts(w13.d, w2.d, t, top_k))(w13.d, w2.d, routes[(size_t)i % kSets]->r, a, st));
         },
         skinny ? 30 : 5);
     char what[120];
@@ -168,7 +167,7 @@ static void experts_rate(const char *model, const scheme &s, uint32_t experts, u
     } else {
       flops(what, us, 6.0 * t * top_k * hidden * inter);
     }
-    if (t > 1 && t <= 256 && mm_cu_takes_few(w13.d, w2.d)) {
+    if (t > 1 && t <= 256 && takes_here(MM_CU_EXPERTS_FEW, w13.d, w2.d, t)) {
       buffer<__nv_bfloat16> rooms((size_t)3 * t * top_k * inter);
       us = time_graph(
           skinny ? kSets : 1,
@@ -181,7 +180,7 @@ static void experts_rate(const char *model, const scheme &s, uint32_t experts, u
     }
     mm_cu_weight up = w13.d, down = w2.d;
     up.rounding.kind = down.rounding.kind = MM_ACT_FP8_GROUP;
-    if (t > 1 && mm_cu_experts_multiply_codes(up, down)) {
+    if (takes_here(MM_CU_EXPERTS_FP8, up, down, t)) {
       code_buffers codes(t, hidden), mid(t * top_k, inter);
       CUDA_OK(mm_cu_encode(codes.d, {x.p, hidden, nullptr}, 0));
       us = time_graph(
@@ -365,7 +364,7 @@ static void bench_gemm(const scheme &s, uint32_t tokens, uint32_t n, uint32_t k)
   double us = time_graph(
       4,
       [&](cudaStream_t st, int) {
-        CUDA_OK(mm_cu_gemm(w.d, {x.p, nullptr, y.p, nullptr, tokens}, st));
+        CUDA_OK(plain_linear(w.d, tokens)(w.d, {x.p, nullptr, y.p, nullptr, tokens}, st));
       },
       6);
   char what[120];
@@ -376,7 +375,7 @@ static void bench_gemm(const scheme &s, uint32_t tokens, uint32_t n, uint32_t k)
 static void bench_rounded(uint32_t tokens, uint32_t n, uint32_t k) {
   bench_weight w(kFp8, 1, n, k);
   w.d.rounding.kind = MM_ACT_FP8_GROUP;
-  if (!mm_cu_multiplies_codes(w.d)) return;
+  if (!takes_here(MM_CU_GEMM_FP8, w.d)) return;
   buffer<__nv_bfloat16> x((size_t)tokens * k), y((size_t)tokens * n);
   code_buffers codes(tokens, k);
   fill_random_bf16(x.p, x.n, 7);
@@ -423,16 +422,15 @@ void bench_experts() {
   experts_rate("M2", kFp8, 256, 8, 3072, 1536, {1, 4, 16, 64, 256, 8192});
   for (const scheme *s : {&kInt4, &kNv, &kMx}) experts_rate("M2", *s, 256, 8, 3072, 1536, {1, 4, 16, 64});
 }
-/* Many tokens, weights only: widened by one group of threads and by two, beside products of codes and of bf16. */
+/* Many tokens, weights only: experts widened by one group of threads and in registers, beside products of codes and of bf16. */
 void bench_widened() {
   bench_gemm(kBf16, 8192, 8192, 3072);
   bench_rounded(8192, 8192, 3072);
   for (const scheme *s : {&kFp8, &kInt4, &kNv, &kMx}) {
-    for (const bool one : {true, false}) {
-      mm_cu_one_producer = one;
-      printf("%s, widened by %s\n", s->name, one ? "one group" : "two groups; experts' in registers");
-      bench_gemm(*s, 8192, 8192, 3072);
-      experts_rate("M2", *s, 256, 8, 3072, 1536, {256, 512, 2048, 8192});
+    bench_gemm(*s, 8192, 8192, 3072);
+    for (const bool grouped : {true, false}) {
+      printf("%s, experts widened %s\n", s->name, grouped ? "by one group" : "in registers");
+      experts_rate("M2", *s, 256, 8, 3072, 1536, {256, 512, 2048, 8192}, grouped);
     }
   }
   experts_rate("M2", kNvRounded, 256, 8, 3072, 1536, {512, 8192});
@@ -509,7 +507,7 @@ void profile_kernels() {
     buffer<__nv_bfloat16> x((size_t)MM_CU_FEW * w.d.k), y((size_t)MM_CU_FEW * w.d.n);
     fill_random_bf16(x.p, x.n, 7);
     for (uint32_t t : {1u, 8u, 64u}) {
-      const auto product = t > 1 && mm_cu_takes_few_rows(w.d) ? mm_cu_skinny_few : mm_cu_skinny;
+      const auto product = t > 1 && takes_here(MM_CU_SKINNY_FEW, w.d, t) ? mm_cu_skinny_few : plain_linear(w.d, t);
       CUDA_OK(product(w.d, {x.p, nullptr, y.p, nullptr, t}, 0));
       CUDA_OK(cudaDeviceSynchronize());
     }

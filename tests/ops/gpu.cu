@@ -85,6 +85,21 @@ bool same_among_others(uint32_t least, uint32_t most, uint32_t width,
   return same;
 }
 
+decltype(&mm_cu_gemm) plain_linear(const mm_cu_weight &w, uint32_t tokens) {
+  if (takes_here(MM_CU_ONE, w, tokens)) return mm_cu_one;
+  if (tokens <= MM_CU_SKINNY) return mm_cu_skinny;
+  return takes_here(MM_CU_GEMM, w, tokens) ? mm_cu_gemm : mm_cu_gemm_widened;
+}
+
+decltype(&mm_cu_experts_gemm) plain_experts(const mm_cu_weight &w13, const mm_cu_weight &w2, uint32_t tokens, uint32_t top_k) {
+  mm_cu_device d;
+  CUDA_OK(mm_cu_device_here(&d));
+  const mm_cu_task one = {&w13, &w2, 1, top_k};
+  if (tokens == 1 && mm_cu_choose_product(&d, &one).kernel == MM_CU_EXPERTS_ONE) return mm_cu_experts_one;
+  if (tokens <= MM_CU_SKINNY) return mm_cu_experts_skinny;
+  return takes_here(MM_CU_EXPERTS_MANY, w13, w2, tokens) ? mm_cu_experts_many : mm_cu_experts_gemm;
+}
+
 double e4m3(uint8_t c) {
   int e = c >> 3 & 15, m = c & 7;
   double v = e == 0 ? m * 0x1p-9 : ldexp(8 + m, e - 10);

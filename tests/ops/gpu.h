@@ -35,6 +35,17 @@ struct rng {
 };
 extern rng g_rng;
 
+/* Whether the current device takes the kernel: not every one has all. */
+inline bool takes_here(mm_cu_kernel kernel, const mm_cu_weight &w, uint32_t tokens = 2) {
+  return mm_cu_refuse(kernel, {&w, nullptr, tokens}) == cudaSuccess;
+}
+inline bool takes_here(mm_cu_kernel kernel, const mm_cu_weight &w13, const mm_cu_weight &w2, uint32_t tokens = 2) {
+  return mm_cu_refuse(kernel, {&w13, &w2, tokens, 1}) == cudaSuccess;
+}
+/* What multiplies rows as they are here, but for the kernels of a few rows. */
+decltype(&mm_cu_gemm) plain_linear(const mm_cu_weight &w, uint32_t tokens);
+decltype(&mm_cu_experts_gemm) plain_experts(const mm_cu_weight &w13, const mm_cu_weight &w2, uint32_t tokens, uint32_t top_k);
+
 inline float to_float(__nv_bfloat16 v) { return __bfloat162float(v); }
 inline float to_float(float v) { return v; }
 double e4m3(uint8_t code);

@@ -42,7 +42,7 @@ static std::vector<float> product(const edge_scheme &c, const test_weight &w, co
     CUDA_OK((tokens <= MM_CU_FEW ? mm_cu_skinny_fp8 : mm_cu_gemm_fp8)(w.d, {codes.d, nullptr, y.p}, 0));
     return y.get();
   }
-  CUDA_OK((c.few ? mm_cu_skinny_few : tokens <= MM_CU_SKINNY ? mm_cu_skinny : mm_cu_gemm)(w.d, {dx.p, nullptr, nullptr, y.p, tokens}, 0));
+  CUDA_OK((c.few ? mm_cu_skinny_few : plain_linear(w.d, tokens))(w.d, {dx.p, nullptr, nullptr, y.p, tokens}, 0));
   return y.get();
 }
 
@@ -54,7 +54,8 @@ static void check_strange_rows(const edge_scheme &c, uint32_t tokens, uint32_t n
   test_weight w;
   random_weight(&w, c.code, c.kind, 1, n, k, c.cell_n, c.cell_k);
   if (c.rounded) w.d.rounding.kind = MM_ACT_FP8_GROUP;
-  if ((c.rounded && !mm_cu_multiplies_codes(w.d)) || (c.few && !mm_cu_takes_few_rows(w.d))) return; /* not of this device */
+  if ((c.rounded && !takes_here(MM_CU_GEMM_FP8, w.d)) || (c.few && !takes_here(MM_CU_SKINNY_FEW, w.d, tokens)))
+    return; /* not of this device */
   auto x = random_bf16((size_t)tokens * k);
   const auto plain = product(c, w, x, tokens);
   const double kinds[] = {NAN, INFINITY, -INFINITY, 3.3e38};
@@ -84,7 +85,7 @@ static void check_sizes(const edge_scheme &c, uint32_t tokens, uint32_t n, uint3
   test_weight w;
   random_weight(&w, c.code, c.kind, 1, n, k, c.cell_n, c.cell_k);
   if (c.rounded) w.d.rounding.kind = MM_ACT_FP8_GROUP;
-  if ((c.rounded && !mm_cu_multiplies_codes(w.d)) || (c.few && !mm_cu_takes_few_rows(w.d))) return;
+  if ((c.rounded && !takes_here(MM_CU_GEMM_FP8, w.d)) || (c.few && !takes_here(MM_CU_SKINNY_FEW, w.d, tokens))) return;
   const double sizes[] = {1, 3e4, 1e-30, 0x1p-125, 1e30, 1e-6};
   auto x = random_bf16((size_t)tokens * k);
   std::vector<float> plain;
@@ -133,7 +134,7 @@ static std::vector<float> mixture(const edge_scheme &c, const test_weight &w13, 
     CUDA_OK(mm_cu_experts_fp8(w13.d, w2.d, r, {codes.d, between.d, out.p, y.p}, 0));
   } else {
     buffer<float> out((size_t)pairs * hidden);
-    const auto run = c.few ? mm_cu_experts_few : tokens <= MM_CU_SKINNY ? mm_cu_experts_skinny : mm_cu_experts_gemm;
+    const auto run = c.few ? mm_cu_experts_few : plain_experts(w13.d, w2.d, tokens, r.top_k);
     CUDA_OK(run(w13.d, w2.d, r, {x, y.p, middle.p, out.p, tokens}, 0));
     CUDA_OK(cudaDeviceSynchronize());
   }
@@ -149,8 +150,8 @@ static void check_one_expert(const edge_scheme &c, uint32_t tokens, uint32_t top
   random_weight(&w13, c.code, c.kind, experts, 2 * inter, hidden, c.cell_n, c.cell_k);
   random_weight(&w2, c.code, c.kind, experts, hidden, inter, c.cell_n, c.cell_k);
   if (c.rounded) w13.d.rounding.kind = w2.d.rounding.kind = MM_ACT_FP8_GROUP;
-  if (c.rounded && (tokens == 1 || !mm_cu_experts_multiply_codes(w13.d, w2.d))) return;
-  if (c.few && (tokens == 1 || !mm_cu_takes_few(w13.d, w2.d))) return;
+  if (c.rounded && (tokens == 1 || !takes_here(MM_CU_EXPERTS_FP8, w13.d, w2.d))) return;
+  if (c.few && (tokens == 1 || !takes_here(MM_CU_EXPERTS_FEW, w13.d, w2.d))) return;
   const router_weight rw(experts, hidden, tokens);
   const auto row = random_bf16(hidden);
   std::vector<__nv_bfloat16> x;

@@ -100,7 +100,7 @@ static std::vector<__nv_bfloat16> run_experts(const expert_case &c, const mm_cu_
   const bool skinny = tokens <= MM_CU_SKINNY && !c.few;
   buffer<__nv_bfloat16> middle((size_t)(skinny ? slots * MM_CU_SKINNY : 3 * pairs) * inter);
   buffer<float> pair_out(skinny ? 1 : (size_t)pairs * hidden);
-  const auto run = c.few ? mm_cu_experts_few : skinny ? mm_cu_experts_skinny : mm_cu_experts_gemm;
+  const auto run = c.few ? mm_cu_experts_few : plain_experts(w13, w2, tokens, r.top_k);
   CUDA_OK(run(w13, w2, r, {x, y.p, middle.p, pair_out.p, tokens}, 0));
   if (given && c.rounded && c.few) { /* before they are rounded */
     given->place.resize(pairs), given->single = middle.get();
@@ -133,8 +133,8 @@ static void check_experts(const expert_case &c, uint32_t tokens, uint32_t expert
   random_weight(&w13, c.code, c.kind, experts, 2 * inter, hidden, c.cell_n, c.cell_k);
   random_weight(&w2, c.code, c.kind, experts, hidden, inter, c.cell_n, c.cell_k);
   if (c.rounded) w13.d.rounding.kind = w2.d.rounding.kind = MM_ACT_FP8_GROUP;
-  if (c.rounded && !c.few && !mm_cu_experts_multiply_codes(w13.d, w2.d)) return; /* not of this device */
-  if (c.few && !mm_cu_takes_few(w13.d, w2.d)) return;
+  if (c.rounded && !c.few && !takes_here(MM_CU_EXPERTS_FP8, w13.d, w2.d)) return; /* not of this device */
+  if (c.few && !takes_here(MM_CU_EXPERTS_FEW, w13.d, w2.d)) return;
   middle_codes given;
   const auto out = run_experts(c, w13.d, w2.d, rb.r, dx.p, tokens, &given);
   if (tokens == 1) { /* once more: down is told for certain */
@@ -232,7 +232,8 @@ static void check_cut_experts(const expert_case &c, uint32_t tokens) {
   random_weight(&w13, c.code, c.kind, kExperts, 2 * kInter, kHidden, c.cell_n, c.cell_k);
   random_weight(&w2, c.code, c.kind, kExperts, kHidden, kInter, c.cell_n, c.cell_k);
   if (c.rounded) w13.d.rounding.kind = w2.d.rounding.kind = MM_ACT_FP8_GROUP;
-  if ((c.few && !mm_cu_takes_few(w13.d, w2.d)) || (c.rounded && !c.few && !mm_cu_experts_multiply_codes(w13.d, w2.d))) return;
+  if ((c.few && !takes_here(MM_CU_EXPERTS_FEW, w13.d, w2.d)) || (c.rounded && !c.few && !takes_here(MM_CU_EXPERTS_FP8, w13.d, w2.d)))
+    return;
   buffer<__nv_bfloat16> x;
   x.put(random_bf16((size_t)tokens * kHidden));
   std::vector<int32_t> slots(tokens, 0);
@@ -273,7 +274,7 @@ static void check_rows_independent(const expert_case &c, bool apart = false) {
   random_weight(&w13, c.code, c.kind, experts, 2 * inter, hidden, c.cell_n, c.cell_k);
   random_weight(&w2, c.code, c.kind, experts, hidden, inter, c.cell_n, c.cell_k);
   if (c.rounded) w13.d.rounding.kind = w2.d.rounding.kind = MM_ACT_FP8_GROUP;
-  if (c.few && !mm_cu_takes_few(w13.d, w2.d)) return;
+  if (c.few && !takes_here(MM_CU_EXPERTS_FEW, w13.d, w2.d)) return;
   for (uint32_t i = 0; i < (apart ? 1 : 3); i++) {
     const uint32_t *const b = apart ? all : c.few ? few[i] : buckets[i];
     const bool same = same_among_others(b[0], b[1], hidden, [&](const __nv_bfloat16 *x, uint32_t tokens) {

@@ -31,7 +31,7 @@ static const scheme_case kSchemes[] = {
 static void check_linear(const scheme_case &c, uint32_t tokens, uint32_t n, uint32_t k, bool wide, bool gather, bool few = false) {
   test_weight w;
   random_weight(&w, c.code, c.kind, 1, n, k, c.cell_n, c.cell_k);
-  if (few && !mm_cu_takes_few_rows(w.d)) return; /* not of this device */
+  if (few && !takes_here(MM_CU_SKINNY_FEW, w.d, tokens)) return; /* not of this device */
   const uint32_t rows = gather ? tokens * 3 : tokens;
   auto x = random_bf16((size_t)rows * k);
   std::vector<uint32_t> pick(tokens);
@@ -41,7 +41,7 @@ static void check_linear(const scheme_case &c, uint32_t tokens, uint32_t n, uint
   buffer<uint32_t> dpick;
   dx.put(x), dpick.put(pick);
   mm_cu_linear a = {dx.p, gather ? dpick.p : nullptr, wide ? nullptr : y.p, wide ? y32.p : nullptr, tokens};
-  CUDA_OK((few ? mm_cu_skinny_few : tokens <= MM_CU_SKINNY ? mm_cu_skinny : mm_cu_gemm)(w.d, a, 0));
+  CUDA_OK((few ? mm_cu_skinny_few : plain_linear(w.d, tokens))(w.d, a, 0));
   std::vector<double> want((size_t)tokens * n), size((size_t)tokens * n), got;
   parallel(tokens, [&](uint32_t t) {
     for (uint32_t i = 0; i < n; i++) {
@@ -140,7 +140,7 @@ static void check_rounded(uint32_t tokens, uint32_t n, uint32_t k, uint32_t cell
   test_weight w;
   random_weight(&w, MM_CU_E4M3, MM_CU_COARSE, 1, n, k, cell_n, cell_k);
   w.d.rounding.kind = MM_ACT_FP8_GROUP;
-  if (!mm_cu_multiplies_codes(w.d)) return; /* not of this device */
+  if (!takes_here(MM_CU_GEMM_FP8, w.d)) return; /* not of this device */
   auto x = random_bf16((size_t)tokens * k);
   std::vector<float> plain;
   for (auto v : x) plain.push_back(to_float(v));
@@ -170,6 +170,25 @@ static void check_rounded(uint32_t tokens, uint32_t n, uint32_t k, uint32_t cell
   report(what, relative_error(want, got), wide ? 1e-3 : 3e-3);
 }
 
+/* No cluster of blocks holds such rows: told so, it launches nothing. */
+static void check_too_long(const scheme_case &c, uint32_t tokens, uint32_t k) {
+  test_weight w;
+  random_weight(&w, c.code, c.kind, 1, 8, k, c.cell_n, c.cell_k);
+  buffer<__nv_bfloat16> x((size_t)tokens * k), y((size_t)tokens * 8);
+  report_true(std::string("linear ") + c.name + ", rows too long for the kernel of a few: refused",
+              mm_cu_skinny_few(w.d, {x.p, nullptr, y.p, nullptr, tokens}, 0) == cudaErrorNotSupported);
+}
+
+static void check_rounded_too_long(uint32_t tokens, uint32_t k) {
+  test_weight w;
+  random_weight(&w, MM_CU_E4M3, MM_CU_COARSE, 1, 8, k, 128, 128);
+  w.d.rounding.kind = MM_ACT_FP8_GROUP;
+  code_buffers codes(tokens, k);
+  buffer<__nv_bfloat16> y((size_t)tokens * 8);
+  report_true("linear rounded, rows too long for the kernel of a few: refused",
+              mm_cu_skinny_fp8(w.d, {codes.d, y.p, nullptr}, 0) == cudaErrorNotSupported);
+}
+
 /* A single token's kernel rounds its own inputs. */
 static void check_one_rounded(const scheme_case &c, uint32_t n, uint32_t k) {
   if (!hopper()) return; /* elsewhere inputs come rounded already */
@@ -186,7 +205,7 @@ static void check_one_rounded(const scheme_case &c, uint32_t n, uint32_t k) {
   buffer<__nv_bfloat16> dx;
   buffer<float> y(n);
   dx.put(x);
-  CUDA_OK(mm_cu_skinny(w.d, {dx.p, nullptr, nullptr, y.p, 1}, 0));
+  CUDA_OK(mm_cu_one(w.d, {dx.p, nullptr, nullptr, y.p, 1}, 0));
   std::vector<double> want(n), got;
   for (uint32_t i = 0; i < n; i++) {
     for (uint32_t j = 0; j < k; j++) want[i] += (double)rounded[j] * w.w[(size_t)i * k + j];
@@ -194,7 +213,7 @@ static void check_one_rounded(const scheme_case &c, uint32_t n, uint32_t k) {
   for (auto v : y.get()) got.push_back(v);
   char what[120];
   snprintf(what, sizeof what, "linear %-18s T=1   n=%-5u k=%-5u inputs rounded in the kernel", c.name, n, k);
-  report(what, mm_cu_rounds_itself(w.d, k) ? relative_error(want, got) : INFINITY, 1e-5);
+  report(what, mm_cu_rounds_inside(MM_CU_ONE, &w.d) ? relative_error(want, got) : INFINITY, 1e-5);
 }
 
 /* Pieces of 32 codes by each way of widening them. */
@@ -245,10 +264,10 @@ static void check_rows_independent(const scheme_case &c) {
   test_weight w;
   random_weight(&w, c.code, c.kind, 1, n, k, c.cell_n, c.cell_k);
   for (auto &b : buckets) {
-    if (b.few && !mm_cu_takes_few_rows(w.d)) continue;
+    if (b.few && !takes_here(MM_CU_SKINNY_FEW, w.d, b.most)) continue;
     const bool same = same_among_others(b.least, b.most, k, [&](const __nv_bfloat16 *x, uint32_t tokens) {
       buffer<float> y((size_t)tokens * n);
-      CUDA_OK((b.few ? mm_cu_skinny_few : b.most > MM_CU_SKINNY ? mm_cu_gemm : mm_cu_skinny)(w.d, {x, nullptr, nullptr, y.p, tokens}, 0));
+      CUDA_OK((b.few ? mm_cu_skinny_few : plain_linear(w.d, b.most))(w.d, {x, nullptr, nullptr, y.p, tokens}, 0));
       return y.get();
     });
     char what[120];
@@ -264,7 +283,7 @@ static void check_rounded_independent() {
   test_weight w;
   random_weight(&w, MM_CU_E4M3, MM_CU_COARSE, 1, n, k, 128, 128);
   w.d.rounding.kind = MM_ACT_FP8_GROUP;
-  if (!mm_cu_multiplies_codes(w.d)) return;
+  if (!takes_here(MM_CU_GEMM_FP8, w.d)) return;
   for (auto &b : buckets) {
     const bool same = same_among_others(b[0], b[1], k, [&](const __nv_bfloat16 *x, uint32_t tokens) {
       code_buffers codes(tokens, k);
@@ -302,7 +321,8 @@ void test_linear() {
     check_linear(c, 7, 300, 16384, true, false, true);
     check_linear(c, 5, 1, 1000, true, true, true), check_linear(c, 33, 65, 24, true, false, true);
     check_linear(c, 12, 63, 200, true, false, true);
-    check_linear(c, 40, 300, 36992, false, false, true), check_linear(c, 13, 40, 40960, false, false, true); /* too long for that kernel */
+    check_linear(c, 40, 300, 36992, false, false), check_linear(c, 13, 40, 40960, false, false);
+    check_too_long(c, 40, 36992), check_too_long(c, 13, 40960);
   }
   for (int i : {0, 1, 5, 8, 11, 12}) check_linear(kSchemes[i], 1, 264, 36992, true, false); /* the longest rows of a single token's core */
   for (int i : {0, 8}) check_linear(kSchemes[i], 1, 40000, 256, true, false);               /* more fours a block than meet at once */
@@ -339,7 +359,8 @@ void test_linear() {
     check_rounded(13, 20000, 640, 128, 128, wide, true);
     check_rounded(64, 2304, 8192, 128, 128, wide, true);
     check_rounded(40, 300, 16384, 128, 128, wide, true);
-    check_rounded(40, 300, 20480, 128, 128, wide, true); /* too long for that kernel */
+    check_rounded(40, 300, 20480, 128, 128, wide);
+    check_rounded_too_long(40, 20480);
   }
   for (int i : {0, 1, 8, 11, 12}) check_rows_independent(kSchemes[i]);
   check_rounded_independent();

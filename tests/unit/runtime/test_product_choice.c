@@ -1,0 +1,244 @@
+/* The table of kernels of the CUDA backend: whatever matrices the registry of schemes makes, every step has one kernel, which can do what
+ * it is given; every kernel is chosen somewhere; and the released models' products take those that are written down here. No GPU. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/bench_shapes.h"
+#include "runtime/cuda/product_choice.h"
+#include "tests/unit/unit.h"
+
+static const mm_cu_device devices[] = {{true, 8}, {true, 4}, {true, 2}, {true, 0}, {false, 0}};
+static uint32_t chosen[MM_CU_KERNELS];
+
+/* ---- what kernels can do, as their own files say it ---- */
+
+/* gemv.cuh: rings of sixteen warps, a token's activations, and the sums of four fours a warp. */
+static bool one_fits(const mm_cu_weight *w, uint64_t segments) {
+  const uint64_t piece = w->code == MM_CU_BF16 ? 8 : w->code == MM_CU_E4M3 ? 16 : 32, depth = w->code == MM_CU_E4M3 ? 4 : 3;
+  const uint64_t scales = w->scale_kind == MM_CU_NV ? 64 : w->scale_kind == MM_CU_COARSE || w->scale_kind == MM_CU_MX ? 32 : 0;
+  const uint64_t items = segments * mm_ceil_div(w->pitch, 512), back = w->code == MM_CU_INT4 && w->scale_kind == MM_CU_COARSE ? 2 : 1;
+  return 16 * depth * (2048 + 4 * scales) + items * (piece * 64 + 32 * back) + 4 * 16 * 4 * 32 <= 224 * 1024;
+}
+
+/* skinny_clusters.cuh: the rows' shares, the sums, two stages for each group. */
+static bool cluster_fits(const mm_cu_device *d, const mm_cu_weight *w, uint32_t tokens, bool codes) {
+  if (tokens > 64 || d->cluster < 2) return false;
+  const uint64_t rows = tokens <= 8 ? 8 : tokens <= 16 ? 16 : tokens <= 32 ? 32 : 64;
+  const uint64_t lines = mm_ceil_div(mm_ceil_div(w->pitch, 128), d->cluster), turns = codes || rows >= 32 ? 2 : 3;
+  uint64_t line = 0, scales = 0; /* bytes of rows and factors for a line, of a stage's scales */
+  if (codes)
+    line = rows * 132, scales = 16;
+  else if (w->code == MM_CU_BF16)
+    line = rows * 128;
+  else
+    line = rows * (w->code == MM_CU_E4M3 ? 2 * 128 + 8 : 4 * 128 + 16),
+    scales = w->scale_kind == MM_CU_NV || w->scale_kind == MM_CU_MX ? 1024 : 512;
+  return lines * line + (turns + 1) * (rows == 64 ? 1 : 2) * 64 * (rows + 4) * 4 + 392 + 2 * turns * (8192 + scales) <= 226 * 1024;
+}
+
+static bool coded(const mm_cu_weight *w) {
+  return w->code == MM_CU_E4M3 && w->scale_kind == MM_CU_COARSE && w->cell_n_log2 >= 7 && w->cell_k_log2 >= 7 &&
+         w->rounding.kind == MM_ACT_FP8_GROUP;
+}
+static bool few_can(const mm_cu_weight *w) {
+  return w->code != MM_CU_BF16 && w->scale_kind != MM_CU_FINE && w->k % 32 == 0 && w->n % 2 == 0;
+}
+static bool many_can(const mm_cu_weight *w) {
+  return w->code != MM_CU_BF16 && w->k % 32 == 0 && w->n % 8 == 0 && (w->scale_kind != MM_CU_FINE || w->cell_k_log2 >= 6);
+}
+
+static bool can(const mm_cu_device *d, mm_cu_kernel kernel, const mm_cu_task *q) {
+  const mm_cu_weight *w = q->w, *w2 = q->w2;
+  switch (kernel) {
+    case MM_CU_GEMM_FP8: return !w2 && d->hopper && coded(w);
+    case MM_CU_SKINNY_FP8: return !w2 && d->hopper && coded(w) && cluster_fits(d, w, q->tokens, true);
+    case MM_CU_ONE: return !w2 && d->hopper && q->tokens == 1 && one_fits(w, 1);
+    case MM_CU_SKINNY_FEW: return !w2 && d->hopper && w->scale_kind != MM_CU_FINE && cluster_fits(d, w, q->tokens, false);
+    case MM_CU_SKINNY_ROWS: return !w2 && q->tokens <= 16;
+    case MM_CU_GEMM_WIDENED: return !w2 && d->hopper && w->code != MM_CU_BF16;
+    case MM_CU_GEMM: return !w2 && (!d->hopper || w->code == MM_CU_BF16);
+    case MM_CU_EXPERTS_FEW: return w2 && d->hopper && q->tokens > 1 && few_can(w) && few_can(w2);
+    case MM_CU_EXPERTS_FP8: return w2 && d->hopper && q->tokens > 1 && coded(w) && coded(w2) && w->n % 256 == 0;
+    case MM_CU_EXPERTS_ONE: return w2 && d->hopper && q->tokens == 1 && one_fits(w, 1) && one_fits(w2, q->top_k);
+    case MM_CU_EXPERTS_SKINNY: return w2 && q->tokens <= 16;
+    case MM_CU_EXPERTS_MANY: return w2 && d->hopper && q->tokens > 1 && many_can(w) && many_can(w2);
+    case MM_CU_EXPERTS_GEMM: return w2 && q->tokens > 1;
+    case MM_CU_NO_KERNEL:
+    case MM_CU_KERNELS: return false;
+  }
+  return false;
+}
+
+/* Kernels that read inputs of this kind: codes are what products of codes read, and no others. */
+static bool reads(mm_cu_kernel kernel, mm_cu_inputs_are x) {
+  const bool codes = kernel == MM_CU_GEMM_FP8 || kernel == MM_CU_SKINNY_FP8 || kernel == MM_CU_EXPERTS_FP8;
+  const bool rounds = kernel == MM_CU_ONE || kernel == MM_CU_EXPERTS_ONE || kernel == MM_CU_EXPERTS_FEW;
+  return x == MM_CU_AS_CODES ? codes : x == MM_CU_ROUNDED_INSIDE ? rounds : !codes;
+}
+
+/* ---- all that there can be ---- */
+
+static void check(const mm_cu_device *d, mm_cu_task q, const char *what) {
+  static const uint32_t more[] = {512, 2048, 8192};
+  for (uint32_t i = 1; i <= 300 + sizeof more / sizeof *more; i++) {
+    q.tokens = i <= 300 ? i : more[i - 301];
+    for (int how = 0; how < 3; how++) {
+      q.decode = how == 0, q.middle = how == 2;
+      if (q.middle && (!q.w2 || q.tokens == 1)) continue;
+      const mm_cu_choice c = mm_cu_choose_product(d, &q);
+      const bool rounded = q.w->rounding.kind != MM_ACT_KEPT, rounded2 = q.w2 && q.w2->rounding.kind != MM_ACT_KEPT;
+      bool ok = can(d, c.kernel, &q) && mm_cu_takes(d, c.kernel, &q) && reads(c.kernel, c.x) && (c.x != MM_CU_KEPT) == rounded;
+      ok = ok && (c.middle != MM_CU_KEPT) == rounded2 && (!q.w2 || reads(c.kernel, c.middle));
+      ok = ok && (!q.middle || c.kernel == MM_CU_EXPERTS_MANY || c.kernel == MM_CU_EXPERTS_GEMM);
+      if (!ok)
+        fail_msg("%s, %u tokens, way %d, sm_90a %d: kernel %d, inputs %d and %d", what, q.tokens, how, d->hopper, c.kernel, c.x, c.middle);
+      chosen[c.kernel]++;
+    }
+  }
+}
+
+static void check_one(const mm_packed *w, const mm_packed *w2, uint32_t top_k, bool act, const char *what) {
+  mm_err err = {0};
+  mm_cu_weight a, b = {0};
+  if (!w->scheme || !mm_cu_describe(w, "w", &a, &err) || (w2 && !mm_cu_describe(w2, "w2", &b, &err))) return;
+  if (!act) a.rounding = b.rounding = (mm_cu_rounding){0};
+  for (size_t i = 0; i < sizeof devices / sizeof *devices; i++)
+    check(&devices[i], (mm_cu_task){.w = &a, .w2 = w2 ? &b : NULL, .top_k = top_k}, what);
+}
+
+static void test_released_shapes(void **state) {
+  (void)state;
+  for (size_t i = 0; mm_scheme_at(i); i++)
+    for (uint32_t at = 0; at < 2 * 4 * 2; at++) {
+      const bool act = at % 2;
+      const char *scheme = mm_scheme_at(i)->name, *model = at / 2 % 2 ? "m2" : "m1";
+      const mm_bench_shape s = {model, 8, 200064, scheme, scheme, scheme, 0, 1u << at / 4};
+      const mm_model m = mm_bench_model(&s);
+      mm_rank_weights w;
+      mm_err err = {0};
+      assert_true(mm_bench_weights(&s, &m, &w, &err));
+      for (uint32_t l = 0; l < 8; l += 7) {
+        check_one(&w.layer[l].qkv, NULL, 0, act, scheme), check_one(&w.layer[l].out, NULL, 0, act, scheme);
+        check_one(&w.layer[l].output_gate, NULL, 0, act, scheme);
+      }
+      check_one(&w.layer[0].w13, &w.layer[0].w2, m.top_k, act, scheme);
+      check_one(&w.head, NULL, 0, false, scheme);
+      free(w.layer);
+    }
+}
+
+/* Columns and rows that no released model has, grids as fine as cuts make them, rows beyond what one block or cluster holds. */
+static void test_odd_shapes(void **state) {
+  static const uint32_t ks[] = {8, 16, 96, 136, 328, 1000, 9216, 20480, 36992, 37008, 40960}, ns[] = {4, 130, 200, 257, 384, 320},
+                        cells[] = {0, 8, 32, 64, 128};
+  (void)state;
+  for (size_t i = 0; mm_scheme_at(i); i++)
+    for (size_t at = 0; at < 11 * 6 * 5; at++) {
+      const mm_scheme *s = mm_scheme_at(i);
+      const uint32_t k = ks[at % 11], n = ns[at / 11 % 6], cell = cells[at / 66];
+      mm_packed w = {.scheme = s, .lead = 16, .n = n, .k = k};
+      for (unsigned j = 0; j < s->plane_count; j++) w.cell[j] = s->plane[j].cell;
+      if (s->plane_count == 2 && s->code != MM_CODE_E2M1) w.cell[1].k = cell;
+      mm_packed w2 = w;
+      check_one(&w, NULL, 0, true, s->name);
+      w.n = 2 * n, w2.n = k, w2.k = n;
+      check_one(&w, &w2, 1 + (uint32_t)at % 16, true, s->name), check_one(&w, &w2, 2, false, s->name);
+    }
+}
+
+static void test_all_are_chosen(void **state) {
+  (void)state;
+  for (int k = MM_CU_NO_KERNEL + 1; k < MM_CU_KERNELS; k++)
+    if (!chosen[k]) fail_msg("no step takes kernel %d", k);
+  assert_int_equal(chosen[MM_CU_NO_KERNEL], 0);
+}
+
+/* Kernels that refuse what none of their code was made for, and fewer pairs than are worth their launch. */
+static void test_limits(void **state) {
+  const mm_cu_weight w = {.code = MM_CU_INT4, .scale_kind = MM_CU_COARSE, .lead = 8, .n = 256, .k = 256, .pitch = 128};
+  mm_cu_task q = {.w = &w, .tokens = 100};
+  (void)state;
+  assert_false(mm_cu_takes(&devices[0], MM_CU_GEMM, &q));
+  assert_true(mm_cu_takes(&devices[4], MM_CU_GEMM, &q));
+  assert_false(mm_cu_takes(&devices[0], MM_CU_EXPERTS_MANY, &q)); /* of one matrix */
+  q.w2 = &w, q.top_k = 1, q.tokens = 7;
+  assert_false(mm_cu_takes(&devices[0], MM_CU_GEMM_WIDENED, &q)); /* of two */
+  assert_int_equal(mm_cu_choose_product(&devices[0], &q).kernel, MM_CU_EXPERTS_SKINNY);
+  q.tokens = 8;
+  assert_int_equal(mm_cu_choose_product(&devices[0], &q).kernel, MM_CU_EXPERTS_FEW);
+}
+
+/* A matrix that no registry makes has none, and is not taken for another. */
+static void test_none(void **state) {
+  const mm_cu_weight w = {.code = MM_CU_E2M1, .scale_kind = MM_CU_COARSE, .lead = 1, .n = 64, .k = 64, .pitch = 32};
+  const mm_cu_task q = {.w = &w, .tokens = 4};
+  (void)state;
+  assert_int_equal(mm_cu_choose_product(&devices[0], &q).kernel, MM_CU_NO_KERNEL);
+  assert_false(mm_cu_takes(&devices[0], MM_CU_GEMM_WIDENED, &q));
+}
+
+/* ---- what the released models take, written down ---- */
+
+static void test_written_down(void **state) {
+  static const struct {
+    const char *model, *scheme;
+    bool hopper, experts, act, decode;
+    uint32_t tokens;
+    const char *kernels;
+  } rows[] = {
+      {"m2", "block_fp8", true, false, true, true, 1, "one"},
+      {"m2", "block_fp8", true, false, true, true, 64, "encode, skinny_clusters"},
+      {"m2", "block_fp8", true, false, true, false, 17, "encode, product"},
+      {"m2", "block_fp8", true, false, true, true, 65, "encode, product"},
+      {"m2", "block_fp8", true, false, false, true, 65, "gemm_widened"},
+      {"m2", "bf16", true, false, true, true, 64, "skinny_clusters"},
+      {"m2", "bf16", true, false, true, true, 65, "gemm"},
+      {"m2", "mxfp8", true, false, true, true, 1, "round_rows, one"},
+      {"m2", "mxfp8", true, false, true, true, 16, "round_rows, skinny"},
+      {"m2", "nvfp4", false, false, true, true, 17, "round_rows, gemm"},
+      {"m2", "block_fp8", true, true, true, true, 1, "one_experts_up, one_experts_down"},
+      {"m2", "block_fp8", true, true, true, true, 64, "lay_rows, experts_few, lay_rows, experts_few, sum_pairs"},
+      {"m2", "block_fp8", true, true, true, true, 65, "encode, spread, product, product, sum_choices"},
+      {"m2", "w4a16", true, true, true, true, 256, "lay_rows, experts_few, lay_rows, experts_few, sum_pairs"},
+      {"m2", "w4a16", true, true, true, true, 257, "lay_many, experts_many, experts_many, sum_choices"},
+      {"m2", "w4a16", true, true, true, false, 17, "lay_many, experts_many, experts_many, sum_choices"},
+      {"m2", "nvfp4", true, true, true, true, 1, "round_rows, one_experts_up, round_slots, one_experts_down"},
+      {"m2", "nvfp4", true, true, true, false, 300, "round_rows, lay_many, experts_many, round_rows, lay_many, experts_many, sum_choices"},
+      {"m2", "mxfp8", true, true, true, true, 64, "round_rows, grouped_up, round_rows, grouped_down, sum_pairs"},
+      {"m1", "block_fp8", true, true, false, true, 1, "experts_up, experts_down"}, /* long rows, inputs as they are */
+      {"m1", "block_fp8", true, true, true, true, 3, "round_rows, experts_up, round_slots, experts_down"}, /* six pairs */
+      {"m1", "block_fp8", true, true, true, true, 4, "lay_rows, experts_few, lay_rows, experts_few, sum_pairs"},
+      {"m1", "block_fp8", false, true, true, true, 1, "round_rows, experts_up, round_slots, experts_down"},
+      {"m1", "block_fp8", false, true, true, true, 17, "round_rows, grouped_up, round_rows, grouped_down, sum_pairs"},
+  };
+  (void)state;
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    const mm_bench_shape s = {rows[i].model, 1, 200064, rows[i].scheme, rows[i].scheme, "bf16", 0, 1};
+    const mm_model m = mm_bench_model(&s);
+    mm_rank_weights w;
+    mm_err err = {0};
+    mm_cu_weight a, b;
+    char got[200], brief[20];
+    assert_true(mm_bench_weights(&s, &m, &w, &err));
+    const mm_layer_weights *y = &w.layer[0];
+    assert_true(mm_cu_describe(rows[i].experts ? &y->w13 : &y->qkv, "w", &a, &err) && mm_cu_describe(&y->w2, "w2", &b, &err));
+    if (!rows[i].act) a.rounding = b.rounding = (mm_cu_rounding){0};
+    const mm_cu_device d = {rows[i].hopper, rows[i].hopper ? 8 : 0};
+    const mm_cu_task q = {&a, rows[i].experts ? &b : NULL, rows[i].tokens, m.top_k, rows[i].decode, false};
+    const mm_cu_choice c = mm_cu_choose_product(&d, &q);
+    mm_cu_say_choice(&c, got, sizeof got);
+    if (strcmp(got, rows[i].kernels) != 0) fail_msg("row %zu: %s, expected %s", i, got, rows[i].kernels);
+    mm_cu_say_choice(&c, brief, sizeof brief); /* no more than there is room for */
+    assert_true(strlen(brief) < sizeof brief && strncmp(brief, got, strlen(brief)) == 0);
+    free(w.layer);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_released_shapes), cmocka_unit_test(test_odd_shapes),
+      cmocka_unit_test(test_all_are_chosen),  cmocka_unit_test(test_none),
+      cmocka_unit_test(test_limits),          cmocka_unit_test(test_written_down),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
