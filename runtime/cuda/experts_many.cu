@@ -1,7 +1,7 @@
 /* The experts of a prefill step whose weights are codes (sm_90a): two grouped products over the sorted pairs (token, choice), by the tiles
  * of many.cuh.
  *
- * First the rows are copied into the sorted order, each piece's columns where the product wants them (lay_rows.h). Then pairs of blocks
+ * First the rows are copied into the sorted order, each piece's columns where the product wants them (lay_places.h). Then pairs of blocks
  * take tiles: up to 256 places of one expert and, each block, twice 64 weight rows: w1's and w3's of the same columns, or 128 of w2. Each
  * block asks the copy engine for half of the rows and has it put into both blocks' memory. One warp asks for rows and for weights (lines
  * of 128 bytes), as far ahead as there is room. Two groups of 128 threads multiply, half of both boxes' weight rows each: a thread has a
@@ -9,7 +9,7 @@
  *
  * A row's bits depend on nothing beside it: its sums go through the columns in their order. */
 #include "runtime/cuda/launch.h"
-#include "runtime/cuda/lay_rows.h"
+#include "runtime/cuda/lay_places.h"
 #include "runtime/cuda/many.cuh"
 #include "runtime/cuda/tensor_map.h"
 

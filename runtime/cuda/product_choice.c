@@ -93,11 +93,11 @@ static bool not_middle(const mm_cu_device *d, const mm_cu_task *q) { return (voi
 /* ---- the table ---- */
 
 /* From the best to the one that takes all: the first that can do it and is worth it is chosen. Launches: of the product, or of experts'
- * up, down and what ends them; `laid`, before down where a launch rounds its inputs. */
+ * up, down and what ends them; `rounds`, before down where a launch rounds its inputs. */
 static const struct kernel_row {
   mm_cu_kernel kernel;
   answer takes, worth;
-  const char *up, *down, *end, *laid;
+  const char *up, *down, *end, *rounds;
 } table[] = {
     {MM_CU_SKINNY_FP8, takes_skinny_fp8, few_rows, "skinny_clusters", NULL, NULL, NULL},
     {MM_CU_GEMM_FP8, takes_codes, several, "product", NULL, NULL, NULL},
@@ -106,12 +106,12 @@ static const struct kernel_row {
     {MM_CU_SKINNY_ROWS, takes_skinny, always, "skinny", NULL, NULL, NULL},
     {MM_CU_GEMM_WIDENED, takes_widened, always, "gemm_widened", NULL, NULL, NULL},
     {MM_CU_GEMM, takes_gemm, always, "gemm", NULL, NULL, NULL},
-    {MM_CU_EXPERTS_FEW, takes_experts_few, few_each, "lay_rows, experts_few", "lay_rows, experts_few", "sum_pairs", NULL},
+    {MM_CU_EXPERTS_FEW, takes_experts_few, few_each, "lay_rows, experts_few", "lay_rows, experts_few", "sum_pairs", "round_rows"},
     {MM_CU_EXPERTS_FP8, takes_experts_fp8, many_rows, "spread, product", "product", "sum_choices", NULL},
-    {MM_CU_EXPERTS_ONE, takes_experts_one, not_by_stages, "one_experts_up", "one_experts_down", NULL, NULL},
-    {MM_CU_EXPERTS_SKINNY, takes_skinny, not_middle, "experts_up", "experts_down", NULL, NULL},
-    {MM_CU_EXPERTS_MANY, takes_experts_many, always, "lay_many, experts_many", "experts_many", "sum_choices", "lay_many"},
-    {MM_CU_EXPERTS_GEMM, several, always, "grouped_up", "grouped_down", "sum_pairs", NULL},
+    {MM_CU_EXPERTS_ONE, takes_experts_one, not_by_stages, "one_experts_up", "one_experts_down", NULL, "round_slots"},
+    {MM_CU_EXPERTS_SKINNY, takes_skinny, not_middle, "experts_up", "experts_down", NULL, "round_slots"},
+    {MM_CU_EXPERTS_MANY, takes_experts_many, always, "find_places, lay_tokens, experts_many", "experts_many", "sum_choices", "lay_rounded"},
+    {MM_CU_EXPERTS_GEMM, several, always, "grouped_up", "grouped_down", "sum_pairs", "round_rows"},
 };
 
 static const struct kernel_row *row_of(mm_cu_kernel kernel) {
@@ -154,13 +154,11 @@ mm_cu_choice mm_cu_choose_product(const mm_cu_device *d, const mm_cu_task *q) {
 
 void mm_cu_say_choice(const mm_cu_choice *c, char *to, size_t size) {
   const struct kernel_row *r = row_of(c->kernel);
-  const bool slots = c->kernel == MM_CU_EXPERTS_ONE || c->kernel == MM_CU_EXPERTS_SKINNY, before = c->middle == MM_CU_ROUNDED_BEFORE;
-  const char *part[6] = {c->x == MM_CU_AS_CODES ? "encode" : c->x == MM_CU_ROUNDED_BEFORE ? "round_rows" : NULL};
+  const char *part[5] = {c->x == MM_CU_AS_CODES ? "encode" : c->x == MM_CU_ROUNDED_BEFORE ? "round_rows" : NULL};
   to[0] = 0;
   if (!r) return;
-  part[1] = r->up, part[2] = !before ? NULL : slots ? "round_slots" : "round_rows", part[3] = before ? r->laid : NULL;
-  part[4] = r->down, part[5] = r->end;
-  for (size_t i = 0, at = 0; i < 6; i++) {
+  part[1] = r->up, part[2] = c->middle == MM_CU_ROUNDED_BEFORE ? r->rounds : NULL, part[3] = r->down, part[4] = r->end;
+  for (size_t i = 0, at = 0; i < 5; i++) {
     if (!part[i] || at >= size) continue;
     at += (size_t)snprintf(to + at, size - at, "%s%s", at ? ", " : "", part[i]);
   }

@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "runtime/cuda/fp8.h"
-#include "runtime/cuda/lay_rows.h"
+#include "runtime/cuda/lay_places.h"
 #include "tests/ops/gpu.h"
 #include "tests/ops/routing.h"
 

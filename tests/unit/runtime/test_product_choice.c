@@ -200,10 +200,11 @@ static void test_written_down(void **state) {
       {"m2", "block_fp8", true, true, true, true, 64, "lay_rows, experts_few, lay_rows, experts_few, sum_pairs"},
       {"m2", "block_fp8", true, true, true, true, 65, "encode, spread, product, product, sum_choices"},
       {"m2", "w4a16", true, true, true, true, 256, "lay_rows, experts_few, lay_rows, experts_few, sum_pairs"},
-      {"m2", "w4a16", true, true, true, true, 257, "lay_many, experts_many, experts_many, sum_choices"},
-      {"m2", "w4a16", true, true, true, false, 17, "lay_many, experts_many, experts_many, sum_choices"},
+      {"m2", "w4a16", true, true, true, true, 257, "find_places, lay_tokens, experts_many, experts_many, sum_choices"},
+      {"m2", "w4a16", true, true, true, false, 17, "find_places, lay_tokens, experts_many, experts_many, sum_choices"},
       {"m2", "nvfp4", true, true, true, true, 1, "round_rows, one_experts_up, round_slots, one_experts_down"},
-      {"m2", "nvfp4", true, true, true, false, 300, "round_rows, lay_many, experts_many, round_rows, lay_many, experts_many, sum_choices"},
+      {"m2", "nvfp4", true, true, true, false, 300,
+       "round_rows, find_places, lay_tokens, experts_many, lay_rounded, experts_many, sum_choices"},
       {"m2", "mxfp8", true, true, true, true, 64, "round_rows, grouped_up, round_rows, grouped_down, sum_pairs"},
       {"m1", "block_fp8", true, true, false, true, 1, "experts_up, experts_down"}, /* long rows, inputs as they are */
       {"m1", "block_fp8", true, true, true, true, 3, "round_rows, experts_up, round_slots, experts_down"}, /* six pairs */

@@ -1,6 +1,6 @@
 /* A warp takes a row, eight columns a lane and load. What is written is many times what is read, and as much as the memory takes: a
  * token's row is read once and written to the places of all its choices. */
-#include "runtime/cuda/lay_rows.h"
+#include "runtime/cuda/lay_places.h"
 
 #include "runtime/cuda/launch.h"
 #include "runtime/cuda/round.cuh"

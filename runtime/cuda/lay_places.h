@@ -1,6 +1,6 @@
 /* Rows in the order and the layout of the products in experts_many.cu. Host launch functions, as in kernels.h. */
-#ifndef MM_CUDA_LAY_ROWS_H
-#define MM_CUDA_LAY_ROWS_H
+#ifndef MM_CUDA_LAY_PLACES_H
+#define MM_CUDA_LAY_PLACES_H
 
 #include "runtime/cuda/kernels.h"
 
