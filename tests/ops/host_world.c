@@ -49,7 +49,11 @@ static void move_signs(bool done) {
 /* The rank that fails in its next begin, or takes so long, by its process. */
 static atomic_int fails = -1, hangs = -1, hangs_ms;
 static mm_backend *backend_of[2];
-static mm_backend *open_rank(const mm_backend_config *c, mm_err *err) { return backend_of[c->place.rank] = mm_ops_cuda.open(c, err); }
+static atomic_int shut = -1; /* the rank that does not open */
+static mm_backend *open_rank(const mm_backend_config *c, mm_err *err) {
+  if (shut == (int)c->place.rank) return mm_fail(err, MM_IO, "E_TEST", mm_at(NULL, NULL), "this rank does not open"), NULL;
+  return backend_of[c->place.rank] = mm_ops_cuda.open(c, err);
+}
 static bool failing_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
   const int rank = b == backend_of[1];
   int mine = rank;
@@ -188,6 +192,19 @@ static void check_refused(const mm_shards *shards, const char *what, const char 
   close_both(e, "its calls and its memory");
 }
 
+/* A rank that does not open is not waited for. */
+static void check_shut(const mm_shards *shards, int rank) {
+  mm_err err = {0};
+  char what[60];
+  shut = rank;
+  const double from = now();
+  mm_engine *e = open_both(shards, &err);
+  shut = -1;
+  snprintf(what, sizeof what, "rank %d does not open", rank);
+  report(what, !e && strcmp(err.code, "E_TEST") == 0 && now() - from < 5, e ? "it opened" : err.text);
+  close_both(e, "its calls and its memory");
+}
+
 int main(int argc, char **argv) {
   if (argc != 3) {
     fprintf(stderr, "usage: host_world DIR NCCL\n");
@@ -207,6 +224,7 @@ int main(int argc, char **argv) {
     for (int failing = 0; failing < 4; failing++) check_failing(&shards, rank, failing, "E_TEST");
     check_failing(&shards, rank, 1, "E_MEMORY");
     check_late(&shards, rank);
+    check_shut(&shards, rank);
   }
   check_failing(&shards, 0, 1, "E_NCCL");
   check_refused(&shards, "no NCCL", "/no/libnccl.so.2", 23004, 0, "/no/libnccl.so.2");
