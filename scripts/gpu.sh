@@ -11,7 +11,8 @@
 #   steps      recorded steps, warming, refusals
 #   ranks      checkpoints cut for two to eight ranks, --ep and --pp among them, beside one and the CPU; a rank that fails
 #   processes  ranks of a stage in processes of their own (mpirun, NCCL, two GPUs, a build with MPI=1): the logits and texts of one process
-#              to the bit; a process that is killed, stopped or finds no NCCL; tokens/s
+#              to the bit
+#   lost       such a process that is killed, stopped or finds no NCCL; tokens/s of two beside one
 #   load       what is loaded, bit for bit; short and changed files, digests
 #   hold       minimax-hold: the same text from held weights, after users that were killed, of two ranks; others' weights are refused
 #   eval       minimax-eval: the likelihood of held-out text on the GPU within 2e-3 of the CPU's, every scheme, both models; with inputs
@@ -33,7 +34,7 @@ cd "$(dirname "$0")/.." || exit 2
 [ $# -gt 0 ] || { echo "usage: scripts/gpu.sh BUILD [PART ...]" >&2; exit 2; }
 build=$1 work=$1/gpu
 shift
-parts=${*:-prepare peers forks apart steps ranks processes load hold eval collect kernels sequences models text speed}
+parts=${*:-prepare peers forks apart steps ranks processes lost load hold eval collect kernels sequences models text speed}
 schemes='none bf16 block_fp8 channel_fp8 tensor_wise_fp8 w4a16 w4afp8 w4a8 nvfp4 mxfp4 mxfp8'
 prompt='And it came to pass, that the king said unto his servant, What'
 gpu=$build/tests/ops/gpu
@@ -244,8 +245,8 @@ fails() {
   rm -f "$work/worker.pid"
   : >"$work/long.txt"
   : >"$work/long.err"
-  timeout --kill-after=5 60 mpirun --oversubscribe --bind-to none -n 1 "$build/bin/minimax-run" "$work/ranks/tiny-m2-block_fp8-2" --device cuda -p "$prompt" \
-    -n 100000 --ignore-eos -q : -n 1 sh -c "echo \$\$ >$work/worker.pid; exec $build/bin/minimax-worker $work/ranks/tiny-m2-block_fp8-2 --devices 1" \
+  timeout --kill-after=5 60 mpirun --oversubscribe --bind-to none -n 1 "$build/bin/minimax-run" "$work/ranks/tiny-m2-bf16-2" --device cuda -p "$prompt" \
+    -n 100000 --ignore-eos -q : -n 1 sh -c "echo \$\$ >$work/worker.pid; exec $build/bin/minimax-worker $work/ranks/tiny-m2-bf16-2 --devices 1" \
     >"$work/long.txt" 2>"$work/long.err" </dev/null &
   runs=$!
   i=0
@@ -263,15 +264,19 @@ fails() {
   wait $runs
   ended=$? all=$((($(date +%s%N) - from) / 1000000))
   [ $took -le 5000 ] && [ $ended -ne 0 ] && [ $ended -ne 124 ] && [ $all -lt 10000 ] && status=ok || status=FAIL
-  row $status "processes: a worker that is $what is told in $took ms (limit 5000), all end after $all (limit 10000) with $ended: $(grep -m 1 -- "$pattern" "$work/long.err")"
+  row $status "lost: a worker that is $what is told in $took ms (limit 5000), all end after $all (limit 10000) with $ended: $(grep -m 1 -- "$pattern" "$work/long.err")"
+}
+
+# Two GPUs, mpirun and programs built for it.
+has_processes() {
+  export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+  [ "$devices" -gt 1 ] && command -v mpirun >"$work/mpirun.txt" && ldd "$build/bin/minimax-worker" | grep -q libmpi && return
+  row -- "$1: nothing without two GPUs, mpirun and a build with MPI=1"
+  return 1
 }
 
 processes_part() {
-  if [ "$devices" -lt 2 ] || ! command -v mpirun >"$work/mpirun.txt" || ! ldd "$build/bin/minimax-worker" | grep -q libmpi; then
-    row -- "processes: nothing without two GPUs and mpirun"
-    return
-  fi
-  export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+  has_processes processes || return 0
   python3 - "$work/ids.safetensors" <<'END'
 import json, struct, sys
 ids = [(i * i * 7 + i * 13) % 200 for i in range(60)]
@@ -296,17 +301,21 @@ END
   same_text "$work/ranks/tiny-m1-bf16-tp2pp2" 4 0,1,0,1
   same_text "$work/ranks/tiny-m2-w4a16-tp2pp2" 4 0,1,0,1
   for pid in $pids; do wait "$pid"; done
+}
+
+lost_part() {
+  has_processes lost || return 0
   fails killed KILL 'signal 9'
   fails stopped STOP 'E_RANK'
   MM_NCCL_SO=/nothing many "$work/ranks/tiny-m2-bf16-2" 2 minimax-run -p x -q >"$work/none.txt" 2>&1
   ended=$?
   [ $ended -ne 0 ] && grep -q E_NCCL "$work/none.txt" && status=ok || status=FAIL
-  row $status "processes: without NCCL: $ended, $(grep -m 1 E_NCCL "$work/none.txt")"
-  for name in tiny-m2-block_fp8; do
-    "$build"/bin/minimax-run "$work/ranks/$name-2" --device cuda -p "$prompt" -n 400 --ignore-eos --json >"$work/one.json" 2>"$work/one.err"
-    many "$work/ranks/$name-2" 2 minimax-run -p "$prompt" -n 400 --ignore-eos --json >"$work/many.json" 2>"$work/many.err"
-    row -- "processes $name: one process $(rate "$work/one.json") tokens/s, two $(rate "$work/many.json")"
-  done
+  row $status "lost: without NCCL: $ended, $(grep -m 1 E_NCCL "$work/none.txt")"
+  name=tiny-m2-block_fp8
+  set -- -p "$prompt" -n 400 --ignore-eos --act-quant off --json
+  "$build"/bin/minimax-run "$work/ranks/$name-2" --device cuda --devices 0,1 "$@" >"$work/one.json" 2>"$work/one.err"
+  many "$work/ranks/$name-2" 2 minimax-run "$@" >"$work/many.json" 2>"$work/many.err"
+  row -- "lost $name, nothing lost: one process $(rate "$work/one.json") tokens/s, two $(rate "$work/many.json")"
 }
 rate() { python3 -c 'import json, sys; r = json.load(open(sys.argv[1])); print("%.0f" % (r["tokens"] / r["decode_s"]))' "$1"; }
 
@@ -363,6 +372,7 @@ run_part() {
     steps) MM_GPU_MODELS=$work/models/0 "$gpu" test steps ;;
     ranks) CUDA_MODULE_LOADING=EAGER MM_GPU_RANKS=$work/ranks "$gpu" test ranks ;;
     processes) processes_part ;;
+    lost) lost_part ;;
     load) MM_GPU_MODELS=$work/models/0 "$gpu" test load ;;
     hold) hold_part ;;
     eval) eval_part ;;
@@ -378,7 +388,7 @@ run_part() {
 # Seconds that a part may take: on an H100 with 16 cores, twice what it is expected to, or more.
 budget_of() {
   case $1 in
-    prepare) echo 120 ;; peers) echo 60 ;; forks) echo 240 ;; apart) echo 240 ;; steps) echo 60 ;; ranks) echo 90 ;; processes) echo 120 ;; load) echo 60 ;; hold) echo 120 ;; eval) echo 240 ;; collect) echo 90 ;;
+    prepare) echo 120 ;; peers) echo 60 ;; forks) echo 240 ;; apart) echo 240 ;; steps) echo 60 ;; ranks) echo 90 ;; processes) echo 200 ;; lost) echo 90 ;; load) echo 60 ;; hold) echo 120 ;; eval) echo 240 ;; collect) echo 90 ;;
     kernels) echo 120 ;; sequences) echo 90 ;; models) echo 180 ;; text) echo 120 ;; speed) echo 120 ;;
     *) echo 0 ;;
   esac
