@@ -14,6 +14,7 @@
 
 #define BORDER_TAG 256               /* + a rank: rows to it from the stage before. Of a sum: 1 + the stage's number */
 #define PIECE      ((size_t)1 << 22) /* of rows to another process, so that a failed one can take them in without room for all */
+#define LATE_S     0.9               /* for which a process is waited for that a rank has waited for in vain */
 
 struct mm_comm {
   pthread_mutex_t lock;
@@ -32,10 +33,11 @@ struct mm_comm {
   float **box;             /* [ranks]: what the stage before sends and nobody took */
   const void **brought;    /* [ranks]: what each brought to the current gathering */
   bool *sent, *received;   /* [ranks]: rows across a border between processes */
-  bool told;               /* this process or another has said that it failed */
+  bool told;               /* this process or another has said that it failed, */
+  bool hurt;               /* and nobody has healed that */
   bool lacks;              /* memory */
   uint32_t left;           /* ranks of this process that are back from the step */
-  float *across;           /* [ranks, n] of the sum under way, each rank's in its place */
+  char *across;            /* [ranks, n] of the sum or meeting under way, each rank's in its place */
   size_t across_cap;
   float *x[]; /* [ranks]: the same to the current sum */
 };
@@ -109,9 +111,9 @@ static bool is_broken(mm_comm *c) {
 /* Rows to the rank of stage `to` in another process, their size first: 0 where there will be none. */
 static void send_away(mm_comm *to, uint32_t rank, float *x, uint64_t n) {
   const uint32_t tag = BORDER_TAG + to->stage * to->ranks + rank, process = process_of(to, rank);
-  to->world->exchange(to->world, tag, &(mm_parcel){process, &n, sizeof n}, 1, NULL, 0);
+  to->world->exchange(to->world, tag, &(mm_parcel){process, &n, sizeof n}, 1, NULL, 0, 0);
   for (uint64_t at = 0; at < n; at += PIECE)
-    to->world->exchange(to->world, tag, &(mm_parcel){process, x + at, mm_min(PIECE, n - at) * sizeof *x}, 1, NULL, 0);
+    to->world->exchange(to->world, tag, &(mm_parcel){process, x + at, mm_min(PIECE, n - at) * sizeof *x}, 1, NULL, 0, 0);
 }
 
 /* Of n numbers from the stage before in another process; x NULL: they are wanted no more. False where there are none. */
@@ -120,9 +122,9 @@ static bool receive_away(mm_comm *c, uint32_t rank, float *x) {
   const uint32_t tag = BORDER_TAG + c->stage * c->ranks + rank, process = process_of(c->before, rank);
   uint64_t n = 0;
   c->received[rank] = true;
-  c->world->exchange(c->world, tag, NULL, 0, &(mm_parcel){process, &n, sizeof n}, 1);
+  c->world->exchange(c->world, tag, NULL, 0, &(mm_parcel){process, &n, sizeof n}, 1, 0);
   for (uint64_t at = 0; at < n; at += PIECE)
-    c->world->exchange(c->world, tag, NULL, 0, &(mm_parcel){process, x ? x + at : unwanted, mm_min(PIECE, n - at) * sizeof *x}, 1);
+    c->world->exchange(c->world, tag, NULL, 0, &(mm_parcel){process, x ? x + at : unwanted, mm_min(PIECE, n - at) * sizeof *x}, 1, 0);
   return n > 0;
 }
 
@@ -160,9 +162,16 @@ bool mm_comm_receive(mm_comm *c, uint32_t rank, float *x, size_t n) {
   return came;
 }
 
+double mm_comm_limit(mm_comm *c) {
+  pthread_mutex_lock(&c->lock);
+  const double patience = c->patience;
+  pthread_mutex_unlock(&c->lock);
+  return patience > 0 ? patience + 0.5 : 0;
+}
+
 /* mine[bytes] to the stage's other processes, and theirs: `each` bytes of a rank, by ranks; or, each 0, as many of a process, by processes.
  */
-static void swap(mm_comm *c, void *mine, size_t bytes, void *theirs, size_t each) {
+static void swap(mm_comm *c, void *mine, size_t bytes, void *theirs, size_t each, double limit_s) {
   const uint32_t first = process_of(c, 0), last = process_of(c, c->ranks - 1), most = last - first + 1;
   mm_parcel out[most], in[most];
   uint32_t n = 0;
@@ -174,32 +183,38 @@ static void swap(mm_comm *c, void *mine, size_t bytes, void *theirs, size_t each
     in[n++] =
         each ? (mm_parcel){p, (char *)theirs + from * each, count * each} : (mm_parcel){p, (char *)theirs + (p - first) * bytes, bytes};
   }
-  c->world->exchange(c->world, 1 + c->stage, out, n, in, n);
+  c->world->exchange(c->world, 1 + c->stage, out, n, in, n, limit_s);
 }
 
 /* Whether all processes of the stage are well. */
-static bool agree(mm_comm *c) {
+static bool agree(mm_comm *c, double limit_s) {
   uint32_t mine = is_broken(c) || c->lacks, theirs[c->ranks];
   memset(theirs, 0, sizeof theirs);
-  swap(c, &mine, sizeof mine, theirs, 0);
+  swap(c, &mine, sizeof mine, theirs, 0, limit_s);
   for (uint32_t i = 0; i < c->ranks; i++) mine |= theirs[i];
   if (!mine) return true;
-  c->told = true;
+  c->told = c->hurt = true;
   mm_comm_break(c);
   return false;
 }
 
-/* By one rank of each process, while the others wait: x[r] of ranks elsewhere is what they have. */
-static void fetch(mm_comm *c, size_t n) {
+/* By one rank of each process, while the others wait: x[r], or what rank r brought, is what those elsewhere have; n bytes of each. */
+static void fetch(mm_comm *c, bool sums, size_t n) {
+  const double limit_s = mm_comm_limit(c);
   c->lacks = !MM_GROW(c->across, &c->across_cap, mm_max(n * c->ranks, 1), MM_IGNORED);
-  if (!agree(c)) return;
-  for (uint32_t r = c->first; r < c->first + c->here; r++) memcpy(c->across + r * n, c->x[r], n * sizeof **c->x);
-  swap(c, c->across + c->first * n, c->here * n * sizeof **c->x, c->across, n * sizeof **c->x);
-  for (uint32_t r = 0; r < c->ranks; r++)
-    if (!is_here(c, r)) c->x[r] = c->across + r * n;
+  if (!agree(c, limit_s)) return;
+  for (uint32_t r = c->first; n && r < c->first + c->here; r++) memcpy(c->across + r * n, sums ? (const void *)c->x[r] : c->brought[r], n);
+  swap(c, c->across + c->first * n, c->here * n, c->across, n, limit_s);
+  for (uint32_t r = 0; r < c->ranks; r++) {
+    if (is_here(c, r)) continue;
+    if (sums)
+      c->x[r] = (float *)(void *)(c->across + r * n);
+    else
+      c->brought[r] = c->across + r * n;
+  }
 }
 
-bool mm_comm_leave(mm_comm *c, bool borders, mm_err *err) {
+bool mm_comm_leave(mm_comm *c, bool borders, bool late, mm_err *err) {
   pthread_mutex_lock(&c->lock);
   const bool last = ++c->left == c->here;
   pthread_mutex_unlock(&c->lock);
@@ -208,7 +223,8 @@ bool mm_comm_leave(mm_comm *c, bool borders, mm_err *err) {
     if (c->next && !is_here(c->next, r) && !c->sent[r]) send_away(c->next, r, NULL, 0);
     if (c->before && !is_here(c->before, r) && !c->received[r]) receive_away(c, r, NULL);
   }
-  if (c->here < c->ranks && !c->told) agree(c);
+  const double limit_s = mm_comm_limit(c);
+  if (c->here < c->ranks && !c->told) agree(c, late && limit_s > 0 ? LATE_S : limit_s);
   return !c->lacks || mm_fail(err, MM_LIMIT, "E_MEMORY", mm_at(NULL, NULL), "out of memory for numbers of other processes");
 }
 
@@ -269,7 +285,7 @@ static void reduce(mm_comm *c, uint32_t rank, float *x, size_t n, float (*op)(fl
   c->x[rank] = x;
   if (!meet(c, rank, 0)) return;
   if (c->here < c->ranks) {
-    if (rank == c->first) fetch(c, n);
+    if (rank == c->first) fetch(c, true, n * sizeof *x);
     if (!meet(c, rank, 0)) return;
   }
   size_t from = n * (rank - c->first) / c->here, to = n * (rank - c->first + 1) / c->here;
@@ -287,6 +303,33 @@ bool mm_comm_gather(mm_comm *c, uint32_t rank, const void *mine, const void **al
   for (uint32_t r = 0; r < c->ranks; r++) all[r] = c->brought[r];
   part(c);
   return true;
+}
+
+bool mm_comm_is_across(const mm_comm *c) { return c->here < c->ranks; }
+
+bool mm_comm_tell(mm_comm *c, uint32_t rank, const void *mine, void *all, size_t n) {
+  c->brought[rank] = mine;
+  if (!meet(c, rank, c->patience)) return false;
+  if (c->here < c->ranks) {
+    if (rank == c->first) fetch(c, false, n);
+    if (!meet(c, rank, 0)) return false;
+  }
+  for (uint32_t r = 0; r < c->ranks; r++) memcpy((char *)all + r * n, c->brought[r], n);
+  part(c);
+  return true;
+}
+
+bool mm_comm_hurt(mm_comm *c) {
+  pthread_mutex_lock(&c->lock);
+  const bool hurt = c->hurt;
+  pthread_mutex_unlock(&c->lock);
+  return hurt;
+}
+
+void mm_comm_heal(mm_comm *c) {
+  pthread_mutex_lock(&c->lock);
+  c->hurt = false;
+  pthread_mutex_unlock(&c->lock);
 }
 
 void mm_comm_patience(mm_comm *c, double seconds) {

@@ -15,9 +15,10 @@ mm_comm *mm_comm_open(uint32_t ranks, mm_err *err);
 /* Of a stage whose ranks may be of several processes: rank r is of process (stage · ranks + r) / per. What follows is for those of this
  * one; gatherings are of them alone. w NULL: all are of this one. */
 mm_comm *mm_comm_open_across(uint32_t ranks, mm_world *w, uint32_t stage, uint32_t per, mm_err *err);
-/* By each rank at the end of a step, after its break if it failed: no other process waits for this one's ranks then, nor with rows for
- * them. Waits for earlier stages alone. borders: the step's rows went from stage to stage. MM_LIMIT where memory was short. */
-MM_MUST_USE bool mm_comm_leave(mm_comm *c, bool borders, mm_err *err);
+/* By each rank at the end of its opening and of each step, after its break if it failed: no other process waits for this one's ranks then,
+ * nor with rows for them. Waits for earlier stages alone. borders: the step's rows went from stage to stage. late: this rank has waited in
+ * vain for one of another process, so that none has long to come. MM_LIMIT where memory was short. */
+MM_MUST_USE bool mm_comm_leave(mm_comm *c, bool borders, bool late, mm_err *err);
 void mm_comm_close(mm_comm *c); /* accepts NULL */
 /* By a rank that cannot go on: whoever waits or comes later returns at once, its sums unspecified, until mm_comm_mend. */
 void mm_comm_break(mm_comm *c);
@@ -30,8 +31,19 @@ void mm_comm_max(mm_comm *c, uint32_t rank, float *x, size_t n);
 
 /* all[ranks]: what each rank passes, a pointer that must hold until all have used it. False when the meeting is broken. */
 bool mm_comm_gather(mm_comm *c, uint32_t rank, const void *mine, const void **all);
-/* From now on a gathering is broken by who has waited so long for another rank; 0, as at first: never. */
+/* Whether some ranks are of other processes. */
+bool mm_comm_is_across(const mm_comm *c);
+/* all[ranks][n]: the n bytes that each rank passes, whatever its process. False when the meeting is broken. */
+bool mm_comm_tell(mm_comm *c, uint32_t rank, const void *mine, void *all, size_t n);
+/* Whether, since the last mm_comm_heal, some process has left a step or a meeting with a rank that failed: the same in all of them. Only
+ * of ranks of several processes, and between steps, as is healing. */
+bool mm_comm_hurt(mm_comm *c);
+void mm_comm_heal(mm_comm *c);
+/* From now on a gathering is broken by who has waited so long for another rank; 0, as at first: never. A process that waits half a second
+ * longer for another one ends all of them (processes.h). */
 void mm_comm_patience(mm_comm *c, double seconds);
+/* How long that is; 0: without end. */
+double mm_comm_limit(mm_comm *c);
 /* Whether this rank broke the last gathering so, and for whom it waited. */
 bool mm_comm_waited(mm_comm *c, uint32_t rank, uint32_t *whom);
 /* From now on a break of this meeting also sets *word to 1, for those who wait where it does not reach them. NULL: none. Only while no rank

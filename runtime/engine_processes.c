@@ -7,6 +7,7 @@
 #include "runtime/engine_inside.h"
 
 enum { TAG = 0 };
+#define LATE_S 0.9 /* for which a process is waited for that a rank has waited for in vain */
 
 /* What goes before the arrays of a task. */
 typedef struct order {
@@ -27,11 +28,12 @@ typedef struct meeting {
 } meeting;
 
 static void send_to(mm_world *w, uint32_t process, const void *data, size_t n) {
-  if (n) w->exchange(w, TAG, &(mm_parcel){process, (void *)(uintptr_t)data, n}, 1, NULL, 0);
+  if (n) w->exchange(w, TAG, &(mm_parcel){process, (void *)(uintptr_t)data, n}, 1, NULL, 0, 0);
 }
-static void receive_from(mm_world *w, uint32_t process, void *data, size_t n) {
-  if (n) w->exchange(w, TAG, NULL, 0, &(mm_parcel){process, data, n}, 1);
+static void receive_within(mm_world *w, uint32_t process, void *data, size_t n, double limit_s) {
+  if (n) w->exchange(w, TAG, NULL, 0, &(mm_parcel){process, data, n}, 1, limit_s);
 }
+static void receive_from(mm_world *w, uint32_t process, void *data, size_t n) { receive_within(w, process, data, n, 0); }
 static void send_to_all(mm_world *w, const void *data, size_t n) {
   for (uint32_t p = 1; p < w->processes; p++) send_to(w, p, data, n);
 }
@@ -61,7 +63,7 @@ bool mm_engine_meet(mm_engine *e, bool ok, mm_err *err) {
     out[parcels] = (mm_parcel){p, e->facts + e->first, each * sizeof *e->facts};
     in[parcels++] = (mm_parcel){p, e->facts + (size_t)p * each, each * sizeof *e->facts};
   }
-  w->exchange(w, TAG, out, parcels, in, parcels);
+  w->exchange(w, TAG, out, parcels, in, parcels, 0);
   for (uint32_t p = 0; p < n; p++) {
     if (memcmp(&all[p].plan, &all[0].plan, sizeof all[p].plan) != 0)
       mm_fail(&all[p].err, MM_INTEGRITY, "E_MPI", mm_at(e->shards->pack.dir, NULL),
@@ -145,6 +147,9 @@ bool mm_engine_tell(mm_engine *e, work w, mm_err *err) {
 
 /* ---- what came of it ---- */
 
+/* How long processes wait for each other at the end of a task; 0: without end. Ranks of one stage end a step together. */
+static double limit_of(const mm_engine *e, work w) { return w == STEP && e->shards->pack.pp == 1 ? mm_comm_limit(e->comm[0]) : 0; }
+
 /* Bytes that a rank has for the first process. */
 static size_t result_bytes(const mm_engine *e, work w, uint32_t r) {
   const rank_facts *f = &e->facts[r];
@@ -206,16 +211,17 @@ bool mm_engine_hear(mm_engine *e, work w, bool ok, mm_err *err) {
   if (!world) return ok;
   e->unheard = !mm_engine_all_back(e, MM_IGNORED); /* others may wait for who is away */
   if (e->unheard) return ok;
+  bool waited = !ok && strcmp(err->code, "E_RANK") == 0; /* for a rank that failed, or hangs with all of its process */
   size_t most = 0;
   for (uint32_t p = 1; ok && p < world->processes; p++) most = mm_max(most, results_bytes(e, w, p));
   ok = ok && MM_GROW(e->order, &e->order_cap, most, err);
   for (uint32_t p = 1; p < world->processes; p++) {
     mm_err theirs;
-    receive_from(world, p, &theirs.status, sizeof theirs.status);
+    receive_within(world, p, &theirs.status, sizeof theirs.status, waited ? LATE_S : limit_of(e, w));
     if (theirs.status == MM_OK) continue;
     receive_from(world, p, &theirs, sizeof theirs);
-    if (ok) mm_fail_as(err, &theirs);
-    ok = false;
+    if (ok || (waited && strcmp(theirs.code, "E_RANK") != 0)) *err = (mm_err){0}, mm_fail_as(err, &theirs); /* why it did not come */
+    ok = false, waited = strcmp(err->code, "E_RANK") == 0;
   }
   const uint32_t all = ok;
   send_to_all(world, &all, sizeof all);
@@ -292,7 +298,7 @@ static bool follow_one(mm_engine *e, following *f, const order *o, mm_err *err) 
   send_to(w, 0, &report.status, sizeof report.status);
   if (!ok) send_to(w, 0, &report, sizeof report);
   uint32_t all = 0;
-  receive_from(w, 0, &all, sizeof all);
+  receive_within(w, 0, &all, sizeof all, limit_of(e, (work)o->work));
   if (!all || n == 0) return true;
   move_results(e, (work)o->work, me, false);
   send_to(w, 0, e->order, n);

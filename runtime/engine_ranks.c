@@ -111,7 +111,8 @@ static void *rank_main(void *arg) {
     pthread_mutex_unlock(&e->lock);
     bool done = do_work(r, w, &r->err);
     if (!done) mm_comm_break(e->comm[0]);
-    if (w == STEP && !mm_comm_leave(e->comm[r->index / e->shards->pack.tp], borders, done ? &r->err : MM_IGNORED)) done = false;
+    const bool late = !done && strcmp(r->err.code, "E_RANK") == 0, leaves = w == STEP || w == OPEN;
+    if (leaves && !mm_comm_leave(e->comm[r->index / e->shards->pack.tp], borders, late, done ? &r->err : MM_IGNORED)) done = false;
     pthread_mutex_lock(&e->lock);
     r->back = true;
     if (--e->busy == 0 || !done) pthread_cond_broadcast(&e->changed);
@@ -234,9 +235,12 @@ static bool start_ranks(mm_engine *e, mm_err *err) {
     rank *r = &e->rank[e->started];
     *r = (rank){.engine = e, .index = e->first + e->started};
     int failed = pthread_create(&r->thread, NULL, rank_main, r);
-    if (failed)
-      return mm_fail(err, MM_LIMIT, "E_THREADS", mm_at(NULL, NULL), "started %u of %u rank threads: %s", e->started, e->here,
-                     strerror(failed));
+    if (!failed) continue;
+    mm_comm_break(e->comm[0]);
+    for (uint32_t i = 0; i < e->here; i++)
+      if (!mm_comm_leave(e->comm[(e->first + i) / e->shards->pack.tp], false, false, MM_IGNORED)) break;
+    return mm_fail(err, MM_LIMIT, "E_THREADS", mm_at(NULL, NULL), "started %u of %u rank threads: %s", e->started, e->here,
+                   strerror(failed));
   }
   return mm_engine_run_here(e, OPEN, err);
 }
@@ -292,9 +296,9 @@ mm_engine *mm_engine_open(const mm_shards *shards, const mm_engine_config *c, mm
   pthread_cond_init(&e->changed, NULL);
   e->slot = mm_calloc(c->limits.slots, sizeof *e->slot, err);
   e->facts = mm_calloc(ranks, sizeof *e->facts, err);
-  const bool ok = e->facts && e->slot && verify_files(e, err) && open_comms(e, err) && open_pages(e, err) && open_choices(e, err) &&
-                  start_ranks(e, err);
-  if (mm_engine_meet(e, ok, err)) {
+  const bool ready = e->facts && e->slot && verify_files(e, err) && open_comms(e, err) && open_pages(e, err) && open_choices(e, err);
+  /* Ranks that open may wait for those of other processes, so none does before all processes are here. */
+  if (mm_engine_meet(e, ready, err) && mm_engine_meet(e, start_ranks(e, err), err)) {
     place_states(e);
     return e;
   }

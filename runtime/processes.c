@@ -14,7 +14,9 @@ static bool has_others(void) {
 }
 
 #ifdef MM_MPI
+#include <errno.h>
 #include <mpi.h>
+#include <stdio.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -42,17 +44,48 @@ static size_t pieces(const mm_parcel *p, uint32_t n) {
   return all;
 }
 
+/* The process whose parcel has not gone or come, of those whose requests begin at *r; UINT32_MAX where all have. */
+static uint32_t find_late(MPI_Request **r, const mm_parcel *p, uint32_t n) {
+  for (uint32_t i = 0; i < n; i++)
+    for (size_t at = 0; at < p[i].n; at += PIECE) {
+      int done = 0;
+      MPI_Request_get_status(*(*r)++, &done, MPI_STATUS_IGNORE);
+      if (!done) return p[i].process;
+    }
+  return UINT32_MAX;
+}
+
+static double now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* Whoever does not come when others wait for it no longer has left what all agree on: there is no going on. */
+static void end_all(const mm_world *w, uint32_t late, double waited_s) {
+  fprintf(stderr, "%s: error: E_RANK: process %u waited %.1f s for process %u in vain\n", program_invocation_short_name, w->process,
+          waited_s, late);
+  MPI_Abort(MPI_COMM_WORLD, MM_IO);
+}
+
 /* Any failure of MPI's ends all processes: its own way with errors. */
-static void exchange(mm_world *w, uint32_t tag, const mm_parcel *out, uint32_t outs, const mm_parcel *in, uint32_t ins) {
-  (void)w;
+static void exchange(mm_world *w, uint32_t tag, const mm_parcel *out, uint32_t outs, const mm_parcel *in, uint32_t ins, double limit_s) {
   const size_t n = pieces(out, outs) + pieces(in, ins);
   MPI_Request some[64], *all = n <= 64 ? some : malloc(n * sizeof *all), *next = all;
   if (!all) MPI_Abort(MPI_COMM_WORLD, MM_LIMIT);
   post(&next, in, ins, tag, false);
   post(&next, out, outs, tag, true);
   int done = 0;
-  for (uint32_t i = 0; MPI_Testall((int)n, all, &done, MPI_STATUSES_IGNORE), !done; i++)
-    if (i > SPINS) nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+  double from = 0;
+  for (uint32_t i = 0; MPI_Testall((int)n, all, &done, MPI_STATUSES_IGNORE), !done; i++) {
+    if (i <= SPINS) continue;
+    nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+    if (from == 0) from = now();
+    if (limit_s == 0 || now() - from < limit_s) continue;
+    next = all;
+    const uint32_t late = find_late(&next, in, ins), other = late == UINT32_MAX ? find_late(&next, out, outs) : late;
+    if (other != UINT32_MAX) end_all(w, other, limit_s);
+  }
   if (all != some) free(all);
 }
 

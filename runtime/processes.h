@@ -20,8 +20,9 @@ struct mm_world {
   uint32_t process, processes;
   /* Sends and receives all of these; returns when the data may be used again and has come. What goes from one process to another under one
    * tag comes in the order in which it went, a parcel for a parcel of the same size. Of each tag one call at a time; of several any thread.
-   * A process that ends without having met the others takes all of them with it. */
-  void (*exchange)(mm_world *w, uint32_t tag, const mm_parcel *out, uint32_t outs, const mm_parcel *in, uint32_t ins);
+   * A process that ends without having met the others takes all of them with it; so does one that waits here for limit_s seconds, and
+   * names the process that does not come (E_RANK). limit_s 0: it waits without end. */
+  void (*exchange)(mm_world *w, uint32_t tag, const mm_parcel *out, uint32_t outs, const mm_parcel *in, uint32_t ins, double limit_s);
 };
 
 /* The processes that mpirun started together with this one; *w NULL where there are no others. leads: this program is the first of them,

@@ -10,6 +10,9 @@
 #   apart      --batch-invariant: every row's bits the same alone and in a crowd, both models in every scheme
 #   steps      recorded steps, warming, refusals
 #   ranks      checkpoints cut for two to eight ranks, --ep and --pp among them, beside one and the CPU; a rank that fails
+#   processes  ranks of a stage in processes of their own (mpirun, NCCL, two GPUs, a build with MPI=1): the logits and texts of one process
+#              to the bit
+#   lost       such a process that is killed, stopped or finds no NCCL; tokens/s of two beside one
 #   load       what is loaded, bit for bit; short and changed files, digests
 #   hold       minimax-hold: the same text from held weights, after users that were killed, of two ranks; others' weights are refused
 #   eval       minimax-eval: the likelihood of held-out text on the GPU within 2e-3 of the CPU's, every scheme, both models; with inputs
@@ -31,7 +34,7 @@ cd "$(dirname "$0")/.." || exit 2
 [ $# -gt 0 ] || { echo "usage: scripts/gpu.sh BUILD [PART ...]" >&2; exit 2; }
 build=$1 work=$1/gpu
 shift
-parts=${*:-prepare peers forks apart steps ranks load hold eval collect kernels sequences models text speed}
+parts=${*:-prepare peers forks apart steps ranks processes lost load hold eval collect kernels sequences models text speed}
 schemes='none bf16 block_fp8 channel_fp8 tensor_wise_fp8 w4a16 w4afp8 w4a8 nvfp4 mxfp4 mxfp8'
 prompt='And it came to pass, that the king said unto his servant, What'
 gpu=$build/tests/ops/gpu
@@ -202,6 +205,120 @@ collect_part() {
   done
 }
 
+# many CHECKPOINT PROCESSES PROGRAM OPTION…: the program and so many processes less one beside it, each with one rank, on two GPUs.
+many() {
+  packed=$1 count=$2 program=$3
+  shift 3
+  set -- -n 1 "$build/bin/$program" "$packed" --device cuda "$@"
+  i=1
+  while [ $i -lt "$count" ]; do
+    set -- "$@" : -n 1 "$build/bin/minimax-worker" "$packed" --devices $((i % 2))
+    i=$((i + 1))
+  done
+  timeout --kill-after=5 60 mpirun --oversubscribe --bind-to none "$@" </dev/null
+}
+
+# same_text CHECKPOINT PROCESSES DEVICES
+same_text() {
+  name=${1##*/}
+  set -- "$1" "$2" "$3" -p "$prompt" -n 24 --temperature 0.8 --seed 5 --ignore-eos --act-quant off -q
+  packed=$1 count=$2 list=$3
+  shift 3
+  "$build"/bin/minimax-run "$packed" --device cuda --devices "$list" "$@" >"$work/$name.one" 2>"$work/$name.err"
+  many "$packed" "$count" minimax-run "$@" >"$work/$name.many" 2>>"$work/$name.err"
+  cmp -s "$work/$name.one" "$work/$name.many" && [ -s "$work/$name.one" ] && status=ok || status=FAIL
+  row $status "processes $name: $count processes draw one's text; $(tail -n 1 "$work/$name.err")"
+}
+
+# same_logits CHECKPOINT CHUNK: of two processes; every row of 60, fed in chunks of so many
+same_logits() {
+  name=${1##*/}-$2
+  "$build"/bin/minimax-eval "$1" --device cuda --ids-from "$work/ids.safetensors" --logits "$work/$name.one" --chunk "$2" --act-quant off -q 2>"$work/$name.err"
+  many "$1" 2 minimax-eval --ids-from "$work/ids.safetensors" --logits "$work/$name.many" --chunk "$2" --act-quant off -q 2>>"$work/$name.err"
+  cmp "$work/$name.one" "$work/$name.many" >>"$work/$name.err" 2>&1 && [ -s "$work/$name.one" ] && status=ok || status=FAIL
+  row $status "processes ${1##*/}: logits of two processes are one's, bit for bit, in chunks of $2; $(tail -n 1 "$work/$name.err")"
+}
+
+# fails WHAT SIGNAL PATTERN: the worker of a long run is sent a signal; the others say so within five seconds, and all end.
+fails() {
+  what=$1 signal=$2 pattern=$3
+  rm -f "$work/worker.pid"
+  : >"$work/long.txt"
+  : >"$work/long.err"
+  timeout --kill-after=5 60 mpirun --oversubscribe --bind-to none -n 1 "$build/bin/minimax-run" "$work/ranks/tiny-m2-bf16-2" --device cuda -p "$prompt" \
+    -n 100000 --ignore-eos -q : -n 1 sh -c "echo \$\$ >$work/worker.pid; exec $build/bin/minimax-worker $work/ranks/tiny-m2-bf16-2 --devices 1" \
+    >"$work/long.txt" 2>"$work/long.err" </dev/null &
+  runs=$!
+  i=0
+  while [ "$(wc -c <"$work/long.txt")" -lt 200 ] && [ $i -lt 400 ] && kill -0 $runs 2>"$work/kill.err"; do
+    sleep 0.1
+    i=$((i + 1))
+  done
+  from=$(date +%s%N)
+  kill "-$signal" "$(cat "$work/worker.pid")"
+  took=0
+  until grep -q -- "$pattern" "$work/long.err" || [ $took -gt 20000 ]; do
+    sleep 0.05
+    took=$((($(date +%s%N) - from) / 1000000))
+  done
+  wait $runs
+  ended=$? all=$((($(date +%s%N) - from) / 1000000))
+  [ $took -le 5000 ] && [ $ended -ne 0 ] && [ $ended -ne 124 ] && [ $all -lt 10000 ] && status=ok || status=FAIL
+  row $status "lost: a worker that is $what is told in $took ms (limit 5000), all end after $all (limit 10000) with $ended: $(grep -m 1 -- "$pattern" "$work/long.err")"
+}
+
+# Two GPUs, mpirun and programs built for it.
+has_processes() {
+  export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+  [ "$devices" -gt 1 ] && command -v mpirun >"$work/mpirun.txt" && ldd "$build/bin/minimax-worker" | grep -q libmpi && return
+  row -- "$1: nothing without two GPUs, mpirun and a build with MPI=1"
+  return 1
+}
+
+processes_part() {
+  has_processes processes || return 0
+  python3 - "$work/ids.safetensors" <<'END'
+import json, struct, sys
+ids = [(i * i * 7 + i * 13) % 200 for i in range(60)]
+head = json.dumps({"ids.a": {"dtype": "I32", "shape": [len(ids)], "data_offsets": [0, 4 * len(ids)]}}).encode()
+head += b" " * (-len(head) % 8)
+open(sys.argv[1], "wb").write(struct.pack("<Q", len(head)) + head + struct.pack(f"<{len(ids)}i", *ids))
+END
+  # Three at a time: each takes seconds to start, and on the devices they are in each other's way.
+  {
+    for name in tiny-m1-bf16 tiny-m2-block_fp8; do same_logits "$work/ranks/$name-2" 1; done
+    for name in tiny-m1-nvfp4 tiny-m2-w4a16; do same_logits "$work/ranks/$name-2" 60; done
+  } &
+  pids=$!
+  for scheme in bf16 block_fp8 w4a16; do
+    for model in tiny-m1 tiny-m2; do same_text "$work/ranks/$model-$scheme-2" 2 0,1; done
+  done &
+  pids="$pids $!"
+  same_text "$work/ranks/tiny-m1-nvfp4-2" 2 0,1
+  same_text "$work/ranks/tiny-m2-nvfp4-2" 2 0,1
+  same_text "$work/ranks/tiny-m1-nvfp4-ep2" 2 0,1
+  same_text "$work/ranks/tiny-m2-block_fp8-ep2" 2 0,1
+  same_text "$work/ranks/tiny-m1-bf16-tp2pp2" 4 0,1,0,1
+  same_text "$work/ranks/tiny-m2-w4a16-tp2pp2" 4 0,1,0,1
+  for pid in $pids; do wait "$pid"; done
+}
+
+lost_part() {
+  has_processes lost || return 0
+  fails killed KILL 'signal 9'
+  fails stopped STOP 'E_RANK'
+  MM_NCCL_SO=/nothing many "$work/ranks/tiny-m2-bf16-2" 2 minimax-run -p x -q >"$work/none.txt" 2>&1
+  ended=$?
+  [ $ended -ne 0 ] && grep -q E_NCCL "$work/none.txt" && status=ok || status=FAIL
+  row $status "lost: without NCCL: $ended, $(grep -m 1 E_NCCL "$work/none.txt")"
+  name=tiny-m2-block_fp8
+  set -- -p "$prompt" -n 400 --ignore-eos --act-quant off --json
+  "$build"/bin/minimax-run "$work/ranks/$name-2" --device cuda --devices 0,1 "$@" >"$work/one.json" 2>"$work/one.err"
+  many "$work/ranks/$name-2" 2 minimax-run "$@" >"$work/many.json" 2>"$work/many.err"
+  row -- "lost $name, nothing lost: one process $(rate "$work/one.json") tokens/s, two $(rate "$work/many.json")"
+}
+rate() { python3 -c 'import json, sys; r = json.load(open(sys.argv[1])); print("%.0f" % (r["tokens"] / r["decode_s"]))' "$1"; }
+
 models_part() {
   pids=''
   for part in 0 1 2 3; do
@@ -249,11 +366,13 @@ speed_rows() {
 run_part() {
   case $1 in
     prepare) prepare ;;
-    peers) CUDA_MODULE_LOADING=EAGER "$gpu" test peers ;;
+    peers) CUDA_MODULE_LOADING=EAGER "$gpu" test peers across ;;
     forks) MM_STEPS=${MM_STEPS:-10000} MM_GPU_MODELS=$work/models/0 "$gpu" test forks ;;
     apart) apart_part ;;
     steps) MM_GPU_MODELS=$work/models/0 "$gpu" test steps ;;
     ranks) CUDA_MODULE_LOADING=EAGER MM_GPU_RANKS=$work/ranks "$gpu" test ranks ;;
+    processes) processes_part ;;
+    lost) lost_part ;;
     load) MM_GPU_MODELS=$work/models/0 "$gpu" test load ;;
     hold) hold_part ;;
     eval) eval_part ;;
@@ -269,7 +388,7 @@ run_part() {
 # Seconds that a part may take: on an H100 with 16 cores, twice what it is expected to, or more.
 budget_of() {
   case $1 in
-    prepare) echo 120 ;; peers) echo 60 ;; forks) echo 240 ;; apart) echo 240 ;; steps) echo 60 ;; ranks) echo 90 ;; load) echo 60 ;; hold) echo 120 ;; eval) echo 240 ;; collect) echo 90 ;;
+    prepare) echo 120 ;; peers) echo 60 ;; forks) echo 240 ;; apart) echo 240 ;; steps) echo 60 ;; ranks) echo 90 ;; processes) echo 200 ;; lost) echo 90 ;; load) echo 60 ;; hold) echo 120 ;; eval) echo 240 ;; collect) echo 90 ;;
     kernels) echo 120 ;; sequences) echo 90 ;; models) echo 180 ;; text) echo 120 ;; speed) echo 120 ;;
     *) echo 0 ;;
   esac
@@ -278,6 +397,11 @@ budget_of() {
 # A part in a process of its own, which timeout can end with all that it started: scripts/gpu.sh BUILD --run PART.
 if [ "${1:-}" = --run ]; then
   devices=$MM_GPU_COUNT
+  # PyTorch's NCCL, where the dynamic linker finds none.
+  if [ -z "${MM_NCCL_SO:-}" ] && ! ldconfig -p | grep -q libnccl.so.2; then
+    MM_NCCL_SO=$(python3 -c 'import glob, site; print(*[p for d in site.getsitepackages() for p in glob.glob(d + "/nvidia/nccl/lib/libnccl.so.2")][:1])')
+    export MM_NCCL_SO
+  fi
   run_part "$2"
   exit
 fi

@@ -563,6 +563,7 @@ const mm_ops mm_ops_cuda = {
     .send = cuda_send,
     .receive = cuda_receive,
     .experts_cut = true,
+    .across = true,
     .apart_asked = true,
     .pages = true,
     .state_bytes = mm_cu_state_bytes,

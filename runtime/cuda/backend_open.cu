@@ -384,8 +384,8 @@ void mm_cu_backend_close(mm_backend *b) {
   if (!b) return;
   b->loading.reset();
   if (b->stream) cudaStreamSynchronize(b->stream);
+  b->drop_logits(); /* and recorded steps, which NCCL waits for */
   mm_cu_peers_close(b->peers);
-  b->drop_logits();
   if (b->stream) cudaStreamDestroy(b->stream);
   cudaFreeHost(b->border);
   for (grown *g : {&b->ask_block, &b->raw, &b->seen, &b->told, &b->scores}) g->close();

@@ -16,6 +16,7 @@
 
 #include <atomic>
 
+#include "runtime/cuda/across.h"
 #include "runtime/cuda/device.cuh"
 #include "runtime/cuda/launch.h"
 #include "runtime/cuda/peers.cuh"
@@ -30,48 +31,6 @@ constexpr uint32_t kSharedBlocks = 2, kSharedRows = 16; /* of a sum; of all rank
 constexpr uint32_t kSmallRows = 16;                     /* with devices of their own */
 constexpr uint32_t kFewBlocks = 128;                    /* of a sum of few numbers, whose words tell themselves that they are there */
 constexpr uint32_t kLoading_ms = 600000;
-
-/* ---- numbers ---- */
-
-enum reduction { SUM, MAX };
-
-/* Two numbers of bf16 in four bytes, or one of f32. */
-template <class T>
-struct numbers;
-template <>
-struct numbers<bf16> {
-  static constexpr int n = 2;
-  static __device__ void open(uint32_t w, float *v) { v[0] = __uint_as_float(w << 16), v[1] = __uint_as_float(w & 0xffff0000u); }
-  static __device__ uint32_t close(const float *v) {
-    const bf162 p = __floats2bfloat162_rn(v[0], v[1]);
-    return *reinterpret_cast<const uint32_t *>(&p);
-  }
-};
-template <>
-struct numbers<float> {
-  static constexpr int n = 1;
-  static __device__ void open(uint32_t w, float *v) { v[0] = __uint_as_float(w); }
-  static __device__ uint32_t close(const float *v) { return __float_as_uint(v[0]); }
-};
-
-/* What W words of four bytes come to over all ranks, first to last. */
-template <class T, reduction R, int W>
-struct total {
-  float v[W * numbers<T>::n];
-  __device__ void add(const uint32_t *w, bool first) {
-#pragma unroll
-    for (int i = 0; i < W; i++) {
-      float x[numbers<T>::n];
-      numbers<T>::open(w[i], x);
-#pragma unroll
-      for (int k = 0; k < numbers<T>::n; k++) {
-        float &t = v[i * numbers<T>::n + k];
-        t = first ? x[k] : R == SUM ? t + x[k] : t > x[k] ? t : x[k];
-      }
-    }
-  }
-  __device__ uint32_t word(int i) const { return numbers<T>::close(v + i * numbers<T>::n); }
-};
 
 /* ---- kernels ---- */
 
@@ -206,8 +165,10 @@ struct mm_cu_peers_group {
 
 struct mm_cu_peers {
   mm_comm *comm = nullptr;
-  mm_cu_peers_group *group = nullptr;
+  mm_cu_peers_group *group = nullptr; /* NULL where `across` is not */
   peer_view c = {};
+  mm_cu_across *across = nullptr; /* where some ranks are of other processes; of c then rank, ranks and apart are used */
+  double limit_s = 0;
 };
 
 namespace {
@@ -215,11 +176,19 @@ namespace {
 bool check(cudaError_t e, const char *what, mm_err *err) { return mm_cu_check(e, what, err); }
 
 bool waited_in_vain(const mm_cu_peers *p, uint32_t whom, mm_err *err) {
-  const volatile peer_control *c = p->group->shared;
-  return mm_fail(err, MM_IO, "E_RANK", mm_at(NULL, NULL), "rank %u waited %.1f s for rank %u in vain", p->c.rank, c->limit_ms * 1e-3, whom);
+  const double limit_s = p->across ? p->limit_s : const_cast<const volatile peer_control *>(p->group->shared)->limit_ms * 1e-3;
+  return mm_fail(err, MM_IO, "E_RANK", mm_at(NULL, NULL), "rank %u waited %.1f s for rank %u in vain", p->c.rank, limit_s, whom);
 }
 
 /* What all bring, once all are here. */
+template <class T>
+bool tell(const mm_cu_peers *p, const T &mine, T *all, mm_err *err) {
+  uint32_t whom;
+  if (mm_comm_tell(p->comm, p->c.rank, &mine, all, sizeof mine)) return true;
+  return mm_comm_waited(p->comm, p->c.rank, &whom) && waited_in_vain(p, whom, err);
+}
+
+/* The same of this process's ranks, in their own memory. */
 bool gather(const mm_cu_peers *p, const void *mine, const void **all, mm_err *err) {
   uint32_t whom;
   if (mm_comm_gather(p->comm, p->c.rank, mine, all)) return true;
@@ -334,11 +303,18 @@ const peer_view &mm_cu_peers_view(const mm_cu_peers *p) { return p->c; }
 
 mm_cu_peers *mm_cu_peers_open(mm_comm *comm, uint32_t rank, uint32_t ranks, double limit_s, mm_err *err) {
   if (ranks > MM_CU_PEERS) {
-    mm_fail(err, MM_UNSUPPORTED, "E_PEER", mm_at(NULL, NULL), "found %u ranks in one process, expected at most %d", ranks, MM_CU_PEERS);
+    mm_fail(err, MM_UNSUPPORTED, "E_PEER", mm_at(NULL, NULL), "found %u ranks of a stage, expected at most %d", ranks, MM_CU_PEERS);
     return nullptr;
   }
   mm_cu_peers *p = new mm_cu_peers;
-  p->comm = comm, p->c.rank = rank, p->c.ranks = ranks;
+  p->comm = comm, p->c.rank = rank, p->c.ranks = ranks, p->limit_s = limit_s;
+  if (mm_comm_is_across(comm)) {
+    p->c.apart = true; /* NCCL takes no others */
+    if ((p->across = mm_cu_across_open(comm, rank, ranks, limit_s, err))) return p;
+    mm_comm_break(comm);
+    delete p;
+    return nullptr;
+  }
   const bool ok = open_group(p, rank, ranks, limit_s, err) && open_memory(p, err) && load_kernels(err) && meet_all(p, err) &&
                   reach_peers(p, err) && meet_all(p, err);
   if (ok) return p;
@@ -349,6 +325,7 @@ mm_cu_peers *mm_cu_peers_open(mm_comm *comm, uint32_t rank, uint32_t ranks, doub
 
 void mm_cu_peers_close(mm_cu_peers *p) {
   if (!p) return;
+  mm_cu_across_close(p->across);
   mm_cu_peers_group *g = p->group;
   if (g && --g->open == 0) {
     mm_comm_watch(p->comm, nullptr);
@@ -366,31 +343,34 @@ void mm_cu_peers_close(mm_cu_peers *p) {
   delete p;
 }
 
-cudaError_t mm_cu_peers_sum(mm_cu_peers *p, __nv_bfloat16 *x, uint64_t n, cudaStream_t s) { return reduce<bf16, SUM>(p, x, n, s); }
-cudaError_t mm_cu_peers_sum_f32(mm_cu_peers *p, float *x, uint64_t n, cudaStream_t s) { return reduce<float, SUM>(p, x, n, s); }
-cudaError_t mm_cu_peers_max_f32(mm_cu_peers *p, float *x, uint64_t n, cudaStream_t s) { return reduce<float, MAX>(p, x, n, s); }
+cudaError_t mm_cu_peers_sum(mm_cu_peers *p, __nv_bfloat16 *x, uint64_t n, cudaStream_t s) {
+  return p->across ? mm_cu_across_sum(p->across, x, n, s) : reduce<bf16, SUM>(p, x, n, s);
+}
+cudaError_t mm_cu_peers_sum_f32(mm_cu_peers *p, float *x, uint64_t n, cudaStream_t s) {
+  return p->across ? mm_cu_across_sum_f32(p->across, x, n, s) : reduce<float, SUM>(p, x, n, s);
+}
+cudaError_t mm_cu_peers_max_f32(mm_cu_peers *p, float *x, uint64_t n, cudaStream_t s) {
+  return p->across ? mm_cu_across_max_f32(p->across, x, n, s) : reduce<float, MAX>(p, x, n, s);
+}
 
 cudaError_t mm_cu_peers_share(mm_cu_peers *p, float *const *all, const float *own, uint32_t rows, uint32_t n, cudaStream_t s) {
+  if (p->across) return mm_cu_across_share(p->across, all[p->c.rank], own, rows, n, s);
   const uint32_t most = p->c.apart ? kPeerBlocks : kSharedBlocks;
   shared_rows a = {{}, own, rows, n};
   for (uint32_t r = 0; r < p->c.ranks; r++) a.all[r] = all[r];
   return launch(n % 4 == 0 ? share_rows<float4> : share_rows<float>, most, kThreads, 0, s, p->c, a);
 }
 
-bool mm_cu_peers_tell(mm_cu_peers *p, void *mine, void **all, mm_err *err) {
-  const void *said[MM_CU_PEERS];
-  if (!gather(p, mine, said, err)) return false;
-  for (uint32_t r = 0; r < p->c.ranks; r++) all[r] = const_cast<void *>(said[r]);
-  return true;
-}
+bool mm_cu_peers_tell(mm_cu_peers *p, void *mine, void **all, mm_err *err) { return tell(p, mine, all, err); }
 
 bool mm_cu_peers_small(const mm_cu_peers *p, uint32_t rows, uint64_t words) {
-  return rows <= (p->c.apart ? kSmallRows : kSharedRows / p->c.ranks) && words <= kPeerWords;
+  return !p->across && rows <= (p->c.apart ? kSmallRows : kSharedRows / p->c.ranks) && words <= kPeerWords;
 }
 
 bool mm_cu_peers_apart(const mm_cu_peers *p) { return p->c.apart; }
 
 bool mm_cu_peers_check(const mm_cu_peers *p, mm_err *err) {
+  if (p->across) return mm_cu_across_check(p->across, err);
   const volatile peer_control *c = p->group->shared;
   const uint32_t state = c->state;
   if ((state & 0xff) != kPeersWaited || (state >> 8 & 0xff) != p->c.rank) return true;
@@ -398,6 +378,7 @@ bool mm_cu_peers_check(const mm_cu_peers *p, mm_err *err) {
 }
 
 bool mm_cu_peers_mend(mm_cu_peers *p, mm_err *err) {
+  if (p->across) return mm_cu_across_mend(p->across, err);
   uint32_t epoch, most = 0;
   const void *all[MM_CU_PEERS];
   if (!check(cudaMemcpy(&epoch, p->c.epoch, sizeof epoch, cudaMemcpyDeviceToHost), "read epoch", err)) return false;
@@ -412,9 +393,9 @@ bool mm_cu_peers_mend(mm_cu_peers *p, mm_err *err) {
 }
 
 bool mm_cu_peers_meet(mm_cu_peers *p, bool mine, bool *all, mm_err *err) {
-  const void *said[MM_CU_PEERS];
+  bool said[MM_CU_PEERS];
   *all = false;
-  if (!gather(p, mine ? p : nullptr, said, err)) return false;
+  if (!tell(p, mine, said, err)) return false;
   *all = true;
   for (uint32_t r = 0; r < p->c.ranks; r++) *all = *all && said[r];
   return true;
@@ -433,11 +414,18 @@ bool mm_cu_peers_pause(mm_cu_peers *p, cudaStream_t s, mm_err *err) {
 }
 
 bool mm_cu_peers_hurt(const mm_cu_peers *p) {
+  if (p->across) return mm_comm_hurt(p->comm);
   const volatile peer_control *c = p->group->shared;
   return c->state != kPeersGoOn;
 }
 
 void mm_cu_peers_load(mm_cu_peers *p, bool loading) {
+  if (p->across) {
+    const double limit_s = loading ? kLoading_ms * 1e-3 : p->limit_s;
+    mm_cu_across_limit(p->across, limit_s);
+    mm_comm_patience(p->comm, limit_s);
+    return;
+  }
   mm_cu_peers_group *g = p->group;
   volatile peer_control *c = g->shared;
   const uint32_t before = loading ? g->loading++ : g->loading--;

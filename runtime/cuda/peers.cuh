@@ -5,6 +5,7 @@
 
 #include "runtime/cuda/device.cuh"
 #include "runtime/cuda/peers.h"
+#include "runtime/cuda/totals.cuh"
 
 /* Sixteen bytes go and come as two halves of eight at least: a flag in each half tells that its data is there. */
 __device__ __forceinline__ void put_word(uint4 *to, uint4 v) {
@@ -31,16 +32,6 @@ __device__ __forceinline__ uint64_t now_ns() {
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
   return t;
 }
-/* Host memory that both sides write. */
-__device__ __forceinline__ uint32_t get_shared(const uint32_t *from) {
-  uint32_t v;
-  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(from) : "memory");
-  return v;
-}
-__device__ __forceinline__ void put_shared(uint32_t *to, uint32_t v) {
-  asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(to), "r"(v) : "memory");
-}
-
 /* ---- what all ranks share ---- */
 
 constexpr uint32_t kPeerBlocks = 64;                 /* that tell each other by flags */

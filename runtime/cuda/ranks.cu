@@ -236,6 +236,7 @@ bool mm_cu_begin_ranks(mm_backend *b, mm_err *err) {
   for (step_memory *m : b->queued) m->broken = true;
   if (!mm_cu_check(cudaStreamSynchronize(b->stream), "step", err)) return false;
   void *queued[MM_CU_PEERS]; /* how many steps each rank has queued, + 1: the one that failed there is not among them */
+  b->drop_graphs();          /* which hold what mending takes down */
   if (!mm_cu_peers_mend(b->peers, err) || !mm_cu_peers_tell(b->peers, reinterpret_cast<void *>(b->queued.size() + 1), queued, err))
     return false;
   const uintptr_t least = reinterpret_cast<uintptr_t>(*std::min_element(queued, queued + b->c.weights->tp));

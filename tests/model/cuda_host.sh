@@ -11,5 +11,6 @@ for model in tiny-m1 tiny-m2; do
   done
   "$BUILD"/bin/minimax-convert tests/data/$model -o "$TMPDIR/$model-many" --part-size 128K --quant bf16 -q
   "$BUILD"/bin/minimax-convert tests/data/$model -o "$TMPDIR/$model-stages" --pp 2 --quant bf16 -q
+  "$BUILD"/tests/ops/host_world "$TMPDIR/$model-2" "$BUILD/tests/ops/preload/fake_nccl.so"
   "$BUILD"/tests/ops/host "$TMPDIR/$model-1" "$TMPDIR/$model-2" "$TMPDIR/$model-stages" "$TMPDIR/$model-many"
 done

@@ -52,6 +52,7 @@ static struct fake {
   bool no_peers;                                    /* devices cannot write to each other's memory */
   const char *fail_launch_of;                       /* the next launch of a kernel whose name has this in it fails; or NULL */
   void (*on_launch)(const char *name, void **args); /* by what stands for the kernel; or NULL */
+  void (*on_wait)(bool done);                       /* before and after a stream's kernels wait for other ranks', by its thread; or NULL */
   char wrong[256];                                  /* the first call that should not have been made */
 } fake = {.patience_ms = PATIENCE_MS, .lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
 
@@ -241,6 +242,8 @@ cudaError_t cudaStreamSynchronize(cudaStream_t s) {
   if (until.tv_nsec >= 1000000000L) until.tv_sec++, until.tv_nsec -= 1000000000L;
   pthread_mutex_lock(&fake.lock);
   if (fake_capturing) fake_wrong("cudaStreamSynchronize", "while a step is recorded");
+  const bool waits = fake.on_wait && s && s->ranks && !fake_hurt() && s->sums > fake_least();
+  if (waits) fake.on_wait(false);
   while (s && s->ranks && !fake_hurt() && s->sums > fake_least()) {
     struct timespec soon;
     clock_gettime(CLOCK_REALTIME, &soon);
@@ -252,6 +255,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t s) {
     if (soon.tv_nsec >= 1000000000L) soon.tv_sec++, soon.tv_nsec -= 1000000000L;
     pthread_cond_timedwait(&fake.changed, &fake.lock, &soon);
   }
+  if (waits && !fake_hurt()) fake.on_wait(true);
   if (s && fake_hurt()) s->sums = 0; /* its kernels have given up, also once the word is no more */
   pthread_mutex_unlock(&fake.lock);
   return cudaSuccess;
@@ -272,7 +276,10 @@ static const char *fake_name(const void *host) {
   return "";
 }
 static void fake_launch(const void *host, cudaStream_t s) {
-  if (!strstr(fake_name(host), "reduce_") && !strstr(fake_name(host), "share_rows")) return;
+  static const char *const waits[] = {"reduce_", "share_rows", "add_parts", "lay_parts"}; /* the last two for NCCL's, before them */
+  bool any = false;
+  for (size_t i = 0; i < sizeof waits / sizeof *waits; i++) any = any || strstr(fake_name(host), waits[i]);
+  if (!any) return;
   pthread_mutex_lock(&fake.lock);
   if (s->captures) {
     s->captured++;

@@ -314,6 +314,7 @@ struct subject {
 static const subject kSubjects[] = {
     {"load", test_load, bench_load},
     {"peers", test_peers, bench_peers},
+    {"across", test_across, bench_across},
     {"linear", test_linear, bench_linear},
     {"experts", test_experts, bench_experts},
     {"widened", test_widened, bench_widened},

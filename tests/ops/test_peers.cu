@@ -1,13 +1,20 @@
-/* Sums over ranks on devices (peers.h) beside the host's, number by number, for sizes of every kind; replayed steps; ranks that do not
- * come, or fail. Two ranks on two devices where there are two, else on one, and four on those. And how long sums take. */
+/* Sums over ranks on devices (peers.h), by each other's memory or (subject across) by NCCL as ranks of several processes, beside the
+ * host's, number by number, for sizes of every kind; replayed steps; ranks that do not come, or fail. Two ranks on two devices where there
+ * are two, else on one, and four on those. And how long sums take. */
 #include <string.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <mutex>
 #include <thread>
+#include <tuple>
 
 #include "runtime/cuda/backend.h"
+#include "runtime/cuda/nccl.h"
 #include "runtime/cuda/peers.h"
 #include "tests/ops/gpu.h"
 #include "tests/ops/whole.h"
@@ -16,6 +23,30 @@ namespace {
 
 using clock_type = std::chrono::steady_clock;
 double since(clock_type::time_point t) { return std::chrono::duration<double>(clock_type::now() - t).count(); }
+
+/* Processes that are threads: what crosses goes through queues. */
+struct post {
+  std::mutex lock;
+  std::condition_variable came;
+  std::map<std::tuple<uint32_t, uint32_t, uint32_t>, std::deque<std::vector<char>>> queue; /* from, to, tag */
+} g_post;
+
+void exchange(mm_world *w, uint32_t tag, const mm_parcel *out, uint32_t outs, const mm_parcel *in, uint32_t ins, double) {
+  std::unique_lock<std::mutex> l(g_post.lock);
+  for (uint32_t i = 0; i < outs; i++) {
+    const char *data = static_cast<const char *>(out[i].data);
+    g_post.queue[{w->process, out[i].process, tag}].emplace_back(data, data + out[i].n);
+  }
+  g_post.came.notify_all();
+  for (uint32_t i = 0; i < ins; i++) {
+    auto &from = g_post.queue[{in[i].process, w->process, tag}];
+    if (!g_post.came.wait_for(l, std::chrono::seconds(60), [&] { return !from.empty(); })) abort();
+    memcpy(in[i].data, from.front().data(), in[i].n);
+    from.pop_front();
+  }
+}
+
+bool g_across; /* each rank is a process */
 
 /* One rank of a test: its thread has its device, a stream and room for `most` bytes before any kernel waits for another. */
 struct member {
@@ -29,8 +60,8 @@ struct member {
 
   /* No rank goes on before all are here. */
   void together() const {
-    const void *all[MM_CU_PEERS];
-    mm_comm_gather(comm, rank, nullptr, all);
+    char own = 0, all[MM_CU_PEERS];
+    mm_comm_tell(comm, rank, &own, all, 1);
   }
 };
 
@@ -39,14 +70,19 @@ constexpr size_t kMost = (size_t)72 << 20;
 /* f on a thread for each rank; whether all are content. */
 bool on_ranks(uint32_t ranks, double limit_s, const std::function<void(member *)> &f) {
   mm_err err = {};
-  mm_comm *comm = mm_comm_open(ranks, &err);
-  must(comm != nullptr, err);
+  std::vector<mm_comm *> comm;
+  std::vector<mm_world> world(ranks);
+  for (uint32_t r = 0; r < (g_across ? ranks : 1); r++) {
+    world[r] = {r, ranks, exchange};
+    comm.push_back(g_across ? mm_comm_open_across(ranks, &world[r], 0, 1, &err) : mm_comm_open(ranks, &err));
+    must(comm[r] != nullptr, err);
+  }
   int devices = 1;
   CUDA_OK(cudaGetDeviceCount(&devices));
   std::vector<member> m(ranks);
   std::vector<std::thread> threads;
   for (uint32_t r = 0; r < ranks; r++) {
-    m[r].comm = comm, m[r].rank = r, m[r].ranks = ranks;
+    m[r].comm = comm[g_across ? r : 0], m[r].rank = r, m[r].ranks = ranks;
     threads.emplace_back([&, r] {
       member *x = &m[r];
       mm_err e = {};
@@ -55,7 +91,7 @@ bool on_ranks(uint32_t ranks, double limit_s, const std::function<void(member *)
       CUDA_OK(cudaMalloc(&x->x, kMost));
       CUDA_OK(cudaMalloc(&x->source, kMost));
       CUDA_OK(cudaMallocHost(&x->host, kMost));
-      must((x->peers = mm_cu_peers_open(comm, r, ranks, limit_s, &e)) != nullptr, e);
+      must((x->peers = mm_cu_peers_open(x->comm, r, ranks, limit_s, &e)) != nullptr, e);
       f(x);
       CUDA_OK(cudaStreamSynchronize(x->s));
       x->together();
@@ -69,7 +105,7 @@ bool on_ranks(uint32_t ranks, double limit_s, const std::function<void(member *)
   bool ok = true;
   for (auto &t : threads) t.join();
   for (const member &x : m) ok = ok && x.ok;
-  mm_comm_close(comm);
+  for (mm_comm *c : comm) mm_comm_close(c);
   return ok;
 }
 
@@ -338,7 +374,85 @@ void check_failures(uint32_t ranks) {
   }
 }
 
+/* Rank 1 comes late to a sum, which the other launches or replays: that one ends in time, and says so; all go on once NCCL is joined anew.
+ */
+void check_late() {
+  const bool ok = on_ranks(2, 1, [&](member *m) {
+    for (int replays = 0; replays < 2; replays++) {
+      float *const x = reinterpret_cast<float *>(m->x);
+      cudaGraph_t graph;
+      cudaGraphExec_t exec;
+      CUDA_OK(cudaStreamBeginCapture(m->s, cudaStreamCaptureModeThreadLocal));
+      CUDA_OK(mm_cu_peers_sum_f32(m->peers, x, 4096, m->s));
+      CUDA_OK(cudaStreamEndCapture(m->s, &graph));
+      CUDA_OK(cudaGraphInstantiate(&exec, graph, 0));
+      CUDA_OK(cudaGraphDestroy(graph));
+      m->ok = trial(m, 1, SUM_F32, 4096) && m->ok;
+      m->together();
+      const auto from = clock_type::now();
+      mm_err err = {};
+      if (m->rank == 0) {
+        CUDA_OK(replays ? cudaGraphLaunch(exec, m->s) : mm_cu_peers_sum_f32(m->peers, x, 400000, m->s));
+        CUDA_OK(cudaStreamSynchronize(m->s));
+        m->ok = m->ok && !mm_cu_peers_check(m->peers, &err) && !strcmp(err.code, "E_RANK") && since(from) < 2;
+        printf("     after %.2f s: %s\n", since(from), err.text);
+      } else {
+        std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+      }
+      CUDA_OK(cudaGraphExecDestroy(exec));
+      err = {};
+      m->ok = mm_cu_peers_mend(m->peers, &err) && m->ok;
+      if (err.status != MM_OK) printf("     mending: %s\n", err.text);
+      for (uint32_t t = 2; t < 6; t++) m->ok = trial(m, t, SUM_F32, t % 2 ? 4096 : 400000) && m->ok;
+    }
+  });
+  report_true("across: a rank that comes late to a sum, launched or replayed, is told in time, and all go on", ok);
+}
+
+/* Each rank's columns of rows, beside the others'. */
+void check_shares() {
+  const uint64_t seed = g_rng.next();
+  const bool ok = on_ranks(2, 20, [&](member *m) {
+    rng g = {seed};
+    for (uint32_t t = 0; t < 12; t++) {
+      const uint32_t rows = 1 + g.below(t == 11 ? 400 : 20), n = t == 11 ? 40000 / 2 : 1 + g.below(3000);
+      float *const own = reinterpret_cast<float *>(m->source), *const v = reinterpret_cast<float *>(m->host);
+      float *all[MM_CU_PEERS] = {};
+      for (size_t i = 0; i < (size_t)rows * n; i++) v[i] = number(t, m->rank, i);
+      all[m->rank] = reinterpret_cast<float *>(m->x);
+      CUDA_OK(cudaMemcpyAsync(own, v, (size_t)rows * n * 4, cudaMemcpyHostToDevice, m->s));
+      CUDA_OK(mm_cu_peers_share(m->peers, all, own, rows, n, m->s));
+      CUDA_OK(cudaMemcpyAsync(v, m->x, (size_t)rows * n * 8, cudaMemcpyDeviceToHost, m->s));
+      CUDA_OK(cudaStreamSynchronize(m->s));
+      for (size_t i = 0; i < (size_t)rows * n * 2; i++)
+        m->ok = m->ok && v[i] == number(t, (uint32_t)(i % (2 * n) / n), i / (2 * n) * n + i % n);
+    }
+  });
+  report_true("across: each rank's columns come to both", ok);
+}
+
+/* Two devices and the library, or a line that says what is missing. */
+bool can_cross() {
+  int devices = 1;
+  mm_nccl n;
+  mm_err err = {};
+  CUDA_OK(cudaGetDeviceCount(&devices));
+  if (devices > 1 && mm_nccl_open(&n, &err)) return printf("across: NCCL %d\n", n.version) > 0;
+  printf("across: nothing without two devices and NCCL: %s\n", err.text);
+  return false;
+}
+
 }  // namespace
+
+void test_across() {
+  if (!can_cross()) return;
+  g_across = true;
+  check_sums(2);
+  check_replays(2);
+  check_shares();
+  check_late();
+  g_across = false;
+}
 
 void test_peers() {
   for (uint32_t ranks : {2u, 4u}) {
@@ -408,6 +522,13 @@ static void bench_ranks(uint32_t ranks) {
       bench_sum(m, 2048, width, 10);
     }
   });
+}
+
+void bench_across() {
+  if (!can_cross()) return;
+  g_across = true;
+  bench_ranks(2);
+  g_across = false;
 }
 
 void bench_peers() {

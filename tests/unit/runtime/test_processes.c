@@ -5,62 +5,12 @@
 
 #include "runtime/engine.h"
 #include "tests/unit/runtime/reference.h"
+#include "tests/unit/runtime/threads_world.h"
 #include "tests/unit/unit.h"
 
-enum { MOST = 4, LENGTH = 40, SLOTS = 3, WAIT_S = 60 };
+enum { MOST = 4, LENGTH = 40, SLOTS = 3 };
 
 /* ---- processes ---- */
-
-typedef struct message {
-  struct message *next;
-  uint32_t from, to, tag;
-  size_t n;
-  char data[];
-} message;
-
-static struct {
-  pthread_mutex_t lock;
-  pthread_cond_t came;
-  message *first, **last;
-} post = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, NULL, &post.first};
-
-static void push(uint32_t from, uint32_t tag, const mm_parcel *p) {
-  message *m = malloc(sizeof *m + p->n);
-  *m = (message){.from = from, .to = p->process, .tag = tag, .n = p->n};
-  if (p->n) memcpy(m->data, p->data, p->n);
-  pthread_mutex_lock(&post.lock);
-  *post.last = m, post.last = &m->next;
-  pthread_cond_broadcast(&post.came);
-  pthread_mutex_unlock(&post.lock);
-}
-
-static void pull(uint32_t to, uint32_t tag, const mm_parcel *p) {
-  struct timespec until;
-  clock_gettime(CLOCK_REALTIME, &until);
-  until.tv_sec += WAIT_S;
-  pthread_mutex_lock(&post.lock);
-  message **at = &post.first;
-  for (;;) {
-    for (at = &post.first; *at && ((*at)->from != p->process || (*at)->to != to || (*at)->tag != tag);) at = &(*at)->next;
-    if (*at) break;
-    if (pthread_cond_timedwait(&post.came, &post.lock, &until)) {
-      fprintf(stderr, "process %u waits for process %u in vain, tag %u\n", to, p->process, tag);
-      abort();
-    }
-  }
-  message *m = *at;
-  *at = m->next;
-  if (!*at) post.last = at;
-  pthread_mutex_unlock(&post.lock);
-  if (m->n != p->n) fprintf(stderr, "process %u: %zu bytes from %u, %zu expected, tag %u\n", to, m->n, p->process, p->n, tag), abort();
-  if (p->n) memcpy(p->data, m->data, p->n);
-  free(m);
-}
-
-static void exchange(mm_world *w, uint32_t tag, const mm_parcel *out, uint32_t outs, const mm_parcel *in, uint32_t ins) {
-  for (uint32_t i = 0; i < outs; i++) push(w->process, tag, &out[i]);
-  for (uint32_t i = 0; i < ins; i++) pull(w->process, tag, &in[i]);
-}
 
 /* The next begin of the rank of this number fails; rank 0 misses rank 1, which stays away. */
 static atomic_int fail_rank = -1;
