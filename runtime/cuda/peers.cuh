@@ -3,6 +3,8 @@
 #ifndef MM_CUDA_PEERS_CUH
 #define MM_CUDA_PEERS_CUH
 
+#include <stddef.h>
+
 #include "runtime/cuda/device.cuh"
 #include "runtime/cuda/peers.h"
 #include "runtime/cuda/totals.cuh"
@@ -74,6 +76,8 @@ struct peer_view {
     return reinterpret_cast<uint32_t *>(at[of] + flags_at()) + ((round * 2 + parity) * ranks + from) * kPeerBlocks + block;
   }
 };
+
+static_assert(offsetof(peer_view, shared) == 80, "tests/ops/fake_device.h finds it there");
 
 /* ---- waiting ---- */
 

@@ -241,7 +241,11 @@ bool mm_cu_begin_ranks(mm_backend *b, mm_err *err) {
     return false;
   const uintptr_t least = reinterpret_cast<uintptr_t>(*std::min_element(queued, queued + b->c.weights->tp));
   while (b->queued.size() >= least) b->queued.pop_back();
-  b->drop_logits();
+  if (b->c.weights->layer_first > 0) {
+    b->logits_rows = 0; /* their memory is given back once rows are here: that waits for a device where the stage before is under way */
+  } else {
+    b->drop_logits();
+  }
   bool all;
   if (!mm_cu_peers_meet(b->peers, !b->unrecorded, &all, err)) return false;
   b->unrecorded = !all;

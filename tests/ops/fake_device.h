@@ -18,6 +18,7 @@
 #define BLOCKS      8192
 #define STREAMS     64
 #define KERNELS     2048
+#define SHARED_AT   80 /* of `shared` in a peer_view, as peers.cuh says */
 
 static struct fake {
   pthread_mutex_t lock;
@@ -33,6 +34,7 @@ static struct fake {
     pthread_t owner;
     uint32_t sums, captured; /* sums launched since the ranks last mended */
     bool ranks;              /* some were, ever */
+    volatile uint32_t *word; /* of the ranks that wait for each other, of a stage: what they share; 0: all is well */
   } stream[STREAMS];
   struct CUgraphExec_st {
     uint32_t sums;
@@ -43,8 +45,8 @@ static struct fake {
     const char *name;
   } kernel[KERNELS];
   uint32_t kernels;
-  volatile uint32_t *control;                       /* the ranks' word; 0: all is well */
-  uint32_t ranks, registered, registers, borrowed;  /* registers: ever */
+  volatile uint32_t *control;                       /* the word of ranks that NCCL joins */
+  uint32_t ranks, registered, registers, borrowed;  /* ranks: of a stage; registers: ever */
   uint32_t fail_malloc_of;                          /* the next cudaMalloc of so many bytes or more fails; 0: none */
   uint32_t copy_us;                                 /* that a large copy takes its thread */
   uint32_t patience_ms;                             /* of a kernel, for those of other ranks */
@@ -64,16 +66,19 @@ static void fake_wrong(const char *call, const char *why) {
 }
 
 /* Under the lock. */
-static bool fake_hurt(void) { return fake.control && *fake.control; }
-static uint32_t fake_least(void) {
+static bool fake_hurt(cudaStream_t s) { return s->word && *s->word; }
+static uint32_t fake_least(cudaStream_t of) { /* of the stream's stage */
   uint32_t ranks = 0, least = UINT32_MAX;
-  for (uint32_t i = 0; i < STREAMS; i++)
-    if (fake.stream[i].open && fake.stream[i].ranks) ranks++, least = fake.stream[i].sums < least ? fake.stream[i].sums : least;
+  for (uint32_t i = 0; i < STREAMS; i++) {
+    const struct CUstream_st *s = &fake.stream[i];
+    if (s->open && s->ranks && s->word == of->word) ranks++, least = s->sums < least ? s->sums : least;
+  }
   return ranks < fake.ranks ? 0 : least;
 }
+static bool fake_stuck(cudaStream_t s) { return s && s->open && s->ranks && !fake_hurt(s) && s->sums > fake_least(s); }
 static bool fake_waits(void) { /* some kernel for another rank's */
-  for (uint32_t i = 0; !fake_hurt() && i < STREAMS; i++)
-    if (fake.stream[i].open && fake.stream[i].ranks && fake.stream[i].sums > fake_least()) return true;
+  for (uint32_t i = 0; i < STREAMS; i++)
+    if (fake_stuck(&fake.stream[i])) return true;
   return false;
 }
 
@@ -162,12 +167,14 @@ cudaError_t cudaMallocHost(void **p, size_t bytes) {
 }
 cudaError_t cudaHostAlloc(void **p, size_t bytes, unsigned flags) {
   fake_idle("cudaHostAlloc");
-  const cudaError_t e = fake_add(p, bytes, false);
-  if (flags == (cudaHostAllocPortable | cudaHostAllocMapped)) fake.control = *p; /* the ranks' alone is made so */
-  return e;
+  (void)flags;
+  return fake_add(p, bytes, false);
 }
 cudaError_t cudaFreeHost(void *p) {
-  if (p && p == (void *)(uintptr_t)fake.control) fake.control = NULL;
+  pthread_mutex_lock(&fake.lock);
+  for (uint32_t i = 0; p && i < STREAMS; i++)
+    if (p == (void *)(uintptr_t)fake.stream[i].word) fake.stream[i].word = NULL, fake.stream[i].ranks = false;
+  pthread_mutex_unlock(&fake.lock);
   if (p) fake_idle("cudaFreeHost");
   return fake_remove("cudaFreeHost", p);
 }
@@ -230,7 +237,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags) {
 }
 cudaError_t cudaStreamDestroy(cudaStream_t s) {
   pthread_mutex_lock(&fake.lock);
-  fake.ranks -= s->ranks; /* nobody waits for one that has gone */
+  if (fake.ranks > 0) fake.ranks -= s->ranks; /* nobody waits for one that has gone */
   s->open = false;
   pthread_mutex_unlock(&fake.lock);
   return cudaSuccess;
@@ -242,21 +249,21 @@ cudaError_t cudaStreamSynchronize(cudaStream_t s) {
   if (until.tv_nsec >= 1000000000L) until.tv_sec++, until.tv_nsec -= 1000000000L;
   pthread_mutex_lock(&fake.lock);
   if (fake_capturing) fake_wrong("cudaStreamSynchronize", "while a step is recorded");
-  const bool waits = fake.on_wait && s && s->ranks && !fake_hurt() && s->sums > fake_least();
+  const bool waits = fake.on_wait && fake_stuck(s);
   if (waits) fake.on_wait(false);
-  while (s && s->ranks && !fake_hurt() && s->sums > fake_least()) {
+  while (fake_stuck(s)) {
     struct timespec soon;
     clock_gettime(CLOCK_REALTIME, &soon);
     if (soon.tv_sec > until.tv_sec || (soon.tv_sec == until.tv_sec && soon.tv_nsec > until.tv_nsec)) {
-      if (fake.control) *fake.control = 2 | (uint32_t)fake_device << 8 | 1u << 16; /* as the kernel does */
+      if (s->word) *s->word = 2 | (uint32_t)fake_device << 8 | 1u << 16; /* as the kernel does */
       break;
     }
     soon.tv_nsec += 5000000L;
     if (soon.tv_nsec >= 1000000000L) soon.tv_sec++, soon.tv_nsec -= 1000000000L;
     pthread_cond_timedwait(&fake.changed, &fake.lock, &soon);
   }
-  if (waits && !fake_hurt()) fake.on_wait(true);
-  if (s && fake_hurt()) s->sums = 0; /* its kernels have given up, also once the word is no more */
+  if (waits && !fake_hurt(s)) fake.on_wait(true);
+  if (s && fake_hurt(s)) s->sums = 0; /* its kernels have given up, also once the word is no more */
   pthread_mutex_unlock(&fake.lock);
   return cudaSuccess;
 }
@@ -275,12 +282,14 @@ static const char *fake_name(const void *host) {
     if (fake.kernel[i].host == host) return fake.kernel[i].name;
   return "";
 }
-static void fake_launch(const void *host, cudaStream_t s) {
+/* args: begin with a peer_view where the kernel waits itself. */
+static void fake_launch(const void *host, void **args, cudaStream_t s) {
   static const char *const waits[] = {"reduce_", "share_rows", "add_parts", "lay_parts"}; /* the last two for NCCL's, before them */
-  bool any = false;
-  for (size_t i = 0; i < sizeof waits / sizeof *waits; i++) any = any || strstr(fake_name(host), waits[i]);
-  if (!any) return;
+  size_t i = 0;
+  while (i < sizeof waits / sizeof *waits && !strstr(fake_name(host), waits[i])) i++;
+  if (i == sizeof waits / sizeof *waits) return;
   pthread_mutex_lock(&fake.lock);
+  s->word = i < 2 ? *(volatile uint32_t **)((char *)args[0] + SHARED_AT) : fake.control;
   if (s->captures) {
     s->captured++;
   } else {
@@ -294,7 +303,7 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *c, const void *f, void
   const char *name = fake_name(f);
   if (fake.fail_launch_of && strstr(name, fake.fail_launch_of)) return fake.fail_launch_of = NULL, cudaErrorUnknown;
   if (fake.on_launch) fake.on_launch(name, args);
-  fake_launch(f, c->stream);
+  fake_launch(f, args, c->stream);
   return cudaSuccess;
 }
 cudaError_t cudaStreamBeginCapture(cudaStream_t s, enum cudaStreamCaptureMode how) {
@@ -348,8 +357,8 @@ void __cudaRegisterFunction(void **handle, const char *host, char *device, const
 }
 cudaError_t __cudaGetKernel(const void **kernel, const void *host) { return *kernel = host, cudaSuccess; }
 cudaError_t __cudaLaunchKernel(const void *kernel, dim3 grid, dim3 block, void **args, size_t shared, cudaStream_t s) {
-  (void)grid, (void)block, (void)args, (void)shared;
-  return fake_launch(kernel, s), cudaSuccess;
+  (void)grid, (void)block, (void)shared;
+  return fake_launch(kernel, args, s), cudaSuccess;
 }
 unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared, void *s) {
   return (void)grid, (void)block, (void)shared, (void)s, 0u;

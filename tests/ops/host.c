@@ -1,5 +1,5 @@
-/* The host's side of the CUDA backend without a GPU (fake_device.h): host DIR1 DIR2 DIR3 DIR4, a checkpoint whole, cut for two ranks, cut
- * into two stages, and whole in many files that may be damaged. What ranks decide together they decide alike, whichever fails; nothing is
+/* The host's side of the CUDA backend without a GPU (fake_device.h): host DIR1 … DIR5, a checkpoint whole, cut for two ranks, cut into two
+ * stages, both, and whole in many files that may be damaged. What ranks decide together they decide alike, whichever fails; nothing is
  * allocated while a step is recorded; nothing that may wait for a device is called while a rank's kernel waits for another rank; experts
  * are there when they are used; what fails is named in time; all memory is given back. */
 #ifdef MM_CUDA
@@ -41,8 +41,9 @@ static mm_ops ops;
 static mm_engine *open_engine(const mm_shards *shards) {
   mm_err err = {0};
   ops = mm_ops_cuda, ops.open = open_rank, ops.begin = failing_begin, second = NULL;
-  fake.wrong[0] = 0, fake.ranks = mm_pack_ranks(&shards->pack), fake.graphs = 0;
-  const mm_engine_config c = {.ops = &ops, .limits = {ROWS, SLOTS, POSITIONS, 7}, .threads = 1};
+  fake.wrong[0] = 0, fake.ranks = shards->pack.tp, fake.graphs = 0;
+  static const uint32_t device[] = {0, 1, 0, 1};
+  const mm_engine_config c = {.ops = &ops, .limits = {ROWS, SLOTS, POSITIONS, 7}, .threads = 1, .device = device};
   mm_engine *e = mm_engine_open(shards, &c, &err);
   if (!e) report("open", false, err.text);
   return e;
@@ -551,10 +552,10 @@ static void check_held(const mm_shards *shards, const mm_shards *other, const ch
 
 int main(int argc, char **argv) {
   mm_err err = {0};
-  mm_shards one = {0}, two = {0}, staged = {0}, many = {0}, *const all[] = {&one, &two, &staged, &many};
+  mm_shards one = {0}, two = {0}, staged = {0}, both = {0}, many = {0}, *const all[] = {&one, &two, &staged, &both, &many};
   setvbuf(stdout, NULL, _IOLBF, 0);
-  for (int i = 0; i < 4; i++)
-    if (argc != 5 || !mm_shards_open(all[i], argv[1 + i], &err)) return fprintf(stderr, "host: of four checkpoints: %s\n", err.text), 1;
+  for (int i = 0; i < 5; i++)
+    if (argc != 6 || !mm_shards_open(all[i], argv[1 + i], &err)) return fprintf(stderr, "host: of five checkpoints: %s\n", err.text), 1;
   logits = calloc((size_t)ROWS * one.pack.model.vocab, sizeof *logits);
   check_steps(&one, "steps of one rank");
   check_collected(&one, true, "inputs collected");
@@ -562,7 +563,7 @@ int main(int argc, char **argv) {
   check_collected(&two, true, "inputs collected on two ranks");
   check_arriving(&many);
   mm_shards_close(&many);
-  check_bad_file(argv[4], false), check_bad_file(argv[4], true);
+  check_bad_file(argv[5], false), check_bad_file(argv[5], true);
   fake.no_peers = true, check_refused(&two, "devices without access to each other", "E_PEER", "cannot write to device");
   fake.fail_malloc_of = 1 << 20, check_refused(&two, "a device that is full", "E_MEMORY", "cudaMalloc");
   check_refused(&two, "a device that is not there", "E_DEVICE", "device 7");
@@ -574,7 +575,9 @@ int main(int argc, char **argv) {
   check_tables(&one);
   for (int i = 0; i < 3; i++) check_steps(&two, "steps of two ranks");
   check_steps(&staged, "steps of two stages");
+  for (int i = 0; i < 3; i++) check_steps(&both, "steps of two stages of two ranks");
   for (int i = 0; i < 4; i++) check_failing(&two, i, false), check_failing(&two, i, true), check_failing(&staged, i, i % 2);
+  for (int i = 0; i < 12; i++) check_failing(&both, i % 4, i % 3 == 2);
   sigset_t set;
   sigemptyset(&set);
   sigaddset(&set, SIGUSR1);
@@ -585,7 +588,7 @@ int main(int argc, char **argv) {
   check_held(&two, &one, "held weights of two ranks");
   check_left(&two);
   free(logits);
-  for (int i = 0; i < 3; i++) mm_shards_close(all[i]);
+  for (int i = 0; i < 4; i++) mm_shards_close(all[i]);
   printf("%d failure(s)\n", failures);
   return failures > 0;
 }
