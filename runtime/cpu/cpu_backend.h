@@ -88,6 +88,7 @@ const float *mm_cpu_vector(mm_backend *b, const mm_packed *w);
 /* What the products with a weight are given: numbers, pairs that BF16 holds behind them (cpu_rows.h), or integers. */
 typedef enum mm_cpu_form {
   MM_FORM_F32,
+  MM_FORM_LIMBS,    /* f32 as integers of three bytes, under nibbles, in spans (cpu_codes.h) */
   MM_FORM_BF16,     /* rounded to BF16, or so that BF16 holds them */
   MM_FORM_ROW,      /* codes; the product is multiplied with the row's scale */
   MM_FORM_INTEGERS, /* the same of INT8 under INT8 codes, as bytes and not as pairs */

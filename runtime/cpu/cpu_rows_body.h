@@ -133,6 +133,7 @@ LEVEL void one_token(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t first, uin
   const uint8_t *const end = v->codes + (size_t)(first + rows) * v->row_bytes;
   const ptrdiff_t jump = v->next ? v->next - end : 0;
   const float *const of_x = mm_cpu_scales(x, v->w->k);
+  _Alignas(64) float lanes[16 * 16];
   for (uint32_t r = 0; r < rows; r++) {
     const uint8_t *codes = v->codes + (size_t)(first + r) * v->row_bytes, *scales = row_scales(v, kind, first + r);
     bool nan = false;
@@ -157,7 +158,8 @@ LEVEL void one_token(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t first, uin
       nan |= mm_cpu_e4m3(kind) && bad(at);
       chunk_step(&sum, v, kind, 1, at, scale, &x, (size_t)c * MM_CHUNK);
     }
-    y[r] = v16_sum(nan ? v16_set1(NAN) : sum) * mm_cpu_row_factor(v, first + r);
+    v16_store(lanes + 16 * (r % 16), nan ? v16_set1(NAN) : sum);
+    row_out(v, first, rows, r, lanes, y);
   }
 }
 
