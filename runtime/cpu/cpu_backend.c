@@ -152,9 +152,15 @@ static mm_backend *cpu_open(const mm_backend_config *c, mm_err *err) {
   b->ahead = mm_cpu_ahead_pays(b);
   b->load = mm_calloc((size_t)c->model->layers * c->model->experts, sizeof *b->load, err);
   b->team = mm_team_open(c->threads, err);
+  if (b->team) mm_team_meanwhile(b->team, mm_cpu_soon_ask, &b->soon);
   if (b->team && b->load && open_caches(b, err) && open_position_tables(b, err) && open_buffers(b, err)) return b;
   cpu_close(b);
   return NULL;
+}
+
+static void cpu_layer(mm_backend *b, uint32_t l) {
+  b->layer = l;
+  mm_cpu_ahead_layer(b, l);
 }
 
 static bool cpu_act(mm_backend *b, uint32_t width, mm_act *out, mm_err *err) {
@@ -273,7 +279,7 @@ const mm_ops mm_ops_cpu = {
     .calibration = true,
     .send = cpu_send,
     .receive = cpu_receive,
-    .layer = mm_cpu_ahead_layer,
+    .layer = cpu_layer,
     .experts_cut = true,
     .across = true,
     .rows_apart = true,

@@ -74,6 +74,7 @@ static uint32_t scale_bits(uint32_t largest) {
   return (exponent < 23 ? 1 : exponent - 22) << 23;
 }
 
+MM_INLINE int32_t signed_byte(int32_t x) { return ((x & 0xff) ^ 0x80) - 0x80; }
 /* Sixteen lanes of numbers, in order; `half` where the weights are doubled. */
 MM_INLINE void limbs_body(mm_cpu_span *to, const float *x, int32_t zero, float half) {
   for (uint32_t i = 0; i < 16; i++) {
@@ -94,7 +95,7 @@ MM_INLINE void limbs_body(mm_cpu_span *to, const float *x, int32_t zero, float h
     }
     for (uint32_t c = 0; c < MM_LANE; c++) {
       const uint32_t at = 64 * (c / 8 * 2 + c % 2) + 4 * i + c % 8 / 2;
-      const int32_t low = (int8_t)number[c], high = (number[c] - low) / 256, middle = (int8_t)high;
+      const int32_t low = signed_byte(number[c]), high = (number[c] - low) / 256, middle = signed_byte(high);
       to[2].code[at] = (int8_t)low, to[1].code[at] = (int8_t)middle, to[0].code[at] = (int8_t)((high - middle) / 256);
     }
     to[2].start[i] = -zero * sum;

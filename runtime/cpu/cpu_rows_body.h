@@ -122,7 +122,7 @@ LEVEL void ask_ahead(mm_cpu_kind kind, const uint8_t *codes, const uint8_t *end,
   const uint8_t *at = codes + AHEAD;
   at += at < end ? 0 : jump;
   MM_UNROLL
-  for (uint32_t i = 0; i < ABREAST * mm_cpu_chunk_bytes(kind); i += 64) ask(at + i);
+  for (uint32_t i = 0; i < ABREAST * mm_cpu_chunk_bytes(kind); i += 64) ask(at + i, codes + NEAR + i);
 }
 
 /* One token. */

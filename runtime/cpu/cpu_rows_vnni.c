@@ -97,7 +97,7 @@ TARGET static void one_token(const mm_cpu_view *v, uint32_t first, uint32_t rows
       soon += soon < end ? 0 : jump;
       MM_UNROLL
       for (uint32_t i = 0; i < ALONE; i++) {
-        ask(soon + (size_t)i * HALF);
+        ask(soon + (size_t)i * HALF, codes + c + NEAR + (size_t)i * HALF);
         sum[i] = _mm512_dpbusd_epi32(sum[i], plus_128(_mm512_loadu_si512(codes + c + i * HALF)), _mm512_loadu_si512(in + c + i * HALF));
       }
     }
