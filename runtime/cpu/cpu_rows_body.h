@@ -117,6 +117,9 @@ LEVEL const uint8_t *whole_chunk(const mm_cpu_view *v, mm_cpu_kind kind, const u
   return room->codes;
 }
 
+/* Whether the processor itself asks for enough of what lies in order. Of kinds with fewer bytes beside their arithmetic it does not, and
+ * for BF16 the asking costs more than it brings. */
+LEVEL bool asks_itself(mm_cpu_kind kind) { return kind == MM_KIND_BF16; }
 /* Of the chunks from `codes` on; past `end` lie, `jump` bytes farther, those that come next. */
 LEVEL void ask_ahead(mm_cpu_kind kind, const uint8_t *codes, const uint8_t *end, ptrdiff_t jump) {
   const uint8_t *at = codes + AHEAD;
@@ -139,9 +142,11 @@ LEVEL void one_token(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t first, uin
     bool nan = false;
     v16 sum = v16_zero();
     uint32_t c = 0;
+    if (asks_itself(kind) && jump && r + 1 == rows)
+      for (uint32_t i = 0; i < AHEAD / 2; i += 64) ask(end + jump + i, end + jump + i);
     for (; c < whole; c += ABREAST) {
       chunk_at at[ABREAST];
-      ask_ahead(kind, codes + (size_t)c * mm_cpu_chunk_bytes(kind), end, jump);
+      if (!asks_itself(kind)) ask_ahead(kind, codes + (size_t)c * mm_cpu_chunk_bytes(kind), end, jump);
       MM_UNROLL
       for (uint32_t i = 0; i < ABREAST; i++) {
         at[i].codes = codes + (size_t)(c + i) * mm_cpu_chunk_bytes(kind);
