@@ -82,7 +82,7 @@ LEVEL void one_token_cells(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t cell
     for (uint32_t s = 0; s < whole; s++, at += MM_SPAN / 2, in += limbs, own += scales ? step : 0) {
       const uint8_t *soon = at + AHEAD;
       soon += soon < end ? 0 : jump;
-      ask(soon, at + NEAR), ask(soon + 64, at + NEAR + 64);
+      ask(soon), ask(soon + 64);
       if (scales && !step) own = scales + (size_t)s * MM_SPAN / cell * mm_cpu_span_scale_bytes(kind);
       sum = one_span(sum, kind, cell, at, own, in);
     }

@@ -3,16 +3,20 @@
 #define MM_RUNTIME_CPU_CPU_OUT_BODY_H
 
 /* Bytes ahead of the codes that memory is asked for: what it sends while it answers. The second cache is asked, which can wait for more
- * lines at once than the first; NEAR the codes the first one is asked for what the second has by then (RESULTS.md). */
+ * lines at once than the first. NEAR the codes of E4M3 the first one is asked for what the second has by then (RESULTS.md). */
 enum { AHEAD = 16384, NEAR = 2048 };
 /* In the order of the calls. */
-LEVEL void ask(const uint8_t *far, const uint8_t *near) {
+LEVEL void ask(const uint8_t *p) {
 #ifdef __x86_64__
-  __asm__ volatile("prefetcht1 %0\n\tprefetcht0 %1" : : "m"(*far), "m"(*near));
+  __asm__ volatile("prefetcht1 %0" : : "m"(*p));
 #else
-  __builtin_prefetch(far, 0, 2);
-  __builtin_prefetch(near);
+  __builtin_prefetch(p, 0, 2);
 #endif
+}
+
+/* For what comes after rows whose codes the processor itself asks for. */
+LEVEL void ask_for_next(const uint8_t *p) {
+  for (uint32_t i = 0; i < AHEAD / 2; i += 64) ask(p + i);
 }
 
 /* y[rows] of one token and at most 16 rows, whose sums lie `stride` floats apart: each times its factor. */

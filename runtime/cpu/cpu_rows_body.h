@@ -125,7 +125,10 @@ LEVEL void ask_ahead(mm_cpu_kind kind, const uint8_t *codes, const uint8_t *end,
   const uint8_t *at = codes + AHEAD;
   at += at < end ? 0 : jump;
   MM_UNROLL
-  for (uint32_t i = 0; i < ABREAST * mm_cpu_chunk_bytes(kind); i += 64) ask(at + i, codes + NEAR + i);
+  for (uint32_t i = 0; i < ABREAST * mm_cpu_chunk_bytes(kind); i += 64) {
+    ask(at + i);
+    if (mm_cpu_e4m3(kind)) __builtin_prefetch(codes + NEAR + i);
+  }
 }
 
 /* One token. */
@@ -142,8 +145,7 @@ LEVEL void one_token(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t first, uin
     bool nan = false;
     v16 sum = v16_zero();
     uint32_t c = 0;
-    if (asks_itself(kind) && jump && r + 1 == rows)
-      for (uint32_t i = 0; i < AHEAD / 2; i += 64) ask(end + jump + i, end + jump + i);
+    if (asks_itself(kind) && jump && r + 1 == rows) ask_for_next(end + jump);
     for (; c < whole; c += ABREAST) {
       chunk_at at[ABREAST];
       if (!asks_itself(kind)) ask_ahead(kind, codes + (size_t)c * mm_cpu_chunk_bytes(kind), end, jump);

@@ -91,13 +91,11 @@ TARGET static void one_token(const mm_cpu_view *v, uint32_t first, uint32_t rows
   _Alignas(64) float lanes[16 * 16];
   for (uint32_t r = 0; r < rows; r++) {
     const uint8_t *codes = v->codes + (size_t)(first + r) * v->row_bytes;
+    if (jump && r + 1 == rows) ask_for_next(end + jump);
     __m512i sum[ALONE] = {_mm512_loadu_si512(mm_cpu_starts(x, k)), _mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512()};
     for (uint32_t c = 0; c < whole; c += ALONE * HALF) {
-      const uint8_t *soon = codes + c + AHEAD;
-      soon += soon < end ? 0 : jump;
       MM_UNROLL
       for (uint32_t i = 0; i < ALONE; i++) {
-        ask(soon + (size_t)i * HALF, codes + c + NEAR + (size_t)i * HALF);
         sum[i] = _mm512_dpbusd_epi32(sum[i], plus_128(_mm512_loadu_si512(codes + c + i * HALF)), _mm512_loadu_si512(in + c + i * HALF));
       }
     }
