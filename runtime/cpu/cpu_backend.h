@@ -1,5 +1,5 @@
-/* The CPU backend: f32 throughout, weights widened as they are read (cpu_rows.h). Every number is computed in the same order whatever
- * the number of threads and whatever else is in the batch. */
+/* The CPU backend: f32 throughout, weights widened as they are read (cpu_rows.h), or sums of integers under nibbles (cpu_codes.h). Every
+ * number is computed in the same order whatever the number of threads and whatever else is in the batch. */
 #ifndef MM_RUNTIME_CPU_CPU_BACKEND_H
 #define MM_RUNTIME_CPU_CPU_BACKEND_H
 
