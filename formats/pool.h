@@ -24,6 +24,9 @@ typedef struct mm_team mm_team;
 mm_team *mm_team_open(unsigned threads, mm_err *err);
 /* As mm_pool_run. Items are taken in order; fn of an item does not depend on who takes it. */
 MM_MUST_USE bool mm_team_run(mm_team *t, size_t count, mm_pool_fn *fn, void *ctx, mm_err *err);
+/* What threads do again and again while they look for the next run or the end of one: a microsecond's work at most, false when there is
+ * none. Set once, while no run is under way. */
+void mm_team_meanwhile(mm_team *t, bool (*meanwhile)(void *ctx), void *ctx);
 void mm_team_close(mm_team *t); /* accepts NULL */
 
 /* A thread that looks at longer work every so many milliseconds, for bars and lines of progress. It calls look(ctx, n), n = 1, 2, …, and

@@ -27,6 +27,8 @@ struct mm_team {
   bool spins; /* there is a CPU for each */
   mm_pool_fn *fn;
   void *ctx;
+  _Atomic(bool (*)(void *)) meanwhile;
+  void *of_meanwhile;
   _Atomic size_t count; /* 0 after a failure */
   size_t failed;
   mm_err err;
@@ -39,6 +41,11 @@ static void relax(void) {
 #else
   sched_yield();
 #endif
+}
+
+static void look_away(mm_team *t) {
+  bool (*const meanwhile)(void *) = atomic_load(&t->meanwhile);
+  if (!meanwhile || !meanwhile(t->of_meanwhile)) relax();
 }
 
 static void take_items(mm_team *t, unsigned worker) {
@@ -56,7 +63,7 @@ static void *run_member(void *arg) {
   const member *self = arg;
   mm_team *t = self->team;
   for (uint64_t seen = 0;;) {
-    for (int i = 0; t->spins && i < LOOKS && atomic_load(&t->run) == seen && !atomic_load(&t->closing); i++) relax();
+    for (int i = 0; t->spins && i < LOOKS && atomic_load(&t->run) == seen && !atomic_load(&t->closing); i++) look_away(t);
     pthread_mutex_lock(&t->lock);
     while (atomic_load(&t->run) == seen && !atomic_load(&t->closing)) pthread_cond_wait(&t->begun, &t->lock);
     pthread_mutex_unlock(&t->lock);
@@ -94,12 +101,17 @@ bool mm_team_run(mm_team *t, size_t count, mm_pool_fn *fn, void *ctx, mm_err *er
   pthread_cond_broadcast(&t->begun);
   pthread_mutex_unlock(&t->lock);
   take_items(t, 0);
-  for (int i = 0; t->spins && i < LOOKS && atomic_load(&t->busy) > 0; i++) relax();
+  for (int i = 0; t->spins && i < LOOKS && atomic_load(&t->busy) > 0; i++) look_away(t);
   pthread_mutex_lock(&t->lock);
   while (atomic_load(&t->busy) > 0) pthread_cond_wait(&t->ended, &t->lock);
   const bool ok = t->failed == SIZE_MAX || mm_fail_as(err, &t->err);
   pthread_mutex_unlock(&t->lock);
   return ok;
+}
+
+void mm_team_meanwhile(mm_team *t, bool (*meanwhile)(void *ctx), void *ctx) {
+  t->of_meanwhile = ctx;
+  atomic_store(&t->meanwhile, meanwhile);
 }
 
 void mm_team_close(mm_team *t) {

@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 
 #include "runtime/cpu/cpu_backend.h"
+#include "runtime/cpu/cpu_codes.h"
 #include "runtime/position.h"
 
 enum { LINE = 64 }; /* bytes of the cache's lines: a vector that lies across two is read at half the rate */
@@ -109,7 +110,8 @@ static bool open_buffers(mm_backend *b, mm_err *err) {
   if (!(b->row = mm_arena_alloc(&b->arena, tokens * sizeof *b->row, err))) return false;
   if (!(b->pair_x = mm_arena_alloc(&b->arena, pairs * sizeof *b->pair_x, err)) || !(b->active = matrix(b, m->experts, 1, err)))
     return false;
-  const uint64_t wide = MM_CPU_INPUT(x.input + MM_CHUNK), wide_act = MM_CPU_INPUT(x.inter + MM_CHUNK);
+  const uint64_t wide = mm_max(MM_CPU_INPUT(x.input + MM_CHUNK), mm_cpu_limbs_floats((uint32_t)x.input));
+  const uint64_t wide_act = mm_max(MM_CPU_INPUT(x.inter + MM_CHUNK), mm_cpu_limbs_floats((uint32_t)x.inter));
   if (!(b->turned = matrix(b, 1, mm_max(tokens * wide, pairs * wide_act), err))) return false;
   b->out_at = MM_CPU_SUMS(MM_CPU_MANY) + MM_CPU_STRIP * ((size_t)x.input + MM_CHUNK);
   const uint64_t attention = mm_cpu_attention_floats(b);
@@ -150,9 +152,15 @@ static mm_backend *cpu_open(const mm_backend_config *c, mm_err *err) {
   b->ahead = mm_cpu_ahead_pays(b);
   b->load = mm_calloc((size_t)c->model->layers * c->model->experts, sizeof *b->load, err);
   b->team = mm_team_open(c->threads, err);
+  if (b->team) mm_team_meanwhile(b->team, mm_cpu_soon_ask, &b->soon);
   if (b->team && b->load && open_caches(b, err) && open_position_tables(b, err) && open_buffers(b, err)) return b;
   cpu_close(b);
   return NULL;
+}
+
+static void cpu_layer(mm_backend *b, uint32_t l) {
+  b->layer = l;
+  mm_cpu_ahead_layer(b, l);
 }
 
 static bool cpu_act(mm_backend *b, uint32_t width, mm_act *out, mm_err *err) {
@@ -271,7 +279,7 @@ const mm_ops mm_ops_cpu = {
     .calibration = true,
     .send = cpu_send,
     .receive = cpu_receive,
-    .layer = mm_cpu_ahead_layer,
+    .layer = cpu_layer,
     .experts_cut = true,
     .across = true,
     .rows_apart = true,

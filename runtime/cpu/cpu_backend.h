@@ -1,7 +1,9 @@
-/* The CPU backend: f32 throughout, weights widened as they are read (cpu_rows.h). Every number is computed in the same order whatever
- * the number of threads and whatever else is in the batch. */
+/* The CPU backend: f32 throughout, weights widened as they are read (cpu_rows.h), or sums of integers under nibbles (cpu_codes.h). Every
+ * number is computed in the same order whatever the number of threads and whatever else is in the batch. */
 #ifndef MM_RUNTIME_CPU_CPU_BACKEND_H
 #define MM_RUNTIME_CPU_CPU_BACKEND_H
+
+#include <stdatomic.h>
 
 #include "formats/pool.h"
 #include "runtime/cpu/cpu_vectors.h"
@@ -11,6 +13,15 @@
 /* Rows of a weight that one thread takes: while one token passes, a few, and many. Those of a grid that the loops do not know are
  * unpacked the few at a time. */
 enum { MM_CPU_ALONE = 128, MM_CPU_STRIP = 16, MM_CPU_MANY = 64 };
+
+/* Weights that the next op reads, for threads that wait to ask memory for (cpu_soon.c). */
+enum { MM_CPU_SOON = 2 };
+typedef struct mm_cpu_soon {
+  _Atomic(const uint8_t *) from[MM_CPU_SOON];
+  _Atomic size_t bytes; /* of each */
+  _Atomic unsigned count;
+  _Atomic size_t next; /* piece to be asked for */
+} mm_cpu_soon;
 
 /* What one layer remembers, for every slot. */
 typedef struct mm_cpu_cache {
@@ -48,7 +59,9 @@ struct mm_backend {
   uint32_t *active;            /* [E] experts of this rank that some row chose */
   float **scratch;             /* [threads]: sums of a strip, its rows as f32, then mm_cpu_out; attention's pages; the router's keys */
   size_t out_at;
-  bool ahead; /* weights do not fit into memory: cpu_ahead.c */
+  bool ahead;     /* weights do not fit into memory: cpu_ahead.c */
+  uint32_t layer; /* whose ops these are */
+  mm_cpu_soon soon;
   const mm_cpu_vectors *vectors;
   mm_team *team;
   uint64_t *load; /* [layers, E] rows that chose the expert, since open */
@@ -88,6 +101,7 @@ const float *mm_cpu_vector(mm_backend *b, const mm_packed *w);
 /* What the products with a weight are given: numbers, pairs that BF16 holds behind them (cpu_rows.h), or integers. */
 typedef enum mm_cpu_form {
   MM_FORM_F32,
+  MM_FORM_LIMBS,    /* f32 as integers of three bytes, under nibbles, in spans (cpu_codes.h) */
   MM_FORM_BF16,     /* rounded to BF16, or so that BF16 holds them */
   MM_FORM_ROW,      /* codes; the product is multiplied with the row's scale */
   MM_FORM_INTEGERS, /* the same of INT8 under INT8 codes, as bytes and not as pairs */
@@ -129,6 +143,12 @@ void mm_cpu_ahead_experts(const mm_backend *b, uint32_t active, const mm_packed 
 void mm_cpu_ahead_layer(mm_backend *b, uint32_t l);
 /* The layers' weights of all ranks of the process are more than 7/8 of the memory that it may use. */
 bool mm_cpu_ahead_pays(const mm_backend *b);
+
+/* Where one token passes: what comes after matrix w of the present layer; w1 and w3 (`up`), or w2, of the experts b->active[0, active). */
+void mm_cpu_soon_after(mm_backend *b, const mm_packed *w);
+void mm_cpu_soon_experts(mm_backend *b, uint32_t active, const mm_packed *w, bool up);
+/* Asks for one piece more, if there is one: what waiting threads do. */
+bool mm_cpu_soon_ask(void *soon);
 
 void mm_cpu_embed(mm_backend *b, mm_act x, const mm_packed *table);
 void mm_cpu_norm(mm_backend *b, mm_act y, mm_act x, const mm_packed *w, double eps);

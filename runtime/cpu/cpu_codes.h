@@ -1,8 +1,11 @@
-/* Products of nibbles with inputs that are small integers too, which the scheme rounded: sums of integers, the same in any order.
+/* Products of nibbles with inputs that are integers: sums of integers, the same in any order. Codes, which the scheme rounded to, are
+ * integers of one byte. What is given as f32 becomes integers of three, called limbs: sixteen columns are multiples of one power of two,
+ * which is at most 2^-22 of the largest among them and is their scale, and each is off by at most half of it.
  *
  * Columns are taken in spans of 256, of which each of sixteen lanes has sixteen, those of one scale: lane i's sum of products S, an exact
  * integer (of codes doubled, for E2M1), times the input's scale, is added to the lane's sum by a fused multiply-add under the weight's
- * scale. Where neither has scales along the row, S alone is added. At the end all is as in cpu_rows.h. Columns past the end are zeros. */
+ * scale, or 1. Where neither has scales along the row, S alone is added. At the end all is as in cpu_rows.h. Columns past the end are
+ * zeros. */
 #ifndef MM_RUNTIME_CPU_CPU_CODES_H
 #define MM_RUNTIME_CPU_CPU_CODES_H
 
@@ -17,11 +20,19 @@ MM_INLINE uint32_t mm_cpu_span_column(uint32_t j, uint32_t i, uint32_t b) {
 }
 /* The kind for inputs in codes of a scheme that rounds to E2M1 or INT8; MM_KINDS: there is none. */
 mm_cpu_kind mm_cpu_codes_kind(const mm_cpu_view *v, mm_code of_inputs);
+/* The same for inputs of f32. */
+mm_cpu_kind mm_cpu_limbs_kind(const mm_cpu_view *v);
+MM_INLINE bool mm_cpu_of_e2m1(mm_cpu_kind k) {
+  return k == MM_KIND_NVFP4_CODES || k == MM_KIND_MXFP4_CODES || k == MM_KIND_NVFP4_LIMBS || k == MM_KIND_MXFP4_LIMBS;
+}
 /* The loops multiply unsigned numbers with signed ones: a nibble's integer plus this. */
-MM_INLINE int32_t mm_cpu_codes_zero(mm_cpu_kind k) { return k == MM_KIND_INT4_CODES ? 8 : 12; }
+MM_INLINE int32_t mm_cpu_codes_zero(mm_cpu_kind k) { return mm_cpu_of_e2m1(k) ? 12 : 8; }
+/* Bytes of an input, and of a weight's scale along the row. */
+MM_INLINE uint32_t mm_cpu_limbs(mm_cpu_kind k) { return k >= MM_KIND_NVFP4_LIMBS ? 3 : 1; }
+MM_INLINE uint32_t mm_cpu_span_scale_bytes(mm_cpu_kind k) { return mm_cpu_of_e2m1(k) ? 1 : 2; }
 
 /* A row of inputs, for each span: bytes in the registers' order, what each lane's sum of products with unsigned numbers begins with, and
- * the lane's scale as f32. */
+ * the lane's scale as f32. Of limbs there are three a span, the highest first; the last one's beginnings and scales are theirs. */
 typedef struct mm_cpu_span {
   int8_t code[MM_SPAN];
   int32_t start[16];
@@ -31,5 +42,9 @@ typedef struct mm_cpu_span {
  * on: padding. group 0: none has. What is no number makes its lane's scale none, and the result false. */
 bool mm_cpu_codes(mm_cpu_span *to, const float *x, uint32_t k, mm_cpu_kind kind, const float *scale, uint32_t scales, uint32_t group,
                   uint32_t before);
+/* x[k] as limbs. A lane with what is no number has a scale that is none. */
+void mm_cpu_limbs_of(mm_cpu_span *to, const float *x, uint32_t k, mm_cpu_kind kind);
+/* Floats of such a row. */
+MM_INLINE size_t mm_cpu_limbs_floats(uint32_t k) { return mm_cells(k, MM_SPAN) * 3 * (sizeof(mm_cpu_span) / sizeof(float)); }
 
 #endif

@@ -1,10 +1,14 @@
 /* The loops of cpu_codes.h over one level's vectors. Beside what cpu_rows_body.h asks for, the file that includes this defines v64, 64
- * bytes or 16 words, v64_load, v64_store, v64_held; span_widen and span_scales; words_first(start), words_step(sum, w, x) of unsigned w and
- * signed x, and words_last(sum, start), the sum as f32; and WORD_TILES(of), as TILES is. */
+ * bytes or 16 words, v64_load, v64_store, v64_held; span_widen and span_scales; for each limb, of which `at` says whether it is the first
+ * and the last, words_first(total, at, start), words_step(sum, w, x) of unsigned w and signed x, and words_total(total, sum, at, start), a
+ * total of those before times 256, plus start in the end; words_join(high, low), 256 high + low; words_f32 of a total; and WORD_TILES(of),
+ * as TILES is. */
 
 #include "runtime/cpu/cpu_out_body.h"
 
-enum { SPANS = 6 }; /* whose x, for the tokens of a tile, stays in the first cache while all rows pass */
+/* Whose x, for the tokens of a tile, stays in the first cache while all rows pass. */
+enum { SPANS = 6 };
+LEVEL uint32_t spans_of(mm_cpu_kind kind) { return SPANS / mm_cpu_limbs(kind); }
 
 /* A span of a row as the tiles read it. */
 typedef struct wide_span {
@@ -14,22 +18,24 @@ typedef struct wide_span {
 
 /* Codes of span s and its scales: where they are, or copies with zeros after the row's end. */
 typedef struct span_room {
-  uint8_t codes[MM_SPAN / 2], scales[MM_SPAN / MM_LANE];
+  uint8_t codes[MM_SPAN / 2], scales[2 * MM_SPAN / MM_LANE];
 } span_room;
-LEVEL const uint8_t *whole_span(const mm_cpu_view *v, const uint8_t *codes, uint32_t s, const uint8_t **scale, span_room *room) {
-  const uint32_t begin = s * MM_SPAN;
-  if (*scale) *scale += begin / v->cell;
+LEVEL const uint8_t *whole_span(const mm_cpu_view *v, mm_cpu_kind kind, const uint8_t *codes, uint32_t s, const uint8_t **scale,
+                                span_room *room) {
+  const uint32_t begin = s * MM_SPAN, bytes = mm_cpu_span_scale_bytes(kind);
+  if (*scale) *scale += begin / v->cell * bytes;
   if (begin + MM_SPAN <= v->w->k) return codes + begin / 2;
   memset(room, 0, sizeof *room);
   memcpy(room->codes, codes + begin / 2, v->row_bytes - begin / 2);
   if (!*scale) return room->codes;
-  memcpy(room->scales, *scale, mm_cells(v->w->k - begin, v->cell));
+  memcpy(room->scales, *scale, mm_cells(v->w->k - begin, v->cell) * bytes);
   *scale = room->scales;
   return room->codes;
 }
-LEVEL const uint8_t *span_scales_of(const mm_cpu_view *v, uint32_t row) {
-  const size_t line = (size_t)v->lead * v->w->n + row; /* the planes of these kinds have a line for each row */
-  return v->plane ? (const uint8_t *)v->w->plane[v->plane] + line * mm_cells(v->w->k, v->cell) : NULL;
+LEVEL const uint8_t *span_scales_of(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t row) {
+  const mm_cell cell = v->w->cell[v->plane];
+  const size_t line = (size_t)v->lead * mm_cells(v->w->n, cell.n) + (cell.n ? row / cell.n : 0);
+  return v->plane ? (const uint8_t *)v->w->plane[v->plane] + line * mm_cells(v->w->k, v->cell) * mm_cpu_span_scale_bytes(kind) : NULL;
 }
 
 /* The lanes of one span, S added to sum. */
@@ -37,61 +43,108 @@ LEVEL v16 sum_words(v16 sum, v16 s, mm_cpu_kind kind, v16 own, const mm_cpu_span
   return kind == MM_KIND_INT4_CODES ? v16_add(sum, s) : v16_fma(v16_mul(s, v16_load(x->scale)), own, sum);
 }
 
-LEVEL void one_token_words(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t first, uint32_t rows, const mm_cpu_span *x, float *y) {
-  const uint32_t spans = mm_cells(v->w->k, MM_SPAN);
+/* Limb l of a kind's. */
+typedef struct limb_at {
+  bool first, last;
+} limb_at;
+LEVEL limb_at limb_of(mm_cpu_kind kind, uint32_t l) { return (limb_at){l == 0, l + 1 == mm_cpu_limbs(kind)}; }
+
+/* One span against one token, added to sum; scale: NULL where none lies along the row. */
+LEVEL v16 one_span(v16 sum, mm_cpu_kind kind, uint32_t cell, const uint8_t *codes, const uint8_t *scale, const mm_cpu_span *x) {
+  const uint32_t limbs = mm_cpu_limbs(kind);
+  const int32_t *const start = x[limbs - 1].start;
+  v64 w[4], total = {0};
+  span_widen(w, kind, codes);
+  MM_UNROLL
+  for (uint32_t l = 0; l < limbs; l++) { /* limbs do not wait for one another */
+    const limb_at alone = {true, l + 1 == limbs};
+    v64 words = words_first(total, alone, start);
+    MM_UNROLL
+    for (int j = 0; j < 4; j++) words = words_step(words, w[j], v64_load(x[l].code + 64 * j));
+    words = words_total(total, words, alone, start);
+    total = l ? words_join(total, words) : words;
+  }
+  return sum_words(sum, words_f32(total), kind, scale ? span_scales(kind, scale, cell) : v16_set1(1), &x[limbs - 1]);
+}
+
+LEVEL void one_token_cells(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t cell, uint32_t first, uint32_t rows, const mm_cpu_span *x,
+                           float *y) {
+  const uint32_t spans = mm_cells(v->w->k, MM_SPAN), whole = v->w->k / MM_SPAN, limbs = mm_cpu_limbs(kind);
+  const uint32_t step = MM_SPAN / cell * mm_cpu_span_scale_bytes(kind); /* 0 where a scale is over several spans */
   const uint8_t *const end = v->codes + (size_t)(first + rows) * v->row_bytes;
   const ptrdiff_t jump = v->next ? v->next - end : 0;
+  _Alignas(64) float lanes[16 * 16];
   for (uint32_t r = 0; r < rows; r++) {
-    const uint8_t *const codes = v->codes + (size_t)(first + r) * v->row_bytes, *const scales = span_scales_of(v, first + r);
+    const uint8_t *const codes = v->codes + (size_t)(first + r) * v->row_bytes, *const scales = span_scales_of(v, kind, first + r);
+    const uint8_t *at = codes, *own = scales;
+    const mm_cpu_span *in = x;
     v16 sum = v16_zero();
-    for (uint32_t s = 0; s < spans; s++) {
-      span_room room;
-      const uint8_t *scale = scales, *at = whole_span(v, codes, s, &scale, &room), *soon = codes + s * (MM_SPAN / 2) + AHEAD;
+    for (uint32_t s = 0; s < whole; s++, at += MM_SPAN / 2, in += limbs, own += scales ? step : 0) {
+      const uint8_t *soon = at + AHEAD;
       soon += soon < end ? 0 : jump;
       ask(soon), ask(soon + 64);
-      v64 w[4];
-      span_widen(w, kind, at);
-      v64 words = words_first(x[s].start);
-      MM_UNROLL
-      for (int j = 0; j < 4; j++) words = words_step(words, w[j], v64_load(x[s].code + 64 * j));
-      sum = sum_words(sum, words_last(words, x[s].start), kind, scales ? span_scales(kind, scale, v->cell) : v16_zero(), &x[s]);
+      if (scales && !step) own = scales + (size_t)s * MM_SPAN / cell * mm_cpu_span_scale_bytes(kind);
+      sum = one_span(sum, kind, cell, at, own, in);
     }
-    y[r] = v16_sum(sum) * mm_cpu_row_factor(v, first + r);
+    if (whole < spans) {
+      span_room room;
+      const uint8_t *scale = scales, *last = whole_span(v, kind, codes, whole, &scale, &room);
+      sum = one_span(sum, kind, cell, last, scale, in);
+    }
+    v16_store(lanes + 16 * (r % 16), sum);
+    row_out(v, first, rows, r, lanes, y);
   }
+}
+/* The cells that schemes have, which the compiler then knows, or others. */
+LEVEL void one_token_words(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t first, uint32_t rows, const mm_cpu_span *x, float *y) {
+  const uint32_t usual = !mm_cpu_of_e2m1(kind) ? MM_CHUNK : kind == MM_KIND_NVFP4_CODES || kind == MM_KIND_NVFP4_LIMBS ? 16 : 32;
+  if (v->cell == usual)
+    one_token_cells(v, kind, usual, first, rows, x, y);
+  else
+    one_token_cells(v, kind, v->plane ? v->cell : MM_SPAN, first, rows, x, y);
 }
 
 /* sums[rows, MM_CPU_MANY_TOKENS, 16] of a tile over spans of widened rows, SPANS of each; `from`: whether these are not the first. */
 LEVEL void tile_words(uint32_t rows, uint32_t tokens, mm_cpu_kind kind, uint32_t spans, bool from, const wide_span *w,
                       const mm_cpu_span *const *x, float *sums) {
+  const uint32_t limbs = mm_cpu_limbs(kind);
   v16 sum[4][8];
   MM_UNROLL
   for (uint32_t r = 0; r < rows; r++) MM_UNROLL
   for (uint32_t t = 0; t < tokens; t++) sum[r][t] = from ? v16_load(sums + (r * MM_CPU_MANY_TOKENS + t) * 16) : v16_zero();
   MM_ROLL
   for (uint32_t s = 0; s < spans; s++) {
-    v64 words[4][8];
+    v64 total[4][8];
     MM_UNROLL
-    for (uint32_t t = 0; t < tokens; t++) {
-      MM_UNROLL
-      for (uint32_t r = 0; r < rows; r++) words[r][t] = words_first(x[t][s].start);
-    }
-    MM_UNROLL
-    for (int j = 0; j < 4; j++) {
-      v64 line[4];
-      MM_UNROLL
-      for (uint32_t r = 0; r < rows; r++) line[r] = v64_load(w[(size_t)r * SPANS + s].code + 64 * j);
+    for (uint32_t l = 0; l < limbs; l++) {
+      v64 words[4][8];
       MM_UNROLL
       for (uint32_t t = 0; t < tokens; t++) {
-        const v64 in = v64_held(v64_load(x[t][s].code + 64 * j));
         MM_UNROLL
-        for (uint32_t r = 0; r < rows; r++) words[r][t] = words_step(words[r][t], line[r], in);
+        for (uint32_t r = 0; r < rows; r++) words[r][t] = words_first(total[r][t], limb_of(kind, l), x[t][(s + 1) * limbs - 1].start);
       }
+      MM_UNROLL
+      for (int j = 0; j < 4; j++) {
+        v64 line[4];
+        MM_UNROLL
+        for (uint32_t r = 0; r < rows; r++) line[r] = v64_load(w[(size_t)r * SPANS + s].code + 64 * j);
+        MM_UNROLL
+        for (uint32_t t = 0; t < tokens; t++) {
+          const v64 in = v64_held(v64_load(x[t][s * limbs + l].code + 64 * j));
+          MM_UNROLL
+          for (uint32_t r = 0; r < rows; r++) words[r][t] = words_step(words[r][t], line[r], in);
+        }
+      }
+      MM_UNROLL
+      for (uint32_t r = 0; r < rows; r++) MM_UNROLL
+      for (uint32_t t = 0; t < tokens; t++)
+        total[r][t] = words_total(total[r][t], words[r][t], limb_of(kind, l), x[t][(s + 1) * limbs - 1].start);
     }
     MM_UNROLL
     for (uint32_t r = 0; r < rows; r++) {
       const v16 own = v16_load(w[(size_t)r * SPANS + s].scale);
       MM_UNROLL
-      for (uint32_t t = 0; t < tokens; t++) sum[r][t] = sum_words(sum[r][t], words_last(words[r][t], x[t][s].start), kind, own, &x[t][s]);
+      for (uint32_t t = 0; t < tokens; t++) sum[r][t] = sum_words(sum[r][t], words_f32(total[r][t]), kind, own, &x[t][(s + 1) * limbs - 1]);
     }
   }
   MM_UNROLL
@@ -114,36 +167,38 @@ LEVEL void words_column(uint32_t tokens, uint32_t high, mm_cpu_kind kind, uint32
                                                                  const wide_span *w, const mm_cpu_span *const *x, float *sums) { \
     if (kind == MM_KIND_INT4_CODES)                                                                                              \
       words_column(tokens, high, MM_KIND_INT4_CODES, rows, spans, from, w, x, sums);                                             \
+    else if (mm_cpu_limbs(kind) == 1) /* scales are f32 by then */                                                               \
+      words_column(tokens, high, MM_KIND_NVFP4_CODES, rows, spans, from, w, x, sums);                                            \
     else                                                                                                                         \
-      words_column(tokens, high, MM_KIND_NVFP4_CODES, rows, spans, from, w, x, sums); /* their scales are f32 by then */         \
+      words_column(tokens, high, MM_KIND_NVFP4_LIMBS, rows, spans, from, w, x, sums);                                            \
   }
 WORD_TILES(WORDS)
 #undef WORDS
 
 LEVEL void widen_spans(wide_span *to, const mm_cpu_view *v, mm_cpu_kind kind, uint32_t row, uint32_t from, uint32_t end) {
-  const uint8_t *const codes = v->codes + (size_t)row * v->row_bytes, *const scales = span_scales_of(v, row);
+  const uint8_t *const codes = v->codes + (size_t)row * v->row_bytes, *const scales = span_scales_of(v, kind, row);
   for (uint32_t s = from; s < end; s++, to++) {
     span_room room;
-    const uint8_t *scale = scales, *at = whole_span(v, codes, s, &scale, &room);
+    const uint8_t *scale = scales, *at = whole_span(v, kind, codes, s, &scale, &room);
     v64 w[4];
     span_widen(w, kind, at);
     MM_UNROLL
     for (int j = 0; j < 4; j++) v64_store(to->code + 64 * j, w[j]);
-    if (scales) v16_store(to->scale, span_scales(kind, scale, v->cell));
+    v16_store(to->scale, scales ? span_scales(kind, scale, v->cell) : v16_set1(1));
   }
 }
 
 /* Two to MM_CPU_MANY_TOKENS tokens. */
 LEVEL void many_tokens_words(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t tokens, uint32_t first, uint32_t rows,
                              const mm_cpu_span *const *x, float *y, size_t stride, float *sums) {
-  const uint32_t spans = mm_cells(v->w->k, MM_SPAN);
+  const uint32_t spans = mm_cells(v->w->k, MM_SPAN), block = spans_of(kind);
   wide_span *const w = (wide_span *)(void *)(sums + (size_t)rows * MM_CPU_MANY_TOKENS * 16);
-  for (uint32_t from = 0; from < spans; from += SPANS) {
-    const uint32_t n = from + SPANS < spans ? SPANS : spans - from;
+  for (uint32_t from = 0; from < spans; from += block) {
+    const uint32_t n = from + block < spans ? block : spans - from;
     for (uint32_t r = 0; r < rows; r++) widen_spans(w + (size_t)r * SPANS, v, kind, first + r, from, from + n);
-    const size_t bytes = SPANS * MM_SPAN / 2;
+    const size_t bytes = (size_t)block * MM_SPAN / 2;
     const uint8_t *const codes = v->codes + (size_t)first * v->row_bytes, *const after = v->next ? v->next : codes + rows * v->row_bytes;
-    const uint8_t *const next = from + SPANS < spans ? codes + (from / SPANS + 1) * bytes : after;
+    const uint8_t *const next = from + block < spans ? codes + (from / block + 1) * bytes : after;
     for (uint32_t t = 0, some; t < tokens; t += some) {
       const mm_cpu_span *in[8];
       some = 0;
@@ -153,7 +208,7 @@ LEVEL void many_tokens_words(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t to
 #undef WORDS
       for (uint32_t r = rows * t / tokens; r < rows * (t + some) / tokens; r++)
         for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(next + r * v->row_bytes + i, 0, 2);
-      for (uint32_t i = 0; i < some; i++) in[i] = x[t + i] + from;
+      for (uint32_t i = 0; i < some; i++) in[i] = x[t + i] + (size_t)from * mm_cpu_limbs(kind);
 #define WORDS(count, high) \
   if (some == (count)) words_of_##count(rows, kind, n, from > 0, w, in, sums + 16 * t);
       WORD_TILES(WORDS)
@@ -181,6 +236,10 @@ TARGET static void rows_of_codes(const mm_cpu_view *v, uint32_t first, uint32_t 
   switch (v->kind) {
     case MM_KIND_NVFP4_CODES: all_tokens_words(v, MM_KIND_NVFP4_CODES, first, rows, x, tokens, y, stride, sums); break;
     case MM_KIND_MXFP4_CODES: all_tokens_words(v, MM_KIND_MXFP4_CODES, first, rows, x, tokens, y, stride, sums); break;
-    default: all_tokens_words(v, MM_KIND_INT4_CODES, first, rows, x, tokens, y, stride, sums); break;
+    case MM_KIND_INT4_CODES: all_tokens_words(v, MM_KIND_INT4_CODES, first, rows, x, tokens, y, stride, sums); break;
+    case MM_KIND_NVFP4_LIMBS: all_tokens_words(v, MM_KIND_NVFP4_LIMBS, first, rows, x, tokens, y, stride, sums); break;
+    case MM_KIND_MXFP4_LIMBS: all_tokens_words(v, MM_KIND_MXFP4_LIMBS, first, rows, x, tokens, y, stride, sums); break;
+    case MM_KIND_INT4_LIMBS: all_tokens_words(v, MM_KIND_INT4_LIMBS, first, rows, x, tokens, y, stride, sums); break;
+    default: all_tokens_words(v, MM_KIND_INT4_OFFSET_LIMBS, first, rows, x, tokens, y, stride, sums); break;
   }
 }

@@ -51,6 +51,10 @@ static bool ready_row(void *ctx, size_t t, unsigned worker, mm_err *err) {
     ready_codes(j, to, x, j->scale + t * j->amaxes);
     return true;
   }
+  if (j->form == MM_FORM_LIMBS) {
+    mm_cpu_limbs_of((mm_cpu_span *)(void *)to, x, k, j->kind);
+    return true;
+  }
   mm_cpu_turn(to, x, k, j->kind);
   float *const scale = (float *)(uintptr_t)mm_cpu_scales(to, k);
   if (j->amaxes) {
@@ -73,7 +77,8 @@ void mm_cpu_ready(mm_backend *b, const float **row, const float *x, const uint32
   j.x = x;
   j.kind = mm_cpu_view_of(&v, w, 0) ? v.kind : MM_KIND_F32;
   if (form == MM_FORM_CODES) j.kind = mm_cpu_codes_kind(&v, mm_act_formats[w->scheme->act].code);
-  j.stride = form == MM_FORM_F32 ? padded : MM_CPU_INPUT(padded);
+  if (form == MM_FORM_LIMBS) j.kind = mm_cpu_limbs_kind(&v);
+  j.stride = form == MM_FORM_F32 ? padded : form == MM_FORM_LIMBS ? (uint32_t)mm_cpu_limbs_floats(w->k) : MM_CPU_INPUT(padded);
   if (form >= MM_FORM_ROW) {
     j.amaxes = mm_act_amaxes(&mm_act_formats[w->scheme->act], w->whole_k ? w->whole_k : w->k);
     const uint32_t first = form == MM_FORM_GROUPS ? 1 + w->first_k / MM_CHUNK : 0;
@@ -111,7 +116,8 @@ void mm_cpu_strip_of(mm_backend *b, unsigned worker, const mm_cpu_part *p) {
   const uint32_t padded = mm_cpu_padded(p->w->k);
   mm_cpu_view v;
   if (mm_cpu_view_of(&v, p->w, p->lead)) {
-    v.next = p->next, v.pairs = p->form != MM_FORM_F32 && p->form != MM_FORM_INTEGERS && p->form != MM_FORM_CODES;
+    v.next = p->next, v.pairs = p->form == MM_FORM_BF16 || p->form == MM_FORM_ROW || p->form == MM_FORM_GROUPS;
+    if (p->form == MM_FORM_LIMBS) v.kind = mm_cpu_limbs_kind(&v);
     if (p->form == MM_FORM_CODES) v.kind = mm_cpu_codes_kind(&v, mm_act_formats[p->w->scheme->act].code);
     if (p->form == MM_FORM_INTEGERS) v.kind = MM_KIND_INT8_CODES;
     if (p->form == MM_FORM_GROUPS) v.kind = MM_KIND_E4M3_GROUPS;
@@ -163,6 +169,7 @@ void mm_cpu_matmul(mm_backend *b, float *y, const float *x, const uint32_t *pick
 
 void mm_cpu_linear(mm_backend *b, mm_act y, mm_act x, const mm_packed *w) {
   mm_cpu_observe(b, w, 0, x.data, NULL, b->batch->tokens);
+  mm_cpu_soon_after(b, w);
   mm_cpu_matmul(b, y.data, mm_cpu_input(b, x, w), NULL, b->batch->tokens, w, mm_cpu_form_of(b, w));
 }
 

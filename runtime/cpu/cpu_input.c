@@ -31,8 +31,12 @@ mm_cpu_form mm_cpu_form_of(const mm_backend *b, const mm_packed *w) {
   const mm_act_format *f = &mm_act_formats[w->scheme->act];
   mm_cpu_view v;
   if (w->scheme->code == MM_CODE_PLAIN && w->scheme->plane[0].dtype != MM_BF16) return MM_FORM_F32;
-  if (!b->c.act_quant || f->code == MM_CODE_PLAIN) return b->c.input_bf16 ? MM_FORM_BF16 : MM_FORM_F32;
-  if (w->first_k % MM_LANE == 0 && mm_cpu_view_of(&v, w, 0) && mm_cpu_codes_kind(&v, f->code) != MM_KINDS) return MM_FORM_CODES;
+  const bool known = w->first_k % MM_LANE == 0 && mm_cpu_view_of(&v, w, 0);
+  if (!b->c.act_quant || f->code == MM_CODE_PLAIN) {
+    if (b->c.input_bf16) return MM_FORM_BF16;
+    return known && mm_cpu_limbs_kind(&v) != MM_KINDS ? MM_FORM_LIMBS : MM_FORM_F32;
+  }
+  if (known && mm_cpu_codes_kind(&v, f->code) != MM_KINDS) return MM_FORM_CODES;
   if (f->group && f->scale == MM_F8_E8M0) return MM_FORM_BF16;
   if (f->code == MM_CODE_INT8 && w->scheme->code == MM_CODE_INT8 && w->k <= MM_CPU_MOST_INTEGERS) return MM_FORM_INTEGERS;
   if (!f->group) return MM_FORM_ROW;

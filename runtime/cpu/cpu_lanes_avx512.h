@@ -223,8 +223,9 @@ LEVEL void widen_half(v16 w[4], mm_cpu_kind kind, const uint8_t *p, int h) {
 }
 
 /* Nibbles of E2M1 doubled, and of INT4, as unsigned numbers (mm_cpu_codes_zero). */
-#define E2M1_BYTES 12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0
-#define INT4_BYTES 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7
+#define E2M1_BYTES   12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0
+#define INT4_BYTES   8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7
+#define OFFSET_BYTES 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15
 typedef __m512i v64;
 LEVEL v64 v64_load(const void *p) { return _mm512_loadu_si512(p); }
 LEVEL void v64_store(void *p, v64 a) { _mm512_storeu_si512(p, a); }
@@ -233,7 +234,9 @@ LEVEL v64 v64_held(v64 a) {
   return a;
 }
 LEVEL void span_widen(v64 w[4], mm_cpu_kind kind, const uint8_t *p) {
-  const __m128i numbers = kind == MM_KIND_INT4_CODES ? _mm_setr_epi8(INT4_BYTES) : _mm_setr_epi8(E2M1_BYTES);
+  const __m128i numbers = mm_cpu_of_e2m1(kind)                ? _mm_setr_epi8(E2M1_BYTES)
+                          : kind == MM_KIND_INT4_OFFSET_LIMBS ? _mm_setr_epi8(OFFSET_BYTES)
+                                                              : _mm_setr_epi8(INT4_BYTES);
   const __m512i table = _mm512_broadcast_i32x4(numbers), low = _mm512_set1_epi8(15);
   const v16 a = _mm512_castsi512_ps(v64_load(p)), b = _mm512_castsi512_ps(v64_load(p + 64));
   const __m512i first = _mm512_castps_si512(_mm512_shuffle_ps(a, b, 0x88)), second = _mm512_castps_si512(_mm512_shuffle_ps(a, b, 0xdd));
@@ -242,32 +245,53 @@ LEVEL void span_widen(v64 w[4], mm_cpu_kind kind, const uint8_t *p) {
   w[2] = _mm512_shuffle_epi8(table, _mm512_and_si512(second, low));
   w[3] = _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi16(second, 4), low));
 }
+LEVEL float scale_bf16(const uint8_t *p) { return mm_bf16_to_f32((uint16_t)(p[0] | p[1] << 8)); }
+/* BF16, `cell` columns each. */
+LEVEL v16 span_scales_bf16(const uint8_t *p, uint32_t cell) {
+  const __m512i lane = _mm512_setr_epi32(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15); /* mm_cpu_lane_of */
+  uint32_t two;
+  if (cell > MM_CHUNK) return v16_set1(scale_bf16(p));
+  if (cell == MM_CHUNK) { /* lanes of the first chunk and of the second one take turns by twos */
+    memcpy(&two, p, sizeof two);
+    const __m512i both = _mm512_set1_epi32((int)two), high = _mm512_and_si512(both, _mm512_set1_epi32((int)0xffff0000u));
+    return _mm512_castsi512_ps(_mm512_mask_slli_epi32(high, 0x3333, both, 16));
+  }
+  const __m256i raw = cell == 16   ? _mm256_loadu_si256((const __m256i *)(const void *)p)
+                      : cell == 32 ? _mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)p))
+                                   : _mm256_castsi128_si256(_mm_loadl_epi64((const __m128i *)(const void *)p));
+  const int shift = cell == 16 ? 0 : cell == 32 ? 1 : 2;
+  const __m512i bits = _mm512_slli_epi32(_mm512_cvtepu16_epi32(raw), 16);
+  return _mm512_castsi512_ps(_mm512_permutexvar_epi32(_mm512_srl_epi32(lane, _mm_cvtsi32_si128(shift)), bits));
+}
 LEVEL v16 span_scales(mm_cpu_kind kind, const uint8_t *p, uint32_t cell) {
+  if (!mm_cpu_of_e2m1(kind)) return span_scales_bf16(p, cell);
   const __m128i sixteens = _mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15); /* mm_cpu_lane_of */
   const __m128i pairs = _mm_setr_epi8(0, 0, 4, 4, 1, 1, 5, 5, 2, 2, 6, 6, 3, 3, 7, 7);
   const __m128i raw = cell == MM_LANE ? _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)(const void *)p), sixteens)
                                       : _mm_shuffle_epi8(_mm_loadl_epi64((const __m128i *)(const void *)p), pairs);
-  return kind == MM_KIND_NVFP4_CODES ? _mm512_cvtph_ps(e4m3_f16(raw)) : e8m0_f32(raw);
+  return kind == MM_KIND_NVFP4_CODES || kind == MM_KIND_NVFP4_LIMBS ? _mm512_cvtph_ps(e4m3_f16(raw)) : e8m0_f32(raw);
 }
 #define WORD_TILES(of) of(6, 2) of(4, 2) of(2, 4) of(1, 4)
 #ifdef MM_VNNI
-LEVEL v64 words_first(const int32_t *start) { return _mm512_loadu_si512(start); }
+#define words_first(total, at, start)      words_begin((at).first ? _mm512_setzero_si512() : (total), (at).last, start)
+#define words_total(total, sum, at, start) (sum)
+LEVEL v64 words_begin(v64 total, bool last, const int32_t *start) {
+  const __m512i before = _mm512_slli_epi32(total, 8);
+  return last ? _mm512_add_epi32(before, _mm512_loadu_si512(start)) : before;
+}
 LEVEL v64 words_step(v64 sum, v64 w, v64 x) { return _mm512_dpbusd_epi32(sum, w, x); }
-LEVEL v16 words_last(v64 sum, const int32_t *start) {
-  (void)start;
-  return _mm512_cvtepi32_ps(sum);
-}
 #else
-/* Sums of two products in halves of words: at most 8 · 24 · 12, or 8 · 15 · 127. */
-LEVEL v64 words_first(const int32_t *start) {
-  (void)start;
-  return _mm512_setzero_si512();
-}
+/* Sums of two products in halves of words: at most 8 · 24 · 128. */
+#define words_first(total, at, start)      _mm512_setzero_si512()
+#define words_total(total, sum, at, start) words_end((at).first ? _mm512_setzero_si512() : (total), sum, (at).last, start)
 LEVEL v64 words_step(v64 sum, v64 w, v64 x) { return _mm512_add_epi16(sum, _mm512_maddubs_epi16(w, x)); }
-LEVEL v16 words_last(v64 sum, const int32_t *start) {
-  return _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_madd_epi16(sum, _mm512_set1_epi16(1)), _mm512_loadu_si512(start)));
+LEVEL v64 words_end(v64 total, v64 sum, bool last, const int32_t *start) {
+  const __m512i own = _mm512_add_epi32(_mm512_slli_epi32(total, 8), _mm512_madd_epi16(sum, _mm512_set1_epi16(1)));
+  return last ? _mm512_add_epi32(own, _mm512_loadu_si512(start)) : own;
 }
 #endif
+LEVEL v64 words_join(v64 high, v64 low) { return _mm512_add_epi32(_mm512_slli_epi32(high, 8), low); }
+LEVEL v16 words_f32(v64 total) { return _mm512_cvtepi32_ps(total); }
 
 #ifdef MM_PAIRS
 /* A chunk, whose numbers BF16 holds, as pairs in the order of its registers. */

@@ -157,13 +157,16 @@ void mm_cpu_experts(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, con
   mm_cpu_ahead_experts(b, j.active, w13, w2);
   j.strip = mm_cpu_strip(b, j.active ? (end - own) / j.active : 0);
   j.up_strips = mm_ceil_div(w2->k, j.strip);
+  mm_cpu_soon_experts(b, j.active, w13, true);
   observe_up(&j, x.data);
   mm_cpu_ready(b, b->row, mm_cpu_input(b, x, w13), NULL, tokens, w13, mm_cpu_form_of(b, w13));
   for (uint32_t p = own; p < end; p++) b->pair_x[p] = b->row[b->pair_row[p]];
+  mm_cpu_soon_experts(b, j.active, w2, false);
   mm_cpu_each(b, j.active * j.up_strips, 2 * down, up_strip, &j);
   observe_down(&j);
   clear_others(&j);
   mm_cpu_round(b, b->pair_act, pairs, w2);
   mm_cpu_ready(b, b->pair_x, b->pair_act, NULL, pairs, w2, mm_cpu_form_of(b, w2));
+  mm_cpu_soon_after(b, w2);
   mm_cpu_each(b, mm_ceil_div(w2->n, j.strip), down, down_strip, &j);
 }

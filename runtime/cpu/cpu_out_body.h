@@ -3,8 +3,8 @@
 #define MM_RUNTIME_CPU_CPU_OUT_BODY_H
 
 /* Bytes ahead of the codes that memory is asked for: what it sends while it answers. The second cache is asked, which can wait for more
- * lines at once than the first; what is in it comes soon enough (RESULTS.md). */
-enum { AHEAD = 16384 };
+ * lines at once than the first. NEAR the codes of E4M3 the first one is asked for what the second has by then (RESULTS.md). */
+enum { AHEAD = 16384, NEAR = 2048 };
 /* In the order of the calls. */
 LEVEL void ask(const uint8_t *p) {
 #ifdef __x86_64__
@@ -14,15 +14,29 @@ LEVEL void ask(const uint8_t *p) {
 #endif
 }
 
-/* y[rows] of one token and at most 16 rows: each sum times its factor. */
-LEVEL void sums_of(float *y, uint32_t rows, const float *sums, const float *factor) {
+/* For what comes after rows whose codes the processor itself asks for. */
+LEVEL void ask_for_next(const uint8_t *p) {
+  for (uint32_t i = 0; i < AHEAD / 2; i += 64) ask(p + i);
+}
+
+/* y[rows] of one token and at most 16 rows, whose sums lie `stride` floats apart: each times its factor. */
+LEVEL void sums_of(float *y, uint32_t rows, const float *sums, size_t stride, const float *factor) {
 #ifdef SUMS_TOGETHER
   if (rows == 16) {
-    v16_store(y, v16_mul(v16_sums(sums, MM_CPU_MANY_TOKENS * 16), v16_load(factor)));
+    v16_store(y, v16_mul(v16_sums(sums, stride), v16_load(factor)));
     return;
   }
 #endif
-  for (uint32_t r = 0; r < rows; r++) y[r] = v16_sum(v16_load(sums + (size_t)r * MM_CPU_MANY_TOKENS * 16)) * factor[r];
+  for (uint32_t r = 0; r < rows; r++) y[r] = v16_sum(v16_load(sums + r * stride)) * factor[r];
+}
+
+/* The sums of up to 16 rows of one token, [16][16], whose last is row `last`, when there are so many or it is the last of all. */
+LEVEL void row_out(const mm_cpu_view *v, uint32_t first, uint32_t rows, uint32_t last, const float *lanes, float *y) {
+  float factor[16];
+  const uint32_t some = last % 16 + 1, from = last + 1 - some;
+  if (some < 16 && last + 1 < rows) return;
+  mm_cpu_row_factors(v, first + from, some, factor);
+  sums_of(y + from, some, lanes, 16, factor);
 }
 
 /* y[tokens · stride] of sums[rows, MM_CPU_MANY_TOKENS, 16]. */
@@ -30,8 +44,9 @@ LEVEL void tokens_out(const mm_cpu_view *v, uint32_t tokens, uint32_t first, uin
   float factor[16];
   for (uint32_t r = 0; r < rows; r += 16) {
     const uint32_t some = rows - r < 16 ? rows - r : 16;
-    for (uint32_t i = 0; i < some; i++) factor[i] = mm_cpu_row_factor(v, first + r + i);
-    for (uint32_t t = 0; t < tokens; t++) sums_of(y + t * stride + r, some, sums + ((size_t)r * MM_CPU_MANY_TOKENS + t) * 16, factor);
+    mm_cpu_row_factors(v, first + r, some, factor);
+    for (uint32_t t = 0; t < tokens; t++)
+      sums_of(y + t * stride + r, some, sums + ((size_t)r * MM_CPU_MANY_TOKENS + t) * 16, (size_t)MM_CPU_MANY_TOKENS * 16, factor);
   }
 }
 

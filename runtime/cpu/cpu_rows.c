@@ -110,7 +110,7 @@ bool mm_cpu_integers(float *row, uint32_t k) {
 
 float mm_cpu_row_factor(const mm_cpu_view *v, uint32_t row) {
   const mm_packed *w = v->w;
-  float f = mm_cpu_e4m3(v->kind) || v->kind == MM_KIND_NVFP4 ? 256 : 1;
+  float f = mm_cpu_e4m3(v->kind) || v->kind == MM_KIND_NVFP4 || v->kind == MM_KIND_NVFP4_LIMBS ? 256 : 1;
   if (v->kind == MM_KIND_NVFP4_CODES || v->kind == MM_KIND_MXFP4_CODES) f = v->kind == MM_KIND_NVFP4_CODES ? 64 : 0.25f; /* codes doubled */
   for (unsigned i = 1; v->kind != MM_KIND_F32 && i < w->scheme->plane_count; i++) {
     if (i == v->plane) continue;
@@ -118,6 +118,12 @@ float mm_cpu_row_factor(const mm_cpu_view *v, uint32_t row) {
     f *= mm_scale_value(w->scheme->plane[i].dtype, w->plane[i], (size_t)v->lead * mm_cells(w->n, n) + (n ? row / n : 0));
   }
   return f;
+}
+
+void mm_cpu_row_factors(const mm_cpu_view *v, uint32_t first, uint32_t rows, float *factor) {
+  bool same = true;
+  for (unsigned i = 1; i < v->w->scheme->plane_count; i++) same &= i == v->plane || v->w->cell[i].n == 0;
+  for (uint32_t r = 0; r < rows; r++) factor[r] = same && r ? factor[0] : mm_cpu_row_factor(v, first + r);
 }
 
 /* The loops of this machine's level. */

@@ -40,7 +40,11 @@ typedef enum mm_cpu_kind {
   MM_KIND_INT4_OFFSET,
   MM_KIND_NVFP4_CODES, /* inputs are codes too (cpu_codes.h) */
   MM_KIND_MXFP4_CODES,
-  MM_KIND_INT4_CODES, /* no scales along the row */
+  MM_KIND_INT4_CODES,  /* no scales along the row */
+  MM_KIND_NVFP4_LIMBS, /* inputs are f32, as integers of three bytes (cpu_codes.h) */
+  MM_KIND_MXFP4_LIMBS,
+  MM_KIND_INT4_LIMBS,
+  MM_KIND_INT4_OFFSET_LIMBS,
   MM_KINDS
 } mm_cpu_kind;
 
@@ -116,6 +120,8 @@ void mm_cpu_rows(const mm_cpu_view *v, uint32_t first, uint32_t rows, const floa
 
 /* The product of the scales that cover the whole row; E4M3 codes and scales are 256 times smaller before it. */
 float mm_cpu_row_factor(const mm_cpu_view *v, uint32_t row);
+/* Those of so many rows. */
+void mm_cpu_row_factors(const mm_cpu_view *v, uint32_t first, uint32_t rows, float *factor);
 
 /* a[n]·b[n] by the same rule. */
 float mm_cpu_dot(const float *a, const float *b, uint32_t n);
@@ -145,7 +151,7 @@ enum { MM_SANITIZED = false };
 
 /* The levels (quant/cpu.h). */
 mm_cpu_rows_fn mm_cpu_rows_plain, mm_cpu_rows_avx2, mm_cpu_rows_avx512, mm_cpu_rows_vbmi, mm_cpu_rows_bf16, mm_cpu_rows_vnni;
-/* For the last kinds, whose x[t] is a row of spans (cpu_codes.h). */
+/* From MM_KIND_NVFP4_CODES on, whose x[t] is a row of spans (cpu_codes.h). */
 mm_cpu_rows_fn mm_cpu_codes_plain, mm_cpu_codes_avx2, mm_cpu_codes_avx512, mm_cpu_codes_vnni;
 typedef float mm_cpu_dot_fn(const float *a, const float *b, uint32_t n);
 mm_cpu_dot_fn mm_cpu_dot_plain, mm_cpu_dot_avx2, mm_cpu_dot_avx512;

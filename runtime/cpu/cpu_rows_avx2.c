@@ -143,36 +143,54 @@ LEVEL __m256i span_bytes(mm_cpu_kind kind, const uint8_t *a, const uint8_t *b, i
   const __m256 x = _mm256_castsi256_ps(load_32(a)), y = _mm256_castsi256_ps(load_32(b));
   const __m256i words = _mm256_castps_si256(j / 2 ? _mm256_shuffle_ps(x, y, 0xdd) : _mm256_shuffle_ps(x, y, 0x88));
   const __m256i last = _mm256_and_si256(j % 2 ? _mm256_srli_epi16(words, 4) : words, _mm256_set1_epi8(15));
-  return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(kind == MM_KIND_INT4_CODES ? int4 : e2m1), last);
+  if (kind == MM_KIND_INT4_OFFSET_LIMBS) return last;
+  return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(mm_cpu_of_e2m1(kind) ? e2m1 : int4), last);
 }
 LEVEL void span_widen(v64 w[4], mm_cpu_kind kind, const uint8_t *p) {
   MM_UNROLL
   for (int j = 0; j < 4; j++) w[j] = (v64){span_bytes(kind, p, p + 64, j), span_bytes(kind, p + 32, p + 96, j)};
 }
+/* BF16, `cell` columns each. */
+LEVEL v16 span_scales_bf16(const uint8_t *p, uint32_t cell) {
+  uint16_t own[16];
+  float f[16];
+  memcpy(own, p, cell < MM_SPAN ? MM_SPAN / cell * sizeof *own : sizeof *own);
+  if (cell >= MM_CHUNK) { /* lanes of the first chunk and of the second one take turns by twos */
+    const float a = mm_bf16_to_f32(own[0]), b = cell == MM_CHUNK ? mm_bf16_to_f32(own[1]) : a;
+    return (v16){_mm256_setr_ps(a, a, b, b, a, a, b, b), _mm256_setr_ps(a, a, b, b, a, a, b, b)};
+  }
+  for (uint32_t i = 0; i < 16; i++) f[i] = mm_bf16_to_f32(own[MM_LANE * mm_cpu_lane_of(i) / cell]);
+  return v16_load(f);
+}
 LEVEL v16 span_scales(mm_cpu_kind kind, const uint8_t *p, uint32_t cell) {
+  if (!mm_cpu_of_e2m1(kind)) return span_scales_bf16(p, cell);
   const __m128i sixteens = _mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15); /* mm_cpu_lane_of */
   const __m128i pairs = _mm_setr_epi8(0, 0, 4, 4, 1, 1, 5, 5, 2, 2, 6, 6, 3, 3, 7, 7);
   const __m128i raw = cell == MM_LANE ? _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)(const void *)p), sixteens)
                                       : _mm_shuffle_epi8(_mm_loadl_epi64((const __m128i *)(const void *)p), pairs);
   const __m128i rest = _mm_srli_si128(raw, 8);
-  if (kind == MM_KIND_NVFP4_CODES) return (v16){_mm256_cvtph_ps(e4m3_f16(raw)), _mm256_cvtph_ps(e4m3_f16(rest))};
+  if (kind == MM_KIND_NVFP4_CODES || kind == MM_KIND_NVFP4_LIMBS)
+    return (v16){_mm256_cvtph_ps(e4m3_f16(raw)), _mm256_cvtph_ps(e4m3_f16(rest))};
   return (v16){e8m0_f32(_mm256_cvtepu8_epi32(raw)), e8m0_f32(_mm256_cvtepu8_epi32(rest))};
 }
-/* Sums of two products in halves of words: at most 8 · 24 · 12, or 8 · 15 · 127. */
-LEVEL v64 words_first(const int32_t *start) {
-  (void)start;
-  return (v64){_mm256_setzero_si256(), _mm256_setzero_si256()};
-}
+/* Sums of two products in halves of words: at most 8 · 24 · 128. */
+#define words_first(total, at, start)      ((v64){_mm256_setzero_si256(), _mm256_setzero_si256()})
+#define words_total(total, sum, at, start) words_end((at).first ? words_first(0, 0, 0) : (total), sum, (at).last, start)
 LEVEL v64 words_step(v64 sum, v64 w, v64 x) {
   return (v64){_mm256_add_epi16(sum.lo, _mm256_maddubs_epi16(w.lo, x.lo)), _mm256_add_epi16(sum.hi, _mm256_maddubs_epi16(w.hi, x.hi))};
 }
-LEVEL __m256 words_last_8(__m256i sum, __m256i start) {
-  return _mm256_cvtepi32_ps(_mm256_add_epi32(_mm256_madd_epi16(sum, _mm256_set1_epi16(1)), start));
+LEVEL __m256i words_end_8(__m256i total, __m256i sum, __m256i start) {
+  const __m256i own = _mm256_add_epi32(_mm256_slli_epi32(total, 8), _mm256_madd_epi16(sum, _mm256_set1_epi16(1)));
+  return _mm256_add_epi32(own, start);
 }
-LEVEL v16 words_last(v64 sum, const int32_t *start) {
-  const v64 begin = v64_load(start);
-  return (v16){words_last_8(sum.lo, begin.lo), words_last_8(sum.hi, begin.hi)};
+LEVEL v64 words_end(v64 total, v64 sum, bool last, const int32_t *start) {
+  const v64 begin = last ? v64_load(start) : words_first(0, 0, 0);
+  return (v64){words_end_8(total.lo, sum.lo, begin.lo), words_end_8(total.hi, sum.hi, begin.hi)};
 }
+LEVEL v64 words_join(v64 high, v64 low) {
+  return (v64){_mm256_add_epi32(_mm256_slli_epi32(high.lo, 8), low.lo), _mm256_add_epi32(_mm256_slli_epi32(high.hi, 8), low.hi)};
+}
+LEVEL v16 words_f32(v64 total) { return (v16){_mm256_cvtepi32_ps(total.lo), _mm256_cvtepi32_ps(total.hi)}; }
 #define WORD_TILES(of) of(2, 2) of(1, 2)
 
 #include "runtime/cpu/cpu_codes_body.h"

@@ -117,12 +117,18 @@ LEVEL const uint8_t *whole_chunk(const mm_cpu_view *v, mm_cpu_kind kind, const u
   return room->codes;
 }
 
+/* Whether the processor itself asks for enough of what lies in order. Of kinds with fewer bytes beside their arithmetic it does not, and
+ * for BF16 the asking costs more than it brings. */
+LEVEL bool asks_itself(mm_cpu_kind kind) { return kind == MM_KIND_BF16; }
 /* Of the chunks from `codes` on; past `end` lie, `jump` bytes farther, those that come next. */
 LEVEL void ask_ahead(mm_cpu_kind kind, const uint8_t *codes, const uint8_t *end, ptrdiff_t jump) {
   const uint8_t *at = codes + AHEAD;
   at += at < end ? 0 : jump;
   MM_UNROLL
-  for (uint32_t i = 0; i < ABREAST * mm_cpu_chunk_bytes(kind); i += 64) ask(at + i);
+  for (uint32_t i = 0; i < ABREAST * mm_cpu_chunk_bytes(kind); i += 64) {
+    ask(at + i);
+    if (mm_cpu_e4m3(kind)) __builtin_prefetch(codes + NEAR + i);
+  }
 }
 
 /* One token. */
@@ -133,14 +139,16 @@ LEVEL void one_token(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t first, uin
   const uint8_t *const end = v->codes + (size_t)(first + rows) * v->row_bytes;
   const ptrdiff_t jump = v->next ? v->next - end : 0;
   const float *const of_x = mm_cpu_scales(x, v->w->k);
+  _Alignas(64) float lanes[16 * 16];
   for (uint32_t r = 0; r < rows; r++) {
     const uint8_t *codes = v->codes + (size_t)(first + r) * v->row_bytes, *scales = row_scales(v, kind, first + r);
     bool nan = false;
     v16 sum = v16_zero();
     uint32_t c = 0;
+    if (asks_itself(kind) && jump && r + 1 == rows) ask_for_next(end + jump);
     for (; c < whole; c += ABREAST) {
       chunk_at at[ABREAST];
-      ask_ahead(kind, codes + (size_t)c * mm_cpu_chunk_bytes(kind), end, jump);
+      if (!asks_itself(kind)) ask_ahead(kind, codes + (size_t)c * mm_cpu_chunk_bytes(kind), end, jump);
       MM_UNROLL
       for (uint32_t i = 0; i < ABREAST; i++) {
         at[i].codes = codes + (size_t)(c + i) * mm_cpu_chunk_bytes(kind);
@@ -157,7 +165,8 @@ LEVEL void one_token(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t first, uin
       nan |= mm_cpu_e4m3(kind) && bad(at);
       chunk_step(&sum, v, kind, 1, at, scale, &x, (size_t)c * MM_CHUNK);
     }
-    y[r] = v16_sum(nan ? v16_set1(NAN) : sum) * mm_cpu_row_factor(v, first + r);
+    v16_store(lanes + 16 * (r % 16), nan ? v16_set1(NAN) : sum);
+    row_out(v, first, rows, r, lanes, y);
   }
 }
 

@@ -101,7 +101,7 @@ LEVEL bool bad(const uint8_t *p) {
 
 /* cpu_codes.h */
 typedef union v64 {
-  int32_t word[16];
+  uint32_t word[16]; /* signed numbers that wrap */
   uint8_t byte[64];
 } v64;
 LEVEL v64 v64_load(const void *p) {
@@ -115,27 +115,39 @@ LEVEL void span_widen(v64 w[4], mm_cpu_kind kind, const uint8_t *p) {
   for (uint32_t i = 0; i < MM_SPAN; i++) {
     const uint32_t column = mm_cpu_span_column(i / 64, i % 64 / 4, i % 4);
     const uint8_t c = p[column / 2] >> column % 2 * 4 & 15;
-    const float number = kind == MM_KIND_INT4_CODES ? nibble(MM_KIND_INT4, c) : 2 * nibble(MM_KIND_NVFP4, c);
+    const float number = mm_cpu_of_e2m1(kind) ? 2 * nibble(MM_KIND_NVFP4, c)
+                                              : nibble(kind == MM_KIND_INT4_OFFSET_LIMBS ? MM_KIND_INT4_OFFSET : MM_KIND_INT4, c);
     w[i / 64].byte[i % 64] = (uint8_t)((int32_t)number + mm_cpu_codes_zero(kind));
   }
 }
 LEVEL v16 span_scales(mm_cpu_kind kind, const uint8_t *p, uint32_t cell) {
   v16 a;
   for (uint32_t i = 0; i < 16; i++) {
-    const uint8_t c = p[MM_LANE * mm_cpu_lane_of(i) / cell];
-    a.f[i] = kind == MM_KIND_NVFP4_CODES ? mm_e4m3_value[c] * 0x1p-8f : mm_e8m0_to_f32(c);
+    const uint32_t at = MM_LANE * mm_cpu_lane_of(i) / cell;
+    if (!mm_cpu_of_e2m1(kind))
+      a.f[i] = mm_bf16_to_f32((uint16_t)(p[2 * at] | p[2 * at + 1] << 8));
+    else
+      a.f[i] = kind == MM_KIND_NVFP4_CODES || kind == MM_KIND_NVFP4_LIMBS ? mm_e4m3_value[p[at]] * 0x1p-8f : mm_e8m0_to_f32(p[at]);
   }
   return a;
 }
-LEVEL v64 words_first(const int32_t *start) { return v64_load(start); }
+#define words_first(total, at, start)      words_begin((at).first ? (v64){{0}} : (total), (at).last, start)
+#define words_total(total, sum, at, start) (sum)
+LEVEL v64 words_begin(v64 total, bool last, const int32_t *start) {
+  for (int i = 0; i < 16; i++) total.word[i] = (total.word[i] << 8) + (last ? (uint32_t)start[i] : 0);
+  return total;
+}
 LEVEL v64 words_step(v64 sum, v64 w, v64 x) {
-  for (int i = 0; i < 64; i++) sum.word[i / 4] += w.byte[i] * (int8_t)x.byte[i];
+  for (int i = 0; i < 64; i++) sum.word[i / 4] += (uint32_t)(w.byte[i] * (int8_t)x.byte[i]);
   return sum;
 }
-LEVEL v16 words_last(v64 sum, const int32_t *start) {
+LEVEL v64 words_join(v64 high, v64 low) {
+  for (int i = 0; i < 16; i++) low.word[i] += high.word[i] << 8;
+  return low;
+}
+LEVEL v16 words_f32(v64 total) {
   v16 a;
-  (void)start;
-  for (int i = 0; i < 16; i++) a.f[i] = (float)sum.word[i];
+  for (int i = 0; i < 16; i++) a.f[i] = (float)(int32_t)total.word[i];
   return a;
 }
 #define WORD_TILES(of) of(2, 1) of(1, 1)

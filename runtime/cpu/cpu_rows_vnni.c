@@ -88,15 +88,14 @@ TARGET static void one_token(const mm_cpu_view *v, uint32_t first, uint32_t rows
   const uint32_t k = v->w->k, whole = k / (ALONE * HALF) * (ALONE * HALF);
   const uint8_t *const in = (const uint8_t *)(x + mm_cpu_padded(k)), *const end = v->codes + (size_t)(first + rows) * v->row_bytes;
   const ptrdiff_t jump = v->next ? v->next - end : 0;
+  _Alignas(64) float lanes[16 * 16];
   for (uint32_t r = 0; r < rows; r++) {
     const uint8_t *codes = v->codes + (size_t)(first + r) * v->row_bytes;
+    if (jump && r + 1 == rows) ask_for_next(end + jump);
     __m512i sum[ALONE] = {_mm512_loadu_si512(mm_cpu_starts(x, k)), _mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512()};
     for (uint32_t c = 0; c < whole; c += ALONE * HALF) {
-      const uint8_t *soon = codes + c + AHEAD;
-      soon += soon < end ? 0 : jump;
       MM_UNROLL
       for (uint32_t i = 0; i < ALONE; i++) {
-        ask(soon + (size_t)i * HALF);
         sum[i] = _mm512_dpbusd_epi32(sum[i], plus_128(_mm512_loadu_si512(codes + c + i * HALF)), _mm512_loadu_si512(in + c + i * HALF));
       }
     }
@@ -105,7 +104,8 @@ TARGET static void one_token(const mm_cpu_view *v, uint32_t first, uint32_t rows
       sum[0] = _mm512_dpbusd_epi32(sum[0], plus_128(_mm512_maskz_loadu_epi8(which, codes + c)), _mm512_loadu_si512(in + c));
     }
     const __m512i all = _mm512_add_epi32(_mm512_add_epi32(sum[0], sum[1]), _mm512_add_epi32(sum[2], sum[3]));
-    y[r] = v16_sum(_mm512_cvtepi32_ps(all)) * mm_cpu_row_factor(v, first + r);
+    v16_store(lanes + 16 * (r % 16), _mm512_cvtepi32_ps(all));
+    row_out(v, first, rows, r, lanes, y);
   }
 }
 

@@ -8,7 +8,7 @@
 #include <sys/mman.h>
 #include <time.h>
 
-#include "runtime/cpu/cpu_rows.h"
+#include "runtime/cpu/cpu_codes.h"
 #include "tests/bench/read_probe.h"
 
 #ifdef __x86_64__
@@ -128,6 +128,7 @@ static void drop(const mm_packed *w) {
     munmap((void *)(uintptr_t)w->plane[i], mm_plane_elements(w->n, K, w->cell[i]) * mm_dtype_size(w->scheme->plane[i].dtype));
 }
 
+/* SINGLE: f32, as limbs where the backend takes them. */
 typedef enum form { SINGLE, PAIRS, INTEGERS } form;
 
 /* Multiplications a second over the rows, again and again until there were `rows` of them, with so many tokens; in 10⁹. */
@@ -136,13 +137,17 @@ static double rate_of(const mm_packed *w, uint32_t tokens, size_t rows, form in_
   const float *x[MM_CPU_MANY_TOKENS];
   mm_cpu_view v;
   if (!mm_cpu_view_of(&v, w, 0)) exit(1);
+  const mm_cpu_kind limbs = in_form == SINGLE ? mm_cpu_limbs_kind(&v) : MM_KINDS;
   for (uint32_t t = 0; t < tokens; t++) {
-    for (uint32_t i = 0; i < K; i++) in[t][i] = (float)(i % 17) - 8;
+    float plain[K];
+    for (uint32_t i = 0; i < K; i++) in[t][i] = plain[i] = (float)(i % 17) - 8;
+    if (limbs != MM_KINDS) mm_cpu_limbs_of((mm_cpu_span *)(void *)in[t], plain, K, limbs);
     if (in_form == PAIRS) mm_cpu_pair(in[t], K);
     if (in_form == INTEGERS) (void)mm_cpu_integers(in[t], K);
     x[t] = in[t];
   }
   v.pairs = in_form == PAIRS;
+  if (limbs != MM_KINDS) v.kind = limbs;
   if (in_form == INTEGERS) v.kind = MM_KIND_INT8_CODES;
   double best = 0;
   for (int turn = 0; turn < TURNS; turn++) {

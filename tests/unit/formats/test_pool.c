@@ -191,4 +191,42 @@ TEST(test_ticker) {
   threads_left = -1;
 }
 
+typedef struct pastime {
+  atomic_uint times;
+  unsigned most;
+} pastime;
+static bool pass_time(void *ctx) {
+  pastime *p = ctx;
+  return atomic_fetch_add(&p->times, 1) < p->most;
+}
+/* The last item ends when a thread that has none was seen to do something else. */
+static bool wait_for_pastime(void *ctx, size_t item, unsigned worker, mm_err *err) {
+  pastime *p = ctx;
+  const double begin = mm_now();
+  (void)worker;
+  while (item == 0 && atomic_load(&p->times) == 0) {
+    if (mm_now() - begin > 10) return mm_fail(err, MM_BUG, "E_ALONE", mm_at(NULL, NULL), "nothing was done meanwhile");
+  }
+  return true;
+}
+
+/* Threads that wait do what they were given, with as many threads as CPUs; with more they sleep. */
+TEST(test_meanwhile) {
+  mm_err err = {0};
+  pastime p = {.most = 5}, none = {.most = 5};
+  const unsigned cpus = mm_pool_cpus();
+  mm_team *t = mm_team_open(cpus, &err), *many = mm_team_open(cpus + 1, &err);
+  assert_true(t && many);
+  mm_team_meanwhile(t, pass_time, &p);
+  mm_team_meanwhile(many, pass_time, &none);
+  if (cpus > 1) assert_true(mm_team_run(t, 2, wait_for_pastime, &p, &err));
+  static tally items;
+  items.workers = cpus + 1;
+  assert_true(mm_team_run(many, ITEMS, count_item, &items, &err));
+  mm_team_close(t);
+  mm_team_close(many);
+  assert_int_equal(none.times, 0);
+  for (size_t j = 0; j < ITEMS; j++) assert_int_equal(items.done[j], 1);
+}
+
 int main(void) { return run_unit_tests(NULL, NULL); }

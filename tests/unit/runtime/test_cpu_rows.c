@@ -262,6 +262,77 @@ TEST(small_integers) {
   mm_cpu_limit(MM_CPU_BEST);
 }
 
+/* Doubles beside y, where an input may be off by 2^-23 of the largest of its sixteen. */
+static void check_limbs(const sample *a, const float *y) {
+  static float w[ROWS][MOST_K];
+  mm_unpack(&a->w, 1, 0, ROWS, &w[0][0]);
+  for (uint32_t j = 0; j < ROWS * TOKENS; j++) {
+    const float *row = &w[0][0] + (size_t)(j % ROWS) * a->w.k, *x = a->x[j / ROWS];
+    double sum = 0, size = 0;
+    for (uint32_t i = 0; i < a->w.k; i++) {
+      float largest = 0;
+      for (uint32_t c = i / MM_LANE * MM_LANE; c < a->w.k && c < i / MM_LANE * MM_LANE + MM_LANE; c++)
+        largest = fmaxf(largest, fabsf(x[c]));
+      sum += (double)row[i] * x[i], size += fabs((double)row[i]) * (1e-6 * fabs((double)x[i]) + 0x1p-23 * (double)largest);
+    }
+    if (!(fabs(sum - y[j]) <= size))
+      fail_msg("%s, k %u: row %u, token %u: %.9g, expected %.9g", a->w.scheme->name, a->w.k, j % ROWS, j / ROWS, (double)y[j], sum);
+  }
+}
+
+/* Inputs of f32 under nibbles, as limbs: every level beside doubles, with the same bits, in any company; the largest limbs and codes,
+ * outliers, and what is no number. */
+static bool check_limbs_of(const mm_scheme *s, uint32_t k, uint32_t finer, int what) {
+  static float y[TOKENS * ROWS], other[TOKENS * ROWS];
+  sample a = make(s, k, finer);
+  mm_cpu_view v;
+  const mm_cpu_kind kind = mm_cpu_view_of(&v, &a.w, 1) ? mm_cpu_limbs_kind(&v) : MM_KINDS;
+  v.kind = kind;
+  for (uint32_t t = 0; kind != MM_KINDS && t < TOKENS; t++) {
+    for (uint32_t i = 0; i < k; i++) {
+      if (what == 1 && any(8) == 0) a.x[t][i] *= ldexpf(1, (int)any(60) - 30);
+      if (what == 2) a.x[t][i] = nextafterf(any(9) ? -2 : 2, 0); /* no limb is larger: the next number is 2^23 of half the scale */
+    }
+    free(a.ready[t]);
+    a.ready[t] = malloc(mm_cpu_limbs_floats(k) * sizeof(float));
+    mm_cpu_limbs_of((mm_cpu_span *)(void *)a.ready[t], a.x[t], k, kind);
+  }
+  for (size_t j = 0; what == 2 && j < LEAD * mm_plane_elements(ROWS, k, a.w.cell[0]); j++)
+    a.plane[0][j] = mm_cpu_of_e2m1(kind) ? 0xff : 0x88;
+  const float *const *x = (const float *const *)a.ready;
+  for (mm_cpu level = MM_CPU_PLAIN; kind != MM_KINDS && level <= MM_CPU_BEST; level++) {
+    mm_cpu_limit(level);
+    mm_cpu_rows(&v, 0, ROWS, x, TOKENS, level ? other : y, ROWS, sums);
+    if (level == MM_CPU_PLAIN) (what ? check_limbs(&a, y) : check_near(&a, y, AS_F32));
+    if (level && memcmp(y, other, sizeof y) != 0) fail_msg("%s, k %u, cell %u: level %d has other bits", s->name, k, v.cell, (int)level);
+    for (int j = 0; j < 6; j++) { /* some rows, some tokens */
+      const uint32_t first = any(ROWS), rows = 1 + any(ROWS - first), t = any(TOKENS), tokens = j < 2 ? 1 : 1 + any(TOKENS - t);
+      mm_cpu_rows(&v, first, rows, x + t, tokens, other, rows, sums);
+      for (uint32_t c = 0; c < tokens * rows; c++) assert_memory_equal(&other[c], &y[(t + c / rows) * ROWS + first + c % rows], sizeof *y);
+    }
+  }
+  if (kind != MM_KINDS) {
+    a.x[3][any(k)] = what ? INFINITY : NAN;
+    mm_cpu_limit((mm_cpu)any(MM_CPU_BEST + 1));
+    mm_cpu_limbs_of((mm_cpu_span *)(void *)a.ready[3], a.x[3], k, kind);
+    mm_cpu_rows(&v, 0, ROWS, x, 5, other, ROWS, sums);
+    for (uint32_t j = 0; j < 5 * ROWS; j++) assert_int_equal(isnan(other[j]) != 0, j / ROWS == 3);
+  }
+  drop(&a);
+  return kind != MM_KINDS;
+}
+
+TEST(limbs) {
+  static const char *const names[] = {"nvfp4", "mxfp4", "w4a16", "w4a8"};
+  unsigned known = 0;
+  for (size_t i = 0; mm_scheme_at(i); i++)
+    for (int j = 0; j < 9; j++)
+      known += check_limbs_of(mm_scheme_at(i), j < 3 ? 256u << j / 2 : 1 + any(MOST_K), j < 5 ? 1 : 1u << any(4), j % 3);
+  assert_true(known >= 9 * sizeof names / sizeof *names);
+  for (size_t i = 0; i < sizeof names / sizeof *names; i++) assert_true(check_limbs_of(mm_scheme_find(names[i]), MOST_K, 1, 0));
+  mm_cpu_limit(MM_CPU_BEST);
+}
+
 /* One code that is no number makes its row none for all tokens, and no other. */
 TEST(no_number) {
   const char *const names[] = {"block_fp8", "channel_fp8", "mxfp8"};

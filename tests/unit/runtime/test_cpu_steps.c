@@ -169,6 +169,48 @@ TEST(threads_stay_and_sleep) {
   ref_free(&ref);
 }
 
+/* What is asked for ahead of an op, all of it once: the beginning of the next matrix, and nothing past its end. */
+static void check_soon(mm_backend *b, const mm_packed *w, uint32_t lead, uint32_t row, unsigned i) {
+  const uint8_t *const from = b->soon.from[i], *const end = mm_cpu_row_at(w, lead, w->n);
+  assert_ptr_equal(from, mm_cpu_row_at(w, lead, row));
+  assert_true(b->soon.bytes > 0 && from + b->soon.bytes <= end);
+  const size_t pieces = b->soon.bytes * b->soon.count / 1024;
+  b->soon.next = 0;
+  for (size_t p = 0; p < pieces; p++) assert_true(mm_cpu_soon_ask(&b->soon));
+  assert_false(mm_cpu_soon_ask(&b->soon));
+}
+
+TEST(next_weights) {
+  for (int f = 0; f < 2; f++) {
+    const mm_family family = f ? MM_FAMILY_M1 : MM_FAMILY_M2;
+    ref_model ref = ref_build(dims(family));
+    run r;
+    open_run(&r, &ref, 2, &(ways){.family = family});
+    mm_backend *b = r.f.backend;
+    mm_batch batch = {.tokens = 1};
+    b->batch = &batch;
+    for (b->layer = 0; b->layer < r.w.layer_end; b->layer++) {
+      const mm_layer_weights *y = &r.w.layer[b->layer];
+      const bool lightning = y->output_gate.scheme, last = b->layer + 1 == r.w.layer_end;
+      mm_cpu_soon_after(b, &y->qkv);
+      check_soon(b, lightning ? &y->output_gate : &y->out, 0, 0, 0);
+      if (lightning) mm_cpu_soon_after(b, &y->output_gate), check_soon(b, &y->out, 0, 0, 0);
+      b->active[0] = 1, b->active[1] = 0;
+      mm_cpu_soon_experts(b, 2, &y->w13, true);
+      check_soon(b, &y->w13, 1, 0, 0), check_soon(b, &y->w13, 1, y->w13.n / 2, 1);
+      mm_cpu_soon_experts(b, 2, &y->w2, false);
+      check_soon(b, &y->w2, 1, 0, 0), check_soon(b, &y->w2, 0, 0, 1);
+      mm_cpu_soon_after(b, &y->w2);
+      check_soon(b, last ? &r.w.head : &r.w.layer[b->layer + 1].qkv, 0, 0, 0);
+    }
+    b->layer = 0, batch.tokens = 2, b->soon.count = 0;
+    mm_cpu_soon_after(b, &r.w.layer[0].qkv);
+    assert_int_equal(b->soon.count, 0); /* a prompt is not bounded by memory */
+    close_run(&r);
+    ref_free(&ref);
+  }
+}
+
 /* A vector across two lines of the cache is read at half the rate: a prompt took 1.4 times as long. */
 TEST(inputs_begin_lines) {
   ref_model ref = ref_build(dims(MM_FAMILY_M2));

@@ -1,0 +1,53 @@
+/* While one token passes, memory is what bounds most ops, and it is idle while threads wait for one another or for the short ops that one
+ * thread does alone. So those that wait ask for the first strips of the weights that come next, which then lie in the second or third
+ * cache. */
+#include "runtime/cpu/cpu_backend.h"
+
+enum { PIECE = 1024, MOST = 512 << 10 }; /* bytes asked for at once, and before one op */
+
+bool mm_cpu_soon_ask(void *ctx) {
+  mm_cpu_soon *s = ctx;
+  const size_t each = atomic_load_explicit(&s->bytes, memory_order_relaxed) / PIECE;
+  const size_t pieces = each * atomic_load_explicit(&s->count, memory_order_relaxed);
+  if (atomic_load_explicit(&s->next, memory_order_relaxed) >= pieces) return false;
+  const size_t i = atomic_fetch_add_explicit(&s->next, 1, memory_order_relaxed);
+  if (i >= pieces) return false;
+  const uint8_t *p = atomic_load_explicit(&s->from[i / each % MM_CPU_SOON], memory_order_relaxed) + i % each * PIECE;
+  for (size_t at = 0; at < PIECE; at += 64) __builtin_prefetch(p + at, 0, 2);
+  return true;
+}
+
+/* Nothing is read through these pointers: a thread that sees some of the old ones and some of the new ones asks for what is not needed. */
+static void publish(mm_cpu_soon *s, unsigned count, size_t bytes) {
+  atomic_store_explicit(&s->bytes, bytes, memory_order_relaxed);
+  atomic_store_explicit(&s->count, count, memory_order_relaxed);
+  atomic_store_explicit(&s->next, 0, memory_order_relaxed);
+}
+static void put(mm_cpu_soon *s, unsigned i, const uint8_t *p) { atomic_store_explicit(&s->from[i], p, memory_order_relaxed); }
+static size_t strip_bytes(const mm_packed *w, uint32_t rows) { return (size_t)(mm_cpu_row_at(w, 0, rows) - mm_cpu_row_at(w, 0, 0)); }
+
+void mm_cpu_soon_after(mm_backend *b, const mm_packed *w) {
+  const mm_rank_weights *all = b->c.weights;
+  const mm_layer_weights *y = &all->layer[b->layer];
+  const mm_packed *next = NULL;
+  if (b->batch->tokens != 1) return;
+  if (w == &y->qkv) next = y->output_gate.scheme ? &y->output_gate : &y->out;
+  if (w == &y->output_gate) next = &y->out;
+  if (w == &y->out) next = &y->router;
+  if (w == &y->w2) next = b->layer + 1 < all->layer_end ? &all->layer[b->layer + 1].qkv : &all->head;
+  if (!next || !next->scheme) {
+    publish(&b->soon, 0, 0);
+    return;
+  }
+  put(&b->soon, 0, mm_cpu_row_at(next, 0, 0));
+  publish(&b->soon, 1, mm_min(MOST, strip_bytes(next, next->n)) / PIECE * PIECE);
+}
+
+/* The first strips that threads take: of w1 and w3 those of the first expert, of w2 those of the first two. */
+void mm_cpu_soon_experts(mm_backend *b, uint32_t active, const mm_packed *w, bool up) {
+  const unsigned count = up ? 2 : (unsigned)mm_min(active, 2);
+  if (b->batch->tokens != 1 || active == 0) return;
+  for (unsigned i = 0; i < count; i++) put(&b->soon, i, mm_cpu_row_at(w, b->active[up ? 0 : i], up ? i * (w->n / 2) : 0));
+  const uint32_t rows = (uint32_t)mm_min(b->c.threads * MM_CPU_ALONE, up ? w->n / 2 : w->n);
+  publish(&b->soon, count, mm_min(MOST / count, strip_bytes(w, rows)) / PIECE * PIECE);
+}
