@@ -420,7 +420,7 @@ static inline ref_shards *ref_cut(const ref_model *r, uint32_t tp) {
   pack->rank = calloc(tp, sizeof *pack->rank);
   out->s.rank = calloc(tp, sizeof *out->s.rank);
   for (uint32_t rank = 0; rank < tp; rank++) {
-    pack->rank[rank].part_count = 1;
+    pack->rank[rank] = (mm_rank_parts){1, calloc(1, sizeof(mm_part))};
     ref_put_vocab(out, r, rank, "model.embed_tokens.weight", r->embed);
     for (uint32_t l = 0; l < r->m.layers; l++) ref_put_layer(out, r, rank, l);
     ref_put1(out, rank, "model.norm.weight", (ref_piece){r->norm, r->m.hidden, 1, 0, r->m.hidden, 0, 1});
@@ -445,12 +445,15 @@ static inline void ref_cut_stages(ref_shards *shards, uint32_t first) {
   s->pack.pp = 2;
   s->rank = realloc(s->rank, 2 * tp * sizeof *s->rank);
   memcpy(s->rank + tp, s->rank, tp * sizeof *s->rank);
+  s->pack.rank = realloc(s->pack.rank, 2 * tp * sizeof *s->pack.rank);
+  memcpy(s->pack.rank + tp, s->pack.rank, tp * sizeof *s->pack.rank);
 }
 
 static inline void ref_uncut(ref_shards *out) {
   for (size_t i = 0; i < out->s.pack.tensor_count; i++) free((char *)(uintptr_t)out->s.pack.tensor[i].name);
   for (size_t i = 0; i < MM_PACK_PIECES * out->s.pack.tensor_count; i++) free(out->s.pack.cut[i].rank);
-  for (uint32_t r = 0; r < out->s.pack.tp; r++) free(out->data[r]), free(out->s.rank[r].map), free(out->s.rank[r].plane);
+  for (uint32_t r = 0; r < out->s.pack.tp; r++)
+    free(out->data[r]), free(out->s.rank[r].map), free(out->s.rank[r].plane), free(out->s.pack.rank[r].part);
   free(out->s.pack.tensor), free(out->s.pack.cut), free(out->s.pack.rank), free(out->s.rank), free(out);
 }
 

@@ -282,15 +282,18 @@ TEST(refused) {
   whole.across = false, err = (mm_err){0}, w.processes = 2;
   assert_null(mm_engine_open(&shards->s, &(mm_engine_config){.ops = &whole, .limits = limits, .threads = 1, .world = &w}, &err));
   assert_string_equal(err.code, "E_PARALLEL");
-  other->s.pack.plan.byte[3] = 1;
-  process p[2];
-  start(p, 2, &shards->s);
-  err = (mm_err){0};
-  assert_null(open_engine(&other->s, &p[0].world, &err));
-  assert_string_equal(err.code, "E_MPI");
-  pthread_join(p[1].thread, NULL);
-  assert_string_equal(p[1].err.code, "E_MPI");
-  assert_null(post.first);
+  for (int weights = 0; weights < 2; weights++) { /* of another plan, or of other weights of rank 1 */
+    other->s.pack.plan.byte[3] = !weights;
+    other->s.pack.rank[1].part[0].root.byte[3] = (uint8_t)weights;
+    process p[2];
+    start(p, 2, &shards->s);
+    err = (mm_err){0};
+    assert_null(open_engine(&other->s, &p[0].world, &err));
+    assert_string_equal(err.code, "E_MPI");
+    pthread_join(p[1].thread, NULL);
+    assert_string_equal(p[1].err.code, "E_MPI");
+    assert_null(post.first);
+  }
   ref_uncut(shards), ref_uncut(other);
   ref_free(&ref);
 }
