@@ -433,21 +433,23 @@ static inline ref_shards *ref_cut(const ref_model *r, uint32_t tp) {
   return out;
 }
 
-/* The layers from `first` on belong to a second stage, whose ranks have the files of the first. */
-static inline void ref_cut_stages(ref_shards *shards, uint32_t first) {
+/* The layers from first[i] on belong to stage i + 1, of n + 1; their ranks have the files of the first. */
+static inline void ref_cut_at(ref_shards *shards, const uint32_t *first, uint32_t n) {
   mm_shards *s = &shards->s;
   const uint32_t tp = s->pack.tp;
   for (size_t i = 0; i < s->pack.tensor_count; i++) {
     mm_pack_tensor *t = &s->pack.tensor[i];
     uint32_t l = 0;
-    t->stage = sscanf(t->name, "model.layers.%u.", &l) == 1 ? l >= first : strstr(t->name, "embed") == NULL;
+    const bool layer = sscanf(t->name, "model.layers.%u.", &l) == 1;
+    t->stage = layer || strstr(t->name, "embed") ? 0 : n;
+    for (uint32_t k = 0; layer && k < n; k++) t->stage += l >= first[k];
   }
-  s->pack.pp = 2;
-  s->rank = realloc(s->rank, 2 * tp * sizeof *s->rank);
-  memcpy(s->rank + tp, s->rank, tp * sizeof *s->rank);
-  s->pack.rank = realloc(s->pack.rank, 2 * tp * sizeof *s->pack.rank);
-  memcpy(s->pack.rank + tp, s->pack.rank, tp * sizeof *s->pack.rank);
+  s->pack.pp = n + 1;
+  s->rank = realloc(s->rank, (n + 1) * tp * sizeof *s->rank);
+  s->pack.rank = realloc(s->pack.rank, (n + 1) * tp * sizeof *s->pack.rank);
+  for (uint32_t r = tp; r < (n + 1) * tp; r++) s->rank[r] = s->rank[r % tp], s->pack.rank[r] = s->pack.rank[r % tp];
 }
+static inline void ref_cut_stages(ref_shards *shards, uint32_t first) { ref_cut_at(shards, &first, 1); }
 
 static inline void ref_uncut(ref_shards *out) {
   for (size_t i = 0; i < out->s.pack.tensor_count; i++) free((char *)(uintptr_t)out->s.pack.tensor[i].name);

@@ -8,7 +8,7 @@
 #include "tests/unit/runtime/threads_world.h"
 #include "tests/unit/unit.h"
 
-enum { MOST = 4, LENGTH = 40, SLOTS = 3 };
+enum { MOST = 8, LENGTH = 40, SLOTS = 3 };
 
 /* ---- processes ---- */
 
@@ -138,10 +138,15 @@ static void random_slots(side *s, const mm_model *m) {
   assert_memory_equal(s[0].load, s[1].load, m->layers * m->experts * sizeof(uint64_t));
 }
 
-static void same_as_one(mm_model m, uint32_t tp, bool stages, uint32_t processes) {
+static void cut_stages(ref_shards *shards, uint32_t stages) {
+  if (stages == 2) ref_cut_stages(shards, 2);
+  if (stages == 3) ref_cut_at(shards, (const uint32_t[]){1, 2}, 2);
+}
+
+static void same_as_one(mm_model m, uint32_t tp, uint32_t stages, uint32_t processes) {
   ref_model ref = ref_build(m);
   ref_shards *shards = ref_cut(&ref, tp);
-  if (stages) ref_cut_stages(shards, 2);
+  cut_stages(shards, stages);
   static process p[MOST];
   static side s[2];
   start(p, processes, &shards->s);
@@ -166,13 +171,15 @@ static void same_as_one(mm_model m, uint32_t tp, bool stages, uint32_t processes
 TEST(every_cut) {
   for (int m1 = 0; m1 < 2; m1++) {
     const mm_model m = ref_dims(m1 ? MM_FAMILY_M1 : MM_FAMILY_M2, m1);
-    same_as_one(m, 2, false, 2);
-    same_as_one(m, 4, false, 2);
-    same_as_one(m, 4, false, 4);
-    same_as_one(m, 1, true, 2);
-    same_as_one(m, 2, true, 2);
-    same_as_one(m, 2, true, 4);
-    same_as_one(m, 4, true, 4);
+    same_as_one(m, 2, 1, 2);
+    same_as_one(m, 4, 1, 2);
+    same_as_one(m, 4, 1, 4);
+    same_as_one(m, 1, 2, 2);
+    same_as_one(m, 2, 2, 2);
+    same_as_one(m, 2, 2, 4);
+    same_as_one(m, 4, 2, 4);
+    same_as_one(m, 2, 3, 2); /* a process has part of a stage and the next one */
+    same_as_one(m, 4, 3, 4);
   }
 }
 
@@ -436,7 +443,7 @@ static void hurt_step(side *s, const mm_model *m, uint32_t ranks) {
 }
 
 /* A step that rank 1 stays away from, and perhaps one of another process fails in; whatever is asked until it is back is refused. */
-static void away_step(side *s, uint32_t ranks) {
+static void away_step(side *s, uint32_t vocab, uint32_t ranks) {
   const mm_batch b = {2, (const int32_t[]){5, 6}, 1, &(mm_span){(int32_t)below(SLOTS), 0, 2, 0}, 1, (const uint32_t[]){1}, NULL, NULL};
   const uint32_t asked = below(5), to = below(SLOTS);
   bool done[2];
@@ -466,6 +473,7 @@ static void away_step(side *s, uint32_t ranks) {
     assert_true(back);
     atomic_store(&hurt[i].place, -1);
   }
+  both_step(s, &b, vocab, true); /* before it all processes are done with that one */
 }
 
 static void hurt_slots(side *s, uint32_t ranks) {
@@ -508,11 +516,11 @@ static void hurt_opening(const mm_shards *shards, process *p, uint32_t processes
   assert_null(post.first);
 }
 
-static void fail_at_random(mm_model m, uint32_t tp, bool stages, uint32_t processes) {
+static void fail_at_random(mm_model m, uint32_t tp, uint32_t stages, uint32_t processes) {
   ref_model ref = ref_build(m);
   ref_shards *shards = ref_cut(&ref, tp);
-  if (stages) ref_cut_stages(shards, 2);
-  static process p[8];
+  cut_stages(shards, stages);
+  static process p[MOST];
   static side s[2];
   const uint32_t ranks = mm_pack_ranks(&shards->s.pack);
   for (int r = 0; r < (int)ranks; r++) hurt_opening(&shards->s, p, processes, r);
@@ -527,7 +535,7 @@ static void fail_at_random(mm_model m, uint32_t tp, bool stages, uint32_t proces
   }
   for (uint32_t n = 0; n < 60; n++) {
     below(4) ? hurt_step(s, &m, ranks) : hurt_slots(s, ranks);
-    if (n % 30 == 29 && ranks / processes > 1) away_step(s, ranks);
+    if (n % 30 == 29 && ranks / processes > 1) away_step(s, m.vocab, ranks);
   }
   for (int i = 0; i < 2; i++) mm_engine_close(s[i].e), free(s[i].state);
   stop(p, processes);
@@ -544,12 +552,14 @@ TEST(random_failures) {
   }
   for (int m1 = 0; m1 < 2; m1++) {
     const mm_model m = ref_dims(m1 ? MM_FAMILY_M1 : MM_FAMILY_M2, m1);
-    fail_at_random(m, 2, false, 2);
-    fail_at_random(m, 4, false, 2);
-    fail_at_random(m, 1, true, 2);
-    fail_at_random(m, 2, true, 4);
-    fail_at_random(m, 4, true, 4);
-    fail_at_random(m, 4, true, 8);
+    fail_at_random(m, 2, 1, 2);
+    fail_at_random(m, 4, 1, 2);
+    fail_at_random(m, 1, 2, 2);
+    fail_at_random(m, 2, 2, 4);
+    fail_at_random(m, 4, 2, 4);
+    fail_at_random(m, 4, 2, 8);
+    fail_at_random(m, 2, 3, 2);
+    fail_at_random(m, 4, 3, 4);
   }
 }
 
