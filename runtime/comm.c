@@ -162,10 +162,15 @@ bool mm_comm_receive(mm_comm *c, uint32_t rank, float *x, size_t n) {
   return came;
 }
 
-double mm_comm_limit(mm_comm *c) {
+static double patience_of(mm_comm *c) {
   pthread_mutex_lock(&c->lock);
   const double patience = c->patience;
   pthread_mutex_unlock(&c->lock);
+  return patience;
+}
+
+double mm_comm_limit(mm_comm *c) {
+  const double patience = patience_of(c);
   return patience > 0 ? patience + 0.5 : 0;
 }
 
@@ -299,7 +304,7 @@ static void reduce(mm_comm *c, uint32_t rank, float *x, size_t n, float (*op)(fl
 
 bool mm_comm_gather(mm_comm *c, uint32_t rank, const void *mine, const void **all) {
   c->brought[rank] = mine;
-  if (!meet(c, rank, c->patience)) return false;
+  if (!meet(c, rank, patience_of(c))) return false;
   for (uint32_t r = 0; r < c->ranks; r++) all[r] = c->brought[r];
   part(c);
   return true;
@@ -309,7 +314,7 @@ bool mm_comm_is_across(const mm_comm *c) { return c->here < c->ranks; }
 
 bool mm_comm_tell(mm_comm *c, uint32_t rank, const void *mine, void *all, size_t n) {
   c->brought[rank] = mine;
-  if (!meet(c, rank, c->patience)) return false;
+  if (!meet(c, rank, patience_of(c))) return false;
   if (c->here < c->ranks) {
     if (rank == c->first) fetch(c, false, n);
     if (!meet(c, rank, 0)) return false;

@@ -23,7 +23,7 @@ typedef struct shared_config {
 } shared_config;
 
 typedef struct meeting {
-  mm_digest plan;
+  mm_digest checkpoint;
   mm_err err;
 } meeting;
 
@@ -40,6 +40,16 @@ static void send_to_all(mm_world *w, const void *data, size_t n) {
 
 /* ---- opening ---- */
 
+/* Checkpoints of other weights may have the same plan. */
+static mm_digest digest_of(const mm_pack *p) {
+  mm_sha256_state s;
+  mm_sha256_begin(&s);
+  mm_sha256_add(&s, &p->plan, sizeof p->plan);
+  for (uint32_t r = 0; r < mm_pack_ranks(p); r++)
+    for (size_t i = 0; i < p->rank[r].part_count; i++) mm_sha256_add(&s, &p->rank[r].part[i].root, sizeof p->rank[r].part[i].root);
+  return mm_sha256_end(&s);
+}
+
 /* The lowest process that failed says why; who has another checkpoint than the first has failed. Here all say the same of all. */
 bool mm_engine_meet(mm_engine *e, bool ok, mm_err *err) {
   mm_world *const w = e->world;
@@ -54,7 +64,7 @@ bool mm_engine_meet(mm_engine *e, bool ok, mm_err *err) {
     return mm_fail(err, MM_LIMIT, "E_MEMORY", mm_at(NULL, NULL), "no memory for what %u processes say", n);
   }
   meeting *const mine = &all[w->process];
-  mine->plan = e->shards->pack.plan;
+  mine->checkpoint = digest_of(&e->shards->pack);
   if (!ok) mine->err = *err;
   for (uint32_t p = 0; p < n; p++) {
     if (p == w->process) continue;
@@ -65,9 +75,9 @@ bool mm_engine_meet(mm_engine *e, bool ok, mm_err *err) {
   }
   w->exchange(w, TAG, out, parcels, in, parcels, 0);
   for (uint32_t p = 0; p < n; p++) {
-    if (memcmp(&all[p].plan, &all[0].plan, sizeof all[p].plan) != 0)
+    if (!mm_digest_equal(&all[p].checkpoint, &all[0].checkpoint))
       mm_fail(&all[p].err, MM_INTEGRITY, "E_MPI", mm_at(e->shards->pack.dir, NULL),
-              "process %u: found a checkpoint of another plan than process 0 has; expected the same", p);
+              "process %u: found another checkpoint than process 0 has, by plan or by weights; expected the same", p);
     if (all[p].err.status == MM_OK) continue;
     if (ok && (p == w->process || w->process == 0)) mm_fail_as(err, &all[p].err);
     ok = false;

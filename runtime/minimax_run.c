@@ -492,6 +492,7 @@ int main(int argc, char **argv) {
       .files =
           "DIR/tokenizer.json, DIR/tokenizer.bin  the tokenizer, and its tables laid out for fast starts\n"
           "DIR/generation_config.json, DIR/config.json  eos_token_id: where an answer ends",
+      .told = mm_world_none,
       .epilog =
           "Without --chat the prompt is used as it is. Text goes to stdout as it is generated, the reasoning of --chat to "
           "stderr.\n" MM_ENGINE_STATUSES,

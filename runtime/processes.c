@@ -114,6 +114,12 @@ bool mm_world_find(bool leads, mm_world **w, mm_err *err) {
                                             leads ? "another program" : "minimax-worker", process, processes, processes - 1);
 }
 
+bool mm_world_none(mm_err *err) {
+  return !has_others() || mm_fail(err, MM_USAGE, "E_MPI", mm_at(NULL, NULL),
+                                  "found other processes of mpirun, which wait for what this one does; expected none beside --help, "
+                                  "--version and their like");
+}
+
 void mm_world_part(mm_world *w) {
   if (w == &world) met = false;
 }
@@ -127,6 +133,8 @@ bool mm_world_find(bool leads, mm_world **w, mm_err *err) {
          mm_fail(err, MM_UNSUPPORTED, "E_MPI", mm_at(NULL, NULL),
                  "found other processes of mpirun, which this build cannot speak to; expected none, or a build with MPI=1");
 }
+
+bool mm_world_none(mm_err *err) { return (void)err, true; } /* such a build has no others that could wait */
 
 void mm_world_part(mm_world *w) { (void)w; }
 

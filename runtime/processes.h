@@ -28,6 +28,9 @@ struct mm_world {
 /* The processes that mpirun started together with this one; *w NULL where there are no others. leads: this program is the first of them,
  * else any other; MM_USAGE E_MPI where it is not. MM_UNSUPPORTED E_MPI in a build that cannot speak to others (make MPI=1). */
 MM_MUST_USE bool mm_world_find(bool leads, mm_world **w, mm_err *err);
+/* By a program that ends before it has looked for others (mm_program.told): MM_USAGE E_MPI where mpirun started some, which may wait for
+ * it. mpirun ends them when one fails. */
+MM_MUST_USE bool mm_world_none(mm_err *err);
 /* How many of so many ranks a process has. */
 static inline uint32_t mm_world_ranks(const mm_world *w, uint32_t ranks) { return w ? ranks / w->processes : ranks; }
 /* From here on this process may end without the others. */

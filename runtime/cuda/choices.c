@@ -81,12 +81,13 @@ static bool add(rows *all, uint32_t first, const char *product, const mm_packed 
 static void merge(rows *all, uint32_t first) {
   uint32_t kept = first;
   for (uint32_t i = first; i < all->count; i++) {
+    const row r = all->at[i];
     uint32_t j = 0;
-    while (j < first && (strcmp(all->at[j].products, all->at[i].products) != 0 || !same_ranges(&all->at[j], &all->at[i]))) j++;
+    while (j < first && (strcmp(all->at[j].products, r.products) != 0 || !same_ranges(&all->at[j], &r))) j++;
     if (j < first)
-      append(all->at[j].schemes, sizeof all->at[j].schemes, all->at[i].schemes);
+      append(all->at[j].schemes, sizeof all->at[j].schemes, r.schemes);
     else
-      all->at[kept++] = all->at[i];
+      all->at[kept++] = r;
   }
   all->count = kept;
 }

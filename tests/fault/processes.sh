@@ -52,6 +52,10 @@ run="mpirun --oversubscribe -n 1 $bin/minimax-run $work/tiny-m2-tp2 -p x -q"
   ends "a checkpoint that is not there" E_ $run : -n 1 "$bin/minimax-worker" "$work/none"
   ends "another checkpoint" E_MPI $run : -n 1 "$bin/minimax-worker" "$work/tiny-m1-tp2"
   ends "too many processes" E_PARALLEL $run : -n 2 "$bin/minimax-worker" "$work/tiny-m2-tp2"
+  ends "a first one that only helps" E_MPI mpirun --oversubscribe -n 1 "$bin/minimax-run" --help : -n 1 "$bin/minimax-worker" "$work/tiny-m2-tp2"
+  ends "a server that only says its version" E_MPI mpirun --oversubscribe -n 1 "$bin/minimax-serve" --version : \
+    -n 1 "$bin/minimax-worker" "$work/tiny-m2-tp2"
+  ends "a worker that only helps" E_MPI $run : -n 1 "$bin/minimax-worker" --help
   ends "no worker" E_MPI $run : -n 1 "$bin/minimax-run" "$work/tiny-m2-tp2" -p x -q
   ends "a worker that is killed" . mpirun --oversubscribe -n 1 "$bin/minimax-run" "$work/tiny-m2-tp2" -p x -q -n 100000 --ignore-eos : \
     -n 1 sh -c "timeout -s KILL 3 $bin/minimax-worker $work/tiny-m2-tp2"

@@ -420,7 +420,7 @@ static inline ref_shards *ref_cut(const ref_model *r, uint32_t tp) {
   pack->rank = calloc(tp, sizeof *pack->rank);
   out->s.rank = calloc(tp, sizeof *out->s.rank);
   for (uint32_t rank = 0; rank < tp; rank++) {
-    pack->rank[rank].part_count = 1;
+    pack->rank[rank] = (mm_rank_parts){1, calloc(1, sizeof(mm_part))};
     ref_put_vocab(out, r, rank, "model.embed_tokens.weight", r->embed);
     for (uint32_t l = 0; l < r->m.layers; l++) ref_put_layer(out, r, rank, l);
     ref_put1(out, rank, "model.norm.weight", (ref_piece){r->norm, r->m.hidden, 1, 0, r->m.hidden, 0, 1});
@@ -433,24 +433,29 @@ static inline ref_shards *ref_cut(const ref_model *r, uint32_t tp) {
   return out;
 }
 
-/* The layers from `first` on belong to a second stage, whose ranks have the files of the first. */
-static inline void ref_cut_stages(ref_shards *shards, uint32_t first) {
+/* The layers from first[i] on belong to stage i + 1, of n + 1; their ranks have the files of the first. */
+static inline void ref_cut_at(ref_shards *shards, const uint32_t *first, uint32_t n) {
   mm_shards *s = &shards->s;
   const uint32_t tp = s->pack.tp;
   for (size_t i = 0; i < s->pack.tensor_count; i++) {
     mm_pack_tensor *t = &s->pack.tensor[i];
     uint32_t l = 0;
-    t->stage = sscanf(t->name, "model.layers.%u.", &l) == 1 ? l >= first : strstr(t->name, "embed") == NULL;
+    const bool layer = sscanf(t->name, "model.layers.%u.", &l) == 1;
+    t->stage = layer || strstr(t->name, "embed") ? 0 : n;
+    for (uint32_t k = 0; layer && k < n; k++) t->stage += l >= first[k];
   }
-  s->pack.pp = 2;
-  s->rank = realloc(s->rank, 2 * tp * sizeof *s->rank);
-  memcpy(s->rank + tp, s->rank, tp * sizeof *s->rank);
+  s->pack.pp = n + 1;
+  s->rank = realloc(s->rank, (n + 1) * tp * sizeof *s->rank);
+  s->pack.rank = realloc(s->pack.rank, (n + 1) * tp * sizeof *s->pack.rank);
+  for (uint32_t r = tp; r < (n + 1) * tp; r++) s->rank[r] = s->rank[r % tp], s->pack.rank[r] = s->pack.rank[r % tp];
 }
+static inline void ref_cut_stages(ref_shards *shards, uint32_t first) { ref_cut_at(shards, &first, 1); }
 
 static inline void ref_uncut(ref_shards *out) {
   for (size_t i = 0; i < out->s.pack.tensor_count; i++) free((char *)(uintptr_t)out->s.pack.tensor[i].name);
   for (size_t i = 0; i < MM_PACK_PIECES * out->s.pack.tensor_count; i++) free(out->s.pack.cut[i].rank);
-  for (uint32_t r = 0; r < out->s.pack.tp; r++) free(out->data[r]), free(out->s.rank[r].map), free(out->s.rank[r].plane);
+  for (uint32_t r = 0; r < out->s.pack.tp; r++)
+    free(out->data[r]), free(out->s.rank[r].map), free(out->s.rank[r].plane), free(out->s.pack.rank[r].part);
   free(out->s.pack.tensor), free(out->s.pack.cut), free(out->s.pack.rank), free(out->s.rank), free(out);
 }
 

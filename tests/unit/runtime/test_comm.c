@@ -143,6 +143,28 @@ TEST(patience) {
   mm_comm_close(comm);
 }
 
+static void *gather_and_say(void *arg) {
+  gatherer *g = arg;
+  const void *all[4];
+  for (uint32_t i = 0; i < 5000; i++) {
+    mm_comm_patience(g->comm, 60 + i % 2);
+    if (!mm_comm_gather(g->comm, g->rank, g, all)) return NULL;
+  }
+  return g->given[0] = 1, NULL;
+}
+
+/* Each says how long it waits from then on, while others gather; the thread sanitizer looks on. */
+TEST(patience_of_several) {
+  gatherer g[4];
+  pthread_t thread[4];
+  mm_err err = {0};
+  mm_comm *comm = mm_comm_open(4, &err);
+  start(comm, g, thread, 4, 1, gather_and_say);
+  join(g, thread, 4, 1);
+  for (uint32_t r = 0; r < 4; r++) assert_int_equal(g[r].given[0], 1);
+  mm_comm_close(comm);
+}
+
 /* ---- stages ---- */
 
 #define STAGES 3

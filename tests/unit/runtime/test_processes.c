@@ -8,7 +8,7 @@
 #include "tests/unit/runtime/threads_world.h"
 #include "tests/unit/unit.h"
 
-enum { MOST = 4, LENGTH = 40, SLOTS = 3 };
+enum { MOST = 8, LENGTH = 40, SLOTS = 3 };
 
 /* ---- processes ---- */
 
@@ -138,10 +138,15 @@ static void random_slots(side *s, const mm_model *m) {
   assert_memory_equal(s[0].load, s[1].load, m->layers * m->experts * sizeof(uint64_t));
 }
 
-static void same_as_one(mm_model m, uint32_t tp, bool stages, uint32_t processes) {
+static void cut_stages(ref_shards *shards, uint32_t stages) {
+  if (stages == 2) ref_cut_stages(shards, 2);
+  if (stages == 3) ref_cut_at(shards, (const uint32_t[]){1, 2}, 2);
+}
+
+static void same_as_one(mm_model m, uint32_t tp, uint32_t stages, uint32_t processes) {
   ref_model ref = ref_build(m);
   ref_shards *shards = ref_cut(&ref, tp);
-  if (stages) ref_cut_stages(shards, 2);
+  cut_stages(shards, stages);
   static process p[MOST];
   static side s[2];
   start(p, processes, &shards->s);
@@ -166,13 +171,15 @@ static void same_as_one(mm_model m, uint32_t tp, bool stages, uint32_t processes
 TEST(every_cut) {
   for (int m1 = 0; m1 < 2; m1++) {
     const mm_model m = ref_dims(m1 ? MM_FAMILY_M1 : MM_FAMILY_M2, m1);
-    same_as_one(m, 2, false, 2);
-    same_as_one(m, 4, false, 2);
-    same_as_one(m, 4, false, 4);
-    same_as_one(m, 1, true, 2);
-    same_as_one(m, 2, true, 2);
-    same_as_one(m, 2, true, 4);
-    same_as_one(m, 4, true, 4);
+    same_as_one(m, 2, 1, 2);
+    same_as_one(m, 4, 1, 2);
+    same_as_one(m, 4, 1, 4);
+    same_as_one(m, 1, 2, 2);
+    same_as_one(m, 2, 2, 2);
+    same_as_one(m, 2, 2, 4);
+    same_as_one(m, 4, 2, 4);
+    same_as_one(m, 2, 3, 2); /* a process has part of a stage and the next one */
+    same_as_one(m, 4, 3, 4);
   }
 }
 
@@ -282,17 +289,278 @@ TEST(refused) {
   whole.across = false, err = (mm_err){0}, w.processes = 2;
   assert_null(mm_engine_open(&shards->s, &(mm_engine_config){.ops = &whole, .limits = limits, .threads = 1, .world = &w}, &err));
   assert_string_equal(err.code, "E_PARALLEL");
-  other->s.pack.plan.byte[3] = 1;
-  process p[2];
-  start(p, 2, &shards->s);
-  err = (mm_err){0};
-  assert_null(open_engine(&other->s, &p[0].world, &err));
-  assert_string_equal(err.code, "E_MPI");
-  pthread_join(p[1].thread, NULL);
-  assert_string_equal(p[1].err.code, "E_MPI");
-  assert_null(post.first);
+  for (int weights = 0; weights < 2; weights++) { /* of another plan, or of other weights of rank 1 */
+    other->s.pack.plan.byte[3] = !weights;
+    other->s.pack.rank[1].part[0].root.byte[3] = (uint8_t)weights;
+    process p[2];
+    start(p, 2, &shards->s);
+    err = (mm_err){0};
+    assert_null(open_engine(&other->s, &p[0].world, &err));
+    assert_string_equal(err.code, "E_MPI");
+    pthread_join(p[1].thread, NULL);
+    assert_string_equal(p[1].err.code, "E_MPI");
+    assert_null(post.first);
+  }
   ref_uncut(shards), ref_uncut(other);
   ref_free(&ref);
+}
+
+/* ---- random failures ---- */
+
+/* What of a rank fails next. */
+enum { BEGIN, MIDDLE, END, READ, COUNT_LOAD, COPY, SAVE, RESTORE, OPENING, PLACES };
+
+/* Side 0 is one process, side 1 several. */
+static struct {
+  mm_backend *backend[16];
+  mm_comm *comm[16];
+  bool fails[16]; /* at the end of the step under way */
+  atomic_int rank, place;
+  atomic_bool misses, leaves; /* rank 0 waits in vain for rank 1, which stays away */
+} hurt[2];
+
+static uint32_t rank_in(int which, const mm_backend *b) {
+  uint32_t r = 0;
+  while (hurt[which].backend[r] != b) r++;
+  return r;
+}
+static int side_of(const mm_backend *b) {
+  for (int i = 0; i < 2; i++)
+    for (uint32_t r = 0; r < 16; r++)
+      if (hurt[i].backend[r] == b) return i;
+  abort();
+}
+static bool fails_here(int which, uint32_t rank, int place) {
+  if (hurt[which].place != place || hurt[which].rank != (int)rank) return false;
+  hurt[which].place = -1;
+  return true;
+}
+static bool passes(const mm_backend *b, int place, mm_err *err) {
+  const int which = side_of(b);
+  return !fails_here(which, rank_in(which, b), place) || mm_fail(err, MM_IO, "E_TEST", mm_at(NULL, NULL), "this rank fails");
+}
+
+static mm_backend *hurt_open(int which, const mm_backend_config *c, mm_err *err) {
+  const uint32_t r = c->place.rank;
+  if (fails_here(which, r, OPENING)) return mm_fail(err, MM_IO, "E_TEST", mm_at(NULL, NULL), "this rank fails"), NULL;
+  hurt[which].comm[r] = c->comm;
+  return hurt[which].backend[r] = mm_ops_cpu.open(c, err);
+}
+static mm_backend *hurt_open_one(const mm_backend_config *c, mm_err *err) { return hurt_open(0, c, err); }
+static mm_backend *hurt_open_many(const mm_backend_config *c, mm_err *err) { return hurt_open(1, c, err); }
+static bool hurt_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
+  const int which = side_of(b);
+  const uint32_t rank = rank_in(which, b);
+  hurt[which].fails[rank] = false;
+  if (rank == 0 && hurt[which].misses) return mm_fail(err, MM_IO, "E_RANK", mm_at(NULL, NULL), "rank 0 waited for rank 1 in vain");
+  while (rank == 1 && hurt[which].leaves) nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+  return passes(b, BEGIN, err) && mm_ops_cpu.begin(b, batch, err);
+}
+static void hurt_layer(mm_backend *b, uint32_t l) {
+  const int which = side_of(b);
+  const uint32_t r = rank_in(which, b);
+  mm_ops_cpu.layer(b, l);
+  if (l % 2 == 0 || !fails_here(which, r, MIDDLE)) return;
+  hurt[which].fails[r] = true;
+  mm_comm_break(hurt[which].comm[r]);
+}
+static bool hurt_end(mm_backend *b, float *out, mm_err *err) {
+  const int which = side_of(b);
+  if (hurt[which].fails[rank_in(which, b)]) return mm_fail(err, MM_IO, "E_TEST", mm_at(NULL, NULL), "this rank failed");
+  return mm_ops_cpu.end(b, out, err) && passes(b, END, err);
+}
+static bool hurt_read(mm_backend *b, mm_act a, uint32_t rows, float *out, mm_err *err) {
+  return passes(b, READ, err) && mm_ops_cpu.read(b, a, rows, out, err);
+}
+static bool hurt_load(mm_backend *b, uint64_t *load, mm_err *err) {
+  return passes(b, COUNT_LOAD, err) && mm_ops_cpu.expert_load(b, load, err);
+}
+static bool hurt_copy(mm_backend *b, uint32_t to, uint32_t from, mm_err *err) {
+  return passes(b, COPY, err) && mm_ops_cpu.state_copy(b, to, from, err);
+}
+static bool hurt_save(mm_backend *b, uint32_t slot, void *state, mm_err *err) {
+  return passes(b, SAVE, err) && mm_ops_cpu.state_save(b, slot, state, err);
+}
+static bool hurt_restore(mm_backend *b, uint32_t slot, const void *state, mm_err *err) {
+  return passes(b, RESTORE, err) && mm_ops_cpu.state_load(b, slot, state, err);
+}
+
+static mm_ops hurt_ops[2];
+static void *hurt_follow(void *arg) {
+  process *p = arg;
+  const mm_engine_config c = {.ops = &hurt_ops[1], .threads = 1, .world = &p->world};
+  p->ok = mm_engine_follow(p->shards, &c, &p->err);
+  return NULL;
+}
+
+static void hurt_start(process *p, uint32_t n, const mm_shards *shards) {
+  for (uint32_t i = 0; i < n; i++) {
+    p[i] = (process){.world = {i, n, exchange}, .shards = shards};
+    if (i) assert_int_equal(pthread_create(&p[i].thread, NULL, hurt_follow, &p[i]), 0);
+  }
+}
+
+/* Some rank's failure in what comes next, or none. */
+static void aim(uint32_t ranks, int from, int to) {
+  const int rank = (int)below(ranks), place = below(3) ? from + (int)below((uint32_t)(to - from + 1)) : -1;
+  for (int i = 0; i < 2; i++) atomic_store(&hurt[i].rank, rank), atomic_store(&hurt[i].place, place);
+}
+
+/* Both did the same. */
+static bool alike(side *s, const bool *done, const char *what) {
+  if (done[0] != done[1] || strcmp(s[0].err.code, s[1].err.code) != 0)
+    fail_msg("%s: one process %d %s, several %d %s", what, done[0], s[0].err.text, done[1], s[1].err.text);
+  for (uint32_t slot = 0; slot < SLOTS; slot++) assert_int_equal(mm_engine_held(s[0].e, slot), mm_engine_held(s[1].e, slot));
+  for (int i = 0; i < 2; i++) s[i].err = (mm_err){0}, hurt[i].place = -1;
+  return done[0];
+}
+
+static void hurt_step(side *s, const mm_model *m, uint32_t ranks) {
+  int32_t id[LENGTH];
+  uint32_t out[LENGTH], outs = 0, rows = 0, spans = 0;
+  mm_span span[SLOTS];
+  bool done[2];
+  for (uint32_t slot = 0; slot < SLOTS; slot++) {
+    if (below(3) == 0) continue;
+    const uint32_t held = mm_engine_held(s[0].e, slot), count = 1 + below(9), pos = held + count > limits.max_positions ? 0 : held;
+    span[spans++] = (mm_span){(int32_t)slot, rows, count, pos};
+    for (uint32_t i = 0; i < count; i++, rows++) id[rows] = (int32_t)below(m->vocab);
+  }
+  for (uint32_t i = 0; i < rows; i++)
+    if (below(3)) out[outs++] = i;
+  const mm_batch b = {rows, id, spans, span, outs, out, NULL, NULL};
+  aim(ranks, BEGIN, END);
+  for (int i = 0; i < 2; i++) {
+    memset(s[i].logits, 0, sizeof s[i].logits);
+    done[i] = mm_engine_step(s[i].e, &b, s[i].logits, &s[i].err);
+  }
+  if (alike(s, done, "step")) assert_memory_equal(s[0].logits, s[1].logits, outs * m->vocab * sizeof(float));
+  for (uint32_t t = 0; t < 2; t++) {
+    aim(ranks, READ, READ);
+    for (int i = 0; i < 2; i++) done[i] = mm_engine_hidden(s[i].e, t, s[i].hidden, &s[i].err);
+    if (alike(s, done, "hidden")) assert_memory_equal(s[0].hidden, s[1].hidden, rows * m->hidden * sizeof(float));
+  }
+}
+
+/* A step that rank 1 stays away from, and perhaps one of another process fails in; whatever is asked until it is back is refused. */
+static void away_step(side *s, uint32_t vocab, uint32_t ranks) {
+  const mm_batch b = {2, (const int32_t[]){5, 6}, 1, &(mm_span){(int32_t)below(SLOTS), 0, 2, 0}, 1, (const uint32_t[]){1}, NULL, NULL};
+  const uint32_t asked = below(5), to = below(SLOTS);
+  bool done[2];
+  aim(ranks, BEGIN, END);
+  for (int i = 0; i < 2; i++) {
+    if (hurt[i].rank < 2) hurt[i].place = -1;
+    hurt[i].misses = hurt[i].leaves = true;
+    done[i] = mm_engine_step(s[i].e, &b, s[i].logits, &s[i].err);
+    hurt[i].misses = false;
+  }
+  assert_string_equal(s[0].err.code, "E_RANK");
+  for (int i = 0; i < 2; i++) done[i] = false, s[i].err.text[0] = 0;
+  alike(s, done, "away");
+  for (uint32_t n = 0; n < asked; n++) {
+    for (int i = 0; i < 2; i++)
+      done[i] = n % 2 ? mm_engine_step(s[i].e, &b, s[i].logits, &s[i].err) : mm_engine_fork(s[i].e, 0, &to, 1, &s[i].err);
+    assert_string_equal(s[0].err.code, "E_RANK");
+    assert_false(alike(s, done, "asked while it is away"));
+  }
+  for (int i = 0; i < 2; i++) {
+    bool back = false;
+    hurt[i].leaves = false;
+    for (int t = 0; t < 5000 && !back; t++) {
+      nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+      back = mm_engine_resume(s[i].e, 1, &(uint32_t){0}, NULL, 0, NULL, MM_IGNORED);
+    }
+    assert_true(back);
+    atomic_store(&hurt[i].place, -1);
+  }
+  both_step(s, &b, vocab, true); /* before it all processes are done with that one */
+}
+
+static void hurt_slots(side *s, uint32_t ranks) {
+  const uint32_t from = below(SLOTS), to = below(SLOTS), at = below(SLOTS);
+  const size_t bytes = mm_engine_state_bytes(s[0].e);
+  bool done[2];
+  aim(ranks, COPY, COPY);
+  for (int i = 0; i < 2; i++) done[i] = mm_engine_fork(s[i].e, from, &to, 1, &s[i].err);
+  alike(s, done, "fork");
+  aim(ranks, SAVE, SAVE);
+  for (int i = 0; i < 2; i++) memset(s[i].state, 0, bytes), done[i] = mm_engine_save(s[i].e, from, s[i].state, &s[i].err);
+  if (alike(s, done, "save")) {
+    assert_memory_equal(s[0].state, s[1].state, bytes);
+    const uint32_t tokens = mm_engine_held(s[0].e, from);
+    aim(ranks, RESTORE, RESTORE);
+    for (int i = 0; i < 2; i++) {
+      const uint32_t page = mm_pages_table(mm_engine_pages(s[i].e))[from * mm_pages_per_slot(mm_engine_pages(s[i].e))];
+      done[i] = tokens > MM_PAGE || mm_engine_resume(s[i].e, at, &page, NULL, tokens, s[i].state, &s[i].err);
+    }
+    alike(s, done, "resume");
+  }
+  aim(ranks, COUNT_LOAD, COUNT_LOAD);
+  for (int i = 0; i < 2; i++) memset(s[i].load, 0, sizeof s[i].load), done[i] = mm_engine_expert_load(s[i].e, s[i].load, &s[i].err);
+  alike(s, done, "load"); /* what a step has counted before it failed is anybody's guess */
+}
+
+/* A rank that does not open ends all engines, and what comes after begins anew. */
+static void hurt_opening(const mm_shards *shards, process *p, uint32_t processes, int rank) {
+  mm_err err = {0};
+  atomic_store(&hurt[1].rank, rank), atomic_store(&hurt[1].place, OPENING);
+  hurt_start(p, processes, shards);
+  assert_null(mm_engine_open(shards, &(mm_engine_config){.ops = &hurt_ops[1], .limits = limits, .threads = 1, .world = &p[0].world}, &err));
+  assert_string_equal(err.code, "E_TEST");
+  for (uint32_t i = 1; i < processes; i++) {
+    pthread_join(p[i].thread, NULL);
+    const bool its = i == (uint32_t)rank / (mm_pack_ranks(&shards->pack) / processes);
+    assert_int_equal(p[i].ok, !its);
+    assert_string_equal(p[i].err.code, its ? "E_TEST" : "");
+  }
+  assert_null(post.first);
+}
+
+static void fail_at_random(mm_model m, uint32_t tp, uint32_t stages, uint32_t processes) {
+  ref_model ref = ref_build(m);
+  ref_shards *shards = ref_cut(&ref, tp);
+  cut_stages(shards, stages);
+  static process p[MOST];
+  static side s[2];
+  const uint32_t ranks = mm_pack_ranks(&shards->s.pack);
+  for (int r = 0; r < (int)ranks; r++) hurt_opening(&shards->s, p, processes, r);
+  for (int i = 0; i < 2; i++) memset(hurt[i].backend, 0, sizeof hurt[i].backend); /* those are gone */
+  hurt_start(p, processes, &shards->s);
+  for (int i = 0; i < 2; i++) {
+    s[i] = (side){0};
+    const mm_engine_config c = {
+        .ops = &hurt_ops[i], .limits = limits, .threads = 1, .tap = taps, .taps = 2, .world = i ? &p[0].world : NULL};
+    if (!(s[i].e = mm_engine_open(&shards->s, &c, &s[i].err))) fail_msg("%s", s[i].err.text);
+    s[i].state = calloc(1, mm_engine_state_bytes(s[i].e) + 1);
+  }
+  for (uint32_t n = 0; n < 60; n++) {
+    below(4) ? hurt_step(s, &m, ranks) : hurt_slots(s, ranks);
+    if (n % 30 == 29 && ranks / processes > 1) away_step(s, m.vocab, ranks);
+  }
+  for (int i = 0; i < 2; i++) mm_engine_close(s[i].e), free(s[i].state);
+  stop(p, processes);
+  ref_uncut(shards);
+  ref_free(&ref);
+}
+
+TEST(random_failures) {
+  for (int i = 0; i < 2; i++) {
+    hurt_ops[i] = mm_ops_cpu, hurt_ops[i].open = i ? hurt_open_many : hurt_open_one, hurt_ops[i].begin = hurt_begin;
+    hurt_ops[i].layer = hurt_layer, hurt_ops[i].end = hurt_end, hurt_ops[i].read = hurt_read, hurt_ops[i].expert_load = hurt_load;
+    hurt_ops[i].state_copy = hurt_copy, hurt_ops[i].state_save = hurt_save, hurt_ops[i].state_load = hurt_restore;
+    hurt[i].place = -1;
+  }
+  for (int m1 = 0; m1 < 2; m1++) {
+    const mm_model m = ref_dims(m1 ? MM_FAMILY_M1 : MM_FAMILY_M2, m1);
+    fail_at_random(m, 2, 1, 2);
+    fail_at_random(m, 4, 1, 2);
+    fail_at_random(m, 1, 2, 2);
+    fail_at_random(m, 2, 2, 4);
+    fail_at_random(m, 4, 2, 4);
+    fail_at_random(m, 4, 2, 8);
+    fail_at_random(m, 2, 3, 2);
+    fail_at_random(m, 4, 3, 4);
+  }
 }
 
 int main(void) {
