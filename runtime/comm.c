@@ -14,7 +14,6 @@
 
 #define BORDER_TAG 256               /* + a rank: rows to it from the stage before. Of a sum: 1 + the stage's number */
 #define PIECE      ((size_t)1 << 22) /* of rows to another process, so that a failed one can take them in without room for all */
-#define LATE_S     0.9               /* for which a process is waited for that a rank has waited for in vain */
 
 struct mm_comm {
   pthread_mutex_t lock;
@@ -229,7 +228,7 @@ bool mm_comm_leave(mm_comm *c, bool borders, bool late, mm_err *err) {
     if (c->before && !is_here(c->before, r) && !c->received[r]) receive_away(c, r, NULL);
   }
   const double limit_s = mm_comm_limit(c);
-  if (c->here < c->ranks && !c->told) agree(c, late && limit_s > 0 ? LATE_S : limit_s);
+  if (c->here < c->ranks && !c->told) agree(c, late && limit_s > 0 ? MM_LATE_S : limit_s);
   return !c->lacks || mm_fail(err, MM_LIMIT, "E_MEMORY", mm_at(NULL, NULL), "out of memory for numbers of other processes");
 }
 

@@ -5,6 +5,8 @@
 #include "formats/base.h"
 #include "runtime/processes.h"
 
+#define MM_LATE_S 0.5 /* for which a process is waited for that a rank has waited for in vain: with 4 s before, five seconds hold */
+
 #ifdef __cplusplus
 extern "C" {
 #endif

@@ -7,7 +7,6 @@
 #include "runtime/engine_inside.h"
 
 enum { TAG = 0 };
-#define LATE_S 0.9 /* for which a process is waited for that a rank has waited for in vain */
 
 /* What goes before the arrays of a task. */
 typedef struct order {
@@ -227,7 +226,7 @@ bool mm_engine_hear(mm_engine *e, work w, bool ok, mm_err *err) {
   ok = ok && MM_GROW(e->order, &e->order_cap, most, err);
   for (uint32_t p = 1; p < world->processes; p++) {
     mm_err theirs;
-    receive_within(world, p, &theirs.status, sizeof theirs.status, waited ? LATE_S : limit_of(e, w));
+    receive_within(world, p, &theirs.status, sizeof theirs.status, waited ? MM_LATE_S : limit_of(e, w));
     if (theirs.status == MM_OK) continue;
     receive_from(world, p, &theirs, sizeof theirs);
     if (ok || (waited && strcmp(theirs.code, "E_RANK") != 0)) *err = (mm_err){0}, mm_fail_as(err, &theirs); /* why it did not come */

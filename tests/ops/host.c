@@ -566,16 +566,14 @@ int main(int argc, char **argv) {
   check_bad_file(argv[5], false), check_bad_file(argv[5], true);
   fake.no_peers = true, check_refused(&two, "devices without access to each other", "E_PEER", "cannot write to device");
   fake.fail_malloc_of = 1 << 20, check_refused(&two, "a device that is full", "E_MEMORY", "cudaMalloc");
-  check_refused(&two, "a device that is not there", "E_DEVICE", "device 7");
-  check_hanging(&two, false);
+  check_refused(&two, "a device that is not there", "E_DEVICE", "device 7"), check_hanging(&two, false);
   if (two.pack.model.qk_norm) check_hanging(&two, true); /* once is enough: it takes its time */
   check_apart(&one, "rows apart: the same kernels for any step");
   check_apart(&two, "rows apart on two ranks");
   check_slots(&one), check_slots(&two), check_ahead(&two, 0), check_ahead(&two, 1), check_ahead(&two, 3);
   check_tables(&one);
-  for (int i = 0; i < 3; i++) check_steps(&two, "steps of two ranks");
+  for (int i = 0; i < 3; i++) check_steps(&two, "steps of two ranks"), check_steps(&both, "steps of two stages of two ranks");
   check_steps(&staged, "steps of two stages");
-  for (int i = 0; i < 3; i++) check_steps(&both, "steps of two stages of two ranks");
   for (int i = 0; i < 4; i++) check_failing(&two, i, false), check_failing(&two, i, true), check_failing(&staged, i, i % 2);
   for (int i = 0; i < 12; i++) check_failing(&both, i % 4, i % 3 == 2);
   sigset_t set;
