@@ -201,7 +201,7 @@ T_MODEL = $(patsubst tests/%.c,check/%,$(filter $(addsuffix /test_%,tests/model 
 T_SCRIPT = $(SCRIPT_TESTS:tests/%=check/%)
 T_SAN = check/san/build $(UNIT_SRC:tests/%.c=check/san/%) check/san/part_files
 # What has threads, under the thread sanitizer.
-TSAN_UNIT = formats/test_pool loader/test_archive loader/test_reader loader/test_verify convert/test_step runtime/test_comm runtime/test_processes runtime/test_engine \
+TSAN_UNIT = formats/test_pool loader/test_archive loader/test_reader loader/test_verify convert/test_step runtime/test_comm runtime/test_engine \
   runtime/test_away runtime/test_scheduler runtime/test_reuse runtime/test_ahead runtime/test_drafts
 T_TSAN = check/tsan/build $(TSAN_UNIT:%=check/tsan/unit/%) check/tsan/convert
 T_CLANG = check/clang/build $(UNIT_SRC:tests/%.c=check/clang/%)

@@ -290,6 +290,7 @@ static void reduce(mm_comm *c, uint32_t rank, float *x, size_t n, float (*op)(fl
   if (!meet(c, rank, 0)) return;
   if (c->here < c->ranks) {
     if (rank == c->first) fetch(c, true, n * sizeof *x);
+    part(c); /* not before fetch is done with x, whatever breaks meanwhile */
     if (!meet(c, rank, 0)) return;
   }
   size_t from = n * (rank - c->first) / c->here, to = n * (rank - c->first + 1) / c->here;
@@ -316,6 +317,7 @@ bool mm_comm_tell(mm_comm *c, uint32_t rank, const void *mine, void *all, size_t
   if (!meet(c, rank, patience_of(c))) return false;
   if (c->here < c->ranks) {
     if (rank == c->first) fetch(c, false, n);
+    part(c);
     if (!meet(c, rank, 0)) return false;
   }
   for (uint32_t r = 0; r < c->ranks; r++) memcpy((char *)all + r * n, c->brought[r], n);
