@@ -85,7 +85,7 @@ static void both_step(side *s, const mm_batch *b, uint32_t vocab, bool good) {
   if (good) assert_memory_equal(s[0].logits, s[1].logits, b->out_count * vocab * sizeof(float));
 }
 
-static uint32_t below(uint32_t n) { return (uint32_t)((ref_random() + 1) / 2 * (float)n) % n; }
+static uint32_t below(uint32_t n) { return n ? (uint32_t)((ref_random() + 1) / 2 * (float)n) % n : 0; }
 
 /* A stretch of one slot, or single tokens of all that hold some. */
 static void random_step(side *s, const mm_model *m, bool good) {
