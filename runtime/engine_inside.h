@@ -82,6 +82,10 @@ struct mm_engine {
   uint32_t busy; /* ranks that have not finished it */
   bool stop;
   const mm_batch *batch;
+  mm_batch
+      held; /* the batch of the step, in memory of the engine's: a rank that comes back late may read it after the caller has gone on */
+  char *holds;
+  size_t holds_cap;
   float *logits;
   int32_t *id;   /* where choices are collected */
   bool stepped;  /* the last step was done, */

@@ -327,7 +327,7 @@ void mm_engine_close(mm_engine *e) {
   mm_sampler_close(e->sampler);
   MM_FREE(e->history, e->row, e->choice_logits, e->choice_id, e->never, e->slot);
   mm_pages_close(e->pages);
-  MM_FREE(e->want, e->copy, e->facts, e->order, e->table, e);
+  MM_FREE(e->want, e->copy, e->facts, e->order, e->table, e->holds, e);
 }
 
 const mm_model *mm_engine_model(const mm_engine *e) { return e->model; }
@@ -339,11 +339,32 @@ bool mm_engine_refuse(mm_err *err, const char *what, uint64_t index, int64_t fou
                  (long long)found, expected, (unsigned long long)limit);
 }
 
+static void *hold(char **at, const void *from, size_t n) {
+  char *const to = *at;
+  if (n) memcpy(to, from, n);
+  *at += n;
+  return to;
+}
+
+/* With no rank away. */
+static bool hold_batch(mm_engine *e, const mm_batch *b, mm_err *err) {
+  const size_t draws = b->sampling ? b->out_count * sizeof *b->sampling : 0, spans = b->span_count * sizeof *b->span;
+  const size_t ids = b->tokens * sizeof *b->id, outs = b->out_count * sizeof *b->out;
+  if (!MM_GROW(e->holds, &e->holds_cap, draws + spans + ids + outs + 1, err)) return false;
+  char *at = e->holds;
+  e->held = *b;
+  if (b->sampling) e->held.sampling = (const mm_sampling *)hold(&at, b->sampling, draws);
+  e->held.span = (const mm_span *)hold(&at, b->span, spans);
+  e->held.id = (const int32_t *)hold(&at, b->id, ids);
+  e->held.out = (const uint32_t *)hold(&at, b->out, outs);
+  e->batch = &e->held;
+  return true;
+}
+
 bool mm_engine_run_step(mm_engine *e, const mm_batch *batch, float *logits, mm_err *err) {
   const mm_pack *pack = &e->shards->pack;
-  e->batch = batch;
   e->logits = logits;
-  e->stepped = mm_engine_run_task(e, STEP, err);
+  e->stepped = mm_engine_all_back(e, err) && hold_batch(e, batch, err) && mm_engine_run_task(e, STEP, err);
   e->rows = batch->tokens;
   if (!e->stepped) return false;
   mm_engine_remember(e, batch);
