@@ -5,7 +5,10 @@
 #include "formats/base.h"
 #include "runtime/processes.h"
 
-#define MM_LATE_S 0.5 /* for which a process is waited for that a rank has waited for in vain: with 4 s before, five seconds hold */
+/* Seconds after one rank waited for another in vain: in which ranks of its process have to be back, and for which other processes are
+ * waited for then, which may have such a rank too. With the 4 s that a rank on a GPU waits, all is told within five. */
+#define MM_RETURN_S 0.5
+#define MM_LATE_S   0.7
 
 #ifdef __cplusplus
 extern "C" {

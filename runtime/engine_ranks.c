@@ -122,8 +122,6 @@ static void *rank_main(void *arg) {
   return NULL;
 }
 
-#define RETURN_MS 900 /* in which a rank has to be back that another one waited for in vain */
-
 /* Under the lock: whether a rank that is back waited for another one in vain. */
 static bool misses_one(const mm_engine *e) {
   bool any = false;
@@ -136,7 +134,7 @@ static void wait_for_ranks(mm_engine *e) {
   while (e->busy && !misses_one(e)) pthread_cond_wait(&e->changed, &e->lock);
   struct timespec until;
   clock_gettime(CLOCK_REALTIME, &until);
-  until.tv_nsec += RETURN_MS * 1000000L;
+  until.tv_nsec += (long)(MM_RETURN_S * 1e9);
   if (until.tv_nsec >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
   int no = 0;
   while (e->busy && no != ETIMEDOUT) no = pthread_cond_timedwait(&e->changed, &e->lock, &until);
