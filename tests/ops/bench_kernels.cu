@@ -372,7 +372,7 @@ static void bench_gemm(const scheme &s, uint32_t tokens, uint32_t n, uint32_t k)
   flops(what, us, 2.0 * tokens * n * k);
 }
 
-static void bench_rounded(uint32_t tokens, uint32_t n, uint32_t k) {
+static void bench_rounded(uint32_t tokens, uint32_t n, uint32_t k, int replays = 6) {
   bench_weight w(kFp8, 1, n, k);
   w.d.rounding.kind = MM_ACT_FP8_GROUP;
   if (!takes_here(MM_CU_GEMM_FP8, w.d)) return;
@@ -393,7 +393,7 @@ static void bench_rounded(uint32_t tokens, uint32_t n, uint32_t k) {
       [&](cudaStream_t st, int) {
         CUDA_OK(mm_cu_gemm_fp8(w.d, {codes.d, y.p, nullptr}, st));
       },
-      6);
+      replays);
   snprintf(what, sizeof what, "gemm rounded   T=%u %u x %u", tokens, n, k);
   flops(what, us, 2.0 * tokens * n * k);
 }
@@ -421,6 +421,11 @@ void bench_experts() {
   experts_rate("M1", kFp8, 32, 2, 6144, 9216, {1, 4, 16, 64, 256, 8192});
   experts_rate("M2", kFp8, 256, 8, 3072, 1536, {1, 4, 16, 64, 256, 8192});
   for (const scheme *s : {&kInt4, &kNv, &kMx}) experts_rate("M2", *s, 256, 8, 3072, 1536, {1, 4, 16, 64});
+}
+/* The large products of a prefill, hot: a second of each (scripts/bench_scaled_mm.py times cuBLASLt's the same way). */
+void bench_products() {
+  for (const auto &shape : {std::pair(8192u, 3072u), {3072u, 6144u}, {24576u, 6144u}, {6144u, 8192u}})
+    bench_rounded(8192, shape.first, shape.second, 400);
 }
 /* Many tokens, weights only: experts widened by one group of threads and in registers, beside products of codes and of bf16. */
 void bench_widened() {

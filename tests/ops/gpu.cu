@@ -318,6 +318,7 @@ static const subject kSubjects[] = {
     {"linear", test_linear, bench_linear},
     {"experts", test_experts, bench_experts},
     {"widened", test_widened, bench_widened},
+    {"products", NULL, bench_products},
     {"attention", test_attention, bench_attention},
     {"lightning", test_lightning, bench_lightning},
     {"rows", test_rows, bench_rows},
@@ -352,7 +353,7 @@ int main(int argc, char **argv) {
   }
   if (what != "bench") {
     for (const subject &s : kSubjects) {
-      if (chosen(s)) s.test();
+      if (s.test && chosen(s)) s.test();
     }
     printf("%s: %d failure(s)\n", g_failures ? "FAILED" : "all passed", g_failures);
   }

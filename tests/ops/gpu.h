@@ -164,6 +164,7 @@ void bench_across();
 void bench_linear();
 void bench_experts();
 void bench_widened();
+void bench_products();
 void bench_attention();
 void bench_lightning();
 void bench_rows();
