@@ -6,7 +6,7 @@
 
 #include "runtime/engine_inside.h"
 
-enum { TAG = 0 };
+enum { TAG = 0, BUILD_TEXT = 80 };
 
 /* What goes before the arrays of a task. */
 typedef struct order {
@@ -86,8 +86,17 @@ bool mm_engine_meet(mm_engine *e, bool ok, mm_err *err) {
   return e->met = ok;
 }
 
+/* What is sent first, by which processes of other builds are told before they misread each other. */
+static void put_build(char to[BUILD_TEXT]) {
+  memset(to, 0, BUILD_TEXT);
+  strncpy(to, mm_version(), BUILD_TEXT - 1);
+}
+
 void mm_engine_share_config(const mm_engine_config *c) {
   if (!c->world || c->world->process > 0) return;
+  char build[BUILD_TEXT];
+  put_build(build);
+  send_to_all(c->world, build, sizeof build);
   shared_config s = {.limits = c->limits,
                      .act_quant = c->act_quant,
                      .eager = c->eager,
@@ -316,6 +325,12 @@ static bool follow_one(mm_engine *e, following *f, const order *o, mm_err *err) 
 
 bool mm_engine_follow(const mm_shards *shards, const mm_engine_config *c, mm_err *err) {
   mm_world *const w = c->world;
+  char build[BUILD_TEXT], first[BUILD_TEXT] = "";
+  put_build(build);
+  receive_from(w, 0, first, sizeof first);
+  if (memcmp(build, first, sizeof build) != 0)
+    return mm_fail(err, MM_USAGE, "E_MPI", mm_at(NULL, NULL), "process %u: found a build of %s, process 0 is of %.*s; expected the same",
+                   w->process, build, BUILD_TEXT - 1, first);
   shared_config s;
   receive_from(w, 0, &s, sizeof s);
   const mm_engine_config own = {.ops = c->ops ? c->ops : mm_ops_find(s.device, err),
@@ -343,7 +358,7 @@ bool mm_engine_follow(const mm_shards *shards, const mm_engine_config *c, mm_err
     ok = follow_one(e, &f, &o, err);
   }
   if (ok) mm_world_part(w);
+  if (mm_engine_all_back(e, MM_IGNORED)) free(f.out); /* a rank that is away may write to it still */
   mm_engine_close(e);
-  free(f.out);
   return ok;
 }

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Ranks in several processes of mpirun: the text of one process, whatever is cut between them; a process that is killed, cannot open its
-# checkpoint or has another one ends all of them in time; a server answers and ends.
+# checkpoint, has another one or is another build ends all of them in time; a server answers and ends.
 set -eu
 cd "$(dirname "$0")/../.."
 if ! command -v mpirun >/dev/null || ! pkg-config --exists ompi-c; then
@@ -77,3 +77,7 @@ status=0
 wait $server || status=$?
 echo "a server of two processes answered and ended with status $status"
 [ $status -eq 0 ]
+
+make -s MPI=1 CUDA=0 SAN=0 BUILD="$BUILD/mpi" COMMIT=another "$BUILD/mpi/bin/minimax-worker" >/dev/null
+# shellcheck disable=SC2086
+ends "a worker of another build" "E_MPI: process 1: found a build of .*another" $run : -n 1 "$bin/minimax-worker" "$work/tiny-m2-tp2"
