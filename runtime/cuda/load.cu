@@ -17,7 +17,7 @@ namespace {
 
 constexpr uint32_t kHashing = 24; /* buffers, where threads keep them to hash them */
 constexpr size_t kHuge = (size_t)2 << 20;
-constexpr unsigned kMostThreads = 12, kMostHashing = 64;
+constexpr unsigned kMostThreads = 16, kMostHashing = 64;
 constexpr uint64_t kNotYet = UINT64_MAX;
 
 bool check(cudaError_t e, const char *what, mm_err *err) { return mm_cu_check(e, what, err); }

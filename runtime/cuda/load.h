@@ -19,7 +19,7 @@ struct mm_cu_load_config {
   uint32_t buffers = 8;           /* of the ring, more than in_flight; more where they are hashed */
   size_t chunk = (size_t)8 << 20; /* bytes of a buffer */
   size_t piece = (size_t)1 << 20; /* bytes of one read */
-  unsigned threads = 0;           /* that read; 0: as many as there are CPUs, 12 at most unless they hash too */
+  unsigned threads = 0;           /* that read; 0: as many as there are CPUs, 16 at most unless they hash too */
   uint32_t in_flight = 3;         /* chunks whose copies are queued */
   mm_read_path path = MM_READ_PROBE;
   const mm_shards *verify = nullptr; /* the digests of this checkpoint's rank `rank` are checked on the way, or NULL */
