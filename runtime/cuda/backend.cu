@@ -460,13 +460,23 @@ void cuda_gated_norm(mm_backend *b, mm_act y, mm_act o, mm_act gate, const mm_pa
         "gated norm");
 }
 
+/* While a token's experts are chosen, nothing else can be read: the next layer's first weights are. More than 8 MiB comes between the
+ * experts' own. */
+mm_cu_ahead ahead_of(mm_backend *b, uint32_t layer) {
+  constexpr uint64_t kMost = 6 << 20;
+  if (b->rows > 1 || layer + 1 >= b->c.weights->layer_end) return {};
+  const mm_cu_weight &w = b->weight[&b->c.weights->layer[layer + 1].qkv];
+  return {w.data, (uint32_t)mm_min(kMost, (uint64_t)w.lead * w.n * w.pitch)};
+}
+
 void cuda_route(mm_backend *b, uint32_t layer, mm_act x, const mm_packed *router, const mm_packed *bias) {
   b->routed = layer;
   if (later(b, cuda_route, layer, x, router, bias) || !running(b)) return;
   const auto narrow = b->weight.find(router);
   const bool wide = narrow == b->weight.end();
   const void *w = wide ? static_cast<const void *>(b->values[router]) : narrow->second.data;
-  const mm_cu_router m = {w, wide, x.width, wide ? b->router[router] : nullptr, b->route_product, b->decode, b->c.apart};
+  const mm_cu_router m = {w,         wide,       x.width,           wide ? b->router[router] : nullptr, b->route_product,
+                          b->decode, b->c.apart, ahead_of(b, layer)};
   b->route.bias = bias ? b->values[bias] : nullptr, b->route.slot = b->device.slot;
   b->route.load = b->load + (size_t)layer * b->route.experts;
   const bool alone = b->put_off_sums && b->rows == 1 && mm_cu_peers_apart(b->peers);

@@ -36,6 +36,15 @@ __device__ __forceinline__ void grid_wait_and_launch_next() {
 #endif
 }
 
+/* A block's share of bytes, asked for to the L2 cache by one thread of each of so many blocks. */
+__device__ __forceinline__ void ask_ahead(const uint8_t *at, uint32_t bytes, uint32_t block, uint32_t blocks) {
+#if __CUDA_ARCH__ >= 900
+  constexpr uint32_t kPiece = 16384;
+  for (uint32_t i = block * kPiece; i < bytes; i += blocks * kPiece)
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(at + i), "r"(min(kPiece, bytes - i)) : "memory");
+#endif
+}
+
 /* The body of a kernel in code for which it does not exist: hopper() keeps hosts from it, and one that is launched all the same fails. */
 __device__ __forceinline__ void no_such_code() { __trap(); }
 

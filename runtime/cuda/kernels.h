@@ -39,6 +39,13 @@ cudaError_t mm_cu_largest_cluster(uint32_t *blocks);
 cudaError_t mm_cu_gemm(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s);
 cudaError_t mm_cu_gemm_widened(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s);
 
+/* The beginning of what a later kernel reads, which a kernel that leaves the memory idle asks for to the L2 cache; bytes: a multiple of 16.
+ */
+struct mm_cu_ahead {
+  const uint8_t *at;
+  uint32_t bytes;
+};
+
 /* ---- mixture of experts ---- */
 
 #define MM_CU_MAX_HIDDEN  6144 /* columns of the router's input */
@@ -79,6 +86,7 @@ struct mm_cu_router {
   float *product;    /* and room for [T, 3, experts] */
   bool few;          /* T ≤ MM_CU_FEW take the logits' kernel of T ≤ MM_CU_SKINNY: faster, other bits than for more */
   bool apart;        /* of more rows than MM_CU_SKINNY all take one kernel: a row's bits do not depend on how many there are */
+  mm_cu_ahead ahead; /* asked for where a single token's residual comes along */
 };
 /* w[n] as the sum of three bf16 arrays. */
 cudaError_t mm_cu_split(__nv_bfloat16 *to, const float *w, size_t n, cudaStream_t s);

@@ -79,6 +79,7 @@ __device__ __forceinline__ uint32_t block_logits(const mm_cu_router &m, const mm
   float norm[8] = {};
   if (kMix && inside) load8(norm, a.w + column);
   grid_wait();
+  if (kMix && threadIdx.x == 0) ask_ahead(m.ahead.at, m.ahead.bytes, blockIdx.x, gridDim.x);
   uint4 raw[kTokens];
 #pragma unroll
   for (int t = 0; t < kTokens; t++) raw[t] = make_uint4(0, 0, 0, 0);
