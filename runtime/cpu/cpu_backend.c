@@ -153,6 +153,7 @@ static mm_backend *cpu_open(const mm_backend_config *c, mm_err *err) {
   b->load = mm_calloc((size_t)c->model->layers * c->model->experts, sizeof *b->load, err);
   b->team = mm_team_open(c->threads, err);
   if (b->team) mm_team_meanwhile(b->team, mm_cpu_soon_ask, &b->soon);
+  if (b->team && c->pin && !mm_team_pin(b->team, c->place.local * c->threads, err)) return cpu_close(b), NULL;
   if (b->team && b->load && open_caches(b, err) && open_position_tables(b, err) && open_buffers(b, err)) return b;
   cpu_close(b);
   return NULL;
@@ -277,6 +278,7 @@ const mm_ops mm_ops_cpu = {
     .expert_load = cpu_expert_load,
     .act_quant = true,
     .calibration = true,
+    .pins = true,
     .send = cpu_send,
     .receive = cpu_receive,
     .layer = cpu_layer,

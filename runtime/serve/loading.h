@@ -9,7 +9,7 @@
 typedef struct mm_loading_config {
   const char *dir, *device;
   const char *act_quant;            /* "on", "off", or NULL: on where the device can */
-  bool kv_fp8, kv_bf16, input_bf16; /* as in mm_engine_config */
+  bool kv_fp8, kv_bf16, input_bf16, pin; /* as in mm_engine_config */
   uint64_t positions;               /* of prompt and reply together; 0: as many as the model has */
   uint64_t slots, threads;          /* threads 0: CPUs / ranks */
   uint64_t kv_tokens;               /* of all KV caches together; 0: as many as all slots can fill */

@@ -2,6 +2,7 @@
  * (test_ops and golden.sh say that they are right); no thread is made by a step, and none works between steps. */
 #include <dirent.h>
 #include <math.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <time.h>
 
@@ -144,6 +145,37 @@ static double cpu_seconds(void) {
   struct timespec t;
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
   return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* The second rank of a process has the CPUs after the first one's threads, and the same bits there. */
+TEST(pinned) {
+  ref_model ref = ref_build(dims(MM_FAMILY_M2));
+  float free_to_go[PADDED], logits[PADDED];
+  cpu_set_t before, after;
+  mm_err err = {0};
+  run r;
+  open_run(&r, &ref, 1, &(ways){.family = MM_FAMILY_M2});
+  feed(&r, 0, PROMPT, free_to_go);
+  mm_backend_config c = r.f.backend->c;
+  c.pin = true, c.place.local = mm_pool_cpus() - 1, c.place.ranks = mm_pool_cpus();
+  mm_forward_close(&r.f);
+  assert_int_equal(sched_getaffinity(0, sizeof before, &before), 0);
+  assert_true(mm_forward_open(&r.f, &mm_ops_cpu, &c, &err));
+  assert_int_equal(sched_getaffinity(0, sizeof after, &after), 0);
+  size_t last = CPU_SETSIZE - 1;
+  while (!CPU_ISSET(last, &before)) last--;
+  assert_true(CPU_COUNT(&after) == 1 && CPU_ISSET(last, &after));
+  feed(&r, 0, PROMPT, logits);
+  assert_memory_equal(logits, free_to_go, VOCAB * sizeof *logits);
+  close_run(&r);
+  sched_setaffinity(0, sizeof before, &before);
+  open_run(&r, &ref, 1, &(ways){.family = MM_FAMILY_M2});
+  c.place.local++;
+  mm_forward other;
+  assert_false(mm_forward_open(&other, &mm_ops_cpu, &c, &err));
+  assert_string_equal(err.code, "E_LIMITS");
+  close_run(&r);
+  ref_free(&ref);
 }
 
 TEST(threads_stay_and_sleep) {
