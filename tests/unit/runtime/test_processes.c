@@ -305,8 +305,8 @@ TEST(refused) {
   process p[2]; /* of one machine, with the same CPUs */
   start(p, 2, &shards->s);
   err = (mm_err){0};
-  assert_null(mm_engine_open(
-      &shards->s, &(mm_engine_config){.ops = &ops, .limits = limits, .threads = 1, .pin = true, .world = &p[0].world}, &err));
+  assert_null(mm_engine_open(&shards->s,
+                             &(mm_engine_config){.ops = &ops, .limits = limits, .threads = 1, .pin = true, .world = &p[0].world}, &err));
   assert_string_equal(err.code, "E_LIMITS");
   assert_non_null(strstr(err.text, "processes 0 and 1: found "));
   pthread_join(p[1].thread, NULL);
