@@ -103,7 +103,8 @@ static bool open_buffers(mm_backend *b, mm_err *err) {
   if (!(b->score = matrix(b, tokens, m->experts, err)) || !(b->pick = matrix(b, pairs, 1, err))) return false;
   if (!(b->pick_weight = matrix(b, pairs, 1, err)) || !(b->first_pair = matrix(b, m->experts + UINT64_C(1), 1, err))) return false;
   if (!(b->pair_row = matrix(b, pairs, 1, err)) || !(b->pair_weight = matrix(b, pairs, 1, err))) return false;
-  if (!(b->pair_act = matrix(b, pairs, x.inter, err)) || !(b->alone = matrix(b, m->top_k, x.experts, err))) return false;
+  if (!(b->pair_act = matrix(b, pairs, x.inter, err)) || !(b->few = matrix(b, mm_min(tokens, MM_CPU_FEW) * m->top_k, x.experts, err)))
+    return false;
   if (!(b->share = matrix(b, b->c.threads, sizeof *b->share / 4, err))) return false;
   if (b->c.act_quant) {
     if (!(b->amax = matrix(b, pairs, mm_act_amaxes(&mm_act_formats[MM_ACT_NVFP4], (uint32_t)x.uncut), err))) return false;

@@ -14,6 +14,9 @@
  * unpacked the few at a time. */
 enum { MM_CPU_ALONE = 128, MM_CPU_STRIP = 16, MM_CPU_MANY = 64 };
 
+/* Tokens of a step of which the products of all experts are kept, at most. */
+enum { MM_CPU_FEW = 64 };
+
 /* Items of an op that one thread takes in order: the next one. In a cache line of its own. */
 typedef struct mm_cpu_share {
   _Alignas(64) _Atomic size_t next;
@@ -65,7 +68,7 @@ struct mm_backend {
   float **scratch;             /* [threads]: sums of a strip, its rows as f32, then mm_cpu_out; attention's pages; the router's keys */
   size_t out_at;
   mm_cpu_share *share; /* [threads] */
-  float *alone;        /* [top_k, widest of experts]: products of one token with the rows of its experts */
+  float *few;          /* [MM_CPU_FEW·top_k, widest of experts]: products of few tokens with the rows of their experts */
   bool ahead;          /* weights do not fit into memory: cpu_ahead.c */
   uint32_t layer;      /* whose ops these are */
   mm_cpu_soon soon;

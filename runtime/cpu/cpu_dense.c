@@ -188,7 +188,8 @@ void mm_cpu_matmul(mm_backend *b, float *y, const float *x, const uint32_t *pick
   j.y = y;
   if (rows == 0) return;
   mm_cpu_ready(b, b->row, x, pick, rows, w, form);
-  mm_cpu_each_share(b, mm_ceil_div(w->n, mm_cpu_strip(b, rows)), (uint64_t)rows * w->n * w->k, matmul_strip, &j);
+  (rows <= MM_CPU_TOKENS ? mm_cpu_each_share : mm_cpu_each)(b, mm_ceil_div(w->n, mm_cpu_strip(b, rows)), (uint64_t)rows * w->n * w->k,
+                                                            matmul_strip, &j);
 }
 
 void mm_cpu_linear(mm_backend *b, mm_act y, mm_act x, const mm_packed *w) {
