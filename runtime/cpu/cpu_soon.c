@@ -38,7 +38,7 @@ static void first_of_shares(mm_backend *b, const mm_packed *w, const uint32_t *l
     bytes = mm_min(bytes, strip_bytes(w, w->n - row));
     put(&b->soon, shares++, mm_cpu_row_at(w, lead ? lead[item / strips] : 0, row));
   }
-  publish(&b->soon, shares, mm_min(bytes, MOST / shares) / PIECE * PIECE);
+  publish(&b->soon, shares, mm_min(bytes, MOST / mm_max(1, shares)) / PIECE * PIECE);
 }
 
 void mm_cpu_soon_after(mm_backend *b, const mm_packed *w) {
