@@ -27,6 +27,9 @@ MM_MUST_USE bool mm_team_run(mm_team *t, size_t count, mm_pool_fn *fn, void *ctx
 /* What threads do again and again while they look for the next run or the end of one: a microsecond's work at most, false when there is
  * none. Set once, while no run is under way. */
 void mm_team_meanwhile(mm_team *t, bool (*meanwhile)(void *ctx), void *ctx);
+/* From here on each thread stays on a CPU of its own: of those that the caller may run on, the caller on number `first`, the others on the
+ * following ones. The caller stays there when the team is closed. MM_USAGE E_LIMITS where there are fewer. */
+MM_MUST_USE bool mm_team_pin(mm_team *t, unsigned first, mm_err *err);
 void mm_team_close(mm_team *t); /* accepts NULL */
 
 /* A thread that looks at longer work every so many milliseconds, for bars and lines of progress. It calls look(ctx, n), n = 1, 2, …, and

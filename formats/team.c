@@ -1,10 +1,12 @@
 /* Threads that stay between runs (pool.h). A run is published by its number; items are taken from one counter. Whoever finds neither a new
  * run nor, as the caller, the end of the present one looks again for a while, since in a forward pass the next run is microseconds away,
  * and then sleeps on a condition. */
+#include <errno.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "formats/pool.h"
 
@@ -112,6 +114,24 @@ bool mm_team_run(mm_team *t, size_t count, mm_pool_fn *fn, void *ctx, mm_err *er
 void mm_team_meanwhile(mm_team *t, bool (*meanwhile)(void *ctx), void *ctx) {
   t->of_meanwhile = ctx;
   atomic_store(&t->meanwhile, meanwhile);
+}
+
+bool mm_team_pin(mm_team *t, unsigned first, mm_err *err) {
+  cpu_set_t all, one;
+  CPU_ZERO(&all);
+  if (sched_getaffinity(0, sizeof all, &all) != 0) return mm_fail_errno(err, mm_at(NULL, NULL), "find the CPUs to pin threads to", errno);
+  if (first + (uint64_t)t->threads > (unsigned)CPU_COUNT(&all))
+    return mm_fail(err, MM_USAGE, "E_LIMITS", mm_at(NULL, NULL), "found %u threads to pin after %u others, %d CPUs to run on", t->threads,
+                   first, CPU_COUNT(&all));
+  for (unsigned cpu = 0, n = 0; n < first + t->threads; cpu++) {
+    if (!CPU_ISSET(cpu, &all) || n++ < first) continue;
+    const unsigned i = n - 1 - first;
+    CPU_ZERO(&one);
+    CPU_SET(cpu, &one);
+    const int failed = pthread_setaffinity_np(i ? t->member[i].thread : pthread_self(), sizeof one, &one);
+    if (failed) return mm_fail(err, MM_LIMIT, "E_THREADS", mm_at(NULL, NULL), "pin a thread to CPU %u: %s", cpu, strerror(failed));
+  }
+  return true;
 }
 
 void mm_team_close(mm_team *t) {

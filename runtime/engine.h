@@ -18,6 +18,7 @@ typedef struct mm_engine_config {
   struct mm_calibration *calibration;
   const bool *never;                       /* [vocab]: ids that no step chooses, or NULL; ids whose head row is zero are never chosen */
   bool eager, kv_fp8, kv_bf16, input_bf16; /* ops.h */
+  bool pin;                                /* ops.h; MM_USAGE E_LIMITS where this process may run on fewer CPUs than it has threads */
   bool apart;                              /* mm_engine_rows_apart is to hold: MM_UNSUPPORTED E_DEVICE where it cannot */
   const uint32_t *tap;                     /* [taps] layers whose output mm_engine_hidden gives; need not outlive open */
   uint32_t taps;                           /* ≤ MM_TAPS */

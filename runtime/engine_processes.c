@@ -1,6 +1,8 @@
 /* The engine of several processes. The first one's is asked; before each task it sends the others what their ranks need to know of it
  * (mm_engine_tell), all do it, and they report and give what theirs made (mm_engine_hear). Slots, pages and choices are the first one's
  * alone: a backend knows pages by the table that comes with a step. */
+#include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,12 +19,14 @@ typedef struct order {
 typedef struct shared_config {
   char device[16];
   mm_limits limits;
-  bool act_quant, eager, kv_fp8, kv_bf16, input_bf16, apart, verify;
+  bool act_quant, eager, kv_fp8, kv_bf16, input_bf16, pin, apart, verify;
   uint32_t taps, tap[MM_TAPS];
 } shared_config;
 
 typedef struct meeting {
   mm_digest checkpoint;
+  char machine[40]; /* of this boot */
+  cpu_set_t cpus;   /* that threads are pinned to; none where they are not */
   mm_err err;
 } meeting;
 
@@ -49,6 +53,27 @@ static mm_digest digest_of(const mm_pack *p) {
   return mm_sha256_end(&s);
 }
 
+/* Where a process pins its threads. A machine that has no name takes part as one that all such processes share. */
+static void say_cpus(meeting *m) {
+  CPU_ZERO(&m->cpus);
+  if (sched_getaffinity(0, sizeof m->cpus, &m->cpus) != 0) CPU_ZERO(&m->cpus); /* opening the ranks says why */
+  FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
+  if (f) mm_either_way(fgets(m->machine, sizeof m->machine, f) != NULL), fclose(f);
+}
+
+/* Processes of one machine that may run on the same CPUs would pin threads to the same ones. */
+static void check_cpus(meeting *all, uint32_t n) {
+  for (uint32_t p = 1; p < n; p++)
+    for (uint32_t q = 0; q < p; q++) {
+      cpu_set_t both;
+      CPU_AND(&both, &all[p].cpus, &all[q].cpus);
+      if (CPU_COUNT(&both) == 0 || memcmp(all[p].machine, all[q].machine, sizeof all[p].machine) != 0) continue;
+      mm_fail(&all[p].err, MM_USAGE, "E_LIMITS", mm_at(NULL, NULL),
+              "processes %u and %u: found %d CPUs that both may run on; to pin threads each needs its own (mpirun --bind-to, --map-by)", q,
+              p, CPU_COUNT(&both));
+    }
+}
+
 /* The lowest process that failed says why; who has another checkpoint than the first has failed. Here all say the same of all. */
 bool mm_engine_meet(mm_engine *e, bool ok, mm_err *err) {
   mm_world *const w = e->world;
@@ -64,6 +89,7 @@ bool mm_engine_meet(mm_engine *e, bool ok, mm_err *err) {
   }
   meeting *const mine = &all[w->process];
   mine->checkpoint = digest_of(&e->shards->pack);
+  if (e->config.pin) say_cpus(mine);
   if (!ok) mine->err = *err;
   for (uint32_t p = 0; p < n; p++) {
     if (p == w->process) continue;
@@ -73,6 +99,7 @@ bool mm_engine_meet(mm_engine *e, bool ok, mm_err *err) {
     in[parcels++] = (mm_parcel){p, e->facts + (size_t)p * each, each * sizeof *e->facts};
   }
   w->exchange(w, TAG, out, parcels, in, parcels, 0);
+  check_cpus(all, n);
   for (uint32_t p = 0; p < n; p++) {
     if (!mm_digest_equal(&all[p].checkpoint, &all[0].checkpoint))
       mm_fail(&all[p].err, MM_INTEGRITY, "E_MPI", mm_at(e->shards->pack.dir, NULL),
@@ -103,6 +130,7 @@ void mm_engine_share_config(const mm_engine_config *c) {
                      .kv_fp8 = c->kv_fp8,
                      .kv_bf16 = c->kv_bf16,
                      .input_bf16 = c->input_bf16,
+                     .pin = c->pin,
                      .apart = c->apart,
                      .verify = c->verify,
                      .taps = c->taps};
@@ -341,6 +369,7 @@ bool mm_engine_follow(const mm_shards *shards, const mm_engine_config *c, mm_err
                                 .kv_fp8 = s.kv_fp8,
                                 .kv_bf16 = s.kv_bf16,
                                 .input_bf16 = s.input_bf16,
+                                .pin = s.pin,
                                 .apart = s.apart,
                                 .tap = s.tap,
                                 .taps = s.taps,

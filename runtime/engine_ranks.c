@@ -27,6 +27,7 @@ static bool open_rank(rank *r, mm_err *err) {
       .kv_fp8 = e->config.kv_fp8,
       .kv_bf16 = e->config.kv_bf16,
       .input_bf16 = e->config.input_bf16,
+      .pin = e->config.pin,
       .apart = e->config.apart,
       .tap = e->config.tap,
       .taps = e->config.taps,
@@ -180,6 +181,9 @@ static bool check_config(const mm_model *m, const mm_engine_config *c, mm_err *e
   if (c->apart && !c->ops->rows_apart && !c->ops->apart_asked)
     return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL),
                    "found device %s, where the bits of a row hang on what else is in its step; expected one that can keep rows apart",
+                   c->ops->name);
+  if (c->pin && !c->ops->pins)
+    return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL), "found threads to pin; device %s does not compute with any",
                    c->ops->name);
   if (c->taps > MM_TAPS)
     return mm_fail(err, MM_USAGE, "E_LIMITS", mm_at(NULL, NULL), "found %u layers to tap, expected at most %u", c->taps, MM_TAPS);

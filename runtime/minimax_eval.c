@@ -20,7 +20,7 @@ typedef struct eval_args {
   const char *dir, *ids, *text, *logits, *ids_from, *against, *act_quant, *collect, *device,
       *input_dtype;                       /* act_quant: NULL where not given */
   uint64_t window, limit, chunk, threads; /* 0 where not given */
-  bool json, quiet;
+  bool json, quiet, pin;
 } eval_args;
 
 /* What is said on stderr while it takes long: a line that is written over on a terminal, a line every five seconds otherwise. */
@@ -80,6 +80,7 @@ static bool open_engine(eval *e, uint64_t longest, mm_err *err) {
                         .limits = {.max_tokens = e->chunk, .slots = 1, .max_positions = (uint32_t)longest},
                         .threads = (unsigned)threads,
                         .calibration = e->calibration,
+                        .pin = e->a->pin,
                         .input_bf16 = strcmp(e->a->input_dtype, "bf16") == 0};
   if (!c.ops) return false;
   c.act_quant = e->a->act_quant ? strcmp(e->a->act_quant, "on") == 0 : c.ops->act_quant;
@@ -472,6 +473,7 @@ int main(int argc, char **argv) {
       MM_OPTION_INPUT_DTYPE(&a.input_dtype),
       MM_OPTION_DEVICE(&a.device),
       MM_OPTION_THREADS(&a.threads),
+      MM_OPTION_PIN(&a.pin),
       MM_FLAG("json", &a.json, "print the result as JSON; errors as JSON"),
       MM_FLAG("quiet", &a.quiet, "no progress on stderr", .letter = 'q'),
   };

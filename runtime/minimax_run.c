@@ -24,7 +24,7 @@ typedef struct run_args {
   mm_sampling given;                                        /* its real numbers: NAN where not given */
   uint64_t top_k, seed, max_tokens, max_model_len, threads; /* top_k: UINT64_MAX where not given, the others 0 */
   mm_option_list stop;
-  bool added_tokens, ignore_eos, json, quiet, verbose, verify, chat;
+  bool added_tokens, ignore_eos, json, quiet, verbose, verify, chat, pin;
 } run_args;
 
 /* What ended an answer. */
@@ -148,6 +148,7 @@ static bool open_engine(run *r, mm_err *err) {
                         .log = r->log,
                         .kv_fp8 = strcmp(r->a->kv, "fp8") == 0,
                         .kv_bf16 = strcmp(r->a->kv, "bf16") == 0,
+                        .pin = r->a->pin,
                         .input_bf16 = strcmp(r->a->input_dtype, "bf16") == 0};
   if (!c.ops) return false;
   c.act_quant = r->act_quant = r->a->act_quant ? strcmp(r->a->act_quant, "on") == 0 : c.ops->act_quant;
@@ -478,6 +479,7 @@ int main(int argc, char **argv) {
       MM_OPTION_INPUT_DTYPE(&a.input_dtype),
       MM_OPTION_KV_CACHE(&a.kv),
       MM_OPTION_THREADS(&a.threads),
+      MM_OPTION_PIN(&a.pin),
       MM_OPTION_VERIFY(&a.verify),
       MM_FLAG("verbose", &a.verbose, "say how each file was read, and what took how long", .letter = 'v'),
       MM_FLAG("json", &a.json, "the answer and what it took as one JSON object at the end; errors as JSON"),

@@ -298,6 +298,7 @@ int main(int argc, char **argv) {
       MM_OPTION_INPUT_DTYPE(&a.input_dtype),
       MM_OPTION_KV_CACHE(&a.kv),
       MM_OPTION_THREADS(&a.load.threads),
+      MM_OPTION_PIN(&a.load.pin),
       MM_FLAG("ignore-generation-config", &a.load.own_defaults,
               "defaults are temperature 1 and top_p 1, not those of generation_config.json"),
       MM_OPTION(STR, "log-format", &a.log_format, "WORD", "of the lines on stderr (text)", .choices = "text|json"),

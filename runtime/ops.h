@@ -96,6 +96,7 @@ typedef struct mm_backend_config {
   bool kv_bf16;            /* caches of full attention in bf16, where f32 is the backend's own type; MM_UNSUPPORTED where there are none */
   bool input_bf16;         /* inputs of linears but the router and the head are rounded to bf16, where f32 is the backend's own type and the
                             * scheme does not round them otherwise */
+  bool pin;                /* each thread stays on a CPU of its own: those of this process in the order of ranks (mm_ops.pins) */
   bool apart;              /* rows are to be apart, in a backend where they are if asked (apart_asked) */
   const mm_shards *verify; /* digests to check the weights' files against as they are read (mm_ops.loads), or NULL */
   mm_read_log *log;        /* what is read to load them goes there, or NULL */
@@ -176,6 +177,7 @@ typedef struct mm_ops {
   void (*release)(void *memory);
   bool loads;       /* reads the weights' files itself, past their mappings: checks mm_backend_config.verify, fills its log */
   uint32_t samples; /* MM_SAMPLES_…: what choose has beside temperature, top_p, top_k and seed */
+  bool pins;        /* as mm_backend_config.pin asks */
   bool calibration; /* adds to mm_backend_config.calibration: at each product, or, where calibrate is not NULL, when that is called */
   bool (*calibrate)(mm_backend *b, mm_err *err); /* adds what came together since the last call; between steps. NULL: at each product */
   /* The rows of x to the next pipeline stage, and from the one before; both NULL in a backend without stages. */

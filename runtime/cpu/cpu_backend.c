@@ -70,7 +70,7 @@ static bool open_position_tables(mm_backend *b, mm_err *err) {
 /* The widest of what was bound to this rank. */
 typedef struct widths {
   uint64_t input, uncut; /* columns of a matrix: here, and before it was cut */
-  uint64_t vector, inter;
+  uint64_t vector, inter, experts;
 } widths;
 
 static void widen(widths *x, const mm_packed *w) {
@@ -89,6 +89,7 @@ static widths widths_of(const mm_rank_weights *w, uint32_t layers) {
     for (size_t i = 0; i < sizeof matrix / sizeof *matrix; i++) widen(&x, matrix[i]);
     for (size_t i = 0; i < sizeof vector / sizeof *vector; i++) x.vector = mm_max(x.vector, vector[i]->n);
     x.inter = mm_max(x.inter, mm_max(y->w2.k, y->w13.n / 2));
+    x.experts = mm_max(x.experts, mm_max(y->w2.n, y->w13.n));
   }
   return x;
 }
@@ -102,7 +103,9 @@ static bool open_buffers(mm_backend *b, mm_err *err) {
   if (!(b->score = matrix(b, tokens, m->experts, err)) || !(b->pick = matrix(b, pairs, 1, err))) return false;
   if (!(b->pick_weight = matrix(b, pairs, 1, err)) || !(b->first_pair = matrix(b, m->experts + UINT64_C(1), 1, err))) return false;
   if (!(b->pair_row = matrix(b, pairs, 1, err)) || !(b->pair_weight = matrix(b, pairs, 1, err))) return false;
-  if (!(b->pair_act = matrix(b, pairs, x.inter, err))) return false;
+  if (!(b->pair_act = matrix(b, pairs, x.inter, err)) || !(b->few = matrix(b, mm_min(tokens, MM_CPU_FEW) * m->top_k, x.experts, err)))
+    return false;
+  if (!(b->share = matrix(b, b->c.threads, sizeof *b->share / 4, err))) return false;
   if (b->c.act_quant) {
     if (!(b->amax = matrix(b, pairs, mm_act_amaxes(&mm_act_formats[MM_ACT_NVFP4], (uint32_t)x.uncut), err))) return false;
     if (!(b->rounded = matrix(b, tokens, x.input, err))) return false;
@@ -153,6 +156,7 @@ static mm_backend *cpu_open(const mm_backend_config *c, mm_err *err) {
   b->load = mm_calloc((size_t)c->model->layers * c->model->experts, sizeof *b->load, err);
   b->team = mm_team_open(c->threads, err);
   if (b->team) mm_team_meanwhile(b->team, mm_cpu_soon_ask, &b->soon);
+  if (b->team && c->pin && !mm_team_pin(b->team, c->place.local * c->threads, err)) return cpu_close(b), NULL;
   if (b->team && b->load && open_caches(b, err) && open_position_tables(b, err) && open_buffers(b, err)) return b;
   cpu_close(b);
   return NULL;
@@ -277,6 +281,7 @@ const mm_ops mm_ops_cpu = {
     .expert_load = cpu_expert_load,
     .act_quant = true,
     .calibration = true,
+    .pins = true,
     .send = cpu_send,
     .receive = cpu_receive,
     .layer = cpu_layer,

@@ -14,8 +14,16 @@
  * unpacked the few at a time. */
 enum { MM_CPU_ALONE = 128, MM_CPU_STRIP = 16, MM_CPU_MANY = 64 };
 
+/* Tokens of a step of which the products of all experts are kept, at most. */
+enum { MM_CPU_FEW = 64 };
+
+/* Items of an op that one thread takes in order: the next one. In a cache line of its own. */
+typedef struct mm_cpu_share {
+  _Alignas(64) _Atomic size_t next;
+} mm_cpu_share;
+
 /* Weights that the next op reads, for threads that wait to ask memory for (cpu_soon.c). */
-enum { MM_CPU_SOON = 2 };
+enum { MM_CPU_SOON = 4 };
 typedef struct mm_cpu_soon {
   _Atomic(const uint8_t *) from[MM_CPU_SOON];
   _Atomic size_t bytes; /* of each */
@@ -59,8 +67,10 @@ struct mm_backend {
   uint32_t *active;            /* [E] experts of this rank that some row chose */
   float **scratch;             /* [threads]: sums of a strip, its rows as f32, then mm_cpu_out; attention's pages; the router's keys */
   size_t out_at;
-  bool ahead;     /* weights do not fit into memory: cpu_ahead.c */
-  uint32_t layer; /* whose ops these are */
+  mm_cpu_share *share; /* [threads] */
+  float *few;          /* [MM_CPU_FEW·top_k, widest of experts]: products of few tokens with the rows of their experts */
+  bool ahead;          /* weights do not fit into memory: cpu_ahead.c */
+  uint32_t layer;      /* whose ops these are */
   mm_cpu_soon soon;
   const mm_cpu_vectors *vectors;
   mm_team *team;
@@ -90,6 +100,10 @@ static inline float *mm_cpu_row(mm_act a, size_t t) { return (float *)a.data + t
 
 /* fn over `count` items, on the backend's threads when there is enough to do: `work` counts multiplications. */
 void mm_cpu_each(mm_backend *b, size_t count, uint64_t work, mm_pool_fn *fn, void *job);
+/* The same where each thread goes through a contiguous share of the items, and helps others when its own is done. */
+void mm_cpu_each_share(mm_backend *b, size_t count, uint64_t work, mm_pool_fn *fn, void *job);
+/* Where the share of thread t begins. */
+static inline size_t mm_cpu_share_begin(const mm_backend *b, size_t count, unsigned t) { return count * t / b->c.threads; }
 /* Shows the calibration, if there is one, what matrix `lead` of w is given: row i is x[pick[i]], or x[i] when pick is NULL. */
 void mm_cpu_observe(mm_backend *b, const mm_packed *w, uint32_t lead, const float *x, const uint32_t *pick, uint32_t rows);
 /* What a linear w computes with: x[T, w->k] itself, or a copy rounded as w's scheme says, valid until the next call (cpu_input.c). */
@@ -114,9 +128,11 @@ mm_cpu_form mm_cpu_form_of(const mm_backend *b, const mm_packed *w);
  * another form, whose scales mm_cpu_round left. In row. */
 void mm_cpu_ready(mm_backend *b, const float **row, const float *x, const uint32_t *pick, uint32_t rows, const mm_packed *w,
                   mm_cpu_form form);
-/* Rows that one thread takes of a weight that meets so many tokens. */
+/* Rows that one thread takes of a weight while one token passes. */
+static inline uint32_t mm_cpu_alone(const mm_backend *b) { return b->c.threads <= 4 ? MM_CPU_ALONE : MM_CPU_STRIP; }
+/* The same of one that meets so many tokens. */
 static inline uint32_t mm_cpu_strip(const mm_backend *b, uint32_t tokens) {
-  if (b->batch->tokens == 1 && b->c.threads <= 4) return MM_CPU_ALONE;
+  if (b->batch->tokens == 1) return mm_cpu_alone(b);
   return tokens < 4 * MM_CPU_TOKENS ? MM_CPU_STRIP : MM_CPU_MANY;
 }
 /* y[t·stride + i] = x[t] · row first + i of matrix `lead`, for i below count and t below tokens; each x[t] from mm_cpu_ready. */
@@ -144,9 +160,9 @@ void mm_cpu_ahead_layer(mm_backend *b, uint32_t l);
 /* The layers' weights of all ranks of the process are more than 7/8 of the memory that it may use. */
 bool mm_cpu_ahead_pays(const mm_backend *b);
 
-/* Where one token passes: what comes after matrix w of the present layer; w1 and w3 (`up`), or w2, of the experts b->active[0, active). */
+/* Where one token passes: what comes after matrix w of the present layer; w of the experts b->active[0, active). */
 void mm_cpu_soon_after(mm_backend *b, const mm_packed *w);
-void mm_cpu_soon_experts(mm_backend *b, uint32_t active, const mm_packed *w, bool up);
+void mm_cpu_soon_experts(mm_backend *b, uint32_t active, const mm_packed *w);
 /* Asks for one piece more, if there is one: what waiting threads do. */
 bool mm_cpu_soon_ask(void *soon);
 

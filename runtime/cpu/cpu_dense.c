@@ -16,6 +16,32 @@ void mm_cpu_each(mm_backend *b, size_t count, uint64_t work, mm_pool_fn *fn, voi
   for (size_t i = 0; i < count; i++) fn(job, i, 0, &b->err);
 }
 
+typedef struct shares {
+  mm_backend *b;
+  mm_pool_fn *fn;
+  void *job;
+  size_t count;
+} shares;
+
+/* There are as many calls as items, so that each finds one. */
+static bool next_of_share(void *ctx, size_t call, unsigned worker, mm_err *err) {
+  (void)call;
+  const shares *s = ctx;
+  for (unsigned i = 0; i < s->b->c.threads; i++) {
+    const unsigned whose = (worker + i) % s->b->c.threads;
+    const size_t item = atomic_fetch_add_explicit(&s->b->share[whose].next, 1, memory_order_relaxed);
+    if (item < mm_cpu_share_begin(s->b, s->count, whose + 1)) return s->fn(s->job, item, worker, err);
+  }
+  return true;
+}
+
+void mm_cpu_each_share(mm_backend *b, size_t count, uint64_t work, mm_pool_fn *fn, void *job) {
+  shares s = {b, fn, job, count};
+  for (unsigned t = 0; t < b->c.threads; t++)
+    atomic_store_explicit(&b->share[t].next, mm_cpu_share_begin(b, count, t), memory_order_relaxed);
+  mm_cpu_each(b, count, work, next_of_share, &s);
+}
+
 const float *mm_cpu_vector(mm_backend *b, const mm_packed *w) {
   mm_unpack(w, 0, 0, w->n, b->vector);
   return b->vector;
@@ -145,7 +171,6 @@ static bool matmul_strip(void *ctx, size_t item, unsigned worker, mm_err *err) {
   (void)err;
   const matmul *j = ctx;
   const uint32_t strip = mm_cpu_strip(j->b, j->rows), first = (uint32_t)item * strip;
-  const uint64_t next = first + (uint64_t)j->b->c.threads * strip; /* threads take strips in turn */
   const mm_cpu_part part = {.w = j->w,
                             .first = first,
                             .count = (uint32_t)mm_min(strip, j->w->n - first),
@@ -153,8 +178,7 @@ static bool matmul_strip(void *ctx, size_t item, unsigned worker, mm_err *err) {
                             .tokens = j->rows,
                             .y = j->y + first,
                             .stride = j->w->n,
-                            .form = j->form,
-                            .next = next < j->w->n ? mm_cpu_row_at(j->w, 0, (uint32_t)next) : NULL};
+                            .form = j->form};
   mm_cpu_strip_of(j->b, worker, &part);
   return true;
 }
@@ -164,7 +188,8 @@ void mm_cpu_matmul(mm_backend *b, float *y, const float *x, const uint32_t *pick
   j.y = y;
   if (rows == 0) return;
   mm_cpu_ready(b, b->row, x, pick, rows, w, form);
-  mm_cpu_each(b, mm_ceil_div(w->n, mm_cpu_strip(b, rows)), (uint64_t)rows * w->n * w->k, matmul_strip, &j);
+  (rows <= MM_CPU_TOKENS ? mm_cpu_each_share : mm_cpu_each)(b, mm_ceil_div(w->n, mm_cpu_strip(b, rows)), (uint64_t)rows * w->n * w->k,
+                                                            matmul_strip, &j);
 }
 
 void mm_cpu_linear(mm_backend *b, mm_act y, mm_act x, const mm_packed *w) {

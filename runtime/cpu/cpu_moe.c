@@ -128,6 +128,52 @@ static bool down_strip(void *ctx, size_t item, unsigned worker, mm_err *err) {
   return true;
 }
 
+/* Few tokens for each expert, so that memory bounds them: the experts' rows one after another, of which each thread reads a contiguous
+ * share. */
+typedef struct few {
+  const experts *of;
+  const mm_packed *w;
+  size_t strips; /* of one expert */
+} few;
+static bool few_strip(void *ctx, size_t item, unsigned worker, mm_err *err) {
+  (void)err;
+  const few *j = ctx;
+  mm_backend *b = j->of->b;
+  const uint32_t e = b->active[item / j->strips], first = (uint32_t)(item % j->strips) * j->of->strip, pair = j->of->first[e];
+  const mm_cpu_part part = {.w = j->w,
+                            .lead = e,
+                            .first = first,
+                            .count = (uint32_t)mm_min(j->of->strip, j->w->n - first),
+                            .x = b->pair_x + pair,
+                            .tokens = j->of->first[e + 1] - pair,
+                            .y = b->few + (size_t)pair * j->w->n + first,
+                            .stride = j->w->n,
+                            .form = mm_cpu_form_of(b, j->w)};
+  mm_cpu_strip_of(b, worker, &part);
+  return true;
+}
+static void few_products(const experts *of, const mm_packed *w, uint64_t work) {
+  few j = {of, w, mm_ceil_div(w->n, of->strip)};
+  mm_cpu_each_share(of->b, of->active * j.strips, work, few_strip, &j);
+}
+static void few_up(const experts *j, uint64_t work) {
+  mm_backend *b = j->b;
+  const size_t ir = j->w13->n / 2;
+  few_products(j, j->w13, work);
+  for (size_t p = j->first[0]; p < j->first[j->w13->lead]; p++)
+    b->vectors->silu(b->pair_act + p * ir, b->few + p * 2 * ir, b->few + (p * 2 + 1) * ir, ir);
+}
+static void few_down(const experts *j, uint64_t work) {
+  mm_backend *b = j->b;
+  const size_t n = j->w2->n;
+  few_products(j, j->w2, work);
+  for (uint32_t t = 0; t < b->batch->tokens; t++) memset(mm_cpu_row(j->y, t), 0, n * sizeof(float));
+  for (size_t p = j->first[0]; p < j->first[j->w2->lead]; p++) {
+    float *const y = mm_cpu_row(j->y, b->pair_row[p]);
+    for (size_t i = 0; i < n; i++) y[i] += b->pair_weight[p] * b->few[p * n + i];
+  }
+}
+
 /* What each expert is given: its rows of x, and what its w1 and w3 made of them. */
 static void observe_up(const experts *j, const float *x) {
   const uint32_t *first = j->first;
@@ -155,18 +201,25 @@ void mm_cpu_experts(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, con
   for (uint32_t e = 0; e < w13->lead; e++)
     if (first[e] < first[e + 1]) b->active[j.active++] = e;
   mm_cpu_ahead_experts(b, j.active, w13, w2);
+  const bool is_few = tokens <= MM_CPU_FEW && end - own <= 2 * j.active;
   j.strip = mm_cpu_strip(b, j.active ? (end - own) / j.active : 0);
   j.up_strips = mm_ceil_div(w2->k, j.strip);
-  mm_cpu_soon_experts(b, j.active, w13, true);
+  mm_cpu_soon_experts(b, j.active, w13);
   observe_up(&j, x.data);
   mm_cpu_ready(b, b->row, mm_cpu_input(b, x, w13), NULL, tokens, w13, mm_cpu_form_of(b, w13));
   for (uint32_t p = own; p < end; p++) b->pair_x[p] = b->row[b->pair_row[p]];
-  mm_cpu_soon_experts(b, j.active, w2, false);
-  mm_cpu_each(b, j.active * j.up_strips, 2 * down, up_strip, &j);
+  mm_cpu_soon_experts(b, j.active, w2);
+  if (is_few)
+    few_up(&j, 2 * down);
+  else
+    mm_cpu_each(b, j.active * j.up_strips, 2 * down, up_strip, &j);
   observe_down(&j);
   clear_others(&j);
   mm_cpu_round(b, b->pair_act, pairs, w2);
   mm_cpu_ready(b, b->pair_x, b->pair_act, NULL, pairs, w2, mm_cpu_form_of(b, w2));
   mm_cpu_soon_after(b, w2);
-  mm_cpu_each(b, mm_ceil_div(w2->n, j.strip), down, down_strip, &j);
+  if (is_few)
+    few_down(&j, down);
+  else
+    mm_cpu_each(b, mm_ceil_div(w2->n, j.strip), down, down_strip, &j);
 }

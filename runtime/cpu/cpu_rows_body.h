@@ -439,7 +439,40 @@ LEVEL void many_tokens(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t tokens, 
 #endif
 
 #ifdef MM_PAIRS
-/* Pairs pay in tiles; fewer tokens take the inputs as f32, to the same bits. */
+/* One token under BF16, whose words are pairs as they lie. */
+LEVEL void one_in_pairs(const mm_cpu_view *v, uint32_t first, uint32_t rows, const float *x, float *y) {
+  const uint32_t chunks = mm_cells(v->w->k, MM_CHUNK), whole = v->w->k / MM_CHUNK / ABREAST * ABREAST;
+  const uint8_t *const end = v->codes + (size_t)(first + rows) * v->row_bytes;
+  const ptrdiff_t jump = v->next ? v->next - end : 0;
+  _Alignas(64) float lanes[16 * 16];
+  for (uint32_t r = 0; r < rows; r++) {
+    const uint8_t *const codes = v->codes + (size_t)(first + r) * v->row_bytes;
+    v16 sum = v16_zero();
+    if (jump && r + 1 == rows) ask_for_next(end + jump);
+    for (uint32_t c = 0; c < chunks;) {
+      const uint32_t some = c < whole ? ABREAST : 1;
+      const uint8_t *scale = NULL;
+      chunk_room room;
+      const uint8_t *const at = c < whole ? codes + (size_t)c * 2 * MM_CHUNK : whole_chunk(v, MM_KIND_BF16, codes, c, &scale, &room);
+      v16 part[ABREAST];
+      MM_UNROLL
+      for (uint32_t i = 0; i < ABREAST; i++) {
+        part[i] = v16_set1(-0.0f); /* as in tiles */
+        MM_UNROLL
+        for (uint32_t j = 0; i < some && j < LINES; j++)
+          part[i] = v16_pairs(_mm512_loadu_ps(at + (i * LINES + j) * 64), v16_load(x + (size_t)(c + i) * SPAN + 16 * j), part[i]);
+      }
+      MM_UNROLL
+      for (uint32_t i = 0; i < ABREAST; i++)
+        if (i < some) sum = v16_add(sum, part[i]);
+      c += some;
+    }
+    v16_store(lanes + 16 * (r % 16), sum);
+    row_out(v, first, rows, r, lanes, y);
+  }
+}
+
+/* Pairs pay in tiles, and where they lie in memory; fewer tokens take the inputs as f32, to the same bits. */
 LEVEL void all_tokens(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t first, uint32_t rows, const float *const *x, uint32_t tokens,
                       float *y, size_t stride, float *sums) {
   const float *pairs[MM_CPU_MANY_TOKENS];
@@ -450,7 +483,10 @@ LEVEL void all_tokens(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t first, ui
     many_tokens(v, kind, some, first, rows, pairs, y + t * stride, stride, sums);
     t += some;
   }
-  if (t < tokens) mm_cpu_rows_vbmi(v, first, rows, x + t, tokens - t, y + t * stride, stride, sums);
+  if (kind == MM_KIND_BF16 && tokens - t == 1)
+    one_in_pairs(v, first, rows, x[t] + mm_cpu_padded(v->w->k), y + t * stride);
+  else if (t < tokens)
+    mm_cpu_rows_vbmi(v, first, rows, x + t, tokens - t, y + t * stride, stride, sums);
 }
 #else
 LEVEL void all_tokens(const mm_cpu_view *v, mm_cpu_kind kind, uint32_t first, uint32_t rows, const float *const *x, uint32_t tokens,

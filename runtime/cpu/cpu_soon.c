@@ -26,6 +26,21 @@ static void publish(mm_cpu_soon *s, unsigned count, size_t bytes) {
 static void put(mm_cpu_soon *s, unsigned i, const uint8_t *p) { atomic_store_explicit(&s->from[i], p, memory_order_relaxed); }
 static size_t strip_bytes(const mm_packed *w, uint32_t rows) { return (size_t)(mm_cpu_row_at(w, 0, rows) - mm_cpu_row_at(w, 0, 0)); }
 
+/* The first rows of each thread's share of these matrices of w, as many bytes of each; lead NULL: of the only one. */
+static void first_of_shares(mm_backend *b, const mm_packed *w, const uint32_t *lead, uint32_t leads) {
+  const size_t strips = mm_ceil_div(w->n, mm_cpu_alone(b)), count = leads * strips;
+  size_t bytes = MOST;
+  unsigned shares = 0;
+  for (unsigned t = 0; t < b->c.threads && shares < MM_CPU_SOON; t++) {
+    const size_t item = mm_cpu_share_begin(b, count, t);
+    const uint32_t row = (uint32_t)(item % strips) * mm_cpu_alone(b);
+    if (item == mm_cpu_share_begin(b, count, t + 1)) continue; /* an empty share */
+    bytes = mm_min(bytes, strip_bytes(w, w->n - row));
+    put(&b->soon, shares++, mm_cpu_row_at(w, lead ? lead[item / strips] : 0, row));
+  }
+  publish(&b->soon, shares, mm_min(bytes, MOST / mm_max(1, shares)) / PIECE * PIECE);
+}
+
 void mm_cpu_soon_after(mm_backend *b, const mm_packed *w) {
   const mm_rank_weights *all = b->c.weights;
   const mm_layer_weights *y = &all->layer[b->layer];
@@ -39,15 +54,9 @@ void mm_cpu_soon_after(mm_backend *b, const mm_packed *w) {
     publish(&b->soon, 0, 0);
     return;
   }
-  put(&b->soon, 0, mm_cpu_row_at(next, 0, 0));
-  publish(&b->soon, 1, mm_min(MOST, strip_bytes(next, next->n)) / PIECE * PIECE);
+  first_of_shares(b, next, NULL, 1);
 }
 
-/* The first strips that threads take: of w1 and w3 those of the first expert, of w2 those of the first two. */
-void mm_cpu_soon_experts(mm_backend *b, uint32_t active, const mm_packed *w, bool up) {
-  const unsigned count = up ? 2 : (unsigned)mm_min(active, 2);
-  if (b->batch->tokens != 1 || active == 0) return;
-  for (unsigned i = 0; i < count; i++) put(&b->soon, i, mm_cpu_row_at(w, b->active[up ? 0 : i], up ? i * (w->n / 2) : 0));
-  const uint32_t rows = (uint32_t)mm_min(b->c.threads * MM_CPU_ALONE, up ? w->n / 2 : w->n);
-  publish(&b->soon, count, mm_min(MOST / count, strip_bytes(w, rows)) / PIECE * PIECE);
+void mm_cpu_soon_experts(mm_backend *b, uint32_t active, const mm_packed *w) {
+  if (b->batch->tokens == 1 && active) first_of_shares(b, w, b->active, active);
 }

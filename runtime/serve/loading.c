@@ -50,6 +50,7 @@ bool mm_loading_finish(mm_loaded *l, const mm_loading_config *c, mm_err *err) {
       .kv_fp8 = c->kv_fp8,
       .kv_bf16 = c->kv_bf16,
       .input_bf16 = c->input_bf16,
+      .pin = c->pin,
       .apart = c->scheduler.batch_invariant,
   };
   if (!e.ops) return false;

@@ -85,6 +85,8 @@ with open(f"{TMP}/prompt", "w") as f:
     f.write(prompt)
 assert run(packed, "--prompt-file", f"{TMP}/prompt", "--added-tokens", "-n48", "-q") == out and run.err == ""
 assert run(*greedy, "--threads", "3", "--device", "cpu") == out
+assert run(*greedy, "--threads", "1", "--pin") == out
+refused(2, "E_LIMITS: found 1024 threads to pin after 0 others", *greedy, "--threads", "1024", "--pin")
 assert run(*greedy, "--top-k", "1", "--temperature", "1") == out
 assert run(*greedy, "--min-p", "1", "--temperature", "1") == out
 for penalty in ("repetition", "presence", "frequency"):

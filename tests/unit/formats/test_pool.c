@@ -161,6 +161,58 @@ TEST(test_cpus) {
   assert_int_equal(alone, 1);
 }
 
+typedef struct where {
+  cpu_set_t cpus[8];
+  atomic_uint arrived;
+} where;
+/* Each worker has one item: none ends before all were begun. */
+static bool note_cpus(void *ctx, size_t item, unsigned worker, mm_err *err) {
+  where *w = ctx;
+  (void)item, (void)err;
+  atomic_fetch_add(&w->arrived, 1);
+  for (const double begin = mm_now(); atomic_load(&w->arrived) < 2 && mm_now() - begin < 10;) sched_yield();
+  return sched_getaffinity(0, sizeof w->cpus[worker], &w->cpus[worker]) == 0;
+}
+static size_t cpu_of(const cpu_set_t *set, unsigned n) {
+  for (size_t i = 0; i < CPU_SETSIZE; i++)
+    if (CPU_ISSET(i, set) && n-- == 0) return i;
+  return CPU_SETSIZE;
+}
+
+/* Every thread on one CPU, from the one that was asked for on; more threads than CPUs are refused and stay where they were. */
+TEST(test_pin) {
+  cpu_set_t before, after;
+  mm_err err = {0};
+  const unsigned cpus = mm_pool_cpus();
+  assert_int_equal(sched_getaffinity(0, sizeof before, &before), 0);
+  mm_team *two = mm_team_open(2, &err), *last = mm_team_open(1, &err);
+  assert_true(two && last);
+  assert_false(mm_team_pin(two, cpus - 1, &err));
+  char text[128];
+  snprintf(text, sizeof text, "E_LIMITS: found 2 threads to pin after %u others, %u CPUs to run on", cpus - 1, cpus);
+  assert_string_equal(err.text, text);
+  assert_int_equal(err.status, MM_USAGE);
+  assert_true(sched_getaffinity(0, sizeof after, &after) == 0 && CPU_EQUAL(&before, &after));
+  err = (mm_err){0};
+  if (cpus > 1) {
+    where w = {0};
+    assert_true(mm_team_pin(two, cpus - 2, &err));
+    assert_true(mm_team_run(two, 2, note_cpus, &w, &err));
+    for (unsigned i = 0; i < 2; i++) {
+      assert_int_equal(CPU_COUNT(&w.cpus[i]), 1);
+      assert_int_equal(cpu_of(&w.cpus[i], 0), cpu_of(&before, cpus - 2 + i));
+    }
+    sched_setaffinity(0, sizeof before, &before);
+  }
+  where w = {.arrived = 1};
+  assert_true(mm_team_pin(last, cpus - 1, &err));
+  assert_true(mm_team_run(last, 1, note_cpus, &w, &err));
+  assert_true(CPU_COUNT(&w.cpus[0]) == 1 && cpu_of(&w.cpus[0], 0) == cpu_of(&before, cpus - 1));
+  sched_setaffinity(0, sizeof before, &before);
+  mm_team_close(two);
+  mm_team_close(last);
+}
+
 typedef struct looks {
   atomic_uint count, last;
   atomic_bool wrong;

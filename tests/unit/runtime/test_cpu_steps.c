@@ -2,6 +2,7 @@
  * (test_ops and golden.sh say that they are right); no thread is made by a step, and none works between steps. */
 #include <dirent.h>
 #include <math.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <time.h>
 
@@ -110,7 +111,7 @@ TEST(same_bits) {
     ref_model ref = ref_build(dims(with[i].family));
     float first[PADDED], logits[PADDED];
     for (mm_cpu level = MM_CPU_PLAIN; level <= MM_CPU_BEST; level++)
-      for (uint32_t cut = 1; cut <= PROMPT; cut = cut == 1 ? 38 : cut == 38 ? PROMPT : PROMPT + 1) {
+      for (uint32_t cut = 1; cut <= PROMPT; cut = cut == 1 ? 3 : cut == 3 ? 38 : cut == 38 ? PROMPT : PROMPT + 1) {
         run r;
         mm_cpu_limit(level);
         open_run(&r, &ref, 1 + cut % 4, &with[i]);
@@ -146,6 +147,37 @@ static double cpu_seconds(void) {
   return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
+/* The second rank of a process has the CPUs after the first one's threads, and the same bits there. */
+TEST(pinned) {
+  ref_model ref = ref_build(dims(MM_FAMILY_M2));
+  float free_to_go[PADDED], logits[PADDED];
+  cpu_set_t before, after;
+  mm_err err = {0};
+  run r;
+  open_run(&r, &ref, 1, &(ways){.family = MM_FAMILY_M2});
+  feed(&r, 0, PROMPT, free_to_go);
+  mm_backend_config c = r.f.backend->c;
+  c.pin = true, c.place.local = mm_pool_cpus() - 1, c.place.ranks = mm_pool_cpus();
+  mm_forward_close(&r.f);
+  assert_int_equal(sched_getaffinity(0, sizeof before, &before), 0);
+  assert_true(mm_forward_open(&r.f, &mm_ops_cpu, &c, &err));
+  assert_int_equal(sched_getaffinity(0, sizeof after, &after), 0);
+  size_t last = CPU_SETSIZE - 1;
+  while (!CPU_ISSET(last, &before)) last--;
+  assert_true(CPU_COUNT(&after) == 1 && CPU_ISSET(last, &after));
+  feed(&r, 0, PROMPT, logits);
+  assert_memory_equal(logits, free_to_go, VOCAB * sizeof *logits);
+  close_run(&r);
+  sched_setaffinity(0, sizeof before, &before);
+  open_run(&r, &ref, 1, &(ways){.family = MM_FAMILY_M2});
+  c.place.local++;
+  mm_forward other;
+  assert_false(mm_forward_open(&other, &mm_ops_cpu, &c, &err));
+  assert_string_equal(err.code, "E_LIMITS");
+  close_run(&r);
+  ref_free(&ref);
+}
+
 TEST(threads_stay_and_sleep) {
   ref_model ref = ref_build(dims(MM_FAMILY_M2));
   float logits[PADDED];
@@ -169,7 +201,7 @@ TEST(threads_stay_and_sleep) {
   ref_free(&ref);
 }
 
-/* What is asked for ahead of an op, all of it once: the beginning of the next matrix, and nothing past its end. */
+/* What is asked for ahead of an op, all of it once: where the first and the second thread begin, and nothing past the end. */
 static void check_soon(mm_backend *b, const mm_packed *w, uint32_t lead, uint32_t row, unsigned i) {
   const uint8_t *const from = b->soon.from[i], *const end = mm_cpu_row_at(w, lead, w->n);
   assert_ptr_equal(from, mm_cpu_row_at(w, lead, row));
@@ -178,6 +210,13 @@ static void check_soon(mm_backend *b, const mm_packed *w, uint32_t lead, uint32_
   b->soon.next = 0;
   for (size_t p = 0; p < pieces; p++) assert_true(mm_cpu_soon_ask(&b->soon));
   assert_false(mm_cpu_soon_ask(&b->soon));
+}
+
+static void check_halves(mm_backend *b, const mm_packed *w) {
+  const uint32_t strips = (w->n + MM_CPU_ALONE - 1) / MM_CPU_ALONE;
+  check_soon(b, w, 0, 0, 0);
+  if (strips > 1) check_soon(b, w, 0, strips / 2 * MM_CPU_ALONE, 1);
+  assert_int_equal(b->soon.count, strips > 1 ? 2 : 1);
 }
 
 TEST(next_weights) {
@@ -193,15 +232,15 @@ TEST(next_weights) {
       const mm_layer_weights *y = &r.w.layer[b->layer];
       const bool lightning = y->output_gate.scheme, last = b->layer + 1 == r.w.layer_end;
       mm_cpu_soon_after(b, &y->qkv);
-      check_soon(b, lightning ? &y->output_gate : &y->out, 0, 0, 0);
-      if (lightning) mm_cpu_soon_after(b, &y->output_gate), check_soon(b, &y->out, 0, 0, 0);
+      check_halves(b, lightning ? &y->output_gate : &y->out);
+      if (lightning) mm_cpu_soon_after(b, &y->output_gate), check_halves(b, &y->out);
       b->active[0] = 1, b->active[1] = 0;
-      mm_cpu_soon_experts(b, 2, &y->w13, true);
-      check_soon(b, &y->w13, 1, 0, 0), check_soon(b, &y->w13, 1, y->w13.n / 2, 1);
-      mm_cpu_soon_experts(b, 2, &y->w2, false);
+      mm_cpu_soon_experts(b, 2, &y->w13);
+      check_soon(b, &y->w13, 1, 0, 0), check_soon(b, &y->w13, 0, 0, 1);
+      mm_cpu_soon_experts(b, 2, &y->w2);
       check_soon(b, &y->w2, 1, 0, 0), check_soon(b, &y->w2, 0, 0, 1);
       mm_cpu_soon_after(b, &y->w2);
-      check_soon(b, last ? &r.w.head : &r.w.layer[b->layer + 1].qkv, 0, 0, 0);
+      check_halves(b, last ? &r.w.head : &r.w.layer[b->layer + 1].qkv);
     }
     b->layer = 0, batch.tokens = 2, b->soon.count = 0;
     mm_cpu_soon_after(b, &r.w.layer[0].qkv);

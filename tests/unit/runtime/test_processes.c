@@ -277,7 +277,8 @@ TEST(away) {
   ref_free(&ref);
 }
 
-/* Processes that do not fit the ranks, a device that needs whole stages, and another checkpoint elsewhere. */
+/* Processes that do not fit the ranks, a device that needs whole stages, another checkpoint elsewhere, and threads pinned to the CPUs of
+ * another process. */
 TEST(refused) {
   ref_model ref = ref_build(ref_dims(MM_FAMILY_M2, false));
   ref_shards *shards = ref_cut(&ref, 2), *other = ref_cut(&ref, 2);
@@ -301,6 +302,16 @@ TEST(refused) {
     assert_string_equal(p[1].err.code, "E_MPI");
     assert_null(post.first);
   }
+  process p[2]; /* of one machine, with the same CPUs */
+  start(p, 2, &shards->s);
+  err = (mm_err){0};
+  assert_null(mm_engine_open(&shards->s,
+                             &(mm_engine_config){.ops = &ops, .limits = limits, .threads = 1, .pin = true, .world = &p[0].world}, &err));
+  assert_string_equal(err.code, "E_LIMITS");
+  assert_non_null(strstr(err.text, "processes 0 and 1: found "));
+  pthread_join(p[1].thread, NULL);
+  assert_string_equal(p[1].err.code, "E_LIMITS");
+  assert_null(post.first);
   ref_uncut(shards), ref_uncut(other);
   ref_free(&ref);
 }
