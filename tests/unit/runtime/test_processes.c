@@ -546,7 +546,7 @@ static void fail_at_random(mm_model m, uint32_t tp, uint32_t stages, uint32_t pr
   }
   for (uint32_t n = 0; n < 60; n++) {
     below(4) ? hurt_step(s, &m, ranks) : hurt_slots(s, ranks);
-    if (n % 30 == 29 && ranks / processes > 1) away_step(s, m.vocab, ranks);
+    if (n == 29 && ranks / processes > 1) away_step(s, m.vocab, ranks);
   }
   for (int i = 0; i < 2; i++) mm_engine_close(s[i].e), free(s[i].state);
   stop(p, processes);
