@@ -1,6 +1,7 @@
 /* The cases of minimax-bench (bench_cases.h). */
 #include "runtime/bench_cases.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 static const mm_bench_case cases[] = {
@@ -27,6 +28,7 @@ static mm_bench_case adjusted(mm_bench_case c, const mm_bench_args *a) {
   if (a->quant) c.quant = a->quant;
   if (a->experts) c.experts = a->experts;
   if (a->head) c.head = a->head;
+  if (a->vocab) c.vocab = (uint32_t)strtoul(a->vocab, NULL, 10);
   if (a->batch && c.batch[0]) c.batch[0] = (uint32_t)a->batch, c.batch[1] = 0;
   if (a->context && c.context) c.context = (uint32_t)a->context;
   if (a->tokens && c.tokens) c.tokens = (uint32_t)a->tokens;

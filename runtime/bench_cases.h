@@ -7,7 +7,7 @@
 #include "runtime/bench_result.h"
 
 typedef struct mm_bench_args {
-  const char *subject, *model, *quant, *experts, *head, *kv, *act_quant;
+  const char *subject, *model, *quant, *experts, *head, *vocab, *kv, *act_quant;
   uint64_t layers, batch, context, tokens, steps; /* 0: the subject's own */
   uint64_t tp;                                    /* ranks */
   bool json, quiet;

@@ -1,0 +1,35 @@
+/* minimax-bench's cases: what options change of them. */
+#include "runtime/bench_cases.h"
+#include "tests/unit/unit.h"
+
+static mm_bench_case first(const mm_bench_args *a) {
+  mm_bench_case c;
+  assert_true(mm_bench_case_at(a, 0, &c));
+  return c;
+}
+
+TEST(test_vocab) {
+  mm_bench_args a = {.subject = "prefill", .model = "m2"};
+  assert_int_equal(first(&a).vocab, 2048);
+  a.vocab = "200064";
+  assert_int_equal(first(&a).vocab, 200064);
+  a.subject = "decode", a.vocab = NULL;
+  assert_int_equal(first(&a).vocab, 200064);
+  a.vocab = "2048";
+  assert_int_equal(first(&a).vocab, 2048);
+}
+
+TEST(test_options) {
+  const mm_bench_args a = {
+      .subject = "layers", .model = "m2", .experts = "nvfp4", .head = "block_fp8", .layers = 4, .batch = 64, .context = 512, .tokens = 32};
+  mm_bench_case c = first(&a);
+  assert_string_equal(c.model, "m2");
+  assert_string_equal(c.quant, "block_fp8");
+  assert_string_equal(c.experts, "nvfp4");
+  assert_string_equal(c.head, "block_fp8");
+  assert_true(c.layers == 4 && c.batch[0] == 64 && c.batch[1] == 0 && c.context == 512);
+  assert_int_equal(c.tokens, 0); /* it has no prefill */
+  assert_false(mm_bench_case_at(&a, 1, &c));
+}
+
+int main(void) { return run_unit_tests(NULL, NULL); }
