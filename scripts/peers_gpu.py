@@ -32,7 +32,7 @@ import time
 PEER = {"block_fp8": "Q8_0", "w4a16": "Q4_0", "nvfp4": "NVFP4", "mxfp4": "MXFP4"}
 SIZE = {"block_fp8": 2, "w4a16": 1, "nvfp4": 1, "mxfp4": 1}  # of a model, and so its share of the time
 VOCAB, STEPS = "200064", 64  # rows of the head, also of the models that the writer makes; decode steps that count
-LIMIT = 300  # seconds that one program may take
+LIMIT = 120  # seconds that one program may take
 
 
 class Failed(Exception):
