@@ -120,9 +120,11 @@ typedef struct mm_scheme {
 } mm_scheme;
 
 /* Numbers of a weight that nobody stored, for benchmarks: functions of seed, matrix and place in the uncut weight, so that all cuts hold
- * the same model. Row i here is row from[s] + i - at[s] of the uncut matrix, s the last with at[s] <= i; column 0 is first_k. */
+ * the same model. Row i here is row from[s] + i - at[s] of the uncut matrix, s the last with at[s] <= i; column 0 is first_k. Matrix 0 here
+ * is matrix `first`. */
 typedef struct mm_random {
   uint32_t seed; /* 0: any numbers */
+  uint32_t first;
   uint32_t at[3], from[3];
 } mm_random;
 

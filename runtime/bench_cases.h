@@ -9,7 +9,7 @@
 typedef struct mm_bench_args {
   const char *subject, *model, *quant, *experts, *head, *vocab, *kv, *act_quant;
   uint64_t layers, batch, context, tokens, steps; /* 0: the subject's own */
-  uint64_t tp;                                    /* ranks */
+  uint64_t tp, ep;                                /* ranks, and among how many groups of them experts are divided */
   bool json, quiet;
 } mm_bench_args;
 

@@ -12,14 +12,15 @@ void mm_bench_print_copy(double bytes_per_s, bool json) {
 
 /* What every object begins with. */
 static void open_object(const mm_bench_result *r) {
-  printf("{\"subject\":\"%s\",\"model\":\"%s\",\"tp\":%u,\"layers\":%u,\"quant\":\"%s\",\"expert_quant\":\"%s\",\"head\":\"%s\"",
-         r->c->subject, r->c->model, r->ranks, r->layers, r->c->quant, r->c->experts, r->c->head);
+  printf("{\"subject\":\"%s\",\"model\":\"%s\",\"tp\":%u,\"ep\":%u,\"layers\":%u,\"quant\":\"%s\",\"expert_quant\":\"%s\",\"head\":\"%s\"",
+         r->c->subject, r->c->model, r->ranks, r->ep, r->layers, r->c->quant, r->c->experts, r->c->head);
 }
 
 /* What every line begins with. */
 static void open_line(const mm_bench_result *r) {
   printf("%s", r->c->model);
   if (r->ranks > 1) printf(", tp %u,", r->ranks);
+  if (r->ep > 1) printf(" ep %u,", r->ep);
 }
 
 void mm_bench_print_op(const mm_bench_result *r, const char *op, bool json) {

@@ -21,7 +21,7 @@ typedef struct mm_bench_case {
 typedef struct mm_bench_result {
   const mm_bench_case *c;
   uint32_t layers, batch; /* that were measured */
-  uint32_t ranks;         /* a GPU each; bytes and floor are those of one */
+  uint32_t ranks, ep;     /* a GPU each; bytes and floor are those of one. Experts are whole on ep groups of them */
   bool kv_fp8;
   double copy_rate;      /* bytes read plus written a second */
   double seconds, bytes; /* bytes 0: not known */

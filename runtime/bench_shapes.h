@@ -13,7 +13,7 @@ typedef struct mm_bench_shape {
   const char *model; /* "m1" or "m2" */
   uint32_t layers, vocab;
   const char *quant, *experts, *head; /* schemes of the attention, of the experts and of the head */
-  uint32_t rank, tp;                  /* whose slices, of how many ranks: 1, 2, 4 or 8 */
+  uint32_t rank, tp, ep;              /* whose slices, of how many ranks: 1, 2, 4 or 8; tp / ep of them cut an expert, ep divides tp */
 } mm_bench_shape;
 
 mm_model mm_bench_model(const mm_bench_shape *s);

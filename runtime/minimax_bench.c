@@ -32,6 +32,7 @@ typedef struct bench {
   const mm_bench_case *c;
   const mm_ops *ops;
   uint32_t rank, ranks; /* a thread and a GPU each; the first prints */
+  uint32_t ep;          /* experts are whole on so many groups of them */
   mm_comm *comm;
   uint32_t steps;
   bool kv_fp8, act_quant;
@@ -92,8 +93,8 @@ static double prefill_floor(const bench *b, double tokens) {
     const double expert_rate = y->w13.scheme->code == MM_CODE_E4M3 ? FP8_RATE : BF16_RATE;
     const double dense = parameters_of(&y->qkv) + parameters_of(&y->out) + parameters_of(&y->output_gate);
     sum += 2 * tokens * dense / rate;
-    sum += fmax(2 * tokens * m->top_k * (parameters_of(&y->w13) + parameters_of(&y->w2)) / expert_rate,
-                m->experts * (bytes_of(&y->w13) + bytes_of(&y->w2)) / b->copy_rate);
+    sum += fmax(2 * tokens * m->top_k / b->ep * (parameters_of(&y->w13) + parameters_of(&y->w2)) / expert_rate,
+                y->w13.lead * (bytes_of(&y->w13) + bytes_of(&y->w2)) / b->copy_rate);
     sum += m->attn[l] == MM_ATTN_LIGHTNING ? 8 * tokens * q / b->copy_rate : 2 * q * tokens * tokens / ATTENTION_RATE;
   }
   return sum;
@@ -165,9 +166,9 @@ static void draw_ids(bench *b, uint32_t rows) {
   for (uint32_t s = 0; s < rows; s++) b->id[s] = (int32_t)(mm_draw(s, ++b->drawn) * b->model.vocab);
 }
 
-/* b->reached, over COUNTED more such steps and the layers that choose in them. */
+/* b->reached, over COUNTED more such steps and the layers that choose in them: of the experts that this rank holds. */
 static bool count_experts(bench *b, const op *o, const mm_batch *batch, mm_err *err) {
-  const size_t experts = b->model.experts, n = b->model.layers * experts;
+  const size_t experts = b->model.experts, n = b->model.layers * experts, first = b->weights.expert_first;
   uint64_t *load = mm_calloc(2 * n, sizeof *load, err), chosen = 0, layers = 0;
   double at;
   bool ok = load && b->forward.ops->expert_load(b->forward.backend, load, err);
@@ -177,9 +178,11 @@ static bool count_experts(bench *b, const op *o, const mm_batch *batch, mm_err *
     ok = queue_step(b, o, batch, err) && collect(b, &at, err) &&
          b->forward.ops->expert_load(b->forward.backend, load + (i + 1) % 2 * n, err);
     for (size_t l = 0; ok && l < b->model.layers; l++) {
-      uint64_t some = 0;
-      for (size_t e = l * experts; e < (l + 1) * experts; e++) some += after[e] > before[e];
-      chosen += some, layers += some > 0;
+      const size_t own_first = l * experts + first, held = b->weights.layer[l].w13.lead;
+      uint64_t some = 0, own = 0;
+      for (size_t e = l * experts; e < (l + 1) * experts; e++)
+        if (after[e] > before[e]) some++, own += e - own_first < held;
+      chosen += own, layers += some > 0;
     }
   }
   free(load);
@@ -342,7 +345,7 @@ static bool time_op(bench *b, const op *o, uint32_t rows, double *step_s, mm_err
 /* What is common to the results of a case. */
 static mm_bench_result result_of(const bench *b, uint32_t rows) {
   return (mm_bench_result){
-      .c = b->c, .layers = b->c->layers, .batch = rows, .ranks = b->ranks, .kv_fp8 = b->kv_fp8, .copy_rate = b->copy_rate};
+      .c = b->c, .layers = b->c->layers, .batch = rows, .ranks = b->ranks, .ep = b->ep, .kv_fp8 = b->kv_fp8, .copy_rate = b->copy_rate};
 }
 
 /* Every op of the model's layers for itself: what it adds to a step that only chooses tokens. */
@@ -418,7 +421,7 @@ static bool open_case(bench *b, mm_err *err) {
   const mm_limits limits = {.max_tokens = (uint32_t)mm_max(mm_max(slots, chunk), c->tokens + (beside ? slots : 0)),
                             .slots = slots,
                             .max_positions = (uint32_t)mm_max(c->context + 1, c->tokens)};
-  const mm_bench_shape shape = {c->model, c->layers, c->vocab, c->quant, c->experts, c->head, b->rank, b->ranks};
+  const mm_bench_shape shape = {c->model, c->layers, c->vocab, c->quant, c->experts, c->head, b->rank, b->ranks, b->ep};
   b->model = mm_bench_model(&shape);
   b->id = mm_calloc(limits.max_tokens, sizeof *b->id, err);
   b->span = mm_calloc(slots, sizeof *b->span, err);
@@ -506,6 +509,9 @@ static bool bench_all(void *args, mm_err *err) {
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found subject \"%s\", expected " SUBJECTS, subject);
   if (a->tp & (a->tp - 1))
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --tp %u, expected 1, 2, 4 or 8", (unsigned)a->tp);
+  if (a->tp % a->ep)
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --ep %u, expected a divisor of --tp %u", (unsigned)a->ep,
+                   (unsigned)a->tp);
   if (a->tp > 1 && strcmp(subject, "kernels") == 0) /* a step that does nothing is no measure of how ranks wait */
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --tp %u, expected 1: kernels are those of one GPU", (unsigned)a->tp);
   if (choices) return mm_bench_print_choices(a, err);
@@ -516,6 +522,7 @@ static bool bench_all(void *args, mm_err *err) {
     bench b = {.c = &c,
                .ops = ops,
                .ranks = (uint32_t)a->tp,
+               .ep = (uint32_t)a->ep,
                .steps = (uint32_t)a->steps,
                .kv_fp8 = strcmp(a->kv, "fp8") == 0,
                .act_quant = strcmp(a->act_quant, "on") == 0,
@@ -527,7 +534,7 @@ static bool bench_all(void *args, mm_err *err) {
 }
 
 int main(int argc, char **argv) {
-  mm_bench_args a = {.kv = "auto", .act_quant = "on", .steps = 64, .tp = 1};
+  mm_bench_args a = {.kv = "auto", .act_quant = "on", .steps = 64, .tp = 1, .ep = 1};
   const mm_option options[] = {
       MM_OPTION(STR, "model", &a.model, "NAME", "only this model's shapes", .choices = "m1|m2"),
       MM_OPTION(U64, "layers", &a.layers, "N", "layers of the model (8; all of M2 for decode)", .lo = 1, .hi = MM_MAX_LAYERS),
@@ -540,6 +547,7 @@ int main(int argc, char **argv) {
                 .choices = "on|off"),
       MM_OPTION(STR, "kv-cache-dtype", &a.kv, "TYPE", "of cached keys and values (auto: bf16)", .choices = "auto|fp8"),
       MM_OPTION(U64, "tp", &a.tp, "N", "ranks, a GPU each: 1, 2, 4 or 8 (1)", .lo = 1, .hi = RANKS),
+      MM_OPTION(U64, "ep", &a.ep, "N", "divides tp: each rank holds 1/N of the experts, cut in tp/N (1)", .lo = 1, .hi = RANKS),
       MM_OPTION(U64, "batch", &a.batch, "N",
                 "sequences of a decode step (1, 4, 16, 64 and 256; 1 and 16 for kernels, 1 for decode, 63 for mixed)", .lo = 1, .hi = 256),
       MM_OPTION(U64, "context", &a.context, "N", "tokens that each of them holds (1024)", .lo = 1, .hi = 1 << 19),

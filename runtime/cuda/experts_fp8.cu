@@ -96,7 +96,6 @@ struct up_job {
   uint32_t inter;
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  static constexpr bool kHeld = true;
   __device__ const mm_cu_codes &codes() const { return x; }
   __device__ void prepare(shared &sh) const { tiles.prepare(sh); }
   __device__ bool find(uint32_t index, uint32_t rank, const shared &sh, tile *t) const {
@@ -147,7 +146,6 @@ struct down_job {
   __nv_bfloat16 *pair_out;
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  static constexpr bool kHeld = true;
   __device__ const mm_cu_codes &codes() const { return middle; }
   __device__ void prepare(shared &sh) const { tiles.prepare(sh); }
   __device__ bool find(uint32_t index, uint32_t rank, const shared &sh, tile *t) const {

@@ -10,7 +10,6 @@ struct dense_job {
   mm_cu_product a;
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  static constexpr bool kHeld = false;
   __device__ const mm_cu_codes &codes() const { return a.x; }
   __device__ void prepare(shared &) const {}
   __device__ bool find(uint32_t index, uint32_t rank, shared &, tile *t) const {

@@ -2,13 +2,12 @@
  * 128 weight rows, 128 columns at a time, and goes on with other tiles while there are any: each block asks the copy engine for one run and
  * has it put into both blocks' memory, so the level-2 cache is asked for 32 KB a step, not 48.
  *
- * One warp asks the copy engine for codes, four steps ahead, and notes what a tile is before its turn comes. Two groups multiply 64 rows
- * each by a run at a time (wgmma, E4M3): products of 128 columns are summed by the tensor cores, which keep few bits, then scaled and added
- * in f32. The groups take turns, so that one adds while the other's products are under way. Of a block's tile of at most 64 rows each group
- * takes all, and half the columns of both runs.
+ * One warp asks the copy engine for codes, four steps ahead, and notes what a tile is before its turn comes; another asks for the scales as
+ * far ahead. Two groups multiply 64 rows each, which they hold in registers, by a run at a time, 64 columns of it (wgmma, E4M3): products
+ * of 128 columns of the codes are summed by the tensor cores, which keep few bits, then scaled and added in f32, while the next 64 are
+ * under way. Of a block's tile of at most 64 rows each group takes all, and half the columns of both runs.
  *
  * A job says what the tiles are:
- *   kHeld                      whether rows go to the tensor cores from registers, not from shared memory
  *   w, codes()                 weights, rounded rows
  *   prepare(shared)            a warp, once, before the first find
  *   find(index, rank, shared, &tile)   what tile `index` is for this block of the pair; false beyond the last (both blocks alike)
@@ -28,7 +27,7 @@
 namespace fp8_gemm {
 
 constexpr uint32_t kThreads = 384, kRows = 128, kRun = 128, kStages = 4, kNotes = 4, kPair = 2;
-constexpr uint32_t kFew = 64, kBox = 16, kTurns = 1, kMeet = 3; /* rows of a group, of a box; named barriers, a turn of each group's */
+constexpr uint32_t kFew = 64, kBox = 16, kMeet = 1; /* rows of a group, of a box; a named barrier */
 
 struct tile {
   uint32_t matrix, first, rows; /* of this block, rows ≤ 128; 0: the other block of the pair has the last ones */
@@ -44,8 +43,12 @@ struct note {
 struct step_shared {
   uint8_t x[kRows * 128], w[2][kRun * 128];
 };
+struct step_scales {
+  float x[kRows], w[2]; /* w: each run's */
+};
 struct shared {
   step_shared step[kStages];
+  step_scales scales[kStages];
   note notes[kNotes];
   float most[2][2][kFew];
   uint64_t full[kStages], empty[kStages], told[kNotes], read[kNotes];
@@ -126,94 +129,85 @@ __device__ __forceinline__ void produce(const CUtensorMap *x, const CUtensorMap 
   }
 }
 
+/* One warp brings the scales of each step, as far ahead as codes are. */
+template <class Job>
+__device__ __forceinline__ void scale(const Job &job, shared &sh) {
+  const mm_cu_weight &w = job.w;
+  const mm_cu_codes &codes = job.codes();
+  const uint32_t steps = codes.pitch / 128, lane = threadIdx.x % 32;
+  for (uint32_t n = 0, at = 0;; n++) {
+    barrier_wait(shared_address(&sh.told[n % kNotes]), n / kNotes % 2);
+    const tile t = sh.notes[n % kNotes].t;
+    __syncwarp();
+    if (lane == 0) barrier_arrive(shared_address(&sh.read[n % kNotes]));
+    if (!t.more) return;
+    const float *x[kRows / 32], *run = static_cast<const float *>(w.scale);
+#pragma unroll
+    for (uint32_t i = 0; i < kRows / 32; i++) x[i] = codes.scale + min(t.first + min(lane + i * 32, max(t.rows, 1u) - 1), codes.rows - 1);
+    run += (t.matrix * w.scale_rows + (min(lane == 0 ? t.run[0] : t.run[1], w.n - 1) >> w.cell_n_log2)) * w.scale_pitch;
+    for (uint32_t s = 0; s < steps; s++, at++) {
+      step_scales &to = sh.scales[at % kStages];
+      if (at >= kStages) barrier_wait(shared_address(&sh.empty[at % kStages]), (at / kStages - 1) % 2);
+#pragma unroll
+      for (uint32_t i = 0; i < kRows / 32; i++) copy4_to(shared_address(to.x + lane + i * 32), x[i] + (size_t)s * codes.scale_pitch);
+      if (lane < 2) copy4_to(shared_address(to.w + lane), run + (s * 128 >> w.cell_k_log2));
+      barrier_arrive_copied(shared_address(&sh.full[at % kStages]));
+    }
+  }
+}
+
 /* A warp has read a step: both blocks are told, whose copy engines write to this one. */
 __device__ __forceinline__ void release(shared &sh, uint32_t stage) {
   if (threadIdx.x % 32 < kPair) barrier_arrive_pair(block_address(shared_address(&sh.empty[stage]), threadIdx.x % 32));
 }
 
-/* What a thread knows of its two rows: eight apart. */
-struct thread_rows {
-  uint32_t x_scale[2], w_scale[2], name[2]; /* where scales begin */
-};
-
 __device__ __forceinline__ void named_sync(uint32_t barrier) { asm volatile("bar.sync %0, 256;" ::"r"(barrier) : "memory"); }
-__device__ __forceinline__ void named_arrive(uint32_t barrier) { asm volatile("bar.arrive %0, 256;" ::"r"(barrier) : "memory"); }
 
-/* A tile from its first step to its end: 64 rows, of each run the columns [column, column + 8N). N = 16: the groups take turns; the last
- * of four products is asked for after the other group's turn has begun. */
+/* A tile from its first step to its end: 64 rows, of each run the columns [column, column + 8N), 64 at a time. While the tensor cores have
+ * one 64, those before are scaled and added. */
 template <int N, class Job>
-__device__ __forceinline__ void multiply(const Job &job, shared &sh, const tile &t, const thread_rows &rows, uint32_t group, uint32_t at) {
-  const mm_cu_weight &w = job.w;
-  const mm_cu_codes &codes = job.codes();
-  const uint32_t steps = codes.pitch / 128, first = N == 16 ? group * kFew : 0, column = N == 16 ? 0 : group * kFew;
-  float out[2][4 * N] = {}, next[4];
+__device__ __forceinline__ void multiply(const Job &job, shared &sh, const tile &t, const uint32_t (&name)[2], uint32_t group,
+                                         uint32_t at) {
+  constexpr int kParts = N / 4; /* of 64 columns */
+  const uint32_t steps = job.codes().pitch / 128, first = N == 16 ? group * kFew : 0, column = N == 16 ? 0 : group * kFew;
+  const uint32_t row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4,
+                 held_row = first + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 16;
+  float out[2][4 * N] = {}, part[2][32] = {}, last[2] = {};
   uint32_t held[4][4];
-  auto load_scales = [&](uint32_t s) {
+  auto add = [&](int q, const float(&f)[2]) {
+    float *const to = out[q * 2 / kParts] + q % (kParts / 2) * 32;
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-      next[i] = codes.scale[(size_t)s * codes.scale_pitch + rows.x_scale[i]];
-      next[2 + i] = static_cast<const float *>(w.scale)[rows.w_scale[i] + (s * 128 >> w.cell_k_log2)];
-    }
+    for (int i = 0; i < 32; i++) to[i] = fmaf(part[q % 2][i], f[i / 2 % 2], to[i]);
   };
-  auto wait_full = [&](uint32_t at) {
-    barrier_wait(shared_address(&sh.full[at % kStages]), at / kStages % 2);
-    if constexpr (Job::kHeld) {
-      const uint32_t row = first + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 16;
-#pragma unroll
-      for (int k = 0; k < 4; k++)
-        ldmatrix4_at(held[k], shared_address(sh.step[at % kStages].x) + swizzled(row, k * 2 + threadIdx.x % 32 / 16));
-    }
-  };
-  load_scales(0);
   for (uint32_t s = 0; s < steps; s++, at++) {
-    const float f[2][2] = {{next[0] * next[2], next[1] * next[2]}, {next[0] * next[3], next[1] * next[3]}};
-    load_scales(min(s + 1, steps - 1));
-    if (!Job::kHeld || s == 0) wait_full(at);
     step_shared &step = sh.step[at % kStages];
-    auto ask = [&](float(&part)[4 * N], int h) {
-      const uint32_t x = shared_address(step.x) + first * 128, run = shared_address(step.w[h]) + column * 128;
+    const step_scales &scales = sh.scales[at % kStages];
+    barrier_wait(shared_address(&sh.full[at % kStages]), at / kStages % 2);
+    const uint64_t runs = operand(uniform(shared_address(step.w[0]) + column * 128));
+#pragma unroll
+    for (int k = 0; k < 4; k++) ldmatrix4_at(held[k], shared_address(step.x) + swizzled(held_row, k * 2 + threadIdx.x % 32 / 16));
+    float f[2][2];
+#pragma unroll
+    for (int h = 0; h < 2; h++) f[h][0] = scales.x[first + row] * scales.w[h], f[h][1] = scales.x[first + row + 8] * scales.w[h];
+#pragma unroll
+    for (int q = 0; q < kParts; q++) {
       wgmma_begin();
 #pragma unroll
-      for (int k = 0; k < 4; k++) {
-        if (N == 16 && k == 3) named_arrive(kTurns + 1 - group);
-        if constexpr (Job::kHeld) {
-          wgmma_e4m3(part, held[k], operand(run + k * 32), k > 0);
-        } else {
-          wgmma_e4m3(part, operand(x + k * 32), operand(run + k * 32), k > 0);
-        }
-      }
+      for (int k = 0; k < 4; k++)
+        wgmma_e4m3(part[q % 2], held[k], operand_after(runs, (q * 2 / kParts * kRun + q % (kParts / 2) * 64) * 128 + k * 32), k > 0);
       wgmma_commit();
-    };
-    auto add = [&](const float(&part)[4 * N], int h) {
-#pragma unroll
-      for (int i = 0; i < 4 * N; i++) out[h][i] = fmaf(part[i], f[h][i / 2 % 2], out[h][i]);
-      hold(out[h]);
-    };
-    auto leave = [&]() {
-      release(sh, at % kStages);
-      if (Job::kHeld && s + 1 < steps) wait_full(at + 1);
-    };
-    if constexpr (N == 16) {
-      float part[4 * N];
-#pragma unroll
-      for (int h = 0; h < 2; h++) {
-        named_sync(kTurns + group);
-        ask(part, h);
-        wgmma_wait<0>(part);
-        if (h == 1) leave();
-        add(part, h);
+      wgmma_wait<1>(part[(q + 1) % 2]);
+      if (q == 0) {
+        add(kParts - 1, last);
+      } else {
+        add(q - 1, f[(q - 1) * 2 / kParts]);
       }
-    } else {
-      float part[2][4 * N];
-      ask(part[0], 0), ask(part[1], 1);
-      wgmma_wait<1>(part[0]);
-      add(part[0], 0);
-      wgmma_wait<0>(part[1]);
-      leave();
-      add(part[1], 1);
     }
+    last[0] = f[1][0], last[1] = f[1][1];
+    wgmma_wait<0>(part[(kParts - 1) % 2]);
+    release(sh, at % kStages);
   }
-  const uint32_t row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+  add(kParts - 1, last);
 #pragma unroll
   for (int half = 0; half < 2; half++) {
     auto most = [&](float v) {
@@ -224,34 +218,27 @@ __device__ __forceinline__ void multiply(const Job &job, shared &sh, const tile 
       named_sync(kMeet);
       return fmaxf(v, sh.most[half][1 - group][row + half * 8]);
     };
-    job.template emit<N>(t, first + row + half * 8, rows.name[half], out, half, column, most);
+    job.template emit<N>(t, first + row + half * 8, name[half], out, half, column, most);
   }
 }
 
 template <class Job>
 __device__ __forceinline__ void consume(const Job &job, shared &sh, uint32_t group) {
-  const mm_cu_weight &w = job.w;
-  const mm_cu_codes &codes = job.codes();
-  const uint32_t steps = codes.pitch / 128, row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
-  if (group == 1) named_arrive(kTurns); /* the first turn */
+  const uint32_t steps = job.codes().pitch / 128, row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
   for (uint32_t n = 0, at = 0;; n++, at += steps) {
     barrier_wait(shared_address(&sh.told[n % kNotes]), n / kNotes % 2);
     const note &now = sh.notes[n % kNotes];
     const tile t = now.t;
     if (!t.more) return;
-    thread_rows rows;
+    uint32_t name[2];
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-      const uint32_t r = min(row + i * 8 + (t.rows > kFew ? group * kFew : 0), max(t.rows, 1u) - 1);
-      rows.x_scale[i] = min(t.first + r, codes.rows - 1), rows.name[i] = t.rows ? now.name[r] : 0;
-      rows.w_scale[i] = (t.matrix * w.scale_rows + (min(t.run[i], w.n - 1) >> w.cell_n_log2)) * w.scale_pitch;
-    }
+    for (int i = 0; i < 2; i++) name[i] = t.rows ? now.name[min(row + i * 8 + (t.rows > kFew ? group * kFew : 0), t.rows - 1)] : 0;
     __syncwarp();
     if (threadIdx.x % 32 == 0) barrier_arrive(shared_address(&sh.read[n % kNotes]));
     if (t.rows > kFew) {
-      multiply<16>(job, sh, t, rows, group, at);
+      multiply<16>(job, sh, t, name, group, at);
     } else if (t.rows > 0) {
-      multiply<8>(job, sh, t, rows, group, at);
+      multiply<8>(job, sh, t, name, group, at);
     } else { /* nothing but to let the steps pass */
       for (uint32_t s = 0; s < steps; s++) {
         barrier_wait(shared_address(&sh.full[(at + s) % kStages]), (at + s) / kStages % 2);
@@ -272,11 +259,11 @@ __global__ void MM_PAIR __launch_bounds__(kThreads, 1)
   shared &sh = *reinterpret_cast<shared *>(raw);
   if (threadIdx.x == 0) {
     for (uint32_t i = 0; i < kStages; i++) {
-      barrier_open(shared_address(&sh.full[i]), 1);
+      barrier_open(shared_address(&sh.full[i]), 1 + 32);
       barrier_open(shared_address(&sh.empty[i]), kPair * (kThreads / 32 - 4));
     }
     for (uint32_t i = 0; i < kNotes; i++)
-      barrier_open(shared_address(&sh.told[i]), 1), barrier_open(shared_address(&sh.read[i]), kThreads / 32 - 4);
+      barrier_open(shared_address(&sh.told[i]), 1), barrier_open(shared_address(&sh.read[i]), kThreads / 32 - 3);
   }
   pair_sync();
   grid_wait_and_launch_next();
@@ -284,6 +271,7 @@ __global__ void MM_PAIR __launch_bounds__(kThreads, 1)
   if (group == 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if (threadIdx.x < 32) produce(&x, &few_x, &w, job, sh, blockIdx.x % kPair);
+    if (threadIdx.x / 32 == 1) scale(job, sh);
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     consume(job, sh, group - 1);

@@ -190,17 +190,8 @@ __device__ __forceinline__ void wgmma_e4m3(float (&d)[32], const uint32_t (&a)[4
                : MM_F32(d, 0)
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
-/* d[64, 128] (+)= a[64, 32] · b[128, 32]ᵀ, a in registers. */
-__device__ __forceinline__ void wgmma_e4m3(float (&d)[64], const uint32_t (&a)[4], uint64_t b, int add) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\nwgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" MM_R64
-               "}, {%64,%65,%66,%67}, %68, p, 1, 1;\n}"
-               : MM_F32(d, 0), MM_F32(d, 32)
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
-}
 /* d[64, 64] (+)= a[64, 32] · b[64, 32]ᵀ, both e4m3, in blocks of 128 columns. */
 MM_WGMMA(wgmma_e4m3, 32, "64k32.f32.e4m3.e4m3", MM_R32, "%32, %33, p, 1, 1", "%34", MM_F32(d, 0))
-/* d[64, 128] (+)= a[64, 32] · b[128, 32]ᵀ. */
-MM_WGMMA(wgmma_e4m3, 64, "128k32.f32.e4m3.e4m3", MM_R64, "%64, %65, p, 1, 1", "%66", MM_F32(d, 0), MM_F32(d, 32))
 /* d[64, 128] (+)= a[64, 16] · b[128, 16]ᵀ. */
 MM_WGMMA(wgmma128, 64, "128k16.f32.bf16.bf16", MM_R64, "%64, %65, p, 1, 1, 0, 0", "%66", MM_F32(d, 0), MM_F32(d, 32))
 /* d[64, 64] += a[64, 16] · b[16, 64], a in registers as mma's a, b turned. */

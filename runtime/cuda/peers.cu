@@ -72,23 +72,6 @@ __device__ bool meet(const peer_view &c, peer_patience *p, uint32_t round, uint3
   return __syncthreads_and(here);
 }
 
-/* f(i, g(i)) of every i from `first` on below n: four values are asked for before the first is used. */
-template <class T, class G, class F>
-__device__ __forceinline__ void each_of(uint32_t first, uint32_t n, uint32_t step, const G &g, const F &f) {
-  constexpr uint32_t kAtOnce = 4;
-  for (; first < n; first += kAtOnce * step) {
-    T v[kAtOnce];
-#pragma unroll
-    for (uint32_t k = 0; k < kAtOnce; k++) {
-      if (first + k * step < n) v[k] = g(first + k * step);
-    }
-#pragma unroll
-    for (uint32_t k = 0; k < kAtOnce; k++) {
-      if (first + k * step < n) f(first + k * step, v[k]);
-    }
-  }
-}
-
 /* n units of sixteen bytes, of which rank r owns [r · share, (r + 1) · share). One stretch: each meeting costs what all of a block's writes
  * take to arrive, which in pieces that overlap came to twice the time. */
 template <class T, reduction R>
@@ -266,11 +249,16 @@ bool meet_all(const mm_cu_peers *p, mm_err *err) {
 
 /* A kernel that is loaded at its first launch may wait for the device to be idle, which it is not while another rank's waits for it. */
 bool load_kernels(mm_err *err) {
-  const void *const kernels[] = {
-      reinterpret_cast<const void *>(reduce_few<bf16, SUM>),   reinterpret_cast<const void *>(reduce_few<float, SUM>),
-      reinterpret_cast<const void *>(reduce_few<float, MAX>),  reinterpret_cast<const void *>(reduce_many<bf16, SUM>),
-      reinterpret_cast<const void *>(reduce_many<float, SUM>), reinterpret_cast<const void *>(reduce_many<float, MAX>),
-      reinterpret_cast<const void *>(share_rows<float4>),      reinterpret_cast<const void *>(share_rows<float>)};
+  const void *const kernels[] = {reinterpret_cast<const void *>(reduce_few<bf16, SUM>),
+                                 reinterpret_cast<const void *>(reduce_few<float, SUM>),
+                                 reinterpret_cast<const void *>(reduce_few<float, MAX>),
+                                 reinterpret_cast<const void *>(reduce_many<bf16, SUM>),
+                                 reinterpret_cast<const void *>(reduce_many<float, SUM>),
+                                 reinterpret_cast<const void *>(reduce_many<float, MAX>),
+                                 reinterpret_cast<const void *>(share_rows<float4>),
+                                 reinterpret_cast<const void *>(share_rows<float>),
+                                 mm_cu_many_kernel(0),
+                                 mm_cu_many_kernel(1)};
   cudaFuncAttributes a;
   for (const void *k : kernels) {
     if (!check(cudaFuncGetAttributes(&a, k), "load kernels", err)) return false;
@@ -365,6 +353,10 @@ bool mm_cu_peers_tell(mm_cu_peers *p, void *mine, void **all, mm_err *err) { ret
 
 bool mm_cu_peers_small(const mm_cu_peers *p, uint32_t rows, uint64_t words) {
   return !p->across && rows <= (p->c.apart ? kSmallRows : kSharedRows / p->c.ranks) && words <= kPeerWords;
+}
+
+bool mm_cu_peers_many(const mm_cu_peers *p, uint32_t rows, uint64_t words) {
+  return !p->across && rows >= p->c.ranks && words * (p->c.ranks - 1) > kPeerWords;
 }
 
 bool mm_cu_peers_apart(const mm_cu_peers *p) { return p->c.apart; }

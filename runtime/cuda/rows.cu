@@ -1,54 +1,26 @@
 /* Kernels that work row by row: embedding, RMS norm, gated norm, and the residual with its norm. A block per row, eight columns per
  * thread and turn; the row stays in registers between its sum and its use. Bits do not depend on the number of threads. */
-#include "runtime/cuda/fp8.cuh"
 #include "runtime/cuda/launch.h"
-#include "runtime/cuda/norm.cuh"
+#include "runtime/cuda/row.cuh"
 
 namespace {
 
 constexpr int kMaxThreads = 1024, kMaxTurns = 2;
 static_assert(kMaxThreads * kMaxTurns * 8 == MM_CU_MAX_WIDTH);
 
-/* value(i, c, v) yields a row's columns [c, c + 8), the thread's in turn i, before the norm; finish(i, c, v) takes them after it. */
+/* normalise_row by the block, its weights read before the kernels before it are done. */
 template <class Value, class Finish>
 __device__ __forceinline__ void normalise(uint32_t width, float eps, const float *w, const Value &value, const Finish &finish) {
   __shared__ float part[kMaxThreads / 32 * kMaxTurns];
-  float f[kMaxTurns][8], v[kMaxTurns][8], sum[kMaxTurns] = {};
+  float f[kMaxTurns][8];
   grid_launch_next_early();
-#pragma unroll
-  for (int i = 0; i < kMaxTurns; i++) {
-    const uint32_t c = (i * blockDim.x + threadIdx.x) * 8;
-    if (c < width) load8(f[i], w + c);
-  }
+  each_turn<kMaxTurns>(blockDim.x, width, [&](int i, uint32_t c) { load8(f[i], w + c); });
   grid_wait();
+  const auto weights = [&](int i, uint32_t, float v[8]) {
 #pragma unroll
-  for (int i = 0; i < kMaxTurns; i++) {
-    const uint32_t c = (i * blockDim.x + threadIdx.x) * 8;
-    if (c >= width) break;
-    value(i, c, v[i]);
-    sum[i] = square8(v[i]);
-  }
-#pragma unroll
-  for (int i = 0; i < kMaxTurns; i++) {
-    sum[i] = warp_sum(sum[i]);
-    if (threadIdx.x % 32 == 0) part[(i * blockDim.x + threadIdx.x) / 32] = sum[i];
-  }
-  __syncthreads();
-  const float scale = norm_scale(part, (width + 255) / 256, width, eps);
-#pragma unroll
-  for (int i = 0; i < kMaxTurns; i++) {
-    const uint32_t c = (i * blockDim.x + threadIdx.x) * 8;
-    if (c >= width) break;
-    scale8(v[i], scale, f[i]);
-    finish(i, c, v[i]);
-  }
-}
-
-/* Eight columns of the result, and of its codes if there are any. */
-__device__ __forceinline__ void finish8(bf16 *row, uint32_t c, const float v[8], const mm_cu_codes &codes) {
-  const uint4 q = narrow8(v);
-  *reinterpret_cast<uint4 *>(row + c) = q;
-  if (codes.code) encode8(codes, blockIdx.x, c, q);
+    for (int j = 0; j < 8; j++) v[j] = f[i][j];
+  };
+  normalise_row<kMaxTurns>(blockDim.x, width, eps, part, value, weights, finish, [] { __syncthreads(); });
 }
 
 __global__ void norm_rows(bf16 *y, const bf16 *x, const float *w, float eps, uint32_t width) {
@@ -72,7 +44,7 @@ __global__ void gated_norm_rows(bf16 *y, const bf16 *o, const bf16 *gate, const 
         widen8(z, raw[i]);
 #pragma unroll
         for (int j = 0; j < 8; j++) v[j] *= sigmoid(z[j]);
-        finish8(y + row, c, v, codes);
+        finish8(y, row + c, blockIdx.x, c, v, codes);
       });
 }
 
@@ -84,7 +56,7 @@ __global__ void combine_rows(const __grid_constant__ mm_cu_combine a, uint32_t w
         mix8(v, a, *reinterpret_cast<const uint4 *>(a.residual + row + c), *reinterpret_cast<const uint4 *>(a.branch + row + c));
         store8(a.h + row + c, v);
       },
-      [&](int, uint32_t c, float v[8]) { finish8(a.n + row, c, v, a.codes); });
+      [&](int, uint32_t c, float v[8]) { finish8(a.n, row + c, blockIdx.x, c, v, a.codes); });
 }
 
 __global__ void embed_rows(bf16 *x, const bf16 *table, const __grid_constant__ mm_cu_ids ids, uint32_t width) {
@@ -111,10 +83,6 @@ bool row_threads(uint32_t tokens, uint32_t width, unsigned *threads) {
   const unsigned warps = ceil_div(width, 256);
   *threads = min(tokens > 128 && warps > 16 ? ceil_div(warps, kMaxTurns) : warps, kMaxThreads / 32u) * 32;
   return width % 8 == 0 && width <= MM_CU_MAX_WIDTH;
-}
-
-bool codes_fit(const mm_cu_codes &codes, uint32_t tokens, uint32_t width) {
-  return !codes.code || (width % MM_CU_GROUP == 0 && codes.pitch == width && codes.rows == tokens);
 }
 
 }  // namespace

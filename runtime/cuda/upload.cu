@@ -41,7 +41,7 @@ struct random_grid {
 
 __device__ uint32_t random_bits(const random_grid &g, size_t i) {
   const size_t each = (size_t)g.n * g.k;
-  const uint32_t matrix = (uint32_t)(i / each), at = (uint32_t)(i / g.k % g.n) * g.cell.n;
+  const uint32_t matrix = g.random.first + (uint32_t)(i / each), at = (uint32_t)(i / g.k % g.n) * g.cell.n;
   const uint32_t s = g.random.at[2] && at >= g.random.at[2] ? 2 : g.random.at[1] && at >= g.random.at[1] ? 1 : 0;
   const uint32_t row = g.random.from[s] + at - g.random.at[s], column = g.first_k + (uint32_t)(i % g.k) * g.cell.k;
   uint64_t x = ((uint64_t)matrix << 48) + ((uint64_t)(g.stored.n ? row / g.stored.n : 0) << 24) + (g.stored.k ? column / g.stored.k : 0);

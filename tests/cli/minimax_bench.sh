@@ -18,12 +18,22 @@ refused 2 E_USAGE layers --quant int3
 refused 2 E_USAGE layers --head int3
 refused 2 E_USAGE layers --batch 257
 refused 2 E_USAGE choices --quant int3
+refused 2 E_USAGE prefill --ep 0
+refused 2 E_USAGE prefill --ep 2
+refused 2 E_USAGE prefill --tp 4 --ep 3
+refused 2 E_USAGE choices --tp 2 --ep 4
+grep -qx 'minimax-bench: error: E_USAGE: found --ep 4, expected a divisor of --tp 2.*' "$TMPDIR/err"
 # The table of kernels needs no GPU. runtime/cuda/README.md has M2's as it is printed.
 bench=$BUILD/bin/minimax-bench
 "$bench" choices --model m2 >"$TMPDIR/table"
 sed -n '/^\$ minimax-bench choices --model m2$/,/^```$/p' runtime/cuda/README.md | sed '1d;$d' | diff - "$TMPDIR/table"
 "$bench" choices --model m1 --quant block_fp8 --act-quant off | grep -q '^  1 to 3 *experts_up, experts_down$'
 "$bench" choices --model m2 --quant nvfp4 --expert-quant w4a16 --head bf16 --tp 8 | grep -c '^m2, .*: ' | grep -qx 6
+# An eighth of an expert's columns has scales too fine for the product of codes; whole experts take it.
+"$bench" choices --model m2 --quant block_fp8 --tp 8 >"$TMPDIR/cut"
+"$bench" choices --model m2 --quant block_fp8 --tp 8 --ep 8 >"$TMPDIR/whole"
+[ "$(grep -c '^  65 and more *encode, spread, product' "$TMPDIR/cut")" -eq 0 ]
+grep -q '^  65 and more *encode, spread, product' "$TMPDIR/whole"
 "$bench" choices --json | python3 -c '
 import json, sys
 rows = [json.loads(line) for line in sys.stdin]

@@ -229,9 +229,9 @@ static bool is_part(const made_weight &whole, const made_weight &part) {
     for (uint32_t i = 0; i < part.w.n; i++) {
       const int s = r.at[2] && i >= r.at[2] ? 2 : r.at[1] && i >= r.at[1];
       const uint32_t from = r.from[s] + i - r.at[s];
-      same = same && !memcmp(part.row(e, i), whole.row(e, from) + (size_t)part.w.first_k * bits / 8, (size_t)part.w.k * bits / 8);
+      same = same && !memcmp(part.row(e, i), whole.row(r.first + e, from) + (size_t)part.w.first_k * bits / 8, (size_t)part.w.k * bits / 8);
       for (uint32_t k = 0; part.d.scale_kind == MM_CU_COARSE && k < part.w.k; k += 32)
-        same = same && part.scale_at(e, i, k) == whole.scale_at(e, from, part.w.first_k + k);
+        same = same && part.scale_at(e, i, k) == whole.scale_at(r.first + e, from, part.w.first_k + k);
     }
   }
   return same;
@@ -241,9 +241,9 @@ static bool is_part(const made_weight &whole, const made_weight &part) {
 static void check_random_cuts() {
   for (const char *model : {"m1", "m2"}) {
     for (const char *quant : {"bf16", "block_fp8", "w4a16", "nvfp4"}) {
-      const auto weights = [&](uint32_t rank, uint32_t tp) {
+      const auto weights = [&](uint32_t rank, uint32_t tp, uint32_t ep) {
         mm_err err = {};
-        const mm_bench_shape shape = {model, 1, 4096, strcmp(quant, "nvfp4") ? quant : "block_fp8", quant, "block_fp8", rank, tp};
+        const mm_bench_shape shape = {model, 1, 4096, strcmp(quant, "nvfp4") ? quant : "block_fp8", quant, "block_fp8", rank, tp, ep};
         const mm_model m = mm_bench_model(&shape);
         mm_rank_weights w;
         must(mm_bench_weights(&shape, &m, &w, &err), err);
@@ -252,12 +252,16 @@ static void check_random_cuts() {
         free(w.layer);
         return all;
       };
-      const auto whole = weights(0, 1);
+      const auto whole = weights(0, 1, 1);
       bool same = true;
       for (size_t i = 0; i < whole.size(); i++) {
         const made_weight uncut(whole[i]);
         for (uint32_t tp : {2u, 8u}) {
-          for (uint32_t rank : {0u, tp - 1}) same = same && is_part(uncut, made_weight(weights(rank, tp)[i]));
+          for (uint32_t rank : {0u, tp - 1}) same = same && is_part(uncut, made_weight(weights(rank, tp, 1)[i]));
+          mm_packed own = weights(tp - 1, tp, tp)[i]; /* the last experts, which `uncut` does not have: its last stands for them */
+          same = same && own.random.first + own.lead == whole[i].lead;
+          own.random.first = own.random.first ? uncut.w.lead - 1 : 0, own.lead = 1;
+          same = same && is_part(uncut, made_weight(own));
         }
       }
       report_true(std::string("load: random weights of two and eight ranks are one's, ") + model + " " + quant, same);

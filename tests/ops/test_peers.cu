@@ -17,104 +17,10 @@
 #include "runtime/cuda/nccl.h"
 #include "runtime/cuda/peers.h"
 #include "tests/ops/gpu.h"
+#include "tests/ops/members.h"
 #include "tests/ops/whole.h"
 
 namespace {
-
-using clock_type = std::chrono::steady_clock;
-double since(clock_type::time_point t) { return std::chrono::duration<double>(clock_type::now() - t).count(); }
-
-/* Processes that are threads: what crosses goes through queues. */
-struct post {
-  std::mutex lock;
-  std::condition_variable came;
-  std::map<std::tuple<uint32_t, uint32_t, uint32_t>, std::deque<std::vector<char>>> queue; /* from, to, tag */
-} g_post;
-
-void exchange(mm_world *w, uint32_t tag, const mm_parcel *out, uint32_t outs, const mm_parcel *in, uint32_t ins, double) {
-  std::unique_lock<std::mutex> l(g_post.lock);
-  for (uint32_t i = 0; i < outs; i++) {
-    const char *data = static_cast<const char *>(out[i].data);
-    g_post.queue[{w->process, out[i].process, tag}].emplace_back(data, data + out[i].n);
-  }
-  g_post.came.notify_all();
-  for (uint32_t i = 0; i < ins; i++) {
-    auto &from = g_post.queue[{in[i].process, w->process, tag}];
-    if (!g_post.came.wait_for(l, std::chrono::seconds(60), [&] { return !from.empty(); })) abort();
-    memcpy(in[i].data, from.front().data(), in[i].n);
-    from.pop_front();
-  }
-}
-
-bool g_across; /* each rank is a process */
-
-/* One rank of a test: its thread has its device, a stream and room for `most` bytes before any kernel waits for another. */
-struct member {
-  mm_comm *comm;
-  uint32_t rank, ranks;
-  mm_cu_peers *peers = nullptr;
-  cudaStream_t s = nullptr;
-  char *x = nullptr, *source = nullptr; /* device memory */
-  char *host = nullptr;                 /* pinned: a copy of pageable memory may keep another rank of this process waiting */
-  bool ok = true;
-
-  /* No rank goes on before all are here. */
-  void together() const {
-    char own = 0, all[MM_CU_PEERS];
-    mm_comm_tell(comm, rank, &own, all, 1);
-  }
-};
-
-constexpr size_t kMost = (size_t)72 << 20;
-
-/* f on a thread for each rank; whether all are content. */
-bool on_ranks(uint32_t ranks, double limit_s, const std::function<void(member *)> &f) {
-  mm_err err = {};
-  std::vector<mm_comm *> comm;
-  std::vector<mm_world> world(ranks);
-  for (uint32_t r = 0; r < (g_across ? ranks : 1); r++) {
-    world[r] = {r, ranks, exchange};
-    comm.push_back(g_across ? mm_comm_open_across(ranks, &world[r], 0, 1, &err) : mm_comm_open(ranks, &err));
-    must(comm[r] != nullptr, err);
-  }
-  int devices = 1;
-  CUDA_OK(cudaGetDeviceCount(&devices));
-  std::vector<member> m(ranks);
-  std::vector<std::thread> threads;
-  for (uint32_t r = 0; r < ranks; r++) {
-    m[r].comm = comm[g_across ? r : 0], m[r].rank = r, m[r].ranks = ranks;
-    threads.emplace_back([&, r] {
-      member *x = &m[r];
-      mm_err e = {};
-      CUDA_OK(cudaSetDevice((int)r % devices));
-      CUDA_OK(cudaStreamCreateWithFlags(&x->s, cudaStreamNonBlocking));
-      CUDA_OK(cudaMalloc(&x->x, kMost));
-      CUDA_OK(cudaMalloc(&x->source, kMost));
-      CUDA_OK(cudaMallocHost(&x->host, kMost));
-      must((x->peers = mm_cu_peers_open(x->comm, r, ranks, limit_s, &e)) != nullptr, e);
-      f(x);
-      CUDA_OK(cudaStreamSynchronize(x->s));
-      x->together();
-      mm_cu_peers_close(x->peers);
-      CUDA_OK(cudaFree(x->x));
-      CUDA_OK(cudaFree(x->source));
-      CUDA_OK(cudaFreeHost(x->host));
-      CUDA_OK(cudaStreamDestroy(x->s));
-    });
-  }
-  bool ok = true;
-  for (auto &t : threads) t.join();
-  for (const member &x : m) ok = ok && x.ok;
-  for (mm_comm *c : comm) mm_comm_close(c);
-  return ok;
-}
-
-/* Number i of rank r in trial t: signs and sizes that make the order of adding seen. */
-float number(uint32_t t, uint32_t r, size_t i) {
-  rng g = {((uint64_t)t * 64 + r) * 0x9e3779b97f4a7c15u + i};
-  const float v = (float)(g.uniform() * 2 - 1);
-  return g.below(4) ? v : v * 3e4f;
-}
 
 enum kind { SUM_BF16, SUM_F32, MAX_F32 };
 
@@ -203,60 +109,6 @@ void check_replays(uint32_t ranks) {
 
 /* ---- a residual and norm with their sum ---- */
 
-/* Rows of a combine whose branch is a sum, in a member's memory, twice: by one kernel and by two. */
-struct combine_rows_of {
-  uint32_t rows, width;
-  bool codes;
-  size_t n, bytes; /* numbers; of one of the results, with its codes */
-  __nv_bfloat16 *branch, *residual;
-  float *w;
-  char *to[2];
-
-  combine_rows_of(const member &m, uint32_t r, uint32_t k, bool c) : rows(r), width(k), codes(c), n((size_t)r * k) {
-    const size_t part = (n * 2 + 1023) / 1024 * 1024;
-    bytes = 4 * part;
-    branch = reinterpret_cast<__nv_bfloat16 *>(m.source), residual = reinterpret_cast<__nv_bfloat16 *>(m.source + part);
-    w = reinterpret_cast<float *>(m.source + 2 * part), to[0] = m.x, to[1] = m.x + bytes;
-  }
-  mm_cu_combine args(int way) const {
-    const size_t part = bytes / 4;
-    mm_cu_combine a = {};
-    a.h = reinterpret_cast<__nv_bfloat16 *>(to[way]), a.n = reinterpret_cast<__nv_bfloat16 *>(to[way] + part);
-    a.residual = residual, a.branch = branch, a.w = w, a.alpha = 0.7f, a.beta = 1.3f, a.eps = 1e-5f;
-    if (codes)
-      a.codes = {reinterpret_cast<uint8_t *>(to[way] + 2 * part), reinterpret_cast<float *>(to[way] + 3 * part), rows, width, rows};
-    return a;
-  }
-  /* The branch is the rank's own, the rest the same on all. */
-  void fill(const member &m, uint32_t t) const {
-    const size_t part = bytes / 4;
-    __nv_bfloat16 *const own = reinterpret_cast<__nv_bfloat16 *>(m.host), *const same = reinterpret_cast<__nv_bfloat16 *>(m.host + part);
-    for (size_t i = 0; i < n; i++) own[i] = __float2bfloat16(number(t, m.rank, i)), same[i] = __float2bfloat16(number(t, 40, i));
-    for (uint32_t i = 0; i < width; i++) reinterpret_cast<float *>(m.host + 2 * part)[i] = number(t, 41, i);
-    CUDA_OK(cudaMemcpyAsync(m.source, m.host, 2 * part + width * 4, cudaMemcpyHostToDevice, m.s));
-    CUDA_OK(cudaMemsetAsync(to[0], 0xee, 2 * bytes, m.s));
-    CUDA_OK(cudaStreamSynchronize(m.s));
-  }
-  void by_one(const member &m) const { CUDA_OK(mm_cu_combine_ranks(m.peers, args(0), rows, width, m.s)); }
-  void by_two(const member &m) const {
-    CUDA_OK(mm_cu_peers_sum(m.peers, branch, n, m.s));
-    CUDA_OK(mm_cu_combine_rows(args(1), rows, width, m.s));
-  }
-  /* Whether both ways' results are the same, and those of all ranks. */
-  bool same(const member &m) const {
-    CUDA_OK(cudaMemcpyAsync(m.host, to[0], 2 * bytes, cudaMemcpyDeviceToHost, m.s));
-    CUDA_OK(cudaStreamSynchronize(m.s));
-    mm_err err = {};
-    must(mm_cu_peers_check(m.peers, &err), err);
-    const void *all[MM_CU_PEERS];
-    must(mm_comm_gather(m.comm, m.rank, m.host, all), err);
-    const bool written = std::count(m.host, m.host + 2 * n, (char)0xee) < (long)n;
-    const bool alike = memcmp(m.host, m.host + bytes, bytes) == 0 && memcmp(m.host, all[0], bytes) == 0 && written;
-    m.together();
-    return alike;
-  }
-};
-
 void check_combines(uint32_t ranks) {
   const uint64_t seed = g_rng.next();
   std::atomic<uint32_t> most(0);
@@ -333,10 +185,14 @@ void check_routes() {
   report_true("peers: a single token's router with its residual, norm and sum over 2 ranks = the sum and then those, bit for bit", ok);
 }
 
-/* The last rank does not come to a sum, or fails while the first one waits: that one ends, in time, and says for whom. Then all go on. */
+/* The last rank does not come to a sum, or to a combine of few rows or of many, or fails while the first one waits: that one ends, in time,
+ * and says for whom. Then all go on. */
 void check_failures(uint32_t ranks) {
-  for (int fails = 0; fails < 2; fails++) {
+  for (int way = 0; way < 4; way++) {
+    const bool fails = way % 2, many = way >= 2;
     const bool ok = on_ranks(ranks, fails ? 60 : 1, [&](member *m) {
+      const combine_rows_of rows(*m, 700, 3072, true);
+      rows.fill(*m, 3);
       const bool last = m->rank == m->ranks - 1;
       mm_err err = {};
       m->ok = trial(m, 1, SUM_F32, 4096);
@@ -344,7 +200,9 @@ void check_failures(uint32_t ranks) {
       const auto from = clock_type::now();
       bool told = false;
       if (!last) {
-        if (m->rank % 2 || fails)
+        if (many)
+          rows.by_many(*m, mm_cu_how_many(m->peers));
+        else if (m->rank % 2 || fails)
           CUDA_OK(mm_cu_peers_sum_f32(m->peers, reinterpret_cast<float *>(m->x), m->rank % 2 ? 4096 : 400000, m->s));
         else
           combine_rows_of(*m, 1, 3072, false).by_one(*m);
@@ -367,9 +225,13 @@ void check_failures(uint32_t ranks) {
       err = {};
       m->ok = mm_cu_peers_mend(m->peers, &err) && m->ok;
       for (uint32_t t = 2; t < 6; t++) m->ok = trial(m, t, SUM_F32, t % 2 ? 4096 : 400000) && m->ok;
+      rows.fill(*m, 4);
+      m->together();
+      rows.by_many(*m, mm_cu_how_many(m->peers)), rows.by_two(*m);
+      m->ok = rows.same(*m) && m->ok;
     });
     report_true("peers: " + std::to_string(ranks) + " ranks, of which one " + (fails ? "fails" : "does not come") +
-                    ": the others end, and all go on after it",
+                    (many ? " to a combine of many rows" : "") + ": the others end, and all go on after it",
                 ok);
   }
 }
@@ -460,32 +322,12 @@ void test_peers() {
     check_replays(ranks);
     check_combines(ranks);
     check_failures(ranks);
+    test_many(ranks);
   }
   check_routes();
+  test_many(3);
+  test_many(8);
   check_sums(3);
-}
-
-/* Median microseconds of one of `count` in a graph. */
-static double time_in_graph(member *m, int count, const std::function<void()> &one) {
-  cudaGraph_t graph;
-  cudaGraphExec_t exec;
-  CUDA_OK(cudaStreamBeginCapture(m->s, cudaStreamCaptureModeThreadLocal));
-  for (int i = 0; i < count; i++) one();
-  CUDA_OK(cudaStreamEndCapture(m->s, &graph));
-  CUDA_OK(cudaGraphInstantiate(&exec, graph, 0));
-  std::vector<double> times;
-  for (int i = 0; i < 11; i++) {
-    m->together();
-    const auto from = clock_type::now();
-    CUDA_OK(cudaGraphLaunch(exec, m->s));
-    CUDA_OK(cudaStreamSynchronize(m->s));
-    times.push_back(since(from) / count * 1e6);
-  }
-  m->together();
-  CUDA_OK(cudaGraphExecDestroy(exec));
-  CUDA_OK(cudaGraphDestroy(graph));
-  std::sort(times.begin(), times.end());
-  return times[5];
 }
 
 /* A sum of rows of bf16. */
@@ -533,5 +375,7 @@ void bench_across() {
 
 void bench_peers() {
   bench_ranks(2);
+  bench_many(2);
+  bench_many(4);
   bench_ranks(4);
 }

@@ -21,7 +21,7 @@ struct opened {
   mm_shards shards = {};
   side s = {};
 
-  opened(const std::string &dir, const mm_ops *ops, bool eager) {
+  opened(const std::string &dir, const mm_ops *ops, bool eager, uint32_t rows = kSlots * MM_WHOLE_ROWS) {
     mm_err err = {};
     int devices = 0;
     CUDA_OK(cudaGetDeviceCount(&devices));
@@ -30,7 +30,7 @@ struct opened {
     must(mm_shards_open(&shards, dir.c_str(), &err), err);
     const mm_model *m = &shards.pack.model;
     mm_engine_config c = {};
-    c.ops = ops, c.limits = {kSlots * MM_WHOLE_ROWS, kSlots, 512}, c.threads = 4, c.eager = eager;
+    c.ops = ops, c.limits = {rows, kSlots, 512 + rows}, c.threads = 4, c.eager = eager;
     c.device = ops == &mm_ops_cpu ? nullptr : device;
     s = {mm_engine_open(&shards, &c, &err), m->vocab, m->hidden, m->layers, false};
     if (!s.engine) report_true("ranks: " + dir + ": " + err.text, false);
@@ -175,6 +175,23 @@ void check_choices(const std::string &name, const opened &logits_of, const opene
       ok && want == got && worst < 1e-4);
 }
 
+/* A stretch of so many rows that sums over ranks are one kernel with the residual and norm behind them, beside pieces of it that are not of
+ * so many, but which the same kernels multiply. */
+void check_long(const std::string &dir, const std::vector<int32_t> &text) {
+  constexpr uint32_t kRows = 640, kPiece = 160;
+  const opened cut(dir, &mm_ops_cuda, false, kRows);
+  if (!cut.s.engine) return;
+  const std::vector<std::vector<int32_t>> seq = {{text.begin(), text.begin() + kRows}};
+  const auto want = feed(cut.s, seq, 0, kRows).logits;
+  std::vector<float> got;
+  for (uint32_t t = 0; t < kRows; t += kPiece) {
+    const auto piece = feed(cut.s, seq, t, kPiece).logits;
+    got.insert(got.end(), piece.begin(), piece.end());
+  }
+  report_true("ranks " + dir.substr(dir.rfind('/') + 1) + ": a stretch of " + std::to_string(kRows) + " rows = its pieces, bit for bit",
+              got.size() == want.size() && !memcmp(got.data(), want.data(), got.size() * sizeof got[0]));
+}
+
 void check_cut(const std::string &dir) {
   const std::string whole = dir.substr(0, dir.rfind('-') + 1) + "1", name = dir.substr(dir.rfind('/') + 1);
   const std::vector<int32_t> text = held_out(name);
@@ -190,6 +207,7 @@ void check_cut(const std::string &dir) {
               got.size() == launched.size() && !memcmp(got.data(), launched.data(), got.size() * sizeof got[0]));
   check_choices(name, plain, cut, seq);
   for (int failing : {0, 1, 2}) check_failing(dir, seq, got, failing);
+  if (cpu.s.hidden >= 1024) check_long(dir, text);
 }
 
 }  // namespace

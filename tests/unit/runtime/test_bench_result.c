@@ -9,7 +9,7 @@
 #include "tests/unit/unit.h"
 
 static const mm_bench_case c = {"layers", "m2", 8, 2048, "block_fp8", "w4a16", "nvfp4", {4, 16}, 1024, 8192};
-static mm_bench_result r = {&c, 8, 16, 1, true, 3e12, 2.5e-4, 6e8, 2e-4, 101.5};
+static mm_bench_result r = {&c, 8, 16, 1, 1, true, 3e12, 2.5e-4, 6e8, 2e-4, 101.5};
 static const double apart[3] = {1e-3, 2e-3, 2.5e-3};
 
 static void print(int which, bool json) {
@@ -85,8 +85,13 @@ TEST(test_ranks) {
   printed(3, false, line, sizeof line);
   assert_int_equal(strncmp(line, "m2, tp 2, x 8 block_fp8/w4a16/nvfp4, prefill", 44), 0);
   printed(2, true, line, sizeof line);
-  assert_non_null(strstr(line, "\"tp\":2,"));
-  r.ranks = 1;
+  assert_non_null(strstr(line, "\"tp\":2,\"ep\":1,"));
+  r.ep = 2;
+  printed(3, false, line, sizeof line);
+  assert_int_equal(strncmp(line, "m2, tp 2, ep 2, x 8 block_fp8/w4a16/nvfp4, prefill", 50), 0);
+  printed(2, true, line, sizeof line);
+  assert_non_null(strstr(line, "\"tp\":2,\"ep\":2,"));
+  r.ranks = r.ep = 1;
 }
 
 int main(void) { return run_unit_tests(NULL, NULL); }
