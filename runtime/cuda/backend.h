@@ -239,19 +239,12 @@ MM_MUST_USE bool mm_cu_begin_ranks(mm_backend *b, mm_err *err);
 
 /* x[rows, width] becomes its sum over ranks. */
 cudaError_t mm_cu_sum_ranks(mm_backend *b, __nv_bfloat16 *x, uint32_t width);
-/* mm_cu_combine_rows of a branch that is to be summed over ranks, in one kernel and with the bits of two. Of few rows, whose branch stays
- * as it is, and of many; of what lies between, of ranks in several processes and without ranks the first says no. */
+/* mm_cu_combine_rows of a branch that is to be summed over ranks, in one kernel and with the bits of two. Of few rows,
+ * and over two ranks of many; of others, of ranks in several processes and without ranks the first says no. */
 bool mm_cu_combines_ranks(const mm_cu_peers *p, uint32_t rows, uint32_t width);
 cudaError_t mm_cu_combine_ranks(const mm_cu_peers *p, const mm_cu_combine &a, uint32_t rows, uint32_t width, cudaStream_t s);
-/* That of many rows, or of any that are as many as the ranks (ranks_many.cu); the branch is clobbered. How: rows go in units of so many
- * bytes, copied by so many blocks; and of two ranks each may own all rows. */
-struct mm_cu_many {
-  uint32_t unit_bytes, senders;
-  bool whole;
-};
-mm_cu_many mm_cu_how_many(const mm_cu_peers *p); /* as steps have it */
-cudaError_t mm_cu_combine_many(const mm_cu_peers *p, const mm_cu_combine &a, uint32_t rows, uint32_t width, const mm_cu_many &how,
-                               cudaStream_t s);
+/* That of many rows over two ranks, or of any number (ranks_many.cu). */
+cudaError_t mm_cu_combine_many(const mm_cu_peers *p, const mm_cu_combine &a, uint32_t rows, uint32_t width, cudaStream_t s);
 /* That of a single token, and the routing of a.n, as mm_cu_combine_route gives them, in one kernel (router.cu); of ranks that each have a
  * device. */
 cudaError_t mm_cu_combine_route_ranks(const mm_cu_peers *p, const mm_cu_combine &a, const mm_cu_router &m, const mm_cu_route &r,

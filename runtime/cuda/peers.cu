@@ -59,19 +59,6 @@ __global__ void __launch_bounds__(kThreads) reduce_few(const __grid_constant__ p
   peer_end(c, epoch);
 }
 
-/* Tells all others that this block's data of the round is there, and waits for theirs. False for all threads when somebody did not come. */
-__device__ bool meet(const peer_view &c, peer_patience *p, uint32_t round, uint32_t parity, uint32_t flag) {
-  __threadfence_system();
-  __syncthreads();
-  const uint32_t r = threadIdx.x;
-  bool here = true;
-  if (r < c.ranks && r != c.rank) {
-    put_flag(c.flag(r, round, parity, c.rank, blockIdx.x), flag);
-    here = p->flag(c.flag(c.rank, round, parity, r, blockIdx.x), flag, r);
-  }
-  return __syncthreads_and(here);
-}
-
 /* n units of sixteen bytes, of which rank r owns [r · share, (r + 1) · share). One stretch: each meeting costs what all of a block's writes
  * take to arrive, which in pieces that overlap came to twice the time. */
 template <class T, reduction R>
@@ -355,9 +342,7 @@ bool mm_cu_peers_small(const mm_cu_peers *p, uint32_t rows, uint64_t words) {
   return !p->across && rows <= (p->c.apart ? kSmallRows : kSharedRows / p->c.ranks) && words <= kPeerWords;
 }
 
-bool mm_cu_peers_many(const mm_cu_peers *p, uint32_t rows, uint64_t words) {
-  return !p->across && rows >= p->c.ranks && words * (p->c.ranks - 1) > kPeerWords;
-}
+bool mm_cu_peers_many(const mm_cu_peers *p, uint64_t words) { return !p->across && p->c.ranks == 2 && words > kPeerWords; }
 
 bool mm_cu_peers_apart(const mm_cu_peers *p) { return p->c.apart; }
 

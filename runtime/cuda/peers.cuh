@@ -24,14 +24,6 @@ __device__ __forceinline__ void put_flag(uint32_t *to, uint32_t v) {
   __threadfence_system();
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(to), "r"(v) : "memory");
 }
-/* The same for this device; and for all, of a thread that has just been through fence_all. */
-__device__ __forceinline__ void put_flag_here(uint32_t *to, uint32_t v) {
-  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(v) : "memory");
-}
-__device__ __forceinline__ void put_fenced_flag(uint32_t *to, uint32_t v) {
-  asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(to), "r"(v) : "memory");
-}
-__device__ __forceinline__ void fence_all() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 __device__ __forceinline__ uint32_t get_flag(const uint32_t *from) {
   uint32_t v;
   asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(from) : "memory");
@@ -45,7 +37,6 @@ __device__ __forceinline__ uint64_t now_ns() {
 /* ---- what all ranks share ---- */
 
 constexpr uint32_t kPeerBlocks = 64;                 /* that tell each other by flags */
-constexpr uint32_t kPeerFlags = 8192;                /* of one rank at another, in a round */
 constexpr uint64_t kPeerWords = 131072;              /* of a sum of few numbers: 1 MiB of them */
 constexpr uint64_t kPeerSlab = (uint64_t)64 << 20;   /* bytes of a sum of many; of every rank's memory it takes four */
 constexpr uint32_t kPeerLook = 256;                  /* tries between looks at the clock */
@@ -66,27 +57,24 @@ struct peer_view {
   bool apart; /* no two ranks share a device */
 
   /* Offsets: words [2][ranks][kPeerWords]; parts [2][ranks][kPeerSlab / ranks]; sums [2][kPeerSlab]; flags [2
-   * rounds][2][ranks][kPeerFlags]. */
+   * rounds][2][ranks][kPeerBlocks]. */
   __host__ __device__ uint64_t part_bytes() const { return (kPeerSlab / ranks + 15) / 16 * 16 + 16; }
   __host__ __device__ uint64_t parts_at() const { return 2 * ranks * kPeerWords * 16; }
   __host__ __device__ uint64_t sums_at() const { return parts_at() + 2 * ranks * part_bytes(); }
   __host__ __device__ uint64_t flags_at() const { return sums_at() + 2 * kPeerSlab; }
-  __host__ __device__ uint64_t counters_at() const { return flags_at() + 4 * ranks * kPeerFlags * sizeof(uint32_t); }
+  __host__ __device__ uint64_t counters_at() const { return flags_at() + 4 * ranks * kPeerBlocks * sizeof(uint32_t); }
   __host__ __device__ uint64_t bytes() const { return counters_at() + 256; }
 
-  __host__ __device__ uint4 *word(uint32_t of, uint32_t parity, uint32_t from) const {
+  __device__ uint4 *word(uint32_t of, uint32_t parity, uint32_t from) const {
     return reinterpret_cast<uint4 *>(at[of]) + (parity * ranks + from) * kPeerWords;
   }
-  __host__ __device__ uint4 *part(uint32_t of, uint32_t parity, uint32_t from) const {
+  __device__ uint4 *part(uint32_t of, uint32_t parity, uint32_t from) const {
     return reinterpret_cast<uint4 *>(at[of] + parts_at() + (parity * ranks + from) * part_bytes());
   }
-  __host__ __device__ uint4 *sum(uint32_t of, uint32_t parity) const {
-    return reinterpret_cast<uint4 *>(at[of] + sums_at() + parity * kPeerSlab);
+  __device__ uint4 *sum(uint32_t of, uint32_t parity) const { return reinterpret_cast<uint4 *>(at[of] + sums_at() + parity * kPeerSlab); }
+  __device__ uint32_t *flag(uint32_t of, uint32_t round, uint32_t parity, uint32_t from, uint32_t block) const {
+    return reinterpret_cast<uint32_t *>(at[of] + flags_at()) + ((round * 2 + parity) * ranks + from) * kPeerBlocks + block;
   }
-  __host__ __device__ uint32_t *flag(uint32_t of, uint32_t round, uint32_t parity, uint32_t from, uint32_t i) const {
-    return reinterpret_cast<uint32_t *>(at[of] + flags_at()) + ((round * 2 + parity) * ranks + from) * kPeerFlags + i;
-  }
-  __device__ uint32_t *next() const { return ticket + 1; } /* of what blocks take by tickets: 0 between kernels */
 };
 
 static_assert(offsetof(peer_view, shared) == 80, "tests/ops/fake_device.h finds it there");
@@ -109,8 +97,6 @@ struct peer_patience {
     put_shared(&c.shared->state, kPeersWaited | c.rank << 8 | r << 16);
     return true;
   }
-  /* The same where other blocks of this rank are waited for, which have patience of their own. */
-  __device__ bool lost() { return ++tries % kPeerLook == 0 && get_shared(&c.shared->state) != kPeersGoOn; }
   /* The data of a word once both its flags are there. */
   __device__ uint2 word(const uint4 *w, uint32_t flag, uint32_t r) {
     for (;;) {
@@ -125,6 +111,19 @@ struct peer_patience {
     return true;
   }
 };
+
+/* Tells all others that this block's data of the round is there, and waits for theirs. False for all threads when somebody did not come. */
+__device__ __forceinline__ bool meet(const peer_view &c, peer_patience *p, uint32_t round, uint32_t parity, uint32_t flag) {
+  __threadfence_system();
+  __syncthreads();
+  const uint32_t r = threadIdx.x;
+  bool here = true;
+  if (r < c.ranks && r != c.rank) {
+    put_flag(c.flag(r, round, parity, c.rank, blockIdx.x), flag);
+    here = p->flag(c.flag(c.rank, round, parity, r, blockIdx.x), flag, r);
+  }
+  return __syncthreads_and(here);
+}
 
 /* f(i, g(i)) of every i from `first` on below n: four values are asked for before the first is used. */
 template <class T, class G, class F>
@@ -197,7 +196,7 @@ __device__ __forceinline__ void peer_end(const peer_view &c, uint32_t epoch) {
   if (threadIdx.x > 0) return;
   uint32_t before = 0;
   if (gridDim.x > 1) asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(c.ticket) : "memory");
-  if (before == gridDim.x - 1) *c.ticket = 0, *c.next() = 0, *c.epoch = epoch + 1;
+  if (before == gridDim.x - 1) *c.ticket = 0, *c.epoch = epoch + 1;
 }
 
 /* The kernels of ranks_many.cu, to be loaded with those of peers.cu. */

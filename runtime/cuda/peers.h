@@ -34,9 +34,8 @@ MM_MUST_USE bool mm_cu_peers_tell(mm_cu_peers *p, void *mine, void **all, mm_err
 /* Whether a kernel with a block for each of so many rows may exchange so many words of eight bytes in all: one that all ranks launch in
  * place of a sum (peers.cuh). */
 bool mm_cu_peers_small(const mm_cu_peers *p, uint32_t rows, uint64_t words);
-/* Whether a sum of so many words goes through slabs, and each rank may own some of the rows: one kernel may sum and combine them
- * (ranks_many.cu). */
-bool mm_cu_peers_many(const mm_cu_peers *p, uint32_t rows, uint64_t words);
+/* Whether there are two ranks and a sum of so many words is no sum of few numbers: one kernel sums and combines them (ranks_many.cu). */
+bool mm_cu_peers_many(const mm_cu_peers *p, uint64_t words);
 bool mm_cu_peers_apart(const mm_cu_peers *p); /* no two ranks share a device */
 
 /* Once the stream is done: MM_IO E_RANK, naming the rank, when this one waited for it in vain. True when another rank failed: that one

@@ -279,12 +279,12 @@ cudaError_t mm_cu_sum_ranks(mm_backend *b, bf16 *x, uint32_t width) {
 
 bool mm_cu_combines_ranks(const mm_cu_peers *p, uint32_t rows, uint32_t width) {
   const uint64_t words = (uint64_t)rows * width / 4;
-  return p && width <= MM_CU_MAX_HIDDEN && (mm_cu_peers_small(p, rows, words) || mm_cu_peers_many(p, rows, words));
+  return p && width <= MM_CU_MAX_HIDDEN && (mm_cu_peers_small(p, rows, words) || mm_cu_peers_many(p, words));
 }
 
 cudaError_t mm_cu_combine_ranks(const mm_cu_peers *p, const mm_cu_combine &a, uint32_t rows, uint32_t width, cudaStream_t s) {
   if (!mm_cu_combines_ranks(p, rows, width) || width % 8 != 0 || !codes_fit(a.codes, rows, width)) return cudaErrorInvalidValue;
-  if (!mm_cu_peers_small(p, rows, (uint64_t)rows * width / 4)) return mm_cu_combine_many(p, a, rows, width, mm_cu_how_many(p), s);
+  if (!mm_cu_peers_small(p, rows, (uint64_t)rows * width / 4)) return mm_cu_combine_many(p, a, rows, width, s);
   return launch(reduce_combine, rows, ceil_div(width, 256) * 32, 0, s, mm_cu_peers_view(p), a, width);
 }
 

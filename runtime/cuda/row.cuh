@@ -6,12 +6,13 @@
 #include "runtime/cuda/fp8.cuh"
 #include "runtime/cuda/norm.cuh"
 
-/* f(turn, first column) of the thread's columns of a row: threads side by side have eight each, in kTurns turns. */
+/* f(turn, first column) of the columns of a row that thread `thread` of so many has: those side by side have eight each, in kTurns turns.
+ */
 template <int kTurns, class F>
-__device__ __forceinline__ void each_turn(uint32_t threads, uint32_t width, const F &f) {
+__device__ __forceinline__ void each_turn(uint32_t thread, uint32_t threads, uint32_t width, const F &f) {
 #pragma unroll
   for (int i = 0; i < kTurns; i++) {
-    const uint32_t c = (i * threads + threadIdx.x) * 8;
+    const uint32_t c = (i * threads + thread) * 8;
     if (c >= width) break;
     f(i, c);
   }
@@ -21,21 +22,21 @@ __device__ __forceinline__ void each_turn(uint32_t threads, uint32_t width, cons
  * row stays in registers between its sum and its use. meet() is a barrier of the threads; part[threads / 32 · kTurns] is shared memory that
  * they write before it and read behind it. Bits do not depend on the number of threads. */
 template <int kTurns, class Value, class Weights, class Finish, class Meet>
-__device__ __forceinline__ void normalise_row(uint32_t threads, uint32_t width, float eps, float *part, const Value &value,
+__device__ __forceinline__ void normalise_row(uint32_t thread, uint32_t threads, uint32_t width, float eps, float *part, const Value &value,
                                               const Weights &weights, const Finish &finish, const Meet &meet) {
   float v[kTurns][8], sum[kTurns] = {};
-  each_turn<kTurns>(threads, width, [&](int i, uint32_t c) {
+  each_turn<kTurns>(thread, threads, width, [&](int i, uint32_t c) {
     value(i, c, v[i]);
     sum[i] = square8(v[i]);
   });
 #pragma unroll
   for (int i = 0; i < kTurns; i++) {
     sum[i] = warp_sum(sum[i]);
-    if (threadIdx.x % 32 == 0) part[(i * threads + threadIdx.x) / 32] = sum[i];
+    if (threadIdx.x % 32 == 0) part[(i * threads + thread) / 32] = sum[i];
   }
   meet();
   const float scale = norm_scale(part, (width + 255) / 256, width, eps);
-  each_turn<kTurns>(threads, width, [&](int i, uint32_t c) {
+  each_turn<kTurns>(thread, threads, width, [&](int i, uint32_t c) {
     float w[8];
     weights(i, c, w);
     scale8(v[i], scale, w);

@@ -14,13 +14,13 @@ __device__ __forceinline__ void normalise(uint32_t width, float eps, const float
   __shared__ float part[kMaxThreads / 32 * kMaxTurns];
   float f[kMaxTurns][8];
   grid_launch_next_early();
-  each_turn<kMaxTurns>(blockDim.x, width, [&](int i, uint32_t c) { load8(f[i], w + c); });
+  each_turn<kMaxTurns>(threadIdx.x, blockDim.x, width, [&](int i, uint32_t c) { load8(f[i], w + c); });
   grid_wait();
   const auto weights = [&](int i, uint32_t, float v[8]) {
 #pragma unroll
     for (int j = 0; j < 8; j++) v[j] = f[i][j];
   };
-  normalise_row<kMaxTurns>(blockDim.x, width, eps, part, value, weights, finish, [] { __syncthreads(); });
+  normalise_row<kMaxTurns>(threadIdx.x, blockDim.x, width, eps, part, value, weights, finish, [] { __syncthreads(); });
 }
 
 __global__ void norm_rows(bf16 *y, const bf16 *x, const float *w, float eps, uint32_t width) {

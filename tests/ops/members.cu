@@ -118,10 +118,10 @@ void combine_rows_of::fill(const member &m, uint32_t t) const {
   CUDA_OK(cudaStreamSynchronize(m.s));
 }
 
-void combine_rows_of::by_many(const member &m, const mm_cu_many &how) const {
+void combine_rows_of::by_many(const member &m) const {
   mm_cu_combine a = args(0);
   a.branch = spare;
-  CUDA_OK(mm_cu_combine_many(m.peers, a, rows, width, how, m.s));
+  CUDA_OK(mm_cu_combine_many(m.peers, a, rows, width, m.s));
 }
 
 void combine_rows_of::by_two(const member &m) const {

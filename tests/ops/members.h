@@ -55,7 +55,7 @@ struct combine_rows_of {
   void fill(const member &m, uint32_t t) const;
   void by_one(const member &m) const { CUDA_OK(mm_cu_combine_ranks(m.peers, args(0), rows, width, m.s)); }
   /* By the kernel of many rows, which has a branch of its own to clobber. */
-  void by_many(const member &m, const mm_cu_many &how) const;
+  void by_many(const member &m) const;
   void by_two(const member &m) const;
   /* Whether both ways' results are the same, and those of all ranks. */
   bool same(const member &m) const;
@@ -65,7 +65,7 @@ struct combine_rows_of {
 double time_in_graph(const member *m, int count, const std::function<void()> &one);
 
 /* Steps of many rows (test_many.cu): parts of test_peers and bench_peers. */
-void test_many(uint32_t ranks);
-void bench_many(uint32_t ranks);
+void test_many();
+void bench_many();
 
 #endif

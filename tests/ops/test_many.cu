@@ -1,6 +1,5 @@
-/* The sum over ranks of many rows with its residual and norm, in one kernel (runtime/cuda/ranks_many.cu), beside the sum and then the
- * combine, bit for bit: rows of every number, units and senders of every size; replayed; and how long it takes beside what the link between
- * devices gives. */
+/* The sum over two ranks of many rows with its residual and norm, in one kernel (runtime/cuda/ranks_many.cu), beside the sum and then the
+ * combine, bit for bit: rows of every number; replayed; and how long it takes beside what the link between devices gives. */
 #include <string.h>
 
 #include <algorithm>
@@ -12,11 +11,11 @@ namespace {
 
 constexpr size_t kHost = (size_t)256 << 20; /* of a member, in tests of random sizes */
 
-/* One combine in the way `how`, of rows that all members make alike. */
-bool same_many(member *m, uint32_t t, const combine_rows_of &c, const mm_cu_many &how) {
+/* One combine of rows that all members make alike. */
+bool same_many(member *m, uint32_t t, const combine_rows_of &c) {
   c.fill(*m, t);
   m->together();
-  c.by_many(*m, how), c.by_two(*m);
+  c.by_many(*m), c.by_two(*m);
   return c.same(*m);
 }
 
@@ -25,15 +24,14 @@ void check_sizes(uint32_t ranks) {
   const bool ok = on_ranks(
       ranks, 20,
       [&](member *m) {
-        rng g = {seed};                                                                      /* the same on all */
-        m->ok = same_many(m, 50, combine_rows_of(*m, 9001, 128, true), {16, 9, ranks == 2}); /* more rows than flags */
+        rng g = {seed}; /* the same on all */
+        m->ok = same_many(m, 50, combine_rows_of(*m, 9001, 128, true)) && same_many(m, 51, combine_rows_of(*m, 1, 6144, true));
         for (uint32_t t = 0; t < 24; t++) {
           static const uint32_t widths[] = {3072, 6144, 256, 128, 5120};
           const uint32_t width = t % 6 < 5 ? widths[t % 6] : 8 * (1 + g.below(768));
           const uint32_t rows = t % 4 == 0 ? ranks + g.below(30) : t % 4 == 3 ? 1000 + g.below(1400) : 100 + g.below(500);
           const bool codes = width % 128 == 0 && g.below(2);
-          const mm_cu_many how = {1u << (4 + g.below(16)), 1 + g.below(t % 2 ? 40 : 300), ranks == 2 && g.below(2)};
-          m->ok = same_many(m, t, combine_rows_of(*m, rows, width, codes), how) && m->ok;
+          m->ok = same_many(m, t, combine_rows_of(*m, rows, width, codes)) && m->ok;
         }
       },
       kHost);
@@ -43,12 +41,11 @@ void check_sizes(uint32_t ranks) {
 /* As steps have it; of more than a slab in several launches. */
 void check_steps(uint32_t ranks) {
   for (const auto &[rows, width] : {std::pair<uint32_t, uint32_t>{8192, 3072}, {2047, 3072}, {5999, 6144}}) {
-    if (ranks > 2 && rows != 8192) continue;
     const bool ok = on_ranks(
         ranks, 20,
         [&, r = rows, k = width](member *m) {
           const combine_rows_of c(*m, r, k, true);
-          m->ok = mm_cu_combines_ranks(m->peers, r, k) && same_many(m, 7, c, mm_cu_how_many(m->peers));
+          m->ok = mm_cu_combines_ranks(m->peers, r, k) && same_many(m, 7, c);
           c.fill(*m, 8);
           m->together();
           c.by_one(*m);
@@ -81,7 +78,7 @@ void check_replays(uint32_t ranks) {
         CUDA_OK(cudaStreamBeginCapture(m->s, cudaStreamCaptureModeThreadLocal));
         for (uint32_t i = 0; i < 5; i++) {
           CUDA_OK(cudaMemcpyAsync(c.spare, c.branch, c.n * 2, cudaMemcpyDeviceToDevice, m->s));
-          c.by_many(*m, {12288u << i % 3, 5 + 9 * i, ranks == 2 && i % 2});
+          c.by_many(*m);
           if (i % 2) CUDA_OK(mm_cu_peers_sum_f32(m->peers, squares, 4096, m->s));
         }
         CUDA_OK(cudaStreamEndCapture(m->s, &graph));
@@ -126,39 +123,26 @@ void bench_rows(member *m, uint32_t rows, uint32_t width, double rate) {
   const int count = rows > 1000 ? 20 : 100;
   const double two = time_in_graph(m, count, [&] { c.by_two(*m); });
   const double alone = time_in_graph(m, count, [&] { CUDA_OK(mm_cu_combine_rows(c.args(1), rows, width, m->s)); });
-  const double step = time_in_graph(m, count, [&] { c.by_many(*m, mm_cu_how_many(m->peers)); });
+  const double step = time_in_graph(m, count, [&] { c.by_many(*m); });
   const double crosses = (double)c.n * 2 * 2 * (m->ranks - 1) / m->ranks;
   if (m->rank == 0)
     printf(
         "peers: [%u, %u] sum, residual and norm over %u ranks: %.1f us; sum and then combine %.1f us, of it the combine %.1f us; %.1f MB "
         "a link at its copy rate %.1f us\n",
         rows, width, m->ranks, step, two, alone, crosses * 1e-6, crosses / rate * 1e-3);
-  if (rows != 8192) return;
-  for (const bool whole : {true, false}) {
-    for (const uint32_t unit : {12288u, 24576u, 49152u, 98304u}) {
-      if (whole && m->ranks != 2) continue;
-      if (m->rank == 0)
-        printf("peers:   %s, units of %u KB, with 8, 16, 32, 64, 128 senders:", whole ? "rows whole" : "shares", unit / 1024);
-      for (const uint32_t senders : {8u, 16u, 32u, 64u, 128u}) {
-        const double us = time_in_graph(m, count, [&] { c.by_many(*m, {unit, senders, whole}); });
-        if (m->rank == 0) printf(" %.1f", us);
-      }
-      if (m->rank == 0) printf(" us\n");
-    }
-  }
 }
 
 }  // namespace
 
-void test_many(uint32_t ranks) {
-  check_sizes(ranks);
-  check_replays(ranks);
-  if (ranks == 2 || ranks == 4) check_steps(ranks);
+void test_many() {
+  check_sizes(2);
+  check_replays(2);
+  check_steps(2);
 }
 
-void bench_many(uint32_t ranks) {
+void bench_many() {
   on_ranks(
-      ranks, 20,
+      2, 20,
       [](member *m) {
         if (!mm_cu_peers_apart(m->peers)) return; /* one multiprocessor would have it all */
         CUDA_OK(cudaMemsetAsync(m->x, 0, combine_rows_of::most(8192, 6144), m->s));
@@ -167,7 +151,7 @@ void bench_many(uint32_t ranks) {
         const double alone = copy_rate(m, (size_t)64 << 20, false), both = copy_rate(m, (size_t)64 << 20, true);
         if (m->rank == 0) printf("peers: copies to the next rank: %.1f GB/s alone, %.1f GB/s each of all at once\n", alone, both);
         for (const uint32_t width : {3072u, 6144u}) {
-          for (const uint32_t rows : {64u, 128u, 256u, 512u, 2048u, 8192u}) bench_rows(m, rows, width, both);
+          for (const uint32_t rows : {8192u, 2048u, 512u, 256u, 128u, 64u}) bench_rows(m, rows, width, both);
         }
       },
       combine_rows_of::most(8192, 6144) + (1 << 20));
