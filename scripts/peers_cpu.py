@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """The CPU backend and llama.cpp on layers of the same sizes, taking turns: tokens a second of one sequence and of a prompt.
 
-  peers_cpu.py BENCH_CPU LLAMA_BENCH WORK --writer GGUF_PEER [--model m2] [--layers 3] [--experts 32] [--rounds 7] [--prompts 512]
+  peers_cpu.py BENCH_CPU LLAMA_BENCH WORK [--writer GGUF_PEER] [--model m2] [--layers 3] [--experts 32] [--rounds 7] [--prompts 512]
                [--prompt-rounds 7] [--only bf16,int8+act,…] [--keep] [--mapped]
 
 BENCH_CPU is build/tests/bench/bench_cpu (make bench-cpu builds it), LLAMA_BENCH llama.cpp's llama-bench, WORK a folder for its models, which
-GGUF_PEER writes with random weights: gguf_peer.py MODEL TYPE OUT LAYERS EXPERTS VOCAB. Ours stays loaded and answers in the turns between
-runs of llama-bench; a turn is a reading of memory, tokens after 64 others, and a prompt, by each side. Printed are medians, their ratio, and the
-share of the floor: what one reading of memory in the same turns allows for the bytes that a token needs. "+act" rounds inputs as the scheme
-says, as llama.cpp does for all its types but BF16, and "+bf16" to BF16, as it does for that.
+GGUF_PEER (gguf_peer.py beside this) writes with random weights: GGUF_PEER MODEL TYPE OUT LAYERS EXPERTS VOCAB. Ours stays loaded and answers
+in the turns between runs of llama-bench; a turn is a reading of memory, tokens after 64 others, and a prompt, by each side. Printed are
+medians, their ratio, and the share of the floor: what one reading of memory in the same turns allows for the bytes that a token needs. "+act"
+rounds inputs as the scheme says, as llama.cpp does for all its types but BF16, and "+bf16" to BF16, as it does for that.
 
 Both sides' weights lie in memory of large pages, which llama.cpp is given by "-lm none" and the C library's tunable; --mapped leaves it its
 default, a mapped file, whose pages are small.
@@ -161,7 +161,7 @@ def main():
     p.add_argument("bench")
     p.add_argument("llama")
     p.add_argument("work")
-    p.add_argument("--writer", required=True)
+    p.add_argument("--writer", default=os.path.join(os.path.dirname(__file__), "gguf_peer.py"))
     p.add_argument("--model", default="m2", choices=["m2", "m1"])
     p.add_argument("--layers", type=int, help="3 of M2, 8 of M1")
     p.add_argument("--experts", type=int, help="32 of M2, 3 of M1")

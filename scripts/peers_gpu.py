@@ -2,13 +2,13 @@
 """The CUDA backend and llama.cpp on one GPU, on layers of the same sizes with the whole head, taking turns: tokens a second of one sequence, of
 many, and of a long prompt.
 
-  peers_gpu.py MINIMAX_BENCH LLAMA_BENCH LLAMA_BATCHED_BENCH WORK --writer GGUF_PEER [--model m2] [--layers 8] [--rounds 3] [--seconds N]
+  peers_gpu.py MINIMAX_BENCH LLAMA_BENCH LLAMA_BATCHED_BENCH WORK [--writer GGUF_PEER] [--model m2] [--layers 8] [--rounds 3] [--seconds N]
                [--only block_fp8,w4a16,…]
 
 MINIMAX_BENCH makes its weights on the device. LLAMA_BENCH and LLAMA_BATCHED_BENCH are llama.cpp's, built for the GPU; WORK is a folder for its
-models, of one at a time (M2's eight layers: 33 GB in Q8_0, 19 GB in Q4_0), best in memory. GGUF_PEER writes them with random weights:
-gguf_peer.py MODEL TYPE OUT LAYERS. Its router has to spread tokens over the experts as ours does, of M2 218 of 256 at 64 sequences: a model
-that reaches fewer is read sooner.
+models, of one at a time (M2's eight layers: 33 GB in Q8_0, 19 GB in Q4_0), best in memory. GGUF_PEER (gguf_peer.py beside this) writes them
+with random weights: GGUF_PEER MODEL TYPE OUT LAYERS. Its router has to spread tokens over the experts as ours does, of M2 218 of 256 at 64
+sequences: a model that reaches fewer is read sooner.
 
 A turn is, by each side, a decode of one sequence and of many that hold --context tokens, and one step of a prompt. Printed are tokens a second,
 medians of the turns; their ratio; the least ratio of one turn; and ours as a share of what the device's copy rate and the rates of large
@@ -172,7 +172,7 @@ def arguments():
     p.add_argument("llama")
     p.add_argument("batched")
     p.add_argument("work")
-    p.add_argument("--writer", required=True)
+    p.add_argument("--writer", default=os.path.join(os.path.dirname(__file__), "gguf_peer.py"))
     p.add_argument("--model", default="m2", choices=["m2", "m1"])
     p.add_argument("--layers", type=int, default=8)
     p.add_argument("--rounds", type=int, default=3)
