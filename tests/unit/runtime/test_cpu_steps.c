@@ -230,6 +230,7 @@ TEST(next_weights) {
     open_run(&r, &ref, 2, &(ways){.family = family});
     mm_backend *b = r.f.backend;
     mm_batch batch = {.tokens = 1};
+    mm_team_close(b->team), b->team = NULL; /* nobody asks but this test */
     b->batch = &batch;
     for (b->layer = 0; b->layer < r.w.layer_end; b->layer++) {
       const mm_layer_weights *y = &r.w.layer[b->layer];
