@@ -199,8 +199,7 @@ __device__ __forceinline__ void peer_end(const peer_view &c, uint32_t epoch) {
   if (before == gridDim.x - 1) *c.ticket = 0, *c.epoch = epoch + 1;
 }
 
-/* The kernels of ranks_many.cu, to be loaded with those of peers.cu. */
-constexpr int kManyKernels = 2;
+/* The two kernels of ranks_many.cu, to be loaded with those of peers.cu. */
 const void *mm_cu_many_kernel(int i);
 
 /* This rank's, for kernels of other files. */

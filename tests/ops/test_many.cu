@@ -124,7 +124,7 @@ void bench_rows(member *m, uint32_t rows, uint32_t width, double rate) {
   const double two = time_in_graph(m, count, [&] { c.by_two(*m); });
   const double alone = time_in_graph(m, count, [&] { CUDA_OK(mm_cu_combine_rows(c.args(1), rows, width, m->s)); });
   const double step = time_in_graph(m, count, [&] { c.by_many(*m); });
-  const double crosses = (double)c.n * 2 * 2 * (m->ranks - 1) / m->ranks;
+  const double crosses = (double)c.n * sizeof(__nv_bfloat16); /* each way */
   if (m->rank == 0)
     printf(
         "peers: [%u, %u] sum, residual and norm over %u ranks: %.1f us; sum and then combine %.1f us, of it the combine %.1f us; %.1f MB "
