@@ -184,6 +184,7 @@ struct one_up {
   __device__ const bf16 *x(uint32_t) const { return a.x; }
   __device__ float times(uint32_t) const { return 1; }
   __device__ bool rounds() const { return w.rounding.kind == MM_ACT_FP8_GROUP; }
+  __device__ float factor(uint32_t) const { return 1; }
   __device__ void emit(uint32_t four, const float (&sum)[kFour]) const {
     const uint32_t slot = four / each(), column = (four - slot * each()) * 2, expert = slots.expert[slot];
     const float global = w.global ? w.global[expert] : 1.0f;
@@ -209,9 +210,9 @@ struct one_down {
   __device__ four_place at(uint32_t four, uint32_t slot) const { return {slots.expert[slot], 4 * four, w.n - 4 * four}; }
   __device__ const bf16 *x(uint32_t slot) const { return a.middle + (size_t)slot * MM_CU_SKINNY * w.k; }
   __device__ bool rounds() const { return w.rounding.kind == MM_ACT_FP8_GROUP; }
-  __device__ float times(uint32_t slot) const {
-    return rounds() ? slots.weight[slot] * (w.global ? w.global[slots.expert[slot]] : 1.0f) : 1.0f;
-  }
+  __device__ float weight(uint32_t slot) const { return slots.weight[slot] * (w.global ? w.global[slots.expert[slot]] : 1.0f); }
+  __device__ float factor(uint32_t slot) const { return slots.weight[slot]; } /* which holds weight() by then */
+  __device__ float times(uint32_t slot) const { return rounds() ? weight(slot) : 1.0f; }
   __device__ void emit(uint32_t four, const float (&sum)[kFour]) const {
 #pragma unroll
     for (uint32_t i = 0; i < kFour; i++) {
@@ -220,7 +221,8 @@ struct one_down {
   }
 };
 
-template <mm_cu_code C, mm_cu_scale S>
+/* kRound: inputs in another way than gemv_convert rounds them. */
+template <mm_cu_code C, mm_cu_scale S, bool kRound>
 __global__ void __maxnreg__(kGemvRegisters)
     one_experts_up(const __grid_constant__ gemv_plan p, const __grid_constant__ mm_cu_weight w, const float *global2, bool rounds,
                    const __grid_constant__ mm_cu_route r, const __grid_constant__ mm_cu_experts a) {
@@ -231,14 +233,14 @@ __global__ void __maxnreg__(kGemvRegisters)
   if (threadIdx.x < kChoiceThreads) {
     choose_slots(shared.slots, shared.room, r, start, blockIdx.x == 0);
   } else {
-    gemv_fill<C, S>(w, p, job, kChoiceThreads);
+    gemv_fill<C, S, kRound>(w, p, job, kChoiceThreads);
   }
   __syncthreads();
   job.used = shared.slots.used;
   gemv_rows<C, S>(w, p, job, [] {});
 }
 
-template <mm_cu_code C, mm_cu_scale S>
+template <mm_cu_code C, mm_cu_scale S, bool kRound>
 __global__ void __maxnreg__(kGemvRegisters)
     one_experts_down(const __grid_constant__ gemv_plan p, const __grid_constant__ mm_cu_weight w, const __grid_constant__ mm_cu_route r,
                      const __grid_constant__ mm_cu_experts a) {
@@ -247,8 +249,12 @@ __global__ void __maxnreg__(kGemvRegisters)
   read_slots<DOWN>(shared, r, 1, choice_start(r));
   const one_down job{w, a, shared.slots, shared.slots.used};
   gemv_rows<C, S>(w, p, job, [&] {
+    if (kRound) {
+      if (threadIdx.x < job.used) shared.slots.weight[threadIdx.x] = job.weight(threadIdx.x);
+      __syncthreads();
+    }
     grid_wait();
-    gemv_fill<C, S>(w, p, job, 0);
+    gemv_fill<C, S, kRound>(w, p, job, 0);
     __syncthreads();
   });
 }
@@ -303,7 +309,8 @@ struct one_up_launch {
   template <mm_cu_code C, mm_cu_scale S>
   cudaError_t run() const {
     const gemv_plan p = plan_gemv<C, S>(w, r.top_k * ceil_div(w.n / 2, 2), 1);
-    return launch(one_experts_up<C, S>, p.blocks, 32 * kGemvWarps, p.shared, s, p, w, global2, rounds, r, a);
+    const auto up = gemv_rounds<C, S>(w, MM_CU_EXPERTS_ONE) ? one_experts_up<C, S, C != MM_CU_BF16> : one_experts_up<C, S, false>;
+    return launch(up, p.blocks, 32 * kGemvWarps, p.shared, s, p, w, global2, rounds, r, a);
   }
 };
 
@@ -315,7 +322,8 @@ struct one_down_launch {
   template <mm_cu_code C, mm_cu_scale S>
   cudaError_t run() const {
     const gemv_plan p = plan_gemv<C, S>(w, ceil_div(w.n, 4), r.top_k);
-    return launch(one_experts_down<C, S>, p.blocks, 32 * kGemvWarps, p.shared, s, p, w, r, a);
+    const auto down = gemv_rounds<C, S>(w, MM_CU_EXPERTS_ONE) ? one_experts_down<C, S, C != MM_CU_BF16> : one_experts_down<C, S, false>;
+    return launch(down, p.blocks, 32 * kGemvWarps, p.shared, s, p, w, r, a);
   }
 };
 

@@ -17,6 +17,7 @@
  *   apart(), behind()           rows from a four's first to its second; from these two to the others
  *   x(segment), times(segment)  the activations, and what their products are multiplied by
  *   rounds()                    activations are rounded to E4M3 in groups of 128
+ *   factor(segment)             what activations are multiplied by that are rounded in another way
  *   emit(four, sum[4])          the sums of the rows */
 #ifndef MM_CUDA_GEMV_CUH
 #define MM_CUDA_GEMV_CUH
@@ -24,6 +25,7 @@
 #include "runtime/cuda/fp8.cuh"
 #include "runtime/cuda/hopper.cuh"
 #include "runtime/cuda/launch.h"
+#include "runtime/cuda/round.cuh"
 #include "runtime/cuda/weight.cuh"
 
 constexpr uint32_t kGemvWarps = 16, kFour = 4;
@@ -56,6 +58,7 @@ struct gemv_plan {
   uint32_t blocks, chunks; /* of a launch; of a row's segment */
   uint32_t touched;
   uint32_t x, back, sums, shared;
+  rounder how; /* gemv_round */
 };
 
 /* For so many fours: a block a multiprocessor, more where those are few (a slice of a device) or the rows so many that their sums would not
@@ -72,7 +75,15 @@ gemv_plan plan_gemv(const mm_cu_weight &w, uint32_t fours, uint32_t segments) {
   p.blocks = min(fours, max(multiprocessors(), ceil_div(fours, ((kAll - p.sums) / kSums - 3) * kGemvWarps)));
   p.touched = (ceil_div(fours, p.blocks) * items + kGemvWarps - 1) / kGemvWarps / items + 2;
   p.shared = max(p.sums + p.touched * kSums, kMoreThanHalf);
+  p.how = rounder_of(w.rounding);
   return p;
+}
+
+/* A kernel that rounds these inputs itself does so before it converts them. */
+template <mm_cu_code C, mm_cu_scale S>
+bool gemv_rounds(const mm_cu_weight &w, mm_cu_kernel kernel) {
+  const bool converts = gemv_kind<C, S>::kHalf && w.rounding.kind == MM_ACT_FP8_GROUP;
+  return mm_cu_rounds_inside(kernel, &w) && !converts;
 }
 
 /* As copy16_to, and the rest of the 128 bytes to the L2 cache; where !valid nothing is read. */
@@ -163,9 +174,67 @@ __device__ __forceinline__ uint4 *gemv_piece(const gemv_plan &p, uint32_t i) {
   return reinterpret_cast<uint4 *>(gemv_shared + p.x) + (i - in) + in % kind::kX * 32 + in / kind::kX;
 }
 
+/* What the calling threads, from `first` on, have stored becomes the numbers that its codes stand for, times job.factor(segment), in bf16:
+ * those that launches before the product write (encode.cu). */
+template <mm_cu_code C, mm_cu_scale S, class Job>
+__device__ __forceinline__ void gemv_round(const gemv_plan &p, const Job &job, uint32_t first) {
+  rounder how = p.how;
+  if (S == MM_CU_NV) how.format = {MM_CODE_E2M1, 16, MM_F8_E4M3, true};
+  if (S == MM_CU_MX) how.format = {MM_CODE_E2M1, 32, MM_F8_E8M0, false};
+  const uint32_t each = p.chunks * (gemv_kind<C, S>::kChunk / 8), total = job.segments() * each, step = blockDim.x - first;
+  uint32_t *const most = reinterpret_cast<uint32_t *>(gemv_shared + p.sums); /* of 32 pieces each, before there are sums */
+  if (how.asks_row()) {
+#pragma unroll 1
+    for (uint32_t i = threadIdx.x - first; i < total; i += step) { /* total and the step are multiples of 32, as are segments */
+      const float own = fmaxf(0.0f, largest8(*gemv_piece<C, S>(p, i)));
+      const uint32_t all = __reduce_max_sync(0xffffffffu, __float_as_uint(own));
+      if (i % 32 == 0) most[i / 32] = all;
+    }
+    asm volatile("bar.sync 2, %0;" ::"r"(step) : "memory");
+  }
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x - first; i < total; i += step) {
+    uint4 &q = *gemv_piece<C, S>(p, i);
+    const uint32_t segment = i / each, lane = i % 32;
+    float scale = 1, v[8];
+    if (how.whole_row()) {
+      uint32_t row = 0;
+      if (how.asks_row()) {
+#pragma unroll 1
+        for (uint32_t j = lane; j < each / 32; j += 32) row = max(row, most[segment * (each / 32) + j]);
+        row = __reduce_max_sync(0xffffffffu, row);
+      }
+      scale = how.row_scale(__uint_as_float(row));
+    }
+    if (how.format.group) {
+      float own = largest8(q);
+#pragma unroll 1
+      for (uint32_t m = 1; m < how.format.group / 8; m <<= 1) own = fmaxf(own, __shfl_xor_sync(0xffffffffu, own, m));
+      if (own == 0) continue; /* zeros stay so */
+      scale = how.group_scale(own, scale);
+    }
+    widen8(v, q);
+    const auto to_numbers = [&](mm_code code) {
+      how.format.code = code;
+      how.to_numbers(v, scale);
+    };
+    if (C == MM_CU_E2M1) {
+      to_numbers(MM_CODE_E2M1);
+    } else if (C == MM_CU_INT4 && how.format.code == MM_CODE_INT8) {
+      to_numbers(MM_CODE_INT8);
+    } else {
+      to_numbers(MM_CODE_E4M3);
+    }
+    const float factor = job.factor(segment);
+#pragma unroll
+    for (float &x : v) x *= factor;
+    q = narrow8(v);
+  }
+}
+
 /* What the calling thread has stored: pieces threadIdx.x - first + j · step. back: the inverse scales of each chunk's eight stretches,
  * times job.times(segment), each with its offset if there is one. Warps call it whole. */
-template <mm_cu_code C, mm_cu_scale S, class Job>
+template <mm_cu_code C, mm_cu_scale S, bool kRound, class Job>
 __device__ __forceinline__ void gemv_convert(const gemv_plan &p, const Job &job, uint32_t first) {
   using kind = gemv_kind<C, S>;
   if (!kind::kHalf) return;
@@ -179,7 +248,7 @@ __device__ __forceinline__ void gemv_convert(const gemv_plan &p, const Job &job,
     const uint32_t all = max2(max2(q[0] & 0x7fff7fffu, q[1] & 0x7fff7fffu), max2(q[2] & 0x7fff7fffu, q[3] & 0x7fff7fffu));
     uint32_t largest = max(all & 0xffffu, all >> 16);
     float inverse;
-    if (job.rounds()) { /* to codes of 128 columns, which are f16 as they are */
+    if (!kRound && job.rounds()) { /* to codes of 128 columns, which are f16 as they are */
 #pragma unroll
       for (uint32_t m = 1; m < 16; m <<= 1) largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, m));
       const act_scale scale(low(largest));
@@ -212,7 +281,7 @@ __device__ __forceinline__ void gemv_convert(const gemv_plan &p, const Job &job,
 }
 
 /* All activations, by threads from `first` on, a warp's first. */
-template <mm_cu_code C, mm_cu_scale S, class Job>
+template <mm_cu_code C, mm_cu_scale S, bool kRound, class Job>
 __device__ __forceinline__ void gemv_fill(const mm_cu_weight &w, const gemv_plan &p, const Job &job, uint32_t first) {
   constexpr uint32_t kAtOnce = 4; /* a thread's loads on their way */
   const uint32_t each = p.chunks * (gemv_kind<C, S>::kChunk / 8), total = job.segments() * each, step = blockDim.x - first;
@@ -229,7 +298,8 @@ __device__ __forceinline__ void gemv_fill(const mm_cu_weight &w, const gemv_plan
       if (from + j * step < total) *gemv_piece<C, S>(p, from + j * step) = v[j];
     }
   }
-  gemv_convert<C, S>(p, job, first);
+  if constexpr (kRound) gemv_round<C, S>(p, job, first);
+  gemv_convert<C, S, kRound>(p, job, first);
 }
 
 /* ---- products ---- */

@@ -72,11 +72,6 @@ __global__ void __launch_bounds__(kWarps * 32)
   });
 }
 
-__device__ __forceinline__ float largest(uint4 q) {
-  const uint32_t most = max2(max2(q.x & 0x7fff7fffu, q.y & 0x7fff7fffu), max2(q.z & 0x7fff7fffu, q.w & 0x7fff7fffu));
-  return fmaxf(low(most), high(most));
-}
-
 /* kE2m1: codes are known to be; of others which is looked up for each number. */
 template <uint32_t kPiece, bool kE2m1>
 __global__ void __launch_bounds__(kWarps * 32) lay_rounded(__nv_bfloat16 *rows, const uint32_t *places, uint32_t k, rounder how) {
@@ -90,7 +85,7 @@ __global__ void __launch_bounds__(kWarps * 32) lay_rounded(__nv_bfloat16 *rows, 
     float most = 0;
     for_words(row, words, [&](uint32_t, uint4(&q)[kAtOnce]) {
 #pragma unroll
-      for (const uint4 &v : q) most = fmaxf(most, largest(v));
+      for (const uint4 &v : q) most = fmaxf(most, largest8(v));
     });
 #pragma unroll
     for (uint32_t m = 1; m < 32; m *= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, m));
@@ -99,7 +94,7 @@ __global__ void __launch_bounds__(kWarps * 32) lay_rounded(__nv_bfloat16 *rows, 
   for_words(row, words, [&](uint32_t first, uint4(&q)[kAtOnce]) {
 #pragma unroll
     for (uint32_t i = 0; i < kAtOnce; i++) {
-      float most = largest(q[i]), v[8];
+      float most = largest8(q[i]), v[8];
       for (uint32_t m = 1; m < lanes; m *= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, m));
       widen8(v, q[i]);
       how.to_numbers(v, lanes ? how.group_scale(most, row_scale) : row_scale);

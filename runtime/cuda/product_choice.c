@@ -16,10 +16,22 @@ bool mm_cu_multiplies_codes(const mm_cu_device *d, const mm_cu_weight *w) {
          w->cell_n_log2 >= 7 && w->cell_k_log2 >= 7;
 }
 
+/* A single token's kernels of these weights hold the code that rounds inputs so, as the schemes have it. */
+static bool one_rounds(const mm_cu_weight *w) {
+  const mm_act_quant kind = w->rounding.kind;
+  switch (w->code) {
+    case MM_CU_BF16: return false;
+    case MM_CU_E4M3: return mm_act_formats[kind].code == MM_CODE_E4M3;
+    case MM_CU_INT4: return mm_act_formats[kind].code == MM_CODE_E4M3 || mm_act_formats[kind].code == MM_CODE_INT8;
+    case MM_CU_E2M1: return kind == (w->scale_kind == MM_CU_NV ? MM_ACT_NVFP4 : MM_ACT_MXFP4) || kind == MM_ACT_FP8_GROUP;
+  }
+  return false;
+}
+
 bool mm_cu_rounds_inside(mm_cu_kernel kernel, const mm_cu_weight *w) {
-  if (w->rounding.kind != MM_ACT_FP8_GROUP) return false;
-  if (kernel == MM_CU_EXPERTS_FEW) return true;
-  return (kernel == MM_CU_ONE || kernel == MM_CU_EXPERTS_ONE) && w->code != MM_CU_BF16 && w->scale_kind != MM_CU_FINE;
+  if (w->rounding.kind == MM_ACT_KEPT) return false;
+  if (kernel == MM_CU_EXPERTS_FEW) return w->rounding.kind == MM_ACT_FP8_GROUP;
+  return (kernel == MM_CU_ONE || kernel == MM_CU_EXPERTS_ONE) && one_rounds(w);
 }
 
 /* ---- y = x·Wᵀ ---- */

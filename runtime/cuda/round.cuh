@@ -19,7 +19,8 @@ struct rounder {
   __device__ float code(float x) const {
     if (format.code == MM_CODE_E4M3) return e4m3(x);
     if (format.code == MM_CODE_INT8) return fminf(127.0f, fmaxf(-127.0f, rintf(x)));
-    const float a = fabsf(x), whole = a < 2 ? 0x1.8p22f : a < 4 ? 0x1.8p23f : 0x1.8p24f; /* E2M1: steps of 1/2, 1 and 2, as whole's are */
+    /* E2M1: steps of 1/2 below 2, of 1 below 4, of 2 below 8, as those of 1.5 · 2^22 times the power of two at or below x are */
+    const float a = fabsf(x), whole = __uint_as_float(max(__float_as_uint(a) & 0x7f800000u, 0x3f800000u) + (22 << 23) + 0x400000u);
     return copysignf(fminf(__fsub_rn(__fadd_rn(a, whole), whole), 6.0f), x);
   }
   __device__ float row_scale(float amax) const {
@@ -35,20 +36,34 @@ struct rounder {
     const int e = (int)(u >> 23) - (wide ? 8 : 2) + ((u & 0x7fffff) > (wide ? 0x600000u : 0x400000u));
     return __uint_as_float((uint32_t)max(e, 1) << 23); /* e ≥ 85: amax is at least 1e-10 */
   }
-  /* A scale of the whole row takes part. */
+  /* A scale of the whole row takes part; it depends on the row's numbers. */
   __host__ __device__ bool whole_row() const { return format.group == 0 || format.scale == MM_F8_E4M3; }
-  /* v of one scale = the numbers that its codes stand for. */
+  __device__ bool asks_row() const { return whole_row() && !(format.fixed && fixed > 0); }
+  /* v, each a bf16, of one scale = the numbers that its codes stand for. */
   template <int N>
   __device__ void to_numbers(float (&v)[N], float scale) const {
-    const bool plain = scale > 0x1p-80f; /* divided() holds for it */
-    const float inverse = __frcp_rn(scale);
+    if (format.scale == MM_F8_E8M0 || scale > 0x1p-80f) { /* divided_bf16 holds for it */
+      const float inverse = __frcp_rn(scale);
 #pragma unroll
-    for (float &x : v) {
-      const float n = scale == 0 ? 0.0f : code(plain ? divided(x, scale, inverse) : __fdiv_rn(x, scale)) * scale;
-      if (!isnan(x)) x = n;
+      for (float &x : v) {
+        const float n = code(divided_bf16(x, scale, inverse)) * scale;
+        if (!isnan(x)) x = n;
+      }
+    } else {
+#pragma unroll
+      for (float &x : v) {
+        const float n = scale == 0 ? 0.0f : code(__fdiv_rn(x, scale)) * scale;
+        if (!isnan(x)) x = n;
+      }
     }
   }
 };
+
+/* The largest magnitude of eight columns. */
+__device__ __forceinline__ float largest8(uint4 q) {
+  const uint32_t most = max2(max2(q.x & 0x7fff7fffu, q.y & 0x7fff7fffu), max2(q.z & 0x7fff7fffu, q.w & 0x7fff7fffu));
+  return fmaxf(low(most), high(most));
+}
 
 inline rounder rounder_of(const mm_cu_rounding &how) { return {mm_act_formats[how.kind], how.fixed}; }
 

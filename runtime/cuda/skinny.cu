@@ -60,6 +60,7 @@ struct one_job {
   __device__ const bf16 *x(uint32_t) const { return a.x + (size_t)(a.rows ? a.rows[0] : 0) * w.k; }
   __device__ float times(uint32_t) const { return 1; }
   __device__ bool rounds() const { return w.rounding.kind == MM_ACT_FP8_GROUP; }
+  __device__ float factor(uint32_t) const { return 1; }
   __device__ void emit(uint32_t four, const float (&sum)[kFour]) const {
     const float global = w.global ? w.global[0] : 1.0f;
 #pragma unroll
@@ -74,14 +75,15 @@ struct one_job {
   }
 };
 
-template <mm_cu_code C, mm_cu_scale S>
+/* kRound: inputs in another way than gemv_convert rounds them. */
+template <mm_cu_code C, mm_cu_scale S, bool kRound>
 __global__ void __maxnreg__(kGemvRegisters)
     one(const __grid_constant__ gemv_plan p, const __grid_constant__ mm_cu_weight w, const __grid_constant__ mm_cu_linear a) {
   grid_launch_next_early();
   const one_job job{w, a};
   gemv_rows<C, S>(w, p, job, [&] {
     grid_wait();
-    gemv_fill<C, S>(w, p, job, 0);
+    gemv_fill<C, S, kRound>(w, p, job, 0);
     __syncthreads();
   });
 }
@@ -93,7 +95,8 @@ struct one_launch {
   template <mm_cu_code C, mm_cu_scale S>
   cudaError_t run() const {
     const gemv_plan p = plan_gemv<C, S>(w, ceil_div(w.n, 4), 1);
-    return launch(one<C, S>, p.blocks, 32 * kGemvWarps, p.shared, s, p, w, a);
+    const auto kernel = gemv_rounds<C, S>(w, MM_CU_ONE) ? one<C, S, C != MM_CU_BF16> : one<C, S, false>;
+    return launch(kernel, p.blocks, 32 * kGemvWarps, p.shared, s, p, w, a);
   }
 };
 

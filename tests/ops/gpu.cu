@@ -122,6 +122,13 @@ void round_row(float *x, uint32_t k, float *scale) {
     if (scale) scale[g] = s;
   }
 }
+void round_row_as(const mm_cu_rounding &how, float *x, uint32_t k) {
+  const mm_act_format *f = &mm_act_formats[how.kind];
+  std::vector<float> amax(mm_act_amaxes(f, k));
+  mm_act_amax(f, x, k, 0, amax.data());
+  mm_act_round(f, x, k, 0, amax.data(), how.fixed);
+  for (uint32_t j = 0; j < k; j++) x[j] = to_float(__float2bfloat16(x[j]));
+}
 std::vector<float> rounded_rows(const std::vector<float> &x, uint32_t k, std::vector<float> *scales) {
   std::vector<float> out = x;
   const size_t groups = (k + 127) / 128, rows = x.size() / k;

@@ -53,7 +53,9 @@ double e4m3(uint8_t code);
 uint8_t nearest_e4m3(float v);
 /* k numbers as products with rounded inputs see them: e4m3 under amax / 448 of 128 columns. scale: [groups], or NULL. */
 void round_row(float *x, uint32_t k, float *scale);
-/* The same of rows of k numbers. */
+/* k numbers as quant/activation.c rounds them, in bf16. */
+void round_row_as(const mm_cu_rounding &how, float *x, uint32_t k);
+/* The same as round_row, of rows of k numbers. */
 std::vector<float> rounded_rows(const std::vector<float> &x, uint32_t k, std::vector<float> *scale = nullptr);
 inline double silu_ref(double x) { return x / (1 + exp(-x)); }
 

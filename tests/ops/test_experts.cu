@@ -39,6 +39,8 @@ static routed reference_route(const std::vector<float> &w, const std::vector<flo
 
 /* What a product of codes on tensor cores is off at most, relative to the root of the sum of its squared terms. */
 #define SHORT_SUM 2e-3
+/* The same of weights under FINE scales, each rounded to bf16: seven times a sum's error. */
+#define FINE_SUM 8e-3
 
 struct expert_case {
   const char *name;
@@ -47,6 +49,8 @@ struct expert_case {
   uint32_t cell_n, cell_k;
   bool rounded = false; /* inputs of both products as codes */
   bool few = false;     /* by the kernels for a few rows an expert */
+  mm_cu_rounding how = {MM_ACT_FP8_GROUP, 0};
+  bool groups() const { return how.kind == MM_ACT_FP8_GROUP; } /* codes that are multiplied; else in bf16, a single token's */
 };
 
 /* What w2 is given as codes, by sorted place, and the place of each pair. */
@@ -78,6 +82,19 @@ static bool codes_of(const middle_codes &c, uint32_t pair, const std::vector<dou
     }
   }
   return ok;
+}
+
+/* Where inputs are rounded: a single token's kernel does it, or several's multiply codes. */
+static bool takes_rounded(const expert_case &c, const mm_cu_weight &w13, const mm_cu_weight &w2) {
+  if (!c.rounded || c.few) return true;
+  return c.groups() ? takes_here(MM_CU_EXPERTS_FP8, w13, w2) : takes_here(MM_CU_EXPERTS_ONE, w13, w2, 1);
+}
+static void round_inputs(const expert_case &c, std::vector<float> *row) {
+  if (c.groups()) {
+    round_row(row->data(), (uint32_t)row->size(), nullptr);
+  } else {
+    round_row_as(c.how, row->data(), (uint32_t)row->size());
+  }
 }
 
 /* y of routed experts by the kernels that take such a step; with rounded inputs those of w2 too. */
@@ -132,8 +149,8 @@ static void check_experts(const expert_case &c, uint32_t tokens, uint32_t expert
   test_weight w13, w2;
   random_weight(&w13, c.code, c.kind, experts, 2 * inter, hidden, c.cell_n, c.cell_k);
   random_weight(&w2, c.code, c.kind, experts, hidden, inter, c.cell_n, c.cell_k);
-  if (c.rounded) w13.d.rounding.kind = w2.d.rounding.kind = MM_ACT_FP8_GROUP;
-  if (c.rounded && !c.few && !takes_here(MM_CU_EXPERTS_FP8, w13.d, w2.d)) return; /* not of this device */
+  if (c.rounded) w13.d.rounding = w2.d.rounding = c.how;
+  if (!takes_rounded(c, w13.d, w2.d)) return; /* not of this device */
   if (c.few && !takes_here(MM_CU_EXPERTS_FEW, w13.d, w2.d)) return;
   middle_codes given;
   const auto out = run_experts(c, w13.d, w2.d, rb.r, dx.p, tokens, &given);
@@ -165,7 +182,7 @@ static void check_experts(const expert_case &c, uint32_t tokens, uint32_t expert
     const uint32_t t = row * step;
     std::vector<float> input;
     for (uint32_t q = 0; q < hidden; q++) input.push_back(to_float(x[(size_t)t * hidden + q]));
-    if (c.rounded) round_row(input.data(), hidden, nullptr);
+    if (c.rounded) round_inputs(c, &input);
     for (uint32_t j = 0; j < top_k; j++) {
       uint32_t e = want_route.id[t * top_k + j];
       std::vector<double> mid(inter), by(inter);
@@ -179,7 +196,7 @@ static void check_experts(const expert_case &c, uint32_t tokens, uint32_t expert
         const auto product = [](double g, double u) { return g / (1 + exp(-g)) * u; };
         mid[i] = product(gate, up);
         /* the tensor cores' short sums: what gate and up may be off, at the ends of both and where SiLU turns */
-        const double g = SHORT_SUM * sqrt(gates), u = SHORT_SUM * sqrt(ups);
+        const double off = c.kind == MM_CU_FINE ? FINE_SUM : SHORT_SUM, g = off * sqrt(gates), u = off * sqrt(ups);
         for (double at : {gate - g, gate + g, std::min(std::max(-1.2784645, gate - g), gate + g)})
           for (double of : {up - u, up + u}) by[i] = std::max(by[i], fabs(product(at, of) - mid[i]));
       }
@@ -191,7 +208,7 @@ static void check_experts(const expert_case &c, uint32_t tokens, uint32_t expert
           own[i] = to_float(given.single[at * inter + i]);
           if (!(fabs(own[i] - mid[i]) <= by[i] + fabs(mid[i]) * 0x1p-8 + 1e-30)) coded = false; /* SiLU of -87 and less is 0 there */
         }
-        round_row(own.data(), inter, nullptr);
+        round_inputs(c, &own);
         for (uint32_t i = 0; i < inter; i++) mid[i] = own[i];
       } else if (c.rounded) { /* with the GPU's own codes */
         const uint32_t pair = t * top_k + j;
@@ -231,9 +248,8 @@ static void check_cut_experts(const expert_case &c, uint32_t tokens) {
   test_weight w13, w2;
   random_weight(&w13, c.code, c.kind, kExperts, 2 * kInter, kHidden, c.cell_n, c.cell_k);
   random_weight(&w2, c.code, c.kind, kExperts, kHidden, kInter, c.cell_n, c.cell_k);
-  if (c.rounded) w13.d.rounding.kind = w2.d.rounding.kind = MM_ACT_FP8_GROUP;
-  if ((c.few && !takes_here(MM_CU_EXPERTS_FEW, w13.d, w2.d)) || (c.rounded && !c.few && !takes_here(MM_CU_EXPERTS_FP8, w13.d, w2.d)))
-    return;
+  if (c.rounded) w13.d.rounding = w2.d.rounding = c.how;
+  if ((c.few && !takes_here(MM_CU_EXPERTS_FEW, w13.d, w2.d)) || !takes_rounded(c, w13.d, w2.d)) return;
   buffer<__nv_bfloat16> x;
   x.put(random_bf16((size_t)tokens * kHidden));
   std::vector<int32_t> slots(tokens, 0);
@@ -273,7 +289,7 @@ static void check_rows_independent(const expert_case &c, bool apart = false) {
   test_weight w13, w2;
   random_weight(&w13, c.code, c.kind, experts, 2 * inter, hidden, c.cell_n, c.cell_k);
   random_weight(&w2, c.code, c.kind, experts, hidden, inter, c.cell_n, c.cell_k);
-  if (c.rounded) w13.d.rounding.kind = w2.d.rounding.kind = MM_ACT_FP8_GROUP;
+  if (c.rounded) w13.d.rounding = w2.d.rounding = c.how;
   if (c.few && !takes_here(MM_CU_EXPERTS_FEW, w13.d, w2.d)) return;
   for (uint32_t i = 0; i < (apart ? 1 : 3); i++) {
     const uint32_t *const b = apart ? all : c.few ? few[i] : buckets[i];
@@ -387,6 +403,20 @@ void test_experts() {
   }
   const expert_case rounded = {"block_fp8 rounded", MM_CU_E4M3, MM_CU_COARSE, 128, 128, true};
   for (uint32_t top_k : {1u, 3u, 8u}) check_experts(rounded, 1, 12, top_k, 384, 256, top_k > 1);
+  const expert_case ways[] = {
+      {"channel_fp8", MM_CU_E4M3, MM_CU_COARSE, 1, 0, true, false, {MM_ACT_FP8_TOKEN, 0}},
+      {"mxfp8", MM_CU_E4M3, MM_CU_FINE, 1, 32, true, false, {MM_ACT_MXFP8, 0}},
+      {"w4a8", MM_CU_INT4, MM_CU_COARSE, 1, 0, true, false, {MM_ACT_INT8_TOKEN, 0}},
+      {"w4afp8", MM_CU_INT4, MM_CU_COARSE, 1, 128, true, false, {MM_ACT_FP8_TENSOR, 0.02f}},
+      {"nvfp4", MM_CU_E2M1, MM_CU_NV, 1, 16, true, false, {MM_ACT_NVFP4, 0}},
+      {"nvfp4 static", MM_CU_E2M1, MM_CU_NV, 1, 16, true, false, {MM_ACT_NVFP4, 0.002f}},
+      {"mxfp4", MM_CU_E2M1, MM_CU_MX, 1, 32, true, false, {MM_ACT_MXFP4, 0}},
+  };
+  for (const auto &c : ways) { /* a single token's inputs, rounded in its kernels */
+    for (uint32_t top_k : {1u, 3u, 8u}) check_experts(c, 1, 12, top_k, 384, 256, top_k > 1);
+    check_experts(c, 1, 20, 16, 256, 1536, true);
+    check_cut_experts(c, 1);
+  }
   const expert_case rounded_few = {"block_fp8 rounded", MM_CU_E4M3, MM_CU_COARSE, 128, 128, true, true};
   for (uint32_t tokens : {2u, 5u, 16u, 90u}) {
     check_experts(rounded, tokens, 32, 4, 384, 256, true);

@@ -105,16 +105,14 @@ static void check_encode(uint32_t rows, uint32_t k) {
 
 /* Every kind of rounding beside quant/activation.c, bit for bit in bf16; in place, as experts do it, and of rows from anywhere. */
 static void check_round(mm_act_quant kind, float fixed, uint32_t rows, uint32_t k) {
-  const mm_act_format *f = &mm_act_formats[kind];
   auto x = random_bf16((size_t)rows * k);
   for (size_t i = 0; i < x.size(); i++) x[i] = __float2bfloat16(to_float(x[i]) * (float)exp2((double)(i / 16 % 11) - 8));
   std::vector<float> want;
   for (uint32_t r = 0; r < rows; r++) {
-    std::vector<float> row, amax(mm_act_amaxes(f, k));
+    std::vector<float> row;
     for (uint32_t j = 0; j < k; j++) row.push_back(to_float(x[(size_t)(rows - 1 - r) * k + j]));
-    mm_act_amax(f, row.data(), k, 0, amax.data());
-    mm_act_round(f, row.data(), k, 0, amax.data(), fixed);
-    for (float v : row) want.push_back(to_float(__float2bfloat16(v)));
+    round_row_as({kind, fixed}, row.data(), k);
+    want.insert(want.end(), row.begin(), row.end());
   }
   std::vector<uint32_t> turned;
   for (uint32_t r = 0; r < rows; r++) turned.push_back(rows - 1 - r);
@@ -214,6 +212,40 @@ static void check_one_rounded(const scheme_case &c, uint32_t n, uint32_t k) {
   char what[120];
   snprintf(what, sizeof what, "linear %-18s T=1   n=%-5u k=%-5u inputs rounded in the kernel", c.name, n, k);
   report(what, mm_cu_rounds_inside(MM_CU_ONE, &w.d) ? relative_error(want, got) : INFINITY, 1e-5);
+}
+
+/* So it does in every other way that a scheme of such weights has: the bits are those of inputs that a launch rounded. Groups of zeros, of
+ * tiny and of large numbers among them. */
+static void check_one_rounded_as(const scheme_case &c, mm_cu_rounding how, uint32_t n, uint32_t k) {
+  if (!hopper()) return;
+  test_weight w;
+  random_weight(&w, c.code, c.kind, 1, n, k, c.cell_n, c.cell_k);
+  auto x = random_bf16(k);
+  std::vector<float> rounded;
+  for (uint32_t j = 0; j < k; j++) {
+    const uint32_t kind = j / 16 % 13;
+    x[j] = __float2bfloat16(to_float(x[j]) * (kind == 5 ? 0.0f : kind == 9 ? 1e-14f : (float)exp2((double)kind - 8)));
+    rounded.push_back(to_float(x[j]));
+  }
+  round_row_as(how, rounded.data(), k);
+  buffer<__nv_bfloat16> dx, before(k);
+  buffer<float> y(n), y_before(n);
+  dx.put(x);
+  CUDA_OK(mm_cu_round(before.p, 1, {dx.p, k, nullptr}, how, 0));
+  CUDA_OK(mm_cu_one(w.d, {before.p, nullptr, nullptr, y_before.p, 1}, 0));
+  w.d.rounding = how;
+  CUDA_OK(mm_cu_one(w.d, {dx.p, nullptr, nullptr, y.p, 1}, 0));
+  std::vector<double> want(n), got;
+  for (uint32_t i = 0; i < n; i++) {
+    for (uint32_t j = 0; j < k; j++) want[i] += (double)rounded[j] * w.w[(size_t)i * k + j];
+  }
+  const auto numbers = y.get(), launched = y_before.get();
+  for (auto v : numbers) got.push_back(v);
+  char what[160];
+  snprintf(what, sizeof what, "linear %-18s T=1   n=%-5u k=%-5u inputs of kind %d, scale %g, rounded in the kernel", c.name, n, k,
+           (int)how.kind, (double)how.fixed);
+  report(what, mm_cu_rounds_inside(MM_CU_ONE, &w.d) ? relative_error(want, got) : INFINITY, c.kind == MM_CU_FINE ? c.limit : 1e-5);
+  report_true(std::string(what) + ": a launch's bits", !memcmp(numbers.data(), launched.data(), n * sizeof numbers[0]));
 }
 
 /* Pieces of 32 codes by each way of widening them. */
@@ -343,6 +375,15 @@ void test_linear() {
     }
   }
   for (int i : {1, 2, 6, 8, 11, 12}) check_one_rounded(kSchemes[i], 300, 3072), check_one_rounded(kSchemes[i], 133, 640);
+  const struct {
+    int scheme;
+    mm_cu_rounding how;
+  } ways[] = {{3, {MM_ACT_FP8_TENSOR, 0.003f}}, {4, {MM_ACT_MXFP8, 0}},     {5, {MM_ACT_FP8_GROUP, 0}},       {6, {MM_ACT_FP8_TOKEN, 0}},
+              {7, {MM_ACT_FP8_TENSOR, 0}},      {8, {MM_ACT_FP8_TOKEN, 0}}, {8, {MM_ACT_FP8_TENSOR, 0.003f}}, {9, {MM_ACT_INT8_TOKEN, 0}},
+              {10, {MM_ACT_INT8_TOKEN, 0}},     {11, {MM_ACT_NVFP4, 0}},    {11, {MM_ACT_NVFP4, 0.003f}},     {12, {MM_ACT_MXFP4, 0}}};
+  for (const auto &way : ways) {
+    for (uint32_t k : {24u, 1000u, 3072u, 36992u}) check_one_rounded_as(kSchemes[way.scheme], way.how, 133, k);
+  }
   for (bool wide : {false, true}) {
     check_rounded(1, 256, 128, 128, 128, wide);
     check_rounded(77, 200, 384, 128, 128, wide);

@@ -168,6 +168,35 @@ static void test_limits(void **state) {
   assert_int_equal(mm_cu_choose_product(&devices[0], &q).kernel, MM_CU_EXPERTS_FEW);
 }
 
+/* A single token's kernels round as the schemes of their weights do, others' inputs come rounded. */
+static void test_rounded_inside(void **state) {
+  static const struct {
+    mm_cu_code code;
+    mm_cu_scale scale;
+    mm_cu_inputs_are x[MM_ACT_MXFP8 + 1];
+  } rows[] = {
+      {MM_CU_BF16, MM_CU_PLAIN, {0, 2, 2, 2, 2, 2, 2, 2}}, {MM_CU_E4M3, MM_CU_COARSE, {0, 1, 1, 1, 2, 2, 2, 1}},
+      {MM_CU_E4M3, MM_CU_FINE, {0, 1, 1, 1, 2, 2, 2, 1}},  {MM_CU_INT4, MM_CU_COARSE, {0, 1, 1, 1, 1, 2, 2, 1}},
+      {MM_CU_INT4, MM_CU_FINE, {0, 1, 1, 1, 1, 2, 2, 1}},  {MM_CU_E2M1, MM_CU_NV, {0, 2, 2, 1, 2, 1, 2, 2}},
+      {MM_CU_E2M1, MM_CU_MX, {0, 2, 2, 1, 2, 2, 1, 2}},
+  };
+  (void)state;
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+    for (int kind = MM_ACT_KEPT; kind <= MM_ACT_MXFP8; kind++) {
+      const mm_cu_weight w = {.code = rows[i].code,
+                              .scale_kind = rows[i].scale,
+                              .lead = 8,
+                              .n = 256,
+                              .k = 256,
+                              .pitch = 256,
+                              .rounding = {(mm_act_quant)kind, 0}};
+      const mm_cu_task dense = {.w = &w, .tokens = 1}, experts = {.w = &w, .w2 = &w, .tokens = 1, .top_k = 2};
+      const mm_cu_choice a = mm_cu_choose_product(&devices[0], &dense), b = mm_cu_choose_product(&devices[0], &experts);
+      if (a.kernel != MM_CU_ONE || b.kernel != MM_CU_EXPERTS_ONE || a.x != rows[i].x[kind] || b.x != a.x || b.middle != a.x)
+        fail_msg("row %zu, rounding %d: kernels %d and %d, inputs %d, %d and %d", i, kind, a.kernel, b.kernel, a.x, b.x, b.middle);
+    }
+}
+
 /* A matrix that no registry makes has none, and is not taken for another. */
 static void test_none(void **state) {
   const mm_cu_weight w = {.code = MM_CU_E2M1, .scale_kind = MM_CU_COARSE, .lead = 1, .n = 64, .k = 64, .pitch = 32};
@@ -193,7 +222,7 @@ static void test_written_down(void **state) {
       {"m2", "block_fp8", true, false, false, true, 65, "gemm_widened"},
       {"m2", "bf16", true, false, true, true, 64, "skinny_clusters"},
       {"m2", "bf16", true, false, true, true, 65, "gemm"},
-      {"m2", "mxfp8", true, false, true, true, 1, "round_rows, one"},
+      {"m2", "mxfp8", true, false, true, true, 1, "one"},
       {"m2", "mxfp8", true, false, true, true, 16, "round_rows, skinny"},
       {"m2", "nvfp4", false, false, true, true, 17, "round_rows, gemm"},
       {"m2", "block_fp8", true, true, true, true, 1, "one_experts_up, one_experts_down"},
@@ -202,7 +231,7 @@ static void test_written_down(void **state) {
       {"m2", "w4a16", true, true, true, true, 256, "lay_rows, experts_few, lay_rows, experts_few, sum_pairs"},
       {"m2", "w4a16", true, true, true, true, 257, "find_places, lay_tokens, experts_many, experts_many, sum_choices"},
       {"m2", "w4a16", true, true, true, false, 17, "find_places, lay_tokens, experts_many, experts_many, sum_choices"},
-      {"m2", "nvfp4", true, true, true, true, 1, "round_rows, one_experts_up, round_slots, one_experts_down"},
+      {"m2", "nvfp4", true, true, true, true, 1, "one_experts_up, one_experts_down"},
       {"m2", "nvfp4", true, true, true, false, 300,
        "round_rows, find_places, lay_tokens, experts_many, lay_rounded, experts_many, sum_choices"},
       {"m2", "mxfp8", true, true, true, true, 64, "round_rows, grouped_up, round_rows, grouped_down, sum_pairs"},
@@ -239,7 +268,8 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_released_shapes), cmocka_unit_test(test_odd_shapes),
       cmocka_unit_test(test_all_are_chosen),  cmocka_unit_test(test_none),
-      cmocka_unit_test(test_limits),          cmocka_unit_test(test_written_down),
+      cmocka_unit_test(test_limits),          cmocka_unit_test(test_rounded_inside),
+      cmocka_unit_test(test_written_down),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
