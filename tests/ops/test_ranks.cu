@@ -1,6 +1,7 @@
 /* Checkpoints cut for several ranks ($MM_GPU_RANKS, each NAME-CUT beside the uncut NAME-1: tensors, experts, stages), a device each as far
  * as there are some, else several on one, beside the CPU: no further from it than one device with the uncut checkpoint is, and recorded
- * steps are launched ones bit for bit. A step that one rank fails, before it is recorded or when it is, is told in time, and all go on. */
+ * steps are launched ones bit for bit. A step that one rank fails, before it is recorded or when it is, is told in time, and all go on. In
+ * a schedule of MM_STEPS (10,000) steps, of single tokens, stretches and both, the ranks of a stage hold the same rows to the bit. */
 #include <string.h>
 
 #include <algorithm>
@@ -8,6 +9,8 @@
 #include <chrono>
 #include <filesystem>
 #include <functional>
+#include <map>
+#include <mutex>
 
 #include "runtime/cuda/backend.h"
 #include "tests/ops/gpu.h"
@@ -175,6 +178,96 @@ void check_choices(const std::string &name, const opened &logits_of, const opene
       ok && want == got && worst < 1e-4);
 }
 
+/* What each rank's last step left in its rows before the head, [tokens, hidden], by the layer that its stage begins with. */
+struct rows_of_ranks {
+  std::mutex lock;
+  std::map<mm_backend *, std::vector<mm_act>> act;
+  std::map<uint32_t, std::vector<std::vector<float>>> rows;
+  std::atomic<bool> looks{false};
+} g_rows;
+
+bool noting_act(mm_backend *b, uint32_t width, mm_act *out, mm_err *err) {
+  if (!mm_ops_cuda.act(b, width, out, err)) return false;
+  const std::lock_guard<std::mutex> one(g_rows.lock);
+  g_rows.act[b].push_back(*out);
+  return true;
+}
+bool noting_end(mm_backend *b, float *logits, mm_err *err) {
+  const uint32_t rows = b->tokens; /* of this step */
+  if (!mm_ops_cuda.end(b, logits, err)) return false;
+  if (!g_rows.looks) return true;
+  mm_act act[2];
+  {
+    const std::lock_guard<std::mutex> one(g_rows.lock);
+    act[0] = g_rows.act[b][0], act[1] = g_rows.act[b][1]; /* the residual, or what was before it; the normed rows */
+  }
+  std::vector<float> all;
+  for (const mm_act &a : act) {
+    std::vector<float> part((size_t)rows * a.width);
+    if (!mm_ops_cuda.read(b, a, rows, part.data(), err)) return false;
+    all.insert(all.end(), part.begin(), part.end());
+  }
+  const std::lock_guard<std::mutex> one(g_rows.lock);
+  g_rows.rows[b->c.weights->layer_first].push_back(all);
+  return true;
+}
+
+/* Steps in which the device chooses, two outstanding, and every tenth one whose rows are looked at on all ranks; slots begin anew where
+ * they are full. */
+void check_alike(const std::string &name, const std::string &dir, const std::vector<int32_t> &text, uint32_t steps) {
+  constexpr uint32_t kMost = 5, kEnd = 512;
+  mm_ops ops = mm_ops_cuda;
+  ops.act = noting_act, ops.end = noting_end;
+  g_rows.act.clear();
+  const opened cut(dir, &ops, false);
+  if (!cut.s.engine) return;
+  mm_err err = {};
+  uint32_t pos[kSlots] = {}, queued = 0, looked = 0, unlike = 0;
+  bool ok = true, other = false; /* rows of other steps differ */
+  std::vector<float> logits((size_t)kSlots * kMost * cut.s.vocab), last;
+  std::vector<int32_t> chosen(kSlots);
+  for (uint32_t t = 0; t < steps && ok; t++) {
+    std::vector<int32_t> id;
+    std::vector<mm_span> span;
+    std::vector<uint32_t> out;
+    for (uint32_t s = 0; s < kSlots; s++) {
+      const uint32_t count = pos[s] == 0 || g_rng.below(10) == 0 ? 1 + g_rng.below(kMost) : 1;
+      if (pos[s] + count > kEnd) pos[s] = 0;
+      span.push_back({(int32_t)s, (uint32_t)id.size(), count, pos[s]});
+      for (uint32_t i = 0; i < count; i++) id.push_back(text[g_rng.below((uint32_t)text.size())]);
+      out.push_back((uint32_t)id.size() - 1), pos[s] += count;
+    }
+    std::stable_sort(span.begin(), span.end(), [](const mm_span &a, const mm_span &b) { return (a.count > 1) < (b.count > 1); });
+    std::vector<int32_t> in;
+    for (uint32_t s = 0; s < kSlots; s++) {
+      const uint32_t from = span[s].first;
+      span[s].first = (uint32_t)in.size();
+      for (uint32_t i = 0; i < span[s].count; i++) in.push_back(id[from + i]);
+      out[s] = (uint32_t)in.size() - 1;
+    }
+    const auto set = asked(t, nullptr);
+    mm_batch b = {(uint32_t)in.size(), in.data(), kSlots, span.data(), kSlots, out.data()};
+    if (t % 10 < 9) {
+      b.sampling = set.data();
+      ok = mm_engine_queue(cut.s.engine, &b, &err), queued++;
+    }
+    for (; ok && (queued > 1 || (queued && t % 10 == 9)); queued--) ok = mm_engine_collect(cut.s.engine, chosen.data(), &err);
+    if (t % 10 < 9 || !ok) continue;
+    g_rows.rows.clear(), g_rows.looks = true;
+    ok = mm_engine_step(cut.s.engine, &b, logits.data(), &err);
+    g_rows.looks = false, looked++;
+    for (const auto &stage : g_rows.rows) {
+      const auto &of = stage.second;
+      for (const auto &rows : of) unlike += rows.size() != of[0].size() || memcmp(rows.data(), of[0].data(), rows.size() * sizeof rows[0]);
+      other |= of[0] != last, last = of[0];
+    }
+  }
+  for (; ok && queued; queued--) ok = mm_engine_collect(cut.s.engine, chosen.data(), &err);
+  if (!ok) printf("alike: %s\n", err.text);
+  report_true("ranks " + name + ": alike to the bit in " + std::to_string(looked) + " of " + std::to_string(steps) + " steps",
+              ok && other && looked == steps / 10 && unlike == 0);
+}
+
 /* A stretch of so many rows that sums over ranks are one kernel with the residual and norm behind them, beside pieces of it that are not of
  * so many, but which the same kernels multiply. */
 void check_long(const std::string &dir, const std::vector<int32_t> &text) {
@@ -207,6 +300,9 @@ void check_cut(const std::string &dir) {
               got.size() == launched.size() && !memcmp(got.data(), launched.data(), got.size() * sizeof got[0]));
   check_choices(name, plain, cut, seq);
   for (int failing : {0, 1, 2}) check_failing(dir, seq, got, failing);
+  const char *const wanted = getenv("MM_STEPS");
+  const bool many = name == "tiny-m1-bf16-2" || name == "tiny-m2-block_fp8-2";
+  check_alike(name, dir, text, !many ? 200 : wanted ? (uint32_t)atoi(wanted) : 10000);
   if (cpu.s.hidden >= 1024) check_long(dir, text);
 }
 
