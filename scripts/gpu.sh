@@ -9,7 +9,8 @@
 #   forks      slots: forked, restored, chunks, page borders; schedules of MM_STEPS (10,000) steps among poison; 10,000 draws; scores
 #   apart      --batch-invariant: every row's bits the same alone and in a crowd, both models in every scheme
 #   steps      recorded steps, warming, refusals
-#   ranks      checkpoints cut for two to eight ranks, --ep and --pp among them, beside one and the CPU; a rank that fails
+#   ranks      checkpoints cut for two to eight ranks, --ep and --pp among them, beside one and the CPU; a rank that fails; MM_STEPS (10,000)
+#              steps after which the ranks of a stage hold the same rows
 #   processes  ranks of a stage in processes of their own (mpirun, NCCL, two GPUs, a build with MPI=1): the logits and texts of one process
 #              to the bit
 #   lost       such a process that is killed, stopped or finds no NCCL; tokens/s of two beside one
