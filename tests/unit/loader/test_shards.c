@@ -291,6 +291,8 @@ TEST(some_ranks) {
   if (!mm_shards_open_ranks(&s, c.dir, (const uint32_t[]){0, 0}, 2, &err)) fail_msg("%s", err.text);
   assert_non_null(s.rank[0].plane);
   assert_null(s.rank[1].plane);
+  assert_non_null(s.pack.rank[0].part[0].block); /* verify's, of the ranks that are open */
+  assert_null(s.pack.rank[1].part[0].block);
   mm_shards_close(&s);
   const uint32_t absent = 1, none = mm_pack_ranks(&c.pack);
   assert_false(mm_shards_open_ranks(&s, c.dir, &absent, 1, &err));
