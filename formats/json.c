@@ -257,8 +257,8 @@ static bool read_member(reader *r, bool keyed) {
 
 /* Moves the open entries from the first-th on into j, whose members they are. */
 static bool close_members(reader *r, mm_json *j, size_t first) {
-  const entry *e = r->open + first;
   const size_t n = r->open_count - first;
+  const entry *const e = n ? r->open + first : NULL;
   if (j->type == MM_JSON_OBJ && n > 1 && !keys_differ(r, e, n)) return false;
   if (n && !(j->item = mm_arena_alloc(r->arena, n * sizeof *j->item, r->err))) return false;
   for (size_t i = 0; i < n; i++) j->item[i] = e[i].item;

@@ -326,8 +326,12 @@ TEST(test_keys_met_before) {
     dumps(j, text);
     mm_json_free(j);
   }
+  static const char alike[] = "{\"aaaaaaaaa\":1,\"aaaaaaaaaa\":2,\"aaaaaaaab\":3,\"aaaaaaaa\":4,\"b\":[{},[],{\"aaaaaaaab\":5}]}";
+  mm_json *j = parse(alike, &err);
+  dumps(j, alike);
+  mm_json_free(j);
   /* Where the text ends right behind the key's object. */
-  mm_json *j = parse("{\"a\":1}", &err);
+  j = parse("{\"a\":1}", &err);
   assert_int_equal(mm_json_int(mm_json_get(j, "a")), 1);
   mm_json_free(j);
   /* Many, the same one beyond its 8th and its 16th byte. */
@@ -452,6 +456,10 @@ TEST(test_packed_limits) {
     for (size_t i = 0; i < zeros; i++) memcpy(text + 1 + 2 * i, "0,", 2);
     const int end = snprintf(text + 1 + 2 * zeros, 256, "[%s,%s]]", D1, D2);
     packed_limit(text, 1 + 2 * zeros + (size_t)end, zeros <= most - 3);
+    const int open = snprintf(text, 256, "[[%s,%s]", D1, D2);
+    for (size_t i = 0; i < zeros; i++) memcpy(text + open + 2 * i, ",0", 2);
+    text[(size_t)open + 2 * zeros] = ']';
+    packed_limit(text, (size_t)open + 2 * zeros + 1, zeros <= most - 3);
   }
   free(text);
 }

@@ -127,4 +127,41 @@ TEST(test_open_ranks) {
   rmdir(dir);
 }
 
+/* Where in a long list something is wrong. */
+TEST(test_places) {
+  mm_pack_file source[120];
+  char name[120][8];
+  for (size_t i = 0; i < COUNT(source); i++) {
+    snprintf(name[i], sizeof name[i], "s%zu", i);
+    source[i] = (mm_pack_file){name[i], i, {{0}}};
+  }
+  mm_rank_parts none = {0, NULL};
+  const mm_pack p = {.tool = "t",
+                     .quant = "none",
+                     .model = odd_model(),
+                     .tp = 1,
+                     .ep = 1,
+                     .pp = 1,
+                     .rank = &none,
+                     .source = source,
+                     .source_count = COUNT(source)};
+  mm_err err = {0};
+  char *text = mm_pack_text(&p, &err);
+  if (!text) fail_msg("%s", err.text);
+  for (size_t i = 0; i < COUNT(source); i++) {
+    char old[12], new[12], what[64];
+    snprintf(old, sizeof old, "\"s%zu\"", i);
+    snprintf(new, sizeof new, "\"/%zu\"", i);
+    snprintf(what, sizeof what, "d/manifest.json: sources[%zu]: key \"name\": found \"/%zu\"", i, i);
+    char *changed = replaced(text, "sources", old, new);
+    mm_pack back;
+    err = (mm_err){0};
+    assert_false(mm_pack_parse(&back, "d", changed, strlen(changed), &err));
+    if (!strstr(err.text, what)) fail_msg("\"%s\" does not say \"%s\"", err.text, what);
+    mm_pack_close(&back);
+    free(changed);
+  }
+  free(text);
+}
+
 int main(void) { return run_unit_tests(NULL, NULL); }

@@ -306,6 +306,25 @@ TEST(some_ranks) {
   finish(&c);
 }
 
+/* The manifest's tensors lie in their parts in whatever order. */
+TEST(parts_back_and_forth) {
+  checkpoint c;
+  mm_shards s;
+  mm_err err = {0};
+  begin(&c);
+  const mm_pack_tensor first = c.tensor[0];
+  c.tensor[0] = c.tensor[2];
+  c.tensor[2] = first;
+  write_checkpoint(&c);
+  if (!mm_shards_open(&s, c.dir, &err)) fail_msg("%s", err.text);
+  assert_int_equal(s.rank[1].plane[0].part, 1);
+  assert_int_equal(s.rank[1].plane[MM_PACK_PLANES].part, 0);
+  assert_int_equal(s.rank[1].plane[MM_PACK_PLANES + 1].part, 1);
+  assert_int_equal(s.rank[1].plane[2 * MM_PACK_PLANES].part, 0);
+  mm_shards_close(&s);
+  finish(&c);
+}
+
 /* Every length of a part but its own, and every other kind of file under its name. */
 TEST(every_length) {
   checkpoint c;
