@@ -508,7 +508,7 @@ typedef struct kind {
   uint32_t count;
 } kind;
 
-#define BESIDE ((size_t)2 << 20) /* bytes of text from which on a second thread gains more than it costs */
+#define BESIDE ((size_t)512 << 10) /* bytes of text from which on a second thread gains more than it costs */
 
 typedef struct sealed {
   reader *r;
