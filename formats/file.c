@@ -150,7 +150,9 @@ char *mm_file_slurp(const char *path, uint64_t max, size_t *n, mm_err *err) {
   char *text = NULL;
   if (f.size > max) {
     mm_fail(err, MM_BAD_INPUT, "E_LIMIT", mm_at(path, NULL), "found %" PRIu64 " bytes, expected at most %" PRIu64, f.size, max);
-  } else if ((text = mm_calloc(f.size + 1, 1, err)) && !mm_file_read(&f, path, text, f.size, 0, err)) {
+  } else if (!(text = malloc(f.size + 1))) { /* not zeroed: every byte is read */
+    mm_fail_memory(err, f.size + 1);
+  } else if (text[f.size] = 0, !mm_file_read(&f, path, text, f.size, 0, err)) {
     free(text);
     text = NULL;
   }

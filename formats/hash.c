@@ -42,13 +42,23 @@ void mm_digest_hex(const mm_digest *d, char out[MM_HEX_LEN + 1]) {
   out[MM_HEX_LEN] = 0;
 }
 
+typedef uint8_t bytes __attribute__((vector_size(16)));
+typedef uint16_t pairs __attribute__((vector_size(16)));
+typedef uint8_t halves __attribute__((vector_size(8)));
+
 bool mm_digest_parse(const char *hex, size_t n, mm_digest *out) {
   if (n != MM_HEX_LEN) return false;
-  for (size_t i = 0; i < MM_HEX_LEN; i++) {
-    const char *digit = memchr(hex_digit, hex[i], 16);
-    if (!digit) return false;
-    uint8_t *b = &out->byte[i / 2];
-    *b = (uint8_t)(i % 2 ? *b | (digit - hex_digit) : (digit - hex_digit) << 4);
+  bytes good = ~(bytes){0};
+  for (size_t i = 0; i < MM_HEX_LEN; i += sizeof(bytes)) {
+    bytes c;
+    memcpy(&c, hex + i, sizeof c);
+    const bytes digit = c - '0', letter = c - 'a', is_digit = (bytes)(digit < 10), is_letter = (bytes)(letter < 6);
+    good &= is_digit | is_letter;
+    const pairs v = (pairs)((is_digit & digit) | (is_letter & (letter + 10))); /* the low byte of a pair came first */
+    const halves h = __builtin_convertvector((v << 4 | v >> 8) & 0xFF, halves);
+    memcpy(out->byte + i / 2, &h, sizeof h);
   }
-  return true;
+  uint64_t all[2];
+  memcpy(all, &good, sizeof all);
+  return (all[0] & all[1]) == UINT64_MAX;
 }

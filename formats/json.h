@@ -4,16 +4,24 @@
 #ifndef MM_FORMATS_JSON_H
 #define MM_FORMATS_JSON_H
 
-#include "formats/base.h"
+#include "formats/hash.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-typedef struct mm_json mm_json; /* a node; owned ones are released with mm_json_free, borrowed ones never */
+/* A node. Owned ones, which parse, load and new_… give, are released with mm_json_free; borrowed ones, which get, at and next give, never.
+ * All that was read lies in memory of the root, which goes with the root and not before: what is removed or replaced there stays until
+ * then. The root itself may be changed as what was built, and may become part of it; what is below it is borrowed, const, and stays as it
+ * was read. */
+typedef struct mm_json mm_json;
 
 /* Parses n bytes; `file` is for messages. MM_BAD_INPUT E_JSON on malformed text. */
 mm_json *mm_json_parse(const char *text, size_t n, const char *file, mm_err *err);
+/* The same of a text that outlives the tree. An array of digests alone (64 lower-case hexadecimal digits each), written without white
+ * space, is packed: it is checked, but not made into nodes. mm_json_size counts its digests, mm_json_digest reads them from the text,
+ * mm_json_at gives none. */
+mm_json *mm_json_parse_packed(const char *text, size_t n, const char *file, mm_err *err);
 /* Reads and parses a regular file of at most max_bytes (E_LIMIT beyond). */
 mm_json *mm_json_load(const char *path, uint64_t max_bytes, mm_err *err);
 void mm_json_free(mm_json *j); /* accepts NULL */
@@ -25,6 +33,9 @@ mm_json_type mm_json_type_of(const mm_json *j); /* NULL counts as MM_JSON_NULL *
 const mm_json *mm_json_get(const mm_json *obj, const char *key);
 size_t mm_json_size(const mm_json *arr_or_obj);
 const mm_json *mm_json_at(const mm_json *arr, size_t i);
+bool mm_json_packed(const mm_json *arr); /* every one is a digest */
+/* Digest i of an array, packed or not; false where it is none. */
+bool mm_json_digest(const mm_json *arr, size_t i, mm_digest *out);
 /* Iterates an object in insertion order: start with *iter = NULL, ends with false. */
 bool mm_json_next(const mm_json *obj, void **iter, const char **key, const mm_json **value);
 

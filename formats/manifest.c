@@ -7,23 +7,41 @@
 
 #include "formats/file.h"
 #include "formats/pack.h"
+#include "formats/pool.h"
 
 typedef struct reader {
   mm_pack *p;
-  mm_json_ctx ctx; /* its file is `place` */
-  char *place;     /* "DIR/manifest.json: tensors[3]: pieces[0]", for messages */
-  size_t file_len; /* of the part before the first ": " */
+  mm_json_ctx ctx;        /* its file is `place` */
+  char *place;            /* "DIR/manifest.json: tensors[3]: pieces[0]", for messages */
+  size_t file_len;        /* of the part before the first ": " */
+  const uint32_t *wanted; /* ranks whose digests are read; NULL: all */
+  uint32_t wanted_count;
   mm_err *err;
 } reader;
 
 #define PLACE_MAX 96 /* bytes after the file's name */
 
-/* Says where in the manifest the next messages are about. */
-static void MM_PRINTF(2, 3) at(reader *r, const char *fmt, ...) {
-  va_list ap;
-  va_start(ap, fmt);
-  vsnprintf(r->place + r->file_len, PLACE_MAX, fmt, ap);
-  va_end(ap);
+static char *put(char *to, const char *s) {
+  while (*s) *to++ = *s++;
+  return to;
+}
+
+static char *put_entry(char *to, const char *list, uint64_t i) {
+  char digit[20], *d = digit + sizeof digit;
+  do *--d = (char)('0' + i % 10);
+  while (i /= 10);
+  to = put(put(to, list), "[");
+  for (; d < digit + sizeof digit; d++) *to++ = *d;
+  *to++ = ']';
+  return to;
+}
+
+/* Says where in the manifest the next messages are about: at "KEY", "LIST[i]" or "LIST[i].OF[k]". Not by printf: it is said for every
+ * entry, and hardly ever read. Two lists of at most ten letters and two numbers fit PLACE_MAX. */
+static void at(reader *r, const char *key) { *put(put(r->place + r->file_len, ": "), key) = '\0'; }
+static void at_entry(reader *r, const char *list, size_t i) { *put_entry(put(r->place + r->file_len, ": "), list, i) = '\0'; }
+static void at_part(reader *r, const char *list, size_t i, const char *of, size_t k) {
+  *put_entry(put(put_entry(put(r->place + r->file_len, ": "), list, i), "."), of, k) = '\0';
 }
 
 static void at_top(reader *r) { r->place[r->file_len] = '\0'; }
@@ -94,12 +112,14 @@ static char *base_name(reader *r, const mm_json *obj, const char *key) {
   return NULL;
 }
 
-static bool digest_of(reader *r, const mm_json *j, const char *key, mm_digest *out) {
-  if (mm_json_type_of(j) == MM_JSON_STR && mm_digest_parse(mm_json_str(j), mm_json_str_len(j), out)) return true;
+static bool no_digest(reader *r, const char *key) {
   return MM_REFUSE(&r->ctx, r->err, "key \"%s\": expected a digest of %d lower-case hexadecimal digits", key, MM_HEX_LEN);
 }
 
-static bool digest(reader *r, const mm_json *obj, const char *key, mm_digest *out) { return digest_of(r, mm_json_get(obj, key), key, out); }
+static bool digest(reader *r, const mm_json *obj, const char *key, mm_digest *out) {
+  const mm_json *j = mm_json_get(obj, key);
+  return (mm_json_type_of(j) == MM_JSON_STR && mm_digest_parse(mm_json_str(j), mm_json_str_len(j), out)) || no_digest(r, key);
+}
 
 /* Sorts names. */
 static bool unique(reader *r, const char **names, size_t count) {
@@ -116,7 +136,7 @@ static bool unique(reader *r, const char **names, size_t count) {
 
 /* One rank's range; `covered` is the end of what the ranks before it hold without a gap. */
 static bool read_range(reader *r, const mm_cut *c, const mm_json *j, mm_range *out, uint64_t *covered) {
-  uint32_t v[3];
+  uint32_t v[3] = {0};
   if (!u32_list(r, j, "ranks", 3, v)) return false;
   *out = (mm_range){v[0], v[1], v[2]};
   if ((uint64_t)v[0] + v[2] > c->local) return MM_REFUSE(&r->ctx, r->err, "found local %u + %u, expected at most %u", v[0], v[2], c->local);
@@ -130,7 +150,7 @@ static bool read_range(reader *r, const mm_cut *c, const mm_json *j, mm_range *o
 static bool read_cut(reader *r, size_t i, const mm_json *j, mm_cut *out) {
   static const char *const none_keys[] = {"axis", NULL};
   static const char *const keys[] = {"axis", "whole", "local", "ranks", NULL};
-  at(r, ": cuts[%zu]", i);
+  at_entry(r, "cuts", i);
   const char *axis;
   if (!only(r, j, keys) || !mm_json_need_str(j, "axis", &axis, &r->ctx, r->err)) return false;
   if (strcmp(axis, "none") == 0) return only(r, j, none_keys);
@@ -141,10 +161,10 @@ static bool read_cut(reader *r, size_t i, const mm_json *j, mm_cut *out) {
   if (!ranks || !(out->rank = take(r, r->p->tp, sizeof *out->rank))) return false;
   uint64_t covered = 0;
   for (uint32_t k = 0; k < r->p->tp; k++) {
-    at(r, ": cuts[%zu].ranks[%u]", i, k);
+    at_part(r, "cuts", i, "ranks", k);
     if (!read_range(r, out, mm_json_at(ranks, k), &out->rank[k], &covered)) return false;
   }
-  at(r, ": cuts[%zu]", i);
+  at_entry(r, "cuts", i);
   return covered == out->whole ||
          MM_REFUSE(&r->ctx, r->err, "found ranks that end at %llu, expected %u", (unsigned long long)covered, out->whole);
 }
@@ -163,7 +183,7 @@ static bool read_cuts(reader *r, const mm_json *root) {
 static bool read_plane(reader *r, const mm_json *j, mm_pack_plane *out) {
   static const char *const keys[] = {"suffix", "dtype", "cell", NULL};
   const char *dtype;
-  uint32_t cell[2];
+  uint32_t cell[2] = {0};
   if (!only(r, j, keys) || !(out->suffix = text(r, j, "suffix", 0)) || !mm_json_need_str(j, "dtype", &dtype, &r->ctx, r->err)) return false;
   if (!mm_dtype_parse(dtype, strlen(dtype), &out->dtype)) {
     char shown[128];
@@ -220,7 +240,7 @@ static bool read_input_scale(reader *r, const mm_json *j, float *out) {
 static bool read_tensor(reader *r, size_t i, const mm_json *j, mm_pack_tensor *t) {
   static const char *const keys[] = {"name", "scheme",     "vector", "stage",  "lead",        "whole_lead", "rows",
                                      "cols", "whole_cols", "planes", "pieces", "input_scale", NULL};
-  at(r, ": tensors[%zu]", i);
+  at_entry(r, "tensors", i);
   if (!only(r, j, keys) || !(t->name = text(r, j, "name", 1)) || !(t->scheme = text(r, j, "scheme", 1)) ||
       !mm_json_need_bool(j, "vector", &t->vector, &r->ctx, r->err) || !u32(r, j, "stage", 0, &t->stage) ||
       !u32(r, j, "lead", 0, &t->lead) || !u32(r, j, "whole_lead", 0, &t->whole_lead) || !u32(r, j, "rows", 1, &t->rows) ||
@@ -233,15 +253,15 @@ static bool read_tensor(reader *r, size_t i, const mm_json *j, mm_pack_tensor *t
   const mm_json *pieces = planes ? objects(r, j, "pieces", 1, MM_PACK_PIECES) : NULL;
   if (!pieces) return false;
   for (; t->plane_count < mm_json_size(planes); t->plane_count++) {
-    at(r, ": tensors[%zu].planes[%u]", i, t->plane_count);
+    at_part(r, "tensors", i, "planes", t->plane_count);
     if (!read_plane(r, mm_json_at(planes, t->plane_count), &t->plane[t->plane_count])) return false;
   }
   uint64_t row = 0;
   for (; t->piece_count < mm_json_size(pieces); row += t->piece[t->piece_count++].local_rows) {
-    at(r, ": tensors[%zu].pieces[%u]", i, t->piece_count);
+    at_part(r, "tensors", i, "pieces", t->piece_count);
     if (!read_piece(r, mm_json_at(pieces, t->piece_count), t, row, &t->piece[t->piece_count])) return false;
   }
-  at(r, ": tensors[%zu]", i);
+  at_entry(r, "tensors", i);
   if (row != t->rows) return MM_REFUSE(&r->ctx, r->err, "found pieces of %llu rows, expected %u", (unsigned long long)row, t->rows);
   if (t->vector && (t->lead != 0 || t->cols != 1 || t->plane[0].cell_n != 1 || t->plane[0].cell_k != 1))
     return MM_REFUSE(&r->ctx, r->err, "found a vector of lead %u, %u columns and cells [%u, %u], expected 0, 1 and [1, 1]", t->lead,
@@ -264,9 +284,12 @@ static bool read_tensors(reader *r, const mm_json *root, uint64_t *bytes) {
   const char **names = mm_arena_alloc(&scratch, name_count * sizeof *names, r->err);
   bool ok = names;
   for (size_t i = 0, n = 0; ok && i < count; i++)
-    for (unsigned k = 0; ok && k < p->tensor[i].plane_count; k++, n++)
-      ok = (names[n] = mm_arena_printf(&scratch, r->err, "%s%s", p->tensor[i].name, p->tensor[i].plane[k].suffix));
-  at(r, ": tensors");
+    for (unsigned k = 0; ok && k < p->tensor[i].plane_count; k++, n++) {
+      const char *suffix = p->tensor[i].plane[k].suffix;
+      char *name = mm_arena_alloc(&scratch, strlen(p->tensor[i].name) + strlen(suffix) + 1, r->err);
+      if ((ok = (names[n] = name))) put(put(name, p->tensor[i].name), suffix);
+    }
+  at(r, "tensors");
   ok = ok && unique(r, names, name_count);
   mm_arena_close(&scratch);
   return ok;
@@ -276,25 +299,35 @@ static bool read_tensors(reader *r, const mm_json *root, uint64_t *bytes) {
 
 static const char *const part_keys[] = {"file", "size", "root", "blocks", NULL};
 
-/* A file with its size and the digests of its blocks. */
-static bool read_blocks(reader *r, const mm_json *j, mm_part *out) {
+/* A file with its size and, where wanted, the digests of its blocks; else they are counted and must be digests. */
+static bool read_blocks(reader *r, const mm_json *j, bool wanted, mm_part *out) {
   if (!only(r, j, part_keys) || !(out->file = base_name(r, j, "file"))) return false;
   if (!u64(r, j, "size", &out->size) || !digest(r, j, "root", &out->root)) return false;
   const mm_json *blocks = array(r, j, "blocks", mm_hash_blocks(out->size), mm_hash_blocks(out->size));
-  if (!blocks || !(out->block = take(r, mm_json_size(blocks), sizeof *out->block))) return false;
-  for (; out->block_count < mm_json_size(blocks); out->block_count++)
-    if (!digest_of(r, mm_json_at(blocks, out->block_count), "blocks", &out->block[out->block_count])) return false;
+  mm_digest *block = NULL, unwanted;
+  if (!blocks || (wanted && !(block = take(r, mm_json_size(blocks), sizeof *block)))) return false;
+  for (size_t i = 0; (block || !mm_json_packed(blocks)) && i < mm_json_size(blocks); i++)
+    if (!mm_json_digest(blocks, i, block ? &block[i] : &unwanted)) return no_digest(r, "blocks");
+  out->block = block;
+  out->block_count = mm_json_size(blocks);
+  if (!block) return true;
   const mm_digest root = mm_hash_root(out->block, out->block_count);
   return mm_digest_equal(&root, &out->root) || MM_REFUSE(&r->ctx, r->err, "key \"root\": is not the digest of the blocks' digests");
 }
 
+static bool wants(const reader *r, uint32_t rank) {
+  uint32_t i = 0;
+  while (i < r->wanted_count && r->wanted[i] != rank) i++;
+  return !r->wanted || i < r->wanted_count;
+}
+
 static bool read_part(reader *r, uint32_t rank, uint32_t part, const mm_json *j, mm_part *out) {
-  at(r, ": ranks[%u].parts[%u]", rank, part);
+  at_part(r, "ranks", rank, "parts", part);
   char name[64];
   mm_part_name(name, rank, part);
   const char *file = only(r, j, part_keys) ? text(r, j, "file", 1) : NULL;
   if (file && strcmp(file, name) != 0) return MM_REFUSE(&r->ctx, r->err, "key \"file\": expected \"%s\"", name);
-  return file && read_blocks(r, j, out);
+  return file && read_blocks(r, j, wants(r, rank), out);
 }
 
 /* The parts of every rank, whose files must be able to hold the bytes[] of its stage. */
@@ -306,7 +339,7 @@ static bool read_ranks(reader *r, const mm_json *root, const uint64_t *bytes) {
   if (!list || !(p->rank = take(r, mm_pack_ranks(p), sizeof *p->rank))) return false;
   for (uint32_t i = 0; i < mm_pack_ranks(p); i++) {
     mm_rank_parts *rank = &p->rank[i];
-    at(r, ": ranks[%u]", i);
+    at_entry(r, "ranks", i);
     const mm_json *j = mm_json_at(list, i), *parts = only(r, j, keys) ? objects(r, j, "parts", 0, UINT32_MAX) : NULL;
     if (!parts || !(rank->part = take(r, mm_json_size(parts), sizeof *rank->part))) return false;
     uint64_t total = 0;
@@ -315,7 +348,7 @@ static bool read_ranks(reader *r, const mm_json *root, const uint64_t *bytes) {
       if (!read_part(r, i, (uint32_t)rank->part_count, mm_json_at(parts, rank->part_count), part)) return false;
       total += part->size; /* cannot overflow: the text holds 64 bytes for each 4 MiB */
     }
-    at(r, ": ranks[%u]", i);
+    at_entry(r, "ranks", i);
     if (rank->part_count > 0 && total < bytes[i / p->tp])
       return MM_REFUSE(&r->ctx, r->err, "found parts of %llu bytes for tensors of %llu", (unsigned long long)total,
                        (unsigned long long)bytes[i / p->tp]);
@@ -332,7 +365,7 @@ static bool read_files(reader *r, const mm_json *root, const char *key, const ch
   for (; *count < mm_json_size(list); ++*count) {
     const mm_json *j = mm_json_at(list, *count);
     mm_pack_file *f = &(*out)[*count];
-    at(r, ": %s[%zu]", key, *count);
+    at_entry(r, key, *count);
     if (!only(r, j, keys) || !(f->name = base_name(r, j, "name")) || !u64(r, j, "size", &f->size) || !digest(r, j, digest_key, &f->sha256))
       return false;
   }
@@ -347,14 +380,14 @@ static bool check_file_names(reader *r) {
   const char **names = mm_calloc(most, sizeof *names, r->err);
   if (!names) return false;
   for (size_t i = 0; i < p->source_count; i++) names[i] = p->source[i].name;
-  at(r, ": sources");
+  at(r, "sources");
   bool ok = unique(r, names, p->source_count);
   for (size_t i = 0; i < p->file_count; i++) names[n++] = p->file[i].name;
   for (uint32_t i = 0; i < mm_pack_ranks(p); i++)
     for (size_t k = 0; k < p->rank[i].part_count; k++) names[n++] = p->rank[i].part[k].file;
   names[n++] = MM_MANIFEST;
   names[n++] = MM_SIGNATURE;
-  at(r, ": files");
+  at(r, "files");
   ok = ok && unique(r, names, n);
   free(names);
   return ok;
@@ -399,7 +432,7 @@ static bool read_parallel(reader *r, const mm_json *root) {
   int64_t tp, ep, pp;
   at_top(r);
   const mm_json *j = mm_json_need(root, "parallel", MM_JSON_OBJ, &r->ctx, r->err);
-  at(r, ": parallel");
+  at(r, "parallel");
   if (!j || !only(r, j, keys) || !mm_json_need_int(j, "tp", 1, MM_MAX_TP, &tp, &r->ctx, r->err) ||
       !mm_json_need_int(j, "ep", 1, tp, &ep, &r->ctx, r->err) || !mm_json_need_int(j, "pp", 1, MM_MAX_LAYERS, &pp, &r->ctx, r->err))
     return false;
@@ -412,7 +445,7 @@ static bool read_parallel(reader *r, const mm_json *root) {
 
 static bool read_model(reader *r, const mm_json *root) {
   const mm_json *j = mm_json_need(root, "model", MM_JSON_OBJ, &r->ctx, r->err);
-  at(r, ": model");
+  at(r, "model");
   return j && mm_model_from_json(&r->p->model, j, r->place, r->err);
 }
 
@@ -436,15 +469,15 @@ static bool read_manifest(reader *r, const mm_json *root) {
          read_files(r, root, "files", "sha256", &p->file, &p->file_count) && check_file_names(r) && read_dead_rows(r, root);
 }
 
-/* The text ends with its own digest: then no byte of it was changed by accident. Looked at last, since what is wrong says more. */
-static bool check_seal(reader *r, const char *text, size_t n) {
-  char hex[MM_HEX_LEN + 1], seal[sizeof MM_MANIFEST_SEAL + MM_HEX_LEN];
-  size_t len = sizeof MM_MANIFEST_SEAL - 3 + MM_HEX_LEN; /* without "%s" and NUL */
+#define SEAL_BYTES (sizeof MM_MANIFEST_SEAL - 3 + MM_HEX_LEN) /* without "%s" and NUL */
+
+/* The text ends with its own digest, found, of all before the seal: then no byte of it was changed by accident. */
+static bool check_seal(reader *r, const char *text, size_t n, const mm_digest *found) {
+  char hex[MM_HEX_LEN + 1], seal[SEAL_BYTES + 1];
   at_top(r);
-  const mm_digest d = mm_sha256(text, n < len ? n : n - len);
-  mm_digest_hex(&d, hex);
+  mm_digest_hex(found, hex);
   snprintf(seal, sizeof seal, MM_MANIFEST_SEAL, hex);
-  return (n > len && memcmp(text + n - len, seal, len) == 0) ||
+  return (n > SEAL_BYTES && memcmp(text + n - SEAL_BYTES, seal, SEAL_BYTES) == 0) ||
          MM_REFUSE(&r->ctx, r->err, "key \"sha256\": is not the digest of the text before it");
 }
 
@@ -460,46 +493,86 @@ static bool read_digests(reader *r, const mm_json *root) {
   if (!parts || !(p->rank = take(r, 1, sizeof *p->rank)) || !(p->rank->part = take(r, mm_json_size(parts), sizeof *p->rank->part)))
     return false;
   for (; p->rank->part_count < mm_json_size(parts); p->rank->part_count++) {
-    at(r, ": parts[%zu]", p->rank->part_count);
-    if (!read_blocks(r, mm_json_at(parts, p->rank->part_count), &p->rank->part[p->rank->part_count])) return false;
+    at_entry(r, "parts", p->rank->part_count);
+    if (!read_blocks(r, mm_json_at(parts, p->rank->part_count), true, &p->rank->part[p->rank->part_count])) return false;
   }
   return read_files(r, root, "sources", "header_sha256", &p->source, &p->source_count) &&
          read_files(r, root, "files", "sha256", &p->file, &p->file_count) && check_file_names(r);
 }
 
-static bool parse_sealed(mm_pack *p, const char *dir, const char *file, const char *text, size_t n,
-                         bool (*read)(reader *r, const mm_json *root), mm_err *err) {
+/* What is read, and of which ranks the digests. */
+typedef struct kind {
+  const char *file;
+  bool (*read)(reader *r, const mm_json *root);
+  const uint32_t *rank; /* NULL: all */
+  uint32_t count;
+} kind;
+
+#define BESIDE ((size_t)512 << 10) /* bytes of text from which on a second thread gains more than it costs */
+
+typedef struct sealed {
+  reader *r;
+  const kind *kind;
+  const char *text;
+  size_t n;
+  mm_digest digest;
+} sealed;
+
+/* Item 0 reads, item 1 hashes: one beside the other where the text is long. */
+static bool read_or_hash(void *ctx, size_t item, unsigned worker, mm_err *err) {
+  (void)worker;
+  sealed *s = ctx;
+  if (item == 1) {
+    s->digest = mm_sha256(s->text, s->n < SEAL_BYTES ? s->n : s->n - SEAL_BYTES);
+    return true;
+  }
+  mm_err e = {0};
+  s->r->err = err;
+  mm_json *root = mm_json_parse_packed(s->text, s->n, s->r->place, &e);
+  const bool ok = root ? s->kind->read(s->r, root) : mm_fail_damaged(err, &e);
+  mm_json_free(root);
+  return ok;
+}
+
+/* The seal is looked at last, since what is wrong says more. */
+static bool parse_sealed(mm_pack *p, const char *dir, const kind *k, const char *text, size_t n, mm_err *err) {
   memset(p, 0, sizeof *p);
-  size_t len = strlen(dir) + 1 + strlen(file);
+  size_t len = strlen(dir) + 1 + strlen(k->file);
   char *place = mm_calloc(len + PLACE_MAX, 1, err);
   if (!place) return false;
-  snprintf(place, len + 1, "%s/%s", dir, file);
-  reader r = {p, {place, MM_INTEGRITY, "E_MANIFEST"}, place, len, err};
-  mm_err e = {0};
-  mm_json *root = mm_json_parse(text, n, place, &e);
-  if (!root) mm_fail_damaged(err, &e);
-  bool ok = root && (p->dir = mm_arena_strndup(&p->arena, dir, strlen(dir), err)) && read(&r, root) && check_seal(&r, text, n);
-  mm_json_free(root);
+  snprintf(place, len + 1, "%s/%s", dir, k->file);
+  reader r = {p, {place, MM_INTEGRITY, "E_MANIFEST"}, place, len, k->rank, k->count, err};
+  sealed s = {.r = &r, .kind = k, .text = text, .n = n};
+  bool ok = (p->dir = mm_arena_strndup(&p->arena, dir, strlen(dir), err)) && mm_pool_run(n < BESIDE ? 1 : 2, 2, read_or_hash, &s, err);
+  r.err = err;
+  ok = ok && check_seal(&r, text, n, &s.digest);
   free(place);
   return ok;
 }
 
+static const kind manifest = {MM_MANIFEST, read_manifest, NULL, 0}, digests = {MM_DIGESTS, read_digests, NULL, 0};
+
 bool mm_pack_parse(mm_pack *p, const char *dir, const char *text, size_t n, mm_err *err) {
-  return parse_sealed(p, dir, MM_MANIFEST, text, n, read_manifest, err);
+  return parse_sealed(p, dir, &manifest, text, n, err);
 }
 
-static bool open_sealed(mm_pack *p, const char *dir, const char *file, bool (*read)(reader *r, const mm_json *root), mm_err *err) {
+static bool open_sealed(mm_pack *p, const char *dir, const kind *k, mm_err *err) {
   memset(p, 0, sizeof *p);
   mm_arena scratch = {0};
   size_t n;
-  char *path = mm_arena_printf(&scratch, err, "%s/%s", dir, file);
+  char *path = mm_arena_printf(&scratch, err, "%s/%s", dir, k->file);
   char *text = path ? mm_file_slurp(path, MM_MANIFEST_MAX, &n, err) : NULL;
-  bool ok = text && parse_sealed(p, dir, file, text, n, read, err);
+  bool ok = text && parse_sealed(p, dir, k, text, n, err);
   free(text);
   mm_arena_close(&scratch);
   return ok;
 }
 
-bool mm_pack_open(mm_pack *p, const char *dir, mm_err *err) { return open_sealed(p, dir, MM_MANIFEST, read_manifest, err); }
+bool mm_pack_open(mm_pack *p, const char *dir, mm_err *err) { return open_sealed(p, dir, &manifest, err); }
 
-bool mm_digests_open(mm_pack *p, const char *dir, mm_err *err) { return open_sealed(p, dir, MM_DIGESTS, read_digests, err); }
+bool mm_pack_open_ranks(mm_pack *p, const char *dir, const uint32_t *rank, uint32_t count, mm_err *err) {
+  const kind some = {MM_MANIFEST, read_manifest, rank, count};
+  return open_sealed(p, dir, &some, err);
+}
+
+bool mm_digests_open(mm_pack *p, const char *dir, mm_err *err) { return open_sealed(p, dir, &digests, err); }

@@ -72,7 +72,7 @@ typedef struct mm_part {
   uint64_t size;
   mm_digest root;
   size_t block_count;
-  mm_digest *block; /* one per 4 MiB */
+  mm_digest *block; /* one per 4 MiB; NULL where its rank's digests were not asked for */
 } mm_part;
 
 typedef struct mm_rank_parts {
@@ -139,7 +139,10 @@ bool mm_part_named(const char *name);
 /* Reads and checks DIR/manifest.json: everything a reader relies on (ranges inside extents, cuts of tp entries, cells, pieces
  * that tile the rows, base names, digests, counts). MM_INTEGRITY E_MANIFEST; other versions MM_UNSUPPORTED E_VERSION. */
 MM_MUST_USE bool mm_pack_open(mm_pack *p, const char *dir, mm_err *err);
-/* The same from memory (for fuzzing); dir may be any text. */
+/* The same, but only of these ranks are the blocks' digests kept and held against the root of their part; those of others are digests of
+ * the right number. All is sealed alike. A rank that there is not is nobody's. */
+MM_MUST_USE bool mm_pack_open_ranks(mm_pack *p, const char *dir, const uint32_t *rank, uint32_t count, mm_err *err);
+/* mm_pack_open from memory (for fuzzing); dir may be any text. */
 MM_MUST_USE bool mm_pack_parse(mm_pack *p, const char *dir, const char *text, size_t n, mm_err *err);
 void mm_pack_close(mm_pack *p); /* accepts a zeroed or half-opened one */
 /* Reads and checks DIR/minimax-digests.json: tool, quant, dialect, plan, the part files as those of one rank, sources and files; there is

@@ -25,7 +25,7 @@ static bool fail(const mm_scan *s, const char *code, const char *expected, mm_er
                  expected);
 }
 
-char mm_scan_peek(mm_scan *s) {
+char mm_scan_space(mm_scan *s) {
   for (; s->pos < s->len; s->pos++) {
     char c = s->text[s->pos];
     if (c != ' ' && c != '\n' && c != '\t' && c != '\r') return c;
@@ -35,9 +35,12 @@ char mm_scan_peek(mm_scan *s) {
 
 bool mm_scan_open(mm_scan *s, char bracket, mm_err *err) {
   if (mm_scan_peek(s) != bracket) return fail(s, "E_JSON", bracket == '{' ? "an object" : "an array", err);
-  char most[48];
-  snprintf(most, sizeof most, "at most %d levels of nesting", s->python ? MM_SCAN_DEPTH_PYTHON : MM_SCAN_DEPTH);
-  if (s->depth == (s->python ? MM_SCAN_DEPTH_PYTHON : MM_SCAN_DEPTH)) return fail(s, "E_JSON", most, err);
+  const unsigned depth = s->python ? MM_SCAN_DEPTH_PYTHON : MM_SCAN_DEPTH;
+  if (s->depth == depth) {
+    char most[48];
+    snprintf(most, sizeof most, "at most %u levels of nesting", depth);
+    return fail(s, "E_JSON", most, err);
+  }
   s->depth++;
   s->pos++;
   return true;
@@ -152,7 +155,8 @@ bool mm_scan_u64(mm_scan *s, uint64_t *out, mm_err *err) {
     if (!mm_mul(v, 10, &v) || !mm_add(v, (uint64_t)(s->text[pos] - '0'), &v)) return fail(s, "E_NUMBER", expected, err);
   }
   bool leading_zero = first == '0' && pos - s->pos > 1;
-  bool real = pos < s->len && memchr(".eE", s->text[pos], 3);
+  const char after = pos < s->len ? s->text[pos] : 0;
+  bool real = after == '.' || after == 'e' || after == 'E';
   if (pos == s->pos || leading_zero || real) return fail(s, "E_NUMBER", expected, err);
   s->pos = pos;
   *out = v;
@@ -166,10 +170,10 @@ static bool skip_digits(mm_scan *s) {
   return s->pos > start;
 }
 
-static bool accept(mm_scan *s, const char *any_of) {
-  if (s->pos >= s->len || s->text[s->pos] == 0 || !strchr(any_of, s->text[s->pos])) return false;
-  s->pos++;
-  return true;
+static inline bool accept(mm_scan *s, const char *any_of) {
+  for (; s->pos < s->len && *any_of; any_of++)
+    if (*any_of == s->text[s->pos]) return ++s->pos;
+  return false;
 }
 
 static bool skip_word(mm_scan *s, const char *word, mm_err *err) {
@@ -249,9 +253,14 @@ static size_t put_utf8(char *out, uint32_t c) {
 
 size_t mm_scan_copy(mm_scan_str s, char *out) {
   size_t to = 0;
+  if (!s.escaped) {
+    if (s.n) memcpy(out, s.p, s.n);
+    out[s.n] = 0;
+    return s.n;
+  }
   for (size_t from = 0; from < s.n;) {
     uint32_t code;
-    size_t len = s.escaped && s.p[from] == '\\' ? escape_len(s.p + from, s.n - from, &code) : 0;
+    size_t len = s.p[from] == '\\' ? escape_len(s.p + from, s.n - from, &code) : 0;
     if (len) {
       to += put_utf8(out + to, surrogate(code) ? 0xFFFD : code);
       from += len;

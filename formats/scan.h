@@ -44,8 +44,13 @@ MM_MUST_USE bool mm_scan_u64(mm_scan *s, uint64_t *out, mm_err *err);
 /* Any number as it stands; *real when it has a fraction or an exponent. */
 MM_MUST_USE bool mm_scan_number(mm_scan *s, mm_scan_str *text, bool *real, mm_err *err);
 MM_MUST_USE bool mm_scan_skip(mm_scan *s, mm_err *err); /* any value, validated */
-char mm_scan_peek(mm_scan *s);                          /* next non-space byte, 0 at the end */
 MM_MUST_USE bool mm_scan_end(mm_scan *s, mm_err *err);  /* only white space is left */
+char mm_scan_space(mm_scan *s);                         /* past white space: the byte there, 0 at the end */
+/* The next non-space byte, 0 at the end. */
+static inline char mm_scan_peek(mm_scan *s) {
+  const char c = s->pos < s->len ? s->text[s->pos] : 0;
+  return c > ' ' ? c : mm_scan_space(s);
+}
 
 /* What stands at the position, for messages: `"text"`, escaped and cut, or `the end`. Returns out. */
 #define MM_SCAN_FOUND 112

@@ -16,6 +16,7 @@ typedef struct opening {
   mm_shard_rank *out;
   mm_st *st;   /* [part_count] */
   bool **used; /* [part_count][st.count]: named by the manifest */
+  uint32_t at; /* the part that the last plane was found in: most often the next one is there too */
   mm_err *err;
 } opening;
 
@@ -69,10 +70,11 @@ static bool place_plane(opening *o, const mm_pack_tensor *t, unsigned p, mm_shar
   size_t parts = o->pack->rank[o->rank].part_count;
   char name[512], found[128], expected[128];
   snprintf(name, sizeof name, "%s%s", t->name, t->plane[p].suffix);
-  const mm_st_tensor *at = NULL;
-  uint32_t part = 0;
-  for (; part < parts && !(at = mm_st_find(&o->st[part], name)); part++) continue;
+  uint32_t part = o->at;
+  const mm_st_tensor *at = part < parts ? mm_st_find(&o->st[part], name) : NULL;
+  for (uint32_t i = 0; !at && i < parts; i++) at = mm_st_find(&o->st[part = i], name);
   if (!at) return mm_fail(o->err, MM_INTEGRITY, "E_MISSING", mm_at(o->pack->dir, name), "found in no part of rank %u", o->rank);
+  o->at = part;
   const char *file = o->st[part].path;
   mm_shape shape = mm_pack_plane_shape(t, p);
   if (at->dtype != t->plane[p].dtype || !mm_shape_equal(&at->shape, &shape))
@@ -141,18 +143,18 @@ static bool check_scheme(const mm_pack *pack, const mm_pack_tensor *t, mm_err *e
          mm_fail(err, MM_INTEGRITY, "E_SCHEME", mm_at(pack->dir, t->name), "found an input_scale, which %s does not have", s->name);
 }
 
-/* The manifest, and room for all ranks. */
-static bool open_pack(mm_shards *s, const char *dir, mm_err *err) {
+/* The manifest, with the digests of these ranks or of all (NULL), and room for all ranks. */
+static bool open_pack(mm_shards *s, const char *dir, const uint32_t *rank, uint32_t count, mm_err *err) {
   *s = (mm_shards){0};
   if (!mm_archive_refuse(dir, err) || !mm_unpacked_refuse(dir, err)) return false;
-  if (!mm_pack_open(&s->pack, dir, err)) return mm_fail_damaged(err, err);
+  if (rank ? !mm_pack_open_ranks(&s->pack, dir, rank, count, err) : !mm_pack_open(&s->pack, dir, err)) return mm_fail_damaged(err, err);
   for (size_t i = 0; i < s->pack.tensor_count; i++)
     if (!check_scheme(&s->pack, &s->pack.tensor[i], err)) return false;
   return (s->rank = mm_calloc(mm_pack_ranks(&s->pack), sizeof *s->rank, err));
 }
 
 bool mm_shards_open_ranks(mm_shards *s, const char *dir, const uint32_t *rank, uint32_t count, mm_err *err) {
-  if (!open_pack(s, dir, err)) return false;
+  if (!open_pack(s, dir, rank, count, err)) return false;
   for (uint32_t i = 0; i < count; i++) {
     if (rank[i] >= mm_pack_ranks(&s->pack))
       return mm_fail(err, MM_USAGE, "E_RANKS", mm_at(dir, NULL), "found rank %u, expected less than %u", rank[i], mm_pack_ranks(&s->pack));
@@ -162,7 +164,7 @@ bool mm_shards_open_ranks(mm_shards *s, const char *dir, const uint32_t *rank, u
 }
 
 bool mm_shards_open(mm_shards *s, const char *dir, mm_err *err) {
-  if (!open_pack(s, dir, err)) return false;
+  if (!open_pack(s, dir, NULL, 0, err)) return false;
   for (uint32_t r = 0; r < mm_pack_ranks(&s->pack); r++)
     if (s->pack.rank[r].part_count > 0 && !open_rank(s, r, err)) return false;
   return true;

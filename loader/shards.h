@@ -30,8 +30,9 @@ typedef struct mm_shards {
 /* Opens every rank. Checks: file sizes, part metadata (rank, tp, plan), that the parts of a rank hold exactly the planes of
  * the manifest with dtype and shape, and that every scheme is known. Digests are verify's business. */
 MM_MUST_USE bool mm_shards_open(mm_shards *s, const char *dir, mm_err *err);
-/* The same of these ranks alone; the files of others are not looked at, and may be absent. MM_USAGE E_RANKS for a rank that the checkpoint
- * does not have. */
+/* The same of these ranks alone; the files of others are not looked at, and may be absent. Of them the manifest's list of parts is read,
+ * but the digests of their blocks are neither kept nor held against their root; the seal covers them as it covers every byte. MM_USAGE
+ * E_RANKS for a rank that the checkpoint does not have. */
 MM_MUST_USE bool mm_shards_open_ranks(mm_shards *s, const char *dir, const uint32_t *rank, uint32_t count, mm_err *err);
 void mm_shards_close(mm_shards *s);
 

@@ -272,6 +272,198 @@ TEST(test_building) {
   mm_json_free(NULL);
 }
 
+static void dumps(const mm_json *j, const char *want) {
+  char *text = mm_json_dump(j, false);
+  assert_string_equal(text, want);
+  free(text);
+}
+
+/* A root that was read takes what is built, and goes into what is built; the leak checker sees who frees what. */
+TEST(test_changing_what_was_read) {
+  mm_err err;
+  mm_json *j = parse("{\"a\":{\"x\":[1,\"y\"]},\"b\":\"text\",\"c\":3}", &err), *o = mm_json_new_obj();
+  const mm_json *a = mm_json_get(j, "a"), *c = mm_json_get(j, "c");
+  mm_json_remove(j, "b");
+  mm_json_remove(j, "absent");
+  dumps(j, "{\"a\":{\"x\":[1,\"y\"]},\"c\":3}");
+  assert_true(mm_json_get(j, "a") == a && mm_json_get(j, "c") == c); /* they lie where they lay */
+  assert_true(mm_json_put_text(j, "c", "new") && mm_json_put_int(j, "d", 4) && mm_json_put_int(j, "d", 5));
+  assert_int_equal(mm_json_int(c), 3);
+  for (uint64_t i = 0; i < 9; i++) assert_true(mm_json_put_int(j, (char[]){(char)('p' + i), 0}, i));
+  for (uint64_t i = 0; i < 9; i += 2) mm_json_remove(j, (char[]){(char)('p' + i), 0});
+  assert_false(mm_json_set(j, "n", NULL));
+  assert_false(mm_json_set(j, "\xff", mm_json_new_int(1)));
+  mm_json *l = parse("[1,[2]]", &err);
+  assert_true(mm_json_append(l, mm_json_new_int(3)) && mm_json_append(l, mm_json_new_str("s")) && mm_json_append(l, parse("[]", &err)));
+  assert_true(mm_json_set(j, "l", l) && mm_json_set(o, "j", j));
+  dumps(o, "{\"j\":{\"a\":{\"x\":[1,\"y\"]},\"c\":\"new\",\"d\":5,\"q\":1,\"s\":3,\"u\":5,\"w\":7,\"l\":[1,[2],3,\"s\",[]]}}");
+  /* What is below a root is not changed, by whatever cast. */
+  assert_false(mm_json_set((mm_json *)(uintptr_t)a, "z", mm_json_new_int(1)));
+  assert_false(mm_json_set((mm_json *)(uintptr_t)a, "x", mm_json_new_int(1)));
+  assert_false(mm_json_append((mm_json *)(uintptr_t)mm_json_get(a, "x"), mm_json_new_int(1)));
+  mm_json_remove((mm_json *)(uintptr_t)a, "x");
+  mm_json_free((mm_json *)(uintptr_t)a);
+  assert_int_equal(mm_json_size(mm_json_get(a, "x")), 2);
+  assert_true(mm_json_set(o, "j", mm_json_new_arr()));
+  dumps(o, "{\"j\":[]}");
+  mm_json_free(o);
+  j = parse("{}", &err);
+  assert_true(mm_json_put_int(j, "k", 1));
+  dumps(j, "{\"k\":1}");
+  mm_json_free(j);
+}
+
+/* Objects of many lengths of keys, most of which were met before: each has its own. */
+TEST(test_keys_met_before) {
+  mm_err err = {0};
+  char text[128], key[32];
+  for (unsigned i = 0; i < 20000; i++) {
+    const unsigned n = i % 20;
+    for (unsigned k = 0; k < n; k++) key[k] = (char)('a' + (i * 2654435761u >> (k + 5)) % 2);
+    key[n] = 0;
+    snprintf(text, sizeof text, "[{\"%s\":1,\"%sx\":2},{\"%s\":3,\"\":4}]", key, key, n ? key : "y");
+    mm_json *j = mm_json_parse(text, strlen(text), "config.json", &err);
+    dumps(j, text);
+    mm_json_free(j);
+  }
+  static const char alike[] = "{\"aaaaaaaaa\":1,\"aaaaaaaaaa\":2,\"aaaaaaaab\":3,\"aaaaaaaa\":4,\"b\":[{},[],{\"aaaaaaaab\":5}]}";
+  mm_json *j = parse(alike, &err);
+  dumps(j, alike);
+  mm_json_free(j);
+  /* Where the text ends right behind the key's object. */
+  j = parse("{\"a\":1}", &err);
+  assert_int_equal(mm_json_int(mm_json_get(j, "a")), 1);
+  mm_json_free(j);
+  /* Many, the same one beyond its 8th and its 16th byte. */
+  char many[4096] = "{";
+  for (int i = 0; i < 40; i++) snprintf(many + strlen(many), 64, "\"member number %d\":%d,\"m%d\":0,", i, i, i);
+  const size_t open = strlen(many);
+  snprintf(many + open, 64, "\"z\":0}");
+  j = parse(many, &err);
+  assert_int_equal(mm_json_int(mm_json_get(j, "member number 39")), 39);
+  mm_json_free(j);
+  snprintf(many + open, 64, "\"member number 17\":0}");
+  char what[96];
+  snprintf(what, sizeof what, "offset %zu: found key \"member number 17\" twice", open);
+  refuses_text(many, strlen(many), MM_BAD_INPUT, "E_JSON", what);
+}
+
+TEST(test_integers) {
+  mm_err err;
+  mm_json *j = parse("[-0, 0, 9223372036854775807, -9223372036854775808, -1]", &err);
+  dumps(j, "[0,0,9223372036854775807,-9223372036854775808,-1]");
+  mm_json_free(j);
+  REFUSES("[18446744073709551616]", "E_NUMBER", "offset 1: found \"18446744073709551616\", expected an integer of 64 bits");
+  REFUSES("[-18446744073709551617]", "E_NUMBER", "offset 1: found \"-18446744073709551617\"");
+  REFUSES("[184467440737095516160]", "E_NUMBER", "offset 1: found \"184467440737095516160\"");
+}
+
+#define D1 "\"00112233445566778899aabbccddeeff00112233445566778899aabbccddeef1\""
+#define D2 "\"ffeeddccbbaa99887766554433221100ffeeddccbbaa99887766554433221102\""
+
+/* A packed array gives what an ordinary one gives; every other is ordinary, and refused as ever. */
+TEST(test_packed) {
+  static const struct {
+    const char *text;
+    bool packed;
+  } cases[] = {
+      {"[[" D1 "]]", true},
+      {"[[" D1 "," D2 "," D1 "]]", true},
+      {"{\"k\":[" D1 "," D2 "],\"l\":[1]}", true},
+      {"[[" D1 ", " D2 "]]", false},
+      {"[[ " D1 "]]", false},
+      {"[[" D1 " ]]", false},
+      {"[[" D1 ",1]]", false},
+      {"[[" D1 ",[" D2 "]]]", false},
+      {"[[]]", false},
+      {"[[\"0\"]]", false},
+      {"[[\"\\u0030112233445566778899aabbccddeeff00112233445566778899aabbccdde\"]]", false},
+      {"[[\"0011223344556677889 aabbccddeeff00112233445566778899aabbccddeef1\"]]", false},
+      {"[[\"00112233445566778899AABBCCDDEEFF00112233445566778899AABBCCDDEEF1\"]]", false},
+      {"[[\"00112233445566778899aabbccddeeff00112233445566778899aabbccddeef12\"]]", false},
+      {"[" D1 "]", false}, /* the root is always of nodes */
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    mm_err err = {0};
+    const size_t n = strlen(cases[i].text);
+    mm_json *plain = mm_json_parse(cases[i].text, n, "m.json", &err), *j = mm_json_parse_packed(cases[i].text, n, "m.json", &err);
+    if (!plain || !j) fail_msg("%s: %s", cases[i].text, err.text);
+    char *want = mm_json_dump(plain, true), *found = mm_json_dump(j, true);
+    assert_string_equal(found, want);
+    free(want);
+    free(found);
+    const bool keyed = mm_json_type_of(j) == MM_JSON_OBJ;
+    const mm_json *a = keyed ? mm_json_get(j, "k") : mm_json_at(j, 0), *b = keyed ? mm_json_get(plain, "k") : mm_json_at(plain, 0);
+    assert_int_equal(mm_json_packed(a), cases[i].packed);
+    assert_false(mm_json_packed(b));
+    assert_int_equal(mm_json_size(a), mm_json_size(b));
+    for (size_t k = 0; k <= mm_json_size(b); k++) {
+      mm_digest x = {{0}}, y = {{0}};
+      assert_int_equal(mm_json_digest(a, k, &x), mm_json_digest(b, k, &y));
+      if (cases[i].packed) assert_memory_equal(&x, &y, sizeof x);
+      if (cases[i].packed) assert_null(mm_json_at(a, k));
+    }
+    mm_json_free(plain);
+    mm_json_free(j);
+  }
+  static const char *const bad[] = {"[[" D1 ",]]",
+                                    "[[" D1,
+                                    "[[" D1 ",",
+                                    "[[" D1 "}",
+                                    "[[" D1 D2 "]]",
+                                    "[[\"00112233",
+                                    "[[" D1 "]]]",
+                                    "[[" D1 "," D2 "",
+                                    "{\"k\":[" D1 "],\"k\":1}",
+                                    "[[",
+                                    "[[" D1 ",\"\xff\"]]"};
+  for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+    mm_err plain = {0}, err = {0};
+    const size_t n = strlen(bad[i]);
+    char *exact = malloc(n); /* ends where its memory ends */
+    memcpy(exact, bad[i], n);
+    assert_null(mm_json_parse(exact, n, "m.json", &plain));
+    assert_null(mm_json_parse_packed(exact, n, "m.json", &err));
+    assert_string_equal(err.text, plain.text);
+    free(exact);
+  }
+}
+
+static void packed_limit(const char *text, size_t n, bool fits) {
+  mm_err plain = {0}, err = {0};
+  mm_json *a = mm_json_parse(text, n, "m.json", &plain), *b = mm_json_parse_packed(text, n, "m.json", &err);
+  assert_int_equal(a != NULL, fits);
+  assert_int_equal(b != NULL, fits);
+  assert_string_equal(err.text, plain.text);
+  mm_json_free(a);
+  mm_json_free(b);
+}
+
+/* Digests of a packed array count as values, and the array as a level. */
+TEST(test_packed_limits) {
+  char deep[512];
+  for (int depth = 30; depth <= 32; depth++) {
+    memset(deep, '[', sizeof deep);
+    int n = depth + snprintf(deep + depth, sizeof deep - 64, "[%s]", D1);
+    memset(deep + n, ']', (size_t)depth);
+    packed_limit(deep, (size_t)(n + depth), depth < 32);
+  }
+  const size_t most = (size_t)4 << 20;
+  char *text = malloc(2 * most + 512);
+  assert_non_null(text);
+  for (size_t zeros = most - 4; zeros <= most - 2; zeros++) {
+    text[0] = '[';
+    for (size_t i = 0; i < zeros; i++) memcpy(text + 1 + 2 * i, "0,", 2);
+    const int end = snprintf(text + 1 + 2 * zeros, 256, "[%s,%s]]", D1, D2);
+    packed_limit(text, 1 + 2 * zeros + (size_t)end, zeros <= most - 3);
+    const int open = snprintf(text, 256, "[[%s,%s]", D1, D2);
+    for (size_t i = 0; i < zeros; i++) memcpy(text + open + 2 * i, ",0", 2);
+    text[(size_t)open + 2 * zeros] = ']';
+    packed_limit(text, (size_t)open + 2 * zeros + 1, zeros <= most - 3);
+  }
+  free(text);
+}
+
 /* 1,000 doubles of every size, written and read back, equal bit for bit. */
 TEST(test_reals_round_trip) {
   uint64_t bits = 1;

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "formats/pack.h"
+#include "tests/unit/changed_text.h"
 #include "tests/unit/odd_model.h"
 #include "tests/unit/unit.h"
 
@@ -186,16 +187,6 @@ static void expect_refusal(const char *text, size_t n, mm_status status, const c
   assert_non_null(strstr(err.text, ": d/manifest.json"));
   assert_int_equal(err.status, status);
   assert_string_equal(err.code, code);
-}
-
-/* text with the first `old` after the first `anchor` replaced; free() it. */
-static char *replaced(const char *text, const char *anchor, const char *old, const char *new) {
-  const char *from = strstr(text, anchor), *at = from ? strstr(from, old) : NULL;
-  if (!at) fail_msg("no \"%s\" after \"%s\"", old, anchor);
-  size_t n = strlen(text) + strlen(new) + 1;
-  char *out = malloc(n);
-  snprintf(out, n, "%.*s%s%s", (int)(at - text), text, new, at + strlen(old));
-  return out;
 }
 
 typedef struct mutation {

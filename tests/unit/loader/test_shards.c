@@ -291,6 +291,8 @@ TEST(some_ranks) {
   if (!mm_shards_open_ranks(&s, c.dir, (const uint32_t[]){0, 0}, 2, &err)) fail_msg("%s", err.text);
   assert_non_null(s.rank[0].plane);
   assert_null(s.rank[1].plane);
+  assert_non_null(s.pack.rank[0].part[0].block); /* verify's, of the ranks that are open */
+  assert_null(s.pack.rank[1].part[0].block);
   mm_shards_close(&s);
   const uint32_t absent = 1, none = mm_pack_ranks(&c.pack);
   assert_false(mm_shards_open_ranks(&s, c.dir, &absent, 1, &err));
@@ -300,6 +302,25 @@ TEST(some_ranks) {
   assert_false(mm_shards_open_ranks(&s, c.dir, &none, 1, &err));
   assert_int_equal(err.status, MM_USAGE);
   assert_string_equal(err.code, "E_RANKS");
+  mm_shards_close(&s);
+  finish(&c);
+}
+
+/* The manifest's tensors lie in their parts in whatever order. */
+TEST(parts_back_and_forth) {
+  checkpoint c;
+  mm_shards s;
+  mm_err err = {0};
+  begin(&c);
+  const mm_pack_tensor first = c.tensor[0];
+  c.tensor[0] = c.tensor[2];
+  c.tensor[2] = first;
+  write_checkpoint(&c);
+  if (!mm_shards_open(&s, c.dir, &err)) fail_msg("%s", err.text);
+  assert_int_equal(s.rank[1].plane[0].part, 1);
+  assert_int_equal(s.rank[1].plane[MM_PACK_PLANES].part, 0);
+  assert_int_equal(s.rank[1].plane[MM_PACK_PLANES + 1].part, 1);
+  assert_int_equal(s.rank[1].plane[2 * MM_PACK_PLANES].part, 0);
   mm_shards_close(&s);
   finish(&c);
 }
