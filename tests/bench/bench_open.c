@@ -1,11 +1,9 @@
-/* Opening a packed rank for use: the manifest, the headers of the parts and the place of every tensor; no weight is read. bench_open DIR
- * [RANK]. Beside it, the ceiling: reading the manifest's bytes, from the page cache too, and
- * their digest. */
+/* Opening a packed rank for use: the manifest, the headers of the parts and the place of every tensor; no weight is read. Beside it, the
+ * ceiling: reading the manifest's bytes, from the page cache too, and their digest. bench_open DIR [RANK] */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "formats/file.h"
 #include "formats/pool.h"
 #include "loader/shards.h"
 

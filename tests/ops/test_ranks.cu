@@ -222,8 +222,8 @@ void check_alike(const std::string &name, const std::string &dir, const std::vec
   const opened cut(dir, &ops, false);
   if (!cut.s.engine) return;
   mm_err err = {};
-  uint32_t pos[kSlots] = {}, queued = 0, looked = 0, unlike = 0;
-  bool ok = true, other = false; /* rows of other steps differ */
+  uint32_t pos[kSlots] = {}, queued = 0, looked = 0, unlike = 0, absent = 0; /* stages or ranks whose rows did not come */
+  bool ok = true, other = false;                                             /* rows of other steps differ */
   std::vector<float> logits((size_t)kSlots * kMost * cut.s.vocab), last;
   std::vector<int32_t> chosen(kSlots);
   for (uint32_t t = 0; t < steps && ok; t++) {
@@ -256,8 +256,10 @@ void check_alike(const std::string &name, const std::string &dir, const std::vec
     g_rows.rows.clear(), g_rows.looks = true;
     ok = mm_engine_step(cut.s.engine, &b, logits.data(), &err);
     g_rows.looks = false, looked++;
+    absent += g_rows.rows.size() != cut.shards.pack.pp;
     for (const auto &stage : g_rows.rows) {
       const auto &of = stage.second;
+      absent += of.size() != cut.shards.pack.tp;
       for (const auto &rows : of) unlike += rows.size() != of[0].size() || memcmp(rows.data(), of[0].data(), rows.size() * sizeof rows[0]);
       other |= of[0] != last, last = of[0];
     }
@@ -265,7 +267,7 @@ void check_alike(const std::string &name, const std::string &dir, const std::vec
   for (; ok && queued; queued--) ok = mm_engine_collect(cut.s.engine, chosen.data(), &err);
   if (!ok) printf("alike: %s\n", err.text);
   report_true("ranks " + name + ": alike to the bit in " + std::to_string(looked) + " of " + std::to_string(steps) + " steps",
-              ok && other && looked == steps / 10 && unlike == 0);
+              ok && other && looked == steps / 10 && unlike == 0 && absent == 0);
 }
 
 /* A stretch of so many rows that sums over ranks are one kernel with the residual and norm behind them, beside pieces of it that are not of
