@@ -89,7 +89,8 @@ MM_DRAW_FN uint32_t mm_draw_depth(float logit, float largest, float scale) {
   return d < 64 ? (uint32_t)mm_draw_mul(d, 0x1p26f) : ~UINT32_C(0);
 }
 
-/* 2^(40 - depth), rounded down; its error before that is about 2^-30 of it. */
+/* 2^(40 - depth), rounded down; its error before that is about 2^-30 of it. It never grows with the depth: two neighbours' difference is
+ * larger than their errors. */
 MM_DRAW_FN uint64_t mm_draw_mass(uint32_t depth) {
   const uint32_t whole = depth >> 26, t = depth << 6; /* t/2^32: the part below a factor of two */
   if (whole > 40) return 0;

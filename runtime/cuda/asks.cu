@@ -1,5 +1,5 @@
 /* Choices that ask for more than a draw: the host's side. What the rows ask for is packed into one block, uploaded, and the kernels of
- * adjust.cu and choose.cu launched after the pass. Steps that ask for nothing more do not come here. */
+ * adjust.cu, choose.cu and draws.cu launched after the pass. Steps that ask for nothing more do not come here. */
 #include <string.h>
 
 #include <algorithm>
@@ -43,11 +43,11 @@ ask_layout lay_asks(uint32_t rows, uint32_t biases, uint32_t masks, uint32_t voc
 /* What the rows ask for, counted. */
 struct ask_counts {
   uint32_t biases = 0, most_bias = 0, masks = 0, raws = 0, penalised = 0, longest = 0, told = 0;
-  bool draws = false;
+  mm_cu_draws draws = MM_CU_GREEDY;
 };
 
 /* One row: what is asked, its places among the others of its kind. */
-mm_cu_ask ask_of(const mm_sampling *s, uint32_t pos, ask_counts *n) {
+mm_cu_ask ask_of(const mm_sampling *s, uint32_t pos, uint32_t vocab, ask_counts *n) {
   const uint32_t asks = mm_sampling_asks(s);
   mm_cu_ask a;
   if (asks & MM_SAMPLES_MASK) a.mask = ++n->masks;
@@ -61,7 +61,7 @@ mm_cu_ask ask_of(const mm_sampling *s, uint32_t pos, ask_counts *n) {
     a.told = 1 + s->top_logprobs, n->told++;
     if (asks & (MM_SAMPLES_MASK | MM_SAMPLES_BIAS | MM_SAMPLES_PENALTIES)) a.raw = ++n->raws;
   }
-  n->draws |= s->temperature > 0;
+  n->draws = std::max(n->draws, mm_cu_draws_of(s, vocab));
   return a;
 }
 
@@ -74,7 +74,7 @@ void fill_asks(const mm_backend *b, const mm_sampling *set, const batch_arrays &
   ask_counts n;
   for (uint32_t i = 0; i < b->wanted; i++) {
     const uint32_t pos = h.pos[h.out[i]];
-    draw[i] = mm_cu_draw_of(&set[i], pos + UINT64_C(1)), row[i] = ask_of(&set[i], pos, &n);
+    draw[i] = mm_cu_draw_of(&set[i], pos + UINT64_C(1)), row[i] = ask_of(&set[i], pos, b->choice.vocab, &n);
     if (set[i].bias_count) memcpy(bias + row[i].bias_first, set[i].bias, set[i].bias_count * sizeof *bias);
     if (row[i].mask) memcpy(mask + (row[i].mask - 1) * words, set[i].allowed, words * sizeof *mask);
   }
@@ -123,7 +123,7 @@ bool mm_cu_choose_asked(mm_backend *b, const mm_sampling *set, mm_err *err) {
   batch_arrays h;
   mm_cu_place_batch(b->rows, b->decode, static_cast<char *>(m->block), &h);
   ask_counts n;
-  for (uint32_t i = 0; i < b->wanted; i++) ask_of(&set[i], h.pos[h.out[i]], &n);
+  for (uint32_t i = 0; i < b->wanted; i++) ask_of(&set[i], h.pos[h.out[i]], b->choice.vocab, &n);
   const ask_layout at = lay_asks(b->wanted, n.biases, n.masks, b->choice.vocab);
   if (!mm_cu_make_room(b, err, [&] { return grow_room(b, n, at.bytes, err); })) return false;
   fill_asks(b, set, h, at, m->asks);

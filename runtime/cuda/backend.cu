@@ -55,7 +55,7 @@ void plan_step(mm_backend *b, const mm_batch *batch) {
   b->decode = !b->c.apart && batch->tokens > 0 && batch->span_count == batch->tokens;
   b->ending = batch->sampling ? GREEDY : LOGITS, b->asked = nullptr, b->keeps = false;
   for (uint32_t i = 0; batch->sampling && i < batch->out_count; i++) {
-    if (batch->sampling[i].temperature > 0) b->ending = DRAWS;
+    b->ending = std::max(b->ending, (step_end)(GREEDY + mm_cu_draws_of(&batch->sampling[i], b->choice.vocab)));
     if (mm_sampling_asks(&batch->sampling[i]) & ~(uint32_t)MM_SAMPLES_MIN_P) b->asked = batch->sampling;
   }
   if (b->asked) b->ending = LOGITS;
@@ -281,7 +281,7 @@ void choose_tokens(mm_backend *b) {
   if (b->err.status != MM_OK) return;
   b->choice.tokens = b->rows;
   b->choice.out = b->device.out, b->choice.slot = b->device.slot, b->choice.draw = b->device.draw;
-  check(b, mm_cu_choose_tokens(b->choice, rows, b->ending == DRAWS, b->stream), "choose");
+  check(b, mm_cu_choose_tokens(b->choice, rows, (mm_cu_draws)(b->ending - GREEDY), b->stream), "choose");
 }
 
 /* The step's choices come back by collect. */

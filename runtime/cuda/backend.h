@@ -70,7 +70,9 @@ constexpr uint32_t kBuckets[] = {1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 2
 constexpr uint32_t kLeastApart = MM_CU_SKINNY + 1;
 
 /* What follows the forward pass in a step. */
-enum step_end { LOGITS, GREEDY, DRAWS };
+/* Logits, or choices: of which draws at most (mm_cu_draws). */
+enum step_end { LOGITS, GREEDY, FEW_DRAWS, DRAWS };
+static_assert(FEW_DRAWS == GREEDY + MM_CU_FEW_DRAWS && DRAWS == GREEDY + MM_CU_DRAWS);
 
 struct layer_cache {
   float *state, *slope; /* lightning; slot 0's state */

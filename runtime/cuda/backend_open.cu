@@ -225,14 +225,15 @@ bool open_logits(mm_backend *b, mm_err *err) {
 bool open_choice(mm_backend *b, mm_err *err) {
   const uint32_t rows = b->c.limits.max_tokens, vocab = b->c.model->vocab;
   mm_cu_memory *y = &b->memory;
-  std::vector<uint8_t> never(vocab);
-  for (uint32_t i = 0; b->c.never && i < vocab; i++) never[i] = b->c.never[i];
-  uint8_t *mask = y->array<uint8_t>(vocab, err);
+  std::vector<uint32_t> never(MM_CU_WORDS(vocab));
+  for (uint32_t i = 0; b->c.never && i < vocab; i++) never[i / 32] |= (uint32_t)(b->c.never[i] != 0) << i % 32;
+  uint32_t *mask = y->array<uint32_t>(never.size(), err);
   b->choice.never = mask, b->choice.vocab = vocab, b->choice.vocab_rows = b->c.weights->tp * b->c.weights->vocab_rows;
   b->choice.id = y->array<int32_t>(rows, err), b->choice.chosen = y->array<int32_t>(b->c.limits.slots, err);
   b->choice.best = y->array<unsigned long long>(rows, err), b->choice.ticket = y->array<uint32_t>(rows, err);
   b->ids = y->array<int32_t>((uint64_t)b->c.limits.slots * b->c.limits.max_positions, err);
-  return err->status == MM_OK && mm_cu_check(cudaMemcpy(mask, never.data(), vocab, cudaMemcpyHostToDevice), "copy mask", err);
+  return err->status == MM_OK &&
+         mm_cu_check(cudaMemcpy(mask, never.data(), never.size() * sizeof *mask, cudaMemcpyHostToDevice), "copy mask", err);
 }
 
 /* ---- what the model and the device must be ---- */
@@ -298,7 +299,7 @@ bool rehearse_step(mm_forward *f, uint32_t rows, uint32_t each, mm_err *err) {
   std::vector<mm_span> span;
   for (uint32_t i = 0; i < rows; i += each) span.push_back({0, i, (uint32_t)mm_min(each, rows - i), 0});
   for (uint32_t i = 0; i < rows; i++) out[i] = i;
-  const std::vector<mm_sampling> sampling(rows, mm_sampling{1, 0.5, 5, 1});
+  const std::vector<mm_sampling> sampling(rows, mm_sampling{1, 0.5, 0, 1});
   const mm_batch batch = {rows, id.data(), (uint32_t)span.size(), span.data(), rows, out.data(), sampling.data()};
   mm_backend *b = f->backend;
   mm_err first = {};
@@ -316,11 +317,12 @@ bool rehearse_pages(mm_backend *b, mm_err *err) {
   return mm_cu_check(mm_cu_prepare_pages(w, b->stream), "pages", err);
 }
 
-/* A choice that asks for everything. */
+/* A choice that asks for everything, and one that asks for nothing. */
 bool rehearse_asks(mm_backend *b, mm_err *err) {
   mm_cu_asks q = {};
   q.copies = q.tells = true, q.most_bias = b->choice.vocab, q.penalised = 1, q.longest = b->c.limits.max_positions;
-  return mm_cu_check(mm_cu_adjust(b->choice, nullptr, q, b->c.limits.max_tokens, b->stream), "adjust", err) &&
+  return mm_cu_check(mm_cu_choose_tokens(b->choice, b->c.limits.max_tokens, MM_CU_GREEDY, b->stream), "choose", err) &&
+         mm_cu_check(mm_cu_adjust(b->choice, nullptr, q, b->c.limits.max_tokens, b->stream), "adjust", err) &&
          mm_cu_check(mm_cu_tell(b->choice, q, b->c.limits.max_tokens, b->stream), "logprobs", err) &&
          mm_cu_check(mm_cu_score(b->choice, nullptr, nullptr, b->c.limits.max_tokens, b->stream), "likelihood", err);
 }

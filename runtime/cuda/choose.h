@@ -1,5 +1,5 @@
-/* The next token on the device: what rows ask for, done to their logits before (adjust.cu), and the choice (choose.cu). Launch functions as
- * in kernels.h; the rule is that of sample.h, to the bit. */
+/* The next token on the device: what rows ask for, done to their logits before (adjust.cu), and the choice (choose.cu, draws.cu). Launch
+ * functions as in kernels.h; the rule is that of sample.h, to the bit. */
 #ifndef MM_CUDA_CHOOSE_H
 #define MM_CUDA_CHOOSE_H
 
@@ -23,7 +23,7 @@ mm_cu_draw mm_cu_draw_of(const mm_sampling *set, uint64_t n);
  * of its slot. out[rows] names the rows of the step, slot[tokens] is theirs. */
 struct mm_cu_choose {
   const float *logits;
-  const uint8_t *never; /* [vocab] 1: not to be chosen */
+  const uint32_t *never; /* [MM_CU_WORDS(vocab)] bit id % 32 of word id / 32: not to be chosen */
   uint32_t vocab, vocab_rows, tokens;
   const uint32_t *out;
   const int32_t *slot;
@@ -31,9 +31,21 @@ struct mm_cu_choose {
   int32_t *id, *chosen;
   unsigned long long *best; /* [rows], and ticket: zero between launches */
   uint32_t *ticket;
+  uint32_t *largest; /* [rows, MM_CU_CHOICE_GROUPS(vocab)]: room for draws */
 };
-/* draws: some row is not greedy. */
-cudaError_t mm_cu_choose_tokens(const mm_cu_choose &a, uint32_t rows, bool draws, cudaStream_t s);
+#define MM_CU_CHOICE_GROUP         256 /* ids */
+#define MM_CU_CHOICE_GROUPS(vocab) (((vocab) + MM_CU_CHOICE_GROUP - 1) / MM_CU_CHOICE_GROUP)
+/* What the rows of a step are at most, which says what is launched: greedy; draws under a top-k of few; any draws. */
+enum mm_cu_draws { MM_CU_GREEDY, MM_CU_FEW_DRAWS, MM_CU_DRAWS };
+#define MM_CU_FEW_DRAWN 256       /* a top-k of few, at most, */
+#define MM_CU_FEW_VOCAB (1 << 19) /* of so many ids at most */
+#ifdef __CUDACC__
+__host__ __device__ inline bool mm_cu_draws_few(uint32_t top_k, uint32_t vocab) {
+  return top_k && top_k <= MM_CU_FEW_DRAWN && top_k < vocab && vocab <= MM_CU_FEW_VOCAB;
+}
+#endif
+mm_cu_draws mm_cu_draws_of(const mm_sampling *set, uint32_t vocab);
+cudaError_t mm_cu_choose_tokens(const mm_cu_choose &a, uint32_t rows, mm_cu_draws draws, cudaStream_t s);
 
 /* What one output row asks for beside its draw. */
 struct mm_cu_ask {

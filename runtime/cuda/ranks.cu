@@ -253,18 +253,20 @@ bool mm_cu_begin_ranks(mm_backend *b, mm_err *err) {
 
 /* On all ranks or on none, since they meet here; and no rank's kernels wait for one whose device frees memory. */
 bool mm_cu_make_logits(mm_backend *b, size_t rows, mm_err *err) {
-  const size_t bytes = rows * b->c.weights->vocab_rows * sizeof(float);
+  const size_t bytes = rows * b->c.weights->vocab_rows * sizeof(float), all_bytes = bytes * b->c.weights->tp;
+  const size_t groups = rows * MM_CU_CHOICE_GROUPS(b->c.model->vocab) * sizeof(uint32_t); /* what draws need lies behind the logits */
   b->drop_logits();
-  bool made = mm_cu_check(cudaMalloc(&b->logits, bytes), "cudaMalloc", err);
+  bool made = mm_cu_check(cudaMalloc(&b->logits, b->peers ? bytes : bytes + groups), "cudaMalloc", err);
   if (b->peers) {
-    made = made && mm_cu_check(cudaMalloc(&b->whole_logits, bytes * b->c.weights->tp), "cudaMalloc", err);
+    made = made && mm_cu_check(cudaMalloc(&b->whole_logits, all_bytes + groups), "cudaMalloc", err);
     void *all[MM_CU_PEERS];
     if (!mm_cu_peers_tell(b->peers, made ? b->whole_logits : nullptr, all, err)) made = false;
     for (uint32_t r = 0; made && r < b->c.weights->tp; r++) made = (b->logits_of_rank[r] = static_cast<float *>(all[r])) != nullptr;
   }
   if (!made) b->drop_logits();
   b->logits_rows = made ? rows : 0;
-  b->choice.logits = b->peers ? b->whole_logits : b->logits;
+  float *const all_logits = b->peers ? b->whole_logits : b->logits;
+  b->choice.logits = all_logits, b->choice.largest = reinterpret_cast<uint32_t *>(all_logits + all_bytes / sizeof(float));
   return made;
 }
 

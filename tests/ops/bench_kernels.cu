@@ -463,16 +463,17 @@ void bench_rows() {
   rows_rate(8192, 8192);
 }
 
-/* The choice of a step's tokens: greedy; draws from all; from what top-k and top-p leave. */
-static void choice_rate(uint32_t rows, const char *how, bool draws, uint32_t top_k, double top_p) {
+/* The choice of a step's tokens: greedy; draws from all; from what top-k and top-p leave. Logits of a normal distribution, of which 0.95 is
+ * some 17,000 ids; peaked: 40 ids far above them, as where a model knows what comes. */
+static void choice_rate(uint32_t rows, const char *how, bool draws, uint32_t top_k, double top_p, bool peaked = false) {
   const uint32_t vocab = 200064, sets = 2;
   buffer<float> x;
-  buffer<uint8_t> never(vocab);
   buffer<mm_cu_draw> draw;
-  buffer<uint32_t> out, ticket(rows);
+  buffer<uint32_t> never(MM_CU_WORDS(vocab)), out, ticket(rows), largest(rows * MM_CU_CHOICE_GROUPS(vocab));
   buffer<int32_t> slot, id(rows), chosen(rows);
   buffer<unsigned long long> best(rows);
   std::vector<float> v = random_float(vocab, 0, 3), all;
+  for (uint32_t i = 0; peaked && i < 40; i++) v[g_rng.below(vocab)] = 32 - 0.5f * (float)i;
   for (uint32_t i = 0; i < rows * sets; i++) {
     std::rotate(v.begin(), v.begin() + 1 + g_rng.below(vocab - 1), v.end());
     all.insert(all.end(), v.begin(), v.end());
@@ -485,10 +486,11 @@ static void choice_rate(uint32_t rows, const char *how, bool draws, uint32_t top
     if (draws) set[i] = {1.4426950f, top_k, top_p, 12345u + i};
   }
   x.put(all), draw.put(set), out.put(place), slot.put(slots), never.zero(), best.zero(), ticket.zero();
+  const mm_cu_draws kind = !draws ? MM_CU_GREEDY : mm_cu_draws_few(top_k, vocab) ? MM_CU_FEW_DRAWS : MM_CU_DRAWS;
   const double us = time_graph(8, [&](cudaStream_t st, int i) {
     const float *from = x.p + (size_t)(i % sets) * rows * vocab;
-    const mm_cu_choose a = {from, never.p, vocab, vocab, rows, out.p, slot.p, draw.p, id.p, chosen.p, best.p, ticket.p};
-    CUDA_OK(mm_cu_choose_tokens(a, rows, draws, st));
+    const mm_cu_choose a = {from, never.p, vocab, vocab, rows, out.p, slot.p, draw.p, id.p, chosen.p, best.p, ticket.p, largest.p};
+    CUDA_OK(mm_cu_choose_tokens(a, rows, kind, st));
   });
   char what[120];
   snprintf(what, sizeof what, "choice of %u rows from %u logits, %s", rows, vocab, how);
@@ -502,6 +504,9 @@ void bench_choice() {
     choice_rate(rows, "top-k 50", true, 50, 1);
     choice_rate(rows, "top-p 0.95", true, 0, 0.95);
     choice_rate(rows, "top-k 50, top-p 0.95", true, 50, 0.95);
+    choice_rate(rows, "draw, peaked", true, 0, 1, true);
+    choice_rate(rows, "top-p 0.95, peaked", true, 0, 0.95, true);
+    choice_rate(rows, "top-k 50, top-p 0.95, peaked", true, 50, 0.95, true);
   }
 }
 

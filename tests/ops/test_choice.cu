@@ -12,6 +12,7 @@ struct choice_settings {
   double temperature;
   uint32_t top_k;
   double top_p;
+  double min_p = 0;
 };
 
 /* What the CPU's sampler chooses. */
@@ -29,40 +30,56 @@ struct cpu_sampler {
   }
 };
 
-static mm_cu_draw draw_of(const mm_sampling &set, uint64_t n) {
-  if (set.temperature == 0) return {};
-  return {mm_draw_scale(set.temperature), set.top_k, set.top_p, mm_draw_mix(set.seed, n)};
+/* Rows of logits: equal ones among them, with a sigma of 0 nothing else, so that cuts fall among the largest; and such as are none. */
+static std::vector<float> random_logits(size_t n, double sigma) {
+  std::vector<float> x = random_float(n, 0, sigma);
+  for (size_t i = 0; i<x.size(); i += sigma> 0 ? 1 + g_rng.below(5) : 1) x[i] = sigma > 0 ? (float)(int)x[i] : (float)g_rng.below(4);
+  for (size_t i = 0; i < x.size(); i += 1 + g_rng.below(50)) x[i] = i % 2 ? NAN : -INFINITY;
+  if (g_rng.below(4) == 0) { /* falling with the id, or rising */
+    std::sort(x.begin(), x.end(), [](float a, float b) { return isnan(b) ? false : isnan(a) || a < b; });
+    if (g_rng.below(2)) std::reverse(x.begin(), x.end());
+  }
+  return x;
 }
+static std::vector<uint8_t> random_never(uint32_t vocab) {
+  std::vector<uint8_t> never(vocab);
+  for (auto &n : never) n = g_rng.below(10) == 0;
+  return never;
+}
+static std::vector<uint32_t> words_of(const std::vector<uint8_t> &never) {
+  std::vector<uint32_t> w(MM_CU_WORDS(never.size()));
+  for (size_t v = 0; v < never.size(); v++) w[v / 32] |= (uint32_t)never[v] << v % 32;
+  return w;
+}
+/* Rows that start at multiples of 16 bytes, or do not. */
+static uint32_t random_pitch(uint32_t vocab) { return g_rng.below(2) ? vocab + 5 : (vocab + 7) / 4 * 4; }
 
 /* Rows of one step under different settings, each beside the CPU's choice; ties and ids that are never to be chosen among the logits. */
 static void check_choice(uint32_t vocab, const std::vector<choice_settings> &set, double sigma = 3) {
-  const uint32_t rows = (uint32_t)set.size(), pitch = vocab + 5, slots = rows + 3;
-  std::vector<float> x = random_float((size_t)rows * pitch, 0, sigma);
-  std::vector<uint8_t> never(vocab);
-  for (auto &n : never) n = g_rng.below(10) == 0;
-  /* equal ones; with a sigma of 0 nothing else, so that cuts fall among the largest */
-  for (size_t i = 0; i<x.size(); i += sigma> 0 ? 1 + g_rng.below(5) : 1) x[i] = sigma > 0 ? (float)(int)x[i] : (float)g_rng.below(4);
-  for (size_t i = 0; i < x.size(); i += 1 + g_rng.below(50)) x[i] = i % 2 ? NAN : -INFINITY;
+  const uint32_t rows = (uint32_t)set.size(), pitch = random_pitch(vocab), slots = rows + 3;
+  const std::vector<float> x = random_logits((size_t)rows * pitch, sigma);
+  const std::vector<uint8_t> never = random_never(vocab);
   std::vector<mm_sampling> sampling;
   std::vector<mm_cu_draw> draw;
   std::vector<uint32_t> out;
   std::vector<int32_t> slot;
   for (uint32_t i = 0; i < rows; i++) {
-    sampling.push_back({set[i].temperature, set[i].top_p, set[i].top_k, g_rng.next()});
-    draw.push_back(draw_of(sampling[i], i + 1));
+    sampling.push_back({set[i].temperature, set[i].top_p, set[i].top_k, g_rng.next(), set[i].min_p});
+    draw.push_back(mm_cu_draw_of(&sampling[i], i + 1));
     slot.push_back((int32_t)(slots - 1 - i)), slot.push_back((int32_t)(slots - 1 - i)); /* two rows of each sequence, the later wanted */
     out.push_back(2 * i + 1);
   }
   slot[1] = -1; /* padding: chosen for nobody */
   buffer<float> dx;
-  buffer<uint8_t> dnever;
   buffer<mm_cu_draw> ddraw;
-  buffer<uint32_t> dout, ticket(rows);
+  buffer<uint32_t> dnever, dout, ticket(rows), largest((size_t)rows * MM_CU_CHOICE_GROUPS(vocab));
   buffer<int32_t> dslot, id(rows), chosen(slots);
   buffer<unsigned long long> best(rows);
-  dx.put(x), dnever.put(never), ddraw.put(draw), dout.put(out), dslot.put(slot), best.zero(), ticket.zero();
-  const mm_cu_choose a = {dx.p, dnever.p, vocab, pitch, 2 * rows, dout.p, dslot.p, ddraw.p, id.p, chosen.p, best.p, ticket.p};
-  for (int i = 0; i < 2; i++) CUDA_OK(mm_cu_choose_tokens(a, rows, true, 0)); /* twice: the counters come back to zero */
+  dx.put(x), dnever.put(words_of(never)), ddraw.put(draw), dout.put(out), dslot.put(slot), best.zero(), ticket.zero();
+  const mm_cu_choose a = {dx.p, dnever.p, vocab, pitch, 2 * rows, dout.p, dslot.p, ddraw.p, id.p, chosen.p, best.p, ticket.p, largest.p};
+  mm_cu_draws draws = MM_CU_GREEDY;
+  for (const mm_sampling &s : sampling) draws = std::max(draws, mm_cu_draws_of(&s, vocab));
+  for (int i = 0; i < 2; i++) CUDA_OK(mm_cu_choose_tokens(a, rows, draws, 0)); /* twice: the counters come back to zero */
   const auto got = id.get(), kept = chosen.get();
   std::vector<uint8_t> differs(rows);
   parallel(rows, [&](uint32_t i) {
@@ -86,27 +103,74 @@ static std::vector<choice_settings> random_settings(uint32_t rows, uint32_t voca
     choice_settings s = {0.1 + 2 * g_rng.uniform(), 0, 1};
     if (g_rng.below(12) == 0) s.temperature = strange[g_rng.below(5)];
     if (g_rng.below(12) == 0) s.temperature = 0;
-    if (g_rng.below(2)) s.top_k = 1 + g_rng.below(g_rng.below(4) ? 64 : 2 * vocab);
+    if (g_rng.below(2)) s.top_k = 1 + g_rng.below(g_rng.below(4) ? g_rng.below(2) ? 64 : 300 : 2 * vocab);
+    if (g_rng.below(6) == 0) s.min_p = g_rng.below(4) ? pow(g_rng.uniform(), 4) : pow(10, -14 * g_rng.uniform());
     if (g_rng.below(2)) s.top_p = g_rng.below(8) ? 1 - pow(g_rng.uniform(), 3) : pow(10, -8 * g_rng.uniform());
     set.push_back(s);
   }
   return set;
 }
 
+/* Logprobs of rows, from their logits or from copies, beside the CPU's. */
+static void check_logprobs(uint32_t vocab, uint32_t rows, double sigma) {
+  const uint32_t pitch = random_pitch(vocab);
+  const std::vector<float> x = random_logits((size_t)rows * pitch, sigma), raw = random_logits((size_t)rows * vocab, sigma);
+  const std::vector<uint8_t> never = random_never(vocab);
+  std::vector<mm_cu_ask> ask(rows);
+  std::vector<int32_t> chosen(rows);
+  for (uint32_t i = 0; i < rows; i++) {
+    ask[i].told = g_rng.below(MM_CU_TOLD + 1), ask[i].raw = g_rng.below(3) ? 0 : 1 + i;
+    chosen[i] = g_rng.below(9) ? (int32_t)g_rng.below(vocab) : -1;
+  }
+  buffer<float> dx, draw;
+  buffer<uint32_t> dnever;
+  buffer<mm_cu_ask> dask;
+  buffer<int32_t> id;
+  buffer<mm_logprob> told((size_t)rows * MM_CU_TOLD);
+  dx.put(x), draw.put(raw), dnever.put(words_of(never)), dask.put(ask), id.put(chosen), told.zero();
+  mm_cu_choose a = {};
+  a.logits = dx.p, a.never = dnever.p, a.vocab = vocab, a.vocab_rows = pitch, a.id = id.p;
+  mm_cu_asks q = {};
+  q.row = dask.p, q.raw = draw.p, q.told = told.p, q.tells = true;
+  CUDA_OK(mm_cu_tell(a, q, rows, 0));
+  const auto got = told.get();
+  std::vector<uint8_t> differs(rows);
+  parallel(rows, [&](uint32_t i) {
+    cpu_sampler cpu(vocab);
+    const float *const from = ask[i].raw ? &raw[(size_t)i * vocab] : &x[(size_t)i * pitch];
+    for (uint32_t v = 0; v < vocab; v++) cpu.x[v] = never[v] ? -INFINITY : from[v];
+    mm_logprob want[MM_CU_TOLD] = {};
+    mm_sampling set = {};
+    set.top_logprobs = ask[i].told ? ask[i].told - 1 : 0, set.logprobs = want;
+    cpu.x[(size_t)std::max(chosen[i], 0)] = from[std::max(chosen[i], 0)]; /* whatever was chosen has one */
+    if (never[(size_t)std::max(chosen[i], 0)] || !ask[i].told) return;
+    mm_sample_logprobs(cpu.room, &set, chosen[i], cpu.x.data());
+    for (uint32_t k = 0; k < ask[i].told; k++) {
+      const mm_logprob g = got[(size_t)i * MM_CU_TOLD + k], w = want[k];
+      const bool none = isnan(g.logprob) && isnan(w.logprob); /* a logit that is no number was chosen */
+      differs[i] |= g.id != w.id || !(none || g.logprob == w.logprob || fabsf(g.logprob - w.logprob) <= 1e-6f * (1 + fabsf(w.logprob)));
+    }
+  });
+  char what[120];
+  const uint32_t wrong = (uint32_t)std::count(differs.begin(), differs.end(), 1);
+  snprintf(what, sizeof what, "logprobs from %u logits: %u of %u rows other than the CPU's", vocab, wrong, rows);
+  report_true(what, wrong == 0);
+}
+
 static void check_no_choice() {
   const uint32_t vocab = 1000;
   buffer<float> x;
-  buffer<uint8_t> never;
   buffer<mm_cu_draw> draw;
-  buffer<uint32_t> out, ticket(2);
+  buffer<uint32_t> never, out, ticket(2), largest(2 * MM_CU_CHOICE_GROUPS(vocab));
   buffer<int32_t> slot, id(2), chosen(2);
   buffer<unsigned long long> best(2);
   std::vector<float> v(2 * vocab, NAN);
   v[vocab + 7] = 3;
   std::vector<uint8_t> mask(vocab, 0);
   mask[7] = 1;
-  x.put(v), never.put(mask), draw.put({{1, 0, 1, 5}, {}}), out.put({0, 1}), slot.put({0, 1}), best.zero(), ticket.zero();
-  CUDA_OK(mm_cu_choose_tokens({x.p, never.p, vocab, vocab, 2, out.p, slot.p, draw.p, id.p, chosen.p, best.p, ticket.p}, 2, true, 0));
+  x.put(v), never.put(words_of(mask)), draw.put({{1, 0, 1, 5}, {}}), out.put({0, 1}), slot.put({0, 1}), best.zero(), ticket.zero();
+  CUDA_OK(mm_cu_choose_tokens({x.p, never.p, vocab, vocab, 2, out.p, slot.p, draw.p, id.p, chosen.p, best.p, ticket.p, largest.p}, 2,
+                              MM_CU_DRAWS, 0));
   report_true("choice from no number: none", id.get() == std::vector<int32_t>{-1, -1});
 }
 
@@ -167,8 +231,19 @@ void test_choice() {
   check_choice(97, std::vector<choice_settings>(200, {1, 12, 0.8}));
   for (int i = 0; i < 4; i++) check_choice(1 + g_rng.below(300), random_settings(2000, 300), i < 2 ? 3 : 0.01);
   for (int i = 0; i < 4; i++) check_choice(1 + g_rng.below(40), random_settings(2000, 40), 0);
+  for (double sigma : {0.0, 0.3, 3.0, 30.0}) { /* draws under a top-k of few alone, which are launched otherwise */
+    for (uint32_t vocab : {40u, 600u, 32000u, 200064u}) {
+      auto set = random_settings(64, vocab);
+      for (auto &s : set) s.top_k = 1 + g_rng.below(std::min(vocab - 1, g_rng.below(2) ? 64u : 256u));
+      check_choice(vocab, set, sigma);
+    }
+  }
   for (int i = 0; i < 2; i++) check_choice(32000, random_settings(256, 32000), 1 + 2 * i);
-  check_choice(200064, random_settings(64, 200064));
+  for (double sigma : {0.0, 0.3, 3.0, 30.0}) check_choice(200064, random_settings(64, 200064), sigma);
+  check_choice(1000003, random_settings(32, 1000003)); /* more than blocks can hold */
+  check_choice(1000003, random_settings(16, 1000003), 0);
+  for (double sigma : {0.0, 0.3, 3.0}) check_logprobs(200064, 32, sigma), check_logprobs(1 + g_rng.below(600), 500, sigma);
+  check_logprobs(1000003, 8, 3);
   check_no_choice();
   check_padding(8, 32, 4);
   check_padding(16, 256, 8);

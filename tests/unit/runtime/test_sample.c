@@ -187,6 +187,20 @@ TEST(test_generator) {
   }
 }
 
+/* Masses never grow with the depth: where they are largest, so that one step is more than their last bit, they fall. */
+TEST(test_masses_fall) {
+  for (uint64_t i = 0; i < 20000; i++) {
+    const uint32_t whole = i % 4 ? 0 : (uint32_t)(mm_draw_mix(5, i) % 41);
+    const uint32_t part =
+        i < 2000 ? (UINT32_C(1) << 26) - 50 : (uint32_t)mm_draw_mix(6, i) % (UINT32_C(1) << 26); /* the next factor of two */
+    for (uint32_t d = (whole << 26) + part, n = 0; n < 100; n++, d++) {
+      const uint64_t mass = mm_draw_mass(d), next = mm_draw_mass(d + 1);
+      if (!(whole == 0 ? next < mass : next <= mass))
+        fail_msg("mass of %u: %llu, after it %llu", d, (unsigned long long)mass, (unsigned long long)next);
+    }
+  }
+}
+
 /* The three numbers of draw.h beside libm's: masses, waits, and a bound that never exceeds a wait. */
 TEST(test_numbers) {
   assert_int_equal(mm_draw_mass(0), MM_DRAW_ONE);
