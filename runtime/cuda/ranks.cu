@@ -157,13 +157,14 @@ cudaError_t sum_squares(mm_backend *b, const bf16 *x, uint32_t pitch, stretches 
   return e != cudaSuccess ? e : mm_cu_peers_sum_f32(b->peers, b->squares, mm_round_up(2 * (uint64_t)b->rows, 4), b->stream);
 }
 
-/* A block for each row, a thread for eight columns, as combine_rows has for few rows. */
+/* So many blocks for each row, a thread for eight columns, as combine_rows has for few rows. A block sends and writes its share of the
+ * warps' columns, since what a multiprocessor sends is slow to leave, and sums all of them, since that is sooner done than told. */
 __global__ void __launch_bounds__(MM_CU_MAX_HIDDEN / 8)
-    reduce_combine(const __grid_constant__ peer_view c, const __grid_constant__ mm_cu_combine a, uint32_t width) {
+    reduce_combine(const __grid_constant__ peer_view c, const __grid_constant__ mm_cu_combine a, uint32_t width, uint32_t blocks) {
   __shared__ float part[MM_CU_MAX_HIDDEN / 256];
-  const uint32_t column = threadIdx.x * 8, word = (blockIdx.x * width + column) / 4;
-  const bool inside = column < width;
-  const size_t at = (size_t)blockIdx.x * width + column;
+  const uint32_t row = blockIdx.x / blocks, column = threadIdx.x * 8, word = (row * width + column) / 4;
+  const bool inside = column < width, own_share = threadIdx.x / 32 % blocks == blockIdx.x % blocks;
+  const size_t at = (size_t)row * width + column;
   float w[8] = {}, v[8] = {};
   if (c.apart) grid_launch_next_early();
   if (inside) load8(w, a.w + column);
@@ -171,19 +172,19 @@ __global__ void __launch_bounds__(MM_CU_MAX_HIDDEN / 8)
   const uint32_t epoch = *c.epoch;
   if (inside) {
     const uint4 own = *reinterpret_cast<const uint4 *>(a.branch + at), residual = *reinterpret_cast<const uint4 *>(a.residual + at);
-    send_branch(c, own, word, epoch);
+    if (own_share) send_branch(c, own, word, epoch);
     mix8(v, a, residual, sum_branches(c, own, word, epoch));
-    store8(a.h + at, v);
+    if (own_share) store8(a.h + at, v);
   }
   const float sum = warp_sum(square8(v));
   if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = sum;
   __syncthreads();
   const float scale = norm_scale(part, (width + 255) / 256, width, a.eps);
-  if (inside) {
+  if (inside && own_share) {
     scale8(v, scale, w);
     const uint4 q = narrow8(v);
     *reinterpret_cast<uint4 *>(a.n + at) = q;
-    if (a.codes.code) encode8(a.codes, blockIdx.x, column, q);
+    if (a.codes.code) encode8(a.codes, row, column, q);
   }
   peer_end(c, epoch);
 }
@@ -287,7 +288,10 @@ bool mm_cu_combines_ranks(const mm_cu_peers *p, uint32_t rows, uint32_t width) {
 cudaError_t mm_cu_combine_ranks(const mm_cu_peers *p, const mm_cu_combine &a, uint32_t rows, uint32_t width, cudaStream_t s) {
   if (!mm_cu_combines_ranks(p, rows, width) || width % 8 != 0 || !codes_fit(a.codes, rows, width)) return cudaErrorInvalidValue;
   if (!mm_cu_peers_small(p, rows, (uint64_t)rows * width / 4)) return mm_cu_combine_many(p, a, rows, width, s);
-  return launch(reduce_combine, rows, ceil_div(width, 256) * 32, 0, s, mm_cu_peers_view(p), a, width);
+  /* Where no block writes what another of its row reads, and all find room beside those of other ranks. */
+  const bool several = mm_cu_peers_apart(p) && rows <= 8 && a.h != a.residual && a.h != a.branch && a.n != a.residual && a.n != a.branch;
+  const unsigned blocks = !several ? 1 : width > 4096 ? 6 : rows > 1 ? 2 : 1;
+  return launch(reduce_combine, rows * blocks, ceil_div(width, 256) * 32, 0, s, mm_cu_peers_view(p), a, width, blocks);
 }
 
 cudaError_t mm_cu_qk_norm_ranks(mm_backend *b, bf16 *qkv, const float *q_norm, const float *k_norm, float eps) {

@@ -59,8 +59,8 @@ __device__ __forceinline__ float spread_sums(const float (&v)[N]) {
 /* Where a single token's row comes from: it is there; a residual and a branch; the same with the branch summed over ranks. */
 enum row_source { THERE, MIXED, SUMMED };
 
-/* logits[token, expert] of kExperts experts and kTokens tokens; x, or a.n, which it makes and some block writes down. SUMMED: the first
- * block sends the rank's branch, and all wait for the others'; the epoch. */
+/* logits[token, expert] of kExperts experts and kTokens tokens; x, or a.n, which it makes and some block writes down. SUMMED: each block
+ * sends a warp's part of the rank's branch, and all wait for the others'; the epoch. */
 template <class W, int kExperts, int kTokens, row_source kSource>
 __device__ __forceinline__ uint32_t block_logits(const mm_cu_router &m, const mm_cu_route &r, const mm_cu_combine &a, const bf16 *x,
                                                  uint32_t tokens, const peer_view *c = nullptr) {
@@ -95,7 +95,7 @@ __device__ __forceinline__ uint32_t block_logits(const mm_cu_router &m, const mm
     if constexpr (kSource == SUMMED) {
       static_assert(kTokens == 1);
       epoch = *c->epoch;
-      if (inside && blockIdx.x == 0) send_branch(*c, add[0], column / 4, epoch);
+      if (inside && warp % gridDim.x == blockIdx.x) send_branch(*c, add[0], column / 4, epoch);
       if (inside) add[0] = sum_branches(*c, add[0], column / 4, epoch);
     }
 #pragma unroll
