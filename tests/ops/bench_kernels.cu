@@ -463,50 +463,78 @@ void bench_rows() {
   rows_rate(8192, 8192);
 }
 
-/* The choice of a step's tokens: greedy; draws from all; from what top-k and top-p leave. Logits of a normal distribution, of which 0.95 is
- * some 17,000 ids; peaked: 40 ids far above them, as where a model knows what comes. */
-static void choice_rate(uint32_t rows, const char *how, bool draws, uint32_t top_k, double top_p, bool peaked = false) {
-  const uint32_t vocab = 200064, sets = 2;
+/* What the rows of a choice ask for. Logits of a normal distribution, of which 0.95 is some 17,000 ids; peaked: 40 ids far above them, as
+ * where a model knows what comes. Penalties: of the ids of 1,024 positions. */
+struct choice_case {
+  const char *name;
+  bool draws = true;
+  uint32_t top_k = 0;
+  double top_p = 1;
+  bool peaked = false, masks = false, penalties = false;
+  uint32_t told = 0; /* logprobs */
+};
+
+static void choice_rate(uint32_t rows, const choice_case &c) {
+  const uint32_t vocab = 200064, sets = 2, positions = 1024;
   buffer<float> x;
   buffer<mm_cu_draw> draw;
-  buffer<uint32_t> never(MM_CU_WORDS(vocab)), out, ticket(rows), largest(rows * MM_CU_CHOICE_GROUPS(vocab));
-  buffer<int32_t> slot, id(rows), chosen(rows);
+  buffer<uint32_t> never(MM_CU_WORDS(vocab)), out, ticket(rows), largest(rows * MM_CU_CHOICE_GROUPS(vocab)), mask, pos;
+  buffer<uint32_t> seen((size_t)MM_CU_SEEN * vocab);
+  buffer<int32_t> slot, id(rows), chosen(rows), held;
   buffer<unsigned long long> best(rows);
+  buffer<mm_cu_ask> ask;
+  buffer<mm_logprob> told((size_t)rows * MM_CU_TOLD);
   std::vector<float> v = random_float(vocab, 0, 3), all;
-  for (uint32_t i = 0; peaked && i < 40; i++) v[g_rng.below(vocab)] = 32 - 0.5f * (float)i;
+  for (uint32_t i = 0; c.peaked && i < 40; i++) v[g_rng.below(vocab)] = 32 - 0.5f * (float)i;
   for (uint32_t i = 0; i < rows * sets; i++) {
     std::rotate(v.begin(), v.begin() + 1 + g_rng.below(vocab - 1), v.end());
     all.insert(all.end(), v.begin(), v.end());
   }
   std::vector<mm_cu_draw> set(rows);
-  std::vector<uint32_t> place(rows);
-  std::vector<int32_t> slots(rows);
+  std::vector<mm_cu_ask> asks(rows);
+  std::vector<uint32_t> place(rows), allowed((size_t)rows * MM_CU_WORDS(vocab));
+  std::vector<int32_t> slots(rows), ids((size_t)rows * positions);
   for (uint32_t i = 0; i < rows; i++) {
     place[i] = i, slots[i] = (int32_t)i;
-    if (draws) set[i] = {1.4426950f, top_k, top_p, 12345u + i};
+    if (c.draws) set[i] = {1.4426950f, c.top_k, c.top_p, 12345u + i};
+    if (c.masks) asks[i].mask = 1 + i;
+    if (c.penalties) asks[i].repetition = 1.0001f, asks[i].seen = 1 + i;
+    asks[i].told = c.told;
   }
-  x.put(all), draw.put(set), out.put(place), slot.put(slots), never.zero(), best.zero(), ticket.zero();
-  const mm_cu_draws kind = !draws ? MM_CU_GREEDY : mm_cu_draws_few(top_k, vocab) ? MM_CU_FEW_DRAWS : MM_CU_DRAWS;
+  for (auto &w : allowed) w = (uint32_t)(g_rng.next() | g_rng.next());
+  for (auto &t : ids) t = (int32_t)g_rng.below(vocab);
+  x.put(all), draw.put(set), out.put(place), slot.put(slots), mask.put(allowed), held.put(ids), ask.put(asks);
+  pos.put(std::vector<uint32_t>(rows, positions - 1)), never.zero(), best.zero(), ticket.zero(), seen.zero();
+  mm_cu_asks q = {};
+  q.row = ask.p, q.mask = mask.p, q.seen = seen.p, q.told = told.p, q.pos = pos.p, q.ids = held.p, q.positions = positions;
+  q.copies = c.masks, q.tells = c.told > 0, q.penalised = c.penalties ? rows : 0, q.longest = positions;
+  const mm_cu_draws kind = !c.draws ? MM_CU_GREEDY : mm_cu_draws_few(c.top_k, vocab) ? MM_CU_FEW_DRAWS : MM_CU_DRAWS;
   const double us = time_graph(8, [&](cudaStream_t st, int i) {
-    const float *from = x.p + (size_t)(i % sets) * rows * vocab;
+    float *const from = x.p + (size_t)(i % sets) * rows * vocab;
     const mm_cu_choose a = {from, never.p, vocab, vocab, rows, out.p, slot.p, draw.p, id.p, chosen.p, best.p, ticket.p, largest.p};
+    CUDA_OK(mm_cu_adjust(a, from, q, rows, st));
     CUDA_OK(mm_cu_choose_tokens(a, rows, kind, st));
+    CUDA_OK(mm_cu_tell(a, q, rows, st));
   });
   char what[120];
-  snprintf(what, sizeof what, "choice of %u rows from %u logits, %s", rows, vocab, how);
+  snprintf(what, sizeof what, "choice of %u rows from %u logits, %s", rows, vocab, c.name);
   row(what, us, 4.0 * rows * vocab);
 }
 
 void bench_choice() {
+  choice_case both = {"top-k 50, top-p 0.95", true, 50, 0.95}, masks = both, penalties = both, told = both, peaked = both;
+  masks.name = "the same under masks", masks.masks = true;
+  penalties.name = "the same under penalties", penalties.penalties = true;
+  told.name = "the same, 20 logprobs", told.told = MM_CU_TOLD;
+  peaked.name = "the same, peaked", peaked.peaked = true;
   for (uint32_t rows : {1u, 16u, 64u, 256u}) {
-    choice_rate(rows, "greedy", false, 0, 1);
-    choice_rate(rows, "draw", true, 0, 1);
-    choice_rate(rows, "top-k 50", true, 50, 1);
-    choice_rate(rows, "top-p 0.95", true, 0, 0.95);
-    choice_rate(rows, "top-k 50, top-p 0.95", true, 50, 0.95);
-    choice_rate(rows, "draw, peaked", true, 0, 1, true);
-    choice_rate(rows, "top-p 0.95, peaked", true, 0, 0.95, true);
-    choice_rate(rows, "top-k 50, top-p 0.95, peaked", true, 50, 0.95, true);
+    choice_rate(rows, {"greedy", false});
+    choice_rate(rows, {"top-k 50", true, 50});
+    for (const choice_case &c : {both, peaked, masks, penalties, told}) choice_rate(rows, c);
+    choice_rate(rows, {"top-p 0.95", true, 0, 0.95});
+    choice_rate(rows, {"top-p 0.95, peaked", true, 0, 0.95, true});
+    choice_rate(rows, {"draw", true});
+    choice_rate(rows, {"draw, peaked", true, 0, 1, true});
   }
 }
 
