@@ -5,7 +5,7 @@
 #
 #   prepare    the checkpoints that others read, by the CPU alone: BUILD/gpu/models and /ranks; kept if they are there. NAME_head: the
 #              head in 8 bits
-#   peers      sums over ranks, bit for bit; ranks that do not come
+#   peers      sums over ranks, bit for bit; ranks that do not come; inputs rounded under scales of rows that are cut
 #   forks      slots: forked, restored, chunks, page borders; schedules of MM_STEPS (10,000) steps among poison; 10,000 draws; scores
 #   apart      --batch-invariant: every row's bits the same alone and in a crowd, both models in every scheme
 #   steps      recorded steps, warming, refusals
@@ -67,9 +67,10 @@ prepare() {
   [ -e "$wide" ] || python3 scripts/bench_checkpoint.py "$wide" --layers 2 --experts 16 --hidden 1024 --inter 1536 --heads 16 --vocab 2112 >"$work/wide.log" ||
     row FAIL "prepare: $wide"
   for source in tests/data/tiny-m1 tests/data/tiny-m2 "$wide"; do
-    for scheme in bf16 block_fp8 w4a16 nvfp4 w4a16_head; do
+    for scheme in bf16 block_fp8 w4a16 nvfp4 w4a16_head channel_fp8 tensor_wise_fp8 w4afp8 w4a8 mxfp4 mxfp8; do
       case $scheme in *_head) [ "$source" = "$wide" ] || continue; head='--head block_fp8' ;; *) head='' ;; esac
       for tp in 1 2 8; do
+        case $tp-$scheme in 8-channel_fp8 | 8-tensor_wise_fp8 | 8-w4afp8 | 8-w4a8 | 8-mx*) continue ;; esac
         [ "${source##*/}-$scheme-$tp" != tiny-m2-nvfp4-8 ] || continue # eight columns of a group of 16 on each rank: refused by name
         to=$work/ranks/${source##*/}-$scheme-$tp
         [ -e "$to" ] || "$build"/bin/minimax-convert "$source" -o "$to" --tp $tp --quant "${scheme%_head}" $head -q || row FAIL "prepare: $to"
@@ -367,7 +368,7 @@ speed_rows() {
 run_part() {
   case $1 in
     prepare) prepare ;;
-    peers) CUDA_MODULE_LOADING=EAGER "$gpu" test peers across ;;
+    peers) CUDA_MODULE_LOADING=EAGER "$gpu" test peers cut across ;;
     forks) MM_STEPS=${MM_STEPS:-10000} MM_GPU_MODELS=$work/models/0 "$gpu" test forks ;;
     apart) apart_part ;;
     steps) MM_GPU_MODELS=$work/models/0 "$gpu" test steps ;;

@@ -116,6 +116,7 @@ struct mm_backend {
   uint32_t routed = 0; /* the layer that route was last filled for */
   float *route_product = nullptr;
   mm_cu_rounded inputs;
+  mm_cu_whole_rows whole_rows = {}; /* inputs whose scales are of several ranks' columns */
   bf16 *middle = nullptr;
   float *pair_out = nullptr;
   unsigned long long *load = nullptr; /* [layers, experts] */
@@ -229,9 +230,6 @@ bool mm_cu_calibrate(mm_backend *b, mm_err *err);
 
 /* ---- a rank of several, --tp (ranks.cu): rows that are sums over ranks, or whose mean square is ---- */
 
-/* Whether the inputs of products that are cut along their columns are rounded as whole rows would be, by each rank for itself: in groups
- * that no cut divides. MM_UNSUPPORTED E_ACT_QUANT, naming the layer, elsewhere. */
-MM_MUST_USE bool mm_cu_check_cut_inputs(const mm_backend_config *c, mm_err *err);
 /* b->peers and room for mean squares, of a rank of several; nothing otherwise. Collective. */
 MM_MUST_USE bool mm_cu_open_ranks(mm_backend *b, mm_err *err);
 /* At a step's begin: after a failure all ranks go on from here. */

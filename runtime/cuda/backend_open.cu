@@ -36,7 +36,8 @@ struct weights_plan {
     return load->matrix(w, name, {group, true, mm_cu_group_of_experts(b->c.model, l)}, to, err) && settle(w, to);
   }
   bool settle(const mm_packed *w, mm_cu_weight *to) const {
-    if (!b->c.act_quant || w == &b->c.weights->head) to->rounding = {}; /* the head's inputs stay as they are */
+    if (!b->c.act_quant || w == &b->c.weights->head) to->rounding = to->whole = {}; /* the head's inputs stay as they are */
+    to->whole.ranks = &b->whole_rows;
     return true;
   }
   /* A router that is stored as bf16 is read so; another one as f32, and in three pieces of bf16 for many rows. */
@@ -190,6 +191,10 @@ bool open_experts(mm_backend *b, mm_err *err) {
   b->pair_out = y->array<float>(tokens > 1 ? pairs * m->hidden : 1, err);
   b->load = y->array<unsigned long long>((uint64_t)m->layers * m->experts, err);
   if (!b->c.attach && !mm_cu_check(cudaMallocHost(&b->used, MM_CU_MAX_EXPERTS / 8), "cudaMallocHost", err)) return false;
+  uint64_t told = 0;
+  for (const auto &w : b->weight) told = mm_max(told, w.second.whole.whole_k ? mm_cu_told_largest(&w.second.whole) : 0);
+  b->whole_rows.room = mm_round_up(mm_max(pairs, slots * MM_CU_SKINNY) * told, 4);
+  b->whole_rows.largest = told ? y->array<float>(b->whole_rows.room, err) : nullptr;
   const uint32_t widest = (uint32_t)mm_max(m->hidden, b->heads.heads * b->heads.head_dim);
   return err->status == MM_OK && (!b->c.act_quant || b->inputs.open(y, (uint32_t)tokens, widest, err));
 }
@@ -468,7 +473,7 @@ static void load_kernels_early() {
 /* Weights are on their way from their files before the device is asked for anything: its own start takes longer than the first of them.
  * They go on arriving after this returns. */
 mm_backend *mm_cu_backend_open(const mm_backend_config *c, mm_err *err) {
-  if (!check_model(c, err) || !mm_cu_check_cut_inputs(c, err)) return nullptr;
+  if (!check_model(c, err)) return nullptr;
   if (c->weights->tp > 1) load_kernels_early();
   mm_backend *b = new mm_backend;
   const mm_model *m = c->model;

@@ -66,7 +66,7 @@ static bool add(rows *all, uint32_t first, const char *product, const mm_packed 
   mm_cu_weight one, two = {0};
   if (!w->scheme) return true;
   if (!mm_cu_describe(w, product, &one, &refused) || (w2 && !mm_cu_describe(w2, product, &two, &refused))) return false;
-  if (!rounds) one.rounding = two.rounding = (mm_cu_rounding){0};
+  if (!rounds) one.rounding = one.whole = two.rounding = two.whole = (mm_cu_rounding){0};
   row r = {0};
   find_ranges(&r, d, (mm_cu_task){.w = &one, .w2 = w2 ? &two : NULL, .top_k = top_k});
   uint32_t i = first;

@@ -34,8 +34,27 @@ size_t mm_cu_scales(const mm_cu_weight *d) {
   return d->scale_kind == MM_CU_PLAIN ? 0 : (size_t)d->lead * (bytes ? d->n : d->scale_rows) * d->scale_pitch;
 }
 
+static bool scales_rows(const mm_act_format *f) { return f->group == 0 || f->scale == MM_F8_E4M3; }
+
+uint32_t mm_cu_told_largest(const mm_cu_rounding *how) {
+  const mm_act_format *f = &mm_act_formats[how->kind];
+  return scales_rows(f) ? 1 : mm_cells(how->whole_k, f->group);
+}
+
+/* Whether scales of w's inputs are of columns that other ranks have too. */
+static bool shares_scales(const mm_packed *w) {
+  const mm_act_format *f = &mm_act_formats[w->scheme->act];
+  if (w->k >= w->whole_k || f->code == MM_CODE_PLAIN) return false; /* all of the row */
+  if (scales_rows(f) && !(f->fixed && w->input_scale > 0)) return true;
+  return f->group > 0 && (w->first_k % f->group != 0 || (w->k % f->group != 0 && w->first_k + w->k < w->whole_k));
+}
+
 bool mm_cu_describe(const mm_packed *w, const char *name, mm_cu_weight *out, mm_err *err) {
-  *out = (mm_cu_weight){.lead = w->lead, .n = w->n, .k = w->k, .rounding = {w->scheme->act, w->input_scale}};
+  *out = (mm_cu_weight){.lead = w->lead, .n = w->n, .k = w->k, .rounding = {.kind = w->scheme->act, .fixed = w->input_scale}};
+  if (shares_scales(w)) {
+    out->whole = out->rounding, out->rounding = (mm_cu_rounding){.kind = MM_ACT_KEPT};
+    out->whole.first_k = w->first_k, out->whole.whole_k = w->whole_k;
+  }
   if (!find_code(w, &out->code) || w->k % 8 != 0) return unsupported(w, name, err);
   const uint32_t bits = mm_cu_bits(out->code), chunk = 4 * 128 / bits; /* columns of a warp's load */
   out->pitch = mm_round_up((uint64_t)w->k * bits / 8, 16);

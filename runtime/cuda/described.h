@@ -27,6 +27,9 @@ typedef enum mm_cu_scale {
 typedef struct mm_cu_rounding {
   mm_act_quant kind;
   float fixed; /* the static scale; 0: none */
+  /* Of columns [first_k, first_k + k) of rows of whole_k, under scales that other ranks' columns have a part in; 0, 0: of none. */
+  uint32_t first_k, whole_k;
+  struct mm_cu_whole_rows *ranks; /* fp8.h; where whole_k is not 0 */
 } mm_cu_rounding;
 
 /* `lead` matrices [n, k] in device memory: y = x·Wᵀ. */
@@ -41,12 +44,15 @@ typedef struct mm_cu_weight {
   uint32_t cell_n_log2, cell_k_log2; /* of the scale grid; 31: the whole extent */
   const float *global;               /* [lead] further factors, or NULL */
   mm_cu_rounding rounding;           /* of its inputs */
+  mm_cu_rounding whole;              /* the same where its whole_k is not 0: always before the product, and `rounding` is KEPT */
 } mm_cu_weight;
 
 /* All of *out but its pointers, from w's shape and scheme alone. MM_UNSUPPORTED E_SCHEME, naming tensor and scheme, when no kernel reads
  * it. */
 MM_MUST_USE bool mm_cu_describe(const mm_packed *w, const char *name, mm_cu_weight *out, mm_err *err);
 uint32_t mm_cu_bits(mm_cu_code code);
+/* Of each row, how many largest magnitudes the ranks of such a rounding tell each other: its own, or that of each group of columns. */
+uint32_t mm_cu_told_largest(const mm_cu_rounding *how);
 /* Elements of its scales, f32 (COARSE, FINE) or bytes (NV, MX). */
 size_t mm_cu_scales(const mm_cu_weight *d);
 

@@ -1,6 +1,7 @@
 /* Inputs of products, rounded as quant/activation.c does: to codes, or to the numbers that codes stand for. A warp takes 128 columns, four
  * a lane. */
 #include "runtime/cuda/launch.h"
+#include "runtime/cuda/peers.h"
 #include "runtime/cuda/round.cuh"
 
 namespace {
@@ -45,12 +46,51 @@ __global__ void __launch_bounds__(kWarps * 32) encode(mm_cu_codes to, mm_cu_inpu
 
 /* ---- any kind of codes, as numbers ---- */
 
-/* row -> y, this block's share of it; y may be row. factor comes after rounding. */
-__device__ void round_row(bf16 *y, const bf16 *row, uint32_t k, const rounder &how, float factor) {
+/* Of rows of several ranks' columns, of which row 0's column 0 is first_k: `each` largest magnitudes, of the row or of its groups. */
+struct whole_rows {
+  float *largest;
+  uint32_t first_k, each;
+};
+/* The largest of this rank's columns, 0 of groups that it has none of. */
+__device__ void find_largest(float *to, const bf16 *row, uint32_t k, const rounder &how, const whole_rows &whole) {
+  __shared__ float part[kWarps];
+  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  float v[4];
+  if (how.whole_row()) {
+    float most = 0;
+    for (uint32_t c = threadIdx.x * 4; c < k; c += kWarps * 128) {
+      load_columns(v, row, c, k);
+      most = fmaxf(most, largest(v, 1));
+    }
+#pragma unroll
+    for (int m = 16; m > 0; m /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, m));
+    if (lane == 0) part[warp] = most;
+    __syncthreads();
+    for (uint32_t i = 0; i < kWarps; i++) most = fmaxf(most, part[i]);
+    if (threadIdx.x == 0) *to = most;
+    return;
+  }
+  for (uint32_t g = warp; g < whole.each; g += kWarps) {
+    const uint32_t from = max(g * how.format.group, whole.first_k), end = min((g + 1) * how.format.group, whole.first_k + k);
+    float most = 0;
+    for (uint32_t c = from + lane * 4; c < end; c += 128) {
+      load_columns(v, row, c - whole.first_k, k);
+      most = fmaxf(most, largest(v, 1));
+    }
+#pragma unroll
+    for (int m = 16; m > 0; m /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, m));
+    if (lane == 0) to[g] = most;
+  }
+}
+
+/* row -> y, this block's share of it; y may be row. factor comes after rounding. given: what find_largest made, of all ranks; or NULL. */
+__device__ void round_row(bf16 *y, const bf16 *row, uint32_t k, const rounder &how, float factor, const float *given, uint32_t first_k) {
   __shared__ float part[kWarps];
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, lanes = how.format.group / 4;
   float row_scale = 1, v[4];
-  if (how.whole_row()) {
+  if (how.whole_row() && given) {
+    row_scale = how.row_scale(*given);
+  } else if (how.whole_row()) {
     float most = 0;
     for (uint32_t c = threadIdx.x * 4; c < k; c += kWarps * 128) {
       load_columns(v, row, c, k);
@@ -66,7 +106,9 @@ __device__ void round_row(bf16 *y, const bf16 *row, uint32_t k, const rounder &h
   for (uint32_t c0 = (blockIdx.y * kWarps + warp) * 128; c0 < k; c0 += gridDim.y * kWarps * 128) {
     const uint32_t c = c0 + lane * 4;
     load_columns(v, row, c, k);
-    const float scale = lanes ? how.group_scale(largest(v, lanes), row_scale) : row_scale;
+    const bool told = given && !how.whole_row();
+    const float most = told ? given[(first_k + min(c, k - 1)) / how.format.group] : largest(v, max(lanes, 1u));
+    const float scale = lanes ? how.group_scale(most, row_scale) : row_scale;
     how.to_numbers(v, scale);
 #pragma unroll
     for (float &n : v) n *= factor;
@@ -74,18 +116,31 @@ __device__ void round_row(bf16 *y, const bf16 *row, uint32_t k, const rounder &h
   }
 }
 
-__global__ void round_rows(bf16 *y, mm_cu_inputs in, rounder how) {
+__device__ __forceinline__ float *told_of(const whole_rows &whole) {
+  return whole.largest ? whole.largest + (size_t)blockIdx.x * whole.each : nullptr;
+}
+__global__ void largest_of_rows(mm_cu_inputs in, rounder how, whole_rows whole) {
   grid_wait_and_launch_next();
-  round_row(y + (size_t)blockIdx.x * in.k, input_row(in), in.k, how, 1);
+  find_largest(told_of(whole), input_row(in), in.k, how, whole);
+}
+__global__ void round_rows(bf16 *y, mm_cu_inputs in, rounder how, whole_rows whole) {
+  grid_wait_and_launch_next();
+  round_row(y + (size_t)blockIdx.x * in.k, input_row(in), in.k, how, 1, told_of(whole), whole.first_k);
 }
 
-__global__ void round_slots(bf16 *middle, uint32_t k, const __grid_constant__ mm_cu_route r, const float *global, rounder how) {
+__global__ void largest_of_slots(const bf16 *middle, uint32_t k, const __grid_constant__ mm_cu_route r, rounder how, whole_rows whole) {
+  grid_wait_and_launch_next();
+  const uint32_t slot = blockIdx.x / MM_CU_SKINNY, token = blockIdx.x % MM_CU_SKINNY;
+  if (slot < *r.used && (r.slot_tokens[slot] >> token & 1)) find_largest(told_of(whole), middle + (size_t)blockIdx.x * k, k, how, whole);
+}
+__global__ void round_slots(bf16 *middle, uint32_t k, const __grid_constant__ mm_cu_route r, const float *global, rounder how,
+                            whole_rows whole) {
   grid_wait_and_launch_next();
   const uint32_t slot = blockIdx.x / MM_CU_SKINNY, token = blockIdx.x % MM_CU_SKINNY;
   if (slot >= *r.used || !(r.slot_tokens[slot] >> token & 1)) return;
   const float factor = r.slot_weight[blockIdx.x] * (global ? global[r.slot_expert[slot]] : 1.0f);
   bf16 *row = middle + (size_t)blockIdx.x * k;
-  round_row(row, row, k, how, factor);
+  round_row(row, row, k, how, factor, told_of(whole), whole.first_k);
 }
 
 /* Blocks share a row where no scale is of the whole row, which may be rounded in place. */
@@ -97,14 +152,41 @@ cudaError_t mm_cu_encode(const mm_cu_codes &to, const mm_cu_inputs &in, cudaStre
   return launch(encode, ceil_div(to.rows * (to.pitch / MM_CU_GROUP), kAtOnce * kWarps * 2), kWarps * 32, 0, s, to, in);
 }
 
+namespace {
+
+/* The room for so many rows; and, once each rank has found its own, the largest of all. */
+bool lay_whole(const mm_cu_rounding &how, uint32_t rows, whole_rows *whole) {
+  *whole = {how.whole_k ? how.ranks->largest : nullptr, how.first_k, how.whole_k ? mm_cu_told_largest(&how) : 0};
+  return !how.whole_k || mm_round_up((uint64_t)rows * whole->each, 4) <= how.ranks->room;
+}
+cudaError_t tell_largest(const mm_cu_rounding &how, uint32_t rows, const whole_rows &whole, cudaStream_t s) {
+  return mm_cu_peers_max_f32(how.ranks->peers, whole.largest, mm_round_up((uint64_t)rows * whole.each, 4), s);
+}
+
+}  // namespace
+
+cudaError_t mm_cu_tell_largest(const mm_cu_rounding &how, uint32_t rows, const mm_cu_inputs &in, cudaStream_t s) {
+  whole_rows whole;
+  if (!lay_whole(how, rows, &whole)) return cudaErrorInvalidValue;
+  const cudaError_t e = launch(largest_of_rows, rows, kWarps * 32, 0, s, in, rounder_of(how), whole);
+  return e != cudaSuccess ? e : tell_largest(how, rows, whole, s);
+}
+
 cudaError_t mm_cu_round(bf16 *y, uint32_t count, const mm_cu_inputs &in, const mm_cu_rounding &how, cudaStream_t s) {
   const rounder r = rounder_of(how);
-  return launch(round_rows, row_blocks(count, in.k, r), kWarps * 32, 0, s, y, in, r);
+  whole_rows whole;
+  if (!lay_whole(how, count, &whole)) return cudaErrorInvalidValue;
+  const cudaError_t e = how.whole_k ? mm_cu_tell_largest(how, count, in, s) : cudaSuccess;
+  return e != cudaSuccess ? e : launch(round_rows, row_blocks(count, in.k, r), kWarps * 32, 0, s, y, in, r, whole);
 }
 
 cudaError_t mm_cu_round_slots(bf16 *middle, uint32_t k, const mm_cu_route &r, const float *global, const mm_cu_rounding &how,
                               cudaStream_t s) {
   const rounder by = rounder_of(how);
   const uint32_t rows = min(r.experts, MM_CU_SKINNY * r.top_k) * MM_CU_SKINNY;
-  return launch(round_slots, row_blocks(rows, k, by), kWarps * 32, 0, s, middle, k, r, global, by);
+  whole_rows whole;
+  if (!lay_whole(how, rows, &whole)) return cudaErrorInvalidValue;
+  cudaError_t e = how.whole_k ? launch(largest_of_slots, rows, kWarps * 32, 0, s, middle, k, r, by, whole) : cudaSuccess;
+  if (e == cudaSuccess && how.whole_k) e = tell_largest(how, rows, whole, s);
+  return e != cudaSuccess ? e : launch(round_slots, row_blocks(rows, k, by), kWarps * 32, 0, s, middle, k, r, global, by, whole);
 }

@@ -311,11 +311,11 @@ cudaError_t up_many(const mm_cu_weight &w13, const mm_cu_route &r, const mm_cu_e
 cudaError_t mm_cu_experts_many(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a,
                                cudaStream_t s) {
   const uint32_t pairs = a.tokens * r.top_k;
-  const bool kept = w2.rounding.kind == MM_ACT_KEPT;
+  const mm_cu_rounding *const before = mm_cu_rounds_before(MM_CU_EXPERTS_MANY, &w2);
   __nv_bfloat16 *const out = reinterpret_cast<__nv_bfloat16 *>(a.pair_out);
   cudaError_t e = mm_cu_refuse(MM_CU_EXPERTS_MANY, {&w13, &w2, a.tokens, r.top_k});
-  if (e == cudaSuccess) e = up_many(w13, r, a, kept ? piece_of(w2) : 0, s);
-  if (e == cudaSuccess && !kept) e = mm_cu_lay_rounded(a.middle, w2.rounding, r, a.tokens, w2.k, piece_of(w2), s);
+  if (e == cudaSuccess) e = up_many(w13, r, a, before ? 0 : piece_of(w2), s);
+  if (e == cudaSuccess && before) e = mm_cu_lay_rounded(a.middle, *before, r, a.tokens, w2.k, piece_of(w2), s);
   const many_job job = {w2, r, out, ceil_div(w2.n, 2 * kPair * kHigh), kHigh, 0};
   if (e == cudaSuccess) e = for_scheme(w2, many_launch{w2, a.middle, job, DOWN, pairs, s});
   return e != cudaSuccess ? e : mm_cu_sum_choices(a.y, out, r, a.tokens, w2.n, s);

@@ -331,20 +331,20 @@ struct one_down_launch {
 
 cudaError_t mm_cu_experts_one(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a,
                               cudaStream_t s) {
-  const bool rounds = w2.rounding.kind != MM_ACT_KEPT;
+  const mm_cu_rounding *const before = mm_cu_rounds_before(MM_CU_EXPERTS_ONE, &w2);
+  const bool rounds = before || w2.rounding.kind != MM_ACT_KEPT;
   cudaError_t e = mm_cu_refuse(MM_CU_EXPERTS_ONE, {&w13, &w2, a.tokens, r.top_k});
   if (e == cudaSuccess) e = for_scheme(w13, one_up_launch{w13, w2.global, rounds, r, a, s});
-  if (e == cudaSuccess && rounds && !mm_cu_rounds_inside(MM_CU_EXPERTS_ONE, &w2))
-    e = mm_cu_round_slots(a.middle, w2.k, r, w2.global, w2.rounding, s);
+  if (e == cudaSuccess && before) e = mm_cu_round_slots(a.middle, w2.k, r, w2.global, *before, s);
   return e != cudaSuccess ? e : for_scheme(w2, one_down_launch{w2, r, a, s});
 }
 
 cudaError_t mm_cu_experts_skinny(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a,
                                  cudaStream_t s) {
-  const bool rounds = w2.rounding.kind != MM_ACT_KEPT;
+  const mm_cu_rounding *const before = mm_cu_rounds_before(MM_CU_EXPERTS_SKINNY, &w2);
   cudaError_t e = mm_cu_refuse(MM_CU_EXPERTS_SKINNY, {&w13, &w2, a.tokens, r.top_k});
   if (e != cudaSuccess || a.tokens == 0) return e;
-  e = for_scheme(w13, up_launch{w13, w2.global, rounds, r, a, s});
-  if (e == cudaSuccess && rounds) e = mm_cu_round_slots(a.middle, w2.k, r, w2.global, w2.rounding, s);
+  e = for_scheme(w13, up_launch{w13, w2.global, before != nullptr, r, a, s});
+  if (e == cudaSuccess && before) e = mm_cu_round_slots(a.middle, w2.k, r, w2.global, *before, s);
   return e != cudaSuccess ? e : for_scheme(w2, down_launch{w2, r, a, s});
 }

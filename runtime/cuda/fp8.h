@@ -12,8 +12,17 @@ struct mm_cu_inputs {
   const uint32_t *rows; /* or NULL */
 };
 cudaError_t mm_cu_encode(const mm_cu_codes &to, const mm_cu_inputs &in, cudaStream_t s);
-/* y[i] = the numbers that row i's codes stand for, in bf16: within 2^-9 of them. For products that read bf16. y may be in.x. */
+/* What ranks tell each other of rows that they have columns of: room[room] largest magnitudes. */
+struct mm_cu_whole_rows {
+  struct mm_cu_peers *peers;
+  float *largest;
+  uint64_t room;
+};
+/* y[i] = the numbers that row i's codes stand for, in bf16: within 2^-9 of them. For products that read bf16. y may be in.x. Where the
+ * rounding has ranks, all of them call this, of the same rows. */
 cudaError_t mm_cu_round(__nv_bfloat16 *y, uint32_t count, const mm_cu_inputs &in, const mm_cu_rounding &how, cudaStream_t s);
+/* how.ranks->largest[rows, mm_cu_told_largest] becomes that of all ranks' columns of the rows, where the rounding has ranks. */
+cudaError_t mm_cu_tell_largest(const mm_cu_rounding &how, uint32_t rows, const mm_cu_inputs &in, cudaStream_t s);
 /* The same for the rows of middle[slots, 16, k] that r's slots name, in place, times factor[slot, token] and, unless NULL,
  * global[expert]. */
 cudaError_t mm_cu_round_slots(__nv_bfloat16 *middle, uint32_t k, const mm_cu_route &r, const float *global, const mm_cu_rounding &how,

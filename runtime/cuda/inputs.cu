@@ -35,18 +35,19 @@ cudaError_t mm_cu_rounded::encode(const __nv_bfloat16 *x, const uint32_t *pick, 
   return mm_cu_encode(codes, {x, k, pick}, s);
 }
 
-cudaError_t mm_cu_rounded::round(const __nv_bfloat16 **x, const uint32_t *pick, uint32_t tokens, const mm_cu_weight &w, cudaStream_t s) {
+cudaError_t mm_cu_rounded::round(const __nv_bfloat16 **x, const uint32_t *pick, uint32_t tokens, uint32_t k, const mm_cu_rounding &by,
+                                 cudaStream_t s) {
   const __nv_bfloat16 *from = *x;
   *x = rows;
-  if (rounded == from && !pick && how.kind == w.rounding.kind && how.fixed == w.rounding.fixed) return cudaSuccess;
-  rounded = pick ? nullptr : from, how = w.rounding;
-  return mm_cu_round(rows, tokens, {from, w.k, pick}, how, s);
+  if (rounded == from && !pick && how.kind == by.kind && how.fixed == by.fixed && how.whole_k == by.whole_k) return cudaSuccess;
+  rounded = pick ? nullptr : from, how = by;
+  return mm_cu_round(rows, tokens, {from, k, pick}, how, s);
 }
 
 cudaError_t mm_cu_rounded::prepare(const mm_cu_choice &c, const __nv_bfloat16 **x, const uint32_t *pick, uint32_t tokens,
                                    const mm_cu_weight &w, cudaStream_t s) {
   if (c.x == MM_CU_AS_CODES) return encode(*x, pick, tokens, w.k, s);
-  return c.x == MM_CU_ROUNDED_BEFORE ? round(x, pick, tokens, w, s) : cudaSuccess;
+  return c.x == MM_CU_ROUNDED_BEFORE ? round(x, pick, tokens, w.k, *mm_cu_rounds_before(c.kernel, &w), s) : cudaSuccess;
 }
 
 cudaError_t mm_cu_rounded::linear(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s) {

@@ -149,7 +149,13 @@ bool mm_cu_takes(const mm_cu_device *d, mm_cu_kernel kernel, const mm_cu_task *q
   return r->takes(d, q);
 }
 
+const mm_cu_rounding *mm_cu_rounds_before(mm_cu_kernel kernel, const mm_cu_weight *w) {
+  if (w->whole.kind != MM_ACT_KEPT) return &w->whole;
+  return w->rounding.kind == MM_ACT_KEPT || mm_cu_rounds_inside(kernel, w) ? NULL : &w->rounding;
+}
+
 static mm_cu_inputs_are inputs_of(mm_cu_kernel kernel, const mm_cu_weight *w) {
+  if (w->whole.kind != MM_ACT_KEPT) return MM_CU_ROUNDED_BEFORE;
   if (w->rounding.kind == MM_ACT_KEPT) return MM_CU_KEPT;
   if (kernel == MM_CU_SKINNY_FP8 || kernel == MM_CU_GEMM_FP8 || kernel == MM_CU_EXPERTS_FP8) return MM_CU_AS_CODES;
   return mm_cu_rounds_inside(kernel, w) ? MM_CU_ROUNDED_INSIDE : MM_CU_ROUNDED_BEFORE;

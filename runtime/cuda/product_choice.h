@@ -68,6 +68,8 @@ mm_cu_choice mm_cu_choose_product(const mm_cu_device *d, const mm_cu_task *q);
 bool mm_cu_takes(const mm_cu_device *d, mm_cu_kernel kernel, const mm_cu_task *q);
 /* The kernel rounds w's inputs itself, as w says: they are given as they are. */
 bool mm_cu_rounds_inside(mm_cu_kernel kernel, const mm_cu_weight *w);
+/* How w's inputs are rounded before a kernel that takes them as numbers; NULL: not. */
+const mm_cu_rounding *mm_cu_rounds_before(mm_cu_kernel kernel, const mm_cu_weight *w);
 /* w's codes can be multiplied as they are with codes of rounded rows: sm_90a, E4M3, whole groups of 128 rows and columns under one scale,
  * inputs rounded in groups of 128. */
 bool mm_cu_multiplies_codes(const mm_cu_device *d, const mm_cu_weight *w);

@@ -189,34 +189,7 @@ __global__ void __launch_bounds__(MM_CU_MAX_HIDDEN / 8)
   peer_end(c, epoch);
 }
 
-/* Whether each rank may round its columns of w's inputs by itself. */
-bool rounds_apart(const mm_packed *w) {
-  const mm_act_format *f = &mm_act_formats[w->scheme->act];
-  if (w->whole_k == 0 || f->code == MM_CODE_PLAIN) return true;
-  const bool row_scale = f->group == 0 || (f->scale == MM_F8_E4M3), fixed = f->fixed && w->input_scale > 0;
-  if (row_scale && !fixed) return false;
-  return f->group == 0 || (w->first_k % f->group == 0 && (w->k % f->group == 0 || w->first_k + w->k >= w->whole_k));
-}
-
 }  // namespace
-
-bool mm_cu_check_cut_inputs(const mm_backend_config *c, mm_err *err) {
-  if (!c->act_quant || c->weights->tp == 1) return true;
-  for (uint32_t l = 0; l < c->model->layers; l++) {
-    const mm_layer_weights *y = &c->weights->layer[l];
-    for (const mm_packed *w : {&y->out, &y->w2}) {
-      if (!w->scheme || rounds_apart(w)) continue;
-      char name[64];
-      snprintf(name, sizeof name, "model.layers.%u", l);
-      return mm_fail(
-          err, MM_UNSUPPORTED, "E_ACT_QUANT", mm_at(NULL, name),
-          "found inputs of scheme %s rounded under scales that columns of %u ranks share; the cuda backend rounds each rank's for "
-          "itself, or with --act-quant off none",
-          w->scheme->name, c->weights->tp);
-    }
-  }
-  return true;
-}
 
 bool mm_cu_open_ranks(mm_backend *b, mm_err *err) {
   const uint32_t ranks = b->c.weights->tp;
@@ -224,6 +197,7 @@ bool mm_cu_open_ranks(mm_backend *b, mm_err *err) {
   if (!b->loading->pinned(err)) return false;
   if (!(b->squares = b->memory.array<float>(2 * (uint64_t)b->c.limits.max_tokens + 4, err))) return false;
   if (!(b->peers = mm_cu_peers_open(b->c.comm, b->c.weights->rank, ranks, kLimit_s, err))) return false;
+  b->whole_rows.peers = b->peers;
   mm_cu_peers_load(b->peers, true);
   bool all;
   return mm_cu_peers_meet(b->peers, true, &all, err); /* none says that it has loaded before all have said that they load */

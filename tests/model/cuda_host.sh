@@ -6,12 +6,12 @@ code=0
 "$BUILD"/tests/ops/host >/dev/null 2>&1 || code=$?
 [ $code -ne 77 ] || { echo "this build has no CUDA backend"; exit 77; }
 for model in tiny-m1 tiny-m2; do
-  for tp in 1 2; do
-    "$BUILD"/bin/minimax-convert tests/data/$model -o "$TMPDIR/$model-$tp" --tp $tp --quant bf16 -q
-  done
+  # Cut, inputs are rounded under scales of whole rows, which the ranks tell each other.
+  "$BUILD"/bin/minimax-convert tests/data/$model -o "$TMPDIR/$model-1" --quant bf16 -q
+  "$BUILD"/bin/minimax-convert tests/data/$model -o "$TMPDIR/$model-2" --tp 2 --quant channel_fp8 -q
   "$BUILD"/bin/minimax-convert tests/data/$model -o "$TMPDIR/$model-many" --part-size 128K --quant bf16 -q
   "$BUILD"/bin/minimax-convert tests/data/$model -o "$TMPDIR/$model-stages" --pp 2 --quant bf16 -q
-  "$BUILD"/bin/minimax-convert tests/data/$model -o "$TMPDIR/$model-both" --tp 2 --pp 2 --quant bf16 -q
+  "$BUILD"/bin/minimax-convert tests/data/$model -o "$TMPDIR/$model-both" --tp 2 --pp 2 --quant channel_fp8 -q
   "$BUILD"/tests/ops/host_world "$TMPDIR/$model-2" "$BUILD/tests/ops/preload/fake_nccl.so"
   "$BUILD"/tests/ops/host "$TMPDIR/$model-1" "$TMPDIR/$model-2" "$TMPDIR/$model-stages" "$TMPDIR/$model-both" "$TMPDIR/$model-many"
 done

@@ -337,6 +337,7 @@ static const subject kSubjects[] = {
     {"sequences", test_sequences, NULL},
     {"models", test_models, NULL},
     {"rounded", test_rounded, NULL},
+    {"cut", test_cut_rows, NULL},
     {"ranks", test_ranks, NULL},
 };
 

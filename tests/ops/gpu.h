@@ -158,6 +158,7 @@ void test_apart();
 void test_sequences();
 void test_models();
 void test_rounded();
+void test_cut_rows();
 void test_ranks();
 void bench_copy(); /* before the others: their ceiling */
 void bench_load();

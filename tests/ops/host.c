@@ -43,7 +43,7 @@ static mm_engine *open_engine(const mm_shards *shards) {
   ops = mm_ops_cuda, ops.open = open_rank, ops.begin = failing_begin, second = NULL;
   fake.wrong[0] = 0, fake.ranks = shards->pack.tp, fake.graphs = 0;
   static const uint32_t device[] = {0, 1, 0, 1};
-  const mm_engine_config c = {.ops = &ops, .limits = {ROWS, SLOTS, POSITIONS, 7}, .threads = 1, .device = device};
+  const mm_engine_config c = {.ops = &ops, .limits = {ROWS, SLOTS, POSITIONS, 7}, .threads = 1, .act_quant = true, .device = device};
   mm_engine *e = mm_engine_open(shards, &c, &err);
   if (!e) report("open", false, err.text);
   return e;

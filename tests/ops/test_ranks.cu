@@ -24,7 +24,7 @@ struct opened {
   mm_shards shards = {};
   side s = {};
 
-  opened(const std::string &dir, const mm_ops *ops, bool eager, uint32_t rows = kSlots * MM_WHOLE_ROWS) {
+  opened(const std::string &dir, const mm_ops *ops, bool eager, bool rounds = false, uint32_t rows = kSlots * MM_WHOLE_ROWS) {
     mm_err err = {};
     int devices = 0;
     CUDA_OK(cudaGetDeviceCount(&devices));
@@ -33,7 +33,7 @@ struct opened {
     must(mm_shards_open(&shards, dir.c_str(), &err), err);
     const mm_model *m = &shards.pack.model;
     mm_engine_config c = {};
-    c.ops = ops, c.limits = {rows, kSlots, 512 + rows}, c.threads = 4, c.eager = eager;
+    c.ops = ops, c.limits = {rows, kSlots, 512 + rows}, c.threads = 4, c.eager = eager, c.act_quant = rounds;
     c.device = ops == &mm_ops_cpu ? nullptr : device;
     s = {mm_engine_open(&shards, &c, &err), m->vocab, m->hidden, m->layers, false};
     if (!s.engine) report_true("ranks: " + dir + ": " + err.text, false);
@@ -274,7 +274,7 @@ void check_alike(const std::string &name, const std::string &dir, const std::vec
  * so many, but which the same kernels multiply. */
 void check_long(const std::string &dir, const std::vector<int32_t> &text) {
   constexpr uint32_t kRows = 640, kPiece = 160;
-  const opened cut(dir, &mm_ops_cuda, false, kRows);
+  const opened cut(dir, &mm_ops_cuda, false, false, kRows);
   if (!cut.s.engine) return;
   const std::vector<std::vector<int32_t>> seq = {{text.begin(), text.begin() + kRows}};
   const auto want = feed(cut.s, seq, 0, kRows).logits;
@@ -285,6 +285,19 @@ void check_long(const std::string &dir, const std::vector<int32_t> &text) {
   }
   report_true("ranks " + dir.substr(dir.rfind('/') + 1) + ": a stretch of " + std::to_string(kRows) + " rows = its pieces, bit for bit",
               got.size() == want.size() && !memcmp(got.data(), want.data(), got.size() * sizeof got[0]));
+}
+
+/* Inputs rounded, as whole rows are whatever rank has which columns. */
+void check_rounded(const std::string &name, const std::string &whole, const std::string &dir,
+                   const std::vector<std::vector<int32_t>> &seq) {
+  const opened cpu(whole, &mm_ops_cpu, false, true), one(whole, &mm_ops_cuda, false, true), cut(dir, &mm_ops_cuda, false, true),
+      plain(dir, &mm_ops_cuda, true, true);
+  if (!cpu.s.engine || !one.s.engine || !cut.s.engine || !plain.s.engine) return;
+  const auto want = cpu.run(seq), alone = one.run(seq), got = cut.run(seq), launched = plain.run(seq);
+  const double limit = 1.5 * typical_error(want, alone, cpu.s.vocab) + 1e-3;
+  report("ranks " + name + ": ranks beside the CPU under rounding, no further than one", typical_error(want, got, cpu.s.vocab), limit);
+  report_true("ranks " + name + ": recorded steps = launched ones under rounding, bit for bit",
+              got.size() == launched.size() && !memcmp(got.data(), launched.data(), got.size() * sizeof got[0]));
 }
 
 void check_cut(const std::string &dir) {
@@ -300,6 +313,7 @@ void check_cut(const std::string &dir) {
   report("ranks " + name + ": ranks beside the CPU, no further than one", typical_error(want, got, cpu.s.vocab), limit);
   report_true("ranks " + name + ": recorded steps = launched ones, bit for bit",
               got.size() == launched.size() && !memcmp(got.data(), launched.data(), got.size() * sizeof got[0]));
+  check_rounded(name, whole, dir, seq);
   check_choices(name, plain, cut, seq);
   for (int failing : {0, 1, 2}) check_failing(dir, seq, got, failing);
   const char *const wanted = getenv("MM_STEPS");
