@@ -78,6 +78,12 @@ static bool reads(mm_cu_kernel kernel, mm_cu_inputs_are x) {
 
 /* ---- all that there can be ---- */
 
+/* Whether inputs come as w says: under scales that other ranks have a part in always rounded before. */
+static bool comes(const mm_cu_weight *w, mm_cu_inputs_are x) {
+  const bool kept = w->rounding.kind == MM_ACT_KEPT;
+  return w->whole.kind == MM_ACT_KEPT ? (x == MM_CU_KEPT) == kept : kept && x == MM_CU_ROUNDED_BEFORE;
+}
+
 static void check(const mm_cu_device *d, mm_cu_task q, const char *what) {
   static const uint32_t more[] = {512, 2048, 8192};
   for (uint32_t i = 1; i <= 300 + sizeof more / sizeof *more; i++) {
@@ -86,9 +92,8 @@ static void check(const mm_cu_device *d, mm_cu_task q, const char *what) {
       q.decode = how == 0, q.middle = how == 2;
       if (q.middle && (!q.w2 || q.tokens == 1)) continue;
       const mm_cu_choice c = mm_cu_choose_product(d, &q);
-      const bool rounded = q.w->rounding.kind != MM_ACT_KEPT, rounded2 = q.w2 && q.w2->rounding.kind != MM_ACT_KEPT;
-      bool ok = can(d, c.kernel, &q) && mm_cu_takes(d, c.kernel, &q) && reads(c.kernel, c.x) && (c.x != MM_CU_KEPT) == rounded;
-      ok = ok && (c.middle != MM_CU_KEPT) == rounded2 && (!q.w2 || reads(c.kernel, c.middle));
+      bool ok = can(d, c.kernel, &q) && mm_cu_takes(d, c.kernel, &q) && reads(c.kernel, c.x) && comes(q.w, c.x);
+      ok = ok && (q.w2 ? comes(q.w2, c.middle) && reads(c.kernel, c.middle) : c.middle == MM_CU_KEPT);
       ok = ok && (!q.middle || c.kernel == MM_CU_EXPERTS_MANY || c.kernel == MM_CU_EXPERTS_GEMM);
       if (!ok)
         fail_msg("%s, %u tokens, way %d, sm_90a %d: kernel %d, inputs %d and %d", what, q.tokens, how, d->hopper, c.kernel, c.x, c.middle);
@@ -101,7 +106,7 @@ static void check_one(const mm_packed *w, const mm_packed *w2, uint32_t top_k, b
   mm_err err = {0};
   mm_cu_weight a, b = {0};
   if (!w->scheme || !mm_cu_describe(w, "w", &a, &err) || (w2 && !mm_cu_describe(w2, "w2", &b, &err))) return;
-  if (!act) a.rounding = b.rounding = (mm_cu_rounding){0};
+  if (!act) a.rounding = a.whole = b.rounding = b.whole = (mm_cu_rounding){0};
   for (size_t i = 0; i < sizeof devices / sizeof *devices; i++)
     check(&devices[i], (mm_cu_task){.w = &a, .w2 = w2 ? &b : NULL, .top_k = top_k}, what);
 }
@@ -189,7 +194,7 @@ static void test_rounded_inside(void **state) {
                               .n = 256,
                               .k = 256,
                               .pitch = 256,
-                              .rounding = {(mm_act_quant)kind, 0}};
+                              .rounding = {.kind = (mm_act_quant)kind}};
       const mm_cu_task dense = {.w = &w, .tokens = 1}, experts = {.w = &w, .w2 = &w, .tokens = 1, .top_k = 2};
       const mm_cu_choice a = mm_cu_choose_product(&devices[0], &dense), b = mm_cu_choose_product(&devices[0], &experts);
       if (a.kernel != MM_CU_ONE || b.kernel != MM_CU_EXPERTS_ONE || a.x != rows[i].x[kind] || b.x != a.x || b.middle != a.x)
@@ -252,7 +257,7 @@ static void test_written_down(void **state) {
     assert_true(mm_bench_weights(&s, &m, &w, &err));
     const mm_layer_weights *y = &w.layer[0];
     assert_true(mm_cu_describe(rows[i].experts ? &y->w13 : &y->qkv, "w", &a, &err) && mm_cu_describe(&y->w2, "w2", &b, &err));
-    if (!rows[i].act) a.rounding = b.rounding = (mm_cu_rounding){0};
+    if (!rows[i].act) a.rounding = a.whole = b.rounding = b.whole = (mm_cu_rounding){0};
     const mm_cu_device d = {rows[i].hopper, rows[i].hopper ? 8 : 0};
     const mm_cu_task q = {&a, rows[i].experts ? &b : NULL, rows[i].tokens, m.top_k, rows[i].decode, false};
     const mm_cu_choice c = mm_cu_choose_product(&d, &q);
@@ -264,12 +269,50 @@ static void test_written_down(void **state) {
   }
 }
 
+/* Inputs of w2 whose scales are of columns that other ranks have: how many largest numbers of a row the ranks tell each other, and kernels
+ * that take such inputs as numbers, rounded before. */
+static void test_cut_inputs(void **state) {
+  static const struct {
+    const char *scheme;
+    uint32_t tp, told, tokens; /* of M2's 1,536 columns */
+    const char *kernels;
+  } rows[] = {
+      {"block_fp8", 4, 0, 1, "one_experts_up, one_experts_down"},
+      {"block_fp8", 8, 12, 1, "one_experts_up, round_slots, one_experts_down"},
+      {"block_fp8", 8, 12, 300, "round_rows, find_places, lay_tokens, experts_many, lay_rounded, experts_many, sum_choices"},
+      {"channel_fp8", 1, 0, 1, "one_experts_up, one_experts_down"},
+      {"channel_fp8", 2, 1, 1, "one_experts_up, round_slots, one_experts_down"},
+      {"w4a8", 2, 1, 64, "round_rows, lay_rows, experts_few, round_rows, lay_rows, experts_few, sum_pairs"},
+      {"nvfp4", 2, 1, 1, "one_experts_up, round_slots, one_experts_down"},
+      {"mxfp4", 2, 0, 1, "one_experts_up, one_experts_down"},
+      {"w4a16", 2, 0, 1, "one_experts_up, one_experts_down"},
+  };
+  (void)state;
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    const mm_bench_shape s = {"m2", 1, 200064, rows[i].scheme, rows[i].scheme, "bf16", 0, rows[i].tp, 1};
+    const mm_model m = mm_bench_model(&s);
+    mm_rank_weights w;
+    mm_err err = {0};
+    mm_cu_weight a, b;
+    char got[200];
+    assert_true(mm_bench_weights(&s, &m, &w, &err));
+    assert_true(mm_cu_describe(&w.layer[0].w13, "w13", &a, &err) && mm_cu_describe(&w.layer[0].w2, "w2", &b, &err));
+    assert_int_equal(a.whole.whole_k, 0);
+    assert_int_equal(b.whole.whole_k, rows[i].told ? 1536 : 0);
+    assert_true(!rows[i].told || (b.rounding.kind == MM_ACT_KEPT && mm_cu_told_largest(&b.whole) == rows[i].told));
+    const mm_cu_choice c = mm_cu_choose_product(&devices[0], &(mm_cu_task){&a, &b, rows[i].tokens, m.top_k, true, false});
+    mm_cu_say_choice(&c, got, sizeof got);
+    if (strcmp(got, rows[i].kernels) != 0) fail_msg("row %zu: %s, expected %s", i, got, rows[i].kernels);
+    free(w.layer);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_released_shapes), cmocka_unit_test(test_odd_shapes),
       cmocka_unit_test(test_all_are_chosen),  cmocka_unit_test(test_none),
       cmocka_unit_test(test_limits),          cmocka_unit_test(test_rounded_inside),
-      cmocka_unit_test(test_written_down),
+      cmocka_unit_test(test_written_down),    cmocka_unit_test(test_cut_inputs),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
