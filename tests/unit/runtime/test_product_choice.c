@@ -293,7 +293,7 @@ static void test_cut_inputs(void **state) {
     const mm_model m = mm_bench_model(&s);
     mm_rank_weights w;
     mm_err err = {0};
-    mm_cu_weight a, b;
+    mm_cu_weight a = {0}, b = {0};
     char got[200];
     assert_true(mm_bench_weights(&s, &m, &w, &err));
     assert_true(mm_cu_describe(&w.layer[0].w13, "w13", &a, &err) && mm_cu_describe(&w.layer[0].w2, "w2", &b, &err));
