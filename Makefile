@@ -19,8 +19,8 @@ MPI ?= 0
 BUILD ?= build$(if $(filter 1,$(SAN)),/san)
 #: PREFIX, DESTDIR where install puts things (/usr/local)
 PREFIX ?= /usr/local
-#: FUZZ_SECONDS=N  length of each fuzz run (6)
-FUZZ_SECONDS ?= 6
+#: FUZZ_SECONDS=N  length of each fuzz run (5)
+FUZZ_SECONDS ?= 5
 
 VERSION := $(shell sed -n 's/^.define MM_VERSION "\(.*\)"/\1/p' formats/base.h)
 export COMMIT ?= $(shell git describe --always --dirty --exclude '*' 2>/dev/null)
@@ -188,10 +188,10 @@ library: $(LIBRARY) ## libminimax, shared and static, into build/lib
 # ---- tests: every test program is a target check/NAME; scripts/test.sh runs it, prints one line and keeps its result
 
 SCRIPT_TESTS = $(shell find tests/model tests/cli tests/interop tests/fault -maxdepth 1 -type f -perm -u+x 2>/dev/null | sort)
-# Large enough to take minutes under valgrind; the sanitizers see the same code.
+# Large enough to take twenty seconds and more under valgrind; the sanitizers see the same code.
 VALGRIND_SKIP = convert/test_hf quant/test_numbers quant/test_schemes runtime/test_sample runtime/test_sample_rows runtime/test_slots \
   formats/test_safetensors quant/test_search runtime/test_input runtime/test_cpu_rows runtime/test_cpu_steps runtime/test_engine runtime/test_processes runtime/test_schedules runtime/test_tokenizer runtime/test_scheduler runtime/test_reuse runtime/test_ahead runtime/test_drafts \
-  runtime/test_product_choice loader/test_verify convert/test_pattern
+  runtime/test_product_choice runtime/test_reply loader/test_verify loader/test_archive loader/test_reader convert/test_pattern convert/test_step formats/test_json quant/test_activation
 VALGRIND_UNIT = $(filter-out $(VALGRIND_SKIP:%=tests/unit/%.c),$(UNIT_SRC))
 export VENV ?= $(CURDIR)/build/venv
 export SAN
