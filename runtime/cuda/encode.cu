@@ -51,22 +51,27 @@ struct whole_rows {
   float *largest;
   uint32_t first_k, each;
 };
+/* Of a row, for all threads of the block. */
+__device__ float largest_of_row(const bf16 *row, uint32_t k) {
+  __shared__ float part[kWarps];
+  float most = 0, v[4];
+  for (uint32_t c = threadIdx.x * 4; c < k; c += kWarps * 128) {
+    load_columns(v, row, c, k);
+    most = fmaxf(most, largest(v, 1));
+  }
+#pragma unroll
+  for (int m = 16; m > 0; m /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, m));
+  if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = most;
+  __syncthreads();
+  for (uint32_t i = 0; i < kWarps; i++) most = fmaxf(most, part[i]);
+  return most;
+}
 /* The largest of this rank's columns, 0 of groups that it has none of. */
 __device__ void find_largest(float *to, const bf16 *row, uint32_t k, const rounder &how, const whole_rows &whole) {
-  __shared__ float part[kWarps];
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   float v[4];
   if (how.whole_row()) {
-    float most = 0;
-    for (uint32_t c = threadIdx.x * 4; c < k; c += kWarps * 128) {
-      load_columns(v, row, c, k);
-      most = fmaxf(most, largest(v, 1));
-    }
-#pragma unroll
-    for (int m = 16; m > 0; m /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, m));
-    if (lane == 0) part[warp] = most;
-    __syncthreads();
-    for (uint32_t i = 0; i < kWarps; i++) most = fmaxf(most, part[i]);
+    const float most = largest_of_row(row, k);
     if (threadIdx.x == 0) *to = most;
     return;
   }
@@ -85,24 +90,9 @@ __device__ void find_largest(float *to, const bf16 *row, uint32_t k, const round
 
 /* row -> y, this block's share of it; y may be row. factor comes after rounding. given: what find_largest made, of all ranks; or NULL. */
 __device__ void round_row(bf16 *y, const bf16 *row, uint32_t k, const rounder &how, float factor, const float *given, uint32_t first_k) {
-  __shared__ float part[kWarps];
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, lanes = how.format.group / 4;
   float row_scale = 1, v[4];
-  if (how.whole_row() && given) {
-    row_scale = how.row_scale(*given);
-  } else if (how.whole_row()) {
-    float most = 0;
-    for (uint32_t c = threadIdx.x * 4; c < k; c += kWarps * 128) {
-      load_columns(v, row, c, k);
-      most = fmaxf(most, largest(v, 1));
-    }
-#pragma unroll
-    for (int m = 16; m > 0; m /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, m));
-    if (lane == 0) part[warp] = most;
-    __syncthreads();
-    for (uint32_t i = 0; i < kWarps; i++) most = fmaxf(most, part[i]);
-    row_scale = how.row_scale(most);
-  }
+  if (how.whole_row()) row_scale = how.row_scale(given ? *given : largest_of_row(row, k));
   for (uint32_t c0 = (blockIdx.y * kWarps + warp) * 128; c0 < k; c0 += gridDim.y * kWarps * 128) {
     const uint32_t c = c0 + lane * 4;
     load_columns(v, row, c, k);
@@ -156,6 +146,7 @@ namespace {
 
 /* The room for so many rows; and, once each rank has found its own, the largest of all. */
 bool lay_whole(const mm_cu_rounding &how, uint32_t rows, whole_rows *whole) {
+  if (how.whole_k && !how.ranks) return false;
   *whole = {how.whole_k ? how.ranks->largest : nullptr, how.first_k, how.whole_k ? mm_cu_told_largest(&how) : 0};
   return !how.whole_k || mm_round_up((uint64_t)rows * whole->each, 4) <= how.ranks->room;
 }

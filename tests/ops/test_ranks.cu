@@ -287,39 +287,44 @@ void check_long(const std::string &dir, const std::vector<int32_t> &text) {
               got.size() == want.size() && !memcmp(got.data(), want.data(), got.size() * sizeof got[0]));
 }
 
-/* Inputs rounded, as whole rows are whatever rank has which columns. */
-void check_rounded(const std::string &name, const std::string &whole, const std::string &dir,
-                   const std::vector<std::vector<int32_t>> &seq) {
-  const opened cpu(whole, &mm_ops_cpu, false, true), one(whole, &mm_ops_cuda, false, true), cut(dir, &mm_ops_cuda, false, true),
-      plain(dir, &mm_ops_cuda, true, true);
-  if (!cpu.s.engine || !one.s.engine || !cut.s.engine || !plain.s.engine) return;
-  const auto want = cpu.run(seq), alone = one.run(seq), got = cut.run(seq), launched = plain.run(seq);
-  const double limit = 1.5 * typical_error(want, alone, cpu.s.vocab) + 1e-3;
-  report("ranks " + name + ": ranks beside the CPU under rounding, no further than one", typical_error(want, got, cpu.s.vocab), limit);
-  report_true("ranks " + name + ": recorded steps = launched ones under rounding, bit for bit",
-              got.size() == launched.size() && !memcmp(got.data(), launched.data(), got.size() * sizeof got[0]));
-}
+/* A cut checkpoint and the whole one, with inputs kept or rounded: as whole rows are, whatever rank has which columns. */
+struct sides_of {
+  const opened cpu, one, cut, plain;
+  std::vector<float> got;
+
+  sides_of(const std::string &dir, bool rounds)
+      : cpu(whole(dir), &mm_ops_cpu, false, rounds),
+        one(whole(dir), &mm_ops_cuda, false, rounds),
+        cut(dir, &mm_ops_cuda, false, rounds),
+        plain(dir, &mm_ops_cuda, true, rounds) {}
+  static std::string whole(const std::string &dir) { return dir.substr(0, dir.rfind('-') + 1) + "1"; }
+  /* Ranks beside the CPU, and recorded steps beside launched ones. */
+  bool check(const std::string &name, const std::vector<std::vector<int32_t>> &seq) {
+    if (!cpu.s.engine || !one.s.engine || !cut.s.engine || !plain.s.engine) return false;
+    const auto want = cpu.run(seq), alone = one.run(seq), launched = plain.run(seq);
+    got = cut.run(seq);
+    const double limit = 1.5 * typical_error(want, alone, cpu.s.vocab) + 1e-3;
+    report("ranks " + name + ": ranks beside the CPU, no further than one", typical_error(want, got, cpu.s.vocab), limit);
+    report_true("ranks " + name + ": recorded steps = launched ones, bit for bit",
+                got.size() == launched.size() && !memcmp(got.data(), launched.data(), got.size() * sizeof got[0]));
+    return true;
+  }
+};
 
 void check_cut(const std::string &dir) {
-  const std::string whole = dir.substr(0, dir.rfind('-') + 1) + "1", name = dir.substr(dir.rfind('/') + 1);
+  const std::string name = dir.substr(dir.rfind('/') + 1);
   const std::vector<int32_t> text = held_out(name);
   std::vector<std::vector<int32_t>> seq;
   for (uint32_t i = 0; i < kSlots; i++) seq.emplace_back(text.begin() + i * 500, text.begin() + i * 500 + kPrompt + kDecoded);
-  const opened cpu(whole, &mm_ops_cpu, false), one(whole, &mm_ops_cuda, false), cut(dir, &mm_ops_cuda, false),
-      plain(dir, &mm_ops_cuda, true);
-  if (!cpu.s.engine || !one.s.engine || !cut.s.engine || !plain.s.engine) return;
-  const auto want = cpu.run(seq), alone = one.run(seq), got = cut.run(seq), launched = plain.run(seq);
-  const double limit = 1.5 * typical_error(want, alone, cpu.s.vocab) + 1e-3;
-  report("ranks " + name + ": ranks beside the CPU, no further than one", typical_error(want, got, cpu.s.vocab), limit);
-  report_true("ranks " + name + ": recorded steps = launched ones, bit for bit",
-              got.size() == launched.size() && !memcmp(got.data(), launched.data(), got.size() * sizeof got[0]));
-  check_rounded(name, whole, dir, seq);
-  check_choices(name, plain, cut, seq);
-  for (int failing : {0, 1, 2}) check_failing(dir, seq, got, failing);
+  sides_of(dir, true).check(name + " under rounding", seq);
+  sides_of s(dir, false);
+  if (!s.check(name, seq)) return;
+  check_choices(name, s.plain, s.cut, seq);
+  for (int failing : {0, 1, 2}) check_failing(dir, seq, s.got, failing);
   const char *const wanted = getenv("MM_STEPS");
   const bool many = name == "tiny-m1-bf16-2" || name == "tiny-m2-block_fp8-2";
   check_alike(name, dir, text, !many ? 200 : wanted ? (uint32_t)atoi(wanted) : 10000);
-  if (cpu.s.hidden >= 1024) check_long(dir, text);
+  if (s.cpu.s.hidden >= 1024) check_long(dir, text);
 }
 
 }  // namespace
