@@ -199,7 +199,7 @@ bool later(mm_backend *b, void (*op)(mm_backend *, Args...), std::common_type_t<
 /* What was put off is launched now. */
 void catch_up(mm_backend *b) {
   if (!running(b) || !b->put_off.n) return;
-  const cudaError_t e = b->put_off_sums ? mm_cu_combine_ranks(b->peers, b->put_off, b->rows, b->put_off_width, b->stream)
+  const cudaError_t e = b->put_off_sums ? mm_cu_combine_ranks(b->peers, b->put_off, b->rows, b->put_off_width, b->put_off_sent, b->stream)
                                         : mm_cu_combine_rows(b->put_off, b->rows, b->put_off_width, b->stream);
   check(b, e, "combine");
   b->put_off = {};
@@ -370,7 +370,13 @@ bool cuda_collect(mm_backend *b, int32_t *id, mm_err *err) {
 /* At the start of an op: whether it launches anything, with all before it launched. */
 bool begin_op(mm_backend *b) {
   catch_up(b);
+  b->sent_before = b->sent, b->sent = nullptr;
   return running(b);
+}
+
+/* What a product of this rank's columns makes goes to the other rank of two at once, if its kernel can send it: a combine follows. */
+void send_rows(mm_backend *b, bool partial, mm_act y) {
+  b->inputs.push = partial && b->peers ? mm_cu_push_rows(b->peers, b->rows, y.width) : mm_cu_push{};
 }
 
 mm_cu_rows places(const mm_backend *b) { return {b->device.slot, b->device.pos}; }
@@ -410,7 +416,9 @@ void cuda_norm(mm_backend *b, mm_act y, mm_act x, const mm_packed *w, double eps
 void cuda_linear(mm_backend *b, mm_act y, mm_act x, const mm_packed *w) {
   if (later(b, cuda_linear, y, x, w) || !begin_op(b)) return;
   check(b, mm_cu_collect_linear(b, w, rows_of(x), nullptr, b->rows), "collect");
+  send_rows(b, w->k < w->whole_k, y);
   check(b, b->inputs.linear(b->weight[w], {rows_of(x), nullptr, rows_of(y), nullptr, b->rows}, b->stream), "linear");
+  b->sent = b->inputs.pushed ? y.data : nullptr;
 }
 
 void cuda_gqa(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_packed *q_norm, const mm_packed *k_norm) {
@@ -498,13 +506,15 @@ void cuda_experts(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, const
   if (!running(b)) return;
   const mm_cu_experts a = {rows_of(x), rows_of(y), b->middle, b->pair_out, b->rows};
   check(b, mm_cu_collect_experts(b, w13, w2, a), "collect");
+  send_rows(b, true, y);
   check(b, b->inputs.experts(b->weight[w13], b->weight[w2], b->route, a, b->stream), "experts");
+  b->sent = b->inputs.pushed ? y.data : nullptr;
 }
 
 void cuda_combine(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act branch, mm_deepnorm scale, const mm_packed *w, double eps) {
   if (later(b, cuda_combine, h, n, residual, branch, scale, w, eps) || !begin_op(b)) return;
   b->inputs.wrote(h.data), b->inputs.wrote(n.data);
-  b->put_off_sums = mm_cu_combines_ranks(b->peers, b->rows, h.width);
+  b->put_off_sums = mm_cu_combines_ranks(b->peers, b->rows, h.width), b->put_off_sent = b->sent_before == branch.data;
   if (!b->put_off_sums) check(b, mm_cu_sum_ranks(b, rows_of(branch), h.width), "sum over ranks");
   const float *const norm = b->values[w ? w : mm_cu_any_norm(b)];
   const mm_cu_combine a = {rows_of(h),        rows_of(n), rows_of(residual),

@@ -151,6 +151,8 @@ struct mm_backend {
   mm_cu_combine put_off = {};              /* a residual and norm that the next op does along, or has done first; n NULL: none */
   uint32_t put_off_width = 0;
   bool put_off_sums = false;                                  /* its branch is still this rank's alone */
+  bool put_off_sent = false;                                  /* and the other rank has it */
+  const void *sent = nullptr, *sent_before = nullptr;         /* rows that an op, and the op before it, sent as it made them */
   std::map<std::pair<uint32_t, step_end>, step_graph> graphs; /* by rows and ending */
   bool unrecorded = false; /* recording has failed, or rows go to another stage: every step is launched kernel by kernel */
   mm_err err = {};
@@ -242,9 +244,12 @@ cudaError_t mm_cu_sum_ranks(mm_backend *b, __nv_bfloat16 *x, uint32_t width);
 /* mm_cu_combine_rows of a branch that is to be summed over ranks, in one kernel and with the bits of two. Of few rows,
  * and over two ranks of many; of others, of ranks in several processes and without ranks the first says no. */
 bool mm_cu_combines_ranks(const mm_cu_peers *p, uint32_t rows, uint32_t width);
-cudaError_t mm_cu_combine_ranks(const mm_cu_peers *p, const mm_cu_combine &a, uint32_t rows, uint32_t width, cudaStream_t s);
+/* sent: the launch before has sent all of a.branch where mm_cu_push_rows said. */
+cudaError_t mm_cu_combine_ranks(const mm_cu_peers *p, const mm_cu_combine &a, uint32_t rows, uint32_t width, bool sent, cudaStream_t s);
 /* That of many rows over two ranks, or of any number (ranks_many.cu). */
-cudaError_t mm_cu_combine_many(const mm_cu_peers *p, const mm_cu_combine &a, uint32_t rows, uint32_t width, cudaStream_t s);
+cudaError_t mm_cu_combine_many(const mm_cu_peers *p, const mm_cu_combine &a, uint32_t rows, uint32_t width, bool sent, cudaStream_t s);
+/* Where a branch of many rows may go as it is made, with nothing exchanged before its combine; nowhere for others. */
+mm_cu_push mm_cu_push_rows(const mm_cu_peers *p, uint32_t rows, uint32_t width);
 /* That of a single token, and the routing of a.n, as mm_cu_combine_route gives them, in one kernel (router.cu); of ranks that each have a
  * device. */
 cudaError_t mm_cu_combine_route_ranks(const mm_cu_peers *p, const mm_cu_combine &a, const mm_cu_router &m, const mm_cu_route &r,

@@ -88,14 +88,14 @@ bool plan_weights(mm_backend *b, mm_cu_load *load, mm_err *err) {
   return p.matrix(&w->head, "lm_head.weight", err);
 }
 
-/* What choices ask of this device, and whether all products take codes there. */
+/* What choices ask of this device, and whether all products take codes in blocks there. */
 bool settle_inputs(mm_backend *b, mm_err *err) {
   if (!mm_cu_check(mm_cu_device_here(&b->inputs.device), "ask for clusters of blocks", err)) return false;
   b->inputs.all_codes = b->c.act_quant;
   for (uint32_t l = 0; l < b->c.model->layers; l++) {
     const mm_layer_weights *y = &b->c.weights->layer[l];
     for (const mm_packed *p : {&y->qkv, &y->out, &y->output_gate, &y->w13, &y->w2})
-      b->inputs.all_codes &= !p->scheme || mm_cu_multiplies_codes(&b->inputs.device, &b->weight[p]);
+      b->inputs.all_codes &= !p->scheme || mm_cu_multiplies_blocks(&b->inputs.device, &b->weight[p]);
   }
   return true;
 }

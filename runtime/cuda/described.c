@@ -29,6 +29,8 @@ static bool cell_log2(uint32_t cell, uint32_t *out) {
 
 uint32_t mm_cu_bits(mm_cu_code code) { return code == MM_CU_BF16 ? 16 : code == MM_CU_E4M3 ? 8 : 4; }
 
+const mm_cu_rounding *mm_cu_rounding_of(const mm_cu_weight *w) { return w->whole.kind != MM_ACT_KEPT ? &w->whole : &w->rounding; }
+
 size_t mm_cu_scales(const mm_cu_weight *d) {
   const bool bytes = d->scale_kind == MM_CU_NV || d->scale_kind == MM_CU_MX;
   return d->scale_kind == MM_CU_PLAIN ? 0 : (size_t)d->lead * (bytes ? d->n : d->scale_rows) * d->scale_pitch;

@@ -51,6 +51,8 @@ typedef struct mm_cu_weight {
  * it. */
 MM_MUST_USE bool mm_cu_describe(const mm_packed *w, const char *name, mm_cu_weight *out, mm_err *err);
 uint32_t mm_cu_bits(mm_cu_code code);
+/* How its inputs are rounded, whether other ranks' columns have a part in it or not. */
+const mm_cu_rounding *mm_cu_rounding_of(const mm_cu_weight *w);
 /* Of each row, how many largest magnitudes the ranks of such a rounding tell each other: its own, or that of each group of columns. */
 uint32_t mm_cu_told_largest(const mm_cu_rounding *how);
 /* Elements of its scales, f32 (COARSE, FINE) or bytes (NV, MX). */

@@ -44,13 +44,6 @@ __global__ void __launch_bounds__(kWarps * 32) encode(mm_cu_codes to, mm_cu_inpu
   }
 }
 
-/* ---- any kind of codes, as numbers ---- */
-
-/* Of rows of several ranks' columns, of which row 0's column 0 is first_k: `each` largest magnitudes, of the row or of its groups. */
-struct whole_rows {
-  float *largest;
-  uint32_t first_k, each;
-};
 /* Of a row, for all threads of the block. */
 __device__ float largest_of_row(const bf16 *row, uint32_t k) {
   __shared__ float part[kWarps];
@@ -66,6 +59,35 @@ __device__ float largest_of_row(const bf16 *row, uint32_t k) {
   for (uint32_t i = 0; i < kWarps; i++) most = fmaxf(most, part[i]);
   return most;
 }
+
+/* A block for each row, which has one scale. told: the largest magnitude of each, or NULL. */
+__global__ void __launch_bounds__(kWarps * 32) encode_rows(mm_cu_codes to, mm_cu_inputs in, rounder how, const float *told) {
+  grid_wait_and_launch_next();
+  const bf16 *const row = input_row(in);
+  const float scale = how.row_scale(told             ? told[blockIdx.x]
+                                    : how.asks_row() ? largest_of_row(row, in.k)
+                                                     : 0.0f),
+              inverse = __frcp_rn(scale);
+  const bool quick = scale > 0x1p-80f; /* divided_bf16 holds for it */
+  for (uint32_t c = threadIdx.x * 4; c < to.pitch; c += kWarps * 128) {
+    float v[4];
+    load_columns(v, row, c, in.k);
+#pragma unroll
+    for (float &x : v) x = quick ? divided_bf16(x, scale, inverse) : __fdiv_rn(x, scale);
+    const uint32_t codes = __nv_cvt_float2_to_fp8x2(make_float2(v[0], v[1]), __NV_SATFINITE, __NV_E4M3) |
+                           (uint32_t)__nv_cvt_float2_to_fp8x2(make_float2(v[2], v[3]), __NV_SATFINITE, __NV_E4M3) << 16;
+    *reinterpret_cast<uint32_t *>(to.code + (size_t)blockIdx.x * to.pitch + c) = codes;
+  }
+  for (uint32_t g = threadIdx.x; g < to.pitch / MM_CU_GROUP; g += kWarps * 32) to.scale[(size_t)g * to.scale_pitch + blockIdx.x] = scale;
+}
+
+/* ---- any kind of codes, as numbers ---- */
+
+/* Of rows of several ranks' columns, of which row 0's column 0 is first_k: `each` largest magnitudes, of the row or of its groups. */
+struct whole_rows {
+  float *largest;
+  uint32_t first_k, each;
+};
 /* The largest of this rank's columns, 0 of groups that it has none of. */
 __device__ void find_largest(float *to, const bf16 *row, uint32_t k, const rounder &how, const whole_rows &whole) {
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -138,10 +160,6 @@ dim3 row_blocks(uint32_t rows, uint32_t k, const rounder &how) { return dim3(row
 
 }  // namespace
 
-cudaError_t mm_cu_encode(const mm_cu_codes &to, const mm_cu_inputs &in, cudaStream_t s) {
-  return launch(encode, ceil_div(to.rows * (to.pitch / MM_CU_GROUP), kAtOnce * kWarps * 2), kWarps * 32, 0, s, to, in);
-}
-
 namespace {
 
 /* The room for so many rows; and, once each rank has found its own, the largest of all. */
@@ -161,6 +179,15 @@ cudaError_t mm_cu_tell_largest(const mm_cu_rounding &how, uint32_t rows, const m
   if (!lay_whole(how, rows, &whole)) return cudaErrorInvalidValue;
   const cudaError_t e = launch(largest_of_rows, rows, kWarps * 32, 0, s, in, rounder_of(how), whole);
   return e != cudaSuccess ? e : tell_largest(how, rows, whole, s);
+}
+
+cudaError_t mm_cu_encode(const mm_cu_codes &to, const mm_cu_inputs &in, const mm_cu_rounding &how, cudaStream_t s) {
+  if (how.kind == MM_ACT_FP8_GROUP)
+    return launch(encode, ceil_div(to.rows * (to.pitch / MM_CU_GROUP), kAtOnce * kWarps * 2), kWarps * 32, 0, s, to, in);
+  whole_rows whole;
+  if (!lay_whole(how, to.rows, &whole)) return cudaErrorInvalidValue;
+  const cudaError_t e = how.whole_k ? mm_cu_tell_largest(how, to.rows, in, s) : cudaSuccess;
+  return e != cudaSuccess ? e : launch(encode_rows, to.rows, kWarps * 32, 0, s, to, in, rounder_of(how), whole.largest);
 }
 
 cudaError_t mm_cu_round(bf16 *y, uint32_t count, const mm_cu_inputs &in, const mm_cu_rounding &how, cudaStream_t s) {

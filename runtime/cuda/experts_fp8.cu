@@ -2,9 +2,10 @@
  * (gemm_fp8.cuh).
  *
  * Up: the two runs of a tile are of w1 and w3, so that a thread holds gate and up of the same columns; a tile's 128 columns of
- * SiLU(gate) · up are a group, which is rounded on the spot: middle holds codes, rows in the sorted order. Down: pair_out[pair, H] =
- * weight · w2·middle in bf16. The sum over a token's choices is taken in their order: the same bits every time. A pair of blocks has up
- * to 256 rows of one expert, which lie side by side: a first kernel copies codes to the sorted order. */
+ * SiLU(gate) · up are a group, which is rounded on the spot: middle holds codes, rows in the sorted order. Under a scale of the whole row
+ * it is rounded by a launch of its own. Down: pair_out[pair, H] = weight · w2·middle in bf16. The sum over a token's choices is taken in
+ * their order: the same bits every time. A pair of blocks has up to 256 rows of one expert, which lie side by side: a first kernel copies
+ * codes to the sorted order. */
 #include "runtime/cuda/gemm_fp8.cuh"
 
 namespace {
@@ -89,10 +90,13 @@ __global__ void __launch_bounds__(kSpreaders * 32)
     to.scale[(size_t)g * to.scale_pitch + block + lane] = x.scale[(size_t)g * x.scale_pitch + token];
 }
 
+template <bool kInBlocks>
 struct up_job {
+  static constexpr bool kBlocks = kInBlocks; /* and its results are rounded in groups */
   mm_cu_weight w;
   expert_tiles tiles;
   mm_cu_codes x, middle;
+  __nv_bfloat16 *rows; /* instead of middle, or NULL */
   uint32_t inter;
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -115,6 +119,10 @@ struct up_job {
       const int at = i / 2 * 4 + 2 * half + i % 2;
       out[0][at] = silu(out[0][at]) * out[1][at];
       most = fmaxf(most, fabsf(out[0][at]));
+    }
+    if (!kBlocks && rows) {
+      store_run<N>(rows + (size_t)place * inter, t.column + column, inter, out[0], half, 1.0f, r < t.rows);
+      return;
     }
     const act_scale scale(most_of(most));
     uint32_t v[kPieces][4]; /* words: of columns 8n … 8n + 15 the lane's two and two, n even */
@@ -139,7 +147,9 @@ struct up_job {
 #endif
 };
 
+template <bool kInBlocks>
 struct down_job {
+  static constexpr bool kBlocks = kInBlocks;
   mm_cu_weight w;
   expert_tiles tiles;
   mm_cu_codes middle;
@@ -158,14 +168,16 @@ struct down_job {
   template <int N, class Most>
   __device__ __forceinline__ void emit(const tile &t, uint32_t r, uint32_t pair, float (&out)[2][4 * N], int half, uint32_t column,
                                        const Most &) const {
-    store_bf16<N>(pair_out + (size_t)pair * w.n, t.column + column, w.n, out, half, tiles.r.weight[pair], r < t.rows);
+    store_runs<N>(pair_out + (size_t)pair * w.n, t.column + column, w.n, out, half, tiles.r.weight[pair], r < t.rows);
   }
 #endif
 };
 
 /* y[t] = Σ pair_out of its choices, if it has any, eight columns a thread. */
-__global__ void sum_choices(__nv_bfloat16 *y, const __nv_bfloat16 *pair_out, const __grid_constant__ mm_cu_route r, uint32_t width) {
+__global__ void sum_choices(__nv_bfloat16 *y, const __grid_constant__ mm_cu_push push, const __nv_bfloat16 *pair_out,
+                            const __grid_constant__ mm_cu_route r, uint32_t width) {
   grid_wait_and_launch_next();
+  __nv_bfloat16 *const besides = push.epoch ? push.to[*push.epoch & 1] : nullptr;
   for (uint32_t c = threadIdx.x * 8; c < width; c += blockDim.x * 8) {
     float sum[8] = {};
     const size_t first = (size_t)blockIdx.x * r.top_k;
@@ -178,15 +190,18 @@ __global__ void sum_choices(__nv_bfloat16 *y, const __nv_bfloat16 *pair_out, con
 #pragma unroll
       for (int i = 0; i < 8; i++) sum[i] += v[i];
     }
-    *reinterpret_cast<uint4 *>(y + (size_t)blockIdx.x * width + c) = narrow8(sum);
+    const size_t at = (size_t)blockIdx.x * width + c;
+    const uint4 q = narrow8(sum);
+    *reinterpret_cast<uint4 *>(y + at) = q;
+    if (besides) *reinterpret_cast<uint4 *>(besides + at) = q;
   }
 }
 
 }  // namespace
 
-cudaError_t mm_cu_sum_choices(__nv_bfloat16 *y, const __nv_bfloat16 *pair_out, const mm_cu_route &r, uint32_t tokens, uint32_t width,
-                              cudaStream_t s) {
-  return launch(sum_choices, tokens, min(ceil_div(width, 8 * 32) * 32, 512u), 0, s, y, pair_out, r, width);
+cudaError_t mm_cu_sum_choices(__nv_bfloat16 *y, const mm_cu_push &push, const __nv_bfloat16 *pair_out, const mm_cu_route &r,
+                              uint32_t tokens, uint32_t width, cudaStream_t s) {
+  return launch(sum_choices, tokens, min(ceil_div(width, 8 * 32) * 32, 512u), 0, s, y, push, pair_out, r, width);
 }
 
 static_assert(kRun == MM_CU_GROUP, "whole tiles of gate and up (product_choice.c)");
@@ -200,7 +215,16 @@ cudaError_t mm_cu_experts_fp8(const mm_cu_weight &w13, const mm_cu_weight &w2, c
   uint8_t *code = reinterpret_cast<uint8_t *>(a.pair_out);
   const mm_cu_codes x = {code, reinterpret_cast<float *>(code + (size_t)pairs * a.x.pitch), pairs, a.x.pitch, pairs};
   e = launch(spread, ceil_div(pairs, kPlaces), kSpreaders * 32, 0, s, x, a.x, r.pair, r.offset + r.experts, r.top_k);
-  if (e == cudaSuccess) e = launch_product(up_job{w13, {r, across}, x, a.middle, w13.n / 2}, x, tiles * across, s);
-  if (e == cudaSuccess) e = launch_product(down_job{w2, {r, down}, a.middle, a.pair_out}, a.middle, tiles * down, s);
-  return e != cudaSuccess ? e : mm_cu_sum_choices(a.y, a.pair_out, r, a.x.rows, w2.n, s);
+  const mm_cu_rounding &how = *mm_cu_rounding_of(&w2);
+  __nv_bfloat16 *const rows = how.kind == MM_ACT_FP8_GROUP ? nullptr : a.rows;
+  if (e == cudaSuccess) {
+    const expert_tiles t = {r, across};
+    e = w13.cell_n_log2 >= 7 && !rows ? launch_product(up_job<true>{w13, t, x, a.middle, nullptr, w13.n / 2}, x, tiles * across, s)
+                                      : launch_product(up_job<false>{w13, t, x, a.middle, rows, w13.n / 2}, x, tiles * across, s);
+  }
+  if (e == cudaSuccess && rows) e = mm_cu_encode(a.middle, {rows, w2.k, nullptr}, how, s);
+  if (e == cudaSuccess)
+    e = w2.cell_n_log2 >= 7 ? launch_product(down_job<true>{w2, {r, down}, a.middle, a.pair_out}, a.middle, tiles * down, s)
+                            : launch_product(down_job<false>{w2, {r, down}, a.middle, a.pair_out}, a.middle, tiles * down, s);
+  return e != cudaSuccess ? e : mm_cu_sum_choices(a.y, a.push, a.pair_out, r, a.x.rows, w2.n, s);
 }

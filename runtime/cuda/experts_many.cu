@@ -318,7 +318,7 @@ cudaError_t mm_cu_experts_many(const mm_cu_weight &w13, const mm_cu_weight &w2, 
   if (e == cudaSuccess && before) e = mm_cu_lay_rounded(a.middle, *before, r, a.tokens, w2.k, piece_of(w2), s);
   const many_job job = {w2, r, out, ceil_div(w2.n, 2 * kPair * kHigh), kHigh, 0};
   if (e == cudaSuccess) e = for_scheme(w2, many_launch{w2, a.middle, job, DOWN, pairs, s});
-  return e != cudaSuccess ? e : mm_cu_sum_choices(a.y, out, r, a.tokens, w2.n, s);
+  return e != cudaSuccess ? e : mm_cu_sum_choices(a.y, a.push, out, r, a.tokens, w2.n, s);
 }
 
 cudaError_t mm_cu_experts_many_middle(const mm_cu_weight &w13, const mm_cu_route &r, const mm_cu_experts &a, cudaStream_t s) {

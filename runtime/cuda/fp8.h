@@ -1,5 +1,5 @@
-/* Products whose inputs are rounded too (quant/activation.c): as codes, E4M3 under an f32 scale for 128 columns of a row, times block FP8
- * weights; or as the numbers that codes of any kind stand for. Host launch functions, as in kernels.h. */
+/* Products whose inputs are rounded too (quant/activation.c): as codes, E4M3 under f32 scales for 128 columns of a row or for all of it,
+ * times weights of E4M3; or as the numbers that codes of any kind stand for. Host launch functions, as in kernels.h. */
 #ifndef MM_CUDA_FP8_H
 #define MM_CUDA_FP8_H
 
@@ -11,7 +11,9 @@ struct mm_cu_inputs {
   uint32_t k;
   const uint32_t *rows; /* or NULL */
 };
-cudaError_t mm_cu_encode(const mm_cu_codes &to, const mm_cu_inputs &in, cudaStream_t s);
+/* A scale of the whole row stands at each of its groups; where it is of other ranks' columns too, all of them call this, of the same rows.
+ */
+cudaError_t mm_cu_encode(const mm_cu_codes &to, const mm_cu_inputs &in, const mm_cu_rounding &how, cudaStream_t s);
 /* What ranks tell each other of rows that they have columns of: room[room] largest magnitudes. */
 struct mm_cu_whole_rows {
   struct mm_cu_peers *peers;
@@ -33,6 +35,7 @@ struct mm_cu_product {
   mm_cu_codes x; /* rows: T */
   __nv_bfloat16 *y;
   float *y32;
+  mm_cu_push push; /* y's rows, by mm_cu_gemm_fp8 with n % 8 == 0 */
 };
 cudaError_t mm_cu_gemm_fp8(const mm_cu_weight &w, const mm_cu_product &a, cudaStream_t s);
 /* The same for T ≤ MM_CU_FEW, at the memory's rate, where a cluster of blocks holds the rows. */
@@ -42,13 +45,15 @@ cudaError_t mm_cu_skinny_fp8(const mm_cu_weight &w, const mm_cu_product &a, cuda
 struct mm_cu_rounded_experts {
   mm_cu_codes x;           /* rows: T */
   mm_cu_codes middle;      /* rows: T · top_k, pitch: I */
+  __nv_bfloat16 *rows;     /* [T · top_k, I], of w2 whose inputs have no scale for 128 columns; else not used */
   __nv_bfloat16 *pair_out; /* [T · top_k, H] */
   __nv_bfloat16 *y;
+  mm_cu_push push; /* y's rows */
 };
 cudaError_t mm_cu_experts_fp8(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_rounded_experts &a,
                               cudaStream_t s);
 /* y[T, width] = Σ pair_out[T · top_k, width] of a row's choices, in their order; zeros where it has none. width % 8 == 0. */
-cudaError_t mm_cu_sum_choices(__nv_bfloat16 *y, const __nv_bfloat16 *pair_out, const mm_cu_route &r, uint32_t tokens, uint32_t width,
-                              cudaStream_t s);
+cudaError_t mm_cu_sum_choices(__nv_bfloat16 *y, const mm_cu_push &push, const __nv_bfloat16 *pair_out, const mm_cu_route &r,
+                              uint32_t tokens, uint32_t width, cudaStream_t s);
 
 #endif

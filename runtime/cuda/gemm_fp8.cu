@@ -5,7 +5,9 @@ namespace {
 
 using namespace fp8_gemm;
 
+template <bool kInBlocks>
 struct dense_job {
+  static constexpr bool kBlocks = kInBlocks;
   mm_cu_weight w;
   mm_cu_product a;
 
@@ -27,7 +29,12 @@ struct dense_job {
                                        const Most &) const {
     const bool mine = r < t.rows;
     if (!a.y32 && w.n % 8 == 0) {
-      store_bf16<N>(a.y + (size_t)row * w.n, t.column + column, w.n, out, half, 1.0f, mine);
+      __nv_bfloat16 *to = a.y;
+#pragma unroll 1
+      for (int i = 0; i < (a.push.epoch ? 2 : 1); i++) {
+        store_runs<N>(to + (size_t)row * w.n, t.column + column, w.n, out, half, 1.0f, mine);
+        if (a.push.epoch) to = a.push.to[*a.push.epoch & 1];
+      }
       return;
     }
 #pragma unroll
@@ -50,5 +57,6 @@ struct dense_job {
 cudaError_t mm_cu_gemm_fp8(const mm_cu_weight &w, const mm_cu_product &a, cudaStream_t s) {
   const cudaError_t e = mm_cu_refuse(MM_CU_GEMM_FP8, {&w, nullptr, a.x.rows});
   if (e != cudaSuccess) return e;
-  return launch_product(dense_job{w, a}, a.x, ceil_div(a.x.rows, kPair * kRows) * ceil_div(w.n, 2 * kRun), s);
+  const uint32_t tiles = ceil_div(a.x.rows, kPair * kRows) * ceil_div(w.n, 2 * kRun);
+  return w.cell_n_log2 >= 7 ? launch_product(dense_job<true>{w, a}, a.x, tiles, s) : launch_product(dense_job<false>{w, a}, a.x, tiles, s);
 }

@@ -1,14 +1,16 @@
-/* Products of rounded rows with block FP8 weights on sm_90a (fp8.h). A pair of blocks multiplies up to 256 rows with the same two runs of
+/* Products of rounded rows with weights of E4M3 on sm_90a (fp8.h). A pair of blocks multiplies up to 256 rows with the same two runs of
  * 128 weight rows, 128 columns at a time, and goes on with other tiles while there are any: each block asks the copy engine for one run and
  * has it put into both blocks' memory, so the level-2 cache is asked for 32 KB a step, not 48.
  *
  * One warp asks the copy engine for codes, four steps ahead, and notes what a tile is before its turn comes; another asks for the scales as
  * far ahead. Two groups multiply 64 rows each, which they hold in registers, by a run at a time, 64 columns of it (wgmma, E4M3): products
  * of 128 columns of the codes are summed by the tensor cores, which keep few bits, then scaled and added in f32, while the next 64 are
- * under way. Of a block's tile of at most 64 rows each group takes all, and half the columns of both runs.
+ * under way. A scale of a weight row's own is taken at the end. Of a block's tile of at most 64 rows each group takes all, and half the
+ * columns of both runs.
  *
  * A job says what the tiles are:
  *   w, codes()                 weights, rounded rows
+ *   kBlocks                    no weight row has a scale of its own
  *   prepare(shared)            a warp, once, before the first find
  *   find(index, rank, shared, &tile)   what tile `index` is for this block of the pair; false beyond the last (both blocks alike)
  *   name(tile, i)             what emit wants to know of row i < tile.rows
@@ -63,22 +65,25 @@ __device__ __forceinline__ void split_rows(uint32_t from, uint32_t end, uint32_t
   t->first = from + before, t->rows = rows > before ? min(rows - before, each) : 0;
 }
 
-/* The columns of a row of a tile that emit is given, times f in bf16: 16-byte pieces, n (the row's) a multiple of 8. */
+/* The columns of a run of a row that emit is given, times f in bf16: 16-byte pieces, n (the row's) a multiple of 8. */
 template <int N>
-__device__ __forceinline__ void store_bf16(__nv_bfloat16 *row, uint32_t column, uint32_t n, float (&out)[2][4 * N], int half, float f,
-                                           bool mine) {
+__device__ __forceinline__ void store_run(__nv_bfloat16 *row, uint32_t column, uint32_t n, const float (&out)[4 * N], int half, float f,
+                                          bool mine) {
 #pragma unroll
-  for (int h = 0; h < 2; h++) {
+  for (int i = 0; i < N; i += 4) {
+    uint32_t v[4];
 #pragma unroll
-    for (int i = 0; i < N; i += 4) {
-      uint32_t v[4];
-#pragma unroll
-      for (int j = 0; j < 4; j++) v[j] = pack2(out[h][(i + j) * 4 + 2 * half] * f, out[h][(i + j) * 4 + 2 * half + 1] * f);
-      turn_words(v);
-      const uint32_t at = column + h * kRun + (i + threadIdx.x % 4) * 8;
-      if (mine && at < n) *reinterpret_cast<uint4 *>(row + at) = make_uint4(v[0], v[1], v[2], v[3]);
-    }
+    for (int j = 0; j < 4; j++) v[j] = pack2(out[(i + j) * 4 + 2 * half] * f, out[(i + j) * 4 + 2 * half + 1] * f);
+    turn_words(v);
+    const uint32_t at = column + (i + threadIdx.x % 4) * 8;
+    if (mine && at < n) *reinterpret_cast<uint4 *>(row + at) = make_uint4(v[0], v[1], v[2], v[3]);
   }
+}
+/* Of both runs, side by side. */
+template <int N>
+__device__ __forceinline__ void store_runs(__nv_bfloat16 *row, uint32_t column, uint32_t n, const float (&out)[2][4 * N], int half, float f,
+                                           bool mine) {
+  for (int h = 0; h < 2; h++) store_run<N>(row, column + h * kRun, n, out[h], half, f, mine);
 }
 
 /* A warp finds tile `index`, the n-th of the block, and notes it. */
@@ -163,6 +168,24 @@ __device__ __forceinline__ void release(shared &sh, uint32_t stage) {
 
 __device__ __forceinline__ void named_sync(uint32_t barrier) { asm volatile("bar.sync %0, 256;" ::"r"(barrier) : "memory"); }
 
+/* out times the scales of its weight rows, of which each has one for all of its columns. */
+template <int N>
+__device__ __forceinline__ void scale_rows(const mm_cu_weight &w, const tile &t, uint32_t column, float (&out)[2][4 * N]) {
+  const float *const scale = static_cast<const float *>(w.scale) + (size_t)t.matrix * w.scale_rows;
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    const uint32_t first = t.run[h] + column + threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        const float f = scale[min((first + n * 8 + i) >> w.cell_n_log2, w.scale_rows - 1)];
+        out[h][4 * n + i] *= f, out[h][4 * n + 2 + i] *= f;
+      }
+    }
+  }
+}
+
 /* A tile from its first step to its end: 64 rows, of each run the columns [column, column + 8N), 64 at a time. While the tensor cores have
  * one 64, those before are scaled and added. */
 template <int N, class Job>
@@ -174,6 +197,7 @@ __device__ __forceinline__ void multiply(const Job &job, shared &sh, const tile 
                  held_row = first + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 16;
   float out[2][4 * N] = {}, part[2][32] = {}, last[2] = {};
   uint32_t held[4][4];
+  const bool rows_scaled = !Job::kBlocks && job.w.cell_n_log2 < 7;
   auto add = [&](int q, const float(&f)[2]) {
     float *const to = out[q * 2 / kParts] + q % (kParts / 2) * 32;
 #pragma unroll
@@ -188,7 +212,10 @@ __device__ __forceinline__ void multiply(const Job &job, shared &sh, const tile 
     for (int k = 0; k < 4; k++) ldmatrix4_at(held[k], shared_address(step.x) + swizzled(held_row, k * 2 + threadIdx.x % 32 / 16));
     float f[2][2];
 #pragma unroll
-    for (int h = 0; h < 2; h++) f[h][0] = scales.x[first + row] * scales.w[h], f[h][1] = scales.x[first + row + 8] * scales.w[h];
+    for (int h = 0; h < 2; h++) {
+      const float of_run = rows_scaled ? 1.0f : scales.w[h];
+      f[h][0] = scales.x[first + row] * of_run, f[h][1] = scales.x[first + row + 8] * of_run;
+    }
 #pragma unroll
     for (int q = 0; q < kParts; q++) {
       wgmma_begin();
@@ -208,6 +235,7 @@ __device__ __forceinline__ void multiply(const Job &job, shared &sh, const tile 
     release(sh, at % kStages);
   }
   add(kParts - 1, last);
+  if (rows_scaled) scale_rows<N>(job.w, t, column, out);
 #pragma unroll
   for (int half = 0; half < 2; half++) {
     auto most = [&](float v) {

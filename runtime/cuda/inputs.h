@@ -11,9 +11,11 @@ struct mm_cu_rounded {
   __nv_bfloat16 *rows = nullptr;
 
   const __nv_bfloat16 *coded = nullptr, *rounded = nullptr; /* what codes and rows were made of */
-  mm_cu_rounding how = {};                                  /* rows */
+  mm_cu_rounding coded_how = {}, how = {};                  /* and how */
   mm_cu_device device = {};                                 /* the current one */
-  bool all_codes = false;                                   /* every dense product of more rows than one multiplies codes */
+  bool all_codes = false;                                   /* every dense product of more rows than one multiplies codes, in blocks */
+  mm_cu_push push = {};                                     /* where the next product's y goes besides, if its kernel can */
+  bool pushed = false;                                      /* whether the last one's did */
   bool decode = false; /* the step under way is one; a prefill's rows keep their bits in chunks of more than 16 */
 
   bool open(mm_cu_memory *memory, uint32_t tokens, uint32_t widest, mm_err *err);
@@ -34,7 +36,7 @@ struct mm_cu_rounded {
   cudaError_t middle(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a, cudaStream_t s);
 
  private:
-  cudaError_t encode(const __nv_bfloat16 *x, const uint32_t *pick, uint32_t tokens, uint32_t k, cudaStream_t s);
+  cudaError_t encode(const __nv_bfloat16 *x, const uint32_t *pick, uint32_t tokens, uint32_t k, const mm_cu_rounding &by, cudaStream_t s);
   cudaError_t round(const __nv_bfloat16 **x, const uint32_t *pick, uint32_t tokens, uint32_t k, const mm_cu_rounding &by, cudaStream_t s);
   /* x as the choice wants it: codes, or rows. */
   cudaError_t prepare(const mm_cu_choice &c, const __nv_bfloat16 **x, const uint32_t *pick, uint32_t tokens, const mm_cu_weight &w,

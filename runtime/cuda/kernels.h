@@ -97,6 +97,13 @@ cudaError_t mm_cu_route_logits(const mm_cu_router &m, const mm_cu_route &r, cons
  * experts. */
 cudaError_t mm_cu_route_tokens(const mm_cu_router &m, const mm_cu_route &r, const __nv_bfloat16 *x, uint32_t tokens, cudaStream_t s);
 
+/* Where rows go besides, as they are written: into the memory of the other rank of two, which adds its own to them (backend.h). epoch NULL:
+ * nowhere. */
+struct mm_cu_push {
+  __nv_bfloat16 *to[2]; /* [rows, width]; by the parity of *epoch */
+  const uint32_t *epoch;
+};
+
 /* y[T, H] = Σ weight · w2(SiLU(w1 x) ⊙ (w3 x)), zeros for rows that choose no expert; the inputs of w2 rounded as it says; x is rounded
  * already. middle: [slots, 16, I] bf16 for T ≤ MM_CU_SKINNY, [T · top_k, I] for more. */
 struct mm_cu_experts {
@@ -104,6 +111,7 @@ struct mm_cu_experts {
   __nv_bfloat16 *y, *middle;
   float *pair_out; /* [T · top_k, H], only for T > MM_CU_SKINNY */
   uint32_t tokens;
+  mm_cu_push push; /* y's rows, by mm_cu_experts_many */
 };
 /* A single token, whose x comes as it is where mm_cu_rounds_inside. */
 cudaError_t mm_cu_experts_one(const mm_cu_weight &w13, const mm_cu_weight &w2, const mm_cu_route &r, const mm_cu_experts &a,

@@ -8,7 +8,8 @@
  * Places alternate with the epoch. A rank that has ended epoch e + 1 has had something of every other rank's e + 1, which that one sent
  * after its epoch e had ended: nobody reads what e left any more when e + 2 overwrites it.
  *
- * Kernels of small steps that do more than a sum send words likewise, and have an epoch each as sums have (ranks.cu).
+ * Kernels of small steps that do more than a sum send words likewise, and have an epoch each as sums have (ranks.cu); those that sum a
+ * branch have turns of their own (peers.cuh).
  *
  * Whoever waits looks now and then at a word in host memory, and at the clock: a rank that fails sets the word, one that waits too long
  * does and says for whom. Kernels then end, with their epoch counted. */
@@ -28,7 +29,6 @@ constexpr uint32_t kThreads = 256;
 /* Where ranks share a device: blocks that wait take multiprocessors from kernels that need whole ones, and those of another rank may be
  * what they wait for. */
 constexpr uint32_t kSharedBlocks = 2, kSharedRows = 16; /* of a sum; of all ranks' kernels whose blocks have a row each */
-constexpr uint32_t kSmallRows = 16;                     /* with devices of their own */
 constexpr uint32_t kFewBlocks = 128;                    /* of a sum of few numbers, whose words tell themselves that they are there */
 constexpr uint32_t kLoading_ms = 600000;
 
@@ -38,7 +38,7 @@ constexpr uint32_t kLoading_ms = 600000;
 template <class T, reduction R>
 __global__ void __launch_bounds__(kThreads) reduce_few(const __grid_constant__ peer_view c, uint2 *x, uint32_t n) {
   peer_begin(c);
-  const uint32_t epoch = *c.epoch, flag = epoch + 1, parity = epoch & 1, first = blockIdx.x * kThreads + threadIdx.x;
+  const uint32_t epoch = c.counters->epoch, flag = epoch + 1, parity = epoch & 1, first = blockIdx.x * kThreads + threadIdx.x;
   for (uint32_t i = first; i < n; i += gridDim.x * kThreads) {
     const uint2 v = x[i];
     for (uint32_t k = 1; k < c.ranks; k++) {
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kThreads) reduce_few(const __grid_constant__ p
 template <class T, reduction R>
 __global__ void __launch_bounds__(kThreads) reduce_many(const __grid_constant__ peer_view c, uint4 *x, uint32_t n) {
   peer_begin(c);
-  const uint32_t epoch = *c.epoch, flag = epoch + 1, parity = epoch & 1, share = (n + c.ranks - 1) / c.ranks;
+  const uint32_t epoch = c.counters->epoch, flag = epoch + 1, parity = epoch & 1, share = (n + c.ranks - 1) / c.ranks;
   const uint32_t first = blockIdx.x * kThreads + threadIdx.x, step = gridDim.x * kThreads;
   const auto count = [&](uint32_t r) { return r * share >= n ? 0 : n - r * share < share ? n - r * share : share; };
   peer_patience p(c);
@@ -107,7 +107,7 @@ struct shared_rows {
 template <class T>
 __global__ void __launch_bounds__(kThreads) share_rows(const __grid_constant__ peer_view c, const __grid_constant__ shared_rows a) {
   peer_begin(c);
-  const uint32_t epoch = *c.epoch, flag = epoch + 1, parity = epoch & 1, each = a.n / (uint32_t)(sizeof(T) / sizeof(float));
+  const uint32_t epoch = c.counters->epoch, flag = epoch + 1, parity = epoch & 1, each = a.n / (uint32_t)(sizeof(T) / sizeof(float));
   const uint64_t count = (uint64_t)a.rows * each, step = (uint64_t)gridDim.x * kThreads;
   peer_patience p(c);
   const bool here = meet(c, &p, 0, parity, flag);
@@ -189,6 +189,15 @@ bool open_group(mm_cu_peers *p, uint32_t rank, uint32_t ranks, double limit_s, m
   return true;
 }
 
+/* In this rank's memory, with no kernel at work on it: the next sum has this epoch, and no branch has come. */
+bool set_counters(const peer_view &c, uint32_t epoch, mm_err *err) {
+  /* The copy may return before the number is there, and the steps' stream does not wait for it. */
+  return check(cudaMemset(c.at[c.rank] + c.branches_at(), 0xff, c.branches_bytes()), "empty branches", err) &&
+         check(cudaMemset(c.counters, 0, sizeof *c.counters), "set counters", err) &&
+         check(cudaMemcpy(&c.counters->epoch, &epoch, sizeof epoch, cudaMemcpyHostToDevice), "set epoch", err) &&
+         check(cudaStreamSynchronize(0), "set epoch", err);
+}
+
 /* Own memory, zeros, where the others can write. */
 bool open_memory(mm_cu_peers *p, mm_err *err) {
   peer_view *c = &p->c;
@@ -197,11 +206,12 @@ bool open_memory(mm_cu_peers *p, mm_err *err) {
   if (!check(cudaHostGetDevicePointer(&shared, g->shared, 0), "cudaHostGetDevicePointer", err) ||
       !check(cudaGetDevice(&g->device[c->rank]), "cudaGetDevice", err) ||
       !check(cudaMalloc(&g->memory[c->rank], c->bytes()), "cudaMalloc", err) ||
-      !check(cudaMemset(g->memory[c->rank], 0, c->bytes()), "cudaMemset", err) || !check(cudaStreamSynchronize(0), "cudaMemset", err))
+      !check(cudaMemset(g->memory[c->rank], 0, c->bytes()), "cudaMemset", err))
     return false;
   c->shared = static_cast<peer_control *>(shared);
-  c->epoch = reinterpret_cast<uint32_t *>(g->memory[c->rank] + c->counters_at()), c->ticket = c->epoch + 1;
-  return true;
+  c->at[c->rank] = g->memory[c->rank];
+  c->counters = reinterpret_cast<peer_counters *>(g->memory[c->rank] + c->counters_at());
+  return set_counters(*c, 0, err);
 }
 
 /* The others' memory, once all have theirs. */
@@ -245,7 +255,8 @@ bool load_kernels(mm_err *err) {
                                  reinterpret_cast<const void *>(share_rows<float4>),
                                  reinterpret_cast<const void *>(share_rows<float>),
                                  mm_cu_many_kernel(0),
-                                 mm_cu_many_kernel(1)};
+                                 mm_cu_many_kernel(1),
+                                 mm_cu_many_kernel(2)};
   cudaFuncAttributes a;
   for (const void *k : kernels) {
     if (!check(cudaFuncGetAttributes(&a, k), "load kernels", err)) return false;
@@ -276,13 +287,14 @@ cudaError_t reduce(mm_cu_peers *p, T *x, uint64_t n, cudaStream_t s) {
 
 const peer_view &mm_cu_peers_view(const mm_cu_peers *p) { return p->c; }
 
-mm_cu_peers *mm_cu_peers_open(mm_comm *comm, uint32_t rank, uint32_t ranks, double limit_s, mm_err *err) {
+mm_cu_peers *mm_cu_peers_open(mm_comm *comm, uint32_t rank, uint32_t ranks, uint64_t rows_bytes, double limit_s, mm_err *err) {
   if (ranks > MM_CU_PEERS) {
     mm_fail(err, MM_UNSUPPORTED, "E_PEER", mm_at(NULL, NULL), "found %u ranks of a stage, expected at most %d", ranks, MM_CU_PEERS);
     return nullptr;
   }
   mm_cu_peers *p = new mm_cu_peers;
   p->comm = comm, p->c.rank = rank, p->c.ranks = ranks, p->limit_s = limit_s;
+  p->c.sum_bytes = ranks == 2 ? mm_max(kPeerSlab, mm_min(mm_round_up(rows_bytes, 16), kPeerMost)) : kPeerSlab;
   if (mm_comm_is_across(comm)) {
     p->c.apart = true; /* NCCL takes no others */
     if ((p->across = mm_cu_across_open(comm, rank, ranks, limit_s, err))) return p;
@@ -339,7 +351,7 @@ cudaError_t mm_cu_peers_share(mm_cu_peers *p, float *const *all, const float *ow
 bool mm_cu_peers_tell(mm_cu_peers *p, void *mine, void **all, mm_err *err) { return tell(p, mine, all, err); }
 
 bool mm_cu_peers_small(const mm_cu_peers *p, uint32_t rows, uint64_t words) {
-  return !p->across && rows <= (p->c.apart ? kSmallRows : kSharedRows / p->c.ranks) && words <= kPeerWords;
+  return !p->across && rows <= (p->c.apart ? kPeerRows : kSharedRows / p->c.ranks) && words <= kPeerWords;
 }
 
 bool mm_cu_peers_many(const mm_cu_peers *p, uint64_t words) { return !p->across && p->c.ranks == 2 && words > kPeerWords; }
@@ -358,15 +370,12 @@ bool mm_cu_peers_mend(mm_cu_peers *p, mm_err *err) {
   if (p->across) return mm_cu_across_mend(p->across, err);
   uint32_t epoch, most = 0;
   const void *all[MM_CU_PEERS];
-  if (!check(cudaMemcpy(&epoch, p->c.epoch, sizeof epoch, cudaMemcpyDeviceToHost), "read epoch", err)) return false;
+  if (!check(cudaMemcpy(&epoch, &p->c.counters->epoch, sizeof epoch, cudaMemcpyDeviceToHost), "read epoch", err)) return false;
   if (!gather(p, &epoch, all, err)) return false;
   for (uint32_t r = 0; r < p->c.ranks; r++) most = (uint32_t)mm_max(most, *static_cast<const uint32_t *>(all[r]));
   if (!meet_all(p, err)) return false; /* nobody's epoch is read any more */
-  epoch = most + 2;
   if (p->c.rank == 0) p->group->shared->state = kPeersGoOn;
-  /* The copy may return before the number is there, and the steps' stream does not wait for it. */
-  return check(cudaMemcpy(p->c.epoch, &epoch, sizeof epoch, cudaMemcpyHostToDevice), "set epoch", err) &&
-         check(cudaStreamSynchronize(0), "set epoch", err) && meet_all(p, err);
+  return set_counters(p->c, most + 2, err) && meet_all(p, err);
 }
 
 bool mm_cu_peers_meet(mm_cu_peers *p, bool mine, bool *all, mm_err *err) {

@@ -6,6 +6,7 @@
 #include <stddef.h>
 
 #include "runtime/cuda/device.cuh"
+#include "runtime/cuda/kernels.h"
 #include "runtime/cuda/peers.h"
 #include "runtime/cuda/totals.cuh"
 
@@ -36,9 +37,13 @@ __device__ __forceinline__ uint64_t now_ns() {
 }
 /* ---- what all ranks share ---- */
 
-constexpr uint32_t kPeerBlocks = 64;                 /* that tell each other by flags */
-constexpr uint64_t kPeerWords = 131072;              /* of a sum of few numbers: 1 MiB of them */
+constexpr uint32_t kPeerBlocks = 64;                                 /* that tell each other by flags */
+constexpr uint64_t kPeerWords = 131072;                              /* of a sum of few numbers: 1 MiB of them */
+constexpr uint32_t kPeerRows = 16;                                   /* of a branch at most, with devices of their own */
+constexpr uint32_t kPeerBranch = kPeerRows * (MM_CU_MAX_HIDDEN / 8); /* its words */
+constexpr uint32_t kPeerTurns = 3;
 constexpr uint64_t kPeerSlab = (uint64_t)64 << 20;   /* bytes of a sum of many; of every rank's memory it takes four */
+constexpr uint64_t kPeerMost = (uint64_t)256 << 20;  /* of two ranks whose rows are sent as they are made */
 constexpr uint32_t kPeerLook = 256;                  /* tries between looks at the clock */
 constexpr uint32_t kPeersGoOn = 0, kPeersWaited = 2; /* states; 1: broken by mm_comm_break */
 
@@ -48,36 +53,49 @@ struct peer_control {
   uint32_t limit_ms;
 };
 
+/* In a rank's own memory. `turn` and `filled`: which place a branch takes next, and how many words the one before filled. */
+struct alignas(16) peer_counters {
+  uint32_t epoch, ticket, turn, filled;
+};
+
 /* Of every rank's memory, as this rank's device sees it. */
 struct peer_view {
   char *at[MM_CU_PEERS];
-  uint32_t *epoch, *ticket; /* this rank's */
+  peer_counters *counters; /* this rank's */
   peer_control *shared;
   uint32_t rank, ranks;
-  bool apart; /* no two ranks share a device */
+  bool apart;         /* no two ranks share a device */
+  uint64_t sum_bytes; /* kPeerSlab, or more */
 
-  /* Offsets: words [2][ranks][kPeerWords]; parts [2][ranks][kPeerSlab / ranks]; sums [2][kPeerSlab]; flags [2
-   * rounds][2][ranks][kPeerBlocks]. */
+  /* Offsets: words [2][ranks][kPeerWords]; branches [kPeerTurns][ranks][kPeerBranch]; parts [2][ranks][kPeerSlab / ranks]; sums
+   * [2][sum_bytes]; flags [2 rounds][2][ranks][kPeerBlocks]. */
   __host__ __device__ uint64_t part_bytes() const { return (kPeerSlab / ranks + 15) / 16 * 16 + 16; }
-  __host__ __device__ uint64_t parts_at() const { return 2 * ranks * kPeerWords * 16; }
+  __host__ __device__ uint64_t branches_at() const { return 2 * ranks * kPeerWords * 16; }
+  __host__ __device__ uint64_t branches_bytes() const { return (uint64_t)kPeerTurns * ranks * kPeerBranch * 16; }
+  __host__ __device__ uint64_t parts_at() const { return branches_at() + branches_bytes(); }
   __host__ __device__ uint64_t sums_at() const { return parts_at() + 2 * ranks * part_bytes(); }
-  __host__ __device__ uint64_t flags_at() const { return sums_at() + 2 * kPeerSlab; }
+  __host__ __device__ uint64_t flags_at() const { return sums_at() + 2 * sum_bytes; }
   __host__ __device__ uint64_t counters_at() const { return flags_at() + 4 * ranks * kPeerBlocks * sizeof(uint32_t); }
   __host__ __device__ uint64_t bytes() const { return counters_at() + 256; }
 
   __device__ uint4 *word(uint32_t of, uint32_t parity, uint32_t from) const {
     return reinterpret_cast<uint4 *>(at[of]) + (parity * ranks + from) * kPeerWords;
   }
+  __device__ uint4 *branch(uint32_t of, uint32_t turn, uint32_t from) const {
+    return reinterpret_cast<uint4 *>(at[of] + branches_at()) + (turn * ranks + from) * kPeerBranch;
+  }
   __device__ uint4 *part(uint32_t of, uint32_t parity, uint32_t from) const {
     return reinterpret_cast<uint4 *>(at[of] + parts_at() + (parity * ranks + from) * part_bytes());
   }
-  __device__ uint4 *sum(uint32_t of, uint32_t parity) const { return reinterpret_cast<uint4 *>(at[of] + sums_at() + parity * kPeerSlab); }
+  __host__ __device__ uint4 *sum(uint32_t of, uint32_t parity) const {
+    return reinterpret_cast<uint4 *>(at[of] + sums_at() + parity * sum_bytes);
+  }
   __device__ uint32_t *flag(uint32_t of, uint32_t round, uint32_t parity, uint32_t from, uint32_t block) const {
     return reinterpret_cast<uint32_t *>(at[of] + flags_at()) + ((round * 2 + parity) * ranks + from) * kPeerBlocks + block;
   }
 };
 
-static_assert(offsetof(peer_view, shared) == 80, "tests/ops/fake_device.h finds it there");
+static_assert(offsetof(peer_view, shared) == 72, "tests/ops/fake_device.h finds it there");
 
 /* ---- waiting ---- */
 
@@ -144,39 +162,57 @@ __device__ __forceinline__ void each_of(uint32_t first, uint32_t n, uint32_t ste
 
 /* ---- branches ---- */
 
-/* Eight columns of a branch, a thread's own: two words. */
-struct peer_branch {
-  uint4 a, b;
-  __device__ __forceinline__ explicit peer_branch(const uint4 *from) : a(get_word(from)), b(get_word(from + 1)) {}
-  __device__ __forceinline__ bool have(uint32_t flag) const { return a.y == flag && a.w == flag && b.y == flag && b.w == flag; }
-};
+/* Branches of few rows go without flags, sixteen bytes of numbers a word, since a place that nobody has written yet holds what nobody
+ * sends: four times kPeerNothing, a NaN, for which the sender has another. Each kernel that exchanges one has a turn, whose place is the
+ * next of three, and makes that of the turn before empty again. The others write there two turns later at the earliest, with this rank's
+ * words of the turn between in their hands: that one began when this one had ended. */
+constexpr uint32_t kPeerNothing = 0xffffffffu;
 
-/* This rank's, to all others, as words `word` and the next of the epoch. */
-__device__ __forceinline__ void send_branch(const peer_view &c, uint4 own, uint32_t word, uint32_t epoch) {
-  const uint32_t flag = epoch + 1, parity = epoch & 1;
+struct peer_turn {
+  uint32_t turn, filled; /* by the turn before */
+};
+__device__ __forceinline__ peer_turn turn_of(const peer_view &c) {
+  const uint2 v = *reinterpret_cast<const uint2 *>(&c.counters->turn);
+  return {v.x, v.y};
+}
+
+__device__ __forceinline__ uint32_t some_number(uint32_t v) { return v - (v == kPeerNothing); }
+__device__ __forceinline__ bool has_come(uint4 v) {
+  return v.x != kPeerNothing && v.y != kPeerNothing && v.z != kPeerNothing && v.w != kPeerNothing;
+}
+
+/* Eight columns of this rank's, to all others, as word `word`. */
+__device__ __forceinline__ void send_branch(const peer_view &c, peer_turn t, uint4 own, uint32_t word) {
+  const uint4 v = make_uint4(some_number(own.x), some_number(own.y), some_number(own.z), some_number(own.w));
+  for (uint32_t k = 1; k < c.ranks; k++) put_word(c.branch((c.rank + k) % c.ranks, t.turn, c.rank) + word, v);
+}
+
+/* By all threads of the kernel: what came in the turn before is gone. */
+__device__ __forceinline__ void empty_branches(const peer_view &c, peer_turn t) {
+  const uint32_t before = t.turn ? t.turn - 1 : kPeerTurns - 1;
   for (uint32_t k = 1; k < c.ranks; k++) {
-    uint4 *const to = c.word((c.rank + k) % c.ranks, parity, c.rank) + word;
-    put_word(to, make_uint4(own.x, flag, own.y, flag)), put_word(to + 1, make_uint4(own.z, flag, own.w, flag));
+    uint4 *const at = c.branch(c.rank, before, (c.rank + k) % c.ranks);
+    for (uint32_t i = blockIdx.x * blockDim.x + threadIdx.x; i < t.filled; i += gridDim.x * blockDim.x)
+      at[i] = make_uint4(kPeerNothing, kPeerNothing, kPeerNothing, kPeerNothing);
   }
 }
 
-/* Their sum over all ranks, in rank order in f32 and rounded once. The next rank's words are on their way while one's are looked at. */
-__device__ __forceinline__ uint4 sum_branches(const peer_view &c, uint4 own, uint32_t word, uint32_t epoch) {
-  const uint32_t flag = epoch + 1, parity = epoch & 1;
-  const auto place = [&](uint32_t r) { return c.word(c.rank, parity, r) + word; };
-  float t[8];
+/* Their sum over all ranks, in rank order in f32 and rounded once. The next rank's word is on its way while one's is looked at. */
+__device__ __forceinline__ uint4 sum_branches(const peer_view &c, peer_turn t, uint4 own, uint32_t word) {
+  const auto place = [&](uint32_t r) { return c.branch(c.rank, t.turn, r) + word; };
+  float sum[8];
   peer_patience p(c);
-  peer_branch next(place(0));
+  uint4 next = get_word(place(0));
   for (uint32_t r = 0; r < c.ranks; r++) {
-    peer_branch now = next;
-    if (r + 1 < c.ranks) next = peer_branch(place(r + 1));
-    while (r != c.rank && !now.have(flag) && !p.over(r)) now = peer_branch(place(r));
+    uint4 now = next;
+    if (r + 1 < c.ranks) next = get_word(place(r + 1));
+    while (r != c.rank && !has_come(now) && !p.over(r)) now = get_word(place(r));
     float x[8];
-    widen8(x, r == c.rank ? own : make_uint4(now.a.x, now.a.z, now.b.x, now.b.z));
+    widen8(x, r == c.rank ? own : now);
 #pragma unroll
-    for (int i = 0; i < 8; i++) t[i] = r == 0 ? x[i] : t[i] + x[i];
+    for (int i = 0; i < 8; i++) sum[i] = r == 0 ? x[i] : sum[i] + x[i];
   }
-  return narrow8(t);
+  return narrow8(sum);
 }
 
 /* ---- epochs ---- */
@@ -189,17 +225,26 @@ __device__ __forceinline__ void peer_begin(const peer_view &c) {
     grid_wait();
 }
 
-/* The last block to come here counts the epoch, which all have read by then; what they wrote is seen by the next kernel, and by nobody in
- * this one. All threads come here. */
-__device__ __forceinline__ void peer_end(const peer_view &c, uint32_t epoch) {
+/* Whether this is a thread of the last block to come here, which alone may count: all have read the counters by then. What the blocks wrote
+ * is seen by the next kernel, and by nobody in this one. All threads come here. */
+__device__ __forceinline__ bool last_to_come(const peer_view &c) {
   __syncthreads();
-  if (threadIdx.x > 0) return;
+  if (threadIdx.x > 0) return false;
   uint32_t before = 0;
-  if (gridDim.x > 1) asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(c.ticket) : "memory");
-  if (before == gridDim.x - 1) *c.ticket = 0, *c.epoch = epoch + 1;
+  if (gridDim.x > 1) asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(&c.counters->ticket) : "memory");
+  if (before != gridDim.x - 1) return false;
+  c.counters->ticket = 0;
+  return true;
+}
+__device__ __forceinline__ void peer_end(const peer_view &c, uint32_t epoch) {
+  if (last_to_come(c)) c.counters->epoch = epoch + 1;
+}
+/* words: of a rank's branch. */
+__device__ __forceinline__ void branch_end(const peer_view &c, peer_turn t, uint32_t words) {
+  if (last_to_come(c)) c.counters->turn = t.turn + 1 < kPeerTurns ? t.turn + 1 : 0, c.counters->filled = words;
 }
 
-/* The two kernels of ranks_many.cu, to be loaded with those of peers.cu. */
+/* The kernels of ranks_many.cu that wait, to be loaded with those of peers.cu. */
 const void *mm_cu_many_kernel(int i);
 
 /* This rank's, for kernels of other files. */

@@ -11,10 +11,11 @@
 #define MM_CU_PEERS 8 /* ranks at most */
 
 struct mm_cu_peers;
-/* On the current device; collective. MM_UNSUPPORTED E_PEER, naming both devices, where one cannot write to the other's memory, and for more
- * than MM_CU_PEERS ranks. limit_s: seconds that a kernel waits for another rank. NULL without an error of its own when another rank failed
- * (mm_comm_break), which is never waited for: that one reports the error. So it is wherever this says that a rank does not come. */
-mm_cu_peers *mm_cu_peers_open(mm_comm *comm, uint32_t rank, uint32_t ranks, double limit_s, mm_err *err);
+/* On the current device; collective. rows_bytes: of the rows of a step, bf16, at most. MM_UNSUPPORTED E_PEER, naming both devices, where
+ * one cannot write to the other's memory, and for more than MM_CU_PEERS ranks. limit_s: seconds that a kernel waits for another rank. NULL
+ * without an error of its own when another rank failed (mm_comm_break), which is never waited for: that one reports the error. So it is
+ * wherever this says that a rank does not come. */
+mm_cu_peers *mm_cu_peers_open(mm_comm *comm, uint32_t rank, uint32_t ranks, uint64_t rows_bytes, double limit_s, mm_err *err);
 /* What this rank has queued is done. Accepts NULL. */
 void mm_cu_peers_close(mm_cu_peers *p);
 

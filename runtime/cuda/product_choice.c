@@ -11,9 +11,18 @@
 
 typedef bool (*answer)(const mm_cu_device *d, const mm_cu_task *q);
 
+/* Inputs have scales of 128 columns each, of this rank's alone. */
+static bool groups(const mm_cu_weight *w) { return w->rounding.kind == MM_ACT_FP8_GROUP; }
+
 bool mm_cu_multiplies_codes(const mm_cu_device *d, const mm_cu_weight *w) {
-  return d->hopper && w->rounding.kind == MM_ACT_FP8_GROUP && w->code == MM_CU_E4M3 && w->scale_kind == MM_CU_COARSE &&
-         w->cell_n_log2 >= 7 && w->cell_k_log2 >= 7;
+  const mm_act_format *f = &mm_act_formats[mm_cu_rounding_of(w)->kind];
+  const bool rounds = f->code == MM_CODE_E4M3 && f->scale == MM_F32 && (f->group == 0 || groups(w)); /* groups that no cut divides */
+  return d->hopper && rounds && w->code == MM_CU_E4M3 && w->scale_kind == MM_CU_COARSE && w->cell_k_log2 >= 7 &&
+         (w->cell_n_log2 >= 7 || w->scale_pitch == 1);
+}
+
+bool mm_cu_multiplies_blocks(const mm_cu_device *d, const mm_cu_weight *w) {
+  return mm_cu_multiplies_codes(d, w) && groups(w) && w->cell_n_log2 >= 7;
 }
 
 /* A single token's kernels of these weights hold the code that rounds inputs so, as the schemes have it. */
@@ -47,7 +56,7 @@ static bool clusters_fit(const mm_cu_device *d, const mm_cu_task *q, bool codes)
 }
 static bool takes_codes(const mm_cu_device *d, const mm_cu_task *q) { return mm_cu_multiplies_codes(d, q->w); }
 static bool takes_skinny_fp8(const mm_cu_device *d, const mm_cu_task *q) {
-  return mm_cu_multiplies_codes(d, q->w) && clusters_fit(d, q, true);
+  return mm_cu_multiplies_blocks(d, q->w) && clusters_fit(d, q, true);
 }
 static bool takes_skinny_few(const mm_cu_device *d, const mm_cu_task *q) {
   return d->hopper && q->w->scale_kind != MM_CU_FINE && clusters_fit(d, q, false);
@@ -57,16 +66,24 @@ static bool takes_skinny(const mm_cu_device *d, const mm_cu_task *q) { return (v
 static bool takes_widened(const mm_cu_device *d, const mm_cu_task *q) { return d->hopper && q->w->code != MM_CU_BF16; }
 static bool takes_gemm(const mm_cu_device *d, const mm_cu_task *q) { return !takes_widened(d, q); }
 
-static bool several(const mm_cu_device *d, const mm_cu_task *q) { return (void)d, q->tokens > 1; }
 static bool few_rows(const mm_cu_device *d, const mm_cu_task *q) {
   return (void)d, q->tokens > 1 && q->tokens <= (q->decode ? MM_CU_FEW : MM_CU_SKINNY);
 }
 
+/* Few rows of codes in blocks that no cluster holds come by the kernel of many; others come faster as numbers. */
+static bool many_codes(const mm_cu_device *d, const mm_cu_task *q) {
+  return q->tokens > 1 && (mm_cu_multiplies_blocks(d, q->w) || !few_rows(d, q));
+}
+
 /* ---- experts ---- */
 
+static bool several(const mm_cu_device *d, const mm_cu_task *q) { return (void)d, q->tokens > 1; }
+
+/* Codes of what stands between the products, under scales of rows, lie beside bf16 of the results (inputs.cu). */
 static bool experts_multiply_codes(const mm_cu_device *d, const mm_cu_task *q) {
+  const bool room = groups(q->w2) || q->w2->k + q->w2->k / 32 <= 2 * q->w2->n;
   return mm_cu_multiplies_codes(d, q->w) && mm_cu_multiplies_codes(d, q->w2) && q->w->n % (2 * MM_CU_GROUP) == 0 &&
-         q->w->k >= MM_CU_GROUP && q->w2->n % 8 == 0;
+         q->w->k >= MM_CU_GROUP && q->w2->n % 8 == 0 && room;
 }
 static bool few_takes(const mm_cu_weight *w) {
   return w->code != MM_CU_BF16 && w->scale_kind != MM_CU_FINE && w->k % 32 == 0 && w->n % 2 == 0;
@@ -112,7 +129,7 @@ static const struct kernel_row {
   const char *up, *down, *end, *rounds;
 } table[] = {
     {MM_CU_SKINNY_FP8, takes_skinny_fp8, few_rows, "skinny_clusters", NULL, NULL, NULL},
-    {MM_CU_GEMM_FP8, takes_codes, several, "product", NULL, NULL, NULL},
+    {MM_CU_GEMM_FP8, takes_codes, many_codes, "product", NULL, NULL, NULL},
     {MM_CU_ONE, takes_one, always, "one", NULL, NULL, NULL},
     {MM_CU_SKINNY_FEW, takes_skinny_few, few_rows, "skinny_clusters", NULL, NULL, NULL},
     {MM_CU_SKINNY_ROWS, takes_skinny, always, "skinny", NULL, NULL, NULL},
@@ -155,9 +172,9 @@ const mm_cu_rounding *mm_cu_rounds_before(mm_cu_kernel kernel, const mm_cu_weigh
 }
 
 static mm_cu_inputs_are inputs_of(mm_cu_kernel kernel, const mm_cu_weight *w) {
-  if (w->whole.kind != MM_ACT_KEPT) return MM_CU_ROUNDED_BEFORE;
-  if (w->rounding.kind == MM_ACT_KEPT) return MM_CU_KEPT;
-  if (kernel == MM_CU_SKINNY_FP8 || kernel == MM_CU_GEMM_FP8 || kernel == MM_CU_EXPERTS_FP8) return MM_CU_AS_CODES;
+  if (mm_cu_rounding_of(w)->kind == MM_ACT_KEPT) return MM_CU_KEPT;
+  if (kernel == MM_CU_SKINNY_FP8 || kernel == MM_CU_GEMM_FP8 || kernel == MM_CU_EXPERTS_FP8)
+    return groups(w) ? MM_CU_AS_CODES : MM_CU_AS_ROW_CODES;
   return mm_cu_rounds_inside(kernel, w) ? MM_CU_ROUNDED_INSIDE : MM_CU_ROUNDED_BEFORE;
 }
 
@@ -172,10 +189,16 @@ mm_cu_choice mm_cu_choose_product(const mm_cu_device *d, const mm_cu_task *q) {
 
 void mm_cu_say_choice(const mm_cu_choice *c, char *to, size_t size) {
   const struct kernel_row *r = row_of(c->kernel);
-  const char *part[5] = {c->x == MM_CU_AS_CODES ? "encode" : c->x == MM_CU_ROUNDED_BEFORE ? "round_rows" : NULL};
+  static const char *const made[] = {
+      [MM_CU_ROUNDED_BEFORE] = "round_rows", [MM_CU_AS_CODES] = "encode", [MM_CU_AS_ROW_CODES] = "encode_rows"};
+  const char *part[5] = {made[c->x]};
   to[0] = 0;
   if (!r) return;
-  part[1] = r->up, part[2] = c->middle == MM_CU_ROUNDED_BEFORE ? r->rounds : NULL, part[3] = r->down, part[4] = r->end;
+  part[1] = r->up,
+  part[2] = c->middle == MM_CU_ROUNDED_BEFORE ? r->rounds
+            : c->middle == MM_CU_AS_ROW_CODES ? made[c->middle]
+                                              : NULL,
+  part[3] = r->down, part[4] = r->end;
   for (size_t i = 0, at = 0; i < 5; i++) {
     if (!part[i] || at >= size) continue;
     at += (size_t)snprintf(to + at, size - at, "%s%s", at ? ", " : "", part[i]);

@@ -40,7 +40,8 @@ typedef enum mm_cu_inputs_are {
   MM_CU_KEPT,
   MM_CU_ROUNDED_INSIDE, /* by the kernel */
   MM_CU_ROUNDED_BEFORE, /* by a launch before it, as bf16 */
-  MM_CU_AS_CODES        /* likewise, and multiplied as codes */
+  MM_CU_AS_CODES,       /* likewise, and multiplied as codes, under scales of 128 columns */
+  MM_CU_AS_ROW_CODES    /* the same under scales of whole rows */
 } mm_cu_inputs_are;
 
 /* What a choice asks of the code that runs and of the device. */
@@ -70,9 +71,11 @@ bool mm_cu_takes(const mm_cu_device *d, mm_cu_kernel kernel, const mm_cu_task *q
 bool mm_cu_rounds_inside(mm_cu_kernel kernel, const mm_cu_weight *w);
 /* How w's inputs are rounded before a kernel that takes them as numbers; NULL: not. */
 const mm_cu_rounding *mm_cu_rounds_before(mm_cu_kernel kernel, const mm_cu_weight *w);
-/* w's codes can be multiplied as they are with codes of rounded rows: sm_90a, E4M3, whole groups of 128 rows and columns under one scale,
- * inputs rounded in groups of 128. */
+/* w's codes can be multiplied as they are with codes of rounded rows: sm_90a, E4M3, and scales of whole groups of 128 columns, of the
+ * inputs and of w, or of the whole row. */
 bool mm_cu_multiplies_codes(const mm_cu_device *d, const mm_cu_weight *w);
+/* The same in blocks: groups of 128 columns of the inputs, and of w with 128 rows too. */
+bool mm_cu_multiplies_blocks(const mm_cu_device *d, const mm_cu_weight *w);
 /* The launches in their order, by their names in a profiler: to[size]. */
 void mm_cu_say_choice(const mm_cu_choice *c, char *to, size_t size);
 

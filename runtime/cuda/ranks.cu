@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(kThreads) scale_qk(const __grid_constant__ qk_
 __global__ void __launch_bounds__(kThreads) reduce_scale_qk(const __grid_constant__ peer_view c, const __grid_constant__ qk_norms a) {
   __shared__ float part[kThreads / 32];
   peer_begin(c);
-  const uint32_t epoch = *c.epoch;
+  const uint32_t epoch = c.counters->epoch;
   float sum[2];
   square_row(sum, a.x + (size_t)blockIdx.x * a.pitch, a.s, part);
   add_ranks(sum, c, epoch);
@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(kThreads) gate_rows(const __grid_constant__ mm
 __global__ void __launch_bounds__(kThreads) reduce_gate_rows(const __grid_constant__ peer_view c, const __grid_constant__ mm_cu_gated a) {
   __shared__ float part[kThreads / 32];
   peer_begin(c);
-  const uint32_t epoch = *c.epoch;
+  const uint32_t epoch = c.counters->epoch;
   float sum[2];
   square_row(sum, a.o + (size_t)blockIdx.x * a.width, {{a.width, 0}}, part);
   add_ranks(sum, c, epoch);
@@ -162,18 +162,20 @@ cudaError_t sum_squares(mm_backend *b, const bf16 *x, uint32_t pitch, stretches 
 __global__ void __launch_bounds__(MM_CU_MAX_HIDDEN / 8)
     reduce_combine(const __grid_constant__ peer_view c, const __grid_constant__ mm_cu_combine a, uint32_t width, uint32_t blocks) {
   __shared__ float part[MM_CU_MAX_HIDDEN / 256];
-  const uint32_t row = blockIdx.x / blocks, column = threadIdx.x * 8, word = (row * width + column) / 4;
+  const uint32_t row = blockIdx.x / blocks, column = threadIdx.x * 8, word = (row * width + column) / 8;
   const bool inside = column < width, own_share = threadIdx.x / 32 % blocks == blockIdx.x % blocks;
   const size_t at = (size_t)row * width + column;
   float w[8] = {}, v[8] = {};
   if (c.apart) grid_launch_next_early();
   if (inside) load8(w, a.w + column);
   grid_wait();
-  const uint32_t epoch = *c.epoch;
+  const peer_turn turn = turn_of(c);
+  uint4 own = make_uint4(0, 0, 0, 0), residual = own;
+  if (inside) own = *reinterpret_cast<const uint4 *>(a.branch + at), residual = *reinterpret_cast<const uint4 *>(a.residual + at);
+  if (inside && own_share) send_branch(c, turn, own, word);
+  empty_branches(c, turn);
   if (inside) {
-    const uint4 own = *reinterpret_cast<const uint4 *>(a.branch + at), residual = *reinterpret_cast<const uint4 *>(a.residual + at);
-    if (own_share) send_branch(c, own, word, epoch);
-    mix8(v, a, residual, sum_branches(c, own, word, epoch));
+    mix8(v, a, residual, sum_branches(c, turn, own, word));
     if (own_share) store8(a.h + at, v);
   }
   const float sum = warp_sum(square8(v));
@@ -186,7 +188,7 @@ __global__ void __launch_bounds__(MM_CU_MAX_HIDDEN / 8)
     *reinterpret_cast<uint4 *>(a.n + at) = q;
     if (a.codes.code) encode8(a.codes, row, column, q);
   }
-  peer_end(c, epoch);
+  branch_end(c, turn, gridDim.x / blocks * width / 8);
 }
 
 }  // namespace
@@ -196,7 +198,8 @@ bool mm_cu_open_ranks(mm_backend *b, mm_err *err) {
   if (ranks == 1) return true;
   if (!b->loading->pinned(err)) return false;
   if (!(b->squares = b->memory.array<float>(2 * (uint64_t)b->c.limits.max_tokens + 4, err))) return false;
-  if (!(b->peers = mm_cu_peers_open(b->c.comm, b->c.weights->rank, ranks, kLimit_s, err))) return false;
+  const uint64_t rows_bytes = (uint64_t)b->c.limits.max_tokens * b->c.model->hidden * sizeof(bf16);
+  if (!(b->peers = mm_cu_peers_open(b->c.comm, b->c.weights->rank, ranks, rows_bytes, kLimit_s, err))) return false;
   b->whole_rows.peers = b->peers;
   mm_cu_peers_load(b->peers, true);
   bool all;
@@ -259,12 +262,12 @@ bool mm_cu_combines_ranks(const mm_cu_peers *p, uint32_t rows, uint32_t width) {
   return p && width <= MM_CU_MAX_HIDDEN && (mm_cu_peers_small(p, rows, words) || mm_cu_peers_many(p, words));
 }
 
-cudaError_t mm_cu_combine_ranks(const mm_cu_peers *p, const mm_cu_combine &a, uint32_t rows, uint32_t width, cudaStream_t s) {
+cudaError_t mm_cu_combine_ranks(const mm_cu_peers *p, const mm_cu_combine &a, uint32_t rows, uint32_t width, bool sent, cudaStream_t s) {
   if (!mm_cu_combines_ranks(p, rows, width) || width % 8 != 0 || !codes_fit(a.codes, rows, width)) return cudaErrorInvalidValue;
-  if (!mm_cu_peers_small(p, rows, (uint64_t)rows * width / 4)) return mm_cu_combine_many(p, a, rows, width, s);
+  if (!mm_cu_peers_small(p, rows, (uint64_t)rows * width / 4)) return mm_cu_combine_many(p, a, rows, width, sent, s);
   /* Where no block writes what another of its row reads, and all find room beside those of other ranks. */
   const bool several = mm_cu_peers_apart(p) && rows <= 8 && a.h != a.residual && a.h != a.branch && a.n != a.residual && a.n != a.branch;
-  const unsigned blocks = !several ? 1 : width > 4096 ? 6 : rows > 1 ? 2 : 1;
+  const unsigned blocks = !several ? 1 : width > 4096 ? 6 : rows > 1 ? 3 : 1;
   return launch(reduce_combine, rows * blocks, ceil_div(width, 256) * 32, 0, s, mm_cu_peers_view(p), a, width, blocks);
 }
 

@@ -2,7 +2,11 @@
  * (peers.cu) and then of combine_rows (rows.cu). Each rank sends all its rows and adds all rows up: as many bytes cross the link as when
  * each adds half of them and sends the sums back, in one exchange and not two. A block sends its rows, meets the other rank's block of the
  * same rows, and combines them. There is one block on a multiprocessor, since a meeting waits for all that the multiprocessor has written,
- * and room for those of another stage, which may wait on the same devices. */
+ * and room for those of another stage, which may wait on the same devices.
+ *
+ * Where the product before it has sent the rows as it made them (mm_cu_push), the ranks meet in a kernel of one block, and the next one
+ * combines them on all multiprocessors and waits for nobody. It reads what came in the epoch that has just been counted: the other rank
+ * writes there again two epochs later, when it has had this rank's word of the one between, which follows this kernel. */
 #include "runtime/cuda/backend.h"
 #include "runtime/cuda/launch.h"
 #include "runtime/cuda/peers.cuh"
@@ -18,7 +22,17 @@ struct many_rows {
   uint32_t rows, width, each, threads; /* rows of a block, threads of a row */
 };
 
-template <int kTurns>
+/* The ranks tell each other that their rows are sent. */
+__global__ void __launch_bounds__(32) meet_ranks(const __grid_constant__ peer_view c) {
+  peer_begin(c);
+  const uint32_t epoch = c.counters->epoch;
+  peer_patience p(c);
+  meet(c, &p, 0, epoch & 1, epoch + 1);
+  peer_end(c, epoch);
+}
+
+/* kSent: meet_ranks came before. */
+template <int kTurns, bool kSent>
 __global__ void __launch_bounds__(kGroups *kMaxWarps * 32, 1)
     combine_two_ranks(const __grid_constant__ peer_view c, const __grid_constant__ many_rows m) {
   __shared__ float part[kGroups][2][kMaxWarps * kTurns]; /* a group's rows take turns: who writes one again has met all that read it */
@@ -26,16 +40,26 @@ __global__ void __launch_bounds__(kGroups *kMaxWarps * 32, 1)
   const uint32_t group = threadIdx.x / m.threads, thread = threadIdx.x % m.threads, pieces = m.width / 8;
   float w[kTurns][8];
   each_turn<kTurns>(thread, m.threads, m.width, [&](int i, uint32_t column) { load8(w[i], a.w + column); });
-  peer_begin(c);
-  const uint32_t epoch = *c.epoch, parity = epoch & 1, first = min(blockIdx.x * m.each, m.rows), n = min(m.each, m.rows - first);
+  uint32_t epoch;
+  if constexpr (kSent) {
+    grid_wait_and_launch_next();
+    epoch = c.counters->epoch - 1;
+  } else {
+    peer_begin(c);
+    epoch = c.counters->epoch;
+  }
+  const uint32_t parity = epoch & 1, first = min(blockIdx.x * m.each, m.rows), n = min(m.each, m.rows - first);
   const uint4 *const branch = reinterpret_cast<const uint4 *>(a.branch);
-  const size_t begin = (size_t)first * pieces;
-  uint4 *const to = c.sum(1 - c.rank, parity) + begin;
-  each_of<uint4>(
-      threadIdx.x, n * pieces, blockDim.x, [&](uint32_t i) { return branch[begin + i]; },
-      [&](uint32_t i, uint4 v) { put_word(to + i, v); });
-  peer_patience p(c);
-  const bool here = meet(c, &p, 0, parity, epoch + 1);
+  bool here = true;
+  if constexpr (!kSent) {
+    const size_t begin = (size_t)first * pieces;
+    uint4 *const to = c.sum(1 - c.rank, parity) + begin;
+    each_of<uint4>(
+        threadIdx.x, n * pieces, blockDim.x, [&](uint32_t i) { return branch[begin + i]; },
+        [&](uint32_t i, uint4 v) { put_word(to + i, v); });
+    peer_patience p(c);
+    here = meet(c, &p, 0, parity, epoch + 1);
+  }
   for (uint32_t k = group; here && k < n; k += kGroups) {
     const uint32_t row = first + k;
     const size_t at = (size_t)row * m.width;
@@ -62,30 +86,49 @@ __global__ void __launch_bounds__(kGroups *kMaxWarps * 32, 1)
         [&] { asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(m.threads)
                            : "memory"); });
   }
-  peer_end(c, epoch);
+  if constexpr (!kSent) peer_end(c, epoch);
 }
 
 }  // namespace
 
 const void *mm_cu_many_kernel(int i) {
-  return i ? reinterpret_cast<const void *>(combine_two_ranks<2>) : reinterpret_cast<const void *>(combine_two_ranks<1>);
+  return i == 2   ? reinterpret_cast<const void *>(meet_ranks)
+         : i == 1 ? reinterpret_cast<const void *>(combine_two_ranks<2, false>)
+                  : reinterpret_cast<const void *>(combine_two_ranks<1, false>);
 }
 
-cudaError_t mm_cu_combine_many(const mm_cu_peers *p, const mm_cu_combine &a, uint32_t rows, uint32_t width, cudaStream_t s) {
+mm_cu_push mm_cu_push_rows(const mm_cu_peers *p, uint32_t rows, uint32_t width) {
+  if (!mm_cu_peers_many(p, (uint64_t)rows * width / 4)) return {};
+  const peer_view &c = mm_cu_peers_view(p);
+  if ((uint64_t)rows * width * sizeof(bf16) > c.sum_bytes) return {};
+  mm_cu_push push = {{}, &c.counters->epoch};
+  for (uint32_t parity = 0; parity < 2; parity++) push.to[parity] = reinterpret_cast<bf16 *>(c.sum(1 - c.rank, parity));
+  return push;
+}
+
+cudaError_t mm_cu_combine_many(const mm_cu_peers *p, const mm_cu_combine &a, uint32_t rows, uint32_t width, bool sent, cudaStream_t s) {
   const peer_view &c = mm_cu_peers_view(p);
   if (c.ranks != 2 || width == 0 || width % 8 != 0 || width > MM_CU_MAX_HIDDEN || !codes_fit(a.codes, rows, width))
     return cudaErrorInvalidValue;
   const unsigned warps = ceil_div(width, 256), turns = warps > kMaxWarps ? 2 : 1, threads = ceil_div(warps, turns) * 32;
-  const unsigned blocks = c.apart ? kPeerBlocks : 2;
-  const uint32_t launches = ceil_div(rows, (uint32_t)(kPeerSlab / 2 / width));
-  cudaError_t e = cudaSuccess;
-  for (uint32_t i = 0; i < launches && e == cudaSuccess; i++) {
-    const uint32_t from = (uint32_t)((uint64_t)rows * i / launches), count = (uint32_t)((uint64_t)rows * (i + 1) / launches) - from;
+  const auto run = [&](uint32_t from, uint32_t count, unsigned blocks) {
     const size_t at = (size_t)from * width;
     many_rows m = {a, count, width, ceil_div(count, blocks), threads};
     m.a.h += at, m.a.n += at, m.a.residual += at, m.a.branch += at;
     if (a.codes.code) m.a.codes.code += (size_t)from * a.codes.pitch, m.a.codes.scale += from;
-    e = launch(turns == 2 ? combine_two_ranks<2> : combine_two_ranks<1>, blocks, kGroups * threads, 0, s, c, m);
+    const auto kernel = turns == 2 ? (sent ? combine_two_ranks<2, true> : combine_two_ranks<2, false>)
+                                   : (sent ? combine_two_ranks<1, true> : combine_two_ranks<1, false>);
+    return launch(kernel, blocks, kGroups * threads, 0, s, c, m);
+  };
+  cudaError_t e = cudaSuccess;
+  if (sent) {
+    e = launch(meet_ranks, 1, 32, 0, s, c);
+    return e != cudaSuccess ? e : run(0, rows, min(ceil_div(rows, kGroups), multiprocessors()));
+  }
+  const uint32_t launches = ceil_div(rows, (uint32_t)(c.sum_bytes / 2 / width));
+  for (uint32_t i = 0; i < launches && e == cudaSuccess; i++) {
+    const uint32_t from = (uint32_t)((uint64_t)rows * i / launches), count = (uint32_t)((uint64_t)rows * (i + 1) / launches) - from;
+    e = run(from, count, c.apart ? kPeerBlocks : 2);
   }
   return e;
 }

@@ -60,10 +60,10 @@ __device__ __forceinline__ float spread_sums(const float (&v)[N]) {
 enum row_source { THERE, MIXED, SUMMED };
 
 /* logits[token, expert] of kExperts experts and kTokens tokens; x, or a.n, which it makes and some block writes down. SUMMED: each block
- * sends a warp's part of the rank's branch, and all wait for the others'; the epoch. */
+ * sends a warp's part of the rank's branch, and all wait for the others'; the turn is left in *turn. */
 template <class W, int kExperts, int kTokens, row_source kSource>
-__device__ __forceinline__ uint32_t block_logits(const mm_cu_router &m, const mm_cu_route &r, const mm_cu_combine &a, const bf16 *x,
-                                                 uint32_t tokens, const peer_view *c = nullptr) {
+__device__ __forceinline__ void block_logits(const mm_cu_router &m, const mm_cu_route &r, const mm_cu_combine &a, const bf16 *x,
+                                             uint32_t tokens, const peer_view *c = nullptr, peer_turn *turn = nullptr) {
   constexpr bool kMix = kSource != THERE;
   __shared__ float norm_part[kTokens][kMaxWarps], part[kExperts * kTokens][kMaxWarps];
   const uint32_t expert0 = blockIdx.x * kExperts, first = blockIdx.y * kTokens, n = min(tokens - first, kTokens);
@@ -75,7 +75,6 @@ __device__ __forceinline__ uint32_t block_logits(const mm_cu_router &m, const mm
     w[e].zero();
     if (inside && expert0 + e < r.experts) w[e].load(static_cast<const W *>(m.w) + (size_t)(expert0 + e) * m.k + column);
   }
-  uint32_t epoch = 0;
   float norm[8] = {};
   if (kMix && inside) load8(norm, a.w + column);
   grid_wait();
@@ -94,9 +93,10 @@ __device__ __forceinline__ uint32_t block_logits(const mm_cu_router &m, const mm
     }
     if constexpr (kSource == SUMMED) {
       static_assert(kTokens == 1);
-      epoch = *c->epoch;
-      if (inside && warp % gridDim.x == blockIdx.x) send_branch(*c, add[0], column / 4, epoch);
-      if (inside) add[0] = sum_branches(*c, add[0], column / 4, epoch);
+      *turn = turn_of(*c);
+      if (inside && warp % gridDim.x == blockIdx.x) send_branch(*c, *turn, add[0], column / 8);
+      empty_branches(*c, *turn);
+      if (inside) add[0] = sum_branches(*c, *turn, add[0], column / 8);
     }
 #pragma unroll
     for (int t = 0; t < kTokens; t++) {
@@ -149,7 +149,6 @@ __device__ __forceinline__ uint32_t block_logits(const mm_cu_router &m, const mm
     for (uint32_t i = 0; i < warps; i++) logit += part[threadIdx.x][i];
     if (expert < r.experts && t < n) r.logits[(size_t)(first + t) * r.experts + expert] = logit;
   }
-  return epoch;
 }
 
 /* A single token's experts are told once they are chosen (mm_cu_route). */
@@ -225,9 +224,10 @@ __global__ void __launch_bounds__(kMaxThreads)
     reduce_route(const __grid_constant__ peer_view c, const __grid_constant__ mm_cu_router m, const __grid_constant__ mm_cu_route r,
                  const __grid_constant__ mm_cu_combine a) {
   if (c.apart) grid_launch_next_early();
-  const uint32_t epoch = block_logits<W, 2, 1, SUMMED>(m, r, a, nullptr, 1, &c);
+  peer_turn turn;
+  block_logits<W, 2, 1, SUMMED>(m, r, a, nullptr, 1, &c, &turn);
   clear_told(r);
-  peer_end(c, epoch);
+  branch_end(c, turn, m.k / 8);
 }
 
 constexpr uint32_t kChoosers = 8; /* warps of a block, a token each */

@@ -82,7 +82,7 @@ static void bench_skinny(const scheme &s, uint32_t n, uint32_t k, std::vector<ui
   code_buffers codes(MM_CU_FEW, k);
   buffer<__nv_bfloat16> wide((size_t)MM_CU_FEW * k), out((size_t)MM_CU_FEW * n);
   fill_random_bf16(wide.p, wide.n, 8);
-  CUDA_OK(mm_cu_encode(codes.d, {wide.p, k, nullptr}, 0));
+  CUDA_OK(mm_cu_encode(codes.d, {wide.p, k, nullptr}, {MM_ACT_FP8_GROUP, 0}, 0));
   for (uint32_t t : {2u, 8u, 16u, 64u}) {
     mm_cu_codes few = codes.d;
     few.rows = t;
@@ -182,7 +182,7 @@ static void experts_rate(const char *model, const scheme &s, uint32_t experts, u
     up.rounding.kind = down.rounding.kind = MM_ACT_FP8_GROUP;
     if (takes_here(MM_CU_EXPERTS_FP8, up, down, t)) {
       code_buffers codes(t, hidden), mid(t * top_k, inter);
-      CUDA_OK(mm_cu_encode(codes.d, {x.p, hidden, nullptr}, 0));
+      CUDA_OK(mm_cu_encode(codes.d, {x.p, hidden, nullptr}, {MM_ACT_FP8_GROUP, 0}, 0));
       us = time_graph(
           skinny ? kSets : 1,
           [&](cudaStream_t st, int i) {
@@ -383,7 +383,7 @@ static void bench_rounded(uint32_t tokens, uint32_t n, uint32_t k, int replays =
   double us = time_graph(
       8,
       [&](cudaStream_t st, int) {
-        CUDA_OK(mm_cu_encode(codes.d, {x.p, k, nullptr}, st));
+        CUDA_OK(mm_cu_encode(codes.d, {x.p, k, nullptr}, {MM_ACT_FP8_GROUP, 0}, st));
       },
       6);
   snprintf(what, sizeof what, "inputs to codes T=%u, %u columns", tokens, k);

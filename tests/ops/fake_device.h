@@ -18,7 +18,7 @@
 #define BLOCKS      8192
 #define STREAMS     64
 #define KERNELS     2048
-#define SHARED_AT   80 /* of `shared` in a peer_view, as peers.cuh says */
+#define SHARED_AT   72 /* of `shared` in a peer_view, as peers.cuh says */
 
 static struct fake {
   pthread_mutex_t lock;
@@ -284,12 +284,13 @@ static const char *fake_name(const void *host) {
 }
 /* args: begin with a peer_view where the kernel waits itself. */
 static void fake_launch(const void *host, void **args, cudaStream_t s) {
-  static const char *const waits[] = {"reduce_", "share_rows", "add_parts", "lay_parts"}; /* the last two for NCCL's, before them */
+  static const char *const waits[] = {"reduce_", "meet_ranks", "share_rows", "add_parts",
+                                      "lay_parts"}; /* the last two for NCCL's, before them */
   size_t i = 0;
   while (i < sizeof waits / sizeof *waits && !strstr(fake_name(host), waits[i])) i++;
   if (i == sizeof waits / sizeof *waits) return;
   pthread_mutex_lock(&fake.lock);
-  s->word = i < 2 ? *(volatile uint32_t **)((char *)args[0] + SHARED_AT) : fake.control;
+  s->word = i < 3 ? *(volatile uint32_t **)((char *)args[0] + SHARED_AT) : fake.control;
   if (s->captures) {
     s->captured++;
   } else {

@@ -113,13 +113,14 @@ uint8_t nearest_e4m3(float v) {
   }
   return (uint8_t)(best | (std::signbit(v) ? 0x80 : 0));
 }
-void round_row(float *x, uint32_t k, float *scale) {
-  for (uint32_t g = 0; g * 128 < k; g++) {
-    float *from = x + g * 128, *to = x + std::min(k, g * 128 + 128), amax = 1e-10f;
+void round_row_to(const mm_cu_rounding &how, float *x, uint32_t k, std::vector<float> *scales) {
+  const uint32_t group = how.kind == MM_ACT_FP8_GROUP ? 128 : k;
+  for (uint32_t g = 0; g < k; g += group) {
+    float *from = x + g, *to = x + std::min(k, g + group), amax = 1e-10f;
     for (float *p = from; p < to; p++) amax = std::max(amax, fabsf(*p));
-    const float s = amax / 448.0f;
+    const float s = how.kind == MM_ACT_FP8_TENSOR && how.fixed > 0 ? how.fixed : amax / 448.0f;
     for (float *p = from; p < to; p++) *p = (float)e4m3(nearest_e4m3(*p / s)) * s;
-    if (scale) scale[g] = s;
+    if (scales) scales->push_back(s);
   }
 }
 void round_row_as(const mm_cu_rounding &how, float *x, uint32_t k) {
@@ -128,13 +129,6 @@ void round_row_as(const mm_cu_rounding &how, float *x, uint32_t k) {
   mm_act_amax(f, x, k, 0, amax.data());
   mm_act_round(f, x, k, 0, amax.data(), how.fixed);
   for (uint32_t j = 0; j < k; j++) x[j] = to_float(__float2bfloat16(x[j]));
-}
-std::vector<float> rounded_rows(const std::vector<float> &x, uint32_t k, std::vector<float> *scales) {
-  std::vector<float> out = x;
-  const size_t groups = (k + 127) / 128, rows = x.size() / k;
-  if (scales) scales->resize(rows * groups);
-  parallel((uint32_t)rows, [&](uint32_t r) { round_row(&out[r * (size_t)k], k, scales ? &(*scales)[r * groups] : nullptr); });
-  return out;
 }
 code_buffers::code_buffers(uint32_t rows, uint32_t k) {
   d.rows = rows, d.pitch = (k + 127) / 128 * 128, d.scale_pitch = rows + 3;

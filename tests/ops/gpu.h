@@ -51,12 +51,11 @@ inline float to_float(float v) { return v; }
 double e4m3(uint8_t code);
 /* The nearest e4m3, of two the even one; beyond the largest, the largest. By trying all. */
 uint8_t nearest_e4m3(float v);
-/* k numbers as products with rounded inputs see them: e4m3 under amax / 448 of 128 columns. scale: [groups], or NULL. */
-void round_row(float *x, uint32_t k, float *scale);
+/* k numbers as products of codes see them: e4m3 under amax / 448 of 128 columns or of all, or under the scale that is given. scales: their
+ * own. */
+void round_row_to(const mm_cu_rounding &how, float *x, uint32_t k, std::vector<float> *scales = nullptr);
 /* k numbers as quant/activation.c rounds them, in bf16. */
 void round_row_as(const mm_cu_rounding &how, float *x, uint32_t k);
-/* The same as round_row, of rows of k numbers. */
-std::vector<float> rounded_rows(const std::vector<float> &x, uint32_t k, std::vector<float> *scale = nullptr);
 inline double silu_ref(double x) { return x / (1 + exp(-x)); }
 
 /* A device array; poisoned (0xff bytes: NaN) until written. */

@@ -64,7 +64,7 @@ bool on_ranks(uint32_t ranks, double limit_s, const std::function<void(member *)
       CUDA_OK(cudaMalloc(&x->x, most));
       CUDA_OK(cudaMalloc(&x->source, most));
       CUDA_OK(cudaMallocHost(&x->host, most));
-      must((x->peers = mm_cu_peers_open(x->comm, r, ranks, limit_s, &e)) != nullptr, e);
+      must((x->peers = mm_cu_peers_open(x->comm, r, ranks, 8192 * 6144 * 2, limit_s, &e)) != nullptr, e);
       f(x);
       CUDA_OK(cudaStreamSynchronize(x->s));
       x->together();
@@ -96,6 +96,7 @@ combine_rows_of::combine_rows_of(const member &m, uint32_t r, uint32_t k, bool c
   branch = reinterpret_cast<__nv_bfloat16 *>(m.source), residual = reinterpret_cast<__nv_bfloat16 *>(m.source + part);
   w = reinterpret_cast<float *>(m.source + 2 * part), to[0] = m.x, to[1] = m.x + bytes;
   spare = reinterpret_cast<__nv_bfloat16 *>(m.source + 2 * part + 65536);
+  choice = reinterpret_cast<uint32_t *>(m.source + 3 * part + 65536);
 }
 
 mm_cu_combine combine_rows_of::args(int way) const {
@@ -114,6 +115,7 @@ void combine_rows_of::fill(const member &m, uint32_t t) const {
   for (uint32_t i = 0; i < width; i++) reinterpret_cast<float *>(m.host + 2 * part)[i] = number(t, 41, i);
   CUDA_OK(cudaMemcpyAsync(m.source, m.host, 2 * part + width * 4, cudaMemcpyHostToDevice, m.s));
   CUDA_OK(cudaMemcpyAsync(spare, branch, n * 2, cudaMemcpyDeviceToDevice, m.s));
+  CUDA_OK(cudaMemsetAsync(choice, 0, rows * sizeof *choice, m.s));
   CUDA_OK(cudaMemsetAsync(to[0], 0xee, 2 * bytes, m.s));
   CUDA_OK(cudaStreamSynchronize(m.s));
 }
@@ -121,7 +123,24 @@ void combine_rows_of::fill(const member &m, uint32_t t) const {
 void combine_rows_of::by_many(const member &m) const {
   mm_cu_combine a = args(0);
   a.branch = spare;
-  CUDA_OK(mm_cu_combine_many(m.peers, a, rows, width, m.s));
+  CUDA_OK(mm_cu_combine_many(m.peers, a, rows, width, false, m.s));
+}
+
+static void sum_rows(const combine_rows_of &c, const mm_cu_push &push, const member &m) {
+  mm_cu_route r = {};
+  r.id = c.choice, r.experts = 1, r.top_k = 1;
+  CUDA_OK(mm_cu_sum_choices(c.spare, push, c.branch, r, c.rows, c.width, m.s));
+}
+void combine_rows_of::sum_only(const member &m) const { sum_rows(*this, {}, m); }
+
+bool combine_rows_of::by_sent(const member &m) const {
+  const mm_cu_push push = mm_cu_push_rows(m.peers, rows, width);
+  if (!push.epoch) return false;
+  mm_cu_combine a = args(0);
+  a.branch = spare;
+  sum_rows(*this, push, m);
+  CUDA_OK(mm_cu_combine_ranks(m.peers, a, rows, width, true, m.s));
+  return true;
 }
 
 void combine_rows_of::by_two(const member &m) const {

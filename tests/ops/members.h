@@ -44,6 +44,7 @@ struct combine_rows_of {
   bool codes;
   size_t n, bytes; /* numbers; of one of the results, with its codes */
   __nv_bfloat16 *branch, *residual, *spare;
+  uint32_t *choice; /* [rows] zeros */
   float *w;
   char *to[2];
 
@@ -53,9 +54,13 @@ struct combine_rows_of {
   mm_cu_combine args(int way) const;
   /* The branch is the rank's own, the rest the same on all. */
   void fill(const member &m, uint32_t t) const;
-  void by_one(const member &m) const { CUDA_OK(mm_cu_combine_ranks(m.peers, args(0), rows, width, m.s)); }
+  void by_one(const member &m) const { CUDA_OK(mm_cu_combine_ranks(m.peers, args(0), rows, width, false, m.s)); }
   /* By the kernel of many rows, which has a branch of its own to clobber. */
   void by_many(const member &m) const;
+  /* The branch, of which spare is a copy, goes to the other rank as choices are summed; whether it may. */
+  bool by_sent(const member &m) const;
+  /* That sum of choices alone, into spare. */
+  void sum_only(const member &m) const;
   void by_two(const member &m) const;
   /* Whether both ways' results are the same, and those of all ranks. */
   bool same(const member &m) const;

@@ -226,6 +226,11 @@ static void check_padding(uint32_t tokens, uint32_t experts, uint32_t top_k) {
 }
 
 void test_choice() {
+  for (uint32_t vocab : {300u, 5000u}) { /* every kind of draw, few enough for compute-sanitizer */
+    check_choice(vocab, {{0, 0, 1}, {1, 7, 0.9}, {0.8, 200, 1}}), check_choice(vocab, {{1, 0, 0.9}, {1, 0, 0.2}});
+    check_choice(vocab, {{1, 0, 1}, {0, 0, 1}}), check_choice(vocab, {{1, 280, 0.99}, {1, 5, 1}});
+    check_logprobs(vocab, 2, 3);
+  }
   check_choice(2048, {{0, 0, 1}, {1, 0, 1}, {0.7, 20, 1}, {1, 0, 0.9}, {2, 100, 0.5}, {1e-4, 0, 1}, {0, 5, 0.3}, {1, 1, 1}});
   check_choice(200064, {{0, 0, 1}, {1, 0, 1}, {0.7, 50, 0.95}, {1.3, 0, 0.8}});
   check_choice(97, std::vector<choice_settings>(200, {1, 12, 0.8}));

@@ -1,5 +1,5 @@
 /* Inputs that are rounded under scales of whole rows, of which each rank has some columns: the numbers that one device makes of whole rows,
- * to the bit. In place, picked, by the slots of a step of few tokens, and laid out for a product. */
+ * to the bit. In place, picked, by the slots of a step of few tokens, and laid out for a product; and as codes. */
 #include "runtime/cuda/fp8.h"
 #include "runtime/cuda/lay_places.h"
 #include "tests/ops/members.h"
@@ -8,8 +8,8 @@
 namespace {
 
 constexpr uint32_t kRows = 48; /* three slots of sixteen tokens */
-enum way { PICKED, IN_PLACE, SLOTS, LAID };
-const char *const kWays[] = {"picked", "in place", "slots", "laid out"};
+enum way { PICKED, IN_PLACE, SLOTS, LAID, CODES };
+const char *const kWays[] = {"picked", "in place", "slots", "laid out", "codes"};
 
 /* A rank's memory: rows, results and what the kernels read beside them, of whole rows and of this rank's columns. */
 struct rows_of {
@@ -46,6 +46,9 @@ struct rows_of {
     CUDA_OK(cudaMemcpyAsync(words, w, 1024 + (kRows + 3) * 4, cudaMemcpyHostToDevice, m.s));
     CUDA_OK(cudaStreamSynchronize(m.s));
   }
+  static size_t pitch(uint32_t columns) { return mm_round_up(columns, MM_CU_GROUP); }
+  /* Scales of codes, by groups, in the half of the memory that is told nothing. */
+  float *scales(uint32_t columns) const { return reinterpret_cast<float *>(m.x + kMost / 2) + (columns == whole ? 0 : 1 << 16); }
   /* x[kRows, columns] -> behind it. */
   void round(__nv_bfloat16 *x, uint32_t columns, const mm_cu_rounding &how, way by) const {
     __nv_bfloat16 *const y = x + (size_t)kRows * columns;
@@ -58,7 +61,33 @@ struct rows_of {
       case IN_PLACE: CUDA_OK(mm_cu_round(y, kRows, {y, columns, nullptr}, how, m.s)); return;
       case SLOTS: CUDA_OK(mm_cu_round_slots(y, columns, r, weight + kRows, how, m.s)); return;
       case LAID: CUDA_OK(mm_cu_lay_rounded(y, how, r, kRows, columns, 32, m.s)); return;
+      case CODES: {
+        const mm_cu_codes to = {reinterpret_cast<uint8_t *>(y), scales(columns), kRows, (uint32_t)pitch(columns), kRows};
+        CUDA_OK(mm_cu_encode(to, {x, columns, nullptr}, how, m.s));
+        return;
+      }
     }
+  }
+  /* As above, of codes: zeros behind the last column, and the row's scale at each group. */
+  bool same_codes() const {
+    uint8_t *const a = reinterpret_cast<uint8_t *>(m.host), *const o = a + kRows * pitch(whole);
+    const size_t groups = pitch(k) / MM_CU_GROUP;
+    float *const ours = reinterpret_cast<float *>(m.host + kMost / 2), *const theirs = ours + kRows * groups;
+    CUDA_OK(cudaMemcpyAsync(a, all + (size_t)kRows * whole, kRows * pitch(whole), cudaMemcpyDeviceToHost, m.s));
+    CUDA_OK(cudaMemcpyAsync(o, own + (size_t)kRows * k, kRows * pitch(k), cudaMemcpyDeviceToHost, m.s));
+    CUDA_OK(cudaMemcpyAsync(ours, scales(k), kRows * groups * 4, cudaMemcpyDeviceToHost, m.s));
+    CUDA_OK(cudaMemcpyAsync(theirs, scales(whole), kRows * 4, cudaMemcpyDeviceToHost, m.s));
+    CUDA_OK(cudaStreamSynchronize(m.s));
+    mm_err err = {};
+    must(mm_cu_peers_check(m.peers, &err), err);
+    bool alike = true;
+    for (uint32_t r = 0; r < kRows; r++) {
+      alike = alike && !memcmp(o + r * pitch(k), a + r * pitch(whole) + m.rank * k, k);
+      for (size_t c = k; c < pitch(k); c++) alike = alike && o[r * pitch(k) + c] == 0;
+      for (size_t g = 0; g < groups; g++) alike = alike && !memcmp(&ours[g * kRows + r], &theirs[r], 4);
+    }
+    m.together();
+    return alike;
   }
   bool same() const {
     uint16_t *const a = reinterpret_cast<uint16_t *>(m.host), *const o = a + (size_t)kRows * whole;
@@ -75,18 +104,19 @@ struct rows_of {
 };
 
 void check_kind(uint32_t ranks, mm_act_quant kind, uint32_t k, const char *name) {
-  for (const way by : {PICKED, IN_PLACE, SLOTS, LAID}) {
-    if (by == LAID && k % 32) continue;
+  for (const way by : {PICKED, IN_PLACE, SLOTS, LAID, CODES}) {
+    if ((by == LAID && k % 32) || (by == CODES && (k < MM_CU_GROUP / 2 || (kind != MM_ACT_FP8_TENSOR && kind != MM_ACT_FP8_TOKEN))))
+      continue;
     const bool ok = on_ranks(ranks, 20, [&](member *m) {
       const rows_of rows(*m, k);
-      mm_cu_whole_rows shared = {m->peers, reinterpret_cast<float *>(m->x), kMost / 4};
+      mm_cu_whole_rows shared = {m->peers, reinterpret_cast<float *>(m->x), kMost / 8};
       mm_cu_rounding alone = {}, how = {};
       alone.kind = how.kind = kind, how.first_k = m->rank * k, how.whole_k = rows.whole, how.ranks = &shared;
       for (uint32_t t = 0; t < 3; t++) {
         rows.fill(t);
         m->together();
         rows.round(rows.all, rows.whole, alone, by), rows.round(rows.own, k, how, by);
-        m->ok = rows.same() && m->ok;
+        m->ok = (by == CODES ? rows.same_codes() : rows.same()) && m->ok;
       }
     });
     report_true(
@@ -100,7 +130,8 @@ void check_kind(uint32_t ranks, mm_act_quant kind, uint32_t k, const char *name)
 void test_cut_rows() {
   for (const uint32_t ranks : {2u, 4u}) {
     check_kind(ranks, MM_ACT_FP8_TENSOR, 320, "a scale a tensor");
-    check_kind(ranks, MM_ACT_FP8_TOKEN, 8 * (1 + g_rng.below(90)), "a scale a token");
+    check_kind(ranks, MM_ACT_FP8_TOKEN, 8 * (1 + g_rng.below(90)), "a scale a token"),
+        check_kind(ranks, MM_ACT_FP8_TOKEN, 520, "a scale a token");
     check_kind(ranks, MM_ACT_INT8_TOKEN, 256, "INT8");
     check_kind(ranks, MM_ACT_NVFP4, 16 * (1 + g_rng.below(60)), "NVFP4");
     check_kind(ranks, MM_ACT_FP8_GROUP, 192, "groups of 128");

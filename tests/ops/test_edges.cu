@@ -15,6 +15,7 @@ struct edge_scheme {
   uint32_t cell_n, cell_k;
   bool rounded = false; /* inputs as codes */
   bool few = false;     /* by the kernels for a few rows */
+  mm_cu_rounding how = {MM_ACT_FP8_GROUP, 0};
 };
 static const edge_scheme kEdge[] = {
     {"bf16", MM_CU_BF16, MM_CU_PLAIN, 0, 0},
@@ -24,6 +25,7 @@ static const edge_scheme kEdge[] = {
     {"nvfp4", MM_CU_E2M1, MM_CU_NV, 1, 16},
     {"mxfp4", MM_CU_E2M1, MM_CU_MX, 1, 32},
     {"rounded", MM_CU_E4M3, MM_CU_COARSE, 128, 128, true},
+    {"channels rounded by tokens", MM_CU_E4M3, MM_CU_COARSE, 1, 0, true, false, {MM_ACT_FP8_TOKEN, 0}},
     {"few bf16", MM_CU_BF16, MM_CU_PLAIN, 0, 0, false, true},
     {"few block_fp8", MM_CU_E4M3, MM_CU_COARSE, 128, 128, false, true},
     {"few int4", MM_CU_INT4, MM_CU_COARSE, 1, 128, false, true},
@@ -38,8 +40,9 @@ static std::vector<float> product(const edge_scheme &c, const test_weight &w, co
   dx.put(x);
   if (c.rounded) {
     code_buffers codes(tokens, w.d.k);
-    CUDA_OK(mm_cu_encode(codes.d, {dx.p, w.d.k, nullptr}, 0));
-    CUDA_OK((tokens <= MM_CU_FEW ? mm_cu_skinny_fp8 : mm_cu_gemm_fp8)(w.d, {codes.d, nullptr, y.p}, 0));
+    CUDA_OK(mm_cu_encode(codes.d, {dx.p, w.d.k, nullptr}, c.how, 0));
+    const bool skinny = takes_here(MM_CU_SKINNY_FP8, w.d, tokens);
+    CUDA_OK((skinny ? mm_cu_skinny_fp8 : mm_cu_gemm_fp8)(w.d, {codes.d, nullptr, y.p}, 0));
     return y.get();
   }
   CUDA_OK((c.few ? mm_cu_skinny_few : plain_linear(w.d, tokens))(w.d, {dx.p, nullptr, nullptr, y.p, tokens}, 0));
@@ -53,7 +56,7 @@ static __nv_bfloat16 to_bf16(double v) { return __float2bfloat16((float)v); }
 static void check_strange_rows(const edge_scheme &c, uint32_t tokens, uint32_t n, uint32_t k) {
   test_weight w;
   random_weight(&w, c.code, c.kind, 1, n, k, c.cell_n, c.cell_k);
-  if (c.rounded) w.d.rounding.kind = MM_ACT_FP8_GROUP;
+  if (c.rounded) w.d.rounding = c.how;
   if ((c.rounded && !takes_here(MM_CU_GEMM_FP8, w.d)) || (c.few && !takes_here(MM_CU_SKINNY_FEW, w.d, tokens)))
     return; /* not of this device */
   auto x = random_bf16((size_t)tokens * k);
@@ -84,7 +87,7 @@ static void check_strange_rows(const edge_scheme &c, uint32_t tokens, uint32_t n
 static void check_sizes(const edge_scheme &c, uint32_t tokens, uint32_t n, uint32_t k) {
   test_weight w;
   random_weight(&w, c.code, c.kind, 1, n, k, c.cell_n, c.cell_k);
-  if (c.rounded) w.d.rounding.kind = MM_ACT_FP8_GROUP;
+  if (c.rounded) w.d.rounding = c.how;
   if ((c.rounded && !takes_here(MM_CU_GEMM_FP8, w.d)) || (c.few && !takes_here(MM_CU_SKINNY_FEW, w.d, tokens))) return;
   const double sizes[] = {1, 3e4, 1e-30, 0x1p-125, 1e30, 1e-6};
   auto x = random_bf16((size_t)tokens * k);
@@ -96,7 +99,8 @@ static void check_sizes(const edge_scheme &c, uint32_t tokens, uint32_t n, uint3
       plain.push_back(to_float(v));
     }
   }
-  const auto seen = c.rounded ? rounded_rows(plain, k) : plain;
+  auto seen = plain;
+  for (uint32_t t = 0; c.rounded && t < tokens; t++) round_row_to(c.how, &seen[(size_t)t * k], k);
   const auto got = product(c, w, x, tokens);
   const auto scale = w.scale.get();
   const bool offset = c.few && c.code == MM_CU_INT4;
@@ -130,8 +134,8 @@ static std::vector<float> mixture(const edge_scheme &c, const test_weight &w13, 
   if (c.rounded) {
     code_buffers codes(tokens, hidden), between(pairs, inter);
     buffer<__nv_bfloat16> out((size_t)pairs * hidden);
-    CUDA_OK(mm_cu_encode(codes.d, {x, hidden, nullptr}, 0));
-    CUDA_OK(mm_cu_experts_fp8(w13.d, w2.d, r, {codes.d, between.d, out.p, y.p}, 0));
+    CUDA_OK(mm_cu_encode(codes.d, {x, hidden, nullptr}, c.how, 0));
+    CUDA_OK(mm_cu_experts_fp8(w13.d, w2.d, r, {codes.d, between.d, middle.p, out.p, y.p}, 0));
   } else {
     buffer<float> out((size_t)pairs * hidden);
     const auto run = c.few ? mm_cu_experts_few : plain_experts(w13.d, w2.d, tokens, r.top_k);
@@ -149,7 +153,7 @@ static void check_one_expert(const edge_scheme &c, uint32_t tokens, uint32_t top
   test_weight w13, w2;
   random_weight(&w13, c.code, c.kind, experts, 2 * inter, hidden, c.cell_n, c.cell_k);
   random_weight(&w2, c.code, c.kind, experts, hidden, inter, c.cell_n, c.cell_k);
-  if (c.rounded) w13.d.rounding.kind = w2.d.rounding.kind = MM_ACT_FP8_GROUP;
+  if (c.rounded) w13.d.rounding = w2.d.rounding = c.how;
   if (c.rounded && (tokens == 1 || !takes_here(MM_CU_EXPERTS_FP8, w13.d, w2.d))) return;
   if (c.few && (tokens == 1 || !takes_here(MM_CU_EXPERTS_FEW, w13.d, w2.d))) return;
   const router_weight rw(experts, hidden, tokens);

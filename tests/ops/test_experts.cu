@@ -50,7 +50,7 @@ struct expert_case {
   bool rounded = false; /* inputs of both products as codes */
   bool few = false;     /* by the kernels for a few rows an expert */
   mm_cu_rounding how = {MM_ACT_FP8_GROUP, 0};
-  bool groups() const { return how.kind == MM_ACT_FP8_GROUP; } /* codes that are multiplied; else in bf16, a single token's */
+  bool groups() const { return how.kind == MM_ACT_FP8_GROUP; }
 };
 
 /* What w2 is given as codes, by sorted place, and the place of each pair. */
@@ -65,14 +65,18 @@ struct middle_codes {
 };
 
 /* Whether codes and scales of a pair are those of numbers that are each off `by` at most from m, none more than a tie away. */
-static bool codes_of(const middle_codes &c, uint32_t pair, const std::vector<double> &m, const std::vector<double> &by) {
+static bool codes_of(const middle_codes &c, uint32_t pair, const std::vector<double> &m, const std::vector<double> &by,
+                     const mm_cu_rounding &how) {
+  const uint32_t group = how.kind == MM_ACT_FP8_GROUP ? 128 : (uint32_t)m.size();
   bool ok = true;
-  for (uint32_t from = 0; from < m.size(); from += 128) {
+  for (uint32_t from = 0; from < m.size(); from += group) {
     double largest = 0, least = 0;
-    const uint32_t to = std::min(from + 128, (uint32_t)m.size());
+    const uint32_t to = std::min(from + group, (uint32_t)m.size());
     const float scale = (float)c.scale_of(pair, from);
     for (uint32_t i = from; i < to; i++) largest = std::max(largest, fabs(m[i]) + by[i]), least = std::max(least, fabs(m[i]) - by[i]);
-    ok &= scale >= std::max(least, 1e-10) / 448 * (1 - 1e-6) && scale <= std::max(largest, 1e-10) / 448 * (1 + 1e-6);
+    ok &= how.fixed > 0 ? scale == how.fixed
+                        : scale >= std::max(least, 1e-10) / 448 * (1 - 1e-6) && scale <= std::max(largest, 1e-10) / 448 * (1 + 1e-6);
+    for (uint32_t i = from; i < to; i += 128) ok &= (float)c.scale_of(pair, i) == scale;
     if (!ok) printf("     pair %u, column %u: scale %.4e of %.4e to %.4e\n", pair, from, scale * 448, least, largest);
     for (uint32_t i = from; i < to && ok; i++) {
       const auto code = [&](double v) { return e4m3(nearest_e4m3((float)(v / scale))); };
@@ -85,13 +89,13 @@ static bool codes_of(const middle_codes &c, uint32_t pair, const std::vector<dou
 }
 
 /* Where inputs are rounded: a single token's kernel does it, or several's multiply codes. */
-static bool takes_rounded(const expert_case &c, const mm_cu_weight &w13, const mm_cu_weight &w2) {
+static bool takes_rounded(const expert_case &c, const mm_cu_weight &w13, const mm_cu_weight &w2, uint32_t tokens) {
   if (!c.rounded || c.few) return true;
-  return c.groups() ? takes_here(MM_CU_EXPERTS_FP8, w13, w2) : takes_here(MM_CU_EXPERTS_ONE, w13, w2, 1);
+  return c.groups() || tokens > 1 ? takes_here(MM_CU_EXPERTS_FP8, w13, w2) : takes_here(MM_CU_EXPERTS_ONE, w13, w2, 1);
 }
-static void round_inputs(const expert_case &c, std::vector<float> *row) {
-  if (c.groups()) {
-    round_row(row->data(), (uint32_t)row->size(), nullptr);
+static void round_inputs(const expert_case &c, std::vector<float> *row, uint32_t tokens) {
+  if (c.groups() || tokens > 1) { /* codes are multiplied */
+    round_row_to(c.how, row->data(), (uint32_t)row->size());
   } else {
     round_row_as(c.how, row->data(), (uint32_t)row->size());
   }
@@ -105,8 +109,9 @@ static std::vector<__nv_bfloat16> run_experts(const expert_case &c, const mm_cu_
   if (c.rounded && tokens > 1 && !c.few) {
     code_buffers codes(tokens, hidden), middle(pairs, inter);
     buffer<__nv_bfloat16> pair_out((size_t)pairs * hidden);
-    CUDA_OK(mm_cu_encode(codes.d, {x, hidden, nullptr}, 0));
-    CUDA_OK(mm_cu_experts_fp8(w13, w2, r, {codes.d, middle.d, pair_out.p, y.p}, 0));
+    buffer<__nv_bfloat16> rows((size_t)pairs * inter);
+    CUDA_OK(mm_cu_encode(codes.d, {x, hidden, nullptr}, c.how, 0));
+    CUDA_OK(mm_cu_experts_fp8(w13, w2, r, {codes.d, middle.d, rows.p, pair_out.p, y.p}, 0));
     *given = {middle.code.get(), middle.scale.get(), std::vector<uint32_t>(pairs), middle.d, {}};
     std::vector<uint32_t> sorted(pairs);
     CUDA_OK(cudaMemcpy(sorted.data(), r.pair, pairs * sizeof sorted[0], cudaMemcpyDeviceToHost));
@@ -150,7 +155,7 @@ static void check_experts(const expert_case &c, uint32_t tokens, uint32_t expert
   random_weight(&w13, c.code, c.kind, experts, 2 * inter, hidden, c.cell_n, c.cell_k);
   random_weight(&w2, c.code, c.kind, experts, hidden, inter, c.cell_n, c.cell_k);
   if (c.rounded) w13.d.rounding = w2.d.rounding = c.how;
-  if (!takes_rounded(c, w13.d, w2.d)) return; /* not of this device */
+  if (!takes_rounded(c, w13.d, w2.d, tokens)) return; /* not of this device */
   if (c.few && !takes_here(MM_CU_EXPERTS_FEW, w13.d, w2.d)) return;
   middle_codes given;
   const auto out = run_experts(c, w13.d, w2.d, rb.r, dx.p, tokens, &given);
@@ -182,7 +187,7 @@ static void check_experts(const expert_case &c, uint32_t tokens, uint32_t expert
     const uint32_t t = row * step;
     std::vector<float> input;
     for (uint32_t q = 0; q < hidden; q++) input.push_back(to_float(x[(size_t)t * hidden + q]));
-    if (c.rounded) round_inputs(c, &input);
+    if (c.rounded) round_inputs(c, &input, tokens);
     for (uint32_t j = 0; j < top_k; j++) {
       uint32_t e = want_route.id[t * top_k + j];
       std::vector<double> mid(inter), by(inter);
@@ -208,11 +213,12 @@ static void check_experts(const expert_case &c, uint32_t tokens, uint32_t expert
           own[i] = to_float(given.single[at * inter + i]);
           if (!(fabs(own[i] - mid[i]) <= by[i] + fabs(mid[i]) * 0x1p-8 + 1e-30)) coded = false; /* SiLU of -87 and less is 0 there */
         }
-        round_inputs(c, &own);
+        round_inputs(c, &own, tokens);
         for (uint32_t i = 0; i < inter; i++) mid[i] = own[i];
       } else if (c.rounded) { /* with the GPU's own codes */
         const uint32_t pair = t * top_k + j;
-        if (!codes_of(given, pair, mid, by)) coded = false;
+        for (uint32_t i = 0; !c.groups() && i < inter; i++) by[i] += fabs(mid[i]) * 0x1p-8; /* by way of bf16 */
+        if (!codes_of(given, pair, mid, by, c.how)) coded = false;
         for (uint32_t i = 0; i < inter; i++) mid[i] = given.at(pair, i);
       }
       for (uint32_t n = 0; n < hidden; n++) {
@@ -249,7 +255,7 @@ static void check_cut_experts(const expert_case &c, uint32_t tokens) {
   random_weight(&w13, c.code, c.kind, kExperts, 2 * kInter, kHidden, c.cell_n, c.cell_k);
   random_weight(&w2, c.code, c.kind, kExperts, kHidden, kInter, c.cell_n, c.cell_k);
   if (c.rounded) w13.d.rounding = w2.d.rounding = c.how;
-  if ((c.few && !takes_here(MM_CU_EXPERTS_FEW, w13.d, w2.d)) || !takes_rounded(c, w13.d, w2.d)) return;
+  if ((c.few && !takes_here(MM_CU_EXPERTS_FEW, w13.d, w2.d)) || !takes_rounded(c, w13.d, w2.d, tokens)) return;
   buffer<__nv_bfloat16> x;
   x.put(random_bf16((size_t)tokens * kHidden));
   std::vector<int32_t> slots(tokens, 0);
@@ -430,4 +436,18 @@ void test_experts() {
   check_experts(rounded, 260, 32, 2, 200, 128, false);
   check_experts(rounded, 700, 6, 3, 1024, 640, true); /* several tiles an expert, several a block */
   check_experts(rounded, 600, 6, 3, 512, 512, true);  /* up to 64 rows left over, of two tiles across and more */
+  const expert_case rows[] = {
+      {"channel_fp8 codes", MM_CU_E4M3, MM_CU_COARSE, 1, 0, true, false, {MM_ACT_FP8_TOKEN, 0}},
+      {"tensor_wise_fp8 codes", MM_CU_E4M3, MM_CU_COARSE, 0, 0, true, false, {MM_ACT_FP8_TENSOR, 0.02f}},
+      {"tensor_wise_fp8 codes, tokens", MM_CU_E4M3, MM_CU_COARSE, 0, 0, true, false, {MM_ACT_FP8_TENSOR, 0}},
+      {"blocks, scales of tokens", MM_CU_E4M3, MM_CU_COARSE, 128, 128, true, false, {MM_ACT_FP8_TOKEN, 0}},
+      {"channels, scales of groups", MM_CU_E4M3, MM_CU_COARSE, 1, 0, true, false, {MM_ACT_FP8_GROUP, 0}},
+  };
+  for (const auto &c : rows) { /* scales of whole rows, of both or of one */
+    check_experts(c, 2, 32, 4, 384, 256, true), check_experts(c, 17, 32, 2, 256, 128, false), check_experts(c, 100, 12, 3, 384, 256, true);
+    check_experts(c, 260, 32, 2, 200, 128, false), check_experts(c, 700, 6, 3, 1024, 640, true),
+        check_experts(c, 600, 6, 3, 512, 512, true);
+    check_rows_independent(c, true);
+    for (uint32_t tokens : {2u, 17u, 300u}) check_cut_experts(c, tokens);
+  }
 }

@@ -66,7 +66,7 @@ static void check_linear(const scheme_case &c, uint32_t tokens, uint32_t n, uint
 }
 
 /* Codes and scales bit for bit, and the numbers they stand for in bf16. Rows hold groups of zeros, of tiny and of large numbers. */
-static void check_encode(uint32_t rows, uint32_t k) {
+static void check_encode(uint32_t rows, uint32_t k, const mm_cu_rounding &how) {
   auto x = random_bf16((size_t)rows * 2 * k);
   for (size_t i = 0; i < x.size(); i++) {
     const size_t kind = i / 128 % 5;
@@ -78,14 +78,19 @@ static void check_encode(uint32_t rows, uint32_t k) {
     pick[r] = 2 * r + g_rng.below(2);
     for (uint32_t j = 0; j < k; j++) picked.push_back(to_float(x[(size_t)pick[r] * k + j]));
   }
-  const auto want = rounded_rows(picked, k, &scale);
+  auto want = picked;
+  for (uint32_t r = 0; r < rows; r++) {
+    std::vector<float> of_row;
+    round_row_to(how, &want[(size_t)r * k], k, &of_row);
+    for (uint32_t g = 0; g < (k + 127) / 128; g++) scale.push_back(of_row[of_row.size() > 1 ? g : 0]);
+  }
   buffer<__nv_bfloat16> dx, y((size_t)rows * k);
   buffer<uint32_t> dpick;
   dx.put(x), dpick.put(pick);
   code_buffers to(rows, k);
   const mm_cu_inputs in = {dx.p, k, dpick.p};
-  CUDA_OK(mm_cu_encode(to.d, in, 0));
-  CUDA_OK(mm_cu_round(y.p, rows, in, {MM_ACT_FP8_GROUP, 0}, 0));
+  CUDA_OK(mm_cu_encode(to.d, in, how, 0));
+  CUDA_OK(mm_cu_round(y.p, rows, in, how, 0));
   const auto code = to.code.get();
   const auto got_scale = to.scale.get();
   const auto got = y.get();
@@ -99,7 +104,7 @@ static void check_encode(uint32_t rows, uint32_t k) {
     }
   }
   char what[100];
-  snprintf(what, sizeof what, "rounded inputs, %u rows of %u: scales, codes, as bf16", rows, k);
+  snprintf(what, sizeof what, "rounded inputs of kind %d, %u rows of %u: scales, codes, as bf16", (int)how.kind, rows, k);
   report_true(what, scales && codes && numbers);
 }
 
@@ -134,20 +139,21 @@ static void check_round(mm_act_quant kind, float fixed, uint32_t rows, uint32_t 
 }
 
 /* Products of rounded rows: f32 results carry the tensor cores' short sums of 128 columns. */
-static void check_rounded(uint32_t tokens, uint32_t n, uint32_t k, uint32_t cell_n, uint32_t cell_k, bool wide, bool skinny = false) {
+static void check_rounded(uint32_t tokens, uint32_t n, uint32_t k, uint32_t cell_n, uint32_t cell_k, bool wide, bool skinny = false,
+                          const mm_cu_rounding &how = {MM_ACT_FP8_GROUP, 0}) {
   test_weight w;
   random_weight(&w, MM_CU_E4M3, MM_CU_COARSE, 1, n, k, cell_n, cell_k);
-  w.d.rounding.kind = MM_ACT_FP8_GROUP;
+  w.d.rounding = how;
   if (!takes_here(MM_CU_GEMM_FP8, w.d)) return; /* not of this device */
   auto x = random_bf16((size_t)tokens * k);
-  std::vector<float> plain;
-  for (auto v : x) plain.push_back(to_float(v));
-  const auto rounded = rounded_rows(plain, k);
+  std::vector<float> rounded;
+  for (auto v : x) rounded.push_back(to_float(v));
+  parallel(tokens, [&](uint32_t t) { round_row_to(how, &rounded[(size_t)t * k], k); });
   buffer<__nv_bfloat16> dx, y((size_t)tokens * n);
   buffer<float> y32((size_t)tokens * n);
   dx.put(x);
   code_buffers codes(tokens, k);
-  CUDA_OK(mm_cu_encode(codes.d, {dx.p, k, nullptr}, 0));
+  CUDA_OK(mm_cu_encode(codes.d, {dx.p, k, nullptr}, how, 0));
   CUDA_OK((skinny ? mm_cu_skinny_fp8 : mm_cu_gemm_fp8)(w.d, {codes.d, wide ? nullptr : y.p, wide ? y32.p : nullptr}, 0));
   std::vector<double> want((size_t)tokens * n), got;
   parallel(tokens, [&](uint32_t t) {
@@ -163,8 +169,8 @@ static void check_rounded(uint32_t tokens, uint32_t n, uint32_t k, uint32_t cell
     for (auto v : y.get()) got.push_back(to_float(v));
   }
   char what[160];
-  snprintf(what, sizeof what, "linear rounded %ux%u T=%-4u n=%-5u k=%-5u%s%s", cell_n, cell_k, tokens, n, k, skinny ? " skinny" : "",
-           wide ? " f32" : "");
+  snprintf(what, sizeof what, "linear rounded %ux%u, kind %d, T=%-4u n=%-5u k=%-5u%s%s", cell_n, cell_k, (int)how.kind, tokens, n, k,
+           skinny ? " skinny" : "", wide ? " f32" : "");
   report(what, relative_error(want, got), wide ? 1e-3 : 3e-3);
 }
 
@@ -199,7 +205,8 @@ static void check_one_rounded(const scheme_case &c, uint32_t n, uint32_t k) {
     x[j] = __float2bfloat16(to_float(x[j]) * (float)exp2((double)(j / 128 % 7) * 4 - 12));
     plain.push_back(to_float(x[j]));
   }
-  const auto rounded = rounded_rows(plain, k);
+  auto rounded = plain;
+  round_row_to(w.d.rounding, rounded.data(), k);
   buffer<__nv_bfloat16> dx;
   buffer<float> y(n);
   dx.put(x);
@@ -320,7 +327,7 @@ static void check_rounded_independent() {
     const bool same = same_among_others(b[0], b[1], k, [&](const __nv_bfloat16 *x, uint32_t tokens) {
       code_buffers codes(tokens, k);
       buffer<float> y((size_t)tokens * n);
-      CUDA_OK(mm_cu_encode(codes.d, {x, k, nullptr}, 0));
+      CUDA_OK(mm_cu_encode(codes.d, {x, k, nullptr}, {MM_ACT_FP8_GROUP, 0}, 0));
       CUDA_OK((b[1] > MM_CU_FEW ? mm_cu_gemm_fp8 : mm_cu_skinny_fp8)(w.d, {codes.d, nullptr, y.p}, 0));
       return y.get();
     });
@@ -365,9 +372,8 @@ void test_linear() {
   }
   check_linear(kSchemes[5], 3, 40, 24, true, false),
       check_linear(kSchemes[5], 1, 40, 24, true, false); /* a rank's share of a tiny expert */
-  check_encode(3, 24);
-  check_encode(70, 1000);
-  check_encode(5, 3072);
+  const mm_cu_rounding kinds[] = {{MM_ACT_FP8_GROUP, 0}, {MM_ACT_FP8_TOKEN, 0}, {MM_ACT_FP8_TENSOR, 0}, {MM_ACT_FP8_TENSOR, 0.003f}};
+  for (const auto &how : kinds) check_encode(3, 24, how), check_encode(70, 1000, how), check_encode(5, 3072, how);
   for (int kind = MM_ACT_FP8_TENSOR; kind <= MM_ACT_MXFP8; kind++) {
     for (uint32_t k : {24u, 1000u, 3072u}) {
       check_round((mm_act_quant)kind, 0, 7, k);
@@ -385,6 +391,14 @@ void test_linear() {
     for (uint32_t k : {24u, 1000u, 3072u, 36992u}) check_one_rounded_as(kSchemes[way.scheme], way.how, 133, k);
   }
   for (bool wide : {false, true}) {
+    for (const auto &how : kinds) { /* scales of whole rows, of both or of one */
+      for (uint32_t cell : {0u, 1u, 128u}) {
+        if (how.kind == MM_ACT_FP8_GROUP && cell == 128) continue;
+        const uint32_t cell_k = cell == 128 ? 128 : 0;
+        check_rounded(2, 256, 128, cell, cell_k, wide, false, how), check_rounded(77, 203, 384, cell, cell_k, wide, false, how);
+        check_rounded(300, 133, 1000, cell, cell_k, wide, false, how), check_rounded(600, 2056, 3072, cell, cell_k, wide, false, how);
+      }
+    }
     check_rounded(1, 256, 128, 128, 128, wide);
     check_rounded(77, 200, 384, 128, 128, wide);
     check_rounded(300, 133, 192, 128, 128, wide);

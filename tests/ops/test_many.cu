@@ -3,7 +3,10 @@
 #include <string.h>
 
 #include <algorithm>
+#include <atomic>
+#include <mutex>
 
+#include "runtime/cuda/fp8.h"
 #include "tests/ops/members.h"
 #include "tests/ops/whole.h"
 
@@ -63,6 +66,62 @@ void check_steps(uint32_t ranks) {
   }
 }
 
+/* Rows that go to the other rank as they are made: by a sum of choices; by a product of codes. */
+void check_sent(uint32_t ranks) {
+  const uint64_t seed = g_rng.next();
+  std::atomic<uint32_t> sent(0), products(0);
+  std::mutex one;
+  const bool ok = on_ranks(
+      ranks, 20,
+      [&](member *m) {
+        rng g = {seed}; /* the same on all */
+        for (uint32_t t = 0; t < 24; t++) {
+          static const uint32_t widths[] = {3072, 6144, 256, 1024, 5120};
+          const uint32_t width = t % 6 < 5 ? widths[t % 6] : 8 * (1 + g.below(768)),
+                         rows = 131072 * 4 / width + 1 + g.below(t % 4 ? 40 : 900);
+          const combine_rows_of c(*m, rows, width, width % 128 == 0 && g.below(2));
+          c.fill(*m, t);
+          m->together();
+          sent += c.by_sent(*m);
+          c.by_two(*m);
+          m->ok = c.same(*m) && m->ok;
+          if (t % 5 == 2) c.by_many(*m); /* another epoch between */
+        }
+        static const uint32_t shapes[][3] = {{200, 3072, 256}, {1030, 6144, 384}, {3000, 1032, 128}};
+        for (const auto &shape : shapes) {
+          const uint32_t rows = shape[0], n = shape[1], k = shape[2];
+          test_weight w;
+          std::vector<__nv_bfloat16> x;
+          {
+            const std::lock_guard<std::mutex> alone(one);
+            random_weight(&w, MM_CU_E4M3, MM_CU_COARSE, 1, n, k, 128, 128);
+            x = random_bf16((size_t)rows * k);
+          }
+          w.d.rounding.kind = MM_ACT_FP8_GROUP;
+          if (!takes_here(MM_CU_GEMM_FP8, w.d)) break;
+          const combine_rows_of c(*m, rows, n, false);
+          c.fill(*m, rows);
+          buffer<__nv_bfloat16> dx;
+          dx.put(x);
+          code_buffers codes(rows, k);
+          CUDA_OK(cudaDeviceSynchronize());
+          m->together();
+          const mm_cu_push push = mm_cu_push_rows(m->peers, rows, n);
+          products += push.epoch != nullptr;
+          CUDA_OK(mm_cu_encode(codes.d, {dx.p, k, nullptr}, {MM_ACT_FP8_GROUP, 0}, m->s));
+          CUDA_OK(mm_cu_gemm_fp8(w.d, {codes.d, c.branch, nullptr, push}, m->s));
+          CUDA_OK(mm_cu_combine_ranks(m->peers, c.args(0), rows, n, true, m->s));
+          c.by_two(*m);
+          m->ok = c.same(*m) && m->ok;
+        }
+      },
+      kHost);
+  char text[160];
+  snprintf(text, sizeof text, "peers: rows that go to the other of %u ranks as they are made, %u times, by products %u times", ranks,
+           sent.load(), products.load());
+  report_true(text, ok && sent == 24 * ranks);
+}
+
 /* A recorded step of such combines, of kernels of few rows and of sums, replayed. */
 void check_replays(uint32_t ranks) {
   const bool ok = on_ranks(
@@ -78,7 +137,10 @@ void check_replays(uint32_t ranks) {
         CUDA_OK(cudaStreamBeginCapture(m->s, cudaStreamCaptureModeThreadLocal));
         for (uint32_t i = 0; i < 5; i++) {
           CUDA_OK(cudaMemcpyAsync(c.spare, c.branch, c.n * 2, cudaMemcpyDeviceToDevice, m->s));
-          c.by_many(*m);
+          if (i % 3)
+            c.by_many(*m);
+          else
+            m->ok = c.by_sent(*m) && m->ok;
           if (i % 2) CUDA_OK(mm_cu_peers_sum_f32(m->peers, squares, 4096, m->s));
         }
         CUDA_OK(cudaStreamEndCapture(m->s, &graph));
@@ -124,18 +186,22 @@ void bench_rows(member *m, uint32_t rows, uint32_t width, double rate) {
   const double two = time_in_graph(m, count, [&] { c.by_two(*m); });
   const double alone = time_in_graph(m, count, [&] { CUDA_OK(mm_cu_combine_rows(c.args(1), rows, width, m->s)); });
   const double step = time_in_graph(m, count, [&] { c.by_many(*m); });
+  const double sums = time_in_graph(m, count, [&] { c.sum_only(*m); });
+  double sent = 0;
+  if (mm_cu_push_rows(m->peers, rows, width).epoch) sent = time_in_graph(m, count, [&] { (void)c.by_sent(*m); });
   const double crosses = (double)c.n * sizeof(__nv_bfloat16); /* each way */
   if (m->rank == 0)
     printf(
-        "peers: [%u, %u] sum, residual and norm over %u ranks: %.1f us; sum and then combine %.1f us, of it the combine %.1f us; %.1f MB "
-        "a link at its copy rate %.1f us\n",
-        rows, width, m->ranks, step, two, alone, crosses * 1e-6, crosses / rate * 1e-3);
+        "peers: [%u, %u] sum, residual and norm over %u ranks: %.1f us; behind rows that were sent as they were made %.1f us, of it making "
+        "them %.1f us and more; sum and then combine %.1f us, of it the combine %.1f us; %.1f MB a link at its copy rate %.1f us\n",
+        rows, width, m->ranks, step, sent, sums, two, alone, crosses * 1e-6, crosses / rate * 1e-3);
 }
 
 }  // namespace
 
 void test_many() {
   check_sizes(2);
+  check_sent(2);
   check_replays(2);
   check_steps(2);
 }

@@ -270,11 +270,11 @@ void check_alike(const std::string &name, const std::string &dir, const std::vec
               ok && other && looked == steps / 10 && unlike == 0 && absent == 0);
 }
 
-/* A stretch of so many rows that sums over ranks are one kernel with the residual and norm behind them, beside pieces of it that are not of
- * so many, but which the same kernels multiply. */
-void check_long(const std::string &dir, const std::vector<int32_t> &text) {
+/* A stretch of so many rows that each rank of two has the other's as they are made, or that sums over ranks are one kernel with the
+ * residual and norm behind them, beside pieces of it that are not of so many, but which the same kernels multiply. */
+void check_long(const std::string &dir, const std::vector<int32_t> &text, bool rounds) {
   constexpr uint32_t kRows = 640, kPiece = 160;
-  const opened cut(dir, &mm_ops_cuda, false, false, kRows);
+  const opened cut(dir, &mm_ops_cuda, false, rounds, kRows);
   if (!cut.s.engine) return;
   const std::vector<std::vector<int32_t>> seq = {{text.begin(), text.begin() + kRows}};
   const auto want = feed(cut.s, seq, 0, kRows).logits;
@@ -283,7 +283,8 @@ void check_long(const std::string &dir, const std::vector<int32_t> &text) {
     const auto piece = feed(cut.s, seq, t, kPiece).logits;
     got.insert(got.end(), piece.begin(), piece.end());
   }
-  report_true("ranks " + dir.substr(dir.rfind('/') + 1) + ": a stretch of " + std::to_string(kRows) + " rows = its pieces, bit for bit",
+  report_true("ranks " + dir.substr(dir.rfind('/') + 1) + (rounds ? " under rounding" : "") + ": a stretch of " + std::to_string(kRows) +
+                  " rows = its pieces, bit for bit",
               got.size() == want.size() && !memcmp(got.data(), want.data(), got.size() * sizeof got[0]));
 }
 
@@ -324,7 +325,9 @@ void check_cut(const std::string &dir) {
   const char *const wanted = getenv("MM_STEPS");
   const bool many = name == "tiny-m1-bf16-2" || name == "tiny-m2-block_fp8-2";
   check_alike(name, dir, text, !many ? 200 : wanted ? (uint32_t)atoi(wanted) : 10000);
-  if (s.cpu.s.hidden >= 1024) check_long(dir, text);
+  for (const bool rounds : {false, true}) {
+    if (s.cpu.s.hidden >= 1024) check_long(dir, text, rounds);
+  }
 }
 
 }  // namespace

@@ -36,10 +36,18 @@ static bool cluster_fits(const mm_cu_device *d, const mm_cu_weight *w, uint32_t 
   return lines * line + (turns + 1) * (rows == 64 ? 1 : 2) * 64 * (rows + 4) * 4 + 392 + 2 * turns * (8192 + scales) <= 226 * 1024;
 }
 
-static bool coded(const mm_cu_weight *w) {
-  return w->code == MM_CU_E4M3 && w->scale_kind == MM_CU_COARSE && w->cell_n_log2 >= 7 && w->cell_k_log2 >= 7 &&
-         w->rounding.kind == MM_ACT_FP8_GROUP;
+static bool whole_rows(const mm_cu_weight *w) {
+  const mm_act_quant kind = w->whole.kind != MM_ACT_KEPT ? w->whole.kind : w->rounding.kind;
+  return kind == MM_ACT_FP8_TOKEN || kind == MM_ACT_FP8_TENSOR;
 }
+static bool coded(const mm_cu_weight *w) {
+  const bool of_blocks = w->cell_n_log2 >= 7 && w->cell_k_log2 >= 7, of_rows = w->cell_k_log2 >= 7 && w->scale_pitch == 1;
+  return w->code == MM_CU_E4M3 && w->scale_kind == MM_CU_COARSE && (of_blocks || of_rows) &&
+         (w->rounding.kind == MM_ACT_FP8_GROUP || whole_rows(w));
+}
+static bool in_blocks(const mm_cu_weight *w) { return coded(w) && w->cell_n_log2 >= 7 && !whole_rows(w); }
+/* Codes of w2's inputs have half of the room for two bf16 of a result. */
+static bool has_room(const mm_cu_weight *w2) { return !whole_rows(w2) || w2->k * 33ull / 32 <= 2 * w2->n; }
 static bool few_can(const mm_cu_weight *w) {
   return w->code != MM_CU_BF16 && w->scale_kind != MM_CU_FINE && w->k % 32 == 0 && w->n % 2 == 0;
 }
@@ -51,14 +59,14 @@ static bool can(const mm_cu_device *d, mm_cu_kernel kernel, const mm_cu_task *q)
   const mm_cu_weight *w = q->w, *w2 = q->w2;
   switch (kernel) {
     case MM_CU_GEMM_FP8: return !w2 && d->hopper && coded(w);
-    case MM_CU_SKINNY_FP8: return !w2 && d->hopper && coded(w) && cluster_fits(d, w, q->tokens, true);
+    case MM_CU_SKINNY_FP8: return !w2 && d->hopper && in_blocks(w) && cluster_fits(d, w, q->tokens, true);
     case MM_CU_ONE: return !w2 && d->hopper && q->tokens == 1 && one_fits(w, 1);
     case MM_CU_SKINNY_FEW: return !w2 && d->hopper && w->scale_kind != MM_CU_FINE && cluster_fits(d, w, q->tokens, false);
     case MM_CU_SKINNY_ROWS: return !w2 && q->tokens <= 16;
     case MM_CU_GEMM_WIDENED: return !w2 && d->hopper && w->code != MM_CU_BF16;
     case MM_CU_GEMM: return !w2 && (!d->hopper || w->code == MM_CU_BF16);
     case MM_CU_EXPERTS_FEW: return w2 && d->hopper && q->tokens > 1 && few_can(w) && few_can(w2);
-    case MM_CU_EXPERTS_FP8: return w2 && d->hopper && q->tokens > 1 && coded(w) && coded(w2) && w->n % 256 == 0;
+    case MM_CU_EXPERTS_FP8: return w2 && d->hopper && q->tokens > 1 && coded(w) && coded(w2) && w->n % 256 == 0 && has_room(w2);
     case MM_CU_EXPERTS_ONE: return w2 && d->hopper && q->tokens == 1 && one_fits(w, 1) && one_fits(w2, q->top_k);
     case MM_CU_EXPERTS_SKINNY: return w2 && q->tokens <= 16;
     case MM_CU_EXPERTS_MANY: return w2 && d->hopper && q->tokens > 1 && many_can(w) && many_can(w2);
@@ -73,7 +81,7 @@ static bool can(const mm_cu_device *d, mm_cu_kernel kernel, const mm_cu_task *q)
 static bool reads(mm_cu_kernel kernel, mm_cu_inputs_are x) {
   const bool codes = kernel == MM_CU_GEMM_FP8 || kernel == MM_CU_SKINNY_FP8 || kernel == MM_CU_EXPERTS_FP8;
   const bool rounds = kernel == MM_CU_ONE || kernel == MM_CU_EXPERTS_ONE || kernel == MM_CU_EXPERTS_FEW;
-  return x == MM_CU_AS_CODES ? codes : x == MM_CU_ROUNDED_INSIDE ? rounds : !codes;
+  return x == MM_CU_AS_CODES || x == MM_CU_AS_ROW_CODES ? codes : x == MM_CU_ROUNDED_INSIDE ? rounds : !codes;
 }
 
 /* ---- all that there can be ---- */
@@ -81,6 +89,7 @@ static bool reads(mm_cu_kernel kernel, mm_cu_inputs_are x) {
 /* Whether inputs come as w says: under scales that other ranks have a part in always rounded before. */
 static bool comes(const mm_cu_weight *w, mm_cu_inputs_are x) {
   const bool kept = w->rounding.kind == MM_ACT_KEPT;
+  if (x == MM_CU_AS_CODES || x == MM_CU_AS_ROW_CODES) return whole_rows(w) == (x == MM_CU_AS_ROW_CODES);
   return w->whole.kind == MM_ACT_KEPT ? (x == MM_CU_KEPT) == kept : kept && x == MM_CU_ROUNDED_BEFORE;
 }
 
@@ -225,6 +234,9 @@ static void test_written_down(void **state) {
       {"m2", "block_fp8", true, false, true, false, 17, "encode, product"},
       {"m2", "block_fp8", true, false, true, true, 65, "encode, product"},
       {"m2", "block_fp8", true, false, false, true, 65, "gemm_widened"},
+      {"m2", "channel_fp8", true, false, true, true, 64, "round_rows, skinny_clusters"},
+      {"m2", "channel_fp8", true, false, true, true, 65, "encode_rows, product"},
+      {"m2", "tensor_wise_fp8", true, false, true, false, 17, "encode_rows, product"},
       {"m2", "bf16", true, false, true, true, 64, "skinny_clusters"},
       {"m2", "bf16", true, false, true, true, 65, "gemm"},
       {"m2", "mxfp8", true, false, true, true, 1, "one"},
@@ -233,6 +245,9 @@ static void test_written_down(void **state) {
       {"m2", "block_fp8", true, true, true, true, 1, "one_experts_up, one_experts_down"},
       {"m2", "block_fp8", true, true, true, true, 64, "lay_rows, experts_few, lay_rows, experts_few, sum_pairs"},
       {"m2", "block_fp8", true, true, true, true, 65, "encode, spread, product, product, sum_choices"},
+      {"m2", "channel_fp8", true, true, true, true, 64, "round_rows, lay_rows, experts_few, round_rows, lay_rows, experts_few, sum_pairs"},
+      {"m1", "channel_fp8", true, true, true, true, 65, "encode_rows, spread, product, encode_rows, product, sum_choices"},
+      {"m2", "tensor_wise_fp8", true, true, true, false, 17, "encode_rows, spread, product, encode_rows, product, sum_choices"},
       {"m2", "w4a16", true, true, true, true, 256, "lay_rows, experts_few, lay_rows, experts_few, sum_pairs"},
       {"m2", "w4a16", true, true, true, true, 257, "find_places, lay_tokens, experts_many, experts_many, sum_choices"},
       {"m2", "w4a16", true, true, true, false, 17, "find_places, lay_tokens, experts_many, experts_many, sum_choices"},
@@ -282,6 +297,7 @@ static void test_cut_inputs(void **state) {
       {"block_fp8", 8, 12, 300, "round_rows, find_places, lay_tokens, experts_many, lay_rounded, experts_many, sum_choices"},
       {"channel_fp8", 1, 0, 1, "one_experts_up, one_experts_down"},
       {"channel_fp8", 2, 1, 1, "one_experts_up, round_slots, one_experts_down"},
+      {"channel_fp8", 2, 1, 300, "encode_rows, spread, product, encode_rows, product, sum_choices"},
       {"w4a8", 2, 1, 64, "round_rows, lay_rows, experts_few, round_rows, lay_rows, experts_few, sum_pairs"},
       {"nvfp4", 2, 1, 1, "one_experts_up, round_slots, one_experts_down"},
       {"mxfp4", 2, 0, 1, "one_experts_up, one_experts_down"},
