@@ -100,6 +100,11 @@ decltype(&mm_cu_experts_gemm) plain_experts(const mm_cu_weight &w13, const mm_cu
   return takes_here(MM_CU_EXPERTS_MANY, w13, w2, tokens) ? mm_cu_experts_many : mm_cu_experts_gemm;
 }
 
+bool left_out(double products) {
+  const char *const small = getenv("MM_SMALL");
+  return small && products > atof(small) * 1e6;
+}
+
 double e4m3(uint8_t c) {
   int e = c >> 3 & 15, m = c & 7;
   double v = e == 0 ? m * 0x1p-9 : ldexp(8 + m, e - 10);

@@ -49,6 +49,9 @@ decltype(&mm_cu_experts_gemm) plain_experts(const mm_cu_weight &w13, const mm_cu
 inline float to_float(__nv_bfloat16 v) { return __bfloat162float(v); }
 inline float to_float(float v) { return v; }
 double e4m3(uint8_t code);
+/* $MM_SMALL=N: a check of so many multiplications, more than N millions, is left out: for compute-sanitizer, which takes a hundred times as
+ * long. */
+bool left_out(double products);
 /* The nearest e4m3, of two the even one; beyond the largest, the largest. By trying all. */
 uint8_t nearest_e4m3(float v);
 /* k numbers as products of codes see them: e4m3 under amax / 448 of 128 columns or of all, or under the scale that is given. scales: their

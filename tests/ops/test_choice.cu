@@ -56,6 +56,7 @@ static uint32_t random_pitch(uint32_t vocab) { return g_rng.below(2) ? vocab + 5
 
 /* Rows of one step under different settings, each beside the CPU's choice; ties and ids that are never to be chosen among the logits. */
 static void check_choice(uint32_t vocab, const std::vector<choice_settings> &set, double sigma = 3) {
+  if (left_out(100.0 * vocab * (double)set.size())) return;
   const uint32_t rows = (uint32_t)set.size(), pitch = random_pitch(vocab), slots = rows + 3;
   const std::vector<float> x = random_logits((size_t)rows * pitch, sigma);
   const std::vector<uint8_t> never = random_never(vocab);
@@ -113,6 +114,7 @@ static std::vector<choice_settings> random_settings(uint32_t rows, uint32_t voca
 
 /* Logprobs of rows, from their logits or from copies, beside the CPU's. */
 static void check_logprobs(uint32_t vocab, uint32_t rows, double sigma) {
+  if (left_out(100.0 * vocab * rows)) return;
   const uint32_t pitch = random_pitch(vocab);
   const std::vector<float> x = random_logits((size_t)rows * pitch, sigma), raw = random_logits((size_t)rows * vocab, sigma);
   const std::vector<uint8_t> never = random_never(vocab);
@@ -176,6 +178,7 @@ static void check_no_choice() {
 
 /* Padding rows among others: they choose nothing, and the lists are those of the others alone. */
 static void check_padding(uint32_t tokens, uint32_t experts, uint32_t top_k) {
+  if (left_out(1e4 * tokens)) return;
   const uint32_t hidden = 256, pairs = tokens * top_k;
   route_buffers to(experts, top_k, tokens, true, nullptr);
   buffer<float> w;

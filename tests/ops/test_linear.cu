@@ -29,6 +29,7 @@ static const scheme_case kSchemes[] = {
 };
 
 static void check_linear(const scheme_case &c, uint32_t tokens, uint32_t n, uint32_t k, bool wide, bool gather, bool few = false) {
+  if (left_out((double)tokens * n * k)) return;
   test_weight w;
   random_weight(&w, c.code, c.kind, 1, n, k, c.cell_n, c.cell_k);
   if (few && !takes_here(MM_CU_SKINNY_FEW, w.d, tokens)) return; /* not of this device */
@@ -141,6 +142,7 @@ static void check_round(mm_act_quant kind, float fixed, uint32_t rows, uint32_t 
 /* Products of rounded rows: f32 results carry the tensor cores' short sums of 128 columns. */
 static void check_rounded(uint32_t tokens, uint32_t n, uint32_t k, uint32_t cell_n, uint32_t cell_k, bool wide, bool skinny = false,
                           const mm_cu_rounding &how = {MM_ACT_FP8_GROUP, 0}) {
+  if (left_out((double)tokens * n * k)) return;
   test_weight w;
   random_weight(&w, MM_CU_E4M3, MM_CU_COARSE, 1, n, k, cell_n, cell_k);
   w.d.rounding = how;
@@ -176,6 +178,7 @@ static void check_rounded(uint32_t tokens, uint32_t n, uint32_t k, uint32_t cell
 
 /* No cluster of blocks holds such rows: told so, it launches nothing. */
 static void check_too_long(const scheme_case &c, uint32_t tokens, uint32_t k) {
+  if (left_out(8.0 * k * 100)) return;
   test_weight w;
   random_weight(&w, c.code, c.kind, 1, 8, k, c.cell_n, c.cell_k);
   buffer<__nv_bfloat16> x((size_t)tokens * k), y((size_t)tokens * 8);
@@ -184,6 +187,7 @@ static void check_too_long(const scheme_case &c, uint32_t tokens, uint32_t k) {
 }
 
 static void check_rounded_too_long(uint32_t tokens, uint32_t k) {
+  if (left_out(8.0 * k * 100)) return;
   test_weight w;
   random_weight(&w, MM_CU_E4M3, MM_CU_COARSE, 1, 8, k, 128, 128);
   w.d.rounding.kind = MM_ACT_FP8_GROUP;
@@ -195,6 +199,7 @@ static void check_rounded_too_long(uint32_t tokens, uint32_t k) {
 
 /* A single token's kernel rounds its own inputs. */
 static void check_one_rounded(const scheme_case &c, uint32_t n, uint32_t k) {
+  if (left_out((double)n * k)) return;
   if (!hopper()) return; /* elsewhere inputs come rounded already */
   test_weight w;
   random_weight(&w, c.code, c.kind, 1, n, k, c.cell_n, c.cell_k);
@@ -224,6 +229,7 @@ static void check_one_rounded(const scheme_case &c, uint32_t n, uint32_t k) {
 /* So it does in every other way that a scheme of such weights has: the bits are those of inputs that a launch rounded. Groups of zeros, of
  * tiny and of large numbers among them. */
 static void check_one_rounded_as(const scheme_case &c, mm_cu_rounding how, uint32_t n, uint32_t k) {
+  if (left_out((double)n * k)) return;
   if (!hopper()) return;
   test_weight w;
   random_weight(&w, c.code, c.kind, 1, n, k, c.cell_n, c.cell_k);
@@ -294,6 +300,7 @@ static void check_widening(const char *name) {
 
 /* A row's result must not depend on the rows beside it, nor on their number as long as the same kernel takes them. */
 static void check_rows_independent(const scheme_case &c) {
+  if (left_out(1e9)) return;
   const uint32_t n = 520, k = 3072;
   const struct {
     uint32_t least, most;
@@ -318,6 +325,7 @@ static void check_rows_independent(const scheme_case &c) {
 
 /* The same of rounded rows: alone, then up to 8, 16, 32 and 64, and of all of more than 16 by the kernel of many. */
 static void check_rounded_independent() {
+  if (left_out(1e9)) return;
   const uint32_t n = 520, k = 3072, buckets[][2] = {{1, 8}, {9, 16}, {17, 32}, {33, MM_CU_FEW}, {MM_CU_SKINNY + 1, 700}};
   test_weight w;
   random_weight(&w, MM_CU_E4M3, MM_CU_COARSE, 1, n, k, 128, 128);

@@ -52,6 +52,7 @@ std::vector<__nv_bfloat16> run_rows(const test_weight &w13, const test_weight &w
 }
 
 void check_counts(const scheme_case &c, const std::vector<uint32_t> &counts, uint32_t hidden, uint32_t inter) {
+  if (left_out(3.0 * chosen_rows::total(counts) * hidden * inter)) return;
   const uint32_t experts = (uint32_t)counts.size(), tokens = chosen_rows::total(counts);
   chosen_rows rows(counts);
   const auto x = random_bf16((size_t)tokens * hidden);
@@ -106,6 +107,7 @@ uint32_t laid_at(uint32_t c, uint32_t piece) {
 /* Rows in the order of the places, and rounded ones in place beside mm_cu_round, bit for bit. Every third pair has no place, as where
  * other ranks have the expert. */
 void check_laid(uint32_t tokens, uint32_t top_k, uint32_t k, uint32_t piece, mm_act_quant kind, float fixed) {
+  if (left_out((double)tokens * top_k * k * 4)) return;
   const uint32_t pairs = tokens * top_k;
   std::vector<uint32_t> pair;
   for (uint32_t p = 0; p < pairs; p++) {
