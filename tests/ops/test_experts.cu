@@ -450,9 +450,8 @@ void test_experts() {
   };
   for (const auto &c : rows) { /* scales of whole rows, of both or of one */
     check_experts(c, 2, 32, 4, 384, 256, true), check_experts(c, 17, 32, 2, 256, 128, false), check_experts(c, 100, 12, 3, 384, 256, true);
-    check_experts(c, 260, 32, 2, 200, 128, false), check_experts(c, 700, 6, 3, 1024, 640, true),
-        check_experts(c, 600, 6, 3, 512, 512, true);
-    check_rows_independent(c, true);
-    for (uint32_t tokens : {2u, 17u, 300u}) check_cut_experts(c, tokens);
+    check_experts(c, 260, 32, 2, 200, 128, false), check_experts(c, 600, 6, 3, 512, 512, true);
+    if (c.cell_n == 1 && !c.groups()) check_rows_independent(c, true);
+    for (uint32_t tokens : {2u, 300u}) check_cut_experts(c, tokens);
   }
 }

@@ -28,6 +28,14 @@ static const scheme_case kSchemes[] = {
     {"mxfp4", MM_CU_E2M1, MM_CU_MX, 1, 32, 3e-3},
 };
 
+/* What products of weights times their scales in bf16 are off, relative to the root of the squares of their terms: numbers of one scale
+ * have eight significands, of whose roundings that depends. Of scales between 0.01 and 0.03 one in 80 takes results in bf16 beyond 3e-3. */
+static double off_as_bf16(const test_weight &w, bool wide) {
+  double off = 0, all = 0;
+  for (float v : w.w) off += pow(to_float(__float2bfloat16(v)) - (double)v, 2), all += (double)v * v;
+  return sqrt(off / all + (wide ? 0 : 1.7e-3 * 1.7e-3));
+}
+
 static void check_linear(const scheme_case &c, uint32_t tokens, uint32_t n, uint32_t k, bool wide, bool gather, bool few = false) {
   if (left_out((double)tokens * n * k)) return;
   test_weight w;
@@ -63,7 +71,9 @@ static void check_linear(const scheme_case &c, uint32_t tokens, uint32_t n, uint
   char what[160];
   snprintf(what, sizeof what, "linear %-18s T=%-3u n=%-5u k=%-5u%s%s%s", c.name, tokens, n, k, few ? " few" : "", wide ? " f32" : "",
            gather ? " gather" : "");
-  report(what, relative_error(want, got, &size), wide && (few || tokens <= MM_CU_SKINNY) && c.kind != MM_CU_FINE ? 1e-5 : c.limit);
+  const bool widened = !few && tokens > MM_CU_SKINNY && c.kind == MM_CU_COARSE;
+  const double limit = widened ? std::max(c.limit, 1.1 * off_as_bf16(w, wide)) : c.limit;
+  report(what, relative_error(want, got, &size), wide && (few || tokens <= MM_CU_SKINNY) && c.kind != MM_CU_FINE ? 1e-5 : limit);
 }
 
 /* Codes and scales bit for bit, and the numbers they stand for in bf16. Rows hold groups of zeros, of tiny and of large numbers. */
@@ -248,16 +258,28 @@ static void check_one_rounded_as(const scheme_case &c, mm_cu_rounding how, uint3
   CUDA_OK(mm_cu_one(w.d, {before.p, nullptr, nullptr, y_before.p, 1}, 0));
   w.d.rounding = how;
   CUDA_OK(mm_cu_one(w.d, {dx.p, nullptr, nullptr, y.p, 1}, 0));
-  std::vector<double> want(n), got;
+  /* int4 is multiplied as code + 8, and 8 times the activations taken off a group's sum: what that is off grows with their sum */
+  std::vector<double> want(n), size(n), got;
+  const auto scale = w.scale.get();
+  const bool offset = c.code == MM_CU_INT4 && c.kind == MM_CU_COARSE;
   for (uint32_t i = 0; i < n; i++) {
-    for (uint32_t j = 0; j < k; j++) want[i] += (double)rounded[j] * w.w[(size_t)i * k + j];
+    double squares = 0;
+    for (uint32_t first = 0; first < k; first += 128) {
+      double sum = 0;
+      for (uint32_t j = first; j < std::min(first + 128, k); j++) {
+        const double term = (double)rounded[j] * w.w[(size_t)i * k + j];
+        want[i] += term, squares += term * term, sum += rounded[j];
+      }
+      if (offset) squares += pow(8 * sum * scale[i * w.d.scale_pitch + (first >> w.d.cell_k_log2)], 2);
+    }
+    size[i] = offset ? sqrt(squares) : want[i];
   }
   const auto numbers = y.get(), launched = y_before.get();
   for (auto v : numbers) got.push_back(v);
   char what[160];
   snprintf(what, sizeof what, "linear %-18s T=1   n=%-5u k=%-5u inputs of kind %d, scale %g, rounded in the kernel", c.name, n, k,
            (int)how.kind, (double)how.fixed);
-  report(what, mm_cu_rounds_inside(MM_CU_ONE, &w.d) ? relative_error(want, got) : INFINITY, c.kind == MM_CU_FINE ? c.limit : 1e-5);
+  report(what, mm_cu_rounds_inside(MM_CU_ONE, &w.d) ? relative_error(want, got, &size) : INFINITY, c.kind == MM_CU_FINE ? c.limit : 1e-5);
   report_true(std::string(what) + ": a launch's bits", !memcmp(numbers.data(), launched.data(), n * sizeof numbers[0]));
 }
 
@@ -404,7 +426,8 @@ void test_linear() {
         if (how.kind == MM_ACT_FP8_GROUP && cell == 128) continue;
         const uint32_t cell_k = cell == 128 ? 128 : 0;
         check_rounded(2, 256, 128, cell, cell_k, wide, false, how), check_rounded(77, 203, 384, cell, cell_k, wide, false, how);
-        check_rounded(300, 133, 1000, cell, cell_k, wide, false, how), check_rounded(600, 2056, 3072, cell, cell_k, wide, false, how);
+        check_rounded(300, 133, 1000, cell, cell_k, wide, false, how);
+        if (wide == (cell == 1)) check_rounded(530, 264, 3072, cell, cell_k, wide, false, how); /* several tiles */
       }
     }
     check_rounded(1, 256, 128, 128, 128, wide);
