@@ -96,6 +96,12 @@ bool settle_inputs(mm_backend *b, mm_err *err) {
     const mm_layer_weights *y = &b->c.weights->layer[l];
     for (const mm_packed *p : {&y->qkv, &y->out, &y->output_gate, &y->w13, &y->w2})
       b->inputs.all_codes &= !p->scheme || mm_cu_multiplies_blocks(&b->inputs.device, &b->weight[p]);
+    if (y->w2.scheme && mm_cu_mixes_experts(&b->weight[&y->w2], y->w13.lead, b->c.model->experts))
+      return mm_fail(
+          err, MM_UNSUPPORTED, "E_ACT_QUANT", mm_at(NULL, NULL),
+          "found activation quantisation on and %u of %u experts on a rank that has a part of each (--tp above --ep), whose inputs "
+          "are rounded in %s under scales of all parts; the cuda backend has no such exchange among some ranks; expected off",
+          y->w13.lead, b->c.model->experts, y->w2.scheme->name);
   }
   return true;
 }

@@ -31,6 +31,10 @@ uint32_t mm_cu_bits(mm_cu_code code) { return code == MM_CU_BF16 ? 16 : code == 
 
 const mm_cu_rounding *mm_cu_rounding_of(const mm_cu_weight *w) { return w->whole.kind != MM_ACT_KEPT ? &w->whole : &w->rounding; }
 
+bool mm_cu_mixes_experts(const mm_cu_weight *w2, uint32_t held, uint32_t experts) {
+  return held < experts && w2->whole.kind != MM_ACT_KEPT;
+}
+
 size_t mm_cu_scales(const mm_cu_weight *d) {
   const bool bytes = d->scale_kind == MM_CU_NV || d->scale_kind == MM_CU_MX;
   return d->scale_kind == MM_CU_PLAIN ? 0 : (size_t)d->lead * (bytes ? d->n : d->scale_rows) * d->scale_pitch;

@@ -42,7 +42,7 @@ constexpr uint64_t kPeerWords = 131072;                              /* of a sum
 constexpr uint32_t kPeerRows = 16;                                   /* of a branch at most, with devices of their own */
 constexpr uint32_t kPeerBranch = kPeerRows * (MM_CU_MAX_HIDDEN / 8); /* its words */
 constexpr uint32_t kPeerTurns = 3;
-constexpr uint64_t kPeerSlab = (uint64_t)64 << 20;   /* bytes of a sum of many; of every rank's memory it takes four */
+constexpr uint64_t kPeerSlab = (uint64_t)64 << 20;   /* bytes of a sum of many; of every rank's memory four, or two and twice sum_bytes */
 constexpr uint64_t kPeerMost = (uint64_t)256 << 20;  /* of two ranks whose rows are sent as they are made */
 constexpr uint32_t kPeerLook = 256;                  /* tries between looks at the clock */
 constexpr uint32_t kPeersGoOn = 0, kPeersWaited = 2; /* states; 1: broken by mm_comm_break */

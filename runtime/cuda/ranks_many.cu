@@ -2,7 +2,7 @@
  * (peers.cu) and then of combine_rows (rows.cu). Each rank sends all its rows and adds all rows up: as many bytes cross the link as when
  * each adds half of them and sends the sums back, in one exchange and not two. A block sends its rows, meets the other rank's block of the
  * same rows, and combines them. There is one block on a multiprocessor, since a meeting waits for all that the multiprocessor has written,
- * and room for those of another stage, which may wait on the same devices.
+ * and room for those of another stage, which may wait on the same devices, while blocks wait.
  *
  * Where the product before it has sent the rows as it made them (mm_cu_push), the ranks meet in a kernel of one block, and the next one
  * combines them on all multiprocessors and waits for nobody. It reads what came in the epoch that has just been counted: the other rank
@@ -22,9 +22,10 @@ struct many_rows {
   uint32_t rows, width, each, threads; /* rows of a block, threads of a row */
 };
 
-/* The ranks tell each other that their rows are sent. */
+/* The ranks tell each other that their rows are sent. What comes next takes whole multiprocessors, which the other rank's product may need
+ * to get here: it does not start before the end. */
 __global__ void __launch_bounds__(32) meet_ranks(const __grid_constant__ peer_view c) {
-  peer_begin(c);
+  grid_wait();
   const uint32_t epoch = c.counters->epoch;
   peer_patience p(c);
   meet(c, &p, 0, epoch & 1, epoch + 1);

@@ -186,7 +186,7 @@ static void experts_rate(const char *model, const scheme &s, uint32_t experts, u
       us = time_graph(
           skinny ? kSets : 1,
           [&](cudaStream_t st, int i) {
-            const mm_cu_rounded_experts a = {codes.d, mid.d, (__nv_bfloat16 *)pair_out.p, y.p};
+            const mm_cu_rounded_experts a = {codes.d, mid.d, nullptr, (__nv_bfloat16 *)pair_out.p, y.p};
             CUDA_OK(mm_cu_experts_fp8(up, down, routes[(size_t)i]->r, a, st));
           },
           skinny ? 30 : 5);

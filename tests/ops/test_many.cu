@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "runtime/cuda/fp8.h"
+#include "runtime/cuda/launch.h"
 #include "tests/ops/members.h"
 #include "tests/ops/whole.h"
 
@@ -119,7 +120,7 @@ void check_sent(uint32_t ranks) {
   char text[160];
   snprintf(text, sizeof text, "peers: rows that go to the other of %u ranks as they are made, %u times, by products %u times", ranks,
            sent.load(), products.load());
-  report_true(text, ok && sent == 24 * ranks);
+  report_true(text, ok && sent == 24 * ranks && (products == 3 * ranks || !hopper()));
 }
 
 /* A recorded step of such combines, of kernels of few rows and of sums, replayed. */
@@ -137,7 +138,7 @@ void check_replays(uint32_t ranks) {
         CUDA_OK(cudaStreamBeginCapture(m->s, cudaStreamCaptureModeThreadLocal));
         for (uint32_t i = 0; i < 5; i++) {
           CUDA_OK(cudaMemcpyAsync(c.spare, c.branch, c.n * 2, cudaMemcpyDeviceToDevice, m->s));
-          if (i % 3)
+          if (i % 2) /* the last, whose result stays, is sent as it is made */
             c.by_many(*m);
           else
             m->ok = c.by_sent(*m) && m->ok;
@@ -150,7 +151,7 @@ void check_replays(uint32_t ranks) {
         CUDA_OK(cudaStreamSynchronize(m->s));
         m->together();
         c.by_two(*m);
-        m->ok = c.same(*m);
+        m->ok = c.same(*m) && m->ok;
         CUDA_OK(cudaGraphExecDestroy(exec));
         CUDA_OK(cudaGraphDestroy(graph));
       },

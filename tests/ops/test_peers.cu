@@ -122,23 +122,47 @@ void check_combines(uint32_t ranks) {
       most = std::max<uint32_t>(most, rows);
       const combine_rows_of c(*m, rows, width, codes);
       c.fill(*m, t);
-      if (t % 4 == m->rank) CUDA_OK(cudaMemsetAsync(c.branch + c.n - 24, 0xff, 32, m->s)); /* NaNs whose bits say that nothing came */
+      if (t % 4 == m->rank && c.n >= 24)
+        CUDA_OK(cudaMemsetAsync(c.branch + c.n - 24, 0xff, 32, m->s)); /* NaNs whose bits say that nothing came */
       m->together();
       c.by_one(*m), c.by_two(*m);
       m->ok = c.same(*m) && m->ok;
     }
+    /* Turns back to back, each with another branch than those three and six turns before: nothing of an older one may be taken for its. */
+    constexpr uint32_t kBranches = 4, kTurns = 7;
     const combine_rows_of c(*m, 1, 3072, false);
-    c.fill(*m, 99);
+    const size_t given = c.bytes / 2 + c.width * sizeof(float), made = c.bytes / 2;
+    char *const kept = m->source + ((size_t)8 << 20), *const results = m->x + ((size_t)8 << 20),
+                *const wanted = results + ((size_t)8 << 20);
+    for (uint32_t v = 0; v < kBranches; v++) {
+      c.fill(*m, 99 + v);
+      CUDA_OK(cudaMemcpyAsync(kept + v * given, m->source, given, cudaMemcpyDeviceToDevice, m->s));
+      CUDA_OK(cudaStreamSynchronize(m->s));
+      m->together();
+      c.by_two(*m);
+      CUDA_OK(cudaMemcpyAsync(wanted + v * made, c.to[1], made, cudaMemcpyDeviceToDevice, m->s));
+      CUDA_OK(cudaStreamSynchronize(m->s));
+      m->together();
+    }
     cudaGraph_t graph;
     cudaGraphExec_t exec;
     CUDA_OK(cudaStreamBeginCapture(m->s, cudaStreamCaptureModeThreadLocal));
-    for (int i = 0; i < 7; i++) c.by_one(*m);
+    for (uint32_t i = 0; i < kTurns; i++) {
+      CUDA_OK(cudaMemcpyAsync(m->source, kept + i % kBranches * given, given, cudaMemcpyDeviceToDevice, m->s));
+      c.by_one(*m);
+      CUDA_OK(cudaMemcpyAsync(results + i * made, c.to[0], made, cudaMemcpyDeviceToDevice, m->s));
+    }
     CUDA_OK(cudaStreamEndCapture(m->s, &graph));
     CUDA_OK(cudaGraphInstantiate(&exec, graph, 0));
+    for (uint32_t round = 0; round < 20; round++) {
+      m->together();
+      for (int i = 0; i < 50; i++) CUDA_OK(cudaGraphLaunch(exec, m->s));
+      CUDA_OK(cudaMemcpyAsync(m->host, results, kTurns * made, cudaMemcpyDeviceToHost, m->s));
+      CUDA_OK(cudaMemcpyAsync(m->host + kTurns * made, wanted, kBranches * made, cudaMemcpyDeviceToHost, m->s));
+      CUDA_OK(cudaStreamSynchronize(m->s));
+      for (uint32_t i = 0; i < kTurns; i++) m->ok = m->ok && !memcmp(m->host + i * made, m->host + (kTurns + i % kBranches) * made, made);
+    }
     m->together();
-    for (int i = 0; i < 1000; i++) CUDA_OK(cudaGraphLaunch(exec, m->s));
-    c.by_two(*m);
-    m->ok = c.same(*m) && m->ok;
     CUDA_OK(cudaGraphExecDestroy(exec));
     CUDA_OK(cudaGraphDestroy(graph));
   });

@@ -323,12 +323,39 @@ static void test_cut_inputs(void **state) {
   }
 }
 
+/* Experts that are divided among groups of ranks, and cut in each: of scales of whole rows no rank may take another group's. */
+static void test_mixed_experts(void **state) {
+  static const struct {
+    const char *scheme;
+    uint32_t tp, ep;
+    bool mixes; /* M2's 1,536 columns */
+  } rows[] = {
+      {"channel_fp8", 4, 2, true}, {"channel_fp8", 4, 4, false}, {"channel_fp8", 4, 1, false}, {"nvfp4", 4, 2, true},
+      {"w4a8", 8, 4, true},        {"block_fp8", 4, 2, false},   {"w4a16", 4, 2, false},
+  };
+  (void)state;
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    const mm_bench_shape s = {"m2", 1, 200064, rows[i].scheme, rows[i].scheme, "bf16", 0, rows[i].tp, rows[i].ep};
+    const mm_model m = mm_bench_model(&s);
+    mm_rank_weights w;
+    mm_err err = {0};
+    mm_cu_weight b = {0};
+    assert_true(mm_bench_weights(&s, &m, &w, &err));
+    assert_true(mm_cu_describe(&w.layer[0].w2, "w2", &b, &err));
+    if (mm_cu_mixes_experts(&b, w.layer[0].w13.lead, m.experts) != rows[i].mixes) fail_msg("row %zu", i);
+    b.whole = (mm_cu_rounding){0}; /* inputs as they are */
+    assert_false(mm_cu_mixes_experts(&b, w.layer[0].w13.lead, m.experts));
+    free(w.layer);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_released_shapes), cmocka_unit_test(test_odd_shapes),
       cmocka_unit_test(test_all_are_chosen),  cmocka_unit_test(test_none),
       cmocka_unit_test(test_limits),          cmocka_unit_test(test_rounded_inside),
       cmocka_unit_test(test_written_down),    cmocka_unit_test(test_cut_inputs),
+      cmocka_unit_test(test_mixed_experts),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
