@@ -189,13 +189,10 @@ bool open_group(mm_cu_peers *p, uint32_t rank, uint32_t ranks, double limit_s, m
   return true;
 }
 
-/* In this rank's memory, with no kernel at work on it: the next sum has this epoch, and no branch has come. */
-bool set_counters(const peer_view &c, uint32_t epoch, mm_err *err) {
-  /* The copy may return before the number is there, and the steps' stream does not wait for it. */
+/* In this rank's memory, with no kernel at work on it: no branch has come. */
+bool forget_branches(const peer_view &c, mm_err *err) {
   return check(cudaMemset(c.at[c.rank] + c.branches_at(), 0xff, c.branches_bytes()), "empty branches", err) &&
-         check(cudaMemset(c.counters, 0, sizeof *c.counters), "set counters", err) &&
-         check(cudaMemcpy(&c.counters->epoch, &epoch, sizeof epoch, cudaMemcpyHostToDevice), "set epoch", err) &&
-         check(cudaStreamSynchronize(0), "set epoch", err);
+         check(cudaMemset(c.counters, 0, sizeof *c.counters), "set counters", err) && check(cudaStreamSynchronize(0), "set counters", err);
 }
 
 /* Own memory, zeros, where the others can write. */
@@ -211,7 +208,7 @@ bool open_memory(mm_cu_peers *p, mm_err *err) {
   c->shared = static_cast<peer_control *>(shared);
   c->at[c->rank] = g->memory[c->rank];
   c->counters = reinterpret_cast<peer_counters *>(g->memory[c->rank] + c->counters_at());
-  return set_counters(*c, 0, err);
+  return forget_branches(*c, err);
 }
 
 /* The others' memory, once all have theirs. */
@@ -371,11 +368,14 @@ bool mm_cu_peers_mend(mm_cu_peers *p, mm_err *err) {
   uint32_t epoch, most = 0;
   const void *all[MM_CU_PEERS];
   if (!check(cudaMemcpy(&epoch, &p->c.counters->epoch, sizeof epoch, cudaMemcpyDeviceToHost), "read epoch", err)) return false;
-  if (!gather(p, &epoch, all, err)) return false;
+  if (!gather(p, &epoch, all, err)) return false; /* from here on no rank's kernel writes here */
   for (uint32_t r = 0; r < p->c.ranks; r++) most = (uint32_t)mm_max(most, *static_cast<const uint32_t *>(all[r]));
-  if (!meet_all(p, err)) return false; /* nobody's epoch is read any more */
+  if (!forget_branches(p->c, err) || !meet_all(p, err)) return false; /* nobody's epoch is read any more, all are empty */
+  epoch = most + 2;
   if (p->c.rank == 0) p->group->shared->state = kPeersGoOn;
-  return set_counters(p->c, most + 2, err) && meet_all(p, err);
+  /* The copy may return before the number is there, and the steps' stream does not wait for it. */
+  return check(cudaMemcpy(&p->c.counters->epoch, &epoch, sizeof epoch, cudaMemcpyHostToDevice), "set epoch", err) &&
+         check(cudaStreamSynchronize(0), "set epoch", err) && meet_all(p, err);
 }
 
 bool mm_cu_peers_meet(mm_cu_peers *p, bool mine, bool *all, mm_err *err) {
