@@ -16,6 +16,7 @@
 #include "runtime/cuda/peers.h"
 
 #include <atomic>
+#include <vector>
 
 #include "runtime/cuda/across.h"
 #include "runtime/cuda/device.cuh"
@@ -189,10 +190,14 @@ bool open_group(mm_cu_peers *p, uint32_t rank, uint32_t ranks, double limit_s, m
   return true;
 }
 
-/* In this rank's memory, with no kernel at work on it: no branch has come. */
+/* In this rank's memory, with no kernel of its stage at work: no branch has come. Copied, since filling memory may wait for another stage's
+ * kernels on the device, which may wait for a device of theirs. */
 bool forget_branches(const peer_view &c, mm_err *err) {
-  return check(cudaMemset(c.at[c.rank] + c.branches_at(), 0xff, c.branches_bytes()), "empty branches", err) &&
-         check(cudaMemset(c.counters, 0, sizeof *c.counters), "set counters", err) && check(cudaStreamSynchronize(0), "set counters", err);
+  const std::vector<uint8_t> nothing(c.branches_bytes(), 0xff);
+  const peer_counters zero = {};
+  return check(cudaMemcpy(c.at[c.rank] + c.branches_at(), nothing.data(), nothing.size(), cudaMemcpyHostToDevice), "empty branches", err) &&
+         check(cudaMemcpy(c.counters, &zero, sizeof zero, cudaMemcpyHostToDevice), "set counters", err) &&
+         check(cudaStreamSynchronize(0), "set counters", err);
 }
 
 /* Own memory, zeros, where the others can write. */
