@@ -129,7 +129,7 @@ void check_combines(uint32_t ranks) {
       m->ok = c.same(*m) && m->ok;
     }
     /* Turns back to back, each with another branch than those three and six turns before: nothing of an older one may be taken for its. */
-    constexpr uint32_t kBranches = 4, kTurns = 7;
+    constexpr uint32_t kBranches = 4, kTurns = 8;
     const combine_rows_of c(*m, 1, 3072, false);
     const size_t given = c.bytes / 2 + c.width * sizeof(float), made = c.bytes / 2;
     char *const kept = m->source + ((size_t)8 << 20), *const results = m->x + ((size_t)8 << 20),
