@@ -546,6 +546,7 @@ static bool parse_sealed(mm_pack *p, const char *dir, const kind *k, const char 
   bool ok = (p->dir = mm_arena_strndup(&p->arena, dir, strlen(dir), err)) && mm_pool_run(n < BESIDE ? 1 : 2, 2, read_or_hash, &s, err);
   r.err = err;
   ok = ok && check_seal(&r, text, n, &s.digest);
+  p->seal = s.digest;
   free(place);
   return ok;
 }

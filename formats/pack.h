@@ -107,6 +107,7 @@ typedef struct mm_pack {
   mm_cut *cut;
   mm_rank_parts *rank; /* [pp·tp] */
   mm_pack_file *source, *file;
+  mm_digest seal;   /* of the manifest's text, which has the digests of all files */
   mm_digest plan;   /* of the plan: also in every part's metadata, so parts of different runs never mix */
   size_t dead_rows; /* ids whose lm_head row is all zero: never to be sampled */
   uint32_t *dead_row;

@@ -24,6 +24,7 @@ struct mm_read_log {
   mm_read_stats sum;
   double opened, closed; /* first and last; closed 0: none yet */
   unsigned open;         /* readers */
+  mm_err failed;
   logged *file;
   size_t files, cap;
 };
@@ -42,6 +43,21 @@ void mm_read_log_close(mm_read_log *log) {
   free(log->file);
   pthread_mutex_destroy(&log->lock);
   free(log);
+}
+
+void mm_read_log_fail(mm_read_log *log, const mm_err *err) {
+  if (!log) return;
+  pthread_mutex_lock(&log->lock);
+  if (log->failed.status == MM_OK) log->failed = *err;
+  pthread_mutex_unlock(&log->lock);
+}
+
+bool mm_read_log_failed(mm_read_log *log, mm_err *err) {
+  pthread_mutex_lock(&log->lock);
+  const bool failed = log->failed.status != MM_OK;
+  if (failed) *err = log->failed;
+  pthread_mutex_unlock(&log->lock);
+  return failed;
 }
 
 void mm_read_log_begin(mm_read_log *log, uint64_t wanted, double now) {

@@ -33,6 +33,8 @@ typedef struct mm_read_log mm_read_log;
 mm_read_log *mm_read_log_open(mm_err *err);
 void mm_read_log_close(mm_read_log *log); /* accepts NULL; no reader has it any more */
 mm_read_stats mm_read_log_stats(mm_read_log *log);
+/* Whether a load with this log has failed after its open had returned: with its error, the first of several. */
+bool mm_read_log_failed(mm_read_log *log, mm_err *err);
 /* Of file i of those whose readers were closed, in the order of closing and reading: false after the last. *path lives as long as the log.
  * Without the seconds, and without those that are in memory. */
 bool mm_read_log_file(mm_read_log *log, size_t i, const char **path, mm_read_stats *s);
@@ -54,6 +56,8 @@ void mm_read_log_add(mm_read_log *log, mm_read_path path, uint64_t read, uint64_
 /* A file of a reader that ends. */
 void mm_read_log_keep(mm_read_log *log, const char *path, const mm_read_stats *s);
 void mm_read_log_end(mm_read_log *log, double now);
+/* What is loaded will not all be there. */
+void mm_read_log_fail(mm_read_log *log, const mm_err *err);
 
 #ifdef __cplusplus
 }

@@ -195,6 +195,7 @@ mm_packed mm_shards_tensor(const mm_shards *s, uint32_t rank, size_t i) {
     const mm_range *own = &cut->rank[rank % s->pack.tp];
     out.first_k = own->from - own->at; /* padding in front is another rank's */
     out.whole_k = cut->whole;
+    for (uint32_t j = 0; j < s->pack.tp; j++) out.cut_k = (uint32_t)mm_gcd(out.cut_k, cut->rank[j].from);
   }
   for (unsigned p = 0; p < t->plane_count; p++) {
     const mm_shard_plane *at = &r->plane[i * MM_PACK_PLANES + p];

@@ -135,6 +135,7 @@ typedef struct mm_packed {
   const void *plane[MM_MAX_PLANES]; /* each [lead, ceil(n/cell.n), ceil(k/cell.k)], naturally aligned */
   mm_cell cell[MM_MAX_PLANES];      /* of the stored grid: scheme's, or finer for scales */
   uint32_t first_k, whole_k;        /* cut along k: column 0 is column first_k of the whole_k uncut ones; 0, 0: not cut */
+  uint32_t cut_k;                   /* the most that divides every rank's first own column (padding is not its own); 0: none is cut */
   float input_scale;                /* static scale of x (mm_act_format.fixed); 0: none */
   uint32_t tensor;                  /* its number in the manifest it comes from */
   mm_random random;                 /* of a weight without planes */

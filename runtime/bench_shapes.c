@@ -63,7 +63,7 @@ static mm_packed columns_of(const cut *c, const char *scheme, uint32_t seed, uin
   mm_packed w = weight(scheme, seed, c->lead, n, k / c->ways);
   w.random.first = c->first;
   for (unsigned i = 0; c->ways > 1 && i < w.scheme->plane_count; i++) fit(&w.cell[i].k, w.k);
-  if (c->ways > 1) w.first_k = c->part * w.k, w.whole_k = k;
+  if (c->ways > 1) w.first_k = c->part * w.k, w.whole_k = k, w.cut_k = w.k;
   return w;
 }
 

@@ -100,7 +100,7 @@ void mm_comm_mend(mm_comm *c) {
   for (uint32_t r = 0; r < c->ranks; r++) c->box[r] = NULL, c->came[r] = 0, c->sent[r] = c->received[r] = false;
 }
 
-static bool is_broken(mm_comm *c) {
+bool mm_comm_broken(mm_comm *c) {
   pthread_mutex_lock(&c->lock);
   const bool broken = c->broken;
   pthread_mutex_unlock(&c->lock);
@@ -131,7 +131,7 @@ void mm_comm_send(mm_comm *c, uint32_t rank, float *x, size_t n) {
   mm_comm *to = c->next;
   if (n == 0) return;
   if (!is_here(to, rank)) {
-    if (is_broken(c)) return;
+    if (mm_comm_broken(c)) return;
     c->sent[rank] = true;
     send_away(to, rank, x, n);
     return;
@@ -192,7 +192,7 @@ static void swap(mm_comm *c, void *mine, size_t bytes, void *theirs, size_t each
 
 /* Whether all processes of the stage are well. */
 static bool agree(mm_comm *c, double limit_s) {
-  uint32_t mine = is_broken(c) || c->lacks, theirs[c->ranks];
+  uint32_t mine = mm_comm_broken(c) || c->lacks, theirs[c->ranks];
   memset(theirs, 0, sizeof theirs);
   swap(c, &mine, sizeof mine, theirs, 0, limit_s);
   for (uint32_t i = 0; i < c->ranks; i++) mine |= theirs[i];

@@ -27,6 +27,7 @@ MM_MUST_USE bool mm_comm_leave(mm_comm *c, bool borders, bool late, mm_err *err)
 void mm_comm_close(mm_comm *c); /* accepts NULL */
 /* By a rank that cannot go on: whoever waits or comes later returns at once, its sums unspecified, until mm_comm_mend. */
 void mm_comm_break(mm_comm *c);
+bool mm_comm_broken(mm_comm *c);
 /* Only while no rank is at work. */
 void mm_comm_mend(mm_comm *c);
 /* Every rank passes its x[n]; afterwards each holds the sum taken in rank order, bit-identical on all ranks. */

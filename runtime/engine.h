@@ -39,6 +39,8 @@ MM_MUST_USE bool mm_engine_follow(const mm_shards *shards, const mm_engine_confi
 /* Accepts NULL. What a rank that has not come back still uses (E_RANK, below) stays. */
 void mm_engine_close(mm_engine *e);
 const mm_model *mm_engine_model(const mm_engine *e);
+/* Waits until all weights are there and found good, where they go on arriving after open; between steps. False with the load's error. */
+MM_MUST_USE bool mm_engine_finish_load(mm_engine *e, mm_err *err);
 
 /* Runs one batch on all ranks; logits[out_count, vocab], ids whose head row is zero are -INFINITY.
  * Refuses (MM_USAGE E_BATCH) ids ≥ vocab, positions past the limit, unknown slots, rows not covered by spans, one slot in two

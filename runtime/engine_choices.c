@@ -162,9 +162,11 @@ bool mm_engine_score(mm_engine *e, const mm_batch *batch, const int32_t *target,
   if (!e->device_chooses || !e->config.ops->score) return score_here(e, batch, target, score, err);
   if (!mm_engine_forward(e, batch, err)) return false;
   e->row_count = 0;
+  if (!MM_GROW(e->score, &e->score_cap, batch->out_count, err)) return false; /* a rank that does not come back may still write there */
   e->target = target;
-  e->score = score;
-  return mm_engine_run_task(e, SCORE, err);
+  if (!mm_engine_run_task(e, SCORE, err)) return false;
+  if (batch->out_count) memcpy(score, e->score, batch->out_count * sizeof *score);
+  return true;
 }
 
 bool mm_engine_collect(mm_engine *e, int32_t *id, mm_err *err) {

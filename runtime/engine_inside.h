@@ -7,7 +7,22 @@
 
 #include "runtime/engine.h"
 
-typedef enum work { OPEN, STEP, COLLECT, HIDDEN, LOAD, STATE_COPY, STATE_SAVE, STATE_LOAD, IDS_LOAD, CHOOSE, SCORE, CALIBRATE, CLOSE } work;
+typedef enum work {
+  OPEN,
+  STEP,
+  COLLECT,
+  HIDDEN,
+  LOAD,
+  STATE_COPY,
+  STATE_SAVE,
+  STATE_LOAD,
+  IDS_LOAD,
+  CHOOSE,
+  SCORE,
+  CALIBRATE,
+  FINISH_LOAD,
+  CLOSE
+} work;
 
 /* What all processes know of a rank, whoever has it. */
 typedef struct rank_facts {
@@ -51,11 +66,10 @@ struct mm_engine {
   const mm_shards *shards;
   const mm_model *model;
   mm_engine_config config;
-  mm_digest checkpoint; /* where weights are attached to */
-  mm_comm **comm;       /* [pp]: the ranks of each stage */
-  bool lightning;       /* some layer keeps a state that cannot go back */
-  bool *never;          /* [vocab] ids that are not to be chosen */
-  slot_state *slot;     /* [slots] */
+  mm_comm **comm;   /* [pp]: the ranks of each stage */
+  bool lightning;   /* some layer keeps a state that cannot go back */
+  bool *never;      /* [vocab] ids that are not to be chosen */
+  slot_state *slot; /* [slots] */
   uint64_t batches;
   mm_pages *pages; /* NULL where the backend gives each slot its own */
   mm_paging paging;
@@ -77,10 +91,11 @@ struct mm_engine {
 
   pthread_mutex_t lock;
   pthread_cond_t changed;
-  uint64_t task; /* counts what was handed to the ranks */
-  work work;     /* what it was */
-  uint32_t busy; /* ranks that have not finished it */
-  bool stop;
+  uint64_t task;       /* counts what was handed to the ranks */
+  work work;           /* what it was */
+  uint32_t busy;       /* ranks that have not finished it */
+  bool stop, returned; /* returned: the call has, or is about to; a rank that is still away writes nothing to its caller's memory */
+  uint32_t copying;    /* ranks that do */
   const mm_batch *batch;
   mm_batch
       held; /* the batch of the step, in memory of the engine's: a rank that comes back late may read it after the caller has gone on */
@@ -98,9 +113,10 @@ struct mm_engine {
   const void *saved;             /* loaded from */
   const int32_t *ids;            /* [id_count], or NULL: what state_to holds from now on */
   uint32_t id_count;
-  bool apart;                  /* the step under way ends before the device chooses: mm_engine_choose follows */
-  const int32_t *target;       /* [row_count] ids whose scores are wanted, */
-  double *score;               /* and where they go */
+  bool apart;            /* the step under way ends before the device chooses: mm_engine_choose follows */
+  const int32_t *target; /* [row_count] ids whose scores are wanted, */
+  double *score;         /* and room for these */
+  size_t score_cap;
   const mm_sampling *sampling; /* [row_count] of the choice under way */
 
   /* Several processes (engine_processes.c); NULL where there is one. The first one's engine is asked, those of the others follow. */

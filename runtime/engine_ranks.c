@@ -33,7 +33,7 @@ static bool open_rank(rank *r, mm_err *err) {
       .taps = e->config.taps,
       .verify = e->config.verify && e->config.ops->loads ? e->shards : NULL,
       .log = e->config.log,
-      .checkpoint = e->checkpoint,
+      .checkpoint = e->shards->pack.seal,
       .attach = e->config.attach};
   if (!mm_forward_open(&r->forward, e->config.ops, &c, err)) return false;
   const mm_rank_weights *w = &r->weights;
@@ -42,9 +42,23 @@ static bool open_rank(rank *r, mm_err *err) {
   return true;
 }
 
+/* A rank that comes back after the call has returned may not write to what it was given. */
+static bool begin_copy(mm_engine *e) {
+  pthread_mutex_lock(&e->lock);
+  const bool wanted = !e->returned;
+  e->copying += wanted;
+  pthread_mutex_unlock(&e->lock);
+  return wanted;
+}
+static void end_copy(mm_engine *e) {
+  pthread_mutex_lock(&e->lock);
+  if (--e->copying == 0) pthread_cond_broadcast(&e->changed);
+  pthread_mutex_unlock(&e->lock);
+}
+
 /* One batch on one rank; its columns of the logits go to their place in the caller's matrix. */
 static bool step_rank(rank *r, mm_err *err) {
-  const mm_engine *e = r->engine;
+  mm_engine *const e = r->engine;
   const mm_rank_weights *w = &r->weights;
   if (w->layer_end < e->model->layers) return mm_forward_step(&r->forward, e->batch, NULL, err);
   r->forward.apart = e->apart;
@@ -54,8 +68,10 @@ static bool step_rank(rank *r, mm_err *err) {
   if (!mm_forward_step(&r->forward, e->batch, r->logits, err)) return false;
   if (w->vocab_first >= vocab) return true;
   size_t columns = mm_min(w->vocab_rows, vocab - w->vocab_first);
+  if (!begin_copy(e)) return true;
   for (size_t i = 0; i < rows; i++)
     memcpy(e->logits + i * vocab + w->vocab_first, r->logits + i * w->vocab_rows, columns * sizeof *r->logits);
+  end_copy(e);
   return true;
 }
 
@@ -90,7 +106,8 @@ static bool do_work(rank *r, work w, mm_err *err) {
     case IDS_LOAD: return f->ops->ids_load(f->backend, e->state_to, e->ids, e->id_count, err);
     case SCORE: return f->ops->score(f->backend, e->target, r->weights.rank == 0 ? e->score : NULL, err);
     case CALIBRATE: return f->ops->calibrate(f->backend, err);
-    case CHOOSE: return f->ops->choose_kept(f->backend, e->sampling, err);
+    case FINISH_LOAD: return f->ops->finish_load(f->backend, err);
+    case CHOOSE: return f->ops->choose_kept(f->backend, e->sampling, e->row_count, err);
     case CLOSE: break;
   }
   return false;
@@ -139,6 +156,8 @@ static void wait_for_ranks(mm_engine *e) {
   if (until.tv_nsec >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
   int no = 0;
   while (e->busy && no != ETIMEDOUT) no = pthread_cond_timedwait(&e->changed, &e->lock, &until);
+  e->returned = true;
+  while (e->copying) pthread_cond_wait(&e->changed, &e->lock);
 }
 
 bool mm_engine_all_back(mm_engine *e, mm_err *err) {
@@ -159,6 +178,7 @@ bool mm_engine_run_here(mm_engine *e, work w, mm_err *err) {
   for (uint32_t r = 0; r < e->started; r++) e->rank[r].err = (mm_err){0}, e->rank[r].back = false;
   for (uint32_t s = 0; s < e->shards->pack.pp; s++) mm_comm_mend(e->comm[s]);
   e->task++;
+  e->returned = false;
   e->work = w;
   e->busy = e->started;
   pthread_cond_broadcast(&e->changed);
@@ -292,7 +312,6 @@ mm_engine *mm_engine_open(const mm_shards *shards, const mm_engine_config *c, mm
   e->shards = shards;
   e->model = m;
   e->config = *c;
-  if (c->attach && !mm_hold_checkpoint(shards->pack.dir, &e->checkpoint, err)) return free(e), NULL;
   for (uint32_t l = 0; l < m->layers; l++) e->lightning |= m->attn[l] == MM_ATTN_LIGHTNING;
   pthread_mutex_init(&e->lock, NULL);
   pthread_cond_init(&e->changed, NULL);
@@ -327,7 +346,7 @@ void mm_engine_close(mm_engine *e) {
   free(e->comm);
   for (uint32_t i = 0; i < MM_QUEUE; i++) free(e->choices[i].id);
   mm_sampler_close(e->sampler);
-  MM_FREE(e->history, e->row, e->choice_logits, e->choice_id, e->never, e->slot);
+  MM_FREE(e->history, e->row, e->choice_logits, e->choice_id, e->never, e->slot, e->score);
   mm_pages_close(e->pages);
   MM_FREE(e->want, e->copy, e->facts, e->order, e->table, e->holds, e);
 }
@@ -400,6 +419,8 @@ bool mm_engine_expert_load(mm_engine *e, uint64_t *load, mm_err *err) {
   e->load = load;
   return mm_engine_run_task(e, LOAD, err);
 }
+
+bool mm_engine_finish_load(mm_engine *e, mm_err *err) { return !e->config.ops->finish_load || mm_engine_run_task(e, FINISH_LOAD, err); }
 
 bool mm_engine_calibrate(mm_engine *e, mm_err *err) {
   return !e->config.calibration || !e->config.ops->calibrate || mm_engine_run_task(e, CALIBRATE, err);

@@ -12,11 +12,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "formats/file.h"
-#include "formats/pack.h"
-
-#define ANSWER_MS    5000                /* in which a whole question or answer must be there */
-#define MANIFEST_MAX ((uint64_t)1 << 30) /* bytes */
+#define ANSWER_MS 5000 /* in which a whole question or answer must be there */
 
 static const char asks[8] = "mmhold1", answers[8] = "mmheld1";
 
@@ -47,10 +43,6 @@ struct mm_hold {
   uint32_t count, users;
   user user[MM_HOLD_USERS];
 };
-
-bool mm_hold_checkpoint(const char *dir, mm_digest *out, mm_err *err) {
-  return mm_file_sha256(mm_path_of(dir, MM_MANIFEST).text, MANIFEST_MAX, out, err);
-}
 
 static bool place(const char *path, struct sockaddr_un *at, mm_err *err) {
   *at = (struct sockaddr_un){.sun_family = AF_UNIX};
@@ -229,4 +221,10 @@ bool mm_hold_find(const char *path, mm_held *held, int *connection, mm_err *err)
   if (ok) *held = answer.held, *connection = fd;
   if (!ok) close(fd);
   return ok;
+}
+
+/* A holder says nothing more: what can be read is its end. */
+bool mm_hold_stands(const char *path, int connection, mm_err *err) {
+  struct pollfd p = {.fd = connection, .events = POLLIN};
+  return poll(&p, 1, 0) == 0 || mm_fail(err, MM_IO, "E_HELD", mm_at(path, NULL), "the process that held the weights has ended");
 }

@@ -23,9 +23,6 @@ typedef struct mm_held {
   uint64_t bytes;
 } mm_held;
 
-/* The digest of a packed checkpoint: of its manifest, which has those of all files. */
-MM_MUST_USE bool mm_hold_checkpoint(const char *dir, mm_digest *out, mm_err *err);
-
 /* ---- the holder ---- */
 
 typedef struct mm_hold mm_hold;
@@ -42,6 +39,8 @@ void mm_hold_close(mm_hold *h); /* accepts NULL; removes the socket */
 /* Asks for held->key: fills the rest. The memory may be used as long as *connection, which is the caller's to close, is open. MM_IO where
  * nobody answers in 5 s, E_HELD where the holder is another user's; MM_UNSUPPORTED E_HELD where it has no such key. */
 MM_MUST_USE bool mm_hold_find(const char *path, mm_held *held, int *connection, mm_err *err);
+/* Whether the holder at `path` is still there, which does not wait: MM_IO E_HELD once it has ended. */
+MM_MUST_USE bool mm_hold_stands(const char *path, int connection, mm_err *err);
 
 #ifdef __cplusplus
 }

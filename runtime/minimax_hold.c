@@ -31,7 +31,7 @@ struct holder {
   const hold_args *a;
   const mm_ops *ops;
   mm_shards shards;
-  mm_digest checkpoint;
+  mm_comm *comm; /* broken by a rank whose load fails: then no other one is waited for */
   mm_read_log *log;
   uint32_t *device; /* [ranks], or NULL */
   mm_held *held;    /* [ranks] */
@@ -50,15 +50,18 @@ static void *load(void *arg) {
   if (!mm_bind(&r->weights, &h->shards, r->index, &r->err)) return NULL;
   const mm_backend_config c = {.model = &h->shards.pack.model,
                                .weights = &r->weights,
+                               .comm = h->comm,
                                .place = {r->index, r->index, h->ranks, h->device ? h->device[r->index] : r->index},
                                .verify = h->a->verify ? &h->shards : NULL,
                                .log = h->log,
-                               .checkpoint = h->checkpoint};
-  return h->ops->hold(&c, &h->held[r->index], &r->memory, &r->err) ? r : NULL;
+                               .checkpoint = h->shards.pack.seal};
+  if (h->ops->hold(&c, &h->held[r->index], &r->memory, &r->err)) return r;
+  mm_comm_break(h->comm);
+  return NULL;
 }
 
-/* All ranks at once; the first error of any. */
-static bool load_all(holder *h, mm_err *err) {
+/* All ranks at once; the first error of any. A signal ends the process meanwhile: nobody uses anything yet. */
+static bool load_all(holder *h, const sigset_t *signals, mm_err *err) {
   bool ok = true;
   for (; ok && h->started < h->ranks; h->started++) {
     held_rank *r = &h->rank[h->started];
@@ -67,24 +70,32 @@ static bool load_all(holder *h, mm_err *err) {
     if (failed) ok = mm_fail_errno(err, mm_at(NULL, NULL), "pthread_create", failed);
     if (failed) break;
   }
+  pthread_sigmask(SIG_UNBLOCK, signals, NULL);
   for (uint32_t i = 0; i < h->started; i++) {
     void *done;
     pthread_join(h->rank[i].thread, &done);
-    if (ok && !done) *err = h->rank[i].err, ok = false;
+    if (done) continue;
+    if (err->status == MM_OK) *err = h->rank[i].err; /* none of a rank that stopped waiting for its own load */
+    ok = false;
   }
+  pthread_sigmask(SIG_BLOCK, signals, NULL);
   return ok;
 }
 
-static bool open_all(holder *h, mm_err *err) {
+static bool open_all(holder *h, const sigset_t *signals, mm_err *err) {
   const hold_args *a = h->a;
   if (!(h->ops = mm_ops_find(a->device, err))) return false;
   if (!h->ops->hold)
     return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL),
                    "found device %s, which reads weights where the page cache has them: nothing is to be held", h->ops->name);
-  if (!mm_shards_open(&h->shards, a->operand[0], err) || !mm_hold_checkpoint(a->operand[0], &h->checkpoint, err)) return false;
+  if (!mm_shards_open(&h->shards, a->operand[0], err)) return false;
+  mm_hold *const path = mm_hold_open(a->operand[1], NULL, 0, err); /* what is wrong with it is said before the weights are read */
+  mm_hold_close(path);
+  if (!path) return false;
   h->ranks = mm_pack_ranks(&h->shards.pack);
   return mm_devices_read(a->devices, h->ranks, &h->device, err) && (h->log = mm_read_log_open(err)) &&
-         (h->held = mm_calloc(h->ranks, sizeof *h->held, err)) && (h->rank = mm_calloc(h->ranks, sizeof *h->rank, err)) && load_all(h, err);
+         (h->comm = mm_comm_open(h->ranks, err)) && (h->held = mm_calloc(h->ranks, sizeof *h->held, err)) &&
+         (h->rank = mm_calloc(h->ranks, sizeof *h->rank, err)) && load_all(h, signals, err);
 }
 
 static bool say_ready(const holder *h, mm_err *err) {
@@ -110,7 +121,7 @@ static bool hold(void *args, mm_err *err) {
   pthread_sigmask(SIG_BLOCK, &set, NULL); /* before there is any other thread */
   const int stop = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
   bool ok = stop >= 0 || mm_fail_errno(err, mm_at(NULL, NULL), "signalfd", errno);
-  ok = ok && open_all(&h, err);
+  ok = ok && open_all(&h, &set, err);
   mm_hold *socket = ok ? mm_hold_open(a->operand[1], h.held, h.ranks, err) : NULL;
   ok = socket && say_ready(&h, err) && mm_hold_serve(socket, stop, tell, err);
   mm_hold_close(socket);
@@ -118,6 +129,7 @@ static bool hold(void *args, mm_err *err) {
     if (h.rank[i].memory) h.ops->release(h.rank[i].memory);
     mm_bind_close(&h.rank[i].weights);
   }
+  mm_comm_close(h.comm);
   mm_read_log_close(h.log);
   mm_shards_close(&h.shards);
   MM_FREE(h.rank, h.held, h.device);

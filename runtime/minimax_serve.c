@@ -85,7 +85,12 @@ static void tick(void *user) {
   serve *s = user;
   s->server.stage = s->loaded.stage ? s->loaded.stage : "start";
   const mm_read_stats read = mm_read_log_stats(s->server.reads);
-  if (mm_read_bytes(&read) < read.wanted && mm_now() - s->told >= TELL_SECONDS) {
+  if (!s->loading && !s->failed && mm_read_log_failed(s->server.reads, &s->err)) { /* after open: no request can be answered any more */
+    s->failed = true;
+    s->server.state = MM_SERVER_DRAINING;
+    mm_http_stop(s->server.http);
+  }
+  if (!s->failed && mm_read_bytes(&read) < read.wanted && mm_now() - s->told >= TELL_SECONDS) {
     char text[160];
     s->told = mm_now();
     mm_log_say(&s->server.log, "loading %s", mm_load_bar_text(text, sizeof text, &read));
@@ -212,7 +217,9 @@ static bool print_check(const serve_args *a, const mm_loaded *l, mm_err *err) {
 
 static bool check(const serve_args *a, mm_err *err) {
   mm_loaded l = {0};
-  bool ok = mm_loading_check(&l, &a->load, err) && mm_loading_finish(&l, &a->load, err);
+  mm_loading_config c = a->load;
+  c.whole = true;
+  bool ok = mm_loading_check(&l, &c, err) && mm_loading_finish(&l, &c, err);
   if (ok && a->json) {
     ok = print_check(a, &l, err);
   } else if (ok) {

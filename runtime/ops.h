@@ -100,7 +100,7 @@ typedef struct mm_backend_config {
   bool apart;              /* rows are to be apart, in a backend where they are if asked (apart_asked) */
   const mm_shards *verify; /* digests to check the weights' files against as they are read (mm_ops.loads), or NULL */
   mm_read_log *log;        /* what is read to load them goes there, or NULL */
-  mm_digest checkpoint;    /* mm_hold_checkpoint, where weights are held or attached to */
+  mm_digest checkpoint;    /* mm_pack.seal, where weights are held or attached to */
   const char *attach;      /* the socket of who holds the weights (mm_ops.hold), so that none are read; or NULL */
 } mm_backend_config;
 
@@ -149,9 +149,9 @@ typedef struct mm_ops {
    * returns without waiting. */
   bool (*choose)(mm_backend *b, mm_err *err);
   /* choose in two, or both NULL: keep ends the step with its logits where they are, until the next begin; choose_kept chooses from them,
-   * sampling[out_count]. Where that fails, nothing is queued. */
+   * sampling[count], of all rows or, whatever was kept, of none. Where that fails, nothing is queued. */
   bool (*keep)(mm_backend *b, mm_err *err);
-  bool (*choose_kept)(mm_backend *b, const mm_sampling *sampling, mm_err *err);
+  bool (*choose_kept)(mm_backend *b, const mm_sampling *sampling, uint32_t count, mm_err *err);
   /* Waits for the oldest step so ended; id[out_count] of it, -1 where no logit was a number; NULL: the ids are not wanted
    * here, but by another rank. Any failure since its begin. */
   bool (*collect)(mm_backend *b, int32_t *id, mm_err *err);
@@ -175,6 +175,8 @@ typedef struct mm_ops {
    * and checkpoint, and waits until all are there and found good. *held says where an open with `attach` finds them until release. */
   bool (*hold)(const mm_backend_config *c, mm_held *held, void **memory, mm_err *err);
   void (*release)(void *memory);
+  /* Waits until all weights are there and found good, as a load that goes on after open. */
+  bool (*finish_load)(mm_backend *b, mm_err *err);
   bool loads;       /* reads the weights' files itself, past their mappings: checks mm_backend_config.verify, fills its log */
   uint32_t samples; /* MM_SAMPLES_…: what choose has beside temperature, top_p, top_k and seed */
   bool pins;        /* as mm_backend_config.pin asks */

@@ -14,7 +14,7 @@
 #   processes  ranks of a stage in processes of their own (mpirun, NCCL, two GPUs, a build with MPI=1): the logits and texts of one process
 #              to the bit
 #   lost       such a process that is killed, stopped or finds no NCCL; tokens/s of two beside one
-#   load       what is loaded, bit for bit; short and changed files, digests
+#   load       what is loaded, bit for bit; short and changed files, digests; a damaged checkpoint that is checked, and served
 #   hold       minimax-hold: the same text from held weights, after users that were killed, of two ranks; others' weights are refused
 #   eval       minimax-eval: the likelihood of held-out text on the GPU within 2e-3 of the CPU's, every scheme, both models; with inputs
 #              rounded, which a last bit may turn, the mean over windows within 2e-3 and three of its standard errors
@@ -77,12 +77,14 @@ prepare() {
       done
     done
   done
-  # Ranks with experts of their own, and stages: of one rank, and of two.
-  for name in tiny-m1-bf16 tiny-m1-nvfp4 tiny-m2-block_fp8 tiny-m2-w4a16; do
-    for cut in ep2 pp2 tp2pp2 ep2pp2; do
-      case $cut in ep2) how='--tp 2 --ep 2' ;; pp2) how='--pp 2' ;; tp2pp2) how='--tp 2 --pp 2' ;; *) how='--tp 4 --ep 2 --pp 2' ;; esac
+  # Ranks with experts of their own, and stages: of one rank, and of two. Experts' columns in whole blocks, of which other ranks have a part.
+  for name in tiny-m1-bf16 tiny-m1-nvfp4 tiny-m2-block_fp8 tiny-m2-w4a16 tiny-m2-channel_fp8 tiny-m2-wide-block_fp8; do
+    source=tests/data/${name%-*}
+    case $name in *-wide-*) cuts=pad8 source=$wide ;; *-channel_fp8) cuts='ep2pp2 pad2' ;; *) cuts='ep2 pp2 tp2pp2 ep2pp2' ;; esac
+    for cut in $cuts; do
+      case $cut in ep2) how='--tp 2 --ep 2' ;; pp2) how='--pp 2' ;; tp2pp2) how='--tp 2 --pp 2' ;; ep2pp2) how='--tp 4 --ep 2 --pp 2' ;; *) how="--tp ${cut#pad} --tp-align pad" ;; esac
       to=$work/ranks/$name-$cut
-      [ -e "$to" ] || "$build"/bin/minimax-convert tests/data/"${name%-*}" -o "$to" $how --quant "${name##*-}" -q || row FAIL "prepare: $to"
+      [ -e "$to" ] || "$build"/bin/minimax-convert "$source" -o "$to" $how --quant "${name##*-}" -q || row FAIL "prepare: $to"
     done
   done
 }
@@ -125,6 +127,28 @@ hold_part() {
   hold_row "$work/models/3/tiny-m2-nvfp4" "$work/models/0/tiny-m1-nvfp4" 0
   if [ "$devices" -gt 1 ]; then pair=0,1; else pair=0,0; fi
   hold_row "$work/ranks/tiny-m2-w4a16-2" "$work/ranks/tiny-m2-bf16-2" $pair
+}
+
+# served STATUS WHAT OPTION…: a server that ends by itself, with this exit status
+served() {
+  wanted=$1 what=$2
+  shift 2
+  timeout --kill-after=5 30 "$build"/bin/minimax-serve "$@" --device cuda --verify-on-load >"$work/served.txt" 2>&1
+  found=$?
+  [ $found -eq "$wanted" ] && status=ok || status=FAIL
+  row $status "load: $what: $found, $(tail -n 1 "$work/served.txt")"
+}
+
+# One byte of the weights is another: who checks and who serves says so, without a request.
+damaged_rows() {
+  good=$work/models/1/tiny-m2-block_fp8 bad=$work/damaged
+  rm -rf "$bad"
+  cp -r "$good" "$bad"
+  part=$(find "$bad" -name '*part-00000.safetensors')
+  printf '\276' | dd of="$part" bs=1 seek=3000000 conv=notrunc 2>"$work/dd.txt"
+  served 0 'a good checkpoint is checked' "$good" --check
+  served 6 'a damaged one is checked' "$bad" --check
+  served 6 'a damaged one is served' "$bad" --port 0
 }
 
 # The likelihood of each window, a line each: nll CHECKPOINT MODEL DEVICE WINDOWS OPTION…
@@ -375,7 +399,9 @@ run_part() {
     ranks) CUDA_MODULE_LOADING=EAGER MM_GPU_RANKS=$work/ranks "$gpu" test ranks ;;
     processes) processes_part ;;
     lost) lost_part ;;
-    load) MM_GPU_MODELS=$work/models/0 "$gpu" test load ;;
+    load)
+      MM_GPU_MODELS=$work/models/0 "$gpu" test load && damaged_rows
+      ;;
     hold) hold_part ;;
     eval) eval_part ;;
     collect) collect_part ;;

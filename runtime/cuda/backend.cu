@@ -122,48 +122,9 @@ void start_ops(mm_backend *b) {
   b->inputs.decode = b->decode;
 }
 
-/* Steps before all weights are there wait for them on the way, and are not recorded: on every rank, as long as one has to. A step of
- * padding alone is one that is to be recorded, and waits for all. batch NULL: one that is not. */
-bool look_at_load(mm_backend *b, const mm_batch *batch, mm_err *err) {
-  bool ready = false, padding = batch;
-  if (!b->loading || b->rehearses) return true;
-  for (uint32_t i = 0; padding && i < batch->span_count; i++) padding = padding && batch->span[i].slot < 0;
-  if (!(padding ? b->loading->finish(err) : b->loading->poll(&ready, err))) return false;
-  ready |= padding;
-  if (b->peers && !mm_cu_peers_meet(b->peers, ready, &ready, err)) return false;
-  if (!ready) return true;
-  b->loading.reset();
-  if (!b->peers) return true;
-  mm_cu_peers_load(b->peers, false);
-  return mm_cu_peers_meet(b->peers, true, &ready, err); /* no rank's kernels wait for one that unpins memory */
-}
-
-/* What the stream is given from here on finds the group there. */
-void wait_for_weights(mm_backend *b, uint32_t group) {
-  if (!b->loading || b->rehearses || b->err.status != MM_OK) return;
-  if (!b->loading->wait(group, b->stream, &b->err)) b->failed = "load";
-}
-
-/* What the step's rows have chosen of the layer's experts is there too. The host has to know what that is, so it waits for the router. */
-void wait_for_experts(mm_backend *b) {
-  const uint32_t n = b->route.held ? b->route.held : b->route.experts;
-  if (!b->loading) return;
-  if (b->rehearses) {
-    check(b, mm_cu_list_used(b->route, b->used, b->rows, b->stream), "experts in use");
-    return;
-  }
-  const uint32_t first = mm_cu_group_of_experts(b->c.model, b->routed);
-  const std::vector<uint32_t> all(MM_CU_MAX_EXPERTS / 32, ~0u);
-  const bool near = b->loading->is_near(first, n);
-  if (!near) {
-    check(b, mm_cu_list_used(b->route, b->used, b->rows, b->stream), "experts in use");
-    if (b->err.status == MM_OK) check(b, cudaStreamSynchronize(b->stream), "experts in use");
-  }
-  if (b->err.status == MM_OK && !b->loading->wait_for(first, n, near ? all.data() : b->used, b->stream, &b->err)) b->failed = "load";
-}
-
 bool cuda_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
-  if ((!receives(b) && !look_at_load(b, batch, err)) || !mm_cu_begin_ranks(b, err)) return false;
+  if (b->c.attach && !mm_hold_stands(b->c.attach, b->memory.connection, err)) return false;
+  if ((!receives(b) && !mm_cu_look_at_load(b, batch, err)) || !mm_cu_begin_ranks(b, err)) return false;
   plan_step(b, batch);
   if (!receives(b) && !grow_logits(b, b->outs, err)) return false;
   plan_mode(b), start_ops(b), b->kept.clear();
@@ -263,7 +224,7 @@ bool succeeded(const mm_backend *b, mm_err *err) {
 bool cuda_end(mm_backend *b, float *out, mm_err *err) {
   finish_step(b);
   if (b->rehearses) return succeeded(b, err);
-  const bool here = !b->lost && (!b->peers || mm_cu_peers_settle(b->peers, b->stream, err));
+  const bool here = mm_cu_come_to_end(b, err);
   if (here && b->err.status == MM_OK && b->wanted)
     check(b,
           cudaMemcpyAsync(out, b->logits, (size_t)b->wanted * b->c.weights->vocab_rows * sizeof(float), cudaMemcpyDeviceToHost, b->stream),
@@ -288,7 +249,7 @@ void choose_tokens(mm_backend *b) {
 bool queue_choices(mm_backend *b, mm_err *err) {
   step_memory *m = b->step;
   m->outs = b->wanted, m->broken = false;
-  const bool here = !b->peers || mm_cu_peers_settle(b->peers, b->stream, err);
+  const bool here = mm_cu_come_to_end(b, err);
   if (b->err.status == MM_OK && m->outs)
     check(b, cudaMemcpyAsync(m->id, b->choice.id, m->outs * sizeof *m->id, cudaMemcpyDeviceToHost, b->stream), "copy choices");
   if (b->err.status == MM_OK) check(b, cudaEventRecord(m->done, b->stream), "record event");
@@ -312,14 +273,16 @@ bool cuda_choose(mm_backend *b, mm_err *err) {
 bool cuda_keep(mm_backend *b, mm_err *err) {
   finish_step(b);
   if (b->err.status == MM_OK) check(b, cudaEventRecord(b->step->done, b->stream), "record event");
-  b->keeps = succeeded(b, err) && mm_cu_loaded(b, err);
-  if (!b->keeps) cudaStreamSynchronize(b->stream);
-  return b->keeps;
+  b->keeps = !b->lost && succeeded(b, err) && mm_cu_loaded(b, err);
+  if (b->keeps) return true;
+  if (b->c.comm) mm_comm_break(b->c.comm); /* as mm_cu_come_to_end */
+  cudaStreamSynchronize(b->stream);
+  return false;
 }
 
-bool cuda_choose_kept(mm_backend *b, const mm_sampling *sampling, mm_err *err) {
+bool cuda_choose_kept(mm_backend *b, const mm_sampling *sampling, uint32_t count, mm_err *err) {
   b->err.status = MM_OK, b->failed = nullptr;
-  if (!b->keeps) b->step = free_memory(b), b->wanted = b->outs = 0;
+  if (!b->keeps || count == 0) b->step = free_memory(b), b->wanted = b->outs = 0;
   b->keeps = false;
   if (!mm_cu_choose_asked(b, sampling, &b->err)) b->failed = "choose";
   return queue_choices(b, err);
@@ -382,7 +345,7 @@ void send_rows(mm_backend *b, bool partial, mm_act y) {
 mm_cu_rows places(const mm_backend *b) { return {b->device.slot, b->device.pos}; }
 
 void cuda_embed(mm_backend *b, mm_act x, const mm_packed *table) {
-  wait_for_weights(b, 0);
+  mm_cu_wait_for_weights(b, 0);
   if (later(b, cuda_embed, x, table) || !begin_op(b)) return;
   b->inputs.wrote(x.data);
   const mm_cu_weight &w = b->weight[table];
@@ -393,11 +356,12 @@ void cuda_embed(mm_backend *b, mm_act x, const mm_packed *table) {
 }
 
 void cuda_receive(mm_backend *b, mm_act x) {
-  wait_for_weights(b, 0);
+  mm_cu_wait_for_weights(b, 0);
   if (!begin_op(b)) return;
   b->inputs.wrote(x.data);
   if (b->rehearses) return;
-  b->lost = !mm_cu_receive_rows(b, rows_of(x), x.width, &b->err) || !look_at_load(b, nullptr, &b->err) || !grow_logits(b, b->outs, &b->err);
+  b->lost =
+      !mm_cu_receive_rows(b, rows_of(x), x.width, &b->err) || !mm_cu_look_at_load(b, nullptr, &b->err) || !grow_logits(b, b->outs, &b->err);
   if (b->lost) b->failed = "receive";
 }
 
@@ -405,7 +369,7 @@ void cuda_send(mm_backend *b, mm_act x) {
   if (begin_op(b) && !b->rehearses && !mm_cu_send_rows(b, rows_of(x), x.width, &b->err)) b->failed = "send";
 }
 
-void cuda_layer(mm_backend *b, uint32_t l) { wait_for_weights(b, mm_cu_group_of_layer(l)); }
+void cuda_layer(mm_backend *b, uint32_t l) { mm_cu_wait_for_weights(b, mm_cu_group_of_layer(l)); }
 
 void cuda_norm(mm_backend *b, mm_act y, mm_act x, const mm_packed *w, double eps) {
   if (later(b, cuda_norm, y, x, w, eps) || !begin_op(b)) return;
@@ -416,7 +380,7 @@ void cuda_norm(mm_backend *b, mm_act y, mm_act x, const mm_packed *w, double eps
 void cuda_linear(mm_backend *b, mm_act y, mm_act x, const mm_packed *w) {
   if (later(b, cuda_linear, y, x, w) || !begin_op(b)) return;
   check(b, mm_cu_collect_linear(b, w, rows_of(x), nullptr, b->rows), "collect");
-  send_rows(b, w->k < w->whole_k, y);
+  send_rows(b, w->cut_k != 0, y);
   check(b, b->inputs.linear(b->weight[w], {rows_of(x), nullptr, rows_of(y), nullptr, b->rows}, b->stream), "linear");
   b->sent = b->inputs.pushed ? y.data : nullptr;
 }
@@ -502,7 +466,7 @@ void cuda_route(mm_backend *b, uint32_t layer, mm_act x, const mm_packed *router
 
 void cuda_experts(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, const mm_packed *w2) {
   if (later(b, cuda_experts, y, x, w13, w2) || !begin_op(b)) return;
-  wait_for_experts(b);
+  mm_cu_wait_for_experts(b);
   if (!running(b)) return;
   const mm_cu_experts a = {rows_of(x), rows_of(y), b->middle, b->pair_out, b->rows};
   check(b, mm_cu_collect_experts(b, w13, w2, a), "collect");
@@ -539,7 +503,7 @@ bool cuda_expert_load(mm_backend *b, uint64_t *load, mm_err *err) {
 }
 
 void cuda_logits(mm_backend *b, mm_act x, const mm_packed *head) {
-  wait_for_weights(b, mm_cu_group_of_head(b->c.model));
+  mm_cu_wait_for_weights(b, mm_cu_group_of_head(b->c.model));
   if (later(b, cuda_logits, x, head) || !begin_op(b) || b->outs == 0) return;
   check(b, mm_cu_collect_linear(b, head, rows_of(x), b->device.out, b->wanted), "collect");
   check(b, b->inputs.linear(b->weight[head], {rows_of(x), b->device.out, nullptr, b->logits, b->outs}, b->stream), "logits");
@@ -576,6 +540,7 @@ const mm_ops mm_ops_cuda = {
     .layer = cuda_layer,
     .hold = mm_cu_hold,
     .release = mm_cu_release,
+    .finish_load = mm_cu_finish_load,
     .loads = true,
     .samples = MM_SAMPLES_MIN_P | MM_SAMPLES_PENALTIES | MM_SAMPLES_BIAS | MM_SAMPLES_MASK | MM_SAMPLES_LOGPROBS,
     .calibration = true,

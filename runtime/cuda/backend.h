@@ -266,6 +266,19 @@ struct mm_cu_gated {
 };
 cudaError_t mm_cu_gated_norm_ranks(mm_backend *b, const mm_cu_gated &a);
 
+/* ---- weights that arrive (arrivals.cu) ---- */
+
+/* Steps before all weights are there wait for them on the way, and are not recorded: on every rank, as long as one has to. A step of
+ * padding alone is one that is to be recorded, and waits for all. batch NULL: one that is not. */
+MM_MUST_USE bool mm_cu_look_at_load(mm_backend *b, const mm_batch *batch, mm_err *err);
+/* What the stream is given from here on finds the group there; else b->err, or b->lost where another rank has failed. */
+void mm_cu_wait_for_weights(mm_backend *b, uint32_t group);
+/* What the step's rows have chosen of the layer's experts is there too. The host has to know what that is, so it waits for the router. */
+void mm_cu_wait_for_experts(mm_backend *b);
+/* mm_ops.finish_load. */
+bool mm_cu_finish_load(mm_backend *b, mm_err *err);
+/* At the end of a step, before anything is waited for: whether all ranks are there. Where this one has failed it tells the others so. */
+MM_MUST_USE bool mm_cu_come_to_end(mm_backend *b, mm_err *err);
 /* A step that ran while weights arrived gives no result before those that it waited for have been found good. */
 inline bool mm_cu_loaded(mm_backend *b, mm_err *err) { return !b->loading || b->rehearses || b->loading->is_sound(err); }
 

@@ -28,16 +28,17 @@ struct weights_plan {
   bool matrix(const mm_packed *w, const char *name, mm_err *err) const {
     if (!w->scheme) return true;
     mm_cu_weight *to = &b->weight[w];
-    return load->matrix(w, name, {group, false, 0}, to, err) && settle(w, to);
+    return load->matrix(w, name, {group, false, 0}, to, err) && settle(w, name, to, err);
   }
   /* Of a layer: each expert's codes come by themselves. */
   bool experts(const mm_packed *w, const char *name, uint32_t l, mm_err *err) const {
     mm_cu_weight *to = &b->weight[w];
-    return load->matrix(w, name, {group, true, mm_cu_group_of_experts(b->c.model, l)}, to, err) && settle(w, to);
+    return load->matrix(w, name, {group, true, mm_cu_group_of_experts(b->c.model, l)}, to, err) && settle(w, name, to, err);
   }
-  bool settle(const mm_packed *w, mm_cu_weight *to) const {
-    if (!b->c.act_quant || w == &b->c.weights->head) to->rounding = to->whole = {}; /* the head's inputs stay as they are */
+  bool settle(const mm_packed *w, const char *name, mm_cu_weight *to, mm_err *err) const {
     to->whole.ranks = &b->whole_rows;
+    if (b->c.act_quant && w != &b->c.weights->head) return mm_cu_rounds(w, name, err);
+    to->rounding = to->whole = {}; /* the head's inputs stay as they are */
     return true;
   }
   /* A router that is stored as bf16 is read so; another one as f32, and in three pieces of bf16 for many rows. */
@@ -53,21 +54,24 @@ struct weights_plan {
 
 bool plan_layer(weights_plan p, uint32_t l, mm_err *err) {
   const mm_layer_weights *y = &p.b->c.weights->layer[l];
-  char name[64];
-  snprintf(name, sizeof name, "model.layers.%u", l);
+  const bool lightning = p.b->c.model->attn[l] == MM_ATTN_LIGHTNING;
+  char name[96];
+  const auto of = [&](const char *part) {
+    snprintf(name, sizeof name, "model.layers.%u.%s", l, part);
+    return name;
+  };
   p.group = mm_cu_group_of_layer(l);
-  for (const mm_packed *w : {&y->post_norm, &y->attn_norm, &y->q_norm, &y->k_norm, &y->router_bias}) {
-    if (!p.value(w, name, err)) return false;
-  }
-  for (const mm_packed *w : {&y->qkv, &y->out, &y->output_gate}) {
-    if (!p.matrix(w, name, err)) return false;
-  }
-  for (const mm_packed *w : {&y->w13, &y->w2}) {
-    if (!p.experts(w, name, l, err)) return false;
-  }
-  if (!p.router(&y->router, name, err)) return false;
+  const bool ok =
+      p.value(&y->post_norm, of("post_attention_layernorm.weight"), err) && p.value(&y->attn_norm, of("self_attn.norm.weight"), err) &&
+      p.value(&y->q_norm, of("self_attn.q_norm.weight"), err) && p.value(&y->k_norm, of("self_attn.k_norm.weight"), err) &&
+      p.value(&y->router_bias, of("block_sparse_moe.e_score_correction_bias"), err) &&
+      p.matrix(&y->qkv, of("self_attn.qkv_proj.weight"), err) &&
+      p.matrix(&y->out, of(lightning ? "self_attn.out_proj.weight" : "self_attn.o_proj.weight"), err) &&
+      p.matrix(&y->output_gate, of("self_attn.output_gate.weight"), err) &&
+      p.experts(&y->w13, of("block_sparse_moe.experts.w13_weight"), l, err) &&
+      p.experts(&y->w2, of("block_sparse_moe.experts.w2_weight"), l, err) && p.router(&y->router, of("block_sparse_moe.gate.weight"), err);
   p.group = l == p.b->c.weights->layer_first ? 0 : mm_cu_group_of_layer(l - 1);
-  return p.value(&y->input_norm, name, err);
+  return ok && p.value(&y->input_norm, of("input_layernorm.weight"), err);
 }
 
 /* Where every weight will lie, by its shape; no device is asked. In the order of layers, which is that of the files. */
@@ -96,12 +100,6 @@ bool settle_inputs(mm_backend *b, mm_err *err) {
     const mm_layer_weights *y = &b->c.weights->layer[l];
     for (const mm_packed *p : {&y->qkv, &y->out, &y->output_gate, &y->w13, &y->w2})
       b->inputs.all_codes &= !p->scheme || mm_cu_multiplies_blocks(&b->inputs.device, &b->weight[p]);
-    if (y->w2.scheme && mm_cu_mixes_experts(&b->weight[&y->w2], y->w13.lead, b->c.model->experts))
-      return mm_fail(
-          err, MM_UNSUPPORTED, "E_ACT_QUANT", mm_at(NULL, NULL),
-          "found activation quantisation on and %u of %u experts on a rank that has a part of each (--tp above --ep), whose inputs "
-          "are rounded in %s under scales of all parts; the cuda backend has no such exchange among some ranks; expected off",
-          y->w13.lead, b->c.model->experts, y->w2.scheme->name);
   }
   return true;
 }
@@ -199,7 +197,7 @@ bool open_experts(mm_backend *b, mm_err *err) {
   if (!b->c.attach && !mm_cu_check(cudaMallocHost(&b->used, MM_CU_MAX_EXPERTS / 8), "cudaMallocHost", err)) return false;
   uint64_t told = 0;
   for (const auto &w : b->weight) told = mm_max(told, w.second.whole.whole_k ? mm_cu_told_largest(&w.second.whole) : 0);
-  b->whole_rows.room = mm_round_up(mm_max(pairs, slots * MM_CU_SKINNY) * told, 4);
+  b->whole_rows.room = mm_round_up(pairs * told, 4);
   b->whole_rows.largest = told ? y->array<float>(b->whole_rows.room, err) : nullptr;
   const uint32_t widest = (uint32_t)mm_max(m->hidden, b->heads.heads * b->heads.head_dim);
   return err->status == MM_OK && (!b->c.act_quant || b->inputs.open(y, (uint32_t)tokens, widest, err));
@@ -258,10 +256,12 @@ struct model_limit {
 bool check_model(const mm_backend_config *c, mm_err *err) {
   const mm_model *m = c->model;
   const mm_where nowhere = mm_at(NULL, NULL);
-  if (c->weights->tp > MM_CU_PEERS)
-    return mm_fail(err, MM_UNSUPPORTED, "E_TP", nowhere, "found %u ranks; the cuda backend runs %u", c->weights->tp, MM_CU_PEERS);
+  const uint32_t tp = c->weights->tp;
+  if (tp > MM_CU_PEERS) return mm_fail(err, MM_UNSUPPORTED, "E_TP", nowhere, "found %u ranks; the cuda backend runs %u", tp, MM_CU_PEERS);
   const model_limit limits[] = {{"hidden", m->hidden, MM_CU_MAX_HIDDEN},
                                 {"heads x head_dim", (uint64_t)m->heads * m->head_dim, MM_CU_MAX_WIDTH},
+                                {"heads and two of keys and values for each kv head x head_dim, on a rank",
+                                 ((uint64_t)m->heads / tp + 2 * (uint64_t)mm_max(1, m->kv_heads / tp)) * m->head_dim, MM_CU_MAX_WIDTH},
                                 {"heads per kv head", m->kv_heads ? m->heads / m->kv_heads : 0, 8},
                                 {"experts", m->experts, MM_CU_MAX_EXPERTS},
                                 {"top_k", m->top_k, mm_min(MM_CU_MAX_TOP_K, m->experts)},
@@ -432,11 +432,12 @@ static bool key_of(const mm_backend_config *c, const mm_cu_load *load, mm_digest
       !mm_cu_check(cudaGetDeviceProperties(&p, device), "cudaGetDeviceProperties", err))
     return false;
   struct {
-    char version[16];
+    char version[96];
     mm_digest checkpoint, layout;
     uint64_t rank;
     cudaUUID_t device;
-  } all = {"minimax " MM_VERSION, c->checkpoint, load->layout(), c->place.rank, p.uuid};
+  } all = {{}, c->checkpoint, load->layout(), c->place.rank, p.uuid};
+  strncpy(all.version, mm_version(), sizeof all.version - 1); /* of another commit codes may lie otherwise */
   *key = mm_sha256(&all, sizeof all);
   return true;
 }
@@ -455,7 +456,7 @@ bool mm_cu_hold(const mm_backend_config *c, mm_held *held, void **memory, mm_err
   b->c = *c;
   b->loading.reset(new mm_cu_load);
   mm_cu_load_config how;
-  how.verify = c->verify, how.rank = c->place.rank, how.log = c->log;
+  how.verify = c->verify, how.rank = c->place.rank, how.log = c->log, how.comm = c->comm;
   cudaIpcMemHandle_t handle;
   const bool ok = plan_weights(b, b->loading.get(), err) && set_device(&c->place, err) && mm_cu_check_device(err) &&
                   key_of(c, b->loading.get(), &held->key, err) && b->loading->start(how, err) && b->loading->open(&b->memory, err) &&
@@ -490,7 +491,7 @@ mm_backend *mm_cu_backend_open(const mm_backend_config *c, mm_err *err) {
   mm_err first = {};
   b->loading.reset(new mm_cu_load);
   mm_cu_load_config how;
-  how.verify = c->verify, how.rank = c->place.rank, how.log = c->log, how.keep_ring = c->weights->tp > 1;
+  how.verify = c->verify, how.rank = c->place.rank, how.log = c->log, how.comm = c->comm, how.keep_ring = c->weights->tp > 1;
   bool ok = plan_weights(b, b->loading.get(), &first) && (c->attach || b->loading->start(how, &first)) && set_device(&c->place, &first) &&
             mm_cu_check_device(&first);
   mm_read_log_mark(c->log, "device");

@@ -31,10 +31,6 @@ uint32_t mm_cu_bits(mm_cu_code code) { return code == MM_CU_BF16 ? 16 : code == 
 
 const mm_cu_rounding *mm_cu_rounding_of(const mm_cu_weight *w) { return w->whole.kind != MM_ACT_KEPT ? &w->whole : &w->rounding; }
 
-bool mm_cu_mixes_experts(const mm_cu_weight *w2, uint32_t held, uint32_t experts) {
-  return held < experts && w2->whole.kind != MM_ACT_KEPT;
-}
-
 size_t mm_cu_scales(const mm_cu_weight *d) {
   const bool bytes = d->scale_kind == MM_CU_NV || d->scale_kind == MM_CU_MX;
   return d->scale_kind == MM_CU_PLAIN ? 0 : (size_t)d->lead * (bytes ? d->n : d->scale_rows) * d->scale_pitch;
@@ -42,17 +38,31 @@ size_t mm_cu_scales(const mm_cu_weight *d) {
 
 static bool scales_rows(const mm_act_format *f) { return f->group == 0 || f->scale == MM_F8_E4M3; }
 
+static bool divides_groups(const mm_packed *w) {
+  const uint32_t group = mm_act_formats[w->scheme->act].group;
+  return group > 0 && w->cut_k % group != 0;
+}
+
+bool mm_cu_rounds(const mm_packed *w, const char *name, mm_err *err) {
+  const mm_act_format *f = &mm_act_formats[w->scheme->act];
+  if (f->scale != MM_F8_E4M3 || !divides_groups(w)) return true;
+  return mm_fail(
+      err, MM_UNSUPPORTED, "E_ACT_QUANT", mm_at(NULL, name),
+      "found activation quantisation on and ranks whose columns begin at multiples of %u, which divide %s's groups of %u; the cuda "
+      "backend tells other ranks largest numbers of rows or of groups, not of both; expected off",
+      w->cut_k, w->scheme->name, f->group);
+}
+
 uint32_t mm_cu_told_largest(const mm_cu_rounding *how) {
   const mm_act_format *f = &mm_act_formats[how->kind];
   return scales_rows(f) ? 1 : mm_cells(how->whole_k, f->group);
 }
 
-/* Whether scales of w's inputs are of columns that other ranks have too. */
+/* Whether scales of w's inputs are of several ranks' columns: the same on all, since all tell each other. */
 static bool shares_scales(const mm_packed *w) {
   const mm_act_format *f = &mm_act_formats[w->scheme->act];
-  if (w->k >= w->whole_k || f->code == MM_CODE_PLAIN) return false; /* all of the row */
-  if (scales_rows(f) && !(f->fixed && w->input_scale > 0)) return true;
-  return f->group > 0 && (w->first_k % f->group != 0 || (w->k % f->group != 0 && w->first_k + w->k < w->whole_k));
+  if (w->cut_k == 0 || f->code == MM_CODE_PLAIN) return false;
+  return (scales_rows(f) && !(f->fixed && w->input_scale > 0)) || divides_groups(w);
 }
 
 bool mm_cu_describe(const mm_packed *w, const char *name, mm_cu_weight *out, mm_err *err) {

@@ -51,11 +51,10 @@ typedef struct mm_cu_weight {
  * it. */
 MM_MUST_USE bool mm_cu_describe(const mm_packed *w, const char *name, mm_cu_weight *out, mm_err *err);
 uint32_t mm_cu_bits(mm_cu_code code);
+/* Whether its inputs can be rounded. MM_UNSUPPORTED E_ACT_QUANT, naming tensor and scheme, where other ranks' columns forbid it. */
+MM_MUST_USE bool mm_cu_rounds(const mm_packed *w, const char *name, mm_err *err);
 /* How its inputs are rounded, whether other ranks' columns have a part in it or not. */
 const mm_cu_rounding *mm_cu_rounding_of(const mm_cu_weight *w);
-/* Whether w2's inputs are rounded under scales that ranks with other experts would take part in, of the `held` of so many that this one
- * has: largest numbers are told by place, and places are of the experts that a rank holds. */
-bool mm_cu_mixes_experts(const mm_cu_weight *w2, uint32_t held, uint32_t experts);
 /* Of each row, how many largest magnitudes the ranks of such a rounding tell each other: its own, or that of each group of columns. */
 uint32_t mm_cu_told_largest(const mm_cu_rounding *how);
 /* Elements of its scales, f32 (COARSE, FINE) or bytes (NV, MX). */

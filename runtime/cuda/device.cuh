@@ -136,6 +136,7 @@ __device__ __forceinline__ void widen16_half(uint4 out[2], uint4 q) {
   out[0] = make_uint4(v[0], v[1], v[2], v[3]), out[1] = make_uint4(v[4], v[5], v[6], v[7]);
 }
 /* Eight numbers times `inverse` as e4m3. */
+constexpr float kLeastTop = 1e-30f; /* of what has a scale of its own there: 448 / it is finite, and zeros stay zeros */
 __device__ __forceinline__ uint2 narrow8_e4m3(const float v[8], float inverse) {
   uint32_t w[4];
 #pragma unroll

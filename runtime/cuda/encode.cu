@@ -17,6 +17,10 @@ __device__ __forceinline__ void load_columns(float (&v)[4], const bf16 *row, uin
 __device__ __forceinline__ const bf16 *input_row(const mm_cu_inputs &in) {
   return in.x + (size_t)(in.rows ? in.rows[blockIdx.x] : blockIdx.x) * in.k;
 }
+/* Where ranks tell of it; ~0 if there is no such row. */
+__device__ __forceinline__ uint32_t told_row(const mm_cu_placed &of) {
+  return !of.pair ? blockIdx.x : blockIdx.x < *of.places ? of.pair[blockIdx.x] : ~0u;
+}
 
 /* The largest magnitude of four columns of each of so many lanes side by side. */
 __device__ __forceinline__ float largest(const float (&v)[4], uint32_t lanes) {
@@ -64,10 +68,9 @@ __device__ float largest_of_row(const bf16 *row, uint32_t k) {
 __global__ void __launch_bounds__(kWarps * 32) encode_rows(mm_cu_codes to, mm_cu_inputs in, rounder how, const float *told) {
   grid_wait_and_launch_next();
   const bf16 *const row = input_row(in);
-  const float scale = how.row_scale(told             ? told[blockIdx.x]
-                                    : how.asks_row() ? largest_of_row(row, in.k)
-                                                     : 0.0f),
-              inverse = __frcp_rn(scale);
+  const uint32_t pair = told_row(in.of);
+  if (pair == ~0u) return;
+  const float scale = how.row_scale(told ? told[pair] : how.asks_row() ? largest_of_row(row, in.k) : 0.0f), inverse = __frcp_rn(scale);
   const bool quick = scale > 0x1p-80f; /* divided_bf16 holds for it */
   for (uint32_t c = threadIdx.x * 4; c < to.pitch; c += kWarps * 128) {
     float v[4];
@@ -109,9 +112,14 @@ __device__ void find_largest(float *to, const bf16 *row, uint32_t k, const round
     if (lane == 0) to[g] = most;
   }
 }
+/* Of a pair that another rank holds. */
+__device__ void tell_none(float *to, const whole_rows &whole) {
+  for (uint32_t g = threadIdx.x; g < whole.each; g += kWarps * 32) to[g] = 0;
+}
 
 /* row -> y, this block's share of it; y may be row. factor comes after rounding. given: what find_largest made, of all ranks; or NULL. */
-__device__ void round_row(bf16 *y, const bf16 *row, uint32_t k, const rounder &how, float factor, const float *given, uint32_t first_k) {
+__device__ void round_row(bf16 *y, const bf16 *row, uint32_t k, const rounder &how, float factor, const float *given,
+                          const whole_rows &whole) {
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, lanes = how.format.group / 4;
   float row_scale = 1, v[4];
   if (how.whole_row()) row_scale = how.row_scale(given ? *given : largest_of_row(row, k));
@@ -119,7 +127,7 @@ __device__ void round_row(bf16 *y, const bf16 *row, uint32_t k, const rounder &h
     const uint32_t c = c0 + lane * 4;
     load_columns(v, row, c, k);
     const bool told = given && !how.whole_row();
-    const float most = told ? given[(first_k + min(c, k - 1)) / how.format.group] : largest(v, max(lanes, 1u));
+    const float most = told ? given[min((whole.first_k + c) / how.format.group, whole.each - 1)] : largest(v, max(lanes, 1u));
     const float scale = lanes ? how.group_scale(most, row_scale) : row_scale;
     how.to_numbers(v, scale);
 #pragma unroll
@@ -128,31 +136,46 @@ __device__ void round_row(bf16 *y, const bf16 *row, uint32_t k, const rounder &h
   }
 }
 
-__device__ __forceinline__ float *told_of(const whole_rows &whole) {
-  return whole.largest ? whole.largest + (size_t)blockIdx.x * whole.each : nullptr;
+__device__ __forceinline__ float *told_of(const whole_rows &whole, uint32_t row) {
+  return whole.largest ? whole.largest + (size_t)row * whole.each : nullptr;
 }
 __global__ void largest_of_rows(mm_cu_inputs in, rounder how, whole_rows whole) {
   grid_wait_and_launch_next();
-  find_largest(told_of(whole), input_row(in), in.k, how, whole);
+  const uint32_t row = told_row(in.of);
+  if (row != ~0u) find_largest(told_of(whole, row), input_row(in), in.k, how, whole);
+  if (in.of.pair && in.of.id[blockIdx.x] == ~0u) tell_none(told_of(whole, blockIdx.x), whole);
 }
 __global__ void round_rows(bf16 *y, mm_cu_inputs in, rounder how, whole_rows whole) {
   grid_wait_and_launch_next();
-  round_row(y + (size_t)blockIdx.x * in.k, input_row(in), in.k, how, 1, told_of(whole), whole.first_k);
+  const uint32_t row = told_row(in.of);
+  if (row != ~0u) round_row(y + (size_t)blockIdx.x * in.k, input_row(in), in.k, how, 1, told_of(whole, row), whole);
 }
 
+/* A block a pair, for all its threads: the slot whose expert the pair chose; ~0 where another rank holds it. */
+__device__ uint32_t slot_of_pair(const mm_cu_route &r) {
+  __shared__ uint32_t slot;
+  const uint32_t id = r.id[blockIdx.x], used = *r.used;
+  if (id == ~0u) return ~0u;
+  for (uint32_t s = threadIdx.x; s < used; s += kWarps * 32) {
+    if (r.slot_expert[s] == id) slot = s;
+  }
+  __syncthreads();
+  return slot;
+}
 __global__ void largest_of_slots(const bf16 *middle, uint32_t k, const __grid_constant__ mm_cu_route r, rounder how, whole_rows whole) {
   grid_wait_and_launch_next();
-  const uint32_t slot = blockIdx.x / MM_CU_SKINNY, token = blockIdx.x % MM_CU_SKINNY;
-  if (slot < *r.used && (r.slot_tokens[slot] >> token & 1)) find_largest(told_of(whole), middle + (size_t)blockIdx.x * k, k, how, whole);
+  const uint32_t slot = slot_of_pair(r), token = blockIdx.x / r.top_k;
+  float *const to = told_of(whole, blockIdx.x);
+  slot == ~0u ? tell_none(to, whole) : find_largest(to, middle + ((size_t)slot * MM_CU_SKINNY + token) * k, k, how, whole);
 }
 __global__ void round_slots(bf16 *middle, uint32_t k, const __grid_constant__ mm_cu_route r, const float *global, rounder how,
                             whole_rows whole) {
   grid_wait_and_launch_next();
-  const uint32_t slot = blockIdx.x / MM_CU_SKINNY, token = blockIdx.x % MM_CU_SKINNY;
-  if (slot >= *r.used || !(r.slot_tokens[slot] >> token & 1)) return;
-  const float factor = r.slot_weight[blockIdx.x] * (global ? global[r.slot_expert[slot]] : 1.0f);
-  bf16 *row = middle + (size_t)blockIdx.x * k;
-  round_row(row, row, k, how, factor, told_of(whole), whole.first_k);
+  const uint32_t slot = slot_of_pair(r), at = slot * MM_CU_SKINNY + blockIdx.x / r.top_k;
+  if (slot == ~0u) return;
+  const float factor = r.slot_weight[at] * (global ? global[r.slot_expert[slot]] : 1.0f);
+  bf16 *row = middle + (size_t)at * k;
+  round_row(row, row, k, how, factor, told_of(whole, blockIdx.x), whole);
 }
 
 /* Blocks share a row where no scale is of the whole row, which may be rounded in place. */
@@ -198,10 +221,10 @@ cudaError_t mm_cu_round(bf16 *y, uint32_t count, const mm_cu_inputs &in, const m
   return e != cudaSuccess ? e : launch(round_rows, row_blocks(count, in.k, r), kWarps * 32, 0, s, y, in, r, whole);
 }
 
-cudaError_t mm_cu_round_slots(bf16 *middle, uint32_t k, const mm_cu_route &r, const float *global, const mm_cu_rounding &how,
-                              cudaStream_t s) {
+cudaError_t mm_cu_round_slots(bf16 *middle, uint32_t tokens, uint32_t k, const mm_cu_route &r, const float *global,
+                              const mm_cu_rounding &how, cudaStream_t s) {
   const rounder by = rounder_of(how);
-  const uint32_t rows = min(r.experts, MM_CU_SKINNY * r.top_k) * MM_CU_SKINNY;
+  const uint32_t rows = tokens * r.top_k;
   whole_rows whole;
   if (!lay_whole(how, rows, &whole)) return cudaErrorInvalidValue;
   cudaError_t e = how.whole_k ? launch(largest_of_slots, rows, kWarps * 32, 0, s, middle, k, r, by, whole) : cudaSuccess;

@@ -347,7 +347,7 @@ cudaError_t mm_cu_experts_few(const mm_cu_weight &w13, const mm_cu_weight &w2, c
   cudaError_t e = mm_cu_refuse(MM_CU_EXPERTS_FEW, {&w13, &w2, a.tokens, r.top_k});
   if (e == cudaSuccess) e = for_scheme(w13, few_launch{w13, r, a, UP, a.pair_out, s});
   const mm_cu_rounding *const before = mm_cu_rounds_before(MM_CU_EXPERTS_FEW, &w2);
-  if (e == cudaSuccess && before) e = mm_cu_round(a.middle, pairs, {a.middle, w2.k, nullptr}, *before, s);
+  if (e == cudaSuccess && before) e = mm_cu_round(a.middle, pairs, {a.middle, w2.k, nullptr, mm_cu_placed_of(r)}, *before, s);
   if (e == cudaSuccess) e = for_scheme(w2, few_launch{w2, r, a, DOWN, a.middle + (size_t)pairs * w2.k, s});
   return e != cudaSuccess ? e : mm_cu_sum_pairs(r, a, w2.n, s);
 }

@@ -222,7 +222,7 @@ cudaError_t mm_cu_experts_fp8(const mm_cu_weight &w13, const mm_cu_weight &w2, c
     e = w13.cell_n_log2 >= 7 && !rows ? launch_product(up_job<true>{w13, t, x, a.middle, nullptr, w13.n / 2}, x, tiles * across, s)
                                       : launch_product(up_job<false>{w13, t, x, a.middle, rows, w13.n / 2}, x, tiles * across, s);
   }
-  if (e == cudaSuccess && rows) e = mm_cu_encode(a.middle, {rows, w2.k, nullptr}, how, s);
+  if (e == cudaSuccess && rows) e = mm_cu_encode(a.middle, {rows, w2.k, nullptr, mm_cu_placed_of(r)}, how, s);
   if (e == cudaSuccess)
     e = w2.cell_n_log2 >= 7 ? launch_product(down_job<true>{w2, {r, down}, a.middle, a.pair_out}, a.middle, tiles * down, s)
                             : launch_product(down_job<false>{w2, {r, down}, a.middle, a.pair_out}, a.middle, tiles * down, s);

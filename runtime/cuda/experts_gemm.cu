@@ -144,7 +144,7 @@ cudaError_t mm_cu_experts_gemm(const mm_cu_weight &w13, const mm_cu_weight &w2, 
   cudaError_t e = mm_cu_refuse(MM_CU_EXPERTS_GEMM, {&w13, &w2, a.tokens, r.top_k});
   if (e == cudaSuccess) e = for_scheme(w13, grouped_launch{w13, r, a, s, true});
   const mm_cu_rounding *const before = mm_cu_rounds_before(MM_CU_EXPERTS_GEMM, &w2);
-  if (e == cudaSuccess && before) e = mm_cu_round(a.middle, a.tokens * r.top_k, {a.middle, w2.k, nullptr}, *before, s);
+  if (e == cudaSuccess && before) e = mm_cu_round(a.middle, a.tokens * r.top_k, {a.middle, w2.k, nullptr, mm_cu_placed_of(r)}, *before, s);
   if (e == cudaSuccess) e = for_scheme(w2, grouped_launch{w2, r, a, s, false});
   return e != cudaSuccess ? e : mm_cu_sum_pairs(r, a, w2.n, s);
 }

@@ -335,7 +335,7 @@ cudaError_t mm_cu_experts_one(const mm_cu_weight &w13, const mm_cu_weight &w2, c
   const bool rounds = before || w2.rounding.kind != MM_ACT_KEPT;
   cudaError_t e = mm_cu_refuse(MM_CU_EXPERTS_ONE, {&w13, &w2, a.tokens, r.top_k});
   if (e == cudaSuccess) e = for_scheme(w13, one_up_launch{w13, w2.global, rounds, r, a, s});
-  if (e == cudaSuccess && before) e = mm_cu_round_slots(a.middle, w2.k, r, w2.global, *before, s);
+  if (e == cudaSuccess && before) e = mm_cu_round_slots(a.middle, a.tokens, w2.k, r, w2.global, *before, s);
   return e != cudaSuccess ? e : for_scheme(w2, one_down_launch{w2, r, a, s});
 }
 
@@ -345,6 +345,6 @@ cudaError_t mm_cu_experts_skinny(const mm_cu_weight &w13, const mm_cu_weight &w2
   cudaError_t e = mm_cu_refuse(MM_CU_EXPERTS_SKINNY, {&w13, &w2, a.tokens, r.top_k});
   if (e != cudaSuccess || a.tokens == 0) return e;
   e = for_scheme(w13, up_launch{w13, w2.global, before != nullptr, r, a, s});
-  if (e == cudaSuccess && before) e = mm_cu_round_slots(a.middle, w2.k, r, w2.global, *before, s);
+  if (e == cudaSuccess && before) e = mm_cu_round_slots(a.middle, a.tokens, w2.k, r, w2.global, *before, s);
   return e != cudaSuccess ? e : for_scheme(w2, down_launch{w2, r, a, s});
 }

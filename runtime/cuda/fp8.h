@@ -5,30 +5,38 @@
 
 #include "runtime/cuda/kernels.h"
 
+/* What rows of a route are (mm_cu_route): row i < *places is that of pair[i]; pairs of experts that other ranks hold have an id of ~0. */
+struct mm_cu_placed {
+  const uint32_t *pair, *places, *id;
+};
+inline mm_cu_placed mm_cu_placed_of(const mm_cu_route &r) { return {r.pair, r.offset + r.experts, r.id}; }
+
 /* The rows that are rounded: row i is row i of x[…, k], or row rows[i]. */
 struct mm_cu_inputs {
   const __nv_bfloat16 *x;
   uint32_t k;
   const uint32_t *rows; /* or NULL */
+  mm_cu_placed of;      /* as many rows as pairs, of which those from *places on stand for nothing; or {}: rows of no route */
 };
-/* A scale of the whole row stands at each of its groups; where it is of other ranks' columns too, all of them call this, of the same rows.
- */
+/* A scale of the whole row stands at each of its groups; where it is of other ranks' columns too, all of them call this, of the same rows
+ * or of as many pairs. */
 cudaError_t mm_cu_encode(const mm_cu_codes &to, const mm_cu_inputs &in, const mm_cu_rounding &how, cudaStream_t s);
-/* What ranks tell each other of rows that they have columns of: room[room] largest magnitudes. */
+/* What ranks tell each other of rows that they have columns of: largest[room] magnitudes. Rows of a route are told by pair, since ranks
+ * with other experts have other places; 0 of those that a rank does not hold. */
 struct mm_cu_whole_rows {
   struct mm_cu_peers *peers;
   float *largest;
   uint64_t room;
 };
 /* y[i] = the numbers that row i's codes stand for, in bf16: within 2^-9 of them. For products that read bf16. y may be in.x. Where the
- * rounding has ranks, all of them call this, of the same rows. */
+ * rounding has ranks, all of them call this, of the same rows or of as many pairs. */
 cudaError_t mm_cu_round(__nv_bfloat16 *y, uint32_t count, const mm_cu_inputs &in, const mm_cu_rounding &how, cudaStream_t s);
-/* how.ranks->largest[rows, mm_cu_told_largest] becomes that of all ranks' columns of the rows, where the rounding has ranks. */
+/* how.ranks->largest[rows or pairs, mm_cu_told_largest] becomes that of all ranks' columns, where the rounding has ranks. */
 cudaError_t mm_cu_tell_largest(const mm_cu_rounding &how, uint32_t rows, const mm_cu_inputs &in, cudaStream_t s);
-/* The same for the rows of middle[slots, 16, k] that r's slots name, in place, times factor[slot, token] and, unless NULL,
+/* The same for the rows of middle[slots, 16, k] that r's slots name, of so many tokens, in place, times r.slot_weight and, unless NULL,
  * global[expert]. */
-cudaError_t mm_cu_round_slots(__nv_bfloat16 *middle, uint32_t k, const mm_cu_route &r, const float *global, const mm_cu_rounding &how,
-                              cudaStream_t s);
+cudaError_t mm_cu_round_slots(__nv_bfloat16 *middle, uint32_t tokens, uint32_t k, const mm_cu_route &r, const float *global,
+                              const mm_cu_rounding &how, cudaStream_t s);
 
 /* y[T, n] = x·Wᵀ; exactly one of y and y32 is given. */
 struct mm_cu_product {

@@ -366,7 +366,8 @@ struct own_work {
       if (writes) *reinterpret_cast<uint4 *>(kept + c0) = y[0], *reinterpret_cast<uint4 *>(kept + c1) = y[1];
       return;
     }
-    const float inverse = top > 0 ? 448.0f / top : 0.0f;
+    top = fmaxf(top, kLeastTop);
+    const float inverse = 448.0f / top;
     const uint2 code[2] = {narrow8_e4m3(x[0], inverse), narrow8_e4m3(x[1], inverse)};
     uint8_t *to = reinterpret_cast<uint8_t *>(key ? own.k : own.v), *kept = static_cast<uint8_t *>(key ? kv.k : kv.v) + cell * D;
     *reinterpret_cast<uint2 *>(to + c0) = code[0], *reinterpret_cast<uint2 *>(to + c1) = code[1];
@@ -529,14 +530,21 @@ cudaError_t run(const mm_cu_heads &h, const mm_cu_rows &r, const mm_cu_kv &kv, c
 
 }  // namespace
 
-/* Rows that are not split leave no partial results, and above some number none are: those of all rows that are. */
+/* Rows that are not split leave no partial results, and above some number none are: those of all rows that are. Each launch asks, so the
+ * last answer is kept. */
 static size_t near_parts(const mm_cu_heads &h, uint32_t max_tokens) {
-  size_t most = 0;
+  thread_local struct {
+    uint32_t kv_heads, max_tokens, blocks;
+    size_t most;
+  } last = {};
+  const uint32_t blocks = multiprocessors();
+  if (last.kv_heads == h.kv_heads && last.max_tokens == max_tokens && last.blocks == blocks) return last.most;
+  last = {h.kv_heads, max_tokens, blocks, 0};
   for (uint32_t rows = 1; rows <= max_tokens; rows++) {
     const uint32_t splits = mm_cu_gqa_splits(h, rows);
-    if (splits > 1) most = max(most, (size_t)rows * h.kv_heads * splits);
+    if (splits > 1) last.most = max(last.most, (size_t)rows * h.kv_heads * splits);
   }
-  return most;
+  return last.most;
 }
 
 static size_t part_bytes(const mm_cu_heads &h) { return h.head_dim == 64 ? sizeof(partial<64>) : sizeof(partial<128>); }

@@ -76,14 +76,14 @@ __global__ void __launch_bounds__(kWarps * 32)
 /* kE2m1: codes are known to be; of others which is looked up for each number. */
 template <uint32_t kPiece, bool kE2m1>
 __global__ void __launch_bounds__(kWarps * 32)
-    lay_rounded(__nv_bfloat16 *rows, const uint32_t *places, uint32_t k, rounder how, const float *told, uint32_t each, uint32_t first_k) {
+    lay_rounded(__nv_bfloat16 *rows, mm_cu_placed of, uint32_t k, rounder how, const float *told, uint32_t each, uint32_t first_k) {
   grid_wait_and_launch_next();
   if (kE2m1) how.format.code = MM_CODE_E2M1;
   const uint32_t place = blockIdx.x * kWarps + threadIdx.x / 32, words = k / 8, lanes = how.format.group / 8;
-  if (place >= *places) return;
+  if (place >= *of.places) return;
   uint4 *row = reinterpret_cast<uint4 *>(rows + (size_t)place * k);
   float row_scale = 1;
-  const float *const given = told ? told + (size_t)place * each : nullptr; /* of all ranks' columns */
+  const float *const given = told ? told + (size_t)of.pair[place] * each : nullptr; /* of all ranks' columns */
   if (how.whole_row() && given) {
     row_scale = how.row_scale(*given);
   } else if (how.whole_row()) {
@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kWarps * 32)
     for (uint32_t i = 0; i < kAtOnce; i++) {
       float most = largest8(q[i]), v[8];
       for (uint32_t m = 1; m < lanes; m *= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, m));
-      if (given && !how.whole_row()) most = given[(first_k + min((first + i * 32) * 8, k - 8)) / how.format.group];
+      if (given && !how.whole_row()) most = given[min((first_k + (first + i * 32) * 8) / how.format.group, each - 1)];
       widen8(v, q[i]);
       how.to_numbers(v, lanes ? how.group_scale(most, row_scale) : row_scale);
       const uint4 to = laid<kPiece>(make_uint4(pack2(v[0], v[1]), pack2(v[2], v[3]), pack2(v[4], v[5]), pack2(v[6], v[7])));
@@ -129,8 +129,8 @@ cudaError_t mm_cu_lay_rounded(__nv_bfloat16 *rows, const mm_cu_rounding &how, co
                       : e2m1      ? lay_rounded<32, true>
                                   : lay_rounded<32, false>;
   const uint32_t pairs = tokens * r.top_k;
-  const cudaError_t e = how.whole_k ? mm_cu_tell_largest(how, pairs, {rows, k, nullptr}, s) : cudaSuccess;
+  const cudaError_t e = how.whole_k ? mm_cu_tell_largest(how, pairs, {rows, k, nullptr, mm_cu_placed_of(r)}, s) : cudaSuccess;
   return e != cudaSuccess ? e
-                          : launch(kernel, ceil_div(pairs, kWarps), kWarps * 32, 0, s, rows, r.offset + r.experts, k, by,
+                          : launch(kernel, ceil_div(pairs, kWarps), kWarps * 32, 0, s, rows, mm_cu_placed_of(r), k, by,
                                    how.whole_k ? how.ranks->largest : nullptr, how.whole_k ? mm_cu_told_largest(&how) : 0, how.first_k);
 }

@@ -8,6 +8,7 @@
 
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 
 #include <algorithm>
 
@@ -258,8 +259,12 @@ void mm_cu_load::end(const mm_err &err) {
   pthread_mutex_lock(&lock);
   error = err;
   now = err.status == MM_OK ? LANDED : FAILED;
+  const bool tells = now == FAILED && !stop;
   pthread_cond_broadcast(&changed);
   pthread_mutex_unlock(&lock);
+  if (!tells) return;
+  mm_read_log_fail(config.log, &err);
+  if (config.comm) mm_comm_break(config.comm); /* a rank may wait on its device for one whose weights have not come */
 }
 
 /* The thread. */
@@ -396,19 +401,30 @@ void mm_cu_load::ask(uint32_t first, uint32_t n, const uint32_t *wanted) {
   }
 }
 
+/* Under the lock: something may have changed. False where another rank cannot go on. */
+bool mm_cu_load::wait_a_while() {
+  struct timespec until;
+  clock_gettime(CLOCK_REALTIME, &until);
+  until.tv_nsec += 50000000;
+  if (until.tv_nsec >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
+  pthread_cond_timedwait(&changed, &lock, &until);
+  return !config.comm || !mm_comm_broken(config.comm);
+}
+
 /* An event of a chunk that was recorded again since is one of a later chunk: then the wait is longer than it need be, and no shorter. */
 bool mm_cu_load::wait_for(uint32_t first, uint32_t n, const uint32_t *wanted, cudaStream_t s, mm_err *err) {
   uint64_t last = 0;
+  bool on = true;
   pthread_mutex_lock(&lock);
   if (now == RUNNING) ask(first, n, wanted);
   for (uint32_t i = 0; i < n; i++) {
     if (!(wanted[i / 32] >> i % 32 & 1)) continue;
-    while (now == RUNNING && after_chunk[first + i] == kNotYet) pthread_cond_wait(&changed, &lock);
+    while (on && now == RUNNING && after_chunk[first + i] == kNotYet) on = wait_a_while();
     if (now == RUNNING) last = mm_max(last, after_chunk[first + i]);
   }
   const bool bad = failed(err), there = now == LANDED || (last > 0 && last <= chunks_done);
   pthread_mutex_unlock(&lock);
-  if (bad || there) return !bad;
+  if (bad || there || !on) return !bad && on;
   return check(cudaStreamWaitEvent(s, last ? p->done[(last - 1) % config.in_flight] : p->opened[0], 0), "wait for weights", err);
 }
 
@@ -442,11 +458,12 @@ bool mm_cu_load::poll(bool *ready, mm_err *err) {
 }
 
 bool mm_cu_load::finish(mm_err *err) {
+  bool on = true;
   pthread_mutex_lock(&lock);
-  while (now == RUNNING) pthread_cond_wait(&changed, &lock);
+  while (on && now == RUNNING) on = wait_a_while();
   const bool bad = failed(err);
   pthread_mutex_unlock(&lock);
-  return !bad;
+  return !bad && on;
 }
 
 /* While the load runs its thread has the reader, and does not close it without the lock. */

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "loader/landing.h"
+#include "runtime/comm.h"
 #include "runtime/cuda/upload.h"
 
 /* How a load is done; the defaults are what measures best (`gpu bench load`). */
@@ -25,6 +26,7 @@ struct mm_cu_load_config {
   const mm_shards *verify = nullptr; /* the digests of this checkpoint's rank `rank` are checked on the way, or NULL */
   uint32_t rank = 0;
   mm_read_log *log = nullptr; /* or NULL; until the load is closed */
+  mm_comm *comm = nullptr;    /* broken by a load that fails; who waits for one waits no longer then; or NULL */
   /* The ring stays pinned until the load is closed. Pinning and unpinning may wait for every device, and hold up launches: not while
    * kernels there wait for another rank's. */
   bool keep_ring = false;
@@ -64,7 +66,7 @@ struct mm_cu_load {
   char *base() const; /* of the arena, after open */
   /* What is queued on the stream from here on finds the group there. The calling thread waits until the copies and kernels that bring it
    * are queued, never the other way round: no stream waits for work that is not yet its device's. False with the load's error when it
-   * failed. */
+   * failed; without any where another rank has broken the meeting (mm_cu_load_config.comm), here and in finish. */
   bool wait(uint32_t group, cudaStream_t s, mm_err *err);
   /* The same of the groups first + i, i < n, with bit i of wanted[ceil(n / 32)]: those that are on their way still come before others. */
   bool wait_for(uint32_t first, uint32_t n, const uint32_t *wanted, cudaStream_t s, mm_err *err);
@@ -99,6 +101,7 @@ struct mm_cu_load {
   void end(const mm_err &err);
   void run();
   bool failed(mm_err *err);
+  bool wait_a_while();
   void ask(uint32_t first, uint32_t n, const uint32_t *wanted);
 
   mm_cu_load_config config;

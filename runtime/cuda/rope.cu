@@ -73,7 +73,8 @@ __global__ void __launch_bounds__(kMaxThreads) rope(const __grid_constant__ mm_c
     return;
   }
   uint8_t *to = static_cast<uint8_t *>(is_k ? kv.k : kv.v) + cell * d;
-  const float inverse = top > 0 ? 448.0f / top : 0.0f;
+  top = fmaxf(top, kLeastTop);
+  const float inverse = 448.0f / top;
   *reinterpret_cast<uint2 *>(to + c0) = narrow8_e4m3(x[0], inverse), *reinterpret_cast<uint2 *>(to + c1) = narrow8_e4m3(x[1], inverse);
   if (p == 0) (is_k ? kv.k_scale : kv.v_scale)[cell] = top / 448.0f;
 }

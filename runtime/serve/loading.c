@@ -64,7 +64,7 @@ bool mm_loading_finish(mm_loaded *l, const mm_loading_config *c, mm_err *err) {
   l->stage = "weights";
   l->engine = mm_engine_open(&l->shards, &with, err);
   free(device);
-  if (!l->engine) return false;
+  if (!l->engine || (c->whole && !mm_engine_finish_load(l->engine, err))) return false;
   l->stage = "scheduler";
   if (!(l->scheduler = mm_scheduler_open(l->engine, &c->scheduler, err))) return false;
   l->stage = "done";

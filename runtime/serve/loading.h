@@ -16,6 +16,7 @@ typedef struct mm_loading_config {
   const char *attach;                    /* socket of minimax-hold, or NULL */
   const char *devices;                   /* numbers of the GPUs, or NULL: as in mm_devices_read */
   bool verify;                           /* digests are checked */
+  bool whole;                            /* finish waits for all weights, where a device would serve while they arrive */
   mm_read_log *reads;                    /* as in mm_engine_config; or NULL */
   const char *chat_format;               /* a name, or NULL: that of the checkpoint's template */
   bool own_defaults;                     /* generation_config.json is not read */

@@ -49,6 +49,7 @@ static struct fake {
   uint32_t ranks, registered, registers, borrowed;  /* ranks: of a stage; registers: ever */
   uint32_t fail_malloc_of;                          /* the next cudaMalloc of so many bytes or more fails; 0: none */
   uint32_t copy_us;                                 /* that a large copy takes its thread */
+  int slow_device;                                  /* those to this one take ten times as long; 0: none */
   uint32_t patience_ms;                             /* of a kernel, for those of other ranks */
   uint64_t copied;                                  /* bytes, by large copies, ever */
   bool no_peers;                                    /* devices cannot write to each other's memory */
@@ -199,7 +200,8 @@ cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpy
   return cudaSuccess;
 }
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t s) {
-  const struct timespec pause = {0, fake.copy_us * 1000L};
+  const uint32_t us = fake.copy_us * (fake.slow_device && fake_device == fake.slow_device ? 10 : 1);
+  const struct timespec pause = {us / 1000000, us % 1000000 * 1000};
   (void)s;
   if (bytes && kind != cudaMemcpyDeviceToHost) fake_range("cudaMemcpyAsync", to, bytes, true);
   if (bytes && kind != cudaMemcpyHostToDevice) fake_range("cudaMemcpyAsync", from, bytes, true);

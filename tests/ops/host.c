@@ -1,7 +1,7 @@
-/* The host's side of the CUDA backend without a GPU (fake_device.h): host DIR1 … DIR5, a checkpoint whole, cut for two ranks, cut into two
- * stages, both, and whole in many files that may be damaged. What ranks decide together they decide alike, whichever fails; nothing is
- * allocated while a step is recorded; nothing that may wait for a device is called while a rank's kernel waits for another rank; experts
- * are there when they are used; what fails is named in time; all memory is given back. */
+/* The host's side of the CUDA backend without a GPU (fake_device.h): host DIR1 … DIR6, a checkpoint whole, cut for two ranks, cut into two
+ * stages, both, whole in many files that may be damaged, and cut for two ranks in many such. What ranks decide together they decide alike,
+ * whichever fails; nothing is allocated while a step is recorded; nothing that may wait for a device is called while a rank's kernel waits
+ * for another rank; experts are there when they are used; what fails is named in time; all memory is given back. */
 #ifdef MM_CUDA
 #include "tests/ops/fake_device.h"
 
@@ -246,121 +246,7 @@ static void check_ahead(const mm_shards *shards, uint32_t ahead) {
   close_engine(e, "its calls and its memory");
 }
 
-/* ---- weights that arrive ---- */
-
-/* What the router's kernel would choose, by list_used: an expert or two, or all. */
-static uint32_t listed, lists;
-static uint32_t below(uint32_t n);
-static void choose_some(const char *name, void **args) {
-  if (!strstr(name, "list_used")) return;
-  listed = below(8) ? 1u << below(8) | 1u << below(8) : 255, lists++;
-  *(uint32_t *)*(void **)args[1] = listed;
-}
-
-static const char *find_arena(void) { /* the largest block */
-  uint32_t most = 0;
-  for (uint32_t i = 1; i < fake.blocks; i++)
-    if (fake.block[i].bytes > fake.block[most].bytes) most = i;
-  return fake.block[most].at;
-}
-
-/* Where the experts of bf16 lie in the arena, by what is in it once all is there. */
-enum { MOST_LAYERS = 16 };
-static size_t place[MOST_LAYERS][2];
-static uint32_t layer_of_step, wrong_experts, learns;
-static size_t find_place(const mm_packed *w) {
-  const char *const base = find_arena();
-  for (size_t at = 0;; at += 256)
-    if (memcmp(base + at, w->plane[0], (size_t)w->n * w->k * 2) == 0) return at;
-}
-
-static void watched_experts(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, const mm_packed *w2) {
-  const mm_packed *both[] = {w13, w2};
-  listed = 255;
-  mm_ops_cuda.experts(b, y, x, w13, w2);
-  for (int k = 0; k < 2; k++) {
-    const mm_packed *w = both[k];
-    const size_t each = (size_t)w->n * w->k * 2;
-    if (learns) place[layer_of_step][k] = find_place(w);
-    for (uint32_t e = 0; e < w->lead; e++)
-      if (listed >> e & 1)
-        wrong_experts += memcmp(find_arena() + place[layer_of_step][k] + e * each, (const char *)w->plane[0] + e * each, each) != 0;
-  }
-}
-static void watched_layer(mm_backend *b, uint32_t l) {
-  layer_of_step = l;
-  mm_ops_cuda.layer(b, l);
-}
-
-static mm_engine *open_watched(const mm_shards *shards, mm_err *err) {
-  static mm_ops watched;
-  watched = mm_ops_cuda, watched.experts = watched_experts, watched.layer = watched_layer;
-  fake.ranks = 1, fake.wrong[0] = 0, fake.copied = 0;
-  const mm_engine_config c = {.ops = &watched, .limits = {4, SLOTS, 64, 7}, .threads = 1, .eager = true};
-  return mm_engine_open(shards, &c, err);
-}
-
-/* Steps while the weights of many files arrive slowly: each expert that a step uses is there when it is launched, and the first step does
- * not wait for the others. */
-static void check_arriving(const mm_shards *shards) {
-  mm_err err = {0};
-  uint64_t all = 0, first = 0;
-  uint32_t asked = 0, early = 0;
-  bool ok = true;
-  wrong_experts = 0;
-  for (int run = 0; ok && run < 6; run++) {
-    mm_engine *e = open_watched(shards, &err);
-    learns = run == 0;
-    ok = e && (run || mm_engine_warm(e, (const uint32_t[]){1}, 1, &err));
-    fake.on_launch = choose_some, lists = 0;
-    for (int i = 0; ok && i < 8; i++) {
-      ok = step(e, 1 + below(4), false, &err);
-      if (i == 0) first = fake.copied, early += run && first < all;
-      if (run == 0) all = first, fake.copy_us = 10000;
-    }
-    fake.on_launch = NULL, asked += lists;
-    mm_engine_close(e);
-  }
-  fake.copy_us = 0;
-  char what[200];
-  snprintf(what, sizeof what,
-           "experts are there when they are used: %u steps' layers asked, %u of 5 first steps before the end, the last with %.0f %%", asked,
-           early, 100 * (double)first / (double)all);
-  report(what, ok && !wrong_experts && asked > 5 && early > 0, ok ? "some were not, or all had come" : err.text);
-  close_engine(NULL, "its calls and its memory");
-}
-
-/* A file that is cut, or written to, while it is loaded: a step says so in time, and so does every later one. */
-static void check_bad_file(const char *dir, bool cut) {
-  mm_err err = {0}, again = {0};
-  mm_shards shards = {0};
-  char path[600];
-  if (!mm_shards_open(&shards, dir, &err)) {
-    report("a checkpoint of many files", false, err.text);
-    return;
-  }
-  const mm_rank_parts *rank = &shards.pack.rank[0];
-  snprintf(path, sizeof path, "%s/%s", dir, rank->part[rank->part_count - 1].file);
-  fake.copy_us = 30000;
-  mm_engine *e = open_engine(&shards);
-  const double from = now();
-  const int fd = open(path, O_RDWR);
-  char byte;
-  const uint64_t size = rank->part[rank->part_count - 1].size;
-  bool ok = e && fd >= 0 && pread(fd, &byte, 1, 0) == 1 && (cut ? ftruncate(fd, (off_t)size / 2) : pwrite(fd, &byte, 1, 0) - 1) == 0;
-  bool done = ok;
-  while (done && now() - from < 5) done = step(e, 1, false, &err);
-  const double took = now() - from;
-  ok = ok && !done && !step(e, 1, false, &again) && strcmp(err.code, again.code) == 0 && strstr(err.text, path);
-  ok = ok && (strcmp(err.code, "E_CHANGED") == 0 || (cut && strcmp(err.code, "E_SHORT_READ") == 0));
-  char what[100];
-  snprintf(what, sizeof what, "a file %s while it is loaded is named in %.1f s", cut ? "cut" : "written to", took);
-  report(what, ok && took < 5, err.text);
-  fake.copy_us = 0;
-  close_engine(e, "its calls and its memory");
-  if (fd >= 0) close(fd);
-  mm_shards_close(&shards);
-}
+#include "tests/ops/host_arrivals.h"
 
 /* ---- what ranks cannot do ---- */
 
@@ -519,10 +405,10 @@ static void check_held(const mm_shards *shards, const mm_shards *other, const ch
   mm_rank_weights weights[2] = {0};
   mm_held held[2];
   void *memory[2] = {0};
-  mm_digest checkpoint;
-  bool ok = mm_hold_checkpoint(shards->pack.dir, &checkpoint, &err);
+  bool ok = true;
   for (uint32_t r = 0; ok && r < ranks; r++) {
-    const mm_backend_config c = {.model = &shards->pack.model, .weights = &weights[r], .place = {r, r, ranks, r}, .checkpoint = checkpoint};
+    const mm_backend_config c = {
+        .model = &shards->pack.model, .weights = &weights[r], .place = {r, r, ranks, r}, .checkpoint = shards->pack.seal};
     ok = mm_bind(&weights[r], shards, r, &err) && mm_ops_cuda.hold(&c, &held[r], &memory[r], &err);
   }
   const uint32_t registered = fake.registers;
@@ -555,7 +441,7 @@ int main(int argc, char **argv) {
   mm_shards one = {0}, two = {0}, staged = {0}, both = {0}, many = {0}, *const all[] = {&one, &two, &staged, &both, &many};
   setvbuf(stdout, NULL, _IOLBF, 0);
   for (int i = 0; i < 5; i++)
-    if (argc != 6 || !mm_shards_open(all[i], argv[1 + i], &err)) return fprintf(stderr, "host: of five checkpoints: %s\n", err.text), 1;
+    if (argc != 7 || !mm_shards_open(all[i], argv[1 + i], &err)) return fprintf(stderr, "host: of five checkpoints: %s\n", err.text), 1;
   logits = calloc((size_t)ROWS * one.pack.model.vocab, sizeof *logits);
   check_steps(&one, "steps of one rank");
   check_collected(&one, true, "inputs collected");
@@ -564,6 +450,7 @@ int main(int argc, char **argv) {
   check_arriving(&many);
   mm_shards_close(&many);
   check_bad_file(argv[5], false), check_bad_file(argv[5], true);
+  for (int i = 0; i < 4; i++) check_bad_rank(argv[6], i % 2, i / 2);
   fake.no_peers = true, check_refused(&two, "devices without access to each other", "E_PEER", "cannot write to device");
   fake.fail_malloc_of = 1 << 20, check_refused(&two, "a device that is full", "E_MEMORY", "cudaMalloc");
   check_refused(&two, "a device that is not there", "E_DEVICE", "device 7"), check_hanging(&two, false);

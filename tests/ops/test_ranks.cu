@@ -312,30 +312,12 @@ struct sides_of {
   }
 };
 
-/* Experts that are divided among groups of ranks and cut in each, whose inputs have scales of all columns: refused by name. */
-bool rounds_here(const std::string &dir, const std::string &name) {
-  const bool mixes = name.size() > 7 && !name.compare(name.size() - 7, 7, "-ep2pp2") && name.find("bf16") == std::string::npos &&
-                     name.find("w4a16") == std::string::npos;
-  if (!mixes) return true;
-  mm_err err = {};
-  mm_shards shards = {};
-  static const uint32_t device[8] = {};
-  must(mm_shards_open(&shards, dir.c_str(), &err), err);
-  mm_engine_config c = {};
-  c.ops = &mm_ops_cuda, c.limits = {16, 1, 64}, c.threads = 4, c.act_quant = true, c.device = device;
-  mm_engine *e = mm_engine_open(&shards, &c, &err);
-  report_true("ranks " + name + " under rounding: refused, " + err.text, !e && strcmp(err.code, "E_ACT_QUANT") == 0);
-  mm_engine_close(e);
-  mm_shards_close(&shards);
-  return false;
-}
-
 void check_cut(const std::string &dir) {
   const std::string name = dir.substr(dir.rfind('/') + 1);
   const std::vector<int32_t> text = held_out(name);
   std::vector<std::vector<int32_t>> seq;
   for (uint32_t i = 0; i < kSlots; i++) seq.emplace_back(text.begin() + i * 500, text.begin() + i * 500 + kPrompt + kDecoded);
-  if (rounds_here(dir, name)) sides_of(dir, true).check(name + " under rounding", seq);
+  sides_of(dir, true).check(name + " under rounding", seq);
   sides_of s(dir, false);
   if (!s.check(name, seq)) return;
   check_choices(name, s.plain, s.cut, seq);

@@ -157,6 +157,7 @@ TEST(reads_back) {
     assert_false(find(&s, r, "e.w_scale_inv", &none));
     assert_true(a.n == 4 && a.k == 6 && a.lead == 1 && n.n == 5 && n.k == 1 && e.lead == 2 && e.n == 130 && e.k == 192);
     assert_true(e.cell[1].n == 128 && e.cell[1].k == 64);
+    assert_true(e.first_k == r * 192 && e.whole_k == 384 && e.cut_k == 192 && !a.whole_k && !a.cut_k && !n.cut_k);
     uint64_t at = 2 * 130 * 192;
     for (int i = 0; i < 48; i++) assert_int_equal(((const uint8_t *)a.plane[0])[i], byte_at(r, 0, at + (uint64_t)i));
     for (int i = 0; i < 48; i++) assert_int_equal(((const uint8_t *)e.plane[1])[i], byte_at(r, 1, (uint64_t)i));

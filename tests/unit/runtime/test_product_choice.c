@@ -289,23 +289,25 @@ static void test_written_down(void **state) {
 static void test_cut_inputs(void **state) {
   static const struct {
     const char *scheme;
-    uint32_t tp, told, tokens; /* of M2's 1,536 columns */
+    uint32_t tp, ep, told, tokens; /* of M2's 1,536 columns */
     const char *kernels;
   } rows[] = {
-      {"block_fp8", 4, 0, 1, "one_experts_up, one_experts_down"},
-      {"block_fp8", 8, 12, 1, "one_experts_up, round_slots, one_experts_down"},
-      {"block_fp8", 8, 12, 300, "round_rows, find_places, lay_tokens, experts_many, lay_rounded, experts_many, sum_choices"},
-      {"channel_fp8", 1, 0, 1, "one_experts_up, one_experts_down"},
-      {"channel_fp8", 2, 1, 1, "one_experts_up, round_slots, one_experts_down"},
-      {"channel_fp8", 2, 1, 300, "encode_rows, spread, product, encode_rows, product, sum_choices"},
-      {"w4a8", 2, 1, 64, "round_rows, lay_rows, experts_few, round_rows, lay_rows, experts_few, sum_pairs"},
-      {"nvfp4", 2, 1, 1, "one_experts_up, round_slots, one_experts_down"},
-      {"mxfp4", 2, 0, 1, "one_experts_up, one_experts_down"},
-      {"w4a16", 2, 0, 1, "one_experts_up, one_experts_down"},
+      {"block_fp8", 4, 1, 0, 1, "one_experts_up, one_experts_down"},
+      {"block_fp8", 8, 1, 12, 1, "one_experts_up, round_slots, one_experts_down"},
+      {"block_fp8", 8, 1, 12, 300, "round_rows, find_places, lay_tokens, experts_many, lay_rounded, experts_many, sum_choices"},
+      {"channel_fp8", 1, 1, 0, 1, "one_experts_up, one_experts_down"},
+      {"channel_fp8", 2, 1, 1, 1, "one_experts_up, round_slots, one_experts_down"},
+      {"channel_fp8", 4, 2, 1, 1, "one_experts_up, round_slots, one_experts_down"},
+      {"channel_fp8", 4, 4, 0, 1, "one_experts_up, one_experts_down"},
+      {"channel_fp8", 2, 1, 1, 300, "encode_rows, spread, product, encode_rows, product, sum_choices"},
+      {"w4a8", 8, 4, 1, 64, "round_rows, lay_rows, experts_few, round_rows, lay_rows, experts_few, sum_pairs"},
+      {"nvfp4", 2, 1, 1, 1, "one_experts_up, round_slots, one_experts_down"},
+      {"mxfp4", 2, 1, 0, 1, "one_experts_up, one_experts_down"},
+      {"w4a16", 2, 1, 0, 1, "one_experts_up, one_experts_down"},
   };
   (void)state;
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-    const mm_bench_shape s = {"m2", 1, 200064, rows[i].scheme, rows[i].scheme, "bf16", 0, rows[i].tp, 1};
+    const mm_bench_shape s = {"m2", 1, 200064, rows[i].scheme, rows[i].scheme, "bf16", 0, rows[i].tp, rows[i].ep};
     const mm_model m = mm_bench_model(&s);
     mm_rank_weights w;
     mm_err err = {0};
@@ -323,28 +325,32 @@ static void test_cut_inputs(void **state) {
   }
 }
 
-/* Experts that are divided among groups of ranks, and cut in each: of scales of whole rows no rank may take another group's. */
-static void test_mixed_experts(void **state) {
+/* Columns in whole blocks of 128 with padding around what a rank owns: a rank's room tells nothing of what is cut. */
+static void test_padded_inputs(void **state) {
   static const struct {
     const char *scheme;
-    uint32_t tp, ep;
-    bool mixes; /* M2's 1,536 columns */
+    uint32_t first_k, k, whole_k, cut_k;
+    bool told;
   } rows[] = {
-      {"channel_fp8", 4, 2, true}, {"channel_fp8", 4, 4, false}, {"channel_fp8", 4, 1, false}, {"nvfp4", 4, 2, true},
-      {"w4a8", 8, 4, true},        {"block_fp8", 4, 2, false},   {"w4a16", 4, 2, false},
+      {"block_fp8", 0, 256, 1536, 192, true},    {"block_fp8", 128, 256, 1536, 192, true}, /* ranks 0 and 1 of --tp 8 */
+      {"block_fp8", 384, 256, 1536, 384, false}, {"channel_fp8", 0, 128, 96, 48, true},    {"channel_fp8", 0, 128, 96, 0, false},
+      {"block_fp8", 0, 128, 96, 48, true},       {"mxfp8", 0, 128, 96, 32, false},         {"mxfp8", 0, 128, 96, 48, true},
+      {"block_fp8", 256, 64, 320, 64, true}, /* the last of five: its own column is on a group, others' are not */
   };
   (void)state;
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-    const mm_bench_shape s = {"m2", 1, 200064, rows[i].scheme, rows[i].scheme, "bf16", 0, rows[i].tp, rows[i].ep};
+    const mm_bench_shape s = {"m2", 1, 200064, rows[i].scheme, rows[i].scheme, "bf16", 0, 1, 1};
     const mm_model m = mm_bench_model(&s);
     mm_rank_weights w;
     mm_err err = {0};
-    mm_cu_weight b = {0};
+    mm_cu_weight got = {0};
     assert_true(mm_bench_weights(&s, &m, &w, &err));
-    assert_true(mm_cu_describe(&w.layer[0].w2, "w2", &b, &err));
-    if (mm_cu_mixes_experts(&b, w.layer[0].w13.lead, m.experts) != rows[i].mixes) fail_msg("row %zu", i);
-    b.whole = (mm_cu_rounding){0}; /* inputs as they are */
-    assert_false(mm_cu_mixes_experts(&b, w.layer[0].w13.lead, m.experts));
+    mm_packed p = w.layer[0].w2;
+    p.first_k = rows[i].first_k, p.k = rows[i].k, p.whole_k = rows[i].whole_k, p.cut_k = rows[i].cut_k;
+    assert_true(mm_cu_describe(&p, "w2", &got, &err));
+    if ((got.whole.whole_k != 0) != rows[i].told) fail_msg("row %zu: %u columns told", i, got.whole.whole_k);
+    assert_true(got.whole.first_k == (rows[i].told ? rows[i].first_k : 0));
+    assert_true(mm_cu_rounds(&p, "w2", &err));
     free(w.layer);
   }
 }
@@ -355,7 +361,7 @@ int main(void) {
       cmocka_unit_test(test_all_are_chosen),  cmocka_unit_test(test_none),
       cmocka_unit_test(test_limits),          cmocka_unit_test(test_rounded_inside),
       cmocka_unit_test(test_written_down),    cmocka_unit_test(test_cut_inputs),
-      cmocka_unit_test(test_mixed_experts),
+      cmocka_unit_test(test_padded_inputs),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -514,8 +514,10 @@ TEST(test_warm_ranks) {
 
 static unsigned choices; /* asked of the device that follows, whose first fails */
 static bool keep_rows(mm_backend *b, mm_err *err) { return mm_ops_cpu.end(b, (float[2 * VOCAB]){0}, err); }
-static bool choose_late(mm_backend *b, const mm_sampling *set, mm_err *err) {
+static uint32_t chosen_rows;
+static bool choose_late(mm_backend *b, const mm_sampling *set, uint32_t count, mm_err *err) {
   (void)b, (void)set;
+  chosen_rows = count;
   return choices++ > 0 || mm_fail(err, MM_LIMIT, "E_MEMORY", mm_at(NULL, NULL), "no room for the choice");
 }
 static bool collect_none(mm_backend *b, int32_t *id, mm_err *err) {
@@ -543,9 +545,18 @@ TEST(test_failed_choice) {
   int32_t none = 77;
   assert_true(mm_engine_choose(w.engine, &greedy, &err) && mm_engine_collect(w.engine, &none, &err));
   assert_int_equal(none, 77);
+  assert_int_equal(chosen_rows, 0);
   batch = last_of(&chosen, &span, &out, 1, 2, 1);
   assert_false(mm_engine_forward(w.engine, &batch, &err));
   assert_string_equal(err.code, "E_BATCH");
+  /* Nor does one see rows of a pass that another, which is refused, was to follow. */
+  batch = last_of(id, &span, &out, 1, 2, 1);
+  assert_true(mm_engine_forward(w.engine, &batch, &err));
+  batch = last_of(id, &span, &out, 1, 7, 1); /* a gap */
+  assert_false(mm_engine_forward(w.engine, &batch, &err));
+  assert_true(mm_engine_choose(w.engine, &greedy, &err) && mm_engine_collect(w.engine, &none, &err));
+  assert_int_equal(chosen_rows, 0);
+  assert_int_equal(none, 77);
   close_world(&w);
 }
 
