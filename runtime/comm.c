@@ -35,6 +35,7 @@ struct mm_comm {
   bool told;               /* this process or another has said that it failed, */
   bool hurt;               /* and nobody has healed that */
   bool lacks;              /* memory */
+  mm_err why;              /* of the first stage: given to mm_comm_fail */
   uint32_t left;           /* ranks of this process that are back from the step */
   char *across;            /* [ranks, n] of the sum or meeting under way, each rank's in its place */
   size_t across_cap;
@@ -82,9 +83,13 @@ void mm_comm_link(mm_comm *from, mm_comm *to) {
   to->before = from;
 }
 
-void mm_comm_break(mm_comm *c) {
+static mm_comm *first_of(mm_comm *c) {
   while (c->before) c = c->before;
-  for (; c; c = c->next) {
+  return c;
+}
+
+void mm_comm_break(mm_comm *c) {
+  for (c = first_of(c); c; c = c->next) {
     pthread_mutex_lock(&c->lock);
     c->broken = true;
     if (c->word) *c->word = 1;
@@ -93,11 +98,31 @@ void mm_comm_break(mm_comm *c) {
   }
 }
 
+void mm_comm_fail(mm_comm *c, const mm_err *why) {
+  mm_comm *const first = first_of(c);
+  pthread_mutex_lock(&first->lock);
+  if (first->why.status == MM_OK) first->why = *why;
+  pthread_mutex_unlock(&first->lock);
+  mm_comm_break(c);
+}
+
+bool mm_comm_why(mm_comm *c, mm_err *why) {
+  mm_comm *const first = first_of(c);
+  pthread_mutex_lock(&first->lock);
+  const bool known = first->why.status != MM_OK;
+  if (known) *why = first->why;
+  pthread_mutex_unlock(&first->lock);
+  return known;
+}
+
 void mm_comm_mend(mm_comm *c) {
+  pthread_mutex_lock(&c->lock); /* who fails is no rank, and may come now */
+  c->why = (mm_err){0};
   c->broken = false;
   c->told = c->lacks = false;
   c->arrived = c->waiter = c->left = 0;
   for (uint32_t r = 0; r < c->ranks; r++) c->box[r] = NULL, c->came[r] = 0, c->sent[r] = c->received[r] = false;
+  pthread_mutex_unlock(&c->lock);
 }
 
 bool mm_comm_broken(mm_comm *c) {

@@ -58,7 +58,7 @@ typedef struct rank {
   float *logits; /* [out_count, vocab_rows] of the current step */
   size_t logits_cap;
   uint64_t state_at; /* where its part of a slot's lightning states is */
-  bool back;         /* has finished the task, under the engine's lock; then err is read by others */
+  bool back, done;   /* has finished the task, and well; under the engine's lock. Then err is read by others */
   mm_err err;
 } rank;
 

@@ -132,7 +132,7 @@ static void *rank_main(void *arg) {
     const bool late = !done && strcmp(r->err.code, "E_RANK") == 0, leaves = w == STEP || w == OPEN;
     if (leaves && !mm_comm_leave(e->comm[r->index / e->shards->pack.tp], borders, late, done ? &r->err : MM_IGNORED)) done = false;
     pthread_mutex_lock(&e->lock);
-    r->back = true;
+    r->back = true, r->done = done;
     if (--e->busy == 0 || !done) pthread_cond_broadcast(&e->changed);
   }
   pthread_mutex_unlock(&e->lock);
@@ -173,9 +173,27 @@ bool mm_engine_run_task(mm_engine *e, work w, mm_err *err) {
   return mm_engine_hear(e, w, mm_engine_run_here(e, w, err), err);
 }
 
+/* Under the lock: whether all ranks have finished the task well; else why. A rank that another one has let down says nothing; nor need any
+ * other have an error where one that is no rank broke the meeting (mm_comm_fail). */
+static bool all_done(mm_engine *e, mm_err *err) {
+  const mm_err *why = NULL;
+  mm_err broken = {0};
+  bool ok = true;
+  for (uint32_t i = 0; i < e->started; i++) {
+    const rank *r = &e->rank[i];
+    ok = ok && r->done;
+    if (!why && r->back && r->err.status != MM_OK) why = &r->err;
+  }
+  if (ok) return true;
+  if ((!why || strcmp(why->code, "E_RANK") == 0) && mm_comm_why(e->comm[0], &broken)) why = &broken;
+  if (why) return mm_fail_as(err, why);
+  return e->world || /* another process says it */
+         mm_fail(err, MM_BUG, "E_BUG", mm_at(NULL, NULL), "a rank has failed, and none says why");
+}
+
 bool mm_engine_run_here(mm_engine *e, work w, mm_err *err) {
   pthread_mutex_lock(&e->lock);
-  for (uint32_t r = 0; r < e->started; r++) e->rank[r].err = (mm_err){0}, e->rank[r].back = false;
+  for (uint32_t r = 0; r < e->started; r++) e->rank[r].err = (mm_err){0}, e->rank[r].back = e->rank[r].done = false;
   for (uint32_t s = 0; s < e->shards->pack.pp; s++) mm_comm_mend(e->comm[s]);
   e->task++;
   e->returned = false;
@@ -183,9 +201,7 @@ bool mm_engine_run_here(mm_engine *e, work w, mm_err *err) {
   e->busy = e->started;
   pthread_cond_broadcast(&e->changed);
   wait_for_ranks(e);
-  bool ok = true;
-  for (uint32_t r = 0; ok && r < e->started; r++)
-    if (e->rank[r].back && e->rank[r].err.status != MM_OK) ok = mm_fail_as(err, &e->rank[r].err);
+  const bool ok = all_done(e, err);
   pthread_mutex_unlock(&e->lock);
   return ok;
 }

@@ -226,5 +226,5 @@ bool mm_hold_find(const char *path, mm_held *held, int *connection, mm_err *err)
 /* A holder says nothing more: what can be read is its end. */
 bool mm_hold_stands(const char *path, int connection, mm_err *err) {
   struct pollfd p = {.fd = connection, .events = POLLIN};
-  return poll(&p, 1, 0) == 0 || mm_fail(err, MM_IO, "E_HELD", mm_at(path, NULL), "the process that held the weights has ended");
+  return poll(&p, 1, 0) <= 0 || mm_fail(err, MM_IO, "E_HELD", mm_at(path, NULL), "the process that held the weights has ended");
 }

@@ -67,8 +67,10 @@ static bool load_all(holder *h, const sigset_t *signals, mm_err *err) {
     held_rank *r = &h->rank[h->started];
     *r = (held_rank){.all = h, .index = h->started};
     const int failed = pthread_create(&r->thread, NULL, load, r);
-    if (failed) ok = mm_fail_errno(err, mm_at(NULL, NULL), "pthread_create", failed);
-    if (failed) break;
+    if (!failed) continue;
+    ok = mm_fail_errno(err, mm_at(NULL, NULL), "pthread_create", failed);
+    mm_comm_break(h->comm);
+    break;
   }
   pthread_sigmask(SIG_UNBLOCK, signals, NULL);
   for (uint32_t i = 0; i < h->started; i++) {

@@ -281,7 +281,7 @@ bool cuda_keep(mm_backend *b, mm_err *err) {
 }
 
 bool cuda_choose_kept(mm_backend *b, const mm_sampling *sampling, uint32_t count, mm_err *err) {
-  b->err.status = MM_OK, b->failed = nullptr;
+  b->err.status = MM_OK, b->failed = nullptr, b->lost = false;
   if (!b->keeps || count == 0) b->step = free_memory(b), b->wanted = b->outs = 0;
   b->keeps = false;
   if (!mm_cu_choose_asked(b, sampling, &b->err)) b->failed = "choose";

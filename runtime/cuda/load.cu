@@ -264,7 +264,7 @@ void mm_cu_load::end(const mm_err &err) {
   pthread_mutex_unlock(&lock);
   if (!tells) return;
   mm_read_log_fail(config.log, &err);
-  if (config.comm) mm_comm_break(config.comm); /* a rank may wait on its device for one whose weights have not come */
+  if (config.comm) mm_comm_fail(config.comm, &err); /* a rank may wait on its device for one whose weights have not come */
 }
 
 /* The thread. */

@@ -11,8 +11,9 @@ for model in tiny-m1 tiny-m2; do
   "$BUILD"/bin/minimax-convert tests/data/$model -o "$TMPDIR/$model-2" --tp 2 --quant channel_fp8 -q
   "$BUILD"/bin/minimax-convert tests/data/$model -o "$TMPDIR/$model-many" --part-size 128K --quant bf16 -q
   "$BUILD"/bin/minimax-convert tests/data/$model -o "$TMPDIR/$model-cut" --tp 2 --part-size 128K --quant bf16 -q
+  "$BUILD"/bin/minimax-convert tests/data/$model -o "$TMPDIR/$model-cut-stages" --pp 2 --part-size 128K --quant bf16 -q
   "$BUILD"/bin/minimax-convert tests/data/$model -o "$TMPDIR/$model-stages" --pp 2 --quant bf16 -q
   "$BUILD"/bin/minimax-convert tests/data/$model -o "$TMPDIR/$model-both" --tp 2 --pp 2 --quant channel_fp8 -q
   "$BUILD"/tests/ops/host_world "$TMPDIR/$model-2" "$BUILD/tests/ops/preload/fake_nccl.so"
-  "$BUILD"/tests/ops/host "$TMPDIR/$model-1" "$TMPDIR/$model-2" "$TMPDIR/$model-stages" "$TMPDIR/$model-both" "$TMPDIR/$model-many" "$TMPDIR/$model-cut"
+  "$BUILD"/tests/ops/host "$TMPDIR/$model-1" "$TMPDIR/$model-2" "$TMPDIR/$model-stages" "$TMPDIR/$model-both" "$TMPDIR/$model-many" "$TMPDIR/$model-cut" "$TMPDIR/$model-cut-stages"
 done

@@ -49,7 +49,7 @@ static struct fake {
   uint32_t ranks, registered, registers, borrowed;  /* ranks: of a stage; registers: ever */
   uint32_t fail_malloc_of;                          /* the next cudaMalloc of so many bytes or more fails; 0: none */
   uint32_t copy_us;                                 /* that a large copy takes its thread */
-  int slow_device;                                  /* those to this one take ten times as long; 0: none */
+  int slow_device;                                  /* those to this one take ten times as long where copy_us is not 0 */
   uint32_t patience_ms;                             /* of a kernel, for those of other ranks */
   uint64_t copied;                                  /* bytes, by large copies, ever */
   bool no_peers;                                    /* devices cannot write to each other's memory */
@@ -57,7 +57,7 @@ static struct fake {
   void (*on_launch)(const char *name, void **args); /* by what stands for the kernel; or NULL */
   void (*on_wait)(bool done);                       /* before and after a stream's kernels wait for other ranks', by its thread; or NULL */
   char wrong[256];                                  /* the first call that should not have been made */
-} fake = {.patience_ms = PATIENCE_MS, .lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+} fake = {.patience_ms = PATIENCE_MS, .slow_device = -1, .lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
 
 static _Thread_local int fake_device;
 static _Thread_local cudaStream_t fake_capturing;
@@ -200,7 +200,7 @@ cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpy
   return cudaSuccess;
 }
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t s) {
-  const uint32_t us = fake.copy_us * (fake.slow_device && fake_device == fake.slow_device ? 10 : 1);
+  const uint32_t us = fake.copy_us * (fake_device == fake.slow_device ? 10 : 1);
   const struct timespec pause = {us / 1000000, us % 1000000 * 1000};
   (void)s;
   if (bytes && kind != cudaMemcpyDeviceToHost) fake_range("cudaMemcpyAsync", to, bytes, true);

@@ -1,7 +1,8 @@
-/* The host's side of the CUDA backend without a GPU (fake_device.h): host DIR1 … DIR6, a checkpoint whole, cut for two ranks, cut into two
- * stages, both, whole in many files that may be damaged, and cut for two ranks in many such. What ranks decide together they decide alike,
- * whichever fails; nothing is allocated while a step is recorded; nothing that may wait for a device is called while a rank's kernel waits
- * for another rank; experts are there when they are used; what fails is named in time; all memory is given back. */
+/* The host's side of the CUDA backend without a GPU (fake_device.h): host DIR1 … DIR7, a checkpoint whole, cut for two ranks, cut into two
+ * stages, both, whole in many files that may be damaged, and cut for two ranks, and for two stages, in many such. What ranks decide
+ * together they decide alike, whichever fails; nothing is allocated while a step is recorded; nothing that may wait for a device is called
+ * while a rank's kernel waits for another rank; experts are there when they are used; what fails is named in time; all memory is given
+ * back. */
 #ifdef MM_CUDA
 #include "tests/ops/fake_device.h"
 
@@ -441,7 +442,7 @@ int main(int argc, char **argv) {
   mm_shards one = {0}, two = {0}, staged = {0}, both = {0}, many = {0}, *const all[] = {&one, &two, &staged, &both, &many};
   setvbuf(stdout, NULL, _IOLBF, 0);
   for (int i = 0; i < 5; i++)
-    if (argc != 7 || !mm_shards_open(all[i], argv[1 + i], &err)) return fprintf(stderr, "host: of five checkpoints: %s\n", err.text), 1;
+    if (argc != 8 || !mm_shards_open(all[i], argv[1 + i], &err)) return fprintf(stderr, "host: of five checkpoints: %s\n", err.text), 1;
   logits = calloc((size_t)ROWS * one.pack.model.vocab, sizeof *logits);
   check_steps(&one, "steps of one rank");
   check_collected(&one, true, "inputs collected");
@@ -450,7 +451,8 @@ int main(int argc, char **argv) {
   check_arriving(&many);
   mm_shards_close(&many);
   check_bad_file(argv[5], false), check_bad_file(argv[5], true);
-  for (int i = 0; i < 4; i++) check_bad_rank(argv[6], i % 2, i / 2);
+  for (int i = 0; i < 8; i++) check_bad_rank(argv[6 + i % 2], i / 2 % 2, i / 4 % 2);
+  report("loads that failed are in their logs", in_logs > 3, "hardly one was");
   fake.no_peers = true, check_refused(&two, "devices without access to each other", "E_PEER", "cannot write to device");
   fake.fail_malloc_of = 1 << 20, check_refused(&two, "a device that is full", "E_MEMORY", "cudaMalloc");
   check_refused(&two, "a device that is not there", "E_DEVICE", "device 7"), check_hanging(&two, false);

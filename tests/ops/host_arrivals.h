@@ -117,39 +117,52 @@ static void check_bad_file(const char *dir, bool cut) {
   mm_shards_close(&shards);
 }
 
-/* The same of one rank's file, of ranks on one device or on two, where the other rank's weights come slowly to its own: nobody waits for
- * those, neither in a step nor where all are waited for. */
-static void check_bad_rank(const char *dir, bool shared, bool waits) {
+/* The same of one rank's file, of ranks in one stage or in two, on one device or on two. The other rank's weights come slowly to a device
+ * of its own: nobody waits for those, neither in a step, nor at its choices, nor where all are waited for. Cut before the engine opens, the
+ * file may be told by that. */
+static uint32_t in_logs; /* of such failures */
+static void check_bad_rank(const char *dir, bool shared, bool early) {
+  static const char *const ways[] = {"a step", "who waits for all", "choices"};
   static const uint32_t device[] = {0, 1, 0, 0};
-  mm_err err = {0};
+  mm_err err = {0}, logged = {0};
   mm_shards shards = {0};
-  char path[600], what[160];
+  char path[600], what[200];
   if (!mm_shards_open(&shards, dir, &err)) {
     report("a checkpoint of two ranks in many files", false, err.text);
     return;
   }
-  const mm_rank_parts *rank = &shards.pack.rank[0];
+  const uint32_t of = below(2), way = below(shards.pack.pp > 1 ? 2 : 3);
+  const mm_rank_parts *rank = &shards.pack.rank[of];
   snprintf(path, sizeof path, "%s/%s", dir, rank->part[rank->part_count - 1].file);
   const size_t size = rank->part[rank->part_count - 1].size, cut = size / 2;
   char *rest = malloc(size - cut);
-  fake.wrong[0] = 0, fake.ranks = 2, fake.graphs = 0, fake.copy_us = 100000, fake.slow_device = 1;
+  fake.wrong[0] = 0, fake.ranks = shards.pack.tp, fake.graphs = 0, fake.slow_device = shared ? -1 : (int)(1 - of);
+  fake.copy_us = early ? below(60) * 1000 : 100000 + below(60) * 1000;
   mm_read_log *log = mm_read_log_open(&err);
   const mm_engine_config c = {
       .ops = &mm_ops_cuda, .limits = {ROWS, SLOTS, POSITIONS, 7}, .threads = 1, .device = device + 2 * shared, .log = log};
-  mm_engine *e = mm_engine_open(&shards, &c, &err);
-  const double from = now();
   const int fd = open(path, O_RDWR);
-  bool done = e && fd >= 0 && pread(fd, rest, size - cut, (off_t)cut) == (ssize_t)(size - cut) && ftruncate(fd, (off_t)cut) == 0;
-  if (done && waits) done = mm_engine_finish_load(e, &err);
-  while (done && now() - from < 5) done = step(e, 1, false, &err);
+  bool done = fd >= 0 && pread(fd, rest, size - cut, (off_t)cut) == (ssize_t)(size - cut) && (!early || ftruncate(fd, (off_t)cut) == 0);
+  double from = now();
+  mm_engine *e = done ? mm_engine_open(&shards, &c, &err) : NULL;
+  done = e && (early || ftruncate(fd, (off_t)cut) == 0);
+  if (!early) from = now();
+  if (done && way == 1) done = mm_engine_finish_load(e, &err);
+  const mm_sampling greedy = {.top_p = 1};
+  const mm_batch batch = {1, (const int32_t[]){5}, 1, &(mm_span){0, 0, 1, 0}, 1, (const uint32_t[]){0}, &greedy, NULL};
+  while (done && now() - from < 5)
+    done = way == 2 ? mm_engine_queue(e, &batch, &err) && mm_engine_collect(e, &(int32_t){0}, &err) : step(e, 1, false, &err);
   const double took = now() - from;
-  mm_err logged = {0};
-  const bool named = strstr(err.text, path) && mm_read_log_failed(log, &logged) && strcmp(logged.text, err.text) == 0 &&
-                     (strcmp(err.code, "E_CHANGED") == 0 || strcmp(err.code, "E_SHORT_READ") == 0);
-  snprintf(what, sizeof what, "a rank's file cut while it is loaded is named in %.1f s, by %s, of ranks on %s", took,
-           waits ? "who waits for all" : "a step", shared ? "one device" : "two");
-  report(what, e && !done && named && took < 5 && pwrite(fd, rest, size - cut, (off_t)cut) == (ssize_t)(size - cut), err.text);
-  fake.copy_us = 0, fake.slow_device = 0;
+  const bool told = mm_read_log_failed(log, &logged); /* not yet where a step has looked before the load did */
+  const bool named = strstr(err.text, path) && (strcmp(err.code, "E_CHANGED") == 0 || strcmp(err.code, "E_SHORT_READ") == 0) &&
+                     (!told || strcmp(logged.text, err.text) == 0);
+  in_logs += told;
+  snprintf(what, sizeof what, "a file of rank %u of %s cut %s is named in %.1f s, by %s, on %s", of,
+           shards.pack.pp > 1 ? "two stages" : "two", early ? "before it is loaded" : "while it is loaded", took, e ? ways[way] : "opening",
+           shared ? "one device" : "two");
+  const bool mended = pwrite(fd, rest, size - cut, (off_t)cut) == (ssize_t)(size - cut);
+  report(what, !done && named && took < 5 && mended, err.text);
+  fake.copy_us = 0, fake.slow_device = -1;
   close_engine(e, "its calls and its memory");
   mm_read_log_close(log);
   if (fd >= 0) close(fd);
