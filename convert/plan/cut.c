@@ -134,11 +134,9 @@ bool mm_cut_cells(const mm_plan *p, const mm_plan_tensor *pt, mm_pack_tensor *t,
     }
     bool finer = n != cell.n || k != cell.k;
     if (finer && (!plane->scale || align == MM_ALIGN_ERROR))
-      return mm_fail(
-          err, MM_UNSUPPORTED, "E_TP_ALIGN", mm_at(p->hf->dir, t->name),
-          "found a cut at tp %u inside a %s cell of %u x %u (the finest grid that fits is %u x %u); expected --tp-align split or "
-          "another --tp",
-          tp, s->name, cell.n, cell.k, n, k);
+      return mm_fail(err, MM_UNSUPPORTED, "E_TP_ALIGN", mm_at(p->hf->dir, t->name),
+                     "found a cut at tp %u inside a %s cell of %u x %u (the finest grid that fits is %u x %u); expected %sanother --tp", tp,
+                     s->name, cell.n, cell.k, n, k, plane->scale ? "--tp-align split or " : "");
     t->plane[i] = (mm_pack_plane){.suffix = plane->suffix, .dtype = plane->dtype, .cell_n = n, .cell_k = k};
   }
   t->plane_count = s->plane_count;

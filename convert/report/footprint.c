@@ -66,10 +66,9 @@ bool mm_verdict_make(mm_verdict *v, const mm_plan *p, mm_hf *hf, const mm_plan_o
     with.tp = tp;
     with.ranks = NULL;
     if (tp == p->pack.tp && v->fits) v->tp = tp;
-    /* No rank is smaller than its share of all: the plan need not be built to refuse it. */
-    if (v->tp || tp == p->pack.tp || p->output_bytes / p->pack.pp / mm_max(p->pack.tp, tp) > usable ||
-        !mm_cut_feasible(&p->pack.model, &with, hf->config_path, &no))
-      continue;
+    /* No rank is smaller than its share of all, where that has no padding: the plan need not be built to refuse it. */
+    const uint64_t share = o->align == MM_ALIGN_PAD ? 0 : p->output_bytes / p->pack.pp / mm_max(p->pack.tp, tp);
+    if (v->tp || tp == p->pack.tp || share > usable || !mm_cut_feasible(&p->pack.model, &with, hf->config_path, &no)) continue;
     bool built = mm_plan_build(&other, hf, &with, &no);
     if (built && fits(&other, memory, &tokens)) v->tp = tp;
     mm_plan_close(&other);

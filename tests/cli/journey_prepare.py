@@ -154,6 +154,11 @@ def plan():
         for tp in (1, 4):
             v = json.loads(convert(source, "--dry-run", "--tp", tp, "--json", "--gpu-memory", int(memory)).stdout)["verdict"]
             assert (v["fits"], v.get("smallest_tp")) == (needs(tp) <= int(memory), smallest), (memory, tp, v, smallest)
+    # Padded, M2's experts have 256 columns on each of 16 ranks and 128 on each of 24: the smallest is the same whatever is asked for.
+    subprocess.run(["python3", "scripts/sparse_checkpoint.py", f"{TMP}/m2", "--m2"], check=True, stdout=subprocess.DEVNULL, timeout=60)
+    for tp in (16, 24):
+        v = json.loads(convert(f"{TMP}/m2", "--quant", "bf16", "--tp", tp, "--tp-align", "pad", "--dry-run", "--json", "--gpu-memory", "50G").stdout)["verdict"]
+        assert (v["fits"], v["smallest_tp"]) == (tp == 24, 24), (tp, v)
     assert "does not fit" in convert(source, "--dry-run", "--gpu-memory", "4M").stdout
     assert "no --tp of this model does" in convert(source, "--dry-run", "--gpu-memory", "64K").stdout
     refused(2, "--layout hf", "minimax-convert", source, "--dry-run", "--layout", "hf", "--gpu-memory", "80G")
