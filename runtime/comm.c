@@ -117,7 +117,6 @@ bool mm_comm_why(mm_comm *c, mm_err *why) {
 
 void mm_comm_mend(mm_comm *c) {
   pthread_mutex_lock(&c->lock); /* who fails is no rank, and may come now */
-  c->why = (mm_err){0};
   c->broken = false;
   c->told = c->lacks = false;
   c->arrived = c->waiter = c->left = 0;

@@ -28,9 +28,10 @@ void mm_comm_close(mm_comm *c); /* accepts NULL */
 /* By a rank that cannot go on: whoever waits or comes later returns at once, its sums unspecified, until mm_comm_mend. */
 void mm_comm_break(mm_comm *c);
 bool mm_comm_broken(mm_comm *c);
-/* The same by one that is no rank, and may come at any time: nobody who is at work need have an error of its own then, so it leaves why. */
+/* The same by one that is no rank, and may come at any time: nobody who is at work need have an error of its own then, nor know what is
+ * worth nothing, so it leaves why, for good. */
 void mm_comm_fail(mm_comm *c, const mm_err *why);
-/* Why, since it was last mended: false if for no such reason. */
+/* The first such reason; false: none. */
 bool mm_comm_why(mm_comm *c, mm_err *why);
 /* Only while no rank is at work. */
 void mm_comm_mend(mm_comm *c);

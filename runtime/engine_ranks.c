@@ -173,8 +173,8 @@ bool mm_engine_run_task(mm_engine *e, work w, mm_err *err) {
   return mm_engine_hear(e, w, mm_engine_run_here(e, w, err), err);
 }
 
-/* Under the lock: whether all ranks have finished the task well; else why. A rank that another one has let down says nothing; nor need any
- * other have an error where one that is no rank broke the meeting (mm_comm_fail). */
+/* Under the lock: whether all ranks have finished the task well; else why. A rank that another one has let down says nothing. Where one
+ * that is no rank broke the meeting (mm_comm_fail) nobody need have an error, and who is done may be so with what others did not bring. */
 static bool all_done(mm_engine *e, mm_err *err) {
   const mm_err *why = NULL;
   mm_err broken = {0};
@@ -184,8 +184,8 @@ static bool all_done(mm_engine *e, mm_err *err) {
     ok = ok && r->done;
     if (!why && r->back && r->err.status != MM_OK) why = &r->err;
   }
+  if ((!why || strcmp(why->code, "E_RANK") == 0) && mm_comm_why(e->comm[0], &broken)) why = &broken, ok = false;
   if (ok) return true;
-  if ((!why || strcmp(why->code, "E_RANK") == 0) && mm_comm_why(e->comm[0], &broken)) why = &broken;
   if (why) return mm_fail_as(err, why);
   return e->world || /* another process says it */
          mm_fail(err, MM_BUG, "E_BUG", mm_at(NULL, NULL), "a rank has failed, and none says why");

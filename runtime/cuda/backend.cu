@@ -245,6 +245,11 @@ void choose_tokens(mm_backend *b) {
   check(b, mm_cu_choose_tokens(b->choice, rows, (mm_cu_draws)(b->ending - GREEDY), b->stream), "choose");
 }
 
+/* Ranks meet in it, which another one may break. */
+void choose_asked(mm_backend *b, const mm_sampling *sampling) {
+  if (!mm_cu_choose_asked(b, sampling, &b->err)) b->failed = "choose", b->lost = b->err.status == MM_OK;
+}
+
 /* The step's choices come back by collect. */
 bool queue_choices(mm_backend *b, mm_err *err) {
   step_memory *m = b->step;
@@ -266,7 +271,7 @@ bool cuda_choose(mm_backend *b, mm_err *err) {
   finish_step(b);
   if (b->rehearses) return succeeded(b, err);
   b->step->tells.clear();
-  if (b->asked && b->err.status == MM_OK && !mm_cu_choose_asked(b, b->asked, &b->err)) b->failed = "choose";
+  if (b->asked && b->err.status == MM_OK && !b->lost) choose_asked(b, b->asked);
   return queue_choices(b, err);
 }
 
@@ -284,7 +289,7 @@ bool cuda_choose_kept(mm_backend *b, const mm_sampling *sampling, uint32_t count
   b->err.status = MM_OK, b->failed = nullptr, b->lost = false;
   if (!b->keeps || count == 0) b->step = free_memory(b), b->wanted = b->outs = 0;
   b->keeps = false;
-  if (!mm_cu_choose_asked(b, sampling, &b->err)) b->failed = "choose";
+  choose_asked(b, sampling);
   return queue_choices(b, err);
 }
 

@@ -85,4 +85,45 @@ TEST(comes_back) {
   ref_free(&ref);
 }
 
+/* Weights that fail to come (mm_comm_fail), told between the work of ranks and by none of them: one gives up without a word, or all believe
+ * that they are done. */
+static mm_comm *met;
+static atomic_bool breaks, gives_up;
+static mm_backend *open_met(const mm_backend_config *c, mm_err *err) {
+  met = c->comm;
+  return open_rank(c, err);
+}
+static bool end_of_broken(mm_backend *b, float *out, mm_err *err) {
+  const bool done = mm_ops_cpu.end(b, out, err);
+  if (b != first || !atomic_exchange(&breaks, false)) return done;
+  mm_err why = {0};
+  if (!mm_fail(&why, MM_INTEGRITY, "E_DIGEST", mm_at(NULL, NULL), "a block is damaged")) mm_comm_fail(met, &why);
+  return !atomic_load(&gives_up);
+}
+
+TEST(load_fails) {
+  for (int silent = 0; silent < 2; silent++) {
+    mm_ops ops = mm_ops_cpu;
+    ops.open = open_met, ops.end = end_of_broken;
+    ref_model ref = ref_build(ref_dims(MM_FAMILY_M2, false));
+    ref_shards *shards = ref_cut(&ref, 2);
+    mm_err err = {0};
+    const mm_limits limits = {.max_tokens = 8, .slots = 1, .max_positions = 8};
+    mm_engine *e = mm_engine_open(&shards->s, &(mm_engine_config){.ops = &ops, .limits = limits, .threads = 1}, &err);
+    if (!e) fail_msg("%s", err.text);
+    float *got = malloc(ref.m.vocab * sizeof *got);
+    assert_true(step(e, got, &err));
+    atomic_store(&gives_up, silent), atomic_store(&breaks, true);
+    for (int i = 0; i < 3; i++) { /* the step, and every later one */
+      assert_false(step(e, got, &err));
+      assert_string_equal(err.code, "E_DIGEST");
+      assert_int_equal(err.status, MM_INTEGRITY);
+    }
+    mm_engine_close(e);
+    free(got);
+    ref_uncut(shards);
+    ref_free(&ref);
+  }
+}
+
 int main(void) { return run_unit_tests(NULL, NULL); }
