@@ -60,7 +60,7 @@ expect 'FAIL part forks: 1 of 1 rows, [0-9]+ of 2 s, over its budget'
 expect 'FAIL part nothing: there is none'
 gpu 1 50 prepare peers steps ranks eval kernels sequences models text speed
 expect 'ok   sums \(limit 0\)'
-expect 'ok part peers: 1 of 1 rows, [0-9]+ of 60 s'
+expect 'ok part peers: 1 of 1 rows, [0-9]+ of 100 s'
 expect 'FAIL warmed'
 expect 'FAIL part steps: 1 of 2 rows, .* exit status 1: FAIL warmed'
 expect 'FAIL part ranks: 1 of 1 rows, .* exit status 3: cuda: gone'
