@@ -90,7 +90,7 @@ TEST(comes_back) {
 static mm_comm *met;
 static atomic_bool breaks, gives_up;
 static mm_backend *open_met(const mm_backend_config *c, mm_err *err) {
-  met = c->comm;
+  if (c->place.rank == 0) met = c->comm;
   return open_rank(c, err);
 }
 static bool end_of_broken(mm_backend *b, float *out, mm_err *err) {
