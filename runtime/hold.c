@@ -217,7 +217,7 @@ bool mm_hold_find(const char *path, mm_held *held, int *connection, mm_err *err)
   ok = ok && exchange(fd, path, &ask, &answer, err);
   if (ok && !answer.found)
     ok = mm_fail(err, MM_UNSUPPORTED, "E_HELD", mm_at(path, NULL),
-                 "holds other weights: of another checkpoint, rank, device or version; expected those of this one (minimax-hold)");
+                 "holds other weights: of another checkpoint, rank, device or build; expected those of this one (minimax-hold)");
   if (ok) *held = answer.held, *connection = fd;
   if (!ok) close(fd);
   return ok;

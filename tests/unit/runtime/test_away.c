@@ -45,16 +45,37 @@ static bool step(mm_engine *e, float *logits, mm_err *err) {
   return done;
 }
 
+/* An engine of two ranks, and room for its logits. */
+typedef struct two {
+  ref_model ref;
+  ref_shards *shards;
+  mm_engine *e;
+  float *got;
+} two;
+static void open_two(two *t, const mm_ops *ops) {
+  mm_err err = {0};
+  const mm_limits limits = {.max_tokens = 8, .slots = 1, .max_positions = 8};
+  t->ref = ref_build(ref_dims(MM_FAMILY_M2, false));
+  t->shards = ref_cut(&t->ref, 2);
+  t->e = mm_engine_open(&t->shards->s, &(mm_engine_config){.ops = ops, .limits = limits, .threads = 1}, &err);
+  if (!t->e) fail_msg("%s", err.text);
+  t->got = malloc(t->ref.m.vocab * sizeof *t->got);
+}
+static void close_two(two *t) {
+  mm_engine_close(t->e);
+  free(t->got);
+  ref_uncut(t->shards);
+  ref_free(&t->ref);
+}
+
 TEST(comes_back) {
   mm_ops ops = mm_ops_cpu;
   ops.open = open_rank, ops.begin = begin;
-  ref_model ref = ref_build(ref_dims(MM_FAMILY_M2, false));
-  ref_shards *shards = ref_cut(&ref, 2);
   mm_err err = {0};
-  const mm_limits limits = {.max_tokens = 8, .slots = 1, .max_positions = 8};
-  mm_engine *e = mm_engine_open(&shards->s, &(mm_engine_config){.ops = &ops, .limits = limits, .threads = 1}, &err);
-  if (!e) fail_msg("%s", err.text);
-  float *want = malloc(ref.m.vocab * sizeof *want), *got = malloc(ref.m.vocab * sizeof *got);
+  two t;
+  open_two(&t, &ops);
+  mm_engine *const e = t.e;
+  float *const got = t.got, *want = malloc(t.ref.m.vocab * sizeof *want);
   assert_true(step(e, want, &err));
   atomic_store(&leaves, true), atomic_store(&misses, true);
   const double from = mm_now();
@@ -76,13 +97,10 @@ TEST(comes_back) {
   bool back = false;
   for (int i = 0; i < 5000 && !back; i++) back = step(e, got, &err), usleep(1000);
   if (!back) fail_msg("%s", err.text);
-  assert_memory_equal(want, got, ref.m.vocab * sizeof *want);
+  assert_memory_equal(want, got, t.ref.m.vocab * sizeof *want);
   assert_false(atomic_load(&other));
-  mm_engine_close(e);
   free(want);
-  free(got);
-  ref_uncut(shards);
-  ref_free(&ref);
+  close_two(&t);
 }
 
 /* Weights that fail to come (mm_comm_fail), told between the work of ranks and by none of them: one gives up without a word, or all believe
@@ -105,24 +123,17 @@ TEST(load_fails) {
   for (int silent = 0; silent < 2; silent++) {
     mm_ops ops = mm_ops_cpu;
     ops.open = open_met, ops.end = end_of_broken;
-    ref_model ref = ref_build(ref_dims(MM_FAMILY_M2, false));
-    ref_shards *shards = ref_cut(&ref, 2);
     mm_err err = {0};
-    const mm_limits limits = {.max_tokens = 8, .slots = 1, .max_positions = 8};
-    mm_engine *e = mm_engine_open(&shards->s, &(mm_engine_config){.ops = &ops, .limits = limits, .threads = 1}, &err);
-    if (!e) fail_msg("%s", err.text);
-    float *got = malloc(ref.m.vocab * sizeof *got);
-    assert_true(step(e, got, &err));
+    two t;
+    open_two(&t, &ops);
+    assert_true(step(t.e, t.got, &err));
     atomic_store(&gives_up, silent), atomic_store(&breaks, true);
     for (int i = 0; i < 3; i++) { /* the step, and every later one */
-      assert_false(step(e, got, &err));
+      assert_false(step(t.e, t.got, &err));
       assert_string_equal(err.code, "E_DIGEST");
       assert_int_equal(err.status, MM_INTEGRITY);
     }
-    mm_engine_close(e);
-    free(got);
-    ref_uncut(shards);
-    ref_free(&ref);
+    close_two(&t);
   }
 }
 
