@@ -454,7 +454,8 @@ static void check_checkpoint(const std::string &dir) {
   mm_shards_close(&shards);
 }
 
-/* A byte of a copy is changed: with digests the first step says where, and so does every later one; without them nobody knows. */
+/* A byte of a copy is changed: with digests the first step says where, and so does every later one, or already opening does, where the load
+ * was faster; without them nobody knows. */
 static void check_digests(const std::string &dir) {
   namespace fs = std::filesystem;
   const std::string copy = scratch_file("mm-load-digests"), part = copy + "/model-rank-00000-part-00000.safetensors";
@@ -462,6 +463,9 @@ static void check_digests(const std::string &dir) {
   fs::copy(dir, copy, fs::copy_options::recursive);
   const uint64_t size = fs::file_size(part);
   bool named = true, good = true, others = true;
+  const auto told = [&](const mm_err &e) {
+    return e.status == MM_INTEGRITY && !strcmp(e.code, "E_DIGEST") && strstr(e.text, part.c_str());
+  };
   for (int damaged = 0; damaged < 2; damaged++) {
     if (damaged) {
       FILE *file = fopen(part.c_str(), "r+b");
@@ -477,6 +481,11 @@ static void check_digests(const std::string &dir) {
       c.ops = &mm_ops_cuda, c.limits = {8, 1, 64}, c.threads = 1, c.verify = verify;
       must(mm_shards_open(&shards, copy.c_str(), &err), err);
       mm_engine *e = mm_engine_open(&shards, &c, &err);
+      if (!e && damaged && verify) {
+        named = named && told(err);
+        mm_shards_close(&shards);
+        continue;
+      }
       must(e != nullptr, err);
       const int32_t id = 1;
       const mm_span span = {0, 0, 1, 0};
@@ -486,7 +495,7 @@ static void check_digests(const std::string &dir) {
         mm_err now = {};
         const bool ok = mm_engine_step(e, &batch, nullptr, &now);
         if (damaged && verify)
-          named = named && !ok && now.status == MM_INTEGRITY && !strcmp(now.code, "E_DIGEST") && strstr(now.text, part.c_str());
+          named = named && !ok && told(now);
         else
           (damaged ? others : good) &= ok;
       }
