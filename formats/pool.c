@@ -76,10 +76,10 @@ static void *tick(void *arg) {
   pthread_mutex_lock(&t->lock);
   for (unsigned n = 1; !t->stop; n++) {
     struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
+    clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_nsec += t->ms % 1000 * 1000000;
     until.tv_sec += t->ms / 1000 + until.tv_nsec / 1000000000, until.tv_nsec %= 1000000000;
-    while (!t->stop && pthread_cond_timedwait(&t->wake, &t->lock, &until) == 0) continue;
+    while (!t->stop && pthread_cond_clockwait(&t->wake, &t->lock, CLOCK_MONOTONIC, &until) == 0) continue;
     if (!t->stop) t->look(t->ctx, n);
   }
   pthread_mutex_unlock(&t->lock);

@@ -33,7 +33,8 @@ struct mm_comm {
   const void **brought;    /* [ranks]: what each brought to the current gathering */
   bool *sent, *received;   /* [ranks]: rows across a border between processes */
   bool told;               /* this process or another has said that it failed, */
-  bool hurt;               /* and nobody has healed that */
+  bool hurt;               /* and nobody has healed that; or the word has */
+  uint32_t said;           /* by the word when it was not MM_COMM_GOES_ON last */
   bool lacks;              /* memory */
   mm_err why;              /* of the first stage: given to mm_comm_fail */
   uint32_t left;           /* ranks of this process that are back from the step */
@@ -88,12 +89,17 @@ static mm_comm *first_of(mm_comm *c) {
   return c;
 }
 
+/* Under the lock. */
+static void break_one(mm_comm *c) {
+  c->broken = true;
+  if (c->word && *c->word == MM_COMM_GOES_ON) *c->word = MM_COMM_BROKEN;
+  pthread_cond_broadcast(&c->turn);
+}
+
 void mm_comm_break(mm_comm *c) {
   for (c = first_of(c); c; c = c->next) {
     pthread_mutex_lock(&c->lock);
-    c->broken = true;
-    if (c->word) *c->word = 1;
-    pthread_cond_broadcast(&c->turn);
+    break_one(c);
     pthread_mutex_unlock(&c->lock);
   }
 }
@@ -119,6 +125,7 @@ void mm_comm_mend(mm_comm *c) {
   pthread_mutex_lock(&c->lock); /* who fails is no rank, and may come now */
   c->broken = false;
   c->told = c->lacks = false;
+  if (c->word && *c->word != MM_COMM_GOES_ON) c->hurt = true, c->said = *c->word;
   c->arrived = c->waiter = c->left = 0;
   for (uint32_t r = 0; r < c->ranks; r++) c->box[r] = NULL, c->came[r] = 0, c->sent[r] = c->received[r] = false;
   pthread_mutex_unlock(&c->lock);
@@ -259,7 +266,7 @@ bool mm_comm_leave(mm_comm *c, bool borders, bool late, mm_err *err) {
 /* Seconds from now. */
 static struct timespec later(double seconds) {
   struct timespec t;
-  clock_gettime(CLOCK_REALTIME, &t);
+  clock_gettime(CLOCK_MONOTONIC, &t);
   const double whole = floor(seconds);
   t.tv_sec += (time_t)whole, t.tv_nsec += (long)((seconds - whole) * 1e9);
   if (t.tv_nsec >= 1000000000) t.tv_sec++, t.tv_nsec -= 1000000000;
@@ -268,13 +275,13 @@ static struct timespec later(double seconds) {
 
 /* Under the lock: until something has changed. False when the time is over. */
 static bool wait_until(mm_comm *c, const struct timespec *until) {
-  return (until ? pthread_cond_timedwait(&c->turn, &c->lock, until) : pthread_cond_wait(&c->turn, &c->lock)) != ETIMEDOUT;
+  return (until ? pthread_cond_clockwait(&c->turn, &c->lock, CLOCK_MONOTONIC, until) : pthread_cond_wait(&c->turn, &c->lock)) != ETIMEDOUT;
 }
 
 /* Waits until every rank is here, for so many seconds if that is not 0; false when the meeting is broken before. */
 static bool meet(mm_comm *c, uint32_t rank, double patience) {
-  const struct timespec until = later(patience);
   pthread_mutex_lock(&c->lock);
+  const struct timespec until = later(patience);
   const uint64_t meeting = c->meeting;
   bool lost = false;
   c->came[rank] = meeting + 1;
@@ -287,7 +294,7 @@ static bool meet(mm_comm *c, uint32_t rank, double patience) {
   while (c->meeting == meeting && !c->broken && !lost) lost = !wait_until(c, patience > 0 ? &until : NULL);
   const bool met = c->meeting != meeting;
   lost = lost && !met && !c->broken;
-  if (lost) c->waiter = rank + 1;
+  if (lost) c->waiter = rank + 1, break_one(c); /* before anyone who comes now meets ranks that are gone */
   for (uint32_t r = c->first + c->here; lost && r-- > c->first;)
     if (c->came[r] != meeting + 1) c->whom = r;
   pthread_mutex_unlock(&c->lock);
@@ -354,6 +361,24 @@ bool mm_comm_hurt(mm_comm *c) {
   const bool hurt = c->hurt;
   pthread_mutex_unlock(&c->lock);
   return hurt;
+}
+
+bool mm_comm_hurt_now(mm_comm *c) {
+  pthread_mutex_lock(&c->lock);
+  const bool hurt = c->hurt || (c->word && *c->word != MM_COMM_GOES_ON);
+  pthread_mutex_unlock(&c->lock);
+  return hurt;
+}
+
+bool mm_comm_blame(mm_comm *c, mm_err *err) {
+  pthread_mutex_lock(&c->lock);
+  const uint32_t now = c->word ? *c->word : MM_COMM_GOES_ON, word = now != MM_COMM_GOES_ON ? now : c->said;
+  const double patience = c->patience;
+  pthread_mutex_unlock(&c->lock);
+  if ((word & 0xff) != MM_COMM_WAITED)
+    return mm_fail(err, MM_IO, "E_RANK", mm_at(NULL, NULL), "some rank failed while a step was under way");
+  return mm_fail(err, MM_IO, "E_RANK", mm_at(NULL, NULL), "rank %u waited %.1f s for rank %u in vain", word >> 8 & 0xff, patience,
+                 word >> 16);
 }
 
 void mm_comm_heal(mm_comm *c) {

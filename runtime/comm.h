@@ -46,9 +46,13 @@ bool mm_comm_gather(mm_comm *c, uint32_t rank, const void *mine, const void **al
 bool mm_comm_is_across(const mm_comm *c);
 /* all[ranks][n]: the n bytes that each rank passes, whatever its process. False when the meeting is broken. */
 bool mm_comm_tell(mm_comm *c, uint32_t rank, const void *mine, void *all, size_t n);
-/* Whether, since the last mm_comm_heal, some process has left a step or a meeting with a rank that failed: the same in all of them. Only
- * of ranks of several processes, and between steps, as is healing. */
+/* Whether, since the last mm_comm_heal and before the task under way (mm_comm_mend), ranks failed whose kernels or processes others wait
+ * for: the same for all of them, whatever happens meanwhile. Ranks of one process: those that share a word (mm_comm_watch). */
 bool mm_comm_hurt(mm_comm *c);
+/* Whether the word says so now, or that did. */
+bool mm_comm_hurt_now(mm_comm *c);
+/* False, with MM_IO E_RANK: what the word says, or what it said last: which rank waited for which, if one did. */
+bool mm_comm_blame(mm_comm *c, mm_err *err);
 void mm_comm_heal(mm_comm *c);
 /* From now on a gathering is broken by who has waited so long for another rank; 0, as at first: never. A process that waits half a second
  * longer for another one ends all of them (processes.h). */
@@ -57,8 +61,12 @@ void mm_comm_patience(mm_comm *c, double seconds);
 double mm_comm_limit(mm_comm *c);
 /* Whether this rank broke the last gathering so, and for whom it waited. */
 bool mm_comm_waited(mm_comm *c, uint32_t rank, uint32_t *whom);
-/* From now on a break of this meeting also sets *word to 1, for those who wait where it does not reach them. NULL: none. Only while no rank
- * is at work, or by one before all have gathered. */
+/* From now on a break of this meeting also sets *word to MM_COMM_BROKEN where it is MM_COMM_GOES_ON, for those who wait where it does not
+ * reach them; who waits there in vain sets it to MM_COMM_WAITED | who << 8 | for whom << 16. NULL: none. Only while no rank is at work, or
+ * by one before all have gathered. */
+#define MM_COMM_GOES_ON 0u
+#define MM_COMM_BROKEN  1u
+#define MM_COMM_WAITED  2u
 void mm_comm_watch(mm_comm *c, volatile uint32_t *word);
 
 /* The ranks of pipeline stages: what a rank of `from` sends, the same rank of `to` receives. Breaking one breaks all that are linked. */

@@ -46,7 +46,9 @@ MM_MUST_USE bool mm_engine_finish_load(mm_engine *e, mm_err *err);
  * Refuses (MM_USAGE E_BATCH) ids ≥ vocab, positions past the limit, unknown slots, rows not covered by spans, one slot in two
  * spans, and a pos that the slot does not hold: lightning state cannot go back, so there pos is 0 or exactly where the slot
  * stands. MM_LIMIT E_PAGES when the batch needs more pages than are free. After any of these the slots hold what they held; after any
- * other failure those of the batch hold nothing.
+ * other failure those of the batch hold nothing. Nor does any slot then, where ranks meet in kernels and earlier batches were queued, or
+ * passed without a choice, of which nobody has seen the end: they may have been let down too. While that is so, whatever builds on them or
+ * reads what they made fails as they do.
  * MM_IO E_RANK: a rank of a device was waited for in vain. If it does not come back within a second, the call returns all the same; as long
  * as it stays away every call fails with E_RANK, and what the batch points to is still in its use. */
 MM_MUST_USE bool mm_engine_step(mm_engine *e, const mm_batch *batch, float *logits, mm_err *err);
@@ -91,7 +93,8 @@ void mm_engine_drop(mm_engine *e, uint32_t slot);
 /* The allocator, so that a prefix cache can hold pages beyond their slot. Pages held elsewhere are never written: their
  * slot goes on in a copy. */
 mm_pages *mm_engine_pages(mm_engine *e);
-/* Each of slots to[n] holds what `from` holds, in the same pages, and what was chosen after it. */
+/* Each of slots to[n] holds what `from` holds, in the same pages, and what was chosen after it. MM_USAGE E_BATCH for a slot of which rows
+ * wait for mm_engine_choose, here and in mm_engine_resume. */
 MM_MUST_USE bool mm_engine_fork(mm_engine *e, uint32_t from, const uint32_t *to, uint32_t n, mm_err *err);
 /* Bytes of the lightning states of one slot, all layers and ranks; 0 for a model without such layers. */
 uint64_t mm_engine_state_bytes(const mm_engine *e);

@@ -86,6 +86,11 @@ static bool check_sampling(const mm_engine *e, const mm_sampling *sampling, uint
   return true;
 }
 
+static void note_queued(mm_engine *e, uint32_t outs) {
+  const uint32_t at = (uint32_t)(e->queued++ % MM_QUEUE);
+  e->outstanding[at] = outs, e->pass_of[at] = e->passes;
+}
+
 /* The device chooses from what it kept; the slots whose last rows those are can go on with it. */
 static bool choose_there(mm_engine *e, const mm_sampling *sampling, mm_err *err) {
   e->sampling = sampling;
@@ -97,7 +102,7 @@ static bool choose_there(mm_engine *e, const mm_sampling *sampling, mm_err *err)
     const choice_row *row = &e->row[i];
     if (row->slot >= 0 && row->pos + 1 == e->slot[row->slot].held) e->slot[row->slot].chose = true;
   }
-  e->outstanding[e->queued++ % MM_QUEUE] = e->row_count;
+  note_queued(e, e->row_count);
   e->row_count = 0;
   return true;
 }
@@ -120,7 +125,9 @@ uint32_t mm_engine_samples(const mm_engine *e) { return e->device_chooses ? e->c
 bool mm_engine_queues(const mm_engine *e) { return e->device_chooses; }
 
 bool mm_engine_queue(mm_engine *e, const mm_batch *given, mm_err *err) {
+  static const mm_sampling none;
   mm_batch batch = *given;
+  if (!batch.sampling && !batch.out_count) batch.sampling = &none; /* which tells a step that is queued from others */
   if (!check_sampling(e, batch.sampling, batch.out_count, err)) return false;
   if (!e->device_chooses) {
     if (!mm_engine_forward(e, given, err)) return false;
@@ -132,9 +139,8 @@ bool mm_engine_queue(mm_engine *e, const mm_batch *given, mm_err *err) {
   if (!mm_engine_prepare(e, &batch, err)) return false;
   const bool done = mm_engine_run_step(e, &batch, NULL, err);
   mm_engine_keep(e, &batch, done);
-  if (!done) return false;
-  e->outstanding[e->queued++ % MM_QUEUE] = batch.out_count;
-  return true;
+  if (done) note_queued(e, batch.out_count);
+  return done;
 }
 
 static double score_of(const mm_engine *e, const float *logits, int32_t target) {
@@ -165,7 +171,9 @@ bool mm_engine_score(mm_engine *e, const mm_batch *batch, const int32_t *target,
   if (!MM_GROW(e->score, &e->score_cap, batch->out_count, err)) return false; /* a rank that does not come back may still write there */
   e->target = target;
   if (!mm_engine_run_task(e, SCORE, err)) return false;
-  if (batch->out_count) memcpy(score, e->score, batch->out_count * sizeof *score);
+  if (!batch->out_count) return true; /* nor has anyone waited */
+  memcpy(score, e->score, batch->out_count * sizeof *score);
+  e->proven = e->passes;
   return true;
 }
 
@@ -177,21 +185,24 @@ bool mm_engine_collect(mm_engine *e, int32_t *id, mm_err *err) {
     return true;
   }
   e->id = id;
-  if (mm_engine_run_task(e, COLLECT, err)) return true;
-  e->stepped = false;
+  if (mm_engine_run_task(e, COLLECT, err)) {
+    e->proven = mm_max(e->proven, e->pass_of[at]);
+    return true;
+  }
   e->collected = e->queued;
-  for (uint32_t i = 0; i < e->config.limits.slots; i++) mm_engine_drop(e, i);
+  mm_engine_lose(e);
   return false;
 }
 
 #define WARM 2 /* steps of a kind until it is recorded */
 
-/* Padding, chosen greedily, drawn, and with its logits kept; where the engine chooses, with its logits handed over. */
+/* Padding, chosen greedily, drawn from all and from few, and with its logits kept; where the engine chooses, with its logits handed over.
+ */
 static bool warm_steps(mm_engine *e, const mm_batch *batch, mm_sampling *set, int32_t *chosen, mm_err *err) {
   mm_batch b = *batch;
   b.sampling = set;
-  for (int kind = 0; e->device_chooses && kind < 2; kind++) {
-    for (uint32_t i = 0; i < b.tokens; i++) set[i] = (mm_sampling){.temperature = kind, .top_p = 1};
+  for (int kind = 0; e->device_chooses && kind < 3; kind++) {
+    for (uint32_t i = 0; i < b.tokens; i++) set[i] = (mm_sampling){.temperature = kind > 0, .top_p = 1, .top_k = kind > 1};
     for (int i = 0; i < WARM; i++)
       if (!mm_engine_queue(e, &b, err) || !mm_engine_collect(e, chosen, err)) return false;
   }

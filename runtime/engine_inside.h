@@ -78,7 +78,9 @@ struct mm_engine {
 
   bool device_chooses;
   uint64_t queued, collected;     /* batches with sampling, ever */
-  uint32_t outstanding[MM_QUEUE]; /* out_count of queued batch i at i % MM_QUEUE */
+  uint32_t outstanding[MM_QUEUE]; /* out_count of queued batch i at i % MM_QUEUE, */
+  uint64_t pass_of[MM_QUEUE];     /* and `passes` when it was queued */
+  uint64_t passes, proven;        /* ever; those after `proven` met other ranks in kernels that may have been let down (mm_comm_hurt_now) */
   choices choices[MM_QUEUE];      /* the same; unused where the device chooses, like the rest: */
   mm_sampler *sampler;
   int32_t *history; /* [slots, max_positions] ids that the slots hold, -1 where that is not known */
@@ -134,7 +136,8 @@ struct mm_engine {
 };
 
 /* Hands the next task to every rank and waits for all; the lowest failing rank's error is the task's. Where that is E_RANK, a rank that
- * stays away is waited for no longer; until it is back there is no task. */
+ * stays away is waited for no longer; until it is back there is no task. Fails where it would build on passes that were let down, or read
+ * what they made; and then, as after any failure with passes that are not proven, no slot holds anything. */
 MM_MUST_USE bool mm_engine_run_task(mm_engine *e, work w, mm_err *err);
 /* The same for the ranks of this process alone. */
 MM_MUST_USE bool mm_engine_run_here(mm_engine *e, work w, mm_err *err);
@@ -152,6 +155,8 @@ MM_MUST_USE bool mm_engine_hear(mm_engine *e, work w, bool ok, mm_err *err);
 
 /* MM_IO E_RANK while a rank has not come back: it still uses what a call would change. */
 MM_MUST_USE bool mm_engine_all_back(mm_engine *e, mm_err *err);
+/* No slot holds anything any more; what is queued stays to be collected. */
+void mm_engine_lose(mm_engine *e);
 /* Runs a batch that is ready; logits of ids whose head row is zero become -INFINITY. */
 MM_MUST_USE bool mm_engine_run_step(mm_engine *e, const mm_batch *batch, float *logits, mm_err *err);
 /* MM_USAGE E_BATCH: "WHAT INDEX: found FOUND, expected EXPECTED LIMIT". */

@@ -252,11 +252,18 @@ static void move_results(mm_engine *e, work w, uint32_t process, bool take) {
   }
 }
 
+/* In place of whether all did it: the first process has a rank that is away, and says that when it is back and there is a next task. */
+#define LATER 2u
+
 bool mm_engine_hear(mm_engine *e, work w, bool ok, mm_err *err) {
   mm_world *const world = e->world;
   if (!world) return ok;
   e->unheard = !mm_engine_all_back(e, MM_IGNORED); /* others may wait for who is away */
-  if (e->unheard) return ok;
+  if (e->unheard) {
+    const uint32_t later = LATER;
+    send_to_all(world, &later, sizeof later);
+    return ok;
+  }
   bool waited = !ok && strcmp(err->code, "E_RANK") == 0; /* for a rank that failed, or hangs with all of its process */
   size_t most = 0;
   for (uint32_t p = 1; ok && p < world->processes; p++) most = mm_max(most, results_bytes(e, w, p));
@@ -345,6 +352,7 @@ static bool follow_one(mm_engine *e, following *f, const order *o, mm_err *err) 
   if (!ok) send_to(w, 0, &report, sizeof report);
   uint32_t all = 0;
   receive_within(w, 0, &all, sizeof all, limit_of(e, (work)o->work));
+  while (all == LATER) receive_from(w, 0, &all, sizeof all);
   if (!all || n == 0) return true;
   move_results(e, (work)o->work, me, false);
   send_to(w, 0, e->order, n);

@@ -151,11 +151,11 @@ static bool misses_one(const mm_engine *e) {
 static void wait_for_ranks(mm_engine *e) {
   while (e->busy && !misses_one(e)) pthread_cond_wait(&e->changed, &e->lock);
   struct timespec until;
-  clock_gettime(CLOCK_REALTIME, &until);
+  clock_gettime(CLOCK_MONOTONIC, &until);
   until.tv_nsec += (long)(MM_RETURN_S * 1e9);
   if (until.tv_nsec >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
   int no = 0;
-  while (e->busy && no != ETIMEDOUT) no = pthread_cond_timedwait(&e->changed, &e->lock, &until);
+  while (e->busy && no != ETIMEDOUT) no = pthread_cond_clockwait(&e->changed, &e->lock, CLOCK_MONOTONIC, &until);
   e->returned = true;
   while (e->copying) pthread_cond_wait(&e->changed, &e->lock);
 }
@@ -167,10 +167,19 @@ bool mm_engine_all_back(mm_engine *e, mm_err *err) {
   return all || mm_fail(err, MM_IO, "E_RANK", mm_at(NULL, NULL), "a rank has not come back from a step that failed");
 }
 
+static bool sound(mm_engine *e, mm_err *err) {
+  for (uint32_t s = 0; s < e->shards->pack.pp; s++)
+    if (mm_comm_hurt_now(e->comm[s])) return mm_comm_blame(e->comm[s], err);
+  return true;
+}
+
 bool mm_engine_run_task(mm_engine *e, work w, mm_err *err) {
   if (!mm_engine_all_back(e, err)) return false;
-  if (!mm_engine_tell(e, w, err)) return false;
-  return mm_engine_hear(e, w, mm_engine_run_here(e, w, err), err);
+  const bool doubts = e->proven < e->passes && w != COLLECT && w != CLOSE; /* collecting looks itself, at each batch */
+  const bool done = (!doubts || sound(e, err)) && mm_engine_tell(e, w, err) && mm_engine_hear(e, w, mm_engine_run_here(e, w, err), err) &&
+                    (!doubts || (w != HIDDEN && w != STATE_SAVE) || sound(e, err)); /* these have waited for all that was queued */
+  if (!done && doubts) mm_engine_lose(e);
+  return done;
 }
 
 /* Under the lock: whether all ranks have finished the task well; else why. A rank that another one has let down says nothing. Where one
@@ -398,12 +407,21 @@ static bool hold_batch(mm_engine *e, const mm_batch *b, mm_err *err) {
   return true;
 }
 
+/* A pass whose end nobody waits for, of ranks whose kernels wait for each other, is not proven before something behind it is. */
+static void count_pass(mm_engine *e, const mm_batch *batch) {
+  bool holds = false;
+  for (uint32_t i = 0; i < batch->span_count; i++) holds = holds || batch->span[i].slot >= 0;
+  e->passes += holds;
+  if (!e->device_chooses || e->shards->pack.tp == 1 || !(e->apart || batch->sampling)) e->proven = e->passes;
+}
+
 bool mm_engine_run_step(mm_engine *e, const mm_batch *batch, float *logits, mm_err *err) {
   const mm_pack *pack = &e->shards->pack;
   e->logits = logits;
   e->stepped = mm_engine_all_back(e, err) && hold_batch(e, batch, err) && mm_engine_run_task(e, STEP, err);
   e->rows = batch->tokens;
   if (!e->stepped) return false;
+  count_pass(e, batch);
   mm_engine_remember(e, batch);
   for (size_t i = 0; logits && i < batch->out_count; i++)
     for (size_t j = 0; j < pack->dead_rows; j++) logits[i * e->model->vocab + pack->dead_row[j]] = -INFINITY;

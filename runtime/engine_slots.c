@@ -89,6 +89,13 @@ void mm_engine_drop(mm_engine *e, uint32_t slot) {
   if (e->pages) mm_pages_cut(e->pages, slot, 0);
 }
 
+void mm_engine_lose(mm_engine *e) {
+  for (uint32_t i = 0; i < e->config.limits.slots; i++) mm_engine_drop(e, i);
+  e->stepped = false;
+  e->row_count = 0;
+  e->proven = e->passes;
+}
+
 mm_pages *mm_engine_pages(mm_engine *e) { return e->pages; }
 
 uint64_t mm_engine_state_bytes(const mm_engine *e) { return e->state_bytes; }
@@ -106,8 +113,19 @@ static bool check_slots(mm_engine *e, const uint32_t *slot, uint32_t n, mm_err *
                  e->config.ops->name);
 }
 
+/* What a slot is given may not stand where the choice after its row is still to be made. */
+static bool check_unchosen(const mm_engine *e, uint32_t slot, mm_err *err) {
+  for (uint32_t i = 0; i < e->row_count; i++)
+    if (e->row[i].slot == (int32_t)slot)
+      return mm_engine_refuse(err, "slot to be given what another holds", slot, i, "none of the rows that wait for their choice, of",
+                              e->row_count);
+  return true;
+}
+
 bool mm_engine_fork(mm_engine *e, uint32_t from, const uint32_t *to, uint32_t n, mm_err *err) {
   if (!check_slots(e, &from, 1, err) || !check_slots(e, to, n, err)) return false;
+  for (uint32_t i = 0; i < n; i++)
+    if (to[i] != from && !check_unchosen(e, to[i], err)) return false;
   const slot_state *source = &e->slot[from];
   for (uint32_t i = 0; i < n; i++) {
     if (to[i] == from) continue;
@@ -135,7 +153,7 @@ bool mm_engine_save(mm_engine *e, uint32_t slot, void *state, mm_err *err) {
 
 bool mm_engine_resume(mm_engine *e, uint32_t slot, const uint32_t *page, const int32_t *id, uint32_t tokens, const void *state,
                       mm_err *err) {
-  if (!check_slots(e, &slot, 1, err)) return false;
+  if (!check_slots(e, &slot, 1, err) || !check_unchosen(e, slot, err)) return false;
   const uint32_t count = (uint32_t)mm_ceil_div(tokens, MM_PAGE);
   if (tokens > e->config.limits.max_positions)
     return mm_engine_refuse(err, "tokens for slot", slot, tokens, "at most", e->config.limits.max_positions);

@@ -192,9 +192,6 @@ bool mm_hold_serve(mm_hold *h, int stop, void (*tell)(const char *line), mm_err 
 /* ---- the reader ---- */
 
 static bool exchange(int fd, const char *path, const mm_hold_ask *ask, mm_hold_answer *answer, mm_err *err) {
-  const struct timeval patient = {ANSWER_MS / 1000, 0};
-  if (setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patient, sizeof patient) != 0)
-    return mm_fail_errno(err, mm_at(path, NULL), "setsockopt", errno);
   if (send(fd, ask, sizeof *ask, MSG_NOSIGNAL) != (ssize_t)sizeof *ask) return mm_fail_errno(err, mm_at(path, NULL), "send", errno);
   const ssize_t n = recv(fd, answer, sizeof *answer, MSG_WAITALL);
   if (n == (ssize_t)sizeof *answer && memcmp(answer->magic, answers, sizeof answers) == 0) return true;
@@ -212,7 +209,12 @@ bool mm_hold_find(const char *path, mm_held *held, int *connection, mm_err *err)
   mm_hold_ask ask = {.key = held->key};
   memcpy(ask.magic, asks, sizeof asks);
   mm_hold_answer answer = {.found = 0};
-  bool ok = connect(fd, (const struct sockaddr *)&at, sizeof at) == 0 || mm_fail_errno(err, mm_at(path, NULL), "connect", errno);
+  const struct timeval patient = {ANSWER_MS / 1000, 0};
+  bool ok = (setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patient, sizeof patient) == 0 &&
+             setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patient, sizeof patient) == 0) ||
+            mm_fail_errno(err, mm_at(path, NULL), "setsockopt", errno);
+  ok = ok && (connect(fd, (const struct sockaddr *)&at, sizeof at) == 0 ||
+              mm_fail_errno(err, mm_at(path, NULL), "connect", errno == EAGAIN ? ETIMEDOUT : errno));
   ok = ok && (is_trusted(fd, &pid) || mm_fail(err, MM_IO, "E_HELD", mm_at(path, NULL), "the holder is another user's"));
   ok = ok && exchange(fd, path, &ask, &answer, err);
   if (ok && !answer.found)

@@ -172,7 +172,13 @@ static bool print_object(mm_json *o, bool ok, mm_err *err) {
 static bool print_likelihood(const eval_args *a, const double *sum, uint64_t windows, mm_err *err) {
   const uint64_t tokens = windows * a->window;
   double nll = 0;
-  for (uint64_t w = 0; w < windows; w++) nll += sum[w];
+  for (uint64_t w = 0; w < windows; w++) {
+    if (!isfinite(exp(sum[w] / (double)a->window)))
+      return mm_fail(err, MM_INTEGRITY, "E_LOGITS", mm_at(a->dir, NULL),
+                     "found %g as -ln of a token's probability in window %llu, on average; expected a number whose exponential is one",
+                     sum[w] / (double)a->window, (unsigned long long)w);
+    nll += sum[w];
+  }
   nll /= (double)tokens;
   if (!a->json) {
     printf("nll %.6f, perplexity %.4f over %llu tokens in %llu windows of %llu\n", nll, exp(nll), (unsigned long long)tokens,
@@ -251,6 +257,29 @@ typedef struct prompts {
   mm_arena arena;
 } prompts;
 
+/* The ids of one prompt; free() them. */
+static int32_t *read_prompt(const prompts *p, size_t i, mm_err *err) {
+  int32_t *id = mm_calloc(p->in[i]->shape.dim[0], sizeof *id, err);
+  if (id && mm_file_read(&p->file, p->st.path, id, p->in[i]->bytes, p->in[i]->offset, err)) return id;
+  free(id);
+  return NULL;
+}
+
+/* Before anything is loaded for them. */
+static bool check_prompts(const prompts *p, uint32_t vocab, mm_err *err) {
+  bool ok = true;
+  for (size_t i = 0; ok && i < p->count; i++) {
+    int32_t *id = read_prompt(p, i, err);
+    ok = id;
+    for (uint64_t t = 0; ok && t < p->in[i]->shape.dim[0]; t++)
+      ok = (id[t] >= 0 && (uint32_t)id[t] < vocab) ||
+           mm_fail(err, MM_BAD_INPUT, "E_IDS", mm_at(p->st.path, p->in[i]->name), "entry %llu: found %d, expected an id below %u",
+                   (unsigned long long)t, id[t], vocab);
+    free(id);
+  }
+  return ok;
+}
+
 static bool open_prompts(prompts *p, const char *path, uint32_t vocab, mm_err *err) {
   *p = (prompts){.file = MM_FILE_NONE};
   if (!mm_st_open(&p->st, path, MM_BAD_INPUT, err) || !mm_file_open(&p->file, path, err)) return false;
@@ -271,7 +300,8 @@ static bool open_prompts(prompts *p, const char *path, uint32_t vocab, mm_err *e
     p->out[p->count++] = (mm_st_tensor){.name = name, .dtype = MM_F32, .shape = mm_shape2(t->shape.dim[0], vocab)};
     p->longest = mm_max(p->longest, t->shape.dim[0]);
   }
-  return p->count || mm_fail(err, MM_BAD_INPUT, "E_IDS", mm_at(path, NULL), "found no tensor named ids.NAME");
+  if (!p->count) return mm_fail(err, MM_BAD_INPUT, "E_IDS", mm_at(path, NULL), "found no tensor named ids.NAME");
+  return check_prompts(p, vocab, err);
 }
 
 static void close_prompts(prompts *p) {
@@ -282,10 +312,8 @@ static void close_prompts(prompts *p) {
 
 /* The ids of one prompt to the engine. */
 static bool feed_prompt(eval *e, prompts *p, size_t i, take_fn *take, void *ctx, mm_err *err) {
-  uint64_t n = p->in[i]->shape.dim[0];
-  int32_t *id = mm_calloc(n, sizeof *id, err);
-  bool ok =
-      id && mm_file_read(&p->file, p->st.path, id, p->in[i]->bytes, p->in[i]->offset, err) && feed(e, id, (uint32_t)n, take, ctx, err);
+  int32_t *id = read_prompt(p, i, err);
+  const bool ok = id && feed(e, id, (uint32_t)p->in[i]->shape.dim[0], take, ctx, err);
   free(id);
   return ok;
 }

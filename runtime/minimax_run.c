@@ -42,6 +42,7 @@ typedef struct run {
   size_t prompt_count;
   uint64_t limit;  /* tokens of prompt and answer at most */
   uint32_t budget; /* tokens to generate at most, ≥ 1 */
+  bool by_tokens;  /* --max-tokens, or what stands for it, says so; else --max-model-len */
   uint32_t reused; /* of the prompt, which the engine holds already */
   bool act_quant;
   bool *is_end; /* [vocab] */
@@ -126,7 +127,9 @@ static bool set_budget(run *r, mm_err *err) {
   if (r->prompt_count >= r->limit)
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "the prompt has %zu tokens, expected fewer than %llu (--max-model-len)",
                    r->prompt_count, (unsigned long long)r->limit);
-  r->budget = (uint32_t)mm_min(r->a->max_tokens ? r->a->max_tokens : r->a->chat ? r->limit : ANSWER_TOKENS, r->limit - r->prompt_count);
+  const uint64_t most = r->a->max_tokens ? r->a->max_tokens : r->a->chat ? r->limit : ANSWER_TOKENS, room = r->limit - r->prompt_count;
+  r->budget = (uint32_t)mm_min(most, room);
+  r->by_tokens = most <= room && (r->a->max_tokens || !r->a->chat);
   return true;
 }
 
@@ -283,7 +286,7 @@ static const char *end_word(const run *r) {
   switch (r->end) {
     case END_TOKEN: return "end_token";
     case END_STOP: return "stop";
-    default: return r->budget == r->a->max_tokens ? "max_tokens" : "max_model_len";
+    default: return r->by_tokens ? "max_tokens" : "max_model_len";
   }
 }
 
@@ -386,10 +389,10 @@ static void tell(const run *r) {
   char text[200];
   fprintf(stderr, "prompt %zu tokens at %.1f/s, %u new tokens at %.1f/s up to %s, loaded %s, on %s, --act-quant %s\n", r->prompt_count,
           (double)(r->prompt_count - r->reused) / r->prefill_s, r->generated, (double)(r->generated - 1) / r->decode_s,
-          r->end == END_TOKEN             ? "an end token"
-          : r->end == END_STOP            ? "a stop text"
-          : r->budget == r->a->max_tokens ? "--max-tokens"
-                                          : "--max-model-len",
+          r->end == END_TOKEN  ? "an end token"
+          : r->end == END_STOP ? "a stop text"
+          : r->by_tokens       ? "--max-tokens"
+                               : "--max-model-len",
           load_text(r, text, sizeof text), r->a->device, r->act_quant ? "on" : "off");
   const char *path;
   mm_read_stats s;

@@ -51,9 +51,11 @@ LEVEL v16 v16_min(v16 a, v16 b) { return _mm512_min_ps(a, b); }
 LEVEL v16 v16_scale2(v16 p, v16 t) {
   return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p), _mm512_slli_epi32(_mm512_castps_si512(t), 23)));
 }
-/* E4M3 as f16 of a 256th: sign, exponent and mantissa lie as they should once the bits are apart. */
+/* E4M3 as f16 of a 256th: sign, exponent and mantissa lie as they should once the bits are apart; 0x7f and 0xff are no numbers. */
 LEVEL __m256i e4m3_f16(__m128i c) {
-  return _mm256_and_si256(_mm256_slli_epi16(_mm256_cvtepi8_epi16(c), 7), _mm256_set1_epi16((short)0xbf80));
+  const __m256i f16 = _mm256_and_si256(_mm256_slli_epi16(_mm256_cvtepi8_epi16(c), 7), _mm256_set1_epi16((short)0xbf80));
+  const __m256i most = _mm256_set1_epi16(0x3f80), none = _mm256_cmpeq_epi16(_mm256_and_si256(f16, most), most);
+  return _mm256_or_si256(f16, _mm256_and_si256(none, _mm256_set1_epi16(0x4000)));
 }
 LEVEL v16 e8m0_f32(__m128i c) {
   const __m512i e = _mm512_cvtepu8_epi32(c), bits = _mm512_max_epi32(_mm512_slli_epi32(e, 23), _mm512_set1_epi32(0x00400000));

@@ -38,8 +38,12 @@ LEVEL __m256 scale2_8(__m256 p, __m256 t) {
   return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), _mm256_slli_epi32(_mm256_castps_si256(t), 23)));
 }
 LEVEL v16 v16_scale2(v16 p, v16 t) { return (v16){scale2_8(p.lo, t.lo), scale2_8(p.hi, t.hi)}; }
-/* E4M3 as f16 of a 256th: sign, exponent and mantissa lie as they should once the bits are apart. */
-LEVEL __m128i e4m3_f16(__m128i c) { return _mm_and_si128(_mm_slli_epi16(_mm_cvtepi8_epi16(c), 7), _mm_set1_epi16((short)0xbf80)); }
+/* E4M3 as f16 of a 256th: sign, exponent and mantissa lie as they should once the bits are apart; 0x7f and 0xff are no numbers. */
+LEVEL __m128i e4m3_f16(__m128i c) {
+  const __m128i f16 = _mm_and_si128(_mm_slli_epi16(_mm_cvtepi8_epi16(c), 7), _mm_set1_epi16((short)0xbf80)), most = _mm_set1_epi16(0x3f80);
+  const __m128i none = _mm_cmpeq_epi16(_mm_and_si128(f16, most), most);
+  return _mm_or_si128(f16, _mm_and_si128(none, _mm_set1_epi16(0x4000)));
+}
 /* Of the high bytes of words: the even words' numbers, and the odd ones'. */
 LEVEL void e4m3_words(__m256i c, __m256 *even, __m256 *odd) {
   const __m256i f16 = _mm256_and_si256(_mm256_srai_epi16(c, 1), _mm256_set1_epi16((short)0xbf80));

@@ -100,6 +100,7 @@ struct mm_cu_across {
   std::thread watcher;
   std::mutex watch_lock;
   std::condition_variable changed;
+  std::atomic<bool> handing{false};   /* a gathering was announced and NCCL has not been asked yet */
   bool over = false, aborted = false; /* nobody is watched any more; the watcher has NCCL's communicator taken down */
 
   size_t part() const { return kSlab / ranks / 16 * 16; }
@@ -146,7 +147,7 @@ void watch(mm_cu_across *a) {
   auto since = steady::now();
   std::unique_lock<std::mutex> l(a->watch_lock);
   while (!a->changed.wait_for(l, kTick, [&] { return a->over; })) {
-    const bool waits = seen->arrived != seen->done;
+    const bool waits = seen->arrived != seen->done && !a->handing;
     if (!waits || seen->done != done) done = seen->done, since = steady::now();
     if (!has_failed(a)) {
       if (steady::now() - since < milliseconds(a->limit_ms)) continue;
@@ -290,10 +291,19 @@ bool open_library(mm_cu_across *a, mm_err *err) {
 
 /* ---- sums ---- */
 
+/* The device says that it waits for what gather brings, which a host that is held up has not handed over yet. */
+cudaError_t begin(mm_cu_across *a, cudaStream_t s) {
+  a->handing = !mm_cu_rehearsing;
+  const cudaError_t e = launch(arrive, 1, 1, 0, s, a->to, a->count);
+  if (e != cudaSuccess) a->handing = false;
+  return e;
+}
+
 /* part[ranks][bytes] of the slab becomes what each rank has in `from`. */
 cudaError_t gather(mm_cu_across *a, const void *from, size_t bytes, cudaStream_t s) {
   if (mm_cu_rehearsing) return cudaSuccess;
   std::lock_guard<std::timed_mutex> l(a->lock);
+  a->handing = false;
   if (a->broken != WELL) return cudaSuccess; /* the step fails (mm_cu_across_check) */
   const int e = a->lib.all_gather(from, a->slab, bytes, MM_NCCL_BYTES, a->nccl, s);
   if (e != MM_NCCL_OK) set_broken(a, FAILED, e);
@@ -306,7 +316,7 @@ cudaError_t reduce(mm_cu_across *a, T *x, uint64_t n, cudaStream_t s) {
   uint4 *at = reinterpret_cast<uint4 *>(x);
   for (uint64_t left = n * sizeof(T) / 16; left > 0 && e == cudaSuccess;) {
     const uint32_t units = (uint32_t)mm_min(left, a->part() / 16);
-    e = launch(arrive, 1, 1, 0, s, a->to, a->count);
+    e = begin(a, s);
     if (e == cudaSuccess) e = gather(a, at, (size_t)units * 16, s);
     const unsigned blocks = (unsigned)mm_min(kBlocks, mm_ceil_div(units, kThreads));
     if (e == cudaSuccess)
@@ -327,7 +337,7 @@ cudaError_t mm_cu_across_share(mm_cu_across *a, float *all, const float *own, ui
   cudaError_t e = cudaSuccess;
   for (uint32_t at = 0; at < rows && e == cudaSuccess; at += most) {
     const uint32_t count = (uint32_t)mm_min(most, rows - at);
-    e = launch(arrive, 1, 1, 0, s, a->to, a->count);
+    e = begin(a, s);
     if (e == cudaSuccess) e = gather(a, own + (size_t)at * n, (size_t)count * n * sizeof *own, s);
     if (e == cudaSuccess)
       e = launch(lay_parts, kBlocks, kThreads, 0, s, all + (size_t)at * a->ranks * n, reinterpret_cast<const float *>(a->slab), count, n,

@@ -315,8 +315,7 @@ bool chosen(mm_backend *b, const step_memory *m, mm_err *err) {
   const bool done = mm_cu_check(cudaEventSynchronize(m->done), "step", err) && mm_cu_loaded(b, err);
   if (!b->peers) return done;
   bool here = done && mm_cu_peers_check(b->peers, err), all;
-  if (here && (m->broken || mm_cu_peers_hurt(b->peers)))
-    here = mm_fail(err, MM_IO, "E_RANK", mm_at(NULL, NULL), "rank %u: some rank failed while the step was under way", b->c.place.rank);
+  if (here && (m->broken || mm_comm_hurt_now(b->c.comm))) here = mm_comm_blame(b->c.comm, err);
   return mm_cu_peers_meet(b->peers, here, &all, err) && all;
 }
 

@@ -12,10 +12,11 @@ __device__ __forceinline__ float divided(float a, float b, float inverse) {
   return fmaf(fmaf(-b, q, a), inverse, q);
 }
 
-/* The same for a that is a bf16, in one step: of all 2^7 · 2^23 pairs of significands none differs. */
+/* The same for a that is a bf16, in one step: of all 2^7 · 2^23 pairs of significands none differs. What is too large for a number is
+ * infinite. */
 __device__ __forceinline__ float divided_bf16(float a, float b, float inverse) {
-  const float q = a * inverse;
-  return fmaf(fmaf(-b, q, a), inverse, q);
+  const float q = a * inverse, near = fmaf(fmaf(-b, q, a), inverse, q);
+  return isinf(q) ? q : near;
 }
 
 /* The scale of E4M3 numbers of this magnitude. */

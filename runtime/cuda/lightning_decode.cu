@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kThreads)
   const bool fresh = r.pos[row] == 0;
 #pragma unroll
   for (int i = 0; i < D / kRows; i++) old[i] = fresh ? make_float4(0, 0, 0, 0) : __ldcs(state + i * kRows * D / 4);
-  const float decay = __expf(-a.slope[head]);
+  const float decay = expf(-a.slope[head]);
   grid_wait();
 
   const bf16 *qkv = a.qkv + ((size_t)row * a.heads + head) * 3 * D;
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(kThreads) lightning_rows(const __grid_constant
     const float4 old = span.pos == 0 ? make_float4(0, 0, 0, 0) : *reinterpret_cast<const float4 *>(state + i * kRows * D);
     s[i][0] = old.x, s[i][1] = old.y, s[i][2] = old.z, s[i][3] = old.w;
   }
-  const float decay = __expf(-a.slope[head]);
+  const float decay = expf(-a.slope[head]);
 #pragma unroll 1
   for (uint32_t row = span.first; row < span.first + span.count; row++) {
     const bf16 *qkv = a.qkv + ((size_t)row * a.heads + head) * 3 * D;

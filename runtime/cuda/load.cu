@@ -404,10 +404,10 @@ void mm_cu_load::ask(uint32_t first, uint32_t n, const uint32_t *wanted) {
 /* Under the lock: something may have changed. False where another rank cannot go on. */
 bool mm_cu_load::wait_a_while() {
   struct timespec until;
-  clock_gettime(CLOCK_REALTIME, &until);
+  clock_gettime(CLOCK_MONOTONIC, &until);
   until.tv_nsec += 50000000;
   if (until.tv_nsec >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
-  pthread_cond_timedwait(&changed, &lock, &until);
+  pthread_cond_clockwait(&changed, &lock, CLOCK_MONOTONIC, &until);
   return !config.comm || !mm_comm_broken(config.comm);
 }
 

@@ -364,7 +364,7 @@ bool mm_cu_peers_check(const mm_cu_peers *p, mm_err *err) {
   if (p->across) return mm_cu_across_check(p->across, err);
   const volatile peer_control *c = p->group->shared;
   const uint32_t state = c->state;
-  if ((state & 0xff) != kPeersWaited || (state >> 8 & 0xff) != p->c.rank) return true;
+  if ((state & 0xff) != MM_COMM_WAITED || (state >> 8 & 0xff) != p->c.rank) return true;
   return waited_in_vain(p, state >> 16, err);
 }
 
@@ -377,10 +377,12 @@ bool mm_cu_peers_mend(mm_cu_peers *p, mm_err *err) {
   for (uint32_t r = 0; r < p->c.ranks; r++) most = (uint32_t)mm_max(most, *static_cast<const uint32_t *>(all[r]));
   if (!forget_branches(p->c, err) || !meet_all(p, err)) return false; /* nobody's epoch is read any more, all are empty */
   epoch = most + 2;
-  if (p->c.rank == 0) p->group->shared->state = kPeersGoOn;
+  if (p->c.rank == 0) p->group->shared->state = MM_COMM_GOES_ON;
   /* The copy may return before the number is there, and the steps' stream does not wait for it. */
-  return check(cudaMemcpy(&p->c.counters->epoch, &epoch, sizeof epoch, cudaMemcpyHostToDevice), "set epoch", err) &&
-         check(cudaStreamSynchronize(0), "set epoch", err) && meet_all(p, err);
+  const bool mended = check(cudaMemcpy(&p->c.counters->epoch, &epoch, sizeof epoch, cudaMemcpyHostToDevice), "set epoch", err) &&
+                      check(cudaStreamSynchronize(0), "set epoch", err) && meet_all(p, err);
+  if (mended) mm_comm_heal(p->comm);
+  return mended;
 }
 
 bool mm_cu_peers_meet(mm_cu_peers *p, bool mine, bool *all, mm_err *err) {
@@ -402,12 +404,6 @@ bool mm_cu_peers_settle(mm_cu_peers *p, cudaStream_t s, mm_err *err) {
 bool mm_cu_peers_pause(mm_cu_peers *p, cudaStream_t s, mm_err *err) {
   bool all;
   return p->c.apart ? mm_cu_peers_meet(p, true, &all, err) : mm_cu_peers_settle(p, s, err);
-}
-
-bool mm_cu_peers_hurt(const mm_cu_peers *p) {
-  if (p->across) return mm_comm_hurt(p->comm);
-  const volatile peer_control *c = p->group->shared;
-  return c->state != kPeersGoOn;
 }
 
 void mm_cu_peers_load(mm_cu_peers *p, bool loading) {

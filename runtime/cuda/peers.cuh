@@ -42,14 +42,13 @@ constexpr uint64_t kPeerWords = 131072;                              /* of a sum
 constexpr uint32_t kPeerRows = 16;                                   /* of a branch at most, with devices of their own */
 constexpr uint32_t kPeerBranch = kPeerRows * (MM_CU_MAX_HIDDEN / 8); /* its words */
 constexpr uint32_t kPeerTurns = 3;
-constexpr uint64_t kPeerSlab = (uint64_t)64 << 20;   /* bytes of a sum of many; of every rank's memory four, or two and twice sum_bytes */
-constexpr uint64_t kPeerMost = (uint64_t)256 << 20;  /* of two ranks whose rows are sent as they are made */
-constexpr uint32_t kPeerLook = 256;                  /* tries between looks at the clock */
-constexpr uint32_t kPeersGoOn = 0, kPeersWaited = 2; /* states; 1: broken by mm_comm_break */
+constexpr uint64_t kPeerSlab = (uint64_t)64 << 20;  /* bytes of a sum of many; of every rank's memory four, or two and twice sum_bytes */
+constexpr uint64_t kPeerMost = (uint64_t)256 << 20; /* of two ranks whose rows are sent as they are made */
+constexpr uint32_t kPeerLook = 256;                 /* tries between looks at the clock */
 
 /* In host memory, seen by all. */
 struct peer_control {
-  uint32_t state; /* kPeersGoOn …; kPeersWaited | who << 8 | for whom << 16 */
+  uint32_t state; /* MM_COMM_GOES_ON … (comm.h) */
   uint32_t limit_ms;
 };
 
@@ -109,10 +108,10 @@ struct peer_patience {
   /* Whether to try no more, for want of rank r. */
   __device__ bool over(uint32_t r) {
     if (++tries % kPeerLook) return false;
-    if (get_shared(&c.shared->state) != kPeersGoOn) return true;
+    if (get_shared(&c.shared->state) != MM_COMM_GOES_ON) return true;
     if (!from) from = now_ns();
     if (now_ns() - from < (uint64_t)get_shared(&c.shared->limit_ms) * 1000000) return false;
-    put_shared(&c.shared->state, kPeersWaited | c.rank << 8 | r << 16);
+    put_shared(&c.shared->state, MM_COMM_WAITED | c.rank << 8 | r << 16);
     return true;
   }
   /* The data of a word once both its flags are there. */

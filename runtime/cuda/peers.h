@@ -42,9 +42,8 @@ bool mm_cu_peers_apart(const mm_cu_peers *p); /* no two ranks share a device */
 /* Once the stream is done: MM_IO E_RANK, naming the rank, when this one waited for it in vain. True when another rank failed: that one
  * reports the error. Sums since then are unspecified. */
 MM_MUST_USE bool mm_cu_peers_check(const mm_cu_peers *p, mm_err *err);
-/* Whether sums were broken off, so that all ranks must mend. */
-bool mm_cu_peers_hurt(const mm_cu_peers *p);
-/* Collective, with no kernel of any rank under way: after a failure all go on from here. False when a rank does not come. */
+/* Collective, with no kernel of any rank under way, where sums were broken off (mm_comm_hurt): all go on from here. False when a rank does
+ * not come. */
 MM_MUST_USE bool mm_cu_peers_mend(mm_cu_peers *p, mm_err *err);
 /* Returns once all ranks are here: around what a device does only when it is idle, or keeps others from doing. *all: whether every rank
  * said `mine`. False when one does not come: with E_RANK, as above, where this rank waited for it, else that of another tells. */

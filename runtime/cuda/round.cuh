@@ -46,14 +46,14 @@ struct rounder {
       const float inverse = __frcp_rn(scale);
 #pragma unroll
       for (float &x : v) {
-        const float n = code(divided_bf16(x, scale, inverse)) * scale;
-        if (!isnan(x)) x = n;
+        const float q = divided_bf16(x, scale, inverse), n = code(q) * scale;
+        x = isnan(q) ? q : n;
       }
     } else {
 #pragma unroll
       for (float &x : v) {
-        const float n = scale == 0 ? 0.0f : code(__fdiv_rn(x, scale)) * scale;
-        if (!isnan(x)) x = n;
+        const float q = scale == 0 && !isnan(x) ? 0.0f : __fdiv_rn(x, scale), n = code(q) * scale;
+        x = isnan(q) ? q : n;
       }
     }
   }

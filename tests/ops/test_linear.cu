@@ -87,6 +87,8 @@ static void check_encode(uint32_t rows, uint32_t k, const mm_cu_rounding &how) {
   std::vector<float> picked, scale;
   for (uint32_t r = 0; r < rows; r++) {
     pick[r] = 2 * r + g_rng.below(2);
+    if (how.fixed > 0)
+      x[(size_t)pick[r] * k + g_rng.below(k)] = __float2bfloat16(r % 3 == 0 ? INFINITY : r % 3 == 1 ? -INFINITY : -3.3e38f);
     for (uint32_t j = 0; j < k; j++) picked.push_back(to_float(x[(size_t)pick[r] * k + j]));
   }
   auto want = picked;
@@ -119,10 +121,15 @@ static void check_encode(uint32_t rows, uint32_t k, const mm_cu_rounding &how) {
   report_true(what, scales && codes && numbers);
 }
 
-/* Every kind of rounding beside quant/activation.c, bit for bit in bf16; in place, as experts do it, and of rows from anywhere. */
+static bool same_or_none(float a, float b) { return a == b || (std::isnan(a) && std::isnan(b)); }
+
+/* Every kind of rounding beside quant/activation.c, bit for bit in bf16; in place, as experts do it, and of rows from anywhere. Every other
+ * row has one number that is infinite, almost so, or none. */
 static void check_round(mm_act_quant kind, float fixed, uint32_t rows, uint32_t k) {
   auto x = random_bf16((size_t)rows * k);
   for (size_t i = 0; i < x.size(); i++) x[i] = __float2bfloat16(to_float(x[i]) * (float)exp2((double)(i / 16 % 11) - 8));
+  const float strange[] = {INFINITY, -INFINITY, 3.3e38f, -3.3e38f, NAN};
+  for (uint32_t r = 1; r < rows; r += 2) x[(size_t)r * k + g_rng.below(k)] = __float2bfloat16(strange[r / 2 % 5]);
   std::vector<float> want;
   for (uint32_t r = 0; r < rows; r++) {
     std::vector<float> row;
@@ -141,8 +148,8 @@ static void check_round(mm_act_quant kind, float fixed, uint32_t rows, uint32_t 
   bool same = true;
   for (uint32_t r = 0; r < rows; r++) {
     for (uint32_t j = 0; j < k; j++)
-      same &= to_float(got[(size_t)r * k + j]) == want[(size_t)r * k + j] &&
-              to_float(in_place[(size_t)(rows - 1 - r) * k + j]) == want[(size_t)r * k + j];
+      same &= same_or_none(to_float(got[(size_t)r * k + j]), want[(size_t)r * k + j]) &&
+              same_or_none(to_float(in_place[(size_t)(rows - 1 - r) * k + j]), want[(size_t)r * k + j]);
   }
   char what[100];
   snprintf(what, sizeof what, "inputs of kind %d rounded, scale %g, %u rows of %u", (int)kind, (double)fixed, rows, k);
@@ -406,8 +413,8 @@ void test_linear() {
   for (const auto &how : kinds) check_encode(3, 24, how), check_encode(70, 1000, how), check_encode(5, 3072, how);
   for (int kind = MM_ACT_FP8_TENSOR; kind <= MM_ACT_MXFP8; kind++) {
     for (uint32_t k : {24u, 1000u, 3072u}) {
-      check_round((mm_act_quant)kind, 0, 7, k);
-      if (mm_act_formats[kind].fixed) check_round((mm_act_quant)kind, 0.003f, 7, k);
+      check_round((mm_act_quant)kind, 0, 11, k);
+      if (mm_act_formats[kind].fixed) check_round((mm_act_quant)kind, 0.003f, 11, k);
     }
   }
   for (int i : {1, 2, 6, 8, 11, 12}) check_one_rounded(kSchemes[i], 300, 3072), check_one_rounded(kSchemes[i], 133, 640);

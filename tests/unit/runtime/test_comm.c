@@ -1,5 +1,6 @@
 /* Ranks in shared memory: sums in rank order, stages that hand rows on, and a break that nobody waits behind. */
 #include <pthread.h>
+#include <string.h>
 
 #include "runtime/comm.h"
 #include "tests/unit/unit.h"
@@ -107,6 +108,38 @@ TEST(a_break_is_seen) {
   mm_comm_watch(comm, NULL);
   mm_comm_break(comm);
   assert_int_equal(word, 0);
+  mm_comm_close(comm);
+}
+
+/* What devices say by the word counts from the next task on, for all ranks alike, until it is healed; who waited for whom stays known, and
+ * no later break takes its place. */
+TEST(a_word_is_heard) {
+  mm_err err = {0};
+  volatile uint32_t word = MM_COMM_GOES_ON;
+  mm_comm *comm = mm_comm_open(4, &err);
+  mm_comm_watch(comm, &word);
+  mm_comm_patience(comm, 4);
+  word = MM_COMM_WAITED | 2 << 8 | 3 << 16;
+  assert_false(mm_comm_hurt(comm));
+  assert_true(mm_comm_hurt_now(comm));
+  mm_comm_mend(comm);
+  mm_comm_break(comm);
+  assert_int_equal(word, MM_COMM_WAITED | 2 << 8 | 3 << 16);
+  word = MM_COMM_GOES_ON;
+  mm_comm_mend(comm);
+  assert_true(mm_comm_hurt(comm) && mm_comm_hurt_now(comm));
+  assert_false(mm_comm_blame(comm, &err));
+  assert_string_equal(err.code, "E_RANK");
+  assert_non_null(strstr(err.text, "rank 2 waited 4.0 s for rank 3 in vain"));
+  mm_comm_heal(comm);
+  mm_comm_mend(comm);
+  assert_false(mm_comm_hurt(comm) || mm_comm_hurt_now(comm));
+  mm_comm_break(comm);
+  assert_int_equal(word, MM_COMM_BROKEN);
+  err = (mm_err){0};
+  assert_false(mm_comm_blame(comm, &err));
+  assert_null(strstr(err.text, "waited"));
+  mm_comm_watch(comm, NULL);
   mm_comm_close(comm);
 }
 

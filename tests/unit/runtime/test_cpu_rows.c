@@ -335,15 +335,18 @@ TEST(limbs) {
 
 /* One code that is no number makes its row none for all tokens, and no other. */
 TEST(no_number) {
-  const char *const names[] = {"block_fp8", "channel_fp8", "mxfp8"};
-  for (size_t i = 0; i < 3; i++)
+  const char *const names[] = {"block_fp8", "channel_fp8", "mxfp8", "nvfp4"};
+  for (size_t i = 0; i < 4; i++)
     for (int both = 0; both <= 2 * MM_CPU_BEST + 1; both++) {
       const mm_cpu level = (mm_cpu)(both / 2);
       sample a = make(mm_scheme_find(names[i]), 300, 1);
       mm_cpu_view v;
       static float y[TOKENS * ROWS];
       const uint32_t row = any(ROWS);
-      a.plane[0][(size_t)(ROWS + row) * 300 + any(300)] = any(2) ? 0x7f : 0xff;
+      const uint32_t k = a.w.plane[0] ? a.w.k : 0, scales = (k + 15) / 16;
+      const bool of_scale = i == 3; /* its codes are all numbers */
+      ((uint8_t *)a.plane[of_scale])[of_scale ? (size_t)(ROWS + row) * scales + any(scales) : (size_t)(ROWS + row) * k + any(k)] =
+          any(2) ? 0x7f : 0xff;
       assert_true(mm_cpu_view_of(&v, &a.w, 1));
       v.pairs = both % 2;
       mm_cpu_limit(level);

@@ -16,7 +16,11 @@ enum { MOST = 8, LENGTH = 40, SLOTS = 3 };
 static atomic_int fail_rank = -1;
 static atomic_bool misses, leaves;
 static mm_backend *backend_of[16];
-static mm_backend *open_rank(const mm_backend_config *c, mm_err *err) { return backend_of[c->place.rank] = mm_ops_cpu.open(c, err); }
+static double patience;
+static mm_backend *open_rank(const mm_backend_config *c, mm_err *err) {
+  if (patience > 0) mm_comm_patience(c->comm, patience);
+  return backend_of[c->place.rank] = mm_ops_cpu.open(c, err);
+}
 static bool begin_rank(mm_backend *b, const mm_batch *batch, mm_err *err) {
   const int fails = fail_rank;
   if (b == backend_of[0] && misses) return mm_fail(err, MM_IO, "E_RANK", mm_at(NULL, NULL), "rank 0 waited for rank 1 in vain");
@@ -273,6 +277,35 @@ TEST(away) {
   }
   mm_engine_close(e);
   stop(p, 2);
+  ref_uncut(shards);
+  ref_free(&ref);
+}
+
+/* A rank of the first process is back after the step's call has returned, and then nothing is asked for longer than processes wait for each
+ * other: the others know that they are to be heard later. */
+TEST(idle_after_away) {
+  ref_model ref = ref_build(ref_dims(MM_FAMILY_M2, true));
+  ref_shards *shards = ref_cut(&ref, 4);
+  static process p[2];
+  mm_err err = {0};
+  float got[64];
+  const mm_batch b = {2, (const int32_t[]){5, 6}, 1, &(mm_span){0, 0, 2, 0}, 1, (const uint32_t[]){1}, NULL, NULL};
+  patience = 1;
+  start(p, 2, &shards->s);
+  mm_engine *e = open_engine(&shards->s, &p[0].world, &err);
+  if (!e) fail_msg("%s", err.text);
+  assert_true(mm_engine_step(e, &b, got, &err));
+  misses = leaves = true;
+  assert_false(mm_engine_step(e, &b, got, &err));
+  assert_string_equal(err.code, "E_RANK");
+  misses = leaves = false;
+  nanosleep(&(struct timespec){.tv_sec = 2}, NULL);
+  err = (mm_err){0};
+  assert_true(mm_engine_step(e, &b, got, &err));
+  assert_int_equal(overdue, 0);
+  mm_engine_close(e);
+  stop(p, 2);
+  patience = 0;
   ref_uncut(shards);
   ref_free(&ref);
 }

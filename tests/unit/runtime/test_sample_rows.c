@@ -539,6 +539,12 @@ TEST(test_failed_choice) {
   open_world(&w, 1, &ops);
   mm_batch batch = last_of(id, &span, &out, 1, 0, 2);
   assert_true(mm_engine_forward(w.engine, &batch, &err));
+  for (int resumes = 0; resumes < 2; resumes++) { /* the choice is not to be that of other tokens */
+    err = (mm_err){0};
+    assert_false(resumes ? mm_engine_resume(w.engine, 1, NULL, NULL, 0, NULL, &err) : mm_engine_fork(w.engine, 0, &(uint32_t){1}, 1, &err));
+    assert_string_equal(err.code, "E_BATCH");
+  }
+  err = (mm_err){0};
   assert_false(mm_engine_choose(w.engine, &greedy, &err));
   assert_string_equal(err.code, "E_MEMORY");
   err.status = MM_OK;
