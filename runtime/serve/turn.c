@@ -167,6 +167,15 @@ static bool add_token(mm_call *c, start *a, mm_section_kind kind, const char *te
   return true;
 }
 
+/* Ends with </think> or, where `calls`, with a call that begins before it. */
+static bool add_reasoning(mm_call *c, start *a, bool calls) {
+  if (!add_token(c, a, MM_SECTION_UNTIL, "</think>")) return false;
+  mm_section *s = &a->section[a->sections - 1];
+  s->call = mm_tokenizer_find(c->server->tokenizer, "<minimax:tool_call>");
+  s->instead = calls && s->call >= 0;
+  return true;
+}
+
 /* One of some texts. */
 static bool add_texts(mm_call *c, start *a, const mm_str *text, size_t count, mm_err *err) {
   mm_form *f = mm_arena_alloc(&c->arena, sizeof *f, err);
@@ -241,7 +250,7 @@ static bool constrain(mm_call *c, start *a, mm_err *err) {
   const bool lexicon = s->lexicon;
   pthread_mutex_unlock(&s->shared);
   if (!lexicon) return false;
-  if (a->in_reasoning && !add_token(c, a, MM_SECTION_UNTIL, "</think>")) return false;
+  if (a->in_reasoning && !add_reasoning(c, a, s->format->family == MM_CHAT_M2 && (call || or_call))) return false;
   if (call) return require_call(c, a, err);
   if (set->choices) return set->choices == 1 ? add_script(c, a, set->choice[0], err) : add_texts(c, a, set->choice, set->choices, err);
   if (!or_call) {
