@@ -127,14 +127,32 @@ void mm_turn_token(mm_choice *ch, const mm_token *t) {
   if (!mm_reply_push(turn->reply, t->id, t->bytes, t->n, MM_IGNORED)) turn->failed = true;
 }
 
+/* Whether the model ended the message, or the API wanted no more of it. A stop string cuts it off, and so does an id that the request added
+ * to those that end a message. */
+static bool ended_itself(const mm_choice *ch) {
+  const mm_server *s = ch->call->server;
+  const mm_ending *e = &ch->ending;
+  bool own = e->end_id < 0;
+  for (uint32_t i = 0; !own && i < s->end_count; i++) own = s->end[i] == e->end_id;
+  return e->why == MM_FINISH_STOP && e->stop < 0 && own;
+}
+
 void mm_turn_ended(mm_choice *ch) {
   mm_turn *t = ch->state;
-  if (!mm_reply_end(t->reply, ch->ending.why == MM_FINISH_STOP, MM_IGNORED)) t->failed = true;
+  t->cut = !ended_itself(ch);
+  if (!mm_reply_end(t->reply, !t->cut, MM_IGNORED)) t->failed = true;
   t->reasoning_tokens = mm_reply_reasoning_tokens(t->reply);
   if (t->failed) ch->ending.why = MM_FINISH_ERROR;
-  const bool whole =
-      ch->ending.why == MM_FINISH_STOP && ch->ending.stop < 0 && !ch->enough && t->samples == ch->tokens - (ch->ending.end_id >= 0);
+  const bool whole = !t->failed && !t->cut && !ch->enough && t->samples == ch->tokens - (ch->ending.end_id >= 0);
   if (whole && t->calls && t->in_reasoning) keep(t);
+}
+
+bool mm_turn_shows(const mm_turn *t, uint32_t call) { return t->call[call].ended || (t->cut && call + 1 == t->calls); }
+
+bool mm_turn_calls(const mm_turn *t) {
+  bool any = false;
+  for (size_t i = 0; i < t->calls; i++) any |= t->call[i].ended;
+  return any && t->choice->ending.why == MM_FINISH_STOP && (!t->cut || t->call[t->calls - 1].ended);
 }
 
 /* ---- To tokens ---- */

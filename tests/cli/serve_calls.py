@@ -16,14 +16,24 @@ TOOLS = [{"type": "function", "function": {"name": "get_weather", "parameters": 
 BEGIN, END = "<minimax:tool_call>", "</minimax:tool_call>"
 
 
-def tagged(model):
-    """The checkpoint with tags that are no special tokens."""
+WRONG = "<tool_calls>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Ur\", \"odd\": NaN}}\n</tool_calls>"
+RIGHT = "<tool_calls>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Ur\"}}\n</tool_calls>"
+SCRIPT = f"\n\nSo.\n{BEGIN}\n<invoke name=\"get_weather\">\n<parameter name=\"city\">Ur</parameter>\n</invoke>\n<invoke name=\"get_weather\">\n<parameter name=\"city\">Eridu <b></parameter>\n</invoke>\n{END}"
+
+
+def changed(model, said=None):
+    """The checkpoint with tags that are no special tokens; its last ordinary token is the text `said`."""
     path = os.path.join(TMP, "source", os.path.basename(model))
     shutil.copytree(model, path)
     with open(path + "/tokenizer.json", encoding="utf-8") as f:
         tokenizer = json.load(f)
     for token in tokenizer["added_tokens"]:
         token["special"] = token["special"] and "think" not in token["content"] and "tool_call" not in token["content"]
+    if said:
+        vocab, merges = tokenizer["model"]["vocab"], tokenizer["model"]["merges"]
+        last = max(vocab, key=vocab.get)
+        tokenizer["model"]["merges"] = [m for m in merges if "".join(m.split(" ") if isinstance(m, str) else m) != last]
+        vocab[said.replace("\n", "\u010a").replace(" ", "\u0120")] = vocab.pop(last)
     with open(path + "/tokenizer.json", "w", encoding="utf-8") as f:
         json.dump(tokenizer, f, ensure_ascii=False)
     return convert(path)
@@ -66,6 +76,48 @@ def begun_in_reasoning(s):
     assert given["message"]["content"] == "In" and not calls(given), given
 
 
-with Server(tagged("tests/data/tiny-m2"), "--chat-format", "minimax-m2", "--max-model-len", "1024") as server:
+def cut_off(s):
+    """A stop string, or an id of the request, within a call cuts it off as the limit does; after a call it does not."""
+    how = {"guided_choice": [SCRIPT], "logit_bias": {str(id_of(s, "</think>")): 100}, "max_tokens": 300}
+    whole = reply(s, **how)
+    assert whole["finish_reason"] == "tool_calls" and [json.loads(x[1])["city"] for x in calls(whole)] == ["Ur", "Eridu <b>"], whole
+    token = next(x for x in s.post("/tokenize", {"prompt": "Eridu"})["tokens"] if s.post("/detokenize", {"tokens": [x]})["prompt"] in ("E", "Er", "Eri", "Erid", "Eridu"))
+    for end in ({"stop": ["<b>"]}, {"stop": ["u <b"]}, {"stop_token_ids": [token]}):
+        got = reply(s, **how, **end)
+        first, second = calls(got)
+        assert got["finish_reason"] == "stop" and first == calls(whole)[0] and second[1] and not second[1].endswith("}"), (end, got)
+    first = reply(s, **how, stop="<b>")
+    assert calls(first)[1][1] == '{"city": "Eridu ' and first["stop_reason"] == "<b>", first
+    after = reply(s, **how, stop=END)
+    assert after["finish_reason"] == "tool_calls" and calls(after) == calls(whole), after
+    # Messages have no scripts: a call that is begun within the reasoning, then strokes, of which one is the end.
+    stroke = id_of(s, "~")
+    body = {"messages": ASK, "max_tokens": 60, "tools": [{"name": "get_weather", "input_schema": WEATHER}], "tool_choice": {"type": "any"}, "temperature": 0,
+            "logit_bias": {str(id_of(s, BEGIN)): 100, str(stroke): 80}, "frequency_penalty": 2}
+    for end, reason in (({"stop_token_ids": [stroke]}, "end_turn"), ({"stop_sequences": ["~"]}, "stop_sequence")):
+        got = s.post(MESSAGES, {**body, **end})
+        assert got["stop_reason"] == reason and [x["input"] for x in got["content"] if x["type"] == "tool_use"] == [{}], got
+
+
+def gone_wrong(s):
+    """A call of M1 whose arguments turn out to be no JSON is not offered; one beside it is."""
+    for script, good in ((WRONG, 0), (RIGHT, 1), (RIGHT + "\n" + WRONG, 1), (WRONG + "\n" + RIGHT, 1)):
+        got = reply(s, guided_choice=[script], max_tokens=400)
+        assert got["finish_reason"] == ("tool_calls" if good else "stop"), got
+        assert calls(got) == [("get_weather", '{"city": "Ur"}')] * good and ("NaN" in (got["message"]["content"] or "")) == (WRONG in script), got
+    last = s.post("/v1/completions", {"prompt": [2043], "echo": True, "max_tokens": 1})["choices"][0]["text"]
+    assert last.startswith(WRONG), last
+    body = {"messages": ASK, "max_tokens": 60, "tools": [{"name": "get_weather", "input_schema": WEATHER}], "temperature": 0, "frequency_penalty": 2,
+            "logit_bias": {"2043": 60, str(id_of(s, "<end_of_sentence>")): 50}}
+    got = s.post(MESSAGES, body)
+    assert got["stop_reason"] == "end_turn" and {x["type"] for x in got["content"]} == {"text"} and "NaN" in got["content"][0]["text"], got
+    _, _, data = s.request("POST", MESSAGES, {**body, "stream": True})
+    assert b'"stop_reason":"end_turn"' in data and b'"partial_json"' in data, data
+
+
+with Server(changed("tests/data/tiny-m2"), "--chat-format", "minimax-m2", "--max-model-len", "1024") as server:
     begun_in_reasoning(server)
-print("calls begun in the reasoning")
+    cut_off(server)
+with Server(changed("tests/data/tiny-m1", WRONG), "--chat-format", "minimax-m1", "--max-model-len", "1024") as server:
+    gone_wrong(server)
+print("calls begun in the reasoning, cut off, gone wrong")
