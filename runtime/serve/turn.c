@@ -1,6 +1,7 @@
 /* Turns. */
 #include "runtime/serve/turn.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -253,6 +254,12 @@ static bool add_script(mm_call *c, start *a, mm_str text, mm_err *err) {
   return true;
 }
 
+/* What may come of a constraint wins over a bias: of ids that are allowed, one that was forbidden comes after all others. */
+static void soften_bias(mm_call *c) {
+  mm_bias *bias = (mm_bias *)c->params.sampling.bias; /* the arena's */
+  for (uint32_t i = 0; i < c->params.sampling.bias_count; i++) bias[i].add = fmaxf(bias[i].add, -1e30f);
+}
+
 static bool constrain(mm_call *c, start *a, mm_err *err) {
   const mm_turn_settings *set = &((const turns *)c->state)->set;
   const mm_form *form = set->form;
@@ -268,6 +275,7 @@ static bool constrain(mm_call *c, start *a, mm_err *err) {
   const bool lexicon = s->lexicon;
   pthread_mutex_unlock(&s->shared);
   if (!lexicon) return false;
+  soften_bias(c);
   if (a->in_reasoning && !add_reasoning(c, a, s->format->family == MM_CHAT_M2 && (call || or_call))) return false;
   if (call) return require_call(c, a, err);
   if (set->choices) return set->choices == 1 ? add_script(c, a, set->choice[0], err) : add_texts(c, a, set->choice, set->choices, err);

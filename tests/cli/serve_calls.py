@@ -99,6 +99,18 @@ def cut_off(s):
         assert got["stop_reason"] == reason and [x["input"] for x in got["content"] if x["type"] == "tool_use"] == [{}], got
 
 
+def biased(s):
+    """A bias of -100 forbids nothing that alone may follow; what is allowed beside it comes before it."""
+    call = str(id_of(s, BEGIN))
+    got = reply(s, tool_choice="required", logit_bias={str(id_of(s, "</think>")): 100, call: -100})
+    assert [x[0] for x in calls(got)] == ["get_weather"], got
+    for seed in range(4):
+        how = {"guided_choice": ["I", "H"], "temperature": 1e6, "seed": seed}
+        for never, said in (("I", "H"), ("H", "I"), ("IH", "IH")):
+            got = reply(s, logit_bias={call: -100, **{str(id_of(s, x)): -100 for x in never}}, chat_template_kwargs={"enable_thinking": False}, **how)
+            assert got["message"]["content"] in list(said), (never, got)
+
+
 def gone_wrong(s):
     """A call of M1 whose arguments turn out to be no JSON is not offered; one beside it is."""
     for script, good in ((WRONG, 0), (RIGHT, 1), (RIGHT + "\n" + WRONG, 1), (WRONG + "\n" + RIGHT, 1)):
@@ -118,6 +130,7 @@ def gone_wrong(s):
 with Server(changed("tests/data/tiny-m2"), "--chat-format", "minimax-m2", "--max-model-len", "1024") as server:
     begun_in_reasoning(server)
     cut_off(server)
+    biased(server)
 with Server(changed("tests/data/tiny-m1", WRONG), "--chat-format", "minimax-m1", "--max-model-len", "1024") as server:
     gone_wrong(server)
 print("calls begun in the reasoning, cut off, gone wrong")
