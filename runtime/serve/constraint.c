@@ -42,6 +42,7 @@ struct mm_constraint {
   kept kept[KEPT];
   uint64_t clock;
   bool begun; /* the form has more than space */
+  bool stuck; /* nothing was allowed */
   bool lost;  /* a token came that was not allowed, or a call instead of a form: nothing is constrained any more */
 };
 
@@ -155,15 +156,24 @@ static void join(mm_constraint *c, const uint32_t *mask, bool accepts) {
   if (accepts && !last && next->kind == MM_SECTION_TOKEN) set_bit(c->mask, next->id);
 }
 
+static const uint32_t *end_alone(mm_constraint *c) {
+  const mm_lexicon *l = c->lexicon;
+  memset(c->mask, 0, l->words_of_mask * sizeof *c->mask);
+  for (uint32_t i = 0; i < l->end_count; i++) set_bit(c->mask, l->end[i]);
+  return c->mask;
+}
+
+static bool any_of(const uint32_t *mask, uint32_t words) {
+  for (uint32_t i = 0; i < words; i++)
+    if (mask[i]) return true;
+  return false;
+}
+
 const uint32_t *mm_constraint_allowed(mm_constraint *c) {
   const mm_lexicon *l = c->lexicon;
   const mm_section *s = &c->section[c->now];
   if (c->lost) return NULL;
-  if (c->now == c->sections) { /* the end alone */
-    memset(c->mask, 0, l->words_of_mask * sizeof *c->mask);
-    for (uint32_t i = 0; i < l->end_count; i++) set_bit(c->mask, l->end[i]);
-    return c->mask;
-  }
+  if (c->now == c->sections) return end_alone(c);
   switch (s->kind) {
     case MM_SECTION_REST: return NULL;
     case MM_SECTION_UNTIL:
@@ -178,8 +188,12 @@ const uint32_t *mm_constraint_allowed(mm_constraint *c) {
     case MM_SECTION_FORM: break;
   }
   join(c, form_mask(c), mm_grammar_accepts(&c->state));
-  return c->mask;
+  if (any_of(c->mask, l->words_of_mask)) return c->mask;
+  c->stuck = true;
+  return end_alone(c);
 }
+
+bool mm_constraint_stuck(const mm_constraint *c) { return c->stuck; }
 
 /* ---- Steps ---- */
 

@@ -143,6 +143,13 @@ void mm_turn_ended(mm_choice *ch) {
   t->cut = !ended_itself(ch);
   if (!mm_reply_end(t->reply, !t->cut, MM_IGNORED)) t->failed = true;
   t->reasoning_tokens = mm_reply_reasoning_tokens(t->reply);
+  if (t->constraint && ch->ending.why == MM_FINISH_STOP && mm_constraint_stuck(t->constraint)) {
+    mm_refuse(ch->call, 400, NULL,
+              "after %zu bytes of the reply the schema lets nothing follow: found values that do not end, expected at most %d "
+              "within each other",
+              t->content.n, MM_GRAMMAR_DEPTH);
+    t->failed = true;
+  }
   if (t->failed) ch->ending.why = MM_FINISH_ERROR;
   const bool whole = !t->failed && !t->cut && !ch->enough && t->samples == ch->tokens - (ch->ending.end_id >= 0);
   if (whole && t->calls && t->in_reasoning) keep(t);

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Calls of tools that minimax-serve begins, ends, cuts off or gives up: what a reply then says. The small checkpoints know no chat: what
+"""Calls of tools that minimax-serve begins, ends, cuts off or gives up: what a reply then says; biases beside constraints, and schemas
+without an end. The small checkpoints know no chat: what
 they say is scripted by logit_bias and guided_choice. The tags of M2 are no special tokens, as in the released tokenizer."""
 import json
 import os
@@ -111,6 +112,21 @@ def biased(s):
             assert got["message"]["content"] in list(said), (never, got)
 
 
+def endless(s):
+    """A schema of values that never end is the client's fault, whole and within a stream."""
+    schema = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
+    dense = {str(id_of(s, x)): 100 for x in '{"a:'}  # no blanks
+    body = {"messages": ASK, "temperature": 0, "max_tokens": 600, "logit_bias": dense, "chat_template_kwargs": {"enable_thinking": False},
+            "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+    error = s.post(CHAT, body, 400)["error"]
+    assert "schema" in error["message"] and error["type"] == "invalid_request_error", error
+    _, _, data = s.request("POST", CHAT, {**body, "stream": True})
+    last = json.loads(data.decode().rstrip().split("\n\n")[-1].removeprefix("data: "))
+    assert last["error"]["message"] == error["message"] and last["error"]["type"] == error["type"], last
+    body = {"messages": ASK, "temperature": 0, "max_tokens": 600, "logit_bias": dense, "thinking": {"type": "disabled"}, "output_config": {"format": {"type": "json_schema", "schema": schema}}}
+    assert s.post(MESSAGES, body, 400)["error"]["type"] == "invalid_request_error"
+
+
 def gone_wrong(s):
     """A call of M1 whose arguments turn out to be no JSON is not offered; one beside it is."""
     for script, good in ((WRONG, 0), (RIGHT, 1), (RIGHT + "\n" + WRONG, 1), (WRONG + "\n" + RIGHT, 1)):
@@ -131,6 +147,7 @@ with Server(changed("tests/data/tiny-m2"), "--chat-format", "minimax-m2", "--max
     begun_in_reasoning(server)
     cut_off(server)
     biased(server)
+    endless(server)
 with Server(changed("tests/data/tiny-m1", WRONG), "--chat-format", "minimax-m1", "--max-model-len", "1024") as server:
     gone_wrong(server)
-print("calls begun in the reasoning, cut off, gone wrong")
+print("calls begun in the reasoning, cut off, gone wrong; biases, schemas without an end")
