@@ -46,6 +46,8 @@ typedef struct mm_message {
   const int32_t *sampled; /* [sampled_count] */
   size_t sampled_count;
   mm_str call_id; /* of tools: the call that this answers; may be absent */
+  /* Of users: a later system message, shown as the user's. M2 keeps the reasoning after the last user message, and this is none. */
+  bool aside;
 } mm_message;
 
 /* A tool as JSON: {"type": "function", "function": {"name": …, "description": …, "parameters": {…}}} or the function's object alone.

@@ -137,7 +137,7 @@ static void prose_marker(mm_reply *r, mm_marker m) {
     r->literal = false;
     mm_text_put(&r->shown, r->marker[m]);
   } else {
-    if (m == MM_MARK_THINK) r->quoting = true;
+    if (m == MM_MARK_THINK && !r->reasoning) r->quoting = true;
     if (m == MM_MARK_THINK_END) r->quoting = false;
     prose_text(r, r->marker[m], strlen(r->marker[m]));
   }

@@ -23,7 +23,10 @@ static void put_head(mm_call *c) {
 static void put_stop(const mm_choice *ch, mm_text *out) {
   const mm_turn *t = ch->state;
   const mm_ending *e = &ch->ending;
-  const char *reason = e->why == MM_FINISH_LENGTH ? "max_tokens" : e->stop >= 0 ? "stop_sequence" : t->calls ? "tool_use" : "end_turn";
+  const char *reason = e->why == MM_FINISH_LENGTH ? "max_tokens"
+                       : e->stop >= 0             ? "stop_sequence"
+                       : mm_turn_calls(t)         ? "tool_use"
+                                                  : "end_turn";
   mm_text_printf(out, "\"stop_reason\":\"%s\",\"stop_sequence\":", reason);
   if (e->stop >= 0)
     mm_text_quote(out, ch->call->params.stop[e->stop].text, ch->call->params.stop[e->stop].n);
@@ -135,9 +138,12 @@ static void put_use(const mm_turn_call *call, mm_text *out) {
 }
 
 static void put_blocks(const mm_turn *t, mm_text *out) {
+  bool first = true;
   for (size_t i = 0; i < t->items; i++) {
     const mm_turn_item *item = &t->item[i];
-    if (i) mm_text_put(out, ",");
+    if (item->kind == MM_REPLY_CALL && !mm_turn_shows(t, item->call)) continue;
+    if (!first) mm_text_put(out, ",");
+    first = false;
     if (item->kind == MM_REPLY_CALL) {
       put_use(&t->call[item->call], out);
       continue;

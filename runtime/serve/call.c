@@ -189,18 +189,16 @@ const mm_choice *mm_call_failed(const mm_call *c) {
 static void finish(mm_call *c) {
   const mm_choice *failed = mm_call_failed(c);
   const bool left = mm_exchange_gone(c->x);
-  int status = 0;
-  const char *text = failed ? mm_choice_failure(failed, &status) : NULL;
-  if (c->refused) {
-    reply_refusal(c, c->refused, c->param, c->why);
-  } else if (failed && !c->streaming) {
-    reply_refusal(c, status, NULL, text);
-  } else if (failed) {
+  int status = c->refused;
+  const char *text = c->refused ? c->why : failed ? mm_choice_failure(failed, &status) : NULL;
+  if (text && !c->streaming) {
+    reply_refusal(c, status, c->refused ? c->param : NULL, text);
+  } else if (text) {
     mm_text_clear(&c->out);
     if (c->api->failed) {
       c->api->failed(c, text);
     } else {
-      mm_call_error(c, status, NULL, text, &c->out);
+      mm_call_error(c, status, c->refused ? c->param : NULL, text, &c->out);
       mm_call_event(c, c->api->anthropic ? "error" : NULL);
     }
     mm_exchange_end(c->x);

@@ -179,10 +179,7 @@ static void token(mm_choice *ch, const mm_token *t) {
   mm_turn_token(ch, t);
 }
 
-static const char *finish_word(const mm_choice *ch) {
-  const mm_turn *t = ch->state;
-  return t->calls && ch->ending.why == MM_FINISH_STOP ? "tool_calls" : mm_openai_finish(&ch->ending);
-}
+static const char *finish_word(const mm_choice *ch) { return mm_turn_calls(ch->state) ? "tool_calls" : mm_openai_finish(&ch->ending); }
 
 static void ended(mm_choice *ch) {
   int status;
@@ -194,9 +191,12 @@ static void ended(mm_choice *ch) {
 }
 
 static void put_calls(const mm_turn *t, mm_text *out) {
+  bool first = true;
   mm_text_put(out, ",\"tool_calls\":[");
-  for (size_t i = 0; i < t->calls; i++) {
-    mm_text_printf(out, "%s{\"id\":\"%s\",\"type\":\"function\",\"function\":{\"name\":", i ? "," : "", t->call[i].id);
+  for (uint32_t i = 0; i < t->calls; i++) {
+    if (!mm_turn_shows(t, i)) continue;
+    mm_text_printf(out, "%s{\"id\":\"%s\",\"type\":\"function\",\"function\":{\"name\":", first ? "" : ",", t->call[i].id);
+    first = false;
     mm_text_quote(out, t->call[i].name.p, t->call[i].name.n);
     mm_text_put(out, ",\"arguments\":");
     mm_text_quote(out, t->call[i].arguments.p, t->call[i].arguments.n);
@@ -208,15 +208,17 @@ static void put_calls(const mm_turn *t, mm_text *out) {
 static void put_choice(mm_call *c, mm_choice *ch) {
   const mm_turn *t = ch->state;
   mm_text *out = &c->out;
+  bool calls = false;
+  for (uint32_t i = 0; i < t->calls; i++) calls |= mm_turn_shows(t, i);
   mm_text_printf(out, "%s{\"index\":%u,\"message\":{\"role\":\"assistant\",\"content\":", ch->index ? "," : "", ch->index);
-  if (t->calls && !t->content.n)
+  if (calls && !t->content.n)
     mm_text_put(out, "null");
   else
     mm_text_quote(out, t->content.p, t->content.n);
   mm_text_put(out, ",\"refusal\":null");
   if (t->reasoning.n) mm_text_put(out, ",\"reasoning_content\":");
   if (t->reasoning.n) mm_text_quote(out, t->reasoning.p, t->reasoning.n);
-  if (t->calls) put_calls(t, out);
+  if (calls) put_calls(t, out);
   mm_text_put(out, "},\"logprobs\":");
   if (c->params.logprobs)
     mm_text_printf(out, "{\"content\":[%s],\"refusal\":null}", ch->logprobs.p ? ch->logprobs.p : "");

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/chat/reply.h"
+
 #define KEPT 16 /* masks of a constraint */
 
 typedef struct word {
@@ -20,7 +22,8 @@ struct mm_lexicon {
   uint32_t end_count, words_of_mask, longest;
   word *word; /* [count], by bytes */
   size_t count;
-  uint32_t *ordinary; /* mask of all words */
+  uint32_t *ordinary;            /* mask of all words */
+  int32_t marker[MM_REPLY_TAGS]; /* ids of the tags that mark the parts of a reply, -1 where a tag is no token */
 };
 
 typedef struct kept {
@@ -39,7 +42,8 @@ struct mm_constraint {
   kept kept[KEPT];
   uint64_t clock;
   bool begun; /* the form has more than space */
-  bool lost;  /* a token came that was not allowed, or one instead of a form: nothing is constrained any more */
+  bool stuck; /* nothing was allowed */
+  bool lost;  /* a token came that was not allowed, or a call instead of a form: nothing is constrained any more */
 };
 
 /* ---- The lexicon ---- */
@@ -52,14 +56,22 @@ static int by_bytes(const void *a, const void *b) {
 
 static void set_bit(uint32_t *mask, int32_t id) { mask[id / 32] |= UINT32_C(1) << (id % 32); }
 
+static bool is_text(const mm_lexicon *l, int32_t id) { return l->ordinary[id / 32] >> (id % 32) & 1; }
+
+static bool among(const int32_t *ids, uint32_t count, int32_t id) {
+  for (uint32_t i = 0; i < count; i++)
+    if (ids[i] == id) return true;
+  return false;
+}
+
+/* The tags are no words, special or not: a reply's parser takes their ids as tags wherever they stand. */
 static void fill(mm_lexicon *l, uint32_t vocab) {
+  for (uint32_t i = 0; i < MM_REPLY_TAGS; i++) l->marker[i] = mm_tokenizer_find_added(l->tokenizer, mm_reply_tag[i]);
   for (uint32_t id = 0; id < vocab; id++) {
     size_t n;
     const char *bytes = mm_tokenizer_bytes(l->tokenizer, (int32_t)id, &n);
     if (!bytes || !n || mm_tokenizer_is_special(l->tokenizer, (int32_t)id)) continue;
-    bool end = false;
-    for (uint32_t i = 0; i < l->end_count; i++) end |= l->end[i] == (int32_t)id;
-    if (end) continue;
+    if (among(l->end, l->end_count, (int32_t)id) || among(l->marker, MM_REPLY_TAGS, (int32_t)id)) continue;
     l->word[l->count++] = (word){.bytes = bytes, .n = (uint32_t)n, .id = (int32_t)id};
     l->longest = (uint32_t)mm_max(l->longest, n);
     set_bit(l->ordinary, (int32_t)id);
@@ -144,20 +156,30 @@ static void join(mm_constraint *c, const uint32_t *mask, bool accepts) {
   if (accepts && !last && next->kind == MM_SECTION_TOKEN) set_bit(c->mask, next->id);
 }
 
+static const uint32_t *end_alone(mm_constraint *c) {
+  const mm_lexicon *l = c->lexicon;
+  memset(c->mask, 0, l->words_of_mask * sizeof *c->mask);
+  for (uint32_t i = 0; i < l->end_count; i++) set_bit(c->mask, l->end[i]);
+  return c->mask;
+}
+
+static bool any_of(const uint32_t *mask, uint32_t words) {
+  for (uint32_t i = 0; i < words; i++)
+    if (mask[i]) return true;
+  return false;
+}
+
 const uint32_t *mm_constraint_allowed(mm_constraint *c) {
   const mm_lexicon *l = c->lexicon;
   const mm_section *s = &c->section[c->now];
   if (c->lost) return NULL;
-  if (c->now == c->sections) { /* the end alone */
-    memset(c->mask, 0, l->words_of_mask * sizeof *c->mask);
-    for (uint32_t i = 0; i < l->end_count; i++) set_bit(c->mask, l->end[i]);
-    return c->mask;
-  }
+  if (c->now == c->sections) return end_alone(c);
   switch (s->kind) {
     case MM_SECTION_REST: return NULL;
     case MM_SECTION_UNTIL:
       memcpy(c->mask, l->ordinary, l->words_of_mask * sizeof *c->mask);
       set_bit(c->mask, s->id);
+      if (s->instead) set_bit(c->mask, s->call);
       return c->mask;
     case MM_SECTION_TOKEN:
       memset(c->mask, 0, l->words_of_mask * sizeof *c->mask);
@@ -166,8 +188,12 @@ const uint32_t *mm_constraint_allowed(mm_constraint *c) {
     case MM_SECTION_FORM: break;
   }
   join(c, form_mask(c), mm_grammar_accepts(&c->state));
-  return c->mask;
+  if (any_of(c->mask, l->words_of_mask)) return c->mask;
+  c->stuck = true;
+  return end_alone(c);
 }
+
+bool mm_constraint_stuck(const mm_constraint *c) { return c->stuck; }
 
 /* ---- Steps ---- */
 
@@ -180,33 +206,47 @@ static void next_section(mm_constraint *c) {
 static void step_form(mm_constraint *c, int32_t id) {
   size_t n;
   const char *bytes = mm_tokenizer_bytes(c->lexicon->tokenizer, id, &n);
-  const bool special = mm_tokenizer_is_special(c->lexicon->tokenizer, id);
+  const bool text = is_text(c->lexicon, id);
   const mm_section *s = &c->section[c->now];
   if (s->instead && !c->begun && id == s->id) {
     c->lost = true;
     return;
   }
-  if (special && mm_grammar_accepts(&c->state)) {
+  if (!text && mm_grammar_accepts(&c->state)) {
     next_section(c);
     if (c->now < c->sections) mm_constraint_chosen(c, id);
     return;
   }
-  for (size_t i = 0; bytes && i < n && !special; i++) {
+  for (size_t i = 0; bytes && i < n && text; i++) {
     if (!mm_grammar_step(&c->state, (uint8_t)bytes[i])) c->lost = true;
     c->begun |= !strchr(" \t\r\n", bytes[i]);
   }
-  c->lost |= special;
+  c->lost |= !text;
   /* What can only go on with the next section does so. */
   if (!c->lost && mm_grammar_done(&c->state)) next_section(c);
 }
 
+/* A call begins before its place: what stands between is passed over. */
+static void begin_call(mm_constraint *c, int32_t id) {
+  while (c->now < c->sections && (c->section[c->now].kind != MM_SECTION_TOKEN || c->section[c->now].id != id)) c->now++;
+  c->lost = c->now == c->sections;
+  if (!c->lost) next_section(c);
+}
+
 void mm_constraint_chosen(mm_constraint *c, int32_t id) {
   if (c->lost || c->now == c->sections) return;
-  switch (c->section[c->now].kind) {
+  const mm_section *s = &c->section[c->now];
+  switch (s->kind) {
     case MM_SECTION_REST: return;
     case MM_SECTION_UNTIL:
+      if (s->instead && id == s->call) {
+        begin_call(c, id);
+        return;
+      }
+      if (id == s->id) next_section(c);
+      return;
     case MM_SECTION_TOKEN:
-      if (id == c->section[c->now].id) next_section(c);
+      if (id == s->id) next_section(c);
       return;
     case MM_SECTION_FORM: step_form(c, id);
   }

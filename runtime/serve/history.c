@@ -39,7 +39,7 @@ static bool settle_system(mm_call *c, mm_conversation *v, mm_err *err) {
     v->message_count -= first - 1;
   }
   for (size_t i = 1; i < v->message_count; i++)
-    if (m[i].role == MM_ROLE_SYSTEM) m[i].role = MM_ROLE_USER;
+    if (m[i].role == MM_ROLE_SYSTEM) m[i].role = MM_ROLE_USER, m[i].aside = true;
   return true;
 }
 

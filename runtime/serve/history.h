@@ -5,7 +5,8 @@
 #include "runtime/serve/call.h"
 
 /* Before a conversation is rendered; its messages are c's arena's.
- * Formats show one system message, the first: others right behind it become part of it, after an empty line, and later ones are the user's.
+ * Formats show one system message, the first: others right behind it become part of it, after an empty line, and later ones are the user's,
+ * but end no chain of calls: as for the template, which shows none of them, the reasoning before them stays.
  * Results of tools stand in the order of the calls that they answer: formats show no ids. */
 MM_MUST_USE bool mm_history_settle(mm_call *c, mm_conversation *v, mm_err *err);
 

@@ -1,6 +1,7 @@
 /* Turns. */
 #include "runtime/serve/turn.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -127,14 +128,39 @@ void mm_turn_token(mm_choice *ch, const mm_token *t) {
   if (!mm_reply_push(turn->reply, t->id, t->bytes, t->n, MM_IGNORED)) turn->failed = true;
 }
 
+/* Whether the model ended the message, or the API wanted no more of it. A stop string cuts it off, and so does an id that the request added
+ * to those that end a message. */
+static bool ended_itself(const mm_choice *ch) {
+  const mm_server *s = ch->call->server;
+  const mm_ending *e = &ch->ending;
+  bool own = e->end_id < 0;
+  for (uint32_t i = 0; !own && i < s->end_count; i++) own = s->end[i] == e->end_id;
+  return e->why == MM_FINISH_STOP && e->stop < 0 && own;
+}
+
 void mm_turn_ended(mm_choice *ch) {
   mm_turn *t = ch->state;
-  if (!mm_reply_end(t->reply, ch->ending.why == MM_FINISH_STOP, MM_IGNORED)) t->failed = true;
+  t->cut = !ended_itself(ch);
+  if (!mm_reply_end(t->reply, !t->cut, MM_IGNORED)) t->failed = true;
   t->reasoning_tokens = mm_reply_reasoning_tokens(t->reply);
+  if (t->constraint && ch->ending.why == MM_FINISH_STOP && mm_constraint_stuck(t->constraint)) {
+    mm_refuse(ch->call, 400, NULL,
+              "after %zu bytes of the reply the schema lets nothing follow: found values that do not end, expected at most %d "
+              "within each other",
+              t->content.n, MM_GRAMMAR_DEPTH);
+    t->failed = true;
+  }
   if (t->failed) ch->ending.why = MM_FINISH_ERROR;
-  const bool whole =
-      ch->ending.why == MM_FINISH_STOP && ch->ending.stop < 0 && !ch->enough && t->samples == ch->tokens - (ch->ending.end_id >= 0);
+  const bool whole = !t->failed && !t->cut && !ch->enough && t->samples == ch->tokens - (ch->ending.end_id >= 0);
   if (whole && t->calls && t->in_reasoning) keep(t);
+}
+
+bool mm_turn_shows(const mm_turn *t, uint32_t call) { return t->call[call].ended || (t->cut && call + 1 == t->calls); }
+
+bool mm_turn_calls(const mm_turn *t) {
+  bool any = false;
+  for (size_t i = 0; i < t->calls; i++) any |= t->call[i].ended;
+  return any && t->choice->ending.why == MM_FINISH_STOP && (!t->cut || t->call[t->calls - 1].ended);
 }
 
 /* ---- To tokens ---- */
@@ -164,6 +190,15 @@ static bool add_token(mm_call *c, start *a, mm_section_kind kind, const char *te
   const int32_t id = mm_tokenizer_find(c->server->tokenizer, text);
   if (id < 0) return mm_refuse(c, 400, NULL, "the tokenizer has no token %s, without which replies cannot be constrained", text);
   a->section[a->sections++] = (mm_section){.kind = kind, .id = id};
+  return true;
+}
+
+/* Ends with </think> or, where `calls`, with a call that begins before it. */
+static bool add_reasoning(mm_call *c, start *a, bool calls) {
+  if (!add_token(c, a, MM_SECTION_UNTIL, "</think>")) return false;
+  mm_section *s = &a->section[a->sections - 1];
+  s->call = mm_tokenizer_find(c->server->tokenizer, "<minimax:tool_call>");
+  s->instead = calls && s->call >= 0;
   return true;
 }
 
@@ -226,6 +261,12 @@ static bool add_script(mm_call *c, start *a, mm_str text, mm_err *err) {
   return true;
 }
 
+/* What may come of a constraint wins over a bias: of ids that are allowed, one that was forbidden comes after all others. */
+static void soften_bias(mm_call *c) {
+  mm_bias *bias = (mm_bias *)c->params.sampling.bias; /* the arena's */
+  for (uint32_t i = 0; i < c->params.sampling.bias_count; i++) bias[i].add = fmaxf(bias[i].add, -1e30f);
+}
+
 static bool constrain(mm_call *c, start *a, mm_err *err) {
   const mm_turn_settings *set = &((const turns *)c->state)->set;
   const mm_form *form = set->form;
@@ -241,7 +282,8 @@ static bool constrain(mm_call *c, start *a, mm_err *err) {
   const bool lexicon = s->lexicon;
   pthread_mutex_unlock(&s->shared);
   if (!lexicon) return false;
-  if (a->in_reasoning && !add_token(c, a, MM_SECTION_UNTIL, "</think>")) return false;
+  soften_bias(c);
+  if (a->in_reasoning && !add_reasoning(c, a, s->format->family == MM_CHAT_M2 && (call || or_call))) return false;
   if (call) return require_call(c, a, err);
   if (set->choices) return set->choices == 1 ? add_script(c, a, set->choice[0], err) : add_texts(c, a, set->choice, set->choices, err);
   if (!or_call) {

@@ -39,6 +39,7 @@ struct mm_turn {
   bool in_reasoning;         /* it began so */
   bool one_call;             /* ends after the first */
   bool failed;               /* want of memory, or no random numbers */
+  bool cut;                  /* at the end: a limit, a stop string or an id that the request named ended it, not the model */
   uint32_t reasoning_tokens; /* at the end */
   uint32_t block;            /* the API's */
   bool open;
@@ -66,5 +67,9 @@ MM_MUST_USE bool mm_turn_start(mm_call *c, mm_err *err);
 /* mm_api.token and mm_api.ended of turns, to be called by the API's own. */
 void mm_turn_token(mm_choice *ch, const mm_token *t);
 void mm_turn_ended(mm_choice *ch);
+/* After mm_turn_ended: whether a reply shows a call. One that went wrong is no call, one that was cut off is the beginning of one. */
+bool mm_turn_shows(const mm_turn *t, uint32_t call);
+/* After mm_turn_ended: whether the reply ended so that its calls are made: one is whole, and the last was not cut off. */
+bool mm_turn_calls(const mm_turn *t);
 
 #endif

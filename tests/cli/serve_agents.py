@@ -34,6 +34,11 @@ def systems(s):
     assert said(s, [a, b, user("x")]) == said(s, [a, empty, b, user("x")]) == said(s, [empty, a, b, user("x")]) == one
     assert said(s, [a, user("x")]) != one
     assert said(s, [user("x"), {"role": "assistant", "content": "y"}, b]) == said(s, [user("x"), {"role": "assistant", "content": "y"}, user("Beta.")])
+    thinks = {"role": "assistant", "content": "", "reasoning_content": "hm " * 40, "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}
+    chain = [user("x"), thinks, {"role": "tool", "tool_call_id": "c", "content": "r"}]
+    prompt = (lambda messages: s.post(CHAT, {**ONE, "messages": messages})["usage"]["prompt_tokens"])
+    note, turn = prompt(chain + [b]) - prompt(chain), prompt(chain + [user("Beta.")]) - prompt(chain)
+    assert note > 0 and (turn < 0 or note == turn), (note, turn)  # M2: the reasoning of a chain stays, until the user speaks
     text = [{"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Beta."}]}, {"role": "user", "content": "x"}]
     whole = {"instructions": "Alpha.\n\nBeta.", "input": "x", "max_output_tokens": 6, "temperature": 0}
     got, want = (s.post(RESPONSES, {**whole, **x}) for x in ({"instructions": "Alpha.", "input": text}, {}))

@@ -158,6 +158,18 @@ TEST(test_turns) {
   drop(&one);
   drop(&three);
   drop(&five);
+  /* A later system message, shown as the user's, changes nothing of what stands before it. */
+  const mm_message noted[] = {m[0], m[1], m[2], m[3], m[4], {.role = MM_ROLE_USER, .part = &hello, .part_count = 1, .aside = true}};
+  c = (mm_conversation){.message = noted, .message_count = 5};
+  rendered before = render(t, "minimax-m2", &c, false);
+  c = (mm_conversation){.message = noted, .message_count = 6, .add_generation_prompt = true};
+  rendered after = render(t, "minimax-m2", &c, false);
+  assert_true(after.tokens.count > before.tokens.count);
+  assert_memory_equal(before.tokens.id, after.tokens.id, before.tokens.count * sizeof(int32_t));
+  assert_int_equal(before.tokens.user_end, after.tokens.user_end);
+  assert_non_null(strstr(after.prompt.text.p + before.prompt.text.n, "]~b]user\nHello, W[e~[\n]~b]ai\n<think>\n"));
+  drop(&before);
+  drop(&after);
   /* Before the last user message their reasoning would be gone: they are rendered. */
   const mm_message later[] = {m[0], m[3], m[0]};
   c = (mm_conversation){.message = later, .message_count = 3};

@@ -156,6 +156,9 @@ static const struct {
     {"t\n</think>\n\n\n" BEGIN INVOKE("f", "") "\n" INVOKE("g", "") END, R "t" T "f" A "{}" E T "g" A "{}" E, false},
     /* a call ends the reasoning */
     {"t\n" BEGIN INVOKE("f", "") END, R "t" T "f" A "{}" E, false},
+    /* so also after a <think> within it */
+    {"t <think> u\n" BEGIN INVOKE("f", "") END, R "t <think> u" T "f" A "{}" E, false},
+    {"t <think> u\n</think>\n\n" BEGIN INVOKE("f", "") END, R "t <think> u" T "f" A "{}" E, false},
     {"</think>" BEGIN INVOKE("f", "") END "\n\nand more\n" BEGIN INVOKE("g", "") END, T "f" A "{}" E C "\nand more" T "g" A "{}" E, false},
     /* types by the schema, numbers as written */
     {"</think>" BEGIN INVOKE(

@@ -1,0 +1,153 @@
+#!/usr/bin/env python3
+"""Calls of tools that minimax-serve begins, ends, cuts off or gives up: what a reply then says; biases beside constraints, and schemas
+without an end. The small checkpoints know no chat: what
+they say is scripted by logit_bias and guided_choice. The tags of M2 are no special tokens, as in the released tokenizer."""
+import json
+import os
+import shutil
+import sys
+
+sys.path.insert(0, os.path.dirname(__file__))
+from serve_client import TMP, Server, convert  # noqa: E402
+
+CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
+ASK = [{"role": "user", "content": "In the beginning"}]
+WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}}
+TOOLS = [{"type": "function", "function": {"name": "get_weather", "parameters": WEATHER}}]
+BEGIN, END = "<minimax:tool_call>", "</minimax:tool_call>"
+
+
+WRONG = "<tool_calls>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Ur\", \"odd\": NaN}}\n</tool_calls>"
+RIGHT = "<tool_calls>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Ur\"}}\n</tool_calls>"
+SCRIPT = f"\n\nSo.\n{BEGIN}\n<invoke name=\"get_weather\">\n<parameter name=\"city\">Ur</parameter>\n</invoke>\n<invoke name=\"get_weather\">\n<parameter name=\"city\">Eridu <b></parameter>\n</invoke>\n{END}"
+
+
+def changed(model, said=None):
+    """The checkpoint with tags that are no special tokens; its last ordinary token is the text `said`."""
+    path = os.path.join(TMP, "source", os.path.basename(model))
+    shutil.copytree(model, path)
+    with open(path + "/tokenizer.json", encoding="utf-8") as f:
+        tokenizer = json.load(f)
+    for token in tokenizer["added_tokens"]:
+        token["special"] = token["special"] and "think" not in token["content"] and "tool_call" not in token["content"]
+    if said:
+        vocab, merges = tokenizer["model"]["vocab"], tokenizer["model"]["merges"]
+        last = max(vocab, key=vocab.get)
+        tokenizer["model"]["merges"] = [m for m in merges if "".join(m.split(" ") if isinstance(m, str) else m) != last]
+        vocab[said.replace("\n", "\u010a").replace(" ", "\u0120")] = vocab.pop(last)
+    with open(path + "/tokenizer.json", "w", encoding="utf-8") as f:
+        json.dump(tokenizer, f, ensure_ascii=False)
+    return convert(path)
+
+
+def id_of(s, text):
+    one, = s.post("/tokenize", {"prompt": text, "parse_special": True})["tokens"]
+    return one
+
+
+def reply(s, **how):
+    """The one choice of a whole reply, whose stream says the same."""
+    body = {"messages": ASK, "tools": TOOLS, "temperature": 0, "max_tokens": 60, **how}
+    choice, = s.post(CHAT, body)["choices"]
+    text, finish = {}, None
+    for event in s.events(CHAT, body):
+        for c in event["choices"]:
+            finish = c["finish_reason"] or finish
+            for key in ("content", "reasoning_content"):
+                text[key] = text.get(key, "") + (c["delta"].get(key) or "")
+    message = choice["message"]
+    assert finish == choice["finish_reason"] and all(v == (message.get(k) or "") for k, v in text.items()), (choice, text, finish)
+    return choice
+
+
+def calls(choice):
+    return [(x["function"]["name"], x["function"]["arguments"]) for x in choice["message"].get("tool_calls") or []]
+
+
+def begun_in_reasoning(s):
+    """The model would only ever begin a call: one that is required, or that may stand for a form, is begun within the reasoning."""
+    call = {"logit_bias": {str(id_of(s, BEGIN)): 100}}
+    required = reply(s, tool_choice="required", **call)
+    assert [x[0] for x in calls(required)] == ["get_weather"] and not required["message"].get("reasoning_content"), required
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": WEATHER}}
+    either = reply(s, response_format=form, **call)
+    assert (either["message"]["content"] or "").startswith(BEGIN) and not either["message"].get("reasoning_content"), either
+    # A content of given texts is no call: none begins before it.
+    given = reply(s, guided_choice=["In"], logit_bias={**call["logit_bias"], str(id_of(s, "</think>")): 50})
+    assert given["message"]["content"] == "In" and not calls(given), given
+
+
+def cut_off(s):
+    """A stop string, or an id of the request, within a call cuts it off as the limit does; after a call it does not."""
+    how = {"guided_choice": [SCRIPT], "logit_bias": {str(id_of(s, "</think>")): 100}, "max_tokens": 300}
+    whole = reply(s, **how)
+    assert whole["finish_reason"] == "tool_calls" and [json.loads(x[1])["city"] for x in calls(whole)] == ["Ur", "Eridu <b>"], whole
+    token = next(x for x in s.post("/tokenize", {"prompt": "Eridu"})["tokens"] if s.post("/detokenize", {"tokens": [x]})["prompt"] in ("E", "Er", "Eri", "Erid", "Eridu"))
+    for end in ({"stop": ["<b>"]}, {"stop": ["u <b"]}, {"stop_token_ids": [token]}):
+        got = reply(s, **how, **end)
+        first, second = calls(got)
+        assert got["finish_reason"] == "stop" and first == calls(whole)[0] and second[1] and not second[1].endswith("}"), (end, got)
+    first = reply(s, **how, stop="<b>")
+    assert calls(first)[1][1] == '{"city": "Eridu ' and first["stop_reason"] == "<b>", first
+    after = reply(s, **how, stop=END)
+    assert after["finish_reason"] == "tool_calls" and calls(after) == calls(whole), after
+    # Messages have no scripts: a call that is begun within the reasoning, then strokes, of which one is the end.
+    stroke = id_of(s, "~")
+    body = {"messages": ASK, "max_tokens": 60, "tools": [{"name": "get_weather", "input_schema": WEATHER}], "tool_choice": {"type": "any"}, "temperature": 0,
+            "logit_bias": {str(id_of(s, BEGIN)): 100, str(stroke): 80}, "frequency_penalty": 2}
+    for end, reason in (({"stop_token_ids": [stroke]}, "end_turn"), ({"stop_sequences": ["~"]}, "stop_sequence")):
+        got = s.post(MESSAGES, {**body, **end})
+        assert got["stop_reason"] == reason and [x["input"] for x in got["content"] if x["type"] == "tool_use"] == [{}], got
+
+
+def biased(s):
+    """A bias of -100 forbids nothing that alone may follow; what is allowed beside it comes before it."""
+    call = str(id_of(s, BEGIN))
+    got = reply(s, tool_choice="required", logit_bias={str(id_of(s, "</think>")): 100, call: -100})
+    assert [x[0] for x in calls(got)] == ["get_weather"], got
+    for seed in range(4):
+        how = {"guided_choice": ["I", "H"], "temperature": 1e6, "seed": seed}
+        for never, said in (("I", "H"), ("H", "I"), ("IH", "IH")):
+            got = reply(s, logit_bias={call: -100, **{str(id_of(s, x)): -100 for x in never}}, chat_template_kwargs={"enable_thinking": False}, **how)
+            assert got["message"]["content"] in list(said), (never, got)
+
+
+def endless(s):
+    """A schema of values that never end is the client's fault, whole and within a stream."""
+    schema = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
+    dense = {str(id_of(s, x)): 100 for x in '{"a:'}  # no blanks
+    body = {"messages": ASK, "temperature": 0, "max_tokens": 600, "logit_bias": dense, "chat_template_kwargs": {"enable_thinking": False},
+            "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+    error = s.post(CHAT, body, 400)["error"]
+    assert "schema" in error["message"] and error["type"] == "invalid_request_error", error
+    _, _, data = s.request("POST", CHAT, {**body, "stream": True})
+    last = json.loads(data.decode().rstrip().split("\n\n")[-1].removeprefix("data: "))
+    assert last["error"]["message"] == error["message"] and last["error"]["type"] == error["type"], last
+    body = {"messages": ASK, "temperature": 0, "max_tokens": 600, "logit_bias": dense, "thinking": {"type": "disabled"}, "output_config": {"format": {"type": "json_schema", "schema": schema}}}
+    assert s.post(MESSAGES, body, 400)["error"]["type"] == "invalid_request_error"
+
+
+def gone_wrong(s):
+    """A call of M1 whose arguments turn out to be no JSON is not offered; one beside it is."""
+    for script, good in ((WRONG, 0), (RIGHT, 1), (RIGHT + "\n" + WRONG, 1), (WRONG + "\n" + RIGHT, 1)):
+        got = reply(s, guided_choice=[script], max_tokens=400)
+        assert got["finish_reason"] == ("tool_calls" if good else "stop"), got
+        assert calls(got) == [("get_weather", '{"city": "Ur"}')] * good and ("NaN" in (got["message"]["content"] or "")) == (WRONG in script), got
+    last = s.post("/v1/completions", {"prompt": [2043], "echo": True, "max_tokens": 1})["choices"][0]["text"]
+    assert last.startswith(WRONG), last
+    body = {"messages": ASK, "max_tokens": 60, "tools": [{"name": "get_weather", "input_schema": WEATHER}], "temperature": 0, "frequency_penalty": 2,
+            "logit_bias": {"2043": 60, str(id_of(s, "<end_of_sentence>")): 50}}
+    got = s.post(MESSAGES, body)
+    assert got["stop_reason"] == "end_turn" and {x["type"] for x in got["content"]} == {"text"} and "NaN" in got["content"][0]["text"], got
+    _, _, data = s.request("POST", MESSAGES, {**body, "stream": True})
+    assert b'"stop_reason":"end_turn"' in data and b'"partial_json"' in data, data
+
+
+with Server(changed("tests/data/tiny-m2"), "--chat-format", "minimax-m2", "--max-model-len", "1024") as server:
+    begun_in_reasoning(server)
+    cut_off(server)
+    biased(server)
+    endless(server)
+with Server(changed("tests/data/tiny-m1", WRONG), "--chat-format", "minimax-m1", "--max-model-len", "1024") as server:
+    gone_wrong(server)
+print("calls begun in the reasoning, cut off, gone wrong; biases, schemas without an end")

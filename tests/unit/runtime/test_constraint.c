@@ -1,0 +1,149 @@
+/* Constraints beside the tags of the M2 family, which are tokens but no special ones, as in the released tokenizer. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/serve/constraint.h"
+#include "runtime/serve/schema.h"
+#include "tests/unit/changed_text.h"
+#include "tests/unit/put_file.h"
+
+#define VOCAB 2048
+
+static const char *const tag[] = {"<think>", "</think>", "<minimax:tool_call>", "</minimax:tool_call>"};
+static mm_tokenizer *tokenizer;
+static mm_lexicon *lexicon;
+static int32_t end, think, think_end, call, call_end;
+
+static int open_lexicon(void **state) {
+  (void)state;
+  static char text[1 << 20];
+  mm_err err = {0};
+  FILE *f = fopen("tests/data/tiny-m2/tokenizer.json", "rb");
+  assert_non_null(f);
+  const size_t n = fread(text, 1, sizeof text - 1, f);
+  assert_true(fclose(f) == 0 && n < sizeof text - 1);
+  char *changed = text;
+  for (int i = 0; i < 4; i++) {
+    char *next = replaced(changed, tag[i], "\"special\": true", "\"special\": false");
+    if (changed != text) free(changed);
+    changed = next;
+  }
+  const char *dir = getenv("TMPDIR");
+  char path[512];
+  snprintf(path, sizeof path, "%s/tags.json", dir ? dir : "/tmp");
+  put_file(path, changed, strlen(changed));
+  free(changed);
+  tokenizer = mm_tokenizer_open(path, VOCAB, &err);
+  if (!tokenizer) fail_msg("%s", err.text);
+  end = mm_tokenizer_find_added(tokenizer, "[e~[");
+  think = mm_tokenizer_find_added(tokenizer, tag[0]), think_end = mm_tokenizer_find_added(tokenizer, tag[1]);
+  call = mm_tokenizer_find_added(tokenizer, tag[2]), call_end = mm_tokenizer_find_added(tokenizer, tag[3]);
+  assert_true(end >= 0 && call >= 0 && !mm_tokenizer_is_special(tokenizer, call) && mm_tokenizer_is_special(tokenizer, end));
+  lexicon = mm_lexicon_open(tokenizer, VOCAB, &end, 1, &err);
+  return lexicon ? 0 : -1;
+}
+
+static int close_lexicon(void **state) {
+  (void)state;
+  mm_lexicon_close(lexicon);
+  mm_tokenizer_close(tokenizer);
+  return 0;
+}
+
+static bool allows(mm_constraint *c, int32_t id) {
+  const uint32_t *mask = mm_constraint_allowed(c);
+  return !mask || mask[id / 32] >> (id % 32) & 1;
+}
+
+/* The tokens of a text, each of which must be allowed. */
+static void say(mm_constraint *c, const char *text) {
+  mm_err err = {0};
+  int32_t *id;
+  size_t count;
+  assert_true(mm_tokenizer_encode(tokenizer, text, strlen(text), true, &id, &count, &err));
+  for (size_t i = 0; i < count; i++) {
+    if (!allows(c, id[i])) fail_msg("%s: token %zu, %d, is not allowed", text, i, id[i]);
+    mm_constraint_chosen(c, id[i]);
+  }
+  free(id);
+}
+
+static mm_literal newline = {.p = "\n", .n = 1}, newlines[] = {{.p = "\n", .n = 1}, {.p = "\n\n", .n = 2}, {.p = "\n\n\n", .n = 3}},
+                  name = {.p = "\n<invoke name=\"f\">", .n = 18};
+static const mm_form lines = {.kind = MM_FORM_LITERALS, .exact = true, .literal = newlines, .count = 3},
+                     opening = {.kind = MM_FORM_LITERALS, .exact = true, .literal = &name, .count = 1};
+
+static mm_constraint *required(void) {
+  const mm_section section[] = {{.kind = MM_SECTION_UNTIL, .id = think_end, .call = call, .instead = true},
+                                {.kind = MM_SECTION_FORM, .form = &lines},
+                                {.kind = MM_SECTION_TOKEN, .id = call},
+                                {.kind = MM_SECTION_FORM, .form = &opening},
+                                {.kind = MM_SECTION_REST}};
+  mm_err err = {0};
+  mm_constraint *c = mm_constraint_open(lexicon, section, 5, &err);
+  assert_non_null(c);
+  return c;
+}
+
+/* A required call that begins within the reasoning is the call. */
+TEST(a_required_call_may_begin_in_the_reasoning) {
+  mm_constraint *c = required();
+  say(c, "why\n");
+  assert_true(allows(c, think_end) && !allows(c, end));
+  say(c, "<minimax:tool_call>");
+  assert_false(allows(c, call) || allows(c, think_end) || allows(c, end));
+  say(c, "\n<invoke name=\"f\">");
+  assert_null(mm_constraint_allowed(c)); /* its end is allowed */
+  mm_constraint_close(c);
+}
+
+/* The call's tag after newlines of which there could be more: its name is held to the tools'. */
+TEST(a_required_call_begins_after_newlines) {
+  for (size_t n = 1; n <= 3; n++) {
+    mm_constraint *c = required();
+    say(c, "why\n</think>");
+    for (size_t i = 0; i < n; i++) say(c, newline.p);
+    say(c, "<minimax:tool_call>");
+    assert_non_null(mm_constraint_allowed(c));
+    assert_false(allows(c, call) || allows(c, think_end) || allows(c, end));
+    say(c, "\n<invoke name=\"f\">");
+    assert_null(mm_constraint_allowed(c));
+    mm_constraint_close(c);
+  }
+}
+
+/* Where a form or a call may follow, a call in the reasoning stands for the form; where a form alone may, no call begins. */
+TEST(a_form_and_a_call_in_the_reasoning) {
+  for (int calls = 0; calls < 2; calls++) {
+    const mm_section section[] = {{.kind = MM_SECTION_UNTIL, .id = think_end, .call = call, .instead = calls},
+                                  {.kind = MM_SECTION_FORM, .id = call, .form = mm_schema_any_object(), .instead = calls}};
+    mm_err err = {0};
+    mm_constraint *c = mm_constraint_open(lexicon, section, 2, &err);
+    assert_non_null(c);
+    say(c, "why");
+    assert_int_equal(allows(c, call), calls);
+    assert_false(allows(c, think) || allows(c, call_end) || allows(c, end));
+    if (calls) {
+      mm_constraint_chosen(c, call);
+      assert_null(mm_constraint_allowed(c));
+    }
+    mm_constraint_close(c);
+  }
+}
+
+/* A string may spell a tag, by other tokens: the tag's own token would be taken for the tag. */
+TEST(no_tag_stands_in_a_form) {
+  const mm_section section[] = {{.kind = MM_SECTION_FORM, .form = mm_schema_any_object()}};
+  mm_err err = {0};
+  mm_constraint *c = mm_constraint_open(lexicon, section, 1, &err);
+  assert_non_null(c);
+  say(c, "{\"a\": \"");
+  assert_false(allows(c, think) || allows(c, think_end) || allows(c, call) || allows(c, call_end));
+  say(c, "<");
+  say(c, "think");
+  say(c, ">\"}");
+  assert_true(allows(c, end));
+  mm_constraint_close(c);
+}
+
+int main(void) { return run_unit_tests(open_lexicon, close_lexicon); }
