@@ -226,6 +226,17 @@ def endless(s):
         assert resident() < before + 24, (data, before, resident())
 
 
+def many_choices(s):
+    """The choices of a request share its tools: however many they are, the tools are read once. Equal keys leave a short prompt."""
+    def peak():
+        return int(open(f"/proc/{s.process.pid}/status").read().split("VmHWM:")[1].split()[0]) >> 10
+
+    tool = '{"type": "function", "function": {"name": "f", "parameters": {%s"type": "object"}}}' % ('"a": 1, ' * 40000)
+    before = peak()
+    whole = s.post(CHAT, '{"messages": [{"role": "user", "content": "x"}], "max_tokens": 1, "n": 128, "tools": [%s]}' % tool)
+    assert len(whole["choices"]) == 128 and peak() < before + 200, (before, peak())
+
+
 def running(s):
     return [int(x.split()[1]) for x in s.get("/metrics").decode().splitlines() if x.startswith(("minimax_requests_running ", "minimax_requests_waiting "))]
 
@@ -286,6 +297,7 @@ with Server(PACKED, "--chat-format", "minimax-m2", "--max-body", "1M", "--max-mo
     two_readings(server)
     heads(server)
     endless(server)
+    many_choices(server)
     leavers(server)
     before = len(os.listdir(f"/proc/{server.process.pid}/fd"))
     for _ in range(50):
