@@ -172,11 +172,14 @@ static bool add_token(mm_call *c, start *a, mm_section_kind kind, const char *te
 
 /* One of some texts. */
 static bool add_texts(mm_call *c, start *a, const mm_str *text, size_t count, mm_err *err) {
+  if (count > MM_LITERALS)
+    return mm_refuse(c, 400, NULL, "found %zu texts of which the reply must be one, expected at most %d", count, MM_LITERALS);
   mm_form *f = mm_arena_alloc(&c->arena, sizeof *f, err);
   mm_literal *l = mm_arena_alloc(&c->arena, count * sizeof *l, err);
   if (!f || !l) return false;
   for (size_t i = 0; i < count; i++) l[i] = (mm_literal){.p = text[i].p, .n = text[i].n};
   *f = (mm_form){.kind = MM_FORM_LITERALS, .exact = true, .literal = l, .count = (uint32_t)count};
+  mm_literals_sort(f);
   a->section[a->sections++] = (mm_section){.kind = MM_SECTION_FORM, .form = f};
   return true;
 }
