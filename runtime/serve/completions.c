@@ -6,8 +6,15 @@
 #include "runtime/serve/apis.h"
 #include "runtime/serve/fields.h"
 
+/* Tokens' entries in the four lists of logprobs. */
+typedef struct lists {
+  mm_text token, logprob, top, offset;
+} lists;
+
 typedef struct completions {
   bool echo;
+  lists *logged; /* [replies] of a whole reply with logprobs, or NULL */
+  uint32_t replies;
   mm_text *echoed; /* [prompts] the texts of the prompts, where they are echoed */
   uint32_t prompts;
 } completions;
@@ -53,8 +60,12 @@ void mm_openai_end(mm_call *c, void (*head)(mm_call *c), void (*put)(mm_call *c,
 
 /* ---- The request ---- */
 
+static void free_lists(lists *l) { MM_FREE(l->token.p, l->logprob.p, l->top.p, l->offset.p); }
+
 static void close_state(void *state) {
   completions *s = state;
+  for (uint32_t i = 0; s->logged && i < s->replies; i++) free_lists(&s->logged[i]);
+  free(s->logged);
   for (uint32_t i = 0; s->echoed && i < s->prompts; i++) free(s->echoed[i].p);
   free(s->echoed);
   free(s);
@@ -138,6 +149,8 @@ static bool begin(mm_call *c, mm_err *err) {
   if (!mm_params_read(c, err) || !read_fields(c, s) || !read_prompts(c, err)) return false;
   if ((uint64_t)c->prompts * c->params.n > MM_CHOICES) return mm_refuse(c, 400, "n", "n: more than %d replies in all", MM_CHOICES);
   if (s->echo && !echo_prompts(c, s, err)) return false;
+  s->replies = c->prompts * c->params.n;
+  if (c->params.logprobs && !c->params.stream && !(s->logged = mm_calloc(s->replies, sizeof *s->logged, err))) return false;
   if (!some) c->params.max_tokens = 16; /* as OpenAI has it */
   return true;
 }
@@ -155,12 +168,6 @@ static void quote_id(const mm_call *c, int32_t id, mm_text *out) {
   const char *bytes = mm_tokenizer_bytes(c->server->tokenizer, id, &n);
   mm_text_quote(out, bytes ? bytes : "", bytes ? n : 0);
 }
-
-/* A token's entries in the four lists of logprobs, which stand in ch->logprobs as `[token],[logprob],[top],[offset]` until they are read.
- */
-typedef struct lists {
-  mm_text token, logprob, top, offset;
-} lists;
 
 static void add_logprobs(const mm_call *c, const mm_token *t, size_t offset, lists *l) {
   const char *comma = l->token.n ? "," : "";
@@ -181,11 +188,10 @@ static void add_logprobs(const mm_call *c, const mm_token *t, size_t offset, lis
 }
 
 static void put_logprobs(const lists *l, mm_text *out) {
+  out->failed |= l->token.failed || l->logprob.failed || l->top.failed || l->offset.failed;
   mm_text_printf(out, "{\"tokens\":[%s],\"token_logprobs\":[%s],\"top_logprobs\":[%s],\"text_offset\":[%s]}", l->token.p ? l->token.p : "",
                  l->logprob.p ? l->logprob.p : "", l->top.p ? l->top.p : "", l->offset.p ? l->offset.p : "");
 }
-
-static void free_lists(lists *l) { MM_FREE(l->token.p, l->logprob.p, l->top.p, l->offset.p); }
 
 static void put_head(mm_call *c) {
   mm_text_printf(&c->out, "{\"id\":\"cmpl-%s\",\"object\":\"text_completion\",\"created\":%lld,\"model\":", c->id, (long long)c->created);
@@ -223,10 +229,7 @@ static void token(mm_choice *ch, const mm_token *t) {
   if (t->n) mm_print_utf8(&ch->utf8, t->bytes, t->n, &ch->text);
   const bool logged = t->logprobs && t->id >= 0;
   if (!c->params.stream) {
-    if (logged) {
-      lists *all = ch->state ? ch->state : (ch->state = mm_arena_alloc(&c->arena, sizeof *all, MM_IGNORED));
-      if (all) add_logprobs(c, t, before, all);
-    }
+    if (logged) add_logprobs(c, t, before, &((completions *)c->state)->logged[ch->index]);
     return;
   }
   if (ch->text.n == before && !logged) return;
@@ -254,8 +257,8 @@ static void put_choice(mm_call *c, mm_choice *ch) {
   c->out.failed |= whole.failed;
   free(whole.p);
   mm_text_put(&c->out, ",\"logprobs\":");
-  if (ch->state)
-    put_logprobs(ch->state, &c->out);
+  if (s->logged)
+    put_logprobs(&s->logged[ch->index], &c->out);
   else
     mm_text_put(&c->out, "null");
   mm_text_printf(&c->out, ",\"finish_reason\":\"%s\"", mm_openai_finish(&ch->ending));
@@ -265,8 +268,6 @@ static void put_choice(mm_call *c, mm_choice *ch) {
   else
     mm_text_put(&c->out, "null");
   mm_text_put(&c->out, "}");
-  if (ch->state) free_lists(ch->state);
-  ch->state = NULL;
 }
 
 static void finish(mm_call *c) { mm_openai_end(c, put_head, put_choice, 0); }

@@ -207,12 +207,13 @@ def heads(s):
         assert b"Content-Length: %d\r\n" % len(whole) in head + b"\r\n", (path, head, rest)
 
 
+def resident(s):
+    return int(open(f"/proc/{s.process.pid}/status").read().split("VmRSS:")[1].split()[0]) >> 10
+
+
 def endless(s):
     """A line between chunks, or behind the last, that does not end: the connection ends, and no memory is kept for it."""
-    def resident():
-        return int(open(f"/proc/{s.process.pid}/status").read().split("VmRSS:")[1].split()[0]) >> 10
-
-    before = resident()
+    before = resident(s)
     for data in (b"1;", b"1\r\na", b"1\r\na\r\n0\r\nx: "):
         c = raw(s, b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + data)
         sent = 0
@@ -223,7 +224,7 @@ def endless(s):
         except OSError:
             pass
         c.close()
-        assert resident() < before + 24, (data, before, resident())
+        assert resident(s) < before + 24, (data, before, resident(s))
 
 
 def many_choices(s):
@@ -253,6 +254,17 @@ def leavers(s):
     while running(s) != [0, 0]:
         assert time.monotonic() < end, running(s)
         time.sleep(0.02)
+
+
+def failing(s):
+    """Requests whose time is over before their reply is whole leave no memory behind, what they kept of logprobs included."""
+    body = {**GOOD, "n": 64, "logprobs": 20, "max_tokens": 1900, "ignore_eos": True, "timeout": 0.6}
+    for _ in range(4):
+        s.post(COMPLETIONS, body, 504)
+    before = resident(s)
+    for _ in range(16):
+        s.post(COMPLETIONS, body, 504)
+    assert resident(s) < before + 8, (before, resident(s))
 
 
 def slow(packed):
@@ -299,6 +311,7 @@ with Server(PACKED, "--chat-format", "minimax-m2", "--max-body", "1M", "--max-mo
     endless(server)
     many_choices(server)
     leavers(server)
+    failing(server)
     before = len(os.listdir(f"/proc/{server.process.pid}/fd"))
     for _ in range(50):
         assert server.post(COMPLETIONS, GOOD)["usage"]["completion_tokens"] == 2
