@@ -93,16 +93,6 @@ static void add_logprobs(mm_choice *ch, const mm_token *t) {
 
 /* ---- The request ---- */
 
-/* Fields of other servers that say what a reply or its prompt must be: nobody would see that they were ignored. */
-static const struct {
-  const char *field, *instead;
-} others[] = {{"functions", "give them as tools"},
-              {"chat_template", "the format is the checkpoint's"},
-              {"guided_json", "give it as response_format"},
-              {"guided_regex", "not served; response_format and guided_choice are"},
-              {"guided_grammar", "not served; response_format and guided_choice are"},
-              {"structured_outputs", "give it as response_format"}};
-
 static bool read_fields(mm_call *c, mm_turn_settings *set) {
   mm_params *p = &c->params;
   int64_t top = 0, max = 0;
@@ -111,8 +101,6 @@ static bool read_fields(mm_call *c, mm_turn_settings *set) {
   if (!mm_field_bool(c, c->body, "logprobs", &p->logprobs) || !mm_field_int(c, c->body, "top_logprobs", 0, MM_LOGPROBS, &top) ||
       !mm_field_int(c, c->body, "max_completion_tokens", 1, INT32_MAX, &max) || !mm_field_bool(c, c->body, "reasoning_split", &split))
     return false;
-  for (size_t i = 0; i < sizeof others / sizeof *others; i++)
-    if (mm_value_get(c->body, others[i].field)) return mm_refuse(c, 400, others[i].field, "%s: %s", others[i].field, others[i].instead);
   for (const mm_value *v = modalities && modalities->type == MM_VALUE_ARRAY ? modalities->first : NULL; v; v = v->next)
     if (!mm_value_is(v, "text")) return mm_refuse(c, 400, "modalities", "modalities: text alone is served");
   if (top && !p->logprobs) return mm_refuse(c, 400, "top_logprobs", "top_logprobs: logprobs is not true");
