@@ -281,7 +281,7 @@ def slow(packed):
             assert time.monotonic() - began < 20
             for c in trickle:
                 try:
-                    c.sendall(b"a")
+                    c.sendall(b"a" if c.fileno() % 2 else b"a: b\r\n")
                 except OSError:
                     pass
             time.sleep(0.1)
@@ -302,6 +302,21 @@ def slow(packed):
         assert s.post(COMPLETIONS, GOOD)["usage"]["completion_tokens"] == 2
 
 
+def idle(packed):
+    """The time of a request begins with its first byte, not where the reply before it ended."""
+    request = request_of(GOOD, more=b"a: b\r\n")
+    with Server(packed, "--read-timeout", "4") as s:
+        for more in (b"", request):  # a fresh connection, and one that had a reply
+            c = raw(s, more)
+            if more:
+                assert c.recv(65536).startswith(b"HTTP/1.1 200 ")
+            for part in (request[:30], request[30:]):
+                time.sleep(3)
+                c.sendall(part)
+            assert c.recv(65536).startswith(b"HTTP/1.1 200 "), more
+            c.close()
+
+
 PACKED = convert("tests/data/tiny-m2")
 with Server(PACKED, "--chat-format", "minimax-m2", "--max-body", "1M", "--max-model-len", "2048") as server:
     seen = mutations(server)
@@ -320,4 +335,5 @@ with Server(PACKED, "--chat-format", "minimax-m2", "--max-body", "1M", "--max-mo
         assert time.monotonic() < end, (before, os.listdir(f"/proc/{server.process.pid}/fd"))
         time.sleep(0.05)
 slow(PACKED)
+idle(PACKED)
 print(f"{ROUNDS} mutated bodies: {seen}; odd HTTP, leaving and slow clients cost themselves alone")
