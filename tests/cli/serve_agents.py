@@ -85,6 +85,19 @@ def formed(s):
     assert "output_config" in s.post(MESSAGES, {**body, "output_config": {"format": {"type": "xml"}}}, 400)["error"]["message"]
 
 
+def pretty(s):
+    """A body over several lines: what a stream gives back of it stands on one line, as events need it."""
+    body = {"input": "x", "max_output_tokens": 3, "stream": True, "metadata": {"a": "b\n", "c": "d"}, "tool_choice": "auto",
+            "tools": [{"type": "function", "name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}]}
+    status, _, data = s.request("POST", RESPONSES, json.dumps(body, indent=2).replace("\n", "\r\n"))
+    assert status == 200
+    for event in data.decode().rstrip().split("\n\n"):
+        name, line = event.split("\n")
+        assert name.startswith("event: ") and line.startswith("data: ") and "\r" not in line, event
+    last = json.loads(line[6:])["response"]
+    assert last["metadata"] == body["metadata"] and last["tools"] == body["tools"]
+
+
 def refusals(s):
     long = "In the beginning " * 2000
     for path, body in ((CHAT, {"messages": [user(long)]}), (RESPONSES, {"input": long}), ("/v1/completions", {"prompt": long})):
@@ -198,6 +211,7 @@ with Server(PACKED, "--chat-format", "minimax-m2", "--max-model-len", "4096") as
     systems(server)
     results(server)
     formed(server)
+    pretty(server)
     refusals(server)
     failing_streams(server)
 with Server(PACKED, "--chat-format", "minimax-m2") as server:
