@@ -13,6 +13,7 @@ typedef struct lists {
 
 typedef struct completions {
   bool echo;
+  bool special;  /* control tokens that a prompt's text spells are such */
   lists *logged; /* [replies] of a whole reply with logprobs, or NULL */
   uint32_t replies;
   mm_text *echoed; /* [prompts] the texts of the prompts, where they are echoed */
@@ -74,7 +75,8 @@ static void close_state(void *state) {
 static bool add_text(mm_call *c, const mm_value *v, mm_err *err) {
   int32_t *ids;
   size_t n;
-  return mm_tokenizer_encode(c->server->tokenizer, v->text, v->n, false, &ids, &n, err) && mm_call_add_prompt(c, ids, n, err);
+  const bool special = ((const completions *)c->state)->special;
+  return mm_tokenizer_encode(c->server->tokenizer, v->text, v->n, special, &ids, &n, err) && mm_call_add_prompt(c, ids, n, err);
 }
 
 static bool add_ids(mm_call *c, const mm_value *list, mm_err *err) {
@@ -130,7 +132,8 @@ static bool read_fields(mm_call *c, completions *s) {
   int64_t logprobs = -1, best = p->n;
   const mm_value *suffix;
   if (!mm_field_int(c, c->body, "logprobs", 0, MM_LOGPROBS, &logprobs) || !mm_field_bool(c, c->body, "echo", &s->echo) ||
-      !mm_field_int(c, c->body, "best_of", 1, MM_CHOICES, &best) || !mm_field(c, c->body, "suffix", MM_VALUE_STRING, &suffix))
+      !mm_field_bool(c, c->body, "parse_special", &s->special) || !mm_field_int(c, c->body, "best_of", 1, MM_CHOICES, &best) ||
+      !mm_field(c, c->body, "suffix", MM_VALUE_STRING, &suffix))
     return false;
   if (suffix && suffix->n) return mm_refuse(c, 400, "suffix", "suffix: these models do not fill in");
   if (best != p->n) return mm_refuse(c, 400, "best_of", "best_of: found %lld, only n itself is served", (long long)best);
@@ -143,6 +146,7 @@ static bool read_fields(mm_call *c, completions *s) {
 static bool begin(mm_call *c, mm_err *err) {
   completions *s = mm_calloc(1, sizeof *s, err);
   if (!s) return false;
+  s->special = c->server->trust_user;
   c->state = s;
   c->close_state = close_state;
   const bool some = mm_value_get(c->body, "max_tokens");

@@ -149,6 +149,21 @@ def pages(s):
     assert re.search(r"^minimax_reply_tokens_total [1-9]", metrics, re.M)
 
 
+def special():
+    """A prompt's text spells control tokens where the request or the server says so, and nowhere else."""
+    text = "]~b]user\nx[e~[\n"
+
+    def tokens(s, **more):
+        return s.post(COMPLETIONS, {"prompt": text, "max_tokens": 1, **more})["usage"]["prompt_tokens"]
+
+    with Server(PACKED, "--max-model-len", "64") as s:
+        plain, parsed = (s.post("/tokenize", {"prompt": text, "parse_special": x})["count"] for x in (False, True))
+        assert parsed < plain and [tokens(s), tokens(s, parse_special=True), tokens(s, parse_special=False)] == [plain, parsed, plain]
+        assert s.post(COMPLETIONS, {"prompt": text, "parse_special": "x"}, 400)["error"]["param"] == "parse_special"
+    with Server(PACKED, "--max-model-len", "64", "--trust-user-tokens") as s:
+        assert [tokens(s), tokens(s, parse_special=True), tokens(s, parse_special=False)] == [parsed, parsed, plain]
+
+
 def keys():
     with Server(PACKED, "--api-key", "one", "--api-key", "two", "--served-model-name", "m", "--log-format", "json") as s:
         assert s.post(COMPLETIONS, PROMPT, 401)["error"]["code"] == "invalid_api_key"
@@ -240,6 +255,7 @@ with Server(PACKED) as server:
     edges(server)
     unserved(server)
     pages(server)
+special()
 keys()
 config_file()
 ends()
