@@ -31,10 +31,11 @@ static void end_chunk(mm_choice *ch, const char *finish) {
   c->out.failed |= ch->logprobs.failed;
   mm_text_clear(&ch->logprobs);
   if (finish)
-    mm_text_printf(&c->out, ",\"finish_reason\":\"%s\"}]", finish);
+    mm_text_printf(&c->out, ",\"finish_reason\":\"%s\"", finish);
   else
-    mm_text_put(&c->out, ",\"finish_reason\":null}]");
-  mm_text_put(&c->out, c->params.include_usage ? ",\"usage\":null}" : "}");
+    mm_text_put(&c->out, ",\"finish_reason\":null");
+  if (finish) mm_openai_stop_reason(c, &ch->ending, &c->out);
+  mm_text_put(&c->out, c->params.include_usage ? "}],\"usage\":null}" : "}]}");
   mm_call_event(c, NULL);
 }
 
@@ -211,11 +212,8 @@ static void put_choice(mm_call *c, mm_choice *ch) {
   else
     mm_text_put(out, "null");
   out->failed |= ch->logprobs.failed;
-  mm_text_printf(out, ",\"finish_reason\":\"%s\",\"stop_reason\":", finish_word(ch));
-  if (ch->ending.stop >= 0)
-    mm_text_quote(out, c->params.stop[ch->ending.stop].text, c->params.stop[ch->ending.stop].n);
-  else
-    mm_text_put(out, "null");
+  mm_text_printf(out, ",\"finish_reason\":\"%s\"", finish_word(ch));
+  mm_openai_stop_reason(c, &ch->ending, out);
   mm_text_put(out, "}");
 }
 

@@ -6,15 +6,16 @@
 #include "runtime/serve/apis.h"
 #include "runtime/serve/fields.h"
 
-/* Tokens' entries in the four lists of logprobs. */
+/* Tokens' entries in the four lists of logprobs. Offsets count characters, as Python does. */
 typedef struct lists {
   mm_text token, logprob, top, offset;
 } lists;
 
 typedef struct completions {
   bool echo;
-  bool special;  /* control tokens that a prompt's text spells are such */
-  lists *logged; /* [replies] of a whole reply with logprobs, or NULL */
+  bool special;       /* control tokens that a prompt's text spells are such */
+  lists *logged;      /* [replies] of a whole reply with logprobs, or NULL */
+  size_t *characters; /* [replies] of the text so far */
   uint32_t replies;
   mm_text *echoed; /* [prompts] the texts of the prompts, where they are echoed */
   uint32_t prompts;
@@ -28,6 +29,19 @@ void mm_print_utf8(mm_utf8_stream *u, const char *bytes, size_t n, mm_text *out)
     return;
   }
   out->n += mm_utf8_push(u, bytes, n, out->p + out->n);
+}
+
+void mm_openai_stop_reason(const mm_call *c, const mm_ending *end, mm_text *out) {
+  const mm_params *p = &c->params;
+  bool own = false; /* a token that ends replies without being asked for is none */
+  for (uint32_t i = 0; i < p->end_own; i++) own |= p->end[i] == end->end_id;
+  mm_text_put(out, ",\"stop_reason\":");
+  if (end->stop >= 0)
+    mm_text_quote(out, p->stop[end->stop].text, p->stop[end->stop].n);
+  else if (end->why == MM_FINISH_STOP && end->end_id >= 0 && !own)
+    mm_text_printf(out, "%d", end->end_id);
+  else
+    mm_text_put(out, "null");
 }
 
 const char *mm_openai_finish(const mm_ending *end) { return end->why == MM_FINISH_LENGTH ? "length" : "stop"; }
@@ -66,7 +80,7 @@ static void free_lists(lists *l) { MM_FREE(l->token.p, l->logprob.p, l->top.p, l
 static void close_state(void *state) {
   completions *s = state;
   for (uint32_t i = 0; s->logged && i < s->replies; i++) free_lists(&s->logged[i]);
-  free(s->logged);
+  MM_FREE(s->logged, s->characters);
   for (uint32_t i = 0; s->echoed && i < s->prompts; i++) free(s->echoed[i].p);
   free(s->echoed);
   free(s);
@@ -154,6 +168,7 @@ static bool begin(mm_call *c, mm_err *err) {
   if ((uint64_t)c->prompts * c->params.n > MM_CHOICES) return mm_refuse(c, 400, "n", "n: more than %d replies in all", MM_CHOICES);
   if (s->echo && !echo_prompts(c, s, err)) return false;
   s->replies = c->prompts * c->params.n;
+  if (!(s->characters = mm_calloc(s->replies, sizeof *s->characters, err))) return false;
   if (c->params.logprobs && !c->params.stream && !(s->logged = mm_calloc(s->replies, sizeof *s->logged, err))) return false;
   if (!some) c->params.max_tokens = 16; /* as OpenAI has it */
   return true;
@@ -213,10 +228,12 @@ static void send_piece(mm_choice *ch, const char *text, size_t n, const lists *l
     put_logprobs(l, &c->out);
   else
     mm_text_put(&c->out, "null");
-  if (end)
+  if (end) {
     mm_text_printf(&c->out, ",\"finish_reason\":\"%s\"", mm_openai_finish(end));
-  else
+    mm_openai_stop_reason(c, end, &c->out);
+  } else {
     mm_text_put(&c->out, ",\"finish_reason\":null");
+  }
   mm_text_put(&c->out, c->params.include_usage ? "}],\"usage\":null}" : "}]}");
   mm_call_event(c, NULL);
 }
@@ -228,17 +245,19 @@ static void send_echo(mm_choice *ch) {
 
 static void token(mm_choice *ch, const mm_token *t) {
   mm_call *c = ch->call;
-  const size_t before = ch->text.n;
+  completions *s = c->state;
+  const size_t before = ch->text.n, offset = s->characters[ch->index];
+  const bool logged = t->logprobs && t->id >= 0;
   if (c->params.stream && ch->tokens == 1) send_echo(ch);
   if (t->n) mm_print_utf8(&ch->utf8, t->bytes, t->n, &ch->text);
-  const bool logged = t->logprobs && t->id >= 0;
+  for (size_t i = before; i < ch->text.n; i++) s->characters[ch->index] += ((uint8_t)ch->text.p[i] & 0xc0) != 0x80;
   if (!c->params.stream) {
-    if (logged) add_logprobs(c, t, before, &((completions *)c->state)->logged[ch->index]);
+    if (logged) add_logprobs(c, t, offset, &s->logged[ch->index]);
     return;
   }
   if (ch->text.n == before && !logged) return;
   lists one = {0};
-  if (logged) add_logprobs(c, t, before, &one);
+  if (logged) add_logprobs(c, t, offset, &one);
   send_piece(ch, ch->text.p + before, ch->text.n - before, logged ? &one : NULL, NULL);
   free_lists(&one);
 }
@@ -266,11 +285,7 @@ static void put_choice(mm_call *c, mm_choice *ch) {
   else
     mm_text_put(&c->out, "null");
   mm_text_printf(&c->out, ",\"finish_reason\":\"%s\"", mm_openai_finish(&ch->ending));
-  mm_text_put(&c->out, ",\"stop_reason\":");
-  if (ch->ending.stop >= 0)
-    mm_text_quote(&c->out, c->params.stop[ch->ending.stop].text, c->params.stop[ch->ending.stop].n);
-  else
-    mm_text_put(&c->out, "null");
+  mm_openai_stop_reason(c, &ch->ending, &c->out);
   mm_text_put(&c->out, "}");
 }
 

@@ -131,6 +131,7 @@ static bool read_ends(mm_call *c, mm_err *err) {
   }
   p->end = end;
   p->end_count = (uint32_t)n;
+  p->end_own = (uint32_t)own;
   return true;
 }
 

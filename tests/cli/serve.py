@@ -103,6 +103,26 @@ def errors(s):
     assert s.post(COMPLETIONS, {**PROMPT, "prompt": "x", "max_tokens": 1, "unknown": [[[{}]]]})["object"] == "text_completion"
 
 
+def characters(s):
+    """Offsets of logprobs count characters, whole and streamed: a byte that is none alone is shown as one of three bytes."""
+    byte = next(i for i in range(2000) if s.post("/detokenize", {"tokens": [i, i]})["prompt"] == "\ufffd\ufffd")
+    body = {**PROMPT, "max_tokens": 4, "logprobs": 1, "logit_bias": {str(byte): 100}}
+    choice = s.post(COMPLETIONS, body)["choices"][0]
+    assert choice["text"] == "\ufffd" * 4 and choice["logprobs"]["text_offset"] in ([0, 1, 2, 3], [0, 0, 1, 2]), choice
+    assert [x for e in s.events(COMPLETIONS, body) for c in e["choices"] if c["logprobs"] for x in c["logprobs"]["text_offset"]] == choice["logprobs"]["text_offset"]
+
+
+def reasons(s):
+    """stop_reason is the stop string or the id of stop_token_ids that ended the reply; of the checkpoint's own end it is null."""
+    first = s.post("/tokenize", {"prompt": " of"})["tokens"][0]
+    own = s.post("/tokenize", {"prompt": "[e~[", "parse_special": True})["tokens"][0]
+    for more, reason in [({"stop_token_ids": [first]}, first), ({"logit_bias": {str(own): 100}}, None), ({"stop": " of"}, " of"),
+                         ({"logit_bias": {str(own): 100}, "stop_token_ids": [own]}, None), ({"logit_bias": {str(own): 100}, "stop_token_ids": [own], "ignore_eos": True}, own)]:
+        body = {**PROMPT, "max_tokens": 8, **more}
+        choice, last = s.post(COMPLETIONS, body)["choices"][0], s.events(COMPLETIONS, body)[-1]["choices"][0]
+        assert (choice["finish_reason"], choice["stop_reason"]) == (last["finish_reason"], last["stop_reason"]) == ("stop", reason), (more, choice, last)
+
+
 def unserved(s):
     """Fields of other servers that bind a reply are refused by name in every API, or ask for nothing."""
     schema = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object"}}}
@@ -257,6 +277,8 @@ with Server(PACKED) as server:
     pages(server)
 special()
 keys()
+    characters(server)
+    reasons(server)
 config_file()
 ends()
 command_lines()
