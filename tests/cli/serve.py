@@ -258,6 +258,9 @@ def config_file():
         f.write("# a comment\nserved-model-name = named here\n\nmax-model-len 100\n  ignore-generation-config\nlog-format=json\n")
     with Server(PACKED, "--config", path, "--max-model-len", "64") as s:
         model = json.loads(s.get("/v1/models"))["data"][0]
+        assert json.loads(s.get("/v1/models/named%20here"))["id"] == json.loads(s.get("/v1/models/n%61med%20her%65"))["id"] == "named here"
+        for other in ("named%20her", "named%20here%20", "named%2", "named%2zhere", "named%00here"):
+            assert s.request("GET", "/v1/models/" + other)[0] == 404, other
         assert (model["id"], model["max_model_len"]) == ("named here", 64) and open(s.log).read().startswith("{")
     for line in ("--port 1", "port: 1", "no-such-option", "max-queue 0"):
         with open(path, "w") as f:
@@ -274,11 +277,11 @@ with Server(PACKED) as server:
     errors(server)
     edges(server)
     unserved(server)
+    characters(server)
+    reasons(server)
     pages(server)
 special()
 keys()
-    characters(server)
-    reasons(server)
 config_file()
 ends()
 command_lines()
