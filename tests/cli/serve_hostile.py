@@ -9,7 +9,7 @@ import sys
 import time
 
 sys.path.insert(0, os.path.dirname(__file__))
-from serve_client import Server, convert  # noqa: E402
+from serve_client import BIN, Server, convert  # noqa: E402
 
 ROUNDS = int(os.environ.get("SERVE_MUTATIONS", "250"))
 SEED = int(os.environ.get("SERVE_SEED", "4"))
@@ -264,7 +264,9 @@ def failing(s):
     before = resident(s)
     for _ in range(16):
         s.post(COMPLETIONS, body, 504)
-    assert resident(s) < before + 8, (before, resident(s))
+    # The address sanitizer keeps freed memory for a while, and tells at the end what was lost.
+    sanitized = b"__asan_init" in open(f"{BIN}/minimax-serve", "rb").read()
+    assert sanitized or resident(s) < before + 8, (before, resident(s))
 
 
 def slow(packed):
