@@ -283,7 +283,7 @@ def slow(packed):
             assert time.monotonic() - began < 20
             for c in trickle:
                 try:
-                    c.sendall(b"a" if c.fileno() % 2 else b"a: b\r\n")
+                    c.sendall(b"a")
                 except OSError:
                     pass
             time.sleep(0.1)
@@ -316,6 +316,14 @@ def idle(packed):
                 time.sleep(3)
                 c.sendall(part)
             assert c.recv(65536).startswith(b"HTTP/1.1 200 "), more
+            c.close()
+        c, end = raw(s, b"POST /v1/completions HTTP/1.1\r\n"), time.monotonic() + 20
+        try:  # whole lines, now and then, do not begin it anew
+            while True:
+                c.sendall(b"a: b\r\n")
+                time.sleep(0.4)
+                assert time.monotonic() < end, "a slow request was not cut"
+        except OSError:
             c.close()
 
 
