@@ -31,9 +31,11 @@ typedef struct mm_reply_settings {
   const mm_tokenizer *tokenizer; /* for the markers' ids; NULL: all by text */
   const mm_chat_tool *tool;      /* [tool_count]; may go after mm_reply_open */
   size_t tool_count;
-  bool calls;        /* tool calls are looked for; otherwise they are text. Ask for it where the request has tools. */
-  bool in_reasoning; /* mm_prompt's */
-  bool append_think; /* minimax-append-think: reasoning is content, after "<think>" */
+  const struct mm_tools *tools; /* the same tools, opened (arguments.h): only read, so that replies may share them; stays until close. NULL:
+                                   the reply opens its own from `tool`. */
+  bool calls;                   /* tool calls are looked for; otherwise they are text. Ask for it where the request has tools. */
+  bool in_reasoning;            /* mm_prompt's */
+  bool append_think;            /* minimax-append-think: reasoning is content, after "<think>" */
   mm_reply_sink *sink;
   void *user;
 } mm_reply_settings;

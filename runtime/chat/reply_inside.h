@@ -27,7 +27,8 @@ typedef enum mm_block {
 
 struct mm_reply {
   mm_reply_settings s;
-  mm_tools tools;
+  const mm_tools *tools; /* the settings' or `own` */
+  mm_tools own;
   const char *marker[MM_MARKERS];
   int32_t marker_id[MM_MARKERS]; /* -1: matched by text */
   mm_utf8_stream utf8;

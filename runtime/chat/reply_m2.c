@@ -72,7 +72,7 @@ static void put_key(mm_reply *r) {
 }
 
 static void begin_value(mm_reply *r) {
-  r->types = mm_tools_types(&r->tools, in_str(&r->name), in_str(&r->key));
+  r->types = mm_tools_types(r->tools, in_str(&r->name), in_str(&r->key));
   r->streaming = r->types == MM_TYPE_STRING;
   r->block = MM_BLOCK_VALUE;
   if (!r->streaming) return;

@@ -30,7 +30,8 @@ mm_reply *mm_reply_open(const mm_reply_settings *s, mm_err *err) {
     r->marker[i] = s->format->family == MM_CHAT_M2 ? m2[i] : m1[i];
     r->marker_id[i] = s->tokenizer ? mm_tokenizer_find_added(s->tokenizer, r->marker[i]) : -1;
   }
-  if (mm_tools_open(&r->tools, s->tool, s->tool_count, err)) return r;
+  r->tools = s->tools ? s->tools : &r->own;
+  if (s->tools || mm_tools_open(&r->own, s->tool, s->tool_count, err)) return r;
   mm_reply_close(r);
   return NULL;
 }
@@ -42,7 +43,7 @@ void mm_reply_close(mm_reply *r) {
   if (!r) return;
   mm_text *const text[] = TEXTS;
   for (size_t i = 0; i < sizeof text / sizeof *text; i++) free(text[i]->p);
-  mm_tools_close(&r->tools);
+  mm_tools_close(&r->own);
   free(r);
 }
 

@@ -133,10 +133,25 @@ static void models(mm_server *s, mm_exchange *x) {
 
 #define MODEL "/v1/models/"
 
+static int hex_digit(char c) {
+  const char digits[] = "0123456789abcdef", *p = c ? strchr(digits, c | (c >= 'A' ? 0x20 : 0)) : NULL;
+  return p ? (int)(p - digits) : -1;
+}
+
+/* Whether a path, in which a byte may stand as % and two digits, is this name. */
+static bool path_is(const char *path, const char *name) {
+  for (; *path && *name; name++) {
+    const int high = *path == '%' ? hex_digit(path[1]) : -1, low = high < 0 ? -1 : hex_digit(path[2]);
+    if ((uint8_t)*name != (low < 0 ? (uint8_t)*path : 16 * high + low)) return false;
+    path += low < 0 ? 1 : 3;
+  }
+  return !*path && !*name;
+}
+
 static void model(mm_server *s, mm_exchange *x) {
   mm_text t = {0};
   for (size_t i = 0; i < s->names; i++) {
-    if (strcmp(mm_exchange_path(x) + strlen(MODEL), s->name[i]) != 0) continue;
+    if (!path_is(mm_exchange_path(x) + strlen(MODEL), s->name[i])) continue;
     put_model(s, s->name[i], &t);
     send_json(x, 200, &t);
     return;

@@ -21,6 +21,8 @@ mm_page *mm_page_find(const char *path, bool *keyed);
 void mm_print_utf8(mm_utf8_stream *u, const char *bytes, size_t n, mm_text *out);
 /* "stop" or "length". */
 const char *mm_openai_finish(const mm_ending *end);
+/* ,"stop_reason": as vLLM has it: the stop string or the id of stop_token_ids that ended the reply, or null. */
+void mm_openai_stop_reason(const mm_call *c, const mm_ending *end, mm_text *out);
 /* The reply as OpenAI has it, or the end of the stream: head begins an object of the API's, put adds a choice. reasoning: tokens of the
  * reply that are reasoning. */
 void mm_openai_end(mm_call *c, void (*head)(mm_call *c), void (*put)(mm_call *c, mm_choice *ch), uint32_t reasoning);

@@ -31,10 +31,11 @@ static void end_chunk(mm_choice *ch, const char *finish) {
   c->out.failed |= ch->logprobs.failed;
   mm_text_clear(&ch->logprobs);
   if (finish)
-    mm_text_printf(&c->out, ",\"finish_reason\":\"%s\"}]", finish);
+    mm_text_printf(&c->out, ",\"finish_reason\":\"%s\"", finish);
   else
-    mm_text_put(&c->out, ",\"finish_reason\":null}]");
-  mm_text_put(&c->out, c->params.include_usage ? ",\"usage\":null}" : "}");
+    mm_text_put(&c->out, ",\"finish_reason\":null");
+  if (finish) mm_openai_stop_reason(c, &ch->ending, &c->out);
+  mm_text_put(&c->out, c->params.include_usage ? "}],\"usage\":null}" : "}]}");
   mm_call_event(c, NULL);
 }
 
@@ -93,16 +94,6 @@ static void add_logprobs(mm_choice *ch, const mm_token *t) {
 
 /* ---- The request ---- */
 
-/* Fields of other servers that say what a reply or its prompt must be: nobody would see that they were ignored. */
-static const struct {
-  const char *field, *instead;
-} others[] = {{"functions", "give them as tools"},
-              {"chat_template", "the format is the checkpoint's"},
-              {"guided_json", "give it as response_format"},
-              {"guided_regex", "not served; response_format and guided_choice are"},
-              {"guided_grammar", "not served; response_format and guided_choice are"},
-              {"structured_outputs", "give it as response_format"}};
-
 static bool read_fields(mm_call *c, mm_turn_settings *set) {
   mm_params *p = &c->params;
   int64_t top = 0, max = 0;
@@ -111,8 +102,6 @@ static bool read_fields(mm_call *c, mm_turn_settings *set) {
   if (!mm_field_bool(c, c->body, "logprobs", &p->logprobs) || !mm_field_int(c, c->body, "top_logprobs", 0, MM_LOGPROBS, &top) ||
       !mm_field_int(c, c->body, "max_completion_tokens", 1, INT32_MAX, &max) || !mm_field_bool(c, c->body, "reasoning_split", &split))
     return false;
-  for (size_t i = 0; i < sizeof others / sizeof *others; i++)
-    if (mm_value_get(c->body, others[i].field)) return mm_refuse(c, 400, others[i].field, "%s: %s", others[i].field, others[i].instead);
   for (const mm_value *v = modalities && modalities->type == MM_VALUE_ARRAY ? modalities->first : NULL; v; v = v->next)
     if (!mm_value_is(v, "text")) return mm_refuse(c, 400, "modalities", "modalities: text alone is served");
   if (top && !p->logprobs) return mm_refuse(c, 400, "top_logprobs", "top_logprobs: logprobs is not true");
@@ -225,11 +214,8 @@ static void put_choice(mm_call *c, mm_choice *ch) {
   else
     mm_text_put(out, "null");
   out->failed |= ch->logprobs.failed;
-  mm_text_printf(out, ",\"finish_reason\":\"%s\",\"stop_reason\":", finish_word(ch));
-  if (ch->ending.stop >= 0)
-    mm_text_quote(out, c->params.stop[ch->ending.stop].text, c->params.stop[ch->ending.stop].n);
-  else
-    mm_text_put(out, "null");
+  mm_text_printf(out, ",\"finish_reason\":\"%s\"", finish_word(ch));
+  mm_openai_stop_reason(c, &ch->ending, out);
   mm_text_put(out, "}");
 }
 

@@ -6,8 +6,17 @@
 #include "runtime/serve/apis.h"
 #include "runtime/serve/fields.h"
 
+/* Tokens' entries in the four lists of logprobs. Offsets count characters, as Python does. */
+typedef struct lists {
+  mm_text token, logprob, top, offset;
+} lists;
+
 typedef struct completions {
   bool echo;
+  bool special;       /* control tokens that a prompt's text spells are such */
+  lists *logged;      /* [replies] of a whole reply with logprobs, or NULL */
+  size_t *characters; /* [replies] of the text so far */
+  uint32_t replies;
   mm_text *echoed; /* [prompts] the texts of the prompts, where they are echoed */
   uint32_t prompts;
 } completions;
@@ -20,6 +29,19 @@ void mm_print_utf8(mm_utf8_stream *u, const char *bytes, size_t n, mm_text *out)
     return;
   }
   out->n += mm_utf8_push(u, bytes, n, out->p + out->n);
+}
+
+void mm_openai_stop_reason(const mm_call *c, const mm_ending *end, mm_text *out) {
+  const mm_params *p = &c->params;
+  bool own = false; /* a token that ends replies without being asked for is none */
+  for (uint32_t i = 0; i < p->end_own; i++) own |= p->end[i] == end->end_id;
+  mm_text_put(out, ",\"stop_reason\":");
+  if (end->stop >= 0)
+    mm_text_quote(out, p->stop[end->stop].text, p->stop[end->stop].n);
+  else if (end->why == MM_FINISH_STOP && end->end_id >= 0 && !own)
+    mm_text_printf(out, "%d", end->end_id);
+  else
+    mm_text_put(out, "null");
 }
 
 const char *mm_openai_finish(const mm_ending *end) { return end->why == MM_FINISH_LENGTH ? "length" : "stop"; }
@@ -53,8 +75,12 @@ void mm_openai_end(mm_call *c, void (*head)(mm_call *c), void (*put)(mm_call *c,
 
 /* ---- The request ---- */
 
+static void free_lists(lists *l) { MM_FREE(l->token.p, l->logprob.p, l->top.p, l->offset.p); }
+
 static void close_state(void *state) {
   completions *s = state;
+  for (uint32_t i = 0; s->logged && i < s->replies; i++) free_lists(&s->logged[i]);
+  MM_FREE(s->logged, s->characters);
   for (uint32_t i = 0; s->echoed && i < s->prompts; i++) free(s->echoed[i].p);
   free(s->echoed);
   free(s);
@@ -63,7 +89,8 @@ static void close_state(void *state) {
 static bool add_text(mm_call *c, const mm_value *v, mm_err *err) {
   int32_t *ids;
   size_t n;
-  return mm_tokenizer_encode(c->server->tokenizer, v->text, v->n, false, &ids, &n, err) && mm_call_add_prompt(c, ids, n, err);
+  const bool special = ((const completions *)c->state)->special;
+  return mm_tokenizer_encode(c->server->tokenizer, v->text, v->n, special, &ids, &n, err) && mm_call_add_prompt(c, ids, n, err);
 }
 
 static bool add_ids(mm_call *c, const mm_value *list, mm_err *err) {
@@ -119,7 +146,8 @@ static bool read_fields(mm_call *c, completions *s) {
   int64_t logprobs = -1, best = p->n;
   const mm_value *suffix;
   if (!mm_field_int(c, c->body, "logprobs", 0, MM_LOGPROBS, &logprobs) || !mm_field_bool(c, c->body, "echo", &s->echo) ||
-      !mm_field_int(c, c->body, "best_of", 1, MM_CHOICES, &best) || !mm_field(c, c->body, "suffix", MM_VALUE_STRING, &suffix))
+      !mm_field_bool(c, c->body, "parse_special", &s->special) || !mm_field_int(c, c->body, "best_of", 1, MM_CHOICES, &best) ||
+      !mm_field(c, c->body, "suffix", MM_VALUE_STRING, &suffix))
     return false;
   if (suffix && suffix->n) return mm_refuse(c, 400, "suffix", "suffix: these models do not fill in");
   if (best != p->n) return mm_refuse(c, 400, "best_of", "best_of: found %lld, only n itself is served", (long long)best);
@@ -132,12 +160,16 @@ static bool read_fields(mm_call *c, completions *s) {
 static bool begin(mm_call *c, mm_err *err) {
   completions *s = mm_calloc(1, sizeof *s, err);
   if (!s) return false;
+  s->special = c->server->trust_user;
   c->state = s;
   c->close_state = close_state;
   const bool some = mm_value_get(c->body, "max_tokens");
   if (!mm_params_read(c, err) || !read_fields(c, s) || !read_prompts(c, err)) return false;
   if ((uint64_t)c->prompts * c->params.n > MM_CHOICES) return mm_refuse(c, 400, "n", "n: more than %d replies in all", MM_CHOICES);
   if (s->echo && !echo_prompts(c, s, err)) return false;
+  s->replies = c->prompts * c->params.n;
+  if (!(s->characters = mm_calloc(s->replies, sizeof *s->characters, err))) return false;
+  if (c->params.logprobs && !c->params.stream && !(s->logged = mm_calloc(s->replies, sizeof *s->logged, err))) return false;
   if (!some) c->params.max_tokens = 16; /* as OpenAI has it */
   return true;
 }
@@ -155,12 +187,6 @@ static void quote_id(const mm_call *c, int32_t id, mm_text *out) {
   const char *bytes = mm_tokenizer_bytes(c->server->tokenizer, id, &n);
   mm_text_quote(out, bytes ? bytes : "", bytes ? n : 0);
 }
-
-/* A token's entries in the four lists of logprobs, which stand in ch->logprobs as `[token],[logprob],[top],[offset]` until they are read.
- */
-typedef struct lists {
-  mm_text token, logprob, top, offset;
-} lists;
 
 static void add_logprobs(const mm_call *c, const mm_token *t, size_t offset, lists *l) {
   const char *comma = l->token.n ? "," : "";
@@ -181,11 +207,10 @@ static void add_logprobs(const mm_call *c, const mm_token *t, size_t offset, lis
 }
 
 static void put_logprobs(const lists *l, mm_text *out) {
+  out->failed |= l->token.failed || l->logprob.failed || l->top.failed || l->offset.failed;
   mm_text_printf(out, "{\"tokens\":[%s],\"token_logprobs\":[%s],\"top_logprobs\":[%s],\"text_offset\":[%s]}", l->token.p ? l->token.p : "",
                  l->logprob.p ? l->logprob.p : "", l->top.p ? l->top.p : "", l->offset.p ? l->offset.p : "");
 }
-
-static void free_lists(lists *l) { MM_FREE(l->token.p, l->logprob.p, l->top.p, l->offset.p); }
 
 static void put_head(mm_call *c) {
   mm_text_printf(&c->out, "{\"id\":\"cmpl-%s\",\"object\":\"text_completion\",\"created\":%lld,\"model\":", c->id, (long long)c->created);
@@ -203,10 +228,12 @@ static void send_piece(mm_choice *ch, const char *text, size_t n, const lists *l
     put_logprobs(l, &c->out);
   else
     mm_text_put(&c->out, "null");
-  if (end)
+  if (end) {
     mm_text_printf(&c->out, ",\"finish_reason\":\"%s\"", mm_openai_finish(end));
-  else
+    mm_openai_stop_reason(c, end, &c->out);
+  } else {
     mm_text_put(&c->out, ",\"finish_reason\":null");
+  }
   mm_text_put(&c->out, c->params.include_usage ? "}],\"usage\":null}" : "}]}");
   mm_call_event(c, NULL);
 }
@@ -218,20 +245,19 @@ static void send_echo(mm_choice *ch) {
 
 static void token(mm_choice *ch, const mm_token *t) {
   mm_call *c = ch->call;
-  const size_t before = ch->text.n;
+  completions *s = c->state;
+  const size_t before = ch->text.n, offset = s->characters[ch->index];
+  const bool logged = t->logprobs && t->id >= 0;
   if (c->params.stream && ch->tokens == 1) send_echo(ch);
   if (t->n) mm_print_utf8(&ch->utf8, t->bytes, t->n, &ch->text);
-  const bool logged = t->logprobs && t->id >= 0;
+  for (size_t i = before; i < ch->text.n; i++) s->characters[ch->index] += ((uint8_t)ch->text.p[i] & 0xc0) != 0x80;
   if (!c->params.stream) {
-    if (logged) {
-      lists *all = ch->state ? ch->state : (ch->state = mm_arena_alloc(&c->arena, sizeof *all, MM_IGNORED));
-      if (all) add_logprobs(c, t, before, all);
-    }
+    if (logged) add_logprobs(c, t, offset, &s->logged[ch->index]);
     return;
   }
   if (ch->text.n == before && !logged) return;
   lists one = {0};
-  if (logged) add_logprobs(c, t, before, &one);
+  if (logged) add_logprobs(c, t, offset, &one);
   send_piece(ch, ch->text.p + before, ch->text.n - before, logged ? &one : NULL, NULL);
   free_lists(&one);
 }
@@ -254,19 +280,13 @@ static void put_choice(mm_call *c, mm_choice *ch) {
   c->out.failed |= whole.failed;
   free(whole.p);
   mm_text_put(&c->out, ",\"logprobs\":");
-  if (ch->state)
-    put_logprobs(ch->state, &c->out);
+  if (s->logged)
+    put_logprobs(&s->logged[ch->index], &c->out);
   else
     mm_text_put(&c->out, "null");
   mm_text_printf(&c->out, ",\"finish_reason\":\"%s\"", mm_openai_finish(&ch->ending));
-  mm_text_put(&c->out, ",\"stop_reason\":");
-  if (ch->ending.stop >= 0)
-    mm_text_quote(&c->out, c->params.stop[ch->ending.stop].text, c->params.stop[ch->ending.stop].n);
-  else
-    mm_text_put(&c->out, "null");
+  mm_openai_stop_reason(c, &ch->ending, &c->out);
   mm_text_put(&c->out, "}");
-  if (ch->state) free_lists(ch->state);
-  ch->state = NULL;
 }
 
 static void finish(mm_call *c) { mm_openai_end(c, put_head, put_choice, 0); }

@@ -129,7 +129,7 @@ static const uint32_t *form_mask(mm_constraint *c) {
   kept *oldest = &c->kept[0];
   for (int i = 0; i < KEPT; i++) {
     kept *k = &c->kept[i];
-    if (k->mask && mm_grammar_same(&k->state, &c->state)) {
+    if (k->mask && mm_grammar_same(&k->state, &c->state, l->longest)) {
       k->used = ++c->clock;
       return k->mask;
     }

@@ -1,6 +1,7 @@
 /* The automaton: a stack of values that are not complete, and one function for each kind of value. */
 #include "runtime/serve/grammar.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 /* What a byte did to the value on top. */
@@ -22,42 +23,80 @@ void mm_grammar_copy(mm_grammar *to, const mm_grammar *from) {
   to->depth = from->depth;
 }
 
-bool mm_grammar_same(const mm_grammar *a, const mm_grammar *b) {
+/* Whether a frame of this form lets the same words of at most `longest` bytes follow with both counts. A byte adds at most one to a count,
+ * after it was compared: before the last byte of a word the count has grown by longest - 1 at most. So as long as count + longest <= least,
+ * every comparison with `least` fails and every one with `most` passes; with least <= count and count + longest <= most all pass. */
+static bool counts_alike(const mm_form *s, uint32_t x, uint32_t y, uint32_t longest) {
+  const uint64_t lo = mm_min(x, y);
+  const uint64_t hi = (uint64_t)mm_max(x, y) + longest;
+  if (x == y) return true;
+  if (s->kind == MM_FORM_OBJECT) return false; /* it counts properties, whose keys differ */
+  return hi <= s->least || (lo >= s->least && hi <= s->most);
+}
+
+bool mm_grammar_same(const mm_grammar *a, const mm_grammar *b, uint32_t longest) {
   if (a->depth != b->depth) return false;
   for (uint32_t i = 0; i < a->depth; i++) {
     const mm_grammar_frame *x = &a->frame[i], *y = &b->frame[i];
-    if (x->form != y->form || x->literal != y->literal || x->bytes != y->bytes || x->phase != y->phase || x->space != y->space ||
-        x->digits != y->digits || x->tail != y->tail || x->lo != y->lo || x->hi != y->hi)
+    if (x->form != y->form || x->from != y->from || x->to != y->to || x->bytes != y->bytes || x->phase != y->phase ||
+        x->space != y->space || x->digits != y->digits || x->tail != y->tail || x->lo != y->lo || x->hi != y->hi)
       return false;
-    /* The count of a free text or list does not matter. */
-    const bool counted = x->form->kind == MM_FORM_OBJECT || x->form->least || x->form->most != UINT32_MAX;
-    if (counted && x->count != y->count) return false;
+    if (!counts_alike(x->form, x->count, y->count, longest)) return false;
   }
   return true;
 }
 
 /* ---- Literals ---- */
 
-/* Among literals [from, to): the first that has the bytes of f and then this one. */
-static bool literal_step(mm_grammar_frame *f, uint32_t from, uint32_t to, uint8_t byte) {
-  const mm_form *s = f->form;
-  for (uint32_t i = from; i < to; i++) {
-    const mm_literal *l = &s->literal[i];
-    if (l->n <= f->bytes || (uint8_t)l->p[f->bytes] != byte) continue;
-    if (f->bytes && memcmp(l->p, s->literal[f->literal].p, f->bytes) != 0) continue;
-    f->literal = (uint16_t)i;
-    f->bytes++;
-    return true;
-  }
-  return false;
+int mm_literal_compare(const mm_literal *a, const mm_literal *b) {
+  const int order = memcmp(a->p, b->p, mm_min(a->n, b->n));
+  return order ? order : (a->n > b->n) - (a->n < b->n);
 }
 
-/* One of the literals is there whole; *which. */
-static bool literal_whole(const mm_grammar_frame *f, uint32_t from, uint32_t to, uint16_t *which) {
+static int compare(const void *a, const void *b) { return mm_literal_compare(a, b); }
+
+void mm_literals_sort(mm_form *literals) { qsort(literals->literal, literals->count, sizeof *literals->literal, compare); }
+
+/* The place among the form's literals of the one that is i-th by its bytes. */
+static uint32_t place_of(const mm_form *s, uint32_t i) { return s->order ? s->order[i] : i; }
+
+/* Of the i-th literal by bytes: its byte after the first n, -1 where it has no more. */
+static int byte_after(const mm_form *s, uint32_t i, uint32_t n) {
+  const mm_literal *l = &s->literal[place_of(s, i)];
+  return l->n > n ? (uint8_t)l->p[n] : -1;
+}
+
+/* The first of [lo, hi), whose first n bytes are equal, whose next byte is `byte` or more. */
+static uint32_t first_from(const mm_form *s, uint32_t lo, uint32_t hi, uint32_t n, int byte) {
+  while (lo < hi) {
+    const uint32_t middle = lo + (hi - lo) / 2;
+    if (byte_after(s, middle, n) < byte)
+      lo = middle + 1;
+    else
+      hi = middle;
+  }
+  return lo;
+}
+
+/* One of the literals at places [first, end) goes on with this byte after the bytes of f. */
+static bool literal_step(mm_grammar_frame *f, uint32_t first, uint32_t end, uint8_t byte) {
   const mm_form *s = f->form;
-  for (uint32_t i = from; i < to; i++)
-    if (s->literal[i].n == f->bytes && f->bytes && memcmp(s->literal[i].p, s->literal[f->literal].p, f->bytes) == 0)
-      return *which = (uint16_t)i, true;
+  const uint32_t lo = f->bytes ? f->from : 0, hi = f->bytes ? f->to : s->count;
+  const uint32_t from = first_from(s, lo, hi, f->bytes, byte), to = first_from(s, from, hi, f->bytes, byte + 1);
+  uint32_t i = from;
+  while (i < to && (place_of(s, i) < first || place_of(s, i) >= end)) i++;
+  if (i == to) return false;
+  f->from = (uint16_t)from;
+  f->to = (uint16_t)to;
+  f->bytes++;
+  return true;
+}
+
+/* One of the literals at places [first, end) is there whole; *which by bytes. Those are the shortest with the bytes of f. */
+static bool literal_whole(const mm_grammar_frame *f, uint32_t first, uint32_t end, uint16_t *which) {
+  const mm_form *s = f->form;
+  for (uint32_t i = f->from; f->bytes && i < f->to && byte_after(s, i, f->bytes) < 0; i++)
+    if (place_of(s, i) >= first && place_of(s, i) < end) return *which = (uint16_t)i, true;
   return false;
 }
 
@@ -186,17 +225,12 @@ static outcome step_string(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
 enum { OPENING, FIRST, NEXT, AFTER_COMMA, KEY, COLON };
 
 /* One past the last property whose key may come now: the next that is required, it included. */
-static uint32_t properties_end(const mm_grammar_frame *f) {
-  uint32_t i = f->count;
-  while (i < f->form->count && !f->form->literal[i].required) i++;
-  return i < f->form->count ? i + 1 : i;
-}
+static uint32_t properties_end(const mm_grammar_frame *f) { return f->count < f->form->count ? f->form->literal[f->count].end : f->count; }
 
 static bool may_close(const mm_grammar_frame *f) {
   if (f->form->kind != MM_FORM_OBJECT) return f->count >= f->form->least;
-  for (uint32_t i = f->count; i < f->form->count; i++)
-    if (f->form->literal[i].required) return false;
-  return true;
+  const uint32_t end = properties_end(f);
+  return end == f->count || !f->form->literal[end - 1].required;
 }
 
 static bool may_go_on(const mm_grammar *g, const mm_grammar_frame *f) {
@@ -220,7 +254,7 @@ static outcome step_key(mm_grammar_frame *f, uint8_t byte) {
   uint16_t which;
   if (literal_step(f, f->count, properties_end(f), byte)) return TAKEN;
   if (!literal_whole(f, f->count, properties_end(f), &which)) return BAD;
-  f->literal = which;
+  f->from = which;
   f->phase = COLON;
   return AGAIN;
 }
@@ -228,11 +262,11 @@ static outcome step_key(mm_grammar_frame *f, uint8_t byte) {
 static outcome step_colon(mm_grammar *g, mm_grammar_frame *f, uint8_t byte) {
   if (byte != ':') return BAD;
   const bool object = f->form->kind == MM_FORM_OBJECT;
-  const mm_form *value = object ? f->form->literal[f->literal].value : f->form->item;
-  if (object) f->count = (uint32_t)f->literal + 1;
+  const uint32_t place = object ? place_of(f->form, f->from) : 0;
+  const mm_form *value = object ? f->form->literal[place].value : f->form->item;
+  if (object) f->count = place + 1;
   f->phase = NEXT;
-  f->bytes = 0;
-  f->literal = 0;
+  f->bytes = f->from = f->to = 0;
   return push(g, value) ? TAKEN : BAD;
 }
 
@@ -328,10 +362,6 @@ bool mm_grammar_done(const mm_grammar *g) {
   const mm_grammar_frame *f = &g->frame[0];
   uint16_t which;
   if (g->depth != 1 || f->form->kind != MM_FORM_LITERALS) return g->depth == 0;
-  if (!literal_whole(f, 0, f->form->count, &which)) return false;
-  for (uint32_t i = 0; i < f->form->count; i++) {
-    const mm_literal *l = &f->form->literal[i];
-    if (l->n > f->bytes && memcmp(l->p, f->form->literal[which].p, f->bytes) == 0) return false;
-  }
-  return true;
+  /* The longest of those with these bytes comes last. */
+  return literal_whole(f, 0, f->form->count, &which) && byte_after(f->form, f->to - 1u, f->bytes) < 0;
 }

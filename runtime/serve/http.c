@@ -30,7 +30,8 @@
  * later one of the same number. */
 typedef struct connection {
   uint64_t cookie;
-  double since; /* when it was first seen, or its last reply was done */
+  double since; /* when the next request's first byte came; before it, when the connection was first seen or its last reply was done */
+  bool begun;   /* that byte came */
   bool busy;    /* a reply is being made */
 } connection;
 
@@ -104,12 +105,23 @@ static void sweep(void *user) {
   if (h->listener && open < h->c.connections) evconnlistener_enable(h->listener);
 }
 
+/* Whose loop this thread runs: a buffer's callback knows its bufferevent alone. */
+static _Thread_local mm_http *looping;
+
+/* Bytes came. The first one of a request has all of the read time before it, however long the connection was idle. */
+static void note_bytes(int fd) {
+  connection *c = looping ? connection_of(looping, fd) : NULL;
+  if (!c || c->busy || c->begun) return;
+  c->begun = true;
+  c->since = mm_now();
+}
+
 /* Bytes that no request can have: evhttp keeps a line between chunks, or behind the last one, however long it grows. */
 static void grown(struct evbuffer *in, const struct evbuffer_cb_info *info, void *user) {
   struct bufferevent *b = user;
   bufferevent_data_cb read;
   size_t most;
-  (void)info;
+  if (info->n_added && !info->orig_size) note_bytes(bufferevent_getfd(b));
   bufferevent_getcb(b, &read, NULL, NULL, NULL);
   bufferevent_getwatermark(b, EV_READ, NULL, &most);
   if (!read || evbuffer_get_length(in) <= most - READ_ROOM) return; /* without read, a request is being answered: watch */
@@ -424,7 +436,10 @@ uint16_t mm_http_port(const mm_http *h) { return h->port; }
 uint32_t mm_http_connections(const mm_http *h) { return h->open; }
 
 bool mm_http_run(mm_http *h, mm_err *err) {
-  if (event_base_dispatch(h->base) >= 0) return true;
+  looping = h;
+  const int status = event_base_dispatch(h->base);
+  looping = NULL;
+  if (status >= 0) return true;
   return mm_fail(err, MM_IO, "E_IO", mm_at(NULL, NULL), "the event loop failed");
 }
 

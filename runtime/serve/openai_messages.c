@@ -12,12 +12,12 @@ mm_str mm_str_of(const mm_value *string) {
   return string && string->type == MM_VALUE_STRING ? (mm_str){string->text, string->n} : (mm_str){0};
 }
 
-bool mm_arguments_check(mm_call *c, const char *param, mm_str text, mm_err *err) {
+bool mm_arguments_check(mm_call *c, const char *param, mm_str *text, mm_err *err) {
   mm_err wrong = {0};
   size_t blank = 0;
-  while (blank < text.n && strchr(" \n\r\t", text.p[blank])) blank++;
-  if (blank == text.n) return true;
-  const mm_value *v = mm_body_parse(&c->arena, text.p, text.n, &wrong);
+  while (blank < text->n && text->p[blank] && strchr(" \n\r\t", text->p[blank])) blank++;
+  if (blank == text->n) return *text = (mm_str){0}, true;
+  const mm_value *v = mm_body_parse(&c->arena, text->p, text->n, &wrong);
   if (!v && wrong.status != MM_BAD_INPUT) return *err = wrong, false;
   if (!v || v->type != MM_VALUE_OBJECT) return mm_refuse(c, 400, param, "%s: the arguments of a call are not a JSON object", param);
   return true;
@@ -77,7 +77,7 @@ static bool read_calls(mm_call *c, const mm_value *calls, mm_message *m, mm_err 
       call->arguments = mm_str_of(arguments);
     else if (arguments)
       return mm_refuse(c, 400, "messages", "messages: the arguments of a call are %s", mm_value_word(arguments));
-    if (!mm_arguments_check(c, "messages", call->arguments, err)) return false;
+    if (!mm_arguments_check(c, "messages", &call->arguments, err)) return false;
   }
   return true;
 }

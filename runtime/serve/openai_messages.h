@@ -20,7 +20,7 @@ MM_MUST_USE bool mm_openai_conversation(mm_call *c, mm_conversation *out, mm_too
 /* Shared with the other APIs. */
 mm_str mm_str_of(const mm_value *string); /* absent for NULL */
 /* Checks that `text` is a JSON object, for arguments of a call; empty text is none. */
-MM_MUST_USE bool mm_arguments_check(mm_call *c, const char *param, mm_str text, mm_err *err);
+MM_MUST_USE bool mm_arguments_check(mm_call *c, const char *param, mm_str *text, mm_err *err);
 /* Tools that have a function's fields beside their type: of responses, and of Anthropic's messages. schema is the key of the parameters. */
 MM_MUST_USE bool mm_flat_tools(mm_call *c, mm_conversation *out, const char *schema, mm_err *err);
 /* tool_choice and parallel_tool_calls of OpenAI's APIs. *other is a choice that is neither absent, auto nor none; NULL then. */

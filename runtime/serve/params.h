@@ -16,6 +16,7 @@ typedef struct mm_params {
   uint32_t stop_count;
   const int32_t *end; /* [end_count] ids that end the reply */
   uint32_t end_count;
+  uint32_t end_own;      /* the first so many are the checkpoint's */
   bool logprobs;         /* wanted; sampling.top_logprobs is at least 1 then */
   uint32_t top_logprobs; /* alternatives to return */
   bool stream, include_usage, include_stop, special;

@@ -212,7 +212,7 @@ static void free_scheduler(mm_scheduler *s) {
   mm_reuse_close(s);
   mm_drafts_close(s);
   mm_step_close(s);
-  MM_FREE(s->waiting, s->slot, s->load, s->load_shown);
+  MM_FREE(s->waiting, s->slot, s->load, s->load_shown, s->mark);
   pthread_mutex_destroy(&s->lock);
   pthread_cond_destroy(&s->changed);
   free(s);
@@ -236,8 +236,8 @@ mm_scheduler *mm_scheduler_open(mm_engine *engine, const mm_scheduler_config *c,
   publish(s);
   s->load_count = (size_t)m->layers * m->experts;
   if ((s->slot = mm_calloc(s->slots, sizeof *s->slot, err)) && (s->load = mm_calloc(s->load_count, sizeof *s->load, err)) &&
-      (s->load_shown = mm_calloc(s->load_count, sizeof *s->load_shown, err)) && mm_step_open(s, err) && mm_reuse_open(s, err) &&
-      mm_drafts_open(s, err)) {
+      (s->load_shown = mm_calloc(s->load_count, sizeof *s->load_shown, err)) && (s->mark = mm_calloc(s->own.pages / 8 + 1, 1, err)) &&
+      mm_step_open(s, err) && mm_reuse_open(s, err) && mm_drafts_open(s, err)) {
     const int failed = pthread_create(&s->thread, NULL, work, s);
     if (!failed) return s;
     mm_fail(err, MM_LIMIT, "E_THREADS", mm_at(NULL, NULL), "start the scheduler's thread: %s", strerror(failed));

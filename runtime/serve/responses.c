@@ -39,13 +39,17 @@ static void put_item(const mm_turn *t, size_t i, bool whole, mm_text *out) {
   mm_text_put(out, "]}");
 }
 
+/* The client's own JSON on one line, as events need it: line ends stand between its tokens alone. */
 static void put_raw(const mm_call *c, const char *key, const char *otherwise, mm_text *out) {
   const mm_value *v = mm_value_get(c->body, key);
   mm_text_printf(out, ",\"%s\":", key);
+  const size_t from = out->n;
   if (v)
     mm_text_add(out, v->raw, v->raw_n);
   else
     mm_text_put(out, otherwise);
+  for (size_t i = from; i < out->n; i++)
+    if (out->p[i] == '\n' || out->p[i] == '\r') out->p[i] = ' ';
 }
 
 static void put_usage(const mm_turn *t, mm_text *out) {

@@ -37,7 +37,18 @@ static bool read_call(mm_call *c, const mm_value *v, mm_chat_call *call, mm_err 
   if (!name || name->type != MM_VALUE_STRING || !name->n) return mm_refuse(c, 400, "input", "input: a function_call has no name");
   *call = (mm_chat_call){
       .id = mm_str_of(mm_value_get(v, "call_id")), .name = mm_str_of(name), .arguments = mm_str_of(mm_value_get(v, "arguments"))};
-  return mm_arguments_check(c, "input", call->arguments, err);
+  return mm_arguments_check(c, "input", &call->arguments, err);
+}
+
+/* The texts of all items of reasoning are joined. */
+static bool join(mm_call *c, const mm_chat_part *thought, size_t thoughts, mm_message *m, mm_err *err) {
+  size_t n = 0;
+  for (size_t i = 0; i < thoughts; i++) n += thought[i].text.n;
+  char *joined = mm_arena_alloc(&c->arena, n + 1, err);
+  if (!joined) return false;
+  m->reasoning = (mm_str){joined, n};
+  for (size_t i = 0; i < thoughts; joined += thought[i++].text.n) memcpy(joined, thought[i].text.p, thought[i].text.n);
+  return true;
 }
 
 /* One message of the assistant from items [v, end). */
@@ -59,8 +70,7 @@ static bool read_assistant(mm_call *c, const mm_value *v, const mm_value *end, m
       return false;
     }
   }
-  if (thoughts) m->reasoning = thought[thoughts - 1].text;
-  return true;
+  return !thoughts || join(c, thought, thoughts, m, err);
 }
 
 static bool read_item(mm_call *c, const mm_value *v, mm_message *m, mm_err *err) {

@@ -93,17 +93,49 @@ static job *next_of(const mm_scheduler *s, const job *victim) {
 /* Pages for all tokens of the job and the next one. */
 static uint64_t pages_of(const job *j) { return mm_ceil_div((uint64_t)j->count + 1, MM_PAGE); }
 
-/* Whether the job's tokens, `shared` pages of which the cache has, fit into the free pages beside what the running ones were let in with
- * and a page each to grow. The cache makes room. */
-static bool fits(mm_scheduler *s, const job *j, uint32_t shared) {
-  if (!s->pages || !s->running) return true;
-  uint64_t wanted = 1 + pages_of(j) - shared;
+/* Pages that are marked once `page` is too. */
+static uint32_t mark(mm_scheduler *s, uint32_t marked, uint32_t page) {
+  uint8_t *byte = &s->mark[page / 8];
+  const uint8_t bit = (uint8_t)(1u << page % 8);
+  marked += !(*byte & bit);
+  *byte |= bit;
+  return marked;
+}
+
+/* Pages that the job, with what the cache has of it, and those that run with a priority of `least` or more want beside what these hold: a
+ * job all of its pages and one to grow, a running one what it was let in with and one to grow. */
+static uint64_t wanted(const mm_scheduler *s, const job *j, const reuse *hit, int64_t least) {
+  uint64_t pages = 1 + pages_of(j) - hit->tokens / MM_PAGE;
   for (uint32_t i = 0; i < s->slots; i++) {
-    if (!s->slot[i]) continue;
+    if (!s->slot[i] || s->slot[i]->r.priority < least) continue;
     const uint64_t all = pages_of(s->slot[i]), held = mm_pages_held(s->pages, i);
-    wanted += 1 + (all > held ? all - held : 0);
+    pages += 1 + (all > held ? all - held : 0);
   }
-  while (wanted > mm_pages_free(s->pages))
+  return pages;
+}
+
+/* Whether the job fits beside those that run with a priority of `least` or more, if the others leave and the cache gives up all that these
+ * and the job do not share with it. Alone it is let in: what it lacks it finds out. */
+static bool enough(mm_scheduler *s, const job *j, const reuse *hit, int64_t least) {
+  const uint32_t pages = s->pages ? mm_pages_count(s->pages) : 0;
+  uint32_t kept = 0, running = 0;
+  if (!pages) return true;
+  memset(s->mark, 0, mm_ceil_div(pages, 8));
+  for (uint32_t i = 0; i < s->slots; i++) {
+    if (!s->slot[i] || s->slot[i]->r.priority < least) continue;
+    const uint32_t *page = mm_pages_table(s->pages) + (size_t)i * mm_pages_per_slot(s->pages);
+    for (uint32_t k = 0; k < mm_pages_held(s->pages, i); k++) kept = mark(s, kept, page[k]);
+    running++;
+  }
+  for (uint32_t i = 0; i < hit->tokens; i += MM_PAGE) kept = mark(s, kept, s->page[i / MM_PAGE]);
+  return !running || wanted(s, j, hit, least) <= pages - kept;
+}
+
+/* Whether the job fits beside all that run. The cache makes room, if that helps. */
+static bool fits(mm_scheduler *s, const job *j, const reuse *hit) {
+  if (!s->pages || !s->running) return true;
+  if (!enough(s, j, hit, INT64_MIN)) return false;
+  while (wanted(s, j, hit, INT64_MIN) > mm_pages_free(s->pages))
     if (!mm_reuse_evict(s)) return false;
   return true;
 }
@@ -140,21 +172,29 @@ static void enter(mm_scheduler *s, job *j, const reuse *hit) {
   s->own.cached_tokens += j->cached;
 }
 
-/* Lets the job in, if it fits when those of lower priority give way. */
+/* Whether the job would fit if all of lower priority gave way. */
+static bool could_fit(mm_scheduler *s, const job *j) {
+  const reuse hit = mm_reuse_find(s, j);
+  const bool could = enough(s, j, &hit, j->r.priority);
+  mm_reuse_release(s, &hit);
+  return could;
+}
+
+/* Lets the job in, if it fits when those of lower priority give way; otherwise nobody does, and the cache keeps what it has. */
 static bool let_in(mm_scheduler *s, job *j) {
   if (s->refused == j->ticket && s->at_left == s->left) return false;
-  if (s->running == s->slots && !push_out(s, j)) return false;
-  for (;;) {
+  bool room = could_fit(s, j) && (s->running < s->slots || push_out(s, j));
+  while (room) {
     reuse hit = mm_reuse_find(s, j);
-    const bool room = fits(s, j, hit.tokens / MM_PAGE);
-    if (room) enter(s, j, &hit);
+    const bool in = fits(s, j, &hit);
+    if (in) enter(s, j, &hit);
     mm_reuse_release(s, &hit);
-    if (room) return true;
-    if (push_out(s, j)) continue;
-    s->refused = j->ticket;
-    s->at_left = s->left;
-    return false;
+    if (in) return true;
+    room = push_out(s, j);
   }
+  s->refused = j->ticket;
+  s->at_left = s->left;
+  return false;
 }
 
 void mm_schedule(mm_scheduler *s) {

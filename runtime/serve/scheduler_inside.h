@@ -69,6 +69,7 @@ struct mm_scheduler {
   mm_pages *pages;        /* NULL: slots have pages of their own */
   mm_prefix_cache *cache; /* or NULL */
   uint32_t *page;         /* [pages of a slot] receives those of the cache */
+  uint8_t *mark;          /* [pages] bits, for schedule.c */
 
   pthread_t thread;
   pthread_mutex_t lock;

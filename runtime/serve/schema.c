@@ -9,6 +9,7 @@
 #include "runtime/serve/text.h"
 
 #define SCHEMAS_MAX 4096
+#define COPIES_MAX  ((size_t)4 * MM_LITERALS) /* values of enum that alternatives copy from each other */
 
 typedef struct compiled {
   const mm_value *schema;
@@ -21,6 +22,8 @@ typedef struct compiler {
   const mm_value *root;
   compiled *done; /* [count] */
   size_t count, cap;
+  size_t values; /* of enum and const */
+  size_t copied; /* of them, to unite alternatives */
   unsigned depth;
   bool exclusive; /* of alternatives no more than one may hold */
   mm_err *err;
@@ -55,59 +58,94 @@ static int first_of(char c) {
   return (int)(p - first);
 }
 
-/* Two forms that begin alike as one. NULL: they cannot be told apart. */
-static const mm_form *unite(compiler *p, const mm_form *a, const mm_form *b) {
-  if (a == b) return a;
-  const bool whole = a->kind == MM_FORM_INTEGER || b->kind == MM_FORM_INTEGER;
-  if (whole && !p->exclusive && (a->kind == MM_FORM_NUMBER || b->kind == MM_FORM_NUMBER)) return &any_number;
-  if (a->kind != MM_FORM_LITERALS || b->kind != MM_FORM_LITERALS) return NULL;
-  mm_form *s = mm_arena_alloc(p->arena, sizeof *s, p->err);
-  mm_literal *l = mm_arena_alloc(p->arena, ((size_t)a->count + b->count) * sizeof *l, p->err);
-  if (!s || !l) return NULL;
-  memcpy(l, a->literal, a->count * sizeof *l);
-  memcpy(l + a->count, b->literal, b->count * sizeof *l);
-  *s = (mm_form){.kind = MM_FORM_LITERALS, .literal = l, .count = a->count + b->count};
-  return s;
+/* A choice while alternatives are added to it. */
+typedef struct builder {
+  mm_form *choice;
+  mm_form *own[MM_FIRSTS]; /* literals that are this choice's alone, or NULL */
+  uint32_t room[MM_FIRSTS];
+} builder;
+
+static bool too_many(compiler *p, const char *what, size_t found, size_t most) {
+  return mm_fail(p->err, MM_UNSUPPORTED, "E_SCHEMA", mm_at("json_schema", NULL), "found %zu %s, expected at most %zu", found, what, most);
 }
 
-static bool add_first(compiler *p, mm_form *choice, int first, const mm_form *s) {
-  const mm_form **place = &choice->by_first[first];
-  const mm_form *both = *place ? unite(p, *place, s) : s;
-  if (!both) return unserved(p, "anyOf", ": two alternatives begin alike");
-  *place = both;
+/* Literals of this choice alone that begin so, with room for `more`. Room grows twofold, so that all literals are copied once or twice. */
+static mm_form *own_literals(compiler *p, builder *b, int first, uint32_t more) {
+  const mm_form *now = b->choice->by_first[first];
+  const uint32_t count = now ? now->count : 0;
+  mm_form *s = b->own[first];
+  if (count + more > MM_LITERALS) return too_many(p, "values in one choice", count + more, MM_LITERALS), NULL;
+  if (!s) p->copied += count;
+  if (now && (p->copied += more) > COPIES_MAX)
+    return too_many(p, "values of enum in alternatives of alternatives", p->copied, COPIES_MAX), NULL;
+  if (s && b->room[first] - count >= more) return s;
+  const uint32_t room = now ? 2 * (count + more) : more;
+  mm_literal *l = mm_arena_alloc(p->arena, room * sizeof *l, p->err);
+  if (!s) s = mm_arena_alloc(p->arena, sizeof *s, p->err);
+  if (!s || !l) return NULL;
+  if (now) memcpy(l, now->literal, count * sizeof *l);
+  *s = (mm_form){.kind = MM_FORM_LITERALS, .literal = l, .count = count};
+  b->room[first] = room;
+  b->choice->by_first[first] = s;
+  return b->own[first] = s;
+}
+
+/* Two forms that begin alike as one. */
+static bool unite(compiler *p, builder *b, int first, const mm_form *more) {
+  const mm_form *now = b->choice->by_first[first];
+  if (now == more) return true;
+  const bool whole = now->kind == MM_FORM_INTEGER || more->kind == MM_FORM_INTEGER;
+  if (whole && !p->exclusive && (now->kind == MM_FORM_NUMBER || more->kind == MM_FORM_NUMBER))
+    return b->choice->by_first[first] = &any_number, true;
+  if (now->kind != MM_FORM_LITERALS || more->kind != MM_FORM_LITERALS) return unserved(p, "anyOf", ": two alternatives begin alike");
+  mm_form *s = own_literals(p, b, first, more->count);
+  if (!s) return false;
+  memcpy(s->literal + s->count, more->literal, more->count * sizeof *s->literal);
+  s->count += more->count;
   return true;
 }
 
-static bool add_to_choice(compiler *p, mm_form *choice, const mm_form *s) {
+static bool add_first(compiler *p, builder *b, int first, const mm_form *s) {
+  if (b->choice->by_first[first]) return unite(p, b, first, s);
+  b->choice->by_first[first] = s;
+  return true;
+}
+
+static bool add_to_choice(compiler *p, builder *b, const mm_form *s) {
   bool ok = true;
   switch (s->kind) {
     case MM_FORM_CHOICE:
-      for (int i = 0; i < MM_FIRSTS; i++) ok = ok && (!s->by_first[i] || add_first(p, choice, i, s->by_first[i]));
+      for (int i = 0; i < MM_FIRSTS; i++) ok = ok && (!s->by_first[i] || add_first(p, b, i, s->by_first[i]));
       return ok;
     case MM_FORM_OBJECT:
-    case MM_FORM_MAP: return add_first(p, choice, MM_FIRST_OBJECT, s);
-    case MM_FORM_ARRAY: return add_first(p, choice, MM_FIRST_ARRAY, s);
-    case MM_FORM_STRING: return add_first(p, choice, MM_FIRST_STRING, s);
+    case MM_FORM_MAP: return add_first(p, b, MM_FIRST_OBJECT, s);
+    case MM_FORM_ARRAY: return add_first(p, b, MM_FIRST_ARRAY, s);
+    case MM_FORM_STRING: return add_first(p, b, MM_FIRST_STRING, s);
     case MM_FORM_NUMBER:
-    case MM_FORM_INTEGER: return add_first(p, choice, MM_FIRST_NUMBER, s);
-    case MM_FORM_LITERALS: return add_first(p, choice, first_of(s->literal[0].p[0]), s);
+    case MM_FORM_INTEGER: return add_first(p, b, MM_FIRST_NUMBER, s);
+    case MM_FORM_LITERALS: return add_first(p, b, first_of(s->literal[0].p[0]), s);
   }
   return false;
+}
+
+/* The choice is complete. */
+static void end_choice(builder *b) {
+  for (int i = 0; i < MM_FIRSTS; i++)
+    if (b->own[i]) mm_literals_sort(b->own[i]);
 }
 
 /* ---- Keywords ---- */
 
 static bool compile(compiler *p, const mm_value *schema, const mm_form **out);
 
-static bool add_literal(compiler *p, mm_form *choice, const mm_value *v) {
-  if (v->type == MM_VALUE_OBJECT || v->type == MM_VALUE_ARRAY) return unserved(p, "enum", " with objects or lists");
-  mm_form *s = mm_arena_alloc(p->arena, sizeof *s, p->err);
-  mm_literal *l = mm_arena_alloc(p->arena, sizeof *l, p->err);
-  if (!s || !l) return false;
-  if (v->raw_n > UINT16_MAX) return unserved(p, "enum", " with texts so long");
-  *l = (mm_literal){.p = v->raw, .n = v->raw_n};
-  *s = (mm_form){.kind = MM_FORM_LITERALS, .literal = l, .count = 1};
-  return add_to_choice(p, choice, s);
+/* A literal for the value, where own_literals has made room. */
+static bool add_literal(compiler *p, builder *b, const mm_value *v) {
+  if (v->raw_n > UINT16_MAX)
+    return mm_fail(p->err, MM_UNSUPPORTED, "E_SCHEMA", mm_at("json_schema", NULL),
+                   "found a value of enum with %zu bytes, expected at most %d", v->raw_n, UINT16_MAX);
+  mm_form *s = b->own[first_of(v->raw[0])];
+  s->literal[s->count++] = (mm_literal){.p = v->raw, .n = v->raw_n};
+  return true;
 }
 
 static bool is_open(const compiler *p, const mm_form *s) {
@@ -118,16 +156,18 @@ static bool is_open(const compiler *p, const mm_form *s) {
 
 static bool compile_any(compiler *p, const mm_value *list, bool exclusive, mm_form *out) {
   if (list->type != MM_VALUE_ARRAY || !list->count) return wrong(p, "anyOf: expected a list of schemas");
+  builder b = {.choice = out};
   out->kind = MM_FORM_CHOICE;
   for (const mm_value *v = list->first; v; v = v->next) {
     const mm_form *s;
     if (!compile(p, v, &s)) return false;
     if (s->kind == MM_FORM_CHOICE && is_open(p, s)) return unserved(p, "$ref", " from an alternative to what holds it");
     p->exclusive = exclusive;
-    const bool told_apart = add_to_choice(p, out, s);
+    const bool told_apart = add_to_choice(p, &b, s);
     p->exclusive = false;
     if (!told_apart) return false;
   }
+  end_choice(&b);
   return true;
 }
 
@@ -210,6 +250,24 @@ static bool quote_key(compiler *p, const mm_value *property, mm_literal *out) {
   return out->p || unserved(p, "properties", " with keys so long");
 }
 
+static int by_key(const void *a, const void *b) { return mm_literal_compare(*(const mm_literal *const *)a, *(const mm_literal *const *)b); }
+
+/* What a form of an object says of its keys beside their texts. */
+static bool order_keys(compiler *p, mm_form *s) {
+  uint16_t *order = mm_arena_alloc(p->arena, s->count * sizeof *order, p->err);
+  const mm_literal **key = mm_arena_alloc(p->arena, s->count * sizeof *key, p->err);
+  if (!order || !key) return false;
+  for (uint32_t i = s->count, end = s->count; i-- > 0;) {
+    if (s->literal[i].required) end = i + 1;
+    s->literal[i].end = (uint16_t)end;
+    key[i] = &s->literal[i];
+  }
+  qsort(key, s->count, sizeof *key, by_key);
+  for (uint32_t i = 0; i < s->count; i++) order[i] = (uint16_t)(key[i] - s->literal);
+  s->order = order;
+  return true;
+}
+
 static bool compile_object(compiler *p, const mm_value *schema, mm_form *out) {
   const mm_value *properties = mm_value_get(schema, "properties"), *more = mm_value_get(schema, "additionalProperties"),
                  *required = mm_value_get(schema, "required");
@@ -227,6 +285,7 @@ static bool compile_object(compiler *p, const mm_value *schema, mm_form *out) {
     if (!quote_key(p, v, l) || !compile(p, v, &l->value)) return false;
     l->required = is_required(required, v);
   }
+  if (!order_keys(p, out)) return false;
   for (const mm_value *v = required && required->type == MM_VALUE_ARRAY ? required->first : NULL; v; v = v->next)
     if (v->type == MM_VALUE_STRING && !mm_value_get(properties, v->text)) return unserved(p, "required", " of a key that properties lacks");
   return true;
@@ -252,35 +311,53 @@ static bool compile_type(compiler *p, const mm_value *schema, const mm_value *ty
   if (mm_value_is(type, "integer")) return *out = any_integer, true;
   if (mm_value_is(type, "null")) return *out = just_null, true;
   if (!mm_value_is(type, "boolean")) return wrong(p, "type: found one that JSON does not have");
-  *out = (mm_form){.kind = MM_FORM_CHOICE};
-  return add_to_choice(p, out, &just_true) && add_to_choice(p, out, &just_false);
+  *out = (mm_form){.kind = MM_FORM_CHOICE, .by_first = {[MM_FIRST_TRUE] = &just_true, [MM_FIRST_FALSE] = &just_false}};
+  return true;
 }
 
 static bool compile_types(compiler *p, const mm_value *schema, const mm_value *types, mm_form *out) {
   if (types->type != MM_VALUE_ARRAY) return compile_type(p, schema, types, out);
+  builder b = {.choice = out};
   *out = (mm_form){.kind = MM_FORM_CHOICE};
   for (const mm_value *v = types->first; v; v = v->next) {
     mm_form *s = mm_arena_alloc(p->arena, sizeof *s, p->err);
-    if (!s || !compile_type(p, schema, v, s) || !add_to_choice(p, out, s)) return false;
+    if (!s || !compile_type(p, schema, v, s) || !add_to_choice(p, &b, s)) return false;
   }
+  end_choice(&b);
   return types->count || wrong(p, "type: found an empty list");
 }
 
-/* Those of the values that are of the types. */
-static bool compile_enum(compiler *p, const mm_value *list, const mm_value *types, mm_form *out) {
-  const unsigned firsts = firsts_of(p, types);
-  size_t kept = 0;
-  if (!firsts) return false;
-  if (list->type != MM_VALUE_ARRAY || !list->count) return wrong(p, "enum: expected a list of values");
-  if (list->count > SCHEMAS_MAX) return unserved(p, "enum", " with so many values");
+/* Those of the `most` values from `first` on that are of the types; counted, then stored. */
+static bool compile_values(compiler *p, const mm_value *first, size_t most, unsigned firsts, mm_form *out) {
+  builder b = {.choice = out};
+  uint32_t count[MM_FIRSTS] = {0};
+  size_t i = 0;
+  if ((p->values += most) > MM_LITERALS) return too_many(p, "values of enum and const in the schema", p->values, MM_LITERALS);
   out->kind = MM_FORM_CHOICE;
-  for (const mm_value *v = list->first; v; v = v->next) {
+  for (const mm_value *v = first; i < most; v = v->next, i++) {
     if (!is_json(p, v)) return false;
     if (!is_of(v, firsts)) continue;
-    if (!add_literal(p, out, v)) return false;
-    kept++;
+    if (v->type == MM_VALUE_OBJECT || v->type == MM_VALUE_ARRAY) return unserved(p, "enum", " with objects or lists");
+    count[first_of(v->raw[0])]++;
   }
-  return kept > 0 || wrong(p, "enum: found no value of the type");
+  for (int k = 0; k < MM_FIRSTS; k++)
+    if (count[k] && !own_literals(p, &b, k, count[k])) return false;
+  i = 0;
+  for (const mm_value *v = first; i < most; v = v->next, i++)
+    if (is_of(v, firsts) && !add_literal(p, &b, v)) return false;
+  end_choice(&b);
+  return true;
+}
+
+static bool compile_enum(compiler *p, const mm_value *list, const mm_value *types, mm_form *out) {
+  const unsigned firsts = firsts_of(p, types);
+  if (!firsts) return false;
+  if (list->type != MM_VALUE_ARRAY || !list->count) return wrong(p, "enum: expected a list of values");
+  if (list->count > SCHEMAS_MAX) return too_many(p, "values in an enum", list->count, SCHEMAS_MAX);
+  if (!compile_values(p, list->first, list->count, firsts, out)) return false;
+  for (int i = 0; i < MM_FIRSTS; i++)
+    if (out->by_first[i]) return true;
+  return wrong(p, "enum: found no value of the type");
 }
 
 /* ---- Keywords beside each other ---- */
@@ -371,9 +448,8 @@ static bool compile_keywords(compiler *p, const mm_value *schema, mm_form *out) 
   if (!any) any = mm_value_get(schema, "oneOf");
   if (one) {
     const unsigned firsts = firsts_of(p, type);
-    out->kind = MM_FORM_CHOICE;
     return firsts && alone(p, schema, "const", "type") && is_json(p, one) && (is_of(one, firsts) || wrong(p, "const: not of the type")) &&
-           add_literal(p, out, one);
+           compile_values(p, one, 1, firsts, out);
   }
   if (list) return alone(p, schema, "enum", "type") && compile_enum(p, list, type, out);
   if (any) {

@@ -6,13 +6,15 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "runtime/chat/arguments.h"
 #include "runtime/serve/history.h"
 #include "runtime/serve/schema.h"
 
 /* What all turns of a call share: mm_call.state. */
 typedef struct turns {
   mm_turn_settings set;
-  mm_turn *turn; /* [turns] */
+  mm_tools tools; /* of the request, which all replies read */
+  mm_turn *turn;  /* [turns] */
   uint32_t turns;
 } turns;
 
@@ -28,6 +30,7 @@ static void close_turns(void *state) {
     }
     MM_FREE(t->call, t->item, t->sampled, t->reasoning.p, t->content.p);
   }
+  mm_tools_close(&s->tools);
   free(s->turn);
   free(s);
 }
@@ -204,11 +207,14 @@ static bool add_reasoning(mm_call *c, start *a, bool calls) {
 
 /* One of some texts. */
 static bool add_texts(mm_call *c, start *a, const mm_str *text, size_t count, mm_err *err) {
+  if (count > MM_LITERALS)
+    return mm_refuse(c, 400, NULL, "found %zu texts of which the reply must be one, expected at most %d", count, MM_LITERALS);
   mm_form *f = mm_arena_alloc(&c->arena, sizeof *f, err);
   mm_literal *l = mm_arena_alloc(&c->arena, count * sizeof *l, err);
   if (!f || !l) return false;
   for (size_t i = 0; i < count; i++) l[i] = (mm_literal){.p = text[i].p, .n = text[i].n};
   *f = (mm_form){.kind = MM_FORM_LITERALS, .exact = true, .literal = l, .count = (uint32_t)count};
+  mm_literals_sort(f);
   a->section[a->sections++] = (mm_section){.kind = MM_SECTION_FORM, .form = f};
   return true;
 }
@@ -300,12 +306,12 @@ static bool open_turns(mm_call *c, const start *a, mm_err *err) {
   turns *s = c->state;
   const mm_reply_settings set = {.format = c->server->format,
                                  .tokenizer = c->server->tokenizer,
-                                 .tool = a->v->tool,
-                                 .tool_count = a->v->tool_count,
+                                 .tools = &s->tools,
                                  .calls = a->v->tool_count > 0,
                                  .in_reasoning = a->in_reasoning,
                                  .append_think = s->set.append_think,
                                  .sink = on_event};
+  if (!mm_tools_open(&s->tools, a->v->tool, a->v->tool_count, err)) return false;
   if (!(s->turn = mm_calloc(c->params.n, sizeof *s->turn, err))) return false;
   for (; s->turns < c->params.n; s->turns++) {
     mm_turn *t = &s->turn[s->turns];

@@ -103,6 +103,40 @@ def errors(s):
     assert s.post(COMPLETIONS, {**PROMPT, "prompt": "x", "max_tokens": 1, "unknown": [[[{}]]]})["object"] == "text_completion"
 
 
+def characters(s):
+    """Offsets of logprobs count characters, whole and streamed: a byte that is none alone is shown as one of three bytes."""
+    byte = next(i for i in range(2000) if s.post("/detokenize", {"tokens": [i, i]})["prompt"] == "\ufffd\ufffd")
+    body = {**PROMPT, "max_tokens": 4, "logprobs": 1, "logit_bias": {str(byte): 100}}
+    choice = s.post(COMPLETIONS, body)["choices"][0]
+    assert choice["text"] == "\ufffd" * 4 and choice["logprobs"]["text_offset"] in ([0, 1, 2, 3], [0, 0, 1, 2]), choice
+    assert [x for e in s.events(COMPLETIONS, body) for c in e["choices"] if c["logprobs"] for x in c["logprobs"]["text_offset"]] == choice["logprobs"]["text_offset"]
+
+
+def reasons(s):
+    """stop_reason is the stop string or the id of stop_token_ids that ended the reply; of the checkpoint's own end it is null."""
+    first = s.post("/tokenize", {"prompt": " of"})["tokens"][0]
+    own = s.post("/tokenize", {"prompt": "[e~[", "parse_special": True})["tokens"][0]
+    for more, reason in [({"stop_token_ids": [first]}, first), ({"logit_bias": {str(own): 100}}, None), ({"stop": " of"}, " of"),
+                         ({"logit_bias": {str(own): 100}, "stop_token_ids": [own]}, None), ({"logit_bias": {str(own): 100}, "stop_token_ids": [own], "ignore_eos": True}, own)]:
+        body = {**PROMPT, "max_tokens": 8, **more}
+        choice, last = s.post(COMPLETIONS, body)["choices"][0], s.events(COMPLETIONS, body)[-1]["choices"][0]
+        assert (choice["finish_reason"], choice["stop_reason"]) == (last["finish_reason"], last["stop_reason"]) == ("stop", reason), (more, choice, last)
+
+
+def unserved(s):
+    """Fields of other servers that bind a reply are refused by name in every API, or ask for nothing."""
+    schema = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object"}}}
+    everywhere = {"guided_json": {"type": "object"}, "guided_regex": "a+", "guided_grammar": "root ::= x", "structured_outputs": {"regex": "a"}, "min_tokens": 3,
+                  "bad_words": ["a"], "allowed_token_ids": [1], "prompt_logprobs": 1, "truncate_prompt_tokens": 5, "chat_template": "x", "functions": [{"name": "f"}]}
+    not_chat = {"response_format": schema, "guided_choice": ["a", "b"]}
+    chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+    for path, body in {COMPLETIONS: {**PROMPT, "max_tokens": 1}, "/v1/chat/completions": chat, "/v1/messages": chat, "/v1/responses": {"input": "x", "max_output_tokens": 1}}.items():
+        for name, value in {**everywhere, **({} if "chat" in path else not_chat)}.items():
+            assert name + ":" in s.post(path, {**body, name: value}, 400)["error"]["message"], (path, name)
+    nothing = {**dict.fromkeys([*everywhere, *not_chat]), "min_tokens": 0, "bad_words": [], "response_format": {"type": "text"}}
+    assert s.post(COMPLETIONS, {**PROMPT, "max_tokens": 1, **nothing})["choices"][0]["text"] == run(PACKED, 1)
+
+
 def edges(s):
     """The least and the most of every field are taken, what lies beyond is refused by the field's name."""
     one = {**PROMPT, "max_tokens": 1}
@@ -133,6 +167,21 @@ def pages(s):
     for line in metrics.splitlines():
         assert re.fullmatch(r"# (HELP|TYPE) minimax_\w+ .*|minimax_\w+(\{\w+=\"[^\"]*\"\})? [-+\d.e]+", line), line
     assert re.search(r"^minimax_reply_tokens_total [1-9]", metrics, re.M)
+
+
+def special():
+    """A prompt's text spells control tokens where the request or the server says so, and nowhere else."""
+    text = "]~b]user\nx[e~[\n"
+
+    def tokens(s, **more):
+        return s.post(COMPLETIONS, {"prompt": text, "max_tokens": 1, **more})["usage"]["prompt_tokens"]
+
+    with Server(PACKED, "--max-model-len", "64") as s:
+        plain, parsed = (s.post("/tokenize", {"prompt": text, "parse_special": x})["count"] for x in (False, True))
+        assert parsed < plain and [tokens(s), tokens(s, parse_special=True), tokens(s, parse_special=False)] == [plain, parsed, plain]
+        assert s.post(COMPLETIONS, {"prompt": text, "parse_special": "x"}, 400)["error"]["param"] == "parse_special"
+    with Server(PACKED, "--max-model-len", "64", "--trust-user-tokens") as s:
+        assert [tokens(s), tokens(s, parse_special=True), tokens(s, parse_special=False)] == [parsed, parsed, plain]
 
 
 def keys():
@@ -209,6 +258,9 @@ def config_file():
         f.write("# a comment\nserved-model-name = named here\n\nmax-model-len 100\n  ignore-generation-config\nlog-format=json\n")
     with Server(PACKED, "--config", path, "--max-model-len", "64") as s:
         model = json.loads(s.get("/v1/models"))["data"][0]
+        assert json.loads(s.get("/v1/models/named%20here"))["id"] == json.loads(s.get("/v1/models/n%61med%20her%65"))["id"] == "named here"
+        for other in ("named%20her", "named%20here%20", "named%2", "named%2zhere", "named%00here"):
+            assert s.request("GET", "/v1/models/" + other)[0] == 404, other
         assert (model["id"], model["max_model_len"]) == ("named here", 64) and open(s.log).read().startswith("{")
     for line in ("--port 1", "port: 1", "no-such-option", "max-queue 0"):
         with open(path, "w") as f:
@@ -224,7 +276,11 @@ with Server(PACKED) as server:
     sampling(server)
     errors(server)
     edges(server)
+    unserved(server)
+    characters(server)
+    reasons(server)
     pages(server)
+special()
 keys()
 config_file()
 ends()

@@ -90,6 +90,43 @@ def formed(s):
     assert "output_config" in s.post(MESSAGES, {**body, "output_config": {"format": {"type": "xml"}}}, 400)["error"]["message"]
 
 
+def thoughts(s):
+    """Items of reasoning of one message are joined, and blank arguments are none, as no arguments are."""
+    def tokens(reasoning, arguments="{}"):
+        items = [{"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": x}]} for x in reasoning]
+        call = [{"type": "function_call", "call_id": "c", "name": "f", "arguments": arguments}, {"type": "function_call_output", "call_id": "c", "output": "r"}]
+        return s.post(RESPONSES, {"input": [user("x"), *items, *call], "max_output_tokens": 1})["usage"]["input_tokens"]
+
+    assert tokens(["Alpha ", "beta ", "gamma."]) == tokens(["Alpha beta gamma."]) > tokens(["gamma."])
+    said = [{"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}]
+    for blank in ("", " ", " \n\t"):
+        assert tokens(["x"], blank) == tokens(["x"])
+        other = json.loads(json.dumps(said).replace('"{}"', json.dumps(blank)))
+        a, b = (s.post(CHAT, {**ONE, "messages": [user("x"), *m, {"role": "tool", "tool_call_id": "c", "content": "r"}]}) for m in (said, other))
+        assert a["usage"]["prompt_tokens"] == b["usage"]["prompt_tokens"], blank
+
+
+def reasons(s):
+    """stop_reason of a chat, whole and streamed."""
+    id = s.post("/tokenize", {"prompt": "x"})["tokens"][0]
+    for more, reason in (({"stop_token_ids": [id]}, id), ({"stop_token_ids": [id], "max_tokens": 1, "logit_bias": {}}, None)):
+        body = {**ONE, "messages": [user("x")], "logit_bias": {str(id): 100}, **more}
+        assert (s.post(CHAT, body)["choices"][0]["stop_reason"], s.events(CHAT, body)[-1]["choices"][0]["stop_reason"]) == (reason, reason), more
+
+
+def pretty(s):
+    """A body over several lines: what a stream gives back of it stands on one line, as events need it."""
+    body = {"input": "x", "max_output_tokens": 3, "stream": True, "metadata": {"a": "b\n", "c": "d"}, "tool_choice": "auto",
+            "tools": [{"type": "function", "name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}]}
+    status, _, data = s.request("POST", RESPONSES, json.dumps(body, indent=2).replace("\n", "\r\n"))
+    assert status == 200
+    for event in data.decode().rstrip().split("\n\n"):
+        name, line = event.split("\n")
+        assert name.startswith("event: ") and line.startswith("data: ") and "\r" not in line, event
+    last = json.loads(line[6:])["response"]
+    assert last["metadata"] == body["metadata"] and last["tools"] == body["tools"]
+
+
 def refusals(s):
     long = "In the beginning " * 2000
     for path, body in ((CHAT, {"messages": [user(long)]}), (RESPONSES, {"input": long}), ("/v1/completions", {"prompt": long})):
@@ -203,6 +240,9 @@ with Server(PACKED, "--chat-format", "minimax-m2", "--max-model-len", "4096") as
     systems(server)
     results(server)
     formed(server)
+    pretty(server)
+    thoughts(server)
+    reasons(server)
     refusals(server)
     failing_streams(server)
 with Server(PACKED, "--chat-format", "minimax-m2") as server:

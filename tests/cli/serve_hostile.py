@@ -9,7 +9,7 @@ import sys
 import time
 
 sys.path.insert(0, os.path.dirname(__file__))
-from serve_client import Server, convert  # noqa: E402
+from serve_client import BIN, Server, convert  # noqa: E402
 
 ROUNDS = int(os.environ.get("SERVE_MUTATIONS", "250"))
 SEED = int(os.environ.get("SERVE_SEED", "4"))
@@ -207,12 +207,13 @@ def heads(s):
         assert b"Content-Length: %d\r\n" % len(whole) in head + b"\r\n", (path, head, rest)
 
 
+def resident(s):
+    return int(open(f"/proc/{s.process.pid}/status").read().split("VmRSS:")[1].split()[0]) >> 10
+
+
 def endless(s):
     """A line between chunks, or behind the last, that does not end: the connection ends, and no memory is kept for it."""
-    def resident():
-        return int(open(f"/proc/{s.process.pid}/status").read().split("VmRSS:")[1].split()[0]) >> 10
-
-    before = resident()
+    before = resident(s)
     for data in (b"1;", b"1\r\na", b"1\r\na\r\n0\r\nx: "):
         c = raw(s, b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + data)
         sent = 0
@@ -223,7 +224,18 @@ def endless(s):
         except OSError:
             pass
         c.close()
-        assert resident() < before + 24, (data, before, resident())
+        assert resident(s) < before + 24, (data, before, resident(s))
+
+
+def many_choices(s):
+    """The choices of a request share its tools: however many they are, the tools are read once. Equal keys leave a short prompt."""
+    def peak():
+        return int(open(f"/proc/{s.process.pid}/status").read().split("VmHWM:")[1].split()[0]) >> 10
+
+    tool = '{"type": "function", "function": {"name": "f", "parameters": {%s"type": "object"}}}' % ('"a": 1, ' * 40000)
+    before = peak()
+    whole = s.post(CHAT, '{"messages": [{"role": "user", "content": "x"}], "max_tokens": 1, "n": 128, "tools": [%s]}' % tool)
+    assert len(whole["choices"]) == 128 and peak() < before + 200, (before, peak())
 
 
 def running(s):
@@ -242,6 +254,19 @@ def leavers(s):
     while running(s) != [0, 0]:
         assert time.monotonic() < end, running(s)
         time.sleep(0.02)
+
+
+def failing(s):
+    """Requests whose time is over before their reply is whole leave no memory behind, what they kept of logprobs included."""
+    body = {**GOOD, "n": 64, "logprobs": 20, "max_tokens": 1900, "ignore_eos": True, "timeout": 0.6}
+    for _ in range(4):
+        s.post(COMPLETIONS, body, 504)
+    before = resident(s)
+    for _ in range(16):
+        s.post(COMPLETIONS, body, 504)
+    # The address sanitizer keeps freed memory for a while, and tells at the end what was lost.
+    sanitized = b"__asan_init" in open(f"{BIN}/minimax-serve", "rb").read()
+    assert sanitized or resident(s) < before + 8, (before, resident(s))
 
 
 def slow(packed):
@@ -279,6 +304,29 @@ def slow(packed):
         assert s.post(COMPLETIONS, GOOD)["usage"]["completion_tokens"] == 2
 
 
+def idle(packed):
+    """The time of a request begins with its first byte, not where the reply before it ended."""
+    request = request_of(GOOD, more=b"a: b\r\n")
+    with Server(packed, "--read-timeout", "4") as s:
+        for more in (b"", request):  # a fresh connection, and one that had a reply
+            c = raw(s, more)
+            if more:
+                assert c.recv(65536).startswith(b"HTTP/1.1 200 ")
+            for part in (request[:30], request[30:]):
+                time.sleep(3)
+                c.sendall(part)
+            assert c.recv(65536).startswith(b"HTTP/1.1 200 "), more
+            c.close()
+        c, end = raw(s, b"POST /v1/completions HTTP/1.1\r\n"), time.monotonic() + 20
+        try:  # whole lines, now and then, do not begin it anew
+            while True:
+                c.sendall(b"a: b\r\n")
+                time.sleep(0.4)
+                assert time.monotonic() < end, "a slow request was not cut"
+        except OSError:
+            c.close()
+
+
 PACKED = convert("tests/data/tiny-m2")
 with Server(PACKED, "--chat-format", "minimax-m2", "--max-body", "1M", "--max-model-len", "2048") as server:
     seen = mutations(server)
@@ -286,7 +334,9 @@ with Server(PACKED, "--chat-format", "minimax-m2", "--max-body", "1M", "--max-mo
     two_readings(server)
     heads(server)
     endless(server)
+    many_choices(server)
     leavers(server)
+    failing(server)
     before = len(os.listdir(f"/proc/{server.process.pid}/fd"))
     for _ in range(50):
         assert server.post(COMPLETIONS, GOOD)["usage"]["completion_tokens"] == 2
@@ -295,4 +345,5 @@ with Server(PACKED, "--chat-format", "minimax-m2", "--max-body", "1M", "--max-mo
         assert time.monotonic() < end, (before, os.listdir(f"/proc/{server.process.pid}/fd"))
         time.sleep(0.05)
 slow(PACKED)
+idle(PACKED)
 print(f"{ROUNDS} mutated bodies: {seen}; odd HTTP, leaving and slow clients cost themselves alone")

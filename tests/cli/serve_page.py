@@ -88,6 +88,17 @@ with Server(convert("tests/data/tiny-m2"), "--chat-format", "minimax-m2") as ser
     b.wait("messages.length == 2 && !running")
     assert b.run("document.querySelector('pre').textContent") == 'find {"what": "Ur &lt;é"}', b.run("document.body.innerText")
     assert b.run("messages[1].tool_calls[0].function.name") == "find" and b.run("messages[1].content") == "Look."
+    # Cut off within the call's arguments: the history goes on without it.
+    ask = {"messages": [{"role": "user", "content": "look"}], "temperature": 0, **held,
+           "tools": [{"type": "function", "function": {"name": "find", "parameters": {"type": "object", "properties": {"what": {"type": "string"}}}}}]}
+    cut = next(n for n in range(1, 400) for m in [server.post("/v1/chat/completions", {**ask, "max_tokens": n})["choices"][0]["message"]]
+               if m.get("tool_calls") and m["tool_calls"][0]["function"]["arguments"])
+    b.run("$('clear').click(); $('max').value = %d; $('text').value = 'look'; $('form').requestSubmit(); 0" % cut)
+    b.wait("messages.length == 2 && !running")
+    assert b.run("!!document.querySelector('pre') && !messages[1].tool_calls"), b.run("document.body.innerText")
+    b.run("$('text').value = 'again'; $('form').requestSubmit(); 0")
+    b.wait("messages.length == 4 && !running")
+    assert b.run("!document.querySelector('.error')"), b.run("document.body.innerText")
     b.run("$('tools').value = '['; $('text').value = 'x'; $('form').requestSubmit(); 0")
     assert "JSON" in b.wait("(document.querySelector('.error') || {}).textContent")
     for scheme in ("light", "dark"):

@@ -1,10 +1,12 @@
 /* JSON of a schema: what the automaton lets through is what the schema says, and whatever it lets through is JSON. */
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "formats/json.h"
 #include "runtime/serve/constraint.h"
 #include "runtime/serve/schema.h"
+#include "runtime/serve/text.h"
 #include "tests/unit/unit.h"
 
 static const mm_form *compile(mm_arena *a, const char *schema, mm_err *err) {
@@ -83,6 +85,18 @@ static const struct {
 \"next\": {\"anyOf\": [{\"$ref\": \"#/$defs/node\"}, {\"type\": \"null\"}]}}, \"required\": [\"v\", \"next\"]}}}"
     {LIST, "{\"v\":1,\"next\":{\"v\":2,\"next\":null}}", true},
     {LIST, "{\"v\":1,\"next\":{\"v\":2}}", false},
+#define KEYS "{\"type\": \"object\", \"properties\": {\"b\": {}, \"ab\": {}, \"a\": {}, \"abc\": {}, \"B\": {}}, \"required\": [\"a\"]}"
+    {KEYS, "{\"b\":1,\"ab\":1,\"a\":1,\"abc\":1,\"B\":1}", true},
+    {KEYS, "{\"ab\":1,\"a\":1,\"B\":1}", true},
+    {KEYS, "{\"a\":1}", true},
+    {KEYS, "{\"a\":1,\"ab\":1}", false},
+    {KEYS, "{\"b\":1}", false},
+    {KEYS, "{\"b\":1,\"abc\":1}", false},
+    {KEYS, "{\"B\":1}", false},
+    {"{\"anyOf\": [{\"const\": \"b\"}, {\"enum\": [\"ab\", 2]}, {\"const\": \"a\"}, {\"const\": 10}]}", "\"a\"", true},
+    {"{\"anyOf\": [{\"const\": \"b\"}, {\"enum\": [\"ab\", 2]}, {\"const\": \"a\"}, {\"const\": 10}]}", "\"b\"", true},
+    {"{\"anyOf\": [{\"const\": \"b\"}, {\"enum\": [\"ab\", 2]}, {\"const\": \"a\"}, {\"const\": 10}]}", "10", true},
+    {"{\"anyOf\": [{\"const\": \"b\"}, {\"enum\": [\"ab\", 2]}, {\"const\": \"a\"}, {\"const\": 10}]}", "12", false},
 };
 
 TEST(schemas_let_through_what_they_say) {
@@ -142,6 +156,47 @@ TEST(what_is_not_served_is_refused_by_name) {
     if (strcmp(err.code, "E_SCHEMA") != 0 || !strstr(err.text, refused[i][1])) fail_msg("%s: %s", refused[i][0], err.text);
     mm_arena_close(&a);
   }
+}
+
+/* Appends enums of 4096 texts each, no two equal, as alternatives. */
+static void put_enums(mm_text *t, int enums) {
+  mm_text_put(t, "{\"anyOf\": [");
+  for (int i = 0; i < enums; i++) {
+    mm_text_put(t, i ? ", {\"enum\": [" : "{\"enum\": [");
+    for (int k = 0; k < 4096; k++) mm_text_printf(t, k ? ", \"%d.%d\"" : "\"%d.%d\"", i, k);
+    mm_text_put(t, "]}");
+  }
+  mm_text_put(t, "]}");
+}
+
+/* Values of enum take memory in proportion to their number, and their number has a limit. */
+TEST(many_values_take_little_memory_and_are_limited) {
+  static const struct {
+    int enums;
+    bool good;
+  } sizes[] = {{1, true}, {8, true}, {15, true}, {16, false}, {40, false}};
+  struct rusage before, after;
+  getrusage(RUSAGE_SELF, &before);
+  for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+    mm_arena a = {0};
+    mm_err err = {0};
+    mm_text t = {0};
+    put_enums(&t, sizes[i].enums);
+    const mm_form *f = t.failed ? NULL : compile(&a, t.p, &err);
+    if (!f != !sizes[i].good) fail_msg("%d enums: %s", sizes[i].enums, err.text);
+    if (!f) assert_non_null(strstr(err.text, "expected at most 65535"));
+    for (int k = 0; f && k < sizes[i].enums; k++) {
+      char text[40];
+      bool whole;
+      snprintf(text, sizeof text, "\"%d.%d\"", k, 4095 - k);
+      assert_int_equal(taken(f, text, &whole), strlen(text));
+      assert_true(whole);
+    }
+    free(t.p);
+    mm_arena_close(&a);
+  }
+  getrusage(RUSAGE_SELF, &after);
+  if (after.ru_maxrss - before.ru_maxrss > 150 << 10) fail_msg("%ld KiB more", after.ru_maxrss - before.ru_maxrss);
 }
 
 static uint64_t next_random(uint64_t *s) {
@@ -229,6 +284,28 @@ TEST(a_call_may_stand_for_the_form) {
   mm_arena_close(&a);
 }
 
+#define COUNTED \
+  "{\"type\": \"array\", \"minItems\": 3, \"maxItems\": 9, \"items\": {\"type\": \"string\", \"minLength\": 30, \"maxLength\": 90}}"
+
+/* Within a text of bounded length most states are as good as equal: near its bounds they are not. */
+TEST(counts_matter_near_their_bounds_alone) {
+  mm_err err = {0};
+  mm_arena a = {0};
+  mm_grammar before, now;
+  int alike[2] = {0};
+  mm_grammar_start(&now, compile(&a, "{\"type\": \"string\", \"minLength\": 30, \"maxLength\": 90}", &err));
+  assert_true(mm_grammar_step(&now, '"') && mm_grammar_step(&now, 'x'));
+  for (uint32_t count = 1; count < 90; count++) {
+    mm_grammar_copy(&before, &now);
+    assert_true(mm_grammar_step(&now, 'x'));
+    const bool same = mm_grammar_same(&before, &now, 8);
+    assert_int_equal(same, count + 1 + 8 <= 30 || (count >= 30 && count + 1 + 8 <= 90));
+    alike[count >= 30] += same;
+  }
+  assert_true(alike[0] == 21 && alike[1] == 52 && !mm_grammar_step(&now, 'x'));
+  mm_arena_close(&a);
+}
+
 /* The mask of each state, beside every token tried alone; the sections of a call that is required. */
 TEST(masks_are_what_the_automaton_says) {
   mm_err err = {0};
@@ -238,11 +315,12 @@ TEST(masks_are_what_the_automaton_says) {
   const int32_t end = mm_tokenizer_find(t, "[e~["), think = mm_tokenizer_find(t, "</think>");
   mm_lexicon *l = mm_lexicon_open(t, 2048, &end, 1, &err);
   assert_non_null(l);
-  const mm_form *form = compile(&a, PERSON, &err);
-  const mm_section section[] = {{.kind = MM_SECTION_UNTIL, .id = think}, {.kind = MM_SECTION_FORM, .form = form}};
+  const mm_form *const forms[] = {compile(&a, PERSON, &err), compile(&a, KEYS, &err), compile(&a, COUNTED, &err)};
   uint64_t seed = 99;
   int whole = 0;
-  for (int round = 0; round < 20; round++) {
+  for (int round = 0; round < 30; round++) {
+    const mm_form *form = forms[round < 20 ? 0 : 1 + round % 2];
+    const mm_section section[] = {{.kind = MM_SECTION_UNTIL, .id = think}, {.kind = MM_SECTION_FORM, .form = form}};
     mm_constraint *c = mm_constraint_open(l, section, 2, &err);
     assert_non_null(c);
     assert_true(allows(mm_constraint_allowed(c), 40) && allows(mm_constraint_allowed(c), think) && !allows(mm_constraint_allowed(c), end));

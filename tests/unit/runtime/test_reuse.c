@@ -139,6 +139,42 @@ TEST(test_room) {
   }
 }
 
+static atomic_bool closed_once;
+
+/* Closes the gate at the fifth token. */
+static const uint32_t *close_at_five(void *user) {
+  const client *c = user; /* the scheduler's thread alone writes got_count */
+  if (c->got_count == 5 && !atomic_exchange(&closed_once, true)) atomic_store(&serving_closed, true);
+  return NULL;
+}
+
+/* A request that does not fit beside another, whatever the cache gives up, costs the cache nothing. */
+TEST(test_no_room) {
+  serving w;
+  mm_scheduler_stats s;
+  open_cached(&w, 1, 11, 1 << 20);
+  assert_int_equal(run_text(&w, 0, 290), 0); /* five pages */
+  client c[] = {start(1, 130), start(2, 390)};
+  c[0].r.max_tokens = 40;
+  for (uint32_t i = 0; i < 2; i++) client_ready(&w, &c[i]);
+  c[0].r.allow = close_at_five;
+  atomic_store(&closed_once, false);
+  atomic_store(&serving_waits, false);
+  atomic_store(&serving_closed, true);
+  client_submit(&w, &c[0]);
+  while (!atomic_load(&serving_waits)) serving_pause();
+  client_submit(&w, &c[1]);
+  atomic_store(&serving_closed, false);
+  while (!atomic_load(&closed_once)) serving_pause();
+  atomic_store(&serving_waits, false);
+  while (!atomic_load(&serving_waits)) serving_pause();
+  mm_scheduler_stats_read(w.scheduler, &s);
+  assert_true(s.running == 1 && s.waiting == 1 && s.pages_cached >= 5 + 3);
+  atomic_store(&serving_closed, false);
+  for (uint32_t i = 0; i < 2; i++) client_check(&c[i]);
+  serving_close(&w, true);
+}
+
 /* Room for some states; and for not a single one, which is refused. */
 TEST(test_states) {
   serving w;

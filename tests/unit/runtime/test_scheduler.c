@@ -248,6 +248,21 @@ TEST(test_priority) {
   }
 }
 
+/* Those of lower priority keep their places where giving them up would not make enough room: others have the pages. */
+TEST(test_nobody_gives_way_in_vain) {
+  serving w;
+  mm_scheduler_stats s;
+  serving_open(&w, kind(1), 1, (mm_limits){.max_tokens = 64, .slots = 4, .pages = 11}, config);
+  client c[] = {request(0, 130, 20), request(1, 130, 90), request(2, 390, 5)};
+  c[1].r.priority = 5, c[2].r.priority = 1;
+  submit_all(&w, c, 3);
+  for (uint32_t i = 0; i < 3; i++) client_check(&c[i]);
+  for (uint32_t i = 0; i < 3; i++) assert_int_equal(c[i].order, i + 1);
+  serving_settled(&w, &s);
+  assert_int_equal(s.preempted, 0);
+  serving_close(&w, true);
+}
+
 /* One tenant's seventh request waits for another tenant's first. */
 TEST(test_fair) {
   serving w;
