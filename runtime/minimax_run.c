@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "formats/pool.h"
 #include "runtime/engine.h"
 #include "runtime/engine_options.h"
 #include "runtime/load_bar.h"
@@ -136,12 +135,10 @@ static bool open_tokenizer(run *r, mm_err *err) {
 }
 
 static bool open_engine(run *r, mm_err *err) {
-  unsigned threads = (unsigned)(r->a->threads ? r->a->threads : mm_max(1, mm_pool_cpus() / r->shards.pack.tp));
   mm_engine_config c = {.ops = mm_ops_find(r->a->device, err),
                         .limits = {.max_tokens = r->a->chat ? PREFILL_ROWS : (uint32_t)mm_min(PREFILL_ROWS, r->prompt_count),
                                    .slots = 1,
                                    .max_positions = r->a->chat ? (uint32_t)r->limit : (uint32_t)r->prompt_count + r->budget},
-                        .threads = threads,
                         .never = r->never,
                         .verify = r->a->verify,
                         .attach = r->a->attach,
@@ -153,9 +150,10 @@ static bool open_engine(run *r, mm_err *err) {
   if (!c.ops) return false;
   c.act_quant = r->act_quant = r->a->act_quant ? strcmp(r->a->act_quant, "on") == 0 : c.ops->act_quant;
   uint32_t *device;
-  if (!mm_world_find(true, &c.world, err) ||
-      !mm_devices_read(r->a->devices, mm_world_ranks(c.world, mm_pack_ranks(&r->shards.pack)), &device, err))
-    return false;
+  if (!mm_world_find(true, &c.world, err)) return false;
+  const uint32_t here = mm_world_ranks(c.world, mm_pack_ranks(&r->shards.pack));
+  c.threads = mm_engine_threads(r->a->threads, here);
+  if (!mm_devices_read(r->a->devices, here, &device, err)) return false;
   c.device = device;
   if (!r->a->quiet) r->bar = mm_load_bar_open(r->log);
   r->engine = mm_engine_open(&r->shards, &c, err);

@@ -11,9 +11,9 @@ import subprocess
 BIN, TMP = os.path.join(os.environ["BUILD"], "bin"), os.environ["TMPDIR"]
 
 
-def convert(source, name, tp=1):
+def convert(source, name, tp=1, pp=1):
     target = os.path.join(TMP, name)
-    subprocess.run([f"{BIN}/minimax-convert", source, "-o", target, "--tp", str(tp), "--quant", "none", "-q"], check=True)
+    subprocess.run([f"{BIN}/minimax-convert", source, "-o", target, "--tp", str(tp), "--pp", str(pp), "--quant", "none", "-q"], check=True)
     return target
 
 
@@ -87,6 +87,10 @@ assert run(packed, "--prompt-file", f"{TMP}/prompt", "--added-tokens", "-n48", "
 assert run(*greedy, "--threads", "3", "--device", "cpu") == out
 assert run(*greedy, "--threads", "1", "--pin") == out
 refused(2, "E_LIMITS: found 1024 threads to pin after 0 others", *greedy, "--threads", "1024", "--pin")
+# Threads by default: as many as there are CPUs, over all ranks, those of other stages among them.
+stages = convert(model, "tiny-m1-pp2", pp=2)
+if len(os.sched_getaffinity(0)) > 1:
+    assert run(stages, *greedy[1:], "--pin") == out
 assert run(*greedy, "--top-k", "1", "--temperature", "1") == out
 assert run(*greedy, "--min-p", "1", "--temperature", "1") == out
 for penalty in ("repetition", "presence", "frequency"):
