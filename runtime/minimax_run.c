@@ -79,7 +79,7 @@ static char *read_input(size_t *n, mm_err *err) {
   size_t cap = 0, got = 1;
   for (*n = 0; got; *n += got) {
     if (*n > PROMPT_MAX) {
-      mm_fail(err, MM_LIMIT, "E_LIMITS", mm_at("stdin", NULL), "found more than %llu bytes", (unsigned long long)PROMPT_MAX);
+      mm_fail(err, MM_LIMIT, "E_LIMIT", mm_at("stdin", NULL), "found more bytes, expected at most %llu", (unsigned long long)PROMPT_MAX);
       break;
     }
     if (!MM_GROW(text, &cap, *n + 65536, err)) break;

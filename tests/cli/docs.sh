@@ -13,9 +13,21 @@ absent() {
 
 grep -rhoE '"E_[A-Z0-9_]+"' --include='*.[ch]' --include='*.cu' $sources | tr -d '"' | sort -u >"$TMPDIR/codes"
 sed -n 's/^| `\(E_[A-Z0-9_]*\)`.*/\1/p' $errors | sort >"$TMPDIR/rows"
-[ -s "$TMPDIR/codes" ] && [ -s "$TMPDIR/rows" ]
+[ -s "$TMPDIR/codes" ]
+[ -s "$TMPDIR/rows" ]
 comm -23 "$TMPDIR/codes" "$TMPDIR/rows" | absent $errors "no row for the error code"
 comm -13 "$TMPDIR/codes" "$TMPDIR/rows" | absent $errors "a row for a code that no source has"
+# The status that a source gives beside a code is one of its row.
+grep -rhozE 'MM_[A-Z_]+,\s*"E_[A-Z0-9_]+"' --include='*.[ch]' --include='*.cu' $sources | tr '\0\n' '\n ' | tr -d ' "' | sort -u >"$TMPDIR/given"
+[ "$(wc -l <"$TMPDIR/given")" -gt 100 ]
+awk '
+  BEGIN {
+    n = split("BUG 1 USAGE 2 BAD_INPUT 3 UNSUPPORTED 4 IO 5 INTEGRITY 6 LOCKED 7 LIMIT 8 INTERRUPTED 75", word, " ")
+    for (i = 1; i < n; i += 2) number["MM_" word[i]] = word[i + 1]
+  }
+  NR == FNR { if (/^[|] `E_/) { split($0, cell, " *[|] *"); row[cell[2]] = ", " cell[3] "," } next }
+  split($0, pair, ",") == 2 && pair[1] in number && !index(row["`" pair[2] "`"], ", " number[pair[1]] ",") { print pair[2], number[pair[1]] }
+' $errors "$TMPDIR/given" | absent $errors "a row lacks the status"
 [ "$(wc -c <README.md)" -le 9216 ] || echo "more than 9 KB" | absent README.md size
 
 pages='README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md docs/*.md'
