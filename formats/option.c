@@ -234,7 +234,7 @@ static void put_epilog(FILE *f, const char *epilog) {
 
 /* The other programs. */
 static void put_see_also(FILE *f, const mm_program *p) {
-  static const char *const programs[] = {"archive", "bench", "convert", "eval", "hold", "inspect", "run", "serve", "verify"};
+  static const char *const programs[] = {"archive", "bench", "convert", "eval", "hold", "inspect", "run", "serve", "verify", "worker"};
   fputs("\n.SH SEE ALSO\n", f);
   for (size_t i = 0, n = 0; i < sizeof programs / sizeof *programs; i++)
     if (strncmp(p->name, "minimax-", 8) != 0 || strcmp(p->name + 8, programs[i]) != 0)

@@ -481,7 +481,7 @@ int main(int argc, char **argv) {
       MM_OPTION_VERIFY(&a.verify),
       MM_FLAG("verbose", &a.verbose, "say how each file was read, and what took how long", .letter = 'v'),
       MM_FLAG("json", &a.json, "the answer and what it took as one JSON object at the end; errors as JSON"),
-      MM_FLAG("quiet", &a.quiet, "no bar and no summary on stderr", .letter = 'q'),
+      MM_FLAG("quiet", &a.quiet, "no bar, no summary and no reasoning of --chat on stderr", .letter = 'q'),
   };
   const mm_program program = {
       MM_PROGRAM("minimax-run", "continue a text with a packed checkpoint", "DIR -p TEXT", 1, 1, options),

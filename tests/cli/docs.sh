@@ -1,6 +1,6 @@
 #!/bin/sh
-# README.md and docs/ say what the tree does: every error code has its row in docs/errors.md and every row its code; every file, name, make
-# target, program, option and link that a page names exists; README is at most 9 KB.
+# README.md and docs/ say what the tree does: every error code has its row in docs/errors.md, every row its code and the statuses of the sources;
+# every file, name, make target, program, option and link that a page names exists; a page names every option; README is at most 9 KB.
 set -eu
 sources='formats quant loader convert runtime'
 errors=docs/errors.md
@@ -56,6 +56,15 @@ for page in $pages; do
       case $word in --[a-z]*) grep -qE -e "(^|[ ,])${word%%=*}([ ,=]|\$)" "$TMPDIR/help" || echo "$program $word" ;; esac
     done
   done | absent "$page" "no such program or option"
+done
+
+# Every option of a program is named in some page.
+for program in "$BUILD"/bin/minimax-*; do
+  "$program" --help | sed -nE 's/^ +(-., )?(--[a-z][a-z-]*).*/\2/p' >"$TMPDIR/options"
+  [ -s "$TMPDIR/options" ]
+  while read -r option; do
+    grep -qE -e "(^|[^-a-z])$option([^-a-z]|\$)" $pages formats/*.md runtime/cuda/README.md || echo "${program##*/} $option"
+  done <"$TMPDIR/options" | absent "docs" "no page has the option"
 done
 
 cat "$wrong"

@@ -11,7 +11,7 @@ import time
 
 BIN, TMP, DATA = os.path.join(os.environ["BUILD"], "bin"), os.environ["TMPDIR"], "tests/data"
 SOURCE = f"{DATA}/tiny-m2"
-PROGRAMS = ["minimax-" + p for p in ("archive", "bench", "convert", "eval", "hold", "inspect", "run", "serve", "verify")]
+PROGRAMS = ["minimax-" + p for p in ("archive", "bench", "convert", "eval", "hold", "inspect", "run", "serve", "verify", "worker")]
 
 
 def run(program, *args, status=0, **how):
