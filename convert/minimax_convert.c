@@ -140,8 +140,8 @@ static bool parse_compress(const char *text, int *level, mm_err *err) {
   *level = 1;
   if (strcmp(text, "zstd") == 0) return true;
   if (sscanf(text, "zstd:%2d%n", level, &end) == 1 && text[end] == 0 && *level >= 1 && *level <= MM_FRAME_LEVEL_MAX) return true;
-  return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found another --compress than zstd or zstd:LEVEL with LEVEL from 1 to %d",
-                 MM_FRAME_LEVEL_MAX);
+  return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL),
+                 "--compress: found \"%s\", expected zstd or zstd:LEVEL with LEVEL from 1 to %d", text, MM_FRAME_LEVEL_MAX);
 }
 
 /* Threads, and how many output blocks may be assembled at once, within the limit. Without --jobs the threads are as many as the CPUs and
@@ -167,7 +167,7 @@ static bool share_memory(const mm_convert_args *a, uint64_t output_bytes, int le
 static bool parse_share(const char *text, uint32_t *share, uint32_t *shares, mm_err *err) {
   int end = 0;
   if (sscanf(text, "%9u/%9u%n", share, shares, &end) == 2 && text[end] == 0 && *share < *shares) return true;
-  return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found another --part than I/N with I from 0 to N - 1");
+  return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--part: found \"%s\", expected I/N with I from 0 to N - 1", text);
 }
 
 /* This process's share of the parts, then, in the first of several processes, what remains: publishing. */
