@@ -262,14 +262,18 @@ static bool convert_watched(const mm_convert_args *a, mm_plan *plan, const mm_ve
 /* What one option asks of another. */
 static bool check_args(mm_convert_args *a, mm_err *err) {
   const bool hf = strcmp(a->layout, "hf") == 0;
-  const char *wrong = !a->source                     ? "found 0 operands, expected 1 (" OPERANDS "); see minimax-convert --help"
-                      : !a->dry_run && !a->output    ? "found no -o DIR, expected one (or --dry-run)"
-                      : a->dialect && !hf            ? "found --dialect without --layout hf"
-                      : a->compress && hf            ? "found --compress with --layout hf; archives hold packed checkpoints"
-                      : a->gpu_memory && hf          ? "found --gpu-memory with --layout hf, whose files have no ranks"
-                      : a->resume && a->restart      ? "found --resume with --restart, which discards what --resume continues"
-                      : a->names_only && !a->dry_run ? "found --names-only without --dry-run"
-                                                     : NULL;
+  const char *wrong = !a->source                           ? "found 0 operands, expected 1 (" OPERANDS "); see minimax-convert --help"
+                      : !a->dry_run && !a->output          ? "found no -o DIR, expected one (or --dry-run)"
+                      : a->dialect && !hf                  ? "found --dialect without --layout hf"
+                      : a->compress && hf                  ? "found --compress with --layout hf; archives hold packed checkpoints"
+                      : a->gpu_memory && hf                ? "found --gpu-memory with --layout hf, whose files have no ranks"
+                      : a->resume && a->restart            ? "found --resume with --restart, which discards what --resume continues"
+                      : a->names_only && !a->dry_run       ? "found --names-only without --dry-run"
+                      : a->dry_run && a->events            ? "found --events with --dry-run, which has none; --json prints the plan"
+                      : a->dry_run && a->part              ? "found --part with --dry-run, which is of the whole output"
+                      : a->dry_run && a->mem_limit         ? "found --mem-limit with --dry-run, which reads no weight"
+                      : a->list && a->quiet && !a->dry_run ? "found --list with --quiet, which prints no plan"
+                                                           : NULL;
   if (wrong) return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "%s", wrong);
   return !a->compress || parse_compress(a->compress, &a->level, err);
 }

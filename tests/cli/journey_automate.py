@@ -139,7 +139,10 @@ def idle():
                            ("minimax-convert", SOURCE, "--dry-run", "--journal-every", "0"), ("minimax-convert", SOURCE, "-o", f"{TMP}/x", "--resume", "--restart"),
                            ("minimax-convert", SOURCE, "--dry-run", "--recipe", f"{TMP}/recipe.json", "--quant", "int8"), ("minimax-verify", packed, "--report", f"{TMP}/r.html"),
                            ("minimax-verify", packed, "--list"), ("minimax-verify", packed, "--samples", 2), ("minimax-verify", packed, "--seed", 1, "--level", "full"),
-                           ("minimax-archive", "list", f"{TMP}/archive", "-o", f"{TMP}/x")):
+                           ("minimax-archive", "list", f"{TMP}/archive", "-o", f"{TMP}/x"), ("minimax-archive", "list", f"{TMP}/archive", "--level", 3),
+                           ("minimax-archive", "unpack", f"{TMP}/archive", "-o", f"{TMP}/x", "--level", 1), ("minimax-convert", SOURCE, "--dry-run", "--part", "0/2"),
+                           ("minimax-convert", SOURCE, "--dry-run", "--events", f"{TMP}/e"), ("minimax-convert", SOURCE, "--dry-run", "--mem-limit", "1G"),
+                           ("minimax-convert", SOURCE, "-o", f"{TMP}/x", "--list", "-q")):
         assert "E_USAGE" in run(program, *args, status=2).stderr, (program, args)
 
 
