@@ -67,6 +67,12 @@ for program in "$BUILD"/bin/minimax-*; do
   done <"$TMPDIR/options" | absent "docs" "no page has the option"
 done
 
+# scripts/Dockerfile builds with what scripts/bootstrap.sh installs to build.
+sed -n "s/^build='\(.*\)'$/\1/p" scripts/bootstrap.sh | tr ' ' '\n' | sort >"$TMPDIR/packages"
+[ "$(wc -l <"$TMPDIR/packages")" -ge 5 ]
+sed -n '/AS build/,/^COPY/p' scripts/Dockerfile | tr -d '\\\n' | sed 's/.*--no-install-recommends//; s/COPY.*//' | tr -s ' ' '\n' | grep . | sort |
+  diff "$TMPDIR/packages" - | absent scripts/Dockerfile "another package than in scripts/bootstrap.sh"
+
 cat "$wrong"
 [ ! -s "$wrong" ]
 echo "$(wc -l <"$TMPDIR/rows") error codes, and all that $(echo $pages | wc -w) pages name, are there"
