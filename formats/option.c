@@ -80,7 +80,7 @@ static bool parse_size(const mm_option *o, const char *s, mm_err *err) {
   }
   if (!ok || *p != '\0') return usage(err, o, s, "bytes, as in 512M or 4GiB");
   char least[48];
-  snprintf(least, sizeof least, "at least %llu bytes", (unsigned long long)o->lo);
+  snprintf(least, sizeof least, "bytes, at least %llu", (unsigned long long)o->lo);
   if (v < o->lo) return usage(err, o, s, least);
   *(uint64_t *)o->target = v;
   return true;

@@ -151,6 +151,7 @@ def idle():
                            ("minimax-convert", SOURCE, "--dry-run", "--events", f"{TMP}/e"), ("minimax-convert", SOURCE, "--dry-run", "--mem-limit", "1G"),
                            ("minimax-convert", SOURCE, "-o", f"{TMP}/x", "--list", "-q")):
         assert "E_USAGE" in run(program, *args, status=2).stderr, (program, args)
+    assert "--part-size: found \"0\", expected bytes, at least 1" in run("minimax-convert", SOURCE, "--dry-run", "--part-size", "0", status=2).stderr
 
 
 def words():
