@@ -102,8 +102,7 @@ MODEL = $(MODEL_SRC:%.c=$(BUILD)/%)
 PRELOAD = $(PRELOAD_SRC:%.c=$(BUILD)/%.so)
 BENCH = $(BENCH_SRC:%.c=$(BUILD)/%)
 NO_HASH = $(BUILD)/tests/bench/no_hash
-LIB_VERSION := $(shell sed -n 's/^.define MM_VERSION "\(.*\)"/\1/p' formats/base.h)
-LIB_SO = $(BUILD)/lib/libminimax.so.$(LIB_VERSION)
+LIB_SO = $(BUILD)/lib/libminimax.so.$(VERSION)
 LIBRARY = $(LIB_SO) $(BUILD)/lib/libminimax.a
 
 all: $(PROGRAMS) $(if $(filter 0,$(SAN)),$(LIBRARY)) ## build the programs into build/bin, the library into build/lib
@@ -217,6 +216,9 @@ $(T_SCRIPT): check/%: $(PROGRAMS) $(MODEL) $(PRELOAD) $(LIBRARY)
 	$(run) tests/$*
 $(filter check/interop/% check/fault/sequences.py,$(T_SCRIPT)): $(VENV)/ready
 $(filter check/cli/new_%,$(T_SCRIPT)): check/clang/build
+ifeq ($(SAN),0) # packed checkpoints of attackers meet programs with sanitizers
+$(filter check/fault/mutations.py,$(T_SCRIPT)): check/san/build
+endif
 $(T_VALGRIND): check/valgrind/%: $(BUILD)/tests/unit/%
 	$(run) valgrind -q --error-exitcode=99 --leak-check=full --errors-for-leak-kinds=definite,indirect,possible $<
 $(filter-out %/build %/part_files,$(T_SAN)): check/san/%: check/san/build

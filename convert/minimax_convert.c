@@ -140,8 +140,8 @@ static bool parse_compress(const char *text, int *level, mm_err *err) {
   *level = 1;
   if (strcmp(text, "zstd") == 0) return true;
   if (sscanf(text, "zstd:%2d%n", level, &end) == 1 && text[end] == 0 && *level >= 1 && *level <= MM_FRAME_LEVEL_MAX) return true;
-  return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found another --compress than zstd or zstd:LEVEL with LEVEL from 1 to %d",
-                 MM_FRAME_LEVEL_MAX);
+  return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL),
+                 "--compress: found \"%s\", expected zstd or zstd:LEVEL with LEVEL from 1 to %d", text, MM_FRAME_LEVEL_MAX);
 }
 
 /* Threads, and how many output blocks may be assembled at once, within the limit. Without --jobs the threads are as many as the CPUs and
@@ -167,7 +167,7 @@ static bool share_memory(const mm_convert_args *a, uint64_t output_bytes, int le
 static bool parse_share(const char *text, uint32_t *share, uint32_t *shares, mm_err *err) {
   int end = 0;
   if (sscanf(text, "%9u/%9u%n", share, shares, &end) == 2 && text[end] == 0 && *share < *shares) return true;
-  return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found another --part than I/N with I from 0 to N - 1");
+  return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--part: found \"%s\", expected I/N with I from 0 to N - 1", text);
 }
 
 /* This process's share of the parts, then, in the first of several processes, what remains: publishing. */
@@ -262,14 +262,18 @@ static bool convert_watched(const mm_convert_args *a, mm_plan *plan, const mm_ve
 /* What one option asks of another. */
 static bool check_args(mm_convert_args *a, mm_err *err) {
   const bool hf = strcmp(a->layout, "hf") == 0;
-  const char *wrong = !a->source                     ? "found 0 operands, expected 1 (" OPERANDS "); see minimax-convert --help"
-                      : !a->dry_run && !a->output    ? "found no -o DIR, expected one (or --dry-run)"
-                      : a->dialect && !hf            ? "found --dialect without --layout hf"
-                      : a->compress && hf            ? "found --compress with --layout hf; archives hold packed checkpoints"
-                      : a->gpu_memory && hf          ? "found --gpu-memory with --layout hf, whose files have no ranks"
-                      : a->resume && a->restart      ? "found --resume with --restart, which discards what --resume continues"
-                      : a->names_only && !a->dry_run ? "found --names-only without --dry-run"
-                                                     : NULL;
+  const char *wrong = !a->source                           ? "found 0 operands, expected 1 (" OPERANDS "); see minimax-convert --help"
+                      : !a->dry_run && !a->output          ? "found no -o DIR, expected one (or --dry-run)"
+                      : a->dialect && !hf                  ? "found --dialect without --layout hf"
+                      : a->compress && hf                  ? "found --compress with --layout hf; archives hold packed checkpoints"
+                      : a->gpu_memory && hf                ? "found --gpu-memory with --layout hf, whose files have no ranks"
+                      : a->resume && a->restart            ? "found --resume with --restart, which discards what --resume continues"
+                      : a->names_only && !a->dry_run       ? "found --names-only without --dry-run"
+                      : a->dry_run && a->events            ? "found --events with --dry-run, which has none; --json prints the plan"
+                      : a->dry_run && a->part              ? "found --part with --dry-run, which is of the whole output"
+                      : a->dry_run && a->mem_limit         ? "found --mem-limit with --dry-run, which reads no weight"
+                      : a->list && a->quiet && !a->dry_run ? "found --list with --quiet, which prints no plan"
+                                                           : NULL;
   if (wrong) return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "%s", wrong);
   return !a->compress || parse_compress(a->compress, &a->level, err);
 }

@@ -79,7 +79,9 @@ static bool parse_size(const mm_option *o, const char *s, mm_err *err) {
     p += strcmp(p + 1, "iB") == 0 ? 3 : 1;
   }
   if (!ok || *p != '\0') return usage(err, o, s, "bytes, as in 512M or 4GiB");
-  if (v < o->lo) return usage(err, o, s, "more bytes");
+  char least[48];
+  snprintf(least, sizeof least, "bytes, at least %llu", (unsigned long long)o->lo);
+  if (v < o->lo) return usage(err, o, s, least);
   *(uint64_t *)o->target = v;
   return true;
 }
@@ -234,7 +236,7 @@ static void put_epilog(FILE *f, const char *epilog) {
 
 /* The other programs. */
 static void put_see_also(FILE *f, const mm_program *p) {
-  static const char *const programs[] = {"archive", "bench", "convert", "eval", "hold", "inspect", "run", "serve", "verify"};
+  static const char *const programs[] = {"archive", "bench", "convert", "eval", "hold", "inspect", "run", "serve", "verify", "worker"};
   fputs("\n.SH SEE ALSO\n", f);
   for (size_t i = 0, n = 0; i < sizeof programs / sizeof *programs; i++)
     if (strncmp(p->name, "minimax-", 8) != 0 || strcmp(p->name + 8, programs[i]) != 0)

@@ -201,8 +201,9 @@ static bool check_tp(const binding *b) {
   bool heads = m->heads % tp == 0 && (m->kv_heads % tp == 0 || tp % m->kv_heads == 0);
   if (heads && m->experts % ep == 0 && m->intermediate % (tp / ep) == 0) return true;
   return mm_fail(b->err, MM_INTEGRITY, "E_TP", mm_at(p->dir, NULL),
-                 "found tp %u, ep %u for %u heads, %u kv heads, %u experts of %u columns", tp, ep, m->heads, m->kv_heads, m->experts,
-                 m->intermediate);
+                 "found tp %u, ep %u; expected a tp that divides %u heads, and %u kv heads or the other way round, an ep that divides %u "
+                 "experts, and tp / ep their %u columns",
+                 tp, ep, m->heads, m->kv_heads, m->experts, m->intermediate);
 }
 
 /* The vocabulary's rows on a rank, padding included: those of the embedding, unless the ranks together had more than ids can count. */

@@ -146,7 +146,8 @@ static minimax_checkpoint *open_some(const char *dir, const uint32_t *rank, size
             mm_bind_check(&c->shards, &err) && describe(c, &err);
   if (ok) return c;
   minimax_close(c);
-  if (err.status == MM_OK) mm_fail(&err, MM_USAGE, "E_RANKS", mm_at(dir, NULL), "found %zu ranks asked for", count);
+  if (err.status == MM_OK)
+    mm_fail(&err, MM_USAGE, "E_RANKS", mm_at(dir, NULL), "found %zu ranks asked for, expected fewer than 2^32", count);
   tell(out, &err);
   return NULL;
 }

@@ -11,8 +11,8 @@
  * Functions return 0 or a pointer; on failure not 0 or NULL, and *err says why (err may be NULL). Nothing prints, nothing exits. Functions
  * that take a const checkpoint may run at the same time on several threads.
  *
- * ABI: within one soname, functions stay, and structs that the library hands out by pointer only grow at their end. minimax_error, which
- * callers allocate, keeps its size. */
+ * ABI: within one soname, functions stay, and structs that the library hands out by pointer only grow at their end. minimax_error and
+ * minimax_grid, which callers allocate, keep their size. */
 #ifndef MINIMAX_H
 #define MINIMAX_H
 

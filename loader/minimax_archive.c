@@ -22,7 +22,8 @@ static bool pack_or_unpack(const mm_archive_args *a, bool pack, mm_err *err) {
   double start = mm_now();
   const char *dir = a->operand[1];
   unsigned threads = (unsigned)a->threads;
-  bool ok = pack ? mm_archive_pack(dir, a->output, (int)a->level, threads, &t, err) : mm_archive_unpack(dir, a->output, threads, &t, err);
+  bool ok = pack ? mm_archive_pack(dir, a->output, a->level ? (int)a->level : 1, threads, &t, err)
+                 : mm_archive_unpack(dir, a->output, threads, &t, err);
   if (!ok) return false;
   double seconds = mm_now() - start;
   if (a->json) {
@@ -96,11 +97,12 @@ static bool run(void *args, mm_err *err) {
                    mm_escape(shown, sizeof shown, verb, strlen(verb)));
   }
   if (!need(a, "output", a->output, pack || unpack, err) || !need(a, "key", a->key, signs, err)) return false;
+  if (!pack && !need(a, "level", a->level, false, err)) return false;
   return pack || unpack ? pack_or_unpack(a, pack, err) : signs ? sign(a, err) : list(a, err);
 }
 
 int main(int argc, char **argv) {
-  mm_archive_args a = {.level = 1, .threads = mm_pool_cpus()};
+  mm_archive_args a = {.threads = mm_pool_cpus()};
   const mm_option options[] = {
       MM_OPTION(STR, "output", &a.output, "DIR", "pack, unpack: the new directory; it appears when it is complete", .letter = 'o'),
       MM_OPTION(U64, "level", &a.level, "N", "pack: 1 (default, smallest and fastest for weights) or one of zstd's levels", .lo = 1,

@@ -447,7 +447,9 @@ int main(int argc, char **argv) {
       .files =
           "DIR/manifest.json  of a packed checkpoint\n"
           "DIR/model.safetensors.index.json, DIR/config.json  of a source",
-      .epilog = "Exit status: 0 listed or same, 2 usage, 3 bad input, 4 unsupported, 5 I/O, 6 damaged, or different with --diff.",
+      .epilog =
+          "Exit status: 0 listed or same, 2 usage, 3 bad input, 4 unsupported, 5 I/O, 6 damaged, or different with --diff, 8 memory or "
+          "limit.",
   };
   return mm_program_main(&program, argc, argv, a.dir, inspect, &a);
 }

@@ -56,13 +56,16 @@ void mm_bench_print_prefill(const mm_bench_result *r, bool json) {
   const double rate = r->c->tokens / r->seconds;
   if (json) {
     open_object(r);
-    printf(",\"tokens\":%u,\"seconds\":%.9g,\"tokens_per_s\":%.6g,\"floor_s\":%.9g}\n", r->c->tokens, r->seconds, rate, r->floor_s);
+    printf(",\"tokens\":%u,\"seconds\":%.9g,\"tokens_per_s\":%.6g,\"floor_s\":%.9g", r->c->tokens, r->seconds, rate, r->floor_s);
+    printf(",\"floor_fp8_ops_per_s\":%.6g,\"floor_bf16_ops_per_s\":%.6g,\"floor_attention_ops_per_s\":%.6g}\n", r->rate[0], r->rate[1],
+           r->rate[2]);
     return;
   }
   open_line(r);
-  printf(" x %u %s/%s/%s, prefill T=%u: %.2f ms, %.2f ms a layer, %.0f tokens/s, floor %.2f ms, %.2f of it\n", r->layers, r->c->quant,
+  printf(" x %u %s/%s/%s, prefill T=%u: %.2f ms, %.2f ms a layer, %.0f tokens/s, floor %.2f ms, %.2f of it", r->layers, r->c->quant,
          r->c->experts, r->c->head, r->c->tokens, r->seconds * 1e3, r->seconds * 1e3 / r->layers, rate, r->floor_s * 1e3,
          r->floor_s / r->seconds);
+  printf("; assumed: FP8 %.2f, BF16 %.2f, attention %.2f PFLOP/s\n", r->rate[0] * 1e-15, r->rate[1] * 1e-15, r->rate[2] * 1e-15);
 }
 
 void mm_bench_print_mixed(const mm_bench_result *r, const double seconds[3], bool json) {

@@ -27,6 +27,7 @@ typedef struct mm_bench_result {
   double seconds, bytes; /* bytes 0: not known */
   double floor_s;        /* the least that the step could take */
   double reached;        /* experts of a layer that the step chose, on average */
+  double rate[3];        /* of a prefill: operations a second that its floor assumes, of FP8 and BF16 products and of attention */
 } mm_bench_result;
 
 void mm_bench_print_copy(double bytes_per_s, bool json);

@@ -33,6 +33,8 @@ typedef struct mm_engine_config {
 
 /* Borrows the shards until close. All calls on one engine come from one thread at a time. */
 mm_engine *mm_engine_open(const mm_shards *shards, const mm_engine_config *c, mm_err *err);
+/* Of a config: what --threads says, or where that is 0 the CPUs of this process divided by its ranks, at least 1. */
+unsigned mm_engine_threads(uint64_t given, uint32_t ranks);
 /* A process of c->world that is not the first: its ranks do what the first one's engine is asked to, until that is closed. Of c ops, world,
  * threads and device count, the rest is the first one's. What failed there failed for it: true when it was closed. */
 MM_MUST_USE bool mm_engine_follow(const mm_shards *shards, const mm_engine_config *c, mm_err *err);

@@ -9,8 +9,9 @@
 #define MM_OPTION_DEVICES(at) MM_OPTION(STR, "devices", at, "LIST", "numbers of the GPUs, one for each rank of this process (0,1,2,...)")
 #define MM_OPTION_ATTACH(at)  MM_OPTION(STR, "attach", at, "SOCKET", "use the weights that minimax-hold keeps on the GPUs")
 #define MM_OPTION_VERIFY(at)  MM_FLAG("verify-on-load", at, "check the digests of all weights while they are loaded")
-#define MM_OPTION_THREADS(at) MM_OPTION(U64, "threads", at, "N", "CPU threads per rank (CPUs / ranks)", .letter = 't', .lo = 1, .hi = 1024)
-#define MM_OPTION_PIN(at)     MM_FLAG("pin", at, "keep each of them on a CPU of its own")
+#define MM_OPTION_THREADS(at) \
+  MM_OPTION(U64, "threads", at, "N", "CPU threads per rank (CPUs / ranks, both of this process)", .letter = 't', .lo = 1, .hi = 1024)
+#define MM_OPTION_PIN(at) MM_FLAG("pin", at, "keep each of them on a CPU of its own")
 #define MM_OPTION_INPUT_DTYPE(at)                                                                                             \
   MM_OPTION(STR, "input-dtype", at, "TYPE",                                                                                   \
             "of inputs of linears that --act-quant leaves as they are (auto: the device's own, f32 on cpu and bf16 on cuda)", \

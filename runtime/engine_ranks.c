@@ -247,6 +247,10 @@ static bool check_config(const mm_model *m, const mm_engine_config *c, mm_err *e
                  l->max_tokens, l->slots, l->max_positions, c->threads, (unsigned long long)m->max_positions);
 }
 
+unsigned mm_engine_threads(uint64_t given, uint32_t ranks) {
+  return (unsigned)(given ? given : mm_max(1, mm_pool_cpus() / mm_max(1, ranks)));
+}
+
 /* What a backend does not run, and what cannot be collected from it. */
 static bool check_parallel(const mm_pack *p, const mm_engine_config *c, mm_err *err) {
   const uint32_t processes = c->world ? c->world->processes : 1, ranks = mm_pack_ranks(p), each = ranks / processes;

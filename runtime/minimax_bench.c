@@ -21,9 +21,9 @@
 #define COUNTED 8    /* decode steps whose experts are counted */
 
 #define SUBJECTS "kernels|layers|decode|prefill|mixed|choices"
-#define SCHEMES  "bf16|block_fp8|channel_fp8|tensor_wise_fp8|w4a16|w4afp8|w4a8|nvfp4|mxfp4|mxfp8"
+#define SCHEMES  "bf16|block_fp8|channel_fp8|tensor_wise_fp8|w4a16|w4afp8|w4a8|nvfp4|nvfp4a16|mxfp4|mxfp8"
 
-/* Rates that bound arithmetic, operations a second: what this kind of GPU reaches in large products (H200). */
+/* Rates that bound arithmetic, operations a second: constants, what an H200 reached in large products. Each prefill's line tells them. */
 #define FP8_RATE       1.5e15
 #define BF16_RATE      7.5e14
 #define ATTENTION_RATE 6.5e14
@@ -387,6 +387,7 @@ static bool measure_prefill(bench *b, mm_err *err) {
   mm_bench_result r = result_of(b, 0);
   if (!prefill(b, &r.seconds, err)) return false;
   r.floor_s = prefill_floor(b, b->c->tokens);
+  r.rate[0] = FP8_RATE, r.rate[1] = BF16_RATE, r.rate[2] = ATTENTION_RATE;
   if (b->rank == 0) mm_bench_print_prefill(&r, b->json);
   return true;
 }
@@ -567,11 +568,12 @@ int main(int argc, char **argv) {
           "decode\n"
           "steps of eight layers. decode: steps of the whole of M2 with 4-bit experts. prefill: one step of many tokens. mixed: single "
           "tokens\n"
-          "beside a stretch of one sequence, in one step and apart. Medians; a floor is the least bytes over the copy rate of the same "
-          "run, or\n"
-          "the operations over the rate of large products where that is longer. choices: which kernels the CUDA backend takes for each\n"
-          "product, by the scheme and the tokens of a step, on GPUs that run code of sm_90a and on others; it asks for no GPU, and takes\n"
-          "--quant for the experts too.\n"
+          "beside a prompt's tokens (a stretch of one sequence), in one step and apart. Medians. A floor is the least bytes over the copy "
+          "rate\n"
+          "of the same run; of a prefill, where that is longer, the operations over rates that are constants and stand in its line.\n"
+          "choices: which kernels the CUDA backend takes for each product, by the scheme and the tokens of a step, on GPUs that run code "
+          "of\n"
+          "sm_90a and on others; it asks for no GPU, and takes --quant for the experts too.\n"
           "Exit status: 0 done, 2 usage, 4 no CUDA backend, 5 the device failed, 6 no logit was a number, 8 memory.",
   };
   return mm_program_main(&program, argc, argv, &a.subject, bench_all, &a);

@@ -75,16 +75,15 @@ static bool open_engine(eval *e, uint64_t longest, mm_err *err) {
   if (!e->score || !e->rows) return false;
   for (uint32_t i = 0; i < e->chunk; i++) e->rows[i] = i;
   if (e->a->collect && !(e->calibration = mm_calibration_open(&e->shards, err))) return false;
-  uint64_t threads = e->a->threads ? e->a->threads : mm_max(1, mm_pool_cpus() / pack->tp);
   mm_engine_config c = {.ops = mm_ops_find(e->a->device, err),
                         .limits = {.max_tokens = e->chunk, .slots = 1, .max_positions = (uint32_t)longest},
-                        .threads = (unsigned)threads,
                         .calibration = e->calibration,
                         .pin = e->a->pin,
                         .input_bf16 = strcmp(e->a->input_dtype, "bf16") == 0};
   if (!c.ops) return false;
   c.act_quant = e->a->act_quant ? strcmp(e->a->act_quant, "on") == 0 : c.ops->act_quant;
   if (!mm_world_find(true, &c.world, err)) return false;
+  c.threads = mm_engine_threads(e->a->threads, mm_world_ranks(c.world, mm_pack_ranks(pack)));
   e->engine = mm_engine_open(&e->shards, &c, err);
   return e->engine;
 }
@@ -136,7 +135,10 @@ static int32_t *read_ids(const char *path, uint32_t vocab, size_t *count, mm_err
     const mm_json *j = mm_json_at(root, i);
     ok = mm_json_type_of(j) == MM_JSON_INT && mm_json_int(j) >= 0 && mm_json_int(j) < vocab;
     if (ok) id[i] = (int32_t)mm_json_int(j);
-    if (!ok) mm_fail(err, MM_BAD_INPUT, "E_IDS", mm_at(path, NULL), "entry %zu: expected an id below %u", i, vocab);
+    char found[MM_JSON_SHOWN];
+    if (!ok)
+      mm_fail(err, MM_BAD_INPUT, "E_IDS", mm_at(path, NULL), "entry %zu: found %s, expected an id below %u", i, mm_json_shown(j, found),
+              vocab);
   }
   mm_json_free(root);
   if (ok) return id;

@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "formats/pool.h"
 #include "runtime/engine.h"
 #include "runtime/engine_options.h"
 #include "runtime/load_bar.h"
@@ -81,7 +80,7 @@ static char *read_input(size_t *n, mm_err *err) {
   size_t cap = 0, got = 1;
   for (*n = 0; got; *n += got) {
     if (*n > PROMPT_MAX) {
-      mm_fail(err, MM_LIMIT, "E_LIMITS", mm_at("stdin", NULL), "found more than %llu bytes", (unsigned long long)PROMPT_MAX);
+      mm_fail(err, MM_LIMIT, "E_LIMIT", mm_at("stdin", NULL), "found more bytes, expected at most %llu", (unsigned long long)PROMPT_MAX);
       break;
     }
     if (!MM_GROW(text, &cap, *n + 65536, err)) break;
@@ -139,12 +138,10 @@ static bool open_tokenizer(run *r, mm_err *err) {
 }
 
 static bool open_engine(run *r, mm_err *err) {
-  unsigned threads = (unsigned)(r->a->threads ? r->a->threads : mm_max(1, mm_pool_cpus() / r->shards.pack.tp));
   mm_engine_config c = {.ops = mm_ops_find(r->a->device, err),
                         .limits = {.max_tokens = r->a->chat ? PREFILL_ROWS : (uint32_t)mm_min(PREFILL_ROWS, r->prompt_count),
                                    .slots = 1,
                                    .max_positions = r->a->chat ? (uint32_t)r->limit : (uint32_t)r->prompt_count + r->budget},
-                        .threads = threads,
                         .never = r->never,
                         .verify = r->a->verify,
                         .attach = r->a->attach,
@@ -156,9 +153,10 @@ static bool open_engine(run *r, mm_err *err) {
   if (!c.ops) return false;
   c.act_quant = r->act_quant = r->a->act_quant ? strcmp(r->a->act_quant, "on") == 0 : c.ops->act_quant;
   uint32_t *device;
-  if (!mm_world_find(true, &c.world, err) ||
-      !mm_devices_read(r->a->devices, mm_world_ranks(c.world, mm_pack_ranks(&r->shards.pack)), &device, err))
-    return false;
+  if (!mm_world_find(true, &c.world, err)) return false;
+  const uint32_t here = mm_world_ranks(c.world, mm_pack_ranks(&r->shards.pack));
+  c.threads = mm_engine_threads(r->a->threads, here);
+  if (!mm_devices_read(r->a->devices, here, &device, err)) return false;
   c.device = device;
   if (!r->a->quiet) r->bar = mm_load_bar_open(r->log);
   r->engine = mm_engine_open(&r->shards, &c, err);
@@ -486,7 +484,7 @@ int main(int argc, char **argv) {
       MM_OPTION_VERIFY(&a.verify),
       MM_FLAG("verbose", &a.verbose, "say how each file was read, and what took how long", .letter = 'v'),
       MM_FLAG("json", &a.json, "the answer and what it took as one JSON object at the end; errors as JSON"),
-      MM_FLAG("quiet", &a.quiet, "no bar and no summary on stderr", .letter = 'q'),
+      MM_FLAG("quiet", &a.quiet, "no bar, no summary and no reasoning of --chat on stderr", .letter = 'q'),
   };
   const mm_program program = {
       MM_PROGRAM("minimax-run", "continue a text with a packed checkpoint", "DIR -p TEXT", 1, 1, options),

@@ -240,9 +240,13 @@ static bool settle(serve_args *a, mm_err *err) {
                                             .prefix_cache = strcmp(a->prefix_cache, "on") == 0,
                                             .batch_invariant = a->batch_invariant,
                                             .drafts = (uint32_t)a->drafts};
-  if (a->http.body_max > UINT64_C(1) << 32) return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--max-body: expected 4G or less");
+  if (a->http.body_max > UINT64_C(1) << 32)
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--max-body: found %llu bytes, expected 4G or less",
+                   (unsigned long long)a->http.body_max);
   if (a->http.read_time <= 0 || a->http.write_time <= 0)
-    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--read-timeout and --write-timeout: expected more than 0 seconds");
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL),
+                   "--read-timeout and --write-timeout: found %g and %g, expected more than 0 seconds", a->http.read_time,
+                   a->http.write_time);
   return true;
 }
 

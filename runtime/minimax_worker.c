@@ -2,7 +2,6 @@
 #include <stdlib.h>
 
 #include "formats/option.h"
-#include "formats/pool.h"
 #include "runtime/engine.h"
 #include "runtime/engine_options.h"
 
@@ -25,7 +24,7 @@ static bool work(void *args, mm_err *err) {
   ok = ok && mm_shards_open(&shards, a->dir, err);
   if (ok) {
     const uint32_t here = mm_world_ranks(c.world, mm_pack_ranks(&shards.pack));
-    c.threads = (unsigned)(a->threads ? a->threads : mm_max(1, mm_pool_cpus() / mm_max(1, here)));
+    c.threads = mm_engine_threads(a->threads, here);
     ok = mm_devices_read(a->devices, here, &device, err);
     c.device = device;
   }

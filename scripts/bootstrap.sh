@@ -1,5 +1,5 @@
 #!/bin/sh
-# scripts/bootstrap.sh demo | check: on Debian 12 or newer, installs what is missing with apt (as root or with sudo), then runs
+# scripts/bootstrap.sh demo | check: on Debian 12, installs what is missing with apt (as root or with sudo), then runs
 # `make demo` or `make check`. Arguments after the first go to make.
 set -eu
 cd "$(dirname "$0")/.."

@@ -4,7 +4,7 @@
 # fail, a line for each part, and a last one. Logs: BUILD/gpu/PART.log.
 #
 #   prepare    the checkpoints that others read, by the CPU alone: BUILD/gpu/models and /ranks; kept if they are there. NAME_head: the
-#              head in 8 bits
+#              head in 8 bits; nvfp4a16 comes last, so that parts find the others in the same folders
 #   peers      sums over ranks, bit for bit; ranks that do not come; inputs rounded under scales of rows that are cut
 #   forks      slots: forked, restored, chunks, page borders; schedules of MM_STEPS (10,000) steps among poison; 10,000 draws; scores
 #   apart      --batch-invariant: every row's bits the same alone and in a crowd, both models in every scheme
@@ -48,13 +48,11 @@ row() {
 
 prepare() {
   i=0
-  for model in tiny-m1 tiny-m2; do
-    for scheme in $schemes; do
-      to=$work/models/$((i % 4))/$model-$scheme
-      mkdir -p "$work/models/$((i % 4))"
-      i=$((i + 1))
-      [ -e "$to" ] || "$build"/bin/minimax-convert tests/data/$model -o "$to" --quant "$scheme" -q || row FAIL "prepare: $to"
-    done
+  for name in $(for model in tiny-m1 tiny-m2; do printf "$model-%s " $schemes; done) tiny-m1-nvfp4a16 tiny-m2-nvfp4a16; do
+    to=$work/models/$((i % 4))/$name
+    mkdir -p "$work/models/$((i % 4))"
+    i=$((i + 1))
+    [ -e "$to" ] || "$build"/bin/minimax-convert tests/data/"${name%-*}" -o "$to" --quant "${name##*-}" -q || row FAIL "prepare: $to"
   done
   # A head in 8 bits, beside products of codes and beside 4-bit experts.
   for pair in 2/tiny-m1-block_fp8 3/tiny-m2-w4a16; do
@@ -459,6 +457,7 @@ for part in $parts; do
     *) word=FAIL what=", exit status $status: $(grep -v '^ok ' "$log" | tail -n 1)" ;;
   esac
   [ "$bad" -eq 0 ] || word=FAIL
+  [ $word = FAIL ] || [ "$part" = prepare ] || grep -qE '^(ok|--) ' "$log" || word=FAIL what=', not one row'
   [ $word = ok ] || failed=$((failed + 1))
   rows=$((rows + good + bad))
   echo "$word part $part: $good of $((good + bad)) rows, $took of $limit s$what"

@@ -14,13 +14,13 @@
 #   mpi      several processes, one of them killed: of a conversion, of a run
 #   speed    conversions of GB (9) of block FP8 and twice that of BF16 beside cp and the disk; hashing's share (60 GB of disk)
 #   memory   peak memory of a conversion far larger than its limit
-#   layer    one real-size layer of M1 and of M2, converted and verified against its source (24 GB of disk; LAYER=m2: 8 GB)
+#   layer    one real-size layer of M1 and of M2, converted and verified against its source (17 GB of disk; LAYER=m2: 8 GB)
 #   schedules  100 times SCALE random steps of the engine on each cut and model, beside the oracle of test_schedules
 #   scheduler  SCALE times the random requests of the scheduler's unit tests
 #   serve    64 streams for SERVE_SECONDS (600), a good client beside 1,000 slow connections, 100 times SCALE mutated requests, and random requests
 #            of which each must get what it gets alone
 #   fuzz     inputs to each fuzz target until tests/fuzz/RUNS.md counts FUZZ_RUNS (100,000,000), at most FUZZ_LIMIT seconds (14,400)
-# SCALE=N (100) does N percent of the cases of the first six. SOAK_DIR is where they write (BUILD/soak/tmp); on a tmpfs they are faster.
+# SCALE=N (100) does N percent of the cases of each part but mpi, speed, memory, layer and fuzz. SOAK_DIR is where they write (BUILD/soak/tmp); on a tmpfs they are faster.
 set -u
 part=$1 scale=${SCALE:-100}
 log=$BUILD/soak/$part.log
@@ -59,7 +59,7 @@ run() {
         fault torture.py "$convert" $tiny --every $((4 * every)) --options "--compress zstd" ;;
     alloc) fault alloc.py --every $every ;;
     kill)
-      fault kill.py "$convert" tests/data/tiny-m1 $((scale / 2)) -- $archive && fault kill.py "$convert" $tiny $((5 * scale)) ;;
+      fault kill.py "$convert" tests/data/tiny-m1 $(((scale + 1) / 2)) -- $archive && fault kill.py "$convert" $tiny $((5 * scale)) ;;
     resume) fault resume_options.py $((20 * scale)) ;;
     sequences) fault sequences.py $((20 * scale)) "$(random)" ;;
     believed) fault believed.py $((20 * scale)) "$(random)" ;;

@@ -2,7 +2,8 @@
 # Runs one test program and keeps its result, or counts the results of many.
 #   scripts/test.sh check/NAME COMMAND…    runs COMMAND with PATH, BUILD and TMPDIR set; prints one line, and the whole log of a failure.
 #                                          Exit status 77 of COMMAND: it could not run here and said why on its last line.
-#   scripts/test.sh --count BUILD check/NAME…    prints "N passed, N failed" as its last line; exit status 1 if any failed.
+#   scripts/test.sh --count BUILD check/NAME…    prints what was not run, also within tests that passed, and "N passed, N failed" as its last
+#                                          line; exit status 1 if any failed.
 # Results lie in BUILD/check/NAME.{log,result}.
 set -u
 
@@ -11,7 +12,10 @@ if [ "$1" = --count ]; then
   shift 2
   for name; do
     case $(cat "$build/$name.result" 2>/dev/null) in
-      pass) passed=$((passed + 1)) ;;
+      pass)
+        passed=$((passed + 1))
+        part=$(grep -hE 'SKIPPED TEST|[0-9] skipped|not run|not tried' "$build/$name.log" | tail -n 1 | cut -c 1-200)
+        [ -z "$part" ] || echo "not all run: ${name#check/}: $part" ;;
       skip) echo "not run: ${name#check/}: $(tail -n 1 "$build/$name.log")" ;;
       *) failed=$((failed + 1)); echo "failed: ${name#check/} (log: $build/$name.log)" ;;
     esac

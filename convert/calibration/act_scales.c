@@ -66,7 +66,9 @@ static bool read_safetensors(mm_act_scales *s, const uint8_t *data, uint64_t siz
 }
 
 static bool read_json(mm_act_scales *s, const uint8_t *data, uint64_t size, mm_err *err) {
-  if (size > JSON_MOST) return mm_fail(err, MM_BAD_INPUT, "E_LIMIT", mm_at(s->path, NULL), "found more than 64 MiB of JSON");
+  if (size > JSON_MOST)
+    return mm_fail(err, MM_BAD_INPUT, "E_LIMIT", mm_at(s->path, NULL), "found %llu bytes of JSON, expected at most %llu",
+                   (unsigned long long)size, (unsigned long long)JSON_MOST);
   mm_json *j = mm_json_parse((const char *)data, (size_t)size, s->path, err);
   size_t cap = 0;
   bool ok = j;
@@ -74,11 +76,13 @@ static bool read_json(mm_act_scales *s, const uint8_t *data, uint64_t size, mm_e
   const char *name;
   const mm_json *v;
   while (ok && mm_json_next(j, &iter, &name, &v)) {
+    char found[MM_JSON_SHOWN];
     bool number = mm_json_type_of(v) == MM_JSON_INT || mm_json_type_of(v) == MM_JSON_REAL;
     ok = known(name) && number ? add(s, &cap, name, 0, mm_json_number(v), 0, err)
                                : mm_fail(err, MM_BAD_INPUT, "E_ACT_SCALES", mm_at(s->path, name),
-                                         "expected a number under a name that ends in amax, activation_scale, input_scale or "
-                                         "input_global_scale");
+                                         "found %s, expected a number under a name that ends in amax, activation_scale, input_scale or "
+                                         "input_global_scale",
+                                         mm_json_shown(v, found));
   }
   mm_json_free(j);
   return ok;

@@ -106,12 +106,14 @@ static const mm_json *present(mm_config c, const char *const *keys, const char *
   return NULL;
 }
 
-static bool type_error(mm_config c, const char *key, const char *expected, mm_err *err) {
-  return mm_fail(err, MM_BAD_INPUT, "E_CFG_TYPE", mm_at(c.file, NULL), "key \"%s\": expected %s", key, expected);
+static bool type_error(mm_config c, const char *key, const mm_json *v, const char *expected, mm_err *err) {
+  char found[MM_JSON_SHOWN];
+  return mm_fail(err, MM_BAD_INPUT, "E_CFG_TYPE", mm_at(c.file, NULL), "key \"%s\": found %s, expected %s", key, mm_json_shown(v, found),
+                 expected);
 }
 
 static bool u32_value(mm_config c, const char *key, const mm_json *v, uint32_t *out, mm_err *err) {
-  if (mm_json_type_of(v) != MM_JSON_INT) return type_error(c, key, "an integer", err);
+  if (mm_json_type_of(v) != MM_JSON_INT) return type_error(c, key, v, "an integer", err);
   int64_t n = mm_json_int(v);
   if (n < 1 || n > INT32_MAX) return RANGE("key \"%s\": found %lld, expected 1 to %d", key, (long long)n, INT32_MAX);
   *out = (uint32_t)n;
@@ -121,7 +123,8 @@ static bool u32_value(mm_config c, const char *key, const mm_json *v, uint32_t *
 bool mm_config_u32(mm_config c, const char *const *keys, uint32_t *out, mm_err *err) {
   const char *key = NULL;
   const mm_json *v = present(c, keys, &key);
-  if (!v) return mm_fail(err, MM_BAD_INPUT, "E_CFG_MISSING", mm_at(c.file, NULL), "key \"%s\" is missing", keys[0]);
+  if (!v)
+    return mm_fail(err, MM_BAD_INPUT, "E_CFG_MISSING", mm_at(c.file, NULL), "key \"%s\": found nothing, expected an integer", keys[0]);
   return u32_value(c, key, v, out, err);
 }
 
@@ -136,7 +139,7 @@ bool mm_config_number_or(mm_config c, const char *const *keys, double *out, mm_e
   const mm_json *v = present(c, keys, &key);
   if (!v) return true;
   mm_json_type t = mm_json_type_of(v);
-  if (t != MM_JSON_INT && t != MM_JSON_REAL) return type_error(c, key, "a number", err);
+  if (t != MM_JSON_INT && t != MM_JSON_REAL) return type_error(c, key, v, "a number", err);
   *out = mm_json_number(v);
   return isfinite(*out) || RANGE("key \"%s\": found a number that is not finite", key);
 }
@@ -144,7 +147,7 @@ bool mm_config_number_or(mm_config c, const char *const *keys, double *out, mm_e
 bool mm_config_bool_or(mm_config c, const char *key, bool *out, mm_err *err) {
   const mm_json *v = mm_json_get(c.obj, key);
   if (mm_json_type_of(v) == MM_JSON_NULL) return true;
-  if (mm_json_type_of(v) != MM_JSON_BOOL) return type_error(c, key, "true or false", err);
+  if (mm_json_type_of(v) != MM_JSON_BOOL) return type_error(c, key, v, "true or false", err);
   *out = mm_json_bool(v);
   return true;
 }
@@ -182,7 +185,7 @@ static bool rotary(mm_config c, mm_model *m, mm_err *err) {
   for (size_t i = 0; i < 2; i++) {
     const mm_json *v = mm_json_get(c.obj, nested[i]);
     if (mm_json_type_of(v) == MM_JSON_NULL) continue;
-    if (mm_json_type_of(v) != MM_JSON_OBJ) return type_error(c, nested[i], "an object", err);
+    if (mm_json_type_of(v) != MM_JSON_OBJ) return type_error(c, nested[i], v, "an object", err);
     mm_config in = {v, c.file};
     if (!mm_config_only(in, "rope_type", "default", err) || !mm_config_only(in, "type", "default", err)) return false;
     if (!mm_config_number_or(in, factor_key, &factor, err) || !mm_config_number_or(in, theta_key, &m->rope_theta, err)) return false;
@@ -204,7 +207,7 @@ static bool no_shared_expert(mm_config c, mm_err *err) {
   for (size_t i = 0; i < n; i++) {
     const mm_json *x = mm_json_type_of(v) == MM_JSON_ARR ? mm_json_at(v, i) : v;
     if (mm_json_type_of(x) == MM_JSON_NULL) continue;
-    if (mm_json_type_of(x) != MM_JSON_INT) return type_error(c, "shared_intermediate_size", "an integer or a list of integers", err);
+    if (mm_json_type_of(x) != MM_JSON_INT) return type_error(c, "shared_intermediate_size", v, "an integer or a list of integers", err);
     if (mm_json_int(x) != 0)
       return FEATURE("key \"shared_intermediate_size\": found %lld, only 0 is supported (no released model has a shared expert)",
                      (long long)mm_json_int(x));
@@ -242,7 +245,7 @@ bool mm_config_attn_types(mm_config c, mm_model *m, mm_err *err) {
   const char *key = NULL;
   const mm_json *v = present(c, (const char *const[]){"attn_type_list", "decoder_attention_types", "layer_types", NULL}, &key);
   if (!v) return true;
-  if (mm_json_type_of(v) != MM_JSON_ARR) return type_error(c, key, "a list", err);
+  if (mm_json_type_of(v) != MM_JSON_ARR) return type_error(c, key, v, "a list", err);
   if (mm_json_size(v) != m->layers)
     return RANGE("key \"%s\": found %zu entries, expected %u (num_hidden_layers)", key, mm_json_size(v), m->layers);
   for (uint32_t l = 0; l < m->layers; l++) {

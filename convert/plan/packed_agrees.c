@@ -32,27 +32,46 @@ static bool check_pieces(const mm_pack *p, const mm_arch *a, const mm_pack_tenso
   char ours[PATTERN_MAX], theirs[PATTERN_MAX];
   const uint32_t layer = pattern_of(ours, t->name);
   unsigned n = 0;
+  const char *wanted = NULL; /* the rule of piece n */
   bool same = true;
   for (size_t i = 0; same && i < a->rule_count; i++) {
     const mm_rule *r = &a->rule[i];
     if (strcmp(r->ours, ours) != 0 || (layer != NO_LAYER && !mm_rule_applies(r, &p->model, layer))) continue;
     same = n < t->piece_count && pattern_of(theirs, t->piece[n].source) == layer && strcmp(theirs, r->theirs) == 0;
-    n++;
+    if (same)
+      n++;
+    else
+      wanted = r->theirs;
   }
-  if (n == 0) { /* the scale of a KV cache, or of no use to anyone */
+  if (n == 0 && same) { /* the scale of a KV cache, or of no use to anyone */
     bool known = false, fits = pattern_of(theirs, t->piece[0].source) == layer && mm_kv_pair(ours, theirs, &known);
     if (!known || (fits && t->piece_count == 1)) return true;
+    if (fits) n = 1;
   }
   if (n > 0 && same && n == t->piece_count) return true;
-  return mm_fail(err, MM_INTEGRITY, "E_CONFIG", mm_at(mm_path_of(p->dir, MM_MANIFEST).text, t->name),
-                 "found pieces of other source matrices than the architecture puts there");
+  return mm_fail(err, MM_INTEGRITY, "E_CONFIG", mm_at(mm_path_of(p->dir, MM_MANIFEST).text, t->name), "piece %u: found %s%s, expected %s",
+                 n, n < t->piece_count ? "source matrix " : "no more", n < t->piece_count ? t->piece[n].source : "",
+                 wanted ? wanted
+                 : n    ? "no more"
+                        : "another one");
+}
+
+/* A key whose value is not that of config.json. */
+static bool other_value(const mm_pack *p, const mm_model *config, const char *key, mm_err *err) {
+  char found[MM_JSON_SHOWN], expected[MM_JSON_SHOWN];
+  mm_json *a = mm_model_to_json(&p->model, err), *b = a ? mm_model_to_json(config, err) : NULL;
+  if (b)
+    mm_fail(err, MM_INTEGRITY, "E_CONFIG", mm_at(mm_path_of(p->dir, MM_MANIFEST).text, NULL),
+            "key \"%s\": found %s, expected %s from config.json", key, mm_json_shown(mm_json_get(a, key), found),
+            mm_json_shown(mm_json_get(b, key), expected));
+  mm_json_free(a);
+  mm_json_free(b);
+  return false;
 }
 
 bool mm_packed_agrees(const mm_pack *p, const mm_arch *a, const mm_model *config, mm_err *err) {
   const char *key;
-  if (!mm_model_same(&p->model, config, &key))
-    return mm_fail(err, MM_INTEGRITY, "E_CONFIG", mm_at(mm_path_of(p->dir, MM_MANIFEST).text, NULL),
-                   "key \"%s\": found another value than config.json gives", key);
+  if (!mm_model_same(&p->model, config, &key)) return other_value(p, config, key, err);
   for (size_t i = 0; i < p->tensor_count; i++)
     if (!check_pieces(p, a, &p->tensor[i], err)) return false;
   return true;

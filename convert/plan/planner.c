@@ -307,7 +307,8 @@ static bool add_steps(mm_plan *p, mm_err *err) {
 }
 
 /* "0,2-5" into p->wanted. */
-static bool read_ranks(mm_plan *p, const char *text, mm_err *err) {
+static bool read_ranks(mm_plan *p, const char *list, mm_err *err) {
+  const char *text = list;
   uint32_t all = mm_pack_ranks(&p->pack);
   p->wanted = mm_arena_alloc(&p->pack.arena, all * sizeof *p->wanted, err);
   if (!p->wanted) return false;
@@ -322,8 +323,8 @@ static bool read_ranks(mm_plan *p, const char *text, mm_err *err) {
     for (; from <= to; from++) p->wanted[from] = true;
     if (*text++ == 0) return true; /* what follows a comma is a rank */
   }
-  return !text ||
-         mm_fail(err, MM_USAGE, "E_RANKS", mm_at(NULL, NULL), "found another --ranks than a list such as 0,2-5 of ranks below %u", all);
+  return !text || mm_fail(err, MM_USAGE, "E_RANKS", mm_at(NULL, NULL),
+                          "--ranks: found \"%s\", expected a list such as 0,2-5 of ranks below %u", list, all);
 }
 
 /* What a packed source says that it was made from: ", from QUANT" of each time its numbers were packed again, or nothing. */

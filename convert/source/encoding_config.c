@@ -15,8 +15,10 @@ typedef struct mm_declared {
   unsigned zeros[2], order[2]; /* integer groups without, and with */
 } mm_declared;
 
-static bool bad(const mm_declared *d, const char *key, const char *expected, mm_err *err) {
-  return mm_fail(err, MM_BAD_INPUT, "E_Q_CONFIG", mm_at(d->path, NULL), "key \"%s\": expected %s", key, expected);
+static bool bad(const mm_declared *d, const char *key, const mm_json *v, const char *expected, mm_err *err) {
+  char found[MM_JSON_SHOWN];
+  return mm_fail(err, MM_BAD_INPUT, "E_Q_CONFIG", mm_at(d->path, NULL), "key \"%s\": found %s, expected %s", key, mm_json_shown(v, found),
+                 expected);
 }
 
 static bool refuse(const char *path, const char *code, const char *what, const char *word, mm_err *err) {
@@ -46,11 +48,11 @@ static bool read_block(mm_declared *d, const mm_json *v, const char *key, mm_err
   for (size_t i = 0; i < 2; i++) {
     const mm_json *n = mm_json_type_of(v) == MM_JSON_ARR && mm_json_size(v) == 2 ? mm_json_at(v, i) : NULL;
     if (mm_json_type_of(n) != MM_JSON_INT || mm_json_int(n) < 1 || mm_json_int(n) > GROUP_MAX)
-      return bad(d, key, "two integers from 1 to 1048576", err);
+      return bad(d, key, v, "two integers from 1 to 1048576", err);
     side[i] = (uint32_t)mm_json_int(n);
   }
   mm_cell *block = &d->q->block;
-  if (block->n != 0 && (block->n != side[0] || block->k != side[1])) return bad(d, key, "one block size for all modules", err);
+  if (block->n != 0 && (block->n != side[0] || block->k != side[1])) return bad(d, key, v, "one block size for all modules", err);
   *block = (mm_cell){side[0], side[1]};
   return true;
 }
@@ -59,7 +61,7 @@ static bool read_block(mm_declared *d, const mm_json *v, const char *key, mm_err
 static bool read_group(mm_declared *d, const mm_json *v, const char *key, mm_err *err) {
   mm_json_type t = mm_json_type_of(v);
   if ((t != MM_JSON_NULL && t != MM_JSON_INT) || (t == MM_JSON_INT && (mm_json_int(v) < -1 || mm_json_int(v) > GROUP_MAX)))
-    return bad(d, key, "an integer from -1 to 1048576", err);
+    return bad(d, key, v, "an integer from -1 to 1048576", err);
   uint32_t g = t == MM_JSON_INT && mm_json_int(v) > 0 ? (uint32_t)mm_json_int(v) : UINT32_MAX;
   if (d->q->groups == sizeof d->q->group / sizeof *d->q->group)
     d->several_groups = true;
@@ -125,7 +127,7 @@ static bool read_modelopt(mm_declared *d, mm_err *err) {
   const mm_json *inner = mm_json_get(d->obj, "quantization");
   const mm_json *obj = mm_json_type_of(inner) == MM_JSON_OBJ ? inner : d->obj;
   const char *algo = word(obj, "quant_algo");
-  if (!algo) return bad(d, "quant_algo", "the name of a quantization", err);
+  if (!algo) return bad(d, "quant_algo", mm_json_get(obj, "quant_algo"), "the name of a quantization", err);
   if (strcmp(algo, "NVFP4_SVD") == 0) return refuse(d->path, "E_Q_TRANSFORM", "SVDQuant's", algo, err);
   if (!listed(algos, algo)) return refuse(d->path, "E_Q_METHOD", "quant_algo", algo, err);
   if (d->q->block.n == 0) d->q->block = (mm_cell){128, 128}; /* FP8_PB_WO has no other */
@@ -138,7 +140,7 @@ static bool read_ct_weights(mm_declared *d, const mm_json *w, mm_err *err) {
   const char *type = word(w, "type"), *strategy = word(w, "strategy"), *order = word(w, "actorder");
   const mm_json *symmetric = mm_json_get(w, "symmetric");
   if (mm_json_type_of(w) == MM_JSON_NULL) return true;
-  if (!type) return bad(d, "config_groups", "weights with a type", err);
+  if (!type) return bad(d, "config_groups", w, "weights with a type", err);
   if (strategy && strcmp(strategy, "block") == 0 && !read_block(d, mm_json_get(w, "block_structure"), "block_structure", err)) return false;
   if (strcmp(type, "int") != 0) return true;
   d->zeros[mm_json_type_of(symmetric) == MM_JSON_BOOL && !mm_json_bool(symmetric)]++;
@@ -156,7 +158,7 @@ static bool read_compressed_tensors(mm_declared *d, mm_err *err) {
   const mm_json *groups = mm_json_get(d->obj, "config_groups"), *group;
   const char *name;
   void *iter = NULL;
-  if (mm_json_type_of(groups) != MM_JSON_OBJ) return bad(d, "config_groups", "an object", err);
+  if (mm_json_type_of(groups) != MM_JSON_OBJ) return bad(d, "config_groups", groups, "an object", err);
   while (mm_json_next(groups, &iter, &name, &group)) {
     const char *own = word(group, "format");
     if (own && !listed(formats, own)) return refuse(d->path, "E_Q_METHOD", "compressed-tensors format", own, err);
@@ -182,7 +184,7 @@ bool mm_quantization_parse(mm_hf *hf, const mm_json *j, const char *path, const 
   mm_declared d = {.q = &hf->quantization, .obj = j, .path = path};
   mm_json_ctx ctx = {path, MM_BAD_INPUT, "E_Q_CONFIG"};
   const char *method = fallback;
-  if (mm_json_type_of(j) != MM_JSON_OBJ) return bad(&d, "quantization_config", "an object", err);
+  if (mm_json_type_of(j) != MM_JSON_OBJ) return bad(&d, "quantization_config", j, "an object", err);
   if (word(j, "quantization")) return refuse(path, "E_Q_METHOD", "FastDeploy's quantization", word(j, "quantization"), err);
   if ((!fallback || mm_json_get(j, "quant_method")) && !mm_json_need_str(j, "quant_method", &method, &ctx, err)) return false;
   d.q->method = mm_arena_strndup(&hf->arena, method, strlen(method), err);

@@ -120,7 +120,9 @@ static bool same_header(const mm_journal_header *found, const mm_journal_header 
   for (size_t i = 0; i < h->files; i++)
     if (a[i] != b[i])
       return mm_fail(err, MM_USAGE, "E_RESUME", mm_at(p->hf->file[i].path, NULL),
-                     "found a source file changed, moved or copied since the interrupted run (size, times, inode or header); %s", discards);
+                     "found a source file changed, moved or copied since the interrupted run (size, times, inode or header), expected the "
+                     "same to continue; %s",
+                     discards);
   return true;
 }
 

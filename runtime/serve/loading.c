@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "formats/pool.h"
 #include "runtime/text/ends.h"
 
 static bool find_ends(mm_loaded *l, mm_err *err) {
@@ -42,7 +41,6 @@ bool mm_loading_finish(mm_loaded *l, const mm_loading_config *c, mm_err *err) {
                  .slots = (uint32_t)c->slots,
                  .max_positions = l->positions,
                  .pages = (uint32_t)mm_ceil_div(c->kv_tokens, MM_PAGE)},
-      .threads = (unsigned)(c->threads ? c->threads : mm_max(1, mm_pool_cpus() / l->shards.pack.tp)),
       .never = l->never,
       .attach = c->attach,
       .verify = c->verify,
@@ -57,9 +55,10 @@ bool mm_loading_finish(mm_loaded *l, const mm_loading_config *c, mm_err *err) {
   mm_engine_config with = e;
   with.act_quant = c->act_quant ? strcmp(c->act_quant, "on") == 0 : e.ops->act_quant;
   uint32_t *device;
-  if (!mm_world_find(true, &with.world, err) ||
-      !mm_devices_read(c->devices, mm_world_ranks(with.world, mm_pack_ranks(&l->shards.pack)), &device, err))
-    return false;
+  if (!mm_world_find(true, &with.world, err)) return false;
+  const uint32_t here = mm_world_ranks(with.world, mm_pack_ranks(&l->shards.pack));
+  with.threads = mm_engine_threads(c->threads, here);
+  if (!mm_devices_read(c->devices, here, &device, err)) return false;
   with.device = device;
   l->stage = "weights";
   l->engine = mm_engine_open(&l->shards, &with, err);

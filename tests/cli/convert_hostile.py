@@ -501,6 +501,37 @@ def streams():
         assert os.listdir(root) == ["src"]
 
 
+def code():
+    """No code of a checkpoint runs: a module that auto_map names and a chat template, each of which would make a file, whatever reads them."""
+    with Scratch() as root:
+        made, source, out = root + "/made", root + "/src", root + "/out"
+        shutil.copytree("tests/data/tiny-m2", source)
+        with open(source + "/config.json", encoding="utf-8") as f:
+            config = json.load(f)
+        module = {"AutoConfig": "modeling_bait.Bait", "AutoModelForCausalLM": "modeling_bait.Bait", "AutoTokenizer": ["modeling_bait.Bait", None]}
+        with open(source + "/config.json", "w", encoding="utf-8") as f:
+            json.dump(config | {"auto_map": module}, f)
+        with open(source + "/modeling_bait.py", "w", encoding="utf-8") as f:
+            f.write(f"open({made!r}, 'w').close()\nclass Bait:\n    pass\n")
+        template = "{{ cycler.__init__.__globals__.os.system('touch " + made + "') }}"
+        with open(source + "/tokenizer_config.json", "w", encoding="utf-8") as f:
+            json.dump({"chat_template": template, "auto_map": module, "tokenizer_class": "Bait"}, f)
+        with open(source + "/chat_template.jinja", "w", encoding="utf-8") as f:
+            f.write(template)
+        subprocess.run(["python3", source + "/modeling_bait.py"], check=True)
+        os.remove(made)  # the bait works
+        cf.ok(CONVERT, "-q", source, "-o", out, "--tp", "2")
+        assert os.path.exists(out + "/modeling_bait.py") and os.path.exists(out + "/chat_template.jinja")
+        cf.ok(CONVERT, "-q", out, "-o", root + "/hf", "--layout", "hf")
+        cf.ok("minimax-verify", "-q", out, "--source", source)
+        cf.ok("minimax-inspect", out)
+        cf.ok("minimax-run", out, "-p", "In the", "-n", "2", "-q")
+        cf.ok("minimax-run", out, "--chat", "--chat-format", "minimax-m2", "-p", "In the", "-n", "2", "-q")
+        cf.assert_error(cf.run("minimax-run", out, "--chat", "-p", "In the"), "minimax-run", UNSUPPORTED, "E_CHAT_FORMAT")
+        cf.ok("minimax-serve", out, "--check")
+        assert not os.path.exists(made)
+
+
 if __name__ == "__main__":
-    cf.main([whole, index_and_files, file_types, links, companions, permissions, descriptors, source_paths, output_overlaps, output_exists,
+    cf.main([whole, code, index_and_files, file_types, links, companions, permissions, descriptors, source_paths, output_overlaps, output_exists,
              force, failing_force, locked, lock_race, interrupted, resumed, no_space, parallel_degree, values, allowed, narrowing, streams])

@@ -1,6 +1,6 @@
 #!/bin/sh
-# README.md and docs/ say what the tree does: every error code has its row in docs/errors.md and every row its code; every file, name, make
-# target, program, option and link that a page names exists; README is at most 9 KB.
+# README.md and docs/ say what the tree does: every error code has its row in docs/errors.md, every row its code and the statuses of the sources;
+# every file, name, make target, program, option and link that a page names exists; a page names every option; README is at most 9 KB.
 set -eu
 sources='formats quant loader convert runtime'
 errors=docs/errors.md
@@ -13,9 +13,21 @@ absent() {
 
 grep -rhoE '"E_[A-Z0-9_]+"' --include='*.[ch]' --include='*.cu' $sources | tr -d '"' | sort -u >"$TMPDIR/codes"
 sed -n 's/^| `\(E_[A-Z0-9_]*\)`.*/\1/p' $errors | sort >"$TMPDIR/rows"
-[ -s "$TMPDIR/codes" ] && [ -s "$TMPDIR/rows" ]
+[ -s "$TMPDIR/codes" ]
+[ -s "$TMPDIR/rows" ]
 comm -23 "$TMPDIR/codes" "$TMPDIR/rows" | absent $errors "no row for the error code"
 comm -13 "$TMPDIR/codes" "$TMPDIR/rows" | absent $errors "a row for a code that no source has"
+# The status that a source gives beside a code is one of its row.
+grep -rhozE 'MM_[A-Z_]+,\s*"E_[A-Z0-9_]+"' --include='*.[ch]' --include='*.cu' $sources | tr '\0\n' '\n ' | tr -d ' "' | sort -u >"$TMPDIR/given"
+[ "$(wc -l <"$TMPDIR/given")" -gt 100 ]
+awk '
+  BEGIN {
+    n = split("BUG 1 USAGE 2 BAD_INPUT 3 UNSUPPORTED 4 IO 5 INTEGRITY 6 LOCKED 7 LIMIT 8 INTERRUPTED 75", word, " ")
+    for (i = 1; i < n; i += 2) number["MM_" word[i]] = word[i + 1]
+  }
+  NR == FNR { if (/^[|] `E_/) { split($0, cell, " *[|] *"); row[cell[2]] = ", " cell[3] "," } next }
+  split($0, pair, ",") == 2 && pair[1] in number && !index(row["`" pair[2] "`"], ", " number[pair[1]] ",") { print pair[2], number[pair[1]] }
+' $errors "$TMPDIR/given" | absent $errors "a row lacks the status"
 [ "$(wc -c <README.md)" -le 9216 ] || echo "more than 9 KB" | absent README.md size
 
 pages='README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md docs/*.md'
@@ -45,6 +57,21 @@ for page in $pages; do
     done
   done | absent "$page" "no such program or option"
 done
+
+# Every option of a program is named in some page.
+for program in "$BUILD"/bin/minimax-*; do
+  "$program" --help | sed -nE 's/^ +(-., )?(--[a-z][a-z-]*).*/\2/p' >"$TMPDIR/options"
+  [ -s "$TMPDIR/options" ]
+  while read -r option; do
+    grep -qE -e "(^|[^-a-z])$option([^-a-z]|\$)" $pages formats/*.md runtime/cuda/README.md || echo "${program##*/} $option"
+  done <"$TMPDIR/options" | absent "docs" "no page has the option"
+done
+
+# scripts/Dockerfile builds with what scripts/bootstrap.sh installs to build.
+sed -n "s/^build='\(.*\)'$/\1/p" scripts/bootstrap.sh | tr ' ' '\n' | sort >"$TMPDIR/packages"
+[ "$(wc -l <"$TMPDIR/packages")" -ge 5 ]
+sed -n '/AS build/,/^COPY/p' scripts/Dockerfile | tr -d '\\\n' | sed 's/.*--no-install-recommends//; s/COPY.*//' | tr -s ' ' '\n' | grep . | sort |
+  diff "$TMPDIR/packages" - | absent scripts/Dockerfile "another package than in scripts/bootstrap.sh"
 
 cat "$wrong"
 [ ! -s "$wrong" ]

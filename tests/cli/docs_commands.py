@@ -133,11 +133,14 @@ def run_page(page, tried):
                 server.wait()
             if "--port" not in command:
                 command += f" --port {port}"
+            if "--chat-format" not in command:  # the small checkpoint has no template
+                command += " --chat-format minimax-m2"
             server = subprocess.Popen(shlex.split(command), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
             if not ready(port, server):
                 wrong.append(f"{page}: {written}: {server.communicate()[1]}")
         else:
-            bad = wrong_output(command, command == written, shown, shell(command))
+            ran = re.sub(r"(^|\| )curl ", r"\1curl --fail-with-body -sS ", command)  # a refused request fails
+            bad = wrong_output(command, command == written, shown, shell(ran))
             if bad:
                 wrong.append(f"{page}: {written}: {bad}")
         tried["run"] += 1

@@ -16,6 +16,7 @@ case "$1 $2" in
   'test peers') echo 'ok   sums (limit 0)' ;;
   'test forks') echo "ok   schedules of $MM_STEPS"; sleep 30 ;;
   'test steps') echo 'ok   graphs'; echo 'FAIL warmed'; exit 1 ;;
+  'test apart') ;;
   'test ranks') echo 'ok   ranks'; echo 'cuda: gone' >&2; exit 3 ;;
   *) i=0; while [ $i -lt 300 ]; do echo "ok   row $i"; i=$((i + 1)); done ;;
 esac
@@ -69,11 +70,15 @@ expect 'ok   eval tiny-m1-none, act-quant off: nll 2.001000 .*, 4 windows'
 expect 'ok   eval tiny-m1-block_fp8_head, act-quant on: .*, 32 windows'
 expect 'ok   eval tiny-m1-w4a16-2, two GPUs: .*'
 expect 'ok   eval tiny-m2-wide-w4a16_head-2, two GPUs: .*'
-expect 'FAIL part eval: 76 of 79 rows, .*'
+expect 'ok   eval tiny-m2-nvfp4a16, act-quant on: .*, 32 windows'
+expect 'FAIL part eval: 80 of 83 rows, .*'
 expect 'ok part kernels: 300 of 300 rows, .*'
 expect 'FAIL text tiny-m1-bf16: on cuda . CPU: on cpu '
 expect 'ok   speed m2 x 8, 63 tokens .*ratio 1.050 \(limit 1.10\)'
 expect 'gpu: FAILED, 4 part\(s\)'
+
+gpu 1 50 peers apart
+expect 'FAIL part apart: 0 of 0 rows, [0-9]+ of 120 s, not one row'
 
 gpu 0 50 peers kernels
 expect 'gpu: all passed, 301 rows'

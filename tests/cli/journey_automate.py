@@ -11,7 +11,7 @@ import time
 
 BIN, TMP, DATA = os.path.join(os.environ["BUILD"], "bin"), os.environ["TMPDIR"], "tests/data"
 SOURCE = f"{DATA}/tiny-m2"
-PROGRAMS = ["minimax-" + p for p in ("archive", "bench", "convert", "eval", "hold", "inspect", "run", "serve", "verify")]
+PROGRAMS = ["minimax-" + p for p in ("archive", "bench", "convert", "eval", "hold", "inspect", "run", "serve", "verify", "worker")]
 
 
 def run(program, *args, status=0, **how):
@@ -23,6 +23,13 @@ def run(program, *args, status=0, **how):
 
 def load(program, *args, **how):
     return json.loads(run(program, *args, "--json", **how).stdout)
+
+
+def size(path):
+    try:
+        return os.path.getsize(path)
+    except FileNotFoundError:
+        return 0
 
 
 def header(path):
@@ -139,8 +146,12 @@ def idle():
                            ("minimax-convert", SOURCE, "--dry-run", "--journal-every", "0"), ("minimax-convert", SOURCE, "-o", f"{TMP}/x", "--resume", "--restart"),
                            ("minimax-convert", SOURCE, "--dry-run", "--recipe", f"{TMP}/recipe.json", "--quant", "int8"), ("minimax-verify", packed, "--report", f"{TMP}/r.html"),
                            ("minimax-verify", packed, "--list"), ("minimax-verify", packed, "--samples", 2), ("minimax-verify", packed, "--seed", 1, "--level", "full"),
-                           ("minimax-archive", "list", f"{TMP}/archive", "-o", f"{TMP}/x")):
+                           ("minimax-archive", "list", f"{TMP}/archive", "-o", f"{TMP}/x"), ("minimax-archive", "list", f"{TMP}/archive", "--level", 3),
+                           ("minimax-archive", "unpack", f"{TMP}/archive", "-o", f"{TMP}/x", "--level", 1), ("minimax-convert", SOURCE, "--dry-run", "--part", "0/2"),
+                           ("minimax-convert", SOURCE, "--dry-run", "--events", f"{TMP}/e"), ("minimax-convert", SOURCE, "--dry-run", "--mem-limit", "1G"),
+                           ("minimax-convert", SOURCE, "-o", f"{TMP}/x", "--list", "-q")):
         assert "E_USAGE" in run(program, *args, status=2).stderr, (program, args)
+    assert "--part-size: found \"0\", expected bytes, at least 1" in run("minimax-convert", SOURCE, "--dry-run", "--part-size", "0", status=2).stderr
 
 
 def words():
@@ -213,12 +224,13 @@ def events():
     progress = middle[0]
     assert progress.keys() == {"event", "time", "seconds", "source_bytes", "done_bytes", "kept_bytes", "rss_bytes"} and progress["event"] == "progress"
     assert progress["seconds"] > 1 and progress["source_bytes"] == begin["source_bytes"] >= progress["done_bytes"] >= progress["kept_bytes"] == 0
-    # Interrupted at once, then continued: what the journal held is kept, and said.
+    # Interrupted when the journal has a record behind its header of 136 bytes, then continued: what it held is kept, and said.
     out = f"{TMP}/stopped"
     slow = ("-j", 1, "--journal-every", 1, "--mem-limit", "200M", "-q")
     for attempt in range(50):
         child = subprocess.Popen([f"{BIN}/minimax-convert", SOURCE, "-o", out, "--quant", "nvfp4", *map(str, slow), "--events", f"{TMP}/events"], stderr=subprocess.DEVNULL)
-        while child.poll() is None and not os.path.exists(f"{TMP}/.stopped.partial.journal"):
+        journal = f"{TMP}/.stopped.partial.journal"
+        while child.poll() is None and size(journal) <= 136:
             pass
         child.send_signal(signal.SIGTERM)
         if child.wait() == 75:
@@ -229,7 +241,7 @@ def events():
     assert (lines()[-1]["event"], lines()[-1]["error"], lines()[-1]["status"]) == ("failed", "E_INTERRUPTED", 75)
     assert "kept of the run before: 0.00 of 0.01 GB (0.0 %)" in run("minimax-convert", SOURCE, "-o", f"{TMP}/fresh", "--resume").stderr
     kept = load("minimax-convert", SOURCE, "-o", out, "--quant", "nvfp4", "-q", "--resume")
-    assert 0 <= kept["kept_bytes"] <= kept["source_bytes"]
+    assert 0 < kept["kept_bytes"] <= kept["source_bytes"], kept
     run("minimax-convert", SOURCE, "-o", f"{TMP}/full", "--events", "/dev/full", "-q")  # the conversion is done all the same
     assert "events are missing" in run("minimax-convert", SOURCE, "-o", f"{TMP}/full", "--force", "--events", "/dev/full", "-q").stderr
     run("minimax-convert", SOURCE, "-o", f"{TMP}/none", "--events", f"{TMP}/no/such", "-q", status=5)

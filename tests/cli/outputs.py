@@ -5,7 +5,6 @@ import os
 import stat
 import struct
 import subprocess
-import sys
 
 import convert_files as cf
 from convert_files import Scratch, tree, write_st
@@ -89,5 +88,4 @@ def whole():
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, "tests/cli")
     cf.main([whole])

@@ -12,20 +12,26 @@ run "$convert" -o "$out/one"
 parts=$(ls "$out/one" | grep -c rank-00000)
 [ "$parts" -ge 4 ]
 
-for i in 0 1 2; do run "$convert" -o "$out/parts" --part $i/3 & done
-wait
+pids=
+for i in 0 1 2; do
+  run "$convert" -o "$out/parts" --part $i/3 &
+  pids="$pids $!"
+done
+for pid in $pids; do wait "$pid"; done
 [ ! -e "$out/parts" ] # nothing is published before the last run
 ls -A "$out" >"$TMPDIR/before"
 status=0
 run "$convert" -o "$out/parts" --resume --ignore '*gate*' 2>"$TMPDIR/err" || status=$?
-[ $status -eq 2 ] && grep -q E_RESUME "$TMPDIR/err"
+[ $status -eq 2 ]
+grep -q E_RESUME "$TMPDIR/err"
 ls -A "$out" | diff "$TMPDIR/before" - # other options are refused and leave the shares' run as it was
 run "$convert" -o "$out/parts" --resume
 diff -r "$out/one" "$out/parts"
 [ "$(ls -A "$out" | sort | tr '\n' ' ')" = "one parts src " ]
 status=0
 run "$convert" -o "$out/none" --part 3/3 2>"$out/err" || status=$?
-[ $status -eq 2 ] && grep -q -- --part "$out/err"
+[ $status -eq 2 ]
+grep -q -- --part "$out/err"
 rm "$out/err"
 echo "--part: $parts parts a rank by three processes, the same bytes as one"
 
@@ -41,7 +47,8 @@ diff -r "$out/one" "$out/mpi"
 status=0
 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 timeout 60 mpirun --oversubscribe -n 3 "$BUILD/mpi/bin/minimax-convert" -j 1 -o "$out/killed" $common : \
   -n 1 strace -f -o /dev/null -e inject=pwrite64:signal=KILL:when=3 "$BUILD/mpi/bin/minimax-convert" -j 1 -o "$out/killed" $common >/dev/null 2>&1 || status=$?
-[ $status -ne 0 ] && [ ! -e "$out/killed" ]
+[ $status -ne 0 ]
+[ ! -e "$out/killed" ]
 mpi -o "$out/killed" --resume
 diff -r "$out/one" "$out/killed"
 echo "--part and mpirun -n 4: the same bytes as one process, also after one was killed"

@@ -265,7 +265,7 @@ TEST(test_rope_aliases) {
 TEST(test_needed_keys) {
   static const char *const needed[] = {"hidden_size",       "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
                                        "intermediate_size", "num_local_experts", "num_experts_per_tok", "vocab_size"};
-  static const char *const whole_only[] = {"32.5", "4.0", "\"32\"", "true", "{}", "1e3"};
+  static const char *const whole_only[] = {"32.5", "4.0", "\"32\"", "true", "{}", "1000.0"};
   for (int family = 0; family < 2; family++)
     for (size_t i = 0; i < sizeof needed / sizeof *needed; i++) {
       const char *base = family ? m2 : m1;
@@ -273,7 +273,7 @@ TEST(test_needed_keys) {
       snprintf(key, sizeof key, "\"%s\":", needed[i]);
       const char *value = strstr(base, key) + strlen(key);
       snprintf(old, sizeof old, "%s%.*s", key, (int)strcspn(value, ",}"), value);
-      snprintf(says, sizeof says, "key \"%s\" is missing", needed[i]);
+      snprintf(says, sizeof says, "key \"%s\": found nothing, expected an integer", needed[i]);
       refused(base, old, "\"x\":1", MM_BAD_INPUT, "E_CFG_MISSING", says);
       snprintf(new, sizeof new, "%snull", key);
       refused(base, old, new, MM_BAD_INPUT, "E_CFG_MISSING", says);
@@ -285,7 +285,7 @@ TEST(test_needed_keys) {
       }
       for (size_t k = 0; k < sizeof whole_only / sizeof *whole_only; k++) {
         snprintf(new, sizeof new, "%s%s", key, whole_only[k]);
-        snprintf(says, sizeof says, "key \"%s\": expected an integer", needed[i]);
+        snprintf(says, sizeof says, "key \"%s\": found %s, expected an integer", needed[i], whole_only[k]);
         refused(base, old, new, MM_BAD_INPUT, "E_CFG_TYPE", says);
       }
     }
@@ -303,17 +303,20 @@ TEST(test_optional_keys) {
           "key \"max_position_embeddings\": found 0");
   refused(m1, "\"max_position_embeddings\":4096", "\"max_position_embeddings\":9007199254740993", MM_BAD_INPUT, "E_CFG_RANGE",
           "found 9007199254740993");
-  refused(m1, "\"rms_norm_eps\":2e-05", "\"rms_norm_eps\":\"1e-5\"", MM_BAD_INPUT, "E_CFG_TYPE", "key \"rms_norm_eps\": expected a number");
-  refused(m1, "\"rope_theta\":10000000", "\"rope_theta\":true", MM_BAD_INPUT, "E_CFG_TYPE", "key \"rope_theta\": expected a number");
+  refused(m1, "\"rms_norm_eps\":2e-05", "\"rms_norm_eps\":\"1e-5\"", MM_BAD_INPUT, "E_CFG_TYPE",
+          "key \"rms_norm_eps\": found \"1e-5\", expected a number");
+  refused(m1, "\"rope_theta\":10000000", "\"rope_theta\":true", MM_BAD_INPUT, "E_CFG_TYPE",
+          "key \"rope_theta\": found true, expected a number");
   refused(m1, "\"layernorm_mlp_alpha\":1.5", "\"layernorm_mlp_alpha\":[1.5]", MM_BAD_INPUT, "E_CFG_TYPE", "key \"layernorm_mlp_alpha\"");
   refused(m1, "\"layernorm_mlp_alpha\":1.5", "\"mlp_alpha_factor\":\"1\"", MM_BAD_INPUT, "E_CFG_TYPE", "key \"mlp_alpha_factor\"");
-  refused(m1, "\"postnorm\":true", "\"postnorm\":1", MM_BAD_INPUT, "E_CFG_TYPE", "key \"postnorm\": expected true or false");
+  refused(m1, "\"postnorm\":true", "\"postnorm\":1", MM_BAD_INPUT, "E_CFG_TYPE", "key \"postnorm\": found 1, expected true or false");
   refused(m1, "\"tie_word_embeddings\":false", "\"tie_word_embeddings\":\"no\"", MM_BAD_INPUT, "E_CFG_TYPE", "key \"tie_word_embeddings\"");
   refused(m1, "\"rotary_dim\":10", "\"partial_rotary_factor\":0.33", MM_BAD_INPUT, "E_CFG_RANGE",
           "partial_rotary_factor 0.33 of head_dim 20");
   refused(m1, "\"rotary_dim\":10", "\"partial_rotary_factor\":1.1", MM_BAD_INPUT, "E_CFG_RANGE", "partial_rotary_factor 1.1");
   refused(m1, "\"rotary_dim\":10", "\"partial_rotary_factor\":-0.5", MM_BAD_INPUT, "E_CFG_RANGE", "partial_rotary_factor -0.5");
-  refused(m1, "\"rotary_dim\":10", "\"rope_parameters\":[0.5]", MM_BAD_INPUT, "E_CFG_TYPE", "key \"rope_parameters\": expected an object");
+  refused(m1, "\"rotary_dim\":10", "\"rope_parameters\":[0.5]", MM_BAD_INPUT, "E_CFG_TYPE",
+          "key \"rope_parameters\": found [0.5], expected an object");
 }
 
 /* C06, C07: rules between two numbers name both. */
@@ -347,7 +350,7 @@ TEST(test_lists) {
   refused(m1, old, "\"attn_type_list\":[0,1.0,0,0,1]", MM_BAD_INPUT, "E_CFG_RANGE", "entry 1");
   refused(m1, old, "\"attn_type_list\":[0,1,true,0,1]", MM_BAD_INPUT, "E_CFG_RANGE", "entry 2");
   refused(m1, old, "\"attn_type_list\":[0,1,0,0,\"1\"]", MM_BAD_INPUT, "E_CFG_RANGE", "entry 4");
-  refused(m1, old, "\"attn_type_list\":1", MM_BAD_INPUT, "E_CFG_TYPE", "key \"attn_type_list\": expected a list");
+  refused(m1, old, "\"attn_type_list\":1", MM_BAD_INPUT, "E_CFG_TYPE", "key \"attn_type_list\": found 1, expected a list");
   refused(m1, old, "\"layer_types\":[\"linear_attention\",\"sliding_attention\",0,0,1]", MM_BAD_INPUT, "E_CFG_RANGE",
           "\"layer_types\": entry 1");
   refused(m2, "[1,1,1]", "[1,0,1]", MM_UNSUPPORTED, "E_CFG_FEATURE", "layer 1 is lightning attention");

@@ -1,5 +1,6 @@
 /* JSON: what is refused and where, exact numbers, required fields, building. */
 #include <locale.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -516,6 +517,31 @@ TEST(test_load) {
   err = (mm_err){0};
   assert_null(mm_json_load(path, 9, &err));
   assert_string_equal(err.code, "E_FS_MISSING");
+}
+
+/* A value in an error line: as it is where that is short. */
+TEST(test_shown) {
+  static const char *const row[][2] = {{"1.5", "1.5"},
+                                       {"\"a\\u0001\"", "\"a\\u0001\""},
+                                       {"null", "null"},
+                                       {"[1,\"x\",{}]", "[1,\"x\",{}]"},
+                                       {"[1,2,3,4,5,6,7,8,9]", "a list of 9"}};
+  char out[MM_JSON_SHOWN], text[256] = "[\"", *end = text + 2;
+  mm_err err;
+  for (size_t i = 0; i < sizeof row / sizeof *row; i++) {
+    char list[64];
+    snprintf(list, sizeof list, "[%s]", row[i][0]);
+    mm_json *j = parse(list, &err);
+    assert_string_equal(mm_json_shown(mm_json_at(j, 0), out), row[i][1]);
+    mm_json_free(j);
+  }
+  while (end < text + 90) *end++ = 'x';
+  strcpy(end, "\"]");
+  mm_json *j = parse(text, &err);
+  assert_string_equal(mm_json_shown(j, out), "a list of 1");
+  assert_string_equal(mm_json_shown(mm_json_at(j, 0), out), "a string");
+  assert_string_equal(mm_json_shown(NULL, out), "nothing");
+  mm_json_free(j);
 }
 
 int main(void) { return run_unit_tests(NULL, NULL); }

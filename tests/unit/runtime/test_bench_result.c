@@ -9,7 +9,7 @@
 #include "tests/unit/unit.h"
 
 static const mm_bench_case c = {"layers", "m2", 8, 2048, "block_fp8", "w4a16", "nvfp4", {4, 16}, 1024, 8192};
-static mm_bench_result r = {&c, 8, 16, 1, 1, true, 3e12, 2.5e-4, 6e8, 2e-4, 101.5};
+static mm_bench_result r = {&c, 8, 16, 1, 1, true, 3e12, 2.5e-4, 6e8, 2e-4, 101.5, {1.5e15, 7.5e14, 6.5e14}};
 static const double apart[3] = {1e-3, 2e-3, 2.5e-3};
 
 static void print(int which, bool json) {
@@ -56,7 +56,8 @@ TEST(test_lines) {
       "device copy 3000 GB/s, read + write\n",
       "m2 block_fp8/w4a16/nvfp4 B=16 router: 250.00 us, 600.0 MB, 0.80 of copy\n",
       decode,
-      "m2 x 8 block_fp8/w4a16/nvfp4, prefill T=8192: 0.25 ms, 0.03 ms a layer, 32768000 tokens/s, floor 0.20 ms, 0.80 of it\n",
+      "m2 x 8 block_fp8/w4a16/nvfp4, prefill T=8192: 0.25 ms, 0.03 ms a layer, 32768000 tokens/s, floor 0.20 ms, 0.80 of it; assumed: "
+      "FP8 1.50, BF16 0.75, attention 0.65 PFLOP/s\n",
       mixed,
   };
   for (int i = 0; i < 5; i++) {
@@ -74,6 +75,8 @@ TEST(test_lines) {
     if (i > 0) assert_true(figure(o, "seconds") == (i == 4 ? 2.5e-3 : 2.5e-4) && figure(o, "layers") == 8 && figure(o, "tp") == 1);
     if (i == 1) assert_true(figure(o, "of_copy") == 0.8 && figure(o, "bytes") == 6e8);
     if (i == 2) assert_true(figure(o, "tokens_per_s") == 64000 && figure(o, "floor_s") == 2e-4 && mm_json_bool(mm_json_get(o, "kv_fp8")));
+    if (i == 3) assert_true(figure(o, "floor_fp8_ops_per_s") == 1.5e15 && figure(o, "floor_bf16_ops_per_s") == 7.5e14);
+    if (i == 3) assert_true(figure(o, "floor_attention_ops_per_s") == 6.5e14);
     if (i == 4) assert_true(figure(o, "decode_alone_s") == 1e-3 && figure(o, "stretch_alone_s") == 2e-3);
     mm_json_free(o);
   }

@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stdatomic.h>
 
+#include "formats/pool.h"
 #include "runtime/engine.h"
 #include "tests/unit/runtime/reference.h"
 #include "tests/unit/unit.h"
@@ -429,6 +430,17 @@ TEST(queue_refusals) {
   for (int i = 0; i < MM_QUEUE; i++) assert_true(mm_engine_collect(r.engine, got, &(mm_err){0}));
   assert_false(mm_engine_collect(r.engine, got, &(mm_err){0}));
   stop(&r);
+}
+
+TEST(threads_of_a_process) {
+  const unsigned cpus = mm_pool_cpus();
+  assert_int_equal(mm_engine_threads(3, 8), 3);
+  assert_int_equal(mm_engine_threads(0, 1), cpus);
+  for (uint32_t ranks = 1; ranks <= 64; ranks++) {
+    const unsigned each = mm_engine_threads(0, ranks);
+    assert_true(each == 1 || each * ranks <= cpus); /* --pin has a CPU for each */
+    assert_true((each + 1) * ranks > cpus);
+  }
 }
 
 TEST(bad_limits) {
