@@ -26,7 +26,7 @@ double mm_cosine(const mm_tensor_error *e);
 
 /* Compares every rank's share of every tensor with the source, decoded. `plan` must come from the source with the options of the
  * manifest; a packed checkpoint that it does not describe is MM_INTEGRITY E_SOURCE, naming the first difference. Fills
- * out[tensor_count]. */
+ * out[tensor_count]; count is 0 where no rank in the directory holds the tensor. */
 MM_MUST_USE bool mm_compare(const mm_plan *plan, const mm_shards *s, unsigned threads, mm_tensor_error *out, mm_err *err);
 
 typedef struct mm_error_row {

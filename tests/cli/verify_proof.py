@@ -1,0 +1,55 @@
+#!/usr/bin/env python3
+"""What minimax-verify may call proven: only ranks whose files are there, compared once each."""
+import json
+import sys
+
+import convert_files as cf
+from convert_files import Scratch
+
+sys.path.insert(0, "tests/fault")
+import packed_files as pf
+
+CONVERT, VERIFY = "minimax-convert", "minimax-verify"
+M1, M2 = "tests/data/tiny-m1", "tests/data/tiny-m2"
+
+
+def report(path, source):
+    return json.loads(cf.ok(VERIFY, "-q", path, "--source", source, "--json").stdout)
+
+
+def some_ranks():
+    """Tensors of a stage whose files are not in the directory are in no list and no count."""
+    with Scratch() as root:
+        out = root + "/out"
+        cf.ok(CONVERT, "-q", M2, "-o", out, "--tp", 2, "--pp", 2, "--ranks", "0,1")
+        done = cf.ok(VERIFY, out, "--source", M2, "--min-sqnr", 90)
+        stages = [t["stage"] for t in cf.packed(out)[1]["tensors"]]
+        here, absent = stages.count(0), stages.count(1)
+        assert f"{here} of {here} tensors exact; {absent} tensors are not in this directory" in done.stdout.decode(), done.stdout
+        assert b"ranks 0-1 of 4, " in done.stderr, done.stderr
+        found = report(out, M2)
+        assert (found["exact_tensors"], found["absent_tensors"], len(found["tensors"])) == (here, absent, here), found
+        assert all(t["count"] > 0 for t in found["tensors"])
+        assert json.loads(cf.ok(VERIFY, "-q", out, "--json").stdout)["absent_ranks"] == [2, 3]
+        cf.ok(VERIFY, "-q", out, "--source", M2, "--report", root + "/r.html")
+        page = open(root + "/r.html", encoding="utf-8").read()
+        assert "Every weight in this directory is that of the source. " in page and f"{absent} tensors are not in this directory" in page
+        cf.ok(CONVERT, "-q", M2, "-o", root + "/all", "--tp", 2)
+        assert "absent_tensors" not in report(root + "/all", M2)
+
+
+def no_rank():
+    """A manifest that lists no part proves nothing."""
+    with Scratch() as root:
+        cf.ok(CONVERT, "-q", M2, "-o", root + "/out", "--tp", 2)
+        p = pf.Packed(root + "/out")
+        p.parts = {}
+        for rank in p.manifest["ranks"]:
+            rank["parts"] = []
+        p.save(root + "/none")
+        for more in ([], ["--level", "header"], ["--source", M2]):
+            cf.assert_error(cf.run(VERIFY, root + "/none", *more), VERIFY, 6, "E_RANKS", "manifest.json", "found no part of any rank")
+
+
+if __name__ == "__main__":
+    cf.main([some_ranks, no_rank])
