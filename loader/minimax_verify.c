@@ -291,7 +291,8 @@ static bool verify(void *args, mm_err *err) {
   mm_looked looked = {.p = &s.pack, .seconds = mm_now() - start};
   if (full) ok = ok && mm_verify_numbers(&s, threads, err);
   if (ok) count_parts(&looked, a);
-  ok = ok && say(a, &looked, err) && (a->level < MM_LEVEL_SOURCE || against_source(a, &s, err));
+  ok = ok && mm_shards_unchanged(&s, err) && say(a, &looked, err) &&
+       (a->level < MM_LEVEL_SOURCE || (against_source(a, &s, err) && mm_shards_unchanged(&s, err)));
   mm_shards_close(&s);
   return ok;
 }

@@ -170,6 +170,17 @@ bool mm_shards_open(mm_shards *s, const char *dir, mm_err *err) {
   return true;
 }
 
+bool mm_shards_unchanged(const mm_shards *s, mm_err *err) {
+  for (uint32_t r = 0; r < mm_pack_ranks(&s->pack); r++)
+    for (size_t i = 0; s->rank[r].map && i < s->pack.rank[r].part_count; i++) {
+      mm_mapped at;
+      if (!s->rank[r].map[i].data || !mm_map_find(s->rank[r].map[i].data, &at)) continue;
+      const mm_file f = {-1, at.size, *at.id};
+      if (!mm_file_unchanged(&f, at.path, err)) return false;
+    }
+  return true;
+}
+
 void mm_shards_close(mm_shards *s) {
   for (uint32_t r = 0; s->rank && r < mm_pack_ranks(&s->pack); r++) {
     for (size_t i = 0; s->rank[r].map && i < s->pack.rank[r].part_count; i++) mm_map_close(&s->rank[r].map[i]);

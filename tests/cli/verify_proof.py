@@ -1,6 +1,9 @@
 #!/usr/bin/env python3
 """What minimax-verify may call proven: only ranks whose files are there, compared once each."""
+import ctypes
 import json
+import os
+import shutil
 import sys
 
 import convert_files as cf
@@ -51,5 +54,26 @@ def no_rank():
             cf.assert_error(cf.run(VERIFY, root + "/none", *more), VERIFY, 6, "E_RANKS", "manifest.json", "found no part of any rank")
 
 
+def replaced():
+    """A part that is replaced by an equal one after the library opened it: minimax_verify read the other one."""
+    class Error(ctypes.Structure):
+        _fields_ = [("status", ctypes.c_int32), ("code", ctypes.c_char * 28), ("text", ctypes.c_char * 4064)]
+
+    lib = ctypes.CDLL(os.environ["BUILD"] + "/lib/libminimax.so.0")
+    lib.minimax_open.restype = ctypes.c_void_p
+    why = Error()
+    with Scratch() as root:
+        out = root + "/out"
+        cf.ok(CONVERT, "-q", M2, "-o", out)
+        c = ctypes.c_void_p(lib.minimax_open(out.encode(), ctypes.byref(why)))
+        assert c.value, why.text
+        assert lib.minimax_verify(c, 1, ctypes.byref(why)) == 0, why.text
+        part = out + "/model-rank-00000-part-00000.safetensors"
+        shutil.copy(part, root + "/new")
+        os.rename(root + "/new", part)
+        assert lib.minimax_verify(c, 1, ctypes.byref(why)) == 5 and why.code == b"E_CHANGED" and part.encode() in why.text, why.text
+        lib.minimax_close(c)
+
+
 if __name__ == "__main__":
-    cf.main([some_ranks, no_rank])
+    cf.main([some_ranks, no_rank, replaced])

@@ -9,8 +9,8 @@ import sys
 import tempfile
 import time
 
-if not shutil.which("strace") or os.environ.get("SAN") == "1":
-    print("needs strace, and no sanitizer")
+if not shutil.which("strace") or not shutil.which("openssl") or os.environ.get("SAN") == "1":
+    print("needs strace and openssl, and no sanitizer")
     sys.exit(77)
 BIN = os.environ["BUILD"] + "/bin/"
 work = os.path.realpath(tempfile.mkdtemp(dir=os.environ.get("TMPDIR")))
@@ -118,5 +118,17 @@ for command in (["minimax-run", PACKED, "-p", "In the", "-n", "4", "-q"], ["mini
     judge(command[0], p, PART)
     with open(f"{PACKED}/{PART}", "wb") as f:
         f.write(whole)
+shutil.rmtree(work + "/out", ignore_errors=True)
+subprocess.run(["openssl", "ecparam", "-genkey", "-name", "prime256v1", "-noout", "-out", work + "/key.pem"], check=True)
+for command in (["minimax-verify", PACKED, "-q"], ["minimax-verify", PACKED, "-q", "--level", "header"], ["minimax-archive", "sign", PACKED, "--key", work + "/key.pem"]):
+    for change in (written, replaced, os.unlink):
+        p = subprocess.Popen(["strace", "-f", "-qq", "-o", "/dev/null", "-P", f"{PACKED}/{PART}", "-e", "inject=mmap:delay_exit=300000:when=1", BIN + command[0],
+                              *command[1:]], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        wait_for(lambda: maps_part(p.pid), p)
+        change(f"{PACKED}/{PART}")
+        judge(" ".join(command), p, PART)
+        with open(f"{PACKED}/{PART}", "wb") as f:
+            f.write(whole)
+assert not os.path.exists(PACKED + "/model.sig")
 shutil.rmtree(work)
 print(f"{count} files changed under a program: each named, status 5")
