@@ -4,6 +4,7 @@ import ctypes
 import json
 import os
 import shutil
+import struct
 import sys
 
 import convert_files as cf
@@ -75,5 +76,54 @@ def replaced():
         lib.minimax_close(c)
 
 
+SPLIT = (("channel_fp8", "_scale"), ("tensor_wise_fp8", "_scale"), ("nvfp4", "_scale_2"))
+
+
+def doubled(part, name):
+    dtype, _, data = part.tensors[name]
+    assert dtype == "F32" and len(data) % 4 == 0, (name, dtype)
+    data[:] = struct.pack(f"<{len(data) // 4}f", *(2 * v for v in struct.unpack(f"<{len(data) // 4}f", data)))
+
+
+def split_scales():
+    """A scale that stands over columns of both ranks is the same on both; otherwise another cut would take one of the two."""
+    for scheme, suffix in SPLIT:
+        for tensor in ("model.layers.1.self_attn.o_proj.weight", "model.layers.2.block_sparse_moe.experts.w2_weight"):
+            with Scratch() as root:
+                cf.ok(CONVERT, "-q", M2, "-o", root + "/out", "--tp", 2, "--quant", scheme)
+                p = pf.Packed(root + "/out")
+                doubled(p.parts["model-rank-00001-part-00000.safetensors"], tensor + suffix)
+                p.save(root + "/other")
+                cf.ok(VERIFY, "-q", root + "/out")
+                cf.assert_error(cf.run(VERIFY, root + "/other"), VERIFY, 6, "E_COPIES", tensor, "model-rank-00001", "than on rank 0")
+
+
+def cut_inside(change, scheme, plane):
+    """tiny-m2 with the experts' w2, 192 columns, on two ranks; `change` makes its manifest another."""
+    with Scratch() as root:
+        cf.ok(CONVERT, "-q", M2, "-o", root + "/out", "--tp", 2, "--quant", scheme)
+        p = pf.Packed(root + "/out")
+        changed = [t for t in p.manifest["tensors"] if t["name"].endswith("experts.w2_weight")]
+        for t in changed:
+            change(p.manifest["cuts"][t["pieces"][0]["cut"]], t)
+            p.reshape(t)
+        p.save(root + "/other")
+        for program in ([VERIFY, root + "/other", "--level", "header"], [CONVERT, root + "/other", "-o", root + "/again", "-q"]):
+            cf.assert_error(cf.run(*program), program[0], 6, "E_SCHEME", changed[0]["name"], f"plane {plane}", "expected it along cells of")
+
+
+def cells_along_cuts():
+    """A cell that begins with each rank's own columns is not one of the whole matrix; codes of two weights stand for weights of one rank."""
+    def coarse(_, t):
+        t["planes"][1]["cell"][1] = 128  # the cut at 96 is inside
+
+    def odd(cut, t):
+        cut.update(local=97, ranks=[[0, 0, 95], [0, 95, 97]])
+        t["cols"] = 97
+
+    cut_inside(coarse, "block_fp8", 1)
+    cut_inside(odd, "nvfp4", 0)
+
+
 if __name__ == "__main__":
-    cf.main([some_ranks, no_rank, replaced])
+    cf.main([some_ranks, no_rank, replaced, split_scales, cells_along_cuts])
