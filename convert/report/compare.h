@@ -37,7 +37,8 @@ typedef struct mm_error_row {
 
 /* The same of an unsharded checkpoint `made`, opened as a source: `plan` is that of its own source in the same layout. A row for each
  * packed name, so that the experts of a layer are one, as in a packed checkpoint; *rows is allocated, free() it. What `made` lacks, or
- * holds in another shape, is MM_INTEGRITY E_SOURCE. Scales are not looked at. */
+ * holds in another shape, is MM_INTEGRITY E_SOURCE; what it holds that is not finite is MM_INTEGRITY E_NONFINITE, unless it was opened to
+ * allow that. Scales are not looked at. */
 MM_MUST_USE bool mm_compare_unsharded(const mm_plan *plan, mm_hf *made, unsigned threads, mm_error_row **rows, size_t *count, mm_err *err);
 
 /* --- between compare.c and compare_unsharded.c --- */

@@ -125,5 +125,37 @@ def cells_along_cuts():
     cut_inside(odd, "nvfp4", 0)
 
 
+def unsharded_number():
+    """NaN in an unsharded checkpoint is no weight of its source, be it 0 there or not finite."""
+    name = "model.layers.2.self_attn.o_proj.weight"
+    with Scratch() as root:
+        source = cf.Checkpoint.load(M1)
+        dtype, shape, data = source.tensors[name]
+        source.tensors[name] = (dtype, shape, data[:6] + b"\xc0\x7f" + data[8:])
+        source.save(root + "/source")
+        cf.ok(CONVERT, "-q", root + "/source", "-o", root + "/out", "--layout", "hf", "--allow-nonfinite")
+        assert report(root + "/out", root + "/source")["exact_tensors"] > 0
+        with open(root + "/out/minimax-digests.json", encoding="utf-8") as f:
+            digests = json.load(f)
+        part = next(p for p in digests["parts"] if name in cf.read_st(f"{root}/out/{p['file']}")[0])
+        tensors, _ = cf.read_st(f"{root}/out/{part['file']}")
+        file = open(f"{root}/out/{part['file']}", "rb").read()
+        at = file.index(tensors[name][2])
+        assert file[at + 6:at + 8] == b"\0\0"
+        for place in (at + 6, at + 8):
+            fresh = file[:place] + b"\x80\xff" + file[place + 2:]
+            with open(f"{root}/out/{part['file']}", "wb") as f:
+                f.write(fresh)
+            part["blocks"] = [pf.sha256(fresh[i:i + pf.BLOCK]) for i in range(0, len(fresh), pf.BLOCK)]
+            part["root"] = pf.sha256(b"".join(bytes.fromhex(b) for b in part["blocks"]))
+            digests.pop("sha256", None)
+            text = json.dumps(digests)[:-1].encode() + b",\n"
+            with open(root + "/out/minimax-digests.json", "wb") as f:
+                f.write(text + b'"sha256":"' + pf.sha256(text).encode() + b'"\n}\n')
+            cf.ok(VERIFY, "-q", root + "/out")
+            done = cf.run(VERIFY, "-q", root + "/out", "--source", root + "/source")
+            cf.assert_error(done, VERIFY, 6, "E_NONFINITE", part["file"], name, f"offset {place}")
+
+
 if __name__ == "__main__":
-    cf.main([some_ranks, no_rank, replaced, split_scales, cells_along_cuts])
+    cf.main([some_ranks, no_rank, replaced, split_scales, cells_along_cuts, unsharded_number])
