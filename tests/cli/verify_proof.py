@@ -157,5 +157,26 @@ def unsharded_number():
             cf.assert_error(done, VERIFY, 6, "E_NONFINITE", part["file"], name, f"offset {place}")
 
 
+def once():
+    """Rows that several ranks hold count once: the figures of tiny-m1, with 2 KV heads, are the same on 1 and on 4 ranks."""
+    with Scratch() as root:
+        rows = []
+        for i, options in enumerate((["--tp", 1], ["--tp", 4], ["--tp", 8], ["--tp", 4, "--ep", 2, "--tp-align", "pad"])):
+            cf.ok(CONVERT, "-q", M1, "-o", f"{root}/{i}", "--quant", "int8", *options)
+            rows.append({t["name"]: t for t in report(f"{root}/{i}", M1)["tensors"]})
+        for other in rows[1:]:
+            assert other.keys() == rows[0].keys()
+            for name, x in rows[0].items():
+                for key, value in x.items():
+                    near = isinstance(value, float) and abs(other[name][key] - value) <= 1e-11 * abs(value)  # sums of doubles in another order
+                    assert other[name][key] == value or near, (name, key, value, other[name][key])
+        assert sum(t["count"] for t in rows[0].values()) == sum(len(d) // cf.SIZE[k] for k, _, d in cf.Checkpoint.load(M1).tensors.values())
+        # Of ranks that hold the same K and V rows one is enough.
+        cf.ok(CONVERT, "-q", M1, "-o", root + "/some", "--quant", "int8", "--tp", 4, "--ranks", "1")
+        some = {t["name"]: t["count"] for t in report(root + "/some", M1)["tensors"]}
+        name = "model.layers.2.self_attn.qkv_proj.weight"
+        assert some[name] == (512 // 4 + 64 + 64) * 256 and rows[0][name]["count"] == (512 + 128 + 128) * 256, some[name]
+
+
 if __name__ == "__main__":
-    cf.main([some_ranks, no_rank, replaced, split_scales, cells_along_cuts, unsharded_number])
+    cf.main([some_ranks, no_rank, replaced, split_scales, cells_along_cuts, unsharded_number, once])
