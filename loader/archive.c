@@ -195,10 +195,11 @@ static bool write_table(const mm_archive *a, const mm_staging *s, mm_err *err) {
   return ok;
 }
 
-static bool copy_manifest(const char *dir, const mm_staging *s, mm_err *err) {
-  char *text;
+/* The one by which the parts were proven. */
+static bool copy_manifest(const mm_pack *p, const mm_staging *s, mm_err *err) {
   size_t n;
-  bool ok = read_text(dir, MM_MANIFEST, &text, &n, err) && mm_write_file_at(s->dir, s->path, MM_MANIFEST, text, n, err);
+  char *text = mm_manifest_again(p, &n, err);
+  bool ok = text && mm_write_file_at(s->dir, s->path, MM_MANIFEST, text, n, err);
   free(text);
   return ok;
 }
@@ -241,7 +242,7 @@ bool mm_archive_pack(const char *dir, const char *target, int level, unsigned th
   mm_archive_lanes l = {0};
   bool ok = mm_archive_lanes_open(&l, threads, err) && mm_shards_open(&shards, dir, err) && mm_verify_listing(&shards.pack, err) &&
             mm_staging_open(&s, target, "pack", dir, 0, staged, &shards.pack, err) && pack_parts(&a, &shards.pack, &s, level, &l, err) &&
-            copy_companions(&shards.pack, &s, err) && copy_manifest(dir, &s, err) && write_table(&a, &s, err) &&
+            copy_companions(&shards.pack, &s, err) && copy_manifest(&shards.pack, &s, err) && write_table(&a, &s, err) &&
             mm_staging_publish(&s, err);
   *t = totals(&a);
   mm_staging_discard(&s, staged, &shards.pack);

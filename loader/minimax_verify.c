@@ -62,11 +62,14 @@ static bool write_report(const mm_verify_args *a, const mm_error_report *r, mm_e
   return r ? mm_report_write(&place, r, err) : mm_report_place_ok(&place, err);
 }
 
-/* SHA-256 of a file of the checkpoint; of the manifest it is what a conversion's last words give. */
-static bool file_hex(const char *dir, const char *name, char hex[MM_HEX_LEN + 1], mm_err *err) {
-  mm_digest d;
-  if (!mm_file_sha256(mm_path_of(dir, name).text, MM_MANIFEST_MAX, &d, err)) return false;
+/* SHA-256 of the whole manifest, or of an unsharded checkpoint's digests: what a conversion's last words give. */
+static bool manifest_hex(const mm_pack *p, char hex[MM_HEX_LEN + 1], mm_err *err) {
+  size_t n;
+  char *text = mm_manifest_again(p, &n, err);
+  if (!text) return false;
+  const mm_digest d = mm_sha256(text, n);
   mm_digest_hex(&d, hex);
+  free(text);
   return true;
 }
 
@@ -92,7 +95,7 @@ static bool against_source(const mm_verify_args *a, const mm_shards *s, mm_err *
                        .manifest = manifest,
                        .plan = planned};
   mm_digest_hex(&s->pack.plan, planned);
-  bool ok = e && r.row && file_hex(a->dir, MM_MANIFEST, manifest, err) && mm_hf_open(&hf, a->source, &ho, err) &&
+  bool ok = e && r.row && manifest_hex(&s->pack, manifest, err) && mm_hf_open(&hf, a->source, &ho, err) &&
             mm_plan_build(&plan, &hf, &po, err) && mm_compare(&plan, s, (unsigned)a->threads, e, err);
   if (!ok && err->status == MM_USAGE) err->status = MM_UNSUPPORTED; /* the manifest's words, not the user's */
   for (size_t i = 0; ok && i < n; i++)
@@ -212,7 +215,7 @@ static bool unsharded_against_source(const mm_verify_args *a, const mm_pack *p, 
   mm_error_report r = {
       .dir = a->dir, .source = a->source, .quant = p->quant, .tool = p->tool, .manifest = digests, .plan = planned, .unscaled = true};
   mm_digest_hex(&p->plan, planned);
-  bool ok = file_hex(a->dir, MM_DIGESTS, digests, err) && mm_hf_open(&hf, a->source, &ho, err) && mm_hf_open(&made, a->dir, &mo, err) &&
+  bool ok = manifest_hex(p, digests, err) && mm_hf_open(&hf, a->source, &ho, err) && mm_hf_open(&made, a->dir, &mo, err) &&
             mm_plan_build(&plan, &hf, &po, err) && mm_compare_unsharded(&plan, &made, (unsigned)a->threads, &r.row, &r.count, err);
   if (!ok && err->status == MM_USAGE) err->status = MM_UNSUPPORTED; /* the digests' words, not the user's */
   if (ok) mm_report_rank(&r);

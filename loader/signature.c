@@ -45,7 +45,11 @@ static bool list_resources(resources *r, const mm_pack *p, mm_err *err) {
   for (uint32_t k = 0; k < mm_pack_ranks(p); k++) most += p->rank[k].part_count;
   if (!(r->item = mm_calloc(most, sizeof *r->item, err))) return false;
   r->item[0].name = MM_MANIFEST;
-  if (!mm_file_sha256(mm_path_of(p->dir, MM_MANIFEST).text, MM_MANIFEST_MAX, &r->item[0].digest, err)) return false;
+  size_t n;
+  char *text = mm_manifest_again(p, &n, err);
+  if (!text) return false;
+  r->item[0].digest = mm_sha256(text, n);
+  free(text);
   r->count = 1;
   for (size_t i = 0; i < p->file_count; i++) r->item[r->count++] = (resource){p->file[i].name, p->file[i].sha256, false};
   for (uint32_t k = 0; k < mm_pack_ranks(p); k++)
