@@ -11,6 +11,8 @@ extern "C" {
 
 #define MM_ARCHIVE "archive.json"
 
+/* Every companion is there in its size: MM_INTEGRITY E_FS_MISSING, E_FS_TYPE, E_SIZE. */
+MM_MUST_USE bool mm_companion_sizes(const mm_pack *p, mm_err *err);
 /* The directory holds the manifest's files, perhaps their signature, and nothing else (E_EXTRA). */
 MM_MUST_USE bool mm_verify_listing(const mm_pack *p, mm_err *err);
 /* The same for any list of names. */

@@ -288,8 +288,8 @@ static bool verify(void *args, mm_err *err) {
   bool full = a->level >= MM_LEVEL_FULL;
   bool files = a->level > MM_LEVEL_HEADER || a->key; /* what was signed are their digests */
   bool ok = mm_shards_open(&s, a->dir, err) && any_rank(&s.pack, err) && (!a->key || check_signature(a, &s.pack, err)) &&
-            (files ? mm_verify_files(&s.pack, err) : mm_verify_listing(&s.pack, err)) && mm_bind_check(&s, err) &&
-            (!files || mm_packed_config(&s.pack, err));
+            (files ? mm_verify_files(&s.pack, err) : mm_companion_sizes(&s.pack, err) && mm_verify_listing(&s.pack, err)) &&
+            mm_bind_check(&s, err) && (!files || mm_packed_config(&s.pack, err));
   double start = mm_now();
   if (a->level == MM_LEVEL_SAMPLE) ok = ok && mm_verify_sample(&s, (uint32_t)a->samples, a->seed, threads, err);
   if (full) ok = ok && mm_verify_blocks(&s, threads, err);

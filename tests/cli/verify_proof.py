@@ -178,5 +178,22 @@ def once():
         assert some[name] == (512 // 4 + 64 + 64) * 256 and rows[0][name]["count"] == (512 + 128 + 128) * 256, some[name]
 
 
+def companions_by_header():
+    """--level header looks at the sizes of companions, too."""
+    with Scratch() as root:
+        cf.ok(CONVERT, "-q", M2, "-o", root + "/out")
+        for name in ("config.json", "tokenizer.json"):
+            path = f"{root}/out/{name}"
+            data = open(path, "rb").read()
+            for changed in (data[:-1], data + b"\n", b""):
+                open(path, "wb").write(changed)
+                done = cf.run(VERIFY, root + "/out", "--level", "header")
+                cf.assert_error(done, VERIFY, 6, "E_SIZE", name, f"found {len(changed)} bytes, expected {len(data)}")
+            os.unlink(path)
+            cf.assert_error(cf.run(VERIFY, root + "/out", "--level", "header"), VERIFY, 6, "E_FS_MISSING", name)
+            open(path, "wb").write(data)
+        cf.ok(VERIFY, root + "/out", "--level", "header")
+
+
 if __name__ == "__main__":
-    cf.main([some_ranks, no_rank, replaced, split_scales, cells_along_cuts, unsharded_number, once])
+    cf.main([some_ranks, no_rank, replaced, split_scales, cells_along_cuts, unsharded_number, once, companions_by_header])
