@@ -10,6 +10,7 @@
 #include "formats/file.h"
 #include "formats/staging.h"
 #include "loader/shards.h"
+#include "loader/signature.h"
 
 static size_t part_count(const mm_pack *p) {
   size_t n = 0;
@@ -149,7 +150,7 @@ void mm_archive_close(mm_archive *a) {
 
 /* ---- whole archives ---- */
 
-/* Whatever is not a part: companions, proven, and the signature if there is one. */
+/* Whatever is not a part: companions, proven, and the signature if there is one, which may be anybody's. */
 static bool copy_companions(const mm_pack *p, const mm_staging *s, mm_err *err) {
   char *text;
   bool ok = true;
@@ -160,7 +161,7 @@ static bool copy_companions(const mm_pack *p, const mm_staging *s, mm_err *err) 
   const mm_path path = mm_path_of(p->dir, MM_SIGNATURE);
   if (!ok || access(path.text, F_OK) != 0) return ok;
   size_t n;
-  ok = (text = mm_file_slurp(path.text, MM_MANIFEST_MAX, &n, err)) && mm_write_file_at(s->dir, s->path, MM_SIGNATURE, text, n, err);
+  ok = (text = mm_signature_text(p->dir, &n, err)) && mm_write_file_at(s->dir, s->path, MM_SIGNATURE, text, n, err);
   free(text);
   return ok;
 }
