@@ -380,10 +380,10 @@ static bool read_files(reader *r, const mm_json *root, const char *key, const ch
   return true;
 }
 
-/* No source twice; no companion twice, or under the name of a part, of the manifest or of its signature. */
+/* No source twice; no companion twice, or under the name of a part, of the manifest, of its signature or of an archive's table. */
 static bool check_file_names(reader *r) {
   const mm_pack *p = r->p;
-  size_t most = mm_max(p->source_count, p->file_count + 2), n = 0;
+  size_t most = mm_max(p->source_count, p->file_count + 3), n = 0;
   for (uint32_t i = 0; i < mm_pack_ranks(p); i++) most += p->rank[i].part_count;
   const char **names = mm_calloc(most, sizeof *names, r->err);
   if (!names) return false;
@@ -395,6 +395,7 @@ static bool check_file_names(reader *r) {
     for (size_t k = 0; k < p->rank[i].part_count; k++) names[n++] = p->rank[i].part[k].file;
   names[n++] = MM_MANIFEST;
   names[n++] = MM_SIGNATURE;
+  names[n++] = MM_ARCHIVE;
   at(r, "files");
   ok = ok && unique(r, names, n);
   free(names);

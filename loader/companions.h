@@ -9,8 +9,6 @@
 extern "C" {
 #endif
 
-#define MM_ARCHIVE "archive.json"
-
 /* Every companion is there in its size: MM_INTEGRITY E_FS_MISSING, E_FS_TYPE, E_SIZE. */
 MM_MUST_USE bool mm_companion_sizes(const mm_pack *p, mm_err *err);
 /* The directory holds the manifest's files, perhaps their signature, and nothing else (E_EXTRA). */

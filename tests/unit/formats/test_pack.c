@@ -389,6 +389,8 @@ TEST(test_files) {
       {"\"files\"", "config.json", "", "files[0]: key \"name\": found an empty string"},
       {"\"files\"", "config.json", "tokenizer.json", "files: found \"tokenizer.json\" twice"},
       {"\"files\"", "config.json", "manifest.json", "files: found \"manifest.json\" twice"},
+      {"\"files\"", "config.json", "model.sig", "files: found \"model.sig\" twice"},
+      {"\"files\"", "config.json", "archive.json", "files: found \"archive.json\" twice"},
       {"\"files\"", "config.json", "model-rank-00001-part-00000.safetensors",
        "files: found \"model-rank-00001-part-00000.safetensors\" twice"},
       {"\"files\"", "{\"name\"", "\"x\",{\"name\"", "key \"files\": entry 0: expected an object"},
