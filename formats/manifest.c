@@ -63,6 +63,14 @@ static bool u32(reader *r, const mm_json *obj, const char *key, uint32_t lo, uin
   return true;
 }
 
+/* A count of rows or columns. Its sums with a tile or a block stay below 2^32. */
+static bool extent(reader *r, const mm_json *obj, const char *key, uint32_t *out) {
+  int64_t v;
+  if (!mm_json_need_int(obj, key, 1, INT32_MAX, &v, &r->ctx, r->err)) return false;
+  *out = (uint32_t)v;
+  return true;
+}
+
 static bool u64(reader *r, const mm_json *obj, const char *key, uint64_t *out) {
   int64_t v;
   if (!mm_json_need_int(obj, key, 0, INT64_MAX, &v, &r->ctx, r->err)) return false;
@@ -156,7 +164,7 @@ static bool read_cut(reader *r, size_t i, const mm_json *j, mm_cut *out) {
   if (strcmp(axis, "none") == 0) return only(r, j, none_keys);
   out->axis = strcmp(axis, "rows") == 0 ? MM_AXIS_ROWS : strcmp(axis, "cols") == 0 ? MM_AXIS_COLS : MM_AXIS_NONE;
   if (out->axis == MM_AXIS_NONE) return MM_REFUSE(&r->ctx, r->err, "key \"axis\": expected none, rows or cols");
-  if (!u32(r, j, "whole", 1, &out->whole) || !u32(r, j, "local", 1, &out->local)) return false;
+  if (!extent(r, j, "whole", &out->whole) || !extent(r, j, "local", &out->local)) return false;
   const mm_json *ranks = array(r, j, "ranks", r->p->tp, r->p->tp);
   if (!ranks || !(out->rank = take(r, r->p->tp, sizeof *out->rank))) return false;
   uint64_t covered = 0;
@@ -198,8 +206,8 @@ static bool read_plane(reader *r, const mm_json *j, mm_pack_plane *out) {
 /* Reads one piece that must begin at local row `row`, and checks it against its cut. */
 static bool read_piece(reader *r, const mm_json *j, const mm_pack_tensor *t, uint64_t row, mm_piece *out) {
   static const char *const keys[] = {"source", "rows", "at", "local_rows", "cut", NULL};
-  if (!only(r, j, keys) || !(out->source = text(r, j, "source", 1)) || !u32(r, j, "rows", 1, &out->rows) ||
-      !u32(r, j, "at", 0, &out->local_at) || !u32(r, j, "local_rows", 1, &out->local_rows) || !u32(r, j, "cut", 0, &out->cut))
+  if (!only(r, j, keys) || !(out->source = text(r, j, "source", 1)) || !extent(r, j, "rows", &out->rows) ||
+      !u32(r, j, "at", 0, &out->local_at) || !extent(r, j, "local_rows", &out->local_rows) || !u32(r, j, "cut", 0, &out->cut))
     return false;
   if (out->local_at != row)
     return MM_REFUSE(&r->ctx, r->err, "key \"at\": found %u, expected %llu", out->local_at, (unsigned long long)row);
@@ -243,8 +251,8 @@ static bool read_tensor(reader *r, size_t i, const mm_json *j, mm_pack_tensor *t
   at_entry(r, "tensors", i);
   if (!only(r, j, keys) || !(t->name = text(r, j, "name", 1)) || !(t->scheme = text(r, j, "scheme", 1)) ||
       !mm_json_need_bool(j, "vector", &t->vector, &r->ctx, r->err) || !u32(r, j, "stage", 0, &t->stage) ||
-      !u32(r, j, "lead", 0, &t->lead) || !u32(r, j, "whole_lead", 0, &t->whole_lead) || !u32(r, j, "rows", 1, &t->rows) ||
-      !u32(r, j, "cols", 1, &t->cols) || !u32(r, j, "whole_cols", 1, &t->whole_cols) || !read_input_scale(r, j, &t->input_scale))
+      !u32(r, j, "lead", 0, &t->lead) || !u32(r, j, "whole_lead", 0, &t->whole_lead) || !extent(r, j, "rows", &t->rows) ||
+      !extent(r, j, "cols", &t->cols) || !extent(r, j, "whole_cols", &t->whole_cols) || !read_input_scale(r, j, &t->input_scale))
     return false;
   if (t->stage >= r->p->pp) return MM_REFUSE(&r->ctx, r->err, "key \"stage\": found %u of %u", t->stage, r->p->pp);
   if ((uint64_t)t->lead * r->p->ep != t->whole_lead)
@@ -372,10 +380,10 @@ static bool read_files(reader *r, const mm_json *root, const char *key, const ch
   return true;
 }
 
-/* No source twice; no companion twice, or under the name of a part, of the manifest or of its signature. */
+/* No source twice; no companion twice, or under the name of a part, of the manifest, of its signature or of an archive's table. */
 static bool check_file_names(reader *r) {
   const mm_pack *p = r->p;
-  size_t most = mm_max(p->source_count, p->file_count + 2), n = 0;
+  size_t most = mm_max(p->source_count, p->file_count + 3), n = 0;
   for (uint32_t i = 0; i < mm_pack_ranks(p); i++) most += p->rank[i].part_count;
   const char **names = mm_calloc(most, sizeof *names, r->err);
   if (!names) return false;
@@ -387,6 +395,7 @@ static bool check_file_names(reader *r) {
     for (size_t k = 0; k < p->rank[i].part_count; k++) names[n++] = p->rank[i].part[k].file;
   names[n++] = MM_MANIFEST;
   names[n++] = MM_SIGNATURE;
+  names[n++] = MM_ARCHIVE;
   at(r, "files");
   ok = ok && unique(r, names, n);
   free(names);

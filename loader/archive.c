@@ -10,6 +10,7 @@
 #include "formats/file.h"
 #include "formats/staging.h"
 #include "loader/shards.h"
+#include "loader/signature.h"
 
 static size_t part_count(const mm_pack *p) {
   size_t n = 0;
@@ -149,7 +150,7 @@ void mm_archive_close(mm_archive *a) {
 
 /* ---- whole archives ---- */
 
-/* Whatever is not a part: companions, proven, and the signature if there is one. */
+/* Whatever is not a part: companions, proven, and the signature if there is one, which may be anybody's. */
 static bool copy_companions(const mm_pack *p, const mm_staging *s, mm_err *err) {
   char *text;
   bool ok = true;
@@ -160,7 +161,7 @@ static bool copy_companions(const mm_pack *p, const mm_staging *s, mm_err *err) 
   const mm_path path = mm_path_of(p->dir, MM_SIGNATURE);
   if (!ok || access(path.text, F_OK) != 0) return ok;
   size_t n;
-  ok = (text = mm_file_slurp(path.text, MM_MANIFEST_MAX, &n, err)) && mm_write_file_at(s->dir, s->path, MM_SIGNATURE, text, n, err);
+  ok = (text = mm_signature_text(p->dir, &n, err)) && mm_write_file_at(s->dir, s->path, MM_SIGNATURE, text, n, err);
   free(text);
   return ok;
 }
@@ -195,10 +196,11 @@ static bool write_table(const mm_archive *a, const mm_staging *s, mm_err *err) {
   return ok;
 }
 
-static bool copy_manifest(const char *dir, const mm_staging *s, mm_err *err) {
-  char *text;
+/* The one by which the parts were proven. */
+static bool copy_manifest(const mm_pack *p, const mm_staging *s, mm_err *err) {
   size_t n;
-  bool ok = read_text(dir, MM_MANIFEST, &text, &n, err) && mm_write_file_at(s->dir, s->path, MM_MANIFEST, text, n, err);
+  char *text = mm_manifest_again(p, &n, err);
+  bool ok = text && mm_write_file_at(s->dir, s->path, MM_MANIFEST, text, n, err);
   free(text);
   return ok;
 }
@@ -241,7 +243,7 @@ bool mm_archive_pack(const char *dir, const char *target, int level, unsigned th
   mm_archive_lanes l = {0};
   bool ok = mm_archive_lanes_open(&l, threads, err) && mm_shards_open(&shards, dir, err) && mm_verify_listing(&shards.pack, err) &&
             mm_staging_open(&s, target, "pack", dir, 0, staged, &shards.pack, err) && pack_parts(&a, &shards.pack, &s, level, &l, err) &&
-            copy_companions(&shards.pack, &s, err) && copy_manifest(dir, &s, err) && write_table(&a, &s, err) &&
+            copy_companions(&shards.pack, &s, err) && copy_manifest(&shards.pack, &s, err) && write_table(&a, &s, err) &&
             mm_staging_publish(&s, err);
   *t = totals(&a);
   mm_staging_discard(&s, staged, &shards.pack);

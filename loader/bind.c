@@ -169,16 +169,19 @@ static bool bind_vocab(const binding *b, mm_rank_weights *w) {
          bind(b, "lm_head.weight", matrix(b->vocab, b->hidden), &w->head);
 }
 
-/* Where layer l lies: its first tensor says, no earlier than the layer before. */
+/* Where layer l lies: its first tensor says. The first layer is in stage 0, another one where the layer before is or in the stage behind;
+ * the last one in the last stage. So every stage has layers. */
 static bool next_stage(binding *b, uint32_t l) {
   char name[64];
   snprintf(name, sizeof name, "model.layers.%u.input_layernorm.weight", l);
   const mm_pack_tensor *t = find(b, name);
-  const uint32_t before = b->layer_stage;
-  if (t) b->layer_stage = t->stage;
-  if (b->layer_stage >= before && b->layer_stage < b->s->pack.pp) return true;
-  return mm_fail(b->err, MM_INTEGRITY, "E_PARALLEL", mm_at(b->s->pack.dir, name), "found stage %u, expected %u to %u", b->layer_stage,
-                 before, b->s->pack.pp - 1);
+  const uint32_t last = b->s->pack.pp - 1, before = b->layer_stage;
+  const uint32_t least = l + 1 == b->m->layers ? last : before, most = l == 0 ? 0 : (uint32_t)mm_min(before + 1, last);
+  if (!t) return true; /* missing: binding the layer says so */
+  b->layer_stage = t->stage;
+  return (t->stage >= least && t->stage <= most) ||
+         mm_fail(b->err, MM_INTEGRITY, "E_PARALLEL", mm_at(b->s->pack.dir, name),
+                 "found stage %u, expected layers in every stage from 0 to %u, in this order", t->stage, last);
 }
 
 static bool bind_all(binding *b, mm_rank_weights *w) {

@@ -9,12 +9,15 @@
 extern "C" {
 #endif
 
-#define MM_ARCHIVE "archive.json"
-
+/* Every companion is there in its size: MM_INTEGRITY E_FS_MISSING, E_FS_TYPE, E_SIZE. */
+MM_MUST_USE bool mm_companion_sizes(const mm_pack *p, mm_err *err);
 /* The directory holds the manifest's files, perhaps their signature, and nothing else (E_EXTRA). */
 MM_MUST_USE bool mm_verify_listing(const mm_pack *p, mm_err *err);
 /* The same for any list of names. */
 MM_MUST_USE bool mm_nothing_else(const char *dir, bool (*listed)(const void *ctx, const char *name), const void *ctx, mm_err *err);
+/* The text of the manifest that p was read from (of an unsharded checkpoint: of its digests), read once more; free() it. NULL: it is
+ * another one now, MM_IO E_CHANGED, or cannot be read. */
+char *mm_manifest_again(const mm_pack *p, size_t *n, mm_err *err);
 /* Reads a companion file, which has the manifest's size and digest (E_DIGEST): *text is malloc'ed, NULL on failure. */
 MM_MUST_USE bool mm_verify_companion(const mm_pack *p, const mm_pack_file *f, char **text, mm_err *err);
 /* All of them, and the listing. */

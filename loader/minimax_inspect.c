@@ -300,19 +300,28 @@ static bool print_listing(const mm_inspect_args *a, const mm_listing *l, mm_err 
   return true;
 }
 
-/* Whether the stored bytes of two tensors with equal type and shape are equal, on every rank that both directories hold. */
-static bool same_packed(const mm_listing *a, const mm_listed *x, const mm_listing *b, const mm_listed *y) {
+/* How two tensors with equal type and shape differ in what is stored of them; NULL if they do not, on every rank of either directory. */
+static const char *packed_difference(const mm_listing *a, const mm_listed *x, const mm_listing *b, const mm_listed *y) {
   const mm_pack *p = &a->shards.pack, *q = &b->shards.pack;
-  if (p->tp != q->tp || p->ep != q->ep || p->pp != q->pp) return false;
+  if (p->tp != q->tp || p->ep != q->ep || p->pp != q->pp || p->tensor[x->index].stage != q->tensor[y->index].stage) return "bytes";
   uint32_t first = p->tensor[x->index].stage * p->tp;
   for (uint32_t r = first; r < first + p->tp; r++) {
     const mm_shard_rank *s = &a->shards.rank[r], *t = &b->shards.rank[r];
+    if (!s->plane != !t->plane) return "ranks";
     for (unsigned i = 0; s->plane && t->plane && i < p->tensor[x->index].plane_count; i++) {
       const mm_shard_plane *u = &s->plane[x->index * MM_PACK_PLANES + i], *v = &t->plane[y->index * MM_PACK_PLANES + i];
-      if (u->bytes != v->bytes || memcmp(s->map[u->part].data + u->offset, t->map[v->part].data + v->offset, u->bytes) != 0) return false;
+      if (u->bytes != v->bytes || memcmp(s->map[u->part].data + u->offset, t->map[v->part].data + v->offset, u->bytes) != 0) return "bytes";
     }
   }
-  return true;
+  return p->tensor[x->index].input_scale != q->tensor[y->index].input_scale ? "input_scale" : NULL;
+}
+
+/* The ranks whose files lie in one of the directories. */
+static uint32_t ranks_open(const mm_listing *a, const mm_listing *b) {
+  uint32_t n = 0;
+  for (uint32_t r = 0; r < mm_pack_ranks(&a->shards.pack); r++)
+    n += a->shards.rank[r].plane || (r < mm_pack_ranks(&b->shards.pack) && b->shards.rank[r].plane);
+  return n;
 }
 
 static bool same_source(const mm_listing *a, const mm_listed *x, const mm_listing *b, const mm_listed *y, bool *same, mm_err *err) {
@@ -357,7 +366,11 @@ static bool put_difference(mm_differences *d, const mm_listed *x, const mm_liste
   }
   mm_show(name, sizeof name, one->name);
   if (x && y)
-    printf("~ %s: %s %s, %s %s%s\n", name, x->type, x->shape, y->type, y->shape, strcmp(what, "bytes") == 0 ? ", other bytes" : "");
+    printf("~ %s: %s %s, %s %s%s\n", name, x->type, x->shape, y->type, y->shape,
+           strcmp(what, "bytes") == 0         ? ", other bytes"
+           : strcmp(what, "input_scale") == 0 ? ", another input_scale"
+           : strcmp(what, "ranks") == 0       ? ", on other ranks"
+                                              : "");
   else
     printf("%c %s: %s %s\n", x ? '-' : '+', name, one->type, one->shape);
   return true;
@@ -365,25 +378,33 @@ static bool put_difference(mm_differences *d, const mm_listed *x, const mm_liste
 
 static bool diff_pair(const mm_inspect_args *args, const mm_listing *a, const mm_listed *x, const mm_listing *b, const mm_listed *y,
                       mm_differences *d, mm_err *err) {
-  bool form = strcmp(x->type, y->type) == 0 && strcmp(x->shape, y->shape) == 0, same = form;
-  if (form && args->data) {
+  const char *what = strcmp(x->type, y->type) == 0 && strcmp(x->shape, y->shape) == 0 ? NULL : "form";
+  if (!what && args->data) {
+    bool same = true;
     if (a->kind == PACKED)
-      same = same_packed(a, x, b, y);
+      what = packed_difference(a, x, b, y);
     else if (!same_source(a, x, b, y, &same, err))
       return false;
+    if (!same) what = "bytes";
   }
-  return same || put_difference(d, x, y, form ? "bytes" : "form", err);
+  return !what || put_difference(d, x, y, what, err);
 }
 
 /* Of a comparison that is done. */
-static bool print_diff(const mm_inspect_args *args, const mm_listing *a, mm_differences *d, mm_err *err) {
+static bool print_diff(const mm_inspect_args *args, const mm_listing *a, const mm_listing *b, mm_differences *d, mm_err *err) {
+  const bool packed = args->data && a->kind == PACKED;
+  const uint32_t all = packed ? mm_pack_ranks(&a->shards.pack) : 0, open = packed ? ranks_open(a, b) : 0;
   if (!d->list) {
-    if (d->count == 0) printf("same: %zu tensors%s\n", a->count, args->data ? ", every byte" : " (names, types, shapes)");
+    if (d->count > 0) return true;
+    printf("same: %zu tensors%s", a->count, args->data ? ", every byte" : " (names, types, shapes)");
+    if (open < all) printf(" of the %u of %u ranks that are here", open, all);
+    puts("");
     return true;
   }
   mm_json *o = mm_json_new_obj();
   bool ok = mm_json_set(o, "same", mm_json_new_bool(d->count == 0)) && mm_json_put_int(o, "tensor_count", a->count) &&
             mm_json_set(o, "data", mm_json_new_bool(args->data));
+  if (open < all) ok = ok && mm_json_put_int(o, "ranks", all) && mm_json_put_int(o, "ranks_compared", open);
   ok = mm_json_set(o, "differences", d->list) && ok;
   d->list = NULL; /* taken */
   return mm_program_json(o, ok, err);
@@ -394,6 +415,9 @@ static bool diff(const mm_inspect_args *args, const mm_listing *a, const mm_list
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(args->diff, NULL),
                    "found %s and %s; --data compares two packed checkpoints or two sources, with their weights", kind_phrase[a->kind],
                    kind_phrase[b->kind]);
+  if (args->data && a->kind == PACKED && ranks_open(a, b) == 0 && ranks_open(b, a) == 0)
+    return mm_fail(err, MM_INTEGRITY, "E_RANKS", mm_at(args->diff, NULL),
+                   "found no part of any rank, nor in %s: there are no bytes to compare", args->dir[0]);
   qsort(a->item, a->count, sizeof *a->item, by_name);
   qsort(b->item, b->count, sizeof *b->item, by_name);
   size_t i = 0, j = 0;
@@ -404,7 +428,7 @@ static bool diff(const mm_inspect_args *args, const mm_listing *a, const mm_list
     const mm_listed *x = c <= 0 ? &a->item[i++] : NULL, *y = c >= 0 ? &b->item[j++] : NULL;
     ok = x && y ? diff_pair(args, a, x, b, y, &d, err) : put_difference(&d, x, y, x ? "removed" : "added", err);
   }
-  ok = ok && print_diff(args, a, &d, err);
+  ok = ok && print_diff(args, a, b, &d, err);
   mm_json_free(d.list);
   if (!ok || d.count == 0) return ok;
   return mm_program_written(err) &&

@@ -35,7 +35,9 @@ static bool print_errors(const mm_verify_args *a, const mm_error_report *r, mm_e
     mm_json *o = mm_report_json(r);
     return mm_program_json(o, o != NULL, err);
   }
-  printf("against %s: %zu of %zu tensors exact\n", a->source, exact, r->count);
+  printf("against %s: %zu of %zu tensors exact", a->source, exact, r->count);
+  if (r->absent) printf("; %zu tensors are not in this directory", r->absent);
+  puts("");
   size_t shown = a->list ? r->count : mm_min(5, r->count - exact);
   for (size_t i = 0; i < shown; i++) {
     char name[512];
@@ -60,11 +62,14 @@ static bool write_report(const mm_verify_args *a, const mm_error_report *r, mm_e
   return r ? mm_report_write(&place, r, err) : mm_report_place_ok(&place, err);
 }
 
-/* SHA-256 of a file of the checkpoint; of the manifest it is what a conversion's last words give. */
-static bool file_hex(const char *dir, const char *name, char hex[MM_HEX_LEN + 1], mm_err *err) {
-  mm_digest d;
-  if (!mm_file_sha256(mm_path_of(dir, name).text, MM_MANIFEST_MAX, &d, err)) return false;
+/* SHA-256 of the whole manifest, or of an unsharded checkpoint's digests: what a conversion's last words give. */
+static bool manifest_hex(const mm_pack *p, char hex[MM_HEX_LEN + 1], mm_err *err) {
+  size_t n;
+  char *text = mm_manifest_again(p, &n, err);
+  if (!text) return false;
+  const mm_digest d = mm_sha256(text, n);
   mm_digest_hex(&d, hex);
+  free(text);
   return true;
 }
 
@@ -86,15 +91,16 @@ static bool against_source(const mm_verify_args *a, const mm_shards *s, mm_err *
                        .source = a->source,
                        .quant = s->pack.quant,
                        .row = mm_calloc(n, sizeof *r.row, err),
-                       .count = n,
                        .tool = s->pack.tool,
                        .manifest = manifest,
                        .plan = planned};
   mm_digest_hex(&s->pack.plan, planned);
-  bool ok = e && r.row && file_hex(a->dir, MM_MANIFEST, manifest, err) && mm_hf_open(&hf, a->source, &ho, err) &&
+  bool ok = e && r.row && manifest_hex(&s->pack, manifest, err) && mm_hf_open(&hf, a->source, &ho, err) &&
             mm_plan_build(&plan, &hf, &po, err) && mm_compare(&plan, s, (unsigned)a->threads, e, err);
   if (!ok && err->status == MM_USAGE) err->status = MM_UNSUPPORTED; /* the manifest's words, not the user's */
-  for (size_t i = 0; ok && i < n; i++) r.row[i] = (mm_error_row){s->pack.tensor[i].name, s->pack.tensor[i].scheme, e[i], i};
+  for (size_t i = 0; ok && i < n; i++)
+    if (e[i].count > 0) r.row[r.count++] = (mm_error_row){s->pack.tensor[i].name, s->pack.tensor[i].scheme, e[i], i};
+  r.absent = n - r.count;
   if (ok) mm_report_rank(&r);
   ok = ok && print_errors(a, &r, err) && (!a->report || write_report(a, &r, err)) && good_enough(a, &r, err);
   free(r.row);
@@ -123,18 +129,52 @@ static void count_parts(mm_looked *l, const mm_verify_args *a) {
     }
 }
 
+/* "2 ranks", or "ranks 0,2-3 of 8" where files of others are not in the directory. */
+static void print_ranks(const mm_pack *p) {
+  const uint32_t all = mm_pack_ranks(p);
+  uint32_t here = 0;
+  for (uint32_t r = 0; r < all; r++) here += p->rank[r].part_count > 0;
+  if (here == all) {
+    fprintf(stderr, "%u ranks", all);
+    return;
+  }
+  const char *before = "ranks ";
+  for (uint32_t r = 0, end; r < all; r = end) {
+    for (end = r; end < all && p->rank[end].part_count > 0;) end++;
+    if (end == r) {
+      end++;
+      continue;
+    }
+    fprintf(stderr, end - r > 1 ? "%s%u-%u" : "%s%u", before, r, end - 1);
+    before = ",";
+  }
+  fprintf(stderr, " of %u", all);
+}
+
 /* And what that proves. */
 static void print_summary(const mm_verify_args *a, const mm_looked *l) {
   static const char *const word[] = {"headers of", "headers and a sample of", "verified", "verified"};
   fprintf(stderr, "%s %s: ", word[a->level], a->dir);
   if (l->unsharded)
     fprintf(stderr, "unsharded, %zu files, %.3f GB; ", l->p->rank->part_count + l->p->file_count, (double)l->bytes / 1e9);
-  else
-    fprintf(stderr, "%u ranks, %zu tensors, %zu blocks, %.3f GB; ", mm_pack_ranks(l->p), l->p->tensor_count, l->blocks,
-            (double)l->bytes / 1e9);
+  else {
+    print_ranks(l->p);
+    fprintf(stderr, ", %zu tensors, %zu blocks, %.3f GB; ", l->p->tensor_count, l->blocks, (double)l->bytes / 1e9);
+  }
   if (a->level == MM_LEVEL_SAMPLE) fprintf(stderr, "%zu blocks hashed, --seed %llu; ", l->hashed, (unsigned long long)a->seed);
   if (a->level >= MM_LEVEL_FULL) fprintf(stderr, "SHA-256 at %.2f GB/s; ", (double)l->bytes / l->seconds / 1e9);
   fputs(a->key ? "signed with the key given\n" : l->unsharded ? "integrity only\n" : "integrity only, no signature checked\n", stderr);
+}
+
+/* "absent_ranks", where there are any. */
+static bool put_absent(mm_json *o, const mm_pack *p) {
+  mm_json *list = mm_json_new_arr();
+  bool ok = list;
+  for (uint32_t r = 0; ok && r < mm_pack_ranks(p); r++)
+    if (p->rank[r].part_count == 0) ok = mm_json_append(list, mm_json_new_int(r));
+  if (ok && mm_json_size(list) > 0) return mm_json_set(o, "absent_ranks", list);
+  mm_json_free(list);
+  return ok;
 }
 
 /* The same as JSON on stdout; with --source, the errors of tensors stand there instead. */
@@ -144,8 +184,8 @@ static bool print_looked(const mm_verify_args *a, const mm_looked *l, mm_err *er
   bool ok = mm_json_set(o, "checkpoint", mm_json_new_str(a->dir)) &&
             mm_json_set(o, "kind", mm_json_new_str(l->unsharded ? "unsharded" : "packed")) &&
             mm_json_set(o, "level", mm_json_new_str(word[a->level])) && mm_json_set(o, "quant", mm_json_new_str(l->p->quant)) &&
-            mm_json_set(o, "ranks", mm_json_new_int(mm_pack_ranks(l->p))) && mm_json_set(o, "bytes", mm_json_new_int((int64_t)l->bytes)) &&
-            mm_json_set(o, "blocks", mm_json_new_int((int64_t)l->blocks)) &&
+            mm_json_set(o, "ranks", mm_json_new_int(mm_pack_ranks(l->p))) && put_absent(o, l->p) &&
+            mm_json_set(o, "bytes", mm_json_new_int((int64_t)l->bytes)) && mm_json_set(o, "blocks", mm_json_new_int((int64_t)l->blocks)) &&
             mm_json_set(o, "hashed_blocks", mm_json_new_int((int64_t)l->hashed)) &&
             (a->level != MM_LEVEL_SAMPLE || mm_json_set(o, "seed", mm_json_new_int((int64_t)a->seed))) &&
             mm_json_set(o, "signed", mm_json_new_bool(a->key != NULL));
@@ -168,12 +208,14 @@ static bool unsharded_against_source(const mm_verify_args *a, const mm_pack *p, 
   mm_hf hf = {0}, made = {0};
   mm_plan plan = {0};
   mm_hf_options ho = {.allow_outside_links = true, .allow_nonfinite = true, .one_thread = a->threads == 1};
+  mm_hf_options mo = ho;
+  mo.allow_nonfinite = false; /* a conversion stores 0 where its source was not finite */
   mm_plan_options po = {.quant = p->quant, .made = true, .tp = 1, .ep = 1, .pp = 1, .layout = &mm_layout_hf, .part_size = UINT64_MAX / 2};
   char digests[MM_HEX_LEN + 1], planned[MM_HEX_LEN + 1];
   mm_error_report r = {
       .dir = a->dir, .source = a->source, .quant = p->quant, .tool = p->tool, .manifest = digests, .plan = planned, .unscaled = true};
   mm_digest_hex(&p->plan, planned);
-  bool ok = file_hex(a->dir, MM_DIGESTS, digests, err) && mm_hf_open(&hf, a->source, &ho, err) && mm_hf_open(&made, a->dir, &ho, err) &&
+  bool ok = manifest_hex(p, digests, err) && mm_hf_open(&hf, a->source, &ho, err) && mm_hf_open(&made, a->dir, &mo, err) &&
             mm_plan_build(&plan, &hf, &po, err) && mm_compare_unsharded(&plan, &made, (unsigned)a->threads, &r.row, &r.count, err);
   if (!ok && err->status == MM_USAGE) err->status = MM_UNSUPPORTED; /* the digests' words, not the user's */
   if (ok) mm_report_rank(&r);
@@ -228,6 +270,14 @@ static bool choose_level(mm_verify_args *a, mm_err *err) {
   return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--level source goes with --source SRC");
 }
 
+/* A manifest may leave ranks out; one that leaves out all of them proves no weight. */
+static bool any_rank(const mm_pack *p, mm_err *err) {
+  for (uint32_t r = 0; r < mm_pack_ranks(p); r++)
+    if (p->rank[r].part_count > 0) return true;
+  return mm_fail(err, MM_INTEGRITY, "E_RANKS", mm_at(mm_path_of(p->dir, MM_MANIFEST).text, NULL),
+                 "found no part of any rank, expected those of at least one of %u", mm_pack_ranks(p));
+}
+
 static bool verify(void *args, mm_err *err) {
   mm_verify_args *a = args;
   if (!choose_level(a, err)) return false;
@@ -237,16 +287,17 @@ static bool verify(void *args, mm_err *err) {
   unsigned threads = (unsigned)a->threads;
   bool full = a->level >= MM_LEVEL_FULL;
   bool files = a->level > MM_LEVEL_HEADER || a->key; /* what was signed are their digests */
-  bool ok = mm_shards_open(&s, a->dir, err) && (!a->key || check_signature(a, &s.pack, err)) &&
-            (files ? mm_verify_files(&s.pack, err) : mm_verify_listing(&s.pack, err)) && mm_bind_check(&s, err) &&
-            (!files || mm_packed_config(&s.pack, err));
+  bool ok = mm_shards_open(&s, a->dir, err) && any_rank(&s.pack, err) && (!a->key || check_signature(a, &s.pack, err)) &&
+            (files ? mm_verify_files(&s.pack, err) : mm_companion_sizes(&s.pack, err) && mm_verify_listing(&s.pack, err)) &&
+            mm_bind_check(&s, err) && (!files || mm_packed_config(&s.pack, err));
   double start = mm_now();
   if (a->level == MM_LEVEL_SAMPLE) ok = ok && mm_verify_sample(&s, (uint32_t)a->samples, a->seed, threads, err);
   if (full) ok = ok && mm_verify_blocks(&s, threads, err);
   mm_looked looked = {.p = &s.pack, .seconds = mm_now() - start};
   if (full) ok = ok && mm_verify_numbers(&s, threads, err);
   if (ok) count_parts(&looked, a);
-  ok = ok && say(a, &looked, err) && (a->level < MM_LEVEL_SOURCE || against_source(a, &s, err));
+  ok = ok && mm_shards_unchanged(&s, err) && say(a, &looked, err) &&
+       (a->level < MM_LEVEL_SOURCE || (against_source(a, &s, err) && mm_shards_unchanged(&s, err)));
   mm_shards_close(&s);
   return ok;
 }

@@ -124,6 +124,31 @@ static bool same_or_finer(uint32_t stored, uint32_t scheme, bool scale) {
   return stored == scheme || (scale && stored != 0 && (scheme == 0 || scheme % stored == 0));
 }
 
+/* Each stored cell lies in one cell of the whole matrix, on every rank: a piece begins with a cell, and local and whole lines differ by
+ * whole cells. Codes cannot stand for lines of two ranks: theirs begin and end with a cell. */
+static bool cut_along_cells(const mm_pack *pack, const mm_pack_tensor *t, unsigned plane, bool codes, mm_err *err) {
+  const uint32_t n = t->plane[plane].cell_n, k = t->plane[plane].cell_k;
+  for (unsigned i = 0; i < t->piece_count; i++) {
+    const mm_piece *x = &t->piece[i];
+    const mm_cut *c = &pack->cut[x->cut];
+    const uint32_t cell = c->axis == MM_AXIS_ROWS ? n : k;
+    const uint64_t base = c->axis == MM_AXIS_ROWS ? x->local_at : 0;
+    if (n > 1 && x->local_at % n != 0)
+      return mm_fail(err, MM_INTEGRITY, "E_SCHEME", mm_at(pack->dir, t->name),
+                     "plane %u, piece %u: found it at row %u, expected a multiple of its cell's %u rows", plane, i, x->local_at, n);
+    for (uint32_t r = 0; c->axis != MM_AXIS_NONE && cell > 1 && r < pack->tp; r++) {
+      const mm_range *g = &c->rank[r];
+      if (g->count == 0) continue;
+      if ((base + g->at) % cell != g->from % cell || (codes && (g->from % cell != 0 || g->count % cell != 0)))
+        return mm_fail(
+            err, MM_INTEGRITY, "E_SCHEME", mm_at(pack->dir, t->name),
+            "plane %u, piece %u, rank %u of its stage: found a cut of %u lines at %u, kept at %llu, expected it along cells of %u", plane,
+            i, r, g->count, g->from, (unsigned long long)(base + g->at), cell);
+    }
+  }
+  return true;
+}
+
 /* What unpack takes for granted. */
 static bool check_scheme(const mm_pack *pack, const mm_pack_tensor *t, mm_err *err) {
   const mm_scheme *s = mm_scheme_find(t->scheme);
@@ -139,6 +164,8 @@ static bool check_scheme(const mm_pack *pack, const mm_pack_tensor *t, mm_err *e
            same_or_finer(a->cell_k, b->cell.k, b->scale);
   }
   if (!same) return mm_fail(err, MM_INTEGRITY, "E_SCHEME", mm_at(pack->dir, t->name), "its planes are not those of %s", s->name);
+  for (unsigned p = 0; p < t->plane_count; p++)
+    if (!cut_along_cells(pack, t, p, !s->plane[p].scale, err)) return false;
   return t->input_scale == 0 || mm_act_formats[s->act].fixed ||
          mm_fail(err, MM_INTEGRITY, "E_SCHEME", mm_at(pack->dir, t->name), "found an input_scale, which %s does not have", s->name);
 }
@@ -167,6 +194,17 @@ bool mm_shards_open(mm_shards *s, const char *dir, mm_err *err) {
   if (!open_pack(s, dir, NULL, 0, err)) return false;
   for (uint32_t r = 0; r < mm_pack_ranks(&s->pack); r++)
     if (s->pack.rank[r].part_count > 0 && !open_rank(s, r, err)) return false;
+  return true;
+}
+
+bool mm_shards_unchanged(const mm_shards *s, mm_err *err) {
+  for (uint32_t r = 0; r < mm_pack_ranks(&s->pack); r++)
+    for (size_t i = 0; s->rank[r].map && i < s->pack.rank[r].part_count; i++) {
+      mm_mapped at;
+      if (!s->rank[r].map[i].data || !mm_map_find(s->rank[r].map[i].data, &at)) continue;
+      const mm_file f = {-1, at.size, *at.id};
+      if (!mm_file_unchanged(&f, at.path, err)) return false;
+    }
   return true;
 }
 

@@ -34,6 +34,9 @@ MM_MUST_USE bool mm_shards_open(mm_shards *s, const char *dir, mm_err *err);
  * but the digests of their blocks are neither kept nor held against their root; the seal covers them as it covers every byte. MM_USAGE
  * E_RANKS for a rank that the checkpoint does not have. */
 MM_MUST_USE bool mm_shards_open_ranks(mm_shards *s, const char *dir, const uint32_t *rank, uint32_t count, mm_err *err);
+/* Every part that is mapped is still the file that was opened, unwritten: MM_IO E_CHANGED names the first that is not. Called when all was
+ * read, it makes what was read what lies in the directory. */
+MM_MUST_USE bool mm_shards_unchanged(const mm_shards *s, mm_err *err);
 void mm_shards_close(mm_shards *s);
 
 /* Tensor i of the manifest on one rank of its stage (mm_pack_holds), ready for unpack. Vectors come as n rows of k = 1. */

@@ -45,7 +45,11 @@ static bool list_resources(resources *r, const mm_pack *p, mm_err *err) {
   for (uint32_t k = 0; k < mm_pack_ranks(p); k++) most += p->rank[k].part_count;
   if (!(r->item = mm_calloc(most, sizeof *r->item, err))) return false;
   r->item[0].name = MM_MANIFEST;
-  if (!mm_file_sha256(mm_path_of(p->dir, MM_MANIFEST).text, MM_MANIFEST_MAX, &r->item[0].digest, err)) return false;
+  size_t n;
+  char *text = mm_manifest_again(p, &n, err);
+  if (!text) return false;
+  r->item[0].digest = mm_sha256(text, n);
+  free(text);
   r->count = 1;
   for (size_t i = 0; i < p->file_count; i++) r->item[r->count++] = (resource){p->file[i].name, p->file[i].sha256, false};
   for (uint32_t k = 0; k < mm_pack_ranks(p); k++)
@@ -205,7 +209,7 @@ bool mm_signature_make(const char *dir, const mm_key *key, unsigned threads, mm_
   int in = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   bool ok = in >= 0 || mm_fail_errno(err, mm_at(dir, NULL), "open", errno);
   ok = ok && mm_shards_open(&s, dir, err) && mm_verify_files(&s.pack, err) && mm_verify_blocks(&s, threads, err) &&
-       list_resources(&r, &s.pack, err) && hash_parts(&r, &s, threads, err) &&
+       list_resources(&r, &s.pack, err) && hash_parts(&r, &s, threads, err) && mm_shards_unchanged(&s, err) &&
        (realpath(dir, real) || mm_fail_errno(err, mm_at(dir, NULL), "resolve", errno));
   if (ok) qsort(r.item, r.count, sizeof *r.item, by_name);
   ok = ok && (statement = statement_text(basename(real), &r, err)) && (bundle = bundle_text(statement, key, err));
@@ -367,6 +371,25 @@ bool mm_signature_parse(const mm_pack *p, const mm_key *key, const char *text, s
   bool ok = bundle && check_bundle(p, key, bundle, &c, &e);
   mm_json_free(bundle);
   return ok || mm_fail_damaged(err, &e);
+}
+
+char *mm_signature_text(const char *dir, size_t *n, mm_err *err) {
+  const mm_path path = mm_path_of(dir, MM_SIGNATURE);
+  mm_err why = {0};
+  char *text = mm_file_slurp(path.text, MM_MANIFEST_MAX, n, &why);
+  if (!text) return mm_fail_damaged(err, &why), NULL;
+  mm_json *bundle = mm_json_parse(text, *n, path.text, &why);
+  const mm_json *type = mm_json_type_of(bundle) == MM_JSON_OBJ ? mm_json_get(bundle, "mediaType") : NULL;
+  const bool ok = mm_json_type_of(type) == MM_JSON_STR && strcmp(mm_json_str(type), BUNDLE_TYPE) == 0;
+  mm_json_free(bundle);
+  if (ok) return text;
+  free(text);
+  if (why.status == MM_LIMIT)
+    mm_fail_as(err, &why);
+  else
+    mm_fail(err, MM_INTEGRITY, "E_SIGNATURE", mm_at(path.text, NULL),
+            "found a file that is no signature, expected a JSON object of mediaType %s", BUNDLE_TYPE);
+  return NULL;
 }
 
 bool mm_signature_check(const mm_pack *p, const mm_key *key, mm_err *err) {

@@ -17,7 +17,10 @@ MM_MUST_USE bool mm_signature_make(const char *dir, const mm_key *key, unsigned 
  * MM_INTEGRITY E_SIGNATURE otherwise. Does not read the parts: the manifest, now known to be the signer's, has the digests of their
  * blocks (verify.h). */
 MM_MUST_USE bool mm_signature_check(const mm_pack *p, const mm_key *key, mm_err *err);
-/* The same on the bundle's text (for fuzzing). */
+/* DIR/model.sig as text, which is a bundle's by its media type, whoever signed what: MM_INTEGRITY E_SIGNATURE for anything else, as where
+ * the name is a link to another file. free() it. */
+char *mm_signature_text(const char *dir, size_t *n, mm_err *err);
+/* The same as mm_signature_check on the bundle's text (for fuzzing). */
 MM_MUST_USE bool mm_signature_parse(const mm_pack *p, const mm_key *key, const char *text, size_t n, mm_err *err);
 
 #ifdef __cplusplus

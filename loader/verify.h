@@ -30,7 +30,8 @@ MM_MUST_USE bool mm_proof_stretch(const mm_proof *p, uint32_t rank, uint32_t par
  * E_SCALE); and mm_verify_agreement. */
 MM_MUST_USE bool mm_verify_numbers(const mm_shards *s, unsigned threads, mm_err *err);
 /* What the format page asks of weights beyond their digests: padding is zero bytes (E_PADDING), ranks that hold the same weights hold equal
- * ones (E_COPIES), and dead_rows names the rows of lm_head that are zero, all of them and no other (E_DEAD_ROWS). */
+ * ones, and equal scales where one scale stands over lines of several (E_COPIES), and dead_rows names the rows of lm_head that are zero,
+ * all of them and no other (E_DEAD_ROWS). */
 MM_MUST_USE bool mm_verify_agreement(const mm_shards *s, unsigned threads, mm_err *err);
 
 #ifdef __cplusplus

@@ -1,4 +1,5 @@
-/* Weights that must agree with the manifest and with each other: padding, what several ranks hold, rows that are never sampled. */
+/* Weights that must agree with the manifest and with each other: padding, what several ranks hold, scales over
+ * lines of several ranks, rows that are never sampled. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -119,6 +120,75 @@ static bool check_copies(const mm_shards *s, uint32_t rank, size_t tensor, mm_er
   return true;
 }
 
+/* ---- scales over lines of several ranks ---- */
+
+/* A scale whose cell has lines of two ranks: where it stands on each, and how far it goes along the other axis. */
+typedef struct split_cell {
+  unsigned plane;
+  uint32_t at[2], first, end; /* cell along the cut, on each rank; cells along the other axis */
+  mm_axis axis;
+  uint32_t rank[2];
+} split_cell;
+
+/* The cell of this rank's first line, if that is the cell of the last line of a rank before it: the first such rank. */
+static bool find_split(const mm_shards *s, const mm_pack_tensor *t, unsigned piece, uint32_t rank, split_cell *x) {
+  const mm_pack *p = &s->pack;
+  const mm_cut *cut = &p->cut[t->piece[piece].cut];
+  if (cut->axis == MM_AXIS_NONE) return false;
+  const bool rows = cut->axis == MM_AXIS_ROWS;
+  const uint32_t cell = rows ? t->plane[x->plane].cell_n : t->plane[x->plane].cell_k;
+  const mm_range *mine = &cut->rank[rank % p->tp];
+  for (uint32_t r = t->stage * p->tp; mine->count > 0 && r < rank; r++) {
+    const mm_range *other = &cut->rank[r % p->tp];
+    if (!is_open(s, t, r) || mm_pack_first_lead(p, t, r) != mm_pack_first_lead(p, t, rank) || other->count == 0) continue;
+    if (cell != 0 && (other->from + other->count - 1) / cell != mine->from / cell) continue;
+    const uint32_t base = rows ? t->piece[piece].local_at : 0;
+    x->axis = cut->axis;
+    x->rank[0] = r, x->rank[1] = rank;
+    x->at[0] = cell ? (base + other->at + other->count - 1) / cell : 0;
+    x->at[1] = cell ? (base + mine->at) / cell : 0;
+    const uint32_t across = rows ? t->plane[x->plane].cell_k : t->plane[x->plane].cell_n;
+    const uint32_t from = rows ? 0 : t->piece[piece].local_at, count = rows ? t->cols : t->piece[piece].local_rows;
+    x->first = across ? from / across : 0;
+    x->end = across ? (from + count - 1) / across + 1 : 1;
+    return true;
+  }
+  return false;
+}
+
+static bool same_scales(const mm_shards *s, size_t tensor, unsigned piece, const split_cell *x, mm_err *err) {
+  const mm_pack_tensor *t = &s->pack.tensor[tensor];
+  const mm_packed m[2] = {mm_shards_tensor(s, x->rank[0], tensor), mm_shards_tensor(s, x->rank[1], tensor)};
+  const uint64_t down = mm_cells(t->rows, t->plane[x->plane].cell_n), across = mm_cells(t->cols, t->plane[x->plane].cell_k);
+  const size_t size = mm_dtype_size(t->plane[x->plane].dtype);
+  for (uint64_t e = 0; e < m[0].lead; e++)
+    for (uint32_t i = x->first; i < x->end; i++) {
+      const uint8_t *v[2];
+      for (unsigned k = 0; k < 2; k++) {
+        const uint64_t row = x->axis == MM_AXIS_ROWS ? x->at[k] : i, col = x->axis == MM_AXIS_ROWS ? i : x->at[k];
+        v[k] = (const uint8_t *)m[k].plane[x->plane] + ((e * down + row) * across + col) * size;
+      }
+      if (memcmp(v[0], v[1], size) != 0)
+        return mm_fail(
+            err, MM_INTEGRITY, "E_COPIES", mm_at(part_file(s, x->rank[1]), t->name),
+            "plane %u, piece %u, matrix %llu, %s %u: found another scale than on rank %u, expected the same: its cell has lines of "
+            "both",
+            x->plane, piece, (unsigned long long)e, x->axis == MM_AXIS_ROWS ? "column of cells" : "row of cells", i, x->rank[0]);
+    }
+  return true;
+}
+
+static bool check_split_cells(const mm_shards *s, uint32_t rank, size_t tensor, mm_err *err) {
+  const mm_pack_tensor *t = &s->pack.tensor[tensor];
+  const mm_scheme *scheme = mm_scheme_find(t->scheme);
+  for (unsigned plane = 0; plane < t->plane_count; plane++)
+    for (unsigned piece = 0; scheme->plane[plane].scale && piece < t->piece_count; piece++) {
+      split_cell x = {.plane = plane};
+      if (find_split(s, t, piece, rank, &x) && !same_scales(s, tensor, piece, &x, err)) return false;
+    }
+  return true;
+}
+
 /* ---- rows that are never sampled ---- */
 
 static bool is_listed(const mm_pack *p, uint32_t id) {
@@ -158,8 +228,8 @@ static bool check_agreement(void *ctx, size_t item, unsigned worker, mm_err *err
   const mm_shards *s = ctx;
   uint32_t rank = (uint32_t)(item / s->pack.tensor_count);
   size_t tensor = item % s->pack.tensor_count;
-  return !is_open(s, &s->pack.tensor[tensor], rank) ||
-         (check_padding(s, rank, tensor, err) && check_copies(s, rank, tensor, err) && check_dead_rows(s, rank, tensor, err));
+  return !is_open(s, &s->pack.tensor[tensor], rank) || (check_padding(s, rank, tensor, err) && check_copies(s, rank, tensor, err) &&
+                                                        check_split_cells(s, rank, tensor, err) && check_dead_rows(s, rank, tensor, err));
 }
 
 bool mm_verify_agreement(const mm_shards *s, unsigned threads, mm_err *err) {

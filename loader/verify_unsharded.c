@@ -35,18 +35,7 @@ static bool check_header(const mm_pack *p, const mm_part *part, mm_err *err) {
 bool mm_unsharded_listing(const mm_pack *p, mm_err *err) {
   for (size_t i = 0; i < p->rank->part_count; i++)
     if (!check_header(p, &p->rank->part[i], err)) return false;
-  for (size_t i = 0; i < p->file_count; i++) {
-    mm_err why = {0};
-    mm_file f = MM_FILE_NONE;
-    const mm_path path = mm_path_of(p->dir, p->file[i].name);
-    bool ok = mm_file_open(&f, path.text, &why);
-    if (ok && f.size != p->file[i].size)
-      ok = mm_fail(&why, MM_INTEGRITY, "E_SIZE", mm_at(path.text, NULL), "found %llu bytes, expected %llu", (unsigned long long)f.size,
-                   (unsigned long long)p->file[i].size);
-    mm_file_close(&f);
-    if (!ok) return mm_fail_damaged(err, &why);
-  }
-  return mm_nothing_else(p->dir, is_listed, p, err);
+  return mm_companion_sizes(p, err) && mm_nothing_else(p->dir, is_listed, p, err);
 }
 
 typedef struct block {

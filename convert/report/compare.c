@@ -148,12 +148,14 @@ static bool compare_step(void *ctx, size_t item, unsigned worker, mm_err *err) {
     for (uint32_t row = from; row < end; row += unit) {
       uint32_t rows = (uint32_t)mm_min(unit, end - row);
       if (!mm_decode_f32(&w->source, matrix, row, rows, err)) return false;
-      sum->nonfinite += w->source.zeroed;
+      uint32_t row_mark = row, col_mark = 0; /* what lies before was compared, or no rank here holds it: ranges ascend */
       for (uint32_t r = 0; r < p->tp; r++) {
         mm_range take = cut->axis == MM_AXIS_ROWS ? cut->rank[r] : (mm_range){0, 0, x->rows};
         mm_range cols = cut->axis == MM_AXIS_COLS ? cut->rank[r] : (mm_range){0, 0, t->whole_cols};
-        uint32_t lo = (uint32_t)mm_max(row, take.from), hi = (uint32_t)mm_min(row + rows, take.from + take.count);
-        if (lo >= hi) continue;
+        uint32_t lo = (uint32_t)mm_max(row_mark, take.from), hi = (uint32_t)mm_min(row + rows, take.from + take.count);
+        uint32_t skip = (uint32_t)mm_min(cols.count, col_mark > cols.from ? col_mark - cols.from : 0);
+        cols = (mm_range){cols.at + skip, cols.from + skip, cols.count - skip};
+        if (lo >= hi || cols.count == 0) continue;
         uint32_t rank = t->stage * p->tp + r, first = mm_pack_first_lead(p, t, rank);
         if (job->s->pack.rank[rank].part_count == 0) continue;                          /* not in this directory */
         if (t->lead && (step->lead < first || step->lead >= first + t->lead)) continue; /* another rank's expert */
@@ -165,6 +167,11 @@ static bool compare_step(void *ctx, size_t item, unsigned worker, mm_err *err) {
                                       .wide = w->source.wide + (size_t)(lo - row) * t->whole_cols,
                                       .cols = cols};
         if (!add_rank(w, &m, &share, sum, err)) return false;
+        if (row_mark == row && col_mark == 0) sum->nonfinite += w->source.zeroed;
+        if (cut->axis == MM_AXIS_COLS)
+          col_mark = cols.from + cols.count;
+        else
+          row_mark = hi;
       }
     }
   }

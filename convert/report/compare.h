@@ -1,11 +1,12 @@
-/* A packed checkpoint against the source it came from: the error of every tensor, on every rank. */
+/* A packed checkpoint against the source it came from: the error of every tensor over its ranks. */
 #ifndef MM_CONVERT_COMPARE_H
 #define MM_CONVERT_COMPARE_H
 
 #include "convert/plan/plan.h"
 #include "loader/shards.h"
 
-/* Sums over the elements of all ranks; w is the source's, v the packed one. */
+/* Sums over the weights that the ranks in the directory hold, each once, however many of them hold it: the figures do not hang on the cut.
+ * w is the source's, v the packed one. */
 typedef struct mm_tensor_error {
   double signal, noise, packed, product; /* Σ w², Σ (v - w)², Σ v², Σ v·w over the finite ones */
   double max_abs;                        /* max |v - w| */
@@ -24,9 +25,10 @@ double mm_rmse(const mm_tensor_error *e);
 /* Cosine of the angle between source and packed tensor; 1 if both are zero. */
 double mm_cosine(const mm_tensor_error *e);
 
-/* Compares every rank's share of every tensor with the source, decoded. `plan` must come from the source with the options of the
- * manifest; a packed checkpoint that it does not describe is MM_INTEGRITY E_SOURCE, naming the first difference. Fills
- * out[tensor_count]. */
+/* Compares every tensor with the source, decoded. Of what several ranks hold the first rank's is taken: mm_verify_agreement proves that
+ * they are equal. `plan` must come from the source with the options of the manifest; a packed checkpoint that it does not describe is
+ * MM_INTEGRITY E_SOURCE, naming the first difference. Fills out[tensor_count]; count is 0 where no rank in the directory holds the tensor.
+ */
 MM_MUST_USE bool mm_compare(const mm_plan *plan, const mm_shards *s, unsigned threads, mm_tensor_error *out, mm_err *err);
 
 typedef struct mm_error_row {
@@ -37,7 +39,8 @@ typedef struct mm_error_row {
 
 /* The same of an unsharded checkpoint `made`, opened as a source: `plan` is that of its own source in the same layout. A row for each
  * packed name, so that the experts of a layer are one, as in a packed checkpoint; *rows is allocated, free() it. What `made` lacks, or
- * holds in another shape, is MM_INTEGRITY E_SOURCE. Scales are not looked at. */
+ * holds in another shape, is MM_INTEGRITY E_SOURCE; what it holds that is not finite is MM_INTEGRITY E_NONFINITE, unless it was opened to
+ * allow that. Scales are not looked at. */
 MM_MUST_USE bool mm_compare_unsharded(const mm_plan *plan, mm_hf *made, unsigned threads, mm_error_row **rows, size_t *count, mm_err *err);
 
 /* --- between compare.c and compare_unsharded.c --- */

@@ -35,7 +35,9 @@ static bool compare_pair(void *ctx, size_t item, unsigned worker, mm_err *err) {
   const uint32_t unit = (uint32_t)mm_max(j->unit, MM_STRIP_BYTES / (4 * (uint64_t)cols) / j->unit * j->unit);
   for (uint32_t row = 0; row < x->source->rows; row += unit) {
     uint32_t rows = (uint32_t)mm_min(unit, x->source->rows - row);
-    if (!mm_decode_f32(a, x->source, row, rows, err) || !mm_decode_f32(b, &x->made, row, rows, err)) return false;
+    mm_err why = {0};
+    if (!mm_decode_f32(a, x->source, row, rows, err)) return false;
+    if (!mm_decode_f32(b, &x->made, row, rows, &why)) return mm_fail_damaged(err, &why);
     for (uint32_t i = 0; i < rows; i++) mm_error_add(&x->e, a->wide + (size_t)i * cols, b->wide + (size_t)i * cols, NULL, cols, 0);
     x->e.nonfinite += a->zeroed;
   }

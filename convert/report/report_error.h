@@ -12,6 +12,7 @@ typedef struct mm_error_report {
   const char *dir, *source, *quant;
   mm_error_row *row;
   size_t count;
+  size_t absent;               /* tensors that no rank in the directory holds: in no row */
   const char *tool;            /* that packed it, or NULL */
   const char *manifest, *plan; /* SHA-256 in hexadecimal, or NULL */
   bool unscaled;               /* scales were not looked at: what was clipped and the scales are left out */
@@ -22,8 +23,9 @@ void mm_report_rank(mm_error_report *r);
 bool mm_error_exact(const mm_tensor_error *e);
 size_t mm_report_exact(const mm_error_report *r); /* how many are */
 
-/* {"checkpoint", "source", "quant", "packed_by", "compared_by", "manifest_sha256", "plan_sha256", "exact_tensors": N, "tensors": [{"name",
- * "scheme", "count", "sqnr_db" (absent when infinite), …}]}; NULL without memory. */
+/* {"checkpoint", "source", "quant", "packed_by", "compared_by", "manifest_sha256", "plan_sha256", "exact_tensors": N,
+ * "absent_tensors": N (absent when 0), "tensors": [{"name", "scheme", "count", "sqnr_db" (absent when infinite), …}]}; NULL without memory.
+ */
 mm_json *mm_report_json(const mm_error_report *r);
 /* One line of names, one line a tensor. */
 void mm_report_csv(FILE *f, const mm_error_report *r);

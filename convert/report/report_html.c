@@ -78,7 +78,7 @@ static void put_verdict(FILE *f, const mm_error_report *r) {
   bool good = low == 0 && lost == 0;
   fprintf(f, "<p class=\"verdict %s\"><b>%s</b> ", good ? "good" : "bad", exact == r->count ? "Exact." : good ? "Good." : "Look closer.");
   if (exact == r->count)
-    fputs("Every weight is that of the source.", f);
+    fputs(r->absent ? "Every weight in this directory is that of the source." : "Every weight is that of the source.", f);
   else
     fprintf(f, "%zu of %zu tensors are exact; of the other %zu, %zu lose more than their scheme is expected to.", exact, r->count,
             r->count - exact, low);
@@ -87,6 +87,7 @@ static void put_verdict(FILE *f, const mm_error_report *r) {
     put_text(f, worst->name);
     fprintf(f, ", has %.2f dB where its scheme gives %.1f dB.", mm_sqnr_db(&worst->e), mm_sqnr_db(&worst->e) + shortfall(worst));
   }
+  if (r->absent) fprintf(f, " %zu tensors are not in this directory and were not compared.", r->absent);
   if (lost) fprintf(f, " %llu weights are NaN or infinite in the source or here.", (unsigned long long)lost);
   fprintf(f, "</p>\n<p>Expected is the SQNR of the scheme on Gaussian weights, less %.0f dB.</p>\n", NEAR_DB);
 }

@@ -6,9 +6,13 @@ import json
 import os
 import shutil
 import struct
+import sys
 
 import convert_files as cf
 from convert_files import Scratch, read_st, tree, write_st
+
+sys.path.insert(0, "tests/fault")
+import packed_files as pf
 
 INSPECT, CONVERT, SRC = "minimax-inspect", "minimax-convert", "tests/data/tiny-m2"
 
@@ -206,4 +210,40 @@ def scratched(test):
     return run
 
 
-cf.main([scratched(t) for t in (one_file, source, packed, differences, one_sided, refusals)])
+def ranks_here(root):
+    """Bytes of ranks that are not there are not the same; without any there is nothing to compare."""
+    for name, ranks in (("a", "0"), ("b", "1"), ("c", "0"), ("d", "0,1")):
+        cf.ok(CONVERT, SRC, "-o", f"{root}/{name}", "-q", "--tp", "2", "--ranks", ranks)
+    n = len(cf.packed(root + "/a")[1]["tensors"])
+    for other in "bd":
+        done = cf.run(INSPECT, root + "/a", "--diff", f"{root}/{other}", "--data")
+        found = done.stdout.decode().splitlines()
+        assert done.returncode == 6 and len(found) == n and all(x.endswith(", on other ranks") for x in found), done
+    assert lines(root + "/a", "--diff", root + "/c", "--data") == [f"same: {n} tensors, every byte of the 1 of 2 ranks that are here"]
+    assert listed(root + "/a", "--diff", root + "/c", "--data")["ranks_compared"] == 1
+    assert lines(root + "/d", "--diff", root + "/d", "--data") == [f"same: {n} tensors, every byte"]
+    assert lines(root + "/d", "--diff", root + "/c", "--data", "--rank", "0") == [f"same: {n} tensors, every byte of the 1 of 2 ranks that are here"]
+    empty = pf.Packed(root + "/a")
+    empty.parts, empty.manifest["ranks"] = {}, [{"parts": []}] * 2
+    empty.save(root + "/e")
+    cf.assert_error(cf.run(INSPECT, root + "/e", "--diff", root + "/e", "--data"), INSPECT, 6, "E_RANKS", "found no part of any rank")
+    assert lines(root + "/e", "--diff", root + "/a") == [f"same: {n} tensors (names, types, shapes)"]
+
+
+def static_scales(root):
+    """The static scale of a tensor's activations lies in the manifest alone."""
+    names = [k for k in cf.Checkpoint.load(SRC).tensors if k.endswith("proj.weight") or ".experts." in k and k.endswith(".weight")]
+    for i, name in enumerate(("a", "b")):
+        with open(f"{root}/{name}.json", "w", encoding="utf-8") as f:
+            json.dump({k[:-len(".weight")] + ".activation_scale": 1 + i for k in names}, f)
+        cf.ok(CONVERT, SRC, "-o", f"{root}/{name}", "-q", "--quant", "nvfp4", "--act-scales", f"{root}/{name}.json")
+    tensors = cf.packed(root + "/a")[1]["tensors"]
+    static = {t["name"] for t in tensors if "input_scale" in t}
+    done = cf.run(INSPECT, root + "/a", "--diff", root + "/b", "--data", "--json")
+    assert done.returncode == 6 and static, done
+    assert {(d["name"], d["what"]) for d in json.loads(done.stdout)["differences"]} == {(k, "input_scale") for k in static}
+    assert b", another input_scale\n" in cf.run(INSPECT, root + "/a", "--diff", root + "/b", "--data").stdout
+    assert lines(root + "/a", "--diff", root + "/b") == [f"same: {len(tensors)} tensors (names, types, shapes)"]
+
+
+cf.main([scratched(t) for t in (one_file, source, packed, differences, one_sided, refusals, ranks_here, static_scales)])

@@ -68,6 +68,29 @@ for level in ("header", "sample", "full"):
     assert "signed with the key given" in run("minimax-verify", model, "--key", public, "--level", level)
 assert sorted(os.listdir(work)).count("model") == 1 and not [n for n in os.listdir(work) if n.startswith(".")]
 
+# An archive takes a signature along, anybody's, but not what else stands under its name or behind a link of it; so does unpacking.
+with open(work + "/secret", "wb") as f:
+    f.write(b"a secret\n")
+run("minimax-archive", "pack", model, "-o", work + "/packed")
+run("minimax-archive", "unpack", work + "/packed", "-o", work + "/unpacked")
+run("minimax-verify", work + "/unpacked", "--key", public)
+shutil.rmtree(work + "/unpacked")
+for verb, there in (("pack", model), ("unpack", work + "/packed")):
+    sig = there + "/model.sig"
+    os.rename(sig, work + "/right.sig")
+    for wrong in (None, b"", b"[]", b"{\"mediaType\": \"text/plain\"}", b"{\"mediaType\": 3}"):
+        if wrong is None:
+            os.symlink(work + "/secret", sig)
+        else:
+            with open(sig, "wb") as f:
+                f.write(wrong)
+        run("minimax-archive", verb, there, "-o", work + "/out", expect=6, says="model.sig: found a file that is no signature")
+        assert not os.path.exists(work + "/out")
+        os.unlink(sig)
+    os.rename(work + "/right.sig", sig)
+shutil.rmtree(work + "/packed")
+os.unlink(work + "/secret")
+
 # An earlier signature is replaced; what is none stays.
 for there in (b"", b"a note", b"{\"mediaType\": \"text/plain\"}"):
     with open(work + "/another/model.sig", "wb") as f:

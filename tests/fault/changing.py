@@ -2,6 +2,7 @@
 """Files that change under a program. A source that is cut, written to, replaced or removed while it is converted, a part that is cut while it is
 mapped: status 5, one line that names the file, nothing under the final name. strace holds the program at the moment when it has read the
 headers (or mapped the part), and the test changes the file meanwhile."""
+import hashlib
 import os
 import shutil
 import subprocess
@@ -9,8 +10,8 @@ import sys
 import tempfile
 import time
 
-if not shutil.which("strace") or os.environ.get("SAN") == "1":
-    print("needs strace, and no sanitizer")
+if not shutil.which("strace") or not shutil.which("openssl") or os.environ.get("SAN") == "1":
+    print("needs strace and openssl, and no sanitizer")
     sys.exit(77)
 BIN = os.environ["BUILD"] + "/bin/"
 work = os.path.realpath(tempfile.mkdtemp(dir=os.environ.get("TMPDIR")))
@@ -118,5 +119,37 @@ for command in (["minimax-run", PACKED, "-p", "In the", "-n", "4", "-q"], ["mini
     judge(command[0], p, PART)
     with open(f"{PACKED}/{PART}", "wb") as f:
         f.write(whole)
+shutil.rmtree(work + "/out", ignore_errors=True)
+subprocess.run(["openssl", "ecparam", "-genkey", "-name", "prime256v1", "-noout", "-out", work + "/key.pem"], check=True)
+for command in (["minimax-verify", PACKED, "-q"], ["minimax-verify", PACKED, "-q", "--level", "header"], ["minimax-archive", "sign", PACKED, "--key", work + "/key.pem"]):
+    for change in (written, replaced, os.unlink):
+        p = subprocess.Popen(["strace", "-f", "-qq", "-o", "/dev/null", "-P", f"{PACKED}/{PART}", "-e", "inject=mmap:delay_exit=300000:when=1", BIN + command[0],
+                              *command[1:]], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        wait_for(lambda: maps_part(p.pid), p)
+        change(f"{PACKED}/{PART}")
+        judge(" ".join(command), p, PART)
+        with open(f"{PACKED}/{PART}", "wb") as f:
+            f.write(whole)
+assert not os.path.exists(PACKED + "/model.sig")
+
+# The manifest becomes another one, sealed as well, between the parts that were opened by it and the second time that it is read.
+MANIFEST = PACKED + "/manifest.json"
+text = open(MANIFEST, "rb").read()
+other = text[:-78].replace(b'"tool":"minimax-convert ', b'"tool":"minimax-konvert ')
+other += b'"sha256":"' + hashlib.sha256(other).hexdigest().encode() + b'"\n}\n'
+assert len(other) == len(text) and other != text
+subprocess.run(["openssl", "ec", "-in", work + "/key.pem", "-pubout", "-out", work + "/key.pub"], check=True, stderr=subprocess.DEVNULL)
+subprocess.run([BIN + "minimax-archive", "sign", PACKED, "--key", work + "/key.pem"], check=True)
+for command in (["minimax-archive", "pack", PACKED, "-o", work + "/out"], ["minimax-archive", "sign", PACKED, "--key", work + "/key.pem"],
+                ["minimax-verify", PACKED, "-q", "--key", work + "/key.pub"], ["minimax-verify", PACKED, "-q", "--source", "tests/data/tiny-m2"]):
+    p = subprocess.Popen(["strace", "-f", "-qq", "-o", "/dev/null", "-P", MANIFEST, "-e", "inject=openat:delay_enter=500000:when=2", BIN + command[0], *command[1:]],
+                         stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    wait_for(lambda: maps_part(p.pid), p)
+    with open(work + "/manifest", "wb") as f:
+        f.write(other)
+    os.rename(work + "/manifest", MANIFEST)
+    judge(" ".join(command), p, "manifest.json")
+    with open(MANIFEST, "wb") as f:
+        f.write(text)
 shutil.rmtree(work)
 print(f"{count} files changed under a program: each named, status 5")

@@ -440,13 +440,13 @@ def narrow(p):
 
 
 def padding_in_front(p):
-    """Columns 0 … of the experts at 1 … of what is stored: more padding in front than there are columns before."""
+    """Columns 0 … of the experts at 128 … of what is stored: more padding in front than there are columns before, in whole cells."""
     for t in (p.tensor("experts.w2_weight"), p.tensor("experts.w13_weight")):
         at = 0
         for x in t["pieces"]:
             c = copy.deepcopy(p.manifest["cuts"][x["cut"]])
-            c["local"] = max(c["local"], c["whole"] + 1)
-            c["ranks"][0] = [1, 0, c["whole"]]
+            c["local"] = max(c["local"], c["whole"] + 128)
+            c["ranks"][0] = [128, 0, c["whole"]]
             own_cut(p, x, c)
             if c["axis"] == "rows":
                 x["local_rows"] = c["local"]

@@ -389,6 +389,8 @@ TEST(test_files) {
       {"\"files\"", "config.json", "", "files[0]: key \"name\": found an empty string"},
       {"\"files\"", "config.json", "tokenizer.json", "files: found \"tokenizer.json\" twice"},
       {"\"files\"", "config.json", "manifest.json", "files: found \"manifest.json\" twice"},
+      {"\"files\"", "config.json", "model.sig", "files: found \"model.sig\" twice"},
+      {"\"files\"", "config.json", "archive.json", "files: found \"archive.json\" twice"},
       {"\"files\"", "config.json", "model-rank-00001-part-00000.safetensors",
        "files: found \"model-rank-00001-part-00000.safetensors\" twice"},
       {"\"files\"", "{\"name\"", "\"x\",{\"name\"", "key \"files\": entry 0: expected an object"},
@@ -434,19 +436,30 @@ TEST(test_sizes) {
   assert_true(mm_pack_parse(&fits, "d", text, strlen(text), &err));
   mm_pack_close(&fits);
   free(text);
-  huge.lead = huge.whole_lead = huge.rows = huge.piece[0].rows = huge.piece[0].local_rows = huge.cols = huge.whole_cols = UINT32_MAX;
+  huge.lead = huge.whole_lead = UINT32_MAX;
+  huge.rows = huge.piece[0].rows = huge.piece[0].local_rows = huge.cols = huge.whole_cols = INT32_MAX;
   text = text_of(&p);
   expect_refusal(text, strlen(text), MM_INTEGRITY, "E_MANIFEST", "tensors[0]: planes[0]: its bytes cannot be counted");
   free(text);
 
-  /* 8 · (2^32 - 1) · 2^29 + (2^32 - 1) + 4 = 2^64 + 3 bytes. */
+  /* One column more: loops over columns count in 32 bits, a tile at a time. */
+  huge.cols = huge.whole_cols = UINT32_C(1) << 31;
+  text = text_of(&p);
+  expect_refusal(text, strlen(text), MM_INTEGRITY, "E_MANIFEST", "tensors[0]: key \"cols\": found 2147483648, expected 1 to 2147483647");
+  free(text);
+  huge.cols = huge.whole_cols = 1;
+  huge.rows = huge.piece[0].rows = huge.piece[0].local_rows = UINT32_C(1) << 31;
+  text = text_of(&p);
+  expect_refusal(text, strlen(text), MM_INTEGRITY, "E_MANIFEST", "tensors[0]: key \"rows\": found 2147483648, expected 1 to 2147483647");
+  free(text);
+
+  /* 8 · (2^32 - 1) · 2^29 + 2 · (2^31 - 1) + 4 = 2^64 + 2 bytes. */
   mm_pack_tensor many[10];
   char name[10][4];
   for (unsigned i = 0; i < 10; i++) {
-    uint32_t rows = i < 8 ? UINT32_C(1) << 29 : i == 8 ? UINT32_MAX : 4;
+    uint32_t rows = i < 8 ? UINT32_C(1) << 29 : i == 8 ? INT32_MAX : 4, lead = i < 8 ? UINT32_MAX : i == 8 ? 2 : 0;
     snprintf(name[i], sizeof name[i], "t%u", i);
-    many[i] = (mm_pack_tensor){name[i], "u8", false, i < 8 ? UINT32_MAX : 0, i < 8 ? UINT32_MAX : 0,    0, rows, 1,
-                               1,       1,    1,     {PLAIN(MM_U8)},         {{"h", rows, 0, rows, 0}}, 0};
+    many[i] = (mm_pack_tensor){name[i], "u8", false, lead, lead, 0, rows, 1, 1, 1, 1, {PLAIN(MM_U8)}, {{"h", rows, 0, rows, 0}}, 0};
   }
   p.tensor = many;
   p.tensor_count = 10;

@@ -256,11 +256,26 @@ TEST(stages) {
     to_stage(shards, wrong[i].part, right);
     to_stage(shards, "layers.1.", 1);
   }
-  to_stage(shards, "layers.0.", 1);
-  mm_rank_weights w;
-  mm_err err = {0};
-  assert_false(mm_bind(&w, &s, 0, &err));
-  assert_string_equal(err.code, "E_PARALLEL");
+  /* Each layer's stage; the ends stand in the first and the last one. */
+  static const struct { uint32_t pp, of[3]; } uneven[] = {{2, {1, 1, 1}}, {2, {0, 0, 0}}, {3, {0, 2, 2}}, {3, {0, 0, 1}}, {3, {0, 0, 2}}};
+  mm_shard_rank more[6] = {s.rank[0], s.rank[1], s.rank[0], s.rank[1], s.rank[0], s.rank[1]};
+  s.rank = more;
+  for (size_t i = 0; i < sizeof uneven / sizeof *uneven; i++) {
+    static const char *const layer[] = {"layers.0.", "layers.1.", "layers.2."};
+    mm_rank_weights w;
+    mm_err err = {0}, all = {0};
+    s.pack.pp = uneven[i].pp;
+    to_stage(shards, "lm_head", s.pack.pp - 1), to_stage(shards, "model.norm", s.pack.pp - 1);
+    for (uint32_t l = 0; l < 3; l++) to_stage(shards, layer[l], uneven[i].of[l]);
+    assert_false(mm_bind_check(&s, &all));
+    assert_string_equal(all.code, "E_PARALLEL");
+    assert_int_equal(all.status, MM_INTEGRITY);
+    for (uint32_t r = 0; r < 2 * s.pack.pp; r++) {
+      err = (mm_err){0};
+      assert_false(mm_bind(&w, &s, r, &err));
+      assert_string_equal(err.code, "E_PARALLEL");
+    }
+  }
   ref_uncut(shards);
   ref_free(&ref);
 }

@@ -104,6 +104,27 @@ TEST(numbers_by_part) {
   free(file), free(copy);
 }
 
+/* A part that is replaced by an equal one after it was mapped: what was read is no longer what lies there. */
+TEST(replaced_part) {
+  static const char name[] = "model-rank-00000-part-00001.safetensors";
+  size_t n;
+  char *file = slurp(name, &n), path[512], fresh[520];
+  mm_shards s;
+  mm_err err = {0};
+  snprintf(path, sizeof path, "%s/%s", dir, name);
+  snprintf(fresh, sizeof fresh, "%s.new", path);
+  assert_true(mm_shards_open(&s, dir, &err));
+  assert_true(mm_shards_unchanged(&s, &err));
+  put_file(fresh, file, n);
+  assert_int_equal(rename(fresh, path), 0);
+  assert_false(mm_shards_unchanged(&s, &err));
+  assert_int_equal(err.status, MM_IO);
+  assert_string_equal(err.code, "E_CHANGED");
+  assert_non_null(strstr(err.text, name));
+  mm_shards_close(&s);
+  free(file);
+}
+
 static void refused(const char *text, size_t n, const char *what) {
   mm_pack p;
   mm_err err = {0};

@@ -1,0 +1,199 @@
+#!/usr/bin/env python3
+"""What minimax-verify may call proven: only ranks whose files are there, compared once each."""
+import ctypes
+import json
+import os
+import shutil
+import struct
+import sys
+
+import convert_files as cf
+from convert_files import Scratch
+
+sys.path.insert(0, "tests/fault")
+import packed_files as pf
+
+CONVERT, VERIFY = "minimax-convert", "minimax-verify"
+M1, M2 = "tests/data/tiny-m1", "tests/data/tiny-m2"
+
+
+def report(path, source):
+    return json.loads(cf.ok(VERIFY, "-q", path, "--source", source, "--json").stdout)
+
+
+def some_ranks():
+    """Tensors of a stage whose files are not in the directory are in no list and no count."""
+    with Scratch() as root:
+        out = root + "/out"
+        cf.ok(CONVERT, "-q", M2, "-o", out, "--tp", 2, "--pp", 2, "--ranks", "0,1")
+        done = cf.ok(VERIFY, out, "--source", M2, "--min-sqnr", 90)
+        stages = [t["stage"] for t in cf.packed(out)[1]["tensors"]]
+        here, absent = stages.count(0), stages.count(1)
+        assert f"{here} of {here} tensors exact; {absent} tensors are not in this directory" in done.stdout.decode(), done.stdout
+        assert b"ranks 0-1 of 4, " in done.stderr, done.stderr
+        found = report(out, M2)
+        assert (found["exact_tensors"], found["absent_tensors"], len(found["tensors"])) == (here, absent, here), found
+        assert all(t["count"] > 0 for t in found["tensors"])
+        assert json.loads(cf.ok(VERIFY, "-q", out, "--json").stdout)["absent_ranks"] == [2, 3]
+        cf.ok(VERIFY, "-q", out, "--source", M2, "--report", root + "/r.html")
+        page = open(root + "/r.html", encoding="utf-8").read()
+        assert "Every weight in this directory is that of the source. " in page and f"{absent} tensors are not in this directory" in page
+        cf.ok(CONVERT, "-q", M2, "-o", root + "/all", "--tp", 2)
+        assert "absent_tensors" not in report(root + "/all", M2)
+
+
+def no_rank():
+    """A manifest that lists no part proves nothing."""
+    with Scratch() as root:
+        cf.ok(CONVERT, "-q", M2, "-o", root + "/out", "--tp", 2)
+        p = pf.Packed(root + "/out")
+        p.parts = {}
+        for rank in p.manifest["ranks"]:
+            rank["parts"] = []
+        p.save(root + "/none")
+        for more in ([], ["--level", "header"], ["--source", M2]):
+            cf.assert_error(cf.run(VERIFY, root + "/none", *more), VERIFY, 6, "E_RANKS", "manifest.json", "found no part of any rank")
+
+
+def replaced():
+    """A part that is replaced by an equal one after the library opened it: minimax_verify read the other one."""
+    class Error(ctypes.Structure):
+        _fields_ = [("status", ctypes.c_int32), ("code", ctypes.c_char * 28), ("text", ctypes.c_char * 4064)]
+
+    lib = ctypes.CDLL(os.environ["BUILD"] + "/lib/libminimax.so.0")
+    lib.minimax_open.restype = ctypes.c_void_p
+    why = Error()
+    with Scratch() as root:
+        out = root + "/out"
+        cf.ok(CONVERT, "-q", M2, "-o", out)
+        c = ctypes.c_void_p(lib.minimax_open(out.encode(), ctypes.byref(why)))
+        assert c.value, why.text
+        assert lib.minimax_verify(c, 1, ctypes.byref(why)) == 0, why.text
+        part = out + "/model-rank-00000-part-00000.safetensors"
+        shutil.copy(part, root + "/new")
+        os.rename(root + "/new", part)
+        assert lib.minimax_verify(c, 1, ctypes.byref(why)) == 5 and why.code == b"E_CHANGED" and part.encode() in why.text, why.text
+        lib.minimax_close(c)
+
+
+SPLIT = (("channel_fp8", "_scale"), ("tensor_wise_fp8", "_scale"), ("nvfp4", "_scale_2"))
+
+
+def doubled(part, name):
+    dtype, _, data = part.tensors[name]
+    assert dtype == "F32" and len(data) % 4 == 0, (name, dtype)
+    data[:] = struct.pack(f"<{len(data) // 4}f", *(2 * v for v in struct.unpack(f"<{len(data) // 4}f", data)))
+
+
+def split_scales():
+    """A scale that stands over columns of both ranks is the same on both; otherwise another cut would take one of the two."""
+    for scheme, suffix in SPLIT:
+        for tensor in ("model.layers.1.self_attn.o_proj.weight", "model.layers.2.block_sparse_moe.experts.w2_weight"):
+            with Scratch() as root:
+                cf.ok(CONVERT, "-q", M2, "-o", root + "/out", "--tp", 2, "--quant", scheme)
+                p = pf.Packed(root + "/out")
+                doubled(p.parts["model-rank-00001-part-00000.safetensors"], tensor + suffix)
+                p.save(root + "/other")
+                cf.ok(VERIFY, "-q", root + "/out")
+                cf.assert_error(cf.run(VERIFY, root + "/other"), VERIFY, 6, "E_COPIES", tensor, "model-rank-00001", "than on rank 0")
+
+
+def cut_inside(change, scheme, plane):
+    """tiny-m2 with the experts' w2, 192 columns, on two ranks; `change` makes its manifest another."""
+    with Scratch() as root:
+        cf.ok(CONVERT, "-q", M2, "-o", root + "/out", "--tp", 2, "--quant", scheme)
+        p = pf.Packed(root + "/out")
+        changed = [t for t in p.manifest["tensors"] if t["name"].endswith("experts.w2_weight")]
+        for t in changed:
+            change(p.manifest["cuts"][t["pieces"][0]["cut"]], t)
+            p.reshape(t)
+        p.save(root + "/other")
+        for program in ([VERIFY, root + "/other", "--level", "header"], [CONVERT, root + "/other", "-o", root + "/again", "-q"]):
+            cf.assert_error(cf.run(*program), program[0], 6, "E_SCHEME", changed[0]["name"], f"plane {plane}", "expected it along cells of")
+
+
+def cells_along_cuts():
+    """A cell that begins with each rank's own columns is not one of the whole matrix; codes of two weights stand for weights of one rank."""
+    def coarse(_, t):
+        t["planes"][1]["cell"][1] = 128  # the cut at 96 is inside
+
+    def odd(cut, t):
+        cut.update(local=97, ranks=[[0, 0, 95], [0, 95, 97]])
+        t["cols"] = 97
+
+    cut_inside(coarse, "block_fp8", 1)
+    cut_inside(odd, "nvfp4", 0)
+
+
+def unsharded_number():
+    """NaN in an unsharded checkpoint is no weight of its source, be it 0 there or not finite."""
+    name = "model.layers.2.self_attn.o_proj.weight"
+    with Scratch() as root:
+        source = cf.Checkpoint.load(M1)
+        dtype, shape, data = source.tensors[name]
+        source.tensors[name] = (dtype, shape, data[:6] + b"\xc0\x7f" + data[8:])
+        source.save(root + "/source")
+        cf.ok(CONVERT, "-q", root + "/source", "-o", root + "/out", "--layout", "hf", "--allow-nonfinite")
+        assert report(root + "/out", root + "/source")["exact_tensors"] > 0
+        with open(root + "/out/minimax-digests.json", encoding="utf-8") as f:
+            digests = json.load(f)
+        part = next(p for p in digests["parts"] if name in cf.read_st(f"{root}/out/{p['file']}")[0])
+        tensors, _ = cf.read_st(f"{root}/out/{part['file']}")
+        file = open(f"{root}/out/{part['file']}", "rb").read()
+        at = file.index(tensors[name][2])
+        assert file[at + 6:at + 8] == b"\0\0"
+        for place in (at + 6, at + 8):
+            fresh = file[:place] + b"\x80\xff" + file[place + 2:]
+            with open(f"{root}/out/{part['file']}", "wb") as f:
+                f.write(fresh)
+            part["blocks"] = [pf.sha256(fresh[i:i + pf.BLOCK]) for i in range(0, len(fresh), pf.BLOCK)]
+            part["root"] = pf.sha256(b"".join(bytes.fromhex(b) for b in part["blocks"]))
+            digests.pop("sha256", None)
+            text = json.dumps(digests)[:-1].encode() + b",\n"
+            with open(root + "/out/minimax-digests.json", "wb") as f:
+                f.write(text + b'"sha256":"' + pf.sha256(text).encode() + b'"\n}\n')
+            cf.ok(VERIFY, "-q", root + "/out")
+            done = cf.run(VERIFY, "-q", root + "/out", "--source", root + "/source")
+            cf.assert_error(done, VERIFY, 6, "E_NONFINITE", part["file"], name, f"offset {place}")
+
+
+def once():
+    """Rows that several ranks hold count once: the figures of tiny-m1, with 2 KV heads, are the same on 1 and on 4 ranks."""
+    with Scratch() as root:
+        rows = []
+        for i, options in enumerate((["--tp", 1], ["--tp", 4], ["--tp", 8], ["--tp", 4, "--ep", 2, "--tp-align", "pad"])):
+            cf.ok(CONVERT, "-q", M1, "-o", f"{root}/{i}", "--quant", "int8", *options)
+            rows.append({t["name"]: t for t in report(f"{root}/{i}", M1)["tensors"]})
+        for other in rows[1:]:
+            assert other.keys() == rows[0].keys()
+            for name, x in rows[0].items():
+                for key, value in x.items():
+                    near = isinstance(value, float) and abs(other[name][key] - value) <= 1e-11 * abs(value)  # sums of doubles in another order
+                    assert other[name][key] == value or near, (name, key, value, other[name][key])
+        assert sum(t["count"] for t in rows[0].values()) == sum(len(d) // cf.SIZE[k] for k, _, d in cf.Checkpoint.load(M1).tensors.values())
+        # Of ranks that hold the same K and V rows one is enough.
+        cf.ok(CONVERT, "-q", M1, "-o", root + "/some", "--quant", "int8", "--tp", 4, "--ranks", "1")
+        some = {t["name"]: t["count"] for t in report(root + "/some", M1)["tensors"]}
+        name = "model.layers.2.self_attn.qkv_proj.weight"
+        assert some[name] == (512 // 4 + 64 + 64) * 256 and rows[0][name]["count"] == (512 + 128 + 128) * 256, some[name]
+
+
+def companions_by_header():
+    """--level header looks at the sizes of companions, too."""
+    with Scratch() as root:
+        cf.ok(CONVERT, "-q", M2, "-o", root + "/out")
+        for name in ("config.json", "tokenizer.json"):
+            path = f"{root}/out/{name}"
+            data = open(path, "rb").read()
+            for changed in (data[:-1], data + b"\n", b""):
+                open(path, "wb").write(changed)
+                done = cf.run(VERIFY, root + "/out", "--level", "header")
+                cf.assert_error(done, VERIFY, 6, "E_SIZE", name, f"found {len(changed)} bytes, expected {len(data)}")
+            os.unlink(path)
+            cf.assert_error(cf.run(VERIFY, root + "/out", "--level", "header"), VERIFY, 6, "E_FS_MISSING", name)
+            open(path, "wb").write(data)
+        cf.ok(VERIFY, root + "/out", "--level", "header")
+
+
+if __name__ == "__main__":
+    cf.main([some_ranks, no_rank, replaced, split_scales, cells_along_cuts, unsharded_number, once, companions_by_header])
