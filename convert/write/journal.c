@@ -281,8 +281,8 @@ bool mm_journal_resume(mm_journal *j, int parent, const char *name, const mm_pla
 
 bool mm_journal_merge(mm_journal *j, int parent, const char *name, const mm_plan *p, mm_err *err) {
   uint64_t end;
-  int fd = openat(parent, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-  if (fd < 0) return mm_fail_errno(err, mm_at(name, NULL), "open", errno);
+  int fd = open_existing(parent, name, O_RDONLY, err);
+  if (fd < 0) return err->status == MM_OK; /* gone meanwhile */
   bool ok = read_journal(j, fd, name, p, &end, err);
   close(fd);
   return ok;

@@ -210,10 +210,26 @@ static bool discard_others(mm_writer *w, mm_err *err) {
          (flock(w->dir, LOCK_SH) == 0 || mm_no_locks(errno) || mm_fail_errno(err, mm_at(w->staging, NULL), "lock", errno));
 }
 
+/* Whether a run that is at work holds the journal. */
+static bool is_held(const mm_writer *w, const char *name) {
+  int fd = openat(w->parent, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+  bool held = fd >= 0 && flock(fd, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+  if (fd >= 0) close(fd);
+  return held;
+}
+
+/* Shares of another count make the same parts: they may come before this one, not beside it. */
+static bool same_count(mm_writer *w, const char *name, mm_err *err) {
+  const char *a = strrchr(w->journal_name, '-'), *b = strrchr(name, '-');
+  if (strcmp(a, b ? b : "") == 0 || !is_held(w, name)) return true;
+  return mm_fail(err, MM_LOCKED, "E_LOCKED", mm_at(name, NULL), "found a share at work that is one of another number, expected one of %u",
+                 w->o.shares);
+}
+
 /* Opens a share's own journal: the one that it continues, or a new one. Other shares may write theirs meanwhile, so that journals of other
  * options are looked for before this one is made and again after. */
-static bool open_share_journal(mm_writer *w, mm_err *err) {
-  if (!discard_others(w, err)) return false;
+static bool open_own_journal(mm_writer *w, mm_err *err) {
+  if (!discard_others(w, err) || !each_journal(w, same_count, err)) return false;
   bool absent = faccessat(w->parent, w->journal_name, F_OK, AT_SYMLINK_NOFOLLOW) != 0;
   if (w->o.leftover == MM_LEFTOVER_REFUSE && !absent) return refuse_leftover(w, NULL, err);
   if (w->o.leftover == MM_LEFTOVER_RESUME && !absent) {
@@ -222,9 +238,15 @@ static bool open_share_journal(mm_writer *w, mm_err *err) {
     mm_journal_close(&w->journal);
   }
   if (!mm_journal_create(&w->journal, w->parent, w->journal_name, w->plan, err)) return false;
-  if (each_journal(w, journal_fits, err)) return true;
+  if (each_journal(w, journal_fits, err) && each_journal(w, same_count, err)) return true;
   remove_journal(w, w->journal_name, MM_IGNORED);
   return false;
+}
+
+/* With what other runs of the same options claim, be they whole or shares of another number: their parts are this one's now. What the
+ * shares beside this one add to their journals meanwhile tells of parts that are theirs. */
+static bool open_share_journal(mm_writer *w, mm_err *err) {
+  return open_own_journal(w, err) && (w->o.leftover == MM_LEFTOVER_RESTART || each_journal(w, merge_journal, err));
 }
 
 /* Opens the journal of an interrupted run, adding what the journals of its shares claim, or a new one. */
