@@ -346,6 +346,20 @@ static bool add_words(mm_plan *p, const mm_hf *hf, const mm_plan_options *o, mm_
   return p->pack.quant && p->pack.tool;
 }
 
+/* GPTQ stores zero points in two formats that look alike. What is made of the second says so, also when it is cut again, so that its plan
+ * is not that of the first. */
+static bool add_format(mm_plan *p, mm_err *err) {
+  bool second = false;
+  for (size_t i = 0; p->hf->quantization.zero_less == 0 && !second && i < p->pack.tensor_count; i++) {
+    const mm_pack_tensor *t = &p->pack.tensor[i];
+    for (size_t k = 0; !second && k < (size_t)mm_max(1, t->whole_lead) * t->piece_count; k++) {
+      const mm_matrix *x = &p->tensor[i].matrix[k];
+      second = x->encoding->less && x->part[MM_ZERO].tensor;
+    }
+  }
+  return !second || (p->pack.tool = mm_arena_printf(&p->pack.arena, err, "%s, from gptq_v2", p->pack.tool));
+}
+
 /* Those of a packed source are its own. */
 static bool add_sources(mm_plan *p, const mm_hf *hf, mm_err *err) {
   const mm_pack *from = hf->packed ? mm_packed_pack(hf) : NULL;
@@ -385,7 +399,7 @@ bool mm_plan_build(mm_plan *p, mm_hf *hf, const mm_plan_options *o, mm_err *err)
   mm_decoder_open(&b.source, hf);
   bool ok = add_tensors(&b);
   mm_decoder_close(&b.source);
-  if (!ok || !mm_hf_all_used(hf, &p->pack.model, err) || !add_sources(p, hf, err)) return false;
+  if (!ok || !mm_hf_all_used(hf, &p->pack.model, err) || !add_format(p, err) || !add_sources(p, hf, err)) return false;
   if (p->layout->apart && !o->made && !(mm_dialect_spell(p, o->dialect, err) && mm_dialect_texts(p, err))) return false;
   return read_ranks(p, o->ranks, err) && mm_lay_out(p, o->part_size, err) && add_steps(p, err);
 }
