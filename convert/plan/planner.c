@@ -95,30 +95,35 @@ static bool own_input_scale(mm_planner *b, const mm_plan_tensor *pt, mm_pack_ten
   return true;
 }
 
+/* Unsharded: experts of one layer, whose inputs are the same. */
+static bool same_inputs(const mm_plan_tensor *a, const mm_plan_tensor *b) { return a->layer == b->layer && a->rule[0] == b->rule[0]; }
+
 static bool scale_inputs(mm_planner *b, const mm_plan_tensor *pt, mm_pack_tensor *t, size_t matrices) {
   struct mm_calibrated *c = &b->p->calibrated;
   if (!mm_act_formats[pt->scheme->act].fixed) return true;
   if (!b->o->act_scales) return own_input_scale(b, pt, t, matrices);
   c->scaled++;
-  if (b->p->pack.tensor_count > 1 && pt[-1].layer == pt->layer && pt[-1].rule[0] == pt->rule[0]) {
-    t->input_scale = t[-1].input_scale; /* unsharded: another expert of the same layer */
-    return true;
-  }
+  for (const mm_plan_tensor *x = pt; x > b->p->tensor && same_inputs(x - 1, pt); x--)
+    if (x[-1].scheme == pt->scheme) { /* unsharded: another expert of the same layer */
+      t->input_scale = b->p->pack.tensor[x - 1 - b->p->tensor].input_scale;
+      return true;
+    }
   return mm_act_scales_find(b->o->act_scales, t, pt->rule, pt->layer, b->p->pack.model.experts, pt->scheme, &t->input_scale, &c->unreached,
                             b->err);
 }
 
-/* Unsharded: experts that calibration never reached take the largest scale of their layer's others. */
+/* Unsharded: experts that calibration never reached take the largest scale of their layer's others of the same scheme. */
 static void share_input_scales(mm_plan *p) {
   for (size_t i = 0, end; i < p->pack.tensor_count; i = end) {
-    float most = 0;
-    for (end = i;
-         end < p->pack.tensor_count && p->tensor[end].layer == p->tensor[i].layer && p->tensor[end].rule[0] == p->tensor[i].rule[0]; end++)
-      most = fmaxf(most, p->pack.tensor[end].input_scale);
-    for (size_t j = i; most > 0 && j < end; j++) {
-      if (p->pack.tensor[j].input_scale > 0) continue;
+    for (end = i + 1; end < p->pack.tensor_count && same_inputs(&p->tensor[end], &p->tensor[i]);) end++;
+    for (size_t j = i; j < end; j++) {
+      const mm_scheme *s = p->tensor[j].scheme;
+      float most = 0;
+      if (!mm_act_formats[s->act].fixed || p->pack.tensor[j].input_scale > 0) continue;
+      for (size_t k = i; k < end; k++)
+        if (p->tensor[k].scheme == s) most = fmaxf(most, p->pack.tensor[k].input_scale);
       p->pack.tensor[j].input_scale = most;
-      p->calibrated.unreached++;
+      p->calibrated.unreached += most > 0;
     }
   }
 }
