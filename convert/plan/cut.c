@@ -138,6 +138,7 @@ bool mm_cut_cells(const mm_plan *p, const mm_plan_tensor *pt, mm_pack_tensor *t,
                      "found a cut at tp %u inside a %s cell of %u x %u (the finest grid that fits is %u x %u); expected %sanother --tp", tp,
                      s->name, cell.n, cell.k, n, k, plane->scale ? "--tp-align split or " : "");
     t->plane[i] = (mm_pack_plane){.suffix = plane->suffix, .dtype = plane->dtype, .cell_n = n, .cell_k = k};
+    if (cell.n != plane->cell.n || cell.k != plane->cell.k) t->plane[i].grid = (mm_pack_grid){true, cell.n, cell.k};
   }
   t->plane_count = s->plane_count;
   return true;
