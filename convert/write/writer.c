@@ -458,18 +458,58 @@ static bool write_manifest(mm_writer *w, mm_digest *digest, mm_err *err) {
   return ok && mm_fsync(w->dir, w->staging, true, err);
 }
 
+/* A file of weights of this plan. */
+static bool is_part(const mm_writer *w, const char *name) {
+  const mm_pack *p = &w->plan->pack;
+  unsigned rank = 0, part = 0;
+  const char *end = w->o.level > 0 ? ".zst" : "";
+  if (w->plan->layout->apart ? sscanf(name, "model-%9u-of-", &part) != 1 || part-- == 0
+                             : sscanf(name, "model-rank-%9u-part-%9u.", &rank, &part) != 2)
+    return false;
+  if (rank >= mm_pack_ranks(p) || part >= p->rank[rank].part_count) return false;
+  const char *file = p->rank[rank].part[part].file;
+  size_t n = strlen(file);
+  return strncmp(name, file, n) == 0 && strcmp(name + n, end) == 0;
+}
+
+/* What the directory holds when it gets its name: w->plan->pack has its companions by now. */
+static bool is_due(const void *ctx, const char *name) {
+  const mm_writer *w = ctx;
+  const mm_plan *p = w->plan;
+  bool due = is_part(w, name) || strcmp(name, p->layout->last) == 0 || (w->o.level > 0 && strcmp(name, MM_ARCHIVE) == 0) ||
+             (p->layout->apart && strcmp(name, MM_DIGESTS) == 0);
+  for (size_t i = 0; !due && i < p->pack.file_count; i++) due = strcmp(name, p->pack.file[i].name) == 0;
+  for (size_t i = 0; !due && i < MM_PLAN_TEXTS && p->text[i].name; i++) due = strcmp(name, p->text[i].name) == 0;
+  return due;
+}
+
+/* Removes what a run that came this far before wrote and this one does not: the source may have fewer companions now. */
+static bool remove_stale(mm_writer *w, mm_err *err) {
+  DIR *d = list(w->dir, w->staging, "list", err);
+  if (!d) return false;
+  bool ok;
+  const char *name;
+  while ((ok = mm_dir_next(d, w->staging, &name, err)) && name)
+    if (is_staged(w, name) && !is_due(w, name) && !(ok = unlinkat(w->dir, name, 0) == 0)) {
+      mm_fail_errno(err, mm_at(mm_path_of(w->staging, name).text, NULL), "remove", errno);
+      break;
+    }
+  closedir(d);
+  return ok;
+}
+
 /* Refuses to publish what somebody else put into the staging directory. */
 static bool check_staged(mm_writer *w, mm_err *err) {
   mm_err extra = {0};
-  if (mm_nothing_else(w->staging, is_staged, w, &extra)) return true;
+  if (mm_nothing_else(w->staging, is_due, w, &extra)) return true;
   if (extra.status != MM_INTEGRITY) return *err = extra, false;
   return mm_fail(err, MM_IO, "E_OUTPUT", mm_at(w->staging, NULL), "found what this run did not write; move it away, then --resume: %s",
                  extra.text);
 }
 
 bool mm_writer_publish(mm_writer *w, mm_digest *manifest, mm_err *err) {
-  if (!mm_beside_write(w, err) || !write_table(w, err) || !mm_hf_unchanged(w->plan->hf, err) || !write_manifest(w, manifest, err) ||
-      !check_staged(w, err))
+  if (!mm_beside_write(w, err) || !write_table(w, err) || !remove_stale(w, err) || !mm_hf_unchanged(w->plan->hf, err) ||
+      !write_manifest(w, manifest, err) || !check_staged(w, err))
     return false;
   if (!mm_staging_publish(&w->stage, err)) return false;
   mm_journal_close(&w->journal);

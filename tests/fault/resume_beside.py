@@ -73,5 +73,23 @@ def lost_at_the_end():
         assert sorted(os.listdir(root)) == ["out", "src", "whole"]
 
 
+def companion_removed():
+    """What an earlier run copied and the source has no more is not published."""
+    for options in (("--tp", "2"), ("--tp", "2", "--compress", "zstd"), ("--layout", "hf")):
+        with cf.Scratch() as root:
+            source, out = code_source(root), root + "/out"
+            for name in ("LICENSE", "other.py"):
+                with open(f"{source}/{name}", "w", encoding="utf-8") as f:
+                    f.write("# " + name)
+            killed("renameat2", 1, source, "-o", out, *options)
+            staged = os.listdir(root + "/.out.partial")
+            assert {"LICENSE", "other.py", "tokenizer.json"} <= set(staged), staged
+            for name in ("LICENSE", "other.py", "tokenizer.json"):
+                os.unlink(f"{source}/{name}")
+            cf.ok(CONVERT, "-q", source, "-o", out, *options, "--resume")
+            cf.ok(CONVERT, "-q", source, "-o", root + "/whole", *options)
+            same(root, "out", "whole")
+
+
 if __name__ == "__main__":
-    cf.main([refused_at_the_start, lost_at_the_end])
+    cf.main([refused_at_the_start, lost_at_the_end, companion_removed])
