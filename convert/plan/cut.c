@@ -114,10 +114,20 @@ static uint32_t fit(const mm_cut *c, uint32_t tp, uint32_t base, uint32_t cell, 
   return (uint32_t)g;
 }
 
+/* Whether the columns of a piece are filled up: a scale of theirs may span padding too, where rows have scales of their own. */
+static bool pads_columns(const mm_plan *p, const mm_pack_tensor *t) {
+  for (unsigned j = 0; j < t->piece_count; j++) {
+    const mm_cut *c = &p->pack.cut[t->piece[j].cut];
+    for (uint32_t r = 0; c->axis == MM_AXIS_COLS && r < p->pack.tp; r++)
+      if (c->rank[r].count < c->local) return true;
+  }
+  return false;
+}
+
 bool mm_cut_cells(const mm_plan *p, const mm_plan_tensor *pt, mm_pack_tensor *t, mm_align align, mm_err *err) {
   const mm_scheme *s = pt->scheme;
   uint32_t tp = p->pack.tp;
-  if (align == MM_ALIGN_PAD && s->code == MM_CODE_INT4_OFFSET)
+  if (align == MM_ALIGN_PAD && s->code == MM_CODE_INT4_OFFSET && pads_columns(p, t))
     return mm_fail(err, MM_UNSUPPORTED, "E_TP_ALIGN", mm_at(p->hf->dir, t->name),
                    "found --tp-align pad, but a zero byte of %s is not zero; expected split", s->name);
   static const mm_cut none = {.axis = MM_AXIS_NONE};
