@@ -294,7 +294,7 @@ bool mm_journal_resume(mm_journal *j, int parent, const char *name, const mm_pla
   if (*absent || !lock(j, err) || !read_journal(j, j->fd, name, p, &j->size, err)) return false;
   *absent = j->size == 0;
   if (*absent) return false;
-  return ftruncate(j->fd, (off_t)j->size) == 0 || mm_fail_errno(err, mm_at(name, NULL), "cut", errno);
+  return mm_ftruncate(j->fd, j->size) == 0 || mm_fail_errno(err, mm_at(name, NULL), "cut", errno);
 }
 
 bool mm_journal_merge(mm_journal *j, int parent, const char *name, const mm_plan *p, mm_err *err) {
