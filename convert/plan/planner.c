@@ -381,7 +381,7 @@ static bool add_sources(mm_plan *p, const mm_hf *hf, mm_err *err) {
 }
 
 bool mm_plan_build(mm_plan *p, mm_hf *hf, const mm_plan_options *o, mm_err *err) {
-  *p = (mm_plan){.hf = hf, .layout = o->layout ? o->layout : &mm_layout_packed};
+  *p = (mm_plan){.hf = hf, .layout = o->layout ? o->layout : &mm_layout_packed, .importance = o->importance};
   mm_planner b = {.p = p, .hf = hf, .o = o, .err = err, .arch = mm_arch_find(hf->config, hf->config_path, err)};
   if (!b.arch || !b.arch->read_config(hf->config, hf->config_path, &p->pack.model, err)) return false;
   if (hf->packed && !mm_packed_agrees(mm_packed_pack(hf), b.arch, &p->pack.model, err)) return false;

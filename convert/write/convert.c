@@ -75,6 +75,7 @@ static bool run_all(mm_convert_job *job, unsigned threads, mm_digest *manifest, 
   for (unsigned i = 0; i < threads; i++) mm_worker_open(&job->worker[i], job->p->hf);
   bool ok = run_parts(job, threads, err);
   atomic_fetch_add(&job->progress->zeroed, job->out->zeroed); /* of the runs before */
+  ok = ok && mm_importance_unchanged(job->p->importance, err);
   job->ended = ok;
   ok = ok && (job->out->o.shares > 1 || mm_writer_publish(job->out, manifest, err));
   for (unsigned i = 0; i < threads; i++) mm_worker_close(&job->worker[i]);
