@@ -16,6 +16,8 @@
 #include "formats/file.h"
 #include "loader/verify.h"
 
+#define SHARE_WAITS 500 /* of about ten milliseconds */
+
 /* A file that an unsharded checkpoint of ours may hold. */
 static bool in_unsharded(const void *ctx, const char *name) {
   (void)ctx;
@@ -130,8 +132,21 @@ static bool is_staged(const void *ctx, const char *name) {
 /* Empties the staging directory of what conversions wrote. */
 static bool clear(mm_writer *w, mm_err *err) { return mm_staging_clear(&w->stage, is_staged, w, err); }
 
-static bool take_staging(mm_writer *w, mm_err *err) { /* shares write side by side */
-  bool ok = mm_staging_take(&w->stage, w->o.shares > 1, err);
+/* Shares wait for each other in turns that differ, so that they do not meet at the same moment again. */
+static void wait_turn(int waits) { usleep((useconds_t)(1000 + 7919 * (getpid() + waits) % 20000)); }
+static bool may_wait(const mm_writer *w, int waits) { return waits < SHARE_WAITS && !(w->o.stop && *w->o.stop); }
+
+/* Shares write side by side; those with --restart wait for the one that discards what was there. */
+static bool take_staging(mm_writer *w, mm_err *err) {
+  const bool waits = w->o.shares > 1 && w->o.leftover == MM_LEFTOVER_RESTART;
+  mm_err why = {0};
+  bool ok = mm_staging_take(&w->stage, w->o.shares > 1, &why);
+  for (int i = 0; !ok && waits && why.status == MM_LOCKED && may_wait(w, i); i++) {
+    wait_turn(i);
+    why = (mm_err){0};
+    ok = mm_staging_take(&w->stage, true, &why);
+  }
+  if (!ok) *err = why;
   w->dir = w->stage.dir;
   return ok;
 }
@@ -195,27 +210,56 @@ static bool check_foreign(mm_writer *w, mm_err *err) {
 
 static bool journal_fits(mm_writer *w, const char *name, mm_err *err) { return mm_journal_fits(w->parent, name, w->plan, w->o.level, err); }
 
-/* Refuses a share beside what runs with other options left, since the last run could not publish both. With --restart all of that is
- * discarded, unless one of those runs is at work. */
-static bool discard_others(mm_writer *w, mm_err *err) {
-  mm_err why = {0};
-  if (each_journal(w, journal_fits, &why)) return true;
-  if (w->o.leftover != MM_LEFTOVER_RESTART || why.status != MM_USAGE) {
-    *err = why;
-    return false;
-  }
-  if (flock(w->dir, LOCK_EX | LOCK_NB) != 0 && !mm_no_locks(errno))
-    return mm_fail(err, MM_LOCKED, "E_LOCKED", mm_at(w->staging, NULL), "found another run writing this output with other options");
-  return clear(w, err) && each_journal(w, remove_journal, err) &&
-         (flock(w->dir, LOCK_SH) == 0 || mm_no_locks(errno) || mm_fail_errno(err, mm_at(w->staging, NULL), "lock", errno));
-}
-
 /* Whether a run that is at work holds the journal. */
 static bool is_held(const mm_writer *w, const char *name) {
   int fd = openat(w->parent, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
   bool held = fd >= 0 && flock(fd, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
   if (fd >= 0) close(fd);
   return held;
+}
+
+/* Refuses a journal of other options whose run is at work. */
+static bool ended(mm_writer *w, const char *name, mm_err *err) {
+  mm_err why = {0};
+  if (journal_fits(w, name, &why) || why.status != MM_USAGE || !is_held(w, name)) return true;
+  return mm_fail(err, MM_LOCKED, "E_LOCKED", mm_at(name, NULL), "found another run writing this output with other options");
+}
+
+static bool lock_dir(const mm_writer *w, int how) { return flock(w->dir, how) == 0 || mm_no_locks(errno); }
+
+/* With the directory for itself alone, a share discards what still does not fit: another may have been here before. */
+static bool discard_alone(mm_writer *w, mm_err *err) {
+  mm_err why = {0};
+  bool fits = each_journal(w, journal_fits, &why);
+  if (!fits && why.status != MM_USAGE) return *err = why, false;
+  return (fits || (clear(w, err) && each_journal(w, remove_journal, err))) &&
+         (lock_dir(w, LOCK_SH) || mm_fail_errno(err, mm_at(w->staging, NULL), "lock", errno));
+}
+
+/* Takes the directory again beside other shares; false while one has it alone, or when it has its final name by now. */
+static bool shares_again(const mm_writer *w) {
+  struct stat held, named;
+  return lock_dir(w, LOCK_SH | LOCK_NB) && fstat(w->dir, &held) == 0 &&
+         fstatat(w->parent, w->staging_name, &named, AT_SYMLINK_NOFOLLOW) == 0 && mm_same_file(&held, &named);
+}
+
+/* Refuses a share beside what runs with other options left, since the last run could not publish both. With --restart all of that is
+ * discarded, unless one of those runs is at work. Shares that start together meet here: each lets go of the directory while it waits, so
+ * that one of them has it alone. */
+static bool discard_others(mm_writer *w, mm_err *err) {
+  for (int waits = 0; may_wait(w, waits); waits++) {
+    mm_err why = {0};
+    if (waits > 0) wait_turn(waits);
+    if (waits > 0 && !shares_again(w)) continue;
+    if (each_journal(w, journal_fits, &why)) return true;
+    if (w->o.leftover != MM_LEFTOVER_RESTART || why.status != MM_USAGE) return *err = why, false;
+    if (!each_journal(w, ended, err)) return false;
+    if (lock_dir(w, LOCK_EX | LOCK_NB)) return discard_alone(w, err);
+    flock(w->dir, LOCK_UN);
+  }
+  if (w->o.stop && *w->o.stop)
+    return mm_fail(err, MM_INTERRUPTED, "E_INTERRUPTED", mm_at(NULL, NULL), "stopped by a signal; what was there is still there");
+  return mm_fail(err, MM_LOCKED, "E_LOCKED", mm_at(w->staging, NULL), "found another run writing this output with other options");
 }
 
 /* Shares of another count make the same parts: they may come before this one, not beside it. */

@@ -3,6 +3,7 @@
 same time over what other options left all begin."""
 import fcntl
 import os
+import subprocess
 
 from resume_cases import CONVERT, LOCKED, M2, cf, killed, refused, same
 
@@ -50,5 +51,38 @@ def other_number_at_work():
         cf.ok(CONVERT, "-q", M2, "-o", root + "/out", *OPTIONS, "--part", "1/2", "--resume")
 
 
+def together(root, number, *options):
+    """Shares that start at the same time: exit statuses and what they say."""
+    runs = [subprocess.Popen([CONVERT, "-q", M2, "-o", root + "/out", *options, "--part", f"{i}/{number}"], stderr=subprocess.PIPE) for i in range(number)]
+    said = [p.communicate(timeout=60)[1].decode() for p in runs]
+    return [p.returncode for p in runs], said
+
+
+def restarted_together():
+    """Shares with --restart over what other options left all begin, whichever comes first, and none loses what another has made."""
+    for _ in range(4):
+        with cf.Scratch() as root:
+            cf.ok(CONVERT, "-q", M2, "-o", root + "/whole", *OPTIONS)
+            killed("fdatasync", 2, M2, "-o", root + "/out", "--tp", "4", "--part-size", "512K")
+            statuses, said = together(root, 6, *OPTIONS, "--restart")
+            assert statuses == [0] * 6, said
+            made = links(root + "/.out.partial", root + "/made")
+            assert len(made) == len([n for n in os.listdir(root + "/whole") if n.startswith("model-")]), "a share has removed another's parts"
+            cf.ok(CONVERT, "-q", M2, "-o", root + "/out", *OPTIONS, "--resume")
+            same(root, "out", "whole")
+            assert all(os.path.samefile(link, f"{root}/out/{name}") for name, link in made.items())
+            assert sorted(os.listdir(root)) == ["made", "out", "whole"]
+
+
+def restarted_beside_others():
+    """What is left by a run that is at work is not discarded."""
+    with cf.Scratch() as root:
+        cf.ok(CONVERT, "-q", M2, "-o", root + "/out", "--tp", "4", "--part-size", "512K", "--part", "0/2")
+        with open(root + "/.out.partial.journal.0-2", "rb") as journal:
+            fcntl.flock(journal, fcntl.LOCK_EX)
+            refused(root, LOCKED, "E_LOCKED", ".out.partial.journal.0-2", args=(M2, "-o", root + "/out", *OPTIONS, "--part", "1/2", "--restart"))
+        cf.ok(CONVERT, "-q", M2, "-o", root + "/out", *OPTIONS, "--part", "1/2", "--restart")
+
+
 if __name__ == "__main__":
-    cf.main([number_changed, other_number_at_work])
+    cf.main([number_changed, other_number_at_work, restarted_together, restarted_beside_others])
