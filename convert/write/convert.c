@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "convert/plan/fill.h"
 #include "convert/write/step.h"
 #include "formats/file.h"
 #include "formats/pool.h"
@@ -39,6 +40,10 @@ static bool run_item(void *ctx, size_t item, unsigned worker, mm_err *err) {
     return mm_fail(err, MM_INTERRUPTED, "E_INTERRUPTED", mm_at(NULL, NULL), "stopped by a signal; --resume continues");
   const bool kept = job->out->skip[step];
   if (kept) atomic_fetch_add(&job->progress->kept_bytes, bytes);
+  if (!kept && !mm_step_of_head(job->p, s) && mm_step_idle(job->p, s)) { /* of experts or layers that none of --ranks has */
+    atomic_fetch_add(&job->progress->read_bytes, bytes);
+    return true;
+  }
   /* Which rows of the head are zero no journal says: they are found again. */
   if ((!kept || mm_step_of_head(job->p, s)) &&
       (!mm_step_run(w, job->p, s, kept ? NULL : &job->out->blocks, err) || !mm_writer_dead_rows(job->out, w->dead, w->dead_count, err)))

@@ -216,12 +216,6 @@ static bool claim_frames(mm_writer *w, uint32_t part, bool *whole, mm_err *err) 
   return true;
 }
 
-/* Steps that fill nothing on the ranks that are made have no record that could be believed. */
-static bool fills_any(void *ctx, uint32_t rank, uint64_t offset, uint64_t bytes) {
-  (void)ctx, (void)rank, (void)offset, (void)bytes;
-  return false;
-}
-
 /* The steps of an archived part; *all: each has its record or fills nothing. The others are carried out, without a byte to put. */
 static bool claim_steps(mm_writer *w, uint32_t part, bool *all, mm_err *err) {
   const mm_plan *p = w->plan;
@@ -233,7 +227,7 @@ static bool claim_steps(mm_writer *w, uint32_t part, bool *all, mm_err *err) {
     if (claimed[i]) has[e->step] = true;
   }
   for (uint32_t s = 0; ok && *all && s < p->step_count; s++)
-    *all = p->tensor[p->step[s].tensor].part != part || has[s] || mm_step_fills(p, &p->step[s], fills_any, NULL);
+    *all = p->tensor[p->step[s].tensor].part != part || has[s] || mm_step_idle(p, &p->step[s]);
   for (size_t i = 0; ok && *all && i < w->journal.step_count; i++)
     if (claimed[i]) take_step(w, &w->journal.step[i]);
   free(claimed);
