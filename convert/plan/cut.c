@@ -116,12 +116,10 @@ static uint32_t fit(const mm_cut *c, uint32_t tp, uint32_t base, uint32_t cell, 
 
 /* Whether the columns of a piece are filled up: a scale of theirs may span padding too, where rows have scales of their own. */
 static bool pads_columns(const mm_plan *p, const mm_pack_tensor *t) {
-  for (unsigned j = 0; j < t->piece_count; j++) {
-    const mm_cut *c = &p->pack.cut[t->piece[j].cut];
-    for (uint32_t r = 0; c->axis == MM_AXIS_COLS && r < p->pack.tp; r++)
-      if (c->rank[r].count < c->local) return true;
-  }
-  return false;
+  const mm_cut *c = &p->pack.cut[t->piece[0].cut]; /* along columns all pieces have one */
+  uint32_t r = 0;
+  while (c->axis == MM_AXIS_COLS && r < p->pack.tp && c->rank[r].count == c->local) r++;
+  return c->axis == MM_AXIS_COLS && r < p->pack.tp;
 }
 
 bool mm_cut_cells(const mm_plan *p, const mm_plan_tensor *pt, mm_pack_tensor *t, mm_align align, mm_err *err) {

@@ -95,18 +95,6 @@ static bool make_header(mm_plan *p, uint32_t rank, uint32_t part, mm_st_tensor *
   return true;
 }
 
-/* No two stored tensors of a part share a name: rules, whatever the source has, must not give one twice. */
-static bool names_differ(const mm_st_tensor *st, size_t count, mm_err *err) {
-  const char **name = mm_calloc(count, sizeof *name, err);
-  bool ok = name;
-  for (size_t i = 0; ok && i < count; i++) name[i] = st[i].name;
-  if (ok) qsort(name, count, sizeof *name, mm_by_text);
-  for (size_t i = 1; ok && i < count; i++)
-    ok = strcmp(name[i - 1], name[i]) != 0 || mm_fail(err, MM_BUG, "E_BUG", mm_at(NULL, name[i]), "found twice in the plan of one part");
-  free(name);
-  return ok;
-}
-
 static bool lay_part(mm_plan *p, uint32_t part, const char *plan, mm_err *err) {
   size_t count = 0;
   mm_slot *slot = order_part(p, part, &count, err);
@@ -123,7 +111,6 @@ static bool lay_part(mm_plan *p, uint32_t part, const char *plan, mm_err *err) {
     offset += place->bytes;
     ok = st[i].name != NULL;
   }
-  ok = ok && names_differ(st, count, err);
   for (uint32_t r = 0; ok && r < p->pack.tp; r++) ok = !mm_plan_wants(p, part, r) || make_header(p, r, part, st, count, plan, err);
   mm_arena_close(&names);
   free(st);

@@ -355,13 +355,9 @@ static bool add_words(mm_plan *p, const mm_hf *hf, const mm_plan_options *o, mm_
  * is not that of the first. */
 static bool add_format(mm_plan *p, mm_err *err) {
   bool second = false;
-  for (size_t i = 0; p->hf->quantization.zero_less == 0 && !second && i < p->pack.tensor_count; i++) {
-    const mm_pack_tensor *t = &p->pack.tensor[i];
-    for (size_t k = 0; !second && k < (size_t)mm_max(1, t->whole_lead) * t->piece_count; k++) {
-      const mm_matrix *x = &p->tensor[i].matrix[k];
-      second = x->encoding->less && x->part[MM_ZERO].tensor;
-    }
-  }
+  const mm_pack_tensor *t = p->pack.tensor;
+  for (size_t i = 0; !second && i < p->pack.tensor_count; i++)
+    second = mm_encoding_second_gptq(p->hf, p->tensor[i].matrix, (size_t)mm_max(1, t[i].whole_lead) * t[i].piece_count);
   return !second || (p->pack.tool = mm_arena_printf(&p->pack.arena, err, "%s, from gptq_v2", p->pack.tool));
 }
 

@@ -191,14 +191,14 @@ static bool read_one(mm_decoder *d, const mm_source *p, bool reciprocal, bool gl
 
 bool mm_decode_global(mm_decoder *d, const mm_matrix *x, float *out, mm_err *err) {
   const bool global = x->part[MM_GLOBAL].tensor;
-  float stored;
+  float stored = 0;
   return read_one(d, &x->part[global ? MM_GLOBAL : MM_SCALE], x->encoding->reciprocal, global, &stored, out, err);
 }
 
 bool mm_decode_input(mm_decoder *d, const mm_matrix *x, float *out, mm_err *err) {
   const mm_source *p = &x->part[MM_INPUT];
   uint32_t stored = 0;
-  float one;
+  float one = 0;
   *out = 0;
   if (!p->tensor) return true;
   if (!mm_hf_read(&d->reader, p->tensor, p->at, &stored, mm_dtype_size(p->tensor->dtype), err)) return false;
