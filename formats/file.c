@@ -233,6 +233,13 @@ bool mm_fsync(int fd, const char *path, bool directory, mm_err *err) {
   return mm_fail_errno(err, mm_at(path, NULL), "fsync", errno);
 }
 
+int mm_ftruncate(int fd, uint64_t size) {
+  int r;
+  do r = ftruncate(fd, (off_t)size);
+  while (r != 0 && errno == EINTR);
+  return r;
+}
+
 bool mm_no_locks(int why) { return why == ENOLCK || why == EOPNOTSUPP || why == ENOSYS; }
 
 bool mm_close(int fd, const char *path, mm_err *err) {

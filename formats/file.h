@@ -86,6 +86,8 @@ MM_MUST_USE bool mm_write_file_at(int dirfd, const char *dir, const char *name, 
 MM_MUST_USE bool mm_dir_next(DIR *d, const char *path, const char **name, mm_err *err);
 /* fsync that reports; for a directory EINVAL/ENOTSUP are tolerated. */
 MM_MUST_USE bool mm_fsync(int fd, const char *path, bool directory, mm_err *err);
+/* ftruncate, again when a signal came between; -1 sets errno. */
+int mm_ftruncate(int fd, uint64_t size);
 /* Whether a lock failed because the file system has none (some NFS and Lustre mounts), not because another run holds it. */
 bool mm_no_locks(int why);
 /* close that reports. */

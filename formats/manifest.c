@@ -189,9 +189,9 @@ static bool read_cuts(reader *r, const mm_json *root) {
 /* ---- tensors ---- */
 
 static bool read_plane(reader *r, const mm_json *j, mm_pack_plane *out) {
-  static const char *const keys[] = {"suffix", "dtype", "cell", NULL};
+  static const char *const keys[] = {"suffix", "dtype", "cell", "grid", NULL};
   const char *dtype;
-  uint32_t cell[2] = {0};
+  uint32_t cell[2] = {0}, grid[2] = {0};
   if (!only(r, j, keys) || !(out->suffix = text(r, j, "suffix", 0)) || !mm_json_need_str(j, "dtype", &dtype, &r->ctx, r->err)) return false;
   if (!mm_dtype_parse(dtype, strlen(dtype), &out->dtype)) {
     char shown[128];
@@ -200,6 +200,9 @@ static bool read_plane(reader *r, const mm_json *j, mm_pack_plane *out) {
   if (!u32_list(r, mm_json_get(j, "cell"), "cell", 2, cell)) return false;
   out->cell_n = cell[0];
   out->cell_k = cell[1];
+  if (!mm_json_get(j, "grid")) return true;
+  if (!u32_list(r, mm_json_get(j, "grid"), "grid", 2, grid)) return false;
+  out->grid = (mm_pack_grid){true, grid[0], grid[1]};
   return true;
 }
 
@@ -420,9 +423,8 @@ static bool read_dead_rows(reader *r, const mm_json *root) {
 }
 
 /* Before anything else is understood: whether this version may read on. */
-static bool check_version(reader *r, const mm_json *root, const char *wanted) {
+static bool check_version(reader *r, const mm_json *root, const char *wanted, int newest, int64_t *version) {
   const char *format;
-  int64_t version;
   if (mm_json_type_of(root) != MM_JSON_OBJ) return MM_REFUSE(&r->ctx, r->err, "expected an object");
   if (!mm_json_need_str(root, "format", &format, &r->ctx, r->err)) return false;
   if (strcmp(format, wanted) != 0) {
@@ -430,10 +432,17 @@ static bool check_version(reader *r, const mm_json *root, const char *wanted) {
     mm_escape(shown, sizeof shown, format, strlen(format));
     return mm_fail(r->err, MM_UNSUPPORTED, "E_VERSION", mm_at(r->place, NULL), "found format \"%s\", expected \"%s\"", shown, wanted);
   }
-  if (!mm_json_need_int(root, "version", INT64_MIN, INT64_MAX, &version, &r->ctx, r->err)) return false;
-  if (version == MM_PACK_VERSION) return true;
-  return mm_fail(r->err, MM_UNSUPPORTED, "E_VERSION", mm_at(r->place, NULL), "found format version %lld, expected %d", (long long)version,
-                 MM_PACK_VERSION);
+  if (!mm_json_need_int(root, "version", INT64_MIN, INT64_MAX, version, &r->ctx, r->err)) return false;
+  if (*version >= MM_PACK_VERSION && *version <= newest) return true;
+  return mm_fail(r->err, MM_UNSUPPORTED, "E_VERSION", mm_at(r->place, NULL), "found format version %lld, expected %s", (long long)*version,
+                 newest > MM_PACK_VERSION ? "1 or 2" : "1");
+}
+
+/* The version is the one of what the manifest has, so that one plan has one text. */
+static bool right_version(reader *r, int64_t version) {
+  at_top(r);
+  return version == mm_pack_version(r->p) || MM_REFUSE(&r->ctx, r->err, "key \"version\": found %lld, expected %d, as planes have %s grid",
+                                                       (long long)version, mm_pack_version(r->p), version == MM_PACK_VERSION ? "a" : "no");
 }
 
 static bool read_parallel(reader *r, const mm_json *root) {
@@ -471,9 +480,11 @@ static bool read_manifest(reader *r, const mm_json *root) {
                                      "cuts",   "tensors", "ranks", "sources", "files",    "dead_rows", "sha256", NULL};
   mm_pack *p = r->p;
   uint64_t bytes[MM_MAX_LAYERS] = {0}; /* pp is at most that */
-  return check_version(r, root, MM_PACK_FORMAT) && only(r, root, keys) && (p->tool = text(r, root, "tool", 1)) &&
-         (p->quant = text(r, root, "quant", 1)) && read_align(r, root) && digest(r, root, "plan", &p->plan) && read_model(r, root) &&
-         read_parallel(r, root) && read_cuts(r, root) && read_tensors(r, root, bytes) && read_ranks(r, root, bytes) &&
+  int64_t version;
+  return check_version(r, root, MM_PACK_FORMAT, MM_PACK_VERSION2, &version) && only(r, root, keys) &&
+         (p->tool = text(r, root, "tool", 1)) && (p->quant = text(r, root, "quant", 1)) && read_align(r, root) &&
+         digest(r, root, "plan", &p->plan) && read_model(r, root) && read_parallel(r, root) && read_cuts(r, root) &&
+         read_tensors(r, root, bytes) && right_version(r, version) && read_ranks(r, root, bytes) &&
          read_files(r, root, "sources", "header_sha256", &p->source, &p->source_count) &&
          read_files(r, root, "files", "sha256", &p->file, &p->file_count) && check_file_names(r) && read_dead_rows(r, root);
 }
@@ -494,9 +505,11 @@ static bool check_seal(reader *r, const char *text, size_t n, const mm_digest *f
 static bool read_digests(reader *r, const mm_json *root) {
   static const char *const keys[] = {"format", "version", "tool", "quant", "dialect", "plan", "parts", "sources", "files", "sha256", NULL};
   mm_pack *p = r->p;
+  int64_t version;
   p->tp = p->ep = p->pp = 1;
-  if (!check_version(r, root, MM_DIGESTS_WORD) || !only(r, root, keys) || !(p->tool = text(r, root, "tool", 1)) ||
-      !(p->quant = text(r, root, "quant", 1)) || !(p->dialect = text(r, root, "dialect", 1)) || !digest(r, root, "plan", &p->plan))
+  if (!check_version(r, root, MM_DIGESTS_WORD, MM_PACK_VERSION, &version) || !only(r, root, keys) ||
+      !(p->tool = text(r, root, "tool", 1)) || !(p->quant = text(r, root, "quant", 1)) || !(p->dialect = text(r, root, "dialect", 1)) ||
+      !digest(r, root, "plan", &p->plan))
     return false;
   const mm_json *parts = objects(r, root, "parts", 1, UINT32_MAX);
   if (!parts || !(p->rank = take(r, 1, sizeof *p->rank)) || !(p->rank->part = take(r, mm_json_size(parts), sizeof *p->rank->part)))

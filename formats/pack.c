@@ -7,6 +7,13 @@
 
 static uint64_t cells(uint32_t extent, uint32_t cell) { return cell == 0 ? 1 : mm_ceil_div(extent, cell); }
 
+int mm_pack_version(const mm_pack *p) {
+  for (size_t i = 0; i < p->tensor_count; i++)
+    for (unsigned k = 0; k < p->tensor[i].plane_count; k++)
+      if (p->tensor[i].plane[k].grid.told) return MM_PACK_VERSION2;
+  return MM_PACK_VERSION;
+}
+
 mm_shape mm_pack_plane_shape(const mm_pack_tensor *t, unsigned p) {
   uint64_t n = cells(t->rows, t->plane[p].cell_n), k = cells(t->cols, t->plane[p].cell_k);
   if (t->vector) return mm_shape1(n);
@@ -107,7 +114,8 @@ static mm_json *plane_json(const mm_pack_plane *p) {
   mm_json *o = mm_json_new_obj();
   return complete(o, mm_json_set(o, "suffix", mm_json_new_str(p->suffix)) &&
                          mm_json_set(o, "dtype", mm_json_new_str(mm_dtype_name(p->dtype))) &&
-                         put_u32s(new_list(o, "cell"), (const uint32_t[]){p->cell_n, p->cell_k}, 2));
+                         put_u32s(new_list(o, "cell"), (const uint32_t[]){p->cell_n, p->cell_k}, 2) &&
+                         (!p->grid.told || put_u32s(new_list(o, "grid"), (const uint32_t[]){p->grid.n, p->grid.k}, 2)));
 }
 
 static mm_json *piece_json(const mm_piece *p) {
@@ -167,7 +175,7 @@ static mm_json *parallel_json(const mm_pack *p) {
 
 static mm_json *pack_json(const mm_pack *p, mm_err *err) {
   mm_json *o = mm_json_new_obj();
-  bool ok = mm_json_set(o, "format", mm_json_new_str(MM_PACK_FORMAT)) && mm_json_set(o, "version", mm_json_new_int(MM_PACK_VERSION)) &&
+  bool ok = mm_json_set(o, "format", mm_json_new_str(MM_PACK_FORMAT)) && mm_json_set(o, "version", mm_json_new_int(mm_pack_version(p))) &&
             mm_json_set(o, "tool", mm_json_new_str(p->tool)) && mm_json_set(o, "quant", mm_json_new_str(p->quant)) &&
             mm_json_set(o, "tp_align", mm_json_new_str(mm_align_word(p->tp_align))) && mm_json_set(o, "plan", digest_json(&p->plan)) &&
             mm_json_set(o, "model", mm_model_to_json(&p->model, err)) && mm_json_set(o, "parallel", parallel_json(p));

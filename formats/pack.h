@@ -12,6 +12,7 @@ extern "C" {
 
 #define MM_PACK_FORMAT   "minimax-packed"
 #define MM_PACK_VERSION  1
+#define MM_PACK_VERSION2 2 /* of a manifest that tells of grids (FORMAT-2.md) */
 #define MM_MANIFEST      "manifest.json"
 #define MM_DIGESTS       "minimax-digests.json" /* beside an unsharded checkpoint: what its files hold */
 #define MM_DIGESTS_WORD  "minimax-digests"
@@ -47,10 +48,17 @@ typedef struct mm_piece {
   uint32_t cut; /* index into mm_pack.cut */
 } mm_piece;
 
+/* The cells of a plane before cuts, where they are not the scheme's. */
+typedef struct mm_pack_grid {
+  bool told;
+  uint32_t n, k;
+} mm_pack_grid;
+
 typedef struct mm_pack_plane {
   const char *suffix;
   mm_dtype dtype;
   uint32_t cell_n, cell_k; /* as in quant.h; 0 = whole extent */
+  mm_pack_grid grid;
 } mm_pack_plane;
 
 typedef struct mm_pack_tensor {
@@ -123,6 +131,8 @@ static inline uint32_t mm_pack_first_lead(const mm_pack *p, const mm_pack_tensor
   return rank % p->tp / (p->tp / p->ep) * t->lead;
 }
 
+/* MM_PACK_VERSION2 where a plane has a grid, else MM_PACK_VERSION: what stands in the manifest and in every part. */
+int mm_pack_version(const mm_pack *p);
 /* Stored shape of plane p on one rank: [lead?, cells…], or [rows] for a vector. */
 mm_shape mm_pack_plane_shape(const mm_pack_tensor *t, unsigned p);
 /* Of a piece, the local rows and columns that are the rank's own; the rest of local_rows x cols is padding. Rows count from the tensor's.

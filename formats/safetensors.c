@@ -500,10 +500,23 @@ static bool put_header(FILE *out, const mm_st_tensor *tensors, size_t count, con
   return true;
 }
 
+/* No two tensors share a name: who lays a file out must not give one twice, whatever the input has. */
+static bool names_differ(const mm_st_tensor *tensors, size_t count, mm_err *err) {
+  const char **name = mm_calloc(count, sizeof *name, err);
+  bool ok = name;
+  for (size_t i = 0; ok && i < count; i++) name[i] = tensors[i].name;
+  if (ok) qsort(name, count, sizeof *name, mm_by_text);
+  for (size_t i = 1; ok && i < count; i++)
+    ok = strcmp(name[i - 1], name[i]) != 0 ||
+         mm_fail(err, MM_BUG, "E_NAME", mm_at(NULL, name[i]), "found twice in one file that is to be written");
+  free(name);
+  return ok;
+}
+
 void *mm_st_header(mm_st_tensor *tensors, size_t count, const struct mm_st_meta *metadata, size_t metadata_count, uint64_t align, size_t *n,
                    mm_err *err) {
   char *text = NULL;
-  if (!lay_out(tensors, count, err)) return NULL;
+  if (!lay_out(tensors, count, err) || !names_differ(tensors, count, err)) return NULL;
   FILE *out = open_memstream(&text, n);
   if (!out) {
     mm_fail_memory(err, BUFSIZ);

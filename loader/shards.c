@@ -29,7 +29,7 @@ static const char *metadata(const mm_st *st, const char *key) {
 /* A part says itself whose part it is and of which plan, so that files of two runs, ranks or places never mix. */
 static bool check_metadata(const opening *o, const mm_st *st, uint32_t part_index) {
   char version[16], rank[16], tp[16], part[16], plan[MM_HEX_LEN + 1];
-  snprintf(version, sizeof version, "%d", MM_PACK_VERSION);
+  snprintf(version, sizeof version, "%d", mm_pack_version(o->pack));
   snprintf(rank, sizeof rank, "%u", o->rank);
   snprintf(tp, sizeof tp, "%u", o->pack->tp);
   snprintf(part, sizeof part, "%u", part_index);
@@ -170,13 +170,28 @@ static bool check_scheme(const mm_pack *pack, const mm_pack_tensor *t, mm_err *e
          mm_fail(err, MM_INTEGRITY, "E_SCHEME", mm_at(pack->dir, t->name), "found an input_scale, which %s does not have", s->name);
 }
 
+/* A grid before cuts is the scheme's or finer, what is stored the same or finer again. */
+static bool check_grids(const mm_pack *pack, const mm_pack_tensor *t, mm_err *err) {
+  const mm_scheme *s = mm_scheme_find(t->scheme);
+  for (unsigned p = 0; p < t->plane_count; p++) {
+    const mm_pack_plane *a = &t->plane[p];
+    const mm_plane *b = &s->plane[p];
+    if (a->grid.told && !(b->scale && same_or_finer(a->grid.n, b->cell.n, true) && same_or_finer(a->grid.k, b->cell.k, true) &&
+                          same_or_finer(a->cell_n, a->grid.n, true) && same_or_finer(a->cell_k, a->grid.k, true)))
+      return mm_fail(err, MM_INTEGRITY, "E_SCHEME", mm_at(pack->dir, t->name),
+                     "found a grid of [%u, %u] over cells of [%u, %u], expected one between them and the %s of [%u, %u]", a->grid.n,
+                     a->grid.k, a->cell_n, a->cell_k, s->name, b->cell.n, b->cell.k);
+  }
+  return true;
+}
+
 /* The manifest, with the digests of these ranks or of all (NULL), and room for all ranks. */
 static bool open_pack(mm_shards *s, const char *dir, const uint32_t *rank, uint32_t count, mm_err *err) {
   *s = (mm_shards){0};
   if (!mm_archive_refuse(dir, err) || !mm_unpacked_refuse(dir, err)) return false;
   if (rank ? !mm_pack_open_ranks(&s->pack, dir, rank, count, err) : !mm_pack_open(&s->pack, dir, err)) return mm_fail_damaged(err, err);
   for (size_t i = 0; i < s->pack.tensor_count; i++)
-    if (!check_scheme(&s->pack, &s->pack.tensor[i], err)) return false;
+    if (!check_scheme(&s->pack, &s->pack.tensor[i], err) || !check_grids(&s->pack, &s->pack.tensor[i], err)) return false;
   return (s->rank = mm_calloc(mm_pack_ranks(&s->pack), sizeof *s->rank, err));
 }
 

@@ -70,9 +70,17 @@ bool mm_importance_open(mm_importance *m, const char *path, mm_err *err) {
             (f.size > 0 || mm_fail(err, MM_BAD_INPUT, "E_IMPORTANCE", mm_at(path, NULL), "found an empty file")) &&
             mm_map_open(&map, &f, path, err) && mm_importance_parse(m, path, map.data, map.size, err);
   m->map = map;
+  m->id = f.id;
   if (ok) m->digest = mm_sha256(map.data, map.size);
   mm_file_close(&f);
   return ok;
+}
+
+bool mm_importance_unchanged(const mm_importance *m, mm_err *err) {
+  mm_file f = MM_FILE_NONE;
+  if (!m) return true;
+  f.id = m->id;
+  return mm_file_unchanged(&f, m->path, err);
 }
 
 void mm_importance_close(mm_importance *m) {

@@ -26,6 +26,7 @@ typedef struct mm_importance_entry {
 
 typedef struct mm_importance {
   const char *path; /* borrowed */
+  mm_file_id id;
   mm_map map;
   const uint8_t *data; /* of the whole file */
   mm_digest digest;
@@ -38,6 +39,8 @@ typedef struct mm_importance {
 MM_MUST_USE bool mm_importance_open(mm_importance *m, const char *path, mm_err *err);
 /* The same from memory, which stays until close; no digest. */
 MM_MUST_USE bool mm_importance_parse(mm_importance *m, const char *path, const void *data, uint64_t size, mm_err *err);
+/* The file, which is read while weights are packed, still is what it was at open; MM_IO E_CHANGED otherwise. NULL: there is none. */
+MM_MUST_USE bool mm_importance_unchanged(const mm_importance *m, mm_err *err);
 void mm_importance_close(mm_importance *m); /* accepts a zeroed or half-opened one */
 
 typedef enum mm_weighing { MM_WEIGHED, MM_TOO_FEW, MM_NO_ENTRY, MM_WEIGHING_FAILED } mm_weighing;

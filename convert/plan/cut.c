@@ -114,10 +114,18 @@ static uint32_t fit(const mm_cut *c, uint32_t tp, uint32_t base, uint32_t cell, 
   return (uint32_t)g;
 }
 
+/* Whether the columns of a piece are filled up: a scale of theirs may span padding too, where rows have scales of their own. */
+static bool pads_columns(const mm_plan *p, const mm_pack_tensor *t) {
+  const mm_cut *c = &p->pack.cut[t->piece[0].cut]; /* along columns all pieces have one */
+  uint32_t r = 0;
+  while (c->axis == MM_AXIS_COLS && r < p->pack.tp && c->rank[r].count == c->local) r++;
+  return c->axis == MM_AXIS_COLS && r < p->pack.tp;
+}
+
 bool mm_cut_cells(const mm_plan *p, const mm_plan_tensor *pt, mm_pack_tensor *t, mm_align align, mm_err *err) {
   const mm_scheme *s = pt->scheme;
   uint32_t tp = p->pack.tp;
-  if (align == MM_ALIGN_PAD && s->code == MM_CODE_INT4_OFFSET)
+  if (align == MM_ALIGN_PAD && s->code == MM_CODE_INT4_OFFSET && pads_columns(p, t))
     return mm_fail(err, MM_UNSUPPORTED, "E_TP_ALIGN", mm_at(p->hf->dir, t->name),
                    "found --tp-align pad, but a zero byte of %s is not zero; expected split", s->name);
   static const mm_cut none = {.axis = MM_AXIS_NONE};
@@ -138,6 +146,7 @@ bool mm_cut_cells(const mm_plan *p, const mm_plan_tensor *pt, mm_pack_tensor *t,
                      "found a cut at tp %u inside a %s cell of %u x %u (the finest grid that fits is %u x %u); expected %sanother --tp", tp,
                      s->name, cell.n, cell.k, n, k, plane->scale ? "--tp-align split or " : "");
     t->plane[i] = (mm_pack_plane){.suffix = plane->suffix, .dtype = plane->dtype, .cell_n = n, .cell_k = k};
+    if (cell.n != plane->cell.n || cell.k != plane->cell.k) t->plane[i].grid = (mm_pack_grid){true, cell.n, cell.k};
   }
   t->plane_count = s->plane_count;
   return true;

@@ -88,6 +88,13 @@ static bool strip_fills(const mm_strip *s, mm_fill_fn *fn, void *ctx) {
   return !mm_share_beside(s, &x) || fn(ctx, 0, x.at, x.bytes);
 }
 
+static bool fills_any(void *ctx, uint32_t rank, uint64_t offset, uint64_t bytes) {
+  (void)ctx, (void)rank, (void)offset, (void)bytes;
+  return false;
+}
+
+bool mm_step_idle(const mm_plan *p, const mm_step *step) { return mm_step_fills(p, step, fills_any, NULL); }
+
 bool mm_step_fills(const mm_plan *p, const mm_step *step, mm_fill_fn *fn, void *ctx) {
   mm_strip s = mm_strip_first(p, step);
   do

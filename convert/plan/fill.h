@@ -45,5 +45,7 @@ bool mm_share_beside(const mm_strip *s, mm_share *out);
 typedef bool mm_fill_fn(void *ctx, uint32_t rank, uint64_t offset, uint64_t bytes);
 /* Calls fn for all that the step fills on wanted ranks, in the order of mm_step_run; stops with false when fn returns false. */
 bool mm_step_fills(const mm_plan *p, const mm_step *s, mm_fill_fn *fn, void *ctx);
+/* Whether it fills nothing on wanted ranks. */
+bool mm_step_idle(const mm_plan *p, const mm_step *s);
 
 #endif

@@ -77,7 +77,7 @@ static mm_slot *order_part(const mm_plan *p, uint32_t part, size_t *count, mm_er
 
 static bool make_header(mm_plan *p, uint32_t rank, uint32_t part, mm_st_tensor *st, size_t count, const char *plan, mm_err *err) {
   char text[4][24];
-  snprintf(text[0], sizeof text[0], "%d", MM_PACK_VERSION);
+  snprintf(text[0], sizeof text[0], "%d", mm_pack_version(&p->pack));
   snprintf(text[1], sizeof text[1], "%u", p->part[part].stage * p->pack.tp + rank);
   snprintf(text[2], sizeof text[2], "%u", p->pack.tp);
   snprintf(text[3], sizeof text[3], "%u", p->part[part].number);

@@ -83,6 +83,7 @@ typedef struct mm_plan {
   const struct mm_layout *layout;
   const struct mm_dialect *dialect; /* NULL while nothing unsharded is quantised */
   mm_plan_text text[MM_PLAN_TEXTS]; /* unsharded: config.json, the model card, what the dialect has beside it; name NULL past the end */
+  const mm_importance *importance;  /* of the options */
   struct mm_calibrated {
     uint64_t weighed, too_few, no_entry; /* matrices that are searched under --importance, and why others are searched without */
     uint64_t scaled, unreached;          /* tensors with a static scale; experts of theirs that calibration had none for */

@@ -95,30 +95,35 @@ static bool own_input_scale(mm_planner *b, const mm_plan_tensor *pt, mm_pack_ten
   return true;
 }
 
+/* Unsharded: experts of one layer, whose inputs are the same. */
+static bool same_inputs(const mm_plan_tensor *a, const mm_plan_tensor *b) { return a->layer == b->layer && a->rule[0] == b->rule[0]; }
+
 static bool scale_inputs(mm_planner *b, const mm_plan_tensor *pt, mm_pack_tensor *t, size_t matrices) {
   struct mm_calibrated *c = &b->p->calibrated;
   if (!mm_act_formats[pt->scheme->act].fixed) return true;
   if (!b->o->act_scales) return own_input_scale(b, pt, t, matrices);
   c->scaled++;
-  if (b->p->pack.tensor_count > 1 && pt[-1].layer == pt->layer && pt[-1].rule[0] == pt->rule[0]) {
-    t->input_scale = t[-1].input_scale; /* unsharded: another expert of the same layer */
-    return true;
-  }
+  for (const mm_plan_tensor *x = pt; x > b->p->tensor && same_inputs(x - 1, pt); x--)
+    if (x[-1].scheme == pt->scheme) { /* unsharded: another expert of the same layer */
+      t->input_scale = b->p->pack.tensor[x - 1 - b->p->tensor].input_scale;
+      return true;
+    }
   return mm_act_scales_find(b->o->act_scales, t, pt->rule, pt->layer, b->p->pack.model.experts, pt->scheme, &t->input_scale, &c->unreached,
                             b->err);
 }
 
-/* Unsharded: experts that calibration never reached take the largest scale of their layer's others. */
+/* Unsharded: experts that calibration never reached take the largest scale of their layer's others of the same scheme. */
 static void share_input_scales(mm_plan *p) {
   for (size_t i = 0, end; i < p->pack.tensor_count; i = end) {
-    float most = 0;
-    for (end = i;
-         end < p->pack.tensor_count && p->tensor[end].layer == p->tensor[i].layer && p->tensor[end].rule[0] == p->tensor[i].rule[0]; end++)
-      most = fmaxf(most, p->pack.tensor[end].input_scale);
-    for (size_t j = i; most > 0 && j < end; j++) {
-      if (p->pack.tensor[j].input_scale > 0) continue;
+    for (end = i + 1; end < p->pack.tensor_count && same_inputs(&p->tensor[end], &p->tensor[i]);) end++;
+    for (size_t j = i; j < end; j++) {
+      const mm_scheme *s = p->tensor[j].scheme;
+      float most = 0;
+      if (!mm_act_formats[s->act].fixed || p->pack.tensor[j].input_scale > 0) continue;
+      for (size_t k = i; k < end; k++)
+        if (p->tensor[k].scheme == s) most = fmaxf(most, p->pack.tensor[k].input_scale);
       p->pack.tensor[j].input_scale = most;
-      p->calibrated.unreached++;
+      p->calibrated.unreached += most > 0;
     }
   }
 }
@@ -347,6 +352,16 @@ static bool add_words(mm_plan *p, const mm_hf *hf, const mm_plan_options *o, mm_
   return p->pack.quant && p->pack.tool;
 }
 
+/* GPTQ stores zero points in two formats that look alike. What is made of the second says so, also when it is cut again, so that its plan
+ * is not that of the first. */
+static bool add_format(mm_plan *p, mm_err *err) {
+  bool second = false;
+  const mm_pack_tensor *t = p->pack.tensor;
+  for (size_t i = 0; !second && i < p->pack.tensor_count; i++)
+    second = mm_encoding_second_gptq(p->hf, p->tensor[i].matrix, (size_t)mm_max(1, t[i].whole_lead) * t[i].piece_count);
+  return !second || (p->pack.tool = mm_arena_printf(&p->pack.arena, err, "%s, from gptq_v2", p->pack.tool));
+}
+
 /* Those of a packed source are its own. */
 static bool add_sources(mm_plan *p, const mm_hf *hf, mm_err *err) {
   const mm_pack *from = hf->packed ? mm_packed_pack(hf) : NULL;
@@ -363,7 +378,7 @@ static bool add_sources(mm_plan *p, const mm_hf *hf, mm_err *err) {
 }
 
 bool mm_plan_build(mm_plan *p, mm_hf *hf, const mm_plan_options *o, mm_err *err) {
-  *p = (mm_plan){.hf = hf, .layout = o->layout ? o->layout : &mm_layout_packed};
+  *p = (mm_plan){.hf = hf, .layout = o->layout ? o->layout : &mm_layout_packed, .importance = o->importance};
   mm_planner b = {.p = p, .hf = hf, .o = o, .err = err, .arch = mm_arch_find(hf->config, hf->config_path, err)};
   if (!b.arch || !b.arch->read_config(hf->config, hf->config_path, &p->pack.model, err)) return false;
   if (hf->packed && !mm_packed_agrees(mm_packed_pack(hf), b.arch, &p->pack.model, err)) return false;
@@ -386,7 +401,7 @@ bool mm_plan_build(mm_plan *p, mm_hf *hf, const mm_plan_options *o, mm_err *err)
   mm_decoder_open(&b.source, hf);
   bool ok = add_tensors(&b);
   mm_decoder_close(&b.source);
-  if (!ok || !mm_hf_all_used(hf, &p->pack.model, err) || !add_sources(p, hf, err)) return false;
+  if (!ok || !mm_hf_all_used(hf, &p->pack.model, err) || !add_format(p, err) || !add_sources(p, hf, err)) return false;
   if (p->layout->apart && !o->made && !(mm_dialect_spell(p, o->dialect, err) && mm_dialect_texts(p, err))) return false;
   return read_ranks(p, o->ranks, err) && mm_lay_out(p, o->part_size, err) && add_steps(p, err);
 }

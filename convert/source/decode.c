@@ -128,7 +128,8 @@ bool mm_decode_codes(mm_decoder *d, const mm_matrix *x, uint32_t row, uint32_t r
 
 /* ---- scales ---- */
 
-#define SCALE_MAX (FLT_MAX / 448) /* with more, the largest code would stand for infinity */
+#define SCALE_MAX  (FLT_MAX / 448)  /* with more, the largest code would stand for infinity */
+#define GLOBAL_MAX (FLT_MAX / 2688) /* the same of NVFP4's, over scales of up to 448 and codes of up to 6 */
 
 static float scale_value(const void *p, mm_dtype t, size_t i) {
   switch (t) {
@@ -144,7 +145,10 @@ static float scale_value(const void *p, mm_dtype t, size_t i) {
 typedef struct mm_scale_grid {
   uint64_t row, rows, cols;
   bool turned;
+  bool global; /* of one number over all scales */
 } mm_scale_grid;
+
+static float scale_most(const mm_scale_grid *g) { return g->global ? GLOBAL_MAX : SCALE_MAX; }
 
 /* Where element i of p stands. */
 static mm_where at_element(const mm_decoder *d, const mm_source *p, uint64_t i) {
@@ -158,7 +162,7 @@ static bool bad_scale(const mm_decoder *d, const mm_source *p, const mm_scale_gr
   uint64_t i = g->turned ? c * p->line + g->row + r : (g->row + r) * p->line + c;
   return mm_fail(err, MM_BAD_INPUT, "E_Q_SCALE", at_element(d, p, i),
                  "found scale %g of block row %llu, column %llu, expected a %s number, at most %g", (double)v,
-                 (unsigned long long)(g->row + r), (unsigned long long)c, may_be_negative ? "nonzero" : "positive", (double)SCALE_MAX);
+                 (unsigned long long)(g->row + r), (unsigned long long)c, may_be_negative ? "nonzero" : "positive", (double)scale_most(g));
 }
 
 /* Scales of a tensor as f32, row-major, each checked. */
@@ -171,33 +175,34 @@ static bool read_scales(mm_decoder *d, const mm_source *p, const mm_scale_grid *
     for (uint64_t c = 0; c < g->cols; c++) {
       float v = scale_value(d->stored.data, p->tensor->dtype, g->turned ? c * g->rows + r : r * g->cols + c);
       float most = may_be_negative && v < 0 ? -v : v;
-      if (!(most > 0) || most > SCALE_MAX) return bad_scale(d, p, g, r, c, v, may_be_negative, err);
+      if (!(most > 0) || most > scale_most(g)) return bad_scale(d, p, g, r, c, v, may_be_negative, err);
       out[r * g->cols + c] = v;
     }
   return true;
 }
 
-/* A tensor that is one scale for all. */
-static bool read_one(mm_decoder *d, const mm_source *p, bool reciprocal, float *out, mm_err *err) {
-  mm_scale_grid one = {0, 1, 1, false};
-  if (!read_scales(d, p, &one, false, out, err)) return false;
-  if (!reciprocal) return true;
-  float g = *out;
-  *out = 1 / g;
-  return *out <= SCALE_MAX || bad_scale(d, p, &one, 0, 0, g, false, err);
+/* A tensor that is one scale for all, or over all; as it is stored, and what it multiplies by. */
+static bool read_one(mm_decoder *d, const mm_source *p, bool reciprocal, bool global, float *stored, float *out, mm_err *err) {
+  const mm_scale_grid limited = {0, 1, 1, false, global}, any = {0, 1, 1, false, false};
+  if (!read_scales(d, p, reciprocal ? &any : &limited, false, stored, err)) return false;
+  *out = reciprocal ? 1 / *stored : *stored;
+  return *out <= scale_most(&limited) || bad_scale(d, p, &limited, 0, 0, *stored, false, err);
 }
 
 bool mm_decode_global(mm_decoder *d, const mm_matrix *x, float *out, mm_err *err) {
-  return read_one(d, &x->part[x->part[MM_GLOBAL].tensor ? MM_GLOBAL : MM_SCALE], x->encoding->reciprocal, out, err);
+  const bool global = x->part[MM_GLOBAL].tensor;
+  float stored = 0;
+  return read_one(d, &x->part[global ? MM_GLOBAL : MM_SCALE], x->encoding->reciprocal, global, &stored, out, err);
 }
 
 bool mm_decode_input(mm_decoder *d, const mm_matrix *x, float *out, mm_err *err) {
   const mm_source *p = &x->part[MM_INPUT];
   uint32_t stored = 0;
+  float one = 0;
   *out = 0;
   if (!p->tensor) return true;
   if (!mm_hf_read(&d->reader, p->tensor, p->at, &stored, mm_dtype_size(p->tensor->dtype), err)) return false;
-  return scale_value(&stored, p->tensor->dtype, 0) == 0 || read_one(d, p, x->encoding->reciprocal, out, err);
+  return scale_value(&stored, p->tensor->dtype, 0) == 0 || read_one(d, p, x->encoding->reciprocal, false, &one, out, err);
 }
 
 /* Scales over the rows into d->scale, [cells of rows][cells of columns], times the global one. d->stored keeps them as stored. */
@@ -208,13 +213,10 @@ static bool decode_scales(mm_decoder *d, const mm_matrix *x, uint32_t row, uint3
                      .cols = mm_cells(x->cols, x->cell.k),
                      .turned = e->part[MM_SCALE].span == MM_SPAN_TURNED};
   size_t n = g.rows * g.cols;
-  float global = 1;
-  if (x->part[MM_GLOBAL].tensor &&
-      !(e->reciprocal ? read_scales(d, &x->part[MM_GLOBAL], &(mm_scale_grid){0, 1, 1, false}, false, &global, err)
-                      : mm_decode_global(d, x, &global, err)))
-    return false;
+  float stored = 1, global = 1;
+  if (x->part[MM_GLOBAL].tensor && !read_one(d, &x->part[MM_GLOBAL], e->reciprocal, true, &stored, &global, err)) return false;
   if (!MM_GROW(d->scale, &d->scale_cap, n, err) || !read_scales(d, &x->part[MM_SCALE], &g, e->signed_scale, d->scale, err)) return false;
-  for (size_t i = 0; x->part[MM_GLOBAL].tensor && i < n; i++) d->scale[i] = e->reciprocal ? d->scale[i] / global : d->scale[i] * global;
+  for (size_t i = 0; x->part[MM_GLOBAL].tensor && i < n; i++) d->scale[i] = e->reciprocal ? d->scale[i] / stored : d->scale[i] * global;
   return true;
 }
 
@@ -337,7 +339,7 @@ static bool decode_grid(mm_decoder *d, const mm_matrix *x, uint32_t row, uint32_
 static bool apply_smooth(mm_decoder *d, const mm_matrix *x, uint32_t rows, mm_err *err) {
   if (!mm_grow(&d->smooth.data, &d->smooth.cap, x->cols, sizeof(float), err)) return false;
   float *smooth = d->smooth.data;
-  if (!read_scales(d, &x->part[MM_SMOOTH], &(mm_scale_grid){0, 1, x->cols, false}, false, smooth, err)) return false;
+  if (!read_scales(d, &x->part[MM_SMOOTH], &(mm_scale_grid){.rows = 1, .cols = x->cols}, false, smooth, err)) return false;
   for (uint32_t r = 0; r < rows; r++)
     for (uint32_t k = 0; k < x->cols; k++) d->wide[(size_t)r * x->cols + k] *= smooth[k];
   return true;

@@ -405,6 +405,12 @@ mm_cell mm_encoding_grid(const mm_matrix *x, size_t matrices, const mm_scheme *s
   return g;
 }
 
+bool mm_encoding_second_gptq(const mm_hf *hf, const mm_matrix *x, size_t matrices) {
+  size_t i = 0;
+  while (i < matrices && !(x[i].encoding->less && x[i].part[MM_ZERO].tensor)) i++;
+  return hf->quantization.zero_less == 0 && i < matrices;
+}
+
 const mm_scheme *mm_encoding_scheme(const mm_matrix *x, size_t matrices, unsigned pieces) {
   const mm_encoding *e = x->encoding;
   if (mm_is_plain(x)) return mm_scheme_plain(x->weight->dtype);

@@ -86,6 +86,8 @@ bool mm_encoding_is_grid(const mm_matrix *x);
 bool mm_encoding_keeps(const mm_matrix *x, const mm_scheme *s, mm_cell grid);
 /* The scheme's own grid of scales, or a finer one that divides it where the matrices of a packed tensor come on that. */
 mm_cell mm_encoding_grid(const mm_matrix *x, size_t matrices, const mm_scheme *s);
+/* Whether one of the matrices has zero points that are read in GPTQ's second format. */
+bool mm_encoding_second_gptq(const mm_hf *hf, const mm_matrix *x, size_t matrices);
 /* The scheme that `--quant none` means for the matrices of a packed tensor, `pieces` to each of its entries; NULL: none would do. */
 const mm_scheme *mm_encoding_scheme(const mm_matrix *x, size_t matrices, unsigned pieces);
 

@@ -138,6 +138,11 @@ mm_found mm_packed_matrix(mm_hf *hf, const mm_model *m, const mm_rule *r, uint32
 /* Fails on tensors nobody used, but for those known to be redundant (rotary and decay buffers, layers past the last). */
 MM_MUST_USE bool mm_hf_all_used(const mm_hf *hf, const mm_model *m, mm_err *err);
 
+/* Of tensors that nobody used, how many are of layers past the last. */
+size_t mm_hf_past_last(const mm_hf *hf, const mm_model *m);
+/* Whether the bytes of all tensors of the index are known, so that its total_size can be compared with them. */
+bool mm_hf_total_known(const mm_hf *hf);
+
 /* Reads weights for one thread; keeps at most two files open. */
 typedef struct mm_hf_reader {
   const mm_hf *hf;

@@ -43,16 +43,33 @@ mm_found mm_hf_matrix(mm_hf *hf, const mm_model *m, const mm_rule *const *piece,
   return mm_encoding_find(hf, whole ? &fused : &alone, plain_only, out, err);
 }
 
-/* Buffers some exports carry and everyone recomputes, and layers past the last (multi-token prediction). */
-static bool redundant(const char *name, const mm_model *m) {
-  static const char *const buffer[] = {".rotary_emb.inv_freq", ".slope_rate", ".query_decay", ".key_decay", ".diagonal_decay"};
-  for (size_t i = 0; i < sizeof buffer / sizeof *buffer; i++)
-    if (mm_ends_with(name, buffer[i])) return true;
+/* Of a layer past the last (multi-token prediction). */
+static bool past_last(const char *name, const mm_model *m) {
   static const char before[] = "model.layers.";
   if (strncmp(name, before, sizeof before - 1) != 0) return false;
   const char *number = name + sizeof before - 1;
   size_t n = strspn(number, "0123456789");
   return n > 0 && n < 10 && number[0] != '0' && number[n] == '.' && strtoul(number, NULL, 10) >= m->layers;
+}
+
+/* Buffers some exports carry and everyone recomputes, and layers past the last. */
+static bool redundant(const char *name, const mm_model *m) {
+  static const char *const buffer[] = {".rotary_emb.inv_freq", ".slope_rate", ".query_decay", ".key_decay", ".diagonal_decay"};
+  for (size_t i = 0; i < sizeof buffer / sizeof *buffer; i++)
+    if (mm_ends_with(name, buffer[i])) return true;
+  return past_last(name, m);
+}
+
+size_t mm_hf_past_last(const mm_hf *hf, const mm_model *m) {
+  size_t n = 0;
+  for (size_t i = 0; i < hf->tensor_count; i++) n += !hf->tensor[i].used && past_last(hf->tensor[i].name, m);
+  return n;
+}
+
+bool mm_hf_total_known(const mm_hf *hf) {
+  size_t i = 0;
+  while (i < hf->tensor_count && hf->tensor[i].used && hf->tensor[i].bytes > 0) i++;
+  return i == hf->tensor_count && hf->total_size > 0;
 }
 
 bool mm_hf_all_used(const mm_hf *hf, const mm_model *m, mm_err *err) {

@@ -140,14 +140,25 @@ static bool coarsest(const mm_packed_source *p, const mm_packed_entry *e, unsign
   return true;
 }
 
+/* The grid that the manifest tells of, on which the stored scales must repeat. */
+static bool told(const mm_hf *hf, const mm_packed_entry *e, unsigned plane, mm_cell *out, mm_err *err) {
+  const mm_pack_plane *x = plane_of(e, plane);
+  bool same = true;
+  *out = (mm_cell){x->grid.n, x->grid.k};
+  if ((x->cell_n != out->n || x->cell_k != out->k) && !repeats(hf->packed, e, plane, *out, &same, err)) return false;
+  return same || mm_fail(err, MM_INTEGRITY, "E_MANIFEST", mm_at(hf->dir, hf->packed->shards.pack.tensor[e->whole.tensor].name),
+                         "found scales that differ within a cell of the grid [%u, %u]", out->n, out->k);
+}
+
 /* Where a cut fell inside a block, its scale was stored on a finer grid: undoes that, for what was made on a coarser one. */
 static bool settle(mm_hf *hf, mm_packed_entry *e, mm_err *err) {
   const mm_pack_tensor *t = &hf->packed->shards.pack.tensor[e->whole.tensor];
   const mm_scheme *s = mm_scheme_find(t->scheme);
   for (unsigned i = 0; i < t->plane_count; i++) {
     e->cell[i] = (mm_cell){t->plane[i].cell_n, t->plane[i].cell_k};
-    if (s->plane[i].scale && !(coarsest(hf->packed, e, i, s->plane[i].cell, true, &e->cell[i].n, err) &&
-                               coarsest(hf->packed, e, i, s->plane[i].cell, false, &e->cell[i].k, err)))
+    if (t->plane[i].grid.told ? !told(hf, e, i, &e->cell[i], err)
+                              : s->plane[i].scale && !(coarsest(hf->packed, e, i, s->plane[i].cell, true, &e->cell[i].n, err) &&
+                                                       coarsest(hf->packed, e, i, s->plane[i].cell, false, &e->cell[i].k, err)))
       return false;
   }
   e->settled = true;

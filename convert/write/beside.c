@@ -41,16 +41,50 @@ bool mm_beside_has(const char *name) {
   return false;
 }
 
+/* The source's code, where its config names some: all of it, since the named file may import the others. Packed checkpoints keep it for a
+ * later --layout hf. Names of `arena`, in order. */
+static bool list_code(const mm_hf *hf, mm_arena *arena, const char *name[CODE_FILES], size_t *count, mm_err *err) {
+  *count = 0;
+  if (mm_json_type_of(mm_json_get(hf->config, "auto_map")) == MM_JSON_NULL) return true;
+  DIR *d = opendir(hf->dir);
+  if (!d) return mm_fail_errno(err, mm_at(hf->dir, NULL), "list", errno);
+  bool ok;
+  const char *found;
+  while ((ok = mm_dir_next(d, hf->dir, &found, err)) && found) {
+    if (!mm_code_file(found)) continue;
+    ok = *count < CODE_FILES || mm_fail(err, MM_LIMIT, "E_LIMIT", mm_at(hf->dir, NULL), "found more than %d files of code", CODE_FILES);
+    if (!ok || !(ok = (name[*count] = mm_arena_strndup(arena, found, strlen(found), err)) != NULL)) break;
+    ++*count;
+  }
+  closedir(d);
+  if (ok) qsort(name, *count, sizeof *name, mm_by_text);
+  return ok;
+}
+
+static bool can_copy(const mm_hf *hf, const char *name, mm_err *err) {
+  mm_file f = MM_FILE_NONE;
+  const mm_path path = mm_path_of(hf->dir, name);
+  if (!mm_hf_inside(hf, path.text, err) || !mm_file_open(&f, path.text, err)) return false;
+  const uint64_t size = f.size;
+  mm_file_close(&f);
+  return size <= COMPANION_MAX || mm_fail(err, MM_BAD_INPUT, "E_LIMIT", mm_at(path.text, NULL), "found %llu bytes, expected at most %llu",
+                                          (unsigned long long)size, (unsigned long long)COMPANION_MAX);
+}
+
 /* Refuses at the start what could not be copied at the end. */
 bool mm_beside_check(mm_writer *w, mm_err *err) {
-  for (size_t i = 0; i < sizeof companion / sizeof *companion; i++) {
-    mm_file f = MM_FILE_NONE;
-    const mm_path path = mm_path_of(w->plan->hf->dir, companion[i]);
-    if (faccessat(AT_FDCWD, path.text, F_OK, AT_SYMLINK_NOFOLLOW) != 0) continue; /* a link to nothing is not absent */
-    if (!mm_hf_inside(w->plan->hf, path.text, err) || !mm_file_open(&f, path.text, err)) return false;
-    mm_file_close(&f);
-  }
-  return true;
+  const mm_hf *hf = w->plan->hf;
+  const char *code[CODE_FILES];
+  size_t count = 0;
+  mm_arena names = {0};
+  bool ok = true;
+  for (size_t i = 0; ok && i < sizeof companion / sizeof *companion; i++)
+    if (faccessat(AT_FDCWD, mm_path_of(hf->dir, companion[i]).text, F_OK, AT_SYMLINK_NOFOLLOW) == 0) /* a link to nothing is not absent */
+      ok = can_copy(hf, companion[i], err);
+  ok = ok && list_code(hf, &names, code, &count, err);
+  for (size_t i = 0; ok && i < count; i++) ok = can_copy(hf, code[i], err);
+  mm_arena_close(&names);
+  return ok;
 }
 
 static bool is_written(const mm_plan *p, const char *name) {
@@ -115,25 +149,10 @@ static bool copy_companion(mm_writer *w, const char *name, mm_err *err) {
   return ok;
 }
 
-/* The source's code, where its config names some: all of it, since the named file may import the others. Packed checkpoints keep it for a
- * later --layout hf. */
 static bool copy_code(mm_writer *w, mm_err *err) {
-  mm_pack *pack = &w->plan->pack;
   const char *name[CODE_FILES];
   size_t count = 0;
-  if (mm_json_type_of(mm_json_get(w->plan->hf->config, "auto_map")) == MM_JSON_NULL) return true;
-  DIR *d = opendir(w->plan->hf->dir);
-  if (!d) return mm_fail_errno(err, mm_at(w->plan->hf->dir, NULL), "list", errno);
-  bool ok;
-  const char *found;
-  while ((ok = mm_dir_next(d, w->plan->hf->dir, &found, err)) && found) {
-    if (!mm_code_file(found)) continue;
-    ok = count < CODE_FILES ||
-         mm_fail(err, MM_LIMIT, "E_LIMIT", mm_at(w->plan->hf->dir, NULL), "found more than %d files of code", CODE_FILES);
-    if (!ok || !(ok = (name[count++] = mm_arena_strndup(&pack->arena, found, strlen(found), err)) != NULL)) break;
-  }
-  closedir(d);
-  if (ok) qsort(name, count, sizeof *name, mm_by_text);
+  bool ok = list_code(w->plan->hf, &w->plan->pack.arena, name, &count, err);
   for (size_t i = 0; ok && i < count; i++) ok = copy_companion(w, name[i], err);
   return ok;
 }

@@ -144,9 +144,11 @@ static bool new_file(mm_blocks *b, uint32_t rank, mm_err *err) {
   unlinkat(b->dir, name, 0); /* an interrupted run left a file of another size */
   b->fd[rank] = mm_create_at(b->dir, b->dir_name, name, err);
   if (b->fd[rank] < 0) return false;
-  int e = posix_fallocate(b->fd[rank], 0, (off_t)x->size);
+  int e;
+  do e = posix_fallocate(b->fd[rank], 0, (off_t)x->size);
+  while (e == EINTR);
   if (e != 0 && e != EOPNOTSUPP && e != EINVAL) return mm_fail_errno(err, mm_at(name, NULL), "allocate", e);
-  if (e != 0 && ftruncate(b->fd[rank], (off_t)x->size) != 0) return mm_fail_errno(err, mm_at(name, NULL), "extend", errno);
+  if (e != 0 && mm_ftruncate(b->fd[rank], x->size) != 0) return mm_fail_errno(err, mm_at(name, NULL), "extend", errno);
   return true;
 }
 
@@ -299,8 +301,11 @@ bool mm_blocks_put(mm_blocks *b, mm_put_log *log, uint32_t rank, uint64_t offset
 }
 
 bool mm_blocks_sync(mm_blocks *b, mm_err *err) {
-  for (uint32_t r = 0; r < b->plan->pack.tp; r++)
-    if (b->fd[r] >= 0 && fdatasync(b->fd[r]) != 0) return mm_fail_errno(err, mm_at(part_of(b, r)->file, NULL), "fdatasync", errno);
+  for (uint32_t r = 0; r < b->plan->pack.tp; r++) {
+    int synced = b->fd[r] < 0 ? 0 : fdatasync(b->fd[r]);
+    while (synced != 0 && errno == EINTR) synced = fdatasync(b->fd[r]);
+    if (synced != 0) return mm_fail_errno(err, mm_at(part_of(b, r)->file, NULL), "fdatasync", errno);
+  }
   return true;
 }
 

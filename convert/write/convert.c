@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "convert/plan/fill.h"
 #include "convert/write/step.h"
 #include "formats/file.h"
 #include "formats/pool.h"
@@ -14,6 +15,7 @@ typedef struct mm_convert_job {
   mm_worker *worker; /* [threads] */
   mm_progress *progress;
   size_t first; /* step of item 0 */
+  bool ended;   /* all parts of the plan are made */
 } mm_convert_job;
 
 static uint64_t step_bytes(const mm_plan *p, const mm_step *s) {
@@ -38,6 +40,10 @@ static bool run_item(void *ctx, size_t item, unsigned worker, mm_err *err) {
     return mm_fail(err, MM_INTERRUPTED, "E_INTERRUPTED", mm_at(NULL, NULL), "stopped by a signal; --resume continues");
   const bool kept = job->out->skip[step];
   if (kept) atomic_fetch_add(&job->progress->kept_bytes, bytes);
+  if (!kept && !mm_step_of_head(job->p, s) && mm_step_idle(job->p, s)) { /* of experts or layers that none of --ranks has */
+    atomic_fetch_add(&job->progress->read_bytes, bytes);
+    return true;
+  }
   /* Which rows of the head are zero no journal says: they are found again. */
   if ((!kept || mm_step_of_head(job->p, s)) &&
       (!mm_step_run(w, job->p, s, kept ? NULL : &job->out->blocks, err) || !mm_writer_dead_rows(job->out, w->dead, w->dead_count, err)))
@@ -74,6 +80,8 @@ static bool run_all(mm_convert_job *job, unsigned threads, mm_digest *manifest, 
   for (unsigned i = 0; i < threads; i++) mm_worker_open(&job->worker[i], job->p->hf);
   bool ok = run_parts(job, threads, err);
   atomic_fetch_add(&job->progress->zeroed, job->out->zeroed); /* of the runs before */
+  ok = ok && mm_importance_unchanged(job->p->importance, err);
+  job->ended = ok;
   ok = ok && (job->out->o.shares > 1 || mm_writer_publish(job->out, manifest, err));
   for (unsigned i = 0; i < threads; i++) mm_worker_close(&job->worker[i]);
   free(job->worker);
@@ -84,7 +92,7 @@ static bool manifest_digest(const mm_plan *p, const char *dir, mm_digest *out, m
   return mm_file_sha256(mm_path_of(dir, p->layout->last).text, MM_MANIFEST_MAX, out, err);
 }
 
-/* What a later run can continue: not where the input or the request was wrong. */
+/* What a later run can continue: not where the input or the request was wrong while there are weights to convert. */
 static bool resumable(mm_status s) {
   return s == MM_INTERRUPTED || s == MM_IO || s == MM_LIMIT || s == MM_BUG || s == MM_USAGE /* a journal that is not believed */;
 }
@@ -102,6 +110,6 @@ bool mm_convert_run(mm_plan *p, const mm_writer_options *o, mm_progress *progres
     mm_err late = {0}; /* the interruption is reported; without this record more is done again, nothing else */
     mm_either_way(mm_writer_commit(&out, &late));
   }
-  mm_writer_close(&out, ok || (opened ? resumable(err->status) : !out.fresh));
+  mm_writer_close(&out, ok || (opened ? job.ended || resumable(err->status) : !out.fresh));
   return ok;
 }

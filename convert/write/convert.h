@@ -16,7 +16,8 @@ typedef struct mm_progress {
 } mm_progress;
 
 /* On success the target is published and *manifest is its digest. On failure nothing has the final name; an interruption, an I/O or a
- * memory failure leave a staging directory that a later run continues, any other failure leaves nothing. */
+ * memory failure, and any failure once all parts are made, leave a staging directory that a later run continues; any other failure leaves
+ * nothing. */
 MM_MUST_USE bool mm_convert_run(mm_plan *p, const mm_writer_options *o, mm_progress *progress, mm_digest *manifest, mm_err *err);
 
 #endif

@@ -12,17 +12,18 @@
 #include "convert/plan/dialect.h"
 #include "formats/file.h"
 
-static const char magic[8] = "MMJRNL4\n";
+static const char magic[8] = "MMJRNL5\n";
 
 /* Behind it: uint64_t[files], a check of each source file. */
 typedef struct mm_journal_header {
   char magic[8];
   uint8_t plan[32];
   uint64_t ranks, source, quant, cut; /* checks: the last three say in what another plan differs */
+  uint64_t decoding;                  /* of what says how the source's words are read */
   uint8_t layout[32];
   uint64_t level, files;
 } mm_journal_header;
-_Static_assert(sizeof(mm_journal_header) == 120, "the header has no padding");
+_Static_assert(sizeof(mm_journal_header) == 128, "the header has no padding");
 
 #define JOURNAL_MAX (UINT64_C(4) << 30)
 
@@ -65,6 +66,19 @@ static void plan_checks(const mm_plan *p, mm_journal_header *h) {
   h->cut = check_of(&s);
 }
 
+/* What the source declares of its quantization: the same words may mean other numbers. Whether zero points are all the same is only
+ * checked. */
+static uint64_t decoding_check(const mm_quantization *q) {
+  const char *method = q->method ? q->method : "";
+  const uint32_t how[] = {q->block.n, q->block.k, q->whole, q->groups, q->zeros, q->order, q->gptq, q->zero_less};
+  mm_sha256_state s;
+  mm_sha256_begin(&s);
+  mm_sha256_add(&s, method, strlen(method) + 1);
+  mm_sha256_add(&s, how, sizeof how);
+  mm_sha256_add(&s, q->group, q->groups * sizeof *q->group);
+  return check_of(&s);
+}
+
 /* Which ranks are made; and where everything lies: the header of every file that is made says what is in it. */
 static void plan_digests(const mm_plan *p, mm_journal_header *h) {
   mm_sha256_state s;
@@ -91,6 +105,7 @@ static mm_journal_header *make_header(const mm_plan *p, int level, mm_err *err) 
   memcpy(h->plan, p->pack.plan.byte, sizeof h->plan);
   h->level = (uint64_t)level;
   h->files = p->hf->file_count;
+  h->decoding = decoding_check(&p->hf->quantization);
   plan_checks(p, h);
   plan_digests(p, h);
   for (size_t i = 0; i < p->hf->file_count; i++) ((uint64_t *)(h + 1))[i] = source_check(&p->hf->file[i]);
@@ -117,6 +132,9 @@ static bool same_header(const mm_journal_header *found, const mm_journal_header 
                                                                                 : NULL;
   if (other)
     return mm_fail(err, MM_USAGE, "E_RESUME", at, "found a run with another %s, expected the same to continue; %s", other, discards);
+  if (found->decoding != h->decoding)
+    return mm_fail(err, MM_USAGE, "E_RESUME", mm_at(p->hf->config_path, NULL),
+                   "found another quantization of the source since the interrupted run, expected the same to continue; %s", discards);
   for (size_t i = 0; i < h->files; i++)
     if (a[i] != b[i])
       return mm_fail(err, MM_USAGE, "E_RESUME", mm_at(p->hf->file[i].path, NULL),
@@ -278,13 +296,13 @@ bool mm_journal_resume(mm_journal *j, int parent, const char *name, const mm_pla
   if (*absent || !lock(j, err) || !read_journal(j, j->fd, name, p, &j->size, err)) return false;
   *absent = j->size == 0;
   if (*absent) return false;
-  return ftruncate(j->fd, (off_t)j->size) == 0 || mm_fail_errno(err, mm_at(name, NULL), "cut", errno);
+  return mm_ftruncate(j->fd, j->size) == 0 || mm_fail_errno(err, mm_at(name, NULL), "cut", errno);
 }
 
 bool mm_journal_merge(mm_journal *j, int parent, const char *name, const mm_plan *p, mm_err *err) {
   uint64_t end;
-  int fd = openat(parent, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-  if (fd < 0) return mm_fail_errno(err, mm_at(name, NULL), "open", errno);
+  int fd = open_existing(parent, name, O_RDONLY, err);
+  if (fd < 0) return err->status == MM_OK; /* gone meanwhile */
   bool ok = read_journal(j, fd, name, p, &end, err);
   close(fd);
   return ok;

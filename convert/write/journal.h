@@ -1,10 +1,10 @@
 /* The journal of a conversion, beside the staging directory: which blocks and steps are durable. After a crash it says what need not be
  * done again; nothing it says is trusted before the bytes have been hashed again.
  *
- * File: a header {magic; digests of the plan, of the ranks that are made, of their files' names, sizes and headers; level of --compress;
- * u64 source files; for each of them a u64 check of name, size, times, inode and header}, then records {u32 length, payload, u64 check}.
- * A check is the first eight bytes of a SHA-256. A record is appended and synced only after the data it speaks of was synced. A torn or
- * damaged tail is cut. */
+ * File: a header {magic; digests of the plan, of the ranks that are made, of the source's quantization, of the files' names, sizes and
+ * headers; level of --compress; u64 source files; for each of them a u64 check of name, size, times, inode and header}, then records {u32
+ * length, payload, u64 check}. A check is the first eight bytes of a SHA-256. A record is appended and synced only after the data it speaks
+ * of was synced. A torn or damaged tail is cut. */
 #ifndef MM_CONVERT_JOURNAL_H
 #define MM_CONVERT_JOURNAL_H
 

@@ -121,52 +121,78 @@ static void take_steps(mm_trust *t) {
   }
 }
 
-/* Bytes [at, at + n) of a rank's file that something fills. */
-typedef struct mm_cover {
+/* Stretches of a rank's file of the part that something fills. */
+typedef struct mm_filled {
   const mm_writer *w;
   uint32_t rank;
-  uint64_t at, n;
-  uint8_t *has; /* [n] */
-} mm_cover;
+  struct mm_filled_stretch {
+    uint64_t at, end;
+  } * stretch;
+  size_t count, cap;
+  mm_err *err;
+} mm_filled;
 
-static void cover(const mm_cover *c, uint64_t from, uint64_t end) {
-  from = mm_max(from, c->at);
-  end = mm_min(end, c->at + c->n);
-  if (from < end) memset(c->has + (from - c->at), 1, end - from);
-}
-
-static bool cover_fill(void *ctx, uint32_t rank, uint64_t offset, uint64_t bytes) {
-  const mm_cover *c = ctx;
-  offset += c->w->plan->part[c->w->blocks.part].file[rank].header_bytes;
-  if (rank == c->rank) cover(c, offset, offset + bytes);
+static bool add_filled(void *ctx, uint32_t rank, uint64_t offset, uint64_t bytes) {
+  mm_filled *f = ctx;
+  if (rank != f->rank) return true;
+  if (!MM_GROW(f->stretch, &f->cap, f->count + 1, f->err)) return false;
+  const uint64_t at = f->w->plan->part[f->w->blocks.part].file[rank].header_bytes + offset;
+  f->stretch[f->count++] = (struct mm_filled_stretch){at, at + bytes};
   return true;
 }
 
-/* Padding is in no record: what a kept file holds there is not believed, but made zero. */
-static bool zero_padding(const mm_trust *t, uint32_t rank, size_t block, mm_err *err) {
-  static const uint8_t zeros[4096];
+static int by_start(const void *a, const void *b) {
+  const struct mm_filled_stretch *x = a, *y = b;
+  return (x->at > y->at) - (x->at < y->at);
+}
+
+/* Zeroes bytes [at, end) of a rank's file, but for those in blocks that hold. */
+static bool zero_gap(const mm_trust *t, uint32_t rank, uint64_t at, uint64_t end, mm_err *err) {
+  static const uint8_t zeros[1 << 16];
   const mm_writer *w = t->w;
-  const mm_plan *p = w->plan;
-  const mm_plan_file *f = &p->part[w->blocks.part].file[rank];
-  uint64_t at = block * MM_HASH_BLOCK, n = mm_min(MM_HASH_BLOCK, f->size - at);
-  mm_cover c = {w, rank, at, n, t->buffer[0]};
-  if (w->blocks.block[rank][block].due == n) return true;
-  memset(c.has, 0, n);
-  cover(&c, 0, f->header_bytes);
-  for (size_t s = 0; s < p->step_count; s++)
-    if (p->tensor[p->step[s].tensor].part == w->blocks.part) mm_step_fills(p, &p->step[s], cover_fill, &c);
-  for (uint64_t from = 0, k; from < n; from += k) {
-    for (k = 1; from + k < n && k < sizeof zeros && c.has[from + k] == c.has[from];) k++;
-    if (!c.has[from] && !mm_pwrite(w->blocks.fd[rank], part_of(w, rank)->file, zeros, k, at + from, err)) return false;
+  while (at < end) {
+    const uint64_t block = at / MM_HASH_BLOCK, stop = mm_min(end, (block + 1) * MM_HASH_BLOCK);
+    for (uint64_t n; w->blocks.block[rank][block].state != MM_BLOCK_DONE && at < stop; at += n) {
+      n = mm_min(stop - at, sizeof zeros);
+      if (!mm_pwrite(w->blocks.fd[rank], part_of(w, rank)->file, zeros, n, at, err)) return false;
+    }
+    at = stop;
   }
   return true;
 }
 
+static bool has_padding(const mm_writer *w, uint32_t rank) {
+  const mm_plan_file *f = &w->plan->part[w->blocks.part].file[rank];
+  for (size_t i = 0; i < part_of(w, rank)->block_count; i++) {
+    const mm_block *x = &w->blocks.block[rank][i];
+    if (x->state != MM_BLOCK_DONE && x->due < mm_min(MM_HASH_BLOCK, f->size - i * MM_HASH_BLOCK)) return true;
+  }
+  return false;
+}
+
+/* Padding is in no record: what a kept file holds there is not believed, but made zero. */
+static bool zero_padding(const mm_trust *t, uint32_t rank, mm_err *err) {
+  const mm_writer *w = t->w;
+  const mm_plan *p = w->plan;
+  const mm_plan_file *file = &p->part[w->blocks.part].file[rank];
+  mm_filled f = {.w = w, .rank = rank, .err = err};
+  uint64_t at = file->header_bytes;
+  bool ok = true;
+  for (size_t s = 0; ok && s < p->step_count; s++)
+    ok = p->tensor[p->step[s].tensor].part != w->blocks.part || mm_step_fills(p, &p->step[s], add_filled, &f);
+  if (ok) mm_sort(f.stretch, f.count, sizeof *f.stretch, by_start);
+  for (size_t i = 0; ok && i < f.count; i++) {
+    ok = zero_gap(t, rank, at, f.stretch[i].at, err);
+    at = mm_max(at, f.stretch[i].end);
+  }
+  ok = ok && zero_gap(t, rank, at, file->size, err);
+  free(f.stretch);
+  return ok;
+}
+
 static bool zero_paddings(const mm_trust *t, mm_err *err) {
-  const mm_blocks *b = &t->w->blocks;
   for (uint32_t r = 0; r < t->w->plan->pack.tp; r++)
-    for (size_t i = 0; t->kept[r] && i < part_of(t->w, r)->block_count; i++)
-      if (b->block[r][i].state != MM_BLOCK_DONE && !zero_padding(t, r, i, err)) return false;
+    if (t->kept[r] && has_padding(t->w, r) && !zero_padding(t, r, err)) return false;
   return true;
 }
 
@@ -216,12 +242,6 @@ static bool claim_frames(mm_writer *w, uint32_t part, bool *whole, mm_err *err) 
   return true;
 }
 
-/* Steps that fill nothing on the ranks that are made have no record that could be believed. */
-static bool fills_any(void *ctx, uint32_t rank, uint64_t offset, uint64_t bytes) {
-  (void)ctx, (void)rank, (void)offset, (void)bytes;
-  return false;
-}
-
 /* The steps of an archived part; *all: each has its record or fills nothing. The others are carried out, without a byte to put. */
 static bool claim_steps(mm_writer *w, uint32_t part, bool *all, mm_err *err) {
   const mm_plan *p = w->plan;
@@ -233,7 +253,7 @@ static bool claim_steps(mm_writer *w, uint32_t part, bool *all, mm_err *err) {
     if (claimed[i]) has[e->step] = true;
   }
   for (uint32_t s = 0; ok && *all && s < p->step_count; s++)
-    *all = p->tensor[p->step[s].tensor].part != part || has[s] || mm_step_fills(p, &p->step[s], fills_any, NULL);
+    *all = p->tensor[p->step[s].tensor].part != part || has[s] || mm_step_idle(p, &p->step[s]);
   for (size_t i = 0; ok && *all && i < w->journal.step_count; i++)
     if (claimed[i]) take_step(w, &w->journal.step[i]);
   free(claimed);

@@ -16,6 +16,8 @@
 #include "formats/file.h"
 #include "loader/verify.h"
 
+#define SHARE_WAITS 500 /* of about ten milliseconds */
+
 /* A file that an unsharded checkpoint of ours may hold. */
 static bool in_unsharded(const void *ctx, const char *name) {
   (void)ctx;
@@ -130,8 +132,21 @@ static bool is_staged(const void *ctx, const char *name) {
 /* Empties the staging directory of what conversions wrote. */
 static bool clear(mm_writer *w, mm_err *err) { return mm_staging_clear(&w->stage, is_staged, w, err); }
 
-static bool take_staging(mm_writer *w, mm_err *err) { /* shares write side by side */
-  bool ok = mm_staging_take(&w->stage, w->o.shares > 1, err);
+/* Shares wait for each other in turns that differ, so that they do not meet at the same moment again. */
+static void wait_turn(int waits) { usleep((useconds_t)(1000 + 7919 * (getpid() + waits) % 20000)); }
+static bool may_wait(const mm_writer *w, int waits) { return waits < SHARE_WAITS && !(w->o.stop && *w->o.stop); }
+
+/* Shares write side by side; those with --restart wait for the one that discards what was there. */
+static bool take_staging(mm_writer *w, mm_err *err) {
+  const bool waits = w->o.shares > 1 && w->o.leftover == MM_LEFTOVER_RESTART;
+  mm_err why = {0};
+  bool ok = mm_staging_take(&w->stage, w->o.shares > 1, &why);
+  for (int i = 0; !ok && waits && why.status == MM_LOCKED && may_wait(w, i); i++) {
+    wait_turn(i);
+    why = (mm_err){0};
+    ok = mm_staging_take(&w->stage, true, &why);
+  }
+  if (!ok) *err = why;
   w->dir = w->stage.dir;
   return ok;
 }
@@ -195,25 +210,70 @@ static bool check_foreign(mm_writer *w, mm_err *err) {
 
 static bool journal_fits(mm_writer *w, const char *name, mm_err *err) { return mm_journal_fits(w->parent, name, w->plan, w->o.level, err); }
 
-/* Refuses a share beside what runs with other options left, since the last run could not publish both. With --restart all of that is
- * discarded, unless one of those runs is at work. */
-static bool discard_others(mm_writer *w, mm_err *err) {
+/* Whether a run that is at work holds the journal. */
+static bool is_held(const mm_writer *w, const char *name) {
+  int fd = openat(w->parent, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+  bool held = fd >= 0 && flock(fd, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+  if (fd >= 0) close(fd);
+  return held;
+}
+
+/* Refuses a journal of other options whose run is at work. */
+static bool ended(mm_writer *w, const char *name, mm_err *err) {
   mm_err why = {0};
-  if (each_journal(w, journal_fits, &why)) return true;
-  if (w->o.leftover != MM_LEFTOVER_RESTART || why.status != MM_USAGE) {
-    *err = why;
-    return false;
+  if (journal_fits(w, name, &why) || why.status != MM_USAGE || !is_held(w, name)) return true;
+  return mm_fail(err, MM_LOCKED, "E_LOCKED", mm_at(name, NULL), "found another run writing this output with other options");
+}
+
+static bool lock_dir(const mm_writer *w, int how) { return flock(w->dir, how) == 0 || mm_no_locks(errno); }
+
+/* With the directory for itself alone, a share discards what still does not fit: another may have been here before. */
+static bool discard_alone(mm_writer *w, mm_err *err) {
+  mm_err why = {0};
+  bool fits = each_journal(w, journal_fits, &why);
+  if (!fits && why.status != MM_USAGE) return *err = why, false;
+  return (fits || (clear(w, err) && each_journal(w, remove_journal, err))) &&
+         (lock_dir(w, LOCK_SH) || mm_fail_errno(err, mm_at(w->staging, NULL), "lock", errno));
+}
+
+/* Takes the directory again beside other shares; false while one has it alone, or when it has its final name by now. */
+static bool shares_again(const mm_writer *w) {
+  struct stat held, named;
+  return lock_dir(w, LOCK_SH | LOCK_NB) && fstat(w->dir, &held) == 0 &&
+         fstatat(w->parent, w->staging_name, &named, AT_SYMLINK_NOFOLLOW) == 0 && mm_same_file(&held, &named);
+}
+
+/* Refuses a share beside what runs with other options left, since the last run could not publish both. With --restart all of that is
+ * discarded, unless one of those runs is at work. Shares that start together meet here: each lets go of the directory while it waits, so
+ * that one of them has it alone. */
+static bool discard_others(mm_writer *w, mm_err *err) {
+  for (int waits = 0; may_wait(w, waits); waits++) {
+    mm_err why = {0};
+    if (waits > 0) wait_turn(waits);
+    if (waits > 0 && !shares_again(w)) continue;
+    if (each_journal(w, journal_fits, &why)) return true;
+    if (w->o.leftover != MM_LEFTOVER_RESTART || why.status != MM_USAGE) return *err = why, false;
+    if (!each_journal(w, ended, err)) return false;
+    if (lock_dir(w, LOCK_EX | LOCK_NB)) return discard_alone(w, err);
+    flock(w->dir, LOCK_UN);
   }
-  if (flock(w->dir, LOCK_EX | LOCK_NB) != 0 && !mm_no_locks(errno))
-    return mm_fail(err, MM_LOCKED, "E_LOCKED", mm_at(w->staging, NULL), "found another run writing this output with other options");
-  return clear(w, err) && each_journal(w, remove_journal, err) &&
-         (flock(w->dir, LOCK_SH) == 0 || mm_no_locks(errno) || mm_fail_errno(err, mm_at(w->staging, NULL), "lock", errno));
+  if (w->o.stop && *w->o.stop)
+    return mm_fail(err, MM_INTERRUPTED, "E_INTERRUPTED", mm_at(NULL, NULL), "stopped by a signal; what was there is still there");
+  return mm_fail(err, MM_LOCKED, "E_LOCKED", mm_at(w->staging, NULL), "found another run writing this output with other options");
+}
+
+/* Shares of another count make the same parts: they may come before this one, not beside it. */
+static bool same_count(mm_writer *w, const char *name, mm_err *err) {
+  const char *a = strrchr(w->journal_name, '-'), *b = strrchr(name, '-');
+  if (strcmp(a, b ? b : "") == 0 || !is_held(w, name)) return true;
+  return mm_fail(err, MM_LOCKED, "E_LOCKED", mm_at(name, NULL), "found a share at work that is one of another number, expected one of %u",
+                 w->o.shares);
 }
 
 /* Opens a share's own journal: the one that it continues, or a new one. Other shares may write theirs meanwhile, so that journals of other
  * options are looked for before this one is made and again after. */
-static bool open_share_journal(mm_writer *w, mm_err *err) {
-  if (!discard_others(w, err)) return false;
+static bool open_own_journal(mm_writer *w, mm_err *err) {
+  if (!discard_others(w, err) || !each_journal(w, same_count, err)) return false;
   bool absent = faccessat(w->parent, w->journal_name, F_OK, AT_SYMLINK_NOFOLLOW) != 0;
   if (w->o.leftover == MM_LEFTOVER_REFUSE && !absent) return refuse_leftover(w, NULL, err);
   if (w->o.leftover == MM_LEFTOVER_RESUME && !absent) {
@@ -222,9 +282,15 @@ static bool open_share_journal(mm_writer *w, mm_err *err) {
     mm_journal_close(&w->journal);
   }
   if (!mm_journal_create(&w->journal, w->parent, w->journal_name, w->plan, err)) return false;
-  if (each_journal(w, journal_fits, err)) return true;
+  if (each_journal(w, journal_fits, err) && each_journal(w, same_count, err)) return true;
   remove_journal(w, w->journal_name, MM_IGNORED);
   return false;
+}
+
+/* With what other runs of the same options claim, be they whole or shares of another number: their parts are this one's now. What the
+ * shares beside this one add to their journals meanwhile tells of parts that are theirs. */
+static bool open_share_journal(mm_writer *w, mm_err *err) {
+  return open_own_journal(w, err) && (w->o.leftover == MM_LEFTOVER_RESTART || each_journal(w, merge_journal, err));
 }
 
 /* Opens the journal of an interrupted run, adding what the journals of its shares claim, or a new one. */
@@ -436,18 +502,58 @@ static bool write_manifest(mm_writer *w, mm_digest *digest, mm_err *err) {
   return ok && mm_fsync(w->dir, w->staging, true, err);
 }
 
+/* A file of weights of this plan. */
+static bool is_part(const mm_writer *w, const char *name) {
+  const mm_pack *p = &w->plan->pack;
+  unsigned rank = 0, part = 0;
+  const char *end = w->o.level > 0 ? ".zst" : "";
+  if (w->plan->layout->apart ? sscanf(name, "model-%9u-of-", &part) != 1 || part-- == 0
+                             : sscanf(name, "model-rank-%9u-part-%9u.", &rank, &part) != 2)
+    return false;
+  if (rank >= mm_pack_ranks(p) || part >= p->rank[rank].part_count) return false;
+  const char *file = p->rank[rank].part[part].file;
+  size_t n = strlen(file);
+  return strncmp(name, file, n) == 0 && strcmp(name + n, end) == 0;
+}
+
+/* What the directory holds when it gets its name: w->plan->pack has its companions by now. */
+static bool is_due(const void *ctx, const char *name) {
+  const mm_writer *w = ctx;
+  const mm_plan *p = w->plan;
+  bool due = is_part(w, name) || strcmp(name, p->layout->last) == 0 || (w->o.level > 0 && strcmp(name, MM_ARCHIVE) == 0) ||
+             (p->layout->apart && strcmp(name, MM_DIGESTS) == 0);
+  for (size_t i = 0; !due && i < p->pack.file_count; i++) due = strcmp(name, p->pack.file[i].name) == 0;
+  for (size_t i = 0; !due && i < MM_PLAN_TEXTS && p->text[i].name; i++) due = strcmp(name, p->text[i].name) == 0;
+  return due;
+}
+
+/* Removes what a run that came this far before wrote and this one does not: the source may have fewer companions now. */
+static bool remove_stale(mm_writer *w, mm_err *err) {
+  DIR *d = list(w->dir, w->staging, "list", err);
+  if (!d) return false;
+  bool ok;
+  const char *name;
+  while ((ok = mm_dir_next(d, w->staging, &name, err)) && name)
+    if (is_staged(w, name) && !is_due(w, name) && !(ok = unlinkat(w->dir, name, 0) == 0)) {
+      mm_fail_errno(err, mm_at(mm_path_of(w->staging, name).text, NULL), "remove", errno);
+      break;
+    }
+  closedir(d);
+  return ok;
+}
+
 /* Refuses to publish what somebody else put into the staging directory. */
 static bool check_staged(mm_writer *w, mm_err *err) {
   mm_err extra = {0};
-  if (mm_nothing_else(w->staging, is_staged, w, &extra)) return true;
+  if (mm_nothing_else(w->staging, is_due, w, &extra)) return true;
   if (extra.status != MM_INTEGRITY) return *err = extra, false;
   return mm_fail(err, MM_IO, "E_OUTPUT", mm_at(w->staging, NULL), "found what this run did not write; move it away, then --resume: %s",
                  extra.text);
 }
 
 bool mm_writer_publish(mm_writer *w, mm_digest *manifest, mm_err *err) {
-  if (!mm_beside_write(w, err) || !write_table(w, err) || !mm_hf_unchanged(w->plan->hf, err) || !write_manifest(w, manifest, err) ||
-      !check_staged(w, err))
+  if (!mm_beside_write(w, err) || !write_table(w, err) || !remove_stale(w, err) || !mm_hf_unchanged(w->plan->hf, err) ||
+      !write_manifest(w, manifest, err) || !check_staged(w, err))
     return false;
   if (!mm_staging_publish(&w->stage, err)) return false;
   mm_journal_close(&w->journal);

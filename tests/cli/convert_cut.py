@@ -2,6 +2,7 @@
 """What lies in the part files, byte for byte, computed again here from the source and the rules of tensor parallelism: codes copied, scales
 that say the same about every element, zeros where nobody owns anything; for whole and partial blocks, every tp, split and padded."""
 import math
+import os
 import shutil
 import struct
 
@@ -295,5 +296,26 @@ def vocabulary():
             assert cf.packed(f"{root}/out-{tp}-split")[1]["dead_rows"] == dead
 
 
+def some_ranks():
+    """What none of --ranks has is not read: a NaN there is another run's to find. The files are those of all ranks."""
+    for options, mine, others, tensor in ((("--tp", "2", "--ep", "2"), "0", "1", "model.layers.0.block_sparse_moe.experts.3.w1.weight"),
+                                          (("--pp", "2"), "1", "0", "model.layers.0.self_attn.q_proj.weight"),
+                                          (("--tp", "4",), "0,1", "3", "model.layers.1.self_attn.o_proj.weight")):
+        with Scratch() as root:
+            c = small(layers=2, experts=4, heads=4, kv=4, inter=8, fp8=False)
+            c.save(root + "/src")
+            cf.ok(CONVERT, "-q", root + "/src", "-o", root + "/all", *options, "--quant", "none")
+            cf.ok(CONVERT, "-q", root + "/src", "-o", root + "/some", *options, "--quant", "none", "--ranks", mine)
+            names = [n for n in os.listdir(root + "/some") if n.startswith("model-")]
+            assert names and all(open(f"{root}/all/{n}", "rb").read() == open(f"{root}/some/{n}", "rb").read() for n in names)
+            dtype, shape, data = c.tensors[tensor]
+            c.tensors[tensor] = (dtype, shape, data[:-2] + b"\xc0\x7f")
+            c.save(root + "/nan")
+            if options != ("--tp", "4"):  # one strip has the columns of all ranks
+                cf.ok(CONVERT, "-q", root + "/nan", "-o", root + "/out", *options, "--quant", "none", "--ranks", mine)
+            cf.assert_error(cf.run(CONVERT, "-q", root + "/nan", "-o", root + "/bad", *options, "--quant", "none", "--ranks", others), "minimax-convert", 3,
+                            "E_NONFINITE", tensor)
+
+
 if __name__ == "__main__":
-    cf.main([tiny, padded, refused, partial_blocks, scale_types, dequantised, zero_blocks, vocabulary])
+    cf.main([tiny, padded, refused, partial_blocks, scale_types, dequantised, zero_blocks, vocabulary, some_ranks])

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """A source under other names, fused another way, in another type or spread over other files gives the same packed tensors, byte for byte:
 each spelling that checkpoints of these families are found in, on both small models, for tp 1 and 4."""
+import json
 import re
 import shutil
 import struct
@@ -111,6 +112,34 @@ def same(reference, out):
             assert m[key] == n[key], key
 
 
+def names_alone():
+    """The index's total counts what is left out too; then it says nothing of what is used. Layers past the last are told of, once."""
+    note = "note: layers past the last, for multi-token prediction, are left out (tensors: 1)\n"
+    for keep in ("buffers and layers past the last", "kv_scales", None):
+        c = Checkpoint.load(TINY["m2"])
+        if keep == "kv_scales":
+            c = Checkpoint(c.config, c.tensors | {"model.layers.0.self_attn.k_scale": ("F32", [1], bytes(3) + b"?")})
+        elif keep:
+            c = SPELLINGS[keep](c)
+        total = sum(len(data) for _, _, data in c.tensors.values())
+        with Scratch() as root:
+            for wrong in (0, 1):
+                c.index = json.dumps({"metadata": {"total_size": total + wrong}, "weight_map": {k: c.file[k] for k in c.tensors}})
+                c.save(root + "/src")
+                options = ["--kv-scales", "drop"] if keep == "kv_scales" else []
+                done = cf.run(CONVERT, root + "/src", "--dry-run", "--names-only", *options)
+                if wrong and not keep:
+                    cf.assert_error(done, "minimax-convert", 3, "E_IDX", str(total), str(total + 1))
+                else:
+                    assert done.returncode == 0, done
+                    assert done.stderr.decode() == (note if keep and keep != "kv_scales" else ""), done
+                shutil.rmtree(root + "/src")
+            c.index = None
+            c.save(root + "/src")
+            done = cf.ok(CONVERT, root + "/src", "-o", root + "/out", *([] if keep != "kv_scales" else ["--kv-scales", "drop"]))
+            assert done.stderr.decode().count(note) == (keep is not None and keep != "kv_scales"), done
+
+
 def names():
     for model, path in TINY.items():
         original = Checkpoint.load(path)
@@ -196,4 +225,4 @@ def types():
 
 
 if __name__ == "__main__":
-    cf.main([names, one_file, types])
+    cf.main([names_alone, names, one_file, types])

@@ -53,8 +53,8 @@ def read_source(path):
     return {k: v for name in sorted(os.listdir(path)) if name.startswith("model-") for k, v in read_st(os.path.join(path, name))[0].items()}
 
 
-def source_with(name, block, extra):
-    """tiny-m2 with its scales on a grid of `block`, no two of which are alike, and further tensors."""
+def source_with(name, block, extra, alike=0):
+    """tiny-m2 with its scales on a grid of `block`, no two of which are alike unless they lie in one cell of `alike`, and further tensors."""
     out = os.path.join(TMP, name)
     shutil.rmtree(out, ignore_errors=True)
     os.makedirs(out)
@@ -63,9 +63,10 @@ def source_with(name, block, extra):
         if not key.endswith("_scale_inv"):
             continue
         rows, cols = tensors[key[:-len("_scale_inv")]][1]
-        down, across = -(-rows // block), -(-cols // block)
+        down, across, same = -(-rows // block), -(-cols // block), max(alike // block, 1)
         old = struct.unpack(f"<{shape[0] * shape[1]}f", data)
-        fresh = [old[(i * block // 128) * shape[1] + j * block // 128] * (1 + (7 * i + 3 * j) % 16 / 16) for i in range(down) for j in range(across)]
+        fresh = [old[(i * block // 128) * shape[1] + j * block // 128] * (1 + (7 * (i // same) + 3 * (j // same)) % 16 / 16) for i in range(down)
+                 for j in range(across)]
         tensors[key] = (dtype, [down, across], struct.pack(f"<{len(fresh)}f", *fresh))
     tensors.update(extra)
     write_st(os.path.join(out, "model.safetensors"), tensors)
@@ -100,6 +101,60 @@ def layouts():
 def grids():
     """Finer blocks than the scheme's: what a cut made finer still comes back, what the source had finer stays."""
     again(source_with("fine", 32, {}), ["--tp", "8"], ["--tp", "1"], "--quant", "none")
+    source = source_with("alike", 64, {}, alike=128)
+    for before, after in (("1", "1"), ("8", "1"), ("1", "8"), ("8", "4")):
+        packed = again(source, ["--tp", before], ["--tp", after], "--quant", "none")
+        assert [64, 64] in [plane.get("grid") for t in manifest(packed)["tensors"] for plane in t["planes"]]
+        assert manifest(packed)["version"] == 2
+        subprocess.run([f"{BIN}/minimax-verify", os.path.join(TMP, "again"), "--source", source, "-q"], check=True)
+    source = int8_groups("groups", 64)
+    for before, after in (("2", "1"), ("4", "2"), ("1", "4")):
+        again(source, ["--tp", before], ["--tp", after], "--quant", "none")
+        subprocess.run([f"{BIN}/minimax-verify", os.path.join(TMP, "again"), "--source", source, "-q"], check=True)
+    assert manifest(convert(DATA + "tiny-m2", "packed", "--tp", "8", "--quant", "none"))["version"] == 1
+    wrong_grid()
+
+
+def reseal(path, change):
+    """The manifest with another text, sealed again."""
+    with open(os.path.join(path, "manifest.json"), "rb") as f:
+        text = change(f.read()[:-78])
+    with open(os.path.join(path, "manifest.json"), "wb") as f:
+        f.write(text + f'"sha256":"{hashlib.sha256(text).hexdigest()}"\n}}\n'.encode())
+
+
+def wrong_grid():
+    """A grid on which the scales do not repeat, or that is none."""
+    source = source_with("fine", 32, {})
+    for grid, status, said in ((b"[64,64]", 6, "found scales that differ within a cell of the grid [64, 64]"), (b"[48,32]", 6, "found a grid of [48, 32]"),
+                               (b"[16,16]", 6, "found a grid of [16, 16]"), (b"[256,128]", 6, "found a grid of [256, 128]")):
+        packed = convert(source, "packed", "--tp", "8", "--quant", "none")
+        reseal(packed, lambda text: text.replace(b'"grid":[32,32]', b'"grid":' + grid))
+        line = convert(packed, "again", "--tp", "1", status=status)
+        assert said in line, line
+
+
+def int8_groups(name, group):
+    """tiny-m2 with experts of int8 words under scales of their own for each group of columns, as compressed-tensors packs them."""
+    out = source_with(name, 128, {})
+    tensors = read_st(os.path.join(out, "model.safetensors"))[0]
+    for key in [k for k in tensors if k.endswith("_scale_inv")]:
+        stem = key[:-len("weight_scale_inv")]
+        rows, cols = tensors[stem + "weight"][1]
+        tensors[stem + "weight_packed"] = ("I32", [rows, cols // 4], tensors.pop(stem + "weight")[2])
+        scales = [0.01 + (5 * i + 3 * j) % 64 / 4096 for i in range(rows) for j in range(-(-cols // group))]
+        tensors[stem + "weight_scale"] = ("F32", [rows, -(-cols // group)], struct.pack(f"<{len(scales)}f", *scales))
+        tensors[stem + "weight_shape"] = ("I64", [2], struct.pack("<2q", rows, cols))
+        del tensors[key]
+    write_st(os.path.join(out, "model.safetensors"), tensors)
+    with open(os.path.join(out, "config.json"), encoding="utf-8") as f:
+        config = json.load(f)
+    weights = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "group", "group_size": group, "dynamic": False}
+    config["quantization_config"] = {"quant_method": "compressed-tensors", "format": "pack-quantized",
+                                     "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}}}
+    with open(os.path.join(out, "config.json"), "w", encoding="utf-8") as f:
+        json.dump(config, f)
+    return out
 
 
 def beside():
@@ -226,10 +281,7 @@ def other_config():
     old = manifest(packed)
     entry = next(f for f in old["files"] if f["name"] == "config.json")
     assert hashlib.sha256(config).hexdigest() != entry["sha256"]
-    with open(os.path.join(packed, "manifest.json"), "rb") as f:
-        text = f.read()[:-78].replace(entry["sha256"].encode(), hashlib.sha256(config).hexdigest().encode())
-    with open(os.path.join(packed, "manifest.json"), "wb") as f:
-        f.write(text + f'"sha256":"{hashlib.sha256(text).hexdigest()}"\n}}\n'.encode())
+    reseal(packed, lambda text: text.replace(entry["sha256"].encode(), hashlib.sha256(config).hexdigest().encode()))
     with open(os.path.join(packed, "config.json"), "wb") as f:
         f.write(config)
     line = convert(packed, "again", "--tp", "1", status=6)

@@ -5,10 +5,14 @@ headers (or mapped the part), and the test changes the file meanwhile."""
 import hashlib
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
 import time
+
+sys.path.insert(0, "tests/cli")
+from convert_files import write_st  # noqa: E402
 
 if not shutil.which("strace") or not shutil.which("openssl") or os.environ.get("SAN") == "1":
     print("needs strace and openssl, and no sanitizer")
@@ -30,7 +34,7 @@ def wait_for(holds, p):
 def judge(name, p, file):
     global count
     out, err = p.communicate(timeout=60)
-    line = err.decode()
+    line = "".join(x for x in err.decode().splitlines(True) if not x.startswith("strace: "))  # which says when threads end in a delay
     wrong = p.returncode != 5 or line.count("\n") != 1 or file not in line or not ("E_CHANGED" in line or "E_SHORT_READ" in line)
     if wrong or os.path.exists(work + "/out") or (out and "run" not in name):
         sys.exit(f"{name}: status {p.returncode}, stdout {out[:100]}, stderr {line}")
@@ -63,12 +67,12 @@ def converting(*options):
     """A conversion that writes its journal's first record for a while: the plan is made, no weight has been read."""
     p = subprocess.Popen(["strace", "-f", "-qq", "-o", "/dev/null", "-e", "inject=pwrite64:delay_enter=300000:when=1", BIN + "minimax-convert", SOURCE, "-o",
                           work + "/out", "--tp", "2", *options, "-q"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    wait_for(lambda: os.path.exists(work + "/.out.partial.journal"), p)
+    wait_for(lambda: any(n.startswith(".out.partial.journal") for n in os.listdir(work)), p)
     return p
 
 
 def take_away():
-    for path in (work + "/.out.partial.journal", work + "/.out.partial", SOURCE):
+    for path in [work + "/" + n for n in os.listdir(work) if n.startswith(".out.partial")] + [SOURCE]:
         if os.path.isdir(path):
             shutil.rmtree(path)
         elif os.path.exists(path):
@@ -83,6 +87,28 @@ for change in (cut, longer, written, replaced, os.unlink):
         p = converting("--quant", "block_fp8")
         change(f"{SOURCE}/{file}")
         judge(f"minimax-convert, {file} {change.__name__}", p, file)
+        take_away()
+
+
+def importance(path):
+    """Second moments of every expert, in a file of several pages."""
+    moments = {}
+    for layer in range(4):
+        for stack, k in (("w13_weight", 256), ("w2_weight", 192)):
+            name = f"model.layers.{layer}.block_sparse_moe.experts.{stack}"
+            moments[name + ".mean_square"] = ("F32", [8, k], struct.pack(f"<{8 * k}f", *[1 + i % 50 for i in range(8 * k)]))
+            moments[name + ".rows"] = ("I64", [8], struct.pack("<8q", *[1000] * 8))
+    write_st(path, moments)
+    assert os.path.getsize(path) > 16384
+
+
+for part in ([], ["--part", "0/2"]):
+    for change in (cut, longer, written, replaced, os.unlink):
+        shutil.copytree("tests/data/tiny-m2", SOURCE)
+        importance(work + "/moments")
+        p = converting("--quant", "nvfp4", "--importance", work + "/moments", *part)
+        change(work + "/moments")
+        judge(f"minimax-convert, --importance {change.__name__} {part}", p, work + "/moments")
         take_away()
 
 subprocess.run([BIN + "minimax-convert", "tests/data/tiny-m2", "-o", OTHER, "-q"], check=True)

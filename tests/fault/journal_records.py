@@ -7,7 +7,7 @@ ENTRY, STEP, PUT = "<5I32s", "<2IQ", "<2I2Q"
 
 def header_bytes(text):
     """Size of the header; None when the journal ends in it."""
-    n = 120 + 8 * struct.unpack_from("<Q", text, 112)[0] if len(text) >= 120 else 0
+    n = 128 + 8 * struct.unpack_from("<Q", text, 120)[0] if len(text) >= 128 else 0
     return n if 0 < n <= len(text) else None
 
 

@@ -69,7 +69,7 @@ static void set_scheme(mm_pack_tensor *t, const mm_scheme *s) {
   t->scheme = s->name;
   t->plane_count = s->plane_count;
   for (unsigned p = 0; p < s->plane_count; p++)
-    t->plane[p] = (mm_pack_plane){s->plane[p].suffix, s->plane[p].dtype, s->plane[p].cell.n, s->plane[p].cell.k};
+    t->plane[p] = (mm_pack_plane){s->plane[p].suffix, s->plane[p].dtype, s->plane[p].cell.n, s->plane[p].cell.k, {0}};
 }
 
 static mm_pack_tensor *new_tensor(made *m, const char *name, const char *scheme, uint32_t cols, uint32_t lead) {
@@ -333,7 +333,7 @@ static bool put_part(made *m, uint32_t rank) {
   size_t count, n;
   mm_arena names = {0};
   char text[3][16], plan[MM_HEX_LEN + 1], name[64];
-  snprintf(text[0], sizeof text[0], "%d", MM_PACK_VERSION), snprintf(text[1], sizeof text[1], "%u", rank),
+  snprintf(text[0], sizeof text[0], "%d", mm_pack_version(&m->pack)), snprintf(text[1], sizeof text[1], "%u", rank),
       snprintf(text[2], sizeof text[2], "%u", m->pack.tp);
   mm_digest_hex(&m->pack.plan, plan);
   const struct mm_st_meta meta[] = {

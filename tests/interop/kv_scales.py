@@ -120,7 +120,9 @@ if __name__ == "__main__":
 
     # Two for the same, another shape than one or the heads', and those of layers without a cache are refused.
     assert "E_DUP_TENSOR" in convert(source("tiny-m2", "src", layers(scalar, ["k_scale", "k_proj.k_scale"])), "no", status=3)
-    assert "E_UNKNOWN" in convert(source("tiny-m2", "src", layers(scalar, ["k_scale", "kv_scale"])), "no", status=3)
+    for own in ("k_scale", "v_scale"):
+        for layout in ("packed", "hf"):
+            assert "E_UNKNOWN" in convert(source("tiny-m2", "src", layers(scalar, [own, "kv_scale"])), "no", "--layout", layout, status=3)
     assert "E_SHAPE" in convert(source("tiny-m2", "src", layers(lambda x: np.full(3, x, np.float32), ["k_scale"])), "no", status=3)
     assert "E_DTYPE" in convert(source("tiny-m2", "src", layers(lambda x: np.full(1, x, np.int32), ["k_scale"])), "no", status=3)
     assert "E_NONFINITE" in convert(source("tiny-m2", "src", layers(lambda x: np.full(1, np.nan, np.float32), ["k_scale"])), "no", status=3)

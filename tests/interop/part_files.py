@@ -24,7 +24,7 @@ def check_part(path, rank, number, pack):
     text = part.bytes[8:part.data].decode()
     assert text.rstrip(" ") == text.strip() and text[0] == "{", "the header is padded with spaces alone"
     manifest = pack.manifest
-    assert part.metadata == {"format": "minimax-packed", "version": "1", "rank": str(rank), "tp": str(pack.tp), "part": str(number),
+    assert part.metadata == {"format": "minimax-packed", "version": str(pack.manifest["version"]), "rank": str(rank), "tp": str(pack.tp), "part": str(number),
                              "plan": manifest["plan"]}, part.metadata
     at, last_class = part.data, 0
     for name, (_, _, begin, end) in part.tensors.items():
@@ -75,7 +75,8 @@ def check_manifest(pack, source):
     m, tp = pack.manifest, pack.tp
     assert list(m) == ["format", "version", "tool", "quant", "tp_align", "plan", "model", "parallel", "cuts", "tensors", "ranks", "sources",
                        "files", "dead_rows", "sha256"], list(m)
-    assert (m["format"], m["version"]) == ("minimax-packed", 1) and m["parallel"].keys() == {"tp", "ep", "pp"}
+    grids = [plane["grid"] for t in m["tensors"] for plane in t["planes"] if "grid" in plane]
+    assert (m["format"], m["version"]) == ("minimax-packed", 2 if grids else 1) and m["parallel"].keys() == {"tp", "ep", "pp"}
     assert tp % pack.ep == 0 and len(m["ranks"]) == pack.pp * tp
     for cut in m["cuts"]:
         if cut["axis"] == "none":

@@ -130,7 +130,37 @@ def changed(hf, suffix):
     shutil.rmtree(os.path.join(TMP, "own"))
 
 
+def mixed():
+    """Experts of one layer under several schemes: each has the scale of its own scheme, and those without static activations have none."""
+    source = Unsharded(MODEL)
+    amax = amaxes(source)
+    scales = os.path.join(TMP, "scales.json")
+    with open(scales, "w", encoding="utf-8") as f:
+        json.dump({m + ".activation_scale": float(v) for m, v in amax.items()}, f)
+    most = largest(amax, 1)
+    for rule, first in (("*.experts.0.*=nvfp4", LARGEST["nvfp4"]), ("*.experts.1.*=nvfp4", LARGEST["nvfp4"]), ("*.experts.0.*=bf16", None)):
+        hf = Unsharded(convert(MODEL, "hf", "--layout", "hf", "--dialect", "ct", "--quant", "tensor_wise_fp8; " + rule, "--act-scales", scales))
+        other = rule.split("*")[1]
+        for m, parts in hf.modules.items():
+            if m not in amax:
+                continue
+            if other in m + "." and first is None:
+                assert not [s for s in parts if s.startswith("input_")], (m, list(parts))
+            elif other in m + ".":
+                assert abs(np.float32(1) / numbers(*parts["input_global_scale"]).reshape(-1)[0] / (most[m] / first) - 1) < 1e-6, m
+            else:
+                assert abs(numbers(*parts["input_scale"]).reshape(-1)[0] / (most[m] / LARGEST["tensor_wise_fp8"]) - 1) < 1e-6, m
+        shutil.rmtree(hf.path)
+    hf = convert(MODEL, "hf", "--layout", "hf", "--dialect", "ct", "--quant", "nvfp4", "--act-scales", scales)
+    out = Unsharded(convert(hf, "own-hf", "--layout", "hf", "--dialect", "ct", "--override", "*.experts.5.*=block_fp8"))
+    for m in amax:
+        assert any(s.startswith("input_") for s in out.modules[m]) == (".experts.5." not in m), (m, list(out.modules[m]))
+    shutil.rmtree(hf)
+    shutil.rmtree(out.path)
+
+
 def main():
+    mixed()
     for scheme, dialect in SPELT:
         given(scheme, dialect)
     refused(4, "E_DIALECT", ["nvfp4,", "nvfp4 with static scales"], "--layout", "hf", "--quant", "nvfp4", "--dialect", "modelopt")

@@ -211,10 +211,18 @@ TEST(test_cells) {
   }
   assert_true(finer > 200 && refusals > 200);
   mm_plan_tensor offset = {.scheme = mm_scheme_find("w4a16")};
-  mm_pack_tensor t = {.name = "t"};
-  mm_plan p = {.hf = &hf, .pack = {.tp = 1}};
+  mm_pack_tensor t = {.name = "t", .piece_count = 1};
+  mm_range padded[] = {{0, 0, 4}, {0, 4, 2}}, whole[] = {{0, 0, 4}, {0, 4, 4}};
+  mm_cut cut = {MM_AXIS_COLS, 6, 4, padded};
+  mm_plan p = {.hf = &hf, .pack = {.tp = 2, .cut = &cut, .cut_count = 1}};
   mm_err err = {0};
   assert_false(mm_cut_cells(&p, &offset, &t, MM_ALIGN_PAD, &err));
+  mm_err none = {0};
+  assert_true(mm_cut_cells(&p, &offset, &t, MM_ALIGN_SPLIT, &none));
+  cut = (mm_cut){MM_AXIS_COLS, 8, 4, whole};
+  assert_true(mm_cut_cells(&p, &offset, &t, MM_ALIGN_PAD, &none));
+  cut = (mm_cut){MM_AXIS_ROWS, 6, 4, padded}; /* each padded row has scales of its own, which are 0 */
+  assert_true(mm_cut_cells(&p, &offset, &t, MM_ALIGN_PAD, &none));
   assert_non_null(strstr(err.text, "found --tp-align pad, but a zero byte of w4a16 is not zero; expected split"));
 }
 

@@ -61,6 +61,15 @@ static void negative_value(source *s, src_tensor *t) {
   (void)s;
   set(t, src_size(t->dtype) == 4 ? 0xbf800000u : src_size(t->dtype) == 2 ? 0xbf80 : 0xb8);
 }
+/* Times 448 finite, times 6 more not. */
+static void huge_value(source *s, src_tensor *t) {
+  (void)s;
+  set(t, 0x7ac097ce); /* 5e35 */
+}
+static void tiny_value(source *s, src_tensor *t) {
+  (void)s;
+  set(t, 0x042a2425); /* 2e-36 */
+}
 static void group_five(source *s, src_tensor *t) { /* of 0 to 4 */
   (void)s;
   set(t, 5);
@@ -149,6 +158,9 @@ TEST(test_scale_values) {
     if (!exponent) REFUSED(form[i][0], form[i][1], zero_value, "E_Q_SCALE", "found scale 0 of block row ");
     if (!exponent && !may_be_negative) REFUSED(form[i][0], form[i][1], negative_value, "E_Q_SCALE", "expected a positive number");
   }
+  REFUSED("NVFP4", "weight_scale_2", huge_value, "E_Q_SCALE",
+          "found scale 5e+35 of block row 0, column 0, expected a positive number, at most ");
+  REFUSED("compressed-tensors NVFP4", "weight_global_scale", tiny_value, "E_Q_SCALE", "found scale 2e-36 of block row 0, column 0");
   static const char *const negative[][2] = {
       {"int4", "weight_scale"}, {"AWQ", "scales"}, {"GPTQ", "scales"}, {"SGLang W4AFP8", "weight_scale_inv"}};
   for (size_t i = 0; i < sizeof negative / sizeof *negative; i++) {

@@ -11,8 +11,10 @@
 #include "tests/unit/unit.h"
 
 #define COUNT(a) (sizeof(a) / sizeof *(a))
-#define PLAIN(type) \
-  { "", type, 1, 1 }
+#define PLAIN(type)       \
+  {                       \
+    "", type, 1, 1, { 0 } \
+  }
 #define TENSOR(...) \
   { __VA_ARGS__ }
 
@@ -31,15 +33,15 @@ static mm_pack_tensor tensors[] = {
     TENSOR("model.layers.0.input_layernorm.weight", "f32", true, 0, 0, 0, 32, 1, 1, 1, 1, {PLAIN(MM_F32)}, {{"in.weight", 32, 0, 32, 0}},
            0),
     TENSOR("model.layers.0.self_attn.qkv_proj.weight", "block_fp8", false, 0, 0, 0, 40, 32, 32, 2, 3,
-           {PLAIN(MM_F8_E4M3), {"_scale_inv", MM_F32, 8, 16}},
+           {PLAIN(MM_F8_E4M3), {"_scale_inv", MM_F32, 8, 16, {0}}},
            {{"q_proj.weight", 48, 0, 24, 2}, {"k_proj.weight", 8, 24, 8, 3}, {"v_proj.weight", 8, 32, 8, 3}}, 0.0625f),
     TENSOR("model.layers.0.self_attn.q_norm.weight", "bf16", true, 0, 0, 0, 24, 1, 1, 1, 1, {PLAIN(MM_BF16)},
            {{"q_norm.weight", 48, 0, 24, 2}}, 0),
     TENSOR("model.layers.0.mlp.experts.w13_weight", "nvfp4", false, 4, 4, 0, 24, 32, 32, 3, 2,
-           {{"", MM_U8, 1, 2}, {"_scale", MM_F8_E4M3, 1, 16}, {"_scale_2", MM_F32, 0, 0}},
+           {{"", MM_U8, 1, 2, {0}}, {"_scale", MM_F8_E4M3, 1, 16, {0}}, {"_scale_2", MM_F32, 0, 0, {0}}},
            {{"experts.{e}.w1.weight", 23, 0, 12, 4}, {"experts.{e}.w3.weight", 23, 12, 12, 4}}, 3e-3f),
     TENSOR("model.layers.0.mlp.experts.w2_weight", "block_fp8", false, 4, 4, 0, 32, 12, 23, 2, 1,
-           {PLAIN(MM_F8_E4M3), {"_scale_inv", MM_F32, 0, 4}}, {{"experts.{e}.w2.weight", 32, 0, 32, 5}}, 0)};
+           {PLAIN(MM_F8_E4M3), {"_scale_inv", MM_F32, 0, 4, {0}}}, {{"experts.{e}.w2.weight", 32, 0, 32, 5}}, 0)};
 
 static mm_digest blocks[][3] = {{{{1}}, {{2}}, {{3}}}, {{{4}}}, {{{5}}, {{6}}}};
 static mm_part parts0[] = {{"model-rank-00000-part-00000.safetensors", (UINT64_C(8) << 20) + 1, {{0}}, 3, blocks[0]},
@@ -98,7 +100,8 @@ static void same_tensor(const mm_pack_tensor *a, const mm_pack_tensor *b) {
       SAME(input_scale);
   SAME(plane_count), SAME(piece_count);
   for (unsigned i = 0; i < a->plane_count; i++)
-    SAME_TEXT(plane[i].suffix), SAME(plane[i].dtype), SAME(plane[i].cell_n), SAME(plane[i].cell_k);
+    SAME_TEXT(plane[i].suffix), SAME(plane[i].dtype), SAME(plane[i].cell_n), SAME(plane[i].cell_k), SAME(plane[i].grid.told),
+        SAME(plane[i].grid.n), SAME(plane[i].grid.k);
   for (unsigned i = 0; i < a->piece_count; i++) {
     SAME_TEXT(piece[i].source), SAME(piece[i].rows), SAME(piece[i].local_at), SAME(piece[i].local_rows), SAME(piece[i].cut);
   }
@@ -149,6 +152,24 @@ TEST(test_round_trip) {
   free(again);
   free(text);
   mm_pack_close(&b);
+  mm_pack_close(&b);
+}
+
+/* A manifest that tells of a grid is of version 2. */
+TEST(test_grid) {
+  mm_pack a = sample(), b;
+  mm_err err = {0};
+  mm_pack_plane *plane = &a.tensor[2].plane[1], before = *plane;
+  assert_int_equal(mm_pack_version(&a), 1);
+  plane->grid = (mm_pack_grid){true, 16, 0};
+  char *text = text_of(&a);
+  assert_non_null(strstr(text, "\n\"version\":2,\n"));
+  assert_non_null(strstr(text, "\"cell\":[8,16],\"grid\":[16,0]}"));
+  if (!mm_pack_parse(&b, "d", text, strlen(text), &err)) fail_msg("%s", err.text);
+  for (size_t i = 0; i < a.tensor_count; i++) same_tensor(&a.tensor[i], &b.tensor[i]);
+  assert_int_equal(mm_pack_version(&b), 2);
+  free(text);
+  *plane = before;
   mm_pack_close(&b);
 }
 
@@ -206,9 +227,9 @@ static void refuse_all(const mutation *m, size_t count, mm_status status, const 
 
 TEST(test_versions) {
   static const mutation bad[] = {
-      {"", "\"version\":1", "\"version\":2", "d/manifest.json: found format version 2, expected 1"},
-      {"", "\"version\":1", "\"version\":0", "found format version 0, expected 1"},
-      {"", "\"version\":1", "\"version\":-1,\"new\":[]", "found format version -1, expected 1"},
+      {"", "\"version\":1", "\"version\":3", "d/manifest.json: found format version 3, expected 1 or 2"},
+      {"", "\"version\":1", "\"version\":0", "found format version 0, expected 1 or 2"},
+      {"", "\"version\":1", "\"version\":-1,\"new\":[]", "found format version -1, expected 1 or 2"},
       {"", "minimax-packed", "minimax-packed\\n2", "found format \"minimax-packed\\x0a2\", expected \"minimax-packed\""},
   };
   refuse_all(bad, COUNT(bad), MM_UNSUPPORTED, "E_VERSION");
@@ -217,6 +238,7 @@ TEST(test_versions) {
 TEST(test_outline) {
   static const mutation bad[] = {
       {"", "\"version\":1", "\"version\":\"1\"", "key \"version\": found a string, expected an integer"},
+      {"", "\"version\":1", "\"version\":2", "d/manifest.json: key \"version\": found 2, expected 1, as planes have no grid"},
       {"", "\"format\":\"minimax-packed\",", "", "key \"format\": found nothing"},
       {"", "\"tool\"", "\"extra\":1,\"tool\"", "found unknown key \"extra\""},
       {"", "\"tool\":\"minimax-convert 9.8.7\"", "\"tool\":\"\"", "key \"tool\": found an empty string"},
@@ -317,6 +339,9 @@ TEST(test_tensors) {
       {QKV, "\"dtype\":\"F32\"", "\"dtype\":\"F33\"", "tensors[2].planes[1]: found unknown dtype \"F33\""},
       {QKV, "\"dtype\":\"F32\"", "\"dtype\":\"f32\"", "tensors[2].planes[1]: found unknown dtype \"f32\""},
       {QKV, "\"dtype\":\"F32\"", "\"dtype\":\"F32\",\"scale\":true", "tensors[2].planes[1]: found unknown key \"scale\""},
+      {QKV, "[8,16]", "[8,16],\"grid\":[16,16]", "d/manifest.json: key \"version\": found 1, expected 2, as planes have a grid"},
+      {QKV, "[8,16]", "[8,16],\"grid\":[16]", "tensors[2].planes[1]: key \"grid\": expected an array of 2"},
+      {QKV, "[8,16]", "[8,16],\"grid\":null", "tensors[2].planes[1]: key \"grid\": expected an array of 2"},
       {QKV, "[8,16]", "[8]", "tensors[2].planes[1]: key \"cell\": expected an array of 2"},
       {QKV, ",\"cell\":[8,16]", "", "tensors[2].planes[1]: key \"cell\": expected an array of 2"},
       {QKV, "[8,16]", "[8,-16]", "tensors[2].planes[1]: key \"cell\": entry 1: expected an integer from 0"},
@@ -479,7 +504,7 @@ TEST(test_shapes_and_names) {
     mm_shape s = mm_pack_plane_shape(&tensors[want[i].tensor], want[i].plane);
     assert_string_equal(mm_shape_text(&s, shape, sizeof shape), want[i].shape);
   }
-  mm_pack_tensor odd = {"o", "x", false, 0, 0, 0, 9, 33, 33, 1, 1, {{"", MM_U8, 4, 2}}, {{"o", 9, 0, 9, 0}}, 0};
+  mm_pack_tensor odd = {"o", "x", false, 0, 0, 0, 9, 33, 33, 1, 1, {{"", MM_U8, 4, 2, {0}}}, {{"o", 9, 0, 9, 0}}, 0};
   mm_shape s = mm_pack_plane_shape(&odd, 0);
   assert_string_equal(mm_shape_text(&s, shape, sizeof shape), "[3, 17]");
   mm_part_name(name, 3, 1);

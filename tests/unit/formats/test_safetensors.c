@@ -325,6 +325,14 @@ TEST(test_unwritable_headers) {
   assert_null(mm_st_header(many, 9, NULL, 0, 8, &n, &err));
   assert_string_equal(err.code, "E_SHAPE");
 
+  mm_st_tensor twice[] = {
+      {.name = "w", .dtype = MM_U8, .shape = mm_shape1(1)}, {.name = "v", .dtype = MM_U8}, {.name = "w", .dtype = MM_BF16}};
+  mm_err same = {0};
+  assert_null(mm_st_header(twice, 3, NULL, 0, 8, &n, &same));
+  assert_int_equal(same.status, MM_BUG);
+  assert_string_equal(same.code, "E_NAME");
+  assert_non_null(strstr(same.text, "tensor \"w\": found twice in one file"));
+
   blob value = repeat("", "v", 100000000, "");
   const struct mm_st_meta metadata = {"k", value.p};
   mm_err large = {0};

@@ -15,10 +15,11 @@
 
 /* "a.weight" bf16 [1024, 4500], "f.weight" block_fp8 [1100, 3900], "v.weight" f32 [700000]. */
 static mm_pack_tensor checkpoint_tensor[3] = {
-    SMALL_TENSOR("a.weight", "bf16", 1024, 4500, 4500, 1, .plane = {{"", MM_BF16, 1, 1}}, .piece = {{"a", 1024, 0, 1024, 0}}),
-    SMALL_TENSOR("f.weight", "block_fp8", 1100, 3900, 3900, 2, .plane = {{"", MM_F8_E4M3, 1, 1}, {"_scale_inv", MM_F32, 128, 128}},
-                 .piece = {{"f", 1100, 0, 1100, 0}}),
-    SMALL_TENSOR("v.weight", "f32", 700000, 1, 1, 1, .vector = true, .plane = {{"", MM_F32, 1, 1}}, .piece = {{"v", 700000, 0, 700000, 0}}),
+    SMALL_TENSOR("a.weight", "bf16", 1024, 4500, 4500, 1, .plane = {{"", MM_BF16, 1, 1, {0}}}, .piece = {{"a", 1024, 0, 1024, 0}}),
+    SMALL_TENSOR("f.weight", "block_fp8", 1100, 3900, 3900, 2,
+                 .plane = {{"", MM_F8_E4M3, 1, 1, {0}}, {"_scale_inv", MM_F32, 128, 128, {0}}}, .piece = {{"f", 1100, 0, 1100, 0}}),
+    SMALL_TENSOR("v.weight", "f32", 700000, 1, 1, 1, .vector = true, .plane = {{"", MM_F32, 1, 1, {0}}},
+                 .piece = {{"v", 700000, 0, 700000, 0}}),
 };
 
 /* Numbers of either sign between 2^-7 and 2^-3, their other bits random; scales and E4M3 codes positive and finite. */

@@ -36,10 +36,10 @@ static mm_range ranges[2][2] = {{{0, 0, 4}, {0, 4, 4}}, {{0, 0, 192}, {0, 192, 1
 static void describe(checkpoint *c) {
   static mm_cut cuts[] = {{MM_AXIS_ROWS, 8, 4, ranges[0]}, {MM_AXIS_COLS, 384, 192, ranges[1]}, {.axis = MM_AXIS_NONE}};
   static const mm_pack_tensor tensors[] = {
-      SMALL_TENSOR("a.weight", "bf16", 4, 6, 6, 1, .plane = {{"", MM_BF16, 1, 1}}, .piece = {{"a", 8, 0, 4, 0}}),
+      SMALL_TENSOR("a.weight", "bf16", 4, 6, 6, 1, .plane = {{"", MM_BF16, 1, 1, {0}}}, .piece = {{"a", 8, 0, 4, 0}}),
       SMALL_TENSOR("e.w", "block_fp8", 130, 192, 384, 2, .lead = 2, .whole_lead = 2,
-                   .plane = {{"", MM_F8_E4M3, 1, 1}, {"_scale_inv", MM_F32, 128, 64}}, .piece = {{"e{e}", 130, 0, 130, 1}}),
-      SMALL_TENSOR("n.weight", "f32", 5, 1, 1, 1, .vector = true, .plane = {{"", MM_F32, 1, 1}}, .piece = {{"n", 5, 0, 5, 2}}),
+                   .plane = {{"", MM_F8_E4M3, 1, 1, {0}}, {"_scale_inv", MM_F32, 128, 64, {0}}}, .piece = {{"e{e}", 130, 0, 130, 1}}),
+      SMALL_TENSOR("n.weight", "f32", 5, 1, 1, 1, .vector = true, .plane = {{"", MM_F32, 1, 1, {0}}}, .piece = {{"n", 5, 0, 5, 2}}),
   };
   memcpy(c->tensor, tensors, sizeof c->tensor);
   c->pack = (mm_pack){.tool = "test",
@@ -219,6 +219,9 @@ static void other_grid(checkpoint *c) {
   c->tensor[1].plane[1].cell_k = 48; /* does not divide 128 */
   for (unsigned r = 0; r < 2; r++) c->part[r][1].tensor[0].shape = mm_shape3(2, 2, 4);
 }
+/* Before cuts the cells were smaller than they are. */
+static void grid_within(checkpoint *c) { c->tensor[1].plane[1].grid = (mm_pack_grid){true, 64, 64}; }
+static void grid_of_codes(checkpoint *c) { c->tensor[1].plane[0].grid = (mm_pack_grid){true, 1, 1}; }
 static void fewer_codes(checkpoint *c) {
   c->tensor[1].plane[0].cell_k = 2;
   for (unsigned r = 0; r < 2; r++) c->part[r][0].tensor[0].shape = mm_shape3(2, 130, 96);
@@ -227,7 +230,7 @@ static void fewer_codes(checkpoint *c) {
 static void more_codes(checkpoint *c) {
   c->tensor[1].scheme = "mxfp4";
   c->tensor[1].plane[0].dtype = MM_U8;
-  c->tensor[1].plane[1] = (mm_pack_plane){"_scale", MM_U8, 1, 32};
+  c->tensor[1].plane[1] = (mm_pack_plane){"_scale", MM_U8, 1, 32, {0}};
   for (unsigned r = 0; r < 2; r++) {
     c->part[r][0].tensor[0].dtype = MM_U8;
     c->part[r][1].tensor[0] = (mm_st_tensor){.name = "e.w_scale", .dtype = MM_U8, .shape = mm_shape3(2, 130, 6)};
@@ -259,6 +262,8 @@ static const struct {
     {"no scales", fewer_planes, MM_INTEGRITY, "E_SCHEME", "\"e.w\""},
     {"coarser scales", coarser_scales, MM_INTEGRITY, "E_SCHEME", "\"e.w\""},
     {"a grid that does not divide", other_grid, MM_INTEGRITY, "E_SCHEME", "\"e.w\""},
+    {"cells beyond their grid", grid_within, MM_INTEGRITY, "E_SCHEME", "\"e.w\": found a grid of [64, 64] over cells of [128, 64]"},
+    {"a grid of codes", grid_of_codes, MM_INTEGRITY, "E_SCHEME", "\"e.w\": found a grid of [1, 1] over cells of [1, 1]"},
     {"one code to a byte of two", more_codes, MM_INTEGRITY, "E_SCHEME", "\"e.w\""},
     {"codes for two", fewer_codes, MM_INTEGRITY, "E_SCHEME", "\"e.w\""},
 };

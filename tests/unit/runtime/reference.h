@@ -340,7 +340,7 @@ static inline void ref_put(ref_shards *out, uint32_t rank, const char *name, uin
         (mm_pack_tensor){.name = strdup(name), .scheme = "f32", .vector = vector, .lead = lead, .whole_lead = lead, .rows = (uint32_t)rows};
     pack->tensor[index].cols = pack->tensor[index].whole_cols = (uint32_t)cols;
     pack->tensor[index].plane_count = 1;
-    pack->tensor[index].plane[0] = (mm_pack_plane){"", MM_F32, 1, 1};
+    pack->tensor[index].plane[0] = (mm_pack_plane){"", MM_F32, 1, 1, {0}};
     pack->tensor[index].piece_count = (unsigned)pieces;
     pack->cut = realloc(pack->cut, (index + 1) * MM_PACK_PIECES * sizeof *pack->cut);
     for (size_t i = 0; i < MM_PACK_PIECES; i++)
