@@ -397,8 +397,7 @@ static bool check_file_names(reader *r) {
   for (uint32_t i = 0; i < mm_pack_ranks(p); i++)
     for (size_t k = 0; k < p->rank[i].part_count; k++) names[n++] = p->rank[i].part[k].file;
   names[n++] = MM_MANIFEST;
-  names[n++] = MM_SIGNATURE;
-  names[n++] = MM_ARCHIVE;
+  names[n++] = MM_SIGNATURE, names[n++] = MM_ARCHIVE;
   at(r, "files");
   ok = ok && unique(r, names, n);
   free(names);

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "convert/plan/kv_rules.h"
+#include "convert/source/kv_rules.h"
 
 #define NO_LAYER    UINT32_MAX
 #define PATTERN_MAX 256

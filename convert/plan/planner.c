@@ -7,9 +7,9 @@
 #include <string.h>
 
 #include "convert/plan/dialect.h"
-#include "convert/plan/kv_rules.h"
 #include "convert/plan/packed_agrees.h"
 #include "convert/source/decode.h"
+#include "convert/source/kv_rules.h"
 
 #define MISSING_MOST 10000 /* tensors counted as missing */
 

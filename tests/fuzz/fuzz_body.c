@@ -28,7 +28,7 @@ static void walk(const mm_form *form, const uint8_t *data, size_t size) {
     mm_grammar_copy(&next, &g);
     if (!mm_grammar_step(&next, data[i])) continue;
     mm_grammar_copy(&g, &next);
-    if (!mm_grammar_same(&g, &next)) abort();
+    if (!mm_grammar_same(&g, &next, 1 + data[i] % 64)) abort();
   }
 }
 

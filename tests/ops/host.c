@@ -265,7 +265,7 @@ static void check_doubts(const mm_shards *shards) {
   mm_err err = {0};
   mm_engine *e = open_engine(shards);
   char *state = malloc(mm_engine_state_bytes(e) + 1), why[400] = "";
-  for (int n = 0; n < 60 && !why[0]; n++) {
+  for (int n = 0; n < 150 && !why[0]; n++) {
     const uint32_t queued = below(4), kept = below(3), asks = below(6);
     bool ok = true;
     err = (mm_err){0};
@@ -284,7 +284,7 @@ static void check_doubts(const mm_shards *shards) {
       if (fake.stream[i].open && fake.stream[i].word) *fake.stream[i].word = MM_COMM_WAITED | 0 << 8 | 1 << 16;
     switch (asks) {
       case 0: ok = pass(e, 1, true, step_one, &err); break;
-      case 1: ok = pass(e, 1, true, mm_engine_queue, &err) && (!proven || mm_engine_collect(e, &(int32_t){0}, &err)); break;
+      case 1: ok = pass(e, 1, true, mm_engine_queue, &err) && (!proven || left || mm_engine_collect(e, &(int32_t){0}, &err)); break;
       case 2: ok = pass(e, 1, false, mm_engine_forward, &err); break;
       case 3: ok = pass(e, 1, true, score_one, &err); break;
       case 4: ok = mm_engine_fork(e, 1, &(uint32_t){3}, 1, &err); break;

@@ -56,8 +56,8 @@ TEST(test_lines) {
       "device copy 3000 GB/s, read + write\n",
       "m2 block_fp8/w4a16/nvfp4 B=16 router: 250.00 us, 600.0 MB, 0.80 of copy\n",
       decode,
-      "m2 x 8 block_fp8/w4a16/nvfp4, prefill T=8192: 0.25 ms, 0.03 ms a layer, 32768000 tokens/s, floor 0.20 ms, 0.80 of it; assumed: "
-      "FP8 1.50, BF16 0.75, attention 0.65 PFLOP/s\n",
+      ("m2 x 8 block_fp8/w4a16/nvfp4, prefill T=8192: 0.25 ms, 0.03 ms a layer, 32768000 tokens/s, floor 0.20 ms, 0.80 of it; assumed: "
+       "FP8 1.50, BF16 0.75, attention 0.65 PFLOP/s\n"),
       mixed,
   };
   for (int i = 0; i < 5; i++) {

@@ -246,15 +246,17 @@ TEST(failing) {
   }
 }
 
-/* A rank of the first process stays away from a step and comes back: the others, which wait meanwhile, go on with it. */
-TEST(away) {
+/* A rank of the first process stays away from a step and comes back: the others, which wait meanwhile, go on with it. idles: nothing is
+ * asked for then, for longer than processes wait for each other; they know that they are to be heard later. */
+static void stay_away(uint32_t tp, uint32_t stages, bool idles) {
   ref_model ref = ref_build(ref_dims(MM_FAMILY_M1, true));
-  ref_shards *shards = ref_cut(&ref, 2);
-  ref_cut_stages(shards, 2);
+  ref_shards *shards = ref_cut(&ref, tp);
+  if (stages > 1) ref_cut_stages(shards, stages);
   static process p[2];
   mm_err err = {0};
   float want[64], got[64];
   const mm_batch b = {2, (const int32_t[]){5, 6}, 1, &(mm_span){0, 0, 2, 0}, 1, (const uint32_t[]){1}, NULL, NULL};
+  patience = idles;
   start(p, 2, &shards->s);
   mm_engine *e = open_engine(&shards->s, &p[0].world, &err);
   if (!e) fail_msg("%s", err.text);
@@ -271,44 +273,20 @@ TEST(away) {
     }
     assert_true(back);
     err = (mm_err){0};
-    if (last) break;
+    if (last || idles) break;
     assert_true(mm_engine_step(e, &b, got, &err));
     assert_memory_equal(want, got, ref.m.vocab * sizeof *got);
   }
+  if (idles) nanosleep(&(struct timespec){.tv_sec = 2}, NULL);
   mm_engine_close(e);
   stop(p, 2);
-  ref_uncut(shards);
-  ref_free(&ref);
-}
-
-/* A rank of the first process is back after the step's call has returned, and then nothing is asked for longer than processes wait for each
- * other: the others know that they are to be heard later. */
-TEST(idle_after_away) {
-  ref_model ref = ref_build(ref_dims(MM_FAMILY_M2, true));
-  ref_shards *shards = ref_cut(&ref, 4);
-  static process p[2];
-  mm_err err = {0};
-  float got[64];
-  const mm_batch b = {2, (const int32_t[]){5, 6}, 1, &(mm_span){0, 0, 2, 0}, 1, (const uint32_t[]){1}, NULL, NULL};
-  patience = 1;
-  start(p, 2, &shards->s);
-  mm_engine *e = open_engine(&shards->s, &p[0].world, &err);
-  if (!e) fail_msg("%s", err.text);
-  assert_true(mm_engine_step(e, &b, got, &err));
-  misses = leaves = true;
-  assert_false(mm_engine_step(e, &b, got, &err));
-  assert_string_equal(err.code, "E_RANK");
-  misses = leaves = false;
-  nanosleep(&(struct timespec){.tv_sec = 2}, NULL);
-  err = (mm_err){0};
-  assert_true(mm_engine_step(e, &b, got, &err));
   assert_int_equal(overdue, 0);
-  mm_engine_close(e);
-  stop(p, 2);
   patience = 0;
   ref_uncut(shards);
   ref_free(&ref);
 }
+TEST(away) { stay_away(2, 2, false); }
+TEST(away_and_idle) { stay_away(4, 1, true); }
 
 /* Processes that do not fit the ranks, a device that needs whole stages, another checkpoint elsewhere, and threads pinned to the CPUs of
  * another process. */

@@ -1,5 +1,5 @@
 /* Rules of KV-cache scales. */
-#include "convert/plan/kv_rules.h"
+#include "convert/source/kv_rules.h"
 
 #include <string.h>
 
