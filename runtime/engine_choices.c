@@ -190,7 +190,7 @@ bool mm_engine_collect(mm_engine *e, int32_t *id, mm_err *err) {
     return true;
   }
   e->collected = e->queued;
-  mm_engine_lose(e);
+  mm_engine_lose(e, err);
   return false;
 }
 

@@ -80,6 +80,8 @@ struct mm_engine {
   uint64_t queued, collected;     /* batches with sampling, ever */
   uint32_t outstanding[MM_QUEUE]; /* out_count of queued batch i at i % MM_QUEUE, */
   uint64_t pass_of[MM_QUEUE];     /* and `passes` when it was queued */
+  uint64_t lost;                  /* `queued` when slots lost what they held; batches are refused until those are collected, */
+  mm_err loss;                    /* with why */
   uint64_t passes, proven;        /* ever; those after `proven` met other ranks in kernels that may have been let down (mm_comm_hurt_now) */
   choices choices[MM_QUEUE];      /* the same; unused where the device chooses, like the rest: */
   mm_sampler *sampler;
@@ -155,8 +157,8 @@ MM_MUST_USE bool mm_engine_hear(mm_engine *e, work w, bool ok, mm_err *err);
 
 /* MM_IO E_RANK while a rank has not come back: it still uses what a call would change. */
 MM_MUST_USE bool mm_engine_all_back(mm_engine *e, mm_err *err);
-/* No slot holds anything any more; what is queued stays to be collected. */
-void mm_engine_lose(mm_engine *e);
+/* No slot holds anything any more; what is queued stays to be collected, and until then batches are refused with *why. */
+void mm_engine_lose(mm_engine *e, const mm_err *why);
 /* Runs a batch that is ready; logits of ids whose head row is zero become -INFINITY. */
 MM_MUST_USE bool mm_engine_run_step(mm_engine *e, const mm_batch *batch, float *logits, mm_err *err);
 /* MM_USAGE E_BATCH: "WHAT INDEX: found FOUND, expected EXPECTED LIMIT". */

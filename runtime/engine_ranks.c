@@ -167,18 +167,22 @@ bool mm_engine_all_back(mm_engine *e, mm_err *err) {
   return all || mm_fail(err, MM_IO, "E_RANK", mm_at(NULL, NULL), "a rank has not come back from a step that failed");
 }
 
-static bool sound(mm_engine *e, mm_err *err) {
+/* Whether the task builds on passes that are not proven; collecting looks itself, at each batch. */
+static bool doubts(const mm_engine *e, work w) { return e->proven < e->passes && w != COLLECT && w != CLOSE; }
+
+/* By what stood before the task, or stands now. */
+static bool sound(const mm_engine *e, bool (*hurt)(mm_comm *), mm_err *err) {
   for (uint32_t s = 0; s < e->shards->pack.pp; s++)
-    if (mm_comm_hurt_now(e->comm[s])) return mm_comm_blame(e->comm[s], err);
+    if (hurt(e->comm[s])) return mm_comm_blame(e->comm[s], err);
   return true;
 }
 
 bool mm_engine_run_task(mm_engine *e, work w, mm_err *err) {
   if (!mm_engine_all_back(e, err)) return false;
-  const bool doubts = e->proven < e->passes && w != COLLECT && w != CLOSE; /* collecting looks itself, at each batch */
-  const bool done = (!doubts || sound(e, err)) && mm_engine_tell(e, w, err) && mm_engine_hear(e, w, mm_engine_run_here(e, w, err), err) &&
-                    (!doubts || (w != HIDDEN && w != STATE_SAVE) || sound(e, err)); /* these have waited for all that was queued */
-  if (!done && doubts) mm_engine_lose(e);
+  const bool doubted = doubts(e, w), reads = w == HIDDEN || w == STATE_SAVE || w == LOAD; /* and has waited for all that was queued */
+  const bool done = mm_engine_tell(e, w, err) && mm_engine_hear(e, w, mm_engine_run_here(e, w, err), err) &&
+                    (!doubted || !reads || sound(e, mm_comm_hurt_now, err));
+  if (!done && doubted) mm_engine_lose(e, err);
   return done;
 }
 
@@ -204,6 +208,10 @@ bool mm_engine_run_here(mm_engine *e, work w, mm_err *err) {
   pthread_mutex_lock(&e->lock);
   for (uint32_t r = 0; r < e->started; r++) e->rank[r].err = (mm_err){0}, e->rank[r].back = e->rank[r].done = false;
   for (uint32_t s = 0; s < e->shards->pack.pp; s++) mm_comm_mend(e->comm[s]);
+  if (doubts(e, w) && !sound(e, mm_comm_hurt, err)) {
+    pthread_mutex_unlock(&e->lock);
+    return false;
+  }
   e->task++;
   e->returned = false;
   e->work = w;

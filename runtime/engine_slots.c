@@ -70,6 +70,7 @@ static bool reserve_pages(mm_engine *e, mm_batch *batch, mm_err *err) {
 
 bool mm_engine_prepare(mm_engine *e, mm_batch *batch, mm_err *err) {
   batch->paging = NULL;
+  if (e->collected < e->lost) return mm_fail_as(err, &e->loss);
   return mm_engine_all_back(e, err) && check_batch(e, batch, err) && (!e->pages || reserve_pages(e, batch, err));
 }
 
@@ -89,11 +90,13 @@ void mm_engine_drop(mm_engine *e, uint32_t slot) {
   if (e->pages) mm_pages_cut(e->pages, slot, 0);
 }
 
-void mm_engine_lose(mm_engine *e) {
+void mm_engine_lose(mm_engine *e, const mm_err *why) {
   for (uint32_t i = 0; i < e->config.limits.slots; i++) mm_engine_drop(e, i);
   e->stepped = false;
   e->row_count = 0;
   e->proven = e->passes;
+  e->loss = *why;
+  e->lost = e->queued;
 }
 
 mm_pages *mm_engine_pages(mm_engine *e) { return e->pages; }

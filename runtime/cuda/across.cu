@@ -291,11 +291,11 @@ bool open_library(mm_cu_across *a, mm_err *err) {
 
 /* ---- sums ---- */
 
-/* The device says that it waits for what gather brings, which a host that is held up has not handed over yet. */
+/* The device says that it waits for what gather brings, which a host that is held up has not handed over yet. Not before the launch has
+ * returned: one that waits for room behind a sum that hangs is to be seen. */
 cudaError_t begin(mm_cu_across *a, cudaStream_t s) {
-  a->handing = !mm_cu_rehearsing;
   const cudaError_t e = launch(arrive, 1, 1, 0, s, a->to, a->count);
-  if (e != cudaSuccess) a->handing = false;
+  a->handing = e == cudaSuccess && !mm_cu_rehearsing;
   return e;
 }
 

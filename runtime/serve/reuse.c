@@ -48,7 +48,7 @@ static void keep_state(mm_scheduler *s, const job *j, const uint32_t *page) {
 }
 
 void mm_reuse_keep(mm_scheduler *s, const job *j) {
-  if (!s->cache || !j->fed) return;
+  if (!s->cache || !j->fed || mm_engine_held(s->engine, (uint32_t)j->slot) < j->fed) return; /* less: the engine has lost what slots held */
   const uint32_t *page = mm_pages_table(s->pages) + (size_t)j->slot * mm_pages_per_slot(s->pages);
   if (!s->lightning)
     mm_prefix_cache_put(s->cache, j->r.salt, j->token, (uint32_t)mm_min(j->fed, j->count), page);

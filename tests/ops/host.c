@@ -295,7 +295,9 @@ static void check_doubts(const mm_shards *shards) {
     uint32_t held = 0;
     for (uint32_t s = 0; s < SLOTS; s++) held += mm_engine_held(e, s);
     if (proven ? !ok : !told || held) snprintf(why, sizeof why, "found %d, %u tokens held: %.200s", ok, held, err.text);
-    mm_err late = {0};
+    mm_err late = {0}, again = {0};
+    if (left && !proven && (pass(e, 2, true, mm_engine_queue, &again) || !strstr(again.text, "rank 1 in vain")))
+      snprintf(why, sizeof why, "queued behind what was lost: %.200s", again.text);
     if (left && mm_engine_collect(e, &(int32_t){0}, &late)) snprintf(why, sizeof why, "what was queued was collected");
     if (left && !strstr(late.text, "rank 1 in vain")) snprintf(why, sizeof why, "collected: %.200s", late.text);
     if (why[0])

@@ -175,6 +175,33 @@ TEST(test_no_room) {
   serving_close(&w, true);
 }
 
+/* An engine that has lost what its slots held (mm_engine_step): nothing of it is kept, since others may have those pages by now. */
+static bool (*token_as_before)(void *, int32_t, const mm_logprob *, const mm_progress *);
+static bool lose_at_twelve(void *user, int32_t id, const mm_logprob *logprob, const mm_progress *p) {
+  const client *c = user;
+  mm_engine *e = c->serving->engine;
+  for (uint32_t i = 0; p->reply_tokens == 12 && i < mm_engine_limits(e)->slots; i++) mm_engine_drop(e, i);
+  return token_as_before(user, id, logprob, p);
+}
+TEST(test_lost) {
+  for (uint32_t k = 0; k < 2; k++) {
+    serving w;
+    mm_scheduler_stats s;
+    open_cached(&w, k, 0, 1 << 20);
+    client c = start(1, 120); /* its second page is full only with the reply */
+    c.r.max_tokens = 40, c.leave_at = 12;
+    client_ready(&w, &c);
+    token_as_before = c.r.token, c.r.token = lose_at_twelve;
+    client_submit(&w, &c);
+    client_check(&c);
+    serving_settled(&w, &s);
+    const mm_pages *pages = mm_engine_pages(w.engine);
+    assert_true(s.pages_cached + mm_pages_free(pages) <= mm_pages_count(pages));
+    assert_int_equal(run_text(&w, 2, 100), 0);
+    serving_close(&w, true);
+  }
+}
+
 /* Room for some states; and for not a single one, which is refused. */
 TEST(test_states) {
   serving w;

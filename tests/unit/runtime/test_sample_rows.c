@@ -499,9 +499,9 @@ TEST(test_warm_ranks) {
   assert_true(mm_engine_step(w.engine, &batch, (float[VOCAB]){0}, &err));
   steps = 0;
   assert_true(mm_engine_warm(w.engine, (const uint32_t[]){1, 4, 16}, 3, &err));
-  assert_int_equal(steps, 2 * 2 * 2 * 3);
-  assert_int_equal(told, 2 * 2 * 3);
-  assert_int_equal(untold, 2 * 2 * 3);
+  assert_int_equal(steps, 2 * 3 * 2 * 3);
+  assert_int_equal(told, 3 * 2 * 3);
+  assert_int_equal(untold, 3 * 2 * 3);
   assert_int_equal(mm_engine_held(w.engine, 1), 2);
   int32_t chosen = 77;
   const mm_sampling greedy = {.top_p = 1};
