@@ -144,15 +144,22 @@ void mm_call_stream(mm_call *c) {
   mm_exchange_start(c->x, 200, "text/event-stream; charset=utf-8");
 }
 
+/* At the end of the server the last tokens come after the scheduler has gone. */
+static void cancel(mm_choice *ch) {
+  if (ch->generation && ch->call->server->scheduler) mm_generation_cancel(ch->generation);
+}
+
+static void cancel_all(mm_call *c) {
+  for (uint32_t i = 0; i < c->choices; i++) cancel(&c->choice[i]);
+}
+
 void mm_call_event(mm_call *c, const char *event) {
   mm_text t = {0};
   if (event) mm_text_printf(&t, "event: %s\n", event);
   mm_text_put(&t, "data: ");
   mm_text_add(&t, c->out.p, c->out.n);
   mm_text_put(&t, "\n\n");
-  if (t.failed || c->out.failed || !mm_exchange_piece(c->x, t.p, t.n))
-    for (uint32_t i = 0; i < c->choices; i++)
-      if (c->choice[i].generation) mm_generation_cancel(c->choice[i].generation);
+  if (t.failed || c->out.failed || !mm_exchange_piece(c->x, t.p, t.n)) cancel_all(c);
   free(t.p);
   mm_text_clear(&c->out);
 }
@@ -210,11 +217,6 @@ static void finish(mm_call *c) {
   close_call(c);
 }
 
-static void cancel_all(mm_call *c) {
-  for (uint32_t i = 0; i < c->choices; i++)
-    if (c->choice[i].generation) mm_generation_cancel(c->choice[i].generation);
-}
-
 static void gone(void *user) { cancel_all(user); }
 
 /* ---- Choices ---- */
@@ -239,13 +241,16 @@ static void on_done(void *user, const mm_ending *end) {
   if (end->err) mm_log_error(&c->server->log, c->id, end->err);
   ch->ending.err = NULL;
   int status;
-  if (!c->refused && !mm_exchange_gone(c->x) && !mm_choice_failure(ch, &status)) c->api->ended(ch);
+  if (!c->refused && !mm_exchange_gone(c->x) && !mm_choice_failure(ch, &status)) {
+    c->api->ended(ch);
+    if (c->refused) cancel_all(c); /* nobody reads the other choices */
+  }
   if (--c->open == 0) finish(c);
 }
 
 void mm_choice_enough(mm_choice *ch) {
   ch->enough = true;
-  if (ch->generation) mm_generation_cancel(ch->generation);
+  cancel(ch);
 }
 
 bool mm_call_add_prompt(mm_call *c, int32_t *ids, size_t count, mm_err *err) {

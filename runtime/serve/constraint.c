@@ -172,6 +172,7 @@ static bool any_of(const uint32_t *mask, uint32_t words) {
 const uint32_t *mm_constraint_allowed(mm_constraint *c) {
   const mm_lexicon *l = c->lexicon;
   const mm_section *s = &c->section[c->now];
+  if (c->stuck) return end_alone(c); /* also after ends that the request ignores */
   if (c->lost) return NULL;
   if (c->now == c->sections) return end_alone(c);
   switch (s->kind) {

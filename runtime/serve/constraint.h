@@ -35,7 +35,7 @@ void mm_constraint_close(mm_constraint *c); /* accepts NULL */
 /* The ids allowed next, as mm_sampling.allowed; NULL: all. Valid until the next call. In one thread at a time, as is chosen. */
 const uint32_t *mm_constraint_allowed(mm_constraint *c);
 void mm_constraint_chosen(mm_constraint *c, int32_t id);
-/* Whether nothing could follow where a form had to go on, as within values that never end: the end alone was allowed then. */
+/* Whether nothing could follow where a form had to go on, as within values that never end: the end alone is allowed from then on. */
 bool mm_constraint_stuck(const mm_constraint *c);
 
 #endif

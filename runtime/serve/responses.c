@@ -16,6 +16,7 @@ static void put_item(const mm_turn *t, size_t i, bool whole, mm_text *out) {
   const char *id = t->choice->call->id, *status = whole ? "completed" : "in_progress";
   if (item->kind == MM_REPLY_CALL) {
     const mm_turn_call *call = &t->call[item->call];
+    if (whole && !call->ended) status = "incomplete";
     mm_text_printf(out, "{\"type\":\"function_call\",\"id\":\"fc_%s_%zu\",\"call_id\":\"%s\",\"status\":\"%s\",\"name\":", id, i, call->id,
                    status);
     mm_text_quote(out, call->name.p, call->name.n);
@@ -81,8 +82,11 @@ static void put_response(mm_call *c, const mm_turn *t, const char *status, const
   mm_text_put(out, ",\"top_p\":");
   mm_text_real(out, c->params.sampling.top_p);
   mm_text_put(out, ",\"output\":[");
+  bool first = true;
   for (size_t i = 0; done && i < t->items; i++) {
-    if (i) mm_text_put(out, ",");
+    if (t->item[i].kind == MM_REPLY_CALL && !mm_turn_shows(t, t->item[i].call)) continue;
+    if (!first) mm_text_put(out, ",");
+    first = false;
     put_item(t, i, true, out);
   }
   mm_text_put(out, "]");
@@ -145,9 +149,13 @@ static void send_part(mm_turn *t, size_t i, bool whole) {
   end_event(t, type);
 }
 
-/* The item before this one is whole. */
+/* Nothing more of the item comes. The arguments of a call that was cut off or went wrong are not said to be done. */
 static void close_item(mm_turn *t, size_t i) {
   const mm_turn_item *item = &t->item[i];
+  if (item->kind == MM_REPLY_CALL && !t->call[item->call].ended) {
+    send_item(t, i, true);
+    return;
+  }
   mm_text *out = &t->choice->call->out;
   const char *type = item->kind == MM_REPLY_CALL        ? "response.function_call_arguments.done"
                      : item->kind == MM_REPLY_REASONING ? "response.reasoning_text.done"

@@ -63,7 +63,8 @@ static bool add_item(mm_turn *t, const mm_reply_event *e) {
 static void on_event(void *user, const mm_reply_event *e) {
   mm_turn *t = user;
   const turns *s = t->choice->call->state;
-  if (t->failed || (t->one_call && e->call > 0)) return;
+  const bool enough = t->one_call && t->calls && t->call[t->calls - 1].ended; /* a call that went wrong is not the one */
+  if (t->failed || (enough && e->call >= t->calls)) return;
   if (e->kind <= MM_REPLY_CALL && !add_item(t, e)) t->failed = true;
   switch (e->kind) {
     case MM_REPLY_REASONING: mm_text_add(&t->reasoning, e->text, e->n); break;
@@ -144,9 +145,12 @@ static bool ended_itself(const mm_choice *ch) {
 void mm_turn_ended(mm_choice *ch) {
   mm_turn *t = ch->state;
   t->cut = !ended_itself(ch);
+  /* What follows a call without an end says that it went wrong before the reply was cut off. */
+  if (t->calls && t->items && !t->call[t->calls - 1].ended && t->item[t->items - 1].kind != MM_REPLY_CALL) t->wrong = t->calls;
   if (!mm_reply_end(t->reply, !t->cut, MM_IGNORED)) t->failed = true;
   t->reasoning_tokens = mm_reply_reasoning_tokens(t->reply);
-  if (t->constraint && ch->ending.why == MM_FINISH_STOP && mm_constraint_stuck(t->constraint)) {
+  const bool said = ch->ending.why == MM_FINISH_STOP || ch->ending.why == MM_FINISH_LENGTH;
+  if (t->constraint && said && mm_constraint_stuck(t->constraint)) {
     mm_refuse(ch->call, 400, NULL,
               "after %zu bytes of the reply the schema lets nothing follow: found values that do not end, expected at most %d "
               "within each other",
@@ -158,12 +162,15 @@ void mm_turn_ended(mm_choice *ch) {
   if (whole && t->calls && t->in_reasoning) keep(t);
 }
 
-bool mm_turn_shows(const mm_turn *t, uint32_t call) { return t->call[call].ended || (t->cut && call + 1 == t->calls); }
+/* Whether the last call has an end or went wrong, so that nothing cut it off. */
+static bool last_settled(const mm_turn *t) { return t->call[t->calls - 1].ended || t->wrong == t->calls; }
+
+bool mm_turn_shows(const mm_turn *t, uint32_t call) { return t->call[call].ended || (t->cut && call + 1 == t->calls && !last_settled(t)); }
 
 bool mm_turn_calls(const mm_turn *t) {
   bool any = false;
   for (size_t i = 0; i < t->calls; i++) any |= t->call[i].ended;
-  return any && t->choice->ending.why == MM_FINISH_STOP && (!t->cut || t->call[t->calls - 1].ended);
+  return any && t->choice->ending.why == MM_FINISH_STOP && (!t->cut || last_settled(t));
 }
 
 /* ---- To tokens ---- */

@@ -40,6 +40,7 @@ struct mm_turn {
   bool one_call;             /* ends after the first */
   bool failed;               /* want of memory, or no random numbers */
   bool cut;                  /* at the end: a limit, a stop string or an id that the request named ended it, not the model */
+  size_t wrong;              /* at the end: as many calls as there were, where the last had gone wrong by then; otherwise 0 */
   uint32_t reasoning_tokens; /* at the end */
   uint32_t block;            /* the API's */
   bool open;

@@ -10,10 +10,11 @@ import sys
 sys.path.insert(0, os.path.dirname(__file__))
 from serve_client import TMP, Server, convert  # noqa: E402
 
-CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
+CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 ASK = [{"role": "user", "content": "In the beginning"}]
 WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}}
 TOOLS = [{"type": "function", "function": {"name": "get_weather", "parameters": WEATHER}}]
+FLAT = [{"type": "function", "name": "get_weather", "parameters": WEATHER}]
 BEGIN, END = "<minimax:tool_call>", "</minimax:tool_call>"
 
 
@@ -60,6 +61,12 @@ def reply(s, **how):
     return choice
 
 
+def streamed(s, path, body):
+    """The events of a stream that ends without [DONE]."""
+    _, _, data = s.request("POST", path, {**body, "stream": True})
+    return [json.loads(x.split("data: ", 1)[1]) for x in data.decode().split("\n\n")[:-1]]
+
+
 def calls(choice):
     return [(x["function"]["name"], x["function"]["arguments"]) for x in choice["message"].get("tool_calls") or []]
 
@@ -98,6 +105,13 @@ def cut_off(s):
     for end, reason in (({"stop_token_ids": [stroke]}, "end_turn"), ({"stop_sequences": ["~"]}, "stop_sequence")):
         got = s.post(MESSAGES, {**body, **end})
         assert got["stop_reason"] == reason and [x["input"] for x in got["content"] if x["type"] == "tool_use"] == [{}], got
+    body = {"input": "In the beginning", "max_output_tokens": 60, "tools": FLAT, "tool_choice": "required", **{k: body[k] for k in ("temperature", "logit_bias", "frequency_penalty")}}
+    for end in ({"stop_token_ids": [stroke]}, {"stop": ["~"]}, {}):
+        got = s.post(RESPONSES, {**body, **end})
+        assert [x["status"] for x in got["output"] if x["type"] == "function_call"] == ["incomplete"], got
+        events = streamed(s, RESPONSES, {**body, **end})
+        ended = [x["item"]["status"] for x in events if x["type"] == "response.output_item.done" and x["item"]["type"] == "function_call"]
+        assert ended == ["incomplete"] and "response.function_call_arguments.done" not in [x["type"] for x in events], events
 
 
 def biased(s):
@@ -120,11 +134,25 @@ def endless(s):
             "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
     error = s.post(CHAT, body, 400)["error"]
     assert "schema" in error["message"] and error["type"] == "invalid_request_error", error
+    assert "schema" in s.post(CHAT, {**body, "max_tokens": 300, "ignore_eos": True}, 400)["error"]["message"]
     _, _, data = s.request("POST", CHAT, {**body, "stream": True})
     last = json.loads(data.decode().rstrip().split("\n\n")[-1].removeprefix("data: "))
     assert last["error"]["message"] == error["message"] and last["error"]["type"] == error["type"], last
     body = {"messages": ASK, "temperature": 0, "max_tokens": 600, "logit_bias": dense, "thinking": {"type": "disabled"}, "output_config": {"format": {"type": "json_schema", "schema": schema}}}
     assert s.post(MESSAGES, body, 400)["error"]["type"] == "invalid_request_error"
+
+
+def refused_among_others(s):
+    """Of two choices one gets stuck, which is the answer: the other, a long text, goes no further."""
+    loop = {"type": "array", "items": {"$ref": "#/$defs/loop"}, "minItems": 1}
+    schema = {"anyOf": [{"$ref": "#/$defs/loop"}, {"type": "string", "minLength": 900}], "$defs": {"loop": loop}}
+    body = {"messages": ASK, "temperature": 5, "n": 2, "max_tokens": 900, "logit_bias": {str(id_of(s, x)): 100 for x in '["'},
+            "chat_template_kwargs": {"enable_thinking": False}, "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+    for seed in range(8):
+        if b'reason="cancelled"} 0' not in s.get("/metrics"):
+            return
+        s.request("POST", CHAT, {**body, "seed": seed})
+    raise AssertionError(s.get("/metrics"))
 
 
 def gone_wrong(s):
@@ -141,6 +169,21 @@ def gone_wrong(s):
     assert got["stop_reason"] == "end_turn" and {x["type"] for x in got["content"]} == {"text"} and "NaN" in got["content"][0]["text"], got
     _, _, data = s.request("POST", MESSAGES, {**body, "stream": True})
     assert b'"stop_reason":"end_turn"' in data and b'"partial_json"' in data, data
+    body = {"input": "In the beginning", "max_output_tokens": 60, "tools": FLAT, **{k: body[k] for k in ("temperature", "logit_bias", "frequency_penalty")}}
+    got = s.post(RESPONSES, body)
+    assert got["status"] == "completed" and {x["type"] for x in got["output"]} == {"message"}, got
+    events = streamed(s, RESPONSES, body)
+    kinds = [x["type"] for x in events]
+    assert events[-1]["response"]["output"] and {x["type"] for x in events[-1]["response"]["output"]} == {"message"}, events
+    assert "response.function_call_arguments.delta" in kinds and "response.function_call_arguments.done" not in kinds, events
+    # What follows it is cut off, the call is not.
+    for script, good in ((WRONG, 0), (RIGHT + "\n" + WRONG, 1)):
+        got = reply(s, guided_choice=[script + "\nAnd then more"], max_tokens=400, stop="more")
+        assert calls(got) == [("get_weather", '{"city": "Ur"}')] * good and got["finish_reason"] == ("tool_calls" if good else "stop"), got
+    # Of one call alone the first that is whole is it.
+    for script in (RIGHT + "\n" + RIGHT, RIGHT + "\n" + WRONG, WRONG + "\n" + RIGHT, WRONG + "\n" + RIGHT + "\n" + RIGHT):
+        got = reply(s, guided_choice=[script], max_tokens=500, parallel_tool_calls=False)
+        assert calls(got) == [("get_weather", '{"city": "Ur"}')] and got["finish_reason"] == "tool_calls", got
 
 
 with Server(changed("tests/data/tiny-m2"), "--chat-format", "minimax-m2", "--max-model-len", "1024") as server:
@@ -148,6 +191,7 @@ with Server(changed("tests/data/tiny-m2"), "--chat-format", "minimax-m2", "--max
     cut_off(server)
     biased(server)
     endless(server)
+    refused_among_others(server)
 with Server(changed("tests/data/tiny-m1", WRONG), "--chat-format", "minimax-m1", "--max-model-len", "1024") as server:
     gone_wrong(server)
 print("calls begun in the reasoning, cut off, gone wrong; biases, schemas without an end")

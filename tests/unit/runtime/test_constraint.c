@@ -146,4 +146,23 @@ TEST(no_tag_stands_in_a_form) {
   mm_constraint_close(c);
 }
 
+/* Values that never end: the end alone comes, however often it is passed over. */
+TEST(a_form_that_is_stuck_stays_so) {
+  static mm_form deep = {.kind = MM_FORM_ARRAY, .least = 1, .most = UINT32_MAX};
+  deep.item = &deep;
+  const mm_section section[] = {{.kind = MM_SECTION_FORM, .form = &deep}};
+  mm_err err = {0};
+  mm_constraint *c = mm_constraint_open(lexicon, section, 1, &err);
+  assert_non_null(c);
+  const int32_t open = mm_tokenizer_find(tokenizer, "["), blank = mm_tokenizer_find(tokenizer, " ");
+  for (int i = 0; i < 4 * MM_GRAMMAR_DEPTH && !allows(c, end); i++) mm_constraint_chosen(c, allows(c, open) ? open : blank);
+  assert_true(allows(c, end) && mm_constraint_stuck(c));
+  for (int i = 0; i < 3; i++) {
+    mm_constraint_chosen(c, end);
+    assert_non_null(mm_constraint_allowed(c));
+    assert_true(allows(c, end) && !allows(c, call) && mm_constraint_stuck(c));
+  }
+  mm_constraint_close(c);
+}
+
 int main(void) { return run_unit_tests(open_lexicon, close_lexicon); }
