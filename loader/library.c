@@ -173,8 +173,9 @@ const minimax_info *minimax_get_info(const minimax_checkpoint *c) { return &c->i
 int minimax_verify(const minimax_checkpoint *c, unsigned threads, minimax_error *out) {
   mm_err err = {0};
   if (threads == 0) threads = mm_pool_cpus();
-  mm_either_way(mm_verify_files(&c->shards.pack, &err) && mm_verify_blocks(&c->shards, threads, &err) &&
-                mm_verify_numbers(&c->shards, threads, &err) && mm_shards_unchanged(&c->shards, &err));
+  mm_either_way(mm_verify_any_rank(&c->shards.pack, &err) && mm_verify_files(&c->shards.pack, &err) &&
+                mm_verify_blocks(&c->shards, threads, &err) && mm_verify_numbers(&c->shards, threads, &err) &&
+                mm_shards_unchanged(&c->shards, &err));
   return tell(out, &err);
 }
 

@@ -107,9 +107,9 @@ MINIMAX_API void minimax_close(minimax_checkpoint *c);
 MINIMAX_API const minimax_info *minimax_get_info(const minimax_checkpoint *c);
 
 /* Proves every byte of the open ranks and companion files by their digests, that nothing else lies there, that every number is finite and
- * every scale allowed, that padding is zero and ranks hold equal copies. That the manifest's model and names of source matrices are those
- * of config.json, the program minimax-verify proves alone. A part that was written to or replaced since it was opened is E_CHANGED,
- * status 5. threads 0: as many as CPUs. */
+ * every scale allowed, that padding is zero and ranks hold equal copies. A manifest without a part of any rank is E_RANKS, status 6. That
+ * the manifest's model and names of source matrices are those of config.json, the program minimax-verify proves alone. A part that was
+ * written to or replaced since it was opened is E_CHANGED, status 5. threads 0: as many as CPUs. */
 MINIMAX_API int minimax_verify(const minimax_checkpoint *c, unsigned threads, minimax_error *err);
 
 /* Whether a rank's files are open (1) or not (0; also for ranks that there are not). */

@@ -270,14 +270,6 @@ static bool choose_level(mm_verify_args *a, mm_err *err) {
   return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--level source goes with --source SRC");
 }
 
-/* A manifest may leave ranks out; one that leaves out all of them proves no weight. */
-static bool any_rank(const mm_pack *p, mm_err *err) {
-  for (uint32_t r = 0; r < mm_pack_ranks(p); r++)
-    if (p->rank[r].part_count > 0) return true;
-  return mm_fail(err, MM_INTEGRITY, "E_RANKS", mm_at(mm_path_of(p->dir, MM_MANIFEST).text, NULL),
-                 "found no part of any rank, expected those of at least one of %u", mm_pack_ranks(p));
-}
-
 static bool verify(void *args, mm_err *err) {
   mm_verify_args *a = args;
   if (!choose_level(a, err)) return false;
@@ -287,7 +279,7 @@ static bool verify(void *args, mm_err *err) {
   unsigned threads = (unsigned)a->threads;
   bool full = a->level >= MM_LEVEL_FULL;
   bool files = a->level > MM_LEVEL_HEADER || a->key; /* what was signed are their digests */
-  bool ok = mm_shards_open(&s, a->dir, err) && any_rank(&s.pack, err) && (!a->key || check_signature(a, &s.pack, err)) &&
+  bool ok = mm_shards_open(&s, a->dir, err) && mm_verify_any_rank(&s.pack, err) && (!a->key || check_signature(a, &s.pack, err)) &&
             (files ? mm_verify_files(&s.pack, err) : mm_companion_sizes(&s.pack, err) && mm_verify_listing(&s.pack, err)) &&
             mm_bind_check(&s, err) && (!files || mm_packed_config(&s.pack, err));
   double start = mm_now();

@@ -172,3 +172,10 @@ bool mm_verify_numbers(const mm_shards *s, unsigned threads, mm_err *err) {
   return mm_pool_run(threads, s->pack.tensor_count * mm_pack_ranks(&s->pack), check_tensor, (void *)s, err) &&
          mm_verify_agreement(s, threads, err);
 }
+
+bool mm_verify_any_rank(const mm_pack *p, mm_err *err) {
+  for (uint32_t r = 0; r < mm_pack_ranks(p); r++)
+    if (p->rank[r].part_count > 0) return true;
+  return mm_fail(err, MM_INTEGRITY, "E_RANKS", mm_at(mm_path_of(p->dir, MM_MANIFEST).text, NULL),
+                 "found no part of any rank, expected those of at least one of %u", mm_pack_ranks(p));
+}

@@ -8,6 +8,8 @@
 extern "C" {
 #endif
 
+/* A manifest may leave ranks out; one that leaves out all of them proves no weight: MM_INTEGRITY E_RANKS. */
+MM_MUST_USE bool mm_verify_any_rank(const mm_pack *p, mm_err *err);
 /* One 4 MiB block of a part hashed and compared. MM_INTEGRITY E_DIGEST names file, offset, block and the tensors inside the block. */
 MM_MUST_USE bool mm_verify_block(const mm_shards *s, uint32_t rank, uint32_t part, size_t block, mm_err *err);
 /* Every block of every part of the ranks that are open, on `threads` threads: the first damage found. */

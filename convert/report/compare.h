@@ -6,7 +6,8 @@
 #include "loader/shards.h"
 
 /* Sums over the weights that the ranks in the directory hold, each once, however many of them hold it: the figures do not hang on the cut.
- * w is the source's, v the packed one. */
+ * Limit: where ranks are absent, `nonfinite` also counts weights of theirs in rows that are decoded together with those of a rank that is
+ * there. w is the source's, v the packed one. */
 typedef struct mm_tensor_error {
   double signal, noise, packed, product; /* Σ w², Σ (v - w)², Σ v², Σ v·w over the finite ones */
   double max_abs;                        /* max |v - w| */

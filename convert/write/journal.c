@@ -19,7 +19,7 @@ typedef struct mm_journal_header {
   char magic[8];
   uint8_t plan[32];
   uint64_t ranks, source, quant, cut; /* checks: the last three say in what another plan differs */
-  uint64_t decoding;                  /* of what says how the source's words are read */
+  uint64_t decoding;                  /* of what says how the source's words are read, and of the importance file's identity */
   uint8_t layout[32];
   uint64_t level, files;
 } mm_journal_header;
@@ -34,13 +34,18 @@ static uint64_t check_of(mm_sha256_state *s) {
   return mm_digest_check(&d);
 }
 
-/* Identity of a source file, so that a changed one is never continued with. No device number: that changes with every mount. */
+/* Identity of a file that is read while weights are packed, so that a changed one is never continued with. No device number: that changes
+ * with every mount. */
+static void add_identity(mm_sha256_state *s, const mm_file_id *f) {
+  const uint64_t id[] = {f->size, f->ino, (uint64_t)f->mtime_ns, (uint64_t)f->ctime_ns};
+  mm_sha256_add(s, id, sizeof id);
+}
+
 static uint64_t source_check(const mm_hf_file *f) {
-  const uint64_t id[] = {f->id.size, f->id.ino, (uint64_t)f->id.mtime_ns, (uint64_t)f->id.ctime_ns};
   mm_sha256_state s;
   mm_sha256_begin(&s);
   mm_sha256_add(&s, f->name, strlen(f->name) + 1);
-  mm_sha256_add(&s, id, sizeof id);
+  add_identity(&s, &f->id);
   mm_sha256_add(&s, f->header.byte, sizeof f->header.byte);
   return check_of(&s);
 }
@@ -67,8 +72,8 @@ static void plan_checks(const mm_plan *p, mm_journal_header *h) {
 }
 
 /* What the source declares of its quantization: the same words may mean other numbers. Whether zero points are all the same is only
- * checked. */
-static uint64_t decoding_check(const mm_quantization *q) {
+ * checked. An importance file is mapped until the end: what was packed by altered contents is not continued once they are put back. */
+static uint64_t decoding_check(const mm_quantization *q, const mm_importance *importance) {
   const char *method = q->method ? q->method : "";
   const uint32_t how[] = {q->block.n, q->block.k, q->whole, q->groups, q->zeros, q->order, q->gptq, q->zero_less};
   mm_sha256_state s;
@@ -76,6 +81,7 @@ static uint64_t decoding_check(const mm_quantization *q) {
   mm_sha256_add(&s, method, strlen(method) + 1);
   mm_sha256_add(&s, how, sizeof how);
   mm_sha256_add(&s, q->group, q->groups * sizeof *q->group);
+  if (importance) add_identity(&s, &importance->id);
   return check_of(&s);
 }
 
@@ -105,7 +111,7 @@ static mm_journal_header *make_header(const mm_plan *p, int level, mm_err *err) 
   memcpy(h->plan, p->pack.plan.byte, sizeof h->plan);
   h->level = (uint64_t)level;
   h->files = p->hf->file_count;
-  h->decoding = decoding_check(&p->hf->quantization);
+  h->decoding = decoding_check(&p->hf->quantization, p->importance);
   plan_checks(p, h);
   plan_digests(p, h);
   for (size_t i = 0; i < p->hf->file_count; i++) ((uint64_t *)(h + 1))[i] = source_check(&p->hf->file[i]);
@@ -132,6 +138,12 @@ static bool same_header(const mm_journal_header *found, const mm_journal_header 
                                                                                 : NULL;
   if (other)
     return mm_fail(err, MM_USAGE, "E_RESUME", at, "found a run with another %s, expected the same to continue; %s", other, discards);
+  if (found->decoding != h->decoding && p->importance)
+    return mm_fail(
+        err, MM_USAGE, "E_RESUME", mm_at(p->importance->path, NULL),
+        "found this file changed, moved or copied since the interrupted run, or another quantization of the source, expected the "
+        "same to continue; %s",
+        discards);
   if (found->decoding != h->decoding)
     return mm_fail(err, MM_USAGE, "E_RESUME", mm_at(p->hf->config_path, NULL),
                    "found another quantization of the source since the interrupted run, expected the same to continue; %s", discards);
@@ -255,6 +267,14 @@ static bool check_header(int fd, const char *name, const mm_plan *p, int level, 
   return ok;
 }
 
+/* Reads n bytes, or those that are there: the share that writes this journal may cut its torn tail meanwhile. */
+static bool read_there(const mm_file *f, const char *name, uint8_t *zeroed, size_t n, mm_err *err) {
+  mm_err why = {0};
+  if (mm_file_read(f, name, zeroed, n, 0, &why) || strcmp(why.code, "E_SHORT_READ") == 0) return true; /* zeros are no record */
+  *err = why;
+  return false;
+}
+
 /* Reads the journal open at fd into j; *end is the size that is good, 0 when it died before its header was written. */
 static bool read_journal(mm_journal *j, int fd, const char *name, const mm_plan *p, uint64_t *end, mm_err *err) {
   size_t n = 0;
@@ -264,7 +284,7 @@ static bool read_journal(mm_journal *j, int fd, const char *name, const mm_plan 
   if (!whole) return true;
   uint8_t *text = mm_calloc(n, 1, err);
   mm_file f = {.fd = fd, .size = n};
-  bool ok = text && mm_file_read(&f, name, text, n, 0, err) && mm_journal_parse(j, text, header_bytes(p), n, end, err);
+  bool ok = text && read_there(&f, name, text, n, err) && mm_journal_parse(j, text, header_bytes(p), n, end, err);
   free(text);
   return ok;
 }

@@ -161,12 +161,11 @@ static bool zero_gap(const mm_trust *t, uint32_t rank, uint64_t at, uint64_t end
   return true;
 }
 
-static bool has_padding(const mm_writer *w, uint32_t rank) {
-  const mm_plan_file *f = &w->plan->part[w->blocks.part].file[rank];
-  for (size_t i = 0; i < part_of(w, rank)->block_count; i++) {
-    const mm_block *x = &w->blocks.block[rank][i];
-    if (x->state != MM_BLOCK_DONE && x->due < mm_min(MM_HASH_BLOCK, f->size - i * MM_HASH_BLOCK)) return true;
-  }
+/* Whether some block of the file was not taken as it is. Its `due` does not tell of padding: it counts what several pieces share once for
+ * each of them. */
+static bool is_unproven(const mm_writer *w, uint32_t rank) {
+  for (size_t i = 0; i < part_of(w, rank)->block_count; i++)
+    if (w->blocks.block[rank][i].state != MM_BLOCK_DONE) return true;
   return false;
 }
 
@@ -192,7 +191,7 @@ static bool zero_padding(const mm_trust *t, uint32_t rank, mm_err *err) {
 
 static bool zero_paddings(const mm_trust *t, mm_err *err) {
   for (uint32_t r = 0; r < t->w->plan->pack.tp; r++)
-    if (t->kept[r] && has_padding(t->w, r) && !zero_padding(t, r, err)) return false;
+    if (t->kept[r] && is_unproven(t->w, r) && !zero_padding(t, r, err)) return false;
   return true;
 }
 

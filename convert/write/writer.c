@@ -133,7 +133,7 @@ static bool is_staged(const void *ctx, const char *name) {
 static bool clear(mm_writer *w, mm_err *err) { return mm_staging_clear(&w->stage, is_staged, w, err); }
 
 /* Shares wait for each other in turns that differ, so that they do not meet at the same moment again. */
-static void wait_turn(int waits) { usleep((useconds_t)(1000 + 7919 * (getpid() + waits) % 20000)); }
+static void wait_turn(int waits) { usleep(1000 + 7919u * ((unsigned)getpid() + (unsigned)waits) % 20000u); }
 static bool may_wait(const mm_writer *w, int waits) { return waits < SHARE_WAITS && !(w->o.stop && *w->o.stop); }
 
 /* Shares write side by side; those with --restart wait for the one that discards what was there. */

@@ -42,6 +42,15 @@ def some_ranks():
         assert "absent_tensors" not in report(root + "/all", M2)
 
 
+def library():
+    class Error(ctypes.Structure):
+        _fields_ = [("status", ctypes.c_int32), ("code", ctypes.c_char * 28), ("text", ctypes.c_char * 4064)]
+
+    lib = ctypes.CDLL(os.environ["BUILD"] + "/lib/libminimax.so.0")
+    lib.minimax_open.restype = ctypes.c_void_p
+    return lib, Error()
+
+
 def no_rank():
     """A manifest that lists no part proves nothing."""
     with Scratch() as root:
@@ -53,16 +62,16 @@ def no_rank():
         p.save(root + "/none")
         for more in ([], ["--level", "header"], ["--source", M2]):
             cf.assert_error(cf.run(VERIFY, root + "/none", *more), VERIFY, 6, "E_RANKS", "manifest.json", "found no part of any rank")
+        lib, why = library()
+        c = ctypes.c_void_p(lib.minimax_open((root + "/none").encode(), ctypes.byref(why)))
+        assert c.value, why.text
+        assert lib.minimax_verify(c, 1, ctypes.byref(why)) == 6 and why.code == b"E_RANKS" and b"manifest.json" in why.text, why.text
+        lib.minimax_close(c)
 
 
 def replaced():
     """A part that is replaced by an equal one after the library opened it: minimax_verify read the other one."""
-    class Error(ctypes.Structure):
-        _fields_ = [("status", ctypes.c_int32), ("code", ctypes.c_char * 28), ("text", ctypes.c_char * 4064)]
-
-    lib = ctypes.CDLL(os.environ["BUILD"] + "/lib/libminimax.so.0")
-    lib.minimax_open.restype = ctypes.c_void_p
-    why = Error()
+    lib, why = library()
     with Scratch() as root:
         out = root + "/out"
         cf.ok(CONVERT, "-q", M2, "-o", out)

@@ -111,6 +111,20 @@ for part in ([], ["--part", "0/2"]):
         judge(f"minimax-convert, --importance {change.__name__} {part}", p, work + "/moments")
         take_away()
 
+# What was packed by altered moments is not continued when the right ones are back.
+shutil.copytree("tests/data/tiny-m2", SOURCE)
+importance(work + "/moments")
+right = open(work + "/moments", "rb").read()
+p = converting("--quant", "nvfp4", "--importance", work + "/moments")
+written(work + "/moments")
+judge("minimax-convert, --importance altered", p, work + "/moments")
+with open(work + "/moments", "r+b") as f:
+    f.write(right)
+p = subprocess.run([BIN + "minimax-convert", SOURCE, "-o", work + "/out", "--tp", "2", "--quant", "nvfp4", "--importance", work + "/moments", "-q", "--resume"],
+                   stderr=subprocess.PIPE, check=False)
+assert p.returncode == 2 and b"E_RESUME" in p.stderr and work.encode() + b"/moments" in p.stderr and not os.path.exists(work + "/out"), p.stderr
+take_away()
+
 subprocess.run([BIN + "minimax-convert", "tests/data/tiny-m2", "-o", OTHER, "-q"], check=True)
 for change, file in [(c, PART) for c in (cut, longer, written, replaced, os.unlink)] + [(longer, "tokenizer.json"), (longer, "config.json")]:
     shutil.copytree(OTHER, SOURCE)

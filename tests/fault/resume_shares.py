@@ -3,7 +3,9 @@
 same time over what other options left all begin."""
 import fcntl
 import os
+import shutil
 import subprocess
+import time
 
 from resume_cases import CONVERT, LOCKED, M2, cf, killed, refused, same
 
@@ -84,5 +86,31 @@ def restarted_beside_others():
         cf.ok(CONVERT, "-q", M2, "-o", root + "/out", *OPTIONS, "--part", "1/2", "--restart")
 
 
+def cut_meanwhile():
+    """A share reads the journal of another while that one cuts its torn tail."""
+    if not shutil.which("strace") or os.environ.get("SAN") == "1":
+        return
+    with cf.Scratch() as root:
+        cf.ok(CONVERT, "-q", M2, "-o", root + "/out", *OPTIONS, "--part", "0/2")
+        journal = root + "/.out.partial.journal.0-2"
+        size = os.path.getsize(journal)
+        with open(journal, "ab") as f:
+            f.write(b"\xff" * 1000)
+        p = subprocess.Popen(["strace", "-f", "-qq", "-o", root + "/trace", "-P", journal, "-e", "trace=pread64,openat", "-e",
+                              "inject=pread64:delay_enter=500000", CONVERT, "-q", M2, "-o", root + "/out", *OPTIONS, "--part", "1/2", "--resume"],
+                             stderr=subprocess.PIPE)
+        end = time.monotonic() + 60
+        while not os.path.exists(root + "/.out.partial.journal.1-2"):  # made before the others are merged
+            assert p.poll() is None and time.monotonic() < end
+            time.sleep(0.005)
+        time.sleep(1)  # the second look at the header is done, the journal is about to be read
+        os.truncate(journal, size)
+        said = p.communicate(timeout=60)[1]
+        assert p.returncode == 0, said
+        cf.ok(CONVERT, "-q", M2, "-o", root + "/whole", *OPTIONS)
+        cf.ok(CONVERT, "-q", M2, "-o", root + "/out", *OPTIONS, "--resume")
+        same(root, "out", "whole")
+
+
 if __name__ == "__main__":
-    cf.main([number_changed, other_number_at_work, restarted_together, restarted_beside_others])
+    cf.main([number_changed, other_number_at_work, restarted_together, restarted_beside_others, cut_meanwhile])
