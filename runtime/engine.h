@@ -49,8 +49,8 @@ MM_MUST_USE bool mm_engine_finish_load(mm_engine *e, mm_err *err);
  * spans, and a pos that the slot does not hold: lightning state cannot go back, so there pos is 0 or exactly where the slot
  * stands. MM_LIMIT E_PAGES when the batch needs more pages than are free. After any of these the slots hold what they held; after any
  * other failure those of the batch hold nothing. Nor does any slot then, where ranks meet in kernels and earlier batches were queued, or
- * passed without a choice, of which nobody has seen the end: they may have been let down too. While that is so, whatever builds on them or
- * reads what they made fails as they do.
+ * passed without a choice, of which nobody has seen the end: they may have been let down too. Until all that is queued is collected,
+ * whatever builds on them or reads what they made fails as they do, and so does every other batch.
  * MM_IO E_RANK: a rank of a device was waited for in vain. If it does not come back within a second, the call returns all the same; as long
  * as it stays away every call fails with E_RANK, and what the batch points to is still in its use. */
 MM_MUST_USE bool mm_engine_step(mm_engine *e, const mm_batch *batch, float *logits, mm_err *err);

@@ -79,56 +79,64 @@ static uint64_t block_bytes(const mm_blocks *b, uint32_t rank, uint32_t block) {
   return mm_min(MM_HASH_BLOCK, layout_of(b, rank)->size - block * MM_HASH_BLOCK);
 }
 
-/* All that the plan has written into one rank's file. Pieces that share one number write it each. */
-typedef struct mm_coverage {
-  mm_blocks *b;
+typedef struct mm_collection {
+  uint64_t header_bytes;
   uint32_t rank;
-  struct mm_stretch {
-    uint64_t at, end;
-  } * stretch;
+  mm_stretch *stretch;
   size_t count, cap;
   mm_err *err;
-} mm_coverage;
+} mm_collection;
 
-static bool add_due(void *ctx, uint32_t rank, uint64_t offset, uint64_t bytes) {
-  mm_coverage *c = ctx;
-  uint64_t at = layout_of(c->b, rank)->header_bytes + offset, end = at + bytes;
+static bool add_stretch(void *ctx, uint32_t rank, uint64_t offset, uint64_t bytes) {
+  mm_collection *c = ctx;
   if (rank != c->rank) return true;
   if (!MM_GROW(c->stretch, &c->cap, c->count + 1, c->err)) return false;
-  c->stretch[c->count++] = (struct mm_stretch){at, end};
-  while (at < end && at < layout_of(c->b, rank)->size) {
-    uint64_t k = at / MM_HASH_BLOCK, stop = mm_min(end, (k + 1) * MM_HASH_BLOCK);
-    c->b->block[rank][k].due += (uint32_t)(stop - at);
-    at = stop;
-  }
+  c->stretch[c->count++] = (mm_stretch){c->header_bytes + offset, c->header_bytes + offset + bytes};
   return true;
 }
 
 static int by_start(const void *a, const void *b) {
-  const struct mm_stretch *x = a, *y = b;
+  const mm_stretch *x = a, *y = b;
   return (x->at > y->at) - (x->at < y->at);
 }
 
+mm_stretch *mm_blocks_stretches(const mm_blocks *b, uint32_t rank, size_t *count, mm_err *err) {
+  const mm_plan *p = b->plan;
+  mm_collection c = {.header_bytes = layout_of(b, rank)->header_bytes, .rank = rank, .err = err};
+  bool ok = MM_GROW(c.stretch, &c.cap, 1, err);
+  for (size_t i = 0; ok && i < p->step_count; i++)
+    ok = p->tensor[p->step[i].tensor].part != b->part || mm_step_fills(p, &p->step[i], add_stretch, &c);
+  if (ok) {
+    mm_sort(c.stretch, c.count, sizeof *c.stretch, by_start);
+    *count = c.count;
+    return c.stretch;
+  }
+  free(c.stretch);
+  return NULL;
+}
+
 /* The stretches, with the header, are the whole file; where there is padding, they lie in it. */
-static bool covers_file(mm_coverage *c) {
-  const mm_plan_file *f = layout_of(c->b, c->rank);
+static bool covers_file(const mm_blocks *b, uint32_t rank, const mm_stretch *stretch, size_t count, mm_err *err) {
+  const mm_plan_file *f = layout_of(b, rank);
   uint64_t end = f->header_bytes;
-  mm_sort(c->stretch, c->count, sizeof *c->stretch, by_start);
-  for (size_t i = 0; i < c->count && (c->b->zeroed || c->stretch[i].at <= end); i++) end = mm_max(end, c->stretch[i].end);
-  return (c->b->zeroed ? end <= f->size : end == f->size) ||
-         mm_fail(c->err, MM_BUG, "E_UNFILLED", mm_at_offset(part_of(c->b, c->rank)->file, NULL, end),
+  for (size_t i = 0; i < count && (b->zeroed || stretch[i].at <= end); i++) end = mm_max(end, stretch[i].end);
+  return (b->zeroed ? end <= f->size : end == f->size) ||
+         mm_fail(err, MM_BUG, "E_UNFILLED", mm_at_offset(part_of(b, rank)->file, NULL, end),
                  "found a plan that does not fill the file's %llu bytes", (unsigned long long)f->size);
 }
 
 /* What the header and the steps put into each block of a rank's file. */
 static bool find_due(mm_blocks *b, uint32_t rank, mm_err *err) {
-  const mm_plan *p = b->plan;
-  mm_coverage c = {.b = b, .rank = rank, .err = err};
-  bool ok = true;
-  for (uint32_t i = 0; ok && i < p->step_count; i++)
-    ok = p->tensor[p->step[i].tensor].part != b->part || mm_step_fills(p, &p->step[i], add_due, &c);
-  ok = ok && covers_file(&c);
-  free(c.stretch);
+  size_t count;
+  mm_stretch *stretch = mm_blocks_stretches(b, rank, &count, err);
+  const bool ok = stretch && covers_file(b, rank, stretch, count, err);
+  for (size_t i = 0; ok && i < count; i++)
+    for (uint64_t at = stretch[i].at, stop; at < stretch[i].end; at = stop) {
+      const uint64_t k = at / MM_HASH_BLOCK;
+      stop = mm_min(stretch[i].end, (k + 1) * MM_HASH_BLOCK);
+      b->block[rank][k].due += (uint32_t)(stop - at);
+    }
+  free(stretch);
   for (uint32_t k = 0; k < part_of(b, rank)->block_count; k++) {
     uint64_t header = layout_of(b, rank)->header_bytes, at = k * MM_HASH_BLOCK;
     mm_block *x = &b->block[rank][k];

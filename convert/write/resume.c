@@ -121,31 +121,6 @@ static void take_steps(mm_trust *t) {
   }
 }
 
-/* Stretches of a rank's file of the part that something fills. */
-typedef struct mm_filled {
-  const mm_writer *w;
-  uint32_t rank;
-  struct mm_filled_stretch {
-    uint64_t at, end;
-  } * stretch;
-  size_t count, cap;
-  mm_err *err;
-} mm_filled;
-
-static bool add_filled(void *ctx, uint32_t rank, uint64_t offset, uint64_t bytes) {
-  mm_filled *f = ctx;
-  if (rank != f->rank) return true;
-  if (!MM_GROW(f->stretch, &f->cap, f->count + 1, f->err)) return false;
-  const uint64_t at = f->w->plan->part[f->w->blocks.part].file[rank].header_bytes + offset;
-  f->stretch[f->count++] = (struct mm_filled_stretch){at, at + bytes};
-  return true;
-}
-
-static int by_start(const void *a, const void *b) {
-  const struct mm_filled_stretch *x = a, *y = b;
-  return (x->at > y->at) - (x->at < y->at);
-}
-
 /* Zeroes bytes [at, end) of a rank's file, but for those in blocks that hold. */
 static bool zero_gap(const mm_trust *t, uint32_t rank, uint64_t at, uint64_t end, mm_err *err) {
   static const uint8_t zeros[1 << 16];
@@ -171,21 +146,17 @@ static bool is_unproven(const mm_writer *w, uint32_t rank) {
 
 /* Padding is in no record: what a kept file holds there is not believed, but made zero. */
 static bool zero_padding(const mm_trust *t, uint32_t rank, mm_err *err) {
-  const mm_writer *w = t->w;
-  const mm_plan *p = w->plan;
-  const mm_plan_file *file = &p->part[w->blocks.part].file[rank];
-  mm_filled f = {.w = w, .rank = rank, .err = err};
+  const mm_plan_file *file = &t->w->plan->part[t->w->blocks.part].file[rank];
+  size_t count = 0;
+  mm_stretch *filled = mm_blocks_stretches(&t->w->blocks, rank, &count, err);
   uint64_t at = file->header_bytes;
-  bool ok = true;
-  for (size_t s = 0; ok && s < p->step_count; s++)
-    ok = p->tensor[p->step[s].tensor].part != w->blocks.part || mm_step_fills(p, &p->step[s], add_filled, &f);
-  if (ok) mm_sort(f.stretch, f.count, sizeof *f.stretch, by_start);
-  for (size_t i = 0; ok && i < f.count; i++) {
-    ok = zero_gap(t, rank, at, f.stretch[i].at, err);
-    at = mm_max(at, f.stretch[i].end);
+  bool ok = filled;
+  for (size_t i = 0; ok && i < count; i++) {
+    ok = zero_gap(t, rank, at, filled[i].at, err);
+    at = mm_max(at, filled[i].end);
   }
   ok = ok && zero_gap(t, rank, at, file->size, err);
-  free(f.stretch);
+  free(filled);
   return ok;
 }
 
