@@ -161,15 +161,6 @@ char *mm_file_slurp(const char *path, uint64_t max, size_t *n, mm_err *err) {
   return text;
 }
 
-bool mm_file_sha256(const char *path, uint64_t max, mm_digest *out, mm_err *err) {
-  size_t n;
-  char *text = mm_file_slurp(path, max, &n, err);
-  if (!text) return false;
-  *out = mm_sha256(text, n);
-  free(text);
-  return true;
-}
-
 bool mm_pwrite(int fd, const char *path, const void *buf, size_t n, uint64_t offset, mm_err *err) {
   for (size_t done = 0; done < n;) {
     size_t want = (size_t)mm_min(n - done, TRANSFER_MAX);

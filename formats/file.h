@@ -6,7 +6,7 @@
 #include <dirent.h>
 #include <limits.h>
 
-#include "formats/hash.h"
+#include "formats/base.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -53,8 +53,6 @@ MM_MUST_USE bool mm_file_stream(const mm_file *f, int direct, const char *path, 
                                 mm_err *err);
 /* Whole regular file of at most max bytes, NUL-terminated beyond *n; free() it. */
 char *mm_file_slurp(const char *path, uint64_t max, size_t *n, mm_err *err);
-/* SHA-256 of the same. */
-MM_MUST_USE bool mm_file_sha256(const char *path, uint64_t max, mm_digest *out, mm_err *err);
 
 /* A read-only private mapping of a whole file (size > 0). */
 typedef struct mm_map {

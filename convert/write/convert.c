@@ -89,7 +89,12 @@ static bool run_all(mm_convert_job *job, unsigned threads, mm_digest *manifest, 
 }
 
 static bool manifest_digest(const mm_plan *p, const char *dir, mm_digest *out, mm_err *err) {
-  return mm_file_sha256(mm_path_of(dir, p->layout->last).text, MM_MANIFEST_MAX, out, err);
+  size_t n;
+  char *text = mm_file_slurp(mm_path_of(dir, p->layout->last).text, MM_MANIFEST_MAX, &n, err);
+  if (!text) return false;
+  *out = mm_sha256(text, n);
+  free(text);
+  return true;
 }
 
 /* What a later run can continue: not where the input or the request was wrong while there are weights to convert. */
